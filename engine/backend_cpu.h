@@ -1,0 +1,9 @@
+// The CPU's half of backend.h, which both builds of its other half call.
+#pragma once
+#include "engine/backend.h"
+
+namespace triad::backend::cpu {
+DeviceInfo info();
+std::byte* allocate(int64_t bytes);
+void deallocate(std::byte*) noexcept;
+}  // namespace triad::backend::cpu

@@ -1,0 +1,131 @@
+// backend.h over the CUDA runtime. Every call names its device first, so that a thread may serve several.
+#include <cstring>
+
+#include "engine/backend_cpu.h"
+#include "engine/cuda_check.h"
+
+namespace triad::backend {
+
+namespace {
+cudaStream_t as_stream(void* s) { return static_cast<cudaStream_t>(s); }
+cudaEvent_t as_event(void* e) { return static_cast<cudaEvent_t>(e); }
+void select(Device device) {
+  TRIAD_CHECK(device.index < cuda_device_count(), "device {} was asked for, but {}", device.str(),
+              cuda_device_count() == 0 ? why_no_cuda() : fmt::format("there are {}", cuda_device_count()));
+  CUDA_CHECK(cudaSetDevice(device.index));
+}
+}  // namespace
+
+int cuda_device_count() {
+  static const int count = [] {
+    int n = 0;
+    if (cudaGetDeviceCount(&n) != cudaSuccess) n = 0;
+    cudaGetLastError();  // no GPU is an answer here, not an error
+    return n;
+  }();
+  return count;
+}
+
+std::string why_no_cuda() {
+  int n = 0;
+  const cudaError_t e = cudaGetDeviceCount(&n);
+  cudaGetLastError();
+  return e == cudaSuccess ? "this machine has no GPU" : fmt::format("no GPU can be used: {}", cudaGetErrorString(e));
+}
+
+DeviceInfo info(Device device) {
+  if (!device.is_cuda()) return cpu::info();
+  select(device);
+  cudaDeviceProp p;
+  CUDA_CHECK(cudaGetDeviceProperties(&p, device.index));
+  size_t free = 0, total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  DeviceInfo d;
+  d.name = p.name;
+  d.memory_bytes = static_cast<int64_t>(total);
+  d.free_bytes = static_cast<int64_t>(free);
+  d.num_sms = p.multiProcessorCount;
+  d.compute_capability = p.major * 10 + p.minor;
+  d.l2_bytes = p.l2CacheSize;
+  CUDA_CHECK(cudaDriverGetVersion(&d.driver));
+  CUDA_CHECK(cudaRuntimeGetVersion(&d.runtime));
+  return d;
+}
+
+std::byte* allocate(Device device, int64_t bytes) {
+  if (!device.is_cuda()) return cpu::allocate(bytes);
+  select(device);
+  void* p = nullptr;
+  const cudaError_t e = cudaMalloc(&p, static_cast<size_t>(bytes > 0 ? bytes : 1));
+  if (e != cudaSuccess) {
+    cudaGetLastError();
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    fail("out of memory on {}: {} MiB asked for, {} of {} MiB free ({})", device.str(), bytes >> 20, free >> 20,
+         total >> 20, cudaGetErrorString(e));
+  }
+  return static_cast<std::byte*>(p);
+}
+
+void deallocate(Device device, std::byte* p) noexcept {
+  if (!device.is_cuda()) return cpu::deallocate(p);
+  cudaSetDevice(device.index);
+  cudaFree(p);
+}
+
+void* create_stream(Device device) {
+  if (!device.is_cuda()) return nullptr;
+  select(device);
+  cudaStream_t s = nullptr;
+  CUDA_CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  return s;
+}
+void destroy_stream(Device device, void* stream) noexcept {
+  if (device.is_cuda() && stream != nullptr) cudaStreamDestroy(as_stream(stream));
+}
+void synchronize(Device device, void* stream) {
+  if (device.is_cuda()) CUDA_CHECK(cudaStreamSynchronize(as_stream(stream)));
+}
+
+void* create_event(Device device, bool timed) {
+  if (!device.is_cuda()) return nullptr;
+  select(device);
+  cudaEvent_t e = nullptr;
+  CUDA_CHECK(cudaEventCreateWithFlags(&e, timed ? cudaEventDefault : cudaEventDisableTiming));
+  return e;
+}
+void destroy_event(Device device, void* event) noexcept {
+  if (device.is_cuda() && event != nullptr) cudaEventDestroy(as_event(event));
+}
+void record_event(Device device, void* event, void* stream) {
+  if (device.is_cuda()) CUDA_CHECK(cudaEventRecord(as_event(event), as_stream(stream)));
+}
+void wait_event(Device device, void* stream, void* event) {
+  if (device.is_cuda()) CUDA_CHECK(cudaStreamWaitEvent(as_stream(stream), as_event(event), 0));
+}
+void synchronize_event(Device device, void* event) {
+  if (device.is_cuda()) CUDA_CHECK(cudaEventSynchronize(as_event(event)));
+}
+double elapsed_ms(Device, void* begin, void* end) {
+  float ms = 0;
+  CUDA_CHECK(cudaEventElapsedTime(&ms, as_event(begin), as_event(end)));
+  return ms;
+}
+
+void copy(std::byte* dst, Device dst_device, const std::byte* src, Device src_device, int64_t bytes, void* stream) {
+  if (!dst_device.is_cuda() && !src_device.is_cuda()) {
+    std::memmove(dst, src, bytes);
+  } else {
+    CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, as_stream(stream)));
+  }
+}
+
+void fill(std::byte* dst, Device device, int value, int64_t bytes, void* stream) {
+  if (!device.is_cuda()) {
+    std::memset(dst, value, bytes);
+  } else {
+    CUDA_CHECK(cudaMemsetAsync(dst, value, bytes, as_stream(stream)));
+  }
+}
+
+}  // namespace triad::backend

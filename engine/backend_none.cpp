@@ -1,0 +1,41 @@
+// backend.h in a build without CUDA: everything is the host's.
+#include <cstring>
+
+#include "engine/backend_cpu.h"
+#include "engine/check.h"
+
+namespace triad::backend {
+
+namespace {
+void require_cpu(Device device) {
+  TRIAD_CHECK(!device.is_cuda(), "device {} was asked for, but {}", device.str(), why_no_cuda());
+}
+}  // namespace
+
+int cuda_device_count() { return 0; }
+std::string why_no_cuda() { return "this build has no CUDA (configure with a CUDA toolkit: cmake --preset cuda)"; }
+DeviceInfo info(Device device) {
+  require_cpu(device);
+  return cpu::info();
+}
+std::byte* allocate(Device device, int64_t bytes) {
+  require_cpu(device);
+  return cpu::allocate(bytes);
+}
+void deallocate(Device, std::byte* p) noexcept { cpu::deallocate(p); }
+void* create_stream(Device device) {
+  require_cpu(device);
+  return nullptr;
+}
+void destroy_stream(Device, void*) noexcept {}
+void synchronize(Device, void*) {}
+void* create_event(Device, bool) { return nullptr; }
+void destroy_event(Device, void*) noexcept {}
+void record_event(Device, void*, void*) {}
+void wait_event(Device, void*, void*) {}
+void synchronize_event(Device, void*) {}
+double elapsed_ms(Device, void*, void*) { return 0; }
+void copy(std::byte* dst, Device, const std::byte* src, Device, int64_t bytes, void*) { std::memmove(dst, src, bytes); }
+void fill(std::byte* dst, Device, int value, int64_t bytes, void*) { std::memset(dst, value, bytes); }
+
+}  // namespace triad::backend

@@ -1,0 +1,69 @@
+#include "engine/context.h"
+
+#include <omp.h>
+
+#include "engine/check.h"
+
+namespace triad {
+
+Runtime::Runtime(const Options& o)
+    : arena_(o.planning ? Arena::planned(o.device) : Arena(o.device, o.arena_bytes)),
+      scratch_(arena_, o.scratch_bytes),
+      stream_(o.planning ? Device::cpu() : o.device),
+      ctx_{o.device, stream_, scratch_, blas_, 0, omp_get_max_threads(), o.planning} {
+  // A plan for a GPU made where there is none: the SM count only sizes split work; an H200's is taken.
+  constexpr int kPlannedSms = 132;
+  if (o.device.is_cuda()) ctx_.num_sms = backend::cuda_device_count() > 0 ? backend::info(o.device).num_sms : kPlannedSms;
+}
+
+namespace {
+
+// Calls body(byte offsets of a and b, bytes) for each longest contiguous run common to two views of one shape.
+template <class A, class B, class Body>
+void for_each_run(const A& a, const B& b, int axis, int64_t offset_a, int64_t offset_b, Body&& body) {
+  const int64_t element = size_of(a.dtype);
+  bool dense = true;  // from `axis` inwards
+  int64_t count = 1;
+  for (int i = a.rank - 1; i >= axis; --i) {
+    if (a.dim[i] != 1 && (a.stride[i] != count || b.stride[i] != count)) dense = false;
+    count *= a.dim[i];
+  }
+  if (count == 0) return;
+  if (dense) return body(offset_a * element, offset_b * element, count * element);
+  for (int64_t i = 0; i < a.dim[axis]; ++i)
+    for_each_run(a, b, axis + 1, offset_a + i * a.stride[axis], offset_b + i * b.stride[axis], body);
+}
+
+}  // namespace
+
+void copy(Context& ctx, Tensor dst, ConstTensor src) {
+  TRIAD_CHECK(dst.shape() == src.shape() && dst.dtype == src.dtype, "copy from {} to {}", src.str(), dst.str());
+  if (ctx.planning) return;
+  for_each_run(dst, src, 0, 0, 0, [&](int64_t to, int64_t from, int64_t bytes) {
+    backend::copy(dst.data + to, dst.device, src.data + from, src.device, bytes, ctx.stream.handle());
+  });
+}
+
+void zero(Context& ctx, Tensor t) {
+  if (ctx.planning) return;
+  for_each_run(t, t, 0, 0, 0, [&](int64_t at, int64_t, int64_t bytes) {
+    backend::fill(t.data + at, t.device, 0, bytes, ctx.stream.handle());
+  });
+}
+
+void read(Context& ctx, void* host, ConstTensor src) {
+  TRIAD_CHECK(src.contiguous(), "a strided view {} was read to the host", src.str());
+  if (ctx.planning) return;
+  backend::copy(static_cast<std::byte*>(host), Device::cpu(), src.data, src.device, src.bytes(), ctx.stream.handle());
+  ctx.stream.synchronize();
+}
+
+void write(Context& ctx, Tensor dst, const void* host) {
+  TRIAD_CHECK(dst.contiguous(), "a strided view {} was written from the host", dst.str());
+  if (ctx.planning) return;
+  backend::copy(dst.data, dst.device, static_cast<const std::byte*>(host), Device::cpu(), dst.bytes(),
+                ctx.stream.handle());
+  ctx.stream.synchronize();
+}
+
+}  // namespace triad

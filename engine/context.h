@@ -1,0 +1,61 @@
+// Context: what every op takes first. Runtime: one device's memory, stream and libraries, and the Context that refers
+// to them.
+#pragma once
+#include <memory>
+
+#include "engine/memory.h"
+#include "engine/stream.h"
+
+namespace triad {
+
+// The matrix library's handle, workspace and plan cache; kernels/matmul.cu fills it in on first use.
+class BlasHandle {
+ public:
+  virtual ~BlasHandle() = default;
+};
+
+struct Context {
+  Device device;
+  Stream& stream;
+  Scratch& scratch;
+  std::unique_ptr<BlasHandle>& blas;
+  int num_sms = 0;
+  int threads = 1;  // that CPU loops are split over
+  // A planning context computes nothing: ops check their shapes and ask for their scratch, as in earnest, and touch no
+  // memory (parallel_for, launch, matmul, copy and zero return at once). So a dry step tells what a real one needs.
+  bool planning = false;
+};
+
+class Runtime {
+ public:
+  struct Options {
+    Device device;
+    int64_t arena_bytes = 0;    // total, scratch included
+    int64_t scratch_bytes = 0;
+    bool planning = false;
+  };
+  explicit Runtime(const Options& options);
+  Runtime(const Runtime&) = delete;
+
+  Context& ctx() { return ctx_; }
+  Arena& arena() { return arena_; }
+  Scratch& scratch() { return scratch_; }
+  Stream& stream() { return stream_; }
+
+ private:
+  Arena arena_;
+  Scratch scratch_;
+  Stream stream_;
+  std::unique_ptr<BlasHandle> blas_;
+  Context ctx_;
+};
+
+// Contiguous or strided, same shape and dtype, any pair of devices; on ctx.stream.
+void copy(Context& ctx, Tensor dst, ConstTensor src);
+// All elements 0. Strided views are fine.
+void zero(Context& ctx, Tensor t);
+// Copies to the host and waits for it. The only place besides tests and tools where a step may stop.
+void read(Context& ctx, void* host, ConstTensor contiguous_src);
+void write(Context& ctx, Tensor contiguous_dst, const void* host);
+
+}  // namespace triad

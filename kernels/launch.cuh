@@ -1,0 +1,62 @@
+// What every .cu file shares: the launch helper, bf16 <-> float, dispatch over the two float types of the GPU.
+#pragma once
+#include <cuda_bf16.h>
+
+#include "engine/context.h"
+#include "engine/cuda_check.h"
+
+namespace triad {
+
+template <>
+struct dtype_traits<__nv_bfloat16> { static constexpr DType value = DType::bf16; };
+
+namespace cuda {
+
+// Launches kernel<<<grid, block, shared_bytes, ctx.stream>>>(args...), raising the shared-memory limit where needed;
+// a refused launch is an error that names the kernel. Does nothing on a planning context or for an empty grid.
+template <class... Params, class... Args>
+void launch(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
+            Args&&... args) {
+  if (ctx.planning || grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  constexpr size_t kDefaultSharedLimit = 48 * 1024;
+  if (shared_bytes > kDefaultSharedLimit)
+    CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shared_bytes)));
+  kernel<<<grid, block, shared_bytes, static_cast<cudaStream_t>(ctx.stream.handle())>>>(Params(args)...);
+  const cudaError_t e = cudaGetLastError();
+  if (e != cudaSuccess)
+    fail("kernel {} <<<({}, {}, {}), {}, {} B>>>: {}", name, grid.x, grid.y, grid.z, block.x * block.y * block.z,
+         shared_bytes, cudaGetErrorString(e));
+}
+
+// f.template operator()<T>() with T = float or __nv_bfloat16.
+template <class F>
+void dispatch_gpu_float(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::f32: return f.template operator()<float>();
+    case DType::bf16: return f.template operator()<__nv_bfloat16>();
+    default: fail("dtype {} does not run on the GPU: f32 and bf16 do", name_of(dtype));
+  }
+}
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <class T>
+__device__ __forceinline__ T from_float(float x) {
+  if constexpr (std::is_same_v<T, float>) return x;
+  else return __float2bfloat16_rn(x);
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+  for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(0xffffffffu, x, o);
+  return x;
+}
+__device__ __forceinline__ float warp_max(float x) {
+  for (int o = 16; o > 0; o >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, o));
+  return x;
+}
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace cuda
+}  // namespace triad

@@ -1,0 +1,26 @@
+// Matrix products through cuBLASLt and CBLAS: D = alpha * op(A) op(B) + addend, sums in fp32 (f64 for f64; f32 is never TF32).
+#pragma once
+#include "engine/context.h"
+
+namespace triad {
+
+struct MatmulOptions {
+  bool trans_a = false, trans_b = false;
+  double alpha = 1.0;
+  bool accumulate = false;  // D += instead of D =
+};
+
+// D [M,N] T or acc  <-  A [M,K] (or [K,M] if trans_a) T, B [K,N] (or [N,K] if trans_b) T; row-major, any row stride.
+// addend [M,N] of D's dtype, where given, is added before the one rounding (a residual); not together with accumulate.
+void matmul(Context&, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& = {}, ConstTensor addend = {});
+
+// A linear layer y = x w^T, w [out,in].
+// y [N,out] T overwritten  <-  x [N,in] T, w [out,in] T; addend [N,out] T as above.
+void linear_forward(Context&, Tensor y, ConstTensor x, ConstTensor w, ConstTensor addend = {});
+// dx [N,in] T overwritten (skipped if absent); dw [out,in] acc added to  <-  dy [N,out] T; x, w as in forward.
+void linear_backward(Context&, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w);
+
+namespace cuda {
+void matmul(Context&, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions&, ConstTensor addend);
+}  // namespace cuda
+}  // namespace triad

@@ -1,0 +1,36 @@
+// What the three attention branches share: shapes, the softmax they compute and how its gradient is asked for.
+//   p[s] = exp(q.k_s / sqrt(dk) - lse),  o = sum_s p[s] v_s,  over the keys s that the branch shows to row (t, h);
+//   lse = log sum_s exp(q.k_s / sqrt(dk)).  No key: o = 0, lse = -inf.
+// Head h reads group h / G, G = Hq / Hkv. Every row and head axis may be strided; the innermost axis is contiguous.
+#pragma once
+#include "engine/context.h"
+
+namespace triad {
+
+struct AttendIn {
+  ConstTensor q;     // [B,T,Hq,dk] T
+  ConstTensor k, v;  // [B,S,Hkv,dk], [B,S,Hkv,dv] T; S = T, or Tc for the compressed branch
+};
+struct AttendOut {
+  Tensor o;    // [B,T,Hq,dv] T, overwritten
+  Tensor lse;  // [B,T,Hq] acc, overwritten
+};
+// The upstream gradient of this branch's o is gate[b,t,g] * dout[b,t,h]: dout is shared by the branches.
+struct AttendGradIn {
+  ConstTensor dout;   // [B,T,Hq,dv] T
+  ConstTensor gate;   // [B,T,Hkv] acc; absent: 1
+  ConstTensor delta;  // [B,T,Hq] acc: gate * sum_j dout[j] o[j]  (nsa_gate.h computes it)
+  ConstTensor lse;    // [B,T,Hq] acc, from forward
+};
+struct AttendGradOut {
+  Tensor dq;      // [B,T,Hq,dk] acc, added to: the branches share it
+  Tensor dk, dv;  // as k and v, overwritten; T, or acc (the compressed branch hands them on to phi's backward)
+};
+// With ds[s] = p[s] * (gate * dout.v_s - delta):
+//   dq += sum_s ds[s] k_s / sqrt(dk);  dk_s = sum_(t,h) ds[s] q / sqrt(dk);  dv_s = sum_(t,h) p[s] * gate * dout
+
+// Throws, naming `op`, unless the shapes and dtypes fit together.
+void check_attend(const char* op, const AttendIn&, const AttendOut&);
+void check_attend_grad(const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&);
+
+}  // namespace triad

@@ -1,0 +1,55 @@
+// NSA's gates (paper Eq. 5), one triple (cmp, sel, win) per token and group, and the sum they weigh.
+//   z = (fc2(SiLU(fc1(mean over the group's heads of q) + b1)) + b2) / temperature;  gate = softmax(z) or sigmoid(z)
+//   out[h] = sum over branches b of gate_b[g(h)] * o_b[h]
+// Gates are stored as planes [3,B,T,Hkv], so that one branch's gate is contiguous.
+#pragma once
+#include <array>
+
+#include "engine/context.h"
+
+namespace triad {
+
+enum class GateKind { softmax, sigmoid };
+enum class Branch { none = -1, cmp = 0, sel = 1, win = 2 };
+
+struct GateOptions {
+  GateKind kind = GateKind::softmax;
+  double temperature = 1.0;
+  Branch force = Branch::none;  // gate one-hot; no gradient into the gate
+  bool uniform = false;         // 1/3 each; no gradient into the gate
+  bool stop_gradient = false;   // gates as usual, no gradient into the gate
+  bool has_gradient() const { return force == Branch::none && !uniform && !stop_gradient; }
+};
+template <class TensorType>
+struct GateTensors {
+  TensorType fc1_w, fc1_b, fc2_w, fc2_b;  // [dk/2,dk], [dk/2], [3,dk/2], [3]
+};
+using GateWeights = GateTensors<ConstTensor>;  // T
+using GateGrads = GateTensors<Tensor>;         // acc, added to
+
+// gate [3,B,T,Hkv] acc overwritten  <-  q [B,T,Hq,dk] T, rotated
+void nsa_gate_forward(Context&, Tensor gate, ConstTensor q, const GateWeights&, const GateOptions&);
+// dq [B,T,Hq,dk] acc and the weight gradients added to  <-  dgate, gate [3,B,T,Hkv] acc; q as in forward.
+// Does nothing if !options.has_gradient().
+void nsa_gate_backward(Context&, Tensor dq, const GateGrads&, ConstTensor dgate, ConstTensor gate, ConstTensor q,
+                       const GateWeights&, const GateOptions&);
+
+// out [B,T,Hq,dv] T overwritten  <-  o [B,T,Hq,dv] T a branch, gate [3,B,T,Hkv] acc
+void nsa_combine_forward(Context&, Tensor out, const std::array<ConstTensor, 3>& o, ConstTensor gate);
+// dgate [3,B,T,Hkv] acc, delta [3,B,T,Hq] acc overwritten  <-  dout [B,T,Hq,dv] T, o, gate: with a_b = dout . o_b,
+// dgate_b = sum of a_b over the group's heads, delta_b = gate_b * a_b (what the branches' backward asks for).
+void nsa_combine_backward(Context&, Tensor dgate, Tensor delta, ConstTensor dout, const std::array<ConstTensor, 3>& o,
+                          ConstTensor gate);
+// delta [B,T,Hq] acc overwritten  <-  dout . o, both [B,T,Hq,dv] T: one branch without a gate (dense attention).
+void attention_delta(Context&, Tensor delta, ConstTensor dout, ConstTensor o);
+
+namespace cuda {
+void nsa_gate_forward(Context&, Tensor gate, ConstTensor q, const GateWeights&, const GateOptions&);
+void nsa_gate_backward(Context&, Tensor dq, const GateGrads&, ConstTensor dgate, ConstTensor gate, ConstTensor q,
+                       const GateWeights&, const GateOptions&);
+void nsa_combine_forward(Context&, Tensor out, const std::array<ConstTensor, 3>& o, ConstTensor gate);
+void nsa_combine_backward(Context&, Tensor dgate, Tensor delta, ConstTensor dout, const std::array<ConstTensor, 3>& o,
+                          ConstTensor gate);
+void attention_delta(Context&, Tensor delta, ConstTensor dout, ConstTensor o);
+}  // namespace cuda
+}  // namespace triad

@@ -1,0 +1,20 @@
+// y = x * rrms * w,  rrms = 1 / sqrt(mean(x^2) + eps), the mean over the row in the acc type.
+#pragma once
+#include "engine/context.h"
+
+namespace triad {
+
+// y [N,C] T, rrms [N] acc, both overwritten  <-  x [N,C] T, w [C] T
+void rmsnorm_forward(Context&, Tensor y, Tensor rrms, ConstTensor x, ConstTensor w, double eps);
+// dx [N,C] T overwritten; dw [C] acc added to  <-  dy [N,C] T; x, w, rrms as in forward.
+// dresidual [N,C] T, where given, is added to dx before it is rounded: the gradient that goes around the norm.
+// dx may be dy or dresidual itself.
+void rmsnorm_backward(Context&, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w, ConstTensor rrms,
+                      ConstTensor dresidual = {});
+
+namespace cuda {
+void rmsnorm_forward(Context&, Tensor y, Tensor rrms, ConstTensor x, ConstTensor w, double eps);
+void rmsnorm_backward(Context&, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w, ConstTensor rrms,
+                      ConstTensor dresidual);
+}  // namespace cuda
+}  // namespace triad

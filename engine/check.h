@@ -1,5 +1,9 @@
 // Errors: every failure is an exception whose message holds the values that caused it; main() is the only catch.
 #pragma once
+#ifdef __CUDACC__  // nvcc 13 cannot evaluate fmt 9's compile-time format checks; .cu files format without them
+#define FMT_CONSTEVAL
+#define FMT_USE_CONSTEXPR 1
+#endif
 #include <fmt/core.h>
 
 #include <stdexcept>

@@ -41,8 +41,9 @@ struct BasicTensor {
 
   BasicTensor() = default;
   BasicTensor(Byte* data, DType dtype, const Shape& shape, Device device);  // contiguous
-  BasicTensor(const BasicTensor<false>& t)  // NOLINT: a Tensor goes wherever a ConstTensor is asked for
-    requires kConst
+  template <bool kOther>
+    requires(kConst && !kOther)
+  BasicTensor(const BasicTensor<kOther>& t)  // NOLINT: a Tensor goes wherever a ConstTensor is asked for
       : data(t.data), dim(t.dim), stride(t.stride), rank(t.rank), dtype(t.dtype), device(t.device) {}
 
   // An absent tensor (an optional argument that was not given). A tensor with a zero size is not absent.

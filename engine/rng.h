@@ -1,0 +1,51 @@
+// Philox4x32-10 (Salmon et al., SC 2011): a counter-based generator. Number i of a (seed, stream) is a pure function, so the
+// CPU, the GPU, any thread and any resume draw the same numbers. constexpr, hence callable in device code.
+#pragma once
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+namespace triad {
+
+class Philox {
+ public:
+  // Streams of one seed are independent: one per use (init of parameter 7, tokens of sequence 12, ...).
+  constexpr Philox(uint64_t seed, uint64_t stream) : seed_(seed), stream_(stream) {}
+
+  // 128 random bits of this counter.
+  constexpr std::array<uint32_t, 4> block(uint64_t counter) const {
+    std::array<uint32_t, 4> x = {lo(counter), hi(counter), lo(stream_), hi(stream_)};
+    uint32_t k0 = lo(seed_), k1 = hi(seed_);
+    for (int round = 0; round < 10; ++round) {
+      const uint64_t a = uint64_t{0xD2511F53u} * x[0], b = uint64_t{0xCD9E8D57u} * x[2];
+      x = {hi(b) ^ x[1] ^ k0, lo(b), hi(a) ^ x[3] ^ k1, lo(a)};
+      k0 += 0x9E3779B9u;
+      k1 += 0xBB67AE85u;
+    }
+    return x;
+  }
+  // 64 random bits of index i: two indices share a block.
+  constexpr uint64_t bits(uint64_t i) const {
+    const std::array<uint32_t, 4> x = block(i / 2);
+    return i % 2 == 0 ? (uint64_t{x[1]} << 32 | x[0]) : (uint64_t{x[3]} << 32 | x[2]);
+  }
+  // Uniform in [0, 1), 53 bits.
+  constexpr double uniform(uint64_t i) const { return static_cast<double>(bits(i) >> 11) * 0x1p-53; }
+  // Uniform in {0, .., n-1}, n < 2^32; the bias of the multiplication is below n / 2^64.
+  constexpr uint64_t below(uint64_t i, uint64_t n) const {
+    const uint64_t b = bits(i);
+    return (hi(b) * n + (lo(b) * n >> 32)) >> 32;
+  }
+  // Standard normal (Box-Muller).
+  double normal(uint64_t i) const {
+    const double u = 1.0 - uniform(2 * i), angle = 6.283185307179586 * uniform(2 * i + 1);
+    return std::sqrt(-2.0 * std::log(u)) * std::cos(angle);
+  }
+
+ private:
+  static constexpr uint32_t lo(uint64_t v) { return static_cast<uint32_t>(v); }
+  static constexpr uint32_t hi(uint64_t v) { return static_cast<uint32_t>(v >> 32); }
+  uint64_t seed_, stream_;
+};
+
+}  // namespace triad

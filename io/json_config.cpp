@@ -1,0 +1,101 @@
+#include "io/json_config.h"
+
+#include <fstream>
+#include <sstream>
+
+namespace triad {
+
+Json read_json_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) fail_usage("config {}: cannot be opened: {}", path, std::strerror(errno));
+  std::ostringstream buffer;
+  buffer << in.rdbuf();
+  const std::string text = buffer.str();
+  if (in.bad() || text.find_first_not_of(" \t\r\n") == std::string::npos) fail_usage("config {}: the file is empty or unreadable", path);
+  Json root;
+  try {
+    root = Json::parse(text, nullptr, true, /*ignore_comments=*/true);
+  } catch (const Json::exception& e) {
+    fail_usage("config {}: {}", path, e.what());
+  }
+  if (!root.is_object()) fail_usage("config {}: a JSON object is needed, this is {}", path, root.type_name());
+  return root;
+}
+
+void set_json_key(Json& root, const std::string& assignment) {
+  const size_t equals = assignment.find('='), dot = assignment.find('.');
+  if (equals == std::string::npos || dot == std::string::npos || dot > equals)
+    fail_usage("--set {}: group.key=value is needed, as in train.lr=1e-4", assignment);
+  const std::string group = assignment.substr(0, dot), key = assignment.substr(dot + 1, equals - dot - 1);
+  const std::string text = assignment.substr(equals + 1);
+  Json value;
+  try {
+    value = Json::parse(text);
+  } catch (const Json::exception&) {
+    value = text;
+  }
+  if (root.contains(group) && !root[group].is_object()) fail_usage("{} is {}, not a group of keys", group, root[group].dump());
+  root[group][key] = value;
+}
+
+namespace json_config {
+
+void wrong_value(const std::string& key, const Json& value, const std::string& allowed) {
+  fail_usage("{} is {}: {} is allowed", key, value.dump(), allowed);
+}
+
+void read_value(const std::string& key, const Json& j, const Rule&, bool& out) {
+  if (!j.is_boolean()) wrong_value(key, j, "true or false");
+  out = j.get<bool>();
+}
+
+void read_value(const std::string& key, const Json& j, const Rule& rule, int64_t& out) {
+  constexpr double kExact = 9007199254740992.0;  // 2^53: beyond it a double is no longer every integer
+  const std::string allowed = "an integer, " + rule.str() + ",";
+  if (!j.is_number() || std::floor(j.get<double>()) != j.get<double>() || std::abs(j.get<double>()) > kExact ||
+      !rule.allows(j.get<double>()))
+    wrong_value(key, j, allowed);
+  out = j.is_number_float() ? static_cast<int64_t>(j.get<double>()) : j.get<int64_t>();
+}
+
+void read_value(const std::string& key, const Json& j, const Rule& rule, double& out) {
+  if (!j.is_number() || !std::isfinite(j.get<double>()) || !rule.allows(j.get<double>()))
+    wrong_value(key, j, "a number, " + rule.str() + ",");
+  out = j.get<double>();
+}
+
+void read_value(const std::string& key, const Json& j, const Rule&, std::string& out) {
+  if (!j.is_string()) wrong_value(key, j, "a string");
+  out = j.get<std::string>();
+}
+
+void read_value(const std::string& key, const Json& j, const Rule&, std::vector<std::string>& out) {
+  const std::string allowed = "a string or a list of strings";
+  out.clear();
+  if (j.is_string()) return out.push_back(j.get<std::string>());
+  if (!j.is_array()) wrong_value(key, j, allowed);
+  for (const Json& item : j) {
+    if (!item.is_string()) wrong_value(key, j, allowed);
+    out.push_back(item.get<std::string>());
+  }
+}
+
+void check_known(const std::string& group, const Json& object, const std::set<std::string>& known) {
+  for (const auto& [key, value] : object.items())
+    if (!known.contains(key)) {
+      std::string all;
+      for (const std::string& k : known) all += (all.empty() ? "" : ", ") + k;
+      fail_usage("unknown key {}.{} (value {}); the keys of {} are {}", group, key, value.dump(), group, all);
+    }
+}
+
+const Json& group_object(const Json& root, const std::string& group) {
+  static const Json empty = Json::object();
+  const auto it = root.find(group);
+  if (it == root.end()) return empty;
+  if (!it->is_object()) fail_usage("{} is {}: a group of keys is needed", group, it->dump());
+  return *it;
+}
+
+}  // namespace json_config
+}  // namespace triad

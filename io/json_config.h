@@ -1,0 +1,85 @@
+// Config structs to and from JSON, through their visited fields (engine/fields.h). Every error is a UsageError that names
+// the key, the value and what is allowed.
+#pragma once
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+
+#include "engine/check.h"
+#include "engine/fields.h"
+
+namespace triad {
+
+using Json = nlohmann::ordered_json;
+
+// A config file: JSON with // and /* */ comments, one object. Missing, empty, cut or no object: names the file.
+Json read_json_file(const std::string& path);
+// --set group.key=value into the JSON; the value is JSON, else a string.
+void set_json_key(Json& root, const std::string& assignment);
+
+namespace json_config {
+
+[[noreturn]] void wrong_value(const std::string& key, const Json& value, const std::string& allowed);
+void read_value(const std::string& key, const Json& j, const Rule&, bool& out);
+void read_value(const std::string& key, const Json& j, const Rule&, int64_t& out);
+void read_value(const std::string& key, const Json& j, const Rule&, double& out);
+void read_value(const std::string& key, const Json& j, const Rule&, std::string& out);
+void read_value(const std::string& key, const Json& j, const Rule&, std::vector<std::string>& out);
+template <class E>
+  requires std::is_enum_v<E>
+void read_value(const std::string& key, const Json& j, const Rule&, E& out) {
+  if (j.is_string())
+    for (const auto& [word, value] : EnumWords<E>::words)
+      if (j.get<std::string>() == word) return void(out = value);
+  wrong_value(key, j, all_words<E>());
+}
+
+template <class T>
+Json to_json(const T& value) {
+  if constexpr (std::is_enum_v<T>) return std::string(word_of(value));
+  else return value;
+}
+
+// Reads the group's fields and notes which keys it knows and which required ones are absent.
+struct Reader {
+  const std::string& group;
+  const Json& object;
+  std::set<std::string> known;
+  std::string missing;
+
+  template <class T>
+  void operator()(const char* name, T& field, const char*, const Rule& rule) {
+    known.insert(name);
+    const auto it = object.find(name);
+    if (it != object.end()) {
+      read_value(group + "." + name, *it, rule, field);
+    } else if (rule.required) {
+      missing += (missing.empty() ? "" : ", ") + group + "." + name;
+    }
+  }
+};
+
+void check_known(const std::string& group, const Json& object, const std::set<std::string>& known);
+const Json& group_object(const Json& root, const std::string& group);
+
+}  // namespace json_config
+
+// Reads one group. require: absent required keys are an error (the nsa group of a dense model need not be complete).
+template <class Group>
+void read_group(const Json& root, const std::string& name, Group& group, bool require) {
+  const Json& object = json_config::group_object(root, name);
+  json_config::Reader reader{name, object, {}, {}};
+  visit(group, reader);
+  json_config::check_known(name, object, reader.known);
+  if (require && !reader.missing.empty()) fail_usage("the config lacks {}", reader.missing);
+}
+
+template <class Group>
+Json group_to_json(Group& group) {
+  Json out = Json::object();
+  visit(group, [&](const char* name, auto& field, const char*, const Rule&) { out[name] = json_config::to_json(field); });
+  return out;
+}
+
+}  // namespace triad

@@ -1,0 +1,50 @@
+// What a forward pass leaves behind: all that backward reads, and nothing that it can rebuild elementwise (normed rows, the
+// activation's output, the gated sum). Allocated once, for one B and T.
+#pragma once
+#include <vector>
+
+#include "engine/context.h"
+#include "model/config.h"
+
+namespace triad {
+
+struct LayerActivations {
+  Tensor x;             // [N,C] T: the layer's input; the layer before writes it
+  Tensor rrms1, rrms2;  // [N] acc
+  Tensor qkv;           // [N, rows of the fused projection] T; q and the keys rotated
+  NsaSaved nsa;         // dense attention uses o[win] and lse[win] only
+  Tensor x_mid;         // [N,C] T: after attention
+  Tensor mlp_pre;       // [N,H] or [N,2H] T: before the activation
+};
+
+class Activations {
+ public:
+  // keep: every layer has its own, for backward. Otherwise layers share two sets in turn: forward only.
+  Activations(Arena&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep);
+
+  int64_t B() const { return tokens.size(0); }
+  int64_t T() const { return tokens.size(1); }
+  int64_t rows() const { return B() * T(); }
+  LayerActivations& layer(int64_t i) { return layers_[static_cast<size_t>(i) % layers_.size()]; }
+  // Input of layer i; i = n_layers: the input of the last norm.
+  Tensor x(int64_t i) { return i < n_layers_ ? layer(i).x : x_final_; }
+
+  Tensor tokens, targets;  // [B,T] i32
+  Tensor rrms_final;       // [N] acc
+  Tensor row_loss;         // [N] acc
+
+ private:
+  int64_t n_layers_;
+  Tensor x_final_;  // [N,C] T
+  std::vector<LayerActivations> layers_;
+};
+
+// q and the branches' k and v as parts of the fused projection's rows (of the activations or of their gradient).
+struct QkvViews {
+  Tensor q;                    // [B,T,Hq,dk]
+  std::array<Tensor, 3> k, v;  // [B,T,Hkv,dk], [B,T,Hkv,dv]; dense: win only
+};
+QkvViews split_qkv(const Tensor& qkv, const ModelConfig&, int64_t B, int64_t T);
+int64_t qkv_width(const ModelConfig&);
+
+}  // namespace triad

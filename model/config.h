@@ -1,0 +1,91 @@
+// What a model is: the groups `model` and `nsa` of a config file.
+#pragma once
+#include <cstdint>
+
+#include "engine/fields.h"
+#include "kernels/nsa.h"
+
+namespace triad {
+
+enum class MlpKind { silu, swiglu };
+enum class AttentionKind { nsa, dense };
+
+struct ModelConfig {
+  int64_t dim = 0, n_layers = 0, n_heads = 0, n_kv_groups = 0, d_k = 0, d_v = 0, vocab_size = 0;
+  MlpKind mlp = MlpKind::silu;
+  int64_t mlp_hidden = 0;  // 0 until resolve(): 4 * dim, or for swiglu 8/3 * dim up to a multiple of 64
+  AttentionKind attention = AttentionKind::nsa;
+  bool tie_embeddings = false;
+  double rope_theta = 10000, rope_scale = 1, init_std = 0.02, norm_eps = 1e-6;
+  NsaConfig nsa;
+
+  int64_t group_size() const { return n_heads / n_kv_groups; }  // G
+  bool dense() const { return attention == AttentionKind::dense; }
+  // Rows of the embedding and the head as stored: up to a multiple of 128, the width matrix products like.
+  int64_t padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
+  // Fills in defaults that depend on other fields, then throws UsageError, naming key, value and what is allowed, for
+  // combinations that cannot be (n_kv_groups must divide n_heads, d must divide l, ...).
+  void resolve();
+};
+
+template <>
+struct EnumWords<MlpKind> {
+  static constexpr std::pair<std::string_view, MlpKind> words[] = {{"silu", MlpKind::silu}, {"swiglu", MlpKind::swiglu}};
+};
+template <>
+struct EnumWords<AttentionKind> {
+  static constexpr std::pair<std::string_view, AttentionKind> words[] = {{"nsa", AttentionKind::nsa},
+                                                                         {"dense", AttentionKind::dense}};
+};
+template <>
+struct EnumWords<Phi> {
+  static constexpr std::pair<std::string_view, Phi> words[] = {{"avg", Phi::avg}, {"conv", Phi::conv}, {"mlp", Phi::mlp}};
+};
+template <>
+struct EnumWords<GateKind> {
+  static constexpr std::pair<std::string_view, GateKind> words[] = {{"softmax", GateKind::softmax},
+                                                                    {"sigmoid", GateKind::sigmoid}};
+};
+template <>
+struct EnumWords<Branch> {
+  static constexpr std::pair<std::string_view, Branch> words[] = {
+      {"none", Branch::none}, {"cmp", Branch::cmp}, {"sel", Branch::sel}, {"win", Branch::win}};
+};
+
+template <class V>
+void visit(ModelConfig& c, V&& v) {
+  v("dim", c.dim, "model width C", required(at_least(1)));
+  v("n_layers", c.n_layers, "layers", required(at_least(1)));
+  v("n_heads", c.n_heads, "query heads Hq", required(at_least(1)));
+  v("n_kv_groups", c.n_kv_groups, "key/value groups Hkv; divides n_heads", required(at_least(1)));
+  v("d_k", c.d_k, "width of a query/key head; even", required(at_least(2).up_to(256)));
+  v("d_v", c.d_v, "width of a value head", required(at_least(1).up_to(256)));
+  v("vocab_size", c.vocab_size, "tokens V", required(at_least(2).up_to(1e8)));
+  v("mlp", c.mlp, "fc2(SiLU(fc1 x)), or SwiGLU", Rule{});
+  v("mlp_hidden", c.mlp_hidden, "hidden units; 0: 4*dim, swiglu 8/3*dim up to a multiple of 64", at_least(0));
+  v("attention", c.attention, "three-branch NSA, or plain causal attention as the control", Rule{});
+  v("tie_embeddings", c.tie_embeddings, "lm_head shares the embedding's weight", Rule{});
+  v("rope_theta", c.rope_theta, "base of the rotation angles", above(0));
+  v("rope_scale", c.rope_scale, "positions are divided by this", above(0));
+  v("init_std", c.init_std, "standard deviation of fresh weights", above(0));
+  v("norm_eps", c.norm_eps, "added to RMSNorm's mean square", above(0));
+}
+
+template <class V>
+void visit(NsaConfig& c, V&& v) {
+  v("l", c.l, "compression block, tokens", required(at_least(1)));
+  v("d", c.d, "compression stride, tokens; divides l and l_sel", required(at_least(1)));
+  v("l_sel", c.l_sel, "selection block l', tokens", required(at_least(1)));
+  v("n_sel", c.n_sel, "selected blocks n a query, forced ones included", required(at_least(1)));
+  v("w", c.w, "sliding window, tokens", required(at_least(1)));
+  v("phi", c.phi, "compression: mean, learned per-channel weights, or learned map", Rule{});
+  v("gate", c.gate.kind, "how the branches are weighed", Rule{});
+  v("gate_temperature", c.gate.temperature, "divides the gate's logits", above(0));
+  v("init_blocks", c.init_blocks, "first blocks, always selected", at_least(0));
+  v("local_blocks", c.local_blocks, "current and preceding blocks, always selected", at_least(1));
+  v("force_branch", c.gate.force, "gate one-hot: this branch alone", Rule{});
+  v("uniform_gate", c.gate.uniform, "gate 1/3 each", Rule{});
+  v("stopgrad_gates", c.gate.stop_gradient, "no gradient through the gates", Rule{});
+}
+
+}  // namespace triad

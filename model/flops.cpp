@@ -1,0 +1,55 @@
+#include "model/flops.h"
+
+#include <algorithm>
+
+#include "model/params.h"
+
+namespace triad {
+
+AttendedPairs attended_pairs(const ModelConfig& c, int64_t T) {
+  AttendedPairs pairs;
+  const auto triangle = [](double n) { return n * (n + 1) / 2; };
+  const double t = static_cast<double>(T);
+  if (c.dense()) {
+    pairs.win = triangle(t);
+    return pairs;
+  }
+  const NsaConfig& n = c.nsa;
+  // Compressed block k (0-based) is seen by the rows from k*d + l - 1 on.
+  const int64_t Tc = compressed_length(T, n.l, n.d);
+  pairs.cmp = static_cast<double>(Tc) * static_cast<double>(T - n.l + 1) - static_cast<double>(n.d) * triangle(static_cast<double>(Tc) - 1);
+  if (Tc == 0) pairs.cmp = 0;
+  // A row lists min(n, its blocks) blocks, all full but its own.
+  for (int64_t begin = 0; begin < T; begin += n.l_sel) {
+    const double rows = static_cast<double>(std::min(n.l_sel, T - begin));
+    const double full = static_cast<double>(std::min(n.n_sel, begin / n.l_sel + 1) - 1);
+    pairs.sel += rows * full * static_cast<double>(n.l_sel) + triangle(rows);
+  }
+  const double w = static_cast<double>(std::min(n.w, T));
+  pairs.win = t * w - w * (w - 1) / 2;
+  return pairs;
+}
+
+double training_flops(const ModelConfig& c, int64_t B, int64_t T) {
+  double weights = static_cast<double>(c.vocab_size * c.dim);  // the head; the embedding only looks rows up
+  for (const ParamSpec& p : param_specs(c)) {
+    const bool product = p.shape.rank == 2 && p.name != "embed.weight" && p.name != "lm_head.weight" &&
+                         p.name.find("phi_") == std::string::npos && p.name.find("gate.fc") == std::string::npos;
+    if (product) weights += static_cast<double>(p.shape.numel());
+  }
+  const AttendedPairs p = attended_pairs(c, T);
+  const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
+  const double attention = 2 * (p.cmp + p.sel + p.win) * (dk + dv + 4 * dk + 3 * dv) + 2 * p.cmp * dk;
+  return static_cast<double>(B) * (6 * weights * static_cast<double>(T) +
+                                   static_cast<double>(c.n_layers * c.n_heads) * attention);
+}
+
+double peak_bf16_flops(std::string_view name) {
+  constexpr std::pair<std::string_view, double> kPeaks[] = {
+      {"H200", 989.5e12}, {"H100", 989.5e12}, {"A100", 312e12}, {"L40S", 362e12}, {"RTX 4090", 165.2e12}};
+  for (const auto& [part, peak] : kPeaks)
+    if (name.find(part) != std::string_view::npos) return peak;
+  return 0;
+}
+
+}  // namespace triad

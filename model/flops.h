@@ -1,0 +1,23 @@
+// How much arithmetic a model does: closed forms of the (query, key) pairs that attention attends, and FLOPs per step.
+#pragma once
+#include <string_view>
+
+#include "model/config.h"
+
+namespace triad {
+
+// Pairs of one sequence of T tokens, a head.
+struct AttendedPairs {
+  double cmp = 0, sel = 0, win = 0;
+};
+AttendedPairs attended_pairs(const ModelConfig&, int64_t T);
+
+// FLOPs of forward and backward over B sequences of T tokens, as this engine executes them: 6 a weight and token in matrix
+// products (lookups of the embedding are free); attention forward 2 products a pair, its split backward 7, and the score
+// pass of the selection 1.
+double training_flops(const ModelConfig&, int64_t B, int64_t T);
+
+// The dense bf16 peak its vendor states for a card, by its name, in FLOP/s; 0 if unknown.
+double peak_bf16_flops(std::string_view device_name);
+
+}  // namespace triad

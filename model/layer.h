@@ -1,0 +1,23 @@
+// One transformer layer: x += Attention(RMSNorm(x)); x += MLP(RMSNorm(x)). Two stages, each with its mirror image.
+#pragma once
+#include "model/activations.h"
+#include "model/params.h"
+
+namespace triad {
+
+// What every layer shares.
+struct LayerContext {
+  const ModelConfig& config;
+  ConstTensor rope_cos, rope_sin;  // [T, dk/2] acc
+  int64_t B, T;
+  bool keep_block_index = false;  // take the selection lists as they stand (finite differences hold them fixed)
+};
+
+// a.x -> x_out [N,C]; fills in the rest of a.
+void layer_forward(Context&, const LayerContext&, const LayerTensors<ConstTensor>& weights, LayerActivations& a,
+                   Tensor x_out);
+// dx [N,C] T: comes in as the gradient of x_out, goes out as that of a.x. Weight gradients are added to.
+void layer_backward(Context&, const LayerContext&, const LayerTensors<ConstTensor>& weights,
+                    const LayerTensors<Tensor>& grads, LayerActivations& a, Tensor dx);
+
+}  // namespace triad

@@ -1,0 +1,73 @@
+#include "model/model.h"
+
+#include "engine/check.h"
+#include "kernels/classifier.h"
+#include "kernels/embedding.h"
+#include "kernels/matmul.h"
+#include "kernels/rmsnorm.h"
+#include "kernels/rope.h"
+
+namespace triad {
+
+Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Options& options)
+    : config_(config),
+      options_(options),
+      params_(arena, config,
+              {.dtype = options.dtype, .master = options.training && options.dtype == DType::bf16, .grads = options.training}),
+      w_(params_.weight_tensors()) {
+  if (options.training) g_ = params_.grad_tensors();
+  const Shape table = {options.max_seq_len, config.d_k / 2};
+  rope_cos_ = arena.alloc(MemTag::workspace, "rope cos", acc_dtype(options.dtype), table);
+  rope_sin_ = arena.alloc(MemTag::workspace, "rope sin", acc_dtype(options.dtype), table);
+  rope_table(ctx, rope_cos_, rope_sin_, config.d_k, config.rope_theta, config.rope_scale);
+}
+
+LayerContext Model::layer_context(const Activations& act) const {
+  return {config_, rope_cos_, rope_sin_, act.B(), act.T(), keep_block_index_};
+}
+
+void Model::forward(Context& ctx, Activations& act) {
+  TRIAD_CHECK(act.T() <= options_.max_seq_len, "a batch of {} tokens a sequence for a model built for {}", act.T(),
+              options_.max_seq_len);
+  embedding_forward(ctx, act.x(0), act.tokens.view({act.rows()}), w_.embed);
+  for (int64_t i = 0; i < config_.n_layers; ++i)
+    layer_forward(ctx, layer_context(act), w_.layers[i], act.layer(i), act.x(i + 1));
+}
+
+Tensor Model::final_norm(Context& ctx, Activations& act, Scratch::Scope& scope) {
+  const Tensor x = act.x(config_.n_layers);
+  Tensor h = scope.alloc(x.dtype, x.shape());
+  rmsnorm_forward(ctx, h, act.rrms_final, x, w_.norm_f, config_.norm_eps);
+  return h;
+}
+
+void Model::loss(Context& ctx, Activations& act) {
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor h = final_norm(ctx, act, scope);
+  classifier_forward(ctx, act.row_loss, h, w_.head, act.targets.view({act.rows()}), {.vocab = config_.vocab_size});
+}
+
+void Model::logits(Context& ctx, Activations& act, int64_t begin, Tensor logits) {
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor h = final_norm(ctx, act, scope);
+  linear_forward(ctx, logits, h.slice(0, begin, begin + logits.size(0)), w_.head);
+}
+
+void Model::loss_and_backward(Context& ctx, Activations& act, double scale) {
+  TRIAD_CHECK(options_.training, "backward of a model that was built without gradients");
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor x = act.x(config_.n_layers);
+  Tensor dx = scope.alloc(x.dtype, x.shape());
+  {
+    Scratch::Scope inner(ctx.scratch);
+    const Tensor h = final_norm(ctx, act, inner);
+    classifier_forward_backward(ctx, act.row_loss, dx, g_.head, h, w_.head, act.targets.view({act.rows()}), scale,
+                                {.vocab = config_.vocab_size});
+  }
+  rmsnorm_backward(ctx, dx, g_.norm_f, dx, x, w_.norm_f, act.rrms_final);
+  for (int64_t i = config_.n_layers - 1; i >= 0; --i)
+    layer_backward(ctx, layer_context(act), w_.layers[i], g_.layers[i], act.layer(i), dx);
+  embedding_backward(ctx, g_.embed, dx, act.tokens.view({act.rows()}));
+}
+
+}  // namespace triad

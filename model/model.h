@@ -1,0 +1,46 @@
+// The decoder: embedding -> layers -> RMSNorm -> head -> cross-entropy, and back.
+#pragma once
+#include "model/activations.h"
+#include "model/layer.h"
+#include "model/params.h"
+
+namespace triad {
+
+class Model {
+ public:
+  struct Options {
+    DType dtype = DType::f32;
+    bool training = true;  // gradients, and a master copy in bf16
+    int64_t max_seq_len = 0;
+  };
+  Model(Context&, Arena&, const ModelConfig&, const Options&);
+
+  const ModelConfig& config() const { return config_; }
+  DType dtype() const { return options_.dtype; }
+  Params& params() { return params_; }
+  // Finite differences and comparisons hold the selection lists of the activations fixed.
+  void keep_block_index(bool keep) { keep_block_index_ = keep; }
+
+  // act.tokens [B,T] in [0, V) -> act.x(n_layers)
+  void forward(Context&, Activations& act);
+  // After forward: act.row_loss[i], 0 where the target is -1.
+  void loss(Context&, Activations& act);
+  // After forward: act.row_loss, and the gradients of scale * sum of row_loss are added to params().grads().
+  void loss_and_backward(Context&, Activations& act, double scale);
+  // After forward: logits [n, padded V] T of the rows [begin, begin + n) of act.
+  void logits(Context&, Activations& act, int64_t begin, Tensor logits);
+
+ private:
+  LayerContext layer_context(const Activations& act) const;
+  Tensor final_norm(Context&, Activations& act, Scratch::Scope&);
+
+  ModelConfig config_;
+  Options options_;
+  Params params_;
+  ModelTensors<ConstTensor> w_;
+  ModelTensors<Tensor> g_;
+  Tensor rope_cos_, rope_sin_;  // [max_seq_len, dk/2] acc
+  bool keep_block_index_ = false;
+};
+
+}  // namespace triad

@@ -1,0 +1,89 @@
+// The parameters: one list says names, shapes, decay and init; one object holds them, flat, in up to three buffers.
+// Matrices that are used in one product (q and the branches' k and v; SwiGLU's gate and up) lie behind one another, so the
+// engine sees one matrix and files see the names of SPEC.md section 1.2.
+#pragma once
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/context.h"
+#include "model/config.h"
+
+namespace triad {
+
+struct ParamSpec {
+  enum class Init { normal, constant };
+  std::string name;
+  Shape shape;            // as files and reports see it
+  Init init = Init::normal;
+  double value = 0;       // standard deviation, or the constant
+  int64_t padded_rows = 0;  // rows as stored (embedding and head); 0: shape[0]
+  bool joins_previous = false;  // stored right behind the parameter before it
+  bool decays() const { return shape.rank >= 2; }
+  Shape stored() const;
+};
+
+// In the order of the forward pass, which is that of every listing.
+std::vector<ParamSpec> param_specs(const ModelConfig&);
+int64_t count_parameters(const ModelConfig&);
+
+// One layer's parameters as its forward and backward use them; weights (ConstTensor) or gradients (Tensor).
+template <class TensorType>
+struct LayerTensors {
+  TensorType norm1, qkv, out_proj, norm2;  // qkv [Hq*dk + sum over branches of Hkv*(dk+dv), C]
+  TensorType mlp_in, mlp_out;              // fc1 [H,C] or gate and up [2H,C]; fc2 / down [C,H]
+  NsaWeightTensors<TensorType> nsa;
+};
+template <class TensorType>
+struct ModelTensors {
+  TensorType embed, norm_f, head;  // embed, head [padded V, C]; head is embed where tied
+  std::vector<LayerTensors<TensorType>> layers;
+};
+
+// weights: compute dtype. master: fp32, where training in bf16 (in fp32 the weights are their own master).
+// grads: acc dtype, where training.
+class Params {
+ public:
+  struct Options {
+    DType dtype = DType::f32;
+    bool master = false;  // a separate fp32 copy that the optimizer updates
+    bool grads = false;
+  };
+  Params(Arena&, const ModelConfig&, const Options&);
+
+  const std::vector<ParamSpec>& specs() const { return specs_; }
+  int64_t count() const { return static_cast<int64_t>(specs_.size()); }
+  // Whole buffers, [stored elements]; decayed parameters come first: [0, decay_end()).
+  Tensor weights() const { return weights_; }
+  Tensor master() const { return master_.empty() ? weights_ : master_; }
+  Tensor grads() const { return grads_; }
+  bool has_master() const { return !master_.empty(); }
+  int64_t decay_end() const { return decay_end_; }
+  int64_t stored_elements() const { return stored_elements_; }
+  // Parameter i, in its logical shape, as a part of a whole buffer (weights(), grads(), an optimizer's moments, ...).
+  Tensor part(const Tensor& whole, int64_t i) const;
+
+  ModelTensors<ConstTensor> weight_tensors() const { return tensors<ConstTensor>(weights_); }
+  ModelTensors<Tensor> grad_tensors() const { return tensors<Tensor>(grads_); }
+
+  // Where parameter i starts in a whole buffer, in elements.
+  int64_t offset(int64_t i) const { return offset_[i]; }
+
+  // Fresh weights by SPEC.md 1.1 from a seed: the same on every device and for every dtype, up to rounding.
+  void init(Context&, uint64_t seed);
+  // Sets master and weights from a whole buffer of the host.
+  void set(Context&, const std::vector<float>& stored);
+
+ private:
+  template <class TensorType>
+  ModelTensors<TensorType> tensors(const Tensor& whole) const;
+  Tensor stored(const Tensor& whole, int64_t i, int64_t rows) const;
+
+  ModelConfig config_;
+  std::vector<ParamSpec> specs_;
+  std::vector<int64_t> offset_;
+  int64_t decay_end_ = 0, stored_elements_ = 0;
+  Tensor weights_, master_, grads_;
+};
+
+}  // namespace triad

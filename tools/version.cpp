@@ -1,0 +1,16 @@
+#include "tools/version.h"
+
+#include <fmt/format.h>
+
+#include "engine/backend.h"
+
+namespace triad {
+
+std::string git_revision() { return TRIAD_GIT; }
+
+std::string version_text() {
+  return fmt::format("triad {} ({})\nbuild: {}\nCUDA: {}", TRIAD_VERSION, TRIAD_GIT, TRIAD_BUILD,
+                     kBuiltWithCuda ? "yes" : "no, CPU only");
+}
+
+}  // namespace triad

@@ -1,0 +1,10 @@
+// What was built: version, revision, compiler, libraries.
+#pragma once
+#include <string>
+
+namespace triad {
+
+std::string git_revision();
+std::string version_text();  // several lines, for --version
+
+}  // namespace triad

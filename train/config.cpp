@@ -1,0 +1,23 @@
+#include "train/config.h"
+
+#include "engine/check.h"
+
+namespace triad {
+
+void Config::resolve() {
+  model.resolve();
+  if (data.seed < 0) data.seed = train.seed;
+  if (data.tokenizer != "byte") fail_usage("data.tokenizer is \"{}\": byte is allowed", data.tokenizer);
+  constexpr int64_t kByteVocabulary = 256;
+  if (data.kind == DataKind::text && model.vocab_size < kByteVocabulary)
+    fail_usage("model.vocab_size is {}: the byte tokenizer needs at least {}", model.vocab_size, kByteVocabulary);
+  if (data.kind != DataKind::synthetic && data.paths.empty())
+    fail_usage("data.paths is empty: data.kind {} needs files", word_of(data.kind));
+  if (log.out_dir.empty()) fail_usage("log.out_dir is empty: the run's folder has to be named");
+  constexpr int64_t kLongRun = 1000;
+  if (train.steps > kLongRun && train.save_every == 0 && !train.allow_unsafe)
+    fail_usage("train.save_every is 0 in a run of {} steps: a crash would lose all of it. Set train.save_every, or "
+               "train.allow_unsafe=true", train.steps);
+}
+
+}  // namespace triad

@@ -1,0 +1,138 @@
+// The config of a run: every field of its six groups, declared once. io/json_config.h reads, echoes and explains it.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "engine/fields.h"
+#include "model/config.h"
+
+namespace triad {
+
+enum class DataKind { synthetic, text, shards };
+enum class OnNonfinite { skip, stop };
+enum class DeviceChoice { automatic, cpu, cuda };
+enum class Precision { fp32, bf16 };
+
+struct DataConfig {
+  DataKind kind = DataKind::synthetic;
+  std::vector<std::string> paths, val_paths;
+  double val_fraction = 0.1;
+  std::string tokenizer = "byte";
+  int64_t seed = -1;  // -1 until resolve(): train.seed
+};
+
+struct TrainConfig {
+  int64_t steps = 0, seq_len = 0, micro_batch_size = 0, accumulate_grad_batches = 1;
+  double lr = 3e-4, min_lr_fraction = 0.1;
+  int64_t warmup_steps = 0;
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, grad_clip = 1;
+  int64_t seed = 1337;
+  int64_t eval_every = 0, eval_batches = 10, save_every = 0;
+  OnNonfinite on_nonfinite = OnNonfinite::stop;
+  bool allow_unsafe = false;
+
+  int64_t tokens_per_step() const { return seq_len * micro_batch_size * accumulate_grad_batches; }
+};
+
+struct RuntimeConfig {
+  DeviceChoice device = DeviceChoice::automatic;
+  Precision precision = Precision::fp32;
+  bool deterministic = true;
+};
+
+struct LogConfig {
+  std::string out_dir;
+  int64_t every = 10, heartbeat_every = 1;
+  bool csv = true;
+};
+
+struct Config {
+  ModelConfig model;  // holds the group nsa too
+  DataConfig data;
+  TrainConfig train;
+  RuntimeConfig runtime;
+  LogConfig log;
+
+  // Fills in defaults that depend on other fields; throws UsageError for combinations that cannot be.
+  void resolve();
+};
+
+template <>
+struct EnumWords<DataKind> {
+  static constexpr std::pair<std::string_view, DataKind> words[] = {
+      {"synthetic", DataKind::synthetic}, {"text", DataKind::text}, {"shards", DataKind::shards}};
+};
+template <>
+struct EnumWords<OnNonfinite> {
+  static constexpr std::pair<std::string_view, OnNonfinite> words[] = {{"skip", OnNonfinite::skip},
+                                                                       {"stop", OnNonfinite::stop}};
+};
+template <>
+struct EnumWords<DeviceChoice> {
+  static constexpr std::pair<std::string_view, DeviceChoice> words[] = {
+      {"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}};
+};
+template <>
+struct EnumWords<Precision> {
+  static constexpr std::pair<std::string_view, Precision> words[] = {{"fp32", Precision::fp32}, {"bf16", Precision::bf16}};
+};
+
+template <class V>
+void visit(DataConfig& c, V&& v) {
+  v("kind", c.kind, "where tokens come from", required());
+  v("paths", c.paths, "files or globs: text, or token shards", Rule{});
+  v("val_paths", c.val_paths, "the validation split's own files", Rule{});
+  v("val_fraction", c.val_fraction, "held out for validation where val_paths is empty", at_least(0).up_to(0.9));
+  v("tokenizer", c.tokenizer, "byte", Rule{});
+  v("seed", c.seed, "of split and order; -1: train.seed", at_least(-1));
+}
+
+template <class V>
+void visit(TrainConfig& c, V&& v) {
+  v("steps", c.steps, "optimizer steps", required(at_least(0)));
+  v("seq_len", c.seq_len, "tokens a sequence T", required(at_least(1).up_to(1 << 24)));
+  v("micro_batch_size", c.micro_batch_size, "sequences a rank and micro-step", required(at_least(1).up_to(1 << 20)));
+  v("accumulate_grad_batches", c.accumulate_grad_batches, "micro-steps an optimizer step", at_least(1).up_to(1 << 20));
+  v("lr", c.lr, "peak learning rate", at_least(0));
+  v("min_lr_fraction", c.min_lr_fraction, "of lr, at the end of the cosine", at_least(0).up_to(1));
+  v("warmup_steps", c.warmup_steps, "optimizer steps of linear warm-up", at_least(0));
+  v("beta1", c.beta1, "AdamW, first moment", at_least(0).up_to(0.999999));
+  v("beta2", c.beta2, "AdamW, second moment", at_least(0).up_to(0.99999999));
+  v("eps", c.eps, "AdamW", above(0));
+  v("weight_decay", c.weight_decay, "AdamW, tensors of two or more dimensions", at_least(0));
+  v("grad_clip", c.grad_clip, "largest global gradient norm; 0: no clipping", at_least(0));
+  v("seed", c.seed, "of the weights, and of the data unless data.seed is given", at_least(0));
+  v("eval_every", c.eval_every, "optimizer steps between evaluations; 0: none", at_least(0));
+  v("eval_batches", c.eval_batches, "micro-batches an evaluation", at_least(1));
+  v("save_every", c.save_every, "optimizer steps between checkpoints; 0: only the final weights", at_least(0));
+  v("on_nonfinite", c.on_nonfinite, "at a loss or gradient norm that is not finite", Rule{});
+  v("allow_unsafe", c.allow_unsafe, "allow a long run without checkpoints, or in fp32 on a GPU", Rule{});
+}
+
+template <class V>
+void visit(RuntimeConfig& c, V&& v) {
+  v("device", c.device, "auto: the GPU where one can be used", Rule{});
+  v("precision", c.precision, "of weights and activations in compute; bf16 keeps fp32 master weights", Rule{});
+  v("deterministic", c.deterministic, "same seed, same machine: same bits. false only permits otherwise; no kernel built differs", Rule{});
+}
+
+template <class V>
+void visit(LogConfig& c, V&& v) {
+  v("out_dir", c.out_dir, "the run's folder", required());
+  v("every", c.every, "optimizer steps between rows of training.csv and progress lines", at_least(1));
+  v("heartbeat_every", c.heartbeat_every, "optimizer steps between heartbeats; 0: none", at_least(0));
+  v("csv", c.csv, "write training.csv and val.csv", Rule{});
+}
+
+// The groups of a config file, in the order of its echo.
+template <class V>
+void visit_groups(Config& c, V&& v) {
+  v("model", c.model);
+  v("nsa", c.model.nsa);
+  v("data", c.data);
+  v("train", c.train);
+  v("runtime", c.runtime);
+  v("log", c.log);
+}
+
+}  // namespace triad

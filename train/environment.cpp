@@ -1,0 +1,92 @@
+// The environment variables that users of NSA trainers know (SPEC.md section 2): each maps onto a config key.
+#include <cstdlib>
+#include <string_view>
+
+#include "train/load_config.h"
+
+extern char** environ;
+
+namespace triad {
+
+namespace {
+
+enum class Effect {
+  value,          // the variable's text becomes the key's value
+  flag,           // 1: the key becomes true, 0: false
+  negated_flag,   // 1: the key becomes false
+  none,           // accepted: what it asks for is always so
+  not_built,      // known, but its key does not exist yet
+};
+struct Variable {
+  std::string_view name;
+  Effect effect;
+  std::string_view key;
+};
+constexpr Variable kVariables[] = {
+    {"NSA_SEQ_LEN", Effect::value, "train.seq_len"},
+    {"NSA_BATCH_SIZE", Effect::value, "train.micro_batch_size"},
+    {"NSA_ACCUM", Effect::value, "train.accumulate_grad_batches"},
+    {"NSA_LR", Effect::value, "train.lr"},
+    {"NSA_FORCE_BRANCH", Effect::value, "nsa.force_branch"},
+    {"NSA_FORCE_UNIFORM_GATE", Effect::flag, "nsa.uniform_gate"},
+    {"NSA_STOPGRAD_GATES", Effect::flag, "nsa.stopgrad_gates"},
+    {"NSA_HEARTBEAT_EVERY", Effect::value, "log.heartbeat_every"},
+    {"NSA_DISABLE_CSV_LOGS", Effect::negated_flag, "log.csv"},
+    {"NSA_PREFILL_BATCHED", Effect::none, ""},
+    {"NSA_ENV_STATIC", Effect::none, ""},
+    {"NSA_GC_RANGE", Effect::not_built, "runtime.recompute"},
+    {"NSA_NO_GC", Effect::not_built, "runtime.recompute"},
+    {"NSA_MEM_DUMP_EVERY", Effect::not_built, "log.memory_every"},
+    {"NSA_TB_DISABLE", Effect::not_built, "log.tensorboard"},
+    {"NSA_DISABLE_AUX_STATS", Effect::not_built, "log.stats"},
+    {"NSA_LOG_GRAD_NORM", Effect::not_built, "log.diagnostics"},
+    {"NSA_TRACE_GRADS", Effect::not_built, "log.diagnostics"},
+    {"NSA_TRACE_MODULE_BWD", Effect::not_built, "log.diagnostics"},
+    {"NSA_TRACE_DDP_BUCKETS", Effect::not_built, "log.diagnostics"},
+    {"NSA_STRICT_ASSERTS", Effect::not_built, "runtime.asserts"},
+    {"NSA_DDP_BUCKET_MB", Effect::not_built, "dist.bucket_mb"},
+    {"NSA_PG_TIMEOUT_MIN", Effect::not_built, "dist.timeout_s"},
+    {"TORCH_BACKEND", Effect::not_built, "dist.backend"},
+    {"NSA_DDP_STATIC_GRAPH", Effect::not_built, "runtime.cuda_graph"},
+    {"NSA_USE_FA2", Effect::not_built, "runtime.kernels"},
+    {"NSA_SDPA_NO_FLASH", Effect::not_built, "runtime.kernels"},
+    {"NSA_SDPA_FLASH_ONLY", Effect::not_built, "runtime.kernels"},
+};
+
+bool read_flag(std::string_view name, std::string_view value) {
+  if (value == "1" || value == "true") return true;
+  if (value == "0" || value == "false") return false;
+  fail_usage("environment variable {} is \"{}\": 0 or 1 is allowed", name, value);
+}
+
+}  // namespace
+
+std::vector<std::string> apply_environment(Json& root) {
+  std::vector<std::string> honoured;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const size_t equals = text.find('=');
+    if (equals == std::string_view::npos) continue;
+    const std::string_view name = text.substr(0, equals), value = text.substr(equals + 1);
+    const Variable* variable = nullptr;
+    for (const Variable& v : kVariables)
+      if (v.name == name) variable = &v;
+    if (variable == nullptr) {
+      if (name.starts_with("NSA_")) fail_usage("unknown environment variable {} (value \"{}\")", name, value);
+      continue;
+    }
+    switch (variable->effect) {
+      case Effect::value: set_json_key(root, fmt::format("{}={}", variable->key, value)); break;
+      case Effect::flag: set_json_key(root, fmt::format("{}={}", variable->key, read_flag(name, value))); break;
+      case Effect::negated_flag: set_json_key(root, fmt::format("{}={}", variable->key, !read_flag(name, value))); break;
+      case Effect::none: break;
+      case Effect::not_built:
+        fail_usage("environment variable {} (value \"{}\"): its key {} is not built yet", name, value, variable->key);
+    }
+    honoured.push_back(variable->key.empty() ? fmt::format("{}={}: no effect, always so", name, value)
+                                             : fmt::format("{}={} -> {}", name, value, variable->key));
+  }
+  return honoured;
+}
+
+}  // namespace triad

@@ -1,0 +1,58 @@
+#include "train/load_config.h"
+
+#include <cstdlib>
+
+namespace triad {
+
+LoadedConfig load_config(const std::string& path, const std::vector<std::string>& sets) {
+  std::string file = path;
+  if (file.empty()) {
+    const char* named = std::getenv("CONFIG");
+    if (named == nullptr || *named == '\0') fail_usage("no config: name a file, or set the environment variable CONFIG");
+    file = named;
+  }
+  Json root = read_json_file(file);
+  LoadedConfig loaded;
+  loaded.environment = apply_environment(root);
+  for (const std::string& assignment : sets) set_json_key(root, assignment);
+  loaded.config = config_from_json(root);
+  return loaded;
+}
+
+Config config_from_json(const Json& root) {
+  Config config;
+  std::set<std::string> known;
+  visit_groups(config, [&](const std::string& name, auto& group) {
+    known.insert(name);
+    read_group(root, name, group, name != "nsa" || !config.model.dense());
+  });
+  for (const auto& [group, value] : root.items())
+    if (!known.contains(group)) fail_usage("unknown group {}; the groups are model, nsa, data, train, runtime, log", group);
+  config.resolve();
+  return config;
+}
+
+Json config_to_json(const Config& config) {
+  Config copy = config;
+  Json root = Json::object();
+  visit_groups(copy, [&](const std::string& name, auto& group) { root[name] = group_to_json(group); });
+  return root;
+}
+
+std::string describe_config() {
+  Config defaults;
+  std::string out = "Config keys (file, --set group.key=value):\n";
+  visit_groups(defaults, [&](const std::string& group, auto& fields) {
+    visit(fields, [&](const char* name, auto& field, const char* help, const Rule& rule) {
+      using T = std::decay_t<decltype(field)>;
+      std::string allowed;
+      if constexpr (std::is_enum_v<T>) allowed = all_words<T>();
+      else if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>) allowed = rule.str();
+      out += fmt::format("  {:<32} {}{}{}\n", group + "." + name, help, allowed.empty() ? "" : "; " + allowed,
+                         rule.required ? "; required" : "; default " + json_config::to_json(field).dump());
+    });
+  });
+  return out;
+}
+
+}  // namespace triad

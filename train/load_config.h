@@ -1,0 +1,29 @@
+// From a file, the environment and --set to a Config: defaults < file < environment < --set.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "io/json_config.h"
+#include "train/config.h"
+
+namespace triad {
+
+struct LoadedConfig {
+  Config config;
+  std::vector<std::string> environment;  // what the environment changed, a line each, for the banner
+};
+
+// path empty: the file that the environment variable CONFIG names. Throws UsageError.
+LoadedConfig load_config(const std::string& path, const std::vector<std::string>& sets);
+// A config that is already JSON (a checkpoint's), resolved.
+Config config_from_json(const Json& root);
+Json config_to_json(const Config& config);
+// The text of `triad train --help` on the keys: every field with its default and rule.
+std::string describe_config();
+
+// The environment's part: NSA_* variables into the JSON. An unknown NSA_* variable is an error, one whose key is not
+// built yet too. Returns a line for each that was honoured.
+std::vector<std::string> apply_environment(Json& root);
+
+}  // namespace triad

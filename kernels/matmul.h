@@ -4,6 +4,10 @@
 
 namespace triad {
 
+// Device memory that cuBLASLt works in, for split sums. One piece a context, allocated by the first product on a GPU and
+// outside the arena: a plan of memory has to add it. 32 MiB is what NVIDIA recommends for Hopper.
+inline constexpr int64_t kMatmulWorkspaceBytes = int64_t{32} << 20;
+
 struct MatmulOptions {
   bool trans_a = false, trans_b = false;
   double alpha = 1.0;
@@ -19,6 +23,11 @@ void matmul(Context&, Tensor d, ConstTensor a, ConstTensor b, const MatmulOption
 void linear_forward(Context&, Tensor y, ConstTensor x, ConstTensor w, ConstTensor addend = {});
 // dx [N,in] T overwritten (skipped if absent); dw [out,in] acc added to  <-  dy [N,out] T; x, w as in forward.
 void linear_backward(Context&, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w);
+
+// Elements from one row of a matrix to the next, as BLAS wants it: a lone row, whose stride is never used, counts as dense.
+inline int64_t leading_dimension(const ConstTensor& t) {
+  return t.size(0) > 1 ? t.stride[0] : (t.size(1) > 0 ? t.size(1) : 1);
+}
 
 namespace cuda {
 void matmul(Context&, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions&, ConstTensor addend);

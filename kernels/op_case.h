@@ -17,7 +17,7 @@ enum class ArgRole {
   input_acc, // activation of the case's dtype; its gradient d<name> has the acc dtype and is added to
   param,     // weight of the case's dtype; its gradient d<name> has the acc dtype and is added to
   constant,  // no gradient: i32 indices, or values that backward treats as fixed
-  output,    // written by forward; backward is given a random d<name> of the same dtype
+  output,    // written by forward; backward is given d<name> of the same dtype, drawn as the arg's std, mean, fill say
   saved,     // written by forward and read by backward; has no gradient of its own
 };
 
@@ -53,8 +53,8 @@ struct Arg {
 struct OpCase {
   std::string op;    // "rmsnorm"
   std::string name;  // "7x33", unique within the op
-  std::vector<Arg> args;
-  std::function<void(Context&, const Args&)> forward;
+  std::vector<Arg> args = {};
+  std::function<void(Context&, const Args&)> forward = nullptr;
   std::function<void(Context&, const Args&)> backward = nullptr;  // none: the op has no gradient
   // For the bench: what one call must do and must move (each input read once, each output written once).
   // `bytes` are for 2-byte elements (bf16); the f32 bench doubles them.

@@ -1,0 +1,147 @@
+#include "io/checkpoint.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+
+#include "engine/check.h"
+#include "io/file.h"
+
+namespace triad {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kLatest = "latest";
+
+std::string join(const std::string& folder, const std::string& name) { return (fs::path(folder) / name).string(); }
+
+// A killed removal must not leave what looks whole: the mark of wholeness goes first.
+void remove_checkpoint(const std::string& folder) {
+  ::unlink(join(folder, kStateFile).c_str());
+  remove_tree(folder);
+}
+
+// Moves a whole new folder to its place. An older one there is exchanged in one step where the file system can.
+void put_in_place(const std::string& temporary, const std::string& place) {
+  if (::rename(temporary.c_str(), place.c_str()) == 0) return;
+  if (errno == EEXIST || errno == ENOTEMPTY) {
+    if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, place.c_str(), RENAME_EXCHANGE) == 0)
+      return remove_checkpoint(temporary);
+    // Killed between these two, the new one is whole under its temporary name: remove_leftovers puts it in place.
+    remove_checkpoint(place);
+    if (::rename(temporary.c_str(), place.c_str()) == 0) return;
+  }
+  fail("{}: cannot be put in place: {}", place, std::strerror(errno));
+}
+
+void point_latest_at(const std::string& parent, const std::string& name) {
+  const std::string link = join(parent, kLatest), temporary = temporary_name(link);
+  ::unlink(temporary.c_str());
+  if (::symlink(name.c_str(), temporary.c_str()) != 0 || ::rename(temporary.c_str(), link.c_str()) != 0)
+    fail("{}: the link cannot be replaced: {}", link, std::strerror(errno));
+  sync_folder(parent);
+}
+
+// The step of a folder called step_N.
+std::optional<int64_t> step_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "step_";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  int64_t step = 0;
+  const char* end = name.data() + name.size();
+  const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
+  return error == std::errc() && stop == end && step >= 0 ? std::optional(step) : std::nullopt;
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error))
+    names.push_back(entry.path().filename().string());
+  return names;
+}
+
+}  // namespace
+
+std::string write_checkpoint(const std::string& parent, const std::string& name,
+                             const std::function<void(const std::string& folder)>& write) {
+  make_folders(parent);
+  remove_leftovers(parent);
+  const std::string place = join(parent, name), temporary = temporary_name(place);
+  try {
+    make_folders(temporary);
+    write(temporary);
+    TRIAD_CHECK(is_checkpoint(temporary), "{}: the checkpoint has no {}", place, kStateFile);
+    sync_tree(temporary);
+    put_in_place(temporary, place);
+  } catch (...) {
+    std::error_code ignored;  // the first error is the one to tell
+    fs::remove_all(temporary, ignored);
+    throw;
+  }
+  sync_folder(parent);
+  point_latest_at(parent, name);
+  return place;
+}
+
+bool is_checkpoint(const std::string& folder) {
+  std::error_code error;
+  return fs::is_regular_file(join(folder, kStateFile), error);
+}
+
+std::vector<CheckpointFolder> list_checkpoints(const std::string& parent) {
+  std::vector<CheckpointFolder> found;
+  for (const std::string& name : names_in(parent)) {
+    const std::optional<int64_t> step = step_of(name);
+    if (step && is_checkpoint(join(parent, name))) found.push_back({*step, join(parent, name)});
+  }
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step < b.step; });
+  return found;
+}
+
+std::optional<std::string> find_newest_checkpoint(const std::string& parent) {
+  const std::string link = join(parent, kLatest);
+  std::error_code error;
+  const fs::path target = fs::read_symlink(link, error);
+  if (!error && is_checkpoint(link)) return target.is_absolute() ? target.string() : join(parent, target.string());
+  const std::vector<CheckpointFolder> all = list_checkpoints(parent);
+  return all.empty() ? std::nullopt : std::optional(all.back().path);
+}
+
+std::string resolve_checkpoint(const std::string& path) {
+  fs::path folder = fs::path(path);
+  if (!folder.has_filename()) folder = folder.parent_path();  // a slash at the end
+  std::error_code error;
+  const bool link = fs::is_symlink(folder, error);
+  if (!link && is_checkpoint(folder.string())) return folder.string();
+  // `latest` of a run's or a checkpoints folder, whether or not a link of that name is there and whole.
+  if (folder.filename() == kLatest)
+    folder = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
+  else if (link && is_checkpoint(folder.string()))
+    return fs::canonical(folder).string();
+  for (const fs::path& parent : {folder / "checkpoints", folder})
+    if (const std::optional<std::string> newest = find_newest_checkpoint(parent.string())) return *newest;
+  TRIAD_CHECK(fs::exists(folder, error), "{}: there is no such folder", path);
+  fail("{}: no whole checkpoint: neither {} in it nor in checkpoints/step_N or step_N below it", path, kStateFile);
+}
+
+void remove_leftovers(const std::string& parent) {
+  for (const std::string& name : names_in(parent)) {
+    std::string target;
+    if (!is_temporary(name, &target) || !(step_of(target) || target == kLatest)) continue;  // not ours
+    const std::string path = join(parent, name), place = join(parent, target);
+    std::error_code error;
+    const bool whole = !fs::is_symlink(path, error) && is_checkpoint(path);
+    if (whole && !fs::exists(place, error) && ::rename(path.c_str(), place.c_str()) == 0) continue;
+    remove_tree(path);
+  }
+}
+
+}  // namespace triad

@@ -1,0 +1,39 @@
+// Folders of checkpoints: parent/step_N, and parent/latest, a symbolic link to the newest. What is in one is the
+// caller's, but for state.json: it is written last, so a folder that holds it is whole.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace triad {
+
+inline constexpr const char* kStateFile = "state.json";
+
+// Calls write(folder) to fill a folder that lies beside the final one, syncs it, puts it in place (replacing an older
+// one of that name) and points parent/latest at it. Killed at any moment, it leaves the older checkpoints whole and
+// `latest` on one of them. If write throws, the folder is removed. Returns parent/name. Made leftovers of killed saves
+// go first.
+std::string write_checkpoint(const std::string& parent, const std::string& name,
+                             const std::function<void(const std::string& folder)>& write);
+
+bool is_checkpoint(const std::string& folder);  // whole
+
+struct CheckpointFolder {
+  int64_t step = 0;
+  std::string path;
+};
+// The whole step_N folders, by step. A parent that is absent has none.
+std::vector<CheckpointFolder> list_checkpoints(const std::string& parent);
+// What `latest` points at, where that is whole; else the whole one of the highest step.
+std::optional<std::string> find_newest_checkpoint(const std::string& parent);
+
+// A user's path to a checkpoint: one itself, a run's folder, its checkpoints folder, or `latest` in either. Links are
+// followed once, here. Nothing there is an Error that says what was looked for.
+std::string resolve_checkpoint(const std::string& path);
+
+// Removes what killed saves left in parent. One that was whole but not yet in its place is put there.
+void remove_leftovers(const std::string& parent);
+
+}  // namespace triad

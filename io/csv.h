@@ -1,0 +1,26 @@
+// CSV files of a run: one header line, then rows whose first column is the step. A row is written whole and at once.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "io/file.h"
+
+namespace triad {
+
+class CsvFile {
+ public:
+  // resume_step < 0: a new file with this header. Otherwise rows of later steps, and a last line that a killed run left
+  // unfinished, are cut, and rows are appended; no file there yet makes a new one. A file with another header, or a row
+  // that does not begin with a step, is an Error that names the file and the line, and nothing is changed.
+  CsvFile(const std::string& path, const std::string& header, int64_t resume_step = -1);
+
+  // One row, without its newline. As many columns as the header, else an Error.
+  void row(std::string_view text);
+
+ private:
+  size_t columns_;
+  AppendFile file_;
+};
+
+}  // namespace triad

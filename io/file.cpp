@@ -1,0 +1,222 @@
+#include "io/file.h"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <utility>
+
+#include "engine/check.h"
+
+namespace triad {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+const char* reason() { return std::strerror(errno); }
+
+std::string folder_of(const std::string& path) {
+  const std::string parent = fs::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+// Writes all of it, at offset or (offset < 0) wherever the file stands.
+void write_all(int fd, const std::string& path, int64_t offset, std::span<const std::byte> bytes) {
+  const size_t total = bytes.size();
+  while (!bytes.empty()) {
+    const ssize_t n =
+        offset < 0 ? ::write(fd, bytes.data(), bytes.size()) : ::pwrite(fd, bytes.data(), bytes.size(), offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0)
+      fail("{}: cannot write {} bytes{} ({} of them written): {}", path, total,
+           offset < 0 ? "" : fmt::format(" at offset {}", offset - static_cast<int64_t>(total - bytes.size())),
+           total - bytes.size(), reason());
+    bytes = bytes.subspan(static_cast<size_t>(n));
+    if (offset >= 0) offset += n;
+  }
+}
+
+void sync_file(int fd, const std::string& path) {
+  // Some file systems cannot sync a folder, or anything, and say so by EINVAL: there is nothing more to do then.
+  if (::fsync(fd) != 0 && errno != EINVAL) fail("{}: cannot sync to disk: {}", path, reason());
+}
+
+}  // namespace
+
+FileHandle& FileHandle::operator=(FileHandle&& other) noexcept {
+  if (this != &other) {
+    reset();
+    fd_ = other.release();
+  }
+  return *this;
+}
+
+int FileHandle::release() { return std::exchange(fd_, -1); }
+
+void FileHandle::reset() noexcept {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+MappedFile::MappedFile(const std::string& path) : path_(path) {
+  const FileHandle file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a pipe must not block the open
+  if (file.get() < 0) fail("{}: cannot be opened: {}", path, reason());
+  struct stat info;
+  if (::fstat(file.get(), &info) != 0) fail("{}: cannot be read: {}", path, reason());
+  TRIAD_CHECK(S_ISREG(info.st_mode), "{}: {}, a regular file is needed", path,
+              S_ISDIR(info.st_mode) ? "this is a folder" : "this is no file on disk");
+  size_ = info.st_size;
+  if (size_ == 0) return;
+  void* const address = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ, MAP_PRIVATE, file.get(), 0);
+  if (address == MAP_FAILED) fail("{}: cannot map its {} bytes: {}", path, size_, reason());
+  data_ = static_cast<const std::byte*>(address);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+MappedFile::~MappedFile() {
+  if (data_) ::munmap(const_cast<std::byte*>(data_), static_cast<size_t>(size_));
+}
+
+AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_(temporary_name(path)) {
+  file_ = FileHandle(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (file_.get() < 0) fail("{}: cannot be written: {}", path, reason());
+}
+
+AtomicFile::~AtomicFile() {
+  if (file_.get() >= 0) ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) { write_at(size_, bytes); }
+
+void AtomicFile::write_at(int64_t offset, std::span<const std::byte> bytes) {
+  write_all(file_.get(), path_, offset, bytes);
+  size_ = std::max(size_, offset + static_cast<int64_t>(bytes.size()));
+}
+
+void AtomicFile::commit() {
+  sync_file(file_.get(), path_);
+  // Network file systems may tell of a full disk as late as here. After close the handle is gone whatever it says.
+  const bool closed = ::close(file_.release()) == 0;
+  const bool renamed = closed && ::rename(temporary_.c_str(), path_.c_str()) == 0;
+  if (!renamed) {
+    const std::string why = reason();
+    ::unlink(temporary_.c_str());
+    fail("{}: cannot be {} after {} bytes: {}", path_, closed ? "put in place" : "closed", size_, why);
+  }
+  sync_folder(folder_of(path_));
+}
+
+AppendFile::AppendFile(const std::string& path) : path_(path) {
+  file_ = FileHandle(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (file_.get() < 0) fail("{}: cannot be written: {}", path, reason());
+}
+
+void AppendFile::append(std::string_view text) { write_all(file_.get(), path_, -1, std::as_bytes(std::span(text))); }
+
+std::string read_file(const std::string& path) { return std::string(MappedFile(path).text()); }
+
+void write_file_atomically(const std::string& path, std::string_view text) {
+  AtomicFile file(path);
+  file.write(text);
+  file.commit();
+}
+
+void truncate_file(const std::string& path, int64_t bytes) {
+  if (::truncate(path.c_str(), bytes) != 0) fail("{}: cannot be cut to {} bytes: {}", path, bytes, reason());
+}
+
+void make_folders(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (!error && !fs::is_directory(path, error)) error = std::make_error_code(std::errc::not_a_directory);
+  if (error) fail("{}: the folder cannot be made: {}", path, error.message());
+}
+
+void sync_folder(const std::string& path) {
+  const FileHandle folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder.get() < 0) fail("{}: the folder cannot be opened: {}", path, reason());
+  sync_file(folder.get(), path);
+}
+
+void sync_tree(const std::string& path) {
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) {
+    if (entry.is_symlink()) continue;
+    const std::string name = entry.path().string();
+    if (entry.is_directory()) {
+      sync_tree(name);
+    } else {
+      const FileHandle file(::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+      if (file.get() < 0) fail("{}: cannot be opened: {}", name, reason());
+      sync_file(file.get(), name);
+    }
+  }
+  if (error) fail("{}: the folder cannot be listed: {}", path, error.message());
+  sync_folder(path);
+}
+
+void remove_tree(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) fail("{}: cannot be removed: {}", path, error.message());
+}
+
+bool is_temporary(const std::string& name, std::string* target) {
+  constexpr std::string_view kMark = ".tmp.";
+  const size_t mark = name.rfind(kMark);
+  if (mark == std::string::npos || mark == 0) return false;
+  const std::string_view pid = std::string_view(name).substr(mark + kMark.size());
+  if (pid.empty() || !std::all_of(pid.begin(), pid.end(), [](unsigned char c) { return std::isdigit(c) != 0; }))
+    return false;
+  if (target) *target = name.substr(0, mark);
+  return true;
+}
+
+std::string temporary_name(const std::string& name) { return fmt::format("{}.tmp.{}", name, ::getpid()); }
+
+std::vector<std::string> expand_globs(std::span<const std::string> patterns) {
+  std::vector<std::string> files;
+  std::set<std::string> seen;  // by their real paths
+  for (const std::string& pattern : patterns) {
+    std::vector<std::string> matches;
+    std::error_code error;
+    if (fs::exists(pattern, error)) {
+      matches.push_back(pattern);  // a name that is there is meant as it stands, brackets and all
+    } else {
+      glob_t found{};
+      const int status = ::glob(pattern.c_str(), GLOB_TILDE, nullptr, &found);
+      for (size_t i = 0; status == 0 && i < found.gl_pathc; ++i)
+        if (!fs::is_directory(found.gl_pathv[i], error)) matches.emplace_back(found.gl_pathv[i]);
+      ::globfree(&found);
+      std::sort(matches.begin(), matches.end());
+    }
+    TRIAD_CHECK(!matches.empty(), "no file matches {}", pattern);
+    for (const std::string& match : matches) {
+      const fs::path real = fs::canonical(match, error);
+      if (error) fail("{}: cannot be opened: {}", match, error.message());
+      TRIAD_CHECK(!fs::is_directory(real, error), "{}: this is a folder; {}/* takes its files", match, match);
+      if (seen.insert(real.string()).second) files.push_back(match);
+    }
+  }
+  return files;
+}
+
+}  // namespace triad

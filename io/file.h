@@ -1,0 +1,99 @@
+// Files at the level of the system: mapped reads, writes that appear whole or not at all, appended lines, globs,
+// folders. Every failure is an Error that names the path, what was tried and the system's reason.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace triad {
+
+// A file descriptor, closed when it goes.
+class FileHandle {
+ public:
+  FileHandle() = default;
+  explicit FileHandle(int fd) : fd_(fd) {}
+  FileHandle(FileHandle&& other) noexcept : fd_(other.release()) {}
+  FileHandle& operator=(FileHandle&& other) noexcept;
+  ~FileHandle() { reset(); }
+  int get() const { return fd_; }
+  int release();
+  void reset() noexcept;
+
+ private:
+  int fd_ = -1;
+};
+
+// A regular file mapped for reading, for as long as this object lives. An empty file has a null data().
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  ~MappedFile();
+
+  const std::string& path() const { return path_; }
+  const std::byte* data() const { return data_; }
+  int64_t size() const { return size_; }
+  std::span<const std::byte> bytes() const { return {data_, static_cast<size_t>(size_)}; }
+  std::string_view text() const { return {reinterpret_cast<const char*>(data_), static_cast<size_t>(size_)}; }
+
+ private:
+  std::string path_;
+  const std::byte* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+// A file that appears under its name whole or not at all: written beside it as NAME.tmp.PID, renamed by commit().
+// Without commit() the destructor removes it, and an older file of that name stays.
+class AtomicFile {
+ public:
+  explicit AtomicFile(const std::string& path);
+  AtomicFile(AtomicFile&&) = delete;
+  ~AtomicFile();
+
+  void write(std::span<const std::byte> bytes);  // at the end
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+  void write_at(int64_t offset, std::span<const std::byte> bytes);  // anywhere; size() grows to cover it
+  int64_t size() const { return size_; }
+  void commit();  // fsync, rename, fsync of the folder
+
+ private:
+  std::string path_, temporary_;
+  FileHandle file_;
+  int64_t size_ = 0;
+};
+
+// A file that grows by whole pieces, each one write(2): what was appended survives an abort of this process.
+class AppendFile {
+ public:
+  explicit AppendFile(const std::string& path);  // goes on behind what is there
+  void append(std::string_view text);
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  FileHandle file_;
+};
+
+std::string read_file(const std::string& path);
+void write_file_atomically(const std::string& path, std::string_view text);  // through AtomicFile
+
+void truncate_file(const std::string& path, int64_t bytes);
+
+void make_folders(const std::string& path);  // parents too; existing ones are fine, a file in the way is an Error
+void sync_folder(const std::string& path);   // a rename or a new file in it survives a power cut
+void sync_tree(const std::string& path);     // a folder's files, then the folder, all the way down
+void remove_tree(const std::string& path);   // what is absent is fine; symbolic links are removed, not followed
+
+// True for NAME.tmp.PID, the name that a file or folder has until it is whole; target, if given, becomes NAME.
+bool is_temporary(const std::string& name, std::string* target = nullptr);
+std::string temporary_name(const std::string& name);
+
+// The regular files that the patterns match, sorted within a pattern, each file once however many patterns or names
+// lead to it. A pattern that matches no file is an Error that names it.
+std::vector<std::string> expand_globs(std::span<const std::string> patterns);
+
+}  // namespace triad

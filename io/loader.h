@@ -1,0 +1,76 @@
+// From a token source to batches: which sequence comes when, and a thread that reads ahead of the step.
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "io/dataset.h"
+
+namespace triad {
+
+// tokens and targets [micro_batch, seq_len], row-major. targets are the tokens one further on. Past `rows` there are no
+// sequences (the end of a validation split): tokens there are 0, targets -1, which the loss leaves out.
+struct Batch {
+  std::vector<int32_t> tokens, targets;
+  int64_t rows = 0;
+};
+
+// Sequences of T+1 tokens begin at multiples of T, so that every token but the first is a target once an epoch.
+// Throws an Error with the numbers if the source holds not even one.
+int64_t count_sequences(const TokenSource&, int64_t seq_len);
+
+// The k-th sequence of a run (k = 0, 1, ...): in epoch k / n, at a position that a permutation keyed by (seed, epoch)
+// gives.
+int64_t sequence_position(int64_t k, int64_t n_sequences, uint64_t seed);
+
+struct LoaderOptions {
+  int64_t seq_len = 0;
+  int64_t micro_batch = 0;  // sequences a rank and micro-step
+  int64_t micro_steps = 1;  // a rank's batches an optimizer step
+  uint64_t seed = 0;        // of the order
+  int64_t rank = 0, world = 1;
+  int64_t first_sequence = 0;  // a resume passes the cursor() it had
+  int64_t prefetch = 4;        // batches read ahead
+};
+
+// An endless stream of training batches. A step is the next world * micro_steps * micro_batch sequences of the run's
+// order; each rank takes a contiguous part of them, each micro-step a contiguous part of that. So seed and cursor alone
+// decide which sequences a step holds, however many ranks share it, and there is no other state to save.
+class Loader {
+ public:
+  Loader(std::shared_ptr<const TokenSource>, const LoaderOptions&);
+  ~Loader();
+
+  // The rank's next batch. What the reading thread threw is thrown here, after the batches before it.
+  Batch next();
+  // Sequences that all ranks together have taken in the steps begun so far; exact between steps.
+  int64_t cursor() const;
+  int64_t n_sequences() const { return n_sequences_; }
+
+ private:
+  void read_ahead();
+  Batch read(int64_t index) const;
+
+  std::shared_ptr<const TokenSource> source_;
+  LoaderOptions options_;
+  int64_t n_sequences_;
+  int64_t taken_ = 0;  // batches that next() has returned
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Batch> ready_;
+  std::exception_ptr error_;
+  bool stop_ = false;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+// The first `count` batches of a validation source, in order: the same ones every time. Fewer where it ends before; the
+// last one then may be partly filled (Batch::rows). Throws an Error with the numbers if there is not even one sequence.
+std::vector<Batch> validation_batches(const TokenSource&, int64_t seq_len, int64_t micro_batch, int64_t count);
+
+}  // namespace triad

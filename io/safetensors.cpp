@@ -1,0 +1,288 @@
+#include "io/safetensors.h"
+
+#include <fmt/format.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "engine/check.h"
+
+namespace triad {
+
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "tensors are written and read in place");
+
+constexpr int64_t kLengthBytes = 8, kMaxHeaderBytes = 100'000'000;  // the format's own limit
+constexpr std::string_view kChecksumPrefix = "crc32/";
+constexpr const char* kMetadataKey = "__metadata__";
+
+struct FileType {
+  const char* word;
+  int64_t bytes;
+  std::optional<DType> engine;
+};
+const std::array<FileType, 15> kTypes = {{{"F64", 8, DType::f64},
+                                          {"F32", 4, DType::f32},
+                                          {"BF16", 2, DType::bf16},
+                                          {"I64", 8, DType::i64},
+                                          {"I32", 4, DType::i32},
+                                          {"U8", 1, DType::u8},
+                                          {"BOOL", 1, {}},
+                                          {"I8", 1, {}},
+                                          {"F8_E4M3", 1, {}},
+                                          {"F8_E5M2", 1, {}},
+                                          {"I16", 2, {}},
+                                          {"U16", 2, {}},
+                                          {"F16", 2, {}},
+                                          {"U32", 4, {}},
+                                          {"U64", 8, {}}}};
+
+const FileType* find_type(std::string_view word) {
+  const auto it = std::find_if(kTypes.begin(), kTypes.end(), [&](const FileType& t) { return word == t.word; });
+  return it == kTypes.end() ? nullptr : &*it;
+}
+
+const char* word_of_dtype(DType dtype) {
+  return std::find_if(kTypes.begin(), kTypes.end(), [&](const FileType& t) { return t.engine == dtype; })->word;
+}
+
+uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t crc = 0) {
+  if (bytes.empty()) return crc;  // zlib takes a null pointer for a restart
+  return static_cast<uint32_t>(crc32_z(crc, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
+}
+
+// Parses the header's JSON. A key that stands twice in one object is an error, which the parser alone would let pass.
+nlohmann::json parse_json(const std::string& path, std::string_view text) {
+  std::vector<std::set<std::string>> keys;
+  const auto watch = [&](int, nlohmann::detail::parse_event_t event, nlohmann::json& value) {
+    using Event = nlohmann::detail::parse_event_t;
+    if (event == Event::object_start) keys.emplace_back();
+    if (event == Event::object_end) keys.pop_back();
+    if (event == Event::key) {
+      const std::string key = value.get<std::string>();
+      TRIAD_CHECK(keys.back().insert(key).second, "{}: the header, at offset {}, lists {} twice", path, kLengthBytes,
+                  key);
+    }
+    return true;
+  };
+  try {
+    return nlohmann::json::parse(text, watch);
+  } catch (const nlohmann::json::exception& e) {
+    fail("{}: the header, at offset {}, is not JSON: {}", path, kLengthBytes, e.what());
+  }
+}
+
+// A JSON value that must be an integer in [0, 2^62].
+int64_t size_value(const std::string& path, const std::string& name, const char* what, const nlohmann::json& value) {
+  constexpr uint64_t kLargest = uint64_t{1} << 62;
+  TRIAD_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= kLargest,
+              "{}: tensor {}: {} holds {}: a size is needed", path, name, what, value.dump());
+  return static_cast<int64_t>(value.get<uint64_t>());
+}
+
+// One entry of the header, its place relative to the data. Checks it as far as it stands alone.
+TensorEntry parse_entry(const std::string& path, const std::string& name, const nlohmann::json& value) {
+  TRIAD_CHECK(value.is_object(), "{}: tensor {}: an object is needed, found {}", path, name, value.dump());
+  for (const char* key : {"dtype", "shape", "data_offsets"})
+    TRIAD_CHECK(value.contains(key), "{}: tensor {} has no {}", path, name, key);
+  const nlohmann::json &dtype = value["dtype"], &shape = value["shape"], &offsets = value["data_offsets"];
+  const FileType* type = dtype.is_string() ? find_type(dtype.get<std::string>()) : nullptr;
+  TRIAD_CHECK(type != nullptr, "{}: tensor {}: unknown dtype {}", path, name, dtype.dump());
+  TRIAD_CHECK(shape.is_array(), "{}: tensor {}: the shape is {}, a list is needed", path, name, shape.dump());
+  TRIAD_CHECK(offsets.is_array() && offsets.size() == 2, "{}: tensor {}: data_offsets is {}, [begin, end] is needed",
+              path, name, offsets.dump());
+  TensorEntry entry{.name = name, .dtype = type->word, .shape = {}};
+  int64_t bytes = type->bytes;
+  for (const nlohmann::json& axis : shape) {
+    entry.shape.push_back(size_value(path, name, "the shape", axis));
+    TRIAD_CHECK(!__builtin_mul_overflow(bytes, entry.shape.back(), &bytes), "{}: tensor {}: the shape {} is too large",
+                path, name, shape.dump());
+  }
+  entry.begin = size_value(path, name, "data_offsets", offsets[0]);
+  entry.end = size_value(path, name, "data_offsets", offsets[1]);
+  TRIAD_CHECK(entry.bytes() == bytes, "{}: tensor {}: data_offsets {} hold {} bytes, {} needs {}", path, name,
+              offsets.dump(), entry.bytes(), entry.str(), bytes);
+  return entry;
+}
+
+}  // namespace
+
+int64_t TensorEntry::numel() const {
+  int64_t n = 1;
+  for (const int64_t axis : shape) n *= axis;
+  return n;
+}
+
+std::optional<DType> TensorEntry::engine_dtype() const { return find_type(dtype)->engine; }
+
+std::string TensorEntry::str() const { return fmt::format("{}[{}]", dtype, fmt::join(shape, ",")); }
+
+bool is_safetensors(const std::string& path) {
+  const MappedFile file(path);
+  if (file.size() < kLengthBytes + 2) return false;
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, file.data(), sizeof header_bytes);
+  return header_bytes <= static_cast<uint64_t>(std::min(kMaxHeaderBytes, file.size() - kLengthBytes)) &&
+         file.text()[kLengthBytes] == '{';
+}
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
+  TRIAD_CHECK(file_.size() >= kLengthBytes,
+              "{}: no safetensors file: expected the header's length in 8 bytes at offset 0, "
+              "the file ends at offset {}",
+              path, file_.size());
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, file_.data(), sizeof header_bytes);
+  TRIAD_CHECK(header_bytes <= kMaxHeaderBytes,
+              "{}: no safetensors file: at offset 0 a header of {} bytes, at most {} are allowed", path, header_bytes,
+              kMaxHeaderBytes);
+  TRIAD_CHECK(static_cast<int64_t>(header_bytes) <= file_.size() - kLengthBytes,
+              "{}: truncated: a header of {} bytes at offset {}, the file ends at offset {}", path, header_bytes,
+              kLengthBytes, file_.size());
+  parse_header(static_cast<int64_t>(header_bytes));
+}
+
+void SafetensorsFile::parse_header(int64_t header_bytes) {
+  const std::string_view text = file_.text().substr(kLengthBytes, static_cast<size_t>(header_bytes));
+  TRIAD_CHECK(text.starts_with('{'), "{}: no safetensors file: expected '{{' at offset {}, found \"{:?}\"", path(),
+              kLengthBytes, text.substr(0, 1));
+  const nlohmann::json header = parse_json(path(), text);
+  for (const auto& [name, value] : header.items()) {
+    if (name != kMetadataKey) {
+      entries_.push_back(parse_entry(path(), name, value));
+      continue;
+    }
+    TRIAD_CHECK(value.is_object(), "{}: {} is {}, an object is needed", path(), name, value.dump());
+    for (const auto& [key, word] : value.items()) {
+      TRIAD_CHECK(word.is_string(), "{}: {}: {} is {}, a string is needed", path(), name, key, word.dump());
+      metadata_[key] = word.get<std::string>();
+    }
+  }
+  std::sort(entries_.begin(), entries_.end(), [](const TensorEntry& a, const TensorEntry& b) {
+    return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
+  });
+  const int64_t data = kLengthBytes + header_bytes;
+  int64_t expected = data;
+  for (TensorEntry& entry : entries_) {
+    entry.begin += data;
+    entry.end += data;
+    TRIAD_CHECK(entry.begin == expected, "{}: tensor {} begins at offset {}, {} the tensor before it, which ends at {}",
+                path(), entry.name, entry.begin, entry.begin < expected ? "overlapping" : "leaving a hole behind",
+                expected);
+    expected = entry.end;
+    TRIAD_CHECK(expected <= file_.size(), "{}: truncated: tensor {} ends at offset {}, the file at {}", path(),
+                entry.name, expected, file_.size());
+  }
+  TRIAD_CHECK(expected == file_.size(), "{}: the last tensor ends at offset {}, the file at {}", path(), expected,
+              file_.size());
+  for (size_t i = 0; i < entries_.size(); ++i) index_.emplace(entries_[i].name, i);
+}
+
+const TensorEntry* SafetensorsFile::find(std::string_view name) const {
+  const auto it = index_.find(name);
+  return it == index_.end() ? nullptr : &entries_[it->second];
+}
+
+const TensorEntry& SafetensorsFile::at(std::string_view name) const {
+  const TensorEntry* entry = find(name);
+  TRIAD_CHECK(entry != nullptr, "{}: there is no tensor {} among its {}", path(), name, entries_.size());
+  return *entry;
+}
+
+std::span<const std::byte> SafetensorsFile::bytes(const TensorEntry& entry) const {
+  const auto bytes = file_.bytes().subspan(static_cast<size_t>(entry.begin), static_cast<size_t>(entry.bytes()));
+  const auto expected = metadata_.find(std::string(kChecksumPrefix) + entry.name);
+  if (expected != metadata_.end()) {
+    const std::string found = fmt::format("{:08x}", crc32_of(bytes));
+    TRIAD_CHECK(found == expected->second,
+                "{}: tensor {} at offset {} is damaged: its CRC-32 is {}, the header says {}", path(), entry.name,
+                entry.begin, found, expected->second);
+  }
+  return bytes;
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<TensorSpec> tensors,
+                                     const std::map<std::string, std::string>& metadata)
+    : path_(path), metadata_(metadata), file_(path) {
+  std::sort(tensors.begin(), tensors.end(), [](const TensorSpec& a, const TensorSpec& b) {
+    return size_of(a.dtype) != size_of(b.dtype) ? size_of(a.dtype) > size_of(b.dtype) : a.name < b.name;
+  });
+  for (TensorSpec& spec : tensors) {
+    TRIAD_CHECK(spec.name != kMetadataKey && index_.emplace(spec.name, places_.size()).second,
+                "{}: a tensor cannot be called {}, or not twice", path, spec.name);
+    places_.push_back({.spec = std::move(spec)});
+    places_.back().bytes = places_.back().spec.shape.numel() * size_of(places_.back().spec.dtype);
+  }
+  // Where the data begins depends on the header's length, which its relative offsets do not depend on.
+  int64_t offset = 0;
+  for (Place& place : places_) {
+    place.begin = offset;
+    offset += place.bytes;
+  }
+  const auto data = static_cast<int64_t>(header().size());
+  for (Place& place : places_) place.begin += data;
+}
+
+std::string SafetensorsWriter::header() const {
+  nlohmann::ordered_json metadata = nlohmann::ordered_json::object();
+  metadata["format"] = "pt";
+  for (const auto& [key, value] : metadata_) metadata[key] = value;
+  nlohmann::ordered_json root = {{kMetadataKey, nlohmann::ordered_json::object()}};
+  int64_t offset = 0;
+  for (const Place& place : places_) {
+    const TensorSpec& spec = place.spec;
+    metadata[std::string(kChecksumPrefix) + spec.name] = fmt::format("{:08x}", place.crc);
+    nlohmann::ordered_json& entry = root[spec.name];
+    entry["dtype"] = word_of_dtype(spec.dtype);
+    entry["shape"] = std::vector<int64_t>(spec.shape.dim.begin(), spec.shape.dim.begin() + spec.shape.rank);
+    entry["data_offsets"] = {offset, offset + place.bytes};
+    offset += place.bytes;
+  }
+  root[kMetadataKey] = std::move(metadata);
+  std::string json = root.dump();
+  json.resize((json.size() + 7) / 8 * 8, ' ');  // 8: the largest alignment of a tensor
+  const uint64_t length = json.size();
+  std::string out(kLengthBytes, '\0');
+  std::memcpy(out.data(), &length, sizeof length);
+  return out + json;
+}
+
+void SafetensorsWriter::write(std::string_view name, std::span<const std::byte> piece) {
+  const auto it = index_.find(name);
+  TRIAD_CHECK(it != index_.end(), "{}: tensor {} was not declared", path_, name);
+  Place& place = places_[it->second];
+  TRIAD_CHECK(place.written + static_cast<int64_t>(piece.size()) <= place.bytes, "{}: tensor {} has {} bytes, not {}",
+              path_, name, place.bytes, place.written + static_cast<int64_t>(piece.size()));
+  file_.write_at(place.begin + place.written, piece);
+  place.crc = crc32_of(piece, place.crc);
+  place.written += static_cast<int64_t>(piece.size());
+}
+
+void SafetensorsWriter::finish() {
+  for (const Place& place : places_)
+    TRIAD_CHECK(place.written == place.bytes, "{}: tensor {} has {} bytes, only {} were written", path_,
+                place.spec.name, place.bytes, place.written);
+  const std::string bytes = header();
+  file_.write_at(0, std::as_bytes(std::span(bytes)));
+  file_.commit();
+}
+
+void write_safetensors(const std::string& path, std::span<const HostTensor> tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  std::vector<TensorSpec> specs;
+  for (const HostTensor& tensor : tensors) specs.push_back(tensor.spec);
+  SafetensorsWriter writer(path, std::move(specs), metadata);
+  for (const HostTensor& tensor : tensors) {
+    const auto bytes = static_cast<size_t>(tensor.spec.shape.numel() * size_of(tensor.spec.dtype));
+    writer.write(tensor.spec.name, {static_cast<const std::byte*>(tensor.data), bytes});
+  }
+  writer.finish();
+}
+
+}  // namespace triad

@@ -1,0 +1,153 @@
+#include "io/shards.h"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "engine/check.h"
+
+namespace triad {
+
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "shards are read in place");
+
+constexpr int64_t kHeaderWords = 256, kHeaderBytes = kHeaderWords * 4;
+
+struct Format {
+  TokenWidth width;
+  int32_t magic, version;
+};
+constexpr std::array<Format, 2> kFormats = {Format{TokenWidth::u16, 20240520, 1}, Format{TokenWidth::u32, 20240801, 7}};
+
+int32_t header_word(const MappedFile& file, int64_t index) {
+  int32_t word = 0;
+  std::memcpy(&word, file.data() + index * 4, sizeof word);
+  return word;
+}
+
+// Calls f with the tokens as they lie in the file: uint16_t or uint32_t.
+template <class F>
+auto with_tokens(const MappedFile& file, TokenWidth width, F&& f) {
+  const std::byte* body = file.data() + kHeaderBytes;  // aligned: maps begin at a page
+  return width == TokenWidth::u16 ? f(reinterpret_cast<const uint16_t*>(body))
+                                  : f(reinterpret_cast<const uint32_t*>(body));
+}
+
+// The largest of [begin, end): a plain loop, which the compiler vectorises.
+template <class T>
+T largest(const T* tokens, int64_t begin, int64_t end) {
+  T most = 0;
+  for (int64_t i = begin; i < end; ++i) most = std::max(most, tokens[i]);
+  return most;
+}
+
+}  // namespace
+
+bool is_shard(const std::string& path) {
+  const MappedFile file(path);
+  if (file.size() < 4) return false;
+  return std::any_of(kFormats.begin(), kFormats.end(),
+                     [&](const Format& f) { return header_word(file, 0) == f.magic; });
+}
+
+Shard::Shard(const std::string& path) : file_(path) {
+  const int64_t bytes = file_.size();
+  TRIAD_CHECK(bytes > 0, "{}: an empty file, no token shard: expected a header of {} bytes at offset 0, found 0", path,
+              kHeaderBytes);
+  const int32_t magic = bytes >= 4 ? header_word(file_, 0) : 0;
+  const auto format = std::find_if(kFormats.begin(), kFormats.end(), [&](const Format& f) { return f.magic == magic; });
+  TRIAD_CHECK(format != kFormats.end(),
+              "{}: no token shard: at offset 0 expected the magic number {} (u16) or {} (u32), found {}", path,
+              kFormats[0].magic, kFormats[1].magic, magic);
+  TRIAD_CHECK(bytes >= kHeaderBytes,
+              "{}: a truncated token shard: expected a header of {} bytes, the file ends at offset {}", path,
+              kHeaderBytes, bytes);
+  TRIAD_CHECK(header_word(file_, 1) == format->version,
+              "{}: at offset 4 expected version {} of magic number {}, found {}", path, format->version, magic,
+              header_word(file_, 1));
+  width_ = format->width;
+  size_ = header_word(file_, 2);
+  TRIAD_CHECK(size_ > 0, "{}: at offset 8 expected a count of one or more tokens, found {}", path, size_);
+  const int64_t expected = kHeaderBytes + size_ * static_cast<int64_t>(width_);
+  TRIAD_CHECK(bytes == expected, "{}: {}: the header's {} tokens at offset 8 make {} bytes, the file ends at offset {}",
+              path, bytes < expected ? "a truncated token shard" : "bytes behind the last token", size_, expected,
+              bytes);
+}
+
+void Shard::read(int64_t begin, std::span<int32_t> out) const {
+  TRIAD_CHECK(begin >= 0 && begin + static_cast<int64_t>(out.size()) <= size_,
+              "{}: tokens [{}, {}) of {} were asked for", path(), begin, begin + static_cast<int64_t>(out.size()),
+              size_);
+  with_tokens(file_, width_, [&](const auto* tokens) {
+    for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<int32_t>(tokens[begin + static_cast<int64_t>(i)]);
+  });
+}
+
+int64_t Shard::max_token() const {
+  return with_tokens(file_, width_,
+                     [&](const auto* tokens) { return static_cast<int64_t>(largest(tokens, 0, size_)); });
+}
+
+void Shard::scan(int64_t vocab) const {
+  constexpr int64_t kChunk = 1 << 16;
+  with_tokens(file_, width_, [&](const auto* tokens) {
+    for (int64_t begin = 0; begin < size_; begin += kChunk) {
+      const int64_t end = std::min(size_, begin + kChunk);
+      if (static_cast<int64_t>(largest(tokens, begin, end)) < vocab) continue;
+      int64_t i = begin;
+      while (static_cast<int64_t>(tokens[i]) < vocab) ++i;
+      fail("{}: token {} at offset {} (token number {}) is not in the vocabulary: expected 0..{}", path(), tokens[i],
+           kHeaderBytes + i * static_cast<int64_t>(width_), i, vocab - 1);
+    }
+  });
+}
+
+ShardWriter::ShardWriter(const std::string& path, TokenWidth width) : path_(path), width_(width), file_(path) {
+  const std::array<std::byte, kHeaderBytes> placeholder{};  // finish() knows the count
+  file_.write(placeholder);
+}
+
+void ShardWriter::append(std::span<const int32_t> tokens) {
+  constexpr size_t kFlushBytes = 1 << 20;
+  const int64_t limit = width_ == TokenWidth::u16 ? INT64_C(1) << 16 : INT64_C(1) << 31;
+  const auto bytes_each = static_cast<size_t>(width_);
+  TRIAD_CHECK(size_ + static_cast<int64_t>(tokens.size()) <= INT32_MAX, "{}: a shard holds at most {} tokens", path_,
+              INT32_MAX);
+  for (const int32_t token : tokens) {
+    TRIAD_CHECK(token >= 0 && token < limit, "{}: token {} does not fit {} bytes", path_, token, bytes_each);
+    const size_t at = buffer_.size();
+    buffer_.resize(at + bytes_each);
+    std::memcpy(buffer_.data() + at, &token, bytes_each);  // little-endian: the low bytes come first
+    if (buffer_.size() >= kFlushBytes) flush();
+  }
+  size_ += static_cast<int64_t>(tokens.size());
+}
+
+void ShardWriter::flush() {
+  if (buffer_.empty()) return;
+  body_crc_ = static_cast<uint32_t>(crc32_z(body_crc_, reinterpret_cast<const Bytef*>(buffer_.data()), buffer_.size()));
+  file_.write(buffer_);
+  buffer_.clear();
+}
+
+ShardWriter::Written ShardWriter::finish() {
+  TRIAD_CHECK(size_ > 0, "{}: a shard without tokens is not written", path_);
+  flush();
+  const Format& format = kFormats[width_ == TokenWidth::u16 ? 0 : 1];
+  std::array<int32_t, kHeaderWords> header{};
+  header[0] = format.magic;
+  header[1] = format.version;
+  header[2] = static_cast<int32_t>(size_);
+  const auto bytes = std::as_bytes(std::span(header));
+  file_.write_at(0, bytes);
+  const uLong header_crc = crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size());
+  const auto crc = static_cast<uint32_t>(crc32_combine(header_crc, body_crc_, file_.size() - kHeaderBytes));
+  file_.commit();
+  return {.tokens = size_, .bytes = file_.size(), .crc32 = crc};
+}
+
+}  // namespace triad

@@ -1,0 +1,62 @@
+// Token shards as llm.c writes them: 256 int32 of header (magic, version, token count), then the tokens, little-endian.
+// u16: magic 20240520, version 1. u32: magic 20240801, version 7.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "io/file.h"
+
+namespace triad {
+
+enum class TokenWidth { u16 = 2, u32 = 4 };  // bytes a token
+
+// True if the file begins with the magic number of a shard. A file too short for one is none.
+bool is_shard(const std::string& path);
+
+// A shard, mapped. A file that is foreign, cut, without tokens, or not exactly as long as its header says is an Error
+// that names file, offset, and what was expected and found there.
+class Shard {
+ public:
+  explicit Shard(const std::string& path);
+  const std::string& path() const { return file_.path(); }
+  TokenWidth width() const { return width_; }
+  int64_t size() const { return size_; }  // tokens
+  int64_t bytes() const { return file_.size(); }
+  void read(int64_t begin, std::span<int32_t> out) const;  // tokens [begin, begin + out.size())
+  int64_t max_token() const;                               // reads the whole shard
+  // The first token >= vocab is an Error that names file, offset and token. Reads the whole shard.
+  void scan(int64_t vocab) const;
+
+ private:
+  MappedFile file_;
+  TokenWidth width_ = TokenWidth::u16;
+  int64_t size_ = 0;
+};
+
+// Writes a shard piece by piece; it appears whole or not at all.
+class ShardWriter {
+ public:
+  ShardWriter(const std::string& path, TokenWidth width);
+  void append(std::span<const int32_t> tokens);  // a token that does not fit the width is an Error
+  int64_t size() const { return size_; }         // tokens so far
+
+  struct Written {
+    int64_t tokens = 0, bytes = 0;
+    uint32_t crc32 = 0;  // of the whole file
+  };
+  Written finish();  // a shard without tokens is an Error
+
+ private:
+  void flush();
+
+  std::string path_;
+  TokenWidth width_;
+  AtomicFile file_;
+  std::vector<std::byte> buffer_;
+  int64_t size_ = 0;
+  uint32_t body_crc_ = 0;
+};
+
+}  // namespace triad

@@ -1,0 +1,178 @@
+// Matrix products on the CPU through CBLAS. D is cut into tiles that depend on the shape alone, each one gemm on one
+// thread, so the result has the same bits on any number of threads, and OpenBLAS never competes with OpenMP for cores.
+#include "kernels/matmul.h"
+
+#include <cblas.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+
+#include "engine/check.h"
+#include "kernels/parallel.h"
+
+namespace triad {
+
+namespace {
+
+struct Size {
+  int64_t M, N, K;
+};
+
+Size check_matmul(const ConstTensor& d, const ConstTensor& a, const ConstTensor& b, const MatmulOptions& o,
+                  const ConstTensor& addend) {
+  for (const ConstTensor* t : {&d, &a, &b})
+    TRIAD_CHECK(t->rank == 2, "matmul: {} is not a matrix (D {}, A {}, B {})", t->str(), d.str(), a.str(), b.str());
+  const Size s = {d.size(0), d.size(1), a.size(o.trans_a ? 0 : 1)};
+  check_tensor("matmul's A", a, o.trans_a ? Shape{s.K, s.M} : Shape{s.M, s.K}, a.dtype);
+  check_tensor("matmul's B", b, o.trans_b ? Shape{s.N, s.K} : Shape{s.K, s.N}, a.dtype);
+  TRIAD_CHECK(is_float(a.dtype) && (d.dtype == a.dtype || d.dtype == acc_dtype(a.dtype)),
+              "matmul: D of {} cannot take a product of {}", name_of(d.dtype), name_of(a.dtype));
+  if (!addend.empty()) {
+    check_tensor("matmul's addend", addend, d.shape(), d.dtype);
+    TRIAD_CHECK(!o.accumulate, "matmul: both accumulate and an addend {}", addend.str());
+  }
+  for (const ConstTensor* t : {&d, &a, &b, &addend}) {
+    if (t->empty()) continue;
+    TRIAD_CHECK(t->stride[1] == 1 || t->size(1) <= 1, "matmul: the columns of {} are {} apart", t->str(), t->stride[1]);
+    TRIAD_CHECK(leading_dimension(*t) >= t->size(1), "matmul: the rows of {} overlap, {} apart", t->str(), t->stride[0]);
+    // CBLAS counts in int.
+    TRIAD_CHECK(std::max(t->size(0), leading_dimension(*t)) <= INT_MAX, "matmul: {} is too large", t->str());
+  }
+  return s;
+}
+
+// OpenBLAS runs each gemm on the calling thread while one of these lives. Its OpenMP flavour takes its thread count from
+// omp_get_max_threads(), which is put back; its pthreads flavour has a global count, which stays 1.
+class SingleThreadedBlas {
+ public:
+  SingleThreadedBlas() {
+    static const bool once = (openblas_set_num_threads(1), true);
+    static_cast<void>(once);
+    omp_set_num_threads(1);
+  }
+  ~SingleThreadedBlas() { omp_set_num_threads(max_threads_); }
+  SingleThreadedBlas(const SingleThreadedBlas&) = delete;
+
+ private:
+  const int max_threads_ = omp_get_max_threads();  // read before the constructor's body
+};
+
+struct Tile {
+  int64_t rows = 512, cols = 512;
+};
+
+// Large tiles pack their operands less often; at least 32 of them feed the cores of a desktop machine.
+Tile choose_tile(const Size& s) {
+  constexpr int64_t kEnoughTiles = 32, kSmallest = 64;
+  auto pieces = [](int64_t n, int64_t tile) { return (n + tile - 1) / tile; };
+  Tile t;
+  while (pieces(s.M, t.rows) * pieces(s.N, t.cols) < kEnoughTiles && std::max(t.rows, t.cols) > kSmallest)
+    (t.rows >= t.cols ? t.rows : t.cols) /= 2;
+  return t;
+}
+
+template <class T>
+struct Matrix {
+  explicit Matrix(const ConstTensor& t) : data(t.ptr<T>()), ld(leading_dimension(t)) {}
+  const T* at(int64_t row, int64_t col) const { return data + row * ld + col; }
+  const T* data;
+  int64_t ld;
+};
+
+template <class T>
+void gemm(const MatmulOptions& o, int m, int n, int k, const T* a, int lda, const T* b, int ldb, T beta, T* d, int ldd) {
+  const CBLAS_TRANSPOSE ta = o.trans_a ? CblasTrans : CblasNoTrans, tb = o.trans_b ? CblasTrans : CblasNoTrans;
+  const T alpha = static_cast<T>(o.alpha);
+  if constexpr (std::is_same_v<T, double>) {
+    cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, d, ldd);
+  } else {
+    cblas_sgemm(CblasRowMajor, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, d, ldd);
+  }
+}
+
+// All of one type, double or float.
+template <class T>
+void multiply(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const Size& s, const MatmulOptions& o,
+              ConstTensor addend) {
+  const SingleThreadedBlas single_threaded;
+  const Tile tile = choose_tile(s);
+  const Matrix<T> A(a), B(b), Addend(addend.empty() ? ConstTensor(d) : addend);
+  T* const D = d.ptr<T>();
+  const int64_t ldd = leading_dimension(d);
+  const bool copy_addend = !addend.empty() && addend.data != d.data;
+  const T beta = o.accumulate || !addend.empty() ? T{1} : T{0};
+  const int64_t tiles_down = (s.M + tile.rows - 1) / tile.rows, tiles_across = (s.N + tile.cols - 1) / tile.cols;
+  parallel_for(ctx, tiles_down * tiles_across, [&](int64_t i) {
+    const int64_t row = i / tiles_across * tile.rows, col = i % tiles_across * tile.cols;
+    const int64_t m = std::min(tile.rows, s.M - row), n = std::min(tile.cols, s.N - col);
+    if (copy_addend)
+      for (int64_t r = row; r < row + m; ++r) std::memcpy(D + r * ldd + col, Addend.at(r, col), n * sizeof(T));
+    gemm<T>(o, m, n, s.K, o.trans_a ? A.at(0, row) : A.at(row, 0), A.ld, o.trans_b ? B.at(col, 0) : B.at(0, col), B.ld,
+            beta, D + row * ldd + col, ldd);
+  });
+}
+
+// The float copy of a bf16 matrix.
+Tensor widen(Context& ctx, Scratch::Scope& scope, ConstTensor narrow) {
+  const Tensor wide = scope.alloc(DType::f32, narrow.shape());
+  const Matrix<bf16> from(narrow);
+  float* const to = wide.ptr<float>();
+  const int64_t cols = narrow.size(1);
+  parallel_for(ctx, narrow.size(0), [&](int64_t r) { std::copy_n(from.at(r, 0), cols, to + r * cols); });
+  return wide;
+}
+
+void multiply_bf16(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const Size& s, const MatmulOptions& o,
+                   ConstTensor addend) {
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor wide_a = widen(ctx, scope, a), wide_b = widen(ctx, scope, b);
+  if (d.dtype == DType::f32) return multiply<float>(ctx, d, wide_a, wide_b, s, o, addend);
+  const Tensor wide_d = scope.alloc(DType::f32, d.shape());
+  MatmulOptions product = o;
+  product.accumulate = false;
+  multiply<float>(ctx, wide_d, wide_a, wide_b, s, product, {});
+  if (o.accumulate) addend = d;
+  bf16* const D = d.ptr<bf16>();
+  const int64_t ldd = leading_dimension(d);
+  const float* const wide = wide_d.ptr<float>();
+  const bool has_addend = !addend.empty();
+  const Matrix<bf16> Addend(has_addend ? addend : ConstTensor(d));
+  parallel_for(ctx, s.M, [&](int64_t r) {
+    for (int64_t c = 0; c < s.N; ++c)
+      D[r * ldd + c] = bf16(wide[r * s.N + c] + (has_addend ? static_cast<float>(*Addend.at(r, c)) : 0.0f));
+  });
+}
+
+}  // namespace
+
+void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& options, ConstTensor addend) {
+  const Size s = check_matmul(d, a, b, options, addend);
+  if (s.M == 0 || s.N == 0) return;
+  if (s.K == 0) {  // an empty sum, which not every BLAS takes
+    if (options.accumulate) return;
+    return addend.empty() ? zero(ctx, d) : copy(ctx, d, addend);
+  }
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::matmul(ctx, d, a, b, options, addend);
+  }
+  switch (a.dtype) {
+    case DType::f64: return multiply<double>(ctx, d, a, b, s, options, addend);
+    case DType::f32: return multiply<float>(ctx, d, a, b, s, options, addend);
+    default: return multiply_bf16(ctx, d, a, b, s, options, addend);
+  }
+}
+
+void linear_forward(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, ConstTensor addend) {
+  matmul(ctx, y, x, w, {.trans_b = true}, addend);
+}
+
+void linear_backward(Context& ctx, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w) {
+  TRIAD_CHECK(dw.shape() == w.shape() && dw.dtype == acc_dtype(w.dtype), "linear: the gradient of w {} is {}", w.str(),
+              dw.str());
+  if (!dx.empty()) matmul(ctx, dx, dy, w);
+  matmul(ctx, dw, dy, x, {.trans_a = true, .accumulate = true});
+}
+
+}  // namespace triad

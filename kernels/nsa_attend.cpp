@@ -1,0 +1,51 @@
+// The shape checks of attention, one place for the three branches and both devices.
+#include "kernels/nsa_attend.h"
+
+#include "engine/check.h"
+
+namespace triad {
+
+namespace {
+
+void check_argument(const char* op, const char* name, const ConstTensor& t, const Shape& shape, DType dtype) {
+  TRIAD_CHECK(t.shape() == shape && t.dtype == dtype, "{}: {} is {}, not {}{}", op, name, t.str(), name_of(dtype),
+              shape.str());
+}
+
+}  // namespace
+
+void check_attend(const char* op, const AttendIn& in, const AttendOut& out) {
+  TRIAD_CHECK(in.q.rank == 4 && in.k.rank == 4 && in.v.rank == 4, "{}: q {}, k {} and v {} need four axes", op,
+              in.q.str(), in.k.str(), in.v.str());
+  const int64_t B = in.q.size(0), T = in.q.size(1), Hq = in.q.size(2), dk = in.q.size(3);
+  const int64_t S = in.k.size(1), Hkv = in.k.size(2), dv = in.v.size(3);
+  TRIAD_CHECK(is_float(in.q.dtype), "{}: q is {}, not floats", op, in.q.str());
+  TRIAD_CHECK(Hkv > 0 && Hq % Hkv == 0, "{}: {} query heads are not a multiple of {} groups", op, Hq, Hkv);
+  TRIAD_CHECK(dk > 0 && dv > 0, "{}: heads of width {} and {}", op, dk, dv);
+  check_argument(op, "k", in.k, {B, S, Hkv, dk}, in.q.dtype);
+  check_argument(op, "v", in.v, {B, S, Hkv, dv}, in.q.dtype);
+  check_argument(op, "o", out.o, {B, T, Hq, dv}, in.q.dtype);
+  check_argument(op, "lse", out.lse, {B, T, Hq}, acc_dtype(in.q.dtype));
+}
+
+void check_attend_grad(const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in) {
+  TRIAD_CHECK(in.q.rank == 4 && in.k.rank == 4 && in.v.rank == 4, "{}: q {}, k {} and v {} need four axes", op,
+              in.q.str(), in.k.str(), in.v.str());
+  const int64_t B = in.q.size(0), T = in.q.size(1), Hq = in.q.size(2), dv = in.v.size(3), Hkv = in.k.size(2);
+  const DType dtype = in.q.dtype, acc = acc_dtype(dtype);
+  TRIAD_CHECK(is_float(dtype), "{}: q is {}, not floats", op, in.q.str());
+  TRIAD_CHECK(Hkv > 0 && Hq % Hkv == 0, "{}: {} query heads are not a multiple of {} groups", op, Hq, Hkv);
+  check_argument(op, "k", in.k, {B, in.k.size(1), Hkv, in.q.size(3)}, dtype);
+  check_argument(op, "v", in.v, {B, in.k.size(1), Hkv, dv}, dtype);
+  check_argument(op, "dout", grad.dout, {B, T, Hq, dv}, dtype);
+  if (!grad.gate.empty()) check_argument(op, "gate", grad.gate, {B, T, Hkv}, acc);
+  check_argument(op, "delta", grad.delta, {B, T, Hq}, acc);
+  check_argument(op, "lse", grad.lse, {B, T, Hq}, acc);
+  check_argument(op, "dq", out.dq, in.q.shape(), acc);
+  TRIAD_CHECK(out.dk.dtype == dtype || out.dk.dtype == acc, "{}: dk is {}, not {} or {}", op, out.dk.str(),
+              name_of(dtype), name_of(acc));
+  check_argument(op, "dk", out.dk, in.k.shape(), out.dk.dtype);
+  check_argument(op, "dv", out.dv, in.v.shape(), out.dk.dtype);
+}
+
+}  // namespace triad

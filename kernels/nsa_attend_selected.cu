@@ -1,0 +1,294 @@
+// The selected branch on the GPU, on the general kernels of nsa_attend_rows.cuh and nsa_attend.cu.
+//
+// Forward and dq: 64 rows share the union of their tokens' lists. Each warp merges the (up to 64) sorted lists for
+// itself: a lane follows two of them, the next block is the minimum over the warp, a ballot tells which tokens listed
+// it. Warps skip blocks that none of their rows listed. Work: the union for the loads, about the union of 16 rows for
+// the products.
+//
+// dk and dv need the lists by block: an inverse index, in scratch linear in T, made without ordering races:
+//   count_entries_kernel   how many tokens of each of kParts parts of the sequence list a block (integer atomics: sums
+//   only) plan_work_kernel       one CTA for each (b, g): prefix sums of the counts, and the pieces of at most
+//   kWorkTokens tokens, so
+//                          that block 0, which every token lists, does not become one CTA's work
+//   fill_index_kernel      the tokens of each block, ascending: a warp turns the lists of 32 tokens into a 32x32 bit
+//   matrix
+//                          (token, block), and its transpose, by ballots, gives each lane one block's tokens in order
+#include "kernels/nsa_attend_selected.h"
+
+#include <climits>
+
+#include "kernels/nsa_attend.cuh"
+#include "kernels/nsa_attend_rows.cuh"
+
+namespace triad::cuda {
+namespace {
+
+// block_index [B,T,Hkv,n]
+struct BlockLists {
+  const int* data;
+  int64_t batch, row, head;
+  int n, tokens, groups, blocks;  // blocks: of T tokens, ceil(T / l')
+  __device__ __forceinline__ const int* at(int b, int t, int g) const {
+    return data + b * batch + static_cast<int64_t>(t) * row + g * head;
+  }
+};
+
+struct SelectedKeys {
+  KeyRange range;
+  BlockLists lists;
+  int block_keys;
+
+  class Walk {
+   public:
+    __device__ __forceinline__ Walk(const SelectedKeys& keys, const RowTile& rows)
+        : block_keys_(keys.block_keys), n_(keys.lists.n), end_of_sight_(rows.last_token + 1) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int t = rows.first_token + static_cast<int>(threadIdx.x % 32) + 32 * i;
+        const bool exists = t <= rows.last_token;
+        list_[i] = exists ? keys.lists.at(rows.b, t, rows.g) : nullptr;
+        at_[i] = exists ? -1 : n_;
+        advance(i);
+      }
+    }
+    __device__ __forceinline__ bool next(KeyTile& tile, int most) {
+      while (first_ >= end_) {  // the next block that any token listed
+        const int block = __reduce_min_sync(kFullWarp, min(block_[0], block_[1]));
+        if (block == INT_MAX) return false;
+        const uint64_t low = __ballot_sync(kFullWarp, block_[0] == block);
+        const uint64_t high = __ballot_sync(kFullWarp, block_[1] == block);
+        members_ = high << 32 | low;
+        for (int i = 0; i < 2; ++i)
+          if (block_[i] == block) advance(i);
+        first_ = block * block_keys_;
+        end_ = min(first_ + block_keys_, end_of_sight_);
+      }
+      tile = {first_, min(first_ + most, end_), members_};
+      first_ += most;
+      return true;
+    }
+
+   private:
+    __device__ __forceinline__ void advance(int i) {
+      const int block = ++at_[i] < n_ ? list_[i][at_[i]] : -1;
+      block_[i] = block < 0 ? INT_MAX : block;  // -1 ends a list
+    }
+    int block_keys_, n_, end_of_sight_;
+    const int* list_[2];
+    int at_[2], block_[2];
+    int first_ = 0, end_ = 0;  // what is left of the current block
+    uint64_t members_ = 0;
+  };
+};
+
+// ---- the inverse index ----
+
+constexpr int kParts = 8;      // of the sequence, filled side by side
+constexpr int kFillWarps = 8;  // of a CTA that fills: 256 tokens a step
+constexpr int kScanThreads = 1024;
+
+struct Index {
+  BlockLists lists;
+  Divisor n;
+  int part_tokens;
+  int64_t capacity;   // entries of one (b, g): T * n
+  int* part_counts;   // [B*Hkv, kParts, blocks] counts; after plan_work where the part's tokens begin in `tokens`
+  int* tokens;        // [B*Hkv, capacity]
+  KeyWork* work;      // [pieces, B*Hkv]
+  int2* block_slots;  // [B*Hkv, blocks]
+  int pieces, slots;  // capacities of one (b, g)
+  __device__ __forceinline__ int* counts(int bg, int part) const {
+    return part_counts + (static_cast<int64_t>(bg) * kParts + part) * lists.blocks;
+  }
+};
+
+__global__ void count_entries_kernel(const Index index) {
+  const BlockLists& lists = index.lists;
+  const int b = blockIdx.y / lists.groups, g = blockIdx.y % lists.groups;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < index.capacity; i += stride) {
+    const int t = index.n.quotient(static_cast<int>(i));
+    const int block = lists.at(b, t, g)[i - static_cast<int64_t>(t) * lists.n];
+    if (block >= 0) atomicAdd(index.counts(blockIdx.y, t / index.part_tokens) + block, 1);
+  }
+}
+
+struct WorkSum {
+  int tokens, pieces, slots;
+  __device__ __forceinline__ WorkSum operator+(const WorkSum& o) const {
+    return {tokens + o.tokens, pieces + o.pieces, slots + o.slots};
+  }
+};
+__device__ __forceinline__ WorkSum shuffle_up(const WorkSum& s, int by) {
+  return {__shfl_up_sync(kFullWarp, s.tokens, by), __shfl_up_sync(kFullWarp, s.pieces, by),
+          __shfl_up_sync(kFullWarp, s.slots, by)};
+}
+
+// The sum of `mine` over the threads before this one; `total` is that over all threads.
+__device__ __forceinline__ WorkSum exclusive_scan(const WorkSum& mine, WorkSum& total) {
+  __shared__ WorkSum warp_sums[kScanThreads / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto scan_warp = [&](WorkSum sum) {
+    for (int by = 1; by < 32; by *= 2) {
+      const WorkSum before = shuffle_up(sum, by);
+      if (lane >= by) sum = sum + before;
+    }
+    return sum;
+  };
+  const WorkSum in_warp = scan_warp(mine);
+  if (lane == 31) warp_sums[warp] = in_warp;
+  __syncthreads();
+  if (warp == 0) warp_sums[lane] = scan_warp(warp_sums[lane]);
+  __syncthreads();
+  total = warp_sums[kScanThreads / 32 - 1];
+  const WorkSum before = warp > 0 ? warp_sums[warp - 1] : WorkSum{};
+  __syncthreads();  // warp_sums is free for the next call
+  return {before.tokens + in_warp.tokens - mine.tokens, before.pieces + in_warp.pieces - mine.pieces,
+          before.slots + in_warp.slots - mine.slots};
+}
+
+__global__ void __launch_bounds__(kScanThreads) plan_work_kernel(const Index index) {
+  const int bg = blockIdx.x, blocks = index.lists.blocks;
+  WorkSum done{};
+  for (int block0 = 0; block0 < blocks; block0 += kScanThreads) {
+    const int block = block0 + threadIdx.x;
+    const bool exists = block < blocks;
+    int tokens = 0;
+    for (int part = 0; exists && part < kParts; ++part) tokens += index.counts(bg, part)[block];
+    const int pieces =
+        exists ? max(1, (tokens + kWorkTokens - 1) / kWorkTokens) : 0;  // at least one: it writes the zeros
+    WorkSum total;
+    const WorkSum at = done + exclusive_scan({tokens, pieces, pieces > 1 ? pieces : 0}, total);
+    done = done + total;
+    if (!exists) continue;
+    int first = at.tokens;
+    for (int part = 0; part < kParts; ++part) {
+      int& count = index.counts(bg, part)[block];
+      const int begin = first;
+      first += count;
+      count = begin;
+    }
+    const int slot0 = bg * index.slots + at.slots;
+    index.block_slots[static_cast<int64_t>(bg) * blocks + block] = make_int2(slot0, pieces);
+    for (int i = 0; i < pieces; ++i)
+      index.work[static_cast<int64_t>(at.pieces + i) * gridDim.x + bg] = {
+          block, at.tokens + i * kWorkTokens, min(kWorkTokens, tokens - i * kWorkTokens), pieces > 1 ? slot0 + i : -1};
+  }
+  for (int i = done.pieces + threadIdx.x; i < index.pieces; i += kScanThreads)
+    index.work[static_cast<int64_t>(i) * gridDim.x + bg] = {0, 0, -1, -1};
+}
+
+// A CTA writes the tokens of one part of the sequence that list the blocks block0 .. block0 + 31; lane j has block j.
+__global__ void __launch_bounds__(32 * kFillWarps) fill_index_kernel(const Index index) {
+  __shared__ unsigned masks[kFillWarps][32];  // by token: which of the 32 blocks it lists
+  __shared__ int counts[kFillWarps][32];      // by block: how many of the warp's tokens list it
+  const BlockLists& lists = index.lists;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int part = blockIdx.x % kParts, block0 = blockIdx.x / kParts * 32, bg = blockIdx.y;
+  const int b = bg / lists.groups, g = bg % lists.groups, n = lists.n;
+  const int begin = part * index.part_tokens, end = min(begin + index.part_tokens, lists.tokens);
+  int* const out = index.tokens + bg * index.capacity;
+  int at = block0 + lane < lists.blocks ? index.counts(bg, part)[block0 + lane] : 0;
+
+  for (int step = begin; step < end; step += 32 * kFillWarps) {
+    const int t0 = step + 32 * warp, entries = max(0, min(32, end - t0)) * n;
+    masks[warp][lane] = 0;
+    __syncwarp();
+    for (int i = lane; i < entries; i += 32) {
+      const int row = index.n.quotient(i);
+      const unsigned bit = lists.at(b, t0 + row, g)[i - row * n] - block0;  // -1 becomes large
+      if (bit < 32) atomicOr(&masks[warp][row], 1u << bit);
+    }
+    __syncwarp();
+    const unsigned listed = masks[warp][lane];
+    unsigned tokens = 0;  // that list this lane's block
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      const unsigned word = __ballot_sync(kFullWarp, listed >> j & 1);
+      if (lane == j) tokens = word;
+    }
+    counts[warp][lane] = __popc(tokens);
+    __syncthreads();
+    int to = at;
+#pragma unroll
+    for (int w = 0; w < kFillWarps; ++w) {
+      const int count = counts[w][lane];
+      if (w < warp) to += count;
+      at += count;
+    }
+    for (; tokens != 0; tokens &= tokens - 1) out[to++] = t0 + __ffs(tokens) - 1;
+    __syncthreads();  // counts are free for the next step
+  }
+}
+
+SelectedKeys selected_keys(const char* op, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
+  const int64_t T = in.q.size(1), n = block_index.size(3);
+  TRIAD_CHECK(T * n < (int64_t{1} << 31), "{}: T = {} times n = {} does not fit 31 bits", op, T, n);
+  const auto tokens = static_cast<int>(T), block = static_cast<int>(std::min(l_sel, T));  // one block of T: all tokens
+  return {
+      .range = {.window = tokens, .l = 1, .d = 1, .keys = tokens},
+      .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2],
+                static_cast<int>(n), tokens, static_cast<int>(in.k.size(2)), static_cast<int>(ceil_div(tokens, block))},
+      .block_keys = block};
+}
+
+}  // namespace
+
+void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
+                                 int64_t l_sel) {
+  const char* op = "nsa_attend_selected_forward";
+  attend_rows_forward(ctx, op, out, in, selected_keys(op, in, block_index, l_sel));
+}
+
+void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
+                                  ConstTensor block_index, int64_t l_sel) {
+  const char* op = "nsa_attend_selected_backward";
+  const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
+  attend_rows_backward(ctx, op, out, grad, in, keys);
+
+  // Of `capacity` entries at most capacity / kWorkTokens pieces are full; each block adds one that is not, and needs a
+  // slot for it only when it has a full one too.
+  const BlockLists& lists = keys.lists;
+  const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = lists.blocks;
+  const int64_t capacity = in.q.size(1) * lists.n, full = capacity / kWorkTokens;
+  const int64_t pieces = full + blocks, slots = full + std::min(full, blocks);
+  TRIAD_CHECK(bgs * pieces < (int64_t{1} << 31), "{}: {} pieces of work do not fit 31 bits", op, bgs * pieces);
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor counts = scope.alloc(DType::i32, {bgs, kParts, blocks});
+  const Tensor tokens = scope.alloc(DType::i32, {bgs, capacity});
+  const Tensor work = scope.alloc(DType::i32, {pieces, bgs, sizeof(KeyWork) / sizeof(int)});
+  const Tensor block_slots = scope.alloc(DType::i32, {bgs, blocks, 2});
+  Index index{.lists = lists,
+              .n = Divisor(lists.n),
+              .part_tokens = static_cast<int>(ceil_div(in.q.size(1), kParts)),
+              .capacity = capacity,
+              .part_counts = counts.ptr<int32_t>(),
+              .tokens = tokens.ptr<int32_t>(),
+              .work = reinterpret_cast<KeyWork*>(work.data),
+              .block_slots = reinterpret_cast<int2*>(block_slots.data),
+              .pieces = static_cast<int>(pieces),
+              .slots = static_cast<int>(slots)};
+  zero(ctx, counts);
+  const auto grid_y = static_cast<unsigned>(bgs);
+  const auto count_ctas = static_cast<unsigned>(std::min<int64_t>(ceil_div(capacity, 1024), 1024));
+  launch(ctx, "count_entries", count_entries_kernel, dim3(count_ctas, grid_y), dim3(256), 0, index);
+  launch(ctx, "plan_work", plan_work_kernel, dim3(grid_y), dim3(kScanThreads), 0, index);
+  const auto fill_ctas = static_cast<unsigned>(ceil_div(blocks, 32) * kParts);
+  launch(ctx, "fill_index", fill_index_kernel, dim3(fill_ctas, grid_y), dim3(32 * kFillWarps), 0, index);
+
+  KeyWorkList list{.block_keys = keys.block_keys,
+                   .blocks = lists.blocks,
+                   .pieces = static_cast<int>(pieces),
+                   .work = index.work,
+                   .tokens = index.tokens,
+                   .tokens_stride = capacity,
+                   .block_slots = index.block_slots,
+                   .partial = nullptr};
+  if (slots > 0) {
+    const int64_t width = in.k.size(3) + in.v.size(3);
+    list.partial = scope.alloc(DType::f32, {bgs * slots, keys.block_keys, width}).ptr<float>();
+  }
+  attend_key_gradients(ctx, op, out, grad, in, keys.range, list);
+}
+
+}  // namespace triad::cuda

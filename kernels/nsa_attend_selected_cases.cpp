@@ -1,0 +1,61 @@
+// The selected branch, checked and timed, on random lists of the form that the selection makes.
+#include "kernels/nsa_attend_selected.h"
+#include "kernels/nsa_cases.h"
+#include "kernels/nsa_gate.h"
+
+namespace triad {
+
+namespace {
+
+using Lists = std::function<std::vector<double>(uint64_t seed)>;
+
+OpCase selected_case(std::string name, const AttendSizes& n, int64_t n_sel, int64_t l_sel, const Lists& lists = nullptr,
+                     int64_t row_pad = 0) {
+  OpCase c{.op = "nsa_attend_selected", .name = std::move(name), .args = attend_args(n, 1.0, row_pad)};
+  Arg index{.name = "block_index", .role = ArgRole::constant, .shape = {n.B, n.T, n.Hkv, n_sel}, .type = ArgType::i32};
+  index.fill_all =
+      lists ? lists : [=](uint64_t seed) { return random_block_lists(seed, n.B, n.T, n.Hkv, n_sel, l_sel); };
+  c.args.push_back(std::move(index));
+  c.forward = [l_sel](Context& ctx, const Args& a) {
+    nsa_attend_selected_forward(ctx, {a["o"], a["lse"]}, {a["q"], a["k"], a["v"]}, a["block_index"], l_sel);
+  };
+  c.backward = [l_sel](Context& ctx, const Args& a) {
+    Scratch::Scope scope(ctx.scratch);
+    const Tensor delta = scope.alloc(a["lse"].dtype, a["lse"].shape());
+    attention_delta(ctx, delta, a["do"], a["o"]);
+    nsa_attend_selected_backward(ctx, {a["dq"], a["dk"], a["dv"]}, {a["do"], {}, delta, a["lse"]},
+                                 {a["q"], a["k"], a["v"]}, a["block_index"], l_sel);
+  };
+  set_attend_costs(c, n, selected_pairs(n.T, n_sel, l_sel));
+  return c;
+}
+
+// Every row lists block 0 alone: its keys are hot, the others get no gradient, and rows past it do not see themselves.
+std::vector<double> hot_lists(int64_t rows, int64_t n_sel) {
+  std::vector<double> lists(static_cast<size_t>(rows * n_sel), -1);
+  for (int64_t i = 0; i < rows; ++i) lists[static_cast<size_t>(i * n_sel)] = 0;
+  return lists;
+}
+
+}  // namespace
+
+std::vector<OpCase> nsa_attend_selected_cases() {
+  std::vector<OpCase> cases = {
+      selected_case("1x1", {1, 1, 1, 1, 1, 4, 4}, 3, 64),
+      selected_case("2x33_l4_n4", {2, 33, 33, 4, 2, 8, 8}, 4, 4),
+      selected_case("31_l1_n8", {1, 31, 31, 2, 1, 10, 6}, 8, 1),
+      selected_case("63_l16_n50", {1, 63, 63, 6, 1, 32, 32}, 50, 16),
+      selected_case("127_l16_n4_strided", {1, 127, 127, 4, 2, 64, 64}, 4, 16, nullptr, 8),
+      selected_case("127_l32_n3_G16", {1, 127, 127, 16, 1, 64, 64}, 3, 32),
+      selected_case("111_l24_n3_192x128", {1, 111, 111, 2, 2, 192, 128}, 3, 24),
+      selected_case("90_l8_n6_60x100", {1, 90, 90, 8, 1, 60, 100}, 6, 8),
+      selected_case("65_l8_hot", {1, 65, 65, 4, 2, 16, 16}, 4, 8, [](uint64_t) { return hot_lists(65 * 2, 4); }),
+      selected_case("100_l8_tails", {1, 100, 100, 4, 2, 16, 16}, 9, 8,
+                    [](uint64_t seed) { return random_block_lists(seed, 1, 100, 2, 9, 8, true); }),
+      selected_case("m7c", {16, 2048, 2048, 12, 2, 64, 64}, 16, 64),
+  };
+  cases.back().bench = true;
+  return cases;
+}
+
+}  // namespace triad

@@ -1,0 +1,118 @@
+// The whole of NSA, checked and timed. Lists of blocks are given, not selected: an output jumps where its list changes.
+#include "kernels/nsa_cases.h"
+
+#include "kernels/cast.h"
+#include "kernels/nsa.h"
+
+namespace triad {
+
+namespace {
+
+struct NsaSizes {
+  int64_t B, T, Hq, Hkv, dk, dv;
+};
+const char* const kBranchNames[] = {"cmp", "sel", "win"};
+
+void add_weight_args(std::vector<Arg>& args, const NsaSizes& n, const NsaConfig& c) {
+  auto add = [&](std::string name, Shape shape, double std) {
+    args.push_back({.name = std::move(name), .role = ArgRole::param, .shape = shape, .std = std});
+  };
+  add("fc1_w", {n.dk / 2, n.dk}, 0.3);
+  add("fc1_b", {n.dk / 2}, 0.3);
+  add("fc2_w", {3, n.dk / 2}, 0.5);
+  add("fc2_b", {3}, 0.5);
+  for (const auto& [phi, D] : {std::pair<std::string, int64_t>{"phi_k_", n.dk}, {"phi_v_", n.dv}}) {
+    if (c.phi == Phi::conv) add(phi + "w", {c.l, D}, 0.3);
+    if (c.phi != Phi::mlp) continue;
+    add(phi + "pos", {c.l, D}, 0.3);
+    add(phi + "fc1", {2 * D, c.l * D}, 0.2);
+    add(phi + "fc2", {D, 2 * D}, 0.2);
+  }
+}
+
+// d: "" for the tensors themselves, "d" for their gradients.
+template <class Weights>
+Weights weights_of(const Args& a, const std::string& d) {
+  auto phi = [&](const std::string& p) -> decltype(Weights::phi_k) {
+    return {a[d + p + "w"], a[d + p + "pos"], a[d + p + "fc1"], a[d + p + "fc2"]};
+  };
+  return {phi("phi_k_"), phi("phi_v_"), {a[d + "fc1_w"], a[d + "fc1_b"], a[d + "fc2_w"], a[d + "fc2_b"]}};
+}
+NsaIn in_of(const Args& a) {
+  return {a["q"], {a["k_cmp"], a["k_sel"], a["k_win"]}, {a["v_cmp"], a["v_sel"], a["v_win"]}};
+}
+NsaSaved saved_of(const Args& a) {
+  return {a["k_c"],
+          a["v_c"],
+          a["block_index"],
+          a["gate"],
+          {a["o_cmp"], a["o_sel"], a["o_win"]},
+          {a["lse_cmp"], a["lse_sel"], a["lse_win"]}};
+}
+
+OpCase nsa_case(std::string name, const NsaSizes& n, const NsaConfig& c) {
+  const int64_t Tc = compressed_length(n.T, c.l, c.d);
+  OpCase r{.op = "nsa", .name = std::move(name)};
+  r.args = {{.name = "q", .role = ArgRole::input, .shape = {n.B, n.T, n.Hq, n.dk}},
+            {.name = "out", .role = ArgRole::output, .shape = {n.B, n.T, n.Hq, n.dv}},
+            {.name = "k_c", .role = ArgRole::saved, .shape = {n.B, Tc, n.Hkv, n.dk}},
+            {.name = "v_c", .role = ArgRole::saved, .shape = {n.B, Tc, n.Hkv, n.dv}},
+            {.name = "gate", .role = ArgRole::saved, .shape = {3, n.B, n.T, n.Hkv}, .type = ArgType::acc}};
+  for (const std::string branch : kBranchNames) {
+    r.args.push_back({.name = "k_" + branch, .role = ArgRole::input, .shape = {n.B, n.T, n.Hkv, n.dk}});
+    r.args.push_back({.name = "v_" + branch, .role = ArgRole::input, .shape = {n.B, n.T, n.Hkv, n.dv}});
+    r.args.push_back({.name = "o_" + branch, .role = ArgRole::saved, .shape = {n.B, n.T, n.Hq, n.dv}});
+    r.args.push_back(
+        {.name = "lse_" + branch, .role = ArgRole::saved, .shape = {n.B, n.T, n.Hq}, .type = ArgType::acc});
+  }
+  Arg lists{
+      .name = "block_index", .role = ArgRole::constant, .shape = {n.B, n.T, n.Hkv, c.n_sel}, .type = ArgType::i32};
+  lists.fill_all = [=](uint64_t seed) { return random_block_lists(seed, n.B, n.T, n.Hkv, c.n_sel, c.l_sel); };
+  r.args.push_back(std::move(lists));
+  add_weight_args(r.args, n, c);
+
+  r.forward = [c](Context& ctx, const Args& a) {
+    nsa_forward(ctx, a["out"], saved_of(a), in_of(a), weights_of<NsaWeights>(a, ""), c, true);
+  };
+  r.backward = [c](Context& ctx, const Args& a) {
+    Scratch::Scope scope(ctx.scratch);
+    const Tensor dq = a["dq"];  // of the case's dtype, where the op gives sums
+    const Tensor dq_acc = dq.dtype == acc_dtype(dq.dtype) ? dq : scope.alloc(acc_dtype(dq.dtype), dq.shape());
+    const NsaGrad grad{dq_acc, {a["dk_cmp"], a["dk_sel"], a["dk_win"]}, {a["dv_cmp"], a["dv_sel"], a["dv_win"]}};
+    nsa_backward(ctx, grad, weights_of<NsaWeightGrads>(a, "d"), a["dout"], in_of(a), saved_of(a),
+                 weights_of<NsaWeights>(a, ""), c);
+    if (dq.dtype != dq_acc.dtype) cast(ctx, dq, dq_acc);
+  };
+  AttendSizes costs{n.B, n.T, n.T, n.Hq, n.Hkv, n.dk, n.dv};
+  set_attend_costs(r, costs,
+                   compressed_pairs(n.T, c.l, c.d) + selected_pairs(n.T, c.n_sel, c.l_sel) + window_pairs(n.T, c.w));
+  const double kv = 2.0 * static_cast<double>(n.B * n.T * n.Hkv) * static_cast<double>(n.dk + n.dv);
+  r.forward_bytes += 2 * kv, r.backward_bytes += 4 * kv;  // three pairs of keys and values, not one
+  return r;
+}
+
+}  // namespace
+
+std::vector<OpCase> nsa_cases() {
+  const NsaConfig small{.l = 8, .d = 4, .l_sel = 8, .n_sel = 4, .w = 12};
+  auto with = [](NsaConfig c, Phi phi, const GateOptions& gate) {
+    c.phi = phi;
+    c.gate = gate;
+    return c;
+  };
+  std::vector<OpCase> cases = {
+      nsa_case("5_no_block", {1, 5, 2, 1, 8, 8}, small),
+      nsa_case("2x33_avg", {2, 33, 4, 2, 8, 8}, small),
+      nsa_case("50_conv_sigmoid", {1, 50, 6, 1, 10, 6}, with(small, Phi::conv, {.kind = GateKind::sigmoid})),
+      nsa_case("41_mlp", {1, 41, 4, 2, 8, 12}, with(small, Phi::mlp, {.temperature = 0.5})),
+      nsa_case("40_force_sel", {1, 40, 4, 2, 8, 8}, with(small, Phi::avg, {.force = Branch::sel})),
+      nsa_case("40_uniform", {1, 40, 4, 4, 8, 8}, with(small, Phi::conv, {.uniform = true})),
+      nsa_case("24_all_ones", {1, 24, 2, 1, 16, 16}, {.l = 1, .d = 1, .l_sel = 1, .n_sel = 24, .w = 24}),
+      nsa_case("127_m7c_heads", {1, 127, 12, 2, 64, 64}, {.l = 32, .d = 16, .l_sel = 32, .n_sel = 3, .w = 48}),
+      nsa_case("m7c", {16, 2048, 12, 2, 64, 64}, {}),
+  };
+  cases.back().bench = true;
+  return cases;
+}
+
+}  // namespace triad

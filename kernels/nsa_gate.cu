@@ -1,0 +1,575 @@
+// NSA's gates on the GPU: the gate MLP, the sum of the branches it weighs, and both backwards.
+//   gate      a warp owns 4 rows (token, group) at a time: it reads the G heads of q once, leaves their mean in shared
+//   memory,
+//             and each lane computes one hidden unit of all 4 rows (a weight read from shared memory serves 4 rows).
+//             fc1 lies there in fp32, rows padded to an odd length: lanes may walk along or across it without bank
+//             conflicts.
+//   backward  recomputes the hidden layer. Weight gradients: each CTA adds the outer products of its 32-row tiles into
+//   a
+//             slice of scratch that it owns (4x4 elements a thread), and partials.cuh adds the slices in order.
+//   combine   forward is one pass of 16-byte vectors; backward gives each (token, head) row to a few lanes, then sums
+//   the
+//             heads of a group in order. attention_delta is the same with one branch and no gate.
+// Bytes at M7C, 32,768 tokens, bf16 (50 MB a [B,T,Hq,d] tensor): gate 50 MB; gate backward 50 + 2 x 100 MB (dq is fp32,
+// read and written); combine and its backward 200 MB each.
+#include "kernels/bthd.cuh"
+#include "kernels/nsa_gate.h"
+#include "kernels/partials.cuh"
+#include "kernels/ptx.cuh"
+
+namespace triad::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kRows = 4;                          // rows of a warp
+constexpr int64_t kSharedLimit = 160 * 1024;      // what every GPU from A100 on grants, with room to spare
+constexpr int64_t kMinCtas = 64, kMaxCtas = 512;  // of the backward; the slices of all of them should stay near 8 MB
+constexpr int64_t kSliceFloats = 2 << 20;
+
+// A [P,B,T,H] tensor whose last axis is contiguous.
+template <class T>
+struct Planes {
+  T* data;
+  int64_t stride_p, stride_b, stride_t;
+  __device__ T& at(int64_t p, int64_t b, int64_t t, int64_t h) const {
+    return data[p * stride_p + b * stride_b + t * stride_t + h];
+  }
+};
+template <class T, class TensorType>
+Planes<T> planes(const TensorType& t) {
+  return {t.template ptr<std::remove_const_t<T>>(), t.stride[0], t.stride[1], t.stride[2]};
+}
+
+__device__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// ---- the gate MLP ----
+
+template <class T>
+struct GateMlp {
+  const T *fc1_w, *fc1_b, *fc2_w, *fc2_b;
+  int64_t fc1_stride, fc2_stride;
+  int width, hidden;  // dk, dk/2
+  __host__ __device__ int padded_width() const { return (width + 3) / 4 * 4; }
+  __host__ __device__ int padded_hidden() const { return (hidden + 3) / 4 * 4; }
+  __host__ __device__ int fc1_row() const { return padded_width() + 1; }
+  // Floats of the weights in shared memory, a multiple of 4.
+  __host__ __device__ int weight_floats() const { return (hidden * (fc1_row() + 4) + 3 + 3) / 4 * 4; }
+};
+template <class T>
+GateMlp<T> gate_mlp(const GateWeights& w) {
+  return {w.fc1_w.ptr<T>(),
+          w.fc1_b.ptr<T>(),
+          w.fc2_w.ptr<T>(),
+          w.fc2_b.ptr<T>(),
+          w.fc1_w.stride[0],
+          w.fc2_w.stride[0],
+          static_cast<int>(w.fc1_w.size(1)),
+          static_cast<int>(w.fc1_w.size(0))};
+}
+
+// The weights as floats in shared memory; fc1's columns are padded with zeros to a multiple of 4.
+struct SharedMlp {
+  float *fc1_w, *fc1_b, *fc2_w, *fc2_b;
+  template <class T>
+  __device__ SharedMlp(float* shared, const GateMlp<T>& mlp)
+      : fc1_w(shared),
+        fc1_b(fc1_w + mlp.hidden * mlp.fc1_row()),
+        fc2_w(fc1_b + mlp.hidden),
+        fc2_b(fc2_w + 3 * mlp.hidden) {
+    const int row = mlp.fc1_row();
+    for (int i = threadIdx.x; i < mlp.hidden * row; i += blockDim.x)
+      fc1_w[i] = i % row < mlp.width ? to_float(mlp.fc1_w[i / row * mlp.fc1_stride + i % row]) : 0.0f;
+    for (int i = threadIdx.x; i < mlp.hidden; i += blockDim.x) fc1_b[i] = to_float(mlp.fc1_b[i]);
+    for (int i = threadIdx.x; i < 3 * mlp.hidden; i += blockDim.x)
+      fc2_w[i] = to_float(mlp.fc2_w[i / mlp.hidden * mlp.fc2_stride + i % mlp.hidden]);
+    for (int i = threadIdx.x; i < 3; i += blockDim.x) fc2_b[i] = to_float(mlp.fc2_b[i]);
+  }
+};
+
+// The rows (b, t, g) in this order.
+struct GateRows {
+  int64_t count, T;
+  int groups, heads;  // heads of a group
+  struct Row {
+    int64_t b, t;
+    int g;
+  };
+  __device__ Row at(int64_t r) const {
+    const int64_t token = r / groups;
+    return {token / T, token % T, static_cast<int>(r % groups)};
+  }
+};
+
+// mean[i] = mean over the group's heads of q, for the warp's rows first .. first+3; zeros past the last row.
+template <int V, class T>
+__device__ void mean_of_heads(float* mean, int mean_stride, const Bthd<const T>& q, const GateRows& rows, int64_t first,
+                              int width) {
+  const int vectors = width / V;
+  const float share = 1.0f / static_cast<float>(rows.heads);
+  for (int i = threadIdx.x % 32; i < kRows * vectors; i += 32) {
+    const int slot = i / vectors, column = i % vectors * V;
+    float sum[V] = {};
+    if (first + slot < rows.count) {
+      const GateRows::Row row = rows.at(first + slot);
+      const T* p = q.row(row.b, row.t, static_cast<int64_t>(row.g) * rows.heads) + column;
+#pragma unroll 4
+      for (int h = 0; h < rows.heads; ++h) {
+        float head[V];
+        load_vector<V>(head, p + h * q.stride_h);
+#pragma unroll
+        for (int j = 0; j < V; ++j) sum[j] += head[j];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < V; ++j) mean[slot * mean_stride + column + j] = sum[j] * share;
+  }
+}
+
+// before[i] = fc1[m] . mean[i] + b1[m] for the 4 rows; m differs from lane to lane.
+__device__ __forceinline__ void hidden_unit(float (&before)[kRows], const SharedMlp& mlp, int fc1_row,
+                                            const float* mean, int mean_stride, int m) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) before[i] = mlp.fc1_b[m];
+  const float* w = mlp.fc1_w + m * fc1_row;
+  for (int k = 0; k < mean_stride; k += 4) {
+    const float w0 = w[k], w1 = w[k + 1], w2 = w[k + 2], w3 = w[k + 3];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const float4 x = *reinterpret_cast<const float4*>(mean + i * mean_stride + k);
+      before[i] = fmaf(w0, x.x, fmaf(w1, x.y, fmaf(w2, x.z, fmaf(w3, x.w, before[i]))));
+    }
+  }
+}
+
+// Shared memory: the weights; for each warp mean [4][padded width].
+template <class T, int V>
+__global__ void __launch_bounds__(kThreads)
+    gate_forward_kernel(Planes<float> gate, Bthd<const T> q, GateMlp<T> weights, GateRows rows, bool softmax,
+                        float inverse_temperature) {
+  float* const shared = reinterpret_cast<float*>(dynamic_shared());
+  const SharedMlp mlp(shared, weights);
+  const int width = weights.padded_width(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  float* const mean = shared + weights.weight_floats() + warp * kRows * width;
+  for (int i = lane; i < kRows * width; i += 32) mean[i] = 0.0f;  // the padding stays so
+  __syncthreads();
+
+  const int64_t rows_per_pass = int64_t{gridDim.x} * (blockDim.x / 32) * kRows;
+  for (int64_t first = (int64_t{blockIdx.x} * (blockDim.x / 32) + warp) * kRows; first < rows.count;
+       first += rows_per_pass) {
+    mean_of_heads<V>(mean, width, q, rows, first, weights.width);
+    __syncwarp();
+    float z[kRows][3] = {};
+    for (int m = lane; m < weights.hidden; m += 32) {
+      float before[kRows];
+      hidden_unit(before, mlp, weights.fc1_row(), mean, width, m);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const float after = before[i] * sigmoid(before[i]);
+#pragma unroll
+        for (int b = 0; b < 3; ++b) z[i][b] = fmaf(mlp.fc2_w[b * weights.hidden + m], after, z[i][b]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int b = 0; b < 3; ++b) z[i][b] = (warp_sum(z[i][b]) + mlp.fc2_b[b]) * inverse_temperature;
+      if (lane != i || first + i >= rows.count) continue;
+      float g[3];
+      if (softmax) {
+        const float top = fmaxf(z[i][0], fmaxf(z[i][1], z[i][2]));
+#pragma unroll
+        for (int b = 0; b < 3; ++b) g[b] = expf(z[i][b] - top);
+        const float total = g[0] + g[1] + g[2];
+#pragma unroll
+        for (int b = 0; b < 3; ++b) g[b] /= total;
+      } else {
+#pragma unroll
+        for (int b = 0; b < 3; ++b) g[b] = sigmoid(z[i][b]);
+      }
+      const GateRows::Row row = rows.at(first + i);
+#pragma unroll
+      for (int b = 0; b < 3; ++b) gate.at(b, row.b, row.t, row.g) = g[b];
+    }
+    __syncwarp();  // the means are read before the next ones are written
+  }
+}
+
+// Gates that do not depend on q.
+__global__ void __launch_bounds__(kThreads)
+    gate_constant_kernel(Planes<float> gate, GateRows rows, float cmp, float sel, float win) {
+  const int64_t r = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (r >= rows.count) return;
+  const GateRows::Row row = rows.at(r);
+  gate.at(0, row.b, row.t, row.g) = cmp;
+  gate.at(1, row.b, row.t, row.g) = sel;
+  gate.at(2, row.b, row.t, row.g) = win;
+}
+
+// Where the gradients lie in a CTA's slice: fc1_w [padded hidden][padded width], fc1_b, fc2_w, fc2_b.
+struct GateSlice {
+  int fc1_b, fc2_w, fc2_b, size;
+  template <class T>
+  __host__ __device__ explicit GateSlice(const GateMlp<T>& mlp)
+      : fc1_b(mlp.padded_hidden() * mlp.padded_width()),
+        fc2_w(fc1_b + mlp.hidden),
+        fc2_b(fc2_w + 3 * mlp.hidden),
+        size((fc2_b + 3 + 3) / 4 * 4) {}  // slices start at 16 bytes
+};
+
+// What the backward keeps of a tile of rows in shared memory, after the weights. dbefore: gradient before the SiLU.
+struct GateTile {
+  float *mean, *after, *dbefore, *dz;  // [rows][padded width], 2 x [rows][padded hidden], [rows][4]
+  template <class T>
+  __device__ GateTile(float* shared, const GateMlp<T>& mlp, int rows)
+      : mean(shared),
+        after(mean + rows * mlp.padded_width()),
+        dbefore(after + rows * mlp.padded_hidden()),
+        dz(dbefore + rows * mlp.padded_hidden()) {}
+  template <class T>
+  static int64_t floats(const GateMlp<T>& mlp, int64_t rows) {
+    return rows * (mlp.padded_width() + 2 * mlp.padded_hidden() + 4);
+  }
+};
+
+// dz of row `row` from the gate's gradient; dz stays 0 past the last row, and with it all that follows from it.
+__device__ void gate_dz(float* dz, const Planes<const float>& dgate, const Planes<const float>& gate,
+                        const GateRows& rows, int64_t row, bool softmax, float inverse_temperature) {
+  float g[3] = {}, dg[3] = {};
+  if (row < rows.count) {
+    const GateRows::Row r = rows.at(row);
+#pragma unroll
+    for (int b = 0; b < 3; ++b) g[b] = gate.at(b, r.b, r.t, r.g), dg[b] = dgate.at(b, r.b, r.t, r.g);
+  }
+  const float mean = g[0] * dg[0] + g[1] * dg[1] + g[2] * dg[2];
+#pragma unroll
+  for (int b = 0; b < 3; ++b) dz[b] = g[b] * (softmax ? dg[b] - mean : dg[b] * (1.0f - g[b])) * inverse_temperature;
+}
+
+// Adds the tile's share of the weight gradients to this CTA's slice; the CTA's first tile overwrites. Every element has
+// one owner thread, so there is nothing to race for.
+template <class T>
+__device__ void add_weight_gradients(float* slice, const GateTile& tile, const GateMlp<T>& mlp, int tile_rows,
+                                     bool overwrite) {
+  const int width = mlp.padded_width(), hidden = mlp.padded_hidden(), column_blocks = width / 4;
+  for (int i = threadIdx.x; i < hidden / 4 * column_blocks; i += blockDim.x) {
+    const int m = i / column_blocks * 4, k = i % column_blocks * 4;
+    float sum[4][4] = {};
+    for (int r = 0; r < tile_rows; ++r) {
+      const float4 d = *reinterpret_cast<const float4*>(tile.dbefore + r * hidden + m);
+      const float4 x = *reinterpret_cast<const float4*>(tile.mean + r * width + k);
+      const float ds[4] = {d.x, d.y, d.z, d.w}, xs[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int a = 0; a < 4; ++a)
+#pragma unroll
+        for (int c = 0; c < 4; ++c) sum[a][c] = fmaf(ds[a], xs[c], sum[a][c]);
+    }
+#pragma unroll
+    for (int a = 0; a < 4; ++a) {
+      float4& to = *reinterpret_cast<float4*>(slice + (m + a) * width + k);
+      const float4 old = overwrite ? make_float4(0, 0, 0, 0) : to;
+      to = make_float4(old.x + sum[a][0], old.y + sum[a][1], old.z + sum[a][2], old.w + sum[a][3]);
+    }
+  }
+  // The few others; from the last thread down, as the first ones are busy above.
+  const GateSlice at(mlp);
+  for (int i = at.fc1_b + blockDim.x - 1 - threadIdx.x; i < at.fc2_b + 3; i += blockDim.x) {
+    float sum = 0;
+    for (int r = 0; r < tile_rows; ++r) {
+      if (i < at.fc2_w) {
+        sum += tile.dbefore[r * hidden + i - at.fc1_b];
+      } else if (i < at.fc2_b) {
+        const int b = (i - at.fc2_w) / mlp.hidden, m = (i - at.fc2_w) % mlp.hidden;
+        sum = fmaf(tile.dz[r * 4 + b], tile.after[r * hidden + m], sum);
+      } else {
+        sum += tile.dz[r * 4 + i - at.fc2_b];
+      }
+    }
+    slice[i] = overwrite ? sum : slice[i] + sum;
+  }
+}
+
+// dq += fc1^T dbefore / G on every head of the warp's rows. The result passes through the rows' means, which have
+// served.
+template <int V>
+__device__ void add_dq(const Bthd<float>& dq, float* mean, const float* dbefore, const SharedMlp& mlp, int fc1_row,
+                       int width, int padded_width, int padded_hidden, int hidden, const GateRows& rows,
+                       int64_t first) {
+  const int lane = threadIdx.x % 32;
+  const float share = 1.0f / static_cast<float>(rows.heads);
+  for (int k = lane; k < width; k += 32) {
+    float sum[kRows] = {};
+    for (int m = 0; m < hidden; ++m) {
+      const float w = mlp.fc1_w[m * fc1_row + k];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) sum[i] = fmaf(w, dbefore[i * padded_hidden + m], sum[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) mean[i * padded_width + k] = sum[i] * share;
+  }
+  __syncwarp();
+  const int vectors = width / V;
+  for (int i = lane; i < kRows * vectors; i += 32) {
+    const int slot = i / vectors, column = i % vectors * V;
+    if (first + slot >= rows.count) break;
+    const GateRows::Row row = rows.at(first + slot);
+    float* p = dq.row(row.b, row.t, static_cast<int64_t>(row.g) * rows.heads) + column;
+    const float* add = mean + slot * padded_width + column;
+    for (int h = 0; h < rows.heads; ++h, p += dq.stride_h) {
+      float sum[V];
+      load_vector<V>(sum, p);
+#pragma unroll
+      for (int j = 0; j < V; ++j) sum[j] += add[j];
+      store_vector<V>(p, sum);
+    }
+  }
+  __syncwarp();
+}
+
+// Shared memory: the weights; a GateTile of 4 rows a warp. Four CTAs a SM hide the latency of q and dq.
+template <class T, int V>
+__global__ void __launch_bounds__(kThreads, 4)
+    gate_backward_kernel(Bthd<float> dq, float* __restrict__ slices, Planes<const float> dgate,
+                         Planes<const float> gate, Bthd<const T> q, GateMlp<T> weights, GateRows rows, bool softmax,
+                         float inverse_temperature) {
+  float* const shared = reinterpret_cast<float*>(dynamic_shared());
+  const SharedMlp mlp(shared, weights);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tile_rows = blockDim.x / 32 * kRows;
+  const int width = weights.padded_width(), hidden = weights.padded_hidden();
+  const GateTile tile(shared + weights.weight_floats(), weights, tile_rows);
+  for (int i = threadIdx.x; i < tile_rows * (width + 2 * hidden + 4); i += blockDim.x) tile.mean[i] = 0.0f;
+  __syncthreads();  // the weights are there, and the padding is 0 for good
+
+  float* const mean = tile.mean + warp * kRows * width;
+  float* const after = tile.after + warp * kRows * hidden;
+  float* const dbefore = tile.dbefore + warp * kRows * hidden;
+  float* const dz = tile.dz + warp * kRows * 4;
+  float* const slice = slices + blockIdx.x * static_cast<int64_t>(GateSlice(weights).size);
+  const int64_t tiles = ceil_div(rows.count, tile_rows);
+  for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
+    const int64_t first = i * tile_rows + warp * kRows;
+    mean_of_heads<V>(mean, width, q, rows, first, weights.width);
+    if (lane < kRows) gate_dz(dz + lane * 4, dgate, gate, rows, first + lane, softmax, inverse_temperature);
+    __syncwarp();
+    for (int m = lane; m < weights.hidden; m += 32) {
+      float before[kRows];
+      hidden_unit(before, mlp, weights.fc1_row(), mean, width, m);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float s = sigmoid(before[r]);
+        float dafter = 0;
+#pragma unroll
+        for (int b = 0; b < 3; ++b) dafter = fmaf(dz[r * 4 + b], mlp.fc2_w[b * weights.hidden + m], dafter);
+        after[r * hidden + m] = before[r] * s;
+        dbefore[r * hidden + m] = dafter * s * (1.0f + before[r] * (1.0f - s));
+      }
+    }
+    __syncthreads();
+    add_weight_gradients(slice, tile, weights, tile_rows, i == blockIdx.x);
+    __syncthreads();  // from here on a warp touches only its own rows of the tile
+    add_dq<V>(dq, mean, dbefore, mlp, weights.fc1_row(), weights.width, width, hidden, weights.hidden, rows, first);
+  }
+}
+
+// ---- the weighted sum of the branches ----
+
+template <class T>
+struct Branches {
+  Bthd<const T> o[3];
+};
+template <class T>
+Branches<T> branches(const std::array<ConstTensor, 3>& o) {
+  return {{bthd<T>(o[0]), bthd<T>(o[1]), bthd<T>(o[2])}};
+}
+
+// A thread computes one vector of out: `count` of them, those of a row (b, t, h) side by side.
+template <class T, int V>
+__global__ void __launch_bounds__(kThreads)
+    combine_forward_kernel(Bthd<T> out, Branches<T> in, Planes<const float> gate, int64_t tokens, int heads, int group,
+                           int vectors, int64_t count) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= count) return;
+  const int row_vectors = heads * vectors;
+  const int64_t token = i / row_vectors, b = token / tokens, t = token % tokens;
+  const int in_row = static_cast<int>(i % row_vectors), h = in_row / vectors, column = in_row % vectors * V;
+  float o[3][V], sum[V] = {};
+#pragma unroll
+  for (int k = 0; k < 3; ++k) load_vector<V>(o[k], in.o[k].row(b, t, h) + column);
+#pragma unroll
+  for (int k = 0; k < 3; ++k) {
+    const float g = gate.at(k, b, t, h / group);
+#pragma unroll
+    for (int j = 0; j < V; ++j) sum[j] = fmaf(g, o[k][j], sum[j]);
+  }
+  store_vector<V>(out.row(b, t, h) + column, sum);
+}
+
+struct DeltaShape {
+  int64_t tokens, T;          // B*T, T
+  int heads, group, width;    // Hq, G, dv
+  int lanes, tokens_per_cta;  // lanes that share a row: a power of two <= 32
+};
+
+// a_k = dout . o_k for every row (b, t, h) and each of kBranches branches. One branch: delta = a. Three: delta_k =
+// gate_k * a_k, dgate_k = sum over the group's heads of a_k. Shared memory (three): a [3][rows of the CTA].
+template <class T, int V, int kBranches>
+__global__ void __launch_bounds__(kThreads) delta_kernel(Planes<float> dgate, Planes<float> delta, Bthd<const T> dout,
+                                                         Branches<T> in, Planes<const float> gate, DeltaShape s) {
+  float* const products = reinterpret_cast<float*>(dynamic_shared());
+  const int64_t token0 = int64_t{blockIdx.x} * s.tokens_per_cta;
+  const int tokens = static_cast<int>(min(int64_t{s.tokens_per_cta}, s.tokens - token0)), rows = tokens * s.heads;
+  const int lane = threadIdx.x % s.lanes, rows_per_warp = 32 / s.lanes;
+  const int row_in_warp = threadIdx.x % 32 / s.lanes, step = kThreads / 32 * rows_per_warp;
+  for (int base = threadIdx.x / 32 * rows_per_warp; base < rows; base += step) {  // the same trips for a whole warp
+    const int row = base + row_in_warp;
+    const int64_t token = token0 + row / s.heads, b = token / s.T, t = token % s.T;
+    const int h = row % s.heads;
+    float a[kBranches] = {};
+    if (row < rows) {
+      const T* d = dout.row(b, t, h);
+      for (int column = lane * V; column < s.width; column += s.lanes * V) {
+        float x[V], o[kBranches][V];
+        load_vector<V>(x, d + column);
+#pragma unroll
+        for (int k = 0; k < kBranches; ++k) load_vector<V>(o[k], in.o[k].row(b, t, h) + column);
+#pragma unroll
+        for (int k = 0; k < kBranches; ++k)
+#pragma unroll
+          for (int j = 0; j < V; ++j) a[k] = fmaf(x[j], o[k][j], a[k]);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kBranches; ++k)
+      for (int offset = s.lanes / 2; offset > 0; offset /= 2) a[k] += __shfl_xor_sync(0xffffffffu, a[k], offset);
+    if (lane != 0 || row >= rows) continue;
+#pragma unroll
+    for (int k = 0; k < kBranches; ++k) {
+      if constexpr (kBranches == 3) products[k * s.tokens_per_cta * s.heads + row] = a[k];
+      delta.at(k, b, t, h) = kBranches == 3 ? gate.at(k, b, t, h / s.group) * a[k] : a[k];
+    }
+  }
+  if constexpr (kBranches == 3) {
+    __syncthreads();
+    const int groups = s.heads / s.group;
+    for (int i = threadIdx.x; i < 3 * tokens * groups; i += kThreads) {
+      const int k = i / (tokens * groups), token_in_cta = i / groups % tokens, g = i % groups;
+      const float* a = products + (k * s.tokens_per_cta + token_in_cta) * s.heads + g * s.group;
+      float sum = 0;
+      for (int h = 0; h < s.group; ++h) sum += a[h];
+      const int64_t token = token0 + token_in_cta;
+      dgate.at(k, token / s.T, token % s.T, g) = sum;
+    }
+  }
+}
+
+template <class T, int V, int kBranches>
+void launch_delta(Context& ctx, const Planes<float>& dgate, const Planes<float>& delta, const ConstTensor& dout,
+                  const Branches<T>& in, const Planes<const float>& gate, int64_t group) {
+  const int64_t heads = dout.size(2), width = dout.size(3);
+  int lanes = 1;
+  while (lanes < 32 && lanes * V < width) lanes *= 2;
+  // About three rows for each of the CTA's lane groups, in whole tokens.
+  const int64_t tokens_per_cta = std::max<int64_t>(1, 3 * (kThreads / lanes) / heads);
+  const DeltaShape s{
+      dout.size(0) * dout.size(1), dout.size(1), static_cast<int>(heads),         static_cast<int>(group),
+      static_cast<int>(width),     lanes,        static_cast<int>(tokens_per_cta)};
+  const size_t shared = kBranches == 3 ? 3 * tokens_per_cta * heads * sizeof(float) : 0;
+  launch(ctx, "attention_delta", delta_kernel<T, V, kBranches>, dim3(ceil_div(s.tokens, tokens_per_cta)), kThreads,
+         shared, dgate, delta, bthd<T>(dout), in, gate, s);
+}
+
+GateRows gate_rows(const ConstTensor& q, const ConstTensor& gate) {
+  const int64_t B = q.size(0), T = q.size(1), Hkv = gate.size(3);
+  return {B * T * Hkv, T, static_cast<int>(Hkv), static_cast<int>(q.size(2) / Hkv)};
+}
+
+// The most warps of a CTA, up to 8, whose rows fit in shared memory beside the weights.
+template <class FloatsOf>
+int warps_that_fit(int64_t weight_floats, int64_t width, FloatsOf&& floats_of) {
+  for (int warps = kThreads / 32; warps >= 1; warps /= 2)
+    if ((weight_floats + floats_of(warps)) * static_cast<int64_t>(sizeof(float)) <= kSharedLimit) return warps;
+  fail("nsa_gate: the gate MLP of d_k {} does not fit in {} bytes of shared memory", width, kSharedLimit);
+}
+
+}  // namespace
+
+void nsa_gate_forward(Context& ctx, Tensor gate, ConstTensor q, const GateWeights& w, const GateOptions& o) {
+  const GateRows rows = gate_rows(q, gate);
+  if (o.force != Branch::none || o.uniform) {
+    float g[3] = {1.0f / 3.0f, 1.0f / 3.0f, 1.0f / 3.0f};
+    if (o.force != Branch::none)
+      for (int b = 0; b < 3; ++b) g[b] = b == static_cast<int>(o.force) ? 1.0f : 0.0f;
+    return launch(ctx, "gate_constant", gate_constant_kernel, dim3(ceil_div(rows.count, kThreads)), kThreads, 0,
+                  planes<float>(gate), rows, g[0], g[1], g[2]);
+  }
+  dispatch_gpu_float(q.dtype, [&]<class T>() {
+    const GateMlp<T> mlp = gate_mlp<T>(w);
+    const auto floats_of = [&](int64_t warps) { return warps * kRows * mlp.padded_width(); };
+    const int warps = warps_that_fit(mlp.weight_floats(), mlp.width, floats_of);
+    const int64_t ctas = std::min<int64_t>(ceil_div(rows.count, warps * kRows), 4 * ctx.num_sms);
+    const size_t shared = (mlp.weight_floats() + floats_of(warps)) * sizeof(float);
+    dispatch_vector<T>(has_vectors(q, kVector<T>), [&]<int V>() {
+      launch(ctx, "gate_forward", gate_forward_kernel<T, V>, dim3(ctas), dim3(32 * warps), shared, planes<float>(gate),
+             bthd<T>(q), mlp, rows, o.kind == GateKind::softmax, static_cast<float>(1.0 / o.temperature));
+    });
+  });
+}
+
+void nsa_gate_backward(Context& ctx, Tensor dq, const GateGrads& grads, ConstTensor dgate, ConstTensor gate,
+                       ConstTensor q, const GateWeights& w, const GateOptions& o) {
+  const GateRows rows = gate_rows(q, gate);
+  if (!o.has_gradient() || rows.count == 0) return;
+  dispatch_gpu_float(q.dtype, [&]<class T>() {
+    const GateMlp<T> mlp = gate_mlp<T>(w);
+    const auto floats_of = [&](int64_t warps) { return GateTile::floats(mlp, warps * kRows); };
+    const int warps = warps_that_fit(mlp.weight_floats(), mlp.width, floats_of);
+    const size_t shared = (mlp.weight_floats() + floats_of(warps)) * sizeof(float);
+    const GateSlice at(mlp);
+    const int64_t ctas =
+        std::min(ceil_div(rows.count, warps * kRows), std::clamp(kSliceFloats / at.size, kMinCtas, kMaxCtas));
+    Scratch::Scope scope(ctx.scratch);
+    const Tensor slices = scope.alloc(DType::f32, {ctas, at.size});
+    dispatch_vector<T>(all_have_vectors(kVector<T>, q, dq), [&]<int V>() {
+      launch(ctx, "gate_backward", gate_backward_kernel<T, V>, dim3(ctas), dim3(32 * warps), shared, bthd<float>(dq),
+             slices.ptr<float>(), planes<const float>(dgate), planes<const float>(gate), bthd<T>(q), mlp, rows,
+             o.kind == GateKind::softmax, static_cast<float>(1.0 / o.temperature));
+    });
+    add_partials(ctx, slices,
+                 {{grads.fc1_w, 0, mlp.padded_width()},
+                  {grads.fc1_b, at.fc1_b, 0},
+                  {grads.fc2_w, at.fc2_w, mlp.hidden},
+                  {grads.fc2_b, at.fc2_b, 0}});
+  });
+}
+
+void nsa_combine_forward(Context& ctx, Tensor out, const std::array<ConstTensor, 3>& o, ConstTensor gate) {
+  const int heads = static_cast<int>(out.size(2)), group = heads / static_cast<int>(gate.size(3));
+  dispatch_gpu_float(out.dtype, [&]<class T>() {
+    dispatch_vector<T>(all_have_vectors(kVector<T>, out, o[0], o[1], o[2]), [&]<int V>() {
+      const int64_t count = out.numel() / V;
+      launch(ctx, "combine_forward", combine_forward_kernel<T, V>, dim3(ceil_div(count, kThreads)), kThreads, 0,
+             bthd<T>(out), branches<T>(o), planes<const float>(gate), out.size(1), heads, group,
+             static_cast<int>(out.size(3)) / V, count);
+    });
+  });
+}
+
+void nsa_combine_backward(Context& ctx, Tensor dgate, Tensor delta, ConstTensor dout,
+                          const std::array<ConstTensor, 3>& o, ConstTensor gate) {
+  dispatch_gpu_float(dout.dtype, [&]<class T>() {
+    dispatch_vector<T>(all_have_vectors(kVector<T>, dout, o[0], o[1], o[2]), [&]<int V>() {
+      launch_delta<T, V, 3>(ctx, planes<float>(dgate), planes<float>(delta), dout, branches<T>(o),
+                            planes<const float>(gate), dout.size(2) / gate.size(3));
+    });
+  });
+}
+
+void attention_delta(Context& ctx, Tensor delta, ConstTensor dout, ConstTensor o) {
+  const Planes<float> plane{delta.ptr<float>(), 0, delta.stride[0], delta.stride[1]};
+  dispatch_gpu_float(dout.dtype, [&]<class T>() {
+    dispatch_vector<T>(all_have_vectors(kVector<T>, dout, o), [&]<int V>() {
+      launch_delta<T, V, 1>(ctx, {}, plane, dout, Branches<T>{{bthd<T>(o), {}, {}}}, {}, 1);
+    });
+  });
+}
+
+}  // namespace triad::cuda

@@ -1,0 +1,17 @@
+// From logits to the next token: greedy, or drawn from the softmax at a temperature, cut to the top k and the top p.
+#pragma once
+#include <cstdint>
+#include <span>
+
+namespace triad {
+
+struct SamplingOptions {
+  double temperature = 1.0;  // 0: greedy, the lowest index among equals
+  int64_t top_k = 0;         // keep the k likeliest tokens; 0: all
+  double top_p = 1.0;        // then keep the fewest likeliest tokens whose probabilities sum to at least p
+};
+
+// uniform in [0, 1) decides the draw, so a seed decides the text.
+int32_t sample_token(std::span<const float> logits, const SamplingOptions&, double uniform);
+
+}  // namespace triad

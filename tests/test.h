@@ -1,0 +1,24 @@
+// What every test file includes: Catch2 (2 or 3), and the question whether there is a GPU.
+#pragma once
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
+#include <catch2/catch.hpp>
+#endif
+#include <cstdio>
+
+#include "engine/backend.h"
+
+namespace triad::test {
+
+// `if (!require_gpu()) return;`: CMake marks a test that prints this line as skipped, so it never counts as passed.
+inline bool require_gpu() {
+  if (backend::cuda_device_count() > 0) return true;
+  std::printf("SKIPPED: no GPU (%s)\n", backend::why_no_cuda().c_str());
+  return false;
+}
+
+// Registers the tests of the OpCase tables, whose names are known only when the program runs.
+void register_op_tests();
+
+}  // namespace triad::test

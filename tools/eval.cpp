@@ -1,0 +1,83 @@
+// triad eval: loss of a checkpoint on text or token shards: every token but the first is predicted once.
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <memory>
+#include <numbers>
+
+#include "engine/check.h"
+#include "io/dataset.h"
+#include "kernels/reduce.h"
+#include "tools/verbs.h"
+#include "train/inference.h"
+
+namespace triad {
+
+namespace {
+
+struct Options {
+  std::string checkpoint, device = "auto", dtype = "f32";
+  std::vector<std::string> data;
+  int64_t batch = 8, seq = 0;
+  bool json = false;
+};
+
+struct Total {
+  double loss = 0;
+  int64_t positions = 0;
+};
+
+// Windows of T tokens at stride T, `batch` at a time; the last one's missing positions have target -1, which counts nothing.
+Total evaluate(LoadedModel& loaded, const TokenSource& source) {
+  const int64_t B = loaded.activations().B(), T = loaded.activations().T();
+  const int64_t targets = source.size() - 1;
+  Total total;
+  for (int64_t begin = 0; begin < targets; begin += B * T) {
+    const int64_t n = std::min(B * T, targets - begin);
+    std::vector<int32_t> read(static_cast<size_t>(n + 1));
+    source.read(begin, read);
+    std::vector<int32_t> tokens(read.begin(), read.end() - 1), next(read.begin() + 1, read.end());
+    tokens.resize(static_cast<size_t>(B * T), 0);
+    next.resize(static_cast<size_t>(B * T), -1);
+    loaded.set_tokens(tokens, next);
+    loaded.model().forward(loaded.ctx(), loaded.activations());
+    loaded.model().loss(loaded.ctx(), loaded.activations());
+    for (const double loss : read_floats(loaded.ctx(), loaded.activations().row_loss)) total.loss += loss;
+    total.positions += n;
+  }
+  return total;
+}
+
+void eval(const Options& o) {
+  LoadedModel loaded({.checkpoint = o.checkpoint, .device = parse_device(o.device), .dtype = parse_dtype(o.dtype),
+                      .batch = o.batch, .seq_len = o.seq});
+  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(loaded.config().data.tokenizer);
+  const std::shared_ptr<const TokenSource> source = open_tokens(o.data, *tokenizer, loaded.config().model.vocab_size);
+  TRIAD_CHECK(source->size() >= 2, "{} holds {} tokens: at least 2 are needed", source->name(), source->size());
+  const Total total = evaluate(loaded, *source);
+  const double loss = total.loss / static_cast<double>(total.positions);
+  // A byte tokenizer's tokens are bytes.
+  const double bits_per_byte = loss / std::numbers::ln2;
+  if (o.json) {
+    fmt::print("{}\n", Json{{"loss", loss}, {"ppl", std::exp(loss)}, {"bits_per_byte", bits_per_byte}, {"positions", total.positions}}.dump());
+  } else {
+    fmt::print("{}: {} positions, loss {:.4f}, perplexity {:.3f}, bits per byte {:.4f}\n", source->name(), total.positions,
+               loss, std::exp(loss), bits_per_byte);
+  }
+}
+
+}  // namespace
+
+void add_eval(CLI::App& app) {
+  auto o = std::make_shared<Options>();
+  CLI::App* verb = app.add_subcommand("eval", "loss, perplexity and bits per byte on text or shards");
+  verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
+  verb->add_option("--data", o->data, "text files or token shards, globs; told apart by their first bytes")->required();
+  verb->add_option("--batch", o->batch, "sequences at a time")->check(CLI::PositiveNumber)->capture_default_str();
+  verb->add_option("--seq", o->seq, "tokens a sequence; 0: the training length")->check(CLI::NonNegativeNumber)->capture_default_str();
+  verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
+  verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();
+  verb->add_flag("--json", o->json, "one JSON object");
+  verb->callback([o] { eval(*o); });
+}
+
+}  // namespace triad

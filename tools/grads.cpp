@@ -1,0 +1,134 @@
+// triad grads: one forward and backward of a checkpoint on given tokens, everything written as safetensors: loss, logits,
+// every gradient, every layer's gates and selection lists. The seam to compare the numbers with another framework.
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "engine/check.h"
+#include "io/safetensors.h"
+#include "io/shards.h"
+#include "tools/verbs.h"
+#include "train/inference.h"
+
+namespace triad {
+
+namespace {
+
+struct Options {
+  std::string checkpoint, tokens, out, device = "auto", dtype = "f32";
+  int64_t batch = 1, seq = 0;
+};
+
+// Collects tensors and writes them: floats as F64 where the run is in f64, else as F32.
+class Results {
+ public:
+  explicit Results(DType dtype) : dtype_(acc_dtype(dtype)) {}
+
+  void add(const std::string& name, const Shape& shape, const std::vector<double>& values) {
+    std::vector<std::byte> bytes(values.size() * static_cast<size_t>(size_of(dtype_)));
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (dtype_ == DType::f64) reinterpret_cast<double*>(bytes.data())[i] = values[i];
+      else reinterpret_cast<float*>(bytes.data())[i] = static_cast<float>(values[i]);
+    }
+    add(name, dtype_, shape, std::move(bytes));
+  }
+  void add(const std::string& name, DType dtype, const Shape& shape, std::vector<std::byte> bytes) {
+    storage_.push_back(std::move(bytes));
+    specs_.push_back({name, dtype, shape});
+  }
+  void write(const std::string& path) const {
+    std::vector<HostTensor> tensors;
+    for (size_t i = 0; i < specs_.size(); ++i) tensors.push_back({specs_[i], storage_[i].data()});
+    write_safetensors(path, tensors);
+  }
+
+ private:
+  DType dtype_;
+  std::vector<std::vector<std::byte>> storage_;
+  std::vector<TensorSpec> specs_;
+};
+
+// The first B*(T+1) tokens of the shard, row by row, into the batch's tokens and targets.
+void load_batch(LoadedModel& loaded, const std::string& path) {
+  const int64_t B = loaded.activations().B(), T = loaded.activations().T();
+  const Shard shard(path);
+  TRIAD_CHECK(shard.size() >= B * (T + 1), "{} holds {} tokens: {} rows of {} + 1 need {}", path, shard.size(), B, T, B * (T + 1));
+  std::vector<int32_t> row(static_cast<size_t>(T + 1)), tokens, targets;
+  for (int64_t b = 0; b < B; ++b) {
+    shard.read(b * (T + 1), row);
+    tokens.insert(tokens.end(), row.begin(), row.end() - 1);
+    targets.insert(targets.end(), row.begin() + 1, row.end());
+  }
+  for (const int32_t target : targets)
+    TRIAD_CHECK(target < loaded.config().model.vocab_size, "{}: token {} is outside of the vocabulary of {}", path, target,
+                loaded.config().model.vocab_size);
+  loaded.set_tokens(tokens, targets);
+}
+
+void add_logits(LoadedModel& loaded, Results& results) {
+  const int64_t B = loaded.activations().B(), T = loaded.activations().T();
+  std::vector<double> logits;
+  for (int64_t begin = 0; begin < B * T; begin += LoadedModel::kLogitRows) {
+    const std::vector<double> rows = loaded.logits(begin, std::min(LoadedModel::kLogitRows, B * T - begin));
+    logits.insert(logits.end(), rows.begin(), rows.end());
+  }
+  results.add("logits", {B, T, loaded.config().model.vocab_size}, logits);
+}
+
+void add_selection(LoadedModel& loaded, Results& results) {
+  for (int64_t i = 0; i < loaded.config().model.n_layers; ++i) {
+    const NsaSaved& saved = loaded.activations().layer(i).nsa;
+    std::vector<std::byte> lists(static_cast<size_t>(saved.block_index.bytes()));
+    read(loaded.ctx(), lists.data(), saved.block_index);
+    results.add(fmt::format("block_index/{}", i), DType::i32, saved.block_index.shape(), std::move(lists));
+    // Planes [3,B,T,Hkv] to [B,T,Hkv,3].
+    const std::vector<double> planes = read_floats(loaded.ctx(), saved.gate);
+    const size_t n = planes.size() / 3;
+    std::vector<double> gates(planes.size());
+    for (size_t j = 0; j < n; ++j)
+      for (size_t branch = 0; branch < 3; ++branch) gates[3 * j + branch] = planes[branch * n + j];
+    results.add(fmt::format("gate/{}", i), {saved.gate.size(1), saved.gate.size(2), saved.gate.size(3), 3}, gates);
+  }
+}
+
+void grads(const Options& o) {
+  LoadedModel loaded({.checkpoint = o.checkpoint, .device = parse_device(o.device), .dtype = parse_dtype(o.dtype),
+                      .batch = o.batch, .seq_len = o.seq, .training = true});
+  load_batch(loaded, o.tokens);
+  Context& ctx = loaded.ctx();
+  Model& model = loaded.model();
+  Activations& act = loaded.activations();
+  const int64_t N = act.rows();
+  zero(ctx, model.params().grads());
+  model.forward(ctx, act);
+  model.loss_and_backward(ctx, act, 1.0 / static_cast<double>(N));
+
+  Results results(model.dtype());
+  double loss = 0;
+  for (const double row : read_floats(ctx, act.row_loss)) loss += row;
+  results.add("loss", {1}, {loss / static_cast<double>(N)});
+  add_logits(loaded, results);
+  if (!loaded.config().model.dense()) add_selection(loaded, results);
+  const Params& params = model.params();
+  for (int64_t i = 0; i < params.count(); ++i)
+    results.add("grad/" + params.specs()[i].name, params.specs()[i].shape, read_floats(ctx, params.part(params.grads(), i)));
+  results.write(o.out);
+  fmt::print("{}: loss {:.6f}, {} gradients, {} on {}\n", o.out, loss / static_cast<double>(N), params.count(),
+             name_of(model.dtype()), ctx.device.str());
+}
+
+}  // namespace
+
+void add_grads(CLI::App& app) {
+  auto o = std::make_shared<Options>();
+  CLI::App* verb = app.add_subcommand("grads", "one forward and backward: loss, logits, gradients, gates, lists as safetensors");
+  verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
+  verb->add_option("--tokens", o->tokens, "a token shard (u16 or u32)")->required();
+  verb->add_option("--batch", o->batch, "rows B")->required()->check(CLI::PositiveNumber);
+  verb->add_option("--seq", o->seq, "tokens a row T; each row takes T+1 of the shard")->required()->check(CLI::PositiveNumber);
+  verb->add_option("--out", o->out, "file to write")->required();
+  verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
+  verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();
+  verb->callback([o] { grads(*o); });
+}
+
+}  // namespace triad

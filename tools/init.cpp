@@ -1,0 +1,33 @@
+// triad init: fresh weights as a folder that generate, eval and grads take.
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "tools/verbs.h"
+#include "train/load_config.h"
+#include "train/state.h"
+
+namespace triad {
+
+void add_init(CLI::App& app) {
+  struct Options {
+    std::string config, out;
+    std::vector<std::string> sets;
+  };
+  auto o = std::make_shared<Options>();
+  CLI::App* verb = app.add_subcommand("init", "write fresh weights: DIR/model.safetensors and DIR/state.json");
+  verb->add_option("CONFIG", o->config, "config file (else the environment variable CONFIG)");
+  verb->add_option("--set", o->sets, "group.key=value, over file and environment")->take_all()->expected(1);
+  verb->add_option("--out", o->out, "folder to write")->required();
+  verb->callback([o] {
+    const Config config = load_config(o->config, o->sets).config;
+    Arena counted = Arena::planned(Device::cpu());
+    Params(counted, config.model, {});
+    Runtime runtime({.device = Device::cpu(), .arena_bytes = counted.used_bytes()});
+    Params params(runtime.arena(), config.model, {});
+    params.init(runtime.ctx(), static_cast<uint64_t>(config.train.seed));
+    save_initial(runtime.ctx(), o->out, params, config);
+    fmt::print("{}: {} parameters in {} tensors\n", o->out, count_parameters(config.model), params.count());
+  });
+}
+
+}  // namespace triad

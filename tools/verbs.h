@@ -1,0 +1,20 @@
+// The verbs of the program. Each adds its subcommand to the app; the subcommand's callback runs it and throws Error or
+// UsageError when it cannot.
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace triad {
+
+void add_train(CLI::App& app);
+void add_generate(CLI::App& app);
+void add_eval(CLI::App& app);
+void add_data(CLI::App& app);
+void add_init(CLI::App& app);
+void add_grads(CLI::App& app);
+void add_bench(CLI::App& app);
+void add_inspect(CLI::App& app);
+
+}  // namespace triad

@@ -1,0 +1,88 @@
+#include "train/inference.h"
+
+#include <algorithm>
+
+#include "engine/check.h"
+#include "kernels/parallel.h"
+#include "train/train_step.h"
+
+namespace triad {
+
+void LoadedModel::build(Runtime& runtime, const Options& o) {
+  const ModelConfig& config = source_.config.model;
+  model_ = std::make_unique<Model>(
+      runtime.ctx(), runtime.arena(), config,
+      Model::Options{.dtype = o.dtype, .training = o.training, .max_seq_len = o.seq_len});
+  activations_ = std::make_unique<Activations>(runtime.arena(), config, o.batch, o.seq_len, o.dtype, o.training);
+}
+
+LoadedModel::LoadedModel(const Options& options) : source_(find_model(options.checkpoint)) {
+  Options o = options;
+  if (o.seq_len == 0) o.seq_len = source_.config.train.seq_len;
+  if (o.device.is_cuda() && o.dtype == DType::f64) fail_usage("--dtype f64 runs on the CPU only");
+  int64_t arena_bytes = 0, scratch_bytes = 0;
+  {
+    Runtime planned({.device = o.device, .planning = true});
+    build(planned, o);
+    model_->forward(planned.ctx(), *activations_);
+    model_->loss(planned.ctx(), *activations_);
+    if (o.training) model_->loss_and_backward(planned.ctx(), *activations_, 1);
+    logits(planned.ctx(), 0, std::min(kLogitRows, activations_->rows()));
+    scratch_bytes = planned.scratch().peak_bytes();
+    arena_bytes = planned.arena().used_bytes() + align_up(scratch_bytes);
+  }
+  runtime_ = std::make_unique<Runtime>(
+      Runtime::Options{.device = o.device, .arena_bytes = arena_bytes, .scratch_bytes = scratch_bytes});
+  build(*runtime_, o);
+  load_weights(ctx(), model_->params(), source_.weights);
+}
+
+void LoadedModel::set_tokens(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
+  TRIAD_CHECK(static_cast<int64_t>(tokens.size()) == activations_->rows(), "{} tokens for a batch of {}", tokens.size(),
+              activations_->rows());
+  for (const int32_t token : tokens)
+    TRIAD_CHECK(token >= 0 && token < config().model.vocab_size, "token {} is outside of the vocabulary of {}", token,
+                config().model.vocab_size);
+  write(ctx(), activations_->tokens, tokens.data());
+  if (!targets.empty()) write(ctx(), activations_->targets, targets.data());
+}
+
+std::vector<double> LoadedModel::logits(int64_t begin, int64_t n) { return logits(ctx(), begin, n); }
+
+std::vector<double> LoadedModel::logits(Context& ctx, int64_t begin, int64_t n) {
+  Scratch::Scope scope(ctx.scratch);
+  const int64_t V = config().model.vocab_size, Vp = config().model.padded_vocab();
+  const Tensor padded = scope.alloc(model_->dtype(), {n, Vp});
+  model_->logits(ctx, *activations_, begin, padded);
+  const std::vector<double> with_padding = read_floats(ctx, padded);
+  std::vector<double> out;
+  out.reserve(static_cast<size_t>(n * V));
+  for (int64_t row = 0; row < n; ++row)
+    out.insert(out.end(), with_padding.begin() + row * Vp, with_padding.begin() + row * Vp + V);
+  return out;
+}
+
+std::vector<double> read_floats(Context& ctx, ConstTensor t) {
+  std::vector<std::byte> raw(static_cast<size_t>(t.bytes()));
+  read(ctx, raw.data(), t);
+  std::vector<double> out(static_cast<size_t>(t.numel()));
+  dispatch_float(t.dtype, [&]<class T>() {
+    const T* from = reinterpret_cast<const T*>(raw.data());
+    for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<double>(from[i]);
+  });
+  return out;
+}
+
+DType parse_dtype(const std::string& word) {
+  for (const DType t : {DType::f64, DType::f32, DType::bf16})
+    if (word == name_of(t)) return t;
+  fail_usage("--dtype is \"{}\": f64, f32 or bf16 is allowed", word);
+}
+
+Device parse_device(const std::string& word) {
+  for (const auto& [name, choice] : EnumWords<DeviceChoice>::words)
+    if (word == name) return choose_device(choice);
+  fail_usage("--device is \"{}\": {} is allowed", word, all_words<DeviceChoice>());
+}
+
+}  // namespace triad

@@ -1,0 +1,52 @@
+// A trained model to run forward: loaded from a checkpoint, for one batch shape, on one device. What generate, eval and
+// grads share.
+#pragma once
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/model.h"
+#include "train/state.h"
+
+namespace triad {
+
+class LoadedModel {
+ public:
+  struct Options {
+    std::string checkpoint;  // what find_model takes
+    Device device;
+    DType dtype = DType::f32;
+    int64_t batch = 1, seq_len = 0;  // seq_len 0: the config's
+    bool training = false;           // keep activations and gradients
+  };
+  explicit LoadedModel(const Options&);
+
+  const Config& config() const { return source_.config; }
+  Context& ctx() { return runtime_->ctx(); }
+  Model& model() { return *model_; }
+  Activations& activations() { return *activations_; }
+  // Copies [B*T] tokens (and targets, where given) in; the next forward uses them.
+  void set_tokens(std::span<const int32_t> tokens, std::span<const int32_t> targets = {});
+  // After forward: the logits of rows [begin, begin + n) of the batch, n * V values. n <= kLogitRows.
+  static constexpr int64_t kLogitRows = 256;
+  std::vector<double> logits(int64_t begin, int64_t n);
+
+ private:
+  void build(Runtime&, const Options&);
+  std::vector<double> logits(Context&, int64_t begin, int64_t n);
+
+  ModelSource source_;
+  std::unique_ptr<Runtime> runtime_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Activations> activations_;
+};
+
+// The elements of a contiguous float tensor, on the host.
+std::vector<double> read_floats(Context&, ConstTensor);
+
+// Options that several verbs share: --device auto|cpu|cuda, --dtype f64|f32|bf16.
+DType parse_dtype(const std::string& word);
+Device parse_device(const std::string& word);
+
+}  // namespace triad

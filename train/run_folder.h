@@ -1,0 +1,26 @@
+// The folder of a run (SPEC.md section 3): what may be there at the start, and where things go.
+#pragma once
+#include <optional>
+#include <string>
+
+namespace triad {
+
+class RunFolder {
+ public:
+  enum class Start { fresh, overwrite, resume };
+  // Prepares path. fresh: a folder that holds a whole checkpoint is an error that names --resume and --overwrite; otherwise,
+  // and with overwrite, the files and folders that SPEC.md names are removed and anything else stays. A path that is no
+  // folder, that cannot be written, or that holds a stale .HALT is an error that touches nothing.
+  RunFolder(const std::string& path, Start start);
+
+  const std::string& path() const { return path_; }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+  std::string checkpoints() const { return file("checkpoints"); }
+  bool halt_requested() const;  // a file .HALT has appeared
+  void clear_halt() const;
+
+ private:
+  std::string path_;
+};
+
+}  // namespace triad

@@ -1,0 +1,174 @@
+#include "train/state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "engine/check.h"
+#include "io/checkpoint.h"
+#include "io/file.h"
+#include "io/safetensors.h"
+#include "train/load_config.h"
+
+namespace triad {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kWeightsFile = "model.safetensors";
+constexpr const char* kOptimizerFile = "optimizer.safetensors";
+
+// Part i of a whole fp32 buffer, laid out as the parameters are, under a prefix: one tensor of a file.
+struct NamedBuffer {
+  std::string prefix;
+  Tensor whole;  // f32
+};
+
+void write_buffers(Context& ctx, const Params& params, const std::vector<NamedBuffer>& buffers, const std::string& path) {
+  std::vector<TensorSpec> specs;
+  for (const NamedBuffer& b : buffers)
+    for (const ParamSpec& p : params.specs()) specs.push_back({b.prefix + p.name, DType::f32, p.shape});
+  SafetensorsWriter file(path, specs);
+  std::vector<float> host;
+  for (const NamedBuffer& b : buffers)
+    for (int64_t i = 0; i < params.count(); ++i) {
+      const Tensor part = params.part(b.whole, i);
+      host.resize(static_cast<size_t>(part.numel()));
+      read(ctx, host.data(), part);
+      file.write(b.prefix + params.specs()[i].name, std::as_bytes(std::span(host)));
+    }
+  file.finish();
+}
+
+// An entry's elements as floats, whatever float type another program stored.
+void read_entry(const SafetensorsFile& file, const TensorEntry& entry, float* out) {
+  const std::span<const std::byte> bytes = file.bytes(entry);
+  const int64_t n = entry.numel();
+  auto convert = [&]<class T>() {
+    for (int64_t i = 0; i < n; ++i) {
+      T value;  // the file may leave tensors unaligned
+      std::memcpy(&value, bytes.data() + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+      out[i] = static_cast<float>(value);
+    }
+  };
+  const std::optional<DType> dtype = entry.engine_dtype();
+  if (dtype == DType::f32) return void(std::memcpy(out, bytes.data(), bytes.size()));
+  if (dtype == DType::f64) return convert.template operator()<double>();
+  if (dtype == DType::bf16) return convert.template operator()<bf16>();
+  fail("{}: tensor {} is {}: F32, BF16 or F64 is needed", file.path(), entry.name, entry.str());
+}
+
+// A whole buffer from a file that holds exactly the parameters under these prefixes; padding is 0.
+std::vector<float> read_buffer(const Params& params, const SafetensorsFile& file, const std::string& prefix) {
+  std::vector<float> host(static_cast<size_t>(params.stored_elements()), 0.0f);
+  for (int64_t i = 0; i < params.count(); ++i) {
+    const ParamSpec& spec = params.specs()[i];
+    const TensorEntry& entry = file.at(prefix + spec.name);
+    const std::vector<int64_t> shape(spec.shape.dim.begin(), spec.shape.dim.begin() + spec.shape.rank);
+    TRIAD_CHECK(entry.shape == shape, "{}: tensor {} is {}, but the model's is {}", file.path(), entry.name, entry.str(),
+                spec.shape.str());
+    read_entry(file, entry, host.data() + params.offset(i));
+  }
+  return host;
+}
+
+void check_names(const Params& params, const SafetensorsFile& file, const std::vector<std::string>& prefixes) {
+  std::set<std::string> expected;
+  for (const std::string& prefix : prefixes)
+    for (const ParamSpec& p : params.specs()) expected.insert(prefix + p.name);
+  for (const TensorEntry& entry : file.entries())
+    TRIAD_CHECK(expected.contains(entry.name), "{}: tensor {} is none of this model's", file.path(), entry.name);
+}
+
+Json state_json(const Config& config, const RunState& state) {
+  return {{"format", "triad checkpoint"},
+          {"step", state.step},
+          {"sequences", state.sequences},
+          {"tokens", state.tokens},
+          {"config", config_to_json(config)}};
+}
+
+// The first key of model or nsa in which two configs differ: such weights belong to another model.
+void check_same_model(const std::string& folder, const Config& theirs, const Config& ours) {
+  const Json a = config_to_json(theirs), b = config_to_json(ours);
+  for (const char* group : {"model", "nsa"}) {
+    if (ours.model.dense() && std::string(group) == "nsa") continue;
+    for (const auto& [key, value] : a[group].items())
+      if (b[group][key] != value)
+        fail("{}: its {}.{} is {}, the config's is {}", folder, group, key, value.dump(), b[group][key].dump());
+  }
+}
+
+Json read_state(const std::string& folder) {
+  const std::string path = folder + "/" + kStateFile;
+  Json state;
+  try {
+    state = Json::parse(read_file(path));
+  } catch (const Json::exception& e) {
+    fail("{}: {}", path, e.what());
+  }
+  TRIAD_CHECK(state.is_object() && state.contains("config") && state["config"].is_object(),
+              "{}: a JSON object with `config` is needed", path);
+  return state;
+}
+
+int64_t state_number(const Json& state, const std::string& folder, const char* key) {
+  TRIAD_CHECK(state.contains(key) && state[key].is_number_integer() && state[key].get<int64_t>() >= 0,
+              "{}/{}: `{}` is {}: a whole number is needed", folder, kStateFile, key,
+              state.contains(key) ? state[key].dump() : "absent");
+  return state[key].get<int64_t>();
+}
+
+}  // namespace
+
+void save_weights(Context& ctx, const Params& params, const std::string& path) {
+  write_buffers(ctx, params, {{"", params.master()}}, path);
+}
+
+void load_weights(Context& ctx, Params& params, const std::string& path) {
+  const SafetensorsFile file(path);
+  check_names(params, file, {""});
+  params.set(ctx, read_buffer(params, file, ""));
+}
+
+std::string save_checkpoint(Context& ctx, const std::string& parent, const Params& params, const Optimizer& optimizer,
+                            const Config& config, const RunState& state) {
+  return write_checkpoint(parent, fmt::format("step_{}", state.step), [&](const std::string& folder) {
+    save_weights(ctx, params, folder + "/" + kWeightsFile);
+    write_buffers(ctx, params, {{"exp_avg/", optimizer.exp_avg()}, {"exp_avg_sq/", optimizer.exp_avg_sq()}},
+                  folder + "/" + kOptimizerFile);
+    write_file_atomically(folder + "/" + kStateFile, state_json(config, state).dump(2) + "\n");
+  });
+}
+
+RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params, Optimizer& optimizer,
+                         const Config& config) {
+  const Json state = read_state(folder);
+  check_same_model(folder, config_from_json(state["config"]), config);
+  load_weights(ctx, params, folder + "/" + kWeightsFile);
+  const SafetensorsFile moments(folder + "/" + kOptimizerFile);
+  check_names(params, moments, {"exp_avg/", "exp_avg_sq/"});
+  write(ctx, optimizer.exp_avg(), read_buffer(params, moments, "exp_avg/").data());
+  write(ctx, optimizer.exp_avg_sq(), read_buffer(params, moments, "exp_avg_sq/").data());
+  return {.step = state_number(state, folder, "step"),
+          .sequences = state_number(state, folder, "sequences"),
+          .tokens = state_number(state, folder, "tokens")};
+}
+
+void save_initial(Context& ctx, const std::string& folder, const Params& params, const Config& config) {
+  make_folders(folder);
+  save_weights(ctx, params, folder + "/" + kWeightsFile);
+  write_file_atomically(folder + "/" + kStateFile, state_json(config, {}).dump(2) + "\n");
+}
+
+ModelSource find_model(const std::string& path) {
+  const std::string weights = path + "/" + kWeightsFile, run_config = path + "/config.json";
+  if (fs::exists(weights) && fs::exists(path + "/" + kStateFile))
+    return {config_from_json(read_state(path)["config"]), weights};
+  if (fs::exists(weights) && fs::exists(run_config)) return {config_from_json(read_json_file(run_config)), weights};
+  const std::string folder = resolve_checkpoint(path);
+  return {config_from_json(read_state(folder)["config"]), folder + "/" + kWeightsFile};
+}
+
+}  // namespace triad

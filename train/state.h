@@ -1,0 +1,43 @@
+// Checkpoints: model.safetensors (fp32 master weights by name), optimizer.safetensors (exp_avg/<name>, exp_avg_sq/<name>),
+// state.json (config, step, data cursor). Names and shapes are those of SPEC.md 1.2, whatever the engine stores.
+#pragma once
+#include <string>
+
+#include "io/json_config.h"
+#include "model/params.h"
+#include "train/config.h"
+#include "train/optimizer.h"
+
+namespace triad {
+
+// What a resume needs besides tensors. The generators are counter-based, so their state is the step and the cursor.
+struct RunState {
+  int64_t step = 0;       // optimizer steps done
+  int64_t sequences = 0;  // sequences the data loader has handed out
+  int64_t tokens = 0;     // tokens trained on
+};
+
+// model.safetensors depends on the weights alone: equal weights, equal bytes.
+void save_weights(Context&, const Params&, const std::string& path);
+// Any file with the same names and shapes (F32, BF16 or F64), checksums verified where present. Missing, unknown or
+// misshapen tensors are an Error that names them.
+void load_weights(Context&, Params&, const std::string& path);
+
+// Whole or not at all: written beside, synced, renamed; then `latest` points at it. Returns its folder.
+std::string save_checkpoint(Context&, const std::string& parent, const Params&, const Optimizer&, const Config&,
+                            const RunState&);
+// Throws if the checkpoint's model differs from the config's, naming the first key that does.
+RunState load_checkpoint(Context&, const std::string& folder, Params&, Optimizer&, const Config&);
+
+// `triad init`: a folder with model.safetensors and state.json.
+void save_initial(Context&, const std::string& folder, const Params&, const Config&);
+
+// Where a model is: a checkpoint or `init` folder (state.json), a finished run's folder (config.json beside
+// model.safetensors), or a run's folder with checkpoints (the newest whole one).
+struct ModelSource {
+  Config config;
+  std::string weights;  // a model.safetensors
+};
+ModelSource find_model(const std::string& path);
+
+}  // namespace triad

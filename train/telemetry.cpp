@@ -1,0 +1,168 @@
+#include "train/telemetry.h"
+
+#include <fmt/format.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+
+#include "engine/backend.h"
+#include "model/flops.h"
+
+extern char** environ;
+
+namespace triad {
+
+namespace {
+
+constexpr double kMiB = 1024.0 * 1024.0;
+
+double seconds(std::chrono::steady_clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+std::string duration_text(double s) {
+  const int64_t t = static_cast<int64_t>(std::max(0.0, s));
+  if (t >= 3600) return fmt::format("{}h{:02}m", t / 3600, t / 60 % 60);
+  return t >= 60 ? fmt::format("{}m{:02}s", t / 60, t % 60) : fmt::format("{}s", t);
+}
+
+std::string iso_time(std::time_t now) {
+  char text[32];
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+}  // namespace
+
+Json environment_report(Device device, const std::string& build) {
+  const DeviceInfo info = backend::info(device);
+  utsname machine{};
+  uname(&machine);
+  Json report = {{"build", build},
+                 {"host", machine.nodename},
+                 {"kernel", std::string(machine.sysname) + " " + machine.release},
+                 {"cpu", backend::info(Device::cpu()).name},
+                 {"cpu_threads", sysconf(_SC_NPROCESSORS_ONLN)},
+                 {"device", device.str()},
+                 {"device_name", info.name},
+                 {"device_memory_mib", static_cast<double>(info.memory_bytes) / kMiB}};
+  if (device.is_cuda()) {
+    report["compute_capability"] = info.compute_capability;
+    report["num_sms"] = info.num_sms;
+    report["cuda_driver"] = info.driver;
+    report["cuda_runtime"] = info.runtime;
+  }
+  constexpr const char* kPrefixes[] = {"NSA_", "CUDA_", "NCCL_", "OMPI_", "PMI", "SLURM_", "OMP_"};
+  constexpr const char* kExact[] = {"CONFIG", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"};
+  Json variables = Json::object();
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text(*entry), name = text.substr(0, text.find('='));
+    bool wanted = false;
+    for (const char* prefix : kPrefixes) wanted = wanted || name.starts_with(prefix);
+    for (const char* exact : kExact) wanted = wanted || name == exact;
+    if (wanted && name.size() < text.size()) variables[name] = text.substr(name.size() + 1);
+  }
+  report["environment"] = variables;
+  return report;
+}
+
+Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device device, const Arena& arena, int64_t resume_step)
+    : config_(config), device_(device), arena_(arena), terminal_(isatty(STDOUT_FILENO) != 0), last_row_(Clock::now()) {
+  if (device.is_cuda()) peak_flops_ = peak_bf16_flops(backend::info(device).name);
+  if (config.log.csv) {
+    const bool append = resume_step >= 0;
+    training_ = std::make_unique<CsvFile>(folder.file("training.csv"), "step,loss,lr,tokens_per_s,grad_norm,step_ms,mfu",
+                                          append ? resume_step : -1);
+    validation_ = std::make_unique<CsvFile>(folder.file("val.csv"), "step,val_loss,ppl", append ? resume_step : -1);
+  }
+  if (config.log.heartbeat_every > 0)
+    heartbeats_ = std::make_unique<JsonLines>(folder.file("heartbeat_rank0.jsonl"));
+}
+
+void Telemetry::banner(int64_t parameters, const std::vector<std::string>& environment, const std::string& data) {
+  const ModelConfig& m = config_.model;
+  const TrainConfig& t = config_.train;
+  const DeviceInfo info = backend::info(device_);
+  message(fmt::format("triad: {} parameters, {} layers, C {}, {} heads in {} groups, d_k {} d_v {}, V {}, {}", parameters,
+                      m.n_layers, m.dim, m.n_heads, m.n_kv_groups, m.d_k, m.d_v, m.vocab_size, word_of(m.mlp)));
+  message(m.dense() ? "attention: dense causal"
+                    : fmt::format("attention: nsa, l {} d {} l' {} n {} w {}, phi {}, gate {}", m.nsa.l, m.nsa.d, m.nsa.l_sel,
+                                  m.nsa.n_sel, m.nsa.w, word_of(m.nsa.phi), word_of(m.nsa.gate.kind)));
+  message(fmt::format("device: {} ({}), {}, {:.0f} MiB planned", device_.str(), info.name,
+                      word_of(config_.runtime.precision), static_cast<double>(arena_.capacity_bytes()) / kMiB));
+  message(fmt::format("data: {}", data));
+  message(fmt::format("train: {} steps of {} tokens ({} x {} tokens x {} micro-steps), lr {}, seed {}", t.steps,
+                      t.tokens_per_step(), t.micro_batch_size, t.seq_len, t.accumulate_grad_batches, t.lr, t.seed));
+  message(fmt::format("folder: {}", config_.log.out_dir));
+  for (const std::string& line : environment) message("environment: " + line);
+  last_row_ = Clock::now();
+}
+
+void Telemetry::message(const std::string& text) {
+  if (line_open_) std::fputs("\n", stdout);
+  line_open_ = false;
+  std::fputs((text + "\n").c_str(), stdout);
+  std::fflush(stdout);
+}
+
+void Telemetry::step(const Step& s) {
+  tokens_since_row_ += s.tokens;
+  ++steps_since_row_;
+  const bool row = s.step % config_.log.every == 0 || s.step == config_.train.steps;
+  if (row) {
+    const double elapsed = seconds(Clock::now() - last_row_);
+    tokens_per_s_ = static_cast<double>(tokens_since_row_) / elapsed;
+    const double step_s = elapsed / static_cast<double>(steps_since_row_);
+    std::string mfu;
+    if (peak_flops_ > 0) {
+      const TrainConfig& t = config_.train;
+      const double flops = training_flops(config_.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len);
+      mfu = fmt::format("{:.4f}", flops / step_s / peak_flops_);
+    }
+    if (training_)
+      training_->row(fmt::format("{},{:.6f},{:.6e},{:.1f},{:.6f},{:.3f},{}", s.step, s.loss, s.lr, tokens_per_s_, s.grad_norm,
+                                 step_s * 1e3, mfu));
+    const double eta = step_s * static_cast<double>(config_.train.steps - s.step);
+    const std::string line = fmt::format("step {}/{}  loss {:.4f}  lr {:.2e}  norm {:.3f}  {:.0f} tok/s  {:.1f} ms  eta {}",
+                                         s.step, config_.train.steps, s.loss, s.lr, s.grad_norm, tokens_per_s_, step_s * 1e3,
+                                         duration_text(eta));
+    if (terminal_) {
+      std::fputs(("\r\x1b[2K" + line).c_str(), stdout);
+      std::fflush(stdout);
+      line_open_ = true;
+    } else {
+      message(line);
+    }
+    last_row_ = Clock::now();
+    tokens_since_row_ = steps_since_row_ = 0;
+  }
+  if (heartbeats_ && s.step % config_.log.heartbeat_every == 0)
+    heartbeat(s.step, "step_end", {{"loss", s.loss}, {"tokens_per_s", tokens_per_s_}, {"grad_norm", s.grad_norm}});
+}
+
+void Telemetry::evaluation(int64_t step, double loss) {
+  const auto began = Clock::now();
+  if (validation_) validation_->row(fmt::format("{},{:.6f},{:.4f}", step, loss, std::exp(loss)));
+  message(fmt::format("step {}  validation loss {:.4f}  perplexity {:.3f}", step, loss, std::exp(loss)));
+  last_row_ += Clock::now() - began;
+}
+
+void Telemetry::heartbeat(int64_t step, const std::string& msg, const Json& more) {
+  if (!heartbeats_) return;
+  const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  Json line = {{"ts", now},   {"iso", iso_time(static_cast<std::time_t>(now))}, {"pid", getpid()}, {"rank", 0},
+               {"step", step}, {"msg", msg}};
+  if (device_.is_cuda()) {
+    line["gpu_mem_alloc_mib"] = static_cast<double>(arena_.used_bytes()) / kMiB;
+    line["gpu_mem_reserved_mib"] = static_cast<double>(arena_.capacity_bytes()) / kMiB;
+  }
+  for (const auto& [key, value] : more.items()) line[key] = value;
+  heartbeats_->append(line);
+}
+
+double Telemetry::peak_mib() const { return static_cast<double>(arena_.capacity_bytes()) / kMiB; }
+
+}  // namespace triad

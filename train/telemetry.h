@@ -1,0 +1,52 @@
+// What a run tells: the banner and progress lines for a person, CSV rows and heartbeats for programs.
+#pragma once
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/memory.h"
+#include "io/csv.h"
+#include "io/json_config.h"
+#include "io/jsonl.h"
+#include "train/config.h"
+#include "train/run_folder.h"
+
+namespace triad {
+
+// The machine, libraries, build, and of the environment the variables that concern a run: env.json.
+Json environment_report(Device, const std::string& build);
+
+class Telemetry {
+ public:
+  // resume_step >= 0: rows of later steps are cut from the CSV files, which are then appended to.
+  Telemetry(const Config&, const RunFolder&, Device, const Arena&, int64_t resume_step);
+
+  void banner(int64_t parameters, const std::vector<std::string>& environment, const std::string& data);
+  struct Step {
+    int64_t step = 0;  // optimizer steps done, this one included
+    double loss = 0, lr = 0, grad_norm = 0;
+    int64_t tokens = 0;  // of this optimizer step
+  };
+  void step(const Step&);
+  void evaluation(int64_t step, double loss);
+  void message(const std::string& text);                    // a line that is not progress
+  void heartbeat(int64_t step, const std::string& msg, const Json& more = Json::object());
+  double tokens_per_s() const { return tokens_per_s_; }
+  double peak_mib() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const Config& config_;
+  Device device_;
+  const Arena& arena_;
+  bool terminal_;
+  bool line_open_ = false;  // a progress line on a terminal waits to be overwritten
+  std::unique_ptr<CsvFile> training_, validation_;
+  std::unique_ptr<JsonLines> heartbeats_;
+  Clock::time_point last_row_;
+  int64_t tokens_since_row_ = 0, steps_since_row_ = 0;
+  double tokens_per_s_ = 0, peak_flops_ = 0;
+};
+
+}  // namespace triad

@@ -1,0 +1,192 @@
+#include "train/trainer.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <fstream>
+
+#include "engine/check.h"
+#include "io/checkpoint.h"
+#include "io/file.h"
+#include "io/loader.h"
+#include "train/data_source.h"
+#include "train/load_config.h"
+#include "train/run_folder.h"
+#include "train/schedule.h"
+#include "train/state.h"
+#include "train/telemetry.h"
+#include "train/train_step.h"
+
+namespace triad {
+
+namespace {
+
+// SIGTERM and SIGINT ask for a checkpoint and an orderly end; a second one ends the process at once.
+std::atomic<int> stop_signal{0};
+extern "C" void on_stop_signal(int number) {
+  if (stop_signal.exchange(number) != 0) _exit(1);
+}
+
+class Trainer {
+ public:
+  explicit Trainer(const TrainRequest& request)
+      : request_(request),
+        config_(request.config),
+        resume_from_(find_resume(request)),
+        device_(safe_device(config_)),
+        data_(open_data(config_)),
+        runtime_(allocate_planned(config_, device_)),
+        step_(*runtime_, config_),
+        folder_(config_.log.out_dir, !resume_from_.empty() ? RunFolder::Start::resume
+                                     : request.overwrite    ? RunFolder::Start::overwrite
+                                                            : RunFolder::Start::fresh) {
+    runtime_->arena().seal();
+  }
+
+  void run() {
+    Context& ctx = runtime_->ctx();
+    if (resume_from_.empty()) {
+      step_.model().params().init(ctx, static_cast<uint64_t>(config_.train.seed));
+    } else {
+      state_ = load_checkpoint(ctx, resume_from_, step_.model().params(), step_.optimizer(), config_);
+    }
+    write_file_atomically(folder_.file("config.json"), config_to_json(config_).dump(2) + "\n");
+    write_file_atomically(folder_.file("env.json"), environment_report(device_, request_.build).dump(2) + "\n");
+    Telemetry telemetry(config_, folder_, device_, runtime_->arena(), resume_from_.empty() ? -1 : state_.step);
+    telemetry.banner(count_parameters(config_.model), request_.environment, data_.description);
+    if (!resume_from_.empty()) telemetry.message(fmt::format("resumed from {} at step {}", resume_from_, state_.step));
+    telemetry.heartbeat(state_.step, "boot");
+
+    const auto began = std::chrono::steady_clock::now();
+    const int64_t first_step = state_.step;
+    {
+      Loader loader(data_.train, loader_options());
+      while (state_.step < config_.train.steps) {
+        optimizer_step(loader, telemetry);
+        const bool last = state_.step == config_.train.steps;
+        if (due(config_.train.eval_every) || (last && config_.train.eval_every > 0)) evaluate(telemetry);
+        const bool stop = stop_signal != 0 || folder_.halt_requested();
+        if (due(config_.train.save_every) || (stop && !last)) save(telemetry);
+        if (stop && !last) return stopped(telemetry);
+      }
+    }
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    finish(telemetry, seconds, first_step);
+  }
+
+ private:
+  static std::string find_resume(const TrainRequest& request) {
+    if (request.resume.empty()) return "";
+    return resolve_checkpoint(request.resume == "latest" ? request.config.log.out_dir : request.resume);
+  }
+
+  static Device safe_device(const Config& config) {
+    const Device device = choose_device(config.runtime.device);
+    constexpr int64_t kLongRun = 1000;
+    if (device.is_cuda() && config.runtime.precision == Precision::fp32 && config.train.steps > kLongRun &&
+        !config.train.allow_unsafe)
+      fail_usage("runtime.precision is fp32 in a run of {} steps on a GPU: bf16 is several times faster. Set "
+                 "runtime.precision=bf16, or train.allow_unsafe=true", config.train.steps);
+    return device;
+  }
+
+  bool due(int64_t every) const { return every > 0 && state_.step % every == 0; }
+  int64_t positions() const { return config_.train.tokens_per_step(); }
+
+  LoaderOptions loader_options() const {
+    const TrainConfig& t = config_.train;
+    return {.seq_len = t.seq_len,
+            .micro_batch = t.micro_batch_size,
+            .micro_steps = t.accumulate_grad_batches,
+            .seed = static_cast<uint64_t>(config_.data.seed),
+            .first_sequence = state_.sequences};
+  }
+
+  void optimizer_step(Loader& loader, Telemetry& telemetry) {
+    step_.begin();
+    for (int64_t i = 0; i < config_.train.accumulate_grad_batches; ++i) {
+      const Batch batch = loader.next();
+      step_.micro_step(batch.tokens, batch.targets, positions());
+    }
+    const TrainStep::Result result = step_.finish(state_.step, positions());
+    const double lr = learning_rate(config_.train, state_.step);
+    ++state_.step;
+    state_.sequences = loader.cursor();
+    state_.tokens += positions();
+    last_loss_ = result.loss;
+    if (!result.finite) {
+      const std::string what = fmt::format("step {}: rank 0: loss {} and gradient norm {} are not both finite; first bad tensor: {}",
+                                           state_.step, result.loss, result.grad_norm, step_.first_bad_tensor());
+      telemetry.heartbeat(state_.step, "nonfinite");
+      if (config_.train.on_nonfinite == OnNonfinite::stop) fail("{}. train.on_nonfinite is stop", what);
+      telemetry.message(what + ". The step is skipped");
+    }
+    telemetry.step({.step = state_.step, .loss = result.loss, .lr = lr, .grad_norm = result.grad_norm, .tokens = positions()});
+  }
+
+  // Mean loss over the same first eval_batches micro-batches of the validation split, every time.
+  void evaluate(Telemetry& telemetry) {
+    const TrainConfig& t = config_.train;
+    const std::vector<Batch> batches = validation_batches(*data_.val, t.seq_len, t.micro_batch_size, t.eval_batches);
+    double sum = 0;
+    int64_t count = 0;
+    for (const Batch& batch : batches) {
+      sum += step_.evaluate(batch.tokens, batch.targets);
+      for (const int32_t target : batch.targets) count += target >= 0;
+    }
+    val_loss_ = sum / static_cast<double>(count);
+    telemetry.evaluation(state_.step, val_loss_);
+  }
+
+  void save(Telemetry& telemetry) {
+    const std::string folder = save_checkpoint(runtime_->ctx(), folder_.checkpoints(), step_.model().params(),
+                                               step_.optimizer(), config_, state_);
+    telemetry.heartbeat(state_.step, "checkpoint", {{"folder", folder}});
+  }
+
+  void stopped(Telemetry& telemetry) {
+    const std::string why = stop_signal != 0 ? fmt::format("signal {}", stop_signal.load()) : ".HALT";
+    folder_.clear_halt();
+    telemetry.heartbeat(state_.step, "stopped", {{"why", why}});
+    telemetry.message(fmt::format("stopped by {} after step {}, with a checkpoint: --resume latest goes on", why, state_.step));
+  }
+
+  void finish(Telemetry& telemetry, double seconds, int64_t first_step) {
+    save_weights(runtime_->ctx(), step_.model().params(), folder_.file("model.safetensors"));
+    const double tokens = static_cast<double>((state_.step - first_step) * positions());
+    const Json metrics = {{"step", state_.step},
+                          {"train_loss", last_loss_},
+                          {"val_loss", config_.train.eval_every > 0 ? Json(val_loss_) : Json(nullptr)},
+                          {"tokens", state_.tokens},
+                          {"seconds", seconds},
+                          {"tokens_per_s", seconds > 0 ? tokens / seconds : 0},
+                          {"peak_mib", telemetry.peak_mib()}};
+    write_file_atomically(folder_.file("metrics.json"), metrics.dump(2) + "\n");
+    telemetry.heartbeat(state_.step, "done");
+    telemetry.message(fmt::format("done: {} steps, loss {:.4f}, {:.1f} s; weights in {}", state_.step, last_loss_, seconds,
+                                  folder_.file("model.safetensors")));
+  }
+
+  const TrainRequest& request_;
+  const Config& config_;
+  std::string resume_from_;
+  Device device_;
+  DataSource data_;
+  std::unique_ptr<Runtime> runtime_;
+  TrainStep step_;
+  RunFolder folder_;  // after all that may refuse the run: from here on files change
+  RunState state_;
+  double last_loss_ = 0, val_loss_ = 0;
+};
+
+}  // namespace
+
+void train(const TrainRequest& request) {
+  std::signal(SIGTERM, on_stop_signal);
+  std::signal(SIGINT, on_stop_signal);
+  Trainer(request).run();
+}
+
+}  // namespace triad

@@ -1,0 +1,21 @@
+// The loop of a run: data -> step -> telemetry -> checkpoints, from config to the final weights.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "train/config.h"
+
+namespace triad {
+
+struct TrainRequest {
+  Config config;
+  std::vector<std::string> environment;  // what the environment changed
+  std::string resume;                    // a checkpoint, a run folder, or "latest"; empty: none
+  bool overwrite = false;
+  std::string build;                     // for env.json
+};
+
+// Returns when the run is complete, or stopped by SIGTERM, SIGINT or .HALT with a checkpoint. Throws otherwise.
+void train(const TrainRequest&);
+
+}  // namespace triad

@@ -20,18 +20,22 @@ namespace {
 
 // Calls body(byte offsets of a and b, bytes) for each longest contiguous run common to two views of one shape.
 template <class A, class B, class Body>
-void for_each_run(const A& a, const B& b, int axis, int64_t offset_a, int64_t offset_b, Body&& body) {
+void for_each_run(const A& a, const B& b, Body&& body) {
+  int outer = a.rank;  // the axes [outer, rank) are one run in both
+  int64_t run = 1, runs = 1;
+  while (outer > 0 && (a.dim[outer - 1] == 1 || (a.stride[outer - 1] == run && b.stride[outer - 1] == run)))
+    run *= a.dim[--outer];
+  for (int i = 0; i < outer; ++i) runs *= a.dim[i];
   const int64_t element = size_of(a.dtype);
-  bool dense = true;  // from `axis` inwards
-  int64_t count = 1;
-  for (int i = a.rank - 1; i >= axis; --i) {
-    if (a.dim[i] != 1 && (a.stride[i] != count || b.stride[i] != count)) dense = false;
-    count *= a.dim[i];
+  for (int64_t n = 0; n < runs && run > 0; ++n) {
+    int64_t left = n, offset_a = 0, offset_b = 0;
+    for (int i = outer - 1; i >= 0; --i) {
+      offset_a += left % a.dim[i] * a.stride[i];
+      offset_b += left % a.dim[i] * b.stride[i];
+      left /= a.dim[i];
+    }
+    body(offset_a * element, offset_b * element, run * element);
   }
-  if (count == 0) return;
-  if (dense) return body(offset_a * element, offset_b * element, count * element);
-  for (int64_t i = 0; i < a.dim[axis]; ++i)
-    for_each_run(a, b, axis + 1, offset_a + i * a.stride[axis], offset_b + i * b.stride[axis], body);
 }
 
 }  // namespace
@@ -39,14 +43,14 @@ void for_each_run(const A& a, const B& b, int axis, int64_t offset_a, int64_t of
 void copy(Context& ctx, Tensor dst, ConstTensor src) {
   TRIAD_CHECK(dst.shape() == src.shape() && dst.dtype == src.dtype, "copy from {} to {}", src.str(), dst.str());
   if (ctx.planning) return;
-  for_each_run(dst, src, 0, 0, 0, [&](int64_t to, int64_t from, int64_t bytes) {
+  for_each_run(dst, src, [&](int64_t to, int64_t from, int64_t bytes) {
     backend::copy(dst.data + to, dst.device, src.data + from, src.device, bytes, ctx.stream.handle());
   });
 }
 
 void zero(Context& ctx, Tensor t) {
   if (ctx.planning) return;
-  for_each_run(t, t, 0, 0, 0, [&](int64_t at, int64_t, int64_t bytes) {
+  for_each_run(t, t, [&](int64_t at, int64_t, int64_t bytes) {
     backend::fill(t.data + at, t.device, 0, bytes, ctx.stream.handle());
   });
 }

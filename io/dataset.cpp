@@ -118,10 +118,10 @@ class TokenRange final : public TokenSource {
 
 DataSplit split_by_position(std::shared_ptr<const TokenSource> whole, double val_fraction) {
   const int64_t size = whole->size();
-  const int64_t held_out = static_cast<int64_t>(static_cast<double>(size) * val_fraction);
-  if (held_out == 0) return {whole, std::make_shared<NoTokens>()};
-  return {std::make_shared<TokenRange>(whole, 0, size - held_out, "the training split of "),
-          std::make_shared<TokenRange>(whole, size - held_out, size, "the validation split of ")};
+  const int64_t cut = train_part(size, val_fraction);
+  if (cut == size) return {whole, std::make_shared<NoTokens>()};
+  return {std::make_shared<TokenRange>(whole, 0, cut, "the training split of "),
+          std::make_shared<TokenRange>(whole, cut, size, "the validation split of ")};
 }
 
 // The files of both splits. Links are followed, so that one file under two names is seen as one.
@@ -129,7 +129,7 @@ struct SplitFiles {
   std::vector<std::string> train, val;
 };
 SplitFiles expand_split(const SplitOptions& options) {
-  TRIAD_CHECK(!options.paths.empty(), "data.paths is empty: files or globs are needed");
+  if (options.paths.empty()) fail_usage("data.paths is empty: files or globs are needed");
   SplitFiles files{expand_globs(options.paths), expand_globs(options.val_paths)};
   std::set<std::string> train;
   for (const std::string& file : files.train) train.insert(std::filesystem::canonical(file).string());
@@ -182,6 +182,10 @@ int64_t held_out_documents(int64_t n, double val_fraction) {
 }
 
 }  // namespace
+
+int64_t train_part(int64_t n_tokens, double val_fraction) {
+  return n_tokens - static_cast<int64_t>(static_cast<double>(n_tokens) * val_fraction);
+}
 
 HeldOut::HeldOut(int64_t n_documents, double val_fraction, uint64_t seed)
     : count_(held_out_documents(n_documents, val_fraction)),

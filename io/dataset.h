@@ -46,6 +46,9 @@ DataSplit shard_data(const SplitOptions&, int64_t vocab);
 // Files of one kind, told apart by their first bytes: token shards or text. Nothing is held out.
 std::shared_ptr<const TokenSource> open_tokens(const std::vector<std::string>& paths, const Tokenizer&, int64_t vocab);
 
+// Of a row of n tokens that is split by position: how many come first and are for training.
+int64_t train_part(int64_t n_tokens, double val_fraction);
+
 // Which of n documents are held out for validation: a share of val_fraction, at least one of them and never all
 // (val_fraction 0, or a single document: none), chosen by seed alone.
 class HeldOut {

@@ -38,8 +38,7 @@ void write_all(int fd, const std::string& path, int64_t offset, std::span<const 
     if (n < 0 && errno == EINTR) continue;
     if (n < 0)
       fail("{}: cannot write {} bytes{} ({} of them written): {}", path, total,
-           offset < 0 ? "" : fmt::format(" at offset {}", offset - static_cast<int64_t>(total - bytes.size())),
-           total - bytes.size(), reason());
+           offset < 0 ? "" : fmt::format(" at offset {}", offset), total - bytes.size(), reason());
     bytes = bytes.subspan(static_cast<size_t>(n));
     if (offset >= 0) offset += n;
   }

@@ -128,8 +128,7 @@ bool is_safetensors(const std::string& path) {
   if (file.size() < kLengthBytes + 2) return false;
   uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, file.data(), sizeof header_bytes);
-  return header_bytes <= static_cast<uint64_t>(std::min(kMaxHeaderBytes, file.size() - kLengthBytes)) &&
-         file.text()[kLengthBytes] == '{';
+  return header_bytes <= kMaxHeaderBytes && file.text()[kLengthBytes] == '{';
 }
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
@@ -150,8 +149,8 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
 
 void SafetensorsFile::parse_header(int64_t header_bytes) {
   const std::string_view text = file_.text().substr(kLengthBytes, static_cast<size_t>(header_bytes));
-  TRIAD_CHECK(text.starts_with('{'), "{}: no safetensors file: expected '{{' at offset {}, found \"{:?}\"", path(),
-              kLengthBytes, text.substr(0, 1));
+  TRIAD_CHECK(text.starts_with('{'), "{}: no safetensors file: expected byte 123 ('{{') at offset {}, found {}", path(),
+              kLengthBytes, text.empty() ? "nothing" : std::to_string(static_cast<unsigned char>(text[0])));
   const nlohmann::json header = parse_json(path(), text);
   for (const auto& [name, value] : header.items()) {
     if (name != kMetadataKey) {

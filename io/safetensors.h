@@ -51,7 +51,7 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-// True if the file begins like a safetensors file: a header length that it can hold, then '{'.
+// True if the file begins like a safetensors file, whole or cut: an allowed header length, then '{'.
 bool is_safetensors(const std::string& path);
 
 struct TensorSpec {

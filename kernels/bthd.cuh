@@ -27,13 +27,13 @@ Bthd<const T> bthd(const ConstTensor& t) {
 template <class T>
 inline constexpr int kVector = 16 / static_cast<int>(sizeof(T));
 
+// Whether t begins on a 16-byte vector.
+inline bool is_aligned(const ConstTensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
 // Whether every row of t is made of aligned 16-byte vectors, V elements at a time.
 inline bool has_vectors(const ConstTensor& t, int V) {
-  constexpr uintptr_t kBytes = 16;
-  const int64_t element = size_of(t.dtype);
-  if (reinterpret_cast<uintptr_t>(t.data) % kBytes != 0 || t.size(-1) % V != 0) return false;
+  if (!is_aligned(t) || t.size(-1) % V != 0) return false;
   for (int i = 0; i + 1 < t.rank; ++i)
-    if (t.dim[i] > 1 && t.stride[i] * element % kBytes != 0) return false;
+    if (t.dim[i] > 1 && t.stride[i] * size_of(t.dtype) % 16 != 0) return false;
   return true;
 }
 template <class... Tensors>

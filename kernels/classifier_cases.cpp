@@ -19,13 +19,16 @@ OpCase classifier_case(const ClassifierShape& s) {
   const double scale = 1.0 / static_cast<double>(s.rows);
   const ClassifierOptions options = {.vocab = s.vocab, .chunk_rows = s.chunk_rows};
   const auto target = [vocab = s.vocab](int64_t i, uint64_t seed) {
-    return i % 5 == 3 ? -1.0 : static_cast<double>(Philox(seed, 0).below(static_cast<uint64_t>(i), static_cast<uint64_t>(vocab)));
+    return i % 5 == 3
+               ? -1.0
+               : static_cast<double>(Philox(seed, 0).below(static_cast<uint64_t>(i), static_cast<uint64_t>(vocab)));
   };
   OpCase c{.op = "classifier", .name = s.name};
-  c.args = {{.name = "h", .role = ArgRole::input, .shape = {s.rows, s.width}},
-            {.name = "w", .role = ArgRole::param, .shape = {s.padded_vocab, s.width}, .std = s.weight_std},
-            {.name = "targets", .role = ArgRole::constant, .shape = {s.rows}, .type = ArgType::i32, .fill = target},
-            {.name = "loss", .role = ArgRole::output, .shape = {s.rows}, .type = ArgType::acc, .std = 0.0, .mean = scale}};
+  c.args = {
+      {.name = "h", .role = ArgRole::input, .shape = {s.rows, s.width}},
+      {.name = "w", .role = ArgRole::param, .shape = {s.padded_vocab, s.width}, .std = s.weight_std},
+      {.name = "targets", .role = ArgRole::constant, .shape = {s.rows}, .type = ArgType::i32, .fill = target},
+      {.name = "loss", .role = ArgRole::output, .shape = {s.rows}, .type = ArgType::acc, .std = 0.0, .mean = scale}};
   c.forward = [options](Context& ctx, const Args& t) {
     classifier_forward(ctx, t["loss"], t["h"], t["w"], t["targets"], options);
   };

@@ -36,15 +36,16 @@ Size check_matmul(const ConstTensor& d, const ConstTensor& a, const ConstTensor&
   for (const ConstTensor* t : {&d, &a, &b, &addend}) {
     if (t->empty()) continue;
     TRIAD_CHECK(t->stride[1] == 1 || t->size(1) <= 1, "matmul: the columns of {} are {} apart", t->str(), t->stride[1]);
-    TRIAD_CHECK(leading_dimension(*t) >= t->size(1), "matmul: the rows of {} overlap, {} apart", t->str(), t->stride[0]);
+    TRIAD_CHECK(leading_dimension(*t) >= t->size(1), "matmul: the rows of {} overlap, {} apart", t->str(),
+                t->stride[0]);
     // CBLAS counts in int.
     TRIAD_CHECK(std::max(t->size(0), leading_dimension(*t)) <= INT_MAX, "matmul: {} is too large", t->str());
   }
   return s;
 }
 
-// OpenBLAS runs each gemm on the calling thread while one of these lives. Its OpenMP flavour takes its thread count from
-// omp_get_max_threads(), which is put back; its pthreads flavour has a global count, which stays 1.
+// OpenBLAS runs each gemm on the calling thread while one of these lives. Its OpenMP flavour takes its thread count
+// from omp_get_max_threads(), which is put back; its pthreads flavour has a global count, which stays 1.
 class SingleThreadedBlas {
  public:
   SingleThreadedBlas() {
@@ -82,7 +83,8 @@ struct Matrix {
 };
 
 template <class T>
-void gemm(const MatmulOptions& o, int m, int n, int k, const T* a, int lda, const T* b, int ldb, T beta, T* d, int ldd) {
+void gemm(const MatmulOptions& o, int m, int n, int k, const T* a, int lda, const T* b, int ldb, T beta, T* d,
+          int ldd) {
   const CBLAS_TRANSPOSE ta = o.trans_a ? CblasTrans : CblasNoTrans, tb = o.trans_b ? CblasTrans : CblasNoTrans;
   const T alpha = static_cast<T>(o.alpha);
   if constexpr (std::is_same_v<T, double>) {
@@ -158,9 +160,12 @@ void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOp
     if constexpr (kBuiltWithCuda) return cuda::matmul(ctx, d, a, b, options, addend);
   }
   switch (a.dtype) {
-    case DType::f64: return multiply<double>(ctx, d, a, b, s, options, addend);
-    case DType::f32: return multiply<float>(ctx, d, a, b, s, options, addend);
-    default: return multiply_bf16(ctx, d, a, b, s, options, addend);
+    case DType::f64:
+      return multiply<double>(ctx, d, a, b, s, options, addend);
+    case DType::f32:
+      return multiply<float>(ctx, d, a, b, s, options, addend);
+    default:
+      return multiply_bf16(ctx, d, a, b, s, options, addend);
   }
 }
 

@@ -1,11 +1,11 @@
 // Matrix products on the GPU through cuBLASLt: bf16 on the tensor cores with fp32 sums, f32 in true fp32.
 //
-// cuBLASLt counts in columns. A row-major D = op(A) op(B) is the column-major D^T = op(B)^T op(A)^T, and a row-major matrix
-// read as column-major is already its transpose: so the operands swap places, and M and N, and nothing is moved.
+// cuBLASLt counts in columns. A row-major D = op(A) op(B) is the column-major D^T = op(B)^T op(A)^T, and a row-major
+// matrix read as column-major is already its transpose: so the operands swap places, and M and N, and nothing is moved.
 //
-// Same bits on every run: the algorithm is a pure function of the problem (the first that the heuristic names, nothing is
-// timed), and split sums are kept in fp32 in the workspace and added in a fixed order. The other ways of splitting add up
-// in D itself, which for a bf16 D would round the partial sums.
+// Same bits on every run: the algorithm is a pure function of the problem (the first that the heuristic names, nothing
+// is timed), and split sums are kept in fp32 in the workspace and added in a fixed order. The other ways of splitting
+// add up in D itself, which for a bf16 D would round the partial sums.
 #include "kernels/matmul.h"
 
 #include <cublasLt.h>
@@ -19,10 +19,10 @@ namespace triad::cuda {
 
 namespace {
 
-#define CUBLAS_CHECK(call)                                                                              \
-  do {                                                                                                  \
-    const cublasStatus_t cublas_status = (call);                                                        \
-    if (cublas_status != CUBLAS_STATUS_SUCCESS)                                                         \
+#define CUBLAS_CHECK(call)                                                                                 \
+  do {                                                                                                     \
+    const cublasStatus_t cublas_status = (call);                                                           \
+    if (cublas_status != CUBLAS_STATUS_SUCCESS)                                                            \
       ::triad::fail("{}: {} at {}:{}", #call, cublasLtGetStatusString(cublas_status), __FILE__, __LINE__); \
   } while (0)
 
@@ -57,9 +57,12 @@ struct Plan {
 
 cudaDataType_t cuda_type(DType dtype) {
   switch (dtype) {
-    case DType::f32: return CUDA_R_32F;
-    case DType::bf16: return CUDA_R_16BF;
-    default: fail("matmul of {} does not run on the GPU: f32 and bf16 do", name_of(dtype));
+    case DType::f32:
+      return CUDA_R_32F;
+    case DType::bf16:
+      return CUDA_R_16BF;
+    default:
+      fail("matmul of {} does not run on the GPU: f32 and bf16 do", name_of(dtype));
   }
 }
 
@@ -67,8 +70,8 @@ void init_layout(cublasLtMatrixLayoutOpaque_t& layout, const Operand& o) {
   CUBLAS_CHECK(cublasLtMatrixLayoutInit(&layout, cuda_type(o.dtype), o.rows, o.cols, o.ld));
 }
 
-// The handle, its workspace and the plans made so far. The workspace is a plain allocation, made once by the first product
-// (see kMatmulWorkspaceBytes): it lives as long as the handle, and belongs to no step.
+// The handle, its workspace and the plans made so far. The workspace is a plain allocation, made once by the first
+// product (see kMatmulWorkspaceBytes): it lives as long as the handle, and belongs to no step.
 class CublasLt final : public BlasHandle {
  public:
   explicit CublasLt(Device device) : device_(device) {
@@ -142,10 +145,12 @@ Plan CublasLt::make_plan(const Problem& p) const {
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_, &plan.product, &plan.a, &plan.b, &plan.c,
                                                                &plan.d, &preference, 1, &best, &found);
   if (status != CUBLAS_STATUS_SUCCESS || found == 0)
-    fail("cuBLASLt knows no algorithm for {} [{},{}] <- {} [{},{}]{} x [{},{}]{} (column-major; alignments {}, {}, {}, {}): {}",
-         name_of(p.d.dtype), p.d.rows, p.d.cols, name_of(p.a.dtype), p.a.rows, p.a.cols, p.trans_a ? "^T" : "",
-         p.b.rows, p.b.cols, p.trans_b ? "^T" : "", p.a.alignment, p.b.alignment, p.c.alignment, p.d.alignment,
-         cublasLtGetStatusString(status));
+    fail(
+        "cuBLASLt knows no algorithm for {} [{},{}] <- {} [{},{}]{} x [{},{}]{} (column-major; alignments {}, {}, {}, "
+        "{}): {}",
+        name_of(p.d.dtype), p.d.rows, p.d.cols, name_of(p.a.dtype), p.a.rows, p.a.cols, p.trans_a ? "^T" : "", p.b.rows,
+        p.b.cols, p.trans_b ? "^T" : "", p.a.alignment, p.b.alignment, p.c.alignment, p.d.alignment,
+        cublasLtGetStatusString(status));
   plan.algorithm = best.algo;
   return plan;
 }

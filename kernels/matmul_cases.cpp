@@ -37,7 +37,8 @@ OpCase product_case(const Product& p) {
   c.args = {{.name = "a", .role = ArgRole::input, .shape = a, .row_pad = p.row_pad},
             {.name = "b", .role = ArgRole::input, .shape = b, .row_pad = 2 * p.row_pad},
             {.name = "d", .role = ArgRole::output, .shape = {p.M, p.N}, .row_pad = p.row_pad}};
-  if (p.addend) c.args.push_back({.name = "addend", .role = ArgRole::input, .shape = {p.M, p.N}, .row_pad = 3 * p.row_pad});
+  if (p.addend)
+    c.args.push_back({.name = "addend", .role = ArgRole::input, .shape = {p.M, p.N}, .row_pad = 3 * p.row_pad});
   c.forward = [o](Context& ctx, const Args& t) { matmul(ctx, t["d"], t["a"], t["b"], o, t["addend"]); };
   c.backward = [o](Context& ctx, const Args& t) { matmul_gradient(ctx, t, o); };
   return c;
@@ -75,7 +76,8 @@ OpCase linear_bench(const std::string& name, int64_t rows, int64_t in, int64_t o
   OpCase c = linear_case(name, rows, in, out, 0, false);
   c.bench = true;
   c.args[1].std = 0.02;
-  const double x = static_cast<double>(rows * in), w = static_cast<double>(in * out), y = static_cast<double>(rows * out);
+  const double x = static_cast<double>(rows * in), w = static_cast<double>(in * out),
+               y = static_cast<double>(rows * out);
   c.forward_flops = 2 * x * static_cast<double>(out);
   c.forward_bytes = 2 * (x + w + y);
   c.backward_flops = 2 * c.forward_flops;
@@ -91,7 +93,8 @@ std::vector<OpCase> matmul_cases() {
     for (const bool tb : {false, true}) {
       const std::string transposes = std::string(ta ? "T" : "N") + (tb ? "T" : "N");
       cases.push_back(product_case({transposes + " 7x33x5", 7, 33, 5, {.trans_a = ta, .trans_b = tb}}));
-      cases.push_back(product_case({transposes + " 65x130x67 strided", 65, 130, 67, {.trans_a = ta, .trans_b = tb}, true, 3}));
+      cases.push_back(
+          product_case({transposes + " 65x130x67 strided", 65, 130, 67, {.trans_a = ta, .trans_b = tb}, true, 3}));
     }
   cases.push_back(product_case({"64x128x256", 64, 128, 256, {.trans_b = true, .alpha = -0.5}, true}));
   cases.push_back(product_case({"1x1x1", 1, 1, 1, {.alpha = 2.0}}));

@@ -1,3 +1,4 @@
+// The order in which the six ops make NSA; no arithmetic of its own.
 #include "kernels/nsa.h"
 
 namespace triad {

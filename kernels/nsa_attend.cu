@@ -73,7 +73,8 @@ struct RowFacts {
 // Shared memory: k [64][dk], v [64][dv], the tokens of a listed piece, then for each stage q [rows][dk], dout
 // [rows][dv] and RowFacts.
 template <class T, class Tile>
-__global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3)) attend_key_grad_kernel(const KeyGradArgs<T> a) {
+__global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
+    attend_key_grad_kernel(const KeyGradArgs<T> a) {
   constexpr int kCount = Tile::kKeys, kColumns = Tile::kColumns;  // query rows a step; output columns of this CTA
   const int depth_k = padded_depth<Tile>(a.in.depth_k), stride_k = padded_stride<T, Tile>(a.in.depth_k);
   const int depth_v = padded_depth<Tile>(a.in.depth_v), stride_v = padded_stride<T, Tile>(a.in.depth_v);

@@ -62,11 +62,11 @@ struct NarrowTile {
 struct WideTile {
   static constexpr int kColumns = 128, kKeys = 32;
 };
-// CTAs that an SM is to hold at once: bf16 heads of up to 64, the shape most trained on, are kept to the registers that
-// allow `wanted`; elsewhere shared memory decides.
+// CTAs that an SM is to hold at once, which bounds the registers of a bf16 kernel; of a float one shared memory holds
+// only one or two.
 template <class T, class Tile>
-constexpr int resident_ctas(int wanted) {
-  return sizeof(T) == 2 && Tile::kColumns == NarrowTile::kColumns ? wanted : 1;
+constexpr int resident_ctas(int narrow, int wide) {
+  return sizeof(T) == 4 ? 1 : (Tile::kColumns == NarrowTile::kColumns ? narrow : wide);
 }
 inline constexpr int kRows = 16 * kWarps;  // rows (in nsa_attend.cu keys) of a CTA
 

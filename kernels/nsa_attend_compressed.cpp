@@ -1,3 +1,4 @@
+// The compressed branch: its checks and, on the CPU, which blocks a row sees and which rows see a block.
 #include "kernels/nsa_attend_compressed.h"
 
 #include "kernels/nsa_attend_cpu.h"

@@ -29,7 +29,7 @@ OpCase compressed_case(std::string name, AttendSizes n, const CompressedOptions&
 std::vector<OpCase> nsa_attend_compressed_cases() {
   std::vector<OpCase> cases = {
       compressed_case("31_no_block", {1, 31, 0, 4, 2, 8, 8}, {32, 16}),
-      compressed_case("32_one_block", {2, 32, 0, 4, 2, 8, 8}, {32, 16}),
+      compressed_case("2x48_two_blocks", {2, 48, 0, 4, 2, 8, 8}, {32, 16}),
       compressed_case("63_l8_d4", {2, 63, 0, 6, 2, 10, 6}, {8, 4}),
       compressed_case("40_l1_d1", {1, 40, 0, 2, 1, 32, 32}, {1, 1}),
       compressed_case("127_l32_d16_G16", {1, 127, 0, 16, 1, 64, 64}, {32, 16}),

@@ -113,7 +113,7 @@ struct ForwardArgs {
 
 // Shared memory: q [64][dk], then for each stage k [keys][dk] and v [keys][this CTA's columns].
 template <class T, class Tile, class Keys>
-__global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4))
+__global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
     attend_forward_kernel(const ForwardArgs<T> a, const Keys keys) {
   constexpr int kKeys = Tile::kKeys, kColumns = Tile::kColumns, kStrideV = tile_stride<T>(kColumns);
   const int depth = padded_depth<Tile>(a.in.depth_k), stride = padded_stride<T, Tile>(a.in.depth_k);
@@ -193,7 +193,7 @@ struct QueryGradArgs {
 
 // Shared memory: q [64][dk], dout [64][dv], then for each stage k [keys][dk] and v [keys][dv].
 template <class T, class Tile, class Keys>
-__global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4))
+__global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
     attend_query_grad_kernel(const QueryGradArgs<T> a, const Keys keys) {
   constexpr int kKeys = Tile::kKeys, kColumns = Tile::kColumns;
   const int depth_k = padded_depth<Tile>(a.in.depth_k), stride_k = padded_stride<T, Tile>(a.in.depth_k);

@@ -55,6 +55,7 @@ std::vector<OpCase> nsa_attend_selected_cases() {
       selected_case("m7c", {16, 2048, 2048, 12, 2, 64, 64}, 16, 64),
   };
   cases.back().bench = true;
+  cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key: dq and dk are 0, which has no relative error
   return cases;
 }
 

@@ -1,3 +1,4 @@
+// The window branch: its checks and, on the CPU, which keys a row sees and which rows see a key.
 #include "kernels/nsa_attend_window.h"
 
 #include "kernels/nsa_attend_cpu.h"

@@ -94,22 +94,26 @@ OpCase nsa_case(std::string name, const NsaSizes& n, const NsaConfig& c) {
 }  // namespace
 
 std::vector<OpCase> nsa_cases() {
-  const NsaConfig small{.l = 8, .d = 4, .l_sel = 8, .n_sel = 4, .w = 12};
-  auto with = [](NsaConfig c, Phi phi, const GateOptions& gate) {
-    c.phi = phi;
-    c.gate = gate;
+  auto config = [](int64_t l, int64_t d, int64_t l_sel, int64_t n_sel, int64_t w) {
+    NsaConfig c;
+    c.l = l, c.d = d, c.l_sel = l_sel, c.n_sel = n_sel, c.w = w;
+    return c;
+  };
+  auto small = [&](Phi phi = Phi::avg, const GateOptions& gate = {}) {
+    NsaConfig c = config(8, 4, 8, 4, 12);
+    c.phi = phi, c.gate = gate;
     return c;
   };
   std::vector<OpCase> cases = {
-      nsa_case("5_no_block", {1, 5, 2, 1, 8, 8}, small),
-      nsa_case("2x33_avg", {2, 33, 4, 2, 8, 8}, small),
-      nsa_case("50_conv_sigmoid", {1, 50, 6, 1, 10, 6}, with(small, Phi::conv, {.kind = GateKind::sigmoid})),
-      nsa_case("41_mlp", {1, 41, 4, 2, 8, 12}, with(small, Phi::mlp, {.temperature = 0.5})),
-      nsa_case("40_force_sel", {1, 40, 4, 2, 8, 8}, with(small, Phi::avg, {.force = Branch::sel})),
-      nsa_case("40_uniform", {1, 40, 4, 4, 8, 8}, with(small, Phi::conv, {.uniform = true})),
-      nsa_case("24_all_ones", {1, 24, 2, 1, 16, 16}, {.l = 1, .d = 1, .l_sel = 1, .n_sel = 24, .w = 24}),
-      nsa_case("127_m7c_heads", {1, 127, 12, 2, 64, 64}, {.l = 32, .d = 16, .l_sel = 32, .n_sel = 3, .w = 48}),
-      nsa_case("m7c", {16, 2048, 12, 2, 64, 64}, {}),
+      nsa_case("5_no_block", {1, 5, 2, 1, 8, 8}, small()),
+      nsa_case("2x33_avg", {2, 33, 4, 2, 8, 8}, small()),
+      nsa_case("50_conv_sigmoid", {1, 50, 6, 1, 10, 6}, small(Phi::conv, {.kind = GateKind::sigmoid})),
+      nsa_case("41_mlp", {1, 41, 4, 2, 8, 12}, small(Phi::mlp, {.temperature = 0.5})),
+      nsa_case("40_force_sel", {1, 40, 4, 2, 8, 8}, small(Phi::avg, {.force = Branch::sel})),
+      nsa_case("40_uniform", {1, 40, 4, 4, 8, 8}, small(Phi::conv, {.uniform = true})),
+      nsa_case("24_all_ones", {1, 24, 2, 1, 16, 16}, config(1, 1, 1, 24, 24)),
+      nsa_case("127_m7c_heads", {1, 127, 12, 2, 64, 64}, config(32, 16, 32, 3, 48)),
+      nsa_case("m7c", {16, 2048, 12, 2, 64, 64}, NsaConfig{}),
   };
   cases.back().bench = true;
   return cases;

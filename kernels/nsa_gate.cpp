@@ -1,3 +1,4 @@
+// The gates and the gated sum on the CPU. Sums over tokens go through a fixed number of partial sums.
 #include "kernels/nsa_gate.h"
 
 #include <algorithm>

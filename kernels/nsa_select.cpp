@@ -1,3 +1,5 @@
+// The selection on the CPU: probabilities summed over a group's heads, weighed into scores of blocks, and the best
+// listed.
 #include "kernels/nsa_select.h"
 
 #include "kernels/nsa_attend_cpu.h"

@@ -6,7 +6,7 @@
 //   2. The summed probabilities of the tile meet in shared memory; thread (token, block) adds what the tile gives to
 //   its
 //      block, in key order: each score has one owner at a time, and no atomics are needed.
-//   3. One warp per token finds the n-th best score bit by bit (scores are >= 0, so their bits order like integers),
+//   3. One warp per token finds the n-th best score by bisection (scores are >= 0, so their bits order like integers),
 //   then
 //      writes the list in one ascending pass.
 // Tokens whose blocks all fit in n are not scored. Scores stay fp32 throughout: 4 bytes a block and token in shared
@@ -48,11 +48,12 @@ struct Select {
   Bthd<const float> lse;                // [B,T,Hq,1]
   int tokens, keys, groups, heads, dk;  // T, Tc, Hkv, G
   int l, d, l_sel, n_sel, init_blocks, local_blocks;
-  float scale;    // of q.k, for probability()
-  bool vectors;   // rows of q and k are made of 16-byte vectors
-  int chunks;     // of kChunk columns that q has in shared memory, zeros after dk
-  int head_turn;  // heads of a turn
-  int64_t items;  // (tile of 16 tokens, sequence, group)
+  int span, size;  // of a key and of a block, in units of d
+  float scale;     // of q.k, for probability()
+  bool vectors;    // rows of q and k are made of 16-byte vectors
+  int chunks;      // of kChunk columns that q has in shared memory, zeros after dk
+  int head_turn;   // heads of a turn
+  int64_t items;   // (tile of 16 tokens, sequence, group)
   int64_t sequences_and_groups;
   float* slab;  // scores of all CTAs, or nullptr: they are in shared memory
   int64_t slab_stride;
@@ -88,10 +89,11 @@ template <class T>
 struct Keys;
 
 // The order of a sum's terms is free as long as both operands agree: of a chunk's 32 columns lane l takes the 8 columns
-// 8*(l%4) .. +7 as its share of two 16-deep steps. So each operand is a 16-byte piece of a row, as it lies in memory.
+// 8*(l%4) .. +7 as its share of two 16-deep steps. So a lane's keys are 16-byte pieces of rows, as they lie in memory,
+// and queries are stored as the steps want them: [step][lane][row l/4, row l/4 + 8, the same two again].
 template <>
 struct Keys<__nv_bfloat16> {
-  static constexpr int kQueryPieces = 64;  // of a head's chunk: [rows 0-7, rows 8-15][lane]
+  static constexpr int kQueryPieces = 64;  // of a head's chunk; piece i: tokens 0-7, then 8-15, as lanes hold them
   uint4 piece[kWarpKeys / 8];
 
   __device__ static int query_token(int i) { return i / 32 * 8 + i % 32 / 4; }
@@ -99,18 +101,24 @@ struct Keys<__nv_bfloat16> {
   __device__ static int token(int e) { return threadIdx.x % 32 / 4 + e % 4 / 2 * 8; }
   __device__ static int key(int e) { return e / 4 * 8 + threadIdx.x % 4 * 2 + e % 2; }
 
-  // first: the warp's first key; `count` keys exist from there.
-  __device__ __forceinline__ void load(const __nv_bfloat16* first, int64_t stride, int count, int column, int dk,
+  __device__ static int lane_row() { return threadIdx.x % 32 / 4; }
+
+  __device__ __forceinline__ static void store_query(uint4* queries, int i, uint4 piece) {
+    uint32_t* step = reinterpret_cast<uint32_t*>(queries + i % 32) + i / 32;
+    step[0] = piece.x, step[2] = piece.y;
+    step += 32 * 4;
+    step[0] = piece.z, step[2] = piece.w;
+  }
+  // row: the warp's key lane_row(), from which on `count` keys exist.
+  __device__ __forceinline__ void load(const __nv_bfloat16* row, int64_t stride, int count, int column, int dk,
                                        bool vectors) {
 #pragma unroll
-    for (int j = 0; j < kWarpKeys / 8; ++j) {
-      const int r = j * 8 + threadIdx.x % 32 / 4;
-      piece[j] = load_piece(r < count ? first + r * stride : nullptr, column + threadIdx.x % 4 * 8, dk, vectors);
-    }
+    for (int j = 0; j < kWarpKeys / 8; ++j, row += 8 * stride)
+      piece[j] = load_piece(8 * j < count ? row : nullptr, column + threadIdx.x % 4 * 8, dk, vectors);
   }
   __device__ __forceinline__ void multiply(float (&sum)[kWarpKeys / 8][4], const uint4* queries) const {
-    const uint4 low = queries[threadIdx.x % 32], high = queries[32 + threadIdx.x % 32];
-    const uint32_t a0[4] = {low.x, high.x, low.y, high.y}, a1[4] = {low.z, high.z, low.w, high.w};
+    const uint4 q0 = queries[threadIdx.x % 32], q1 = queries[32 + threadIdx.x % 32];
+    const uint32_t a0[4] = {q0.x, q0.y, q0.z, q0.w}, a1[4] = {q1.x, q1.y, q1.z, q1.w};
 #pragma unroll
     for (int j = 0; j < kWarpKeys / 8; ++j) mma_m16n8k16(sum[j], a0, piece[j].x, piece[j].y);
 #pragma unroll
@@ -129,12 +137,12 @@ struct Keys<float> {
   __device__ static int token(int e) { return e; }
   __device__ static int key(int) { return threadIdx.x % 32; }
 
-  __device__ __forceinline__ void load(const float* first, int64_t stride, int count, int column, int dk,
-                                       bool vectors) {
-    const int lane = threadIdx.x % 32;
+  __device__ static int lane_row() { return threadIdx.x % 32; }
+
+  __device__ __forceinline__ static void store_query(uint4* queries, int i, uint4 piece) { queries[i] = piece; }
+  __device__ __forceinline__ void load(const float* row, int64_t, int count, int column, int dk, bool vectors) {
 #pragma unroll
-    for (int j = 0; j < kChunk / 4; ++j)
-      piece[j] = load_piece(lane < count ? first + lane * stride : nullptr, column + 4 * j, dk, vectors);
+    for (int j = 0; j < kChunk / 4; ++j) piece[j] = load_piece(count > 0 ? row : nullptr, column + 4 * j, dk, vectors);
   }
   __device__ __forceinline__ void multiply(float (&sum)[kWarpKeys / 8][4], const uint4* queries) const {
 #pragma unroll
@@ -202,10 +210,11 @@ struct Tile {
 template <class T>
 __device__ void load_queries(const Select<T>& s, const Shared& shared, const Tile& tile, int head0, int heads) {
   for (int i = threadIdx.x; i < heads * s.chunks * Keys<T>::kQueryPieces; i += kThreads) {
-    const int place = i % Keys<T>::kQueryPieces, block = i / Keys<T>::kQueryPieces;
-    const int t = tile.first + Keys<T>::query_token(place), h = tile.g * s.heads + head0 + block / s.chunks;
-    const int column = block % s.chunks * kChunk + Keys<T>::query_column(place);
-    shared.queries[i] = load_piece(t <= tile.last ? s.q.row(tile.b, t, h) : nullptr, column, s.dk, s.vectors);
+    const int in_block = i % Keys<T>::kQueryPieces, block = i / Keys<T>::kQueryPieces;
+    const int t = tile.first + Keys<T>::query_token(in_block), h = tile.g * s.heads + head0 + block / s.chunks;
+    const int column = block % s.chunks * kChunk + Keys<T>::query_column(in_block);
+    Keys<T>::store_query(shared.queries + block * Keys<T>::kQueryPieces, in_block,
+                         load_piece(t <= tile.last ? s.q.row(tile.b, t, h) : nullptr, column, s.dk, s.vectors));
   }
   for (int i = threadIdx.x; i < heads * kTokens; i += kThreads) {
     const int t = tile.first + i % kTokens, h = tile.g * s.heads + head0 + i / kTokens;
@@ -214,18 +223,24 @@ __device__ void load_queries(const Select<T>& s, const Shared& shared, const Til
   }
 }
 
-// Adds the sums of the keys [c0, c1) to the scores of the blocks below `blocks`. Weights are counted in tokens, that is
-// l times those of Eq. 9: the order is the same.
+// Adds the sums of the keys [c0, c1) to the scores of the blocks below `blocks`. Key c covers the units of d tokens
+// [c, c + span), block j the units [j*size, (j+1)*size), and the weight is how many they share: l/d times that of Eq.
+// 9, which orders the blocks alike.
 template <class T>
 __device__ void pool(const Select<T>& s, const Shared& shared, int c0, int c1, int blocks) {
-  const int j0 = c0 * s.d / s.l_sel, j1 = min(((c1 - 1) * s.d + s.l - 1) / s.l_sel + 1, blocks);
-  for (int i = threadIdx.x; i < (j1 - j0) * kTokens; i += kThreads) {
-    const int token = i % kTokens, j = j0 + i / kTokens, begin = j * s.l_sel, end = begin + s.l_sel;
-    const int first = max(begin < s.l ? 0 : (begin - s.l) / s.d + 1, c0), last = min((end - 1) / s.d + 1, c1);
+  const int span = s.span, size = s.size, j0 = c0 / size, j1 = min((c1 + span - 2) / size + 1, blocks);
+  const float most = static_cast<float>(min(span, size));
+  const int token = threadIdx.x % kTokens;
+  for (int j = j0 + static_cast<int>(threadIdx.x) / kTokens; j < j1; j += kThreads / kTokens) {
+    const int first = max(j * size - span + 1, c0), last = min((j + 1) * size, c1);
+    float from_begin = static_cast<float>(first + span - j * size), to_end = static_cast<float>((j + 1) * size - first);
     float score = shared.scores[j * kScoreStride + token];
-    for (int c = first; c < last; ++c) {
-      const int common = min(c * s.d + s.l, end) - max(c * s.d, begin);
-      score = fmaf(static_cast<float>(common), shared.sums[(c - c0) * kSumStride + token], score);
+    const float* sum = shared.sums + (first - c0) * kSumStride + token;
+#pragma unroll 4
+    for (int c = first; c < last; ++c, sum += kSumStride) {
+      score = fmaf(fminf(fminf(from_begin, to_end), most), *sum, score);
+      from_begin += 1.0f;
+      to_end -= 1.0f;
     }
     shared.scores[j * kScoreStride + token] = score;
   }
@@ -236,22 +251,20 @@ __device__ void pool(const Select<T>& s, const Shared& shared, int c0, int c1, i
 template <class T, int kHeld>
 __device__ __forceinline__ void score_heads(const Select<T>& s, const Shared& shared, const Tile& tile, int heads,
                                             int keys, int blocks) {
-  const T* const k = s.k.row(tile.b, 0, tile.g);
-  const int lane_warp = threadIdx.x / 32 * kWarpKeys;
   constexpr int kChunks = kHeld > 0 ? kHeld : 1;
+  const int warp_key = threadIdx.x / 32 * kWarpKeys, lane_key = warp_key + Keys<T>::lane_row();
+  const int64_t stride = s.k.stride_t;
+  const T* row = s.k.row(tile.b, lane_key, tile.g);  // this lane's first key of a tile
   Keys<T> held[kChunks];
-  const auto load_held = [&](int c0) {  // this warp's keys of the tile that starts at c0
-    const int first = c0 + lane_warp;
+  const auto load_held = [&](int c0) {
     if constexpr (kHeld > 0)
 #pragma unroll
-      for (int i = 0; i < kChunks; ++i)
-        held[i].load(k + first * s.k.stride_t, s.k.stride_t, keys - first, i * kChunk, s.dk, true);
+      for (int i = 0; i < kChunks; ++i) held[i].load(row, stride, keys - c0 - lane_key, i * kChunk, s.dk, true);
   };
   load_held(0);
   for (int c0 = 0; c0 < keys; c0 += kTileKeys) {
-    const int first = c0 + lane_warp;
     float sum[kElements] = {};
-    if (first < keys) {
+    if (c0 + warp_key < keys) {
 #pragma unroll(kHeld >= 4 ? 2 : 1)
       for (int h = 0; h < heads; ++h) {
         const uint4* queries = shared.queries + h * s.chunks * Keys<T>::kQueryPieces;
@@ -261,7 +274,7 @@ __device__ __forceinline__ void score_heads(const Select<T>& s, const Shared& sh
           for (int i = 0; i < kChunks; ++i) held[i].multiply(product, queries + i * Keys<T>::kQueryPieces);
         } else {
           for (int i = 0; i < s.chunks; ++i) {
-            held[0].load(k + first * s.k.stride_t, s.k.stride_t, keys - first, i * kChunk, s.dk, s.vectors);
+            held[0].load(row, stride, keys - c0 - lane_key, i * kChunk, s.dk, s.vectors);
             held[0].multiply(product, queries + i * Keys<T>::kQueryPieces);
           }
         }
@@ -271,10 +284,12 @@ __device__ __forceinline__ void score_heads(const Select<T>& s, const Shared& sh
       }
     }
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) {
-      const int token = Keys<T>::token(e), key = Keys<T>::key(e);
-      shared.sums[(lane_warp + key) * kSumStride + token] = first + key < shared.visible[token] ? sum[e] : 0.0f;
-    }
+    for (int e = 0; e < kElements; ++e)
+      if (c0 + warp_key + Keys<T>::key(e) >= shared.visible[Keys<T>::token(e)]) sum[e] = 0.0f;
+#pragma unroll
+    for (int e = 0; e < kElements; ++e)
+      shared.sums[(warp_key + Keys<T>::key(e)) * kSumStride + Keys<T>::token(e)] = sum[e];
+    row += kTileKeys * stride;
     load_held(c0 + kTileKeys);  // on their way while the tile is pooled
     __syncthreads();
     pool(s, shared, c0, min(c0 + kTileKeys, keys), blocks);
@@ -291,31 +306,29 @@ struct Cut {
   int equals;
 };
 
-// The largest threshold that at least `slots` (>= 1) of the candidates reach, built from the highest bit down.
+// The largest threshold that at least `slots` (>= 1) of the candidates reach, by bisection: `low` is reached by that
+// many, `high` by only `above`. It ends early where exactly `slots` are reached.
 __device__ Cut find_cut(const float* scores, const Candidates& c) {
   const int lane = threadIdx.x % 32;
-  unsigned top = 0;
-  for (int j = c.begin + lane; j < c.end; j += 32) top = max(top, order_of(scores[j * kScoreStride]));
-  top = __reduce_max_sync(kFullWarp, top);
-  unsigned threshold = 0;
-  int above = 0;  // candidates that reach the lowest bound found too high
-  for (int bit = 30; bit >= 0; --bit) {
-    const unsigned bound = threshold | 1u << bit;
-    if (bound > top) {
-      above = 0;
-      continue;
-    }
+  unsigned lane_top = 0;
+#pragma unroll 4
+  for (int j = c.begin + lane; j < c.end; j += 32) lane_top = max(lane_top, order_of(scores[j * kScoreStride]));
+  unsigned high = __reduce_max_sync(kFullWarp, lane_top) + 1;
+  unsigned low = c.slots <= 32 ? __reduce_min_sync(kFullWarp, lane_top) : 0;  // every lane has one that reaches this
+  int above = 0;
+  while (high - low > 1) {
+    const unsigned bound = low + (high - low) / 2;
     int count = 0;
 #pragma unroll 4
     for (int j = c.begin + lane; j < c.end; j += 32) count += order_of(scores[j * kScoreStride]) >= bound;
     count = __reduce_add_sync(kFullWarp, count);
     if (count >= c.slots)
-      threshold = bound;
+      low = bound;
     else
-      above = count;
-    if (count == c.slots) break;  // exactly these
+      high = bound, above = count;
+    if (count == c.slots) break;
   }
-  return {threshold, c.slots - above};
+  return {low, c.slots - above};
 }
 
 // The list of one token, by one warp: forced blocks and chosen candidates in ascending order, then -1.
@@ -352,7 +365,7 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 2 ? 2 : 1) select_kernel(co
     const Tile tile(s, item);
     const Candidates last = s.candidates(tile.last);  // the longest of the tile: all other ranges lie inside its own
     if (!last.all()) {
-      const int blocks = last.end, keys = min(s.visible(tile.last), (blocks * s.l_sel - 1) / s.d + 1);
+      const int blocks = last.end, keys = min(s.visible(tile.last), blocks * s.size);
       for (int i = threadIdx.x; i < blocks * kScoreStride; i += kThreads) shared.scores[i] = 0.0f;
       if (threadIdx.x < kTokens) {
         const int t = tile.first + static_cast<int>(threadIdx.x);
@@ -395,6 +408,8 @@ void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_c
   for (int64_t length : {tokens, o.l, o.d, o.l_sel})
     TRIAD_CHECK(length < kMaxLength, "nsa_select: a length of {} is past the {} that the GPU counts to", length,
                 kMaxLength);
+  TRIAD_CHECK(o.l % o.d == 0 && o.l_sel % o.d == 0, "nsa_select: d {} does not divide l {} and l_sel {}", o.d, o.l,
+              o.l_sel);
   const auto as_int = [](int64_t count) { return static_cast<int>(std::min(count, kMaxLength)); };
   const ConstTensor lse = lse_cmp.view({B, tokens, q.size(2), 1});
   dispatch_gpu_float(q.dtype, [&]<class T>() {
@@ -427,6 +442,8 @@ void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_c
                         .n_sel = as_int(o.n_sel),
                         .init_blocks = as_int(o.init_blocks),
                         .local_blocks = as_int(o.local_blocks),
+                        .span = static_cast<int>(o.l / o.d),
+                        .size = static_cast<int>(o.l_sel / o.d),
                         .scale = kExpBase<T> / std::sqrt(static_cast<float>(dk)),
                         .vectors = vectors,
                         .chunks = static_cast<int>(chunks),

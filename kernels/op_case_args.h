@@ -1,5 +1,5 @@
-// From an OpCase to memory: which tensors a run needs (gradients included), how each is laid out and what it starts with.
-// Shared by the driver in tests/ and tools/bench.cpp.
+// From an OpCase to memory: which tensors a run needs (gradients included), how each is laid out and what it starts
+// with. Shared by the driver in tests/ and tools/bench.cpp.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -36,10 +36,14 @@ struct Slot {
 
 inline DType dtype_in(ArgType type, DType run) {
   switch (type) {
-    case ArgType::element: return run;
-    case ArgType::acc: return acc_dtype(run);
-    case ArgType::i32: return DType::i32;
-    case ArgType::f64: return DType::f64;
+    case ArgType::element:
+      return run;
+    case ArgType::acc:
+      return acc_dtype(run);
+    case ArgType::i32:
+      return DType::i32;
+    case ArgType::f64:
+      return DType::f64;
   }
   return run;
 }
@@ -53,12 +57,19 @@ inline std::vector<Slot> slots_of(const OpCase& c) {
     slots.push_back({&a, a.name, written ? SlotKind::overwritten : SlotKind::fixed, false, a.type});
     if (!c.backward || a.type == ArgType::i32) continue;
     switch (a.role) {
-      case ArgRole::input: slots.push_back({&a, "d" + a.name, SlotKind::overwritten, true, a.type}); break;
+      case ArgRole::input:
+        slots.push_back({&a, "d" + a.name, SlotKind::overwritten, true, a.type});
+        break;
       case ArgRole::input_acc:
-      case ArgRole::param: slots.push_back({&a, "d" + a.name, SlotKind::added_to, true, ArgType::acc}); break;
-      case ArgRole::output: slots.push_back({&a, "d" + a.name, SlotKind::fixed, true, a.type}); break;
+      case ArgRole::param:
+        slots.push_back({&a, "d" + a.name, SlotKind::added_to, true, ArgType::acc});
+        break;
+      case ArgRole::output:
+        slots.push_back({&a, "d" + a.name, SlotKind::fixed, true, a.type});
+        break;
       case ArgRole::constant:
-      case ArgRole::saved: break;
+      case ArgRole::saved:
+        break;
     }
   }
   return slots;
@@ -82,12 +93,18 @@ inline double load_element(const std::byte* base, int64_t offset, DType dtype) {
     return value;
   };
   switch (dtype) {
-    case DType::f64: return as(double{});
-    case DType::f32: return as(float{});
-    case DType::bf16: return as(bf16{});
-    case DType::i64: return static_cast<double>(as(int64_t{}));
-    case DType::i32: return as(int32_t{});
-    case DType::u8: return as(uint8_t{});
+    case DType::f64:
+      return as(double{});
+    case DType::f32:
+      return as(float{});
+    case DType::bf16:
+      return as(bf16{});
+    case DType::i64:
+      return static_cast<double>(as(int64_t{}));
+    case DType::i32:
+      return as(int32_t{});
+    case DType::u8:
+      return as(uint8_t{});
   }
   return 0;
 }
@@ -96,12 +113,18 @@ inline void store_element(std::byte* base, int64_t offset, DType dtype, double v
   std::byte* at = base + offset * size_of(dtype);
   auto put = [&](auto v) { std::memcpy(at, &v, sizeof(v)); };
   switch (dtype) {
-    case DType::f64: return put(value);
-    case DType::f32: return put(static_cast<float>(value));
-    case DType::bf16: return put(bf16(static_cast<float>(value)));
-    case DType::i64: return put(static_cast<int64_t>(value));
-    case DType::i32: return put(static_cast<int32_t>(value));
-    case DType::u8: return put(static_cast<uint8_t>(value));
+    case DType::f64:
+      return put(value);
+    case DType::f32:
+      return put(static_cast<float>(value));
+    case DType::bf16:
+      return put(bf16(static_cast<float>(value)));
+    case DType::i64:
+      return put(static_cast<int64_t>(value));
+    case DType::i32:
+      return put(static_cast<int32_t>(value));
+    case DType::u8:
+      return put(static_cast<uint8_t>(value));
   }
 }
 
@@ -117,8 +140,8 @@ inline double unwritten(DType dtype) {
   return is_float(dtype) ? std::numeric_limits<double>::quiet_NaN() : kUnwrittenInt;
 }
 
-// Fills host memory laid out as `slot` (padding untouched) with the values that a run starts with. `stream` tells the slots
-// of a case apart. With `precision`, values are first rounded to what a run in that dtype would hold.
+// Fills host memory laid out as `slot` (padding untouched) with the values that a run starts with. `stream` tells the
+// slots of a case apart. With `precision`, values are first rounded to what a run in that dtype would hold.
 inline void fill_slot(const Slot& slot, std::byte* first, DType dtype, uint64_t seed, uint64_t stream,
                       std::optional<DType> precision = {}) {
   constexpr double kGradientStd = 0.01;  // what is added to: small, so that little of the sum's precision goes to it

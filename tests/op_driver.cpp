@@ -101,8 +101,8 @@ std::vector<std::string> OpRun::complaints() const {
       std::fill_n(first + slot.offset(i) * size_of(dtype(s)), size_of(dtype(s)), kGuard);
     }
     if (unwritten_count > 0)
-      out.push_back(fmt::format("{}: {} of {} elements are NaN or were not written", slot.name, unwritten_count,
-                                slot.numel()));
+      out.push_back(
+          fmt::format("{}: {} of {} elements are NaN or were not written", slot.name, unwritten_count, slot.numel()));
     const auto is_guard = [](std::byte b) { return b == kGuard; };
     if (!std::all_of(rest.begin(), rest.end(), is_guard)) {
       const auto at = std::find_if_not(rest.begin(), rest.end(), is_guard) - rest.begin();
@@ -135,7 +135,8 @@ std::vector<int64_t> sample_indices(int64_t n, int64_t count, const Philox& rand
   std::vector<int64_t> indices;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t begin = i * n / count, end = (i + 1) * n / count;
-    indices.push_back(begin + static_cast<int64_t>(random.below(static_cast<uint64_t>(i), static_cast<uint64_t>(end - begin))));
+    indices.push_back(begin +
+                      static_cast<int64_t>(random.below(static_cast<uint64_t>(i), static_cast<uint64_t>(end - begin))));
   }
   return indices;
 }

@@ -1,5 +1,6 @@
-// Runs one OpCase on one device in one dtype, in memory that notices what an op must not do: guard bytes lie around every
-// tensor and in the padding of its rows, what must be overwritten starts as NaN, and what must not change is compared.
+// Runs one OpCase on one device in one dtype, in memory that notices what an op must not do: guard bytes lie around
+// every tensor and in the padding of its rows, what must be overwritten starts as NaN, and what must not change is
+// compared.
 #pragma once
 #include <span>
 
@@ -8,7 +9,7 @@
 namespace triad::test {
 
 struct RunOptions {
-  Device device;
+  Device device = Device::cpu();
   DType dtype = DType::f64;
   // Inputs are rounded to what a run in this dtype would hold: the double run that a bf16 run is compared with.
   std::optional<DType> precision = {};
@@ -57,7 +58,8 @@ class OpRun {
   Args args_;
 };
 
-// |got - want| / |want| over all elements; equal infinities count as equal, any other non-finite value as infinitely wrong.
+// |got - want| / |want| over all elements; equal infinities count as equal, any other non-finite value as infinitely
+// wrong.
 double relative_error(std::span<const double> got, std::span<const double> want);
 
 struct GradientError {

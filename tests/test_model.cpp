@@ -7,6 +7,7 @@
 
 using namespace triad;
 using triad::test::ModelFixture;
+using triad::test::require_gpu;
 
 namespace {
 

@@ -16,8 +16,8 @@ namespace {
 constexpr double kGradientTolerance = 1e-6;
 // Of lists (i32 outputs) made in f32, rows that may differ between devices: scores that tie to within rounding.
 constexpr double kListMismatch = 0.005;
-// bf16 on the GPU may err twice as much as on the CPU, and by half a unit in the last place where the CPU hardly errs at
-// all: a GPU kernel feeds its tensor cores probabilities rounded to bf16 where the reference keeps them in fp32.
+// bf16 on the GPU may err twice as much as on the CPU, and by half a unit in the last place where the CPU hardly errs
+// at all: a GPU kernel feeds its tensor cores probabilities rounded to bf16 where the reference keeps them in fp32.
 constexpr double kBf16Factor = 2.0, kBf16Floor = 0x1p-9;
 // bf16 and f32 on the CPU against double: far above what rounding does, far below what a wrong formula does.
 constexpr double kBf16Sane = 0.05, kF32Sane = 1e-4;
@@ -64,14 +64,13 @@ void expect_same_bits(const OpRun& a, const OpRun& b, const std::string& what) {
 }
 
 void check_gradients(const OpCase& c) {
-  if (!c.backward || c.bench) return;
   for (const GradientError& e : gradient_errors(c))
-    expect(e.error <= kGradientTolerance, fmt::format("{}: {} is {:.3g} off the differences of {} elements (limit {:.0e})",
-                                                      label(c, "cpu f64"), e.name, e.error, e.elements, kGradientTolerance));
+    expect(e.error <= kGradientTolerance,
+           fmt::format("{}: {} is {:.3g} off the differences of {} elements (limit {:.0e})", label(c, "cpu f64"),
+                       e.name, e.error, e.elements, kGradientTolerance));
 }
 
 void check_cpu(const OpCase& c) {
-  if (c.bench) return;
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
     const std::string where = label(c, fmt::format("cpu {}", name_of(dtype)));
     OpRun first(c, {.dtype = dtype}), second(c, {.dtype = dtype}), two_threads(c, {.dtype = dtype, .threads = 2});
@@ -128,21 +127,20 @@ void check_gpu_bf16(const OpCase& c) {
     const double cpu_error = relative_error(cpu.values(s), want), limit = kBf16Factor * cpu_error + kBf16Floor;
     for (const OpRun* run : {static_cast<const OpRun*>(gpu.get()), static_cast<const OpRun*>(unaligned.get())}) {
       const double error = relative_error(run->values(s), want);
-      expect(error <= limit, fmt::format("{}{}: {} is {:.3g} off f64, the cpu's bf16 {:.3g} (limit {:.3g})", where,
-                                         run == gpu.get() ? "" : ", unaligned", gpu->slots()[s].name, error, cpu_error, limit));
+      expect(error <= limit,
+             fmt::format("{}{}: {} is {:.3g} off f64, the cpu's bf16 {:.3g} (limit {:.3g})", where,
+                         run == gpu.get() ? "" : ", unaligned", gpu->slots()[s].name, error, cpu_error, limit));
     }
   }
 }
 
 void check_gpu(const OpCase& c) {
-  if (c.bench || !require_gpu()) return;
   if (c.gpu_f32) check_gpu_f32(c);
   if (c.gpu_bf16) check_gpu_bf16(c);
 }
 
 // The sizes of the bench are too large for the reference: finite, in bounds and repeatable is what is checked.
 void check_bench_size(const OpCase& c) {
-  if (!c.bench || !require_gpu()) return;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     if (!(dtype == DType::f32 ? c.gpu_f32 : c.gpu_bf16)) continue;
     const std::string where = label(c, fmt::format("cuda {}", name_of(dtype)));
@@ -158,13 +156,14 @@ struct OpTest {
   std::string name;
   std::vector<OpCase> cases;
   void (*check)(const OpCase&);
+  bool needs_gpu;
+
   void run() const {
+    if (needs_gpu && !require_gpu()) return;
     for (const OpCase& c : cases) {
       try {
         check(c);
-      } catch (const Error& e) {
-        FAIL_CHECK(label(c, "threw") << ": " << e.what());
-      }
+      } catch (const Error& e) { FAIL_CHECK(label(c, "threw") << ": " << e.what()); }
     }
   }
 };
@@ -178,16 +177,17 @@ std::vector<OpTest>& op_tests() {
       (c.bench ? benched : checked)[c.op].push_back(std::move(c));
     }
     std::vector<OpTest> all;
-    const auto add = [&](std::string name, const std::vector<OpCase>& cases, void (*check)(const OpCase&)) {
-      if (!cases.empty()) all.push_back({std::move(name), cases, check});
+    const auto add = [&](std::string name, const std::vector<OpCase>& cases, void (*check)(const OpCase&),
+                         bool needs_gpu = false) {
+      if (!cases.empty()) all.push_back({std::move(name), cases, check, needs_gpu});
     };
     for (const std::string& op : ops) {
       std::vector<OpCase> differentiable = checked[op];
       std::erase_if(differentiable, [](const OpCase& c) { return c.backward == nullptr; });
       add(op + " gradients", differentiable, check_gradients);
       add(op + " cpu", checked[op], check_cpu);
-      add(op + " cuda", checked[op], check_gpu);
-      add(op + " cuda at the bench's size", benched[op], check_bench_size);
+      add(op + " cuda", checked[op], check_gpu, true);
+      add(op + " cuda bench sizes", benched[op], check_bench_size, true);
     }
     return all;
   }();

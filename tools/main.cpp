@@ -1,5 +1,6 @@
 // triad: one program, a verb for each job. The only catch: exit code 2 for what was asked wrongly, 1 for what failed.
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 
@@ -8,6 +9,7 @@
 #include "tools/version.h"
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a write past the file size limit is an error with a message, as on a full disk
   CLI::App app("Triad: a trainer for language models with Native Sparse Attention");
   app.set_version_flag("--version", triad::version_text());
   app.require_subcommand(1);

@@ -1,0 +1,77 @@
+// Cross-entropy on the CPU, a row at a time.
+#include "kernels/cross_entropy.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/parallel.h"
+
+namespace triad {
+
+namespace {
+
+void check_cross_entropy(const char* op, const ConstTensor& logits, const ConstTensor& lse, const ConstTensor& targets,
+                         int64_t vocab) {
+  TRIAD_CHECK(logits.rank == 2, "{}: logits are {}, not a matrix", op, logits.str());
+  TRIAD_CHECK(0 < vocab && vocab <= logits.size(1), "{}: a vocabulary of {} for logits {}", op, vocab, logits.str());
+  check_tensor("cross_entropy: lse", lse, {logits.size(0)}, acc_dtype(logits.dtype));
+  check_tensor("cross_entropy: targets", targets, {logits.size(0)}, DType::i32);
+}
+
+template <class T>
+void forward_cpu(Context& ctx, Tensor loss, Tensor lse, ConstTensor logits, ConstTensor targets, int64_t vocab) {
+  using A = acc_t<T>;
+  parallel_for(ctx, logits.size(0), [&](int64_t i) {
+    const T* x = logits.ptr<T>() + i * logits.stride[0];
+    const int32_t target = targets.ptr<int32_t>()[i];
+    const A max = static_cast<A>(*std::max_element(x, x + vocab));
+    A sum = 0;
+    for (int64_t j = 0; j < vocab; ++j) sum += std::exp(static_cast<A>(x[j]) - max);
+    const A log_sum = std::log(sum);
+    lse.ptr<A>()[i] = max + log_sum;
+    // Not lse - x: of logits near 1e4 the difference has digits that lse has not.
+    loss.ptr<A>()[i] = target < 0 ? A{0} : (max - static_cast<A>(x[target])) + log_sum;
+  });
+}
+
+template <class T>
+void backward_cpu(Context& ctx, Tensor dlogits, ConstTensor logits, ConstTensor lse, ConstTensor targets, int64_t vocab,
+                  double scale) {
+  using A = acc_t<T>;
+  parallel_for(ctx, logits.size(0), [&](int64_t i) {
+    const T* x = logits.ptr<T>() + i * logits.stride[0];
+    T* dx = dlogits.ptr<T>() + i * dlogits.stride[0];
+    const int32_t target = targets.ptr<int32_t>()[i];
+    const A row_lse = lse.ptr<A>()[i];
+    const int64_t columns = target < 0 ? 0 : vocab;  // that have a gradient
+    for (int64_t j = 0; j < columns; ++j) {
+      const A p = std::exp(static_cast<A>(x[j]) - row_lse);
+      dx[j] = static_cast<T>(static_cast<A>(scale) * (j == target ? p - A{1} : p));
+    }
+    std::fill(dx + columns, dx + dlogits.size(1), static_cast<T>(0.0f));
+  });
+}
+
+}  // namespace
+
+void cross_entropy_forward(Context& ctx, Tensor loss, Tensor lse, ConstTensor logits, ConstTensor targets,
+                           int64_t vocab) {
+  check_cross_entropy("cross_entropy", logits, lse, targets, vocab);
+  check_tensor("cross_entropy: loss", loss, lse.shape(), lse.dtype);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::cross_entropy_forward(ctx, loss, lse, logits, targets, vocab);
+  }
+  dispatch_float(logits.dtype, [&]<class T>() { forward_cpu<T>(ctx, loss, lse, logits, targets, vocab); });
+}
+
+void cross_entropy_backward(Context& ctx, Tensor dlogits, ConstTensor logits, ConstTensor lse, ConstTensor targets,
+                            int64_t vocab, double scale) {
+  check_cross_entropy("cross_entropy backward", logits, lse, targets, vocab);
+  check_tensor("cross_entropy backward: dlogits", dlogits, logits.shape(), logits.dtype);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::cross_entropy_backward(ctx, dlogits, logits, lse, targets, vocab, scale);
+  }
+  dispatch_float(logits.dtype, [&]<class T>() { backward_cpu<T>(ctx, dlogits, logits, lse, targets, vocab, scale); });
+}
+
+}  // namespace triad

@@ -1,0 +1,100 @@
+// Rotary position embedding on the CPU, and the table of angles for both devices.
+#include "kernels/rope.h"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels/parallel.h"
+
+namespace triad {
+
+namespace {
+
+template <class A>
+void fill_table(Context& ctx, Tensor cos, Tensor sin, int64_t head_dim, double theta, double scale) {
+  const int64_t T = cos.size(0), half = head_dim / 2;
+  std::vector<A> cosines(static_cast<size_t>(ctx.planning ? 0 : T * half)), sines(cosines.size());
+  parallel_for(ctx, T, [&](int64_t t) {
+    for (int64_t j = 0; j < half; ++j) {
+      const double frequency = std::pow(theta, -2.0 * static_cast<double>(j) / static_cast<double>(head_dim));
+      const double angle = static_cast<double>(t) / scale * frequency;
+      cosines[static_cast<size_t>(t * half + j)] = static_cast<A>(std::cos(angle));
+      sines[static_cast<size_t>(t * half + j)] = static_cast<A>(std::sin(angle));
+    }
+  });
+  write(ctx, cos, cosines.data());
+  write(ctx, sin, sines.data());
+}
+
+void check_rope(const ConstTensor& y, const ConstTensor& x, const ConstTensor& cos, const ConstTensor& sin) {
+  TRIAD_CHECK(x.rank == 4 && x.size(3) % 2 == 0, "rope: {} is not [B,T,H,D] with an even D", x.str());
+  check_tensor("rope: result", y, x.shape(), y.dtype);
+  TRIAD_CHECK(x.dtype == y.dtype || x.dtype == acc_dtype(y.dtype), "rope: {} is to be rotated into {}", x.str(),
+              y.str());
+  TRIAD_CHECK(cos.rank == 2 && cos.size(0) >= x.size(1), "rope: the table {} is too short for {}", cos.str(), x.str());
+  check_tensor("rope: cos", cos, {cos.size(0), x.size(3) / 2}, acc_dtype(y.dtype));
+  check_tensor("rope: sin", sin, cos.shape(), cos.dtype);
+  TRIAD_CHECK(x.size(0) * x.size(1) <= std::numeric_limits<int32_t>::max(), "rope: the tokens of {} are too many",
+              x.str());
+}
+
+// direction +1: forward, -1: backward
+template <class T, class In>
+void rope_cpu(Context& ctx, Tensor y_out, ConstTensor x_in, ConstTensor cos_in, ConstTensor sin_in, int direction) {
+  using A = acc_t<T>;
+  const int64_t B = x_in.size(0), N = x_in.size(1), H = x_in.size(2), half = x_in.size(3) / 2;
+  parallel_for(ctx, B * N, [&](int64_t i) {
+    const int64_t b = i / N, t = i % N;
+    const A *cos = cos_in.ptr<A>() + t * cos_in.stride[0], *sin = sin_in.ptr<A>() + t * sin_in.stride[0];
+    for (int64_t h = 0; h < H; ++h) {
+      const In* x = x_in.ptr<In>() + b * x_in.stride[0] + t * x_in.stride[1] + h * x_in.stride[2];
+      T* y = y_out.ptr<T>() + b * y_out.stride[0] + t * y_out.stride[1] + h * y_out.stride[2];
+      for (int64_t j = 0; j < half; ++j) {
+        const A first = static_cast<A>(x[j]), second = static_cast<A>(x[j + half]);
+        const A s = static_cast<A>(direction) * sin[j];
+        y[j] = static_cast<T>(first * cos[j] - second * s);
+        y[j + half] = static_cast<T>(second * cos[j] + first * s);
+      }
+    }
+  });
+}
+
+void rope(Context& ctx, Tensor y, ConstTensor x, ConstTensor cos, ConstTensor sin, int direction) {
+  check_rope(y, x, cos, sin);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::rope(ctx, y, x, cos, sin, direction);
+  }
+  dispatch_float(y.dtype, [&]<class T>() {
+    if (x.dtype == y.dtype)
+      rope_cpu<T, T>(ctx, y, x, cos, sin, direction);
+    else
+      rope_cpu<T, acc_t<T>>(ctx, y, x, cos, sin, direction);
+  });
+}
+
+}  // namespace
+
+void rope_table(Context& ctx, Tensor cos, Tensor sin, int64_t head_dim, double theta, double scale) {
+  TRIAD_CHECK(head_dim > 0 && head_dim % 2 == 0 && theta > 0 && scale > 0,
+              "rope_table: head_dim {}, theta {}, scale {}", head_dim, theta, scale);
+  TRIAD_CHECK(cos.rank == 2 && (cos.dtype == DType::f64 || cos.dtype == DType::f32), "rope_table: cos is {}",
+              cos.str());
+  check_tensor("rope_table: cos", cos, {cos.size(0), head_dim / 2}, cos.dtype);
+  check_tensor("rope_table: sin", sin, cos.shape(), cos.dtype);
+  if (cos.dtype == DType::f64)
+    fill_table<double>(ctx, cos, sin, head_dim, theta, scale);
+  else
+    fill_table<float>(ctx, cos, sin, head_dim, theta, scale);
+}
+
+void rope_forward(Context& ctx, Tensor y, ConstTensor x, ConstTensor cos, ConstTensor sin) {
+  check_tensor("rope: x", x, x.shape(), y.dtype);
+  rope(ctx, y, x, cos, sin, +1);
+}
+
+void rope_backward(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor cos, ConstTensor sin) {
+  rope(ctx, dx, dy, cos, sin, -1);
+}
+
+}  // namespace triad

@@ -1,0 +1,81 @@
+// The rotation, checked and timed, with a gradient of either type; and the table of its angles.
+#include <cmath>
+
+#include "kernels/cast.h"
+#include "kernels/op_case.h"
+#include "kernels/rope.h"
+
+namespace triad {
+
+namespace {
+
+constexpr double kTheta = 10000.0;
+
+struct RopeShape {
+  std::string name;
+  int64_t B, T, H, D;
+  int64_t row_pad = 0;
+  bool acc_gradient = false;  // dy in the acc type: the result leaves the case in it, too
+  bool bench = false;
+};
+
+OpCase rope_case(const RopeShape& s) {
+  const Shape shape = {s.B, s.T, s.H, s.D}, table = {s.T + 3, s.D / 2};
+  const auto angle = [D = s.D](int64_t i) {
+    const double j = static_cast<double>(i % (D / 2)), t = static_cast<double>(i / (D / 2));
+    return t * std::pow(kTheta, -2.0 * j / static_cast<double>(D));
+  };
+  const ArgType out = s.acc_gradient ? ArgType::acc : ArgType::element;
+  OpCase c{.op = "rope", .name = s.name};
+  c.args = {{.name = "x", .role = ArgRole::input, .shape = shape, .row_pad = s.row_pad},
+            {.name = "cos",
+             .role = ArgRole::constant,
+             .shape = table,
+             .type = ArgType::acc,
+             .fill = [angle](int64_t i, uint64_t) { return std::cos(angle(i)); }},
+            {.name = "sin",
+             .role = ArgRole::constant,
+             .shape = table,
+             .type = ArgType::acc,
+             .fill = [angle](int64_t i, uint64_t) { return std::sin(angle(i)); }},
+            {.name = "y", .role = ArgRole::output, .shape = shape, .type = out}};
+  c.forward = [](Context& ctx, const Args& t) {
+    const Tensor y = t["y"], x = t["x"];
+    if (y.dtype == x.dtype) return rope_forward(ctx, y, x, t["cos"], t["sin"]);
+    Scratch::Scope scope(ctx.scratch);
+    const Tensor rounded = scope.alloc(x.dtype, y.shape());
+    rope_forward(ctx, rounded, x, t["cos"], t["sin"]);
+    cast(ctx, y, rounded);
+  };
+  c.backward = [](Context& ctx, const Args& t) { rope_backward(ctx, t["dx"], t["dy"], t["cos"], t["sin"]); };
+  c.bench = s.bench;
+  const double elements = static_cast<double>(shape.numel()), angles = static_cast<double>(table.numel());
+  c.forward_flops = c.backward_flops = 3 * elements;
+  c.forward_bytes = c.backward_bytes = 4 * elements + 8 * angles;
+  return c;
+}
+
+OpCase table_case(std::string name, int64_t T, int64_t D, double scale) {
+  const Shape table = {T, D / 2};
+  OpCase c{.op = "rope", .name = std::move(name)};
+  c.args = {{.name = "cos", .role = ArgRole::output, .shape = table, .type = ArgType::acc},
+            {.name = "sin", .role = ArgRole::output, .shape = table, .type = ArgType::acc}};
+  c.forward = [D, scale](Context& ctx, const Args& t) { rope_table(ctx, t["cos"], t["sin"], D, kTheta, scale); };
+  return c;
+}
+
+}  // namespace
+
+std::vector<OpCase> rope_cases() {
+  return {table_case("table 127x64", 127, 64, 1.0),
+          table_case("table 9x6, scaled", 9, 6, 4.0),
+          rope_case({"1x1x1x2", 1, 1, 1, 2}),
+          rope_case({"2x7x3x6", 2, 7, 3, 6}),
+          rope_case({"2x31x12x64", 2, 31, 12, 64}),
+          rope_case({"3x15x2x64, padded", 3, 15, 2, 64, 8}),
+          rope_case({"1x9x2x100, acc gradient", 1, 9, 2, 100, 0, true}),
+          rope_case({"2x63x2x64, acc gradient", 2, 63, 2, 64, 16, true}),
+          rope_case({"16x2048x12x64", 16, 2048, 12, 64, 0, false, true})};
+}
+
+}  // namespace triad

@@ -1,0 +1,184 @@
+// triad inspect: what is in a checkpoint, a safetensors file or a token shard, told apart by their first bytes.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "engine/check.h"
+#include "io/checkpoint.h"
+#include "io/file.h"
+#include "io/json_config.h"
+#include "io/safetensors.h"
+#include "io/shards.h"
+#include "tools/verbs.h"
+
+namespace triad {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kMiB = 1024.0 * 1024.0;
+
+struct Statistics {
+  int64_t finite = 0, nan = 0, inf = 0;
+  double mean = 0, deviation = 0;  // of the finite elements
+};
+
+template <class T>
+Statistics statistics_of(std::span<const std::byte> bytes) {
+  const int64_t n = static_cast<int64_t>(bytes.size() / sizeof(T));
+  const auto element = [&](int64_t i) {
+    T value;  // the file may leave tensors unaligned
+    std::memcpy(&value, bytes.data() + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    return static_cast<double>(value);
+  };
+  Statistics s;
+  double sum = 0, squares = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const double x = element(i);
+    if (std::isnan(x))
+      ++s.nan;
+    else if (std::isinf(x))
+      ++s.inf;
+    else
+      sum += x;
+  }
+  s.finite = n - s.nan - s.inf;
+  if (s.finite == 0) return s;
+  s.mean = sum / static_cast<double>(s.finite);
+  for (int64_t i = 0; i < n; ++i) {
+    const double x = element(i);
+    if (std::isfinite(x)) squares += (x - s.mean) * (x - s.mean);
+  }
+  s.deviation = std::sqrt(squares / static_cast<double>(s.finite));
+  return s;
+}
+
+// Nothing for the 8-bit floats.
+std::optional<Statistics> statistics_of(const std::string& dtype, std::span<const std::byte> bytes) {
+  if (dtype == "F64") return statistics_of<double>(bytes);
+  if (dtype == "F32") return statistics_of<float>(bytes);
+  if (dtype == "F16") return statistics_of<_Float16>(bytes);
+  if (dtype == "BF16") return statistics_of<bf16>(bytes);
+  if (dtype == "I64") return statistics_of<int64_t>(bytes);
+  if (dtype == "U64") return statistics_of<uint64_t>(bytes);
+  if (dtype == "I32") return statistics_of<int32_t>(bytes);
+  if (dtype == "U32") return statistics_of<uint32_t>(bytes);
+  if (dtype == "I16") return statistics_of<int16_t>(bytes);
+  if (dtype == "U16") return statistics_of<uint16_t>(bytes);
+  if (dtype == "I8") return statistics_of<int8_t>(bytes);
+  if (dtype == "U8" || dtype == "BOOL") return statistics_of<uint8_t>(bytes);
+  return std::nullopt;
+}
+
+void inspect_safetensors(const std::string& path) {
+  const SafetensorsFile file(path);
+  size_t width = 6, shape_width = 5;
+  for (const TensorEntry& entry : file.entries()) {
+    width = std::max(width, entry.name.size());
+    shape_width = std::max(shape_width, entry.str().size() - entry.dtype.size());
+  }
+  fmt::print("{}\n{:<{}}  {:<7}  {:<{}}  {:>10}  {:>12}  {:>12}  {:>8}  {:>8}\n", path, "tensor", width, "dtype",
+             "shape", shape_width, "MiB", "mean", "std", "nan", "inf");
+  std::vector<const TensorEntry*> by_name;
+  for (const TensorEntry& entry : file.entries()) by_name.push_back(&entry);
+  std::sort(by_name.begin(), by_name.end(), [](const auto* a, const auto* b) { return a->name < b->name; });
+  int64_t elements = 0, bytes = 0, checksums = 0;
+  for (const TensorEntry* entry : by_name) {
+    const std::optional<Statistics> s = statistics_of(entry->dtype, file.bytes(*entry));
+    const std::string shape = entry->str().substr(entry->dtype.size());
+    fmt::print("{:<{}}  {:<7}  {:<{}}  {:>10.3f}  ", entry->name, width, entry->dtype, shape, shape_width,
+               static_cast<double>(entry->bytes()) / kMiB);
+    if (s)
+      fmt::print("{:>12.5g}  {:>12.5g}  {:>8}  {:>8}\n", s->mean, s->deviation, s->nan, s->inf);
+    else
+      fmt::print("{:>12}  {:>12}  {:>8}  {:>8}\n", "-", "-", "-", "-");
+    elements += entry->numel();
+    bytes += entry->bytes();
+    checksums += file.metadata().count("crc32/" + entry->name);
+  }
+  fmt::print("{} tensors, {} elements, {:.3f} MiB; {}\n", by_name.size(), elements, static_cast<double>(bytes) / kMiB,
+             checksums == 0 ? "no checksums" : fmt::format("{} checksums, verified", checksums));
+}
+
+void inspect_shard(const std::string& path) {
+  const Shard shard(path);
+  const int64_t largest = shard.max_token();
+  fmt::print("{}\ntoken shard, {}: {} tokens, {} bytes, largest token {}\n", path,
+             shard.width() == TokenWidth::u16 ? "u16 (magic 20240520, version 1)" : "u32 (magic 20240801, version 7)",
+             shard.size(), shard.bytes(), largest);
+  constexpr int64_t kLargestVocabulary = 1 << 24;  // past this the tokens are surely not what the file is about
+  constexpr size_t kHead = 12, kChunk = 1 << 16;
+  if (largest >= kLargestVocabulary) return;
+  std::vector<int64_t> counts(static_cast<size_t>(largest + 1), 0);
+  std::vector<int32_t> tokens;
+  for (int64_t begin = 0; begin < shard.size(); begin += kChunk) {
+    tokens.resize(std::min(kChunk, static_cast<size_t>(shard.size() - begin)));
+    shard.read(begin, tokens);
+    for (const int32_t token : tokens) ++counts[static_cast<size_t>(token)];
+  }
+  std::vector<size_t> order(counts.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return counts[a] > counts[b]; });
+  const auto distinct = counts.size() - static_cast<size_t>(std::count(counts.begin(), counts.end(), 0));
+  fmt::print("{} distinct tokens; the most frequent:\n{:>10}  {:>12}  {:>7}\n", distinct, "token", "count", "share");
+  for (size_t i = 0; i < std::min(kHead, distinct); ++i)
+    fmt::print("{:>10}  {:>12}  {:>6.2f}%\n", order[i], counts[order[i]],
+               100.0 * static_cast<double>(counts[order[i]]) / static_cast<double>(shard.size()));
+}
+
+std::vector<std::string> safetensors_in(const std::string& folder) {
+  std::vector<std::string> files;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
+    if (entry.is_regular_file() && entry.path().extension() == ".safetensors") files.push_back(entry.path().string());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+// A folder with tensors in it, or a run's, whose newest checkpoint is meant.
+void inspect_folder(const std::string& path) {
+  const std::string folder = safetensors_in(path).empty() ? resolve_checkpoint(path) : path;
+  fmt::print("{}\n", folder);
+  if (is_checkpoint(folder)) {
+    const std::string file = (fs::path(folder) / kStateFile).string();
+    try {
+      for (const auto& [key, value] : Json::parse(read_file(file)).items())
+        if (!value.is_structured()) fmt::print("  {}: {}\n", key, value.dump());
+    } catch (const Json::exception& e) { fail("{}: {}", file, e.what()); }
+  }
+  for (const std::string& file : safetensors_in(folder)) {
+    fmt::print("\n");
+    inspect_safetensors(file);
+  }
+}
+
+void inspect(const std::string& path) {
+  if (fs::is_directory(path)) return inspect_folder(path);
+  if (is_safetensors(path)) return inspect_safetensors(path);
+  if (is_shard(path)) return inspect_shard(path);
+  const MappedFile file(path);
+  std::string first;
+  for (int64_t i = 0; i < std::min<int64_t>(8, file.size()); ++i)
+    first += fmt::format(" {:02x}", static_cast<int>(file.data()[i]));
+  fail("{}: neither a safetensors file nor a token shard: at offset 0 it has{}", path,
+       first.empty() ? " no bytes" : first);
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app) {
+  auto path = std::make_shared<std::string>();
+  CLI::App* verb = app.add_subcommand("inspect", "what is in a checkpoint, a safetensors file or a token shard");
+  verb->add_option("path", *path, "a checkpoint or run folder, or a file")->required();
+  verb->callback([path] { inspect(*path); });
+}
+
+}  // namespace triad

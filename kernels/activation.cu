@@ -3,6 +3,7 @@
 // two 16-byte vectors of each input before it uses them; with 2,048 threads an SM that is at least 64 KiB in flight,
 // where 4.3 TB/s need about 30. Rows that lie side by side are one long row; otherwise a CTA works in a single row. exp
 // and the division are the fast ones (2 ulp, and |x| times that): the exact ones would cost more than the bytes do.
+#include <algorithm>
 #include <array>
 
 #include "kernels/activation.h"
@@ -95,8 +96,10 @@ void apply(Context& ctx, const char* name, std::array<Tensor, Rule::kOut> outs,
   dispatch_gpu_float(outs[0].dtype, [&]<class T>() {
     Rows<T, Rule::kOut> out_rows;
     Rows<const T, Rule::kIn> in_rows;
-    for (int o = 0; o < Rule::kOut; ++o) out_rows.data[o] = outs[o].ptr<T>(), out_rows.stride[o] = outs[o].stride[0];
-    for (int i = 0; i < Rule::kIn; ++i) in_rows.data[i] = ins[i].ptr<T>(), in_rows.stride[i] = ins[i].stride[0];
+    for (int o = 0; o < Rule::kOut; ++o)
+      out_rows.data[o] = outs[o].template ptr<T>(), out_rows.stride[o] = outs[o].stride[0];
+    for (int i = 0; i < Rule::kIn; ++i)
+      in_rows.data[i] = ins[i].template ptr<T>(), in_rows.stride[i] = ins[i].stride[0];
     const auto vectors = [](const auto& t) { return has_vectors(t, kVector<T>); };
     const bool all_vectors =
         std::all_of(outs.begin(), outs.end(), vectors) && std::all_of(ins.begin(), ins.end(), vectors);

@@ -9,6 +9,7 @@
 // Each token's row of dw is written once, by step 2 or by step 3. dy is read once (50 MB for 32,768 x 768 in bf16), the
 // partial sums are 2/32 rows of f32 per row of dy at most. No size depends on the tokens, so nothing waits for the
 // host.
+#include <algorithm>
 #include <bit>
 #include <cub/device/device_radix_sort.cuh>
 

@@ -1,10 +1,10 @@
 // NSA's compression phi on the GPU. Everything here is bound by memory: a thread owns one 16-byte vector of an output
 // row and walks what it is made of.
-//   forward   y[c] reads the l rows of its block. Neighbouring blocks overlap l/d times; those re-reads hit L1 and L2.
-//   backward  dx[t] gathers from the (at most ceil(l/d)) blocks that cover token t: no atomics, each element written
-//   once. weights   dw and dpos sum over all blocks: slices of blocks leave partial sums in scratch, partials.cuh adds
-//   them in
-//             order. There are at most 256 slices whatever the card, so all cards add in the same order.
+//   forward: y[c] reads the l rows of its block. Neighbouring blocks overlap l/d times; those re-reads hit L1 and L2.
+//   backward: dx[t] gathers from the (at most ceil(l/d)) blocks that cover token t. No atomics; each element is written
+//     once.
+//   weights: dw and dpos sum over all blocks. Slices of blocks leave partial sums in scratch, partials.cuh adds them in
+//     order. There are at most 256 slices whatever the card, so all cards add in the same order.
 // M7C, 32,768 tokens, bf16: forward 9 MB, backward of avg 10 MB, mlp's gather and scatter 25 MB each.
 #include "kernels/bthd.cuh"
 #include "kernels/nsa_compress.h"

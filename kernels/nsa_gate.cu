@@ -1,17 +1,15 @@
 // NSA's gates on the GPU: the gate MLP, the sum of the branches it weighs, and both backwards.
-//   gate      a warp owns 4 rows (token, group) at a time: it reads the G heads of q once, leaves their mean in shared
-//   memory,
-//             and each lane computes one hidden unit of all 4 rows (a weight read from shared memory serves 4 rows).
-//             fc1 lies there in fp32, rows padded to an odd length: lanes may walk along or across it without bank
-//             conflicts.
-//   backward  recomputes the hidden layer. Weight gradients: each CTA adds the outer products of its 32-row tiles into
-//   a
-//             slice of scratch that it owns (4x4 elements a thread), and partials.cuh adds the slices in order.
-//   combine   forward is one pass of 16-byte vectors; backward gives each (token, head) row to a few lanes, then sums
-//   the
-//             heads of a group in order. attention_delta is the same with one branch and no gate.
+//   gate: a warp owns 4 rows (token, group) at a time. It reads the G heads of q once, leaves their mean in shared
+//     memory, and each lane computes one hidden unit of all 4 rows (a weight read from shared memory serves 4 rows).
+//     fc1 lies there in fp32, rows padded to an odd length: lanes walk along or across it without bank conflicts.
+//   gate backward: recomputes the hidden layer. Weight gradients: each CTA adds the outer products of its 32-row tiles
+//     into a slice of scratch that it owns (4x4 elements a thread), and partials.cuh adds the slices in order.
+//   combine: forward is one pass of 16-byte vectors; backward gives each (token, head) row to a few lanes, then sums
+//     the heads of a group in order. attention_delta is the same with one branch and no gate.
 // Bytes at M7C, 32,768 tokens, bf16 (50 MB a [B,T,Hq,d] tensor): gate 50 MB; gate backward 50 + 2 x 100 MB (dq is fp32,
 // read and written); combine and its backward 200 MB each.
+#include <algorithm>
+
 #include "kernels/bthd.cuh"
 #include "kernels/nsa_gate.h"
 #include "kernels/partials.cuh"
@@ -288,8 +286,7 @@ __device__ void add_weight_gradients(float* slice, const GateTile& tile, const G
   }
 }
 
-// dq += fc1^T dbefore / G on every head of the warp's rows. The result passes through the rows' means, which have
-// served.
+// dq += fc1^T dbefore / G on every head of the warp's rows. The sums pass through the rows' means, now served.
 template <int V>
 __device__ void add_dq(const Bthd<float>& dq, float* mean, const float* dbefore, const SharedMlp& mlp, int fc1_row,
                        int width, int padded_width, int padded_hidden, int hidden, const GateRows& rows,

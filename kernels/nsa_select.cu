@@ -4,17 +4,18 @@
 //      M x N of the product, so the sum over heads is an add in registers, in head order, and any G wastes nothing.
 //      bf16: mma.m16n8k16, fp32 sums; q lies in shared memory in fragment order. f32: true FFMA, a lane owns one key.
 //   2. The summed probabilities of the tile meet in shared memory; thread (token, block) adds what the tile gives to
-//   its
-//      block, in key order: each score has one owner at a time, and no atomics are needed.
-//   3. One warp per token finds the n-th best score by bisection (scores are >= 0, so their bits order like integers),
-//   then
-//      writes the list in one ascending pass.
+//      its block, in key order: each score has one owner at a time, and no atomics are needed.
+//   3. One warp per token finds the n-th best score by bisection (scores are >= 0, so their bits order like integers)
+//      and writes the list in one ascending pass.
 // Tokens whose blocks all fit in n are not scored. Scores stay fp32 throughout: 4 bytes a block and token in shared
 // memory (68 KB at T = 65536, l' = 64), or, where they do not fit, in a slab of scratch for each of a bounded number of
 // CTAs. Work: T^2/(2d)*Hq exponentials and 2*dk times as many FLOPs; at T = 65536, Hq = 12, dk = 64, d = 16: 0.45 ms of
 // exponentials, 0.35-0.7 ms of mma, overlapped between two CTAs a SM. q is read once; a CTA streams K_cmp from L2.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
 #include "kernels/bthd.cuh"
-#include "kernels/nsa_compress.h"
 #include "kernels/nsa_select.h"
 #include "kernels/ptx.cuh"
 
@@ -27,9 +28,8 @@ constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kWarpKeys = 32, kTileKeys = kWarps * kWarpKeys;
 constexpr int kElements = kTokens * kWarpKeys / 32;  // of a lane: its share of a warp's 16 tokens x 32 keys
 constexpr int kChunk = 32;                           // columns of q and k that are multiplied at a time
-// Shared-memory rows of 16 tokens, padded so that neither side has bank conflicts: the tile of sums [key][token]
-// (written by mma fragments, read four keys apart), the scores [block][token] (read by token here, by block in the top
-// n).
+// Shared-memory rows of 16 tokens, padded against bank conflicts: the tile of sums [key][token] is written as mma
+// fragments lie and read four keys apart; the scores [block][token] are read along either axis.
 constexpr int kSumStride = 20, kScoreStride = 17;
 constexpr int64_t kQueryBytes = 64 * 1024;        // of q in shared memory at most; more heads than fit come in turns
 constexpr int64_t kSharedLimit = 160 * 1024;      // what every GPU from A100 on grants, with room to spare
@@ -224,8 +224,8 @@ __device__ void load_queries(const Select<T>& s, const Shared& shared, const Til
 }
 
 // Adds the sums of the keys [c0, c1) to the scores of the blocks below `blocks`. Key c covers the units of d tokens
-// [c, c + span), block j the units [j*size, (j+1)*size), and the weight is how many they share: l/d times that of Eq.
-// 9, which orders the blocks alike.
+// [c, c + span), block j the units [j*size, (j+1)*size), and the weight is how many they share: Eq. 9's times l/d,
+// which orders the blocks alike.
 template <class T>
 __device__ void pool(const Select<T>& s, const Shared& shared, int c0, int c1, int blocks) {
   const int span = s.span, size = s.size, j0 = c0 / size, j1 = min((c1 + span - 2) / size + 1, blocks);

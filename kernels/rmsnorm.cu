@@ -6,6 +6,8 @@
 //             shared memory, where no other warp writes; a CTA adds its warps in order and leaves one slice in scratch,
 //             partials.cuh adds the slices in order. Three CTAs an SM stay and walk over the rows, so the slices are
 //             few. 72 KiB of sums a CTA: 8 warps up to C = 2304, fewer beyond, one up to C = 58,000.
+#include <algorithm>
+
 #include "kernels/bthd.cuh"
 #include "kernels/partials.cuh"
 #include "kernels/rmsnorm.h"

@@ -2,6 +2,8 @@
 // f32). A thread rotates one vector of the first half of a head with its partner in the second half, so it may work in
 // place. A CTA takes whole tokens, about 512 such pairs; all heads of a token use the same angles, which after the
 // first head come from L1.
+#include <algorithm>
+
 #include "kernels/bthd.cuh"
 #include "kernels/rope.h"
 

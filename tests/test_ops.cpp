@@ -85,51 +85,51 @@ void check_cpu(const OpCase& c) {
   }
 }
 
-// The clean run of a case on the GPU, after the same one again, and one whose tensors are not aligned.
-std::unique_ptr<OpRun> run_on_gpu(const OpCase& c, DType dtype, const std::string& where,
-                                  std::unique_ptr<OpRun>& unaligned) {
-  auto run = std::make_unique<OpRun>(c, RunOptions{.device = Device::cuda(), .dtype = dtype});
-  OpRun again(c, {.device = Device::cuda(), .dtype = dtype});
-  unaligned = std::make_unique<OpRun>(c, RunOptions{.device = Device::cuda(), .dtype = dtype, .shift = 1});
-  for (OpRun* r : {run.get(), &again, unaligned.get()}) r->run();
-  expect_clean(*run, where);
-  expect_clean(*unaligned, where + ", unaligned");
-  expect_same_bits(*run, again, where + ", twice");
-  return run;
-}
+// A case on the GPU as it is, and with tensors that are not aligned. Both clean, the first with the same bits every
+// time.
+struct GpuRuns {
+  GpuRuns(const OpCase& c, DType dtype, const std::string& where)
+      : aligned(c, {.device = Device::cuda(), .dtype = dtype}),
+        unaligned(c, {.device = Device::cuda(), .dtype = dtype, .shift = 1}) {
+    OpRun again(c, {.device = Device::cuda(), .dtype = dtype});
+    for (OpRun* run : {&aligned, &unaligned, &again}) run->run();
+    expect_clean(aligned, where);
+    expect_clean(unaligned, where + ", unaligned");
+    expect_same_bits(aligned, again, where + ", twice");
+  }
+  OpRun aligned, unaligned;
+};
 
 void check_gpu_f32(const OpCase& c) {
   const std::string where = label(c, "cuda f32");
-  std::unique_ptr<OpRun> unaligned;
-  const std::unique_ptr<OpRun> gpu = run_on_gpu(c, DType::f32, where, unaligned);
+  const GpuRuns gpu(c, DType::f32, where);
   OpRun cpu(c, {.dtype = DType::f32});
   cpu.run();
-  expect_close(*gpu, cpu, c.f32_tolerance, where + " against cpu");
-  expect_close(*unaligned, cpu, c.f32_tolerance, where + ", unaligned, against cpu");
-  for (size_t s = 0; s < gpu->slots().size(); ++s) {
-    if (!is_written(gpu->slots()[s]) || !is_list(*gpu, s)) continue;
-    const double mismatch = mismatched_rows(*gpu, cpu, s);
+  expect_close(gpu.aligned, cpu, c.f32_tolerance, where + " against cpu");
+  expect_close(gpu.unaligned, cpu, c.f32_tolerance, where + ", unaligned, against cpu");
+  for (size_t s = 0; s < gpu.aligned.slots().size(); ++s) {
+    if (!is_written(gpu.aligned.slots()[s]) || !is_list(gpu.aligned, s)) continue;
+    const double mismatch = mismatched_rows(gpu.aligned, cpu, s);
     expect(mismatch <= kListMismatch, fmt::format("{}: {} differs from the cpu's in {:.2f}% of its rows", where,
-                                                  gpu->slots()[s].name, 100 * mismatch));
+                                                  gpu.aligned.slots()[s].name, 100 * mismatch));
   }
 }
 
 void check_gpu_bf16(const OpCase& c) {
   const std::string where = label(c, "cuda bf16");
-  std::unique_ptr<OpRun> unaligned;
-  const std::unique_ptr<OpRun> gpu = run_on_gpu(c, DType::bf16, where, unaligned);
+  const GpuRuns gpu(c, DType::bf16, where);
   OpRun cpu(c, {.dtype = DType::bf16}), exact(c, {.dtype = DType::f64, .precision = DType::bf16});
   cpu.run();
   exact.run();
-  for (size_t s = 0; s < gpu->slots().size(); ++s) {
-    if (!is_written(gpu->slots()[s]) || is_list(*gpu, s)) continue;
+  for (size_t s = 0; s < gpu.aligned.slots().size(); ++s) {
+    if (!is_written(gpu.aligned.slots()[s]) || is_list(gpu.aligned, s)) continue;
     const std::vector<double> want = exact.values(s);
     const double cpu_error = relative_error(cpu.values(s), want), limit = kBf16Factor * cpu_error + kBf16Floor;
-    for (const OpRun* run : {static_cast<const OpRun*>(gpu.get()), static_cast<const OpRun*>(unaligned.get())}) {
+    for (const OpRun* run : {&gpu.aligned, &gpu.unaligned}) {
       const double error = relative_error(run->values(s), want);
-      expect(error <= limit,
-             fmt::format("{}{}: {} is {:.3g} off f64, the cpu's bf16 {:.3g} (limit {:.3g})", where,
-                         run == gpu.get() ? "" : ", unaligned", gpu->slots()[s].name, error, cpu_error, limit));
+      expect(error <= limit, fmt::format("{}{}: {} is {:.3g} off f64, the cpu's bf16 {:.3g} (limit {:.3g})", where,
+                                         run == &gpu.aligned ? "" : ", unaligned", gpu.aligned.slots()[s].name, error,
+                                         cpu_error, limit));
     }
   }
 }

@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
               const int key = warp_key + fragment_row() + 8 * (e / 2);
               float prob = exp2_approx(fmaf(p[j][e], scale, -lse_log2));
               if (!all && (key < range.x || key >= range.y)) prob = 0.0f;
-              ds[j][e] = prob * fmaf(gate, ds[j][e], -delta);
+              ds[j][e] = score_gradient<T>(prob, fmaf(gate, ds[j][e], -delta));
               p[j][e] = prob * gate;
             }
           }

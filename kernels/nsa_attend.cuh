@@ -70,6 +70,15 @@ constexpr int resident_ctas(int narrow, int wide) {
 }
 inline constexpr int kRows = 16 * kWarps;  // rows (in nsa_attend.cu keys) of a CTA
 
+// ds = p * (dp - delta). Where p is 1 but for its own rounding no other key is left and ds is 0: in f32, where it would
+// show, the rounding that dp - delta leaves of two equal numbers is dropped. (In bf16 it is far below that of the operands.)
+template <class T>
+__device__ __forceinline__ float score_gradient(float p, float dp_minus_delta) {
+  constexpr float kAlone = 1 - 1e-6f;
+  if (std::is_same_v<T, float> && p > kAlone) return 0;
+  return p * dp_minus_delta;
+}
+
 // What every kernel is given.
 template <class T>
 struct Attend {

@@ -325,13 +325,14 @@ struct GradRows {
   }
 };
 
-// s := p = exp(s - lse), dp := ds = p * (dp - delta)
+// s := p = exp(s - lse), dp := ds = p * (dp - delta). Where p is 1 no other key is left, and ds is 0: dp - delta would
+// be what rounding leaves of two equal numbers.
 template <class A>
 inline void softmax_gradient(A* s, A* dp, int64_t n, A lse, A delta) {
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j) {
     s[j] = exp_of(s[j] - lse);
-    dp[j] = s[j] * (dp[j] - delta);
+    dp[j] = s[j] >= A{1} ? A{0} : s[j] * (dp[j] - delta);
   }
 }
 

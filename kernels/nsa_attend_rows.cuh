@@ -241,7 +241,8 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
         for (int j = 0; j < kKeys / 8; ++j)
 #pragma unroll
           for (int e = 0; e < 4; ++e)
-            ds[j][e] = exp2_approx(fmaf(p[j][e], scale, -lse_log2[e / 2])) * fmaf(gate[e / 2], ds[j][e], -delta[e / 2]);
+            ds[j][e] = score_gradient<T>(exp2_approx(fmaf(p[j][e], scale, -lse_log2[e / 2])),
+                                         fmaf(gate[e / 2], ds[j][e], -delta[e / 2]));
         multiply_nn<kKeys, kColumns>(dq, ds, k + column0, stride_k);
       });
 

@@ -1,5 +1,5 @@
 // RMSNorm on the GPU: a warp a row, a lane the 16-byte vectors lane, lane + 32, ... of it. The first four of a lane
-// stay in registers between the two passes over the row (C <= 1024 in bf16: all of it); what lies beyond comes again
+// stay in registers between the two passes over the row (C <= 768 in bf16: all of it); what lies beyond comes again
 // from L1.
 //   forward   2 tensors of [N,C]: x in, y out.
 //   backward  3 (dresidual: 4): dy, x in, dx out. dw sums over all rows: each warp keeps its sum of the whole row in
@@ -18,7 +18,7 @@ namespace {
 constexpr int kMaxWarps = 8;
 constexpr int kCtasPerSm = 3;
 constexpr int64_t kSumBytes = 72 * 1024;  // a CTA; three of them fit into the 227 KiB of an SM
-constexpr int kHeld = 4;                  // vectors of a row that a lane keeps in registers
+constexpr int kHeld = 3;                  // vectors of a row that a lane keeps in registers
 
 // A lane's part of one row. Held as loaded: as floats it would take twice the registers in bf16.
 template <class T, int V>

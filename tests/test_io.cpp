@@ -205,16 +205,14 @@ TEST_CASE("io: safetensors known bytes", "[io]") {
   // Ours: the same with the checksum of eight zero bytes, zlib's 6522df69.
   const uint64_t zeros = 0;
   write_safetensors(folder.file("ours"), std::vector<HostTensor>{{{"w", DType::bf16, {2, 2}}, &zeros}});
-  std::string ours =
-      R"({"__metadata__":{"format":"pt","crc32/w":"6522df69"},"w":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}})";
+  std::string ours = R"({"__metadata__":{"format":"pt","crc32/w":"6522df69"},)"
+                     R"("w":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}})";
   ours.resize((ours.size() + 7) / 8 * 8, ' ');
   CHECK(read_text(folder.file("ours")) == with_length(ours, std::string(8, '\0')));
   // Another writer's: no padding, no metadata, a type that is not ours, tensors that lie in another order.
-  write_text(
-      folder.file("other"),
-      with_length(
-          R"({"b":{"dtype":"F16","shape":[1],"data_offsets":[4,6]},"a":{"shape":[],"dtype":"F32","data_offsets":[0,4]}})",
-          "abcdef"));
+  write_text(folder.file("other"), with_length(R"({"b":{"dtype":"F16","shape":[1],"data_offsets":[4,6]},)"
+                                               R"("a":{"shape":[],"dtype":"F32","data_offsets":[0,4]}})",
+                                               "abcdef"));
   const SafetensorsFile other(folder.file("other"));
   CHECK(other.entries()[0].name == "a");
   CHECK(!other.at("b").engine_dtype());

@@ -98,7 +98,7 @@ class Stopwatch {
     return {median(us), kRuns};
   }
 
-  // As many runs as fit into two seconds, between 3 and 15, after one that warms up.
+  // As many runs as fit into two seconds, 15 at most, after one that warms up.
   template <class Work>
   static Timing time_cpu(Context& ctx, Work& work) {
     constexpr double kBudgetUs = 2e6;
@@ -109,7 +109,7 @@ class Stopwatch {
       end.record(ctx.stream);
       return end.ms_since(begin) * 1e3;
     };
-    const int runs = static_cast<int>(std::clamp(kBudgetUs / std::max(once(), 1.0), 3.0, 15.0));
+    const int runs = static_cast<int>(std::clamp(kBudgetUs / std::max(once(), 1.0), 1.0, 15.0));
     std::vector<double> us;
     for (int i = 0; i < runs; ++i) us.push_back(once());
     return {median(us), runs};
@@ -226,7 +226,7 @@ void print_table(std::span<const Result> results, const Ceiling& ceiling) {
       continue;
     }
     const Share share = r.share_of(ceiling);
-    fmt::print("{:<24} {:<40} {:<8} {:>11.1f} {:>9.1f} {:>9.2f} {:>6.1f}% {}\n", r.op_case->op, r.op_case->name, r.pass,
+    fmt::print("{:<24} {:<40} {:<8} {:>11.1f} {:>9.1f} {:>9.3g} {:>6.1f}% {}\n", r.op_case->op, r.op_case->name, r.pass,
                r.timing.us, r.gb_per_s(), r.tflop_per_s(), 100 * share.share, share.limited_by);
   }
 }

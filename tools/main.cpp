@@ -8,6 +8,21 @@
 #include "tools/verbs.h"
 #include "tools/version.h"
 
+namespace {
+
+// CLI11 says of an unknown verb only that one is required.
+void check_verb(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  std::string verbs;
+  for (const CLI::App* verb : app.get_subcommands({})) {
+    if (verb->get_name() == argv[1]) return;
+    verbs += (verbs.empty() ? "" : ", ") + verb->get_name();
+  }
+  triad::fail_usage("unknown verb \"{}\"; the verbs are {}", argv[1], verbs);
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a write past the file size limit is an error with a message, as on a full disk
   CLI::App app("Triad: a trainer for language models with Native Sparse Attention");
@@ -22,6 +37,7 @@ int main(int argc, char** argv) {
   triad::add_bench(app);
   triad::add_inspect(app);
   try {
+    check_verb(app, argc, argv);
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     constexpr int kUsage = 2;

@@ -9,6 +9,7 @@
 #include <ctime>
 
 #include "engine/backend.h"
+#include "kernels/matmul.h"
 #include "model/flops.h"
 
 extern char** environ;
@@ -92,7 +93,7 @@ void Telemetry::banner(int64_t parameters, const std::vector<std::string>& envir
                     : fmt::format("attention: nsa, l {} d {} l' {} n {} w {}, phi {}, gate {}", m.nsa.l, m.nsa.d, m.nsa.l_sel,
                                   m.nsa.n_sel, m.nsa.w, word_of(m.nsa.phi), word_of(m.nsa.gate.kind)));
   message(fmt::format("device: {} ({}), {}, {:.0f} MiB planned", device_.str(), info.name,
-                      word_of(config_.runtime.precision), static_cast<double>(arena_.capacity_bytes()) / kMiB));
+                      word_of(config_.runtime.precision), peak_mib()));
   message(fmt::format("data: {}", data));
   message(fmt::format("train: {} steps of {} tokens ({} x {} tokens x {} micro-steps), lr {}, seed {}", t.steps,
                       t.tokens_per_step(), t.micro_batch_size, t.seq_len, t.accumulate_grad_batches, t.lr, t.seed));
@@ -163,6 +164,8 @@ void Telemetry::heartbeat(int64_t step, const std::string& msg, const Json& more
   heartbeats_->append(line);
 }
 
-double Telemetry::peak_mib() const { return static_cast<double>(arena_.capacity_bytes()) / kMiB; }
+double Telemetry::peak_mib() const {
+  return static_cast<double>(arena_.capacity_bytes() + (device_.is_cuda() ? kMatmulWorkspaceBytes : 0)) / kMiB;
+}
 
 }  // namespace triad

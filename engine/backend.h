@@ -1,5 +1,5 @@
-// The raw services of a device: memory, copies, fills, streams, properties. backend_cpu.cpp always; backend_cuda.cpp in a
-// build with CUDA, else backend_none.cpp, in which asking for a GPU is an error that says so.
+// The raw services of a device: memory, copies, fills, streams, properties. backend_cpu.cpp always; backend_cuda.cpp in
+// a build with CUDA, else backend_none.cpp, in which asking for a GPU is an error that says so.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -28,8 +28,8 @@ struct DeviceInfo {
 
 namespace backend {
 
-int cuda_device_count();               // 0 in a build without CUDA or on a machine without a GPU
-std::string why_no_cuda();             // the reason for that 0, for error messages
+int cuda_device_count();    // 0 in a build without CUDA or on a machine without a GPU
+std::string why_no_cuda();  // the reason for that 0, for error messages
 DeviceInfo info(Device);
 std::byte* allocate(Device, int64_t bytes);  // 256-byte aligned, contents undefined; throws with both sizes if it fails
 void deallocate(Device, std::byte*) noexcept;

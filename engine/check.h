@@ -40,7 +40,7 @@ template <class... Args>
 }  // namespace triad
 
 // TRIAD_CHECK(cond, "format {}", values...): throws Error with the formatted message when cond is false.
-#define TRIAD_CHECK(condition, ...)           \
-  do {                                        \
+#define TRIAD_CHECK(condition, ...)               \
+  do {                                            \
     if (!(condition)) ::triad::fail(__VA_ARGS__); \
   } while (0)

@@ -13,7 +13,8 @@ Runtime::Runtime(const Options& o)
       ctx_{o.device, stream_, scratch_, blas_, 0, omp_get_max_threads(), o.planning} {
   // A plan for a GPU made where there is none: the SM count only sizes split work; an H200's is taken.
   constexpr int kPlannedSms = 132;
-  if (o.device.is_cuda()) ctx_.num_sms = backend::cuda_device_count() > 0 ? backend::info(o.device).num_sms : kPlannedSms;
+  if (o.device.is_cuda())
+    ctx_.num_sms = backend::cuda_device_count() > 0 ? backend::info(o.device).num_sms : kPlannedSms;
 }
 
 namespace {

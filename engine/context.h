@@ -30,7 +30,7 @@ class Runtime {
  public:
   struct Options {
     Device device;
-    int64_t arena_bytes = 0;    // total, scratch included
+    int64_t arena_bytes = 0;  // total, scratch included
     int64_t scratch_bytes = 0;
     bool planning = false;
   };

@@ -4,10 +4,10 @@
 
 #include "engine/check.h"
 
-#define CUDA_CHECK(call)                                                                               \
-  do {                                                                                                 \
-    const cudaError_t cuda_check_error = (call);                                                       \
-    if (cuda_check_error != cudaSuccess)                                                               \
-      ::triad::fail("{}: {} ({}) at {}:{}", #call, cudaGetErrorName(cuda_check_error),                 \
-                    cudaGetErrorString(cuda_check_error), __FILE__, __LINE__);                         \
+#define CUDA_CHECK(call)                                                               \
+  do {                                                                                 \
+    const cudaError_t cuda_check_error = (call);                                       \
+    if (cuda_check_error != cudaSuccess)                                               \
+      ::triad::fail("{}: {} ({}) at {}:{}", #call, cudaGetErrorName(cuda_check_error), \
+                    cudaGetErrorString(cuda_check_error), __FILE__, __LINE__);         \
   } while (0)

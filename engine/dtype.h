@@ -24,40 +24,62 @@ struct bf16 {
 template <class T>
 struct dtype_traits;  // dtype_traits<T>::value: the DType of a C++ type; the CUDA side adds __nv_bfloat16
 template <>
-struct dtype_traits<double> { static constexpr DType value = DType::f64; };
+struct dtype_traits<double> {
+  static constexpr DType value = DType::f64;
+};
 template <>
-struct dtype_traits<float> { static constexpr DType value = DType::f32; };
+struct dtype_traits<float> {
+  static constexpr DType value = DType::f32;
+};
 template <>
-struct dtype_traits<bf16> { static constexpr DType value = DType::bf16; };
+struct dtype_traits<bf16> {
+  static constexpr DType value = DType::bf16;
+};
 template <>
-struct dtype_traits<int64_t> { static constexpr DType value = DType::i64; };
+struct dtype_traits<int64_t> {
+  static constexpr DType value = DType::i64;
+};
 template <>
-struct dtype_traits<int32_t> { static constexpr DType value = DType::i32; };
+struct dtype_traits<int32_t> {
+  static constexpr DType value = DType::i32;
+};
 template <>
-struct dtype_traits<uint8_t> { static constexpr DType value = DType::u8; };
+struct dtype_traits<uint8_t> {
+  static constexpr DType value = DType::u8;
+};
 template <class T>
 inline constexpr DType dtype_of = dtype_traits<std::remove_cv_t<T>>::value;
 
 constexpr int64_t size_of(DType t) {
   switch (t) {
     case DType::f64:
-    case DType::i64: return 8;
+    case DType::i64:
+      return 8;
     case DType::f32:
-    case DType::i32: return 4;
-    case DType::bf16: return 2;
-    case DType::u8: return 1;
+    case DType::i32:
+      return 4;
+    case DType::bf16:
+      return 2;
+    case DType::u8:
+      return 1;
   }
   return 0;
 }
 
 constexpr const char* name_of(DType t) {
   switch (t) {
-    case DType::f64: return "f64";
-    case DType::f32: return "f32";
-    case DType::bf16: return "bf16";
-    case DType::i64: return "i64";
-    case DType::i32: return "i32";
-    case DType::u8: return "u8";
+    case DType::f64:
+      return "f64";
+    case DType::f32:
+      return "f32";
+    case DType::bf16:
+      return "bf16";
+    case DType::i64:
+      return "i64";
+    case DType::i32:
+      return "i32";
+    case DType::u8:
+      return "u8";
   }
   return "?";
 }

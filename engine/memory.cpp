@@ -47,9 +47,9 @@ Tensor Arena::alloc(MemTag tag, std::string_view name, DType dtype, const Shape&
   const int64_t bytes = align_up(shape.numel() * size_of(dtype));
   TRIAD_CHECK(!sealed_, "tensor {} {}{} was asked for after the arena of {} was sealed", name, name_of(dtype),
               shape.str(), device_.str());
-  TRIAD_CHECK(bytes <= capacity_ - used_, "out of memory on {}: {} {}{} needs {:.1f} MiB, {:.1f} of {:.1f} MiB are left\n{}",
-              device_.str(), name, name_of(dtype), shape.str(), bytes / kMiB, (capacity_ - used_) / kMiB,
-              capacity_ / kMiB, report());
+  TRIAD_CHECK(bytes <= capacity_ - used_,
+              "out of memory on {}: {} {}{} needs {:.1f} MiB, {:.1f} of {:.1f} MiB are left\n{}", device_.str(), name,
+              name_of(dtype), shape.str(), bytes / kMiB, (capacity_ - used_) / kMiB, capacity_ / kMiB, report());
   Tensor t(base_ + used_, dtype, shape, device_);
   allocations_.push_back({tag, std::string(name), used_, bytes});
   used_ += bytes;
@@ -66,13 +66,15 @@ std::string Arena::report() const {
   std::string out = fmt::format("memory of {}, MiB\n", device_.str());
   for (int i = 0; i < kMemTags; ++i) {
     const MemTag tag = static_cast<MemTag>(i);
-    if (const int64_t bytes = used_bytes(tag)) fmt::format_to(std::back_inserter(out), "  {:<12} {:>12.2f}\n", name_of(tag), bytes / kMiB);
+    if (const int64_t bytes = used_bytes(tag))
+      fmt::format_to(std::back_inserter(out), "  {:<12} {:>12.2f}\n", name_of(tag), bytes / kMiB);
   }
   fmt::format_to(std::back_inserter(out), "  {:<12} {:>12.2f}\nlargest tensors\n", "total", used_ / kMiB);
   std::vector<Allocation> largest = allocations_;
   std::stable_sort(largest.begin(), largest.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
   if (largest.size() > 10) largest.resize(10);
-  for (const Allocation& a : largest) fmt::format_to(std::back_inserter(out), "  {:<40} {:>12.2f}\n", a.name, a.bytes / kMiB);
+  for (const Allocation& a : largest)
+    fmt::format_to(std::back_inserter(out), "  {:<40} {:>12.2f}\n", a.name, a.bytes / kMiB);
   return out;
 }
 

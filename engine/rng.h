@@ -1,5 +1,5 @@
-// Philox4x32-10 (Salmon et al., SC 2011): a counter-based generator. Number i of a (seed, stream) is a pure function, so the
-// CPU, the GPU, any thread and any resume draw the same numbers. constexpr, hence callable in device code.
+// Philox4x32-10 (Salmon et al., SC 2011): a counter-based generator. Number i of a (seed, stream) is a pure function,
+// so the CPU, the GPU, any thread and any resume draw the same numbers. constexpr, hence callable in device code.
 #pragma once
 #include <array>
 #include <cmath>

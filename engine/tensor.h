@@ -1,5 +1,6 @@
 // Tensor: a non-owning, trivially copyable view of device or host memory. Rank <= 5, int64 sizes and strides (in
-// elements), innermost stride 1. Owners are Arena and Scratch (memory.h). ConstTensor is the same view of read-only data.
+// elements), innermost stride 1. Owners are Arena and Scratch (memory.h). ConstTensor is the same view of read-only
+// data.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -42,8 +43,8 @@ struct BasicTensor {
   BasicTensor() = default;
   BasicTensor(Byte* data, DType dtype, const Shape& shape, Device device);  // contiguous
   template <bool kOther>
-    requires(kConst && !kOther)
-  BasicTensor(const BasicTensor<kOther>& t)  // NOLINT: a Tensor goes wherever a ConstTensor is asked for
+  requires(kConst && !kOther)
+      BasicTensor(const BasicTensor<kOther>& t)  // NOLINT: a Tensor goes wherever a ConstTensor is asked for
       : data(t.data), dim(t.dim), stride(t.stride), rank(t.rank), dtype(t.dtype), device(t.device) {}
 
   // An absent tensor (an optional argument that was not given). A tensor with a zero size is not absent.

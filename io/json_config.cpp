@@ -11,13 +11,12 @@ Json read_json_file(const std::string& path) {
   std::ostringstream buffer;
   buffer << in.rdbuf();
   const std::string text = buffer.str();
-  if (in.bad() || text.find_first_not_of(" \t\r\n") == std::string::npos) fail_usage("config {}: the file is empty or unreadable", path);
+  if (in.bad() || text.find_first_not_of(" \t\r\n") == std::string::npos)
+    fail_usage("config {}: the file is empty or unreadable", path);
   Json root;
   try {
     root = Json::parse(text, nullptr, true, /*ignore_comments=*/true);
-  } catch (const Json::exception& e) {
-    fail_usage("config {}: {}", path, e.what());
-  }
+  } catch (const Json::exception& e) { fail_usage("config {}: {}", path, e.what()); }
   if (!root.is_object()) fail_usage("config {}: a JSON object is needed, this is {}", path, root.type_name());
   return root;
 }
@@ -31,10 +30,9 @@ void set_json_key(Json& root, const std::string& assignment) {
   Json value;
   try {
     value = Json::parse(text);
-  } catch (const Json::exception&) {
-    value = text;
-  }
-  if (root.contains(group) && !root[group].is_object()) fail_usage("{} is {}, not a group of keys", group, root[group].dump());
+  } catch (const Json::exception&) { value = text; }
+  if (root.contains(group) && !root[group].is_object())
+    fail_usage("{} is {}, not a group of keys", group, root[group].dump());
   root[group][key] = value;
 }
 

@@ -1,5 +1,5 @@
-// Config structs to and from JSON, through their visited fields (engine/fields.h). Every error is a UsageError that names
-// the key, the value and what is allowed.
+// Config structs to and from JSON, through their visited fields (engine/fields.h). Every error is a UsageError that
+// names the key, the value and what is allowed.
 #pragma once
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -27,7 +27,7 @@ void read_value(const std::string& key, const Json& j, const Rule&, double& out)
 void read_value(const std::string& key, const Json& j, const Rule&, std::string& out);
 void read_value(const std::string& key, const Json& j, const Rule&, std::vector<std::string>& out);
 template <class E>
-  requires std::is_enum_v<E>
+requires std::is_enum_v<E>
 void read_value(const std::string& key, const Json& j, const Rule&, E& out) {
   if (j.is_string())
     for (const auto& [word, value] : EnumWords<E>::words)
@@ -37,8 +37,10 @@ void read_value(const std::string& key, const Json& j, const Rule&, E& out) {
 
 template <class T>
 Json to_json(const T& value) {
-  if constexpr (std::is_enum_v<T>) return std::string(word_of(value));
-  else return value;
+  if constexpr (std::is_enum_v<T>)
+    return std::string(word_of(value));
+  else
+    return value;
 }
 
 // Reads the group's fields and notes which keys it knows and which required ones are absent.
@@ -78,7 +80,8 @@ void read_group(const Json& root, const std::string& name, Group& group, bool re
 template <class Group>
 Json group_to_json(Group& group) {
   Json out = Json::object();
-  visit(group, [&](const char* name, auto& field, const char*, const Rule&) { out[name] = json_config::to_json(field); });
+  visit(group,
+        [&](const char* name, auto& field, const char*, const Rule&) { out[name] = json_config::to_json(field); });
   return out;
 }
 

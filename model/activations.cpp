@@ -46,7 +46,8 @@ Activations::Activations(Arena& arena, const ModelConfig& c, int64_t B, int64_t 
   targets = arena.alloc(MemTag::io, "targets", DType::i32, {B, T});
   // Layer i writes the x of layer i+1, so two sets are the fewest.
   const int64_t sets = keep ? c.n_layers : std::min<int64_t>(2, c.n_layers);
-  for (int64_t i = 0; i < sets; ++i) layers_.push_back(alloc_layer(arena, c, B, T, dtype, fmt::format("layer{:02}.", i)));
+  for (int64_t i = 0; i < sets; ++i)
+    layers_.push_back(alloc_layer(arena, c, B, T, dtype, fmt::format("layer{:02}.", i)));
   x_final_ = arena.alloc(MemTag::activations, "x_final", dtype, {B * T, c.dim});
   rrms_final = arena.alloc(MemTag::activations, "rrms_final", acc_dtype(dtype), {B * T});
   row_loss = arena.alloc(MemTag::activations, "row_loss", acc_dtype(dtype), {B * T});

@@ -1,5 +1,5 @@
-// What a forward pass leaves behind: all that backward reads, and nothing that it can rebuild elementwise (normed rows, the
-// activation's output, the gated sum). Allocated once, for one B and T.
+// What a forward pass leaves behind: all that backward reads, and nothing that it can rebuild elementwise (normed rows,
+// the activation's output, the gated sum). Allocated once, for one B and T.
 #pragma once
 #include <vector>
 

@@ -30,7 +30,8 @@ struct ModelConfig {
 
 template <>
 struct EnumWords<MlpKind> {
-  static constexpr std::pair<std::string_view, MlpKind> words[] = {{"silu", MlpKind::silu}, {"swiglu", MlpKind::swiglu}};
+  static constexpr std::pair<std::string_view, MlpKind> words[] = {{"silu", MlpKind::silu},
+                                                                   {"swiglu", MlpKind::swiglu}};
 };
 template <>
 struct EnumWords<AttentionKind> {
@@ -39,7 +40,8 @@ struct EnumWords<AttentionKind> {
 };
 template <>
 struct EnumWords<Phi> {
-  static constexpr std::pair<std::string_view, Phi> words[] = {{"avg", Phi::avg}, {"conv", Phi::conv}, {"mlp", Phi::mlp}};
+  static constexpr std::pair<std::string_view, Phi> words[] = {
+      {"avg", Phi::avg}, {"conv", Phi::conv}, {"mlp", Phi::mlp}};
 };
 template <>
 struct EnumWords<GateKind> {

@@ -17,7 +17,8 @@ AttendedPairs attended_pairs(const ModelConfig& c, int64_t T) {
   const NsaConfig& n = c.nsa;
   // Compressed block k (0-based) is seen by the rows from k*d + l - 1 on.
   const int64_t Tc = compressed_length(T, n.l, n.d);
-  pairs.cmp = static_cast<double>(Tc) * static_cast<double>(T - n.l + 1) - static_cast<double>(n.d) * triangle(static_cast<double>(Tc) - 1);
+  pairs.cmp = static_cast<double>(Tc) * static_cast<double>(T - n.l + 1) -
+              static_cast<double>(n.d) * triangle(static_cast<double>(Tc) - 1);
   if (Tc == 0) pairs.cmp = 0;
   // A row lists min(n, its blocks) blocks, all full but its own.
   for (int64_t begin = 0; begin < T; begin += n.l_sel) {
@@ -40,8 +41,8 @@ double training_flops(const ModelConfig& c, int64_t B, int64_t T) {
   const AttendedPairs p = attended_pairs(c, T);
   const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
   const double attention = 2 * (p.cmp + p.sel + p.win) * (dk + dv + 4 * dk + 3 * dv) + 2 * p.cmp * dk;
-  return static_cast<double>(B) * (6 * weights * static_cast<double>(T) +
-                                   static_cast<double>(c.n_layers * c.n_heads) * attention);
+  return static_cast<double>(B) *
+         (6 * weights * static_cast<double>(T) + static_cast<double>(c.n_layers * c.n_heads) * attention);
 }
 
 double peak_bf16_flops(std::string_view name) {

@@ -12,9 +12,9 @@ struct AttendedPairs {
 };
 AttendedPairs attended_pairs(const ModelConfig&, int64_t T);
 
-// FLOPs of forward and backward over B sequences of T tokens, as this engine executes them: 6 a weight and token in matrix
-// products (lookups of the embedding are free); attention forward 2 products a pair, its split backward 7, and the score
-// pass of the selection 1.
+// FLOPs of forward and backward over B sequences of T tokens, as this engine executes them: 6 a weight and token in
+// matrix products (lookups of the embedding are free); attention forward 2 products a pair, its split backward 7, and
+// the score pass of the selection 1.
 double training_flops(const ModelConfig&, int64_t B, int64_t T);
 
 // The dense bf16 peak its vendor states for a card, by its name, in FLOP/s; 0 if unknown.

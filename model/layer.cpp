@@ -77,7 +77,8 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
       Tensor delta = inner.alloc(acc_dtype(dtype), a.nsa.lse[kWin].shape());
       attention_delta(ctx, delta, dout, a.nsa.o[kWin]);
       zero(ctx, dq);
-      nsa_attend_window_backward(ctx, {dq, dviews.k[kWin], dviews.v[kWin]}, {dout, {}, delta, a.nsa.lse[kWin]}, in, lc.T);
+      nsa_attend_window_backward(ctx, {dq, dviews.k[kWin], dviews.v[kWin]}, {dout, {}, delta, a.nsa.lse[kWin]}, in,
+                                 lc.T);
     } else {
       nsa_backward(ctx, {dq, dviews.k, dviews.v}, g.nsa, dout, nsa_in(views), a.nsa, w.nsa, c.nsa);
     }
@@ -109,7 +110,8 @@ void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerAc
 }
 
 // dx: gradient of x_out in, of x_mid out.
-void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const Grads& g, LayerActivations& a, Tensor dx) {
+void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const Grads& g, LayerActivations& a,
+                  Tensor dx) {
   const ModelConfig& c = lc.config;
   const int64_t H = c.mlp_hidden;
   const DType dtype = a.x.dtype;

@@ -13,7 +13,9 @@ Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Option
     : config_(config),
       options_(options),
       params_(arena, config,
-              {.dtype = options.dtype, .master = options.training && options.dtype == DType::bf16, .grads = options.training}),
+              {.dtype = options.dtype,
+               .master = options.training && options.dtype == DType::bf16,
+               .grads = options.training}),
       w_(params_.weight_tensors()) {
   if (options.training) g_ = params_.grad_tensors();
   const Shape table = {options.max_seq_len, config.d_k / 2};

@@ -21,7 +21,8 @@ using Init = ParamSpec::Init;
 
 void add_phi(std::vector<ParamSpec>& list, const std::string& name, const ModelConfig& c, int64_t width) {
   const int64_t l = c.nsa.l;
-  if (c.nsa.phi == Phi::conv) list.push_back({name + ".weight", {l, width}, Init::constant, 1.0 / static_cast<double>(l)});
+  if (c.nsa.phi == Phi::conv)
+    list.push_back({name + ".weight", {l, width}, Init::constant, 1.0 / static_cast<double>(l)});
   if (c.nsa.phi == Phi::mlp) {
     list.push_back({name + ".pos", {l, width}, Init::normal, c.init_std});
     list.push_back({name + ".fc1.weight", {2 * width, l * width}, Init::normal, c.init_std});
@@ -35,7 +36,8 @@ void add_attention(std::vector<ParamSpec>& list, const std::string& name, const 
   list.push_back({name + "q_proj.weight", {c.n_heads * c.d_k, c.dim}, Init::normal, c.init_std});
   for (const std::string b : branches)
     for (const auto& [letter, width] : {std::pair{"k_", c.d_k}, std::pair{"v_", c.d_v}})
-      list.push_back({name + letter + b + "_proj.weight", {c.n_kv_groups * width, c.dim}, Init::normal, c.init_std, 0, true});
+      list.push_back(
+          {name + letter + b + "_proj.weight", {c.n_kv_groups * width, c.dim}, Init::normal, c.init_std, 0, true});
   if (!c.dense()) {
     add_phi(list, name + "phi_k", c, c.d_k);
     add_phi(list, name + "phi_v", c, c.d_v);
@@ -166,7 +168,8 @@ void Params::init(Context& ctx, uint64_t seed) {
     const int64_t n = p.shape.numel();
 #pragma omp parallel for num_threads(ctx.threads)
     for (int64_t j = 0; j < n; ++j)
-      to[j] = static_cast<float>(p.init == Init::constant ? p.value : p.value * random.normal(static_cast<uint64_t>(j)));
+      to[j] =
+          static_cast<float>(p.init == Init::constant ? p.value : p.value * random.normal(static_cast<uint64_t>(j)));
   }
   set(ctx, host);
 }
@@ -179,7 +182,8 @@ void Params::set(Context& ctx, const std::vector<float>& host) {
   // Rounded (bf16) or widened (f64) on the host, so that every device starts from the same bits.
   std::vector<std::byte> converted(static_cast<size_t>(weights_.bytes()));
   const Tensor to(converted.data(), weights_.dtype, weights_.shape(), Device::cpu());
-  const Tensor from(reinterpret_cast<std::byte*>(const_cast<float*>(host.data())), DType::f32, weights_.shape(), Device::cpu());
+  const Tensor from(reinterpret_cast<std::byte*>(const_cast<float*>(host.data())), DType::f32, weights_.shape(),
+                    Device::cpu());
   Runtime cpu({.device = Device::cpu()});
   cast(cpu.ctx(), to, from);
   write(ctx, weights_, converted.data());

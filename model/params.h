@@ -1,6 +1,6 @@
 // The parameters: one list says names, shapes, decay and init; one object holds them, flat, in up to three buffers.
-// Matrices that are used in one product (q and the branches' k and v; SwiGLU's gate and up) lie behind one another, so the
-// engine sees one matrix and files see the names of SPEC.md section 1.2.
+// Matrices that are used in one product (q and the branches' k and v; SwiGLU's gate and up) lie behind one another, so
+// the engine sees one matrix and files see the names of SPEC.md section 1.2.
 #pragma once
 #include <span>
 #include <string>
@@ -14,10 +14,10 @@ namespace triad {
 struct ParamSpec {
   enum class Init { normal, constant };
   std::string name;
-  Shape shape;            // as files and reports see it
+  Shape shape;  // as files and reports see it
   Init init = Init::normal;
-  double value = 0;       // standard deviation, or the constant
-  int64_t padded_rows = 0;  // rows as stored (embedding and head); 0: shape[0]
+  double value = 0;             // standard deviation, or the constant
+  int64_t padded_rows = 0;      // rows as stored (embedding and head); 0: shape[0]
   bool joins_previous = false;  // stored right behind the parameter before it
   bool decays() const { return shape.rank >= 2; }
   Shape stored() const;

@@ -27,7 +27,8 @@ ModelFixture::ModelFixture(const ModelConfig& config, int64_t B, int64_t T, Devi
     scratch = plan.scratch().peak_bytes();
     arena = plan.arena().used_bytes() + align_up(scratch);
   }
-  runtime_ = std::make_unique<Runtime>(Runtime::Options{.device = device, .arena_bytes = arena, .scratch_bytes = scratch});
+  runtime_ =
+      std::make_unique<Runtime>(Runtime::Options{.device = device, .arena_bytes = arena, .scratch_bytes = scratch});
   model_ = std::make_unique<Model>(ctx(), runtime_->arena(), config, options);
   act_ = std::make_unique<Activations>(runtime_->arena(), config, B, T, dtype, true);
 
@@ -36,14 +37,16 @@ ModelFixture::ModelFixture(const ModelConfig& config, int64_t B, int64_t T, Devi
   for (int64_t i = 0; i < params.count(); ++i) {
     const Philox random(seed, static_cast<uint64_t>(i));
     for (int64_t j = 0; j < params.specs()[i].shape.numel(); ++j)
-      host_[static_cast<size_t>(params.offset(i) + j)] = static_cast<float>(std * random.normal(static_cast<uint64_t>(j)));
+      host_[static_cast<size_t>(params.offset(i) + j)] =
+          static_cast<float>(std * random.normal(static_cast<uint64_t>(j)));
   }
   upload();
   std::vector<int32_t> tokens, targets;
   const Philox random(seed, 1u << 20);
   for (int64_t b = 0; b < B; ++b)
     for (int64_t t = 0; t <= T; ++t) {
-      const int32_t token = static_cast<int32_t>(random.below(static_cast<uint64_t>(b * (T + 1) + t), static_cast<uint64_t>(config.vocab_size)));
+      const int32_t token = static_cast<int32_t>(
+          random.below(static_cast<uint64_t>(b * (T + 1) + t), static_cast<uint64_t>(config.vocab_size)));
       if (t < T) tokens.push_back(token);
       if (t > 0) targets.push_back(token);
     }

@@ -1,5 +1,5 @@
-// What cannot be is refused: every kind of bad input ends in exit code 2 (asked wrongly) or 1 (failed), with a message that
-// names the culprit, and leaves no half-written file behind.
+// What cannot be is refused: every kind of bad input ends in exit code 2 (asked wrongly) or 1 (failed), with a message
+// that names the culprit, and leaves no half-written file behind.
 #include <filesystem>
 #include <fstream>
 
@@ -76,8 +76,11 @@ TEST_CASE("bad input: configs and options", "[bad-input]") {
       {"n_sel too small", set("nsa.n_sel=2"), 2, {"nsa.n_sel", "2"}, ""},
       {"local_blocks 0", set("nsa.local_blocks=0"), 2, {"nsa.local_blocks", "0"}, ""},
       {"w 0", set("nsa.w=0"), 2, {"nsa.w", "0"}, ""},
-      {"vocabulary below the tokenizer's", set("data.kind=text") + " --set model.vocab_size=100 --set data.paths=x", 2,
-       {"model.vocab_size", "100", "256"}, ""},
+      {"vocabulary below the tokenizer's",
+       set("data.kind=text") + " --set model.vocab_size=100 --set data.paths=x",
+       2,
+       {"model.vocab_size", "100", "256"},
+       ""},
       {"unknown tokenizer", set("data.tokenizer=gpt5"), 2, {"data.tokenizer", "gpt5"}, ""},
       {"text without paths", set("data.kind=text"), 2, {"data.paths"}, ""},
       {"key not built", set("runtime.cuda_graph=true"), 2, {"runtime.cuda_graph"}, ""},
@@ -90,7 +93,11 @@ TEST_CASE("bad input: configs and options", "[bad-input]") {
       {"no verb", "", 2, {"subcommand"}, ""},
       {"--resume with --overwrite", "train " + kTiny + " --resume latest --overwrite", 2, {"--overwrite"}, ""},
       {"init without --out", "init " + kTiny, 2, {"--out"}, ""},
-      {"unknown dtype", "grads --checkpoint x --tokens x --batch 1 --seq 1 --out x --device cpu --dtype f16", 2, {"f16"}, ""},
+      {"unknown dtype",
+       "grads --checkpoint x --tokens x --batch 1 --seq 1 --out x --device cpu --dtype f16",
+       2,
+       {"f16"},
+       ""},
       {"unknown device", "grads --checkpoint x --tokens x --batch 1 --seq 1 --out x --device tpu", 2, {"tpu"}, ""},
   };
   for (const Refusal& r : refusals) check(r);
@@ -127,8 +134,16 @@ TEST_CASE("bad input: data", "[bad-input]") {
       {"shard given as text", data("text", folder.file("good.bin")), 1, {"good.bin"}, ""},
       {"too little text", data("text", folder.file("tiny.txt")), 1, {"49"}, ""},
       {"empty text", data("text", folder.file("empty.txt")), 1, {"text"}, ""},
-      {"file in training and validation", data("shards", folder.file("good.bin"), "--set 'data.val_paths=[\"" + folder.file("good.bin") + "\"]'"), 1, {"good.bin"}, ""},
-      {"no validation tokens", data("shards", folder.file("good.bin"), "--set data.val_fraction=0 --set train.eval_every=5"), 1, {"49"}, ""},
+      {"file in training and validation",
+       data("shards", folder.file("good.bin"), "--set 'data.val_paths=[\"" + folder.file("good.bin") + "\"]'"),
+       1,
+       {"good.bin"},
+       ""},
+      {"no validation tokens",
+       data("shards", folder.file("good.bin"), "--set data.val_fraction=0 --set train.eval_every=5"),
+       1,
+       {"49"},
+       ""},
   };
   for (const Refusal& r : refusals) check(r);
   CHECK(!fs::exists(folder.file("run")));
@@ -157,19 +172,40 @@ TEST_CASE("bad input: checkpoints and folders", "[bad-input]") {
   REQUIRE(run_program(train + " --set train.steps=4 --set train.save_every=2").exit_code == 0);
   write_text(folder.file("file"), "in the way");
 
-  const std::string grads = "grads --device cpu --batch 1 --out " + folder.file("g.safetensors") + " --tokens " + folder.file("tokens.bin");
+  const std::string grads =
+      "grads --device cpu --batch 1 --out " + folder.file("g.safetensors") + " --tokens " + folder.file("tokens.bin");
   const Refusal refusals[] = {
       {"no checkpoint there", "generate --device cpu --prompt x --checkpoint " + folder.file("none"), 1, {"none"}, ""},
       {"truncated weights", variant("cut", good.substr(0, good.size() / 2)), 1, {"cut/model.safetensors"}, ""},
       {"corrupt weights", variant("flipped", flipped), 1, {"flipped/model.safetensors", "CRC"}, ""},
-      {"foreign weights", variant("foreign", "hello, world, this is no safetensors file"), 1, {"foreign/model.safetensors"}, ""},
+      {"foreign weights",
+       variant("foreign", "hello, world, this is no safetensors file"),
+       1,
+       {"foreign/model.safetensors"},
+       ""},
       {"empty weights", variant("empty", ""), 1, {"empty/model.safetensors"}, ""},
       {"renamed tensor", variant("renamed", replaced("\"norm_f.weight\"", "\"norm_g.weight\"")), 1, {"norm_"}, ""},
-      {"checkpoint of another model", train + " --resume latest --set model.dim=64 --set train.steps=8", 1, {"model.dim", "32", "64"}, ""},
+      {"checkpoint of another model",
+       train + " --resume latest --set model.dim=64 --set train.steps=8",
+       1,
+       {"model.dim", "32", "64"},
+       ""},
       {"run folder in use", train, 1, {run, "--resume", "--overwrite"}, ""},
-      {"nothing to resume", "train " + kTiny + " --resume latest --set log.out_dir=" + folder.file("new"), 1, {"new"}, ""},
-      {"out_dir is a file", "train " + kTiny + " --set log.out_dir=" + folder.file("file"), 1, {folder.file("file"), "folder"}, ""},
-      {"out_dir under a file", "train " + kTiny + " --set log.out_dir=" + folder.file("file/run"), 1, {folder.file("file")}, ""},
+      {"nothing to resume",
+       "train " + kTiny + " --resume latest --set log.out_dir=" + folder.file("new"),
+       1,
+       {"new"},
+       ""},
+      {"out_dir is a file",
+       "train " + kTiny + " --set log.out_dir=" + folder.file("file"),
+       1,
+       {folder.file("file"), "folder"},
+       ""},
+      {"out_dir under a file",
+       "train " + kTiny + " --set log.out_dir=" + folder.file("file/run"),
+       1,
+       {folder.file("file")},
+       ""},
       {"init into a file", "init " + kTiny + " --out " + folder.file("file"), 1, {folder.file("file")}, ""},
       {"too few tokens", grads + " --seq 40 --checkpoint " + init, 1, {"tokens.bin", "40", "41"}, ""},
       {"inspect a text file", "inspect " + folder.file("file"), 1, {folder.file("file")}, ""},
@@ -183,7 +219,11 @@ TEST_CASE("bad input: checkpoints and folders", "[bad-input]") {
   fs::remove(run + "/.HALT");
   // A truncated state.json: the folder is not taken for a checkpoint's whole one without an explanation.
   write_text(run + "/checkpoints/step_4/state.json", "{\"step\": ");
-  check({"cut state.json", train + " --resume " + run + "/checkpoints/step_4 --set train.steps=8", 1, {"state.json"}, ""});
+  check({"cut state.json",
+         train + " --resume " + run + "/checkpoints/step_4 --set train.steps=8",
+         1,
+         {"state.json"},
+         ""});
 }
 
 TEST_CASE("bad input: full disk and unwritable folder", "[bad-input]") {
@@ -198,6 +238,9 @@ TEST_CASE("bad input: full disk and unwritable folder", "[bad-input]") {
 }
 
 TEST_CASE("bad input: a GPU asked for and absent", "[bad-input]") {
-  check({"no GPU", "train " + kTiny + " --set runtime.device=cuda --set log.out_dir=/tmp/triad-no-gpu", 1,
-         {"runtime.device", "cuda"}, "CUDA_VISIBLE_DEVICES=''"});
+  check({"no GPU",
+         "train " + kTiny + " --set runtime.device=cuda --set log.out_dir=/tmp/triad-no-gpu",
+         1,
+         {"runtime.device", "cuda"},
+         "CUDA_VISIBLE_DEVICES=''"});
 }

@@ -22,8 +22,12 @@ const Variant kVariants[] = {
        c.nsa.phi = Phi::conv, c.nsa.gate.kind = GateKind::sigmoid, c.mlp = MlpKind::swiglu, c.mlp_hidden = 24;
        c.tie_embeddings = true;
      }},
-    {"mlp, softmax, temperature, swiglu", [](ModelConfig& c) { c.nsa.phi = Phi::mlp, c.mlp = MlpKind::swiglu, c.mlp_hidden = 24, c.nsa.gate.temperature = 0.7; }},
-    {"mlp, sigmoid, silu, tied", [](ModelConfig& c) { c.nsa.phi = Phi::mlp, c.nsa.gate.kind = GateKind::sigmoid, c.tie_embeddings = true; }},
+    {"mlp, softmax, temperature, swiglu",
+     [](ModelConfig& c) {
+       c.nsa.phi = Phi::mlp, c.mlp = MlpKind::swiglu, c.mlp_hidden = 24, c.nsa.gate.temperature = 0.7;
+     }},
+    {"mlp, sigmoid, silu, tied",
+     [](ModelConfig& c) { c.nsa.phi = Phi::mlp, c.nsa.gate.kind = GateKind::sigmoid, c.tie_embeddings = true; }},
     {"dense, tied", [](ModelConfig& c) { c.attention = AttentionKind::dense, c.tie_embeddings = true; }},
     {"forced branch", [](ModelConfig& c) { c.nsa.gate.force = Branch::sel; }},
     {"uniform gate", [](ModelConfig& c) { c.nsa.gate.uniform = true; }},
@@ -53,7 +57,8 @@ TEST_CASE("model: every gradient agrees with central differences in double", "[m
       const Philox random(17, static_cast<uint64_t>(i));
       double error = 0, reference = 0;
       for (int64_t s = 0; s < samples; ++s) {
-        const int64_t j = n <= kSamples ? s : static_cast<int64_t>(random.below(static_cast<uint64_t>(s), static_cast<uint64_t>(n)));
+        const int64_t j =
+            n <= kSamples ? s : static_cast<int64_t>(random.below(static_cast<uint64_t>(s), static_cast<uint64_t>(n)));
         const double x = f.get_f64(i, j);
         f.set_f64(i, j, x + kStep);
         const double above = f.loss();
@@ -107,7 +112,8 @@ TEST_CASE("model: a token changes nothing before it", "[model]") {
     const std::vector<std::byte> after = row_losses();
     const auto row_bytes = static_cast<int64_t>(before.size()) / 60;
     CHECK(std::equal(before.begin(), before.begin() + kChanged * row_bytes, after.begin()));
-    CHECK(!std::equal(before.begin() + kChanged * row_bytes, before.begin() + (kChanged + 1) * row_bytes, after.begin() + kChanged * row_bytes));
+    CHECK(!std::equal(before.begin() + kChanged * row_bytes, before.begin() + (kChanged + 1) * row_bytes,
+                      after.begin() + kChanged * row_bytes));
   }
 }
 
@@ -122,17 +128,24 @@ ModelConfig gpu_model() {
   return c;
 }
 
-struct Errors {
-  double relative = 0, cosine = 1;
+// A gradient's agreement with a reference, pooled over seeds: that of one small tensor, a gate's bias say, is one draw
+// of rounding. Tensors whose norm is below `floor` are compared absolutely.
+struct Agreement {
+  double difference = 0, dot = 0, got = 0, want = 0;  // sums of squares and products
+  int seeds = 0;
+  void add(const std::vector<double>& g, const std::vector<double>& w, double floor) {
+    const double size = norm(w), unit = 1 / std::max(size, floor);
+    for (size_t i = 0; i < g.size(); ++i) {
+      difference += (g[i] - w[i]) * (g[i] - w[i]) * unit * unit;
+      if (size >= floor) dot += g[i] * w[i], got += g[i] * g[i], want += w[i] * w[i];
+    }
+    ++seeds;
+  }
+  double relative() const { return std::sqrt(difference / seeds); }
+  double cosine() const { return want == 0 ? 1 : dot / std::sqrt(got * want); }
 };
-// Tensors below 1e-3 of the largest gradient norm are compared absolutely.
-Errors compare(const std::vector<double>& got, const std::vector<double>& want, double floor) {
-  double difference = 0, dot = 0;
-  for (size_t i = 0; i < got.size(); ++i) difference += (got[i] - want[i]) * (got[i] - want[i]), dot += got[i] * want[i];
-  const double size = norm(want), cosine = dot / std::max(1e-300, norm(got) * size);
-  return {std::sqrt(difference) / std::max(size, floor), size < floor ? 1.0 : cosine};
-}
 
+// 1e-3 of the largest gradient norm.
 double gradient_floor(ModelFixture& f) {
   double largest = 0;
   for (int64_t i = 0; i < f.model().params().count(); ++i) largest = std::max(largest, norm(f.grad(i)));
@@ -154,23 +167,25 @@ TEST_CASE("model: CUDA f32 gradients agree with the CPU's", "[model][gpu]") {
     CHECK(std::abs(gpu_loss - cpu_loss) <= 1e-5 * cpu_loss);
     const double floor = gradient_floor(cpu);
     for (int64_t i = 0; i < cpu.model().params().count(); ++i) {
-      const Errors e = compare(gpu.grad(i), cpu.grad(i), floor);
-      INFO(variant.name << ": " << cpu.model().params().specs()[i].name << " relative error " << e.relative);
-      CHECK(e.relative <= 1e-4);
+      Agreement agreement;
+      agreement.add(gpu.grad(i), cpu.grad(i), floor);
+      INFO(variant.name << ": " << cpu.model().params().specs()[i].name << " relative error " << agreement.relative());
+      CHECK(agreement.relative() <= 1e-4);
     }
   }
 }
 
-// Errors are root mean squares over seeds: those of one small tensor, a gate's bias say, are one draw of rounding.
 TEST_CASE("model: CUDA bf16 gradients are as good as the CPU's rounded to bf16", "[model][gpu]") {
   if (!require_gpu()) return;
   constexpr int kSeeds = 4;
   for (const Variant& variant : {kVariants[0], kVariants[1], kVariants[2], kVariants[4]}) {
     ModelConfig config = gpu_model();
     variant.change(config);
-    std::vector<double> gpu_error(param_specs(config).size()), cpu_error(gpu_error.size()), cosine(gpu_error.size(), 1);
+    const std::vector<ParamSpec> specs = param_specs(config);
+    std::vector<Agreement> on_gpu(specs.size()), on_cpu(specs.size());
     for (int seed = 0; seed < kSeeds; ++seed) {
-      ModelFixture exact(config, 2, 300, Device::cpu(), DType::f32, seed), rounded(config, 2, 300, Device::cpu(), DType::bf16, seed),
+      ModelFixture exact(config, 2, 300, Device::cpu(), DType::f32, seed),
+          rounded(config, 2, 300, Device::cpu(), DType::bf16, seed),
           gpu(config, 2, 300, Device::cuda(), DType::bf16, seed);
       exact.loss_and_grads();
       if (!config.dense())
@@ -181,19 +196,18 @@ TEST_CASE("model: CUDA bf16 gradients are as good as the CPU's rounded to bf16",
       rounded.loss_and_grads();
       gpu.loss_and_grads();
       const double floor = gradient_floor(exact);
-      for (size_t i = 0; i < gpu_error.size(); ++i) {
-        const int64_t id = static_cast<int64_t>(i);
-        const Errors g = compare(gpu.grad(id), exact.grad(id), floor), c = compare(rounded.grad(id), exact.grad(id), floor);
-        gpu_error[i] += g.relative * g.relative / kSeeds;
-        cpu_error[i] += c.relative * c.relative / kSeeds;
-        cosine[i] = std::min(cosine[i], g.cosine);
+      for (size_t i = 0; i < specs.size(); ++i) {
+        const std::vector<double> reference = exact.grad(static_cast<int64_t>(i));
+        on_gpu[i].add(gpu.grad(static_cast<int64_t>(i)), reference, floor);
+        on_cpu[i].add(rounded.grad(static_cast<int64_t>(i)), reference, floor);
       }
     }
-    for (size_t i = 0; i < gpu_error.size(); ++i) {
-      INFO(variant.name << ": " << param_specs(config)[i].name << " GPU " << std::sqrt(gpu_error[i]) << " CPU bf16 "
-                        << std::sqrt(cpu_error[i]) << " cosine " << cosine[i]);
-      CHECK(std::sqrt(gpu_error[i]) <= 2 * std::sqrt(cpu_error[i]));
-      CHECK(cosine[i] >= 0.999);
+    for (size_t i = 0; i < specs.size(); ++i) {
+      INFO(variant.name << ": " << specs[i].name << " GPU " << on_gpu[i].relative() << " CPU bf16 "
+                        << on_cpu[i].relative() << " cosine " << on_gpu[i].cosine() << " CPU bf16 "
+                        << on_cpu[i].cosine());
+      CHECK(on_gpu[i].relative() <= 2 * on_cpu[i].relative());
+      CHECK(on_gpu[i].cosine() >= 0.999);
     }
   }
 }

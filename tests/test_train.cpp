@@ -109,9 +109,12 @@ TEST_CASE("train: .HALT and SIGTERM stop after the current step with a checkpoin
       execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
       _exit(127);
     }
-    while (!fs::exists(out + "/training.csv") || lines(out + "/training.csv").size() < 3) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    if (by_file) write_text(out + "/.HALT", "");
-    else kill(child, SIGTERM);
+    while (!fs::exists(out + "/training.csv") || lines(out + "/training.csv").size() < 3)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    if (by_file)
+      write_text(out + "/.HALT", "");
+    else
+      kill(child, SIGTERM);
     int status = 0;
     waitpid(child, &status, 0);
     CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
@@ -124,8 +127,11 @@ TEST_CASE("train: a run's folder holds what SPEC.md names", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
   write_text(folder.file("text.txt"), read_text(TRIAD_SOURCE_DIR "/train/trainer.cpp"));
-  run(train_args(out, "cpu", "--set data.kind=text --set 'data.paths=[\"" + folder.file("text.txt") + "\"]' --set train.eval_every=10 "
-                 "--set train.eval_batches=2"), "NSA_LR=2e-3 NSA_ENV_STATIC=1");
+  run(train_args(out, "cpu",
+                 "--set data.kind=text --set 'data.paths=[\"" + folder.file("text.txt") +
+                     "\"]' --set train.eval_every=10 "
+                     "--set train.eval_batches=2"),
+      "NSA_LR=2e-3 NSA_ENV_STATIC=1");
   CHECK(lines(out + "/training.csv").front() == "step,loss,lr,tokens_per_s,grad_norm,step_ms,mfu");
   CHECK(lines(out + "/val.csv").size() == 3);
   const Json config = Json::parse(read_text(out + "/config.json"));
@@ -133,7 +139,8 @@ TEST_CASE("train: a run's folder holds what SPEC.md names", "[train]") {
   CHECK(config["model"]["mlp_hidden"] == 128);
   CHECK(config["data"]["seed"] == 1337);
   const Json metrics = Json::parse(read_text(out + "/metrics.json"));
-  for (const char* key : {"step", "train_loss", "val_loss", "tokens", "seconds", "tokens_per_s", "peak_mib"}) CHECK(metrics.contains(key));
+  for (const char* key : {"step", "train_loss", "val_loss", "tokens", "seconds", "tokens_per_s", "peak_mib"})
+    CHECK(metrics.contains(key));
   const Json environment = Json::parse(read_text(out + "/env.json"));
   CHECK(environment["environment"]["NSA_LR"] == "2e-3");
   CHECK(!environment["environment"].contains("PATH"));

@@ -26,7 +26,8 @@ struct Total {
   int64_t positions = 0;
 };
 
-// Windows of T tokens at stride T, `batch` at a time; the last one's missing positions have target -1, which counts nothing.
+// Windows of T tokens at stride T, `batch` at a time; the last one's missing positions have target -1, which counts
+// nothing.
 Total evaluate(LoadedModel& loaded, const TokenSource& source) {
   const int64_t B = loaded.activations().B(), T = loaded.activations().T();
   const int64_t targets = source.size() - 1;
@@ -48,8 +49,11 @@ Total evaluate(LoadedModel& loaded, const TokenSource& source) {
 }
 
 void eval(const Options& o) {
-  LoadedModel loaded({.checkpoint = o.checkpoint, .device = parse_device(o.device), .dtype = parse_dtype(o.dtype),
-                      .batch = o.batch, .seq_len = o.seq});
+  LoadedModel loaded({.checkpoint = o.checkpoint,
+                      .device = parse_device(o.device),
+                      .dtype = parse_dtype(o.dtype),
+                      .batch = o.batch,
+                      .seq_len = o.seq});
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(loaded.config().data.tokenizer);
   const std::shared_ptr<const TokenSource> source = open_tokens(o.data, *tokenizer, loaded.config().model.vocab_size);
   TRIAD_CHECK(source->size() >= 2, "{} holds {} tokens: at least 2 are needed", source->name(), source->size());
@@ -58,10 +62,13 @@ void eval(const Options& o) {
   // A byte tokenizer's tokens are bytes.
   const double bits_per_byte = loss / std::numbers::ln2;
   if (o.json) {
-    fmt::print("{}\n", Json{{"loss", loss}, {"ppl", std::exp(loss)}, {"bits_per_byte", bits_per_byte}, {"positions", total.positions}}.dump());
+    fmt::print(
+        "{}\n",
+        Json{{"loss", loss}, {"ppl", std::exp(loss)}, {"bits_per_byte", bits_per_byte}, {"positions", total.positions}}
+            .dump());
   } else {
-    fmt::print("{}: {} positions, loss {:.4f}, perplexity {:.3f}, bits per byte {:.4f}\n", source->name(), total.positions,
-               loss, std::exp(loss), bits_per_byte);
+    fmt::print("{}: {} positions, loss {:.4f}, perplexity {:.3f}, bits per byte {:.4f}\n", source->name(),
+               total.positions, loss, std::exp(loss), bits_per_byte);
   }
 }
 
@@ -73,7 +80,9 @@ void add_eval(CLI::App& app) {
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
   verb->add_option("--data", o->data, "text files or token shards, globs; told apart by their first bytes")->required();
   verb->add_option("--batch", o->batch, "sequences at a time")->check(CLI::PositiveNumber)->capture_default_str();
-  verb->add_option("--seq", o->seq, "tokens a sequence; 0: the training length")->check(CLI::NonNegativeNumber)->capture_default_str();
+  verb->add_option("--seq", o->seq, "tokens a sequence; 0: the training length")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
   verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();
   verb->add_flag("--json", o->json, "one JSON object");

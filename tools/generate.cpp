@@ -1,4 +1,5 @@
-// triad generate: sample text from a checkpoint. A full forward pass a token; past the model's length, of the last T tokens.
+// triad generate: sample text from a checkpoint. A full forward pass a token; past the model's length, of the last T
+// tokens.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
@@ -21,8 +22,11 @@ struct Options {
 };
 
 void generate(const Options& o) {
-  LoadedModel loaded({.checkpoint = o.checkpoint, .device = parse_device(o.device), .dtype = parse_dtype(o.dtype),
-                      .batch = 1, .seq_len = o.context});
+  LoadedModel loaded({.checkpoint = o.checkpoint,
+                      .device = parse_device(o.device),
+                      .dtype = parse_dtype(o.dtype),
+                      .batch = 1,
+                      .seq_len = o.context});
   const Config& config = loaded.config();
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(config.data.tokenizer);
   // Training put an end-of-text token before each document: a prompt starts one.
@@ -57,11 +61,15 @@ void add_generate(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("generate", "sample text from a checkpoint");
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
   verb->add_option("--prompt", o->prompt, "the text to go on from")->required();
-  verb->add_option("--tokens", o->tokens, "tokens to sample at most")->check(CLI::NonNegativeNumber)->capture_default_str();
+  verb->add_option("--tokens", o->tokens, "tokens to sample at most")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   verb->add_option("--context", o->context, "tokens the model looks back; 0: its training length")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  verb->add_option("--temperature", o->sampling.temperature, "0: greedy")->check(CLI::NonNegativeNumber)->capture_default_str();
+  verb->add_option("--temperature", o->sampling.temperature, "0: greedy")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   verb->add_option("--top-k", o->sampling.top_k, "0: all")->check(CLI::NonNegativeNumber)->capture_default_str();
   verb->add_option("--top-p", o->sampling.top_p, "nucleus")->check(CLI::Range(0.0, 1.0))->capture_default_str();
   verb->add_option("--seed", o->seed, "same seed, same text")->capture_default_str();

@@ -1,5 +1,6 @@
-// triad grads: one forward and backward of a checkpoint on given tokens, everything written as safetensors: loss, logits,
-// every gradient, every layer's gates and selection lists. The seam to compare the numbers with another framework.
+// triad grads: one forward and backward of a checkpoint on given tokens, everything written as safetensors: loss,
+// logits, every gradient, every layer's gates and selection lists. The seam to compare the numbers with another
+// framework.
 #include <CLI/CLI.hpp>
 #include <memory>
 
@@ -26,8 +27,10 @@ class Results {
   void add(const std::string& name, const Shape& shape, const std::vector<double>& values) {
     std::vector<std::byte> bytes(values.size() * static_cast<size_t>(size_of(dtype_)));
     for (size_t i = 0; i < values.size(); ++i) {
-      if (dtype_ == DType::f64) reinterpret_cast<double*>(bytes.data())[i] = values[i];
-      else reinterpret_cast<float*>(bytes.data())[i] = static_cast<float>(values[i]);
+      if (dtype_ == DType::f64)
+        reinterpret_cast<double*>(bytes.data())[i] = values[i];
+      else
+        reinterpret_cast<float*>(bytes.data())[i] = static_cast<float>(values[i]);
     }
     add(name, dtype_, shape, std::move(bytes));
   }
@@ -51,7 +54,8 @@ class Results {
 void load_batch(LoadedModel& loaded, const std::string& path) {
   const int64_t B = loaded.activations().B(), T = loaded.activations().T();
   const Shard shard(path);
-  TRIAD_CHECK(shard.size() >= B * (T + 1), "{} holds {} tokens: {} rows of {} + 1 need {}", path, shard.size(), B, T, B * (T + 1));
+  TRIAD_CHECK(shard.size() >= B * (T + 1), "{} holds {} tokens: {} rows of {} + 1 need {}", path, shard.size(), B, T,
+              B * (T + 1));
   std::vector<int32_t> row(static_cast<size_t>(T + 1)), tokens, targets;
   for (int64_t b = 0; b < B; ++b) {
     shard.read(b * (T + 1), row);
@@ -59,8 +63,8 @@ void load_batch(LoadedModel& loaded, const std::string& path) {
     targets.insert(targets.end(), row.begin() + 1, row.end());
   }
   for (const int32_t target : targets)
-    TRIAD_CHECK(target < loaded.config().model.vocab_size, "{}: token {} is outside of the vocabulary of {}", path, target,
-                loaded.config().model.vocab_size);
+    TRIAD_CHECK(target < loaded.config().model.vocab_size, "{}: token {} is outside of the vocabulary of {}", path,
+                target, loaded.config().model.vocab_size);
   loaded.set_tokens(tokens, targets);
 }
 
@@ -91,8 +95,12 @@ void add_selection(LoadedModel& loaded, Results& results) {
 }
 
 void grads(const Options& o) {
-  LoadedModel loaded({.checkpoint = o.checkpoint, .device = parse_device(o.device), .dtype = parse_dtype(o.dtype),
-                      .batch = o.batch, .seq_len = o.seq, .training = true});
+  LoadedModel loaded({.checkpoint = o.checkpoint,
+                      .device = parse_device(o.device),
+                      .dtype = parse_dtype(o.dtype),
+                      .batch = o.batch,
+                      .seq_len = o.seq,
+                      .training = true});
   load_batch(loaded, o.tokens);
   Context& ctx = loaded.ctx();
   Model& model = loaded.model();
@@ -110,7 +118,8 @@ void grads(const Options& o) {
   if (!loaded.config().model.dense()) add_selection(loaded, results);
   const Params& params = model.params();
   for (int64_t i = 0; i < params.count(); ++i)
-    results.add("grad/" + params.specs()[i].name, params.specs()[i].shape, read_floats(ctx, params.part(params.grads(), i)));
+    results.add("grad/" + params.specs()[i].name, params.specs()[i].shape,
+                read_floats(ctx, params.part(params.grads(), i)));
   results.write(o.out);
   fmt::print("{}: loss {:.6f}, {} gradients, {} on {}\n", o.out, loss / static_cast<double>(N), params.count(),
              name_of(model.dtype()), ctx.device.str());
@@ -120,11 +129,14 @@ void grads(const Options& o) {
 
 void add_grads(CLI::App& app) {
   auto o = std::make_shared<Options>();
-  CLI::App* verb = app.add_subcommand("grads", "one forward and backward: loss, logits, gradients, gates, lists as safetensors");
+  CLI::App* verb =
+      app.add_subcommand("grads", "one forward and backward: loss, logits, gradients, gates, lists as safetensors");
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
   verb->add_option("--tokens", o->tokens, "a token shard (u16 or u32)")->required();
   verb->add_option("--batch", o->batch, "rows B")->required()->check(CLI::PositiveNumber);
-  verb->add_option("--seq", o->seq, "tokens a row T; each row takes T+1 of the shard")->required()->check(CLI::PositiveNumber);
+  verb->add_option("--seq", o->seq, "tokens a row T; each row takes T+1 of the shard")
+      ->required()
+      ->check(CLI::PositiveNumber);
   verb->add_option("--out", o->out, "file to write")->required();
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
   verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();

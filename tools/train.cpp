@@ -20,12 +20,16 @@ void add_train(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("train", "train a model");
   verb->add_option("CONFIG", o->config, "config file (else the environment variable CONFIG)");
   verb->add_option("--set", o->sets, "group.key=value, over file and environment")->take_all()->expected(1);
-  auto* resume = verb->add_option("--resume", o->resume, "go on from a checkpoint, a run folder, or `latest` in log.out_dir");
+  auto* resume =
+      verb->add_option("--resume", o->resume, "go on from a checkpoint, a run folder, or `latest` in log.out_dir");
   verb->add_flag("--overwrite", o->overwrite, "start anew in a folder that holds a checkpoint")->excludes(resume);
   verb->footer(describe_config);
   verb->callback([o] {
     LoadedConfig loaded = load_config(o->config, o->sets);
-    train({.config = loaded.config, .environment = loaded.environment, .resume = o->resume, .overwrite = o->overwrite,
+    train({.config = loaded.config,
+           .environment = loaded.environment,
+           .resume = o->resume,
+           .overwrite = o->overwrite,
            .build = version_text()});
   });
 }

@@ -16,8 +16,10 @@ void Config::resolve() {
   if (log.out_dir.empty()) fail_usage("log.out_dir is empty: the run's folder has to be named");
   constexpr int64_t kLongRun = 1000;
   if (train.steps > kLongRun && train.save_every == 0 && !train.allow_unsafe)
-    fail_usage("train.save_every is 0 in a run of {} steps: a crash would lose all of it. Set train.save_every, or "
-               "train.allow_unsafe=true", train.steps);
+    fail_usage(
+        "train.save_every is 0 in a run of {} steps: a crash would lose all of it. Set train.save_every, or "
+        "train.allow_unsafe=true",
+        train.steps);
 }
 
 }  // namespace triad

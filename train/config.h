@@ -74,7 +74,8 @@ struct EnumWords<DeviceChoice> {
 };
 template <>
 struct EnumWords<Precision> {
-  static constexpr std::pair<std::string_view, Precision> words[] = {{"fp32", Precision::fp32}, {"bf16", Precision::bf16}};
+  static constexpr std::pair<std::string_view, Precision> words[] = {{"fp32", Precision::fp32},
+                                                                     {"bf16", Precision::bf16}};
 };
 
 template <class V>
@@ -113,7 +114,8 @@ template <class V>
 void visit(RuntimeConfig& c, V&& v) {
   v("device", c.device, "auto: the GPU where one can be used", Rule{});
   v("precision", c.precision, "of weights and activations in compute; bf16 keeps fp32 master weights", Rule{});
-  v("deterministic", c.deterministic, "same seed, same machine: same bits. false only permits otherwise; no kernel built differs", Rule{});
+  v("deterministic", c.deterministic,
+    "same seed, same machine: same bits. false only permits otherwise; no kernel built differs", Rule{});
 }
 
 template <class V>

@@ -9,12 +9,19 @@ namespace triad {
 
 DataSource open_data(const Config& c) {
   const uint64_t seed = static_cast<uint64_t>(c.data.seed);
-  const SplitOptions split{.paths = c.data.paths, .val_paths = c.data.val_paths, .val_fraction = c.data.val_fraction, .seed = seed};
+  const SplitOptions split{
+      .paths = c.data.paths, .val_paths = c.data.val_paths, .val_fraction = c.data.val_fraction, .seed = seed};
   DataSplit data;
   switch (c.data.kind) {
-    case DataKind::synthetic: data = synthetic_data(c.model.vocab_size, seed, c.data.val_fraction); break;
-    case DataKind::text: data = text_data(split, *make_tokenizer(c.data.tokenizer)); break;
-    case DataKind::shards: data = shard_data(split, c.model.vocab_size); break;
+    case DataKind::synthetic:
+      data = synthetic_data(c.model.vocab_size, seed, c.data.val_fraction);
+      break;
+    case DataKind::text:
+      data = text_data(split, *make_tokenizer(c.data.tokenizer));
+      break;
+    case DataKind::shards:
+      data = shard_data(split, c.model.vocab_size);
+      break;
   }
   // Too little of either is an error now, not at the first step or evaluation.
   const int64_t sequences = count_sequences(*data.train, c.train.seq_len);

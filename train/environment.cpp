@@ -11,11 +11,11 @@ namespace triad {
 namespace {
 
 enum class Effect {
-  value,          // the variable's text becomes the key's value
-  flag,           // 1: the key becomes true, 0: false
-  negated_flag,   // 1: the key becomes false
-  none,           // accepted: what it asks for is always so
-  not_built,      // known, but its key does not exist yet
+  value,         // the variable's text becomes the key's value
+  flag,          // 1: the key becomes true, 0: false
+  negated_flag,  // 1: the key becomes false
+  none,          // accepted: what it asks for is always so
+  not_built,     // known, but its key does not exist yet
 };
 struct Variable {
   std::string_view name;
@@ -76,10 +76,17 @@ std::vector<std::string> apply_environment(Json& root) {
       continue;
     }
     switch (variable->effect) {
-      case Effect::value: set_json_key(root, fmt::format("{}={}", variable->key, value)); break;
-      case Effect::flag: set_json_key(root, fmt::format("{}={}", variable->key, read_flag(name, value))); break;
-      case Effect::negated_flag: set_json_key(root, fmt::format("{}={}", variable->key, !read_flag(name, value))); break;
-      case Effect::none: break;
+      case Effect::value:
+        set_json_key(root, fmt::format("{}={}", variable->key, value));
+        break;
+      case Effect::flag:
+        set_json_key(root, fmt::format("{}={}", variable->key, read_flag(name, value)));
+        break;
+      case Effect::negated_flag:
+        set_json_key(root, fmt::format("{}={}", variable->key, !read_flag(name, value)));
+        break;
+      case Effect::none:
+        break;
       case Effect::not_built:
         fail_usage("environment variable {} (value \"{}\"): its key {} is not built yet", name, value, variable->key);
     }

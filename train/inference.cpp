@@ -10,9 +10,8 @@ namespace triad {
 
 void LoadedModel::build(Runtime& runtime, const Options& o) {
   const ModelConfig& config = source_.config.model;
-  model_ = std::make_unique<Model>(
-      runtime.ctx(), runtime.arena(), config,
-      Model::Options{.dtype = o.dtype, .training = o.training, .max_seq_len = o.seq_len});
+  model_ = std::make_unique<Model>(runtime.ctx(), runtime.arena(), config,
+                                   Model::Options{.dtype = o.dtype, .training = o.training, .max_seq_len = o.seq_len});
   activations_ = std::make_unique<Activations>(runtime.arena(), config, o.batch, o.seq_len, o.dtype, o.training);
 }
 

@@ -8,7 +8,8 @@ LoadedConfig load_config(const std::string& path, const std::vector<std::string>
   std::string file = path;
   if (file.empty()) {
     const char* named = std::getenv("CONFIG");
-    if (named == nullptr || *named == '\0') fail_usage("no config: name a file, or set the environment variable CONFIG");
+    if (named == nullptr || *named == '\0')
+      fail_usage("no config: name a file, or set the environment variable CONFIG");
     file = named;
   }
   Json root = read_json_file(file);
@@ -27,7 +28,8 @@ Config config_from_json(const Json& root) {
     read_group(root, name, group, name != "nsa" || !config.model.dense());
   });
   for (const auto& [group, value] : root.items())
-    if (!known.contains(group)) fail_usage("unknown group {}; the groups are model, nsa, data, train, runtime, log", group);
+    if (!known.contains(group))
+      fail_usage("unknown group {}; the groups are model, nsa, data, train, runtime, log", group);
   config.resolve();
   return config;
 }
@@ -46,8 +48,10 @@ std::string describe_config() {
     visit(fields, [&](const char* name, auto& field, const char* help, const Rule& rule) {
       using T = std::decay_t<decltype(field)>;
       std::string allowed;
-      if constexpr (std::is_enum_v<T>) allowed = all_words<T>();
-      else if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>) allowed = rule.str();
+      if constexpr (std::is_enum_v<T>)
+        allowed = all_words<T>();
+      else if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>)
+        allowed = rule.str();
       out += fmt::format("  {:<32} {}{}{}\n", group + "." + name, help, allowed.empty() ? "" : "; " + allowed,
                          rule.required ? "; required" : "; default " + json_config::to_json(field).dump());
     });

@@ -14,8 +14,13 @@ Optimizer::Optimizer(Context& ctx, Arena& arena, const Params& params) {
 }
 
 void Optimizer::step(Context& ctx, Params& params, ConstTensor grad_norm_squared, const TrainConfig& c, int64_t step) {
-  AdamWOptions options{.lr = learning_rate(c, step), .beta1 = c.beta1, .beta2 = c.beta2, .eps = c.eps,
-                       .weight_decay = c.weight_decay, .grad_clip = c.grad_clip, .step = step + 1};
+  AdamWOptions options{.lr = learning_rate(c, step),
+                       .beta1 = c.beta1,
+                       .beta2 = c.beta2,
+                       .eps = c.eps,
+                       .weight_decay = c.weight_decay,
+                       .grad_clip = c.grad_clip,
+                       .step = step + 1};
   auto update = [&](int64_t begin, int64_t end) {
     auto part = [&](const Tensor& whole) { return whole.slice(0, begin, end); };
     adamw(ctx, part(params.master()), params.has_master() ? part(params.weights()) : Tensor{}, part(exp_avg_),

@@ -18,10 +18,22 @@ namespace {
 
 // Names that a run writes, by prefix; whatever else is in the folder is the user's.
 bool written_by_a_run(const std::string& name) {
-  constexpr std::array kExact = {"config.json",      "env.json",          "training.csv",     "val.csv",
-                                 "k_stats.csv",      "gates.csv",         "fallback_counters.csv", "opt_state_mb.txt",
-                                 "dtypes_report.txt", "ddp_buckets.txt",  "traces.log",       "all_missing_params.txt",
-                                 "ranks",            "tb",                "checkpoints",      "model.safetensors",
+  constexpr std::array kExact = {"config.json",
+                                 "env.json",
+                                 "training.csv",
+                                 "val.csv",
+                                 "k_stats.csv",
+                                 "gates.csv",
+                                 "fallback_counters.csv",
+                                 "opt_state_mb.txt",
+                                 "dtypes_report.txt",
+                                 "ddp_buckets.txt",
+                                 "traces.log",
+                                 "all_missing_params.txt",
+                                 "ranks",
+                                 "tb",
+                                 "checkpoints",
+                                 "model.safetensors",
                                  "metrics.json"};
   constexpr std::array kPrefixes = {"heartbeat_rank", "mem_", "stackdump_rank"};
   for (const char* exact : kExact)
@@ -35,11 +47,11 @@ bool written_by_a_run(const std::string& name) {
 
 RunFolder::RunFolder(const std::string& path, Start start) : path_(path) {
   std::error_code error;
-  if (fs::exists(path, error) && !fs::is_directory(path, error))
-    fail("log.out_dir {} is not a folder", path);
+  if (fs::exists(path, error) && !fs::is_directory(path, error)) fail("log.out_dir {} is not a folder", path);
   fs::create_directories(path, error);
   if (error) fail("log.out_dir {} cannot be made: {}", path, error.message());
-  if (access(path.c_str(), W_OK | X_OK) != 0) fail("log.out_dir {} cannot be written to: {}", path, std::strerror(errno));
+  if (access(path.c_str(), W_OK | X_OK) != 0)
+    fail("log.out_dir {} cannot be written to: {}", path, std::strerror(errno));
   if (fs::exists(file(".HALT")))
     fail("{} is there from an earlier run and would stop this one after its first step: remove it", file(".HALT"));
   if (start == Start::resume) return;

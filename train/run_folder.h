@@ -8,9 +8,9 @@ namespace triad {
 class RunFolder {
  public:
   enum class Start { fresh, overwrite, resume };
-  // Prepares path. fresh: a folder that holds a whole checkpoint is an error that names --resume and --overwrite; otherwise,
-  // and with overwrite, the files and folders that SPEC.md names are removed and anything else stays. A path that is no
-  // folder, that cannot be written, or that holds a stale .HALT is an error that touches nothing.
+  // Prepares path. fresh: a folder that holds a whole checkpoint is an error that names --resume and --overwrite;
+  // otherwise, and with overwrite, the files and folders that SPEC.md names are removed and anything else stays. A path
+  // that is no folder, that cannot be written, or that holds a stale .HALT is an error that touches nothing.
   RunFolder(const std::string& path, Start start);
 
   const std::string& path() const { return path_; }

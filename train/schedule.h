@@ -1,4 +1,5 @@
-// Learning rate of optimizer step s (0-based): linear warm-up, then a cosine down to min_lr_fraction * lr at the last step.
+// Learning rate of optimizer step s (0-based): linear warm-up, then a cosine down to min_lr_fraction * lr at the last
+// step.
 #pragma once
 #include <algorithm>
 #include <cmath>

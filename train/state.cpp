@@ -25,7 +25,8 @@ struct NamedBuffer {
   Tensor whole;  // f32
 };
 
-void write_buffers(Context& ctx, const Params& params, const std::vector<NamedBuffer>& buffers, const std::string& path) {
+void write_buffers(Context& ctx, const Params& params, const std::vector<NamedBuffer>& buffers,
+                   const std::string& path) {
   std::vector<TensorSpec> specs;
   for (const NamedBuffer& b : buffers)
     for (const ParamSpec& p : params.specs()) specs.push_back({b.prefix + p.name, DType::f32, p.shape});
@@ -66,8 +67,8 @@ std::vector<float> read_buffer(const Params& params, const SafetensorsFile& file
     const ParamSpec& spec = params.specs()[i];
     const TensorEntry& entry = file.at(prefix + spec.name);
     const std::vector<int64_t> shape(spec.shape.dim.begin(), spec.shape.dim.begin() + spec.shape.rank);
-    TRIAD_CHECK(entry.shape == shape, "{}: tensor {} is {}, but the model's is {}", file.path(), entry.name, entry.str(),
-                spec.shape.str());
+    TRIAD_CHECK(entry.shape == shape, "{}: tensor {} is {}, but the model's is {}", file.path(), entry.name,
+                entry.str(), spec.shape.str());
     read_entry(file, entry, host.data() + params.offset(i));
   }
   return host;
@@ -105,9 +106,7 @@ Json read_state(const std::string& folder) {
   Json state;
   try {
     state = Json::parse(read_file(path));
-  } catch (const Json::exception& e) {
-    fail("{}: {}", path, e.what());
-  }
+  } catch (const Json::exception& e) { fail("{}: {}", path, e.what()); }
   TRIAD_CHECK(state.is_object() && state.contains("config") && state["config"].is_object(),
               "{}: a JSON object with `config` is needed", path);
   return state;

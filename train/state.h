@@ -1,5 +1,6 @@
-// Checkpoints: model.safetensors (fp32 master weights by name), optimizer.safetensors (exp_avg/<name>, exp_avg_sq/<name>),
-// state.json (config, step, data cursor). Names and shapes are those of SPEC.md 1.2, whatever the engine stores.
+// Checkpoints: model.safetensors (fp32 master weights by name), optimizer.safetensors (exp_avg/<name>,
+// exp_avg_sq/<name>), state.json (config, step, data cursor). Names and shapes are those of SPEC.md 1.2, whatever the
+// engine stores.
 #pragma once
 #include <string>
 

@@ -57,7 +57,8 @@ Json environment_report(Device device, const std::string& build) {
     report["cuda_runtime"] = info.runtime;
   }
   constexpr const char* kPrefixes[] = {"NSA_", "CUDA_", "NCCL_", "OMPI_", "PMI", "SLURM_", "OMP_"};
-  constexpr const char* kExact[] = {"CONFIG", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"};
+  constexpr const char* kExact[] = {"CONFIG",           "RANK",        "WORLD_SIZE", "LOCAL_RANK",
+                                    "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"};
   Json variables = Json::object();
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text(*entry), name = text.substr(0, text.find('='));
@@ -70,28 +71,29 @@ Json environment_report(Device device, const std::string& build) {
   return report;
 }
 
-Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device device, const Arena& arena, int64_t resume_step)
+Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device device, const Arena& arena,
+                     int64_t resume_step)
     : config_(config), device_(device), arena_(arena), terminal_(isatty(STDOUT_FILENO) != 0), last_row_(Clock::now()) {
   if (device.is_cuda()) peak_flops_ = peak_bf16_flops(backend::info(device).name);
   if (config.log.csv) {
     const bool append = resume_step >= 0;
-    training_ = std::make_unique<CsvFile>(folder.file("training.csv"), "step,loss,lr,tokens_per_s,grad_norm,step_ms,mfu",
-                                          append ? resume_step : -1);
+    training_ = std::make_unique<CsvFile>(folder.file("training.csv"),
+                                          "step,loss,lr,tokens_per_s,grad_norm,step_ms,mfu", append ? resume_step : -1);
     validation_ = std::make_unique<CsvFile>(folder.file("val.csv"), "step,val_loss,ppl", append ? resume_step : -1);
   }
-  if (config.log.heartbeat_every > 0)
-    heartbeats_ = std::make_unique<JsonLines>(folder.file("heartbeat_rank0.jsonl"));
+  if (config.log.heartbeat_every > 0) heartbeats_ = std::make_unique<JsonLines>(folder.file("heartbeat_rank0.jsonl"));
 }
 
 void Telemetry::banner(int64_t parameters, const std::vector<std::string>& environment, const std::string& data) {
   const ModelConfig& m = config_.model;
   const TrainConfig& t = config_.train;
   const DeviceInfo info = backend::info(device_);
-  message(fmt::format("triad: {} parameters, {} layers, C {}, {} heads in {} groups, d_k {} d_v {}, V {}, {}", parameters,
-                      m.n_layers, m.dim, m.n_heads, m.n_kv_groups, m.d_k, m.d_v, m.vocab_size, word_of(m.mlp)));
+  message(fmt::format("triad: {} parameters, {} layers, C {}, {} heads in {} groups, d_k {} d_v {}, V {}, {}",
+                      parameters, m.n_layers, m.dim, m.n_heads, m.n_kv_groups, m.d_k, m.d_v, m.vocab_size,
+                      word_of(m.mlp)));
   message(m.dense() ? "attention: dense causal"
-                    : fmt::format("attention: nsa, l {} d {} l' {} n {} w {}, phi {}, gate {}", m.nsa.l, m.nsa.d, m.nsa.l_sel,
-                                  m.nsa.n_sel, m.nsa.w, word_of(m.nsa.phi), word_of(m.nsa.gate.kind)));
+                    : fmt::format("attention: nsa, l {} d {} l' {} n {} w {}, phi {}, gate {}", m.nsa.l, m.nsa.d,
+                                  m.nsa.l_sel, m.nsa.n_sel, m.nsa.w, word_of(m.nsa.phi), word_of(m.nsa.gate.kind)));
   message(fmt::format("device: {} ({}), {}, {:.0f} MiB planned", device_.str(), info.name,
                       word_of(config_.runtime.precision), peak_mib()));
   message(fmt::format("data: {}", data));
@@ -124,12 +126,12 @@ void Telemetry::step(const Step& s) {
       mfu = fmt::format("{:.4f}", flops / step_s / peak_flops_);
     }
     if (training_)
-      training_->row(fmt::format("{},{:.6f},{:.6e},{:.1f},{:.6f},{:.3f},{}", s.step, s.loss, s.lr, tokens_per_s_, s.grad_norm,
-                                 step_s * 1e3, mfu));
+      training_->row(fmt::format("{},{:.6f},{:.6e},{:.1f},{:.6f},{:.3f},{}", s.step, s.loss, s.lr, tokens_per_s_,
+                                 s.grad_norm, step_s * 1e3, mfu));
     const double eta = step_s * static_cast<double>(config_.train.steps - s.step);
-    const std::string line = fmt::format("step {}/{}  loss {:.4f}  lr {:.2e}  norm {:.3f}  {:.0f} tok/s  {:.1f} ms  eta {}",
-                                         s.step, config_.train.steps, s.loss, s.lr, s.grad_norm, tokens_per_s_, step_s * 1e3,
-                                         duration_text(eta));
+    const std::string line =
+        fmt::format("step {}/{}  loss {:.4f}  lr {:.2e}  norm {:.3f}  {:.0f} tok/s  {:.1f} ms  eta {}", s.step,
+                    config_.train.steps, s.loss, s.lr, s.grad_norm, tokens_per_s_, step_s * 1e3, duration_text(eta));
     if (terminal_) {
       std::fputs(("\r\x1b[2K" + line).c_str(), stdout);
       std::fflush(stdout);
@@ -154,8 +156,9 @@ void Telemetry::evaluation(int64_t step, double loss) {
 void Telemetry::heartbeat(int64_t step, const std::string& msg, const Json& more) {
   if (!heartbeats_) return;
   const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  Json line = {{"ts", now},   {"iso", iso_time(static_cast<std::time_t>(now))}, {"pid", getpid()}, {"rank", 0},
-               {"step", step}, {"msg", msg}};
+  Json line = {{"ts", now},       {"iso", iso_time(static_cast<std::time_t>(now))},
+               {"pid", getpid()}, {"rank", 0},
+               {"step", step},    {"msg", msg}};
   if (device_.is_cuda()) {
     line["gpu_mem_alloc_mib"] = static_cast<double>(arena_.used_bytes()) / kMiB;
     line["gpu_mem_reserved_mib"] = static_cast<double>(arena_.capacity_bytes()) / kMiB;

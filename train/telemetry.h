@@ -30,7 +30,7 @@ class Telemetry {
   };
   void step(const Step&);
   void evaluation(int64_t step, double loss);
-  void message(const std::string& text);                    // a line that is not progress
+  void message(const std::string& text);  // a line that is not progress
   void heartbeat(int64_t step, const std::string& msg, const Json& more = Json::object());
   double tokens_per_s() const { return tokens_per_s_; }
   double peak_mib() const;

@@ -105,10 +105,11 @@ std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device) {
   const DeviceInfo info = backend::info(device);
   const int64_t needed = plan.arena_bytes + (device.is_cuda() ? kMatmulWorkspaceBytes : 0);
   if (needed > info.free_bytes)
-    fail("this run needs {:.0f} MiB on {}, {:.0f} of its {:.0f} MiB are free: lower train.micro_batch_size ({}) or "
-         "train.seq_len ({})\nscratch {:.2f} MiB, {}",
-         needed / kMiB, device.str(), info.free_bytes / kMiB, info.memory_bytes / kMiB,
-         config.train.micro_batch_size, config.train.seq_len, plan.scratch_bytes / kMiB, plan.report);
+    fail(
+        "this run needs {:.0f} MiB on {}, {:.0f} of its {:.0f} MiB are free: lower train.micro_batch_size ({}) or "
+        "train.seq_len ({})\nscratch {:.2f} MiB, {}",
+        needed / kMiB, device.str(), info.free_bytes / kMiB, info.memory_bytes / kMiB, config.train.micro_batch_size,
+        config.train.seq_len, plan.scratch_bytes / kMiB, plan.report);
   return std::make_unique<Runtime>(
       Runtime::Options{.device = device, .arena_bytes = plan.arena_bytes, .scratch_bytes = plan.scratch_bytes});
 }

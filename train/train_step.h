@@ -52,9 +52,9 @@ DType compute_dtype(Precision);
 
 // What a run of this config needs, found by a dry step on a planning context: no GPU, no memory.
 struct MemoryPlan {
-  int64_t arena_bytes = 0;    // scratch included
+  int64_t arena_bytes = 0;  // scratch included
   int64_t scratch_bytes = 0;
-  std::string report;         // by category
+  std::string report;  // by category
 };
 MemoryPlan plan_memory(const Config&, Device);
 // Refuses, naming train.micro_batch_size and train.seq_len, a plan that exceeds the device's free memory.

@@ -40,8 +40,8 @@ class Trainer {
         runtime_(allocate_planned(config_, device_)),
         step_(*runtime_, config_),
         folder_(config_.log.out_dir, !resume_from_.empty() ? RunFolder::Start::resume
-                                     : request.overwrite    ? RunFolder::Start::overwrite
-                                                            : RunFolder::Start::fresh) {
+                                     : request.overwrite   ? RunFolder::Start::overwrite
+                                                           : RunFolder::Start::fresh) {
     runtime_->arena().seal();
   }
 
@@ -87,8 +87,10 @@ class Trainer {
     constexpr int64_t kLongRun = 1000;
     if (device.is_cuda() && config.runtime.precision == Precision::fp32 && config.train.steps > kLongRun &&
         !config.train.allow_unsafe)
-      fail_usage("runtime.precision is fp32 in a run of {} steps on a GPU: bf16 is several times faster. Set "
-                 "runtime.precision=bf16, or train.allow_unsafe=true", config.train.steps);
+      fail_usage(
+          "runtime.precision is fp32 in a run of {} steps on a GPU: bf16 is several times faster. Set "
+          "runtime.precision=bf16, or train.allow_unsafe=true",
+          config.train.steps);
     return device;
   }
 
@@ -117,13 +119,15 @@ class Trainer {
     state_.tokens += positions();
     last_loss_ = result.loss;
     if (!result.finite) {
-      const std::string what = fmt::format("step {}: rank 0: loss {} and gradient norm {} are not both finite; first bad tensor: {}",
-                                           state_.step, result.loss, result.grad_norm, step_.first_bad_tensor());
+      const std::string what =
+          fmt::format("step {}: rank 0: loss {} and gradient norm {} are not both finite; first bad tensor: {}",
+                      state_.step, result.loss, result.grad_norm, step_.first_bad_tensor());
       telemetry.heartbeat(state_.step, "nonfinite");
       if (config_.train.on_nonfinite == OnNonfinite::stop) fail("{}. train.on_nonfinite is stop", what);
       telemetry.message(what + ". The step is skipped");
     }
-    telemetry.step({.step = state_.step, .loss = result.loss, .lr = lr, .grad_norm = result.grad_norm, .tokens = positions()});
+    telemetry.step(
+        {.step = state_.step, .loss = result.loss, .lr = lr, .grad_norm = result.grad_norm, .tokens = positions()});
   }
 
   // Mean loss over the same first eval_batches micro-batches of the validation split, every time.
@@ -150,7 +154,8 @@ class Trainer {
     const std::string why = stop_signal != 0 ? fmt::format("signal {}", stop_signal.load()) : ".HALT";
     folder_.clear_halt();
     telemetry.heartbeat(state_.step, "stopped", {{"why", why}});
-    telemetry.message(fmt::format("stopped by {} after step {}, with a checkpoint: --resume latest goes on", why, state_.step));
+    telemetry.message(
+        fmt::format("stopped by {} after step {}, with a checkpoint: --resume latest goes on", why, state_.step));
   }
 
   void finish(Telemetry& telemetry, double seconds, int64_t first_step) {
@@ -165,8 +170,8 @@ class Trainer {
                           {"peak_mib", telemetry.peak_mib()}};
     write_file_atomically(folder_.file("metrics.json"), metrics.dump(2) + "\n");
     telemetry.heartbeat(state_.step, "done");
-    telemetry.message(fmt::format("done: {} steps, loss {:.4f}, {:.1f} s; weights in {}", state_.step, last_loss_, seconds,
-                                  folder_.file("model.safetensors")));
+    telemetry.message(fmt::format("done: {} steps, loss {:.4f}, {:.1f} s; weights in {}", state_.step, last_loss_,
+                                  seconds, folder_.file("model.safetensors")));
   }
 
   const TrainRequest& request_;

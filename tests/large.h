@@ -1,7 +1,7 @@
 // What the tests of large tensors share: memory on the GPU of the size that a dry run asks for, inputs that repeat a
 // short drawn piece, and errors of samples against plain double arithmetic on the host.
 #pragma once
-#include <atomic>
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -80,13 +80,14 @@ struct Expected {
   }
   template <class T>
   double error_of(const T* got) const {
+    constexpr double kVanishing = 1e-40;  // squared: floats below 1e-20 need not be right
     double difference = 0, norm = 0;
     for (size_t j = 0; j < value.size(); ++j) {
       difference += (got[j] - value[j]) * (got[j] - value[j]);
       norm += value[j] * value[j];
     }
     if (difference == 0) return 0;
-    const double error = std::sqrt(difference / std::max(norm, terms_squared));
+    const double error = std::sqrt(difference / std::max({norm, terms_squared, kVanishing}));
     return std::isfinite(error) ? error : INFINITY;
   }
 };

@@ -13,6 +13,17 @@ struct Outcome {
 // `triad ARGS`, through a shell; environment "NAME=value ..." in front.
 Outcome run_program(const std::string& args, const std::string& environment = "");
 
+// `triad ARGS` in the background, its output dropped; to be killed or waited for.
+class BackgroundProgram {
+ public:
+  explicit BackgroundProgram(const std::string& args);
+  void send(int signal) const;
+  int wait();  // exit code, as in Outcome
+
+ private:
+  int pid_;
+};
+
 // A fresh empty folder under the system's temporary one, removed at the end of the scope.
 class TemporaryFolder {
  public:

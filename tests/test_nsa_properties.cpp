@@ -2,6 +2,7 @@
 // row by row in plain double loops, causality, the counts of selected tokens, Eq. 9's weights, ties, and what gradients
 // conserve.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -363,22 +364,31 @@ void check_equal_heads(const Setting& setting) {
 
 // ---- the selection's rule, with probabilities made to order ----
 
-// The list of the last of T rows where compressed block c has probability p[c]: q is (sqrt(dk), 0, ..), k_c is (ln p,
-// 0, ..).
-std::vector<int64_t> last_list(const Setting& setting, const Values& p, int64_t T, const SelectOptions& o) {
+// The list of the last of T rows where compressed block c has probability p[h][c] in head h of two: q_h is
+// (0, .., sqrt(dk), ..) with the root in column h, k_c holds ln p[h][c] + lse_h there.
+std::vector<int64_t> last_list(const Setting& setting, const std::array<Values, 2>& p, int64_t T,
+                               const SelectOptions& o) {
   constexpr int64_t kHeads = 2, kWidth = 64;
+  constexpr double kLse[kHeads] = {0, 1.5};
   Lab lab(setting);
   const int64_t Tc = compressed_length(T, o.l, o.d);
-  Values q(static_cast<size_t>(T * kHeads * kWidth), 0.0), k(static_cast<size_t>(Tc * kWidth), 0.0);
-  for (size_t row = 0; row < q.size(); row += kWidth) q[row] = 8;
+  Values q(static_cast<size_t>(T * kHeads * kWidth), 0.0), k(static_cast<size_t>(Tc * kWidth), 0.0), lse;
+  for (int64_t row = 0; row < T * kHeads; ++row) {
+    q[static_cast<size_t>(row * kWidth + row % kHeads)] = 8;
+    lse.push_back(kLse[row % kHeads]);
+  }
   for (int64_t c = 0; c < Tc; ++c)
-    k[static_cast<size_t>(c * kWidth)] = std::log(std::max(p[static_cast<size_t>(c)], 1e-20));
+    for (int64_t h = 0; h < kHeads; ++h)
+      k[static_cast<size_t>(c * kWidth + h)] =
+          std::log(std::max(p[static_cast<size_t>(h)][static_cast<size_t>(c)], 1e-20)) + kLse[h];
   const Tensor lists = lab.poisoned({1, T, 1, o.n_sel}, DType::i32);
-  const Tensor lse = lab.from(Values(static_cast<size_t>(T * kHeads), 0.0), {1, T, kHeads}, DType::f32);
   nsa_select(lab.ctx(), lists, lab.from(q, {1, T, kHeads, kWidth}, setting.dtype),
-             lab.from(k, {1, Tc, 1, kWidth}, setting.dtype), lse, o);
+             lab.from(k, {1, Tc, 1, kWidth}, setting.dtype), lab.from(lse, {1, T, kHeads}, DType::f32), o);
   const Values values = lab.values(lists);
   return {values.end() - o.n_sel, values.end()};
+}
+std::vector<int64_t> last_list(const Setting& setting, const Values& p, int64_t T, const SelectOptions& o) {
+  return last_list(setting, std::array{p, p}, T, o);
 }
 
 // Compressed block 4j + i of l 32, d 16 gives selection block j of 64 tokens 1/2, 1, 1, 1, 1/2 of itself for i = -1 ..
@@ -404,6 +414,18 @@ void check_ties(const Setting& setting) {
   const Values ones(static_cast<size_t>(compressed_length(64 * 12, o.l, o.d)), 1.0);
   CHECK(last_list(setting, ones, 64 * 12, o) == std::vector<int64_t>{0, 1, 2, 3, 10, 11});
   CHECK(last_list(setting, ones, 64 * 3, o) == std::vector<int64_t>{0, 1, 2, -1, -1, -1});
+}
+
+// Each head likes a block of its own best (0.5) and block 5 nearly as much (0.4): over the group, 5 wins the free slot.
+void check_group_sum(const Setting& setting) {
+  const SelectOptions o{.l = 32, .d = 16, .l_sel = 64, .n_sel = 4};
+  const int64_t T = 64 * 12;
+  std::array<Values, 2> p;
+  for (size_t h = 0; h < 2; ++h) {
+    p[h].assign(static_cast<size_t>(compressed_length(T, o.l, o.d)), 0.0);
+    p[h][h == 0 ? 13 : 29] = 0.5, p[h][21] = 0.4;  // inside of blocks 3, 7 and 5
+  }
+  CHECK(last_list(setting, p, T, o) == std::vector<int64_t>{0, 5, 10, 11});
 }
 
 // Lists that a selection would not make: one block for all rows, tails of -1, rows that do not see themselves.
@@ -477,6 +499,9 @@ TEST_CASE("Selection gives ties to the lower index and ends short lists with -1 
 TEST_CASE("Selection gives ties to the lower index and ends short lists with -1 (GPU)", "[nsa][gpu]") {
   on_gpu(check_ties);
 }
+
+TEST_CASE("Selection sums the probabilities of a group's heads (CPU)", "[nsa]") { check_group_sum(kCpu); }
+TEST_CASE("Selection sums the probabilities of a group's heads (GPU)", "[nsa][gpu]") { on_gpu(check_group_sum); }
 
 TEST_CASE("The selected branch takes hot blocks and short lists (CPU)", "[nsa]") { check_given_lists(kCpu); }
 TEST_CASE("The selected branch takes hot blocks and short lists (GPU)", "[nsa][gpu]") { on_gpu(check_given_lists); }

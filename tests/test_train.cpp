@@ -1,7 +1,5 @@
 // Whole runs of the program: same bits twice, resume to the exact bit, what a run's folder holds, how a run is stopped.
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cmath>
@@ -79,17 +77,10 @@ TEST_CASE("train: killed at any moment, a resume ends in the same bits", "[train
   run(train_args(folder.file("whole"), "cpu", more));
   for (const int wait_ms : {150, 300, 450}) {
     const std::string out = folder.file("killed" + std::to_string(wait_ms));
-    const pid_t child = fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
-      const std::string command = "exec " TRIAD_PROGRAM " " + train_args(out, "cpu", more) + " >/dev/null 2>&1";
-      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-      _exit(127);
-    }
+    BackgroundProgram program(train_args(out, "cpu", more));
     std::this_thread::sleep_for(std::chrono::milliseconds(wait_ms));
-    kill(child, SIGKILL);
-    int status = 0;
-    waitpid(child, &status, 0);
+    program.send(SIGKILL);
+    program.wait();
     const bool has_checkpoint = fs::exists(out + "/checkpoints/latest");
     run(train_args(out, "cpu", more + (has_checkpoint ? "--resume latest" : "--overwrite")));
     CHECK(weights(out) == weights(folder.file("whole")));
@@ -102,22 +93,14 @@ TEST_CASE("train: .HALT and SIGTERM stop after the current step with a checkpoin
   const std::string more = "--set train.steps=900 ";
   for (const bool by_file : {true, false}) {
     const std::string out = folder.file(by_file ? "halt" : "term");
-    const pid_t child = fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
-      const std::string command = "exec " TRIAD_PROGRAM " " + train_args(out, "cpu", more) + " >/dev/null 2>&1";
-      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-      _exit(127);
-    }
+    BackgroundProgram program(train_args(out, "cpu", more));
     while (!fs::exists(out + "/training.csv") || lines(out + "/training.csv").size() < 3)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     if (by_file)
       write_text(out + "/.HALT", "");
     else
-      kill(child, SIGTERM);
-    int status = 0;
-    waitpid(child, &status, 0);
-    CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
+      program.send(SIGTERM);
+    CHECK(program.wait() == 0);
     CHECK(fs::exists(out + "/checkpoints/latest/state.json"));
     CHECK(!fs::exists(out + "/.HALT"));
   }

@@ -11,6 +11,7 @@
 #include "engine/backend.h"
 #include "kernels/matmul.h"
 #include "model/flops.h"
+#include "train/load_config.h"
 
 extern char** environ;
 
@@ -85,21 +86,12 @@ Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device devic
 }
 
 void Telemetry::banner(int64_t parameters, const std::vector<std::string>& environment, const std::string& data) {
-  const ModelConfig& m = config_.model;
-  const TrainConfig& t = config_.train;
-  const DeviceInfo info = backend::info(device_);
-  message(fmt::format("triad: {} parameters, {} layers, C {}, {} heads in {} groups, d_k {} d_v {}, V {}, {}",
-                      parameters, m.n_layers, m.dim, m.n_heads, m.n_kv_groups, m.d_k, m.d_v, m.vocab_size,
-                      word_of(m.mlp)));
-  message(m.dense() ? "attention: dense causal"
-                    : fmt::format("attention: nsa, l {} d {} l' {} n {} w {}, phi {}, gate {}", m.nsa.l, m.nsa.d,
-                                  m.nsa.l_sel, m.nsa.n_sel, m.nsa.w, word_of(m.nsa.phi), word_of(m.nsa.gate.kind)));
-  message(fmt::format("device: {} ({}), {}, {:.0f} MiB planned", device_.str(), info.name,
-                      word_of(config_.runtime.precision), peak_mib()));
+  message(fmt::format("triad: {} parameters; {} ({}), {:.0f} MiB planned", parameters, device_.str(),
+                      backend::info(device_).name, peak_mib()));
   message(fmt::format("data: {}", data));
-  message(fmt::format("train: {} steps of {} tokens ({} x {} tokens x {} micro-steps), lr {}, seed {}", t.steps,
-                      t.tokens_per_step(), t.micro_batch_size, t.seq_len, t.accumulate_grad_batches, t.lr, t.seed));
-  message(fmt::format("folder: {}", config_.log.out_dir));
+  message(fmt::format("{} tokens an optimizer step", config_.train.tokens_per_step()));
+  const Json resolved = config_to_json(config_);
+  for (const auto& [group, fields] : resolved.items()) message(fmt::format("{:<8}{}", group, fields.dump()));
   for (const std::string& line : environment) message("environment: " + line);
   last_row_ = Clock::now();
 }

@@ -12,6 +12,26 @@
 
 namespace triad::backend::cpu {
 
+namespace {
+
+// What a new program may take: free memory and the caches that give way to it, within the limit of this process's
+// group.
+int64_t available_memory(int64_t total) {
+  int64_t available = total;
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string key, unit; meminfo >> key;) {
+    int64_t kib = 0;
+    if (!(meminfo >> kib)) break;
+    std::getline(meminfo, unit);
+    if (key == "MemAvailable:") available = kib * 1024;
+  }
+  int64_t limit = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit) available = std::min(available, limit);
+  return available;
+}
+
+}  // namespace
+
 DeviceInfo info() {
   DeviceInfo d;
   d.name = "CPU";
@@ -21,9 +41,8 @@ DeviceInfo info() {
       d.name = line.substr(std::min(line.size(), line.find(':') + 2));
       break;
     }
-  const int64_t page = sysconf(_SC_PAGESIZE);
-  d.memory_bytes = page * sysconf(_SC_PHYS_PAGES);
-  d.free_bytes = page * sysconf(_SC_AVPHYS_PAGES);
+  d.memory_bytes = sysconf(_SC_PAGESIZE) * int64_t{sysconf(_SC_PHYS_PAGES)};
+  d.free_bytes = available_memory(d.memory_bytes);
   return d;
 }
 

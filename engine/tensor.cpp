@@ -16,7 +16,8 @@ Shape::Shape(std::initializer_list<int64_t> dims) {
 
 int64_t Shape::numel() const {
   int64_t n = 1;
-  for (int i = 0; i < rank; ++i) n *= dim[i];
+  for (int i = 0; i < rank; ++i)
+    TRIAD_CHECK(!__builtin_mul_overflow(n, dim[i], &n), "a tensor {} has more elements than 2^63", str());
   return n;
 }
 

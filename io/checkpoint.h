@@ -13,8 +13,8 @@ inline constexpr const char* kStateFile = "state.json";
 
 // Calls write(folder) to fill a folder that lies beside the final one, syncs it, puts it in place (replacing an older
 // one of that name) and points parent/latest at it. Killed at any moment, it leaves the older checkpoints whole and
-// `latest` on one of them. If write throws, the folder is removed. Returns parent/name. Made leftovers of killed saves
-// go first.
+// `latest` on one of them. If write throws, the folder is removed. What killed saves left in parent goes first. Returns
+// parent/name.
 std::string write_checkpoint(const std::string& parent, const std::string& name,
                              const std::function<void(const std::string& folder)>& write);
 

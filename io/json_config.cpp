@@ -5,6 +5,28 @@
 
 namespace triad {
 
+Json parse_json(std::string_view text, const std::string& what, JsonComments comments) {
+  const auto watch = [&](int depth, Json::parse_event_t event, Json&) {
+    const bool opens = event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start;
+    TRIAD_CHECK(!opens || depth < kMaxJsonDepth, "{}: nested more than {} deep", what, kMaxJsonDepth);
+    return true;
+  };
+  try {
+    return Json::parse(text, watch, true, comments == JsonComments::allowed);
+  } catch (const Json::exception& e) { fail("{}: {}", what, shortened(e.what(), 200)); }
+}
+
+std::string dump_json(const Json& value, int indent) {
+  return value.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string shortened(std::string text, size_t bytes) {
+  if (text.size() <= bytes) return text;
+  const auto continues = [&](size_t i) { return (static_cast<unsigned char>(text[i]) & 0xc0) == 0x80; };
+  while (bytes > 0 && continues(bytes)) --bytes;
+  return text.substr(0, bytes) + "...";
+}
+
 Json read_json_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) fail_usage("config {}: cannot be opened: {}", path, std::strerror(errno));
@@ -15,11 +37,20 @@ Json read_json_file(const std::string& path) {
     fail_usage("config {}: the file is empty or unreadable", path);
   Json root;
   try {
-    root = Json::parse(text, nullptr, true, /*ignore_comments=*/true);
-  } catch (const Json::exception& e) { fail_usage("config {}: {}", path, e.what()); }
+    root = parse_json(text, "config " + path, JsonComments::allowed);
+  } catch (const Error& e) { throw UsageError(e.what()); }
   if (!root.is_object()) fail_usage("config {}: a JSON object is needed, this is {}", path, root.type_name());
   return root;
 }
+
+namespace {
+bool is_utf8(const std::string& text) {
+  try {
+    Json(text).dump();  // strict: it throws
+    return true;
+  } catch (const Json::exception&) { return false; }
+}
+}  // namespace
 
 void set_json_key(Json& root, const std::string& assignment) {
   const size_t equals = assignment.find('='), dot = assignment.find('.');
@@ -29,17 +60,20 @@ void set_json_key(Json& root, const std::string& assignment) {
   const std::string text = assignment.substr(equals + 1);
   Json value;
   try {
-    value = Json::parse(text);
-  } catch (const Json::exception&) { value = text; }
+    value = parse_json(text, assignment);
+  } catch (const Error&) {
+    if (!is_utf8(text)) fail_usage("{}.{} is {}: UTF-8 is needed", group, key, brief(Json(text)));
+    value = text;
+  }
   if (root.contains(group) && !root[group].is_object())
-    fail_usage("{} is {}, not a group of keys", group, root[group].dump());
+    fail_usage("{} is {}, not a group of keys", group, brief(root[group]));
   root[group][key] = value;
 }
 
 namespace json_config {
 
 void wrong_value(const std::string& key, const Json& value, const std::string& allowed) {
-  fail_usage("{} is {}: {} is allowed", key, value.dump(), allowed);
+  fail_usage("{} is {}: {} is allowed", key, brief(value), allowed);
 }
 
 void read_value(const std::string& key, const Json& j, const Rule&, bool& out) {
@@ -83,7 +117,7 @@ void check_known(const std::string& group, const Json& object, const std::set<st
     if (!known.contains(key)) {
       std::string all;
       for (const std::string& k : known) all += (all.empty() ? "" : ", ") + k;
-      fail_usage("unknown key {}.{} (value {}); the keys of {} are {}", group, key, value.dump(), group, all);
+      fail_usage("unknown key {}.{} (value {}); the keys of {} are {}", group, key, brief(value), group, all);
     }
 }
 
@@ -91,7 +125,7 @@ const Json& group_object(const Json& root, const std::string& group) {
   static const Json empty = Json::object();
   const auto it = root.find(group);
   if (it == root.end()) return empty;
-  if (!it->is_object()) fail_usage("{} is {}: a group of keys is needed", group, it->dump());
+  if (!it->is_object()) fail_usage("{} is {}: a group of keys is needed", group, brief(*it));
   return *it;
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "engine/check.h"
 #include "engine/fields.h"
@@ -13,9 +14,25 @@ namespace triad {
 
 using Json = nlohmann::ordered_json;
 
+// Objects and lists within each other: those of our files are 3 deep. Copies and dumps recurse, so it has to end.
+inline constexpr int kMaxJsonDepth = 64;
+enum class JsonComments { refused, allowed };
+// Text that is no JSON, or nested deeper, is an Error that begins with `what`.
+Json parse_json(std::string_view text, const std::string& what, JsonComments comments = JsonComments::refused);
+
+// For files and output: on one line where indent is negative. Bytes that are not UTF-8 become U+FFFD.
+std::string dump_json(const Json& value, int indent);
+
+// For messages: at most so many bytes of a text, and a value on one line, cut likewise. Never half a character.
+std::string shortened(std::string text, size_t bytes = 80);
+template <class AnyJson>
+std::string brief(const AnyJson& value) {
+  return shortened(value.dump(-1, ' ', false, AnyJson::error_handler_t::replace));
+}
+
 // A config file: JSON with // and /* */ comments, one object. Missing, empty, cut or no object: names the file.
 Json read_json_file(const std::string& path);
-// --set group.key=value into the JSON; the value is JSON, else a string.
+// --set group.key=value into the JSON; the value is JSON, else a string, which has to be UTF-8.
 void set_json_key(Json& root, const std::string& assignment);
 
 namespace json_config {

@@ -20,8 +20,6 @@ const std::string& without_unfinished_line(const std::string& path) {
 
 JsonLines::JsonLines(const std::string& path) : file_(without_unfinished_line(path)) {}
 
-void JsonLines::append(const Json& object) {
-  file_.append(object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
-}
+void JsonLines::append(const Json& object) { file_.append(dump_json(object, -1) + "\n"); }
 
 }  // namespace triad

@@ -107,16 +107,17 @@ int64_t Loader::cursor() const {
   return o.first_sequence + steps * o.world * o.micro_steps * o.micro_batch;
 }
 
-std::vector<Batch> validation_batches(const TokenSource& source, int64_t seq_len, int64_t micro_batch, int64_t count) {
-  const int64_t n = count_sequences(source, seq_len);
-  std::vector<Batch> batches;
+int64_t count_validation_batches(const TokenSource& source, int64_t seq_len, int64_t micro_batch, int64_t count) {
+  return std::min(count, (count_sequences(source, seq_len) - 1) / micro_batch + 1);
+}
+
+Batch validation_batch(const TokenSource& source, int64_t seq_len, int64_t micro_batch, int64_t index) {
+  const int64_t first = index * micro_batch;
+  Batch batch = empty_batch(micro_batch, seq_len);
+  batch.rows = std::min(micro_batch, count_sequences(source, seq_len) - first);
   std::vector<int32_t> sequence;
-  for (int64_t first = 0; first < n && static_cast<int64_t>(batches.size()) < count; first += micro_batch) {
-    Batch& batch = batches.emplace_back(empty_batch(micro_batch, seq_len));
-    batch.rows = std::min(micro_batch, n - first);
-    for (int64_t row = 0; row < batch.rows; ++row) read_row(batch, row, source, first + row, seq_len, sequence);
-  }
-  return batches;
+  for (int64_t row = 0; row < batch.rows; ++row) read_row(batch, row, source, first + row, seq_len, sequence);
+  return batch;
 }
 
 }  // namespace triad

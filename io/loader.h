@@ -50,7 +50,6 @@ class Loader {
   Batch next();
   // Sequences that all ranks together have taken in the steps begun so far; exact between steps.
   int64_t cursor() const;
-  int64_t n_sequences() const { return n_sequences_; }
 
  private:
   void read_ahead();
@@ -69,8 +68,10 @@ class Loader {
   std::thread thread_;  // last: it uses all of the above
 };
 
-// The first `count` batches of a validation source, in order: the same ones every time. Fewer where it ends before; the
-// last one then may be partly filled (Batch::rows). Throws an Error with the numbers if there is not even one sequence.
-std::vector<Batch> validation_batches(const TokenSource&, int64_t seq_len, int64_t micro_batch, int64_t count);
+// A validation source's batches, in order: the same first ones every time. There are `count` of them, fewer where the
+// source ends before; its last one may be partly filled (Batch::rows). Throws an Error with the numbers if there is not
+// even one sequence.
+int64_t count_validation_batches(const TokenSource&, int64_t seq_len, int64_t micro_batch, int64_t count);
+Batch validation_batch(const TokenSource&, int64_t seq_len, int64_t micro_batch, int64_t index);
 
 }  // namespace triad

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "engine/check.h"
+#include "io/json_config.h"
 
 namespace triad {
 
@@ -59,10 +60,12 @@ uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t crc = 0) {
 }
 
 // Parses the header's JSON. A key that stands twice in one object is an error, which the parser alone would let pass.
-nlohmann::json parse_json(const std::string& path, std::string_view text) {
+nlohmann::json parse_header_json(const std::string& path, std::string_view text) {
   std::vector<std::set<std::string>> keys;
-  const auto watch = [&](int, nlohmann::detail::parse_event_t event, nlohmann::json& value) {
+  const auto watch = [&](int depth, nlohmann::detail::parse_event_t event, nlohmann::json& value) {
     using Event = nlohmann::detail::parse_event_t;
+    TRIAD_CHECK(depth <= kMaxJsonDepth, "{}: the header, at offset {}, is nested more than {} deep", path, kLengthBytes,
+                kMaxJsonDepth);
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
     if (event == Event::key) {
@@ -75,7 +78,7 @@ nlohmann::json parse_json(const std::string& path, std::string_view text) {
   try {
     return nlohmann::json::parse(text, watch);
   } catch (const nlohmann::json::exception& e) {
-    fail("{}: the header, at offset {}, is not JSON: {}", path, kLengthBytes, e.what());
+    fail("{}: the header, at offset {}, is not JSON: {}", path, kLengthBytes, shortened(e.what(), 200));
   }
 }
 
@@ -83,32 +86,32 @@ nlohmann::json parse_json(const std::string& path, std::string_view text) {
 int64_t size_value(const std::string& path, const std::string& name, const char* what, const nlohmann::json& value) {
   constexpr uint64_t kLargest = uint64_t{1} << 62;
   TRIAD_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= kLargest,
-              "{}: tensor {}: {} holds {}: a size is needed", path, name, what, value.dump());
+              "{}: tensor {}: {} holds {}: a size is needed", path, name, what, brief(value));
   return static_cast<int64_t>(value.get<uint64_t>());
 }
 
 // One entry of the header, its place relative to the data. Checks it as far as it stands alone.
 TensorEntry parse_entry(const std::string& path, const std::string& name, const nlohmann::json& value) {
-  TRIAD_CHECK(value.is_object(), "{}: tensor {}: an object is needed, found {}", path, name, value.dump());
+  TRIAD_CHECK(value.is_object(), "{}: tensor {}: an object is needed, found {}", path, name, brief(value));
   for (const char* key : {"dtype", "shape", "data_offsets"})
     TRIAD_CHECK(value.contains(key), "{}: tensor {} has no {}", path, name, key);
   const nlohmann::json &dtype = value["dtype"], &shape = value["shape"], &offsets = value["data_offsets"];
   const FileType* type = dtype.is_string() ? find_type(dtype.get<std::string>()) : nullptr;
-  TRIAD_CHECK(type != nullptr, "{}: tensor {}: unknown dtype {}", path, name, dtype.dump());
-  TRIAD_CHECK(shape.is_array(), "{}: tensor {}: the shape is {}, a list is needed", path, name, shape.dump());
+  TRIAD_CHECK(type != nullptr, "{}: tensor {}: unknown dtype {}", path, name, brief(dtype));
+  TRIAD_CHECK(shape.is_array(), "{}: tensor {}: the shape is {}, a list is needed", path, name, brief(shape));
   TRIAD_CHECK(offsets.is_array() && offsets.size() == 2, "{}: tensor {}: data_offsets is {}, [begin, end] is needed",
-              path, name, offsets.dump());
+              path, name, brief(offsets));
   TensorEntry entry{.name = name, .dtype = type->word, .shape = {}};
   int64_t bytes = type->bytes;
   for (const nlohmann::json& axis : shape) {
     entry.shape.push_back(size_value(path, name, "the shape", axis));
     TRIAD_CHECK(!__builtin_mul_overflow(bytes, entry.shape.back(), &bytes), "{}: tensor {}: the shape {} is too large",
-                path, name, shape.dump());
+                path, name, brief(shape));
   }
   entry.begin = size_value(path, name, "data_offsets", offsets[0]);
   entry.end = size_value(path, name, "data_offsets", offsets[1]);
   TRIAD_CHECK(entry.bytes() == bytes, "{}: tensor {}: data_offsets {} hold {} bytes, {} needs {}", path, name,
-              offsets.dump(), entry.bytes(), entry.str(), bytes);
+              brief(offsets), entry.bytes(), entry.str(), bytes);
   return entry;
 }
 
@@ -152,15 +155,15 @@ void SafetensorsFile::parse_header(int64_t header_bytes) {
   const std::string_view text = file_.text().substr(kLengthBytes, static_cast<size_t>(header_bytes));
   TRIAD_CHECK(text.starts_with('{'), "{}: no safetensors file: expected byte 123 ('{{') at offset {}, found {}", path(),
               kLengthBytes, text.empty() ? "nothing" : std::to_string(static_cast<unsigned char>(text[0])));
-  const nlohmann::json header = parse_json(path(), text);
+  const nlohmann::json header = parse_header_json(path(), text);
   for (const auto& [name, value] : header.items()) {
     if (name != kMetadataKey) {
       entries_.push_back(parse_entry(path(), name, value));
       continue;
     }
-    TRIAD_CHECK(value.is_object(), "{}: {} is {}, an object is needed", path(), name, value.dump());
+    TRIAD_CHECK(value.is_object(), "{}: {} is {}, an object is needed", path(), name, brief(value));
     for (const auto& [key, word] : value.items()) {
-      TRIAD_CHECK(word.is_string(), "{}: {}: {} is {}, a string is needed", path(), name, key, word.dump());
+      TRIAD_CHECK(word.is_string(), "{}: {}: {} is {}, a string is needed", path(), name, key, brief(word));
       metadata_[key] = word.get<std::string>();
     }
   }

@@ -180,4 +180,10 @@ void linear_backward(Context& ctx, Tensor dx, Tensor dw, ConstTensor dy, ConstTe
   matmul(ctx, dw, dy, x, {.trans_a = true, .accumulate = true});
 }
 
+std::string matmul_libraries() {
+  std::string text = openblas_get_config();
+  if constexpr (kBuiltWithCuda) text += ", " + cuda::matmul_library();
+  return text;
+}
+
 }  // namespace triad

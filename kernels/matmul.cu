@@ -170,4 +170,6 @@ void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOp
                               static_cast<cudaStream_t>(ctx.stream.handle())));
 }
 
+std::string matmul_library() { return "cuBLASLt " + std::to_string(cublasLtGetVersion()); }
+
 }  // namespace triad::cuda

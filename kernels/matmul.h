@@ -1,5 +1,7 @@
 // Matrix products through cuBLASLt and CBLAS: D = alpha * op(A) op(B) + addend, sums in fp32 (f64 for f64; f32 is never TF32).
 #pragma once
+#include <string>
+
 #include "engine/context.h"
 
 namespace triad {
@@ -29,7 +31,11 @@ inline int64_t leading_dimension(const ConstTensor& t) {
   return t.size(0) > 1 ? t.stride[0] : (t.size(1) > 0 ? t.size(1) : 1);
 }
 
+// Names and versions of the libraries behind it: "OpenBLAS 0.3.21 ..., cuBLASLt 13.0".
+std::string matmul_libraries();
+
 namespace cuda {
 void matmul(Context&, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions&, ConstTensor addend);
+std::string matmul_library();
 }  // namespace cuda
 }  // namespace triad

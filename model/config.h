@@ -56,15 +56,15 @@ struct EnumWords<Branch> {
 
 template <class V>
 void visit(ModelConfig& c, V&& v) {
-  v("dim", c.dim, "model width C", required(at_least(1)));
-  v("n_layers", c.n_layers, "layers", required(at_least(1)));
-  v("n_heads", c.n_heads, "query heads Hq", required(at_least(1)));
-  v("n_kv_groups", c.n_kv_groups, "key/value groups Hkv; divides n_heads", required(at_least(1)));
+  v("dim", c.dim, "model width C", required(at_least(1).up_to(1 << 20)));
+  v("n_layers", c.n_layers, "layers", required(at_least(1).up_to(10000)));
+  v("n_heads", c.n_heads, "query heads Hq", required(at_least(1).up_to(1 << 16)));
+  v("n_kv_groups", c.n_kv_groups, "key/value groups Hkv; divides n_heads", required(at_least(1).up_to(1 << 16)));
   v("d_k", c.d_k, "width of a query/key head; even", required(at_least(2).up_to(256)));
   v("d_v", c.d_v, "width of a value head", required(at_least(1).up_to(256)));
   v("vocab_size", c.vocab_size, "tokens V", required(at_least(2).up_to(1e8)));
   v("mlp", c.mlp, "fc2(SiLU(fc1 x)), or SwiGLU", Rule{});
-  v("mlp_hidden", c.mlp_hidden, "hidden units; 0: 4*dim, swiglu 8/3*dim up to a multiple of 64", at_least(0));
+  v("mlp_hidden", c.mlp_hidden, "hidden units; 0: 4*dim, swiglu 8/3*dim up to a multiple of 64", at_least(0).up_to(1 << 22));
   v("attention", c.attention, "three-branch NSA, or plain causal attention as the control", Rule{});
   v("tie_embeddings", c.tie_embeddings, "lm_head shares the embedding's weight", Rule{});
   v("rope_theta", c.rope_theta, "base of the rotation angles", above(0));
@@ -75,16 +75,16 @@ void visit(ModelConfig& c, V&& v) {
 
 template <class V>
 void visit(NsaConfig& c, V&& v) {
-  v("l", c.l, "compression block, tokens", required(at_least(1)));
-  v("d", c.d, "compression stride, tokens; divides l and l_sel", required(at_least(1)));
-  v("l_sel", c.l_sel, "selection block l', tokens", required(at_least(1)));
-  v("n_sel", c.n_sel, "selected blocks n a query, forced ones included", required(at_least(1)));
-  v("w", c.w, "sliding window, tokens", required(at_least(1)));
+  v("l", c.l, "compression block, tokens", required(at_least(1).up_to(1 << 20)));
+  v("d", c.d, "compression stride, tokens; divides l and l_sel", required(at_least(1).up_to(1 << 20)));
+  v("l_sel", c.l_sel, "selection block l', tokens", required(at_least(1).up_to(1 << 20)));
+  v("n_sel", c.n_sel, "selected blocks n a query, forced ones included", required(at_least(1).up_to(1 << 20)));
+  v("w", c.w, "sliding window, tokens", required(at_least(1).up_to(1 << 30)));
   v("phi", c.phi, "compression: mean, learned per-channel weights, or learned map", Rule{});
   v("gate", c.gate.kind, "how the branches are weighed", Rule{});
   v("gate_temperature", c.gate.temperature, "divides the gate's logits", above(0));
-  v("init_blocks", c.init_blocks, "first blocks, always selected", at_least(0));
-  v("local_blocks", c.local_blocks, "current and preceding blocks, always selected", at_least(1));
+  v("init_blocks", c.init_blocks, "first blocks, always selected", at_least(0).up_to(1 << 20));
+  v("local_blocks", c.local_blocks, "current and preceding blocks, always selected", at_least(1).up_to(1 << 20));
   v("force_branch", c.gate.force, "gate one-hot: this branch alone", Rule{});
   v("uniform_gate", c.gate.uniform, "gate 1/3 each", Rule{});
   v("stopgrad_gates", c.gate.stop_gradient, "no gradient through the gates", Rule{});

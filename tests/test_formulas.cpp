@@ -149,6 +149,22 @@ struct TinyStep {
     read(runtime->ctx(), host.data(), t);
     return {host.begin(), host.end()};
   }
+  // Of the mean loss along `direction`, by a central difference.
+  double slope(const Values& direction, std::span<const int32_t> tokens, std::span<const int32_t> targets) {
+    constexpr double kStep = 0.02;
+    const Values start = read_all(params().master());
+    const double norm = std::sqrt(std::inner_product(direction.begin(), direction.end(), direction.begin(), 0.0));
+    const auto loss_at = [&](double distance) {
+      std::vector<float> moved(start.size());
+      for (size_t i = 0; i < moved.size(); ++i)
+        moved[i] = static_cast<float>(start[i] + distance / norm * direction[i]);
+      step.model().params().set(runtime->ctx(), moved);
+      return step.evaluate(tokens, targets) / static_cast<double>(tokens.size());
+    };
+    const double rise = loss_at(kStep) - loss_at(-kStep);
+    loss_at(0);
+    return rise / (2 * kStep);
+  }
   Config config;
   std::unique_ptr<Runtime> runtime;
   TrainStep step;
@@ -173,6 +189,7 @@ TEST_CASE("formula: two micro-batches are one batch of twice the size, and begin
   const Values want = whole.read_all(whole.params().grads());
   const double norm = std::sqrt(std::inner_product(want.begin(), want.end(), want.begin(), 0.0));
   REQUIRE(norm > 0.01);
+  CHECK(std::abs(whole.slope(want, all_tokens, all_targets) - norm) < 0.01 * norm);
   for (int repeat = 0; repeat < 2; ++repeat) {
     halves.step.begin();
     for (const int64_t begin : {int64_t{0}, half})

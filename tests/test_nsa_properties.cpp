@@ -377,18 +377,13 @@ std::vector<int64_t> last_list(const Setting& setting, const std::array<Values, 
     q[static_cast<size_t>(row * kWidth + row % kHeads)] = 8;
     lse.push_back(kLse[row % kHeads]);
   }
-  for (int64_t c = 0; c < Tc; ++c)
-    for (int64_t h = 0; h < kHeads; ++h)
-      k[static_cast<size_t>(c * kWidth + h)] =
-          std::log(std::max(p[static_cast<size_t>(h)][static_cast<size_t>(c)], 1e-20)) + kLse[h];
+  for (size_t h = 0; h < kHeads; ++h)
+    for (size_t c = 0; c < p[h].size(); ++c) k[c * kWidth + h] = std::log(std::max(p[h][c], 1e-20)) + kLse[h];
   const Tensor lists = lab.poisoned({1, T, 1, o.n_sel}, DType::i32);
   nsa_select(lab.ctx(), lists, lab.from(q, {1, T, kHeads, kWidth}, setting.dtype),
              lab.from(k, {1, Tc, 1, kWidth}, setting.dtype), lab.from(lse, {1, T, kHeads}, DType::f32), o);
   const Values values = lab.values(lists);
   return {values.end() - o.n_sel, values.end()};
-}
-std::vector<int64_t> last_list(const Setting& setting, const Values& p, int64_t T, const SelectOptions& o) {
-  return last_list(setting, std::array{p, p}, T, o);
 }
 
 // Compressed block 4j + i of l 32, d 16 gives selection block j of 64 tokens 1/2, 1, 1, 1, 1/2 of itself for i = -1 ..
@@ -405,26 +400,24 @@ void check_golden_weights(const Setting& setting) {
       p[static_cast<size_t>(4 * j + i)] = 1;
       p[static_cast<size_t>(4 * rival + 1)] = factor * weights[i + 1];
       const int64_t tied = i == -1 ? j - 1 : j;  // i = -1: half of it lies in block j - 1, which has the lower index
-      CHECK(last_list(setting, p, T, o) == std::vector<int64_t>{0, factor < 1 ? tied : rival, 10, 11});
+      CHECK(last_list(setting, {p, p}, T, o) == std::vector<int64_t>{0, factor < 1 ? tied : rival, 10, 11});
     }
 }
 
 void check_ties(const Setting& setting) {
   const SelectOptions o{.l = 32, .d = 16, .l_sel = 64, .n_sel = 6};
   const Values ones(static_cast<size_t>(compressed_length(64 * 12, o.l, o.d)), 1.0);
-  CHECK(last_list(setting, ones, 64 * 12, o) == std::vector<int64_t>{0, 1, 2, 3, 10, 11});
-  CHECK(last_list(setting, ones, 64 * 3, o) == std::vector<int64_t>{0, 1, 2, -1, -1, -1});
+  CHECK(last_list(setting, {ones, ones}, 64 * 12, o) == std::vector<int64_t>{0, 1, 2, 3, 10, 11});
+  CHECK(last_list(setting, {ones, ones}, 64 * 3, o) == std::vector<int64_t>{0, 1, 2, -1, -1, -1});
 }
 
 // Each head likes a block of its own best (0.5) and block 5 nearly as much (0.4): over the group, 5 wins the free slot.
 void check_group_sum(const Setting& setting) {
   const SelectOptions o{.l = 32, .d = 16, .l_sel = 64, .n_sel = 4};
   const int64_t T = 64 * 12;
-  std::array<Values, 2> p;
-  for (size_t h = 0; h < 2; ++h) {
-    p[h].assign(static_cast<size_t>(compressed_length(T, o.l, o.d)), 0.0);
-    p[h][h == 0 ? 13 : 29] = 0.5, p[h][21] = 0.4;  // inside of blocks 3, 7 and 5
-  }
+  const Values nothing(static_cast<size_t>(compressed_length(T, o.l, o.d)), 0.0);
+  std::array<Values, 2> p = {nothing, nothing};
+  p[0][13] = p[1][29] = 0.5, p[0][21] = p[1][21] = 0.4;  // inside of blocks 3, 7 and 5
   CHECK(last_list(setting, p, T, o) == std::vector<int64_t>{0, 5, 10, 11});
 }
 

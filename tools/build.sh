@@ -7,10 +7,13 @@ cd "$(dirname "$0")/.."
 preset=${1:-}
 shift || true
 if [ -z "$preset" ]; then
-  preset=cpu
-  if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then preset=cuda; fi
+  if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
+    preset=cuda
+  else
+    preset=cpu
+    echo "no nvcc: building without CUDA, the .cu files are left out" >&2
+  fi
 fi
-[ "$preset" = cpu ] && echo "no nvcc: building without CUDA, the .cu files are left out" >&2
 cmake --preset "$preset" >&2
 cmake --build --preset "$preset" ${@:+--target "$@"} >&2
 echo "$preset"

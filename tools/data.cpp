@@ -16,6 +16,7 @@
 #include "io/json_config.h"
 #include "io/shards.h"
 #include "io/tokenizer.h"
+#include "tools/options.h"
 #include "tools/verbs.h"
 
 namespace triad {
@@ -38,7 +39,7 @@ std::string text_of_line(const std::string& file, std::string_view line, int64_t
     const nlohmann::json object = nlohmann::json::parse(line);
     if (object.is_object() && object.contains("text") && object["text"].is_string()) return object["text"];
   } catch (const nlohmann::json::exception& e) {
-    fail("{}: line {}, at offset {}: {}", file, number, offset, e.what());
+    fail("{}: line {}, at offset {}: {}", file, number, offset, shortened(e.what(), 200));
   }
   fail("{}: line {}, at offset {}: a JSON object with a string `text` is needed", file, number, offset);
 }
@@ -73,18 +74,24 @@ void for_each_document(const std::vector<std::string>& files, const DocumentBody
 }
 
 // Fills shards PREFIX_000000.bin, ... to exactly `shard_tokens` tokens each, but for the last. Documents run on across
-// them.
+// them. They stay if keep() is called at the end: shards without a manifest are none.
 class ShardSequence {
  public:
   ShardSequence(const Options& options, std::string prefix, TokenWidth width)
       : options_(options), prefix_(std::move(prefix)), width_(width) {}
+  ShardSequence(const ShardSequence&) = delete;
+  ~ShardSequence() {
+    std::error_code ignored;  // what went wrong is thrown already
+    if (!kept_)
+      for (const Json& shard : shards_) std::filesystem::remove(path(shard["file"]), ignored);
+  }
 
   void append(std::span<const int32_t> tokens) {
     tokens_ += static_cast<int64_t>(tokens.size());
     while (!tokens.empty()) {
       if (!shard_) {
         name_ = fmt::format("{}_{:06}.bin", prefix_, shards_.size());
-        shard_ = std::make_unique<ShardWriter>(options_.out + "/" + name_, width_);
+        shard_ = std::make_unique<ShardWriter>(path(name_), width_);
       }
       const int64_t room = options_.shard_tokens - shard_->size();
       const auto n = static_cast<size_t>(std::min(room, static_cast<int64_t>(tokens.size())));
@@ -100,16 +107,20 @@ class ShardSequence {
     shards_.push_back(
         {{"file", name_}, {"tokens", w.tokens}, {"bytes", w.bytes}, {"crc32", fmt::format("{:08x}", w.crc32)}});
   }
+  void keep() { kept_ = true; }
   int64_t tokens() const { return tokens_; }
   Json report(int64_t documents) const { return {{"documents", documents}, {"tokens", tokens_}, {"shards", shards_}}; }
 
  private:
+  std::string path(const std::string& name) const { return options_.out + "/" + name; }
+
   const Options& options_;
   std::string prefix_, name_;
   TokenWidth width_;
   std::unique_ptr<ShardWriter> shard_;
   Json shards_ = Json::array();
   int64_t tokens_ = 0;
+  bool kept_ = false;
 };
 
 // Shards of an earlier call would be read as part of this one's.
@@ -160,7 +171,9 @@ void data(const Options& o) {
                          {"seed", o.seed},
                          {"train", train.report(documents - held_out.count())},
                          {"val", val.report(held_out.count())}};
-  write_file_atomically(o.out + "/manifest.json", manifest.dump(2) + "\n");
+  write_file_atomically(o.out + "/manifest.json", dump_json(manifest, 2) + "\n");
+  train.keep();
+  val.keep();
   fmt::print("{}: {} documents of {} files; train {} tokens in {} shards, val {} tokens in {} shards\n", o.out,
              documents, files.size(), train.tokens(), manifest["train"]["shards"].size(), val.tokens(),
              manifest["val"]["shards"].size());
@@ -175,12 +188,14 @@ void add_data(CLI::App& app) {
   verb->add_option("--input", o->input, "files or globs; *.jsonl and *.ndjson hold a document a line")->required();
   verb->add_option("--out", o->out, "folder for train_000000.bin, ..., val_000000.bin, manifest.json")->required();
   verb->add_option("--shard-tokens", o->shard_tokens, "tokens a shard")
-      ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}))
+      ->check(within(at_least(1).up_to(INT32_MAX)))
       ->capture_default_str();
   verb->add_option("--val-fraction", o->val_fraction, "share of the documents held out; a single one: of its end")
-      ->check(CLI::Range(0.0, 0.9))
+      ->check(within(at_least(0).up_to(0.9)))
       ->capture_default_str();
-  verb->add_option("--seed", o->seed, "of the choice of validation documents")->capture_default_str();
+  verb->add_option("--seed", o->seed, "of the choice of validation documents")
+      ->check(within(at_least(0).up_to(kMaxInteger)))
+      ->capture_default_str();
   verb->callback([o] { data(*o); });
 }
 

@@ -1,14 +1,19 @@
 // triad eval: loss of a checkpoint on text or token shards: every token but the first is predicted once.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <numbers>
 
 #include "engine/check.h"
 #include "io/dataset.h"
+#include "io/file.h"
+#include "io/shards.h"
 #include "kernels/reduce.h"
+#include "tools/options.h"
 #include "tools/verbs.h"
 #include "train/inference.h"
+#include "train/load_config.h"
 
 namespace triad {
 
@@ -23,12 +28,12 @@ struct Options {
 
 struct Total {
   double loss = 0;
-  int64_t positions = 0;
+  int64_t positions = 0, documents = 0;  // targets, and those of them that are an end of text
 };
 
 // Windows of T tokens at stride T, `batch` at a time; the last one's missing positions have target -1, which counts
 // nothing.
-Total evaluate(LoadedModel& loaded, const TokenSource& source) {
+Total evaluate(LoadedModel& loaded, const TokenSource& source, int32_t eot) {
   const int64_t B = loaded.activations().B(), T = loaded.activations().T();
   const int64_t targets = source.size() - 1;
   Total total;
@@ -37,6 +42,7 @@ Total evaluate(LoadedModel& loaded, const TokenSource& source) {
     std::vector<int32_t> read(static_cast<size_t>(n + 1));
     source.read(begin, read);
     std::vector<int32_t> tokens(read.begin(), read.end() - 1), next(read.begin() + 1, read.end());
+    total.documents += std::count(next.begin(), next.end(), eot);
     tokens.resize(static_cast<size_t>(B * T), 0);
     next.resize(static_cast<size_t>(B * T), -1);
     loaded.set_tokens(tokens, next);
@@ -48,7 +54,15 @@ Total evaluate(LoadedModel& loaded, const TokenSource& source) {
   return total;
 }
 
+// Tokens are bytes where the byte tokenizer made them from text, or where the model has tokens for nothing else. Shards
+// of another vocabulary have bits per token only.
+bool tokens_are_bytes(const Options& o, const Tokenizer& tokenizer, int64_t vocab) {
+  if (tokenizer.name() != ByteTokenizer().name()) return false;
+  return vocab == tokenizer.vocab_size() || !is_shard(expand_globs(o.data).front());
+}
+
 void eval(const Options& o) {
+  check_environment();
   LoadedModel loaded({.checkpoint = o.checkpoint,
                       .device = parse_device(o.device),
                       .dtype = parse_dtype(o.dtype),
@@ -57,18 +71,21 @@ void eval(const Options& o) {
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(loaded.config().data.tokenizer);
   const std::shared_ptr<const TokenSource> source = open_tokens(o.data, *tokenizer, loaded.config().model.vocab_size);
   TRIAD_CHECK(source->size() >= 2, "{} holds {} tokens: at least 2 are needed", source->name(), source->size());
-  const Total total = evaluate(loaded, *source);
+  const Total total = evaluate(loaded, *source, tokenizer->eot());
   const double loss = total.loss / static_cast<double>(total.positions);
-  // A byte tokenizer's tokens are bytes.
-  const double bits_per_byte = loss / std::numbers::ln2;
+  TRIAD_CHECK(std::isfinite(loss), "{}: the loss on {} is {}: weights that are not finite?", o.checkpoint,
+              source->name(), loss);
+  // The bits of an end of text count, but it is no byte. NaN, in JSON null: there are none.
+  const int64_t bytes = total.positions - total.documents;
+  const bool has_bytes = bytes > 0 && tokens_are_bytes(o, *tokenizer, loaded.config().model.vocab_size);
+  const double bits_per_byte = has_bytes ? total.loss / std::numbers::ln2 / static_cast<double>(bytes) : NAN;
   if (o.json) {
-    fmt::print(
-        "{}\n",
-        Json{{"loss", loss}, {"ppl", std::exp(loss)}, {"bits_per_byte", bits_per_byte}, {"positions", total.positions}}
-            .dump());
+    const Json result = {
+        {"loss", loss}, {"ppl", std::exp(loss)}, {"bits_per_byte", bits_per_byte}, {"positions", total.positions}};
+    fmt::print("{}\n", dump_json(result, -1));
   } else {
-    fmt::print("{}: {} positions, loss {:.4f}, perplexity {:.3f}, bits per byte {:.4f}\n", source->name(),
-               total.positions, loss, std::exp(loss), bits_per_byte);
+    fmt::print("{}: {} positions, loss {:.4f}, perplexity {:.3f}{}\n", source->name(), total.positions, loss,
+               std::exp(loss), has_bytes ? fmt::format(", bits per byte {:.4f}", bits_per_byte) : "");
   }
 }
 
@@ -79,9 +96,11 @@ void add_eval(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("eval", "loss, perplexity and bits per byte on text or shards");
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
   verb->add_option("--data", o->data, "text files or token shards, globs; told apart by their first bytes")->required();
-  verb->add_option("--batch", o->batch, "sequences at a time")->check(CLI::PositiveNumber)->capture_default_str();
+  verb->add_option("--batch", o->batch, "sequences at a time")
+      ->check(within(at_least(1).up_to(kMaxBatch)))
+      ->capture_default_str();
   verb->add_option("--seq", o->seq, "tokens a sequence; 0: the training length")
-      ->check(CLI::NonNegativeNumber)
+      ->check(within(at_least(0).up_to(kMaxSeqLen)))
       ->capture_default_str();
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
   verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();

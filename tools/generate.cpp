@@ -1,14 +1,18 @@
 // triad generate: sample text from a checkpoint. A full forward pass a token; past the model's length, of the last T
 // tokens.
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 
+#include "engine/check.h"
 #include "engine/rng.h"
 #include "io/tokenizer.h"
 #include "model/sampling.h"
+#include "tools/options.h"
 #include "tools/verbs.h"
 #include "train/inference.h"
+#include "train/load_config.h"
 
 namespace triad {
 
@@ -21,7 +25,19 @@ struct Options {
   SamplingOptions sampling;
 };
 
+// Logits that are not finite have no order to sample by.
+std::vector<float> finite_logits(LoadedModel& loaded, int64_t row, const std::string& checkpoint) {
+  std::vector<float> logits;
+  for (const double logit : loaded.logits(row, 1)) {
+    logits.push_back(static_cast<float>(logit));
+    TRIAD_CHECK(std::isfinite(logits.back()), "{}: the logit of token {} is {}: weights that are not finite?",
+                checkpoint, logits.size() - 1, logit);
+  }
+  return logits;
+}
+
 void generate(const Options& o) {
+  check_environment();
   LoadedModel loaded({.checkpoint = o.checkpoint,
                       .device = parse_device(o.device),
                       .dtype = parse_dtype(o.dtype),
@@ -43,8 +59,7 @@ void generate(const Options& o) {
     window.resize(static_cast<size_t>(T), 0);
     loaded.set_tokens(window);
     loaded.model().forward(loaded.ctx(), loaded.activations());
-    const std::vector<double> wide = loaded.logits(n - 1, 1);
-    const std::vector<float> logits(wide.begin(), wide.end());
+    const std::vector<float> logits = finite_logits(loaded, n - 1, o.checkpoint);
     const int32_t next = sample_token(logits, o.sampling, random.uniform(static_cast<uint64_t>(i)));
     if (next == tokenizer->eot()) break;
     text.push_back(next);
@@ -62,17 +77,21 @@ void add_generate(CLI::App& app) {
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
   verb->add_option("--prompt", o->prompt, "the text to go on from")->required();
   verb->add_option("--tokens", o->tokens, "tokens to sample at most")
-      ->check(CLI::NonNegativeNumber)
+      ->check(within(at_least(0).up_to(kMaxInteger)))
       ->capture_default_str();
   verb->add_option("--context", o->context, "tokens the model looks back; 0: its training length")
-      ->check(CLI::NonNegativeNumber)
+      ->check(within(at_least(0).up_to(kMaxSeqLen)))
       ->capture_default_str();
   verb->add_option("--temperature", o->sampling.temperature, "0: greedy")
-      ->check(CLI::NonNegativeNumber)
+      ->check(within(at_least(0)))
       ->capture_default_str();
-  verb->add_option("--top-k", o->sampling.top_k, "0: all")->check(CLI::NonNegativeNumber)->capture_default_str();
-  verb->add_option("--top-p", o->sampling.top_p, "nucleus")->check(CLI::Range(0.0, 1.0))->capture_default_str();
-  verb->add_option("--seed", o->seed, "same seed, same text")->capture_default_str();
+  verb->add_option("--top-k", o->sampling.top_k, "0: all")
+      ->check(within(at_least(0).up_to(kMaxInteger)))
+      ->capture_default_str();
+  verb->add_option("--top-p", o->sampling.top_p, "nucleus")->check(within(at_least(0).up_to(1)))->capture_default_str();
+  verb->add_option("--seed", o->seed, "same seed, same text")
+      ->check(within(at_least(0).up_to(kMaxInteger)))
+      ->capture_default_str();
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
   verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();
   verb->callback([o] { generate(*o); });

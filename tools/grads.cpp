@@ -7,8 +7,10 @@
 #include "engine/check.h"
 #include "io/safetensors.h"
 #include "io/shards.h"
+#include "tools/options.h"
 #include "tools/verbs.h"
 #include "train/inference.h"
+#include "train/load_config.h"
 
 namespace triad {
 
@@ -95,6 +97,7 @@ void add_selection(LoadedModel& loaded, Results& results) {
 }
 
 void grads(const Options& o) {
+  check_environment();
   LoadedModel loaded({.checkpoint = o.checkpoint,
                       .device = parse_device(o.device),
                       .dtype = parse_dtype(o.dtype),
@@ -133,10 +136,10 @@ void add_grads(CLI::App& app) {
       app.add_subcommand("grads", "one forward and backward: loss, logits, gradients, gates, lists as safetensors");
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
   verb->add_option("--tokens", o->tokens, "a token shard (u16 or u32)")->required();
-  verb->add_option("--batch", o->batch, "rows B")->required()->check(CLI::PositiveNumber);
+  verb->add_option("--batch", o->batch, "rows B")->required()->check(within(at_least(1).up_to(kMaxBatch)));
   verb->add_option("--seq", o->seq, "tokens a row T; each row takes T+1 of the shard")
       ->required()
-      ->check(CLI::PositiveNumber);
+      ->check(within(at_least(1).up_to(kMaxSeqLen)));
   verb->add_option("--out", o->out, "file to write")->required();
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
   verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();

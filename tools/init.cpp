@@ -1,12 +1,32 @@
 // triad init: fresh weights as a folder that generate, eval and grads take.
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <memory>
 
+#include "engine/check.h"
+#include "io/checkpoint.h"
+#include "io/file.h"
 #include "tools/verbs.h"
 #include "train/load_config.h"
 #include "train/state.h"
 
 namespace triad {
+
+namespace {
+
+// Fresh weights may replace fresh ones, but nothing that was trained: neither a checkpoint nor a run's folder.
+void refuse_trained(const std::string& folder) {
+  for (const char* name : {"optimizer.safetensors", "config.json"})
+    if (std::filesystem::exists(folder + "/" + name))
+      fail("{} holds {}: fresh weights would replace trained ones; choose another --out", folder, name);
+  const std::string file = folder + "/" + kStateFile;
+  if (!std::filesystem::exists(file)) return;
+  const Json state = parse_json(read_file(file), file), step = state.is_object() ? state.value("step", Json()) : Json();
+  if (step != 0)
+    fail("{} is of step {}: fresh weights would replace trained ones; choose another --out", file, brief(step));
+}
+
+}  // namespace
 
 void add_init(CLI::App& app) {
   struct Options {
@@ -20,6 +40,7 @@ void add_init(CLI::App& app) {
   verb->add_option("--out", o->out, "folder to write")->required();
   verb->callback([o] {
     const Config config = load_config(o->config, o->sets).config;
+    refuse_trained(o->out);
     Arena counted = Arena::planned(Device::cpu());
     Params(counted, config.model, {});
     Runtime runtime({.device = Device::cpu(), .arena_bytes = counted.used_bytes()});

@@ -149,10 +149,9 @@ void inspect_folder(const std::string& path) {
   fmt::print("{}\n", folder);
   if (is_checkpoint(folder)) {
     const std::string file = (fs::path(folder) / kStateFile).string();
-    try {
-      for (const auto& [key, value] : Json::parse(read_file(file)).items())
-        if (!value.is_structured()) fmt::print("  {}: {}\n", key, value.dump());
-    } catch (const Json::exception& e) { fail("{}: {}", file, e.what()); }
+    const Json state = parse_json(read_file(file), file);
+    for (const auto& [key, value] : state.items())
+      if (!value.is_structured()) fmt::print("  {}: {}\n", key, brief(value));
   }
   for (const std::string& file : safetensors_in(folder)) {
     fmt::print("\n");

@@ -24,7 +24,10 @@ void check_verb(const CLI::App& app, int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a write past the file size limit is an error with a message, as on a full disk
+  // A write past the file size limit is an error with a message, as on a full disk; so is one to a pipe that nobody
+  // reads any more, and a run whose output was piped to `head` goes on.
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
   CLI::App app("Triad: a trainer for language models with Native Sparse Attention");
   app.set_version_flag("--version", triad::version_text());
   app.require_subcommand(1);
@@ -41,7 +44,7 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     constexpr int kUsage = 2;
-    return app.exit(e) == 0 ? 0 : kUsage;
+    if (app.exit(e) != 0) return kUsage;  // 0: --help, --version
   } catch (const triad::UsageError& e) {
     std::fprintf(stderr, "triad: %s\n", e.what());
     return 2;
@@ -49,5 +52,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "triad: %s\n", e.what());
     return 1;
   }
-  return 0;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+  std::fprintf(stderr, "triad: standard output could not be written to its end\n");
+  return 1;
 }

@@ -3,23 +3,23 @@
 # configs/quickstart.json on real text, generates. On a GPU where one can be used, else on the CPU.
 #   tools/quickstart.sh [--text FILE]      default text: the C++ standard library's headers of this compiler
 set -euo pipefail
-cd "$(dirname "$0")/.."
-
 text=
 while [ $# -gt 0 ]; do
   case $1 in
-    --text) text=${2:?--text needs a file}; shift 2 ;;
+    --text) text=$(realpath -- "${2:?--text needs a file}"); shift 2 ;;
     *) echo "usage: tools/quickstart.sh [--text FILE]" >&2; exit 2 ;;
   esac
 done
 
+cd "$(dirname "$0")/.."
 tools/install.sh
 preset=$(tools/build.sh "" triad | tail -n 1)
 triad=build/$preset/triad
 
 if [ -n "$text" ]; then
   [ -r "$text" ] || { echo "quickstart.sh: cannot read $text" >&2; exit 1; }
-  paths=$text
+  paths=${text//\\/\\\\}
+  paths=${paths//\"/\\\"}
 else
   headers=$(echo '#include <vector>' | g++ -x c++ -M - | tr ' ' '\n' | grep '/vector$' | head -n 1)
   folder=$(dirname "$headers")

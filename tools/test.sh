@@ -6,8 +6,6 @@ cd "$(dirname "$0")/.."
 
 tools/install.sh
 preset=$(tools/build.sh "" | tail -n 1)
-# Tests run side by side: idle threads must not spin on the cores of others.
-export OMP_WAIT_POLICY=passive
 log=build/$preset/ctest.log
 status=0
 ctest --test-dir "build/$preset" --output-on-failure -j "$(nproc)" "$@" 2>&1 | tee "$log" || status=$?

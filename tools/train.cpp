@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 
+#include "engine/check.h"
 #include "tools/verbs.h"
 #include "tools/version.h"
 #include "train/load_config.h"
@@ -24,8 +25,10 @@ void add_train(CLI::App& app) {
       verb->add_option("--resume", o->resume, "go on from a checkpoint, a run folder, or `latest` in log.out_dir");
   verb->add_flag("--overwrite", o->overwrite, "start anew in a folder that holds a checkpoint")->excludes(resume);
   verb->footer(describe_config);
-  verb->callback([o] {
+  verb->callback([o, resume] {
+    if (resume->count() > 0 && o->resume.empty()) fail_usage("--resume is empty: a folder, or `latest`, is needed");
     LoadedConfig loaded = load_config(o->config, o->sets);
+    loaded.config.check_run();
     train({.config = loaded.config,
            .environment = loaded.environment,
            .resume = o->resume,

@@ -1,12 +1,11 @@
 #include "tools/version.h"
 
 #include <fmt/format.h>
+#include <revision.h>  // TRIAD_GIT, made by the build
 
 #include "engine/backend.h"
 
 namespace triad {
-
-std::string git_revision() { return TRIAD_GIT; }
 
 std::string version_text() {
   return fmt::format("triad {} ({})\nbuild: {}\nCUDA: {}", TRIAD_VERSION, TRIAD_GIT, TRIAD_BUILD,

@@ -4,7 +4,6 @@
 
 namespace triad {
 
-std::string git_revision();
 std::string version_text();  // several lines, for --version
 
 }  // namespace triad

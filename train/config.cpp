@@ -7,6 +7,9 @@ namespace triad {
 void Config::resolve() {
   model.resolve();
   if (data.seed < 0) data.seed = train.seed;
+}
+
+void Config::check_run() const {
   if (data.tokenizer != "byte") fail_usage("data.tokenizer is \"{}\": byte is allowed", data.tokenizer);
   constexpr int64_t kByteVocabulary = 256;
   if (data.kind == DataKind::text && model.vocab_size < kByteVocabulary)

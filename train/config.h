@@ -53,8 +53,11 @@ struct Config {
   RuntimeConfig runtime;
   LogConfig log;
 
-  // Fills in defaults that depend on other fields; throws UsageError for combinations that cannot be.
+  // Fills in defaults that depend on other fields; throws UsageError for models that cannot be.
   void resolve();
+  // Throws UsageError if a run of it could not be, or would be unsafe. Weights alone (init, eval, ...) need no such
+  // check.
+  void check_run() const;
 };
 
 template <>

@@ -61,7 +61,7 @@ bool read_flag(std::string_view name, std::string_view value) {
 
 }  // namespace
 
-std::vector<std::string> apply_environment(Json& root) {
+std::vector<std::string> apply_environment(Json& root, std::string_view only_group) {
   std::vector<std::string> honoured;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text(*entry);
@@ -75,6 +75,9 @@ std::vector<std::string> apply_environment(Json& root) {
       if (name.starts_with("NSA_")) fail_usage("unknown environment variable {} (value \"{}\")", name, value);
       continue;
     }
+    if (variable->effect == Effect::not_built)
+      fail_usage("environment variable {} (value \"{}\"): its key {} is not built yet", name, value, variable->key);
+    if (!only_group.empty() && variable->key.substr(0, variable->key.find('.')) != only_group) continue;
     switch (variable->effect) {
       case Effect::value:
         set_json_key(root, fmt::format("{}={}", variable->key, value));
@@ -86,14 +89,18 @@ std::vector<std::string> apply_environment(Json& root) {
         set_json_key(root, fmt::format("{}={}", variable->key, !read_flag(name, value)));
         break;
       case Effect::none:
-        break;
       case Effect::not_built:
-        fail_usage("environment variable {} (value \"{}\"): its key {} is not built yet", name, value, variable->key);
+        break;
     }
     honoured.push_back(variable->key.empty() ? fmt::format("{}={}: no effect, always so", name, value)
                                              : fmt::format("{}={} -> {}", name, value, variable->key));
   }
   return honoured;
+}
+
+void check_environment() {
+  Json ignored = Json::object();
+  apply_environment(ignored);
 }
 
 }  // namespace triad

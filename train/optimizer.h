@@ -9,8 +9,8 @@ class Optimizer {
  public:
   Optimizer(Context&, Arena&, const Params&);
 
-  // Applies params.grads(), clipped by the global norm whose square stands in grad_norm_squared [1] f64. step counts
-  // from 0.
+  // Applies params.grads(), clipped by the global norm whose square stands in grad_norm_squared [1] f64. step:
+  // optimizer steps before this one, skipped ones included.
   void step(Context&, Params&, ConstTensor grad_norm_squared, const TrainConfig&, int64_t step);
 
   // Moments, fp32, laid out as the parameters' whole buffers.

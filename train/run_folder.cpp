@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <array>
+#include <cstring>
 #include <filesystem>
+#include <regex>
 #include <system_error>
 
 #include "engine/check.h"
 #include "io/checkpoint.h"
+#include "io/file.h"
 
 namespace triad {
 
@@ -16,31 +18,17 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Names that a run writes, by prefix; whatever else is in the folder is the user's.
-bool written_by_a_run(const std::string& name) {
-  constexpr std::array kExact = {"config.json",
-                                 "env.json",
-                                 "training.csv",
-                                 "val.csv",
-                                 "k_stats.csv",
-                                 "gates.csv",
-                                 "fallback_counters.csv",
-                                 "opt_state_mb.txt",
-                                 "dtypes_report.txt",
-                                 "ddp_buckets.txt",
-                                 "traces.log",
-                                 "all_missing_params.txt",
-                                 "ranks",
-                                 "tb",
-                                 "checkpoints",
-                                 "model.safetensors",
-                                 "metrics.json"};
-  constexpr std::array kPrefixes = {"heartbeat_rank", "mem_", "stackdump_rank"};
-  for (const char* exact : kExact)
-    if (name == exact) return true;
-  for (const char* prefix : kPrefixes)
-    if (name.starts_with(prefix)) return true;
-  return false;
+// Names that a run writes (SPEC.md section 3), whole or still temporary; whatever else is in the folder is the user's.
+bool written_by_a_run(std::string name) {
+  static const std::regex kNames(
+      "config\\.json|env\\.json|metrics\\.json|model\\.safetensors|checkpoints|ranks|tb|traces\\.log|"
+      "(training|val|k_stats|gates|fallback_counters)\\.csv|"
+      "(opt_state_mb|dtypes_report|ddp_buckets|all_missing_params)\\.txt|"
+      "heartbeat_rank\\d+\\.jsonl|stackdump_rank\\d+_\\d+\\.txt|"
+      "mem_(boot|loader|oom|step\\d+)(_rank\\d+)?\\.(txt|json|pickle)");
+  std::string target;
+  if (is_temporary(name, &target)) name = target;
+  return std::regex_match(name, kNames);
 }
 
 }  // namespace
@@ -60,6 +48,19 @@ RunFolder::RunFolder(const std::string& path, Start start) : path_(path) {
          path, path);
   for (const fs::directory_entry& entry : fs::directory_iterator(path))
     if (written_by_a_run(entry.path().filename().string())) fs::remove_all(entry.path());
+}
+
+void RunFolder::rewind(int64_t step) const {
+  for (const CheckpointFolder& checkpoint : list_checkpoints(checkpoints()))
+    if (checkpoint.step > step) remove_tree(checkpoint.path);
+  const std::string latest = checkpoints() + "/latest";
+  if (fs::is_symlink(latest) && !fs::exists(latest)) fs::remove(latest);  // it pointed at one of those
+  for (const char* name : {"model.safetensors", "metrics.json"}) fs::remove(file(name));
+}
+
+bool is_inside(const std::string& path, const std::string& folder) {
+  const fs::path relative = fs::weakly_canonical(path).lexically_relative(fs::weakly_canonical(folder));
+  return !relative.empty() && *relative.begin() != "..";
 }
 
 bool RunFolder::halt_requested() const { return access(file(".HALT").c_str(), F_OK) == 0; }

@@ -1,9 +1,12 @@
 // The folder of a run (SPEC.md section 3): what may be there at the start, and where things go.
 #pragma once
-#include <optional>
+#include <cstdint>
 #include <string>
 
 namespace triad {
+
+// Whether path lies in the folder, links followed.
+bool is_inside(const std::string& path, const std::string& folder);
 
 class RunFolder {
  public:
@@ -12,6 +15,9 @@ class RunFolder {
   // otherwise, and with overwrite, the files and folders that SPEC.md names are removed and anything else stays. A path
   // that is no folder, that cannot be written, or that holds a stale .HALT is an error that touches nothing.
   RunFolder(const std::string& path, Start start);
+
+  // After a resume at this step: later checkpoints and the final files of the run that went further are gone.
+  void rewind(int64_t step) const;
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <set>
 
 #include "engine/check.h"
 #include "io/checkpoint.h"
@@ -57,7 +58,8 @@ void read_entry(const SafetensorsFile& file, const TensorEntry& entry, float* ou
   if (dtype == DType::f32) return void(std::memcpy(out, bytes.data(), bytes.size()));
   if (dtype == DType::f64) return convert.template operator()<double>();
   if (dtype == DType::bf16) return convert.template operator()<bf16>();
-  fail("{}: tensor {} is {}: F32, BF16 or F64 is needed", file.path(), entry.name, entry.str());
+  if (entry.dtype == "F16") return convert.template operator()<_Float16>();
+  fail("{}: tensor {} is {}: F32, BF16, F16 or F64 is needed", file.path(), entry.name, entry.str());
 }
 
 // A whole buffer from a file that holds exactly the parameters under these prefixes; padding is 0.
@@ -90,32 +92,36 @@ Json state_json(const Config& config, const RunState& state) {
           {"config", config_to_json(config)}};
 }
 
-// The first key of model or nsa in which two configs differ: such weights belong to another model.
-void check_same_model(const std::string& folder, const Config& theirs, const Config& ours) {
+// Calls report(key, their value, our value) for each key in which two configs differ.
+template <class F>
+void for_each_difference(const Config& theirs, const Config& ours, F&& report) {
   const Json a = config_to_json(theirs), b = config_to_json(ours);
-  for (const char* group : {"model", "nsa"}) {
-    if (ours.model.dense() && std::string(group) == "nsa") continue;
-    for (const auto& [key, value] : a[group].items())
-      if (b[group][key] != value)
-        fail("{}: its {}.{} is {}, the config's is {}", folder, group, key, value.dump(), b[group][key].dump());
+  for (const auto& [group, fields] : a.items()) {
+    if (ours.model.dense() && group == "nsa") continue;
+    for (const auto& [key, value] : fields.items())
+      if (b[group][key] != value) report(group + "." + key, brief(value), brief(b[group][key]));
   }
+}
+
+// Keys without which a resume is no resume: the weights fit no other model, the cursor no other data.
+bool decides_resume(const std::string& key) {
+  return key.starts_with("model.") || key.starts_with("nsa.") || key.starts_with("data.") || key == "train.seq_len";
 }
 
 Json read_state(const std::string& folder) {
   const std::string path = folder + "/" + kStateFile;
-  Json state;
-  try {
-    state = Json::parse(read_file(path));
-  } catch (const Json::exception& e) { fail("{}: {}", path, e.what()); }
+  const Json state = parse_json(read_file(path), path);
   TRIAD_CHECK(state.is_object() && state.contains("config") && state["config"].is_object(),
               "{}: a JSON object with `config` is needed", path);
   return state;
 }
 
 int64_t state_number(const Json& state, const std::string& folder, const char* key) {
-  TRIAD_CHECK(state.contains(key) && state[key].is_number_integer() && state[key].get<int64_t>() >= 0,
-              "{}/{}: `{}` is {}: a whole number is needed", folder, kStateFile, key,
-              state.contains(key) ? state[key].dump() : "absent");
+  constexpr int64_t kMost = int64_t{1} << 53;
+  const bool there = state.contains(key) && state[key].is_number_integer();
+  TRIAD_CHECK(there && state[key].get<int64_t>() >= 0 && state[key].get<int64_t>() <= kMost,
+              "{}/{}: `{}` is {}: a whole number from 0 to 2^53 is needed", folder, kStateFile, key,
+              state.contains(key) ? brief(state[key]) : "absent");
   return state[key].get<int64_t>();
 }
 
@@ -137,14 +143,18 @@ std::string save_checkpoint(Context& ctx, const std::string& parent, const Param
     save_weights(ctx, params, folder + "/" + kWeightsFile);
     write_buffers(ctx, params, {{"exp_avg/", optimizer.exp_avg()}, {"exp_avg_sq/", optimizer.exp_avg_sq()}},
                   folder + "/" + kOptimizerFile);
-    write_file_atomically(folder + "/" + kStateFile, state_json(config, state).dump(2) + "\n");
+    write_file_atomically(folder + "/" + kStateFile, dump_json(state_json(config, state), 2) + "\n");
   });
 }
 
 RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params, Optimizer& optimizer,
                          const Config& config) {
   const Json state = read_state(folder);
-  check_same_model(folder, config_from_json(state["config"]), config);
+  for_each_difference(config_from_json(state["config"]), config,
+                      [&](const std::string& key, const std::string& theirs, const std::string& ours) {
+                        if (decides_resume(key))
+                          fail("{}: its {} is {}, the config's is {}", folder, key, theirs, ours);
+                      });
   load_weights(ctx, params, folder + "/" + kWeightsFile);
   const SafetensorsFile moments(folder + "/" + kOptimizerFile);
   check_names(params, moments, {"exp_avg/", "exp_avg_sq/"});
@@ -155,19 +165,32 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params
           .tokens = state_number(state, folder, "tokens")};
 }
 
+std::vector<std::string> changed_since(const std::string& folder, const Config& config) {
+  std::vector<std::string> lines;
+  for_each_difference(config_from_json(read_state(folder)["config"]), config,
+                      [&](const std::string& key, const std::string& theirs, const std::string& ours) {
+                        lines.push_back(fmt::format("{} {} -> {}", key, theirs, ours));
+                      });
+  return lines;
+}
+
 void save_initial(Context& ctx, const std::string& folder, const Params& params, const Config& config) {
   make_folders(folder);
   save_weights(ctx, params, folder + "/" + kWeightsFile);
-  write_file_atomically(folder + "/" + kStateFile, state_json(config, {}).dump(2) + "\n");
+  write_file_atomically(folder + "/" + kStateFile, dump_json(state_json(config, {}), 2) + "\n");
 }
 
 ModelSource find_model(const std::string& path) {
-  const std::string weights = path + "/" + kWeightsFile, run_config = path + "/config.json";
-  if (fs::exists(weights) && fs::exists(path + "/" + kStateFile))
-    return {config_from_json(read_state(path)["config"]), weights};
-  if (fs::exists(weights) && fs::exists(run_config)) return {config_from_json(read_json_file(run_config)), weights};
+  // The environment's nsa.* keys (a forced branch, say) hold for a trained model too.
+  const auto source = [](Json config, const std::string& folder) {
+    apply_environment(config, "nsa");
+    return ModelSource{config_from_json(config), folder + "/" + kWeightsFile};
+  };
+  const bool weights = fs::exists(path + "/" + kWeightsFile);
+  if (weights && fs::exists(path + "/" + kStateFile)) return source(read_state(path)["config"], path);
+  if (weights && fs::exists(path + "/config.json")) return source(read_json_file(path + "/config.json"), path);
   const std::string folder = resolve_checkpoint(path);
-  return {config_from_json(read_state(folder)["config"]), folder + "/" + kWeightsFile};
+  return source(read_state(folder)["config"], folder);
 }
 
 }  // namespace triad

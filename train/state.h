@@ -3,6 +3,7 @@
 // engine stores.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "io/json_config.h"
 #include "model/params.h"
@@ -20,15 +21,18 @@ struct RunState {
 
 // model.safetensors depends on the weights alone: equal weights, equal bytes.
 void save_weights(Context&, const Params&, const std::string& path);
-// Any file with the same names and shapes (F32, BF16 or F64), checksums verified where present. Missing, unknown or
-// misshapen tensors are an Error that names them.
+// Any file with the same names and shapes (F32, BF16, F16 or F64), checksums verified where present. Missing, unknown
+// or misshapen tensors are an Error that names them.
 void load_weights(Context&, Params&, const std::string& path);
 
 // Whole or not at all: written beside, synced, renamed; then `latest` points at it. Returns its folder.
 std::string save_checkpoint(Context&, const std::string& parent, const Params&, const Optimizer&, const Config&,
                             const RunState&);
-// Throws if the checkpoint's model differs from the config's, naming the first key that does.
+// Throws if a key differs on which a resume depends: the model's, the data's, train.seq_len.
 RunState load_checkpoint(Context&, const std::string& folder, Params&, Optimizer&, const Config&);
+
+// The keys in which a checkpoint's config differs from this one, a line each.
+std::vector<std::string> changed_since(const std::string& folder, const Config& config);
 
 // `triad init`: a folder with model.safetensors and state.json.
 void save_initial(Context&, const std::string& folder, const Params&, const Config&);

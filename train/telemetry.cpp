@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/utsname.h>
 #include <unistd.h>
+#include <zlib.h>
 
 #include <cmath>
 #include <cstdio>
@@ -29,6 +30,14 @@ std::string duration_text(double s) {
   return t >= 60 ? fmt::format("{}m{:02}s", t / 60, t % 60) : fmt::format("{}s", t);
 }
 
+Json library_versions() {
+  return {{"matrix products", matmul_libraries()},
+          {"fmt", FMT_VERSION},
+          {"nlohmann_json", fmt::format("{}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
+                                        NLOHMANN_JSON_VERSION_PATCH)},
+          {"zlib", zlibVersion()}};
+}
+
 std::string iso_time(std::time_t now) {
   char text[32];
   std::tm utc{};
@@ -45,6 +54,7 @@ Json environment_report(Device device, const std::string& build) {
   uname(&machine);
   Json report = {{"build", build},
                  {"host", machine.nodename},
+                 {"libraries", library_versions()},
                  {"kernel", std::string(machine.sysname) + " " + machine.release},
                  {"cpu", backend::info(Device::cpu()).name},
                  {"cpu_threads", sysconf(_SC_NPROCESSORS_ONLN)},
@@ -58,8 +68,7 @@ Json environment_report(Device device, const std::string& build) {
     report["cuda_runtime"] = info.runtime;
   }
   constexpr const char* kPrefixes[] = {"NSA_", "CUDA_", "NCCL_", "OMPI_", "PMI", "SLURM_", "OMP_"};
-  constexpr const char* kExact[] = {"CONFIG",           "RANK",        "WORLD_SIZE", "LOCAL_RANK",
-                                    "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"};
+  constexpr const char* kExact[] = {"CONFIG", "RANK", "WORLD_SIZE", "LOCAL_RANK"};
   Json variables = Json::object();
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text(*entry), name = text.substr(0, text.find('='));
@@ -91,9 +100,13 @@ void Telemetry::banner(int64_t parameters, const std::vector<std::string>& envir
   message(fmt::format("data: {}", data));
   message(fmt::format("{} tokens an optimizer step", config_.train.tokens_per_step()));
   const Json resolved = config_to_json(config_);
-  for (const auto& [group, fields] : resolved.items()) message(fmt::format("{:<8}{}", group, fields.dump()));
+  for (const auto& [group, fields] : resolved.items()) message(fmt::format("{:<8}{}", group, dump_json(fields, -1)));
   for (const std::string& line : environment) message("environment: " + line);
   last_row_ = Clock::now();
+}
+
+Telemetry::~Telemetry() {
+  if (line_open_) std::fputs("\n", stdout);  // what comes next, an error say, begins a line of its own
 }
 
 void Telemetry::message(const std::string& text) {
@@ -139,10 +152,8 @@ void Telemetry::step(const Step& s) {
 }
 
 void Telemetry::evaluation(int64_t step, double loss) {
-  const auto began = Clock::now();
   if (validation_) validation_->row(fmt::format("{},{:.6f},{:.4f}", step, loss, std::exp(loss)));
   message(fmt::format("step {}  validation loss {:.4f}  perplexity {:.3f}", step, loss, std::exp(loss)));
-  last_row_ += Clock::now() - began;
 }
 
 void Telemetry::heartbeat(int64_t step, const std::string& msg, const Json& more) {

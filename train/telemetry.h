@@ -18,10 +18,13 @@ namespace triad {
 Json environment_report(Device, const std::string& build);
 
 class Telemetry {
+  using Clock = std::chrono::steady_clock;
+
  public:
   // resume_step >= 0: rows of later steps are cut from the CSV files, which are then appended to.
   Telemetry(const Config&, const RunFolder&, Device, const Arena&, int64_t resume_step);
 
+  ~Telemetry();
   void banner(int64_t parameters, const std::vector<std::string>& environment, const std::string& data);
   struct Step {
     int64_t step = 0;  // optimizer steps done, this one included
@@ -30,13 +33,22 @@ class Telemetry {
   };
   void step(const Step&);
   void evaluation(int64_t step, double loss);
+  // Time between its begin and end is not the steps'.
+  class Pause {
+   public:
+    explicit Pause(Telemetry& telemetry) : telemetry_(telemetry), began_(Clock::now()) {}
+    ~Pause() { telemetry_.last_row_ += Clock::now() - began_; }
+    Pause(const Pause&) = delete;
+
+   private:
+    Telemetry& telemetry_;
+    Clock::time_point began_;
+  };
   void message(const std::string& text);  // a line that is not progress
   void heartbeat(int64_t step, const std::string& msg, const Json& more = Json::object());
-  double tokens_per_s() const { return tokens_per_s_; }
   double peak_mib() const;
 
  private:
-  using Clock = std::chrono::steady_clock;
   const Config& config_;
   Device device_;
   const Arena& arena_;

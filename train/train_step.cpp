@@ -80,7 +80,8 @@ std::string TrainStep::first_bad_tensor() {
 Device choose_device(DeviceChoice choice) {
   if (choice == DeviceChoice::cpu) return Device::cpu();
   if (backend::cuda_device_count() > 0) return Device::cuda();
-  if (choice == DeviceChoice::cuda) fail("runtime.device is cuda, but {}", backend::why_no_cuda());
+  if (choice == DeviceChoice::cuda)
+    fail("device cuda was asked for (runtime.device, --device), but {}", backend::why_no_cuda());
   return Device::cpu();
 }
 

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <fstream>
 
@@ -23,10 +24,11 @@ namespace triad {
 
 namespace {
 
-// SIGTERM and SIGINT ask for a checkpoint and an orderly end; a second one ends the process at once.
+// SIGTERM and SIGINT ask for a checkpoint and an orderly end. A second Ctrl-C ends the process at once; a second
+// SIGTERM does not, for launchers often send it to the process and again to its group.
 std::atomic<int> stop_signal{0};
 extern "C" void on_stop_signal(int number) {
-  if (stop_signal.exchange(number) != 0) _exit(1);
+  if (stop_signal.exchange(number) == SIGINT && number == SIGINT) _exit(1);
 }
 
 class Trainer {
@@ -39,9 +41,7 @@ class Trainer {
         data_(open_data(config_)),
         runtime_(allocate_planned(config_, device_)),
         step_(*runtime_, config_),
-        folder_(config_.log.out_dir, !resume_from_.empty() ? RunFolder::Start::resume
-                                     : request.overwrite   ? RunFolder::Start::overwrite
-                                                           : RunFolder::Start::fresh) {
+        folder_(config_.log.out_dir, start_of(request, resume_from_)) {
     runtime_->arena().seal();
   }
 
@@ -51,12 +51,18 @@ class Trainer {
       step_.model().params().init(ctx, static_cast<uint64_t>(config_.train.seed));
     } else {
       state_ = load_checkpoint(ctx, resume_from_, step_.model().params(), step_.optimizer(), config_);
+      if (state_.step > config_.train.steps)
+        fail_usage("train.steps is {}, but {} is at step {} already", config_.train.steps, resume_from_, state_.step);
+      folder_.rewind(state_.step);
     }
-    write_file_atomically(folder_.file("config.json"), config_to_json(config_).dump(2) + "\n");
-    write_file_atomically(folder_.file("env.json"), environment_report(device_, request_.build).dump(2) + "\n");
+    write_file_atomically(folder_.file("config.json"), dump_json(config_to_json(config_), 2) + "\n");
+    write_file_atomically(folder_.file("env.json"), dump_json(environment_report(device_, request_.build), 2) + "\n");
     Telemetry telemetry(config_, folder_, device_, runtime_->arena(), resume_from_.empty() ? -1 : state_.step);
     telemetry.banner(count_parameters(config_.model), request_.environment, data_.description);
-    if (!resume_from_.empty()) telemetry.message(fmt::format("resumed from {} at step {}", resume_from_, state_.step));
+    if (!resume_from_.empty()) {
+      telemetry.message(fmt::format("resumed from {} at step {}", resume_from_, state_.step));
+      for (const std::string& line : changed_since(resume_from_, config_)) telemetry.message("changed since: " + line);
+    }
     telemetry.heartbeat(state_.step, "boot");
 
     const auto began = std::chrono::steady_clock::now();
@@ -65,13 +71,10 @@ class Trainer {
       Loader loader(data_.train, loader_options());
       while (state_.step < config_.train.steps) {
         optimizer_step(loader, telemetry);
-        const bool last = state_.step == config_.train.steps;
-        if (due(config_.train.eval_every) || (last && config_.train.eval_every > 0)) evaluate(telemetry);
-        const bool stop = stop_signal != 0 || folder_.halt_requested();
-        if (due(config_.train.save_every) || (stop && !last)) save(telemetry);
-        if (stop && !last) return stopped(telemetry);
+        if (after_step(telemetry)) return stopped(telemetry);
       }
     }
+    if (state_.step == first_step && config_.train.eval_every > 0) evaluate(telemetry);  // nothing was left to train
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     finish(telemetry, seconds, first_step);
   }
@@ -92,6 +95,12 @@ class Trainer {
           "runtime.precision=bf16, or train.allow_unsafe=true",
           config.train.steps);
     return device;
+  }
+
+  static RunFolder::Start start_of(const TrainRequest& request, const std::string& resume_from) {
+    if (request.overwrite) return RunFolder::Start::overwrite;
+    const bool own = !resume_from.empty() && is_inside(resume_from, request.config.log.out_dir);
+    return own ? RunFolder::Start::resume : RunFolder::Start::fresh;
   }
 
   bool due(int64_t every) const { return every > 0 && state_.step % every == 0; }
@@ -133,10 +142,11 @@ class Trainer {
   // Mean loss over the same first eval_batches micro-batches of the validation split, every time.
   void evaluate(Telemetry& telemetry) {
     const TrainConfig& t = config_.train;
-    const std::vector<Batch> batches = validation_batches(*data_.val, t.seq_len, t.micro_batch_size, t.eval_batches);
+    const int64_t batches = count_validation_batches(*data_.val, t.seq_len, t.micro_batch_size, t.eval_batches);
     double sum = 0;
     int64_t count = 0;
-    for (const Batch& batch : batches) {
+    for (int64_t i = 0; i < batches; ++i) {
+      const Batch batch = validation_batch(*data_.val, t.seq_len, t.micro_batch_size, i);
       sum += step_.evaluate(batch.tokens, batch.targets);
       for (const int32_t target : batch.targets) count += target >= 0;
     }
@@ -150,9 +160,19 @@ class Trainer {
     telemetry.heartbeat(state_.step, "checkpoint", {{"folder", folder}});
   }
 
+  // What happens between steps and is not counted as their time. True: the run has to stop here.
+  bool after_step(Telemetry& telemetry) {
+    const Telemetry::Pause pause(telemetry);
+    const TrainConfig& t = config_.train;
+    const bool last = state_.step == t.steps, stop = stop_signal != 0 || folder_.halt_requested();
+    if (due(t.eval_every) || (last && t.eval_every > 0)) evaluate(telemetry);
+    if (due(t.save_every) || (last && t.save_every > 0) || stop) save(telemetry);
+    if (stop) folder_.clear_halt();
+    return stop && !last;
+  }
+
   void stopped(Telemetry& telemetry) {
     const std::string why = stop_signal != 0 ? fmt::format("signal {}", stop_signal.load()) : ".HALT";
-    folder_.clear_halt();
     telemetry.heartbeat(state_.step, "stopped", {{"why", why}});
     telemetry.message(
         fmt::format("stopped by {} after step {}, with a checkpoint: --resume latest goes on", why, state_.step));
@@ -163,12 +183,12 @@ class Trainer {
     const double tokens = static_cast<double>((state_.step - first_step) * positions());
     const Json metrics = {{"step", state_.step},
                           {"train_loss", last_loss_},
-                          {"val_loss", config_.train.eval_every > 0 ? Json(val_loss_) : Json(nullptr)},
+                          {"val_loss", val_loss_},
                           {"tokens", state_.tokens},
                           {"seconds", seconds},
                           {"tokens_per_s", seconds > 0 ? tokens / seconds : 0},
                           {"peak_mib", telemetry.peak_mib()}};
-    write_file_atomically(folder_.file("metrics.json"), metrics.dump(2) + "\n");
+    write_file_atomically(folder_.file("metrics.json"), dump_json(metrics, 2) + "\n");
     telemetry.heartbeat(state_.step, "done");
     telemetry.message(fmt::format("done: {} steps, loss {:.4f}, {:.1f} s; weights in {}", state_.step, last_loss_,
                                   seconds, folder_.file("model.safetensors")));
@@ -183,7 +203,7 @@ class Trainer {
   TrainStep step_;
   RunFolder folder_;  // after all that may refuse the run: from here on files change
   RunState state_;
-  double last_loss_ = 0, val_loss_ = 0;
+  double last_loss_ = NAN, val_loss_ = NAN;  // NaN is null in metrics.json: there was none
 };
 
 }  // namespace

@@ -5,6 +5,17 @@
 
 namespace triad {
 
+namespace {
+
+bool is_utf8(const std::string& text) {
+  try {
+    Json(text).dump();  // strict: it throws
+    return true;
+  } catch (const Json::exception&) { return false; }
+}
+
+}  // namespace
+
 Json parse_json(std::string_view text, const std::string& what, JsonComments comments) {
   const auto watch = [&](int depth, Json::parse_event_t event, Json&) {
     const bool opens = event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start;
@@ -13,7 +24,7 @@ Json parse_json(std::string_view text, const std::string& what, JsonComments com
   };
   try {
     return Json::parse(text, watch, true, comments == JsonComments::allowed);
-  } catch (const Json::exception& e) { fail("{}: {}", what, shortened(e.what(), 200)); }
+  } catch (const Json::exception& e) { fail("{}: {}", what, shortened(e.what())); }
 }
 
 std::string dump_json(const Json& value, int indent) {
@@ -42,15 +53,6 @@ Json read_json_file(const std::string& path) {
   if (!root.is_object()) fail_usage("config {}: a JSON object is needed, this is {}", path, root.type_name());
   return root;
 }
-
-namespace {
-bool is_utf8(const std::string& text) {
-  try {
-    Json(text).dump();  // strict: it throws
-    return true;
-  } catch (const Json::exception&) { return false; }
-}
-}  // namespace
 
 void set_json_key(Json& root, const std::string& assignment) {
   const size_t equals = assignment.find('='), dot = assignment.find('.');

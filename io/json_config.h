@@ -23,11 +23,12 @@ Json parse_json(std::string_view text, const std::string& what, JsonComments com
 // For files and output: on one line where indent is negative. Bytes that are not UTF-8 become U+FFFD.
 std::string dump_json(const Json& value, int indent);
 
-// For messages: at most so many bytes of a text, and a value on one line, cut likewise. Never half a character.
-std::string shortened(std::string text, size_t bytes = 80);
+// For messages: the beginning of a text, and of a value on one line. Characters stay whole.
+std::string shortened(std::string text, size_t bytes = 200);
 template <class AnyJson>
 std::string brief(const AnyJson& value) {
-  return shortened(value.dump(-1, ' ', false, AnyJson::error_handler_t::replace));
+  constexpr size_t kBytes = 80;
+  return shortened(value.dump(-1, ' ', false, AnyJson::error_handler_t::replace), kBytes);
 }
 
 // A config file: JSON with // and /* */ comments, one object. Missing, empty, cut or no object: names the file.

@@ -78,7 +78,7 @@ nlohmann::json parse_header_json(const std::string& path, std::string_view text)
   try {
     return nlohmann::json::parse(text, watch);
   } catch (const nlohmann::json::exception& e) {
-    fail("{}: the header, at offset {}, is not JSON: {}", path, kLengthBytes, shortened(e.what(), 200));
+    fail("{}: the header, at offset {}, is not JSON: {}", path, kLengthBytes, shortened(e.what()));
   }
 }
 

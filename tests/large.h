@@ -60,6 +60,12 @@ inline std::vector<float> fetch(Context& ctx, ConstTensor t) {
   return out;
 }
 
+inline double product(const float* x, const float* y, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * y[i];
+  return sum;
+}
+
 // What a row should be, and the size that its error is measured by: its norm, or that of the terms it sums where they
 // cancel (the root of the sum of their squares: roundings are independent).
 struct Expected {

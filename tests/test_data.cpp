@@ -191,16 +191,18 @@ TEST_CASE("data: what the reading thread throws arrives at the caller", "[data]"
 
 TEST_CASE("data: validation batches are the same first ones every time", "[data]") {
   const CountingTokens source(7 * 4 + 1);
-  const std::vector<Batch> batches = validation_batches(source, 4, 3, 10);
-  REQUIRE(batches.size() == 3);
-  CHECK(batches[0].tokens[0] == 0);
-  CHECK(batches[1].tokens[0] == 12);
-  CHECK(batches[2].rows == 1);
-  CHECK(batches[2].tokens.size() == 12);
-  CHECK(batches[2].targets[3] == 28);
-  CHECK(std::count(batches[2].targets.begin(), batches[2].targets.end(), -1) == 8);
-  CHECK(validation_batches(source, 4, 3, 2).size() == 2);
-  CHECK_THROWS_AS(validation_batches(source, 29, 1, 1), Error);
+  CHECK(count_validation_batches(source, 4, 3, 1'000'000'000) == 3);
+  CHECK(count_validation_batches(source, 4, 3, 2) == 2);
+  CHECK(count_validation_batches(source, 4, 7, 2) == 1);
+  CHECK(validation_batch(source, 4, 3, 0).tokens[0] == 0);
+  CHECK(validation_batch(source, 4, 3, 1).tokens[0] == 12);
+  CHECK(validation_batch(source, 4, 3, 1).rows == 3);
+  const Batch last = validation_batch(source, 4, 3, 2);
+  CHECK(last.rows == 1);
+  CHECK(last.tokens.size() == 12);
+  CHECK(last.targets[3] == 28);
+  CHECK(std::count(last.targets.begin(), last.targets.end(), -1) == 8);
+  CHECK_THROWS_AS(count_validation_batches(source, 29, 1, 1), Error);
 }
 
 TEST_CASE("data: synthetic tokens are uniform, endless and a function of seed, split and position", "[data]") {
@@ -349,4 +351,13 @@ TEST_CASE("data: triad data writes shards that the loader reads", "[data]") {
   write_text(folder.file("c.jsonl"), "{\"body\":\"no text\"}");
   refused(input + folder.file("x"), 1, "c.jsonl: line 1, at offset 0");
   CHECK(!std::filesystem::exists(folder.file("x")));
+
+  // Shards of 1 KiB and more fit under a limit of 2 KiB, their long manifest does not: the next try finds no remains.
+  const std::string fresh = "data --input " + folder.file("a.txt") + " --shard-tokens 1 --out " + folder.file("y");
+  const test::Outcome failed = run_program(fresh, "ulimit -f 4;");
+  INFO(failed.output);
+  CHECK(failed.exit_code == 1);
+  CHECK(contains(failed.output, "manifest.json"));
+  CHECK(std::filesystem::is_empty(folder.file("y")));
+  CHECK(run_program(fresh).exit_code == 0);
 }

@@ -10,6 +10,7 @@
 #include "io/checkpoint.h"
 #include "io/csv.h"
 #include "io/file.h"
+#include "io/json_config.h"
 #include "io/jsonl.h"
 #include "io/safetensors.h"
 #include "io/shards.h"
@@ -237,6 +238,7 @@ TEST_CASE("io: malformed safetensors are refused, with file and place", "[io]") 
   };
   const Case cases[] = {
       {"empty", "", {"offset 0"}},
+      {"deep header", with_length("{\"w\":" + std::string(300'000, '['), ""), {"offset 8", "64 deep"}},
       {"cut length", "1234567", {"offset 7"}},
       {"absurd length", std::string(8, '\x7f') + "{}", {"offset 0", "100000000"}},
       {"cut header", with_length("{}", "").substr(0, 9), {"truncated", "offset 9"}},
@@ -393,6 +395,28 @@ TEST_CASE("io: JSON lines", "[io]") {
   write_text(path, read_text(path) + "{\"torn");
   JsonLines(path).append({{"text", "two\nlines\xff"}});
   CHECK(read_text(path) == "{\"b\":1,\"a\":null}\n{\"text\":\"two\\nlines\xef\xbf\xbd\"}\n");
+}
+
+TEST_CASE("io: JSON is parsed to a depth, and cut for messages", "[io]") {
+  const auto nested = [](int depth) { return std::string(depth, '[') + std::string(depth, ']'); };
+  CHECK(parse_json("{\"a\": [1, {}]}", "x")["a"][0] == 1);
+  CHECK(parse_json(nested(64), "x").size() == 1);
+  for (const int depth : {65, 300'000}) check_error([&] { parse_json(nested(depth), "the file"); }, {"the file", "64"});
+  check_error([] { parse_json(std::string(300'000, '['), "the file"); }, {"the file", "64"});
+  check_error([] { parse_json("{\"a\": 1,}", "the file"); }, {"the file", "column"});
+  CHECK(parse_json("// c\n[1]", "x", JsonComments::allowed).size() == 1);
+  CHECK_THROWS_AS(parse_json("// c\n[1]", "x"), Error);
+
+  CHECK(brief(Json{{"a", "\xff"}}) == "{\"a\":\"\xef\xbf\xbd\"}");
+  CHECK(brief(Json(std::string(1000, 'x'))).size() < 90);
+  CHECK(shortened("ab\xc3\xa9", 4) == "ab\xc3\xa9");
+  CHECK(shortened("ab\xc3\xa9z", 3) == "ab...");
+  CHECK(dump_json({{"a", "\xff"}}, 2) == "{\n  \"a\": \"\xef\xbf\xbd\"\n}");
+
+  Json root = Json::object();
+  set_json_key(root, "data.tokenizer=\xc3\xa9");
+  CHECK(root["data"]["tokenizer"] == "\xc3\xa9");
+  CHECK_THROWS_AS(set_json_key(root, "data.tokenizer=\xff"), UsageError);
 }
 
 TEST_CASE("io: checkpoint folders", "[io]") {

@@ -218,8 +218,6 @@ class Reference {
     return b_ == kCmp ? std::max<int64_t>(0, (t0_ - n_.c.l + n_.c.d) / n_.c.d) : t0_;
   }
 
-  static double product(const float* x, const float* y, int64_t n) { return dot<double>(x, y, n); }
-
  private:
   struct Weights {
     double p, ds, ds_size;

@@ -378,7 +378,7 @@ std::vector<int64_t> last_list(const Setting& setting, const std::array<Values, 
     lse.push_back(kLse[row % kHeads]);
   }
   for (size_t h = 0; h < kHeads; ++h)
-    for (size_t c = 0; c < p[h].size(); ++c) k[c * kWidth + h] = std::log(std::max(p[h][c], 1e-20)) + kLse[h];
+    for (size_t c = 0; c < k.size() / kWidth; ++c) k[c * kWidth + h] = std::log(std::max(p[h][c], 1e-20)) + kLse[h];
   const Tensor lists = lab.poisoned({1, T, 1, o.n_sel}, DType::i32);
   nsa_select(lab.ctx(), lists, lab.from(q, {1, T, kHeads, kWidth}, setting.dtype),
              lab.from(k, {1, Tc, 1, kWidth}, setting.dtype), lab.from(lse, {1, T, kHeads}, DType::f32), o);

@@ -87,7 +87,7 @@ TEST_CASE("RMSNorm counts past 2^31 elements (GPU)", "[gpu][large]") {
     const Tensor dw = allocate(rt, DType::f32, {C});
     rmsnorm_forward(rt.ctx(), y, rrms, x.tensor, w.tensor[0], kEps);
     auto scale = [&](int64_t i) {
-      return 1 / std::sqrt(dot<double>(x.row(i), x.row(i), C) / static_cast<double>(C) + kEps);
+      return 1 / std::sqrt(product(x.row(i), x.row(i), C) / static_cast<double>(C) + kEps);
     };
     if (!rt.ctx().planning)
       check_rows(rt, y, tolerance(dtype), [&](int64_t i) {
@@ -196,7 +196,7 @@ TEST_CASE("Linear layers count past 2^31 elements (GPU)", "[gpu][large]") {
       if (rt.ctx().planning) return;
       check_rows(rt, y, tolerance(dtype), [&](int64_t i) {
         Expected want(out);
-        for (int64_t o = 0; o < out; ++o) want.value[o] = dot<double>(x.row(i), w.row(o), in);
+        for (int64_t o = 0; o < out; ++o) want.value[o] = product(x.row(i), w.row(o), in);
         return want;
       });
       check_rows(rt, dx, tolerance(dtype), [&](int64_t i) {

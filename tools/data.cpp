@@ -39,7 +39,7 @@ std::string text_of_line(const std::string& file, std::string_view line, int64_t
     const nlohmann::json object = nlohmann::json::parse(line);
     if (object.is_object() && object.contains("text") && object["text"].is_string()) return object["text"];
   } catch (const nlohmann::json::exception& e) {
-    fail("{}: line {}, at offset {}: {}", file, number, offset, shortened(e.what(), 200));
+    fail("{}: line {}, at offset {}: {}", file, number, offset, shortened(e.what()));
   }
   fail("{}: line {}, at offset {}: a JSON object with a string `text` is needed", file, number, offset);
 }

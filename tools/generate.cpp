@@ -1,8 +1,10 @@
 // triad generate: sample text from a checkpoint. A full forward pass a token; past the model's length, of the last T
 // tokens.
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 
 #include "engine/check.h"
@@ -64,7 +66,7 @@ void generate(const Options& o) {
     if (next == tokenizer->eot()) break;
     text.push_back(next);
     std::fputs(next < tokenizer->vocab_size() ? tokenizer->decode(std::array{next}).c_str() : "?", stdout);
-    std::fflush(stdout);
+    TRIAD_CHECK(std::fflush(stdout) == 0, "standard output cannot be written: {}", std::strerror(errno));
   }
   std::fputs("\n", stdout);
 }

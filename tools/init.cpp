@@ -14,9 +14,10 @@ namespace triad {
 
 namespace {
 
-// Fresh weights may replace fresh ones, but nothing that was trained: neither a checkpoint nor a run's folder.
+// Fresh weights may replace fresh ones, but nothing that was trained: neither a checkpoint nor what a run left in its
+// folder.
 void refuse_trained(const std::string& folder) {
-  for (const char* name : {"optimizer.safetensors", "config.json"})
+  for (const char* name : {"optimizer.safetensors", "env.json"})
     if (std::filesystem::exists(folder + "/" + name))
       fail("{} holds {}: fresh weights would replace trained ones; choose another --out", folder, name);
   const std::string file = folder + "/" + kStateFile;

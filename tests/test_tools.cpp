@@ -1,0 +1,179 @@
+// The verbs as a user meets them: what they print, what they refuse, and that a closed pipe, a full disk or weights
+// that are not finite never pass for success.
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <numbers>
+
+#include "io/json_config.h"
+#include "io/safetensors.h"
+#include "io/shards.h"
+#include "tests/program.h"
+#include "tests/test.h"
+
+using namespace triad;
+using triad::test::Outcome;
+using triad::test::run_program;
+using triad::test::TemporaryFolder;
+using triad::test::write_text;
+namespace fs = std::filesystem;
+
+namespace {
+
+const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
+const std::string kOnCpu = " --device cpu --dtype f64 ";
+
+void check(const std::string& args, int exit_code, const std::vector<std::string>& says, const std::string& with = "") {
+  const Outcome outcome = run_program(args, with);
+  INFO(with << " triad " << args << "\nexit code " << outcome.exit_code << "\n" << outcome.output);
+  CHECK(outcome.exit_code == exit_code);
+  for (const std::string& text : says) CHECK(outcome.output.find(text) != std::string::npos);
+}
+
+std::string init(const TemporaryFolder& folder, const std::string& name, const std::string& more = "") {
+  REQUIRE(run_program("init " + kTiny + " --out " + folder.file(name) + more).exit_code == 0);
+  return folder.file(name);
+}
+
+Json evaluated(const std::string& checkpoint, const std::string& data, const std::string& environment = "") {
+  const Outcome outcome =
+      run_program("eval --json --checkpoint " + checkpoint + kOnCpu + "--data '" + data + "'", environment);
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  return parse_json(outcome.output, "the output of eval");
+}
+
+// A copy of an init folder whose last norm has a weight that is no number, with right checksums.
+std::string with_nan(const std::string& init, const std::string& folder) {
+  fs::copy(init, folder);
+  const SafetensorsFile good(init + "/model.safetensors");
+  std::vector<TensorSpec> specs;
+  for (const TensorEntry& e : good.entries()) {
+    Shape shape;
+    for (const int64_t axis : e.shape) shape.dim[static_cast<size_t>(shape.rank++)] = axis;
+    specs.push_back({e.name, DType::f32, shape});
+  }
+  SafetensorsWriter bad(folder + "/model.safetensors", specs);
+  for (const TensorEntry& e : good.entries()) {
+    std::vector<std::byte> bytes(good.bytes(e).begin(), good.bytes(e).end());
+    const float nan = std::nanf("");
+    if (e.name == "norm_f.weight") std::memcpy(bytes.data(), &nan, sizeof nan);
+    bad.write(e.name, bytes);
+  }
+  bad.finish();
+  return folder;
+}
+
+}  // namespace
+
+TEST_CASE("tools: inspect shows a checkpoint's folder", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string fresh = init(folder, "init");
+  check("inspect " + fresh, 0, {"format: \"triad checkpoint\"", "step: 0", "norm_f.weight"});
+  write_text(fresh + "/state.json", std::string(300'000, '['));
+  check("inspect " + fresh, 1, {"state.json", "64 deep"});
+  check("generate --prompt x --checkpoint " + fresh + kOnCpu, 1, {"state.json", "64 deep"});
+}
+
+TEST_CASE("tools: bits per byte counts bytes", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string bytes = init(folder, "bytes"), words = init(folder, "words", " --set model.vocab_size=300");
+  write_text(folder.file("a.txt"), "the first text");
+  write_text(folder.file("b.txt"), "the second");
+  ShardWriter shard(folder.file("s.bin"), TokenWidth::u16);
+  shard.append(std::vector<int32_t>{7, 7, 7, 0, 7});
+  shard.finish();
+  // Text: the first token, an end of text, is no target, and that between two texts is no byte.
+  const auto is_over = [](const Json& r, double bytes) {
+    const double bits = r["loss"].get<double>() * r["positions"].get<double>() / std::numbers::ln2;
+    return std::abs(r["bits_per_byte"].get<double>() * bytes - bits) < 1e-9;
+  };
+  const Json one = evaluated(bytes, folder.file("a.txt")), both = evaluated(words, folder.file("?.txt"));
+  CHECK(one["positions"] == 14);
+  CHECK(is_over(one, 14));
+  CHECK(both["positions"] == 25);
+  CHECK(is_over(both, 24));
+  // Shards: their tokens are bytes only where there are 256.
+  const Json in_bytes = evaluated(bytes, folder.file("s.bin"));
+  CHECK(is_over(in_bytes, 3));
+  CHECK(evaluated(words, folder.file("s.bin"))["bits_per_byte"].is_null());
+}
+
+TEST_CASE("tools: what is not finite is no result", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string bad = with_nan(init(folder, "init"), folder.file("bad"));
+  write_text(folder.file("a.txt"), "some text");
+  check("eval --checkpoint " + bad + kOnCpu + "--data " + folder.file("a.txt"), 1, {bad, "nan"});
+  check("generate --prompt x --checkpoint " + bad + kOnCpu, 1, {bad, "nan"});
+}
+
+TEST_CASE("tools: output that cannot be written is a failure, but ends no run", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string fresh = init(folder, "init"), run = folder.file("run");
+  check("inspect " + fresh + " >/dev/full", 1, {});
+  check("--help >/dev/full", 1, {});
+  check("generate --prompt x --checkpoint " + fresh + kOnCpu + ">/dev/full", 1, {});
+  const std::string train = "train " + kTiny + " --set runtime.device=cpu --set train.steps=3 --set log.out_dir=" + run;
+  check(train + " | head -1", 0, {"triad: "});
+  CHECK(fs::exists(run + "/metrics.json"));
+}
+
+TEST_CASE("tools: init replaces fresh weights, never trained ones", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string fresh = init(folder, "init"), run = folder.file("run"), into = "init " + kTiny + " --out ";
+  check(into + fresh, 0, {});
+  REQUIRE(run_program("train " + kTiny + " --set runtime.device=cpu --set train.steps=2 --set train.save_every=1" +
+                      " --set log.out_dir=" + run)
+              .exit_code == 0);
+  check(into + run, 1, {run, "env.json"});
+  check(into + run + "/checkpoints/step_1", 1, {"step_1", "optimizer.safetensors"});
+  fs::remove(run + "/checkpoints/step_1/optimizer.safetensors");
+  check(into + run + "/checkpoints/step_1", 1, {"state.json", "step 1"});
+}
+
+TEST_CASE("tools: every verb that runs a model reads the environment", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string fresh = init(folder, "init"), text = folder.file("a.txt");
+  write_text(text, "a text that is longer than one window of sixteen tokens");
+  for (const std::string& verb : {"eval --data " + text, std::string("generate --prompt x"),
+                                  "grads --batch 1 --seq 1 --tokens x --out " + folder.file("g.safetensors")})
+    for (const char* variable : {"NSA_BOGUS=1", "NSA_GC_RANGE=0:2"})
+      check(verb + kOnCpu + "--checkpoint " + fresh, 2, {"NSA_"}, variable);
+  check("init " + kTiny + " --out " + folder.file("new"), 2, {"NSA_BOGUS"}, "NSA_BOGUS=1");
+  CHECK(evaluated(fresh, text)["loss"] != evaluated(fresh, text, "NSA_FORCE_BRANCH=win")["loss"]);
+}
+
+TEST_CASE("tools: options are within bounds", "[tools]") {
+  struct Refused {
+    const char *verb, *option, *value;
+  };
+  const Refused refused[] = {{"eval", "--batch", "0"},
+                             {"eval", "--batch", "1e300"},
+                             {"eval", "--batch", "2000000"},
+                             {"eval", "--seq", "-1"},
+                             {"eval", "--seq", "4294967296"},
+                             {"eval", "--seq", "1.5"},
+                             {"grads", "--batch", "0"},
+                             {"grads", "--seq", "99999999999"},
+                             {"generate", "--tokens", "-1"},
+                             {"generate", "--context", "1e300"},
+                             {"generate", "--top-p", "nan"},
+                             {"generate", "--top-p", "1.1"},
+                             {"generate", "--top-k", "-3"},
+                             {"generate", "--seed", "-1"},
+                             {"generate", "--temperature", "nan"},
+                             {"generate", "--temperature", "inf"},
+                             {"generate", "--temperature", "1e999"},
+                             {"data", "--seed", "-1"},
+                             {"data", "--val-fraction", "nan"},
+                             {"data", "--shard-tokens", "1e10"}};
+  for (const Refused& r : refused) {
+    const Outcome outcome = run_program(std::string(r.verb) + " " + r.option + " " + r.value);
+    INFO(r.verb << " " << r.option << " " << r.value << "\n" << outcome.output);
+    CHECK(outcome.exit_code == 2);
+    CHECK(outcome.output.find(r.option) != std::string::npos);
+    CHECK(outcome.output.find(r.value) != std::string::npos);
+    CHECK(outcome.output.size() < 200);
+  }
+  check("train " + kTiny + " --resume ''", 2, {"--resume"});
+}

@@ -10,11 +10,13 @@ Runtime::Runtime(const Options& o)
     : arena_(o.planning ? Arena::planned(o.device) : Arena(o.device, o.arena_bytes)),
       scratch_(arena_, o.scratch_bytes),
       stream_(o.planning ? Device::cpu() : o.device),
-      ctx_{o.device, stream_, scratch_, blas_, 0, omp_get_max_threads(), o.planning} {
-  // A plan for a GPU made where there is none: the SM count only sizes split work; an H200's is taken.
-  constexpr int kPlannedSms = 132;
-  if (o.device.is_cuda())
-    ctx_.num_sms = backend::cuda_device_count() > 0 ? backend::info(o.device).num_sms : kPlannedSms;
+      ctx_{o.device, stream_, scratch_, blas_, 0, 0, omp_get_max_threads(), o.planning} {
+  if (!o.device.is_cuda()) return;
+  DeviceInfo info;
+  info.num_sms = 132, info.compute_capability = 90;  // a plan for a GPU where there is none is one for an H200
+  if (backend::cuda_device_count() > 0) info = backend::info(o.device);
+  ctx_.num_sms = info.num_sms;
+  ctx_.compute_capability = info.compute_capability;
 }
 
 namespace {

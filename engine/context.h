@@ -20,6 +20,7 @@ struct Context {
   Scratch& scratch;
   std::unique_ptr<BlasHandle>& blas;
   int num_sms = 0;
+  int compute_capability = 0;  // 90 for sm_90; 0 on the CPU
   int threads = 1;  // that CPU loops are split over
   // A planning context computes nothing: ops check their shapes and ask for their scratch, as in earnest, and touch no
   // memory (parallel_for, launch, matmul, copy and zero return at once). So a dry step tells what a real one needs.

@@ -10,36 +10,10 @@
 // because the first keys have far more rows than the last; a block's pieces are summed in order by a second kernel.
 #include "kernels/nsa_attend.cuh"
 #include "kernels/nsa_attend_rows.cuh"
+#include "kernels/nsa_attend_rows_sm90.cuh"
 
 namespace triad::cuda {
 namespace {
-
-// dk or dv: as the op's dtype, or fp32.
-struct GradView {
-  View<__nv_bfloat16> bf16;
-  View<float> f32;
-  int width;
-  __device__ __forceinline__ void store(int b, int key, int g, int column, float x, float y) const {
-    if (f32.data != nullptr)
-      store_pair(f32.at(b, key, g) + column, width - column, x, y);
-    else
-      store_pair(bf16.at(b, key, g) + column, width - column, x, y);
-  }
-  __device__ __forceinline__ void store(int b, int key, int g, int column, float x) const {
-    if (f32.data != nullptr)
-      f32.at(b, key, g)[column] = x;
-    else
-      bf16.at(b, key, g)[column] = __float2bfloat16_rn(x);
-  }
-};
-GradView make_grad_view(const Tensor& t) {
-  GradView v{make_view<__nv_bfloat16>(Tensor{}), make_view<float>(Tensor{}), static_cast<int>(t.size(3))};
-  if (t.dtype == DType::f32)
-    v.f32 = make_view<float>(t);
-  else
-    v.bf16 = make_view<__nv_bfloat16>(t);
-  return v;
-}
 
 template <class T>
 struct KeyGradArgs {
@@ -50,18 +24,6 @@ struct KeyGradArgs {
   KeyRange range;
   KeyWorkList list;
 };
-
-// Piece i of (b, g); where the rows of every block are contiguous, the blocks' runs of tokens cut into equal parts.
-template <class T>
-__device__ __forceinline__ KeyWork find_work(const KeyGradArgs<T>& a, int i, int bg) {
-  const KeyWorkList& list = a.list;
-  if (list.work != nullptr) return list.work[static_cast<int64_t>(i) * gridDim.y + bg];
-  const int parts = list.pieces / list.blocks, block = i / parts, part = i % parts;
-  const int key0 = block * list.block_keys, key1 = min(key0 + list.block_keys, a.range.keys) - 1;
-  const int begin = a.range.first_row(key0), end = a.range.end_row(key1, a.in.tokens);
-  const int each = (end - begin + parts - 1) / parts, first = begin + part * each;
-  return {block, first, max(0, min(each, end - first)), parts > 1 ? (bg * list.blocks + block) * parts + part : -1};
-}
 
 // What a row has beside q and dout.
 template <int kCount>
@@ -81,7 +43,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
   const int b = blockIdx.y / a.in.groups, g = blockIdx.y % a.in.groups;
   const int parts_z = (a.list.block_keys + kRows - 1) / kRows;  // 64-key tiles of a block, times the chunks of columns
   const int key_tile = blockIdx.z % parts_z, column0 = blockIdx.z / parts_z * kColumns;
-  const KeyWork work = find_work(a, blockIdx.x, blockIdx.y);
+  const KeyWork work = find_work(a.list, a.range, a.in.tokens, blockIdx.x, blockIdx.y, gridDim.y);
   const int key0 = work.block * a.list.block_keys + key_tile * kRows;
   const int key_end = min(min((work.block + 1) * a.list.block_keys, key0 + kRows), a.range.keys);
   if (work.count < 0 || key0 >= key_end) return;
@@ -228,24 +190,6 @@ __global__ void merge_key_gradients_kernel(const GradView dk, const GradView dv,
   }
 }
 
-// Every row sees all of its range.
-struct RangeKeys {
-  KeyRange range;
-  class Walk {
-   public:
-    __device__ __forceinline__ Walk(const RangeKeys& keys, const RowTile& rows)
-        : at_(keys.range.low(rows.first_token)), end_(keys.range.high(rows.last_token)) {}
-    __device__ __forceinline__ bool next(KeyTile& tile, int most) {
-      tile = {at_, min(at_ + most, end_), ~uint64_t{0}};
-      at_ += most;
-      return tile.first < tile.end;
-    }
-
-   private:
-    int at_, end_;
-  };
-};
-
 }  // namespace
 
 void attend_key_gradients(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
@@ -283,7 +227,13 @@ void attend_range_forward(Context& ctx, const char* op, const AttendOut& out, co
 
 void attend_range_backward(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                            const AttendIn& in, const KeyRange& range) {
-  attend_rows_backward(ctx, op, out, grad, in, RangeKeys{range});
+  const bool hopper = attend_sm90_applies(ctx, out, grad, in);
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor facts = hopper ? compute_row_facts(ctx, scope, grad, in) : Tensor{};
+  if (hopper)
+    attend_rows_backward_sm90(ctx, op, out, grad, in, RangeKeys{range}, facts);
+  else
+    attend_rows_backward(ctx, op, out, grad, in, RangeKeys{range});
 
   // Enough pieces for 8 CTAs on each of 132 SMs, none of less than about 128 tokens; at most 16 a block, so that the
   // scratch for them stays linear in T.
@@ -296,12 +246,14 @@ void attend_range_backward(Context& ctx, const char* op, const AttendGradOut& ou
   list.block_keys = kRows;
   list.blocks = static_cast<int>(blocks);
   list.pieces = static_cast<int>(blocks * parts);
-  Scratch::Scope scope(ctx.scratch);
   if (parts > 1) {
     const int64_t width = in.k.size(3) + in.v.size(3);
     list.partial = scope.alloc(DType::f32, {sequences_and_groups * blocks * parts, kRows, width}).ptr<float>();
   }
-  attend_key_gradients(ctx, op, out, grad, in, range, list);
+  if (hopper)
+    attend_key_gradients_sm90(ctx, op, out, grad, in, range, list, facts);
+  else
+    attend_key_gradients(ctx, op, out, grad, in, range, list);
 }
 
 }  // namespace triad::cuda

@@ -71,7 +71,8 @@ constexpr int resident_ctas(int narrow, int wide) {
 inline constexpr int kRows = 16 * kWarps;  // rows (in nsa_attend.cu keys) of a CTA
 
 // ds = p * (dp - delta). Where p is 1 but for its own rounding no other key is left and ds is 0: in f32, where it would
-// show, the rounding that dp - delta leaves of two equal numbers is dropped. (In bf16 it is far below that of the operands.)
+// show, the rounding that dp - delta leaves of two equal numbers is dropped. (In bf16 it is far below that of the
+// operands.)
 template <class T>
 __device__ __forceinline__ float score_gradient(float p, float dp_minus_delta) {
   constexpr float kAlone = 1 - 1e-6f;
@@ -184,5 +185,44 @@ struct KeyWorkList {
 // dk and dv overwritten for the keys of every block.
 void attend_key_gradients(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                           const KeyRange&, const KeyWorkList&);
+
+// dk or dv: as the op's dtype, or fp32.
+struct GradView {
+  View<__nv_bfloat16> bf16;
+  View<float> f32;
+  int width;
+  __device__ __forceinline__ void store(int b, int key, int g, int column, float x, float y) const {
+    if (f32.data != nullptr)
+      store_pair(f32.at(b, key, g) + column, width - column, x, y);
+    else
+      store_pair(bf16.at(b, key, g) + column, width - column, x, y);
+  }
+  __device__ __forceinline__ void store(int b, int key, int g, int column, float x) const {
+    if (f32.data != nullptr)
+      f32.at(b, key, g)[column] = x;
+    else
+      bf16.at(b, key, g)[column] = __float2bfloat16_rn(x);
+  }
+};
+inline GradView make_grad_view(const Tensor& t) {
+  GradView v{make_view<__nv_bfloat16>(Tensor{}), make_view<float>(Tensor{}), static_cast<int>(t.size(3))};
+  if (t.dtype == DType::f32)
+    v.f32 = make_view<float>(t);
+  else
+    v.bf16 = make_view<__nv_bfloat16>(t);
+  return v;
+}
+
+// Piece i of (b, g), bg = b * Hkv + g of `count`; where the rows of every block are contiguous, the blocks' runs of
+// tokens cut into equal parts.
+__device__ __forceinline__ KeyWork find_work(const KeyWorkList& list, const KeyRange& range, int tokens, int i, int bg,
+                                             int count) {
+  if (list.work != nullptr) return list.work[static_cast<int64_t>(i) * count + bg];
+  const int parts = list.pieces / list.blocks, block = i / parts, part = i % parts;
+  const int key0 = block * list.block_keys, key1 = min(key0 + list.block_keys, range.keys) - 1;
+  const int begin = range.first_row(key0), end = range.end_row(key1, tokens);
+  const int each = (end - begin + parts - 1) / parts, first = begin + part * each;
+  return {block, first, max(0, min(each, end - first)), parts > 1 ? (bg * list.blocks + block) * parts + part : -1};
+}
 
 }  // namespace triad::cuda

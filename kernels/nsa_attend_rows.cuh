@@ -299,4 +299,22 @@ void attend_rows_backward(Context& ctx, const char* op, const AttendGradOut& out
 }
 
 }  // namespace
+// Every row sees all of its range.
+struct RangeKeys {
+  KeyRange range;
+  class Walk {
+   public:
+    __device__ __forceinline__ Walk(const RangeKeys& keys, const RowTile& rows)
+        : at_(keys.range.low(rows.first_token)), end_(keys.range.high(rows.last_token)) {}
+    __device__ __forceinline__ bool next(KeyTile& tile, int most) {
+      tile = {at_, min(at_ + most, end_), ~uint64_t{0}};
+      at_ += most;
+      return tile.first < tile.end;
+    }
+
+   private:
+    int at_, end_;
+  };
+};
+
 }  // namespace triad::cuda

@@ -19,6 +19,7 @@
 
 #include "kernels/nsa_attend.cuh"
 #include "kernels/nsa_attend_rows.cuh"
+#include "kernels/nsa_attend_rows_sm90.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -244,7 +245,13 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
                                   ConstTensor block_index, int64_t l_sel) {
   const char* op = "nsa_attend_selected_backward";
   const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
-  attend_rows_backward(ctx, op, out, grad, in, keys);
+  const bool hopper = attend_sm90_applies(ctx, out, grad, in);
+  Scratch::Scope facts_scope(ctx.scratch);
+  const Tensor facts = hopper ? compute_row_facts(ctx, facts_scope, grad, in) : Tensor{};
+  if (hopper)
+    attend_rows_backward_sm90(ctx, op, out, grad, in, keys, facts);
+  else
+    attend_rows_backward(ctx, op, out, grad, in, keys);
 
   // Of `capacity` entries at most capacity / kWorkTokens pieces are full; each block adds one that is not, and needs a
   // slot for it only when it has a full one too.
@@ -288,7 +295,10 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
     const int64_t width = in.k.size(3) + in.v.size(3);
     list.partial = scope.alloc(DType::f32, {bgs * slots, keys.block_keys, width}).ptr<float>();
   }
-  attend_key_gradients(ctx, op, out, grad, in, keys.range, list);
+  if (hopper)
+    attend_key_gradients_sm90(ctx, op, out, grad, in, keys.range, list, facts);
+  else
+    attend_key_gradients(ctx, op, out, grad, in, keys.range, list);
 }
 
 }  // namespace triad::cuda

@@ -1,0 +1,51 @@
+// Backward of the attention branches on Hopper for bf16 heads of 64: which calls it takes, and what its two kernels
+// (keys: nsa_attend_sm90.cu; rows: nsa_attend_rows_sm90.cuh) share.
+//
+// Of a row both kernels need two numbers beside q and dout. With pg = gate * p,
+//   pg = 2^(s * scale_log2 - shift),       shift = lse * log2(e) - log2(gate),
+//   gate dv: sum pg dout,   ds = pg * (dout.v - center),   center = delta / gate  (= dout.o),
+// so the gate costs nothing inside. A row without keys or with gate 0 has shift = inf: pg = 0. Gates are >= 0.
+#pragma once
+#include "kernels/nsa_attend.cuh"
+#include "kernels/wgmma_sm90.cuh"
+
+namespace triad::cuda {
+
+// (shift, center) of row t * G + h of (b, g), at [(b * Hkv + g) * T * G + t * G + h].
+using RowFact = float2;
+// Computes them into scratch: [B*Hkv, T*G] float2.
+Tensor compute_row_facts(Context&, Scratch::Scope&, const AttendGradIn&, const AttendIn&);
+
+// A (b, g) slice of a view whose strides fit 32 bits: the address of a row is then two multiply-adds.
+struct RowSource {
+  const __nv_bfloat16* base;
+  int row, head;
+  __device__ __forceinline__ RowSource(const View<const __nv_bfloat16>& v, int b, int first_head)
+      : base(v.at(b, 0, first_head)), row(static_cast<int>(v.row)), head(static_cast<int>(v.head)) {}
+  __device__ __forceinline__ const __nv_bfloat16* at(int r, int h) const {
+    return base + static_cast<int64_t>(r) * row + static_cast<int64_t>(h) * head;
+  }
+};
+
+inline bool sm90_rows(const ConstTensor& t) {
+  bool fits = t.dtype == DType::bf16 && t.size(3) == kPanel && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+  for (int i = 0; i < 3; ++i)
+    fits = fits && (t.size(i) <= 1 || t.stride[i] % 8 == 0) && (i == 0 || t.stride[i] < (int64_t{1} << 31));
+  return fits;
+}
+// The choice, a pure function of card and problem. Offsets within a sequence have to fit 31 bits in units of 16 bytes.
+inline bool attend_sm90_applies(const Context& ctx, const AttendGradOut& out, const AttendGradIn& grad,
+                                const AttendIn& in) {
+  if (ctx.compute_capability != 90) return false;
+  const auto near = [](const ConstTensor& t) { return t.size(1) * t.stride[1] / 8 < (int64_t{1} << 31); };
+  bool pairs = reinterpret_cast<uintptr_t>(out.dq.data) % 8 == 0;  // dq is added to two columns at a time
+  for (int i = 0; i < 3; ++i) pairs = pairs && out.dq.stride[i] % 2 == 0;
+  return pairs && sm90_rows(in.q) && sm90_rows(in.k) && sm90_rows(in.v) && sm90_rows(grad.dout) && near(in.q) &&
+         near(grad.dout);
+}
+
+// As attend_key_gradients of nsa_attend.cuh.
+void attend_key_gradients_sm90(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
+                               const KeyRange&, const KeyWorkList&, const Tensor& facts);
+
+}  // namespace triad::cuda

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "engine/memory.h"
+#include "engine/routes.h"
 #include "engine/stream.h"
 
 namespace triad {
@@ -14,17 +15,22 @@ class BlasHandle {
   virtual ~BlasHandle() = default;
 };
 
+class OpListener;  // op_scope.h
+
 struct Context {
   Device device;
   Stream& stream;
   Scratch& scratch;
   std::unique_ptr<BlasHandle>& blas;
+  Routes& routes;
   int num_sms = 0;
   int compute_capability = 0;  // 90 for sm_90; 0 on the CPU
   int threads = 1;  // that CPU loops are split over
   // A planning context computes nothing: ops check their shapes and ask for their scratch, as in earnest, and touch no
   // memory (parallel_for, launch, matmul, copy and zero return at once). So a dry step tells what a real one needs.
   bool planning = false;
+  OpListener* listener = nullptr;  // told of every op, if there
+  bool in_op = false;              // kept by OpScope
 };
 
 class Runtime {
@@ -48,6 +54,7 @@ class Runtime {
   Scratch scratch_;
   Stream stream_;
   std::unique_ptr<BlasHandle> blas_;
+  Routes routes_;
   Context ctx_;
 };
 

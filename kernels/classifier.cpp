@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "engine/check.h"
+#include "engine/op_scope.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/matmul.h"
 
@@ -53,12 +54,14 @@ void for_each_chunk(Context& ctx, Tensor loss, ConstTensor h, ConstTensor w, Con
 
 void classifier_forward(Context& ctx, Tensor loss, ConstTensor h, ConstTensor w, ConstTensor targets,
                         const ClassifierOptions& options) {
+  const OpScope op_scope(ctx, "classifier_forward");
   check_classifier(loss, h, w, targets, options);
   for_each_chunk(ctx, loss, h, w, targets, options, [](const Chunk&) {});
 }
 
 void classifier_forward_backward(Context& ctx, Tensor loss, Tensor dh, Tensor dw, ConstTensor h, ConstTensor w,
                                  ConstTensor targets, double scale, const ClassifierOptions& options) {
+  const OpScope op_scope(ctx, "classifier_forward_backward");
   check_classifier(loss, h, w, targets, options);
   check_tensor("classifier's dh", dh, h.shape(), h.dtype);
   check_tensor("classifier's dw", dw, w.shape(), acc_dtype(w.dtype));

@@ -4,6 +4,7 @@
 
 #include "engine/context.h"
 #include "engine/cuda_check.h"
+#include "engine/op_scope.h"
 
 namespace triad {
 
@@ -18,6 +19,7 @@ template <class... Params, class... Args>
 void launch(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
             Args&&... args) {
   if (ctx.planning || grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  const OpScope op(ctx, name);
   constexpr size_t kDefaultSharedLimit = 48 * 1024;
   if (shared_bytes > kDefaultSharedLimit)
     CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -27,6 +29,13 @@ void launch(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid
   if (e != cudaSuccess)
     fail("kernel {} <<<({}, {}, {}), {}, {} B>>>: {}", name, grid.x, grid.y, grid.z, block.x * block.y * block.z,
          shared_bytes, cudaGetErrorString(e));
+}
+
+// Counts the kernel that takes a call of `op`: the fused one, or, with the reason why not, the general one. That is a
+// fallback for bf16 on Hopper alone: there are fused kernels for nothing else.
+inline void record_route(Context& ctx, const char* op, DType dtype, const char* why_not_fused) {
+  const bool fused = why_not_fused == nullptr, meant = dtype == DType::bf16 && ctx.compute_capability == 90;
+  ctx.routes.record(op, fused ? "sm90" : "general", fused || !meant ? "" : why_not_fused);
 }
 
 // f.template operator()<T>() with T = float or __nv_bfloat16.

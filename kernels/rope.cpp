@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "engine/op_scope.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -89,11 +90,13 @@ void rope_table(Context& ctx, Tensor cos, Tensor sin, int64_t head_dim, double t
 }
 
 void rope_forward(Context& ctx, Tensor y, ConstTensor x, ConstTensor cos, ConstTensor sin) {
+  const OpScope op_scope(ctx, "rope_forward");
   check_tensor("rope: x", x, x.shape(), y.dtype);
   rope(ctx, y, x, cos, sin, +1);
 }
 
 void rope_backward(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor cos, ConstTensor sin) {
+  const OpScope op_scope(ctx, "rope_backward");
   rope(ctx, dx, dy, cos, sin, -1);
 }
 

@@ -166,6 +166,7 @@ class Trainer {
     const TrainConfig& t = config_.train;
     const bool last = state_.step == t.steps, stop = stop_signal != 0 || folder_.halt_requested();
     if (due(t.eval_every) || (last && t.eval_every > 0)) evaluate(telemetry);
+    if (due(config_.log.every) || last || stop) telemetry.fallbacks(state_.step, runtime_->ctx().routes);
     if (due(t.save_every) || (last && t.save_every > 0) || stop) save(telemetry);
     if (stop) folder_.clear_halt();
     return stop && !last;
@@ -190,6 +191,8 @@ class Trainer {
                           {"peak_mib", telemetry.peak_mib()}};
     write_file_atomically(folder_.file("metrics.json"), dump_json(metrics, 2) + "\n");
     telemetry.heartbeat(state_.step, "done");
+    const Routes& routes = runtime_->ctx().routes;
+    if (routes.fallbacks() > 0) telemetry.message(routes.summary());
     telemetry.message(fmt::format("done: {} steps, loss {:.4f}, {:.1f} s; weights in {}", state_.step, last_loss_,
                                   seconds, folder_.file("model.safetensors")));
   }

@@ -222,12 +222,14 @@ void attend_key_gradients(Context& ctx, const char* op, const AttendGradOut& out
 
 void attend_range_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                           const KeyRange& range) {
+  record_route(ctx, op, in.q.dtype, "no fused forward");
   attend_rows_forward(ctx, op, out, in, RangeKeys{range});
 }
 
 void attend_range_backward(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                            const AttendIn& in, const KeyRange& range) {
   const bool hopper = attend_sm90_applies(ctx, out, grad, in);
+  record_route(ctx, op, in.q.dtype, hopper ? nullptr : "heads that are not 64 wide or not aligned");
   Scratch::Scope scope(ctx.scratch);
   const Tensor facts = hopper ? compute_row_facts(ctx, scope, grad, in) : Tensor{};
   if (hopper)

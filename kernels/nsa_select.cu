@@ -410,6 +410,7 @@ void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_c
                 kMaxLength);
   TRIAD_CHECK(o.l % o.d == 0 && o.l_sel % o.d == 0, "nsa_select: d {} does not divide l {} and l_sel {}", o.d, o.l,
               o.l_sel);
+  record_route(ctx, "nsa_select", q.dtype, "no fused selection");
   const auto as_int = [](int64_t count) { return static_cast<int>(std::min(count, kMaxLength)); };
   const ConstTensor lse = lse_cmp.view({B, tokens, q.size(2), 1});
   dispatch_gpu_float(q.dtype, [&]<class T>() {

@@ -132,11 +132,6 @@ __device__ __forceinline__ void load_operand(uint32_t (&a)[kSteps][4], const __n
 __device__ __forceinline__ void copy_async_8(void* to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
-__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void copy_async_wait_group() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
 
 // *to += (x, y) where the memory is, without waiting for the sum. One thread adds to each element: the bits repeat.
 __device__ __forceinline__ void add_pair(float* to, float x, float y) {

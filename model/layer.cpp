@@ -57,6 +57,17 @@ void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, L
   linear_forward(ctx, a.x_mid, out, w.out_proj, a.x);
 }
 
+// Backward of linear(norm(x)) and of the way around both, down to dx. The normed rows, which the gradient of the
+// linear's weights needs, come out of the norm's backward again (in the place of their gradient), which reads x anyway.
+void norm_linear_backward(Context& ctx, Tensor dx, Tensor dnorm, Tensor dw, ConstTensor dy, ConstTensor x,
+                          ConstTensor norm, ConstTensor rrms, ConstTensor w) {
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor h = scope.alloc(dx.dtype, dx.shape());
+  linear_backward_input(ctx, h, dy, w);
+  rmsnorm_backward(ctx, dx, dnorm, h, x, norm, rrms, dx, h);
+  linear_backward_weight(ctx, dw, dy, h);
+}
+
 // dx: gradient of x_mid in, of x out.
 void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, const Grads& g, LayerActivations& a,
                         Tensor dx) {
@@ -85,10 +96,7 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     rope_backward(ctx, dviews.q, dq, lc.rope_cos, lc.rope_sin);
     for_each_rotated_key(dviews, [&](Tensor dk) { rope_backward(ctx, dk, dk, lc.rope_cos, lc.rope_sin); });
   }
-  Tensor h = scope.alloc(dtype, a.x.shape()), dh = scope.alloc(dtype, a.x.shape());
-  rmsnorm_forward(ctx, h, a.rrms1, a.x, w.norm1, c.norm_eps);
-  linear_backward(ctx, dh, g.qkv, dqkv, h, w.qkv);
-  rmsnorm_backward(ctx, dx, g.norm1, dh, a.x, w.norm1, a.rrms1, dx);
+  norm_linear_backward(ctx, dx, g.norm1, g.qkv, dqkv, a.x, w.norm1, a.rrms1, w.qkv);
 }
 
 Tensor mlp_activation(Context& ctx, const ModelConfig& c, const LayerActivations& a, Scratch::Scope& scope) {
@@ -119,20 +127,18 @@ void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const 
   Tensor dpre = scope.alloc(dtype, a.mlp_pre.shape());
   {
     Scratch::Scope inner(ctx.scratch);
-    const bool silu = c.mlp == MlpKind::silu;
-    Tensor dact = silu ? dpre : inner.alloc(dtype, {a.x.size(0), H});
-    linear_backward(ctx, dact, g.mlp_out, dx, mlp_activation(ctx, c, a, inner), w.mlp_out);
-    if (silu) {
-      silu_backward(ctx, dpre, dact, a.mlp_pre);
+    const Tensor act = inner.alloc(dtype, {a.x.size(0), H});
+    if (c.mlp == MlpKind::silu) {
+      linear_backward_input(ctx, dpre, dx, w.mlp_out);
+      silu_backward(ctx, dpre, dpre, a.mlp_pre, act);
     } else {
-      swiglu_backward(ctx, dpre.slice(1, 0, H), dpre.slice(1, H, 2 * H), dact, a.mlp_pre.slice(1, 0, H),
-                      a.mlp_pre.slice(1, H, 2 * H));
+      linear_backward_input(ctx, act, dx, w.mlp_out);
+      swiglu_backward(ctx, dpre.slice(1, 0, H), dpre.slice(1, H, 2 * H), act, a.mlp_pre.slice(1, 0, H),
+                      a.mlp_pre.slice(1, H, 2 * H), act);
     }
+    linear_backward_weight(ctx, g.mlp_out, dx, act);
   }
-  Tensor h = scope.alloc(dtype, a.x.shape()), dh = scope.alloc(dtype, a.x.shape());
-  rmsnorm_forward(ctx, h, a.rrms2, a.x_mid, w.norm2, c.norm_eps);
-  linear_backward(ctx, dh, g.mlp_in, dpre, h, w.mlp_in);
-  rmsnorm_backward(ctx, dx, g.norm2, dh, a.x_mid, w.norm2, a.rrms2, dx);
+  norm_linear_backward(ctx, dx, g.norm2, g.mlp_in, dpre, a.x_mid, w.norm2, a.rrms2, w.mlp_in);
 }
 
 }  // namespace

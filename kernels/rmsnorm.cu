@@ -91,10 +91,6 @@ __device__ __forceinline__ void read_row(uint4 (&to)[kWords], const T* row, int 
     to[i] =
         lane + 32 * i < vectors ? *reinterpret_cast<const uint4*>(row + (lane + 32 * i) * V) : make_uint4(0, 0, 0, 0);
 }
-template <class T, int V>
-__device__ __forceinline__ void as_floats(float (&to)[V], const uint4& word) {
-  load_vector<V>(to, reinterpret_cast<const T*>(&word));
-}
 
 template <class T, int kWords>
 __global__ void __launch_bounds__(32 * kMaxWarps)

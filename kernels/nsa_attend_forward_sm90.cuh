@@ -1,8 +1,9 @@
-// Forward of the attention branches on Hopper (bf16): each row (t, h) attends to one range of keys, or to listed blocks.
+// Forward of the attention branches on Hopper (bf16): each row (t, h) attends to one range of keys, or to listed
+// blocks.
 //
 // A CTA takes kWarpgroups x 64 rows of one (sequence, group) and walks the key tiles that any of them sees, its plan.
-// One thread has the copy engine bring keys and values into a ring of stages and refills a stage when all warpgroups have
-// left it. A warpgroup keeps q in shared memory; scores, probabilities and sums stay in registers:
+// One thread has the copy engine bring keys and values into a ring of stages and refills a stage when all warpgroups
+// have left it. A warpgroup keeps q in shared memory; scores, probabilities and sums stay in registers:
 //   s = q k^T;  p = 2^(scale s - top);  o += p v, p being packed where s stood.
 // The scores of the next tile are queued before the sums of this one, so that the tensor cores work while it weighs.
 // `top` need not be the row's largest score, only close: it moves when a score passes it by kSlack powers of two, so
@@ -60,17 +61,18 @@ struct WarpgroupSight {
   }
 };
 
-// A plan numbers the steps of a CTA: step n has the keys first(n) .. end(n) - 1, of which it takes Shape::kKeys at most.
-// A warpgroup passes the steps that none of its rows sees, and all from steps_seen on; a step of which some row sees
-// only a part needs a mask.
+// A plan numbers the steps of a CTA: step n has the keys first(n) .. end(n) - 1, of which it takes Shape::kKeys at
+// most. A warpgroup passes the steps that none of its rows sees, and all from steps_seen on; a step of which some row
+// sees only a part needs a mask.
 template <class Keys, class Shape>
 class Plan;
 template <class Shape>
 class Plan<RangeKeys, Shape> {
  public:
   static constexpr bool kListed = false;
+  static int64_t bytes(const RangeKeys&) { return 0; }  // of shared memory
   __device__ __forceinline__ Plan(const RangeKeys& keys, const Divisor& heads, const RowTile& tile, int w,
-                                       unsigned char*)
+                                  unsigned char*)
       : sight_(keys.range, heads, tile, w),
         begin_(keys.range.low(tile.first_token)),
         end_(keys.range.high(tile.last_token)),
@@ -116,8 +118,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
   for (int i = 0; i < 4; ++i) {  // 16 rows of q for each warp
     const int r = row0 + lane / 8 + 4 * i, row = tile.first + 64 * w + r, t = a.in.heads.quotient(row);
     const bool exists = row < tile.rows;
-    const __nv_bfloat16* from =
-        exists ? a.in.q.at(tile.b, t, tile.g * G + row - t * G) + 8 * chunk : a.in.q.data;
+    const __nv_bfloat16* from = exists ? a.in.q.at(tile.b, t, tile.g * G + row - t * G) + 8 * chunk : a.in.q.data;
 #pragma unroll
     for (int panel = 0; panel < Shape::kPanelsK; ++panel)
       copy_async_16(own_q + panel * 64 * kPanelRowBytes + swizzled(r, chunk), exists ? from + kPanel * panel : from,
@@ -167,24 +168,22 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
   const auto leave = [&](int n) {
     __syncwarp();
     if (lane == 0) barrier_arrive(&shared.stage_free[static_cast<unsigned>(n) % kStages]);
-    if (threadIdx.x == 0) {
-      const int old = n - Shape::kLag;
-      if (old >= 0 && old + kStages < plan.steps) {
-        await(shared.stage_free, old);
-        load(old + kStages);
-      }
-    }
   };
-  // The first step from n on that this warpgroup sees; its keys have come. It does not wait for a step beyond
-  // `furthest`, but takes that one, unseen as it is: for later keys a stage is needed that this warpgroup has not left.
-  const auto seek = [&](int& n, int furthest) {
-    for (; n < plan.steps_seen; ++n) {
-      await(shared.keys_came, n);
-      if (plan.sees(n) || n == furthest) return true;
-      await(shared.values_came, n);
-      leave(n);
-    }
-    return false;
+  // This warpgroup has left all steps before n: stages that the others have left too are filled again.
+  int refilled = 0;
+  const auto refill = [&](int n) {
+    if (threadIdx.x == 0)
+#pragma unroll 1
+      for (; refilled < min(n - Shape::kLag, plan.steps - kStages); ++refilled) {
+        await(shared.stage_free, refilled);
+        load(refilled + kStages);
+      }
+  };
+  // A step that this warpgroup does not see.
+  const auto pass = [&](int n) {
+    await(shared.keys_came, n);
+    await(shared.values_came, n);
+    leave(n);
   };
 
   float s[kHalves][8][4], o[kPanelsV][8][4] = {};
@@ -212,8 +211,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     for (int panel = 0; panel < kPanelsV; ++panel)
 #pragma unroll
       for (int i = 0; i < kKeys / 16; ++i)
-        wgmma_add<1>(o[panel], p[i],
-                     v_tile + panel * (kKeys * kPanelRowBytes >> 4) + i * (16 * kPanelRowBytes >> 4));
+        wgmma_add<1>(o[panel], p[i], v_tile + panel * (kKeys * kPanelRowBytes >> 4) + i * (16 * kPanelRowBytes >> 4));
     wgmma_commit();
   };
   // Scores become probabilities, relative to `top`.
@@ -291,20 +289,26 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     for (int i = 0; i < kKeys / 16; ++i) pack_operand(p[i], s[i / 4], i % 4);
   };
 
-  // ptxas moves exponentials past a wait that follows them, where they overlap with nothing; not past a branch that asks
-  // for their sum, which is never -1.
+  // ptxas moves exponentials past a wait that follows them, where they overlap with nothing; not past a branch that
+  // asks for their sum, which is never -1.
   const auto settle = [&] {
     asm volatile("{\n.reg .pred p;\nsetp.eq.f32 p, %0, 0fBF800000;\n@p nanosleep.u32 1;\n}" ::"f"(sum[0] + sum[1]));
   };
 
   int now = 0;
-  if (seek(now, plan.steps)) {
+  for (; now < plan.steps_seen && !plan.sees(now); ++now) pass(now), refill(now + 1);
+  if (now < plan.steps_seen) {
+    await(shared.keys_came, now);
     wgmma_fence();
     multiply_scores(now);
     wgmma_wait<0>();
     weigh(now);
     pack();
-    for (int next = now + 1; seek(next, now + kStages - 1 - Shape::kLag); now = next++) {
+    for (int next = now + 1; next < plan.steps_seen; now = next++) {
+      // Steps that are not seen, but none for whose keys a stage is needed that this warpgroup has not left: rather it
+      // takes an unseen step.
+      for (; !plan.sees(next) && next < now + kStages - 1 - Shape::kLag; ++next) pass(next);
+      await(shared.keys_came, next);
       wgmma_fence();
       multiply_scores(next);
       await(shared.values_came, now);
@@ -315,6 +319,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
       settle();
       pack();
       leave(now);
+      refill(next);
       if (moved) {
 #pragma unroll
         for (int panel = 0; panel < kPanelsV; ++panel)
@@ -330,13 +335,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     wgmma_wait<0>();
 #pragma unroll
     for (int panel = 0; panel < kPanelsV; ++panel) pin(o[panel]);
-    leave(now++);
-  }
-  for (; now < plan.steps; ++now) {  // the other warpgroups' steps
-    await(shared.keys_came, now);
-    await(shared.values_came, now);
     leave(now);
+    refill(++now);
   }
+  for (; now < plan.steps; ++now) pass(now), refill(now + 1);  // the other warpgroups' steps
 
   // o by way of shared memory, where q stood, so that eight lanes write 128 bytes of a row.
   warpgroup_barrier(w);  // q is read no more
@@ -366,6 +368,51 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
           *reinterpret_cast<const uint4*>(own_q + panel * 64 * kPanelRowBytes + swizzled(r, chunk));
   }
 #endif
+}
+
+// ---- launches ----
+
+// Whether rows can be read by the copy engine and in vectors of 16 bytes.
+inline bool forward_rows_fit(const ConstTensor& t) {
+  return t.dtype == DType::bf16 && make_view<const __nv_bfloat16>(t).vector && t.stride[0] < (int64_t{1} << 38) &&
+         t.stride[1] < (int64_t{1} << 38) && t.stride[2] < (int64_t{1} << 38);
+}
+inline bool forward_heads_fit(int64_t dk, int64_t dv) {
+  return (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
+}
+// The choice, a pure function of card and problem.
+inline bool attend_forward_sm90_applies(const Context& ctx, const AttendOut& out, const AttendIn& in) {
+  return ctx.compute_capability == 90 && forward_heads_fit(in.q.size(3), in.v.size(3)) && forward_rows_fit(in.q) &&
+         forward_rows_fit(in.k) && forward_rows_fit(in.v) && forward_rows_fit(out.o);
+}
+
+template <class Shape, class Keys>
+void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
+  if (ctx.planning) return;
+  using bf16 = __nv_bfloat16;
+  RowForwardArgs a{.k_map = {},
+                   .v_map = {},
+                   .in = make_attend<bf16>(op, in),
+                   .o = make_view<bf16>(out.o),
+                   .lse = make_view<float>(out.lse),
+                   .tiles = static_cast<int>(ceil_div(in.q.size(1) * (in.q.size(2) / in.k.size(2)), Shape::kRowsCta)),
+                   .sequences_and_groups = static_cast<int>(in.k.size(0) * in.k.size(2))};
+  a.k_map = make_box_map(a.in.k, in.k.size(0), in.k.size(1), in.k.size(2), Shape::kKeys);
+  a.v_map = make_box_map(a.in.v, in.v.size(0), in.v.size(1), in.v.size(2), Shape::kKeys);
+  launch(ctx, op, row_forward_sm90_kernel<Shape, Keys>,
+         dim3(static_cast<unsigned>(a.tiles) * static_cast<unsigned>(a.sequences_and_groups)), dim3(Shape::kThreads),
+         sizeof(typename Shape::Shared) + Plan<Keys, Shape>::bytes(keys), a, keys);
+}
+
+template <class Keys>
+void attend_rows_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
+                              const Keys& keys) {
+  if (in.q.size(3) == 64)
+    launch_row_forward<ForwardShape<64, 64, 64, 2, 5, 2>>(ctx, op, out, in, keys);
+  else if (in.q.size(3) == 128)
+    launch_row_forward<ForwardShape<128, 128, 64, 3, 5, 1>>(ctx, op, out, in, keys);
+  else
+    launch_row_forward<ForwardShape<192, 128, 64, 3, 3, 1>>(ctx, op, out, in, keys);
 }
 
 }  // namespace

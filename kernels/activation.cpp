@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "engine/op_scope.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -32,6 +33,7 @@ void check_matrix(const char* op, const ConstTensor& x) {
 }  // namespace
 
 void silu_forward(Context& ctx, Tensor y, ConstTensor x) {
+  const OpScope op_scope(ctx, "silu_forward");
   check_matrix("silu", x);
   check_tensor("silu: y", y, x.shape(), x.dtype);
   if (ctx.device.is_cuda()) {
@@ -51,6 +53,7 @@ void silu_forward(Context& ctx, Tensor y, ConstTensor x) {
 }
 
 void silu_backward(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor x, Tensor y) {
+  const OpScope op_scope(ctx, "silu_backward");
   check_matrix("silu backward", x);
   check_tensor("silu backward: dx", dx, x.shape(), x.dtype);
   check_tensor("silu backward: dy", dy, x.shape(), x.dtype);
@@ -73,6 +76,7 @@ void silu_backward(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor x, Tenso
 }
 
 void swiglu_forward(Context& ctx, Tensor y, ConstTensor gate, ConstTensor up) {
+  const OpScope op_scope(ctx, "swiglu_forward");
   check_matrix("swiglu", gate);
   check_tensor("swiglu: up", up, gate.shape(), gate.dtype);
   check_tensor("swiglu: y", y, gate.shape(), gate.dtype);
@@ -94,6 +98,7 @@ void swiglu_forward(Context& ctx, Tensor y, ConstTensor gate, ConstTensor up) {
 
 void swiglu_backward(Context& ctx, Tensor dgate, Tensor dup, ConstTensor dy, ConstTensor gate, ConstTensor up,
                      Tensor y) {
+  const OpScope op_scope(ctx, "swiglu_backward");
   check_matrix("swiglu backward", gate);
   check_tensor("swiglu backward: up", up, gate.shape(), gate.dtype);
   check_tensor("swiglu backward: dy", dy, gate.shape(), gate.dtype);

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "engine/check.h"
+#include "engine/op_scope.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -150,6 +151,7 @@ void multiply_bf16(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const S
 }  // namespace
 
 void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& options, ConstTensor addend) {
+  const OpScope op_scope(ctx, "matmul");
   const Size s = check_matmul(d, a, b, options, addend);
   if (s.M == 0 || s.N == 0) return;
   if (s.K == 0) {  // an empty sum, which not every BLAS takes

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "engine/op_scope.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -256,6 +257,7 @@ void check_branches(const char* what, const std::array<ConstTensor, 3>& o, const
 }  // namespace
 
 void nsa_gate_forward(Context& ctx, Tensor gate, ConstTensor q, const GateWeights& w, const GateOptions& o) {
+  const OpScope op_scope(ctx, "nsa_gate_forward");
   const Sizes n = check_gate("nsa_gate", gate, q);
   check_weights("nsa_gate: a weight", w, n.dk, n.hidden, q.dtype);
   if (ctx.device.is_cuda()) {
@@ -266,6 +268,7 @@ void nsa_gate_forward(Context& ctx, Tensor gate, ConstTensor q, const GateWeight
 
 void nsa_gate_backward(Context& ctx, Tensor dq_group, const GateGrads& grads, ConstTensor dgate, ConstTensor gate,
                        ConstTensor q, const GateWeights& w, const GateOptions& o) {
+  const OpScope op_scope(ctx, "nsa_gate_backward");
   const Sizes n = check_gate("nsa_gate: gate", gate, q);
   check_gate("nsa_gate: dgate", dgate, q);
   check_tensor("nsa_gate: dq_group", dq_group, {n.B, n.T, n.Hkv, n.dk}, acc_dtype(q.dtype));
@@ -279,6 +282,7 @@ void nsa_gate_backward(Context& ctx, Tensor dq_group, const GateGrads& grads, Co
 }
 
 void nsa_combine_forward(Context& ctx, Tensor out, const std::array<ConstTensor, 3>& o, ConstTensor gate) {
+  const OpScope op_scope(ctx, "nsa_combine_forward");
   const Sizes n = check_gate("nsa_combine", gate, out);
   check_branches("nsa_combine: a branch", o, out);
   if (ctx.device.is_cuda()) {
@@ -289,6 +293,7 @@ void nsa_combine_forward(Context& ctx, Tensor out, const std::array<ConstTensor,
 
 void nsa_combine_backward(Context& ctx, Tensor dgate, Tensor delta, ConstTensor dout,
                           const std::array<ConstTensor, 3>& o, ConstTensor gate, Tensor out) {
+  const OpScope op_scope(ctx, "nsa_combine_backward");
   const Sizes n = check_gate("nsa_combine: gate", gate, dout);
   check_gate("nsa_combine: dgate", dgate, dout);
   check_tensor("nsa_combine: delta", delta, {3, n.B, n.T, n.Hq}, acc_dtype(dout.dtype));
@@ -304,6 +309,7 @@ void nsa_combine_backward(Context& ctx, Tensor dgate, Tensor delta, ConstTensor 
 }
 
 void attention_delta(Context& ctx, Tensor delta, ConstTensor dout, ConstTensor o) {
+  const OpScope op_scope(ctx, "attention_delta");
   TRIAD_CHECK(dout.rank == 4, "attention_delta: dout is {}, which has not four axes", dout.str());
   check_tensor("attention_delta: o", o, dout.shape(), dout.dtype);
   check_tensor("attention_delta: delta", delta, {dout.size(0), dout.size(1), dout.size(2)}, acc_dtype(dout.dtype));

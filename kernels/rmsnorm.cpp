@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/op_scope.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -73,6 +74,7 @@ void backward_cpu(Context& ctx, Tensor dx_out, Tensor dw, ConstTensor dy_in, Con
 }  // namespace
 
 void rmsnorm_forward(Context& ctx, Tensor y, Tensor rrms, ConstTensor x, ConstTensor w, double eps) {
+  const OpScope op_scope(ctx, "rmsnorm_forward");
   check_rmsnorm("rmsnorm", x, w, rrms);
   check_tensor("rmsnorm: y", y, x.shape(), x.dtype);
   if (ctx.device.is_cuda()) {
@@ -83,6 +85,7 @@ void rmsnorm_forward(Context& ctx, Tensor y, Tensor rrms, ConstTensor x, ConstTe
 
 void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w,
                       ConstTensor rrms, ConstTensor dresidual, Tensor y) {
+  const OpScope op_scope(ctx, "rmsnorm_backward");
   check_rmsnorm("rmsnorm backward", x, w, rrms);
   check_tensor("rmsnorm backward: dx", dx, x.shape(), x.dtype);
   check_tensor("rmsnorm backward: dw", dw, w.shape(), acc_dtype(x.dtype));

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "engine/op_scope.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -104,12 +105,14 @@ void rope_table(Context& ctx, Tensor cos, Tensor sin, int64_t head_dim, double t
 }
 
 void rope_forward(Context& ctx, Tensor y, ConstTensor x, ConstTensor cos, ConstTensor sin, const RopeKeys& keys) {
+  const OpScope op_scope(ctx, "rope_forward");
   check_tensor("rope: x", x, x.shape(), y.dtype);
   rope(ctx, y, x, {}, keys, cos, sin, +1);
 }
 
 void rope_backward(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor cos, ConstTensor sin, const RopeKeys& dkeys,
                    ConstTensor dy_group) {
+  const OpScope op_scope(ctx, "rope_backward");
   rope(ctx, dx, dy, dy_group, dkeys, cos, sin, -1);
 }
 

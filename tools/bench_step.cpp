@@ -54,7 +54,7 @@ const std::vector<Family>& families() {
                                           {"rope", {"rope"}},
                                           {"activation", {"silu", "swiglu"}},
                                           {"embedding", {"embedding"}},
-                                          {"optimizer", {"adamw", "sum"}},
+                                          {"optimizer", {"adamw", "sum", "judge"}},
                                           {"copies", {"cast"}},  // and what no op queued: uploads, gradients to zero
                                           {"other", {}}};
   return all;
@@ -225,7 +225,9 @@ void run_step(const StepOptions& o) {
   if (!o.common.json) fmt::print("{}\n", describe(rows));
   Steps steps(config, o.weights);
   for (int64_t i = 0; i < o.warm_up; ++i) steps.take();
-  const double us = median(steps.times_us(o.steps));
+  const std::vector<double> times = steps.times_us(o.steps);
+  const double us = median(times);
+  const auto [fastest, slowest] = std::minmax_element(times.begin(), times.end());
 
   const int64_t B = t.micro_batch_size * t.accumulate_grad_batches;
   const double executed = training_flops(config.model, B, t.seq_len) / us * 1e-6;
@@ -237,6 +239,8 @@ void run_step(const StepOptions& o) {
                        {"pass", "step"},
                        {"us", us},
                        {"runs", o.steps},
+                       {"fastest_us", *fastest},
+                       {"slowest_us", *slowest},
                        {"tokens_per_s", tokens_per_s},
                        {"peak_gb", peak_gb},
                        {"executed_tflop_per_s", executed},
@@ -244,10 +248,11 @@ void run_step(const StepOptions& o) {
                        {"share_of_ceiling", executed / ceiling.tflop_per_s}});
   if (!o.common.json)
     fmt::print(
-        "{}: {:.3f} ms a step, {:.0f} tokens/s, peak {:.3f} GB; executed {:.1f} TFLOP/s ({:.1f}% of the matrix "
+        "{}: {:.3f} ms a step ({:.3f} to {:.3f}), {:.0f} tokens/s, peak {:.3f} GB; executed {:.1f} TFLOP/s ({:.1f}% of "
+        "the matrix "
         "products'), dense-equivalent {:.1f} ({:.1f}%)\n",
-        case_name(o, config), us * 1e-3, tokens_per_s, peak_gb, executed, 100 * executed / ceiling.tflop_per_s, dense,
-        100 * dense / ceiling.tflop_per_s);
+        case_name(o, config), us * 1e-3, *fastest * 1e-3, *slowest * 1e-3, tokens_per_s, peak_gb, executed,
+        100 * executed / ceiling.tflop_per_s, dense, 100 * dense / ceiling.tflop_per_s);
   if (device.is_cuda() && !o.no_split) {
     const Split split = trace(steps);
     rows.rows.back().update(to_json(split, us));

@@ -9,7 +9,9 @@
 namespace triad {
 
 template <>
-struct dtype_traits<__nv_bfloat16> { static constexpr DType value = DType::bf16; };
+struct dtype_traits<__nv_bfloat16> {
+  static constexpr DType value = DType::bf16;
+};
 
 namespace cuda {
 
@@ -38,13 +40,18 @@ inline void record_route(Context& ctx, const char* op, DType dtype, const char* 
   ctx.routes.record(op, fused ? "sm90" : "general", fused || !meant ? "" : why_not_fused);
 }
 
+inline constexpr const char* kNotFusedHeads = "head widths or alignment that the fused kernels lack";
+
 // f.template operator()<T>() with T = float or __nv_bfloat16.
 template <class F>
 void dispatch_gpu_float(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::f32: return f.template operator()<float>();
-    case DType::bf16: return f.template operator()<__nv_bfloat16>();
-    default: fail("dtype {} does not run on the GPU: f32 and bf16 do", name_of(dtype));
+    case DType::f32:
+      return f.template operator()<float>();
+    case DType::bf16:
+      return f.template operator()<__nv_bfloat16>();
+    default:
+      fail("dtype {} does not run on the GPU: f32 and bf16 do", name_of(dtype));
   }
 }
 
@@ -52,8 +59,10 @@ __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 template <class T>
 __device__ __forceinline__ T from_float(float x) {
-  if constexpr (std::is_same_v<T, float>) return x;
-  else return __float2bfloat16_rn(x);
+  if constexpr (std::is_same_v<T, float>)
+    return x;
+  else
+    return __float2bfloat16_rn(x);
 }
 
 __device__ __forceinline__ float warp_sum(float x) {

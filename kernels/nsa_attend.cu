@@ -11,6 +11,7 @@
 #include "kernels/nsa_attend.cuh"
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/nsa_attend_rows_sm90.cuh"
+#include "kernels/nsa_attend_wide_sm90.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -228,8 +229,10 @@ void attend_range_forward(Context& ctx, const char* op, const AttendOut& out, co
 
 void attend_range_backward(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                            const AttendIn& in, const KeyRange& range) {
-  const bool hopper = attend_sm90_applies(ctx, out, grad, in);
-  record_route(ctx, op, in.q.dtype, hopper ? nullptr : "heads that are not 64 wide or not aligned");
+  const bool wide = attend_wide_sm90_applies(ctx, out, grad, in),
+             hopper = !wide && attend_sm90_applies(ctx, out, grad, in);
+  record_route(ctx, op, in.q.dtype, wide || hopper ? nullptr : kNotFusedHeads);
+  if (wide) return attend_wide_range_backward_sm90(ctx, op, out, grad, in, range);
   Scratch::Scope scope(ctx.scratch);
   const Tensor facts = hopper ? compute_row_facts(ctx, scope, grad, in) : Tensor{};
   if (hopper)

@@ -17,10 +17,11 @@ struct AttendOut {
 };
 // The upstream gradient of this branch's o is gate[b,t,g] * dout[b,t,h]: dout is shared by the branches.
 struct AttendGradIn {
-  ConstTensor dout;   // [B,T,Hq,dv] T
-  ConstTensor gate;   // [B,T,Hkv] acc; absent: 1
-  ConstTensor delta;  // [B,T,Hq] acc: gate * sum_j dout[j] o[j]  (nsa_gate.h computes it)
-  ConstTensor lse;    // [B,T,Hq] acc, from forward
+  ConstTensor dout;          // [B,T,Hq,dv] T
+  ConstTensor gate;          // [B,T,Hkv] acc; absent: 1
+  ConstTensor delta;         // [B,T,Hq] acc: gate * sum_j dout[j] o[j]  (nsa_gate.h computes it)
+  ConstTensor lse;           // [B,T,Hq] acc, from forward
+  ConstTensor quantum = {};  // [B,T,Hq] acc: c above; absent: dq may hold anything and no reduce-adds from several CTAs
 };
 struct AttendGradOut {
   Tensor dq;      // [B,T,Hq,dk] acc, added to: the branches share it

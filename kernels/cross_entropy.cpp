@@ -77,4 +77,18 @@ void cross_entropy_backward(Context& ctx, Tensor dlogits, ConstTensor logits, Co
   dispatch_float(logits.dtype, [&]<class T>() { backward_cpu<T>(ctx, dlogits, logits, lse, targets, vocab, scale); });
 }
 
+void cross_entropy_forward_backward(Context& ctx, Tensor loss, Tensor dlogits, ConstTensor logits, ConstTensor targets,
+                                    int64_t vocab, double scale) {
+  if (ctx.device.is_cuda()) {
+    check_cross_entropy("cross_entropy", logits, loss, targets, vocab);
+    check_tensor("cross_entropy: dlogits", dlogits, logits.shape(), logits.dtype);
+    if constexpr (kBuiltWithCuda)
+      return cuda::cross_entropy_forward_backward(ctx, loss, dlogits, logits, targets, vocab, scale);
+  }
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor lse = scope.alloc(acc_dtype(logits.dtype), {logits.size(0)});
+  cross_entropy_forward(ctx, loss, lse, logits, targets, vocab);
+  cross_entropy_backward(ctx, dlogits, logits, lse, targets, vocab, scale);
+}
+
 }  // namespace triad

@@ -96,7 +96,7 @@ class Steps {
         device_(choose_device(config.runtime.device)),
         data_(open_data(config)),
         runtime_(allocate_planned(config, device_)),
-        step_(*runtime_, config),
+        step_(*runtime_, config_),
         loader_(data_.train, {.seq_len = config.train.seq_len,
                               .micro_batch = config.train.micro_batch_size,
                               .micro_steps = config.train.accumulate_grad_batches,
@@ -119,10 +119,11 @@ class Steps {
       const Batch batch = loader_.next();
       step_.micro_step(batch.tokens, batch.targets, positions);
     }
-    const TrainStep::Result result = step_.finish(taken_++, positions);
-    TRIAD_CHECK(result.finite, "step {}: loss {} and gradient norm {} are not both finite", taken_, result.loss,
-                result.grad_norm);
+    step_.update(taken_++, positions);
+    if (++queued_ > 1) settle();  // as the trainer: the GPU has a step to work on while the host looks at the last
   }
+  // From here on without a graph: its kernels do not say whose they are.
+  void leave_graph() { config_.runtime.cuda_graph = false; }
   // From each step's beginning on the device to the next one's.
   std::vector<double> times_us(int64_t count) {
     std::vector<Event> begins;
@@ -130,6 +131,7 @@ class Steps {
       begins.emplace_back(device_, true).record(ctx().stream);
       if (i < count) take();
     }
+    while (queued_ > 0) settle();
     ctx().stream.synchronize();
     std::vector<double> us;
     for (int64_t i = 0; i < count; ++i)
@@ -138,13 +140,19 @@ class Steps {
   }
 
  private:
-  const Config& config_;
+  void settle() {
+    const TrainStep::Result result = step_.result();
+    --queued_;
+    TRIAD_CHECK(result.finite, "loss {} and gradient norm {} are not both finite", result.loss, result.grad_norm);
+  }
+
+  Config config_;
   Device device_;
   DataSource data_;
   std::unique_ptr<Runtime> runtime_;
   TrainStep step_;
   Loader loader_;
-  int64_t taken_ = 0;
+  int64_t taken_ = 0, queued_ = 0;
 };
 
 // A step's share of a trace.
@@ -158,6 +166,8 @@ struct Split {
 };
 Split trace(Steps& steps) {
   constexpr int kSteps = 3;
+  steps.leave_graph();
+  steps.take();
   KernelTrace kernels(steps.ctx());
   for (int i = 0; i < kSteps; ++i) steps.take();
   Split split;

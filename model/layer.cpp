@@ -77,8 +77,9 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
       Tensor delta = inner.alloc(acc_dtype(dtype), a.nsa.lse[kWin].shape());
       attention_delta(ctx, delta, dout, a.nsa.o[kWin]);
       zero(ctx, dq);
-      nsa_attend_window_backward(ctx, {dq, dviews.k[kWin], dviews.v[kWin]}, {dout, {}, delta, a.nsa.lse[kWin]}, in,
-                                 lc.T);
+      const Tensor quantum = attend_quantum(ctx, inner, dq, dout, in.q, {{in.k, in.v, {}, delta}});
+      nsa_attend_window_backward(ctx, {dq, dviews.k[kWin], dviews.v[kWin]},
+                                 {dout, {}, delta, a.nsa.lse[kWin], quantum}, in, lc.T);
     } else {
       nsa_backward(ctx, {dq, dviews.k, dviews.v}, g.nsa, dout, nsa_in(views), a.nsa, w.nsa, c.nsa);
     }

@@ -11,6 +11,7 @@
 #include "kernels/nsa_attend.cuh"
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/nsa_attend_rows_sm90.cuh"
+#include "kernels/nsa_attend_wide_sm90.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -227,6 +228,8 @@ void attend_range_forward(Context& ctx, const char* op, const AttendOut& out, co
 
 void attend_range_backward(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                            const AttendIn& in, const KeyRange& range) {
+  if (attend_wide_sm90_applies(ctx, out, grad, in))
+    return attend_wide_range_backward_sm90(ctx, op, out, grad, in, range);
   const bool hopper = attend_sm90_applies(ctx, out, grad, in);
   Scratch::Scope scope(ctx.scratch);
   const Tensor facts = hopper ? compute_row_facts(ctx, scope, grad, in) : Tensor{};

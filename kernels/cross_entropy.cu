@@ -1,37 +1,55 @@
-// Cross-entropy on the GPU, a CTA a row (50,304 logits: 100 KB in bf16).
-//   forward   reads the row once: each thread keeps a running maximum and the sum of exp(x - maximum), rescaled when
-//   the
-//             maximum grows; threads, then warps are merged in a fixed order.
-//   backward  reads the row and writes the gradient, in place if so asked: a thread loads four vectors before it stores
-//             them. Rows without a target are only written.
-// Bound by memory: 2 bytes a logit forward, 4 backward (bf16); one exp a logit is half of what the card can do
-// meanwhile.
+// Cross-entropy on the GPU. All of it is bound by memory: 2 bytes a logit forward, 4 backward (bf16); training does
+// both in one pass over the logits, 4 bytes instead of 6.
+//   resident  a row (50,304 logits: 100 KB in bf16) waits in shared memory between the two passes that a softmax needs:
+//             maximum and sum of exp(x - maximum), then the gradient, in place if so asked. One CTA of 1024 threads
+//             stays on each SM, with two buffers: where a row has been read for the last time, the row after the next
+//             begins to arrive. A thread reads only what it copied itself, so the one barrier a row is that of the sum.
+//             Two exps a logit take 3.6 us of an SM's special units, the row's bytes 6.3 us: they overlap.
+//   forward   and backward: any row, as long or as oddly placed as it may be; a CTA a row, which comes from memory in
+//             each of the two.
+// Sums: a thread keeps a running maximum and rescales its sum when that grows; threads, then warps in a fixed order.
+#include <algorithm>
 #include <cfloat>
 
 #include "kernels/bthd.cuh"
 #include "kernels/cross_entropy.h"
+#include "kernels/ptx.cuh"
 
 namespace triad::cuda {
 namespace {
 
 constexpr int kForwardThreads = 512, kForwardWarps = kForwardThreads / 32, kBackwardThreads = 256, kBatch = 4;
+constexpr int kResidentThreads = 1024, kResidentWarps = kResidentThreads / 32;
+
+constexpr float kLog2e = 1.4426950408889634f;
 
 // The sum of exp(x) over some logits as sum * exp(max). Starts at the least float, not at -inf: -inf - -inf is NaN.
 struct ExpSum {
   float max = -FLT_MAX, sum = 0;
 
+  // x no larger than max, from which the difference is exact for bf16 logits.
+  template <int V>
+  __device__ void add_below(const float (&x)[V]) {
+    float e[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) e[j] = exp2_approx((x[j] - max) * kLog2e);
+#pragma unroll
+    for (int step = 1; step < V; step *= 2)
+#pragma unroll
+      for (int j = 0; j < V; j += 2 * step) e[j] += e[j + step];
+    sum += e[0];
+  }
   template <int V>
   __device__ void add(const float (&x)[V]) {
     float top = x[0];
 #pragma unroll
     for (int j = 1; j < V; ++j) top = fmaxf(top, x[j]);
     rescale(fmaxf(max, top));
-#pragma unroll
-    for (int j = 0; j < V; ++j) sum += __expf(x[j] - max);
+    add_below(x);
   }
   __device__ void rescale(float new_max) {
-    if (new_max == max) return;  // nearly always, after the first few
-    sum *= __expf(max - new_max);
+    if (new_max == max) return;
+    sum *= exp2_approx((max - new_max) * kLog2e);
     max = new_max;
   }
   // Merges the 32 lanes; every lane has the result.
@@ -41,11 +59,45 @@ struct ExpSum {
   }
 };
 
+// The largest of a vector of 16 bytes.
+__device__ __forceinline__ float max_of_vector(const __nv_bfloat16* p) {
+  const uint4 u = *reinterpret_cast<const uint4*>(p);
+  const auto pair = [](uint32_t word) { return reinterpret_cast<const __nv_bfloat162&>(word); };
+  const __nv_bfloat162 top = __hmax2(__hmax2(pair(u.x), pair(u.y)), __hmax2(pair(u.z), pair(u.w)));
+  return fmaxf(__low2float(top), __high2float(top));
+}
+__device__ __forceinline__ float max_of_vector(const float* p) {
+  const float4 f = *reinterpret_cast<const float4*>(p);
+  return fmaxf(fmaxf(f.x, f.y), fmaxf(f.z, f.w));
+}
+
+// What a row's threads leave behind; every thread of the CTA merges them for itself.
+template <int kWarps>
+struct WarpSums {
+  float max[kWarps], sum[kWarps];
+
+  __device__ void put(const ExpSum& merged) {
+    if (threadIdx.x % 32 == 0) max[threadIdx.x / 32] = merged.max, sum[threadIdx.x / 32] = merged.sum;
+  }
+  __device__ ExpSum merge() const {  // after a barrier
+    ExpSum part;
+    const int lane = threadIdx.x % 32;
+    if (lane < kWarps) part = {max[lane], sum[lane]};
+    part.merge_warp();
+    return part;
+  }
+};
+
+// max - x + log(sum), not lse - x: of logits near 1e4 the difference has digits that lse has not.
+__device__ __forceinline__ float loss_of(const ExpSum& row, float target_logit) {
+  return (row.max - target_logit) + logf(row.sum);
+}
+
 template <class T, int V>
 __global__ void __launch_bounds__(kForwardThreads, 3)
     forward_kernel(float* __restrict__ loss, float* __restrict__ lse, const T* __restrict__ logits, int64_t stride,
                    const int32_t* __restrict__ targets, int64_t vocab) {
-  __shared__ float maxima[kForwardWarps], sums[kForwardWarps];
+  __shared__ WarpSums<kForwardWarps> warps;
   const int64_t row = blockIdx.x, vectors = vocab / V;
   const T* x = logits + row * stride;
   ExpSum part;
@@ -60,21 +112,13 @@ __global__ void __launch_bounds__(kForwardThreads, 3)
     part.add(last);
   }
   part.merge_warp();
-  if (threadIdx.x % 32 == 0) {
-    maxima[threadIdx.x / 32] = part.max;
-    sums[threadIdx.x / 32] = part.sum;
-  }
+  warps.put(part);
   __syncthreads();
-  if (threadIdx.x >= 32) return;
-  part = {};
-  if (threadIdx.x < kForwardWarps) part = {maxima[threadIdx.x], sums[threadIdx.x]};
-  part.merge_warp();
+  const ExpSum whole = warps.merge();
   if (threadIdx.x != 0) return;
-  const float log_sum = logf(part.sum);
   const int32_t target = targets[row];
-  lse[row] = part.max + log_sum;
-  // Not lse - x: of logits near 1e4 the difference has digits that lse has not.
-  loss[row] = target < 0 ? 0.0f : (part.max - to_float(x[target])) + log_sum;
+  lse[row] = whole.max + logf(whole.sum);
+  loss[row] = target < 0 ? 0.0f : loss_of(whole, to_float(x[target]));
 }
 
 template <class T, int V>
@@ -107,11 +151,134 @@ __global__ void __launch_bounds__(kBackwardThreads)
   }
 }
 
+struct Logits {
+  int64_t rows, vocab, columns, stride, dlogits_stride;
+};
+
+// lse may be null, dlogits where no gradient is asked for.
+template <class T, bool kGradient>
+__global__ void __launch_bounds__(kResidentThreads, 1)
+    resident_kernel(float* __restrict__ loss, float* __restrict__ lse, T* dlogits, const T* logits, Logits shape,
+                    const int32_t* __restrict__ targets, int buffers, float scale) {
+  constexpr int V = kVector<T>;
+  __shared__ WarpSums<kResidentWarps> warps[2];
+  T* const buffer = reinterpret_cast<T*>(dynamic_shared());
+  const int vocab = static_cast<int>(shape.vocab), columns = static_cast<int>(shape.columns);
+  const int mine = threadIdx.x * V;
+  constexpr int kStep = kResidentThreads * V;
+  const auto target_of = [&](int64_t row) { return row < shape.rows ? targets[row] : -1; };
+  const bool every_row = lse != nullptr;  // a gradient needs nothing of a row without a target, lse does
+  const auto needed = [&](int64_t row, int its_target) { return row < shape.rows && (its_target >= 0 || every_row); };
+
+  int target = target_of(blockIdx.x), next_target = target_of(int64_t{blockIdx.x} + gridDim.x);
+  for (int b = 0; b < buffers; ++b) {
+    const int64_t row = blockIdx.x + b * int64_t{gridDim.x};
+    if (needed(row, b == 0 ? target : next_target))
+      for (int c = mine; c < vocab; c += kStep)
+        copy_async_16(buffer + b * columns + c, logits + row * shape.stride + c, 16);
+    copy_async_commit();
+  }
+  int parity = 0;
+  for (int64_t row = blockIdx.x; row < shape.rows; row += gridDim.x, parity ^= 1) {
+    T* const x = buffer + parity * (buffers - 1) * columns;
+    const int far_target = target_of(row + 2 * int64_t{gridDim.x});
+    // The pass that reads x last hands its place, vector by vector, to the row that comes here next.
+    const int64_t next_row = row + buffers * int64_t{gridDim.x};
+    const T* const next_x = logits + next_row * shape.stride;
+    const bool refills = needed(next_row, buffers == 2 ? far_target : next_target);
+    const auto refill = [&](int c) {
+      if (refills && c < vocab) copy_async_16(x + c, next_x + c, 16);
+    };
+    if (buffers == 2)
+      copy_async_wait_group<1>();
+    else
+      copy_async_wait_group<0>();
+
+    const bool has_target = target >= 0 && target % kStep / V == threadIdx.x;  // among this thread's logits
+    const float target_logit = has_target ? to_float(x[target]) : 0;
+    ExpSum part;
+    if (target >= 0 || every_row) {
+      // First the maximum of what this thread has: rescaling a sum of so few vectors would cost as much as they do.
+      const int whole_vectors = vocab / V * V;
+#pragma unroll 4
+      for (int c = mine; c < whole_vectors; c += kStep) part.max = fmaxf(part.max, max_of_vector(x + c));
+#pragma unroll 2
+      for (int c = mine; c < whole_vectors; c += kStep) {
+        float v[V];
+        load_vector<V>(v, x + c);
+        if constexpr (!kGradient) refill(c);
+        part.add_below(v);
+      }
+      if (whole_vectors % kStep == mine) {  // fewer than V are left, and this thread has them
+        for (int j = whole_vectors; j < vocab; ++j) {
+          const float last[1] = {to_float(x[j])};
+          part.add(last);
+        }
+        if constexpr (!kGradient) refill(whole_vectors);
+      }
+    }
+    part.merge_warp();
+    warps[parity].put(part);
+    __syncthreads();  // the next row's sums go elsewhere, so that one barrier a row is enough
+    const ExpSum whole = warps[parity].merge();
+    if (threadIdx.x == 0) {
+      if (lse != nullptr) lse[row] = whole.max + logf(whole.sum);
+      if (target < 0) loss[row] = 0.0f;
+    }
+    if (has_target) loss[row] = loss_of(whole, target_logit);
+    if constexpr (kGradient) {
+      // scale * exp(x - max) / sum, with x - max exact; then the one entry from which 1 goes.
+      const float log2_sum = log2f(whole.sum);
+      const auto p = [&](float value) { return exp2_approx(fmaf(value - whole.max, kLog2e, -log2_sum)); };
+      const int live = target < 0 ? 0 : vocab;  // columns that have a gradient
+      T* const dx = dlogits + row * shape.dlogits_stride;
+      for (int c = mine; c < columns; c += kStep) {
+        float v[V];
+        load_vector<V>(v, x + c);
+        refill(c);
+#pragma unroll
+        for (int j = 0; j < V; ++j) v[j] = scale * p(v[j]);
+        if (c + V > live) {
+#pragma unroll
+          for (int j = 0; j < V; ++j)
+            if (c + j >= live) v[j] = 0.0f;
+        }
+        store_vector<V>(dx + c, v);
+      }
+      if (has_target) dx[target] = from_float<T>(scale * (p(target_logit) - 1.0f));
+    }
+    copy_async_commit();
+    target = next_target;
+    next_target = far_target;
+  }
+  copy_async_wait_group<0>();
+}
+
+// How many rows of logits fit into an SM's shared memory; 0: the rows are too long or too odd, and stay outside.
+int resident_rows(ConstTensor logits) {
+  constexpr int64_t kSharedBytes = 227 * 1024 - sizeof(WarpSums<kResidentWarps>[2]);
+  const int64_t row_bytes = logits.size(1) * size_of(logits.dtype);
+  if (!has_vectors(logits, 16 / static_cast<int>(size_of(logits.dtype)))) return 0;
+  return static_cast<int>(std::min<int64_t>(2, kSharedBytes / row_bytes));
+}
+
+template <class T, bool kGradient>
+void launch_resident(Context& ctx, const char* name, int buffers, Tensor loss, Tensor lse, Tensor dlogits,
+                     ConstTensor logits, ConstTensor targets, int64_t vocab, double scale) {
+  const Logits shape = {logits.size(0), vocab, logits.size(1), logits.stride[0], kGradient ? dlogits.stride[0] : 0};
+  launch(ctx, name, resident_kernel<T, kGradient>, dim3(std::min<int64_t>(ctx.num_sms, shape.rows)),
+         dim3(kResidentThreads), buffers * shape.columns * sizeof(T), loss.ptr<float>(),
+         lse.empty() ? nullptr : lse.ptr<float>(), kGradient ? dlogits.ptr<T>() : nullptr, logits.ptr<T>(), shape,
+         targets.ptr<int32_t>(), buffers, scale);
+}
+
 }  // namespace
 
 void cross_entropy_forward(Context& ctx, Tensor loss, Tensor lse, ConstTensor logits, ConstTensor targets,
                            int64_t vocab) {
   dispatch_gpu_float(logits.dtype, [&]<class T>() {
+    if (const int buffers = resident_rows(logits))
+      return launch_resident<T, false>(ctx, "cross_entropy forward", buffers, loss, lse, {}, logits, targets, vocab, 0);
     dispatch_vector<T>(has_vectors(logits, kVector<T>), [&]<int V>() {
       launch(ctx, "cross_entropy forward", forward_kernel<T, V>, dim3(logits.size(0)), dim3(kForwardThreads), 0,
              loss.ptr<float>(), lse.ptr<float>(), logits.ptr<T>(), logits.stride[0], targets.ptr<int32_t>(), vocab);
@@ -127,6 +294,20 @@ void cross_entropy_backward(Context& ctx, Tensor dlogits, ConstTensor logits, Co
              dlogits.ptr<T>(), dlogits.stride[0], logits.ptr<T>(), logits.stride[0], lse.ptr<float>(),
              targets.ptr<int32_t>(), vocab, logits.size(1), scale);
     });
+  });
+}
+
+void cross_entropy_forward_backward(Context& ctx, Tensor loss, Tensor dlogits, ConstTensor logits, ConstTensor targets,
+                                    int64_t vocab, double scale) {
+  const int buffers = has_vectors(dlogits, 16 / static_cast<int>(size_of(dlogits.dtype))) ? resident_rows(logits) : 0;
+  Scratch::Scope scope(ctx.scratch);  // in either case: a plan of memory does not know how rows will be placed
+  const Tensor row_lse = scope.alloc(DType::f32, loss.shape());
+  if (buffers == 0) {
+    cuda::cross_entropy_forward(ctx, loss, row_lse, logits, targets, vocab);
+    return cuda::cross_entropy_backward(ctx, dlogits, logits, row_lse, targets, vocab, scale);
+  }
+  dispatch_gpu_float(logits.dtype, [&]<class T>() {
+    launch_resident<T, true>(ctx, "cross_entropy", buffers, loss, {}, dlogits, logits, targets, vocab, scale);
   });
 }
 

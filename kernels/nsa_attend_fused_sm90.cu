@@ -113,7 +113,7 @@ struct FusedArgs {
 constexpr int kStageRows = 64, kStepRows = 32, kTileBytes = kRows * kPanelRowBytes;
 constexpr int kFusedThreads = 4 * kWarpgroup, kRoleWarps = 4;
 // Registers a thread of the roles: together at most the 4 x 128 that the launch has.
-constexpr int kMathRegisters = 176, kDqRegisters = 80, kLoadRegisters = 72;
+constexpr int kMathRegisters = 192, kDqRegisters = 72, kLoadRegisters = 56;
 
 struct __align__(1024) Stage {
   unsigned char q[kTileBytes], dout[kTileBytes];

@@ -286,14 +286,9 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
                                   ConstTensor block_index, int64_t l_sel) {
   const char* op = "nsa_attend_selected_backward";
   const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
-<<<<<<< HEAD
   const bool fused = attend_fused_sm90_applies(ctx, out, grad, in), wide = attend_wide_sm90_applies(ctx, out, grad, in);
   const bool with_dq = fused || wide, hopper = !with_dq && attend_sm90_applies(ctx, out, grad, in);
-=======
-  const bool wide = attend_wide_sm90_applies(ctx, out, grad, in);
-  const bool hopper = !wide && attend_sm90_applies(ctx, out, grad, in);
-  record_route(ctx, op, in.q.dtype, wide || hopper ? nullptr : kNotFusedHeads);
->>>>>>> main
+  record_route(ctx, op, in.q.dtype, with_dq || hopper ? nullptr : kNotFusedHeads);
   Scratch::Scope facts_scope(ctx.scratch);
   const Tensor facts = hopper ? compute_row_facts(ctx, facts_scope, grad, in) : Tensor{};
   if (hopper)

@@ -71,8 +71,10 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
       const Tensor delta = inner.alloc(acc, a.nsa.lse[kWin].shape());
       attention_delta(ctx, delta, dout, out);
       zero(ctx, dq);
-      nsa_attend_window_backward(ctx, {dq, dviews.k[kWin], dviews.v[kWin]}, {dout, {}, delta, a.nsa.lse[kWin]},
-                                 {views.q, views.k[kWin], views.v[kWin]}, lc.T);
+      const AttendIn in{views.q, views.k[kWin], views.v[kWin]};
+      const Tensor quantum = attend_quantum(ctx, inner, dq, dout, in.q, {{in.k, in.v, {}, delta}});
+      nsa_attend_window_backward(ctx, {dq, dviews.k[kWin], dviews.v[kWin]},
+                                 {dout, {}, delta, a.nsa.lse[kWin], quantum}, in, lc.T);
     } else {
       out = inner.alloc(dtype, out.shape());
       dq_group = inner.alloc(acc, views.k[kWin].shape());

@@ -25,6 +25,8 @@
 // instructions a stage and warp, at four warps a scheduler, the warps wait for their own last result most of the time.
 #include "kernels/nsa_attend_fused_sm90.cuh"
 
+#include <cstddef>
+
 namespace triad::cuda {
 namespace {
 
@@ -125,12 +127,11 @@ struct __align__(1024) Stage {
 
 template <bool kListed>
 struct Shared {
-  static constexpr int kTiles = kListed ? 1 : 2, kStages = kListed ? 6 : 5, kBuffers = kListed ? 4 : 2;
+  static constexpr int kTiles = kListed ? 1 : 2, kStages = kListed ? 9 : 8, kBuffers = kListed ? 4 : 2;
   static constexpr int kMathWarps = kListed ? 4 : 8;  // that share a stage
   Stage stages[kStages];
   unsigned char k[kTiles][kTileBytes];  // columns permuted: see multiply_dq
   unsigned char ds[kBuffers][kTiles][kTileBytes];
-  float4 sums[kListed ? 16 : 1][kWarpgroup];
   uint64_t full[kStages], empty[kStages], ds_full[kBuffers], ds_empty[kBuffers];
   int listed[kListed ? kWorkTokens : 1];
 };
@@ -266,13 +267,14 @@ __device__ __forceinline__ void multiply_dq(Shared<kListed>& shared, const Fused
 
 // ---- dk and dv ----
 
-template <bool kListed>
-__device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const FusedArgs& a, const Task& task,
-                                              int warpgroup, int warp, int lane) {
+// kTurn: the first stage of a warpgroup that takes turns. A constant, so that stages stay known to uniform registers.
+template <bool kListed, int kTurn>
+__device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int tile,
+                                              int warp, int lane) {
   constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers, kStepsD = kPanel / 16;
   constexpr int kN = kStepRows / 8, kDeep = kStepRows / 16;
   const int rows = task.count * a.in.heads.value(), steps = (rows + kStageRows - 1) / kStageRows;
-  const int tile = kListed ? 0 : warpgroup, key0 = task.tile0 + kRows * tile;
+  const int key0 = task.tile0 + kRows * tile;
   const int key_end = min(task.tile_end, key0 + kRows), warp_key = key0 + 16 * warp + lane / 4;
   uint32_t k[kStepsD][4], v[kStepsD][4];
   {  // keys past the end repeat the last; their p is 0
@@ -378,7 +380,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
   };
 
   constexpr int kTurns = kListed ? 2 : 1;
-  int n = kListed ? warpgroup : 0;
+  int n = kTurn;
   if (n < steps) {
     await_stage(n);
     multiply_scores(shared.stages[n % kStages], 0);
@@ -404,28 +406,33 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
   pin(dk);
   pin(dv);
 
-  if constexpr (kListed) {  // the second warpgroup's sums to the first
-    const int thread = 32 * warp + lane;
-    if (warpgroup == 1) {
+  if constexpr (kListed) {  // the second warpgroup's sums to the first, where the first stages' rows were
+    const auto sums = [&](int j) -> float4& {
+      return reinterpret_cast<float4*>(&shared.stages[j / (kPanel / 8)])[j % (kPanel / 8) * kWarpgroup + 32 * warp + lane];
+    };
+    static_assert(offsetof(Stage, facts) == kPanel / 8 * kWarpgroup * sizeof(float4));
+    sync_threads<2 * kWarpgroup>(1);  // neither reads rows any more
+    if constexpr (kTurn == 1) {
 #pragma unroll
       for (int j = 0; j < kPanel / 8; ++j) {
-        shared.sums[j][thread] = make_float4(dk[j][0], dk[j][1], dk[j][2], dk[j][3]);
-        shared.sums[kPanel / 8 + j][thread] = make_float4(dv[j][0], dv[j][1], dv[j][2], dv[j][3]);
+        sums(j) = make_float4(dk[j][0], dk[j][1], dk[j][2], dk[j][3]);
+        sums(kPanel / 8 + j) = make_float4(dv[j][0], dv[j][1], dv[j][2], dv[j][3]);
       }
     }
     sync_threads<2 * kWarpgroup>(1);
-    if (warpgroup == 1) return;
+    if constexpr (kTurn == 0) {
 #pragma unroll
-    for (int j = 0; j < kPanel / 8; ++j) {
-      const float4 x = shared.sums[j][thread], y = shared.sums[kPanel / 8 + j][thread];
-      dk[j][0] += x.x, dk[j][1] += x.y, dk[j][2] += x.z, dk[j][3] += x.w;
-      dv[j][0] += y.x, dv[j][1] += y.y, dv[j][2] += y.z, dv[j][3] += y.w;
+      for (int j = 0; j < kPanel / 8; ++j) {
+        const float4 x = sums(j), y = sums(kPanel / 8 + j);
+        dk[j][0] += x.x, dk[j][1] += x.y, dk[j][2] += x.z, dk[j][3] += x.w;
+        dv[j][0] += y.x, dv[j][1] += y.y, dv[j][2] += y.z, dv[j][3] += y.w;
+      }
     }
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int key = warp_key + 8 * i;
-    if (key >= key_end) continue;
+    if (key >= key_end || (kListed && kTurn == 1)) continue;
     const int64_t in_slot = static_cast<int64_t>(task.slot) * a.list.block_keys + key - task.block * a.list.block_keys;
     float* const partial = a.list.partial + in_slot * 2 * kPanel;
 #pragma unroll
@@ -493,7 +500,10 @@ __global__ void __launch_bounds__(kFusedThreads, 1) fused_grad_sm90_kernel(const
     multiply_dq<kListed>(shared, a, task, warp, lane);
   } else {
     take_registers<kMathRegisters>();
-    multiply_keys<kListed>(shared, a, task, warpgroup, warp, lane);
+    if (kListed && warpgroup == 1)
+      multiply_keys<kListed, kListed>(shared, a, task, 0, warp, lane);
+    else
+      multiply_keys<kListed, 0>(shared, a, task, kListed ? 0 : warpgroup, warp, lane);
   }
 #endif
 }

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "engine/memory.h"
+#include "engine/routes.h"
 #include "engine/stream.h"
 
 namespace triad {
@@ -14,11 +15,14 @@ class BlasHandle {
   virtual ~BlasHandle() = default;
 };
 
+class OpListener;  // op_scope.h
+
 struct Context {
   Device device;
   Stream& stream;
   Scratch& scratch;
   std::unique_ptr<BlasHandle>& blas;
+  Routes& routes;
   int num_sms = 0;
   int compute_capability = 0;  // 90 for sm_90; 0 on the CPU
   int threads = 1;             // that CPU loops are split over
@@ -28,6 +32,8 @@ struct Context {
   // Same inputs, same bits, run after run. An op may take a faster order of sums that changes from run to run only
   // where this is false (runtime.deterministic); the GPU's ops alone ask.
   bool deterministic = true;
+  OpListener* listener = nullptr;  // told of every op, if there
+  bool in_op = false;              // kept by OpScope
 };
 
 class Runtime {
@@ -52,6 +58,7 @@ class Runtime {
   Scratch scratch_;
   Stream stream_;
   std::unique_ptr<BlasHandle> blas_;
+  Routes routes_;
   Context ctx_;
 };
 

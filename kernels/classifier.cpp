@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "engine/check.h"
+#include "engine/op_scope.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/matmul.h"
 
@@ -38,6 +39,7 @@ void for_each_chunk(Context& ctx, ConstTensor h, ConstTensor w, const Classifier
 
 void classifier_forward(Context& ctx, Tensor loss, ConstTensor h, ConstTensor w, ConstTensor targets,
                         const ClassifierOptions& options) {
+  const OpScope op_scope(ctx, "classifier_forward");
   check_classifier(loss, h, w, targets, options);
   Scratch::Scope scope(ctx.scratch);
   const Tensor lse = scope.alloc(loss.dtype, loss.shape());
@@ -49,6 +51,7 @@ void classifier_forward(Context& ctx, Tensor loss, ConstTensor h, ConstTensor w,
 
 void classifier_forward_backward(Context& ctx, Tensor loss, Tensor dh, Tensor dw, ConstTensor h, ConstTensor w,
                                  ConstTensor targets, double scale, const ClassifierOptions& options) {
+  const OpScope op_scope(ctx, "classifier_forward_backward");
   check_classifier(loss, h, w, targets, options);
   check_tensor("classifier's dh", dh, h.shape(), h.dtype);
   check_tensor("classifier's dw", dw, w.shape(), acc_dtype(w.dtype));

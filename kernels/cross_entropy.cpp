@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/op_scope.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -56,6 +57,7 @@ void backward_cpu(Context& ctx, Tensor dlogits, ConstTensor logits, ConstTensor 
 
 void cross_entropy_forward(Context& ctx, Tensor loss, Tensor lse, ConstTensor logits, ConstTensor targets,
                            int64_t vocab) {
+  const OpScope op_scope(ctx, "cross_entropy_forward");
   check_cross_entropy("cross_entropy", logits, lse, targets, vocab);
   check_tensor("cross_entropy: loss", loss, lse.shape(), lse.dtype);
   if (ctx.device.is_cuda()) {
@@ -66,6 +68,7 @@ void cross_entropy_forward(Context& ctx, Tensor loss, Tensor lse, ConstTensor lo
 
 void cross_entropy_backward(Context& ctx, Tensor dlogits, ConstTensor logits, ConstTensor lse, ConstTensor targets,
                             int64_t vocab, double scale) {
+  const OpScope op_scope(ctx, "cross_entropy_backward");
   check_cross_entropy("cross_entropy backward", logits, lse, targets, vocab);
   check_tensor("cross_entropy backward: dlogits", dlogits, logits.shape(), logits.dtype);
   if (ctx.device.is_cuda()) {

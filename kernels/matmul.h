@@ -25,6 +25,9 @@ void matmul(Context&, Tensor d, ConstTensor a, ConstTensor b, const MatmulOption
 void linear_forward(Context&, Tensor y, ConstTensor x, ConstTensor w, ConstTensor addend = {});
 // dx [N,in] T overwritten (skipped if absent); dw [out,in] acc added to  <-  dy [N,out] T; x, w as in forward.
 void linear_backward(Context&, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w);
+// Its two halves, for where x is rebuilt by what runs between them.
+void linear_backward_input(Context&, Tensor dx, ConstTensor dy, ConstTensor w);
+void linear_backward_weight(Context&, Tensor dw, ConstTensor dy, ConstTensor x);
 
 // Elements from one row of a matrix to the next, as BLAS wants it: a lone row, whose stride is never used, counts as dense.
 inline int64_t leading_dimension(const ConstTensor& t) {

@@ -6,7 +6,7 @@
 // the products.
 //
 // dk and dv need the lists by block: an inverse index, in scratch linear in T, made without ordering races:
-//   count_entries_kernel   how many tokens of each of kParts parts of the sequence list a block (integer atomics: sums
+//   count_entries_kernel   how many tokens of each part of the sequence list a block (integer atomics: sums
 //   only) plan_work_kernel       one CTA for each (b, g): prefix sums of the counts, and the pieces of at most
 //   kWorkTokens tokens, so
 //                          that block 0, which every token lists, does not become one CTA's work
@@ -18,8 +18,10 @@
 #include <climits>
 
 #include "kernels/nsa_attend.cuh"
+#include "kernels/nsa_attend_fused_sm90.cuh"
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/nsa_attend_rows_sm90.cuh"
+#include "kernels/nsa_attend_wide_sm90.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -84,22 +86,28 @@ struct SelectedKeys {
 
 // ---- the inverse index ----
 
-constexpr int kParts = 8;      // of the sequence, filled side by side
 constexpr int kFillWarps = 8;  // of a CTA that fills: 256 tokens a step
 constexpr int kScanThreads = 1024;
 
 struct Index {
   BlockLists lists;
   Divisor n;
-  int part_tokens;
-  int64_t capacity;   // entries of one (b, g): T * n
-  int* part_counts;   // [B*Hkv, kParts, blocks] counts; after plan_work where the part's tokens begin in `tokens`
-  int* tokens;        // [B*Hkv, capacity]
-  KeyWork* work;      // [pieces, B*Hkv]
-  int2* block_slots;  // [B*Hkv, blocks]
-  int pieces, slots;  // capacities of one (b, g)
+  Divisor block_keys;
+  int parts, part_tokens;  // of the sequence, filled side by side
+  int cut;                 // a piece of work keeps to the tokens of `cut` parts next to each other
+  int most_tokens;         // of a piece
+  int64_t capacity;        // entries of one (b, g): T * n
+  int* part_counts;        // [B*Hkv, parts, blocks] counts; after plan_work where the part's tokens begin in `tokens`
+  int* tokens;             // [B*Hkv, capacity]
+  KeyWork* work;           // [pieces, B*Hkv]
+  int2* block_slots;       // [B*Hkv, blocks]
+  int pieces, slots;       // capacities of one (b, g)
+  // A block past the token shows it nothing.
+  __device__ __forceinline__ bool shows(int block, int t) const {
+    return block >= 0 && block <= block_keys.quotient(t);
+  }
   __device__ __forceinline__ int* counts(int bg, int part) const {
-    return part_counts + (static_cast<int64_t>(bg) * kParts + part) * lists.blocks;
+    return part_counts + (static_cast<int64_t>(bg) * parts + part) * lists.blocks;
   }
 };
 
@@ -110,7 +118,7 @@ __global__ void count_entries_kernel(const Index index) {
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < index.capacity; i += stride) {
     const int t = index.n.quotient(static_cast<int>(i));
     const int block = lists.at(b, t, g)[i - static_cast<int64_t>(t) * lists.n];
-    if (block >= 0) atomicAdd(index.counts(blockIdx.y, t / index.part_tokens) + block, 1);
+    if (index.shows(block, t)) atomicAdd(index.counts(blockIdx.y, t / index.part_tokens) + block, 1);
   }
 }
 
@@ -148,34 +156,65 @@ __device__ __forceinline__ WorkSum exclusive_scan(const WorkSum& mine, WorkSum& 
           before.slots + in_warp.slots - mine.slots};
 }
 
+// First, block by block: where its tokens begin, and its partial sums. Then the pieces, run of parts by run of parts.
 __global__ void __launch_bounds__(kScanThreads) plan_work_kernel(const Index index) {
-  const int bg = blockIdx.x, blocks = index.lists.blocks;
+  const int bg = blockIdx.x, blocks = index.lists.blocks, runs = index.parts / index.cut;
+  int2* const block_slots = index.block_slots + static_cast<int64_t>(bg) * blocks;
+  const auto pieces_of = [&](int tokens) { return (tokens + index.most_tokens - 1) / index.most_tokens; };
   WorkSum done{};
   for (int block0 = 0; block0 < blocks; block0 += kScanThreads) {
     const int block = block0 + threadIdx.x;
     const bool exists = block < blocks;
-    int tokens = 0;
-    for (int part = 0; exists && part < kParts; ++part) tokens += index.counts(bg, part)[block];
-    const int pieces =
-        exists ? max(1, (tokens + kWorkTokens - 1) / kWorkTokens) : 0;  // at least one: it writes the zeros
+    int tokens = 0, pieces = 0;
+    for (int run = 0; exists && run < runs; ++run) {
+      int in_run = 0;
+      for (int i = 0; i < index.cut; ++i) in_run += index.counts(bg, run * index.cut + i)[block];
+      tokens += in_run, pieces += pieces_of(in_run);
+    }
     WorkSum total;
-    const WorkSum at = done + exclusive_scan({tokens, pieces, pieces > 1 ? pieces : 0}, total);
+    const WorkSum at = done + exclusive_scan({tokens, 0, pieces > 1 ? pieces : 0}, total);
     done = done + total;
     if (!exists) continue;
     int first = at.tokens;
-    for (int part = 0; part < kParts; ++part) {
+    for (int part = 0; part < index.parts; ++part) {
       int& count = index.counts(bg, part)[block];
       const int begin = first;
       first += count;
       count = begin;
     }
-    const int slot0 = bg * index.slots + at.slots;
-    index.block_slots[static_cast<int64_t>(bg) * blocks + block] = make_int2(slot0, pieces);
-    for (int i = 0; i < pieces; ++i)
-      index.work[static_cast<int64_t>(at.pieces + i) * gridDim.x + bg] = {
-          block, at.tokens + i * kWorkTokens, min(kWorkTokens, tokens - i * kWorkTokens), pieces > 1 ? slot0 + i : -1};
+    block_slots[block] = make_int2(bg * index.slots + at.slots, max(1, pieces));
   }
-  for (int i = done.pieces + threadIdx.x; i < index.pieces; i += kScanThreads)
+  __syncthreads();
+  const int all_tokens = done.tokens;
+
+  // The last run first: its tokens see most.
+  int planned = 0;
+  for (int run = runs - 1; run >= 0; --run)
+    for (int block0 = 0; block0 < blocks; block0 += kScanThreads) {
+      const int block = block0 + threadIdx.x;
+      const bool exists = block < blocks;
+      const auto begin_of = [&](int r) {
+        if (r < runs) return index.counts(bg, r * index.cut)[block];
+        return block + 1 < blocks ? index.counts(bg, 0)[block + 1] : all_tokens;
+      };
+      int begin = 0, tokens = 0, pieces = 0;
+      if (exists) {
+        begin = begin_of(run), tokens = begin_of(run + 1) - begin, pieces = pieces_of(tokens);
+        if (run == 0 && begin_of(runs) == begin) pieces = 1;  // not listed at all: it writes the zeros
+      }
+      WorkSum total;
+      const int to = planned + exclusive_scan({0, pieces, 0}, total).pieces;
+      planned += total.pieces;
+      if (pieces == 0) continue;
+      const int2 slots = block_slots[block];
+      int slot = slots.x;
+      for (int r = 0; r < run; ++r) slot += pieces_of(begin_of(r + 1) - begin_of(r));
+      for (int i = 0; i < pieces; ++i)
+        index.work[static_cast<int64_t>(to + i) * gridDim.x + bg] = {
+            block, begin + i * index.most_tokens, min(index.most_tokens, tokens - i * index.most_tokens),
+            slots.y > 1 ? slot + i : -1};
+    }
+  for (int i = planned + threadIdx.x; i < index.pieces; i += kScanThreads)
     index.work[static_cast<int64_t>(i) * gridDim.x + bg] = {0, 0, -1, -1};
 }
 
@@ -185,7 +224,7 @@ __global__ void __launch_bounds__(32 * kFillWarps) fill_index_kernel(const Index
   __shared__ int counts[kFillWarps][32];      // by block: how many of the warp's tokens list it
   const BlockLists& lists = index.lists;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int part = blockIdx.x % kParts, block0 = blockIdx.x / kParts * 32, bg = blockIdx.y;
+  const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * 32, bg = blockIdx.y;
   const int b = bg / lists.groups, g = bg % lists.groups, n = lists.n;
   const int begin = part * index.part_tokens, end = min(begin + index.part_tokens, lists.tokens);
   int* const out = index.tokens + bg * index.capacity;
@@ -197,8 +236,9 @@ __global__ void __launch_bounds__(32 * kFillWarps) fill_index_kernel(const Index
     __syncwarp();
     for (int i = lane; i < entries; i += 32) {
       const int row = index.n.quotient(i);
-      const unsigned bit = lists.at(b, t0 + row, g)[i - row * n] - block0;  // -1 becomes large
-      if (bit < 32) atomicOr(&masks[warp][row], 1u << bit);
+      const int block = lists.at(b, t0 + row, g)[i - row * n];
+      const unsigned bit = block - block0;  // -1 becomes large
+      if (bit < 32 && index.shows(block, t0 + row)) atomicOr(&masks[warp][row], 1u << bit);
     }
     __syncwarp();
     const unsigned listed = masks[warp][lane];
@@ -238,6 +278,7 @@ SelectedKeys selected_keys(const char* op, const AttendIn& in, const ConstTensor
 void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
                                  int64_t l_sel) {
   const char* op = "nsa_attend_selected_forward";
+  record_route(ctx, op, in.q.dtype, "no fused forward");
   attend_rows_forward(ctx, op, out, in, selected_keys(op, in, block_index, l_sel));
 }
 
@@ -245,29 +286,49 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
                                   ConstTensor block_index, int64_t l_sel) {
   const char* op = "nsa_attend_selected_backward";
   const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
-  const bool hopper = attend_sm90_applies(ctx, out, grad, in);
+  const bool fused = attend_fused_sm90_applies(ctx, out, grad, in), wide = attend_wide_sm90_applies(ctx, out, grad, in);
+  const bool with_dq = fused || wide, hopper = !with_dq && attend_sm90_applies(ctx, out, grad, in);
+  record_route(ctx, op, in.q.dtype, with_dq || hopper ? nullptr : kNotFusedHeads);
   Scratch::Scope facts_scope(ctx.scratch);
   const Tensor facts = hopper ? compute_row_facts(ctx, facts_scope, grad, in) : Tensor{};
   if (hopper)
     attend_rows_backward_sm90(ctx, op, out, grad, in, keys, facts);
-  else
+  else if (!with_dq)
     attend_rows_backward(ctx, op, out, grad, in, keys);
 
-  // Of `capacity` entries at most capacity / kWorkTokens pieces are full; each block adds one that is not, and needs a
-  // slot for it only when it has a full one too.
+  // Where dq is added to from the keys' side, the pieces keep to runs of tokens of which q, dout and dq fit L2: the run
+  // that has one is read once and stays, but a block has a partial sum for each. A short sequence is one run.
   const BlockLists& lists = keys.lists;
-  const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = lists.blocks;
-  const int64_t capacity = in.q.size(1) * lists.n, full = capacity / kWorkTokens;
-  const int64_t pieces = full + blocks, slots = full + std::min(full, blocks);
+  const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), blocks = lists.blocks;
+  constexpr int64_t kParts = 8, kMostParts = 32, kRunBytes = 48 << 20;
+  const int64_t row_bytes = in.q.size(2) / in.k.size(2) * (6 * in.q.size(3) + 2 * in.v.size(3));
+  int64_t parts = kParts, cut = kParts;
+  if (with_dq) {
+    while (cut > 1 && T * row_bytes * cut > kRunBytes * parts) cut /= 2;
+    if (cut == 1) parts = std::clamp(ceil_div(T * row_bytes, kRunBytes), kParts, kMostParts);
+  }
+  const int64_t part_tokens = ceil_div(T, parts);
+  const int64_t most_tokens = !with_dq ? kWorkTokens : cut == parts ? kWorkTokens / 2 : kWorkTokens / 4;
+  // Of `capacity` entries at most capacity / most_tokens pieces are full; each block adds one in each run of parts
+  // whose tokens it can be shown to, that is not, and needs a slot for it only when it has another one too.
+  const int64_t capacity = T * lists.n, full = capacity / most_tokens;
+  int64_t partly = 0;
+  for (int64_t end = part_tokens * cut; end < T + part_tokens * cut; end += part_tokens * cut)
+    partly += std::min(blocks, ceil_div(end, keys.block_keys));
+  const int64_t pieces = full + std::max(partly, blocks), slots = cut == parts ? full + std::min(full, blocks) : pieces;
   TRIAD_CHECK(bgs * pieces < (int64_t{1} << 31), "{}: {} pieces of work do not fit 31 bits", op, bgs * pieces);
   Scratch::Scope scope(ctx.scratch);
-  const Tensor counts = scope.alloc(DType::i32, {bgs, kParts, blocks});
+  const Tensor counts = scope.alloc(DType::i32, {bgs, parts, blocks});
   const Tensor tokens = scope.alloc(DType::i32, {bgs, capacity});
   const Tensor work = scope.alloc(DType::i32, {pieces, bgs, sizeof(KeyWork) / sizeof(int)});
   const Tensor block_slots = scope.alloc(DType::i32, {bgs, blocks, 2});
   Index index{.lists = lists,
               .n = Divisor(lists.n),
-              .part_tokens = static_cast<int>(ceil_div(in.q.size(1), kParts)),
+              .block_keys = Divisor(keys.block_keys),
+              .parts = static_cast<int>(parts),
+              .part_tokens = static_cast<int>(part_tokens),
+              .cut = static_cast<int>(cut),
+              .most_tokens = static_cast<int>(most_tokens),
               .capacity = capacity,
               .part_counts = counts.ptr<int32_t>(),
               .tokens = tokens.ptr<int32_t>(),
@@ -280,7 +341,7 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
   const auto count_ctas = static_cast<unsigned>(std::min<int64_t>(ceil_div(capacity, 1024), 1024));
   launch(ctx, "count_entries", count_entries_kernel, dim3(count_ctas, grid_y), dim3(256), 0, index);
   launch(ctx, "plan_work", plan_work_kernel, dim3(grid_y), dim3(kScanThreads), 0, index);
-  const auto fill_ctas = static_cast<unsigned>(ceil_div(blocks, 32) * kParts);
+  const auto fill_ctas = static_cast<unsigned>(ceil_div(blocks, 32) * parts);
   launch(ctx, "fill_index", fill_index_kernel, dim3(fill_ctas, grid_y), dim3(32 * kFillWarps), 0, index);
 
   KeyWorkList list{.block_keys = keys.block_keys,
@@ -295,7 +356,11 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
     const int64_t width = in.k.size(3) + in.v.size(3);
     list.partial = scope.alloc(DType::f32, {bgs * slots, keys.block_keys, width}).ptr<float>();
   }
-  if (hopper)
+  if (fused)
+    attend_fused_listed_backward_sm90(ctx, op, out, grad, in, keys.range, list);
+  else if (wide)
+    attend_wide_listed_backward_sm90(ctx, op, out, grad, in, keys.range, list);
+  else if (hopper)
     attend_key_gradients_sm90(ctx, op, out, grad, in, keys.range, list, facts);
   else
     attend_key_gradients(ctx, op, out, grad, in, keys.range, list);

@@ -144,4 +144,26 @@ __device__ __forceinline__ unsigned char* aligned_shared() {
   return sm90_bytes;
 }
 
+// ---- F1: both operands in shared memory, 64 columns ----
+
+// d[64 x 64] = a[64 x 16] b[16 x 64], or += with kAdd; a and b read along their rows.
+#define TRIAD_D4(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
+#define TRIAD_WGMMA(how, add)                                                                                        \
+  asm volatile(                                                                                                      \
+      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, %35};\nmov.b64 b, {%33, %35};\n"  \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, a, b, p, 1, 1, 0, 0;\n}"                    \
+      : TRIAD_D4(how, 0), TRIAD_D4(how, 1), TRIAD_D4(how, 2), TRIAD_D4(how, 3), TRIAD_D4(how, 4), TRIAD_D4(how, 5),  \
+        TRIAD_D4(how, 6), TRIAD_D4(how, 7)                                                                           \
+      : "r"(a), "r"(b), "n"(add), "n"(kDescriptorHigh))
+template <bool kAdd>
+__device__ __forceinline__ void wgmma_shared(float (&d)[8][4], uint32_t a, uint32_t b) {
+  if constexpr (kAdd)
+    TRIAD_WGMMA("+f", 1);
+  else
+    TRIAD_WGMMA("=f", 0);
+}
+#undef TRIAD_WGMMA
+#undef TRIAD_D4
+
 }  // namespace triad::cuda

@@ -32,8 +32,11 @@ void Model::forward(Context& ctx, Activations& act) {
   TRIAD_CHECK(act.T() <= options_.max_seq_len, "a batch of {} tokens a sequence for a model built for {}", act.T(),
               options_.max_seq_len);
   embedding_forward(ctx, act.x(0), act.tokens.view({act.rows()}), w_.embed);
-  for (int64_t i = 0; i < config_.n_layers; ++i)
+  for (int64_t i = 0; i < config_.n_layers; ++i) {
+    ctx.routes.set_layer(i);
     layer_forward(ctx, layer_context(act), w_.layers[i], act.layer(i), act.x(i + 1));
+  }
+  ctx.routes.set_layer(-1);
 }
 
 Tensor Model::final_norm(Context& ctx, Activations& act, Scratch::Scope& scope) {
@@ -67,8 +70,11 @@ void Model::loss_and_backward(Context& ctx, Activations& act, double scale) {
                                 {.vocab = config_.vocab_size});
   }
   rmsnorm_backward(ctx, dx, g_.norm_f, dx, x, w_.norm_f, act.rrms_final);
-  for (int64_t i = config_.n_layers - 1; i >= 0; --i)
+  for (int64_t i = config_.n_layers - 1; i >= 0; --i) {
+    ctx.routes.set_layer(i);
     layer_backward(ctx, layer_context(act), w_.layers[i], g_.layers[i], act.layer(i), dx);
+  }
+  ctx.routes.set_layer(-1);
   embedding_backward(ctx, g_.embed, dx, act.tokens.view({act.rows()}));
 }
 

@@ -319,14 +319,14 @@ TEST_CASE("Gates count past 2^31 elements (GPU)", "[gpu][large]") {
     const GateGrads dw = {allocate(rt, DType::f32, {hidden, D}), allocate(rt, DType::f32, {hidden}),
                           allocate(rt, DType::f32, {3, hidden}), allocate(rt, DType::f32, {3})};
     for (const Tensor& t : {dw.fc1_w, dw.fc1_b, dw.fc2_w, dw.fc2_b}) zero(rt.ctx(), t);
-    const Tensor gate = poisoned(rt, DType::f32, {3 * T, Hkv}), dq = allocate(rt, DType::f32, {T, Hq * D});
+    const Tensor gate = poisoned(rt, DType::f32, {3 * T, Hkv}), dq = poisoned(rt, DType::f32, {T, Hkv * D});
     const Shape planes = {3, 1, T, Hkv}, shape = {1, T, Hq, D};
-    zero(rt.ctx(), dq);
     nsa_gate_forward(rt.ctx(), gate.view(planes), q.tensor.view(shape), w, {});
-    nsa_gate_backward(rt.ctx(), dq.view(shape), dw, dgate.tensor.view(planes), gate.view(planes), q.tensor.view(shape),
-                      w, {});
+    nsa_gate_backward(rt.ctx(), dq.view({1, T, Hkv, D}), dw, dgate.tensor.view(planes), gate.view(planes),
+                      q.tensor.view(shape), w, {});
     if (rt.ctx().planning) return;
-    // Through the gate of (t, g) and back: its three values, and the gradient of each of the group's heads.
+    // Through the gate of (t, g) and back: its three values, and what it adds to the gradient of each of the group's
+    // heads.
     auto follow = [&](int64_t t, int64_t g, double(&gates)[3], Expected& dq_head) {
       Expected mean(D), dhidden(hidden);
       std::vector<double> a(static_cast<size_t>(hidden));
@@ -347,12 +347,12 @@ TEST_CASE("Gates count past 2^31 elements (GPU)", "[gpu][large]") {
         dq_head.add(dhidden.value[i] * silu_slope(a[i]) / static_cast<double>(G), fc1_w.row(i));
     };
     check_rows(rt, dq, 1e-4, [&](int64_t t) {
-      Expected want(Hq * D);
-      for (int64_t h = 0; h < Hq; ++h) {
+      Expected want(Hkv * D);
+      for (int64_t g = 0; g < Hkv; ++g) {
         double gates[3];
         Expected head(D);
-        follow(t, h / G, gates, head);
-        std::copy(head.value.begin(), head.value.end(), want.value.begin() + h * D);
+        follow(t, g, gates, head);
+        std::copy(head.value.begin(), head.value.end(), want.value.begin() + g * D);
       }
       return want;
     });

@@ -183,6 +183,7 @@ class Trainer {
     if (eval || save_now || last) settle(telemetry, /*leave=*/0);
     const Telemetry::Pause pause(telemetry);
     if (eval) evaluate(telemetry);
+    if (due(config_.log.every) || last || stop) telemetry.fallbacks(state_.step, runtime_->ctx().routes);
     if (save_now) save(telemetry);
     if (stop) folder_.clear_halt();
     return stop && !last;
@@ -207,6 +208,8 @@ class Trainer {
                           {"peak_mib", telemetry.peak_mib()}};
     write_file_atomically(folder_.file("metrics.json"), dump_json(metrics, 2) + "\n");
     telemetry.heartbeat(state_.step, "done");
+    const Routes& routes = runtime_->ctx().routes;
+    if (routes.fallbacks() > 0) telemetry.message(routes.summary());
     telemetry.message(fmt::format("done: {} steps, loss {:.4f}, {:.1f} s; weights in {}", state_.step, last_loss_,
                                   seconds, folder_.file("model.safetensors")));
   }

@@ -6,8 +6,10 @@
 namespace triad {
 
 struct ClassifierOptions {
-  int64_t vocab = 0;          // valid rows of w; the rest is padding
-  int64_t chunk_rows = 2048;  // rows whose logits exist at a time
+  int64_t vocab = 0;  // valid rows of w; the rest is padding
+  // Rows whose logits exist at a time. 4,096 of 50,304 logits are 412 MB in bf16; on an H200 their three products and
+  // the loss take 713 us for each 2,048 rows, in chunks of 2,048 rows 742, of 5,632 and more longer again.
+  int64_t chunk_rows = 4096;
 };
 
 // loss [N] acc overwritten  <-  h [N,C] T, w [Vp,C] T, targets [N] i32 in [-1, vocab)

@@ -54,14 +54,15 @@ struct SelectArgs {
 using Product = float[4][4];
 constexpr int kTurnRows = 2 * kTokens, kTurnUnits = kTurnRows * kPanelRowBytes / 16;  // of a turn's queries in a panel
 
-// Two of a lane's keys, [row][chunk of 32 columns]: its 16-byte piece of a chunk is its share of two 16-deep steps. The
-// order of a sum's terms is free as long as the queries lie in the same one, see load_queries.
+// A lane's four neighbouring keys, as they lie in memory: [key][chunk of 32 columns]. Its 16-byte piece of a chunk is its
+// share of two 16-deep steps; the order of a sum's terms is free as long as the queries lie in the same one, see
+// load_queries.
 template <int kPanels>
 struct RawKeys {
-  uint4 piece[2][2 * kPanels];
+  uint4 piece[4][2 * kPanels];
   __device__ __forceinline__ void load(const __nv_bfloat16* column, int64_t stride, int key, int keys) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < 4; ++r) {
       const uint4* row = reinterpret_cast<const uint4*>(column + min(key + r, keys - 1) * stride);
 #pragma unroll
       for (int i = 0; i < 2 * kPanels; ++i) piece[r][i] = __ldg(row + 4 * i);
@@ -74,32 +75,40 @@ __device__ __forceinline__ uint32_t moved(uint32_t x) {
   asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
   return y;
 }
-// The same two keys as the left operand of the products, one for every 16 columns.
+// The same keys as the left operands of the products, one for every 16 columns: keys 0 and 1 are two rows of the first
+// product, keys 2 and 3 of the second.
 template <int kPanels>
-struct KeyOperand {
-  uint32_t a[4 * kPanels][4];
+struct KeyOperands {
+  uint32_t a[2][4 * kPanels][4];
 
-  __device__ __forceinline__ void take(const RawKeys<kPanels>& raw) {
+  __device__ __forceinline__ explicit KeyOperands(const RawKeys<kPanels>& raw) {
 #pragma unroll
-    for (int i = 0; i < 2 * kPanels; ++i) {
-      const uint4 &x = raw.piece[0][i], &y = raw.piece[1][i];
-      a[2 * i][0] = moved(x.x), a[2 * i][1] = moved(y.x), a[2 * i][2] = moved(x.y), a[2 * i][3] = moved(y.y);
-      a[2 * i + 1][0] = moved(x.z), a[2 * i + 1][1] = moved(y.z);
-      a[2 * i + 1][2] = moved(x.w), a[2 * i + 1][3] = moved(y.w);
-    }
+    for (int p = 0; p < 2; ++p)
+#pragma unroll
+      for (int i = 0; i < 2 * kPanels; ++i) {
+        const uint4 &x = raw.piece[2 * p][i], &y = raw.piece[2 * p + 1][i];
+        const uint32_t words[8] = {x.x, y.x, x.y, y.y, x.z, y.z, x.w, y.w};
+#pragma unroll
+        for (int w = 0; w < 8; ++w) a[p][2 * i + w / 4][w % 4] = moved(words[w]);
+      }
   }
-  // product = these keys x the columns at `queries`, once it has been waited for.
-  __device__ __forceinline__ void multiply(Product& product, uint32_t queries, uint32_t panel_units) const {
+  // product[p] = these keys x the columns at `queries`.
+  __device__ __forceinline__ void multiply(Product (&product)[2], uint32_t queries, uint32_t panel_units) const {
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 4 * kPanels; ++i) {
-      const uint32_t b = queries + i / 4 * panel_units + i % 4 * 2;
-      if (i == 0)
-        wgmma_first<0>(product, a[i], b);
-      else
-        wgmma_add<0>(product, a[i], b);
-    }
+    for (int i = 0; i < 4 * kPanels; ++i)
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        const uint32_t b = queries + i / 4 * panel_units + i % 4 * 2;
+        if (i == 0)
+          wgmma_first<0>(product[p], a[p][i], b);
+        else
+          wgmma_add<0>(product[p], a[p][i], b);
+      }
     wgmma_commit();
+    wgmma_wait<0>();
+    pin(product[0]);
+    pin(product[1]);
   }
 };
 
@@ -160,15 +169,17 @@ __device__ __forceinline__ void load_queries(const SelectArgs& a, const Tile& ti
   }
 }
 
-// Adds a product's probabilities, 2^(product * scale - lse), to a lane's sums: [tokens 0-7, 8-15][key, token].
-__device__ __forceinline__ void add_probabilities(float (&sum)[2][4], const Product& product, const float2* lse,
+// Adds the products' probabilities, 2^(product * scale - lse), to a lane's sums: [tokens 0-7, 8-15][key, token].
+__device__ __forceinline__ void add_probabilities(float (&sum)[2][2][4], const Product (&product)[2], const float2* lse,
                                                   float scale) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const float2 shift = lse[4 * j];
 #pragma unroll
-    for (int e = 0; e < 4; ++e)
-      sum[j % 2][e] += exp2_approx(fmaf(product[j][e], scale, e % 2 ? -shift.y : -shift.x));
+    for (int p = 0; p < 2; ++p)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        sum[p][j % 2][e] += exp2_approx(fmaf(product[p][j][e], scale, e % 2 ? -shift.y : -shift.x));
   }
 }
 
@@ -220,8 +231,7 @@ struct Bounds {
   float last[kWarps][kTokens];   // what each warp's last key gives to the next warp's first block
 };
 
-// Each warp walks a stripe of `steps` times 32 keys: first the even pairs of a lane's four keys, then the odd ones, and
-// each pair takes turns with two heads after the other. One product runs while the last one's exponentials are computed.
+// Each warp walks a stripe of `steps` times 32 keys; every step takes turns with two heads after the other.
 template <int kPanels>
 __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile, const Candidates& c,
                                            const unsigned char* queries, const float* lse, float* scores,
@@ -231,48 +241,26 @@ __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile
   const __nv_bfloat16* k = a.k.row(tile.b, 0, tile.g) + lane % 4 * 8;
   const float2* lane_lse = reinterpret_cast<const float2*>(lse) + lane % 4;
   float* lane_scores = scores + lane % 4 * 2 * a.row_floats;
-  int key0 = warp * steps * kWarpKeys, next_key = key0 + lane / 4 * 4, to_next = 2;
+  int key0 = warp * steps * kWarpKeys;
   LaneTokens mine;
-  RawKeys<kPanels> raw;  // the next pair of keys, on their way while the last is at work
-  KeyOperand<kPanels> keys;
-  Product even, odd;
-  int turn = 0;
-  const auto next_pair = [&] {
-    keys.take(raw);
-    next_key += to_next, to_next = kWarpKeys - to_next;
-    raw.load(k, a.k.stride_t, next_key, a.keys);
-  };
-  const auto start_next = [&](Product& product) {
-    if (++turn == a.turns) turn = 0, next_pair();
-    keys.multiply(product, columns + turn * kTurnUnits, panel_units);
-  };
-  raw.load(k, a.k.stride_t, next_key, a.keys);
-  next_pair();
-  keys.multiply(even, columns, panel_units);
-  wgmma_wait<0>();
-  pin(even);
+  RawKeys<kPanels> raw;
+  raw.load(k, a.k.stride_t, key0 + lane / 4 * 4, a.keys);
 #pragma unroll 1
   for (int step = 0; step < steps; ++step, key0 += kWarpKeys) {
+    const KeyOperands<kPanels> keys(raw);
     float sum[2][2][4] = {};
-    const auto close_pair = [&] {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sum[0][i / 4][i % 4] = sum[1][i / 4][i % 4], sum[1][i / 4][i % 4] = 0.0f;
-    };
+    Product product[2];
+    uint32_t b = columns;
+    const float2* shift = lane_lse;
 #pragma unroll 1
-    for (int n = 0; n < 2 * a.turns; n += 2) {
-      const float2* shift = lane_lse + turn * (kTurnRows / 2);
-      start_next(odd);
-      add_probabilities(sum[1], even, shift, a.scale);
-      if (n + 1 == a.turns) close_pair();
-      wgmma_wait<0>();
-      pin(odd);
-      shift = lane_lse + turn * (kTurnRows / 2);
-      start_next(even);
-      add_probabilities(sum[1], odd, shift, a.scale);
-      if (n + 2 == a.turns) close_pair();
-      wgmma_wait<0>();
-      pin(even);
+    for (int turn = 0; turn < a.turns - 1; ++turn, b += kTurnUnits, shift += kTurnRows / 2) {
+      keys.multiply(product, b, panel_units);
+      add_probabilities(sum, product, shift, a.scale);
     }
+    keys.multiply(product, b, panel_units);
+    raw.load(k, a.k.stride_t, key0 + kWarpKeys + lane / 4 * 4, a.keys);  // on its way under what is left of the step
+    add_probabilities(sum, product, shift, a.scale);
+
     if ((key0 + kWarpKeys - 1) * a.d + a.l > tile.first + 1) {  // not all tokens see all keys
 #pragma unroll
       for (int i = 0; i < 16; ++i) {

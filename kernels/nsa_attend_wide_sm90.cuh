@@ -8,8 +8,10 @@ namespace triad::cuda {
 // The choice, a pure function of card and problem.
 inline bool attend_wide_sm90_applies(const Context& ctx, const AttendGradOut& out, const AttendGradIn& grad,
                                      const AttendIn& in) {
-  return !grad.quantum.empty() && attend_sm90_applies(ctx, out, grad, in) && in.q.size(3) == 128 &&
-         in.v.size(3) == 128 && out.dq.size(1) * out.dq.stride[1] / 2 < (int64_t{1} << 31);
+  bool rows = reinterpret_cast<uintptr_t>(out.dq.data) % 16 == 0;  // dq is added to 16 bytes at a time
+  for (int i = 0; i < 3; ++i) rows = rows && out.dq.stride[i] % 4 == 0;
+  return rows && !grad.quantum.empty() && attend_sm90_applies(ctx, out, grad, in) && in.q.size(3) == 128 &&
+         in.v.size(3) == 128 && out.dq.size(1) * out.dq.stride[1] / 4 < (int64_t{1} << 31);
 }
 
 // The branches whose rows see one range of keys.

@@ -536,8 +536,10 @@ void nsa_gate_forward(Context& ctx, Tensor gate, ConstTensor q, const GateWeight
     const GateMlp<T> mlp = gate_mlp<T>(w);
     const bool done = dispatch_mma<T>(rows, q, w, [&]<int kWidth>() {
       using Tiles = GateTiles<kWidth>;
-      launch(ctx, "gate_forward", gate_forward_mma_kernel<kWidth>, dim3(ceil_div(rows.count, Tiles::kRows)),
-             Tiles::kThreads, 0, planes<float>(gate), bthd<T>(q), mlp, rows, o.kind == GateKind::softmax,
+      const int64_t ctas =
+          std::min(ceil_div(rows.count, Tiles::kRows), int64_t{Tiles::kForwardCtasPerSm} * ctx.num_sms);
+      launch(ctx, "gate_forward", gate_forward_mma_kernel<kWidth>, dim3(ctas), Tiles::kThreads,
+             sizeof(GateForwardShared<kWidth>), planes<float>(gate), bthd<T>(q), mlp, rows, o.kind == GateKind::softmax,
              static_cast<float>(1.0 / o.temperature));
     });
     if (done) return;

@@ -17,7 +17,7 @@ inline bool attend_wide_sm90_applies(const Context& ctx, const AttendGradOut& ou
 // The branches whose rows see one range of keys.
 void attend_wide_range_backward_sm90(Context&, const char* op, const AttendGradOut&, const AttendGradIn&,
                                      const AttendIn&, const KeyRange&);
-// The rows of every block of keys listed, in pieces of at most kWorkTokens tokens.
+// The rows of every block of keys listed, in pieces of at most kWorkTokens / 2 tokens.
 void attend_wide_listed_backward_sm90(Context&, const char* op, const AttendGradOut&, const AttendGradIn&,
                                       const AttendIn&, const KeyRange&, const KeyWorkList&);
 

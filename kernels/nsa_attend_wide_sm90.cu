@@ -318,8 +318,9 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
     const uint32_t k = tile_descriptor(shared_address(keys.k)), v = tile_descriptor(shared_address(keys.v));
     // Where this lane's row of the four matrices of ds that a store writes begins; 16 rows further: 2048 bytes.
     const int ds_to = swizzled(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2);
-    const auto lay_ds = [&](const uint32_t(&left)[4][4], int turn) {
-      if (turn > 0) barrier_wait(&shared.ds_empty[warpgroup], (turn - 1) & 1);
+    int phases = 0;  // bit 0: steps done, bit 1: how often the stages came round, both modulo 2
+    const auto lay_ds = [&](const uint32_t(&left)[4][4]) {
+      barrier_wait(&shared.ds_empty[warpgroup], ~phases & 1);  // for what the last step laid; at once in the first
       const uint32_t to = shared_address(shared.ds[warpgroup]) + ds_to;
 #pragma unroll
       for (int i = 0; i < 4; ++i) store_matrices_transposed(to + i * 16 * kPanelRowBytes, left[i]);
@@ -359,7 +360,7 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
     // warpgroup's products fill the gaps. p is kept in bf16, as dv has it, for ds too: 32 registers less.
     float p[8][4];
     uint32_t left_p[4][4], left_ds[4][4];
-    int stage = kListed ? warpgroup : 0, round = 0;
+    int stage = kListed ? warpgroup : 0;
     // p[row] = 2^(s * scale - shift), 0 for the keys that the row does not see. `count`: the stage's rows.
     const auto weigh = [&](int count) {
       const int2* const ranges = shared.range[stage];
@@ -397,7 +398,7 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
       weigh(min(rows - stage_rows(step), kStageRows));
       pack(left_p, p);
     }
-    for (int turn = 0; step < steps; ++turn) {
+    while (step < steps) {
       float ds[8][4];
       wgmma_fence();
       multiply_scores(ds, v, dout_of(stage));
@@ -422,12 +423,13 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
 
       const int last = stage;
       step += kStride, stage += kStride;
-      if (stage >= kStages) stage -= kStages, round ^= 1;
-      if (step < steps) await_stage(stage, round);
+      if (stage >= kStages) stage -= kStages, phases ^= 2;
+      if (step < steps) await_stage(stage, phases >> 1);
       wgmma_fence();
       multiply_scores(p, k, q_of(stage));  // after the last step: of what lies there, unused
       add_products(dk, left_ds, q_of(last));
-      lay_ds(left_ds, turn);
+      lay_ds(left_ds);
+      phases ^= 1;
       wgmma_wait<1>();
       pin(p);
       weigh(step < steps ? min(rows - stage_rows(step), kStageRows) : 1);
@@ -470,26 +472,34 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
       take(dv, dv_at);
   }
 
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int key = warp_key + 8 * i;
-    if (key >= key_end) continue;
-    float* partial = a.list.partial;
-    if (work.slot >= 0)
-      partial +=
-          (static_cast<int64_t>(work.slot) * a.list.block_keys + key - work.block * a.list.block_keys) * (2 * kWidth);
-    const auto store = [&](float* to, const GradView& out, int column, float x, float y) {
-      if (work.slot >= 0)
-        *reinterpret_cast<float2*>(to + column) = make_float2(x, y);
-      else
-        out.store(b, key, g, column, x, y);
-    };
+  // Two rows of keys a lane, which keeps sums[j / 8][j % 8] at the columns 8 j + fragment_column().
+  const auto store = [&](const float(&sums)[kPanels][8][4], int i, float factor, auto* to) {
 #pragma unroll
     for (int j = 0; j < kWidth / 8; ++j) {
-      const int column = 8 * j + fragment_column();
-      const float *const dk_sum = &dk[j / 8][j % 8][2 * i], *const dv_sum = &dv[j / 8][j % 8][2 * i];
-      if (stores_dk) store(partial, a.dk, column, dk_sum[0] * a.in.scale, dk_sum[1] * a.in.scale);
-      if (stores_dv) store(partial + kWidth, a.dv, column, dv_sum[0], dv_sum[1]);
+      const float x = sums[j / 8][j % 8][2 * i] * factor, y = sums[j / 8][j % 8][2 * i + 1] * factor;
+      if constexpr (std::is_same_v<decltype(to), float*>)
+        *reinterpret_cast<float2*>(to + 8 * j + fragment_column()) = make_float2(x, y);
+      else
+        *reinterpret_cast<uint32_t*>(to + 8 * j + fragment_column()) = pack_bf16(x, y);
+    }
+  };
+  // Where they go, computed here: what the compiler may compute before the loop it would have to spill.
+  int first_key = warp_key, slot = work.slot, block = work.block, group = bg;
+  asm volatile("" : "+r"(first_key), "+r"(slot), "+r"(block), "+r"(group));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int key = first_key + 8 * i;
+    if (key >= key_end) continue;
+    if (slot >= 0) {
+      float* const to = a.list.partial + (static_cast<int64_t>(slot - block) * a.list.block_keys + key) * (2 * kWidth);
+      if (stores_dk) store(dk, i, a.in.scale, to);
+      if (stores_dv) store(dv, i, 1.0f, to + kWidth);
+    } else if (a.dk.f32.data != nullptr) {
+      if (stores_dk) store(dk, i, a.in.scale, a.dk.f32.at(group / a.in.groups, key, group % a.in.groups));
+      if (stores_dv) store(dv, i, 1.0f, a.dv.f32.at(group / a.in.groups, key, group % a.in.groups));
+    } else {
+      if (stores_dk) store(dk, i, a.in.scale, a.dk.bf16.at(group / a.in.groups, key, group % a.in.groups));
+      if (stores_dv) store(dv, i, 1.0f, a.dv.bf16.at(group / a.in.groups, key, group % a.in.groups));
     }
   }
 #endif

@@ -26,12 +26,6 @@ __device__ __forceinline__ void copy_async_4(void* to, const void* from, bool va
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 4 : 0)
                : "memory");
 }
-// Ends a group of this thread's copies; waits until at most kLater groups after it are still under way.
-__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kLater>
-__device__ __forceinline__ void copy_async_wait_group() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
-}
 // Waits for all copies that this thread began; a barrier then makes them visible to the others.
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // The copies begun since the last commit form a group; waits until at most kPending groups are still on their way.

@@ -279,9 +279,10 @@ SelectedKeys selected_keys(const char* op, const AttendIn& in, const ConstTensor
 void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
                                  int64_t l_sel) {
   const char* op = "nsa_attend_selected_forward";
-  record_route(ctx, op, in.q.dtype, "no fused forward");
   const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
-  if (union_forward_sm90_applies(ctx, out, in, keys.block_keys))
+  const bool fused = union_forward_sm90_applies(ctx, out, in, keys.block_keys);
+  record_route(ctx, op, in.q.dtype, fused ? nullptr : kNotFusedHeads);
+  if (fused)
     attend_rows_forward_sm90(ctx, op, out, in, make_union_keys(keys.range, block_index, keys.block_keys));
   else
     attend_rows_forward(ctx, op, out, in, keys);

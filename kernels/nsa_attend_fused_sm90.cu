@@ -617,24 +617,30 @@ struct QuantumArgs {
 
 // quantum = 2^23 u, u as above, is the largest power of two that the bound reaches: sums stay below twice that. With
 // quantum's sign made that of x, x + quantum lies where fp32 has steps of u or more, so (x + quantum) - quantum is x
-// rounded to them. 8 lanes a row.
+// rounded to them. 8 lanes a row, of which the first ones have a branch each; 4 rows in flight.
+constexpr int kQuantumRows = 4;
 __global__ void __launch_bounds__(256) quantum_kernel(const __grid_constant__ QuantumArgs a) {
-  const int row = static_cast<int>(blockIdx.x * (256 / kNormLanes) + threadIdx.x / kNormLanes), bg = blockIdx.y;
-  const int clamped = min(row, a.rows - 1), t = a.heads.quotient(clamped);
-  const int b = bg / a.groups, g = bg % a.groups, head = g * a.heads.value() + clamped - t * a.heads.value();
-  const float dout = sqrtf(RowNorm(a.dout.at(b, t, head), a.dout.width, threadIdx.x % kNormLanes).squares);
-  if (threadIdx.x % kNormLanes != 0 || row >= a.rows) return;
-  float bound = 0;
+  constexpr int kGroups = 256 / kNormLanes;
+  static_assert(kMostBranches <= kNormLanes);
+  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, lane = threadIdx.x % kNormLanes;
+  const int branch = min(lane, kMostBranches - 1);
+  const View<const float>&gates = a.gate[branch], &deltas = a.delta[branch];
+  const bool has_branch = lane < kMostBranches && deltas.data != nullptr;
+  const float2 norm = a.norms[bg * kMostBranches + branch];
 #pragma unroll
-  for (int i = 0; i < kMostBranches; ++i) {
-    if (a.delta[i].data == nullptr) continue;
-    const float2 norm = a.norms[bg * kMostBranches + i];
-    const float gate = a.gate[i].data == nullptr ? 1.0f : *a.gate[i].at(b, t, g);
-    bound += a.scale * fmaf(gate * dout, norm.x, fabsf(*a.delta[i].at(b, t, head))) * norm.y;
+  for (int i = 0; i < kQuantumRows; ++i) {
+    const int row = static_cast<int>((blockIdx.x * kQuantumRows + i) * kGroups + threadIdx.x / kNormLanes);
+    const int clamped = min(row, a.rows - 1), t = a.heads.quotient(clamped);
+    const int head = g * a.heads.value() + clamped - t * a.heads.value();
+    const float gate = has_branch && gates.data != nullptr ? *gates.at(b, t, g) : 1.0f;
+    const float delta = has_branch ? *deltas.at(b, t, head) : 0.0f;
+    const float dout = sqrtf(RowNorm(a.dout.at(b, t, head), a.dout.width, lane).squares);
+    float bound = has_branch ? a.scale * fmaf(gate * dout, norm.x, fabsf(delta)) * norm.y : 0.0f;
+    for (int o = kNormLanes / 2; o > 0; o /= 2) bound += __shfl_xor_sync(kFullWarp, bound, o);
+    constexpr float kRounding = 1.1f;  // more than p, ds and the quantum itself can add
+    bound = fminf(fmaxf(bound * kRounding, 1e-28f), 1e37f);
+    if (lane == 0 && row < a.rows) *a.quantum.at(b, t, head) = __int_as_float(__float_as_int(bound) & 0x7f800000);
   }
-  constexpr float kRounding = 1.1f;  // more than p, ds and the quantum itself can add
-  bound = fminf(fmaxf(bound * kRounding, 1e-28f), 1e37f);
-  *a.quantum.at(b, t, head) = __int_as_float(__float_as_int(bound) & 0x7f800000);
 }
 
 }  // namespace
@@ -674,7 +680,8 @@ Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, Con
   }
   launch(ctx, "key_norms", key_norms_kernel, dim3(ceil_div(most_keys, kNormKeys), bgs, branches.size()),
          dim3(kNormThreads), 0, n);
-  launch(ctx, "dq_quantum", quantum_kernel, dim3(ceil_div(a.rows, 256 / kNormLanes), bgs), dim3(256), 0, a);
+  launch(ctx, "dq_quantum", quantum_kernel, dim3(ceil_div(a.rows, kQuantumRows * (256 / kNormLanes)), bgs), dim3(256), 0,
+         a);
   return quantum;
 }
 

@@ -34,9 +34,13 @@ void nsa_backward(Context& ctx, const NsaGrad& grad, const NsaWeightGrads& dw, C
   const Tensor delta = scope.alloc(acc, {3, in.q.size(0), in.q.size(1), in.q.size(2)});
   nsa_combine_backward(ctx, dgate, delta, dout, {s.o[kCmp], s.o[kSel], s.o[kWin]}, s.gate, grad.out);
   nsa_gate_backward(ctx, grad.dq_group, dw.gate, dgate, s.gate, in.q, w.gate, c.gate);
-  auto upstream = [&](int branch) { return AttendGradIn{dout, s.gate[branch], delta[branch], s.lse[branch]}; };
 
   zero(ctx, grad.dq);  // each branch adds its share
+  const Tensor quantum = attend_quantum(ctx, scope, grad.dq, dout, in.q,
+                                        {{s.k_cmp, s.v_cmp, s.gate[kCmp], delta[kCmp]},
+                                         {in.k[kSel], in.v[kSel], s.gate[kSel], delta[kSel]},
+                                         {in.k[kWin], in.v[kWin], s.gate[kWin], delta[kWin]}});
+  auto upstream = [&](int branch) { return AttendGradIn{dout, s.gate[branch], delta[branch], s.lse[branch], quantum}; };
   {
     Scratch::Scope inner(ctx.scratch);
     const Tensor dk_cmp = inner.alloc(acc, s.k_cmp.shape()), dv_cmp = inner.alloc(acc, s.v_cmp.shape());

@@ -10,6 +10,7 @@
 // because the first keys have far more rows than the last; a block's pieces are summed in order by a second kernel.
 #include "kernels/nsa_attend.cuh"
 #include "kernels/nsa_attend_forward_sm90.cuh"
+#include "kernels/nsa_attend_fused_sm90.cuh"
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/nsa_attend_rows_sm90.cuh"
 #include "kernels/nsa_attend_wide_sm90.cuh"
@@ -234,9 +235,10 @@ void attend_range_forward(Context& ctx, const char* op, const AttendOut& out, co
 
 void attend_range_backward(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                            const AttendIn& in, const KeyRange& range) {
-  const bool wide = attend_wide_sm90_applies(ctx, out, grad, in),
-             hopper = !wide && attend_sm90_applies(ctx, out, grad, in);
-  record_route(ctx, op, in.q.dtype, wide || hopper ? nullptr : kNotFusedHeads);
+  const bool fused = attend_fused_sm90_applies(ctx, out, grad, in), wide = attend_wide_sm90_applies(ctx, out, grad, in),
+             hopper = !fused && !wide && attend_sm90_applies(ctx, out, grad, in);
+  record_route(ctx, op, in.q.dtype, fused || wide || hopper ? nullptr : kNotFusedHeads);
+  if (fused) return attend_fused_range_backward_sm90(ctx, op, out, grad, in, range);
   if (wide) return attend_wide_range_backward_sm90(ctx, op, out, grad, in, range);
   Scratch::Scope scope(ctx.scratch);
   const Tensor facts = hopper ? compute_row_facts(ctx, scope, grad, in) : Tensor{};

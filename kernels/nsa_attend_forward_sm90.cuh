@@ -15,12 +15,25 @@
 namespace triad::cuda {
 namespace {
 
+// KeyRange with its division made ready.
+struct SeenKeys {
+  KeyRange range;
+  Divisor d;
+  __device__ __forceinline__ int low(int t) const { return range.low(t); }
+  __device__ __forceinline__ int high(int t) const {
+    const int past = t + 1 - range.l;
+    return past < 0 ? 0 : min(range.keys, d.quotient(past) + 1);
+  }
+};
+
 struct RowForwardArgs {
   CUtensorMap k_map, v_map;
   Attend<__nv_bfloat16> in;
   View<__nv_bfloat16> o;
   View<float> lse;
-  int tiles, sequences_and_groups;
+  SeenKeys sight;
+  int tiles;
+  Divisor sequences_and_groups, groups;
 };
 
 // Tile sizes for heads (dk, dv): keys a step, warpgroups, stages, CTAs an SM.
@@ -33,37 +46,66 @@ struct ForwardShape {
   static constexpr int kQueryBytes = 64 * kDk * 2, kKeyBytes = kKeys * kDk * 2, kValueBytes = kKeys * kDv * 2;
   // A step's stage is refilled when the next one is left, by when the other warpgroups have left it too.
   static constexpr int kLag = kStages > 3 ? 1 : 0;
-  struct Sight {
-    int low, high, bit;  // the key range of a row, and its token's number in the CTA
-  };
   struct Shared {
     unsigned char q[kWarpgroups][kQueryBytes];
     struct {
       unsigned char k[kKeyBytes], v[kValueBytes];
     } stage[kStages];
-    Sight sight[kRowsCta];
     Barrier keys_came[kStages], values_came[kStages], stage_free[kStages];
   };
 };
 
-// What a warpgroup's rows see: the keys that any and that all of them do.
-struct WarpgroupSight {
-  int low_any, low_all, high_any, high_all;
-  __device__ __forceinline__ WarpgroupSight(const KeyRange& range, const Divisor& heads, const RowTile& tile, int w) {
-    const int first_row = tile.first + 64 * w;
-    if (first_row < tile.rows) {
-      const int first = heads.quotient(first_row), last = heads.quotient(min(first_row + 64, tile.rows) - 1);
-      low_any = range.low(first), low_all = range.low(last);
-      high_any = range.high(last), high_all = range.high(first);
-    } else {
-      low_any = low_all = high_any = high_all = 0;
-    }
+// The rows [first, first + count) of one sequence b and group g.
+struct CtaRows {
+  int b, g, first, rows, first_token, last_token;  // `rows`: T * G, the end of the last CTA's
+  __device__ __forceinline__ CtaRows(const RowForwardArgs& a, int turn, int count) {
+    const int before = a.sequences_and_groups.quotient(turn);
+    const int bg = turn - before * a.sequences_and_groups.value();
+    b = a.groups.quotient(bg), g = bg - b * a.groups.value();
+    first = (a.tiles - 1 - before) * count;  // the last rows see most: they come first
+    rows = a.in.tokens * a.in.heads.value();
+    first_token = a.in.heads.quotient(first), last_token = a.in.heads.quotient(min(first + count, rows) - 1);
   }
 };
 
+// What a warpgroup's rows see: the keys that any and that all of them do.
+struct WarpgroupSight {
+  int low_any = 0, low_all = 0, high_any = 0, high_all = 0;
+  __device__ __forceinline__ WarpgroupSight(const RowForwardArgs& a, const CtaRows& tile, int w) {
+    const int first_row = tile.first + 64 * w;
+    if (first_row >= tile.rows) return;
+    const int first = a.in.heads.quotient(first_row), last = a.in.heads.quotient(min(first_row + 64, tile.rows) - 1);
+    low_any = a.sight.low(first), low_all = a.sight.low(last);
+    high_any = a.sight.high(last), high_all = a.sight.high(first);
+  }
+};
+
+// The rows of a view that belong to a sequence and the heads from first_head on.
+template <class T>
+struct HeadRows {
+  T* base;
+  int row, head;
+  __device__ __forceinline__ HeadRows(const View<T>& v, int b, int first_head)
+      : base(v.at(b, 0, first_head)), row(static_cast<int>(v.row)), head(static_cast<int>(v.head)) {}
+  __device__ __forceinline__ T* at(int t, int h) const {
+    return base + static_cast<int64_t>(t) * row + static_cast<int64_t>(h) * head;
+  }
+};
+
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // A plan numbers the steps of a CTA: step n has the keys first(n) .. end(n) - 1, of which it takes Shape::kKeys at
-// most. A warpgroup passes the steps that none of its rows sees, and all from steps_seen on; a step of which some row
-// sees only a part needs a mask.
+// most. A warpgroup passes all steps from steps_seen on, and of a listed plan those that none of its rows sees; a step
+// of which some row sees only a part needs a mask.
 template <class Keys, class Shape>
 class Plan;
 template <class Shape>
@@ -71,11 +113,10 @@ class Plan<RangeKeys, Shape> {
  public:
   static constexpr bool kListed = false;
   static int64_t bytes(const RangeKeys&) { return 0; }  // of shared memory
-  __device__ __forceinline__ Plan(const RangeKeys& keys, const Divisor& heads, const RowTile& tile, int w,
-                                  unsigned char*)
-      : sight_(keys.range, heads, tile, w),
-        begin_(keys.range.low(tile.first_token)),
-        end_(keys.range.high(tile.last_token)),
+  __device__ __forceinline__ Plan(const RowForwardArgs& a, const RangeKeys&, const CtaRows& tile, int w, unsigned char*)
+      : sight_(a, tile, w),
+        begin_(a.sight.low(tile.first_token)),
+        end_(a.sight.high(tile.last_token)),
         steps(steps_to(end_)),
         steps_seen(steps_to(sight_.high_any)) {}
   __device__ __forceinline__ int first(int n) const { return begin_ + n * Shape::kKeys; }
@@ -96,6 +137,9 @@ class Plan<RangeKeys, Shape> {
   const int steps, steps_seen;
 };
 
+// The lower n of 32 bits; any n.
+__device__ __forceinline__ unsigned bits_below(int n) { return n >= 32 ? ~0u : n <= 0 ? 0u : (1u << n) - 1; }
+
 __device__ __forceinline__ void warpgroup_barrier(int w) {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + w), "n"(kWarpgroup) : "memory");
 }
@@ -106,26 +150,25 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages, kPanelsV = Shape::kPanelsV, kHalves = kKeys / 64;
   constexpr float kSlack = 8.0f;
-  const int turn = blockIdx.x / a.sequences_and_groups;
-  // The last rows see most: they start first.
-  const RowTile tile(a.in, a.tiles - 1 - turn, blockIdx.x - turn * a.sequences_and_groups, Shape::kRowsCta);
+  constexpr bool kListed = Plan<Keys, Shape>::kListed;
+  const CtaRows tile(a, blockIdx.x, Shape::kRowsCta);
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(aligned_shared());
   const int w = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroup, 0), lane = threadIdx.x % 32;
   const int row0 = 16 * (threadIdx.x % kWarpgroup / 32), chunk = lane % 8, G = a.in.heads.value();
   unsigned char* const own_q = shared.q[w];
 
+  // This lane's rows as the copies below take them: row0 + lane / 8 + 4 i; past the end the last row stands in.
+  const HeadRows q_rows(a.in.q, tile.b, tile.g * G);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {  // 16 rows of q for each warp
-    const int r = row0 + lane / 8 + 4 * i, row = tile.first + 64 * w + r, t = a.in.heads.quotient(row);
-    const bool exists = row < tile.rows;
-    const __nv_bfloat16* from = exists ? a.in.q.at(tile.b, t, tile.g * G + row - t * G) + 8 * chunk : a.in.q.data;
+  for (int i = 0; i < 4; ++i) {
+    const int r = row0 + lane / 8 + 4 * i, row = min(tile.first + 64 * w + r, tile.rows - 1);
+    const int t = a.in.heads.quotient(row);
+    const __nv_bfloat16* from = q_rows.at(t, row - t * G) + 8 * chunk;
 #pragma unroll
     for (int panel = 0; panel < Shape::kPanelsK; ++panel)
-      copy_async_16(own_q + panel * 64 * kPanelRowBytes + swizzled(r, chunk), exists ? from + kPanel * panel : from,
-                    exists ? 16 : 0);
+      copy_async_16(own_q + panel * 64 * kPanelRowBytes + swizzled(r, chunk), from + kPanel * panel, 16);
   }
   if (threadIdx.x == 0) {
-    prefetch_map(a.k_map), prefetch_map(a.v_map);
     for (int s = 0; s < kStages; ++s) {
       barrier_init(&shared.keys_came[s], 1);
       barrier_init(&shared.values_came[s], 1);
@@ -133,14 +176,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     }
     barrier_init_done();
   }
-  if (lane % 4 == 0) {
-    const LaneRows rows(a.in, tile, keys.range);
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      shared.sight[64 * w + row0 + fragment_row() + 8 * i] = {rows.low[i], rows.high[i], rows.bit[i]};
-  }
-  const Plan<Keys, Shape> plan(keys, a.in.heads, tile, w, aligned_shared() + sizeof(typename Shape::Shared));
-
+  const Plan<Keys, Shape> plan(a, keys, tile, w, aligned_shared() + sizeof(typename Shape::Shared));
   // Step n lies in stage n % kStages.
   const auto await = [](Barrier(&came)[kStages], int n) {
     barrier_wait(&came[static_cast<unsigned>(n) % kStages], static_cast<unsigned>(n) / kStages & 1);
@@ -159,7 +195,18 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
                &shared.values_came[s]);
   };
   if (threadIdx.x == 0)
+#pragma unroll 1
     for (int n = 0; n < min(kStages, plan.steps); ++n) load(n);
+  // The lane's two rows of a product: the keys they see, and which tokens of the CTA theirs are.
+  int low[2], high[2];
+  unsigned token_bits = 0;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int t = a.in.heads.quotient(tile.first + 64 * w + row0 + fragment_row() + 8 * i);
+    low[i] = a.sight.low(t), high[i] = a.sight.high(t);
+    if constexpr (kListed) token_bits |= (t - tile.first_token) << 16 * i;
+  }
+
   copy_async_wait();
   fence_async_proxy();
   __syncthreads();
@@ -172,12 +219,19 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
   // This warpgroup has left all steps before n: stages that the others have left too are filled again.
   int refilled = 0;
   const auto refill = [&](int n) {
-    if (threadIdx.x == 0)
+    if (threadIdx.x != 0) return;
+    const auto refill_next = [&] {
+      await(shared.stage_free, refilled);
+      load(refilled + kStages);
+      ++refilled;
+    };
+    const int end = min(n - Shape::kLag, plan.steps - kStages);
+    if constexpr (kListed) {
 #pragma unroll 1
-      for (; refilled < min(n - Shape::kLag, plan.steps - kStages); ++refilled) {
-        await(shared.stage_free, refilled);
-        load(refilled + kStages);
-      }
+      while (refilled < end) refill_next();
+    } else {
+      if (refilled < end) refill_next();  // one is left at a time
+    }
   };
   // A step that this warpgroup does not see.
   const auto pass = [&](int n) {
@@ -216,23 +270,23 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
   };
   // Scores become probabilities, relative to `top`.
   const auto weigh = [&](int n) {
-    const auto* sight = &shared.sight[64 * w + row0 + fragment_row()];
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) pin(s[half]);
     if (plan.sees_part(n)) {
-      const int first = plan.first(n), end = plan.end(n);
+      const int first = plan.first(n) + fragment_column();
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int low = sight[8 * i].low - first, high = min(sight[8 * i].high, end) - first;
+        const int from = low[i] - first, to = (kListed ? min(high[i], plan.end(n)) : high[i]) - first;
 #pragma unroll
-        for (int half = 0; half < kHalves; ++half)
+        for (int word = 0; word < kKeys / 32; ++word) {
+          // Bit c: the row sees the lane's key 32 word + c.
+          const unsigned seen = bits_below(to - 32 * word) & ~bits_below(from - 32 * word);
 #pragma unroll
-          for (int j = 0; j < 8; ++j)
+          for (int j = 0; j < 4; ++j)
 #pragma unroll
-            for (int e = 2 * i; e < 2 * i + 2; ++e) {
-              const int column = 64 * half + 8 * j + fragment_column() + e % 2;
-              if (column < low || column >= high) s[half][j][e] = -INFINITY;
-            }
+            for (int e = 0; e < 2; ++e)
+              if ((seen & 1u << (8 * j + e)) == 0) s[word / 2][word % 2 * 4 + j][2 * i + e] = -INFINITY;
+        }
       }
     }
     float best[2];
@@ -244,10 +298,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
       for (int half = 0; half < kHalves; ++half)
 #pragma unroll
         for (int j = 0; j < 8; ++j) best[i] = fmaxf(best[i], fmaxf(s[half][j][2 * i], s[half][j][2 * i + 1]));
-      best[i] = quad_max(best[i]);
       member[i] = true;
-      if constexpr (Plan<Keys, Shape>::kListed) {
-        member[i] = plan.is_member(n, sight[8 * i].bit);
+      if constexpr (kListed) {
+        member[i] = plan.is_member(n, token_bits >> 16 * i & 0xffff);
         if (!member[i]) best[i] = -INFINITY;
       }
     }
@@ -255,7 +308,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     if (moved) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float higher = fmaxf(top[i], best[i] * scale);
+        const float higher = fmaxf(top[i], quad_max(best[i]) * scale);
         shrink[i] = exp2_approx(higher == -INFINITY ? 0.0f : top[i] - higher);
         sum[i] *= shrink[i];
         top[i] = higher;
@@ -307,7 +360,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     for (int next = now + 1; next < plan.steps_seen; now = next++) {
       // Steps that are not seen, but none for whose keys a stage is needed that this warpgroup has not left: rather it
       // takes an unseen step.
-      for (; !plan.sees(next) && next < now + kStages - 1 - Shape::kLag; ++next) pass(next);
+      if constexpr (kListed)
+        for (; !plan.sees(next) && next < now + kStages - 1 - Shape::kLag; ++next) pass(next);
       await(shared.keys_came, next);
       wgmma_fence();
       multiply_scores(next);
@@ -342,26 +396,28 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
 
   // o by way of shared memory, where q stood, so that eight lanes write 128 bytes of a row.
   warpgroup_barrier(w);  // q is read no more
+  const HeadRows lse_rows(a.lse, tile.b, tile.g * G);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float total = quad_sum(sum[i]), inverse = total == 0.0f ? 0.0f : 1.0f / total;
-    const int r = row0 + fragment_row() + 8 * i, row = tile.first + 64 * w + r, t = a.in.heads.quotient(row);
+    const float total = quad_sum(sum[i]), inverse = total == 0.0f ? 0.0f : reciprocal_approx(total);
+    const int r = row0 + fragment_row() + 8 * i, row = tile.first + 64 * w + r;
 #pragma unroll
     for (int panel = 0; panel < kPanelsV; ++panel)
 #pragma unroll
       for (int j = 0; j < 8; ++j)
         *reinterpret_cast<uint32_t*>(own_q + panel * 64 * kPanelRowBytes + swizzled(r, j) + lane % 4 * 4) =
             pack_bf16(o[panel][j][2 * i] * inverse, o[panel][j][2 * i + 1] * inverse);
+    const int t = a.in.heads.quotient(row);
     if (row < tile.rows && lane % 4 == 0)
-      *a.lse.at(tile.b, t, tile.g * G + row - t * G) =
-          total == 0.0f ? -INFINITY : (top[i] + log2f(total)) * 0.69314718055994531f;
+      *lse_rows.at(t, row - t * G) = total == 0.0f ? -INFINITY : (top[i] + log2_approx(total)) * 0.69314718055994531f;
   }
   __syncwarp();
+  const HeadRows o_rows(a.o, tile.b, tile.g * G);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int r = row0 + lane / 8 + 4 * i, row = tile.first + 64 * w + r, t = a.in.heads.quotient(row);
     if (row >= tile.rows) continue;
-    __nv_bfloat16* to = a.o.at(tile.b, t, tile.g * G + row - t * G) + 8 * chunk;
+    __nv_bfloat16* to = o_rows.at(t, row - t * G) + 8 * chunk;
 #pragma unroll
     for (int panel = 0; panel < kPanelsV; ++panel)
       *reinterpret_cast<uint4*>(to + kPanel * panel) =
@@ -372,10 +428,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
 
 // ---- launches ----
 
-// Whether rows can be read by the copy engine and in vectors of 16 bytes.
+// Whether rows can be read by the copy engine and in vectors of 16 bytes; strides of rows and heads fit 31 bits.
 inline bool forward_rows_fit(const ConstTensor& t) {
   return t.dtype == DType::bf16 && make_view<const __nv_bfloat16>(t).vector && t.stride[0] < (int64_t{1} << 38) &&
-         t.stride[1] < (int64_t{1} << 38) && t.stride[2] < (int64_t{1} << 38);
+         t.stride[1] < (int64_t{1} << 31) && t.stride[2] < (int64_t{1} << 31);
 }
 inline bool forward_heads_fit(int64_t dk, int64_t dv) {
   return (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
@@ -388,29 +444,35 @@ inline bool attend_forward_sm90_applies(const Context& ctx, const AttendOut& out
 
 template <class Shape, class Keys>
 void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
-  if (ctx.planning) return;
   using bf16 = __nv_bfloat16;
+  const int64_t bgs = in.k.size(0) * in.k.size(2), rows = in.q.size(1) * (in.q.size(2) / in.k.size(2));
+  const int64_t tiles = ceil_div(rows, Shape::kRowsCta);
+  TRIAD_CHECK(bgs * tiles < (int64_t{1} << 31), "{}: {} tiles of rows do not fit 31 bits", op, bgs * tiles);
   RowForwardArgs a{.k_map = {},
                    .v_map = {},
                    .in = make_attend<bf16>(op, in),
                    .o = make_view<bf16>(out.o),
                    .lse = make_view<float>(out.lse),
-                   .tiles = static_cast<int>(ceil_div(in.q.size(1) * (in.q.size(2) / in.k.size(2)), Shape::kRowsCta)),
-                   .sequences_and_groups = static_cast<int>(in.k.size(0) * in.k.size(2))};
-  a.k_map = make_box_map(a.in.k, in.k.size(0), in.k.size(1), in.k.size(2), Shape::kKeys);
-  a.v_map = make_box_map(a.in.v, in.v.size(0), in.v.size(1), in.v.size(2), Shape::kKeys);
-  launch(ctx, op, row_forward_sm90_kernel<Shape, Keys>,
-         dim3(static_cast<unsigned>(a.tiles) * static_cast<unsigned>(a.sequences_and_groups)), dim3(Shape::kThreads),
+                   .sight = {keys.range, Divisor(keys.range.d)},
+                   .tiles = static_cast<int>(tiles),
+                   .sequences_and_groups = Divisor(static_cast<int>(bgs)),
+                   .groups = Divisor(static_cast<int>(in.k.size(2)))};
+  if (!ctx.planning && keys.range.keys > 0) {  // else no copy is asked for
+    a.k_map = make_box_map(a.in.k, in.k.size(0), in.k.size(1), in.k.size(2), Shape::kKeys);
+    a.v_map = make_box_map(a.in.v, in.v.size(0), in.v.size(1), in.v.size(2), Shape::kKeys);
+  }
+  launch(ctx, op, row_forward_sm90_kernel<Shape, Keys>, dim3(static_cast<unsigned>(bgs * tiles)), dim3(Shape::kThreads),
          sizeof(typename Shape::Shared) + Plan<Keys, Shape>::bytes(keys), a, keys);
 }
 
+// The window, the compressed (RangeKeys) and the selected branch (UnionKeys, nsa_attend_union_sm90.cuh).
 template <class Keys>
 void attend_rows_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                               const Keys& keys) {
   if (in.q.size(3) == 64)
-    launch_row_forward<ForwardShape<64, 64, 64, 2, 5, 2>>(ctx, op, out, in, keys);
+    launch_row_forward<ForwardShape<64, 64, 64, 2, 4, 2>>(ctx, op, out, in, keys);
   else if (in.q.size(3) == 128)
-    launch_row_forward<ForwardShape<128, 128, 64, 3, 5, 1>>(ctx, op, out, in, keys);
+    launch_row_forward<ForwardShape<128, 128, 64, 3, 4, 1>>(ctx, op, out, in, keys);
   else
     launch_row_forward<ForwardShape<192, 128, 64, 3, 3, 1>>(ctx, op, out, in, keys);
 }

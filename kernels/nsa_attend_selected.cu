@@ -18,8 +18,10 @@
 #include <climits>
 
 #include "kernels/nsa_attend.cuh"
+#include "kernels/nsa_attend_fused_sm90.cuh"
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/nsa_attend_rows_sm90.cuh"
+#include "kernels/nsa_attend_union_sm90.cuh"
 #include "kernels/nsa_attend_wide_sm90.cuh"
 
 namespace triad::cuda {
@@ -277,32 +279,42 @@ SelectedKeys selected_keys(const char* op, const AttendIn& in, const ConstTensor
 void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
                                  int64_t l_sel) {
   const char* op = "nsa_attend_selected_forward";
-  record_route(ctx, op, in.q.dtype, "no fused forward");
-  attend_rows_forward(ctx, op, out, in, selected_keys(op, in, block_index, l_sel));
+  const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
+  const bool fused = union_forward_sm90_applies(ctx, out, in, keys.block_keys);
+  record_route(ctx, op, in.q.dtype, fused ? nullptr : kNotFusedHeads);
+  if (fused)
+    attend_rows_forward_sm90(ctx, op, out, in, make_union_keys(keys.range, block_index, keys.block_keys));
+  else
+    attend_rows_forward(ctx, op, out, in, keys);
 }
 
 void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                                   ConstTensor block_index, int64_t l_sel) {
   const char* op = "nsa_attend_selected_backward";
   const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
-  const bool wide = attend_wide_sm90_applies(ctx, out, grad, in);
-  const bool hopper = !wide && attend_sm90_applies(ctx, out, grad, in);
-  record_route(ctx, op, in.q.dtype, wide || hopper ? nullptr : kNotFusedHeads);
+  const bool fused = attend_fused_sm90_applies(ctx, out, grad, in), wide = attend_wide_sm90_applies(ctx, out, grad, in);
+  const bool with_dq = fused || wide, hopper = !with_dq && attend_sm90_applies(ctx, out, grad, in);
+  record_route(ctx, op, in.q.dtype, with_dq || hopper ? nullptr : kNotFusedHeads);
   Scratch::Scope facts_scope(ctx.scratch);
   const Tensor facts = hopper ? compute_row_facts(ctx, facts_scope, grad, in) : Tensor{};
   if (hopper)
     attend_rows_backward_sm90(ctx, op, out, grad, in, keys, facts);
-  else if (!wide)
+  else if (!with_dq)
     attend_rows_backward(ctx, op, out, grad, in, keys);
 
-  // Where dq is added to from the keys' side, pieces keep to the tokens of one part, of which q, dout and dq fit L2.
+  // Where dq is added to from the keys' side, the pieces keep to runs of tokens of which q, dout and dq fit L2: the run
+  // that has one is read once and stays, but a block has a partial sum for each. A short sequence is one run.
   const BlockLists& lists = keys.lists;
   const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), blocks = lists.blocks;
-  constexpr int64_t kParts = 8, kMostParts = 32, kPartBytes = 32 << 20, kPartPieceTokens = 512;
+  constexpr int64_t kParts = 8, kMostParts = 32, kRunBytes = 48 << 20;
   const int64_t row_bytes = in.q.size(2) / in.k.size(2) * (6 * in.q.size(3) + 2 * in.v.size(3));
-  const int64_t parts = wide ? std::clamp(T * row_bytes / kPartBytes, kParts, kMostParts) : kParts;
-  const int64_t part_tokens = ceil_div(T, parts), cut = wide ? 1 : parts;
-  const int64_t most_tokens = wide ? kPartPieceTokens : kWorkTokens;
+  int64_t parts = kParts, cut = kParts;
+  if (with_dq) {
+    while (cut > 1 && T * row_bytes * cut > kRunBytes * parts) cut /= 2;
+    if (cut == 1) parts = std::clamp(ceil_div(T * row_bytes, kRunBytes), kParts, kMostParts);
+  }
+  const int64_t part_tokens = ceil_div(T, parts);
+  const int64_t most_tokens = !with_dq ? kWorkTokens : cut == parts ? kWorkTokens / 2 : kWorkTokens / 4;
   // Of `capacity` entries at most capacity / most_tokens pieces are full; each block adds one in each run of parts
   // whose tokens it can be shown to, that is not, and needs a slot for it only when it has another one too.
   const int64_t capacity = T * lists.n, full = capacity / most_tokens;
@@ -350,7 +362,9 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
     const int64_t width = in.k.size(3) + in.v.size(3);
     list.partial = scope.alloc(DType::f32, {bgs * slots, keys.block_keys, width}).ptr<float>();
   }
-  if (wide)
+  if (fused)
+    attend_fused_listed_backward_sm90(ctx, op, out, grad, in, keys.range, list);
+  else if (wide)
     attend_wide_listed_backward_sm90(ctx, op, out, grad, in, keys.range, list);
   else if (hopper)
     attend_key_gradients_sm90(ctx, op, out, grad, in, keys.range, list, facts);

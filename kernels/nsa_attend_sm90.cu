@@ -26,7 +26,8 @@ struct KeyGradArgs {
   int sequences_and_groups;
 };
 
-constexpr int kStages = 3, kStepRows = 32;
+constexpr int kStages = 3;
+[[maybe_unused]] constexpr int kStepRows = 32;  // the PTX for older cards has no step
 constexpr int kTileBytes = kRows * kPanelRowBytes;
 // The rows of a stage: wide heads take half as many, so that two CTAs still fit an SM.
 template <int kPanelsK>

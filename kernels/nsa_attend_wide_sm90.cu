@@ -33,7 +33,7 @@ struct FusedArgs {
   const RowFact* facts;
   View<const float> quantum;
   View<float> dq;
-  Steps q_steps, dout_steps, dq_steps;  // q and dout in units of 16 bytes, dq of 8
+  Steps q_steps, dout_steps, dq_steps;  // in units of 16 bytes
   GradView dk, dv;
   KeyRange range;
   KeyWorkList list;
@@ -43,8 +43,9 @@ struct FusedArgs {
 
 constexpr int kWidth = 128, kPanels = kWidth / kPanel, kStageRows = 64, kWarpRows = kStageRows / 4;
 constexpr int kPanelBytes = 64 * kPanelRowBytes;  // of keys, of a stage's rows, and of ds: 64 rows each
-constexpr int kThreads3 = 3 * kWarpgroup;
-constexpr int kTiles = 2;  // of ds, which a warpgroup fills in turn
+constexpr int kCta = 4 * kWarpgroup;
+constexpr int kMathRegisters = 208, kDqRegisters = 64, kLoadRegisters = 32;
+constexpr int kRecent = 8;  // steps whose rows' places in dq are kept: more than may be under way
 
 struct __align__(1024) RowStage {
   unsigned char q[kPanels][kPanelBytes], dout[kPanels][kPanelBytes];
@@ -57,17 +58,14 @@ struct __align__(1024) Shared {
   static constexpr int kStages = kListed ? 4 : 3, kKeyTiles = kListed ? 1 : 2;
   KeyPanels keys[kKeyTiles];
   RowStage stages[kStages];
-  unsigned char ds[2][kTiles][kPanelBytes];  // [row][key]
-  RowFact facts[kStages][kStageRows];
-  int2 range[kStages][kStageRows];  // the keys that the row sees
-  int dq_at[kStages][kStageRows];   // where the row's dq lies in its sequence, in pairs of elements; -1: no row
-  float quantum[kStages][kStageRows];
-  struct {
-    const bf16 *q, *dout;
-    float* dq;
-  } first;  // of the sequence and group: here because registers are short
-  uint64_t full[kStages], empty[kStages], ds_full[2][kTiles], ds_empty[2][kTiles];
-  int listed[kListed ? kWorkTokens : 1];
+  unsigned char ds[2][kPanelBytes];                               // of each math warpgroup, [row][key]
+  float dq[kStageRows][kWidth];                                   // on its way to global memory
+  float shift[kStages][kStageRows], center[kStages][kStageRows];  // RowFact
+  int2 range[kStages][kStageRows];                                // the keys that the row sees
+  int dq_at[kRecent][kStageRows];  // where the row's dq lies in its sequence, in units of 16 bytes; -1: no row
+  float quantum[kRecent][kStageRows];
+  uint64_t full[kStages], empty[kStages], ds_full[2], ds_empty[2];
+  int listed[kListed ? kWorkTokens / 2 : 1];
 };
 
 // ---- barriers in shared memory ----
@@ -87,6 +85,20 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
       "r"(parity)
       : "memory");
 }
+// Once what this thread copied so far has arrived.
+__device__ __forceinline__ void arrive_with_copies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// Adds `bytes` of floats in shared memory to global memory, both at multiples of 16 bytes, without waiting.
+__device__ __forceinline__ void add_bulk(float* to, const float* from, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void add_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until the sources of all this thread's bulk additions may be overwritten.
+__device__ __forceinline__ void add_bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -137,10 +149,10 @@ __device__ __forceinline__ KeyWork find_piece(const FusedArgs& a, int i, int bg)
 }
 
 template <bool kListed>
-__global__ void __launch_bounds__(kThreads3, 1) fused_grad_sm90_kernel(const __grid_constant__ FusedArgs a) {
+__global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_constant__ FusedArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   using Shared = Shared<kListed>;
-  constexpr int kStages = Shared::kStages, kAhead = kStages - 1, kStepsD = kPanel / 16;
+  constexpr int kStages = Shared::kStages, kStepsD = kPanel / 16;
   constexpr int kKeys = Shared::kKeyTiles * kRows;
   // One sequence and group after the other: what is added to dq at about one time should stay in L2.
   const int bg = blockIdx.x / a.list.pieces, b = bg / a.in.groups, g = bg % a.in.groups;
@@ -151,21 +163,25 @@ __global__ void __launch_bounds__(kThreads3, 1) fused_grad_sm90_kernel(const __g
 
   Shared& shared = *reinterpret_cast<Shared*>(aligned_shared());
   const int G = a.in.heads.value(), rows = work.count * G, steps = (rows + kStageRows - 1) / kStageRows;
+  // Contiguous rows: the stages in a circle, from a start at which all CTAs that share rows come to them together.
+  const int start = kListed || steps == 0 ? 0 : steps - 1 - work.first * G / kStageRows % steps;
+  const auto stage_rows = [&](int step) {
+    return (step + start < steps ? step + start : step + start - steps) * kStageRows;
+  };
   const int warpgroup = threadIdx.x / kWarpgroup, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   if (threadIdx.x == 0) {
-    shared.first = {a.in.q.at(b, 0, g * G), a.dout.at(b, 0, g * G), a.dq.at(b, 0, g * G)};
-    for (int s = 0; s < kStages; ++s) barrier_init(&shared.full[s], 4), barrier_init(&shared.empty[s], kListed ? 4 : 8);
-    for (int i = 0; i < 2 * kTiles; ++i)
-      barrier_init(shared.ds_full[0] + i, 4), barrier_init(shared.ds_empty[0] + i, 4);
+    for (int i = 0; i < kStages; ++i)
+      barrier_init(&shared.full[i], kWarpgroup + 4), barrier_init(&shared.empty[i], kListed ? 4 : 8);
+    for (int i = 0; i < 2; ++i) barrier_init(&shared.ds_full[i], 4), barrier_init(&shared.ds_empty[i], 4);
   }
   if (kListed) {
     const int* tokens = a.list.tokens + bg * a.list.tokens_stride + work.first;
-    for (int i = threadIdx.x; i < work.count; i += kThreads3) shared.listed[i] = tokens[i];
+    for (int i = threadIdx.x; i < work.count; i += kCta) shared.listed[i] = tokens[i];
   }
   {
     const RowSource k_rows(a.in.k, b, g), v_rows(a.in.v, b, g);
     const int chunk = threadIdx.x % 8;
-    for (int r = threadIdx.x / 8; r < kKeys; r += kThreads3 / 8) {  // keys past the end repeat the last: not stored
+    for (int r = threadIdx.x / 8; r < kKeys; r += kCta / 8) {  // keys past the end repeat the last: not stored
       const int key = min(key0 + r, key_end - 1), to = swizzled(r % kRows, chunk);
       KeyPanels& tile = shared.keys[r / kRows];
 #pragma unroll
@@ -179,74 +195,72 @@ __global__ void __launch_bounds__(kThreads3, 1) fused_grad_sm90_kernel(const __g
   fence_async_proxy();
   __syncthreads();
 
-  if (warpgroup == 2) {
-    // ---- brings the rows, and takes dq away ----
-    give_registers<88>();
-    const int chunk = lane % 8, warp_row = warp * kWarpRows, to_row = swizzled(warp_row + lane / 8, chunk);
-    // A warp brings 16 rows of the stage, whose dq it takes away too: a lane finds out where one of them lies and tells
-    // the eight that copy it. Rows past the end repeat the last and weigh nothing.
-    const auto load = [&](int step, int stage) {
-      if (step < steps) {
-        const int r = warp_row + lane % kWarpRows, row = min(step * kStageRows + r, rows - 1);
-        const int in_list = a.in.heads.quotient(row), t = kListed ? shared.listed[in_list] : work.first + in_list;
-        const int h = row - in_list * G;
-        const int q_at = a.q_steps.at(t, h), dout_at = a.dout_steps.at(t, h);
-        const bf16 *const q_chunk = shared.first.q + 8 * chunk, *const dout_chunk = shared.first.dout + 8 * chunk;
-        RowStage& rows_to = shared.stages[stage];
+  if (warpgroup == 3) {
+    // ---- brings the rows ----
+    // A warp brings 16 rows of the stage: a lane finds out where one of them lies and tells the eight that copy it.
+    // Rows past the end repeat the last and weigh nothing.
+    give_registers<kLoadRegisters>();
+    const int chunk = lane % 8, r = warp * kWarpRows + lane % kWarpRows;
+    const int to_row = swizzled(warp * kWarpRows + lane / 8, chunk);
+    const bf16* const q_chunk = a.in.q.at(b, 0, g * G) + 8 * chunk;
+    const bf16* const dout_chunk = a.dout.at(b, 0, g * G) + 8 * chunk;
+    for (int step = 0, stage = 0, round = 1; step < steps; ++step) {
+      if (step >= kStages) barrier_wait(&shared.empty[stage], round);
+      const int row0 = stage_rows(step), row = min(row0 + r, rows - 1);
+      const int in_list = a.in.heads.quotient(row), t = kListed ? shared.listed[in_list] : work.first + in_list;
+      const int h = row - in_list * G;
+      const int q_at = a.q_steps.at(t, h), dout_at = a.dout_steps.at(t, h);
+      RowStage& rows_to = shared.stages[stage];
 #pragma unroll
-        for (int i = 0; i < kWarpRows / 4; ++i) {
-          const int to = (to_row ^ (i % 2 * 4 << 4)) + i * 4 * kPanelRowBytes;
-          const bf16* const q_from = q_chunk + 8 * static_cast<int64_t>(__shfl_sync(kFullWarp, q_at, 4 * i + lane / 8));
-          const bf16* const dout_from =
-              dout_chunk + 8 * static_cast<int64_t>(__shfl_sync(kFullWarp, dout_at, 4 * i + lane / 8));
+      for (int i = 0; i < kWarpRows / 4; ++i) {
+        const int to = (to_row ^ (i % 2 * 4 << 4)) + i * 4 * kPanelRowBytes;
+        const bf16* const q_from = q_chunk + 8 * static_cast<int64_t>(__shfl_sync(kFullWarp, q_at, 4 * i + lane / 8));
+        const bf16* const dout_from =
+            dout_chunk + 8 * static_cast<int64_t>(__shfl_sync(kFullWarp, dout_at, 4 * i + lane / 8));
 #pragma unroll
-          for (int panel = 0; panel < kPanels; ++panel) {
-            copy_async_16(rows_to.q[panel] + to, q_from + panel * kPanel, 16);
-            copy_async_16(rows_to.dout[panel] + to, dout_from + panel * kPanel, 16);
-          }
-        }
-        if (lane < kWarpRows) {
-          const bool exists = step * kStageRows + r < rows;
-          if (exists)
-            copy_async_8(&shared.facts[stage][r], a.facts + (static_cast<int64_t>(bg) * a.in.tokens + t) * G + h);
-          else
-            shared.facts[stage][r] = make_float2(INFINITY, 0.0f);
-          shared.range[stage][r] = make_int2(a.range.low(t), a.range.high(t));
-          shared.dq_at[stage][r] = exists ? a.dq_steps.at(t, h) : -1;
-          copy_async_4(&shared.quantum[stage][r], a.quantum.at(b, t, g * G + h), true);
+        for (int panel = 0; panel < kPanels; ++panel) {
+          copy_async_16(rows_to.q[panel] + to, q_from + panel * kPanel, 16);
+          copy_async_16(rows_to.dout[panel] + to, dout_from + panel * kPanel, 16);
         }
       }
-      copy_async_commit();
-    };
-    const auto announce = [&](int stage) {
-      fence_async_proxy();
+      if (lane < kWarpRows) {
+        const bool exists = row0 + r < rows;
+        if (exists) {
+          const float* const fact = &a.facts[(static_cast<int64_t>(bg) * a.in.tokens + t) * G + h].x;
+          copy_async_4(&shared.shift[stage][r], fact, true);
+          copy_async_4(&shared.center[stage][r], fact + 1, true);
+        } else {
+          shared.shift[stage][r] = INFINITY;
+          shared.center[stage][r] = 0.0f;
+        }
+        shared.range[stage][r] = make_int2(a.range.low(t), a.range.high(t));
+        shared.dq_at[step % kRecent][r] = exists ? a.dq_steps.at(t, h) : -1;
+        copy_async_4(&shared.quantum[step % kRecent][r], a.quantum.at(b, t, g * G + h), true);
+      }
+      arrive_with_copies(&shared.full[stage]);
       warp_arrive(&shared.full[stage]);
-    };
-    for (int step = 0; step < kAhead; ++step) load(step, step);
-    copy_async_wait_group<1>();
-    for (int step = 0; step < kAhead - 1; ++step) announce(step);
+      if (++stage == kStages) stage = 0, round ^= 1;
+    }
+    return;
+  }
 
-    for (int step = 0, stage = 0, round = 0; step < steps; ++step) {
-      const int before = stage == 0 ? kStages - 1 : stage - 1;  // the stage of the last step
-      if (step > 0 && step + kAhead < steps) barrier_wait(&shared.empty[before], (stage == 0 ? round + 1 : round) & 1);
-      load(step + kAhead, before);
-      copy_async_wait_group<1>();
-      if (step + kAhead - 1 < steps) {
-        const int next = stage + kAhead - 1;
-        announce(next >= kStages ? next - kStages : next);
-      }
-
-      const int tile = (kListed ? step / 2 : step) % kTiles, parity = (kListed ? step / 2 : step) / kTiles & 1;
-      constexpr int kSources = kListed ? 1 : 2;  // warpgroups
+  if (warpgroup == 2) {
+    // ---- takes dq away ----
+    give_registers<kDqRegisters>();
+    float* const dq_first = a.dq.at(b, 0, g * G);
+    const int row = warp * kWarpRows + fragment_row();  // and 8 more
+    for (int step = 0; step < steps; ++step) {
+      constexpr int kSources = kListed ? 1 : 2;  // math warpgroups
+      const int first_source = kListed ? step % 2 : 0, parity = (kListed ? step / 2 : step) & 1;
 #pragma unroll
-      for (int i = 0; i < kSources; ++i) barrier_wait(&shared.ds_full[kListed ? step % 2 : i][tile], parity);
+      for (int i = 0; i < kSources; ++i) barrier_wait(&shared.ds_full[first_source + i], parity);
 #pragma unroll 1
       for (int panel = 0; panel < kPanels; ++panel) {  // in turn, as registers are short
         float dq[8][4];
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < kSources; ++i) {
-          const uint32_t ds = tile_descriptor(shared_address(shared.ds[kListed ? step % 2 : i][tile]));
+          const uint32_t ds = tile_descriptor(shared_address(shared.ds[first_source + i]));
           const uint32_t k = tile_descriptor(shared_address(shared.keys[i].k[panel]));
 #pragma unroll
           for (int j = 0; j < kStepsD; ++j) {
@@ -257,35 +271,66 @@ __global__ void __launch_bounds__(kThreads3, 1) fused_grad_sm90_kernel(const __g
           }
         }
         wgmma_commit();
+        if (panel == 0) {
+          add_bulk_wait_read();
+          __syncwarp();
+        }
         wgmma_wait<0>();
         pin(dq);
         if (panel == kPanels - 1) {
 #pragma unroll
-          for (int i = 0; i < kSources; ++i) warp_arrive(&shared.ds_empty[kListed ? step % 2 : i][tile]);
+          for (int i = 0; i < kSources; ++i) warp_arrive(&shared.ds_empty[first_source + i]);
         }
+        // Rows lie 512 bytes apart, all in the same banks: so a lane begins with the chunk of 32 bytes (j) that its
+        // row's number says, having brought it to the front by two rounds of swaps.
+        const int turn = fragment_row() & 3;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int r = warp_row + fragment_row() + 8 * i, at = shared.dq_at[stage][r];
-          if (at < 0) continue;
-          const float quantum = shared.quantum[stage][r];
-          float* const to = shared.first.dq + 2 * static_cast<int64_t>(at) + panel * kPanel + fragment_column();
+          const float quantum = shared.quantum[step % kRecent][row + 8 * i];
+          float2 x[8];
 #pragma unroll
           for (int j = 0; j < 8; ++j) {
-            const auto rounded = [&](float x) {
-              const float c = copysignf(quantum, x);
-              return __fmaf_rn(x, a.in.scale, c) - c;
+            const auto rounded = [&](float y) {
+              const float c = copysignf(quantum, y);
+              return __fmaf_rn(y, a.in.scale, c) - c;
             };
-            add_pair(to + 8 * j, rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]));
+            x[j] = make_float2(rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]));
           }
+#pragma unroll
+          for (int bit = 1; bit <= 2; bit *= 2)
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+              if ((j & bit) == 0) {
+                const float2 one = x[j], other = x[j + bit];
+                x[j] = (turn & bit) != 0 ? other : one, x[j + bit] = (turn & bit) != 0 ? one : other;
+              }
+          float* const to = &shared.dq[row + 8 * i][panel * kPanel + fragment_column()];
+#pragma unroll
+          for (int j = 0; j < 8; ++j) *reinterpret_cast<float2*>(to + 8 * (j ^ turn)) = x[j];
         }
       }
-      if (++stage == kStages) stage = 0, round ^= 1;
+      fence_async_proxy();
+      __syncwarp();
+      // The warp's own 16 rows, so that no other warp has to be waited for: rows that follow each other in global
+      // memory, as the heads of a token do, go together.
+      const int at = shared.dq_at[step % kRecent][warp * kWarpRows + lane % kWarpRows];
+      const int before = __shfl_up_sync(kFullWarp, at, 1);
+      const bool begins = lane == 0 || at < 0 || at != before + kWidth / 4;
+      const unsigned begin_of = __ballot_sync(kFullWarp, lane >= kWarpRows || begins);
+      if (lane < kWarpRows) {
+        const int count = __ffs(begin_of >> (lane + 1));
+        if (begins && at >= 0)
+          add_bulk(dq_first + 4 * static_cast<int64_t>(at), shared.dq[warp * kWarpRows + lane],
+                   count * kWidth * static_cast<int>(sizeof(float)));
+        add_bulk_commit();
+      }
     }
+    add_bulk_wait_read();
     return;
   }
 
   // ---- scores, and the sums of dk and dv ----
-  take_registers<208>();
+  take_registers<kMathRegisters>();
   const KeyPanels& keys = shared.keys[kListed ? 0 : warpgroup];
   const int my_key0 = kListed ? key0 : key0 + warpgroup * kRows, my_key_end = min(key_end, my_key0 + kRows);
   const int warp_key = my_key0 + 16 * warp + fragment_row();
@@ -295,14 +340,14 @@ __global__ void __launch_bounds__(kThreads3, 1) fused_grad_sm90_kernel(const __g
     const uint32_t k = tile_descriptor(shared_address(keys.k)), v = tile_descriptor(shared_address(keys.v));
     // Where this lane's row of the four matrices of ds that a store writes begins; 16 rows further: 2048 bytes.
     const int ds_to = swizzled(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2);
-    const auto lay_ds = [&](const uint32_t(&left)[4][4], int turn) {
-      const int tile = turn % kTiles;
-      if (turn >= kTiles) barrier_wait(&shared.ds_empty[warpgroup][tile], (turn / kTiles - 1) & 1);
-      const uint32_t to = shared_address(shared.ds[warpgroup][tile]) + ds_to;
+    int phases = 0;  // bit 0: steps done, bit 1: how often the stages came round, both modulo 2
+    const auto lay_ds = [&](const uint32_t(&left)[4][4]) {
+      barrier_wait(&shared.ds_empty[warpgroup], ~phases & 1);  // for what the last step laid; at once in the first
+      const uint32_t to = shared_address(shared.ds[warpgroup]) + ds_to;
 #pragma unroll
       for (int i = 0; i < 4; ++i) store_matrices_transposed(to + i * 16 * kPanelRowBytes, left[i]);
       fence_async_proxy();
-      warp_arrive(&shared.ds_full[warpgroup][tile]);
+      warp_arrive(&shared.ds_full[warpgroup]);
     };
     const auto multiply_scores = [&](float(&d)[8][4], uint32_t left, uint32_t right) {
       wgmma_shared_first<0>(d, left, right);
@@ -324,6 +369,10 @@ __global__ void __launch_bounds__(kThreads3, 1) fused_grad_sm90_kernel(const __g
     constexpr int kStride = kListed ? 2 : 1;
     const auto q_of = [&](int stage) { return tile_descriptor(shared_address(shared.stages[stage].q)); };
     const auto dout_of = [&](int stage) { return tile_descriptor(shared_address(shared.stages[stage].dout)); };
+    const auto await_stage = [&](int stage, int parity) {
+      barrier_wait(&shared.full[stage], parity);
+      fence_async_proxy();
+    };
     const auto pin_sums = [&](float(&sums)[kPanels][8][4]) {
 #pragma unroll
       for (auto& panel : sums) pin(panel);
@@ -333,28 +382,16 @@ __global__ void __launch_bounds__(kThreads3, 1) fused_grad_sm90_kernel(const __g
     // warpgroup's products fill the gaps. p is kept in bf16, as dv has it, for ds too: 32 registers less.
     float p[8][4];
     uint32_t left_p[4][4], left_ds[4][4];
-    int stage = kListed ? warpgroup : 0, round = 0;
-    pin_sums(dk);
-    pin_sums(dv);
-    if (stage < steps) {
-      barrier_wait(&shared.full[stage], 0);
-      wgmma_fence();
-      multiply_scores(p, k, q_of(stage));
-    }
-    for (int step = kListed ? warpgroup : 0, turn = 0; step < steps; step += kStride, ++turn) {
-      const RowFact* const facts = shared.facts[stage];
+    int stage = kListed ? warpgroup : 0;
+    // p[row] = 2^(s * scale - shift), 0 for the keys that the row does not see. `count`: the stage's rows.
+    const auto weigh = [&](int count) {
       const int2* const ranges = shared.range[stage];
       // Both ends of a range grow with the token.
-      const bool all = ranges[min(rows - step * kStageRows, kStageRows) - 1].x <= my_key0 &&
-                       min(ranges[0].y, my_key_end) >= my_key0 + kRows;
-      wgmma_wait<0>();
-      pin(p);
-      pin_sums(dk);
-      if (turn > 0) warp_arrive(&shared.empty[stage >= kStride ? stage - kStride : stage + kStages - kStride]);
+      const bool all = ranges[count - 1].x <= my_key0 && min(ranges[0].y, my_key_end) >= my_key0 + kRows;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const int column = 8 * j + fragment_column();
-        const float2 shift = make_float2(facts[column].x, facts[column + 1].x);
+        const float2 shift = *reinterpret_cast<const float2*>(&shared.shift[stage][column]);
 #pragma unroll
         for (int e = 0; e < 4; ++e) p[j][e] = exp2_approx(fmaf(p[j][e], scale, e % 2 == 0 ? -shift.x : -shift.y));
         if (!all) {
@@ -367,9 +404,23 @@ __global__ void __launch_bounds__(kThreads3, 1) fused_grad_sm90_kernel(const __g
           }
         }
       }
+      pin(p);
+    };
+    const auto pack = [](uint32_t(&left)[4][4], const float(&x)[8][4]) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) pack_operand(left_p[i], p, i);
-
+      for (int i = 0; i < 4; ++i) pack_operand(left[i], x, i);
+    };
+    int step = kListed ? warpgroup : 0;
+    if (step < steps) {
+      await_stage(stage, 0);
+      wgmma_fence();
+      multiply_scores(p, k, q_of(stage));
+      wgmma_wait<0>();
+      pin(p);
+      weigh(min(rows - stage_rows(step), kStageRows));
+      pack(left_p, p);
+    }
+    while (step < steps) {
       float ds[8][4];
       wgmma_fence();
       multiply_scores(ds, v, dout_of(stage));
@@ -379,7 +430,7 @@ __global__ void __launch_bounds__(kThreads3, 1) fused_grad_sm90_kernel(const __g
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const int column = 8 * j + fragment_column();
-        const float2 center = make_float2(facts[column].y, facts[column + 1].y);
+        const float2 center = *reinterpret_cast<const float2*>(&shared.center[stage][column]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const uint32_t pair = left_p[j / 2][j % 2 * 2 + i];
@@ -390,21 +441,25 @@ __global__ void __launch_bounds__(kThreads3, 1) fused_grad_sm90_kernel(const __g
       pin(ds);
       wgmma_wait<0>();
       pin_sums(dv);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pack_operand(left_ds[i], ds, i);
+      pack(left_ds, ds);
 
-      const uint32_t q = q_of(stage);
-      stage += kStride;
-      if (stage >= kStages) stage -= kStages, round ^= 1;
-      if (step + kStride < steps) barrier_wait(&shared.full[stage], round);
+      const int last = stage;
+      step += kStride, stage += kStride;
+      if (stage >= kStages) stage -= kStages, phases ^= 2;
+      if (step < steps) await_stage(stage, phases >> 1);
       wgmma_fence();
       multiply_scores(p, k, q_of(stage));  // after the last step: of what lies there, unused
-      add_products(dk, left_ds, q);
-      lay_ds(left_ds, turn);
+      add_products(dk, left_ds, q_of(last));
+      lay_ds(left_ds);
+      phases ^= 1;
+      wgmma_wait<1>();
+      pin(p);
+      weigh(step < steps ? min(rows - stage_rows(step), kStageRows) : 1);
+      wgmma_wait<0>();
+      pin_sums(dk);
+      warp_arrive(&shared.empty[last]);
+      pack(left_p, p);
     }
-    wgmma_wait<0>();
-    pin(p);
-    pin_sums(dk);
   }
 
   const bool stores_dk = !kListed || warpgroup == 0, stores_dv = !kListed || warpgroup == 1;
@@ -439,26 +494,34 @@ __global__ void __launch_bounds__(kThreads3, 1) fused_grad_sm90_kernel(const __g
       take(dv, dv_at);
   }
 
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int key = warp_key + 8 * i;
-    if (key >= key_end) continue;
-    float* partial = a.list.partial;
-    if (work.slot >= 0)
-      partial +=
-          (static_cast<int64_t>(work.slot) * a.list.block_keys + key - work.block * a.list.block_keys) * (2 * kWidth);
-    const auto store = [&](float* to, const GradView& out, int column, float x, float y) {
-      if (work.slot >= 0)
-        *reinterpret_cast<float2*>(to + column) = make_float2(x, y);
-      else
-        out.store(b, key, g, column, x, y);
-    };
+  // Two rows of keys a lane, which keeps sums[j / 8][j % 8] at the columns 8 j + fragment_column().
+  const auto store = [&](const float(&sums)[kPanels][8][4], int i, float factor, auto* to) {
 #pragma unroll
     for (int j = 0; j < kWidth / 8; ++j) {
-      const int column = 8 * j + fragment_column();
-      const float *const dk_sum = &dk[j / 8][j % 8][2 * i], *const dv_sum = &dv[j / 8][j % 8][2 * i];
-      if (stores_dk) store(partial, a.dk, column, dk_sum[0] * a.in.scale, dk_sum[1] * a.in.scale);
-      if (stores_dv) store(partial + kWidth, a.dv, column, dv_sum[0], dv_sum[1]);
+      const float x = sums[j / 8][j % 8][2 * i] * factor, y = sums[j / 8][j % 8][2 * i + 1] * factor;
+      if constexpr (std::is_same_v<decltype(to), float*>)
+        *reinterpret_cast<float2*>(to + 8 * j + fragment_column()) = make_float2(x, y);
+      else
+        *reinterpret_cast<uint32_t*>(to + 8 * j + fragment_column()) = pack_bf16(x, y);
+    }
+  };
+  // Where they go, computed here: what the compiler may compute before the loop it would have to spill.
+  int first_key = warp_key, slot = work.slot, block = work.block, group = bg;
+  asm volatile("" : "+r"(first_key), "+r"(slot), "+r"(block), "+r"(group));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int key = first_key + 8 * i;
+    if (key >= key_end) continue;
+    if (slot >= 0) {
+      float* const to = a.list.partial + (static_cast<int64_t>(slot - block) * a.list.block_keys + key) * (2 * kWidth);
+      if (stores_dk) store(dk, i, a.in.scale, to);
+      if (stores_dv) store(dv, i, 1.0f, to + kWidth);
+    } else if (a.dk.f32.data != nullptr) {
+      if (stores_dk) store(dk, i, a.in.scale, a.dk.f32.at(group / a.in.groups, key, group % a.in.groups));
+      if (stores_dv) store(dv, i, 1.0f, a.dv.f32.at(group / a.in.groups, key, group % a.in.groups));
+    } else {
+      if (stores_dk) store(dk, i, a.in.scale, a.dk.bf16.at(group / a.in.groups, key, group % a.in.groups));
+      if (stores_dv) store(dv, i, 1.0f, a.dv.bf16.at(group / a.in.groups, key, group % a.in.groups));
     }
   }
 #endif
@@ -508,7 +571,7 @@ void run_fused(Context& ctx, const char* op, const AttendGradOut& out, const Att
                     dq,
                     Steps(attend.q, 8),
                     Steps(dout, 8),
-                    Steps(dq, 2),
+                    Steps(dq, 4),
                     make_grad_view(out.dk),
                     make_grad_view(out.dv),
                     range,
@@ -516,7 +579,7 @@ void run_fused(Context& ctx, const char* op, const AttendGradOut& out, const Att
                     part_tokens,
                     static_cast<int>(bgs)};
   const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kKeyTiles * kRows));
-  launch(ctx, op, fused_grad_sm90_kernel<kListed>, grid, dim3(kThreads3), sizeof(Shared<kListed>), a);
+  launch(ctx, op, fused_grad_sm90_kernel<kListed>, grid, dim3(kCta), sizeof(Shared<kListed>), a);
   if (list.partial == nullptr) return;
   launch(ctx, op, merge_fused_kernel, dim3(list.blocks, bgs, ceil_div(list.block_keys, kMergeKeys)),
          dim3(kMergeLanes, kMergeKeys), 0, a);
@@ -529,11 +592,11 @@ void attend_wide_range_backward_sm90(Context& ctx, const char* op, const AttendG
   constexpr int64_t kBlockKeys = 2 * kRows, kMostParts = 64;
   const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kBlockKeys), T = in.q.size(1);
   if (blocks == 0) return;
-  // Pieces of 32 stages or more, and enough of them: 8 for each SM (of each range of tokens about half see a block).
+  // Pieces of 32 stages or more, and enough of them: 16 for each SM (of each range of tokens about half see a block).
   const int64_t G = in.q.size(2) / in.k.size(2), least_tokens = std::max<int64_t>(1, 32 * kStageRows / G);
   const bool limited = range.window < T;
   const int64_t run = limited ? std::min(T, range.window + kBlockKeys * range.d) : T;  // the tokens that see a block
-  const int64_t wanted = limited ? ceil_div(2 * ctx.num_sms, bgs * blocks) : ceil_div(16 * ctx.num_sms, bgs * blocks);
+  const int64_t wanted = ceil_div((limited ? 2 : 32) * int64_t{ctx.num_sms}, bgs * blocks);
   const int64_t parts = std::max<int64_t>(1, std::min({kMostParts, wanted, run / least_tokens}));
   KeyWorkList list{};
   list.block_keys = kBlockKeys;

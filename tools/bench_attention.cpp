@@ -41,6 +41,7 @@ struct AttentionOptions {
   std::vector<std::string> data = {"randn"}, text;
   int64_t layer = -1;
   AttentionKind attention = AttentionKind::nsa;
+  bool nondeterministic = false;
   NsaConfig nsa;
   BenchOptions common;
 };
@@ -215,7 +216,7 @@ Overlap overlap_of(const std::vector<int32_t>& lists, int64_t B, int64_t T, int6
 
 // Every tensor that a layer's attention works on, and a few for the parts alone, which the whole takes from scratch.
 struct Tensors {
-  Tensor qkv, dqkv, out, dout, dq;
+  Tensor qkv, dqkv, out, dout, dq, dq_group;
   NsaSaved saved;
   NsaWeights weights;
   NsaWeightGrads weight_grads;
@@ -257,6 +258,7 @@ Tensors allocate(Arena& arena, const Problem& p, DType dtype) {
   t.saved.gate = alloc("gate", acc, {3, B, T, Hkv});
   t.dk_cmp = alloc("dk_cmp", acc, t.saved.k_cmp.shape());
   t.dv_cmp = alloc("dv_cmp", acc, t.saved.v_cmp.shape());
+  t.dq_group = alloc("dq of groups", acc, {B, T, Hkv, c.d_k});
   t.dgate = alloc("dgate", acc, t.saved.gate.shape());
   const auto weight = [&](ConstTensor& w, Tensor& dw, const Shape& shape) {
     t.drawn_weights.push_back(alloc("weight", dtype, shape));
@@ -296,7 +298,7 @@ class Parts {
       : p_(p), c_(p.config), t_(t), element_(static_cast<double>(size_of(dtype))) {
     const QkvViews views = split_qkv(t.qkv, c_, p.B, p.T), dviews = split_qkv(t.dqkv, c_, p.B, p.T);
     in_.q = views.q;
-    grad_.dq = t.dq;
+    grad_.dq = t.dq, grad_.dq_group = t.dq_group;
     for (int b = 0; b < 3; ++b) in_.k[b] = views.k[b], in_.v[b] = views.v[b];
     grad_.k = dviews.k, grad_.v = dviews.v;
     if (c_.dense())
@@ -401,8 +403,8 @@ void Parts::add_nsa() {
     nsa_compress_backward(ctx, grad_.k[kCmp], t_.weight_grads.phi_k, t_.dk_cmp, in_.k[kCmp], t_.weights.phi_k, phi);
     nsa_compress_backward(ctx, grad_.v[kCmp], t_.weight_grads.phi_v, t_.dv_cmp, in_.v[kCmp], t_.weights.phi_v, phi);
   });
-  add("gate", false, 0, (element_ + 8) * rows(dk()) + keys(24), [=, this](Context& ctx) {
-    nsa_gate_backward(ctx, t_.dq, t_.weight_grads.gate, t_.dgate, s.gate, in_.q, t_.weights.gate, n.gate);
+  add("gate", false, 0, element_ * rows(dk()) + keys(24 + 4 * dk()), [=, this](Context& ctx) {
+    nsa_gate_backward(ctx, t_.dq_group, t_.weight_grads.gate, t_.dgate, s.gate, in_.q, t_.weights.gate, n.gate);
   });
   add("nsa", false, products(pairs.cmp + pairs.sel + pairs.win, 3 * dk() + 2 * dv()),
       element_ * (rows(dk() + 4 * dv()) + 6 * keys(widths)) + rows(12 + 4 * dk()),
@@ -433,10 +435,10 @@ struct Memory {
   // From forward's beginning to backward's end, beyond q, k, v: what PyTorch calls the peak of the two.
   int64_t peak = 0;
 };
-Memory plan(const Problem& p, Device device, DType dtype) {
+Memory plan(const Problem& p, Device device, DType dtype, bool deterministic) {
   Memory m;
   for (const bool forward : {true, false}) {
-    Runtime runtime({.device = device, .planning = true});
+    Runtime runtime({.device = device, .planning = true, .deterministic = deterministic});
     const Tensors t = allocate(runtime.arena(), p, dtype);
     m.arena = runtime.arena().used_bytes();
     const Parts parts(p, t, dtype);
@@ -445,6 +447,7 @@ Memory plan(const Problem& p, Device device, DType dtype) {
     (forward ? m.scratch_forward : m.scratch_backward) = runtime.scratch().peak_bytes();
     m.saved = saved_bytes(t.saved);
     m.peak = m.saved + t.dqkv.bytes() + t.dout.bytes() + t.dq.bytes() + m.scratch_backward;
+    if (!t.dq_group.empty()) m.peak += t.dq_group.bytes();
     if (t.out.data != t.saved.o[kWin].data) m.peak += t.out.bytes();
   }
   m.arena += align_up(std::max(m.scratch_forward, m.scratch_backward));
@@ -470,12 +473,13 @@ std::vector<std::byte> random_weight(const Tensor& w) {
   return host;
 }
 
-std::string case_name(const Problem& p, const std::string& data) {
+std::string case_name(const Problem& p, const std::string& data, bool nondeterministic) {
   std::string name = p.name + " " + data;
   const NsaConfig &n = p.config.nsa, usual;
   if (!p.config.dense() &&
       (n.l != usual.l || n.d != usual.d || n.l_sel != usual.l_sel || n.n_sel != usual.n_sel || n.w != usual.w))
     name += fmt::format(" l{} d{} l'{} n{} w{}", n.l, n.d, n.l_sel, n.n_sel, n.w);
+  if (nondeterministic) name += " nondeterministic";
   return name;
 }
 
@@ -525,8 +529,9 @@ void bench_problem(AttentionBench& bench, Problem p, const std::string& data, co
   const Normals normals(2);
   const std::vector<std::byte> qkv = drawn ? random_qkv(p, bench.dtype, data == "local" ? kDrift : 0, normals)
                                            : trained_qkv(p, data, o, bench.device, bench.dtype);
-  const std::string name = case_name(p, drawn ? data : "trained"), op = p.config.dense() ? "dense" : "attention";
-  const Memory memory = plan(p, bench.device, bench.dtype);
+  const std::string name = case_name(p, drawn ? data : "trained", o.nondeterministic),
+                    op = p.config.dense() ? "dense" : "attention";
+  const Memory memory = plan(p, bench.device, bench.dtype, !o.nondeterministic);
   const int64_t free = backend::info(bench.device).free_bytes;
   if (memory.arena > free) {
     const std::string why =
@@ -537,7 +542,8 @@ void bench_problem(AttentionBench& bench, Problem p, const std::string& data, co
   }
   Runtime runtime({.device = bench.device,
                    .arena_bytes = memory.arena,
-                   .scratch_bytes = align_up(std::max(memory.scratch_forward, memory.scratch_backward))});
+                   .scratch_bytes = align_up(std::max(memory.scratch_forward, memory.scratch_backward)),
+                   .deterministic = !o.nondeterministic});
   Context& ctx = runtime.ctx();
   const Tensors t = allocate(runtime.arena(), p, bench.dtype);
   write(ctx, t.qkv, qkv.data());
@@ -613,6 +619,7 @@ CLI::App* add_bench_attention(CLI::App& bench) {
   size("--l-sel", o->nsa.l_sel, "selection block, tokens");
   size("--n-sel", o->nsa.n_sel, "selected blocks a query");
   size("--w", o->nsa.w, "sliding window, tokens");
+  verb->add_flag("--nondeterministic", o->nondeterministic, "as runtime.deterministic false");
   o->common.add_to(*verb);
   verb->callback([o] { run_attention(*o); });
   return verb;

@@ -59,7 +59,7 @@ void classifier_forward_backward(Context& ctx, Tensor loss, Tensor dh, Tensor dw
     const Tensor dlogits = logits;
     cross_entropy_forward_backward(ctx, loss.slice(0, begin, end), dlogits, logits, targets.slice(0, begin, end),
                                    options.vocab, scale);
-    linear_backward(ctx, dh.slice(0, begin, end), dw, dlogits, h.slice(0, begin, end), w);
+    linear_backward(ctx, dh.slice(0, begin, end), dw, dlogits, h.slice(0, begin, end), w, options.add_dw || begin > 0);
   });
 }
 

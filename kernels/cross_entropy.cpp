@@ -79,6 +79,7 @@ void cross_entropy_backward(Context& ctx, Tensor dlogits, ConstTensor logits, Co
 
 void cross_entropy_forward_backward(Context& ctx, Tensor loss, Tensor dlogits, ConstTensor logits, ConstTensor targets,
                                     int64_t vocab, double scale) {
+  const OpScope op_scope(ctx, "cross_entropy_forward_backward");
   if (ctx.device.is_cuda()) {
     check_cross_entropy("cross_entropy", logits, loss, targets, vocab);
     check_tensor("cross_entropy: dlogits", dlogits, logits.shape(), logits.dtype);

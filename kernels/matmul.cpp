@@ -175,17 +175,17 @@ void linear_forward(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, ConstT
   matmul(ctx, y, x, w, {.trans_b = true}, addend);
 }
 
-void linear_backward(Context& ctx, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w) {
+void linear_backward(Context& ctx, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w, bool add) {
   TRIAD_CHECK(dw.shape() == w.shape(), "linear: the gradient of w {} is {}", w.str(), dw.str());
   if (!dx.empty()) linear_backward_input(ctx, dx, dy, w);
-  linear_backward_weight(ctx, dw, dy, x);
+  linear_backward_weight(ctx, dw, dy, x, add);
 }
 
 void linear_backward_input(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor w) { matmul(ctx, dx, dy, w); }
 
-void linear_backward_weight(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor x) {
+void linear_backward_weight(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor x, bool add) {
   TRIAD_CHECK(dw.dtype == acc_dtype(dy.dtype), "linear: the gradient of weights {} from {}", dw.str(), dy.str());
-  matmul(ctx, dw, dy, x, {.trans_a = true, .accumulate = true});
+  matmul(ctx, dw, dy, x, {.trans_a = true, .accumulate = add});
 }
 
 std::string matmul_libraries() {

@@ -21,6 +21,7 @@
 #include "kernels/nsa_attend_fused_sm90.cuh"
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/nsa_attend_rows_sm90.cuh"
+#include "kernels/nsa_attend_union_sm90.cuh"
 #include "kernels/nsa_attend_wide_sm90.cuh"
 
 namespace triad::cuda {
@@ -278,8 +279,13 @@ SelectedKeys selected_keys(const char* op, const AttendIn& in, const ConstTensor
 void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
                                  int64_t l_sel) {
   const char* op = "nsa_attend_selected_forward";
-  record_route(ctx, op, in.q.dtype, "no fused forward");
-  attend_rows_forward(ctx, op, out, in, selected_keys(op, in, block_index, l_sel));
+  const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
+  const bool fused = union_forward_sm90_applies(ctx, out, in, keys.block_keys);
+  record_route(ctx, op, in.q.dtype, fused ? nullptr : kNotFusedHeads);
+  if (fused)
+    attend_rows_forward_sm90(ctx, op, out, in, make_union_keys(keys.range, block_index, keys.block_keys));
+  else
+    attend_rows_forward(ctx, op, out, in, keys);
 }
 
 void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,

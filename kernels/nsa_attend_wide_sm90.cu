@@ -45,8 +45,7 @@ constexpr int kWidth = 128, kPanels = kWidth / kPanel, kStageRows = 64, kWarpRow
 constexpr int kPanelBytes = 64 * kPanelRowBytes;  // of keys, of a stage's rows, and of ds: 64 rows each
 constexpr int kCta = 4 * kWarpgroup;
 constexpr int kMathRegisters = 208, kDqRegisters = 64, kLoadRegisters = 32;
-constexpr int kRecent = 8;               // steps whose rows' places in dq are kept: more than may be under way
-constexpr int kStagingRow = kWidth + 8;  // floats: a half-warp's pairs then lie in different banks
+constexpr int kRecent = 8;  // steps whose rows' places in dq are kept: more than may be under way
 
 struct __align__(1024) RowStage {
   unsigned char q[kPanels][kPanelBytes], dout[kPanels][kPanelBytes];
@@ -60,13 +59,13 @@ struct __align__(1024) Shared {
   KeyPanels keys[kKeyTiles];
   RowStage stages[kStages];
   unsigned char ds[2][kPanelBytes];                               // of each math warpgroup, [row][key]
-  float dq[kStageRows][kStagingRow];                              // on its way to global memory
+  float dq[kStageRows][kWidth];                                   // on its way to global memory
   float shift[kStages][kStageRows], center[kStages][kStageRows];  // RowFact
   int2 range[kStages][kStageRows];                                // the keys that the row sees
   int dq_at[kRecent][kStageRows];  // where the row's dq lies in its sequence, in units of 16 bytes; -1: no row
   float quantum[kRecent][kStageRows];
   uint64_t full[kStages], empty[kStages], ds_full[2], ds_empty[2];
-  int listed[kListed ? kWorkTokens : 1];
+  int listed[kListed ? kWorkTokens / 2 : 1];
 };
 
 // ---- barriers in shared memory ----
@@ -164,6 +163,11 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
 
   Shared& shared = *reinterpret_cast<Shared*>(aligned_shared());
   const int G = a.in.heads.value(), rows = work.count * G, steps = (rows + kStageRows - 1) / kStageRows;
+  // Contiguous rows: the stages in a circle, from a start at which all CTAs that share rows come to them together.
+  const int start = kListed || steps == 0 ? 0 : steps - 1 - work.first * G / kStageRows % steps;
+  const auto stage_rows = [&](int step) {
+    return (step + start < steps ? step + start : step + start - steps) * kStageRows;
+  };
   const int warpgroup = threadIdx.x / kWarpgroup, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i)
@@ -202,7 +206,7 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
     const bf16* const dout_chunk = a.dout.at(b, 0, g * G) + 8 * chunk;
     for (int step = 0, stage = 0, round = 1; step < steps; ++step) {
       if (step >= kStages) barrier_wait(&shared.empty[stage], round);
-      const int row = min(step * kStageRows + r, rows - 1);
+      const int row0 = stage_rows(step), row = min(row0 + r, rows - 1);
       const int in_list = a.in.heads.quotient(row), t = kListed ? shared.listed[in_list] : work.first + in_list;
       const int h = row - in_list * G;
       const int q_at = a.q_steps.at(t, h), dout_at = a.dout_steps.at(t, h);
@@ -220,7 +224,7 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
         }
       }
       if (lane < kWarpRows) {
-        const bool exists = step * kStageRows + r < rows;
+        const bool exists = row0 + r < rows;
         if (exists) {
           const float* const fact = &a.facts[(static_cast<int64_t>(bg) * a.in.tokens + t) * G + h].x;
           copy_async_4(&shared.shift[stage][r], fact, true);
@@ -277,24 +281,47 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
 #pragma unroll
           for (int i = 0; i < kSources; ++i) warp_arrive(&shared.ds_empty[first_source + i]);
         }
+        // Rows lie 512 bytes apart, all in the same banks: so a lane begins with the chunk of 32 bytes (j) that its
+        // row's number says, having brought it to the front by two rounds of swaps.
+        const int turn = fragment_row() & 3;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const float quantum = shared.quantum[step % kRecent][row + 8 * i];
-          const auto rounded = [&](float x) {
-            const float c = copysignf(quantum, x);
-            return __fmaf_rn(x, a.in.scale, c) - c;
-          };
+          float2 x[8];
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            const auto rounded = [&](float y) {
+              const float c = copysignf(quantum, y);
+              return __fmaf_rn(y, a.in.scale, c) - c;
+            };
+            x[j] = make_float2(rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]));
+          }
+#pragma unroll
+          for (int bit = 1; bit <= 2; bit *= 2)
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+              if ((j & bit) == 0) {
+                const float2 one = x[j], other = x[j + bit];
+                x[j] = (turn & bit) != 0 ? other : one, x[j + bit] = (turn & bit) != 0 ? one : other;
+              }
           float* const to = &shared.dq[row + 8 * i][panel * kPanel + fragment_column()];
 #pragma unroll
-          for (int j = 0; j < 8; ++j)
-            *reinterpret_cast<float2*>(to + 8 * j) = make_float2(rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]));
+          for (int j = 0; j < 8; ++j) *reinterpret_cast<float2*>(to + 8 * (j ^ turn)) = x[j];
         }
       }
       fence_async_proxy();
       __syncwarp();
-      if (lane < kWarpRows) {  // the warp's own rows: no other warp to wait for
-        const int r = warp * kWarpRows + lane, at = shared.dq_at[step % kRecent][r];
-        if (at >= 0) add_bulk(dq_first + 4 * static_cast<int64_t>(at), shared.dq[r], kWidth * sizeof(float));
+      // The warp's own 16 rows, so that no other warp has to be waited for: rows that follow each other in global
+      // memory, as the heads of a token do, go together.
+      const int at = shared.dq_at[step % kRecent][warp * kWarpRows + lane % kWarpRows];
+      const int before = __shfl_up_sync(kFullWarp, at, 1);
+      const bool begins = lane == 0 || at < 0 || at != before + kWidth / 4;
+      const unsigned begin_of = __ballot_sync(kFullWarp, lane >= kWarpRows || begins);
+      if (lane < kWarpRows) {
+        const int count = __ffs(begin_of >> (lane + 1));
+        if (begins && at >= 0)
+          add_bulk(dq_first + 4 * static_cast<int64_t>(at), shared.dq[warp * kWarpRows + lane],
+                   count * kWidth * static_cast<int>(sizeof(float)));
         add_bulk_commit();
       }
     }
@@ -313,17 +340,15 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
     const uint32_t k = tile_descriptor(shared_address(keys.k)), v = tile_descriptor(shared_address(keys.v));
     // Where this lane's row of the four matrices of ds that a store writes begins; 16 rows further: 2048 bytes.
     const int ds_to = swizzled(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2);
-    const auto lay_ds = [&](const uint32_t(&left)[4][4], int turn) {
-      if (turn > 0) barrier_wait(&shared.ds_empty[warpgroup], (turn - 1) & 1);
+    int phases = 0;  // bit 0: steps done, bit 1: how often the stages came round, both modulo 2
+    const auto lay_ds = [&](const uint32_t(&left)[4][4]) {
+      barrier_wait(&shared.ds_empty[warpgroup], ~phases & 1);  // for what the last step laid; at once in the first
       const uint32_t to = shared_address(shared.ds[warpgroup]) + ds_to;
 #pragma unroll
       for (int i = 0; i < 4; ++i) store_matrices_transposed(to + i * 16 * kPanelRowBytes, left[i]);
       fence_async_proxy();
       warp_arrive(&shared.ds_full[warpgroup]);
     };
-    // The math warpgroups take turns in ordering products, so that one weighs while the other multiplies.
-    const auto await_turn = [&] { asm volatile("bar.sync %0, 256;" ::"r"(2 + warpgroup) : "memory"); };
-    const auto pass_turn = [&] { asm volatile("bar.arrive %0, 256;" ::"r"(3 - warpgroup) : "memory"); };
     const auto multiply_scores = [&](float(&d)[8][4], uint32_t left, uint32_t right) {
       wgmma_shared_first<0>(d, left, right);
 #pragma unroll
@@ -357,26 +382,12 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
     // warpgroup's products fill the gaps. p is kept in bf16, as dv has it, for ds too: 32 registers less.
     float p[8][4];
     uint32_t left_p[4][4], left_ds[4][4];
-    int stage = kListed ? warpgroup : 0, round = 0;
-    pin_sums(dk);
-    pin_sums(dv);
-    if (warpgroup == 1) pass_turn();
-    await_turn();
-    if (stage < steps) {
-      await_stage(stage, 0);
-      wgmma_fence();
-      multiply_scores(p, k, q_of(stage));
-    }
-    pass_turn();
-    for (int step = kListed ? warpgroup : 0, turn = 0; step < steps; step += kStride, ++turn) {
+    int stage = kListed ? warpgroup : 0;
+    // p[row] = 2^(s * scale - shift), 0 for the keys that the row does not see. `count`: the stage's rows.
+    const auto weigh = [&](int count) {
       const int2* const ranges = shared.range[stage];
       // Both ends of a range grow with the token.
-      const bool all = ranges[min(rows - step * kStageRows, kStageRows) - 1].x <= my_key0 &&
-                       min(ranges[0].y, my_key_end) >= my_key0 + kRows;
-      wgmma_wait<0>();
-      pin(p);
-      pin_sums(dk);
-      if (turn > 0) warp_arrive(&shared.empty[stage >= kStride ? stage - kStride : stage + kStages - kStride]);
+      const bool all = ranges[count - 1].x <= my_key0 && min(ranges[0].y, my_key_end) >= my_key0 + kRows;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const int column = 8 * j + fragment_column();
@@ -393,15 +404,27 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
           }
         }
       }
+      pin(p);
+    };
+    const auto pack = [](uint32_t(&left)[4][4], const float(&x)[8][4]) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) pack_operand(left_p[i], p, i);
-
+      for (int i = 0; i < 4; ++i) pack_operand(left[i], x, i);
+    };
+    int step = kListed ? warpgroup : 0;
+    if (step < steps) {
+      await_stage(stage, 0);
+      wgmma_fence();
+      multiply_scores(p, k, q_of(stage));
+      wgmma_wait<0>();
+      pin(p);
+      weigh(min(rows - stage_rows(step), kStageRows));
+      pack(left_p, p);
+    }
+    while (step < steps) {
       float ds[8][4];
-      await_turn();
       wgmma_fence();
       multiply_scores(ds, v, dout_of(stage));
       add_products(dv, left_p, dout_of(stage));
-      pass_turn();
       wgmma_wait<1>();
       pin(ds);
 #pragma unroll
@@ -418,26 +441,25 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
       pin(ds);
       wgmma_wait<0>();
       pin_sums(dv);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pack_operand(left_ds[i], ds, i);
+      pack(left_ds, ds);
 
-      const uint32_t q = q_of(stage);
-      stage += kStride;
-      if (stage >= kStages) stage -= kStages, round ^= 1;
-      if (step + kStride < steps) await_stage(stage, round);
-      await_turn();
+      const int last = stage;
+      step += kStride, stage += kStride;
+      if (stage >= kStages) stage -= kStages, phases ^= 2;
+      if (step < steps) await_stage(stage, phases >> 1);
       wgmma_fence();
-      add_products(dk, left_ds, q);
       multiply_scores(p, k, q_of(stage));  // after the last step: of what lies there, unused
-      pass_turn();
-      lay_ds(left_ds, turn);
+      add_products(dk, left_ds, q_of(last));
+      lay_ds(left_ds);
+      phases ^= 1;
+      wgmma_wait<1>();
+      pin(p);
+      weigh(step < steps ? min(rows - stage_rows(step), kStageRows) : 1);
+      wgmma_wait<0>();
+      pin_sums(dk);
+      warp_arrive(&shared.empty[last]);
+      pack(left_p, p);
     }
-    if (kListed && warpgroup == 1 && steps % 2 != 0)  // the other has one step more
-      for (int i = 0; i < 2; ++i) await_turn(), pass_turn();
-    if (warpgroup == 0) await_turn();  // the one that nobody takes
-    wgmma_wait<0>();
-    pin(p);
-    pin_sums(dk);
   }
 
   const bool stores_dk = !kListed || warpgroup == 0, stores_dv = !kListed || warpgroup == 1;
@@ -472,26 +494,34 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
       take(dv, dv_at);
   }
 
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int key = warp_key + 8 * i;
-    if (key >= key_end) continue;
-    float* partial = a.list.partial;
-    if (work.slot >= 0)
-      partial +=
-          (static_cast<int64_t>(work.slot) * a.list.block_keys + key - work.block * a.list.block_keys) * (2 * kWidth);
-    const auto store = [&](float* to, const GradView& out, int column, float x, float y) {
-      if (work.slot >= 0)
-        *reinterpret_cast<float2*>(to + column) = make_float2(x, y);
-      else
-        out.store(b, key, g, column, x, y);
-    };
+  // Two rows of keys a lane, which keeps sums[j / 8][j % 8] at the columns 8 j + fragment_column().
+  const auto store = [&](const float(&sums)[kPanels][8][4], int i, float factor, auto* to) {
 #pragma unroll
     for (int j = 0; j < kWidth / 8; ++j) {
-      const int column = 8 * j + fragment_column();
-      const float *const dk_sum = &dk[j / 8][j % 8][2 * i], *const dv_sum = &dv[j / 8][j % 8][2 * i];
-      if (stores_dk) store(partial, a.dk, column, dk_sum[0] * a.in.scale, dk_sum[1] * a.in.scale);
-      if (stores_dv) store(partial + kWidth, a.dv, column, dv_sum[0], dv_sum[1]);
+      const float x = sums[j / 8][j % 8][2 * i] * factor, y = sums[j / 8][j % 8][2 * i + 1] * factor;
+      if constexpr (std::is_same_v<decltype(to), float*>)
+        *reinterpret_cast<float2*>(to + 8 * j + fragment_column()) = make_float2(x, y);
+      else
+        *reinterpret_cast<uint32_t*>(to + 8 * j + fragment_column()) = pack_bf16(x, y);
+    }
+  };
+  // Where they go, computed here: what the compiler may compute before the loop it would have to spill.
+  int first_key = warp_key, slot = work.slot, block = work.block, group = bg;
+  asm volatile("" : "+r"(first_key), "+r"(slot), "+r"(block), "+r"(group));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int key = first_key + 8 * i;
+    if (key >= key_end) continue;
+    if (slot >= 0) {
+      float* const to = a.list.partial + (static_cast<int64_t>(slot - block) * a.list.block_keys + key) * (2 * kWidth);
+      if (stores_dk) store(dk, i, a.in.scale, to);
+      if (stores_dv) store(dv, i, 1.0f, to + kWidth);
+    } else if (a.dk.f32.data != nullptr) {
+      if (stores_dk) store(dk, i, a.in.scale, a.dk.f32.at(group / a.in.groups, key, group % a.in.groups));
+      if (stores_dv) store(dv, i, 1.0f, a.dv.f32.at(group / a.in.groups, key, group % a.in.groups));
+    } else {
+      if (stores_dk) store(dk, i, a.in.scale, a.dk.bf16.at(group / a.in.groups, key, group % a.in.groups));
+      if (stores_dv) store(dv, i, 1.0f, a.dv.bf16.at(group / a.in.groups, key, group % a.in.groups));
     }
   }
 #endif
@@ -562,11 +592,11 @@ void attend_wide_range_backward_sm90(Context& ctx, const char* op, const AttendG
   constexpr int64_t kBlockKeys = 2 * kRows, kMostParts = 64;
   const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kBlockKeys), T = in.q.size(1);
   if (blocks == 0) return;
-  // Pieces of 32 stages or more, and enough of them: 8 for each SM (of each range of tokens about half see a block).
+  // Pieces of 32 stages or more, and enough of them: 16 for each SM (of each range of tokens about half see a block).
   const int64_t G = in.q.size(2) / in.k.size(2), least_tokens = std::max<int64_t>(1, 32 * kStageRows / G);
   const bool limited = range.window < T;
   const int64_t run = limited ? std::min(T, range.window + kBlockKeys * range.d) : T;  // the tokens that see a block
-  const int64_t wanted = limited ? ceil_div(2 * ctx.num_sms, bgs * blocks) : ceil_div(16 * ctx.num_sms, bgs * blocks);
+  const int64_t wanted = ceil_div((limited ? 2 : 32) * int64_t{ctx.num_sms}, bgs * blocks);
   const int64_t parts = std::max<int64_t>(1, std::min({kMostParts, wanted, run / least_tokens}));
   KeyWorkList list{};
   list.block_keys = kBlockKeys;

@@ -8,8 +8,14 @@ namespace triad::cuda {
 // The choice, a pure function of card and problem.
 inline bool attend_wide_sm90_applies(const Context& ctx, const AttendGradOut& out, const AttendGradIn& grad,
                                      const AttendIn& in) {
-  bool rows = reinterpret_cast<uintptr_t>(out.dq.data) % 16 == 0;  // dq is added to 16 bytes at a time
-  for (int i = 0; i < 3; ++i) rows = rows && out.dq.stride[i] % 4 == 0;
+  // dq is added to 16 bytes at a time; dk and dv are stored two columns at a time, both in one dtype.
+  const auto aligned = [](const Tensor& t, int elements, int bytes) {
+    bool fits = reinterpret_cast<uintptr_t>(t.data) % bytes == 0;
+    for (int i = 0; i < 3; ++i) fits = fits && (t.size(i) <= 1 || t.stride[i] % elements == 0);
+    return fits;
+  };
+  const bool rows =
+      aligned(out.dq, 4, 16) && aligned(out.dk, 2, 8) && aligned(out.dv, 2, 8) && out.dk.dtype == out.dv.dtype;
   return rows && !grad.quantum.empty() && attend_sm90_applies(ctx, out, grad, in) && in.q.size(3) == 128 &&
          in.v.size(3) == 128 && out.dq.size(1) * out.dq.stride[1] / 4 < (int64_t{1} << 31);
 }
@@ -17,7 +23,7 @@ inline bool attend_wide_sm90_applies(const Context& ctx, const AttendGradOut& ou
 // The branches whose rows see one range of keys.
 void attend_wide_range_backward_sm90(Context&, const char* op, const AttendGradOut&, const AttendGradIn&,
                                      const AttendIn&, const KeyRange&);
-// The rows of every block of keys listed, in pieces of at most kWorkTokens tokens.
+// The rows of every block of keys listed, in pieces of at most kWorkTokens / 2 tokens.
 void attend_wide_listed_backward_sm90(Context&, const char* op, const AttendGradOut&, const AttendGradIn&,
                                       const AttendIn&, const KeyRange&, const KeyWorkList&);
 

@@ -125,6 +125,8 @@ std::vector<OpCase> nsa_cases() {
       nsa_case("127_m7c_heads", {1, 127, 12, 2, 64, 64}, config(32, 16, 32, 3, 48)),
       nsa_case("2x200_64_G1", {2, 200, 2, 2, 64, 64}, config(8, 4, 64, 2, 70)),
       nsa_case("70_64_G16", {1, 70, 16, 1, 64, 64}, config(16, 8, 16, 4, 1000)),
+      nsa_case("2x333_128_wide", {2, 333, 12, 2, 128, 128}, config(32, 16, 32, 4, 100)),
+      nsa_case("270_128_wide_G16", {1, 270, 32, 2, 128, 128}, config(8, 4, 64, 3, 130)),
       nsa_case("m7c", {16, 2048, 12, 2, 64, 64}, NsaConfig{}),
   };
   cases.back().bench = true;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "engine/op_scope.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -24,6 +25,7 @@ int64_t first_bad_part(ConstTensor grads, ConstTensor parts) {
 }  // namespace
 
 void judge_step(Context& ctx, Tensor numbers, ConstTensor grads, ConstTensor parts, bool halt) {
+  const OpScope op_scope(ctx, "judge_step");
   check_tensor("judge_step: numbers", numbers, {StepNumbers::count}, DType::f64);
   check_tensor("judge_step: parts", parts, {parts.size(0), 2}, DType::i64);
   TRIAD_CHECK(grads.rank == 1 && grads.contiguous(), "judge_step: the gradients are {}", grads.str());

@@ -41,12 +41,12 @@ void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, L
 // Backward of linear(norm(x)) and of the way around both, down to dx. The normed rows, which the gradient of the
 // linear's weights needs, come out of the norm's backward again (in the place of their gradient), which reads x anyway.
 void norm_linear_backward(Context& ctx, Tensor dx, Tensor dnorm, Tensor dw, ConstTensor dy, ConstTensor x,
-                          ConstTensor norm, ConstTensor rrms, ConstTensor w) {
+                          ConstTensor norm, ConstTensor rrms, ConstTensor w, bool add) {
   Scratch::Scope scope(ctx.scratch);
   const Tensor h = scope.alloc(dx.dtype, dx.shape());
   linear_backward_input(ctx, h, dy, w);
   rmsnorm_backward(ctx, dx, dnorm, h, x, norm, rrms, dx, h);
-  linear_backward_weight(ctx, dw, dy, h);
+  linear_backward_weight(ctx, dw, dy, h, add);
 }
 
 // dx: gradient of x_mid in, of x out.
@@ -73,17 +73,17 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
       zero(ctx, dq);
       const AttendIn in{views.q, views.k[kWin], views.v[kWin]};
       const Tensor quantum = attend_quantum(ctx, inner, dq, dout, in.q, {{in.k, in.v, {}, delta}});
-      nsa_attend_window_backward(ctx, {dq, dviews.k[kWin], dviews.v[kWin]},
-                                 {dout, {}, delta, a.nsa.lse[kWin], quantum}, in, lc.T);
+      nsa_attend_window_backward(ctx, {dq, dviews.k[kWin], dviews.v[kWin]}, {dout, {}, delta, a.nsa.lse[kWin], quantum},
+                                 in, lc.T);
     } else {
       out = inner.alloc(dtype, out.shape());
       dq_group = inner.alloc(acc, views.k[kWin].shape());
       nsa_backward(ctx, {dq, dq_group, dviews.k, dviews.v, out}, g.nsa, dout, nsa_in(views), a.nsa, w.nsa, c.nsa);
     }
-    linear_backward_weight(ctx, g.out_proj, dx, out.view(rows));
+    linear_backward_weight(ctx, g.out_proj, dx, out.view(rows), lc.add_products);
     rope_backward(ctx, dviews.q, dq, lc.rope_cos, lc.rope_sin, dviews.k, dq_group);
   }
-  norm_linear_backward(ctx, dx, g.norm1, g.qkv, dqkv, a.x, w.norm1, a.rrms1, w.qkv);
+  norm_linear_backward(ctx, dx, g.norm1, g.qkv, dqkv, a.x, w.norm1, a.rrms1, w.qkv, lc.add_products);
 }
 
 Tensor mlp_activation(Context& ctx, const ModelConfig& c, const LayerActivations& a, Scratch::Scope& scope) {
@@ -123,9 +123,9 @@ void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const 
       swiglu_backward(ctx, dpre.slice(1, 0, H), dpre.slice(1, H, 2 * H), act, a.mlp_pre.slice(1, 0, H),
                       a.mlp_pre.slice(1, H, 2 * H), act);
     }
-    linear_backward_weight(ctx, g.mlp_out, dx, act);
+    linear_backward_weight(ctx, g.mlp_out, dx, act, lc.add_products);
   }
-  norm_linear_backward(ctx, dx, g.norm2, g.mlp_in, dpre, a.x_mid, w.norm2, a.rrms2, w.mlp_in);
+  norm_linear_backward(ctx, dx, g.norm2, g.mlp_in, dpre, a.x_mid, w.norm2, a.rrms2, w.mlp_in, lc.add_products);
 }
 
 }  // namespace

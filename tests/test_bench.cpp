@@ -9,6 +9,7 @@
 #include "tests/program.h"
 #include "tests/test.h"
 #include "train/telemetry.h"
+#include "train/train_step.h"
 
 using namespace triad;
 using triad::test::Outcome;
@@ -42,6 +43,11 @@ void write_rows(const std::string& path, const std::vector<Json>& rows) {
 }
 bool is(const Json& row, const std::string& op, const std::string& pass) {
   return row.value("op", "") == op && row.value("pass", "") == pass;
+}
+
+// A plan for a GPU asks for the same kernels as a run, where there is no GPU too: then it is one for an H200.
+bool plans_for_hopper() {
+  return kBuiltWithCuda && Runtime({.device = Device::cuda(), .planning = true}).ctx().compute_capability == 90;
 }
 
 }  // namespace
@@ -195,9 +201,8 @@ TEST_CASE("routes: fallbacks reach the run's folder, each once", "[routes]") {
         "3,3,win,nsa_attend_window_forward general,w; or so,2\n");
 }
 
-// A plan for a GPU asks for the same kernels as a run, where there is no GPU too.
 TEST_CASE("routes: a bf16 shape that the fused kernels refuse is a fallback, an fp32 one is not", "[routes]") {
-  if (!kBuiltWithCuda) return;
+  if (!plans_for_hopper()) return;
   const auto routes_of = [](DType dtype, int64_t width) {
     Runtime plan({.device = Device::cuda(), .planning = true});
     const auto alloc = [&](DType type, const Shape& shape) { return plan.arena().alloc(MemTag::io, "x", type, shape); };
@@ -214,4 +219,33 @@ TEST_CASE("routes: a bf16 shape that the fused kernels refuse is a fallback, an 
   CHECK(routes_of(DType::bf16, 60).fallbacks() == 1);
   CHECK(routes_of(DType::f32, 64).fallbacks() == 0);
   CHECK(routes_of(DType::f32, 64).counts()[0].kernel == "general");
+}
+
+// Issue 3, point 4: what has to run fused. A plan of a whole training step asks for the kernels that the step would.
+TEST_CASE("routes: every shape that is to be fused is", "[routes]") {
+  if (!plans_for_hopper()) return;
+  struct Widths {
+    int64_t dk, dv;
+  };
+  for (const Widths w : {Widths{64, 64}, Widths{128, 128}, Widths{192, 128}})
+    for (const int64_t G : {1, 2, 3, 4, 6, 8, 12, 15, 16, 32})
+      for (const int64_t l_sel : {32, 64, 128})
+        for (const int64_t n : {4, 16, 64})
+          for (const int64_t T : {1, 63, 111, 2048}) {
+            Config config;
+            ModelConfig& m = config.model;
+            m.dim = 64, m.n_layers = 1, m.n_kv_groups = 2, m.n_heads = 2 * G, m.d_k = w.dk, m.d_v = w.dv,
+            m.vocab_size = 256;
+            m.nsa.l_sel = l_sel, m.nsa.n_sel = n;
+            m.resolve();
+            config.train.seq_len = T, config.train.micro_batch_size = 2;
+            config.runtime.precision = Precision::bf16;
+            Runtime plan({.device = Device::cuda(), .planning = true});
+            TrainStep step(plan, config);
+            step.micro_step({}, {}, 1);
+            INFO(w.dk << "v" << w.dv << " G " << G << " l' " << l_sel << " n " << n << " T " << T);
+            REQUIRE(plan.ctx().routes.counts().size() == 7);  // the selection, three branches forward, three backward
+            for (const Routes::Count& c : plan.ctx().routes.counts())
+              if (c.op != "nsa_attend_selected_forward") CHECK(c.reason == "");  // which has no fused kernel yet
+          }
 }

@@ -189,12 +189,15 @@ TEST_CASE("train: killed at any moment, a resume ends in the same bits", "[train
   }
 }
 
-TEST_CASE("train: .HALT and SIGTERM stop after the current step with a checkpoint", "[train]") {
+namespace {
+
+void check_stops(const std::string& device) {
   const TemporaryFolder folder;
-  const std::string more = "--set train.steps=900 ";
+  const std::string more =
+      "--set train.steps=" + std::string(device == "cpu" ? "900 " : "90000 --set train.save_every=9999 ");
   for (const bool by_file : {true, false}) {
     const std::string out = folder.file(by_file ? "halt" : "term");
-    BackgroundProgram program(train_args(out, "cpu", more));
+    BackgroundProgram program(train_args(out, device, more));
     wait_for_rows(out, 2);
     if (by_file)
       write_text(out + "/.HALT", "");
@@ -203,7 +206,18 @@ TEST_CASE("train: .HALT and SIGTERM stop after the current step with a checkpoin
     CHECK(program.wait() == 0);
     CHECK(fs::exists(out + "/checkpoints/latest/state.json"));
     CHECK(!fs::exists(out + "/.HALT"));
+    // Every step of the checkpoint has its row: none was still on its way.
+    const Json state = Json::parse(read_text(out + "/checkpoints/latest/state.json"));
+    CHECK(static_cast<size_t>(state["step"].get<int64_t>()) + 1 == lines(out + "/training.csv").size());
   }
+}
+
+}  // namespace
+
+TEST_CASE("train: .HALT and SIGTERM stop after the current step with a checkpoint", "[train]") { check_stops("cpu"); }
+
+TEST_CASE("train: .HALT and SIGTERM stop a run on the GPU too", "[train][gpu]") {
+  if (require_gpu()) check_stops("cuda");
 }
 
 TEST_CASE("train: a run's folder holds what SPEC.md names", "[train]") {
@@ -238,15 +252,26 @@ TEST_CASE("train: a run's folder holds what SPEC.md names", "[train]") {
   run("inspect " + out + "/model.safetensors");
 }
 
-TEST_CASE("train: a loss that is not finite stops the run or skips the step", "[train]") {
+namespace {
+
+void check_explosion(const std::string& device) {
   const TemporaryFolder folder;
   const std::string explode = "--set train.lr=1e30 --set train.grad_clip=0 ";
-  const Outcome stopped = run_program(train_args(folder.file("stop"), "cpu", explode));
+  const Outcome stopped = run_program(train_args(folder.file("stop"), device, explode));
   INFO(stopped.output);
   CHECK(stopped.exit_code == 1);
   CHECK(stopped.output.find("rank 0") != std::string::npos);
   CHECK(stopped.output.find("first bad tensor") != std::string::npos);
-  run(train_args(folder.file("skip"), "cpu", explode + "--set train.on_nonfinite=skip"));
+  run(train_args(folder.file("skip"), device, explode + "--set train.on_nonfinite=skip"));
+  CHECK(lines(folder.file("skip/training.csv")).size() == 21);
+}
+
+}  // namespace
+
+TEST_CASE("train: a loss that is not finite stops the run or skips the step", "[train]") { check_explosion("cpu"); }
+
+TEST_CASE("train: a loss that is not finite stops a run on the GPU too", "[train][gpu]") {
+  if (require_gpu()) check_explosion("cuda");
 }
 
 TEST_CASE("model: the M7C shape has 195 tensors and its parameter counts", "[model]") {

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "engine/check.h"
 #include "kernels/matmul.h"
@@ -38,8 +39,10 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config)
       numbers_(runtime.arena().alloc(MemTag::workspace, "step numbers", DType::f64, {StepNumbers::count})),
       eval_loss_(runtime.arena().alloc(MemTag::workspace, "evaluation loss", DType::f64, {1})),
       parts_(make_parts(ctx_, runtime.arena(), model_.params())),
-      micro_step_graph_(ctx_.device) {
+      first_(ctx_.device),
+      later_(ctx_.device) {
   zero(ctx_, numbers_);
+  zero(ctx_, model_.params().grads());  // the padding between them, too, which no op writes
   if (ctx_.planning) return;
   const int64_t batch_bytes = act_.tokens.bytes() + act_.targets.bytes();
   for (size_t i = 0; i < kBatchSlots; ++i) batches_.emplace_back(ctx_.device, batch_bytes);
@@ -47,7 +50,8 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config)
 }
 
 void TrainStep::begin() {
-  zero(ctx_, model_.params().grads());
+  begun_ = true;
+  zero(ctx_, model_.params().added_grads());
   zero(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1));
 }
 
@@ -68,22 +72,24 @@ void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t>
   slot.done.record(ctx_.stream);
 }
 
-void TrainStep::forward_backward(int64_t step_positions) {
+void TrainStep::forward_backward(int64_t step_positions, bool first) {
   model_.forward(ctx_, act_);
-  model_.loss_and_backward(ctx_, act_, 1.0 / static_cast<double>(step_positions));
+  model_.loss_and_backward(ctx_, act_, 1.0 / static_cast<double>(step_positions), first);
   sum(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1), act_.row_loss, /*add=*/true);
 }
 
 void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions) {
   upload(tokens, targets);
   const bool with_graph = config_.runtime.cuda_graph && ctx_.device.is_cuda() && !ctx_.planning;
-  if (!with_graph || graph_positions_ != step_positions) {  // the first one loads kernels and chooses algorithms
-    micro_step_graph_.clear();
-    graph_positions_ = step_positions;
-    return forward_backward(step_positions);
+  const bool first = std::exchange(begun_, false);
+  Recording& recording = first ? first_ : later_;
+  if (!with_graph || recording.step_positions != step_positions) {  // once without: loads kernels, chooses algorithms
+    recording.graph.clear();
+    recording.step_positions = step_positions;
+    return forward_backward(step_positions, first);
   }
-  if (!micro_step_graph_.recorded()) micro_step_graph_.record(ctx_, [&] { forward_backward(step_positions); });
-  micro_step_graph_.launch(ctx_.stream);
+  if (!recording.graph.recorded()) recording.graph.record(ctx_, [&] { forward_backward(step_positions, first); });
+  recording.graph.launch(ctx_.stream);
 }
 
 void TrainStep::update(int64_t step, int64_t step_positions) {

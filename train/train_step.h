@@ -27,7 +27,7 @@ class TrainStep {
     std::string bad_tensor;  // not finite: the first gradient that is not, or "the loss" if all are
   };
 
-  void begin();  // gradients and loss to zero
+  void begin();  // forgets gradients and loss
   // tokens, targets [B*T]. The gradient of the step is that of the mean over step_positions (of all its micro-steps).
   void micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions);
   // Queues the update. step: optimizer steps done before this one.
@@ -49,7 +49,7 @@ class TrainStep {
 
  private:
   void upload(std::span<const int32_t> tokens, std::span<const int32_t> targets);
-  void forward_backward(int64_t step_positions);
+  void forward_backward(int64_t step_positions, bool first);
 
   Runtime& runtime_;
   Context& ctx_;
@@ -76,9 +76,14 @@ class TrainStep {
   std::deque<Queued> queued_;
   size_t next_result_ = 0;
 
-  // A micro-step, recorded. It holds step_positions, so another number of them records it anew.
-  Graph micro_step_graph_;
-  int64_t graph_positions_ = 0;
+  // A step's first micro-step and the others, recorded. They hold step_positions: another number records them anew.
+  struct Recording {
+    explicit Recording(Device device) : graph(device) {}
+    Graph graph;
+    int64_t step_positions = 0;
+  };
+  Recording first_, later_;
+  bool begun_ = false;  // no micro-step came yet: the gradients of the products hold nothing
 };
 
 Device choose_device(DeviceChoice);  // automatic: the GPU where one can be used; cuda without one is an error

@@ -5,14 +5,16 @@
 // it. Warps skip blocks that none of their rows listed. Work: the union for the loads, about the union of 16 rows for
 // the products.
 //
-// dk and dv need the lists by block: an inverse index, in scratch linear in T, made without ordering races:
-//   count_entries_kernel   how many tokens of each of kParts parts of the sequence list a block (integer atomics: sums
-//   only) plan_work_kernel       one CTA for each (b, g): prefix sums of the counts, and the pieces of at most
-//   kWorkTokens tokens, so
-//                          that block 0, which every token lists, does not become one CTA's work
-//   fill_index_kernel      the tokens of each block, ascending: a warp turns the lists of 32 tokens into a 32x32 bit
-//   matrix
-//                          (token, block), and its transpose, by ballots, gives each lane one block's tokens in order
+// Where neighbouring lists differ, the union is much longer than a list. On Hopper long sequences therefore take only
+// the near blocks (nsa_attend_selected_sm90.cuh) this way, and the far ones from the side of the blocks.
+//
+// dk and dv need the lists by block: an inverse index, in scratch linear in T, ascending, so that sums come out with
+// the same bits each time:
+//   count_entries_kernel   how many tokens of each part of the sequence (a multiple of 1024) list a block
+//   plan_work_kernel       one CTA for each (b, g): prefix sums of the counts, and the pieces of at most kWorkTokens
+//                          tokens, so that block 0, which every token lists, does not become one CTA's work
+//   fill_index_kernel      the tokens of each block, ascending: a CTA turns the lists of 1024 tokens into a matrix of
+//                          bits (block, token) in shared memory, and a warp reads a block's bits in order
 #include "kernels/nsa_attend_selected.h"
 
 #include <climits>
@@ -20,35 +22,28 @@
 #include "kernels/nsa_attend.cuh"
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/nsa_attend_rows_sm90.cuh"
+#include "kernels/nsa_attend_selected_sm90.cuh"
 
 namespace triad::cuda {
 namespace {
 
-// block_index [B,T,Hkv,n]
-struct BlockLists {
-  const int* data;
-  int64_t batch, row, head;
-  int n, tokens, groups, blocks;  // blocks: of T tokens, ceil(T / l')
-  __device__ __forceinline__ const int* at(int b, int t, int g) const {
-    return data + b * batch + static_cast<int64_t>(t) * row + g * head;
-  }
-};
-
 struct SelectedKeys {
   KeyRange range;
   BlockLists lists;
-  int block_keys;
+  Divisor block_keys;
+  bool near_only;  // leave out the blocks that nsa_attend_selected_sm90.cuh calls far
 
   class Walk {
    public:
     __device__ __forceinline__ Walk(const SelectedKeys& keys, const RowTile& rows)
-        : block_keys_(keys.block_keys), n_(keys.lists.n), end_of_sight_(rows.last_token + 1) {
+        : block_keys_(keys.block_keys.value()), n_(keys.lists.n), end_of_sight_(rows.last_token + 1) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int t = rows.first_token + static_cast<int>(threadIdx.x % 32) + 32 * i;
         const bool exists = t <= rows.last_token;
         list_[i] = exists ? keys.lists.at(rows.b, t, rows.g) : nullptr;
         at_[i] = exists ? -1 : n_;
+        far_until_[i] = keys.near_only && exists ? keys.block_keys.quotient(t) : 0;
         advance(i);
       }
     }
@@ -71,12 +66,14 @@ struct SelectedKeys {
 
    private:
     __device__ __forceinline__ void advance(int i) {
-      const int block = ++at_[i] < n_ ? list_[i][at_[i]] : -1;
+      int block;
+      do block = ++at_[i] < n_ ? list_[i][at_[i]] : -1;
+      while (is_far(block, far_until_[i]));
       block_[i] = block < 0 ? INT_MAX : block;  // -1 ends a list
     }
     int block_keys_, n_, end_of_sight_;
     const int* list_[2];
-    int at_[2], block_[2];
+    int at_[2], block_[2], far_until_[2];
     int first_ = 0, end_ = 0;  // what is left of the current block
     uint64_t members_ = 0;
   };
@@ -84,35 +81,62 @@ struct SelectedKeys {
 
 // ---- the inverse index ----
 
-constexpr int kParts = 8;      // of the sequence, filled side by side
-constexpr int kFillWarps = 8;  // of a CTA that fills: 256 tokens a step
+constexpr int kStepTokens = 1024, kMaxParts = 64;
+constexpr int kFillThreads = 512, kFillBlocks = 512;  // blocks of one CTA
+constexpr int kFillStride = kStepTokens / 32 + 1;     // words of a block's bits: odd, against bank conflicts
 constexpr int kScanThreads = 1024;
 
 struct Index {
   BlockLists lists;
   Divisor n;
-  int part_tokens;
-  int64_t capacity;   // entries of one (b, g): T * n
-  int* part_counts;   // [B*Hkv, kParts, blocks] counts; after plan_work where the part's tokens begin in `tokens`
-  int* tokens;        // [B*Hkv, capacity]
-  KeyWork* work;      // [pieces, B*Hkv]
-  int2* block_slots;  // [B*Hkv, blocks]
-  int pieces, slots;  // capacities of one (b, g)
+  int parts, part_tokens;  // a multiple of kStepTokens
+  int64_t capacity;        // entries of one (b, g): T * n
+  int* part_counts;        // [B*Hkv, parts, blocks] counts; after plan_work where the part's tokens begin in `tokens`
+  int* tokens;             // [B*Hkv, capacity]
+  KeyWork* work;           // [pieces, B*Hkv]
+  int2* block_slots;       // [B*Hkv, blocks]
+  int pieces, slots;       // capacities of one (b, g)
   __device__ __forceinline__ int* counts(int bg, int part) const {
-    return part_counts + (static_cast<int64_t>(bg) * kParts + part) * lists.blocks;
+    return part_counts + (static_cast<int64_t>(bg) * parts + part) * lists.blocks;
   }
 };
 
-__global__ void count_entries_kernel(const Index index) {
+// f(token - t0, block) for what the tokens [t0, t0 + count) list, several loads at once.
+template <class F>
+__device__ __forceinline__ void for_entries(const Index& index, int bg, int t0, int count, F&& f) {
+  constexpr int kAtOnce = 8;
   const BlockLists& lists = index.lists;
-  const int b = blockIdx.y / lists.groups, g = blockIdx.y % lists.groups;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < index.capacity; i += stride) {
-    const int t = index.n.quotient(static_cast<int>(i));
-    const int block = lists.at(b, t, g)[i - static_cast<int64_t>(t) * lists.n];
-    if (block >= 0) atomicAdd(index.counts(blockIdx.y, t / index.part_tokens) + block, 1);
+  const int b = bg / lists.groups, g = bg % lists.groups, entries = count * lists.n;
+  for (int e0 = threadIdx.x; e0 < entries; e0 += kAtOnce * kFillThreads) {
+    int row[kAtOnce], block[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int e = e0 + u * kFillThreads;
+      row[u] = index.n.quotient(e);
+      block[u] = e < entries ? lists.at(b, t0 + row[u], g)[e - row[u] * lists.n] : -1;
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u)
+      if (block[u] >= 0) f(row[u], block[u]);
   }
 }
+
+// A CTA: one part's entries for the blocks block0 .. block0 + kFillBlocks - 1.
+__global__ void __launch_bounds__(kFillThreads) count_entries_kernel(const Index index) {
+  __shared__ int counts[kFillBlocks];
+  const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * kFillBlocks, bg = blockIdx.y;
+  const int begin = part * index.part_tokens, end = min(begin + index.part_tokens, index.lists.tokens);
+  counts[threadIdx.x] = 0;
+  __syncthreads();
+  for_entries(index, bg, begin, end - begin, [&](int, int block) {
+    const unsigned in_chunk = block - block0;
+    if (in_chunk < kFillBlocks) atomicAdd(&counts[in_chunk], 1);
+  });
+  __syncthreads();
+  const int block = block0 + threadIdx.x;
+  if (block < index.lists.blocks) index.counts(bg, part)[block] = counts[threadIdx.x];
+}
+static_assert(kFillBlocks == kFillThreads);
 
 struct WorkSum {
   int tokens, pieces, slots;
@@ -155,7 +179,8 @@ __global__ void __launch_bounds__(kScanThreads) plan_work_kernel(const Index ind
     const int block = block0 + threadIdx.x;
     const bool exists = block < blocks;
     int tokens = 0;
-    for (int part = 0; exists && part < kParts; ++part) tokens += index.counts(bg, part)[block];
+#pragma unroll 8
+    for (int part = 0; part < index.parts; ++part) tokens += exists ? index.counts(bg, part)[block] : 0;
     const int pieces =
         exists ? max(1, (tokens + kWorkTokens - 1) / kWorkTokens) : 0;  // at least one: it writes the zeros
     WorkSum total;
@@ -163,7 +188,8 @@ __global__ void __launch_bounds__(kScanThreads) plan_work_kernel(const Index ind
     done = done + total;
     if (!exists) continue;
     int first = at.tokens;
-    for (int part = 0; part < kParts; ++part) {
+#pragma unroll 8
+    for (int part = 0; part < index.parts; ++part) {
       int& count = index.counts(bg, part)[block];
       const int begin = first;
       first += count;
@@ -179,46 +205,37 @@ __global__ void __launch_bounds__(kScanThreads) plan_work_kernel(const Index ind
     index.work[static_cast<int64_t>(i) * gridDim.x + bg] = {0, 0, -1, -1};
 }
 
-// A CTA writes the tokens of one part of the sequence that list the blocks block0 .. block0 + 31; lane j has block j.
-__global__ void __launch_bounds__(32 * kFillWarps) fill_index_kernel(const Index index) {
-  __shared__ unsigned masks[kFillWarps][32];  // by token: which of the 32 blocks it lists
-  __shared__ int counts[kFillWarps][32];      // by block: how many of the warp's tokens list it
-  const BlockLists& lists = index.lists;
+// A CTA writes the tokens of one part that list the blocks block0 .. block0 + kFillBlocks - 1.
+__global__ void __launch_bounds__(kFillThreads) fill_index_kernel(const Index index) {
+  unsigned* const bits = reinterpret_cast<unsigned*>(dynamic_shared());  // [kFillBlocks][kFillStride]
+  __shared__ int next[kFillBlocks];                                      // where a block's next token goes
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int part = blockIdx.x % kParts, block0 = blockIdx.x / kParts * 32, bg = blockIdx.y;
-  const int b = bg / lists.groups, g = bg % lists.groups, n = lists.n;
-  const int begin = part * index.part_tokens, end = min(begin + index.part_tokens, lists.tokens);
+  const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * kFillBlocks, bg = blockIdx.y;
+  const int begin = part * index.part_tokens, end = min(begin + index.part_tokens, index.lists.tokens);
+  const int blocks = min(index.lists.blocks - block0, kFillBlocks);
   int* const out = index.tokens + bg * index.capacity;
-  int at = block0 + lane < lists.blocks ? index.counts(bg, part)[block0 + lane] : 0;
-
-  for (int step = begin; step < end; step += 32 * kFillWarps) {
-    const int t0 = step + 32 * warp, entries = max(0, min(32, end - t0)) * n;
-    masks[warp][lane] = 0;
-    __syncwarp();
-    for (int i = lane; i < entries; i += 32) {
-      const int row = index.n.quotient(i);
-      const unsigned bit = lists.at(b, t0 + row, g)[i - row * n] - block0;  // -1 becomes large
-      if (bit < 32) atomicOr(&masks[warp][row], 1u << bit);
-    }
-    __syncwarp();
-    const unsigned listed = masks[warp][lane];
-    unsigned tokens = 0;  // that list this lane's block
-#pragma unroll
-    for (int j = 0; j < 32; ++j) {
-      const unsigned word = __ballot_sync(kFullWarp, listed >> j & 1);
-      if (lane == j) tokens = word;
-    }
-    counts[warp][lane] = __popc(tokens);
+  if (static_cast<int>(threadIdx.x) < blocks) next[threadIdx.x] = index.counts(bg, part)[block0 + threadIdx.x];
+  for (int t0 = begin; t0 < end; t0 += kStepTokens) {
+    for (int i = threadIdx.x; i < blocks * kFillStride; i += kFillThreads) bits[i] = 0;
     __syncthreads();
-    int to = at;
-#pragma unroll
-    for (int w = 0; w < kFillWarps; ++w) {
-      const int count = counts[w][lane];
-      if (w < warp) to += count;
-      at += count;
+    for_entries(index, bg, t0, min(kStepTokens, end - t0), [&](int row, int block) {
+      const unsigned in_chunk = block - block0;
+      if (in_chunk < kFillBlocks) atomicOr(&bits[in_chunk * kFillStride + row / 32], 1u << row % 32);
+    });
+    __syncthreads();
+    for (int i = warp; i < blocks; i += kFillThreads / 32) {
+      unsigned listed = bits[i * kFillStride + lane];
+      int before = __popc(listed);
+      for (int by = 1; by < 32; by *= 2) {
+        const int x = __shfl_up_sync(kFullWarp, before, by);
+        if (lane >= by) before += x;
+      }
+      int to = next[i] + before - __popc(listed);
+      for (; listed != 0; listed &= listed - 1) out[to++] = t0 + 32 * lane + __ffs(listed) - 1;
+      __syncwarp();
+      if (lane == 31) next[i] += before;
     }
-    for (; tokens != 0; tokens &= tokens - 1) out[to++] = t0 + __ffs(tokens) - 1;
-    __syncthreads();  // counts are free for the next step
+    __syncthreads();
   }
 }
 
@@ -230,7 +247,15 @@ SelectedKeys selected_keys(const char* op, const AttendIn& in, const ConstTensor
       .range = {.window = tokens, .l = 1, .d = 1, .keys = tokens},
       .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2],
                 static_cast<int>(n), tokens, static_cast<int>(in.k.size(2)), static_cast<int>(ceil_div(tokens, block))},
-      .block_keys = block};
+      .block_keys = Divisor(block),
+      .near_only = false};
+}
+
+// Whether the blocks' side is the cheaper one: a pure function of the problem, since the lists are known to the card
+// only.
+bool far_blocks_pay(const AttendIn& in, int n, int block_keys) {
+  const int64_t blocks = in.q.size(1) / block_keys;
+  return blocks >= 4 * n;
 }
 
 }  // namespace
@@ -238,13 +263,19 @@ SelectedKeys selected_keys(const char* op, const AttendIn& in, const ConstTensor
 void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
                                  int64_t l_sel) {
   const char* op = "nsa_attend_selected_forward";
-  attend_rows_forward(ctx, op, out, in, selected_keys(op, in, block_index, l_sel));
+  SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
+  const int block_keys = static_cast<int>(std::min(l_sel, in.q.size(1)));
+  keys.near_only =
+      attend_far_blocks_sm90_applies(ctx, out, in, block_index, l_sel) && far_blocks_pay(in, keys.lists.n, block_keys);
+  attend_rows_forward(ctx, op, out, in, keys);
+  if (keys.near_only) attend_far_blocks_sm90(ctx, op, out, in, keys.lists, block_keys);
 }
 
 void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                                   ConstTensor block_index, int64_t l_sel) {
   const char* op = "nsa_attend_selected_backward";
   const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
+  const int block_keys = static_cast<int>(std::min(l_sel, in.q.size(1)));
   const bool hopper = attend_sm90_applies(ctx, out, grad, in);
   Scratch::Scope facts_scope(ctx.scratch);
   const Tensor facts = hopper ? compute_row_facts(ctx, facts_scope, grad, in) : Tensor{};
@@ -261,13 +292,16 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
   const int64_t pieces = full + blocks, slots = full + std::min(full, blocks);
   TRIAD_CHECK(bgs * pieces < (int64_t{1} << 31), "{}: {} pieces of work do not fit 31 bits", op, bgs * pieces);
   Scratch::Scope scope(ctx.scratch);
-  const Tensor counts = scope.alloc(DType::i32, {bgs, kParts, blocks});
+  const int64_t part_tokens = ceil_div(ceil_div(in.q.size(1), kMaxParts), kStepTokens) * kStepTokens;
+  const int64_t parts = ceil_div(in.q.size(1), part_tokens);
+  const Tensor counts = scope.alloc(DType::i32, {bgs, parts, blocks});
   const Tensor tokens = scope.alloc(DType::i32, {bgs, capacity});
   const Tensor work = scope.alloc(DType::i32, {pieces, bgs, sizeof(KeyWork) / sizeof(int)});
   const Tensor block_slots = scope.alloc(DType::i32, {bgs, blocks, 2});
   Index index{.lists = lists,
               .n = Divisor(lists.n),
-              .part_tokens = static_cast<int>(ceil_div(in.q.size(1), kParts)),
+              .parts = static_cast<int>(parts),
+              .part_tokens = static_cast<int>(part_tokens),
               .capacity = capacity,
               .part_counts = counts.ptr<int32_t>(),
               .tokens = tokens.ptr<int32_t>(),
@@ -275,15 +309,14 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
               .block_slots = reinterpret_cast<int2*>(block_slots.data),
               .pieces = static_cast<int>(pieces),
               .slots = static_cast<int>(slots)};
-  zero(ctx, counts);
   const auto grid_y = static_cast<unsigned>(bgs);
-  const auto count_ctas = static_cast<unsigned>(std::min<int64_t>(ceil_div(capacity, 1024), 1024));
-  launch(ctx, "count_entries", count_entries_kernel, dim3(count_ctas, grid_y), dim3(256), 0, index);
+  const dim3 fill_grid(static_cast<unsigned>(ceil_div(blocks, kFillBlocks) * parts), grid_y);
+  launch(ctx, "count_entries", count_entries_kernel, fill_grid, dim3(kFillThreads), 0, index);
   launch(ctx, "plan_work", plan_work_kernel, dim3(grid_y), dim3(kScanThreads), 0, index);
-  const auto fill_ctas = static_cast<unsigned>(ceil_div(blocks, 32) * kParts);
-  launch(ctx, "fill_index", fill_index_kernel, dim3(fill_ctas, grid_y), dim3(32 * kFillWarps), 0, index);
+  const size_t bits_bytes = std::min<int64_t>(blocks, kFillBlocks) * kFillStride * sizeof(unsigned);
+  launch(ctx, "fill_index", fill_index_kernel, fill_grid, dim3(kFillThreads), bits_bytes, index);
 
-  KeyWorkList list{.block_keys = keys.block_keys,
+  KeyWorkList list{.block_keys = block_keys,
                    .blocks = lists.blocks,
                    .pieces = static_cast<int>(pieces),
                    .work = index.work,
@@ -293,7 +326,7 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
                    .partial = nullptr};
   if (slots > 0) {
     const int64_t width = in.k.size(3) + in.v.size(3);
-    list.partial = scope.alloc(DType::f32, {bgs * slots, keys.block_keys, width}).ptr<float>();
+    list.partial = scope.alloc(DType::f32, {bgs * slots, block_keys, width}).ptr<float>();
   }
   if (hopper)
     attend_key_gradients_sm90(ctx, op, out, grad, in, keys.range, list, facts);

@@ -9,7 +9,8 @@
 //
 // Partial sums of all tokens would be n * dv * 2 bytes a row: 1.3 GB at 65536 x 12 x 64. So the sequence goes in ranges
 // of tokens whose partial sums fit L2, several buffers of them in a ring, never read from memory when all goes well:
-//   index_range_kernel   one CTA for each range of each (b, g): the entries (t, i) of its far blocks, by block. The order
+//   index_range_kernel   one CTA for each range of each (b, g): the entries (t, i) of its far blocks, by block. The
+//   order
 //                        within a block is left to chance: each entry has its own slot, so no result depends on it
 //   plan_steps_kernel    where each range's work begins in one queue: step s gathers range s and merges range s - kLag
 //   attend_far_kernel    persistent. One warp takes work from the queue and brings rows, keys and values (cp.async)
@@ -30,7 +31,7 @@ using bf16 = __nv_bfloat16;
 constexpr int kTileRows = 64, kConsumers = 3, kLag = 2;
 constexpr int kPanelBytes = kTileRows * kPanelRowBytes;  // 64 rows (or keys) of 64 columns
 constexpr int kItemTiles = 16;                           // most tiles of one item: popular blocks are cut
-constexpr int kMergeRows = 32;                           // rows of one merge item
+constexpr int kLoaders = 2, kPlans = 12, kMergeTurns = 1;
 constexpr int kIndexThreads = 1024;
 constexpr float kLog2e = 1.4426950408889634f;
 
@@ -43,6 +44,7 @@ struct FarArgs {
   float scale_log2;
   int range_tokens, ranges, steps, buffers;  // steps: ranges of all (b, g), group after group
   int piece_tokens;                          // of an item, at most
+  int merge_rows;                            // of a merge item
   // By step: how many items; the items (block, first entry, entries); the entries, t - (range's first token) << 6 | i.
   int* item_counts;
   int4* items;
@@ -59,7 +61,7 @@ struct FarArgs {
   }
   __device__ __forceinline__ int merge_items(int step) const {
     if (item_counts[step] == 0) return 0;
-    return (tokens_of(step) * heads.value() + kMergeRows - 1) / kMergeRows;
+    return (tokens_of(step) * heads.value() + merge_rows - 1) / merge_rows;
   }
   __device__ __forceinline__ int64_t buffer_row(int step) const {
     return static_cast<int64_t>(step % buffers) * range_tokens * n.value() * heads.value();
@@ -163,11 +165,17 @@ struct Work {
   int4 item;        // of a gather
 };
 
-// What a stage is for; written by the warp that fills it.
+// What the loaders are told of a stage, some stages ahead.
+struct StagePlan {
+  int kind, step, index;     // of a merge: index among the range's; of an end: how many ends came before
+  int block, tile, entries;  // of a gather: the item's block, the tile in it and how many tokens list the block
+  int tiles;                 // of the item
+  int kv, kv_parity;         // its buffer of keys and values, and the parity of its turn there
+  int entry[kTileRows];      // by row
+};
+// What the consumers are told.
 struct StageWork {
-  int kind, step, index;
-  int kv, kv_parity;  // which buffer of keys and values, and what to wait for there
-  int ends_item;
+  int kind, step, index, kv, kv_parity, ends_item;
   int to[kTileRows];  // where row r's partial sum goes in its buffer; -1: there is no such row
 };
 
@@ -198,8 +206,9 @@ struct Far {
 
   const FarArgs& a;
   unsigned char *stages, *keys;
+  StagePlan* plans;
   StageWork* works;
-  uint32_t barriers;  // full[kStages], empty[kStages], stored[kStages], keys_full[kMaxBuffers], keys_empty[kMaxBuffers]
+  uint32_t barriers;  // full, empty, stored of each stage; full, empty of each buffer of keys, and of each plan
   int key_tiles, key_buffers;
 
   __device__ __forceinline__ uint32_t full(int i) const { return barriers + 8 * i; }
@@ -209,16 +218,18 @@ struct Far {
   __device__ __forceinline__ uint32_t keys_empty(int i) const {
     return barriers + 8 * (3 * kStages + Shape::kMaxBuffers + i);
   }
-  __device__ __forceinline__ unsigned char* stage(int i) const { return stages + i * Shape::kRowBytes; }
-  __device__ __forceinline__ unsigned char* key_buffer(int i) const {
-    return keys + i * key_tiles * Shape::kKeyBytes;
+  __device__ __forceinline__ uint32_t plan_full(int i) const {
+    return barriers + 8 * (3 * kStages + 2 * Shape::kMaxBuffers + i);
   }
+  __device__ __forceinline__ uint32_t plan_empty(int i) const { return plan_full(kPlans + i); }
+  __device__ __forceinline__ unsigned char* stage(int i) const { return stages + i * Shape::kRowBytes; }
+  __device__ __forceinline__ unsigned char* key_buffer(int i) const { return keys + i * key_tiles * Shape::kKeyBytes; }
 
-  // The warp that takes work and brings what it needs.
-  __device__ __forceinline__ void produce() const {
-    const int lane = threadIdx.x % 32, G = a.heads.value(), n = a.n.value();
-    const int end_step = a.steps + kLag;
-    int step = 0, begin = 0, end = a.starts[1];
+  // The warp that takes work from the queue and looks up its entries. It runs ahead of the loaders by a ring of plans,
+  // so that none of the loads that lead to an address (ticket, item, entries: 700 clocks each) is waited for.
+  __device__ __forceinline__ void scout() const {
+    const int lane = threadIdx.x % 32, G = a.heads.value(), end_step = a.steps + kLag;
+    int step = -1, begin = 0, end = 0, gathers = 0, merges = 0, span = 1;
     int ticket = lane == 0 ? atomicAdd(a.queue, 1) : 0;
     // The next work of the queue; its item is on its way.
     const auto take = [&] {
@@ -227,97 +238,111 @@ struct Far {
       while (at >= end) {
         if (++step == end_step) return Work{kEnd, 0, 0, {}};
         begin = end, end = a.starts[step + 1];
+        merges = step >= kLag ? a.merge_items(step - kLag) : 0, gathers = end - begin - merges;
+        span = max(max(merges, (gathers + merges) / 2), 1);  // merges are spread evenly over half the step
       }
-      // Merges are spread evenly over the first half of the step.
-      const int gathers = step < a.steps ? a.item_counts[step] : 0;
-      const int merges = step >= kLag ? a.merge_items(step - kLag) : 0;
-      const int k = at - begin, span = max(max(merges, (gathers + merges) / 2), 1);
+      const int k = at - begin;
       const auto merges_before = [&](int k) { return min(merges, static_cast<int>(int64_t{k} * merges / span)); };
       const int before = merges_before(k);
       if (merges_before(k + 1) > before) return Work{kMerge, step - kLag, before, {}};
-      return Work{kGather, step, 0, a.items[static_cast<int64_t>(step) * a.items_stride + k - before]};
+      return Work{kGather, step, 0, __ldg(a.items + static_cast<int64_t>(step) * a.items_stride + k - before)};
     };
-    const auto tiles_of = [&](const Work& w) { return (w.item.z * G + kTileRows - 1) / kTileRows; };
-    // The entries of this lane's two rows of a tile.
-    const auto load_entries = [&](const Work& w, int tile) {
-      const int* entries = a.entries + static_cast<int64_t>(w.step) * a.entries_stride + w.item.y;
-      const int row = tile * kTileRows + lane, last = w.item.z - 1;
-      return make_int2(__ldg(entries + min(a.heads.quotient(row), last)),
-                       __ldg(entries + min(a.heads.quotient(row + 32), last)));
+    int n = 0, n_keys = 0;
+    const auto open_plan = [&](const Work& w) -> StagePlan& {
+      const int i = n % kPlans;
+      barrier_wait(plan_empty(i), (n / kPlans & 1) ^ 1);
+      if (lane == 0) plans[i].kind = w.kind, plans[i].step = w.step, plans[i].index = w.index;
+      return plans[i];
     };
+    const auto close_plan = [&] {
+      barrier_arrive_after_copies(plan_full(n % kPlans));
+      barrier_arrive(plan_full(n % kPlans));
+      ++n;
+    };
+    Work now = take();
+    while (now.kind != kEnd) {
+      const Work next = take();
+      if (now.kind == kMerge) {
+        open_plan(now);
+        close_plan();
+      } else {
+        const int last = now.item.z - 1, tiles = (now.item.z * G + kTileRows - 1) / kTileRows;
+        const int* const entries = a.entries + static_cast<int64_t>(now.step) * a.entries_stride + now.item.y;
+        for (int tile = 0; tile < tiles; ++tile) {
+          StagePlan& plan = open_plan(now);
+          if (lane == 0) {
+            plan.block = now.item.x, plan.tile = tile, plan.entries = now.item.z, plan.tiles = tiles;
+            plan.kv = n_keys % key_buffers, plan.kv_parity = n_keys / key_buffers & 1;
+          }
+#pragma unroll
+          for (int r = lane; r < kTileRows; r += 32)
+            copy_async_4(&plan.entry[r], entries + min(a.heads.quotient(tile * kTileRows + r), last), true);
+          close_plan();
+        }
+        ++n_keys;
+      }
+      now = next;
+    }
+    for (int i = 0; i < kConsumers; ++i) {
+      now.index = i;
+      open_plan(now);
+      close_plan();
+    }
+  }
 
-    int n_stage = 0, n_keys = 0, known_gathered = -1, known_merged = -1;
+  // A warp that brings every kLoaders-th stage's rows, and the keys and values where a stage is its item's first.
+  __device__ __forceinline__ void load(int loader) const {
+    const int lane = threadIdx.x % 32, G = a.heads.value(), n_listed = a.n.value();
+    const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);  // in 16 bytes
+    int known_gathered = -1, known_merged = -1;                                                // steps known to be done
     const auto await = [&](const int* done, int target, int& known, int step) {
       if (step <= known) return;
       while (load_acquire(done + step) < target) __nanosleep(40);
       known = step;
     };
-    // Waits until the next stage is free; what is written to it then becomes known by barrier_arrive.
-    const auto open_stage = [&](const Work& w) -> StageWork& {
-      const int i = n_stage % kStages;
-      barrier_wait(empty(i), (n_stage / kStages & 1) ^ 1);
-      StageWork& work = works[i];
-      if (lane == 0) work.kind = w.kind, work.step = w.step, work.index = w.index, work.ends_item = 1;
-      return work;
-    };
-    const auto close_stage = [&] {
-      const uint32_t barrier = full(n_stage % kStages);
-      barrier_arrive_after_copies(barrier);
-      barrier_arrive(barrier);
-      ++n_stage;
-    };
-
-    Work now = take();
-    int2 entries = {};
-    if (now.kind == kGather) entries = load_entries(now, 0);
-    while (now.kind != kEnd) {
-      const Work next = take();
-      if (now.kind == kMerge) {
-        await(a.gathered, a.item_counts[now.step], known_gathered, now.step);
-        open_stage(now);
-        close_stage();
-        if (next.kind == kGather) entries = load_entries(next, 0);
-        now = next;
-        continue;
-      }
-      const int before = now.step - a.buffers;  // whose partial sums the buffer still holds
-      if (before >= 0) await(a.merged, a.merge_items(before), known_merged, before);
-      const int bg = now.step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups, tiles = tiles_of(now);
-      const int buffer = n_keys % key_buffers, keys_parity = n_keys / key_buffers & 1;
-      ++n_keys;
-      barrier_wait(keys_empty(buffer), keys_parity ^ 1);
-      if (lane == 0) barrier_arrive(keys_empty(buffer), 4 * (kItemTiles - tiles) + 1);
-      load_keys(b, g, now.item.x, key_buffer(buffer));
-      barrier_arrive_after_copies(keys_full(buffer));
-
-      const int t0 = a.first_token(now.step);
-      const bf16* const q = a.q.at(b, t0, g * G);
-      const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);  // in 16 bytes
-      for (int tile = 0; tile < tiles; ++tile) {
-        const int2 here = entries;
-        if (tile + 1 < tiles)
-          entries = load_entries(now, tile + 1);
-        else if (next.kind == kGather)
-          entries = load_entries(next, 0);
-        StageWork& work = open_stage(now);
-        if (lane == 0) work.kv = buffer, work.kv_parity = keys_parity, work.ends_item = tile + 1 == tiles;
+    for (int n = loader;; n += kLoaders) {
+      barrier_wait(plan_full(n % kPlans), n / kPlans & 1);
+      const StagePlan& plan = plans[n % kPlans];
+      const int kind = plan.kind, step = plan.step, index = plan.index, i = n % kStages;
+      if (kind == kGather) {
+        const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups;
+        const int block = plan.block, tile = plan.tile, entries = plan.entries, tiles = plan.tiles;
+        const int kv = plan.kv, kv_parity = plan.kv_parity;
+        const int entry[2] = {plan.entry[lane], plan.entry[lane + 32]};
+        __syncwarp();
+        if (lane == 0) barrier_arrive(plan_empty(n % kPlans));
+        if (tile == 0) {
+          barrier_wait(keys_empty(kv), kv_parity ^ 1);
+          if (lane == 0) barrier_arrive(keys_empty(kv), 4 * (kItemTiles - tiles) + 1);
+          load_keys(b, g, block, key_buffer(kv));
+          barrier_arrive_after_copies(keys_full(kv));
+        }
+        const int before = step - a.buffers;  // whose partial sums the buffer still holds
+        if (before >= 0) await(a.merged, a.merge_items(before), known_merged, before);
+        barrier_wait(empty(i), (n / kStages & 1) ^ 1);
+        StageWork& work = works[i];
+        if (lane == 0)
+          work.kind = kind, work.step = step, work.kv = kv, work.kv_parity = kv_parity,
+          work.ends_item = tile + 1 == tiles;
         int from[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int row = tile * kTileRows + lane + 32 * i, in_list = a.heads.quotient(row), h = row - in_list * G;
-          const int entry = i == 0 ? here.x : here.y, t = entry >> 6;
-          const bool exists = in_list < now.item.z;
-          from[i] = t * q_row + h * q_head;
-          work.to[lane + 32 * i] = exists ? (t * n + (entry & 63)) * G + h : -1;
+        for (int j = 0; j < 2; ++j) {
+          const int row = tile * kTileRows + lane + 32 * j, in_list = a.heads.quotient(row), h = row - in_list * G;
+          const int t = entry[j] >> 6;
+          from[j] = t * q_row + h * q_head;
+          work.to[lane + 32 * j] = in_list < entries ? (t * n_listed + (entry[j] & 63)) * G + h : -1;
         }
-        load_query(q, from, stage(n_stage % kStages));
-        close_stage();
+        load_query(a.q.at(b, a.first_token(step), g * G), from, stage(i));
+      } else {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(plan_empty(n % kPlans));
+        if (kind == kMerge) await(a.gathered, a.item_counts[step], known_gathered, step);
+        barrier_wait(empty(i), (n / kStages & 1) ^ 1);
+        if (lane == 0) works[i].kind = kind, works[i].step = step, works[i].index = index;
       }
-      now = next;
-    }
-    for (int i = 0; i < kConsumers; ++i) {
-      open_stage(now);
-      close_stage();
+      barrier_arrive_after_copies(full(i));
+      barrier_arrive(full(i));
+      if (kind == kEnd && index + kLoaders >= kConsumers) return;
     }
   }
 
@@ -476,66 +501,95 @@ struct Far {
     }
   }
 
-  // kMergeRows rows of a range: a few lanes each have 8 columns of a row.
+  // Some rows of a range: a few lanes each have 8 columns of a row. What the loads of partial sums wait for (lists,
+  // then weights) is loaded for all of the warp's rows together.
   __device__ __forceinline__ void merge(int step, int index) const {
-    constexpr int kLanes = kDv / 8, kRowsAtOnce = 32 / kLanes, kChunk = 8;
+    constexpr int kLanes = kDv / 8, kRowsAtOnce = 32 / kLanes, kTurns = kMergeTurns, kChunk = 8, kChunks = 2;
     const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32, G = a.heads.value(), n = a.n.value();
     const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups, t0 = a.first_token(step);
     const int rows = a.tokens_of(step) * G, column = 8 * (lane % kLanes), first_lane = lane / kLanes * kLanes;
     const int64_t buffer = a.buffer_row(step);
-#pragma unroll 1
-    for (int i = 0; i < kMergeRows / 4 / kRowsAtOnce; ++i) {
-      const int row = index * kMergeRows + warp * (kMergeRows / 4) + i * kRowsAtOnce + lane / kLanes;
-      const bool exists = row < rows;
-      const int in_range = a.heads.quotient(min(row, rows - 1)), h = min(row, rows - 1) - in_range * G;
-      const int t = t0 + in_range, current = a.block_keys.quotient(t);
-      const int* const list = a.lists.at(b, t, g);
-      bf16* const o = a.o.at(b, t, g * G + h) + column;
-      float* const lse = a.lse.at(b, t, g * G + h);
-      float sum = 1.0f, top = *lse * kLog2e, out[8];
-      load_bf16(out, *reinterpret_cast<const uint4*>(o));
-      if (top == -INFINITY) {
-        sum = 0.0f;
+    const int row0 = (index * 4 + warp) * kTurns * kRowsAtOnce + lane / kLanes;
+    float out[kTurns][8], top[kTurns], sum[kTurns];
+    uint4 near[kTurns];
+    int in_range[kTurns], head[kTurns];
 #pragma unroll
-        for (int c = 0; c < 8; ++c) out[c] = 0.0f;
-      }
-      const int64_t slot = buffer + int64_t{in_range} * n * G + h;  // of the list's first place; the next is G further
-      for (int i0 = 0; i0 < n; i0 += kChunk) {
-        const int mine = i0 + lane % kChunk, listed = mine < n ? list[mine] : -1;
-        const bool far = is_far(listed, current);
-        const float weight_log2 = far ? __ldcg(a.partial_lse + slot + int64_t{mine} * G) : -INFINITY;
-        const unsigned fars = __ballot_sync(kFullWarp, far) >> first_lane;
-        uint4 x[kChunk];
+    for (int i = 0; i < kTurns; ++i) {
+      const int row = min(row0 + i * kRowsAtOnce, rows - 1);
+      in_range[i] = a.heads.quotient(row), head[i] = row - in_range[i] * G;
+      near[i] = *reinterpret_cast<const uint4*>(a.o.at(b, t0 + in_range[i], g * G + head[i]) + column);
+      top[i] = *a.lse.at(b, t0 + in_range[i], g * G + head[i]);
+    }
+    for (int i0 = 0; i0 < n; i0 += kChunks * kChunk) {
+      int listed[kTurns][kChunks];
+      float weight_log2[kTurns][kChunks];
+      unsigned fars[kTurns][kChunks];
 #pragma unroll
-        for (int j = 0; j < kChunk; ++j)
-          if (fars >> j & 1)
-            x[j] = __ldcg(reinterpret_cast<const uint4*>(a.partial + (slot + int64_t{i0 + j} * G) * kDv + column));
-          else
-            x[j] = make_uint4(0, 0, 0, 0);
-        float best = fmaxf(top, weight_log2);
+      for (int i = 0; i < kTurns; ++i)
 #pragma unroll
-        for (int by = 1; by < kChunk; by *= 2) best = fmaxf(best, __shfl_xor_sync(kFullWarp, best, by));
-        const float base = best == -INFINITY ? 0.0f : best, shrink = exp2_approx(top - base);
-        const float mine_weighs = exp2_approx(weight_log2 - base);
-        top = best, sum *= shrink;
+        for (int c = 0; c < kChunks; ++c) {
+          const int mine = i0 + c * kChunk + lane % kChunk;
+          listed[i][c] = mine < n ? a.lists.at(b, t0 + in_range[i], g)[mine] : -1;
+        }
+      // Of the list's place `mine` the slot; the next place is G rows further.
+      const auto slot = [&](int i, int mine) { return buffer + (in_range[i] * n + mine) * G + head[i]; };
 #pragma unroll
-        for (int c = 0; c < 8; ++c) out[c] *= shrink;
+      for (int i = 0; i < kTurns; ++i) {
+        const int current = a.block_keys.quotient(t0 + in_range[i]);
 #pragma unroll
-        for (int j = 0; j < kChunk; ++j) {
-          const float weight = __shfl_sync(kFullWarp, mine_weighs, first_lane + j);
-          float values[8];
-          load_bf16(values, x[j]);
-          sum += weight;
-#pragma unroll
-          for (int c = 0; c < 8; ++c) out[c] = fmaf(weight, values[c], out[c]);
+        for (int c = 0; c < kChunks; ++c) {
+          const int mine = i0 + c * kChunk + lane % kChunk;
+          const bool far = is_far(listed[i][c], current);
+          weight_log2[i][c] = far ? __ldcg(a.partial_lse + slot(i, mine)) : -INFINITY;
+          fars[i][c] = __ballot_sync(kFullWarp, far) >> first_lane;
         }
       }
-      if (!exists) continue;
-      const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-      *reinterpret_cast<uint4*>(o) = make_uint4(
-          pack_bf16(out[0] * inverse, out[1] * inverse), pack_bf16(out[2] * inverse, out[3] * inverse),
-          pack_bf16(out[4] * inverse, out[5] * inverse), pack_bf16(out[6] * inverse, out[7] * inverse));
-      if (column == 0) *lse = sum == 0.0f ? -INFINITY : (top + log2f(sum)) * 0.6931471805599453f;
+#pragma unroll
+      for (int i = 0; i < kTurns; ++i) {
+        const bf16* const first = a.partial + slot(i, i0) * kDv + column;
+        if (i0 == 0) {
+          top[i] *= kLog2e, sum[i] = top[i] == -INFINITY ? 0.0f : 1.0f;
+          load_bf16(out[i], near[i]);
+        }
+        float best = fmaxf(weight_log2[i][0], weight_log2[i][1]);
+#pragma unroll
+        for (int by = 1; by < kChunk; by *= 2) best = fmaxf(best, __shfl_xor_sync(kFullWarp, best, by));
+        best = fmaxf(best, top[i]);
+        const float base = best == -INFINITY ? 0.0f : best, shrink = exp2_approx(top[i] - base);
+        top[i] = best, sum[i] *= shrink;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) out[i][e] *= shrink;
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c) {
+          const float mine_weighs = exp2_approx(weight_log2[i][c] - base);
+          uint4 x[kChunk];
+#pragma unroll
+          for (int j = 0; j < kChunk; ++j)
+            x[j] = fars[i][c] >> j & 1 ? __ldcg(reinterpret_cast<const uint4*>(first + (c * kChunk + j) * G * kDv))
+                                       : make_uint4(0, 0, 0, 0);
+#pragma unroll
+          for (int j = 0; j < kChunk; ++j) {
+            const float weight = __shfl_sync(kFullWarp, mine_weighs, first_lane + j);
+            float values[8];
+            load_bf16(values, x[j]);
+            sum[i] += weight;
+#pragma unroll
+            for (int e = 0; e < 8; ++e) out[i][e] = fmaf(weight, values[e], out[i][e]);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      if (row0 + i * kRowsAtOnce >= rows) continue;
+      const float inverse = sum[i] == 0.0f ? 0.0f : 1.0f / sum[i];
+      const float(&x)[8] = out[i];
+      *reinterpret_cast<uint4*>(a.o.at(b, t0 + in_range[i], g * G + head[i]) + column) =
+          make_uint4(pack_bf16(x[0] * inverse, x[1] * inverse), pack_bf16(x[2] * inverse, x[3] * inverse),
+                     pack_bf16(x[4] * inverse, x[5] * inverse), pack_bf16(x[6] * inverse, x[7] * inverse));
+      if (column == 0)
+        *a.lse.at(b, t0 + in_range[i], g * G + head[i]) =
+            sum[i] == 0.0f ? -INFINITY : (top[i] + log2f(sum[i])) * 0.6931471805599453f;
     }
   }
   static __device__ __forceinline__ void load_bf16(float (&x)[8], const uint4& u) {
@@ -568,15 +622,18 @@ struct Far {
 };
 
 template <int kDk, int kDv>
-__global__ void __launch_bounds__(FarShape<kDk, kDv>::kThreads, 1) attend_far_kernel(const __grid_constant__ FarArgs a) {
+__global__ void __launch_bounds__(FarShape<kDk, kDv>::kThreads, 1)
+    attend_far_kernel(const __grid_constant__ FarArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   using Shape = FarShape<kDk, kDv>;
+  __shared__ StagePlan plans[kPlans];
   __shared__ StageWork works[Shape::kStages];
-  __shared__ __align__(8) uint64_t barriers[3 * Shape::kStages + 2 * Shape::kMaxBuffers];
+  __shared__ __align__(8) uint64_t barriers[3 * Shape::kStages + 2 * Shape::kMaxBuffers + 2 * kPlans];
   unsigned char* const shared = aligned_shared();
   const int key_tiles = (a.block_keys.value() + kTileRows - 1) / kTileRows;
   const int key_buffers = min(Shape::kMaxBuffers, Shape::kKeyRoom / key_tiles);
-  const Far<kDk, kDv> far{a, shared, shared + Shape::kStages * Shape::kRowBytes, works, shared_address(barriers),
+  const Far<kDk, kDv> far{a,         shared,     shared + Shape::kStages * Shape::kRowBytes,
+                          plans,     works,      shared_address(barriers),
                           key_tiles, key_buffers};
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::kStages; ++i) {
@@ -588,6 +645,10 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kThreads, 1) attend_far_ke
       barrier_init(far.keys_full(i), 32);
       barrier_init(far.keys_empty(i), 4 * kItemTiles + 1);  // the producer arrives for the tiles that an item lacks
     }
+    for (int i = 0; i < kPlans; ++i) {
+      barrier_init(far.plan_full(i), 64);
+      barrier_init(far.plan_empty(i), 1);
+    }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   if (a.block_keys.value() % kTileRows != 0)  // values past the block's end weigh 0, if they are numbers
@@ -596,12 +657,16 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kThreads, 1) attend_far_ke
   __syncthreads();
   const int warpgroup = threadIdx.x / kWarpgroup;
   if (warpgroup == kConsumers) {
-    give_registers<104>();
+    give_registers<56>();
     const int warp = threadIdx.x % kWarpgroup / 32;
-    if (warp == 0) far.produce();
-    if (warp == 1) far.report();
+    if (warp < kLoaders)
+      far.load(warp);
+    else if (warp == kLoaders)
+      far.scout();
+    else
+      far.report();
   } else {
-    take_registers<136>();
+    take_registers<152>();
     far.consume(warpgroup);
   }
 #endif
@@ -617,9 +682,9 @@ int range_tokens_of(const AttendIn& in, int n) {
 }
 
 template <int kDk, int kDv>
-void launch_far(Context& ctx, const char* op, const FarArgs& a) {
+void launch_far(Context& ctx, const char* op, const FarArgs& a, int block_keys) {
   using Shape = FarShape<kDk, kDv>;
-  const int key_tiles = (a.block_keys.value() + kTileRows - 1) / kTileRows;
+  const int key_tiles = (block_keys + kTileRows - 1) / kTileRows;
   const int key_buffers = std::min(Shape::kMaxBuffers, Shape::kKeyRoom / key_tiles);
   const int bytes = Shape::kStages * Shape::kRowBytes + key_buffers * key_tiles * Shape::kKeyBytes;
   launch(ctx, op, attend_far_kernel<kDk, kDv>, dim3(static_cast<unsigned>(ctx.num_sms)), dim3(Shape::kThreads), bytes,
@@ -628,20 +693,22 @@ void launch_far(Context& ctx, const char* op, const FarArgs& a) {
 
 }  // namespace
 
-bool attend_far_blocks_sm90_applies(const Context& ctx, const AttendIn& in, const ConstTensor& block_index,
-                                    int64_t l_sel) {
+bool attend_far_blocks_sm90_applies(const Context& ctx, const AttendOut& out, const AttendIn& in,
+                                    const ConstTensor& block_index, int64_t l_sel) {
+  const auto far_rows = [](const ConstTensor& t) { return make_view<const bf16>(t).vector; };  // of 16-byte vectors
   const int64_t dk = in.q.size(3), dv = in.v.size(3), n = block_index.size(3);
   const bool widths = (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
   return ctx.compute_capability == 90 && in.q.dtype == DType::bf16 && widths && n <= 64 &&
          (l_sel == 32 || l_sel == 64 || l_sel == 128) && in.q.size(2) / in.k.size(2) <= 64 &&
          ceil_div(in.q.size(1), l_sel) <= kMaxBlocks && far_rows(in.q) && far_rows(in.k) && far_rows(in.v) &&
-         in.q.size(1) * in.q.stride[1] / 8 < (int64_t{1} << 31);
+         far_rows(out.o) && in.q.size(1) * in.q.stride[1] / 8 < (int64_t{1} << 31);
 }
 
 void attend_far_blocks_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                             const BlockLists& lists, int block_keys) {
   const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), G = in.q.size(2) / in.k.size(2);
   const int range_tokens = range_tokens_of(in, lists.n), piece_tokens = static_cast<int>(kItemTiles * kTileRows / G);
+  const int merge_rows = 1024 * kMergeTurns / static_cast<int>(in.v.size(3));
   const int64_t ranges = ceil_div(T, range_tokens), steps = bgs * ranges;
   const int64_t entries = int64_t{range_tokens} * lists.n;
   const int64_t items = std::min<int64_t>(lists.blocks, entries) + entries / piece_tokens;
@@ -662,6 +729,7 @@ void attend_far_blocks_sm90(Context& ctx, const char* op, const AttendOut& out, 
                   .steps = static_cast<int>(steps),
                   .buffers = kBuffers,
                   .piece_tokens = piece_tokens,
+                  .merge_rows = merge_rows,
                   .item_counts = ints(steps),
                   .items = reinterpret_cast<int4*>(ints(4 * steps * items)),
                   .entries = ints(steps * entries),
@@ -677,11 +745,11 @@ void attend_far_blocks_sm90(Context& ctx, const char* op, const AttendOut& out, 
          lists.blocks * sizeof(int), a);
   launch(ctx, "plan_steps", plan_steps_kernel, dim3(1), dim3(kIndexThreads), 0, a);
   if (in.q.size(3) == 64)
-    launch_far<64, 64>(ctx, op, a);
+    launch_far<64, 64>(ctx, op, a, block_keys);
   else if (in.q.size(3) == 128)
-    launch_far<128, 128>(ctx, op, a);
+    launch_far<128, 128>(ctx, op, a, block_keys);
   else
-    launch_far<192, 128>(ctx, op, a);
+    launch_far<192, 128>(ctx, op, a, block_keys);
 }
 
 }  // namespace triad::cuda

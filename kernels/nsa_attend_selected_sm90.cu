@@ -12,7 +12,7 @@
 //   index_range_kernel   one CTA for each range of each (b, g): the entries (t, i) of its far blocks, by block. The
 //   order
 //                        within a block is left to chance: each entry has its own slot, so no result depends on it
-//   plan_steps_kernel    where each range's work begins in one queue: step s gathers range s and merges range s - kLag
+//   plan_steps_kernel    where each range begins in the queue of items
 //   attend_far_kernel    persistent. One warp takes work from the queue and brings rows, keys and values (cp.async)
 //                        into rings of stages; three warpgroups gather or merge, a stage each; one warp tells the
 //                        other CTAs what is done. Whoever waits, waits for work taken before: no deadlock.
@@ -28,10 +28,11 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 
-constexpr int kTileRows = 64, kConsumers = 3, kLag = 2;
+constexpr int kTileRows = 64, kLoaders = 2;
 constexpr int kPanelBytes = kTileRows * kPanelRowBytes;  // 64 rows (or keys) of 64 columns
 constexpr int kItemTiles = 16;                           // most tiles of one item: popular blocks are cut
-constexpr int kLoaders = 2, kPlans = 12, kMergeTurns = 1;
+constexpr int kPlans = 12, kWorks = 12;                  // rings of what loaders and gatherers are told
+constexpr int kMergeRows = 8, kMaxListed = 64;           // rows that a warp merges at once; n at most
 constexpr int kIndexThreads = 1024;
 constexpr float kLog2e = 1.4426950408889634f;
 
@@ -44,15 +45,14 @@ struct FarArgs {
   float scale_log2;
   int range_tokens, ranges, steps, buffers;  // steps: ranges of all (b, g), group after group
   int piece_tokens;                          // of an item, at most
-  int merge_rows;                            // of a merge item
   // By step: how many items; the items (block, first entry, entries); the entries, t - (range's first token) << 6 | i.
   int* item_counts;
   int4* items;
   int* entries;
   int items_stride, entries_stride;
-  int* starts;             // [steps + kLag + 1] of each step in the queue
-  int *gathered, *merged;  // by step: items done
-  int* queue;
+  int* starts;             // [steps + 1] where a step's items begin in the queue
+  int *gathered, *merged;  // by step: items gathered, merge items done
+  int *gather_queue, *merge_queue;
   bf16* partial;       // [buffers, range_tokens * n * G, dv]
   float* partial_lse;  // the same rows, in powers of 2
   __device__ __forceinline__ int first_token(int step) const { return step % ranges * range_tokens; }
@@ -60,8 +60,7 @@ struct FarArgs {
     return min(range_tokens, lists.tokens - first_token(step));
   }
   __device__ __forceinline__ int merge_items(int step) const {
-    if (item_counts[step] == 0) return 0;
-    return (tokens_of(step) * heads.value() + merge_rows - 1) / merge_rows;
+    return (tokens_of(step) * heads.value() + kMergeRows - 1) / kMergeRows;
   }
   __device__ __forceinline__ int64_t buffer_row(int step) const {
     return static_cast<int64_t>(step % buffers) * range_tokens * n.value() * heads.value();
@@ -140,42 +139,30 @@ __global__ void __launch_bounds__(kIndexThreads) index_range_kernel(const __grid
 
 __global__ void __launch_bounds__(kIndexThreads) plan_steps_kernel(const __grid_constant__ FarArgs a) {
   int done = 0;
-  for (int step0 = 0; step0 <= a.steps + kLag; step0 += kIndexThreads) {
+  for (int step0 = 0; step0 <= a.steps; step0 += kIndexThreads) {
     const int step = step0 + threadIdx.x;
-    int work = 0;
-    if (step < a.steps) {
-      work += a.item_counts[step];
-      a.gathered[step] = a.merged[step] = 0;
-    }
-    if (step >= kLag && step < a.steps + kLag) work += a.merge_items(step - kLag);
+    if (step < a.steps) a.gathered[step] = a.merged[step] = 0;
     int2 total;
-    const int before = sum_before({work, 0}, total).x;
-    if (step <= a.steps + kLag) a.starts[step] = done + before;
+    const int before = sum_before({step < a.steps ? a.item_counts[step] : 0, 0}, total).x;
+    if (step <= a.steps) a.starts[step] = done + before;
     done += total.x;
   }
-  if (threadIdx.x == 0) *a.queue = 0;
+  if (threadIdx.x == 0) *a.gather_queue = *a.merge_queue = 0;
 }
 
 // ---- gathering and merging ----
 
-enum WorkKind { kGather, kMerge, kEnd };
-struct Work {
-  WorkKind kind;
-  int step, index;  // of a merge: index among the range's
-  int4 item;        // of a gather
-};
-
 // What the loaders are told of a stage, some stages ahead.
 struct StagePlan {
-  int kind, step, index;     // of a merge: index among the range's; of an end: how many ends came before
-  int block, tile, entries;  // of a gather: the item's block, the tile in it and how many tokens list the block
-  int tiles;                 // of the item
-  int kv, kv_parity;         // its buffer of keys and values, and the parity of its turn there
-  int entry[kTileRows];      // by row
+  int step, block;        // step -1: the end
+  int tile, tiles;        // of the item
+  int entries;            // of the item: tokens
+  int kv, kv_parity;      // its buffer of keys and values, and the parity of its turn there
+  int entry[kTileRows];   // by row
 };
-// What the consumers are told.
+// What the gatherers are told.
 struct StageWork {
-  int kind, step, index, kv, kv_parity, ends_item;
+  int step, kv, kv_parity, ends_item;
   int to[kTileRows];  // where row r's partial sum goes in its buffer; -1: there is no such row
 };
 
@@ -184,19 +171,36 @@ __device__ __forceinline__ int load_acquire(const int* p) {
   asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
   return x;
 }
+// Waits until `target` items of the step are done; `known`: the last step of which that is known already.
+__device__ __forceinline__ void await_step(const int* done, int step, int target, int& known) {
+  if (step <= known) return;
+  while (load_acquire(done + step) < target) __nanosleep(40);
+  known = step;
+}
 __device__ __forceinline__ void add_release(int* p, int x) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
 
-// Stages of rows and buffers of keys and values: what fits 227 KB for blocks of 64 keys, and of 128.
+// Stages of rows and buffers of keys and values, as 227 KB allow; registers of the warpgroups, as 64 K allow.
 template <int kDk, int kDv>
 struct FarShape {
-  static constexpr int kStages = kDk == 64 ? 9 : kDk == 128 ? 5 : 3;
+  static constexpr int kGatherers = kDv == 64 ? 3 : 2;
+  static constexpr int kStages = kDk == 64 ? 8 : kDk == 128 ? 4 : 3;
   static constexpr int kRowBytes = kDk / kPanel * kPanelBytes;          // of a stage
+  static constexpr int kOutBytes = kDv / kPanel * kPanelBytes;          // of a gatherer's o on its way out
   static constexpr int kKeyBytes = (kDk + kDv) / kPanel * kPanelBytes;  // of 64 keys and values
-  static constexpr int kKeyRoom = (224 * 1024 - kStages * kRowBytes) / kKeyBytes;
+  static constexpr int kKeyRoom = (208 * 1024 - kStages * kRowBytes - kGatherers * kOutBytes) / kKeyBytes;
   static constexpr int kMaxBuffers = 6;
-  static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+  static constexpr int kThreads = (kGatherers + 2) * kWarpgroup;
+  // A warpgroup may take what others of its CTA gave: all of them together have what the launch gave.
+  static constexpr int kGatherRegisters = kDv == 64 ? 112 : 160, kMergeRegisters = kDv == 64 ? 80 : 104;
+  static constexpr int kLoadRegisters = kDv == 64 ? 64 : 88;
+  __host__ __device__ static constexpr int key_buffers(int key_tiles) {
+    return kKeyRoom / key_tiles < kMaxBuffers ? kKeyRoom / key_tiles : kMaxBuffers;
+  }
+  static constexpr int shared_bytes(int key_tiles) {
+    return kStages * kRowBytes + kGatherers * kOutBytes + key_buffers(key_tiles) * key_tiles * kKeyBytes;
+  }
 };
 
 template <int kDk, int kDv>
@@ -205,87 +209,74 @@ struct Far {
   static constexpr int kStages = Shape::kStages, kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel;
 
   const FarArgs& a;
-  unsigned char *stages, *keys;
+  unsigned char *stages, *outs, *keys;
   StagePlan* plans;
   StageWork* works;
-  uint32_t barriers;  // full, empty, stored of each stage; full, empty of each buffer of keys, and of each plan
+  float* weights;     // [4][kMergeRows][kMaxListed]
+  uint32_t barriers;  // pairs of full and empty: plans, works, keys; empty of stages, stored of works
   int key_tiles, key_buffers;
 
-  __device__ __forceinline__ uint32_t full(int i) const { return barriers + 8 * i; }
-  __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 8 * (kStages + i); }
-  __device__ __forceinline__ uint32_t stored(int i) const { return barriers + 8 * (2 * kStages + i); }
-  __device__ __forceinline__ uint32_t keys_full(int i) const { return barriers + 8 * (3 * kStages + i); }
-  __device__ __forceinline__ uint32_t keys_empty(int i) const {
-    return barriers + 8 * (3 * kStages + Shape::kMaxBuffers + i);
-  }
-  __device__ __forceinline__ uint32_t plan_full(int i) const {
-    return barriers + 8 * (3 * kStages + 2 * Shape::kMaxBuffers + i);
-  }
+  static constexpr int kBarriers = 2 * kPlans + 3 * kWorks + 2 * Shape::kMaxBuffers + kStages;
+  __device__ __forceinline__ uint32_t plan_full(int i) const { return barriers + 8 * i; }
   __device__ __forceinline__ uint32_t plan_empty(int i) const { return plan_full(kPlans + i); }
+  __device__ __forceinline__ uint32_t full(int i) const { return plan_full(2 * kPlans + i); }
+  __device__ __forceinline__ uint32_t stored(int i) const { return full(kWorks + i); }
+  __device__ __forceinline__ uint32_t work_empty(int i) const { return full(2 * kWorks + i); }
+  __device__ __forceinline__ uint32_t keys_full(int i) const { return full(3 * kWorks + i); }
+  __device__ __forceinline__ uint32_t keys_empty(int i) const { return keys_full(Shape::kMaxBuffers + i); }
+  __device__ __forceinline__ uint32_t stage_empty(int i) const { return keys_full(2 * Shape::kMaxBuffers + i); }
   __device__ __forceinline__ unsigned char* stage(int i) const { return stages + i * Shape::kRowBytes; }
-  __device__ __forceinline__ unsigned char* key_buffer(int i) const { return keys + i * key_tiles * Shape::kKeyBytes; }
+  __device__ __forceinline__ unsigned char* key_buffer(int i) const {
+    return keys + i * key_tiles * Shape::kKeyBytes;
+  }
 
-  // The warp that takes work from the queue and looks up its entries. It runs ahead of the loaders by a ring of plans,
-  // so that none of the loads that lead to an address (ticket, item, entries: 700 clocks each) is waited for.
+  // The warp that takes items from the queue and looks up their entries. It runs ahead of the loaders by a ring of
+  // plans, so that none of the loads that lead to an address (ticket, item, entries: 700 clocks each) is waited for.
   __device__ __forceinline__ void scout() const {
-    const int lane = threadIdx.x % 32, G = a.heads.value(), end_step = a.steps + kLag;
-    int step = -1, begin = 0, end = 0, gathers = 0, merges = 0, span = 1;
-    int ticket = lane == 0 ? atomicAdd(a.queue, 1) : 0;
-    // The next work of the queue; its item is on its way.
-    const auto take = [&] {
+    const int lane = threadIdx.x % 32, G = a.heads.value();
+    int step = -1, begin = 0, end = 0;
+    int ticket = lane == 0 ? atomicAdd(a.gather_queue, 1) : 0;
+    // The next item of the queue, on its way from memory; afterwards `step` is its step, a.steps at the end.
+    const auto take = [&]() -> int4 {
       const int at = __shfl_sync(kFullWarp, ticket, 0);
-      ticket = lane == 0 ? atomicAdd(a.queue, 1) : 0;
+      ticket = lane == 0 ? atomicAdd(a.gather_queue, 1) : 0;
       while (at >= end) {
-        if (++step == end_step) return Work{kEnd, 0, 0, {}};
+        if (++step == a.steps) return {};
         begin = end, end = a.starts[step + 1];
-        merges = step >= kLag ? a.merge_items(step - kLag) : 0, gathers = end - begin - merges;
-        span = max(max(merges, (gathers + merges) / 2), 1);  // merges are spread evenly over half the step
       }
-      const int k = at - begin;
-      const auto merges_before = [&](int k) { return min(merges, static_cast<int>(int64_t{k} * merges / span)); };
-      const int before = merges_before(k);
-      if (merges_before(k + 1) > before) return Work{kMerge, step - kLag, before, {}};
-      return Work{kGather, step, 0, __ldg(a.items + static_cast<int64_t>(step) * a.items_stride + k - before)};
+      return __ldg(a.items + static_cast<int64_t>(step) * a.items_stride + at - begin);
     };
-    int n = 0, n_keys = 0;
-    const auto open_plan = [&](const Work& w) -> StagePlan& {
-      const int i = n % kPlans;
-      barrier_wait(plan_empty(i), (n / kPlans & 1) ^ 1);
-      if (lane == 0) plans[i].kind = w.kind, plans[i].step = w.step, plans[i].index = w.index;
-      return plans[i];
+    int n = 0, n_items = 0;
+    const auto open_plan = [&]() -> StagePlan& {
+      barrier_wait(plan_empty(n % kPlans), (n / kPlans & 1) ^ 1);
+      return plans[n % kPlans];
     };
     const auto close_plan = [&] {
       barrier_arrive_after_copies(plan_full(n % kPlans));
       barrier_arrive(plan_full(n % kPlans));
       ++n;
     };
-    Work now = take();
-    while (now.kind != kEnd) {
-      const Work next = take();
-      if (now.kind == kMerge) {
-        open_plan(now);
-        close_plan();
-      } else {
-        const int last = now.item.z - 1, tiles = (now.item.z * G + kTileRows - 1) / kTileRows;
-        const int* const entries = a.entries + static_cast<int64_t>(now.step) * a.entries_stride + now.item.y;
-        for (int tile = 0; tile < tiles; ++tile) {
-          StagePlan& plan = open_plan(now);
-          if (lane == 0) {
-            plan.block = now.item.x, plan.tile = tile, plan.entries = now.item.z, plan.tiles = tiles;
-            plan.kv = n_keys % key_buffers, plan.kv_parity = n_keys / key_buffers & 1;
-          }
-#pragma unroll
-          for (int r = lane; r < kTileRows; r += 32)
-            copy_async_4(&plan.entry[r], entries + min(a.heads.quotient(tile * kTileRows + r), last), true);
-          close_plan();
+    int4 item = take();
+    for (int now = step; now < a.steps; ++n_items) {
+      const int4 next = take();
+      const int last = item.z - 1, tiles = (item.z * G + kTileRows - 1) / kTileRows;
+      const int* const entries = a.entries + static_cast<int64_t>(now) * a.entries_stride + item.y;
+      for (int tile = 0; tile < tiles; ++tile) {
+        StagePlan& plan = open_plan();
+        if (lane == 0) {
+          plan.step = now, plan.block = item.x, plan.tile = tile, plan.tiles = tiles, plan.entries = item.z;
+          plan.kv = n_items % key_buffers, plan.kv_parity = n_items / key_buffers & 1;
         }
-        ++n_keys;
+#pragma unroll
+        for (int r = lane; r < kTileRows; r += 32)
+          copy_async_4(&plan.entry[r], entries + min(a.heads.quotient(tile * kTileRows + r), last), true);
+        close_plan();
       }
-      now = next;
+      item = next, now = step;
     }
-    for (int i = 0; i < kConsumers; ++i) {
-      now.index = i;
-      open_plan(now);
+    for (int i = 0; i < Shape::kGatherers; ++i) {
+      StagePlan& plan = open_plan();
+      if (lane == 0) plan.step = -1, plan.tile = i;
       close_plan();
     }
   }
@@ -294,23 +285,23 @@ struct Far {
   __device__ __forceinline__ void load(int loader) const {
     const int lane = threadIdx.x % 32, G = a.heads.value(), n_listed = a.n.value();
     const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);  // in 16 bytes
-    int known_gathered = -1, known_merged = -1;                                                // steps known to be done
-    const auto await = [&](const int* done, int target, int& known, int step) {
-      if (step <= known) return;
-      while (load_acquire(done + step) < target) __nanosleep(40);
-      known = step;
-    };
+    int known_merged = -1;
     for (int n = loader;; n += kLoaders) {
       barrier_wait(plan_full(n % kPlans), n / kPlans & 1);
       const StagePlan& plan = plans[n % kPlans];
-      const int kind = plan.kind, step = plan.step, index = plan.index, i = n % kStages;
-      if (kind == kGather) {
+      const int step = plan.step, block = plan.block, tile = plan.tile, tiles = plan.tiles, entries = plan.entries;
+      const int kv = plan.kv, kv_parity = plan.kv_parity;
+      const int entry[2] = {plan.entry[lane], plan.entry[lane + 32]};
+      __syncwarp();
+      if (lane == 0) barrier_arrive(plan_empty(n % kPlans));
+
+      const int i = n % kWorks, stage_at = n % kStages;
+      StageWork& work = works[i];
+      if (step < 0) {
+        barrier_wait(work_empty(i), (n / kWorks & 1) ^ 1);
+        if (lane == 0) work.step = step;
+      } else {
         const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups;
-        const int block = plan.block, tile = plan.tile, entries = plan.entries, tiles = plan.tiles;
-        const int kv = plan.kv, kv_parity = plan.kv_parity;
-        const int entry[2] = {plan.entry[lane], plan.entry[lane + 32]};
-        __syncwarp();
-        if (lane == 0) barrier_arrive(plan_empty(n % kPlans));
         if (tile == 0) {
           barrier_wait(keys_empty(kv), kv_parity ^ 1);
           if (lane == 0) barrier_arrive(keys_empty(kv), 4 * (kItemTiles - tiles) + 1);
@@ -318,12 +309,9 @@ struct Far {
           barrier_arrive_after_copies(keys_full(kv));
         }
         const int before = step - a.buffers;  // whose partial sums the buffer still holds
-        if (before >= 0) await(a.merged, a.merge_items(before), known_merged, before);
-        barrier_wait(empty(i), (n / kStages & 1) ^ 1);
-        StageWork& work = works[i];
-        if (lane == 0)
-          work.kind = kind, work.step = step, work.kv = kv, work.kv_parity = kv_parity,
-          work.ends_item = tile + 1 == tiles;
+        if (before >= 0) await_step(a.merged, before, a.merge_items(before), known_merged);
+        barrier_wait(work_empty(i), (n / kWorks & 1) ^ 1);
+        if (lane == 0) work.step = step, work.kv = kv, work.kv_parity = kv_parity, work.ends_item = tile + 1 == tiles;
         int from[2];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
@@ -332,17 +320,12 @@ struct Far {
           from[j] = t * q_row + h * q_head;
           work.to[lane + 32 * j] = in_list < entries ? (t * n_listed + (entry[j] & 63)) * G + h : -1;
         }
-        load_query(a.q.at(b, a.first_token(step), g * G), from, stage(i));
-      } else {
-        __syncwarp();
-        if (lane == 0) barrier_arrive(plan_empty(n % kPlans));
-        if (kind == kMerge) await(a.gathered, a.item_counts[step], known_gathered, step);
-        barrier_wait(empty(i), (n / kStages & 1) ^ 1);
-        if (lane == 0) works[i].kind = kind, works[i].step = step, works[i].index = index;
+        barrier_wait(stage_empty(stage_at), (n / kStages & 1) ^ 1);
+        load_query(a.q.at(b, a.first_token(step), g * G), from, stage(stage_at));
       }
       barrier_arrive_after_copies(full(i));
       barrier_arrive(full(i));
-      if (kind == kEnd && index + kLoaders >= kConsumers) return;
+      if (step < 0 && tile + kLoaders >= Shape::kGatherers) return;
     }
   }
 
@@ -380,30 +363,28 @@ struct Far {
     }
   }
 
-  // A warpgroup that computes: every kConsumers-th stage.
-  __device__ __forceinline__ void consume(int consumer) const {
+  // A warpgroup that computes every Shape::kGatherers-th stage.
+  __device__ __forceinline__ void gather_all(int gatherer) const {
     const int lane = threadIdx.x % 32;
-    for (int n = consumer;; n += kConsumers) {
-      const int i = n % kStages;
-      barrier_wait(full(i), n / kStages & 1);
+    for (int n = gatherer;; n += Shape::kGatherers) {
+      const int i = n % kWorks;
+      barrier_wait(full(i), n / kWorks & 1);
       const StageWork& work = works[i];
-      const int kind = work.kind;
-      if (kind == kGather) {
+      const bool ends = work.step < 0;
+      if (!ends) {
         barrier_wait(keys_full(work.kv), work.kv_parity);
         fence_async_proxy();
-        gather(work, stage(i), consumer);
-      } else if (kind == kMerge) {
-        merge(work.step, work.index);
+        gather(work, n % kStages, outs + gatherer * Shape::kOutBytes);
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(stored(i));
-      if (kind == kEnd) return;
+      if (ends) return;
     }
   }
 
-  __device__ __forceinline__ void gather(const StageWork& work, unsigned char* rows, int consumer) const {
+  __device__ __forceinline__ void gather(const StageWork& work, int stage_at, unsigned char* out) const {
     const int lane = threadIdx.x % 32, warp_row = threadIdx.x % kWarpgroup / 32 * 16;
-    const uint32_t q = tile_descriptor(shared_address(rows));
+    const uint32_t q = tile_descriptor(shared_address(stage(stage_at)));
     const uint32_t k = tile_descriptor(shared_address(key_buffer(work.kv)));
     constexpr int kPanelUnits = kPanelBytes >> 4, kSteps = kTileRows / 16;
     float o[kPanelsV][8][4], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
@@ -423,6 +404,7 @@ struct Far {
       wgmma_commit();
       wgmma_wait<0>();
       pin(s);
+      if (lane == 0 && tile + 1 == key_tiles) barrier_arrive(stage_empty(stage_at));
       const int keys_here = a.block_keys.value() - tile * kTileRows;
       if (keys_here < kTileRows) {
 #pragma unroll
@@ -469,18 +451,16 @@ struct Far {
     }
     if (lane == 0) barrier_arrive(keys_empty(work.kv));
 
-    // Every warp has read its rows of q: their place takes o on its way to whole lines.
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");
     const int64_t buffer = a.buffer_row(work.step);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       sum[i] += __shfl_xor_sync(kFullWarp, sum[i], 1);
       sum[i] += __shfl_xor_sync(kFullWarp, sum[i], 2);
       const int to = work.to[warp_row + fragment_row() + 8 * i];
-      if (lane % 4 == 0 && to >= 0) a.partial_lse[buffer + to] = fmaf(top[i], a.scale_log2, log2f(sum[i]));
-      sum[i] = 1.0f / sum[i];
+      if (lane % 4 == 0 && to >= 0) a.partial_lse[buffer + to] = fmaf(top[i], a.scale_log2, __log2f(sum[i]));
+      sum[i] = __frcp_rn(sum[i]);
     }
-    const uint32_t staged = shared_address(rows) + (warp_row + lane % 16) * kPanelRowBytes;
+    const uint32_t staged = shared_address(out) + (warp_row + lane % 16) * kPanelRowBytes;
 #pragma unroll
     for (int p = 0; p < kPanelsV; ++p)
 #pragma unroll
@@ -496,101 +476,109 @@ struct Far {
 #pragma unroll
     for (int i = 0; i < 16 / kRowsAtOnce; ++i) {
       const int row = warp_row + i * kRowsAtOnce + lane / kLanes, to = work.to[row];
-      const uint4 x = *reinterpret_cast<const uint4*>(rows + column / 8 * kPanelBytes + swizzled(row, column % 8));
+      const uint4 x = *reinterpret_cast<const uint4*>(out + column / 8 * kPanelBytes + swizzled(row, column % 8));
       if (to >= 0) *reinterpret_cast<uint4*>(a.partial + (buffer + to) * kDv + 8 * column) = x;
     }
   }
 
-  // Some rows of a range: a few lanes each have 8 columns of a row. What the loads of partial sums wait for (lists,
-  // then weights) is loaded for all of the warp's rows together.
-  __device__ __forceinline__ void merge(int step, int index) const {
-    constexpr int kLanes = kDv / 8, kRowsAtOnce = 32 / kLanes, kTurns = kMergeTurns, kChunk = 8, kChunks = 2;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32, G = a.heads.value(), n = a.n.value();
+  // A warp that merges kMergeRows rows at a time: a few lanes each have 8 columns of a row.
+  __device__ __forceinline__ void merge_all() const {
+    const int lane = threadIdx.x % 32;
+    const int full_range = (a.range_tokens * a.heads.value() + kMergeRows - 1) / kMergeRows;
+    const int of_group = (a.ranges - 1) * full_range + a.merge_items(a.ranges - 1), groups = a.steps / a.ranges;
+    int known_gathered = -1, ticket = lane == 0 ? atomicAdd(a.merge_queue, 1) : 0;
+    for (;;) {
+      const int at = __shfl_sync(kFullWarp, ticket, 0), bg = at / of_group, in_group = at - bg * of_group;
+      if (bg >= groups) return;
+      ticket = lane == 0 ? atomicAdd(a.merge_queue, 1) : 0;
+      const int range = in_group / full_range, step = bg * a.ranges + range;
+      const int items = a.item_counts[step];
+      if (items > 0) {
+        await_step(a.gathered, step, items, known_gathered);
+        merge(step, in_group - range * full_range, weights + threadIdx.x % kWarpgroup / 32 * kMergeRows * kMaxListed);
+      }
+      __syncwarp();
+      if (lane == 0) add_release(a.merged + step, 1);
+    }
+  }
+
+  __device__ __forceinline__ void merge(int step, int index, float* weights) const {
+    constexpr int kLanes = kDv / 8, kRowsAtOnce = 32 / kLanes, kAtOnce = kDv == 64 ? 8 : 4;
+    const int lane = threadIdx.x % 32, G = a.heads.value(), n = a.n.value(), lane_of_row = lane % kLanes;
     const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups, t0 = a.first_token(step);
-    const int rows = a.tokens_of(step) * G, column = 8 * (lane % kLanes), first_lane = lane / kLanes * kLanes;
+    const int row0 = index * kMergeRows, rows = min(kMergeRows, a.tokens_of(step) * G - row0);
     const int64_t buffer = a.buffer_row(step);
-    const int row0 = (index * 4 + warp) * kTurns * kRowsAtOnce + lane / kLanes;
-    float out[kTurns][8], top[kTurns], sum[kTurns];
-    uint4 near[kTurns];
-    int in_range[kTurns], head[kTurns];
-#pragma unroll
-    for (int i = 0; i < kTurns; ++i) {
-      const int row = min(row0 + i * kRowsAtOnce, rows - 1);
-      in_range[i] = a.heads.quotient(row), head[i] = row - in_range[i] * G;
-      near[i] = *reinterpret_cast<const uint4*>(a.o.at(b, t0 + in_range[i], g * G + head[i]) + column);
-      top[i] = *a.lse.at(b, t0 + in_range[i], g * G + head[i]);
+    // Of each (row, place in its list) lse in powers of 2, -inf where there is no far block.
+#pragma unroll 4
+    for (int i = lane; i < rows * n; i += 32) {
+      const int row = a.n.quotient(i), place = i - row * n;
+      const int in_range = a.heads.quotient(row0 + row), h = row0 + row - in_range * G;
+      const int listed = a.lists.at(b, t0 + in_range, g)[place];
+      weights[row * kMaxListed + place] = is_far(listed, a.block_keys.quotient(t0 + in_range))
+                                              ? __ldcg(a.partial_lse + buffer + (in_range * n + place) * G + h)
+                                              : -INFINITY;
     }
-    for (int i0 = 0; i0 < n; i0 += kChunks * kChunk) {
-      int listed[kTurns][kChunks];
-      float weight_log2[kTurns][kChunks];
-      unsigned fars[kTurns][kChunks];
+    __syncwarp();
+#pragma unroll 1
+    for (int turn = 0; turn < kMergeRows / kRowsAtOnce; ++turn) {
+      const int row = turn * kRowsAtOnce + lane / kLanes;
+      const bool exists = row < rows;
+      const int in_range = a.heads.quotient(row0 + min(row, rows - 1));
+      const int h = row0 + min(row, rows - 1) - in_range * G;
+      float* const mine = weights + min(row, rows - 1) * kMaxListed;
+      bf16* const o = a.o.at(b, t0 + in_range, g * G + h) + 8 * lane_of_row;
+      float* const lse = a.lse.at(b, t0 + in_range, g * G + h);
+      const uint4 near = *reinterpret_cast<const uint4*>(o);
+      const float near_log2 = *lse * kLog2e;
+      float top = -INFINITY, sum = 0.0f;
+      for (int i = lane_of_row; i < n; i += kLanes) top = fmaxf(top, mine[i]);
 #pragma unroll
-      for (int i = 0; i < kTurns; ++i)
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-          const int mine = i0 + c * kChunk + lane % kChunk;
-          listed[i][c] = mine < n ? a.lists.at(b, t0 + in_range[i], g)[mine] : -1;
-        }
-      // Of the list's place `mine` the slot; the next place is G rows further.
-      const auto slot = [&](int i, int mine) { return buffer + (in_range[i] * n + mine) * G + head[i]; };
-#pragma unroll
-      for (int i = 0; i < kTurns; ++i) {
-        const int current = a.block_keys.quotient(t0 + in_range[i]);
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-          const int mine = i0 + c * kChunk + lane % kChunk;
-          const bool far = is_far(listed[i][c], current);
-          weight_log2[i][c] = far ? __ldcg(a.partial_lse + slot(i, mine)) : -INFINITY;
-          fars[i][c] = __ballot_sync(kFullWarp, far) >> first_lane;
-        }
+      for (int by = 1; by < kLanes; by *= 2) top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, by));
+      top = fmaxf(top, near_log2);
+      const float base = top == -INFINITY ? 0.0f : top;
+      __syncwarp();
+      for (int i = lane_of_row; i < n; i += kLanes) {
+        const float weight = exp2_approx(mine[i] - base);
+        sum += weight;
+        if (exists) mine[i] = weight;
       }
 #pragma unroll
-      for (int i = 0; i < kTurns; ++i) {
-        const bf16* const first = a.partial + slot(i, i0) * kDv + column;
-        if (i0 == 0) {
-          top[i] *= kLog2e, sum[i] = top[i] == -INFINITY ? 0.0f : 1.0f;
-          load_bf16(out[i], near[i]);
+      for (int by = 1; by < kLanes; by *= 2) sum += __shfl_xor_sync(kFullWarp, sum, by);
+      const float near_weight = exp2_approx(near_log2 - base);
+      sum += near_weight;
+      __syncwarp();
+
+      float out[8];
+      load_bf16(out, near);
+#pragma unroll
+      for (int c = 0; c < 8; ++c) out[c] *= near_weight;
+      const bf16* partial = a.partial + (buffer + in_range * n * G + h) * kDv + 8 * lane_of_row;
+#pragma unroll 1
+      for (int i0 = 0; i0 < n; i0 += kAtOnce) {
+        float weight[kAtOnce];
+        uint4 x[kAtOnce];
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          weight[j] = i0 + j < n ? mine[i0 + j] : 0.0f;
+          x[j] = make_uint4(0, 0, 0, 0);
+          if (weight[j] != 0.0f) x[j] = __ldcg(reinterpret_cast<const uint4*>(partial + (i0 + j) * G * kDv));
         }
-        float best = fmaxf(weight_log2[i][0], weight_log2[i][1]);
 #pragma unroll
-        for (int by = 1; by < kChunk; by *= 2) best = fmaxf(best, __shfl_xor_sync(kFullWarp, best, by));
-        best = fmaxf(best, top[i]);
-        const float base = best == -INFINITY ? 0.0f : best, shrink = exp2_approx(top[i] - base);
-        top[i] = best, sum[i] *= shrink;
+        for (int j = 0; j < kAtOnce; ++j) {
+          float values[8];
+          load_bf16(values, x[j]);
 #pragma unroll
-        for (int e = 0; e < 8; ++e) out[i][e] *= shrink;
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-          const float mine_weighs = exp2_approx(weight_log2[i][c] - base);
-          uint4 x[kChunk];
-#pragma unroll
-          for (int j = 0; j < kChunk; ++j)
-            x[j] = fars[i][c] >> j & 1 ? __ldcg(reinterpret_cast<const uint4*>(first + (c * kChunk + j) * G * kDv))
-                                       : make_uint4(0, 0, 0, 0);
-#pragma unroll
-          for (int j = 0; j < kChunk; ++j) {
-            const float weight = __shfl_sync(kFullWarp, mine_weighs, first_lane + j);
-            float values[8];
-            load_bf16(values, x[j]);
-            sum[i] += weight;
-#pragma unroll
-            for (int e = 0; e < 8; ++e) out[i][e] = fmaf(weight, values[e], out[i][e]);
-          }
+          for (int c = 0; c < 8; ++c) out[c] = fmaf(weight[j], values[c], out[c]);
         }
       }
+      if (!exists) continue;
+      const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+      *reinterpret_cast<uint4*>(o) = make_uint4(
+          pack_bf16(out[0] * inverse, out[1] * inverse), pack_bf16(out[2] * inverse, out[3] * inverse),
+          pack_bf16(out[4] * inverse, out[5] * inverse), pack_bf16(out[6] * inverse, out[7] * inverse));
+      if (lane_of_row == 0) *lse = sum == 0.0f ? -INFINITY : (top + log2f(sum)) * 0.6931471805599453f;
     }
-#pragma unroll
-    for (int i = 0; i < kTurns; ++i) {
-      if (row0 + i * kRowsAtOnce >= rows) continue;
-      const float inverse = sum[i] == 0.0f ? 0.0f : 1.0f / sum[i];
-      const float(&x)[8] = out[i];
-      *reinterpret_cast<uint4*>(a.o.at(b, t0 + in_range[i], g * G + head[i]) + column) =
-          make_uint4(pack_bf16(x[0] * inverse, x[1] * inverse), pack_bf16(x[2] * inverse, x[3] * inverse),
-                     pack_bf16(x[4] * inverse, x[5] * inverse), pack_bf16(x[6] * inverse, x[7] * inverse));
-      if (column == 0)
-        *a.lse.at(b, t0 + in_range[i], g * G + head[i]) =
-            sum[i] == 0.0f ? -INFINITY : (top[i] + log2f(sum[i])) * 0.6931471805599453f;
-    }
+    __syncwarp();  // the weights are free for the next rows
   }
   static __device__ __forceinline__ void load_bf16(float (&x)[8], const uint4& u) {
     const uint32_t words[4] = {u.x, u.y, u.z, u.w};
@@ -601,22 +589,19 @@ struct Far {
     }
   }
 
-  // The warp that frees stages and tells the other CTAs of work whose stores can be seen.
+  // The warp that tells the other CTAs of items whose stores can be seen: what the others wrote before they arrived is
+  // covered by its release.
   __device__ __forceinline__ void report() const {
     for (int n = 0;; ++n) {
-      const int i = n % kStages;
-      barrier_wait(stored(i), n / kStages & 1);
-      const StageWork& work = works[i];
-      const int kind = work.kind, step = work.step, ends_item = work.ends_item;
+      const int i = n % kWorks;
+      barrier_wait(stored(i), n / kWorks & 1);
+      const int step = works[i].step, ends_item = works[i].ends_item;
       __syncwarp();
+      if (step < 0) return;
       if (threadIdx.x % 32 == 0) {
-        barrier_arrive(empty(i));
-        if (kind == kMerge)
-          add_release(a.merged + step, 1);
-        else if (kind == kGather && ends_item)
-          add_release(a.gathered + step, 1);
+        barrier_arrive(work_empty(i));
+        if (ends_item) add_release(a.gathered + step, 1);
       }
-      if (kind == kEnd) return;
     }
   }
 };
@@ -627,27 +612,26 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   using Shape = FarShape<kDk, kDv>;
   __shared__ StagePlan plans[kPlans];
-  __shared__ StageWork works[Shape::kStages];
-  __shared__ __align__(8) uint64_t barriers[3 * Shape::kStages + 2 * Shape::kMaxBuffers + 2 * kPlans];
-  unsigned char* const shared = aligned_shared();
-  const int key_tiles = (a.block_keys.value() + kTileRows - 1) / kTileRows;
-  const int key_buffers = min(Shape::kMaxBuffers, Shape::kKeyRoom / key_tiles);
-  const Far<kDk, kDv> far{a,         shared,     shared + Shape::kStages * Shape::kRowBytes,
-                          plans,     works,      shared_address(barriers),
+  __shared__ StageWork works[kWorks];
+  __shared__ float weights[4 * kMergeRows * kMaxListed];
+  __shared__ __align__(8) uint64_t barriers[Far<kDk, kDv>::kBarriers];
+  unsigned char* const stages = aligned_shared();
+  unsigned char* const outs = stages + Shape::kStages * Shape::kRowBytes;
+  const int key_tiles = (a.block_keys.value() + kTileRows - 1) / kTileRows, key_buffers = Shape::key_buffers(key_tiles);
+  const Far<kDk, kDv> far{a,     stages,  outs,     outs + Shape::kGatherers * Shape::kOutBytes,
+                          plans, works,   weights,  shared_address(barriers),
                           key_tiles, key_buffers};
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Shape::kStages; ++i) {
+    for (int i = 0; i < kPlans; ++i) barrier_init(far.plan_full(i), 64), barrier_init(far.plan_empty(i), 1);
+    for (int i = 0; i < kWorks; ++i) {
       barrier_init(far.full(i), 64);  // of each lane one for its copies and one for what it stored itself
-      barrier_init(far.empty(i), 1);
-      barrier_init(far.stored(i), kWarpgroup / 32);
+      barrier_init(far.stored(i), 4);
+      barrier_init(far.work_empty(i), 1);
     }
+    for (int i = 0; i < Shape::kStages; ++i) barrier_init(far.stage_empty(i), 4);
     for (int i = 0; i < Shape::kMaxBuffers; ++i) {
       barrier_init(far.keys_full(i), 32);
-      barrier_init(far.keys_empty(i), 4 * kItemTiles + 1);  // the producer arrives for the tiles that an item lacks
-    }
-    for (int i = 0; i < kPlans; ++i) {
-      barrier_init(far.plan_full(i), 64);
-      barrier_init(far.plan_empty(i), 1);
+      barrier_init(far.keys_empty(i), 4 * kItemTiles + 1);  // the loader arrives for the tiles that an item lacks
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -655,19 +639,21 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kThreads, 1)
     for (int i = threadIdx.x; i < key_buffers * key_tiles * Shape::kKeyBytes / 16; i += Shape::kThreads)
       reinterpret_cast<uint4*>(far.keys)[i] = make_uint4(0, 0, 0, 0);
   __syncthreads();
-  const int warpgroup = threadIdx.x / kWarpgroup;
-  if (warpgroup == kConsumers) {
-    give_registers<56>();
-    const int warp = threadIdx.x % kWarpgroup / 32;
+  const int warpgroup = threadIdx.x / kWarpgroup, warp = threadIdx.x % kWarpgroup / 32;
+  if (warpgroup < Shape::kGatherers) {
+    take_registers<Shape::kGatherRegisters>();
+    far.gather_all(warpgroup);
+  } else if (warpgroup == Shape::kGatherers) {
+    give_registers<Shape::kMergeRegisters>();
+    far.merge_all();
+  } else {
+    give_registers<Shape::kLoadRegisters>();
     if (warp < kLoaders)
       far.load(warp);
     else if (warp == kLoaders)
       far.scout();
     else
       far.report();
-  } else {
-    take_registers<152>();
-    far.consume(warpgroup);
   }
 #endif
 }
@@ -684,9 +670,7 @@ int range_tokens_of(const AttendIn& in, int n) {
 template <int kDk, int kDv>
 void launch_far(Context& ctx, const char* op, const FarArgs& a, int block_keys) {
   using Shape = FarShape<kDk, kDv>;
-  const int key_tiles = (block_keys + kTileRows - 1) / kTileRows;
-  const int key_buffers = std::min(Shape::kMaxBuffers, Shape::kKeyRoom / key_tiles);
-  const int bytes = Shape::kStages * Shape::kRowBytes + key_buffers * key_tiles * Shape::kKeyBytes;
+  const int bytes = Shape::shared_bytes((block_keys + kTileRows - 1) / kTileRows);
   launch(ctx, op, attend_far_kernel<kDk, kDv>, dim3(static_cast<unsigned>(ctx.num_sms)), dim3(Shape::kThreads), bytes,
          a);
 }
@@ -708,7 +692,6 @@ void attend_far_blocks_sm90(Context& ctx, const char* op, const AttendOut& out, 
                             const BlockLists& lists, int block_keys) {
   const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), G = in.q.size(2) / in.k.size(2);
   const int range_tokens = range_tokens_of(in, lists.n), piece_tokens = static_cast<int>(kItemTiles * kTileRows / G);
-  const int merge_rows = 1024 * kMergeTurns / static_cast<int>(in.v.size(3));
   const int64_t ranges = ceil_div(T, range_tokens), steps = bgs * ranges;
   const int64_t entries = int64_t{range_tokens} * lists.n;
   const int64_t items = std::min<int64_t>(lists.blocks, entries) + entries / piece_tokens;
@@ -729,16 +712,16 @@ void attend_far_blocks_sm90(Context& ctx, const char* op, const AttendOut& out, 
                   .steps = static_cast<int>(steps),
                   .buffers = kBuffers,
                   .piece_tokens = piece_tokens,
-                  .merge_rows = merge_rows,
                   .item_counts = ints(steps),
                   .items = reinterpret_cast<int4*>(ints(4 * steps * items)),
                   .entries = ints(steps * entries),
                   .items_stride = static_cast<int>(items),
                   .entries_stride = static_cast<int>(entries),
-                  .starts = ints(steps + kLag + 1),
+                  .starts = ints(steps + 1),
                   .gathered = ints(steps),
                   .merged = ints(steps),
-                  .queue = ints(1),
+                  .gather_queue = ints(1),
+                  .merge_queue = ints(1),
                   .partial = scope.alloc(DType::bf16, {kBuffers * entries * G, in.v.size(3)}).ptr<bf16>(),
                   .partial_lse = scope.alloc(DType::f32, {kBuffers * entries * G}).ptr<float>()};
   launch(ctx, "index_range", index_range_kernel, dim3(static_cast<unsigned>(steps)), dim3(kIndexThreads),

@@ -52,6 +52,14 @@ std::vector<OpCase> nsa_attend_selected_cases() {
       selected_case("65_l8_hot", {1, 65, 65, 4, 2, 16, 16}, 4, 8, [](uint64_t) { return hot_lists(65 * 2, 4); }),
       selected_case("100_l8_tails", {1, 100, 100, 4, 2, 16, 16}, 9, 8,
                     [](uint64_t seed) { return random_block_lists(seed, 1, 100, 2, 9, 8, true); }),
+      // Long for their lists: on Hopper the far blocks go the way of nsa_attend_selected_sm90.cu.
+      selected_case("2x547_l32_n4_far", {2, 547, 547, 12, 2, 64, 64}, 4, 32),
+      selected_case("700_l32_n5_far_128", {1, 700, 700, 16, 1, 128, 128}, 5, 32,
+                    [](uint64_t seed) { return random_block_lists(seed, 1, 700, 1, 5, 32, true); }),
+      selected_case("1100_l64_n4_far_192x128", {1, 1100, 1100, 5, 1, 192, 128}, 4, 64, nullptr, 8),
+      selected_case("2100_l128_n4_far", {1, 2100, 2100, 2, 2, 64, 64}, 4, 128),
+      selected_case("530_l32_n4_far_G32", {1, 530, 530, 32, 1, 64, 64}, 4, 32,
+                    [](uint64_t seed) { return random_block_lists(seed, 1, 530, 1, 4, 32, true); }),
       selected_case("m7c", {16, 2048, 2048, 12, 2, 64, 64}, 16, 64),
   };
   cases.back().bench = true;

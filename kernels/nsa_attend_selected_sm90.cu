@@ -28,11 +28,11 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 
-constexpr int kTileRows = 64, kLoaders = 2;
+constexpr int kTileRows = 64;
 constexpr int kPanelBytes = kTileRows * kPanelRowBytes;  // 64 rows (or keys) of 64 columns
 constexpr int kItemTiles = 16;                           // most tiles of one item: popular blocks are cut
 constexpr int kPlans = 12, kWorks = 12;                  // rings of what loaders and gatherers are told
-constexpr int kMergeRows = 8, kMaxListed = 64;           // rows that a warp merges at once; n at most
+constexpr int kUnitsAtOnce = 4;                          // that a warp takes from the queue of merges
 constexpr int kIndexThreads = 1024;
 constexpr float kLog2e = 1.4426950408889634f;
 
@@ -45,6 +45,7 @@ struct FarArgs {
   float scale_log2;
   int range_tokens, ranges, steps, buffers;  // steps: ranges of all (b, g), group after group
   int piece_tokens;                          // of an item, at most
+  int merge_rows;                            // of a merge item
   // By step: how many items; the items (block, first entry, entries); the entries, t - (range's first token) << 6 | i.
   int* item_counts;
   int4* items;
@@ -60,7 +61,7 @@ struct FarArgs {
     return min(range_tokens, lists.tokens - first_token(step));
   }
   __device__ __forceinline__ int merge_items(int step) const {
-    return (tokens_of(step) * heads.value() + kMergeRows - 1) / kMergeRows;
+    return (tokens_of(step) * heads.value() + merge_rows - 1) / merge_rows;
   }
   __device__ __forceinline__ int64_t buffer_row(int step) const {
     return static_cast<int64_t>(step % buffers) * range_tokens * n.value() * heads.value();
@@ -185,11 +186,15 @@ __device__ __forceinline__ void add_release(int* p, int x) {
 template <int kDk, int kDv>
 struct FarShape {
   static constexpr int kGatherers = kDv == 64 ? 3 : 2;
-  static constexpr int kStages = kDk == 64 ? 8 : kDk == 128 ? 4 : 3;
+  static constexpr int kStages = kDk == 64 ? 6 : kDk == 128 ? 3 : 2;
   static constexpr int kRowBytes = kDk / kPanel * kPanelBytes;          // of a stage
   static constexpr int kOutBytes = kDv / kPanel * kPanelBytes;          // of a gatherer's o on its way out
   static constexpr int kKeyBytes = (kDk + kDv) / kPanel * kPanelBytes;  // of 64 keys and values
-  static constexpr int kKeyRoom = (208 * 1024 - kStages * kRowBytes - kGatherers * kOutBytes) / kKeyBytes;
+  // A merging warp has two units of some rows' partial sums from some of their list's places.
+  static constexpr int kUnitRows = 256 / kDv, kUnitPlaces = kDv == 64 ? 16 : 8;
+  static constexpr int kUnitBytes = kUnitRows * kUnitPlaces * kDv * 2, kMergeBytes = 4 * 2 * kUnitBytes;
+  static constexpr int kKeyRoom =
+      (212 * 1024 - kStages * kRowBytes - kGatherers * kOutBytes - kMergeBytes) / kKeyBytes;
   static constexpr int kMaxBuffers = 6;
   static constexpr int kThreads = (kGatherers + 2) * kWarpgroup;
   // A warpgroup may take what others of its CTA gave: all of them together have what the launch gave.
@@ -199,7 +204,7 @@ struct FarShape {
     return kKeyRoom / key_tiles < kMaxBuffers ? kKeyRoom / key_tiles : kMaxBuffers;
   }
   static constexpr int shared_bytes(int key_tiles) {
-    return kStages * kRowBytes + kGatherers * kOutBytes + key_buffers(key_tiles) * key_tiles * kKeyBytes;
+    return kStages * kRowBytes + kGatherers * kOutBytes + kMergeBytes + key_buffers(key_tiles) * key_tiles * kKeyBytes;
   }
 };
 
@@ -209,10 +214,9 @@ struct Far {
   static constexpr int kStages = Shape::kStages, kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel;
 
   const FarArgs& a;
-  unsigned char *stages, *outs, *keys;
+  unsigned char *stages, *outs, *units, *keys;
   StagePlan* plans;
   StageWork* works;
-  float* weights;     // [4][kMergeRows][kMaxListed]
   uint32_t barriers;  // pairs of full and empty: plans, works, keys; empty of stages, stored of works
   int key_tiles, key_buffers;
 
@@ -281,15 +285,15 @@ struct Far {
     }
   }
 
-  // A warp that brings every kLoaders-th stage's rows, and the keys and values where a stage is its item's first.
-  __device__ __forceinline__ void load(int loader) const {
+  // The warp that brings the stages' rows.
+  __device__ __forceinline__ void load_rows() const {
     const int lane = threadIdx.x % 32, G = a.heads.value(), n_listed = a.n.value();
     const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);  // in 16 bytes
-    int known_merged = -1;
-    for (int n = loader;; n += kLoaders) {
+    int known_merged = -1, ends = 0;
+    for (int n = 0; ends < Shape::kGatherers; ++n) {
       barrier_wait(plan_full(n % kPlans), n / kPlans & 1);
       const StagePlan& plan = plans[n % kPlans];
-      const int step = plan.step, block = plan.block, tile = plan.tile, tiles = plan.tiles, entries = plan.entries;
+      const int step = plan.step, tile = plan.tile, tiles = plan.tiles, entries = plan.entries;
       const int kv = plan.kv, kv_parity = plan.kv_parity;
       const int entry[2] = {plan.entry[lane], plan.entry[lane + 32]};
       __syncwarp();
@@ -297,20 +301,14 @@ struct Far {
 
       const int i = n % kWorks, stage_at = n % kStages;
       StageWork& work = works[i];
+      barrier_wait(work_empty(i), (n / kWorks & 1) ^ 1);
       if (step < 0) {
-        barrier_wait(work_empty(i), (n / kWorks & 1) ^ 1);
         if (lane == 0) work.step = step;
+        ++ends;
       } else {
         const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups;
-        if (tile == 0) {
-          barrier_wait(keys_empty(kv), kv_parity ^ 1);
-          if (lane == 0) barrier_arrive(keys_empty(kv), 4 * (kItemTiles - tiles) + 1);
-          load_keys(b, g, block, key_buffer(kv));
-          barrier_arrive_after_copies(keys_full(kv));
-        }
         const int before = step - a.buffers;  // whose partial sums the buffer still holds
         if (before >= 0) await_step(a.merged, before, a.merge_items(before), known_merged);
-        barrier_wait(work_empty(i), (n / kWorks & 1) ^ 1);
         if (lane == 0) work.step = step, work.kv = kv, work.kv_parity = kv_parity, work.ends_item = tile + 1 == tiles;
         int from[2];
 #pragma unroll
@@ -325,7 +323,26 @@ struct Far {
       }
       barrier_arrive_after_copies(full(i));
       barrier_arrive(full(i));
-      if (step < 0 && tile + kLoaders >= Shape::kGatherers) return;
+    }
+  }
+
+  // The warp that brings the items' keys and values.
+  __device__ __forceinline__ void load_all_keys() const {
+    const int lane = threadIdx.x % 32;
+    for (int n = 0;; ++n) {
+      barrier_wait(plan_full(n % kPlans), n / kPlans & 1);
+      const StagePlan& plan = plans[n % kPlans];
+      const int step = plan.step, block = plan.block, tile = plan.tile, tiles = plan.tiles;
+      const int kv = plan.kv, kv_parity = plan.kv_parity;
+      __syncwarp();
+      if (lane == 0) barrier_arrive(plan_empty(n % kPlans));
+      if (step < 0) return;
+      if (tile > 0) continue;
+      const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups;
+      barrier_wait(keys_empty(kv), kv_parity ^ 1);
+      if (lane == 0) barrier_arrive(keys_empty(kv), 4 * (kItemTiles - tiles) + 1);
+      load_keys(b, g, block, key_buffer(kv));
+      barrier_arrive_after_copies(keys_full(kv));
     }
   }
 
@@ -481,104 +498,163 @@ struct Far {
     }
   }
 
-  // A warp that merges kMergeRows rows at a time: a few lanes each have 8 columns of a row.
+  // A warp that merges: a unit of rows (and of places in their lists, when they have many) after the other, the partial
+  // sums of the next one on their way to shared memory while this one's are added up.
+  struct Unit {
+    int step, row0, place0;  // row0 in the range
+  };
+  // What a lane has loaded of a unit: lse of its (row, place) pairs in powers of 2, -inf where there is no far block;
+  // of its row the near blocks' lse and 8 columns of their o.
+  static constexpr int kUnitPairs = (Shape::kUnitRows * Shape::kUnitPlaces + 31) / 32;  // of a lane
+  struct UnitFacts {
+    float lse_log2[kUnitPairs], near_lse;
+    uint4 near;
+  };
   __device__ __forceinline__ void merge_all() const {
-    const int lane = threadIdx.x % 32;
-    const int full_range = (a.range_tokens * a.heads.value() + kMergeRows - 1) / kMergeRows;
-    const int of_group = (a.ranges - 1) * full_range + a.merge_items(a.ranges - 1), groups = a.steps / a.ranges;
+    const int lane = threadIdx.x % 32, G = a.heads.value();
+    unsigned char* const buffers = units + threadIdx.x % kWarpgroup / 32 * 2 * Shape::kUnitBytes;
+    const int of_range = (a.range_tokens * G + a.merge_rows - 1) / a.merge_rows;
+    const int of_group = (a.ranges - 1) * of_range + a.merge_items(a.ranges - 1), groups = a.steps / a.ranges;
     int known_gathered = -1, ticket = lane == 0 ? atomicAdd(a.merge_queue, 1) : 0;
-    for (;;) {
+    Unit next{-1, 0, 0};
+    int end_row = 0;
+    // The unit after `next`; false at the end of all.
+    const auto advance = [&]() -> bool {
+      if ((next.place0 += Shape::kUnitPlaces) < a.n.value()) return true;
+      next.place0 = 0;
+      if ((next.row0 += Shape::kUnitRows) < end_row) return true;
       const int at = __shfl_sync(kFullWarp, ticket, 0), bg = at / of_group, in_group = at - bg * of_group;
-      if (bg >= groups) return;
+      if (bg >= groups) return false;
       ticket = lane == 0 ? atomicAdd(a.merge_queue, 1) : 0;
-      const int range = in_group / full_range, step = bg * a.ranges + range;
-      const int items = a.item_counts[step];
-      if (items > 0) {
-        await_step(a.gathered, step, items, known_gathered);
-        merge(step, in_group - range * full_range, weights + threadIdx.x % kWarpgroup / 32 * kMergeRows * kMaxListed);
+      const int range = in_group / of_range;
+      next.step = bg * a.ranges + range, next.row0 = (in_group - range * of_range) * a.merge_rows;
+      end_row = min(next.row0 + a.merge_rows, a.tokens_of(next.step) * G);
+      return true;
+    };
+    next.place0 = a.n.value();
+
+    float out[8], top = 0.0f, sum = 0.0f;
+    UnitFacts facts, next_facts;
+    bool more = advance();
+    Unit now{};
+    bool is_ready = false;  // `now` is on its way
+    for (int turn = 0; more || is_ready; ++turn) {
+      const Unit coming = next;
+      const bool comes = more, ends_item = !more || (coming.step != now.step || coming.row0 % a.merge_rows == 0) &&
+                                                        coming.place0 == 0;
+      const int target = comes ? a.item_counts[coming.step] : 0;
+      const bool in_time = !comes || coming.step <= known_gathered || load_acquire(a.gathered + coming.step) >= target;
+      unsigned char* const to = buffers + turn % 2 * Shape::kUnitBytes;
+      if (comes && in_time) next_facts = load_unit(coming, to);
+      copy_async_commit();
+      if (is_ready) {
+        copy_async_wait_group<1>();
+        __syncwarp();
+        add_unit(now, facts, buffers + (turn + 1) % 2 * Shape::kUnitBytes, out, top, sum);
+        __syncwarp();
+        // Loads need no release: their values are in use.
+        if (ends_item && lane == 0)
+          asm volatile("red.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(a.merged + now.step) : "memory");
       }
-      __syncwarp();
-      if (lane == 0) add_release(a.merged + step, 1);
+      if (comes && !in_time) {  // others may be waiting for what was just added: only now is there time to wait
+        await_step(a.gathered, coming.step, target, known_gathered);
+        next_facts = load_unit(coming, to);
+        copy_async_commit();
+      }
+      known_gathered = comes ? max(known_gathered, coming.step) : known_gathered;
+      now = coming, facts = next_facts, is_ready = comes;
+      more = comes && advance();
     }
   }
 
-  __device__ __forceinline__ void merge(int step, int index, float* weights) const {
-    constexpr int kLanes = kDv / 8, kRowsAtOnce = 32 / kLanes, kAtOnce = kDv == 64 ? 8 : 4;
-    const int lane = threadIdx.x % 32, G = a.heads.value(), n = a.n.value(), lane_of_row = lane % kLanes;
-    const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups, t0 = a.first_token(step);
-    const int row0 = index * kMergeRows, rows = min(kMergeRows, a.tokens_of(step) * G - row0);
-    const int64_t buffer = a.buffer_row(step);
-    // Of each (row, place in its list) lse in powers of 2, -inf where there is no far block.
-#pragma unroll 4
-    for (int i = lane; i < rows * n; i += 32) {
-      const int row = a.n.quotient(i), place = i - row * n;
-      const int in_range = a.heads.quotient(row0 + row), h = row0 + row - in_range * G;
-      const int listed = a.lists.at(b, t0 + in_range, g)[place];
-      weights[row * kMaxListed + place] = is_far(listed, a.block_keys.quotient(t0 + in_range))
-                                              ? __ldcg(a.partial_lse + buffer + (in_range * n + place) * G + h)
-                                              : -INFINITY;
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (int turn = 0; turn < kMergeRows / kRowsAtOnce; ++turn) {
-      const int row = turn * kRowsAtOnce + lane / kLanes;
-      const bool exists = row < rows;
-      const int in_range = a.heads.quotient(row0 + min(row, rows - 1));
-      const int h = row0 + min(row, rows - 1) - in_range * G;
-      float* const mine = weights + min(row, rows - 1) * kMaxListed;
-      bf16* const o = a.o.at(b, t0 + in_range, g * G + h) + 8 * lane_of_row;
-      float* const lse = a.lse.at(b, t0 + in_range, g * G + h);
-      const uint4 near = *reinterpret_cast<const uint4*>(o);
-      const float near_log2 = *lse * kLog2e;
-      float top = -INFINITY, sum = 0.0f;
-      for (int i = lane_of_row; i < n; i += kLanes) top = fmaxf(top, mine[i]);
-#pragma unroll
-      for (int by = 1; by < kLanes; by *= 2) top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, by));
-      top = fmaxf(top, near_log2);
-      const float base = top == -INFINITY ? 0.0f : top;
-      __syncwarp();
-      for (int i = lane_of_row; i < n; i += kLanes) {
-        const float weight = exp2_approx(mine[i] - base);
-        sum += weight;
-        if (exists) mine[i] = weight;
-      }
-#pragma unroll
-      for (int by = 1; by < kLanes; by *= 2) sum += __shfl_xor_sync(kFullWarp, sum, by);
-      const float near_weight = exp2_approx(near_log2 - base);
-      sum += near_weight;
-      __syncwarp();
+  // Row of a unit: its token in the range and its head.
+  __device__ __forceinline__ int2 unit_row(const Unit& u, int row) const {
+    const int at = min(u.row0 + row, a.tokens_of(u.step) * a.heads.value() - 1), t = a.heads.quotient(at);
+    return make_int2(t, at - t * a.heads.value());
+  }
 
-      float out[8];
-      load_bf16(out, near);
+  __device__ __forceinline__ UnitFacts load_unit(const Unit& u, unsigned char* to) const {
+    constexpr int kLanes = kDv / 8, kPlaces = Shape::kUnitPlaces;
+    const int lane = threadIdx.x % 32, G = a.heads.value(), n = a.n.value();
+    const int bg = u.step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups, t0 = a.first_token(u.step);
+    const int64_t buffer = a.buffer_row(u.step);
+    UnitFacts facts;
+    unsigned fars[kUnitPairs];
 #pragma unroll
-      for (int c = 0; c < 8; ++c) out[c] *= near_weight;
-      const bf16* partial = a.partial + (buffer + in_range * n * G + h) * kDv + 8 * lane_of_row;
-#pragma unroll 1
-      for (int i0 = 0; i0 < n; i0 += kAtOnce) {
-        float weight[kAtOnce];
-        uint4 x[kAtOnce];
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          weight[j] = i0 + j < n ? mine[i0 + j] : 0.0f;
-          x[j] = make_uint4(0, 0, 0, 0);
-          if (weight[j] != 0.0f) x[j] = __ldcg(reinterpret_cast<const uint4*>(partial + (i0 + j) * G * kDv));
-        }
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          float values[8];
-          load_bf16(values, x[j]);
-#pragma unroll
-          for (int c = 0; c < 8; ++c) out[c] = fmaf(weight[j], values[c], out[c]);
-        }
-      }
-      if (!exists) continue;
-      const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-      *reinterpret_cast<uint4*>(o) = make_uint4(
-          pack_bf16(out[0] * inverse, out[1] * inverse), pack_bf16(out[2] * inverse, out[3] * inverse),
-          pack_bf16(out[4] * inverse, out[5] * inverse), pack_bf16(out[6] * inverse, out[7] * inverse));
-      if (lane_of_row == 0) *lse = sum == 0.0f ? -INFINITY : (top + log2f(sum)) * 0.6931471805599453f;
+    for (int i = 0; i < kUnitPairs; ++i) {
+      const int pair = i * 32 + lane, place = u.place0 + pair % kPlaces;
+      const int2 row = unit_row(u, pair / kPlaces % Shape::kUnitRows);
+      const int listed = place < n ? a.lists.at(b, t0 + row.x, g)[place] : -1;
+      const bool far = is_far(listed, a.block_keys.quotient(t0 + row.x));
+      facts.lse_log2[i] = far ? __ldcg(a.partial_lse + buffer + (row.x * n + place) * G + row.y) : -INFINITY;
+      fars[i] = __ballot_sync(kFullWarp, far);
     }
-    __syncwarp();  // the weights are free for the next rows
+    const int2 row = unit_row(u, lane / kLanes);
+    const int first_pair = lane / kLanes * kPlaces;
+    facts.near_lse = *a.lse.at(b, t0 + row.x, g * G + row.y);
+    facts.near = *reinterpret_cast<const uint4*>(a.o.at(b, t0 + row.x, g * G + row.y) + 8 * (lane % kLanes));
+    unsigned far = fars[0];
+#pragma unroll
+    for (int i = 1; i < kUnitPairs; ++i)
+      if (first_pair / 32 == i) far = fars[i];
+    far >>= first_pair % 32;
+    const bf16* const partial =
+        a.partial + (buffer + (row.x * n + u.place0) * G + row.y) * kDv + 8 * (lane % kLanes);
+#pragma unroll
+    for (int j = 0; j < kPlaces; ++j)
+      if (far >> j & 1) copy_async_16(to + (j * 32 + lane) * 16, partial + static_cast<int64_t>(j) * G * kDv, 16);
+    return facts;
+  }
+
+  __device__ __forceinline__ void add_unit(const Unit& u, const UnitFacts& facts, const unsigned char* from,
+                                           float (&out)[8], float& top, float& sum) const {
+    constexpr int kLanes = kDv / 8, kPlaces = Shape::kUnitPlaces;
+    const int lane = threadIdx.x % 32, row_of_unit = lane / kLanes, first_pair = row_of_unit * kPlaces;
+    if (u.place0 == 0) {
+      top = facts.near_lse * kLog2e, sum = top == -INFINITY ? 0.0f : 1.0f;
+      load_bf16(out, facts.near);
+    }
+    float best = -INFINITY;  // of the lane's own row
+#pragma unroll
+    for (int i = 0; i < kUnitPairs; ++i) {
+      float x = facts.lse_log2[i];
+#pragma unroll
+      for (int by = 1; by < kPlaces; by *= 2) x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, by));
+      const float of_row = __shfl_sync(kFullWarp, x, first_pair % 32);
+      if (first_pair / 32 == i) best = of_row;
+    }
+    best = fmaxf(best, top);
+    const float base = best == -INFINITY ? 0.0f : best, shrink = exp2_approx(top - base);
+    top = best, sum *= shrink;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) out[c] *= shrink;
+#pragma unroll
+    for (int j = 0; j < kPlaces; ++j) {
+      float lse_log2 = -INFINITY;
+#pragma unroll
+      for (int i = 0; i < kUnitPairs; ++i) {
+        const float x = __shfl_sync(kFullWarp, facts.lse_log2[i], (first_pair + j) % 32);
+        if (first_pair / 32 == i) lse_log2 = x;
+      }
+      if (lse_log2 != -INFINITY) {
+        const float weight = exp2_approx(lse_log2 - base);
+        float values[8];
+        load_bf16(values, *reinterpret_cast<const uint4*>(from + (j * 32 + lane) * 16));
+        sum += weight;
+#pragma unroll
+        for (int c = 0; c < 8; ++c) out[c] = fmaf(weight, values[c], out[c]);
+      }
+    }
+    if (u.place0 + kPlaces < a.n.value()) return;
+    const int bg = u.step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups, G = a.heads.value();
+    if (u.row0 + row_of_unit >= a.tokens_of(u.step) * G) return;
+    const int2 row = unit_row(u, row_of_unit);
+    const int t = a.first_token(u.step) + row.x, h = g * G + row.y;
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    *reinterpret_cast<uint4*>(a.o.at(b, t, h) + 8 * (lane % kLanes)) =
+        make_uint4(pack_bf16(out[0] * inverse, out[1] * inverse), pack_bf16(out[2] * inverse, out[3] * inverse),
+                   pack_bf16(out[4] * inverse, out[5] * inverse), pack_bf16(out[6] * inverse, out[7] * inverse));
+    if (lane % kLanes == 0) *a.lse.at(b, t, h) = sum == 0.0f ? -INFINITY : (top + log2f(sum)) * 0.6931471805599453f;
   }
   static __device__ __forceinline__ void load_bf16(float (&x)[8], const uint4& u) {
     const uint32_t words[4] = {u.x, u.y, u.z, u.w};
@@ -613,16 +689,15 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kThreads, 1)
   using Shape = FarShape<kDk, kDv>;
   __shared__ StagePlan plans[kPlans];
   __shared__ StageWork works[kWorks];
-  __shared__ float weights[4 * kMergeRows * kMaxListed];
   __shared__ __align__(8) uint64_t barriers[Far<kDk, kDv>::kBarriers];
   unsigned char* const stages = aligned_shared();
   unsigned char* const outs = stages + Shape::kStages * Shape::kRowBytes;
   const int key_tiles = (a.block_keys.value() + kTileRows - 1) / kTileRows, key_buffers = Shape::key_buffers(key_tiles);
-  const Far<kDk, kDv> far{a,     stages,  outs,     outs + Shape::kGatherers * Shape::kOutBytes,
-                          plans, works,   weights,  shared_address(barriers),
-                          key_tiles, key_buffers};
+  unsigned char* const units = outs + Shape::kGatherers * Shape::kOutBytes;
+  const Far<kDk, kDv> far{a,     stages, outs, units, units + Shape::kMergeBytes, plans, works,
+                          shared_address(barriers), key_tiles, key_buffers};
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kPlans; ++i) barrier_init(far.plan_full(i), 64), barrier_init(far.plan_empty(i), 1);
+    for (int i = 0; i < kPlans; ++i) barrier_init(far.plan_full(i), 64), barrier_init(far.plan_empty(i), 2);
     for (int i = 0; i < kWorks; ++i) {
       barrier_init(far.full(i), 64);  // of each lane one for its copies and one for what it stored itself
       barrier_init(far.stored(i), 4);
@@ -648,9 +723,11 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kThreads, 1)
     far.merge_all();
   } else {
     give_registers<Shape::kLoadRegisters>();
-    if (warp < kLoaders)
-      far.load(warp);
-    else if (warp == kLoaders)
+    if (warp == 0)
+      far.load_rows();
+    else if (warp == 1)
+      far.load_all_keys();
+    else if (warp == 2)
       far.scout();
     else
       far.report();
@@ -712,6 +789,7 @@ void attend_far_blocks_sm90(Context& ctx, const char* op, const AttendOut& out, 
                   .steps = static_cast<int>(steps),
                   .buffers = kBuffers,
                   .piece_tokens = piece_tokens,
+                  .merge_rows = kUnitsAtOnce * (in.v.size(3) == 64 ? 4 : 2),
                   .item_counts = ints(steps),
                   .items = reinterpret_cast<int4*>(ints(4 * steps * items)),
                   .entries = ints(steps * entries),

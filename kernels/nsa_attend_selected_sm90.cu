@@ -533,37 +533,40 @@ struct Far {
     };
     next.place0 = a.n.value();
 
+    // `now` is added up, `coming` is loaded, of `next` the lists are looked up.
     float out[8], top = 0.0f, sum = 0.0f;
-    UnitFacts facts, next_facts;
-    bool more = advance();
-    Unit now{};
-    bool is_ready = false;  // `now` is on its way
-    for (int turn = 0; more || is_ready; ++turn) {
-      const Unit coming = next;
-      const bool comes = more, ends_item = !more || (coming.step != now.step || coming.row0 % a.merge_rows == 0) &&
-                                                        coming.place0 == 0;
-      const int target = comes ? a.item_counts[coming.step] : 0;
-      const bool in_time = !comes || coming.step <= known_gathered || load_acquire(a.gathered + coming.step) >= target;
+    UnitFacts facts, coming_facts;
+    int listed[kUnitPairs], next_listed[kUnitPairs];
+    Unit now{}, coming{};
+    bool is_now = false, is_coming = false, is_next = advance();
+    for (int turn = 0; is_now || is_coming || is_next; ++turn) {
+      if (is_next) load_lists(next, next_listed);
+      const int target = is_coming ? a.item_counts[coming.step] : 0;
+      const bool in_time = coming.step <= known_gathered || load_acquire(a.gathered + coming.step) >= target;
       unsigned char* const to = buffers + turn % 2 * Shape::kUnitBytes;
-      if (comes && in_time) next_facts = load_unit(coming, to);
+      if (is_coming && in_time) coming_facts = load_unit(coming, listed, to);
       copy_async_commit();
-      if (is_ready) {
+      if (is_now) {
         copy_async_wait_group<1>();
         __syncwarp();
         add_unit(now, facts, buffers + (turn + 1) % 2 * Shape::kUnitBytes, out, top, sum);
         __syncwarp();
-        // Loads need no release: their values are in use.
-        if (ends_item && lane == 0)
+        const bool ends_item =
+            !is_coming || (coming.place0 == 0 && (coming.step != now.step || coming.row0 % a.merge_rows == 0));
+        if (ends_item && lane == 0)  // no release: it is about loads, and their values are in use
           asm volatile("red.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(a.merged + now.step) : "memory");
       }
-      if (comes && !in_time) {  // others may be waiting for what was just added: only now is there time to wait
+      if (is_coming && !in_time) {  // others may be waiting for what was just added: only now is there time to wait
         await_step(a.gathered, coming.step, target, known_gathered);
-        next_facts = load_unit(coming, to);
+        coming_facts = load_unit(coming, listed, to);
         copy_async_commit();
       }
-      known_gathered = comes ? max(known_gathered, coming.step) : known_gathered;
-      now = coming, facts = next_facts, is_ready = comes;
-      more = comes && advance();
+      if (is_coming) known_gathered = max(known_gathered, coming.step);
+      now = coming, facts = coming_facts, is_now = is_coming;
+      coming = next, is_coming = is_next;
+#pragma unroll
+      for (int i = 0; i < kUnitPairs; ++i) listed[i] = next_listed[i];
+      is_next = is_next && advance();
     }
   }
 
@@ -573,7 +576,18 @@ struct Far {
     return make_int2(t, at - t * a.heads.value());
   }
 
-  __device__ __forceinline__ UnitFacts load_unit(const Unit& u, unsigned char* to) const {
+  __device__ __forceinline__ void load_lists(const Unit& u, int (&listed)[kUnitPairs]) const {
+    const int bg = u.step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups, t0 = a.first_token(u.step);
+#pragma unroll
+    for (int i = 0; i < kUnitPairs; ++i) {
+      const int pair = i * 32 + threadIdx.x % 32, place = u.place0 + pair % Shape::kUnitPlaces;
+      const int t = t0 + unit_row(u, pair / Shape::kUnitPlaces % Shape::kUnitRows).x;
+      listed[i] = place < a.n.value() ? __ldg(a.lists.at(b, t, g) + place) : -1;
+    }
+  }
+
+  __device__ __forceinline__ UnitFacts load_unit(const Unit& u, const int (&listed)[kUnitPairs],
+                                                 unsigned char* to) const {
     constexpr int kLanes = kDv / 8, kPlaces = Shape::kUnitPlaces;
     const int lane = threadIdx.x % 32, G = a.heads.value(), n = a.n.value();
     const int bg = u.step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups, t0 = a.first_token(u.step);
@@ -584,8 +598,7 @@ struct Far {
     for (int i = 0; i < kUnitPairs; ++i) {
       const int pair = i * 32 + lane, place = u.place0 + pair % kPlaces;
       const int2 row = unit_row(u, pair / kPlaces % Shape::kUnitRows);
-      const int listed = place < n ? a.lists.at(b, t0 + row.x, g)[place] : -1;
-      const bool far = is_far(listed, a.block_keys.quotient(t0 + row.x));
+      const bool far = is_far(listed[i], a.block_keys.quotient(t0 + row.x));
       facts.lse_log2[i] = far ? __ldcg(a.partial_lse + buffer + (row.x * n + place) * G + row.y) : -INFINITY;
       fars[i] = __ballot_sync(kFullWarp, far);
     }
@@ -601,8 +614,10 @@ struct Far {
     const bf16* const partial =
         a.partial + (buffer + (row.x * n + u.place0) * G + row.y) * kDv + 8 * (lane % kLanes);
 #pragma unroll
-    for (int j = 0; j < kPlaces; ++j)
-      if (far >> j & 1) copy_async_16(to + (j * 32 + lane) * 16, partial + static_cast<int64_t>(j) * G * kDv, 16);
+    for (int j = 0; j < kPlaces; ++j) {  // zeros where there is no partial sum
+      const bool is_there = far >> j & 1;
+      copy_async_16(to + (j * 32 + lane) * 16, is_there ? partial + j * G * kDv : partial, is_there ? 16 : 0);
+    }
     return facts;
   }
 
@@ -614,36 +629,42 @@ struct Far {
       top = facts.near_lse * kLog2e, sum = top == -INFINITY ? 0.0f : 1.0f;
       load_bf16(out, facts.near);
     }
-    float best = -INFINITY;  // of the lane's own row
+    // The lanes that hold the pairs of a row find its largest lse, weigh them and add the weights.
+    float weights[kUnitPairs], best = top, added = 0.0f;
 #pragma unroll
     for (int i = 0; i < kUnitPairs; ++i) {
       float x = facts.lse_log2[i];
 #pragma unroll
       for (int by = 1; by < kPlaces; by *= 2) x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, by));
       const float of_row = __shfl_sync(kFullWarp, x, first_pair % 32);
-      if (first_pair / 32 == i) best = of_row;
+      if (first_pair / 32 == i) best = fmaxf(best, of_row);
     }
-    best = fmaxf(best, top);
     const float base = best == -INFINITY ? 0.0f : best, shrink = exp2_approx(top - base);
-    top = best, sum *= shrink;
+#pragma unroll
+    for (int i = 0; i < kUnitPairs; ++i) {
+      const int row_of_pair = (i * 32 + lane) / kPlaces % Shape::kUnitRows;
+      weights[i] = exp2_approx(facts.lse_log2[i] - __shfl_sync(kFullWarp, base, row_of_pair * kLanes));
+      float x = weights[i];
+#pragma unroll
+      for (int by = 1; by < kPlaces; by *= 2) x += __shfl_xor_sync(kFullWarp, x, by);
+      const float of_row = __shfl_sync(kFullWarp, x, first_pair % 32);
+      if (first_pair / 32 == i) added = of_row;
+    }
+    top = best, sum = fmaf(sum, shrink, added);
 #pragma unroll
     for (int c = 0; c < 8; ++c) out[c] *= shrink;
 #pragma unroll
     for (int j = 0; j < kPlaces; ++j) {
-      float lse_log2 = -INFINITY;
+      float weight = 0.0f;
 #pragma unroll
       for (int i = 0; i < kUnitPairs; ++i) {
-        const float x = __shfl_sync(kFullWarp, facts.lse_log2[i], (first_pair + j) % 32);
-        if (first_pair / 32 == i) lse_log2 = x;
+        const float x = __shfl_sync(kFullWarp, weights[i], (first_pair + j) % 32);
+        if (first_pair / 32 == i) weight = x;
       }
-      if (lse_log2 != -INFINITY) {
-        const float weight = exp2_approx(lse_log2 - base);
-        float values[8];
-        load_bf16(values, *reinterpret_cast<const uint4*>(from + (j * 32 + lane) * 16));
-        sum += weight;
+      float values[8];
+      load_bf16(values, *reinterpret_cast<const uint4*>(from + (j * 32 + lane) * 16));
 #pragma unroll
-        for (int c = 0; c < 8; ++c) out[c] = fmaf(weight, values[c], out[c]);
-      }
+      for (int c = 0; c < 8; ++c) out[c] = fmaf(weight, values[c], out[c]);
     }
     if (u.place0 + kPlaces < a.n.value()) return;
     const int bg = u.step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups, G = a.heads.value();

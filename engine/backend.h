@@ -33,6 +33,9 @@ std::string why_no_cuda();  // the reason for that 0, for error messages
 DeviceInfo info(Device);
 std::byte* allocate(Device, int64_t bytes);  // 256-byte aligned, contents undefined; throws with both sizes if it fails
 void deallocate(Device, std::byte*) noexcept;
+// Host memory that the device copies from and to while the host goes on (pinned); for the CPU ordinary memory.
+std::byte* allocate_pinned(Device, int64_t bytes);
+void deallocate_pinned(Device, std::byte*) noexcept;
 
 void* create_stream(Device);  // cudaStream_t; nullptr on the CPU, where all work is done in order by the caller
 void destroy_stream(Device, void* stream) noexcept;
@@ -44,6 +47,13 @@ void record_event(Device, void* event, void* stream);
 void wait_event(Device, void* stream, void* event);
 void synchronize_event(Device, void* event);
 double elapsed_ms(Device, void* begin, void* end);
+
+// What is queued on a GPU's stream between these two is not run but recorded; the graph runs it, as often as launched.
+void begin_recording(Device, void* stream);
+void* end_recording(Device, void* stream);              // cudaGraphExec_t
+void abandon_recording(Device, void* stream) noexcept;  // after an error in between
+void launch_graph(Device, void* graph, void* stream);
+void destroy_graph(Device, void* graph) noexcept;
 
 // Between any two devices; asynchronous on a GPU's stream (pageable host memory makes CUDA wait for it).
 void copy(std::byte* dst, Device dst_device, const std::byte* src, Device src_device, int64_t bytes, void* stream);

@@ -73,6 +73,19 @@ void deallocate(Device device, std::byte* p) noexcept {
   cudaFree(p);
 }
 
+std::byte* allocate_pinned(Device device, int64_t bytes) {
+  if (!device.is_cuda()) return cpu::allocate(bytes);
+  select(device);
+  void* p = nullptr;
+  CUDA_CHECK(cudaMallocHost(&p, static_cast<size_t>(bytes > 0 ? bytes : 1)));
+  return static_cast<std::byte*>(p);
+}
+
+void deallocate_pinned(Device device, std::byte* p) noexcept {
+  if (!device.is_cuda()) return cpu::deallocate(p);
+  cudaFreeHost(p);
+}
+
 void* create_stream(Device device) {
   if (!device.is_cuda()) return nullptr;
   select(device);
@@ -110,6 +123,31 @@ double elapsed_ms(Device, void* begin, void* end) {
   float ms = 0;
   CUDA_CHECK(cudaEventElapsedTime(&ms, as_event(begin), as_event(end)));
   return ms;
+}
+
+void begin_recording(Device, void* stream) {
+  CUDA_CHECK(cudaStreamBeginCapture(as_stream(stream), cudaStreamCaptureModeThreadLocal));
+}
+void* end_recording(Device, void* stream) {
+  cudaGraph_t graph = nullptr;
+  CUDA_CHECK(cudaStreamEndCapture(as_stream(stream), &graph));
+  cudaGraphExec_t executable = nullptr;
+  const cudaError_t e = cudaGraphInstantiate(&executable, graph, 0);
+  cudaGraphDestroy(graph);
+  CUDA_CHECK(e);
+  return executable;
+}
+void abandon_recording(Device, void* stream) noexcept {
+  cudaGraph_t graph = nullptr;
+  cudaStreamEndCapture(as_stream(stream), &graph);
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  cudaGetLastError();  // the error that ended the recording is on its way already
+}
+void launch_graph(Device, void* graph, void* stream) {
+  CUDA_CHECK(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), as_stream(stream)));
+}
+void destroy_graph(Device, void* graph) noexcept {
+  if (graph != nullptr) cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
 }
 
 void copy(std::byte* dst, Device dst_device, const std::byte* src, Device src_device, int64_t bytes, void* stream) {

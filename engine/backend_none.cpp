@@ -23,6 +23,8 @@ std::byte* allocate(Device device, int64_t bytes) {
   return cpu::allocate(bytes);
 }
 void deallocate(Device, std::byte* p) noexcept { cpu::deallocate(p); }
+std::byte* allocate_pinned(Device device, int64_t bytes) { return allocate(device, bytes); }
+void deallocate_pinned(Device device, std::byte* p) noexcept { deallocate(device, p); }
 void* create_stream(Device device) {
   require_cpu(device);
   return nullptr;
@@ -35,6 +37,11 @@ void record_event(Device, void*, void*) {}
 void wait_event(Device, void*, void*) {}
 void synchronize_event(Device, void*) {}
 double elapsed_ms(Device, void*, void*) { return 0; }
+void begin_recording(Device, void*) {}
+void* end_recording(Device, void*) { return nullptr; }
+void abandon_recording(Device, void*) noexcept {}
+void launch_graph(Device, void*, void*) {}
+void destroy_graph(Device, void*) noexcept {}
 void copy(std::byte* dst, Device, const std::byte* src, Device, int64_t bytes, void*) { std::memmove(dst, src, bytes); }
 void fill(std::byte* dst, Device, int value, int64_t bytes, void*) { std::memset(dst, value, bytes); }
 

@@ -10,7 +10,14 @@ Runtime::Runtime(const Options& o)
     : arena_(o.planning ? Arena::planned(o.device) : Arena(o.device, o.arena_bytes)),
       scratch_(arena_, o.scratch_bytes),
       stream_(o.planning ? Device::cpu() : o.device),
-      ctx_{o.device, stream_, scratch_, blas_, 0, 0, omp_get_max_threads(), o.planning} {
+      ctx_{.device = o.device,
+           .stream = stream_,
+           .scratch = scratch_,
+           .blas = blas_,
+           .routes = routes_,
+           .threads = omp_get_max_threads(),
+           .planning = o.planning,
+           .deterministic = o.deterministic} {
   if (!o.device.is_cuda()) return;
   DeviceInfo info;
   info.num_sms = 132, info.compute_capability = 90;  // a plan for a GPU where there is none is one for an H200

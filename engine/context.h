@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "engine/memory.h"
+#include "engine/routes.h"
 #include "engine/stream.h"
 
 namespace triad {
@@ -14,17 +15,25 @@ class BlasHandle {
   virtual ~BlasHandle() = default;
 };
 
+class OpListener;  // op_scope.h
+
 struct Context {
   Device device;
   Stream& stream;
   Scratch& scratch;
   std::unique_ptr<BlasHandle>& blas;
+  Routes& routes;
   int num_sms = 0;
   int compute_capability = 0;  // 90 for sm_90; 0 on the CPU
-  int threads = 1;  // that CPU loops are split over
+  int threads = 1;             // that CPU loops are split over
   // A planning context computes nothing: ops check their shapes and ask for their scratch, as in earnest, and touch no
   // memory (parallel_for, launch, matmul, copy and zero return at once). So a dry step tells what a real one needs.
   bool planning = false;
+  // Same inputs, same bits, run after run. An op may take a faster order of sums that changes from run to run only
+  // where this is false (runtime.deterministic); the GPU's ops alone ask.
+  bool deterministic = true;
+  OpListener* listener = nullptr;  // told of every op, if there
+  bool in_op = false;              // kept by OpScope
 };
 
 class Runtime {
@@ -34,6 +43,7 @@ class Runtime {
     int64_t arena_bytes = 0;  // total, scratch included
     int64_t scratch_bytes = 0;
     bool planning = false;
+    bool deterministic = true;
   };
   explicit Runtime(const Options& options);
   Runtime(const Runtime&) = delete;
@@ -48,6 +58,7 @@ class Runtime {
   Scratch scratch_;
   Stream stream_;
   std::unique_ptr<BlasHandle> blas_;
+  Routes routes_;
   Context ctx_;
 };
 

@@ -78,6 +78,14 @@ std::string Arena::report() const {
   return out;
 }
 
+PinnedMemory::PinnedMemory(Device device, int64_t bytes)
+    : device_(device), data_(backend::allocate_pinned(device, bytes)) {}
+PinnedMemory::PinnedMemory(PinnedMemory&& other) noexcept
+    : device_(other.device_), data_(std::exchange(other.data_, nullptr)) {}
+PinnedMemory::~PinnedMemory() {
+  if (data_ != nullptr) backend::deallocate_pinned(device_, data_);
+}
+
 Scratch::Scratch(Arena& arena, int64_t bytes) : device_(arena.device()), planning_(arena.planning()), capacity_(bytes) {
   base_ = planning_ ? planned_base() : arena.alloc(MemTag::workspace, "scratch", DType::u8, {bytes}).data;
 }

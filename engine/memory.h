@@ -52,6 +52,20 @@ class Arena {
   std::vector<Allocation> allocations_;
 };
 
+// Host memory that a device copies from and to while the host goes on.
+class PinnedMemory {
+ public:
+  PinnedMemory(Device device, int64_t bytes);
+  ~PinnedMemory();
+  PinnedMemory(PinnedMemory&& other) noexcept;
+  PinnedMemory& operator=(PinnedMemory&&) = delete;
+  std::byte* data() const { return data_; }
+
+ private:
+  Device device_;
+  std::byte* data_;
+};
+
 class Scratch {
  public:
   Scratch(Arena& arena, int64_t bytes);  // a planned arena makes a planned scratch, without limit

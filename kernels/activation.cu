@@ -1,5 +1,6 @@
-// SiLU and SwiGLU on the GPU: four rules for one element, one kernel that applies a rule to whole tensors.
-// Bound by memory: it moves each operand once (SiLU 2 tensors forward and 3 backward, SwiGLU 3 and 5). A thread loads
+// SiLU and SwiGLU on the GPU: six rules for one element, one kernel that applies a rule to whole tensors.
+// Bound by memory: it moves each operand once (SiLU 2 tensors forward and 3 backward, SwiGLU 3 and 5; one more where
+// backward gives the result again, instead of 2 or 3 for another forward pass). A thread loads
 // two 16-byte vectors of each input before it uses them; with 2,048 threads an SM that is at least 64 KiB in flight,
 // where 4.3 TB/s need about 30. Rows that lie side by side are one long row; otherwise a CTA works in a single row. exp
 // and the division are the fast ones (2 ulp, and |x| times that): the exact ones would cost more than the bytes do.
@@ -28,6 +29,14 @@ struct SiluBackward {
     out[0] = dy * silu_slope(x, sigmoid(x));
   }
 };
+struct SiluBackwardAgain {  // and y
+  static constexpr int kIn = 2, kOut = 2;
+  __device__ static void apply(float (&out)[kOut], const float (&in)[kIn]) {
+    const float dy = in[0], x = in[1], s = sigmoid(x);
+    out[0] = dy * silu_slope(x, s);
+    out[1] = x * s;
+  }
+};
 struct SwigluForward {
   static constexpr int kIn = 2, kOut = 1;
   __device__ static void apply(float (&out)[kOut], const float (&in)[kIn]) {
@@ -41,6 +50,16 @@ struct SwigluBackward {
     const float dy = in[0], gate = in[1], up = in[2], s = sigmoid(gate);
     out[0] = dy * up * silu_slope(gate, s);
     out[1] = dy * gate * s;
+  }
+};
+
+struct SwigluBackwardAgain {  // and y
+  static constexpr int kIn = 3, kOut = 3;
+  __device__ static void apply(float (&out)[kOut], const float (&in)[kIn]) {
+    const float dy = in[0], gate = in[1], up = in[2], s = sigmoid(gate);
+    out[0] = dy * up * silu_slope(gate, s);
+    out[1] = dy * gate * s;
+    out[2] = gate * s * up;
   }
 };
 
@@ -114,14 +133,17 @@ void apply(Context& ctx, const char* name, std::array<Tensor, Rule::kOut> outs,
 }  // namespace
 
 void silu_forward(Context& ctx, Tensor y, ConstTensor x) { apply<SiluForward>(ctx, "silu forward", {y}, {x}); }
-void silu_backward(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor x) {
-  apply<SiluBackward>(ctx, "silu backward", {dx}, {dy, x});
+void silu_backward(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor x, Tensor y) {
+  if (y.empty()) return apply<SiluBackward>(ctx, "silu backward", {dx}, {dy, x});
+  apply<SiluBackwardAgain>(ctx, "silu backward", {dx, y}, {dy, x});
 }
 void swiglu_forward(Context& ctx, Tensor y, ConstTensor gate, ConstTensor up) {
   apply<SwigluForward>(ctx, "swiglu forward", {y}, {gate, up});
 }
-void swiglu_backward(Context& ctx, Tensor dgate, Tensor dup, ConstTensor dy, ConstTensor gate, ConstTensor up) {
-  apply<SwigluBackward>(ctx, "swiglu backward", {dgate, dup}, {dy, gate, up});
+void swiglu_backward(Context& ctx, Tensor dgate, Tensor dup, ConstTensor dy, ConstTensor gate, ConstTensor up,
+                     Tensor y) {
+  if (y.empty()) return apply<SwigluBackward>(ctx, "swiglu backward", {dgate, dup}, {dy, gate, up});
+  apply<SwigluBackwardAgain>(ctx, "swiglu backward", {dgate, dup, y}, {dy, gate, up});
 }
 
 }  // namespace triad::cuda

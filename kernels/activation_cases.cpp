@@ -9,14 +9,15 @@ namespace {
 OpCase silu_case(std::string name, int64_t N, int64_t H, int64_t row_pad = 0, double std = 1.0) {
   OpCase c{.op = "activation", .name = "silu " + std::move(name)};
   c.args = {{.name = "x", .role = ArgRole::input, .shape = {N, H}, .std = std, .row_pad = row_pad},
-            {.name = "y", .role = ArgRole::output, .shape = {N, H}}};
+            {.name = "y", .role = ArgRole::output, .shape = {N, H}},
+            {.name = "y again", .role = ArgRole::saved, .shape = {N, H}}};  // what backward gives beside dx
   c.forward = [](Context& ctx, const Args& t) { silu_forward(ctx, t["y"], t["x"]); };
-  c.backward = [](Context& ctx, const Args& t) { silu_backward(ctx, t["dx"], t["dy"], t["x"]); };
+  c.backward = [](Context& ctx, const Args& t) { silu_backward(ctx, t["dx"], t["dy"], t["x"], t["y again"]); };
   const double elements = static_cast<double>(N * H);
   c.forward_flops = 4 * elements;
   c.forward_bytes = 4 * elements;
   c.backward_flops = 8 * elements;
-  c.backward_bytes = 6 * elements;
+  c.backward_bytes = 8 * elements;
   return c;
 }
 
@@ -25,16 +26,17 @@ OpCase swiglu_case(std::string name, int64_t N, int64_t H, int64_t row_pad = 0) 
   OpCase c{.op = "activation", .name = "swiglu " + std::move(name)};
   c.args = {{.name = "gate", .role = ArgRole::input, .shape = shape, .row_pad = row_pad},
             {.name = "up", .role = ArgRole::input, .shape = shape, .row_pad = row_pad},
-            {.name = "y", .role = ArgRole::output, .shape = shape}};
+            {.name = "y", .role = ArgRole::output, .shape = shape},
+            {.name = "y again", .role = ArgRole::saved, .shape = shape}};
   c.forward = [](Context& ctx, const Args& t) { swiglu_forward(ctx, t["y"], t["gate"], t["up"]); };
   c.backward = [](Context& ctx, const Args& t) {
-    swiglu_backward(ctx, t["dgate"], t["dup"], t["dy"], t["gate"], t["up"]);
+    swiglu_backward(ctx, t["dgate"], t["dup"], t["dy"], t["gate"], t["up"], t["y again"]);
   };
   const double elements = static_cast<double>(N * H);
   c.forward_flops = 5 * elements;
   c.forward_bytes = 6 * elements;
   c.backward_flops = 11 * elements;
-  c.backward_bytes = 10 * elements;
+  c.backward_bytes = 12 * elements;
   return c;
 }
 

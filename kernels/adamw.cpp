@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/op_scope.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -41,6 +42,7 @@ void adamw_cpu(Context& ctx, Tensor master, Tensor weights, Tensor m_in, Tensor 
 
 void adamw(Context& ctx, Tensor master, Tensor weights, Tensor m, Tensor v, ConstTensor grad,
            ConstTensor grad_norm_squared, const AdamWOptions& o) {
+  const OpScope op_scope(ctx, "adamw");
   TRIAD_CHECK(master.rank == 1, "adamw: master is {}, not a vector", master.str());
   const bool in_double = master.dtype == DType::f64 && !ctx.device.is_cuda();
   const DType dtype = in_double ? DType::f64 : DType::f32;

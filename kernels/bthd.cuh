@@ -72,6 +72,13 @@ __device__ __forceinline__ void load_vector(float (&x)[V], const T* p) {
   }
 }
 
+// The same from a vector that was loaded as it is: half the registers while it waits, in bf16.
+template <class T, int V>
+__device__ __forceinline__ void as_floats(float (&x)[V], const uint4& vector) {
+  static_assert(V == kVector<T>);
+  load_vector<V>(x, reinterpret_cast<const T*>(&vector));
+}
+
 // p[0..V) = x[0..V), rounded once.
 template <int V, class T>
 __device__ __forceinline__ void store_vector(T* p, const float (&x)[V]) {

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 
+#include "engine/op_scope.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -40,6 +41,7 @@ void cast_cpu(Context& ctx, Tensor dst, ConstTensor src) {
 }  // namespace
 
 void cast(Context& ctx, Tensor dst, ConstTensor src) {
+  const OpScope op_scope(ctx, "cast");
   TRIAD_CHECK(dst.shape() == src.shape() && dst.contiguous() && src.contiguous(),
               "cast from {} to {}: one shape is needed, and no strides", src.str(), dst.str());
   TRIAD_CHECK(is_float(dst.dtype) && is_float(src.dtype), "cast from {} to {}: not both are floats", src.str(),

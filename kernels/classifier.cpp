@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "engine/check.h"
+#include "engine/op_scope.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/matmul.h"
 
@@ -20,32 +21,17 @@ void check_classifier(ConstTensor loss, ConstTensor h, ConstTensor w, ConstTenso
   TRIAD_CHECK(o.chunk_rows > 0, "classifier: chunks of {} rows", o.chunk_rows);
 }
 
-// A chunk's rows of everything that backward needs too.
-struct Chunk {
-  int64_t begin, end;
-  Tensor logits, lse;
-  ConstTensor h, targets;
-};
-
-// Fills in the loss chunk by chunk; then(chunk) may do as it likes with the logits.
+// Calls then(begin, end, logits) for the rows [begin, end) of each chunk; the logits are the callee's to overwrite.
 template <class Then>
-void for_each_chunk(Context& ctx, Tensor loss, ConstTensor h, ConstTensor w, ConstTensor targets,
-                    const ClassifierOptions& o, Then&& then) {
+void for_each_chunk(Context& ctx, ConstTensor h, ConstTensor w, const ClassifierOptions& o, Then&& then) {
   const int64_t N = h.size(0), rows = std::min(o.chunk_rows, N);
   Scratch::Scope scope(ctx.scratch);
-  const Tensor logits = scope.alloc(h.dtype, {rows, w.size(0)});
-  const Tensor lse = scope.alloc(acc_dtype(h.dtype), {rows});
+  const Tensor all_logits = scope.alloc(h.dtype, {rows, w.size(0)});
   for (int64_t begin = 0; begin < N; begin += rows) {
     const int64_t end = std::min(begin + rows, N);
-    const Chunk chunk = {begin,
-                         end,
-                         logits.slice(0, 0, end - begin),
-                         lse.slice(0, 0, end - begin),
-                         h.slice(0, begin, end),
-                         targets.slice(0, begin, end)};
-    linear_forward(ctx, chunk.logits, chunk.h, w);
-    cross_entropy_forward(ctx, loss.slice(0, begin, end), chunk.lse, chunk.logits, chunk.targets, o.vocab);
-    then(chunk);
+    const Tensor logits = all_logits.slice(0, 0, end - begin);
+    linear_forward(ctx, logits, h.slice(0, begin, end), w);
+    then(begin, end, logits);
   }
 }
 
@@ -53,19 +39,27 @@ void for_each_chunk(Context& ctx, Tensor loss, ConstTensor h, ConstTensor w, Con
 
 void classifier_forward(Context& ctx, Tensor loss, ConstTensor h, ConstTensor w, ConstTensor targets,
                         const ClassifierOptions& options) {
+  const OpScope op_scope(ctx, "classifier_forward");
   check_classifier(loss, h, w, targets, options);
-  for_each_chunk(ctx, loss, h, w, targets, options, [](const Chunk&) {});
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor lse = scope.alloc(loss.dtype, loss.shape());
+  for_each_chunk(ctx, h, w, options, [&](int64_t begin, int64_t end, Tensor logits) {
+    cross_entropy_forward(ctx, loss.slice(0, begin, end), lse.slice(0, begin, end), logits,
+                          targets.slice(0, begin, end), options.vocab);
+  });
 }
 
 void classifier_forward_backward(Context& ctx, Tensor loss, Tensor dh, Tensor dw, ConstTensor h, ConstTensor w,
                                  ConstTensor targets, double scale, const ClassifierOptions& options) {
+  const OpScope op_scope(ctx, "classifier_forward_backward");
   check_classifier(loss, h, w, targets, options);
   check_tensor("classifier's dh", dh, h.shape(), h.dtype);
   check_tensor("classifier's dw", dw, w.shape(), acc_dtype(w.dtype));
-  for_each_chunk(ctx, loss, h, w, targets, options, [&](const Chunk& c) {
-    const Tensor dlogits = c.logits;
-    cross_entropy_backward(ctx, dlogits, c.logits, c.lse, c.targets, options.vocab, scale);
-    linear_backward(ctx, dh.slice(0, c.begin, c.end), dw, dlogits, c.h, w);
+  for_each_chunk(ctx, h, w, options, [&](int64_t begin, int64_t end, Tensor logits) {
+    const Tensor dlogits = logits;
+    cross_entropy_forward_backward(ctx, loss.slice(0, begin, end), dlogits, logits, targets.slice(0, begin, end),
+                                   options.vocab, scale);
+    linear_backward(ctx, dh.slice(0, begin, end), dw, dlogits, h.slice(0, begin, end), w, options.add_dw || begin > 0);
   });
 }
 

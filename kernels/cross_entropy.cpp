@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/op_scope.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -56,6 +57,7 @@ void backward_cpu(Context& ctx, Tensor dlogits, ConstTensor logits, ConstTensor 
 
 void cross_entropy_forward(Context& ctx, Tensor loss, Tensor lse, ConstTensor logits, ConstTensor targets,
                            int64_t vocab) {
+  const OpScope op_scope(ctx, "cross_entropy_forward");
   check_cross_entropy("cross_entropy", logits, lse, targets, vocab);
   check_tensor("cross_entropy: loss", loss, lse.shape(), lse.dtype);
   if (ctx.device.is_cuda()) {
@@ -66,12 +68,28 @@ void cross_entropy_forward(Context& ctx, Tensor loss, Tensor lse, ConstTensor lo
 
 void cross_entropy_backward(Context& ctx, Tensor dlogits, ConstTensor logits, ConstTensor lse, ConstTensor targets,
                             int64_t vocab, double scale) {
+  const OpScope op_scope(ctx, "cross_entropy_backward");
   check_cross_entropy("cross_entropy backward", logits, lse, targets, vocab);
   check_tensor("cross_entropy backward: dlogits", dlogits, logits.shape(), logits.dtype);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) return cuda::cross_entropy_backward(ctx, dlogits, logits, lse, targets, vocab, scale);
   }
   dispatch_float(logits.dtype, [&]<class T>() { backward_cpu<T>(ctx, dlogits, logits, lse, targets, vocab, scale); });
+}
+
+void cross_entropy_forward_backward(Context& ctx, Tensor loss, Tensor dlogits, ConstTensor logits, ConstTensor targets,
+                                    int64_t vocab, double scale) {
+  const OpScope op_scope(ctx, "cross_entropy_forward_backward");
+  if (ctx.device.is_cuda()) {
+    check_cross_entropy("cross_entropy", logits, loss, targets, vocab);
+    check_tensor("cross_entropy: dlogits", dlogits, logits.shape(), logits.dtype);
+    if constexpr (kBuiltWithCuda)
+      return cuda::cross_entropy_forward_backward(ctx, loss, dlogits, logits, targets, vocab, scale);
+  }
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor lse = scope.alloc(acc_dtype(logits.dtype), {logits.size(0)});
+  cross_entropy_forward(ctx, loss, lse, logits, targets, vocab);
+  cross_entropy_backward(ctx, dlogits, logits, lse, targets, vocab, scale);
 }
 
 }  // namespace triad

@@ -1,5 +1,5 @@
-// Cross-entropy of a row of logits: loss = lse(logits) - logits[target], 0 where the target is -1. Columns from `vocab` on
-// are padding: no probability, no gradient.
+// Cross-entropy of a row of logits: loss = lse(logits) - logits[target], 0 where the target is -1. Columns from `vocab`
+// on are padding: no probability, no gradient.
 #pragma once
 #include "engine/context.h"
 
@@ -11,10 +11,15 @@ void cross_entropy_forward(Context&, Tensor loss, Tensor lse, ConstTensor logits
 // target  <-  logits, lse, targets as in forward.
 void cross_entropy_backward(Context&, Tensor dlogits, ConstTensor logits, ConstTensor lse, ConstTensor targets,
                             int64_t vocab, double scale);
+// Both of them at once, for training: each logit is read once. loss [N] acc, dlogits [N,Vp] T as above.
+void cross_entropy_forward_backward(Context&, Tensor loss, Tensor dlogits, ConstTensor logits, ConstTensor targets,
+                                    int64_t vocab, double scale);
 
 namespace cuda {
 void cross_entropy_forward(Context&, Tensor loss, Tensor lse, ConstTensor logits, ConstTensor targets, int64_t vocab);
 void cross_entropy_backward(Context&, Tensor dlogits, ConstTensor logits, ConstTensor lse, ConstTensor targets,
                             int64_t vocab, double scale);
+void cross_entropy_forward_backward(Context&, Tensor loss, Tensor dlogits, ConstTensor logits, ConstTensor targets,
+                                    int64_t vocab, double scale);
 }  // namespace cuda
 }  // namespace triad

@@ -14,6 +14,7 @@ struct LossShape {
   bool extreme = false;  // one logit of +1e4 in each row, the others -1e4
   int64_t row_pad = 0;
   bool bench = false;
+  bool one_pass = false;  // backward is that of training, which makes the loss again
 };
 
 OpCase cross_entropy_case(const LossShape& s) {
@@ -40,6 +41,11 @@ OpCase cross_entropy_case(const LossShape& s) {
   c.backward = [vocab = s.vocab, scale](Context& ctx, const Args& t) {
     cross_entropy_backward(ctx, t["dlogits"], t["logits"], t["lse"], t["targets"], vocab, scale);
   };
+  if (s.one_pass) {
+    c.backward = [vocab = s.vocab, scale](Context& ctx, const Args& t) {
+      cross_entropy_forward_backward(ctx, t["loss"], t["dlogits"], t["logits"], t["targets"], vocab, scale);
+    };
+  }
   c.bench = s.bench;
   const double elements = static_cast<double>(s.rows * s.columns);
   c.forward_flops = 3 * elements;
@@ -52,14 +58,24 @@ OpCase cross_entropy_case(const LossShape& s) {
 }  // namespace
 
 std::vector<OpCase> cross_entropy_cases() {
-  return {cross_entropy_case({"1x1", 1, 1, 1}),
-          cross_entropy_case({"7x33", 7, 33, 33}),
+  return {cross_entropy_case({"1x1", 1, 1, 1}), cross_entropy_case({"7x33", 7, 33, 33}),
           cross_entropy_case({"9x29 of 32", 9, 29, 32}),
           cross_entropy_case({"31x64, padded", 31, 64, 64, 2.0, false, 8}),
           cross_entropy_case({"5x5003 of 5056", 5, 5003, 5056}),
           cross_entropy_case({"3x17000, sharp", 3, 17000, 17000, 30.0}),
           cross_entropy_case({"12x40, logits of 1e4", 12, 40, 40, 0, true}),
-          cross_entropy_case({"2048x50257 of 50304", 2048, 50257, 50304, 2.0, false, 0, true})};
+          cross_entropy_case({"7x33, one pass", 7, 33, 33, 2.0, false, 0, false, true}),
+          cross_entropy_case({"9x29 of 32, one pass", 9, 29, 32, 2.0, false, 0, false, true}),
+          cross_entropy_case({"31x64, padded, one pass", 31, 64, 64, 2.0, false, 8, false, true}),
+          // rows beyond the SMs: a CTA takes several, and both of its buffers
+          cross_entropy_case({"500x5003 of 5056, one pass", 500, 5003, 5056, 2.0, false, 0, false, true}),
+          cross_entropy_case({"3x17000, sharp, one pass", 3, 17000, 17000, 30.0, false, 0, false, true}),
+          cross_entropy_case({"12x40, logits of 1e4, one pass", 12, 40, 40, 0, true, 0, false, true}),
+          // in f32 the shared memory holds one row; the next, none
+          cross_entropy_case({"140x28999 of 29000, one pass", 140, 28999, 29000, 2.0, false, 0, false, true}),
+          cross_entropy_case({"3x60001 of 60008, one pass", 3, 60001, 60008, 2.0, false, 0, false, true}),
+          cross_entropy_case({"2048x50257 of 50304", 2048, 50257, 50304, 2.0, false, 0, true}),
+          cross_entropy_case({"4096x50257 of 50304, one pass", 4096, 50257, 50304, 2.0, false, 0, true, true})};
 }
 
 }  // namespace triad

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "engine/op_scope.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -51,6 +52,7 @@ void backward_cpu(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor tokens) {
 }  // namespace
 
 void embedding_forward(Context& ctx, Tensor y, ConstTensor tokens, ConstTensor w) {
+  const OpScope op_scope(ctx, "embedding_forward");
   check_embedding("embedding", y, tokens, w);
   check_tensor("embedding: y", y, y.shape(), w.dtype);
   if (ctx.device.is_cuda()) {
@@ -60,6 +62,7 @@ void embedding_forward(Context& ctx, Tensor y, ConstTensor tokens, ConstTensor w
 }
 
 void embedding_backward(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor tokens) {
+  const OpScope op_scope(ctx, "embedding_backward");
   check_embedding("embedding backward", dy, tokens, dw);
   check_tensor("embedding backward: dw", dw, dw.shape(), acc_dtype(dy.dtype));
   if (ctx.device.is_cuda()) {

@@ -4,11 +4,14 @@
 
 #include "engine/context.h"
 #include "engine/cuda_check.h"
+#include "engine/op_scope.h"
 
 namespace triad {
 
 template <>
-struct dtype_traits<__nv_bfloat16> { static constexpr DType value = DType::bf16; };
+struct dtype_traits<__nv_bfloat16> {
+  static constexpr DType value = DType::bf16;
+};
 
 namespace cuda {
 
@@ -18,6 +21,7 @@ template <class... Params, class... Args>
 void launch(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
             Args&&... args) {
   if (ctx.planning || grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  const OpScope op(ctx, name);
   constexpr size_t kDefaultSharedLimit = 48 * 1024;
   if (shared_bytes > kDefaultSharedLimit)
     CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -29,13 +33,25 @@ void launch(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid
          shared_bytes, cudaGetErrorString(e));
 }
 
+// Counts the kernel that takes a call of `op`: the fused one, or, with the reason why not, the general one. That is a
+// fallback for bf16 on Hopper alone: there are fused kernels for nothing else.
+inline void record_route(Context& ctx, const char* op, DType dtype, const char* why_not_fused) {
+  const bool fused = why_not_fused == nullptr, meant = dtype == DType::bf16 && ctx.compute_capability == 90;
+  ctx.routes.record(op, fused ? "sm90" : "general", fused || !meant ? "" : why_not_fused);
+}
+
+inline constexpr const char* kNotFusedHeads = "head widths or alignment that the fused kernels lack";
+
 // f.template operator()<T>() with T = float or __nv_bfloat16.
 template <class F>
 void dispatch_gpu_float(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::f32: return f.template operator()<float>();
-    case DType::bf16: return f.template operator()<__nv_bfloat16>();
-    default: fail("dtype {} does not run on the GPU: f32 and bf16 do", name_of(dtype));
+    case DType::f32:
+      return f.template operator()<float>();
+    case DType::bf16:
+      return f.template operator()<__nv_bfloat16>();
+    default:
+      fail("dtype {} does not run on the GPU: f32 and bf16 do", name_of(dtype));
   }
 }
 
@@ -43,8 +59,10 @@ __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 template <class T>
 __device__ __forceinline__ T from_float(float x) {
-  if constexpr (std::is_same_v<T, float>) return x;
-  else return __float2bfloat16_rn(x);
+  if constexpr (std::is_same_v<T, float>)
+    return x;
+  else
+    return __float2bfloat16_rn(x);
 }
 
 __device__ __forceinline__ float warp_sum(float x) {

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "engine/check.h"
+#include "engine/op_scope.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -150,6 +151,7 @@ void multiply_bf16(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const S
 }  // namespace
 
 void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& options, ConstTensor addend) {
+  const OpScope op_scope(ctx, "matmul");
   const Size s = check_matmul(d, a, b, options, addend);
   if (s.M == 0 || s.N == 0) return;
   if (s.K == 0) {  // an empty sum, which not every BLAS takes
@@ -173,11 +175,17 @@ void linear_forward(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, ConstT
   matmul(ctx, y, x, w, {.trans_b = true}, addend);
 }
 
-void linear_backward(Context& ctx, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w) {
-  TRIAD_CHECK(dw.shape() == w.shape() && dw.dtype == acc_dtype(w.dtype), "linear: the gradient of w {} is {}", w.str(),
-              dw.str());
-  if (!dx.empty()) matmul(ctx, dx, dy, w);
-  matmul(ctx, dw, dy, x, {.trans_a = true, .accumulate = true});
+void linear_backward(Context& ctx, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w, bool add) {
+  TRIAD_CHECK(dw.shape() == w.shape(), "linear: the gradient of w {} is {}", w.str(), dw.str());
+  if (!dx.empty()) linear_backward_input(ctx, dx, dy, w);
+  linear_backward_weight(ctx, dw, dy, x, add);
+}
+
+void linear_backward_input(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor w) { matmul(ctx, dx, dy, w); }
+
+void linear_backward_weight(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor x, bool add) {
+  TRIAD_CHECK(dw.dtype == acc_dtype(dy.dtype), "linear: the gradient of weights {} from {}", dw.str(), dy.str());
+  matmul(ctx, dw, dy, x, {.trans_a = true, .accumulate = add});
 }
 
 std::string matmul_libraries() {

@@ -3,9 +3,10 @@
 // cuBLASLt counts in columns. A row-major D = op(A) op(B) is the column-major D^T = op(B)^T op(A)^T, and a row-major
 // matrix read as column-major is already its transpose: so the operands swap places, and M and N, and nothing is moved.
 //
-// Same bits on every run: the algorithm is a pure function of the problem (the first that the heuristic names, nothing
-// is timed), and split sums are kept in fp32 in the workspace and added in a fixed order. The other ways of splitting
-// add up in D itself, which for a bf16 D would round the partial sums.
+// Same bits on every run: the algorithm is a pure function of the problem (the first that the heuristic names, or the
+// one that a table of measured shapes prefers to it; nothing is timed), and split sums are kept in fp32 in the
+// workspace and added in a fixed order. The other ways of splitting add up in D itself, which for a bf16 D would round
+// the partial sums.
 #include "kernels/matmul.h"
 
 #include <cublasLt.h>
@@ -14,6 +15,7 @@
 #include <map>
 
 #include "kernels/launch.cuh"
+#include "kernels/matmul_tuned.h"
 
 namespace triad::cuda {
 
@@ -74,7 +76,7 @@ void init_layout(cublasLtMatrixLayoutOpaque_t& layout, const Operand& o) {
 // product (see kMatmulWorkspaceBytes): it lives as long as the handle, and belongs to no step.
 class CublasLt final : public BlasHandle {
  public:
-  explicit CublasLt(Device device) : device_(device) {
+  CublasLt(Device device, bool tuned_card) : device_(device), tuned_card_(tuned_card) {
     workspace_ = backend::allocate(device, kMatmulWorkspaceBytes);
     const cublasStatus_t status = cublasLtCreate(&handle_);
     if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -88,7 +90,9 @@ class CublasLt final : public BlasHandle {
   CublasLt(const CublasLt&) = delete;
 
   static CublasLt& of(Context& ctx) {
-    if (!ctx.blas) ctx.blas = std::make_unique<CublasLt>(ctx.device);
+    constexpr int kTunedSms = 132;  // of an H200 or an H100 SXM
+    const bool tuned_card = ctx.compute_capability == 90 && ctx.num_sms == kTunedSms;
+    if (!ctx.blas) ctx.blas = std::make_unique<CublasLt>(ctx.device, tuned_card);
     return static_cast<CublasLt&>(*ctx.blas);
   }
 
@@ -102,8 +106,10 @@ class CublasLt final : public BlasHandle {
 
  private:
   Plan make_plan(const Problem& problem) const;
+  bool take_tuned(Plan& plan, const Problem& problem) const;
 
   Device device_;
+  bool tuned_card_;
   cublasLtHandle_t handle_ = nullptr;
   std::byte* workspace_ = nullptr;
   std::map<Problem, Plan> plans_;
@@ -118,6 +124,62 @@ void set(cublasLtMatmulPreferenceOpaque_t& preference, cublasLtMatmulPreferenceA
   CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof(value)));
 }
 
+template <class Value>
+void set(cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute, Value value) {
+  CUBLAS_CHECK(cublasLtMatmulAlgoConfigSetAttribute(&algorithm, attribute, &value, sizeof(value)));
+}
+
+// The table's row for a product, if it is one of a linear layer's in bf16 with aligned operands.
+const TunedProduct* find_tuned(const Problem& p) {
+  if (p.a.dtype != DType::bf16) return nullptr;
+  for (const Operand* o : {&p.a, &p.b, &p.c, &p.d})
+    if (o->alignment < 16 || o->ld % 8 != 0) return nullptr;
+  // cuBLASLt's A is our right operand, its rows our columns.
+  const auto is = [&](LinearPass pass, int64_t in, int64_t out, int64_t rows) {
+    switch (pass) {
+      case LinearPass::forward:  // x [rows,in] times w [out,in] transposed
+        return p.trans_a && !p.trans_b && p.d.dtype == DType::bf16 && p.a.rows == in && p.d.rows == out &&
+               p.d.cols == rows;
+      case LinearPass::dx:  // dy [rows,out] times w
+        return !p.trans_a && !p.trans_b && p.d.dtype == DType::bf16 && p.a.cols == out && p.d.rows == in &&
+               p.d.cols == rows;
+      case LinearPass::dw:  // dy transposed times x [rows,in]
+        return !p.trans_a && p.trans_b && p.d.dtype == DType::f32 && p.a.cols == rows && p.d.rows == in &&
+               p.d.cols == out;
+    }
+    return false;
+  };
+  for (const TunedProduct& t : kTunedProducts) {
+    const int64_t rows = t.pass == LinearPass::dw ? p.a.cols : p.d.cols;
+    if (t.min_rows <= rows && rows <= t.max_rows && is(t.pass, t.in, t.out, rows)) return &t;
+  }
+  return nullptr;
+}
+
+// Whether plan.algorithm is now the table's.
+bool CublasLt::take_tuned(Plan& plan, const Problem& p) const {
+  const TunedProduct* const t = tuned_card_ ? find_tuned(p) : nullptr;
+  if (t == nullptr) return false;
+  cublasLtMatmulAlgo_t algorithm;
+  if (cublasLtMatmulAlgoInit(handle_, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_16BF, CUDA_R_16BF, cuda_type(p.c.dtype),
+                             cuda_type(p.d.dtype), kTunedAlgorithm, &algorithm) != CUBLAS_STATUS_SUCCESS)
+    return false;
+  set<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, t->tile);
+  set<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID, CUBLASLT_MATMUL_STAGES_64xAUTO);
+  set<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, t->schedule);
+  set<uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, t->cluster);
+  set<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, t->split);
+  set<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+                t->split > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE);
+  cublasLtMatmulHeuristicResult_t checked;
+  if (cublasLtMatmulAlgoCheck(handle_, &plan.product, &plan.a, &plan.b, &plan.c, &plan.d, &algorithm, &checked) !=
+          CUBLAS_STATUS_SUCCESS ||
+      checked.workspaceSize > static_cast<size_t>(kMatmulWorkspaceBytes))
+    return false;
+  plan.algorithm = algorithm;
+  return true;
+}
+
 Plan CublasLt::make_plan(const Problem& p) const {
   Plan plan;
   // Pedantic rules out every substitute for fp32 arithmetic: TF32, and sums of bf16 products. bf16 operands need the
@@ -130,6 +192,7 @@ Plan CublasLt::make_plan(const Problem& p) const {
   init_layout(plan.b, p.b);
   init_layout(plan.c, p.c);
   init_layout(plan.d, p.d);
+  if (take_tuned(plan, p)) return plan;
 
   cublasLtMatmulPreferenceOpaque_t preference;
   CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));

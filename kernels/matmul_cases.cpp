@@ -108,6 +108,10 @@ std::vector<OpCase> matmul_cases() {
   cases.push_back(linear_case("linear 127x64x96", 127, 64, 96, 0, false));
   cases.push_back(linear_bench("linear 32768x768x3072", 32768, 768, 3072));
   cases.push_back(linear_bench("linear 32768x768x1536", 32768, 768, 1536));
+  cases.push_back(linear_bench("linear 32768x768x768", 32768, 768, 768));
+  cases.push_back(linear_bench("linear 32768x3072x768", 32768, 3072, 768));
+  cases.push_back(linear_bench("linear 65536x768x3072", 65536, 768, 3072));
+  cases.push_back(linear_bench("linear 65536x3072x768", 65536, 3072, 768));
   return cases;
 }
 

@@ -32,10 +32,15 @@ void nsa_backward(Context& ctx, const NsaGrad& grad, const NsaWeightGrads& dw, C
   Scratch::Scope scope(ctx.scratch);
   const Tensor dgate = scope.alloc(acc, s.gate.shape());
   const Tensor delta = scope.alloc(acc, {3, in.q.size(0), in.q.size(1), in.q.size(2)});
-  nsa_combine_backward(ctx, dgate, delta, dout, {s.o[kCmp], s.o[kSel], s.o[kWin]}, s.gate);
-  auto upstream = [&](int branch) { return AttendGradIn{dout, s.gate[branch], delta[branch], s.lse[branch]}; };
+  nsa_combine_backward(ctx, dgate, delta, dout, {s.o[kCmp], s.o[kSel], s.o[kWin]}, s.gate, grad.out);
+  nsa_gate_backward(ctx, grad.dq_group, dw.gate, dgate, s.gate, in.q, w.gate, c.gate);
 
-  zero(ctx, grad.dq);  // each branch, then the gate, adds its share
+  zero(ctx, grad.dq);  // each branch adds its share
+  const Tensor quantum = attend_quantum(ctx, scope, grad.dq, dout, in.q,
+                                        {{s.k_cmp, s.v_cmp, s.gate[kCmp], delta[kCmp]},
+                                         {in.k[kSel], in.v[kSel], s.gate[kSel], delta[kSel]},
+                                         {in.k[kWin], in.v[kWin], s.gate[kWin], delta[kWin]}});
+  auto upstream = [&](int branch) { return AttendGradIn{dout, s.gate[branch], delta[branch], s.lse[branch], quantum}; };
   {
     Scratch::Scope inner(ctx.scratch);
     const Tensor dk_cmp = inner.alloc(acc, s.k_cmp.shape()), dv_cmp = inner.alloc(acc, s.v_cmp.shape());
@@ -48,7 +53,6 @@ void nsa_backward(Context& ctx, const NsaGrad& grad, const NsaWeightGrads& dw, C
                                {in.q, in.k[kSel], in.v[kSel]}, s.block_index, c.l_sel);
   nsa_attend_window_backward(ctx, {grad.dq, grad.k[kWin], grad.v[kWin]}, upstream(kWin), {in.q, in.k[kWin], in.v[kWin]},
                              c.w);
-  nsa_gate_backward(ctx, grad.dq, dw.gate, dgate, s.gate, in.q, w.gate, c.gate);
 }
 
 }  // namespace triad

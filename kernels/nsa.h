@@ -39,9 +39,13 @@ struct NsaSaved {
   Tensor gate;                      // [3,B,T,Hkv] acc
   std::array<Tensor, 3> o, lse;     // [B,T,Hq,dv] T, [B,T,Hq] acc
 };
+// All overwritten. The gradient of head h of q is dq[h] + dq_group[h / G]: the sum is left to whoever reads dq next
+// (rope_backward), which spares a pass over dq.
 struct NsaGrad {
-  Tensor dq;                   // [B,T,Hq,dk] acc, overwritten
-  std::array<Tensor, 3> k, v;  // as NsaIn's, overwritten
+  Tensor dq;                   // [B,T,Hq,dk] acc: through the branches
+  Tensor dq_group;             // [B,T,Hkv,dk] acc: through the gates
+  std::array<Tensor, 3> k, v;  // as NsaIn's
+  Tensor out;                  // [B,T,Hq,dv] T, or absent: forward's out again
 };
 
 // out [B,T,Hq,dv] T and everything in saved overwritten. keep_block_index: take saved.block_index as given (checks by

@@ -1,6 +1,7 @@
 // The shape checks of attention, one place for the three branches and both devices.
 #include "kernels/nsa_attend.h"
 
+#include "engine/backend.h"
 #include "engine/check.h"
 
 namespace triad {
@@ -41,11 +42,20 @@ void check_attend_grad(const char* op, const AttendGradOut& out, const AttendGra
   if (!grad.gate.empty()) check_argument(op, "gate", grad.gate, {B, T, Hkv}, acc);
   check_argument(op, "delta", grad.delta, {B, T, Hq}, acc);
   check_argument(op, "lse", grad.lse, {B, T, Hq}, acc);
+  if (!grad.quantum.empty()) check_argument(op, "quantum", grad.quantum, {B, T, Hq}, acc);
   check_argument(op, "dq", out.dq, in.q.shape(), acc);
   TRIAD_CHECK(out.dk.dtype == dtype || out.dk.dtype == acc, "{}: dk is {}, not {} or {}", op, out.dk.str(),
               name_of(dtype), name_of(acc));
   check_argument(op, "dk", out.dk, in.k.shape(), out.dk.dtype);
   check_argument(op, "dv", out.dv, in.v.shape(), out.dk.dtype);
+}
+
+Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, ConstTensor dout, ConstTensor q,
+                      const std::vector<QuantumBranch>& branches) {
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::attend_quantum(ctx, scope, dq, dout, q, branches);
+  }
+  return {};
 }
 
 }  // namespace triad

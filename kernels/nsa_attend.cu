@@ -9,8 +9,11 @@
 // rows are read from L2: 16 KB at d = 64 in bf16 for 2.1 MFLOP. Work comes in pieces (KeyWorkList) of about equal size,
 // because the first keys have far more rows than the last; a block's pieces are summed in order by a second kernel.
 #include "kernels/nsa_attend.cuh"
+#include "kernels/nsa_attend_forward_sm90.cuh"
+#include "kernels/nsa_attend_fused_sm90.cuh"
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/nsa_attend_rows_sm90.cuh"
+#include "kernels/nsa_attend_wide_sm90.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -222,12 +225,21 @@ void attend_key_gradients(Context& ctx, const char* op, const AttendGradOut& out
 
 void attend_range_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                           const KeyRange& range) {
-  attend_rows_forward(ctx, op, out, in, RangeKeys{range});
+  const bool fused = attend_forward_sm90_applies(ctx, out, in);
+  record_route(ctx, op, in.q.dtype, fused ? nullptr : kNotFusedHeads);
+  if (fused)
+    attend_rows_forward_sm90(ctx, op, out, in, RangeKeys{range});
+  else
+    attend_rows_forward(ctx, op, out, in, RangeKeys{range});
 }
 
 void attend_range_backward(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                            const AttendIn& in, const KeyRange& range) {
-  const bool hopper = attend_sm90_applies(ctx, out, grad, in);
+  const bool fused = attend_fused_sm90_applies(ctx, out, grad, in), wide = attend_wide_sm90_applies(ctx, out, grad, in),
+             hopper = !fused && !wide && attend_sm90_applies(ctx, out, grad, in);
+  record_route(ctx, op, in.q.dtype, fused || wide || hopper ? nullptr : kNotFusedHeads);
+  if (fused) return attend_fused_range_backward_sm90(ctx, op, out, grad, in, range);
+  if (wide) return attend_wide_range_backward_sm90(ctx, op, out, grad, in, range);
   Scratch::Scope scope(ctx.scratch);
   const Tensor facts = hopper ? compute_row_facts(ctx, scope, grad, in) : Tensor{};
   if (hopper)

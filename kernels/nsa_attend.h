@@ -3,6 +3,8 @@
 //   lse = log sum_s exp(q.k_s / sqrt(dk)).  No key: o = 0, lse = -inf.
 // Head h reads group h / G, G = Hq / Hkv. Every row and head axis may be strided; the innermost axis is contiguous.
 #pragma once
+#include <vector>
+
 #include "engine/context.h"
 
 namespace triad {
@@ -21,6 +23,8 @@ struct AttendGradIn {
   ConstTensor gate;   // [B,T,Hkv] acc; absent: 1
   ConstTensor delta;  // [B,T,Hq] acc: gate * sum_j dout[j] o[j]  (nsa_gate.h computes it)
   ConstTensor lse;    // [B,T,Hq] acc, from forward
+  // [B,T,Hq] acc from attend_quantum, which allows adding to dq in any order; absent: dq may hold anything.
+  ConstTensor quantum = {};
 };
 struct AttendGradOut {
   Tensor dq;      // [B,T,Hq,dk] acc, added to: the branches share it
@@ -29,8 +33,22 @@ struct AttendGradOut {
 // With ds[s] = p[s] * (gate * dout.v_s - delta):
 //   dq += sum_s ds[s] k_s / sqrt(dk);  dk_s = sum_(t,h) ds[s] q / sqrt(dk);  dv_s = sum_(t,h) p[s] * gate * dout
 
+// What one of the branches that share dq adds to it depends on.
+struct QuantumBranch {
+  ConstTensor k, v, gate, delta;
+};
+// On GPUs whose kernels add to dq from many CTAs at once: for each row a quantum so large that sums of its multiples up
+// to what the branches can add are exact in fp32, whatever their order (nsa_attend_fused_sm90.cu). dq has to be zero
+// before the branches, and what else is added to it comes after them. Elsewhere an absent tensor.
+Tensor attend_quantum(Context&, Scratch::Scope&, const Tensor& dq, ConstTensor dout, ConstTensor q,
+                      const std::vector<QuantumBranch>& branches);
+
 // Throws, naming `op`, unless the shapes and dtypes fit together.
 void check_attend(const char* op, const AttendIn&, const AttendOut&);
 void check_attend_grad(const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&);
 
+namespace cuda {
+Tensor attend_quantum(Context&, Scratch::Scope&, const Tensor& dq, ConstTensor dout, ConstTensor q,
+                      const std::vector<QuantumBranch>& branches);
+}  // namespace cuda
 }  // namespace triad

@@ -1,6 +1,7 @@
 // The compressed branch: its checks and, on the CPU, which blocks a row sees and which rows see a block.
 #include "kernels/nsa_attend_compressed.h"
 
+#include "engine/op_scope.h"
 #include "kernels/nsa_attend_cpu.h"
 #include "kernels/nsa_compress.h"
 
@@ -33,6 +34,7 @@ CompressedPattern compressed_pattern(const char* op, const AttendIn& in, const C
 }  // namespace
 
 void nsa_attend_compressed_forward(Context& ctx, const AttendOut& out, const AttendIn& in, const CompressedOptions& o) {
+  const OpScope op_scope(ctx, "nsa_attend_compressed_forward");
   check_attend("nsa_attend_compressed", in, out);
   const CompressedPattern pattern = compressed_pattern("nsa_attend_compressed", in, o);
   if (ctx.device.is_cuda()) {
@@ -43,6 +45,7 @@ void nsa_attend_compressed_forward(Context& ctx, const AttendOut& out, const Att
 
 void nsa_attend_compressed_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad,
                                     const AttendIn& in, const CompressedOptions& o) {
+  const OpScope op_scope(ctx, "nsa_attend_compressed_backward");
   check_attend_grad("nsa_attend_compressed backward", out, grad, in);
   const CompressedPattern pattern = compressed_pattern("nsa_attend_compressed backward", in, o);
   if (ctx.device.is_cuda()) {

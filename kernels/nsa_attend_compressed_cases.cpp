@@ -36,6 +36,9 @@ std::vector<OpCase> nsa_attend_compressed_cases() {
       compressed_case("127_l4_d2_strided", {1, 127, 0, 4, 2, 64, 64}, {4, 2}, 8),
       compressed_case("111_l16_d8_192x128", {1, 111, 0, 2, 2, 192, 128}, {16, 8}),
       compressed_case("90_l12_d6_60x100", {1, 90, 0, 8, 1, 60, 100}, {12, 6}),
+      compressed_case("300_l8_d4_128x128", {1, 300, 0, 12, 2, 128, 128}, {8, 4}, 8),
+      compressed_case("2x290_l2_d1_128x128_G16", {2, 290, 0, 16, 1, 128, 128}, {2, 1}),
+      compressed_case("20_l32_d16_128x128_no_block", {1, 20, 0, 4, 2, 128, 128}, {32, 16}),
       compressed_case("m7c", {16, 2048, 0, 12, 2, 64, 64}, {32, 16}),
   };
   cases.back().bench = true;

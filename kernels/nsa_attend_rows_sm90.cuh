@@ -23,21 +23,24 @@ struct RowGradArgs {
   View<float> dq;
 };
 
-constexpr int kTileKeys = 64, kStepKeys = 32, kTileStages = 4;
+constexpr int kStepKeys = 32, kTileStages = 4;
+template <int kPanelsK, int kPanelsV>
 struct __align__(1024) KeyStage {
-  unsigned char k[kTileKeys * kPanelRowBytes], v[kTileKeys * kPanelRowBytes];
+  static constexpr int kTileKeys = kPanelsK == 1 ? 64 : 32, kPanelBytes = kTileKeys * kPanelRowBytes;
+  unsigned char k[kPanelsK * kPanelBytes], v[kPanelsV * kPanelBytes];
 };
 
-template <class Keys>
-__global__ void __launch_bounds__(kWarpgroup, 3)
+template <class Keys, int kPanelsK, int kPanelsV>
+__global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
     row_grad_sm90_kernel(const __grid_constant__ RowGradArgs a, const __grid_constant__ Keys keys) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   const RowTile tile(a.in, gridDim.x - 1 - blockIdx.x, blockIdx.y);  // the last rows see most: they start first
   const LaneRows rows(a.in, tile, keys.range);
   const int G = a.in.heads.value();
 
-  constexpr int kSteps = kPanel / 16, kN = kStepKeys / 8;
-  uint32_t q[kSteps][4], dout[kSteps][4];
+  using KeyStage = KeyStage<kPanelsK, kPanelsV>;
+  constexpr int kTileKeys = KeyStage::kTileKeys, kSteps = kPanel / 16, kN = kStepKeys / 8;
+  uint32_t q[kPanelsK * kSteps][4], dout[kPanelsV * kSteps][4];
   float shift[2] = {INFINITY, INFINITY}, center[2] = {};
   {
     const __nv_bfloat16 *q_rows[2] = {}, *dout_rows[2] = {};
@@ -62,13 +65,19 @@ __global__ void __launch_bounds__(kWarpgroup, 3)
 #pragma unroll
     for (int i = 0; i < kTileKeys / 16; ++i) {
       const int key = min(keys_of.first + r0 + 16 * i, keys_of.end - 1);  // keys past the end are masked
-      copy_async_16(stages[stage].k + to + i * 16 * kPanelRowBytes, k_rows.at(key, 0), 16);
-      copy_async_16(stages[stage].v + to + i * 16 * kPanelRowBytes, v_rows.at(key, 0), 16);
+#pragma unroll
+      for (int panel = 0; panel < kPanelsK; ++panel)
+        copy_async_16(stages[stage].k + panel * KeyStage::kPanelBytes + to + i * 16 * kPanelRowBytes,
+                      k_rows.at(key, 0) + panel * kPanel, 16);
+#pragma unroll
+      for (int panel = 0; panel < kPanelsV; ++panel)
+        copy_async_16(stages[stage].v + panel * KeyStage::kPanelBytes + to + i * 16 * kPanelRowBytes,
+                      v_rows.at(key, 0) + panel * kPanel, 16);
     }
   };
 
   const int low_of_last = keys.range.low(tile.last_token), high_of_first = keys.range.high(tile.first_token);
-  float dq[kPanel / 8][4] = {};
+  float dq[kPanelsK][kPanel / 8][4] = {};
   const float scale = a.in.scale_log2();
   // Products with the keys key0 .. key0 + kStepKeys of a stage. ds: first dp, then ds.
   constexpr int kDeep = kStepKeys / 16;
@@ -78,18 +87,23 @@ __global__ void __launch_bounds__(kWarpgroup, 3)
     const uint32_t k = tile_descriptor(shared_address(stage.k + key0 * kPanelRowBytes));
     const uint32_t v = tile_descriptor(shared_address(stage.v + key0 * kPanelRowBytes));
     wgmma_fence();
-    wgmma_first<0>(p, q[0], k);
+    const auto multiply = [&](float(&d)[kN][4], const auto& left, uint32_t right) {
+      wgmma_first<0>(d, left[0], right);
 #pragma unroll
-    for (int i = 1; i < kSteps; ++i) wgmma_add<0>(p, q[i], k + 2 * i);
-    wgmma_first<0>(ds, dout[0], v);
-#pragma unroll
-    for (int i = 1; i < kSteps; ++i) wgmma_add<0>(ds, dout[i], v + 2 * i);
+      for (int i = 1; i < static_cast<int>(std::extent_v<std::remove_reference_t<decltype(left)>>); ++i)
+        wgmma_add<0>(d, left[i], right + i / kSteps * (KeyStage::kPanelBytes >> 4) + i % kSteps * 2);
+    };
+    multiply(p, q, k);
+    multiply(ds, dout, v);
     wgmma_commit();
   };
   const auto multiply_sums = [&](const KeyStage& stage, int key0) {
     const uint32_t k = tile_descriptor(shared_address(stage.k + key0 * kPanelRowBytes));
 #pragma unroll
-    for (int i = 0; i < kDeep; ++i) wgmma_add<1>(dq, left[i], k + i * (16 * kPanelRowBytes >> 4));
+    for (int panel = 0; panel < kPanelsK; ++panel)
+#pragma unroll
+      for (int i = 0; i < kDeep; ++i)
+        wgmma_add<1>(dq[panel], left[i], k + (panel * KeyStage::kPanelBytes + i * 16 * kPanelRowBytes >> 4));
     wgmma_commit();
   };
   const auto weigh = [&](const KeyTile& keys_of, int key0) {
@@ -118,11 +132,15 @@ __global__ void __launch_bounds__(kWarpgroup, 3)
       for (int e = 0; e < 4; ++e)
         ds[j][e] = exp2_approx(fmaf(p[j][e], scale, minus[e / 2])) * (ds[j][e] - center[e / 2]);
   };
+  const auto pin_sums = [&] {
+#pragma unroll
+    for (auto& panel : dq) pin(panel);
+  };
   // ptxas lets no register become a left operand while products run: so all of them end first.
   const auto pack = [&] {
     pin(ds);
     wgmma_wait<0>();
-    pin(dq);
+    pin_sums();
 #pragma unroll
     for (int i = 0; i < kDeep; ++i) pack_operand(left[i], ds, i);
   };
@@ -176,16 +194,16 @@ __global__ void __launch_bounds__(kWarpgroup, 3)
     multiply_sums(stages[s0], kTileKeys - kStepKeys);
   }
   wgmma_wait<0>();
-  pin(dq);
+  pin_sums();
 
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     if (!rows.exists[i]) continue;
     float* to = a.dq.at(tile.b, rows.token[i], rows.head[i]);
 #pragma unroll
-    for (int j = 0; j < kPanel / 8; ++j) {
-      const int column = 8 * j + fragment_column();
-      add_pair(to + column, dq[j][2 * i] * a.in.scale, dq[j][2 * i + 1] * a.in.scale);
+    for (int j = 0; j < kPanelsK * kPanel / 8; ++j) {
+      const float(&sum)[4] = dq[j / 8][j % 8];
+      add_pair(to + 8 * j + fragment_column(), sum[2 * i] * a.in.scale, sum[2 * i + 1] * a.in.scale);
     }
   }
 #endif
@@ -198,8 +216,10 @@ void attend_rows_backward_sm90(Context& ctx, const char* op, const AttendGradOut
   using bf16 = __nv_bfloat16;
   const RowGradArgs a{make_attend<bf16>(op, in), make_view<const bf16>(grad.dout),
                       reinterpret_cast<const RowFact*>(facts.data), make_view<float>(out.dq)};
-  launch(ctx, op, row_grad_sm90_kernel<Keys>, row_grid(a.in, in, 1, 1), dim3(kWarpgroup),
-         kTileStages * sizeof(KeyStage), a, keys);
+  dispatch_panels(in, [&]<int kPanelsK, int kPanelsV>() {
+    launch(ctx, op, row_grad_sm90_kernel<Keys, kPanelsK, kPanelsV>, row_grid(a.in, in, 1, 1), dim3(kWarpgroup),
+           kTileStages * sizeof(KeyStage<kPanelsK, kPanelsV>), a, keys);
+  });
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // list it: an index as long as the lists themselves, built in scratch.
 #include "kernels/nsa_attend_selected.h"
 
+#include "engine/op_scope.h"
 #include "kernels/nsa_attend_cpu.h"
 
 namespace triad {
@@ -73,6 +74,7 @@ void invert_lists(Context& ctx, Scratch::Scope& scope, SelectedPattern& p, int64
 
 void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
                                  int64_t l_sel) {
+  const OpScope op_scope(ctx, "nsa_attend_selected_forward");
   check_attend("nsa_attend_selected", in, out);
   const SelectedPattern pattern = selected_pattern("nsa_attend_selected", in, block_index, l_sel);
   if (ctx.device.is_cuda()) {
@@ -83,6 +85,7 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
 
 void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                                   ConstTensor block_index, int64_t l_sel) {
+  const OpScope op_scope(ctx, "nsa_attend_selected_backward");
   check_attend_grad("nsa_attend_selected backward", out, grad, in);
   SelectedPattern pattern = selected_pattern("nsa_attend_selected backward", in, block_index, l_sel);
   if (ctx.device.is_cuda()) {

@@ -5,45 +5,53 @@
 // it. Warps skip blocks that none of their rows listed. Work: the union for the loads, about the union of 16 rows for
 // the products.
 //
-// Where neighbouring lists differ, the union is much longer than a list. On Hopper long sequences therefore take only
-// the near blocks (nsa_attend_selected_sm90.cuh) this way, and the far ones from the side of the blocks.
-//
-// dk and dv need the lists by block: an inverse index, in scratch linear in T, ascending, so that sums come out with
-// the same bits each time:
-//   count_entries_kernel   how many tokens of each part of the sequence (a multiple of 1024) list a block
-//   plan_work_kernel       one CTA for each (b, g): prefix sums of the counts, and the pieces of at most kWorkTokens
-//                          tokens, so that block 0, which every token lists, does not become one CTA's work
-//   fill_index_kernel      the tokens of each block, ascending: a CTA turns the lists of 1024 tokens into a matrix of
-//                          bits (block, token) in shared memory, and a warp reads a block's bits in order
+// dk and dv need the lists by block: an inverse index, in scratch linear in T, made without ordering races:
+//   count_entries_kernel   how many tokens of each part of the sequence list a block (integer atomics: sums
+//   only) plan_work_kernel       one CTA for each (b, g): prefix sums of the counts, and the pieces of at most
+//   kWorkTokens tokens, so
+//                          that block 0, which every token lists, does not become one CTA's work
+//   fill_index_kernel      the tokens of each block, ascending: a warp turns the lists of 32 tokens into a 32x32 bit
+//   matrix
+//                          (token, block), and its transpose, by ballots, gives each lane one block's tokens in order
 #include "kernels/nsa_attend_selected.h"
 
 #include <climits>
 
 #include "kernels/nsa_attend.cuh"
+#include "kernels/nsa_attend_fused_sm90.cuh"
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/nsa_attend_rows_sm90.cuh"
 #include "kernels/nsa_attend_selected_sm90.cuh"
+#include "kernels/nsa_attend_wide_sm90.cuh"
 
 namespace triad::cuda {
 namespace {
 
+// block_index [B,T,Hkv,n]
+struct BlockLists {
+  const int* data;
+  int64_t batch, row, head;
+  int n, tokens, groups, blocks;  // blocks: of T tokens, ceil(T / l')
+  __device__ __forceinline__ const int* at(int b, int t, int g) const {
+    return data + b * batch + static_cast<int64_t>(t) * row + g * head;
+  }
+};
+
 struct SelectedKeys {
   KeyRange range;
   BlockLists lists;
-  Divisor block_keys;
-  bool near_only;  // leave out the blocks that nsa_attend_selected_sm90.cuh calls far
+  int block_keys;
 
   class Walk {
    public:
     __device__ __forceinline__ Walk(const SelectedKeys& keys, const RowTile& rows)
-        : block_keys_(keys.block_keys.value()), n_(keys.lists.n), end_of_sight_(rows.last_token + 1) {
+        : block_keys_(keys.block_keys), n_(keys.lists.n), end_of_sight_(rows.last_token + 1) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int t = rows.first_token + static_cast<int>(threadIdx.x % 32) + 32 * i;
         const bool exists = t <= rows.last_token;
         list_[i] = exists ? keys.lists.at(rows.b, t, rows.g) : nullptr;
         at_[i] = exists ? -1 : n_;
-        far_until_[i] = keys.near_only && exists ? keys.block_keys.quotient(t) : 0;
         advance(i);
       }
     }
@@ -66,14 +74,12 @@ struct SelectedKeys {
 
    private:
     __device__ __forceinline__ void advance(int i) {
-      int block;
-      do block = ++at_[i] < n_ ? list_[i][at_[i]] : -1;
-      while (is_far(block, far_until_[i]));
+      const int block = ++at_[i] < n_ ? list_[i][at_[i]] : -1;
       block_[i] = block < 0 ? INT_MAX : block;  // -1 ends a list
     }
     int block_keys_, n_, end_of_sight_;
     const int* list_[2];
-    int at_[2], block_[2], far_until_[2];
+    int at_[2], block_[2];
     int first_ = 0, end_ = 0;  // what is left of the current block
     uint64_t members_ = 0;
   };
@@ -81,62 +87,41 @@ struct SelectedKeys {
 
 // ---- the inverse index ----
 
-constexpr int kStepTokens = 1024, kMaxParts = 64;
-constexpr int kFillThreads = 512, kFillBlocks = 512;  // blocks of one CTA
-constexpr int kFillStride = kStepTokens / 32 + 1;     // words of a block's bits: odd, against bank conflicts
+constexpr int kFillWarps = 8;  // of a CTA that fills: 256 tokens a step
 constexpr int kScanThreads = 1024;
 
 struct Index {
   BlockLists lists;
   Divisor n;
-  int parts, part_tokens;  // a multiple of kStepTokens
+  Divisor block_keys;
+  int parts, part_tokens;  // of the sequence, filled side by side
+  int cut;                 // a piece of work keeps to the tokens of `cut` parts next to each other
+  int most_tokens;         // of a piece
   int64_t capacity;        // entries of one (b, g): T * n
   int* part_counts;        // [B*Hkv, parts, blocks] counts; after plan_work where the part's tokens begin in `tokens`
   int* tokens;             // [B*Hkv, capacity]
   KeyWork* work;           // [pieces, B*Hkv]
   int2* block_slots;       // [B*Hkv, blocks]
   int pieces, slots;       // capacities of one (b, g)
+  // A block past the token shows it nothing.
+  __device__ __forceinline__ bool shows(int block, int t) const {
+    return block >= 0 && block <= block_keys.quotient(t);
+  }
   __device__ __forceinline__ int* counts(int bg, int part) const {
     return part_counts + (static_cast<int64_t>(bg) * parts + part) * lists.blocks;
   }
 };
 
-// f(token - t0, block) for what the tokens [t0, t0 + count) list, several loads at once.
-template <class F>
-__device__ __forceinline__ void for_entries(const Index& index, int bg, int t0, int count, F&& f) {
-  constexpr int kAtOnce = 8;
+__global__ void count_entries_kernel(const Index index) {
   const BlockLists& lists = index.lists;
-  const int b = bg / lists.groups, g = bg % lists.groups, entries = count * lists.n;
-  for (int e0 = threadIdx.x; e0 < entries; e0 += kAtOnce * kFillThreads) {
-    int row[kAtOnce], block[kAtOnce];
-#pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) {
-      const int e = e0 + u * kFillThreads;
-      row[u] = index.n.quotient(e);
-      block[u] = e < entries ? lists.at(b, t0 + row[u], g)[e - row[u] * lists.n] : -1;
-    }
-#pragma unroll
-    for (int u = 0; u < kAtOnce; ++u)
-      if (block[u] >= 0) f(row[u], block[u]);
+  const int b = blockIdx.y / lists.groups, g = blockIdx.y % lists.groups;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < index.capacity; i += stride) {
+    const int t = index.n.quotient(static_cast<int>(i));
+    const int block = lists.at(b, t, g)[i - static_cast<int64_t>(t) * lists.n];
+    if (index.shows(block, t)) atomicAdd(index.counts(blockIdx.y, t / index.part_tokens) + block, 1);
   }
 }
-
-// A CTA: one part's entries for the blocks block0 .. block0 + kFillBlocks - 1.
-__global__ void __launch_bounds__(kFillThreads) count_entries_kernel(const Index index) {
-  __shared__ int counts[kFillBlocks];
-  const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * kFillBlocks, bg = blockIdx.y;
-  const int begin = part * index.part_tokens, end = min(begin + index.part_tokens, index.lists.tokens);
-  counts[threadIdx.x] = 0;
-  __syncthreads();
-  for_entries(index, bg, begin, end - begin, [&](int, int block) {
-    const unsigned in_chunk = block - block0;
-    if (in_chunk < kFillBlocks) atomicAdd(&counts[in_chunk], 1);
-  });
-  __syncthreads();
-  const int block = block0 + threadIdx.x;
-  if (block < index.lists.blocks) index.counts(bg, part)[block] = counts[threadIdx.x];
-}
-static_assert(kFillBlocks == kFillThreads);
 
 struct WorkSum {
   int tokens, pieces, slots;
@@ -172,70 +157,109 @@ __device__ __forceinline__ WorkSum exclusive_scan(const WorkSum& mine, WorkSum& 
           before.slots + in_warp.slots - mine.slots};
 }
 
+// First, block by block: where its tokens begin, and its partial sums. Then the pieces, run of parts by run of parts.
 __global__ void __launch_bounds__(kScanThreads) plan_work_kernel(const Index index) {
-  const int bg = blockIdx.x, blocks = index.lists.blocks;
+  const int bg = blockIdx.x, blocks = index.lists.blocks, runs = index.parts / index.cut;
+  int2* const block_slots = index.block_slots + static_cast<int64_t>(bg) * blocks;
+  const auto pieces_of = [&](int tokens) { return (tokens + index.most_tokens - 1) / index.most_tokens; };
   WorkSum done{};
   for (int block0 = 0; block0 < blocks; block0 += kScanThreads) {
     const int block = block0 + threadIdx.x;
     const bool exists = block < blocks;
-    int tokens = 0;
-#pragma unroll 8
-    for (int part = 0; part < index.parts; ++part) tokens += exists ? index.counts(bg, part)[block] : 0;
-    const int pieces =
-        exists ? max(1, (tokens + kWorkTokens - 1) / kWorkTokens) : 0;  // at least one: it writes the zeros
+    int tokens = 0, pieces = 0;
+    for (int run = 0; exists && run < runs; ++run) {
+      int in_run = 0;
+      for (int i = 0; i < index.cut; ++i) in_run += index.counts(bg, run * index.cut + i)[block];
+      tokens += in_run, pieces += pieces_of(in_run);
+    }
     WorkSum total;
-    const WorkSum at = done + exclusive_scan({tokens, pieces, pieces > 1 ? pieces : 0}, total);
+    const WorkSum at = done + exclusive_scan({tokens, 0, pieces > 1 ? pieces : 0}, total);
     done = done + total;
     if (!exists) continue;
     int first = at.tokens;
-#pragma unroll 8
     for (int part = 0; part < index.parts; ++part) {
       int& count = index.counts(bg, part)[block];
       const int begin = first;
       first += count;
       count = begin;
     }
-    const int slot0 = bg * index.slots + at.slots;
-    index.block_slots[static_cast<int64_t>(bg) * blocks + block] = make_int2(slot0, pieces);
-    for (int i = 0; i < pieces; ++i)
-      index.work[static_cast<int64_t>(at.pieces + i) * gridDim.x + bg] = {
-          block, at.tokens + i * kWorkTokens, min(kWorkTokens, tokens - i * kWorkTokens), pieces > 1 ? slot0 + i : -1};
+    block_slots[block] = make_int2(bg * index.slots + at.slots, max(1, pieces));
   }
-  for (int i = done.pieces + threadIdx.x; i < index.pieces; i += kScanThreads)
+  __syncthreads();
+  const int all_tokens = done.tokens;
+
+  // The last run first: its tokens see most.
+  int planned = 0;
+  for (int run = runs - 1; run >= 0; --run)
+    for (int block0 = 0; block0 < blocks; block0 += kScanThreads) {
+      const int block = block0 + threadIdx.x;
+      const bool exists = block < blocks;
+      const auto begin_of = [&](int r) {
+        if (r < runs) return index.counts(bg, r * index.cut)[block];
+        return block + 1 < blocks ? index.counts(bg, 0)[block + 1] : all_tokens;
+      };
+      int begin = 0, tokens = 0, pieces = 0;
+      if (exists) {
+        begin = begin_of(run), tokens = begin_of(run + 1) - begin, pieces = pieces_of(tokens);
+        if (run == 0 && begin_of(runs) == begin) pieces = 1;  // not listed at all: it writes the zeros
+      }
+      WorkSum total;
+      const int to = planned + exclusive_scan({0, pieces, 0}, total).pieces;
+      planned += total.pieces;
+      if (pieces == 0) continue;
+      const int2 slots = block_slots[block];
+      int slot = slots.x;
+      for (int r = 0; r < run; ++r) slot += pieces_of(begin_of(r + 1) - begin_of(r));
+      for (int i = 0; i < pieces; ++i)
+        index.work[static_cast<int64_t>(to + i) * gridDim.x + bg] = {
+            block, begin + i * index.most_tokens, min(index.most_tokens, tokens - i * index.most_tokens),
+            slots.y > 1 ? slot + i : -1};
+    }
+  for (int i = planned + threadIdx.x; i < index.pieces; i += kScanThreads)
     index.work[static_cast<int64_t>(i) * gridDim.x + bg] = {0, 0, -1, -1};
 }
 
-// A CTA writes the tokens of one part that list the blocks block0 .. block0 + kFillBlocks - 1.
-__global__ void __launch_bounds__(kFillThreads) fill_index_kernel(const Index index) {
-  unsigned* const bits = reinterpret_cast<unsigned*>(dynamic_shared());  // [kFillBlocks][kFillStride]
-  __shared__ int next[kFillBlocks];                                      // where a block's next token goes
+// A CTA writes the tokens of one part of the sequence that list the blocks block0 .. block0 + 31; lane j has block j.
+__global__ void __launch_bounds__(32 * kFillWarps) fill_index_kernel(const Index index) {
+  __shared__ unsigned masks[kFillWarps][32];  // by token: which of the 32 blocks it lists
+  __shared__ int counts[kFillWarps][32];      // by block: how many of the warp's tokens list it
+  const BlockLists& lists = index.lists;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * kFillBlocks, bg = blockIdx.y;
-  const int begin = part * index.part_tokens, end = min(begin + index.part_tokens, index.lists.tokens);
-  const int blocks = min(index.lists.blocks - block0, kFillBlocks);
+  const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * 32, bg = blockIdx.y;
+  const int b = bg / lists.groups, g = bg % lists.groups, n = lists.n;
+  const int begin = part * index.part_tokens, end = min(begin + index.part_tokens, lists.tokens);
   int* const out = index.tokens + bg * index.capacity;
-  if (static_cast<int>(threadIdx.x) < blocks) next[threadIdx.x] = index.counts(bg, part)[block0 + threadIdx.x];
-  for (int t0 = begin; t0 < end; t0 += kStepTokens) {
-    for (int i = threadIdx.x; i < blocks * kFillStride; i += kFillThreads) bits[i] = 0;
-    __syncthreads();
-    for_entries(index, bg, t0, min(kStepTokens, end - t0), [&](int row, int block) {
-      const unsigned in_chunk = block - block0;
-      if (in_chunk < kFillBlocks) atomicOr(&bits[in_chunk * kFillStride + row / 32], 1u << row % 32);
-    });
-    __syncthreads();
-    for (int i = warp; i < blocks; i += kFillThreads / 32) {
-      unsigned listed = bits[i * kFillStride + lane];
-      int before = __popc(listed);
-      for (int by = 1; by < 32; by *= 2) {
-        const int x = __shfl_up_sync(kFullWarp, before, by);
-        if (lane >= by) before += x;
-      }
-      int to = next[i] + before - __popc(listed);
-      for (; listed != 0; listed &= listed - 1) out[to++] = t0 + 32 * lane + __ffs(listed) - 1;
-      __syncwarp();
-      if (lane == 31) next[i] += before;
+  int at = block0 + lane < lists.blocks ? index.counts(bg, part)[block0 + lane] : 0;
+
+  for (int step = begin; step < end; step += 32 * kFillWarps) {
+    const int t0 = step + 32 * warp, entries = max(0, min(32, end - t0)) * n;
+    masks[warp][lane] = 0;
+    __syncwarp();
+    for (int i = lane; i < entries; i += 32) {
+      const int row = index.n.quotient(i);
+      const int block = lists.at(b, t0 + row, g)[i - row * n];
+      const unsigned bit = block - block0;  // -1 becomes large
+      if (bit < 32 && index.shows(block, t0 + row)) atomicOr(&masks[warp][row], 1u << bit);
     }
+    __syncwarp();
+    const unsigned listed = masks[warp][lane];
+    unsigned tokens = 0;  // that list this lane's block
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      const unsigned word = __ballot_sync(kFullWarp, listed >> j & 1);
+      if (lane == j) tokens = word;
+    }
+    counts[warp][lane] = __popc(tokens);
     __syncthreads();
+    int to = at;
+#pragma unroll
+    for (int w = 0; w < kFillWarps; ++w) {
+      const int count = counts[w][lane];
+      if (w < warp) to += count;
+      at += count;
+    }
+    for (; tokens != 0; tokens &= tokens - 1) out[to++] = t0 + __ffs(tokens) - 1;
+    __syncthreads();  // counts are free for the next step
   }
 }
 
@@ -247,15 +271,7 @@ SelectedKeys selected_keys(const char* op, const AttendIn& in, const ConstTensor
       .range = {.window = tokens, .l = 1, .d = 1, .keys = tokens},
       .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2],
                 static_cast<int>(n), tokens, static_cast<int>(in.k.size(2)), static_cast<int>(ceil_div(tokens, block))},
-      .block_keys = Divisor(block),
-      .near_only = false};
-}
-
-// Whether the blocks' side is the cheaper one: a pure function of the problem, since the lists are known to the card
-// only.
-bool far_blocks_pay(const AttendIn& in, int n, int block_keys) {
-  const int64_t blocks = in.q.size(1) / block_keys;
-  return blocks >= 4 * n;
+      .block_keys = block};
 }
 
 }  // namespace
@@ -263,45 +279,63 @@ bool far_blocks_pay(const AttendIn& in, int n, int block_keys) {
 void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
                                  int64_t l_sel) {
   const char* op = "nsa_attend_selected_forward";
-  SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
-  const int block_keys = static_cast<int>(std::min(l_sel, in.q.size(1)));
-  keys.near_only =
-      attend_far_blocks_sm90_applies(ctx, out, in, block_index, l_sel) && far_blocks_pay(in, keys.lists.n, block_keys);
-  attend_rows_forward(ctx, op, out, in, keys);
-  if (keys.near_only) attend_far_blocks_sm90(ctx, op, out, in, keys.lists, block_keys);
+  record_route(ctx, op, in.q.dtype, "no fused forward");
+  const auto attend_lists = [&](const ConstTensor& lists) {
+    attend_rows_forward(ctx, op, out, in, selected_keys(op, in, lists, l_sel));
+  };
+  if (attend_blocks_sm90_applies(ctx, out, in, block_index, l_sel))
+    attend_blocks_forward_sm90(ctx, op, out, in, block_index, l_sel, attend_lists);
+  else
+    attend_lists(block_index);
 }
 
 void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                                   ConstTensor block_index, int64_t l_sel) {
   const char* op = "nsa_attend_selected_backward";
   const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
-  const int block_keys = static_cast<int>(std::min(l_sel, in.q.size(1)));
-  const bool hopper = attend_sm90_applies(ctx, out, grad, in);
+  const bool fused = attend_fused_sm90_applies(ctx, out, grad, in), wide = attend_wide_sm90_applies(ctx, out, grad, in);
+  const bool with_dq = fused || wide, hopper = !with_dq && attend_sm90_applies(ctx, out, grad, in);
+  record_route(ctx, op, in.q.dtype, with_dq || hopper ? nullptr : kNotFusedHeads);
   Scratch::Scope facts_scope(ctx.scratch);
   const Tensor facts = hopper ? compute_row_facts(ctx, facts_scope, grad, in) : Tensor{};
   if (hopper)
     attend_rows_backward_sm90(ctx, op, out, grad, in, keys, facts);
-  else
+  else if (!with_dq)
     attend_rows_backward(ctx, op, out, grad, in, keys);
 
-  // Of `capacity` entries at most capacity / kWorkTokens pieces are full; each block adds one that is not, and needs a
-  // slot for it only when it has a full one too.
+  // Where dq is added to from the keys' side, the pieces keep to runs of tokens of which q, dout and dq fit L2: the run
+  // that has one is read once and stays, but a block has a partial sum for each. A short sequence is one run.
   const BlockLists& lists = keys.lists;
-  const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = lists.blocks;
-  const int64_t capacity = in.q.size(1) * lists.n, full = capacity / kWorkTokens;
-  const int64_t pieces = full + blocks, slots = full + std::min(full, blocks);
+  const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), blocks = lists.blocks;
+  constexpr int64_t kParts = 8, kMostParts = 32, kRunBytes = 48 << 20;
+  const int64_t row_bytes = in.q.size(2) / in.k.size(2) * (6 * in.q.size(3) + 2 * in.v.size(3));
+  int64_t parts = kParts, cut = kParts;
+  if (with_dq) {
+    while (cut > 1 && T * row_bytes * cut > kRunBytes * parts) cut /= 2;
+    if (cut == 1) parts = std::clamp(ceil_div(T * row_bytes, kRunBytes), kParts, kMostParts);
+  }
+  const int64_t part_tokens = ceil_div(T, parts);
+  const int64_t most_tokens = !with_dq ? kWorkTokens : cut == parts ? kWorkTokens / 2 : kWorkTokens / 4;
+  // Of `capacity` entries at most capacity / most_tokens pieces are full; each block adds one in each run of parts
+  // whose tokens it can be shown to, that is not, and needs a slot for it only when it has another one too.
+  const int64_t capacity = T * lists.n, full = capacity / most_tokens;
+  int64_t partly = 0;
+  for (int64_t end = part_tokens * cut; end < T + part_tokens * cut; end += part_tokens * cut)
+    partly += std::min(blocks, ceil_div(end, keys.block_keys));
+  const int64_t pieces = full + std::max(partly, blocks), slots = cut == parts ? full + std::min(full, blocks) : pieces;
   TRIAD_CHECK(bgs * pieces < (int64_t{1} << 31), "{}: {} pieces of work do not fit 31 bits", op, bgs * pieces);
   Scratch::Scope scope(ctx.scratch);
-  const int64_t part_tokens = ceil_div(ceil_div(in.q.size(1), kMaxParts), kStepTokens) * kStepTokens;
-  const int64_t parts = ceil_div(in.q.size(1), part_tokens);
   const Tensor counts = scope.alloc(DType::i32, {bgs, parts, blocks});
   const Tensor tokens = scope.alloc(DType::i32, {bgs, capacity});
   const Tensor work = scope.alloc(DType::i32, {pieces, bgs, sizeof(KeyWork) / sizeof(int)});
   const Tensor block_slots = scope.alloc(DType::i32, {bgs, blocks, 2});
   Index index{.lists = lists,
               .n = Divisor(lists.n),
+              .block_keys = Divisor(keys.block_keys),
               .parts = static_cast<int>(parts),
               .part_tokens = static_cast<int>(part_tokens),
+              .cut = static_cast<int>(cut),
+              .most_tokens = static_cast<int>(most_tokens),
               .capacity = capacity,
               .part_counts = counts.ptr<int32_t>(),
               .tokens = tokens.ptr<int32_t>(),
@@ -309,14 +343,15 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
               .block_slots = reinterpret_cast<int2*>(block_slots.data),
               .pieces = static_cast<int>(pieces),
               .slots = static_cast<int>(slots)};
+  zero(ctx, counts);
   const auto grid_y = static_cast<unsigned>(bgs);
-  const dim3 fill_grid(static_cast<unsigned>(ceil_div(blocks, kFillBlocks) * parts), grid_y);
-  launch(ctx, "count_entries", count_entries_kernel, fill_grid, dim3(kFillThreads), 0, index);
+  const auto count_ctas = static_cast<unsigned>(std::min<int64_t>(ceil_div(capacity, 1024), 1024));
+  launch(ctx, "count_entries", count_entries_kernel, dim3(count_ctas, grid_y), dim3(256), 0, index);
   launch(ctx, "plan_work", plan_work_kernel, dim3(grid_y), dim3(kScanThreads), 0, index);
-  const size_t bits_bytes = std::min<int64_t>(blocks, kFillBlocks) * kFillStride * sizeof(unsigned);
-  launch(ctx, "fill_index", fill_index_kernel, fill_grid, dim3(kFillThreads), bits_bytes, index);
+  const auto fill_ctas = static_cast<unsigned>(ceil_div(blocks, 32) * parts);
+  launch(ctx, "fill_index", fill_index_kernel, dim3(fill_ctas, grid_y), dim3(32 * kFillWarps), 0, index);
 
-  KeyWorkList list{.block_keys = block_keys,
+  KeyWorkList list{.block_keys = keys.block_keys,
                    .blocks = lists.blocks,
                    .pieces = static_cast<int>(pieces),
                    .work = index.work,
@@ -326,9 +361,13 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
                    .partial = nullptr};
   if (slots > 0) {
     const int64_t width = in.k.size(3) + in.v.size(3);
-    list.partial = scope.alloc(DType::f32, {bgs * slots, block_keys, width}).ptr<float>();
+    list.partial = scope.alloc(DType::f32, {bgs * slots, keys.block_keys, width}).ptr<float>();
   }
-  if (hopper)
+  if (fused)
+    attend_fused_listed_backward_sm90(ctx, op, out, grad, in, keys.range, list);
+  else if (wide)
+    attend_wide_listed_backward_sm90(ctx, op, out, grad, in, keys.range, list);
+  else if (hopper)
     attend_key_gradients_sm90(ctx, op, out, grad, in, keys.range, list, facts);
   else
     attend_key_gradients(ctx, op, out, grad, in, keys.range, list);

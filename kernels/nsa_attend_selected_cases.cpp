@@ -60,6 +60,13 @@ std::vector<OpCase> nsa_attend_selected_cases() {
       selected_case("2100_l128_n4_far", {1, 2100, 2100, 2, 2, 64, 64}, 4, 128),
       selected_case("530_l32_n4_far_G32", {1, 530, 530, 32, 1, 64, 64}, 4, 32,
                     [](uint64_t seed) { return random_block_lists(seed, 1, 530, 1, 4, 32, true); }),
+      selected_case("300_l64_n3_128x128", {1, 300, 300, 12, 2, 128, 128}, 3, 64, nullptr, 8),
+      selected_case("2x260_l32_n4_128x128_G16", {2, 260, 260, 16, 1, 128, 128}, 4, 32),
+      selected_case("270_l128_n2_128x128_G1", {1, 270, 270, 2, 2, 128, 128}, 2, 128),
+      selected_case("700_l64_hot_128x128", {1, 700, 700, 4, 2, 128, 128}, 4, 64,
+                    [](uint64_t) { return hot_lists(700 * 2, 4); }),
+      selected_case("100_l8_tails_128x128", {1, 100, 100, 4, 2, 128, 128}, 9, 8,
+                    [](uint64_t seed) { return random_block_lists(seed, 1, 100, 2, 9, 8, true); }),
       selected_case("m7c", {16, 2048, 2048, 12, 2, 64, 64}, 16, 64),
   };
   cases.back().bench = true;

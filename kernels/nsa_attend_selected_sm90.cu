@@ -21,7 +21,8 @@
 // l' * (dk + dv) * 2 bytes for each block and range.
 #include "kernels/nsa_attend_selected_sm90.cuh"
 
-#include "kernels/nsa_attend_sm90.cuh"
+#include "kernels/nsa_attend.cuh"
+#include "kernels/wgmma_sm90.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -36,6 +37,21 @@ constexpr int kUnitsAtOnce = 4;                          // that a warp takes fr
 constexpr int kIndexThreads = 1024;
 constexpr float kLog2e = 1.4426950408889634f;
 
+// A token's near blocks are the first one and the two that end with its own: by the selection's rule every token lists
+// them, so neighbouring tokens share them whatever else they list. The others are complete and past.
+constexpr int kNear = 3;
+__device__ __forceinline__ bool is_far(int block, int current) { return block > 0 && block + 1 < current; }
+
+// block_index [B,T,Hkv,n]
+struct BlockLists {
+  const int* data;
+  int64_t batch, row, head;
+  int tokens, groups, blocks;  // blocks: of T tokens, ceil(T / l')
+  __device__ __forceinline__ const int* at(int b, int t, int g) const {
+    return data + b * batch + static_cast<int64_t>(t) * row + g * head;
+  }
+};
+
 struct FarArgs {
   View<const bf16> q, k, v;
   View<bf16> o;
@@ -46,6 +62,7 @@ struct FarArgs {
   int range_tokens, ranges, steps, buffers;  // steps: ranges of all (b, g), group after group
   int piece_tokens;                          // of an item, at most
   int merge_rows;                            // of a merge item
+  int* near;                                 // [B,T,Hkv,kNear] the near blocks listed, -1 at the end
   // By step: how many items; the items (block, first entry, entries); the entries, t - (range's first token) << 6 | i.
   int* item_counts;
   int4* items;
@@ -114,6 +131,15 @@ __global__ void __launch_bounds__(kIndexThreads) index_range_kernel(const __grid
   };
 
   for (int i = threadIdx.x; i < blocks; i += kIndexThreads) by_block[i] = 0;
+  for (int i = threadIdx.x; i < tokens; i += kIndexThreads) {
+    const int t = t0 + i, current = a.block_keys.quotient(t);
+    const int* const list = a.lists.at(b, t, g);
+    int* const near = a.near + ((static_cast<int64_t>(b) * a.lists.tokens + t) * a.lists.groups + g) * kNear;
+    int count = 0;
+    for (int j = 0; j < n; ++j)
+      if (list[j] >= 0 && list[j] <= current && !is_far(list[j], current)) near[count++] = list[j];
+    while (count < kNear) near[count++] = -1;
+  }
   __syncthreads();
   for_far_entries([&](int block, int) { atomicAdd(&by_block[block], 1); });
   __syncthreads();
@@ -155,11 +181,11 @@ __global__ void __launch_bounds__(kIndexThreads) plan_steps_kernel(const __grid_
 
 // What the loaders are told of a stage, some stages ahead.
 struct StagePlan {
-  int step, block;        // step -1: the end
-  int tile, tiles;        // of the item
-  int entries;            // of the item: tokens
-  int kv, kv_parity;      // its buffer of keys and values, and the parity of its turn there
-  int entry[kTileRows];   // by row
+  int step, block;       // step -1: the end
+  int tile, tiles;       // of the item
+  int entries;           // of the item: tokens
+  int kv, kv_parity;     // its buffer of keys and values, and the parity of its turn there
+  int entry[kTileRows];  // by row
 };
 // What the gatherers are told.
 struct StageWork {
@@ -193,8 +219,7 @@ struct FarShape {
   // A merging warp has two units of some rows' partial sums from some of their list's places.
   static constexpr int kUnitRows = 256 / kDv, kUnitPlaces = kDv == 64 ? 16 : 8;
   static constexpr int kUnitBytes = kUnitRows * kUnitPlaces * kDv * 2, kMergeBytes = 4 * 2 * kUnitBytes;
-  static constexpr int kKeyRoom =
-      (212 * 1024 - kStages * kRowBytes - kGatherers * kOutBytes - kMergeBytes) / kKeyBytes;
+  static constexpr int kKeyRoom = (212 * 1024 - kStages * kRowBytes - kGatherers * kOutBytes - kMergeBytes) / kKeyBytes;
   static constexpr int kMaxBuffers = 6;
   static constexpr int kThreads = (kGatherers + 2) * kWarpgroup;
   // A warpgroup may take what others of its CTA gave: all of them together have what the launch gave.
@@ -230,9 +255,7 @@ struct Far {
   __device__ __forceinline__ uint32_t keys_empty(int i) const { return keys_full(Shape::kMaxBuffers + i); }
   __device__ __forceinline__ uint32_t stage_empty(int i) const { return keys_full(2 * Shape::kMaxBuffers + i); }
   __device__ __forceinline__ unsigned char* stage(int i) const { return stages + i * Shape::kRowBytes; }
-  __device__ __forceinline__ unsigned char* key_buffer(int i) const {
-    return keys + i * key_tiles * Shape::kKeyBytes;
-  }
+  __device__ __forceinline__ unsigned char* key_buffer(int i) const { return keys + i * key_tiles * Shape::kKeyBytes; }
 
   // The warp that takes items from the queue and looks up their entries. It runs ahead of the loaders by a ring of
   // plans, so that none of the loads that lead to an address (ticket, item, entries: 700 clocks each) is waited for.
@@ -611,8 +634,7 @@ struct Far {
     for (int i = 1; i < kUnitPairs; ++i)
       if (first_pair / 32 == i) far = fars[i];
     far >>= first_pair % 32;
-    const bf16* const partial =
-        a.partial + (buffer + (row.x * n + u.place0) * G + row.y) * kDv + 8 * (lane % kLanes);
+    const bf16* const partial = a.partial + (buffer + (row.x * n + u.place0) * G + row.y) * kDv + 8 * (lane % kLanes);
 #pragma unroll
     for (int j = 0; j < kPlaces; ++j) {  // zeros where there is no partial sum
       const bool is_there = far >> j & 1;
@@ -715,8 +737,9 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kThreads, 1)
   unsigned char* const outs = stages + Shape::kStages * Shape::kRowBytes;
   const int key_tiles = (a.block_keys.value() + kTileRows - 1) / kTileRows, key_buffers = Shape::key_buffers(key_tiles);
   unsigned char* const units = outs + Shape::kGatherers * Shape::kOutBytes;
-  const Far<kDk, kDv> far{a,     stages, outs, units, units + Shape::kMergeBytes, plans, works,
-                          shared_address(barriers), key_tiles, key_buffers};
+  const Far<kDk, kDv> far{
+      a,         stages,     outs, units, units + Shape::kMergeBytes, plans, works, shared_address(barriers),
+      key_tiles, key_buffers};
   if (threadIdx.x == 0) {
     for (int i = 0; i < kPlans; ++i) barrier_init(far.plan_full(i), 64), barrier_init(far.plan_empty(i), 2);
     for (int i = 0; i < kWorks; ++i) {
@@ -759,6 +782,7 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kThreads, 1)
 // Ranges of so many tokens that their partial sums take about kBufferBytes, and a few buffers of them.
 constexpr int64_t kBufferBytes = 12 << 20;
 constexpr int kBuffers = 4, kMaxBlocks = 48 * 1024;
+constexpr int64_t kPaysFrom = 4;  // times the keys of a list
 int range_tokens_of(const AttendIn& in, int n) {
   const int64_t token_bytes = n * (in.q.size(2) / in.k.size(2)) * in.v.size(3) * 2;
   const int64_t fit = std::max<int64_t>(kBufferBytes / token_bytes / 128 * 128, 128);
@@ -775,10 +799,11 @@ void launch_far(Context& ctx, const char* op, const FarArgs& a, int block_keys) 
 
 }  // namespace
 
-bool attend_far_blocks_sm90_applies(const Context& ctx, const AttendOut& out, const AttendIn& in,
-                                    const ConstTensor& block_index, int64_t l_sel) {
+bool attend_blocks_sm90_applies(const Context& ctx, const AttendOut& out, const AttendIn& in,
+                                const ConstTensor& block_index, int64_t l_sel) {
   const auto far_rows = [](const ConstTensor& t) { return make_view<const bf16>(t).vector; };  // of 16-byte vectors
   const int64_t dk = in.q.size(3), dv = in.v.size(3), n = block_index.size(3);
+  if (in.q.size(1) < kPaysFrom * n * l_sel) return false;
   const bool widths = (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
   return ctx.compute_capability == 90 && in.q.dtype == DType::bf16 && widths && n <= 64 &&
          (l_sel == 32 || l_sel == 64 || l_sel == 128) && in.q.size(2) / in.k.size(2) <= 64 &&
@@ -786,46 +811,53 @@ bool attend_far_blocks_sm90_applies(const Context& ctx, const AttendOut& out, co
          far_rows(out.o) && in.q.size(1) * in.q.stride[1] / 8 < (int64_t{1} << 31);
 }
 
-void attend_far_blocks_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                            const BlockLists& lists, int block_keys) {
+void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
+                                const ConstTensor& block_index, int64_t l_sel,
+                                const std::function<void(const ConstTensor& lists)>& attend_near) {
   const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), G = in.q.size(2) / in.k.size(2);
-  const int range_tokens = range_tokens_of(in, lists.n), piece_tokens = static_cast<int>(kItemTiles * kTileRows / G);
-  const int64_t ranges = ceil_div(T, range_tokens), steps = bgs * ranges;
-  const int64_t entries = int64_t{range_tokens} * lists.n;
-  const int64_t items = std::min<int64_t>(lists.blocks, entries) + entries / piece_tokens;
+  const int n = static_cast<int>(block_index.size(3)), block_keys = static_cast<int>(l_sel);
+  const int range_tokens = range_tokens_of(in, n), piece_tokens = static_cast<int>(kItemTiles * kTileRows / G);
+  const int64_t ranges = ceil_div(T, range_tokens), steps = bgs * ranges, blocks = ceil_div(T, l_sel);
+  const int64_t entries = int64_t{range_tokens} * n;
+  const int64_t items = std::min(blocks, entries) + entries / piece_tokens;
   Scratch::Scope scope(ctx.scratch);
   const auto ints = [&](int64_t count) { return scope.alloc(DType::i32, {count}).ptr<int32_t>(); };
-  const FarArgs a{.q = make_view<const bf16>(in.q),
-                  .k = make_view<const bf16>(in.k),
-                  .v = make_view<const bf16>(in.v),
-                  .o = make_view<bf16>(out.o),
-                  .lse = make_view<float>(out.lse),
-                  .lists = lists,
-                  .n = Divisor(lists.n),
-                  .heads = Divisor(static_cast<int>(G)),
-                  .block_keys = Divisor(block_keys),
-                  .scale_log2 = kLog2e / std::sqrt(static_cast<float>(in.q.size(3))),
-                  .range_tokens = range_tokens,
-                  .ranges = static_cast<int>(ranges),
-                  .steps = static_cast<int>(steps),
-                  .buffers = kBuffers,
-                  .piece_tokens = piece_tokens,
-                  .merge_rows = kUnitsAtOnce * (in.v.size(3) == 64 ? 4 : 2),
-                  .item_counts = ints(steps),
-                  .items = reinterpret_cast<int4*>(ints(4 * steps * items)),
-                  .entries = ints(steps * entries),
-                  .items_stride = static_cast<int>(items),
-                  .entries_stride = static_cast<int>(entries),
-                  .starts = ints(steps + 1),
-                  .gathered = ints(steps),
-                  .merged = ints(steps),
-                  .gather_queue = ints(1),
-                  .merge_queue = ints(1),
-                  .partial = scope.alloc(DType::bf16, {kBuffers * entries * G, in.v.size(3)}).ptr<bf16>(),
-                  .partial_lse = scope.alloc(DType::f32, {kBuffers * entries * G}).ptr<float>()};
+  const Tensor near = scope.alloc(DType::i32, {in.q.size(0), T, in.k.size(2), kNear});
+  const FarArgs a{
+      .q = make_view<const bf16>(in.q),
+      .k = make_view<const bf16>(in.k),
+      .v = make_view<const bf16>(in.v),
+      .o = make_view<bf16>(out.o),
+      .lse = make_view<float>(out.lse),
+      .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2],
+                static_cast<int>(T), static_cast<int>(in.k.size(2)), static_cast<int>(blocks)},
+      .n = Divisor(n),
+      .heads = Divisor(static_cast<int>(G)),
+      .block_keys = Divisor(block_keys),
+      .scale_log2 = kLog2e / std::sqrt(static_cast<float>(in.q.size(3))),
+      .range_tokens = range_tokens,
+      .ranges = static_cast<int>(ranges),
+      .steps = static_cast<int>(steps),
+      .buffers = kBuffers,
+      .piece_tokens = piece_tokens,
+      .merge_rows = kUnitsAtOnce * (in.v.size(3) == 64 ? 4 : 2),
+      .near = near.ptr<int32_t>(),
+      .item_counts = ints(steps),
+      .items = reinterpret_cast<int4*>(ints(4 * steps * items)),
+      .entries = ints(steps * entries),
+      .items_stride = static_cast<int>(items),
+      .entries_stride = static_cast<int>(entries),
+      .starts = ints(steps + 1),
+      .gathered = ints(steps),
+      .merged = ints(steps),
+      .gather_queue = ints(1),
+      .merge_queue = ints(1),
+      .partial = scope.alloc(DType::bf16, {kBuffers * entries * G, in.v.size(3)}).ptr<bf16>(),
+      .partial_lse = scope.alloc(DType::f32, {kBuffers * entries * G}).ptr<float>()};
   launch(ctx, "index_range", index_range_kernel, dim3(static_cast<unsigned>(steps)), dim3(kIndexThreads),
-         lists.blocks * sizeof(int), a);
+         blocks * sizeof(int), a);
   launch(ctx, "plan_steps", plan_steps_kernel, dim3(1), dim3(kIndexThreads), 0, a);
+  attend_near(near);
   if (in.q.size(3) == 64)
     launch_far<64, 64>(ctx, op, a, block_keys);
   else if (in.q.size(3) == 128)

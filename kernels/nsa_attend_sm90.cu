@@ -26,17 +26,26 @@ struct KeyGradArgs {
   int sequences_and_groups;
 };
 
-constexpr int kStageRows = 64, kStages = 3;
+constexpr int kStages = 3;
+[[maybe_unused]] constexpr int kStepRows = 32;  // the PTX for older cards has no step
 constexpr int kTileBytes = kRows * kPanelRowBytes;
+// The rows of a stage: wide heads take half as many, so that two CTAs still fit an SM.
+template <int kPanelsK>
+constexpr int kStageRows = kPanelsK == 1 ? 64 : 32;
+template <int kPanelsK, int kPanelsV>
 struct __align__(1024) Stage {
-  unsigned char q[kStageRows * kPanelRowBytes], dout[kStageRows * kPanelRowBytes];
-  RowFact facts[kStageRows];
-  int2 range[kStageRows];  // the keys that the row sees
+  static constexpr int kCount = kStageRows<kPanelsK>, kPanelBytes = kCount * kPanelRowBytes;
+  unsigned char q[kPanelsK * kPanelBytes], dout[kPanelsV * kPanelBytes];
+  RowFact facts[kCount];
+  int2 range[kCount];  // the keys that the row sees
 };
 
-__global__ void __launch_bounds__(kWarpgroup, 3) key_grad_sm90_kernel(const __grid_constant__ KeyGradArgs a) {
+template <int kPanelsK, int kPanelsV>
+__global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
+    key_grad_sm90_kernel(const __grid_constant__ KeyGradArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
-  constexpr int kStepRows = 32, kStepsD = kPanel / 16;
+  using Stage = Stage<kPanelsK, kPanelsV>;
+  constexpr int kStageRows = Stage::kCount, kStepsD = kPanel / 16;
   const int bg = blockIdx.x % a.sequences_and_groups, b = bg / a.in.groups, g = bg % a.in.groups;
   const KeyWork work =
       find_work(a.list, a.range, a.in.tokens, blockIdx.x / a.sequences_and_groups, bg, a.sequences_and_groups);
@@ -46,7 +55,7 @@ __global__ void __launch_bounds__(kWarpgroup, 3) key_grad_sm90_kernel(const __gr
 
   Stage* const stages = reinterpret_cast<Stage*>(aligned_shared());
   unsigned char* const keys = reinterpret_cast<unsigned char*>(stages + kStages);  // k, then v
-  int* const listed = reinterpret_cast<int*>(keys + 2 * kTileBytes);
+  int* const listed = reinterpret_cast<int*>(keys + (kPanelsK + kPanelsV) * kTileBytes);
   const bool is_listed = a.list.tokens != nullptr;
   if (is_listed) {
     const int* tokens = a.list.tokens + bg * a.list.tokens_stride + work.first;
@@ -55,30 +64,35 @@ __global__ void __launch_bounds__(kWarpgroup, 3) key_grad_sm90_kernel(const __gr
   }
   const int G = a.in.heads.value(), rows = work.count * G, steps = (rows + kStageRows - 1) / kStageRows;
   const RowFact* const facts = a.facts + static_cast<int64_t>(bg) * a.in.tokens * G;
-  const int lane = threadIdx.x % 32, chunk = lane % 8, warp_row = threadIdx.x / 32 * 16;
+  constexpr int kWarpRows = kStageRows / 4;
+  const int lane = threadIdx.x % 32, chunk = lane % 8, warp_row = threadIdx.x / 32 * kWarpRows;
   const bf16* const q_chunk = a.in.q.at(b, 0, g * G) + 8 * chunk;
   const bf16* const dout_chunk = a.dout.at(b, 0, g * G) + 8 * chunk;
   const int q_row = static_cast<int>(a.in.q.row / 8), q_head = static_cast<int>(a.in.q.head / 8);  // in 16 bytes
   const int dout_row = static_cast<int>(a.dout.row / 8), dout_head = static_cast<int>(a.dout.head / 8);
   const int to_row = swizzled(warp_row + lane / 8, chunk);
 
-  // A warp brings 16 rows of the stage: a lane finds out where one of them lies and tells the eight that copy it. Rows
-  // past the end repeat the last and weigh nothing.
+  // A warp brings a quarter of the stage's rows: a lane finds out where one of them lies and tells the eight that copy
+  // it. Rows past the end repeat the last and weigh nothing.
   const auto load = [&](int step, Stage& stage) {
     if (step < steps) {
-      const int r = warp_row + lane % 16, row = min(step * kStageRows + r, rows - 1);
+      const int r = warp_row + lane % kWarpRows, row = min(step * kStageRows + r, rows - 1);
       const int in_list = a.in.heads.quotient(row), t = is_listed ? listed[in_list] : work.first + in_list;
       const int h = row - in_list * G;
       const int q_at = t * q_row + h * q_head, dout_at = t * dout_row + h * dout_head;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < kWarpRows / 4; ++i) {
         const int to = (to_row ^ (i % 2 * 4 << 4)) + i * 4 * kPanelRowBytes;
         const int64_t q_from = __shfl_sync(kFullWarp, q_at, 4 * i + lane / 8);
         const int64_t dout_from = __shfl_sync(kFullWarp, dout_at, 4 * i + lane / 8);
-        copy_async_16(stage.q + to, q_chunk + 8 * q_from, 16);
-        copy_async_16(stage.dout + to, dout_chunk + 8 * dout_from, 16);
+#pragma unroll
+        for (int panel = 0; panel < kPanelsK; ++panel)
+          copy_async_16(stage.q + panel * Stage::kPanelBytes + to, q_chunk + 8 * q_from + panel * kPanel, 16);
+#pragma unroll
+        for (int panel = 0; panel < kPanelsV; ++panel)
+          copy_async_16(stage.dout + panel * Stage::kPanelBytes + to, dout_chunk + 8 * dout_from + panel * kPanel, 16);
       }
-      if (lane < 16) {
+      if (lane < kWarpRows) {
         if (step * kStageRows + r < rows)
           copy_async_8(&stage.facts[r], facts + static_cast<int64_t>(t) * G + h);
         else
@@ -95,14 +109,18 @@ __global__ void __launch_bounds__(kWarpgroup, 3) key_grad_sm90_kernel(const __gr
 #pragma unroll
     for (int i = 0; i < kRows / 16; ++i) {  // keys past the end repeat the last; their sums are not stored
       const int r = threadIdx.x / 8 + 16 * i, key = min(key0 + r, key_end - 1);
-      copy_async_16(keys + swizzled(r, chunk), k_rows.at(key, 0) + 8 * chunk, 16);
-      copy_async_16(keys + kTileBytes + swizzled(r, chunk), v_rows.at(key, 0) + 8 * chunk, 16);
+#pragma unroll
+      for (int panel = 0; panel < kPanelsK + kPanelsV; ++panel) {
+        const bf16* const from =
+            panel < kPanelsK ? k_rows.at(key, 0) + panel * kPanel : v_rows.at(key, 0) + (panel - kPanelsK) * kPanel;
+        copy_async_16(keys + panel * kTileBytes + swizzled(r, chunk), from + 8 * chunk, 16);
+      }
     }
   }
   load(0, stages[0]);
-  const uint32_t k = tile_descriptor(shared_address(keys)), v = k + (kTileBytes >> 4);
+  const uint32_t k = tile_descriptor(shared_address(keys)), v = k + kPanelsK * (kTileBytes >> 4);
   const float scale = a.in.scale_log2();
-  float dk[kPanel / 8][4] = {}, dv[kPanel / 8][4] = {};
+  float dk[kPanelsK][kPanel / 8][4] = {}, dv[kPanelsV][kPanel / 8][4] = {};
   // Products with the rows row0 .. row0 + 31 of a stage. p and ds: first s^T and dp^T, then pg^T and ds^T.
   constexpr int kN = kStepRows / 8, kDeep = kStepRows / 16;
   float p[kN][4], ds[kN][4];
@@ -111,21 +129,29 @@ __global__ void __launch_bounds__(kWarpgroup, 3) key_grad_sm90_kernel(const __gr
     const uint32_t q = tile_descriptor(shared_address(stage.q + row0 * kPanelRowBytes));
     const uint32_t dout = tile_descriptor(shared_address(stage.dout + row0 * kPanelRowBytes));
     wgmma_fence();
-    wgmma_first(p, k, q);
+    const auto multiply = [&](float(&d)[kN][4], uint32_t left, uint32_t right, int panels) {
+      wgmma_first(d, left, right);
 #pragma unroll
-    for (int i = 1; i < kStepsD; ++i) wgmma_add(p, k + 2 * i, q + 2 * i);
-    wgmma_first(ds, v, dout);
-#pragma unroll
-    for (int i = 1; i < kStepsD; ++i) wgmma_add(ds, v + 2 * i, dout + 2 * i);
+      for (int i = 1; i < panels * kStepsD; ++i)
+        wgmma_add(d, left + i / kStepsD * (kTileBytes >> 4) + i % kStepsD * 2,
+                  right + i / kStepsD * (Stage::kPanelBytes >> 4) + i % kStepsD * 2);
+    };
+    multiply(p, k, q, kPanelsK);
+    multiply(ds, v, dout, kPanelsV);
     wgmma_commit();
   };
   const auto multiply_sums = [&](const Stage& stage, int row0) {
     const uint32_t q = tile_descriptor(shared_address(stage.q + row0 * kPanelRowBytes));
     const uint32_t dout = tile_descriptor(shared_address(stage.dout + row0 * kPanelRowBytes));
+    const auto multiply = [&](auto& d, const uint32_t(&left)[kDeep][4], uint32_t right) {
 #pragma unroll
-    for (int i = 0; i < kDeep; ++i) wgmma_add<1>(dv, left_p[i], dout + i * (16 * kPanelRowBytes >> 4));
+      for (int panel = 0; panel < static_cast<int>(std::extent_v<std::remove_reference_t<decltype(d)>>); ++panel)
 #pragma unroll
-    for (int i = 0; i < kDeep; ++i) wgmma_add<1>(dk, left_ds[i], q + i * (16 * kPanelRowBytes >> 4));
+        for (int i = 0; i < kDeep; ++i)
+          wgmma_add<1>(d[panel], left[i], right + (panel * Stage::kPanelBytes + i * 16 * kPanelRowBytes >> 4));
+    };
+    multiply(dv, left_p, dout);
+    multiply(dk, left_ds, q);
     wgmma_commit();
   };
   // `count`: the rows that the stage holds.
@@ -152,13 +178,18 @@ __global__ void __launch_bounds__(kWarpgroup, 3) key_grad_sm90_kernel(const __gr
       for (int e = 0; e < 4; ++e) ds[j][e] = p[j][e] * (ds[j][e] - (e % 2 == 0 ? fact.y : fact.w));
     }
   };
+  const auto pin_sums = [&] {
+#pragma unroll
+    for (auto& panel : dk) pin(panel);
+#pragma unroll
+    for (auto& panel : dv) pin(panel);
+  };
   // ptxas lets no register become a left operand while products run: so all of them end first.
   const auto pack = [&] {
     pin(p);
     pin(ds);
     wgmma_wait<0>();
-    pin(dk);
-    pin(dv);
+    pin_sums();
 #pragma unroll
     for (int i = 0; i < kDeep; ++i) pack_operand(left_p[i], p, i), pack_operand(left_ds[i], ds, i);
   };
@@ -198,28 +229,32 @@ __global__ void __launch_bounds__(kWarpgroup, 3) key_grad_sm90_kernel(const __gr
     }
   }
   wgmma_wait<0>();
-  pin(dk);
-  pin(dv);
+  pin_sums();
 
+  constexpr int kWidthK = kPanelsK * kPanel, kWidthV = kPanelsV * kPanel;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int key = warp_key + 8 * i;
     if (key >= key_end) continue;
     float* partial = a.list.partial;
     if (work.slot >= 0)
-      partial +=
-          (static_cast<int64_t>(work.slot) * a.list.block_keys + key - work.block * a.list.block_keys) * 2 * kPanel;
+      partial += (static_cast<int64_t>(work.slot) * a.list.block_keys + key - work.block * a.list.block_keys) *
+                 (kWidthK + kWidthV);
+    const auto store = [&](float* to, const GradView& out, int column, float x, float y) {
+      if (work.slot >= 0)
+        *reinterpret_cast<float2*>(to + column) = make_float2(x, y);
+      else
+        out.store(b, key, g, column, x, y);
+    };
 #pragma unroll
-    for (int j = 0; j < kPanel / 8; ++j) {
-      const int column = 8 * j + fragment_column();
-      const float dk0 = dk[j][2 * i] * a.in.scale, dk1 = dk[j][2 * i + 1] * a.in.scale;
-      if (work.slot >= 0) {
-        *reinterpret_cast<float2*>(partial + column) = make_float2(dk0, dk1);
-        *reinterpret_cast<float2*>(partial + kPanel + column) = make_float2(dv[j][2 * i], dv[j][2 * i + 1]);
-      } else {
-        a.dk.store(b, key, g, column, dk0, dk1);
-        a.dv.store(b, key, g, column, dv[j][2 * i], dv[j][2 * i + 1]);
-      }
+    for (int j = 0; j < kWidthK / 8; ++j) {
+      const float(&sum)[4] = dk[j / 8][j % 8];
+      store(partial, a.dk, 8 * j + fragment_column(), sum[2 * i] * a.in.scale, sum[2 * i + 1] * a.in.scale);
+    }
+#pragma unroll
+    for (int j = 0; j < kWidthV / 8; ++j) {
+      const float(&sum)[4] = dv[j / 8][j % 8];
+      store(partial + kWidthK, a.dv, 8 * j + fragment_column(), sum[2 * i], sum[2 * i + 1]);
     }
   }
 #endif
@@ -227,7 +262,7 @@ __global__ void __launch_bounds__(kWarpgroup, 3) key_grad_sm90_kernel(const __gr
 
 // The sums of the blocks that have several pieces, pieces in order. A CTA takes 8 keys of a block, a thread 4 columns.
 constexpr int kMergeKeys = 8;
-__global__ void __launch_bounds__(256) merge_key_gradients_sm90_kernel(const __grid_constant__ KeyGradArgs a) {
+__global__ void merge_key_gradients_sm90_kernel(const __grid_constant__ KeyGradArgs a) {
   const KeyWorkList& list = a.list;
   const int block = blockIdx.x, bg = blockIdx.y, b = bg / a.in.groups, g = bg % a.in.groups;
   int2 slots;
@@ -237,18 +272,20 @@ __global__ void __launch_bounds__(256) merge_key_gradients_sm90_kernel(const __g
     const int parts = list.pieces / list.blocks;
     slots = make_int2((bg * list.blocks + block) * parts, parts);
   }
-  const int in_block = blockIdx.z * kMergeKeys + threadIdx.x / 32, column = threadIdx.x % 32 * 4;
+  const int width = a.dk.width + a.dv.width, in_block = blockIdx.z * kMergeKeys + threadIdx.y, column = threadIdx.x * 4;
   const int key = block * list.block_keys + in_block;
   if (slots.y <= 1 || in_block >= list.block_keys || key >= a.range.keys) return;
   float4 sum = {};
   for (int part = 0; part < slots.y; ++part) {
     const float4 x = *reinterpret_cast<const float4*>(
-        list.partial + (static_cast<int64_t>(slots.x + part) * list.block_keys + in_block) * 2 * kPanel + column);
+        list.partial + (static_cast<int64_t>(slots.x + part) * list.block_keys + in_block) * width + column);
     sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
   }
-  const GradView& out = column < kPanel ? a.dk : a.dv;
-  out.store(b, key, g, column % kPanel, sum.x, sum.y);
-  out.store(b, key, g, column % kPanel + 2, sum.z, sum.w);
+  const bool is_dk = column < a.dk.width;
+  const GradView& out = is_dk ? a.dk : a.dv;
+  const int to = is_dk ? column : column - a.dk.width;
+  out.store(b, key, g, to, sum.x, sum.y);
+  out.store(b, key, g, to + 2, sum.z, sum.w);
 }
 
 __global__ void __launch_bounds__(256)
@@ -288,13 +325,15 @@ void attend_key_gradients_sm90(Context& ctx, const char* op, const AttendGradOut
                       range,
                       list,
                       static_cast<int>(bgs)};
-  const size_t bytes =
-      kStages * sizeof(Stage) + 2 * kTileBytes + (list.tokens != nullptr ? kWorkTokens * sizeof(int) : 0);
   const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, kRows));  // the first keys, which have most rows, first
-  launch(ctx, op, key_grad_sm90_kernel, grid, dim3(kWarpgroup), bytes, a);
+  dispatch_panels(in, [&]<int kPanelsK, int kPanelsV>() {
+    const size_t bytes = kStages * sizeof(Stage<kPanelsK, kPanelsV>) + (kPanelsK + kPanelsV) * kTileBytes +
+                         (list.tokens != nullptr ? kWorkTokens * sizeof(int) : 0);
+    launch(ctx, op, key_grad_sm90_kernel<kPanelsK, kPanelsV>, grid, dim3(kWarpgroup), bytes, a);
+  });
   if (list.partial == nullptr) return;
   launch(ctx, op, merge_key_gradients_sm90_kernel, dim3(list.blocks, bgs, ceil_div(list.block_keys, kMergeKeys)),
-         dim3(256), 0, a);
+         dim3((a.dk.width + a.dv.width) / 4, kMergeKeys), 0, a);
 }
 
 }  // namespace triad::cuda

@@ -28,11 +28,28 @@ struct RowSource {
 };
 
 inline bool sm90_rows(const ConstTensor& t) {
-  bool fits = t.dtype == DType::bf16 && t.size(3) == kPanel && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+  bool fits = t.dtype == DType::bf16 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
   for (int i = 0; i < 3; ++i)
     fits = fits && (t.size(i) <= 1 || t.stride[i] % 8 == 0) && (i == 0 || t.stride[i] < (int64_t{1} << 31));
   return fits;
 }
+// Heads of (64, 64), (128, 128) and (192, 128): f.template operator()<dk / 64, dv / 64>().
+inline bool sm90_widths(const AttendIn& in) {
+  const int64_t dk = in.q.size(3), dv = in.v.size(3);
+  return (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
+}
+template <class F>
+void dispatch_panels(const AttendIn& in, F&& f) {
+  switch (in.q.size(3)) {
+    case 64:
+      return f.template operator()<1, 1>();
+    case 128:
+      return f.template operator()<2, 2>();
+    default:
+      return f.template operator()<3, 2>();
+  }
+}
+
 // The choice, a pure function of card and problem. Offsets within a sequence have to fit 31 bits in units of 16 bytes.
 inline bool attend_sm90_applies(const Context& ctx, const AttendGradOut& out, const AttendGradIn& grad,
                                 const AttendIn& in) {
@@ -40,8 +57,8 @@ inline bool attend_sm90_applies(const Context& ctx, const AttendGradOut& out, co
   const auto near = [](const ConstTensor& t) { return t.size(1) * t.stride[1] / 8 < (int64_t{1} << 31); };
   bool pairs = reinterpret_cast<uintptr_t>(out.dq.data) % 8 == 0;  // dq is added to two columns at a time
   for (int i = 0; i < 3; ++i) pairs = pairs && out.dq.stride[i] % 2 == 0;
-  return pairs && sm90_rows(in.q) && sm90_rows(in.k) && sm90_rows(in.v) && sm90_rows(grad.dout) && near(in.q) &&
-         near(grad.dout);
+  return pairs && sm90_widths(in) && sm90_rows(in.q) && sm90_rows(in.k) && sm90_rows(in.v) && sm90_rows(grad.dout) &&
+         near(in.q) && near(grad.dout);
 }
 
 // As attend_key_gradients of nsa_attend.cuh.

@@ -1,6 +1,7 @@
 // The window branch: its checks and, on the CPU, which keys a row sees and which rows see a key.
 #include "kernels/nsa_attend_window.h"
 
+#include "engine/op_scope.h"
 #include "kernels/nsa_attend_cpu.h"
 
 namespace triad {
@@ -31,6 +32,7 @@ WindowPattern window_pattern(const char* op, const AttendIn& in, int64_t w) {
 }  // namespace
 
 void nsa_attend_window_forward(Context& ctx, const AttendOut& out, const AttendIn& in, int64_t w) {
+  const OpScope op_scope(ctx, "nsa_attend_window_forward");
   check_attend("nsa_attend_window", in, out);
   const WindowPattern pattern = window_pattern("nsa_attend_window", in, w);
   if (ctx.device.is_cuda()) {
@@ -41,6 +43,7 @@ void nsa_attend_window_forward(Context& ctx, const AttendOut& out, const AttendI
 
 void nsa_attend_window_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                                 int64_t w) {
+  const OpScope op_scope(ctx, "nsa_attend_window_backward");
   check_attend_grad("nsa_attend_window backward", out, grad, in);
   const WindowPattern pattern = window_pattern("nsa_attend_window backward", in, w);
   if (ctx.device.is_cuda()) {

@@ -35,6 +35,9 @@ std::vector<OpCase> nsa_attend_window_cases() {
       window_case("97_w40_192x128", {1, 97, 97, 2, 2, 192, 128}, 40),
       window_case("90_w50_60x100", {1, 90, 90, 8, 2, 60, 100}, 50),
       window_case("96_w48_peaked", {1, 96, 96, 4, 1, 64, 64}, 48, 30.0),
+      window_case("300_w130_128x128", {1, 300, 300, 12, 2, 128, 128}, 130, 1.0, 8),
+      window_case("2x131_w64_128x128_G16", {2, 131, 131, 16, 1, 128, 128}, 64),
+      window_case("270_dense_128x128_G1", {1, 270, 270, 2, 2, 128, 128}, 270),
       window_case("m7c", {16, 2048, 2048, 12, 2, 64, 64}, 512),
       window_case("m7c_dense", {16, 2048, 2048, 12, 2, 64, 64}, 2048),
   };
@@ -42,7 +45,7 @@ std::vector<OpCase> nsa_attend_window_cases() {
   // Logits of +-100: p is nearly one-hot, and what remains is differences of close numbers.
   cases[7].f32_tolerance = 1e-3;
   cases[7].gpu_bf16 = false;
-  for (size_t i = 8; i < cases.size(); ++i) cases[i].bench = true;
+  for (size_t i = 11; i < cases.size(); ++i) cases[i].bench = true;
   return cases;
 }
 

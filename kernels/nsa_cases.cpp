@@ -1,8 +1,8 @@
 // The whole of NSA, checked and timed. Lists of blocks are given, not selected: an output jumps where its list changes.
 #include "kernels/nsa_cases.h"
 
-#include "kernels/cast.h"
 #include "kernels/nsa.h"
+#include "kernels/rope.h"
 
 namespace triad {
 
@@ -53,11 +53,15 @@ NsaSaved saved_of(const Args& a) {
 OpCase nsa_case(std::string name, const NsaSizes& n, const NsaConfig& c) {
   const int64_t Tc = compressed_length(n.T, c.l, c.d);
   OpCase r{.op = "nsa", .name = std::move(name)};
-  r.args = {{.name = "q", .role = ArgRole::input, .shape = {n.B, n.T, n.Hq, n.dk}},
-            {.name = "out", .role = ArgRole::output, .shape = {n.B, n.T, n.Hq, n.dv}},
-            {.name = "k_c", .role = ArgRole::saved, .shape = {n.B, Tc, n.Hkv, n.dk}},
-            {.name = "v_c", .role = ArgRole::saved, .shape = {n.B, Tc, n.Hkv, n.dv}},
-            {.name = "gate", .role = ArgRole::saved, .shape = {3, n.B, n.T, n.Hkv}, .type = ArgType::acc}};
+  r.args = {
+      {.name = "q", .role = ArgRole::input, .shape = {n.B, n.T, n.Hq, n.dk}},
+      {.name = "out", .role = ArgRole::output, .shape = {n.B, n.T, n.Hq, n.dv}},
+      {.name = "out again", .role = ArgRole::saved, .shape = {n.B, n.T, n.Hq, n.dv}},
+      {.name = "one", .role = ArgRole::constant, .shape = {n.T, n.dk / 2}, .type = ArgType::acc, .std = 0, .mean = 1},
+      {.name = "zero", .role = ArgRole::constant, .shape = {n.T, n.dk / 2}, .type = ArgType::acc, .std = 0},
+      {.name = "k_c", .role = ArgRole::saved, .shape = {n.B, Tc, n.Hkv, n.dk}},
+      {.name = "v_c", .role = ArgRole::saved, .shape = {n.B, Tc, n.Hkv, n.dv}},
+      {.name = "gate", .role = ArgRole::saved, .shape = {3, n.B, n.T, n.Hkv}, .type = ArgType::acc}};
   for (const std::string branch : kBranchNames) {
     r.args.push_back({.name = "k_" + branch, .role = ArgRole::input, .shape = {n.B, n.T, n.Hkv, n.dk}});
     r.args.push_back({.name = "v_" + branch, .role = ArgRole::input, .shape = {n.B, n.T, n.Hkv, n.dv}});
@@ -76,12 +80,18 @@ OpCase nsa_case(std::string name, const NsaSizes& n, const NsaConfig& c) {
   };
   r.backward = [c](Context& ctx, const Args& a) {
     Scratch::Scope scope(ctx.scratch);
-    const Tensor dq = a["dq"];  // of the case's dtype, where the op gives sums
-    const Tensor dq_acc = dq.dtype == acc_dtype(dq.dtype) ? dq : scope.alloc(acc_dtype(dq.dtype), dq.shape());
-    const NsaGrad grad{dq_acc, {a["dk_cmp"], a["dk_sel"], a["dk_win"]}, {a["dv_cmp"], a["dv_sel"], a["dv_win"]}};
+    const Tensor dq = a["dq"];  // of the case's dtype, where the op gives two parts that the rotation's backward adds
+    const DType acc = acc_dtype(dq.dtype);
+    const Tensor dq_branches = dq.dtype == acc ? dq : scope.alloc(acc, dq.shape());
+    const Tensor dq_group = scope.alloc(acc, Tensor(a["k_cmp"]).shape());
+    const NsaGrad grad{dq_branches,
+                       dq_group,
+                       {a["dk_cmp"], a["dk_sel"], a["dk_win"]},
+                       {a["dv_cmp"], a["dv_sel"], a["dv_win"]},
+                       a["out again"]};
     nsa_backward(ctx, grad, weights_of<NsaWeightGrads>(a, "d"), a["dout"], in_of(a), saved_of(a),
                  weights_of<NsaWeights>(a, ""), c);
-    if (dq.dtype != dq_acc.dtype) cast(ctx, dq, dq_acc);
+    rope_backward(ctx, dq, dq_branches, a["one"], a["zero"], {}, dq_group);
   };
   AttendSizes costs{n.B, n.T, n.T, n.Hq, n.Hkv, n.dk, n.dv};
   set_attend_costs(r, costs,
@@ -113,6 +123,10 @@ std::vector<OpCase> nsa_cases() {
       nsa_case("40_uniform", {1, 40, 4, 4, 8, 8}, small(Phi::conv, {.uniform = true})),
       nsa_case("24_all_ones", {1, 24, 2, 1, 16, 16}, config(1, 1, 1, 24, 24)),
       nsa_case("127_m7c_heads", {1, 127, 12, 2, 64, 64}, config(32, 16, 32, 3, 48)),
+      nsa_case("2x200_64_G1", {2, 200, 2, 2, 64, 64}, config(8, 4, 64, 2, 70)),
+      nsa_case("70_64_G16", {1, 70, 16, 1, 64, 64}, config(16, 8, 16, 4, 1000)),
+      nsa_case("2x333_128_wide", {2, 333, 12, 2, 128, 128}, config(32, 16, 32, 4, 100)),
+      nsa_case("270_128_wide_G16", {1, 270, 32, 2, 128, 128}, config(8, 4, 64, 3, 130)),
       nsa_case("m7c", {16, 2048, 12, 2, 64, 64}, NsaConfig{}),
   };
   cases.back().bench = true;

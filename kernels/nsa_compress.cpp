@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "engine/op_scope.h"
 #include "kernels/activation.h"
 #include "kernels/cast.h"
 #include "kernels/matmul.h"
@@ -211,6 +212,7 @@ void mlp_backward(Context& ctx, Tensor dx, const PhiGrads& grads, ConstTensor dy
 }  // namespace
 
 void nsa_compress_forward(Context& ctx, Tensor y, ConstTensor x, const PhiWeights& w, const PhiOptions& o) {
+  const OpScope op_scope(ctx, "nsa_compress_forward");
   check_compress(x, y, x.dtype, w, o);
   if (y.numel() == 0) return;
   if (o.kind == Phi::mlp) return mlp_forward(ctx, y, x, w, o);
@@ -222,6 +224,7 @@ void nsa_compress_forward(Context& ctx, Tensor y, ConstTensor x, const PhiWeight
 
 void nsa_compress_backward(Context& ctx, Tensor dx, const PhiGrads& grads, ConstTensor dy, ConstTensor x,
                            const PhiWeights& w, const PhiOptions& o) {
+  const OpScope op_scope(ctx, "nsa_compress_backward");
   check_compress(x, dy, acc_dtype(x.dtype), w, o);
   check_tensor("nsa_compress: dx", dx, x.shape(), x.dtype);
   check_phi("nsa_compress: a gradient of phi", grads, o, x.size(3), acc_dtype(x.dtype));

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "engine/op_scope.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -132,7 +133,7 @@ struct PartialLayout {
       : fc1_b(hidden * dk), fc2_w(fc1_b + hidden), fc2_b(fc2_w + 3 * hidden), size(fc2_b + 3) {}
 };
 
-// Adds one (token, group)'s gradients to dq and to the partial sums.
+// Adds one (token, group)'s gradients to the partial sums.
 template <class T>
 class GateGradient {
  public:
@@ -177,7 +178,7 @@ class GateGradient {
 };
 
 template <class T>
-void gate_backward_cpu(Context& ctx, Tensor dq, const GateGrads& grads, ConstTensor dgate, ConstTensor gate,
+void gate_backward_cpu(Context& ctx, Tensor dq_group, const GateGrads& grads, ConstTensor dgate, ConstTensor gate,
                        ConstTensor q, const GateWeights& w, const GateOptions& o) {
   using A = acc_t<T>;
   constexpr int64_t kPieces = 32;  // fixed, so that the order of the sums does not depend on the threads
@@ -196,7 +197,8 @@ void gate_backward_cpu(Context& ctx, Tensor dq, const GateGrads& grads, ConstTen
         std::array<A, 3> value, dvalue;
         for (int k = 0; k < 3; ++k) value[k] = at<A>(gate, k, b, t, g), dvalue[k] = at<A>(dgate, k, b, t, g);
         const A* dmean = gradient.add(q, b, t, g, n.G, value, dvalue, o.kind);
-        for (int64_t r = 0; r < n.G; ++r) axpy(head<A>(dq, b, t, g * n.G + r), A{1} / static_cast<A>(n.G), dmean, n.dk);
+        A* to = head<A>(dq_group, b, t, g);
+        for (int64_t j = 0; j < n.dk; ++j) to[j] = dmean[j] / static_cast<A>(n.G);
       }
   });
 
@@ -255,6 +257,7 @@ void check_branches(const char* what, const std::array<ConstTensor, 3>& o, const
 }  // namespace
 
 void nsa_gate_forward(Context& ctx, Tensor gate, ConstTensor q, const GateWeights& w, const GateOptions& o) {
+  const OpScope op_scope(ctx, "nsa_gate_forward");
   const Sizes n = check_gate("nsa_gate", gate, q);
   check_weights("nsa_gate: a weight", w, n.dk, n.hidden, q.dtype);
   if (ctx.device.is_cuda()) {
@@ -263,21 +266,23 @@ void nsa_gate_forward(Context& ctx, Tensor gate, ConstTensor q, const GateWeight
   dispatch_float(q.dtype, [&]<class T>() { gate_forward_cpu<T>(ctx, gate, q, w, o); });
 }
 
-void nsa_gate_backward(Context& ctx, Tensor dq, const GateGrads& grads, ConstTensor dgate, ConstTensor gate,
+void nsa_gate_backward(Context& ctx, Tensor dq_group, const GateGrads& grads, ConstTensor dgate, ConstTensor gate,
                        ConstTensor q, const GateWeights& w, const GateOptions& o) {
-  if (!o.has_gradient()) return;
+  const OpScope op_scope(ctx, "nsa_gate_backward");
   const Sizes n = check_gate("nsa_gate: gate", gate, q);
   check_gate("nsa_gate: dgate", dgate, q);
-  check_tensor("nsa_gate: dq", dq, q.shape(), acc_dtype(q.dtype));
+  check_tensor("nsa_gate: dq_group", dq_group, {n.B, n.T, n.Hkv, n.dk}, acc_dtype(q.dtype));
+  if (!o.has_gradient()) return zero(ctx, dq_group);
   check_weights("nsa_gate: a weight", w, n.dk, n.hidden, q.dtype);
   check_weights("nsa_gate: a gradient", grads, n.dk, n.hidden, acc_dtype(q.dtype));
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::nsa_gate_backward(ctx, dq, grads, dgate, gate, q, w, o);
+    if constexpr (kBuiltWithCuda) return cuda::nsa_gate_backward(ctx, dq_group, grads, dgate, gate, q, w, o);
   }
-  dispatch_float(q.dtype, [&]<class T>() { gate_backward_cpu<T>(ctx, dq, grads, dgate, gate, q, w, o); });
+  dispatch_float(q.dtype, [&]<class T>() { gate_backward_cpu<T>(ctx, dq_group, grads, dgate, gate, q, w, o); });
 }
 
 void nsa_combine_forward(Context& ctx, Tensor out, const std::array<ConstTensor, 3>& o, ConstTensor gate) {
+  const OpScope op_scope(ctx, "nsa_combine_forward");
   const Sizes n = check_gate("nsa_combine", gate, out);
   check_branches("nsa_combine: a branch", o, out);
   if (ctx.device.is_cuda()) {
@@ -287,18 +292,24 @@ void nsa_combine_forward(Context& ctx, Tensor out, const std::array<ConstTensor,
 }
 
 void nsa_combine_backward(Context& ctx, Tensor dgate, Tensor delta, ConstTensor dout,
-                          const std::array<ConstTensor, 3>& o, ConstTensor gate) {
+                          const std::array<ConstTensor, 3>& o, ConstTensor gate, Tensor out) {
+  const OpScope op_scope(ctx, "nsa_combine_backward");
   const Sizes n = check_gate("nsa_combine: gate", gate, dout);
   check_gate("nsa_combine: dgate", dgate, dout);
   check_tensor("nsa_combine: delta", delta, {3, n.B, n.T, n.Hq}, acc_dtype(dout.dtype));
   check_branches("nsa_combine: a branch", o, dout);
+  if (!out.empty()) check_tensor("nsa_combine: out", out, dout.shape(), dout.dtype);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::nsa_combine_backward(ctx, dgate, delta, dout, o, gate);
+    if constexpr (kBuiltWithCuda) return cuda::nsa_combine_backward(ctx, dgate, delta, dout, o, gate, out);
   }
-  dispatch_float(dout.dtype, [&]<class T>() { combine_backward_cpu<T>(ctx, dgate, delta, dout, o, gate, n); });
+  dispatch_float(dout.dtype, [&]<class T>() {
+    combine_backward_cpu<T>(ctx, dgate, delta, dout, o, gate, n);
+    if (!out.empty()) combine_forward_cpu<T>(ctx, out, o, gate, n);
+  });
 }
 
 void attention_delta(Context& ctx, Tensor delta, ConstTensor dout, ConstTensor o) {
+  const OpScope op_scope(ctx, "attention_delta");
   TRIAD_CHECK(dout.rank == 4, "attention_delta: dout is {}, which has not four axes", dout.str());
   check_tensor("attention_delta: o", o, dout.shape(), dout.dtype);
   check_tensor("attention_delta: delta", delta, {dout.size(0), dout.size(1), dout.size(2)}, acc_dtype(dout.dtype));

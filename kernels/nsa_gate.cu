@@ -1,17 +1,20 @@
 // NSA's gates on the GPU: the gate MLP, the sum of the branches it weighs, and both backwards.
-//   gate: a warp owns 4 rows (token, group) at a time. It reads the G heads of q once, leaves their mean in shared
-//     memory, and each lane computes one hidden unit of all 4 rows (a weight read from shared memory serves 4 rows).
-//     fc1 lies there in fp32, rows padded to an odd length: lanes walk along or across it without bank conflicts.
+//   gate: for bf16 and dk 64 or 128 on tensor cores, nsa_gate_mma.cuh. Any other: a warp owns 4 rows (token, group) at
+//   a
+//     time. It reads the G heads of q once, leaves their mean in shared memory, and each lane computes one hidden unit
+//     of all 4 rows (a weight read from shared memory serves 4 rows). fc1 lies there in fp32, rows padded to an odd
+//     length: lanes walk along or across it without bank conflicts.
 //   gate backward: recomputes the hidden layer. Weight gradients: each CTA adds the outer products of its 32-row tiles
 //     into a slice of scratch that it owns (4x4 elements a thread), and partials.cuh adds the slices in order.
-//   combine: forward is one pass of 16-byte vectors; backward gives each (token, head) row to a few lanes, then sums
-//     the heads of a group in order. attention_delta is the same with one branch and no gate.
-// Bytes at M7C, 32,768 tokens, bf16 (50 MB a [B,T,Hq,d] tensor): gate 50 MB; gate backward 50 + 2 x 100 MB (dq is fp32,
-// read and written); combine and its backward 200 MB each.
+//   combine: forward is one pass of 16-byte vectors; backward gives the heads of a (token, group) to a few lanes, which
+//     sum them in order (rows too odd for that: a head to a few lanes, the sum through shared memory).
+//     attention_delta is the same with one branch and no gate.
+// Bytes at M7C, 32,768 tokens, bf16 (50 MB a [B,T,Hq,d] tensor): gate 50 MB; gate backward 50 + 17 MB (dq of a group,
+// in fp32); combine 200 MB, its backward 250 MB.
 #include <algorithm>
+#include <limits>
 
-#include "kernels/bthd.cuh"
-#include "kernels/nsa_gate.h"
+#include "kernels/nsa_gate_mma.cuh"
 #include "kernels/partials.cuh"
 #include "kernels/ptx.cuh"
 
@@ -24,46 +27,7 @@ constexpr int64_t kSharedLimit = 160 * 1024;      // what every GPU from A100 on
 constexpr int64_t kMinCtas = 64, kMaxCtas = 512;  // of the backward; the slices of all of them should stay near 8 MB
 constexpr int64_t kSliceFloats = 2 << 20;
 
-// A [P,B,T,H] tensor whose last axis is contiguous.
-template <class T>
-struct Planes {
-  T* data;
-  int64_t stride_p, stride_b, stride_t;
-  __device__ T& at(int64_t p, int64_t b, int64_t t, int64_t h) const {
-    return data[p * stride_p + b * stride_b + t * stride_t + h];
-  }
-};
-template <class T, class TensorType>
-Planes<T> planes(const TensorType& t) {
-  return {t.template ptr<std::remove_const_t<T>>(), t.stride[0], t.stride[1], t.stride[2]};
-}
-
-__device__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
 // ---- the gate MLP ----
-
-template <class T>
-struct GateMlp {
-  const T *fc1_w, *fc1_b, *fc2_w, *fc2_b;
-  int64_t fc1_stride, fc2_stride;
-  int width, hidden;  // dk, dk/2
-  __host__ __device__ int padded_width() const { return (width + 3) / 4 * 4; }
-  __host__ __device__ int padded_hidden() const { return (hidden + 3) / 4 * 4; }
-  __host__ __device__ int fc1_row() const { return padded_width() + 1; }
-  // Floats of the weights in shared memory, a multiple of 4.
-  __host__ __device__ int weight_floats() const { return (hidden * (fc1_row() + 4) + 3 + 3) / 4 * 4; }
-};
-template <class T>
-GateMlp<T> gate_mlp(const GateWeights& w) {
-  return {w.fc1_w.ptr<T>(),
-          w.fc1_b.ptr<T>(),
-          w.fc2_w.ptr<T>(),
-          w.fc2_b.ptr<T>(),
-          w.fc1_w.stride[0],
-          w.fc2_w.stride[0],
-          static_cast<int>(w.fc1_w.size(1)),
-          static_cast<int>(w.fc1_w.size(0))};
-}
 
 // The weights as floats in shared memory; fc1's columns are padded with zeros to a multiple of 4.
 struct SharedMlp {
@@ -81,20 +45,6 @@ struct SharedMlp {
     for (int i = threadIdx.x; i < 3 * mlp.hidden; i += blockDim.x)
       fc2_w[i] = to_float(mlp.fc2_w[i / mlp.hidden * mlp.fc2_stride + i % mlp.hidden]);
     for (int i = threadIdx.x; i < 3; i += blockDim.x) fc2_b[i] = to_float(mlp.fc2_b[i]);
-  }
-};
-
-// The rows (b, t, g) in this order.
-struct GateRows {
-  int64_t count, T;
-  int groups, heads;  // heads of a group
-  struct Row {
-    int64_t b, t;
-    int g;
-  };
-  __device__ Row at(int64_t r) const {
-    const int64_t token = r / groups;
-    return {token / T, token % T, static_cast<int>(r % groups)};
   }
 };
 
@@ -203,17 +153,6 @@ __global__ void __launch_bounds__(kThreads)
   gate.at(2, row.b, row.t, row.g) = win;
 }
 
-// Where the gradients lie in a CTA's slice: fc1_w [padded hidden][padded width], fc1_b, fc2_w, fc2_b.
-struct GateSlice {
-  int fc1_b, fc2_w, fc2_b, size;
-  template <class T>
-  __host__ __device__ explicit GateSlice(const GateMlp<T>& mlp)
-      : fc1_b(mlp.padded_hidden() * mlp.padded_width()),
-        fc2_w(fc1_b + mlp.hidden),
-        fc2_b(fc2_w + 3 * mlp.hidden),
-        size((fc2_b + 3 + 3) / 4 * 4) {}  // slices start at 16 bytes
-};
-
 // What the backward keeps of a tile of rows in shared memory, after the weights. dbefore: gradient before the SiLU.
 struct GateTile {
   float *mean, *after, *dbefore, *dz;  // [rows][padded width], 2 x [rows][padded hidden], [rows][4]
@@ -228,20 +167,6 @@ struct GateTile {
     return rows * (mlp.padded_width() + 2 * mlp.padded_hidden() + 4);
   }
 };
-
-// dz of row `row` from the gate's gradient; dz stays 0 past the last row, and with it all that follows from it.
-__device__ void gate_dz(float* dz, const Planes<const float>& dgate, const Planes<const float>& gate,
-                        const GateRows& rows, int64_t row, bool softmax, float inverse_temperature) {
-  float g[3] = {}, dg[3] = {};
-  if (row < rows.count) {
-    const GateRows::Row r = rows.at(row);
-#pragma unroll
-    for (int b = 0; b < 3; ++b) g[b] = gate.at(b, r.b, r.t, r.g), dg[b] = dgate.at(b, r.b, r.t, r.g);
-  }
-  const float mean = g[0] * dg[0] + g[1] * dg[1] + g[2] * dg[2];
-#pragma unroll
-  for (int b = 0; b < 3; ++b) dz[b] = g[b] * (softmax ? dg[b] - mean : dg[b] * (1.0f - g[b])) * inverse_temperature;
-}
 
 // Adds the tile's share of the weight gradients to this CTA's slice; the CTA's first tile overwrites. Every element has
 // one owner thread, so there is nothing to race for.
@@ -286,11 +211,9 @@ __device__ void add_weight_gradients(float* slice, const GateTile& tile, const G
   }
 }
 
-// dq += fc1^T dbefore / G on every head of the warp's rows. The sums pass through the rows' means, now served.
-template <int V>
-__device__ void add_dq(const Bthd<float>& dq, float* mean, const float* dbefore, const SharedMlp& mlp, int fc1_row,
-                       int width, int padded_width, int padded_hidden, int hidden, const GateRows& rows,
-                       int64_t first) {
+// dq of the group = fc1^T dbefore / G for the warp's rows.
+__device__ void write_dq(const Bthd<float>& dq_group, const float* dbefore, const SharedMlp& mlp, int fc1_row,
+                         int width, int padded_hidden, int hidden, const GateRows& rows, int64_t first) {
   const int lane = threadIdx.x % 32;
   const float share = 1.0f / static_cast<float>(rows.heads);
   for (int k = lane; k < width; k += 32) {
@@ -301,31 +224,19 @@ __device__ void add_dq(const Bthd<float>& dq, float* mean, const float* dbefore,
       for (int i = 0; i < kRows; ++i) sum[i] = fmaf(w, dbefore[i * padded_hidden + m], sum[i]);
     }
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) mean[i * padded_width + k] = sum[i] * share;
-  }
-  __syncwarp();
-  const int vectors = width / V;
-  for (int i = lane; i < kRows * vectors; i += 32) {
-    const int slot = i / vectors, column = i % vectors * V;
-    if (first + slot >= rows.count) break;
-    const GateRows::Row row = rows.at(first + slot);
-    float* p = dq.row(row.b, row.t, static_cast<int64_t>(row.g) * rows.heads) + column;
-    const float* add = mean + slot * padded_width + column;
-    for (int h = 0; h < rows.heads; ++h, p += dq.stride_h) {
-      float sum[V];
-      load_vector<V>(sum, p);
-#pragma unroll
-      for (int j = 0; j < V; ++j) sum[j] += add[j];
-      store_vector<V>(p, sum);
+    for (int i = 0; i < kRows; ++i) {
+      if (first + i >= rows.count) break;
+      const GateRows::Row row = rows.at(first + i);
+      dq_group.row(row.b, row.t, row.g)[k] = sum[i] * share;
     }
   }
   __syncwarp();
 }
 
-// Shared memory: the weights; a GateTile of 4 rows a warp. Four CTAs a SM hide the latency of q and dq.
+// Shared memory: the weights; a GateTile of 4 rows a warp. Four CTAs an SM hide the latency of q.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads, 4)
-    gate_backward_kernel(Bthd<float> dq, float* __restrict__ slices, Planes<const float> dgate,
+    gate_backward_kernel(Bthd<float> dq_group, float* __restrict__ slices, Planes<const float> dgate,
                          Planes<const float> gate, Bthd<const T> q, GateMlp<T> weights, GateRows rows, bool softmax,
                          float inverse_temperature) {
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
@@ -363,7 +274,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     __syncthreads();
     add_weight_gradients(slice, tile, weights, tile_rows, i == blockIdx.x);
     __syncthreads();  // from here on a warp touches only its own rows of the tile
-    add_dq<V>(dq, mean, dbefore, mlp, weights.fc1_row(), weights.width, width, hidden, weights.hidden, rows, first);
+    write_dq(dq_group, dbefore, mlp, weights.fc1_row(), weights.width, hidden, weights.hidden, rows, first);
   }
 }
 
@@ -379,6 +290,13 @@ Branches<T> branches(const std::array<ConstTensor, 3>& o) {
 }
 
 // A thread computes one vector of out: `count` of them, those of a row (b, t, h) side by side.
+// The gated sum of one vector; forward and backward give the same bits.
+template <int V>
+__device__ __forceinline__ void weigh(float (&sum)[V], const float (&gate)[3], const float (&o)[3][V]) {
+#pragma unroll
+  for (int j = 0; j < V; ++j) sum[j] = fmaf(gate[2], o[2][j], fmaf(gate[1], o[1][j], gate[0] * o[0][j]));
+}
+
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     combine_forward_kernel(Bthd<T> out, Branches<T> in, Planes<const float> gate, int64_t tokens, int heads, int group,
@@ -388,16 +306,97 @@ __global__ void __launch_bounds__(kThreads)
   const int row_vectors = heads * vectors;
   const int64_t token = i / row_vectors, b = token / tokens, t = token % tokens;
   const int in_row = static_cast<int>(i % row_vectors), h = in_row / vectors, column = in_row % vectors * V;
-  float o[3][V], sum[V] = {};
-#pragma unroll
-  for (int k = 0; k < 3; ++k) load_vector<V>(o[k], in.o[k].row(b, t, h) + column);
+  float o[3][V], sum[V], g[3];
 #pragma unroll
   for (int k = 0; k < 3; ++k) {
-    const float g = gate.at(k, b, t, h / group);
-#pragma unroll
-    for (int j = 0; j < V; ++j) sum[j] = fmaf(g, o[k][j], sum[j]);
+    load_vector<V>(o[k], in.o[k].row(b, t, h) + column);
+    g[k] = gate.at(k, b, t, h / group);
   }
+  weigh(sum, g, o);
   store_vector<V>(out.row(b, t, h) + column, sum);
+}
+
+// Delta where a row is at most 32 vectors: a cluster of lanes, one vector of a row each, takes all heads of one (token,
+// group), kHeads of them at a time with all of their loads in flight. The sum over the group stays in registers. One
+// branch without a gate (kBranches = 1) likewise.
+constexpr int kHeads = 2, kClusterThreads = 128;
+
+struct ClusterShape {
+  uint32_t clusters, T;  // (token, group) pairs
+  int groups, heads;     // of a token, of a group
+  int vectors, lanes;    // of a row; the power of two from there on, <= 32
+};
+
+template <class T, int kBranches>
+__global__ void __launch_bounds__(kClusterThreads, 5)
+    delta_cluster_kernel(Planes<float> dgate, Planes<float> delta, Bthd<T> out, Bthd<const T> dout, Branches<T> in,
+                         Planes<const float> gate, ClusterShape s) {
+  constexpr int V = kVector<T>;
+  const uint32_t cluster = (blockIdx.x * uint32_t{kClusterThreads} + threadIdx.x) / s.lanes;
+  const int lane = threadIdx.x % s.lanes;
+  const bool inside = cluster < s.clusters, has_vector = inside && lane < s.vectors;
+  const uint32_t token = inside ? cluster / s.groups : 0, b = token / s.T, t = token % s.T;
+  const int group = inside ? static_cast<int>(cluster % s.groups) : 0, head0 = group * s.heads;
+  float gates[3] = {};
+  if constexpr (kBranches == 3) {
+#pragma unroll
+    for (int k = 0; k < 3; ++k) gates[k] = gate.at(k, b, t, group);
+  }
+  const T *from = dout.row(b, t, head0) + lane * V, *from_branch[kBranches];
+#pragma unroll
+  for (int k = 0; k < kBranches; ++k) from_branch[k] = in.o[k].row(b, t, head0) + lane * V;
+  float total[kBranches] = {}, kept[kBranches] = {};  // kept: of the head that is this lane's to write
+  for (int first = 0; first < s.heads; first += kHeads) {
+    uint4 upstream[kHeads], o[kHeads][kBranches];
+#pragma unroll
+    for (int i = 0; i < kHeads; ++i) {
+      const bool load = has_vector && first + i < s.heads;
+      upstream[i] = load ? *reinterpret_cast<const uint4*>(from + (first + i) * dout.stride_h) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+      for (int k = 0; k < kBranches; ++k)
+        o[i][k] = load ? *reinterpret_cast<const uint4*>(from_branch[k] + (first + i) * in.o[k].stride_h)
+                       : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kHeads; ++i) {
+      const int h = first + i;
+      if (h >= s.heads) break;  // the same for all lanes
+      float x[V], y[kBranches][V], a[kBranches] = {};
+      as_floats<T>(x, upstream[i]);
+#pragma unroll
+      for (int k = 0; k < kBranches; ++k) {
+        as_floats<T>(y[k], o[i][k]);
+#pragma unroll
+        for (int j = 0; j < V; ++j) a[k] = fmaf(x[j], y[k][j], a[k]);
+      }
+      if constexpr (kBranches == 3) {
+        if (out.data != nullptr && has_vector) {
+          weigh(x, gates, y);
+          store_vector<V>(out.row(b, t, head0 + h) + lane * V, x);
+        }
+      }
+      for (int offset = s.lanes / 2; offset > 0; offset /= 2) {
+#pragma unroll
+        for (int k = 0; k < kBranches; ++k) a[k] += __shfl_xor_sync(0xffffffffu, a[k], offset);
+      }
+      const int turn = h % s.lanes;
+#pragma unroll
+      for (int k = 0; k < kBranches; ++k) {
+        total[k] += a[k];
+        if (lane == turn) kept[k] = kBranches == 3 ? gates[k] * a[k] : a[k];
+      }
+      if ((turn == s.lanes - 1 || h == s.heads - 1) && inside && lane <= turn) {
+#pragma unroll
+        for (int k = 0; k < kBranches; ++k) delta.at(k, b, t, head0 + h - turn + lane) = kept[k];
+      }
+    }
+  }
+  if constexpr (kBranches == 3) {
+    if (inside && lane == 0) {
+#pragma unroll
+      for (int k = 0; k < 3; ++k) dgate.at(k, b, t, group) = total[k];
+    }
+  }
 }
 
 struct DeltaShape {
@@ -409,8 +408,9 @@ struct DeltaShape {
 // a_k = dout . o_k for every row (b, t, h) and each of kBranches branches. One branch: delta = a. Three: delta_k =
 // gate_k * a_k, dgate_k = sum over the group's heads of a_k. Shared memory (three): a [3][rows of the CTA].
 template <class T, int V, int kBranches>
-__global__ void __launch_bounds__(kThreads) delta_kernel(Planes<float> dgate, Planes<float> delta, Bthd<const T> dout,
-                                                         Branches<T> in, Planes<const float> gate, DeltaShape s) {
+__global__ void __launch_bounds__(kThreads)
+    delta_kernel(Planes<float> dgate, Planes<float> delta, Bthd<T> out, Bthd<const T> dout, Branches<T> in,
+                 Planes<const float> gate, DeltaShape s) {
   float* const products = reinterpret_cast<float*>(dynamic_shared());
   const int64_t token0 = int64_t{blockIdx.x} * s.tokens_per_cta;
   const int tokens = static_cast<int>(min(int64_t{s.tokens_per_cta}, s.tokens - token0)), rows = tokens * s.heads;
@@ -432,6 +432,12 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(Planes<float> dgate, Pl
         for (int k = 0; k < kBranches; ++k)
 #pragma unroll
           for (int j = 0; j < V; ++j) a[k] = fmaf(x[j], o[k][j], a[k]);
+        if constexpr (kBranches == 3) {
+          if (out.data == nullptr) continue;
+          const int g = h / s.group;
+          weigh(x, {gate.at(0, b, t, g), gate.at(1, b, t, g), gate.at(2, b, t, g)}, o);
+          store_vector<V>(out.row(b, t, h) + column, x);
+        }
       }
     }
 #pragma unroll
@@ -459,24 +465,52 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(Planes<float> dgate, Pl
 }
 
 template <class T, int V, int kBranches>
-void launch_delta(Context& ctx, const Planes<float>& dgate, const Planes<float>& delta, const ConstTensor& dout,
-                  const Branches<T>& in, const Planes<const float>& gate, int64_t group) {
-  const int64_t heads = dout.size(2), width = dout.size(3);
+void launch_delta(Context& ctx, const Planes<float>& dgate, const Planes<float>& delta, const Tensor& out,
+                  const ConstTensor& dout, const Branches<T>& in, const Planes<const float>& gate, int64_t group) {
+  const int64_t heads = dout.size(2), width = dout.size(3), tokens = dout.size(0) * dout.size(1);
   int lanes = 1;
   while (lanes < 32 && lanes * V < width) lanes *= 2;
+  const Bthd<T> out_heads = out.empty() ? Bthd<T>{} : bthd<T>(out);
+  if constexpr (V == kVector<T>) {
+    const int64_t clusters = tokens * (heads / group);
+    if (lanes * V >= width && clusters * lanes <= std::numeric_limits<uint32_t>::max() - kClusterThreads) {
+      const ClusterShape s{static_cast<uint32_t>(clusters),      static_cast<uint32_t>(dout.size(1)),
+                           static_cast<int>(heads / group),      static_cast<int>(group),
+                           static_cast<int>(ceil_div(width, V)), lanes};
+      return launch(ctx, "attention_delta", delta_cluster_kernel<T, kBranches>,
+                    dim3(ceil_div(clusters * lanes, kClusterThreads)), kClusterThreads, 0, dgate, delta, out_heads,
+                    bthd<T>(dout), in, gate, s);
+    }
+  }
   // About three rows for each of the CTA's lane groups, in whole tokens.
   const int64_t tokens_per_cta = std::max<int64_t>(1, 3 * (kThreads / lanes) / heads);
-  const DeltaShape s{
-      dout.size(0) * dout.size(1), dout.size(1), static_cast<int>(heads),         static_cast<int>(group),
-      static_cast<int>(width),     lanes,        static_cast<int>(tokens_per_cta)};
+  const DeltaShape s{tokens,
+                     dout.size(1),
+                     static_cast<int>(heads),
+                     static_cast<int>(group),
+                     static_cast<int>(width),
+                     lanes,
+                     static_cast<int>(tokens_per_cta)};
   const size_t shared = kBranches == 3 ? 3 * tokens_per_cta * heads * sizeof(float) : 0;
   launch(ctx, "attention_delta", delta_kernel<T, V, kBranches>, dim3(ceil_div(s.tokens, tokens_per_cta)), kThreads,
-         shared, dgate, delta, bthd<T>(dout), in, gate, s);
+         shared, dgate, delta, out_heads, bthd<T>(dout), in, gate, s);
 }
 
 GateRows gate_rows(const ConstTensor& q, const ConstTensor& gate) {
   const int64_t B = q.size(0), T = q.size(1), Hkv = gate.size(3);
   return {B * T * Hkv, T, static_cast<int>(Hkv), static_cast<int>(q.size(2) / Hkv)};
+}
+
+// f.template operator()<dk>() and true where the tensor cores' route takes the problem.
+template <class T, class F>
+bool dispatch_mma(const GateRows& rows, const ConstTensor& q, const GateWeights& w, F&& f) {
+  if constexpr (!std::is_same_v<T, float>) {
+    constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max() / 2;
+    if (rows.count > kMostRows || !all_have_vectors(kVector<T>, q, w.fc1_w)) return false;
+    if (q.size(3) == 64) return f.template operator()<64>(), true;
+    if (q.size(3) == 128) return f.template operator()<128>(), true;
+  }
+  return false;
 }
 
 // The most warps of a CTA, up to 8, whose rows fit in shared memory beside the weights.
@@ -500,6 +534,15 @@ void nsa_gate_forward(Context& ctx, Tensor gate, ConstTensor q, const GateWeight
   }
   dispatch_gpu_float(q.dtype, [&]<class T>() {
     const GateMlp<T> mlp = gate_mlp<T>(w);
+    const bool done = dispatch_mma<T>(rows, q, w, [&]<int kWidth>() {
+      using Tiles = GateTiles<kWidth>;
+      const int64_t ctas =
+          std::min(ceil_div(rows.count, Tiles::kRows), int64_t{Tiles::kForwardCtasPerSm} * ctx.num_sms);
+      launch(ctx, "gate_forward", gate_forward_mma_kernel<kWidth>, dim3(ctas), Tiles::kThreads,
+             sizeof(GateForwardShared<kWidth>), planes<float>(gate), bthd<T>(q), mlp, rows, o.kind == GateKind::softmax,
+             static_cast<float>(1.0 / o.temperature));
+    });
+    if (done) return;
     const auto floats_of = [&](int64_t warps) { return warps * kRows * mlp.padded_width(); };
     const int warps = warps_that_fit(mlp.weight_floats(), mlp.width, floats_of);
     const int64_t ctas = std::min<int64_t>(ceil_div(rows.count, warps * kRows), 4 * ctx.num_sms);
@@ -511,10 +554,10 @@ void nsa_gate_forward(Context& ctx, Tensor gate, ConstTensor q, const GateWeight
   });
 }
 
-void nsa_gate_backward(Context& ctx, Tensor dq, const GateGrads& grads, ConstTensor dgate, ConstTensor gate,
+void nsa_gate_backward(Context& ctx, Tensor dq_group, const GateGrads& grads, ConstTensor dgate, ConstTensor gate,
                        ConstTensor q, const GateWeights& w, const GateOptions& o) {
   const GateRows rows = gate_rows(q, gate);
-  if (!o.has_gradient() || rows.count == 0) return;
+  if (rows.count == 0) return;
   dispatch_gpu_float(q.dtype, [&]<class T>() {
     const GateMlp<T> mlp = gate_mlp<T>(w);
     const auto floats_of = [&](int64_t warps) { return GateTile::floats(mlp, warps * kRows); };
@@ -523,13 +566,31 @@ void nsa_gate_backward(Context& ctx, Tensor dq, const GateGrads& grads, ConstTen
     const GateSlice at(mlp);
     const int64_t ctas =
         std::min(ceil_div(rows.count, warps * kRows), std::clamp(kSliceFloats / at.size, kMinCtas, kMaxCtas));
+    const auto ctas_mma = [&](int64_t rows_of_cta, int64_t per_sm) {
+      return std::min(ceil_div(rows.count, rows_of_cta), per_sm * ctx.num_sms);
+    };
+    const int64_t most_mma = ctas_mma(GateTiles<64>::kRows, GateTiles<64>::kBackwardCtasPerSm);
+    static_assert(GateTiles<64>::kBackwardCtasPerSm >= GateTiles<128>::kBackwardCtasPerSm);
     Scratch::Scope scope(ctx.scratch);
-    const Tensor slices = scope.alloc(DType::f32, {ctas, at.size});
-    dispatch_vector<T>(all_have_vectors(kVector<T>, q, dq), [&]<int V>() {
-      launch(ctx, "gate_backward", gate_backward_kernel<T, V>, dim3(ctas), dim3(32 * warps), shared, bthd<float>(dq),
-             slices.ptr<float>(), planes<const float>(dgate), planes<const float>(gate), bthd<T>(q), mlp, rows,
-             o.kind == GateKind::softmax, static_cast<float>(1.0 / o.temperature));
-    });
+    Tensor slices = scope.alloc(DType::f32, {std::max(ctas, most_mma), at.size});  // enough for either route
+    const bool softmax = o.kind == GateKind::softmax;
+    const float inverse_temperature = static_cast<float>(1.0 / o.temperature);
+    const bool done = has_vectors(dq_group, kVector<float>) && dispatch_mma<T>(rows, q, w, [&]<int kWidth>() {
+                        using Tiles = GateTiles<kWidth>;
+                        slices = slices.slice(0, 0, ctas_mma(Tiles::kRows, Tiles::kBackwardCtasPerSm));
+                        launch(ctx, "gate_backward", gate_backward_mma_kernel<kWidth>, dim3(slices.size(0)),
+                               Tiles::kThreads, sizeof(GateBackwardShared<kWidth>), bthd<float>(dq_group),
+                               slices.ptr<float>(), planes<const float>(dgate), planes<const float>(gate), bthd<T>(q),
+                               mlp, rows, softmax, inverse_temperature);
+                      });
+    if (!done) {
+      slices = slices.slice(0, 0, ctas);
+      dispatch_vector<T>(has_vectors(q, kVector<T>), [&]<int V>() {
+        launch(ctx, "gate_backward", gate_backward_kernel<T, V>, dim3(ctas), dim3(32 * warps), shared,
+               bthd<float>(dq_group), slices.ptr<float>(), planes<const float>(dgate), planes<const float>(gate),
+               bthd<T>(q), mlp, rows, softmax, inverse_temperature);
+      });
+    }
     add_partials(ctx, slices,
                  {{grads.fc1_w, 0, mlp.padded_width()},
                   {grads.fc1_b, at.fc1_b, 0},
@@ -551,10 +612,12 @@ void nsa_combine_forward(Context& ctx, Tensor out, const std::array<ConstTensor,
 }
 
 void nsa_combine_backward(Context& ctx, Tensor dgate, Tensor delta, ConstTensor dout,
-                          const std::array<ConstTensor, 3>& o, ConstTensor gate) {
+                          const std::array<ConstTensor, 3>& o, ConstTensor gate, Tensor out) {
   dispatch_gpu_float(dout.dtype, [&]<class T>() {
-    dispatch_vector<T>(all_have_vectors(kVector<T>, dout, o[0], o[1], o[2]), [&]<int V>() {
-      launch_delta<T, V, 3>(ctx, planes<float>(dgate), planes<float>(delta), dout, branches<T>(o),
+    const bool vectors =
+        all_have_vectors(kVector<T>, dout, o[0], o[1], o[2]) && (out.empty() || has_vectors(out, kVector<T>));
+    dispatch_vector<T>(vectors, [&]<int V>() {
+      launch_delta<T, V, 3>(ctx, planes<float>(dgate), planes<float>(delta), out, dout, branches<T>(o),
                             planes<const float>(gate), dout.size(2) / gate.size(3));
     });
   });
@@ -564,7 +627,7 @@ void attention_delta(Context& ctx, Tensor delta, ConstTensor dout, ConstTensor o
   const Planes<float> plane{delta.ptr<float>(), 0, delta.stride[0], delta.stride[1]};
   dispatch_gpu_float(dout.dtype, [&]<class T>() {
     dispatch_vector<T>(all_have_vectors(kVector<T>, dout, o), [&]<int V>() {
-      launch_delta<T, V, 1>(ctx, {}, plane, dout, Branches<T>{{bthd<T>(o), {}, {}}}, {}, 1);
+      launch_delta<T, V, 1>(ctx, {}, plane, {}, dout, Branches<T>{{bthd<T>(o), {}, {}}}, {}, dout.size(2));
     });
   });
 }

@@ -2,6 +2,7 @@
 // listed.
 #include "kernels/nsa_select.h"
 
+#include "engine/op_scope.h"
 #include "kernels/nsa_attend_cpu.h"
 #include "kernels/nsa_compress.h"
 
@@ -113,6 +114,7 @@ void select_cpu(Context& ctx, Tensor block_index, ConstTensor q_in, ConstTensor 
 
 void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
                 const SelectOptions& o) {
+  const OpScope op_scope(ctx, "nsa_select");
   check_select(block_index, q, k_cmp, lse_cmp, o);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) return cuda::nsa_select(ctx, block_index, q, k_cmp, lse_cmp, o);

@@ -17,6 +17,7 @@
 
 #include "kernels/bthd.cuh"
 #include "kernels/nsa_select.h"
+#include "kernels/nsa_select_sm90.cuh"
 #include "kernels/ptx.cuh"
 
 namespace triad::cuda {
@@ -410,6 +411,9 @@ void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_c
                 kMaxLength);
   TRIAD_CHECK(o.l % o.d == 0 && o.l_sel % o.d == 0, "nsa_select: d {} does not divide l {} and l_sel {}", o.d, o.l,
               o.l_sel);
+  const bool fused = select_sm90_applies(ctx, q, k_cmp, o);
+  record_route(ctx, "nsa_select", q.dtype, fused ? nullptr : "a shape that the fused selection lacks");
+  if (fused) return select_sm90(ctx, block_index, q, k_cmp, lse_cmp, o);
   const auto as_int = [](int64_t count) { return static_cast<int>(std::min(count, kMaxLength)); };
   const ConstTensor lse = lse_cmp.view({B, tokens, q.size(2), 1});
   dispatch_gpu_float(q.dtype, [&]<class T>() {

@@ -16,7 +16,7 @@ struct PartialGrad {
 };
 
 namespace partials_detail {
-constexpr int kMaxGrads = 4, kColumns = 32, kLanes = 8;
+constexpr int kMaxGrads = 4, kColumns = 32, kLanes = 32;
 
 struct Target {
   float* grad;
@@ -26,7 +26,8 @@ struct Targets {
   Target target[kMaxGrads];
 };
 
-// CTA: 32 elements of one gradient x 8 lanes over the slices; lanes are added in order.
+// CTA: 32 elements of one gradient x 32 lanes over the slices, so that a lane's loads (8 of 264 slices) are in flight
+// together; lanes are added in order.
 static __global__ void __launch_bounds__(kColumns* kLanes)
     add_partials_kernel(Targets targets, const float* __restrict__ slices, int64_t slice_count, int64_t slice_size) {
   __shared__ float lanes[kLanes][kColumns];

@@ -28,6 +28,12 @@ __device__ __forceinline__ void copy_async_4(void* to, const void* from, bool va
 }
 // Waits for all copies that this thread began; a barrier then makes them visible to the others.
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// The copies begun since the last commit form a group; waits until at most kPending groups are still on their way.
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void copy_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 
 // Four 8x8 matrices of 16-bit elements; lanes 8i .. 8i+7 give the addresses of the rows of matrix i. Of each matrix a
 // lane gets row lane/4, columns 2*(lane%4) and the next; transposed: column lane/4, rows 2*(lane%4) and the next.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "engine/op_scope.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -33,6 +34,7 @@ void sum_cpu(Context& ctx, Tensor out, ConstTensor x_in, bool squares, bool add)
 }
 
 void sum_any(Context& ctx, Tensor out, ConstTensor x, bool squares, bool add) {
+  const OpScope op_scope(ctx, "sum");
   check_tensor("sum: out", out, {1}, DType::f64);
   TRIAD_CHECK(x.contiguous(), "sum: {} is strided", x.str());
   if (ctx.device.is_cuda()) {

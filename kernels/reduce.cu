@@ -8,16 +8,17 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kFinishThreads = 1024;
 constexpr int64_t kPiece = 1 << 14;  // 64 KiB of f32: 16 vectors a thread
 
 // Of all threads' x, valid in thread 0. Called once in a kernel.
+template <int kCount>
 __device__ double block_sum(double x) {
-  __shared__ double warps[kThreads / 32];
+  __shared__ double warps[kCount / 32];
   for (int o = 16; o > 0; o >>= 1) x += __shfl_down_sync(0xffffffffu, x, o);
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
   __syncthreads();
-  for (int i = 1; i < kThreads / 32; ++i) x += warps[i];
+  for (int i = 1; i < kCount / 32; ++i) x += warps[i];
   return x;
 }
 
@@ -39,16 +40,16 @@ __global__ void __launch_bounds__(kThreads)
     for (int j = 0; j < V; ++j) add(values[j]);
   }
   if (static_cast<int>(threadIdx.x) < count - vectors * V) add(to_float(x[vectors * V + threadIdx.x]));
-  sum = block_sum(sum);
+  sum = block_sum<kThreads>(sum);
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kFinishThreads)
     finish_kernel(double* out, const double* __restrict__ partials, int64_t pieces, bool add) {
   double sum = 0;
-#pragma unroll 4
-  for (int64_t i = threadIdx.x; i < pieces; i += kThreads) sum += partials[i];
-  sum = block_sum(sum);
+#pragma unroll 8
+  for (int64_t i = threadIdx.x; i < pieces; i += kFinishThreads) sum += partials[i];
+  sum = block_sum<kFinishThreads>(sum);
   if (threadIdx.x == 0) *out = (add ? *out : 0.0) + sum;
 }
 
@@ -64,7 +65,7 @@ void sum(Context& ctx, Tensor out, ConstTensor x, bool squares, bool add) {
       launch(ctx, "sum pieces", kernel, dim3(pieces), dim3(kThreads), 0, partials.ptr<double>(), x.ptr<T>(), n);
     });
   });
-  launch(ctx, "sum finish", finish_kernel, dim3(1), dim3(kThreads), 0, out.ptr<double>(), partials.ptr<double>(),
+  launch(ctx, "sum finish", finish_kernel, dim3(1), dim3(kFinishThreads), 0, out.ptr<double>(), partials.ptr<double>(),
          pieces, add);
 }
 

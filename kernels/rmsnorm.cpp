@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/op_scope.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -33,7 +34,7 @@ void forward_cpu(Context& ctx, Tensor y_out, Tensor rrms, ConstTensor x_in, Cons
 // dw in two ordered stages: pieces of 64 rows side by side, then the pieces of each column in order.
 template <class T>
 void backward_cpu(Context& ctx, Tensor dx_out, Tensor dw, ConstTensor dy_in, ConstTensor x_in, ConstTensor w_in,
-                  ConstTensor rrms, ConstTensor dresidual) {
+                  ConstTensor rrms, ConstTensor dresidual, Tensor y_out) {
   using A = acc_t<T>;
   constexpr int64_t kPiece = 64;
   const int64_t N = x_in.size(0), C = x_in.size(1), pieces = (N + kPiece - 1) / kPiece;
@@ -46,6 +47,7 @@ void backward_cpu(Context& ctx, Tensor dx_out, Tensor dw, ConstTensor dy_in, Con
       const T *x = x_in.ptr<T>() + i * x_in.stride[0], *w = w_in.ptr<T>(), *dy = dy_in.ptr<T>() + i * dy_in.stride[0];
       const T* around = dresidual.empty() ? nullptr : dresidual.ptr<T>() + i * dresidual.stride[0];
       T* dx = dx_out.ptr<T>() + i * dx_out.stride[0];
+      T* y = y_out.empty() ? nullptr : y_out.ptr<T>() + i * y_out.stride[0];
       const A r = rrms.ptr<A>()[i];
       A sum = 0;
       for (int64_t j = 0; j < C; ++j) {
@@ -57,6 +59,7 @@ void backward_cpu(Context& ctx, Tensor dx_out, Tensor dw, ConstTensor dy_in, Con
       for (int64_t j = 0; j < C; ++j) {
         const A g = static_cast<A>(dy[j]) * static_cast<A>(w[j]);
         const A value = r * (g - static_cast<A>(x[j]) * slope);
+        if (y != nullptr) y[j] = static_cast<T>(static_cast<A>(x[j]) * r * static_cast<A>(w[j]));
         dx[j] = static_cast<T>(around == nullptr ? value : value + static_cast<A>(around[j]));
       }
     }
@@ -71,6 +74,7 @@ void backward_cpu(Context& ctx, Tensor dx_out, Tensor dw, ConstTensor dy_in, Con
 }  // namespace
 
 void rmsnorm_forward(Context& ctx, Tensor y, Tensor rrms, ConstTensor x, ConstTensor w, double eps) {
+  const OpScope op_scope(ctx, "rmsnorm_forward");
   check_rmsnorm("rmsnorm", x, w, rrms);
   check_tensor("rmsnorm: y", y, x.shape(), x.dtype);
   if (ctx.device.is_cuda()) {
@@ -80,16 +84,18 @@ void rmsnorm_forward(Context& ctx, Tensor y, Tensor rrms, ConstTensor x, ConstTe
 }
 
 void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w,
-                      ConstTensor rrms, ConstTensor dresidual) {
+                      ConstTensor rrms, ConstTensor dresidual, Tensor y) {
+  const OpScope op_scope(ctx, "rmsnorm_backward");
   check_rmsnorm("rmsnorm backward", x, w, rrms);
   check_tensor("rmsnorm backward: dx", dx, x.shape(), x.dtype);
   check_tensor("rmsnorm backward: dw", dw, w.shape(), acc_dtype(x.dtype));
   check_tensor("rmsnorm backward: dy", dy, x.shape(), x.dtype);
   if (!dresidual.empty()) check_tensor("rmsnorm backward: dresidual", dresidual, x.shape(), x.dtype);
+  if (!y.empty()) check_tensor("rmsnorm backward: y", y, x.shape(), x.dtype);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::rmsnorm_backward(ctx, dx, dw, dy, x, w, rrms, dresidual);
+    if constexpr (kBuiltWithCuda) return cuda::rmsnorm_backward(ctx, dx, dw, dy, x, w, rrms, dresidual, y);
   }
-  dispatch_float(x.dtype, [&]<class T>() { backward_cpu<T>(ctx, dx, dw, dy, x, w, rrms, dresidual); });
+  dispatch_float(x.dtype, [&]<class T>() { backward_cpu<T>(ctx, dx, dw, dy, x, w, rrms, dresidual, y); });
 }
 
 }  // namespace triad

@@ -8,13 +8,14 @@ namespace triad {
 void rmsnorm_forward(Context&, Tensor y, Tensor rrms, ConstTensor x, ConstTensor w, double eps);
 // dx [N,C] T overwritten; dw [C] acc added to  <-  dy [N,C] T; x, w, rrms as in forward.
 // dresidual [N,C] T, where given, is added to dx before it is rounded: the gradient that goes around the norm.
-// dx may be dy or dresidual itself.
+// y [N,C] T, where given, is overwritten with forward's result, bit for bit: the weights of the product behind the norm
+// need it again, and x passes by here anyway. dx and y may each be one of dy and dresidual.
 void rmsnorm_backward(Context&, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w, ConstTensor rrms,
-                      ConstTensor dresidual = {});
+                      ConstTensor dresidual = {}, Tensor y = {});
 
 namespace cuda {
 void rmsnorm_forward(Context&, Tensor y, Tensor rrms, ConstTensor x, ConstTensor w, double eps);
 void rmsnorm_backward(Context&, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w, ConstTensor rrms,
-                      ConstTensor dresidual);
+                      ConstTensor dresidual, Tensor y);
 }  // namespace cuda
 }  // namespace triad

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "engine/op_scope.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -41,17 +42,23 @@ void check_rope(const ConstTensor& y, const ConstTensor& x, const ConstTensor& c
 
 // direction +1: forward, -1: backward
 template <class T, class In>
-void rope_cpu(Context& ctx, Tensor y_out, ConstTensor x_in, ConstTensor cos_in, ConstTensor sin_in, int direction) {
+void rope_cpu(Context& ctx, Tensor y_out, ConstTensor x_in, ConstTensor group_in, ConstTensor cos_in,
+              ConstTensor sin_in, int direction) {
   using A = acc_t<T>;
   const int64_t B = x_in.size(0), N = x_in.size(1), H = x_in.size(2), half = x_in.size(3) / 2;
+  const int64_t G = group_in.empty() ? 1 : H / group_in.size(2);
   parallel_for(ctx, B * N, [&](int64_t i) {
     const int64_t b = i / N, t = i % N;
     const A *cos = cos_in.ptr<A>() + t * cos_in.stride[0], *sin = sin_in.ptr<A>() + t * sin_in.stride[0];
     for (int64_t h = 0; h < H; ++h) {
       const In* x = x_in.ptr<In>() + b * x_in.stride[0] + t * x_in.stride[1] + h * x_in.stride[2];
       T* y = y_out.ptr<T>() + b * y_out.stride[0] + t * y_out.stride[1] + h * y_out.stride[2];
+      const A* group = group_in.empty() ? nullptr
+                                        : group_in.ptr<A>() + b * group_in.stride[0] + t * group_in.stride[1] +
+                                              h / G * group_in.stride[2];
       for (int64_t j = 0; j < half; ++j) {
-        const A first = static_cast<A>(x[j]), second = static_cast<A>(x[j + half]);
+        A first = static_cast<A>(x[j]), second = static_cast<A>(x[j + half]);
+        if (group != nullptr) first += group[j], second += group[j + half];
         const A s = static_cast<A>(direction) * sin[j];
         y[j] = static_cast<T>(first * cos[j] - second * s);
         y[j + half] = static_cast<T>(second * cos[j] + first * s);
@@ -60,16 +67,25 @@ void rope_cpu(Context& ctx, Tensor y_out, ConstTensor x_in, ConstTensor cos_in, 
   });
 }
 
-void rope(Context& ctx, Tensor y, ConstTensor x, ConstTensor cos, ConstTensor sin, int direction) {
+void rope(Context& ctx, Tensor y, ConstTensor x, ConstTensor group, const RopeKeys& keys, ConstTensor cos,
+          ConstTensor sin, int direction) {
   check_rope(y, x, cos, sin);
+  for (const Tensor& k : keys)
+    if (!k.empty()) check_tensor("rope: keys", k, {x.size(0), x.size(1), k.size(2), x.size(3)}, y.dtype);
+  if (!group.empty()) {
+    check_tensor("rope: group", group, {x.size(0), x.size(1), group.size(2), x.size(3)}, acc_dtype(y.dtype));
+    TRIAD_CHECK(x.size(2) % group.size(2) == 0, "rope: {} heads in {} groups", x.size(2), group.size(2));
+  }
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::rope(ctx, y, x, cos, sin, direction);
+    if constexpr (kBuiltWithCuda) return cuda::rope(ctx, y, x, group, keys, cos, sin, direction);
   }
   dispatch_float(y.dtype, [&]<class T>() {
     if (x.dtype == y.dtype)
-      rope_cpu<T, T>(ctx, y, x, cos, sin, direction);
+      rope_cpu<T, T>(ctx, y, x, group, cos, sin, direction);
     else
-      rope_cpu<T, acc_t<T>>(ctx, y, x, cos, sin, direction);
+      rope_cpu<T, acc_t<T>>(ctx, y, x, group, cos, sin, direction);
+    for (const Tensor& k : keys)
+      if (!k.empty()) rope_cpu<T, T>(ctx, k, k, {}, cos, sin, direction);
   });
 }
 
@@ -88,13 +104,16 @@ void rope_table(Context& ctx, Tensor cos, Tensor sin, int64_t head_dim, double t
     fill_table<float>(ctx, cos, sin, head_dim, theta, scale);
 }
 
-void rope_forward(Context& ctx, Tensor y, ConstTensor x, ConstTensor cos, ConstTensor sin) {
+void rope_forward(Context& ctx, Tensor y, ConstTensor x, ConstTensor cos, ConstTensor sin, const RopeKeys& keys) {
+  const OpScope op_scope(ctx, "rope_forward");
   check_tensor("rope: x", x, x.shape(), y.dtype);
-  rope(ctx, y, x, cos, sin, +1);
+  rope(ctx, y, x, {}, keys, cos, sin, +1);
 }
 
-void rope_backward(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor cos, ConstTensor sin) {
-  rope(ctx, dx, dy, cos, sin, -1);
+void rope_backward(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor cos, ConstTensor sin, const RopeKeys& dkeys,
+                   ConstTensor dy_group) {
+  const OpScope op_scope(ctx, "rope_backward");
+  rope(ctx, dx, dy, dy_group, dkeys, cos, sin, -1);
 }
 
 }  // namespace triad

@@ -55,6 +55,40 @@ OpCase rope_case(const RopeShape& s) {
   return c;
 }
 
+// As in a layer: queries and the keys of two branches at once, the keys in place, where they get their copies first.
+OpCase layer_case(const RopeShape& s, int64_t Hkv) {
+  OpCase c = rope_case(s);
+  for (const std::string k : {"k", "l"}) {
+    const Shape shape = {s.B, s.T, Hkv, s.D};
+    c.args.push_back({.name = k, .role = ArgRole::input, .shape = shape, .row_pad = s.row_pad});
+    c.args.push_back({.name = k + "_turned", .role = ArgRole::output, .shape = shape, .row_pad = 2 * s.row_pad});
+  }
+  c.forward = [](Context& ctx, const Args& t) {
+    copy(ctx, t["k_turned"], t["k"]), copy(ctx, t["l_turned"], t["l"]);
+    rope_forward(ctx, t["y"], t["x"], t["cos"], t["sin"], {Tensor{}, t["k_turned"], t["l_turned"]});
+  };
+  c.backward = [](Context& ctx, const Args& t) {
+    copy(ctx, t["dk"], t["dk_turned"]), copy(ctx, t["dl"], t["dl_turned"]);
+    rope_backward(ctx, t["dx"], t["dy"], t["cos"], t["sin"], {t["dk"], Tensor{}, t["dl"]});
+  };
+  return c;
+}
+
+// The rotation's backward alone, with a gradient that the heads of a group share.
+OpCase group_case(const RopeShape& s, int64_t Hkv) {
+  OpCase c = rope_case(s);
+  c.args.front() = {.name = "dy", .role = ArgRole::constant, .shape = {s.B, s.T, s.H, s.D}, .type = ArgType::acc};
+  c.args.back() = {.name = "dx", .role = ArgRole::output, .shape = {s.B, s.T, s.H, s.D}, .row_pad = s.row_pad};
+  c.args.push_back(
+      {.name = "dy_group", .role = ArgRole::constant, .shape = {s.B, s.T, Hkv, s.D}, .type = ArgType::acc});
+  c.forward = [](Context& ctx, const Args& t) {
+    rope_backward(ctx, t["dx"], t["dy"], t["cos"], t["sin"], {}, t["dy_group"]);
+  };
+  c.backward = nullptr;
+  c.forward_bytes += static_cast<double>(s.B * s.T * s.D) * static_cast<double>(2 * s.H + 4 * Hkv);
+  return c;
+}
+
 OpCase table_case(std::string name, int64_t T, int64_t D, double scale) {
   const Shape table = {T, D / 2};
   OpCase c{.op = "rope", .name = std::move(name)};
@@ -75,7 +109,12 @@ std::vector<OpCase> rope_cases() {
           rope_case({"3x15x2x64, padded", 3, 15, 2, 64, 8}),
           rope_case({"1x9x2x100, acc gradient", 1, 9, 2, 100, 0, true}),
           rope_case({"2x63x2x64, acc gradient", 2, 63, 2, 64, 16, true}),
-          rope_case({"16x2048x12x64", 16, 2048, 12, 64, 0, false, true})};
+          layer_case({"2x33x6x64, with keys", 2, 33, 6, 64}, 2),
+          layer_case({"1x17x3x10, with keys, padded", 1, 17, 3, 10, 6}, 1),
+          group_case({"2x35x12x64, group", 2, 35, 12, 64}, 2),
+          group_case({"1x9x4x6, group", 1, 9, 4, 6, 2}, 4),
+          rope_case({"16x2048x12x64", 16, 2048, 12, 64, 0, false, true}),
+          group_case({"16x2048x12x64, group", 16, 2048, 12, 64, 0, false, true}, 2)};
 }
 
 }  // namespace triad

@@ -132,11 +132,6 @@ __device__ __forceinline__ void load_operand(uint32_t (&a)[kSteps][4], const __n
 __device__ __forceinline__ void copy_async_8(void* to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
-__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void copy_async_wait_group() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
 
 // *to += (x, y) where the memory is, without waiting for the sum. One thread adds to each element: the bits repeat.
 __device__ __forceinline__ void add_pair(float* to, float x, float y) {
@@ -215,5 +210,26 @@ template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
+// ---- F1: both operands in shared memory, 64 columns ----
+
+// d[64 x 64] = a[64 x 16] b[16 x 64], or += with kAdd; a and b read along their rows.
+#define TRIAD_D4(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
+#define TRIAD_WGMMA(how, add)                                                                                        \
+  asm volatile(                                                                                                      \
+      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, %35};\nmov.b64 b, {%33, %35};\n"  \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, a, b, p, 1, 1, 0, 0;\n}"                    \
+      : TRIAD_D4(how, 0), TRIAD_D4(how, 1), TRIAD_D4(how, 2), TRIAD_D4(how, 3), TRIAD_D4(how, 4), TRIAD_D4(how, 5),  \
+        TRIAD_D4(how, 6), TRIAD_D4(how, 7)                                                                           \
+      : "r"(a), "r"(b), "n"(add), "n"(kDescriptorHigh))
+template <bool kAdd>
+__device__ __forceinline__ void wgmma_shared(float (&d)[8][4], uint32_t a, uint32_t b) {
+  if constexpr (kAdd)
+    TRIAD_WGMMA("+f", 1);
+  else
+    TRIAD_WGMMA("=f", 0);
+}
+#undef TRIAD_WGMMA
+#undef TRIAD_D4
 
 }  // namespace triad::cuda

@@ -31,18 +31,31 @@ AttendedPairs attended_pairs(const ModelConfig& c, int64_t T) {
   return pairs;
 }
 
-double training_flops(const ModelConfig& c, int64_t B, int64_t T) {
-  double weights = static_cast<double>(c.vocab_size * c.dim);  // the head; the embedding only looks rows up
+ProductFlops product_flops(const ModelConfig& c, int64_t B, int64_t T) {
+  const double tokens = static_cast<double>(B * T);
+  ProductFlops flops;
+  flops.head = 6 * tokens * static_cast<double>(c.vocab_size * c.dim);  // the embedding only looks rows up
   for (const ParamSpec& p : param_specs(c)) {
     const bool product = p.shape.rank == 2 && p.name != "embed.weight" && p.name != "lm_head.weight" &&
                          p.name.find("phi_") == std::string::npos && p.name.find("gate.fc") == std::string::npos;
-    if (product) weights += static_cast<double>(p.shape.numel());
+    if (product) flops.layers += 6 * tokens * static_cast<double>(p.shape.numel());
   }
+  return flops;
+}
+
+double training_flops(const ModelConfig& c, int64_t B, int64_t T) {
+  const ProductFlops products = product_flops(c, B, T);
   const AttendedPairs p = attended_pairs(c, T);
   const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
   const double attention = 2 * (p.cmp + p.sel + p.win) * (dk + dv + 4 * dk + 3 * dv) + 2 * p.cmp * dk;
-  return static_cast<double>(B) *
-         (6 * weights * static_cast<double>(T) + static_cast<double>(c.n_layers * c.n_heads) * attention);
+  return products.layers + products.head + static_cast<double>(B * c.n_layers * c.n_heads) * attention;
+}
+
+double dense_equivalent_flops(const ModelConfig& c, int64_t B, int64_t T) {
+  const ProductFlops products = product_flops(c, B, T);
+  const double pairs = static_cast<double>(T) * static_cast<double>(T + 1) / 2;
+  const double attention = 6 * pairs * static_cast<double>(c.d_k + c.d_v);
+  return products.layers + products.head + static_cast<double>(B * c.n_layers * c.n_heads) * attention;
 }
 
 double peak_bf16_flops(std::string_view name) {

@@ -17,6 +17,16 @@ AttendedPairs attended_pairs(const ModelConfig&, int64_t T);
 // the score pass of the selection 1.
 double training_flops(const ModelConfig&, int64_t B, int64_t T);
 
+// Matrix products with weights, forward and backward: 6 a weight and token.
+struct ProductFlops {
+  double layers = 0, head = 0;
+};
+ProductFlops product_flops(const ModelConfig&, int64_t B, int64_t T);
+
+// What two models are compared by, whatever their attention: the FLOPs of this one's weights with plain causal
+// attention, two products a pair forward and four backward, none done twice.
+double dense_equivalent_flops(const ModelConfig&, int64_t B, int64_t T);
+
 // The dense bf16 peak its vendor states for a card, by its name, in FLOP/s; 0 if unknown.
 double peak_bf16_flops(std::string_view device_name);
 

@@ -19,22 +19,6 @@ NsaIn nsa_in(const QkvViews& views) {
   return in;
 }
 
-// Calls rotate(view) for q and every branch's k.
-template <class F>
-void for_each_rotated_key(const QkvViews& views, F&& rotate) {
-  for (const Tensor& k : views.k)
-    if (!k.empty()) rotate(k);
-}
-
-// The gated sum of the branches, as out_proj reads it: [N, Hq*dv]. Rebuilt in backward rather than kept.
-Tensor attention_output(Context& ctx, const LayerContext& lc, const LayerActivations& a, Scratch::Scope& scope) {
-  const ModelConfig& c = lc.config;
-  if (c.dense()) return a.nsa.o[kWin].view({lc.B * lc.T, c.n_heads * c.d_v});
-  Tensor out = scope.alloc(a.x.dtype, {lc.B, lc.T, c.n_heads, c.d_v});
-  nsa_combine_forward(ctx, out, {a.nsa.o[0], a.nsa.o[1], a.nsa.o[2]}, a.nsa.gate);
-  return out.view({lc.B * lc.T, c.n_heads * c.d_v});
-}
-
 void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a) {
   const ModelConfig& c = lc.config;
   Scratch::Scope scope(ctx.scratch);
@@ -42,19 +26,27 @@ void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, L
   rmsnorm_forward(ctx, h, a.rrms1, a.x, w.norm1, c.norm_eps);
   linear_forward(ctx, a.qkv, h, w.qkv);
   const QkvViews views = split_qkv(a.qkv, c, lc.B, lc.T);
-  rope_forward(ctx, views.q, views.q, lc.rope_cos, lc.rope_sin);
-  for_each_rotated_key(views, [&](Tensor k) { rope_forward(ctx, k, k, lc.rope_cos, lc.rope_sin); });
+  rope_forward(ctx, views.q, views.q, lc.rope_cos, lc.rope_sin, views.k);
 
-  Tensor out;
+  Tensor out = a.nsa.o[kWin];
   if (c.dense()) {
-    nsa_attend_window_forward(ctx, {a.nsa.o[kWin], a.nsa.lse[kWin]}, {views.q, views.k[kWin], views.v[kWin]}, lc.T);
-    out = attention_output(ctx, lc, a, scope);
+    nsa_attend_window_forward(ctx, {out, a.nsa.lse[kWin]}, {views.q, views.k[kWin], views.v[kWin]}, lc.T);
   } else {
-    out = scope.alloc(a.x.dtype, {lc.B, lc.T, c.n_heads, c.d_v});
+    out = scope.alloc(a.x.dtype, out.shape());
     nsa_forward(ctx, out, a.nsa, nsa_in(views), w.nsa, c.nsa, lc.keep_block_index);
-    out = out.view({lc.B * lc.T, c.n_heads * c.d_v});
   }
-  linear_forward(ctx, a.x_mid, out, w.out_proj, a.x);
+  linear_forward(ctx, a.x_mid, out.view({lc.B * lc.T, c.n_heads * c.d_v}), w.out_proj, a.x);
+}
+
+// Backward of linear(norm(x)) and of the way around both, down to dx. The normed rows, which the gradient of the
+// linear's weights needs, come out of the norm's backward again (in the place of their gradient), which reads x anyway.
+void norm_linear_backward(Context& ctx, Tensor dx, Tensor dnorm, Tensor dw, ConstTensor dy, ConstTensor x,
+                          ConstTensor norm, ConstTensor rrms, ConstTensor w, bool add) {
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor h = scope.alloc(dx.dtype, dx.shape());
+  linear_backward_input(ctx, h, dy, w);
+  rmsnorm_backward(ctx, dx, dnorm, h, x, norm, rrms, dx, h);
+  linear_backward_weight(ctx, dw, dy, h, add);
 }
 
 // dx: gradient of x_mid in, of x out.
@@ -66,29 +58,32 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
   Tensor dqkv = scope.alloc(dtype, a.qkv.shape());
   {
     Scratch::Scope inner(ctx.scratch);
-    Tensor dout = inner.alloc(dtype, {lc.B, lc.T, c.n_heads, c.d_v});
-    const Tensor out = attention_output(ctx, lc, a, inner);
-    linear_backward(ctx, dout.view(out.shape()), g.out_proj, dx, out, w.out_proj);
-
     const QkvViews views = split_qkv(a.qkv, c, lc.B, lc.T), dviews = split_qkv(dqkv, c, lc.B, lc.T);
-    Tensor dq = inner.alloc(acc_dtype(dtype), {lc.B, lc.T, c.n_heads, c.d_k});
+    Tensor out = a.nsa.o[kWin];  // as out_proj read it
+    const Tensor dout = inner.alloc(dtype, out.shape());
+    const Shape rows = {lc.B * lc.T, c.n_heads * c.d_v};
+    linear_backward_input(ctx, dout.view(rows), dx, w.out_proj);
+
+    const DType acc = acc_dtype(dtype);
+    const Tensor dq = inner.alloc(acc, views.q.shape());
+    Tensor dq_group;
     if (c.dense()) {
-      const AttendIn in{views.q, views.k[kWin], views.v[kWin]};
-      Tensor delta = inner.alloc(acc_dtype(dtype), a.nsa.lse[kWin].shape());
-      attention_delta(ctx, delta, dout, a.nsa.o[kWin]);
+      const Tensor delta = inner.alloc(acc, a.nsa.lse[kWin].shape());
+      attention_delta(ctx, delta, dout, out);
       zero(ctx, dq);
-      nsa_attend_window_backward(ctx, {dq, dviews.k[kWin], dviews.v[kWin]}, {dout, {}, delta, a.nsa.lse[kWin]}, in,
-                                 lc.T);
+      const AttendIn in{views.q, views.k[kWin], views.v[kWin]};
+      const Tensor quantum = attend_quantum(ctx, inner, dq, dout, in.q, {{in.k, in.v, {}, delta}});
+      nsa_attend_window_backward(ctx, {dq, dviews.k[kWin], dviews.v[kWin]}, {dout, {}, delta, a.nsa.lse[kWin], quantum},
+                                 in, lc.T);
     } else {
-      nsa_backward(ctx, {dq, dviews.k, dviews.v}, g.nsa, dout, nsa_in(views), a.nsa, w.nsa, c.nsa);
+      out = inner.alloc(dtype, out.shape());
+      dq_group = inner.alloc(acc, views.k[kWin].shape());
+      nsa_backward(ctx, {dq, dq_group, dviews.k, dviews.v, out}, g.nsa, dout, nsa_in(views), a.nsa, w.nsa, c.nsa);
     }
-    rope_backward(ctx, dviews.q, dq, lc.rope_cos, lc.rope_sin);
-    for_each_rotated_key(dviews, [&](Tensor dk) { rope_backward(ctx, dk, dk, lc.rope_cos, lc.rope_sin); });
+    linear_backward_weight(ctx, g.out_proj, dx, out.view(rows), lc.add_products);
+    rope_backward(ctx, dviews.q, dq, lc.rope_cos, lc.rope_sin, dviews.k, dq_group);
   }
-  Tensor h = scope.alloc(dtype, a.x.shape()), dh = scope.alloc(dtype, a.x.shape());
-  rmsnorm_forward(ctx, h, a.rrms1, a.x, w.norm1, c.norm_eps);
-  linear_backward(ctx, dh, g.qkv, dqkv, h, w.qkv);
-  rmsnorm_backward(ctx, dx, g.norm1, dh, a.x, w.norm1, a.rrms1, dx);
+  norm_linear_backward(ctx, dx, g.norm1, g.qkv, dqkv, a.x, w.norm1, a.rrms1, w.qkv, lc.add_products);
 }
 
 Tensor mlp_activation(Context& ctx, const ModelConfig& c, const LayerActivations& a, Scratch::Scope& scope) {
@@ -119,20 +114,18 @@ void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const 
   Tensor dpre = scope.alloc(dtype, a.mlp_pre.shape());
   {
     Scratch::Scope inner(ctx.scratch);
-    const bool silu = c.mlp == MlpKind::silu;
-    Tensor dact = silu ? dpre : inner.alloc(dtype, {a.x.size(0), H});
-    linear_backward(ctx, dact, g.mlp_out, dx, mlp_activation(ctx, c, a, inner), w.mlp_out);
-    if (silu) {
-      silu_backward(ctx, dpre, dact, a.mlp_pre);
+    const Tensor act = inner.alloc(dtype, {a.x.size(0), H});
+    if (c.mlp == MlpKind::silu) {
+      linear_backward_input(ctx, dpre, dx, w.mlp_out);
+      silu_backward(ctx, dpre, dpre, a.mlp_pre, act);
     } else {
-      swiglu_backward(ctx, dpre.slice(1, 0, H), dpre.slice(1, H, 2 * H), dact, a.mlp_pre.slice(1, 0, H),
-                      a.mlp_pre.slice(1, H, 2 * H));
+      linear_backward_input(ctx, act, dx, w.mlp_out);
+      swiglu_backward(ctx, dpre.slice(1, 0, H), dpre.slice(1, H, 2 * H), act, a.mlp_pre.slice(1, 0, H),
+                      a.mlp_pre.slice(1, H, 2 * H), act);
     }
+    linear_backward_weight(ctx, g.mlp_out, dx, act, lc.add_products);
   }
-  Tensor h = scope.alloc(dtype, a.x.shape()), dh = scope.alloc(dtype, a.x.shape());
-  rmsnorm_forward(ctx, h, a.rrms2, a.x_mid, w.norm2, c.norm_eps);
-  linear_backward(ctx, dh, g.mlp_in, dpre, h, w.mlp_in);
-  rmsnorm_backward(ctx, dx, g.norm2, dh, a.x_mid, w.norm2, a.rrms2, dx);
+  norm_linear_backward(ctx, dx, g.norm2, g.mlp_in, dpre, a.x_mid, w.norm2, a.rrms2, w.mlp_in, lc.add_products);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ struct LayerContext {
   ConstTensor rope_cos, rope_sin;  // [T, dk/2] acc
   int64_t B, T;
   bool keep_block_index = false;  // take the selection lists as they stand (finite differences hold them fixed)
+  bool add_products = true;       // false: gradients of ParamSpec::product hold nothing yet and are overwritten
 };
 
 // a.x -> x_out [N,C]; fills in the rest of a.

@@ -32,8 +32,11 @@ void Model::forward(Context& ctx, Activations& act) {
   TRIAD_CHECK(act.T() <= options_.max_seq_len, "a batch of {} tokens a sequence for a model built for {}", act.T(),
               options_.max_seq_len);
   embedding_forward(ctx, act.x(0), act.tokens.view({act.rows()}), w_.embed);
-  for (int64_t i = 0; i < config_.n_layers; ++i)
+  for (int64_t i = 0; i < config_.n_layers; ++i) {
+    ctx.routes.set_layer(i);
     layer_forward(ctx, layer_context(act), w_.layers[i], act.layer(i), act.x(i + 1));
+  }
+  ctx.routes.set_layer(-1);
 }
 
 Tensor Model::final_norm(Context& ctx, Activations& act, Scratch::Scope& scope) {
@@ -55,7 +58,7 @@ void Model::logits(Context& ctx, Activations& act, int64_t begin, Tensor logits)
   linear_forward(ctx, logits, h.slice(0, begin, begin + logits.size(0)), w_.head);
 }
 
-void Model::loss_and_backward(Context& ctx, Activations& act, double scale) {
+void Model::loss_and_backward(Context& ctx, Activations& act, double scale, bool first) {
   TRIAD_CHECK(options_.training, "backward of a model that was built without gradients");
   Scratch::Scope scope(ctx.scratch);
   const Tensor x = act.x(config_.n_layers);
@@ -64,11 +67,16 @@ void Model::loss_and_backward(Context& ctx, Activations& act, double scale) {
     Scratch::Scope inner(ctx.scratch);
     const Tensor h = final_norm(ctx, act, inner);
     classifier_forward_backward(ctx, act.row_loss, dx, g_.head, h, w_.head, act.targets.view({act.rows()}), scale,
-                                {.vocab = config_.vocab_size});
+                                {.vocab = config_.vocab_size, .add_dw = !first});
   }
   rmsnorm_backward(ctx, dx, g_.norm_f, dx, x, w_.norm_f, act.rrms_final);
-  for (int64_t i = config_.n_layers - 1; i >= 0; --i)
-    layer_backward(ctx, layer_context(act), w_.layers[i], g_.layers[i], act.layer(i), dx);
+  LayerContext lc = layer_context(act);
+  lc.add_products = !first;
+  for (int64_t i = config_.n_layers - 1; i >= 0; --i) {
+    ctx.routes.set_layer(i);
+    layer_backward(ctx, lc, w_.layers[i], g_.layers[i], act.layer(i), dx);
+  }
+  ctx.routes.set_layer(-1);
   embedding_backward(ctx, g_.embed, dx, act.tokens.view({act.rows()}));
 }
 

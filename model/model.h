@@ -25,8 +25,10 @@ class Model {
   void forward(Context&, Activations& act);
   // After forward: act.row_loss[i], 0 where the target is -1.
   void loss(Context&, Activations& act);
-  // After forward: act.row_loss, and the gradients of scale * sum of row_loss are added to params().grads().
-  void loss_and_backward(Context&, Activations& act, double scale);
+  // After forward: act.row_loss, and the gradients of scale * sum of row_loss are added to params().grads(). first:
+  // those of the products hold nothing yet and are overwritten (so that only params().added_grads() need be zero
+  // before).
+  void loss_and_backward(Context&, Activations& act, double scale, bool first = false);
   // After forward: logits [n, padded V] T of the rows [begin, begin + n) of act.
   void logits(Context&, Activations& act, int64_t begin, Tensor logits);
 

@@ -19,6 +19,11 @@ namespace {
 
 using Init = ParamSpec::Init;
 
+// The weight [out,in] of a linear layer.
+ParamSpec linear(std::string name, int64_t out, int64_t in, double std, bool joins_previous = false) {
+  return {.name = std::move(name), .shape = {out, in}, .value = std, .joins_previous = joins_previous, .product = true};
+}
+
 void add_phi(std::vector<ParamSpec>& list, const std::string& name, const ModelConfig& c, int64_t width) {
   const int64_t l = c.nsa.l;
   if (c.nsa.phi == Phi::conv)
@@ -33,11 +38,10 @@ void add_phi(std::vector<ParamSpec>& list, const std::string& name, const ModelC
 void add_attention(std::vector<ParamSpec>& list, const std::string& name, const ModelConfig& c, double out_std) {
   const std::vector<const char*> branches =
       c.dense() ? std::vector<const char*>{"win"} : std::vector<const char*>{"cmp", "sel", "win"};
-  list.push_back({name + "q_proj.weight", {c.n_heads * c.d_k, c.dim}, Init::normal, c.init_std});
+  list.push_back(linear(name + "q_proj.weight", c.n_heads * c.d_k, c.dim, c.init_std));
   for (const std::string b : branches)
     for (const auto& [letter, width] : {std::pair{"k_", c.d_k}, std::pair{"v_", c.d_v}})
-      list.push_back(
-          {name + letter + b + "_proj.weight", {c.n_kv_groups * width, c.dim}, Init::normal, c.init_std, 0, true});
+      list.push_back(linear(name + letter + b + "_proj.weight", c.n_kv_groups * width, c.dim, c.init_std, true));
   if (!c.dense()) {
     add_phi(list, name + "phi_k", c, c.d_k);
     add_phi(list, name + "phi_v", c, c.d_v);
@@ -46,17 +50,17 @@ void add_attention(std::vector<ParamSpec>& list, const std::string& name, const 
     list.push_back({name + "gate.fc2.weight", {3, c.d_k / 2}, Init::constant, 0});
     list.push_back({name + "gate.fc2.bias", {3}, Init::constant, 0});
   }
-  list.push_back({name + "out_proj.weight", {c.dim, c.n_heads * c.d_v}, Init::normal, out_std});
+  list.push_back(linear(name + "out_proj.weight", c.dim, c.n_heads * c.d_v, out_std));
 }
 
 void add_mlp(std::vector<ParamSpec>& list, const std::string& name, const ModelConfig& c, double out_std) {
   if (c.mlp == MlpKind::silu) {
-    list.push_back({name + "fc1.weight", {c.mlp_hidden, c.dim}, Init::normal, c.init_std});
-    list.push_back({name + "fc2.weight", {c.dim, c.mlp_hidden}, Init::normal, out_std});
+    list.push_back(linear(name + "fc1.weight", c.mlp_hidden, c.dim, c.init_std));
+    list.push_back(linear(name + "fc2.weight", c.dim, c.mlp_hidden, out_std));
   } else {
-    list.push_back({name + "gate_proj.weight", {c.mlp_hidden, c.dim}, Init::normal, c.init_std});
-    list.push_back({name + "up_proj.weight", {c.mlp_hidden, c.dim}, Init::normal, c.init_std, 0, true});
-    list.push_back({name + "down_proj.weight", {c.dim, c.mlp_hidden}, Init::normal, out_std});
+    list.push_back(linear(name + "gate_proj.weight", c.mlp_hidden, c.dim, c.init_std));
+    list.push_back(linear(name + "up_proj.weight", c.mlp_hidden, c.dim, c.init_std, true));
+    list.push_back(linear(name + "down_proj.weight", c.dim, c.mlp_hidden, out_std));
   }
 }
 
@@ -74,8 +78,12 @@ std::vector<ParamSpec> param_specs(const ModelConfig& c) {
     add_mlp(list, block + "mlp.", c, out_std);
   }
   list.push_back({"norm_f.weight", {c.dim}, Init::constant, 1});
-  if (!c.tie_embeddings)
-    list.push_back({"lm_head.weight", {c.vocab_size, c.dim}, Init::normal, c.init_std, c.padded_vocab()});
+  if (c.tie_embeddings) {
+    list.front().product = true;  // the head's, to which the embedding's is added
+  } else {
+    list.push_back(linear("lm_head.weight", c.vocab_size, c.dim, c.init_std));
+    list.back().padded_rows = c.padded_vocab();
+  }
   return list;
 }
 
@@ -89,17 +97,17 @@ Params::Params(Arena& arena, const ModelConfig& config, const Options& options)
     : config_(config), specs_(param_specs(config)), offset_(specs_.size()) {
   constexpr int64_t kElementAlign = 128;  // 256 bytes in bf16
   int64_t end = 0;
-  for (const bool decays : {true, false}) {
+  const auto group = [](const ParamSpec& p) { return p.product ? 0 : p.decays() ? 1 : 2; };
+  int64_t* const ends[] = {&products_end_, &decay_end_, &stored_elements_};
+  for (int g = 0; g < 3; ++g) {
     for (size_t i = 0; i < specs_.size(); ++i) {
-      if (specs_[i].decays() != decays) continue;
+      if (group(specs_[i]) != g) continue;
       if (!specs_[i].joins_previous) end = align_up(end, kElementAlign);
       offset_[i] = end;
       end += specs_[i].stored().numel();
     }
-    end = align_up(end, kElementAlign);
-    if (decays) decay_end_ = end;
+    *ends[g] = end = align_up(end, kElementAlign);
   }
-  stored_elements_ = end;
   weights_ = arena.alloc(MemTag::params, "weights", options.dtype, {end});
   if (options.master) master_ = arena.alloc(MemTag::master, "master weights", DType::f32, {end});
   if (options.grads) grads_ = arena.alloc(MemTag::grads, "gradients", acc_dtype(options.dtype), {end});

@@ -19,6 +19,7 @@ struct ParamSpec {
   double value = 0;             // standard deviation, or the constant
   int64_t padded_rows = 0;      // rows as stored (embedding and head); 0: shape[0]
   bool joins_previous = false;  // stored right behind the parameter before it
+  bool product = false;         // its gradient is, first of all, one matrix product, which can overwrite it
   bool decays() const { return shape.rank >= 2; }
   Shape stored() const;
 };
@@ -53,10 +54,12 @@ class Params {
 
   const std::vector<ParamSpec>& specs() const { return specs_; }
   int64_t count() const { return static_cast<int64_t>(specs_.size()); }
-  // Whole buffers, [stored elements]; decayed parameters come first: [0, decay_end()).
+  // Whole buffers, [stored elements]: products, other decayed parameters up to decay_end(), those that do not decay.
   Tensor weights() const { return weights_; }
   Tensor master() const { return master_.empty() ? weights_ : master_; }
   Tensor grads() const { return grads_; }
+  // The part of grads() without the products.
+  Tensor added_grads() const { return grads_.slice(0, products_end_, stored_elements_); }
   bool has_master() const { return !master_.empty(); }
   int64_t decay_end() const { return decay_end_; }
   int64_t stored_elements() const { return stored_elements_; }
@@ -82,7 +85,7 @@ class Params {
   ModelConfig config_;
   std::vector<ParamSpec> specs_;
   std::vector<int64_t> offset_;
-  int64_t decay_end_ = 0, stored_elements_ = 0;
+  int64_t products_end_ = 0, decay_end_ = 0, stored_elements_ = 0;
   Tensor weights_, master_, grads_;
 };
 

@@ -83,7 +83,7 @@ TEST_CASE("bad input: configs and options", "[bad-input]") {
        ""},
       {"unknown tokenizer", set("data.tokenizer=gpt5"), 2, {"data.tokenizer", "gpt5"}, ""},
       {"text without paths", set("data.kind=text"), 2, {"data.paths"}, ""},
-      {"key not built", set("runtime.cuda_graph=true"), 2, {"runtime.cuda_graph"}, ""},
+      {"key not built", set("runtime.strict=true"), 2, {"runtime.strict"}, ""},
       {"unsafe long run", set("train.steps=5000"), 2, {"train.save_every", "5000", "allow_unsafe"}, ""},
       {"unknown NSA_ variable", set("train.lr=1e-3"), 2, {"NSA_SEQLEN"}, "NSA_SEQLEN=5"},
       {"variable not built", set("train.lr=1e-3"), 2, {"NSA_GC_RANGE", "runtime.recompute"}, "NSA_GC_RANGE=0:2"},

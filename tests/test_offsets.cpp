@@ -1,6 +1,7 @@
 // The ops around attention on tensors whose elements pass 2^31 (f32) and 2^32 (bf16), where an offset kept in 32 bits
 // goes wrong. Inputs repeat after a prime number of rows, so that a wrong offset finds other values; sampled rows, the
 // last ones too, are compared with plain double arithmetic on the host, and so are whole sums.
+#include <array>
 #include <string>
 
 #include "kernels/activation.h"
@@ -182,36 +183,53 @@ TEST_CASE("Embedding counts past 2^31 elements (GPU)", "[gpu][large]") {
   });
 }
 
-// x, then y, is the one that passes the limit; dw sums over all rows.
+namespace {
+
+// y = x w^T over N rows and its gradients; dw sums over all rows.
+void check_linear(Runtime& rt, DType dtype, int64_t N, int64_t in, int64_t out) {
+  const Input x(rt, dtype, N, in, 1), dy(rt, dtype, N, out, 2), w(rt, dtype, out, in, 3);
+  const Tensor y = poisoned(rt, dtype, {N, out}), dx = poisoned(rt, dtype, {N, in});
+  const Tensor dw = allocate(rt, DType::f32, {out, in});
+  zero(rt.ctx(), dw);
+  linear_forward(rt.ctx(), y, x.tensor, w.tensor);
+  linear_backward(rt.ctx(), dx, dw, dy.tensor, x.tensor, w.tensor);
+  if (rt.ctx().planning) return;
+  check_rows(rt, y, tolerance(dtype), [&](int64_t i) {
+    Expected want(out);
+    for (int64_t o = 0; o < out; ++o) want.value[o] = product(x.row(i), w.row(o), in);
+    return want;
+  });
+  check_rows(rt, dx, tolerance(dtype), [&](int64_t i) {
+    Expected want(in);
+    for (int64_t o = 0; o < out; ++o) want.add(dy.row(i)[o], w.row(o));
+    return want;
+  });
+  const Floats got = fetch(rt.ctx(), dw);
+  const double error = worst_of(out, [&](int64_t o) {
+    Expected want(in);
+    for (int64_t i = 0; i < kPeriod; ++i) want.add(static_cast<double>(x.rows_like(i)) * dy.row(i)[o], x.row(i));
+    return want.error_of(&got[o * in]);
+  });
+  CHECK(error < 5e-4);  // fp32 sums of a million products each
+}
+
+}  // namespace
+
+// x, then y, is the one that passes the limit.
 TEST_CASE("Linear layers count past 2^31 elements (GPU)", "[gpu][large]") {
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>{3072, 48}, {48, 3072}})
-    on_gpu([in = in, out = out](Runtime& rt, DType dtype) {
-      const int64_t N = rows_past(dtype, 3072);
-      const Input x(rt, dtype, N, in, 1), dy(rt, dtype, N, out, 2), w(rt, dtype, out, in, 3);
-      const Tensor y = poisoned(rt, dtype, {N, out}), dx = poisoned(rt, dtype, {N, in});
-      const Tensor dw = allocate(rt, DType::f32, {out, in});
-      zero(rt.ctx(), dw);
-      linear_forward(rt.ctx(), y, x.tensor, w.tensor);
-      linear_backward(rt.ctx(), dx, dw, dy.tensor, x.tensor, w.tensor);
-      if (rt.ctx().planning) return;
-      check_rows(rt, y, tolerance(dtype), [&](int64_t i) {
-        Expected want(out);
-        for (int64_t o = 0; o < out; ++o) want.value[o] = product(x.row(i), w.row(o), in);
-        return want;
-      });
-      check_rows(rt, dx, tolerance(dtype), [&](int64_t i) {
-        Expected want(in);
-        for (int64_t o = 0; o < out; ++o) want.add(dy.row(i)[o], w.row(o));
-        return want;
-      });
-      const Floats got = fetch(rt.ctx(), dw);
-      const double error = worst_of(out, [&](int64_t o) {
-        Expected want(in);
-        for (int64_t i = 0; i < kPeriod; ++i) want.add(static_cast<double>(x.rows_like(i)) * dy.row(i)[o], x.row(i));
-        return want.error_of(&got[o * in]);
-      });
-      CHECK(error < 5e-4);  // fp32 sums of a million products each
-    });
+    on_gpu(
+        [in = in, out = out](Runtime& rt, DType dtype) { check_linear(rt, dtype, rows_past(dtype, 3072), in, out); });
+}
+
+// Each row of kernels/matmul_tuned.h is one of these in bf16.
+TEST_CASE("Linear layers of measured shapes are right with the algorithms chosen for them (GPU)", "[gpu][matmul]") {
+  for (const auto& [N, in, out] : {std::array<int64_t, 3>{16384, 768, 1536},
+                                   {16401, 768, 768},
+                                   {16384, 768, 3072},
+                                   {20000, 3072, 768},
+                                   {2048, 768, 50304}})
+    on_gpu([N = N, in = in, out = out](Runtime& rt, DType dtype) { check_linear(rt, dtype, N, in, out); });
 }
 
 TEST_CASE("Cross-entropy counts past 2^31 logits (GPU)", "[gpu][large]") {
@@ -301,14 +319,14 @@ TEST_CASE("Gates count past 2^31 elements (GPU)", "[gpu][large]") {
     const GateGrads dw = {allocate(rt, DType::f32, {hidden, D}), allocate(rt, DType::f32, {hidden}),
                           allocate(rt, DType::f32, {3, hidden}), allocate(rt, DType::f32, {3})};
     for (const Tensor& t : {dw.fc1_w, dw.fc1_b, dw.fc2_w, dw.fc2_b}) zero(rt.ctx(), t);
-    const Tensor gate = poisoned(rt, DType::f32, {3 * T, Hkv}), dq = allocate(rt, DType::f32, {T, Hq * D});
+    const Tensor gate = poisoned(rt, DType::f32, {3 * T, Hkv}), dq = poisoned(rt, DType::f32, {T, Hkv * D});
     const Shape planes = {3, 1, T, Hkv}, shape = {1, T, Hq, D};
-    zero(rt.ctx(), dq);
     nsa_gate_forward(rt.ctx(), gate.view(planes), q.tensor.view(shape), w, {});
-    nsa_gate_backward(rt.ctx(), dq.view(shape), dw, dgate.tensor.view(planes), gate.view(planes), q.tensor.view(shape),
-                      w, {});
+    nsa_gate_backward(rt.ctx(), dq.view({1, T, Hkv, D}), dw, dgate.tensor.view(planes), gate.view(planes),
+                      q.tensor.view(shape), w, {});
     if (rt.ctx().planning) return;
-    // Through the gate of (t, g) and back: its three values, and the gradient of each of the group's heads.
+    // Through the gate of (t, g) and back: its three values, and what it adds to the gradient of each of the group's
+    // heads.
     auto follow = [&](int64_t t, int64_t g, double(&gates)[3], Expected& dq_head) {
       Expected mean(D), dhidden(hidden);
       std::vector<double> a(static_cast<size_t>(hidden));
@@ -329,12 +347,12 @@ TEST_CASE("Gates count past 2^31 elements (GPU)", "[gpu][large]") {
         dq_head.add(dhidden.value[i] * silu_slope(a[i]) / static_cast<double>(G), fc1_w.row(i));
     };
     check_rows(rt, dq, 1e-4, [&](int64_t t) {
-      Expected want(Hq * D);
-      for (int64_t h = 0; h < Hq; ++h) {
+      Expected want(Hkv * D);
+      for (int64_t g = 0; g < Hkv; ++g) {
         double gates[3];
         Expected head(D);
-        follow(t, h / G, gates, head);
-        std::copy(head.value.begin(), head.value.end(), want.value.begin() + h * D);
+        follow(t, g, gates, head);
+        std::copy(head.value.begin(), head.value.end(), want.value.begin() + g * D);
       }
       return want;
     });

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <thread>
 
 #include "io/json_config.h"
@@ -13,6 +14,7 @@
 #include "tests/program.h"
 #include "tests/test.h"
 #include "train/load_config.h"
+#include "train/train_step.h"
 
 using namespace triad;
 using namespace triad::test;
@@ -63,7 +65,94 @@ void check_same_bits_and_resume(const std::string& device, const std::string& pr
   CHECK(lines(folder.file("c/training.csv")).size() == 21);  // rows past the checkpoint were cut, then written again
 }
 
+// A step of configs/tiny.json's model on a device, its parameters, and what one changes in them.
+struct SmallStep {
+  SmallStep(Device device, const std::vector<std::string>& sets)
+      : config(load_config(kTiny, sets).config), runtime(allocate_planned(config, device)), step(*runtime, config) {
+    step.model().params().init(runtime->ctx(), 7);
+  }
+  std::vector<float> master() {
+    std::vector<float> host(static_cast<size_t>(step.model().params().stored_elements()));
+    read(runtime->ctx(), host.data(), step.model().params().master());
+    return host;
+  }
+  std::vector<int32_t> tokens(int32_t first) const {
+    std::vector<int32_t> out;
+    for (int64_t i = 0; i < config.train.seq_len * config.train.micro_batch_size; ++i)
+      out.push_back(static_cast<int32_t>((first + 7 * i) % config.model.vocab_size));
+    return out;
+  }
+  // Queues a step on the tokens that begin with `first`.
+  void queue(int64_t number, int32_t first) {
+    const int64_t positions = config.train.seq_len * config.train.micro_batch_size;
+    step.begin();
+    step.micro_step(tokens(first), tokens(first + 1), positions);
+    step.update(number, positions);
+  }
+  Config config;
+  std::unique_ptr<Runtime> runtime;
+  TrainStep step;
+};
+
+// The second of three steps meets a weight that is not a number, which the third does not.
+void check_bad_step(Device device, const std::string& on_nonfinite) {
+  SmallStep small(device, {"train.on_nonfinite=" + on_nonfinite, "runtime.cuda_graph=true"});
+  const Params& params = small.step.model().params();
+  const Tensor gain = params.part(params.weights(), params.count() - 2);  // norm_f's: of every gradient
+  REQUIRE(params.specs()[static_cast<size_t>(params.count() - 2)].name == "norm_f.weight");
+  Context& ctx = small.runtime->ctx();
+  small.queue(0, 1);
+  CHECK(small.step.result().finite);
+  const std::vector<float> before = small.master();
+  std::vector<float> good(static_cast<size_t>(gain.numel())), bad = good;
+  read(ctx, good.data(), gain);
+  bad = good;
+  bad[3] = std::numeric_limits<float>::quiet_NaN();
+  write(ctx, gain, bad.data());
+  small.queue(1, 2);
+  write(ctx, gain, good.data());
+  small.queue(2, 3);  // before anyone has looked at the second
+  const TrainStep::Result second = small.step.result();
+  CHECK(!second.finite);
+  CHECK(second.bad_tensor == "the gradient of embed.weight");
+  const TrainStep::Result third = small.step.result();
+  CHECK(third.finite);
+  CHECK(third.bad_tensor.empty());
+  const bool stopped = on_nonfinite == "stop";
+  CHECK((small.master() == before) == stopped);
+  small.queue(3, 4);
+  CHECK(small.step.result().finite);
+  CHECK((small.master() == before) == stopped);
+}
+
 }  // namespace
+
+TEST_CASE("train: a step that is not finite changes nothing, and with `stop` none after it does", "[train]") {
+  for (const char* on_nonfinite : {"stop", "skip"}) check_bad_step(Device::cpu(), on_nonfinite);
+}
+
+TEST_CASE("train: a step that is not finite changes nothing on the GPU either", "[train][gpu]") {
+  if (!require_gpu()) return;
+  for (const char* on_nonfinite : {"stop", "skip"}) check_bad_step(Device::cuda(), on_nonfinite);
+}
+
+TEST_CASE("train: a recorded micro-step has the bits of one that is not", "[train][gpu]") {
+  if (!require_gpu()) return;
+  for (const char* precision : {"fp32", "bf16"}) {
+    std::vector<float> weights[2];
+    for (const bool graph : {false, true}) {
+      SmallStep small(Device::cuda(), {std::string("runtime.precision=") + precision,
+                                       std::string("runtime.cuda_graph=") + (graph ? "true" : "false")});
+      for (int32_t i = 0; i < 6; ++i) {
+        small.queue(i, 3 * i);
+        if (i > 0) CHECK(small.step.result().finite);
+      }
+      CHECK(small.step.result().finite);
+      weights[graph] = small.master();
+    }
+    CHECK(weights[0] == weights[1]);
+  }
+}
 
 TEST_CASE("train: same seed, same bits, and resume to the exact bit", "[train]") {
   check_same_bits_and_resume("cpu", "fp32");
@@ -74,6 +163,13 @@ TEST_CASE("train: same seed, same bits, and resume to the exact bit on the GPU",
   if (!require_gpu()) return;
   check_same_bits_and_resume("cuda", "fp32");
   check_same_bits_and_resume("cuda", "bf16");
+  const TemporaryFolder folder;
+  for (const char* graph : {"false", "true"})
+    run(train_args(folder.file(graph), "cuda",
+                   std::string("--set train.accumulate_grad_batches=2 --set runtime.precision=bf16 --set "
+                               "runtime.cuda_graph=") +
+                       graph));
+  CHECK(weights(folder.file("false")) == weights(folder.file("true")));
 }
 
 TEST_CASE("train: killed at any moment, a resume ends in the same bits", "[train]") {
@@ -93,12 +189,15 @@ TEST_CASE("train: killed at any moment, a resume ends in the same bits", "[train
   }
 }
 
-TEST_CASE("train: .HALT and SIGTERM stop after the current step with a checkpoint", "[train]") {
+namespace {
+
+void check_stops(const std::string& device) {
   const TemporaryFolder folder;
-  const std::string more = "--set train.steps=900 ";
+  const std::string more =
+      "--set train.steps=" + std::string(device == "cpu" ? "900 " : "90000 --set train.save_every=9999 ");
   for (const bool by_file : {true, false}) {
     const std::string out = folder.file(by_file ? "halt" : "term");
-    BackgroundProgram program(train_args(out, "cpu", more));
+    BackgroundProgram program(train_args(out, device, more));
     wait_for_rows(out, 2);
     if (by_file)
       write_text(out + "/.HALT", "");
@@ -107,7 +206,18 @@ TEST_CASE("train: .HALT and SIGTERM stop after the current step with a checkpoin
     CHECK(program.wait() == 0);
     CHECK(fs::exists(out + "/checkpoints/latest/state.json"));
     CHECK(!fs::exists(out + "/.HALT"));
+    // Every step of the checkpoint has its row: none was still on its way.
+    const Json state = Json::parse(read_text(out + "/checkpoints/latest/state.json"));
+    CHECK(static_cast<size_t>(state["step"].get<int64_t>()) + 1 == lines(out + "/training.csv").size());
   }
+}
+
+}  // namespace
+
+TEST_CASE("train: .HALT and SIGTERM stop after the current step with a checkpoint", "[train]") { check_stops("cpu"); }
+
+TEST_CASE("train: .HALT and SIGTERM stop a run on the GPU too", "[train][gpu]") {
+  if (require_gpu()) check_stops("cuda");
 }
 
 TEST_CASE("train: a run's folder holds what SPEC.md names", "[train]") {
@@ -142,15 +252,26 @@ TEST_CASE("train: a run's folder holds what SPEC.md names", "[train]") {
   run("inspect " + out + "/model.safetensors");
 }
 
-TEST_CASE("train: a loss that is not finite stops the run or skips the step", "[train]") {
+namespace {
+
+void check_explosion(const std::string& device) {
   const TemporaryFolder folder;
   const std::string explode = "--set train.lr=1e30 --set train.grad_clip=0 ";
-  const Outcome stopped = run_program(train_args(folder.file("stop"), "cpu", explode));
+  const Outcome stopped = run_program(train_args(folder.file("stop"), device, explode));
   INFO(stopped.output);
   CHECK(stopped.exit_code == 1);
   CHECK(stopped.output.find("rank 0") != std::string::npos);
   CHECK(stopped.output.find("first bad tensor") != std::string::npos);
-  run(train_args(folder.file("skip"), "cpu", explode + "--set train.on_nonfinite=skip"));
+  run(train_args(folder.file("skip"), device, explode + "--set train.on_nonfinite=skip"));
+  CHECK(lines(folder.file("skip/training.csv")).size() == 21);
+}
+
+}  // namespace
+
+TEST_CASE("train: a loss that is not finite stops the run or skips the step", "[train]") { check_explosion("cpu"); }
+
+TEST_CASE("train: a loss that is not finite stops a run on the GPU too", "[train][gpu]") {
+  if (require_gpu()) check_explosion("cuda");
 }
 
 TEST_CASE("model: the M7C shape has 195 tensors and its parameter counts", "[model]") {

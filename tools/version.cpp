@@ -12,4 +12,6 @@ std::string version_text() {
                      kBuiltWithCuda ? "yes" : "no, CPU only");
 }
 
+std::string git_revision() { return TRIAD_GIT; }
+
 }  // namespace triad

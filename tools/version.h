@@ -5,5 +5,6 @@
 namespace triad {
 
 std::string version_text();  // several lines, for --version
+std::string git_revision();  // of the build; empty outside of a repository
 
 }  // namespace triad

@@ -47,7 +47,7 @@ constexpr Variable kVariables[] = {
     {"NSA_DDP_BUCKET_MB", Effect::not_built, "dist.bucket_mb"},
     {"NSA_PG_TIMEOUT_MIN", Effect::not_built, "dist.timeout_s"},
     {"TORCH_BACKEND", Effect::not_built, "dist.backend"},
-    {"NSA_DDP_STATIC_GRAPH", Effect::not_built, "runtime.cuda_graph"},
+    {"NSA_DDP_STATIC_GRAPH", Effect::flag, "runtime.cuda_graph"},
     {"NSA_USE_FA2", Effect::not_built, "runtime.kernels"},
     {"NSA_SDPA_NO_FLASH", Effect::not_built, "runtime.kernels"},
     {"NSA_SDPA_FLASH_ONLY", Effect::not_built, "runtime.kernels"},

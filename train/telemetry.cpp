@@ -5,9 +5,11 @@
 #include <unistd.h>
 #include <zlib.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
+#include <utility>
 
 #include "engine/backend.h"
 #include "kernels/matmul.h"
@@ -90,6 +92,8 @@ Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device devic
     training_ = std::make_unique<CsvFile>(folder.file("training.csv"),
                                           "step,loss,lr,tokens_per_s,grad_norm,step_ms,mfu", append ? resume_step : -1);
     validation_ = std::make_unique<CsvFile>(folder.file("val.csv"), "step,val_loss,ppl", append ? resume_step : -1);
+    fallbacks_ = std::make_unique<CsvFile>(folder.file("fallback_counters.csv"),
+                                           "step,layer,branch,kernel,reason,count", append ? resume_step : -1);
   }
   if (config.log.heartbeat_every > 0) heartbeats_ = std::make_unique<JsonLines>(folder.file("heartbeat_rank0.jsonl"));
 }
@@ -154,6 +158,20 @@ void Telemetry::step(const Step& s) {
 void Telemetry::evaluation(int64_t step, double loss) {
   if (validation_) validation_->row(fmt::format("{},{:.6f},{:.4f}", step, loss, std::exp(loss)));
   message(fmt::format("step {}  validation loss {:.4f}  perplexity {:.3f}", step, loss, std::exp(loss)));
+}
+
+void Telemetry::fallbacks(int64_t step, const Routes& routes) {
+  if (!fallbacks_) return;
+  fallbacks_written_.resize(routes.counts().size(), 0);
+  for (size_t i = 0; i < fallbacks_written_.size(); ++i) {
+    const Routes::Count& c = routes.counts()[i];
+    const int64_t fresh = c.calls - std::exchange(fallbacks_written_[i], c.calls);
+    if (!c.is_fallback() || fresh == 0) continue;
+    std::string reason = c.reason;  // a column of its own
+    std::replace(reason.begin(), reason.end(), ',', ';');
+    fallbacks_->row(
+        fmt::format("{},{},{},{},{},{}", step, c.layer, branch_of(c.op), c.op + " " + c.kernel, reason, fresh));
+  }
 }
 
 void Telemetry::heartbeat(int64_t step, const std::string& msg, const Json& more) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/memory.h"
+#include "engine/routes.h"
 #include "io/csv.h"
 #include "io/json_config.h"
 #include "io/jsonl.h"
@@ -33,6 +34,8 @@ class Telemetry {
   };
   void step(const Step&);
   void evaluation(int64_t step, double loss);
+  // What was counted since the last call goes to fallback_counters.csv, a row for each layer, op, kernel and reason.
+  void fallbacks(int64_t step, const Routes&);
   // Time between its begin and end is not the steps'.
   class Pause {
    public:
@@ -54,7 +57,8 @@ class Telemetry {
   const Arena& arena_;
   bool terminal_;
   bool line_open_ = false;  // a progress line on a terminal waits to be overwritten
-  std::unique_ptr<CsvFile> training_, validation_;
+  std::unique_ptr<CsvFile> training_, validation_, fallbacks_;
+  std::vector<int64_t> fallbacks_written_;  // calls of each of Routes::counts() that have their row
   std::unique_ptr<JsonLines> heartbeats_;
   Clock::time_point last_row_;
   int64_t tokens_since_row_ = 0, steps_since_row_ = 0;

@@ -1,10 +1,15 @@
 // One optimizer step on one device: micro-steps that add up gradients, then the update. Owns what a step works on.
+// Nothing in a step waits for the device: tokens go up from pinned memory, the device judges the gradient and updates
+// or not, and the step's numbers come down to pinned memory, where result() finds them later. So the host may queue the
+// next step meanwhile.
 #pragma once
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
 #include <string>
 
+#include "engine/graph.h"
 #include "model/model.h"
 #include "train/config.h"
 #include "train/optimizer.h"
@@ -16,20 +21,27 @@ class TrainStep {
   TrainStep(Runtime&, const Config&);
 
   struct Result {
-    double loss = 0;       // mean over the step's positions
-    double grad_norm = 0;  // global, before clipping
-    bool finite = true;    // otherwise nothing was updated
+    double loss = 0;         // mean over the step's positions
+    double grad_norm = 0;    // global, before clipping
+    bool finite = true;      // otherwise nothing was updated, and (train.on_nonfinite stop) nothing will be
+    std::string bad_tensor;  // not finite: the first gradient that is not, or "the loss" if all are
   };
 
-  void begin();  // gradients and loss to zero
+  void begin();  // forgets gradients and loss
   // tokens, targets [B*T]. The gradient of the step is that of the mean over step_positions (of all its micro-steps).
   void micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions);
-  // step: optimizer steps done before this one.
-  Result finish(int64_t step, int64_t step_positions);
+  // Queues the update. step: optimizer steps done before this one.
+  void update(int64_t step, int64_t step_positions);
+  // Waits for the oldest update whose result was not yet asked for; at most kMaxQueued may be.
+  Result result();
+  static constexpr size_t kMaxQueued = 2;
+  // Both at once.
+  Result finish(int64_t step, int64_t step_positions) {
+    update(step, step_positions);
+    return result();
+  }
   // Sum of the losses of one micro-batch, without gradients.
   double evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets);
-  // Name of the first parameter whose gradient is not finite, or "the loss" if all are.
-  std::string first_bad_tensor();
 
   Model& model() { return model_; }
   Optimizer& optimizer() { return optimizer_; }
@@ -37,6 +49,7 @@ class TrainStep {
 
  private:
   void upload(std::span<const int32_t> tokens, std::span<const int32_t> targets);
+  void forward_backward(int64_t step_positions, bool first);
 
   Runtime& runtime_;
   Context& ctx_;
@@ -44,7 +57,33 @@ class TrainStep {
   Model model_;
   Optimizer optimizer_;
   Activations act_;
-  Tensor sums_;  // [3] f64: the step's loss, the gradient's squared norm, an evaluation's loss
+  Tensor numbers_;    // [StepNumbers::count] f64
+  Tensor eval_loss_;  // [1] f64
+  Tensor parts_;      // [parameters,2] i64: where each gradient lies, for the verdict
+
+  // Pinned memory, taken in turns; an event tells when the device is done with it.
+  struct Slot {
+    Slot(Device device, int64_t bytes) : memory(device, bytes), done(device) {}
+    PinnedMemory memory;
+    Event done;
+  };
+  std::deque<Slot> batches_, results_;
+  size_t next_batch_ = 0;
+  struct Queued {
+    size_t slot;
+    int64_t step_positions;
+  };
+  std::deque<Queued> queued_;
+  size_t next_result_ = 0;
+
+  // A step's first micro-step and the others, recorded. They hold step_positions: another number records them anew.
+  struct Recording {
+    explicit Recording(Device device) : graph(device) {}
+    Graph graph;
+    int64_t step_positions = 0;
+  };
+  Recording first_, later_;
+  bool begun_ = false;  // no micro-step came yet: the gradients of the products hold nothing
 };
 
 Device choose_device(DeviceChoice);  // automatic: the GPU where one can be used; cuda without one is an error

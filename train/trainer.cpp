@@ -70,7 +70,8 @@ class Trainer {
     {
       Loader loader(data_.train, loader_options());
       while (state_.step < config_.train.steps) {
-        optimizer_step(loader, telemetry);
+        queue_step(loader);
+        settle(telemetry, /*leave=*/device_.is_cuda() ? 1 : 0);
         if (after_step(telemetry)) return stopped(telemetry);
       }
     }
@@ -115,28 +116,41 @@ class Trainer {
             .first_sequence = state_.sequences};
   }
 
-  void optimizer_step(Loader& loader, Telemetry& telemetry) {
+  // Hands a step to the device. state_ counts it at once; what came of it shows when it is settled.
+  void queue_step(Loader& loader) {
     step_.begin();
     for (int64_t i = 0; i < config_.train.accumulate_grad_batches; ++i) {
       const Batch batch = loader.next();
       step_.micro_step(batch.tokens, batch.targets, positions());
     }
-    const TrainStep::Result result = step_.finish(state_.step, positions());
-    const double lr = learning_rate(config_.train, state_.step);
+    step_.update(state_.step, positions());
     ++state_.step;
     state_.sequences = loader.cursor();
     state_.tokens += positions();
-    last_loss_ = result.loss;
-    if (!result.finite) {
-      const std::string what =
-          fmt::format("step {}: rank 0: loss {} and gradient norm {} are not both finite; first bad tensor: {}",
-                      state_.step, result.loss, result.grad_norm, step_.first_bad_tensor());
-      telemetry.heartbeat(state_.step, "nonfinite");
-      if (config_.train.on_nonfinite == OnNonfinite::stop) fail("{}. train.on_nonfinite is stop", what);
-      telemetry.message(what + ". The step is skipped");
+    ++queued_;
+  }
+
+  // Waits for the results of all queued steps but the last `leave`, and reports them. A GPU works on the step that is
+  // left, so that it need not wait for the host in between.
+  void settle(Telemetry& telemetry, int64_t leave) {
+    for (; queued_ > leave; --queued_) {
+      const int64_t step = state_.step - queued_ + 1;  // steps done, this one included
+      const TrainStep::Result result = step_.result();
+      last_loss_ = result.loss;
+      if (!result.finite) {
+        const std::string what =
+            fmt::format("step {}: rank 0: loss {} and gradient norm {} are not both finite; first bad tensor: {}", step,
+                        result.loss, result.grad_norm, result.bad_tensor);
+        telemetry.heartbeat(step, "nonfinite");
+        if (config_.train.on_nonfinite == OnNonfinite::stop) fail("{}. train.on_nonfinite is stop", what);
+        telemetry.message(what + ". The step is skipped");
+      }
+      telemetry.step({.step = step,
+                      .loss = result.loss,
+                      .lr = learning_rate(config_.train, step - 1),
+                      .grad_norm = result.grad_norm,
+                      .tokens = positions()});
     }
-    telemetry.step(
-        {.step = state_.step, .loss = result.loss, .lr = lr, .grad_norm = result.grad_norm, .tokens = positions()});
   }
 
   // Mean loss over the same first eval_batches micro-batches of the validation split, every time.
@@ -162,11 +176,15 @@ class Trainer {
 
   // What happens between steps and is not counted as their time. True: the run has to stop here.
   bool after_step(Telemetry& telemetry) {
-    const Telemetry::Pause pause(telemetry);
     const TrainConfig& t = config_.train;
     const bool last = state_.step == t.steps, stop = stop_signal != 0 || folder_.halt_requested();
-    if (due(t.eval_every) || (last && t.eval_every > 0)) evaluate(telemetry);
-    if (due(t.save_every) || (last && t.save_every > 0) || stop) save(telemetry);
+    const bool eval = due(t.eval_every) || (last && t.eval_every > 0);
+    const bool save_now = due(t.save_every) || (last && t.save_every > 0) || stop;
+    if (eval || save_now || last) settle(telemetry, /*leave=*/0);
+    const Telemetry::Pause pause(telemetry);
+    if (eval) evaluate(telemetry);
+    if (due(config_.log.every) || last || stop) telemetry.fallbacks(state_.step, runtime_->ctx().routes);
+    if (save_now) save(telemetry);
     if (stop) folder_.clear_halt();
     return stop && !last;
   }
@@ -190,6 +208,8 @@ class Trainer {
                           {"peak_mib", telemetry.peak_mib()}};
     write_file_atomically(folder_.file("metrics.json"), dump_json(metrics, 2) + "\n");
     telemetry.heartbeat(state_.step, "done");
+    const Routes& routes = runtime_->ctx().routes;
+    if (routes.fallbacks() > 0) telemetry.message(routes.summary());
     telemetry.message(fmt::format("done: {} steps, loss {:.4f}, {:.1f} s; weights in {}", state_.step, last_loss_,
                                   seconds, folder_.file("model.safetensors")));
   }
@@ -203,6 +223,7 @@ class Trainer {
   TrainStep step_;
   RunFolder folder_;  // after all that may refuse the run: from here on files change
   RunState state_;
+  int64_t queued_ = 0;                       // of the steps that state_ counts, those not yet settled
   double last_loss_ = NAN, val_loss_ = NAN;  // NaN is null in metrics.json: there was none
 };
 

@@ -1,0 +1,742 @@
+// dq, dk and dv of the attention branches on Hopper by one kernel (bf16, heads of 64): five products where the two
+// kernels of nsa_attend_sm90.cu and nsa_attend_rows_sm90.cuh need seven, and no union of neighbours' lists.
+//
+// A CTA keeps a tile of keys and walks the rows (t, h) that see them, 64 a stage. Its four warpgroups:
+//   two do the arithmetic of 64 keys each, which are the rows of wgmma: s^T = k q^T and dp^T = v dout^T, 32 rows a
+//     step, and with pg^T and ds^T as left operands from registers dv += pg^T dout and dk += ds^T q, as in
+//     nsa_attend_sm90.cu. ds^T goes to shared memory too. A window or compressed tile has 128 keys, and both
+//     warpgroups take each stage. A listed block has 64: the two take turns, and their sums meet at the end.
+//   one multiplies dq = ds k for 64 rows and all keys of the tile, and adds the result to dq where it lies (red.v4: a
+//     lane's four columns are neighbours because the columns of its copy of k are permuted).
+//   one brings q, dout and the rows' facts (cp.async; a warp has every fourth stage).
+// They meet at mbarriers: full / empty for the stages of rows, ds_full / ds_empty for the buffers of ds.
+//
+// Any order of the additions to dq gives the same bits: each addend is first rounded to a multiple of a power of two u
+// that is the same for all addends of a row, and so large that no sum of addends passes 2^24 u: every fp32 addition is
+// then exact. The bound is
+//   |sum over any keys of ds k / sqrt(dk)| <= (gate |dout| max|v| + |delta|) max_j|k_j| / sqrt(dk),
+// summed over the branches. For random rows it is about 2^11 times dq, so u is 2^-13 of dq: the noise (2^-12 for 40
+// addends) hides behind that of rounding p and ds to bf16, which is 2^-10; measured, dq's error against fp32 is
+// 1.85e-3 with and without. (To bound by sqrt(sum p (dout.v)^2) would give two bits more, and needs a pass over all
+// pairs.)
+//
+// 16 x 2048 x 12 x 2 x 64 on an H200: window 512: 480 -> 386 us, compressed: 188 -> 115 us, selected: 867 -> 665 us;
+// 1 x 65536: 1017 -> 810, 3318 -> 2400 and 6626 -> 2220 us. The tensor cores are 35-45% busy: with about 330
+// instructions a stage and warp, at four warps a scheduler, the warps wait for their own last result most of the time.
+#include "kernels/nsa_attend_fused_sm90.cuh"
+
+#include <cstddef>
+
+namespace triad::cuda {
+namespace {
+
+using bf16 = __nv_bfloat16;
+
+// ---- barriers in shared memory, registers handed between warpgroups, and products of two tiles ----
+
+__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// Arrives when all cp.async that this thread has begun are complete.
+__device__ __forceinline__ void barrier_arrive_after_copies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// Until the phase of this parity has ended.
+__device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::
+          "r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+template <int kThreads>
+__device__ __forceinline__ void sync_threads(int id) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// d[64x64] = (add 0) or += (1) a[64x16] b[16x64], both in shared memory and read across their rows.
+#define TRIAD_D4(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+__device__ __forceinline__ void wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, int add) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, %35};\nmov.b64 b, {%33, %35};\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, a, b, p, 1, 1, 1, 1;\n}"
+      : TRIAD_D4(0), TRIAD_D4(1), TRIAD_D4(2), TRIAD_D4(3), TRIAD_D4(4), TRIAD_D4(5), TRIAD_D4(6), TRIAD_D4(7)
+      : "r"(a), "r"(b), "r"(add), "n"(kDescriptorHigh));
+}
+#undef TRIAD_D4
+
+// Four 8x8 matrices to shared memory; lanes 8i .. 8i + 7 give the addresses of the rows of matrix i.
+__device__ __forceinline__ void store_matrices(void* row, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+// As add_pair, four columns.
+__device__ __forceinline__ void add_four(float* to, float x, float y, float z, float w) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w)
+               : "memory");
+}
+
+// ---- what a CTA is given ----
+
+struct FusedArgs {
+  Attend<bf16> in;
+  View<const bf16> dout;
+  const RowFact* facts;
+  View<const float> quantum;
+  View<float> dq;
+  GradView dk, dv;
+  KeyRange range;
+  KeyWorkList list;
+  int bgs;
+  int piece_tokens;  // contiguous rows: a piece has those in [i * piece_tokens, (i + 1) * piece_tokens)
+};
+
+constexpr int kStageRows = 64, kStepRows = 32, kTileBytes = kRows * kPanelRowBytes;
+constexpr int kFusedThreads = 4 * kWarpgroup, kRoleWarps = 4;
+// Registers a thread of the roles: together at most the 4 x 128 that the launch has.
+constexpr int kMathRegisters = 200, kDqRegisters = 64, kLoadRegisters = 48;
+
+struct __align__(1024) Stage {
+  unsigned char q[kTileBytes], dout[kTileBytes];
+  RowFact facts[kStageRows];
+  int2 range[kStageRows];  // the keys that the row sees
+  float quantum[kStageRows];
+  int dq_at[kStageRows];  // where the row of dq begins, in 16 bytes; -1: no such row
+};
+
+template <bool kListed>
+struct Shared {
+  static constexpr int kTiles = kListed ? 1 : 2, kStages = kListed ? 9 : 8, kBuffers = kListed ? 4 : 2;
+  static constexpr int kMathWarps = kListed ? 4 : 8;  // that share a stage
+  Stage stages[kStages];
+  unsigned char k[kTiles][kTileBytes];  // columns permuted: see multiply_dq
+  unsigned char ds[kBuffers][kTiles][kTileBytes];
+  uint64_t full[kStages], empty[kStages], ds_full[kBuffers], ds_empty[kBuffers];
+  int listed[kListed ? kWorkTokens : 1];
+};
+
+// What a CTA does: piece `first`, `count` of the rows that see the keys [tile0, tile_end).
+struct Task {
+  int b, g, bg, tile0, tile_end, first, count, slot, block;
+};
+
+template <bool kListed>
+__device__ __forceinline__ bool find_task(Task& task, const FusedArgs& a) {
+  const int pieces = gridDim.x / a.bgs;
+  // Sequence by sequence where rows are gathered, so that those of the CTAs at work fit L2.
+  const int bg = kListed ? blockIdx.x / pieces : blockIdx.x % a.bgs;
+  const int piece = kListed ? blockIdx.x % pieces : blockIdx.x / a.bgs;
+  KeyWork work;
+  if constexpr (kListed) {
+    work = a.list.work[static_cast<int64_t>(piece) * a.bgs + bg];
+  } else {
+    const int parts = a.list.pieces / a.list.blocks, part = piece / a.list.blocks, block = piece % a.list.blocks;
+    const int key0 = block * a.list.block_keys, last = min(key0 + a.list.block_keys, a.range.keys) - 1;
+    const int begin = max(a.range.first_row(key0), part * a.piece_tokens);
+    const int end = min(a.range.end_row(last, a.in.tokens), (part + 1) * a.piece_tokens);
+    work = {block, begin, max(0, end - begin), parts > 1 ? (bg * a.list.blocks + block) * parts + part : -1};
+  }
+  const int tile0 = work.block * a.list.block_keys + static_cast<int>(blockIdx.y) * Shared<kListed>::kTiles * kRows;
+  const int tile_end = min((work.block + 1) * a.list.block_keys, a.range.keys);
+  task = {bg / a.in.groups, bg % a.in.groups, bg,        tile0,     tile_end,
+          work.first,       work.count,       work.slot, work.block};
+  return work.count >= 0 && tile0 < tile_end;
+}
+
+// The stages [x, y) of a task in which any row sees the 64 keys from key0 on.
+template <bool kListed>
+__device__ __forceinline__ int2 seen_stages(const FusedArgs& a, const Task& task, int key0) {
+  const int G = a.in.heads.value(), steps = (task.count * G + kStageRows - 1) / kStageRows;
+  if (kListed) return make_int2(0, steps);
+  if (key0 >= task.tile_end) return make_int2(0, 0);
+  const int begin = max(0, a.range.first_row(key0) - task.first);
+  const int end = min(task.count, a.range.end_row(key0 + kRows - 1, a.in.tokens) - task.first);
+  return begin < end ? make_int2(begin * G / kStageRows, (end * G + kStageRows - 1) / kStageRows) : make_int2(0, 0);
+}
+
+// ---- bringing the rows ----
+
+template <bool kListed>
+__device__ __forceinline__ void load_stages(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int warp,
+                                            int lane) {
+  constexpr int kStages = Shared<kListed>::kStages;
+  const int G = a.in.heads.value(), rows = task.count * G, steps = (rows + kStageRows - 1) / kStageRows;
+  const RowFact* const facts = a.facts + static_cast<int64_t>(task.bg) * a.in.tokens * G;
+  const float* const quantum = a.quantum.at(task.b, 0, task.g * G);
+  const int chunk = lane % 8;
+  const bf16* const q_chunk = a.in.q.at(task.b, 0, task.g * G) + 8 * chunk;
+  const bf16* const dout_chunk = a.dout.at(task.b, 0, task.g * G) + 8 * chunk;
+  const int q_row = static_cast<int>(a.in.q.row / 8), q_head = static_cast<int>(a.in.q.head / 8);  // in 16 bytes
+  const int dout_row = static_cast<int>(a.dout.row / 8), dout_head = static_cast<int>(a.dout.head / 8);
+  const int dq_row = static_cast<int>(a.dq.row / 4), dq_head = static_cast<int>(a.dq.head / 4);
+  for (int n = warp; n < steps; n += kRoleWarps) {
+    const int slot = n % kStages, use = n / kStages;
+    if (use > 0) barrier_wait(&shared.empty[slot], (use - 1) & 1);
+    Stage& stage = shared.stages[slot];
+#pragma unroll 1
+    for (int half = 0; half < kStageRows; half += 32) {
+      // A lane finds out where one row lies and tells the eight that copy it. Rows past the end repeat the last and
+      // weigh nothing.
+      const int r = half + lane, row = min(n * kStageRows + r, rows - 1), in_list = a.in.heads.quotient(row);
+      const int t = kListed ? shared.listed[in_list] : task.first + in_list, h = row - in_list * G;
+      const int q_at = t * q_row + h * q_head, dout_at = t * dout_row + h * dout_head;
+      const int to_row = swizzled(half + lane / 8, chunk);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int to = (to_row ^ (i % 2 * 4 << 4)) + i * 4 * kPanelRowBytes;
+        const int64_t q_from = __shfl_sync(kFullWarp, q_at, 4 * i + lane / 8);
+        const int64_t dout_from = __shfl_sync(kFullWarp, dout_at, 4 * i + lane / 8);
+        copy_async_16(stage.q + to, q_chunk + 8 * q_from, 16);
+        copy_async_16(stage.dout + to, dout_chunk + 8 * dout_from, 16);
+      }
+      const bool exists = n * kStageRows + r < rows;
+      if (exists)
+        copy_async_8(&stage.facts[r], facts + static_cast<int64_t>(t) * G + h);
+      else
+        stage.facts[r] = make_float2(INFINITY, 0.0f);
+      copy_async_4(&stage.quantum[r], quantum + t * a.quantum.row + h * a.quantum.head, true);
+      stage.range[r] = make_int2(a.range.low(t), a.range.high(t));
+      stage.dq_at[r] = exists ? t * dq_row + h * dq_head : -1;
+    }
+    barrier_arrive_after_copies(&shared.full[slot]);
+    barrier_arrive(&shared.full[slot]);  // for the plain stores
+  }
+}
+
+// ---- dq ----
+
+// Column 16 i + 2 q + e of the permuted k is column 16 i + 4 q + e of k, and column 16 i + 8 + 2 q + e is
+// 16 i + 4 q + 2 + e (q < 4, e < 2): the four values that lane q of a quad gets from two neighbouring 8-column groups of
+// the product are then four neighbours of dq.
+template <bool kListed>
+__device__ __forceinline__ void multiply_dq(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int warp,
+                                            int lane) {
+  constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers;
+  constexpr int kTiles = Shared<kListed>::kTiles;
+  const int rows = task.count * a.in.heads.value(), steps = (rows + kStageRows - 1) / kStageRows;
+  float* const base = a.dq.at(task.b, 0, task.g * a.in.heads.value()) + 4 * (lane % 4);
+  const uint32_t k = tile_descriptor(shared_address(shared.k));
+  int2 seen[kTiles];
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) seen[i] = seen_stages<kListed>(a, task, task.tile0 + kRows * i);
+  float dq[kPanel / 8][4] = {};
+  for (int n = 0; n < steps; ++n) {
+    const int buffer = n % kBuffers, slot = n % kStages;
+    const auto sees = [&](int tile) { return n >= seen[tile].x && n < seen[tile].y; };
+    const int first_tile = sees(0) ? 0 : 1, end_tile = sees(kTiles - 1) ? kTiles : 1;
+    barrier_wait(&shared.ds_full[buffer], n / kBuffers & 1);
+    const uint32_t ds = tile_descriptor(shared_address(shared.ds[buffer]));
+    wgmma_fence();
+    for (int tile = first_tile; tile < end_tile; ++tile)
+#pragma unroll
+      for (int i = 0; i < kRows / 16; ++i) {
+        const uint32_t at = (tile * kTileBytes + i * 16 * kPanelRowBytes) >> 4;
+        wgmma_across(dq, ds + at, k + at, tile > first_tile || i > 0);
+      }
+    wgmma_commit();
+    int at[2];
+    float quantum[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = 16 * warp + lane / 4 + 8 * i;
+      at[i] = shared.stages[slot].dq_at[row], quantum[i] = shared.stages[slot].quantum[row];
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&shared.empty[slot]);
+    wgmma_wait<0>();
+    pin(dq);
+    if (lane == 0) barrier_arrive(&shared.ds_empty[buffer]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (at[i] < 0 || first_tile >= end_tile) continue;
+      float* const to = base + 4 * static_cast<int64_t>(at[i]);
+      const auto rounded = [&](float x) {
+        const float c = copysignf(quantum[i], x);
+        return __fsub_rn(fmaf(x, a.in.scale, c), c);
+      };
+#pragma unroll
+      for (int j = 0; j < kPanel / 8; j += 2)
+        add_four(to + 8 * j, rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]), rounded(dq[j + 1][2 * i]),
+                 rounded(dq[j + 1][2 * i + 1]));
+    }
+  }
+}
+
+// ---- dk and dv ----
+
+// kIndex: which of the two warpgroups. A constant, so that the stage that a step works on stays in uniform registers.
+template <bool kListed, int kIndex>
+__device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int warp,
+                                              int lane) {
+  constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers, kStepsD = kPanel / 16;
+  constexpr int kN = kStepRows / 8, kDeep = kStepRows / 16;
+  const int rows = task.count * a.in.heads.value(), steps = (rows + kStageRows - 1) / kStageRows;
+  constexpr int kTile = kListed ? 0 : kIndex;
+  const int key0 = task.tile0 + kRows * kTile;
+  const int key_end = min(task.tile_end, key0 + kRows), warp_key = key0 + 16 * warp + lane / 4;
+  uint32_t k[kStepsD][4], v[kStepsD][4];
+  {  // keys past the end repeat the last; their p is 0
+    const bf16 *k_rows[2], *v_rows[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = min(warp_key + 8 * i, task.tile_end - 1);
+      k_rows[i] = a.in.k.at(task.b, key, task.g), v_rows[i] = a.in.v.at(task.b, key, task.g);
+    }
+    load_operand(k, k_rows);
+    load_operand(v, v_rows);
+  }
+  const float scale = a.in.scale_log2();
+  float dk[kPanel / 8][4] = {}, dv[kPanel / 8][4] = {};
+  // Products with the rows row0 .. row0 + 31 of a stage. p and ds: first s^T and dp^T, then pg^T and ds^T.
+  float p[kN][4], ds[kN][4];
+  uint32_t left_p[kDeep][4], left_ds[kDeep][4];
+  const auto multiply_scores = [&](const Stage& stage, int row0) {
+    const uint32_t q = tile_descriptor(shared_address(stage.q + row0 * kPanelRowBytes));
+    const uint32_t dout = tile_descriptor(shared_address(stage.dout + row0 * kPanelRowBytes));
+    wgmma_fence();
+    wgmma_first<0>(p, k[0], q);
+#pragma unroll
+    for (int i = 1; i < kStepsD; ++i) wgmma_add<0>(p, k[i], q + 2 * i);
+    wgmma_first<0>(ds, v[0], dout);
+#pragma unroll
+    for (int i = 1; i < kStepsD; ++i) wgmma_add<0>(ds, v[i], dout + 2 * i);
+    wgmma_commit();
+  };
+  const auto multiply_sums = [&](const Stage& stage, int row0) {
+    const uint32_t q = tile_descriptor(shared_address(stage.q + row0 * kPanelRowBytes));
+    const uint32_t dout = tile_descriptor(shared_address(stage.dout + row0 * kPanelRowBytes));
+#pragma unroll
+    for (int i = 0; i < kDeep; ++i) wgmma_add<1>(dv, left_p[i], dout + i * (16 * kPanelRowBytes >> 4));
+#pragma unroll
+    for (int i = 0; i < kDeep; ++i) wgmma_add<1>(dk, left_ds[i], q + i * (16 * kPanelRowBytes >> 4));
+    wgmma_commit();
+  };
+  // `count`: the rows that the stage holds.
+  const auto weigh = [&](const Stage& stage, int row0, int count) {
+    const int2 first_range = stage.range[row0], last_range = stage.range[max(0, min(count, row0 + kStepRows) - 1)];
+    // Both ends of a range grow with the token.
+    const bool all = last_range.x <= key0 && first_range.y >= key0 + kRows && key_end == key0 + kRows;
+    pin(p);
+    pin(ds);
+#pragma unroll
+    for (int j = 0; j < kN; ++j) {
+      const float4 fact = *reinterpret_cast<const float4*>(&stage.facts[row0 + 8 * j + lane % 4 * 2]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) p[j][e] = exp2_approx(fmaf(p[j][e], scale, e % 2 == 0 ? -fact.x : -fact.z));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) ds[j][e] -= e % 2 == 0 ? fact.y : fact.w;
+    }
+    if (!all) {
+#pragma unroll
+      for (int j = 0; j < kN; ++j) {
+        const int4 range = *reinterpret_cast<const int4*>(&stage.range[row0 + 8 * j + lane % 4 * 2]);
+        const int from[2] = {warp_key - range.x, warp_key - range.z};
+        const int count_seen[2] = {max(0, min(range.y, key_end) - range.x), max(0, min(range.w, key_end) - range.z)};
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (static_cast<unsigned>(from[e % 2] + 8 * (e / 2)) >= static_cast<unsigned>(count_seen[e % 2])) p[j][e] = 0;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kN; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) ds[j][e] *= p[j][e];
+    pin(p);
+    pin(ds);
+  };
+  const int ds_row = 16 * warp + lane % 16, ds_chunk = lane / 16;
+  // Once no product runs (ptxas lets no register become a left operand before): the left operands of the sums, and ds^T
+  // for dq.
+  const auto hand_over = [&](int n, int row0) {
+    wgmma_wait<0>();
+    pin(dk);
+    pin(dv);
+    const int buffer = n % kBuffers, use = n / kBuffers;
+#pragma unroll
+    for (int i = 0; i < kDeep; ++i) pack_operand(left_p[i], p, i), pack_operand(left_ds[i], ds, i);
+    if (row0 == 0 && use > 0) barrier_wait(&shared.ds_empty[buffer], (use - 1) & 1);
+#pragma unroll
+    for (int i = 0; i < kDeep; ++i)
+      store_matrices(shared.ds[buffer][kTile] + swizzled(ds_row, row0 / 8 + 2 * i + ds_chunk), left_ds[i]);
+    if (row0 + kStepRows < kStageRows) return;
+    fence_async_proxy();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&shared.ds_full[buffer]);
+  };
+  const auto await_stage = [&](int n) {
+    barrier_wait(&shared.full[n % kStages], n / kStages & 1);
+    fence_async_proxy();
+  };
+  // The second half's scores and the first half's sums are queued together; while the sums run, scores are weighed.
+  const auto second_half = [&](int n) {
+    const Stage& stage = shared.stages[n % kStages];
+    multiply_scores(stage, kStepRows);
+    multiply_sums(stage, 0);
+    wgmma_wait<1>();
+    weigh(stage, kStepRows, rows - n * kStageRows);
+    hand_over(n, kStepRows);
+  };
+
+  // Of a stage that no row's sight reaches from these keys there is nothing to do but to say so.
+  const auto pass = [&](int n) {
+    if (lane == 0) {
+      const int buffer = n % kBuffers, use = n / kBuffers;
+      barrier_wait(&shared.full[n % kStages], n / kStages & 1);
+      if (use > 0) barrier_wait(&shared.ds_empty[buffer], (use - 1) & 1);
+      barrier_arrive(&shared.ds_full[buffer]);
+      barrier_arrive(&shared.empty[n % kStages]);
+    }
+    __syncwarp();
+  };
+
+  constexpr int kTurns = kListed ? 2 : 1;
+  const int2 seen = seen_stages<kListed>(a, task, key0);
+  int n = kListed ? kIndex : 0;
+  if (n < seen.y) {
+    for (; n < seen.x; ++n) pass(n);
+    await_stage(n);
+    multiply_scores(shared.stages[n % kStages], 0);
+    wgmma_wait<0>();
+    weigh(shared.stages[n % kStages], 0, rows - n * kStageRows);
+    hand_over(n, 0);
+    for (; n + kTurns < seen.y; n += kTurns) {
+      second_half(n);
+      const int next = n + kTurns;
+      await_stage(next);
+      multiply_scores(shared.stages[next % kStages], 0);
+      multiply_sums(shared.stages[n % kStages], kStepRows);
+      wgmma_wait<1>();
+      weigh(shared.stages[next % kStages], 0, rows - next * kStageRows);
+      hand_over(next, 0);
+      if (lane == 0) barrier_arrive(&shared.empty[n % kStages]);
+    }
+    second_half(n);
+    wgmma_fence();
+    multiply_sums(shared.stages[n % kStages], kStepRows);
+    wgmma_wait<0>();
+    if (lane == 0) barrier_arrive(&shared.empty[n % kStages]);
+    n += kTurns;
+  }
+  if (!kListed)
+    for (; n < steps; ++n) pass(n);
+  pin(dk);
+  pin(dv);
+
+  if constexpr (kListed) {  // the second warpgroup's sums to the first, where the first stages' rows were
+    const auto sums = [&](int j) -> float4& {
+      return reinterpret_cast<float4*>(&shared.stages[j / (kPanel / 8)])[j % (kPanel / 8) * kWarpgroup + 32 * warp + lane];
+    };
+    static_assert(offsetof(Stage, facts) == kPanel / 8 * kWarpgroup * sizeof(float4));
+    sync_threads<2 * kWarpgroup>(1);  // neither reads rows any more
+    if constexpr (kIndex == 1) {
+#pragma unroll
+      for (int j = 0; j < kPanel / 8; ++j) {
+        sums(j) = make_float4(dk[j][0], dk[j][1], dk[j][2], dk[j][3]);
+        sums(kPanel / 8 + j) = make_float4(dv[j][0], dv[j][1], dv[j][2], dv[j][3]);
+      }
+    }
+    sync_threads<2 * kWarpgroup>(1);
+    if constexpr (kIndex == 0) {
+#pragma unroll
+      for (int j = 0; j < kPanel / 8; ++j) {
+        const float4 x = sums(j), y = sums(kPanel / 8 + j);
+        dk[j][0] += x.x, dk[j][1] += x.y, dk[j][2] += x.z, dk[j][3] += x.w;
+        dv[j][0] += y.x, dv[j][1] += y.y, dv[j][2] += y.z, dv[j][3] += y.w;
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int key = warp_key + 8 * i;
+    if (key >= key_end || (kListed && kIndex == 1)) continue;
+    const int64_t in_slot = static_cast<int64_t>(task.slot) * a.list.block_keys + key - task.block * a.list.block_keys;
+    float* const partial = a.list.partial + in_slot * 2 * kPanel;
+#pragma unroll
+    for (int j = 0; j < kPanel / 8; ++j) {
+      const int column = 8 * j + lane % 4 * 2;
+      const float dk0 = dk[j][2 * i] * a.in.scale, dk1 = dk[j][2 * i + 1] * a.in.scale;
+      if (task.slot >= 0) {
+        *reinterpret_cast<float2*>(partial + column) = make_float2(dk0, dk1);
+        *reinterpret_cast<float2*>(partial + kPanel + column) = make_float2(dv[j][2 * i], dv[j][2 * i + 1]);
+      } else {
+        a.dk.store(task.b, key, task.g, column, dk0, dk1);
+        a.dv.store(task.b, key, task.g, column, dv[j][2 * i], dv[j][2 * i + 1]);
+      }
+    }
+  }
+}
+
+template <bool kListed>
+__global__ void __launch_bounds__(kFusedThreads, 1) fused_grad_sm90_kernel(const __grid_constant__ FusedArgs a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
+  using Memory = Shared<kListed>;
+  Task task;
+  if (!find_task<kListed>(task, a)) return;
+  auto& shared = *reinterpret_cast<Memory*>(aligned_shared());
+  const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroup, 0);
+  // By way of a shuffle, because ptxas would read the special register anew for each use, at some 50 clocks.
+  const int thread = __shfl_sync(kFullWarp, threadIdx.x % kWarpgroup, threadIdx.x % 32);
+  const int warp = thread / 32, lane = thread % 32;
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Memory::kStages; ++i) {
+      barrier_init(&shared.full[i], 2 * 32);  // each lane of the loading warp twice
+      barrier_init(&shared.empty[i], Memory::kMathWarps + kRoleWarps);
+    }
+    for (int i = 0; i < Memory::kBuffers; ++i) {
+      barrier_init(&shared.ds_full[i], Memory::kMathWarps);
+      barrier_init(&shared.ds_empty[i], kRoleWarps);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  if constexpr (kListed) {
+    const int* tokens = a.list.tokens + task.bg * a.list.tokens_stride + task.first;
+    for (int i = threadIdx.x; i < task.count; i += kFusedThreads) shared.listed[i] = tokens[i];
+  }
+  if (warpgroup < Memory::kTiles) {  // k for dq; keys past the end repeat the last: their ds is 0
+    const int r = thread / 2, key = min(task.tile0 + kRows * warpgroup + r, task.tile_end - 1);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = thread % 2 * 2 + i;
+      const auto* from = reinterpret_cast<const uint4*>(a.in.k.at(task.b, key, task.g) + 16 * at);
+      const uint4 x = __ldg(from), y = __ldg(from + 1);
+      unsigned char* const to = shared.k[warpgroup];
+      *reinterpret_cast<uint4*>(to + swizzled(r, 2 * at)) = make_uint4(x.x, x.z, y.x, y.z);
+      *reinterpret_cast<uint4*>(to + swizzled(r, 2 * at + 1)) = make_uint4(x.y, x.w, y.y, y.w);
+    }
+    fence_async_proxy();
+  }
+  __syncthreads();
+
+  if (warpgroup == 3) {
+    give_registers<kLoadRegisters>();
+    load_stages<kListed>(shared, a, task, warp, lane);
+  } else if (warpgroup == 2) {
+    give_registers<kDqRegisters>();
+    multiply_dq<kListed>(shared, a, task, warp, lane);
+  } else {
+    take_registers<kMathRegisters>();
+    if (warpgroup == 0)
+      multiply_keys<kListed, 0>(shared, a, task, warp, lane);
+    else
+      multiply_keys<kListed, 1>(shared, a, task, warp, lane);
+  }
+#endif
+}
+
+// The sums of the blocks that have several pieces, pieces in order. A CTA takes 8 keys of a block, a thread 4 columns.
+constexpr int kMergeKeys = 8;
+__global__ void __launch_bounds__(256) merge_fused_kernel(const __grid_constant__ FusedArgs a) {
+  const KeyWorkList& list = a.list;
+  const int block = blockIdx.x, bg = blockIdx.y, b = bg / a.in.groups, g = bg % a.in.groups;
+  int2 slots;
+  if (list.block_slots != nullptr) {
+    slots = list.block_slots[static_cast<int64_t>(bg) * list.blocks + block];
+  } else {
+    const int parts = list.pieces / list.blocks;
+    slots = make_int2((bg * list.blocks + block) * parts, parts);
+  }
+  const int in_block = blockIdx.z * kMergeKeys + threadIdx.x / 32, column = threadIdx.x % 32 * 4;
+  const int key = block * list.block_keys + in_block;
+  if (slots.y <= 1 || in_block >= list.block_keys || key >= a.range.keys) return;
+  float4 sum = {};
+  for (int part = 0; part < slots.y; ++part) {
+    const float4 x = *reinterpret_cast<const float4*>(
+        list.partial + (static_cast<int64_t>(slots.x + part) * list.block_keys + in_block) * 2 * kPanel + column);
+    sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+  }
+  const GradView& out = column < kPanel ? a.dk : a.dv;
+  out.store(b, key, g, column % kPanel, sum.x, sum.y);
+  out.store(b, key, g, column % kPanel + 2, sum.z, sum.w);
+}
+
+template <bool kListed>
+void run_fused(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
+               const KeyRange& range, const KeyWorkList& list, int64_t piece_tokens) {
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor facts = compute_row_facts(ctx, scope, grad, in);
+  const int64_t bgs = in.k.size(0) * in.k.size(2);
+  const FusedArgs a{make_attend<bf16>(op, in),
+                    make_view<const bf16>(grad.dout),
+                    reinterpret_cast<const RowFact*>(facts.data),
+                    make_view<const float>(grad.quantum),
+                    make_view<float>(out.dq),
+                    make_grad_view(out.dk),
+                    make_grad_view(out.dv),
+                    range,
+                    list,
+                    static_cast<int>(bgs),
+                    static_cast<int>(piece_tokens)};
+  const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kTiles * kRows));
+  launch(ctx, op, fused_grad_sm90_kernel<kListed>, grid, dim3(kFusedThreads), sizeof(Shared<kListed>), a);
+  if (list.partial == nullptr) return;
+  launch(ctx, op, merge_fused_kernel, dim3(list.blocks, bgs, ceil_div(list.block_keys, kMergeKeys)), dim3(256), 0, a);
+}
+
+// ---- the quantum ----
+
+constexpr int kMostBranches = 3, kNormThreads = 256, kNormLanes = 8, kNormKeys = 256;
+struct NormArgs {
+  View<const bf16> k[kMostBranches], v[kMostBranches];
+  int keys[kMostBranches];
+  int groups;
+  float2* norms;  // [B*Hkv, kMostBranches]: max |v|, max over keys and columns of |k|; both >= 0, so that their bits
+                  // order as they do
+};
+
+// Largest element and square sum of a row, of which a lane has every eighth 16 bytes.
+struct RowNorm {
+  float largest = 0, squares = 0;
+  __device__ __forceinline__ RowNorm(const bf16* row, int width, int lane) {
+    for (int c = 8 * lane; c < width; c += 8 * kNormLanes) {
+      const uint4 x = __ldg(reinterpret_cast<const uint4*>(row + c));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162*>(&x)[i]);
+        largest = fmaxf(largest, fmaxf(fabsf(pair.x), fabsf(pair.y)));
+        squares = fmaf(pair.x, pair.x, fmaf(pair.y, pair.y, squares));
+      }
+    }
+    for (int o = kNormLanes / 2; o > 0; o /= 2) squares += __shfl_xor_sync(kFullWarp, squares, o);
+  }
+};
+
+// CTA: 256 keys of a (b, g) and branch, 8 lanes a key. Maxima do not depend on their order.
+__global__ void __launch_bounds__(kNormThreads) key_norms_kernel(const __grid_constant__ NormArgs a) {
+  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, branch = blockIdx.z;
+  float top_v = 0, top_k = 0;
+#pragma unroll 4
+  for (int i = 0; i < kNormKeys; i += kNormThreads / kNormLanes) {
+    const int key = min(static_cast<int>(blockIdx.x) * kNormKeys + i + static_cast<int>(threadIdx.x) / kNormLanes,
+                        a.keys[branch] - 1);
+    if (key < 0) return;
+    const View<const bf16>&k = a.k[branch], &v = a.v[branch];
+    top_k = fmaxf(top_k, RowNorm(k.at(b, key, g), k.width, threadIdx.x % kNormLanes).largest);
+    top_v = fmaxf(top_v, RowNorm(v.at(b, key, g), v.width, threadIdx.x % kNormLanes).squares);
+  }
+  top_v = warp_max(top_v), top_k = warp_max(top_k);
+  if (threadIdx.x % 32 != 0) return;
+  int* const norms = reinterpret_cast<int*>(&a.norms[bg * kMostBranches + branch]);
+  atomicMax(norms, __float_as_int(sqrtf(top_v)));
+  atomicMax(norms + 1, __float_as_int(top_k));
+}
+
+struct QuantumArgs {
+  View<float> quantum;
+  View<const bf16> dout;
+  View<const float> gate[kMostBranches], delta[kMostBranches];
+  const float2* norms;
+  Divisor heads;
+  int rows, groups;
+  float scale;
+};
+
+// quantum = 2^23 u, u as above, is the largest power of two that the bound reaches: sums stay below twice that. With
+// quantum's sign made that of x, x + quantum lies where fp32 has steps of u or more, so (x + quantum) - quantum is x
+// rounded to them. 8 lanes a row, of which the first ones have a branch each; 4 rows in flight.
+constexpr int kQuantumRows = 4;
+__global__ void __launch_bounds__(256) quantum_kernel(const __grid_constant__ QuantumArgs a) {
+  constexpr int kGroups = 256 / kNormLanes;
+  static_assert(kMostBranches <= kNormLanes);
+  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, lane = threadIdx.x % kNormLanes;
+  const int branch = min(lane, kMostBranches - 1);
+  const View<const float>&gates = a.gate[branch], &deltas = a.delta[branch];
+  const bool has_branch = lane < kMostBranches && deltas.data != nullptr;
+  const float2 norm = a.norms[bg * kMostBranches + branch];
+#pragma unroll
+  for (int i = 0; i < kQuantumRows; ++i) {
+    const int row = static_cast<int>((blockIdx.x * kQuantumRows + i) * kGroups + threadIdx.x / kNormLanes);
+    const int clamped = min(row, a.rows - 1), t = a.heads.quotient(clamped);
+    const int head = g * a.heads.value() + clamped - t * a.heads.value();
+    const float gate = has_branch && gates.data != nullptr ? *gates.at(b, t, g) : 1.0f;
+    const float delta = has_branch ? *deltas.at(b, t, head) : 0.0f;
+    const float dout = sqrtf(RowNorm(a.dout.at(b, t, head), a.dout.width, lane).squares);
+    float bound = has_branch ? a.scale * fmaf(gate * dout, norm.x, fabsf(delta)) * norm.y : 0.0f;
+    for (int o = kNormLanes / 2; o > 0; o /= 2) bound += __shfl_xor_sync(kFullWarp, bound, o);
+    constexpr float kRounding = 1.1f;  // more than p, ds and the quantum itself can add
+    bound = fminf(fmaxf(bound * kRounding, 1e-28f), 1e37f);
+    if (lane == 0 && row < a.rows) *a.quantum.at(b, t, head) = __int_as_float(__float_as_int(bound) & 0x7f800000);
+  }
+}
+
+}  // namespace
+
+Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, ConstTensor dout, ConstTensor q,
+                      const std::vector<QuantumBranch>& branches) {
+  // Of all or none of the branches: one that adds to dq in the order of its own kernel would leave what is no multiple.
+  const int64_t dk = q.size(3);
+  bool applies = ctx.compute_capability == 90 && sm90_rows(q) && sm90_rows(dout) && (dk == 64 || dk == 128) &&
+                 dout.size(3) == dk && reinterpret_cast<uintptr_t>(dq.data) % 16 == 0 &&
+                 branches.size() <= kMostBranches;
+  for (int i = 0; i < 3; ++i) applies = applies && dq.stride[i] % 4 == 0;
+  for (const QuantumBranch& branch : branches) applies = applies && sm90_rows(branch.k) && sm90_rows(branch.v);
+  for (const ConstTensor& t : {q, dout, ConstTensor(dq)})
+    applies = applies && t.size(1) * t.stride[1] / 4 < (int64_t{1} << 31);
+  if (!applies) return {};
+
+  const int64_t groups = branches[0].k.size(2), bgs = q.size(0) * groups, G = q.size(2) / groups;
+  const Tensor quantum = scope.alloc(DType::f32, {q.size(0), q.size(1), q.size(2)});
+  Scratch::Scope inner(ctx.scratch);
+  const Tensor norms = inner.alloc(DType::f32, {bgs, kMostBranches, 2});
+  zero(ctx, norms);
+  NormArgs n{.groups = static_cast<int>(groups), .norms = reinterpret_cast<float2*>(norms.data)};
+  QuantumArgs a{.quantum = make_view<float>(quantum),
+                .dout = make_view<const bf16>(dout),
+                .norms = n.norms,
+                .heads = Divisor(static_cast<int>(G)),
+                .rows = static_cast<int>(q.size(1) * G),
+                .groups = static_cast<int>(groups),
+                .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dk)))};
+  int64_t most_keys = 0;
+  for (size_t i = 0; i < branches.size(); ++i) {
+    n.k[i] = make_view<const bf16>(branches[i].k), n.v[i] = make_view<const bf16>(branches[i].v);
+    n.keys[i] = static_cast<int>(branches[i].k.size(1));
+    a.gate[i] = make_view<const float>(branches[i].gate), a.delta[i] = make_view<const float>(branches[i].delta);
+    most_keys = std::max(most_keys, branches[i].k.size(1));
+  }
+  launch(ctx, "key_norms", key_norms_kernel, dim3(ceil_div(most_keys, kNormKeys), bgs, branches.size()),
+         dim3(kNormThreads), 0, n);
+  launch(ctx, "dq_quantum", quantum_kernel, dim3(ceil_div(a.rows, kQuantumRows * (256 / kNormLanes)), bgs), dim3(256), 0,
+         a);
+  return quantum;
+}
+
+void attend_fused_range_backward_sm90(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
+                                      const AttendIn& in, const KeyRange& range) {
+  constexpr int64_t kBlockKeys = 2 * kRows, kLeastTokens = 512, kPiecesPerSm = 16;
+  const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kBlockKeys), T = in.q.size(1);
+  if (blocks == 0) return;
+  // Where blocks alone do not fill the card (compressed keys are few), pieces small enough to share it evenly: half of
+  // them lie before their block and are empty. A block's pieces cost 64 KB each, written and read again.
+  int64_t piece_tokens = T;
+  if (bgs * blocks < ctx.num_sms)
+    piece_tokens = std::min(T, std::max(kLeastTokens, ceil_div(T * bgs * blocks, kPiecesPerSm * ctx.num_sms)));
+  const int64_t parts = ceil_div(T, piece_tokens);
+  KeyWorkList list{};
+  list.block_keys = kBlockKeys;
+  list.blocks = static_cast<int>(blocks);
+  list.pieces = static_cast<int>(blocks * parts);
+  Scratch::Scope scope(ctx.scratch);
+  if (parts > 1) list.partial = scope.alloc(DType::f32, {bgs * blocks * parts, kBlockKeys, 2 * kPanel}).ptr<float>();
+  run_fused<false>(ctx, op, out, grad, in, range, list, piece_tokens);
+}
+
+void attend_fused_listed_backward_sm90(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
+                                       const AttendIn& in, const KeyRange& range, const KeyWorkList& list) {
+  run_fused<true>(ctx, op, out, grad, in, range, list, 0);
+}
+
+}  // namespace triad::cuda

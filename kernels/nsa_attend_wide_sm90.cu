@@ -1,0 +1,593 @@
+// Backward of the attention branches on Hopper for bf16 heads of 128: one kernel for dq, dk and dv, five products.
+//
+// A CTA keeps keys of one (sequence, group) and walks the rows that see them, 64 a stage (cp.async, swizzled). Two
+// warpgroups compute, for 64 keys and the 64 rows of a stage each,
+//   s^T = k q^T,  dp^T = v dout^T,  dv += pg^T dout,  dk += ds^T q      (pg^T and ds^T as left operands in registers)
+// with dk and dv as sums in registers, and lay ds into shared memory. The third warpgroup brings the rows and takes
+//   dq = ds k
+// to global memory by fp32 additions where the memory is (L2). What the two share:
+//   contiguous rows (window, compressed): the rows; they have 128 keys, so that q, dout and dq move once for 128 keys;
+//   listed rows (selected): the 64 keys of a block; they take turns with the stages, and add up dk and dv at the end.
+// Order of the additions to dq: any. Each addend is rounded to a multiple of the row's quantum (nsa_attend.h), which
+// leaves every partial sum exact: the bits repeat.
+//
+// 10.5 MFLOP a stage and 128 keys: 2,570 clocks at the card's 4,080 a clock and SM, for 32 KB from L2 and 32 KB added.
+#include "kernels/nsa_attend_wide_sm90.cuh"
+
+namespace triad::cuda {
+namespace {
+
+using bf16 = __nv_bfloat16;
+
+// From a token to the next and from a head to the next, in units in which offsets within a sequence fit 31 bits.
+struct Steps {
+  int row, head;
+  template <class T>
+  Steps(const View<T>& v, int unit) : row(static_cast<int>(v.row / unit)), head(static_cast<int>(v.head / unit)) {}
+  __device__ __forceinline__ int at(int t, int h) const { return t * row + h * head; }
+};
+
+struct FusedArgs {
+  Attend<bf16> in;
+  View<const bf16> dout;
+  const RowFact* facts;
+  View<const float> quantum;
+  View<float> dq;
+  Steps q_steps, dout_steps, dq_steps;  // in units of 16 bytes
+  GradView dk, dv;
+  KeyRange range;
+  KeyWorkList list;
+  int part_tokens;  // contiguous rows: pieces are cut at multiples of it; 0: every block's rows in equal pieces
+  int sequences_and_groups;
+};
+
+constexpr int kWidth = 128, kPanels = kWidth / kPanel, kStageRows = 64, kWarpRows = kStageRows / 4;
+constexpr int kPanelBytes = 64 * kPanelRowBytes;  // of keys, of a stage's rows, and of ds: 64 rows each
+constexpr int kCta = 4 * kWarpgroup;
+constexpr int kMathRegisters = 208, kDqRegisters = 64, kLoadRegisters = 32;
+constexpr int kRecent = 8;               // steps whose rows' places in dq are kept: more than may be under way
+constexpr int kStagingRow = kWidth + 8;  // floats: a half-warp's pairs then lie in different banks
+
+struct __align__(1024) RowStage {
+  unsigned char q[kPanels][kPanelBytes], dout[kPanels][kPanelBytes];
+};
+struct __align__(1024) KeyPanels {
+  unsigned char k[kPanels][kPanelBytes], v[kPanels][kPanelBytes];
+};
+template <bool kListed>
+struct __align__(1024) Shared {
+  static constexpr int kStages = kListed ? 4 : 3, kKeyTiles = kListed ? 1 : 2;
+  KeyPanels keys[kKeyTiles];
+  RowStage stages[kStages];
+  unsigned char ds[2][kPanelBytes];                               // of each math warpgroup, [row][key]
+  float dq[kStageRows][kStagingRow];                              // on its way to global memory
+  float shift[kStages][kStageRows], center[kStages][kStageRows];  // RowFact
+  int2 range[kStages][kStageRows];                                // the keys that the row sees
+  int dq_at[kRecent][kStageRows];  // where the row's dq lies in its sequence, in units of 16 bytes; -1: no row
+  float quantum[kRecent][kStageRows];
+  uint64_t full[kStages], empty[kStages], ds_full[2], ds_empty[2];
+  int listed[kListed ? kWorkTokens / 2 : 1];
+};
+
+// ---- barriers in shared memory ----
+__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+// By one lane, after all lanes of the warp are done.
+__device__ __forceinline__ void warp_arrive(uint64_t* barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0)
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::
+          "r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+// Once what this thread copied so far has arrived.
+__device__ __forceinline__ void arrive_with_copies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// Adds `bytes` of floats in shared memory to global memory, both at multiples of 16 bytes, without waiting.
+__device__ __forceinline__ void add_bulk(float* to, const float* from, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void add_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until the sources of all this thread's bulk additions may be overwritten.
+__device__ __forceinline__ void add_bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// d[64x64] = (first) or += (add) a[64x16] b[16x64], both in shared memory, a read along its rows, b across (kAcross) or
+// along.
+#define TRIAD_D4(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
+#define TRIAD_D(how)                                                                                          \
+  TRIAD_D4(how, 0), TRIAD_D4(how, 1), TRIAD_D4(how, 2), TRIAD_D4(how, 3), TRIAD_D4(how, 4), TRIAD_D4(how, 5), \
+      TRIAD_D4(how, 6), TRIAD_D4(how, 7)
+#define TRIAD_WGMMA                                                                                                  \
+  "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, %36};\nmov.b64 b, {%33, %36};\n"      \
+  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "                                                            \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%" \
+  "30,%31}, a, b, p, 1, 1, 0, %35;\n}"
+template <int kAcross>
+__device__ __forceinline__ void wgmma_shared_first(float (&d)[8][4], uint32_t a, uint32_t b) {
+  asm volatile(TRIAD_WGMMA : TRIAD_D("=f") : "r"(a), "r"(b), "n"(0), "n"(kAcross), "n"(kDescriptorHigh));
+}
+template <int kAcross>
+__device__ __forceinline__ void wgmma_shared_add(float (&d)[8][4], uint32_t a, uint32_t b) {
+  asm volatile(TRIAD_WGMMA : TRIAD_D("+f") : "r"(a), "r"(b), "n"(1), "n"(kAcross), "n"(kDescriptorHigh));
+}
+#undef TRIAD_WGMMA
+#undef TRIAD_D
+#undef TRIAD_D4
+// Four 8x8 matrices to shared memory, transposed; lanes 8i .. 8i + 7 give the addresses of the rows of matrix i.
+__device__ __forceinline__ void store_matrices_transposed(uint32_t row, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+// The piece of this CTA. Contiguous rows without a window's limit: all blocks' pieces of one run of tokens follow each
+// other, for L2 too; the last tokens, which see most, come first.
+__device__ __forceinline__ KeyWork find_piece(const FusedArgs& a, int i, int bg) {
+  if (a.part_tokens == 0) return find_work(a.list, a.range, a.in.tokens, i, bg, a.sequences_and_groups);
+  const int parts = a.list.pieces / a.list.blocks, part = parts - 1 - i / a.list.blocks, block = i % a.list.blocks;
+  const int key0 = block * a.list.block_keys, key1 = min(key0 + a.list.block_keys, a.range.keys) - 1;
+  const int first = max(a.range.first_row(key0), part * a.part_tokens);
+  const int end = min(a.range.end_row(key1, a.in.tokens), (part + 1) * a.part_tokens);
+  return {block, first, first < end ? end - first : -1, parts > 1 ? (bg * a.list.blocks + block) * parts + part : -1};
+}
+
+template <bool kListed>
+__global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_constant__ FusedArgs a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
+  using Shared = Shared<kListed>;
+  constexpr int kStages = Shared::kStages, kStepsD = kPanel / 16;
+  constexpr int kKeys = Shared::kKeyTiles * kRows;
+  // One sequence and group after the other: what is added to dq at about one time should stay in L2.
+  const int bg = blockIdx.x / a.list.pieces, b = bg / a.in.groups, g = bg % a.in.groups;
+  const KeyWork work = find_piece(a, blockIdx.x % a.list.pieces, bg);
+  const int key0 = work.block * a.list.block_keys + static_cast<int>(blockIdx.y) * kKeys;
+  const int key_end = min(min((work.block + 1) * a.list.block_keys, key0 + kKeys), a.range.keys);
+  if (work.count < 0 || key0 >= key_end) return;
+
+  Shared& shared = *reinterpret_cast<Shared*>(aligned_shared());
+  const int G = a.in.heads.value(), rows = work.count * G, steps = (rows + kStageRows - 1) / kStageRows;
+  // Contiguous rows: the stages in a circle, from a start at which all CTAs that share rows come to them together.
+  const int start = kListed || steps == 0 ? 0 : steps - 1 - work.first * G / kStageRows % steps;
+  const auto stage_rows = [&](int step) {
+    return (step + start < steps ? step + start : step + start - steps) * kStageRows;
+  };
+  const int warpgroup = threadIdx.x / kWarpgroup, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i)
+      barrier_init(&shared.full[i], kWarpgroup + 4), barrier_init(&shared.empty[i], kListed ? 4 : 8);
+    for (int i = 0; i < 2; ++i) barrier_init(&shared.ds_full[i], 4), barrier_init(&shared.ds_empty[i], 4);
+  }
+  if (kListed) {
+    const int* tokens = a.list.tokens + bg * a.list.tokens_stride + work.first;
+    for (int i = threadIdx.x; i < work.count; i += kCta) shared.listed[i] = tokens[i];
+  }
+  {
+    const RowSource k_rows(a.in.k, b, g), v_rows(a.in.v, b, g);
+    const int chunk = threadIdx.x % 8;
+    for (int r = threadIdx.x / 8; r < kKeys; r += kCta / 8) {  // keys past the end repeat the last: not stored
+      const int key = min(key0 + r, key_end - 1), to = swizzled(r % kRows, chunk);
+      KeyPanels& tile = shared.keys[r / kRows];
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        copy_async_16(tile.k[panel] + to, k_rows.at(key, 0) + panel * kPanel + 8 * chunk, 16);
+        copy_async_16(tile.v[panel] + to, v_rows.at(key, 0) + panel * kPanel + 8 * chunk, 16);
+      }
+    }
+  }
+  copy_async_wait();
+  fence_async_proxy();
+  __syncthreads();
+
+  if (warpgroup == 3) {
+    // ---- brings the rows ----
+    // A warp brings 16 rows of the stage: a lane finds out where one of them lies and tells the eight that copy it.
+    // Rows past the end repeat the last and weigh nothing.
+    give_registers<kLoadRegisters>();
+    const int chunk = lane % 8, r = warp * kWarpRows + lane % kWarpRows;
+    const int to_row = swizzled(warp * kWarpRows + lane / 8, chunk);
+    const bf16* const q_chunk = a.in.q.at(b, 0, g * G) + 8 * chunk;
+    const bf16* const dout_chunk = a.dout.at(b, 0, g * G) + 8 * chunk;
+    for (int step = 0, stage = 0, round = 1; step < steps; ++step) {
+      if (step >= kStages) barrier_wait(&shared.empty[stage], round);
+      const int row0 = stage_rows(step), row = min(row0 + r, rows - 1);
+      const int in_list = a.in.heads.quotient(row), t = kListed ? shared.listed[in_list] : work.first + in_list;
+      const int h = row - in_list * G;
+      const int q_at = a.q_steps.at(t, h), dout_at = a.dout_steps.at(t, h);
+      RowStage& rows_to = shared.stages[stage];
+#pragma unroll
+      for (int i = 0; i < kWarpRows / 4; ++i) {
+        const int to = (to_row ^ (i % 2 * 4 << 4)) + i * 4 * kPanelRowBytes;
+        const bf16* const q_from = q_chunk + 8 * static_cast<int64_t>(__shfl_sync(kFullWarp, q_at, 4 * i + lane / 8));
+        const bf16* const dout_from =
+            dout_chunk + 8 * static_cast<int64_t>(__shfl_sync(kFullWarp, dout_at, 4 * i + lane / 8));
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel) {
+          copy_async_16(rows_to.q[panel] + to, q_from + panel * kPanel, 16);
+          copy_async_16(rows_to.dout[panel] + to, dout_from + panel * kPanel, 16);
+        }
+      }
+      if (lane < kWarpRows) {
+        const bool exists = row0 + r < rows;
+        if (exists) {
+          const float* const fact = &a.facts[(static_cast<int64_t>(bg) * a.in.tokens + t) * G + h].x;
+          copy_async_4(&shared.shift[stage][r], fact, true);
+          copy_async_4(&shared.center[stage][r], fact + 1, true);
+        } else {
+          shared.shift[stage][r] = INFINITY;
+          shared.center[stage][r] = 0.0f;
+        }
+        shared.range[stage][r] = make_int2(a.range.low(t), a.range.high(t));
+        shared.dq_at[step % kRecent][r] = exists ? a.dq_steps.at(t, h) : -1;
+        copy_async_4(&shared.quantum[step % kRecent][r], a.quantum.at(b, t, g * G + h), true);
+      }
+      arrive_with_copies(&shared.full[stage]);
+      warp_arrive(&shared.full[stage]);
+      if (++stage == kStages) stage = 0, round ^= 1;
+    }
+    return;
+  }
+
+  if (warpgroup == 2) {
+    // ---- takes dq away ----
+    give_registers<kDqRegisters>();
+    float* const dq_first = a.dq.at(b, 0, g * G);
+    const int row = warp * kWarpRows + fragment_row();  // and 8 more
+    for (int step = 0; step < steps; ++step) {
+      constexpr int kSources = kListed ? 1 : 2;  // math warpgroups
+      const int first_source = kListed ? step % 2 : 0, parity = (kListed ? step / 2 : step) & 1;
+#pragma unroll
+      for (int i = 0; i < kSources; ++i) barrier_wait(&shared.ds_full[first_source + i], parity);
+#pragma unroll 1
+      for (int panel = 0; panel < kPanels; ++panel) {  // in turn, as registers are short
+        float dq[8][4];
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < kSources; ++i) {
+          const uint32_t ds = tile_descriptor(shared_address(shared.ds[first_source + i]));
+          const uint32_t k = tile_descriptor(shared_address(shared.keys[i].k[panel]));
+#pragma unroll
+          for (int j = 0; j < kStepsD; ++j) {
+            if (i == 0 && j == 0)
+              wgmma_shared_first<1>(dq, ds, k);
+            else
+              wgmma_shared_add<1>(dq, ds + 2 * j, k + j * (16 * kPanelRowBytes >> 4));
+          }
+        }
+        wgmma_commit();
+        if (panel == 0) {
+          add_bulk_wait_read();
+          __syncwarp();
+        }
+        wgmma_wait<0>();
+        pin(dq);
+        if (panel == kPanels - 1) {
+#pragma unroll
+          for (int i = 0; i < kSources; ++i) warp_arrive(&shared.ds_empty[first_source + i]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float quantum = shared.quantum[step % kRecent][row + 8 * i];
+          const auto rounded = [&](float x) {
+            const float c = copysignf(quantum, x);
+            return __fmaf_rn(x, a.in.scale, c) - c;
+          };
+          float* const to = &shared.dq[row + 8 * i][panel * kPanel + fragment_column()];
+#pragma unroll
+          for (int j = 0; j < 8; ++j)
+            *reinterpret_cast<float2*>(to + 8 * j) = make_float2(rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]));
+        }
+      }
+      fence_async_proxy();
+      __syncwarp();
+      if (lane < kWarpRows) {  // the warp's own rows: no other warp to wait for
+        const int r = warp * kWarpRows + lane, at = shared.dq_at[step % kRecent][r];
+        if (at >= 0) add_bulk(dq_first + 4 * static_cast<int64_t>(at), shared.dq[r], kWidth * sizeof(float));
+        add_bulk_commit();
+      }
+    }
+    add_bulk_wait_read();
+    return;
+  }
+
+  // ---- scores, and the sums of dk and dv ----
+  take_registers<kMathRegisters>();
+  const KeyPanels& keys = shared.keys[kListed ? 0 : warpgroup];
+  const int my_key0 = kListed ? key0 : key0 + warpgroup * kRows, my_key_end = min(key_end, my_key0 + kRows);
+  const int warp_key = my_key0 + 16 * warp + fragment_row();
+  const float scale = a.in.scale_log2();
+  float dk[kPanels][8][4] = {}, dv[kPanels][8][4] = {};
+  {
+    const uint32_t k = tile_descriptor(shared_address(keys.k)), v = tile_descriptor(shared_address(keys.v));
+    // Where this lane's row of the four matrices of ds that a store writes begins; 16 rows further: 2048 bytes.
+    const int ds_to = swizzled(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2);
+    int phases = 0;  // bit 0: steps done, bit 1: how often the stages came round, both modulo 2
+    const auto lay_ds = [&](const uint32_t(&left)[4][4]) {
+      barrier_wait(&shared.ds_empty[warpgroup], ~phases & 1);  // for what the last step laid; at once in the first
+      const uint32_t to = shared_address(shared.ds[warpgroup]) + ds_to;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) store_matrices_transposed(to + i * 16 * kPanelRowBytes, left[i]);
+      fence_async_proxy();
+      warp_arrive(&shared.ds_full[warpgroup]);
+    };
+    const auto multiply_scores = [&](float(&d)[8][4], uint32_t left, uint32_t right) {
+      wgmma_shared_first<0>(d, left, right);
+#pragma unroll
+      for (int i = 1; i < kPanels * kStepsD; ++i) {
+        const int at = i / kStepsD * (kPanelBytes >> 4) + i % kStepsD * 2;
+        wgmma_shared_add<0>(d, left + at, right + at);
+      }
+      wgmma_commit();
+    };
+    const auto add_products = [&](float(&d)[kPanels][8][4], const uint32_t(&left)[4][4], uint32_t right) {
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          wgmma_add<1>(d[panel], left[i], right + (panel * kPanelBytes + i * 16 * kPanelRowBytes >> 4));
+      wgmma_commit();
+    };
+    constexpr int kStride = kListed ? 2 : 1;
+    const auto q_of = [&](int stage) { return tile_descriptor(shared_address(shared.stages[stage].q)); };
+    const auto dout_of = [&](int stage) { return tile_descriptor(shared_address(shared.stages[stage].dout)); };
+    const auto await_stage = [&](int stage, int parity) {
+      barrier_wait(&shared.full[stage], parity);
+      fence_async_proxy();
+    };
+    const auto pin_sums = [&](float(&sums)[kPanels][8][4]) {
+#pragma unroll
+      for (auto& panel : sums) pin(panel);
+    };
+    // Two rounds a step: (s^T of this step and dk of the last) run together, then (dp^T and dv). ptxas lets no register
+    // become a left operand while products run, so each round ends before the next left operand is packed; the other
+    // warpgroup's products fill the gaps. p is kept in bf16, as dv has it, for ds too: 32 registers less.
+    float p[8][4];
+    uint32_t left_p[4][4], left_ds[4][4];
+    int stage = kListed ? warpgroup : 0;
+    // p[row] = 2^(s * scale - shift), 0 for the keys that the row does not see. `count`: the stage's rows.
+    const auto weigh = [&](int count) {
+      const int2* const ranges = shared.range[stage];
+      // Both ends of a range grow with the token.
+      const bool all = ranges[count - 1].x <= my_key0 && min(ranges[0].y, my_key_end) >= my_key0 + kRows;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int column = 8 * j + fragment_column();
+        const float2 shift = *reinterpret_cast<const float2*>(&shared.shift[stage][column]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) p[j][e] = exp2_approx(fmaf(p[j][e], scale, e % 2 == 0 ? -shift.x : -shift.y));
+        if (!all) {
+          const int4 range = *reinterpret_cast<const int4*>(&ranges[column]);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const int key = warp_key + 8 * (e / 2);
+            const int low = e % 2 == 0 ? range.x : range.z, high = e % 2 == 0 ? range.y : range.w;
+            if (key < low || key >= min(high, my_key_end)) p[j][e] = 0.0f;
+          }
+        }
+      }
+      pin(p);
+    };
+    const auto pack = [](uint32_t(&left)[4][4], const float(&x)[8][4]) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pack_operand(left[i], x, i);
+    };
+    int step = kListed ? warpgroup : 0;
+    if (step < steps) {
+      await_stage(stage, 0);
+      wgmma_fence();
+      multiply_scores(p, k, q_of(stage));
+      wgmma_wait<0>();
+      pin(p);
+      weigh(min(rows - stage_rows(step), kStageRows));
+      pack(left_p, p);
+    }
+    while (step < steps) {
+      float ds[8][4];
+      wgmma_fence();
+      multiply_scores(ds, v, dout_of(stage));
+      add_products(dv, left_p, dout_of(stage));
+      wgmma_wait<1>();
+      pin(ds);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int column = 8 * j + fragment_column();
+        const float2 center = *reinterpret_cast<const float2*>(&shared.center[stage][column]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t pair = left_p[j / 2][j % 2 * 2 + i];
+          ds[j][2 * i] = __uint_as_float(pair << 16) * (ds[j][2 * i] - center.x);
+          ds[j][2 * i + 1] = __uint_as_float(pair & 0xffff0000u) * (ds[j][2 * i + 1] - center.y);
+        }
+      }
+      pin(ds);
+      wgmma_wait<0>();
+      pin_sums(dv);
+      pack(left_ds, ds);
+
+      const int last = stage;
+      step += kStride, stage += kStride;
+      if (stage >= kStages) stage -= kStages, phases ^= 2;
+      if (step < steps) await_stage(stage, phases >> 1);
+      wgmma_fence();
+      multiply_scores(p, k, q_of(stage));  // after the last step: of what lies there, unused
+      add_products(dk, left_ds, q_of(last));
+      lay_ds(left_ds);
+      phases ^= 1;
+      wgmma_wait<1>();
+      pin(p);
+      weigh(step < steps ? min(rows - stage_rows(step), kStageRows) : 1);
+      wgmma_wait<0>();
+      pin_sums(dk);
+      warp_arrive(&shared.empty[last]);
+      pack(left_p, p);
+    }
+  }
+
+  const bool stores_dk = !kListed || warpgroup == 0, stores_dv = !kListed || warpgroup == 1;
+  if (kListed) {  // the first warpgroup gets the other's dk, the second the other's dv
+    const auto math_barrier = [] { asm volatile("bar.sync 1, 256;" ::: "memory"); };
+    constexpr int kCount = kPanels * 8 * kWarpgroup;
+    float4* const dk_at = reinterpret_cast<float4*>(shared.stages) + threadIdx.x % kWarpgroup;
+    float4* const dv_at = dk_at + kCount;
+    const auto give = [](float4* to, const float(&x)[kPanels][8][4]) {
+#pragma unroll
+      for (int i = 0; i < kPanels * 8; ++i)
+        to[i * kWarpgroup] =
+            make_float4(x[i / 8][i % 8][0], x[i / 8][i % 8][1], x[i / 8][i % 8][2], x[i / 8][i % 8][3]);
+    };
+    const auto take = [](float(&x)[kPanels][8][4], const float4* from) {
+#pragma unroll
+      for (int i = 0; i < kPanels * 8; ++i) {
+        const float4 y = from[i * kWarpgroup];
+        float(&sum)[4] = x[i / 8][i % 8];
+        sum[0] += y.x, sum[1] += y.y, sum[2] += y.z, sum[3] += y.w;
+      }
+    };
+    math_barrier();  // no product reads the stages any more
+    if (stores_dk)
+      give(dv_at, dv);
+    else
+      give(dk_at, dk);
+    math_barrier();
+    if (stores_dk)
+      take(dk, dk_at);
+    else
+      take(dv, dv_at);
+  }
+
+  // Two rows of keys a lane, which keeps sums[j / 8][j % 8] at the columns 8 j + fragment_column().
+  const auto store = [&](const float(&sums)[kPanels][8][4], int i, float factor, auto* to) {
+#pragma unroll
+    for (int j = 0; j < kWidth / 8; ++j) {
+      const float x = sums[j / 8][j % 8][2 * i] * factor, y = sums[j / 8][j % 8][2 * i + 1] * factor;
+      if constexpr (std::is_same_v<decltype(to), float*>)
+        *reinterpret_cast<float2*>(to + 8 * j + fragment_column()) = make_float2(x, y);
+      else
+        *reinterpret_cast<uint32_t*>(to + 8 * j + fragment_column()) = pack_bf16(x, y);
+    }
+  };
+  // Where they go, computed here: what the compiler may compute before the loop it would have to spill.
+  int first_key = warp_key, slot = work.slot, block = work.block, group = bg;
+  asm volatile("" : "+r"(first_key), "+r"(slot), "+r"(block), "+r"(group));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int key = first_key + 8 * i;
+    if (key >= key_end) continue;
+    if (slot >= 0) {
+      float* const to = a.list.partial + (static_cast<int64_t>(slot - block) * a.list.block_keys + key) * (2 * kWidth);
+      if (stores_dk) store(dk, i, a.in.scale, to);
+      if (stores_dv) store(dv, i, 1.0f, to + kWidth);
+    } else if (a.dk.f32.data != nullptr) {
+      if (stores_dk) store(dk, i, a.in.scale, a.dk.f32.at(group / a.in.groups, key, group % a.in.groups));
+      if (stores_dv) store(dv, i, 1.0f, a.dv.f32.at(group / a.in.groups, key, group % a.in.groups));
+    } else {
+      if (stores_dk) store(dk, i, a.in.scale, a.dk.bf16.at(group / a.in.groups, key, group % a.in.groups));
+      if (stores_dv) store(dv, i, 1.0f, a.dv.bf16.at(group / a.in.groups, key, group % a.in.groups));
+    }
+  }
+#endif
+}
+
+// The sums of the blocks that have several pieces, pieces in order. A CTA takes 4 keys of a block, a thread 4 columns.
+constexpr int kMergeKeys = 4, kMergeLanes = 2 * kWidth / 4;
+__global__ void __launch_bounds__(kMergeKeys* kMergeLanes) merge_fused_kernel(const __grid_constant__ FusedArgs a) {
+  const KeyWorkList& list = a.list;
+  const int block = blockIdx.x, bg = blockIdx.y, b = bg / a.in.groups, g = bg % a.in.groups;
+  int2 slots;  // the first, and how many
+  if (list.block_slots != nullptr) {
+    slots = list.block_slots[static_cast<int64_t>(bg) * list.blocks + block];
+    if (slots.y <= 1) return;
+  } else {
+    const int parts = list.pieces / list.blocks;
+    const int first = a.part_tokens == 0 ? 0 : a.range.first_row(block * list.block_keys) / a.part_tokens;
+    slots = make_int2((bg * list.blocks + block) * parts + first, parts - first);
+  }
+  const int in_block = blockIdx.z * kMergeKeys + threadIdx.y, column = threadIdx.x * 4;
+  const int key = block * list.block_keys + in_block;
+  if (in_block >= list.block_keys || key >= a.range.keys) return;
+  float4 sum = {};
+  for (int part = 0; part < slots.y; ++part) {
+    const float4 x = *reinterpret_cast<const float4*>(
+        list.partial + (static_cast<int64_t>(slots.x + part) * list.block_keys + in_block) * (2 * kWidth) + column);
+    sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+  }
+  const GradView& out = column < kWidth ? a.dk : a.dv;
+  out.store(b, key, g, column % kWidth, sum.x, sum.y);
+  out.store(b, key, g, column % kWidth + 2, sum.z, sum.w);
+}
+
+template <bool kListed>
+void run_fused(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
+               const KeyRange& range, const KeyWorkList& list, int part_tokens) {
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor facts = compute_row_facts(ctx, scope, grad, in);
+  const auto bgs = static_cast<unsigned>(in.k.size(0) * in.k.size(2));
+  const Attend<bf16> attend = make_attend<bf16>(op, in);
+  const View<const bf16> dout = make_view<const bf16>(grad.dout);
+  const View<float> dq = make_view<float>(out.dq);
+  const FusedArgs a{attend,
+                    dout,
+                    reinterpret_cast<const RowFact*>(facts.data),
+                    make_view<const float>(grad.quantum),
+                    dq,
+                    Steps(attend.q, 8),
+                    Steps(dout, 8),
+                    Steps(dq, 4),
+                    make_grad_view(out.dk),
+                    make_grad_view(out.dv),
+                    range,
+                    list,
+                    part_tokens,
+                    static_cast<int>(bgs)};
+  const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kKeyTiles * kRows));
+  launch(ctx, op, fused_grad_sm90_kernel<kListed>, grid, dim3(kCta), sizeof(Shared<kListed>), a);
+  if (list.partial == nullptr) return;
+  launch(ctx, op, merge_fused_kernel, dim3(list.blocks, bgs, ceil_div(list.block_keys, kMergeKeys)),
+         dim3(kMergeLanes, kMergeKeys), 0, a);
+}
+
+}  // namespace
+
+void attend_wide_range_backward_sm90(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
+                                     const AttendIn& in, const KeyRange& range) {
+  constexpr int64_t kBlockKeys = 2 * kRows, kMostParts = 64;
+  const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kBlockKeys), T = in.q.size(1);
+  if (blocks == 0) return;
+  // Pieces of 32 stages or more, and enough of them: 16 for each SM (of each range of tokens about half see a block).
+  const int64_t G = in.q.size(2) / in.k.size(2), least_tokens = std::max<int64_t>(1, 32 * kStageRows / G);
+  const bool limited = range.window < T;
+  const int64_t run = limited ? std::min(T, range.window + kBlockKeys * range.d) : T;  // the tokens that see a block
+  const int64_t wanted = ceil_div((limited ? 2 : 32) * int64_t{ctx.num_sms}, bgs * blocks);
+  const int64_t parts = std::max<int64_t>(1, std::min({kMostParts, wanted, run / least_tokens}));
+  KeyWorkList list{};
+  list.block_keys = kBlockKeys;
+  list.blocks = static_cast<int>(blocks);
+  list.pieces = static_cast<int>(blocks * parts);
+  Scratch::Scope scope(ctx.scratch);
+  if (parts > 1) list.partial = scope.alloc(DType::f32, {bgs * blocks * parts, kBlockKeys, 2 * kWidth}).ptr<float>();
+  run_fused<false>(ctx, op, out, grad, in, range, list, limited ? 0 : static_cast<int>(ceil_div(T, parts)));
+}
+
+void attend_wide_listed_backward_sm90(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
+                                      const AttendIn& in, const KeyRange& range, const KeyWorkList& list) {
+  run_fused<true>(ctx, op, out, grad, in, range, list, 0);
+}
+
+}  // namespace triad::cuda

@@ -1,0 +1,251 @@
+// triad bench: what it prints and keeps, and that a loss of speed, a missing or a broken file of kept rows is told. And
+// routes: which kernel took a call is counted, with the reason where it is not the fused one.
+#include <cmath>
+#include <sstream>
+
+#include "io/json_config.h"
+#include "kernels/nsa_attend_window.h"
+#include "model/flops.h"
+#include "tests/program.h"
+#include "tests/test.h"
+#include "train/telemetry.h"
+#include "train/train_step.h"
+
+using namespace triad;
+using triad::test::Outcome;
+using triad::test::read_text;
+using triad::test::run_program;
+using triad::test::TemporaryFolder;
+using triad::test::write_text;
+
+namespace {
+
+const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
+const std::string kAttention = "bench attention --device cpu --shapes 1x40x4x2x8 ";
+
+void check(const std::string& args, int exit_code, const std::vector<std::string>& says) {
+  const Outcome outcome = run_program(args);
+  INFO("triad " << args << "\nexit code " << outcome.exit_code << "\n" << outcome.output);
+  CHECK(outcome.exit_code == exit_code);
+  for (const std::string& text : says) CHECK(outcome.output.find(text) != std::string::npos);
+}
+
+std::vector<Json> read_rows(const std::string& path) {
+  std::vector<Json> rows;
+  std::istringstream text(read_text(path));
+  for (std::string line; std::getline(text, line);) rows.push_back(parse_json(line, path));
+  return rows;
+}
+void write_rows(const std::string& path, const std::vector<Json>& rows) {
+  std::string text;
+  for (const Json& row : rows) text += dump_json(row, -1) + "\n";
+  write_text(path, text);
+}
+bool is(const Json& row, const std::string& op, const std::string& pass) {
+  return row.value("op", "") == op && row.value("pass", "") == pass;
+}
+
+// A plan for a GPU asks for the same kernels as a run, where there is no GPU too: then it is one for an H200.
+bool plans_for_hopper() {
+  return kBuiltWithCuda && Runtime({.device = Device::cuda(), .planning = true}).ctx().compute_capability == 90;
+}
+
+}  // namespace
+
+TEST_CASE("bench: rows are kept, and compared with the newest of their kind", "[bench]") {
+  const TemporaryFolder folder;
+  const std::string kept = folder.file("kept.jsonl"), compare = kAttention + "--compare " + kept;
+  check(kAttention + "--append " + kept, 0, {"selected", "of floor", "peak of both passes"});
+  std::vector<Json> rows = read_rows(kept);
+  REQUIRE(rows.size() == 16);  // the ceilings, eight parts forward, seven backward
+  CHECK(rows[0]["what"] == "ceiling");
+  for (const char* key : {"commit", "date", "gpu", "dtype", "op", "case", "pass", "us", "runs", "share_of_floor"})
+    CHECK(rows[1].contains(key));
+
+  // All kept times a thousand times as long, except for one in each state: slower, unknown, older than its successor.
+  for (Json& row : rows)
+    if (row.contains("us")) row["us"] = row["us"].get<double>() * 1000;
+  write_rows(kept, rows);
+  check(compare, 0, {"15 rows compared, 0 without a kept row"});
+
+  Json older;
+  for (Json& row : rows) {
+    if (is(row, "attention window", "forward")) row["us"] = 1e-3;
+    if (is(row, "attention gate", "backward")) row["dtype"] = "bf16";
+    if (is(row, "attention", "forward")) older = row;
+  }
+  older["us"] = 1e-3, older["date"] = "2020-01-01";
+  rows.push_back(older);
+  write_rows(kept, rows);
+  check(compare, 1,
+        {"attention window 1x40x4x2x8 randn forward", "% slower", "1 of 14 rows are more than 5% slower than " + kept,
+         "14 rows compared, 1 without a kept row", "no kept row"});
+}
+
+TEST_CASE("bench: a file of kept rows that is missing or broken is told before anything is measured", "[bench]") {
+  const TemporaryFolder folder;
+  const std::string kept = folder.file("kept.jsonl"), compare = kAttention + "--compare " + kept;
+  check(compare, 1, {kept, "cannot be read"});
+  const std::string row =
+      R"({"commit": "c", "date": "2026-01-01", "gpu": "g", "dtype": "f32", "op": "o", "case": "x", "pass": "forward", )";
+  write_text(kept, row + "\"us\": 1}\n{\"us\": 1\n");
+  check(compare, 1, {kept + ":2"});
+  write_text(kept, row + "\"us\": \"fast\"}\n");
+  check(compare, 1, {kept + ":1", "fast"});
+  write_text(kept, row + "\"us\": -1}\n");
+  check(compare, 1, {kept + ":1", "-1"});
+  write_text(kept, "{\"us\": 1, \"commit\": \"c\"}\n");
+  check(compare, 1, {kept + ":1", "date"});
+  write_text(kept, "[1]\n");
+  check(compare, 1, {kept + ":1", "an object"});
+}
+
+TEST_CASE("bench: attention takes drawn and trained input, and refuses what it cannot time", "[bench]") {
+  const TemporaryFolder folder;
+  const std::string fresh = folder.file("init"), text = folder.file("a.txt");
+  REQUIRE(run_program("init " + kTiny + " --out " + fresh).exit_code == 0);
+  write_text(text, std::string(200, 'a'));
+  const std::string trained = "bench attention --device cpu --data " + fresh + " --shapes ";
+  const Outcome outcome = run_program(trained + "2x48x4x2x8,1x20x4x2x8 --json --text " + text);
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  const Json results = parse_json(outcome.output, "the output of bench")["results"];
+  CHECK(results.size() == 30);
+  CHECK(results[0]["case"] == "2x48x4x2x8 trained l8 d4 l'8 n4 w16");  // the checkpoint's own options
+  CHECK(results.back()["lists"]["shared_with_neighbour"] == 1.0);      // 20 tokens: every list holds all blocks
+  check(trained + "1x48x4x1x8 --text " + text, 2, {"1x48x4x1x8", "4x2x8v8"});
+  check(trained + "1x48x4x2x8", 2, {"--text"});
+  check(trained + "9x48x4x2x8 --text " + text, 1, {"201 tokens"});
+  for (const char* shape : {"8x2048", "1x2x3x4", "1x2x4x2x8x8", "1x2x4x2x8v8v8", "1x2x4x2v8", "0x2x4x2x8", "axbxcxdxe",
+                            "1x2x4x2x512", "1x2x4x3x8", "-1x2x4x2x8"})
+    check(std::string("bench attention --device cpu --shapes=") + shape, 2, {});
+  check("bench attention --attention plain", 2, {"plain"});
+  check("bench attention --n-sel 0", 2, {"--n-sel"});
+}
+
+TEST_CASE("bench: dense attention and steps", "[bench]") {
+  check("bench attention --device cpu --attention dense --shapes 1x64x4x2x8v16", 0, {"1x64x4x2x8v16 randn", "dense "});
+  const TemporaryFolder folder;
+  const std::string kept = folder.file("kept.jsonl");
+  check("bench step " + kTiny + " --steps 2 --warm-up 0 --set runtime.device=cpu --append " + kept, 0,
+        {"tiny 2x48 nsa", "tokens/s", "GB", "executed", "dense-equivalent", "that needs a GPU"});
+  const std::vector<Json> rows = read_rows(kept);
+  REQUIRE(rows.size() == 2);
+  const Json& row = rows[1];
+  CHECK(std::abs(row["tokens_per_s"].get<double>() * row["us"].get<double>() - 2 * 48e6) < 1);
+  check("bench step " + kTiny + " --steps 0", 2, {"--steps"});
+  check("bench step " + kTiny + " --set model.bogus=1", 2, {"bogus"});
+}
+
+TEST_CASE("bench: a memory-bound op is set against a copy of as many bytes", "[bench]") {
+  const Outcome outcome = run_program("bench adamw --device cpu --json");
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  for (const Json& row : parse_json(outcome.output, "the output of bench")["results"])
+    if (row.contains("limited_by") && row["limited_by"] == "memory") CHECK(row["share_of_copy"].get<double>() > 0);
+}
+
+TEST_CASE("bench: FLOPs of the M7C model", "[bench]") {
+  ModelConfig c;
+  c.dim = 768, c.n_layers = c.n_heads = 12, c.n_kv_groups = 2, c.d_k = c.d_v = 64, c.vocab_size = 50257;
+  c.resolve();
+  const ProductFlops products = product_flops(c, 16, 2048);
+  CHECK(products.head == 6.0 * 32768 * 50257 * 768);
+  // q and out: 768 x 768; six of 128 x 768; two of 3072 x 768.
+  CHECK(products.layers == 6.0 * 32768 * 12 * 768 * (2 * 768 + 6 * 128 + 2 * 3072));
+  CHECK(dense_equivalent_flops(c, 16, 2048) ==
+        products.layers + products.head + 16.0 * 12 * 12 * (2048.0 * 2049 / 2) * 768);
+  CHECK(training_flops(c, 16, 2048) > dense_equivalent_flops(c, 16, 2048));  // at 2048 tokens NSA does more than dense
+  CHECK(training_flops(c, 1, 65536) < dense_equivalent_flops(c, 1, 65536));
+}
+
+TEST_CASE("routes: calls are counted by layer, op, kernel and reason", "[routes]") {
+  Routes routes;
+  CHECK(routes.summary() == "no fallbacks");
+  routes.record("nsa_select", "sm90");
+  CHECK(routes.summary() == "no fallbacks");
+  for (const int64_t layer : {0, 1, 0}) {
+    routes.set_layer(layer);
+    routes.record("nsa_select", "general", "heads of 60");
+  }
+  CHECK(routes.counts().size() == 3);
+  CHECK(routes.counts()[1].calls == 2);
+  CHECK(routes.fallbacks() == 3);
+  CHECK(routes.summary() == "3 fallbacks: nsa_select general (heads of 60) 3 times");
+  CHECK(branch_of("nsa_attend_selected_backward") == "sel");
+  CHECK(branch_of("nsa_select") == "select");
+  CHECK(branch_of("matmul") == "matmul");
+}
+
+TEST_CASE("routes: fallbacks reach the run's folder, each once", "[routes]") {
+  const TemporaryFolder folder;
+  Config config;
+  config.log.out_dir = folder.file("run");
+  const RunFolder run(config.log.out_dir, RunFolder::Start::fresh);
+  Routes routes;
+  {
+    Runtime runtime({.device = Device::cpu(), .planning = true});
+    Telemetry telemetry(config, run, Device::cpu(), runtime.arena(), -1);
+    routes.set_layer(3);
+    routes.record("nsa_attend_window_forward", "general", "w, or so");
+    routes.record("nsa_attend_window_forward", "sm90");
+    telemetry.fallbacks(1, routes);
+    telemetry.fallbacks(2, routes);
+    routes.record("nsa_attend_window_forward", "general", "w, or so");
+    routes.record("nsa_attend_window_forward", "general", "w, or so");
+    telemetry.fallbacks(3, routes);
+  }
+  CHECK(read_text(run.file("fallback_counters.csv")) ==
+        "step,layer,branch,kernel,reason,count\n"
+        "1,3,win,nsa_attend_window_forward general,w; or so,1\n"
+        "3,3,win,nsa_attend_window_forward general,w; or so,2\n");
+}
+
+TEST_CASE("routes: a bf16 shape that the fused kernels refuse is a fallback, an fp32 one is not", "[routes]") {
+  if (!plans_for_hopper()) return;
+  const auto routes_of = [](DType dtype, int64_t width) {
+    Runtime plan({.device = Device::cuda(), .planning = true});
+    const auto alloc = [&](DType type, const Shape& shape) { return plan.arena().alloc(MemTag::io, "x", type, shape); };
+    const Tensor q = alloc(dtype, {1, 128, 4, width}), k = alloc(dtype, {1, 128, 2, width}),
+                 v = alloc(dtype, k.shape());
+    const Tensor dout = alloc(dtype, q.shape()), dq = alloc(DType::f32, q.shape());
+    const Tensor lse = alloc(DType::f32, {1, 128, 4});
+    const Tensor dk = alloc(dtype, k.shape()), dv = alloc(dtype, k.shape());
+    nsa_attend_window_backward(plan.ctx(), {dq, dk, dv}, {dout, {}, lse, lse}, {q, k, v}, 64);
+    return plan.ctx().routes;
+  };
+  CHECK(routes_of(DType::bf16, 64).fallbacks() == 0);
+  CHECK(routes_of(DType::bf16, 64).counts()[0].kernel == "sm90");
+  CHECK(routes_of(DType::bf16, 60).fallbacks() == 1);
+  CHECK(routes_of(DType::f32, 64).fallbacks() == 0);
+  CHECK(routes_of(DType::f32, 64).counts()[0].kernel == "general");
+}
+
+// Issue 3, point 4: what has to run fused. A plan of a whole training step asks for the kernels that the step would.
+TEST_CASE("routes: every shape that is to be fused is", "[routes]") {
+  if (!plans_for_hopper()) return;
+  struct Widths {
+    int64_t dk, dv;
+  };
+  for (const Widths w : {Widths{64, 64}, Widths{128, 128}, Widths{192, 128}})
+    for (const int64_t G : {1, 2, 3, 4, 6, 8, 12, 15, 16, 32})
+      for (const int64_t l_sel : {32, 64, 128})
+        for (const int64_t n : {4, 16, 64})
+          for (const int64_t T : {1, 63, 111, 2048}) {
+            Config config;
+            ModelConfig& m = config.model;
+            m.dim = 64, m.n_layers = 1, m.n_kv_groups = 2, m.n_heads = 2 * G, m.d_k = w.dk, m.d_v = w.dv,
+            m.vocab_size = 256;
+            m.nsa.l_sel = l_sel, m.nsa.n_sel = n;
+            m.resolve();
+            config.train.seq_len = T, config.train.micro_batch_size = 2;
+            config.runtime.precision = Precision::bf16;
+            Runtime plan({.device = Device::cuda(), .planning = true});
+            TrainStep step(plan, config);
+            step.micro_step({}, {}, 1);
+            INFO(w.dk << "v" << w.dv << " G " << G << " l' " << l_sel << " n " << n << " T " << T);
+            REQUIRE(plan.ctx().routes.counts().size() == 7);  // the selection, three branches forward, three backward
+            for (const Routes::Count& c : plan.ctx().routes.counts())
+              if (c.op != "nsa_attend_selected_forward") CHECK(c.reason == "");  // which has no fused kernel yet
+          }
+}

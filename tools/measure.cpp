@@ -1,0 +1,65 @@
+#include "tools/measure.h"
+
+#include "kernels/matmul.h"
+#include "kernels/op_case_args.h"
+
+namespace triad {
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+Stopwatch::Stopwatch(Device device) : device_(device) {
+  if (!device.is_cuda()) return;
+  constexpr int64_t kTimesL2 = 3;
+  const int64_t bytes = kTimesL2 * backend::info(device).l2_bytes;
+  flush_ = std::make_unique<Arena>(device, bytes);
+  flush_memory_ = flush_->alloc(MemTag::workspace, "L2 flush", DType::u8, {bytes});
+}
+
+void Stopwatch::flush(Context& ctx, int run) {
+  backend::fill(flush_memory_.data, device_, run & 0xff, flush_memory_.bytes(), ctx.stream.handle());
+}
+
+Ceiling measure_ceiling(Device device, DType dtype, Stopwatch& stopwatch) {
+  const int64_t copied = device.is_cuda() ? int64_t{1} << 30 : int64_t{1} << 28;
+  const int64_t n = device.is_cuda() ? 8192 : 1024;
+  const int64_t matrix_bytes = n * n * size_of(dtype);
+  // bf16 products on the CPU widen their operands and round their result, through scratch.
+  const int64_t scratch_bytes = device.is_cuda() ? 0 : 3 * n * n * size_of(DType::f32);
+  Runtime runtime(
+      {.device = device, .arena_bytes = 2 * copied + 3 * matrix_bytes + scratch_bytes, .scratch_bytes = scratch_bytes});
+  Context& ctx = runtime.ctx();
+  const auto alloc = [&](const char* name, DType type, const Shape& shape) {
+    const Tensor t = runtime.arena().alloc(MemTag::workspace, name, type, shape);
+    zero(ctx, t);
+    return t;
+  };
+  const Tensor from = alloc("from", DType::u8, {copied}), to = alloc("to", DType::u8, {copied});
+  const Tensor a = alloc("a", dtype, {n, n}), b = alloc("b", dtype, {n, n}), d = alloc("d", dtype, {n, n});
+  // Random bits of real weights: a product of zeros takes less power and runs faster than any that matters.
+  std::vector<std::byte> host(static_cast<size_t>(matrix_bytes));
+  const Arg normal{.name = "a", .role = ArgRole::constant, .shape = {n, n}};
+  for (const Tensor& t : {a, b}) {
+    fill_slot({.arg = &normal, .name = normal.name}, host.data(), dtype, 1, 0);
+    write(ctx, t, host.data());
+  }
+  const Timing copy_time = stopwatch(ctx, [&] { copy(ctx, to, from); });
+  const Timing product_time = stopwatch(ctx, [&] { matmul(ctx, d, a, b, {.trans_b = true}); });
+  return {2e-3 * static_cast<double>(copied) / copy_time.us, 2e-6 * static_cast<double>(n * n * n) / product_time.us};
+}
+
+double CopyTimes::us(double bytes) {
+  const int64_t half = static_cast<int64_t>(bytes / 2);
+  const auto found = known_.find(half);
+  if (found != known_.end()) return found->second;
+  Runtime runtime({.device = device_, .arena_bytes = 2 * align_up(half)});
+  const Tensor from = runtime.arena().alloc(MemTag::workspace, "from", DType::u8, {half});
+  const Tensor to = runtime.arena().alloc(MemTag::workspace, "to", DType::u8, {half});
+  zero(runtime.ctx(), from);
+  return known_[half] = stopwatch_(runtime.ctx(), [&] { copy(runtime.ctx(), to, from); }).us;
+}
+
+}  // namespace triad

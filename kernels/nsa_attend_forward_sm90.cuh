@@ -32,7 +32,8 @@ struct RowForwardArgs {
   View<__nv_bfloat16> o;
   View<float> lse;
   SeenKeys sight;
-  int tiles, sequences_and_groups;
+  int tiles;
+  Divisor sequences_and_groups, groups;
 };
 
 // Tile sizes for heads (dk, dv): keys a step, warpgroups, stages, CTAs an SM.
@@ -54,10 +55,23 @@ struct ForwardShape {
   };
 };
 
+// The rows [first, first + count) of one sequence b and group g.
+struct CtaRows {
+  int b, g, first, rows, first_token, last_token;  // `rows`: T * G, the end of the last CTA's
+  __device__ __forceinline__ CtaRows(const RowForwardArgs& a, int turn, int count) {
+    const int before = a.sequences_and_groups.quotient(turn);
+    const int bg = turn - before * a.sequences_and_groups.value();
+    b = a.groups.quotient(bg), g = bg - b * a.groups.value();
+    first = (a.tiles - 1 - before) * count;  // the last rows see most: they come first
+    rows = a.in.tokens * a.in.heads.value();
+    first_token = a.in.heads.quotient(first), last_token = a.in.heads.quotient(min(first + count, rows) - 1);
+  }
+};
+
 // What a warpgroup's rows see: the keys that any and that all of them do.
 struct WarpgroupSight {
   int low_any = 0, low_all = 0, high_any = 0, high_all = 0;
-  __device__ __forceinline__ WarpgroupSight(const RowForwardArgs& a, const RowTile& tile, int w) {
+  __device__ __forceinline__ WarpgroupSight(const RowForwardArgs& a, const CtaRows& tile, int w) {
     const int first_row = tile.first + 64 * w;
     if (first_row >= tile.rows) return;
     const int first = a.in.heads.quotient(first_row), last = a.in.heads.quotient(min(first_row + 64, tile.rows) - 1);
@@ -99,7 +113,7 @@ class Plan<RangeKeys, Shape> {
  public:
   static constexpr bool kListed = false;
   static int64_t bytes(const RangeKeys&) { return 0; }  // of shared memory
-  __device__ __forceinline__ Plan(const RowForwardArgs& a, const RangeKeys&, const RowTile& tile, int w, unsigned char*)
+  __device__ __forceinline__ Plan(const RowForwardArgs& a, const RangeKeys&, const CtaRows& tile, int w, unsigned char*)
       : sight_(a, tile, w),
         begin_(a.sight.low(tile.first_token)),
         end_(a.sight.high(tile.last_token)),
@@ -136,9 +150,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages, kPanelsV = Shape::kPanelsV, kHalves = kKeys / 64;
   constexpr float kSlack = 8.0f;
-  const int turn = blockIdx.x / a.sequences_and_groups;
-  // The last rows see most: they start first.
-  const RowTile tile(a.in, a.tiles - 1 - turn, blockIdx.x - turn * a.sequences_and_groups, Shape::kRowsCta);
+  constexpr bool kListed = Plan<Keys, Shape>::kListed;
+  const CtaRows tile(a, blockIdx.x, Shape::kRowsCta);
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(aligned_shared());
   const int w = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroup, 0), lane = threadIdx.x % 32;
   const int row0 = 16 * (threadIdx.x % kWarpgroup / 32), chunk = lane % 8, G = a.in.heads.value();
@@ -156,7 +169,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
       copy_async_16(own_q + panel * 64 * kPanelRowBytes + swizzled(r, chunk), from + kPanel * panel, 16);
   }
   if (threadIdx.x == 0) {
-    prefetch_map(a.k_map), prefetch_map(a.v_map);
     for (int s = 0; s < kStages; ++s) {
       barrier_init(&shared.keys_came[s], 1);
       barrier_init(&shared.values_came[s], 1);
@@ -165,12 +177,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     barrier_init_done();
   }
   const Plan<Keys, Shape> plan(a, keys, tile, w, aligned_shared() + sizeof(typename Shape::Shared));
-  // The tokens of the lane's two rows of a product.
-  const auto token = [&](int i) { return a.in.heads.quotient(tile.first + 64 * w + row0 + fragment_row() + 8 * i); };
-  unsigned token_bits = 0;  // which tokens of the CTA they are
-  if constexpr (Plan<Keys, Shape>::kListed)
-    token_bits = (token(0) - tile.first_token) | (token(1) - tile.first_token) << 16;
-
   // Step n lies in stage n % kStages.
   const auto await = [](Barrier(&came)[kStages], int n) {
     barrier_wait(&came[static_cast<unsigned>(n) % kStages], static_cast<unsigned>(n) / kStages & 1);
@@ -191,6 +197,16 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
   if (threadIdx.x == 0)
 #pragma unroll 1
     for (int n = 0; n < min(kStages, plan.steps); ++n) load(n);
+  // The lane's two rows of a product: the keys they see, and which tokens of the CTA theirs are.
+  int low[2], high[2];
+  unsigned token_bits = 0;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int t = a.in.heads.quotient(tile.first + 64 * w + row0 + fragment_row() + 8 * i);
+    low[i] = a.sight.low(t), high[i] = a.sight.high(t);
+    if constexpr (kListed) token_bits |= (t - tile.first_token) << 16 * i;
+  }
+
   copy_async_wait();
   fence_async_proxy();
   __syncthreads();
@@ -203,12 +219,19 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
   // This warpgroup has left all steps before n: stages that the others have left too are filled again.
   int refilled = 0;
   const auto refill = [&](int n) {
-    if (threadIdx.x == 0)
+    if (threadIdx.x != 0) return;
+    const auto refill_next = [&] {
+      await(shared.stage_free, refilled);
+      load(refilled + kStages);
+      ++refilled;
+    };
+    const int end = min(n - Shape::kLag, plan.steps - kStages);
+    if constexpr (kListed) {
 #pragma unroll 1
-      for (; refilled < min(n - Shape::kLag, plan.steps - kStages); ++refilled) {
-        await(shared.stage_free, refilled);
-        load(refilled + kStages);
-      }
+      while (refilled < end) refill_next();
+    } else {
+      if (refilled < end) refill_next();  // one is left at a time
+    }
   };
   // A step that this warpgroup does not see.
   const auto pass = [&](int n) {
@@ -250,14 +273,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) pin(s[half]);
     if (plan.sees_part(n)) {
-      const int first = plan.first(n) + fragment_column(), end = plan.end(n);
+      const int first = plan.first(n) + fragment_column();
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int low = a.sight.low(token(i)) - first, high = min(a.sight.high(token(i)), end) - first;
+        const int from = low[i] - first, to = (kListed ? min(high[i], plan.end(n)) : high[i]) - first;
 #pragma unroll
         for (int word = 0; word < kKeys / 32; ++word) {
           // Bit c: the row sees the lane's key 32 word + c.
-          const unsigned seen = bits_below(high - 32 * word) & ~bits_below(low - 32 * word);
+          const unsigned seen = bits_below(to - 32 * word) & ~bits_below(from - 32 * word);
 #pragma unroll
           for (int j = 0; j < 4; ++j)
 #pragma unroll
@@ -275,9 +298,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
       for (int half = 0; half < kHalves; ++half)
 #pragma unroll
         for (int j = 0; j < 8; ++j) best[i] = fmaxf(best[i], fmaxf(s[half][j][2 * i], s[half][j][2 * i + 1]));
-      best[i] = quad_max(best[i]);
       member[i] = true;
-      if constexpr (Plan<Keys, Shape>::kListed) {
+      if constexpr (kListed) {
         member[i] = plan.is_member(n, token_bits >> 16 * i & 0xffff);
         if (!member[i]) best[i] = -INFINITY;
       }
@@ -286,7 +308,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     if (moved) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float higher = fmaxf(top[i], best[i] * scale);
+        const float higher = fmaxf(top[i], quad_max(best[i]) * scale);
         shrink[i] = exp2_approx(higher == -INFINITY ? 0.0f : top[i] - higher);
         sum[i] *= shrink[i];
         top[i] = higher;
@@ -338,10 +360,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
     for (int next = now + 1; next < plan.steps_seen; now = next++) {
       // Steps that are not seen, but none for whose keys a stage is needed that this warpgroup has not left: rather it
       // takes an unseen step.
-      if constexpr (Plan<Keys, Shape>::kListed) {
+      if constexpr (kListed)
         for (; !plan.sees(next) && next < now + kStages - 1 - Shape::kLag; ++next) pass(next);
-        next = __shfl_sync(kFullWarp, next, 0);  // which tells the compiler that it is the same in all lanes
-      }
       await(shared.keys_came, next);
       wgmma_fence();
       multiply_scores(next);
@@ -387,9 +407,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
       for (int j = 0; j < 8; ++j)
         *reinterpret_cast<uint32_t*>(own_q + panel * 64 * kPanelRowBytes + swizzled(r, j) + lane % 4 * 4) =
             pack_bf16(o[panel][j][2 * i] * inverse, o[panel][j][2 * i + 1] * inverse);
+    const int t = a.in.heads.quotient(row);
     if (row < tile.rows && lane % 4 == 0)
-      *lse_rows.at(token(i), row - token(i) * G) =
-          total == 0.0f ? -INFINITY : (top[i] + log2_approx(total)) * 0.69314718055994531f;
+      *lse_rows.at(t, row - t * G) = total == 0.0f ? -INFINITY : (top[i] + log2_approx(total)) * 0.69314718055994531f;
   }
   __syncwarp();
   const HeadRows o_rows(a.o, tile.b, tile.g * G);
@@ -408,10 +428,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
 
 // ---- launches ----
 
-// Whether rows can be read by the copy engine and in vectors of 16 bytes.
+// Whether rows can be read by the copy engine and in vectors of 16 bytes; strides of rows and heads fit 31 bits.
 inline bool forward_rows_fit(const ConstTensor& t) {
   return t.dtype == DType::bf16 && make_view<const __nv_bfloat16>(t).vector && t.stride[0] < (int64_t{1} << 38) &&
-         t.stride[1] < (int64_t{1} << 38) && t.stride[2] < (int64_t{1} << 38);
+         t.stride[1] < (int64_t{1} << 31) && t.stride[2] < (int64_t{1} << 31);
 }
 inline bool forward_heads_fit(int64_t dk, int64_t dv) {
   return (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
@@ -424,23 +444,28 @@ inline bool attend_forward_sm90_applies(const Context& ctx, const AttendOut& out
 
 template <class Shape, class Keys>
 void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
-  if (ctx.planning) return;
   using bf16 = __nv_bfloat16;
+  const int64_t bgs = in.k.size(0) * in.k.size(2), rows = in.q.size(1) * (in.q.size(2) / in.k.size(2));
+  const int64_t tiles = ceil_div(rows, Shape::kRowsCta);
+  TRIAD_CHECK(bgs * tiles < (int64_t{1} << 31), "{}: {} tiles of rows do not fit 31 bits", op, bgs * tiles);
   RowForwardArgs a{.k_map = {},
                    .v_map = {},
                    .in = make_attend<bf16>(op, in),
                    .o = make_view<bf16>(out.o),
                    .lse = make_view<float>(out.lse),
                    .sight = {keys.range, Divisor(keys.range.d)},
-                   .tiles = static_cast<int>(ceil_div(in.q.size(1) * (in.q.size(2) / in.k.size(2)), Shape::kRowsCta)),
-                   .sequences_and_groups = static_cast<int>(in.k.size(0) * in.k.size(2))};
-  a.k_map = make_box_map(a.in.k, in.k.size(0), in.k.size(1), in.k.size(2), Shape::kKeys);
-  a.v_map = make_box_map(a.in.v, in.v.size(0), in.v.size(1), in.v.size(2), Shape::kKeys);
-  launch(ctx, op, row_forward_sm90_kernel<Shape, Keys>,
-         dim3(static_cast<unsigned>(a.tiles) * static_cast<unsigned>(a.sequences_and_groups)), dim3(Shape::kThreads),
+                   .tiles = static_cast<int>(tiles),
+                   .sequences_and_groups = Divisor(static_cast<int>(bgs)),
+                   .groups = Divisor(static_cast<int>(in.k.size(2)))};
+  if (!ctx.planning && keys.range.keys > 0) {  // else no copy is asked for
+    a.k_map = make_box_map(a.in.k, in.k.size(0), in.k.size(1), in.k.size(2), Shape::kKeys);
+    a.v_map = make_box_map(a.in.v, in.v.size(0), in.v.size(1), in.v.size(2), Shape::kKeys);
+  }
+  launch(ctx, op, row_forward_sm90_kernel<Shape, Keys>, dim3(static_cast<unsigned>(bgs * tiles)), dim3(Shape::kThreads),
          sizeof(typename Shape::Shared) + Plan<Keys, Shape>::bytes(keys), a, keys);
 }
 
+// The window, the compressed (RangeKeys) and the selected branch (UnionKeys, nsa_attend_union_sm90.cuh).
 template <class Keys>
 void attend_rows_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                               const Keys& keys) {

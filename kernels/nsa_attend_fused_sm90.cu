@@ -65,16 +65,24 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// d[64x64] = (add 0) or += (1) a[64x16] b[16x64], both in shared memory and read across their rows.
-#define TRIAD_D4(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-__device__ __forceinline__ void wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, %35};\nmov.b64 b, {%33, %35};\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, a, b, p, 1, 1, 1, 1;\n}"
-      : TRIAD_D4(0), TRIAD_D4(1), TRIAD_D4(2), TRIAD_D4(3), TRIAD_D4(4), TRIAD_D4(5), TRIAD_D4(6), TRIAD_D4(7)
-      : "r"(a), "r"(b), "r"(add), "n"(kDescriptorHigh));
+// d[64x64] = (kAdd 0) or += (1) a[64x16] b[16x64], both in shared memory and read across their rows.
+#define TRIAD_D4(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
+#define TRIAD_WGMMA(how, add)                                                                                        \
+  asm volatile(                                                                                                      \
+      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, %35};\nmov.b64 b, {%33, %35};\n"  \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, a, b, p, 1, 1, 1, 1;\n}"                    \
+      : TRIAD_D4(how, 0), TRIAD_D4(how, 1), TRIAD_D4(how, 2), TRIAD_D4(how, 3), TRIAD_D4(how, 4), TRIAD_D4(how, 5),  \
+        TRIAD_D4(how, 6), TRIAD_D4(how, 7)                                                                           \
+      : "r"(a), "r"(b), "n"(add), "n"(kDescriptorHigh))
+template <int kAdd>
+__device__ __forceinline__ void wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b) {
+  if constexpr (kAdd == 0)
+    TRIAD_WGMMA("=f", 0);
+  else
+    TRIAD_WGMMA("+f", 1);
 }
+#undef TRIAD_WGMMA
 #undef TRIAD_D4
 
 // Four 8x8 matrices to shared memory; lanes 8i .. 8i + 7 give the addresses of the rows of matrix i.
@@ -107,7 +115,7 @@ struct FusedArgs {
 constexpr int kStageRows = 64, kStepRows = 32, kTileBytes = kRows * kPanelRowBytes;
 constexpr int kFusedThreads = 4 * kWarpgroup, kRoleWarps = 4;
 // Registers a thread of the roles: together at most the 4 x 128 that the launch has.
-constexpr int kMathRegisters = 200, kDqRegisters = 64, kLoadRegisters = 48;
+constexpr int kMathRegisters = 192, kDqRegisters = 72, kLoadRegisters = 56;
 
 struct __align__(1024) Stage {
   unsigned char q[kTileBytes], dout[kTileBytes];
@@ -154,17 +162,6 @@ __device__ __forceinline__ bool find_task(Task& task, const FusedArgs& a) {
   task = {bg / a.in.groups, bg % a.in.groups, bg,        tile0,     tile_end,
           work.first,       work.count,       work.slot, work.block};
   return work.count >= 0 && tile0 < tile_end;
-}
-
-// The stages [x, y) of a task in which any row sees the 64 keys from key0 on.
-template <bool kListed>
-__device__ __forceinline__ int2 seen_stages(const FusedArgs& a, const Task& task, int key0) {
-  const int G = a.in.heads.value(), steps = (task.count * G + kStageRows - 1) / kStageRows;
-  if (kListed) return make_int2(0, steps);
-  if (key0 >= task.tile_end) return make_int2(0, 0);
-  const int begin = max(0, a.range.first_row(key0) - task.first);
-  const int end = min(task.count, a.range.end_row(key0 + kRows - 1, a.in.tokens) - task.first);
-  return begin < end ? make_int2(begin * G / kStageRows, (end * G + kStageRows - 1) / kStageRows) : make_int2(0, 0);
 }
 
 // ---- bringing the rows ----
@@ -225,27 +222,20 @@ template <bool kListed>
 __device__ __forceinline__ void multiply_dq(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int warp,
                                             int lane) {
   constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers;
-  constexpr int kTiles = Shared<kListed>::kTiles;
+  constexpr int kDeep = Shared<kListed>::kTiles * kRows / 16;
   const int rows = task.count * a.in.heads.value(), steps = (rows + kStageRows - 1) / kStageRows;
   float* const base = a.dq.at(task.b, 0, task.g * a.in.heads.value()) + 4 * (lane % 4);
   const uint32_t k = tile_descriptor(shared_address(shared.k));
-  int2 seen[kTiles];
-#pragma unroll
-  for (int i = 0; i < kTiles; ++i) seen[i] = seen_stages<kListed>(a, task, task.tile0 + kRows * i);
-  float dq[kPanel / 8][4] = {};
+  float dq[kPanel / 8][4];
   for (int n = 0; n < steps; ++n) {
     const int buffer = n % kBuffers, slot = n % kStages;
-    const auto sees = [&](int tile) { return n >= seen[tile].x && n < seen[tile].y; };
-    const int first_tile = sees(0) ? 0 : 1, end_tile = sees(kTiles - 1) ? kTiles : 1;
     barrier_wait(&shared.ds_full[buffer], n / kBuffers & 1);
     const uint32_t ds = tile_descriptor(shared_address(shared.ds[buffer]));
     wgmma_fence();
-    for (int tile = first_tile; tile < end_tile; ++tile)
+    wgmma_across<0>(dq, ds, k);
 #pragma unroll
-      for (int i = 0; i < kRows / 16; ++i) {
-        const uint32_t at = (tile * kTileBytes + i * 16 * kPanelRowBytes) >> 4;
-        wgmma_across(dq, ds + at, k + at, tile > first_tile || i > 0);
-      }
+    for (int i = 1; i < kDeep; ++i)
+      wgmma_across<1>(dq, ds + i * (16 * kPanelRowBytes >> 4), k + i * (16 * kPanelRowBytes >> 4));
     wgmma_commit();
     int at[2];
     float quantum[2];
@@ -261,7 +251,7 @@ __device__ __forceinline__ void multiply_dq(Shared<kListed>& shared, const Fused
     if (lane == 0) barrier_arrive(&shared.ds_empty[buffer]);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (at[i] < 0 || first_tile >= end_tile) continue;
+      if (at[i] < 0) continue;
       float* const to = base + 4 * static_cast<int64_t>(at[i]);
       const auto rounded = [&](float x) {
         const float c = copysignf(quantum[i], x);
@@ -277,15 +267,14 @@ __device__ __forceinline__ void multiply_dq(Shared<kListed>& shared, const Fused
 
 // ---- dk and dv ----
 
-// kIndex: which of the two warpgroups. A constant, so that the stage that a step works on stays in uniform registers.
-template <bool kListed, int kIndex>
-__device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int warp,
-                                              int lane) {
+// kTurn: the first stage of a warpgroup that takes turns. A constant, so that stages stay known to uniform registers.
+template <bool kListed, int kTurn>
+__device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int tile,
+                                              int warp, int lane) {
   constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers, kStepsD = kPanel / 16;
   constexpr int kN = kStepRows / 8, kDeep = kStepRows / 16;
   const int rows = task.count * a.in.heads.value(), steps = (rows + kStageRows - 1) / kStageRows;
-  constexpr int kTile = kListed ? 0 : kIndex;
-  const int key0 = task.tile0 + kRows * kTile;
+  const int key0 = task.tile0 + kRows * tile;
   const int key_end = min(task.tile_end, key0 + kRows), warp_key = key0 + 16 * warp + lane / 4;
   uint32_t k[kStepsD][4], v[kStepsD][4];
   {  // keys past the end repeat the last; their p is 0
@@ -370,7 +359,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
     if (row0 == 0 && use > 0) barrier_wait(&shared.ds_empty[buffer], (use - 1) & 1);
 #pragma unroll
     for (int i = 0; i < kDeep; ++i)
-      store_matrices(shared.ds[buffer][kTile] + swizzled(ds_row, row0 / 8 + 2 * i + ds_chunk), left_ds[i]);
+      store_matrices(shared.ds[buffer][tile] + swizzled(ds_row, row0 / 8 + 2 * i + ds_chunk), left_ds[i]);
     if (row0 + kStepRows < kStageRows) return;
     fence_async_proxy();
     __syncwarp();
@@ -390,29 +379,15 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
     hand_over(n, kStepRows);
   };
 
-  // Of a stage that no row's sight reaches from these keys there is nothing to do but to say so.
-  const auto pass = [&](int n) {
-    if (lane == 0) {
-      const int buffer = n % kBuffers, use = n / kBuffers;
-      barrier_wait(&shared.full[n % kStages], n / kStages & 1);
-      if (use > 0) barrier_wait(&shared.ds_empty[buffer], (use - 1) & 1);
-      barrier_arrive(&shared.ds_full[buffer]);
-      barrier_arrive(&shared.empty[n % kStages]);
-    }
-    __syncwarp();
-  };
-
   constexpr int kTurns = kListed ? 2 : 1;
-  const int2 seen = seen_stages<kListed>(a, task, key0);
-  int n = kListed ? kIndex : 0;
-  if (n < seen.y) {
-    for (; n < seen.x; ++n) pass(n);
+  int n = kTurn;
+  if (n < steps) {
     await_stage(n);
     multiply_scores(shared.stages[n % kStages], 0);
     wgmma_wait<0>();
     weigh(shared.stages[n % kStages], 0, rows - n * kStageRows);
     hand_over(n, 0);
-    for (; n + kTurns < seen.y; n += kTurns) {
+    for (; n + kTurns < steps; n += kTurns) {
       second_half(n);
       const int next = n + kTurns;
       await_stage(next);
@@ -427,11 +402,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
     wgmma_fence();
     multiply_sums(shared.stages[n % kStages], kStepRows);
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(&shared.empty[n % kStages]);
-    n += kTurns;
   }
-  if (!kListed)
-    for (; n < steps; ++n) pass(n);
   pin(dk);
   pin(dv);
 
@@ -441,7 +412,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
     };
     static_assert(offsetof(Stage, facts) == kPanel / 8 * kWarpgroup * sizeof(float4));
     sync_threads<2 * kWarpgroup>(1);  // neither reads rows any more
-    if constexpr (kIndex == 1) {
+    if constexpr (kTurn == 1) {
 #pragma unroll
       for (int j = 0; j < kPanel / 8; ++j) {
         sums(j) = make_float4(dk[j][0], dk[j][1], dk[j][2], dk[j][3]);
@@ -449,7 +420,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
       }
     }
     sync_threads<2 * kWarpgroup>(1);
-    if constexpr (kIndex == 0) {
+    if constexpr (kTurn == 0) {
 #pragma unroll
       for (int j = 0; j < kPanel / 8; ++j) {
         const float4 x = sums(j), y = sums(kPanel / 8 + j);
@@ -461,7 +432,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int key = warp_key + 8 * i;
-    if (key >= key_end || (kListed && kIndex == 1)) continue;
+    if (key >= key_end || (kListed && kTurn == 1)) continue;
     const int64_t in_slot = static_cast<int64_t>(task.slot) * a.list.block_keys + key - task.block * a.list.block_keys;
     float* const partial = a.list.partial + in_slot * 2 * kPanel;
 #pragma unroll
@@ -529,10 +500,10 @@ __global__ void __launch_bounds__(kFusedThreads, 1) fused_grad_sm90_kernel(const
     multiply_dq<kListed>(shared, a, task, warp, lane);
   } else {
     take_registers<kMathRegisters>();
-    if (warpgroup == 0)
-      multiply_keys<kListed, 0>(shared, a, task, warp, lane);
+    if (kListed && warpgroup == 1)
+      multiply_keys<kListed, kListed>(shared, a, task, 0, warp, lane);
     else
-      multiply_keys<kListed, 1>(shared, a, task, warp, lane);
+      multiply_keys<kListed, 0>(shared, a, task, kListed ? 0 : warpgroup, warp, lane);
   }
 #endif
 }

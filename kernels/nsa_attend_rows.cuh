@@ -13,17 +13,17 @@
 namespace triad::cuda {
 namespace {
 
-// The rows [first, first + tile_rows) of sequence b, group g.
+// The rows [first, first + kRows) of sequence b, group g.
 struct RowTile {
   int b, g, first, rows, first_token, last_token;  // `rows`: T * G, the end of the last tile
   template <class T>
-  __device__ __forceinline__ RowTile(const Attend<T>& a, int tile, int sequence_and_group, int tile_rows = kRows)
+  __device__ __forceinline__ RowTile(const Attend<T>& a, int tile, int sequence_and_group)
       : b(sequence_and_group / a.groups),
         g(sequence_and_group % a.groups),
-        first(tile * tile_rows),
+        first(tile * kRows),
         rows(a.tokens * a.heads.value()),
         first_token(a.heads.quotient(first)),
-        last_token(a.heads.quotient(min(first + tile_rows, rows) - 1)) {}
+        last_token(a.heads.quotient(min(first + kRows, rows) - 1)) {}
 };
 
 // The two rows of a lane.

@@ -67,6 +67,10 @@ std::vector<OpCase> nsa_attend_selected_cases() {
                     [](uint64_t) { return hot_lists(700 * 2, 4); }),
       selected_case("100_l8_tails_128x128", {1, 100, 100, 4, 2, 128, 128}, 9, 8,
                     [](uint64_t seed) { return random_block_lists(seed, 1, 100, 2, 9, 8, true); }),
+      selected_case("2x300_l64_n3_tails", {2, 300, 300, 12, 2, 64, 64}, 3, 64,
+                    [](uint64_t seed) { return random_block_lists(seed, 2, 300, 2, 3, 64, true); }),
+      selected_case("400_l64_n3_G1", {1, 400, 400, 2, 2, 64, 64}, 3, 64),
+      selected_case("260_l128_n2_128", {1, 260, 260, 6, 1, 128, 128}, 2, 128),
       selected_case("m7c", {16, 2048, 2048, 12, 2, 64, 64}, 16, 64),
   };
   cases.back().bench = true;

@@ -45,8 +45,7 @@ constexpr int kWidth = 128, kPanels = kWidth / kPanel, kStageRows = 64, kWarpRow
 constexpr int kPanelBytes = 64 * kPanelRowBytes;  // of keys, of a stage's rows, and of ds: 64 rows each
 constexpr int kCta = 4 * kWarpgroup;
 constexpr int kMathRegisters = 208, kDqRegisters = 64, kLoadRegisters = 32;
-constexpr int kRecent = 8;               // steps whose rows' places in dq are kept: more than may be under way
-constexpr int kStagingRow = kWidth + 8;  // floats: a half-warp's pairs then lie in different banks
+constexpr int kRecent = 8;  // steps whose rows' places in dq are kept: more than may be under way
 
 struct __align__(1024) RowStage {
   unsigned char q[kPanels][kPanelBytes], dout[kPanels][kPanelBytes];
@@ -60,7 +59,7 @@ struct __align__(1024) Shared {
   KeyPanels keys[kKeyTiles];
   RowStage stages[kStages];
   unsigned char ds[2][kPanelBytes];                               // of each math warpgroup, [row][key]
-  float dq[kStageRows][kStagingRow];                              // on its way to global memory
+  float dq[kStageRows][kWidth];                                   // on its way to global memory
   float shift[kStages][kStageRows], center[kStages][kStageRows];  // RowFact
   int2 range[kStages][kStageRows];                                // the keys that the row sees
   int dq_at[kRecent][kStageRows];  // where the row's dq lies in its sequence, in units of 16 bytes; -1: no row
@@ -282,24 +281,47 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
 #pragma unroll
           for (int i = 0; i < kSources; ++i) warp_arrive(&shared.ds_empty[first_source + i]);
         }
+        // Rows lie 512 bytes apart, all in the same banks: so a lane begins with the chunk of 32 bytes (j) that its
+        // row's number says, having brought it to the front by two rounds of swaps.
+        const int turn = fragment_row() & 3;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const float quantum = shared.quantum[step % kRecent][row + 8 * i];
-          const auto rounded = [&](float x) {
-            const float c = copysignf(quantum, x);
-            return __fmaf_rn(x, a.in.scale, c) - c;
-          };
+          float2 x[8];
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            const auto rounded = [&](float y) {
+              const float c = copysignf(quantum, y);
+              return __fmaf_rn(y, a.in.scale, c) - c;
+            };
+            x[j] = make_float2(rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]));
+          }
+#pragma unroll
+          for (int bit = 1; bit <= 2; bit *= 2)
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+              if ((j & bit) == 0) {
+                const float2 one = x[j], other = x[j + bit];
+                x[j] = (turn & bit) != 0 ? other : one, x[j + bit] = (turn & bit) != 0 ? one : other;
+              }
           float* const to = &shared.dq[row + 8 * i][panel * kPanel + fragment_column()];
 #pragma unroll
-          for (int j = 0; j < 8; ++j)
-            *reinterpret_cast<float2*>(to + 8 * j) = make_float2(rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]));
+          for (int j = 0; j < 8; ++j) *reinterpret_cast<float2*>(to + 8 * (j ^ turn)) = x[j];
         }
       }
       fence_async_proxy();
       __syncwarp();
-      if (lane < kWarpRows) {  // the warp's own rows: no other warp to wait for
-        const int r = warp * kWarpRows + lane, at = shared.dq_at[step % kRecent][r];
-        if (at >= 0) add_bulk(dq_first + 4 * static_cast<int64_t>(at), shared.dq[r], kWidth * sizeof(float));
+      // The warp's own 16 rows, so that no other warp has to be waited for: rows that follow each other in global
+      // memory, as the heads of a token do, go together.
+      const int at = shared.dq_at[step % kRecent][warp * kWarpRows + lane % kWarpRows];
+      const int before = __shfl_up_sync(kFullWarp, at, 1);
+      const bool begins = lane == 0 || at < 0 || at != before + kWidth / 4;
+      const unsigned begin_of = __ballot_sync(kFullWarp, lane >= kWarpRows || begins);
+      if (lane < kWarpRows) {
+        const int count = __ffs(begin_of >> (lane + 1));
+        if (begins && at >= 0)
+          add_bulk(dq_first + 4 * static_cast<int64_t>(at), shared.dq[warp * kWarpRows + lane],
+                   count * kWidth * static_cast<int>(sizeof(float)));
         add_bulk_commit();
       }
     }

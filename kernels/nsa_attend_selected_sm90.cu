@@ -780,8 +780,8 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kThreads, 1)
 }
 
 // Ranges of so many tokens that their partial sums take about kBufferBytes, and a few buffers of them.
-constexpr int64_t kBufferBytes = 12 << 20;
-constexpr int kBuffers = 4, kMaxBlocks = 48 * 1024;
+constexpr int64_t kBufferBytes = 32 << 20;
+constexpr int kBuffers = 3, kMaxBlocks = 48 * 1024;
 constexpr int64_t kPaysFrom = 4;  // times the keys of a list
 int range_tokens_of(const AttendIn& in, int n) {
   const int64_t token_bytes = n * (in.q.size(2) / in.k.size(2)) * in.v.size(3) * 2;

@@ -9,13 +9,13 @@
 //
 // Partial sums of all tokens would be n * dv * 2 bytes a row: 1.3 GB at 65536 x 12 x 64. So the sequence goes in ranges
 // of tokens whose partial sums fit L2, several buffers of them in a ring, never read from memory when all goes well:
-//   index_range_kernel   one CTA for each range of each (b, g): the entries (t, i) of its far blocks, by block. The
-//   order
-//                        within a block is left to chance: each entry has its own slot, so no result depends on it
-//   plan_steps_kernel    where each range begins in the queue of items
-//   attend_far_kernel    persistent. One warp takes work from the queue and brings rows, keys and values (cp.async)
-//                        into rings of stages; three warpgroups gather or merge, a stage each; one warp tells the
-//                        other CTAs what is done. Whoever waits, waits for work taken before: no deadlock.
+//   index_range_kernel   one CTA for each range of each (b, g): the entries (t, place) of its far blocks, by block; in a
+//                        block in any order: each entry has its own slot, so no result depends on it. And near lists
+//   plan_steps_kernel    where each range begins in the queue of items (a block and up to 16 tiles of its entries)
+//   attend_far_kernel    persistent, a CTA for each SM. A warp (scout) takes items from the queue and looks up entries;
+//                        two bring rows, keys and values (cp.async) into rings of stages; two or three warpgroups
+//                        gather, a stage each; four warps merge ranges whose items are all done; one warp tells the
+//                        other CTAs what is done. Whoever waits, waits for work that was taken before: no deadlock.
 //
 // L2 traffic of an entry of G rows: G * (dk read, dv written, dv read) * 2 bytes, 2.3 KB at G = 6 and d = 64, beside
 // l' * (dk + dv) * 2 bytes for each block and range.
@@ -785,7 +785,7 @@ constexpr int kBuffers = 3, kMaxBlocks = 48 * 1024;
 constexpr int64_t kPaysFrom = 4;  // times the keys of a list
 int range_tokens_of(const AttendIn& in, int n) {
   const int64_t token_bytes = n * (in.q.size(2) / in.k.size(2)) * in.v.size(3) * 2;
-  const int64_t fit = std::max<int64_t>(kBufferBytes / token_bytes / 128 * 128, 128);
+  const int64_t fit = std::clamp<int64_t>(kBufferBytes / token_bytes / 128 * 128, 128, 4096);
   return static_cast<int>(std::min(fit, in.q.size(1)));
 }
 

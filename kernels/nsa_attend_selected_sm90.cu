@@ -9,7 +9,8 @@
 //
 // Partial sums of all tokens would be n * dv * 2 bytes a row: 1.3 GB at 65536 x 12 x 64. So the sequence goes in ranges
 // of tokens whose partial sums fit L2, several buffers of them in a ring, never read from memory when all goes well:
-//   index_range_kernel   one CTA for each range of each (b, g): the entries (t, place) of its far blocks, by block; in a
+//   index_range_kernel   one CTA for each range of each (b, g): the entries (t, place) of its far blocks, by block; in
+//   a
 //                        block in any order: each entry has its own slot, so no result depends on it. And near lists
 //   plan_steps_kernel    where each range begins in the queue of items (a block and up to 16 tiles of its entries)
 //   attend_far_kernel    persistent, a CTA for each SM. A warp (scout) takes items from the queue and looks up entries;
@@ -17,9 +18,18 @@
 //                        gather, a stage each; four warps merge ranges whose items are all done; one warp tells the
 //                        other CTAs what is done. Whoever waits, waits for work that was taken before: no deadlock.
 //
+// Measured on an H200 with random lists, n 16, l' 64 (index, far blocks; near blocks by union tiles come on top), ms:
+//   1 x 65536 x 12 x 2 x 64    0.06 + 1.8 (predicted 0.7)     1 x 8192 x 12 x 2 x 64   0.04 + 0.25
+//   1 x 65536 x 64 x 4 x 128   0.09 + 18 (predicted 8)        1 x 8192 x 64 x 4 x 128  0.02 + 2.5
+// Of the 1.8 ms bringing rows and keys alone takes 0.56, gathering without merging 1.07: four merging warps wait for
+// the latency of their loads, and hold up the gatherers when the ring of buffers is full.
+//
 // L2 traffic of an entry of G rows: G * (dk read, dv written, dv read) * 2 bytes, 2.3 KB at G = 6 and d = 64, beside
 // l' * (dk + dv) * 2 bytes for each block and range.
 #include "kernels/nsa_attend_selected_sm90.cuh"
+
+#include <algorithm>
+#include <cmath>
 
 #include "kernels/nsa_attend.cuh"
 #include "kernels/wgmma_sm90.cuh"
@@ -782,7 +792,15 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kThreads, 1)
 // Ranges of so many tokens that their partial sums take about kBufferBytes, and a few buffers of them.
 constexpr int64_t kBufferBytes = 32 << 20;
 constexpr int kBuffers = 3, kMaxBlocks = 48 * 1024;
-constexpr int64_t kPaysFrom = 4;  // times the keys of a list
+
+// How many times a list is the union of the lists that the 64 rows of a union tile share, if far blocks are drawn at
+// random from the middle of the sequence: KERNELS.md 4.2.
+double random_union(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads) {
+  const double far = static_cast<double>(std::max<int64_t>(n - kNear, 0));
+  const double blocks = std::max(static_cast<double>(tokens) / (2.0 * static_cast<double>(block_keys)), far + 1);
+  const double in_union = blocks * (1 - std::pow(1 - far / blocks, std::max(64.0 / static_cast<double>(heads), 1.0)));
+  return (kNear + in_union) / static_cast<double>(n);
+}
 int range_tokens_of(const AttendIn& in, int n) {
   const int64_t token_bytes = n * (in.q.size(2) / in.k.size(2)) * in.v.size(3) * 2;
   const int64_t fit = std::clamp<int64_t>(kBufferBytes / token_bytes / 128 * 128, 128, 4096);
@@ -803,12 +821,15 @@ bool attend_blocks_sm90_applies(const Context& ctx, const AttendOut& out, const 
                                 const ConstTensor& block_index, int64_t l_sel) {
   const auto far_rows = [](const ConstTensor& t) { return make_view<const bf16>(t).vector; };  // of 16-byte vectors
   const int64_t dk = in.q.size(3), dv = in.v.size(3), n = block_index.size(3);
-  if (in.q.size(1) < kPaysFrom * n * l_sel) return false;
   const bool widths = (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
+  // On an H200 union tiles reach 400 TFLOP/s of products at heads of 64 and 600 at 128, of which 1 / union count; this
+  // route 105 and 115 that all count.
+  const double dearer = dk == 64 ? 3.9 : 5.1;
   return ctx.compute_capability == 90 && in.q.dtype == DType::bf16 && widths && n <= 64 &&
          (l_sel == 32 || l_sel == 64 || l_sel == 128) && in.q.size(2) / in.k.size(2) <= 64 &&
          ceil_div(in.q.size(1), l_sel) <= kMaxBlocks && far_rows(in.q) && far_rows(in.k) && far_rows(in.v) &&
-         far_rows(out.o) && in.q.size(1) * in.q.stride[1] / 8 < (int64_t{1} << 31);
+         far_rows(out.o) && in.q.size(1) * in.q.stride[1] / 8 < (int64_t{1} << 31) &&
+         random_union(in.q.size(1), l_sel, n, in.q.size(2) / in.k.size(2)) > dearer;
 }
 
 void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,

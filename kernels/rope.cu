@@ -1,10 +1,10 @@
-// Rotary position embedding on the GPU: the queries and the keys of all branches in one launch. Bound by memory: 4 bytes
-// an element in bf16 (queries 6 where their gradient comes in f32, and 4 / G for what the group shares). A thread rotates
-// one vector of the first half of a head with its partner in the second half, so it may work in place, for two heads half
-// a token apart, which share their angles; all of its loads start together. x of a CTA runs over these pairs of a token,
-// side by side in memory, y over tokens. In a step at M7C, 16 x 2048, on one H200: 99 us forward and backward together,
-// of a floor of 87. (Slower: two tokens a thread, 125; all heads of a token one after the other, its angles loaded once,
-// 195: a warp then reads 64 bytes of each of 8 tokens.)
+// Rotary position embedding on the GPU: the queries and the keys of all branches in one launch. Bound by memory: 4
+// bytes an element in bf16 (queries 6 where their gradient comes in f32, and 4 / G for what the group shares). A thread
+// rotates one vector of the first half of a head with its partner in the second half, so it may work in place, for two
+// heads half a token apart, which share their angles; all of its loads start together. x of a CTA runs over these pairs
+// of a token, side by side in memory, y over tokens. In a step at M7C, 16 x 2048, on one H200: 99 us forward and
+// backward together, of a floor of 87. (Slower: two tokens a thread, 125; all heads of a token one after the other, its
+// angles loaded once, 195: a warp then reads 64 bytes of each of 8 tokens.)
 #include <algorithm>
 
 #include "kernels/bthd.cuh"

@@ -1,6 +1,5 @@
 // NSA's gates on the GPU: the gate MLP, the sum of the branches it weighs, and both backwards.
-//   gate: for bf16 and dk 64 or 128 on tensor cores, nsa_gate_mma.cuh. Any other: a warp owns 4 rows (token, group) at
-//   a
+//   gate: bf16 with dk 64 or 128 on tensor cores, nsa_gate_mma.cuh. Any other: a warp owns 4 rows (token, group) at a
 //     time. It reads the G heads of q once, leaves their mean in shared memory, and each lane computes one hidden unit
 //     of all 4 rows (a weight read from shared memory serves 4 rows). fc1 lies there in fp32, rows padded to an odd
 //     length: lanes walk along or across it without bank conflicts.

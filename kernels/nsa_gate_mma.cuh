@@ -6,10 +6,12 @@
 //   the 16-byte vectors that are its part of the A operand: columns come in slots of an order that makes this so
 //   (below), and fc1 lies in shared memory in that order. Sums stay fp32: what enters a product is split into two bf16,
 //   high + low, which carry 16 bits of the mantissa (the rest, 2^-17, is far below the rounding of q itself); fc1 is
-//   bf16 as it is. (Loads into registers instead of cp.async: 29 us forward and 37 backward at M7C, of 12 and 16.)
+//   bf16 as it is. The gradients of fc2_b are sums of unsplit fp32.
 //   Backward keeps the 64 rows of a CTA, split means and split gradients, in shared memory: each warp then owns a part
 //   of fc1's gradient, which it sums in registers over all of the CTA's tiles. Small gradients (fc1_b, fc2) are summed
 //   over the warp's rows by a reduce-scatter of shuffles.
+// Measured on one H200 in a step at M7C, 16 x 2048: 24 us forward, 32 backward, of floors 12 and 16. It is the chain of
+// a warp's steps that takes the time, not the bytes: 12 KiB of q a warp under way, with half the warps, took 26 and 41.
 #pragma once
 #include "kernels/nsa_gate.cuh"
 #include "kernels/ptx.cuh"

@@ -9,6 +9,7 @@
 //
 // Partial sums of all tokens would be n * dv * 2 bytes a row: 1.3 GB at 65536 x 12 x 64. So the sequence goes in ranges
 // of tokens whose partial sums fit L2, several buffers of them in a ring, never read from memory when all goes well:
+//   compare_lists_kernel whether neighbours' lists differ enough for all this; if not, the union tiles do every block
 //   index_range_kernel   one CTA for each range of each (b, g): the entries (t, place) of its far blocks, by block; in
 //   a
 //                        block in any order: each entry has its own slot, so no result depends on it. And near lists
@@ -72,7 +73,10 @@ struct FarArgs {
   int range_tokens, ranges, steps, buffers;  // steps: ranges of all (b, g), group after group
   int piece_tokens;                          // of an item, at most
   int merge_rows;                            // of a merge item
-  int* near;                                 // [B,T,Hkv,kNear] the near blocks listed, -1 at the end
+  int tile_tokens;                           // that share a union tile
+  float union_limit;                         // see compare_lists_kernel
+  int* differ;                               // 1: far blocks are done here; 0: union tiles do all
+  int* near;                                 // [B,T,Hkv,n] the blocks that union tiles do, -1 at the end
   // By step: how many items; the items (block, first entry, entries); the entries, t - (range's first token) << 6 | i.
   int* item_counts;
   int4* items;
@@ -119,6 +123,43 @@ __device__ __forceinline__ int2 sum_before(int2 mine, int2& total) {
   return {before.x + in_warp.x - mine.x, before.y + in_warp.y - mine.y};
 }
 
+// Whether neighbours' lists differ so much that this route pays: in tiles spread over all sequences, the union of a
+// tile's lists has more than union_limit times the blocks of one list. Counts are exact: the same lists, the same
+// route.
+constexpr int kComparedTiles = 128;
+__global__ void __launch_bounds__(kIndexThreads) compare_lists_kernel(const __grid_constant__ FarArgs a) {
+  __shared__ int in_unions, in_lists;
+  if (threadIdx.x == 0) in_unions = in_lists = 0;
+  __syncthreads();
+  const int words = (a.lists.blocks + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = a.n.value();
+  unsigned* const listed = reinterpret_cast<unsigned*>(dynamic_shared()) + warp * words;
+  const int tiles = (a.lists.tokens + a.tile_tokens - 1) / a.tile_tokens;  // of a sequence and group
+  int unions = 0, entries = 0;
+  for (int i = warp; i < kComparedTiles; i += kIndexThreads / 32) {
+    const int64_t tile = static_cast<int64_t>(tiles) * (a.steps / a.ranges) * i / kComparedTiles;
+    const int bg = static_cast<int>(tile / tiles), b = bg / a.lists.groups, g = bg % a.lists.groups;
+    const int t0 = static_cast<int>(tile % tiles) * a.tile_tokens;
+    const int count = min(a.tile_tokens, a.lists.tokens - t0) * n;
+    for (int w = lane; w < words; w += 32) listed[w] = 0;
+    __syncwarp();
+    for (int e = lane; e < count; e += 32) {
+      const int row = a.n.quotient(e), block = a.lists.at(b, t0 + row, g)[e - row * n];
+      if (block < 0) continue;
+      atomicOr(&listed[block / 32], 1u << block % 32);
+      ++entries;
+    }
+    __syncwarp();
+    for (int w = lane; w < words; w += 32) unions += __popc(listed[w]);
+    __syncwarp();
+  }
+  atomicAdd(&in_unions, unions);
+  atomicAdd(&in_lists, entries);
+  __syncthreads();
+  if (threadIdx.x == 0)
+    *a.differ = static_cast<float>(in_unions) * static_cast<float>(a.tile_tokens) >
+                a.union_limit * static_cast<float>(in_lists);
+}
+
 __global__ void __launch_bounds__(kIndexThreads) index_range_kernel(const __grid_constant__ FarArgs a) {
   int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // counts, then where the next entry goes
   const int step = blockIdx.x, bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups;
@@ -140,16 +181,18 @@ __global__ void __launch_bounds__(kIndexThreads) index_range_kernel(const __grid
     }
   };
 
+  const bool differ = *a.differ != 0;
   for (int i = threadIdx.x; i < blocks; i += kIndexThreads) by_block[i] = 0;
   for (int i = threadIdx.x; i < tokens; i += kIndexThreads) {
     const int t = t0 + i, current = a.block_keys.quotient(t);
     const int* const list = a.lists.at(b, t, g);
-    int* const near = a.near + ((static_cast<int64_t>(b) * a.lists.tokens + t) * a.lists.groups + g) * kNear;
+    int* const near = a.near + ((static_cast<int64_t>(b) * a.lists.tokens + t) * a.lists.groups + g) * n;
     int count = 0;
     for (int j = 0; j < n; ++j)
-      if (list[j] >= 0 && list[j] <= current && !is_far(list[j], current)) near[count++] = list[j];
-    while (count < kNear) near[count++] = -1;
+      if (list[j] >= 0 && list[j] <= current && !(differ && is_far(list[j], current))) near[count++] = list[j];
+    while (count < n) near[count++] = -1;
   }
+  if (!differ) return;
   __syncthreads();
   for_far_entries([&](int block, int) { atomicAdd(&by_block[block], 1); });
   __syncthreads();
@@ -175,6 +218,7 @@ __global__ void __launch_bounds__(kIndexThreads) index_range_kernel(const __grid
 }
 
 __global__ void __launch_bounds__(kIndexThreads) plan_steps_kernel(const __grid_constant__ FarArgs a) {
+  if (*a.differ == 0) return;
   int done = 0;
   for (int step0 = 0; step0 <= a.steps; step0 += kIndexThreads) {
     const int step = step0 + threadIdx.x;
@@ -739,6 +783,7 @@ template <int kDk, int kDv>
 __global__ void __launch_bounds__(FarShape<kDk, kDv>::kThreads, 1)
     attend_far_kernel(const __grid_constant__ FarArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
+  if (*a.differ == 0) return;
   using Shape = FarShape<kDk, kDv>;
   __shared__ StagePlan plans[kPlans];
   __shared__ StageWork works[kWorks];
@@ -801,6 +846,9 @@ double random_union(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads
   const double in_union = blocks * (1 - std::pow(1 - far / blocks, std::max(64.0 / static_cast<double>(heads), 1.0)));
   return (kNear + in_union) / static_cast<double>(n);
 }
+// From which union on this route pays: on an H200 random lists at T = 65536 take union tiles 4.4 ms with 12 heads of 64
+// (a union of 6.9 lists) and 23 ms with 64 of 128 (3.2), and this route 2.1 and 19 whatever the union.
+double union_limit(int64_t dk) { return dk == 64 ? 3.4 : 2.7; }
 int range_tokens_of(const AttendIn& in, int n) {
   const int64_t token_bytes = n * (in.q.size(2) / in.k.size(2)) * in.v.size(3) * 2;
   const int64_t fit = std::clamp<int64_t>(kBufferBytes / token_bytes / 128 * 128, 128, 4096);
@@ -822,14 +870,11 @@ bool attend_blocks_sm90_applies(const Context& ctx, const AttendOut& out, const 
   const auto far_rows = [](const ConstTensor& t) { return make_view<const bf16>(t).vector; };  // of 16-byte vectors
   const int64_t dk = in.q.size(3), dv = in.v.size(3), n = block_index.size(3);
   const bool widths = (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
-  // On an H200 union tiles reach 400 TFLOP/s of products at heads of 64 and 600 at 128, of which 1 / union count; this
-  // route 105 and 115 that all count.
-  const double dearer = dk == 64 ? 3.9 : 5.1;
   return ctx.compute_capability == 90 && in.q.dtype == DType::bf16 && widths && n <= 64 &&
          (l_sel == 32 || l_sel == 64 || l_sel == 128) && in.q.size(2) / in.k.size(2) <= 64 &&
          ceil_div(in.q.size(1), l_sel) <= kMaxBlocks && far_rows(in.q) && far_rows(in.k) && far_rows(in.v) &&
          far_rows(out.o) && in.q.size(1) * in.q.stride[1] / 8 < (int64_t{1} << 31) &&
-         random_union(in.q.size(1), l_sel, n, in.q.size(2) / in.k.size(2)) > dearer;
+         random_union(in.q.size(1), l_sel, n, in.q.size(2) / in.k.size(2)) > union_limit(dk);
 }
 
 void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
@@ -843,7 +888,7 @@ void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& o
   const int64_t items = std::min(blocks, entries) + entries / piece_tokens;
   Scratch::Scope scope(ctx.scratch);
   const auto ints = [&](int64_t count) { return scope.alloc(DType::i32, {count}).ptr<int32_t>(); };
-  const Tensor near = scope.alloc(DType::i32, {in.q.size(0), T, in.k.size(2), kNear});
+  const Tensor near = scope.alloc(DType::i32, {in.q.size(0), T, in.k.size(2), n});
   const FarArgs a{
       .q = make_view<const bf16>(in.q),
       .k = make_view<const bf16>(in.k),
@@ -862,6 +907,9 @@ void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& o
       .buffers = kBuffers,
       .piece_tokens = piece_tokens,
       .merge_rows = kUnitsAtOnce * (in.v.size(3) == 64 ? 4 : 2),
+      .tile_tokens = static_cast<int>(std::max<int64_t>(64 / G, 1)),
+      .union_limit = static_cast<float>(union_limit(in.q.size(3))),
+      .differ = ints(1),
       .near = near.ptr<int32_t>(),
       .item_counts = ints(steps),
       .items = reinterpret_cast<int4*>(ints(4 * steps * items)),
@@ -875,6 +923,8 @@ void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& o
       .merge_queue = ints(1),
       .partial = scope.alloc(DType::bf16, {kBuffers * entries * G, in.v.size(3)}).ptr<bf16>(),
       .partial_lse = scope.alloc(DType::f32, {kBuffers * entries * G}).ptr<float>()};
+  launch(ctx, "compare_lists", compare_lists_kernel, dim3(1), dim3(kIndexThreads),
+         kIndexThreads / 32 * ceil_div(blocks, 32) * sizeof(int), a);
   launch(ctx, "index_range", index_range_kernel, dim3(static_cast<unsigned>(steps)), dim3(kIndexThreads),
          blocks * sizeof(int), a);
   launch(ctx, "plan_steps", plan_steps_kernel, dim3(1), dim3(kIndexThreads), 0, a);

@@ -7,10 +7,11 @@
 
 namespace triad::cuda {
 
-// Whether that route can be taken and pays: a pure function of card and problem, since only the card knows the lists.
+// Whether that route can be taken and may pay: a pure function of card and problem. Whether it does pay the card finds
+// out from the lists; where neighbours list the same blocks the union tiles are given all of them.
 bool attend_blocks_sm90_applies(const Context&, const AttendOut&, const AttendIn&, const ConstTensor& block_index,
                                 int64_t l_sel);
-// attend_near(lists) has to compute o and lse over the blocks of `lists` [B,T,Hkv,3] alone, in the form of block_index.
+// attend_near(lists) has to compute o and lse over the blocks of `lists` [B,T,Hkv,n] alone, in the form of block_index.
 void attend_blocks_forward_sm90(Context&, const char* op, const AttendOut&, const AttendIn&,
                                 const ConstTensor& block_index, int64_t l_sel,
                                 const std::function<void(const ConstTensor& lists)>& attend_near);

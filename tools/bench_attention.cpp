@@ -295,15 +295,16 @@ struct Part {
 // are read and written once. The whole moves less than its parts together: q, say, is read once.
 class Parts {
  public:
-  Parts(Context& ctx, const Problem& p, const Tensors& t, DType dtype)
+  Parts(Device device, const Problem& p, const Tensors& t, DType dtype)
       : p_(p), c_(p.config), t_(t), element_(static_cast<double>(size_of(dtype))) {
     const QkvViews views = split_qkv(t.qkv, c_, p.B, p.T), dviews = split_qkv(t.dqkv, c_, p.B, p.T);
     in_.q = views.q;
     grad_.dq = t.dq, grad_.dq_group = t.dq_group;
     for (int b = 0; b < 3; ++b) in_.k[b] = views.k[b], in_.v[b] = views.v[b];
     grad_.k = dviews.k, grad_.v = dviews.v;
-    Scratch::Scope scope(ctx.scratch);
-    has_quantum_ = !make_quantum(ctx, scope).empty();
+    Runtime dry({.device = device, .planning = true});
+    Scratch::Scope scope(dry.scratch());
+    has_quantum_ = !make_quantum(dry.ctx(), scope).empty();
     if (c_.dense())
       add_dense();
     else
@@ -469,7 +470,7 @@ Memory plan(const Problem& p, Device device, DType dtype, bool deterministic) {
     Runtime runtime({.device = device, .planning = true, .deterministic = deterministic});
     const Tensors t = allocate(runtime.arena(), p, dtype);
     m.arena = runtime.arena().used_bytes();
-    const Parts parts(runtime.ctx(), p, t, dtype);
+    const Parts parts(device, p, t, dtype);
     for (const Part& part : parts.all())
       if (part.forward == forward) part.work(runtime.ctx());
     (forward ? m.scratch_forward : m.scratch_backward) = runtime.scratch().peak_bytes();
@@ -580,7 +581,7 @@ void bench_problem(AttentionBench& bench, Problem p, const std::string& data, co
   zero(ctx, t.dq);
   for (const Tensor& w : t.drawn_weights) write(ctx, w, random_weight(w).data());
 
-  const Parts parts(ctx, p, t, bench.dtype);
+  const Parts parts(bench.device, p, t, bench.dtype);
   for (const Part& part : parts.all()) part.work(ctx);
   std::vector<Json> rows;
   for (const Part& part : parts.all()) {

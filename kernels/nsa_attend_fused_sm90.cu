@@ -28,6 +28,8 @@
 
 #include <cstddef>
 
+#include "kernels/tma_sm90.cuh"
+
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #pragma nv_diag_suppress 177  // the PTX for older cards holds an empty kernel: its parts are not used there
 #endif
@@ -429,7 +431,7 @@ __global__ void __launch_bounds__(kFusedThreads, 1) fused_grad_sm90_kernel(const
       barrier_init(&shared.ds_full[i], Memory::kMathWarps);
       barrier_init(&shared.ds_empty[i], kRoleWarps);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barrier_init_done();
   }
   if constexpr (kListed) {
     const int* tokens = a.list.tokens + task.bg * a.list.tokens_stride + task.first;

@@ -448,7 +448,7 @@ __global__ void __launch_bounds__(kFusedThreads, 1) fused_grad_sm90_kernel(const
       *reinterpret_cast<uint4*>(to + swizzled(r, 2 * at)) = make_uint4(x.x, x.z, y.x, y.z);
       *reinterpret_cast<uint4*>(to + swizzled(r, 2 * at + 1)) = make_uint4(x.y, x.w, y.y, y.w);
     }
-    if constexpr (!kListed) {
+    if constexpr (Memory::kStepRows == kStageRows) {  // k and v as left operands
 #pragma unroll
       for (int i = 0; i < kRows / 16; ++i) {
         const int row = thread / 8 + 16 * i, chunk = thread % 8, to = swizzled(row, chunk);

@@ -2,8 +2,8 @@
 // kernels of nsa_attend_sm90.cu and nsa_attend_rows_sm90.cuh need seven, and no union of neighbours' lists.
 //
 // A CTA keeps a tile of keys and walks the rows (t, h) that see them, 64 a stage. Its four warpgroups:
-//   two do the arithmetic of 64 keys each, which are the rows of wgmma: s^T = k q^T and dp^T = v dout^T, a step's rows
-//     at a time, and with pg^T and ds^T as left operands from registers dv += pg^T dout and dk += ds^T q, as in
+//   two do the arithmetic of 64 keys each, which are the rows of wgmma: s^T = k q^T and dp^T = v dout^T, 32 rows a
+//     step, and with pg^T and ds^T as left operands from registers dv += pg^T dout and dk += ds^T q, as in
 //     nsa_attend_sm90.cu. ds^T goes to shared memory too. A window or compressed tile has 128 keys, and both
 //     warpgroups take each stage. A listed block has 64: the two take turns, and their sums meet at the end.
 //   one multiplies dq = ds k for 64 rows and all keys of the tile, and adds the result to dq where it lies (red.v4: a
@@ -20,13 +20,18 @@
 // 1.85e-3 with and without. (To bound by sqrt(sum p (dout.v)^2) would give two bits more, and needs a pass over all
 // pairs.)
 //
-// 16 x 2048 x 12 x 2 x 64 on an H200: window 512: 480 -> 381 us, compressed: 189 -> 112 us, selected: 881 -> 660 us;
-// 1 x 65536: 1015 -> 791, 3430 -> 2420 and 6660 -> 2165 us; dense (window of all) at 8 x 2048: 476 -> 325 us. The
-// tensor cores are 35-45% busy: with about 330 instructions a stage and warp, at four warps a scheduler, the warps wait
-// for their own last result most of the time.
+// 16 x 2048 x 12 x 2 x 64 on an H200, beside the two kernels: window 512: 478 -> 392 us, compressed: 189 -> 112 us,
+// selected: 881 -> 660 us; 1 x 65536: 1015 -> 815, 3470 -> 2597 and 6660 -> 2190 us; a window of all at 8 x 2048: 476
+// -> 331 us (cuDNN's dense backward: 447). Predicted were 280 us for the window, by 640 clocks a product of 64 x 64 x
+// 64 x 5; it takes 1,450: with some 380 instructions a stage and warp, and four warps a scheduler, the warps wait for
+// their own last result most of the time. Tried and not better: reduce-adds and loads by the same warps (444 us for the
+// window), the two warpgroups made to take turns at the tensor cores (406), stages passed over by the half of the keys
+// that no row sees (451). Steps of 64 rows with k and v in shared memory take 381 us (compressed 1 x 65536: 2420).
 #include "kernels/nsa_attend_fused_sm90.cuh"
 
 #include <cstddef>
+
+#include "kernels/tma_sm90.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #pragma nv_diag_suppress 177  // the PTX for older cards holds an empty kernel: its parts are not used there
@@ -52,8 +57,11 @@ struct FusedArgs {
   int piece_tokens;  // contiguous rows: a piece has those in [i * piece_tokens, (i + 1) * piece_tokens)
 };
 
-constexpr int kStageRows = 64, kTileBytes = kRows * kPanelRowBytes;
+constexpr int kStageRows = 64, kStepRows = 32, kTileBytes = kRows * kPanelRowBytes;
 constexpr int kFusedThreads = 4 * kWarpgroup, kRoleWarps = 4;
+// Registers a thread of the roles: together at most the 4 x 128 that the launch has.
+constexpr int kMathRegisters = 192, kDqRegisters = 72, kLoadRegisters = 56;
+
 struct __align__(1024) Stage {
   unsigned char q[kTileBytes], dout[kTileBytes];
   RowFact facts[kStageRows];
@@ -64,18 +72,11 @@ struct __align__(1024) Stage {
 
 template <bool kListed>
 struct Shared {
-  static constexpr int kTiles = kListed ? 1 : 2, kStages = kListed ? 9 : 7, kBuffers = kListed ? 4 : 2;
+  static constexpr int kTiles = kListed ? 1 : 2, kStages = kListed ? 9 : 8, kBuffers = kListed ? 4 : 2;
   static constexpr int kMathWarps = kListed ? 4 : 8;  // that share a stage
-  // Rows a step. Steps of 64 take fewer instructions, and leave no registers for k and v as left operands; from shared
-  // memory these are as fast at 64 columns, but take the bandwidth that listed stages, of 64 keys, need to arrive.
-  static constexpr int kStepRows = kListed ? 32 : 64, kLeftBytes = kListed ? 1024 : kTileBytes;
-  // Registers a thread of the roles: together at most the 4 x 128 that the launch has.
-  static constexpr int kMathRegisters = kListed ? 192 : 200, kDqRegisters = kListed ? 72 : 64,
-                       kLoadRegisters = kListed ? 56 : 48;
   Stage stages[kStages];
   unsigned char k[kTiles][kTileBytes];  // columns permuted: see multiply_dq
   unsigned char ds[kBuffers][kTiles][kTileBytes];
-  unsigned char left_k[kTiles][kLeftBytes], left_v[kTiles][kLeftBytes];  // in steps of 64
   uint64_t full[kStages], empty[kStages], ds_full[kBuffers], ds_empty[kBuffers];
   int listed[kListed ? kWorkTokens : 1];
 };
@@ -215,15 +216,12 @@ template <bool kListed, int kTurn>
 __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int tile,
                                               int warp, int lane) {
   constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers, kStepsD = kPanel / 16;
-  constexpr int kStepRows = Shared<kListed>::kStepRows;
   constexpr int kN = kStepRows / 8, kDeep = kStepRows / 16;
   const int rows = task.count * a.in.heads.value(), steps = (rows + kStageRows - 1) / kStageRows;
   const int key0 = task.tile0 + kRows * tile;
   const int key_end = min(task.tile_end, key0 + kRows), warp_key = key0 + 16 * warp + lane / 4;
   uint32_t k[kStepsD][4], v[kStepsD][4];
-  const uint32_t k_tile = tile_descriptor(shared_address(shared.left_k[tile]));
-  const uint32_t v_tile = tile_descriptor(shared_address(shared.left_v[tile]));
-  if constexpr (kStepRows == 32) {  // keys past the end repeat the last; their p is 0
+  {  // keys past the end repeat the last; their p is 0
     const bf16 *k_rows[2], *v_rows[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -235,28 +233,19 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
   }
   const float scale = a.in.scale_log2();
   float dk[kPanel / 8][4] = {}, dv[kPanel / 8][4] = {};
-  // Products with a step's rows, from row0 of a stage on. p and ds: first s^T and dp^T, then pg^T and ds^T.
+  // Products with the rows row0 .. row0 + 31 of a stage. p and ds: first s^T and dp^T, then pg^T and ds^T.
   float p[kN][4], ds[kN][4];
   uint32_t left_p[kDeep][4], left_ds[kDeep][4];
   const auto multiply_scores = [&](const Stage& stage, int row0) {
     const uint32_t q = tile_descriptor(shared_address(stage.q + row0 * kPanelRowBytes));
     const uint32_t dout = tile_descriptor(shared_address(stage.dout + row0 * kPanelRowBytes));
     wgmma_fence();
-    if constexpr (kStepRows == 32) {
-      wgmma_first<0>(p, k[0], q);
+    wgmma_first<0>(p, k[0], q);
 #pragma unroll
-      for (int i = 1; i < kStepsD; ++i) wgmma_add<0>(p, k[i], q + 2 * i);
-      wgmma_first<0>(ds, v[0], dout);
+    for (int i = 1; i < kStepsD; ++i) wgmma_add<0>(p, k[i], q + 2 * i);
+    wgmma_first<0>(ds, v[0], dout);
 #pragma unroll
-      for (int i = 1; i < kStepsD; ++i) wgmma_add<0>(ds, v[i], dout + 2 * i);
-    } else {
-      wgmma_shared<false>(p, k_tile, q);
-#pragma unroll
-      for (int i = 1; i < kStepsD; ++i) wgmma_shared<true>(p, k_tile + 2 * i, q + 2 * i);
-      wgmma_shared<false>(ds, v_tile, dout);
-#pragma unroll
-      for (int i = 1; i < kStepsD; ++i) wgmma_shared<true>(ds, v_tile + 2 * i, dout + 2 * i);
-    }
+    for (int i = 1; i < kStepsD; ++i) wgmma_add<0>(ds, v[i], dout + 2 * i);
     wgmma_commit();
   };
   const auto multiply_sums = [&](const Stage& stage, int row0) {
@@ -324,16 +313,14 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
     barrier_wait(&shared.full[n % kStages], n / kStages & 1);
     fence_async_proxy();
   };
-  // One step's scores and the last one's sums are queued together; while the sums run, the scores are weighed.
+  // The second half's scores and the first half's sums are queued together; while the sums run, scores are weighed.
   const auto second_half = [&](int n) {
-    if constexpr (kStepRows < kStageRows) {
-      const Stage& stage = shared.stages[n % kStages];
-      multiply_scores(stage, kStepRows);
-      multiply_sums(stage, 0);
-      wgmma_wait<1>();
-      weigh(stage, kStepRows, rows - n * kStageRows);
-      hand_over(n, kStepRows);
-    }
+    const Stage& stage = shared.stages[n % kStages];
+    multiply_scores(stage, kStepRows);
+    multiply_sums(stage, 0);
+    wgmma_wait<1>();
+    weigh(stage, kStepRows, rows - n * kStageRows);
+    hand_over(n, kStepRows);
   };
 
   constexpr int kTurns = kListed ? 2 : 1;
@@ -349,7 +336,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
       const int next = n + kTurns;
       await_stage(next);
       multiply_scores(shared.stages[next % kStages], 0);
-      multiply_sums(shared.stages[n % kStages], kStageRows - kStepRows);
+      multiply_sums(shared.stages[n % kStages], kStepRows);
       wgmma_wait<1>();
       weigh(shared.stages[next % kStages], 0, rows - next * kStageRows);
       hand_over(next, 0);
@@ -357,7 +344,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
     }
     second_half(n);
     wgmma_fence();
-    multiply_sums(shared.stages[n % kStages], kStageRows - kStepRows);
+    multiply_sums(shared.stages[n % kStages], kStepRows);
     wgmma_wait<0>();
   }
   pin(dk);
@@ -429,7 +416,7 @@ __global__ void __launch_bounds__(kFusedThreads, 1) fused_grad_sm90_kernel(const
       barrier_init(&shared.ds_full[i], Memory::kMathWarps);
       barrier_init(&shared.ds_empty[i], kRoleWarps);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barrier_init_done();
   }
   if constexpr (kListed) {
     const int* tokens = a.list.tokens + task.bg * a.list.tokens_stride + task.first;
@@ -446,28 +433,18 @@ __global__ void __launch_bounds__(kFusedThreads, 1) fused_grad_sm90_kernel(const
       *reinterpret_cast<uint4*>(to + swizzled(r, 2 * at)) = make_uint4(x.x, x.z, y.x, y.z);
       *reinterpret_cast<uint4*>(to + swizzled(r, 2 * at + 1)) = make_uint4(x.y, x.w, y.y, y.w);
     }
-    if constexpr (!kListed) {
-#pragma unroll
-      for (int i = 0; i < kRows / 16; ++i) {
-        const int row = thread / 8 + 16 * i, chunk = thread % 8, to = swizzled(row, chunk);
-        const int from = min(task.tile0 + kRows * warpgroup + row, task.tile_end - 1);
-        copy_async_16(shared.left_k[warpgroup] + to, a.in.k.at(task.b, from, task.g) + 8 * chunk, 16);
-        copy_async_16(shared.left_v[warpgroup] + to, a.in.v.at(task.b, from, task.g) + 8 * chunk, 16);
-      }
-      copy_async_wait();
-    }
     fence_async_proxy();
   }
   __syncthreads();
 
   if (warpgroup == 3) {
-    lower_registers<Memory::kLoadRegisters>();
+    lower_registers<kLoadRegisters>();
     load_stages<kListed>(shared, a, task, warp, lane);
   } else if (warpgroup == 2) {
-    lower_registers<Memory::kDqRegisters>();
+    lower_registers<kDqRegisters>();
     multiply_dq<kListed>(shared, a, task, warp, lane);
   } else {
-    raise_registers<Memory::kMathRegisters>();
+    raise_registers<kMathRegisters>();
     if (kListed && warpgroup == 1)
       multiply_keys<kListed, kListed>(shared, a, task, 0, warp, lane);
     else
@@ -555,11 +532,11 @@ struct RowNorm {
 
 // CTA: 256 keys of a (b, g) and branch, 8 lanes a key. Maxima do not depend on their order.
 __global__ void __launch_bounds__(kNormThreads) key_norms_kernel(const __grid_constant__ NormArgs a) {
-  const int bg = blockIdx.x, b = bg / a.groups, g = bg % a.groups, branch = blockIdx.z;
+  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, branch = blockIdx.z;
   float top_v = 0, top_k = 0;
 #pragma unroll 4
   for (int i = 0; i < kNormKeys; i += kNormThreads / kNormLanes) {
-    const int key = min(static_cast<int>(blockIdx.y) * kNormKeys + i + static_cast<int>(threadIdx.x) / kNormLanes,
+    const int key = min(static_cast<int>(blockIdx.x) * kNormKeys + i + static_cast<int>(threadIdx.x) / kNormLanes,
                         a.keys[branch] - 1);
     if (key < 0) return;
     const View<const bf16>&k = a.k[branch], &v = a.v[branch];
@@ -579,7 +556,7 @@ struct QuantumArgs {
   View<const float> gate[kMostBranches], delta[kMostBranches];
   const float2* norms;
   Divisor heads;
-  int rows, groups, bgs;
+  int rows, groups;
   float scale;
 };
 
@@ -590,15 +567,14 @@ constexpr int kQuantumRows = 4;
 __global__ void __launch_bounds__(256) quantum_kernel(const __grid_constant__ QuantumArgs a) {
   constexpr int kGroups = 256 / kNormLanes;
   static_assert(kMostBranches <= kNormLanes);
-  const int bg = blockIdx.x % a.bgs, b = bg / a.groups, g = bg % a.groups, lane = threadIdx.x % kNormLanes;
-  const int row0 = static_cast<int>(blockIdx.x) / a.bgs * kQuantumRows * kGroups;
+  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, lane = threadIdx.x % kNormLanes;
   const int branch = min(lane, kMostBranches - 1);
   const View<const float>&gates = a.gate[branch], &deltas = a.delta[branch];
   const bool has_branch = lane < kMostBranches && deltas.data != nullptr;
   const float2 norm = a.norms[bg * kMostBranches + branch];
 #pragma unroll
   for (int i = 0; i < kQuantumRows; ++i) {
-    const int row = row0 + i * kGroups + static_cast<int>(threadIdx.x) / kNormLanes;
+    const int row = static_cast<int>((blockIdx.x * kQuantumRows + i) * kGroups + threadIdx.x / kNormLanes);
     const int clamped = min(row, a.rows - 1), t = a.heads.quotient(clamped);
     const int head = g * a.heads.value() + clamped - t * a.heads.value();
     const float gate = has_branch && gates.data != nullptr ? *gates.at(b, t, g) : 1.0f;
@@ -639,7 +615,6 @@ Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, Con
                 .heads = Divisor(static_cast<int>(G)),
                 .rows = static_cast<int>(q.size(1) * G),
                 .groups = static_cast<int>(groups),
-                .bgs = static_cast<int>(bgs),
                 .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dk)))};
   int64_t most_keys = 0;
   for (size_t i = 0; i < branches.size(); ++i) {
@@ -648,9 +623,9 @@ Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, Con
     a.gate[i] = make_view<const float>(branches[i].gate), a.delta[i] = make_view<const float>(branches[i].delta);
     most_keys = std::max(most_keys, branches[i].k.size(1));
   }
-  launch(ctx, "key_norms", key_norms_kernel, dim3(bgs, ceil_div(most_keys, kNormKeys), branches.size()),
+  launch(ctx, "key_norms", key_norms_kernel, dim3(ceil_div(most_keys, kNormKeys), bgs, branches.size()),
          dim3(kNormThreads), 0, n);
-  launch(ctx, "dq_quantum", quantum_kernel, dim3(bgs * ceil_div(a.rows, kQuantumRows * (256 / kNormLanes))), dim3(256),
+  launch(ctx, "dq_quantum", quantum_kernel, dim3(ceil_div(a.rows, kQuantumRows * (256 / kNormLanes)), bgs), dim3(256),
          0, a);
   return quantum;
 }

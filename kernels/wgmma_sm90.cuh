@@ -232,25 +232,12 @@ __device__ __forceinline__ void wgmma_shared(float (&d)[8][4], uint32_t a, uint3
 #undef TRIAD_WGMMA
 #undef TRIAD_D4
 
-// ---- B2: barriers in shared memory, registers handed between warpgroups, products of two tiles across their rows ----
+// ---- B2: for barriers in shared memory (tma_sm90.cuh) and warpgroups apart: cp.async that arrives, registers handed
+// over, products of two tiles across their rows ----
 
-__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-// Arrives when all cp.async that this thread has begun are complete.
+// Arrives at the barrier when all cp.async that this thread has begun are complete.
 __device__ __forceinline__ void barrier_arrive_after_copies(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-// Until the phase of this parity has ended.
-__device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::
-          "r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
 }
 template <int kThreads>
 __device__ __forceinline__ void sync_threads(int id) {

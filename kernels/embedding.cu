@@ -22,7 +22,7 @@ namespace {
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kWarps = 8;
 constexpr int kPiece = 32;  // entries of the sorted list: one for each lane
-constexpr int kBatch = 4;   // rows of dy, and of dw where they end a run, whose loads are in flight together
+constexpr int kBatch = 4;   // rows of dy whose loads are in flight together
 constexpr int kJoinLanes = 8;
 static_assert(kPiece == 32 && kPiece % kBatch == 0);
 
@@ -72,39 +72,41 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int32_t lane_token = lane < count ? sorted.tokens[begin + lane] : -1;
   const int32_t lane_row = lane < count ? sorted.rows[begin + lane] : 0;
 
-  // Lane i knows of entry i whether a run ends there, and whether it is all that its token has.
-  const int32_t after_lane = __shfl_down_sync(kAllLanes, lane_token, 1),
-                first_token = __shfl_sync(kAllLanes, lane_token, 0);
-  const int32_t next = lane + 1 < count ? after_lane : after;
-  const bool ends = lane < count && (lane + 1 == count || lane_token != next);
-  const bool whole = ends && lane_token != next && !(lane_token == first_token && lane_token == before);
-  const uint32_t run_ends = __ballot_sync(kAllLanes, ends), whole_runs = __ballot_sync(kAllLanes, whole);
-
   float sum[V] = {};
+  int run_begin = 0;
   for (int first = 0; first < count; first += kBatch) {
-    float x[kBatch][V] = {}, total[kBatch][V];
-    int32_t token[kBatch];
+    float x[kBatch][V];
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
       const int64_t row = __shfl_sync(kAllLanes, lane_row, first + k);
-      token[k] = __shfl_sync(kAllLanes, lane_token, first + k);
       if (inside && first + k < count) load_vector<V>(x[k], dy + row * dy_stride + column);
-      if (inside && whole_runs >> (first + k) & 1) load_vector<V>(total[k], dw + token[k] * dw_stride + column);
     }
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
+      const int i = first + k;
+      const int32_t token = __shfl_sync(kAllLanes, lane_token, i);
+      const int32_t next_in_piece = __shfl_sync(kAllLanes, lane_token, (i + 1) % 32);
+      const int32_t next = i + 1 < count ? next_in_piece : after;
+      if (i >= count) break;  // all of these conditions are the same for the whole warp
 #pragma unroll
-      for (int j = 0; j < V; ++j) sum[j] += x[k][j];
-      if ((run_ends >> (first + k) & 1) == 0) continue;  // the same for the whole warp
-      if (inside && whole_runs >> (first + k) & 1) {
+      for (int j = 0; j < V; ++j) sum[j] += inside ? x[k][j] : 0.0f;
+      if (token == next && i + 1 < count) continue;
+      const bool from_before = run_begin == 0 && token == before, goes_on = token == next;
+      if (inside) {
+        if (from_before || goes_on) {
+          store_vector<V>(partials + (2 * piece + (run_begin == 0 ? 0 : 1)) * C + column, sum);
+        } else {
+          float* to = dw + token * dw_stride + column;
+          float total[V];
+          load_vector<V>(total, to);
 #pragma unroll
-        for (int j = 0; j < V; ++j) total[k][j] += sum[j];
-        store_vector<V>(dw + token[k] * dw_stride + column, total[k]);
-      } else if (inside) {
-        store_vector<V>(partials + (2 * piece + (token[k] == first_token ? 0 : 1)) * C + column, sum);
+          for (int j = 0; j < V; ++j) total[j] += sum[j];
+          store_vector<V>(to, total);
+        }
       }
 #pragma unroll
       for (int j = 0; j < V; ++j) sum[j] = 0;
+      run_begin = i + 1;
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include "engine/backend.h"
 #include "engine/check.h"
+#include "engine/op_scope.h"
 
 namespace triad {
 
@@ -52,6 +53,7 @@ void check_attend_grad(const char* op, const AttendGradOut& out, const AttendGra
 
 Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, ConstTensor dout, ConstTensor q,
                       const std::vector<QuantumBranch>& branches) {
+  const OpScope op_scope(ctx, "attend_quantum");
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) return cuda::attend_quantum(ctx, scope, dq, dout, q, branches);
   }

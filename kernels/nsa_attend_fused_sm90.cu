@@ -20,74 +20,27 @@
 // 1.85e-3 with and without. (To bound by sqrt(sum p (dout.v)^2) would give two bits more, and needs a pass over all
 // pairs.)
 //
-// 16 x 2048 x 12 x 2 x 64 on an H200: window 512: 480 -> 386 us, compressed: 188 -> 115 us, selected: 867 -> 665 us;
-// 1 x 65536: 1017 -> 810, 3318 -> 2400 and 6626 -> 2220 us. The tensor cores are 35-45% busy: with about 330
-// instructions a stage and warp, at four warps a scheduler, the warps wait for their own last result most of the time.
+// 16 x 2048 x 12 x 2 x 64 on an H200, beside the two kernels: window 512: 478 -> 392 us, compressed: 189 -> 112 us,
+// selected: 881 -> 660 us; 1 x 65536: 1015 -> 815, 3470 -> 2597 and 6660 -> 2190 us; a window of all at 8 x 2048: 476
+// -> 331 us (cuDNN's dense backward: 447). Predicted were 280 us for the window, by 640 clocks a product of 64 x 64 x
+// 64 x 5; it takes 1,450: with some 380 instructions a stage and warp, and four warps a scheduler, the warps wait for
+// their own last result most of the time. Tried and not better: reduce-adds and loads by the same warps (444 us for the
+// window), the two warpgroups made to take turns at the tensor cores (406), stages passed over by the half of the keys
+// that no row sees (451). Steps of 64 rows with k and v in shared memory take 381 us (compressed 1 x 65536: 2420).
 #include "kernels/nsa_attend_fused_sm90.cuh"
 
 #include <cstddef>
+
+#include "kernels/tma_sm90.cuh"
+
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#pragma nv_diag_suppress 177  // the PTX for older cards holds an empty kernel: its parts are not used there
+#endif
 
 namespace triad::cuda {
 namespace {
 
 using bf16 = __nv_bfloat16;
-
-// ---- barriers in shared memory, registers handed between warpgroups, and products of two tiles ----
-
-__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-// Arrives when all cp.async that this thread has begun are complete.
-__device__ __forceinline__ void barrier_arrive_after_copies(uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-// Until the phase of this parity has ended.
-__device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::
-          "r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-}
-template <int kThreads>
-__device__ __forceinline__ void sync_threads(int id) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
-}
-template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-template <int kRegisters>
-__device__ __forceinline__ void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-
-// d[64x64] = (add 0) or += (1) a[64x16] b[16x64], both in shared memory and read across their rows.
-#define TRIAD_D4(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-__device__ __forceinline__ void wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, %35};\nmov.b64 b, {%33, %35};\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, a, b, p, 1, 1, 1, 1;\n}"
-      : TRIAD_D4(0), TRIAD_D4(1), TRIAD_D4(2), TRIAD_D4(3), TRIAD_D4(4), TRIAD_D4(5), TRIAD_D4(6), TRIAD_D4(7)
-      : "r"(a), "r"(b), "r"(add), "n"(kDescriptorHigh));
-}
-#undef TRIAD_D4
-
-// Four 8x8 matrices to shared memory; lanes 8i .. 8i + 7 give the addresses of the rows of matrix i.
-__device__ __forceinline__ void store_matrices(void* row, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)), "r"(r[0]),
-               "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-// As add_pair, four columns.
-__device__ __forceinline__ void add_four(float* to, float x, float y, float z, float w) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w)
-               : "memory");
-}
 
 // ---- what a CTA is given ----
 
@@ -107,7 +60,7 @@ struct FusedArgs {
 constexpr int kStageRows = 64, kStepRows = 32, kTileBytes = kRows * kPanelRowBytes;
 constexpr int kFusedThreads = 4 * kWarpgroup, kRoleWarps = 4;
 // Registers a thread of the roles: together at most the 4 x 128 that the launch has.
-constexpr int kMathRegisters = 200, kDqRegisters = 64, kLoadRegisters = 48;
+constexpr int kMathRegisters = 192, kDqRegisters = 72, kLoadRegisters = 56;
 
 struct __align__(1024) Stage {
   unsigned char q[kTileBytes], dout[kTileBytes];
@@ -151,20 +104,8 @@ __device__ __forceinline__ bool find_task(Task& task, const FusedArgs& a) {
   }
   const int tile0 = work.block * a.list.block_keys + static_cast<int>(blockIdx.y) * Shared<kListed>::kTiles * kRows;
   const int tile_end = min((work.block + 1) * a.list.block_keys, a.range.keys);
-  task = {bg / a.in.groups, bg % a.in.groups, bg,        tile0,     tile_end,
-          work.first,       work.count,       work.slot, work.block};
+  task = {bg / a.in.groups, bg % a.in.groups, bg, tile0, tile_end, work.first, work.count, work.slot, work.block};
   return work.count >= 0 && tile0 < tile_end;
-}
-
-// The stages [x, y) of a task in which any row sees the 64 keys from key0 on.
-template <bool kListed>
-__device__ __forceinline__ int2 seen_stages(const FusedArgs& a, const Task& task, int key0) {
-  const int G = a.in.heads.value(), steps = (task.count * G + kStageRows - 1) / kStageRows;
-  if (kListed) return make_int2(0, steps);
-  if (key0 >= task.tile_end) return make_int2(0, 0);
-  const int begin = max(0, a.range.first_row(key0) - task.first);
-  const int end = min(task.count, a.range.end_row(key0 + kRows - 1, a.in.tokens) - task.first);
-  return begin < end ? make_int2(begin * G / kStageRows, (end * G + kStageRows - 1) / kStageRows) : make_int2(0, 0);
 }
 
 // ---- bringing the rows ----
@@ -219,33 +160,26 @@ __device__ __forceinline__ void load_stages(Shared<kListed>& shared, const Fused
 // ---- dq ----
 
 // Column 16 i + 2 q + e of the permuted k is column 16 i + 4 q + e of k, and column 16 i + 8 + 2 q + e is
-// 16 i + 4 q + 2 + e (q < 4, e < 2): the four values that lane q of a quad gets from two neighbouring 8-column groups of
-// the product are then four neighbours of dq.
+// 16 i + 4 q + 2 + e (q < 4, e < 2): the four values that lane q of a quad gets from two neighbouring 8-column groups
+// of the product are then four neighbours of dq.
 template <bool kListed>
 __device__ __forceinline__ void multiply_dq(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int warp,
                                             int lane) {
   constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers;
-  constexpr int kTiles = Shared<kListed>::kTiles;
+  constexpr int kDeep = Shared<kListed>::kTiles * kRows / 16;
   const int rows = task.count * a.in.heads.value(), steps = (rows + kStageRows - 1) / kStageRows;
   float* const base = a.dq.at(task.b, 0, task.g * a.in.heads.value()) + 4 * (lane % 4);
   const uint32_t k = tile_descriptor(shared_address(shared.k));
-  int2 seen[kTiles];
-#pragma unroll
-  for (int i = 0; i < kTiles; ++i) seen[i] = seen_stages<kListed>(a, task, task.tile0 + kRows * i);
-  float dq[kPanel / 8][4] = {};
+  float dq[kPanel / 8][4];
   for (int n = 0; n < steps; ++n) {
     const int buffer = n % kBuffers, slot = n % kStages;
-    const auto sees = [&](int tile) { return n >= seen[tile].x && n < seen[tile].y; };
-    const int first_tile = sees(0) ? 0 : 1, end_tile = sees(kTiles - 1) ? kTiles : 1;
     barrier_wait(&shared.ds_full[buffer], n / kBuffers & 1);
     const uint32_t ds = tile_descriptor(shared_address(shared.ds[buffer]));
     wgmma_fence();
-    for (int tile = first_tile; tile < end_tile; ++tile)
+    wgmma_across<0>(dq, ds, k);
 #pragma unroll
-      for (int i = 0; i < kRows / 16; ++i) {
-        const uint32_t at = (tile * kTileBytes + i * 16 * kPanelRowBytes) >> 4;
-        wgmma_across(dq, ds + at, k + at, tile > first_tile || i > 0);
-      }
+    for (int i = 1; i < kDeep; ++i)
+      wgmma_across<1>(dq, ds + i * (16 * kPanelRowBytes >> 4), k + i * (16 * kPanelRowBytes >> 4));
     wgmma_commit();
     int at[2];
     float quantum[2];
@@ -261,7 +195,7 @@ __device__ __forceinline__ void multiply_dq(Shared<kListed>& shared, const Fused
     if (lane == 0) barrier_arrive(&shared.ds_empty[buffer]);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (at[i] < 0 || first_tile >= end_tile) continue;
+      if (at[i] < 0) continue;
       float* const to = base + 4 * static_cast<int64_t>(at[i]);
       const auto rounded = [&](float x) {
         const float c = copysignf(quantum[i], x);
@@ -277,15 +211,14 @@ __device__ __forceinline__ void multiply_dq(Shared<kListed>& shared, const Fused
 
 // ---- dk and dv ----
 
-// kIndex: which of the two warpgroups. A constant, so that the stage that a step works on stays in uniform registers.
-template <bool kListed, int kIndex>
-__device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int warp,
-                                              int lane) {
+// kTurn: the first stage of a warpgroup that takes turns. A constant, so that stages stay known to uniform registers.
+template <bool kListed, int kTurn>
+__device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int tile,
+                                              int warp, int lane) {
   constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers, kStepsD = kPanel / 16;
   constexpr int kN = kStepRows / 8, kDeep = kStepRows / 16;
   const int rows = task.count * a.in.heads.value(), steps = (rows + kStageRows - 1) / kStageRows;
-  constexpr int kTile = kListed ? 0 : kIndex;
-  const int key0 = task.tile0 + kRows * kTile;
+  const int key0 = task.tile0 + kRows * tile;
   const int key_end = min(task.tile_end, key0 + kRows), warp_key = key0 + 16 * warp + lane / 4;
   uint32_t k[kStepsD][4], v[kStepsD][4];
   {  // keys past the end repeat the last; their p is 0
@@ -370,7 +303,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
     if (row0 == 0 && use > 0) barrier_wait(&shared.ds_empty[buffer], (use - 1) & 1);
 #pragma unroll
     for (int i = 0; i < kDeep; ++i)
-      store_matrices(shared.ds[buffer][kTile] + swizzled(ds_row, row0 / 8 + 2 * i + ds_chunk), left_ds[i]);
+      store_matrices(shared.ds[buffer][tile] + swizzled(ds_row, row0 / 8 + 2 * i + ds_chunk), left_ds[i]);
     if (row0 + kStepRows < kStageRows) return;
     fence_async_proxy();
     __syncwarp();
@@ -390,29 +323,15 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
     hand_over(n, kStepRows);
   };
 
-  // Of a stage that no row's sight reaches from these keys there is nothing to do but to say so.
-  const auto pass = [&](int n) {
-    if (lane == 0) {
-      const int buffer = n % kBuffers, use = n / kBuffers;
-      barrier_wait(&shared.full[n % kStages], n / kStages & 1);
-      if (use > 0) barrier_wait(&shared.ds_empty[buffer], (use - 1) & 1);
-      barrier_arrive(&shared.ds_full[buffer]);
-      barrier_arrive(&shared.empty[n % kStages]);
-    }
-    __syncwarp();
-  };
-
   constexpr int kTurns = kListed ? 2 : 1;
-  const int2 seen = seen_stages<kListed>(a, task, key0);
-  int n = kListed ? kIndex : 0;
-  if (n < seen.y) {
-    for (; n < seen.x; ++n) pass(n);
+  int n = kTurn;
+  if (n < steps) {
     await_stage(n);
     multiply_scores(shared.stages[n % kStages], 0);
     wgmma_wait<0>();
     weigh(shared.stages[n % kStages], 0, rows - n * kStageRows);
     hand_over(n, 0);
-    for (; n + kTurns < seen.y; n += kTurns) {
+    for (; n + kTurns < steps; n += kTurns) {
       second_half(n);
       const int next = n + kTurns;
       await_stage(next);
@@ -427,21 +346,18 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
     wgmma_fence();
     multiply_sums(shared.stages[n % kStages], kStepRows);
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(&shared.empty[n % kStages]);
-    n += kTurns;
   }
-  if (!kListed)
-    for (; n < steps; ++n) pass(n);
   pin(dk);
   pin(dv);
 
   if constexpr (kListed) {  // the second warpgroup's sums to the first, where the first stages' rows were
     const auto sums = [&](int j) -> float4& {
-      return reinterpret_cast<float4*>(&shared.stages[j / (kPanel / 8)])[j % (kPanel / 8) * kWarpgroup + 32 * warp + lane];
+      return reinterpret_cast<float4*>(
+          &shared.stages[j / (kPanel / 8)])[j % (kPanel / 8) * kWarpgroup + 32 * warp + lane];
     };
     static_assert(offsetof(Stage, facts) == kPanel / 8 * kWarpgroup * sizeof(float4));
     sync_threads<2 * kWarpgroup>(1);  // neither reads rows any more
-    if constexpr (kIndex == 1) {
+    if constexpr (kTurn == 1) {
 #pragma unroll
       for (int j = 0; j < kPanel / 8; ++j) {
         sums(j) = make_float4(dk[j][0], dk[j][1], dk[j][2], dk[j][3]);
@@ -449,7 +365,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
       }
     }
     sync_threads<2 * kWarpgroup>(1);
-    if constexpr (kIndex == 0) {
+    if constexpr (kTurn == 0) {
 #pragma unroll
       for (int j = 0; j < kPanel / 8; ++j) {
         const float4 x = sums(j), y = sums(kPanel / 8 + j);
@@ -461,7 +377,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int key = warp_key + 8 * i;
-    if (key >= key_end || (kListed && kIndex == 1)) continue;
+    if (key >= key_end || (kListed && kTurn == 1)) continue;
     const int64_t in_slot = static_cast<int64_t>(task.slot) * a.list.block_keys + key - task.block * a.list.block_keys;
     float* const partial = a.list.partial + in_slot * 2 * kPanel;
 #pragma unroll
@@ -500,7 +416,7 @@ __global__ void __launch_bounds__(kFusedThreads, 1) fused_grad_sm90_kernel(const
       barrier_init(&shared.ds_full[i], Memory::kMathWarps);
       barrier_init(&shared.ds_empty[i], kRoleWarps);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barrier_init_done();
   }
   if constexpr (kListed) {
     const int* tokens = a.list.tokens + task.bg * a.list.tokens_stride + task.first;
@@ -522,17 +438,17 @@ __global__ void __launch_bounds__(kFusedThreads, 1) fused_grad_sm90_kernel(const
   __syncthreads();
 
   if (warpgroup == 3) {
-    give_registers<kLoadRegisters>();
+    lower_registers<kLoadRegisters>();
     load_stages<kListed>(shared, a, task, warp, lane);
   } else if (warpgroup == 2) {
-    give_registers<kDqRegisters>();
+    lower_registers<kDqRegisters>();
     multiply_dq<kListed>(shared, a, task, warp, lane);
   } else {
-    take_registers<kMathRegisters>();
-    if (warpgroup == 0)
-      multiply_keys<kListed, 0>(shared, a, task, warp, lane);
+    raise_registers<kMathRegisters>();
+    if (kListed && warpgroup == 1)
+      multiply_keys<kListed, kListed>(shared, a, task, 0, warp, lane);
     else
-      multiply_keys<kListed, 1>(shared, a, task, warp, lane);
+      multiply_keys<kListed, 0>(shared, a, task, kListed ? 0 : warpgroup, warp, lane);
   }
 #endif
 }
@@ -709,8 +625,8 @@ Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, Con
   }
   launch(ctx, "key_norms", key_norms_kernel, dim3(ceil_div(most_keys, kNormKeys), bgs, branches.size()),
          dim3(kNormThreads), 0, n);
-  launch(ctx, "dq_quantum", quantum_kernel, dim3(ceil_div(a.rows, kQuantumRows * (256 / kNormLanes)), bgs), dim3(256), 0,
-         a);
+  launch(ctx, "dq_quantum", quantum_kernel, dim3(ceil_div(a.rows, kQuantumRows * (256 / kNormLanes)), bgs), dim3(256),
+         0, a);
   return quantum;
 }
 

@@ -1,4 +1,5 @@
-// dq of the attention branches on Hopper (bf16, heads of 64), for any walk over key tiles (see nsa_attend_rows.cuh).
+// dq of the attention branches on Hopper (bf16, heads of 64 to 192 in panels of 64), for any walk over key tiles (see
+// nsa_attend_rows.cuh).
 //
 // A CTA is one warpgroup with 64 rows (t, h) of one (sequence, group): q and dout in registers as left operands, dq in
 // registers as the sum. Tiles of 64 keys and values arrive by cp.async, four stages, swizzled; 32 keys a step:

@@ -21,6 +21,7 @@
 #include "kernels/nsa_attend_fused_sm90.cuh"
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/nsa_attend_rows_sm90.cuh"
+#include "kernels/nsa_attend_selected_sm90.cuh"
 #include "kernels/nsa_attend_union_sm90.cuh"
 #include "kernels/nsa_attend_wide_sm90.cuh"
 
@@ -279,12 +280,18 @@ SelectedKeys selected_keys(const char* op, const AttendIn& in, const ConstTensor
 void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
                                  int64_t l_sel) {
   const char* op = "nsa_attend_selected_forward";
-  record_route(ctx, op, in.q.dtype, "no fused forward");
   const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
-  if (union_forward_sm90_applies(ctx, out, in, keys.block_keys))
-    attend_rows_forward_sm90(ctx, op, out, in, make_union_keys(keys.range, block_index, keys.block_keys));
-  else
+  const bool fused = union_forward_sm90_applies(ctx, out, in, keys.block_keys);
+  record_route(ctx, op, in.q.dtype, fused ? nullptr : kNotFusedHeads);
+  const auto attend_union = [&](const ConstTensor& lists) {
+    attend_rows_forward_sm90(ctx, op, out, in, make_union_keys(keys.range, lists, keys.block_keys));
+  };
+  if (!fused)
     attend_rows_forward(ctx, op, out, in, keys);
+  else if (attend_blocks_sm90_applies(ctx, out, in, block_index, l_sel))
+    attend_blocks_forward_sm90(ctx, op, out, in, block_index, l_sel, attend_union);
+  else
+    attend_union(block_index);
 }
 
 void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,

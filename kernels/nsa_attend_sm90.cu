@@ -1,11 +1,11 @@
-// dk and dv of the attention branches on Hopper (bf16, heads of 64).
+// dk and dv of the attention branches on Hopper (bf16, heads of 64 to 192 in panels of 64 columns).
 //
 // A CTA is one warpgroup and keeps 64 keys of one (sequence, group) as the rows of wgmma: k and v in shared memory, dk
 // and dv in registers as sums. It walks the rows that see the keys, 64 a stage (cp.async, three stages, swizzled), 32 a
 // step: s^T = k q^T and dp^T = v dout^T come out with keys as rows, so that pg^T and ds^T are in registers what
 //   dv += pg^T dout   and   dk += ds^T q   take as left operands: they never return to shared memory.
-// Steps of 32 rows keep a thread at 168 registers: three CTAs an SM. One step's scores and the last one's sums are
-// queued together, and the scores are weighed while the sums run.
+// Steps of 32 rows keep a thread at 168 registers, three CTAs an SM (wide heads: 227 and 255 registers, two CTAs). One
+// step's scores and the last one's sums are queued together, and the scores are weighed while the sums run.
 //
 // 16 x 2048 x 12 x 2 x 64 on an H200, window 512: 1.1e11 FLOP with the tiles' edges, floor 0.14 ms at 790 TFLOP/s,
 // measured 0.279 ms (396 TFLOP/s, tensor cores 42% busy, L2 4.1 TB/s); selected, 16 blocks of 64: 0.384 ms.

@@ -1,5 +1,5 @@
-// Backward of the attention branches on Hopper for bf16 heads of 64: which calls it takes, and what its two kernels
-// (keys: nsa_attend_sm90.cu; rows: nsa_attend_rows_sm90.cuh) share.
+// Backward of the attention branches on Hopper for bf16 heads of (64, 64), (128, 128) and (192, 128): which calls it
+// takes, and what its two kernels (keys: nsa_attend_sm90.cu; rows: nsa_attend_rows_sm90.cuh) share.
 //
 // Of a row both kernels need two numbers beside q and dout. With pg = gate * p,
 //   pg = 2^(s * scale_log2 - shift),       shift = lse * log2(e) - log2(gate),

@@ -1,17 +1,21 @@
 // Backward of the attention branches on Hopper for bf16 heads of 128: one kernel for dq, dk and dv, five products.
 //
-// A CTA keeps keys of one (sequence, group) and walks the rows that see them, 64 a stage (cp.async, swizzled). Two
-// warpgroups compute, for 64 keys and the 64 rows of a stage each,
-//   s^T = k q^T,  dp^T = v dout^T,  dv += pg^T dout,  dk += ds^T q      (pg^T and ds^T as left operands in registers)
-// with dk and dv as sums in registers, and lay ds into shared memory. The third warpgroup brings the rows and takes
-//   dq = ds k
-// to global memory by fp32 additions where the memory is (L2). What the two share:
+// A CTA keeps keys of one (sequence, group) and walks the rows that see them, 64 a stage. Its four warpgroups:
+//   two weigh: for 64 keys and the 64 rows of a stage each, with dk and dv as sums in registers,
+//     s^T = k q^T,  dp^T = v dout^T,  dv += pg^T dout,  dk += ds^T q      (pg^T and ds^T as left operands in registers)
+//     and lay ds into shared memory;
+//   one computes dq = ds k and adds it to global memory by bulk additions in L2, the heads of a token together;
+//   one brings q and dout (cp.async, swizzled).
+// What the two that weigh share:
 //   contiguous rows (window, compressed): the rows; they have 128 keys, so that q, dout and dq move once for 128 keys;
 //   listed rows (selected): the 64 keys of a block; they take turns with the stages, and add up dk and dv at the end.
-// Order of the additions to dq: any. Each addend is rounded to a multiple of the row's quantum (nsa_attend.h), which
-// leaves every partial sum exact: the bits repeat.
+// The additions to dq come in any order. Each addend is rounded to a multiple of the row's quantum (nsa_attend.h),
+// which leaves every partial sum exact: the bits repeat. CTAs at work at one time keep to rows close together, so that
+// dq, q and dout move to and from memory about once: see find_piece and `start`.
 //
-// 10.5 MFLOP a stage and 128 keys: 2,570 clocks at the card's 4,080 a clock and SM, for 32 KB from L2 and 32 KB added.
+// Floor: 10.5 MFLOP a stage and 128 keys, 2,570 clocks at the card's 4,080 a clock and SM, for 32 KB from L2 and 32 KB
+// added. Shared memory is nearer: the products read 256 KB a stage and all else moves 140 KB, 3,100 clocks at 128
+// bytes.
 #include "kernels/nsa_attend_wide_sm90.cuh"
 
 namespace triad::cuda {
@@ -43,10 +47,9 @@ struct FusedArgs {
 
 constexpr int kWidth = 128, kPanels = kWidth / kPanel, kStageRows = 64, kWarpRows = kStageRows / 4;
 constexpr int kPanelBytes = 64 * kPanelRowBytes;  // of keys, of a stage's rows, and of ds: 64 rows each
-constexpr int kCta = 4 * kWarpgroup;
+constexpr int kCta = 4 * kWarpgroup, kKeyThreads = 3 * kWarpgroup;  // the latter bring the keys
 constexpr int kMathRegisters = 208, kDqRegisters = 64, kLoadRegisters = 32;
-constexpr int kRecent = 8;               // steps whose rows' places in dq are kept: more than may be under way
-constexpr int kStagingRow = kWidth + 8;  // floats: a half-warp's pairs then lie in different banks
+constexpr int kRecent = 8;  // steps whose rows' places in dq are kept: more than may be under way
 
 struct __align__(1024) RowStage {
   unsigned char q[kPanels][kPanelBytes], dout[kPanels][kPanelBytes];
@@ -60,12 +63,12 @@ struct __align__(1024) Shared {
   KeyPanels keys[kKeyTiles];
   RowStage stages[kStages];
   unsigned char ds[2][kPanelBytes];                               // of each math warpgroup, [row][key]
-  float dq[kStageRows][kStagingRow];                              // on its way to global memory
+  float dq[kStageRows][kWidth];                                   // on its way to global memory
   float shift[kStages][kStageRows], center[kStages][kStageRows];  // RowFact
   int2 range[kStages][kStageRows];                                // the keys that the row sees
   int dq_at[kRecent][kStageRows];  // where the row's dq lies in its sequence, in units of 16 bytes; -1: no row
   float quantum[kRecent][kStageRows];
-  uint64_t full[kStages], empty[kStages], ds_full[2], ds_empty[2];
+  uint64_t full[kStages], empty[kStages], ds_full[2], ds_empty[2], keys_full;
   int listed[kListed ? kWorkTokens / 2 : 1];
 };
 
@@ -174,15 +177,17 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
     for (int i = 0; i < kStages; ++i)
       barrier_init(&shared.full[i], kWarpgroup + 4), barrier_init(&shared.empty[i], kListed ? 4 : 8);
     for (int i = 0; i < 2; ++i) barrier_init(&shared.ds_full[i], 4), barrier_init(&shared.ds_empty[i], 4);
+    barrier_init(&shared.keys_full, kKeyThreads);
   }
   if (kListed) {
     const int* tokens = a.list.tokens + bg * a.list.tokens_stride + work.first;
     for (int i = threadIdx.x; i < work.count; i += kCta) shared.listed[i] = tokens[i];
   }
-  {
+  __syncthreads();
+  if (warpgroup != 3) {
     const RowSource k_rows(a.in.k, b, g), v_rows(a.in.v, b, g);
     const int chunk = threadIdx.x % 8;
-    for (int r = threadIdx.x / 8; r < kKeys; r += kCta / 8) {  // keys past the end repeat the last: not stored
+    for (int r = threadIdx.x / 8; r < kKeys; r += kKeyThreads / 8) {  // keys past the end repeat the last: not stored
       const int key = min(key0 + r, key_end - 1), to = swizzled(r % kRows, chunk);
       KeyPanels& tile = shared.keys[r / kRows];
 #pragma unroll
@@ -191,10 +196,13 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
         copy_async_16(tile.v[panel] + to, v_rows.at(key, 0) + panel * kPanel + 8 * chunk, 16);
       }
     }
+    arrive_with_copies(&shared.keys_full);
   }
-  copy_async_wait();
-  fence_async_proxy();
-  __syncthreads();
+  // What copies brought has arrived (`parity` as of the barrier), and the products may read it.
+  const auto await_copies = [](uint64_t& barrier, int parity) {
+    barrier_wait(&barrier, parity);
+    fence_async_proxy();
+  };
 
   if (warpgroup == 3) {
     // ---- brings the rows ----
@@ -250,6 +258,7 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
     give_registers<kDqRegisters>();
     float* const dq_first = a.dq.at(b, 0, g * G);
     const int row = warp * kWarpRows + fragment_row();  // and 8 more
+    await_copies(shared.keys_full, 0);
     for (int step = 0; step < steps; ++step) {
       constexpr int kSources = kListed ? 1 : 2;  // math warpgroups
       const int first_source = kListed ? step % 2 : 0, parity = (kListed ? step / 2 : step) & 1;
@@ -282,24 +291,47 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
 #pragma unroll
           for (int i = 0; i < kSources; ++i) warp_arrive(&shared.ds_empty[first_source + i]);
         }
+        // Rows lie 512 bytes apart, all in the same banks: so a lane begins with the chunk of 32 bytes (j) that its
+        // row's number says, having brought it to the front by two rounds of swaps.
+        const int turn = fragment_row() & 3;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const float quantum = shared.quantum[step % kRecent][row + 8 * i];
-          const auto rounded = [&](float x) {
-            const float c = copysignf(quantum, x);
-            return __fmaf_rn(x, a.in.scale, c) - c;
-          };
+          float2 x[8];
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            const auto rounded = [&](float y) {
+              const float c = copysignf(quantum, y);
+              return __fmaf_rn(y, a.in.scale, c) - c;
+            };
+            x[j] = make_float2(rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]));
+          }
+#pragma unroll
+          for (int bit = 1; bit <= 2; bit *= 2)
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+              if ((j & bit) == 0) {
+                const float2 one = x[j], other = x[j + bit];
+                x[j] = (turn & bit) != 0 ? other : one, x[j + bit] = (turn & bit) != 0 ? one : other;
+              }
           float* const to = &shared.dq[row + 8 * i][panel * kPanel + fragment_column()];
 #pragma unroll
-          for (int j = 0; j < 8; ++j)
-            *reinterpret_cast<float2*>(to + 8 * j) = make_float2(rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]));
+          for (int j = 0; j < 8; ++j) *reinterpret_cast<float2*>(to + 8 * (j ^ turn)) = x[j];
         }
       }
       fence_async_proxy();
       __syncwarp();
-      if (lane < kWarpRows) {  // the warp's own rows: no other warp to wait for
-        const int r = warp * kWarpRows + lane, at = shared.dq_at[step % kRecent][r];
-        if (at >= 0) add_bulk(dq_first + 4 * static_cast<int64_t>(at), shared.dq[r], kWidth * sizeof(float));
+      // The warp's own 16 rows, so that no other warp has to be waited for: rows that follow each other in global
+      // memory, as the heads of a token do, go together.
+      const int at = shared.dq_at[step % kRecent][warp * kWarpRows + lane % kWarpRows];
+      const int before = __shfl_up_sync(kFullWarp, at, 1);
+      const bool begins = lane == 0 || at < 0 || at != before + kWidth / 4;
+      const unsigned begin_of = __ballot_sync(kFullWarp, lane >= kWarpRows || begins);
+      if (lane < kWarpRows) {
+        const int count = __ffs(begin_of >> (lane + 1));
+        if (begins && at >= 0)
+          add_bulk(dq_first + 4 * static_cast<int64_t>(at), shared.dq[warp * kWarpRows + lane],
+                   count * kWidth * static_cast<int>(sizeof(float)));
         add_bulk_commit();
       }
     }
@@ -347,10 +379,6 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
     constexpr int kStride = kListed ? 2 : 1;
     const auto q_of = [&](int stage) { return tile_descriptor(shared_address(shared.stages[stage].q)); };
     const auto dout_of = [&](int stage) { return tile_descriptor(shared_address(shared.stages[stage].dout)); };
-    const auto await_stage = [&](int stage, int parity) {
-      barrier_wait(&shared.full[stage], parity);
-      fence_async_proxy();
-    };
     const auto pin_sums = [&](float(&sums)[kPanels][8][4]) {
 #pragma unroll
       for (auto& panel : sums) pin(panel);
@@ -389,8 +417,9 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
       for (int i = 0; i < 4; ++i) pack_operand(left[i], x, i);
     };
     int step = kListed ? warpgroup : 0;
+    await_copies(shared.keys_full, 0);
     if (step < steps) {
-      await_stage(stage, 0);
+      await_copies(shared.full[stage], 0);
       wgmma_fence();
       multiply_scores(p, k, q_of(stage));
       wgmma_wait<0>();
@@ -424,7 +453,7 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
       const int last = stage;
       step += kStride, stage += kStride;
       if (stage >= kStages) stage -= kStages, phases ^= 2;
-      if (step < steps) await_stage(stage, phases >> 1);
+      if (step < steps) await_copies(shared.full[stage], phases >> 1);
       wgmma_fence();
       multiply_scores(p, k, q_of(stage));  // after the last step: of what lies there, unused
       add_products(dk, left_ds, q_of(last));

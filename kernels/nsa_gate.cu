@@ -1,6 +1,5 @@
 // NSA's gates on the GPU: the gate MLP, the sum of the branches it weighs, and both backwards.
-//   gate: for bf16 and dk 64 or 128 on tensor cores, nsa_gate_mma.cuh. Any other: a warp owns 4 rows (token, group) at
-//   a
+//   gate: bf16 with dk 64 or 128 on tensor cores, nsa_gate_mma.cuh. Any other: a warp owns 4 rows (token, group) at a
 //     time. It reads the G heads of q once, leaves their mean in shared memory, and each lane computes one hidden unit
 //     of all 4 rows (a weight read from shared memory serves 4 rows). fc1 lies there in fp32, rows padded to an odd
 //     length: lanes walk along or across it without bank conflicts.
@@ -501,14 +500,18 @@ GateRows gate_rows(const ConstTensor& q, const ConstTensor& gate) {
   return {B * T * Hkv, T, static_cast<int>(Hkv), static_cast<int>(q.size(2) / Hkv)};
 }
 
-// f.template operator()<dk>() and true where the tensor cores' route takes the problem.
+// f.template operator()<dk>(rows) and true where the tensor cores' route takes the problem. dense: what else has to be.
 template <class T, class F>
-bool dispatch_mma(const GateRows& rows, const ConstTensor& q, const GateWeights& w, F&& f) {
+bool dispatch_mma(const GateRows& rows, const ConstTensor& q, const GateWeights& w, bool dense, F&& f) {
   if constexpr (!std::is_same_v<T, float>) {
     constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max() / 2;
-    if (rows.count > kMostRows || !all_have_vectors(kVector<T>, q, w.fc1_w)) return false;
-    if (q.size(3) == 64) return f.template operator()<64>(), true;
-    if (q.size(3) == 128) return f.template operator()<128>(), true;
+    const bool one_stride = q.size(0) == 1 || q.stride[0] == q.size(1) * q.stride[1];
+    if (!dense || !one_stride || q.stride[2] != q.size(3) || rows.count > kMostRows) return false;
+    if (!all_have_vectors(kVector<T>, q, w.fc1_w)) return false;
+    const DenseRows dense_rows{q.ptr<T>(), q.stride[1], static_cast<uint32_t>(rows.count),
+                               static_cast<uint32_t>(rows.groups), rows.heads};
+    if (q.size(3) == 64) return f.template operator()<64>(dense_rows), true;
+    if (q.size(3) == 128) return f.template operator()<128>(dense_rows), true;
   }
   return false;
 }
@@ -534,12 +537,12 @@ void nsa_gate_forward(Context& ctx, Tensor gate, ConstTensor q, const GateWeight
   }
   dispatch_gpu_float(q.dtype, [&]<class T>() {
     const GateMlp<T> mlp = gate_mlp<T>(w);
-    const bool done = dispatch_mma<T>(rows, q, w, [&]<int kWidth>() {
+    const bool done = dispatch_mma<T>(rows, q, w, gate.contiguous(), [&]<int kWidth>(const DenseRows& dense_rows) {
       using Tiles = GateTiles<kWidth>;
       const int64_t ctas =
           std::min(ceil_div(rows.count, Tiles::kRows), int64_t{Tiles::kForwardCtasPerSm} * ctx.num_sms);
       launch(ctx, "gate_forward", gate_forward_mma_kernel<kWidth>, dim3(ctas), Tiles::kThreads,
-             sizeof(GateForwardShared<kWidth>), planes<float>(gate), bthd<T>(q), mlp, rows, o.kind == GateKind::softmax,
+             sizeof(GateForwardShared<kWidth>), gate.ptr<float>(), dense_rows, mlp, o.kind == GateKind::softmax,
              static_cast<float>(1.0 / o.temperature));
     });
     if (done) return;
@@ -575,14 +578,14 @@ void nsa_gate_backward(Context& ctx, Tensor dq_group, const GateGrads& grads, Co
     Tensor slices = scope.alloc(DType::f32, {std::max(ctas, most_mma), at.size});  // enough for either route
     const bool softmax = o.kind == GateKind::softmax;
     const float inverse_temperature = static_cast<float>(1.0 / o.temperature);
-    const bool done = has_vectors(dq_group, kVector<float>) && dispatch_mma<T>(rows, q, w, [&]<int kWidth>() {
-                        using Tiles = GateTiles<kWidth>;
-                        slices = slices.slice(0, 0, ctas_mma(Tiles::kRows, Tiles::kBackwardCtasPerSm));
-                        launch(ctx, "gate_backward", gate_backward_mma_kernel<kWidth>, dim3(slices.size(0)),
-                               Tiles::kThreads, sizeof(GateBackwardShared<kWidth>), bthd<float>(dq_group),
-                               slices.ptr<float>(), planes<const float>(dgate), planes<const float>(gate), bthd<T>(q),
-                               mlp, rows, softmax, inverse_temperature);
-                      });
+    const bool dense = gate.contiguous() && dgate.contiguous() && dq_group.contiguous() && is_aligned(dq_group);
+    const bool done = dispatch_mma<T>(rows, q, w, dense, [&]<int kWidth>(const DenseRows& dense_rows) {
+      using Tiles = GateTiles<kWidth>;
+      slices = slices.slice(0, 0, ctas_mma(Tiles::kRows, Tiles::kBackwardCtasPerSm));
+      launch(ctx, "gate_backward", gate_backward_mma_kernel<kWidth>, dim3(slices.size(0)), Tiles::kThreads,
+             sizeof(GateBackwardShared<kWidth>), dq_group.ptr<float>(), slices.ptr<float>(), dgate.ptr<float>(),
+             gate.ptr<float>(), dense_rows, mlp, softmax, inverse_temperature);
+    });
     if (!done) {
       slices = slices.slice(0, 0, ctas);
       dispatch_vector<T>(has_vectors(q, kVector<T>), [&]<int V>() {

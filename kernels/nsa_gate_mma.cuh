@@ -6,10 +6,12 @@
 //   the 16-byte vectors that are its part of the A operand: columns come in slots of an order that makes this so
 //   (below), and fc1 lies in shared memory in that order. Sums stay fp32: what enters a product is split into two bf16,
 //   high + low, which carry 16 bits of the mantissa (the rest, 2^-17, is far below the rounding of q itself); fc1 is
-//   bf16 as it is. (Loads into registers instead of cp.async: 29 us forward and 37 backward at M7C, of 12 and 16.)
+//   bf16 as it is. The gradients of fc2_b are sums of unsplit fp32.
 //   Backward keeps the 64 rows of a CTA, split means and split gradients, in shared memory: each warp then owns a part
 //   of fc1's gradient, which it sums in registers over all of the CTA's tiles. Small gradients (fc1_b, fc2) are summed
 //   over the warp's rows by a reduce-scatter of shuffles.
+// Measured on one H200 in a step at M7C, 16 x 2048: 24 us forward, 32 backward, of floors 12 and 16. It is the chain of
+// a warp's steps that takes the time, not the bytes: 12 KiB of q a warp under way, with half the warps, took 26 and 41.
 #pragma once
 #include "kernels/nsa_gate.cuh"
 #include "kernels/ptx.cuh"
@@ -27,16 +29,16 @@ struct GateTiles {
                        kHiddenStride = kHidden + 8;  // of rows in shared memory: no conflicts
   static constexpr int kMTiles = kHidden / 16, kNTiles = kWidth / 8 * kMTiles / kWarps;  // of fc1's gradient, a warp's
   static_assert(kMTiles <= kWarps);
-  // They stay, in backward each with a slice. So many buffers that about 100 KiB of q are under way on an SM.
-  static constexpr int kForwardCtasPerSm = 3, kBackwardCtasPerSm = kWidth == 64 ? 2 : 1;
-  static constexpr int kBackwardStages = kWidth == 64 ? 1 : 2;
+  // They stay, in backward each with a slice. As many as fit: a warp's steps wait for each other, so it takes others.
+  static constexpr int kForwardCtasPerSm = kWidth == 64 ? 6 : 4, kBackwardCtasPerSm = kWidth == 64 ? 4 : 2;
 };
 
 template <int kWidth>
 struct GateWeightsShared {
   using Tiles = GateTiles<kWidth>;
   alignas(16) __nv_bfloat16 fc1_w[Tiles::kHidden * Tiles::kWidthStride];  // slots
-  float fc1_b[Tiles::kHidden], fc2_w[3][Tiles::kHidden], fc2_b[4];
+  float4 unit[Tiles::kHidden];                                            // fc1_b, and what fc2 makes of the unit
+  float fc2_b[4];
 
   __device__ void load(const GateMlp<__nv_bfloat16>& mlp) {
     constexpr int kWords = kWidth / 2;  // pairs of columns
@@ -45,10 +47,9 @@ struct GateWeightsShared {
       const uint32_t pair = *reinterpret_cast<const uint32_t*>(mlp.fc1_w + m * mlp.fc1_stride + 2 * word);
       *reinterpret_cast<uint32_t*>(&fc1_w[m * Tiles::kWidthStride + 32 * part + 16 * u + 8 * v + 2 * c]) = pair;
     }
-    for (int i = threadIdx.x; i < Tiles::kHidden; i += blockDim.x) {
-      fc1_b[i] = to_float(mlp.fc1_b[i]);
-      for (int b = 0; b < 3; ++b) fc2_w[b][i] = to_float(mlp.fc2_w[b * mlp.fc2_stride + i]);
-    }
+    for (int i = threadIdx.x; i < Tiles::kHidden; i += blockDim.x)
+      unit[i] = make_float4(to_float(mlp.fc1_b[i]), to_float(mlp.fc2_w[i]), to_float(mlp.fc2_w[mlp.fc2_stride + i]),
+                            to_float(mlp.fc2_w[2 * mlp.fc2_stride + i]));
     if (threadIdx.x < 3) fc2_b[threadIdx.x] = to_float(mlp.fc2_b[threadIdx.x]);
   }
 };
@@ -59,40 +60,34 @@ __device__ __forceinline__ void split_bf16(uint32_t& high, uint32_t& low, float 
   low = pack_bf16(x0 - __uint_as_float(high << 16), x1 - __uint_as_float(high & 0xffff0000u));
 }
 
-// The rows that a lane's fragments belong to: lane / 4 and 8 further on.
-struct LaneRows {
-  bool inside[2];
-  uint32_t b[2], t[2];
-  int group[2];
-  __device__ LaneRows(const GateRows& rows, uint32_t first) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t row = first + threadIdx.x % 32 / 4 + 8 * i;
-      inside[i] = row < rows.count;
-      const uint32_t groups = rows.groups, T = static_cast<uint32_t>(rows.T);
-      const uint32_t token = inside[i] ? row / groups : 0;
-      b[i] = token / T, t[i] = token % T, group[i] = inside[i] ? static_cast<int>(row % groups) : 0;
-    }
-  }
+// What this route asks for: a group's heads side by side, all tokens one stride apart, planes dense. So a row is a
+// number.
+struct DenseRows {
+  const __nv_bfloat16* q;
+  int64_t stride;  // of tokens
+  uint32_t count, groups;
+  int heads;
 };
 
-// A warp's way to its rows of q: a few heads of all 16 rows at a time come by cp.async into kStages buffers, each asked
-// for again as soon as it has been added up. So up to 12 KiB a stage are under way while the warp computes, more than
+// The row that a lane's fragments belong to, for i = 0; 8 further on for i = 1.
+__device__ __forceinline__ uint32_t lane_row(uint32_t first, int i) { return first + threadIdx.x % 32 / 4 + 8 * i; }
+
+// A warp's way to its rows of q: 256 bytes of heads of all 16 rows at a time come by cp.async into a buffer, which is
+// asked for again as soon as it has been added up. So 4 KiB are under way while the warp computes, more than
 // its registers could hold.
-template <int kWidth, int kStages>
+template <int kWidth>
 class HeadStream {
  public:
-  static constexpr int kHeads = 384 / kWidth, kStride = 384 + 32;  // elements; rows end 64 bytes apart: no conflicts
-  struct Buffers {
-    alignas(16) __nv_bfloat16 rows[kStages][16 * kStride];
+  static constexpr int kHeads = 128 / kWidth, kStride = 128 + 32;  // elements; rows end 64 bytes apart: no conflicts
+  struct Buffer {
+    alignas(16) __nv_bfloat16 rows[16 * kStride];
   };
 
   // Of the tiles of 16 rows that begin at first, first + step, ...
-  __device__ HeadStream(Buffers& buffers, const Bthd<const __nv_bfloat16>& q, const GateRows& rows, uint32_t first,
-                        uint32_t step)
-      : buffers_(buffers), q_(q), rows_(rows), row_(first), step_(step) {
+  __device__ HeadStream(Buffer& buffer, const DenseRows& rows, uint32_t first, uint32_t step)
+      : buffer_(buffer), rows_(rows), row_(first), step_(step) {
     find_rows();
-    for (int i = 0; i < kStages; ++i) request(i);
+    request();
   }
 
   // Of the next tile: sum[i][8 part + j] = column 32 part + 8 c + j of the lane's row i, over all heads.
@@ -102,11 +97,10 @@ class HeadStream {
 #pragma unroll
       for (int j = 0; j < kWidth / 4; ++j) sum[i][j] = 0.0f;
     for (int first = 0; first < rows_.heads; first += kHeads) {
-      copy_async_wait_group<kStages - 1>();
+      copy_async_wait();
       __syncwarp();
-      const __nv_bfloat16* from = buffers_.rows[stage_] + lane() / 4 * kStride + lane() % 4 * 8;
-      constexpr int kTogether = 192 / kWidth;  // heads; more of them would not fit into registers
-#pragma unroll kTogether
+      const __nv_bfloat16* from = buffer_.rows + lane() / 4 * kStride + lane() % 4 * 8;
+#pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         if (first + h >= rows_.heads) break;
 #pragma unroll
@@ -120,51 +114,44 @@ class HeadStream {
           }
       }
       __syncwarp();
-      request(stage_);
-      stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
+      request();
     }
   }
 
  private:
   __device__ static int lane() { return threadIdx.x % 32; }
   __device__ void find_rows() {
-    const LaneRows at(rows_, row_);
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      heads_[i] = at.inside[i] ? q_.row(at.b[i], at.t[i], int64_t{at.group[i]} * rows_.heads) : nullptr;
-  }
-  // Half a warp a row, 16 bytes a lane. A group of copies is ended even where there is nothing left to ask for.
-  __device__ void request(int stage) {
-    if (row_ < rows_.count) {
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const int row = 2 * k + lane() / 16;
-        const auto address = __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(heads_[k / 4]), row % 8 * 4);
-        const __nv_bfloat16* from = reinterpret_cast<const __nv_bfloat16*>(address);
-#pragma unroll
-        for (int m = 0; m < 3; ++m) {
-          const int element = (16 * m + lane() % 16) * 8, h = head_ + element / kWidth;
-          if (h < rows_.heads)
-            copy_async_16(&buffers_.rows[stage][row * kStride + element],
-                          from != nullptr ? from + h * q_.stride_h + element % kWidth : q_.data,
-                          from != nullptr ? 16 : 0);
-        }
-      }
-      head_ += kHeads;
-      if (head_ >= rows_.heads) {
-        head_ = 0, row_ += step_;
-        find_rows();
-      }
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t row = lane_row(row_, i), token = row / rows_.groups, group = row % rows_.groups;
+      heads_[i] = row < rows_.count ? rows_.q + token * rows_.stride + group * rows_.heads * kWidth : nullptr;
     }
-    copy_async_commit();
+  }
+  // Half a warp a row, 16 bytes a lane; zeros past the last row.
+  __device__ void request() {
+    if (row_ >= rows_.count) return;
+    const int element = lane() % 16 * 8;
+    const bool is_head = head_ + element / kWidth < rows_.heads;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const int row = 2 * k + lane() / 16;
+      const auto address = __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(heads_[k / 4]), row % 8 * 4);
+      const auto from = reinterpret_cast<const __nv_bfloat16*>(address);
+      if (is_head)
+        copy_async_16(&buffer_.rows[row * kStride + element],
+                      from != nullptr ? from + head_ * kWidth + element : rows_.q, from != nullptr ? 16 : 0);
+    }
+    head_ += kHeads;
+    if (head_ < rows_.heads) return;
+    head_ = 0, row_ += step_;
+    find_rows();
   }
 
-  Buffers& buffers_;
-  const Bthd<const __nv_bfloat16>& q_;
-  const GateRows& rows_;
+  Buffer& buffer_;
+  const DenseRows& rows_;
   const __nv_bfloat16* heads_[2];  // of the tile that is asked for next; null past the last row
   uint32_t row_, step_;
-  int head_ = 0, stage_ = 0;
+  int head_ = 0;
 };
 
 // The A operands of the two steps that columns 32 part .. 32 part + 31 make, of what HeadStream gave: split.
@@ -211,20 +198,20 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 template <int kWidth>
 struct GateForwardShared {
-  typename HeadStream<kWidth, 1>::Buffers q[GateTiles<kWidth>::kWarps];
+  typename HeadStream<kWidth>::Buffer q[GateTiles<kWidth>::kWarps];
   GateWeightsShared<kWidth> w;
 };
 
 template <int kWidth>
 __global__ void __launch_bounds__(GateTiles<kWidth>::kThreads, GateTiles<kWidth>::kForwardCtasPerSm)
-    gate_forward_mma_kernel(Planes<float> gate, Bthd<const __nv_bfloat16> q, GateMlp<__nv_bfloat16> weights,
-                            GateRows rows, bool softmax, float inverse_temperature) {
+    gate_forward_mma_kernel(float* __restrict__ gate, DenseRows rows, GateMlp<__nv_bfloat16> weights, bool softmax,
+                            float inverse_temperature) {
   using Tiles = GateTiles<kWidth>;
   auto& s = *reinterpret_cast<GateForwardShared<kWidth>*>(dynamic_shared());
   const int c = threadIdx.x % 4, warp = threadIdx.x / 32;
   const uint32_t first = (blockIdx.x * Tiles::kWarps + warp) * 16, step = gridDim.x * Tiles::kRows;
   const float share = 1.0f / static_cast<float>(rows.heads);
-  HeadStream<kWidth, 1> heads(s.q[warp], q, rows, first, step);
+  HeadStream<kWidth> heads(s.q[warp], rows, first, step);
   s.w.load(weights);
   __syncthreads();
   for (uint32_t row = first; row < rows.count; row += step) {
@@ -242,15 +229,15 @@ __global__ void __launch_bounds__(GateTiles<kWidth>::kThreads, GateTiles<kWidth>
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
         const int m = 8 * n + 2 * c + x;
-        const float bias = s.w.fc1_b[m];
+        const float4 unit = s.w.unit[m];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float pre = before[n][2 * i + x] + bias, after = pre * fast_sigmoid(pre);
-#pragma unroll
-          for (int b = 0; b < 3; ++b) z[i][b] = fmaf(s.w.fc2_w[b][m], after, z[i][b]);
+          const float pre = before[n][2 * i + x] + unit.x, after = pre * fast_sigmoid(pre);
+          z[i][0] = fmaf(unit.y, after, z[i][0]);
+          z[i][1] = fmaf(unit.z, after, z[i][1]);
+          z[i][2] = fmaf(unit.w, after, z[i][2]);
         }
       }
-    const LaneRows at(rows, row);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -267,7 +254,8 @@ __global__ void __launch_bounds__(GateTiles<kWidth>::kThreads, GateTiles<kWidth>
 #pragma unroll
         for (int b = 0; b < 3; ++b) g[b] = fast_sigmoid(z[i][b]);
       }
-      if (c < 3 && at.inside[i]) gate.at(c, at.b[i], at.t[i], at.group[i]) = c == 0 ? g[0] : c == 1 ? g[1] : g[2];
+      const uint32_t lane_at = lane_row(row, i);
+      if (c < 3 && lane_at < rows.count) gate[c * int64_t{rows.count} + lane_at] = c == 0 ? g[0] : c == 1 ? g[1] : g[2];
     }
   }
 }
@@ -276,7 +264,7 @@ __global__ void __launch_bounds__(GateTiles<kWidth>::kThreads, GateTiles<kWidth>
 template <int kWidth>
 struct GateBackwardShared {
   using Tiles = GateTiles<kWidth>;
-  typename HeadStream<kWidth, Tiles::kBackwardStages>::Buffers q[Tiles::kWarps];
+  typename HeadStream<kWidth>::Buffer q[Tiles::kWarps];
   GateWeightsShared<kWidth> w;
   alignas(16) __nv_bfloat16 mean[2][Tiles::kRows * Tiles::kWidthStride];      // slots
   alignas(16) __nv_bfloat16 dbefore[2][Tiles::kRows * Tiles::kHiddenStride];  // gradient before the SiLU
@@ -302,15 +290,14 @@ __device__ __forceinline__ void fold(float (&v)[32]) {
 // all get all three. Zeros past the last row, and with them all that follows.
 class GateGradient {
  public:
-  __device__ GateGradient(const Planes<const float>& dgate, const Planes<const float>& gate, const GateRows& rows,
-                          uint32_t first) {
-    const LaneRows at(rows, first);
+  __device__ GateGradient(const float* dgate, const float* gate, const DenseRows& rows, uint32_t first) {
     const int c = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const bool fetch = at.inside[i] && c < 3;
-      gate_[i] = fetch ? gate.at(c, at.b[i], at.t[i], at.group[i]) : 0.0f;
-      dgate_[i] = fetch ? dgate.at(c, at.b[i], at.t[i], at.group[i]) : 0.0f;
+      const uint32_t row = lane_row(first, i);
+      const bool fetch = row < rows.count && c < 3;
+      gate_[i] = fetch ? gate[c * int64_t{rows.count} + row] : 0.0f;
+      dgate_[i] = fetch ? dgate[c * int64_t{rows.count} + row] : 0.0f;
     }
   }
   __device__ void get(float (&dz)[2][3], bool softmax, float inverse_temperature) const {
@@ -338,7 +325,7 @@ __device__ __forceinline__ void add_reduced(float (&sums)[4], float (&v)[32]) {
 
 // dq of a group = fc1^T dbefore / G; C fragments are slots, of which a lane has 8 columns side by side in each 32.
 template <int kWidth>
-__device__ __forceinline__ void write_dq_group(const Bthd<float>& dq_group, const LaneRows& at,
+__device__ __forceinline__ void write_dq_group(float* dq_group, uint32_t row, uint32_t count,
                                                const uint32_t (&high)[kWidth / 32][4],
                                                const uint32_t (&low)[kWidth / 32][4],
                                                const GateWeightsShared<kWidth>& w, float share) {
@@ -361,13 +348,13 @@ __device__ __forceinline__ void write_dq_group(const Bthd<float>& dq_group, cons
       }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (!at.inside[i]) continue;
+      if (lane_row(row, i) >= count) continue;
       float columns[8];
 #pragma unroll
       for (int n = 0; n < 4; ++n)
 #pragma unroll
         for (int x = 0; x < 2; ++x) columns[2 * n + x] = d[n][2 * i + x] * share;
-      store_vector<8>(dq_group.row(at.b[i], at.t[i], at.group[i]) + 32 * part + 8 * c, columns);
+      store_vector<8>(dq_group + int64_t{lane_row(row, i)} * kWidth + 32 * part + 8 * c, columns);
     }
   }
 }
@@ -406,9 +393,9 @@ __device__ __forceinline__ void add_fc1_gradient(float (&sum)[GateTiles<kWidth>:
 
 template <int kWidth>
 __global__ void __launch_bounds__(GateTiles<kWidth>::kThreads, GateTiles<kWidth>::kBackwardCtasPerSm)
-    gate_backward_mma_kernel(Bthd<float> dq_group, float* __restrict__ slices, Planes<const float> dgate,
-                             Planes<const float> gate, Bthd<const __nv_bfloat16> q, GateMlp<__nv_bfloat16> weights,
-                             GateRows rows, bool softmax, float inverse_temperature) {
+    gate_backward_mma_kernel(float* __restrict__ dq_group, float* __restrict__ slices, const float* __restrict__ dgate,
+                             const float* __restrict__ gate, DenseRows rows, GateMlp<__nv_bfloat16> weights,
+                             bool softmax, float inverse_temperature) {
   using Tiles = GateTiles<kWidth>;
   constexpr int kHidden = Tiles::kHidden;
   auto& s = *reinterpret_cast<GateBackwardShared<kWidth>*>(dynamic_shared());
@@ -418,14 +405,13 @@ __global__ void __launch_bounds__(GateTiles<kWidth>::kThreads, GateTiles<kWidth>
   const float share = 1.0f / static_cast<float>(rows.heads);
   float fc1_sum[Tiles::kNTiles][4] = {}, small_sum[kHidden / 32][4] = {}, dz_sum[3] = {};
   const uint32_t first = (blockIdx.x * Tiles::kWarps + warp) * 16, step = gridDim.x * Tiles::kRows;
-  HeadStream<kWidth, Tiles::kBackwardStages> heads(s.q[warp], q, rows, first, step);
+  HeadStream<kWidth> heads(s.q[warp], rows, first, step);
   GateGradient upstream(dgate, gate, rows, first);
   s.w.load(weights);
 
   const uint32_t tiles = static_cast<uint32_t>(ceil_div(rows.count, Tiles::kRows));
   for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const uint32_t row = tile * Tiles::kRows + warp * 16;  // past the last one too: a CTA's warps stay together
-    const LaneRows at(rows, row);
     float sum[2][kWidth / 4] = {}, before[kWidth / 16][4] = {}, dz[2][3];
     upstream.get(dz, softmax, inverse_temperature);
     if (row < rows.count) heads.next(sum);
@@ -456,12 +442,12 @@ __global__ void __launch_bounds__(GateTiles<kWidth>::kThreads, GateTiles<kWidth>
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
         const int m = 8 * n + 2 * c + x;
-        const float bias = s.w.fc1_b[m], w0 = s.w.fc2_w[0][m], w1 = s.w.fc2_w[1][m], w2 = s.w.fc2_w[2][m];
+        const float4 unit = s.w.unit[m];
         float after[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float pre = before[n][2 * i + x] + bias, sig = fast_sigmoid(pre);
-          const float dafter = fmaf(dz[i][2], w2, fmaf(dz[i][1], w1, dz[i][0] * w0));
+          const float pre = before[n][2 * i + x] + unit.x, sig = fast_sigmoid(pre);
+          const float dafter = fmaf(dz[i][2], unit.w, fmaf(dz[i][1], unit.z, dz[i][0] * unit.y));
           after[i] = pre * sig;
           d[i][x] = dafter * sig * fmaf(pre, 1.0f - sig, 1.0f);
         }
@@ -482,7 +468,7 @@ __global__ void __launch_bounds__(GateTiles<kWidth>::kThreads, GateTiles<kWidth>
     }
 #pragma unroll
     for (int b = 0; b < 3; ++b) dz_sum[b] += dz[0][b] + dz[1][b];
-    write_dq_group<kWidth>(dq_group, at, high, low, s.w, share);
+    write_dq_group<kWidth>(dq_group, row, rows.count, high, low, s.w, share);
     __syncthreads();
     add_fc1_gradient<kWidth>(fc1_sum, s, m_tile, n_tile0);
   }

@@ -39,7 +39,8 @@ std::vector<OpCase> nsa_select_cases() {
       select_case("400_two_init", 1, 400, 8, 2, 192, {16, 8, 48, 6, 2, 3}),
       select_case("n_beyond_blocks", 1, 200, 4, 2, 32, {32, 16, 64, 16}),
       select_case("400_ties", 1, 400, 4, 2, 32, {32, 16, 32, 5}, 0.0),
-      // Hopper's own kernel in bf16: each width, blocks of 2, 4 and 8 keys, odd and even groups, tiles cut off at the end
+      // Hopper's own kernel in bf16: each width, blocks of 2, 4 and 8 keys, odd and even groups, tiles cut off at the
+      // end
       select_case("1333_dk64_G6", 1, 1333, 12, 2, 64, {32, 16, 64, 8}),
       select_case("2x700_dk128_G3_l'32", 2, 700, 6, 2, 128, {32, 16, 32, 6}),
       select_case("1500_dk192_G16_l'128", 1, 1500, 16, 1, 192, {32, 16, 128, 5}),

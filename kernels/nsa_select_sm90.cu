@@ -1,19 +1,25 @@
 // NSA's selection on Hopper for bf16: block scores by wgmma, then the top n, in one kernel.
-// A CTA owns 16 tokens of one (sequence, group), all within one selection block, so that they choose from the same
-// candidates. A warpgroup takes 128 compressed keys at a time:
+// A CTA of four warps owns 16 tokens of one (sequence, group), all within one selection block, so that they choose from
+// the same candidates. Each warp walks a stripe of the compressed keys, 32 keys a step:
 //   1. Keys are the rows of the product, in registers: a lane loads 16-byte pieces of its four neighbouring keys
 //      straight from global memory (L2), and keeps them while the heads take turns. Queries are the columns, in shared
 //      memory, 16 tokens x 2 heads a product (N = 32: the full rate of wgmma, and no column is wasted for even G).
 //      A lane's column is the same token for every head, so the sum over heads is an add in a register.
 //   2. A lane has four neighbouring keys of a token: Eq. 9's pooling is an add of registers, and one shuffle for the
-//      key that reaches over from the block before. The first block of a warp's 32 keys gets its share from `carry`.
-//   3. One warp a token: the 64 maxima of 64 interleaved groups of candidates bound the n-th best score from below;
-//      the few candidates above that bound are listed, and bisection among those alone finds the n-th best.
+//      key that reaches over from the block before; from one warp's stripe to the next it goes by shared memory.
+//   3. A warp lists four tokens together. The highest scores of 64 groups of candidates, kept while scoring, bound the
+//      n-th best from below (their n-th best does); the few candidates that reach the bound are collected in one pass
+//      over the scores and sorted. Where more than 64 do (ties, n beyond 32), all scores are searched by bisection.
 // All of it in fp32 and in an order that does not depend on where a block lies: equal scores stay equal, and the lower
 // block wins.
 //
-// Floor at T = 65536, Hq 12, Hkv 2, dk 64, d 16: 1.6e9 exponentials, 0.39 ms, beside 2.1e11 FLOP, 0.25 ms. The
-// scheduler issues about four instructions for the eight cycles that an exponential of a warp takes.
+// Scores (T / l' * 4 bytes a token) lie in shared memory where a full SM leaves room for them, else in a slab of
+// scratch that L2 keeps; then a bounded number of CTAs take items in turns.
+//
+// Floor at T = 65536, Hq 12, Hkv 2, dk 64, d 16: 1.6e9 exponentials, 0.44 ms, beside 2.1e11 FLOP, 0.25 ms; measured
+// 0.88 ms (before: 1.65). Of the instructions 58% are products and exponentials, 20% pooling and keys, 17% lists; no
+// unit is full (exponentials 50%, issue 55%), 16 warps an SM do not hide all latencies. At Hq 64, Hkv 4, dk 128: floors
+// 2.4 ms of exponentials and as much of products, measured 5.0 (10.4). At 16 x 2048 tokens of the first: 41 us (117).
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -38,7 +44,7 @@ struct SelectArgs {
   Bthd<const float> lse;  // [B,T,Hq,1]
   int tokens, keys, heads;
   unsigned groups, bgs;  // Hkv, B * Hkv
-  int turns;          // products that the heads take
+  int turns;             // products that the heads take
   int l, d, n_sel, init_blocks, local_blocks;
   int token_shift, key_shift;  // log2 of the tokens and of the keys of a block; 2, 4 or 8 keys
   float whole, over;  // weights of a key inside a block, and of a block's last key in the next block; 1 in its own
@@ -54,8 +60,8 @@ struct SelectArgs {
 using Product = float[4][4];
 constexpr int kTurnRows = 2 * kTokens, kTurnUnits = kTurnRows * kPanelRowBytes / 16;  // of a turn's queries in a panel
 
-// A lane's four neighbouring keys, as they lie in memory: [key][chunk of 32 columns]. Its 16-byte piece of a chunk is its
-// share of two 16-deep steps; the order of a sum's terms is free as long as the queries lie in the same one, see
+// A lane's four neighbouring keys, as they lie in memory: [key][chunk of 32 columns]. Its 16-byte piece of a chunk is
+// its share of two 16-deep steps; the order of a sum's terms is free as long as the queries lie in the same one, see
 // load_queries.
 template <int kPanels>
 struct RawKeys {
@@ -92,7 +98,7 @@ struct KeyOperands {
         for (int w = 0; w < 8; ++w) a[p][2 * i + w / 4][w % 4] = moved(words[w]);
       }
   }
-  // product[p] = these keys x the columns at `queries`.
+  // product[p] = keys 2p and 2p + 1 x the columns at `queries`. The two take turns: one's latency is the other's time.
   __device__ __forceinline__ void multiply(Product (&product)[2], uint32_t queries, uint32_t panel_units) const {
     wgmma_fence();
 #pragma unroll
@@ -114,26 +120,32 @@ struct KeyOperands {
 
 // Where a CTA works: tokens [first, first + count) of sequence b, group g.
 struct Tile {
-  int64_t b;
-  int g, first, count;
+  int b, g, first, count;
+  __device__ Tile(const SelectArgs& a, unsigned item) {
+    const unsigned bg = item % a.bgs, i = item / a.bgs, tiles = a.scored_tiles;
+    b = static_cast<int>(bg / a.groups), g = static_cast<int>(bg % a.groups);
+    first = i < tiles ? a.scored_from + static_cast<int>(tiles - 1 - i) * kTokens
+                      : static_cast<int>(i - tiles) * kListedTokens;
+    count = i < tiles ? min(kTokens, a.tokens - first) : min(kListedTokens, a.scored_from - first);
+  }
 };
 
-// The forced blocks are [0, begin) and [end, current]; `slots` of [begin, end) are to be chosen, fewer than there are.
+// The forced blocks are [0, begin) and the `local_blocks` from `end` on; `slots` of [begin, end) are to be chosen,
+// fewer than there are.
 struct Candidates {
-  int begin, end, current, slots;
-  __device__ Candidates(const SelectArgs& a, int t) {
-    current = t >> a.token_shift;
-    begin = a.init_blocks;
-    end = current - a.local_blocks + 1;
-    slots = a.n_sel - begin - a.local_blocks;
-  }
+  int begin, end, slots;
+  __device__ Candidates(const SelectArgs& a, int t)
+      : begin(a.init_blocks),
+        end((t >> a.token_shift) - a.local_blocks + 1),
+        slots(a.n_sel - a.init_blocks - a.local_blocks) {}
 };
 
 // The queries of the tile as the columns of the products: row h * 16 + t of a 128-byte-swizzled panel. The four words
 // of a lane's piece of keys are multiplied as words (q, q + 4) of one 16-deep step and (q, q + 4) of the next. A thread
 // moves one 16-byte piece of a token for every head and panel.
 template <int kPanels>
-__device__ __forceinline__ void load_queries(const SelectArgs& a, const Tile& tile, unsigned char* queries, float* lse) {
+__device__ __forceinline__ void load_queries(const SelectArgs& a, const Tile& tile, unsigned char* queries,
+                                             float* lse) {
   constexpr int kBatch = kPanels == 2 ? 8 : 6;  // loads on their way at a time
   static_assert(kBatch % kPanels == 0);
   const int rows = a.turns * kTurnRows, t = threadIdx.x / 8, piece = threadIdx.x % 8, chunk = piece / 4 * 4;
@@ -169,7 +181,7 @@ __device__ __forceinline__ void load_queries(const SelectArgs& a, const Tile& ti
   }
 }
 
-// Adds the products' probabilities, 2^(product * scale - lse), to a lane's sums: [tokens 0-7, 8-15][key, token].
+// Adds the probabilities, 2^(product * scale - lse), of two heads to a lane's sums: [key pair][token half][key, token].
 __device__ __forceinline__ void add_probabilities(float (&sum)[2][2][4], const Product (&product)[2], const float2* lse,
                                                   float scale) {
 #pragma unroll
@@ -195,7 +207,9 @@ __device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidat
                                              int first_key, LaneTokens& mine, float* lane_scores) {
   const int lane = threadIdx.x % 32, r = lane / 4;
   const int block = first_key / kSize + (kSize == 2 ? 2 * r : kSize == 4 ? r : r / 2);
-  const auto is_candidate = [&](int j) { return static_cast<unsigned>(j - c.begin) < static_cast<unsigned>(c.end - c.begin); };
+  const auto is_candidate = [&](int j) {
+    return static_cast<unsigned>(j - c.begin) < static_cast<unsigned>(c.end - c.begin);
+  };
   const bool counts = is_candidate(block) && (kSize != 8 || r % 2 == 0), next_counts = is_candidate(block + 1);
   float* to = lane_scores + block;
 #pragma unroll
@@ -227,8 +241,8 @@ __device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidat
 
 // What the scoring of a tile leaves in shared memory beside the scores.
 struct Bounds {
-  float best[kTokens][2 * 32];   // of a token: the highest scores of 64 groups of its candidates
-  float last[kWarps][kTokens];   // what each warp's last key gives to the next warp's first block
+  float best[kTokens][2 * 32];  // of a token: the highest scores of 64 groups of its candidates
+  float last[kWarps][kTokens];  // what each warp's last key gives to the next warp's first block
 };
 
 // Each warp walks a stripe of `steps` times 32 keys; every step takes turns with two heads after the other.
@@ -336,8 +350,8 @@ __device__ __forceinline__ void write_taken(int32_t* list, int slots, const Cut&
                                             int& equals) {
   const unsigned lower_lanes = (1u << threadIdx.x % 32) - 1;
   const unsigned equal_lanes = __ballot_sync(kFullWarp, value == cut.threshold);
-  const bool take = value > cut.threshold ||
-                    (value == cut.threshold && equals + __popc(equal_lanes & lower_lanes) < cut.equals);
+  const bool take =
+      value > cut.threshold || (value == cut.threshold && equals + __popc(equal_lanes & lower_lanes) < cut.equals);
   const unsigned taken = __ballot_sync(kFullWarp, take);
   const int place = listed + __popc(taken & lower_lanes);
   if (take && place < slots) list[place] = block;
@@ -450,12 +464,11 @@ __device__ __forceinline__ void list_all(const SelectArgs& a, const Tile& tile) 
     for (int i = threadIdx.x % width; i < a.n_sel; i += width) list[i] = i <= t >> a.token_shift ? i : -1;
 }
 
-#ifndef RES1
-#define RES1 4
-#endif
 // CTAs of an SM, which bounds the registers.
 template <int kPanels>
-constexpr int kResident = kPanels == 1 ? RES1 : kPanels == 2 ? 3 : 2;
+constexpr int kResident = kPanels == 1   ? 4
+                          : kPanels == 2 ? 3
+                                         : 2;
 
 // Grid: one CTA an item, the longest first; with scores in scratch, a bounded number of CTAs that take turns.
 template <int kPanels>
@@ -469,21 +482,15 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
   float* scores = a.slab == nullptr ? reinterpret_cast<float*>(&bounds + 1)
                                     : a.slab + static_cast<int64_t>(blockIdx.x) * kTokens * a.row_floats;
   const unsigned scored_items = static_cast<unsigned>(a.scored_tiles) * a.bgs, items = a.items;
-
   // Turns go back and forth over the CTAs, so that each gets its share of long items.
   for (unsigned turn = 0; turn * gridDim.x < items; ++turn) {
     const unsigned item = turn * gridDim.x + (turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     if (item >= items) continue;
-    const unsigned bg = item % a.bgs;
-    Tile tile{bg / a.groups, static_cast<int>(bg % a.groups), 0, 0};
+    const Tile tile(a, item);
     if (item >= scored_items) {
-      tile.first = static_cast<int>((item - scored_items) / a.bgs) * kListedTokens;
-      tile.count = min(kListedTokens, a.scored_from - tile.first);
       list_all(a, tile);
       continue;
     }
-    tile.first = a.scored_from + (a.scored_tiles - 1 - static_cast<int>(item / a.bgs)) * kTokens;
-    tile.count = min(kTokens, a.tokens - tile.first);
     const Candidates c(a, tile.first);
     const int steps = ((c.end << a.key_shift) + kWarps * kWarpKeys - 1) / (kWarps * kWarpKeys);
     load_queries<kPanels>(a, tile, queries, lse);
@@ -497,18 +504,18 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
 #endif
 }
 
-// How a call is run: with scores in shared memory, one CTA an item; in scratch (L2 keeps them), this many CTAs in turns.
+// How a call is run: with scores in shared memory, one CTA an item; in scratch, `ctas` in turns.
 struct Plan {
   int64_t turns;
-  int64_t query_bytes, work_bytes, row_floats, slab_ctas;
+  int64_t query_bytes, work_bytes, row_floats, ctas;
   bool in_shared;
   int64_t score_bytes() const { return 4 * kTokens * row_floats; }
 };
 
 Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, const SelectOptions& o) {
   constexpr int64_t kSharedOfSm = 228 * 1024, kReserved = 1024;
-  const int64_t panels = dk / kPanel, size = o.l_sel / o.d, 
-                resident = panels == 1 ? kResident<1> : panels == 2 ? kResident<2> : kResident<3>;
+  constexpr int kOfPanels[] = {0, kResident<1>, kResident<2>, kResident<3>};
+  const int64_t panels = dk / kPanel, size = o.l_sel / o.d, resident = kOfPanels[panels];
   Plan p{.turns = ceil_div(heads, 2)};
   const int64_t rows = p.turns * kTurnRows;
   p.query_bytes = std::max<int64_t>(panels * rows * kPanelRowBytes, kTokens * kFound * sizeof(int2));
@@ -517,13 +524,13 @@ Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, co
   const int64_t stored = align_up(blocks * size, kWarps * kWarpKeys) / size;
   p.row_floats = align_up(stored - 4, 16) + 4;  // 4 modulo 16: no bank conflicts
   p.in_shared = resident * (p.work_bytes + p.score_bytes() + kReserved) <= kSharedOfSm;
-  p.slab_ctas = resident * ctx.num_sms;
+  p.ctas = resident * ctx.num_sms;
   return p;
 }
 
 template <int kPanels>
 void run(Context& ctx, const SelectArgs& a, const Plan& p) {
-  const int64_t ctas = p.in_shared ? a.items : std::min<int64_t>(a.items, p.slab_ctas);
+  const int64_t ctas = p.in_shared ? a.items : std::min<int64_t>(a.items, p.ctas);
   launch(ctx, "nsa_select", select_sm90_kernel<kPanels>, dim3(ctas), kWarpgroup,
          p.work_bytes + (p.in_shared ? p.score_bytes() : 0), a);
 }
@@ -531,11 +538,12 @@ void run(Context& ctx, const SelectArgs& a, const Plan& p) {
 void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
               const SelectOptions& o, const Plan& p) {
   const int64_t B = q.size(0), tokens = q.size(1), Hkv = k_cmp.size(2), dk = q.size(3), G = q.size(2) / Hkv;
-  const int64_t scored_from = std::min(tokens, o.n_sel * o.l_sel), scored_tiles = ceil_div(tokens - scored_from, kTokens);
+  const int64_t scored_from = std::min(tokens, o.n_sel * o.l_sel),
+                scored_tiles = ceil_div(tokens - scored_from, kTokens);
   const int64_t items = (scored_tiles + ceil_div(scored_from, kListedTokens)) * B * Hkv;
   Scratch::Scope scope(ctx.scratch);
   float* const slab =
-      p.in_shared ? nullptr : scope.alloc(DType::f32, {std::min(items, p.slab_ctas), kTokens * p.row_floats}).ptr<float>();
+      p.in_shared ? nullptr : scope.alloc(DType::f32, {std::min(items, p.ctas), kTokens * p.row_floats}).ptr<float>();
   const SelectArgs a{.block_index = bthd<int32_t>(block_index),
                      .q = bthd<__nv_bfloat16>(q),
                      .k = bthd<__nv_bfloat16>(k_cmp),
@@ -576,9 +584,10 @@ bool select_sm90_applies(const Context& ctx, const ConstTensor& q, const ConstTe
   const int64_t dk = q.size(3), heads = q.size(2) / k_cmp.size(2), span = o.l / o.d, size = o.l_sel / o.d;
   return ctx.compute_capability == 90 && q.dtype == DType::bf16 && all_have_vectors(8, q, k_cmp) &&
          (dk == 64 || dk == 128 || dk == 192) && heads <= 32 && o.l == span * o.d && (span == 1 || span == 2) &&
-         o.l_sel == size * o.d && (size == 2 || size == 4 || size == 8) && o.l_sel % kTokens == 0 && std::has_single_bit(static_cast<uint64_t>(o.l_sel)) &&
-         o.n_sel > o.init_blocks + o.local_blocks && o.n_sel - o.init_blocks - o.local_blocks <= kMaxSlots &&
-         q.size(1) > 0 && q.size(1) < (int64_t{1} << 27) && o.l_sel < (int64_t{1} << 16) &&
+         o.l_sel == size * o.d && (size == 2 || size == 4 || size == 8) && o.l_sel % kTokens == 0 &&
+         std::has_single_bit(static_cast<uint64_t>(o.l_sel)) && o.n_sel > o.init_blocks + o.local_blocks &&
+         o.n_sel - o.init_blocks - o.local_blocks <= kMaxSlots && o.n_sel < (int64_t{1} << 16) && q.size(1) > 0 &&
+         q.size(1) < (int64_t{1} << 27) && o.l_sel < (int64_t{1} << 16) &&
          ceil_div(q.size(1), kTokens) * q.size(0) * k_cmp.size(2) < (int64_t{1} << 30);
 }
 

@@ -144,6 +144,72 @@ __device__ __forceinline__ unsigned char* aligned_shared() {
   return sm90_bytes;
 }
 
+
+// ---- F2: both operands in shared memory, 64 columns; sums that begin or go on as a register says; mbarriers ----
+
+#define TRIAD_D4(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
+// d[64 x 64] = a b (add 0) or += a b (add 1), a and b in shared memory and read along their rows.
+__device__ __forceinline__ void wgmma_shared(float (&d)[8][4], uint32_t a, uint32_t b, int add) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, %35};\nmov.b64 b, {%33, %35};\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%"
+      "30,%31}, a, b, p, 1, 1, 0, 0;\n}"
+      : TRIAD_D4("+f", 0), TRIAD_D4("+f", 1), TRIAD_D4("+f", 2), TRIAD_D4("+f", 3), TRIAD_D4("+f", 4),
+        TRIAD_D4("+f", 5), TRIAD_D4("+f", 6), TRIAD_D4("+f", 7)
+      : "r"(a), "r"(b), "r"(add), "n"(kDescriptorHigh));
+}
+// The same with a in registers and b read across its rows.
+__device__ __forceinline__ void wgmma_across(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b, int add) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %37, 0;\nmov.b64 b, {%36, %38};\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%"
+      "30,%31}, {%32,%33,%34,%35}, b, p, 1, 1, 1;\n}"
+      : TRIAD_D4("+f", 0), TRIAD_D4("+f", 1), TRIAD_D4("+f", 2), TRIAD_D4("+f", 3), TRIAD_D4("+f", 4),
+        TRIAD_D4("+f", 5), TRIAD_D4("+f", 6), TRIAD_D4("+f", 7)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add), "n"(kDescriptorHigh));
+}
+#undef TRIAD_D4
+// Registers that a product is about to overwrite: any value will do, and none is moved there.
+template <int kN>
+__device__ __forceinline__ void leave_unset(float (&d)[kN][4]) {
+#pragma unroll
+  for (int j = 0; j < kN; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) asm volatile("" : "=f"(d[j][e]));
+}
+
+// mbarriers in shared memory, by address. A wait for `parity` ends when the phase of that parity has.
+__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier, int count = 1) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+// Arrives when all cp.async that this thread has begun are complete.
+__device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra WAIT;\nDONE:\n}"
+      ::"r"(barrier), "r"(parity) : "memory");
+}
+// Rows of four 8x8 matrices to shared memory: the inverse of load_matrices.
+__device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
 // ---- F1: both operands in shared memory, 64 columns ----
 
 // d[64 x 64] = a[64 x 16] b[16 x 64], or += with kAdd; a and b read along their rows.
@@ -165,5 +231,57 @@ __device__ __forceinline__ void wgmma_shared(float (&d)[8][4], uint32_t a, uint3
 }
 #undef TRIAD_WGMMA
 #undef TRIAD_D4
+
+// ---- B2: for barriers in shared memory (tma_sm90.cuh) and warpgroups apart: cp.async that arrives, registers handed
+// over, products of two tiles across their rows ----
+
+// Arrives at the barrier when all cp.async that this thread has begun are complete.
+__device__ __forceinline__ void barrier_arrive_after_copies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+template <int kThreads>
+__device__ __forceinline__ void sync_threads(int id) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+template <int kRegisters>
+__device__ __forceinline__ void raise_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void lower_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// d[64 x 64] = (kAdd 0) or += (1) a[64 x 16] b[16 x 64], both in shared memory and read across their rows.
+#define TRIAD_D4(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
+#define TRIAD_WGMMA(how, add)                                                                                        \
+  asm volatile(                                                                                                      \
+      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, %35};\nmov.b64 b, {%33, %35};\n"  \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, a, b, p, 1, 1, 1, 1;\n}"                    \
+      : TRIAD_D4(how, 0), TRIAD_D4(how, 1), TRIAD_D4(how, 2), TRIAD_D4(how, 3), TRIAD_D4(how, 4), TRIAD_D4(how, 5),  \
+        TRIAD_D4(how, 6), TRIAD_D4(how, 7)                                                                           \
+      : "r"(a), "r"(b), "n"(add), "n"(kDescriptorHigh))
+template <int kAdd>
+__device__ __forceinline__ void wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b) {
+  if constexpr (kAdd == 0)
+    TRIAD_WGMMA("=f", 0);
+  else
+    TRIAD_WGMMA("+f", 1);
+}
+#undef TRIAD_WGMMA
+#undef TRIAD_D4
+
+// Four 8x8 matrices to shared memory; lanes 8i .. 8i + 7 give the addresses of the rows of matrix i.
+__device__ __forceinline__ void store_matrices(void* row, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+// As add_pair, four columns.
+__device__ __forceinline__ void add_four(float* to, float x, float y, float z, float w) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w)
+               : "memory");
+}
 
 }  // namespace triad::cuda

@@ -62,9 +62,10 @@ TEST_CASE("bench: rows are kept, and compared with the newest of their kind", "[
   for (const char* key : {"commit", "date", "gpu", "dtype", "op", "case", "pass", "us", "runs", "share_of_floor"})
     CHECK(rows[1].contains(key));
 
-  // All kept times a thousand times as long, except for one in each state: slower, unknown, older than its successor.
+  // All kept times far longer (tests share their cores: a median may be a thousand times too long), except for one in
+  // each state: slower, unknown, older than its successor.
   for (Json& row : rows)
-    if (row.contains("us")) row["us"] = row["us"].get<double>() * 1000;
+    if (row.contains("us")) row["us"] = row["us"].get<double>() * 1e9;
   write_rows(kept, rows);
   check(compare, 0, {"15 rows compared, 0 without a kept row"});
 
@@ -245,7 +246,6 @@ TEST_CASE("routes: every shape that is to be fused is", "[routes]") {
             step.micro_step({}, {}, 1);
             INFO(w.dk << "v" << w.dv << " G " << G << " l' " << l_sel << " n " << n << " T " << T);
             REQUIRE(plan.ctx().routes.counts().size() == 7);  // the selection, three branches forward, three backward
-            for (const Routes::Count& c : plan.ctx().routes.counts())
-              if (c.op != "nsa_attend_selected_forward") CHECK(c.reason == "");  // which has no fused kernel yet
+            CHECK(plan.ctx().routes.summary() == "no fallbacks");
           }
 }

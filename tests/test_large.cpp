@@ -88,7 +88,9 @@ class Problem {
   void backward(int b) {
     zero(ctx(), dq);
     const AttendGradOut grads{dq, dk[b], dv[b]};
-    const AttendGradIn upstream{dout, gate[b], delta[b], lse[b]};
+    Scratch::Scope scope(ctx().scratch);
+    const Tensor quantum = attend_quantum(ctx(), scope, dq, dout, q, {{k[b], v[b], gate[b], delta[b]}});
+    const AttendGradIn upstream{dout, gate[b], delta[b], lse[b], quantum};
     if (b == kCmp) nsa_attend_compressed_backward(ctx(), grads, upstream, in(b), {n.c.l, n.c.d});
     if (b == kSel) nsa_attend_selected_backward(ctx(), grads, upstream, in(b), lists, n.c.l_sel);
     if (b == kWin) nsa_attend_window_backward(ctx(), grads, upstream, in(b), n.c.w);

@@ -228,8 +228,10 @@ void check_conservation(Problem& p, int b) {
   attention_delta(lab.ctx(), delta, dout, p.saved.o[b]);
   zero(lab.ctx(), dq);
   const AttendGradOut out{dq, dk, dv};
-  const AttendGradIn grad{dout, {}, delta, p.saved.lse[b]};
   const AttendIn in{p.q, p.keys(b), p.vals(b)};
+  Scratch::Scope scope(lab.ctx().scratch);
+  const Tensor quantum = attend_quantum(lab.ctx(), scope, dq, dout, in.q, {{in.k, in.v, {}, delta}});
+  const AttendGradIn grad{dout, {}, delta, p.saved.lse[b], quantum};
   if (b == kCmp) nsa_attend_compressed_backward(lab.ctx(), out, grad, in, {p.c.l, p.c.d});
   if (b == kSel) nsa_attend_selected_backward(lab.ctx(), out, grad, in, p.saved.block_index, p.c.l_sel);
   if (b == kWin) nsa_attend_window_backward(lab.ctx(), out, grad, in, p.c.w);

@@ -228,7 +228,8 @@ TEST_CASE("Linear layers of measured shapes are right with the algorithms chosen
                                    {16401, 768, 768},
                                    {16384, 768, 3072},
                                    {20000, 3072, 768},
-                                   {2048, 768, 50304}})
+                                   {2048, 768, 50304},
+                                   {4096, 768, 50304}})
     on_gpu([N = N, in = in, out = out](Runtime& rt, DType dtype) { check_linear(rt, dtype, N, in, out); });
 }
 

@@ -220,7 +220,7 @@ struct Tensors {
   NsaSaved saved;
   NsaWeights weights;
   NsaWeightGrads weight_grads;
-  Tensor dk_cmp, dv_cmp, dgate, delta;
+  Tensor dk_cmp, dv_cmp, dgate, delta, quantum;
   std::vector<Tensor> drawn_weights;  // those of `weights`, to be written
 };
 
@@ -245,6 +245,7 @@ Tensors allocate(Arena& arena, const Problem& p, DType dtype) {
   t.dout = alloc("dout", dtype, {B, T, Hq, c.d_v});
   t.dq = alloc("dq", acc, {B, T, Hq, c.d_k});
   t.delta = alloc("delta", acc, {3, B, T, Hq});
+  t.quantum = alloc("quantum", acc, {B, T, Hq});
   for (int b = c.dense() ? kWin : 0; b < 3; ++b) {
     t.saved.o[b] = alloc("o", dtype, {B, T, Hq, c.d_v});
     t.saved.lse[b] = alloc("lse", acc, {B, T, Hq});
@@ -294,13 +295,16 @@ struct Part {
 // are read and written once. The whole moves less than its parts together: q, say, is read once.
 class Parts {
  public:
-  Parts(const Problem& p, const Tensors& t, DType dtype)
+  Parts(Device device, const Problem& p, const Tensors& t, DType dtype)
       : p_(p), c_(p.config), t_(t), element_(static_cast<double>(size_of(dtype))) {
     const QkvViews views = split_qkv(t.qkv, c_, p.B, p.T), dviews = split_qkv(t.dqkv, c_, p.B, p.T);
     in_.q = views.q;
     grad_.dq = t.dq, grad_.dq_group = t.dq_group;
     for (int b = 0; b < 3; ++b) in_.k[b] = views.k[b], in_.v[b] = views.v[b];
     grad_.k = dviews.k, grad_.v = dviews.v;
+    Runtime dry({.device = device, .planning = true});
+    Scratch::Scope scope(dry.scratch());
+    has_quantum_ = !make_quantum(dry.ctx(), scope).empty();
     if (c_.dense())
       add_dense();
     else
@@ -325,11 +329,24 @@ class Parts {
   // A branch: pairs it attends, elements of its k and v together.
   void add_branch(const char* name, double pairs, double kv, Work forward, Work backward) {
     add(name, true, products(pairs, dk() + dv()), element_ * (rows(dk() + dv()) + kv) + rows(4), std::move(forward));
-    add(name, false, products(pairs, 3 * dk() + 2 * dv()), element_ * (rows(2 * dk() + 3 * dv()) + 2 * kv) + rows(8),
-        std::move(backward));
+    backward_.push_back({name, false, products(pairs, 3 * dk() + 2 * dv()),
+                         element_ * (rows(2 * dk() + 3 * dv()) + 2 * kv) + rows(8), std::move(backward)});
   }
   void add_nsa();
   void add_dense();
+  Tensor make_quantum(Context& ctx, Scratch::Scope& scope) const {
+    std::vector<QuantumBranch> branches;
+    const NsaSaved& s = t_.saved;
+    if (c_.dense()) {
+      branches = {{in_.k[kWin], in_.v[kWin], {}, t_.delta[kWin]}};
+    } else {
+      branches = {{s.k_cmp, s.v_cmp, s.gate[kCmp], t_.delta[kCmp]},
+                  {in_.k[kSel], in_.v[kSel], s.gate[kSel], t_.delta[kSel]},
+                  {in_.k[kWin], in_.v[kWin], s.gate[kWin], t_.delta[kWin]}};
+    }
+    return attend_quantum(ctx, scope, t_.dq, t_.dout, in_.q, branches);
+  }
+  Tensor quantum() const { return has_quantum_ ? t_.quantum : Tensor{}; }
 
   const Problem& p_;
   const ModelConfig& c_;
@@ -337,7 +354,9 @@ class Parts {
   double element_;
   NsaIn in_;
   NsaGrad grad_;
-  std::vector<Part> parts_;
+  bool has_quantum_ = false;
+  std::vector<Part> parts_;     // each finds what it needs left behind by the ones before it
+  std::vector<Part> backward_;  // the branches', to go behind what they need
 };
 
 void Parts::add_nsa() {
@@ -345,7 +364,9 @@ void Parts::add_nsa() {
   const PhiOptions phi{n.phi, n.l, n.d};
   const AttendedPairs pairs = attended_pairs(c_, p_.T);
   const NsaSaved& s = t_.saved;
-  const auto upstream = [this](int b) { return AttendGradIn{t_.dout, t_.saved.gate[b], t_.delta[b], t_.saved.lse[b]}; };
+  const auto upstream = [this](int b) {
+    return AttendGradIn{t_.dout, t_.saved.gate[b], t_.delta[b], t_.saved.lse[b], quantum()};
+  };
   const auto branches = [this]() -> std::array<ConstTensor, 3> {
     return {t_.saved.o[0], t_.saved.o[1], t_.saved.o[2]};
   };
@@ -399,6 +420,12 @@ void Parts::add_nsa() {
 
   add("combine", false, 0, element_ * rows(4 * dv()) + keys(24) + rows(12),
       [=, this](Context& ctx) { nsa_combine_backward(ctx, t_.dgate, t_.delta, t_.dout, branches(), s.gate); });
+  if (has_quantum_)  // kept for the parts: a small copy, which the whole does without
+    add("quantum", false, 0, element_ * (rows(dk() + dv()) + 3 * keys(widths)) + rows(12), [=, this](Context& ctx) {
+      Scratch::Scope scope(ctx.scratch);
+      copy(ctx, t_.quantum, make_quantum(ctx, scope));
+    });
+  parts_.insert(parts_.end(), backward_.begin(), backward_.end());
   add("compress", false, 0, element_ * keys(widths) + 4 * compressed(widths), [=, this](Context& ctx) {
     nsa_compress_backward(ctx, grad_.k[kCmp], t_.weight_grads.phi_k, t_.dk_cmp, in_.k[kCmp], t_.weights.phi_k, phi);
     nsa_compress_backward(ctx, grad_.v[kCmp], t_.weight_grads.phi_v, t_.dv_cmp, in_.v[kCmp], t_.weights.phi_v, phi);
@@ -421,11 +448,13 @@ void Parts::add_dense() {
         nsa_attend_window_forward(ctx, {s.o[kWin], s.lse[kWin]}, in, p_.T);
       },
       [=, this](Context& ctx) {
+        Scratch::Scope scope(ctx.scratch);
         attention_delta(ctx, delta, t_.dout, s.o[kWin]);
         zero(ctx, t_.dq);
-        nsa_attend_window_backward(ctx, {t_.dq, grad_.k[kWin], grad_.v[kWin]}, {t_.dout, {}, delta, s.lse[kWin]}, in,
-                                   p_.T);
+        nsa_attend_window_backward(ctx, {t_.dq, grad_.k[kWin], grad_.v[kWin]},
+                                   {t_.dout, {}, delta, s.lse[kWin], make_quantum(ctx, scope)}, in, p_.T);
       });
+  parts_.insert(parts_.end(), backward_.begin(), backward_.end());
 }
 
 // What an input asks of its device: found by a dry run.
@@ -441,7 +470,7 @@ Memory plan(const Problem& p, Device device, DType dtype, bool deterministic) {
     Runtime runtime({.device = device, .planning = true, .deterministic = deterministic});
     const Tensors t = allocate(runtime.arena(), p, dtype);
     m.arena = runtime.arena().used_bytes();
-    const Parts parts(p, t, dtype);
+    const Parts parts(device, p, t, dtype);
     for (const Part& part : parts.all())
       if (part.forward == forward) part.work(runtime.ctx());
     (forward ? m.scratch_forward : m.scratch_backward) = runtime.scratch().peak_bytes();
@@ -552,8 +581,8 @@ void bench_problem(AttentionBench& bench, Problem p, const std::string& data, co
   zero(ctx, t.dq);
   for (const Tensor& w : t.drawn_weights) write(ctx, w, random_weight(w).data());
 
-  const Parts parts(p, t, bench.dtype);
-  for (const Part& part : parts.all()) part.work(ctx);  // each finds what the ones before it leave behind
+  const Parts parts(bench.device, p, t, bench.dtype);
+  for (const Part& part : parts.all()) part.work(ctx);
   std::vector<Json> rows;
   for (const Part& part : parts.all()) {
     const Timing timing = bench.stopwatch(ctx, [&] { part.work(ctx); });

@@ -48,6 +48,7 @@ const std::vector<Family>& families() {
                                           {"window forward", {"nsa_attend_window_forward"}},
                                           {"window backward", {"nsa_attend_window_backward"}},
                                           {"gate", {"nsa_gate", "nsa_combine", "attention_delta"}},
+                                          {"dq quantum", {"attend_quantum"}},
                                           {"matmul", {"matmul"}},
                                           {"classifier", {"classifier"}},
                                           {"norm", {"rmsnorm"}},

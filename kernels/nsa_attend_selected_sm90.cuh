@@ -1,0 +1,19 @@
+// The selected branch's forward on Hopper for long sequences whose neighbouring tokens list different blocks: from the
+// side of the blocks (nsa_attend_selected_sm90.cu).
+#pragma once
+#include <functional>
+
+#include "kernels/nsa_attend.h"
+
+namespace triad::cuda {
+
+// Whether that route can be taken and may pay: a pure function of card and problem. Whether it does pay the card finds
+// out from the lists; where neighbours list the same blocks the union tiles are given all of them.
+bool attend_blocks_sm90_applies(const Context&, const AttendOut&, const AttendIn&, const ConstTensor& block_index,
+                                int64_t l_sel);
+// attend_near(lists) has to compute o and lse over the blocks of `lists` [B,T,Hkv,n] alone, in the form of block_index.
+void attend_blocks_forward_sm90(Context&, const char* op, const AttendOut&, const AttendIn&,
+                                const ConstTensor& block_index, int64_t l_sel,
+                                const std::function<void(const ConstTensor& lists)>& attend_near);
+
+}  // namespace triad::cuda

@@ -19,11 +19,13 @@
 //                        gather, a stage each; four warps merge ranges whose items are all done; one warp tells the
 //                        other CTAs what is done. Whoever waits, waits for work that was taken before: no deadlock.
 //
-// Measured on an H200 with random lists, n 16, l' 64 (index, far blocks; near blocks by union tiles come on top), ms:
-//   1 x 65536 x 12 x 2 x 64    0.06 + 1.8 (predicted 0.7)     1 x 8192 x 12 x 2 x 64   0.04 + 0.25
-//   1 x 65536 x 64 x 4 x 128   0.09 + 18 (predicted 8)        1 x 8192 x 64 x 4 x 128  0.02 + 2.5
-// Of the 1.8 ms bringing rows and keys alone takes 0.56, gathering without merging 1.07: four merging warps wait for
-// the latency of their loads, and hold up the gatherers when the ring of buffers is full.
+// Measured on an H200 in a lab program, random lists, n 16, l' 64: index + far blocks, ms. The near blocks' pass comes
+// on top and was not timed there.
+//   1 x 65536 x 12 x 2 x 64    0.06 + 1.82 (ranges of 2048 tokens, 3 buffers; predicted 0.7 for all)
+//   1 x 8192 x 64 x 4 x 128    0.02 + 2.47 (512, 3)
+//   1 x 65536 x 64 x 4 x 128   0.09 + 18.0 (512, 4 buffers: 163 MB of scratch; predicted 8 for all)
+// An earlier build took for the first 0.56 ms to bring rows and keys alone and 1.07 to gather without merging. Larger
+// ranges and more buffers help, so merging seems to hold up the ring; why it is slow was not profiled.
 //
 // L2 traffic of an entry of G rows: G * (dk read, dv written, dv read) * 2 bytes, 2.3 KB at G = 6 and d = 64, beside
 // l' * (dk + dv) * 2 bytes for each block and range.

@@ -849,7 +849,9 @@ double random_union(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads
   return (kNear + in_union) / static_cast<double>(n);
 }
 // From which union on this route pays: on an H200 random lists at T = 65536 take union tiles 4.4 ms with 12 heads of 64
-// (a union of 6.9 lists) and 23 ms with 64 of 128 (3.2), and this route 2.1 and 19 whatever the union.
+// (a union of 6.9 lists) and 23 ms with 64 of 128 (3.2). This route was taken to need 2.1 and 19 whatever the union:
+// index and far blocks were measured at 1.9 and 18 (that with 4 buffers, not 3), the near pass is a guess. To be
+// measured whole.
 double union_limit(int64_t dk) { return dk == 64 ? 3.4 : 2.7; }
 int range_tokens_of(const AttendIn& in, int n) {
   const int64_t token_bytes = n * (in.q.size(2) / in.k.size(2)) * in.v.size(3) * 2;

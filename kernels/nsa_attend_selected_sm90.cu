@@ -19,11 +19,13 @@
 //                        gather, a stage each; four warps merge ranges whose items are all done; one warp tells the
 //                        other CTAs what is done. Whoever waits, waits for work that was taken before: no deadlock.
 //
-// Measured on an H200 with random lists, n 16, l' 64 (index, far blocks; near blocks by union tiles come on top), ms:
-//   1 x 65536 x 12 x 2 x 64    0.06 + 1.8 (predicted 0.7)     1 x 8192 x 12 x 2 x 64   0.04 + 0.25
-//   1 x 65536 x 64 x 4 x 128   0.09 + 18 (predicted 8)        1 x 8192 x 64 x 4 x 128  0.02 + 2.5
-// Of the 1.8 ms bringing rows and keys alone takes 0.56, gathering without merging 1.07: four merging warps wait for
-// the latency of their loads, and hold up the gatherers when the ring of buffers is full.
+// Measured on an H200 in a lab program, random lists, n 16, l' 64: index + far blocks, ms. The near blocks' pass comes
+// on top and was not timed there.
+//   1 x 65536 x 12 x 2 x 64    0.06 + 1.82 (ranges of 2048 tokens, 3 buffers; predicted 0.7 for all)
+//   1 x 8192 x 64 x 4 x 128    0.02 + 2.47 (512, 3)
+//   1 x 65536 x 64 x 4 x 128   0.09 + 18.0 (512, 4 buffers: 163 MB of scratch; predicted 8 for all)
+// An earlier build took for the first 0.56 ms to bring rows and keys alone and 1.07 to gather without merging. Larger
+// ranges and more buffers help, so merging seems to hold up the ring; why it is slow was not profiled.
 //
 // L2 traffic of an entry of G rows: G * (dk read, dv written, dv read) * 2 bytes, 2.3 KB at G = 6 and d = 64, beside
 // l' * (dk + dv) * 2 bytes for each block and range.
@@ -847,7 +849,9 @@ double random_union(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads
   return (kNear + in_union) / static_cast<double>(n);
 }
 // From which union on this route pays: on an H200 random lists at T = 65536 take union tiles 4.4 ms with 12 heads of 64
-// (a union of 6.9 lists) and 23 ms with 64 of 128 (3.2), and this route 2.1 and 19 whatever the union.
+// (a union of 6.9 lists) and 23 ms with 64 of 128 (3.2). This route was taken to need 2.1 and 19 whatever the union:
+// index and far blocks were measured at 1.9 and 18 (that with 4 buffers, not 3), the near pass is a guess. To be
+// measured whole.
 double union_limit(int64_t dk) { return dk == 64 ? 3.4 : 2.7; }
 int range_tokens_of(const AttendIn& in, int n) {
   const int64_t token_bytes = n * (in.q.size(2) / in.k.size(2)) * in.v.size(3) * 2;

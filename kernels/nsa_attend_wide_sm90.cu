@@ -16,6 +16,12 @@
 // Floor: 10.5 MFLOP a stage and 128 keys, 2,570 clocks at the card's 4,080 a clock and SM, for 32 KB from L2 and 32 KB
 // added. Shared memory is nearer: the products read 256 KB a stage and all else moves 140 KB, 3,100 clocks at 128
 // bytes.
+//
+// H200, randn, window 512, 16 blocks of 64, compressed 32/16, quantum apart (compressed, window, selected; ms): 1 x
+// 8192 x 64 x 4 x 128: 0.51, 0.90, 2.10; 1 x 65536: 24.1, 7.8, 21.0 (two kernels, nsa_attend_sm90.cu and
+// nsa_attend_rows_sm90.cuh: 0.80, 1.30, 3.09 and 36.6, 10.9, 33.0). Additions straight from registers (red.v2, red.v4)
+// instead of in bulk: 0.58, 1.30, 2.68. Without the circle of `start` the window takes 1.19 at 8192, bound by DRAM (26%
+// of L2 accesses hit). The two that weigh taking turns at the tensor cores gain nothing. Selected: L2 is 72% busy.
 #include "kernels/nsa_attend_wide_sm90.cuh"
 
 namespace triad::cuda {

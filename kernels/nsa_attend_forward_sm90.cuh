@@ -309,8 +309,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         // Of this row alone: what a row gets does not depend on the others of the warp.
-        const float largest = quad_max(best[i]) * scale;
-        const float higher = largest - kSlack > top[i] ? largest : top[i];
+        const float largest = quad_max(best[i]);
+        const float higher = fmaf(largest, scale, -kSlack) > top[i] ? largest * scale : top[i];
         shrink[i] = exp2_approx(higher == -INFINITY ? 0.0f : top[i] - higher);
         sum[i] *= shrink[i];
         top[i] = higher;

@@ -235,6 +235,7 @@ void attend_range_forward(Context& ctx, const char* op, const AttendOut& out, co
 
 void attend_range_backward(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                            const AttendIn& in, const KeyRange& range) {
+  if (ctx.planning && !grad.quantum.empty()) attend_range_backward(ctx, op, out, without_quantum(grad), in, range);
   const bool fused = attend_fused_sm90_applies(ctx, out, grad, in), wide = attend_wide_sm90_applies(ctx, out, grad, in),
              hopper = !fused && !wide && attend_sm90_applies(ctx, out, grad, in);
   record_route(ctx, op, in.q.dtype, fused || wide || hopper ? nullptr : kNotFusedHeads);

@@ -157,6 +157,13 @@ void dispatch_attend(const AttendIn& in, F&& f) {
   });
 }
 
+// What a plan counts beside the call itself: it does not know how the tensors will be aligned, and where they are not
+// as the kernels with a quantum want them, backward takes another route and other scratch.
+inline AttendGradIn without_quantum(AttendGradIn grad) {
+  grad.quantum = {};
+  return grad;
+}
+
 // ---- nsa_attend.cu ----
 // The window and the compressed branch: every row sees all of its range.
 void attend_range_forward(Context&, const char* op, const AttendOut&, const AttendIn&, const KeyRange&);

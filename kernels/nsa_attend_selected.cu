@@ -297,6 +297,8 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
 void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                                   ConstTensor block_index, int64_t l_sel) {
   const char* op = "nsa_attend_selected_backward";
+  if (ctx.planning && !grad.quantum.empty())
+    cuda::nsa_attend_selected_backward(ctx, out, without_quantum(grad), in, block_index, l_sel);
   const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
   const bool fused = attend_fused_sm90_applies(ctx, out, grad, in), wide = attend_wide_sm90_applies(ctx, out, grad, in);
   const bool with_dq = fused || wide, hopper = !with_dq && attend_sm90_applies(ctx, out, grad, in);

@@ -848,11 +848,12 @@ double random_union(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads
   const double in_union = blocks * (1 - std::pow(1 - far / blocks, std::max(64.0 / static_cast<double>(heads), 1.0)));
   return (kNear + in_union) / static_cast<double>(n);
 }
-// From which union on this route pays: on an H200 random lists at T = 65536 take union tiles 4.4 ms with 12 heads of 64
-// (a union of 6.9 lists) and 23 ms with 64 of 128 (3.2). This route was taken to need 2.1 and 19 whatever the union:
-// index and far blocks were measured at 1.9 and 18 (that with 4 buffers, not 3), the near pass is a guess. To be
-// measured whole.
+// From which union on this route pays. Random lists at T = 65536 on an H200: 2.2 ms by this route with 12 heads of 64,
+// where union tiles of 6.9 lists took 4.7; 21.9 ms with 64 heads of 128, where they, of 3.2 lists, took 25.2.
 double union_limit(int64_t dk) { return dk == 64 ? 3.4 : 2.7; }
+// The lists are compared at all only where random ones would pass the limit clearly: at T = 8192 and 12 heads of 64,
+// where they would by a tenth, a training step's selected forward took 6.5 ms with the comparison, 5.7 without.
+constexpr double kWorthComparing = 1.2;
 int range_tokens_of(const AttendIn& in, int n) {
   const int64_t token_bytes = n * (in.q.size(2) / in.k.size(2)) * in.v.size(3) * 2;
   const int64_t fit = std::clamp<int64_t>(kBufferBytes / token_bytes / 128 * 128, 128, 4096);
@@ -878,7 +879,7 @@ bool attend_blocks_sm90_applies(const Context& ctx, const AttendOut& out, const 
          (l_sel == 32 || l_sel == 64 || l_sel == 128) && in.q.size(2) / in.k.size(2) <= 64 &&
          ceil_div(in.q.size(1), l_sel) <= kMaxBlocks && far_rows(in.q) && far_rows(in.k) && far_rows(in.v) &&
          far_rows(out.o) && in.q.size(1) * in.q.stride[1] / 8 < (int64_t{1} << 31) &&
-         random_union(in.q.size(1), l_sel, n, in.q.size(2) / in.k.size(2)) > union_limit(dk);
+         random_union(in.q.size(1), l_sel, n, in.q.size(2) / in.k.size(2)) > kWorthComparing * union_limit(dk);
 }
 
 void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,

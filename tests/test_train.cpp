@@ -194,7 +194,9 @@ namespace {
 void check_stops(const std::string& device) {
   const TemporaryFolder folder;
   const std::string more =
-      "--set train.steps=" + std::string(device == "cpu" ? "900 " : "90000 --set train.save_every=9999 ");
+      "--set train.steps=" + std::string(device == "cpu" ? "900 "
+                                                         : "90000 --set train.save_every=9999 --set "
+                                                           "runtime.precision=bf16 ");
   for (const bool by_file : {true, false}) {
     const std::string out = folder.file(by_file ? "halt" : "term");
     BackgroundProgram program(train_args(out, device, more));

@@ -33,10 +33,6 @@
 
 #include "kernels/tma_sm90.cuh"
 
-#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#pragma nv_diag_suppress 177  // the PTX for older cards holds an empty kernel: its parts are not used there
-#endif
-
 namespace triad::cuda {
 namespace {
 

@@ -27,7 +27,7 @@ struct KeyGradArgs {
 };
 
 constexpr int kStages = 3;
-[[maybe_unused]] constexpr int kStepRows = 32;  // the PTX for older cards has no step
+constexpr int kStepRows = 32;
 constexpr int kTileBytes = kRows * kPanelRowBytes;
 // The rows of a stage: wide heads take half as many, so that two CTAs still fit an SM.
 template <int kPanelsK>

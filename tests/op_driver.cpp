@@ -22,7 +22,7 @@ int64_t OpRun::region_bytes(const Slot& slot) const {
 
 OpRun::OpRun(const OpCase& c, const RunOptions& options) : case_(c), options_(options), slots_(slots_of(c)) {
   const Device device = options.device;
-  // One byte less or more of scratch than planned would show: an op must ask for the same on a planning context.
+  // A byte more of scratch than planned would show: on a planning context an op asks for what it may need.
   const int64_t scratch_bytes = planned_scratch_bytes(c, device, options.dtype);
   int64_t arena_bytes = align_up(scratch_bytes);
   for (const Slot& slot : slots_) arena_bytes += align_up(region_bytes(slot));
@@ -30,6 +30,11 @@ OpRun::OpRun(const OpCase& c, const RunOptions& options) : case_(c), options_(op
       Runtime::Options{.device = device, .arena_bytes = arena_bytes, .scratch_bytes = scratch_bytes});
   Context& ctx = runtime_->ctx();
   ctx.threads = options.threads;
+  {  // scratch is NaN (and -1) until an op writes it
+    Scratch::Scope scope(ctx.scratch);
+    const Tensor scratch = scope.alloc(DType::u8, {scratch_bytes});
+    backend::fill(scratch.data, device, 0xff, scratch_bytes, ctx.stream.handle());
+  }
   for (size_t s = 0; s < slots_.size(); ++s) {
     const Slot& slot = slots_[s];
     Region region;

@@ -1,6 +1,6 @@
 // Runs one OpCase on one device in one dtype, in memory that notices what an op must not do: guard bytes lie around
-// every tensor and in the padding of its rows, what must be overwritten starts as NaN, and what must not change is
-// compared.
+// every tensor and in the padding of its rows, what must be overwritten starts as NaN, scratch too, and what must not
+// change is compared.
 #pragma once
 #include <span>
 

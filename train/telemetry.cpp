@@ -94,7 +94,7 @@ Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device devic
       device_(device),
       comm_(comm),
       arena_(arena),
-      terminal_(isatty(STDOUT_FILENO) != 0),
+      terminal_(comm.world() == 1 && isatty(STDOUT_FILENO) != 0),  // mpirun's own end is one, wherever it then writes
       last_row_(Clock::now()) {
   if (comm.world() > 1) log_ = std::make_unique<AppendFile>(folder.file(fmt::format("ranks/rank_{}.log", comm.rank())));
   if (device.is_cuda()) peak_flops_ = peak_bf16_flops(backend::info(device).name);
@@ -162,8 +162,7 @@ void Telemetry::step(const Step& s) {
                     config_.train.steps, s.loss, s.lr, s.grad_norm, tokens_per_s_, step_s * 1e3, duration_text(eta));
     if (comm_.world() > 1)
       line += fmt::format("  comm {:.2f} ms", comm_ms_since_row_ / static_cast<double>(steps_since_row_));
-    if (terminal_ && comm_.first()) {
-      if (log_) log_->append(line + "\n");
+    if (terminal_) {
       std::fputs(("\r\x1b[2K" + line).c_str(), stdout);
       std::fflush(stdout);
       line_open_ = true;

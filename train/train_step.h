@@ -5,7 +5,6 @@
 #pragma once
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <span>
 #include <string>
 
@@ -88,15 +87,5 @@ class TrainStep {
 
 Device choose_device(DeviceChoice);  // automatic: the GPU where one can be used; cuda without one is an error
 DType compute_dtype(Precision);
-
-// What a run of this config needs, found by a dry step on a planning context: no GPU, no memory.
-struct MemoryPlan {
-  int64_t arena_bytes = 0;  // scratch included
-  int64_t scratch_bytes = 0;
-  std::string report;  // by category
-};
-MemoryPlan plan_memory(const Config&, Device);
-// Refuses, naming train.micro_batch_size and train.seq_len, a plan that exceeds the device's free memory.
-std::unique_ptr<Runtime> allocate_planned(const Config&, Device);
 
 }  // namespace triad

@@ -25,9 +25,9 @@ void announce(Context& ctx, const LayerContext& lc, std::initializer_list<Tensor
     if (!grad.empty()) lc.sink->ready(grad, ctx.stream);
 }
 
-void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a) {
+// a.x -> out [B,T,Hq,dv], what out_proj reads; in scope.
+Tensor attend(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Scratch::Scope& scope) {
   const ModelConfig& c = lc.config;
-  Scratch::Scope scope(ctx.scratch);
   Tensor h = scope.alloc(a.x.dtype, a.x.shape());
   rmsnorm_forward(ctx, h, a.rrms1, a.x, w.norm1, c.norm_eps);
   linear_forward(ctx, a.qkv, h, w.qkv);
@@ -41,7 +41,13 @@ void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, L
     out = scope.alloc(a.x.dtype, out.shape());
     nsa_forward(ctx, out, a.nsa, nsa_in(views), w.nsa, c.nsa, lc.keep_block_index);
   }
-  linear_forward(ctx, a.x_mid, out.view({lc.B * lc.T, c.n_heads * c.d_v}), w.out_proj, a.x);
+  return out;
+}
+
+void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a) {
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor out = attend(ctx, lc, w, a, scope);
+  linear_forward(ctx, a.x_mid, out.view({lc.B * lc.T, lc.config.n_heads * lc.config.d_v}), w.out_proj, a.x);
 }
 
 // Backward of linear(norm(x)) and of the way around both, down to dx. The normed rows, which the gradient of the
@@ -108,11 +114,17 @@ Tensor mlp_activation(Context& ctx, const ModelConfig& c, const LayerActivations
   return act;
 }
 
-void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Tensor x_out) {
+// a.x_mid -> a.mlp_pre
+void mlp_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a) {
   Scratch::Scope scope(ctx.scratch);
   Tensor h = scope.alloc(a.x.dtype, a.x.shape());
   rmsnorm_forward(ctx, h, a.rrms2, a.x_mid, w.norm2, lc.config.norm_eps);
   linear_forward(ctx, a.mlp_pre, h, w.mlp_in);
+}
+
+void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Tensor x_out) {
+  mlp_in(ctx, lc, w, a);
+  Scratch::Scope scope(ctx.scratch);
   linear_forward(ctx, x_out, mlp_activation(ctx, lc.config, a, scope), w.mlp_out, a.x_mid);
 }
 
@@ -147,6 +159,16 @@ void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const 
 void layer_forward(Context& ctx, const LayerContext& lc, const Weights& weights, LayerActivations& a, Tensor x_out) {
   attention_forward(ctx, lc, weights, a);
   mlp_forward(ctx, lc, weights, a, x_out);
+}
+
+void layer_replay(Context& ctx, const LayerContext& lc, const Weights& weights, LayerActivations& a,
+                  Recompute recompute) {
+  LayerContext with_lists = lc;
+  with_lists.keep_block_index = true;
+  Scratch::Scope scope(ctx.scratch);
+  if (recompute == Recompute::attention) attend(ctx, with_lists, weights, a, scope);
+  if (recompute == Recompute::block) attention_forward(ctx, with_lists, weights, a);
+  if (replays_mlp(recompute)) mlp_in(ctx, lc, weights, a);
 }
 
 void layer_backward(Context& ctx, const LayerContext& lc, const Weights& weights, const Grads& grads,

@@ -19,6 +19,10 @@ struct LayerContext {
 // a.x -> x_out [N,C]; fills in the rest of a.
 void layer_forward(Context&, const LayerContext&, const LayerTensors<ConstTensor>& weights, LayerActivations& a,
                    Tensor x_out);
+// Before layer_backward of a layer that recomputes: what a lacks, from a.x (mlp: from a.x_mid), by the same ops as in
+// forward, but with the lists that forward selected.
+void layer_replay(Context&, const LayerContext&, const LayerTensors<ConstTensor>& weights, LayerActivations& a,
+                  Recompute recompute);
 // dx [N,C] T: comes in as the gradient of x_out, goes out as that of a.x. Weight gradients are added to.
 void layer_backward(Context&, const LayerContext&, const LayerTensors<ConstTensor>& weights,
                     const LayerTensors<Tensor>& grads, LayerActivations& a, Tensor dx);

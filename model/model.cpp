@@ -78,6 +78,7 @@ void Model::loss_and_backward(Context& ctx, Activations& act, double scale, bool
   lc.sink = sink;
   for (int64_t i = config_.n_layers - 1; i >= 0; --i) {
     ctx.routes.set_layer(i);
+    layer_replay(ctx, lc, w_.layers[i], act.layer(i), act.recompute(i));
     layer_backward(ctx, lc, w_.layers[i], g_.layers[i], act.layer(i), dx);
   }
   ctx.routes.set_layer(-1);

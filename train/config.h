@@ -6,6 +6,7 @@
 #include "engine/comm.h"
 #include "engine/fields.h"
 #include "model/config.h"
+#include "model/recompute.h"
 
 namespace triad {
 
@@ -40,6 +41,7 @@ struct RuntimeConfig {
   Precision precision = Precision::fp32;
   bool deterministic = true;
   bool cuda_graph = false;
+  std::string recompute = "none";
 };
 
 struct DistConfig {
@@ -64,6 +66,7 @@ struct Config {
   DistConfig dist;
   LogConfig log;
 
+  RecomputePlan recompute() const { return RecomputePlan::parse(runtime.recompute, model.n_layers); }
   // Fills in defaults that depend on other fields; throws UsageError for models that cannot be.
   void resolve();
   // Throws UsageError if a run of it could not be, or would be unsafe. Weights alone (init, eval, ...) need no such
@@ -138,6 +141,9 @@ void visit(RuntimeConfig& c, V&& v) {
     "same seed, same machine: same bits. false permits faster sums whose order changes from run to run", Rule{});
   v("cuda_graph", c.cuda_graph,
     "on a GPU, record a micro-step once and replay it: same bits, fewer gaps where kernels are short", Rule{});
+  v("recompute", c.recompute,
+    "run again in backward, for memory: none, mlp, attention or block for all layers, or ranges: 0:6=block,6:12=mlp",
+    Rule{});
 }
 
 template <class V>

@@ -14,7 +14,8 @@ namespace triad {
 namespace {
 
 enum class Effect {
-  value,         // the variable's text becomes the key's value
+  value,         // the variable's text, with `word` behind it, becomes the key's value
+  word,          // 1: the key becomes `word`; 0: no effect
   flag,          // 1: the key becomes true, 0: false
   negated_flag,  // 1: the key becomes false
   minutes,       // a number of them: the key is in seconds
@@ -25,7 +26,7 @@ enum class Effect {
 struct Variable {
   std::string_view name;
   Effect effect;
-  std::string_view key;
+  std::string_view key, word = {};
 };
 constexpr Variable kVariables[] = {
     {"NSA_SEQ_LEN", Effect::value, "train.seq_len"},
@@ -39,8 +40,8 @@ constexpr Variable kVariables[] = {
     {"NSA_DISABLE_CSV_LOGS", Effect::negated_flag, "log.csv"},
     {"NSA_PREFILL_BATCHED", Effect::none, ""},
     {"NSA_ENV_STATIC", Effect::none, ""},
-    {"NSA_GC_RANGE", Effect::not_built, "runtime.recompute"},
-    {"NSA_NO_GC", Effect::not_built, "runtime.recompute"},
+    {"NSA_GC_RANGE", Effect::value, "runtime.recompute", "=block"},
+    {"NSA_NO_GC", Effect::word, "runtime.recompute", "none"},
     {"NSA_MEM_DUMP_EVERY", Effect::not_built, "log.memory_every"},
     {"NSA_TB_DISABLE", Effect::not_built, "log.tensorboard"},
     {"NSA_DISABLE_AUX_STATS", Effect::not_built, "log.stats"},
@@ -101,7 +102,11 @@ std::vector<std::string> apply_environment(Json& root, std::string_view only_gro
     if (!only_group.empty() && variable->key.substr(0, variable->key.find('.')) != only_group) continue;
     switch (variable->effect) {
       case Effect::value:
-        set_json_key(root, fmt::format("{}={}", variable->key, value));
+        set_json_key(root, fmt::format("{}={}{}", variable->key, value, variable->word));
+        break;
+      case Effect::word:
+        if (!read_flag(name, value)) continue;
+        set_json_key(root, fmt::format("{}={}", variable->key, variable->word));
         break;
       case Effect::flag:
         set_json_key(root, fmt::format("{}={}", variable->key, read_flag(name, value)));

@@ -57,7 +57,8 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
                            : std::make_unique<GradReducer>(ctx_, runtime.arena(), model_.params(), *comm, config.dist,
                                                            own_number(ranks_, comm->rank(), RankNumbers::probe))),
       optimizer_(ctx_, runtime.arena(), model_.params(), zero() ? reducer_.get() : nullptr),
-      act_(runtime.arena(), config.model, config.train.micro_batch_size, config.train.seq_len, model_.dtype(), true),
+      act_(runtime.arena(), config.model, config.train.micro_batch_size, config.train.seq_len, model_.dtype(), true,
+           config.recompute()),
       numbers_(runtime.arena().alloc(MemTag::workspace, "step numbers", DType::f64, {StepNumbers::count})),
       eval_loss_(runtime.arena().alloc(MemTag::workspace, "evaluation loss", DType::f64, {1})),
       parts_(make_parts(ctx_, runtime.arena(), model_.params())),
@@ -214,36 +215,5 @@ Device choose_device(DeviceChoice choice, const LaunchEnv& env) {
 }
 
 DType compute_dtype(Precision precision) { return precision == Precision::bf16 ? DType::bf16 : DType::f32; }
-
-MemoryPlan plan_memory(const Config& config, Device device, Comm* comm) {
-  Runtime runtime({.device = device, .planning = true, .deterministic = config.runtime.deterministic});
-  TrainStep step(runtime, config, comm);
-  const bool alone = comm == nullptr || comm->world() == 1;
-  for (int64_t i = 0; i < (alone ? 1 : config.train.accumulate_grad_batches); ++i) step.micro_step({}, {}, 1);
-  step.finish(0, 1);
-  step.evaluate({}, {});
-  MemoryPlan plan;
-  plan.scratch_bytes = runtime.scratch().peak_bytes();
-  plan.arena_bytes = runtime.arena().used_bytes() + align_up(plan.scratch_bytes);
-  plan.report = runtime.arena().report();
-  return plan;
-}
-
-std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device, Comm* comm) {
-  constexpr double kMiB = 1024.0 * 1024.0;
-  const MemoryPlan plan = plan_memory(config, device, comm);
-  const DeviceInfo info = backend::info(device);
-  const int64_t needed = plan.arena_bytes + (device.is_cuda() ? kMatmulWorkspaceBytes : 0);
-  if (needed > info.free_bytes)
-    fail(
-        "this run needs {:.0f} MiB on {}, {:.0f} of its {:.0f} MiB are free: lower train.micro_batch_size ({}) or "
-        "train.seq_len ({})\nscratch {:.2f} MiB, {}",
-        needed / kMiB, device.str(), info.free_bytes / kMiB, info.memory_bytes / kMiB, config.train.micro_batch_size,
-        config.train.seq_len, plan.scratch_bytes / kMiB, plan.report);
-  return std::make_unique<Runtime>(Runtime::Options{.device = device,
-                                                    .arena_bytes = plan.arena_bytes,
-                                                    .scratch_bytes = plan.scratch_bytes,
-                                                    .deterministic = config.runtime.deterministic});
-}
 
 }  // namespace triad

@@ -6,7 +6,6 @@
 #pragma once
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <span>
 #include <string>
 
@@ -111,15 +110,5 @@ class TrainStep {
 // automatic: the GPU where one can be used; cuda without one is an error. Of several GPUs that of the process's rank.
 Device choose_device(DeviceChoice, const LaunchEnv& env = {});
 DType compute_dtype(Precision);
-
-// What a run of this config needs, found by a dry step on a planning context: no GPU, no memory.
-struct MemoryPlan {
-  int64_t arena_bytes = 0;  // scratch included
-  int64_t scratch_bytes = 0;
-  std::string report;  // by category
-};
-MemoryPlan plan_memory(const Config&, Device, Comm* comm = nullptr);
-// Refuses, naming train.micro_batch_size and train.seq_len, a plan that exceeds the device's free memory.
-std::unique_ptr<Runtime> allocate_planned(const Config&, Device, Comm* comm = nullptr);
 
 }  // namespace triad

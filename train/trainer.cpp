@@ -17,6 +17,7 @@
 #include "io/loader.h"
 #include "train/data_source.h"
 #include "train/load_config.h"
+#include "train/memory_plan.h"
 #include "train/run_folder.h"
 #include "train/schedule.h"
 #include "train/state.h"

@@ -43,10 +43,10 @@ Comm::Comm(const LaunchEnv& env, Device device, std::unique_ptr<Link> link, doub
 void Comm::meet(const LaunchEnv& env, Device device) {
   const std::string identity = host_identity(), name = backend::info(device).name,
                     pci = device.is_cuda() ? backend::pci_address(device) : "";
-  const std::vector<std::string> lines = exchange_text(
-      fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}\n", env.rank, env.world, env.local_rank, getpid(), host_name(), name, pci) +
-          identity,
-      "the ranks' names");
+  const std::vector<std::string> lines = exchange_text(fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}\n", env.rank, env.world,
+                                                                   env.local_rank, getpid(), host_name(), name, pci) +
+                                                           identity,
+                                                       "the ranks' names");
   std::vector<std::string> identities;
   std::vector<LocalPeer> local;
   std::map<std::string, int> gpus;  // host and address -> rank
@@ -59,19 +59,15 @@ void Comm::meet(const LaunchEnv& env, Device device) {
     TRIAD_CHECK(f.size() == 8, "rank {} introduces itself as \"{}\"", r, lines[r]);
     if (std::stoi(f[0]) != r || std::stoi(f[1]) != world_)
       fail("launch: process {} of {} calls itself rank {} of {}", r, world_, f[0], f[1]);
-    peers_.push_back({.rank = r,
-                      .local_rank = std::stoi(f[2]),
-                      .pid = std::stoi(f[3]),
-                      .host = f[4],
-                      .device = f[5],
-                      .pci = f[6]});
+    peers_.push_back(
+        {.rank = r, .local_rank = std::stoi(f[2]), .pid = std::stoi(f[3]), .host = f[4], .device = f[5], .pci = f[6]});
     identities.push_back(f[7]);
     if (f[7] == identity && r != rank_) local.push_back({r, peers_.back().pid});
     if (f[6].empty()) continue;
     const auto [other, fresh] = gpus.emplace(f[7].substr(0, f[7].find(' ')) + f[6], r);
     if (!fresh)
-      fail("launch: ranks {} and {} are on one GPU ({} of host {}): one process a GPU is needed", other->second, r, f[6],
-           f[4]);
+      fail("launch: ranks {} and {} are on one GPU ({} of host {}): one process a GPU is needed", other->second, r,
+           f[6], f[4]);
   }
   guard_->watch(local);
 }
@@ -165,8 +161,7 @@ class SelfComm final : public Comm {
 
 // How the processes talk on the host: MPI where their launcher speaks it and this build has it, else TCP.
 std::unique_ptr<Link> open_link(const LaunchEnv& env, double timeout_s) {
-  const bool with_mpi = env.launcher != "torchrun" && why_no_mpi().empty();
-  return with_mpi ? open_mpi_link(env) : open_tcp_link(env, timeout_s);
+  return env.speaks_mpi && why_no_mpi().empty() ? open_mpi_link(env) : open_tcp_link(env, timeout_s);
 }
 
 }  // namespace
@@ -175,14 +170,17 @@ std::unique_ptr<Comm> make_self_comm(Device device) { return std::make_unique<Se
 
 std::unique_ptr<Comm> open_comm(const LaunchEnv& env, Device device, CommBackend backend, double timeout_s) {
   if (env.world == 1) return make_self_comm(device);
-  if (backend == CommBackend::nccl && !device.is_cuda()) fail_usage("dist.backend is nccl, but the run is on the CPU: mpi is for that");
+  if (backend == CommBackend::nccl && !device.is_cuda())
+    fail_usage("dist.backend is nccl, but the run is on the CPU: mpi is for that");
   if (backend == CommBackend::mpi) {
     if (!why_no_mpi().empty()) fail("dist.backend is mpi, but MPI cannot be used: {}", why_no_mpi());
-    if (env.launcher == "torchrun") fail_usage("dist.backend is mpi, but torchrun starts no MPI: start with mpirun, or srun");
+    if (!env.speaks_mpi)
+      fail_usage("dist.backend is mpi, but {} starts no MPI: start with mpirun, or srun --mpi=pmix", env.launcher);
     return make_host_comm(env, device, open_mpi_link(env), timeout_s);
   }
   if (!device.is_cuda()) return make_host_comm(env, device, open_link(env, timeout_s), timeout_s);
-  if (!why_no_nccl().empty()) fail("{} ranks on GPUs need NCCL (or dist.backend mpi), which cannot be used: {}", env.world, why_no_nccl());
+  if (!why_no_nccl().empty())
+    fail("{} ranks on GPUs need NCCL (or dist.backend mpi), which cannot be used: {}", env.world, why_no_nccl());
   return make_nccl_comm(env, device, open_link(env, timeout_s), timeout_s);
 }
 

@@ -1,5 +1,5 @@
-// Comm: the ranks of a run and their collectives. Every rank calls the same ones in the same order. Those on tensors are
-// queued on stream(), in place, and sums have a fixed order of ranks wherever the library behind has one.
+// Comm: the ranks of a run and their collectives. Every rank calls the same ones in the same order. Those on tensors
+// are queued on stream(), in place, and sums have a fixed order of ranks wherever the library behind has one.
 #pragma once
 #include <cstring>
 #include <memory>
@@ -103,8 +103,8 @@ std::unique_ptr<Comm> open_comm(const LaunchEnv&, Device, CommBackend, double ti
 
 // A world of one: every collective is done before it begins.
 std::unique_ptr<Comm> make_self_comm(Device);
-// Sums on the host, in the order of ranks: bits depend on the ranks alone, not on the size of what is summed. Tensors of
-// a GPU go through pinned memory, and the host waits for them.
+// Sums on the host, in the order of ranks: bits depend on the ranks alone, not on the size of what is summed. Tensors
+// of a GPU go through pinned memory, and the host waits for them.
 std::unique_ptr<Comm> make_host_comm(const LaunchEnv&, Device, std::unique_ptr<Link>, double timeout_s);
 // NCCL, loaded when it is asked for. The link passes its id and the run's control.
 std::unique_ptr<Comm> make_nccl_comm(const LaunchEnv&, Device, std::unique_ptr<Link>, double timeout_s);

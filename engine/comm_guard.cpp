@@ -31,7 +31,9 @@ bool is_stopped(int pid) {
 
 }  // namespace
 
-std::string CommGuard::Collective::str() const { return fmt::format("collective {}, {}, {} bytes", number, what, bytes); }
+std::string CommGuard::Collective::str() const {
+  return fmt::format("collective {}, {}, {} bytes", number, what, bytes);
+}
 
 CommGuard::CommGuard(int rank, double timeout_s)
     : rank_(rank), timeout_s_(timeout_s), wake_(eventfd(0, EFD_CLOEXEC)), thread_([this] { run(); }) {}
@@ -137,9 +139,10 @@ void CommGuard::look(double seconds) {
   Collective& oldest = pending_.front();  // the others wait for it
   oldest.waited_s += seconds;
   if (oldest.waited_s > timeout_s_)
-    end_process(fmt::format("{}, was not finished within dist.timeout_s = {} s: another rank hangs, is gone or cannot "
-                            "be reached{}",
-                            oldest.str(), timeout_s_, others()));
+    end_process(
+        fmt::format("{}, was not finished within dist.timeout_s = {} s: another rank hangs, is gone or cannot "
+                    "be reached{}",
+                    oldest.str(), timeout_s_, others()));
 }
 
 void CommGuard::run() {
@@ -174,9 +177,7 @@ void CommGuard::run() {
                                     pending_.empty() ? "the last collective" : "under way",
                                     pending_.empty() ? last_ : pending_.front().str()));
       look(seconds);
-    } catch (const std::exception& e) {
-      end_process(e.what());
-    }
+    } catch (const std::exception& e) { end_process(e.what()); }
   }
 }
 

@@ -17,10 +17,14 @@ constexpr int64_t kPartBytes = 1 << 20;  // of a piece, each rank's
 template <class F>
 void dispatch(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::f64: return f.template operator()<double>();
-    case DType::f32: return f.template operator()<float>();
-    case DType::bf16: return f.template operator()<bf16>();
-    default: fail("a sum over ranks of {}: floats have one", name_of(dtype));
+    case DType::f64:
+      return f.template operator()<double>();
+    case DType::f32:
+      return f.template operator()<float>();
+    case DType::bf16:
+      return f.template operator()<bf16>();
+    default:
+      fail("a sum over ranks of {}: floats have one", name_of(dtype));
   }
 }
 
@@ -98,7 +102,8 @@ class HostComm final : public Comm {
 
 }  // namespace
 
-std::unique_ptr<Comm> make_host_comm(const LaunchEnv& env, Device device, std::unique_ptr<Link> link, double timeout_s) {
+std::unique_ptr<Comm> make_host_comm(const LaunchEnv& env, Device device, std::unique_ptr<Link> link,
+                                     double timeout_s) {
   return std::make_unique<HostComm>(env, device, std::move(link), timeout_s);
 }
 

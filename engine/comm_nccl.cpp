@@ -29,9 +29,10 @@ Nccl load() {
   Nccl nccl{};
   void* handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
-    nccl.error = fmt::format("{} (it comes with NVIDIA's package libnccl2 or the Python wheel nvidia-nccl-cu13; its "
-                             "folder may have to be in LD_LIBRARY_PATH)",
-                             dlerror());
+    nccl.error = fmt::format(
+        "{} (it comes with NVIDIA's package libnccl2 or the Python wheel nvidia-nccl-cu13; its "
+        "folder may have to be in LD_LIBRARY_PATH)",
+        dlerror());
     return nccl;
   }
   const auto find = [&]<class F>(F& function, const char* name) {
@@ -63,10 +64,14 @@ void check(ncclResult_t result, const char* call) {
 
 ncclDataType_t type_of(DType dtype) {
   switch (dtype) {
-    case DType::f64: return ncclFloat64;
-    case DType::f32: return ncclFloat32;
-    case DType::bf16: return ncclBfloat16;
-    default: fail("a sum over ranks of {}: floats have one", name_of(dtype));
+    case DType::f64:
+      return ncclFloat64;
+    case DType::f32:
+      return ncclFloat32;
+    case DType::bf16:
+      return ncclBfloat16;
+    default:
+      fail("a sum over ranks of {}: floats have one", name_of(dtype));
   }
 }
 
@@ -125,7 +130,8 @@ class NcclComm final : public Comm {
 
 std::string why_no_nccl() { return nccl().error; }
 
-std::unique_ptr<Comm> make_nccl_comm(const LaunchEnv& env, Device device, std::unique_ptr<Link> link, double timeout_s) {
+std::unique_ptr<Comm> make_nccl_comm(const LaunchEnv& env, Device device, std::unique_ptr<Link> link,
+                                     double timeout_s) {
   return std::make_unique<NcclComm>(env, device, std::move(link), timeout_s);
 }
 

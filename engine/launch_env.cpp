@@ -65,6 +65,9 @@ LaunchEnv read_launch_env() {
     if (env.local_world > 0 && env.local_rank >= env.local_world)
       fail_usage("launch: {} is {}, but {} is {}", names.local_rank, env.local_rank, names.local_world,
                  env.local_world);
+    const bool pmi = variable("PMIX_RANK") != nullptr || variable("PMI_RANK") != nullptr;  // srun --mpi=pmix, pmi2
+    const std::string_view launcher = env.launcher;
+    env.speaks_mpi = launcher == "Open MPI" || launcher == "PMI" || (launcher == "Slurm" && pmi);
     break;
   }
   if (const char* host = variable("MASTER_ADDR")) env.master_host = host;

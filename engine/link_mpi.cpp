@@ -36,9 +36,10 @@ class MpiLink final : public Link {
     int rank = 0, world = 0;
     mpi_.init(&rank, &world);
     if (rank != env.rank || world != env.world)
-      fail("MPI ({}) says rank {} of {}, but {}'s variables say rank {} of {}: the program was built with another MPI "
-           "than the launcher's",
-           mpi_.version(), rank, world, env.launcher, env.rank, env.world);
+      fail(
+          "MPI ({}) says rank {} of {}, but {}'s variables say rank {} of {}: the program was built with another MPI "
+          "than the launcher's",
+          mpi_.version(), rank, world, env.launcher, env.rank, env.world);
   }
   std::string name() const override { return mpi_.version(); }
   void all_gather(const void* mine, void* all, int64_t bytes) override { mpi_.all_gather(mine, all, bytes); }

@@ -138,7 +138,8 @@ Socket try_connect(const LaunchEnv& env, int port) {
 class TcpLink final : public Link {
  public:
   TcpLink(const LaunchEnv& env, double timeout_s) : rank_(env.rank), world_(env.world), peers_(env.world) {
-    const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+    const auto end =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
     if (rank_ == 0)
       accept_all(env, end);
     else
@@ -239,9 +240,10 @@ class TcpLink final : public Link {
 
 std::unique_ptr<Link> open_tcp_link(const LaunchEnv& env, double timeout_s) {
   if (env.master_host.empty() || env.master_port == 0)
-    fail_usage("{} ranks without MPI meet at MASTER_ADDR:MASTER_PORT, which are \"{}\" and {}: set both (torchrun does), "
-               "or start with mpirun and a build with MPI",
-               env.world, env.master_host, env.master_port);
+    fail_usage(
+        "{} ranks without MPI meet at MASTER_ADDR:MASTER_PORT, which are \"{}\" and {}: set both (torchrun does), "
+        "or start a build with MPI by mpirun or srun --mpi=pmix",
+        env.world, env.master_host, env.master_port);
   return std::make_unique<TcpLink>(env, timeout_s);
 }
 

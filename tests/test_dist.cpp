@@ -36,7 +36,8 @@ std::string train_args(const std::string& out, const std::string& more = "") {
 
 // A run of four micro-batches a step, shared out among the ranks. Returns its folder.
 std::string run(const std::string& out, int ranks, const std::string& more = "") {
-  const std::string args = train_args(out, "--set train.accumulate_grad_batches=" + std::to_string(4 / ranks) + " " + more);
+  const std::string args =
+      train_args(out, "--set train.accumulate_grad_batches=" + std::to_string(4 / ranks) + " " + more);
   const Outcome outcome = ranks == 1 ? run_program(args) : run_ranks(ranks, args);
   INFO(ranks << " ranks: triad " << args << "\n" << outcome.output);
   REQUIRE(outcome.exit_code == 0);
@@ -88,7 +89,8 @@ std::vector<std::string> lines(const std::string& path) {
 
 }  // namespace
 
-TEST_CASE("dist: 1, 2 and 4 ranks give the same weights; bucket sizes, zero and recomputation the same bits", "[dist]") {
+TEST_CASE("dist: 1, 2 and 4 ranks give the same weights; bucket sizes, zero and recomputation the same bits",
+          "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string one = run(folder.file("1"), 1), two = run(folder.file("2"), 2), four = run(folder.file("4"), 4);
@@ -98,30 +100,36 @@ TEST_CASE("dist: 1, 2 and 4 ranks give the same weights; bucket sizes, zero and 
     CHECK(d.worst < 1e-5);
   }
   int i = 0;
-  for (const char* more : {"", "--set dist.bucket_mb=0.0009765625", "--set dist.bucket_mb=0.02", "--set dist.bucket_mb=64",
-                           "--set dist.zero=1", "--set runtime.recompute=block"}) {
+  for (const char* more : {"", "--set dist.bucket_mb=0.0009765625", "--set dist.bucket_mb=0.02",
+                           "--set dist.bucket_mb=64", "--set dist.zero=1", "--set runtime.recompute=block"}) {
     INFO(more);
     CHECK(same_file(two + kWeights, run(folder.file("other" + std::to_string(i++)), 2, more) + kWeights));
   }
-  CHECK(same_file(four + kWeights, run(folder.file("four_zero"), 4, "--set dist.zero=1 --set dist.bucket_mb=0.02") + kWeights));
-  const Difference half = difference(two + kWeights, run(folder.file("half"), 2, "--set dist.grad_dtype=bf16") + kWeights);
+  CHECK(same_file(four + kWeights,
+                  run(folder.file("four_zero"), 4, "--set dist.zero=1 --set dist.bucket_mb=0.02") + kWeights));
+  const Difference half =
+      difference(two + kWeights, run(folder.file("half"), 2, "--set dist.grad_dtype=bf16") + kWeights);
   CHECK(half.all > 0);
   CHECK(half.all < 1e-2);
 
-  CHECK(lines(two + "/ddp_buckets.txt").front().starts_with("3 buckets, 4 collectives a step on 2 ranks: all_reduce f32"));
+  CHECK(lines(two + "/ddp_buckets.txt")
+            .front()
+            .starts_with("3 buckets, 4 collectives a step on 2 ranks: all_reduce f32"));
   CHECK(fs::exists(two + "/ranks/rank_1.log"));
   CHECK(Json::parse(lines(two + "/heartbeat_rank1.jsonl").back())["rank"] == 1);
   CHECK(Json::parse(read_text(two + "/env.json"))["ranks"].size() == 2);
   CHECK(lines(two + "/training.csv").size() == 21);
-  CHECK(Json::parse(read_text(two + "/metrics.json"))["tokens"] == Json::parse(read_text(one + "/metrics.json"))["tokens"]);
+  CHECK(Json::parse(read_text(two + "/metrics.json"))["tokens"] ==
+        Json::parse(read_text(one + "/metrics.json"))["tokens"]);
 }
 
 TEST_CASE("dist: a resume on another number of ranks has the same state, and an evaluation the same number", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   for (const char* precision : {"fp32", "bf16"}) {
-    const std::string more = std::string("--set train.save_every=10 --set train.eval_every=10 --set train.eval_batches=3 ") +
-                             "--set runtime.precision=" + precision + " ";
+    const std::string more =
+        std::string("--set train.save_every=10 --set train.eval_every=10 --set train.eval_batches=3 ") +
+        "--set runtime.precision=" + precision + " ";
     const std::string whole = run(folder.file(std::string("whole_") + precision), 2, more);
     const std::string shards = run(folder.file(std::string("shards_") + precision), 2, more + "--set dist.zero=1");
     const std::string from = shards + "/checkpoints/step_10";
@@ -134,9 +142,27 @@ TEST_CASE("dist: a resume on another number of ranks has the same state, and an 
       const Difference d = difference(whole + kWeights, to + kWeights);
       CHECK(d.all < (ranks == 2 ? 1e-30 : std::string(precision) == "fp32" ? 1e-6 : 1e-3));
       CHECK(lines(to + "/training.csv").size() == 11);
-      const auto loss = [](const std::string& run) { return Json::parse(read_text(run + "/metrics.json"))["val_loss"].get<double>(); };
+      const auto loss = [](const std::string& run) {
+        return Json::parse(read_text(run + "/metrics.json"))["val_loss"].get<double>();
+      };
       CHECK(std::abs(loss(to) - loss(whole)) < 1e-4);
     }
+  }
+}
+
+TEST_CASE("dist: two GPUs give the weights of one, with NCCL and with MPI the same bits", "[dist][gpu2]") {
+  if (!require_gpus(2) || !require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string gpu = "--set runtime.device=cuda ";
+  const std::string one = run(folder.file("1"), 1, gpu), two = run(folder.file("2"), 2, gpu);
+  const Difference d = difference(one + kWeights, two + kWeights);
+  CHECK(d.all < 1e-6);
+  CHECK(d.worst < 1e-5);
+  int i = 0;
+  for (const char* more : {"", "--set dist.bucket_mb=0.0009765625", "--set dist.bucket_mb=64", "--set dist.zero=1",
+                           "--set dist.backend=mpi", "--set runtime.cuda_graph=true"}) {
+    INFO(more);
+    CHECK(same_file(two + kWeights, run(folder.file("other" + std::to_string(i++)), 2, gpu + more) + kWeights));
   }
 }
 
@@ -177,7 +203,8 @@ TEST_CASE("dist: a rank that dies or stops ends all, with a message that says wh
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   for (const int signal : {SIGKILL, SIGSTOP}) {
-    const std::string out = folder.file("run" + std::to_string(signal)), log = folder.file("log" + std::to_string(signal));
+    const std::string out = folder.file("run" + std::to_string(signal)),
+                      log = folder.file("log" + std::to_string(signal));
     BackgroundProgram program(train_args(out, kLong + "--set dist.bucket_mb=0.02"), mpirun(2), log);
     const std::vector<int> pids = pids_of(out, 2, 3);
     const auto began = std::chrono::steady_clock::now();
@@ -187,7 +214,8 @@ TEST_CASE("dist: a rank that dies or stops ends all, with a message that says wh
     CHECK(all_gone(pids));
     const std::string text = read_text(log);
     INFO(text);
-    for (const char* part : {"rank 0: ", "rank 1 (pid ", "collective ", " bytes"}) CHECK(text.find(part) != std::string::npos);
+    for (const char* part : {"rank 0: ", "rank 1 (pid ", "collective ", " bytes"})
+      CHECK(text.find(part) != std::string::npos);
     if (signal == SIGSTOP) CHECK(text.find("dist.timeout_s = 3 s") != std::string::npos);
     if (signal == SIGSTOP) CHECK(text.find("is stopped") != std::string::npos);
   }
@@ -230,7 +258,8 @@ TEST_CASE("dist: ranks of different minds do not begin", "[dist]") {
   refused("RANK=x WORLD_SIZE=2 LOCAL_RANK=0", "RANK is \"x\"");
   refused("RANK=0 WORLD_SIZE=2", "LOCAL_RANK is not set");
   refused("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0", "MASTER_ADDR:MASTER_PORT");
-  refused("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=1", "MPI_LOCALRANKID is 1, but MPI_LOCALNRANKS is 1");
+  refused("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=1",
+          "MPI_LOCALRANKID is 1, but MPI_LOCALNRANKS is 1");
 }
 
 TEST_CASE("dist: SIGTERM to one rank, or .HALT, stops all after one step, with a checkpoint", "[dist]") {
@@ -278,7 +307,8 @@ namespace {
 // Two ranks, as threads of this process, over TCP.
 void on_two_ranks(const std::function<void(Comm&)>& body) {
   const auto rank = [&](int r) {
-    LaunchEnv env{.launcher = "torchrun", .rank = r, .world = 2, .local_rank = r, .local_world = 2, .master_host = "127.0.0.1"};
+    LaunchEnv env{
+        .launcher = "torchrun", .rank = r, .world = 2, .local_rank = r, .local_world = 2, .master_host = "127.0.0.1"};
     env.master_port = 20000 + getpid() % 20000;
     const std::unique_ptr<Comm> comm = open_comm(env, Device::cpu(), CommBackend::automatic, 30);
     body(*comm);
@@ -295,7 +325,9 @@ std::unique_ptr<Runtime> small_runtime() {
 }
 
 // Of rank r, in the place i.
-float value(int64_t r, int64_t i) { return static_cast<float>(std::sin(static_cast<double>(i * 7 + r * 3)) * std::pow(10.0, r)); }
+float value(int64_t r, int64_t i) {
+  return static_cast<float>(std::sin(static_cast<double>(i * 7 + r * 3)) * std::pow(10.0, r));
+}
 
 }  // namespace
 
@@ -354,15 +386,11 @@ TEST_CASE("dist: a gradient that never comes, or comes twice, is an error that n
       if (i != 5) reducer.ready(params.part(params.grads(), i), runtime->stream());
     try {
       reducer.finish();
-    } catch (const Error& e) {
-      missing[comm.rank()] = e.what();
-    }
+    } catch (const Error& e) { missing[comm.rank()] = e.what(); }
     collectives[comm.rank()] = comm.collectives() - before;
     try {
       reducer.ready(params.part(params.grads(), 7), runtime->stream());
-    } catch (const Error& e) {
-      twice[comm.rank()] = e.what();
-    }
+    } catch (const Error& e) { twice[comm.rank()] = e.what(); }
   });
   const std::vector<ParamSpec> specs = param_specs(load_config(kTiny, {}).config.model);
   for (const int r : {0, 1}) {
@@ -380,7 +408,8 @@ TEST_CASE("dist: buckets cover every element once, in backward order, large grad
     for (const char* zero : {"0", "1"})
       for (const char* mb : {"0.001", "25", "64"})
         for (const char* tie : {"false", "true"}) {
-          const Config tiny = load_config(kTiny, {std::string("dist.zero=") + zero, std::string("model.tie_embeddings=") + tie}).config;
+          const Config tiny =
+              load_config(kTiny, {std::string("dist.zero=") + zero, std::string("model.tie_embeddings=") + tie}).config;
           const Config& c = std::string(mb) == "25" ? m7c : tiny;
           DistConfig dist = tiny.dist;
           const int64_t unit = bucket_unit(dist, world), elements = static_cast<int64_t>(std::stod(mb) * (1 << 18));
@@ -402,7 +431,7 @@ TEST_CASE("dist: buckets cover every element once, in backward order, large grad
           CHECK(params.specs()[static_cast<size_t>(buckets.back().params.front())].name == "embed.weight");
           if (&c == &m7c) {
             CHECK(params.specs()[static_cast<size_t>(buckets.front().params.front())].name == "lm_head.weight");
-                CHECK((buckets.size() == 24 || buckets.size() == 25));
+            CHECK((buckets.size() == 24 || buckets.size() == 25));
           }
         }
 }
@@ -458,7 +487,8 @@ TEST_CASE("dist: processes that torchrun's variables describe need no MPI", "[di
   const auto launch = [&](int rank) {
     return "export RANK=" + std::to_string(rank) + " LOCAL_RANK=" + std::to_string(rank) +
            " WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost OMP_NUM_THREADS=1 TORCHELASTIC_USE_AGENT_STORE=True "
-           "MASTER_PORT=" + std::to_string(20000 + getpid() % 20000) + "; exec ";
+           "MASTER_PORT=" +
+           std::to_string(20000 + getpid() % 20000) + "; exec ";
   };
   const std::string two = folder.file("two"), args = train_args(two, "--set train.accumulate_grad_batches=2");
   BackgroundProgram other(args, launch(1));

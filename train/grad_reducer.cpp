@@ -179,8 +179,8 @@ void GradReducer::wait_for_comm() {
 
 std::string GradReducer::table() const {
   const DType sent = half_.empty() ? params_.grads().dtype : DType::bf16;
-  std::string out = fmt::format("{} buckets, {} collectives a step on {} ranks: {} {}, {:.2f} MiB in all\n", buckets_.size(),
-                                buckets_.size() + 1 + (zero_ ? buckets_.size() + 1 : 0), comm_.world(),
+  std::string out = fmt::format("{} buckets, {} collectives a step on {} ranks: {} {}, {:.2f} MiB in all\n",
+                                buckets_.size(), buckets_.size() + 1 + (zero_ ? buckets_.size() + 1 : 0), comm_.world(),
                                 zero_ ? "reduce_scatter and all_gather" : "all_reduce", name_of(sent),
                                 static_cast<double>(params_.stored_elements() * size_of(sent)) / kMiB);
   out += "bucket,elements,mib,dtype,parameters,first,last\n";

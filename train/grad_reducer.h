@@ -1,5 +1,5 @@
-// GradReducer: sums gradients over the ranks while backward still runs. The whole gradient buffer is cut into buckets; a
-// bucket's collective starts on the comm stream as soon as backward has finished its last gradient, on the last
+// GradReducer: sums gradients over the ranks while backward still runs. The whole gradient buffer is cut into buckets;
+// a bucket's collective starts on the comm stream as soon as backward has finished its last gradient, on the last
 // micro-step alone. So the sums of all but the last buckets hide behind the rest of backward.
 #pragma once
 #include <string>
@@ -24,8 +24,8 @@ struct GradBucket {
 };
 
 // Buckets of at most `elements`, all boundaries multiples of unit, in the order in which backward is expected to fill
-// them: the products from the last layer to the first, with the head's before all; then the small ones; the embedding's,
-// which backward finishes last and all at once, in the end. A large gradient is cut like the rest.
+// them: the products from the last layer to the first, with the head's before all; then the small ones; the
+// embedding's, which backward finishes last and all at once, in the end. A large gradient is cut like the rest.
 std::vector<GradBucket> plan_buckets(const Params&, int64_t elements, int64_t unit);
 // Of what the buckets' boundaries, and so the whole buffers, have to be multiples (Params::Options::shard_elements).
 int64_t bucket_unit(const DistConfig&, int64_t world);
@@ -79,9 +79,9 @@ class GradReducer final : public GradSink {
   Tensor half_;  // bf16: a bucket as it travels
 
   std::vector<bool> arrived_;
-  std::vector<size_t> missing_;          // of each bucket: gradients yet to come
-  std::vector<const Stream*> streams_;   // that gradients have come on
-  Event event_;                          // recorded and waited for at once, again and again
+  std::vector<size_t> missing_;         // of each bucket: gradients yet to come
+  std::vector<const Stream*> streams_;  // that gradients have come on
+  Event event_;                         // recorded and waited for at once, again and again
 };
 
 }  // namespace triad

@@ -8,9 +8,9 @@ namespace {
 
 constexpr int kThreads = 1024;
 
-__global__ void __launch_bounds__(kThreads) judge_kernel(double* numbers, const float* __restrict__ grads,
-                                                         const int64_t* __restrict__ parts, int64_t count,
-                                                         const double* __restrict__ ranks, int64_t world, bool halt) {
+__global__ void __launch_bounds__(kThreads)
+    judge_kernel(double* numbers, const float* __restrict__ grads, const int64_t* __restrict__ parts, int64_t count,
+                 const double* __restrict__ ranks, int64_t world, bool halt) {
   const double norm_squared = numbers[StepNumbers::norm_squared];
   double loss = world > 0 ? 0 : numbers[StepNumbers::loss], stop = 0;
   int64_t bad_rank = -1;

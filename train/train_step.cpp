@@ -50,9 +50,9 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
               .training = true,
               .max_seq_len = config.train.seq_len,
               .shard_elements = bucket_unit(config.dist, world_)}),
-      ranks_(world_ == 1 ? Tensor{}
-                         : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64,
-                                                 {world_, RankNumbers::count})),
+      ranks_(world_ == 1
+                 ? Tensor{}
+                 : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64, {world_, RankNumbers::count})),
       reducer_(world_ == 1 ? nullptr
                            : std::make_unique<GradReducer>(ctx_, runtime.arena(), model_.params(), *comm, config.dist,
                                                            own_number(ranks_, comm->rank(), RankNumbers::probe))),

@@ -57,9 +57,7 @@ class Trainer {
     try {
       run_steps();
       comm_->finish();
-    } catch (const UsageError& e) {
-      comm_->abandon(e.what(), 2);
-    } catch (const std::exception& e) {
+    } catch (const UsageError& e) { comm_->abandon(e.what(), 2); } catch (const std::exception& e) {
       comm_->abandon(e.what(), 1);
     }
   }
@@ -86,8 +84,7 @@ class Trainer {
                             dump_json(environment_report(device_, *comm_, request_.build), 2) + "\n");
       if (step_.reducer() != nullptr) write_file_atomically(folder_.file("ddp_buckets.txt"), step_.reducer()->table());
     }
-    Telemetry telemetry(config_, folder_, device_, *comm_, runtime_->arena(),
-                        resume_from_.empty() ? -1 : state_.step);
+    Telemetry telemetry(config_, folder_, device_, *comm_, runtime_->arena(), resume_from_.empty() ? -1 : state_.step);
     telemetry.banner(count_parameters(config_.model), request_.environment, data_.description);
     if (!resume_from_.empty()) {
       telemetry.message(fmt::format("resumed from {} at step {}", resume_from_, state_.step));
@@ -268,19 +265,20 @@ class Trainer {
     const double comm_ms = comm_steps_ > 0 ? comm_ms_ / static_cast<double>(comm_steps_) : 0;
     const double tokens = static_cast<double>((state_.step - first_step) * positions());
     Json metrics = {{"step", state_.step},
-                          {"train_loss", last_loss_},
-                          {"val_loss", val_loss_},
-                          {"tokens", state_.tokens},
-                          {"seconds", seconds},
-                          {"tokens_per_s", seconds > 0 ? tokens / seconds : 0},
-                          {"peak_mib", telemetry.peak_mib()}};
+                    {"train_loss", last_loss_},
+                    {"val_loss", val_loss_},
+                    {"tokens", state_.tokens},
+                    {"seconds", seconds},
+                    {"tokens_per_s", seconds > 0 ? tokens / seconds : 0},
+                    {"peak_mib", telemetry.peak_mib()}};
     if (comm_->world() > 1) metrics["comm_wait_ms"] = comm_ms;
     if (comm_->first()) write_file_atomically(folder_.file("metrics.json"), dump_json(metrics, 2) + "\n");
     telemetry.heartbeat(state_.step, "done");
     if (comm_->world() > 1)
-      telemetry.message(fmt::format("communication: {} buckets; behind its own work a step waits {:.3f} ms for the other "
-                                    "ranks",
-                                    step_.reducer()->buckets().size(), comm_ms));
+      telemetry.message(
+          fmt::format("communication: {} buckets; behind its own work a step waits {:.3f} ms for the other "
+                      "ranks",
+                      step_.reducer()->buckets().size(), comm_ms));
     const Routes& routes = runtime_->ctx().routes;
     if (routes.fallbacks() > 0) telemetry.message(routes.summary());
     telemetry.message(fmt::format("done: {} steps, loss {:.4f}, {:.1f} s; weights in {}", state_.step, last_loss_,

@@ -32,9 +32,13 @@ namespace triad::cuda {
 namespace {
 
 constexpr unsigned kFullWarp = 0xffffffffu;
-constexpr int kTokens = 16, kWarps = 4, kWarpTokens = kTokens / kWarps, kWarpKeys = 32;
+constexpr int kWarps = 4, kWarpKeys = 32, kMaxTokens = 16;
+// Of a tile: as many tokens as leave room for the queries of three CTAs an SM.
+template <int kPanels>
+constexpr int kTokensOf = kPanels == 1 ? 16 : 8;
 constexpr int kListedTokens = 128;  // of an item that needs no scores
 constexpr int kFound = 64;          // candidates of a token that are searched for the n-th best
+constexpr int kLongRow = 512;       // blocks from which on a row is read four blocks at a time
 constexpr int kMaxSlots = 64;
 constexpr float kLog2e = 1.4426950408889634f;
 
@@ -43,6 +47,7 @@ struct SelectArgs {
   Bthd<const __nv_bfloat16> q, k;
   Bthd<const float> lse;  // [B,T,Hq,1]
   int tokens, keys, heads;
+  int key_bytes;  // from key to key
   unsigned groups, bgs;  // Hkv, B * Hkv
   int turns;             // products that the heads take
   int l, d, n_sel, init_blocks, local_blocks;
@@ -53,80 +58,79 @@ struct SelectArgs {
   int scored_tiles;
   int items;
   int query_bytes, row_floats;  // in shared memory; a token's scores, with padding
-  float* slab;                  // [CTA][kTokens][row_floats], or nullptr: in shared memory
+  float* slab;                  // [CTA][tokens of a tile][row_floats], or nullptr: in shared memory
 };
 
-// Of two heads, [tokens 0-7, 8-15 of one, of the other][key, token]: 64 keys x 32 columns.
+// Columns are [head][token of the tile], 32 a turn: 64 keys x 32 columns, as [eight columns][key, column].
 using Product = float[4][4];
-constexpr int kTurnRows = 2 * kTokens, kTurnUnits = kTurnRows * kPanelRowBytes / 16;  // of a turn's queries in a panel
+constexpr int kTurnRows = 32, kTurnUnits = kTurnRows * kPanelRowBytes / 16;  // of a turn's queries in a panel
 
-// A lane's four neighbouring keys, as they lie in memory: [key][chunk of 32 columns]. Its 16-byte piece of a chunk is
-// its share of two 16-deep steps; the order of a sum's terms is free as long as the queries lie in the same one, see
-// load_queries.
-template <int kPanels>
-struct RawKeys {
-  uint4 piece[4][2 * kPanels];
-  __device__ __forceinline__ void load(const __nv_bfloat16* column, int64_t stride, int key, int keys) {
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const uint4* row = reinterpret_cast<const uint4*>(column + min(key + r, keys - 1) * stride);
-#pragma unroll
-      for (int i = 0; i < 2 * kPanels; ++i) piece[r][i] = __ldg(row + 4 * i);
-    }
-  }
-};
-// A copy that stays where it is written.
-__device__ __forceinline__ uint32_t moved(uint32_t x) {
-  uint32_t y;
-  asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
-  return y;
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
 }
-// The same keys as the left operands of the products, one for every 16 columns: keys 0 and 1 are two rows of the first
-// product, keys 2 and 3 of the second.
+
+// A warp's 32 keys of a step: first on their way to its own shared memory, then in registers as the left operands of
+// the step's products. Lane 4r + q is to have keys 4r .. 4r + 3, so key 4r + c lies in row 8c + r of a swizzled panel:
+// keys 4r + 2p and 4r + 2p + 1 are rows r and r + 8 of product p.
 template <int kPanels>
-struct KeyOperands {
+struct WarpKeys {
+  static constexpr int kPanelBytes = kWarpKeys * kPanelRowBytes, kBytes = kPanels * kPanelBytes;
   uint32_t a[2][4 * kPanels][4];
 
-  __device__ __forceinline__ explicit KeyOperands(const RawKeys<kPanels>& raw) {
+  // k: the lane's part of the group's first key (lane_part).
+  __device__ __forceinline__ static const unsigned char* lane_part(const __nv_bfloat16* k) {
+    return reinterpret_cast<const unsigned char*>(k) + threadIdx.x % 4 * 16;
+  }
+  __device__ __forceinline__ static void copy(unsigned char* buffer, const unsigned char* k, int key_bytes, int key,
+                                              int keys) {
+    const int r = threadIdx.x % 32 / 4, chunk = threadIdx.x % 4;
+    unsigned char* const halves[2] = {buffer + swizzled(r, chunk), buffer + swizzled(r, chunk + 4)};
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const unsigned char* row = k + static_cast<int64_t>(min(key + 4 * r + c, keys - 1)) * key_bytes;
+#pragma unroll
+      for (int i = 0; i < 2 * kPanels; ++i)
+        copy_async_16(halves[i % 2] + i / 2 * kPanelBytes + c * 8 * kPanelRowBytes, row + i * 64, 16);
+    }
+    copy_async_commit();
+  }
+  __device__ __forceinline__ void load(uint32_t buffer) {
+    const int row = threadIdx.x % 8, matrix = threadIdx.x % 32 / 8;
+    const uint32_t first = buffer + matrix % 2 * 8 * kPanelRowBytes + swizzled(row, matrix / 2);
 #pragma unroll
     for (int p = 0; p < 2; ++p)
 #pragma unroll
-      for (int i = 0; i < 2 * kPanels; ++i) {
-        const uint4 &x = raw.piece[2 * p][i], &y = raw.piece[2 * p + 1][i];
-        const uint32_t words[8] = {x.x, y.x, x.y, y.y, x.z, y.z, x.w, y.w};
-#pragma unroll
-        for (int w = 0; w < 8; ++w) a[p][2 * i + w / 4][w % 4] = moved(words[w]);
-      }
+      for (int i = 0; i < 4 * kPanels; ++i)
+        load_matrices(a[p][i], (first ^ i % 4 << 5) + i / 4 * kPanelBytes + p * 16 * kPanelRowBytes);
   }
-  // product[p] = keys 2p and 2p + 1 x the columns at `queries`. The two take turns: one's latency is the other's time.
-  __device__ __forceinline__ void multiply(Product (&product)[2], uint32_t queries, uint32_t panel_units) const {
+  // Begins product = keys 4r + 2p and 4r + 2p + 1 x the columns at `queries`.
+  template <int p>
+  __device__ __forceinline__ void multiply(Product& product, uint32_t queries, uint32_t panel_units) const {
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 4 * kPanels; ++i)
-#pragma unroll
-      for (int p = 0; p < 2; ++p) {
-        const uint32_t b = queries + i / 4 * panel_units + i % 4 * 2;
-        if (i == 0)
-          wgmma_first<0>(product[p], a[p][i], b);
-        else
-          wgmma_add<0>(product[p], a[p][i], b);
-      }
+    for (int i = 0; i < 4 * kPanels; ++i) {
+      const uint32_t b = queries + i / 4 * panel_units + i % 4 * 2;
+      if (i == 0)
+        wgmma_first<0>(product, a[p][i], b);
+      else
+        wgmma_add<0>(product, a[p][i], b);
+    }
     wgmma_commit();
-    wgmma_wait<0>();
-    pin(product[0]);
-    pin(product[1]);
   }
 };
 
 // Where a CTA works: tokens [first, first + count) of sequence b, group g.
 struct Tile {
   int b, g, first, count;
-  __device__ Tile(const SelectArgs& a, unsigned item) {
+  __device__ Tile(const SelectArgs& a, unsigned item, int tile_tokens) {
     const unsigned bg = item % a.bgs, i = item / a.bgs, tiles = a.scored_tiles;
     b = static_cast<int>(bg / a.groups), g = static_cast<int>(bg % a.groups);
-    first = i < tiles ? a.scored_from + static_cast<int>(tiles - 1 - i) * kTokens
+    first = i < tiles ? a.scored_from + static_cast<int>(tiles - 1 - i) * tile_tokens
                       : static_cast<int>(i - tiles) * kListedTokens;
-    count = i < tiles ? min(kTokens, a.tokens - first) : min(kListedTokens, a.scored_from - first);
+    count = i < tiles ? min(tile_tokens, a.tokens - first) : min(kListedTokens, a.scored_from - first);
   }
 };
 
@@ -140,162 +144,161 @@ struct Candidates {
         slots(a.n_sel - a.init_blocks - a.local_blocks) {}
 };
 
-// The queries of the tile as the columns of the products: row h * 16 + t of a 128-byte-swizzled panel. The four words
-// of a lane's piece of keys are multiplied as words (q, q + 4) of one 16-deep step and (q, q + 4) of the next. A thread
-// moves one 16-byte piece of a token for every head and panel.
+// The queries of the tile as the columns of the products, zeros where there is no head or token.
 template <int kPanels>
 __device__ __forceinline__ void load_queries(const SelectArgs& a, const Tile& tile, unsigned char* queries,
                                              float* lse) {
-  constexpr int kBatch = kPanels == 2 ? 8 : 6;  // loads on their way at a time
-  static_assert(kBatch % kPanels == 0);
-  const int rows = a.turns * kTurnRows, t = threadIdx.x / 8, piece = threadIdx.x % 8, chunk = piece / 4 * 4;
-  const __nv_bfloat16* from = a.q.row(tile.b, tile.first + t, tile.g * a.heads) + piece * 8;
-  unsigned char* to = queries + piece % 4 * 4;
-  const int place[4] = {swizzled(t, chunk), swizzled(t, chunk + 1), swizzled(t, chunk + 2), swizzled(t, chunk + 3)};
+  constexpr int kTokens = kTokensOf<kPanels>;
+  const int rows = a.turns * kTurnRows, chunk = threadIdx.x % 8;
+#pragma unroll 2
+  for (int row = threadIdx.x / 8; row < rows; row += kWarpgroup / 8) {
+    const int t = row % kTokens, h = row / kTokens;
+    const bool exists = t < tile.count && h < a.heads;
+    const __nv_bfloat16* from = a.q.row(tile.b, tile.first + (exists ? t : 0), tile.g * a.heads + (exists ? h : 0));
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i)
+      copy_async_16(queries + i * rows * kPanelRowBytes + swizzled(row, chunk), from + i * kPanel + chunk * 8,
+                    exists ? 16 : 0);
+  }
   for (int i = threadIdx.x; i < rows; i += kWarpgroup) {
-    const int token = i % kTokens, h = i / kTokens;
-    const bool exists = token < tile.count && h < a.heads;
-    const float x = exists ? *a.lse.row(tile.b, tile.first + token, tile.g * a.heads + h) : -INFINITY;
+    const int t = i % kTokens, h = i / kTokens;
+    const bool exists = t < tile.count && h < a.heads;
+    const float x = exists ? *a.lse.row(tile.b, tile.first + t, tile.g * a.heads + h) : -INFINITY;
     lse[i] = x == -INFINITY ? INFINITY : x * kLog2e;
   }
-#pragma unroll 1
-  for (int h0 = 0; h0 < 2 * a.turns; h0 += kBatch / kPanels) {
-    uint4 x[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      x[i] = make_uint4(0, 0, 0, 0);
-      if (t < tile.count && h0 + i / kPanels < a.heads)
-        x[i] = __ldg(reinterpret_cast<const uint4*>(from + i / kPanels * a.q.stride_h + i % kPanels * kPanel));
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (h0 + i / kPanels >= 2 * a.turns) break;
-      unsigned char* row = to + i % kPanels * rows * kPanelRowBytes + i / kPanels * kTokens * kPanelRowBytes;
-      *reinterpret_cast<uint32_t*>(row + place[0]) = x[i].x;
-      *reinterpret_cast<uint32_t*>(row + place[1]) = x[i].y;
-      *reinterpret_cast<uint32_t*>(row + place[2]) = x[i].z;
-      *reinterpret_cast<uint32_t*>(row + place[3]) = x[i].w;
-    }
-    from += kBatch / kPanels * a.q.stride_h;
-    to += kBatch / kPanels * kTokens * kPanelRowBytes;
-  }
 }
 
-// Adds the probabilities, 2^(product * scale - lse), of two heads to a lane's sums: [key pair][token half][key, token].
-__device__ __forceinline__ void add_probabilities(float (&sum)[2][2][4], const Product (&product)[2], const float2* lse,
+// What the turn's columns of a lane subtract, lse * log2(e).
+using Shifts = float2[4];
+__device__ __forceinline__ void load_shifts(Shifts& shift, const float2* lse) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) shift[j] = lse[4 * j];
+}
+// Adds the probabilities, 2^(product * scale - lse), of a turn's heads to a lane's sums: [token half][key, token].
+template <int kHalves>
+__device__ __forceinline__ void add_probabilities(float (&sum)[kHalves][4], const Product& product, const Shifts& shift,
                                                   float scale) {
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const float2 shift = lse[4 * j];
+  for (int j = 0; j < 4; ++j)
 #pragma unroll
-    for (int p = 0; p < 2; ++p)
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        sum[p][j % 2][e] += exp2_approx(fmaf(product[p][j][e], scale, e % 2 ? -shift.y : -shift.x));
-  }
+    for (int e = 0; e < 4; ++e)
+      sum[j % kHalves][e] += exp2_approx(fmaf(product[j][e], scale, e % 2 ? -shift[j].y : -shift[j].x));
 }
 
-// What a lane knows of its four tokens, 2 q + {0, 1, 8, 9} with q = lane % 4.
-struct LaneTokens {
-  float best[2][4] = {};  // highest scores among this lane's candidates, of every other step
-  float last[4] = {};     // of a warp's last key, for the block that follows (lanes 28 .. 31)
-};
-
-// The scores that a warp's 32 keys give, from the sums of a lane's keys 4r .. 4r + 3, r = lane / 4: [key pair][token].
-template <int kSize>
-__device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidates& c, const float (&sum)[2][2][4],
-                                             int first_key, LaneTokens& mine, float* lane_scores) {
+// The scores that a warp's 32 keys give, from the sums of a lane's keys 4r .. 4r + 3, r = lane / 4: [key pair][token],
+// -1 for blocks that are no candidates. last: what the warp's last key gives to the block that follows, by token (in
+// lanes 28 .. 31).
+template <int kSize, int kHalves>
+__device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidates& c,
+                                             const float (&sum)[2][kHalves][4], int first_key,
+                                             float (&last)[2 * kHalves], float* lane_scores) {
   const int lane = threadIdx.x % 32, r = lane / 4;
   const int block = first_key / kSize + (kSize == 2 ? 2 * r : kSize == 4 ? r : r / 2);
   const auto is_candidate = [&](int j) {
     return static_cast<unsigned>(j - c.begin) < static_cast<unsigned>(c.end - c.begin);
   };
-  const bool counts = is_candidate(block) && (kSize != 8 || r % 2 == 0), next_counts = is_candidate(block + 1);
+  const bool counts = is_candidate(block), next_counts = is_candidate(block + 1);
   float* to = lane_scores + block;
 #pragma unroll
-  for (int i = 0; i < 4; ++i, to += i == 2 ? 7 * a.row_floats : a.row_floats) {
+  for (int i = 0; i < 2 * kHalves; ++i, to += i == 2 ? 7 * a.row_floats : a.row_floats) {
     const int j = i / 2, e = i % 2;
     const float s0 = sum[0][j][e], s1 = sum[0][j][e + 2], s2 = sum[1][j][e], s3 = sum[1][j][e + 2];
-    const float last = a.over * s3;
-    const float before = __shfl_sync(kFullWarp, lane < 28 ? last : mine.last[i], (lane + 28) % 32);
-    mine.last[i] = last;
-    float score, best = 0.0f;
+    const float over = a.over * s3;
+    const float before = __shfl_sync(kFullWarp, lane < 28 ? over : last[i], (lane + 28) % 32);
+    last[i] = over;
     if constexpr (kSize == 4) {
-      to[0] = score = fmaxf(fmaf(a.whole, s0 + s1 + s2, s3) + before, 0.0f);
+      const float score = fmaf(a.whole, s0 + s1 + s2, s3) + before;
+      to[0] = counts ? fmaxf(score, 0.0f) : -1.0f;
     } else if constexpr (kSize == 2) {
-      to[0] = score = fmaxf(fmaf(a.whole, s0, s1) + before, 0.0f);
-      const float next = fmaxf(fmaf(a.whole, s2, s3) + a.over * s1, 0.0f);
-      to[1] = next;
-      if (next_counts) best = next;
+      const float score = fmaf(a.whole, s0, s1) + before, next = fmaf(a.whole, s2, s3) + a.over * s1;
+      to[0] = counts ? fmaxf(score, 0.0f) : -1.0f;
+      to[1] = next_counts ? fmaxf(next, 0.0f) : -1.0f;
     } else {
       const float half = fmaf(a.whole, s0 + s1 + s2, (r % 2 ? 1.0f : a.whole) * s3);
-      score = fmaxf(half + __shfl_down_sync(kFullWarp, half, 4) + before, 0.0f);
-      if (r % 2 == 0) to[0] = score;
+      const float score = half + __shfl_down_sync(kFullWarp, half, 4) + before;
+      if (r % 2 == 0) to[0] = counts ? fmaxf(score, 0.0f) : -1.0f;
     }
-    if (counts) best = fmaxf(best, score);
-    const float highest = fmaxf(mine.best[0][i], best);
-    mine.best[0][i] = mine.best[1][i];
-    mine.best[1][i] = highest;
   }
 }
 
-// What the scoring of a tile leaves in shared memory beside the scores.
-struct Bounds {
-  float best[kTokens][2 * 32];  // of a token: the highest scores of 64 groups of its candidates
-  float last[kWarps][kTokens];  // what each warp's last key gives to the next warp's first block
-};
-
-// Each warp walks a stripe of `steps` times 32 keys; every step takes turns with two heads after the other.
+// Each warp walks a stripe of `steps` times 32 keys; every step takes turns with the heads. One product is always on its
+// way while the exponentials of the one before it run: keys 4r and 4r + 1 of a turn, keys 4r + 2 and 4r + 3, and so on
+// into the next step. ends[warp][token]: what the stripe's last key gives to the next stripe's first block.
 template <int kPanels>
 __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile, const Candidates& c,
-                                           const unsigned char* queries, const float* lse, float* scores,
-                                           Bounds& bounds, int steps) {
+                                           const unsigned char* queries, const float* lse, unsigned char* key_buffers,
+                                           float* scores, float (&ends)[kWarps][kMaxTokens], int steps) {
+  constexpr int kHalves = kTokensOf<kPanels> / 8;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t columns = tile_descriptor(shared_address(queries)), panel_units = a.turns * kTurnUnits;
-  const __nv_bfloat16* k = a.k.row(tile.b, 0, tile.g) + lane % 4 * 8;
+  const unsigned char* k = WarpKeys<kPanels>::lane_part(a.k.row(tile.b, 0, tile.g));
   const float2* lane_lse = reinterpret_cast<const float2*>(lse) + lane % 4;
   float* lane_scores = scores + lane % 4 * 2 * a.row_floats;
+  unsigned char* buffer = key_buffers + warp * WarpKeys<kPanels>::kBytes;
+  const uint32_t buffer_address = shared_address(buffer);
   int key0 = warp * steps * kWarpKeys;
-  LaneTokens mine;
-  RawKeys<kPanels> raw;
-  raw.load(k, a.k.stride_t, key0 + lane / 4 * 4, a.keys);
+  WarpKeys<kPanels> keys;
+  Product product[2];
+  const auto next_keys = [&](int key) {  // in registers; the ones after them, from `key` on, on their way
+    copy_async_wait_group<0>();
+    __syncwarp();
+    keys.load(buffer_address);
+    __syncwarp();
+    keys.template multiply<0>(product[0], columns, panel_units);
+    WarpKeys<kPanels>::copy(buffer, k, a.key_bytes, key, a.keys);
+  };
+  float last[2 * kHalves] = {};
+  next_keys(key0 + kWarpKeys);
 #pragma unroll 1
   for (int step = 0; step < steps; ++step, key0 += kWarpKeys) {
-    const KeyOperands<kPanels> keys(raw);
-    float sum[2][2][4] = {};
-    Product product[2];
+    float sum[2][kHalves][4] = {};
     uint32_t b = columns;
-    const float2* shift = lane_lse;
+    const float2* turn_lse = lane_lse;
+    Shifts shift;
 #pragma unroll 1
-    for (int turn = 0; turn < a.turns - 1; ++turn, b += kTurnUnits, shift += kTurnRows / 2) {
-      keys.multiply(product, b, panel_units);
-      add_probabilities(sum, product, shift, a.scale);
+    for (int turn = 0; turn < a.turns - 1; ++turn, turn_lse += kTurnRows / 2) {
+      load_shifts(shift, turn_lse);
+      wgmma_wait<0>();
+      pin(product[0]);
+      keys.template multiply<1>(product[1], b, panel_units);
+      add_probabilities(sum[0], product[0], shift, a.scale);
+      wgmma_wait<0>();
+      pin(product[1]);
+      b += kTurnUnits;
+      keys.template multiply<0>(product[0], b, panel_units);
+      add_probabilities(sum[1], product[1], shift, a.scale);
     }
-    keys.multiply(product, b, panel_units);
-    raw.load(k, a.k.stride_t, key0 + kWarpKeys + lane / 4 * 4, a.keys);  // on its way under what is left of the step
-    add_probabilities(sum, product, shift, a.scale);
+    load_shifts(shift, turn_lse);
+    wgmma_wait<0>();
+    pin(product[0]);
+    keys.template multiply<1>(product[1], b, panel_units);
+    add_probabilities(sum[0], product[0], shift, a.scale);
+    wgmma_wait<0>();
+    pin(product[1]);
+    next_keys(key0 + 2 * kWarpKeys);
+    add_probabilities(sum[1], product[1], shift, a.scale);
 
     if ((key0 + kWarpKeys - 1) * a.d + a.l > tile.first + 1) {  // not all tokens see all keys
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int key = key0 + lane / 4 * 4 + i / 8 * 2 + i % 4 / 2, token = lane % 4 * 2 + i % 2 + i / 4 % 2 * 8;
-        if (key * a.d + a.l > tile.first + token + 1) sum[i / 8][i / 4 % 2][i % 4] = 0.0f;
+      for (int i = 0; i < 8 * kHalves; ++i) {
+        const int p = i / (4 * kHalves), j = i / 4 % kHalves, e = i % 4;
+        const int key = key0 + lane / 4 * 4 + p * 2 + e / 2, token = lane % 4 * 2 + e % 2 + j * 8;
+        if (key * a.d + a.l > tile.first + token + 1) sum[p][j][e] = 0.0f;
       }
     }
     if (a.key_shift == 2)
-      store_scores<4>(a, c, sum, key0, mine, lane_scores);
+      store_scores<4>(a, c, sum, key0, last, lane_scores);
     else if (a.key_shift == 1)
-      store_scores<2>(a, c, sum, key0, mine, lane_scores);
+      store_scores<2>(a, c, sum, key0, last, lane_scores);
     else
-      store_scores<8>(a, c, sum, key0, mine, lane_scores);
+      store_scores<8>(a, c, sum, key0, last, lane_scores);
   }
+  wgmma_wait<0>();
+  pin(product[0]);
+  copy_async_wait();
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int token = lane % 4 * 2 + i % 2 + i / 2 * 8;
-    bounds.best[token][warp * 8 + lane / 4] = mine.best[1][i];  // of the last step, the only one of short tiles
-    bounds.best[token][32 + warp * 8 + lane / 4] = mine.best[0][i];
-    if (lane >= 28) bounds.last[warp][token] = mine.last[i];
-  }
+  for (int i = 0; i < 2 * kHalves; ++i)
+    if (lane >= 28) ends[warp][lane % 4 * 2 + i % 2 + i / 2 * 8] = last[i];
 }
 
 // The values to take of a token: those above `threshold`, and the first `equals` of those at it. Scores are >= 0, so
@@ -306,6 +309,7 @@ struct Cut {
 
 // One step of sorting 32 values, a value a lane: lanes i and i ^ distance exchange, the higher to the lower lane or
 // (lanes with `up`) to the upper one. The tokens take their steps together, which hides their latency.
+template <int kWarpTokens>
 __device__ __forceinline__ void exchange(int (&value)[kWarpTokens], int distance, bool up) {
   const bool keep_high = ((threadIdx.x & distance) == 0) != up;
 #pragma unroll
@@ -315,6 +319,7 @@ __device__ __forceinline__ void exchange(int (&value)[kWarpTokens], int distance
   }
 }
 // Descending (Batcher's bitonic sort).
+template <int kWarpTokens>
 __device__ __forceinline__ void sort_down(int (&value)[kWarpTokens]) {
 #pragma unroll
   for (int size = 2; size <= 32; size *= 2)
@@ -324,6 +329,7 @@ __device__ __forceinline__ void sort_down(int (&value)[kWarpTokens]) {
 }
 
 // The n-th best of a token's values, two a lane (or one, where the second ones are not in use), for n <= 64 (32).
+template <int kWarpTokens>
 __device__ __forceinline__ void find_nth(int (&nth)[kWarpTokens], int n, const int (&value)[2][kWarpTokens], bool two) {
 #pragma unroll
   for (int t = 0; t < kWarpTokens; ++t) nth[t] = value[0][t];
@@ -383,47 +389,126 @@ __device__ __noinline__ void write_searched(int32_t* list, const float* row, int
   }
 }
 
-// The lists of a warp's four tokens, given their rows of scores.
+// The candidates of a warp's tokens that reach a lower bound of the n-th best, in ascending order of their blocks: the
+// first kFound of each in `found` (score, block), and how many there are. The highest scores of 64 (32) groups of
+// blocks bound the n-th best from below: their n-th best does. A row's unused scores are -1.
+template <int kWarpTokens>
+struct Collector {
+  const float* rows;
+  int row_floats, end;
+  int2* found;      // [token][kFound]
+  int bound[kWarpTokens], count[kWarpTokens];
+
+  __device__ __forceinline__ int score(int t, int j) const {
+    return j < end ? __float_as_int(rows[t * row_floats + j]) : -1;
+  }
+  __device__ __forceinline__ int4 scores(int t, int j) const {
+    if (j >= end) return make_int4(-1, -1, -1, -1);
+    return *reinterpret_cast<const int4*>(rows + t * row_floats + j);
+  }
+  __device__ __forceinline__ static int highest(const int4& x) { return max(max(x.x, x.y), max(x.z, x.w)); }
+  // Where this lane writes, if it has something for token t's list, which grows.
+  __device__ __forceinline__ static int place(bool has, int& count) {
+    const unsigned lanes = __ballot_sync(kFullWarp, has);
+    const int place = count + __popc(lanes & ((1u << threadIdx.x % 32) - 1));
+    count += __popc(lanes);
+    return has ? place : kFound;
+  }
+
+  __device__ __forceinline__ void bound_short(int slots) {
+    const int lane = threadIdx.x % 32;
+    int best[2][kWarpTokens];
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t) best[0][t] = score(t, lane), best[1][t] = score(t, 32 + lane);
+#pragma unroll 2
+    for (int j = 64; j < end; j += 64)
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t)
+        best[0][t] = max(best[0][t], score(t, j + lane)), best[1][t] = max(best[1][t], score(t, j + 32 + lane));
+    find_nth(bound, slots, best, end > 32);
+  }
+  __device__ __forceinline__ void collect_short() {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t) bound[t] = max(bound[t], 0), count[t] = 0;
+#pragma unroll 4
+    for (int j = 0; j < end; j += 32)
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t) {
+        const int x = score(t, j + lane), to = place(x >= bound[t], count[t]);
+        if (to < kFound) found[t * kFound + to] = make_int2(x, j + lane);
+      }
+  }
+  __device__ __forceinline__ void bound_long(int slots) {
+    const int lane = threadIdx.x % 32;
+    int best[2][kWarpTokens];
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t) best[0][t] = highest(scores(t, 4 * lane)), best[1][t] = highest(scores(t, 128 + 4 * lane));
+#pragma unroll 2
+    for (int j = 256; j < end; j += 256)
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t)
+        best[0][t] = max(best[0][t], highest(scores(t, j + 4 * lane))),
+        best[1][t] = max(best[1][t], highest(scores(t, j + 128 + 4 * lane)));
+    find_nth(bound, slots, best, true);
+  }
+  // First the groups of four blocks that reach the bound, then of these the blocks.
+  __device__ __forceinline__ void collect_long(int* groups) {
+    const int lane = threadIdx.x % 32;
+    int hits[kWarpTokens] = {};
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t) bound[t] = max(bound[t], 0), count[t] = 0;
+#pragma unroll 2
+    for (int j = 0; j < end; j += 128)
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t) {
+        const int to = place(highest(scores(t, j + 4 * lane)) >= bound[t], hits[t]);
+        if (to < kFound) groups[t * kFound + to] = j + 4 * lane;
+      }
+    __syncwarp();
+    int most = 0;
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t) most = max(most, hits[t]);
+#pragma unroll 1
+    for (int i0 = 0; i0 < min(most, kFound); i0 += 8)
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t) {
+        const int i = i0 + lane / 4, j = i < hits[t] && i < kFound ? groups[t * kFound + i] + lane % 4 : end;
+        const int x = score(t, j), to = place(x >= bound[t], count[t]);
+        if (to < kFound) found[t * kFound + to] = make_int2(x, j);
+      }
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t)
+      if (hits[t] > kFound) count[t] = kFound + 1;  // too many, and not all of them seen
+  }
+};
+
+// The lists of a warp's tokens, given their rows of scores. work: kListBytes of shared memory of this warp's.
+template <int kWarpTokens>
+constexpr int kListBytes = kWarpTokens * kFound * 12;
+template <int kWarpTokens>
 __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& tile, const Candidates& c, float* scores,
-                                            const Bounds& bounds, int steps, int2* found) {
+                                            const float (&ends)[kWarps][kMaxTokens], int steps, unsigned char* work) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token0 = warp * kWarpTokens;
   float* rows = scores + token0 * a.row_floats;
   if (lane < kWarpTokens * kWarps) {  // what reaches over from one stripe to the next
     const int t = lane / kWarps, stripe = lane % kWarps, block = stripe * steps * kWarpKeys >> a.key_shift;
-    if (stripe > 0 && block < c.end) rows[t * a.row_floats + block] += bounds.last[stripe - 1][token0 + t];
+    if (stripe > 0 && block >= c.begin && block < c.end)
+      rows[t * a.row_floats + block] += ends[stripe - 1][token0 + t];
   }
   __syncwarp();
-  int value[2][kWarpTokens], block[2][kWarpTokens], count[kWarpTokens] = {}, bound[kWarpTokens];
-#pragma unroll
-  for (int t = 0; t < kWarpTokens; ++t)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) value[i][t] = __float_as_int(bounds.best[token0 + t][32 * i + lane]);
-  find_nth(bound, c.slots, value, steps > 1 || c.slots > 32);
-
-  constexpr int kBatch = 4;  // of 32 blocks, on their way at a time
-  for (int j0 = c.begin; j0 < c.end; j0 += 32 * kBatch) {
-    int score[kBatch][kWarpTokens];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-#pragma unroll
-      for (int t = 0; t < kWarpTokens; ++t) {
-        const int j = j0 + 32 * i + lane;
-        score[i][t] = j < c.end ? __float_as_int(rows[t * a.row_floats + j]) : -1;
-      }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (j0 + 32 * i >= c.end) break;
-#pragma unroll
-      for (int t = 0; t < kWarpTokens; ++t) {
-        const bool reaches = score[i][t] >= bound[t];
-        const unsigned lanes = __ballot_sync(kFullWarp, reaches);
-        const int place = count[t] + __popc(lanes & ((1u << lane) - 1));
-        if (reaches && place < kFound) found[t * kFound + place] = make_int2(score[i][t], j0 + 32 * i + lane);
-        count[t] += __popc(lanes);
-      }
-    }
+  int2* const found = reinterpret_cast<int2*>(work);
+  Collector<kWarpTokens> collector{rows, a.row_floats, c.end, found, {}, {}};
+  if (c.end < kLongRow) {
+    collector.bound_short(c.slots);
+    collector.collect_short();
+  } else {
+    collector.bound_long(c.slots);
+    collector.collect_long(reinterpret_cast<int*>(found + kWarpTokens * kFound));
   }
   __syncwarp();
+  int value[2][kWarpTokens], block[2][kWarpTokens];
+  const auto& count = collector.count;
   bool two = false;
 #pragma unroll
   for (int t = 0; t < kWarpTokens; ++t) {
@@ -450,7 +535,7 @@ __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& til
       write_taken(list + c.begin, c.slots, cut, value[0][t], block[0][t], listed, equals);
       if (two) write_taken(list + c.begin, c.slots, cut, value[1][t], block[1][t], listed, equals);
     } else {
-      write_searched(list + c.begin, rows + t * a.row_floats, c.begin, c.end, c.slots, bound[t]);
+      write_searched(list + c.begin, rows + t * a.row_floats, c.begin, c.end, c.slots, collector.bound[t]);
     }
   }
 }
@@ -475,30 +560,37 @@ template <int kPanels>
 __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     select_sm90_kernel(const __grid_constant__ SelectArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  unsigned char* queries = aligned_shared();
-  int2* found = reinterpret_cast<int2*>(queries) + threadIdx.x / 32 * kWarpTokens * kFound;  // once they are used
-  float* lse = reinterpret_cast<float*>(queries + a.query_bytes);
-  Bounds& bounds = *reinterpret_cast<Bounds*>(lse + a.turns * kTurnRows);
-  float* scores = a.slab == nullptr ? reinterpret_cast<float*>(&bounds + 1)
-                                    : a.slab + static_cast<int64_t>(blockIdx.x) * kTokens * a.row_floats;
+  constexpr int kTokens = kTokensOf<kPanels>, kWarpTokens = kTokens / kWarps;
+  unsigned char* const queries = aligned_shared();
+  unsigned char* const key_buffers = queries + a.query_bytes;
+  unsigned char* const lists = queries + threadIdx.x / 32 * kListBytes<kWarpTokens>;  // once the queries are used
+  float* const lse = reinterpret_cast<float*>(key_buffers + kWarps * WarpKeys<kPanels>::kBytes);
+  auto& ends = *reinterpret_cast<float(*)[kWarps][kMaxTokens]>(lse + a.turns * kTurnRows);
+  float* const scores = a.slab == nullptr ? reinterpret_cast<float*>(&ends + 1)
+                                          : a.slab + static_cast<int64_t>(blockIdx.x) * kTokens * a.row_floats;
   const unsigned scored_items = static_cast<unsigned>(a.scored_tiles) * a.bgs, items = a.items;
   // Turns go back and forth over the CTAs, so that each gets its share of long items.
   for (unsigned turn = 0; turn * gridDim.x < items; ++turn) {
     const unsigned item = turn * gridDim.x + (turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     if (item >= items) continue;
-    const Tile tile(a, item);
+    const Tile tile(a, item, kTokens);
     if (item >= scored_items) {
       list_all(a, tile);
       continue;
     }
     const Candidates c(a, tile.first);
     const int steps = ((c.end << a.key_shift) + kWarps * kWarpKeys - 1) / (kWarps * kWarpKeys);
+    const int warp = threadIdx.x / 32;
+    WarpKeys<kPanels>::copy(key_buffers + warp * WarpKeys<kPanels>::kBytes,
+                            WarpKeys<kPanels>::lane_part(a.k.row(tile.b, 0, tile.g)), a.key_bytes,
+                            warp * steps * kWarpKeys, a.keys);
     load_queries<kPanels>(a, tile, queries, lse);
+    copy_async_wait();
     fence_async_proxy();
     __syncthreads();
-    score_tile<kPanels>(a, tile, c, queries, lse, scores, bounds, steps);
+    score_tile<kPanels>(a, tile, c, queries, lse, key_buffers, scores, ends, steps);
     __syncthreads();
-    write_lists(a, tile, c, scores, bounds, steps, found);
+    write_lists<kWarpTokens>(a, tile, c, scores, ends, steps, lists);
     __syncthreads();
   }
 #endif
@@ -507,19 +599,21 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
 // How a call is run: with scores in shared memory, one CTA an item; in scratch, `ctas` in turns.
 struct Plan {
   int64_t turns;
-  int64_t query_bytes, work_bytes, row_floats, ctas;
+  int64_t query_bytes, work_bytes, row_floats, ctas, tokens;  // tokens: of a tile
   bool in_shared;
-  int64_t score_bytes() const { return 4 * kTokens * row_floats; }
+  int64_t score_bytes() const { return 4 * tokens * row_floats; }
 };
 
 Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, const SelectOptions& o) {
   constexpr int64_t kSharedOfSm = 228 * 1024, kReserved = 1024;
   constexpr int kOfPanels[] = {0, kResident<1>, kResident<2>, kResident<3>};
   const int64_t panels = dk / kPanel, size = o.l_sel / o.d, resident = kOfPanels[panels];
-  Plan p{.turns = ceil_div(heads, 2)};
+  Plan p{};
+  p.tokens = panels == 1 ? kTokensOf<1> : kTokensOf<2>;
+  p.turns = ceil_div(heads * p.tokens, kTurnRows);
   const int64_t rows = p.turns * kTurnRows;
-  p.query_bytes = std::max<int64_t>(panels * rows * kPanelRowBytes, kTokens * kFound * sizeof(int2));
-  p.work_bytes = p.query_bytes + 4 * rows + static_cast<int64_t>(sizeof(Bounds));
+  p.query_bytes = std::max<int64_t>(panels * rows * kPanelRowBytes, align_up(p.tokens * kListBytes<1>, 1024));
+  p.work_bytes = p.query_bytes + kWarps * panels * WarpKeys<1>::kBytes + 4 * rows + 4 * kWarps * kMaxTokens;
   const int64_t blocks = std::max<int64_t>(1, (tokens - 1) / o.l_sel - o.local_blocks + 1);  // of candidates
   const int64_t stored = align_up(blocks * size, kWarps * kWarpKeys) / size;
   p.row_floats = align_up(stored - 4, 16) + 4;  // 4 modulo 16: no bank conflicts
@@ -539,11 +633,11 @@ void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp
               const SelectOptions& o, const Plan& p) {
   const int64_t B = q.size(0), tokens = q.size(1), Hkv = k_cmp.size(2), dk = q.size(3), G = q.size(2) / Hkv;
   const int64_t scored_from = std::min(tokens, o.n_sel * o.l_sel),
-                scored_tiles = ceil_div(tokens - scored_from, kTokens);
+                scored_tiles = ceil_div(tokens - scored_from, p.tokens);
   const int64_t items = (scored_tiles + ceil_div(scored_from, kListedTokens)) * B * Hkv;
   Scratch::Scope scope(ctx.scratch);
   float* const slab =
-      p.in_shared ? nullptr : scope.alloc(DType::f32, {std::min(items, p.ctas), kTokens * p.row_floats}).ptr<float>();
+      p.in_shared ? nullptr : scope.alloc(DType::f32, {std::min(items, p.ctas), p.tokens * p.row_floats}).ptr<float>();
   const SelectArgs a{.block_index = bthd<int32_t>(block_index),
                      .q = bthd<__nv_bfloat16>(q),
                      .k = bthd<__nv_bfloat16>(k_cmp),
@@ -551,6 +645,7 @@ void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp
                      .tokens = static_cast<int>(tokens),
                      .keys = static_cast<int>(k_cmp.size(1)),
                      .heads = static_cast<int>(G),
+                     .key_bytes = static_cast<int>(k_cmp.stride[1] * 2),
                      .groups = static_cast<unsigned>(Hkv),
                      .bgs = static_cast<unsigned>(B * Hkv),
                      .turns = static_cast<int>(p.turns),
@@ -584,11 +679,11 @@ bool select_sm90_applies(const Context& ctx, const ConstTensor& q, const ConstTe
   const int64_t dk = q.size(3), heads = q.size(2) / k_cmp.size(2), span = o.l / o.d, size = o.l_sel / o.d;
   return ctx.compute_capability == 90 && q.dtype == DType::bf16 && all_have_vectors(8, q, k_cmp) &&
          (dk == 64 || dk == 128 || dk == 192) && heads <= 32 && o.l == span * o.d && (span == 1 || span == 2) &&
-         o.l_sel == size * o.d && (size == 2 || size == 4 || size == 8) && o.l_sel % kTokens == 0 &&
+         o.l_sel == size * o.d && (size == 2 || size == 4 || size == 8) && o.l_sel % kMaxTokens == 0 &&
          std::has_single_bit(static_cast<uint64_t>(o.l_sel)) && o.n_sel > o.init_blocks + o.local_blocks &&
          o.n_sel - o.init_blocks - o.local_blocks <= kMaxSlots && o.n_sel < (int64_t{1} << 16) && q.size(1) > 0 &&
-         q.size(1) < (int64_t{1} << 27) && o.l_sel < (int64_t{1} << 16) &&
-         ceil_div(q.size(1), kTokens) * q.size(0) * k_cmp.size(2) < (int64_t{1} << 30);
+         q.size(1) < (int64_t{1} << 27) && k_cmp.stride[1] < (int64_t{1} << 30) && o.l_sel < (int64_t{1} << 16) &&
+         ceil_div(q.size(1), kTokensOf<2>) * q.size(0) * k_cmp.size(2) < (int64_t{1} << 30);
 }
 
 void select_sm90(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,

@@ -40,6 +40,7 @@ constexpr int kListedTokens = 128;  // of an item that needs no scores
 constexpr int kFound = 64;          // candidates of a token that are searched for the n-th best
 constexpr int kLongRow = 512;       // blocks from which on a row is read four blocks at a time
 constexpr int kMaxSlots = 64;
+constexpr int64_t kTakes = 4;  // items a CTA from which on it pays that each CTA takes the next one
 constexpr float kLog2e = 1.4426950408889634f;
 
 struct SelectArgs {
@@ -57,8 +58,9 @@ struct SelectArgs {
   int scored_from;    // tokens before it list all their blocks
   int scored_tiles;
   int items;
-  int query_bytes, row_floats;  // in shared memory; a token's scores, with padding
+  int query_bytes, list_bytes, row_floats;  // in shared memory; of a warp's lists; a token's scores, with padding
   float* slab;                  // [CTA][tokens of a tile][row_floats], or nullptr: in shared memory
+  int* taken;                   // items taken beyond the first of each CTA; nullptr: in turns
 };
 
 // Columns are [head][token of the tile], 32 a turn: 64 keys x 32 columns, as [eight columns][key, column].
@@ -144,9 +146,9 @@ struct Candidates {
         slots(a.n_sel - a.init_blocks - a.local_blocks) {}
 };
 
-// The queries of the tile as the columns of the products, zeros where there is no head or token.
+// The queries of the tile as the columns of the products, zeros where there is no head or token; their lse beside them.
 template <int kPanels>
-__device__ __forceinline__ void load_queries(const SelectArgs& a, const Tile& tile, unsigned char* queries,
+__device__ __forceinline__ void copy_queries(const SelectArgs& a, const Tile& tile, unsigned char* queries,
                                              float* lse) {
   constexpr int kTokens = kTokensOf<kPanels>;
   const int rows = a.turns * kTurnRows, chunk = threadIdx.x % 8;
@@ -163,9 +165,19 @@ __device__ __forceinline__ void load_queries(const SelectArgs& a, const Tile& ti
   for (int i = threadIdx.x; i < rows; i += kWarpgroup) {
     const int t = i % kTokens, h = i / kTokens;
     const bool exists = t < tile.count && h < a.heads;
-    const float x = exists ? *a.lse.row(tile.b, tile.first + t, tile.g * a.heads + h) : -INFINITY;
-    lse[i] = x == -INFINITY ? INFINITY : x * kLog2e;
+    copy_async_4(lse + i, a.lse.row(tile.b, tile.first + (exists ? t : 0), tile.g * a.heads + (exists ? h : 0)), exists);
   }
+}
+// When the copies are complete: what the exponents subtract, lse * log2(e), or infinity where there is nothing.
+template <int kPanels>
+__device__ __forceinline__ void finish_queries(const SelectArgs& a, const Tile& tile, float* lse) {
+  constexpr int kTokens = kTokensOf<kPanels>;
+  copy_async_wait();
+  for (int i = threadIdx.x; i < a.turns * kTurnRows; i += kWarpgroup) {  // the values that this thread copied
+    const bool exists = i % kTokens < tile.count && i / kTokens < a.heads;
+    lse[i] = exists && lse[i] != -INFINITY ? lse[i] * kLog2e : INFINITY;
+  }
+  fence_async_proxy();
 }
 
 // What the turn's columns of a lane subtract, lse * log2(e).
@@ -221,9 +233,20 @@ __device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidat
   }
 }
 
+// What the warps of a CTA tell each other.
+struct SharedEnds {
+  float last[kWarps][kMaxTokens];  // what each stripe's last key gives to the next stripe's first block, by token
+  unsigned next_item;
+  unsigned unused[3];
+};
+
+__device__ __forceinline__ unsigned next_item(const SelectArgs& a, unsigned item) {
+  return gridDim.x + (a.taken == nullptr ? item : atomicAdd(a.taken, 1));
+}
+
 // Each warp walks a stripe of `steps` times 32 keys; every step takes turns with the heads. One product is always on its
 // way while the exponentials of the one before it run: keys 4r and 4r + 1 of a turn, keys 4r + 2 and 4r + 3, and so on
-// into the next step. ends[warp][token]: what the stripe's last key gives to the next stripe's first block.
+// into the next step.
 template <int kPanels>
 __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile, const Candidates& c,
                                            const unsigned char* queries, const float* lse, unsigned char* key_buffers,
@@ -483,9 +506,8 @@ struct Collector {
   }
 };
 
-// The lists of a warp's tokens, given their rows of scores. work: kListBytes of shared memory of this warp's.
-template <int kWarpTokens>
-constexpr int kListBytes = kWarpTokens * kFound * 12;
+// The lists of a warp's tokens, given their rows of scores. work: shared memory of this warp's, kFound * 8 bytes a
+// token, or 12 for long rows.
 template <int kWarpTokens>
 __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& tile, const Candidates& c, float* scores,
                                             const float (&ends)[kWarps][kMaxTokens], int steps, unsigned char* work) {
@@ -555,43 +577,53 @@ constexpr int kResident = kPanels == 1   ? 4
                           : kPanels == 2 ? 3
                                          : 2;
 
-// Grid: one CTA an item, the longest first; with scores in scratch, a bounded number of CTAs that take turns.
+// Grid: one CTA an item, the longest first, or a bounded number of CTAs that each take the next item when they are done
+// with one; then the next item's queries and first keys are on their way while the lists are written.
 template <int kPanels>
 __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     select_sm90_kernel(const __grid_constant__ SelectArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kTokens = kTokensOf<kPanels>, kWarpTokens = kTokens / kWarps;
+  const int warp = threadIdx.x / 32;
   unsigned char* const queries = aligned_shared();
   unsigned char* const key_buffers = queries + a.query_bytes;
-  unsigned char* const lists = queries + threadIdx.x / 32 * kListBytes<kWarpTokens>;  // once the queries are used
   float* const lse = reinterpret_cast<float*>(key_buffers + kWarps * WarpKeys<kPanels>::kBytes);
-  auto& ends = *reinterpret_cast<float(*)[kWarps][kMaxTokens]>(lse + a.turns * kTurnRows);
-  float* const scores = a.slab == nullptr ? reinterpret_cast<float*>(&ends + 1)
+  SharedEnds& ends = *reinterpret_cast<SharedEnds*>(lse + a.turns * kTurnRows);
+  unsigned char* const lists = reinterpret_cast<unsigned char*>(&ends + 1) + warp * a.list_bytes;
+  float* const scores = a.slab == nullptr ? reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(&ends + 1) + kWarps * a.list_bytes)
                                           : a.slab + static_cast<int64_t>(blockIdx.x) * kTokens * a.row_floats;
-  const unsigned scored_items = static_cast<unsigned>(a.scored_tiles) * a.bgs, items = a.items;
-  // Turns go back and forth over the CTAs, so that each gets its share of long items.
-  for (unsigned turn = 0; turn * gridDim.x < items; ++turn) {
-    const unsigned item = turn * gridDim.x + (turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    if (item >= items) continue;
+  const unsigned scored_items = static_cast<unsigned>(a.scored_tiles) * a.bgs;
+  const auto steps_of = [&](const Candidates& c) {
+    return ((c.end << a.key_shift) + kWarps * kWarpKeys - 1) / (kWarps * kWarpKeys);
+  };
+  const auto begin = [&](unsigned item) {
+    if (item >= scored_items) return;
     const Tile tile(a, item, kTokens);
-    if (item >= scored_items) {
-      list_all(a, tile);
-      continue;
-    }
-    const Candidates c(a, tile.first);
-    const int steps = ((c.end << a.key_shift) + kWarps * kWarpKeys - 1) / (kWarps * kWarpKeys);
-    const int warp = threadIdx.x / 32;
     WarpKeys<kPanels>::copy(key_buffers + warp * WarpKeys<kPanels>::kBytes,
                             WarpKeys<kPanels>::lane_part(a.k.row(tile.b, 0, tile.g)), a.key_bytes,
-                            warp * steps * kWarpKeys, a.keys);
-    load_queries<kPanels>(a, tile, queries, lse);
-    copy_async_wait();
-    fence_async_proxy();
+                            warp * steps_of(Candidates(a, tile.first)) * kWarpKeys, a.keys);
+    copy_queries<kPanels>(a, tile, queries, lse);
+  };
+  unsigned item = blockIdx.x;
+  begin(item);
+  while (item < scored_items) {
+    const Tile tile(a, item, kTokens);
+    const Candidates c(a, tile.first);
+    finish_queries<kPanels>(a, tile, lse);
     __syncthreads();
-    score_tile<kPanels>(a, tile, c, queries, lse, key_buffers, scores, ends, steps);
+    if (threadIdx.x == 0) ends.next_item = next_item(a, item);
+    score_tile<kPanels>(a, tile, c, queries, lse, key_buffers, scores, ends.last, steps_of(c));
     __syncthreads();
-    write_lists<kWarpTokens>(a, tile, c, scores, ends, steps, lists);
+    item = ends.next_item;
+    begin(item);
+    write_lists<kWarpTokens>(a, tile, c, scores, ends.last, steps_of(c), lists);
+  }
+  while (item < a.items) {
+    list_all(a, Tile(a, item, kTokens));
     __syncthreads();
+    if (threadIdx.x == 0) ends.next_item = next_item(a, item);
+    __syncthreads();
+    item = ends.next_item;
   }
 #endif
 }
@@ -599,12 +631,12 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
 // How a call is run: with scores in shared memory, one CTA an item; in scratch, `ctas` in turns.
 struct Plan {
   int64_t turns;
-  int64_t query_bytes, work_bytes, row_floats, ctas, tokens;  // tokens: of a tile
-  bool in_shared;
+  int64_t query_bytes, list_bytes, work_bytes, row_floats, tokens, ctas;  // tokens: of a tile
+  bool in_shared, takes;
   int64_t score_bytes() const { return 4 * tokens * row_floats; }
 };
 
-Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, const SelectOptions& o) {
+Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, int64_t bgs, const SelectOptions& o) {
   constexpr int64_t kSharedOfSm = 228 * 1024, kReserved = 1024;
   constexpr int kOfPanels[] = {0, kResident<1>, kResident<2>, kResident<3>};
   const int64_t panels = dk / kPanel, size = o.l_sel / o.d, resident = kOfPanels[panels];
@@ -612,19 +644,22 @@ Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, co
   p.tokens = panels == 1 ? kTokensOf<1> : kTokensOf<2>;
   p.turns = ceil_div(heads * p.tokens, kTurnRows);
   const int64_t rows = p.turns * kTurnRows;
-  p.query_bytes = std::max<int64_t>(panels * rows * kPanelRowBytes, align_up(p.tokens * kListBytes<1>, 1024));
-  p.work_bytes = p.query_bytes + kWarps * panels * WarpKeys<1>::kBytes + 4 * rows + 4 * kWarps * kMaxTokens;
+  p.query_bytes = panels * rows * kPanelRowBytes;
   const int64_t blocks = std::max<int64_t>(1, (tokens - 1) / o.l_sel - o.local_blocks + 1);  // of candidates
   const int64_t stored = align_up(blocks * size, kWarps * kWarpKeys) / size;
   p.row_floats = align_up(stored - 4, 16) + 4;  // 4 modulo 16: no bank conflicts
+  p.list_bytes = p.tokens / kWarps * kFound * (blocks < kLongRow ? 8 : 12);
+  p.work_bytes = p.query_bytes + kWarps * panels * WarpKeys<1>::kBytes + 4 * rows +
+                 static_cast<int64_t>(sizeof(SharedEnds)) + kWarps * p.list_bytes;
   p.in_shared = resident * (p.work_bytes + p.score_bytes() + kReserved) <= kSharedOfSm;
   p.ctas = resident * ctx.num_sms;
+  p.takes = ceil_div(tokens, p.tokens) * bgs > kTakes * p.ctas;
   return p;
 }
 
 template <int kPanels>
 void run(Context& ctx, const SelectArgs& a, const Plan& p) {
-  const int64_t ctas = p.in_shared ? a.items : std::min<int64_t>(a.items, p.ctas);
+  const int64_t ctas = std::min<int64_t>(a.items, p.ctas);
   launch(ctx, "nsa_select", select_sm90_kernel<kPanels>, dim3(ctas), kWarpgroup,
          p.work_bytes + (p.in_shared ? p.score_bytes() : 0), a);
 }
@@ -638,6 +673,8 @@ void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp
   Scratch::Scope scope(ctx.scratch);
   float* const slab =
       p.in_shared ? nullptr : scope.alloc(DType::f32, {std::min(items, p.ctas), p.tokens * p.row_floats}).ptr<float>();
+  const Tensor taken = p.takes ? scope.alloc(DType::i32, {1}) : Tensor{};
+  if (p.takes) zero(ctx, taken);
   const SelectArgs a{.block_index = bthd<int32_t>(block_index),
                      .q = bthd<__nv_bfloat16>(q),
                      .k = bthd<__nv_bfloat16>(k_cmp),
@@ -663,8 +700,10 @@ void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp
                      .scored_tiles = static_cast<int>(scored_tiles),
                      .items = static_cast<int>(items),
                      .query_bytes = static_cast<int>(p.query_bytes),
+                     .list_bytes = static_cast<int>(p.list_bytes),
                      .row_floats = static_cast<int>(p.row_floats),
-                     .slab = slab};
+                     .slab = slab,
+                     .taken = p.takes ? taken.ptr<int>() : nullptr};
   if (dk == 64)
     run<1>(ctx, a, p);
   else if (dk == 128)
@@ -688,7 +727,7 @@ bool select_sm90_applies(const Context& ctx, const ConstTensor& q, const ConstTe
 
 void select_sm90(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
                  const SelectOptions& o) {
-  run_plan(ctx, block_index, q, k_cmp, lse_cmp, o, make_plan(ctx, q.size(1), q.size(3), q.size(2) / k_cmp.size(2), o));
+  run_plan(ctx, block_index, q, k_cmp, lse_cmp, o, make_plan(ctx, q.size(1), q.size(3), q.size(2) / k_cmp.size(2), q.size(0) * k_cmp.size(2), o));
 }
 
 }  // namespace triad::cuda

@@ -1,25 +1,24 @@
 // NSA's selection on Hopper for bf16: block scores by wgmma, then the top n, in one kernel.
-// A CTA of four warps owns 16 tokens of one (sequence, group), all within one selection block, so that they choose from
-// the same candidates. Each warp walks a stripe of the compressed keys, 32 keys a step:
-//   1. Keys are the rows of the product, in registers: a lane loads 16-byte pieces of its four neighbouring keys
-//      straight from global memory (L2), and keeps them while the heads take turns. Queries are the columns, in shared
-//      memory, 16 tokens x 2 heads a product (N = 32: the full rate of wgmma, and no column is wasted for even G).
-//      A lane's column is the same token for every head, so the sum over heads is an add in a register.
+// A CTA of four warps owns 16 or 8 tokens of one (sequence, group), all within one selection block, so that they choose
+// from the same candidates. Each warp walks a stripe of the compressed keys, 32 keys a step:
+//   1. Keys are the rows of the product, in registers, by way of a buffer in shared memory that is filled a step ahead.
+//      Queries are the columns, in shared memory: tokens of a tile x heads. A lane's column is the same token for every
+//      head, so the sum over heads is an add in a register. The columns are taken in two products, and one of them is
+//      always on its way while the exponentials of the other run.
 //   2. A lane has four neighbouring keys of a token: Eq. 9's pooling is an add of registers, and one shuffle for the
 //      key that reaches over from the block before; from one warp's stripe to the next it goes by shared memory.
-//   3. A warp lists four tokens together. The highest scores of 64 groups of candidates, kept while scoring, bound the
-//      n-th best from below (their n-th best does); the few candidates that reach the bound are collected in one pass
-//      over the scores and sorted. Where more than 64 do (ties, n beyond 32), all scores are searched by bisection.
+//   3. A warp lists its tokens together. The highest scores of 32 (64 for long lists) groups of candidates bound the
+//      n-th best from below (their n-th best does); the few candidates that reach the bound are collected and sorted.
+//      Where more than 64 do (ties, n beyond 32), all scores are searched by bisection.
 // All of it in fp32 and in an order that does not depend on where a block lies: equal scores stay equal, and the lower
 // block wins.
 //
-// Scores (T / l' * 4 bytes a token) lie in shared memory where a full SM leaves room for them, else in a slab of
-// scratch that L2 keeps; then a bounded number of CTAs take items in turns.
+// As many CTAs as the card holds take one tile after the other, the longest first. Which of an SM's CTAs gets ahead is
+// the scheduler's whim (up to twice as fast as its neighbour), so each takes the next tile when it is done with one;
+// that tile's queries are on their way while the lists are written. Scores (T / l' * 4 bytes a token) lie in shared
+// memory where a full SM leaves room for them, else in a slab of scratch that L2 keeps.
 //
-// Floor at T = 65536, Hq 12, Hkv 2, dk 64, d 16: 1.6e9 exponentials, 0.44 ms, beside 2.1e11 FLOP, 0.25 ms; measured
-// 0.88 ms (before: 1.65). Of the instructions 58% are products and exponentials, 20% pooling and keys, 17% lists; no
-// unit is full (exponentials 50%, issue 55%), 16 warps an SM do not hide all latencies. At Hq 64, Hkv 4, dk 128: floors
-// 2.4 ms of exponentials and as much of products, measured 5.0 (10.4). At 16 x 2048 tokens of the first: 41 us (117).
+// MEASURED
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -38,7 +37,7 @@ template <int kPanels>
 constexpr int kTokensOf = kPanels == 1 ? 16 : 8;
 constexpr int kListedTokens = 128;  // of an item that needs no scores
 constexpr int kFound = 64;          // candidates of a token that are searched for the n-th best
-constexpr int kLongRow = 512;       // blocks from which on a row is read four blocks at a time
+constexpr int kLongRow = 256;       // blocks from which on a row is read four blocks at a time
 constexpr int kMaxSlots = 64;
 constexpr int64_t kTakes = 4;  // items a CTA from which on it pays that each CTA takes the next one
 constexpr float kLog2e = 1.4426950408889634f;
@@ -48,9 +47,9 @@ struct SelectArgs {
   Bthd<const __nv_bfloat16> q, k;
   Bthd<const float> lse;  // [B,T,Hq,1]
   int tokens, keys, heads;
-  int key_bytes;  // from key to key
+  int key_bytes;         // from key to key
   unsigned groups, bgs;  // Hkv, B * Hkv
-  int turns;             // products that the heads take
+  int columns, turns;    // tokens of a tile times heads, rounded up; in how many turns
   int l, d, n_sel, init_blocks, local_blocks;
   int token_shift, key_shift;  // log2 of the tokens and of the keys of a block; 2, 4 or 8 keys
   float whole, over;  // weights of a key inside a block, and of a block's last key in the next block; 1 in its own
@@ -59,13 +58,13 @@ struct SelectArgs {
   int scored_tiles;
   int items;
   int query_bytes, list_bytes, row_floats;  // in shared memory; of a warp's lists; a token's scores, with padding
-  float* slab;                  // [CTA][tokens of a tile][row_floats], or nullptr: in shared memory
-  int* taken;                   // items taken beyond the first of each CTA; nullptr: in turns
+  float* slab;                              // [CTA][tokens of a tile][row_floats], or nullptr: in shared memory
+  int* taken;                               // items taken beyond the first of each CTA; nullptr: in turns
 };
 
-// Columns are [head][token of the tile], 32 a turn: 64 keys x 32 columns, as [eight columns][key, column].
-using Product = float[4][4];
-constexpr int kTurnRows = 32, kTurnUnits = kTurnRows * kPanelRowBytes / 16;  // of a turn's queries in a panel
+// Columns are [head][token of the tile], kColumns a turn, in two products of 64 keys; so many in the first.
+template <int kColumns>
+constexpr int kFirstOf = kColumns == 96 ? 64 : kColumns / 2;
 
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -74,55 +73,58 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address
                : "memory");
 }
 
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
 // A warp's 32 keys of a step: first on their way to its own shared memory, then in registers as the left operands of
 // the step's products. Lane 4r + q is to have keys 4r .. 4r + 3, so key 4r + c lies in row 8c + r of a swizzled panel:
 // keys 4r + 2p and 4r + 2p + 1 are rows r and r + 8 of product p.
 template <int kPanels>
 struct WarpKeys {
   static constexpr int kPanelBytes = kWarpKeys * kPanelRowBytes, kBytes = kPanels * kPanelBytes;
-  uint32_t a[2][4 * kPanels][4];
+  uint32_t a[4 * kPanels][4];  // of one of the products
 
-  // k: the lane's part of the group's first key (lane_part).
+  // What a lane copies of the group's first key.
   __device__ __forceinline__ static const unsigned char* lane_part(const __nv_bfloat16* k) {
-    return reinterpret_cast<const unsigned char*>(k) + threadIdx.x % 4 * 16;
+    return reinterpret_cast<const unsigned char*>(k) + threadIdx.x % 8 * 16;
   }
-  __device__ __forceinline__ static void copy(unsigned char* buffer, const unsigned char* k, int key_bytes, int key,
+  __device__ __forceinline__ static void copy(uint32_t buffer, const unsigned char* k, int key_bytes, int key,
                                               int keys) {
-    const int r = threadIdx.x % 32 / 4, chunk = threadIdx.x % 4;
-    unsigned char* const halves[2] = {buffer + swizzled(r, chunk), buffer + swizzled(r, chunk + 4)};
+    const int c = threadIdx.x % 32 / 8;
+    uint32_t to = buffer + c * 8 * kPanelRowBytes + threadIdx.x % 8 * 16;
+    asm volatile("" : "+r"(to));  // eight addresses are cheaper to compute than to keep
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const unsigned char* row = k + static_cast<int64_t>(min(key + 4 * r + c, keys - 1)) * key_bytes;
+    for (int r = 0; r < 8; ++r) {
+      const unsigned char* row = k + static_cast<int64_t>(min(key + c + 4 * r, keys - 1)) * key_bytes;
 #pragma unroll
-      for (int i = 0; i < 2 * kPanels; ++i)
-        copy_async_16(halves[i % 2] + i / 2 * kPanelBytes + c * 8 * kPanelRowBytes, row + i * 64, 16);
+      for (int i = 0; i < kPanels; ++i)
+        copy_async((to ^ r << 4) + i * kPanelBytes + r * kPanelRowBytes, row + i * kPanelRowBytes);
     }
     copy_async_commit();
   }
+  template <int p>
   __device__ __forceinline__ void load(uint32_t buffer) {
     const int row = threadIdx.x % 8, matrix = threadIdx.x % 32 / 8;
     const uint32_t first = buffer + matrix % 2 * 8 * kPanelRowBytes + swizzled(row, matrix / 2);
 #pragma unroll
-    for (int p = 0; p < 2; ++p)
-#pragma unroll
-      for (int i = 0; i < 4 * kPanels; ++i)
-        load_matrices(a[p][i], (first ^ i % 4 << 5) + i / 4 * kPanelBytes + p * 16 * kPanelRowBytes);
+    for (int i = 0; i < 4 * kPanels; ++i)
+      load_matrices(a[i], (first ^ i % 4 << 5) + i / 4 * kPanelBytes + p * 16 * kPanelRowBytes);
   }
-  // Begins product = keys 4r + 2p and 4r + 2p + 1 x the columns at `queries`.
-  template <int p>
-  __device__ __forceinline__ void multiply(Product& product, uint32_t queries, uint32_t panel_units) const {
+  // Begins product = keys x the columns at `queries`; finish waits for it.
+  template <int kN>
+  __device__ __forceinline__ void multiply(float (&product)[kN][4], uint32_t queries, uint32_t panel_units) const {
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 4 * kPanels; ++i) {
-      const uint32_t b = queries + i / 4 * panel_units + i % 4 * 2;
-      if (i == 0)
-        wgmma_first<0>(product, a[p][i], b);
-      else
-        wgmma_add<0>(product, a[p][i], b);
-    }
+    for (int i = 0; i < 4 * kPanels; ++i) wgmma_rows(product, a[i], queries + i / 4 * panel_units + i % 4 * 2, i > 0);
     wgmma_commit();
   }
 };
+template <int kN>
+__device__ __forceinline__ void finish(float (&product)[kN][4]) {
+  wgmma_wait<0>();
+  pin(product);
+}
 
 // Where a CTA works: tokens [first, first + count) of sequence b, group g.
 struct Tile {
@@ -146,12 +148,16 @@ struct Candidates {
         slots(a.n_sel - a.init_blocks - a.local_blocks) {}
 };
 
+// A lane's columns 2 q, 2 q + 1 of eight and of the next eight lie together.
+__device__ __forceinline__ int place_of_shift(int column) {
+  return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
+}
 // The queries of the tile as the columns of the products, zeros where there is no head or token; their lse beside them.
 template <int kPanels>
 __device__ __forceinline__ void copy_queries(const SelectArgs& a, const Tile& tile, unsigned char* queries,
                                              float* lse) {
   constexpr int kTokens = kTokensOf<kPanels>;
-  const int rows = a.turns * kTurnRows, chunk = threadIdx.x % 8;
+  const int rows = a.columns, chunk = threadIdx.x % 8;
 #pragma unroll 2
   for (int row = threadIdx.x / 8; row < rows; row += kWarpgroup / 8) {
     const int t = row % kTokens, h = row / kTokens;
@@ -162,10 +168,12 @@ __device__ __forceinline__ void copy_queries(const SelectArgs& a, const Tile& ti
       copy_async_16(queries + i * rows * kPanelRowBytes + swizzled(row, chunk), from + i * kPanel + chunk * 8,
                     exists ? 16 : 0);
   }
+#pragma unroll 1
   for (int i = threadIdx.x; i < rows; i += kWarpgroup) {
     const int t = i % kTokens, h = i / kTokens;
     const bool exists = t < tile.count && h < a.heads;
-    copy_async_4(lse + i, a.lse.row(tile.b, tile.first + (exists ? t : 0), tile.g * a.heads + (exists ? h : 0)), exists);
+    const float* from = a.lse.row(tile.b, tile.first + (exists ? t : 0), tile.g * a.heads + (exists ? h : 0));
+    copy_async_4(lse + place_of_shift(i), from, exists);
   }
 }
 // When the copies are complete: what the exponents subtract, lse * log2(e), or infinity where there is nothing.
@@ -173,28 +181,29 @@ template <int kPanels>
 __device__ __forceinline__ void finish_queries(const SelectArgs& a, const Tile& tile, float* lse) {
   constexpr int kTokens = kTokensOf<kPanels>;
   copy_async_wait();
-  for (int i = threadIdx.x; i < a.turns * kTurnRows; i += kWarpgroup) {  // the values that this thread copied
+#pragma unroll 1
+  for (int i = threadIdx.x; i < a.columns; i += kWarpgroup) {  // the values that this thread copied
     const bool exists = i % kTokens < tile.count && i / kTokens < a.heads;
-    lse[i] = exists && lse[i] != -INFINITY ? lse[i] * kLog2e : INFINITY;
+    float& x = lse[place_of_shift(i)];
+    x = exists && x != -INFINITY ? x * kLog2e : INFINITY;
   }
   fence_async_proxy();
 }
 
-// What the turn's columns of a lane subtract, lse * log2(e).
-using Shifts = float2[4];
-__device__ __forceinline__ void load_shifts(Shifts& shift, const float2* lse) {
-#pragma unroll
-  for (int j = 0; j < 4; ++j) shift[j] = lse[4 * j];
-}
 // Adds the probabilities, 2^(product * scale - lse), of a turn's heads to a lane's sums: [token half][key, token].
-template <int kHalves>
-__device__ __forceinline__ void add_probabilities(float (&sum)[kHalves][4], const Product& product, const Shifts& shift,
-                                                  float scale) {
+template <int kHalves, int kN>
+__device__ __forceinline__ void add_probabilities(float (&sum)[kHalves][4], const float (&product)[kN][4],
+                                                  const float4* shifts, float scale) {
 #pragma unroll
-  for (int j = 0; j < 4; ++j)
+  for (int j = 0; j < kN; j += 2) {
+    const float4 shift = shifts[2 * j];
 #pragma unroll
-    for (int e = 0; e < 4; ++e)
-      sum[j % kHalves][e] += exp2_approx(fmaf(product[j][e], scale, e % 2 ? -shift[j].y : -shift[j].x));
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        sum[(j + i) % kHalves][e] += exp2_approx(
+            fmaf(product[j + i][e], scale, i == 0 ? (e % 2 ? -shift.y : -shift.x) : (e % 2 ? -shift.w : -shift.z)));
+  }
 }
 
 // The scores that a warp's 32 keys give, from the sums of a lane's keys 4r .. 4r + 3, r = lane / 4: [key pair][token],
@@ -244,62 +253,63 @@ __device__ __forceinline__ unsigned next_item(const SelectArgs& a, unsigned item
   return gridDim.x + (a.taken == nullptr ? item : atomicAdd(a.taken, 1));
 }
 
-// Each warp walks a stripe of `steps` times 32 keys; every step takes turns with the heads. One product is always on its
-// way while the exponentials of the one before it run: keys 4r and 4r + 1 of a turn, keys 4r + 2 and 4r + 3, and so on
-// into the next step.
-template <int kPanels>
+// Each warp walks a stripe of `steps` times 32 keys: a step is keys 4r and 4r + 1 times all columns, in turns, and keys
+// 4r + 2 and 4r + 3. While the exponentials of one product run, the next one is on its way.
+template <int kPanels, int kColumns>
 __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile, const Candidates& c,
                                            const unsigned char* queries, const float* lse, unsigned char* key_buffers,
                                            float* scores, float (&ends)[kWarps][kMaxTokens], int steps) {
-  constexpr int kHalves = kTokensOf<kPanels> / 8;
+  constexpr int kHalves = kTokensOf<kPanels> / 8, kFirst = kFirstOf<kColumns>;
+  constexpr int kColumnUnits = kPanelRowBytes / 16;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32_t columns = tile_descriptor(shared_address(queries)), panel_units = a.turns * kTurnUnits;
+  const uint32_t columns = tile_descriptor(shared_address(queries)), panel_units = a.columns * kColumnUnits;
   const unsigned char* k = WarpKeys<kPanels>::lane_part(a.k.row(tile.b, 0, tile.g));
-  const float2* lane_lse = reinterpret_cast<const float2*>(lse) + lane % 4;
+  const float4* shifts = reinterpret_cast<const float4*>(lse) + lane % 4;
   float* lane_scores = scores + lane % 4 * 2 * a.row_floats;
-  unsigned char* buffer = key_buffers + warp * WarpKeys<kPanels>::kBytes;
-  const uint32_t buffer_address = shared_address(buffer);
+  const uint32_t buffer = shared_address(key_buffers) + warp * WarpKeys<kPanels>::kBytes;
   int key0 = warp * steps * kWarpKeys;
   WarpKeys<kPanels> keys;
-  Product product[2];
-  const auto next_keys = [&](int key) {  // in registers; the ones after them, from `key` on, on their way
-    copy_async_wait_group<0>();
-    __syncwarp();
-    keys.load(buffer_address);
-    __syncwarp();
-    keys.template multiply<0>(product[0], columns, panel_units);
-    WarpKeys<kPanels>::copy(buffer, k, a.key_bytes, key, a.keys);
-  };
+  float first[kFirst / 8][4], second[(kColumns - kFirst) / 8][4];
+  leave_unset(first);
+  leave_unset(second);
   float last[2 * kHalves] = {};
-  next_keys(key0 + kWarpKeys);
+  keys.template load<0>(buffer);
+  keys.multiply(first, columns, panel_units);
 #pragma unroll 1
   for (int step = 0; step < steps; ++step, key0 += kWarpKeys) {
     float sum[2][kHalves][4] = {};
-    uint32_t b = columns;
-    const float2* turn_lse = lane_lse;
-    Shifts shift;
+    const auto take_turns = [&](auto& sums, auto&& next_keys) {
+      uint32_t b = columns;
+      const float4* shift = shifts;
 #pragma unroll 1
-    for (int turn = 0; turn < a.turns - 1; ++turn, turn_lse += kTurnRows / 2) {
-      load_shifts(shift, turn_lse);
-      wgmma_wait<0>();
-      pin(product[0]);
-      keys.template multiply<1>(product[1], b, panel_units);
-      add_probabilities(sum[0], product[0], shift, a.scale);
-      wgmma_wait<0>();
-      pin(product[1]);
-      b += kTurnUnits;
-      keys.template multiply<0>(product[0], b, panel_units);
-      add_probabilities(sum[1], product[1], shift, a.scale);
-    }
-    load_shifts(shift, turn_lse);
-    wgmma_wait<0>();
-    pin(product[0]);
-    keys.template multiply<1>(product[1], b, panel_units);
-    add_probabilities(sum[0], product[0], shift, a.scale);
-    wgmma_wait<0>();
-    pin(product[1]);
-    next_keys(key0 + 2 * kWarpKeys);
-    add_probabilities(sum[1], product[1], shift, a.scale);
+      for (int turn = 1; turn < a.turns; ++turn) {
+        finish(first);
+        keys.multiply(second, b + kFirst * kColumnUnits, panel_units);
+        add_probabilities(sums, first, shift, a.scale);
+        finish(second);
+        b += kColumns * kColumnUnits;
+        keys.multiply(first, b, panel_units);
+        add_probabilities(sums, second, shift + kFirst / 4, a.scale);
+        shift += kColumns / 4;
+      }
+      finish(first);
+      keys.multiply(second, b + kFirst * kColumnUnits, panel_units);
+      add_probabilities(sums, first, shift, a.scale);
+      finish(second);
+      next_keys();
+      keys.multiply(first, columns, panel_units);
+      add_probabilities(sums, second, shift + kFirst / 4, a.scale);
+    };
+    take_turns(sum[0], [&] {
+      keys.template load<1>(buffer);
+      __syncwarp();
+      WarpKeys<kPanels>::copy(buffer, k, a.key_bytes, key0 + kWarpKeys, a.keys);
+    });
+    take_turns(sum[1], [&] {
+      copy_async_wait_group<0>();
+      __syncwarp();
+      keys.template load<0>(buffer);
+    });
 
     if ((key0 + kWarpKeys - 1) * a.d + a.l > tile.first + 1) {  // not all tokens see all keys
 #pragma unroll
@@ -316,9 +326,7 @@ __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile
     else
       store_scores<8>(a, c, sum, key0, last, lane_scores);
   }
-  wgmma_wait<0>();
-  pin(product[0]);
-  copy_async_wait();
+  finish(first);
 #pragma unroll
   for (int i = 0; i < 2 * kHalves; ++i)
     if (lane >= 28) ends[warp][lane % 4 * 2 + i % 2 + i / 2 * 8] = last[i];
@@ -344,9 +352,9 @@ __device__ __forceinline__ void exchange(int (&value)[kWarpTokens], int distance
 // Descending (Batcher's bitonic sort).
 template <int kWarpTokens>
 __device__ __forceinline__ void sort_down(int (&value)[kWarpTokens]) {
-#pragma unroll
+#pragma unroll 1
   for (int size = 2; size <= 32; size *= 2)
-#pragma unroll
+#pragma unroll 1
     for (int distance = size / 2; distance > 0; distance /= 2)
       exchange(value, distance, size < 32 && (threadIdx.x & size) != 0);
 }
@@ -367,7 +375,7 @@ __device__ __forceinline__ void find_nth(int (&nth)[kWarpTokens], int n, const i
       const int other = __shfl_xor_sync(kFullWarp, second[t], 31);
       nth[t] = n <= 32 ? max(nth[t], other) : min(nth[t], other);
     }
-#pragma unroll
+#pragma unroll 1
     for (int distance = 16; distance > 0; distance /= 2) exchange(nth, distance, false);
   }
 #pragma unroll
@@ -413,13 +421,14 @@ __device__ __noinline__ void write_searched(int32_t* list, const float* row, int
 }
 
 // The candidates of a warp's tokens that reach a lower bound of the n-th best, in ascending order of their blocks: the
-// first kFound of each in `found` (score, block), and how many there are. The highest scores of 64 (32) groups of
-// blocks bound the n-th best from below: their n-th best does. A row's unused scores are -1.
-template <int kWarpTokens>
+// first kFound of each in `found` (score, block), and how many there are. The highest scores of 32 or 64 groups of
+// blocks bound the n-th best from below: their n-th best does. A row's unused scores are -1. kBatch: reads of a row
+// that are on their way together.
+template <int kWarpTokens, int kBatch>
 struct Collector {
   const float* rows;
   int row_floats, end;
-  int2* found;      // [token][kFound]
+  int2* found;  // [token][kFound]
   int bound[kWarpTokens], count[kWarpTokens];
 
   __device__ __forceinline__ int score(int t, int j) const {
@@ -438,23 +447,31 @@ struct Collector {
     return has ? place : kFound;
   }
 
+  __device__ __forceinline__ void find_bound(int slots, int (&best)[2][kWarpTokens], bool two) {
+    if (slots <= 16) {
+      two = false;
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t) best[0][t] = max(best[0][t], best[1][t]);
+    }
+    find_nth(bound, slots, best, two);
+  }
   __device__ __forceinline__ void bound_short(int slots) {
     const int lane = threadIdx.x % 32;
     int best[2][kWarpTokens];
 #pragma unroll
     for (int t = 0; t < kWarpTokens; ++t) best[0][t] = score(t, lane), best[1][t] = score(t, 32 + lane);
-#pragma unroll 2
+#pragma unroll kBatch
     for (int j = 64; j < end; j += 64)
 #pragma unroll
       for (int t = 0; t < kWarpTokens; ++t)
         best[0][t] = max(best[0][t], score(t, j + lane)), best[1][t] = max(best[1][t], score(t, j + 32 + lane));
-    find_nth(bound, slots, best, end > 32);
+    find_bound(slots, best, end > 32);
   }
   __device__ __forceinline__ void collect_short() {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int t = 0; t < kWarpTokens; ++t) bound[t] = max(bound[t], 0), count[t] = 0;
-#pragma unroll 4
+#pragma unroll kBatch
     for (int j = 0; j < end; j += 32)
 #pragma unroll
       for (int t = 0; t < kWarpTokens; ++t) {
@@ -466,14 +483,15 @@ struct Collector {
     const int lane = threadIdx.x % 32;
     int best[2][kWarpTokens];
 #pragma unroll
-    for (int t = 0; t < kWarpTokens; ++t) best[0][t] = highest(scores(t, 4 * lane)), best[1][t] = highest(scores(t, 128 + 4 * lane));
-#pragma unroll 2
+    for (int t = 0; t < kWarpTokens; ++t)
+      best[0][t] = highest(scores(t, 4 * lane)), best[1][t] = highest(scores(t, 128 + 4 * lane));
+#pragma unroll kBatch / 2
     for (int j = 256; j < end; j += 256)
 #pragma unroll
       for (int t = 0; t < kWarpTokens; ++t)
         best[0][t] = max(best[0][t], highest(scores(t, j + 4 * lane))),
         best[1][t] = max(best[1][t], highest(scores(t, j + 128 + 4 * lane)));
-    find_nth(bound, slots, best, true);
+    find_bound(slots, best, true);
   }
   // First the groups of four blocks that reach the bound, then of these the blocks.
   __device__ __forceinline__ void collect_long(int* groups) {
@@ -481,7 +499,7 @@ struct Collector {
     int hits[kWarpTokens] = {};
 #pragma unroll
     for (int t = 0; t < kWarpTokens; ++t) bound[t] = max(bound[t], 0), count[t] = 0;
-#pragma unroll 2
+#pragma unroll kBatch
     for (int j = 0; j < end; j += 128)
 #pragma unroll
       for (int t = 0; t < kWarpTokens; ++t) {
@@ -508,19 +526,18 @@ struct Collector {
 
 // The lists of a warp's tokens, given their rows of scores. work: shared memory of this warp's, kFound * 8 bytes a
 // token, or 12 for long rows.
-template <int kWarpTokens>
+template <int kWarpTokens, int kBatch>
 __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& tile, const Candidates& c, float* scores,
                                             const float (&ends)[kWarps][kMaxTokens], int steps, unsigned char* work) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token0 = warp * kWarpTokens;
   float* rows = scores + token0 * a.row_floats;
   if (lane < kWarpTokens * kWarps) {  // what reaches over from one stripe to the next
     const int t = lane / kWarps, stripe = lane % kWarps, block = stripe * steps * kWarpKeys >> a.key_shift;
-    if (stripe > 0 && block >= c.begin && block < c.end)
-      rows[t * a.row_floats + block] += ends[stripe - 1][token0 + t];
+    if (stripe > 0 && block >= c.begin && block < c.end) rows[t * a.row_floats + block] += ends[stripe - 1][token0 + t];
   }
   __syncwarp();
   int2* const found = reinterpret_cast<int2*>(work);
-  Collector<kWarpTokens> collector{rows, a.row_floats, c.end, found, {}, {}};
+  Collector<kWarpTokens, kBatch> collector{rows, a.row_floats, c.end, found, {}, {}};
   if (c.end < kLongRow) {
     collector.bound_short(c.slots);
     collector.collect_short();
@@ -547,7 +564,9 @@ __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& til
 #pragma unroll
   for (int t = 0; t < kWarpTokens; ++t, list += a.block_index.stride_t) {
     if (token0 + t >= tile.count) break;
+#pragma unroll 1
     for (int j = lane; j < c.begin; j += 32) list[j] = j;
+#pragma unroll 1
     for (int j = lane; j < a.local_blocks; j += 32) list[c.begin + c.slots + j] = c.end + j;
     if (count[t] <= kFound) {
       const int above = __popc(__ballot_sync(kFullWarp, value[0][t] > nth[t])) +
@@ -577,9 +596,9 @@ constexpr int kResident = kPanels == 1   ? 4
                           : kPanels == 2 ? 3
                                          : 2;
 
-// Grid: one CTA an item, the longest first, or a bounded number of CTAs that each take the next item when they are done
-// with one; then the next item's queries and first keys are on their way while the lists are written.
-template <int kPanels>
+// Items are scored tiles, the longest first, then tokens that need no scores. While a tile's lists are written, the
+// next tile's queries and first keys are on their way.
+template <int kPanels, int kColumns, bool kInShared>
 __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     select_sm90_kernel(const __grid_constant__ SelectArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -588,10 +607,13 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
   unsigned char* const queries = aligned_shared();
   unsigned char* const key_buffers = queries + a.query_bytes;
   float* const lse = reinterpret_cast<float*>(key_buffers + kWarps * WarpKeys<kPanels>::kBytes);
-  SharedEnds& ends = *reinterpret_cast<SharedEnds*>(lse + a.turns * kTurnRows);
+  SharedEnds& ends = *reinterpret_cast<SharedEnds*>(lse + a.columns);
   unsigned char* const lists = reinterpret_cast<unsigned char*>(&ends + 1) + warp * a.list_bytes;
-  float* const scores = a.slab == nullptr ? reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(&ends + 1) + kWarps * a.list_bytes)
-                                          : a.slab + static_cast<int64_t>(blockIdx.x) * kTokens * a.row_floats;
+  float* scores;
+  if constexpr (kInShared)
+    scores = reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(&ends + 1) + kWarps * a.list_bytes);
+  else
+    scores = a.slab + static_cast<int64_t>(blockIdx.x) * kTokens * a.row_floats;
   const unsigned scored_items = static_cast<unsigned>(a.scored_tiles) * a.bgs;
   const auto steps_of = [&](const Candidates& c) {
     return ((c.end << a.key_shift) + kWarps * kWarpKeys - 1) / (kWarps * kWarpKeys);
@@ -599,7 +621,7 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
   const auto begin = [&](unsigned item) {
     if (item >= scored_items) return;
     const Tile tile(a, item, kTokens);
-    WarpKeys<kPanels>::copy(key_buffers + warp * WarpKeys<kPanels>::kBytes,
+    WarpKeys<kPanels>::copy(shared_address(key_buffers) + warp * WarpKeys<kPanels>::kBytes,
                             WarpKeys<kPanels>::lane_part(a.k.row(tile.b, 0, tile.g)), a.key_bytes,
                             warp * steps_of(Candidates(a, tile.first)) * kWarpKeys, a.keys);
     copy_queries<kPanels>(a, tile, queries, lse);
@@ -612,11 +634,11 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     finish_queries<kPanels>(a, tile, lse);
     __syncthreads();
     if (threadIdx.x == 0) ends.next_item = next_item(a, item);
-    score_tile<kPanels>(a, tile, c, queries, lse, key_buffers, scores, ends.last, steps_of(c));
+    score_tile<kPanels, kColumns>(a, tile, c, queries, lse, key_buffers, scores, ends.last, steps_of(c));
     __syncthreads();
     item = ends.next_item;
     begin(item);
-    write_lists<kWarpTokens>(a, tile, c, scores, ends.last, steps_of(c), lists);
+    write_lists<kWarpTokens, kInShared ? 2 : 16 / kWarpTokens>(a, tile, c, scores, ends.last, steps_of(c), lists);
   }
   while (item < a.items) {
     list_all(a, Tile(a, item, kTokens));
@@ -628,10 +650,11 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
 #endif
 }
 
-// How a call is run: with scores in shared memory, one CTA an item; in scratch, `ctas` in turns.
+// How a call is run: where the scores lie, and whether CTAs take items as they come or in turns.
 struct Plan {
-  int64_t turns;
-  int64_t query_bytes, list_bytes, work_bytes, row_floats, tokens, ctas;  // tokens: of a tile
+  int64_t columns, turns;
+  int64_t query_bytes, list_bytes, work_bytes, row_floats;
+  int64_t tokens, ctas;  // of a tile; at most
   bool in_shared, takes;
   int64_t score_bytes() const { return 4 * tokens * row_floats; }
 };
@@ -642,8 +665,12 @@ Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, in
   const int64_t panels = dk / kPanel, size = o.l_sel / o.d, resident = kOfPanels[panels];
   Plan p{};
   p.tokens = panels == 1 ? kTokensOf<1> : kTokensOf<2>;
-  p.turns = ceil_div(heads * p.tokens, kTurnRows);
-  const int64_t rows = p.turns * kTurnRows;
+  // As few columns too many as can be, in as few turns as can be.
+  for (const int64_t columns : {32, 64, 96, 128}) {
+    const int64_t all = align_up(heads * p.tokens, columns);
+    if (p.columns == 0 || all <= p.columns) p.columns = all, p.turns = all / columns;
+  }
+  const int64_t rows = p.columns;
   p.query_bytes = panels * rows * kPanelRowBytes;
   const int64_t blocks = std::max<int64_t>(1, (tokens - 1) / o.l_sel - o.local_blocks + 1);  // of candidates
   const int64_t stored = align_up(blocks * size, kWarps * kWarpKeys) / size;
@@ -657,11 +684,26 @@ Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, in
   return p;
 }
 
-template <int kPanels>
+template <int kPanels, int kColumns>
 void run(Context& ctx, const SelectArgs& a, const Plan& p) {
   const int64_t ctas = std::min<int64_t>(a.items, p.ctas);
-  launch(ctx, "nsa_select", select_sm90_kernel<kPanels>, dim3(ctas), kWarpgroup,
-         p.work_bytes + (p.in_shared ? p.score_bytes() : 0), a);
+  const auto kernel =
+      p.in_shared ? select_sm90_kernel<kPanels, kColumns, true> : select_sm90_kernel<kPanels, kColumns, false>;
+  launch(ctx, "nsa_select", kernel, dim3(ctas), kWarpgroup, p.work_bytes + (p.in_shared ? p.score_bytes() : 0), a);
+}
+
+template <int kPanels>
+void run(Context& ctx, const SelectArgs& a, const Plan& p) {
+  switch (p.columns / p.turns) {
+    case 32:
+      return run<kPanels, 32>(ctx, a, p);
+    case 64:
+      return run<kPanels, 64>(ctx, a, p);
+    case 96:
+      return run<kPanels, 96>(ctx, a, p);
+    default:
+      return run<kPanels, 128>(ctx, a, p);
+  }
 }
 
 void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
@@ -685,6 +727,7 @@ void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp
                      .key_bytes = static_cast<int>(k_cmp.stride[1] * 2),
                      .groups = static_cast<unsigned>(Hkv),
                      .bgs = static_cast<unsigned>(B * Hkv),
+                     .columns = static_cast<int>(p.columns),
                      .turns = static_cast<int>(p.turns),
                      .l = static_cast<int>(o.l),
                      .d = static_cast<int>(o.d),
@@ -727,7 +770,8 @@ bool select_sm90_applies(const Context& ctx, const ConstTensor& q, const ConstTe
 
 void select_sm90(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
                  const SelectOptions& o) {
-  run_plan(ctx, block_index, q, k_cmp, lse_cmp, o, make_plan(ctx, q.size(1), q.size(3), q.size(2) / k_cmp.size(2), q.size(0) * k_cmp.size(2), o));
+  const int64_t groups = k_cmp.size(2), heads = q.size(2) / groups;
+  run_plan(ctx, block_index, q, k_cmp, lse_cmp, o, make_plan(ctx, q.size(1), q.size(3), heads, q.size(0) * groups, o));
 }
 
 }  // namespace triad::cuda

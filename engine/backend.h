@@ -37,7 +37,9 @@ void deallocate(Device, std::byte*) noexcept;
 std::byte* allocate_pinned(Device, int64_t bytes);
 void deallocate_pinned(Device, std::byte*) noexcept;
 
-void* create_stream(Device);  // cudaStream_t; nullptr on the CPU, where all work is done in order by the caller
+// cudaStream_t; nullptr on the CPU, where all work is done in order by the caller. Of kernels that wait for room the
+// one of the higher priority gets it first: 0 is the lowest, a GPU has a few more.
+void* create_stream(Device, int priority);
 void destroy_stream(Device, void* stream) noexcept;
 void synchronize(Device, void* stream);
 

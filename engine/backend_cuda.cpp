@@ -86,11 +86,11 @@ void deallocate_pinned(Device device, std::byte* p) noexcept {
   cudaFreeHost(p);
 }
 
-void* create_stream(Device device) {
+void* create_stream(Device device, int priority) {
   if (!device.is_cuda()) return nullptr;
   select(device);
   cudaStream_t s = nullptr;
-  CUDA_CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  CUDA_CHECK(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, -priority));
   return s;
 }
 void destroy_stream(Device device, void* stream) noexcept {

@@ -546,9 +546,25 @@ __global__ void __launch_bounds__(kNormThreads) key_norms_kernel(const __grid_co
   atomicMax(norms + 1, __float_as_int(top_k));
 }
 
+struct DoutNorms {
+  View<const bf16> dout;
+  View<float> norm;
+  Divisor heads;  // of a group
+  int rows, groups;
+};
+// |dout| for callers who do not have it (nsa_combine_backward gives it). 8 lanes a row (t, h) of a (b, g).
+__global__ void __launch_bounds__(kNormThreads) dout_norms_kernel(const __grid_constant__ DoutNorms a) {
+  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, lane = threadIdx.x % kNormLanes;
+  const int row = static_cast<int>(blockIdx.x * (kNormThreads / kNormLanes) + threadIdx.x / kNormLanes);
+  const int clamped = min(row, a.rows - 1), t = a.heads.quotient(clamped);
+  const int head = g * a.heads.value() + clamped - t * a.heads.value();
+  const float norm = sqrtf(RowNorm(a.dout.at(b, t, head), a.dout.width, lane).squares);
+  if (row < a.rows && lane == 0) *a.norm.at(b, t, head) = norm;
+}
+
 struct QuantumArgs {
   View<float> quantum;
-  View<const bf16> dout;
+  View<const float> dout_norm;
   View<const float> gate[kMostBranches], delta[kMostBranches];
   const float2* norms;
   Divisor heads;
@@ -558,37 +574,29 @@ struct QuantumArgs {
 
 // quantum = 2^23 u, u as above, is the largest power of two that the bound reaches: sums stay below twice that. With
 // quantum's sign made that of x, x + quantum lies where fp32 has steps of u or more, so (x + quantum) - quantum is x
-// rounded to them. 8 lanes a row, of which the first ones have a branch each; 4 rows in flight.
-constexpr int kQuantumRows = 4;
+// rounded to them. A thread a row (t, h) of a (b, g).
 __global__ void __launch_bounds__(256) quantum_kernel(const __grid_constant__ QuantumArgs a) {
-  constexpr int kGroups = 256 / kNormLanes;
-  static_assert(kMostBranches <= kNormLanes);
-  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, lane = threadIdx.x % kNormLanes;
-  const int branch = min(lane, kMostBranches - 1);
-  const View<const float>&gates = a.gate[branch], &deltas = a.delta[branch];
-  const bool has_branch = lane < kMostBranches && deltas.data != nullptr;
-  const float2 norm = a.norms[bg * kMostBranches + branch];
+  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups;
+  const int row = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
+  if (row >= a.rows) return;
+  const int t = a.heads.quotient(row), head = g * a.heads.value() + row - t * a.heads.value();
+  const float dout = *a.dout_norm.at(b, t, head);
+  float bound = 0;
 #pragma unroll
-  for (int i = 0; i < kQuantumRows; ++i) {
-    const int row = static_cast<int>((blockIdx.x * kQuantumRows + i) * kGroups + threadIdx.x / kNormLanes);
-    const int clamped = min(row, a.rows - 1), t = a.heads.quotient(clamped);
-    const int head = g * a.heads.value() + clamped - t * a.heads.value();
-    const float gate = has_branch && gates.data != nullptr ? *gates.at(b, t, g) : 1.0f;
-    const float delta = has_branch ? *deltas.at(b, t, head) : 0.0f;
-    const float dout = sqrtf(RowNorm(a.dout.at(b, t, head), a.dout.width, lane).squares);
-    float bound = has_branch ? a.scale * fmaf(gate * dout, norm.x, fabsf(delta)) * norm.y : 0.0f;
-    for (int o = kNormLanes / 2; o > 0; o /= 2) bound += __shfl_xor_sync(kFullWarp, bound, o);
-    constexpr float kRounding = 1.1f;  // more than p, ds and the quantum itself can add
-    bound = fminf(fmaxf(bound * kRounding, 1e-28f), 1e37f);
-    if (lane == 0 && row < a.rows) *a.quantum.at(b, t, head) = __int_as_float(__float_as_int(bound) & 0x7f800000);
+  for (int i = 0; i < kMostBranches; ++i) {
+    if (a.delta[i].data == nullptr) break;
+    const float gate = a.gate[i].data == nullptr ? 1.0f : *a.gate[i].at(b, t, g);
+    const float2 norm = a.norms[bg * kMostBranches + i];
+    bound += a.scale * fmaf(gate * dout, norm.x, fabsf(*a.delta[i].at(b, t, head))) * norm.y;
   }
+  constexpr float kRounding = 1.1f;  // more than p, ds and the quantum itself can add
+  bound = fminf(fmaxf(bound * kRounding, 1e-28f), 1e37f);
+  *a.quantum.at(b, t, head) = __int_as_float(__float_as_int(bound) & 0x7f800000);
 }
 
-}  // namespace
-
-Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, ConstTensor dout, ConstTensor q,
-                      const std::vector<QuantumBranch>& branches) {
-  // Of all or none of the branches: one that adds to dq in the order of its own kernel would leave what is no multiple.
+// Of all or none of the branches: one that adds to dq in the order of its own kernel would leave what is no multiple.
+bool quantum_applies(const Context& ctx, const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,
+                     const std::vector<QuantumBranch>& branches) {
   const int64_t dk = q.size(3);
   bool applies = ctx.compute_capability == 90 && sm90_rows(q) && sm90_rows(dout) && (dk == 64 || dk == 128) &&
                  dout.size(3) == dk && reinterpret_cast<uintptr_t>(dq.data) % 16 == 0 &&
@@ -597,32 +605,56 @@ Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, Con
   for (const QuantumBranch& branch : branches) applies = applies && sm90_rows(branch.k) && sm90_rows(branch.v);
   for (const ConstTensor& t : {q, dout, ConstTensor(dq)})
     applies = applies && t.size(1) * t.stride[1] / 4 < (int64_t{1} << 31);
-  if (!applies) return {};
+  return applies;
+}
 
-  const int64_t groups = branches[0].k.size(2), bgs = q.size(0) * groups, G = q.size(2) / groups;
-  const Tensor quantum = scope.alloc(DType::f32, {q.size(0), q.size(1), q.size(2)});
-  Scratch::Scope inner(ctx.scratch);
-  const Tensor norms = inner.alloc(DType::f32, {bgs, kMostBranches, 2});
-  zero(ctx, norms);
-  NormArgs n{.groups = static_cast<int>(groups), .norms = reinterpret_cast<float2*>(norms.data)};
-  QuantumArgs a{.quantum = make_view<float>(quantum),
-                .dout = make_view<const bf16>(dout),
-                .norms = n.norms,
-                .heads = Divisor(static_cast<int>(G)),
-                .rows = static_cast<int>(q.size(1) * G),
-                .groups = static_cast<int>(groups),
-                .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dk)))};
+}  // namespace
+
+void attend_key_norms(Context& ctx, Tensor norms, const Tensor& dq, ConstTensor dout, ConstTensor q,
+                      const std::vector<QuantumBranch>& branches) {
+  if (!quantum_applies(ctx, dq, dout, q, branches)) return;
+  NormArgs n{.groups = static_cast<int>(branches[0].k.size(2)), .norms = reinterpret_cast<float2*>(norms.data)};
   int64_t most_keys = 0;
   for (size_t i = 0; i < branches.size(); ++i) {
     n.k[i] = make_view<const bf16>(branches[i].k), n.v[i] = make_view<const bf16>(branches[i].v);
     n.keys[i] = static_cast<int>(branches[i].k.size(1));
-    a.gate[i] = make_view<const float>(branches[i].gate), a.delta[i] = make_view<const float>(branches[i].delta);
     most_keys = std::max(most_keys, branches[i].k.size(1));
   }
-  launch(ctx, "key_norms", key_norms_kernel, dim3(ceil_div(most_keys, kNormKeys), bgs, branches.size()),
+  zero(ctx, norms);
+  launch(ctx, "key_norms", key_norms_kernel, dim3(ceil_div(most_keys, kNormKeys), norms.size(0), branches.size()),
          dim3(kNormThreads), 0, n);
-  launch(ctx, "dq_quantum", quantum_kernel, dim3(ceil_div(a.rows, kQuantumRows * (256 / kNormLanes)), bgs), dim3(256),
-         0, a);
+}
+
+Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, ConstTensor dout, ConstTensor q,
+                      const std::vector<QuantumBranch>& branches, ConstTensor dout_norm, ConstTensor key_norms) {
+  if (!quantum_applies(ctx, dq, dout, q, branches)) return {};
+  const int64_t groups = branches[0].k.size(2), bgs = q.size(0) * groups, G = q.size(2) / groups;
+  const auto heads = Divisor(static_cast<int>(G));
+  const int rows = static_cast<int>(q.size(1) * G);
+  const Tensor quantum = scope.alloc(DType::f32, {q.size(0), q.size(1), q.size(2)});
+  Scratch::Scope inner(ctx.scratch);
+  if (key_norms.empty()) {
+    const Tensor made = inner.alloc(DType::f32, {bgs, kMostBranches, 2});
+    cuda::attend_key_norms(ctx, made, dq, dout, q, branches);
+    key_norms = made;
+  }
+  if (dout_norm.empty()) {
+    const Tensor made = inner.alloc(DType::f32, quantum.shape());
+    const DoutNorms d{make_view<const bf16>(dout), make_view<float>(made), heads, rows, static_cast<int>(groups)};
+    launch(ctx, "dout_norms", dout_norms_kernel, dim3(ceil_div(rows, kNormThreads / kNormLanes), bgs),
+           dim3(kNormThreads), 0, d);
+    dout_norm = made;
+  }
+  QuantumArgs a{.quantum = make_view<float>(quantum),
+                .dout_norm = make_view<const float>(dout_norm),
+                .norms = reinterpret_cast<const float2*>(key_norms.data),
+                .heads = heads,
+                .rows = rows,
+                .groups = static_cast<int>(groups),
+                .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(q.size(3))))};
+  for (size_t i = 0; i < branches.size(); ++i)
+    a.gate[i] = make_view<const float>(branches[i].gate), a.delta[i] = make_view<const float>(branches[i].delta);
+  launch(ctx, "dq_quantum", quantum_kernel, dim3(ceil_div(rows, 256), bgs), dim3(256), 0, a);
   return quantum;
 }
 

@@ -26,7 +26,8 @@ namespace triad {
 
 class Beside {
  public:
-  // Side streams are numbered; two open Besides take two of them. apart = false: in its place, as on the CPU.
+  // Side streams are numbered, 0 to 2; two open Besides take two of them, and of kernels that wait for room 2 comes
+  // before the others. apart = false: in its place, as on the CPU.
   template <class Work>
   Beside(Context& ctx, int number, Work&& work, bool apart = true)
       : Beside(ctx, number, apart) {  // so that an exception of work() finds a join

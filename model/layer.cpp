@@ -19,6 +19,12 @@ NsaIn nsa_in(const QkvViews& views) {
   return in;
 }
 
+void announce(Context& ctx, const LayerContext& lc, std::initializer_list<Tensor> grads) {
+  if (lc.sink == nullptr) return;
+  for (const Tensor& grad : grads)
+    if (!grad.empty()) lc.sink->ready(grad, ctx.stream);
+}
+
 // a.x -> out [B,T,Hq,dv], what out_proj reads; in scope.
 Tensor attend(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Scratch::Scope& scope) {
   const ModelConfig& c = lc.config;
@@ -87,9 +93,15 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
       nsa_backward(ctx, {dq, dq_group, dviews.k, dviews.v, out}, g.nsa, dout, nsa_in(views), a.nsa, w.nsa, c.nsa);
     }
     linear_backward_weight(ctx, g.out_proj, dx, out.view(rows), lc.add_products);
+    announce(ctx, lc, {g.out_proj});
+    for (const PhiTensors<Tensor>& phi : {g.nsa.phi_k, g.nsa.phi_v})
+      announce(ctx, lc, {phi.w, phi.pos, phi.fc1, phi.fc2});
+    const auto& gate = g.nsa.gate;
+    announce(ctx, lc, {gate.fc1_w, gate.fc1_b, gate.fc2_w, gate.fc2_b});
     rope_backward(ctx, dviews.q, dq, lc.rope_cos, lc.rope_sin, dviews.k, dq_group);
   }
   norm_linear_backward(ctx, dx, g.norm1, g.qkv, dqkv, a.x, w.norm1, a.rrms1, w.qkv, lc.add_products);
+  announce(ctx, lc, {g.norm1, g.qkv});
 }
 
 Tensor mlp_activation(Context& ctx, const ModelConfig& c, const LayerActivations& a, Scratch::Scope& scope) {
@@ -136,8 +148,10 @@ void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const 
                       a.mlp_pre.slice(1, H, 2 * H), act);
     }
     linear_backward_weight(ctx, g.mlp_out, dx, act, lc.add_products);
+    announce(ctx, lc, {g.mlp_out});
   }
   norm_linear_backward(ctx, dx, g.norm2, g.mlp_in, dpre, a.x_mid, w.norm2, a.rrms2, w.mlp_in, lc.add_products);
+  announce(ctx, lc, {g.norm2, g.mlp_in});
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // One transformer layer: x += Attention(RMSNorm(x)); x += MLP(RMSNorm(x)). Two stages, each with its mirror image.
 #pragma once
 #include "model/activations.h"
+#include "model/grad_sink.h"
 #include "model/params.h"
 
 namespace triad {
@@ -12,6 +13,7 @@ struct LayerContext {
   int64_t B, T;
   bool keep_block_index = false;  // take the selection lists as they stand (finite differences hold them fixed)
   bool add_products = true;       // false: gradients of ParamSpec::product hold nothing yet and are overwritten
+  GradSink* sink = nullptr;       // told of each gradient that backward has finished
 };
 
 // a.x -> x_out [N,C]; fills in the rest of a.

@@ -1,8 +1,9 @@
-// The config of a run: every field of its six groups, declared once. io/json_config.h reads, echoes and explains it.
+// The config of a run: every field of its seven groups, declared once. io/json_config.h reads, echoes and explains it.
 #pragma once
 #include <string>
 #include <vector>
 
+#include "engine/comm.h"
 #include "engine/fields.h"
 #include "model/config.h"
 #include "model/recompute.h"
@@ -32,7 +33,7 @@ struct TrainConfig {
   OnNonfinite on_nonfinite = OnNonfinite::stop;
   bool allow_unsafe = false;
 
-  int64_t tokens_per_step() const { return seq_len * micro_batch_size * accumulate_grad_batches; }
+  int64_t tokens_per_step() const { return seq_len * micro_batch_size * accumulate_grad_batches; }  // of one rank
 };
 
 struct RuntimeConfig {
@@ -41,6 +42,14 @@ struct RuntimeConfig {
   bool deterministic = true;
   bool cuda_graph = false;
   std::string recompute = "none";
+};
+
+struct DistConfig {
+  CommBackend backend = CommBackend::automatic;
+  double bucket_mb = 25;
+  Precision grad_dtype = Precision::fp32;
+  int64_t zero = 0;
+  int64_t timeout_s = 600;
 };
 
 struct LogConfig {
@@ -54,6 +63,7 @@ struct Config {
   DataConfig data;
   TrainConfig train;
   RuntimeConfig runtime;
+  DistConfig dist;
   LogConfig log;
 
   RecomputePlan recompute() const { return RecomputePlan::parse(runtime.recompute, model.n_layers); }
@@ -83,6 +93,12 @@ template <>
 struct EnumWords<Precision> {
   static constexpr std::pair<std::string_view, Precision> words[] = {{"fp32", Precision::fp32},
                                                                      {"bf16", Precision::bf16}};
+};
+
+template <>
+struct EnumWords<CommBackend> {
+  static constexpr std::pair<std::string_view, CommBackend> words[] = {
+      {"auto", CommBackend::automatic}, {"nccl", CommBackend::nccl}, {"mpi", CommBackend::mpi}};
 };
 
 template <class V>
@@ -131,6 +147,16 @@ void visit(RuntimeConfig& c, V&& v) {
 }
 
 template <class V>
+void visit(DistConfig& c, V&& v) {
+  v("backend", c.backend, "auto: NCCL between GPUs; mpi: sums on the host, which tells transport faults from ours",
+    Rule{});
+  v("bucket_mb", c.bucket_mb, "MiB of gradients summed over the ranks at a time", above(0).up_to(1 << 20));
+  v("grad_dtype", c.grad_dtype, "in which gradients travel between ranks", Rule{});
+  v("zero", c.zero, "1: each rank keeps its share of the optimizer's moments alone", at_least(0).up_to(1));
+  v("timeout_s", c.timeout_s, "seconds a collective may take; then the run ends", at_least(1).up_to(1 << 20));
+}
+
+template <class V>
 void visit(LogConfig& c, V&& v) {
   v("out_dir", c.out_dir, "the run's folder", required());
   v("every", c.every, "optimizer steps between rows of training.csv and progress lines", at_least(1));
@@ -146,6 +172,7 @@ void visit_groups(Config& c, V&& v) {
   v("data", c.data);
   v("train", c.train);
   v("runtime", c.runtime);
+  v("dist", c.dist);
   v("log", c.log);
 }
 

@@ -46,12 +46,12 @@ std::vector<Candidate> recompute_candidates(const Config& c) {
 }
 
 // What to change so that a run fits, for an error message.
-std::string advice(const Config& config, Device device, int64_t bytes) {
+std::string advice(const Config& config, Device device, int64_t bytes, Comm* comm) {
   std::string fits;
-  if (const std::optional<RecomputeFit> fit = fit_recompute(config, device, bytes))
+  if (const std::optional<RecomputeFit> fit = fit_recompute(config, device, bytes, comm))
     fits += fmt::format("runtime.recompute \"{}\" ({:.0f} MiB)", fit->recompute,
                         static_cast<double>(fit->plan.peak_bytes()) / kMiB);
-  if (const std::optional<BatchFit> fit = fit_batch(config, device, bytes))
+  if (const std::optional<BatchFit> fit = fit_batch(config, device, bytes, comm))
     fits += fmt::format("{}train.micro_batch_size {} ({:.0f} MiB)", fits.empty() ? "" : ", or ", fit->micro_batch_size,
                         static_cast<double>(fit->plan.peak_bytes()) / kMiB);
   if (fits.empty()) return "lower train.seq_len or the model's size: not even one sequence fits";
@@ -60,10 +60,11 @@ std::string advice(const Config& config, Device device, int64_t bytes) {
 
 }  // namespace
 
-MemoryPlan plan_memory(const Config& config, Device device) {
+MemoryPlan plan_memory(const Config& config, Device device, Comm* comm) {
   Runtime runtime({.device = device, .planning = true, .deterministic = config.runtime.deterministic});
-  TrainStep step(runtime, config);
-  step.micro_step({}, {}, 1);
+  TrainStep step(runtime, config, comm);
+  const bool alone = comm == nullptr || comm->world() == 1;  // else the last micro-step is another
+  for (int64_t i = 0; i < (alone ? 1 : config.train.accumulate_grad_batches); ++i) step.micro_step({}, {}, 1);
   step.finish(0, 1);
   step.evaluate({}, {});
   MemoryPlan plan;
@@ -74,10 +75,10 @@ MemoryPlan plan_memory(const Config& config, Device device) {
   return plan;
 }
 
-std::optional<BatchFit> fit_batch(Config config, Device device, int64_t bytes) {
+std::optional<BatchFit> fit_batch(Config config, Device device, int64_t bytes, Comm* comm) {
   const auto plan_of = [&](int64_t batch) {
     config.train.micro_batch_size = batch;
-    return plan_memory(config, device);
+    return plan_memory(config, device, comm);
   };
   if (plan_of(1).peak_bytes() > bytes) return std::nullopt;
   constexpr int64_t kMost = 1 << 20;  // as train.micro_batch_size may be
@@ -90,19 +91,19 @@ std::optional<BatchFit> fit_batch(Config config, Device device, int64_t bytes) {
   return BatchFit{fits, plan_of(fits)};
 }
 
-std::optional<RecomputeFit> fit_recompute(Config config, Device device, int64_t bytes) {
+std::optional<RecomputeFit> fit_recompute(Config config, Device device, int64_t bytes, Comm* comm) {
   const TrainConfig& t = config.train;
   const double kept = training_flops(config.model, t.micro_batch_size, t.seq_len);
   for (const Candidate& candidate : recompute_candidates(config)) {
     config.runtime.recompute = candidate.text;
-    MemoryPlan plan = plan_memory(config, device);
+    MemoryPlan plan = plan_memory(config, device, comm);
     if (plan.peak_bytes() <= bytes) return RecomputeFit{candidate.text, candidate.flops / kept, std::move(plan)};
   }
   return std::nullopt;
 }
 
-std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device) {
-  const MemoryPlan plan = plan_memory(config, device);
+std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device, Comm* comm) {
+  const MemoryPlan plan = plan_memory(config, device, comm);
   const DeviceInfo info = backend::info(device);
   if (plan.peak_bytes() > info.free_bytes)
     fail(
@@ -110,7 +111,7 @@ std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device) {
         "train.seq_len {}; {}\nscratch {:.2f} MiB, {}",
         static_cast<double>(plan.peak_bytes()) / kMiB, device.str(), static_cast<double>(info.free_bytes) / kMiB,
         static_cast<double>(info.memory_bytes) / kMiB, config.train.micro_batch_size, config.train.seq_len,
-        advice(config, device, info.free_bytes), static_cast<double>(plan.scratch_bytes) / kMiB, plan.report);
+        advice(config, device, info.free_bytes, comm), static_cast<double>(plan.scratch_bytes) / kMiB, plan.report);
   return std::make_unique<Runtime>(Runtime::Options{.device = device,
                                                     .arena_bytes = plan.arena_bytes,
                                                     .scratch_bytes = plan.scratch_bytes,

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "engine/comm.h"
 #include "engine/context.h"
 #include "train/config.h"
 
@@ -17,14 +18,15 @@ struct MemoryPlan {
   std::string report;           // by category
   int64_t peak_bytes() const { return arena_bytes + workspace_bytes; }
 };
-MemoryPlan plan_memory(const Config&, Device);
+// comm: of a run of several ranks, whose share of it counts too; nothing is sent.
+MemoryPlan plan_memory(const Config&, Device, Comm* comm = nullptr);
 
 // The largest train.micro_batch_size, all else as it is, whose peak is within `bytes`; nothing if one sequence is not.
 struct BatchFit {
   int64_t micro_batch_size;
   MemoryPlan plan;
 };
-std::optional<BatchFit> fit_batch(Config, Device, int64_t bytes);
+std::optional<BatchFit> fit_batch(Config, Device, int64_t bytes, Comm* comm = nullptr);
 
 // The runtime.recompute, all else as it is, that runs the fewest FLOPs again among those whose peak is within `bytes`;
 // nothing if recomputing every layer's block is not.
@@ -33,10 +35,10 @@ struct RecomputeFit {
   double replayed_share;  // FLOPs run again, of those of a step that keeps everything
   MemoryPlan plan;
 };
-std::optional<RecomputeFit> fit_recompute(Config, Device, int64_t bytes);
+std::optional<RecomputeFit> fit_recompute(Config, Device, int64_t bytes, Comm* comm = nullptr);
 
 // Refuses a plan that exceeds the device's free memory, and says which train.micro_batch_size or runtime.recompute does
 // not.
-std::unique_ptr<Runtime> allocate_planned(const Config&, Device);
+std::unique_ptr<Runtime> allocate_planned(const Config&, Device, Comm* comm = nullptr);
 
 }  // namespace triad

@@ -22,6 +22,7 @@
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/nsa_attend_rows_sm90.cuh"
 #include "kernels/nsa_attend_selected_sm90.cuh"
+#include "kernels/nsa_attend_selected_tokens_sm90.cuh"
 #include "kernels/nsa_attend_union_sm90.cuh"
 #include "kernels/nsa_attend_wide_sm90.cuh"
 
@@ -288,6 +289,8 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
   };
   if (!fused)
     attend_rows_forward(ctx, op, out, in, keys);
+  else if (attend_tokens_sm90_applies(ctx, out, in, block_index, l_sel))
+    attend_tokens_forward_sm90(ctx, op, out, in, block_index, l_sel);
   else if (attend_blocks_sm90_applies(ctx, out, in, block_index, l_sel))
     attend_blocks_forward_sm90(ctx, op, out, in, block_index, l_sel, attend_union);
   else

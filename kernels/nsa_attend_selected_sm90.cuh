@@ -11,9 +11,10 @@ namespace triad::cuda {
 // out from the lists; where neighbours list the same blocks the union tiles are given all of them.
 bool attend_blocks_sm90_applies(const Context&, const AttendOut&, const AttendIn&, const ConstTensor& block_index,
                                 int64_t l_sel);
-// attend_near(lists) has to compute o and lse over the blocks of `lists` [B,T,Hkv,n] alone, in the form of block_index.
+// attend_near(lists, near_only) has to compute o and lse over the blocks of `lists` [B,T,Hkv,n] alone, in the form of
+// block_index; near_only, of the GPU: as in UnionKeys.
 void attend_blocks_forward_sm90(Context&, const char* op, const AttendOut&, const AttendIn&,
                                 const ConstTensor& block_index, int64_t l_sel,
-                                const std::function<void(const ConstTensor& lists)>& attend_near);
+                                const std::function<void(const ConstTensor& lists, const int* near_only)>& attend_near);
 
 }  // namespace triad::cuda

@@ -17,8 +17,10 @@ struct UnionKeys {
   int64_t batch, row, head;
   Divisor n, block_keys;
   int blocks, block_size;  // of T tokens; = block_keys
+  const int* near_only;    // not 0: tokens list no other blocks than the first, their own and the one before it
 };
-inline UnionKeys make_union_keys(const KeyRange& range, const ConstTensor& block_index, int block_keys) {
+inline UnionKeys make_union_keys(const KeyRange& range, const ConstTensor& block_index, int block_keys,
+                                 const int* near_only) {
   return {range,
           block_index.ptr<int32_t>(),
           block_index.stride[0],
@@ -27,7 +29,8 @@ inline UnionKeys make_union_keys(const KeyRange& range, const ConstTensor& block
           Divisor(static_cast<int>(block_index.size(3))),
           Divisor(block_keys),
           static_cast<int>(ceil_div(range.keys, block_keys)),
-          block_keys};
+          block_keys,
+          near_only};
 }
 
 template <class Shape>
@@ -41,18 +44,20 @@ class Plan<UnionKeys, Shape> {
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const UnionKeys& keys, const CtaRows& tile, int w,
                                   unsigned char* memory)
       : keys_(keys), w_(w) {
+    if (keys.near_only != nullptr && *keys.near_only != 0)
+      skipped_ = max(keys.block_keys.quotient(tile.first_token) - 2, 0);
     Head& head = *reinterpret_cast<Head*>(memory);
     unsigned* const members = reinterpret_cast<unsigned*>(memory + sizeof(Head));
     unsigned* const entries = members + keys.blocks * kWords;
     members_ = members, entries_ = entries;
-    const int blocks = keys.block_keys.quotient(tile.last_token) + 1;  // that these tokens can list
+    const int blocks = keys.block_keys.quotient(tile.last_token) + 1 - skipped_;  // that these tokens can list
     for (int i = threadIdx.x; i < blocks * kWords; i += Shape::kThreads) members[i] = 0;
     __syncthreads();
     const int* const lists = keys.data + tile.b * keys.batch + tile.first_token * keys.row + tile.g * keys.head;
     const int n = keys.n.value(), listed = (tile.last_token - tile.first_token + 1) * n;
     for (int i = threadIdx.x; i < listed; i += Shape::kThreads) {
       const int token = keys.n.quotient(i), block = lists[token * keys.row + i - token * n];
-      if (block >= 0) atomicOr(&members[block * kWords + token / 32], 1u << token % 32);  // -1 ends a list
+      if (block >= 0) atomicOr(&members[row_of(block) * kWords + token / 32], 1u << token % 32);  // -1 ends a list
     }
     __syncthreads();
     if (threadIdx.x < 32) order_steps(a, tile, blocks, head, members, entries);
@@ -67,7 +72,7 @@ class Plan<UnionKeys, Shape> {
   __device__ __forceinline__ bool sees_part(int n) const { return (entries_[n] >> kPartShift >> w_ & 1) != 0; }
   // Whether the token-th token of the CTA lists the block of step n.
   __device__ __forceinline__ bool is_member(int n, int token) const {
-    return (members_[keys_.block_keys.quotient(first(n)) * kWords + token / 32] >> token % 32 & 1) != 0;
+    return (members_[row_of(keys_.block_keys.quotient(first(n))) * kWords + token / 32] >> token % 32 & 1) != 0;
   }
 
   static constexpr int kMaxKey = (1 << 24) - 1;  // an entry: first key, who sees it, who sees only a part of it
@@ -79,6 +84,8 @@ class Plan<UnionKeys, Shape> {
   struct Head {
     int steps, steps_seen[Shape::kWarpgroups];
   };
+  // Of the blocks 1 .. skipped_ none is listed: the table of bits has no rows for them.
+  __device__ __forceinline__ int row_of(int block) const { return max(block - skipped_, 0); }
 
   // One warp; a lane has one of 32 blocks at a time.
   __device__ __forceinline__ void order_steps(const RowForwardArgs& a, const CtaRows& tile, int blocks, Head& head,
@@ -86,7 +93,7 @@ class Plan<UnionKeys, Shape> {
     const int lane = threadIdx.x, block_keys = keys_.block_size;
     int count = 0, seen[Shape::kWarpgroups] = {};
     for (int block0 = 0; block0 < blocks; block0 += 32) {
-      const int block = block0 + lane, begin = block * block_keys;
+      const int block = block0 + lane, begin = (block == 0 ? 0 : block + skipped_) * block_keys;
       unsigned seen_by = 0;
       int all_see[Shape::kWarpgroups] = {};  // of the block's keys those before this
 #pragma unroll
@@ -130,8 +137,75 @@ class Plan<UnionKeys, Shape> {
   }
 
   const UnionKeys& keys_;
-  int w_;
+  int w_, skipped_ = 0;
   const unsigned *members_, *entries_;
+};
+
+// The same where a list is 32 bits: blocks of 64 or 128 keys, 32 of them at most. At T = 2048 and n = 16 nearly every
+// block before a tile's own is listed by some of its tokens, so the steps are simply all key tiles up to the last
+// token's: nothing to count or to order before the first keys can be asked for, and a row's test is a bit of its word.
+struct BitmapKeys {
+  KeyRange range;
+  const int* data;
+  int64_t batch, row, head;
+  int n, part_bits;  // a block has 1 << part_bits steps
+};
+inline bool lists_fit_bitmaps(const KeyRange& range, int block_keys) {
+  return (block_keys == 64 || block_keys == 128) && range.keys <= 32 * block_keys;
+}
+
+template <class Shape>
+class Plan<BitmapKeys, Shape> {
+ public:
+  static constexpr bool kListed = true;
+  static_assert(Shape::kKeys == 64);
+  static int64_t bytes(const BitmapKeys&) { return sizeof(unsigned) * (Shape::kRowsCta + 1); }
+  __device__ __forceinline__ Plan(const RowForwardArgs& a, const BitmapKeys& keys, const CtaRows& tile, int w,
+                                  unsigned char* memory)
+      : steps(tile.last_token / Shape::kKeys + 1),
+        steps_seen(0),
+        keys_end_(keys.range.keys),
+        part_bits_(keys.part_bits),
+        words_(reinterpret_cast<const unsigned*>(memory)) {
+    constexpr int kLanes = 8;  // read a list
+    const int* const lists = keys.data + tile.b * keys.batch + tile.first_token * keys.row + tile.g * keys.head;
+    const int tokens = a.in.heads.quotient(tile.first + Shape::kRowsCta - 1) - tile.first_token + 1;
+    for (int token0 = 0; token0 < tokens; token0 += Shape::kThreads / kLanes) {
+      const int token = token0 + static_cast<int>(threadIdx.x) / kLanes;
+      unsigned word = 0;
+      if (tile.first_token + token <= tile.last_token)
+#pragma unroll 2
+        for (int i = threadIdx.x % kLanes; i < keys.n; i += kLanes) {
+          const int block = __ldg(lists + token * keys.row + i);
+          if (block >= 0) word |= 1u << block;  // -1 ends a list
+        }
+#pragma unroll
+      for (int by = 1; by < kLanes; by *= 2) word |= __shfl_xor_sync(kFullWarp, word, by);
+      if (threadIdx.x % kLanes == 0 && token < tokens) reinterpret_cast<unsigned*>(memory)[token] = word;
+    }
+    __syncthreads();
+    const int first_row = tile.first + 64 * w;
+    if (first_row >= tile.rows) return;
+    const int from = a.in.heads.quotient(first_row), to = a.in.heads.quotient(min(first_row + 64, tile.rows) - 1);
+    all_see_ = from + 1;
+    const int token = from - tile.first_token + static_cast<int>(threadIdx.x) % 32, end = to - tile.first_token;
+    listed_ = __reduce_or_sync(kFullWarp, (token <= end ? words_[token] : 0) | (token + 32 <= end ? words_[token + 32] : 0));
+    steps_seen = min(steps, 32 - __clz(listed_) << part_bits_);
+  }
+  __device__ __forceinline__ int first(int n) const { return n * Shape::kKeys; }
+  __device__ __forceinline__ int end(int) const { return keys_end_; }
+  __device__ __forceinline__ bool sees(int n) const { return (listed_ >> (n >> part_bits_) & 1) != 0; }
+  __device__ __forceinline__ bool sees_part(int n) const { return first(n) + Shape::kKeys > all_see_; }
+  __device__ __forceinline__ bool is_member(int n, int token) const {
+    return (words_[token] >> (n >> part_bits_) & 1) != 0;
+  }
+
+  int steps, steps_seen;
+
+ private:
+  int keys_end_, part_bits_, all_see_ = 0;
+  unsigned listed_ = 0;  // by any of the warpgroup's tokens
+  const unsigned* words_;
 };
 
 // The choice, a pure function of card and problem: the table of bits has to fit into shared memory.
@@ -139,6 +213,18 @@ inline bool union_forward_sm90_applies(const Context& ctx, const AttendOut& out,
   constexpr int64_t kMaxBlocks = 1024;
   const int64_t T = in.q.size(1);
   return attend_forward_sm90_applies(ctx, out, in) && T < (1 << 24) && ceil_div(T, block_keys) <= kMaxBlocks;
+}
+
+inline void attend_union_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
+                                      const KeyRange& range, const ConstTensor& block_index, int block_keys,
+                                      const int* near_only = nullptr) {
+  if (lists_fit_bitmaps(range, block_keys) && !getenv("D6_UNION"))
+    attend_rows_forward_sm90(ctx, op, out, in,
+                             BitmapKeys{range, block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1],
+                                        block_index.stride[2], static_cast<int>(block_index.size(3)),
+                                        block_keys / 64 - 1});
+  else
+    attend_rows_forward_sm90(ctx, op, out, in, make_union_keys(range, block_index, block_keys, near_only));
 }
 
 }  // namespace

@@ -51,8 +51,9 @@ struct FarArgs {
   int* item_counts;  // by launch
   int4* items;       // [launches, items_stride] (block, first entry, entries, step)
   int items_stride, entries_stride;
+  int flags;
   bf16* partial;       // [launch_steps, range_tokens, n, G, dv]
-  float* partial_lse;  // the same rows, in powers of 2
+  float2* partial_sums;  // of the same rows: the power of 2 that they are relative to, the probabilities' sum
   __device__ __forceinline__ int first_token(int step) const { return step % ranges * range_tokens; }
   __device__ __forceinline__ int tokens_of(int step) const {
     return min(range_tokens, lists.tokens - first_token(step));
@@ -106,11 +107,20 @@ __global__ void __launch_bounds__(kIndexThreads) compare_lists_kernel(const __gr
     const int count = min(a.tile_tokens, a.lists.tokens - t0) * n;
     for (int w = lane; w < words; w += 32) listed[w] = 0;
     __syncwarp();
-    for (int e = lane; e < count; e += 32) {
-      const int row = a.n.quotient(e), block = a.lists.at(b, t0 + row, g)[e - row * n];
-      if (block < 0) continue;
-      atomicOr(&listed[block / 32], 1u << block % 32);
-      ++entries;
+    constexpr int kAtOnce = 8;
+    for (int e0 = lane; e0 < count; e0 += 32 * kAtOnce) {
+      int block[kAtOnce];
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int e = e0 + 32 * u, row = a.n.quotient(e);
+        block[u] = e < count ? __ldg(a.lists.at(b, t0 + row, g) + e - row * n) : -1;
+      }
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        if (block[u] < 0) continue;
+        atomicOr(&listed[block[u] / 32], 1u << block[u] % 32);
+        ++entries;
+      }
     }
     __syncwarp();
     for (int w = lane; w < words; w += 32) unions += __popc(listed[w]);

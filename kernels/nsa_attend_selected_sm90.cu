@@ -36,7 +36,7 @@ struct ItemRow {
 // the products' left operand. So the warps meet only in the products, and the CTAs of an SM fill each other's waits.
 template <int kDk, int kDv>
 struct GatherShape {
-  static constexpr int kStages = 2, kCtas = kDk == 64 ? 4 : kDk == 128 ? 3 : 2;
+  static constexpr int kStages = 2, kCtas = kDk == 64 ? 5 : kDk == 128 ? 3 : 2;
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel;
   static constexpr int kStageBytes = kPanelsK * kPanelBytes, kKeyBytes = (kPanelsK + kPanelsV) * kPanelBytes;
   static constexpr int kTableBytes = kItemTiles * kTileRows * static_cast<int>(sizeof(ItemRow));
@@ -66,21 +66,34 @@ __device__ __forceinline__ void load_block(const FarArgs& a, int b, int g, int b
     }
 }
 
-template <int kDk, int kDv>
-__global__ void __launch_bounds__(kWarpgroup, GatherShape<kDk, kDv>::kCtas)
+// Row sums of a left operand on the tensor cores, instead of an addition for each of its elements and four shuffles:
+// d[64 x 8] = (add 0) or += (1) a[64 x 16] times ones, of which eight rows of 16 bytes are read again and again.
+__device__ __forceinline__ void wgmma_row_sums(float (&d)[1][4], const uint32_t (&a)[4], uint32_t ones, int add) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %9, 0;\nmov.b64 b, {%8, %10};\n"
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, b, p, 1, 1, 0;\n}"
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(ones), "r"(add), "n"(0));
+}
+
+// kWhole: blocks of 64 keys.
+template <int kDk, int kDv, bool kWhole>
+__global__ void __launch_bounds__(kWarpgroup, GatherShape<kDk, kDv>::kCtas - (kWhole ? 0 : 1))
     gather_kernel(const __grid_constant__ FarArgs a, int launch) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   using Shape = GatherShape<kDk, kDv>;
   constexpr int kPanelsK = Shape::kPanelsK, kPanelsV = Shape::kPanelsV, kPanelUnits = kPanelBytes >> 4;
+  __shared__ __align__(128) uint32_t ones[32];
   if (static_cast<int>(blockIdx.x) >= a.item_counts[launch]) return;
   const int4 item = a.items[static_cast<int64_t>(launch) * a.items_stride + blockIdx.x];
   const int block = item.x, count = item.z, step = item.w, G = a.heads.value();
   const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups;
-  const int key_tiles = (a.block_keys.value() + kTileRows - 1) / kTileRows;
+  const int key_tiles = kWhole ? 1 : (a.block_keys.value() + kTileRows - 1) / kTileRows;
   unsigned char *const stages = aligned_shared(), *const keys = stages + Shape::kStages * Shape::kStageBytes;
   ItemRow* const rows = reinterpret_cast<ItemRow*>(keys + key_tiles * Shape::kKeyBytes);
   load_block<kDk, kDv>(a, b, g, block, key_tiles, keys);
   copy_async_commit();
+  if (threadIdx.x < 32) ones[threadIdx.x] = 0x3f803f80;
 
   const int n_rows = count * G, tiles = (n_rows + kTileRows - 1) / kTileRows;
   const int* const entries = a.entries + static_cast<int64_t>(step) * a.entries_stride + item.y;
@@ -94,15 +107,24 @@ __global__ void __launch_bounds__(kWarpgroup, GatherShape<kDk, kDv>::kCtas)
 
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16, chunk = lane % 8;
   const bf16* const q = a.q.at(b, a.first_token(step), g * G) + 8 * chunk;
+  const int to_stage = swizzled(warp_row + lane / 8, chunk);
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
   const auto load_rows = [&](int tile) {  // this warp's
     if (tile < tiles) {
       unsigned char* const to = stages + tile % Shape::kStages * Shape::kStageBytes;
+      const ItemRow* const of_lane = rows + tile * kTileRows + warp_row + lane / 8;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int r = warp_row + lane / 8 + 4 * i;
-        const bf16* const from = q + 8 * static_cast<int64_t>(rows[tile * kTileRows + r].from);
+        const bf16* const from = q + 8 * static_cast<int64_t>(of_lane[4 * i].from);
 #pragma unroll
-        for (int p = 0; p < kPanelsK; ++p) copy_async_16(to + p * kPanelBytes + swizzled(r, chunk), from + p * kPanel, 16);
+        for (int p = 0; p < kPanelsK; ++p) {
+          unsigned char* const at = to + p * kPanelBytes + (to_stage ^ (i % 2 * 4 << 4)) + i * 4 * kPanelRowBytes;
+          if (a.flags & 2)
+            asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(at)), "l"(from + p * kPanel), "l"(policy) : "memory");
+          else
+            copy_async_16(at, from + p * kPanel, 16);
+        }
       }
     }
     copy_async_commit();
@@ -113,8 +135,11 @@ __global__ void __launch_bounds__(kWarpgroup, GatherShape<kDk, kDv>::kCtas)
   fence_async_proxy();
   __syncthreads();  // keys and values are there
 
-  const uint32_t k_tiles = tile_descriptor(shared_address(keys));
+  const uint32_t k_tiles = tile_descriptor(shared_address(keys)), ones_tile = shared_address(ones) >> 4;
+  const int from_stage = swizzled(warp_row + lane % 16, lane / 16);
   const int64_t first_row = a.first_row(step);
+  bf16* const partial = a.partial + first_row * kDv + lane % 4 * 8;
+  float2* const partial_sums = a.partial_sums + first_row;
   for (int tile = 0; tile < tiles; ++tile) {
     copy_async_wait_group<Shape::kStages - 1>();
     __syncwarp();
@@ -122,15 +147,15 @@ __global__ void __launch_bounds__(kWarpgroup, GatherShape<kDk, kDv>::kCtas)
     const unsigned char* const stage = stages + tile % Shape::kStages * Shape::kStageBytes;
 #pragma unroll
     for (int i = 0; i < kDk / 16; ++i)
-      load_matrices(left_q[i], reinterpret_cast<const bf16*>(
-                                   stage + i / 4 * kPanelBytes +
-                                   swizzled(warp_row + lane % 16, i % 4 * 2 + lane / 16)));
+      load_matrices(left_q[i],
+                    reinterpret_cast<const bf16*>(stage + i / 4 * kPanelBytes + (from_stage ^ (i % 4 * 2 << 4))));
     __syncwarp();
     load_rows(tile + Shape::kStages);
 
-    float o[kPanelsV][8][4], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
+    float o[kPanelsV][8][4], sums[1][4], top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int p = 0; p < kPanelsV; ++p) leave_unset(o[p]);
+    leave_unset(sums);
     for (int key_tile = 0; key_tile < key_tiles; ++key_tile) {
       const uint32_t k_tile = k_tiles + key_tile * (Shape::kKeyBytes >> 4), v_tile = k_tile + kPanelsK * kPanelUnits;
       float s[8][4];
@@ -142,7 +167,7 @@ __global__ void __launch_bounds__(kWarpgroup, GatherShape<kDk, kDv>::kCtas)
       wgmma_wait<0>();
       pin(s);
       const int keys_here = a.block_keys.value() - key_tile * kTileRows;
-      if (keys_here < kTileRows) {
+      if (!kWhole && keys_here < kTileRows) {
 #pragma unroll
         for (int j = 0; j < 8; ++j)
 #pragma unroll
@@ -151,33 +176,34 @@ __global__ void __launch_bounds__(kWarpgroup, GatherShape<kDk, kDv>::kCtas)
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float best = top[i];
+        float best = s[0][2 * i];
 #pragma unroll
         for (int j = 0; j < 8; ++j) best = fmaxf(best, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
         best = fmaxf(best, __shfl_xor_sync(kFullWarp, best, 1));
-        best = fmaxf(best, __shfl_xor_sync(kFullWarp, best, 2));
-        const float base = best * a.scale_log2;
-        if (key_tile > 0) {
-          const float shrink = exp2_approx(fmaf(top[i], a.scale_log2, -base));
-          sum[i] *= shrink;
+        best = a.scale_log2 * fmaxf(best, __shfl_xor_sync(kFullWarp, best, 2));
+        if (!kWhole) {
+          best = fmaxf(best, top[i]);
+          if (key_tile > 0) {
+            const float shrink = exp2_approx(top[i] - best);
+            sums[0][2 * i] *= shrink, sums[0][2 * i + 1] *= shrink;
 #pragma unroll
-          for (int p = 0; p < kPanelsV; ++p)
+            for (int p = 0; p < kPanelsV; ++p)
 #pragma unroll
-            for (int j = 0; j < 8; ++j) o[p][j][2 * i] *= shrink, o[p][j][2 * i + 1] *= shrink;
+              for (int j = 0; j < 8; ++j) o[p][j][2 * i] *= shrink, o[p][j][2 * i + 1] *= shrink;
+          }
         }
         top[i] = best;
-        float add[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int j = 0; j < 8; ++j)
 #pragma unroll
-          for (int e = 0; e < 2; ++e)
-            add[e] += s[j][2 * i + e] = exp2_approx(fmaf(s[j][2 * i + e], a.scale_log2, -base));
-        sum[i] += add[0] + add[1];
+          for (int e = 2 * i; e < 2 * i + 2; ++e) s[j][e] = exp2_approx(fmaf(s[j][e], a.scale_log2, -best));
       }
       uint32_t left[kTileRows / 16][4];
 #pragma unroll
       for (int i = 0; i < kTileRows / 16; ++i) pack_operand(left[i], s, i);
       wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < kTileRows / 16; ++i) wgmma_row_sums(sums, left[i], ones_tile, key_tile > 0 || i > 0);
 #pragma unroll
       for (int p = 0; p < kPanelsV; ++p)
 #pragma unroll
@@ -185,6 +211,7 @@ __global__ void __launch_bounds__(kWarpgroup, GatherShape<kDk, kDv>::kCtas)
           wgmma_across(o[p], left[i], v_tile + p * kPanelUnits + i * (16 * kPanelRowBytes >> 4), key_tile > 0 || i > 0);
       wgmma_commit();
       wgmma_wait<0>();
+      pin(sums);
 #pragma unroll
       for (int p = 0; p < kPanelsV; ++p) pin(o[p]);
     }
@@ -193,13 +220,10 @@ __global__ void __launch_bounds__(kWarpgroup, GatherShape<kDk, kDv>::kCtas)
     // once. merge_kernel knows that order of columns.
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      sum[i] += __shfl_xor_sync(kFullWarp, sum[i], 1);
-      sum[i] += __shfl_xor_sync(kFullWarp, sum[i], 2);
       const int to = rows[tile * kTileRows + warp_row + fragment_row() + 8 * i].to;
       if (to < 0) continue;
-      const float inverse = __frcp_rn(sum[i]);
-      if (lane % 4 == 0) a.partial_lse[first_row + to] = fmaf(top[i], a.scale_log2, __log2f(sum[i]));
-      bf16* const row = a.partial + (first_row + to) * kDv + lane % 4 * 8;
+      if (lane % 4 == 0) partial_sums[to] = make_float2(top[i], sums[0][2 * i]);
+      uint4* const row = reinterpret_cast<uint4*>(partial + static_cast<int64_t>(to) * kDv);
 #pragma unroll
       for (int p = 0; p < kPanelsV; ++p)
 #pragma unroll
@@ -207,8 +231,12 @@ __global__ void __launch_bounds__(kWarpgroup, GatherShape<kDk, kDv>::kCtas)
           uint32_t pairs[4];
 #pragma unroll
           for (int j = 0; j < 4; ++j)
-            pairs[j] = pack_bf16(o[p][4 * half + j][2 * i] * inverse, o[p][4 * half + j][2 * i + 1] * inverse);
-          *reinterpret_cast<uint4*>(row + p * kPanel + half * 32) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+            pairs[j] = pack_bf16(o[p][4 * half + j][2 * i], o[p][4 * half + j][2 * i + 1]);
+          const uint4 x = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+          if (a.flags & 1)
+            __stcs(row + 8 * p + 4 * half, x);
+          else
+            row[8 * p + 4 * half] = x;
         }
     }
   }
@@ -237,7 +265,7 @@ __device__ __forceinline__ void transpose(uint32_t (&w)[4]) {
 // lanes share out the looking up of lists and lse.
 constexpr int kMergeThreads = 128;
 template <int kDv>
-__global__ void __launch_bounds__(kMergeThreads, 5) merge_kernel(const __grid_constant__ FarArgs a, int first_step) {
+__global__ void __launch_bounds__(kMergeThreads, 4) merge_kernel(const __grid_constant__ FarArgs a, int first_step) {
   constexpr int kLanes = kDv / 8, kPlaces = 16, kLooked = kPlaces / kLanes;
   if (*a.differ == 0) return;
   const int lane = threadIdx.x % kLanes, group = threadIdx.x % 32 / kLanes * kLanes, G = a.heads.value();
@@ -256,13 +284,13 @@ __global__ void __launch_bounds__(kMergeThreads, 5) merge_kernel(const __grid_co
   const uint4 near = *reinterpret_cast<const uint4*>(o);
   float top = *lse * kLog2e, sum = top == -INFINITY ? 0.0f : 1.0f, out[8];
   for (int place0 = 0; place0 < n; place0 += kPlaces) {
-    float lse_log2[kLooked];
+    float2 sums[kLooked];  // powers of 2 that partial sums are relative to, and their probabilities' sums
     unsigned far = 0;
 #pragma unroll
     for (int i = 0; i < kLooked; ++i) {
       const int place = place0 + i * kLanes + lane;
       const bool is = place < n && is_far(__ldg(list + place), current);
-      lse_log2[i] = is ? __ldcs(a.partial_lse + first + static_cast<int64_t>(place) * G) : -INFINITY;
+      sums[i] = is ? __ldcs(a.partial_sums + first + static_cast<int64_t>(place) * G) : make_float2(-INFINITY, 0.0f);
       far |= (__ballot_sync(kFullWarp, is) >> group & ((1u << kLanes) - 1)) << i * kLanes;
     }
     uint4 partial[kPlaces];
@@ -273,13 +301,16 @@ __global__ void __launch_bounds__(kMergeThreads, 5) merge_kernel(const __grid_co
                        : make_uint4(0, 0, 0, 0);
     float best = top;
 #pragma unroll
-    for (int i = 0; i < kLooked; ++i) best = fmaxf(best, lse_log2[i]);
+    for (int i = 0; i < kLooked; ++i) best = fmaxf(best, sums[i].x);
 #pragma unroll
     for (int by = 1; by < kLanes; by *= 2) best = fmaxf(best, __shfl_xor_sync(kFullWarp, best, by));
     const float base = best == -INFINITY ? 0.0f : best, shrink = exp2_approx(top - base);
     float weights[kLooked], added = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kLooked; ++i) added += weights[i] = exp2_approx(lse_log2[i] - base);
+    for (int i = 0; i < kLooked; ++i) {
+      weights[i] = exp2_approx(sums[i].x - base);
+      added = fmaf(weights[i], sums[i].y, added);
+    }
 #pragma unroll
     for (int by = 1; by < kLanes; by *= 2) added += __shfl_xor_sync(kFullWarp, added, by);
     top = best, sum = fmaf(sum, shrink, added);
@@ -336,15 +367,16 @@ constexpr double kWorthComparing = 1.2;
 int range_tokens_of(int64_t tokens, int64_t token_bytes, int64_t groups) {
   const int64_t fit = kPartialBytes / token_bytes, most = std::max<int64_t>(fit / std::min<int64_t>(groups, 2), 128);
   const int64_t whole = most >= kPartTokens ? most / kPartTokens * kPartTokens : most / 128 * 128;
-  return static_cast<int>(std::min({whole, tokens, int64_t{16} * kPartTokens}));
+  return static_cast<int>(std::min({whole, tokens, int64_t(lab("D6_RANGE", 16384))}));
 }
 
 template <int kDk, int kDv>
 void launch_far(Context& ctx, const char* op, const FarArgs& a, int64_t block_keys, int64_t G) {
   const int bytes = GatherShape<kDk, kDv>::shared_bytes(static_cast<int>(ceil_div(block_keys, kTileRows)));
   const int64_t merged = ceil_div(int64_t{a.launch_steps} * a.range_tokens * G, kMergeThreads / (kDv / 8));
+  const bool l64 = block_keys == kTileRows;
   for (int i = 0; i * a.launch_steps < a.steps; ++i) {
-    launch(ctx, op, gather_kernel<kDk, kDv>, dim3(static_cast<unsigned>(a.items_stride)), dim3(kWarpgroup), bytes, a, i);
+    launch(ctx, op, l64 ? gather_kernel<kDk, kDv, true> : gather_kernel<kDk, kDv, false>, dim3(static_cast<unsigned>(a.items_stride)), dim3(kWarpgroup), bytes, a, i);
     launch(ctx, op, merge_kernel<kDv>, dim3(static_cast<unsigned>(merged)), dim3(kMergeThreads), 0, a,
            i * a.launch_steps);
   }
@@ -370,7 +402,7 @@ void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& o
                                 const std::function<void(const ConstTensor& lists, const int* near_only)>& attend_near) {
   const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), G = in.q.size(2) / in.k.size(2);
   const int64_t n = block_index.size(3), dv = in.v.size(3), blocks = ceil_div(T, l_sel);
-  const int64_t token_bytes = n * G * (dv * 2 + 4);
+  const int64_t token_bytes = n * G * (dv * 2 + 8);
   const int range_tokens = range_tokens_of(T, token_bytes, bgs);
   const int64_t ranges = ceil_div(T, range_tokens), steps = bgs * ranges, parts = ceil_div(range_tokens, kPartTokens);
   const int64_t launch_steps = std::clamp<int64_t>(kPartialBytes / (range_tokens * token_bytes), 1, steps);
@@ -410,8 +442,9 @@ void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& o
       .items = reinterpret_cast<int4*>(ints(4 * launches * items)),
       .items_stride = static_cast<int>(items),
       .entries_stride = static_cast<int>(entries),
+      .flags = int(lab("D6_FLAGS", 0)),
       .partial = scope.alloc(DType::bf16, {launch_steps * entries * G, dv}).ptr<bf16>(),
-      .partial_lse = scope.alloc(DType::f32, {launch_steps * entries * G}).ptr<float>()};
+      .partial_sums = reinterpret_cast<float2*>(scope.alloc(DType::f32, {launch_steps * entries * G, 2}).ptr<float>())};
   const dim3 all_parts(static_cast<unsigned>(steps * parts)), threads(kIndexThreads);
   const int64_t by_block = blocks * static_cast<int64_t>(sizeof(int));
   launch(ctx, "compare_lists", compare_lists_kernel, dim3(1), threads,

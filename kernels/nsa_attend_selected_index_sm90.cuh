@@ -14,7 +14,7 @@ constexpr int kPanelBytes = kTileRows * kPanelRowBytes;  // 64 rows (or keys) of
 constexpr int kItemTiles = 16;                           // most tiles of one item: popular blocks are cut
 constexpr int kPartTokens = 1024;                        // that a CTA of the index reads
 constexpr int kIndexThreads = 1024;
-constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
 // A token's near blocks are the first one and the two that end with its own: by the selection's rule every token lists
 // them, so neighbouring tokens share them whatever else they list. The others are complete and past.
@@ -45,13 +45,13 @@ struct FarArgs {
   int tile_tokens;                                // that share a union tile
   float union_limit;                              // see compare_lists_kernel
   int* differ;                                    // 1: far blocks are done here; 0: union tiles do all
-  int* near;                                      // [B,T,Hkv,n] the blocks that union tiles do, -1 elsewhere
+  int near_tokens;                                // of one block that a CTA does, at most
+  int* near;                                      // [B*Hkv,T] bit 0: the token's own block, 1: the one before, 2: block 0
   int* counts;       // [steps, parts, blocks] a part's entries of a block; from plan_items on where they begin
   int* entries;      // [steps, entries_stride] by block: t - (range's first token) << 6 | place in the list
   int* item_counts;  // by launch
   int4* items;       // [launches, items_stride] (block, first entry, entries, step)
   int items_stride, entries_stride;
-  int flags;
   bf16* partial;       // [launch_steps, range_tokens, n, G, dv]
   float2* partial_sums;  // of the same rows: the power of 2 that they are relative to, the probabilities' sum
   __device__ __forceinline__ int first_token(int step) const { return step % ranges * range_tokens; }
@@ -96,6 +96,10 @@ __global__ void __launch_bounds__(kIndexThreads) compare_lists_kernel(const __gr
   for (int i = threadIdx.x; i * a.launch_steps < a.steps; i += kIndexThreads) a.item_counts[i] = 0;
   if (threadIdx.x == 0) in_unions = in_lists = 0;
   __syncthreads();
+  if (a.union_limit < 0) {
+    if (threadIdx.x == 0) *a.differ = 1;
+    return;
+  }
   const int words = (a.lists.blocks + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = a.n.value();
   unsigned* const listed = reinterpret_cast<unsigned*>(dynamic_shared()) + warp * words;
   const int tiles = (a.lists.tokens + a.tile_tokens - 1) / a.tile_tokens;  // of a sequence and group
@@ -164,19 +168,10 @@ struct Part {
 };
 
 __global__ void __launch_bounds__(kIndexThreads) count_entries_kernel(const __grid_constant__ FarArgs a) {
-  __shared__ unsigned listed_near[kPartTokens];                  // bit 0: block 0, 1: the block before the token's, 2: its own
+  __shared__ unsigned listed_near[kPartTokens];
   int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // counts
+  if (*a.differ == 0) return;
   const Part part(a);
-  const bool differ = *a.differ != 0;
-  const int bg = part.step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups, n = a.n.value();
-  const int64_t near_row = static_cast<int64_t>(a.lists.groups) * n;
-  int* const near = a.near + (static_cast<int64_t>(b) * a.lists.tokens + part.first) * near_row + g * n;
-  if (!differ) {
-    for_entries(a, part.step, part.first, part.tokens, [&](int token, int place, int block, int current) {
-      near[token * near_row + place] = block <= current ? block : -1;
-    });
-    return;
-  }
   for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads) by_block[i] = 0;
   for (int i = threadIdx.x; i < kPartTokens; i += kIndexThreads) listed_near[i] = 0;
   __syncthreads();
@@ -184,20 +179,13 @@ __global__ void __launch_bounds__(kIndexThreads) count_entries_kernel(const __gr
     if (is_far(block, current))
       atomicAdd(&by_block[block], 1);
     else if (block >= 0 && block <= current)
-      atomicOr(&listed_near[token], block == current ? 4u : block + 1 == current ? 2u : 1u);
+      atomicOr(&listed_near[token], block == current ? 1u : block + 1 == current ? 2u : 4u);
   });
   __syncthreads();
   for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads)
     a.counts[static_cast<int64_t>(blockIdx.x) * a.lists.blocks + i] = by_block[i];
-  for (int e = threadIdx.x; e < part.tokens * n; e += kIndexThreads) {
-    const int token = a.n.quotient(e), place = e - token * n, current = a.block_keys.quotient(part.first + token);
-    const unsigned bits = listed_near[token];
-    int block = -1, before = 0;
-    if ((bits & 1) != 0 && before++ == place) block = 0;
-    if ((bits & 2) != 0 && before++ == place) block = current - 1;
-    if ((bits & 4) != 0 && before++ == place) block = current;
-    near[token * near_row + place] = block;
-  }
+  int* const near = a.near + static_cast<int64_t>(part.step / a.ranges) * a.lists.tokens + part.first;
+  for (int i = threadIdx.x; i < part.tokens; i += kIndexThreads) near[i] = static_cast<int>(listed_near[i]);
 }
 
 // Where the entries of each block begin, part after part, and the items: pieces of a block's entries. The order of the

@@ -32,30 +32,35 @@ struct ItemRow {
   int from, to;
 };
 
-// A warp owns 16 rows of each tile: it brings them itself, two tiles ahead, and takes them to registers, where they are
-// the products' left operand. So the warps meet only in the products, and the CTAs of an SM fill each other's waits.
+// CTAs of an SM fill each other's waits. kNear...: of the kernel for near blocks.
+constexpr int kStages = 2;  // tiles of rows on their way
 template <int kDk, int kDv>
-struct GatherShape {
-  static constexpr int kStages = 2, kCtas = kDk == 64 ? 5 : kDk == 128 ? 3 : 2;
+struct FarShape {
+  static constexpr int kCtas = kDk == 64 ? 5 : kDk == 128 ? 3 : 2;
+  static constexpr int kNearGroups = kDk == 128 ? 3 : 2, kNearThreads = kNearGroups * kWarpgroup;
+  static constexpr int kNearCtas = kDk == 64 ? 2 : 1;
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel;
   static constexpr int kStageBytes = kPanelsK * kPanelBytes, kKeyBytes = (kPanelsK + kPanelsV) * kPanelBytes;
   static constexpr int kTableBytes = kItemTiles * kTileRows * static_cast<int>(sizeof(ItemRow));
   static constexpr int shared_bytes(int key_tiles) {
     return kStages * kStageBytes + key_tiles * kKeyBytes + kTableBytes;
   }
+  static constexpr int near_bytes(int key_tiles) {
+    return kNearGroups * kStages * kStageBytes + kNear * key_tiles * kKeyBytes + kTableBytes;
+  }
 };
 
 // The keys and values of a block: for every 64 of them the panels of k, then those of v. Past the block's end zeros.
-template <int kDk, int kDv>
+template <int kDk, int kDv, int kThreads>
 __device__ __forceinline__ void load_block(const FarArgs& a, int b, int g, int block, int key_tiles,
                                            unsigned char* to) {
-  using Shape = GatherShape<kDk, kDv>;
+  using Shape = FarShape<kDk, kDv>;
   const int block_keys = a.block_keys.value(), chunk = threadIdx.x % 8;
   for (int tile = 0; tile < key_tiles; ++tile, to += Shape::kKeyBytes)
 #pragma unroll
-    for (int i = 0; i < kTileRows / 16; ++i) {
-      const int r = threadIdx.x / 8 + 16 * i, key = tile * kTileRows + r, bytes = key < block_keys ? 16 : 0;
-      const int row = block * block_keys + min(key, block_keys - 1);
+    for (int r = threadIdx.x / 8; r < kTileRows; r += kThreads / 8) {
+      const int key = tile * kTileRows + r, row = min(block * block_keys + key, a.lists.tokens - 1);
+      const int bytes = key < block_keys && block * block_keys + key < a.lists.tokens ? 16 : 0;
       const bf16 *const k = a.k.at(b, row, g) + 8 * chunk, *const v = a.v.at(b, row, g) + 8 * chunk;
       unsigned char* const at = to + swizzled(r, chunk);
 #pragma unroll
@@ -76,22 +81,155 @@ __device__ __forceinline__ void wgmma_row_sums(float (&d)[1][4], const uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(ones), "r"(add), "n"(0));
 }
 
+// One tile of rows against one tile of 64 keys after the other: o += p v, p relative to 2^top, and p's row sums.
+template <int kDk, int kDv>
+struct RowSums {
+  static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel, kPanelUnits = kPanelBytes >> 4;
+  float o[kPanelsV][8][4], sums[1][4], top[2];
+
+  __device__ __forceinline__ RowSums() {
+#pragma unroll
+    for (int p = 0; p < kPanelsV; ++p) leave_unset(o[p]);
+    leave_unset(sums);
+    top[0] = top[1] = -INFINITY;
+  }
+  // `add`: not the first tile of keys. seen[i]: the keys before it are seen by the lane's row i; all where kAll.
+  template <bool kAll>
+  __device__ __forceinline__ void attend(const uint32_t (&q)[kDk / 16][4], uint32_t k_tile, uint32_t ones, float scale,
+                                         bool add, const int (&seen)[2]) {
+    const uint32_t v_tile = k_tile + kPanelsK * kPanelUnits;
+    float s[8][4];
+    wgmma_fence();
+    wgmma_first<0>(s, q[0], k_tile);
+#pragma unroll
+    for (int i = 1; i < kDk / 16; ++i) wgmma_add<0>(s, q[i], k_tile + i / 4 * kPanelUnits + 2 * (i % 4));
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(s);
+    if (!kAll && min(seen[0], seen[1]) < kTileRows) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (8 * j + fragment_column() + e % 2 >= seen[e / 2]) s[j][e] = -INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float best = s[0][2 * i];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) best = fmaxf(best, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
+      best = fmaxf(best, __shfl_xor_sync(kFullWarp, best, 1));
+      best = scale * fmaxf(best, __shfl_xor_sync(kFullWarp, best, 2));
+      if (!kAll) {
+        best = fmaxf(best, top[i]);
+        if (add) {
+          const float shrink = best == -INFINITY ? 1.0f : exp2_approx(top[i] - best);
+          sums[0][2 * i] *= shrink, sums[0][2 * i + 1] *= shrink;
+#pragma unroll
+          for (int p = 0; p < kPanelsV; ++p)
+#pragma unroll
+            for (int j = 0; j < 8; ++j) o[p][j][2 * i] *= shrink, o[p][j][2 * i + 1] *= shrink;
+        }
+      }
+      top[i] = best;
+      const float minus = !kAll && best == -INFINITY ? 0.0f : -best;
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+#pragma unroll
+        for (int e = 2 * i; e < 2 * i + 2; ++e) s[j][e] = exp2_approx(fmaf(s[j][e], scale, minus));
+    }
+    uint32_t left[kTileRows / 16][4];
+#pragma unroll
+    for (int i = 0; i < kTileRows / 16; ++i) pack_operand(left[i], s, i);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kTileRows / 16; ++i) wgmma_row_sums(sums, left[i], ones, add || i > 0);
+#pragma unroll
+    for (int p = 0; p < kPanelsV; ++p)
+#pragma unroll
+      for (int i = 0; i < kTileRows / 16; ++i)
+        wgmma_across(o[p], left[i], v_tile + p * kPanelUnits + i * (16 * kPanelRowBytes >> 4), add || i > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(sums);
+#pragma unroll
+    for (int p = 0; p < kPanelsV; ++p) pin(o[p]);
+  }
+
+  // Row i of this lane, times factor. A lane's eight columns of four 8 x 8 products, its pairs side by side, are 16
+  // bytes: a quad writes 64 of a row at once. merge_kernel knows that order of columns.
+  __device__ __forceinline__ void store(bf16* row, int i, float factor) const {
+    uint4* const to = reinterpret_cast<uint4*>(row + threadIdx.x % 4 * 8);
+#pragma unroll
+    for (int p = 0; p < kPanelsV; ++p)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t pairs[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          pairs[j] = pack_bf16(o[p][4 * half + j][2 * i] * factor, o[p][4 * half + j][2 * i + 1] * factor);
+        to[8 * p + 4 * half] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+      }
+  }
+};
+
+// A warp's 16 rows of a tile on their way: it brings them itself, two tiles ahead, and takes them to registers, where
+// they are the products' left operand. So the warps meet only in the products.
+template <int kDk>
+struct RowLoads {
+  static constexpr int kPanelsK = kDk / kPanel, kStageBytes = kPanelsK * kPanelBytes;
+  unsigned char* stages;  // kStages of the warpgroup
+  const ItemRow* rows;
+  const bf16* q;  // the lane's chunk of the row at offset 0
+  int warp_row, to_stage, from_stage;
+  __device__ __forceinline__ RowLoads(unsigned char* stages, const ItemRow* rows, const bf16* q)
+      : stages(stages), rows(rows), q(q + threadIdx.x % 8 * 8) {
+    const int lane = threadIdx.x % 32;
+    warp_row = threadIdx.x % kWarpgroup / 32 * 16;
+    to_stage = swizzled(warp_row + lane / 8, lane % 8), from_stage = swizzled(warp_row + lane % 16, lane / 16);
+  }
+  // Every call is one group of copies.
+  __device__ __forceinline__ void load(int tile, int stage, bool exists) const {
+    if (exists) {
+      unsigned char* const to = stages + stage * kStageBytes;
+      const ItemRow* const of_lane = rows + tile * kTileRows + warp_row + threadIdx.x % 32 / 8;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bf16* const from = q + 8 * static_cast<int64_t>(of_lane[4 * i].from);
+#pragma unroll
+        for (int p = 0; p < kPanelsK; ++p)
+          copy_async_16(to + p * kPanelBytes + (to_stage ^ (i % 2 * 4 << 4)) + i * 4 * kPanelRowBytes, from + p * kPanel,
+                        16);
+      }
+    }
+    copy_async_commit();
+  }
+  __device__ __forceinline__ void take(uint32_t (&left)[kDk / 16][4], int stage) const {
+    copy_async_wait_group<kStages - 1>();
+    __syncwarp();
+    const unsigned char* const from = stages + stage * kStageBytes;
+#pragma unroll
+    for (int i = 0; i < kDk / 16; ++i)
+      load_matrices(left[i], reinterpret_cast<const bf16*>(from + i / 4 * kPanelBytes + (from_stage ^ (i % 4 * 2 << 4))));
+    __syncwarp();
+  }
+};
+
 // kWhole: blocks of 64 keys.
 template <int kDk, int kDv, bool kWhole>
-__global__ void __launch_bounds__(kWarpgroup, GatherShape<kDk, kDv>::kCtas - (kWhole ? 0 : 1))
+__global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::kCtas - (kWhole ? 0 : 1))
     gather_kernel(const __grid_constant__ FarArgs a, int launch) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
-  using Shape = GatherShape<kDk, kDv>;
-  constexpr int kPanelsK = Shape::kPanelsK, kPanelsV = Shape::kPanelsV, kPanelUnits = kPanelBytes >> 4;
+  using Shape = FarShape<kDk, kDv>;
   __shared__ __align__(128) uint32_t ones[32];
   if (static_cast<int>(blockIdx.x) >= a.item_counts[launch]) return;
   const int4 item = a.items[static_cast<int64_t>(launch) * a.items_stride + blockIdx.x];
   const int block = item.x, count = item.z, step = item.w, G = a.heads.value();
   const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups;
   const int key_tiles = kWhole ? 1 : (a.block_keys.value() + kTileRows - 1) / kTileRows;
-  unsigned char *const stages = aligned_shared(), *const keys = stages + Shape::kStages * Shape::kStageBytes;
+  unsigned char *const stages = aligned_shared(), *const keys = stages + kStages * Shape::kStageBytes;
   ItemRow* const rows = reinterpret_cast<ItemRow*>(keys + key_tiles * Shape::kKeyBytes);
-  load_block<kDk, kDv>(a, b, g, block, key_tiles, keys);
+  load_block<kDk, kDv, kWarpgroup>(a, b, g, block, key_tiles, keys);
   copy_async_commit();
   if (threadIdx.x < 32) ones[threadIdx.x] = 0x3f803f80;
 
@@ -104,140 +242,108 @@ __global__ void __launch_bounds__(kWarpgroup, GatherShape<kDk, kDv>::kCtas - (kW
     rows[r] = {t * q_row + h * q_head, r < n_rows ? (t * a.n.value() + (entry & 63)) * G + h : -1};
   }
   __syncthreads();
-
-  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16, chunk = lane % 8;
-  const bf16* const q = a.q.at(b, a.first_token(step), g * G) + 8 * chunk;
-  const int to_stage = swizzled(warp_row + lane / 8, chunk);
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  const auto load_rows = [&](int tile) {  // this warp's
-    if (tile < tiles) {
-      unsigned char* const to = stages + tile % Shape::kStages * Shape::kStageBytes;
-      const ItemRow* const of_lane = rows + tile * kTileRows + warp_row + lane / 8;
+  const RowLoads<kDk> loads(stages, rows, a.q.at(b, a.first_token(step), g * G));
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const bf16* const from = q + 8 * static_cast<int64_t>(of_lane[4 * i].from);
-#pragma unroll
-        for (int p = 0; p < kPanelsK; ++p) {
-          unsigned char* const at = to + p * kPanelBytes + (to_stage ^ (i % 2 * 4 << 4)) + i * 4 * kPanelRowBytes;
-          if (a.flags & 2)
-            asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(at)), "l"(from + p * kPanel), "l"(policy) : "memory");
-          else
-            copy_async_16(at, from + p * kPanel, 16);
-        }
-      }
-    }
-    copy_async_commit();
-  };
-#pragma unroll
-  for (int i = 0; i < Shape::kStages; ++i) load_rows(i);
-  copy_async_wait_group<Shape::kStages>();
+  for (int i = 0; i < kStages; ++i) loads.load(i, i, i < tiles);
+  copy_async_wait_group<kStages>();
   fence_async_proxy();
   __syncthreads();  // keys and values are there
 
-  const uint32_t k_tiles = tile_descriptor(shared_address(keys)), ones_tile = shared_address(ones) >> 4;
-  const int from_stage = swizzled(warp_row + lane % 16, lane / 16);
-  const int64_t first_row = a.first_row(step);
-  bf16* const partial = a.partial + first_row * kDv + lane % 4 * 8;
-  float2* const partial_sums = a.partial_sums + first_row;
+  const uint32_t k_tile = tile_descriptor(shared_address(keys)), ones_tile = shared_address(ones) >> 4;
+  bf16* const partial = a.partial + a.first_row(step) * kDv;
+  float2* const partial_sums = a.partial_sums + a.first_row(step);
   for (int tile = 0; tile < tiles; ++tile) {
-    copy_async_wait_group<Shape::kStages - 1>();
-    __syncwarp();
-    uint32_t left_q[kDk / 16][4];
-    const unsigned char* const stage = stages + tile % Shape::kStages * Shape::kStageBytes;
-#pragma unroll
-    for (int i = 0; i < kDk / 16; ++i)
-      load_matrices(left_q[i],
-                    reinterpret_cast<const bf16*>(stage + i / 4 * kPanelBytes + (from_stage ^ (i % 4 * 2 << 4))));
-    __syncwarp();
-    load_rows(tile + Shape::kStages);
-
-    float o[kPanelsV][8][4], sums[1][4], top[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-    for (int p = 0; p < kPanelsV; ++p) leave_unset(o[p]);
-    leave_unset(sums);
-    for (int key_tile = 0; key_tile < key_tiles; ++key_tile) {
-      const uint32_t k_tile = k_tiles + key_tile * (Shape::kKeyBytes >> 4), v_tile = k_tile + kPanelsK * kPanelUnits;
-      float s[8][4];
-      wgmma_fence();
-      wgmma_first<0>(s, left_q[0], k_tile);
-#pragma unroll
-      for (int i = 1; i < kDk / 16; ++i) wgmma_add<0>(s, left_q[i], k_tile + i / 4 * kPanelUnits + 2 * (i % 4));
-      wgmma_commit();
-      wgmma_wait<0>();
-      pin(s);
-      const int keys_here = a.block_keys.value() - key_tile * kTileRows;
-      if (!kWhole && keys_here < kTileRows) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-#pragma unroll
-          for (int e = 0; e < 4; ++e)
-            if (8 * j + fragment_column() + e % 2 >= keys_here) s[j][e] = -INFINITY;
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float best = s[0][2 * i];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) best = fmaxf(best, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
-        best = fmaxf(best, __shfl_xor_sync(kFullWarp, best, 1));
-        best = a.scale_log2 * fmaxf(best, __shfl_xor_sync(kFullWarp, best, 2));
-        if (!kWhole) {
-          best = fmaxf(best, top[i]);
-          if (key_tile > 0) {
-            const float shrink = exp2_approx(top[i] - best);
-            sums[0][2 * i] *= shrink, sums[0][2 * i + 1] *= shrink;
-#pragma unroll
-            for (int p = 0; p < kPanelsV; ++p)
-#pragma unroll
-              for (int j = 0; j < 8; ++j) o[p][j][2 * i] *= shrink, o[p][j][2 * i + 1] *= shrink;
-          }
-        }
-        top[i] = best;
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-#pragma unroll
-          for (int e = 2 * i; e < 2 * i + 2; ++e) s[j][e] = exp2_approx(fmaf(s[j][e], a.scale_log2, -best));
-      }
-      uint32_t left[kTileRows / 16][4];
-#pragma unroll
-      for (int i = 0; i < kTileRows / 16; ++i) pack_operand(left[i], s, i);
-      wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < kTileRows / 16; ++i) wgmma_row_sums(sums, left[i], ones_tile, key_tile > 0 || i > 0);
-#pragma unroll
-      for (int p = 0; p < kPanelsV; ++p)
-#pragma unroll
-        for (int i = 0; i < kTileRows / 16; ++i)
-          wgmma_across(o[p], left[i], v_tile + p * kPanelUnits + i * (16 * kPanelRowBytes >> 4), key_tile > 0 || i > 0);
-      wgmma_commit();
-      wgmma_wait<0>();
-      pin(sums);
-#pragma unroll
-      for (int p = 0; p < kPanelsV; ++p) pin(o[p]);
+    uint32_t q[kDk / 16][4];
+    loads.take(q, tile % kStages);
+    loads.load(tile + kStages, tile % kStages, tile + kStages < tiles);
+    RowSums<kDk, kDv> sums;
+    for (int i = 0; i < key_tiles; ++i) {
+      const int here = a.block_keys.value() - i * kTileRows;
+      sums.template attend<kWhole>(q, k_tile + i * (Shape::kKeyBytes >> 4), ones_tile, a.scale_log2, i > 0, {here, here});
     }
-
-    // A lane's eight columns of four 8 x 8 products, its pairs side by side, are 16 bytes: a quad writes 64 of a row at
-    // once. merge_kernel knows that order of columns.
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int to = rows[tile * kTileRows + warp_row + fragment_row() + 8 * i].to;
+      const int to = rows[tile * kTileRows + loads.warp_row + fragment_row() + 8 * i].to;
       if (to < 0) continue;
-      if (lane % 4 == 0) partial_sums[to] = make_float2(top[i], sums[0][2 * i]);
-      uint4* const row = reinterpret_cast<uint4*>(partial + static_cast<int64_t>(to) * kDv);
+      if (threadIdx.x % 4 == 0) partial_sums[to] = make_float2(sums.top[i], sums.sums[0][2 * i]);
+      sums.store(partial + static_cast<int64_t>(to) * kDv, i, 1.0f);
+    }
+  }
+#endif
+}
+
+// ---- near blocks ----
+
+// A CTA has the tokens of one block, or some of them where G is large. They list the same near blocks, at most three,
+// whose keys and values lie in shared memory.
+template <int kDk, int kDv>
+__global__ void __launch_bounds__(FarShape<kDk, kDv>::kNearThreads, FarShape<kDk, kDv>::kNearCtas)
+    near_kernel(const __grid_constant__ FarArgs a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Shape = FarShape<kDk, kDv>;
+  __shared__ __align__(128) uint32_t ones[32];
+  if (*a.differ == 0) return;
+  const int G = a.heads.value(), block_keys = a.block_keys.value(), group = threadIdx.x / kWarpgroup;
+  const int pieces = (block_keys + a.near_tokens - 1) / a.near_tokens;
+  const int block = blockIdx.x / pieces, begin = block * block_keys, t0 = begin + blockIdx.x % pieces * a.near_tokens;
+  const int b = blockIdx.y / a.lists.groups, g = blockIdx.y % a.lists.groups;
+  const int count = min(min(a.near_tokens, begin + block_keys - t0), a.lists.tokens - t0);
+  if (count <= 0) return;
+  const int key_tiles = (block_keys + kTileRows - 1) / kTileRows, blocks = min(block + 1, kNear);
+  unsigned char* const keys = aligned_shared();
+  unsigned char* const stages = keys + kNear * key_tiles * Shape::kKeyBytes;
+  ItemRow* const rows = reinterpret_cast<ItemRow*>(stages + Shape::kNearGroups * kStages * Shape::kStageBytes);
+  // The token's own block, the one before it, the first one: bit i of a token's word says whether it lists them.
+  for (int i = 0; i < blocks; ++i)
+    load_block<kDk, kDv, Shape::kNearThreads>(a, b, g, i == 2 ? 0 : block - i, key_tiles,
+                                              keys + i * key_tiles * Shape::kKeyBytes);
+  copy_async_commit();
+  if (threadIdx.x < 32) ones[threadIdx.x] = 0x3f803f80;
+  const int n_rows = count * G, tiles = (n_rows + kTileRows - 1) / kTileRows;
+  const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);  // in 16 bytes
+  const int* const near = a.near + static_cast<int64_t>(blockIdx.y) * a.lists.tokens + t0;
+  for (int r = threadIdx.x; r < tiles * kTileRows; r += Shape::kNearThreads) {
+    const int row = min(r, n_rows - 1), t = a.heads.quotient(row), h = row - t * G;
+    rows[r] = {t * q_row + h * q_head, r < n_rows ? (t * G + h) << kNear | __ldg(near + t) : -1};
+  }
+  __syncthreads();
+  const RowLoads<kDk> loads(stages + group * kStages * Shape::kStageBytes, rows, a.q.at(b, t0, g * G));
+  constexpr int kGroups = Shape::kNearGroups;
 #pragma unroll
-      for (int p = 0; p < kPanelsV; ++p)
+  for (int i = 0; i < kStages; ++i) loads.load(group + i * kGroups, i, group + i * kGroups < tiles);
+  copy_async_wait_group<kStages>();
+  fence_async_proxy();
+  __syncthreads();  // keys and values are there
+
+  const uint32_t k_tile = tile_descriptor(shared_address(keys)), ones_tile = shared_address(ones) >> 4;
+  for (int tile = group, turn = 0; tile < tiles; tile += kGroups, ++turn) {
+    uint32_t q[kDk / 16][4];
+    loads.take(q, turn % kStages);
+    loads.load(tile + kStages * kGroups, turn % kStages, tile + kStages * kGroups < tiles);
+    int to[2], own[2];  // own: the keys that a row sees of its own block
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          uint32_t pairs[4];
+    for (int i = 0; i < 2; ++i) {
+      to[i] = rows[tile * kTileRows + loads.warp_row + fragment_row() + 8 * i].to;
+      own[i] = t0 - begin + a.heads.quotient(max(to[i], 0) >> kNear) + 1;
+    }
+    RowSums<kDk, kDv> sums;
+#pragma unroll 1
+    for (int i = 0; i < blocks * key_tiles; ++i) {
+      const int which = key_tiles == 1 ? i : i / key_tiles, part = i - which * key_tiles;
+      int seen[2];
 #pragma unroll
-          for (int j = 0; j < 4; ++j)
-            pairs[j] = pack_bf16(o[p][4 * half + j][2 * i], o[p][4 * half + j][2 * i + 1]);
-          const uint4 x = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-          if (a.flags & 1)
-            __stcs(row + 8 * p + 4 * half, x);
-          else
-            row[8 * p + 4 * half] = x;
-        }
+      for (int j = 0; j < 2; ++j)
+        seen[j] = (to[j] >> which & 1) != 0 ? (which == 0 ? own[j] : block_keys) - part * kTileRows : 0;
+      sums.template attend<false>(q, k_tile + i * (Shape::kKeyBytes >> 4), ones_tile, a.scale_log2, i > 0, seen);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (to[i] < 0) continue;
+      const int row = to[i] >> kNear, t = a.heads.quotient(row), h = g * G + row - t * G;
+      const float total = sums.sums[0][2 * i];
+      sums.store(a.o.at(b, t0 + t, h), i, total == 0.0f ? 0.0f : __fdividef(1.0f, total));
+      if (threadIdx.x % 4 == 0)
+        *a.lse.at(b, t0 + t, h) = total == 0.0f ? -INFINITY : (sums.top[i] + __log2f(total)) * kLn2;
     }
   }
 #endif
@@ -315,8 +421,7 @@ __global__ void __launch_bounds__(kMergeThreads, 4) merge_kernel(const __grid_co
     for (int by = 1; by < kLanes; by *= 2) added += __shfl_xor_sync(kFullWarp, added, by);
     top = best, sum = fmaf(sum, shrink, added);
     if (place0 == 0) {
-      uint32_t words[4] = {near.x, near.y, near.z, near.w};
-      transpose(words);
+      const uint32_t words[4] = {near.x, near.y, near.z, near.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         out[2 * i] = __uint_as_float(words[i] << 16), out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
@@ -341,7 +446,7 @@ __global__ void __launch_bounds__(kMergeThreads, 4) merge_kernel(const __grid_co
   transpose(words);
   if (!exists) return;
   *reinterpret_cast<uint4*>(o) = make_uint4(words[0], words[1], words[2], words[3]);
-  if (lane == 0) *lse = sum == 0.0f ? -INFINITY : (top + log2f(sum)) * 0.6931471805599453f;
+  if (lane == 0) *lse = sum == 0.0f ? -INFINITY : (top + log2f(sum)) * kLn2;
 }
 
 // Ranges of so many tokens, and so many of them at once, that their partial sums take about kPartialBytes.
@@ -371,15 +476,26 @@ int range_tokens_of(int64_t tokens, int64_t token_bytes, int64_t groups) {
 }
 
 template <int kDk, int kDv>
-void launch_far(Context& ctx, const char* op, const FarArgs& a, int64_t block_keys, int64_t G) {
-  const int bytes = GatherShape<kDk, kDv>::shared_bytes(static_cast<int>(ceil_div(block_keys, kTileRows)));
+void launch_far(Context& ctx, const char* op, const FarArgs& a, int64_t block_keys, int64_t G, int64_t blocks) {
+  using Shape = FarShape<kDk, kDv>;
+  const int key_tiles = static_cast<int>(ceil_div(block_keys, kTileRows));
   const int64_t merged = ceil_div(int64_t{a.launch_steps} * a.range_tokens * G, kMergeThreads / (kDv / 8));
-  const bool l64 = block_keys == kTileRows;
+  launch(ctx, op, near_kernel<kDk, kDv>,
+         dim3(static_cast<unsigned>(blocks * ceil_div(block_keys, a.near_tokens)),
+              static_cast<unsigned>(a.steps / a.ranges)),
+         dim3(Shape::kNearThreads), Shape::near_bytes(key_tiles), a);
   for (int i = 0; i * a.launch_steps < a.steps; ++i) {
-    launch(ctx, op, l64 ? gather_kernel<kDk, kDv, true> : gather_kernel<kDk, kDv, false>, dim3(static_cast<unsigned>(a.items_stride)), dim3(kWarpgroup), bytes, a, i);
+    launch(ctx, op, block_keys == kTileRows ? gather_kernel<kDk, kDv, true> : gather_kernel<kDk, kDv, false>,
+           dim3(static_cast<unsigned>(a.items_stride)), dim3(kWarpgroup), Shape::shared_bytes(key_tiles), a, i);
     launch(ctx, op, merge_kernel<kDv>, dim3(static_cast<unsigned>(merged)), dim3(kMergeThreads), 0, a,
            i * a.launch_steps);
   }
+}
+bool near_blocks_fit(int64_t dk, int64_t block_keys) {
+  const int key_tiles = static_cast<int>(ceil_div(block_keys, kTileRows)), most = 226 * 1024;
+  return (dk == 64    ? FarShape<64, 64>::near_bytes(key_tiles)
+          : dk == 128 ? FarShape<128, 128>::near_bytes(key_tiles)
+                      : FarShape<192, 128>::near_bytes(key_tiles)) <= most - 1024;
 }
 
 }  // namespace
@@ -390,7 +506,7 @@ bool attend_blocks_sm90_applies(const Context& ctx, const AttendOut& out, const 
   const int64_t dk = in.q.size(3), dv = in.v.size(3), n = block_index.size(3);
   const bool widths = (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
   return ctx.compute_capability == 90 && in.q.dtype == DType::bf16 && widths && n <= 64 &&
-         (l_sel == 32 || l_sel == 64 || l_sel == 128) && in.q.size(2) / in.k.size(2) <= 64 &&
+         (l_sel == 32 || l_sel == 64 || l_sel == 128) && near_blocks_fit(dk, l_sel) && in.q.size(2) / in.k.size(2) <= 64 &&
          ceil_div(in.q.size(1), l_sel) <= kMaxBlocks && far_rows(in.q) && far_rows(in.k) && far_rows(in.v) &&
          far_rows(out.o) && in.q.size(1) * in.q.stride[1] / 8 < (int64_t{1} << 31) &&
          random_union(in.q.size(1), l_sel, n, in.q.size(2) / in.k.size(2)) > lab("D6_WORTH", kWorthComparing) * union_limit(dk);
@@ -399,7 +515,7 @@ bool attend_blocks_sm90_applies(const Context& ctx, const AttendOut& out, const 
 
 void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                                 const ConstTensor& block_index, int64_t l_sel,
-                                const std::function<void(const ConstTensor& lists, const int* near_only)>& attend_near) {
+                                const std::function<void(const int* unless)>& attend_all) {
   const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), G = in.q.size(2) / in.k.size(2);
   const int64_t n = block_index.size(3), dv = in.v.size(3), blocks = ceil_div(T, l_sel);
   const int64_t token_bytes = n * G * (dv * 2 + 8);
@@ -411,9 +527,9 @@ void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& o
   const int64_t even = kTileRows / std::gcd(int64_t{kTileRows}, G), most = kItemTiles * kTileRows / G;
   const int64_t piece_tokens = std::max(most / even * even, std::min(even, most));
   const int64_t items = launch_steps * (std::min(blocks, entries) + entries / piece_tokens);
+  const bool always = in.q.size(3) == 64 && T >= lab("D6_ALWAYS", 32768);
   Scratch::Scope scope(ctx.scratch);
   const auto ints = [&](int64_t count) { return scope.alloc(DType::i32, {count}).ptr<int32_t>(); };
-  const Tensor near = scope.alloc(DType::i32, {in.q.size(0), T, in.k.size(2), n});
   const FarArgs a{
       .q = make_view<const bf16>(in.q),
       .k = make_view<const bf16>(in.k),
@@ -433,16 +549,16 @@ void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& o
       .parts = static_cast<int>(parts),
       .piece_tokens = static_cast<int>(piece_tokens),
       .tile_tokens = static_cast<int>(std::max<int64_t>(64 / G, 1)),
-      .union_limit = static_cast<float>(lab("D6_LIMIT", union_limit(in.q.size(3)))),
+      .union_limit = always ? -1.0f : static_cast<float>(lab("D6_LIMIT", union_limit(in.q.size(3)))),
       .differ = ints(1),
-      .near = near.ptr<int32_t>(),
+      .near_tokens = static_cast<int>(std::min(l_sel, most)),
+      .near = ints(bgs * T),
       .counts = ints(steps * parts * blocks),
       .entries = ints(steps * entries),
       .item_counts = ints(launches),
       .items = reinterpret_cast<int4*>(ints(4 * launches * items)),
       .items_stride = static_cast<int>(items),
       .entries_stride = static_cast<int>(entries),
-      .flags = int(lab("D6_FLAGS", 0)),
       .partial = scope.alloc(DType::bf16, {launch_steps * entries * G, dv}).ptr<bf16>(),
       .partial_sums = reinterpret_cast<float2*>(scope.alloc(DType::f32, {launch_steps * entries * G, 2}).ptr<float>())};
   const dim3 all_parts(static_cast<unsigned>(steps * parts)), threads(kIndexThreads);
@@ -452,13 +568,13 @@ void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& o
   launch(ctx, "count_entries", count_entries_kernel, all_parts, threads, by_block, a);
   launch(ctx, "plan_items", plan_items_kernel, dim3(static_cast<unsigned>(steps)), threads, 0, a);
   launch(ctx, "fill_entries", fill_entries_kernel, all_parts, threads, by_block, a);
-  attend_near(near, a.differ);
+  if (!always) attend_all(a.differ);
   if (in.q.size(3) == 64)
-    launch_far<64, 64>(ctx, op, a, l_sel, G);
+    launch_far<64, 64>(ctx, op, a, l_sel, G, blocks);
   else if (in.q.size(3) == 128)
-    launch_far<128, 128>(ctx, op, a, l_sel, G);
+    launch_far<128, 128>(ctx, op, a, l_sel, G, blocks);
   else
-    launch_far<192, 128>(ctx, op, a, l_sel, G);
+    launch_far<192, 128>(ctx, op, a, l_sel, G, blocks);
 }
 
 }  // namespace triad::cuda

@@ -17,10 +17,10 @@ struct UnionKeys {
   int64_t batch, row, head;
   Divisor n, block_keys;
   int blocks, block_size;  // of T tokens; = block_keys
-  const int* near_only;    // not 0: tokens list no other blocks than the first, their own and the one before it
+  const int* unless;       // not nullptr: where *unless is not 0 there is nothing to be done
 };
 inline UnionKeys make_union_keys(const KeyRange& range, const ConstTensor& block_index, int block_keys,
-                                 const int* near_only) {
+                                 const int* unless) {
   return {range,
           block_index.ptr<int32_t>(),
           block_index.stride[0],
@@ -30,7 +30,7 @@ inline UnionKeys make_union_keys(const KeyRange& range, const ConstTensor& block
           Divisor(block_keys),
           static_cast<int>(ceil_div(range.keys, block_keys)),
           block_keys,
-          near_only};
+          unless};
 }
 
 template <class Shape>
@@ -44,20 +44,22 @@ class Plan<UnionKeys, Shape> {
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const UnionKeys& keys, const CtaRows& tile, int w,
                                   unsigned char* memory)
       : keys_(keys), w_(w) {
-    if (keys.near_only != nullptr && *keys.near_only != 0)
-      skipped_ = max(keys.block_keys.quotient(tile.first_token) - 2, 0);
+    if (keys.unless != nullptr && *keys.unless != 0) {  // all threads leave, when the copies of q have ended
+      copy_async_wait();
+      asm volatile("exit;");
+    }
     Head& head = *reinterpret_cast<Head*>(memory);
     unsigned* const members = reinterpret_cast<unsigned*>(memory + sizeof(Head));
     unsigned* const entries = members + keys.blocks * kWords;
     members_ = members, entries_ = entries;
-    const int blocks = keys.block_keys.quotient(tile.last_token) + 1 - skipped_;  // that these tokens can list
+    const int blocks = keys.block_keys.quotient(tile.last_token) + 1;  // that these tokens can list
     for (int i = threadIdx.x; i < blocks * kWords; i += Shape::kThreads) members[i] = 0;
     __syncthreads();
     const int* const lists = keys.data + tile.b * keys.batch + tile.first_token * keys.row + tile.g * keys.head;
     const int n = keys.n.value(), listed = (tile.last_token - tile.first_token + 1) * n;
     for (int i = threadIdx.x; i < listed; i += Shape::kThreads) {
       const int token = keys.n.quotient(i), block = lists[token * keys.row + i - token * n];
-      if (block >= 0) atomicOr(&members[row_of(block) * kWords + token / 32], 1u << token % 32);  // -1 ends a list
+      if (block >= 0) atomicOr(&members[block * kWords + token / 32], 1u << token % 32);  // -1 ends a list
     }
     __syncthreads();
     if (threadIdx.x < 32) order_steps(a, tile, blocks, head, members, entries);
@@ -72,7 +74,7 @@ class Plan<UnionKeys, Shape> {
   __device__ __forceinline__ bool sees_part(int n) const { return (entries_[n] >> kPartShift >> w_ & 1) != 0; }
   // Whether the token-th token of the CTA lists the block of step n.
   __device__ __forceinline__ bool is_member(int n, int token) const {
-    return (members_[row_of(keys_.block_keys.quotient(first(n))) * kWords + token / 32] >> token % 32 & 1) != 0;
+    return (members_[keys_.block_keys.quotient(first(n)) * kWords + token / 32] >> token % 32 & 1) != 0;
   }
 
   static constexpr int kMaxKey = (1 << 24) - 1;  // an entry: first key, who sees it, who sees only a part of it
@@ -84,8 +86,6 @@ class Plan<UnionKeys, Shape> {
   struct Head {
     int steps, steps_seen[Shape::kWarpgroups];
   };
-  // Of the blocks 1 .. skipped_ none is listed: the table of bits has no rows for them.
-  __device__ __forceinline__ int row_of(int block) const { return max(block - skipped_, 0); }
 
   // One warp; a lane has one of 32 blocks at a time.
   __device__ __forceinline__ void order_steps(const RowForwardArgs& a, const CtaRows& tile, int blocks, Head& head,
@@ -93,7 +93,7 @@ class Plan<UnionKeys, Shape> {
     const int lane = threadIdx.x, block_keys = keys_.block_size;
     int count = 0, seen[Shape::kWarpgroups] = {};
     for (int block0 = 0; block0 < blocks; block0 += 32) {
-      const int block = block0 + lane, begin = (block == 0 ? 0 : block + skipped_) * block_keys;
+      const int block = block0 + lane, begin = block * block_keys;
       unsigned seen_by = 0;
       int all_see[Shape::kWarpgroups] = {};  // of the block's keys those before this
 #pragma unroll
@@ -137,7 +137,7 @@ class Plan<UnionKeys, Shape> {
   }
 
   const UnionKeys& keys_;
-  int w_, skipped_ = 0;
+  int w_;
   const unsigned *members_, *entries_;
 };
 
@@ -217,14 +217,14 @@ inline bool union_forward_sm90_applies(const Context& ctx, const AttendOut& out,
 
 inline void attend_union_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                                       const KeyRange& range, const ConstTensor& block_index, int block_keys,
-                                      const int* near_only = nullptr) {
-  if (lists_fit_bitmaps(range, block_keys) && !getenv("D6_UNION"))
+                                      const int* unless) {
+  if (unless == nullptr && lists_fit_bitmaps(range, block_keys) && !getenv("D6_UNION"))
     attend_rows_forward_sm90(ctx, op, out, in,
                              BitmapKeys{range, block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1],
                                         block_index.stride[2], static_cast<int>(block_index.size(3)),
                                         block_keys / 64 - 1});
   else
-    attend_rows_forward_sm90(ctx, op, out, in, make_union_keys(range, block_index, block_keys, near_only));
+    attend_rows_forward_sm90(ctx, op, out, in, make_union_keys(range, block_index, block_keys, unless));
 }
 
 }  // namespace

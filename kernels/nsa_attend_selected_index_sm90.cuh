@@ -90,7 +90,7 @@ __device__ __forceinline__ int2 sum_before(int2 mine, int2& total) {
 // Whether neighbours' lists differ so much that this route pays: in tiles spread over all sequences, the union of a
 // tile's lists has more than union_limit times the blocks of one list. Counts are exact: the same lists, the same
 // route.
-constexpr int kComparedTiles = 128;
+constexpr int kComparedTiles = 64;
 __global__ void __launch_bounds__(kIndexThreads) compare_lists_kernel(const __grid_constant__ FarArgs a) {
   __shared__ int in_unions, in_lists;
   for (int i = threadIdx.x; i * a.launch_steps < a.steps; i += kIndexThreads) a.item_counts[i] = 0;

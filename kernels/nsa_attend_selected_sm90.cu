@@ -370,9 +370,9 @@ __device__ __forceinline__ void transpose(uint32_t (&w)[4]) {
 // A lane has 16 bytes of a row, in the order of columns of gather_kernel, kPlaces of its partial sums at once. Its row's
 // lanes share out the looking up of lists and lse.
 constexpr int kMergeThreads = 128;
-template <int kDv>
-__global__ void __launch_bounds__(kMergeThreads, 4) merge_kernel(const __grid_constant__ FarArgs a, int first_step) {
-  constexpr int kLanes = kDv / 8, kPlaces = 16, kLooked = kPlaces / kLanes;
+template <int kDv, int kPlaces, int kC>
+__global__ void __launch_bounds__(kMergeThreads, kC) merge_kernel(const __grid_constant__ FarArgs a, int first_step) {
+  constexpr int kLanes = kDv / 8, kLooked = kPlaces > kLanes ? kPlaces / kLanes : 1;
   if (*a.differ == 0) return;
   const int lane = threadIdx.x % kLanes, group = threadIdx.x % 32 / kLanes * kLanes, G = a.heads.value();
   const int n = a.n.value(), step_rows = a.range_tokens * G;
@@ -395,7 +395,7 @@ __global__ void __launch_bounds__(kMergeThreads, 4) merge_kernel(const __grid_co
 #pragma unroll
     for (int i = 0; i < kLooked; ++i) {
       const int place = place0 + i * kLanes + lane;
-      const bool is = place < n && is_far(__ldg(list + place), current);
+      const bool is = lane < kPlaces && place < n && is_far(__ldg(list + place), current);
       sums[i] = is ? __ldcs(a.partial_sums + first + static_cast<int64_t>(place) * G) : make_float2(-INFINITY, 0.0f);
       far |= (__ballot_sync(kFullWarp, is) >> group & ((1u << kLanes) - 1)) << i * kLanes;
     }
@@ -451,7 +451,7 @@ __global__ void __launch_bounds__(kMergeThreads, 4) merge_kernel(const __grid_co
 
 // Ranges of so many tokens, and so many of them at once, that their partial sums take about kPartialBytes.
 inline double lab(const char* n, double d) { const char* e = getenv(n); return e ? atof(e) : d; }
-#define kPartialBytes (int64_t(lab("D6_MB", 384)) << 20)
+#define kPartialBytes (int64_t(lab("D6_MB", 416)) << 20)
 constexpr int kMaxBlocks = 48 * 1024;
 
 // How many times a list is the union of the lists that the 64 rows of a union tile share, if far blocks are drawn at
@@ -487,7 +487,8 @@ void launch_far(Context& ctx, const char* op, const FarArgs& a, int64_t block_ke
   for (int i = 0; i * a.launch_steps < a.steps; ++i) {
     launch(ctx, op, block_keys == kTileRows ? gather_kernel<kDk, kDv, true> : gather_kernel<kDk, kDv, false>,
            dim3(static_cast<unsigned>(a.items_stride)), dim3(kWarpgroup), Shape::shared_bytes(key_tiles), a, i);
-    launch(ctx, op, merge_kernel<kDv>, dim3(static_cast<unsigned>(merged)), dim3(kMergeThreads), 0, a,
+    const int mv = int(lab("D6_MERGE", 0));
+    launch(ctx, op, mv == 0 ? merge_kernel<kDv, 16, 5> : mv == 1 ? merge_kernel<kDv, 8, 8> : merge_kernel<kDv, 8, 10>, dim3(static_cast<unsigned>(merged)), dim3(kMergeThreads), 0, a,
            i * a.launch_steps);
   }
 }
@@ -527,7 +528,7 @@ void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& o
   const int64_t even = kTileRows / std::gcd(int64_t{kTileRows}, G), most = kItemTiles * kTileRows / G;
   const int64_t piece_tokens = std::max(most / even * even, std::min(even, most));
   const int64_t items = launch_steps * (std::min(blocks, entries) + entries / piece_tokens);
-  const bool always = in.q.size(3) == 64 && T >= lab("D6_ALWAYS", 32768);
+  const bool always = in.q.size(3) == 64 && T >= lab("D6_ALWAYS", 1e9);
   Scratch::Scope scope(ctx.scratch);
   const auto ints = [&](int64_t count) { return scope.alloc(DType::i32, {count}).ptr<int32_t>(); };
   const FarArgs a{

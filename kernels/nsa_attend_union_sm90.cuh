@@ -154,58 +154,57 @@ inline bool lists_fit_bitmaps(const KeyRange& range, int block_keys) {
   return (block_keys == 64 || block_keys == 128) && range.keys <= 32 * block_keys;
 }
 
+// A lane of each warp keeps the words of one or two of the warpgroup's tokens and is asked for them by shuffle: no
+// shared memory, nothing that warps wait for.
 template <class Shape>
 class Plan<BitmapKeys, Shape> {
  public:
   static constexpr bool kListed = true;
   static_assert(Shape::kKeys == 64);
-  static int64_t bytes(const BitmapKeys&) { return sizeof(unsigned) * (Shape::kRowsCta + 1); }
+  static int64_t bytes(const BitmapKeys&) { return 0; }
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const BitmapKeys& keys, const CtaRows& tile, int w,
-                                  unsigned char* memory)
-      : steps(tile.last_token / Shape::kKeys + 1),
-        steps_seen(0),
-        keys_end_(keys.range.keys),
-        part_bits_(keys.part_bits),
-        words_(reinterpret_cast<const unsigned*>(memory)) {
-    constexpr int kLanes = 8;  // read a list
-    const int* const lists = keys.data + tile.b * keys.batch + tile.first_token * keys.row + tile.g * keys.head;
-    const int tokens = a.in.heads.quotient(tile.first + Shape::kRowsCta - 1) - tile.first_token + 1;
-    for (int token0 = 0; token0 < tokens; token0 += Shape::kThreads / kLanes) {
-      const int token = token0 + static_cast<int>(threadIdx.x) / kLanes;
-      unsigned word = 0;
-      if (tile.first_token + token <= tile.last_token)
-#pragma unroll 2
-        for (int i = threadIdx.x % kLanes; i < keys.n; i += kLanes) {
-          const int block = __ldg(lists + token * keys.row + i);
-          if (block >= 0) word |= 1u << block;  // -1 ends a list
-        }
-#pragma unroll
-      for (int by = 1; by < kLanes; by *= 2) word |= __shfl_xor_sync(kFullWarp, word, by);
-      if (threadIdx.x % kLanes == 0 && token < tokens) reinterpret_cast<unsigned*>(memory)[token] = word;
-    }
-    __syncthreads();
+                                  unsigned char*)
+      : steps(tile.last_token / Shape::kKeys + 1), keys_end_(keys.range.keys), part_bits_(keys.part_bits) {
     const int first_row = tile.first + 64 * w;
     if (first_row >= tile.rows) return;
     const int from = a.in.heads.quotient(first_row), to = a.in.heads.quotient(min(first_row + 64, tile.rows) - 1);
-    all_see_ = from + 1;
-    const int token = from - tile.first_token + static_cast<int>(threadIdx.x) % 32, end = to - tile.first_token;
-    listed_ = __reduce_or_sync(kFullWarp, (token <= end ? words_[token] : 0) | (token + 32 <= end ? words_[token + 32] : 0));
+    all_see_ = from + 1, before_ = from - tile.first_token, many_ = to - from >= 32;
+    const int* const lists = keys.data + tile.b * keys.batch + tile.g * keys.head;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int token = from + 32 * i + static_cast<int>(threadIdx.x) % 32;
+      if (token > to) break;
+      const int* const list = lists + token * keys.row;
+#pragma unroll 16
+      for (int j = 0; j < keys.n; ++j) {
+        const int block = __ldg(list + j);
+        if (block >= 0) words_[i] |= 1u << block;  // -1 ends a list
+      }
+    }
+    listed_ = __reduce_or_sync(kFullWarp, words_[0] | words_[1]);
     steps_seen = min(steps, 32 - __clz(listed_) << part_bits_);
   }
   __device__ __forceinline__ int first(int n) const { return n * Shape::kKeys; }
   __device__ __forceinline__ int end(int) const { return keys_end_; }
   __device__ __forceinline__ bool sees(int n) const { return (listed_ >> (n >> part_bits_) & 1) != 0; }
   __device__ __forceinline__ bool sees_part(int n) const { return first(n) + Shape::kKeys > all_see_; }
+  // Called by whole warps.
   __device__ __forceinline__ bool is_member(int n, int token) const {
-    return (words_[token] >> (n >> part_bits_) & 1) != 0;
+    const int at = token - before_;
+    unsigned word = __shfl_sync(kFullWarp, words_[0], at);
+    if (many_) {
+      const unsigned other = __shfl_sync(kFullWarp, words_[1], at);
+      if (at >= 32) word = other;
+    }
+    return (word >> (n >> part_bits_) & 1) != 0;
   }
 
-  int steps, steps_seen;
+  int steps, steps_seen = 0;
 
  private:
-  int keys_end_, part_bits_, all_see_ = 0;
-  unsigned listed_ = 0;  // by any of the warpgroup's tokens
-  const unsigned* words_;
+  int keys_end_, part_bits_, all_see_ = 0, before_ = 0;
+  bool many_ = false;                    // tokens
+  unsigned words_[2] = {}, listed_ = 0;  // listed_: by any of the warpgroup's tokens
 };
 
 // The choice, a pure function of card and problem: the table of bits has to fit into shared memory.

@@ -284,8 +284,8 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
   const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
   const bool fused = union_forward_sm90_applies(ctx, out, in, keys.block_keys);
   record_route(ctx, op, in.q.dtype, fused ? nullptr : kNotFusedHeads);
-  const auto attend_union = [&](const ConstTensor& lists) {
-    attend_rows_forward_sm90(ctx, op, out, in, make_union_keys(keys.range, lists, keys.block_keys));
+  const auto attend_union = [&](const int* unless) {
+    attend_union_forward_sm90(ctx, op, out, in, keys.range, block_index, keys.block_keys, unless);
   };
   if (!fused)
     attend_rows_forward(ctx, op, out, in, keys);
@@ -294,7 +294,7 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
   else if (attend_blocks_sm90_applies(ctx, out, in, block_index, l_sel))
     attend_blocks_forward_sm90(ctx, op, out, in, block_index, l_sel, attend_union);
   else
-    attend_union(block_index);
+    attend_union(nullptr);
 }
 
 void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,

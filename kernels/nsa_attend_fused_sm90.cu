@@ -64,6 +64,7 @@ struct __align__(1024) Stage {
   int2 range[kStageRows];  // the keys that the row sees
   float quantum[kStageRows];
   int dq_at[kStageRows];  // where the row of dq begins, in 16 bytes; -1: no such row
+  unsigned whole[kStageRows / kStepRows];  // bit i: every row of the step sees all 64 keys of tile i
 };
 
 template <bool kListed>
@@ -145,7 +146,15 @@ __device__ __forceinline__ void load_stages(Shared<kListed>& shared, const Fused
       else
         stage.facts[r] = make_float2(INFINITY, 0.0f);
       copy_async_4(&stage.quantum[r], quantum + t * a.quantum.row + h * a.quantum.head, true);
-      stage.range[r] = make_int2(a.range.low(t), a.range.high(t));
+      const int2 range = make_int2(a.range.low(t), a.range.high(t));
+      stage.range[r] = range;
+      unsigned whole = 0;
+#pragma unroll
+      for (int tile = 0; tile < Shared<kListed>::kTiles; ++tile) {
+        const int key0 = task.tile0 + kRows * tile, end = key0 + kRows;
+        if (__all_sync(kFullWarp, range.x <= key0 && range.y >= end && task.tile_end >= end)) whole |= 1u << tile;
+      }
+      if (lane == 0) stage.whole[half / kStepRows] = whole;
       stage.dq_at[r] = exists ? t * dq_row + h * dq_head : -1;
     }
     barrier_arrive_after_copies(&shared.full[slot]);
@@ -286,22 +295,26 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
     for (int i = 0; i < kDeep; ++i) wgmma_add<1>(dk, left_ds[i], q + i * (16 * kPanelRowBytes >> 4));
     wgmma_commit();
   };
-  // `count`: the rows that the stage holds.
-  const auto weigh = [&](const Stage& stage, int row0, int count) {
-    const int2 first_range = stage.range[row0], last_range = stage.range[max(0, min(count, row0 + kStepRows) - 1)];
-    // Both ends of a range grow with the token.
-    const bool all = last_range.x <= key0 && first_range.y >= key0 + kRows && key_end == key0 + kRows;
+  // What the scores are weighed with is fetched while the products run.
+  float4 facts[kN];
+  bool whole;
+  const auto fetch_facts = [&](const Stage& stage, int row0) {
+    whole = stage.whole[row0 / kStepRows] >> tile & 1;
+#pragma unroll
+    for (int j = 0; j < kN; ++j)
+      facts[j] = *reinterpret_cast<const float4*>(&stage.facts[row0 + 8 * j + lane % 4 * 2]);
+  };
+  const auto weigh = [&](const Stage& stage, int row0) {
     pin(p);
     pin(ds);
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
-      const float4 fact = *reinterpret_cast<const float4*>(&stage.facts[row0 + 8 * j + lane % 4 * 2]);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) p[j][e] = exp2_approx(fmaf(p[j][e], scale, e % 2 == 0 ? -fact.x : -fact.z));
+      for (int e = 0; e < 4; ++e) p[j][e] = exp2_approx(fmaf(p[j][e], scale, e % 2 == 0 ? -facts[j].x : -facts[j].z));
 #pragma unroll
-      for (int e = 0; e < 4; ++e) ds[j][e] -= e % 2 == 0 ? fact.y : fact.w;
+      for (int e = 0; e < 4; ++e) ds[j][e] -= e % 2 == 0 ? facts[j].y : facts[j].w;
     }
-    if (!all) {
+    if (!whole) {
 #pragma unroll
       for (int j = 0; j < kN; ++j) {
         const int4 range = *reinterpret_cast<const int4*>(&stage.range[row0 + 8 * j + lane % 4 * 2]);
@@ -326,52 +339,55 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
     wgmma_wait<0>();
     pin(dk);
     pin(dv);
-    const int buffer = n % kBuffers, use = n / kBuffers;
 #pragma unroll
     for (int i = 0; i < kDeep; ++i) pack_operand(left_p[i], p, i), pack_operand(left_ds[i], ds, i);
-    if (row0 == 0 && use > 0) barrier_wait(&shared.ds_empty[buffer], (use - 1) & 1);
 #pragma unroll
     for (int i = 0; i < kDeep; ++i)
-      store_matrices(shared.ds[buffer][tile] + swizzled(ds_row, row0 / 8 + 2 * i + ds_chunk), left_ds[i]);
-    if (row0 + kStepRows < kStageRows) return;
-    fence_async_proxy();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.ds_full[buffer]);
+      store_matrices(shared.ds[n % kBuffers][tile] + swizzled(ds_row, row0 / 8 + 2 * i + ds_chunk), left_ds[i]);
   };
-  const auto await_stage = [&](int n) {
-    barrier_wait(&shared.full[n % kStages], n / kStages & 1);
-    fence_async_proxy();
+  const auto await_stage = [&](int n) { barrier_wait(&shared.full[n % kStages], n / kStages & 1); };
+  const auto await_buffer = [&](int n) {
+    if (n >= kBuffers) barrier_wait(&shared.ds_empty[n % kBuffers], (n / kBuffers - 1) & 1);
   };
   // The second half's scores and the first half's sums are queued together; while the sums run, scores are weighed.
-  const auto second_half = [&](int n) {
+  // One fence makes ds visible to the products of dq and, where the `next` stage has been waited for, its rows to ours.
+  constexpr int kTurns = kListed ? 2 : 1;
+  const auto second_half = [&](int n, bool has_next) {
     const Stage& stage = shared.stages[n % kStages];
     multiply_scores(stage, kStepRows);
     multiply_sums(stage, 0);
+    fetch_facts(stage, kStepRows);
+    if (has_next) await_stage(n + kTurns);
     wgmma_wait<1>();
-    weigh(stage, kStepRows, rows - n * kStageRows);
+    weigh(stage, kStepRows);
     hand_over(n, kStepRows);
+    fence_async_proxy();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&shared.ds_full[n % kBuffers]);
   };
 
-  constexpr int kTurns = kListed ? 2 : 1;
   int n = kTurn;
   if (n < steps) {
     await_stage(n);
+    fence_async_proxy();
     multiply_scores(shared.stages[n % kStages], 0);
+    fetch_facts(shared.stages[n % kStages], 0);
     wgmma_wait<0>();
-    weigh(shared.stages[n % kStages], 0, rows - n * kStageRows);
+    weigh(shared.stages[n % kStages], 0);
     hand_over(n, 0);
     for (; n + kTurns < steps; n += kTurns) {
-      second_half(n);
+      second_half(n, true);
       const int next = n + kTurns;
-      await_stage(next);
       multiply_scores(shared.stages[next % kStages], 0);
       multiply_sums(shared.stages[n % kStages], kStepRows);
+      fetch_facts(shared.stages[next % kStages], 0);
+      await_buffer(next);
       wgmma_wait<1>();
-      weigh(shared.stages[next % kStages], 0, rows - next * kStageRows);
+      weigh(shared.stages[next % kStages], 0);
       hand_over(next, 0);
       if (lane == 0) barrier_arrive(&shared.empty[n % kStages]);
     }
-    second_half(n);
+    second_half(n, false);
     wgmma_fence();
     multiply_sums(shared.stages[n % kStages], kStepRows);
     wgmma_wait<0>();

@@ -51,6 +51,7 @@ struct FusedArgs {
   KeyWorkList list;
   int bgs;
   int piece_tokens;  // contiguous rows: a piece has those in [i * piece_tokens, (i + 1) * piece_tokens)
+  int near;          // listed rows: so many (b, g) are at work at once
 };
 
 constexpr int kStageRows = 64, kStepRows = 32, kTileBytes = kRows * kPanelRowBytes;
@@ -85,10 +86,11 @@ struct Task {
 
 template <bool kListed>
 __device__ __forceinline__ bool find_task(Task& task, const FusedArgs& a) {
-  const int pieces = gridDim.x / a.bgs;
-  // Sequence by sequence where rows are gathered, so that those of the CTAs at work fit L2.
-  const int bg = kListed ? blockIdx.x / pieces : blockIdx.x % a.bgs;
-  const int piece = kListed ? blockIdx.x % pieces : blockIdx.x / a.bgs;
+  // A few sequences at a time where rows are gathered, so that those of the CTAs at work fit L2. Of these the first
+  // blocks first: they have most rows.
+  const int pieces = gridDim.x / a.bgs, first_bg = kListed ? blockIdx.x / (pieces * a.near) * a.near : 0;
+  const int at_work = kListed ? min(a.near, a.bgs - first_bg) : a.bgs;
+  const int in_order = blockIdx.x - first_bg * pieces, bg = first_bg + in_order % at_work, piece = in_order / at_work;
   KeyWork work;
   if constexpr (kListed) {
     work = a.list.work[static_cast<int64_t>(piece) * a.bgs + bg];
@@ -254,6 +256,7 @@ template <bool kListed, int kTurn>
 __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int tile,
                                               int warp, int lane) {
   constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers, kStepsD = kPanel / 16;
+  constexpr int kTurns = kListed ? 2 : 1;
   constexpr int kN = kStepRows / 8, kDeep = kStepRows / 16;
   const int rows = task.count * a.in.heads.value(), steps = (rows + kStageRows - 1) / kStageRows;
   const int key0 = task.tile0 + kRows * tile;
@@ -351,7 +354,6 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
   };
   // The second half's scores and the first half's sums are queued together; while the sums run, scores are weighed.
   // One fence makes ds visible to the products of dq and, where the `next` stage has been waited for, its rows to ours.
-  constexpr int kTurns = kListed ? 2 : 1;
   const auto second_half = [&](int n, bool has_next) {
     const Stage& stage = shared.stages[n % kStages];
     multiply_scores(stage, kStepRows);
@@ -419,7 +421,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
       }
     }
   }
-  if constexpr (!kListed || kTurn == 0) {
+  if constexpr (kTurn == 0) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int key = warp_key + 8 * i;
@@ -517,7 +519,9 @@ void run_fused(Context& ctx, const char* op, const AttendGradOut& out, const Att
                const KeyRange& range, const KeyWorkList& list, int64_t piece_tokens) {
   Scratch::Scope scope(ctx.scratch);
   const Tensor facts = compute_row_facts(ctx, scope, grad, in);
+  constexpr int64_t kNearBytes = 48 << 20;
   const int64_t bgs = in.k.size(0) * in.k.size(2);
+  const int64_t bytes = in.q.size(1) * in.q.size(2) / in.k.size(2) * kPanel * 8;  // q, dout and dq of a (b, g)
   const FusedArgs a{make_attend<bf16>(op, in),
                     make_view<const bf16>(grad.dout),
                     reinterpret_cast<const RowFact*>(facts.data),
@@ -528,7 +532,8 @@ void run_fused(Context& ctx, const char* op, const AttendGradOut& out, const Att
                     range,
                     list,
                     static_cast<int>(bgs),
-                    static_cast<int>(piece_tokens)};
+                    static_cast<int>(piece_tokens),
+                    static_cast<int>(std::clamp<int64_t>(kNearBytes / bytes, 1, bgs))};
   const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kTiles * kRows));
   launch(ctx, op, fused_grad_sm90_kernel<kListed>, grid, dim3(kFusedThreads), sizeof(Shared<kListed>), a);
   if (list.partial == nullptr) return;
@@ -542,45 +547,69 @@ struct NormArgs {
   View<const bf16> k[kMostBranches], v[kMostBranches];
   int keys[kMostBranches];
   int groups;
-  float2* norms;  // [B*Hkv, kMostBranches]: max |v|, max over keys and columns of |k|; both >= 0, so that their bits
-                  // order as they do
+  float2* norms;  // [B*Hkv, kMostBranches, chunks of 256 keys]: max |v|^2, max over keys and columns of |k|
 };
 
-// Largest element and square sum of a row, of which a lane has every eighth 16 bytes.
+// Largest element and square sum of a row of 64 kPanels columns, of which a lane has every eighth 16 bytes.
+template <int kPanels>
 struct RowNorm {
-  float largest = 0, squares = 0;
-  __device__ __forceinline__ RowNorm(const bf16* row, int width, int lane) {
-    for (int c = 8 * lane; c < width; c += 8 * kNormLanes) {
-      const uint4 x = __ldg(reinterpret_cast<const uint4*>(row + c));
+  uint4 loaded[kPanels];
+  __device__ __forceinline__ void load(const bf16* row, int lane) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 pair = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162*>(&x)[i]);
-        largest = fmaxf(largest, fmaxf(fabsf(pair.x), fabsf(pair.y)));
-        squares = fmaf(pair.x, pair.x, fmaf(pair.y, pair.y, squares));
-      }
-    }
-    for (int o = kNormLanes / 2; o > 0; o /= 2) squares += __shfl_xor_sync(kFullWarp, squares, o);
+    for (int i = 0; i < kPanels; ++i) loaded[i] = __ldg(reinterpret_cast<const uint4*>(row) + lane + i * kNormLanes);
+  }
+  __device__ __forceinline__ float largest() const {
+    float top = 0;
+    each([&](float2 pair) { top = fmaxf(top, fmaxf(fabsf(pair.x), fabsf(pair.y))); });
+    return top;
+  }
+  __device__ __forceinline__ float squares() const {
+    float sum = 0;
+    each([&](float2 pair) { sum = fmaf(pair.x, pair.x, fmaf(pair.y, pair.y, sum)); });
+    for (int o = kNormLanes / 2; o > 0; o /= 2) sum += __shfl_xor_sync(kFullWarp, sum, o);
+    return sum;
+  }
+
+ private:
+  template <class F>
+  __device__ __forceinline__ void each(F&& f) const {
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) f(__bfloat1622float2(reinterpret_cast<const __nv_bfloat162*>(&loaded[i])[e]));
   }
 };
 
 // CTA: 256 keys of a (b, g) and branch, 8 lanes a key. Maxima do not depend on their order.
+template <int kPanels>
 __global__ void __launch_bounds__(kNormThreads) key_norms_kernel(const __grid_constant__ NormArgs a) {
-  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, branch = blockIdx.z;
+  constexpr int kWarps = kNormThreads / 32, kStep = kNormThreads / kNormLanes;
+  __shared__ float2 tops[kWarps];
+  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, branch = blockIdx.z, keys = a.keys[branch];
+  const int key0 = static_cast<int>(blockIdx.x) * kNormKeys + static_cast<int>(threadIdx.x) / kNormLanes;
+  const View<const bf16>&k = a.k[branch], &v = a.v[branch];
   float top_v = 0, top_k = 0;
-#pragma unroll 4
-  for (int i = 0; i < kNormKeys; i += kNormThreads / kNormLanes) {
-    const int key = min(static_cast<int>(blockIdx.x) * kNormKeys + i + static_cast<int>(threadIdx.x) / kNormLanes,
-                        a.keys[branch] - 1);
-    if (key < 0) return;
-    const View<const bf16>&k = a.k[branch], &v = a.v[branch];
-    top_k = fmaxf(top_k, RowNorm(k.at(b, key, g), k.width, threadIdx.x % kNormLanes).largest);
-    top_v = fmaxf(top_v, RowNorm(v.at(b, key, g), v.width, threadIdx.x % kNormLanes).squares);
+  if (static_cast<int>(blockIdx.x) * kNormKeys < keys) {
+    constexpr int kInFlight = 4;
+    RowNorm<kPanels> k_rows[kInFlight], v_rows[kInFlight];
+    for (int i = 0; i < kNormKeys; i += kStep * kInFlight) {
+#pragma unroll
+      for (int j = 0; j < kInFlight; ++j) {
+        const int key = min(key0 + i + j * kStep, keys - 1);
+        k_rows[j].load(k.at(b, key, g), threadIdx.x % kNormLanes);
+        v_rows[j].load(v.at(b, key, g), threadIdx.x % kNormLanes);
+      }
+#pragma unroll
+      for (int j = 0; j < kInFlight; ++j)
+        top_k = fmaxf(top_k, k_rows[j].largest()), top_v = fmaxf(top_v, v_rows[j].squares());
+    }
   }
   top_v = warp_max(top_v), top_k = warp_max(top_k);
-  if (threadIdx.x % 32 != 0) return;
-  int* const norms = reinterpret_cast<int*>(&a.norms[bg * kMostBranches + branch]);
-  atomicMax(norms, __float_as_int(sqrtf(top_v)));
-  atomicMax(norms + 1, __float_as_int(top_k));
+  if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = make_float2(top_v, top_k);
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int i = 1; i < kWarps; ++i) top_v = fmaxf(top_v, tops[i].x), top_k = fmaxf(top_k, tops[i].y);
+  a.norms[(static_cast<int64_t>(bg) * kMostBranches + branch) * gridDim.x + blockIdx.x] = make_float2(top_v, top_k);
 }
 
 struct QuantumArgs {
@@ -588,6 +617,7 @@ struct QuantumArgs {
   View<const bf16> dout;
   View<const float> gate[kMostBranches], delta[kMostBranches];
   const float2* norms;
+  int chunks;  // of norms, for each (b, g) and branch
   Divisor heads;
   int rows, groups;
   float scale;
@@ -597,6 +627,7 @@ struct QuantumArgs {
 // quantum's sign made that of x, x + quantum lies where fp32 has steps of u or more, so (x + quantum) - quantum is x
 // rounded to them. 8 lanes a row, of which the first ones have a branch each; 4 rows in flight.
 constexpr int kQuantumRows = 4;
+template <int kPanels>
 __global__ void __launch_bounds__(256) quantum_kernel(const __grid_constant__ QuantumArgs a) {
   constexpr int kGroups = 256 / kNormLanes;
   static_assert(kMostBranches <= kNormLanes);
@@ -604,20 +635,42 @@ __global__ void __launch_bounds__(256) quantum_kernel(const __grid_constant__ Qu
   const int branch = min(lane, kMostBranches - 1);
   const View<const float>&gates = a.gate[branch], &deltas = a.delta[branch];
   const bool has_branch = lane < kMostBranches && deltas.data != nullptr;
-  const float2 norm = a.norms[bg * kMostBranches + branch];
+  const auto row_of = [&](int i) {
+    return static_cast<int>((blockIdx.x * kQuantumRows + i) * kGroups + threadIdx.x / kNormLanes);
+  };
+  float gate[kQuantumRows], delta[kQuantumRows];
+  RowNorm<kPanels> dout[kQuantumRows];
 #pragma unroll
   for (int i = 0; i < kQuantumRows; ++i) {
-    const int row = static_cast<int>((blockIdx.x * kQuantumRows + i) * kGroups + threadIdx.x / kNormLanes);
-    const int clamped = min(row, a.rows - 1), t = a.heads.quotient(clamped);
-    const int head = g * a.heads.value() + clamped - t * a.heads.value();
-    const float gate = has_branch && gates.data != nullptr ? *gates.at(b, t, g) : 1.0f;
-    const float delta = has_branch ? *deltas.at(b, t, head) : 0.0f;
-    const float dout = sqrtf(RowNorm(a.dout.at(b, t, head), a.dout.width, lane).squares);
-    float bound = has_branch ? a.scale * fmaf(gate * dout, norm.x, fabsf(delta)) * norm.y : 0.0f;
+    const int row = min(row_of(i), a.rows - 1), t = a.heads.quotient(row);
+    const int head = g * a.heads.value() + row - t * a.heads.value();
+    gate[i] = has_branch && gates.data != nullptr ? __ldg(gates.at(b, t, g)) : 1.0f;
+    delta[i] = has_branch ? __ldg(deltas.at(b, t, head)) : 0.0f;
+    dout[i].load(a.dout.at(b, t, head), lane);
+  }
+  __shared__ float2 norms[kMostBranches];
+  if (const int of = threadIdx.x / 32; of < kMostBranches) {
+    float2 top = {};
+    for (int i = threadIdx.x % 32; i < a.chunks; i += 32) {
+      const float2 x = a.norms[(static_cast<int64_t>(bg) * kMostBranches + of) * a.chunks + i];
+      top = make_float2(fmaxf(top.x, x.x), fmaxf(top.y, x.y));
+    }
+    top = make_float2(warp_max(top.x), warp_max(top.y));
+    if (threadIdx.x % 32 == 0) norms[of] = make_float2(sqrtf(top.x), top.y);
+  }
+  __syncthreads();
+  const float2 norm = norms[branch];
+#pragma unroll
+  for (int i = 0; i < kQuantumRows; ++i) {
+    const float dout_norm = sqrtf(dout[i].squares());
+    float bound = has_branch ? a.scale * fmaf(gate[i] * dout_norm, norm.x, fabsf(delta[i])) * norm.y : 0.0f;
     for (int o = kNormLanes / 2; o > 0; o /= 2) bound += __shfl_xor_sync(kFullWarp, bound, o);
     constexpr float kRounding = 1.1f;  // more than p, ds and the quantum itself can add
     bound = fminf(fmaxf(bound * kRounding, 1e-28f), 1e37f);
-    if (lane == 0 && row < a.rows) *a.quantum.at(b, t, head) = __int_as_float(__float_as_int(bound) & 0x7f800000);
+    const int row = row_of(i), t = a.heads.quotient(row);
+    if (lane == 0 && row < a.rows)
+      *a.quantum.at(b, t, g * a.heads.value() + row - t * a.heads.value()) =
+          __int_as_float(__float_as_int(bound) & 0x7f800000);
   }
 }
 
@@ -639,40 +692,51 @@ Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, Con
   const int64_t groups = branches[0].k.size(2), bgs = q.size(0) * groups, G = q.size(2) / groups;
   const Tensor quantum = scope.alloc(DType::f32, {q.size(0), q.size(1), q.size(2)});
   Scratch::Scope inner(ctx.scratch);
-  const Tensor norms = inner.alloc(DType::f32, {bgs, kMostBranches, 2});
-  zero(ctx, norms);
+  int64_t most_keys = 0;
+  for (const QuantumBranch& branch : branches) most_keys = std::max(most_keys, branch.k.size(1));
+  const int64_t chunks = ceil_div(most_keys, kNormKeys);
+  const Tensor norms = inner.alloc(DType::f32, {bgs, kMostBranches, chunks, 2});
   NormArgs n{.groups = static_cast<int>(groups), .norms = reinterpret_cast<float2*>(norms.data)};
   QuantumArgs a{.quantum = make_view<float>(quantum),
                 .dout = make_view<const bf16>(dout),
                 .norms = n.norms,
+                .chunks = static_cast<int>(chunks),
                 .heads = Divisor(static_cast<int>(G)),
                 .rows = static_cast<int>(q.size(1) * G),
                 .groups = static_cast<int>(groups),
                 .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dk)))};
-  int64_t most_keys = 0;
   for (size_t i = 0; i < branches.size(); ++i) {
     n.k[i] = make_view<const bf16>(branches[i].k), n.v[i] = make_view<const bf16>(branches[i].v);
     n.keys[i] = static_cast<int>(branches[i].k.size(1));
     a.gate[i] = make_view<const float>(branches[i].gate), a.delta[i] = make_view<const float>(branches[i].delta);
-    most_keys = std::max(most_keys, branches[i].k.size(1));
   }
-  launch(ctx, "key_norms", key_norms_kernel, dim3(ceil_div(most_keys, kNormKeys), bgs, branches.size()),
-         dim3(kNormThreads), 0, n);
-  launch(ctx, "dq_quantum", quantum_kernel, dim3(ceil_div(a.rows, kQuantumRows * (256 / kNormLanes)), bgs), dim3(256),
-         0, a);
+  const dim3 quantum_grid(ceil_div(a.rows, kQuantumRows * (256 / kNormLanes)), bgs);
+  const auto run = [&]<int kPanels>() {
+    launch(ctx, "key_norms", key_norms_kernel<kPanels>, dim3(chunks, bgs, kMostBranches), dim3(kNormThreads), 0, n);
+    launch(ctx, "dq_quantum", quantum_kernel<kPanels>, quantum_grid, dim3(256), 0, a);
+  };
+  if (dk == 64)
+    run.template operator()<1>();
+  else
+    run.template operator()<2>();
   return quantum;
 }
 
 void attend_fused_range_backward_sm90(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                                       const AttendIn& in, const KeyRange& range) {
-  constexpr int64_t kBlockKeys = 2 * kRows, kLeastTokens = 512, kPiecesPerSm = 16;
+  constexpr int64_t kBlockKeys = 2 * kRows, kLeastTokens = 128, kLongPiece = 512, kPiecesPerSm = 16;
   const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kBlockKeys), T = in.q.size(1);
   if (blocks == 0) return;
-  // Where blocks alone do not fill the card (compressed keys are few), pieces small enough to share it evenly: half of
-  // them lie before their block and are empty. A block's pieces cost 64 KB each, written and read again.
+  // Where blocks alone do not fill the card (compressed keys are few), pieces: of a short sequence one for each SM, of
+  // a long one many, to share it evenly, as half of them lie before their block and are empty. A block's pieces cost
+  // 64 KB each, written and read again.
   int64_t piece_tokens = T;
-  if (bgs * blocks < ctx.num_sms)
-    piece_tokens = std::min(T, std::max(kLeastTokens, ceil_div(T * bgs * blocks, kPiecesPerSm * ctx.num_sms)));
+  if (const int64_t per_block = ctx.num_sms / std::max<int64_t>(1, bgs * blocks); per_block > 0) {
+    piece_tokens = ceil_div(T, per_block);
+    if (piece_tokens > kLongPiece)
+      piece_tokens = std::max(kLongPiece, ceil_div(T * bgs * blocks, kPiecesPerSm * ctx.num_sms));
+    piece_tokens = std::min(T, std::max(kLeastTokens, piece_tokens));
+  }
   const int64_t parts = ceil_div(T, piece_tokens);
   KeyWorkList list{};
   list.block_keys = kBlockKeys;

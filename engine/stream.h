@@ -42,6 +42,7 @@ class Event {
   }
   void block(const Stream& stream) const { backend::wait_event(device_, stream.handle(), handle_); }
   void synchronize() const { backend::synchronize_event(device_, handle_); }
+  bool reached() const { return backend::reached_event(device_, handle_); }
   // Milliseconds from `begin` to this event; both timed. On the CPU: between the calls of record.
   double ms_since(const Event& begin) const {
     if (!device_.is_cuda()) return std::chrono::duration<double, std::milli>(at_ - begin.at_).count();

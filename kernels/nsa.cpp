@@ -47,10 +47,10 @@ void nsa_backward(Context& ctx, const NsaGrad& grad, const NsaWeightGrads& dw, C
   const Tensor dgate = scope.alloc(acc, s.gate.shape()), delta = scope.alloc(acc, {3, B, T, Hq});
   const Tensor dout_norm = scope.alloc(acc, {B, T, Hq});
   const Tensor dk_cmp = scope.alloc(acc, s.k_cmp.shape()), dv_cmp = scope.alloc(acc, s.v_cmp.shape());
-  const Tensor key_norms = scope.alloc(acc, {B * in.k[kSel].size(2), 3, 2});
   const std::vector<QuantumBranch> quantum_branches = {{s.k_cmp, s.v_cmp, s.gate[kCmp], delta[kCmp]},
                                                        {in.k[kSel], in.v[kSel], s.gate[kSel], delta[kSel]},
                                                        {in.k[kWin], in.v[kWin], s.gate[kWin], delta[kWin]}};
+  const Tensor key_norms = scope.alloc(acc, key_norms_shape(quantum_branches));
   Beside clearing(ctx, 0, [&](Context& side) {
     zero(side, grad.dq);  // each branch adds its share
     attend_key_norms(side, key_norms, grad.dq, dout, in.q, quantum_branches);

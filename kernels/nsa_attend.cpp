@@ -1,6 +1,8 @@
 // The shape checks of attention, one place for the three branches and both devices.
 #include "kernels/nsa_attend.h"
 
+#include <algorithm>
+
 #include "engine/backend.h"
 #include "engine/check.h"
 #include "engine/op_scope.h"
@@ -62,10 +64,17 @@ Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, Con
   return {};
 }
 
+Shape key_norms_shape(const std::vector<QuantumBranch>& branches) {
+  int64_t keys = 0;
+  for (const QuantumBranch& branch : branches) keys = std::max(keys, branch.k.size(1));
+  const ConstTensor& k = branches.at(0).k;
+  return {k.size(0) * k.size(2), 3, (keys + kKeyNormsChunk - 1) / kKeyNormsChunk, 2};
+}
+
 void attend_key_norms(Context& ctx, Tensor norms, const Tensor& dq, ConstTensor dout, ConstTensor q,
                       const std::vector<QuantumBranch>& branches) {
   const OpScope op_scope(ctx, "attend_quantum");
-  check_argument("attend_key_norms", "norms", norms, {q.size(0) * branches.at(0).k.size(2), 3, 2}, acc_dtype(q.dtype));
+  check_argument("attend_key_norms", "norms", norms, key_norms_shape(branches), acc_dtype(q.dtype));
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) return cuda::attend_key_norms(ctx, norms, dq, dout, q, branches);
   }

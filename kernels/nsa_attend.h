@@ -45,8 +45,10 @@ struct QuantumBranch {
 Tensor attend_quantum(Context&, Scratch::Scope&, const Tensor& dq, ConstTensor dout, ConstTensor q,
                       const std::vector<QuantumBranch>& branches, ConstTensor dout_norm = {},
                       ConstTensor key_norms = {});
-// norms [B*Hkv,3,2] acc: of the keys and values alone (dout and the branches' deltas need not be there yet). Nothing
-// where there is no quantum.
+// norms, of key_norms_shape, acc: of the keys and values alone (dout and the branches' deltas need not be there yet).
+// Nothing where there is no quantum.
+inline constexpr int64_t kKeyNormsChunk = 256;  // keys
+Shape key_norms_shape(const std::vector<QuantumBranch>& branches);
 void attend_key_norms(Context&, Tensor norms, const Tensor& dq, ConstTensor dout, ConstTensor q,
                       const std::vector<QuantumBranch>& branches);
 

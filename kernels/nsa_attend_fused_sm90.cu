@@ -64,7 +64,7 @@ struct __align__(1024) Stage {
   RowFact facts[kStageRows];
   int2 range[kStageRows];  // the keys that the row sees
   float quantum[kStageRows];
-  int dq_at[kStageRows];  // where the row of dq begins, in 16 bytes; -1: no such row
+  int dq_at[kStageRows];                   // where the row of dq begins, in 16 bytes; -1: no such row
   unsigned whole[kStageRows / kStepRows];  // bit i: every row of the step sees all 64 keys of tile i
 };
 
@@ -238,7 +238,8 @@ __device__ __forceinline__ void store_key(const FusedArgs& a, const Task& task, 
       *reinterpret_cast<float2*>(to_v + j) = make_float2(v0, v1);
     });
   } else if (a.dk.bf16.vector && a.dv.bf16.vector) {
-    bf16 *const to_k = a.dk.bf16.at(task.b, key, task.g) + first, *const to_v = a.dv.bf16.at(task.b, key, task.g) + first;
+    bf16 *const to_k = a.dk.bf16.at(task.b, key, task.g) + first, *const to_v =
+                                                                      a.dv.bf16.at(task.b, key, task.g) + first;
     each_pair([&](int j, float k0, float k1, float v0, float v1) {
       *reinterpret_cast<uint32_t*>(to_k + j) = pack_bf16(k0, k1);
       *reinterpret_cast<uint32_t*>(to_v + j) = pack_bf16(v0, v1);
@@ -304,8 +305,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
   const auto fetch_facts = [&](const Stage& stage, int row0) {
     whole = stage.whole[row0 / kStepRows] >> tile & 1;
 #pragma unroll
-    for (int j = 0; j < kN; ++j)
-      facts[j] = *reinterpret_cast<const float4*>(&stage.facts[row0 + 8 * j + lane % 4 * 2]);
+    for (int j = 0; j < kN; ++j) facts[j] = *reinterpret_cast<const float4*>(&stage.facts[row0 + 8 * j + lane % 4 * 2]);
   };
   const auto weigh = [&](const Stage& stage, int row0) {
     pin(p);
@@ -612,9 +612,28 @@ __global__ void __launch_bounds__(kNormThreads) key_norms_kernel(const __grid_co
   a.norms[(static_cast<int64_t>(bg) * kMostBranches + branch) * gridDim.x + blockIdx.x] = make_float2(top_v, top_k);
 }
 
+struct DoutNorms {
+  View<const bf16> dout;
+  View<float> norm;
+  Divisor heads;  // of a group
+  int rows, groups;
+};
+// |dout| for callers who do not have it (nsa_combine_backward gives it). 8 lanes a row (t, h) of a (b, g).
+template <int kPanels>
+__global__ void __launch_bounds__(kNormThreads) dout_norms_kernel(const __grid_constant__ DoutNorms a) {
+  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, lane = threadIdx.x % kNormLanes;
+  const int row = static_cast<int>(blockIdx.x * (kNormThreads / kNormLanes) + threadIdx.x / kNormLanes);
+  const int clamped = min(row, a.rows - 1), t = a.heads.quotient(clamped);
+  const int head = g * a.heads.value() + clamped - t * a.heads.value();
+  RowNorm<kPanels> dout;
+  dout.load(a.dout.at(b, t, head), lane);
+  const float norm = sqrtf(dout.squares());
+  if (row < a.rows && lane == 0) *a.norm.at(b, t, head) = norm;
+}
+
 struct QuantumArgs {
   View<float> quantum;
-  View<const bf16> dout;
+  View<const float> dout_norm;
   View<const float> gate[kMostBranches], delta[kMostBranches];
   const float2* norms;
   int chunks;  // of norms, for each (b, g) and branch
@@ -625,28 +644,17 @@ struct QuantumArgs {
 
 // quantum = 2^23 u, u as above, is the largest power of two that the bound reaches: sums stay below twice that. With
 // quantum's sign made that of x, x + quantum lies where fp32 has steps of u or more, so (x + quantum) - quantum is x
-// rounded to them. 8 lanes a row, of which the first ones have a branch each; 4 rows in flight.
-constexpr int kQuantumRows = 4;
-template <int kPanels>
-__global__ void __launch_bounds__(256) quantum_kernel(const __grid_constant__ QuantumArgs a) {
-  constexpr int kGroups = 256 / kNormLanes;
-  static_assert(kMostBranches <= kNormLanes);
-  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, lane = threadIdx.x % kNormLanes;
-  const int branch = min(lane, kMostBranches - 1);
-  const View<const float>&gates = a.gate[branch], &deltas = a.delta[branch];
-  const bool has_branch = lane < kMostBranches && deltas.data != nullptr;
-  const auto row_of = [&](int i) {
-    return static_cast<int>((blockIdx.x * kQuantumRows + i) * kGroups + threadIdx.x / kNormLanes);
-  };
-  float gate[kQuantumRows], delta[kQuantumRows];
-  RowNorm<kPanels> dout[kQuantumRows];
+// rounded to them. A thread a row (t, h) of a (b, g).
+__global__ void __launch_bounds__(kNormThreads) quantum_kernel(const __grid_constant__ QuantumArgs a) {
+  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups;
+  const int row = static_cast<int>(blockIdx.x * kNormThreads + threadIdx.x), clamped = min(row, a.rows - 1);
+  const int t = a.heads.quotient(clamped), head = g * a.heads.value() + clamped - t * a.heads.value();
+  const float dout = *a.dout_norm.at(b, t, head);
+  float gate[kMostBranches], delta[kMostBranches];
 #pragma unroll
-  for (int i = 0; i < kQuantumRows; ++i) {
-    const int row = min(row_of(i), a.rows - 1), t = a.heads.quotient(row);
-    const int head = g * a.heads.value() + row - t * a.heads.value();
-    gate[i] = has_branch && gates.data != nullptr ? __ldg(gates.at(b, t, g)) : 1.0f;
-    delta[i] = has_branch ? __ldg(deltas.at(b, t, head)) : 0.0f;
-    dout[i].load(a.dout.at(b, t, head), lane);
+  for (int i = 0; i < kMostBranches; ++i) {
+    gate[i] = a.gate[i].data == nullptr ? 1.0f : *a.gate[i].at(b, t, g);
+    delta[i] = a.delta[i].data == nullptr ? 0.0f : *a.delta[i].at(b, t, head);
   }
   __shared__ float2 norms[kMostBranches];
   if (const int of = threadIdx.x / 32; of < kMostBranches) {
@@ -659,26 +667,19 @@ __global__ void __launch_bounds__(256) quantum_kernel(const __grid_constant__ Qu
     if (threadIdx.x % 32 == 0) norms[of] = make_float2(sqrtf(top.x), top.y);
   }
   __syncthreads();
-  const float2 norm = norms[branch];
+  if (row >= a.rows) return;
+  float bound = 0;
 #pragma unroll
-  for (int i = 0; i < kQuantumRows; ++i) {
-    const float dout_norm = sqrtf(dout[i].squares());
-    float bound = has_branch ? a.scale * fmaf(gate[i] * dout_norm, norm.x, fabsf(delta[i])) * norm.y : 0.0f;
-    for (int o = kNormLanes / 2; o > 0; o /= 2) bound += __shfl_xor_sync(kFullWarp, bound, o);
-    constexpr float kRounding = 1.1f;  // more than p, ds and the quantum itself can add
-    bound = fminf(fmaxf(bound * kRounding, 1e-28f), 1e37f);
-    const int row = row_of(i), t = a.heads.quotient(row);
-    if (lane == 0 && row < a.rows)
-      *a.quantum.at(b, t, g * a.heads.value() + row - t * a.heads.value()) =
-          __int_as_float(__float_as_int(bound) & 0x7f800000);
-  }
+  for (int i = 0; i < kMostBranches; ++i)
+    if (a.delta[i].data != nullptr) bound += a.scale * fmaf(gate[i] * dout, norms[i].x, fabsf(delta[i])) * norms[i].y;
+  constexpr float kRounding = 1.1f;  // more than p, ds and the quantum itself can add
+  bound = fminf(fmaxf(bound * kRounding, 1e-28f), 1e37f);
+  *a.quantum.at(b, t, head) = __int_as_float(__float_as_int(bound) & 0x7f800000);
 }
 
-}  // namespace
-
-Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, ConstTensor dout, ConstTensor q,
-                      const std::vector<QuantumBranch>& branches) {
-  // Of all or none of the branches: one that adds to dq in the order of its own kernel would leave what is no multiple.
+// Of all or none of the branches: one that adds to dq in the order of its own kernel would leave what is no multiple.
+bool quantum_applies(const Context& ctx, const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,
+                     const std::vector<QuantumBranch>& branches) {
   const int64_t dk = q.size(3);
   bool applies = ctx.compute_capability == 90 && sm90_rows(q) && sm90_rows(dout) && (dk == 64 || dk == 128) &&
                  dout.size(3) == dk && reinterpret_cast<uintptr_t>(dq.data) % 16 == 0 &&
@@ -687,38 +688,65 @@ Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, Con
   for (const QuantumBranch& branch : branches) applies = applies && sm90_rows(branch.k) && sm90_rows(branch.v);
   for (const ConstTensor& t : {q, dout, ConstTensor(dq)})
     applies = applies && t.size(1) * t.stride[1] / 4 < (int64_t{1} << 31);
-  if (!applies) return {};
+  return applies;
+}
 
-  const int64_t groups = branches[0].k.size(2), bgs = q.size(0) * groups, G = q.size(2) / groups;
-  const Tensor quantum = scope.alloc(DType::f32, {q.size(0), q.size(1), q.size(2)});
-  Scratch::Scope inner(ctx.scratch);
-  int64_t most_keys = 0;
-  for (const QuantumBranch& branch : branches) most_keys = std::max(most_keys, branch.k.size(1));
-  const int64_t chunks = ceil_div(most_keys, kNormKeys);
-  const Tensor norms = inner.alloc(DType::f32, {bgs, kMostBranches, chunks, 2});
-  NormArgs n{.groups = static_cast<int>(groups), .norms = reinterpret_cast<float2*>(norms.data)};
-  QuantumArgs a{.quantum = make_view<float>(quantum),
-                .dout = make_view<const bf16>(dout),
-                .norms = n.norms,
-                .chunks = static_cast<int>(chunks),
-                .heads = Divisor(static_cast<int>(G)),
-                .rows = static_cast<int>(q.size(1) * G),
-                .groups = static_cast<int>(groups),
-                .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dk)))};
+// f.template operator()<dk / 64>()
+template <class F>
+void dispatch_norms(int64_t dk, F&& f) {
+  dk == 64 ? f.template operator()<1>() : f.template operator()<2>();
+}
+
+}  // namespace
+
+void attend_key_norms(Context& ctx, Tensor norms, const Tensor& dq, ConstTensor dout, ConstTensor q,
+                      const std::vector<QuantumBranch>& branches) {
+  static_assert(kNormKeys == kKeyNormsChunk);
+  if (!quantum_applies(ctx, dq, dout, q, branches)) return;
+  NormArgs n{.groups = static_cast<int>(branches[0].k.size(2)), .norms = reinterpret_cast<float2*>(norms.data)};
   for (size_t i = 0; i < branches.size(); ++i) {
     n.k[i] = make_view<const bf16>(branches[i].k), n.v[i] = make_view<const bf16>(branches[i].v);
     n.keys[i] = static_cast<int>(branches[i].k.size(1));
-    a.gate[i] = make_view<const float>(branches[i].gate), a.delta[i] = make_view<const float>(branches[i].delta);
   }
-  const dim3 quantum_grid(ceil_div(a.rows, kQuantumRows * (256 / kNormLanes)), bgs);
-  const auto run = [&]<int kPanels>() {
-    launch(ctx, "key_norms", key_norms_kernel<kPanels>, dim3(chunks, bgs, kMostBranches), dim3(kNormThreads), 0, n);
-    launch(ctx, "dq_quantum", quantum_kernel<kPanels>, quantum_grid, dim3(256), 0, a);
-  };
-  if (dk == 64)
-    run.template operator()<1>();
-  else
-    run.template operator()<2>();
+  dispatch_norms(q.size(3), [&]<int kPanels>() {
+    launch(ctx, "key_norms", key_norms_kernel<kPanels>, dim3(norms.size(2), norms.size(0), kMostBranches),
+           dim3(kNormThreads), 0, n);
+  });
+}
+
+Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, ConstTensor dout, ConstTensor q,
+                      const std::vector<QuantumBranch>& branches, ConstTensor dout_norm, ConstTensor key_norms) {
+  if (!quantum_applies(ctx, dq, dout, q, branches)) return {};
+  const int64_t groups = branches[0].k.size(2), bgs = q.size(0) * groups, G = q.size(2) / groups;
+  const auto heads = Divisor(static_cast<int>(G));
+  const int rows = static_cast<int>(q.size(1) * G);
+  const Tensor quantum = scope.alloc(DType::f32, {q.size(0), q.size(1), q.size(2)});
+  Scratch::Scope inner(ctx.scratch);
+  if (key_norms.empty()) {
+    const Tensor made = inner.alloc(DType::f32, key_norms_shape(branches));
+    cuda::attend_key_norms(ctx, made, dq, dout, q, branches);
+    key_norms = made;
+  }
+  if (dout_norm.empty()) {
+    const Tensor made = inner.alloc(DType::f32, quantum.shape());
+    const DoutNorms d{make_view<const bf16>(dout), make_view<float>(made), heads, rows, static_cast<int>(groups)};
+    dispatch_norms(q.size(3), [&]<int kPanels>() {
+      launch(ctx, "dout_norms", dout_norms_kernel<kPanels>, dim3(ceil_div(rows, kNormThreads / kNormLanes), bgs),
+             dim3(kNormThreads), 0, d);
+    });
+    dout_norm = made;
+  }
+  QuantumArgs a{.quantum = make_view<float>(quantum),
+                .dout_norm = make_view<const float>(dout_norm),
+                .norms = reinterpret_cast<const float2*>(key_norms.data),
+                .chunks = static_cast<int>(key_norms.size(2)),
+                .heads = heads,
+                .rows = rows,
+                .groups = static_cast<int>(groups),
+                .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(q.size(3))))};
+  for (size_t i = 0; i < branches.size(); ++i)
+    a.gate[i] = make_view<const float>(branches[i].gate), a.delta[i] = make_view<const float>(branches[i].delta);
+  launch(ctx, "dq_quantum", quantum_kernel, dim3(ceil_div(rows, kNormThreads), bgs), dim3(kNormThreads), 0, a);
   return quantum;
 }
 

@@ -45,8 +45,6 @@ template <int kDk_, int kDv_, int kKeys_, int kStages_, int kQueries_>
 struct ForwardShape {
   static constexpr int kDk = kDk_, kDv = kDv_, kKeys = kKeys_, kStages = kStages_, kQueries = kQueries_;
   static constexpr int kWarpgroups = 3, kRowsCta = 64 * kWarpgroups, kThreads = kWarpgroup * (kWarpgroups + 1);
-  // 65,536 registers an SM: three warpgroups that compute need most.
-  static constexpr int kRegistersCopy = 56, kRegistersCompute = 152;
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel;
   static constexpr int kPanelBytes = kRowsCta * kPanelRowBytes, kKeyBytes = kKeys * kDk * 2,
                        kValueBytes = kKeys * kDv * 2;
@@ -81,6 +79,12 @@ struct CtaRows {
     first = first_token * a.in.heads.value(), rows = (last_token + 1) * a.in.heads.value();
   }
 };
+
+// The tile that this CTA takes in a round: every second round goes backwards, because the first tiles are the largest.
+__device__ __forceinline__ int turn_of(int round) {
+  const int cta = blockIdx.x, ctas = gridDim.x;
+  return round * ctas + (round % 2 == 0 ? cta : ctas - 1 - cta);
+}
 
 // What a warpgroup's rows see: the keys that any and that all of them do.
 struct WarpgroupSight {
@@ -164,12 +168,12 @@ __device__ __forceinline__ void copy_tiles(const RowForwardArgs& a, const Keys& 
   const int G = a.in.heads.value();
   Place<Shape::kQueries> query;
   Place<kStages> place;
-  for (int turn = blockIdx.x; turn < a.turns; turn += gridDim.x) {
+  for (int round = 0, turn; (turn = turn_of(round)) < a.turns; ++round) {
     const CtaRows tile(a, turn);
     const Plan<Keys, Shape> plan(a, keys, tile, 0, reinterpret_cast<unsigned char*>(&shared + 1));
     if (threadIdx.x % kWarpgroup != 0) continue;  // all of them make the plan
     // A second tile's q may have to wait until the first is stored: its first keys and values need not.
-    const int query_turn = Shape::kQueries > 1 || turn == blockIdx.x ? 0 : min(kStages, plan.steps);
+    const int query_turn = Shape::kQueries > 1 || round == 0 ? 0 : min(kStages, plan.steps);
 #pragma unroll 1
     for (int n = 0; n <= plan.steps; ++n) {
       if (n == query_turn) {
@@ -203,13 +207,13 @@ template <class Shape, class Keys>
 __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Keys& keys, typename Shape::Shared& shared,
                                               int w) {
   constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages, kPanelsV = Shape::kPanelsV;
-  constexpr float kMostSum = 0x1p80f;  // of a row: bf16 and sums of such powers times values are finite
+  constexpr float kMostSum = 0x1p60f;  // of a lane's powers in a step: their bf16, and sums with values, are finite
   constexpr bool kListed = Plan<Keys, Shape>::kListed;
   const int G = a.in.heads.value(), lane = threadIdx.x % 32;
   Place<Shape::kQueries> query;
   const int row0 = 16 * (threadIdx.x % kWarpgroup / 32), chunk = lane % 8;
   Place<kStages> here, there;  // of steps `now` and `next`
-  for (int turn = blockIdx.x; turn < a.turns; turn += gridDim.x) {
+  for (int round = 0, turn; (turn = turn_of(round)) < a.turns; ++round) {
     const CtaRows tile(a, turn);
     const Plan<Keys, Shape> plan(a, keys, tile, w, reinterpret_cast<unsigned char*>(&shared + 1));
     unsigned char* const own_q = shared.q[query.at][0] + 64 * w * kPanelRowBytes;
@@ -237,8 +241,7 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
 
     float s[kKeys / 8][4], o[Shape::kDv / 8][4] = {};
     uint32_t p[kKeys / 16][4];
-    float minus[2] = {-INFINITY, -INFINITY};  // -top, once there is one
-    float sum[2][2] = {};                     // of a row: of even and of odd columns
+    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, shrink[2];  // top: times scale
     const float scale = a.in.scale_log2();
     const uint32_t q_tile = tile_descriptor(shared_address(own_q));
     const auto multiply_scores = [&](const Place<kStages>& place) {
@@ -271,9 +274,37 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
             if ((seen & 1u << (8 * j + e)) == 0) s[4 * word + j][2 * i + e] = -INFINITY;
       }
     };
-    // Scores become probabilities, relative to `top`, which is looked for until every row of the warp has one.
-    bool placed = false;
-    const auto weigh = [&](int n) {
+    // The top of row i becomes its largest score, and what was summed is to shrink.
+    const auto raise_top = [&](int i, bool raise) {
+      float best = -INFINITY;
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) best = fmaxf(best, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
+      best = quad_max(best) * scale;
+      const float higher = raise ? fmaxf(top[i], best) : top[i];
+      shrink[i] = exp2_approx(higher == top[i] ? 0.0f : top[i] - higher);
+      sum[i] *= shrink[i];
+      top[i] = higher;
+    };
+    // Powers of row i's scores; where `keep`, powers stand there already. Returns this lane's part of their sum.
+    const auto raise_to_powers = [&](int i, float minus, bool keep) {
+      float add[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[j][2 * i + e];
+          const float power = exp2_approx(fmaf(x, scale, minus));
+          x = keep ? x : power;
+          add[e] += x;
+        }
+      return add[0] + add[1];
+    };
+    // Scores become probabilities, relative to `top`: the largest of the first scores that the row saw. Where a row's
+    // powers are huge, its scores are computed once more, by the slower products of a warp, and it gets a new top. What
+    // a row gets depends on this row alone.
+    bool placed = false, moved;
+    const auto weigh = [&](int n, auto is_first) {
+      constexpr bool kFirst = decltype(is_first)::value;
       pin(s);
       bool member[2] = {true, true};
       if constexpr (kListed) {
@@ -281,35 +312,51 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
         for (int i = 0; i < 2; ++i) member[i] = plan.is_member(n, token_bits >> 16 * i & 0xffff);
       }
       if (plan.sees_part(n)) mask_row(n, 0), mask_row(n, 1);
-      if (!placed) {
+      moved = !placed;
+      if (kFirst || !placed) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) raise_top(i, member[i] && top[i] == -INFINITY);
+        placed = __all_sync(kFullWarp, top[0] != -INFINITY && top[1] != -INFINITY);
+      }
+      float add[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        add[i] = raise_to_powers(i, member[i] && top[i] != -INFINITY ? -top[i] : -INFINITY, false);
+      // This vote also keeps the exponentials where the sums of the last step run: ptxas would move them past the wait
+      // that follows, where they overlap with nothing. A branch by lanes instead would have the loop's addresses leave
+      // the uniform registers (10% slower).
+      if (!kFirst && __any_sync(kFullWarp, fmaxf(add[0], add[1]) > kMostSum)) {
+        const bool over[2] = {quad_max(add[0]) > kMostSum, quad_max(add[1]) > kMostSum};
+        const unsigned char* const k = shared.stage[there.at].k;
+        const auto row_at = [](const unsigned char* at) { return reinterpret_cast<const __nv_bfloat16*>(at); };
+#pragma unroll
+        for (int j = 0; j < kKeys / 8; j += 2) {
+          float again[2][4] = {};
+#pragma unroll 1
+          for (int i = 0; i < Shape::kDk / 16; ++i) {
+            uint32_t left[4], right[4];
+            load_matrices(
+                left, row_at(own_q + i / 4 * Shape::kPanelBytes + swizzled(row0 + lane % 16, i % 4 * 2 + lane / 16)));
+            load_matrices(right, row_at(k + i / 4 * kKeys * kPanelRowBytes +
+                                        swizzled(8 * j + lane / 16 * 8 + lane % 8, i % 4 * 2 + lane / 8 % 2)));
+            mma_m16n8k16(again[0], left, right[0], right[1]);
+            mma_m16n8k16(again[1], left, right[2], right[3]);
+          }
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float &x = s[j][e], &y = s[j + 1][e];
+            x = over[e / 2] ? again[0][e] : x, y = over[e / 2] ? again[1][e] : y;
+          }
+        }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          float best = -INFINITY;
-#pragma unroll
-          for (int j = 0; j < kKeys / 8; ++j) best = fmaxf(best, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
-          best = quad_max(best);
-          if (member[i] && minus[i] == -INFINITY && best != -INFINITY) minus[i] = -best * scale;
+          if (plan.sees_part(n) && over[i]) mask_row(n, i);
+          raise_top(i, over[i]);
+          add[i] = raise_to_powers(i, -top[i], !over[i]);
         }
-        placed = __all_sync(kFullWarp, minus[0] != -INFINITY && minus[1] != -INFINITY);
+        moved = true;
       }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float shift = member[i] ? minus[i] : -INFINITY;
-#pragma unroll
-        for (int j = 0; j < kKeys / 8; ++j)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            float& x = s[j][2 * i + e];
-            x = exp2_approx(fmaf(x, scale, shift));
-            sum[i][e] += x;
-          }
-      }
-    };
-    // ptxas moves exponentials past a wait that follows them, where they overlap with nothing; not past a branch that
-    // asks for their sum, which is never -1.
-    const auto settle = [&] {
-      asm volatile("{\n.reg .pred p;\nsetp.eq.f32 p, %0, 0fBF800000;\n@p nanosleep.u32 1;\n}" ::"f"(
-          sum[0][0] + sum[0][1] + (sum[1][0] + sum[1][1])));
+      sum[0] += add[0], sum[1] += add[1];
     };
     // ptxas lets no register become a left operand while products run: so all of them end first.
     const auto pack = [&] {
@@ -330,7 +377,7 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
       wgmma_fence();
       multiply_scores(here);
       wgmma_wait<0>();
-      weigh(now);
+      weigh(now, std::true_type{});
       pack();
       for (int next = now + 1; next < plan.steps_seen; now = next++) {
         there.advance();
@@ -345,11 +392,16 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
         wgmma_fence();
         multiply_values(here);
         wgmma_wait<1>();
-        weigh(next);
-        settle();
+        weigh(next, std::false_type{});
         pack();
         leave(here);
         here = there;
+        if (moved) {
+#pragma unroll
+          for (int j = 0; j < Shape::kDv / 8; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[j][e] *= shrink[e / 2];
+        }
       }
       barrier_wait(&shared.values_came[here.at], here.parity);
       wgmma_fence();
@@ -365,10 +417,9 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
     // o by way of shared memory, where q stood, so that eight lanes write 128 bytes of a row.
     warpgroup_barrier(w);  // q is read no more
     const HeadRows lse_rows(a.lse, tile.b, tile.g * G);
-    unsigned again = 0;  // bit 4 r + i: row r + 8 i of the warp's
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float total = quad_sum(sum[i][0] + sum[i][1]), inverse = total == 0.0f ? 0.0f : reciprocal_approx(total);
+      const float total = quad_sum(sum[i]), inverse = total == 0.0f ? 0.0f : reciprocal_approx(total);
       const int r = row0 + fragment_row() + 8 * i, row = tile.first + 64 * w + r;
 #pragma unroll
       for (int panel = 0; panel < kPanelsV; ++panel)
@@ -376,52 +427,9 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
         for (int j = 0; j < 8; ++j)
           *reinterpret_cast<uint32_t*>(own_q + panel * Shape::kPanelBytes + swizzled(r, j) + lane % 4 * 4) =
               pack_bf16(o[8 * panel + j][2 * i] * inverse, o[8 * panel + j][2 * i + 1] * inverse);
-      again |= __ballot_sync(kFullWarp, total > kMostSum && row < tile.rows && lane % 4 == 0) << i;
       const int t = a.in.heads.quotient(row);
       if (row < tile.rows && lane % 4 == 0)
-        *lse_rows.at(t, row - t * G) =
-            total == 0.0f ? -INFINITY : (log2_approx(total) - minus[i]) * 0.69314718055994531f;
-    }
-    __syncwarp();
-    // Rows whose scores rose so far above their first ones that the sum may have left the range of floats: once more,
-    // key by key, a lane having the columns 2 lane, 2 lane + 1 of every panel.
-    for (; again != 0; again &= again - 1) {
-      const int bit = __ffs(again) - 1, r = row0 + bit / 4 + 8 * (bit % 4), row = tile.first + 64 * w + r;
-      const int t = a.in.heads.quotient(row), h = row - t * G;
-      float q[Shape::kPanelsK][2], sums[kPanelsV][2] = {}, most = -INFINITY, total = 0.0f;
-      const auto read = [&](float(&x)[2], const __nv_bfloat16* from) {
-        const float2 pair = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(from + 2 * lane));
-        x[0] = pair.x, x[1] = pair.y;
-      };
-#pragma unroll
-      for (int c = 0; c < Shape::kPanelsK; ++c) read(q[c], a.in.q.at(tile.b, t, tile.g * G + h) + kPanel * c);
-      for (int n = 0; n < plan.steps; ++n) {
-        if constexpr (kListed)
-          if (!plan.is_member(n, t - tile.first_token)) continue;
-        const int end = min(min(plan.first(n) + kKeys, plan.end(n)), a.sight.high(t));
-#pragma unroll 1
-        for (int key = max(plan.first(n), a.sight.low(t)); key < end; ++key) {
-          float x[2], score = 0.0f;
-#pragma unroll
-          for (int c = 0; c < Shape::kPanelsK; ++c) {
-            read(x, a.in.k.at(tile.b, key, tile.g) + kPanel * c);
-            score = fmaf(q[c][0], x[0], fmaf(q[c][1], x[1], score));
-          }
-          score = warp_sum(score) * scale;
-          const float higher = fmaxf(most, score), shrink = exp2_approx(most - higher), p = exp2_approx(score - higher);
-          most = higher, total = fmaf(total, shrink, p);
-#pragma unroll
-          for (int c = 0; c < kPanelsV; ++c) {
-            read(x, a.in.v.at(tile.b, key, tile.g) + kPanel * c);
-            sums[c][0] = fmaf(sums[c][0], shrink, p * x[0]), sums[c][1] = fmaf(sums[c][1], shrink, p * x[1]);
-          }
-        }
-      }
-#pragma unroll
-      for (int c = 0; c < kPanelsV; ++c)
-        *reinterpret_cast<uint32_t*>(own_q + c * Shape::kPanelBytes + swizzled(r, lane / 4) + lane % 4 * 4) =
-            pack_bf16(sums[c][0] / total, sums[c][1] / total);
-      if (lane == 0) *lse_rows.at(t, h) = (most + log2_approx(total)) * 0.69314718055994531f;
+        *lse_rows.at(t, row - t * G) = total == 0.0f ? -INFINITY : (top[i] + log2_approx(total)) * 0.69314718055994531f;
     }
     __syncwarp();
     const HeadRows o_rows(a.o, tile.b, tile.g * G);
@@ -467,11 +475,13 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     if (i % Shape::kPanelBytes >= filled) *reinterpret_cast<uint4*>(shared.q[0][0] + i) = make_uint4(0, 0, 0, 0);
   fence_async_proxy();
   __syncthreads();
+  constexpr int kRegistersCopy = 32, kRegistersCompute = 160;  // 128 each at first
+  static_assert(Shape::kWarpgroups == 3 && kRegistersCopy + 3 * kRegistersCompute == 4 * 128);
   if (w == Shape::kWarpgroups) {
-    lower_registers<Shape::kRegistersCopy>();
+    lower_registers<kRegistersCopy>();
     copy_tiles<Shape>(a, keys, shared);
   } else {
-    raise_registers<Shape::kRegistersCompute>();
+    raise_registers<kRegistersCompute>();
     compute_tiles<Shape>(a, keys, shared, w);
   }
 #endif

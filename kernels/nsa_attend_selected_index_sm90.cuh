@@ -46,13 +46,13 @@ struct FarArgs {
   float union_limit;                              // see compare_lists_kernel
   int* differ;                                    // 1: far blocks are done here; 0: union tiles do all
   int near_tokens;                                // of one block that a CTA does, at most
-  int* near;                                      // [B*Hkv,T] bit 0: the token's own block, 1: the one before, 2: block 0
+  int* near;         // [B*Hkv,T] bit 0: the token's own block, 1: the one before, 2: block 0
   int* counts;       // [steps, parts, blocks] a part's entries of a block; from plan_items on where they begin
   int* entries;      // [steps, entries_stride] by block: t - (range's first token) << 6 | place in the list
   int* item_counts;  // by launch
   int4* items;       // [launches, items_stride] (block, first entry, entries, step)
   int items_stride, entries_stride;
-  bf16* partial;       // [launch_steps, range_tokens, n, G, dv]
+  bf16* partial;         // [launch_steps, range_tokens, n, G, dv]
   float2* partial_sums;  // of the same rows: the power of 2 that they are relative to, the probabilities' sum
   __device__ __forceinline__ int first_token(int step) const { return step % ranges * range_tokens; }
   __device__ __forceinline__ int tokens_of(int step) const {
@@ -96,10 +96,6 @@ __global__ void __launch_bounds__(kIndexThreads) compare_lists_kernel(const __gr
   for (int i = threadIdx.x; i * a.launch_steps < a.steps; i += kIndexThreads) a.item_counts[i] = 0;
   if (threadIdx.x == 0) in_unions = in_lists = 0;
   __syncthreads();
-  if (a.union_limit < 0) {
-    if (threadIdx.x == 0) *a.differ = 1;
-    return;
-  }
   const int words = (a.lists.blocks + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = a.n.value();
   unsigned* const listed = reinterpret_cast<unsigned*>(dynamic_shared()) + warp * words;
   const int tiles = (a.lists.tokens + a.tile_tokens - 1) / a.tile_tokens;  // of a sequence and group
@@ -153,8 +149,7 @@ __device__ __forceinline__ void for_entries(const FarArgs& a, int step, int firs
     }
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u)
-      if (e0 + u * kIndexThreads < tokens * n)
-        f(token[u], place[u], block[u], a.block_keys.quotient(first + token[u]));
+      if (e0 + u * kIndexThreads < tokens * n) f(token[u], place[u], block[u], a.block_keys.quotient(first + token[u]));
   }
 }
 // Part blockIdx.x of all: its step, first token in the range, first token, tokens.

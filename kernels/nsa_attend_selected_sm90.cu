@@ -1,18 +1,28 @@
-// The selected branch's far blocks on Hopper, seen from the blocks (bf16).
+// The selected branch on Hopper where neighbouring tokens list different blocks: seen from the blocks (bf16).
 //
-// Where neighbouring tokens list different blocks a tile of rows that shares the union of their lists multiplies mostly
-// masked scores (KERNELS.md 4.2: 7 times too many for ten tokens with random lists at T = 65536). Here a block's keys
-// and values lie in shared memory and the rows (t, h) of the tokens that list it are gathered, 64 a tile, for any G
-// without waste: s = q k^T, softmax over this one block, o = p v. What a row gets from a block is a partial sum, (o,
-// lse) in slot (t, place in the list); later its partial sums are merged, in the list's order. Near blocks, which all
-// neighbours list, were done by union tiles: o and lse hold their sums and take part in the merge.
+// A tile of rows that shares the union of its tokens' lists then multiplies mostly masked scores (KERNELS.md 4.2: 7
+// times too many for ten tokens with random lists at T = 65536). Here a far block's keys and values lie in shared
+// memory and the rows (t, h) of the tokens that list it are gathered, 64 a tile, for any G without waste: s = q k^T,
+// softmax over this one block, o = p v. What a row gets from a block is a partial sum in slot (t, place in the list).
+// Near blocks, which all neighbours list, are done for whole blocks of tokens; a row's o and lse hold their sums until
+// its partial sums are merged with them, in the list's order.
 //
 // Partial sums of all tokens would be n * dv * 2 bytes a row: 1.6 GB at 65536 x 12 x 64. So the sequence goes in ranges
-// of tokens, as many at once as kPartialBytes hold, by two plain kernels each:
-//   compare_lists_kernel whether neighbours' lists differ enough for all this; if not, the union tiles do every block
+// of tokens, as many at once as kPartialBytes hold:
+//   compare_lists        whether neighbours' lists differ enough for all this; if not, union tiles do every block and
+//                        the other kernels return at once
 //   count_entries, plan_items, fill_entries   the entries (t, place) of each range by block, cut into items
-//   gather_kernel        a CTA takes an item, a block and up to 16 tiles of its entries
-//   merge_kernel         8 lanes a row (dv = 64), its partial sums all on their way at once
+//   near_kernel          a CTA has the tokens of a block and all their near blocks
+//   gather_kernel        a CTA takes an item, a far block and up to 16 tiles of its entries
+//   merge_kernel         dv / 8 lanes a row, its partial sums all on their way at once
+//
+// Random lists, n 16, l' 64, one H200, us:                  index   near   gather      merge
+//   1 x 65536 x 12 x 2 x 64   1.28 ms (floor 0.25)         90+33   142    4 x 157     4 x 107
+//   1 x 65536 x 64 x 4 x 128  12.2 ms (floor 2.7)         110+294  1017   22 x ~150   22 x ~107
+// (+: union tiles that find nothing to do.) Merging reads at 3.6 TB/s. Gathering did not change with the number of
+// instructions (-40%), of CTAs an SM (4 or 5), nor with the ranges' size (2048 to 16384 tokens): what bounds it is
+// memory, 128 bytes of q read and as many of o written a row, 4.1 TB/s, the writes going on to device memory. Ranges
+// whose partial sums stay in L2 are too short for launches: 2.0 ms with 72 MB, when the whole took 1.6.
 #include "kernels/nsa_attend_selected_sm90.cuh"
 
 #include <algorithm>
@@ -32,7 +42,7 @@ struct ItemRow {
   int from, to;
 };
 
-// CTAs of an SM fill each other's waits. kNear...: of the kernel for near blocks.
+// CTAs fill each other's waits: five of them gather on an SM (d = 64). kNear...: of the kernel for near blocks.
 constexpr int kStages = 2;  // tiles of rows on their way
 template <int kDk, int kDv>
 struct FarShape {
@@ -198,8 +208,8 @@ struct RowLoads {
         const bf16* const from = q + 8 * static_cast<int64_t>(of_lane[4 * i].from);
 #pragma unroll
         for (int p = 0; p < kPanelsK; ++p)
-          copy_async_16(to + p * kPanelBytes + (to_stage ^ (i % 2 * 4 << 4)) + i * 4 * kPanelRowBytes, from + p * kPanel,
-                        16);
+          copy_async_16(to + p * kPanelBytes + (to_stage ^ (i % 2 * 4 << 4)) + i * 4 * kPanelRowBytes,
+                        from + p * kPanel, 16);
       }
     }
     copy_async_commit();
@@ -210,7 +220,8 @@ struct RowLoads {
     const unsigned char* const from = stages + stage * kStageBytes;
 #pragma unroll
     for (int i = 0; i < kDk / 16; ++i)
-      load_matrices(left[i], reinterpret_cast<const bf16*>(from + i / 4 * kPanelBytes + (from_stage ^ (i % 4 * 2 << 4))));
+      load_matrices(left[i],
+                    reinterpret_cast<const bf16*>(from + i / 4 * kPanelBytes + (from_stage ^ (i % 4 * 2 << 4))));
     __syncwarp();
   }
 };
@@ -259,7 +270,8 @@ __global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::kCtas - (kWhol
     RowSums<kDk, kDv> sums;
     for (int i = 0; i < key_tiles; ++i) {
       const int here = a.block_keys.value() - i * kTileRows;
-      sums.template attend<kWhole>(q, k_tile + i * (Shape::kKeyBytes >> 4), ones_tile, a.scale_log2, i > 0, {here, here});
+      sums.template attend<kWhole>(q, k_tile + i * (Shape::kKeyBytes >> 4), ones_tile, a.scale_log2, i > 0,
+                                   {here, here});
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -367,12 +379,14 @@ __device__ __forceinline__ void transpose(uint32_t (&w)[4]) {
     }
 }
 
-// A lane has 16 bytes of a row, in the order of columns of gather_kernel, kPlaces of its partial sums at once. Its row's
-// lanes share out the looking up of lists and lse.
-constexpr int kMergeThreads = 128;
-template <int kDv, int kPlaces, int kC>
-__global__ void __launch_bounds__(kMergeThreads, kC) merge_kernel(const __grid_constant__ FarArgs a, int first_step) {
-  constexpr int kLanes = kDv / 8, kLooked = kPlaces > kLanes ? kPlaces / kLanes : 1;
+// A lane has 16 bytes of a row, in the order of columns of gather_kernel, kPlaces of its partial sums at once. Its
+// row's lanes share out the looking up of lists and sums. (16 places at once and fewer CTAs were 5% slower, more CTAs
+// of 48 registers 20%.)
+constexpr int kMergeThreads = 128, kPlaces = 8;
+template <int kDv>
+__global__ void __launch_bounds__(kMergeThreads, 8) merge_kernel(const __grid_constant__ FarArgs a, int first_step) {
+  constexpr int kLanes = kDv / 8;
+  static_assert(kPlaces <= kLanes);
   if (*a.differ == 0) return;
   const int lane = threadIdx.x % kLanes, group = threadIdx.x % 32 / kLanes * kLanes, G = a.heads.value();
   const int n = a.n.value(), step_rows = a.range_tokens * G;
@@ -390,33 +404,24 @@ __global__ void __launch_bounds__(kMergeThreads, kC) merge_kernel(const __grid_c
   const uint4 near = *reinterpret_cast<const uint4*>(o);
   float top = *lse * kLog2e, sum = top == -INFINITY ? 0.0f : 1.0f, out[8];
   for (int place0 = 0; place0 < n; place0 += kPlaces) {
-    float2 sums[kLooked];  // powers of 2 that partial sums are relative to, and their probabilities' sums
-    unsigned far = 0;
-#pragma unroll
-    for (int i = 0; i < kLooked; ++i) {
-      const int place = place0 + i * kLanes + lane;
-      const bool is = lane < kPlaces && place < n && is_far(__ldg(list + place), current);
-      sums[i] = is ? __ldcs(a.partial_sums + first + static_cast<int64_t>(place) * G) : make_float2(-INFINITY, 0.0f);
-      far |= (__ballot_sync(kFullWarp, is) >> group & ((1u << kLanes) - 1)) << i * kLanes;
-    }
+    const int place = place0 + lane;
+    const bool is = lane < kPlaces && place < n && is_far(__ldg(list + place), current);
+    // The power of 2 that a partial sum is relative to, and its probabilities' sum.
+    const float2 sums =
+        is ? __ldcs(a.partial_sums + first + static_cast<int64_t>(place) * G) : make_float2(-INFINITY, 0.0f);
+    const unsigned far = __ballot_sync(kFullWarp, is) >> group;
     uint4 partial[kPlaces];
 #pragma unroll
     for (int j = 0; j < kPlaces; ++j)
       partial[j] = (far >> j & 1) != 0
                        ? __ldcs(reinterpret_cast<const uint4*>(a.partial + (first + (place0 + j) * G) * kDv + 8 * lane))
                        : make_uint4(0, 0, 0, 0);
-    float best = top;
-#pragma unroll
-    for (int i = 0; i < kLooked; ++i) best = fmaxf(best, sums[i].x);
+    float best = fmaxf(top, sums.x);
 #pragma unroll
     for (int by = 1; by < kLanes; by *= 2) best = fmaxf(best, __shfl_xor_sync(kFullWarp, best, by));
     const float base = best == -INFINITY ? 0.0f : best, shrink = exp2_approx(top - base);
-    float weights[kLooked], added = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kLooked; ++i) {
-      weights[i] = exp2_approx(sums[i].x - base);
-      added = fmaf(weights[i], sums[i].y, added);
-    }
+    const float own_weight = exp2_approx(sums.x - base);
+    float added = own_weight * sums.y;
 #pragma unroll
     for (int by = 1; by < kLanes; by *= 2) added += __shfl_xor_sync(kFullWarp, added, by);
     top = best, sum = fmaf(sum, shrink, added);
@@ -430,7 +435,7 @@ __global__ void __launch_bounds__(kMergeThreads, kC) merge_kernel(const __grid_c
     for (int c = 0; c < 8; ++c) out[c] *= shrink;
 #pragma unroll
     for (int j = 0; j < kPlaces; ++j) {
-      const float weight = __shfl_sync(kFullWarp, weights[j / kLanes], j % kLanes, kLanes);
+      const float weight = __shfl_sync(kFullWarp, own_weight, j, kLanes);
       const uint32_t words[4] = {partial[j].x, partial[j].y, partial[j].z, partial[j].w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -450,8 +455,7 @@ __global__ void __launch_bounds__(kMergeThreads, kC) merge_kernel(const __grid_c
 }
 
 // Ranges of so many tokens, and so many of them at once, that their partial sums take about kPartialBytes.
-inline double lab(const char* n, double d) { const char* e = getenv(n); return e ? atof(e) : d; }
-#define kPartialBytes (int64_t(lab("D6_MB", 416)) << 20)
+constexpr int64_t kPartialBytes = int64_t{416} << 20;
 constexpr int kMaxBlocks = 48 * 1024;
 
 // How many times a list is the union of the lists that the 64 rows of a union tile share, if far blocks are drawn at
@@ -462,17 +466,19 @@ double random_union(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads
   const double in_union = blocks * (1 - std::pow(1 - far / blocks, std::max(64.0 / static_cast<double>(heads), 1.0)));
   return (kNear + in_union) / static_cast<double>(n);
 }
-// From which union on this route pays. Random lists at T = 65536 on an H200: 2.2 ms by this route with 12 heads of 64,
-// where union tiles of 6.9 lists took 4.7; 21.9 ms with 64 heads of 128, where they, of 3.2 lists, took 25.2.
-double union_limit(int64_t dk) { return dk == 64 ? 3.4 : 2.7; }
-// The lists are compared at all only where random ones would pass the limit clearly: at T = 8192 and 12 heads of 64,
-// where they would by a tenth, a training step's selected forward took 6.5 ms with the comparison, 5.7 without.
-constexpr double kWorthComparing = 1.2;
+// From which union on this route pays. On an H200, by this route and by union tiles of so many lists, ms:
+//   1 x 65536 x 12 x 2 x 64: 1.28, 0.99 of 1.5, 4.7 of 6.9      1 x 65536 x 64 x 4 x 128: 12.2, 6.9 of 1.0, 25 of 3.2
+//   4 x 8192 x 12 x 2 x 64:  0.62, 0.37 of 1.5, 0.92 of 3.8
+double union_limit(int64_t dk) { return dk == 64 ? 2.2 : 1.7; }
+// The lists are compared at all only where random ones would pass the limit clearly. At T = 8192 and 12 heads of 64
+// they would by 1.7; but there a training step's lists make unions of about 2, and comparing them, after which eight
+// kernels find nothing to do, costs 7% of the branch's forward.
+constexpr double kWorthComparing = 1.8;
 
 int range_tokens_of(int64_t tokens, int64_t token_bytes, int64_t groups) {
   const int64_t fit = kPartialBytes / token_bytes, most = std::max<int64_t>(fit / std::min<int64_t>(groups, 2), 128);
   const int64_t whole = most >= kPartTokens ? most / kPartTokens * kPartTokens : most / 128 * 128;
-  return static_cast<int>(std::min({whole, tokens, int64_t(lab("D6_RANGE", 16384))}));
+  return static_cast<int>(std::min({whole, tokens, int64_t{16} * kPartTokens}));
 }
 
 template <int kDk, int kDv>
@@ -487,8 +493,7 @@ void launch_far(Context& ctx, const char* op, const FarArgs& a, int64_t block_ke
   for (int i = 0; i * a.launch_steps < a.steps; ++i) {
     launch(ctx, op, block_keys == kTileRows ? gather_kernel<kDk, kDv, true> : gather_kernel<kDk, kDv, false>,
            dim3(static_cast<unsigned>(a.items_stride)), dim3(kWarpgroup), Shape::shared_bytes(key_tiles), a, i);
-    const int mv = int(lab("D6_MERGE", 0));
-    launch(ctx, op, mv == 0 ? merge_kernel<kDv, 16, 5> : mv == 1 ? merge_kernel<kDv, 8, 8> : merge_kernel<kDv, 8, 10>, dim3(static_cast<unsigned>(merged)), dim3(kMergeThreads), 0, a,
+    launch(ctx, op, merge_kernel<kDv>, dim3(static_cast<unsigned>(merged)), dim3(kMergeThreads), 0, a,
            i * a.launch_steps);
   }
 }
@@ -507,12 +512,12 @@ bool attend_blocks_sm90_applies(const Context& ctx, const AttendOut& out, const 
   const int64_t dk = in.q.size(3), dv = in.v.size(3), n = block_index.size(3);
   const bool widths = (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
   return ctx.compute_capability == 90 && in.q.dtype == DType::bf16 && widths && n <= 64 &&
-         (l_sel == 32 || l_sel == 64 || l_sel == 128) && near_blocks_fit(dk, l_sel) && in.q.size(2) / in.k.size(2) <= 64 &&
-         ceil_div(in.q.size(1), l_sel) <= kMaxBlocks && far_rows(in.q) && far_rows(in.k) && far_rows(in.v) &&
-         far_rows(out.o) && in.q.size(1) * in.q.stride[1] / 8 < (int64_t{1} << 31) &&
-         random_union(in.q.size(1), l_sel, n, in.q.size(2) / in.k.size(2)) > lab("D6_WORTH", kWorthComparing) * union_limit(dk);
+         (l_sel == 32 || l_sel == 64 || l_sel == 128) && near_blocks_fit(dk, l_sel) &&
+         in.q.size(2) / in.k.size(2) <= 64 && ceil_div(in.q.size(1), l_sel) <= kMaxBlocks && far_rows(in.q) &&
+         far_rows(in.k) && far_rows(in.v) && far_rows(out.o) &&
+         in.q.size(1) * in.q.stride[1] / 8 < (int64_t{1} << 31) &&
+         random_union(in.q.size(1), l_sel, n, in.q.size(2) / in.k.size(2)) > kWorthComparing * union_limit(dk);
 }
-
 
 void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                                 const ConstTensor& block_index, int64_t l_sel,
@@ -528,7 +533,6 @@ void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& o
   const int64_t even = kTileRows / std::gcd(int64_t{kTileRows}, G), most = kItemTiles * kTileRows / G;
   const int64_t piece_tokens = std::max(most / even * even, std::min(even, most));
   const int64_t items = launch_steps * (std::min(blocks, entries) + entries / piece_tokens);
-  const bool always = in.q.size(3) == 64 && T >= lab("D6_ALWAYS", 1e9);
   Scratch::Scope scope(ctx.scratch);
   const auto ints = [&](int64_t count) { return scope.alloc(DType::i32, {count}).ptr<int32_t>(); };
   const FarArgs a{
@@ -550,7 +554,7 @@ void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& o
       .parts = static_cast<int>(parts),
       .piece_tokens = static_cast<int>(piece_tokens),
       .tile_tokens = static_cast<int>(std::max<int64_t>(64 / G, 1)),
-      .union_limit = always ? -1.0f : static_cast<float>(lab("D6_LIMIT", union_limit(in.q.size(3)))),
+      .union_limit = static_cast<float>(union_limit(in.q.size(3))),
       .differ = ints(1),
       .near_tokens = static_cast<int>(std::min(l_sel, most)),
       .near = ints(bgs * T),
@@ -569,7 +573,7 @@ void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& o
   launch(ctx, "count_entries", count_entries_kernel, all_parts, threads, by_block, a);
   launch(ctx, "plan_items", plan_items_kernel, dim3(static_cast<unsigned>(steps)), threads, 0, a);
   launch(ctx, "fill_entries", fill_entries_kernel, all_parts, threads, by_block, a);
-  if (!always) attend_all(a.differ);
+  attend_all(a.differ);
   if (in.q.size(3) == 64)
     launch_far<64, 64>(ctx, op, a, l_sel, G, blocks);
   else if (in.q.size(3) == 128)

@@ -217,11 +217,11 @@ inline bool union_forward_sm90_applies(const Context& ctx, const AttendOut& out,
 inline void attend_union_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                                       const KeyRange& range, const ConstTensor& block_index, int block_keys,
                                       const int* unless) {
-  if (unless == nullptr && lists_fit_bitmaps(range, block_keys) && !getenv("D6_UNION"))
-    attend_rows_forward_sm90(ctx, op, out, in,
-                             BitmapKeys{range, block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1],
-                                        block_index.stride[2], static_cast<int>(block_index.size(3)),
-                                        block_keys / 64 - 1});
+  if (unless == nullptr && lists_fit_bitmaps(range, block_keys))
+    attend_rows_forward_sm90(
+        ctx, op, out, in,
+        BitmapKeys{range, block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1],
+                   block_index.stride[2], static_cast<int>(block_index.size(3)), block_keys / 64 - 1});
   else
     attend_rows_forward_sm90(ctx, op, out, in, make_union_keys(range, block_index, block_keys, unless));
 }

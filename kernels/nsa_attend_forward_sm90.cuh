@@ -151,6 +151,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
   constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages, kPanelsV = Shape::kPanelsV, kHalves = kKeys / 64;
   constexpr float kSlack = 8.0f;
   constexpr bool kListed = Plan<Keys, Shape>::kListed;
+  if constexpr (kListed)
+    if (Plan<Keys, Shape>::is_idle(keys)) return;
   const CtaRows tile(a, blockIdx.x, Shape::kRowsCta);
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(aligned_shared());
   const int w = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroup, 0), lane = threadIdx.x % 32;

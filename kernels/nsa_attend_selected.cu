@@ -282,15 +282,19 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
                                  int64_t l_sel) {
   const char* op = "nsa_attend_selected_forward";
   const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
-  const bool fused = union_forward_sm90_applies(ctx, out, in, keys.block_keys);
+  const bool by_tokens = attend_tokens_sm90_applies(ctx, out, in, block_index, l_sel);
+  const bool fused = by_tokens || union_forward_sm90_applies(ctx, out, in, keys.block_keys);
   record_route(ctx, op, in.q.dtype, fused ? nullptr : kNotFusedHeads);
-  const auto attend_union = [&](const ConstTensor& lists) {
-    attend_rows_forward_sm90(ctx, op, out, in, make_union_keys(keys.range, lists, keys.block_keys));
+  const auto attend_union = [&](const ConstTensor& lists, const int* unless = nullptr) {
+    UnionKeys union_keys = make_union_keys(keys.range, lists, keys.block_keys);
+    union_keys.unless = unless;
+    attend_rows_forward_sm90(ctx, op, out, in, union_keys);
   };
   if (!fused)
     attend_rows_forward(ctx, op, out, in, keys);
-  else if (attend_tokens_sm90_applies(ctx, out, in, block_index, l_sel))
-    attend_tokens_forward_sm90(ctx, op, out, in, block_index, l_sel);
+  else if (by_tokens)
+    attend_tokens_forward_sm90(ctx, op, out, in, block_index, l_sel,
+                               [&](const int* unless) { attend_union(block_index, unless); });
   else if (attend_blocks_sm90_applies(ctx, out, in, block_index, l_sel))
     attend_blocks_forward_sm90(ctx, op, out, in, block_index, l_sel, attend_union);
   else

@@ -16,7 +16,8 @@ struct UnionKeys {
   const int* data;
   int64_t batch, row, head;
   Divisor n, block_keys;
-  int blocks, block_size;  // of T tokens; = block_keys
+  int blocks, block_size;       // of T tokens; = block_keys
+  const int* unless = nullptr;  // where this is not 0, another route does it
 };
 inline UnionKeys make_union_keys(const KeyRange& range, const ConstTensor& block_index, int block_keys) {
   return {range,
@@ -34,6 +35,9 @@ template <class Shape>
 class Plan<UnionKeys, Shape> {
  public:
   static constexpr bool kListed = true;
+  static __device__ __forceinline__ bool is_idle(const UnionKeys& keys) {
+    return keys.unless != nullptr && *keys.unless != 0;
+  }
   static int64_t bytes(const UnionKeys& keys) {
     const int64_t parts = ceil_div(keys.block_size, Shape::kKeys);
     return sizeof(Head) + sizeof(int) * keys.blocks * (kWords + parts);

@@ -17,10 +17,15 @@
 // they multiply together, by wgmma: their rows are the 64 of its tile, in the same registers. That reads keys and
 // values once for the four.
 //
-// 1 x 65536 x 64 x 4 x 128, 16 blocks of 64, random lists: a list of 12 tokens has 8.2 times the blocks of one token's,
-// 90 GB through L2 or 9.8 ms at 9.2 TB/s (measured without the products); the products alone 6.8 ms (ldmatrix reads
-// 32 KB for every token and block: 4.6 ms at 128 bytes a clock and SM); both 10.3 ms on an H200, where the blocks' side
-// took 21.9. 1 x 8192 x 64 x 4 x 128: 0.81 ms (0.48 and 0.77), where it took 1.52.
+// One H200, 16 blocks of 64, ms. 1 x 65536 x 64 x 4 x 128, random lists: the union of 12 tokens' lists is 8.2 lists, so
+// 90 GB come from L2, 9.8 at 9.2 TB/s (measured without the products); the products alone take 6.8 (ldmatrix reads 32
+// KB for every token and block: 4.6 at 128 bytes a clock and SM).
+//                                   random lists            lists of which neighbours share 95%
+//   1 x 65536 x 64 x 4 x 128        10.2 (blocks' side 21.9)     4.5 (union tiles 7.2)
+//   1 x 8192 x 64 x 4 x 128         0.82 (union tiles 1.52)      0.57 (0.68)
+//   8 x 2048 x 64 x 4 x 128         1.06 (1.21)
+//   1 x 8192 x 64 x 4 x 192v128     1.12 (1.99)                  0.80 (0.82)
+//   1 x 8192 x 64 x 4 x 64          0.51 (1.15)                  0.42 (0.52)
 #include "kernels/nsa_attend_selected_tokens_sm90.cuh"
 
 #include <algorithm>
@@ -556,7 +561,7 @@ void attend_tokens_forward_sm90(Context& ctx, const char* op, const AttendOut& o
     attend.operator()<TokensShape<64, 64, 12, 152, 56>>();
   else if (in.q.size(3) == 128)
     attend.operator()<TokensShape<128, 128, 12, 152, 56>>();
-  else
+  else  // wider q: twelve warps would have too few registers
     attend.operator()<TokensShape<192, 128, 8, 208, 88>>();
 }
 

@@ -62,8 +62,7 @@ std::vector<OpCase> nsa_attend_selected_cases() {
       selected_case("4100_l128_n4_far", {1, 4100, 4100, 1, 1, 64, 64}, 4, 128),
       selected_case("300_l64_n3_128x128", {1, 300, 300, 12, 2, 128, 128}, 3, 64, nullptr, 8),
       selected_case("2x260_l32_n4_128x128_G16", {2, 260, 260, 16, 1, 128, 128}, 4, 32),
-      // Groups of 16 heads, and long ones of 8 and more: nsa_attend_selected_tokens_sm90.cu. Where the heads do not
-      // fill its warps, by lists that differ (n 4) or are alike (n 3: union tiles).
+      // Groups of 16 heads, and with more blocks than lists have of 12: nsa_attend_selected_tokens_sm90.cu.
       selected_case("40_l64_n4_128x128_G16", {1, 40, 40, 16, 1, 128, 128}, 4, 64),
       selected_case("2x770_l32_n4_128x128_G8", {2, 770, 770, 8, 1, 128, 128}, 4, 32, nullptr, 8),
       selected_case("580_l32_n3_128x128_G8", {1, 580, 580, 8, 1, 128, 128}, 3, 32),

@@ -31,23 +31,34 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/nsa_attend_selected_index_sm90.cuh"
-#include "kernels/nsa_attend_union_sm90.cuh"
+#include "kernels/nsa_attend_forward_sm90.cuh"
 
 namespace triad::cuda {
 namespace {
+
+using bf16 = __nv_bfloat16;
 
 constexpr int kUnitRows = 16;                   // heads of a token that a warp takes, a unit: the rows of mma.m16n8k16
 constexpr int kStageKeys = 64, kStepKeys = 32;  // keys of a stage; keys multiplied at once
 constexpr int kMaxStages = 16, kMostBlocks = 16384;  // stages of a ring; blocks of a sequence
 constexpr uint16_t kNowhere = 0xffff;
 
+// block_index [B,T,Hkv,n]
+struct TokenLists {
+  const int* data;
+  int64_t batch, row, head;
+  int tokens, groups;
+  __device__ __forceinline__ const int* at(int b, int t, int g) const {
+    return data + b * batch + static_cast<int64_t>(t) * row + g * head;
+  }
+};
+
 struct TokensArgs {
   CUtensorMap k_map, v_map;
   View<const bf16> q;
   View<bf16> o;
   View<float> lse;
-  BlockLists lists;
+  TokenLists lists;
   Divisor n, block_keys, stages, tiles;  // stages of the ring; tiles of one (b, g)
   Divisor units;                         // of a token
   Divisor tile_tokens;
@@ -55,7 +66,6 @@ struct TokensArgs {
   int stage_keys, pieces;  // of a block, which takes `pieces` stages
   int list_room, words;    // entries of a tile's list at most; words of 32 blocks
   float scale_log2;
-  const int* differ;  // 0: neighbours' lists are alike, and union tiles do all; nullptr: whatever the lists
 };
 
 // kWarps take units. The CTA's registers go to them and to four warps that serve.
@@ -442,7 +452,6 @@ struct Tokens {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1) attend_tokens_kernel(const __grid_constant__ TokensArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
-  if (a.differ != nullptr && *a.differ == 0) return;
   unsigned char* const stages = aligned_shared();
   const Tokens<Shape> tokens{a, stages, *reinterpret_cast<Control*>(stages + a.stages.value() * Shape::kStageBytes)};
   if (threadIdx.x == 0) {
@@ -473,7 +482,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attend_tokens_kernel(const
 
 template <class Shape>
 void launch_tokens(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                   const ConstTensor& block_index, int64_t l_sel, const int* differ) {
+                   const ConstTensor& block_index, int64_t l_sel) {
   const int64_t T = in.q.size(1), B = in.k.size(0), groups = in.k.size(2), G = in.q.size(2) / groups;
   const int64_t n = block_index.size(3), units = ceil_div(G, kUnitRows), tile_tokens = Shape::kWarps / units;
   const int64_t tiles = ceil_div(T, tile_tokens), blocks = ceil_div(T, l_sel), words = ceil_div(blocks, 32);
@@ -482,28 +491,26 @@ void launch_tokens(Context& ctx, const char* op, const AttendOut& out, const Att
   const int64_t stages = std::min<int64_t>((227 * 1024 - control) / Shape::kStageBytes, kMaxStages);
   TRIAD_CHECK(B * groups * tiles < (int64_t{1} << 31), "{}: {} tiles do not fit 31 bits", op, B * groups * tiles);
   const auto divisor = [](int64_t d) { return Divisor(static_cast<int>(d)); };
-  TokensArgs a{
-      .k_map = {},
-      .v_map = {},
-      .q = make_view<const bf16>(in.q),
-      .o = make_view<bf16>(out.o),
-      .lse = make_view<float>(out.lse),
-      .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2],
-                static_cast<int>(T), static_cast<int>(groups), static_cast<int>(blocks)},
-      .n = divisor(n),
-      .block_keys = divisor(l_sel),
-      .stages = divisor(stages),
-      .tiles = divisor(tiles),
-      .units = divisor(units),
-      .tile_tokens = divisor(tile_tokens),
-      .G = static_cast<int>(G),
-      .all_tiles = static_cast<int>(B * groups * tiles),
-      .stage_keys = static_cast<int>(stage_keys),
-      .pieces = static_cast<int>(ceil_div(l_sel, kStageKeys)),
-      .list_room = static_cast<int>(list_room),
-      .words = static_cast<int>(words),
-      .scale_log2 = 1.4426950408889634f / std::sqrt(static_cast<float>(in.q.size(3))),
-      .differ = differ};
+  TokensArgs a{.k_map = {},
+               .v_map = {},
+               .q = make_view<const bf16>(in.q),
+               .o = make_view<bf16>(out.o),
+               .lse = make_view<float>(out.lse),
+               .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1],
+                         block_index.stride[2], static_cast<int>(T), static_cast<int>(groups)},
+               .n = divisor(n),
+               .block_keys = divisor(l_sel),
+               .stages = divisor(stages),
+               .tiles = divisor(tiles),
+               .units = divisor(units),
+               .tile_tokens = divisor(tile_tokens),
+               .G = static_cast<int>(G),
+               .all_tiles = static_cast<int>(B * groups * tiles),
+               .stage_keys = static_cast<int>(stage_keys),
+               .pieces = static_cast<int>(ceil_div(l_sel, kStageKeys)),
+               .list_room = static_cast<int>(list_room),
+               .words = static_cast<int>(words),
+               .scale_log2 = 1.4426950408889634f / std::sqrt(static_cast<float>(in.q.size(3)))};
   if (!ctx.planning) {
     a.k_map = make_box_map(make_view<const bf16>(in.k), B, T, groups, static_cast<int>(stage_keys));
     a.v_map = make_box_map(make_view<const bf16>(in.v), B, T, groups, static_cast<int>(stage_keys));
@@ -512,51 +519,22 @@ void launch_tokens(Context& ctx, const char* op, const AttendOut& out, const Att
          dim3(Shape::kThreads), stages * Shape::kStageBytes + control, a);
 }
 
-// How full a token's units are, at most 1.
-double filling(int64_t G) { return static_cast<double>(G) / static_cast<double>(ceil_div(G, kUnitRows) * kUnitRows); }
-
 }  // namespace
 
-// Where heads fill their units, this route was the faster one whatever the lists. Where they do not, the rows that are
-// missing cost as much as others, and union tiles win as long as neighbours share most of their blocks, which the card
-// finds out, or there are not many more blocks than a list has.
+// Where heads fill their units, this route was the faster one whatever the lists. Rows that are missing cost as much as
+// others: up to a quarter of them it is still faster, or as fast, where there are many more blocks than a list has.
 bool attend_tokens_sm90_applies(const Context& ctx, const AttendOut& out, const AttendIn& in,
                                 const ConstTensor& block_index, int64_t l_sel) {
   const int64_t G = in.q.size(2) / in.k.size(2), n = block_index.size(3), blocks = ceil_div(in.q.size(1), l_sel);
-  constexpr int64_t kLong = 6;  // times n
-  const bool always = G % kUnitRows == 0;
-  const bool perhaps =
-      G >= 8 && blocks >= kLong * n && union_forward_sm90_applies(ctx, out, in, static_cast<int>(l_sel));
-  return attend_forward_sm90_applies(ctx, out, in) && (always || perhaps) && G <= 8 * kUnitRows && n <= 64 &&
-         (l_sel == 32 || l_sel == 64 || l_sel == 128) && blocks <= kMostBlocks;
+  const int64_t rows = ceil_div(G, kUnitRows) * kUnitRows;
+  constexpr int64_t kManyMore = 6;  // times n
+  return attend_forward_sm90_applies(ctx, out, in) && (G == rows || (4 * G >= 3 * rows && blocks >= kManyMore * n)) &&
+         G <= 8 * kUnitRows && n <= 64 && (l_sel == 32 || l_sel == 64 || l_sel == 128) && blocks <= kMostBlocks;
 }
 
 void attend_tokens_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                                const ConstTensor& block_index, int64_t l_sel,
-                                const std::function<void(const int* unless)>& attend_union) {
-  const int64_t G = in.q.size(2) / in.k.size(2), blocks = ceil_div(in.q.size(1), l_sel);
-  Scratch::Scope scope(ctx.scratch);
-  int* differ = nullptr;
-  if (G % kUnitRows != 0) {
-    differ = scope.alloc(DType::i32, {1}).ptr<int32_t>();
-    // 1 x 8192 x 32 x 4 x 128: unions of 1.3 lists 0.56 ms (union tiles 0.40), of 3.3 lists 0.81 ms (0.95).
-    const auto union_limit = static_cast<float>(3 - 2 * filling(G));
-    const FarArgs lists{
-        .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2],
-                  static_cast<int>(in.q.size(1)), static_cast<int>(in.k.size(2)), static_cast<int>(blocks)},
-        .n = Divisor(static_cast<int>(block_index.size(3))),
-        .heads = Divisor(static_cast<int>(G)),
-        .block_keys = Divisor(static_cast<int>(l_sel)),
-        .ranges = 1,
-        .steps = static_cast<int>(in.k.size(0) * in.k.size(2)),
-        .tile_tokens = static_cast<int>(std::max<int64_t>(64 / G, 1)),
-        .union_limit = union_limit,
-        .differ = differ};
-    launch(ctx, "compare_lists", compare_lists_kernel, dim3(1), dim3(kIndexThreads),
-           kIndexThreads / 32 * ceil_div(blocks, 32) * sizeof(int), lists);
-    attend_union(differ);
-  }
-  const auto attend = [&]<class Shape>() { launch_tokens<Shape>(ctx, op, out, in, block_index, l_sel, differ); };
+                                const ConstTensor& block_index, int64_t l_sel) {
+  const auto attend = [&]<class Shape>() { launch_tokens<Shape>(ctx, op, out, in, block_index, l_sel); };
   if (in.q.size(3) == 64)
     attend.operator()<TokensShape<64, 64, 12, 152, 56>>();
   else if (in.q.size(3) == 128)

@@ -67,8 +67,9 @@ std::vector<OpCase> nsa_attend_selected_cases() {
       selected_case("2x770_l32_n4_128x128_G8", {2, 770, 770, 8, 1, 128, 128}, 4, 32, nullptr, 8),
       selected_case("580_l32_n3_128x128_G8", {1, 580, 580, 8, 1, 128, 128}, 3, 32),
       selected_case("770_l32_n4_128x128_G12", {1, 770, 770, 12, 1, 128, 128}, 4, 32),
-      selected_case("193_l32_n5_tails_128x128_G16", {1, 193, 193, 16, 1, 128, 128}, 5, 32,
-                    [](uint64_t seed) { return random_block_lists(seed, 1, 193, 1, 5, 32, true); }, 8),
+      selected_case(
+          "193_l32_n5_tails_128x128_G16", {1, 193, 193, 16, 1, 128, 128}, 5, 32,
+          [](uint64_t seed) { return random_block_lists(seed, 1, 193, 1, 5, 32, true); }, 8),
       selected_case("150_l128_n2_128x128_G16", {1, 150, 150, 16, 1, 128, 128}, 2, 128),
       selected_case("70_l64_n2_128x128_G32", {1, 70, 70, 32, 1, 128, 128}, 2, 64),
       selected_case("100_l64_hot_128x128_G16", {1, 100, 100, 32, 2, 128, 128}, 4, 64,

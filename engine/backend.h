@@ -31,13 +31,16 @@ namespace backend {
 int cuda_device_count();    // 0 in a build without CUDA or on a machine without a GPU
 std::string why_no_cuda();  // the reason for that 0, for error messages
 DeviceInfo info(Device);
+std::string pci_address(Device);             // of a GPU: where on this host it sits, however many are visible
 std::byte* allocate(Device, int64_t bytes);  // 256-byte aligned, contents undefined; throws with both sizes if it fails
 void deallocate(Device, std::byte*) noexcept;
 // Host memory that the device copies from and to while the host goes on (pinned); for the CPU ordinary memory.
 std::byte* allocate_pinned(Device, int64_t bytes);
 void deallocate_pinned(Device, std::byte*) noexcept;
 
-void* create_stream(Device);  // cudaStream_t; nullptr on the CPU, where all work is done in order by the caller
+// cudaStream_t; nullptr on the CPU, where all work is done in order by the caller. Of kernels that wait for room the
+// one of the higher priority gets it first: 0 is the lowest; more than the GPU has is its highest.
+void* create_stream(Device, int priority);
 void destroy_stream(Device, void* stream) noexcept;
 void synchronize(Device, void* stream);
 
@@ -46,6 +49,7 @@ void destroy_event(Device, void* event) noexcept;
 void record_event(Device, void* event, void* stream);
 void wait_event(Device, void* stream, void* event);
 void synchronize_event(Device, void* event);
+bool reached_event(Device, void* event);  // without waiting
 double elapsed_ms(Device, void* begin, void* end);
 
 // What is queued on a GPU's stream between these two is not run but recorded; the graph runs it, as often as launched.

@@ -1,4 +1,5 @@
 // backend.h over the CUDA runtime. Every call names its device first, so that a thread may serve several.
+#include <algorithm>
 #include <cstring>
 
 #include "engine/backend_cpu.h"
@@ -52,6 +53,12 @@ DeviceInfo info(Device device) {
   return d;
 }
 
+std::string pci_address(Device device) {
+  char text[32];
+  CUDA_CHECK(cudaDeviceGetPCIBusId(text, sizeof text, device.index));
+  return text;
+}
+
 std::byte* allocate(Device device, int64_t bytes) {
   if (!device.is_cuda()) return cpu::allocate(bytes);
   select(device);
@@ -86,11 +93,13 @@ void deallocate_pinned(Device device, std::byte* p) noexcept {
   cudaFreeHost(p);
 }
 
-void* create_stream(Device device) {
+void* create_stream(Device device, int priority) {
   if (!device.is_cuda()) return nullptr;
   select(device);
+  int last = 0, first = 0;
+  CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&last, &first));
   cudaStream_t s = nullptr;
-  CUDA_CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  CUDA_CHECK(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, std::max(first, last - priority)));
   return s;
 }
 void destroy_stream(Device device, void* stream) noexcept {
@@ -118,6 +127,14 @@ void wait_event(Device device, void* stream, void* event) {
 }
 void synchronize_event(Device device, void* event) {
   if (device.is_cuda()) CUDA_CHECK(cudaEventSynchronize(as_event(event)));
+}
+bool reached_event(Device device, void* event) {
+  if (!device.is_cuda()) return true;
+  select(device);  // the thread that asks may be one that has used no device yet
+  const cudaError_t e = cudaEventQuery(as_event(event));
+  if (e == cudaErrorNotReady) return false;
+  CUDA_CHECK(e);
+  return true;
 }
 double elapsed_ms(Device, void* begin, void* end) {
   float ms = 0;

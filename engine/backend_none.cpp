@@ -18,6 +18,7 @@ DeviceInfo info(Device device) {
   require_cpu(device);
   return cpu::info();
 }
+std::string pci_address(Device) { return ""; }
 std::byte* allocate(Device device, int64_t bytes) {
   require_cpu(device);
   return cpu::allocate(bytes);
@@ -25,7 +26,7 @@ std::byte* allocate(Device device, int64_t bytes) {
 void deallocate(Device, std::byte* p) noexcept { cpu::deallocate(p); }
 std::byte* allocate_pinned(Device device, int64_t bytes) { return allocate(device, bytes); }
 void deallocate_pinned(Device device, std::byte* p) noexcept { deallocate(device, p); }
-void* create_stream(Device device) {
+void* create_stream(Device device, int) {
   require_cpu(device);
   return nullptr;
 }
@@ -36,6 +37,7 @@ void destroy_event(Device, void*) noexcept {}
 void record_event(Device, void*, void*) {}
 void wait_event(Device, void*, void*) {}
 void synchronize_event(Device, void*) {}
+bool reached_event(Device, void*) { return true; }
 double elapsed_ms(Device, void*, void*) { return 0; }
 void begin_recording(Device, void*) {}
 void* end_recording(Device, void*) { return nullptr; }

@@ -10,8 +10,8 @@ namespace triad {
 
 class Stream {
  public:
-  explicit Stream(Device device, std::string name = "compute")
-      : device_(device), name_(std::move(name)), handle_(backend::create_stream(device)) {}
+  explicit Stream(Device device, std::string name = "compute", int priority = 0)
+      : device_(device), name_(std::move(name)), handle_(backend::create_stream(device, priority)) {}
   ~Stream() { backend::destroy_stream(device_, handle_); }
   Stream(Stream&& other) noexcept
       : device_(other.device_), name_(std::move(other.name_)), handle_(std::exchange(other.handle_, nullptr)) {}
@@ -42,6 +42,7 @@ class Event {
   }
   void block(const Stream& stream) const { backend::wait_event(device_, stream.handle(), handle_); }
   void synchronize() const { backend::synchronize_event(device_, handle_); }
+  bool reached() const { return backend::reached_event(device_, handle_); }
   // Milliseconds from `begin` to this event; both timed. On the CPU: between the calls of record.
   double ms_since(const Event& begin) const {
     if (!device_.is_cuda()) return std::chrono::duration<double, std::milli>(at_ - begin.at_).count();

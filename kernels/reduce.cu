@@ -9,7 +9,7 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kThreads = 256, kFinishThreads = 1024;
-constexpr int64_t kPiece = 1 << 14;  // 64 KiB of f32: 16 vectors a thread
+constexpr int64_t kPiece = kSumPiece;  // 64 KiB of f32: 16 vectors a thread
 
 // Of all threads' x, valid in thread 0. Called once in a kernel.
 template <int kCount>
@@ -55,18 +55,19 @@ __global__ void __launch_bounds__(kFinishThreads)
 
 }  // namespace
 
-void sum(Context& ctx, Tensor out, ConstTensor x, bool squares, bool add) {
-  const int64_t n = x.numel(), pieces = ceil_div(n, kPiece);
-  Scratch::Scope scope(ctx.scratch);
-  const Tensor partials = scope.alloc(DType::f64, {pieces});
+void piece_sums(Context& ctx, Tensor partials, ConstTensor x, bool squares) {
   dispatch_gpu_float(x.dtype, [&]<class T>() {
     dispatch_vector<T>(is_aligned(x), [&]<int V>() {
       const auto kernel = squares ? sum_pieces_kernel<T, V, true> : sum_pieces_kernel<T, V, false>;
-      launch(ctx, "sum pieces", kernel, dim3(pieces), dim3(kThreads), 0, partials.ptr<double>(), x.ptr<T>(), n);
+      launch(ctx, "sum pieces", kernel, dim3(partials.numel()), dim3(kThreads), 0, partials.ptr<double>(), x.ptr<T>(),
+             x.numel());
     });
   });
+}
+
+void finish_sum(Context& ctx, Tensor out, ConstTensor partials, bool add) {
   launch(ctx, "sum finish", finish_kernel, dim3(1), dim3(kFinishThreads), 0, out.ptr<double>(), partials.ptr<double>(),
-         pieces, add);
+         partials.numel(), add);
 }
 
 }  // namespace triad::cuda

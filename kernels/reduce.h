@@ -8,7 +8,14 @@ namespace triad {
 void sum(Context&, Tensor out, ConstTensor x, bool add = false);
 void sum_of_squares(Context&, Tensor out, ConstTensor x, bool add = false);
 
+// sum_of_squares in its two steps, where the pieces are shared out among ranks: the same bits. partials: one f64 for
+// each kSumPiece elements of x.
+inline constexpr int64_t kSumPiece = 1 << 14;
+void square_pieces(Context&, Tensor partials, ConstTensor x);
+void sum_pieces(Context&, Tensor out, ConstTensor partials);
+
 namespace cuda {
-void sum(Context&, Tensor out, ConstTensor x, bool squares, bool add);
+void piece_sums(Context&, Tensor partials, ConstTensor x, bool squares);
+void finish_sum(Context&, Tensor out, ConstTensor partials, bool add);
 }  // namespace cuda
 }  // namespace triad

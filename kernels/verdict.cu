@@ -8,10 +8,19 @@ namespace {
 
 constexpr int kThreads = 1024;
 
-__global__ void __launch_bounds__(kThreads) judge_kernel(double* numbers, const float* __restrict__ grads,
-                                                         const int64_t* __restrict__ parts, int64_t count, bool halt) {
+__global__ void __launch_bounds__(kThreads)
+    judge_kernel(double* numbers, const float* __restrict__ grads, const int64_t* __restrict__ parts, int64_t count,
+                 const double* __restrict__ ranks, int64_t world, bool halt) {
   const double norm_squared = numbers[StepNumbers::norm_squared];
-  const bool finite = isfinite(numbers[StepNumbers::loss]) && isfinite(norm_squared);
+  double loss = world > 0 ? 0 : numbers[StepNumbers::loss], stop = 0;
+  int64_t bad_rank = -1;
+  for (int64_t r = 0; r < world; ++r) {
+    const double* own = ranks + r * RankNumbers::count;
+    loss += own[RankNumbers::loss];
+    stop += own[RankNumbers::stop];
+    if (bad_rank < 0 && !(isfinite(own[RankNumbers::loss]) && isfinite(own[RankNumbers::probe]))) bad_rank = r;
+  }
+  const bool finite = isfinite(loss) && isfinite(norm_squared);
   const bool halted = numbers[StepNumbers::halted] != 0 || (halt && !finite);
   int64_t bad = -1;
   for (int64_t i = 0; !finite && bad < 0 && i < count; ++i) {
@@ -22,6 +31,9 @@ __global__ void __launch_bounds__(kThreads) judge_kernel(double* numbers, const 
   }
   __syncthreads();  // all have read the numbers
   if (threadIdx.x != 0) return;
+  numbers[StepNumbers::loss] = loss;
+  numbers[StepNumbers::bad_rank] = static_cast<double>(bad_rank);
+  numbers[StepNumbers::stop] = stop;
   numbers[StepNumbers::halted] = halted;
   numbers[StepNumbers::applied] = finite && !halted ? norm_squared : nan("");
   numbers[StepNumbers::bad_part] = static_cast<double>(bad);
@@ -29,9 +41,10 @@ __global__ void __launch_bounds__(kThreads) judge_kernel(double* numbers, const 
 
 }  // namespace
 
-void judge_step(Context& ctx, Tensor numbers, ConstTensor grads, ConstTensor parts, bool halt) {
+void judge_step(Context& ctx, Tensor numbers, ConstTensor grads, ConstTensor parts, ConstTensor ranks, bool halt) {
   launch(ctx, "judge step", judge_kernel, dim3(1), dim3(kThreads), 0, numbers.ptr<double>(), grads.ptr<float>(),
-         parts.ptr<int64_t>(), parts.size(0), halt);
+         parts.ptr<int64_t>(), parts.size(0), ranks.empty() ? nullptr : ranks.ptr<double>(),
+         ranks.empty() ? 0 : ranks.size(0), halt);
 }
 
 }  // namespace triad::cuda

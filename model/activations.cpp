@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <string>
 
 namespace triad {
 
@@ -10,16 +12,25 @@ namespace {
 
 constexpr int kWin = static_cast<int>(Branch::win);
 
+using SharedTensors = std::map<std::string, Tensor>;  // what layers recompute, by name
+
 LayerActivations alloc_layer(Arena& arena, const ModelConfig& c, int64_t B, int64_t T, DType dtype,
-                             const std::string& prefix) {
+                             const std::string& prefix, Recompute recompute, SharedTensors& shared) {
   const int64_t N = B * T;
   const DType acc = acc_dtype(dtype);
+  bool again = false;  // the tensors that follow are recomputed
   auto alloc = [&](const std::string& name, DType type, const Shape& shape) {
-    return arena.alloc(MemTag::activations, prefix + name, type, shape);
+    if (!again) return arena.alloc(MemTag::activations, prefix + name, type, shape);
+    const auto [entry, is_new] = shared.try_emplace(name);
+    if (is_new) entry->second = arena.alloc(MemTag::activations, "recomputed." + name, type, shape);
+    return entry->second;
   };
   LayerActivations a;
   a.x = alloc("x", dtype, {N, c.dim});
   a.rrms1 = alloc("rrms1", acc, {N});
+  a.rrms2 = alloc("rrms2", acc, {N});
+  if (!c.dense()) a.nsa.block_index = alloc("block_index", DType::i32, {B, T, c.n_kv_groups, c.nsa.n_sel});
+  again = replays_attention(recompute);
   a.qkv = alloc("qkv", dtype, {N, qkv_width(c)});
   for (int b = c.dense() ? kWin : 0; b < 3; ++b) {
     a.nsa.o[b] = alloc(fmt::format("o_{}", word_of(static_cast<Branch>(b))), dtype, {B, T, c.n_heads, c.d_v});
@@ -29,25 +40,27 @@ LayerActivations alloc_layer(Arena& arena, const ModelConfig& c, int64_t B, int6
     const int64_t Tc = compressed_length(T, c.nsa.l, c.nsa.d);
     a.nsa.k_cmp = alloc("k_cmp", dtype, {B, Tc, c.n_kv_groups, c.d_k});
     a.nsa.v_cmp = alloc("v_cmp", dtype, {B, Tc, c.n_kv_groups, c.d_v});
-    a.nsa.block_index = alloc("block_index", DType::i32, {B, T, c.n_kv_groups, c.nsa.n_sel});
     a.nsa.gate = alloc("gate", acc, {3, B, T, c.n_kv_groups});
   }
+  again = recompute == Recompute::block;
   a.x_mid = alloc("x_mid", dtype, {N, c.dim});
-  a.rrms2 = alloc("rrms2", acc, {N});
+  again = replays_mlp(recompute);
   a.mlp_pre = alloc("mlp_pre", dtype, {N, c.mlp == MlpKind::silu ? c.mlp_hidden : 2 * c.mlp_hidden});
   return a;
 }
 
 }  // namespace
 
-Activations::Activations(Arena& arena, const ModelConfig& c, int64_t B, int64_t T, DType dtype, bool keep)
-    : n_layers_(c.n_layers) {
+Activations::Activations(Arena& arena, const ModelConfig& c, int64_t B, int64_t T, DType dtype, bool keep,
+                         const RecomputePlan& recompute)
+    : n_layers_(c.n_layers), recompute_(recompute) {
   tokens = arena.alloc(MemTag::io, "tokens", DType::i32, {B, T});
   targets = arena.alloc(MemTag::io, "targets", DType::i32, {B, T});
   // Layer i writes the x of layer i+1, so two sets are the fewest.
   const int64_t sets = keep ? c.n_layers : std::min<int64_t>(2, c.n_layers);
+  SharedTensors shared;
   for (int64_t i = 0; i < sets; ++i)
-    layers_.push_back(alloc_layer(arena, c, B, T, dtype, fmt::format("layer{:02}.", i)));
+    layers_.push_back(alloc_layer(arena, c, B, T, dtype, fmt::format("layer{:02}.", i), recompute.of(i), shared));
   x_final_ = arena.alloc(MemTag::activations, "x_final", dtype, {B * T, c.dim});
   rrms_final = arena.alloc(MemTag::activations, "rrms_final", acc_dtype(dtype), {B * T});
   row_loss = arena.alloc(MemTag::activations, "row_loss", acc_dtype(dtype), {B * T});

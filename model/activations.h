@@ -1,10 +1,12 @@
 // What a forward pass leaves behind: all that backward reads, and nothing that it can rebuild elementwise (normed rows,
-// the activation's output, the gated sum). Allocated once, for one B and T.
+// the activation's output, the gated sum). What a layer is to recompute lies in one place for all such layers: backward
+// fills it in again, layer by layer. Allocated once, for one B and T.
 #pragma once
 #include <vector>
 
 #include "engine/context.h"
 #include "model/config.h"
+#include "model/recompute.h"
 
 namespace triad {
 
@@ -20,11 +22,12 @@ struct LayerActivations {
 class Activations {
  public:
   // keep: every layer has its own, for backward. Otherwise layers share two sets in turn: forward only.
-  Activations(Arena&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep);
+  Activations(Arena&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep, const RecomputePlan& = {});
 
   int64_t B() const { return tokens.size(0); }
   int64_t T() const { return tokens.size(1); }
   int64_t rows() const { return B() * T(); }
+  Recompute recompute(int64_t i) const { return recompute_.of(i); }
   LayerActivations& layer(int64_t i) { return layers_[static_cast<size_t>(i) % layers_.size()]; }
   // Input of layer i; i = n_layers: the input of the last norm.
   Tensor x(int64_t i) { return i < n_layers_ ? layer(i).x : x_final_; }
@@ -35,6 +38,7 @@ class Activations {
 
  private:
   int64_t n_layers_;
+  RecomputePlan recompute_;
   Tensor x_final_;  // [N,C] T
   std::vector<LayerActivations> layers_;
 };

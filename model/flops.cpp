@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/activations.h"
 #include "model/params.h"
 
 namespace triad {
@@ -43,12 +44,28 @@ ProductFlops product_flops(const ModelConfig& c, int64_t B, int64_t T) {
   return flops;
 }
 
-double training_flops(const ModelConfig& c, int64_t B, int64_t T) {
+double replay_flops(const ModelConfig& c, int64_t B, int64_t T, Recompute recompute) {
+  const double tokens = static_cast<double>(B * T), dim = static_cast<double>(c.dim);
+  double flops = 0;
+  if (replays_attention(recompute)) {
+    const AttendedPairs p = attended_pairs(c, T);
+    flops += 2 * tokens * dim * static_cast<double>(qkv_width(c)) +
+             2 * (p.cmp + p.sel + p.win) * static_cast<double>(B * c.n_heads * (c.d_k + c.d_v));
+  }
+  if (recompute == Recompute::block) flops += 2 * tokens * dim * static_cast<double>(c.n_heads * c.d_v);
+  if (replays_mlp(recompute))
+    flops += 2 * tokens * dim * static_cast<double>(c.mlp == MlpKind::silu ? c.mlp_hidden : 2 * c.mlp_hidden);
+  return flops;
+}
+
+double training_flops(const ModelConfig& c, int64_t B, int64_t T, const RecomputePlan& recompute) {
   const ProductFlops products = product_flops(c, B, T);
   const AttendedPairs p = attended_pairs(c, T);
   const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
   const double attention = 2 * (p.cmp + p.sel + p.win) * (dk + dv + 4 * dk + 3 * dv) + 2 * p.cmp * dk;
-  return products.layers + products.head + static_cast<double>(B * c.n_layers * c.n_heads) * attention;
+  double replayed = 0;
+  for (int64_t i = 0; i < c.n_layers; ++i) replayed += replay_flops(c, B, T, recompute.of(i));
+  return products.layers + products.head + static_cast<double>(B * c.n_layers * c.n_heads) * attention + replayed;
 }
 
 double dense_equivalent_flops(const ModelConfig& c, int64_t B, int64_t T) {

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "model/config.h"
+#include "model/recompute.h"
 
 namespace triad {
 
@@ -14,8 +15,10 @@ AttendedPairs attended_pairs(const ModelConfig&, int64_t T);
 
 // FLOPs of forward and backward over B sequences of T tokens, as this engine executes them: 6 a weight and token in
 // matrix products (lookups of the embedding are free); attention forward 2 products a pair, its split backward 7, and
-// the score pass of the selection 1.
-double training_flops(const ModelConfig&, int64_t B, int64_t T);
+// the score pass of the selection 1; and what layers run again.
+double training_flops(const ModelConfig&, int64_t B, int64_t T, const RecomputePlan& = {});
+// What one layer's recomputation adds.
+double replay_flops(const ModelConfig&, int64_t B, int64_t T, Recompute);
 
 // Matrix products with weights, forward and backward: 6 a weight and token.
 struct ProductFlops {

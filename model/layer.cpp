@@ -19,9 +19,15 @@ NsaIn nsa_in(const QkvViews& views) {
   return in;
 }
 
-void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a) {
+void announce(Context& ctx, const LayerContext& lc, std::initializer_list<Tensor> grads) {
+  if (lc.sink == nullptr) return;
+  for (const Tensor& grad : grads)
+    if (!grad.empty()) lc.sink->ready(grad, ctx.stream);
+}
+
+// a.x -> out [B,T,Hq,dv], what out_proj reads; in scope.
+Tensor attend(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Scratch::Scope& scope) {
   const ModelConfig& c = lc.config;
-  Scratch::Scope scope(ctx.scratch);
   Tensor h = scope.alloc(a.x.dtype, a.x.shape());
   rmsnorm_forward(ctx, h, a.rrms1, a.x, w.norm1, c.norm_eps);
   linear_forward(ctx, a.qkv, h, w.qkv);
@@ -35,7 +41,13 @@ void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, L
     out = scope.alloc(a.x.dtype, out.shape());
     nsa_forward(ctx, out, a.nsa, nsa_in(views), w.nsa, c.nsa, lc.keep_block_index);
   }
-  linear_forward(ctx, a.x_mid, out.view({lc.B * lc.T, c.n_heads * c.d_v}), w.out_proj, a.x);
+  return out;
+}
+
+void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a) {
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor out = attend(ctx, lc, w, a, scope);
+  linear_forward(ctx, a.x_mid, out.view({lc.B * lc.T, lc.config.n_heads * lc.config.d_v}), w.out_proj, a.x);
 }
 
 // Backward of linear(norm(x)) and of the way around both, down to dx. The normed rows, which the gradient of the
@@ -68,11 +80,11 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     const Tensor dq = inner.alloc(acc, views.q.shape());
     Tensor dq_group;
     if (c.dense()) {
-      const Tensor delta = inner.alloc(acc, a.nsa.lse[kWin].shape());
-      attention_delta(ctx, delta, dout, out);
+      const Tensor delta = inner.alloc(acc, a.nsa.lse[kWin].shape()), norm = inner.alloc(acc, delta.shape());
+      attention_delta(ctx, delta, dout, out, norm);
       zero(ctx, dq);
       const AttendIn in{views.q, views.k[kWin], views.v[kWin]};
-      const Tensor quantum = attend_quantum(ctx, inner, dq, dout, in.q, {{in.k, in.v, {}, delta}});
+      const Tensor quantum = attend_quantum(ctx, inner, dq, dout, in.q, {{in.k, in.v, {}, delta}}, norm);
       nsa_attend_window_backward(ctx, {dq, dviews.k[kWin], dviews.v[kWin]}, {dout, {}, delta, a.nsa.lse[kWin], quantum},
                                  in, lc.T);
     } else {
@@ -81,9 +93,15 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
       nsa_backward(ctx, {dq, dq_group, dviews.k, dviews.v, out}, g.nsa, dout, nsa_in(views), a.nsa, w.nsa, c.nsa);
     }
     linear_backward_weight(ctx, g.out_proj, dx, out.view(rows), lc.add_products);
+    announce(ctx, lc, {g.out_proj});
+    for (const PhiTensors<Tensor>& phi : {g.nsa.phi_k, g.nsa.phi_v})
+      announce(ctx, lc, {phi.w, phi.pos, phi.fc1, phi.fc2});
+    const auto& gate = g.nsa.gate;
+    announce(ctx, lc, {gate.fc1_w, gate.fc1_b, gate.fc2_w, gate.fc2_b});
     rope_backward(ctx, dviews.q, dq, lc.rope_cos, lc.rope_sin, dviews.k, dq_group);
   }
   norm_linear_backward(ctx, dx, g.norm1, g.qkv, dqkv, a.x, w.norm1, a.rrms1, w.qkv, lc.add_products);
+  announce(ctx, lc, {g.norm1, g.qkv});
 }
 
 Tensor mlp_activation(Context& ctx, const ModelConfig& c, const LayerActivations& a, Scratch::Scope& scope) {
@@ -96,11 +114,17 @@ Tensor mlp_activation(Context& ctx, const ModelConfig& c, const LayerActivations
   return act;
 }
 
-void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Tensor x_out) {
+// a.x_mid -> a.mlp_pre
+void mlp_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a) {
   Scratch::Scope scope(ctx.scratch);
   Tensor h = scope.alloc(a.x.dtype, a.x.shape());
   rmsnorm_forward(ctx, h, a.rrms2, a.x_mid, w.norm2, lc.config.norm_eps);
   linear_forward(ctx, a.mlp_pre, h, w.mlp_in);
+}
+
+void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Tensor x_out) {
+  mlp_in(ctx, lc, w, a);
+  Scratch::Scope scope(ctx.scratch);
   linear_forward(ctx, x_out, mlp_activation(ctx, lc.config, a, scope), w.mlp_out, a.x_mid);
 }
 
@@ -124,8 +148,10 @@ void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const 
                       a.mlp_pre.slice(1, H, 2 * H), act);
     }
     linear_backward_weight(ctx, g.mlp_out, dx, act, lc.add_products);
+    announce(ctx, lc, {g.mlp_out});
   }
   norm_linear_backward(ctx, dx, g.norm2, g.mlp_in, dpre, a.x_mid, w.norm2, a.rrms2, w.mlp_in, lc.add_products);
+  announce(ctx, lc, {g.norm2, g.mlp_in});
 }
 
 }  // namespace
@@ -133,6 +159,16 @@ void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const 
 void layer_forward(Context& ctx, const LayerContext& lc, const Weights& weights, LayerActivations& a, Tensor x_out) {
   attention_forward(ctx, lc, weights, a);
   mlp_forward(ctx, lc, weights, a, x_out);
+}
+
+void layer_replay(Context& ctx, const LayerContext& lc, const Weights& weights, LayerActivations& a,
+                  Recompute recompute) {
+  LayerContext with_lists = lc;
+  with_lists.keep_block_index = true;
+  Scratch::Scope scope(ctx.scratch);
+  if (recompute == Recompute::attention) attend(ctx, with_lists, weights, a, scope);
+  if (recompute == Recompute::block) attention_forward(ctx, with_lists, weights, a);
+  if (replays_mlp(recompute)) mlp_in(ctx, lc, weights, a);
 }
 
 void layer_backward(Context& ctx, const LayerContext& lc, const Weights& weights, const Grads& grads,

@@ -15,7 +15,8 @@ Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Option
       params_(arena, config,
               {.dtype = options.dtype,
                .master = options.training && options.dtype == DType::bf16,
-               .grads = options.training}),
+               .grads = options.training,
+               .shard_elements = options.shard_elements}),
       w_(params_.weight_tensors()) {
   if (options.training) g_ = params_.grad_tensors();
   const Shape table = {options.max_seq_len, config.d_k / 2};
@@ -58,7 +59,7 @@ void Model::logits(Context& ctx, Activations& act, int64_t begin, Tensor logits)
   linear_forward(ctx, logits, h.slice(0, begin, begin + logits.size(0)), w_.head);
 }
 
-void Model::loss_and_backward(Context& ctx, Activations& act, double scale, bool first) {
+void Model::loss_and_backward(Context& ctx, Activations& act, double scale, bool first, GradSink* sink) {
   TRIAD_CHECK(options_.training, "backward of a model that was built without gradients");
   Scratch::Scope scope(ctx.scratch);
   const Tensor x = act.x(config_.n_layers);
@@ -68,16 +69,21 @@ void Model::loss_and_backward(Context& ctx, Activations& act, double scale, bool
     const Tensor h = final_norm(ctx, act, inner);
     classifier_forward_backward(ctx, act.row_loss, dx, g_.head, h, w_.head, act.targets.view({act.rows()}), scale,
                                 {.vocab = config_.vocab_size, .add_dw = !first});
+    if (sink != nullptr && !config_.tie_embeddings) sink->ready(g_.head, ctx.stream);
   }
   rmsnorm_backward(ctx, dx, g_.norm_f, dx, x, w_.norm_f, act.rrms_final);
+  if (sink != nullptr) sink->ready(g_.norm_f, ctx.stream);
   LayerContext lc = layer_context(act);
   lc.add_products = !first;
+  lc.sink = sink;
   for (int64_t i = config_.n_layers - 1; i >= 0; --i) {
     ctx.routes.set_layer(i);
+    layer_replay(ctx, lc, w_.layers[i], act.layer(i), act.recompute(i));
     layer_backward(ctx, lc, w_.layers[i], g_.layers[i], act.layer(i), dx);
   }
   ctx.routes.set_layer(-1);
   embedding_backward(ctx, g_.embed, dx, act.tokens.view({act.rows()}));
+  if (sink != nullptr) sink->ready(g_.embed, ctx.stream);
 }
 
 }  // namespace triad

@@ -12,6 +12,7 @@ class Model {
     DType dtype = DType::f32;
     bool training = true;  // gradients, and a master copy in bf16
     int64_t max_seq_len = 0;
+    int64_t shard_elements = 1;  // Params::Options
   };
   Model(Context&, Arena&, const ModelConfig&, const Options&);
 
@@ -27,8 +28,8 @@ class Model {
   void loss(Context&, Activations& act);
   // After forward: act.row_loss, and the gradients of scale * sum of row_loss are added to params().grads(). first:
   // those of the products hold nothing yet and are overwritten (so that only params().added_grads() need be zero
-  // before).
-  void loss_and_backward(Context&, Activations& act, double scale, bool first = false);
+  // before). sink: told of each gradient as it is finished, the head's first and the embedding's last.
+  void loss_and_backward(Context&, Activations& act, double scale, bool first = false, GradSink* sink = nullptr);
   // After forward: logits [n, padded V] T of the rows [begin, begin + n) of act.
   void logits(Context&, Activations& act, int64_t begin, Tensor logits);
 

@@ -108,6 +108,7 @@ Params::Params(Arena& arena, const ModelConfig& config, const Options& options)
     }
     *ends[g] = end = align_up(end, kElementAlign);
   }
+  stored_elements_ = end = align_up(end, options.shard_elements);
   weights_ = arena.alloc(MemTag::params, "weights", options.dtype, {end});
   if (options.master) master_ = arena.alloc(MemTag::master, "master weights", DType::f32, {end});
   if (options.grads) grads_ = arena.alloc(MemTag::grads, "gradients", acc_dtype(options.dtype), {end});

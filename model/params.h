@@ -49,6 +49,7 @@ class Params {
     DType dtype = DType::f32;
     bool master = false;  // a separate fp32 copy that the optimizer updates
     bool grads = false;
+    int64_t shard_elements = 1;  // the whole buffers are padded up to a multiple: equal shards for the ranks
   };
   Params(Arena&, const ModelConfig&, const Options&);
 

@@ -14,13 +14,13 @@ ModelConfig small_model() {
 }
 
 ModelFixture::ModelFixture(const ModelConfig& config, int64_t B, int64_t T, Device device, DType dtype, uint64_t seed,
-                           double std) {
+                           double std, const RecomputePlan& recompute) {
   const Model::Options options{.dtype = dtype, .training = true, .max_seq_len = T};
   int64_t arena = 0, scratch = 0;
   {
     Runtime plan({.device = device, .planning = true});
     Model model(plan.ctx(), plan.arena(), config, options);
-    Activations act(plan.arena(), config, B, T, dtype, true);
+    Activations act(plan.arena(), config, B, T, dtype, true, recompute);
     model.forward(plan.ctx(), act);
     model.loss(plan.ctx(), act);
     model.loss_and_backward(plan.ctx(), act, 1);
@@ -30,7 +30,7 @@ ModelFixture::ModelFixture(const ModelConfig& config, int64_t B, int64_t T, Devi
   runtime_ =
       std::make_unique<Runtime>(Runtime::Options{.device = device, .arena_bytes = arena, .scratch_bytes = scratch});
   model_ = std::make_unique<Model>(ctx(), runtime_->arena(), config, options);
-  act_ = std::make_unique<Activations>(runtime_->arena(), config, B, T, dtype, true);
+  act_ = std::make_unique<Activations>(runtime_->arena(), config, B, T, dtype, true, recompute);
 
   Params& params = model_->params();
   host_.assign(static_cast<size_t>(params.stored_elements()), 0.0f);

@@ -14,11 +14,12 @@ ModelConfig small_model();
 // The same random parameters (every tensor N(0, std), biases and norms too) and tokens on every device and dtype.
 class ModelFixture {
  public:
-  ModelFixture(const ModelConfig&, int64_t B, int64_t T, Device, DType, uint64_t seed = 3, double std = 0.1);
+  ModelFixture(const ModelConfig&, int64_t B, int64_t T, Device, DType, uint64_t seed = 3, double std = 0.1,
+               const RecomputePlan& = {});
 
-  double loss();         // forward: the mean over the batch
-  double loss_and_grads();  // forward and backward of that mean, gradients from zero
-  std::vector<double> grad(int64_t i);  // of parameter i
+  double loss();                                      // forward: the mean over the batch
+  double loss_and_grads();                            // forward and backward of that mean, gradients from zero
+  std::vector<double> grad(int64_t i);                // of parameter i
   std::vector<float>& parameters() { return host_; }  // as stored; call upload() after a change
   void upload() { model_->params().set(runtime_->ctx(), host_); }
   // Weights in f64 are set one by one, without the rounding of parameters().

@@ -11,6 +11,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "engine/link.h"
+
 namespace triad::test {
 
 namespace {
@@ -21,7 +23,28 @@ int exit_code_of(int status) {
 }  // namespace
 
 Outcome run_program(const std::string& args, const std::string& environment) {
-  const std::string command = environment + " " TRIAD_PROGRAM " " + args + " 2>&1";
+  return run_command(environment + " " TRIAD_PROGRAM " " + args);
+}
+
+std::string mpirun(int ranks) {
+  // As root, on fewer cores than ranks, in a container, without a remote shell; waiting ranks leave the core to others.
+  return "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm_rsh_agent=/bin/false "
+         "OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1 "
+         "exec mpirun --oversubscribe --bind-to none -np " +
+         std::to_string(ranks) + " ";
+}
+
+bool require_mpirun() {
+  const bool there = run_command("command -v mpirun").exit_code == 0;
+  if (there && why_no_mpi().empty()) return true;
+  std::printf("SKIPPED: no MPI (%s)\n", there ? why_no_mpi().c_str() : "no mpirun");
+  return false;
+}
+
+Outcome run_ranks(int ranks, const std::string& args) { return run_command(mpirun(ranks) + TRIAD_PROGRAM " " + args); }
+
+Outcome run_command(const std::string& line) {
+  const std::string command = "(" + line + ") 2>&1";
   FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) throw std::runtime_error("cannot run " + command);
   Outcome outcome;
@@ -31,10 +54,11 @@ Outcome run_program(const std::string& args, const std::string& environment) {
   return outcome;
 }
 
-BackgroundProgram::BackgroundProgram(const std::string& args) : pid_(fork()) {
+BackgroundProgram::BackgroundProgram(const std::string& args, const std::string& before, const std::string& output)
+    : pid_(fork()) {
   if (pid_ < 0) throw std::runtime_error("cannot fork");
   if (pid_ > 0) return;
-  const std::string command = "exec " TRIAD_PROGRAM " " + args + " >/dev/null 2>&1";
+  const std::string command = (before.empty() ? "exec " : before) + TRIAD_PROGRAM " " + args + " >" + output + " 2>&1";
   execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
   _exit(127);
 }

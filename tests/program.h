@@ -13,12 +13,24 @@ struct Outcome {
 // `triad ARGS`, through a shell; environment "NAME=value ..." in front.
 Outcome run_program(const std::string& args, const std::string& environment = "");
 
-// `triad ARGS` in the background, its output dropped; to be killed or waited for.
+// The beginning of a command that starts `ranks` processes under mpirun, here, whoever we are and however few cores
+// there are; what follows is the program.
+std::string mpirun(int ranks);
+// `if (!require_mpirun()) return;`: as require_gpu(), for several ranks.
+bool require_mpirun();
+// `triad ARGS` on that many ranks.
+Outcome run_ranks(int ranks, const std::string& args);
+// Any command of the shell.
+Outcome run_command(const std::string& command);
+
+// `triad ARGS` in the background, its output dropped; to be killed or waited for. A command of its own may stand before.
 class BackgroundProgram {
  public:
-  explicit BackgroundProgram(const std::string& args);
+  explicit BackgroundProgram(const std::string& args, const std::string& before = "",
+                             const std::string& output = "/dev/null");
   void send(int signal) const;
   int wait();  // exit code, as in Outcome
+  int pid() const { return pid_; }
 
  private:
   int pid_;

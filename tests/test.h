@@ -18,6 +18,13 @@ inline bool require_gpu() {
   return false;
 }
 
+// The same for several.
+inline bool require_gpus(int count) {
+  if (backend::cuda_device_count() >= count) return true;
+  std::printf("SKIPPED: %d GPUs of %d\n", backend::cuda_device_count(), count);
+  return false;
+}
+
 // Registers the tests of the OpCase tables, whose names are known only when the program runs.
 void register_op_tests();
 

@@ -86,7 +86,7 @@ TEST_CASE("bad input: configs and options", "[bad-input]") {
       {"key not built", set("runtime.strict=true"), 2, {"runtime.strict"}, ""},
       {"unsafe long run", set("train.steps=5000"), 2, {"train.save_every", "5000", "allow_unsafe"}, ""},
       {"unknown NSA_ variable", set("train.lr=1e-3"), 2, {"NSA_SEQLEN"}, "NSA_SEQLEN=5"},
-      {"variable not built", set("train.lr=1e-3"), 2, {"NSA_GC_RANGE", "runtime.recompute"}, "NSA_GC_RANGE=0:2"},
+      {"variable not built", set("train.lr=1e-3"), 2, {"NSA_TB_DISABLE", "log.tensorboard"}, "NSA_TB_DISABLE=1"},
       {"bad value in a variable", set("train.lr=1e-3"), 2, {"train.seq_len", "long"}, "NSA_SEQ_LEN=long"},
       {"unknown option", "train " + kTiny + " --fast", 2, {"--fast"}, ""},
       {"unknown verb", "trian", 2, {"trian"}, ""},

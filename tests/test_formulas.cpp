@@ -18,6 +18,7 @@
 #include "tests/test.h"
 #include "train/load_config.h"
 #include "train/schedule.h"
+#include "train/memory_plan.h"
 #include "train/train_step.h"
 
 using namespace triad;

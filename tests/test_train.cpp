@@ -14,6 +14,7 @@
 #include "tests/program.h"
 #include "tests/test.h"
 #include "train/load_config.h"
+#include "train/memory_plan.h"
 #include "train/train_step.h"
 
 using namespace triad;

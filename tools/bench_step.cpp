@@ -19,6 +19,7 @@
 #include "train/data_source.h"
 #include "train/load_config.h"
 #include "train/state.h"
+#include "train/memory_plan.h"
 #include "train/train_step.h"
 
 namespace triad {
@@ -241,7 +242,7 @@ void run_step(const StepOptions& o) {
   const auto [fastest, slowest] = std::minmax_element(times.begin(), times.end());
 
   const int64_t B = t.micro_batch_size * t.accumulate_grad_batches;
-  const double executed = training_flops(config.model, B, t.seq_len) / us * 1e-6;
+  const double executed = training_flops(config.model, B, t.seq_len, config.recompute()) / us * 1e-6;
   const double dense = dense_equivalent_flops(config.model, B, t.seq_len) / us * 1e-6;
   const double tokens_per_s = static_cast<double>(t.tokens_per_step()) / us * 1e6;
   const double peak_gb = static_cast<double>(steps.peak_bytes()) * 1e-9;

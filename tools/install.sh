@@ -3,7 +3,8 @@
 # Ubuntu 24.04), and does nothing else. Needs root or sudo only if something is missing. No CUDA toolkit is installed.
 set -euo pipefail
 
-packages=(g++ cmake ninja-build git catch2 libfmt-dev nlohmann-json3-dev libcli11-dev libopenblas-openmp-dev zlib1g-dev)
+packages=(g++ cmake ninja-build git catch2 libfmt-dev nlohmann-json3-dev libcli11-dev libopenblas-openmp-dev zlib1g-dev
+          libopenmpi-dev openmpi-bin)
 
 missing=()
 for package in "${packages[@]}"; do

@@ -38,6 +38,7 @@ int main(int argc, char** argv) {
   triad::add_init(app);
   triad::add_grads(app);
   triad::add_bench(app);
+  triad::add_plan(app);
   triad::add_inspect(app);
   try {
     check_verb(app, argc, argv);

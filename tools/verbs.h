@@ -15,6 +15,7 @@ void add_data(CLI::App& app);
 void add_init(CLI::App& app);
 void add_grads(CLI::App& app);
 void add_bench(CLI::App& app);
+void add_plan(CLI::App& app);
 void add_inspect(CLI::App& app);
 
 }  // namespace triad

@@ -7,6 +7,7 @@ namespace triad {
 void Config::resolve() {
   model.resolve();
   if (data.seed < 0) data.seed = train.seed;
+  recompute();  // refuses what is no plan for these layers
 }
 
 void Config::check_run() const {

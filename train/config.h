@@ -1,10 +1,12 @@
-// The config of a run: every field of its six groups, declared once. io/json_config.h reads, echoes and explains it.
+// The config of a run: every field of its seven groups, declared once. io/json_config.h reads, echoes and explains it.
 #pragma once
 #include <string>
 #include <vector>
 
+#include "engine/comm.h"
 #include "engine/fields.h"
 #include "model/config.h"
+#include "model/recompute.h"
 
 namespace triad {
 
@@ -31,7 +33,7 @@ struct TrainConfig {
   OnNonfinite on_nonfinite = OnNonfinite::stop;
   bool allow_unsafe = false;
 
-  int64_t tokens_per_step() const { return seq_len * micro_batch_size * accumulate_grad_batches; }
+  int64_t tokens_per_step() const { return seq_len * micro_batch_size * accumulate_grad_batches; }  // of one rank
 };
 
 struct RuntimeConfig {
@@ -39,6 +41,15 @@ struct RuntimeConfig {
   Precision precision = Precision::fp32;
   bool deterministic = true;
   bool cuda_graph = false;
+  std::string recompute = "none";
+};
+
+struct DistConfig {
+  CommBackend backend = CommBackend::automatic;
+  double bucket_mb = 25;
+  Precision grad_dtype = Precision::fp32;
+  int64_t zero = 0;
+  int64_t timeout_s = 600;
 };
 
 struct LogConfig {
@@ -52,8 +63,10 @@ struct Config {
   DataConfig data;
   TrainConfig train;
   RuntimeConfig runtime;
+  DistConfig dist;
   LogConfig log;
 
+  RecomputePlan recompute() const { return RecomputePlan::parse(runtime.recompute, model.n_layers); }
   // Fills in defaults that depend on other fields; throws UsageError for models that cannot be.
   void resolve();
   // Throws UsageError if a run of it could not be, or would be unsafe. Weights alone (init, eval, ...) need no such
@@ -80,6 +93,12 @@ template <>
 struct EnumWords<Precision> {
   static constexpr std::pair<std::string_view, Precision> words[] = {{"fp32", Precision::fp32},
                                                                      {"bf16", Precision::bf16}};
+};
+
+template <>
+struct EnumWords<CommBackend> {
+  static constexpr std::pair<std::string_view, CommBackend> words[] = {
+      {"auto", CommBackend::automatic}, {"nccl", CommBackend::nccl}, {"mpi", CommBackend::mpi}};
 };
 
 template <class V>
@@ -122,6 +141,19 @@ void visit(RuntimeConfig& c, V&& v) {
     "same seed, same machine: same bits. false permits faster sums whose order changes from run to run", Rule{});
   v("cuda_graph", c.cuda_graph,
     "on a GPU, record a micro-step once and replay it: same bits, fewer gaps where kernels are short", Rule{});
+  v("recompute", c.recompute,
+    "run again in backward, for memory: none, mlp, attention or block for all layers, or ranges: 0:6=block,6:12=mlp",
+    Rule{});
+}
+
+template <class V>
+void visit(DistConfig& c, V&& v) {
+  v("backend", c.backend, "auto: NCCL between GPUs; mpi: sums on the host, which tells transport faults from ours",
+    Rule{});
+  v("bucket_mb", c.bucket_mb, "MiB of gradients summed over the ranks at a time", above(0).up_to(1 << 20));
+  v("grad_dtype", c.grad_dtype, "in which gradients travel between ranks", Rule{});
+  v("zero", c.zero, "1: each rank keeps its share of the optimizer's moments alone", at_least(0).up_to(1));
+  v("timeout_s", c.timeout_s, "seconds a collective may take; then the run ends", at_least(1).up_to(1 << 20));
 }
 
 template <class V>
@@ -140,6 +172,7 @@ void visit_groups(Config& c, V&& v) {
   v("data", c.data);
   v("train", c.train);
   v("runtime", c.runtime);
+  v("dist", c.dist);
   v("log", c.log);
 }
 

@@ -1,4 +1,7 @@
 // The environment variables that users of NSA trainers know (SPEC.md section 2): each maps onto a config key.
+#include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <string_view>
 
@@ -11,16 +14,19 @@ namespace triad {
 namespace {
 
 enum class Effect {
-  value,         // the variable's text becomes the key's value
+  value,         // the variable's text, with `word` behind it, becomes the key's value
+  word,          // 1: the key becomes `word`; 0: no effect
   flag,          // 1: the key becomes true, 0: false
   negated_flag,  // 1: the key becomes false
+  minutes,       // a number of them: the key is in seconds
+  backend,       // PyTorch's name for one: nccl or gloo
   none,          // accepted: what it asks for is always so
   not_built,     // known, but its key does not exist yet
 };
 struct Variable {
   std::string_view name;
   Effect effect;
-  std::string_view key;
+  std::string_view key, word = {};
 };
 constexpr Variable kVariables[] = {
     {"NSA_SEQ_LEN", Effect::value, "train.seq_len"},
@@ -34,8 +40,8 @@ constexpr Variable kVariables[] = {
     {"NSA_DISABLE_CSV_LOGS", Effect::negated_flag, "log.csv"},
     {"NSA_PREFILL_BATCHED", Effect::none, ""},
     {"NSA_ENV_STATIC", Effect::none, ""},
-    {"NSA_GC_RANGE", Effect::not_built, "runtime.recompute"},
-    {"NSA_NO_GC", Effect::not_built, "runtime.recompute"},
+    {"NSA_GC_RANGE", Effect::value, "runtime.recompute", "=block"},
+    {"NSA_NO_GC", Effect::word, "runtime.recompute", "none"},
     {"NSA_MEM_DUMP_EVERY", Effect::not_built, "log.memory_every"},
     {"NSA_TB_DISABLE", Effect::not_built, "log.tensorboard"},
     {"NSA_DISABLE_AUX_STATS", Effect::not_built, "log.stats"},
@@ -44,9 +50,9 @@ constexpr Variable kVariables[] = {
     {"NSA_TRACE_MODULE_BWD", Effect::not_built, "log.diagnostics"},
     {"NSA_TRACE_DDP_BUCKETS", Effect::not_built, "log.diagnostics"},
     {"NSA_STRICT_ASSERTS", Effect::not_built, "runtime.asserts"},
-    {"NSA_DDP_BUCKET_MB", Effect::not_built, "dist.bucket_mb"},
-    {"NSA_PG_TIMEOUT_MIN", Effect::not_built, "dist.timeout_s"},
-    {"TORCH_BACKEND", Effect::not_built, "dist.backend"},
+    {"NSA_DDP_BUCKET_MB", Effect::value, "dist.bucket_mb"},
+    {"NSA_PG_TIMEOUT_MIN", Effect::minutes, "dist.timeout_s"},
+    {"TORCH_BACKEND", Effect::backend, "dist.backend"},
     {"NSA_DDP_STATIC_GRAPH", Effect::flag, "runtime.cuda_graph"},
     {"NSA_USE_FA2", Effect::not_built, "runtime.kernels"},
     {"NSA_SDPA_NO_FLASH", Effect::not_built, "runtime.kernels"},
@@ -57,6 +63,22 @@ bool read_flag(std::string_view name, std::string_view value) {
   if (value == "1" || value == "true") return true;
   if (value == "0" || value == "false") return false;
   fail_usage("environment variable {} is \"{}\": 0 or 1 is allowed", name, value);
+}
+
+int64_t read_minutes(std::string_view name, std::string_view value) {
+  double minutes = 0;
+  const char* end = value.data() + value.size();
+  const auto [stop, error] = std::from_chars(value.data(), end, minutes);
+  constexpr double kMost = 1 << 14;
+  if (error != std::errc() || stop != end || !(minutes > 0 && minutes <= kMost))
+    fail_usage("environment variable {} is \"{}\": minutes, a number in (0, {}], are needed", name, value, kMost);
+  return std::max<int64_t>(1, std::llround(minutes * 60));
+}
+
+std::string_view read_backend(std::string_view name, std::string_view value) {
+  if (value == "nccl") return "nccl";
+  if (value == "gloo" || value == "mpi") return "mpi";
+  fail_usage("environment variable {} is \"{}\": nccl or gloo is allowed", name, value);
 }
 
 }  // namespace
@@ -80,13 +102,23 @@ std::vector<std::string> apply_environment(Json& root, std::string_view only_gro
     if (!only_group.empty() && variable->key.substr(0, variable->key.find('.')) != only_group) continue;
     switch (variable->effect) {
       case Effect::value:
-        set_json_key(root, fmt::format("{}={}", variable->key, value));
+        set_json_key(root, fmt::format("{}={}{}", variable->key, value, variable->word));
+        break;
+      case Effect::word:
+        if (!read_flag(name, value)) continue;
+        set_json_key(root, fmt::format("{}={}", variable->key, variable->word));
         break;
       case Effect::flag:
         set_json_key(root, fmt::format("{}={}", variable->key, read_flag(name, value)));
         break;
       case Effect::negated_flag:
         set_json_key(root, fmt::format("{}={}", variable->key, !read_flag(name, value)));
+        break;
+      case Effect::minutes:
+        set_json_key(root, fmt::format("{}={}", variable->key, read_minutes(name, value)));
+        break;
+      case Effect::backend:
+        set_json_key(root, fmt::format("{}={}", variable->key, read_backend(name, value)));
         break;
       case Effect::none:
       case Effect::not_built:

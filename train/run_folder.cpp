@@ -34,6 +34,7 @@ bool written_by_a_run(std::string name) {
 }  // namespace
 
 RunFolder::RunFolder(const std::string& path, Start start) : path_(path) {
+  if (start == Start::join) return;
   std::error_code error;
   if (fs::exists(path, error) && !fs::is_directory(path, error)) fail("log.out_dir {} is not a folder", path);
   fs::create_directories(path, error);

@@ -137,11 +137,11 @@ void load_weights(Context& ctx, Params& params, const std::string& path) {
   params.set(ctx, read_buffer(params, file, ""));
 }
 
-std::string save_checkpoint(Context& ctx, const std::string& parent, const Params& params, const Optimizer& optimizer,
-                            const Config& config, const RunState& state) {
+std::string save_checkpoint(Context& ctx, const std::string& parent, const Params& params,
+                            const Optimizer::Moments& moments, const Config& config, const RunState& state) {
   return write_checkpoint(parent, fmt::format("step_{}", state.step), [&](const std::string& folder) {
     save_weights(ctx, params, folder + "/" + kWeightsFile);
-    write_buffers(ctx, params, {{"exp_avg/", optimizer.exp_avg()}, {"exp_avg_sq/", optimizer.exp_avg_sq()}},
+    write_buffers(ctx, params, {{"exp_avg/", moments.exp_avg}, {"exp_avg_sq/", moments.exp_avg_sq}},
                   folder + "/" + kOptimizerFile);
     write_file_atomically(folder + "/" + kStateFile, dump_json(state_json(config, state), 2) + "\n");
   });
@@ -158,20 +158,22 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params
   load_weights(ctx, params, folder + "/" + kWeightsFile);
   const SafetensorsFile moments(folder + "/" + kOptimizerFile);
   check_names(params, moments, {"exp_avg/", "exp_avg_sq/"});
-  write(ctx, optimizer.exp_avg(), read_buffer(params, moments, "exp_avg/").data());
-  write(ctx, optimizer.exp_avg_sq(), read_buffer(params, moments, "exp_avg_sq/").data());
+  optimizer.set(ctx, read_buffer(params, moments, "exp_avg/"), read_buffer(params, moments, "exp_avg_sq/"));
   return {.step = state_number(state, folder, "step"),
           .sequences = state_number(state, folder, "sequences"),
           .tokens = state_number(state, folder, "tokens")};
 }
 
-std::vector<std::string> changed_since(const std::string& folder, const Config& config) {
+std::vector<std::string> differences(const Config& before, const Config& now) {
   std::vector<std::string> lines;
-  for_each_difference(config_from_json(read_state(folder)["config"]), config,
-                      [&](const std::string& key, const std::string& theirs, const std::string& ours) {
-                        lines.push_back(fmt::format("{} {} -> {}", key, theirs, ours));
-                      });
+  for_each_difference(before, now, [&](const std::string& key, const std::string& theirs, const std::string& ours) {
+    lines.push_back(fmt::format("{} {} -> {}", key, theirs, ours));
+  });
   return lines;
+}
+
+std::vector<std::string> changed_since(const std::string& folder, const Config& config) {
+  return differences(config_from_json(read_state(folder)["config"]), config);
 }
 
 void save_initial(Context& ctx, const std::string& folder, const Params& params, const Config& config) {

@@ -26,13 +26,16 @@ void save_weights(Context&, const Params&, const std::string& path);
 void load_weights(Context&, Params&, const std::string& path);
 
 // Whole or not at all: written beside, synced, renamed; then `latest` points at it. Returns its folder.
-std::string save_checkpoint(Context&, const std::string& parent, const Params&, const Optimizer&, const Config&,
-                            const RunState&);
+std::string save_checkpoint(Context&, const std::string& parent, const Params&, const Optimizer::Moments&,
+                            const Config&, const RunState&);
 // Throws if a key differs on which a resume depends: the model's, the data's, train.seq_len.
 RunState load_checkpoint(Context&, const std::string& folder, Params&, Optimizer&, const Config&);
 
 // The keys in which a checkpoint's config differs from this one, a line each.
 std::vector<std::string> changed_since(const std::string& folder, const Config& config);
+
+// The keys in which two configs differ, a line each: "train.lr 1e-3 -> 2e-3".
+std::vector<std::string> differences(const Config& before, const Config& now);
 
 // `triad init`: a folder with model.safetensors and state.json.
 void save_initial(Context&, const std::string& folder, const Params&, const Config&);

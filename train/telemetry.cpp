@@ -50,7 +50,7 @@ std::string iso_time(std::time_t now) {
 
 }  // namespace
 
-Json environment_report(Device device, const std::string& build) {
+Json environment_report(Device device, const Comm& comm, const std::string& build) {
   const DeviceInfo info = backend::info(device);
   utsname machine{};
   uname(&machine);
@@ -69,6 +69,11 @@ Json environment_report(Device device, const std::string& build) {
     report["cuda_driver"] = info.driver;
     report["cuda_runtime"] = info.runtime;
   }
+  report["world"] = comm.world();
+  report["comm"] = comm.name();
+  for (const Peer& p : comm.peers())
+    report["ranks"].push_back(
+        {{"rank", p.rank}, {"host", p.host}, {"local_rank", p.local_rank}, {"device", p.device}, {"pci", p.pci}});
   constexpr const char* kPrefixes[] = {"NSA_", "CUDA_", "NCCL_", "OMPI_", "PMI", "SLURM_", "OMP_"};
   constexpr const char* kExact[] = {"CONFIG", "RANK", "WORLD_SIZE", "LOCAL_RANK"};
   Json variables = Json::object();
@@ -83,11 +88,17 @@ Json environment_report(Device device, const std::string& build) {
   return report;
 }
 
-Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device device, const Arena& arena,
+Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device device, const Comm& comm, const Arena& arena,
                      int64_t resume_step)
-    : config_(config), device_(device), arena_(arena), terminal_(isatty(STDOUT_FILENO) != 0), last_row_(Clock::now()) {
+    : config_(config),
+      device_(device),
+      comm_(comm),
+      arena_(arena),
+      terminal_(comm.world() == 1 && isatty(STDOUT_FILENO) != 0),  // mpirun's own end is one, wherever it then writes
+      last_row_(Clock::now()) {
+  if (comm.world() > 1) log_ = std::make_unique<AppendFile>(folder.file(fmt::format("ranks/rank_{}.log", comm.rank())));
   if (device.is_cuda()) peak_flops_ = peak_bf16_flops(backend::info(device).name);
-  if (config.log.csv) {
+  if (config.log.csv && comm.first()) {
     const bool append = resume_step >= 0;
     training_ = std::make_unique<CsvFile>(folder.file("training.csv"),
                                           "step,loss,lr,tokens_per_s,grad_norm,step_ms,mfu", append ? resume_step : -1);
@@ -95,14 +106,19 @@ Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device devic
     fallbacks_ = std::make_unique<CsvFile>(folder.file("fallback_counters.csv"),
                                            "step,layer,branch,kernel,reason,count", append ? resume_step : -1);
   }
-  if (config.log.heartbeat_every > 0) heartbeats_ = std::make_unique<JsonLines>(folder.file("heartbeat_rank0.jsonl"));
+  if (config.log.heartbeat_every > 0)
+    heartbeats_ = std::make_unique<JsonLines>(folder.file(fmt::format("heartbeat_rank{}.jsonl", comm.rank())));
 }
 
 void Telemetry::banner(int64_t parameters, const std::vector<std::string>& environment, const std::string& data) {
   message(fmt::format("triad: {} parameters; {} ({}), {:.0f} MiB planned", parameters, device_.str(),
                       backend::info(device_).name, peak_mib()));
   message(fmt::format("data: {}", data));
-  message(fmt::format("{} tokens an optimizer step", config_.train.tokens_per_step()));
+  message(fmt::format("{} tokens an optimizer step", config_.train.tokens_per_step() * comm_.world()));
+  if (comm_.world() > 1) message(fmt::format("{} ranks, {}", comm_.world(), comm_.name()));
+  for (const Peer& p : comm_.peers())
+    message(fmt::format("rank {}  host {}  local rank {}  pid {}  {} {}", p.rank, p.host, p.local_rank, p.pid, p.device,
+                        p.pci));
   const Json resolved = config_to_json(config_);
   for (const auto& [group, fields] : resolved.items()) message(fmt::format("{:<8}{}", group, dump_json(fields, -1)));
   for (const std::string& line : environment) message("environment: " + line);
@@ -114,6 +130,8 @@ Telemetry::~Telemetry() {
 }
 
 void Telemetry::message(const std::string& text) {
+  if (log_) log_->append(text + "\n");
+  if (!comm_.first()) return;
   if (line_open_) std::fputs("\n", stdout);
   line_open_ = false;
   std::fputs((text + "\n").c_str(), stdout);
@@ -123,6 +141,7 @@ void Telemetry::message(const std::string& text) {
 void Telemetry::step(const Step& s) {
   tokens_since_row_ += s.tokens;
   ++steps_since_row_;
+  comm_ms_since_row_ += s.comm_ms;
   const bool row = s.step % config_.log.every == 0 || s.step == config_.train.steps;
   if (row) {
     const double elapsed = seconds(Clock::now() - last_row_);
@@ -131,16 +150,19 @@ void Telemetry::step(const Step& s) {
     std::string mfu;
     if (peak_flops_ > 0) {
       const TrainConfig& t = config_.train;
-      const double flops = training_flops(config_.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len);
+      const double flops = training_flops(config_.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len,
+                                          config_.recompute());
       mfu = fmt::format("{:.4f}", flops / step_s / peak_flops_);
     }
     if (training_)
       training_->row(fmt::format("{},{:.6f},{:.6e},{:.1f},{:.6f},{:.3f},{}", s.step, s.loss, s.lr, tokens_per_s_,
                                  s.grad_norm, step_s * 1e3, mfu));
     const double eta = step_s * static_cast<double>(config_.train.steps - s.step);
-    const std::string line =
+    std::string line =
         fmt::format("step {}/{}  loss {:.4f}  lr {:.2e}  norm {:.3f}  {:.0f} tok/s  {:.1f} ms  eta {}", s.step,
                     config_.train.steps, s.loss, s.lr, s.grad_norm, tokens_per_s_, step_s * 1e3, duration_text(eta));
+    if (comm_.world() > 1)
+      line += fmt::format("  comm {:.2f} ms", comm_ms_since_row_ / static_cast<double>(steps_since_row_));
     if (terminal_) {
       std::fputs(("\r\x1b[2K" + line).c_str(), stdout);
       std::fflush(stdout);
@@ -150,9 +172,12 @@ void Telemetry::step(const Step& s) {
     }
     last_row_ = Clock::now();
     tokens_since_row_ = steps_since_row_ = 0;
+    comm_ms_since_row_ = 0;
   }
-  if (heartbeats_ && s.step % config_.log.heartbeat_every == 0)
-    heartbeat(s.step, "step_end", {{"loss", s.loss}, {"tokens_per_s", tokens_per_s_}, {"grad_norm", s.grad_norm}});
+  if (!heartbeats_ || s.step % config_.log.heartbeat_every != 0) return;
+  Json line = {{"loss", s.loss}, {"tokens_per_s", tokens_per_s_}, {"grad_norm", s.grad_norm}};
+  if (comm_.world() > 1) line["comm_wait_ms"] = s.comm_ms;
+  heartbeat(s.step, "step_end", line);
 }
 
 void Telemetry::evaluation(int64_t step, double loss) {
@@ -178,7 +203,7 @@ void Telemetry::heartbeat(int64_t step, const std::string& msg, const Json& more
   if (!heartbeats_) return;
   const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   Json line = {{"ts", now},       {"iso", iso_time(static_cast<std::time_t>(now))},
-               {"pid", getpid()}, {"rank", 0},
+               {"pid", getpid()}, {"rank", comm_.rank()},
                {"step", step},    {"msg", msg}};
   if (device_.is_cuda()) {
     line["gpu_mem_alloc_mib"] = static_cast<double>(arena_.used_bytes()) / kMiB;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/comm.h"
 #include "engine/memory.h"
 #include "engine/routes.h"
 #include "io/csv.h"
@@ -15,22 +16,24 @@
 
 namespace triad {
 
-// The machine, libraries, build, and of the environment the variables that concern a run: env.json.
-Json environment_report(Device, const std::string& build);
+// The machine, the ranks, libraries, build, and of the environment the variables that concern a run: env.json.
+Json environment_report(Device, const Comm&, const std::string& build);
 
+// The first rank tells on stdout and in the run's files; with several, each also keeps a log and its heartbeats.
 class Telemetry {
   using Clock = std::chrono::steady_clock;
 
  public:
   // resume_step >= 0: rows of later steps are cut from the CSV files, which are then appended to.
-  Telemetry(const Config&, const RunFolder&, Device, const Arena&, int64_t resume_step);
+  Telemetry(const Config&, const RunFolder&, Device, const Comm&, const Arena&, int64_t resume_step);
 
   ~Telemetry();
   void banner(int64_t parameters, const std::vector<std::string>& environment, const std::string& data);
   struct Step {
     int64_t step = 0;  // optimizer steps done, this one included
     double loss = 0, lr = 0, grad_norm = 0;
-    int64_t tokens = 0;  // of this optimizer step
+    int64_t tokens = 0;  // of this optimizer step, all ranks together
+    double comm_ms = 0;  // that it waited for other ranks
   };
   void step(const Step&);
   void evaluation(int64_t step, double loss);
@@ -54,15 +57,17 @@ class Telemetry {
  private:
   const Config& config_;
   Device device_;
+  const Comm& comm_;
   const Arena& arena_;
   bool terminal_;
   bool line_open_ = false;  // a progress line on a terminal waits to be overwritten
   std::unique_ptr<CsvFile> training_, validation_, fallbacks_;
   std::vector<int64_t> fallbacks_written_;  // calls of each of Routes::counts() that have their row
   std::unique_ptr<JsonLines> heartbeats_;
+  std::unique_ptr<AppendFile> log_;  // ranks/rank_R.log
   Clock::time_point last_row_;
   int64_t tokens_since_row_ = 0, steps_since_row_ = 0;
-  double tokens_per_s_ = 0, peak_flops_ = 0;
+  double tokens_per_s_ = 0, peak_flops_ = 0, comm_ms_since_row_ = 0;
 };
 
 }  // namespace triad

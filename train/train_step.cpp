@@ -26,23 +26,49 @@ Tensor make_parts(Context& ctx, Arena& arena, const Params& params) {
   return parts;
 }
 
+// [1]: what a rank says of itself.
+Tensor own_number(const Tensor& ranks, int64_t rank, int64_t which) { return ranks[rank].slice(0, which, which + 1); }
+
+// With shards each rank sees but its own sums: what the first to see something bad sees.
+int64_t first_bad_of_all(Comm& comm, int64_t bad) {
+  int64_t first = -1;
+  for (const int64_t other : comm.exchange(bad, "the first bad tensor"))
+    if (other >= 0 && (first < 0 || other < first)) first = other;
+  return first;
+}
+
 }  // namespace
 
-TrainStep::TrainStep(Runtime& runtime, const Config& config)
+TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
     : runtime_(runtime),
       ctx_(runtime.ctx()),
       config_(config),
+      comm_(comm),
+      world_(comm == nullptr ? 1 : comm->world()),
       model_(ctx_, runtime.arena(), config.model,
-             {.dtype = compute_dtype(config.runtime.precision), .training = true, .max_seq_len = config.train.seq_len}),
-      optimizer_(ctx_, runtime.arena(), model_.params()),
-      act_(runtime.arena(), config.model, config.train.micro_batch_size, config.train.seq_len, model_.dtype(), true),
+             {.dtype = compute_dtype(config.runtime.precision),
+              .training = true,
+              .max_seq_len = config.train.seq_len,
+              .shard_elements = bucket_unit(config.dist, world_)}),
+      ranks_(world_ == 1
+                 ? Tensor{}
+                 : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64, {world_, RankNumbers::count})),
+      reducer_(world_ == 1 ? nullptr
+                           : std::make_unique<GradReducer>(ctx_, runtime.arena(), model_.params(), *comm, config.dist,
+                                                           own_number(ranks_, comm->rank(), RankNumbers::probe))),
+      optimizer_(ctx_, runtime.arena(), model_.params(), zero() ? reducer_.get() : nullptr),
+      act_(runtime.arena(), config.model, config.train.micro_batch_size, config.train.seq_len, model_.dtype(), true,
+           config.recompute()),
       numbers_(runtime.arena().alloc(MemTag::workspace, "step numbers", DType::f64, {StepNumbers::count})),
       eval_loss_(runtime.arena().alloc(MemTag::workspace, "evaluation loss", DType::f64, {1})),
       parts_(make_parts(ctx_, runtime.arena(), model_.params())),
       first_(ctx_.device),
       later_(ctx_.device) {
-  zero(ctx_, numbers_);
-  zero(ctx_, model_.params().grads());  // the padding between them, too, which no op writes
+  if (zero())
+    squares_ = runtime.arena().alloc(MemTag::comm, "pieces of the norm", DType::f64,
+                                     {model_.params().stored_elements() / kSumPiece});
+  triad::zero(ctx_, numbers_);
+  triad::zero(ctx_, model_.params().grads());  // the padding between them, too, which no op writes
   if (ctx_.planning) return;
   const int64_t batch_bytes = act_.tokens.bytes() + act_.targets.bytes();
   for (size_t i = 0; i < kBatchSlots; ++i) batches_.emplace_back(ctx_.device, batch_bytes);
@@ -50,9 +76,10 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config)
 }
 
 void TrainStep::begin() {
-  begun_ = true;
-  zero(ctx_, model_.params().added_grads());
-  zero(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1));
+  micro_steps_ = 0;
+  if (comm_ != nullptr) comm_->take_waited_ms();  // between steps: not theirs
+  triad::zero(ctx_, model_.params().added_grads());
+  triad::zero(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1));
 }
 
 void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
@@ -72,16 +99,20 @@ void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t>
   slot.done.record(ctx_.stream);
 }
 
-void TrainStep::forward_backward(int64_t step_positions, bool first) {
+void TrainStep::forward_backward(int64_t step_positions, bool first, GradSink* sink) {
   model_.forward(ctx_, act_);
-  model_.loss_and_backward(ctx_, act_, 1.0 / static_cast<double>(step_positions), first);
+  model_.loss_and_backward(ctx_, act_, 1.0 / static_cast<double>(step_positions), first, sink);
   sum(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1), act_.row_loss, /*add=*/true);
 }
 
 void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions) {
   upload(tokens, targets);
   const bool with_graph = config_.runtime.cuda_graph && ctx_.device.is_cuda() && !ctx_.planning;
-  const bool first = std::exchange(begun_, false);
+  const bool first = micro_steps_++ == 0;
+  if (reducer_ && micro_steps_ == config_.train.accumulate_grad_batches) {
+    reducer_->begin();  // collectives are started, timed and counted by the host: this one is never recorded
+    return forward_backward(step_positions, first, reducer_.get());
+  }
   Recording& recording = first ? first_ : later_;
   if (!with_graph || recording.step_positions != step_positions) {  // once without: loads kernels, chooses algorithms
     recording.graph.clear();
@@ -92,15 +123,48 @@ void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int3
   recording.graph.launch(ctx_.stream);
 }
 
-void TrainStep::update(int64_t step, int64_t step_positions) {
+void TrainStep::sum_over_ranks(bool stop) {
+  const auto own = [&](int64_t which) { return own_number(ranks_, comm_->rank(), which); };
+  const auto loss = numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1);
+  copy(ctx_, own(RankNumbers::loss), loss);
+  constexpr int kSomeBits = 0x3f;  // any finite number but 0
+  const Tensor flag = own(RankNumbers::stop);
+  if (!ctx_.planning) {
+    backend::fill(flag.data, flag.device, stop ? kSomeBits : 0, flag.bytes(), ctx_.stream.handle());
+    results_[next_result_].computed.record(ctx_.stream);
+  }
+  reducer_->finish();
+  reducer_->exchange([&] { comm_->all_gather(ranks_, "the ranks' numbers"); });
+  if (!ctx_.planning) results_[next_result_].summed.record(comm_->stream());
+}
+
+// Of what each rank owns, in the same pieces as without shards.
+void TrainStep::sum_of_shards(Tensor norm_squared) {
+  triad::zero(ctx_, squares_);
+  for (const GradBucket& bucket : reducer_->buckets()) {
+    const ElementRange own = reducer_->owned(bucket);
+    square_pieces(ctx_, squares_.slice(0, own.begin / kSumPiece, own.end / kSumPiece),
+                  model_.params().grads().slice(0, own.begin, own.end));
+  }
+  reducer_->exchange([&] { comm_->all_reduce(squares_, "the gradient's norm"); });  // x + 0: exact
+  sum_pieces(ctx_, norm_squared, squares_);
+}
+
+void TrainStep::update(int64_t step, int64_t step_positions, bool stop) {
+  TRIAD_CHECK(ctx_.planning || queued_.size() < kMaxQueued, "{} steps are queued without a look at their results",
+              queued_.size());
   const auto number = [&](int64_t i) { return numbers_.slice(0, i, i + 1); };
   const Tensor grads = model_.params().grads();
-  sum_of_squares(ctx_, number(StepNumbers::norm_squared), grads);
-  judge_step(ctx_, numbers_, grads, parts_, config_.train.on_nonfinite == OnNonfinite::stop);
+  if (reducer_) sum_over_ranks(stop);
+  if (zero())
+    sum_of_shards(number(StepNumbers::norm_squared));
+  else
+    sum_of_squares(ctx_, number(StepNumbers::norm_squared), grads);
+  judge_step(ctx_, numbers_, grads, parts_, ranks_, config_.train.on_nonfinite == OnNonfinite::stop);
   optimizer_.step(ctx_, model_.params(), number(StepNumbers::applied), config_.train, step);
   if (ctx_.planning) return;
-  TRIAD_CHECK(queued_.size() < kMaxQueued, "{} steps are queued without a look at their results", queued_.size());
-  Slot& slot = results_[next_result_];
+  ResultSlot& slot = results_[next_result_];
+  if (comm_ != nullptr) slot.host_ms = comm_->take_waited_ms();
   backend::copy(slot.memory.data(), Device::cpu(), numbers_.data, numbers_.device, numbers_.bytes(),
                 ctx_.stream.handle());
   slot.done.record(ctx_.stream);
@@ -113,7 +177,7 @@ TrainStep::Result TrainStep::result() {
   TRIAD_CHECK(!queued_.empty(), "the result of a step was asked for, and none is queued");
   const Queued queued = queued_.front();
   queued_.pop_front();
-  Slot& slot = results_[queued.slot];
+  const ResultSlot& slot = results_[queued.slot];
   slot.done.synchronize();
   double numbers[StepNumbers::count];
   std::memcpy(numbers, slot.memory.data(), sizeof numbers);
@@ -121,8 +185,12 @@ TrainStep::Result TrainStep::result() {
   result.loss = numbers[StepNumbers::loss] / static_cast<double>(queued.step_positions);
   result.grad_norm = std::sqrt(numbers[StepNumbers::norm_squared]);
   result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+  result.stop = numbers[StepNumbers::stop] != 0;
+  if (reducer_) result.comm_ms = slot.host_ms + (ctx_.device.is_cuda() ? slot.summed.ms_since(slot.computed) : 0);
   if (result.finite) return result;
-  const auto bad = static_cast<int64_t>(numbers[StepNumbers::bad_part]);
+  result.bad_rank = reducer_ ? static_cast<int64_t>(numbers[StepNumbers::bad_rank]) : 0;
+  auto bad = static_cast<int64_t>(numbers[StepNumbers::bad_part]);
+  if (zero()) bad = first_bad_of_all(*comm_, bad);
   result.bad_tensor =
       bad < 0 ? "the loss" : "the gradient of " + model_.params().specs()[static_cast<size_t>(bad)].name;
   return result;
@@ -138,44 +206,14 @@ double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int3
   return loss;
 }
 
-Device choose_device(DeviceChoice choice) {
+Device choose_device(DeviceChoice choice, const LaunchEnv& env) {
   if (choice == DeviceChoice::cpu) return Device::cpu();
-  if (backend::cuda_device_count() > 0) return Device::cuda();
+  if (backend::cuda_device_count() > 0) return device_of(env);
   if (choice == DeviceChoice::cuda)
     fail("device cuda was asked for (runtime.device, --device), but {}", backend::why_no_cuda());
   return Device::cpu();
 }
 
 DType compute_dtype(Precision precision) { return precision == Precision::bf16 ? DType::bf16 : DType::f32; }
-
-MemoryPlan plan_memory(const Config& config, Device device) {
-  Runtime runtime({.device = device, .planning = true, .deterministic = config.runtime.deterministic});
-  TrainStep step(runtime, config);
-  step.micro_step({}, {}, 1);
-  step.finish(0, 1);
-  step.evaluate({}, {});
-  MemoryPlan plan;
-  plan.scratch_bytes = runtime.scratch().peak_bytes();
-  plan.arena_bytes = runtime.arena().used_bytes() + align_up(plan.scratch_bytes);
-  plan.report = runtime.arena().report();
-  return plan;
-}
-
-std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device) {
-  constexpr double kMiB = 1024.0 * 1024.0;
-  const MemoryPlan plan = plan_memory(config, device);
-  const DeviceInfo info = backend::info(device);
-  const int64_t needed = plan.arena_bytes + (device.is_cuda() ? kMatmulWorkspaceBytes : 0);
-  if (needed > info.free_bytes)
-    fail(
-        "this run needs {:.0f} MiB on {}, {:.0f} of its {:.0f} MiB are free: lower train.micro_batch_size ({}) or "
-        "train.seq_len ({})\nscratch {:.2f} MiB, {}",
-        needed / kMiB, device.str(), info.free_bytes / kMiB, info.memory_bytes / kMiB, config.train.micro_batch_size,
-        config.train.seq_len, plan.scratch_bytes / kMiB, plan.report);
-  return std::make_unique<Runtime>(Runtime::Options{.device = device,
-                                                    .arena_bytes = plan.arena_bytes,
-                                                    .scratch_bytes = plan.scratch_bytes,
-                                                    .deterministic = config.runtime.deterministic});
-}
 
 }  // namespace triad

@@ -1,14 +1,15 @@
-// One optimizer step on one device: micro-steps that add up gradients, then the update. Owns what a step works on.
+// One optimizer step on one device: micro-steps that add up gradients, then the update. Owns what a step works on. With
+// several ranks gradients are summed over them during the last micro-step, and each rank makes the same update.
 // Nothing in a step waits for the device: tokens go up from pinned memory, the device judges the gradient and updates
 // or not, and the step's numbers come down to pinned memory, where result() finds them later. So the host may queue the
 // next step meanwhile.
 #pragma once
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <span>
 #include <string>
 
+#include "engine/comm.h"
 #include "engine/graph.h"
 #include "model/model.h"
 #include "train/config.h"
@@ -18,20 +19,25 @@ namespace triad {
 
 class TrainStep {
  public:
-  TrainStep(Runtime&, const Config&);
+  // comm: absent in a world of one.
+  TrainStep(Runtime&, const Config&, Comm* comm = nullptr);
 
   struct Result {
     double loss = 0;         // mean over the step's positions
     double grad_norm = 0;    // global, before clipping
     bool finite = true;      // otherwise nothing was updated, and (train.on_nonfinite stop) nothing will be
     std::string bad_tensor;  // not finite: the first gradient that is not, or "the loss" if all are
+    int64_t bad_rank = -1;   // not finite: the first rank whose own share is not; -1: the ranks' sum alone
+    bool stop = false;       // a rank asked for an orderly end
+    double comm_ms = 0;      // that the step waited for other ranks, behind its own work
   };
 
   void begin();  // forgets gradients and loss
-  // tokens, targets [B*T]. The gradient of the step is that of the mean over step_positions (of all its micro-steps).
+  // tokens, targets [B*T]. The gradient of the step is that of the mean over step_positions (of all ranks and
+  // micro-steps). With several ranks a step has train.accumulate_grad_batches of them.
   void micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions);
-  // Queues the update. step: optimizer steps done before this one.
-  void update(int64_t step, int64_t step_positions);
+  // Queues the update. step: optimizer steps done before this one. stop: this rank asks for an orderly end.
+  void update(int64_t step, int64_t step_positions, bool stop = false);
   // Waits for the oldest update whose result was not yet asked for; at most kMaxQueued may be.
   Result result();
   static constexpr size_t kMaxQueued = 2;
@@ -45,21 +51,30 @@ class TrainStep {
 
   Model& model() { return model_; }
   Optimizer& optimizer() { return optimizer_; }
+  const GradReducer* reducer() const { return reducer_.get(); }
   Runtime& runtime() { return runtime_; }
 
  private:
   void upload(std::span<const int32_t> tokens, std::span<const int32_t> targets);
-  void forward_backward(int64_t step_positions, bool first);
+  void forward_backward(int64_t step_positions, bool first, GradSink* sink = nullptr);
+  bool zero() const { return reducer_ && config_.dist.zero == 1; }
+  void sum_over_ranks(bool stop);
+  void sum_of_shards(Tensor norm_squared);
 
   Runtime& runtime_;
   Context& ctx_;
   const Config& config_;
+  Comm* comm_;
+  int64_t world_;
   Model model_;
+  Tensor ranks_;                          // [world, RankNumbers::count] f64; absent in a world of one
+  std::unique_ptr<GradReducer> reducer_;  // likewise
   Optimizer optimizer_;
   Activations act_;
   Tensor numbers_;    // [StepNumbers::count] f64
   Tensor eval_loss_;  // [1] f64
   Tensor parts_;      // [parameters,2] i64: where each gradient lies, for the verdict
+  Tensor squares_;    // dist.zero: the pieces of the norm's sum, each from the rank that owns its elements
 
   // Pinned memory, taken in turns; an event tells when the device is done with it.
   struct Slot {
@@ -67,7 +82,13 @@ class TrainStep {
     PinnedMemory memory;
     Event done;
   };
-  std::deque<Slot> batches_, results_;
+  struct ResultSlot : Slot {
+    ResultSlot(Device device, int64_t bytes) : Slot(device, bytes), computed(device, true), summed(device, true) {}
+    Event computed, summed;  // this rank's gradients; those of all
+    double host_ms = 0;      // that the host waited for other ranks
+  };
+  std::deque<Slot> batches_;
+  std::deque<ResultSlot> results_;
   size_t next_batch_ = 0;
   struct Queued {
     size_t slot;
@@ -83,20 +104,11 @@ class TrainStep {
     int64_t step_positions = 0;
   };
   Recording first_, later_;
-  bool begun_ = false;  // no micro-step came yet: the gradients of the products hold nothing
+  int64_t micro_steps_ = 0;  // of this step; before the first the gradients of the products hold nothing
 };
 
-Device choose_device(DeviceChoice);  // automatic: the GPU where one can be used; cuda without one is an error
+// automatic: the GPU where one can be used; cuda without one is an error. Of several GPUs that of the process's rank.
+Device choose_device(DeviceChoice, const LaunchEnv& env = {});
 DType compute_dtype(Precision);
-
-// What a run of this config needs, found by a dry step on a planning context: no GPU, no memory.
-struct MemoryPlan {
-  int64_t arena_bytes = 0;  // scratch included
-  int64_t scratch_bytes = 0;
-  std::string report;  // by category
-};
-MemoryPlan plan_memory(const Config&, Device);
-// Refuses, naming train.micro_batch_size and train.seq_len, a plan that exceeds the device's free memory.
-std::unique_ptr<Runtime> allocate_planned(const Config&, Device);
 
 }  // namespace triad

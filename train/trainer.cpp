@@ -1,5 +1,6 @@
 #include "train/trainer.h"
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -7,13 +8,16 @@
 #include <cmath>
 #include <csignal>
 #include <fstream>
+#include <numeric>
 
 #include "engine/check.h"
+#include "engine/comm.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/loader.h"
 #include "train/data_source.h"
 #include "train/load_config.h"
+#include "train/memory_plan.h"
 #include "train/run_folder.h"
 #include "train/schedule.h"
 #include "train/state.h"
@@ -37,27 +41,50 @@ class Trainer {
       : request_(request),
         config_(request.config),
         resume_from_(find_resume(request)),
-        device_(safe_device(config_)),
+        launch_(read_launch_env()),
+        device_(safe_device(config_, launch_)),
+        comm_(meet(launch_, device_, config_)),
         data_(open_data(config_)),
-        runtime_(allocate_planned(config_, device_)),
-        step_(*runtime_, config_),
-        folder_(config_.log.out_dir, start_of(request, resume_from_)) {
+        runtime_(allocate_planned(config_, device_, comm_.get())),
+        step_(*runtime_, config_, comm_.get()),
+        folder_(config_.log.out_dir, comm_->first() ? start_of(request, resume_from_) : RunFolder::Start::join) {
     runtime_->arena().seal();
   }
 
+  // With several ranks an error ends the process here: see Comm::abandon.
   void run() {
+    if (comm_->world() == 1) return run_steps();
+    try {
+      run_steps();
+      comm_->finish();
+    } catch (const UsageError& e) { comm_->abandon(e.what(), 2); } catch (const std::exception& e) {
+      comm_->abandon(e.what(), 1);
+    }
+  }
+
+ private:
+  void run_steps() {
     Context& ctx = runtime_->ctx();
+    if (comm_->first() && comm_->world() > 1) make_folders(folder_.file("ranks"));
+    comm_->barrier("the run's folder");  // the first rank has prepared it
     if (resume_from_.empty()) {
       step_.model().params().init(ctx, static_cast<uint64_t>(config_.train.seed));
     } else {
       state_ = load_checkpoint(ctx, resume_from_, step_.model().params(), step_.optimizer(), config_);
       if (state_.step > config_.train.steps)
         fail_usage("train.steps is {}, but {} is at step {} already", config_.train.steps, resume_from_, state_.step);
-      folder_.rewind(state_.step);
+      for (const int64_t step : comm_->exchange(state_.step, "the step resumed from"))
+        TRIAD_CHECK(step == state_.step, "rank {} resumes from step {} ({}), another from {}: do they see one folder?",
+                    comm_->rank(), state_.step, resume_from_, step);
+      if (comm_->first()) folder_.rewind(state_.step);
     }
-    write_file_atomically(folder_.file("config.json"), dump_json(config_to_json(config_), 2) + "\n");
-    write_file_atomically(folder_.file("env.json"), dump_json(environment_report(device_, request_.build), 2) + "\n");
-    Telemetry telemetry(config_, folder_, device_, runtime_->arena(), resume_from_.empty() ? -1 : state_.step);
+    if (comm_->first()) {
+      write_file_atomically(folder_.file("config.json"), dump_json(config_to_json(config_), 2) + "\n");
+      write_file_atomically(folder_.file("env.json"),
+                            dump_json(environment_report(device_, *comm_, request_.build), 2) + "\n");
+      if (step_.reducer() != nullptr) write_file_atomically(folder_.file("ddp_buckets.txt"), step_.reducer()->table());
+    }
+    Telemetry telemetry(config_, folder_, device_, *comm_, runtime_->arena(), resume_from_.empty() ? -1 : state_.step);
     telemetry.banner(count_parameters(config_.model), request_.environment, data_.description);
     if (!resume_from_.empty()) {
       telemetry.message(fmt::format("resumed from {} at step {}", resume_from_, state_.step));
@@ -80,14 +107,24 @@ class Trainer {
     finish(telemetry, seconds, first_step);
   }
 
- private:
+  // The ranks, which have to be of one mind.
+  static std::unique_ptr<Comm> meet(const LaunchEnv& launch, Device device, const Config& config) {
+    std::unique_ptr<Comm> comm =
+        open_comm(launch, device, config.dist.backend, static_cast<double>(config.dist.timeout_s));
+    const std::string first = comm->exchange_text(config_to_json(config).dump(), "the config").front();
+    const std::vector<std::string> lines =
+        differences(config_from_json(parse_json(first, "the first rank's config")), config);
+    if (!lines.empty()) fail_usage("rank {}'s config differs from rank 0's: {}", comm->rank(), fmt::join(lines, "; "));
+    return comm;
+  }
+
   static std::string find_resume(const TrainRequest& request) {
     if (request.resume.empty()) return "";
     return resolve_checkpoint(request.resume == "latest" ? request.config.log.out_dir : request.resume);
   }
 
-  static Device safe_device(const Config& config) {
-    const Device device = choose_device(config.runtime.device);
+  static Device safe_device(const Config& config, const LaunchEnv& launch) {
+    const Device device = choose_device(config.runtime.device, launch);
     constexpr int64_t kLongRun = 1000;
     if (device.is_cuda() && config.runtime.precision == Precision::fp32 && config.train.steps > kLongRun &&
         !config.train.allow_unsafe)
@@ -105,7 +142,7 @@ class Trainer {
   }
 
   bool due(int64_t every) const { return every > 0 && state_.step % every == 0; }
-  int64_t positions() const { return config_.train.tokens_per_step(); }
+  int64_t positions() const { return config_.train.tokens_per_step() * comm_->world(); }
 
   LoaderOptions loader_options() const {
     const TrainConfig& t = config_.train;
@@ -113,6 +150,8 @@ class Trainer {
             .micro_batch = t.micro_batch_size,
             .micro_steps = t.accumulate_grad_batches,
             .seed = static_cast<uint64_t>(config_.data.seed),
+            .rank = comm_->rank(),
+            .world = comm_->world(),
             .first_sequence = state_.sequences};
   }
 
@@ -123,7 +162,7 @@ class Trainer {
       const Batch batch = loader.next();
       step_.micro_step(batch.tokens, batch.targets, positions());
     }
-    step_.update(state_.step, positions());
+    step_.update(state_.step, positions(), stop_wanted());
     ++state_.step;
     state_.sequences = loader.cursor();
     state_.tokens += positions();
@@ -137,47 +176,68 @@ class Trainer {
       const int64_t step = state_.step - queued_ + 1;  // steps done, this one included
       const TrainStep::Result result = step_.result();
       last_loss_ = result.loss;
+      stop_agreed_ = stop_agreed_ || result.stop;
       if (!result.finite) {
+        const std::string where =
+            result.bad_rank < 0 ? "no rank alone, but their sum" : fmt::format("rank {}", result.bad_rank);
         const std::string what =
-            fmt::format("step {}: rank 0: loss {} and gradient norm {} are not both finite; first bad tensor: {}", step,
-                        result.loss, result.grad_norm, result.bad_tensor);
+            fmt::format("step {}: {}: loss {} and gradient norm {} are not both finite; first bad tensor: {}", step,
+                        where, result.loss, result.grad_norm, result.bad_tensor);
         telemetry.heartbeat(step, "nonfinite");
-        if (config_.train.on_nonfinite == OnNonfinite::stop) fail("{}. train.on_nonfinite is stop", what);
+        if (config_.train.on_nonfinite == OnNonfinite::stop) {
+          comm_->expect_end();  // of all ranks, here
+          fail("{}. train.on_nonfinite is stop", what);
+        }
         telemetry.message(what + ". The step is skipped");
       }
       telemetry.step({.step = step,
                       .loss = result.loss,
                       .lr = learning_rate(config_.train, step - 1),
                       .grad_norm = result.grad_norm,
-                      .tokens = positions()});
+                      .tokens = positions(),
+                      .comm_ms = result.comm_ms});
+      constexpr int64_t kWarmUpSteps = 5;
+      if (++settled_ > kWarmUpSteps) comm_ms_ += result.comm_ms, ++comm_steps_;
     }
   }
 
-  // Mean loss over the same first eval_batches micro-batches of the validation split, every time.
+  // Mean loss over the same first eval_batches micro-batches of the validation split, every time. The ranks take turns
+  // with them; sums are of batches in their order, so that the number does not depend on how many ranks there are.
   void evaluate(Telemetry& telemetry) {
     const TrainConfig& t = config_.train;
     const int64_t batches = count_validation_batches(*data_.val, t.seq_len, t.micro_batch_size, t.eval_batches);
-    double sum = 0;
-    int64_t count = 0;
-    for (int64_t i = 0; i < batches; ++i) {
+    std::vector<double> losses(static_cast<size_t>(batches)), counts = losses;
+    for (int64_t i = comm_->rank(); i < batches; i += comm_->world()) {
       const Batch batch = validation_batch(*data_.val, t.seq_len, t.micro_batch_size, i);
-      sum += step_.evaluate(batch.tokens, batch.targets);
-      for (const int32_t target : batch.targets) count += target >= 0;
+      losses[static_cast<size_t>(i)] = step_.evaluate(batch.tokens, batch.targets);
+      for (const int32_t target : batch.targets) counts[static_cast<size_t>(i)] += target >= 0;
     }
-    val_loss_ = sum / static_cast<double>(count);
+    comm_->add(losses, "the evaluation's losses");
+    comm_->add(counts, "the evaluation's positions");
+    val_loss_ = std::accumulate(losses.begin(), losses.end(), 0.0) / std::accumulate(counts.begin(), counts.end(), 0.0);
     telemetry.evaluation(state_.step, val_loss_);
   }
 
+  // The first rank writes, once all have given what they alone hold; the others wait until it has.
   void save(Telemetry& telemetry) {
-    const std::string folder = save_checkpoint(runtime_->ctx(), folder_.checkpoints(), step_.model().params(),
-                                               step_.optimizer(), config_, state_);
-    telemetry.heartbeat(state_.step, "checkpoint", {{"folder", folder}});
+    Context& ctx = runtime_->ctx();
+    Params& params = step_.model().params();
+    step_.optimizer().gather_master(params);
+    const Optimizer::Moments moments = step_.optimizer().gather_moments(ctx, params);
+    if (comm_->first()) {
+      const std::string folder = save_checkpoint(ctx, folder_.checkpoints(), params, moments, config_, state_);
+      telemetry.heartbeat(state_.step, "checkpoint", {{"folder", folder}});
+    }
+    comm_->barrier("the checkpoint");
   }
+
+  bool stop_wanted() const { return stop_signal != 0 || (comm_->first() && folder_.halt_requested()); }
 
   // What happens between steps and is not counted as their time. True: the run has to stop here.
   bool after_step(Telemetry& telemetry) {
     const TrainConfig& t = config_.train;
-    const bool last = state_.step == t.steps, stop = stop_signal != 0 || folder_.halt_requested();
+    // Several ranks stop where a step's result says that one of them wants to: they read it at the same step.
+    const bool last = state_.step == t.steps, stop = comm_->world() == 1 ? stop_wanted() : stop_agreed_;
     const bool eval = due(t.eval_every) || (last && t.eval_every > 0);
     const bool save_now = due(t.save_every) || (last && t.save_every > 0) || stop;
     if (eval || save_now || last) settle(telemetry, /*leave=*/0);
@@ -185,29 +245,40 @@ class Trainer {
     if (eval) evaluate(telemetry);
     if (due(config_.log.every) || last || stop) telemetry.fallbacks(state_.step, runtime_->ctx().routes);
     if (save_now) save(telemetry);
-    if (stop) folder_.clear_halt();
+    halted_ = stop && comm_->first() && folder_.halt_requested();
+    if (halted_) folder_.clear_halt();
     return stop && !last;
   }
 
   void stopped(Telemetry& telemetry) {
-    const std::string why = stop_signal != 0 ? fmt::format("signal {}", stop_signal.load()) : ".HALT";
+    const std::string why = stop_signal != 0 ? fmt::format("signal {}", stop_signal.load())
+                            : halted_        ? ".HALT"
+                                             : "another rank's signal or .HALT";
     telemetry.heartbeat(state_.step, "stopped", {{"why", why}});
     telemetry.message(
         fmt::format("stopped by {} after step {}, with a checkpoint: --resume latest goes on", why, state_.step));
   }
 
   void finish(Telemetry& telemetry, double seconds, int64_t first_step) {
-    save_weights(runtime_->ctx(), step_.model().params(), folder_.file("model.safetensors"));
+    step_.optimizer().gather_master(step_.model().params());
+    if (comm_->first()) save_weights(runtime_->ctx(), step_.model().params(), folder_.file("model.safetensors"));
+    const double comm_ms = comm_steps_ > 0 ? comm_ms_ / static_cast<double>(comm_steps_) : 0;
     const double tokens = static_cast<double>((state_.step - first_step) * positions());
-    const Json metrics = {{"step", state_.step},
-                          {"train_loss", last_loss_},
-                          {"val_loss", val_loss_},
-                          {"tokens", state_.tokens},
-                          {"seconds", seconds},
-                          {"tokens_per_s", seconds > 0 ? tokens / seconds : 0},
-                          {"peak_mib", telemetry.peak_mib()}};
-    write_file_atomically(folder_.file("metrics.json"), dump_json(metrics, 2) + "\n");
+    Json metrics = {{"step", state_.step},
+                    {"train_loss", last_loss_},
+                    {"val_loss", val_loss_},
+                    {"tokens", state_.tokens},
+                    {"seconds", seconds},
+                    {"tokens_per_s", seconds > 0 ? tokens / seconds : 0},
+                    {"peak_mib", telemetry.peak_mib()}};
+    if (comm_->world() > 1) metrics["comm_wait_ms"] = comm_ms;
+    if (comm_->first()) write_file_atomically(folder_.file("metrics.json"), dump_json(metrics, 2) + "\n");
     telemetry.heartbeat(state_.step, "done");
+    if (comm_->world() > 1)
+      telemetry.message(
+          fmt::format("communication: {} buckets; behind its own work a step waits {:.3f} ms for the other "
+                      "ranks",
+                      step_.reducer()->buckets().size(), comm_ms));
     const Routes& routes = runtime_->ctx().routes;
     if (routes.fallbacks() > 0) telemetry.message(routes.summary());
     telemetry.message(fmt::format("done: {} steps, loss {:.4f}, {:.1f} s; weights in {}", state_.step, last_loss_,
@@ -217,12 +288,17 @@ class Trainer {
   const TrainRequest& request_;
   const Config& config_;
   std::string resume_from_;
+  LaunchEnv launch_;
   Device device_;
+  std::unique_ptr<Comm> comm_;
   DataSource data_;
   std::unique_ptr<Runtime> runtime_;
   TrainStep step_;
   RunFolder folder_;  // after all that may refuse the run: from here on files change
   RunState state_;
+  bool stop_agreed_ = false, halted_ = false;
+  int64_t settled_ = 0, comm_steps_ = 0;
+  double comm_ms_ = 0;                       // waited for other ranks in comm_steps_ steps
   int64_t queued_ = 0;                       // of the steps that state_ counts, those not yet settled
   double last_loss_ = NAN, val_loss_ = NAN;  // NaN is null in metrics.json: there was none
 };

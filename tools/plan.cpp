@@ -1,0 +1,119 @@
+// triad plan: what a run of a config will use, before it starts; and with --fit, what would fit.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "engine/check.h"
+#include "io/json_config.h"
+#include "kernels/matmul.h"
+#include "model/flops.h"
+#include "model/params.h"
+#include "tools/options.h"
+#include "tools/verbs.h"
+#include "train/load_config.h"
+#include "train/memory_plan.h"
+
+namespace triad {
+
+namespace {
+
+constexpr double kGB = 1e9, kMiB = 1024.0 * 1024.0;
+
+struct Options {
+  std::string config;
+  std::vector<std::string> sets;
+  bool fit = false, json = false;
+  double memory_gb = 0;
+};
+
+// A plan needs no device, so `auto` is a GPU wherever the program has kernels for one.
+Device planned_device(DeviceChoice choice) {
+  return choice == DeviceChoice::cpu || !kBuiltWithCuda ? Device::cpu() : Device::cuda();
+}
+
+// What --fit has to fit in: the memory asked for, or this machine's device.
+int64_t memory_of(const Options& o, Device device) {
+  if (o.memory_gb > 0) return static_cast<int64_t>(o.memory_gb * kGB);
+  if (device.is_cuda() && backend::cuda_device_count() == 0)
+    fail_usage("--fit needs --memory-gb: there is no GPU here whose memory could be asked for ({})",
+               backend::why_no_cuda());
+  return backend::info(device).free_bytes;
+}
+
+double gb(int64_t bytes) { return static_cast<double>(bytes) / kGB; }
+
+void run(const Options& o) {
+  const Config config = load_config(o.config, o.sets).config;
+  const TrainConfig& t = config.train;
+  const Device device = planned_device(config.runtime.device);
+  const MemoryPlan plan = plan_memory(config, device);
+  const auto step_tokens = static_cast<double>(t.tokens_per_step());
+  const int64_t sequences = t.micro_batch_size * t.accumulate_grad_batches;
+  const double flops = training_flops(config.model, sequences, t.seq_len, config.recompute()) / step_tokens;
+  const double replayed = flops - training_flops(config.model, sequences, t.seq_len) / step_tokens;
+  Json out = {{"parameters", count_parameters(config.model)},
+              {"tensors", param_specs(config.model).size()},
+              {"device", device.str()},
+              {"recompute", config.recompute().str()},
+              {"tokens_per_step", t.tokens_per_step()},
+              {"flops_per_token", flops},
+              {"flops_per_token_replayed", replayed},
+              {"scratch_bytes", plan.scratch_bytes},
+              {"workspace_bytes", plan.workspace_bytes},
+              {"peak_bytes", plan.peak_bytes()}};
+  if (!o.json)
+    fmt::print(
+        "parameters {} in {} tensors; {} tokens a step; {:.1f} MFLOP a token, {:.1f} of them run again\n"
+        "peak on {} {:.3f} GB with runtime.recompute {} (the CUDA context left out): matrix library {:.0f} MiB, "
+        "scratch {:.0f} MiB, {}\n",
+        count_parameters(config.model), param_specs(config.model).size(), t.tokens_per_step(), flops * 1e-6,
+        replayed * 1e-6, device.str(), gb(plan.peak_bytes()), config.recompute().str(),
+        static_cast<double>(plan.workspace_bytes) / kMiB, static_cast<double>(plan.scratch_bytes) / kMiB, plan.report);
+  if (o.fit) {
+    const int64_t bytes = memory_of(o, device);
+    const std::optional<BatchFit> batch = fit_batch(config, device, bytes);
+    const std::optional<RecomputeFit> recompute = fit_recompute(config, device, bytes);
+    if (!batch && !recompute)
+      fail(
+          "nothing fits in {:.3f} GB: one sequence of {} tokens, or {} of them with runtime.recompute block, need more",
+          gb(bytes), t.seq_len, t.micro_batch_size);
+    out["fit"] = {{"memory_bytes", bytes}};
+    if (!o.json) fmt::print("in {:.3f} GB fits\n", gb(bytes));
+    if (batch) {
+      out["fit"]["micro_batch_size"] = batch->micro_batch_size;
+      out["fit"]["micro_batch_peak_bytes"] = batch->plan.peak_bytes();
+      if (!o.json)
+        fmt::print("  train.micro_batch_size={} with runtime.recompute={}: {:.3f} GB\n", batch->micro_batch_size,
+                   config.recompute().str(), gb(batch->plan.peak_bytes()));
+    }
+    if (recompute) {
+      out["fit"]["recompute"] = recompute->recompute;
+      out["fit"]["recompute_peak_bytes"] = recompute->plan.peak_bytes();
+      if (!o.json)
+        fmt::print(
+            "  runtime.recompute={} with train.micro_batch_size={}: {:.3f} GB, {:.1f}% of a step's FLOPs run again\n",
+            recompute->recompute, t.micro_batch_size, gb(recompute->plan.peak_bytes()),
+            100 * recompute->replayed_share);
+    }
+  }
+  if (o.json) fmt::print("{}\n", dump_json(out, 2));
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app) {
+  auto o = std::make_shared<Options>();
+  CLI::App* verb = app.add_subcommand("plan", "what a run will use: parameters, FLOPs, memory; needs no GPU");
+  verb->add_option("CONFIG", o->config, "config file (else the environment variable CONFIG)");
+  verb->add_option("--set", o->sets, "group.key=value, over file and environment")->take_all()->expected(1);
+  auto* fit = verb->add_flag(
+      "--fit", o->fit, "also the largest train.micro_batch_size and the cheapest runtime.recompute that fit in memory");
+  verb->add_option("--memory-gb", o->memory_gb, "10^9 bytes that --fit may use (else what this machine's GPU has free)")
+      ->check(within(above(0)))
+      ->needs(fit);
+  verb->add_flag("--json", o->json, "as JSON");
+  verb->callback([o] { run(*o); });
+}
+
+}  // namespace triad

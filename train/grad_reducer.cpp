@@ -1,0 +1,198 @@
+#include "train/grad_reducer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "engine/check.h"
+#include "kernels/cast.h"
+#include "kernels/reduce.h"
+
+namespace triad {
+
+namespace {
+
+constexpr double kMiB = 1024.0 * 1024.0;
+constexpr int64_t kElementAlign = 128;
+
+// Whatever is not finite in a backward's dx reaches the gain of the first norm, the last gradient but the embedding's.
+constexpr const char* kProbe = "blocks.0.norm1.weight";
+
+int64_t index_of_param(const Params& params, const std::string& name) {
+  for (int64_t i = 0; i < params.count(); ++i)
+    if (params.specs()[static_cast<size_t>(i)].name == name) return i;
+  fail("the model has no parameter {}", name);
+}
+
+ElementRange range_of(const Params& params, int64_t i) {
+  const int64_t begin = params.offset(i);
+  return {begin, begin + params.specs()[static_cast<size_t>(i)].stored().numel()};
+}
+
+Context on_stream(Context& ctx, Stream& stream) {
+  return {.device = ctx.device,
+          .stream = stream,
+          .scratch = ctx.scratch,
+          .blas = ctx.blas,
+          .routes = ctx.routes,
+          .num_sms = ctx.num_sms,
+          .compute_capability = ctx.compute_capability,
+          .threads = ctx.threads,
+          .planning = ctx.planning,
+          .deterministic = ctx.deterministic};
+}
+
+}  // namespace
+
+int64_t bucket_unit(const DistConfig& c, int64_t world) {
+  // Shards are whole pieces of the norm's sum: then it has the same bits as without shards.
+  return c.zero == 1 && world > 1 ? kSumPiece * world : kElementAlign;
+}
+
+std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int64_t unit) {
+  const int64_t most = std::max(unit, elements / unit * unit), all = params.stored_elements();
+  TRIAD_CHECK(all % unit == 0, "{} stored elements in units of {}", all, unit);
+  // The embedding takes in what a unit at its ends shares with its neighbours: it is the last in any case.
+  ElementRange embed = range_of(params, index_of_param(params, "embed.weight"));
+  embed.begin = embed.begin / unit * unit;
+  embed.end = std::min(align_up(embed.end, unit), all);
+  std::vector<GradBucket> buckets;
+  const auto cut = [&](int64_t begin, int64_t end) {  // from its end, where backward begins
+    for (; end > begin; end -= std::min(most, end - begin)) {
+      GradBucket bucket{.elements = {std::max(begin, end - most), end}, .params = {}};
+      for (int64_t i = 0; i < params.count(); ++i) {
+        const ElementRange p = range_of(params, i);
+        if (p.begin < bucket.elements.end && p.end > bucket.elements.begin) bucket.params.push_back(i);
+      }
+      buckets.push_back(bucket);
+    }
+  };
+  cut(0, embed.begin);
+  cut(embed.end, all);
+  cut(embed.begin, embed.end);
+  return buckets;
+}
+
+GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm& comm, const DistConfig& config,
+                         Tensor probe)
+    : ctx_(ctx),
+      comm_ctx_(on_stream(ctx, comm.stream())),
+      params_(params),
+      comm_(comm),
+      zero_(config.zero == 1),
+      buckets_(plan_buckets(params, static_cast<int64_t>(config.bucket_mb * kMiB) / size_of(params.grads().dtype),
+                            bucket_unit(config, comm.world()))),
+      buckets_of_(static_cast<size_t>(params.count())),
+      by_offset_(static_cast<size_t>(params.count())),
+      probe_param_(index_of_param(params, kProbe)),
+      probe_(probe),
+      event_(ctx.planning ? Device::cpu() : ctx.device) {
+  int64_t largest = 0;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    largest = std::max(largest, buckets_[b].elements.size());
+    for (const int64_t i : buckets_[b].params) buckets_of_[static_cast<size_t>(i)].push_back(static_cast<int64_t>(b));
+  }
+  std::iota(by_offset_.begin(), by_offset_.end(), 0);
+  std::sort(by_offset_.begin(), by_offset_.end(),
+            [&](int64_t a, int64_t b) { return params.offset(a) < params.offset(b); });
+  if (config.grad_dtype == Precision::bf16) half_ = arena.alloc(MemTag::comm, "bucket in bf16", DType::bf16, {largest});
+}
+
+void GradReducer::begin() {
+  arrived_.assign(static_cast<size_t>(params_.count()), false);
+  missing_.clear();
+  for (const GradBucket& bucket : buckets_) missing_.push_back(bucket.params.size());
+  streams_.clear();
+  // A bucket of padding alone waits for nobody.
+  for (size_t b = 0; b < buckets_.size(); ++b)
+    if (missing_[b] == 0) reduce(buckets_[b]);
+}
+
+void GradReducer::ready(ConstTensor grad, const Stream& on) {
+  const ConstTensor all = params_.grads();
+  const int64_t element = size_of(all.dtype), begin = (grad.data - all.data) / element, end = begin + grad.numel();
+  TRIAD_CHECK(begin >= 0 && end <= all.numel(), "{} was announced, which is no gradient", grad.str());
+  const auto first = std::lower_bound(by_offset_.begin(), by_offset_.end(), begin,
+                                      [&](int64_t i, int64_t at) { return params_.offset(i) < at; });
+  for (auto it = first; it != by_offset_.end() && params_.offset(*it) < end; ++it) arrived(*it, on);
+}
+
+void GradReducer::arrived(int64_t param, const Stream& on) {
+  const auto i = static_cast<size_t>(param);
+  if (arrived_[i]) fail("the gradient of {} came twice in one backward", params_.specs()[i].name);
+  arrived_[i] = true;
+  if (std::find(streams_.begin(), streams_.end(), &on) == streams_.end()) streams_.push_back(&on);
+  if (param == probe_param_) {
+    TRIAD_CHECK(&on == &ctx_.stream, "the gradient of {} came on stream {}", kProbe, on.name());
+    sum_of_squares(ctx_, probe_, params_.part(params_.grads(), param));
+  }
+  for (const int64_t b : buckets_of_[i])
+    if (--missing_[static_cast<size_t>(b)] == 0) reduce(buckets_[static_cast<size_t>(b)]);
+}
+
+ElementRange GradReducer::owned(const GradBucket& bucket) const {
+  const int64_t part = bucket.elements.size() / comm_.world(), begin = bucket.elements.begin + comm_.rank() * part;
+  return {begin, begin + part};
+}
+
+void GradReducer::reduce(const GradBucket& bucket) {
+  for (const Stream* stream : streams_) comm_waits_for(*stream);
+  const ElementRange e = bucket.elements;
+  const Tensor grads = params_.grads().slice(0, e.begin, e.end);
+  const Tensor sent = half_.empty() ? grads : half_.slice(0, 0, e.size());
+  if (!half_.empty()) cast(comm_ctx_, sent, grads);
+  const std::string what = fmt::format("bucket {}", index_of(bucket));
+  if (!ctx_.planning) zero_ ? comm_.reduce_scatter(sent, what) : comm_.all_reduce(sent, what);
+  if (!half_.empty()) cast(comm_ctx_, grads, sent);
+}
+
+void GradReducer::finish() {
+  std::string names;
+  int64_t count = 0;
+  for (int64_t i = 0; i < params_.count(); ++i) {
+    if (arrived_[static_cast<size_t>(i)]) continue;
+    constexpr int64_t kMostNames = 8;
+    if (++count <= kMostNames) names += (names.empty() ? "" : ", ") + params_.specs()[static_cast<size_t>(i)].name;
+  }
+  if (count > 0) fail("{} of {} gradients never came in this backward: {}", count, params_.count(), names);
+  wait_for_comm();
+}
+
+void GradReducer::gather(const GradBucket& bucket, Tensor values, const char* what) {
+  comm_waits_for(ctx_.stream);
+  if (!ctx_.planning) comm_.all_gather(values, fmt::format("{} of bucket {}", what, index_of(bucket)));
+}
+void GradReducer::finish_gather() { wait_for_comm(); }
+
+void GradReducer::comm_waits_for(const Stream& stream) {
+  if (ctx_.planning) return;
+  event_.record(stream);
+  event_.block(comm_.stream());
+}
+
+void GradReducer::wait_for_comm() {
+  if (ctx_.planning) return;
+  event_.record(comm_.stream());
+  event_.block(ctx_.stream);
+}
+
+std::string GradReducer::table() const {
+  const DType sent = half_.empty() ? params_.grads().dtype : DType::bf16;
+  std::string out = fmt::format("{} buckets, {} collectives a step on {} ranks: {} {}, {:.2f} MiB in all\n",
+                                buckets_.size(), buckets_.size() + 1 + (zero_ ? buckets_.size() + 1 : 0), comm_.world(),
+                                zero_ ? "reduce_scatter and all_gather" : "all_reduce", name_of(sent),
+                                static_cast<double>(params_.stored_elements() * size_of(sent)) / kMiB);
+  out += "bucket,elements,mib,dtype,parameters,first,last\n";
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const GradBucket& bucket = buckets_[b];
+    const auto name = [&](int64_t i) { return params_.specs()[static_cast<size_t>(i)].name; };
+    out += fmt::format("{},{},{:.4f},{},{},{},{}\n", b, bucket.elements.size(),
+                       static_cast<double>(bucket.elements.size() * size_of(sent)) / kMiB, name_of(sent),
+                       bucket.params.size(), bucket.params.empty() ? "padding" : name(bucket.params.front()),
+                       bucket.params.empty() ? "padding" : name(bucket.params.back()));
+  }
+  return out;
+}
+
+}  // namespace triad

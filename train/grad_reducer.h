@@ -1,0 +1,87 @@
+// GradReducer: sums gradients over the ranks while backward still runs. The whole gradient buffer is cut into buckets;
+// a bucket's collective starts on the comm stream as soon as backward has finished its last gradient, on the last
+// micro-step alone. So the sums of all but the last buckets hide behind the rest of backward.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "engine/comm.h"
+#include "model/grad_sink.h"
+#include "model/params.h"
+#include "train/config.h"
+
+namespace triad {
+
+// Elements [begin, end) of a whole buffer.
+struct ElementRange {
+  int64_t begin = 0, end = 0;
+  int64_t size() const { return end - begin; }
+};
+
+struct GradBucket {
+  ElementRange elements;
+  std::vector<int64_t> params;  // those that have elements in it
+};
+
+// Buckets of at most `elements`, all boundaries multiples of unit, in the order in which backward is expected to fill
+// them: the products from the last layer to the first, with the head's before all; then the small ones; the
+// embedding's, which backward finishes last and all at once, in the end. A large gradient is cut like the rest.
+std::vector<GradBucket> plan_buckets(const Params&, int64_t elements, int64_t unit);
+// Of what the buckets' boundaries, and so the whole buffers, have to be multiples (Params::Options::shard_elements).
+int64_t bucket_unit(const DistConfig&, int64_t world);
+
+class GradReducer final : public GradSink {
+ public:
+  // The probe: what RankNumbers::probe tells of; written when its gradient comes, before it is summed.
+  GradReducer(Context&, Arena&, const Params&, Comm&, const DistConfig&, Tensor probe);
+
+  // A backward that is to be summed begins.
+  void begin();
+  void ready(ConstTensor grad, const Stream& on) override;
+  // After it. ctx.stream waits for the sums. Throws, with their names, if gradients never came.
+  void finish();
+
+  const std::vector<GradBucket>& buckets() const { return buckets_; }
+  // Zero 1: this rank's part of each bucket, whose sums it alone has and whose parameters it alone updates.
+  ElementRange owned(const GradBucket&) const;
+  // values [elements of the bucket], of which each rank has set what it owns: everyone gets all, on the comm stream.
+  // finish_gather: ctx.stream waits for it.
+  void gather(const GradBucket&, Tensor values, const char* what);
+  void finish_gather();
+  // Another collective, between what is on ctx.stream before and what comes after.
+  template <class Call>
+  void exchange(Call&& call) {
+    comm_waits_for(ctx_.stream);
+    if (!ctx_.planning) call();
+    wait_for_comm();
+  }
+
+  std::string table() const;  // ddp_buckets.txt
+
+ private:
+  int64_t index_of(const GradBucket& bucket) const { return &bucket - buckets_.data(); }
+  void arrived(int64_t param, const Stream& on);
+  void reduce(const GradBucket&);
+  // Whatever the comm stream does next comes after what is on `stream` now, and the other way round.
+  void comm_waits_for(const Stream& stream);
+  void wait_for_comm();
+
+  Context& ctx_;
+  Context comm_ctx_;  // the same, on the comm stream
+  const Params& params_;
+  Comm& comm_;
+  bool zero_;
+  std::vector<GradBucket> buckets_;
+  std::vector<std::vector<int64_t>> buckets_of_;  // of each parameter
+  std::vector<int64_t> by_offset_;                // parameters as they lie in the buffer
+  int64_t probe_param_;
+  Tensor probe_;
+  Tensor half_;  // bf16: a bucket as it travels
+
+  std::vector<bool> arrived_;
+  std::vector<size_t> missing_;         // of each bucket: gradients yet to come
+  std::vector<const Stream*> streams_;  // that gradients have come on
+  Event event_;                         // recorded and waited for at once, again and again
+};
+
+}  // namespace triad

@@ -1,0 +1,121 @@
+#include "train/memory_plan.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "engine/check.h"
+#include "kernels/matmul.h"
+#include "model/flops.h"
+#include "train/train_step.h"
+
+namespace triad {
+
+namespace {
+
+constexpr double kMiB = 1024.0 * 1024.0;
+
+// What fit_recompute chooses from, cheapest first: the first k layers recompute one stage; or the first k the whole
+// block and the others their MLP.
+struct Candidate {
+  std::string text;
+  double flops;
+};
+std::vector<Candidate> recompute_candidates(const Config& c) {
+  const int64_t L = c.model.n_layers;
+  std::vector<Candidate> all;
+  const auto add = [&](const RecomputePlan& plan) {
+    double flops = 0;
+    for (int64_t i = 0; i < L; ++i)
+      flops += replay_flops(c.model, c.train.micro_batch_size, c.train.seq_len, plan.of(i));
+    all.push_back({plan.str(), flops});
+  };
+  add({});
+  for (int64_t k = 1; k <= L; ++k) {
+    for (const Recompute stage : {Recompute::mlp, Recompute::attention, Recompute::block}) {
+      RecomputePlan plan;
+      plan.set(0, k, stage);
+      add(plan);
+    }
+    RecomputePlan both;
+    both.set(0, k, Recompute::block);
+    both.set(k, L, Recompute::mlp);
+    if (k < L) add(both);
+  }
+  std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.flops < b.flops; });
+  return all;
+}
+
+// What to change so that a run fits, for an error message.
+std::string advice(const Config& config, Device device, int64_t bytes, Comm* comm) {
+  std::string fits;
+  if (const std::optional<RecomputeFit> fit = fit_recompute(config, device, bytes, comm))
+    fits += fmt::format("runtime.recompute \"{}\" ({:.0f} MiB)", fit->recompute,
+                        static_cast<double>(fit->plan.peak_bytes()) / kMiB);
+  if (const std::optional<BatchFit> fit = fit_batch(config, device, bytes, comm))
+    fits += fmt::format("{}train.micro_batch_size {} ({:.0f} MiB)", fits.empty() ? "" : ", or ", fit->micro_batch_size,
+                        static_cast<double>(fit->plan.peak_bytes()) / kMiB);
+  if (fits.empty()) return "lower train.seq_len or the model's size: not even one sequence fits";
+  return "this fits: " + fits;
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const Config& config, Device device, Comm* comm) {
+  Runtime runtime({.device = device, .planning = true, .deterministic = config.runtime.deterministic});
+  TrainStep step(runtime, config, comm);
+  const bool alone = comm == nullptr || comm->world() == 1;  // else the last micro-step is another
+  for (int64_t i = 0; i < (alone ? 1 : config.train.accumulate_grad_batches); ++i) step.micro_step({}, {}, 1);
+  step.finish(0, 1);
+  step.evaluate({}, {});
+  MemoryPlan plan;
+  plan.scratch_bytes = runtime.scratch().peak_bytes();
+  plan.arena_bytes = runtime.arena().used_bytes() + align_up(plan.scratch_bytes);
+  plan.workspace_bytes = device.is_cuda() ? kMatmulWorkspaceBytes : 0;
+  plan.report = runtime.arena().report();
+  return plan;
+}
+
+std::optional<BatchFit> fit_batch(Config config, Device device, int64_t bytes, Comm* comm) {
+  const auto plan_of = [&](int64_t batch) {
+    config.train.micro_batch_size = batch;
+    return plan_memory(config, device, comm);
+  };
+  if (plan_of(1).peak_bytes() > bytes) return std::nullopt;
+  constexpr int64_t kMost = 1 << 20;  // as train.micro_batch_size may be
+  int64_t fits = 1, too_many = 2;
+  while (too_many <= kMost && plan_of(too_many).peak_bytes() <= bytes) fits = too_many, too_many *= 2;
+  while (too_many - fits > 1) {
+    const int64_t middle = fits + (too_many - fits) / 2;
+    (plan_of(middle).peak_bytes() <= bytes ? fits : too_many) = middle;
+  }
+  return BatchFit{fits, plan_of(fits)};
+}
+
+std::optional<RecomputeFit> fit_recompute(Config config, Device device, int64_t bytes, Comm* comm) {
+  const TrainConfig& t = config.train;
+  const double kept = training_flops(config.model, t.micro_batch_size, t.seq_len);
+  for (const Candidate& candidate : recompute_candidates(config)) {
+    config.runtime.recompute = candidate.text;
+    MemoryPlan plan = plan_memory(config, device, comm);
+    if (plan.peak_bytes() <= bytes) return RecomputeFit{candidate.text, candidate.flops / kept, std::move(plan)};
+  }
+  return std::nullopt;
+}
+
+std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device, Comm* comm) {
+  const MemoryPlan plan = plan_memory(config, device, comm);
+  const DeviceInfo info = backend::info(device);
+  if (plan.peak_bytes() > info.free_bytes)
+    fail(
+        "this run needs {:.0f} MiB on {}, {:.0f} of its {:.0f} MiB are free: train.micro_batch_size is {}, "
+        "train.seq_len {}; {}\nscratch {:.2f} MiB, {}",
+        static_cast<double>(plan.peak_bytes()) / kMiB, device.str(), static_cast<double>(info.free_bytes) / kMiB,
+        static_cast<double>(info.memory_bytes) / kMiB, config.train.micro_batch_size, config.train.seq_len,
+        advice(config, device, info.free_bytes, comm), static_cast<double>(plan.scratch_bytes) / kMiB, plan.report);
+  return std::make_unique<Runtime>(Runtime::Options{.device = device,
+                                                    .arena_bytes = plan.arena_bytes,
+                                                    .scratch_bytes = plan.scratch_bytes,
+                                                    .deterministic = config.runtime.deterministic});
+}
+
+}  // namespace triad

@@ -590,34 +590,6 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
 #endif
 }
 
-// The sums of the blocks that have several pieces, pieces in order. A CTA takes 4 keys of a block, a thread 4 columns.
-constexpr int kMergeKeys = 4, kMergeLanes = 2 * kWidth / 4;
-__global__ void __launch_bounds__(kMergeKeys* kMergeLanes) merge_fused_kernel(const __grid_constant__ FusedArgs a) {
-  const KeyWorkList& list = a.list;
-  const int block = blockIdx.x, bg = blockIdx.y, b = bg / a.in.groups, g = bg % a.in.groups;
-  int2 slots;  // the first, and how many
-  if (list.block_slots != nullptr) {
-    slots = list.block_slots[static_cast<int64_t>(bg) * list.blocks + block];
-    if (slots.y <= 1) return;
-  } else {
-    const int parts = list.pieces / list.blocks;
-    const int first = a.part_tokens == 0 ? 0 : a.range.first_row(block * list.block_keys) / a.part_tokens;
-    slots = make_int2((bg * list.blocks + block) * parts + first, parts - first);
-  }
-  const int in_block = blockIdx.z * kMergeKeys + threadIdx.y, column = threadIdx.x * 4;
-  const int key = block * list.block_keys + in_block;
-  if (in_block >= list.block_keys || key >= a.range.keys) return;
-  float4 sum = {};
-  for (int part = 0; part < slots.y; ++part) {
-    const float4 x = *reinterpret_cast<const float4*>(
-        list.partial + (static_cast<int64_t>(slots.x + part) * list.block_keys + in_block) * (2 * kWidth) + column);
-    sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
-  }
-  const GradView& out = column < kWidth ? a.dk : a.dv;
-  out.store(b, key, g, column % kWidth, sum.x, sum.y);
-  out.store(b, key, g, column % kWidth + 2, sum.z, sum.w);
-}
-
 template <bool kListed>
 void run_fused(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                const KeyRange& range, const KeyWorkList& list, int part_tokens) {
@@ -643,9 +615,7 @@ void run_fused(Context& ctx, const char* op, const AttendGradOut& out, const Att
                     static_cast<int>(bgs)};
   const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kKeyTiles * kRows));
   launch(ctx, op, fused_grad_sm90_kernel<kListed>, grid, dim3(kCta), sizeof(Shared<kListed>), a);
-  if (list.partial == nullptr) return;
-  launch(ctx, op, merge_fused_kernel, dim3(list.blocks, bgs, ceil_div(list.block_keys, kMergeKeys)),
-         dim3(kMergeLanes, kMergeKeys), 0, a);
+  merge_pieces_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.groups, part_tokens}, bgs);
 }
 
 }  // namespace

@@ -38,9 +38,9 @@ void deallocate(Device, std::byte*) noexcept;
 std::byte* allocate_pinned(Device, int64_t bytes);
 void deallocate_pinned(Device, std::byte*) noexcept;
 
-// cudaStream_t; nullptr on the CPU, where all work is done in order by the caller. urgent: its work goes first where it
-// competes with other streams'.
-void* create_stream(Device, bool urgent = false);
+// cudaStream_t; nullptr on the CPU, where all work is done in order by the caller. Of kernels that wait for room the
+// one of the higher priority gets it first: 0 is the lowest; more than the GPU has is its highest.
+void* create_stream(Device, int priority);
 void destroy_stream(Device, void* stream) noexcept;
 void synchronize(Device, void* stream);
 

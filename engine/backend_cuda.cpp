@@ -1,4 +1,5 @@
 // backend.h over the CUDA runtime. Every call names its device first, so that a thread may serve several.
+#include <algorithm>
 #include <cstring>
 
 #include "engine/backend_cpu.h"
@@ -92,13 +93,13 @@ void deallocate_pinned(Device device, std::byte* p) noexcept {
   cudaFreeHost(p);
 }
 
-void* create_stream(Device device, bool urgent) {
+void* create_stream(Device device, int priority) {
   if (!device.is_cuda()) return nullptr;
   select(device);
   int last = 0, first = 0;
   CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&last, &first));
   cudaStream_t s = nullptr;
-  CUDA_CHECK(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, urgent ? first : last));
+  CUDA_CHECK(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, std::max(first, last - priority)));
   return s;
 }
 void destroy_stream(Device device, void* stream) noexcept {

@@ -26,7 +26,7 @@ std::byte* allocate(Device device, int64_t bytes) {
 void deallocate(Device, std::byte* p) noexcept { cpu::deallocate(p); }
 std::byte* allocate_pinned(Device device, int64_t bytes) { return allocate(device, bytes); }
 void deallocate_pinned(Device device, std::byte* p) noexcept { deallocate(device, p); }
-void* create_stream(Device device, bool) {
+void* create_stream(Device device, int) {
   require_cpu(device);
   return nullptr;
 }

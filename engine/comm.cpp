@@ -33,7 +33,7 @@ std::string host_identity() {
 }  // namespace
 
 Comm::Comm(const LaunchEnv& env, Device device, std::unique_ptr<Link> link, double timeout_s)
-    : rank_(env.rank), world_(env.world), link_(std::move(link)), stream_(device, "comm", /*urgent=*/true) {
+    : rank_(env.rank), world_(env.world), link_(std::move(link)), stream_(device, "comm", /*priority=*/5) {
   if (world_ == 1) return;
   guard_ = std::make_unique<CommGuard>(rank_, timeout_s);
   meet(env, device);

@@ -6,10 +6,17 @@
 
 namespace triad {
 
+namespace {
+// What a context queues itself is the way that everything waits for: its kernels get room before those beside it. The
+// last of the side streams is for short work, which should not wait for the end of the long (kernels/nsa.cpp has what
+// was measured).
+constexpr int kPriority = 2, kSidePriority[] = {0, 0, 1};
+}  // namespace
+
 Runtime::Runtime(const Options& o)
     : arena_(o.planning ? Arena::planned(o.device) : Arena(o.device, o.arena_bytes)),
       scratch_(arena_, o.scratch_bytes),
-      stream_(o.planning ? Device::cpu() : o.device),
+      stream_(o.planning ? Device::cpu() : o.device, "compute", kPriority),
       ctx_{.device = o.device,
            .stream = stream_,
            .scratch = scratch_,
@@ -19,6 +26,11 @@ Runtime::Runtime(const Options& o)
            .planning = o.planning,
            .deterministic = o.deterministic} {
   if (!o.device.is_cuda()) return;
+  if (o.side_streams) {
+    for (const int priority : kSidePriority)
+      sides_.emplace_back(stream_.device(), "beside " + std::to_string(sides_.size()), priority);
+    ctx_.sides = &sides_;
+  }
   DeviceInfo info;
   info.num_sms = 132, info.compute_capability = 90;  // a plan for a GPU where there is none is one for an H200
   if (backend::cuda_device_count() > 0) info = backend::info(o.device);

@@ -2,6 +2,9 @@
 // to them.
 #pragma once
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "engine/memory.h"
 #include "engine/routes.h"
@@ -16,6 +19,15 @@ class BlasHandle {
 };
 
 class OpListener;  // op_scope.h
+
+// A stream for work beside a context's (beside.h), and the events by which they wait for each other.
+struct SideStream {
+  SideStream(Device device, std::string name, int priority)
+      : stream(device, std::move(name), priority), begin(device), end(device) {}
+  Stream stream;
+  Event begin, end;
+  bool busy = false;
+};
 
 struct Context {
   Device device;
@@ -32,8 +44,27 @@ struct Context {
   // Same inputs, same bits, run after run. An op may take a faster order of sums that changes from run to run only
   // where this is false (runtime.deterministic); the GPU's ops alone ask.
   bool deterministic = true;
-  OpListener* listener = nullptr;  // told of every op, if there
-  bool in_op = false;              // kept by OpScope
+  OpListener* listener = nullptr;            // told of every op, if there
+  bool in_op = false;                        // kept by OpScope
+  std::vector<SideStream>* sides = nullptr;  // for work beside this one's; none on the CPU, and none on a side
+  bool is_side = false;
+
+  // The same on another stream, with a scratch of its own.
+  Context on(Stream& other, Scratch& its_scratch) const {
+    return {.device = device,
+            .stream = other,
+            .scratch = its_scratch,
+            .blas = blas,
+            .routes = routes,
+            .num_sms = num_sms,
+            .compute_capability = compute_capability,
+            .threads = threads,
+            .planning = planning,
+            .deterministic = deterministic,
+            .listener = listener,
+            .in_op = in_op,
+            .is_side = true};
+  }
 };
 
 class Runtime {
@@ -44,6 +75,7 @@ class Runtime {
     int64_t scratch_bytes = 0;
     bool planning = false;
     bool deterministic = true;
+    bool side_streams = true;  // on a GPU; without them all work is done in the order of one stream
   };
   explicit Runtime(const Options& options);
   Runtime(const Runtime&) = delete;
@@ -57,6 +89,7 @@ class Runtime {
   Arena arena_;
   Scratch scratch_;
   Stream stream_;
+  std::vector<SideStream> sides_;
   std::unique_ptr<BlasHandle> blas_;
   Routes routes_;
   Context ctx_;

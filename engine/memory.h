@@ -69,6 +69,10 @@ class PinnedMemory {
 class Scratch {
  public:
   Scratch(Arena& arena, int64_t bytes);  // a planned arena makes a planned scratch, without limit
+  // What `of` has left, as a scratch for work of another stream; `of` must not hand it out meanwhile (beside.h).
+  struct Rest {};
+  Scratch(const Scratch& of, Rest)
+      : device_(of.device_), planning_(of.planning_), base_(of.base_ + of.used_), capacity_(of.capacity_ - of.used_) {}
   Scratch(const Scratch&) = delete;
   int64_t peak_bytes() const { return peak_; }
 

@@ -10,8 +10,8 @@ namespace triad {
 
 class Stream {
  public:
-  explicit Stream(Device device, std::string name = "compute", bool urgent = false)
-      : device_(device), name_(std::move(name)), handle_(backend::create_stream(device, urgent)) {}
+  explicit Stream(Device device, std::string name = "compute", int priority = 0)
+      : device_(device), name_(std::move(name)), handle_(backend::create_stream(device, priority)) {}
   ~Stream() { backend::destroy_stream(device_, handle_); }
   Stream(Stream&& other) noexcept
       : device_(other.device_), name_(std::move(other.name_)), handle_(std::exchange(other.handle_, nullptr)) {}

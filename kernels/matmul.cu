@@ -221,6 +221,7 @@ Plan CublasLt::make_plan(const Problem& p) const {
 }  // namespace
 
 void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& options, ConstTensor addend) {
+  TRIAD_CHECK(!ctx.is_side, "a product on {}, beside others: they share one workspace", ctx.stream.name());
   if (ctx.planning) return;
   CublasLt& lt = CublasLt::of(ctx);
   const ConstTensor c = addend.empty() ? ConstTensor(d) : addend;

@@ -1,6 +1,8 @@
 // The shape checks of attention, one place for the three branches and both devices.
 #include "kernels/nsa_attend.h"
 
+#include <algorithm>
+
 #include "engine/backend.h"
 #include "engine/check.h"
 #include "engine/op_scope.h"
@@ -52,12 +54,30 @@ void check_attend_grad(const char* op, const AttendGradOut& out, const AttendGra
 }
 
 Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, ConstTensor dout, ConstTensor q,
-                      const std::vector<QuantumBranch>& branches) {
+                      const std::vector<QuantumBranch>& branches, ConstTensor dout_norm, ConstTensor key_norms) {
   const OpScope op_scope(ctx, "attend_quantum");
+  if (!dout_norm.empty())
+    check_argument("attend_quantum", "dout_norm", dout_norm, {q.size(0), q.size(1), q.size(2)}, acc_dtype(q.dtype));
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::attend_quantum(ctx, scope, dq, dout, q, branches);
+    if constexpr (kBuiltWithCuda) return cuda::attend_quantum(ctx, scope, dq, dout, q, branches, dout_norm, key_norms);
   }
   return {};
+}
+
+Shape key_norms_shape(const std::vector<QuantumBranch>& branches) {
+  int64_t keys = 0;
+  for (const QuantumBranch& branch : branches) keys = std::max(keys, branch.k.size(1));
+  const ConstTensor& k = branches.at(0).k;
+  return {k.size(0) * k.size(2), 3, (keys + kKeyNormsChunk - 1) / kKeyNormsChunk, 2};
+}
+
+void attend_key_norms(Context& ctx, Tensor norms, const Tensor& dq, ConstTensor dout, ConstTensor q,
+                      const std::vector<QuantumBranch>& branches) {
+  const OpScope op_scope(ctx, "attend_quantum");
+  check_argument("attend_key_norms", "norms", norms, key_norms_shape(branches), acc_dtype(q.dtype));
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::attend_key_norms(ctx, norms, dq, dout, q, branches);
+  }
 }
 
 }  // namespace triad

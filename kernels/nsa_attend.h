@@ -40,7 +40,16 @@ struct QuantumBranch {
 // On GPUs whose kernels add to dq from many CTAs at once: for each row a quantum so large that sums of its multiples up
 // to what the branches can add are exact in fp32, whatever their order (nsa_attend_fused_sm90.cu). dq has to be zero
 // before the branches, and what else is added to it comes after them. Elsewhere an absent tensor.
+// dout_norm [B,T,Hq] acc: |dout|, as nsa_combine_backward gives it; absent: one more pass over dout. key_norms: as
+// attend_key_norms gave it; absent: it is called here.
 Tensor attend_quantum(Context&, Scratch::Scope&, const Tensor& dq, ConstTensor dout, ConstTensor q,
+                      const std::vector<QuantumBranch>& branches, ConstTensor dout_norm = {},
+                      ConstTensor key_norms = {});
+// norms, of key_norms_shape, acc: of the keys and values alone (dout and the branches' deltas need not be there yet).
+// Nothing where there is no quantum.
+inline constexpr int64_t kKeyNormsChunk = 256;  // keys
+Shape key_norms_shape(const std::vector<QuantumBranch>& branches);
+void attend_key_norms(Context&, Tensor norms, const Tensor& dq, ConstTensor dout, ConstTensor q,
                       const std::vector<QuantumBranch>& branches);
 
 // Throws, naming `op`, unless the shapes and dtypes fit together.
@@ -49,6 +58,8 @@ void check_attend_grad(const char* op, const AttendGradOut&, const AttendGradIn&
 
 namespace cuda {
 Tensor attend_quantum(Context&, Scratch::Scope&, const Tensor& dq, ConstTensor dout, ConstTensor q,
+                      const std::vector<QuantumBranch>& branches, ConstTensor dout_norm, ConstTensor key_norms);
+void attend_key_norms(Context&, Tensor norms, const Tensor& dq, ConstTensor dout, ConstTensor q,
                       const std::vector<QuantumBranch>& branches);
 }  // namespace cuda
 }  // namespace triad

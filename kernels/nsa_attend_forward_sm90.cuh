@@ -1,13 +1,22 @@
 // Forward of the attention branches on Hopper (bf16): each row (t, h) attends to one range of keys, or to listed
 // blocks.
 //
-// A CTA takes kWarpgroups x 64 rows of one (sequence, group) and walks the key tiles that any of them sees, its plan.
-// One thread has the copy engine bring keys and values into a ring of stages and refills a stage when all warpgroups
-// have left it. A warpgroup keeps q in shared memory; scores, probabilities and sums stay in registers:
+// A tile is as many tokens of one (sequence, group) as have kWarpgroups x 64 rows; a CTA takes one tile after the other
+// and walks the key tiles that any of its rows sees, its plan. One thread, of a warpgroup apart, has the copy engine
+// bring q, keys and values: keys and values into a ring of stages, each refilled when all warpgroups have left it, so
+// that the next tile's are there before this one is done. A warpgroup keeps q in shared memory; scores, probabilities
+// and sums stay in registers:
 //   s = q k^T;  p = 2^(scale s - top);  o += p v, p being packed where s stood.
-// The scores of the next tile are queued before the sums of this one, so that the tensor cores work while it weighs.
-// `top` need not be the row's largest score, only close: it moves when a score passes it by kSlack powers of two, so
-// that o is rescaled once or twice in all.
+// The scores of the next step are queued before the sums of this one, so that the tensor cores work while it weighs.
+// `top` is the largest of the first scores that a row sees, and stays: p is rounded relative to its size and may have
+// any that floats have. Only where a later step's powers pass 2^60 the row's scores of that step are computed once more
+// and it gets a new top.
+//
+// One H200, us, before (CTAs of one tile, the largest score looked for in every step) and now, goal in brackets:
+//   1x65536x64x4x128 compressed 8400 / 6220 [7000], window 2600 / 1990 [2100]; 1x8192x64x4x128 217 / 163, 330 / 255
+//   1x65536x12x2x64 compressed 930 / 759 [830], window 321 / 271 [280]; 8x2048x12x2x64 35 / 30, 80 / 69, dense 135 /
+//   113
+// Of that the search is 5 to 10%, overlapped q and o up to 20%, tiles dealt out forth and back 7% (dense).
 #pragma once
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/tma_sm90.cuh"
@@ -27,46 +36,60 @@ struct SeenKeys {
 };
 
 struct RowForwardArgs {
-  CUtensorMap k_map, v_map;
+  CUtensorMap q_map, k_map, v_map;
   Attend<__nv_bfloat16> in;
   View<__nv_bfloat16> o;
   View<float> lse;
   SeenKeys sight;
-  int tiles;
+  int tiles, tile_tokens, turns;  // tiles of a sequence and group, the tokens of each; tiles in all
   Divisor sequences_and_groups, groups;
 };
 
-// Tile sizes for heads (dk, dv): keys a step, warpgroups, stages, CTAs an SM.
-template <int kDk_, int kDv_, int kKeys_, int kWarpgroups_, int kStages_, int kCtas_>
+// Tile sizes for heads (dk, dv): keys a step, stages, tiles whose q fit into shared memory.
+template <int kDk_, int kDv_, int kKeys_, int kStages_, int kQueries_>
 struct ForwardShape {
-  static constexpr int kDk = kDk_, kDv = kDv_, kKeys = kKeys_, kWarpgroups = kWarpgroups_, kStages = kStages_,
-                       kCtas = kCtas_;
-  static constexpr int kRowsCta = 64 * kWarpgroups, kThreads = kWarpgroup * kWarpgroups;
+  static constexpr int kDk = kDk_, kDv = kDv_, kKeys = kKeys_, kStages = kStages_, kQueries = kQueries_;
+  static constexpr int kWarpgroups = 3, kRowsCta = 64 * kWarpgroups, kThreads = kWarpgroup * (kWarpgroups + 1);
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel;
-  static constexpr int kQueryBytes = 64 * kDk * 2, kKeyBytes = kKeys * kDk * 2, kValueBytes = kKeys * kDv * 2;
-  // A step's stage is refilled when the next one is left, by when the other warpgroups have left it too.
-  static constexpr int kLag = kStages > 3 ? 1 : 0;
+  static constexpr int kPanelBytes = kRowsCta * kPanelRowBytes, kKeyBytes = kKeys * kDk * 2,
+                       kValueBytes = kKeys * kDv * 2;
   struct Shared {
-    unsigned char q[kWarpgroups][kQueryBytes];
+    unsigned char q[kQueries][kPanelsK][kPanelBytes];  // later o
     struct {
       unsigned char k[kKeyBytes], v[kValueBytes];
     } stage[kStages];
-    Barrier keys_came[kStages], values_came[kStages], stage_free[kStages];
+    Barrier query_came[kQueries], query_free[kQueries], keys_came[kStages], values_came[kStages], stage_free[kStages];
   };
 };
 
-// The rows [first, first + count) of one sequence b and group g.
+// A place in a ring of kCount, and the parity of its barriers' present phase.
+template <int kCount>
+struct Place {
+  int at = 0;
+  unsigned parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++at == kCount) at = 0, parity ^= 1;
+  }
+};
+
+// The tokens [first_token, last_token] of one sequence b and group g, whose rows are [first, rows).
 struct CtaRows {
-  int b, g, first, rows, first_token, last_token;  // `rows`: T * G, the end of the last CTA's
-  __device__ __forceinline__ CtaRows(const RowForwardArgs& a, int turn, int count) {
+  int b, g, first, rows, first_token, last_token;
+  __device__ __forceinline__ CtaRows(const RowForwardArgs& a, int turn) {
     const int before = a.sequences_and_groups.quotient(turn);
     const int bg = turn - before * a.sequences_and_groups.value();
     b = a.groups.quotient(bg), g = bg - b * a.groups.value();
-    first = (a.tiles - 1 - before) * count;  // the last rows see most: they come first
-    rows = a.in.tokens * a.in.heads.value();
-    first_token = a.in.heads.quotient(first), last_token = a.in.heads.quotient(min(first + count, rows) - 1);
+    first_token = (a.tiles - 1 - before) * a.tile_tokens;  // the last rows see most: they come first
+    last_token = min(first_token + a.tile_tokens, a.in.tokens) - 1;
+    first = first_token * a.in.heads.value(), rows = (last_token + 1) * a.in.heads.value();
   }
 };
+
+// The tile that this CTA takes in a round: every second round goes backwards, because the first tiles are the largest.
+__device__ __forceinline__ int turn_of(int round) {
+  const int cta = blockIdx.x, ctas = gridDim.x;
+  return round * ctas + (round % 2 == 0 ? cta : ctas - 1 - cta);
+}
 
 // What a warpgroup's rows see: the keys that any and that all of them do.
 struct WarpgroupSight {
@@ -103,38 +126,40 @@ __device__ __forceinline__ float log2_approx(float x) {
   return y;
 }
 
-// A plan numbers the steps of a CTA: step n has the keys first(n) .. end(n) - 1, of which it takes Shape::kKeys at
+// A plan numbers the steps of a tile: step n has the keys first(n) .. end(n) - 1, of which it takes Shape::kKeys at
 // most. A warpgroup passes all steps from steps_seen on, and of a listed plan those that none of its rows sees; a step
-// of which some row sees only a part needs a mask.
+// of which some row sees only a part needs a mask. A plan is made by each warp for itself (w: its warpgroup; the
+// copying one asks for steps and first alone, and has no rows), or together by all threads of a CTA, which then takes
+// one tile.
 template <class Keys, class Shape>
 class Plan;
 template <class Shape>
 class Plan<RangeKeys, Shape> {
  public:
-  static constexpr bool kListed = false;
+  static constexpr bool kListed = false, kMadeTogether = false;
   static int64_t bytes(const RangeKeys&) { return 0; }  // of shared memory
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const RangeKeys&, const CtaRows& tile, int w, unsigned char*)
-      : sight_(a, tile, w),
-        begin_(a.sight.low(tile.first_token)),
-        end_(a.sight.high(tile.last_token)),
-        steps(steps_to(end_)),
-        steps_seen(steps_to(sight_.high_any)) {}
+      : begin_(a.sight.low(tile.first_token)), end_(a.sight.high(tile.last_token)), steps(steps_to(end_)) {
+    const WarpgroupSight sight(a, tile, w);
+    first_seen_ = (sight.low_any - begin_) / Shape::kKeys;
+    first_whole_ = steps_to(sight.low_all);
+    end_whole_ = max(0, sight.high_all - begin_) / Shape::kKeys;
+    steps_seen = steps_to(sight.high_any);
+  }
   __device__ __forceinline__ int first(int n) const { return begin_ + n * Shape::kKeys; }
   __device__ __forceinline__ int end(int) const { return end_; }
-  __device__ __forceinline__ bool sees(int n) const { return first(n) + Shape::kKeys > sight_.low_any; }
-  __device__ __forceinline__ bool sees_part(int n) const {
-    return first(n) < sight_.low_all || first(n) + Shape::kKeys > sight_.high_all;
-  }
+  __device__ __forceinline__ bool sees(int n) const { return n >= first_seen_; }
+  __device__ __forceinline__ bool sees_part(int n) const { return n < first_whole_ || n >= end_whole_; }
 
  private:
   __device__ __forceinline__ int steps_to(int end) const {
     return max(0, end - begin_ + Shape::kKeys - 1) / Shape::kKeys;
   }
-  WarpgroupSight sight_;
-  int begin_, end_;
+  int begin_, end_, first_seen_, first_whole_, end_whole_;
 
  public:
-  const int steps, steps_seen;
+  const int steps;
+  int steps_seen;
 };
 
 // The lower n of 32 bits; any n.
@@ -145,285 +170,327 @@ __device__ __forceinline__ void warpgroup_barrier(int w) {
 }
 
 template <class Shape, class Keys>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
+__device__ __forceinline__ void copy_tiles(const RowForwardArgs& a, const Keys& keys, typename Shape::Shared& shared) {
+  constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages;
+  const int G = a.in.heads.value();
+  Place<Shape::kQueries> query;
+  Place<kStages> place;
+  for (int round = 0, turn; (turn = turn_of(round)) < a.turns; ++round) {
+    const CtaRows tile(a, turn);
+    const Plan<Keys, Shape> plan(a, keys, tile, Plan<Keys, Shape>::kMadeTogether ? 0 : Shape::kWarpgroups,
+                                 reinterpret_cast<unsigned char*>(&shared + 1));
+    if (threadIdx.x % kWarpgroup != 0) continue;  // all of them make the plan
+    // A second tile's q may have to wait until the first is stored: its first keys and values need not.
+    const int query_turn = Shape::kQueries > 1 || round == 0 ? 0 : min(kStages, plan.steps);
+#pragma unroll 1
+    for (int n = 0; n <= plan.steps; ++n) {
+      if (n == query_turn) {
+        barrier_wait(&shared.query_free[query.at], query.parity ^ 1);
+        barrier_expect(&shared.query_came[query.at], Shape::kPanelsK * a.tile_tokens * G * kPanelRowBytes);
+#pragma unroll
+        for (int i = 0; i < Shape::kPanelsK; ++i)
+          copy_box(shared.q[query.at][i], a.q_map, kPanel * i, tile.g * G, tile.first_token, tile.b,
+                   &shared.query_came[query.at]);
+        query.advance();
+      }
+      if (n == plan.steps) break;
+      auto& stage = shared.stage[place.at];
+      Barrier *const keys_came = &shared.keys_came[place.at], *const values_came = &shared.values_came[place.at];
+      const int first = plan.first(n);
+      barrier_wait(&shared.stage_free[place.at], place.parity ^ 1);
+      barrier_expect(keys_came, Shape::kKeyBytes);
+#pragma unroll
+      for (int i = 0; i < Shape::kPanelsK; ++i)
+        copy_box(stage.k + i * kKeys * kPanelRowBytes, a.k_map, kPanel * i, first, tile.g, tile.b, keys_came);
+      barrier_expect(values_came, Shape::kValueBytes);
+#pragma unroll
+      for (int i = 0; i < Shape::kPanelsV; ++i)
+        copy_box(stage.v + i * kKeys * kPanelRowBytes, a.v_map, kPanel * i, first, tile.g, tile.b, values_came);
+      place.advance();
+    }
+  }
+}
+
+template <class Shape, class Keys>
+__device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Keys& keys, typename Shape::Shared& shared,
+                                              int w) {
+  constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages, kPanelsV = Shape::kPanelsV;
+  constexpr float kMostSum = 0x1p60f;  // of a lane's powers in a step: their bf16, and sums with values, are finite
+  constexpr bool kListed = Plan<Keys, Shape>::kListed;
+  const int G = a.in.heads.value(), lane = threadIdx.x % 32;
+  Place<Shape::kQueries> query;
+  const int row0 = 16 * (threadIdx.x % kWarpgroup / 32), chunk = lane % 8;
+  Place<kStages> here, there;  // of steps `now` and `next`
+  for (int round = 0, turn; (turn = turn_of(round)) < a.turns; ++round) {
+    const CtaRows tile(a, turn);
+    const Plan<Keys, Shape> plan(a, keys, tile, w, reinterpret_cast<unsigned char*>(&shared + 1));
+    unsigned char* const own_q = shared.q[query.at][0] + 64 * w * kPanelRowBytes;
+    // The lane's two rows of a product: the keys they see, and which tokens of the CTA theirs are.
+    int low[2], high[2];
+    unsigned token_bits = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int t = a.in.heads.quotient(tile.first + 64 * w + row0 + fragment_row() + 8 * i);
+      low[i] = a.sight.low(t), high[i] = a.sight.high(t);
+      if constexpr (kListed) token_bits |= (t - tile.first_token) << 16 * i;
+    }
+    // This warp has done with the step there.
+    const auto leave = [&](const Place<kStages>& place) {
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&shared.stage_free[place.at]);
+    };
+    // A step that this warpgroup does not see.
+    const auto pass = [&](Place<kStages>& place) {
+      barrier_wait(&shared.keys_came[place.at], place.parity);
+      barrier_wait(&shared.values_came[place.at], place.parity);
+      leave(place);
+      place.advance();
+    };
+
+    float s[kKeys / 8][4], o[Shape::kDv / 8][4] = {};
+    uint32_t p[kKeys / 16][4];
+    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, shrink[2];  // top: times scale
+    const float scale = a.in.scale_log2();
+    const uint32_t q_tile = tile_descriptor(shared_address(own_q));
+    const auto multiply_scores = [&](const Place<kStages>& place) {
+      const uint32_t k = tile_descriptor(shared_address(shared.stage[place.at].k));
+      wgmma_shared<false>(s, q_tile, k);
+#pragma unroll
+      for (int i = 1; i < Shape::kDk / 16; ++i)
+        wgmma_shared<true>(s, q_tile + i / 4 * (Shape::kPanelBytes >> 4) + i % 4 * 2,
+                           k + i / 4 * (kKeys * kPanelRowBytes >> 4) + i % 4 * 2);
+      wgmma_commit();
+    };
+    const auto multiply_values = [&](const Place<kStages>& place) {
+      const uint32_t v = tile_descriptor(shared_address(shared.stage[place.at].v), kKeys * kPanelRowBytes);
+#pragma unroll
+      for (int i = 0; i < kKeys / 16; ++i) wgmma_add_across(o, p[i], v + i * (16 * kPanelRowBytes >> 4));
+      wgmma_commit();
+    };
+    // -inf where row i does not see the key.
+    const auto mask_row = [&](int n, int i) {
+      const int first = plan.first(n) + fragment_column();
+      const int from = low[i] - first, to = (kListed ? min(high[i], plan.end(n)) : high[i]) - first;
+#pragma unroll
+      for (int word = 0; word < kKeys / 32; ++word) {
+        // Bit c: the row sees the lane's key 32 word + c.
+        const unsigned seen = bits_below(to - 32 * word) & ~bits_below(from - 32 * word);
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            if ((seen & 1u << (8 * j + e)) == 0) s[4 * word + j][2 * i + e] = -INFINITY;
+      }
+    };
+    // The top of row i becomes its largest score, and what was summed is to shrink.
+    const auto raise_top = [&](int i, bool raise) {
+      float best = -INFINITY;
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) best = fmaxf(best, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
+      best = quad_max(best) * scale;
+      const float higher = raise ? fmaxf(top[i], best) : top[i];
+      shrink[i] = exp2_approx(higher == top[i] ? 0.0f : top[i] - higher);
+      sum[i] *= shrink[i];
+      top[i] = higher;
+    };
+    // Powers of row i's scores; where `keep`, powers stand there already. Returns this lane's part of their sum.
+    const auto raise_to_powers = [&](int i, float minus, bool keep) {
+      float add[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[j][2 * i + e];
+          const float power = exp2_approx(fmaf(x, scale, minus));
+          x = keep ? x : power;
+          add[e] += x;
+        }
+      return add[0] + add[1];
+    };
+    // Scores become probabilities, relative to `top`: the largest of the first scores that the row saw. Where a row's
+    // powers are huge, its scores are computed once more, by the slower products of a warp, and it gets a new top. What
+    // a row gets depends on this row alone.
+    bool placed = false, moved;
+    const auto weigh = [&](int n, auto is_first) {
+      constexpr bool kFirst = decltype(is_first)::value;
+      pin(s);
+      bool member[2] = {true, true};
+      if constexpr (kListed) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) member[i] = plan.is_member(n, token_bits >> 16 * i & 0xffff);
+      }
+      if (plan.sees_part(n)) mask_row(n, 0), mask_row(n, 1);
+      moved = !placed;
+      if (kFirst || !placed) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) raise_top(i, member[i] && top[i] == -INFINITY);
+        placed = __all_sync(kFullWarp, top[0] != -INFINITY && top[1] != -INFINITY);
+      }
+      float add[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        add[i] = raise_to_powers(i, member[i] && top[i] != -INFINITY ? -top[i] : -INFINITY, false);
+      // This vote also keeps the exponentials where the sums of the last step run: ptxas would move them past the wait
+      // that follows, where they overlap with nothing. A branch by lanes instead would have the loop's addresses leave
+      // the uniform registers (10% slower).
+      if (!kFirst && __any_sync(kFullWarp, fmaxf(add[0], add[1]) > kMostSum)) {
+        const bool over[2] = {quad_max(add[0]) > kMostSum, quad_max(add[1]) > kMostSum};
+        const unsigned char* const k = shared.stage[there.at].k;
+        const auto row_at = [](const unsigned char* at) { return reinterpret_cast<const __nv_bfloat16*>(at); };
+#pragma unroll
+        for (int j = 0; j < kKeys / 8; j += 2) {
+          float again[2][4] = {};
+#pragma unroll 1
+          for (int i = 0; i < Shape::kDk / 16; ++i) {
+            uint32_t left[4], right[4];
+            load_matrices(
+                left, row_at(own_q + i / 4 * Shape::kPanelBytes + swizzled(row0 + lane % 16, i % 4 * 2 + lane / 16)));
+            load_matrices(right, row_at(k + i / 4 * kKeys * kPanelRowBytes +
+                                        swizzled(8 * j + lane / 16 * 8 + lane % 8, i % 4 * 2 + lane / 8 % 2)));
+            mma_m16n8k16(again[0], left, right[0], right[1]);
+            mma_m16n8k16(again[1], left, right[2], right[3]);
+          }
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float &x = s[j][e], &y = s[j + 1][e];
+            x = over[e / 2] ? again[0][e] : x, y = over[e / 2] ? again[1][e] : y;
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (plan.sees_part(n) && over[i]) mask_row(n, i);
+          raise_top(i, over[i]);
+          add[i] = raise_to_powers(i, -top[i], !over[i]);
+        }
+        moved = true;
+      }
+      sum[0] += add[0], sum[1] += add[1];
+    };
+    // ptxas lets no register become a left operand while products run: so all of them end first.
+    const auto pack = [&] {
+      pin(s);
+      wgmma_wait<0>();
+      pin(o);
+#pragma unroll
+      for (int i = 0; i < kKeys / 16; ++i) pack_operand(p[i], s, i);
+    };
+
+    there = here;
+    int now = 0;
+    barrier_wait(&shared.query_came[query.at], query.parity);
+    for (; now < plan.steps_seen && !plan.sees(now); ++now) pass(here);
+    if (now < plan.steps_seen) {
+      there = here;
+      barrier_wait(&shared.keys_came[here.at], here.parity);
+      wgmma_fence();
+      multiply_scores(here);
+      wgmma_wait<0>();
+      weigh(now, std::true_type{});
+      pack();
+      for (int next = now + 1; next < plan.steps_seen; now = next++) {
+        there.advance();
+        // Steps that are not seen, but none for whose keys a stage is needed that this warpgroup has not left: rather
+        // it takes an unseen step.
+        if constexpr (kListed)
+          for (; !plan.sees(next) && next < now + kStages - 1; ++next) pass(there);
+        barrier_wait(&shared.keys_came[there.at], there.parity);
+        wgmma_fence();
+        multiply_scores(there);
+        barrier_wait(&shared.values_came[here.at], here.parity);
+        wgmma_fence();
+        multiply_values(here);
+        wgmma_wait<1>();
+        weigh(next, std::false_type{});
+        pack();
+        leave(here);
+        here = there;
+        if (moved) {
+#pragma unroll
+          for (int j = 0; j < Shape::kDv / 8; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[j][e] *= shrink[e / 2];
+        }
+      }
+      barrier_wait(&shared.values_came[here.at], here.parity);
+      wgmma_fence();
+      multiply_values(here);
+      wgmma_wait<0>();
+      pin(o);
+      leave(here);
+      here.advance();
+      ++now;
+    }
+    for (; now < plan.steps; ++now) pass(here);  // the other warpgroups' steps
+
+    // o by way of shared memory, where q stood, so that eight lanes write 128 bytes of a row.
+    warpgroup_barrier(w);  // q is read no more
+    const HeadRows lse_rows(a.lse, tile.b, tile.g * G);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float total = quad_sum(sum[i]), inverse = total == 0.0f ? 0.0f : reciprocal_approx(total);
+      const int r = row0 + fragment_row() + 8 * i, row = tile.first + 64 * w + r;
+#pragma unroll
+      for (int panel = 0; panel < kPanelsV; ++panel)
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+          *reinterpret_cast<uint32_t*>(own_q + panel * Shape::kPanelBytes + swizzled(r, j) + lane % 4 * 4) =
+              pack_bf16(o[8 * panel + j][2 * i] * inverse, o[8 * panel + j][2 * i + 1] * inverse);
+      const int t = a.in.heads.quotient(row);
+      if (row < tile.rows && lane % 4 == 0)
+        *lse_rows.at(t, row - t * G) = total == 0.0f ? -INFINITY : (top[i] + log2_approx(total)) * 0.69314718055994531f;
+    }
+    __syncwarp();
+    const HeadRows o_rows(a.o, tile.b, tile.g * G);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = row0 + lane / 8 + 4 * i, row = tile.first + 64 * w + r, t = a.in.heads.quotient(row);
+      if (row >= tile.rows) continue;
+      __nv_bfloat16* to = o_rows.at(t, row - t * G) + 8 * chunk;
+#pragma unroll
+      for (int panel = 0; panel < kPanelsV; ++panel)
+        *reinterpret_cast<uint4*>(to + kPanel * panel) =
+            *reinterpret_cast<const uint4*>(own_q + panel * Shape::kPanelBytes + swizzled(r, chunk));
+    }
+    fence_async_proxy();  // the copy engine overwrites what these lanes wrote and read
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&shared.query_free[query.at]);
+    query.advance();
+  }
+}
+
+template <class Shape, class Keys>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
     row_forward_sm90_kernel(const __grid_constant__ RowForwardArgs a, const __grid_constant__ Keys keys) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
-  constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages, kPanelsV = Shape::kPanelsV, kHalves = kKeys / 64;
-  constexpr float kSlack = 8.0f;
-  constexpr bool kListed = Plan<Keys, Shape>::kListed;
-  const CtaRows tile(a, blockIdx.x, Shape::kRowsCta);
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(aligned_shared());
-  const int w = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroup, 0), lane = threadIdx.x % 32;
-  const int row0 = 16 * (threadIdx.x % kWarpgroup / 32), chunk = lane % 8, G = a.in.heads.value();
-  unsigned char* const own_q = shared.q[w];
-
-  // This lane's rows as the copies below take them: row0 + lane / 8 + 4 i; past the end the last row stands in.
-  const HeadRows q_rows(a.in.q, tile.b, tile.g * G);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int r = row0 + lane / 8 + 4 * i, row = min(tile.first + 64 * w + r, tile.rows - 1);
-    const int t = a.in.heads.quotient(row);
-    const __nv_bfloat16* from = q_rows.at(t, row - t * G) + 8 * chunk;
-#pragma unroll
-    for (int panel = 0; panel < Shape::kPanelsK; ++panel)
-      copy_async_16(own_q + panel * 64 * kPanelRowBytes + swizzled(r, chunk), from + kPanel * panel, 16);
-  }
+  const int w = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroup, 0);
   if (threadIdx.x == 0) {
-    for (int s = 0; s < kStages; ++s) {
-      barrier_init(&shared.keys_came[s], 1);
-      barrier_init(&shared.values_came[s], 1);
-      barrier_init(&shared.stage_free[s], 4 * Shape::kWarpgroups);
+    constexpr int kWarpsCompute = 4 * Shape::kWarpgroups;
+    for (int i = 0; i < Shape::kQueries; ++i) {
+      barrier_init(&shared.query_came[i], 1);
+      barrier_init(&shared.query_free[i], kWarpsCompute);
+    }
+    for (int i = 0; i < Shape::kStages; ++i) {
+      barrier_init(&shared.keys_came[i], 1);
+      barrier_init(&shared.values_came[i], 1);
+      barrier_init(&shared.stage_free[i], kWarpsCompute);
     }
     barrier_init_done();
   }
-  const Plan<Keys, Shape> plan(a, keys, tile, w, aligned_shared() + sizeof(typename Shape::Shared));
-  // Step n lies in stage n % kStages.
-  const auto await = [](Barrier(&came)[kStages], int n) {
-    barrier_wait(&came[static_cast<unsigned>(n) % kStages], static_cast<unsigned>(n) / kStages & 1);
-  };
-  const auto load = [&](int n) {
-    const int s = static_cast<unsigned>(n) % kStages, first = plan.first(n);
-    auto& stage = shared.stage[s];
-    barrier_expect(&shared.keys_came[s], Shape::kKeyBytes);
-#pragma unroll
-    for (int i = 0; i < Shape::kPanelsK; ++i)
-      copy_box(stage.k + i * kKeys * kPanelRowBytes, a.k_map, kPanel * i, first, tile.g, tile.b, &shared.keys_came[s]);
-    barrier_expect(&shared.values_came[s], Shape::kValueBytes);
-#pragma unroll
-    for (int i = 0; i < kPanelsV; ++i)
-      copy_box(stage.v + i * kKeys * kPanelRowBytes, a.v_map, kPanel * i, first, tile.g, tile.b,
-               &shared.values_came[s]);
-  };
-  if (threadIdx.x == 0)
-#pragma unroll 1
-    for (int n = 0; n < min(kStages, plan.steps); ++n) load(n);
-  // The lane's two rows of a product: the keys they see, and which tokens of the CTA theirs are.
-  int low[2], high[2];
-  unsigned token_bits = 0;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int t = a.in.heads.quotient(tile.first + 64 * w + row0 + fragment_row() + 8 * i);
-    low[i] = a.sight.low(t), high[i] = a.sight.high(t);
-    if constexpr (kListed) token_bits |= (t - tile.first_token) << 16 * i;
-  }
-
-  copy_async_wait();
+  // Rows of q that no token fills: zeros, so that they have scores as others do.
+  const int filled = a.tile_tokens * a.in.heads.value() * kPanelRowBytes;
+  for (int i = 16 * threadIdx.x; i < static_cast<int>(sizeof(shared.q)); i += 16 * Shape::kThreads)
+    if (i % Shape::kPanelBytes >= filled) *reinterpret_cast<uint4*>(shared.q[0][0] + i) = make_uint4(0, 0, 0, 0);
   fence_async_proxy();
   __syncthreads();
-
-  // This warp has done with step n.
-  const auto leave = [&](int n) {
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.stage_free[static_cast<unsigned>(n) % kStages]);
-  };
-  // This warpgroup has left all steps before n: stages that the others have left too are filled again.
-  int refilled = 0;
-  const auto refill = [&](int n) {
-    if (threadIdx.x != 0) return;
-    const auto refill_next = [&] {
-      await(shared.stage_free, refilled);
-      load(refilled + kStages);
-      ++refilled;
-    };
-    const int end = min(n - Shape::kLag, plan.steps - kStages);
-    if constexpr (kListed) {
-#pragma unroll 1
-      while (refilled < end) refill_next();
-    } else {
-      if (refilled < end) refill_next();  // one is left at a time
-    }
-  };
-  // A step that this warpgroup does not see.
-  const auto pass = [&](int n) {
-    await(shared.keys_came, n);
-    await(shared.values_came, n);
-    leave(n);
-  };
-
-  float s[kHalves][8][4], o[kPanelsV][8][4] = {};
-  uint32_t p[kKeys / 16][4];
-  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, shrink[2];  // top: times scale
-  bool moved;
-  const float scale = a.in.scale_log2();
-  const uint32_t q_tile = tile_descriptor(shared_address(own_q));
-  const auto multiply_scores = [&](int n) {
-    const uint32_t k_tile = tile_descriptor(shared_address(shared.stage[static_cast<unsigned>(n) % kStages].k));
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const uint32_t k = k_tile + (half * 64 * kPanelRowBytes >> 4);
-      wgmma_shared<false>(s[half], q_tile, k);
-#pragma unroll
-      for (int i = 1; i < Shape::kDk / 16; ++i)
-        wgmma_shared<true>(s[half], q_tile + i / 4 * (64 * kPanelRowBytes >> 4) + i % 4 * 2,
-                           k + i / 4 * (kKeys * kPanelRowBytes >> 4) + i % 4 * 2);
-    }
-    wgmma_commit();
-  };
-  const auto multiply_values = [&](int n) {
-    const uint32_t v_tile = tile_descriptor(shared_address(shared.stage[static_cast<unsigned>(n) % kStages].v));
-#pragma unroll
-    for (int panel = 0; panel < kPanelsV; ++panel)
-#pragma unroll
-      for (int i = 0; i < kKeys / 16; ++i)
-        wgmma_add<1>(o[panel], p[i], v_tile + panel * (kKeys * kPanelRowBytes >> 4) + i * (16 * kPanelRowBytes >> 4));
-    wgmma_commit();
-  };
-  // Scores become probabilities, relative to `top`.
-  const auto weigh = [&](int n) {
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) pin(s[half]);
-    if (plan.sees_part(n)) {
-      const int first = plan.first(n) + fragment_column();
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int from = low[i] - first, to = (kListed ? min(high[i], plan.end(n)) : high[i]) - first;
-#pragma unroll
-        for (int word = 0; word < kKeys / 32; ++word) {
-          // Bit c: the row sees the lane's key 32 word + c.
-          const unsigned seen = bits_below(to - 32 * word) & ~bits_below(from - 32 * word);
-#pragma unroll
-          for (int j = 0; j < 4; ++j)
-#pragma unroll
-            for (int e = 0; e < 2; ++e)
-              if ((seen & 1u << (8 * j + e)) == 0) s[word / 2][word % 2 * 4 + j][2 * i + e] = -INFINITY;
-        }
-      }
-    }
-    float best[2];
-    bool member[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      best[i] = s[0][0][2 * i];
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half)
-#pragma unroll
-        for (int j = 0; j < 8; ++j) best[i] = fmaxf(best[i], fmaxf(s[half][j][2 * i], s[half][j][2 * i + 1]));
-      member[i] = true;
-      if constexpr (kListed) {
-        member[i] = plan.is_member(n, token_bits >> 16 * i & 0xffff);
-        if (!member[i]) best[i] = -INFINITY;
-      }
-    }
-    moved = __any_sync(kFullWarp, fmaf(best[0], scale, -kSlack) > top[0] || fmaf(best[1], scale, -kSlack) > top[1]);
-    if (moved) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        // Of this row alone: what a row gets does not depend on the others of the warp.
-        const float largest = quad_max(best[i]);
-        const float higher = fmaf(largest, scale, -kSlack) > top[i] ? largest * scale : top[i];
-        shrink[i] = exp2_approx(higher == -INFINITY ? 0.0f : top[i] - higher);
-        sum[i] *= shrink[i];
-        top[i] = higher;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float minus = member[i] && top[i] != -INFINITY ? -top[i] : -INFINITY;
-      float add[2] = {0.0f, 0.0f};
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half)
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            float& x = s[half][j][2 * i + e];
-            x = exp2_approx(fmaf(x, scale, minus));
-            add[e] += x;
-          }
-      sum[i] += add[0] + add[1];
-    }
-  };
-  // ptxas lets no register become a left operand while products run: so all of them end first.
-  const auto pack = [&] {
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) pin(s[half]);
-    wgmma_wait<0>();
-#pragma unroll
-    for (int panel = 0; panel < kPanelsV; ++panel) pin(o[panel]);
-#pragma unroll
-    for (int i = 0; i < kKeys / 16; ++i) pack_operand(p[i], s[i / 4], i % 4);
-  };
-
-  // ptxas moves exponentials past a wait that follows them, where they overlap with nothing; not past a branch that
-  // asks for their sum, which is never -1.
-  const auto settle = [&] {
-    asm volatile("{\n.reg .pred p;\nsetp.eq.f32 p, %0, 0fBF800000;\n@p nanosleep.u32 1;\n}" ::"f"(sum[0] + sum[1]));
-  };
-
-  int now = 0;
-  for (; now < plan.steps_seen && !plan.sees(now); ++now) pass(now), refill(now + 1);
-  if (now < plan.steps_seen) {
-    await(shared.keys_came, now);
-    wgmma_fence();
-    multiply_scores(now);
-    wgmma_wait<0>();
-    weigh(now);
-    pack();
-    for (int next = now + 1; next < plan.steps_seen; now = next++) {
-      // Steps that are not seen, but none for whose keys a stage is needed that this warpgroup has not left: rather it
-      // takes an unseen step.
-      if constexpr (kListed)
-        for (; !plan.sees(next) && next < now + kStages - 1 - Shape::kLag; ++next) pass(next);
-      await(shared.keys_came, next);
-      wgmma_fence();
-      multiply_scores(next);
-      await(shared.values_came, now);
-      wgmma_fence();
-      multiply_values(now);
-      wgmma_wait<1>();
-      weigh(next);
-      settle();
-      pack();
-      leave(now);
-      refill(next);
-      if (moved) {
-#pragma unroll
-        for (int panel = 0; panel < kPanelsV; ++panel)
-#pragma unroll
-          for (int j = 0; j < 8; ++j)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) o[panel][j][e] *= shrink[e / 2];
-      }
-    }
-    await(shared.values_came, now);
-    wgmma_fence();
-    multiply_values(now);
-    wgmma_wait<0>();
-#pragma unroll
-    for (int panel = 0; panel < kPanelsV; ++panel) pin(o[panel]);
-    leave(now);
-    refill(++now);
-  }
-  for (; now < plan.steps; ++now) pass(now), refill(now + 1);  // the other warpgroups' steps
-
-  // o by way of shared memory, where q stood, so that eight lanes write 128 bytes of a row.
-  warpgroup_barrier(w);  // q is read no more
-  const HeadRows lse_rows(a.lse, tile.b, tile.g * G);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float total = quad_sum(sum[i]), inverse = total == 0.0f ? 0.0f : reciprocal_approx(total);
-    const int r = row0 + fragment_row() + 8 * i, row = tile.first + 64 * w + r;
-#pragma unroll
-    for (int panel = 0; panel < kPanelsV; ++panel)
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        *reinterpret_cast<uint32_t*>(own_q + panel * 64 * kPanelRowBytes + swizzled(r, j) + lane % 4 * 4) =
-            pack_bf16(o[panel][j][2 * i] * inverse, o[panel][j][2 * i + 1] * inverse);
-    const int t = a.in.heads.quotient(row);
-    if (row < tile.rows && lane % 4 == 0)
-      *lse_rows.at(t, row - t * G) = total == 0.0f ? -INFINITY : (top[i] + log2_approx(total)) * 0.69314718055994531f;
-  }
-  __syncwarp();
-  const HeadRows o_rows(a.o, tile.b, tile.g * G);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int r = row0 + lane / 8 + 4 * i, row = tile.first + 64 * w + r, t = a.in.heads.quotient(row);
-    if (row >= tile.rows) continue;
-    __nv_bfloat16* to = o_rows.at(t, row - t * G) + 8 * chunk;
-#pragma unroll
-    for (int panel = 0; panel < kPanelsV; ++panel)
-      *reinterpret_cast<uint4*>(to + kPanel * panel) =
-          *reinterpret_cast<const uint4*>(own_q + panel * 64 * kPanelRowBytes + swizzled(r, chunk));
+  constexpr int kRegistersCopy = 32, kRegistersCompute = 160;  // 128 each at first
+  static_assert(Shape::kWarpgroups == 3 && kRegistersCopy + 3 * kRegistersCompute == 4 * 128);
+  if (w == Shape::kWarpgroups) {
+    lower_registers<kRegistersCopy>();
+    copy_tiles<Shape>(a, keys, shared);
+  } else {
+    raise_registers<kRegistersCompute>();
+    compute_tiles<Shape>(a, keys, shared, w);
   }
 #endif
 }
@@ -438,32 +505,51 @@ inline bool forward_rows_fit(const ConstTensor& t) {
 inline bool forward_heads_fit(int64_t dk, int64_t dv) {
   return (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
 }
+inline constexpr int64_t kMostHeads = 128;  // of a group: a tile has whole tokens
 // The choice, a pure function of card and problem.
 inline bool attend_forward_sm90_applies(const Context& ctx, const AttendOut& out, const AttendIn& in) {
   return ctx.compute_capability == 90 && forward_heads_fit(in.q.size(3), in.v.size(3)) && forward_rows_fit(in.q) &&
-         forward_rows_fit(in.k) && forward_rows_fit(in.v) && forward_rows_fit(out.o);
+         forward_rows_fit(in.k) && forward_rows_fit(in.v) && forward_rows_fit(out.o) &&
+         in.q.size(2) / in.k.size(2) <= kMostHeads;
 }
+
+// Boxes of box_tokens tokens and box_heads heads, the heads of a token being neighbours.
+inline CUtensorMap make_query_map(View<const __nv_bfloat16> q, int64_t batch, int64_t tokens, int64_t heads,
+                                  int box_heads, int box_tokens) {
+  std::swap(q.row, q.head);
+  return make_box_map(q, batch, heads, tokens, box_heads, box_tokens);
+}
+
+inline constexpr int kSms = 132;  // of an H200; a card with fewer has CTAs wait
 
 template <class Shape, class Keys>
 void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
   using bf16 = __nv_bfloat16;
-  const int64_t bgs = in.k.size(0) * in.k.size(2), rows = in.q.size(1) * (in.q.size(2) / in.k.size(2));
-  const int64_t tiles = ceil_div(rows, Shape::kRowsCta);
+  const int64_t bgs = in.k.size(0) * in.k.size(2);
+  const int64_t G = in.q.size(2) / in.k.size(2), tile_tokens = Shape::kRowsCta / G;
+  const int64_t tiles = ceil_div(in.q.size(1), tile_tokens);
   TRIAD_CHECK(bgs * tiles < (int64_t{1} << 31), "{}: {} tiles of rows do not fit 31 bits", op, bgs * tiles);
-  RowForwardArgs a{.k_map = {},
+  RowForwardArgs a{.q_map = {},
+                   .k_map = {},
                    .v_map = {},
                    .in = make_attend<bf16>(op, in),
                    .o = make_view<bf16>(out.o),
                    .lse = make_view<float>(out.lse),
                    .sight = {keys.range, Divisor(keys.range.d)},
                    .tiles = static_cast<int>(tiles),
+                   .tile_tokens = static_cast<int>(tile_tokens),
+                   .turns = static_cast<int>(bgs * tiles),
                    .sequences_and_groups = Divisor(static_cast<int>(bgs)),
                    .groups = Divisor(static_cast<int>(in.k.size(2)))};
+  if (!ctx.planning)
+    a.q_map = make_query_map(a.in.q, in.q.size(0), in.q.size(1), in.q.size(2), static_cast<int>(G),
+                             static_cast<int>(tile_tokens));
   if (!ctx.planning && keys.range.keys > 0) {  // else no copy is asked for
     a.k_map = make_box_map(a.in.k, in.k.size(0), in.k.size(1), in.k.size(2), Shape::kKeys);
     a.v_map = make_box_map(a.in.v, in.v.size(0), in.v.size(1), in.v.size(2), Shape::kKeys);
   }
-  launch(ctx, op, row_forward_sm90_kernel<Shape, Keys>, dim3(static_cast<unsigned>(bgs * tiles)), dim3(Shape::kThreads),
+  const int64_t ctas = Plan<Keys, Shape>::kMadeTogether ? bgs * tiles : std::min<int64_t>(bgs * tiles, kSms);
+  launch(ctx, op, row_forward_sm90_kernel<Shape, Keys>, dim3(static_cast<unsigned>(ctas)), dim3(Shape::kThreads),
          sizeof(typename Shape::Shared) + Plan<Keys, Shape>::bytes(keys), a, keys);
 }
 
@@ -471,12 +557,14 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
 template <class Keys>
 void attend_rows_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                               const Keys& keys) {
+  // One tile's q for a CTA that takes one tile; its plan needs the memory.
+  constexpr int kQueries = Plan<Keys, ForwardShape<64, 64, 64, 6, 1>>::kMadeTogether ? 1 : 2;
   if (in.q.size(3) == 64)
-    launch_row_forward<ForwardShape<64, 64, 64, 2, 4, 2>>(ctx, op, out, in, keys);
+    launch_row_forward<ForwardShape<64, 64, 64, 6, kQueries>>(ctx, op, out, in, keys);
   else if (in.q.size(3) == 128)
-    launch_row_forward<ForwardShape<128, 128, 64, 3, 4, 1>>(ctx, op, out, in, keys);
+    launch_row_forward<ForwardShape<128, 128, 64, 4, kQueries>>(ctx, op, out, in, keys);
   else
-    launch_row_forward<ForwardShape<192, 128, 64, 3, 3, 1>>(ctx, op, out, in, keys);
+    launch_row_forward<ForwardShape<192, 128, 64, 3, 1>>(ctx, op, out, in, keys);
 }
 
 }  // namespace

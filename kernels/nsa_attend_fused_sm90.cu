@@ -51,6 +51,7 @@ struct FusedArgs {
   KeyWorkList list;
   int bgs;
   int piece_tokens;  // contiguous rows: a piece has those in [i * piece_tokens, (i + 1) * piece_tokens)
+  int near;          // listed rows: so many (b, g) are at work at once
 };
 
 constexpr int kStageRows = 64, kStepRows = 32, kTileBytes = kRows * kPanelRowBytes;
@@ -63,7 +64,8 @@ struct __align__(1024) Stage {
   RowFact facts[kStageRows];
   int2 range[kStageRows];  // the keys that the row sees
   float quantum[kStageRows];
-  int dq_at[kStageRows];  // where the row of dq begins, in 16 bytes; -1: no such row
+  int dq_at[kStageRows];                   // where the row of dq begins, in 16 bytes; -1: no such row
+  unsigned whole[kStageRows / kStepRows];  // bit i: every row of the step sees all 64 keys of tile i
 };
 
 template <bool kListed>
@@ -84,10 +86,11 @@ struct Task {
 
 template <bool kListed>
 __device__ __forceinline__ bool find_task(Task& task, const FusedArgs& a) {
-  const int pieces = gridDim.x / a.bgs;
-  // Sequence by sequence where rows are gathered, so that those of the CTAs at work fit L2.
-  const int bg = kListed ? blockIdx.x / pieces : blockIdx.x % a.bgs;
-  const int piece = kListed ? blockIdx.x % pieces : blockIdx.x / a.bgs;
+  // A few sequences at a time where rows are gathered, so that those of the CTAs at work fit L2. Of these the first
+  // blocks first: they have most rows.
+  const int pieces = gridDim.x / a.bgs, first_bg = kListed ? blockIdx.x / (pieces * a.near) * a.near : 0;
+  const int at_work = kListed ? min(a.near, a.bgs - first_bg) : a.bgs;
+  const int in_order = blockIdx.x - first_bg * pieces, bg = first_bg + in_order % at_work, piece = in_order / at_work;
   KeyWork work;
   if constexpr (kListed) {
     work = a.list.work[static_cast<int64_t>(piece) * a.bgs + bg];
@@ -145,7 +148,15 @@ __device__ __forceinline__ void load_stages(Shared<kListed>& shared, const Fused
       else
         stage.facts[r] = make_float2(INFINITY, 0.0f);
       copy_async_4(&stage.quantum[r], quantum + t * a.quantum.row + h * a.quantum.head, true);
-      stage.range[r] = make_int2(a.range.low(t), a.range.high(t));
+      const int2 range = make_int2(a.range.low(t), a.range.high(t));
+      stage.range[r] = range;
+      unsigned whole = 0;
+#pragma unroll
+      for (int tile = 0; tile < Shared<kListed>::kTiles; ++tile) {
+        const int key0 = task.tile0 + kRows * tile, end = key0 + kRows;
+        if (__all_sync(kFullWarp, range.x <= key0 && range.y >= end && task.tile_end >= end)) whole |= 1u << tile;
+      }
+      if (lane == 0) stage.whole[half / kStepRows] = whole;
       stage.dq_at[r] = exists ? t * dq_row + h * dq_head : -1;
     }
     barrier_arrive_after_copies(&shared.full[slot]);
@@ -207,11 +218,46 @@ __device__ __forceinline__ void multiply_dq(Shared<kListed>& shared, const Fused
 
 // ---- dk and dv ----
 
+// The sums of one key: rows lane / 4 + 8 i of the products. The type of dk and dv is asked once, not at each pair: a
+// CTA does this once, and fetches every instruction of it from memory (what was 2,700 instructions took 9 us).
+__device__ __forceinline__ void store_key(const FusedArgs& a, const Task& task, int key, int lane, int i,
+                                          const float (&dk)[kPanel / 8][4], const float (&dv)[kPanel / 8][4]) {
+  const auto each_pair = [&](auto&& store) {
+#pragma unroll
+    for (int j = 0; j < kPanel / 8; ++j)
+      store(8 * j, dk[j][2 * i] * a.in.scale, dk[j][2 * i + 1] * a.in.scale, dv[j][2 * i], dv[j][2 * i + 1]);
+  };
+  const int first = lane % 4 * 2;
+  if (task.slot >= 0 || (a.dk.f32.vector && a.dv.f32.vector)) {
+    const int64_t in_slot = static_cast<int64_t>(task.slot) * a.list.block_keys + key - task.block * a.list.block_keys;
+    float* const partial = a.list.partial + in_slot * 2 * kPanel;
+    float* const to_k = (task.slot >= 0 ? partial : a.dk.f32.at(task.b, key, task.g)) + first;
+    float* const to_v = (task.slot >= 0 ? partial + kPanel : a.dv.f32.at(task.b, key, task.g)) + first;
+    each_pair([&](int j, float k0, float k1, float v0, float v1) {
+      *reinterpret_cast<float2*>(to_k + j) = make_float2(k0, k1);
+      *reinterpret_cast<float2*>(to_v + j) = make_float2(v0, v1);
+    });
+  } else if (a.dk.bf16.vector && a.dv.bf16.vector) {
+    bf16 *const to_k = a.dk.bf16.at(task.b, key, task.g) + first, *const to_v =
+                                                                      a.dv.bf16.at(task.b, key, task.g) + first;
+    each_pair([&](int j, float k0, float k1, float v0, float v1) {
+      *reinterpret_cast<uint32_t*>(to_k + j) = pack_bf16(k0, k1);
+      *reinterpret_cast<uint32_t*>(to_v + j) = pack_bf16(v0, v1);
+    });
+  } else {
+    each_pair([&](int j, float k0, float k1, float v0, float v1) {
+      a.dk.store(task.b, key, task.g, first + j, k0, k1);
+      a.dv.store(task.b, key, task.g, first + j, v0, v1);
+    });
+  }
+}
+
 // kTurn: the first stage of a warpgroup that takes turns. A constant, so that stages stay known to uniform registers.
 template <bool kListed, int kTurn>
 __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int tile,
                                               int warp, int lane) {
   constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers, kStepsD = kPanel / 16;
+  constexpr int kTurns = kListed ? 2 : 1;
   constexpr int kN = kStepRows / 8, kDeep = kStepRows / 16;
   const int rows = task.count * a.in.heads.value(), steps = (rows + kStageRows - 1) / kStageRows;
   const int key0 = task.tile0 + kRows * tile;
@@ -253,22 +299,25 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
     for (int i = 0; i < kDeep; ++i) wgmma_add<1>(dk, left_ds[i], q + i * (16 * kPanelRowBytes >> 4));
     wgmma_commit();
   };
-  // `count`: the rows that the stage holds.
-  const auto weigh = [&](const Stage& stage, int row0, int count) {
-    const int2 first_range = stage.range[row0], last_range = stage.range[max(0, min(count, row0 + kStepRows) - 1)];
-    // Both ends of a range grow with the token.
-    const bool all = last_range.x <= key0 && first_range.y >= key0 + kRows && key_end == key0 + kRows;
+  // What the scores are weighed with is fetched while the products run.
+  float4 facts[kN];
+  bool whole;
+  const auto fetch_facts = [&](const Stage& stage, int row0) {
+    whole = stage.whole[row0 / kStepRows] >> tile & 1;
+#pragma unroll
+    for (int j = 0; j < kN; ++j) facts[j] = *reinterpret_cast<const float4*>(&stage.facts[row0 + 8 * j + lane % 4 * 2]);
+  };
+  const auto weigh = [&](const Stage& stage, int row0) {
     pin(p);
     pin(ds);
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
-      const float4 fact = *reinterpret_cast<const float4*>(&stage.facts[row0 + 8 * j + lane % 4 * 2]);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) p[j][e] = exp2_approx(fmaf(p[j][e], scale, e % 2 == 0 ? -fact.x : -fact.z));
+      for (int e = 0; e < 4; ++e) p[j][e] = exp2_approx(fmaf(p[j][e], scale, e % 2 == 0 ? -facts[j].x : -facts[j].z));
 #pragma unroll
-      for (int e = 0; e < 4; ++e) ds[j][e] -= e % 2 == 0 ? fact.y : fact.w;
+      for (int e = 0; e < 4; ++e) ds[j][e] -= e % 2 == 0 ? facts[j].y : facts[j].w;
     }
-    if (!all) {
+    if (!whole) {
 #pragma unroll
       for (int j = 0; j < kN; ++j) {
         const int4 range = *reinterpret_cast<const int4*>(&stage.range[row0 + 8 * j + lane % 4 * 2]);
@@ -293,52 +342,54 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
     wgmma_wait<0>();
     pin(dk);
     pin(dv);
-    const int buffer = n % kBuffers, use = n / kBuffers;
 #pragma unroll
     for (int i = 0; i < kDeep; ++i) pack_operand(left_p[i], p, i), pack_operand(left_ds[i], ds, i);
-    if (row0 == 0 && use > 0) barrier_wait(&shared.ds_empty[buffer], (use - 1) & 1);
 #pragma unroll
     for (int i = 0; i < kDeep; ++i)
-      store_matrices(shared.ds[buffer][tile] + swizzled(ds_row, row0 / 8 + 2 * i + ds_chunk), left_ds[i]);
-    if (row0 + kStepRows < kStageRows) return;
-    fence_async_proxy();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.ds_full[buffer]);
+      store_matrices(shared.ds[n % kBuffers][tile] + swizzled(ds_row, row0 / 8 + 2 * i + ds_chunk), left_ds[i]);
   };
-  const auto await_stage = [&](int n) {
-    barrier_wait(&shared.full[n % kStages], n / kStages & 1);
-    fence_async_proxy();
+  const auto await_stage = [&](int n) { barrier_wait(&shared.full[n % kStages], n / kStages & 1); };
+  const auto await_buffer = [&](int n) {
+    if (n >= kBuffers) barrier_wait(&shared.ds_empty[n % kBuffers], (n / kBuffers - 1) & 1);
   };
   // The second half's scores and the first half's sums are queued together; while the sums run, scores are weighed.
-  const auto second_half = [&](int n) {
+  // One fence makes ds visible to the products of dq and, where the `next` stage has been waited for, its rows to ours.
+  const auto second_half = [&](int n, bool has_next) {
     const Stage& stage = shared.stages[n % kStages];
     multiply_scores(stage, kStepRows);
     multiply_sums(stage, 0);
+    fetch_facts(stage, kStepRows);
+    if (has_next) await_stage(n + kTurns);
     wgmma_wait<1>();
-    weigh(stage, kStepRows, rows - n * kStageRows);
+    weigh(stage, kStepRows);
     hand_over(n, kStepRows);
+    fence_async_proxy();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&shared.ds_full[n % kBuffers]);
   };
 
-  constexpr int kTurns = kListed ? 2 : 1;
   int n = kTurn;
   if (n < steps) {
     await_stage(n);
+    fence_async_proxy();
     multiply_scores(shared.stages[n % kStages], 0);
+    fetch_facts(shared.stages[n % kStages], 0);
     wgmma_wait<0>();
-    weigh(shared.stages[n % kStages], 0, rows - n * kStageRows);
+    weigh(shared.stages[n % kStages], 0);
     hand_over(n, 0);
     for (; n + kTurns < steps; n += kTurns) {
-      second_half(n);
+      second_half(n, true);
       const int next = n + kTurns;
-      await_stage(next);
       multiply_scores(shared.stages[next % kStages], 0);
       multiply_sums(shared.stages[n % kStages], kStepRows);
+      fetch_facts(shared.stages[next % kStages], 0);
+      await_buffer(next);
       wgmma_wait<1>();
-      weigh(shared.stages[next % kStages], 0, rows - next * kStageRows);
+      weigh(shared.stages[next % kStages], 0);
       hand_over(next, 0);
       if (lane == 0) barrier_arrive(&shared.empty[n % kStages]);
     }
-    second_half(n);
+    second_half(n, false);
     wgmma_fence();
     multiply_sums(shared.stages[n % kStages], kStepRows);
     wgmma_wait<0>();
@@ -370,23 +421,11 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
       }
     }
   }
+  if constexpr (kTurn == 0) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int key = warp_key + 8 * i;
-    if (key >= key_end || (kListed && kTurn == 1)) continue;
-    const int64_t in_slot = static_cast<int64_t>(task.slot) * a.list.block_keys + key - task.block * a.list.block_keys;
-    float* const partial = a.list.partial + in_slot * 2 * kPanel;
-#pragma unroll
-    for (int j = 0; j < kPanel / 8; ++j) {
-      const int column = 8 * j + lane % 4 * 2;
-      const float dk0 = dk[j][2 * i] * a.in.scale, dk1 = dk[j][2 * i + 1] * a.in.scale;
-      if (task.slot >= 0) {
-        *reinterpret_cast<float2*>(partial + column) = make_float2(dk0, dk1);
-        *reinterpret_cast<float2*>(partial + kPanel + column) = make_float2(dv[j][2 * i], dv[j][2 * i + 1]);
-      } else {
-        a.dk.store(task.b, key, task.g, column, dk0, dk1);
-        a.dv.store(task.b, key, task.g, column, dv[j][2 * i], dv[j][2 * i + 1]);
-      }
+    for (int i = 0; i < 2; ++i) {
+      const int key = warp_key + 8 * i;
+      if (key < key_end) store_key(a, task, key, lane, i, dk, dv);
     }
   }
 }
@@ -449,38 +488,14 @@ __global__ void __launch_bounds__(kFusedThreads, 1) fused_grad_sm90_kernel(const
 #endif
 }
 
-// The sums of the blocks that have several pieces, pieces in order. A CTA takes 8 keys of a block, a thread 4 columns.
-constexpr int kMergeKeys = 8;
-__global__ void __launch_bounds__(256) merge_fused_kernel(const __grid_constant__ FusedArgs a) {
-  const KeyWorkList& list = a.list;
-  const int block = blockIdx.x, bg = blockIdx.y, b = bg / a.in.groups, g = bg % a.in.groups;
-  int2 slots;
-  if (list.block_slots != nullptr) {
-    slots = list.block_slots[static_cast<int64_t>(bg) * list.blocks + block];
-  } else {
-    const int parts = list.pieces / list.blocks;
-    slots = make_int2((bg * list.blocks + block) * parts, parts);
-  }
-  const int in_block = blockIdx.z * kMergeKeys + threadIdx.x / 32, column = threadIdx.x % 32 * 4;
-  const int key = block * list.block_keys + in_block;
-  if (slots.y <= 1 || in_block >= list.block_keys || key >= a.range.keys) return;
-  float4 sum = {};
-  for (int part = 0; part < slots.y; ++part) {
-    const float4 x = *reinterpret_cast<const float4*>(
-        list.partial + (static_cast<int64_t>(slots.x + part) * list.block_keys + in_block) * 2 * kPanel + column);
-    sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
-  }
-  const GradView& out = column < kPanel ? a.dk : a.dv;
-  out.store(b, key, g, column % kPanel, sum.x, sum.y);
-  out.store(b, key, g, column % kPanel + 2, sum.z, sum.w);
-}
-
 template <bool kListed>
 void run_fused(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                const KeyRange& range, const KeyWorkList& list, int64_t piece_tokens) {
   Scratch::Scope scope(ctx.scratch);
   const Tensor facts = compute_row_facts(ctx, scope, grad, in);
+  constexpr int64_t kNearBytes = 48 << 20;
   const int64_t bgs = in.k.size(0) * in.k.size(2);
+  const int64_t bytes = in.q.size(1) * in.q.size(2) / in.k.size(2) * kPanel * 8;  // q, dout and dq of a (b, g)
   const FusedArgs a{make_attend<bf16>(op, in),
                     make_view<const bf16>(grad.dout),
                     reinterpret_cast<const RowFact*>(facts.data),
@@ -491,11 +506,11 @@ void run_fused(Context& ctx, const char* op, const AttendGradOut& out, const Att
                     range,
                     list,
                     static_cast<int>(bgs),
-                    static_cast<int>(piece_tokens)};
+                    static_cast<int>(piece_tokens),
+                    static_cast<int>(std::clamp<int64_t>(kNearBytes / bytes, 1, bgs))};
   const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kTiles * kRows));
   launch(ctx, op, fused_grad_sm90_kernel<kListed>, grid, dim3(kFusedThreads), sizeof(Shared<kListed>), a);
-  if (list.partial == nullptr) return;
-  launch(ctx, op, merge_fused_kernel, dim3(list.blocks, bgs, ceil_div(list.block_keys, kMergeKeys)), dim3(256), 0, a);
+  merge_pieces_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.groups}, bgs);
 }
 
 // ---- the quantum ----
@@ -505,52 +520,96 @@ struct NormArgs {
   View<const bf16> k[kMostBranches], v[kMostBranches];
   int keys[kMostBranches];
   int groups;
-  float2* norms;  // [B*Hkv, kMostBranches]: max |v|, max over keys and columns of |k|; both >= 0, so that their bits
-                  // order as they do
+  float2* norms;  // [B*Hkv, kMostBranches, chunks of 256 keys]: max |v|^2, max over keys and columns of |k|
 };
 
-// Largest element and square sum of a row, of which a lane has every eighth 16 bytes.
+// Largest element and square sum of a row of 64 kPanels columns, of which a lane has every eighth 16 bytes.
+template <int kPanels>
 struct RowNorm {
-  float largest = 0, squares = 0;
-  __device__ __forceinline__ RowNorm(const bf16* row, int width, int lane) {
-    for (int c = 8 * lane; c < width; c += 8 * kNormLanes) {
-      const uint4 x = __ldg(reinterpret_cast<const uint4*>(row + c));
+  uint4 loaded[kPanels];
+  __device__ __forceinline__ void load(const bf16* row, int lane) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 pair = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162*>(&x)[i]);
-        largest = fmaxf(largest, fmaxf(fabsf(pair.x), fabsf(pair.y)));
-        squares = fmaf(pair.x, pair.x, fmaf(pair.y, pair.y, squares));
-      }
-    }
-    for (int o = kNormLanes / 2; o > 0; o /= 2) squares += __shfl_xor_sync(kFullWarp, squares, o);
+    for (int i = 0; i < kPanels; ++i) loaded[i] = __ldg(reinterpret_cast<const uint4*>(row) + lane + i * kNormLanes);
+  }
+  __device__ __forceinline__ float largest() const {
+    float top = 0;
+    each([&](float2 pair) { top = fmaxf(top, fmaxf(fabsf(pair.x), fabsf(pair.y))); });
+    return top;
+  }
+  __device__ __forceinline__ float squares() const {
+    float sum = 0;
+    each([&](float2 pair) { sum = fmaf(pair.x, pair.x, fmaf(pair.y, pair.y, sum)); });
+    for (int o = kNormLanes / 2; o > 0; o /= 2) sum += __shfl_xor_sync(kFullWarp, sum, o);
+    return sum;
+  }
+
+ private:
+  template <class F>
+  __device__ __forceinline__ void each(F&& f) const {
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) f(__bfloat1622float2(reinterpret_cast<const __nv_bfloat162*>(&loaded[i])[e]));
   }
 };
 
 // CTA: 256 keys of a (b, g) and branch, 8 lanes a key. Maxima do not depend on their order.
+template <int kPanels>
 __global__ void __launch_bounds__(kNormThreads) key_norms_kernel(const __grid_constant__ NormArgs a) {
-  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, branch = blockIdx.z;
+  constexpr int kWarps = kNormThreads / 32, kStep = kNormThreads / kNormLanes;
+  __shared__ float2 tops[kWarps];
+  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, branch = blockIdx.z, keys = a.keys[branch];
+  const int key0 = static_cast<int>(blockIdx.x) * kNormKeys + static_cast<int>(threadIdx.x) / kNormLanes;
+  const View<const bf16>&k = a.k[branch], &v = a.v[branch];
   float top_v = 0, top_k = 0;
-#pragma unroll 4
-  for (int i = 0; i < kNormKeys; i += kNormThreads / kNormLanes) {
-    const int key = min(static_cast<int>(blockIdx.x) * kNormKeys + i + static_cast<int>(threadIdx.x) / kNormLanes,
-                        a.keys[branch] - 1);
-    if (key < 0) return;
-    const View<const bf16>&k = a.k[branch], &v = a.v[branch];
-    top_k = fmaxf(top_k, RowNorm(k.at(b, key, g), k.width, threadIdx.x % kNormLanes).largest);
-    top_v = fmaxf(top_v, RowNorm(v.at(b, key, g), v.width, threadIdx.x % kNormLanes).squares);
+  if (static_cast<int>(blockIdx.x) * kNormKeys < keys) {
+    constexpr int kInFlight = 4;
+    RowNorm<kPanels> k_rows[kInFlight], v_rows[kInFlight];
+    for (int i = 0; i < kNormKeys; i += kStep * kInFlight) {
+#pragma unroll
+      for (int j = 0; j < kInFlight; ++j) {
+        const int key = min(key0 + i + j * kStep, keys - 1);
+        k_rows[j].load(k.at(b, key, g), threadIdx.x % kNormLanes);
+        v_rows[j].load(v.at(b, key, g), threadIdx.x % kNormLanes);
+      }
+#pragma unroll
+      for (int j = 0; j < kInFlight; ++j)
+        top_k = fmaxf(top_k, k_rows[j].largest()), top_v = fmaxf(top_v, v_rows[j].squares());
+    }
   }
   top_v = warp_max(top_v), top_k = warp_max(top_k);
-  if (threadIdx.x % 32 != 0) return;
-  int* const norms = reinterpret_cast<int*>(&a.norms[bg * kMostBranches + branch]);
-  atomicMax(norms, __float_as_int(sqrtf(top_v)));
-  atomicMax(norms + 1, __float_as_int(top_k));
+  if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = make_float2(top_v, top_k);
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int i = 1; i < kWarps; ++i) top_v = fmaxf(top_v, tops[i].x), top_k = fmaxf(top_k, tops[i].y);
+  a.norms[(static_cast<int64_t>(bg) * kMostBranches + branch) * gridDim.x + blockIdx.x] = make_float2(top_v, top_k);
+}
+
+struct DoutNorms {
+  View<const bf16> dout;
+  View<float> norm;
+  Divisor heads;  // of a group
+  int rows, groups;
+};
+// |dout| for callers who do not have it (nsa_combine_backward gives it). 8 lanes a row (t, h) of a (b, g).
+template <int kPanels>
+__global__ void __launch_bounds__(kNormThreads) dout_norms_kernel(const __grid_constant__ DoutNorms a) {
+  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, lane = threadIdx.x % kNormLanes;
+  const int row = static_cast<int>(blockIdx.x * (kNormThreads / kNormLanes) + threadIdx.x / kNormLanes);
+  const int clamped = min(row, a.rows - 1), t = a.heads.quotient(clamped);
+  const int head = g * a.heads.value() + clamped - t * a.heads.value();
+  RowNorm<kPanels> dout;
+  dout.load(a.dout.at(b, t, head), lane);
+  const float norm = sqrtf(dout.squares());
+  if (row < a.rows && lane == 0) *a.norm.at(b, t, head) = norm;
 }
 
 struct QuantumArgs {
   View<float> quantum;
-  View<const bf16> dout;
+  View<const float> dout_norm;
   View<const float> gate[kMostBranches], delta[kMostBranches];
   const float2* norms;
+  int chunks;  // of norms, for each (b, g) and branch
   Divisor heads;
   int rows, groups;
   float scale;
@@ -558,37 +617,42 @@ struct QuantumArgs {
 
 // quantum = 2^23 u, u as above, is the largest power of two that the bound reaches: sums stay below twice that. With
 // quantum's sign made that of x, x + quantum lies where fp32 has steps of u or more, so (x + quantum) - quantum is x
-// rounded to them. 8 lanes a row, of which the first ones have a branch each; 4 rows in flight.
-constexpr int kQuantumRows = 4;
-__global__ void __launch_bounds__(256) quantum_kernel(const __grid_constant__ QuantumArgs a) {
-  constexpr int kGroups = 256 / kNormLanes;
-  static_assert(kMostBranches <= kNormLanes);
-  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, lane = threadIdx.x % kNormLanes;
-  const int branch = min(lane, kMostBranches - 1);
-  const View<const float>&gates = a.gate[branch], &deltas = a.delta[branch];
-  const bool has_branch = lane < kMostBranches && deltas.data != nullptr;
-  const float2 norm = a.norms[bg * kMostBranches + branch];
+// rounded to them. A thread a row (t, h) of a (b, g).
+__global__ void __launch_bounds__(kNormThreads) quantum_kernel(const __grid_constant__ QuantumArgs a) {
+  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups;
+  const int row = static_cast<int>(blockIdx.x * kNormThreads + threadIdx.x), clamped = min(row, a.rows - 1);
+  const int t = a.heads.quotient(clamped), head = g * a.heads.value() + clamped - t * a.heads.value();
+  const float dout = *a.dout_norm.at(b, t, head);
+  float gate[kMostBranches], delta[kMostBranches];
 #pragma unroll
-  for (int i = 0; i < kQuantumRows; ++i) {
-    const int row = static_cast<int>((blockIdx.x * kQuantumRows + i) * kGroups + threadIdx.x / kNormLanes);
-    const int clamped = min(row, a.rows - 1), t = a.heads.quotient(clamped);
-    const int head = g * a.heads.value() + clamped - t * a.heads.value();
-    const float gate = has_branch && gates.data != nullptr ? *gates.at(b, t, g) : 1.0f;
-    const float delta = has_branch ? *deltas.at(b, t, head) : 0.0f;
-    const float dout = sqrtf(RowNorm(a.dout.at(b, t, head), a.dout.width, lane).squares);
-    float bound = has_branch ? a.scale * fmaf(gate * dout, norm.x, fabsf(delta)) * norm.y : 0.0f;
-    for (int o = kNormLanes / 2; o > 0; o /= 2) bound += __shfl_xor_sync(kFullWarp, bound, o);
-    constexpr float kRounding = 1.1f;  // more than p, ds and the quantum itself can add
-    bound = fminf(fmaxf(bound * kRounding, 1e-28f), 1e37f);
-    if (lane == 0 && row < a.rows) *a.quantum.at(b, t, head) = __int_as_float(__float_as_int(bound) & 0x7f800000);
+  for (int i = 0; i < kMostBranches; ++i) {
+    gate[i] = a.gate[i].data == nullptr ? 1.0f : *a.gate[i].at(b, t, g);
+    delta[i] = a.delta[i].data == nullptr ? 0.0f : *a.delta[i].at(b, t, head);
   }
+  __shared__ float2 norms[kMostBranches];
+  if (const int of = threadIdx.x / 32; of < kMostBranches) {
+    float2 top = {};
+    for (int i = threadIdx.x % 32; i < a.chunks; i += 32) {
+      const float2 x = a.norms[(static_cast<int64_t>(bg) * kMostBranches + of) * a.chunks + i];
+      top = make_float2(fmaxf(top.x, x.x), fmaxf(top.y, x.y));
+    }
+    top = make_float2(warp_max(top.x), warp_max(top.y));
+    if (threadIdx.x % 32 == 0) norms[of] = make_float2(sqrtf(top.x), top.y);
+  }
+  __syncthreads();
+  if (row >= a.rows) return;
+  float bound = 0;
+#pragma unroll
+  for (int i = 0; i < kMostBranches; ++i)
+    if (a.delta[i].data != nullptr) bound += a.scale * fmaf(gate[i] * dout, norms[i].x, fabsf(delta[i])) * norms[i].y;
+  constexpr float kRounding = 1.1f;  // more than p, ds and the quantum itself can add
+  bound = fminf(fmaxf(bound * kRounding, 1e-28f), 1e37f);
+  *a.quantum.at(b, t, head) = __int_as_float(__float_as_int(bound) & 0x7f800000);
 }
 
-}  // namespace
-
-Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, ConstTensor dout, ConstTensor q,
-                      const std::vector<QuantumBranch>& branches) {
-  // Of all or none of the branches: one that adds to dq in the order of its own kernel would leave what is no multiple.
+// Of all or none of the branches: one that adds to dq in the order of its own kernel would leave what is no multiple.
+bool quantum_applies(const Context& ctx, const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,
+                     const std::vector<QuantumBranch>& branches) {
   const int64_t dk = q.size(3);
   bool applies = ctx.compute_capability == 90 && sm90_rows(q) && sm90_rows(dout) && (dk == 64 || dk == 128) &&
                  dout.size(3) == dk && reinterpret_cast<uintptr_t>(dq.data) % 16 == 0 &&
@@ -597,45 +661,83 @@ Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, Con
   for (const QuantumBranch& branch : branches) applies = applies && sm90_rows(branch.k) && sm90_rows(branch.v);
   for (const ConstTensor& t : {q, dout, ConstTensor(dq)})
     applies = applies && t.size(1) * t.stride[1] / 4 < (int64_t{1} << 31);
-  if (!applies) return {};
+  return applies;
+}
 
-  const int64_t groups = branches[0].k.size(2), bgs = q.size(0) * groups, G = q.size(2) / groups;
-  const Tensor quantum = scope.alloc(DType::f32, {q.size(0), q.size(1), q.size(2)});
-  Scratch::Scope inner(ctx.scratch);
-  const Tensor norms = inner.alloc(DType::f32, {bgs, kMostBranches, 2});
-  zero(ctx, norms);
-  NormArgs n{.groups = static_cast<int>(groups), .norms = reinterpret_cast<float2*>(norms.data)};
-  QuantumArgs a{.quantum = make_view<float>(quantum),
-                .dout = make_view<const bf16>(dout),
-                .norms = n.norms,
-                .heads = Divisor(static_cast<int>(G)),
-                .rows = static_cast<int>(q.size(1) * G),
-                .groups = static_cast<int>(groups),
-                .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dk)))};
-  int64_t most_keys = 0;
+// f.template operator()<dk / 64>()
+template <class F>
+void dispatch_norms(int64_t dk, F&& f) {
+  dk == 64 ? f.template operator()<1>() : f.template operator()<2>();
+}
+
+}  // namespace
+
+void attend_key_norms(Context& ctx, Tensor norms, const Tensor& dq, ConstTensor dout, ConstTensor q,
+                      const std::vector<QuantumBranch>& branches) {
+  static_assert(kNormKeys == kKeyNormsChunk);
+  if (!quantum_applies(ctx, dq, dout, q, branches)) return;
+  NormArgs n{.groups = static_cast<int>(branches[0].k.size(2)), .norms = reinterpret_cast<float2*>(norms.data)};
   for (size_t i = 0; i < branches.size(); ++i) {
     n.k[i] = make_view<const bf16>(branches[i].k), n.v[i] = make_view<const bf16>(branches[i].v);
     n.keys[i] = static_cast<int>(branches[i].k.size(1));
-    a.gate[i] = make_view<const float>(branches[i].gate), a.delta[i] = make_view<const float>(branches[i].delta);
-    most_keys = std::max(most_keys, branches[i].k.size(1));
   }
-  launch(ctx, "key_norms", key_norms_kernel, dim3(ceil_div(most_keys, kNormKeys), bgs, branches.size()),
-         dim3(kNormThreads), 0, n);
-  launch(ctx, "dq_quantum", quantum_kernel, dim3(ceil_div(a.rows, kQuantumRows * (256 / kNormLanes)), bgs), dim3(256),
-         0, a);
+  dispatch_norms(q.size(3), [&]<int kPanels>() {
+    launch(ctx, "key_norms", key_norms_kernel<kPanels>, dim3(norms.size(2), norms.size(0), kMostBranches),
+           dim3(kNormThreads), 0, n);
+  });
+}
+
+Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, ConstTensor dout, ConstTensor q,
+                      const std::vector<QuantumBranch>& branches, ConstTensor dout_norm, ConstTensor key_norms) {
+  if (!quantum_applies(ctx, dq, dout, q, branches)) return {};
+  const int64_t groups = branches[0].k.size(2), bgs = q.size(0) * groups, G = q.size(2) / groups;
+  const auto heads = Divisor(static_cast<int>(G));
+  const int rows = static_cast<int>(q.size(1) * G);
+  const Tensor quantum = scope.alloc(DType::f32, {q.size(0), q.size(1), q.size(2)});
+  Scratch::Scope inner(ctx.scratch);
+  if (key_norms.empty()) {
+    const Tensor made = inner.alloc(DType::f32, key_norms_shape(branches));
+    cuda::attend_key_norms(ctx, made, dq, dout, q, branches);
+    key_norms = made;
+  }
+  if (dout_norm.empty()) {
+    const Tensor made = inner.alloc(DType::f32, quantum.shape());
+    const DoutNorms d{make_view<const bf16>(dout), make_view<float>(made), heads, rows, static_cast<int>(groups)};
+    dispatch_norms(q.size(3), [&]<int kPanels>() {
+      launch(ctx, "dout_norms", dout_norms_kernel<kPanels>, dim3(ceil_div(rows, kNormThreads / kNormLanes), bgs),
+             dim3(kNormThreads), 0, d);
+    });
+    dout_norm = made;
+  }
+  QuantumArgs a{.quantum = make_view<float>(quantum),
+                .dout_norm = make_view<const float>(dout_norm),
+                .norms = reinterpret_cast<const float2*>(key_norms.data),
+                .chunks = static_cast<int>(key_norms.size(2)),
+                .heads = heads,
+                .rows = rows,
+                .groups = static_cast<int>(groups),
+                .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(q.size(3))))};
+  for (size_t i = 0; i < branches.size(); ++i)
+    a.gate[i] = make_view<const float>(branches[i].gate), a.delta[i] = make_view<const float>(branches[i].delta);
+  launch(ctx, "dq_quantum", quantum_kernel, dim3(ceil_div(rows, kNormThreads), bgs), dim3(kNormThreads), 0, a);
   return quantum;
 }
 
 void attend_fused_range_backward_sm90(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                                       const AttendIn& in, const KeyRange& range) {
-  constexpr int64_t kBlockKeys = 2 * kRows, kLeastTokens = 512, kPiecesPerSm = 16;
+  constexpr int64_t kBlockKeys = 2 * kRows, kLeastTokens = 128, kLongPiece = 512, kPiecesPerSm = 16;
   const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kBlockKeys), T = in.q.size(1);
   if (blocks == 0) return;
-  // Where blocks alone do not fill the card (compressed keys are few), pieces small enough to share it evenly: half of
-  // them lie before their block and are empty. A block's pieces cost 64 KB each, written and read again.
+  // Where blocks alone do not fill the card (compressed keys are few), pieces: of a short sequence one for each SM, of
+  // a long one many, to share it evenly, as half of them lie before their block and are empty. A block's pieces cost
+  // 64 KB each, written and read again.
   int64_t piece_tokens = T;
-  if (bgs * blocks < ctx.num_sms)
-    piece_tokens = std::min(T, std::max(kLeastTokens, ceil_div(T * bgs * blocks, kPiecesPerSm * ctx.num_sms)));
+  if (const int64_t per_block = ctx.num_sms / std::max<int64_t>(1, bgs * blocks); per_block > 0) {
+    piece_tokens = ceil_div(T, per_block);
+    if (piece_tokens > kLongPiece)
+      piece_tokens = std::max(kLongPiece, ceil_div(T * bgs * blocks, kPiecesPerSm * ctx.num_sms));
+    piece_tokens = std::min(T, std::max(kLeastTokens, piece_tokens));
+  }
   const int64_t parts = ceil_div(T, piece_tokens);
   KeyWorkList list{};
   list.block_keys = kBlockKeys;

@@ -22,6 +22,7 @@
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/nsa_attend_rows_sm90.cuh"
 #include "kernels/nsa_attend_selected_sm90.cuh"
+#include "kernels/nsa_attend_selected_tokens_sm90.cuh"
 #include "kernels/nsa_attend_union_sm90.cuh"
 #include "kernels/nsa_attend_wide_sm90.cuh"
 
@@ -281,17 +282,20 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
                                  int64_t l_sel) {
   const char* op = "nsa_attend_selected_forward";
   const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
-  const bool fused = union_forward_sm90_applies(ctx, out, in, keys.block_keys);
+  const bool by_tokens = attend_tokens_sm90_applies(ctx, out, in, block_index, l_sel);
+  const bool fused = by_tokens || union_forward_sm90_applies(ctx, out, in, keys.block_keys);
   record_route(ctx, op, in.q.dtype, fused ? nullptr : kNotFusedHeads);
-  const auto attend_union = [&](const ConstTensor& lists) {
-    attend_rows_forward_sm90(ctx, op, out, in, make_union_keys(keys.range, lists, keys.block_keys));
+  const auto attend_union = [&](const int* unless) {
+    attend_union_forward_sm90(ctx, op, out, in, keys.range, block_index, keys.block_keys, unless);
   };
   if (!fused)
     attend_rows_forward(ctx, op, out, in, keys);
+  else if (by_tokens)
+    attend_tokens_forward_sm90(ctx, op, out, in, block_index, l_sel);
   else if (attend_blocks_sm90_applies(ctx, out, in, block_index, l_sel))
     attend_blocks_forward_sm90(ctx, op, out, in, block_index, l_sel, attend_union);
   else
-    attend_union(block_index);
+    attend_union(nullptr);
 }
 
 void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
@@ -322,7 +326,10 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
     if (cut == 1) parts = std::clamp(ceil_div(T * row_bytes, kRunBytes), kParts, kMostParts);
   }
   const int64_t part_tokens = ceil_div(T, parts);
-  const int64_t most_tokens = !with_dq ? kWorkTokens : cut == parts ? kWorkTokens / 2 : kWorkTokens / 4;
+  const int64_t most_tokens = !with_dq       ? kWorkTokens
+                              : cut < parts ? kWorkTokens / 4
+                              : fused       ? kWorkTokens * 3 / 4  // 16 x 2048: 603 us; 1/2: 624, 4/4: 620
+                                            : kWorkTokens / 2;
   // Of `capacity` entries at most capacity / most_tokens pieces are full; each block adds one in each run of parts
   // whose tokens it can be shown to, that is not, and needs a slot for it only when it has another one too.
   const int64_t capacity = T * lists.n, full = capacity / most_tokens;

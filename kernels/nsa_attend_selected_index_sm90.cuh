@@ -1,5 +1,5 @@
-// What the kernels of nsa_attend_selected_sm90.cu are given, and the first three of them: whether the route pays, which
-// entries of which block lie in which range of tokens, and where each range's items begin in the queue.
+// What the kernels of nsa_attend_selected_sm90.cu are given, and the first of them: whether the route pays, and which
+// entries of which block lie in which range of tokens.
 #pragma once
 #include "kernels/nsa_attend.cuh"
 #include "kernels/wgmma_sm90.cuh"
@@ -12,10 +12,9 @@ using bf16 = __nv_bfloat16;
 constexpr int kTileRows = 64;
 constexpr int kPanelBytes = kTileRows * kPanelRowBytes;  // 64 rows (or keys) of 64 columns
 constexpr int kItemTiles = 16;                           // most tiles of one item: popular blocks are cut
-constexpr int kPlans = 12, kWorks = 12;                  // rings of what loaders and gatherers are told
-constexpr int kUnitsAtOnce = 4;                          // that a warp takes from the queue of merges
+constexpr int kPartTokens = 1024;                        // that a CTA of the index reads
 constexpr int kIndexThreads = 1024;
-constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
 // A token's near blocks are the first one and the two that end with its own: by the selection's rule every token lists
 // them, so neighbouring tokens share them whatever else they list. The others are complete and past.
@@ -32,6 +31,7 @@ struct BlockLists {
   }
 };
 
+// A step is a range of tokens of one (b, g); a launch does several next to each other.
 struct FarArgs {
   View<const bf16> q, k, v;
   View<bf16> o;
@@ -39,32 +39,27 @@ struct FarArgs {
   BlockLists lists;
   Divisor n, heads, block_keys;
   float scale_log2;
-  int range_tokens, ranges, steps, buffers;  // steps: ranges of all (b, g), group after group
-  int piece_tokens;                          // of an item, at most
-  int merge_rows;                            // of a merge item
-  int tile_tokens;                           // that share a union tile
-  float union_limit;                         // see compare_lists_kernel
-  int* differ;                               // 1: far blocks are done here; 0: union tiles do all
-  int* near;                                 // [B,T,Hkv,n] the blocks that union tiles do, -1 at the end
-  // By step: how many items; the items (block, first entry, entries); the entries, t - (range's first token) << 6 | i.
-  int* item_counts;
-  int4* items;
-  int* entries;
+  int range_tokens, ranges, steps, launch_steps;  // steps: ranges of all (b, g), group after group
+  int parts;                                      // of a range, of kPartTokens each
+  int piece_tokens;                               // of an item, at most
+  int tile_tokens;                                // that share a union tile
+  float union_limit;                              // see compare_lists_kernel
+  int* differ;                                    // 1: far blocks are done here; 0: union tiles do all
+  int near_tokens;                                // of one block that a CTA does, at most
+  int* near;         // [B*Hkv,T] bit 0: the token's own block, 1: the one before, 2: block 0
+  int* counts;       // [steps, parts, blocks] a part's entries of a block; from plan_items on where they begin
+  int* entries;      // [steps, entries_stride] by block: t - (range's first token) << 6 | place in the list
+  int* item_counts;  // by launch
+  int4* items;       // [launches, items_stride] (block, first entry, entries, step)
   int items_stride, entries_stride;
-  int* starts;             // [steps + 1] where a step's items begin in the queue
-  int *gathered, *merged;  // by step: items gathered, merge items done
-  int *gather_queue, *merge_queue;
-  bf16* partial;       // [buffers, range_tokens * n * G, dv]
-  float* partial_lse;  // the same rows, in powers of 2
+  bf16* partial;         // [launch_steps, range_tokens, n, G, dv]
+  float2* partial_sums;  // of the same rows: the power of 2 that they are relative to, the probabilities' sum
   __device__ __forceinline__ int first_token(int step) const { return step % ranges * range_tokens; }
   __device__ __forceinline__ int tokens_of(int step) const {
     return min(range_tokens, lists.tokens - first_token(step));
   }
-  __device__ __forceinline__ int merge_items(int step) const {
-    return (tokens_of(step) * heads.value() + merge_rows - 1) / merge_rows;
-  }
-  __device__ __forceinline__ int64_t buffer_row(int step) const {
-    return static_cast<int64_t>(step % buffers) * range_tokens * n.value() * heads.value();
+  __device__ __forceinline__ int64_t first_row(int step) const {
+    return static_cast<int64_t>(step % launch_steps) * range_tokens * n.value() * heads.value();
   }
 };
 
@@ -95,9 +90,10 @@ __device__ __forceinline__ int2 sum_before(int2 mine, int2& total) {
 // Whether neighbours' lists differ so much that this route pays: in tiles spread over all sequences, the union of a
 // tile's lists has more than union_limit times the blocks of one list. Counts are exact: the same lists, the same
 // route.
-constexpr int kComparedTiles = 128;
+constexpr int kComparedTiles = 64;
 __global__ void __launch_bounds__(kIndexThreads) compare_lists_kernel(const __grid_constant__ FarArgs a) {
   __shared__ int in_unions, in_lists;
+  for (int i = threadIdx.x; i * a.launch_steps < a.steps; i += kIndexThreads) a.item_counts[i] = 0;
   if (threadIdx.x == 0) in_unions = in_lists = 0;
   __syncthreads();
   const int words = (a.lists.blocks + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = a.n.value();
@@ -111,11 +107,20 @@ __global__ void __launch_bounds__(kIndexThreads) compare_lists_kernel(const __gr
     const int count = min(a.tile_tokens, a.lists.tokens - t0) * n;
     for (int w = lane; w < words; w += 32) listed[w] = 0;
     __syncwarp();
-    for (int e = lane; e < count; e += 32) {
-      const int row = a.n.quotient(e), block = a.lists.at(b, t0 + row, g)[e - row * n];
-      if (block < 0) continue;
-      atomicOr(&listed[block / 32], 1u << block % 32);
-      ++entries;
+    constexpr int kAtOnce = 8;
+    for (int e0 = lane; e0 < count; e0 += 32 * kAtOnce) {
+      int block[kAtOnce];
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int e = e0 + 32 * u, row = a.n.quotient(e);
+        block[u] = e < count ? __ldg(a.lists.at(b, t0 + row, g) + e - row * n) : -1;
+      }
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        if (block[u] < 0) continue;
+        atomicOr(&listed[block[u] / 32], 1u << block[u] % 32);
+        ++entries;
+      }
     }
     __syncwarp();
     for (int w = lane; w < words; w += 32) unions += __popc(listed[w]);
@@ -129,75 +134,99 @@ __global__ void __launch_bounds__(kIndexThreads) compare_lists_kernel(const __gr
                 a.union_limit * static_cast<float>(in_lists);
 }
 
-__global__ void __launch_bounds__(kIndexThreads) index_range_kernel(const __grid_constant__ FarArgs a) {
-  int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // counts, then where the next entry goes
-  const int step = blockIdx.x, bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups;
-  const int t0 = a.first_token(step), tokens = a.tokens_of(step), n = a.n.value(), count = tokens * n;
-  const int blocks = a.block_keys.quotient(t0 + tokens - 1) + 1;
-  const auto for_far_entries = [&](auto&& f) {
-    constexpr int kAtOnce = 4;
-    for (int e0 = threadIdx.x; e0 < count; e0 += kAtOnce * kIndexThreads) {
-      int row[kAtOnce], i[kAtOnce], block[kAtOnce];
+// The tokens of one part: f(token of the part, place, block, the token's own block) for all their entries.
+template <class F>
+__device__ __forceinline__ void for_entries(const FarArgs& a, int step, int first, int tokens, F&& f) {
+  constexpr int kAtOnce = 8;
+  const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups, n = a.n.value();
+  for (int e0 = threadIdx.x; e0 < tokens * n; e0 += kAtOnce * kIndexThreads) {
+    int token[kAtOnce], place[kAtOnce], block[kAtOnce];
 #pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) {
-        const int e = e0 + u * kIndexThreads;
-        row[u] = a.n.quotient(e), i[u] = e - row[u] * n;
-        block[u] = e < count ? a.lists.at(b, t0 + row[u], g)[i[u]] : -1;
-      }
-#pragma unroll
-      for (int u = 0; u < kAtOnce; ++u)
-        if (is_far(block[u], a.block_keys.quotient(t0 + row[u]))) f(block[u], row[u] << 6 | i[u]);
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int e = e0 + u * kIndexThreads;
+      token[u] = a.n.quotient(e), place[u] = e - token[u] * n;
+      block[u] = e < tokens * n ? __ldg(a.lists.at(b, first + token[u], g) + place[u]) : -1;
     }
-  };
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u)
+      if (e0 + u * kIndexThreads < tokens * n) f(token[u], place[u], block[u], a.block_keys.quotient(first + token[u]));
+  }
+}
+// Part blockIdx.x of all: its step, first token in the range, first token, tokens.
+struct Part {
+  int step, in_range, first, tokens;
+  __device__ __forceinline__ explicit Part(const FarArgs& a)
+      : step(blockIdx.x / a.parts),
+        in_range(blockIdx.x % a.parts * kPartTokens),
+        first(a.first_token(step) + in_range),
+        tokens(min(kPartTokens, a.tokens_of(step) - in_range)) {}
+};
 
-  const bool differ = *a.differ != 0;
-  for (int i = threadIdx.x; i < blocks; i += kIndexThreads) by_block[i] = 0;
-  for (int i = threadIdx.x; i < tokens; i += kIndexThreads) {
-    const int t = t0 + i, current = a.block_keys.quotient(t);
-    const int* const list = a.lists.at(b, t, g);
-    int* const near = a.near + ((static_cast<int64_t>(b) * a.lists.tokens + t) * a.lists.groups + g) * n;
-    int count = 0;
-    for (int j = 0; j < n; ++j)
-      if (list[j] >= 0 && list[j] <= current && !(differ && is_far(list[j], current))) near[count++] = list[j];
-    while (count < n) near[count++] = -1;
-  }
-  if (!differ) return;
+__global__ void __launch_bounds__(kIndexThreads) count_entries_kernel(const __grid_constant__ FarArgs a) {
+  __shared__ unsigned listed_near[kPartTokens];
+  int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // counts
+  if (*a.differ == 0) return;
+  const Part part(a);
+  for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads) by_block[i] = 0;
+  for (int i = threadIdx.x; i < kPartTokens; i += kIndexThreads) listed_near[i] = 0;
   __syncthreads();
-  for_far_entries([&](int block, int) { atomicAdd(&by_block[block], 1); });
+  for_entries(a, part.step, part.first, part.tokens, [&](int token, int, int block, int current) {
+    if (is_far(block, current))
+      atomicAdd(&by_block[block], 1);
+    else if (block >= 0 && block <= current)
+      atomicOr(&listed_near[token], block == current ? 1u : block + 1 == current ? 2u : 4u);
+  });
   __syncthreads();
-  int2 done{};
-  for (int block0 = 0; block0 < blocks; block0 += kIndexThreads) {
-    const int block = block0 + threadIdx.x, entries = block < blocks ? by_block[block] : 0;
-    const int pieces = (entries + a.piece_tokens - 1) / a.piece_tokens;
-    int2 total;
-    int2 at = sum_before({entries, pieces}, total);
-    at.x += done.x, at.y += done.y;
-    done.x += total.x, done.y += total.y;
-    if (block < blocks) by_block[block] = at.x;
-    for (int i = 0; i < pieces; ++i) {
-      const int first = i * a.piece_tokens;
-      a.items[static_cast<int64_t>(step) * a.items_stride + at.y + i] =
-          make_int4(block, at.x + first, min(a.piece_tokens, entries - first), 0);
-    }
-  }
-  if (threadIdx.x == 0) a.item_counts[step] = done.y;
-  __syncthreads();
-  int* const out = a.entries + static_cast<int64_t>(step) * a.entries_stride;
-  for_far_entries([&](int block, int entry) { out[atomicAdd(&by_block[block], 1)] = entry; });
+  for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads)
+    a.counts[static_cast<int64_t>(blockIdx.x) * a.lists.blocks + i] = by_block[i];
+  int* const near = a.near + static_cast<int64_t>(part.step / a.ranges) * a.lists.tokens + part.first;
+  for (int i = threadIdx.x; i < part.tokens; i += kIndexThreads) near[i] = static_cast<int>(listed_near[i]);
 }
 
-__global__ void __launch_bounds__(kIndexThreads) plan_steps_kernel(const __grid_constant__ FarArgs a) {
+// Where the entries of each block begin, part after part, and the items: pieces of a block's entries. The order of the
+// items depends on which step came first, what they compute does not.
+__global__ void __launch_bounds__(kIndexThreads) plan_items_kernel(const __grid_constant__ FarArgs a) {
+  __shared__ int first_item;
   if (*a.differ == 0) return;
+  const int step = blockIdx.x, launch = step / a.launch_steps;
+  int* const counts = a.counts + static_cast<int64_t>(step) * a.parts * a.lists.blocks;
   int done = 0;
-  for (int step0 = 0; step0 <= a.steps; step0 += kIndexThreads) {
-    const int step = step0 + threadIdx.x;
-    if (step < a.steps) a.gathered[step] = a.merged[step] = 0;
+  for (int block0 = 0; block0 < a.lists.blocks; block0 += kIndexThreads) {
+    const int block = block0 + threadIdx.x;
+    const bool exists = block < a.lists.blocks;
+    int entries = 0;
+    for (int part = 0; exists && part < a.parts; ++part) entries += counts[part * a.lists.blocks + block];
+    const int pieces = (entries + a.piece_tokens - 1) / a.piece_tokens;
     int2 total;
-    const int before = sum_before({step < a.steps ? a.item_counts[step] : 0, 0}, total).x;
-    if (step <= a.steps) a.starts[step] = done + before;
+    const int2 at = sum_before({entries, pieces}, total);
+    if (threadIdx.x == 0) first_item = atomicAdd(a.item_counts + launch, total.y);
+    __syncthreads();
+    for (int i = 0, first = 0; i < pieces; ++i, first += a.piece_tokens)
+      a.items[static_cast<int64_t>(launch) * a.items_stride + first_item + at.y + i] =
+          make_int4(block, done + at.x + first, min(a.piece_tokens, entries - first), step);
+    int begin = done + at.x;
+    for (int part = 0; exists && part < a.parts; ++part) {
+      int& count = counts[part * a.lists.blocks + block];
+      const int here = count;
+      count = begin, begin += here;
+    }
     done += total.x;
+    __syncthreads();  // first_item is free
   }
-  if (threadIdx.x == 0) *a.gather_queue = *a.merge_queue = 0;
+}
+
+// In a block's run of a part in any order: each entry has its own slot, so no result depends on it.
+__global__ void __launch_bounds__(kIndexThreads) fill_entries_kernel(const __grid_constant__ FarArgs a) {
+  int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // where the next entry goes
+  if (*a.differ == 0) return;
+  const Part part(a);
+  for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads)
+    by_block[i] = a.counts[static_cast<int64_t>(blockIdx.x) * a.lists.blocks + i];
+  __syncthreads();
+  int* const out = a.entries + static_cast<int64_t>(part.step) * a.entries_stride;
+  for_entries(a, part.step, part.first, part.tokens, [&](int token, int place, int block, int current) {
+    if (is_far(block, current)) out[atomicAdd(&by_block[block], 1)] = part.in_range + token << 6 | place;
+  });
 }
 
 }  // namespace

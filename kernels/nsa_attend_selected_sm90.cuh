@@ -11,9 +11,9 @@ namespace triad::cuda {
 // out from the lists; where neighbours list the same blocks the union tiles are given all of them.
 bool attend_blocks_sm90_applies(const Context&, const AttendOut&, const AttendIn&, const ConstTensor& block_index,
                                 int64_t l_sel);
-// attend_near(lists) has to compute o and lse over the blocks of `lists` [B,T,Hkv,n] alone, in the form of block_index.
+// attend_all(unless) has to compute o and lse by union tiles unless the GPU finds *unless to be other than 0.
 void attend_blocks_forward_sm90(Context&, const char* op, const AttendOut&, const AttendIn&,
                                 const ConstTensor& block_index, int64_t l_sel,
-                                const std::function<void(const ConstTensor& lists)>& attend_near);
+                                const std::function<void(const int* unless)>& attend_all);
 
 }  // namespace triad::cuda

@@ -17,8 +17,10 @@ struct UnionKeys {
   int64_t batch, row, head;
   Divisor n, block_keys;
   int blocks, block_size;  // of T tokens; = block_keys
+  const int* unless;       // not nullptr: where *unless is not 0 there is nothing to be done
 };
-inline UnionKeys make_union_keys(const KeyRange& range, const ConstTensor& block_index, int block_keys) {
+inline UnionKeys make_union_keys(const KeyRange& range, const ConstTensor& block_index, int block_keys,
+                                 const int* unless) {
   return {range,
           block_index.ptr<int32_t>(),
           block_index.stride[0],
@@ -27,13 +29,14 @@ inline UnionKeys make_union_keys(const KeyRange& range, const ConstTensor& block
           Divisor(static_cast<int>(block_index.size(3))),
           Divisor(block_keys),
           static_cast<int>(ceil_div(range.keys, block_keys)),
-          block_keys};
+          block_keys,
+          unless};
 }
 
 template <class Shape>
 class Plan<UnionKeys, Shape> {
  public:
-  static constexpr bool kListed = true;
+  static constexpr bool kListed = true, kMadeTogether = true;
   static int64_t bytes(const UnionKeys& keys) {
     const int64_t parts = ceil_div(keys.block_size, Shape::kKeys);
     return sizeof(Head) + sizeof(int) * keys.blocks * (kWords + parts);
@@ -41,6 +44,10 @@ class Plan<UnionKeys, Shape> {
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const UnionKeys& keys, const CtaRows& tile, int w,
                                   unsigned char* memory)
       : keys_(keys), w_(w) {
+    if (keys.unless != nullptr && *keys.unless != 0) {  // all threads leave, when the copies of q have ended
+      copy_async_wait();
+      asm volatile("exit;");
+    }
     Head& head = *reinterpret_cast<Head*>(memory);
     unsigned* const members = reinterpret_cast<unsigned*>(memory + sizeof(Head));
     unsigned* const entries = members + keys.blocks * kWords;
@@ -134,11 +141,89 @@ class Plan<UnionKeys, Shape> {
   const unsigned *members_, *entries_;
 };
 
+// The same where a list is 32 bits: blocks of 64 or 128 keys, 32 of them at most. At T = 2048 and n = 16 nearly every
+// block before a tile's own is listed by some of its tokens, so the steps are simply all key tiles up to the last
+// token's: nothing to count or to order before the first keys can be asked for, and a row's test is a bit of its word.
+struct BitmapKeys {
+  KeyRange range;
+  const int* data;
+  int64_t batch, row, head;
+  int n, part_bits;  // a block has 1 << part_bits steps
+};
+inline bool lists_fit_bitmaps(const KeyRange& range, int block_keys) {
+  return (block_keys == 64 || block_keys == 128) && range.keys <= 32 * block_keys;
+}
+
+// A lane of each warp keeps the words of one or two of the warpgroup's tokens and is asked for them by shuffle: no
+// shared memory, nothing that warps wait for.
+template <class Shape>
+class Plan<BitmapKeys, Shape> {
+ public:
+  static constexpr bool kListed = true, kMadeTogether = false;
+  static_assert(Shape::kKeys == 64);
+  static int64_t bytes(const BitmapKeys&) { return 0; }
+  __device__ __forceinline__ Plan(const RowForwardArgs& a, const BitmapKeys& keys, const CtaRows& tile, int w,
+                                  unsigned char*)
+      : steps(tile.last_token / Shape::kKeys + 1), keys_end_(keys.range.keys), part_bits_(keys.part_bits) {
+    const int first_row = tile.first + 64 * w;
+    if (first_row >= tile.rows) return;
+    const int from = a.in.heads.quotient(first_row), to = a.in.heads.quotient(min(first_row + 64, tile.rows) - 1);
+    all_see_ = from + 1, before_ = from - tile.first_token, many_ = to - from >= 32;
+    const int* const lists = keys.data + tile.b * keys.batch + tile.g * keys.head;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int token = from + 32 * i + static_cast<int>(threadIdx.x) % 32;
+      if (token > to) break;
+      const int* const list = lists + token * keys.row;
+#pragma unroll 16
+      for (int j = 0; j < keys.n; ++j) {
+        const int block = __ldg(list + j);
+        if (block >= 0) words_[i] |= 1u << block;  // -1 ends a list
+      }
+    }
+    listed_ = __reduce_or_sync(kFullWarp, words_[0] | words_[1]);
+    steps_seen = min(steps, 32 - __clz(listed_) << part_bits_);
+  }
+  __device__ __forceinline__ int first(int n) const { return n * Shape::kKeys; }
+  __device__ __forceinline__ int end(int) const { return keys_end_; }
+  __device__ __forceinline__ bool sees(int n) const { return (listed_ >> (n >> part_bits_) & 1) != 0; }
+  __device__ __forceinline__ bool sees_part(int n) const { return first(n) + Shape::kKeys > all_see_; }
+  // Called by whole warps.
+  __device__ __forceinline__ bool is_member(int n, int token) const {
+    const int at = token - before_;
+    unsigned word = __shfl_sync(kFullWarp, words_[0], at);
+    if (many_) {
+      const unsigned other = __shfl_sync(kFullWarp, words_[1], at);
+      if (at >= 32) word = other;
+    }
+    return (word >> (n >> part_bits_) & 1) != 0;
+  }
+
+  int steps, steps_seen = 0;
+
+ private:
+  int keys_end_, part_bits_, all_see_ = 0, before_ = 0;
+  bool many_ = false;                    // tokens
+  unsigned words_[2] = {}, listed_ = 0;  // listed_: by any of the warpgroup's tokens
+};
+
 // The choice, a pure function of card and problem: the table of bits has to fit into shared memory.
 inline bool union_forward_sm90_applies(const Context& ctx, const AttendOut& out, const AttendIn& in, int block_keys) {
   constexpr int64_t kMaxBlocks = 1024;
   const int64_t T = in.q.size(1);
   return attend_forward_sm90_applies(ctx, out, in) && T < (1 << 24) && ceil_div(T, block_keys) <= kMaxBlocks;
+}
+
+inline void attend_union_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
+                                      const KeyRange& range, const ConstTensor& block_index, int block_keys,
+                                      const int* unless) {
+  if (unless == nullptr && lists_fit_bitmaps(range, block_keys))
+    attend_rows_forward_sm90(
+        ctx, op, out, in,
+        BitmapKeys{range, block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1],
+                   block_index.stride[2], static_cast<int>(block_index.size(3)), block_keys / 64 - 1});
+  else
+    attend_rows_forward_sm90(ctx, op, out, in, make_union_keys(range, block_index, block_keys, unless));
 }
 
 }  // namespace

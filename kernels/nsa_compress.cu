@@ -13,7 +13,7 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 64;  // few blocks have few rows: small CTAs spread them over all SMs
 constexpr int64_t kMaxSlices = 256;
 
 struct Geometry {
@@ -24,14 +24,16 @@ struct Geometry {
 // Which vector of which row of a [B,R,H,D] tensor a thread owns.
 struct Place {
   int64_t b, row, h, column;
-  __device__ Place(int64_t index, int64_t rows, int64_t heads, int64_t width, int V) {
-    const int64_t vectors = width / V;
-    column = index % vectors * V;
-    index /= vectors;
-    h = index % heads;
-    index /= heads;
-    row = index % rows;
-    b = index / rows;
+  __device__ Place(uint32_t index, int64_t rows, int64_t heads, int64_t width, int V) {
+    const auto take = [&](int64_t size) {  // in 32 bits: 64-bit divisions would take longer than the rest
+      const uint32_t n = static_cast<uint32_t>(size), place = index % n;
+      index /= n;
+      return place;
+    };
+    column = int64_t{take(width / V)} * V;
+    h = take(heads);
+    row = take(rows);
+    b = index;
   }
 };
 __device__ int64_t thread_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
@@ -44,7 +46,7 @@ __global__ void __launch_bounds__(kThreads)
   const Place at(thread_index(), g.Tc, g.H, g.D, V);
   const T* p = x.row(at.b, at.row * g.d, at.h) + at.column;
   float sum[V] = {};
-#pragma unroll 8
+#pragma unroll 16
   for (int64_t i = 0; i < g.l; ++i) {
     float row[V];
     load_vector<V>(row, p + i * x.stride_t);
@@ -181,7 +183,10 @@ __global__ void __launch_bounds__(kThreads)
 Geometry geometry(const ConstTensor& x, const PhiOptions& o) {
   return {x.size(1), compressed_length(x.size(1), o.l, o.d), x.size(2), x.size(3), o.l, o.d};
 }
-dim3 grid_for(int64_t threads) { return dim3(static_cast<unsigned>(ceil_div(threads, kThreads))); }
+dim3 grid_for(int64_t threads) {
+  TRIAD_CHECK(threads < int64_t{1} << 31, "nsa_compress: {} vectors do not fit 31 bits", threads);
+  return dim3(static_cast<unsigned>(ceil_div(threads, kThreads)));
+}
 
 // Rows split into at most kMaxSlices equal parts.
 struct Slices {

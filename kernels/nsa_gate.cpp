@@ -250,6 +250,21 @@ void combine_backward_cpu(Context& ctx, Tensor dgate, Tensor delta, ConstTensor 
   });
 }
 
+template <class T>
+void norms_cpu(Context& ctx, Tensor norm, ConstTensor x) {
+  using A = acc_t<T>;
+  const int64_t tokens = x.size(1), heads = x.size(2);
+  parallel_for(ctx, x.size(0) * tokens, [&](int64_t i) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const T* row = head<T>(x, i / tokens, i % tokens, h);
+      *head<A>(norm, i / tokens, i % tokens, h) = std::sqrt(dot<A>(row, row, x.size(3)));
+    }
+  });
+}
+
+void check_norm(const char* what, const Tensor& norm, const ConstTensor& x) {
+  if (!norm.empty()) check_tensor(what, norm, {x.size(0), x.size(1), x.size(2)}, acc_dtype(x.dtype));
+}
 void check_branches(const char* what, const std::array<ConstTensor, 3>& o, const ConstTensor& like) {
   for (const ConstTensor& branch : o) check_tensor(what, branch, like.shape(), like.dtype);
 }
@@ -292,29 +307,32 @@ void nsa_combine_forward(Context& ctx, Tensor out, const std::array<ConstTensor,
 }
 
 void nsa_combine_backward(Context& ctx, Tensor dgate, Tensor delta, ConstTensor dout,
-                          const std::array<ConstTensor, 3>& o, ConstTensor gate, Tensor out) {
+                          const std::array<ConstTensor, 3>& o, ConstTensor gate, Tensor out, Tensor dout_norm) {
   const OpScope op_scope(ctx, "nsa_combine_backward");
   const Sizes n = check_gate("nsa_combine: gate", gate, dout);
   check_gate("nsa_combine: dgate", dgate, dout);
   check_tensor("nsa_combine: delta", delta, {3, n.B, n.T, n.Hq}, acc_dtype(dout.dtype));
   check_branches("nsa_combine: a branch", o, dout);
   if (!out.empty()) check_tensor("nsa_combine: out", out, dout.shape(), dout.dtype);
+  check_norm("nsa_combine: dout_norm", dout_norm, dout);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::nsa_combine_backward(ctx, dgate, delta, dout, o, gate, out);
+    if constexpr (kBuiltWithCuda) return cuda::nsa_combine_backward(ctx, dgate, delta, dout, o, gate, out, dout_norm);
   }
   dispatch_float(dout.dtype, [&]<class T>() {
     combine_backward_cpu<T>(ctx, dgate, delta, dout, o, gate, n);
     if (!out.empty()) combine_forward_cpu<T>(ctx, out, o, gate, n);
+    if (!dout_norm.empty()) norms_cpu<T>(ctx, dout_norm, dout);
   });
 }
 
-void attention_delta(Context& ctx, Tensor delta, ConstTensor dout, ConstTensor o) {
+void attention_delta(Context& ctx, Tensor delta, ConstTensor dout, ConstTensor o, Tensor dout_norm) {
   const OpScope op_scope(ctx, "attention_delta");
   TRIAD_CHECK(dout.rank == 4, "attention_delta: dout is {}, which has not four axes", dout.str());
   check_tensor("attention_delta: o", o, dout.shape(), dout.dtype);
   check_tensor("attention_delta: delta", delta, {dout.size(0), dout.size(1), dout.size(2)}, acc_dtype(dout.dtype));
+  check_norm("attention_delta: dout_norm", dout_norm, dout);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::attention_delta(ctx, delta, dout, o);
+    if constexpr (kBuiltWithCuda) return cuda::attention_delta(ctx, delta, dout, o, dout_norm);
   }
   dispatch_float(dout.dtype, [&]<class T>() {
     using A = acc_t<T>;
@@ -324,6 +342,7 @@ void attention_delta(Context& ctx, Tensor delta, ConstTensor dout, ConstTensor o
         *head<A>(delta, i / T_, i % T_, h) =
             dot<A>(head<T>(dout, i / T_, i % T_, h), head<T>(o, i / T_, i % T_, h), dout.size(3));
     });
+    if (!dout_norm.empty()) norms_cpu<T>(ctx, dout_norm, dout);
   });
 }
 

@@ -328,8 +328,8 @@ struct ClusterShape {
 
 template <class T, int kBranches>
 __global__ void __launch_bounds__(kClusterThreads, 5)
-    delta_cluster_kernel(Planes<float> dgate, Planes<float> delta, Bthd<T> out, Bthd<const T> dout, Branches<T> in,
-                         Planes<const float> gate, ClusterShape s) {
+    delta_cluster_kernel(Planes<float> dgate, Planes<float> delta, Planes<float> norm, Bthd<T> out, Bthd<const T> dout,
+                         Branches<T> in, Planes<const float> gate, ClusterShape s) {
   constexpr int V = kVector<T>;
   const uint32_t cluster = (blockIdx.x * uint32_t{kClusterThreads} + threadIdx.x) / s.lanes;
   const int lane = threadIdx.x % s.lanes;
@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(kClusterThreads, 5)
   const T *from = dout.row(b, t, head0) + lane * V, *from_branch[kBranches];
 #pragma unroll
   for (int k = 0; k < kBranches; ++k) from_branch[k] = in.o[k].row(b, t, head0) + lane * V;
-  float total[kBranches] = {}, kept[kBranches] = {};  // kept: of the head that is this lane's to write
+  float total[kBranches] = {}, kept[kBranches] = {}, kept_norm = 0;  // kept: of the head that is this lane's to write
   for (int first = 0; first < s.heads; first += kHeads) {
     uint4 upstream[kHeads], o[kHeads][kBranches];
 #pragma unroll
@@ -360,8 +360,10 @@ __global__ void __launch_bounds__(kClusterThreads, 5)
     for (int i = 0; i < kHeads; ++i) {
       const int h = first + i;
       if (h >= s.heads) break;  // the same for all lanes
-      float x[V], y[kBranches][V], a[kBranches] = {};
+      float x[V], y[kBranches][V], a[kBranches] = {}, squares = 0;
       as_floats<T>(x, upstream[i]);
+#pragma unroll
+      for (int j = 0; j < V; ++j) squares = fmaf(x[j], x[j], squares);
 #pragma unroll
       for (int k = 0; k < kBranches; ++k) {
         as_floats<T>(y[k], o[i][k]);
@@ -375,6 +377,7 @@ __global__ void __launch_bounds__(kClusterThreads, 5)
         }
       }
       for (int offset = s.lanes / 2; offset > 0; offset /= 2) {
+        squares += __shfl_xor_sync(0xffffffffu, squares, offset);
 #pragma unroll
         for (int k = 0; k < kBranches; ++k) a[k] += __shfl_xor_sync(0xffffffffu, a[k], offset);
       }
@@ -384,9 +387,11 @@ __global__ void __launch_bounds__(kClusterThreads, 5)
         total[k] += a[k];
         if (lane == turn) kept[k] = kBranches == 3 ? gates[k] * a[k] : a[k];
       }
+      if (lane == turn) kept_norm = sqrtf(squares);
       if ((turn == s.lanes - 1 || h == s.heads - 1) && inside && lane <= turn) {
 #pragma unroll
         for (int k = 0; k < kBranches; ++k) delta.at(k, b, t, head0 + h - turn + lane) = kept[k];
+        if (norm.data != nullptr) norm.at(0, b, t, head0 + h - turn + lane) = kept_norm;
       }
     }
   }
@@ -408,8 +413,8 @@ struct DeltaShape {
 // gate_k * a_k, dgate_k = sum over the group's heads of a_k. Shared memory (three): a [3][rows of the CTA].
 template <class T, int V, int kBranches>
 __global__ void __launch_bounds__(kThreads)
-    delta_kernel(Planes<float> dgate, Planes<float> delta, Bthd<T> out, Bthd<const T> dout, Branches<T> in,
-                 Planes<const float> gate, DeltaShape s) {
+    delta_kernel(Planes<float> dgate, Planes<float> delta, Planes<float> norm, Bthd<T> out, Bthd<const T> dout,
+                 Branches<T> in, Planes<const float> gate, DeltaShape s) {
   float* const products = reinterpret_cast<float*>(dynamic_shared());
   const int64_t token0 = int64_t{blockIdx.x} * s.tokens_per_cta;
   const int tokens = static_cast<int>(min(int64_t{s.tokens_per_cta}, s.tokens - token0)), rows = tokens * s.heads;
@@ -419,7 +424,7 @@ __global__ void __launch_bounds__(kThreads)
     const int row = base + row_in_warp;
     const int64_t token = token0 + row / s.heads, b = token / s.T, t = token % s.T;
     const int h = row % s.heads;
-    float a[kBranches] = {};
+    float a[kBranches] = {}, squares = 0;
     if (row < rows) {
       const T* d = dout.row(b, t, h);
       for (int column = lane * V; column < s.width; column += s.lanes * V) {
@@ -427,6 +432,8 @@ __global__ void __launch_bounds__(kThreads)
         load_vector<V>(x, d + column);
 #pragma unroll
         for (int k = 0; k < kBranches; ++k) load_vector<V>(o[k], in.o[k].row(b, t, h) + column);
+#pragma unroll
+        for (int j = 0; j < V; ++j) squares = fmaf(x[j], x[j], squares);
 #pragma unroll
         for (int k = 0; k < kBranches; ++k)
 #pragma unroll
@@ -442,7 +449,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int k = 0; k < kBranches; ++k)
       for (int offset = s.lanes / 2; offset > 0; offset /= 2) a[k] += __shfl_xor_sync(0xffffffffu, a[k], offset);
+    for (int offset = s.lanes / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, offset);
     if (lane != 0 || row >= rows) continue;
+    if (norm.data != nullptr) norm.at(0, b, t, h) = sqrtf(squares);
 #pragma unroll
     for (int k = 0; k < kBranches; ++k) {
       if constexpr (kBranches == 3) products[k * s.tokens_per_cta * s.heads + row] = a[k];
@@ -463,9 +472,15 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A [B,T,H] tensor, or one that is absent.
+Planes<float> one_plane(const Tensor& t) {
+  return t.empty() ? Planes<float>{} : Planes<float>{t.ptr<float>(), 0, t.stride[0], t.stride[1]};
+}
+
 template <class T, int V, int kBranches>
-void launch_delta(Context& ctx, const Planes<float>& dgate, const Planes<float>& delta, const Tensor& out,
-                  const ConstTensor& dout, const Branches<T>& in, const Planes<const float>& gate, int64_t group) {
+void launch_delta(Context& ctx, const Planes<float>& dgate, const Planes<float>& delta, const Planes<float>& norm,
+                  const Tensor& out, const ConstTensor& dout, const Branches<T>& in, const Planes<const float>& gate,
+                  int64_t group) {
   const int64_t heads = dout.size(2), width = dout.size(3), tokens = dout.size(0) * dout.size(1);
   int lanes = 1;
   while (lanes < 32 && lanes * V < width) lanes *= 2;
@@ -477,8 +492,8 @@ void launch_delta(Context& ctx, const Planes<float>& dgate, const Planes<float>&
                            static_cast<int>(heads / group),      static_cast<int>(group),
                            static_cast<int>(ceil_div(width, V)), lanes};
       return launch(ctx, "attention_delta", delta_cluster_kernel<T, kBranches>,
-                    dim3(ceil_div(clusters * lanes, kClusterThreads)), kClusterThreads, 0, dgate, delta, out_heads,
-                    bthd<T>(dout), in, gate, s);
+                    dim3(ceil_div(clusters * lanes, kClusterThreads)), kClusterThreads, 0, dgate, delta, norm,
+                    out_heads, bthd<T>(dout), in, gate, s);
     }
   }
   // About three rows for each of the CTA's lane groups, in whole tokens.
@@ -492,7 +507,7 @@ void launch_delta(Context& ctx, const Planes<float>& dgate, const Planes<float>&
                      static_cast<int>(tokens_per_cta)};
   const size_t shared = kBranches == 3 ? 3 * tokens_per_cta * heads * sizeof(float) : 0;
   launch(ctx, "attention_delta", delta_kernel<T, V, kBranches>, dim3(ceil_div(s.tokens, tokens_per_cta)), kThreads,
-         shared, dgate, delta, out_heads, bthd<T>(dout), in, gate, s);
+         shared, dgate, delta, norm, out_heads, bthd<T>(dout), in, gate, s);
 }
 
 GateRows gate_rows(const ConstTensor& q, const ConstTensor& gate) {
@@ -615,22 +630,22 @@ void nsa_combine_forward(Context& ctx, Tensor out, const std::array<ConstTensor,
 }
 
 void nsa_combine_backward(Context& ctx, Tensor dgate, Tensor delta, ConstTensor dout,
-                          const std::array<ConstTensor, 3>& o, ConstTensor gate, Tensor out) {
+                          const std::array<ConstTensor, 3>& o, ConstTensor gate, Tensor out, Tensor dout_norm) {
   dispatch_gpu_float(dout.dtype, [&]<class T>() {
     const bool vectors =
         all_have_vectors(kVector<T>, dout, o[0], o[1], o[2]) && (out.empty() || has_vectors(out, kVector<T>));
     dispatch_vector<T>(vectors, [&]<int V>() {
-      launch_delta<T, V, 3>(ctx, planes<float>(dgate), planes<float>(delta), out, dout, branches<T>(o),
-                            planes<const float>(gate), dout.size(2) / gate.size(3));
+      launch_delta<T, V, 3>(ctx, planes<float>(dgate), planes<float>(delta), one_plane(dout_norm), out, dout,
+                            branches<T>(o), planes<const float>(gate), dout.size(2) / gate.size(3));
     });
   });
 }
 
-void attention_delta(Context& ctx, Tensor delta, ConstTensor dout, ConstTensor o) {
-  const Planes<float> plane{delta.ptr<float>(), 0, delta.stride[0], delta.stride[1]};
+void attention_delta(Context& ctx, Tensor delta, ConstTensor dout, ConstTensor o, Tensor dout_norm) {
   dispatch_gpu_float(dout.dtype, [&]<class T>() {
     dispatch_vector<T>(all_have_vectors(kVector<T>, dout, o), [&]<int V>() {
-      launch_delta<T, V, 1>(ctx, {}, plane, {}, dout, Branches<T>{{bthd<T>(o), {}, {}}}, {}, dout.size(2));
+      launch_delta<T, V, 1>(ctx, {}, one_plane(delta), one_plane(dout_norm), {}, dout,
+                            Branches<T>{{bthd<T>(o), {}, {}}}, {}, dout.size(2));
     });
   });
 }

@@ -29,8 +29,9 @@ using GateGrads = GateTensors<Tensor>;         // acc, added to
 
 // gate [3,B,T,Hkv] acc overwritten  <-  q [B,T,Hq,dk] T, rotated
 void nsa_gate_forward(Context&, Tensor gate, ConstTensor q, const GateWeights&, const GateOptions&);
-// dq_group [B,T,Hkv,dk] acc overwritten: what the gate adds to dq of every head of a group (1/G of the gradient of their
-// mean), zero if !options.has_gradient(). Weight gradients added to  <-  dgate, gate [3,B,T,Hkv] acc; q as in forward.
+// dq_group [B,T,Hkv,dk] acc overwritten: what the gate adds to dq of every head of a group (1/G of the gradient of
+// their mean), zero if !options.has_gradient(). Weight gradients added to  <-  dgate, gate [3,B,T,Hkv] acc; q as in
+// forward.
 void nsa_gate_backward(Context&, Tensor dq_group, const GateGrads&, ConstTensor dgate, ConstTensor gate, ConstTensor q,
                        const GateWeights&, const GateOptions&);
 
@@ -39,11 +40,13 @@ void nsa_combine_forward(Context&, Tensor out, const std::array<ConstTensor, 3>&
 // dgate [3,B,T,Hkv] acc, delta [3,B,T,Hq] acc overwritten  <-  dout [B,T,Hq,dv] T, o, gate: with a_b = dout . o_b,
 // dgate_b = sum of a_b over the group's heads, delta_b = gate_b * a_b (what the branches' backward asks for).
 // out [B,T,Hq,dv] T, where given, is overwritten with forward's result, bit for bit: the weights of the product behind
-// it need it again, and the branches' o pass by here anyway.
+// it need it again, and the branches' o pass by here anyway. dout_norm [B,T,Hq] acc, where given, is overwritten with
+// |dout[h]|, which attend_quantum asks for.
 void nsa_combine_backward(Context&, Tensor dgate, Tensor delta, ConstTensor dout, const std::array<ConstTensor, 3>& o,
-                          ConstTensor gate, Tensor out = {});
+                          ConstTensor gate, Tensor out = {}, Tensor dout_norm = {});
 // delta [B,T,Hq] acc overwritten  <-  dout . o, both [B,T,Hq,dv] T: one branch without a gate (dense attention).
-void attention_delta(Context&, Tensor delta, ConstTensor dout, ConstTensor o);
+// dout_norm as above.
+void attention_delta(Context&, Tensor delta, ConstTensor dout, ConstTensor o, Tensor dout_norm = {});
 
 namespace cuda {
 void nsa_gate_forward(Context&, Tensor gate, ConstTensor q, const GateWeights&, const GateOptions&);
@@ -51,7 +54,7 @@ void nsa_gate_backward(Context&, Tensor dq_group, const GateGrads&, ConstTensor 
                        const GateWeights&, const GateOptions&);
 void nsa_combine_forward(Context&, Tensor out, const std::array<ConstTensor, 3>& o, ConstTensor gate);
 void nsa_combine_backward(Context&, Tensor dgate, Tensor delta, ConstTensor dout, const std::array<ConstTensor, 3>& o,
-                          ConstTensor gate, Tensor out);
-void attention_delta(Context&, Tensor delta, ConstTensor dout, ConstTensor o);
+                          ConstTensor gate, Tensor out, Tensor dout_norm);
+void attention_delta(Context&, Tensor delta, ConstTensor dout, ConstTensor o, Tensor dout_norm);
 }  // namespace cuda
 }  // namespace triad

@@ -52,7 +52,7 @@ OpCase gate_case(std::string name, const GateSizes& n, const GateOptions& o, int
   return c;
 }
 
-// backward gives out again, dgate, and delta into scratch: the branches' own cases cover what becomes of it.
+// backward gives out again, |dout|, dgate, and delta into scratch: the branches' own cases cover what becomes of it.
 OpCase combine_case(std::string name, const GateSizes& n, int64_t row_pad = 0) {
   OpCase c{.op = "nsa_gate", .name = std::move(name)};
   const Shape heads = {n.B, n.T, n.Hq, n.width};
@@ -61,7 +61,8 @@ OpCase combine_case(std::string name, const GateSizes& n, int64_t row_pad = 0) {
             {.name = "o_win", .role = ArgRole::constant, .shape = heads, .row_pad = row_pad},
             {.name = "gate", .role = ArgRole::input, .shape = {3, n.B, n.T, n.Hkv}, .type = ArgType::acc},
             {.name = "out", .role = ArgRole::output, .shape = heads},
-            {.name = "out again", .role = ArgRole::saved, .shape = heads, .row_pad = row_pad}};
+            {.name = "out again", .role = ArgRole::saved, .shape = heads, .row_pad = row_pad},
+            {.name = "dout norm", .role = ArgRole::saved, .shape = {n.B, n.T, n.Hq}, .type = ArgType::acc}};
   c.forward = [](Context& ctx, const Args& a) {
     nsa_combine_forward(ctx, a["out"], {a["o_cmp"], a["o_sel"], a["o_win"]}, a["gate"]);
   };
@@ -69,13 +70,14 @@ OpCase combine_case(std::string name, const GateSizes& n, int64_t row_pad = 0) {
     Scratch::Scope scope(ctx.scratch);
     const Tensor out = a["out"], gate = a["gate"];
     const Tensor delta = scope.alloc(gate.dtype, {3, out.size(0), out.size(1), out.size(2)});
-    nsa_combine_backward(ctx, a["dgate"], delta, a["dout"], {a["o_cmp"], a["o_sel"], a["o_win"]}, gate, a["out again"]);
+    nsa_combine_backward(ctx, a["dgate"], delta, a["dout"], {a["o_cmp"], a["o_sel"], a["o_win"]}, gate, a["out again"],
+                         a["dout norm"]);
   };
   const double rows = static_cast<double>(n.B * n.T * n.Hq), elements = rows * static_cast<double>(n.width);
   const double gates = 3.0 * static_cast<double>(n.B * n.T * n.Hkv);
   c.forward_flops = 6 * elements, c.backward_flops = 6 * elements;
   c.forward_bytes = 8 * elements + 4 * gates;
-  c.backward_bytes = 10 * elements + 8 * gates + 12 * rows;
+  c.backward_bytes = 10 * elements + 8 * gates + 16 * rows;
   return c;
 }
 

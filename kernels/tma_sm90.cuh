@@ -49,9 +49,9 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Boxes of 64 columns (128 bytes) and box_rows rows of one head of a [batch, rows, heads, width] view.
+// Boxes of 64 columns (128 bytes) and box_rows rows of box_heads heads of a [batch, rows, heads, width] view.
 inline CUtensorMap make_box_map(const View<const __nv_bfloat16>& v, int64_t batch, int64_t rows, int64_t heads,
-                                int box_rows) {
+                                int box_rows, int box_heads = 1) {
   static const auto encode = [] {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -66,7 +66,8 @@ inline CUtensorMap make_box_map(const View<const __nv_bfloat16>& v, int64_t batc
   const auto size = [](int64_t n) { return static_cast<cuuint64_t>(std::max<int64_t>(n, 1)); };
   const cuuint64_t sizes[4] = {size(v.width), size(rows), size(heads), size(batch)};
   const cuuint64_t strides[3] = {stride_bytes(v.row, rows), stride_bytes(v.head, heads), stride_bytes(v.batch, batch)};
-  const cuuint32_t box[4] = {kPanel, static_cast<cuuint32_t>(box_rows), 1, 1}, steps[4] = {1, 1, 1, 1};
+  const cuuint32_t box[4] = {kPanel, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_heads), 1},
+                   steps[4] = {1, 1, 1, 1};
   CUtensorMap map;
   const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<__nv_bfloat16*>(v.data), sizes,
                                  strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,

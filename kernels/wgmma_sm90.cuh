@@ -284,4 +284,69 @@ __device__ __forceinline__ void add_four(float* to, float x, float y, float z, f
                : "memory");
 }
 
+// ---- SEL: 16, 32 or 64 columns whose registers stay the same from one sum to the next ----
+
+// d[64 x N] = a[64 x 16] b[16 x N], or += with add; b is read along its rows. Sums that are on their way over the end
+// of a loop's body need this form: where d is an output alone, the compiler finds it other registers (and spills).
+#define TRIAD_D4(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
+__device__ __forceinline__ void wgmma_rows(float (&d)[2][4], const uint32_t (&a)[4], uint32_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %13, 0;\nmov.b64 b, {%12, %14};\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7}, "
+      "{%8,%9,%10,%11}, b, p, 1, 1, 0;\n}"
+      : TRIAD_D4("+f", 0), TRIAD_D4("+f", 1)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(add)), "n"(kDescriptorHigh));
+}
+__device__ __forceinline__ void wgmma_rows(float (&d)[4][4], const uint32_t (&a)[4], uint32_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %21, 0;\nmov.b64 b, {%20, %22};\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+      "{%16,%17,%18,%19}, b, p, 1, 1, 0;\n}"
+      : TRIAD_D4("+f", 0), TRIAD_D4("+f", 1), TRIAD_D4("+f", 2), TRIAD_D4("+f", 3)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(add)), "n"(kDescriptorHigh));
+}
+__device__ __forceinline__ void wgmma_rows(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %37, 0;\nmov.b64 b, {%36, %38};\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+      "{%32,%33,%34,%35}, b, p, 1, 1, 0;\n}"
+      : TRIAD_D4("+f", 0), TRIAD_D4("+f", 1), TRIAD_D4("+f", 2), TRIAD_D4("+f", 3), TRIAD_D4("+f", 4),
+        TRIAD_D4("+f", 5), TRIAD_D4("+f", 6), TRIAD_D4("+f", 7)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(add)), "n"(kDescriptorHigh));
+}
+#undef TRIAD_D4
+
+// ---- NM: 128 columns ----
+
+// Of a tile with columns beyond its first panel, read across its rows: panel_bytes from panel to panel.
+__device__ __forceinline__ uint32_t tile_descriptor(uint32_t address, int panel_bytes) {
+  return static_cast<uint32_t>(panel_bytes) << 12 | address >> 4;
+}
+
+#define TRIAD_D4(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
+#define TRIAD_D64(how)                                                                                              \
+  TRIAD_D4(how, 0), TRIAD_D4(how, 1), TRIAD_D4(how, 2), TRIAD_D4(how, 3), TRIAD_D4(how, 4), TRIAD_D4(how, 5),       \
+      TRIAD_D4(how, 6), TRIAD_D4(how, 7), TRIAD_D4(how, 8), TRIAD_D4(how, 9), TRIAD_D4(how, 10), TRIAD_D4(how, 11), \
+      TRIAD_D4(how, 12), TRIAD_D4(how, 13), TRIAD_D4(how, 14), TRIAD_D4(how, 15)
+// d[64 x 128] += a[64 x 16] b[16 x 128], a in registers, b in shared memory and read across its rows.
+__device__ __forceinline__ void wgmma_add_across(float (&d)[16][4], const uint32_t (&a)[4], uint32_t b) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %69, 0;\nmov.b64 b, {%68, %70};\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%"
+      "30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%"
+      "58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, b, p, 1, 1, 1;\n}"
+      : TRIAD_D64("+f")
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(1), "n"(kDescriptorHigh));
+}
+__device__ __forceinline__ void wgmma_add_across(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b) {
+  wgmma_add<1>(d, a, b);
+}
+#undef TRIAD_D64
+#undef TRIAD_D4
+
 }  // namespace triad::cuda

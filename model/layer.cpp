@@ -80,11 +80,11 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     const Tensor dq = inner.alloc(acc, views.q.shape());
     Tensor dq_group;
     if (c.dense()) {
-      const Tensor delta = inner.alloc(acc, a.nsa.lse[kWin].shape());
-      attention_delta(ctx, delta, dout, out);
+      const Tensor delta = inner.alloc(acc, a.nsa.lse[kWin].shape()), norm = inner.alloc(acc, delta.shape());
+      attention_delta(ctx, delta, dout, out, norm);
       zero(ctx, dq);
       const AttendIn in{views.q, views.k[kWin], views.v[kWin]};
-      const Tensor quantum = attend_quantum(ctx, inner, dq, dout, in.q, {{in.k, in.v, {}, delta}});
+      const Tensor quantum = attend_quantum(ctx, inner, dq, dout, in.q, {{in.k, in.v, {}, delta}}, norm);
       nsa_attend_window_backward(ctx, {dq, dviews.k[kWin], dviews.v[kWin]}, {dout, {}, delta, a.nsa.lse[kWin], quantum},
                                  in, lc.T);
     } else {

@@ -23,13 +23,18 @@ constexpr int kCmp = 0, kSel = 1, kWin = 2;
 struct Setting {
   Device device;
   DType dtype;
+  bool side_streams = true;
   double tolerance() const { return dtype == DType::bf16 ? 2e-2 : 2e-5; }
 };
 
 class Lab {
  public:
   explicit Lab(const Setting& s)
-      : setting(s), rt_({.device = s.device, .arena_bytes = int64_t{3} << 30, .scratch_bytes = int64_t{1} << 30}) {}
+      : setting(s),
+        rt_({.device = s.device,
+             .arena_bytes = int64_t{3} << 30,
+             .scratch_bytes = int64_t{1} << 30,
+             .side_streams = s.side_streams}) {}
   Context& ctx() { return rt_.ctx(); }
 
   Tensor poisoned(const Shape& shape, DType dtype) {  // every float a NaN
@@ -448,6 +453,51 @@ void check_given_lists(const Setting& setting) {
   }
 }
 
+// ---- the branches beside each other ----
+
+// All that forward and backward compute, one after the other.
+Values all_results(const Setting& setting, const Sizes& n) {
+  Problem p(setting, n, config(32, 16, 64, 8, 200));
+  Lab& lab = p.lab;
+  const DType T = setting.dtype, acc = acc_dtype(T);
+  const Tensor dout = lab.from(random_values(p.out.numel(), 99), p.out.shape(), T);
+  const NsaIn in{p.q, {p.k[0], p.k[1], p.k[2]}, {p.v[0], p.v[1], p.v[2]}};
+  const NsaGrad grad{
+      lab.poisoned(p.q.shape(), acc),
+      lab.poisoned({1, n.T, n.Hkv, n.dk}, acc),
+      {lab.poisoned(p.k[0].shape(), T), lab.poisoned(p.k[0].shape(), T), lab.poisoned(p.k[0].shape(), T)},
+      {lab.poisoned(p.v[0].shape(), T), lab.poisoned(p.v[0].shape(), T), lab.poisoned(p.v[0].shape(), T)},
+      lab.poisoned(p.out.shape(), T)};
+  NsaWeightGrads dw;
+  const auto zeros = [&](const ConstTensor& like) {
+    return lab.from(Values(static_cast<size_t>(like.numel()), 0.0), like.shape(), acc);
+  };
+  const GateWeights& gate = p.weights.gate;
+  dw.gate = {zeros(gate.fc1_w), zeros(gate.fc1_b), zeros(gate.fc2_w), zeros(gate.fc2_b)};
+  p.forward();
+  nsa_backward(lab.ctx(), grad, dw, dout, in, p.saved, p.weights, p.c);
+  Values all;
+  for (const Tensor& t :
+       {p.out, p.saved.block_index, p.saved.gate, grad.dq, grad.dq_group, grad.k[0], grad.k[1], grad.k[2], grad.v[0],
+        grad.v[1], grad.v[2], grad.out, dw.gate.fc1_w, dw.gate.fc1_b, dw.gate.fc2_w, dw.gate.fc2_b}) {
+    const Values values = lab.values(t);
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
+// Long enough for several waves of CTAs, so that branches meet on the card.
+void check_beside(const Setting& setting) {
+  for (const Sizes& n : {Sizes{3001, 2, 6, 64, 64}, {1031, 2, 16, 128, 128}, {700, 1, 4, 192, 128}}) {
+    INFO(n.str() << " " << name_of(setting.dtype));
+    Setting alone = setting;
+    alone.side_streams = false;
+    const Values expected = all_results(alone, n);
+    CHECK(std::all_of(expected.begin(), expected.end(), [](double x) { return std::isfinite(x); }));
+    for (int run = 0; run < 3; ++run) CHECK(all_results(setting, n) == expected);
+  }
+}
+
 const Setting kCpu{Device::cpu(), DType::f32};
 template <class Check>
 void on_gpu(Check&& check) {
@@ -497,6 +547,10 @@ TEST_CASE("Selection gives ties to the lower index and ends short lists with -1 
 
 TEST_CASE("Selection sums the probabilities of a group's heads (CPU)", "[nsa]") { check_group_sum(kCpu); }
 TEST_CASE("Selection sums the probabilities of a group's heads (GPU)", "[nsa][gpu]") { on_gpu(check_group_sum); }
+
+TEST_CASE("Branches of NSA beside each other give the bits of one after the other (GPU)", "[nsa][gpu]") {
+  on_gpu(check_beside);
+}
 
 TEST_CASE("The selected branch takes hot blocks and short lists (CPU)", "[nsa]") { check_given_lists(kCpu); }
 TEST_CASE("The selected branch takes hot blocks and short lists (GPU)", "[nsa][gpu]") { on_gpu(check_given_lists); }

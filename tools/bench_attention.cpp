@@ -5,7 +5,7 @@
 //
 // How fast the selected branch is depends on how alike neighbouring tokens choose, so there are three kinds of input:
 //   randn  every element N(0, 1): neighbours choose as differently as they can
-//   local  q and k drift: x_t = a x_{t-1} + sqrt(1 - a^2) e_t along each head, a = kDrift; v is N(0, 1)
+//   local  q and k drift along each head (attention_input.h)
 //   a checkpoint: q, k and v of one of its layers, reading --text
 #include <fmt/format.h>
 
@@ -13,17 +13,14 @@
 #include <cmath>
 #include <functional>
 #include <memory>
-#include <set>
 
 #include "engine/check.h"
-#include "engine/rng.h"
-#include "io/dataset.h"
 #include "kernels/op_case_args.h"
 #include "model/activations.h"
 #include "model/flops.h"
+#include "tools/attention_input.h"
 #include "tools/bench.h"
 #include "tools/options.h"
-#include "train/inference.h"
 
 namespace triad {
 
@@ -31,10 +28,6 @@ namespace {
 
 constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Branch::sel),
               kWin = static_cast<int>(Branch::win);
-// At 1x8192x64x4x128 a token then shares 95% of its blocks with the one before it (randn: 41%); of trained models 93 to
-// 97% have been reported.
-constexpr double kDrift = 0.995;
-constexpr int64_t kMaxWidth = 256;  // of a head
 
 struct AttentionOptions {
   std::vector<std::string> shapes = {"8x2048x12x2x64", "1x8192x64x4x128", "1x65536x12x2x64", "1x65536x64x4x128"};
@@ -47,13 +40,7 @@ struct AttentionOptions {
 };
 
 // BxTxHqxHkvxd, d also as 192v128: the widths of a query and a value head.
-struct Problem {
-  std::string name;
-  int64_t B, T;
-  ModelConfig config;  // heads, widths and the nsa group; the rest is not used
-};
-
-Problem parse_shape(const std::string& text, const AttentionOptions& o) {
+AttentionProblem parse_shape(const std::string& text, const AttentionOptions& o) {
   std::vector<int64_t> sizes;
   std::string digits;
   bool widths_differ = false, valid = true;
@@ -69,147 +56,17 @@ Problem parse_shape(const std::string& text, const AttentionOptions& o) {
   }
   valid = valid && sizes.size() == (widths_differ ? 6u : 5u);
   for (const int64_t size : sizes) valid = valid && size > 0;
-  valid = valid && sizes[4] <= kMaxWidth && sizes.back() <= kMaxWidth;
+  valid = valid && sizes[4] <= kMaxHeadWidth && sizes.back() <= kMaxHeadWidth;
   if (!valid)
     fail_usage("--shapes: {} is not BxTxHqxHkvxd with heads of at most 256, as 8x2048x12x2x64 or 1x4096x16x4x192v128",
                text);
-  Problem p{text, sizes[0], sizes[1], {}};
+  AttentionProblem p{text, sizes[0], sizes[1], {}};
   p.config.n_heads = sizes[2], p.config.n_kv_groups = sizes[3];
   p.config.d_k = sizes[4], p.config.d_v = sizes.back();
   p.config.attention = o.attention;
   p.config.nsa = o.nsa;
   p.config.resolve();
   return p;
-}
-
-// ---- input ----
-
-// Standard normal numbers, many of them, quickly: pieces of one table, each from a random place.
-class Normals {
- public:
-  explicit Normals(uint64_t stream) : start_(kSeed, stream) {
-    const Philox random(kSeed, 0);
-#pragma omp parallel for
-    for (int64_t i = 0; i < kTable; ++i) table_[static_cast<size_t>(i)] = static_cast<float>(random.normal(i));
-  }
-  // At most kMaxWidth numbers, piece i.
-  const float* piece(int64_t i) const {
-    return table_.data() + start_.below(static_cast<uint64_t>(i), kTable - kMaxWidth);
-  }
-
- private:
-  static constexpr uint64_t kSeed = 1;
-  static constexpr int64_t kTable = 1 << 22;
-  Philox start_;
-  std::vector<float> table_ = std::vector<float>(kTable);
-};
-
-void store(std::byte* row, int64_t column, DType dtype, const float* from, int64_t n) {
-  for (int64_t j = 0; j < n; ++j) store_element(row, column + j, dtype, from[j]);
-}
-
-// [B*T, heads * width] of N(0, 1).
-std::vector<std::byte> random_rows(int64_t rows, int64_t heads, int64_t width, DType dtype, const Normals& normals) {
-  std::vector<std::byte> host(static_cast<size_t>(rows * heads * width * size_of(dtype)));
-#pragma omp parallel for
-  for (int64_t i = 0; i < rows * heads; ++i)
-    store(host.data() + i * width * size_of(dtype), 0, dtype, normals.piece(i), width);
-  return host;
-}
-
-// The fused projection's rows [B*T, qkv_width]. drift: of q and k from token to token; 0: none.
-std::vector<std::byte> random_qkv(const Problem& p, DType dtype, double drift, const Normals& normals) {
-  struct Head {
-    int64_t column, width;
-    bool drifts;
-  };
-  std::vector<Head> heads;
-  int64_t columns = 0;
-  const auto add = [&](int64_t count, int64_t width, bool drifts) {
-    for (int64_t h = 0; h < count; ++h, columns += width) heads.push_back({columns, width, drifts});
-  };
-  add(p.config.n_heads, p.config.d_k, true);
-  for (int branch = p.config.dense() ? kWin : 0; branch < 3; ++branch) {
-    add(p.config.n_kv_groups, p.config.d_k, true);
-    add(p.config.n_kv_groups, p.config.d_v, false);
-  }
-  const int64_t row_bytes = columns * size_of(dtype), count = static_cast<int64_t>(heads.size());
-  std::vector<std::byte> host(static_cast<size_t>(p.B * p.T * row_bytes));
-#pragma omp parallel for
-  for (int64_t i = 0; i < p.B * count; ++i) {
-    const Head& head = heads[static_cast<size_t>(i % count)];
-    const float a = static_cast<float>(head.drifts ? drift : 0), fresh = std::sqrt(1 - a * a);
-    float x[kMaxWidth] = {};
-    for (int64_t t = 0; t < p.T; ++t) {
-      const float* e = normals.piece(i * p.T + t);
-      for (int64_t j = 0; j < head.width; ++j) x[j] = t == 0 ? e[j] : a * x[j] + fresh * e[j];
-      store(host.data() + (i / count * p.T + t) * row_bytes, head.column, dtype, x, head.width);
-    }
-  }
-  return host;
-}
-
-// What a layer of a trained model computes for text: its shape has to be the problem's, and brings its nsa group along.
-std::vector<std::byte> trained_qkv(Problem& p, const std::string& checkpoint, const AttentionOptions& o, Device device,
-                                   DType dtype) {
-  if (o.text.empty()) fail_usage("--data {}: a checkpoint needs something to read, --text", checkpoint);
-  LoadedModel loaded({.checkpoint = checkpoint,
-                      .device = device,
-                      .dtype = dtype,
-                      .batch = p.B,
-                      .seq_len = p.T,
-                      .training = true});  // so that every layer keeps its own activations
-  const ModelConfig& c = loaded.config().model;
-  if (c.n_heads != p.config.n_heads || c.n_kv_groups != p.config.n_kv_groups || c.d_k != p.config.d_k ||
-      c.d_v != p.config.d_v || c.attention != p.config.attention)
-    fail_usage("--shapes: {} is not for {}, whose layers are {} and {}x{}x{}v{}", p.name, checkpoint,
-               word_of(c.attention), c.n_heads, c.n_kv_groups, c.d_k, c.d_v);
-  const int64_t layer = o.layer < 0 ? c.n_layers / 2 : o.layer;
-  if (layer >= c.n_layers) fail_usage("--layer is {}: {} has {} layers", layer, checkpoint, c.n_layers);
-  p.config.nsa = c.nsa;
-  const auto tokenizer = make_tokenizer(loaded.config().data.tokenizer);
-  const auto source = open_tokens(o.text, *tokenizer, c.vocab_size);
-  if (source->size() < p.B * p.T)
-    fail("--text: {} holds {} tokens, {} needs {}", source->name(), source->size(), p.name, p.B * p.T);
-  std::vector<int32_t> tokens(static_cast<size_t>(p.B * p.T));
-  source->read(0, tokens);
-  loaded.set_tokens(tokens);
-  loaded.model().forward(loaded.ctx(), loaded.activations());
-  const Tensor qkv = loaded.activations().layer(layer).qkv;
-  std::vector<std::byte> host(static_cast<size_t>(qkv.bytes()));
-  read(loaded.ctx(), host.data(), qkv);
-  return host;
-}
-
-// How alike the tokens choose. Lists shorter than the longest are left out: the first tokens have no choice.
-struct Overlap {
-  double neighbours = 0;           // of a token's blocks, those that the token before has too
-  double union4 = 0, union10 = 0;  // blocks that 4, 10 neighbours have together, over those of one
-};
-Overlap overlap_of(const std::vector<int32_t>& lists, int64_t B, int64_t T, int64_t groups, int64_t n) {
-  const auto list = [&](int64_t b, int64_t t, int64_t g) { return lists.data() + ((b * T + t) * groups + g) * n; };
-  const auto length = [&](const int32_t* l) {
-    return std::count_if(l, l + n, [](int32_t block) { return block >= 0; });
-  };
-  int64_t longest = 0;
-  for (int64_t t = 0; t < T; ++t) longest = std::max<int64_t>(longest, length(list(0, t, 0)));
-  // Mean over groups of R tokens of |union| / longest.
-  const auto mean_union = [&](int64_t R) {
-    double sum = 0;
-    int64_t count = 0;
-    for (int64_t b = 0; b < B; ++b)
-      for (int64_t g = 0; g < groups; ++g)
-        for (int64_t t = 0; t + R <= T; t += R) {
-          if (length(list(b, t, g)) < longest) continue;
-          std::set<int32_t> blocks;
-          for (int64_t i = 0; i < R; ++i) blocks.insert(list(b, t + i, g), list(b, t + i, g) + n);
-          blocks.erase(-1);
-          sum += static_cast<double>(blocks.size()) / static_cast<double>(longest);
-          ++count;
-        }
-    return count > 0 ? sum / static_cast<double>(count) : 1.0;
-  };
-  return {2 - mean_union(2), mean_union(4), mean_union(10)};
 }
 
 // ---- the work ----
@@ -232,7 +89,7 @@ int64_t saved_bytes(const NsaSaved& s) {
   return bytes;
 }
 
-Tensors allocate(Arena& arena, const Problem& p, DType dtype) {
+Tensors allocate(Arena& arena, const AttentionProblem& p, DType dtype) {
   const ModelConfig& c = p.config;
   const DType acc = acc_dtype(dtype);
   const int64_t B = p.B, T = p.T, Hq = c.n_heads, Hkv = c.n_kv_groups;
@@ -295,7 +152,7 @@ struct Part {
 // are read and written once. The whole moves less than its parts together: q, say, is read once.
 class Parts {
  public:
-  Parts(Device device, const Problem& p, const Tensors& t, DType dtype)
+  Parts(Device device, const AttentionProblem& p, const Tensors& t, DType dtype)
       : p_(p), c_(p.config), t_(t), element_(static_cast<double>(size_of(dtype))) {
     const QkvViews views = split_qkv(t.qkv, c_, p.B, p.T), dviews = split_qkv(t.dqkv, c_, p.B, p.T);
     in_.q = views.q;
@@ -348,7 +205,7 @@ class Parts {
   }
   Tensor quantum() const { return has_quantum_ ? t_.quantum : Tensor{}; }
 
-  const Problem& p_;
+  const AttentionProblem& p_;
   const ModelConfig& c_;
   const Tensors& t_;
   double element_;
@@ -464,7 +321,7 @@ struct Memory {
   // From forward's beginning to backward's end, beyond q, k, v: what PyTorch calls the peak of the two.
   int64_t peak = 0;
 };
-Memory plan(const Problem& p, Device device, DType dtype, bool deterministic) {
+Memory plan(const AttentionProblem& p, Device device, DType dtype, bool deterministic) {
   Memory m;
   for (const bool forward : {true, false}) {
     Runtime runtime({.device = device, .planning = true, .deterministic = deterministic});
@@ -502,7 +359,7 @@ std::vector<std::byte> random_weight(const Tensor& w) {
   return host;
 }
 
-std::string case_name(const Problem& p, const std::string& data, bool nondeterministic) {
+std::string case_name(const AttentionProblem& p, const std::string& data, bool nondeterministic) {
   std::string name = p.name + " " + data;
   const NsaConfig &n = p.config.nsa, usual;
   if (!p.config.dense() &&
@@ -553,11 +410,11 @@ void print_case(const std::string& name, const std::vector<Json>& rows, const Me
         overlap["union_of_10"].get<double>());
 }
 
-void bench_problem(AttentionBench& bench, Problem p, const std::string& data, const AttentionOptions& o) {
+void bench_problem(AttentionBench& bench, AttentionProblem p, const std::string& data, const AttentionOptions& o) {
   const bool drawn = data == "randn" || data == "local";
   const Normals normals(2);
-  const std::vector<std::byte> qkv = drawn ? random_qkv(p, bench.dtype, data == "local" ? kDrift : 0, normals)
-                                           : trained_qkv(p, data, o, bench.device, bench.dtype);
+  const std::vector<std::byte> qkv = drawn ? random_qkv(p, bench.dtype, data == "local" ? kLocalDrift : 0, normals)
+                                           : trained_qkv(p, data, {o.text, o.layer}, bench.device, bench.dtype);
   const std::string name = case_name(p, drawn ? data : "trained", o.nondeterministic),
                     op = p.config.dense() ? "dense" : "attention";
   const Memory memory = plan(p, bench.device, bench.dtype, !o.nondeterministic);
@@ -609,13 +466,13 @@ void bench_problem(AttentionBench& bench, Problem p, const std::string& data, co
 }
 
 void run_attention(const AttentionOptions& o) {
-  std::vector<Problem> problems;
+  std::vector<AttentionProblem> problems;
   for (const std::string& shape : o.shapes) problems.push_back(parse_shape(shape, o));
   o.common.check_files();
   const Device device = o.common.chosen_device();
   AttentionBench bench{.device = device, .dtype = o.common.chosen_dtype(device), .json = o.common.json};
   if (!bench.json) fmt::print("{}\n", describe(bench.rows));
-  for (const Problem& p : problems)
+  for (const AttentionProblem& p : problems)
     for (const std::string& data : o.data) bench_problem(bench, p, data, o);
   bench.rows.finish(o.common);
 }

@@ -126,10 +126,11 @@ __device__ __forceinline__ float log2_approx(float x) {
 // of which some row sees only a part needs a mask.
 template <class Keys, class Shape>
 class Plan;
+struct UnionKeys;
 template <class Shape>
 class Plan<RangeKeys, Shape> {
  public:
-  static constexpr bool kListed = false;
+  static constexpr bool kListed = false, kTogether = false;
   static int64_t bytes(const RangeKeys&) { return 0; }  // of shared memory
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const RangeKeys&, const CtaRows& tile, int w, unsigned char*)
       : begin_(a.sight.low(tile.first_token)), end_(a.sight.high(tile.last_token)), steps(steps_to(end_)) {
@@ -540,8 +541,8 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
     a.k_map = make_box_map(a.in.k, in.k.size(0), in.k.size(1), in.k.size(2), Shape::kKeys);
     a.v_map = make_box_map(a.in.v, in.v.size(0), in.v.size(1), in.v.size(2), Shape::kKeys);
   }
-  // A plan from lists is made by all threads of a CTA together: such a CTA takes one tile.
-  const int64_t ctas = Plan<Keys, Shape>::kListed ? bgs * tiles : std::min<int64_t>(bgs * tiles, kSms);
+  // Where a plan is made by all threads of a CTA together the CTA takes one tile.
+  const int64_t ctas = Plan<Keys, Shape>::kTogether ? bgs * tiles : std::min<int64_t>(bgs * tiles, kSms);
   launch(ctx, op, row_forward_sm90_kernel<Shape, Keys>, dim3(static_cast<unsigned>(ctas)), dim3(Shape::kThreads),
          sizeof(typename Shape::Shared) + Plan<Keys, Shape>::bytes(keys), a, keys);
 }
@@ -550,7 +551,7 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
 template <class Keys>
 void attend_rows_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                               const Keys& keys) {
-  constexpr int kQueries = std::is_same_v<Keys, RangeKeys> ? 2 : 1;  // a listed plan needs the memory, and one tile's q
+  constexpr int kQueries = std::is_same_v<Keys, UnionKeys> ? 1 : 2;  // its plan needs the memory, and one tile's q
   if (in.q.size(3) == 64)
     launch_row_forward<ForwardShape<64, 64, 64, 6, kQueries>>(ctx, op, out, in, keys);
   else if (in.q.size(3) == 128)

@@ -36,7 +36,7 @@ inline UnionKeys make_union_keys(const KeyRange& range, const ConstTensor& block
 template <class Shape>
 class Plan<UnionKeys, Shape> {
  public:
-  static constexpr bool kListed = true;
+  static constexpr bool kListed = true, kTogether = true;
   static int64_t bytes(const UnionKeys& keys) {
     const int64_t parts = ceil_div(keys.block_size, Shape::kKeys);
     return sizeof(Head) + sizeof(int) * keys.blocks * (kWords + parts);
@@ -44,10 +44,7 @@ class Plan<UnionKeys, Shape> {
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const UnionKeys& keys, const CtaRows& tile, int w,
                                   unsigned char* memory)
       : keys_(keys), w_(w) {
-    if (keys.unless != nullptr && *keys.unless != 0) {  // all threads leave, when the copies of q have ended
-      copy_async_wait();
-      asm volatile("exit;");
-    }
+    if (keys.unless != nullptr && *keys.unless != 0) asm volatile("exit;");  // all threads, before any copy
     Head& head = *reinterpret_cast<Head*>(memory);
     unsigned* const members = reinterpret_cast<unsigned*>(memory + sizeof(Head));
     unsigned* const entries = members + keys.blocks * kWords;
@@ -159,7 +156,7 @@ inline bool lists_fit_bitmaps(const KeyRange& range, int block_keys) {
 template <class Shape>
 class Plan<BitmapKeys, Shape> {
  public:
-  static constexpr bool kListed = true;
+  static constexpr bool kListed = true, kTogether = false;
   static_assert(Shape::kKeys == 64);
   static int64_t bytes(const BitmapKeys&) { return 0; }
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const BitmapKeys& keys, const CtaRows& tile, int w,

@@ -9,9 +9,14 @@
 //   s = q k^T;  p = 2^(scale s - top);  o += p v, p being packed where s stood.
 // The scores of the next step are queued before the sums of this one, so that the tensor cores work while it weighs.
 // `top` is the largest of the first scores that a row sees, and stays: p is rounded relative to its size and may have
-// any that floats have. Only where later scores are larger by tens of powers of two (e^55) a row is computed once more,
-// key by key. To look for the largest score in every step cost 5 to 10% of the time; so did CTAs of one tile each,
-// whose q and o nothing overlapped, 20%.
+// any that floats have. Only where a later step's powers pass 2^60 the row's scores of that step are computed once more
+// and it gets a new top.
+//
+// One H200, us, before (CTAs of one tile, the largest score looked for in every step) and now, goal in brackets:
+//   1x65536x64x4x128 compressed 8400 / 6220 [7000], window 2600 / 1990 [2100]; 1x8192x64x4x128 217 / 163, 330 / 255
+//   1x65536x12x2x64 compressed 930 / 759 [830], window 321 / 271 [280]; 8x2048x12x2x64 35 / 30, 80 / 69, dense 135 /
+//   113
+// Of that the search is 5 to 10%, overlapped q and o up to 20%, tiles dealt out forth and back 7% (dense).
 #pragma once
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/tma_sm90.cuh"
@@ -121,16 +126,17 @@ __device__ __forceinline__ float log2_approx(float x) {
   return y;
 }
 
-// A plan numbers the steps of a CTA: step n has the keys first(n) .. end(n) - 1, of which it takes Shape::kKeys at
+// A plan numbers the steps of a tile: step n has the keys first(n) .. end(n) - 1, of which it takes Shape::kKeys at
 // most. A warpgroup passes all steps from steps_seen on, and of a listed plan those that none of its rows sees; a step
-// of which some row sees only a part needs a mask.
+// of which some row sees only a part needs a mask. A plan is made by each warp for itself (w: its warpgroup; the
+// copying one asks for steps and first alone, and has no rows), or together by all threads of a CTA, which then takes
+// one tile.
 template <class Keys, class Shape>
 class Plan;
-struct UnionKeys;
 template <class Shape>
 class Plan<RangeKeys, Shape> {
  public:
-  static constexpr bool kListed = false, kTogether = false;
+  static constexpr bool kListed = false, kMadeTogether = false;
   static int64_t bytes(const RangeKeys&) { return 0; }  // of shared memory
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const RangeKeys&, const CtaRows& tile, int w, unsigned char*)
       : begin_(a.sight.low(tile.first_token)), end_(a.sight.high(tile.last_token)), steps(steps_to(end_)) {
@@ -171,7 +177,8 @@ __device__ __forceinline__ void copy_tiles(const RowForwardArgs& a, const Keys& 
   Place<kStages> place;
   for (int round = 0, turn; (turn = turn_of(round)) < a.turns; ++round) {
     const CtaRows tile(a, turn);
-    const Plan<Keys, Shape> plan(a, keys, tile, 0, reinterpret_cast<unsigned char*>(&shared + 1));
+    const Plan<Keys, Shape> plan(a, keys, tile, Plan<Keys, Shape>::kMadeTogether ? 0 : Shape::kWarpgroups,
+                                 reinterpret_cast<unsigned char*>(&shared + 1));
     if (threadIdx.x % kWarpgroup != 0) continue;  // all of them make the plan
     // A second tile's q may have to wait until the first is stored: its first keys and values need not.
     const int query_turn = Shape::kQueries > 1 || round == 0 ? 0 : min(kStages, plan.steps);
@@ -541,8 +548,7 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
     a.k_map = make_box_map(a.in.k, in.k.size(0), in.k.size(1), in.k.size(2), Shape::kKeys);
     a.v_map = make_box_map(a.in.v, in.v.size(0), in.v.size(1), in.v.size(2), Shape::kKeys);
   }
-  // Where a plan is made by all threads of a CTA together the CTA takes one tile.
-  const int64_t ctas = Plan<Keys, Shape>::kTogether ? bgs * tiles : std::min<int64_t>(bgs * tiles, kSms);
+  const int64_t ctas = Plan<Keys, Shape>::kMadeTogether ? bgs * tiles : std::min<int64_t>(bgs * tiles, kSms);
   launch(ctx, op, row_forward_sm90_kernel<Shape, Keys>, dim3(static_cast<unsigned>(ctas)), dim3(Shape::kThreads),
          sizeof(typename Shape::Shared) + Plan<Keys, Shape>::bytes(keys), a, keys);
 }
@@ -551,7 +557,8 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
 template <class Keys>
 void attend_rows_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                               const Keys& keys) {
-  constexpr int kQueries = std::is_same_v<Keys, UnionKeys> ? 1 : 2;  // its plan needs the memory, and one tile's q
+  // One tile's q for a CTA that takes one tile; its plan needs the memory.
+  constexpr int kQueries = Plan<Keys, ForwardShape<64, 64, 64, 6, 1>>::kMadeTogether ? 1 : 2;
   if (in.q.size(3) == 64)
     launch_row_forward<ForwardShape<64, 64, 64, 6, kQueries>>(ctx, op, out, in, keys);
   else if (in.q.size(3) == 128)

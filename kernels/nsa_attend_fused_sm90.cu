@@ -488,32 +488,6 @@ __global__ void __launch_bounds__(kFusedThreads, 1) fused_grad_sm90_kernel(const
 #endif
 }
 
-// The sums of the blocks that have several pieces, pieces in order. A CTA takes 8 keys of a block, a thread 4 columns.
-constexpr int kMergeKeys = 8;
-__global__ void __launch_bounds__(256) merge_fused_kernel(const __grid_constant__ FusedArgs a) {
-  const KeyWorkList& list = a.list;
-  const int block = blockIdx.x, bg = blockIdx.y, b = bg / a.in.groups, g = bg % a.in.groups;
-  int2 slots;
-  if (list.block_slots != nullptr) {
-    slots = list.block_slots[static_cast<int64_t>(bg) * list.blocks + block];
-  } else {
-    const int parts = list.pieces / list.blocks;
-    slots = make_int2((bg * list.blocks + block) * parts, parts);
-  }
-  const int in_block = blockIdx.z * kMergeKeys + threadIdx.x / 32, column = threadIdx.x % 32 * 4;
-  const int key = block * list.block_keys + in_block;
-  if (slots.y <= 1 || in_block >= list.block_keys || key >= a.range.keys) return;
-  float4 sum = {};
-  for (int part = 0; part < slots.y; ++part) {
-    const float4 x = *reinterpret_cast<const float4*>(
-        list.partial + (static_cast<int64_t>(slots.x + part) * list.block_keys + in_block) * 2 * kPanel + column);
-    sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
-  }
-  const GradView& out = column < kPanel ? a.dk : a.dv;
-  out.store(b, key, g, column % kPanel, sum.x, sum.y);
-  out.store(b, key, g, column % kPanel + 2, sum.z, sum.w);
-}
-
 template <bool kListed>
 void run_fused(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                const KeyRange& range, const KeyWorkList& list, int64_t piece_tokens) {
@@ -536,8 +510,7 @@ void run_fused(Context& ctx, const char* op, const AttendGradOut& out, const Att
                     static_cast<int>(std::clamp<int64_t>(kNearBytes / bytes, 1, bgs))};
   const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kTiles * kRows));
   launch(ctx, op, fused_grad_sm90_kernel<kListed>, grid, dim3(kFusedThreads), sizeof(Shared<kListed>), a);
-  if (list.partial == nullptr) return;
-  launch(ctx, op, merge_fused_kernel, dim3(list.blocks, bgs, ceil_div(list.block_keys, kMergeKeys)), dim3(256), 0, a);
+  merge_pieces_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.groups}, bgs);
 }
 
 // ---- the quantum ----

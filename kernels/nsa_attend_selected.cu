@@ -282,14 +282,15 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
                                  int64_t l_sel) {
   const char* op = "nsa_attend_selected_forward";
   const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
-  const bool fused = union_forward_sm90_applies(ctx, out, in, keys.block_keys);
+  const bool by_tokens = attend_tokens_sm90_applies(ctx, out, in, block_index, l_sel);
+  const bool fused = by_tokens || union_forward_sm90_applies(ctx, out, in, keys.block_keys);
   record_route(ctx, op, in.q.dtype, fused ? nullptr : kNotFusedHeads);
   const auto attend_union = [&](const int* unless) {
     attend_union_forward_sm90(ctx, op, out, in, keys.range, block_index, keys.block_keys, unless);
   };
   if (!fused)
     attend_rows_forward(ctx, op, out, in, keys);
-  else if (attend_tokens_sm90_applies(ctx, out, in, block_index, l_sel))
+  else if (by_tokens)
     attend_tokens_forward_sm90(ctx, op, out, in, block_index, l_sel);
   else if (attend_blocks_sm90_applies(ctx, out, in, block_index, l_sel))
     attend_blocks_forward_sm90(ctx, op, out, in, block_index, l_sel, attend_union);

@@ -17,10 +17,15 @@
 // they multiply together, by wgmma: their rows are the 64 of its tile, in the same registers. That reads keys and
 // values once for the four.
 //
-// 1 x 65536 x 64 x 4 x 128, 16 blocks of 64, random lists: a list of 12 tokens has 8.2 times the blocks of one token's,
-// 90 GB through L2 or 9.8 ms at 9.2 TB/s (measured without the products); the products alone 6.8 ms (ldmatrix reads
-// 32 KB for every token and block: 4.6 ms at 128 bytes a clock and SM); both 10.3 ms on an H200, where the blocks' side
-// took 21.9. 1 x 8192 x 64 x 4 x 128: 0.81 ms (0.48 and 0.77), where it took 1.52.
+// One H200, 16 blocks of 64, ms. 1 x 65536 x 64 x 4 x 128, random lists: the union of 12 tokens' lists is 8.2 lists, so
+// 90 GB come from L2, 9.8 at 9.2 TB/s (measured without the products); the products alone take 6.8 (ldmatrix reads 32
+// KB for every token and block: 4.6 at 128 bytes a clock and SM).
+//                                   random lists            lists of which neighbours share 95%
+//   1 x 65536 x 64 x 4 x 128        10.2 (blocks' side 21.9)     4.5 (union tiles 7.2)
+//   1 x 8192 x 64 x 4 x 128         0.82 (union tiles 1.52)      0.57 (0.68)
+//   8 x 2048 x 64 x 4 x 128         1.06 (1.21)
+//   1 x 8192 x 64 x 4 x 192v128     1.12 (1.99)                  0.80 (0.82)
+//   1 x 8192 x 64 x 4 x 64          0.51 (1.15)                  0.42 (0.52)
 #include "kernels/nsa_attend_selected_tokens_sm90.cuh"
 
 #include <algorithm>
@@ -516,27 +521,26 @@ void launch_tokens(Context& ctx, const char* op, const AttendOut& out, const Att
 
 }  // namespace
 
-// Where a token's heads fill its units, this route was the faster one whatever the lists. Where they do not, the rows
-// that are missing cost as much as others, and union tiles win as long as neighbours share most of their blocks: when
-// there are not many more blocks than a list has.
+// Where heads fill their units, this route was the faster one whatever the lists. Rows that are missing cost as much as
+// others: up to a quarter of them it is still faster, or as fast, where there are many more blocks than a list has.
 bool attend_tokens_sm90_applies(const Context& ctx, const AttendOut& out, const AttendIn& in,
                                 const ConstTensor& block_index, int64_t l_sel) {
   const int64_t G = in.q.size(2) / in.k.size(2), n = block_index.size(3), blocks = ceil_div(in.q.size(1), l_sel);
-  constexpr int64_t kLong = 6;  // times n
-  return attend_forward_sm90_applies(ctx, out, in) && G >= 8 && G <= 8 * kUnitRows &&
-         (G % kUnitRows == 0 || blocks >= kLong * n) && n <= 64 && (l_sel == 32 || l_sel == 64 || l_sel == 128) &&
-         blocks <= kMostBlocks;
+  const int64_t rows = ceil_div(G, kUnitRows) * kUnitRows;
+  constexpr int64_t kManyMore = 6;  // times n
+  return attend_forward_sm90_applies(ctx, out, in) && (G == rows || (4 * G >= 3 * rows && blocks >= kManyMore * n)) &&
+         G <= 8 * kUnitRows && n <= 64 && (l_sel == 32 || l_sel == 64 || l_sel == 128) && blocks <= kMostBlocks;
 }
 
 void attend_tokens_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                                 const ConstTensor& block_index, int64_t l_sel) {
-  const auto launch = [&]<class Shape>() { launch_tokens<Shape>(ctx, op, out, in, block_index, l_sel); };
+  const auto attend = [&]<class Shape>() { launch_tokens<Shape>(ctx, op, out, in, block_index, l_sel); };
   if (in.q.size(3) == 64)
-    launch.operator()<TokensShape<64, 64, 12, 152, 56>>();
+    attend.operator()<TokensShape<64, 64, 12, 152, 56>>();
   else if (in.q.size(3) == 128)
-    launch.operator()<TokensShape<128, 128, 12, 152, 56>>();
-  else
-    launch.operator()<TokensShape<192, 128, 8, 208, 88>>();
+    attend.operator()<TokensShape<128, 128, 12, 152, 56>>();
+  else  // wider q: twelve warps would have too few registers
+    attend.operator()<TokensShape<192, 128, 8, 208, 88>>();
 }
 
 }  // namespace triad::cuda

@@ -36,7 +36,7 @@ inline UnionKeys make_union_keys(const KeyRange& range, const ConstTensor& block
 template <class Shape>
 class Plan<UnionKeys, Shape> {
  public:
-  static constexpr bool kListed = true, kTogether = true;
+  static constexpr bool kListed = true, kMadeTogether = true;
   static int64_t bytes(const UnionKeys& keys) {
     const int64_t parts = ceil_div(keys.block_size, Shape::kKeys);
     return sizeof(Head) + sizeof(int) * keys.blocks * (kWords + parts);
@@ -156,7 +156,7 @@ inline bool lists_fit_bitmaps(const KeyRange& range, int block_keys) {
 template <class Shape>
 class Plan<BitmapKeys, Shape> {
  public:
-  static constexpr bool kListed = true, kTogether = false;
+  static constexpr bool kListed = true, kMadeTogether = false;
   static_assert(Shape::kKeys == 64);
   static int64_t bytes(const BitmapKeys&) { return 0; }
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const BitmapKeys& keys, const CtaRows& tile, int w,

@@ -1,25 +1,29 @@
 // NSA's selection on Hopper for bf16: block scores by wgmma, then the top n, in one kernel.
-// A CTA of four warps owns 16 tokens of one (sequence, group), all within one selection block, so that they choose from
-// the same candidates. Each warp walks a stripe of the compressed keys, 32 keys a step:
-//   1. Keys are the rows of the product, in registers: a lane loads 16-byte pieces of its four neighbouring keys
-//      straight from global memory (L2), and keeps them while the heads take turns. Queries are the columns, in shared
-//      memory, 16 tokens x 2 heads a product (N = 32: the full rate of wgmma, and no column is wasted for even G).
-//      A lane's column is the same token for every head, so the sum over heads is an add in a register.
+// A CTA of four warps owns 16 or 8 tokens of one (sequence, group), all within one selection block, so that they choose
+// from the same candidates. Each warp walks a stripe of the compressed keys, 32 keys a step:
+//   1. Keys are the rows of the product, in registers, by way of a buffer in shared memory that is filled a step ahead.
+//      Queries are the columns, in shared memory: tokens of a tile x heads. A lane's column is the same token for every
+//      head, so the sum over heads is an add in a register. The columns are taken in two products, and one of them is
+//      always on its way while the exponentials of the other run.
 //   2. A lane has four neighbouring keys of a token: Eq. 9's pooling is an add of registers, and one shuffle for the
 //      key that reaches over from the block before; from one warp's stripe to the next it goes by shared memory.
-//   3. A warp lists four tokens together. The highest scores of 64 groups of candidates, kept while scoring, bound the
-//      n-th best from below (their n-th best does); the few candidates that reach the bound are collected in one pass
-//      over the scores and sorted. Where more than 64 do (ties, n beyond 32), all scores are searched by bisection.
+//   3. A warp lists its tokens together. The highest scores of 32 (64 for long lists) groups of candidates bound the
+//      n-th best from below (their n-th best does); the few candidates that reach the bound are collected and sorted.
+//      Where more than 64 do (ties, n beyond 32), all scores are searched by bisection.
 // All of it in fp32 and in an order that does not depend on where a block lies: equal scores stay equal, and the lower
 // block wins.
 //
-// Scores (T / l' * 4 bytes a token) lie in shared memory where a full SM leaves room for them, else in a slab of
-// scratch that L2 keeps; then a bounded number of CTAs take items in turns.
+// As many CTAs as the card holds take one tile after the other, the longest first. Which of an SM's CTAs gets ahead is
+// the scheduler's whim (up to twice as fast as its neighbour), so each takes the next tile when it is done with one;
+// that tile's queries are on their way while the lists are written. Scores (T / l' * 4 bytes a token) lie in shared
+// memory where a full SM leaves room for them, else in a slab of scratch that L2 keeps.
 //
-// Floor at T = 65536, Hq 12, Hkv 2, dk 64, d 16: 1.6e9 exponentials, 0.44 ms, beside 2.1e11 FLOP, 0.25 ms; measured
-// 0.88 ms (before: 1.65). Of the instructions 58% are products and exponentials, 20% pooling and keys, 17% lists; no
-// unit is full (exponentials 50%, issue 55%), 16 warps an SM do not hide all latencies. At Hq 64, Hkv 4, dk 128: floors
-// 2.4 ms of exponentials and as much of products, measured 5.0 (10.4). At 16 x 2048 tokens of the first: 41 us (117).
+// Floors at T = 65536, Hq 12, Hkv 2, dk 64, d 16: 1.6e9 exponentials, 0.43 ms, beside 2.1e11 FLOP, 0.26 ms; measured
+// 0.74 ms (before 0.87). At Hq 64, Hkv 4, dk 128: 2.3 ms of exponentials and 2.8 of products; 4.7 ms (5.2); of 8192
+// tokens 0.135 ms (0.144). 8 x 2048 tokens of the first: 23.5 us (23.9), of which the exponentials are 3.
+// Where the rest goes: exponentials and products get in each other's way. A bare loop of both, with as many CTAs as one
+// likes, takes 315 cycles where the exponentials alone are 256 and the products 128 (dk 64), 370 where both are 256 (dk
+// 128). That leaves 0.54 and 3.4 ms; lists and their latency are a quarter of the warps' time, pooling 5%.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -32,10 +36,15 @@ namespace triad::cuda {
 namespace {
 
 constexpr unsigned kFullWarp = 0xffffffffu;
-constexpr int kTokens = 16, kWarps = 4, kWarpTokens = kTokens / kWarps, kWarpKeys = 32;
+constexpr int kWarps = 4, kWarpKeys = 32, kMaxTokens = 16;
+// Of a tile: as many tokens as leave room for the queries of three CTAs an SM.
+template <int kPanels>
+constexpr int kTokensOf = kPanels == 1 ? 16 : 8;
 constexpr int kListedTokens = 128;  // of an item that needs no scores
 constexpr int kFound = 64;          // candidates of a token that are searched for the n-th best
+constexpr int kLongRow = 256;       // blocks from which on a row is read four blocks at a time
 constexpr int kMaxSlots = 64;
+constexpr int64_t kTakes = 4;  // items a CTA from which on it pays that each CTA takes the next one
 constexpr float kLog2e = 1.4426950408889634f;
 
 struct SelectArgs {
@@ -43,8 +52,9 @@ struct SelectArgs {
   Bthd<const __nv_bfloat16> q, k;
   Bthd<const float> lse;  // [B,T,Hq,1]
   int tokens, keys, heads;
+  int key_bytes;         // from key to key
   unsigned groups, bgs;  // Hkv, B * Hkv
-  int turns;             // products that the heads take
+  int columns, turns;    // tokens of a tile times heads, rounded up; in how many turns
   int l, d, n_sel, init_blocks, local_blocks;
   int token_shift, key_shift;  // log2 of the tokens and of the keys of a block; 2, 4 or 8 keys
   float whole, over;  // weights of a key inside a block, and of a block's last key in the next block; 1 in its own
@@ -52,81 +62,86 @@ struct SelectArgs {
   int scored_from;    // tokens before it list all their blocks
   int scored_tiles;
   int items;
-  int query_bytes, row_floats;  // in shared memory; a token's scores, with padding
-  float* slab;                  // [CTA][kTokens][row_floats], or nullptr: in shared memory
+  int query_bytes, list_bytes, row_floats;  // in shared memory; of a warp's lists; a token's scores, with padding
+  float* slab;                              // [CTA][tokens of a tile][row_floats], or nullptr: in shared memory
+  int* taken;                               // items taken beyond the first of each CTA; nullptr: in turns
 };
 
-// Of two heads, [tokens 0-7, 8-15 of one, of the other][key, token]: 64 keys x 32 columns.
-using Product = float[4][4];
-constexpr int kTurnRows = 2 * kTokens, kTurnUnits = kTurnRows * kPanelRowBytes / 16;  // of a turn's queries in a panel
+// Columns are [head][token of the tile], kColumns a turn, in two products of 64 keys; so many in the first.
+constexpr int kColumnUnits = kPanelRowBytes / 16;
+template <int kColumns>
+constexpr int kFirstOf = kColumns == 96 ? 64 : kColumns / 2;
 
-// A lane's four neighbouring keys, as they lie in memory: [key][chunk of 32 columns]. Its 16-byte piece of a chunk is
-// its share of two 16-deep steps; the order of a sum's terms is free as long as the queries lie in the same one, see
-// load_queries.
-template <int kPanels>
-struct RawKeys {
-  uint4 piece[4][2 * kPanels];
-  __device__ __forceinline__ void load(const __nv_bfloat16* column, int64_t stride, int key, int keys) {
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const uint4* row = reinterpret_cast<const uint4*>(column + min(key + r, keys - 1) * stride);
-#pragma unroll
-      for (int i = 0; i < 2 * kPanels; ++i) piece[r][i] = __ldg(row + 4 * i);
-    }
-  }
-};
-// A copy that stays where it is written.
-__device__ __forceinline__ uint32_t moved(uint32_t x) {
-  uint32_t y;
-  asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
-  return y;
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
 }
-// The same keys as the left operands of the products, one for every 16 columns: keys 0 and 1 are two rows of the first
-// product, keys 2 and 3 of the second.
-template <int kPanels>
-struct KeyOperands {
-  uint32_t a[2][4 * kPanels][4];
 
-  __device__ __forceinline__ explicit KeyOperands(const RawKeys<kPanels>& raw) {
-#pragma unroll
-    for (int p = 0; p < 2; ++p)
-#pragma unroll
-      for (int i = 0; i < 2 * kPanels; ++i) {
-        const uint4 &x = raw.piece[2 * p][i], &y = raw.piece[2 * p + 1][i];
-        const uint32_t words[8] = {x.x, y.x, x.y, y.y, x.z, y.z, x.w, y.w};
-#pragma unroll
-        for (int w = 0; w < 8; ++w) a[p][2 * i + w / 4][w % 4] = moved(words[w]);
-      }
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// A warp's 32 keys of a step: first on their way to its own shared memory, then in registers as the left operands of
+// the step's products. Lane 4r + q is to have keys 4r .. 4r + 3, so key 4r + c lies in row 8c + r of a swizzled panel:
+// keys 4r + 2p and 4r + 2p + 1 are rows r and r + 8 of product p.
+template <int kPanels>
+struct WarpKeys {
+  static constexpr int kPanelBytes = kWarpKeys * kPanelRowBytes, kBytes = kPanels * kPanelBytes;
+  uint32_t a[4 * kPanels][4];  // of one of the products
+
+  // What a lane copies of the group's first key.
+  __device__ __forceinline__ static const unsigned char* lane_part(const __nv_bfloat16* k) {
+    return reinterpret_cast<const unsigned char*>(k) + threadIdx.x % 8 * 16;
   }
-  // product[p] = keys 2p and 2p + 1 x the columns at `queries`. The two take turns: one's latency is the other's time.
-  __device__ __forceinline__ void multiply(Product (&product)[2], uint32_t queries, uint32_t panel_units) const {
+  __device__ __forceinline__ static void copy(uint32_t buffer, const unsigned char* k, int key_bytes, int key,
+                                              int keys) {
+    const int c = threadIdx.x % 32 / 8;
+    uint32_t to = buffer + c * 8 * kPanelRowBytes + threadIdx.x % 8 * 16;
+    asm volatile("" : "+r"(to));  // eight addresses are cheaper to compute than to keep
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+      const unsigned char* row = k + static_cast<int64_t>(min(key + c + 4 * r, keys - 1)) * key_bytes;
+#pragma unroll
+      for (int i = 0; i < kPanels; ++i)
+        copy_async((to ^ r << 4) + i * kPanelBytes + r * kPanelRowBytes, row + i * kPanelRowBytes);
+    }
+    copy_async_commit();
+  }
+  template <int p>
+  __device__ __forceinline__ void load(uint32_t buffer) {
+    const int row = threadIdx.x % 8, matrix = threadIdx.x % 32 / 8;
+    const uint32_t first = buffer + matrix % 2 * 8 * kPanelRowBytes + swizzled(row, matrix / 2);
+#pragma unroll
+    for (int i = 0; i < 4 * kPanels; ++i)
+      load_matrices(a[i], (first ^ i % 4 << 5) + i / 4 * kPanelBytes + p * 16 * kPanelRowBytes);
+  }
+  // Begins product = keys x the columns at `queries`; finish waits for it.
+  template <int kColumns, int kN>
+  __device__ __forceinline__ void multiply(float (&product)[kN][4], uint32_t queries) const {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4 * kPanels; ++i)
-#pragma unroll
-      for (int p = 0; p < 2; ++p) {
-        const uint32_t b = queries + i / 4 * panel_units + i % 4 * 2;
-        if (i == 0)
-          wgmma_first<0>(product[p], a[p][i], b);
-        else
-          wgmma_add<0>(product[p], a[p][i], b);
-      }
+      wgmma_rows(product, a[i], queries + i / 4 * kColumns * kColumnUnits + i % 4 * 2, i > 0);
     wgmma_commit();
-    wgmma_wait<0>();
-    pin(product[0]);
-    pin(product[1]);
   }
 };
+template <int kN>
+__device__ __forceinline__ void finish(float (&product)[kN][4]) {
+  wgmma_wait<0>();
+  pin(product);
+}
 
 // Where a CTA works: tokens [first, first + count) of sequence b, group g.
 struct Tile {
   int b, g, first, count;
-  __device__ Tile(const SelectArgs& a, unsigned item) {
+  __device__ Tile(const SelectArgs& a, unsigned item, int tile_tokens) {
     const unsigned bg = item % a.bgs, i = item / a.bgs, tiles = a.scored_tiles;
     b = static_cast<int>(bg / a.groups), g = static_cast<int>(bg % a.groups);
-    first = i < tiles ? a.scored_from + static_cast<int>(tiles - 1 - i) * kTokens
+    first = i < tiles ? a.scored_from + static_cast<int>(tiles - 1 - i) * tile_tokens
                       : static_cast<int>(i - tiles) * kListedTokens;
-    count = i < tiles ? min(kTokens, a.tokens - first) : min(kListedTokens, a.scored_from - first);
+    count = i < tiles ? min(tile_tokens, a.tokens - first) : min(kListedTokens, a.scored_from - first);
   }
 };
 
@@ -140,162 +155,189 @@ struct Candidates {
         slots(a.n_sel - a.init_blocks - a.local_blocks) {}
 };
 
-// The queries of the tile as the columns of the products: row h * 16 + t of a 128-byte-swizzled panel. The four words
-// of a lane's piece of keys are multiplied as words (q, q + 4) of one 16-deep step and (q, q + 4) of the next. A thread
-// moves one 16-byte piece of a token for every head and panel.
-template <int kPanels>
-__device__ __forceinline__ void load_queries(const SelectArgs& a, const Tile& tile, unsigned char* queries,
+// A lane's columns 2 q, 2 q + 1 of eight and of the next eight lie together.
+__device__ __forceinline__ int place_of_shift(int column) {
+  return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
+}
+// The queries of the tile as the columns of the products, [turn][panel][column], zeros where there is no head or
+// token; their lse beside them.
+template <int kPanels, int kColumns>
+__device__ __forceinline__ void copy_queries(const SelectArgs& a, const Tile& tile, unsigned char* queries,
                                              float* lse) {
-  constexpr int kBatch = kPanels == 2 ? 8 : 6;  // loads on their way at a time
-  static_assert(kBatch % kPanels == 0);
-  const int rows = a.turns * kTurnRows, t = threadIdx.x / 8, piece = threadIdx.x % 8, chunk = piece / 4 * 4;
-  const __nv_bfloat16* from = a.q.row(tile.b, tile.first + t, tile.g * a.heads) + piece * 8;
-  unsigned char* to = queries + piece % 4 * 4;
-  const int place[4] = {swizzled(t, chunk), swizzled(t, chunk + 1), swizzled(t, chunk + 2), swizzled(t, chunk + 3)};
-  for (int i = threadIdx.x; i < rows; i += kWarpgroup) {
-    const int token = i % kTokens, h = i / kTokens;
-    const bool exists = token < tile.count && h < a.heads;
-    const float x = exists ? *a.lse.row(tile.b, tile.first + token, tile.g * a.heads + h) : -INFINITY;
-    lse[i] = x == -INFINITY ? INFINITY : x * kLog2e;
+  constexpr int kTokens = kTokensOf<kPanels>;
+  const int rows = a.columns, chunk = threadIdx.x % 8;
+#pragma unroll 2
+  for (int row = threadIdx.x / 8; row < rows; row += kWarpgroup / 8) {
+    const int t = row % kTokens, h = row / kTokens;
+    const bool exists = t < tile.count && h < a.heads;
+    unsigned char* to =
+        queries + row / kColumns * (kPanels * kColumns * kPanelRowBytes) + swizzled(row % kColumns, chunk);
+    const __nv_bfloat16* from = a.q.row(tile.b, tile.first + (exists ? t : 0), tile.g * a.heads + (exists ? h : 0));
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i)
+      copy_async_16(to + i * kColumns * kPanelRowBytes, from + i * kPanel + chunk * 8, exists ? 16 : 0);
   }
 #pragma unroll 1
-  for (int h0 = 0; h0 < 2 * a.turns; h0 += kBatch / kPanels) {
-    uint4 x[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      x[i] = make_uint4(0, 0, 0, 0);
-      if (t < tile.count && h0 + i / kPanels < a.heads)
-        x[i] = __ldg(reinterpret_cast<const uint4*>(from + i / kPanels * a.q.stride_h + i % kPanels * kPanel));
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (h0 + i / kPanels >= 2 * a.turns) break;
-      unsigned char* row = to + i % kPanels * rows * kPanelRowBytes + i / kPanels * kTokens * kPanelRowBytes;
-      *reinterpret_cast<uint32_t*>(row + place[0]) = x[i].x;
-      *reinterpret_cast<uint32_t*>(row + place[1]) = x[i].y;
-      *reinterpret_cast<uint32_t*>(row + place[2]) = x[i].z;
-      *reinterpret_cast<uint32_t*>(row + place[3]) = x[i].w;
-    }
-    from += kBatch / kPanels * a.q.stride_h;
-    to += kBatch / kPanels * kTokens * kPanelRowBytes;
+  for (int i = threadIdx.x; i < rows; i += kWarpgroup) {
+    const int t = i % kTokens, h = i / kTokens;
+    const bool exists = t < tile.count && h < a.heads;
+    const float* from = a.lse.row(tile.b, tile.first + (exists ? t : 0), tile.g * a.heads + (exists ? h : 0));
+    copy_async_4(lse + place_of_shift(i), from, exists);
   }
 }
+// When the copies are complete: what the exponents subtract, lse * log2(e), or infinity where there is nothing.
+template <int kPanels>
+__device__ __forceinline__ void finish_queries(const SelectArgs& a, const Tile& tile, float* lse) {
+  constexpr int kTokens = kTokensOf<kPanels>;
+  copy_async_wait();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < a.columns; i += kWarpgroup) {  // the values that this thread copied
+    const bool exists = i % kTokens < tile.count && i / kTokens < a.heads;
+    float& x = lse[place_of_shift(i)];
+    x = exists && x != -INFINITY ? x * kLog2e : INFINITY;
+  }
+  fence_async_proxy();
+}
 
-// Adds the probabilities, 2^(product * scale - lse), of two heads to a lane's sums: [key pair][token half][key, token].
-__device__ __forceinline__ void add_probabilities(float (&sum)[2][2][4], const Product (&product)[2], const float2* lse,
-                                                  float scale) {
+// Adds the probabilities, 2^(product * scale - lse), of a turn's heads to a lane's sums: [token half][key, token].
+template <int kHalves, int kN>
+__device__ __forceinline__ void add_probabilities(float (&sum)[kHalves][4], const float (&product)[kN][4],
+                                                  const float4* shifts, float scale) {
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const float2 shift = lse[4 * j];
+  for (int j = 0; j < kN; j += 2) {
+    const float4 shift = shifts[2 * j];
 #pragma unroll
-    for (int p = 0; p < 2; ++p)
+    for (int i = 0; i < 2; ++i)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        sum[p][j % 2][e] += exp2_approx(fmaf(product[p][j][e], scale, e % 2 ? -shift.y : -shift.x));
+        sum[(j + i) % kHalves][e] += exp2_approx(
+            fmaf(product[j + i][e], scale, i == 0 ? (e % 2 ? -shift.y : -shift.x) : (e % 2 ? -shift.w : -shift.z)));
   }
 }
 
-// What a lane knows of its four tokens, 2 q + {0, 1, 8, 9} with q = lane % 4.
-struct LaneTokens {
-  float best[2][4] = {};  // highest scores among this lane's candidates, of every other step
-  float last[4] = {};     // of a warp's last key, for the block that follows (lanes 28 .. 31)
-};
-
-// The scores that a warp's 32 keys give, from the sums of a lane's keys 4r .. 4r + 3, r = lane / 4: [key pair][token].
-template <int kSize>
-__device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidates& c, const float (&sum)[2][2][4],
-                                             int first_key, LaneTokens& mine, float* lane_scores) {
+// The scores that a warp's 32 keys give, from the sums of a lane's keys 4r .. 4r + 3, r = lane / 4: [key pair][token],
+// -1 for blocks that are no candidates. last: what the warp's last key gives to the block that follows, by token (in
+// lanes 28 .. 31).
+template <int kSize, int kHalves>
+__device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidates& c,
+                                             const float (&sum)[2][kHalves][4], int first_key,
+                                             float (&last)[2 * kHalves], float* lane_scores) {
   const int lane = threadIdx.x % 32, r = lane / 4;
   const int block = first_key / kSize + (kSize == 2 ? 2 * r : kSize == 4 ? r : r / 2);
   const auto is_candidate = [&](int j) {
     return static_cast<unsigned>(j - c.begin) < static_cast<unsigned>(c.end - c.begin);
   };
-  const bool counts = is_candidate(block) && (kSize != 8 || r % 2 == 0), next_counts = is_candidate(block + 1);
+  const bool counts = is_candidate(block), next_counts = is_candidate(block + 1);
   float* to = lane_scores + block;
 #pragma unroll
-  for (int i = 0; i < 4; ++i, to += i == 2 ? 7 * a.row_floats : a.row_floats) {
+  for (int i = 0; i < 2 * kHalves; ++i, to += i == 2 ? 7 * a.row_floats : a.row_floats) {
     const int j = i / 2, e = i % 2;
     const float s0 = sum[0][j][e], s1 = sum[0][j][e + 2], s2 = sum[1][j][e], s3 = sum[1][j][e + 2];
-    const float last = a.over * s3;
-    const float before = __shfl_sync(kFullWarp, lane < 28 ? last : mine.last[i], (lane + 28) % 32);
-    mine.last[i] = last;
-    float score, best = 0.0f;
+    const float over = a.over * s3;
+    const float before = __shfl_sync(kFullWarp, lane < 28 ? over : last[i], (lane + 28) % 32);
+    last[i] = over;
     if constexpr (kSize == 4) {
-      to[0] = score = fmaxf(fmaf(a.whole, s0 + s1 + s2, s3) + before, 0.0f);
+      const float score = fmaf(a.whole, s0 + s1 + s2, s3) + before;
+      to[0] = counts ? fmaxf(score, 0.0f) : -1.0f;
     } else if constexpr (kSize == 2) {
-      to[0] = score = fmaxf(fmaf(a.whole, s0, s1) + before, 0.0f);
-      const float next = fmaxf(fmaf(a.whole, s2, s3) + a.over * s1, 0.0f);
-      to[1] = next;
-      if (next_counts) best = next;
+      const float score = fmaf(a.whole, s0, s1) + before, next = fmaf(a.whole, s2, s3) + a.over * s1;
+      to[0] = counts ? fmaxf(score, 0.0f) : -1.0f;
+      to[1] = next_counts ? fmaxf(next, 0.0f) : -1.0f;
     } else {
       const float half = fmaf(a.whole, s0 + s1 + s2, (r % 2 ? 1.0f : a.whole) * s3);
-      score = fmaxf(half + __shfl_down_sync(kFullWarp, half, 4) + before, 0.0f);
-      if (r % 2 == 0) to[0] = score;
+      const float score = half + __shfl_down_sync(kFullWarp, half, 4) + before;
+      if (r % 2 == 0) to[0] = counts ? fmaxf(score, 0.0f) : -1.0f;
     }
-    if (counts) best = fmaxf(best, score);
-    const float highest = fmaxf(mine.best[0][i], best);
-    mine.best[0][i] = mine.best[1][i];
-    mine.best[1][i] = highest;
   }
 }
 
-// What the scoring of a tile leaves in shared memory beside the scores.
-struct Bounds {
-  float best[kTokens][2 * 32];  // of a token: the highest scores of 64 groups of its candidates
-  float last[kWarps][kTokens];  // what each warp's last key gives to the next warp's first block
+// What the warps of a CTA tell each other.
+struct SharedEnds {
+  float last[kWarps][kMaxTokens];  // what each stripe's last key gives to the next stripe's first block, by token
+  unsigned next_item;
+  unsigned unused[3];
 };
 
-// Each warp walks a stripe of `steps` times 32 keys; every step takes turns with two heads after the other.
-template <int kPanels>
+__device__ __forceinline__ unsigned next_item(const SelectArgs& a, unsigned item) {
+  return gridDim.x + (a.taken == nullptr ? item : atomicAdd(a.taken, 1));
+}
+
+// Each warp walks a stripe of `steps` times 32 keys: a step is keys 4r and 4r + 1 times all columns, in turns, and keys
+// 4r + 2 and 4r + 3. While the exponentials of one product run, the next one is on its way.
+template <int kPanels, int kColumns>
 __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile, const Candidates& c,
-                                           const unsigned char* queries, const float* lse, float* scores,
-                                           Bounds& bounds, int steps) {
+                                           const unsigned char* queries, const float* lse, unsigned char* key_buffers,
+                                           float* scores, float (&ends)[kWarps][kMaxTokens], int steps) {
+  constexpr int kHalves = kTokensOf<kPanels> / 8, kFirst = kFirstOf<kColumns>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32_t columns = tile_descriptor(shared_address(queries)), panel_units = a.turns * kTurnUnits;
-  const __nv_bfloat16* k = a.k.row(tile.b, 0, tile.g) + lane % 4 * 8;
-  const float2* lane_lse = reinterpret_cast<const float2*>(lse) + lane % 4;
+  const uint32_t columns = tile_descriptor(shared_address(queries));
+  const unsigned char* k = WarpKeys<kPanels>::lane_part(a.k.row(tile.b, 0, tile.g));
+  const float4* shifts = reinterpret_cast<const float4*>(lse) + lane % 4;
   float* lane_scores = scores + lane % 4 * 2 * a.row_floats;
+  const uint32_t buffer = shared_address(key_buffers) + warp * WarpKeys<kPanels>::kBytes;
   int key0 = warp * steps * kWarpKeys;
-  LaneTokens mine;
-  RawKeys<kPanels> raw;
-  raw.load(k, a.k.stride_t, key0 + lane / 4 * 4, a.keys);
+  WarpKeys<kPanels> keys;
+  float first[kFirst / 8][4], second[(kColumns - kFirst) / 8][4];
+  leave_unset(first);
+  leave_unset(second);
+  float last[2 * kHalves] = {};
+  keys.template load<0>(buffer);
+  keys.template multiply<kColumns>(first, columns);
 #pragma unroll 1
   for (int step = 0; step < steps; ++step, key0 += kWarpKeys) {
-    const KeyOperands<kPanels> keys(raw);
-    float sum[2][2][4] = {};
-    Product product[2];
-    uint32_t b = columns;
-    const float2* shift = lane_lse;
+    float sum[2][kHalves][4] = {};
+    const auto take_turns = [&](auto& sums, auto&& next_keys) {
+      uint32_t b = columns;
+      const float4* shift = shifts;
 #pragma unroll 1
-    for (int turn = 0; turn < a.turns - 1; ++turn, b += kTurnUnits, shift += kTurnRows / 2) {
-      keys.multiply(product, b, panel_units);
-      add_probabilities(sum, product, shift, a.scale);
-    }
-    keys.multiply(product, b, panel_units);
-    raw.load(k, a.k.stride_t, key0 + kWarpKeys + lane / 4 * 4, a.keys);  // on its way under what is left of the step
-    add_probabilities(sum, product, shift, a.scale);
+      for (int turn = 1; turn < a.turns; ++turn) {
+        finish(first);
+        keys.template multiply<kColumns>(second, b + kFirst * kColumnUnits);
+        add_probabilities(sums, first, shift, a.scale);
+        finish(second);
+        b += kPanels * kColumns * kColumnUnits;
+        keys.template multiply<kColumns>(first, b);
+        add_probabilities(sums, second, shift + kFirst / 4, a.scale);
+        shift += kColumns / 4;
+      }
+      finish(first);
+      keys.template multiply<kColumns>(second, b + kFirst * kColumnUnits);
+      add_probabilities(sums, first, shift, a.scale);
+      finish(second);
+      next_keys();
+      keys.template multiply<kColumns>(first, columns);
+      add_probabilities(sums, second, shift + kFirst / 4, a.scale);
+    };
+    take_turns(sum[0], [&] {
+      keys.template load<1>(buffer);
+      __syncwarp();
+      WarpKeys<kPanels>::copy(buffer, k, a.key_bytes, key0 + kWarpKeys, a.keys);
+    });
+    take_turns(sum[1], [&] {
+      copy_async_wait_group<0>();
+      __syncwarp();
+      keys.template load<0>(buffer);
+    });
 
     if ((key0 + kWarpKeys - 1) * a.d + a.l > tile.first + 1) {  // not all tokens see all keys
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int key = key0 + lane / 4 * 4 + i / 8 * 2 + i % 4 / 2, token = lane % 4 * 2 + i % 2 + i / 4 % 2 * 8;
-        if (key * a.d + a.l > tile.first + token + 1) sum[i / 8][i / 4 % 2][i % 4] = 0.0f;
+      for (int i = 0; i < 8 * kHalves; ++i) {
+        const int p = i / (4 * kHalves), j = i / 4 % kHalves, e = i % 4;
+        const int key = key0 + lane / 4 * 4 + p * 2 + e / 2, token = lane % 4 * 2 + e % 2 + j * 8;
+        if (key * a.d + a.l > tile.first + token + 1) sum[p][j][e] = 0.0f;
       }
     }
     if (a.key_shift == 2)
-      store_scores<4>(a, c, sum, key0, mine, lane_scores);
+      store_scores<4>(a, c, sum, key0, last, lane_scores);
     else if (a.key_shift == 1)
-      store_scores<2>(a, c, sum, key0, mine, lane_scores);
+      store_scores<2>(a, c, sum, key0, last, lane_scores);
     else
-      store_scores<8>(a, c, sum, key0, mine, lane_scores);
+      store_scores<8>(a, c, sum, key0, last, lane_scores);
   }
+  finish(first);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int token = lane % 4 * 2 + i % 2 + i / 2 * 8;
-    bounds.best[token][warp * 8 + lane / 4] = mine.best[1][i];  // of the last step, the only one of short tiles
-    bounds.best[token][32 + warp * 8 + lane / 4] = mine.best[0][i];
-    if (lane >= 28) bounds.last[warp][token] = mine.last[i];
-  }
+  for (int i = 0; i < 2 * kHalves; ++i)
+    if (lane >= 28) ends[warp][lane % 4 * 2 + i % 2 + i / 2 * 8] = last[i];
 }
 
 // The values to take of a token: those above `threshold`, and the first `equals` of those at it. Scores are >= 0, so
@@ -306,6 +348,7 @@ struct Cut {
 
 // One step of sorting 32 values, a value a lane: lanes i and i ^ distance exchange, the higher to the lower lane or
 // (lanes with `up`) to the upper one. The tokens take their steps together, which hides their latency.
+template <int kWarpTokens>
 __device__ __forceinline__ void exchange(int (&value)[kWarpTokens], int distance, bool up) {
   const bool keep_high = ((threadIdx.x & distance) == 0) != up;
 #pragma unroll
@@ -315,15 +358,17 @@ __device__ __forceinline__ void exchange(int (&value)[kWarpTokens], int distance
   }
 }
 // Descending (Batcher's bitonic sort).
+template <int kWarpTokens>
 __device__ __forceinline__ void sort_down(int (&value)[kWarpTokens]) {
-#pragma unroll
+#pragma unroll 1
   for (int size = 2; size <= 32; size *= 2)
-#pragma unroll
+#pragma unroll 1
     for (int distance = size / 2; distance > 0; distance /= 2)
       exchange(value, distance, size < 32 && (threadIdx.x & size) != 0);
 }
 
 // The n-th best of a token's values, two a lane (or one, where the second ones are not in use), for n <= 64 (32).
+template <int kWarpTokens>
 __device__ __forceinline__ void find_nth(int (&nth)[kWarpTokens], int n, const int (&value)[2][kWarpTokens], bool two) {
 #pragma unroll
   for (int t = 0; t < kWarpTokens; ++t) nth[t] = value[0][t];
@@ -338,7 +383,7 @@ __device__ __forceinline__ void find_nth(int (&nth)[kWarpTokens], int n, const i
       const int other = __shfl_xor_sync(kFullWarp, second[t], 31);
       nth[t] = n <= 32 ? max(nth[t], other) : min(nth[t], other);
     }
-#pragma unroll
+#pragma unroll 1
     for (int distance = 16; distance > 0; distance /= 2) exchange(nth, distance, false);
   }
 #pragma unroll
@@ -383,47 +428,134 @@ __device__ __noinline__ void write_searched(int32_t* list, const float* row, int
   }
 }
 
-// The lists of a warp's four tokens, given their rows of scores.
+// The candidates of a warp's tokens that reach a lower bound of the n-th best, in ascending order of their blocks: the
+// first kFound of each in `found` (score, block), and how many there are. The highest scores of 32 or 64 groups of
+// blocks bound the n-th best from below: their n-th best does. A row's unused scores are -1. kBatch: reads of a row
+// that are on their way together.
+template <int kWarpTokens, int kBatch>
+struct Collector {
+  const float* rows;
+  int row_floats, end;
+  int2* found;  // [token][kFound]
+  int bound[kWarpTokens], count[kWarpTokens];
+
+  __device__ __forceinline__ int score(int t, int j) const {
+    return j < end ? __float_as_int(rows[t * row_floats + j]) : -1;
+  }
+  __device__ __forceinline__ int4 scores(int t, int j) const {
+    if (j >= end) return make_int4(-1, -1, -1, -1);
+    return *reinterpret_cast<const int4*>(rows + t * row_floats + j);
+  }
+  __device__ __forceinline__ static int highest(const int4& x) { return max(max(x.x, x.y), max(x.z, x.w)); }
+  // Where this lane writes, if it has something for token t's list, which grows.
+  __device__ __forceinline__ static int place(bool has, int& count) {
+    const unsigned lanes = __ballot_sync(kFullWarp, has);
+    const int place = count + __popc(lanes & ((1u << threadIdx.x % 32) - 1));
+    count += __popc(lanes);
+    return has ? place : kFound;
+  }
+
+  __device__ __forceinline__ void find_bound(int slots, int (&best)[2][kWarpTokens], bool two) {
+    if (slots <= 16) {
+      two = false;
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t) best[0][t] = max(best[0][t], best[1][t]);
+    }
+    find_nth(bound, slots, best, two);
+  }
+  __device__ __forceinline__ void bound_short(int slots) {
+    const int lane = threadIdx.x % 32;
+    int best[2][kWarpTokens];
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t) best[0][t] = score(t, lane), best[1][t] = score(t, 32 + lane);
+#pragma unroll kBatch
+    for (int j = 64; j < end; j += 64)
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t)
+        best[0][t] = max(best[0][t], score(t, j + lane)), best[1][t] = max(best[1][t], score(t, j + 32 + lane));
+    find_bound(slots, best, end > 32);
+  }
+  __device__ __forceinline__ void collect_short() {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t) bound[t] = max(bound[t], 0), count[t] = 0;
+#pragma unroll kBatch
+    for (int j = 0; j < end; j += 32)
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t) {
+        const int x = score(t, j + lane), to = place(x >= bound[t], count[t]);
+        if (to < kFound) found[t * kFound + to] = make_int2(x, j + lane);
+      }
+  }
+  __device__ __forceinline__ void bound_long(int slots) {
+    const int lane = threadIdx.x % 32;
+    int best[2][kWarpTokens];
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t)
+      best[0][t] = highest(scores(t, 4 * lane)), best[1][t] = highest(scores(t, 128 + 4 * lane));
+#pragma unroll kBatch / 2
+    for (int j = 256; j < end; j += 256)
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t)
+        best[0][t] = max(best[0][t], highest(scores(t, j + 4 * lane))),
+        best[1][t] = max(best[1][t], highest(scores(t, j + 128 + 4 * lane)));
+    find_bound(slots, best, true);
+  }
+  // First the groups of four blocks that reach the bound, then of these the blocks.
+  __device__ __forceinline__ void collect_long(int* groups) {
+    const int lane = threadIdx.x % 32;
+    int hits[kWarpTokens] = {};
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t) bound[t] = max(bound[t], 0), count[t] = 0;
+#pragma unroll kBatch
+    for (int j = 0; j < end; j += 128)
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t) {
+        const int to = place(highest(scores(t, j + 4 * lane)) >= bound[t], hits[t]);
+        if (to < kFound) groups[t * kFound + to] = j + 4 * lane;
+      }
+    __syncwarp();
+    int most = 0;
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t) most = max(most, hits[t]);
+#pragma unroll 1
+    for (int i0 = 0; i0 < min(most, kFound); i0 += 8)
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t) {
+        const int i = i0 + lane / 4, j = i < hits[t] && i < kFound ? groups[t * kFound + i] + lane % 4 : end;
+        const int x = score(t, j), to = place(x >= bound[t], count[t]);
+        if (to < kFound) found[t * kFound + to] = make_int2(x, j);
+      }
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t)
+      if (hits[t] > kFound) count[t] = kFound + 1;  // too many, and not all of them seen
+  }
+};
+
+// The lists of a warp's tokens, given their rows of scores. work: shared memory of this warp's, kFound * 8 bytes a
+// token, or 12 for long rows.
+template <int kWarpTokens, int kBatch>
 __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& tile, const Candidates& c, float* scores,
-                                            const Bounds& bounds, int steps, int2* found) {
+                                            const float (&ends)[kWarps][kMaxTokens], int steps, unsigned char* work) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token0 = warp * kWarpTokens;
   float* rows = scores + token0 * a.row_floats;
   if (lane < kWarpTokens * kWarps) {  // what reaches over from one stripe to the next
     const int t = lane / kWarps, stripe = lane % kWarps, block = stripe * steps * kWarpKeys >> a.key_shift;
-    if (stripe > 0 && block < c.end) rows[t * a.row_floats + block] += bounds.last[stripe - 1][token0 + t];
+    if (stripe > 0 && block >= c.begin && block < c.end) rows[t * a.row_floats + block] += ends[stripe - 1][token0 + t];
   }
   __syncwarp();
-  int value[2][kWarpTokens], block[2][kWarpTokens], count[kWarpTokens] = {}, bound[kWarpTokens];
-#pragma unroll
-  for (int t = 0; t < kWarpTokens; ++t)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) value[i][t] = __float_as_int(bounds.best[token0 + t][32 * i + lane]);
-  find_nth(bound, c.slots, value, steps > 1 || c.slots > 32);
-
-  constexpr int kBatch = 4;  // of 32 blocks, on their way at a time
-  for (int j0 = c.begin; j0 < c.end; j0 += 32 * kBatch) {
-    int score[kBatch][kWarpTokens];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-#pragma unroll
-      for (int t = 0; t < kWarpTokens; ++t) {
-        const int j = j0 + 32 * i + lane;
-        score[i][t] = j < c.end ? __float_as_int(rows[t * a.row_floats + j]) : -1;
-      }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (j0 + 32 * i >= c.end) break;
-#pragma unroll
-      for (int t = 0; t < kWarpTokens; ++t) {
-        const bool reaches = score[i][t] >= bound[t];
-        const unsigned lanes = __ballot_sync(kFullWarp, reaches);
-        const int place = count[t] + __popc(lanes & ((1u << lane) - 1));
-        if (reaches && place < kFound) found[t * kFound + place] = make_int2(score[i][t], j0 + 32 * i + lane);
-        count[t] += __popc(lanes);
-      }
-    }
+  int2* const found = reinterpret_cast<int2*>(work);
+  Collector<kWarpTokens, kBatch> collector{rows, a.row_floats, c.end, found, {}, {}};
+  if (c.end < kLongRow) {
+    collector.bound_short(c.slots);
+    collector.collect_short();
+  } else {
+    collector.bound_long(c.slots);
+    collector.collect_long(reinterpret_cast<int*>(found + kWarpTokens * kFound));
   }
   __syncwarp();
+  int value[2][kWarpTokens], block[2][kWarpTokens];
+  const auto& count = collector.count;
   bool two = false;
 #pragma unroll
   for (int t = 0; t < kWarpTokens; ++t) {
@@ -440,7 +572,9 @@ __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& til
 #pragma unroll
   for (int t = 0; t < kWarpTokens; ++t, list += a.block_index.stride_t) {
     if (token0 + t >= tile.count) break;
+#pragma unroll 1
     for (int j = lane; j < c.begin; j += 32) list[j] = j;
+#pragma unroll 1
     for (int j = lane; j < a.local_blocks; j += 32) list[c.begin + c.slots + j] = c.end + j;
     if (count[t] <= kFound) {
       const int above = __popc(__ballot_sync(kFullWarp, value[0][t] > nth[t])) +
@@ -450,7 +584,7 @@ __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& til
       write_taken(list + c.begin, c.slots, cut, value[0][t], block[0][t], listed, equals);
       if (two) write_taken(list + c.begin, c.slots, cut, value[1][t], block[1][t], listed, equals);
     } else {
-      write_searched(list + c.begin, rows + t * a.row_floats, c.begin, c.end, c.slots, bound[t]);
+      write_searched(list + c.begin, rows + t * a.row_floats, c.begin, c.end, c.slots, collector.bound[t]);
     }
   }
 }
@@ -470,80 +604,127 @@ constexpr int kResident = kPanels == 1   ? 4
                           : kPanels == 2 ? 3
                                          : 2;
 
-// Grid: one CTA an item, the longest first; with scores in scratch, a bounded number of CTAs that take turns.
-template <int kPanels>
+// Items are scored tiles, the longest first, then tokens that need no scores. While a tile's lists are written, the
+// next tile's queries and first keys are on their way.
+template <int kPanels, int kColumns, bool kInShared>
 __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     select_sm90_kernel(const __grid_constant__ SelectArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  unsigned char* queries = aligned_shared();
-  int2* found = reinterpret_cast<int2*>(queries) + threadIdx.x / 32 * kWarpTokens * kFound;  // once they are used
-  float* lse = reinterpret_cast<float*>(queries + a.query_bytes);
-  Bounds& bounds = *reinterpret_cast<Bounds*>(lse + a.turns * kTurnRows);
-  float* scores = a.slab == nullptr ? reinterpret_cast<float*>(&bounds + 1)
-                                    : a.slab + static_cast<int64_t>(blockIdx.x) * kTokens * a.row_floats;
-  const unsigned scored_items = static_cast<unsigned>(a.scored_tiles) * a.bgs, items = a.items;
-  // Turns go back and forth over the CTAs, so that each gets its share of long items.
-  for (unsigned turn = 0; turn * gridDim.x < items; ++turn) {
-    const unsigned item = turn * gridDim.x + (turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    if (item >= items) continue;
-    const Tile tile(a, item);
-    if (item >= scored_items) {
-      list_all(a, tile);
-      continue;
-    }
+  constexpr int kTokens = kTokensOf<kPanels>, kWarpTokens = kTokens / kWarps;
+  const int warp = threadIdx.x / 32;
+  unsigned char* const queries = aligned_shared();
+  unsigned char* const key_buffers = queries + a.query_bytes;
+  float* const lse = reinterpret_cast<float*>(key_buffers + kWarps * WarpKeys<kPanels>::kBytes);
+  SharedEnds& ends = *reinterpret_cast<SharedEnds*>(lse + a.columns);
+  unsigned char* const lists = reinterpret_cast<unsigned char*>(&ends + 1) + warp * a.list_bytes;
+  float* scores;
+  if constexpr (kInShared)
+    scores = reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(&ends + 1) + kWarps * a.list_bytes);
+  else
+    scores = a.slab + static_cast<int64_t>(blockIdx.x) * kTokens * a.row_floats;
+  const unsigned scored_items = static_cast<unsigned>(a.scored_tiles) * a.bgs;
+  const auto steps_of = [&](const Candidates& c) {
+    return ((c.end << a.key_shift) + kWarps * kWarpKeys - 1) / (kWarps * kWarpKeys);
+  };
+  const auto begin = [&](unsigned item) {
+    if (item >= scored_items) return;
+    const Tile tile(a, item, kTokens);
+    WarpKeys<kPanels>::copy(shared_address(key_buffers) + warp * WarpKeys<kPanels>::kBytes,
+                            WarpKeys<kPanels>::lane_part(a.k.row(tile.b, 0, tile.g)), a.key_bytes,
+                            warp * steps_of(Candidates(a, tile.first)) * kWarpKeys, a.keys);
+    copy_queries<kPanels, kColumns>(a, tile, queries, lse);
+  };
+  unsigned item = blockIdx.x;
+  begin(item);
+  while (item < scored_items) {
+    const Tile tile(a, item, kTokens);
     const Candidates c(a, tile.first);
-    const int steps = ((c.end << a.key_shift) + kWarps * kWarpKeys - 1) / (kWarps * kWarpKeys);
-    load_queries<kPanels>(a, tile, queries, lse);
-    fence_async_proxy();
+    finish_queries<kPanels>(a, tile, lse);
     __syncthreads();
-    score_tile<kPanels>(a, tile, c, queries, lse, scores, bounds, steps);
+    if (threadIdx.x == 0) ends.next_item = next_item(a, item);
+    score_tile<kPanels, kColumns>(a, tile, c, queries, lse, key_buffers, scores, ends.last, steps_of(c));
     __syncthreads();
-    write_lists(a, tile, c, scores, bounds, steps, found);
+    item = ends.next_item;
+    begin(item);
+    write_lists<kWarpTokens, kInShared ? 2 : 16 / kWarpTokens>(a, tile, c, scores, ends.last, steps_of(c), lists);
+  }
+  while (item < a.items) {
+    list_all(a, Tile(a, item, kTokens));
     __syncthreads();
+    if (threadIdx.x == 0) ends.next_item = next_item(a, item);
+    __syncthreads();
+    item = ends.next_item;
   }
 #endif
 }
 
-// How a call is run: with scores in shared memory, one CTA an item; in scratch, `ctas` in turns.
+// How a call is run: where the scores lie, and whether CTAs take items as they come or in turns.
 struct Plan {
-  int64_t turns;
-  int64_t query_bytes, work_bytes, row_floats, ctas;
-  bool in_shared;
-  int64_t score_bytes() const { return 4 * kTokens * row_floats; }
+  int64_t columns, turns;
+  int64_t query_bytes, list_bytes, work_bytes, row_floats;
+  int64_t tokens, ctas;  // of a tile; at most
+  bool in_shared, takes;
+  int64_t score_bytes() const { return 4 * tokens * row_floats; }
 };
 
-Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, const SelectOptions& o) {
+Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, int64_t bgs, const SelectOptions& o) {
   constexpr int64_t kSharedOfSm = 228 * 1024, kReserved = 1024;
   constexpr int kOfPanels[] = {0, kResident<1>, kResident<2>, kResident<3>};
   const int64_t panels = dk / kPanel, size = o.l_sel / o.d, resident = kOfPanels[panels];
-  Plan p{.turns = ceil_div(heads, 2)};
-  const int64_t rows = p.turns * kTurnRows;
-  p.query_bytes = std::max<int64_t>(panels * rows * kPanelRowBytes, kTokens * kFound * sizeof(int2));
-  p.work_bytes = p.query_bytes + 4 * rows + static_cast<int64_t>(sizeof(Bounds));
+  Plan p{};
+  p.tokens = panels == 1 ? kTokensOf<1> : kTokensOf<2>;
+  // As few columns too many as can be, in as few turns as can be.
+  for (const int64_t columns : {32, 64, 96, 128}) {
+    const int64_t all = align_up(heads * p.tokens, columns);
+    if (p.columns == 0 || all <= p.columns) p.columns = all, p.turns = all / columns;
+  }
+  const int64_t rows = p.columns;
+  p.query_bytes = panels * rows * kPanelRowBytes;
   const int64_t blocks = std::max<int64_t>(1, (tokens - 1) / o.l_sel - o.local_blocks + 1);  // of candidates
   const int64_t stored = align_up(blocks * size, kWarps * kWarpKeys) / size;
   p.row_floats = align_up(stored - 4, 16) + 4;  // 4 modulo 16: no bank conflicts
+  p.list_bytes = p.tokens / kWarps * kFound * (blocks < kLongRow ? 8 : 12);
+  p.work_bytes = p.query_bytes + kWarps * panels * WarpKeys<1>::kBytes + 4 * rows +
+                 static_cast<int64_t>(sizeof(SharedEnds)) + kWarps * p.list_bytes;
   p.in_shared = resident * (p.work_bytes + p.score_bytes() + kReserved) <= kSharedOfSm;
   p.ctas = resident * ctx.num_sms;
+  p.takes = ceil_div(tokens, p.tokens) * bgs > kTakes * p.ctas;
   return p;
+}
+
+template <int kPanels, int kColumns>
+void run(Context& ctx, const SelectArgs& a, const Plan& p) {
+  const int64_t ctas = std::min<int64_t>(a.items, p.ctas);
+  const auto kernel =
+      p.in_shared ? select_sm90_kernel<kPanels, kColumns, true> : select_sm90_kernel<kPanels, kColumns, false>;
+  launch(ctx, "nsa_select", kernel, dim3(ctas), kWarpgroup, p.work_bytes + (p.in_shared ? p.score_bytes() : 0), a);
 }
 
 template <int kPanels>
 void run(Context& ctx, const SelectArgs& a, const Plan& p) {
-  const int64_t ctas = p.in_shared ? a.items : std::min<int64_t>(a.items, p.ctas);
-  launch(ctx, "nsa_select", select_sm90_kernel<kPanels>, dim3(ctas), kWarpgroup,
-         p.work_bytes + (p.in_shared ? p.score_bytes() : 0), a);
+  switch (p.columns / p.turns) {
+    case 32:
+      return run<kPanels, 32>(ctx, a, p);
+    case 64:
+      return run<kPanels, 64>(ctx, a, p);
+    case 96:
+      return run<kPanels, 96>(ctx, a, p);
+    default:
+      return run<kPanels, 128>(ctx, a, p);
+  }
 }
 
 void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
               const SelectOptions& o, const Plan& p) {
   const int64_t B = q.size(0), tokens = q.size(1), Hkv = k_cmp.size(2), dk = q.size(3), G = q.size(2) / Hkv;
   const int64_t scored_from = std::min(tokens, o.n_sel * o.l_sel),
-                scored_tiles = ceil_div(tokens - scored_from, kTokens);
+                scored_tiles = ceil_div(tokens - scored_from, p.tokens);
   const int64_t items = (scored_tiles + ceil_div(scored_from, kListedTokens)) * B * Hkv;
   Scratch::Scope scope(ctx.scratch);
   float* const slab =
-      p.in_shared ? nullptr : scope.alloc(DType::f32, {std::min(items, p.ctas), kTokens * p.row_floats}).ptr<float>();
+      p.in_shared ? nullptr : scope.alloc(DType::f32, {std::min(items, p.ctas), p.tokens * p.row_floats}).ptr<float>();
+  const Tensor taken = p.takes ? scope.alloc(DType::i32, {1}) : Tensor{};
+  if (p.takes) zero(ctx, taken);
   const SelectArgs a{.block_index = bthd<int32_t>(block_index),
                      .q = bthd<__nv_bfloat16>(q),
                      .k = bthd<__nv_bfloat16>(k_cmp),
@@ -551,8 +732,10 @@ void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp
                      .tokens = static_cast<int>(tokens),
                      .keys = static_cast<int>(k_cmp.size(1)),
                      .heads = static_cast<int>(G),
+                     .key_bytes = static_cast<int>(k_cmp.stride[1] * 2),
                      .groups = static_cast<unsigned>(Hkv),
                      .bgs = static_cast<unsigned>(B * Hkv),
+                     .columns = static_cast<int>(p.columns),
                      .turns = static_cast<int>(p.turns),
                      .l = static_cast<int>(o.l),
                      .d = static_cast<int>(o.d),
@@ -568,8 +751,10 @@ void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp
                      .scored_tiles = static_cast<int>(scored_tiles),
                      .items = static_cast<int>(items),
                      .query_bytes = static_cast<int>(p.query_bytes),
+                     .list_bytes = static_cast<int>(p.list_bytes),
                      .row_floats = static_cast<int>(p.row_floats),
-                     .slab = slab};
+                     .slab = slab,
+                     .taken = p.takes ? taken.ptr<int>() : nullptr};
   if (dk == 64)
     run<1>(ctx, a, p);
   else if (dk == 128)
@@ -584,16 +769,17 @@ bool select_sm90_applies(const Context& ctx, const ConstTensor& q, const ConstTe
   const int64_t dk = q.size(3), heads = q.size(2) / k_cmp.size(2), span = o.l / o.d, size = o.l_sel / o.d;
   return ctx.compute_capability == 90 && q.dtype == DType::bf16 && all_have_vectors(8, q, k_cmp) &&
          (dk == 64 || dk == 128 || dk == 192) && heads <= 32 && o.l == span * o.d && (span == 1 || span == 2) &&
-         o.l_sel == size * o.d && (size == 2 || size == 4 || size == 8) && o.l_sel % kTokens == 0 &&
+         o.l_sel == size * o.d && (size == 2 || size == 4 || size == 8) && o.l_sel % kMaxTokens == 0 &&
          std::has_single_bit(static_cast<uint64_t>(o.l_sel)) && o.n_sel > o.init_blocks + o.local_blocks &&
          o.n_sel - o.init_blocks - o.local_blocks <= kMaxSlots && o.n_sel < (int64_t{1} << 16) && q.size(1) > 0 &&
-         q.size(1) < (int64_t{1} << 27) && o.l_sel < (int64_t{1} << 16) &&
-         ceil_div(q.size(1), kTokens) * q.size(0) * k_cmp.size(2) < (int64_t{1} << 30);
+         q.size(1) < (int64_t{1} << 27) && k_cmp.stride[1] < (int64_t{1} << 30) && o.l_sel < (int64_t{1} << 16) &&
+         ceil_div(q.size(1), kTokensOf<2>) * q.size(0) * k_cmp.size(2) < (int64_t{1} << 30);
 }
 
 void select_sm90(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
                  const SelectOptions& o) {
-  run_plan(ctx, block_index, q, k_cmp, lse_cmp, o, make_plan(ctx, q.size(1), q.size(3), q.size(2) / k_cmp.size(2), o));
+  const int64_t groups = k_cmp.size(2), heads = q.size(2) / groups;
+  run_plan(ctx, block_index, q, k_cmp, lse_cmp, o, make_plan(ctx, q.size(1), q.size(3), heads, q.size(0) * groups, o));
 }
 
 }  // namespace triad::cuda

@@ -284,6 +284,42 @@ __device__ __forceinline__ void add_four(float* to, float x, float y, float z, f
                : "memory");
 }
 
+// ---- SEL: 16, 32 or 64 columns whose registers stay the same from one sum to the next ----
+
+// d[64 x N] = a[64 x 16] b[16 x N], or += with add; b is read along its rows. Sums that are on their way over the end
+// of a loop's body need this form: where d is an output alone, the compiler finds it other registers (and spills).
+#define TRIAD_D4(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
+__device__ __forceinline__ void wgmma_rows(float (&d)[2][4], const uint32_t (&a)[4], uint32_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %13, 0;\nmov.b64 b, {%12, %14};\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7}, "
+      "{%8,%9,%10,%11}, b, p, 1, 1, 0;\n}"
+      : TRIAD_D4("+f", 0), TRIAD_D4("+f", 1)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(add)), "n"(kDescriptorHigh));
+}
+__device__ __forceinline__ void wgmma_rows(float (&d)[4][4], const uint32_t (&a)[4], uint32_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %21, 0;\nmov.b64 b, {%20, %22};\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+      "{%16,%17,%18,%19}, b, p, 1, 1, 0;\n}"
+      : TRIAD_D4("+f", 0), TRIAD_D4("+f", 1), TRIAD_D4("+f", 2), TRIAD_D4("+f", 3)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(add)), "n"(kDescriptorHigh));
+}
+__device__ __forceinline__ void wgmma_rows(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %37, 0;\nmov.b64 b, {%36, %38};\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+      "{%32,%33,%34,%35}, b, p, 1, 1, 0;\n}"
+      : TRIAD_D4("+f", 0), TRIAD_D4("+f", 1), TRIAD_D4("+f", 2), TRIAD_D4("+f", 3), TRIAD_D4("+f", 4),
+        TRIAD_D4("+f", 5), TRIAD_D4("+f", 6), TRIAD_D4("+f", 7)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(add)), "n"(kDescriptorHigh));
+}
+#undef TRIAD_D4
+
 // ---- NM: 128 columns ----
 
 // Of a tile with columns beyond its first panel, read across its rows: panel_bytes from panel to panel.

@@ -141,6 +141,8 @@ class Plan<UnionKeys, Shape> {
 // The same where a list is 32 bits: blocks of 64 or 128 keys, 32 of them at most. At T = 2048 and n = 16 nearly every
 // block before a tile's own is listed by some of its tokens, so the steps are simply all key tiles up to the last
 // token's: nothing to count or to order before the first keys can be asked for, and a row's test is a bit of its word.
+// 8 x 2048 x 12 x 2 x 64 on an H200: 0.157 ms by the table of bits; 0.145 so, in CTAs of one tile; 0.133 in CTAs that
+// take one tile after the other, which a plan that no other thread waits for allows.
 struct BitmapKeys {
   KeyRange range;
   const int* data;

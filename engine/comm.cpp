@@ -16,18 +16,18 @@ namespace triad {
 
 namespace {
 
+std::string host_name() {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
 // Tells hosts apart, and on one host the name spaces of processes: a pid means something within one alone.
 std::string host_identity() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
   std::error_code unknown;
-  return boot + " " + std::filesystem::read_symlink("/proc/self/ns/pid", unknown).string();
-}
-
-std::string host_name() {
-  char name[256] = {};
-  gethostname(name, sizeof name - 1);
-  return name;
+  return host_name() + " " + boot + " " + std::filesystem::read_symlink("/proc/self/ns/pid", unknown).string();
 }
 
 }  // namespace
@@ -64,7 +64,7 @@ void Comm::meet(const LaunchEnv& env, Device device) {
     identities.push_back(f[7]);
     if (f[7] == identity && r != rank_) local.push_back({r, peers_.back().pid});
     if (f[6].empty()) continue;
-    const auto [other, fresh] = gpus.emplace(f[7].substr(0, f[7].find(' ')) + f[6], r);
+    const auto [other, fresh] = gpus.emplace(f[7].substr(0, f[7].rfind(' ')) + f[6], r);
     if (!fresh)
       fail("launch: ranks {} and {} are on one GPU ({} of host {}): one process a GPU is needed", other->second, r,
            f[6], f[4]);

@@ -72,11 +72,16 @@ class Socket {
 // What the two ends say first, so that nobody takes another program, or another run's process, for its own.
 struct Hello {
   char magic[8] = {'t', 'r', 'i', 'a', 'd', 'l', 'n', 'k'};
+  int32_t port = 0;  // MASTER_PORT: no other run's on this host
   int32_t rank = 0, world = 0;
 };
 std::span<std::byte> bytes_of(Hello& hello) { return std::as_writable_bytes(std::span(&hello, 1)); }
-bool is_ours(const Hello& hello, int world) {
-  return std::memcmp(hello.magic, Hello{}.magic, sizeof hello.magic) == 0 && hello.world == world;
+bool is_ours(const Hello& hello, const LaunchEnv& env) {
+  if (std::memcmp(hello.magic, Hello{}.magic, sizeof hello.magic) != 0 || hello.port != env.master_port) return false;
+  if (hello.world != env.world)
+    fail("launch: rank {} at {}:{} is one of {} ranks, rank {} of {}", env.rank, env.master_host, env.master_port,
+         env.world, hello.rank, hello.world);
+  return true;
 }
 
 // torchrun's own store may sit at the port itself; another run's, or any program, at the next.
@@ -128,9 +133,8 @@ Socket try_connect(const LaunchEnv& env, int port) {
   constexpr int kAnswerSeconds = 5;
   socket.limit_receive(kAnswerSeconds);
   Hello hello, answer;
-  hello.rank = env.rank, hello.world = env.world;
-  if (!socket.send(bytes_of(hello)) || !socket.receive(bytes_of(answer)) || !is_ours(answer, env.world))
-    return Socket();
+  hello.port = env.master_port, hello.rank = env.rank, hello.world = env.world;
+  if (!socket.send(bytes_of(hello)) || !socket.receive(bytes_of(answer)) || !is_ours(answer, env)) return Socket();
   socket.limit_receive(0);
   return socket;
 }
@@ -198,10 +202,10 @@ class TcpLink final : public Link {
       constexpr int kHelloSeconds = 2;
       socket.limit_receive(kHelloSeconds);
       Hello hello, answer;
-      if (!socket.receive(bytes_of(hello)) || !is_ours(hello, world_)) continue;
+      if (!socket.receive(bytes_of(hello)) || !is_ours(hello, env)) continue;
       if (hello.rank <= 0 || hello.rank >= world_ || peers_[static_cast<size_t>(hello.rank)].open())
         fail("two processes came to {}:{} as rank {} of {}", env.master_host, env.master_port, hello.rank, world_);
-      answer.world = world_;
+      answer.port = env.master_port, answer.world = world_;
       if (!socket.send(bytes_of(answer))) continue;
       socket.limit_receive(0);
       peers_[static_cast<size_t>(hello.rank)] = std::move(socket);

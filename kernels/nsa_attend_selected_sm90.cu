@@ -17,8 +17,8 @@
 //   merge_kernel         dv / 8 lanes a row, its partial sums all on their way at once
 //
 // Random lists, n 16, l' 64, one H200, us:                  index   near   gather      merge
-//   1 x 65536 x 12 x 2 x 64   1.28 ms (floor 0.25)         90+33   142    4 x 157     4 x 107
-//   1 x 65536 x 64 x 4 x 128  12.2 ms (floor 2.7)         110+294  1017   22 x ~150   22 x ~107
+//   1 x 65536 x 12 x 2 x 64   1.27 ms (floor 0.25)         80+30   143    4 x 158     4 x 107
+//   1 x 65536 x 64 x 4 x 128  12.2 ms (floor 2.7)         110+294  1017   44 x 152    44 x 107
 // (+: union tiles that find nothing to do.) Merging reads at 3.6 TB/s. Gathering did not change with the number of
 // instructions (-40%), of CTAs an SM (4 or 5), nor with the ranges' size (2048 to 16384 tokens): what bounds it is
 // memory, 128 bytes of q read and as many of o written a row, 4.1 TB/s, the writes going on to device memory. Ranges

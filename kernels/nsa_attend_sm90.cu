@@ -260,21 +260,24 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
 #endif
 }
 
-// The sums of the blocks that have several pieces, pieces in order. A CTA takes 8 keys of a block, a thread 4 columns.
-constexpr int kMergeKeys = 8;
-__global__ void merge_key_gradients_sm90_kernel(const __grid_constant__ KeyGradArgs a) {
+// A CTA takes a few keys of a block, a thread four columns of one.
+constexpr int kMergeThreads = 256;
+__global__ void __launch_bounds__(kMergeThreads) merge_pieces_kernel(const __grid_constant__ MergeArgs a) {
   const KeyWorkList& list = a.list;
-  const int block = blockIdx.x, bg = blockIdx.y, b = bg / a.in.groups, g = bg % a.in.groups;
-  int2 slots;
+  const int block = blockIdx.x, bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups;
+  int2 slots;  // the first, and how many
   if (list.block_slots != nullptr) {
     slots = list.block_slots[static_cast<int64_t>(bg) * list.blocks + block];
+    if (slots.y <= 1) return;  // its only piece has stored dk and dv
   } else {
     const int parts = list.pieces / list.blocks;
-    slots = make_int2((bg * list.blocks + block) * parts, parts);
+    const int first = a.part_tokens == 0 ? 0 : a.range.first_row(block * list.block_keys) / a.part_tokens;
+    slots = make_int2((bg * list.blocks + block) * parts + first, parts - first);
   }
-  const int width = a.dk.width + a.dv.width, in_block = blockIdx.z * kMergeKeys + threadIdx.y, column = threadIdx.x * 4;
+  const int width = a.dk.width + a.dv.width, column = threadIdx.x * 4;
+  const int in_block = static_cast<int>(blockIdx.z * blockDim.y + threadIdx.y);
   const int key = block * list.block_keys + in_block;
-  if (slots.y <= 1 || in_block >= list.block_keys || key >= a.range.keys) return;
+  if (in_block >= list.block_keys || key >= a.range.keys) return;
   float4 sum = {};
   for (int part = 0; part < slots.y; ++part) {
     const float4 x = *reinterpret_cast<const float4*>(
@@ -313,6 +316,14 @@ Tensor compute_row_facts(Context& ctx, Scratch::Scope& scope, const AttendGradIn
   return facts;
 }
 
+void merge_pieces_sm90(Context& ctx, const char* op, const MergeArgs& a, int64_t sequences_and_groups) {
+  if (a.list.partial == nullptr) return;
+  const int lanes = (a.dk.width + a.dv.width) / 4, keys = kMergeThreads / lanes;
+  const dim3 grid(a.list.blocks, static_cast<unsigned>(sequences_and_groups),
+                  static_cast<unsigned>(ceil_div(a.list.block_keys, keys)));
+  launch(ctx, op, merge_pieces_kernel, grid, dim3(lanes, keys), 0, a);
+}
+
 void attend_key_gradients_sm90(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                                const AttendIn& in, const KeyRange& range, const KeyWorkList& list,
                                const Tensor& facts) {
@@ -331,9 +342,7 @@ void attend_key_gradients_sm90(Context& ctx, const char* op, const AttendGradOut
                          (list.tokens != nullptr ? kWorkTokens * sizeof(int) : 0);
     launch(ctx, op, key_grad_sm90_kernel<kPanelsK, kPanelsV>, grid, dim3(kWarpgroup), bytes, a);
   });
-  if (list.partial == nullptr) return;
-  launch(ctx, op, merge_key_gradients_sm90_kernel, dim3(list.blocks, bgs, ceil_div(list.block_keys, kMergeKeys)),
-         dim3((a.dk.width + a.dv.width) / 4, kMergeKeys), 0, a);
+  merge_pieces_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.groups}, bgs);
 }
 
 }  // namespace triad::cuda

@@ -61,6 +61,18 @@ inline bool attend_sm90_applies(const Context& ctx, const AttendGradOut& out, co
          near(in.q) && near(grad.dout);
 }
 
+// dk and dv of the blocks whose rows several CTAs had: each left fp32 sums [block_keys, dk + dv] in its slot of
+// list.partial, and they are added here, pieces in order. Nothing to do where no block has several.
+struct MergeArgs {
+  KeyWorkList list;
+  GradView dk, dv;
+  KeyRange range;
+  int groups;
+  // Contiguous rows cut at multiples of so many tokens: a block has no piece before its first row. 0: it has all.
+  int part_tokens = 0;
+};
+void merge_pieces_sm90(Context&, const char* op, const MergeArgs&, int64_t sequences_and_groups);
+
 // As attend_key_gradients of nsa_attend.cuh.
 void attend_key_gradients_sm90(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                                const KeyRange&, const KeyWorkList&, const Tensor& facts);

@@ -18,10 +18,18 @@
 // bytes.
 //
 // H200, randn, window 512, 16 blocks of 64, compressed 32/16, quantum apart (compressed, window, selected; ms): 1 x
-// 8192 x 64 x 4 x 128: 0.51, 0.90, 2.10; 1 x 65536: 24.1, 7.8, 21.0 (two kernels, nsa_attend_sm90.cu and
-// nsa_attend_rows_sm90.cuh: 0.80, 1.30, 3.09 and 36.6, 10.9, 33.0). Additions straight from registers (red.v2, red.v4)
-// instead of in bulk: 0.58, 1.30, 2.68. Without the circle of `start` the window takes 1.19 at 8192, bound by DRAM (26%
-// of L2 accesses hit). The two that weigh taking turns at the tensor cores gain nothing. Selected: L2 is 72% busy.
+// 8192 x 64 x 4 x 128: 0.51, 0.88, 2.15; 1 x 65536: 22.9, 7.2, 20.8 (two kernels, nsa_attend_sm90.cu and
+// nsa_attend_rows_sm90.cuh: 0.80, 1.30, 3.09 and 36.6, 10.9, 33.0). Without additions, without loads, without either:
+// 65536: 21.2, 22.3, 19.8 of the compressed branch's 24.0 then; 16.0, 19.3, 14.8 of selected's 20.7; those that weigh
+// alone, without dq: 16.7 and 11.0. So of 4,800 clocks a stage the chain of dq (products that share the tensor cores
+// with four more, rounding, draining to L2) takes nearly all, and that of scores, weights and sums as much.
+// What is read before products start, or waited for while they run, is so for that reason: 4% of the first two.
+//   Tried and slower: rows by the copy engine (it serves them and the additions in order: selected 26.6), then with
+//   additions straight from registers (25.4, 7.9, 23.2); additions by the warps that bring the rows (24.7, 7.3, 26.6);
+//   two buffers for dq but three stages (selected 21.7); without the circle of `start` the window takes 1.19 at 8192,
+//   bound by DRAM (26% of L2 accesses hit).
+//   Not tried: a piece of selected rows is 16 to 23 stages at 65536, and some 14,000 clocks pass between the stages of
+//   one and of the next; CTAs that go on to their next piece while it is being loaded would hide most of them.
 #include "kernels/nsa_attend_wide_sm90.cuh"
 
 namespace triad::cuda {
@@ -72,7 +80,10 @@ struct __align__(1024) Shared {
   float dq[kStageRows][kWidth];                                   // on its way to global memory
   float shift[kStages][kStageRows], center[kStages][kStageRows];  // RowFact
   int2 range[kStages][kStageRows];                                // the keys that the row sees
-  int dq_at[kRecent][kStageRows];  // where the row's dq lies in its sequence, in units of 16 bytes; -1: no row
+  int2 seen_by_all[kStages];                                      // the keys that all rows of the stage see
+  // Of the first of rows that follow each other in global memory: where its dq lies in its sequence, in units of 16
+  // bytes, and the bytes of all of them; of other rows, and where there is no row: 0 bytes.
+  int2 dq_run[kRecent][kStageRows];
   float quantum[kRecent][kStageRows];
   uint64_t full[kStages], empty[kStages], ds_full[2], ds_empty[2], keys_full;
   int listed[kListed ? kWorkTokens / 2 : 1];
@@ -118,28 +129,42 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// d[64x64] = (first) or += (add) a[64x16] b[16x64], both in shared memory, a read along its rows, b across (kAcross) or
-// along.
-#define TRIAD_D4(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
-#define TRIAD_D(how)                                                                                          \
-  TRIAD_D4(how, 0), TRIAD_D4(how, 1), TRIAD_D4(how, 2), TRIAD_D4(how, 3), TRIAD_D4(how, 4), TRIAD_D4(how, 5), \
-      TRIAD_D4(how, 6), TRIAD_D4(how, 7)
+// Sums of 64 rows and 128 columns in registers; d[panel][j / 8 of the panel][.]. The 64 columns of a panel of the right
+// operand, read across its rows, lie kPanelBytes from the next panel's.
+constexpr uint32_t kAlong = 1u << 16, kAcross = static_cast<uint32_t>(kPanelBytes >> 4) << 16;
+#define TRIAD_D4(d, j) "+f"((d)[j][0]), "+f"((d)[j][1]), "+f"((d)[j][2]), "+f"((d)[j][3])
+#define TRIAD_D(d)                                                                                                \
+  TRIAD_D4(d, 0), TRIAD_D4(d, 1), TRIAD_D4(d, 2), TRIAD_D4(d, 3), TRIAD_D4(d, 4), TRIAD_D4(d, 5), TRIAD_D4(d, 6), \
+      TRIAD_D4(d, 7)
 #define TRIAD_WGMMA                                                                                                  \
-  "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, %36};\nmov.b64 b, {%33, %36};\n"      \
-  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "                                                            \
+  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "                                                           \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%" \
-  "30,%31}, a, b, p, 1, 1, 0, %35;\n}"
-template <int kAcross>
-__device__ __forceinline__ void wgmma_shared_first(float (&d)[8][4], uint32_t a, uint32_t b) {
-  asm volatile(TRIAD_WGMMA : TRIAD_D("=f") : "r"(a), "r"(b), "n"(0), "n"(kAcross), "n"(kDescriptorHigh));
+  "30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%" \
+  "58,%59,%60,%61,%62,%63}, "
+// d += a[64x16] b[16x128], a in registers.
+__device__ __forceinline__ void wgmma_wide(float (&d)[kPanels][8][4], const uint32_t (&a)[4], uint32_t b) {
+  asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%68, %69};\n" TRIAD_WGMMA "{%64,%65,%66,%67}, b, 1, 1, 1, 1;\n}"
+               : TRIAD_D(d[0]), TRIAD_D(d[1])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kDescriptorHigh));
 }
-template <int kAcross>
-__device__ __forceinline__ void wgmma_shared_add(float (&d)[8][4], uint32_t a, uint32_t b) {
-  asm volatile(TRIAD_WGMMA : TRIAD_D("+f") : "r"(a), "r"(b), "n"(1), "n"(kAcross), "n"(kDescriptorHigh));
+#undef TRIAD_WGMMA
+// d[64x64] = (kAdd 0) or += (1) a[64x16] b[16x64], both in shared memory, a read along its rows, b across.
+#define TRIAD_WGMMA(add)                                                                                             \
+  asm volatile(                                                                                                      \
+      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, %35};\nmov.b64 b, {%33, %35};\n"  \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, a, b, p, 1, 1, 0, 1;\n}"                    \
+      : TRIAD_D(d)                                                                                                   \
+      : "r"(a), "r"(b), "n"(add), "n"(kDescriptorHigh))
+template <int kAdd>
+__device__ __forceinline__ void wgmma_shared_across(float (&d)[8][4], uint32_t a, uint32_t b) {
+  TRIAD_WGMMA(kAdd);
 }
 #undef TRIAD_WGMMA
 #undef TRIAD_D
 #undef TRIAD_D4
+// A value that all lanes have alike, told to the compiler.
+__device__ __forceinline__ uint32_t uniform(uint32_t x) { return __reduce_or_sync(kFullWarp, x); }
 // Four 8x8 matrices to shared memory, transposed; lanes 8i .. 8i + 7 give the addresses of the rows of matrix i.
 __device__ __forceinline__ void store_matrices_transposed(uint32_t row, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
@@ -162,7 +187,7 @@ template <bool kListed>
 __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_constant__ FusedArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   using Shared = Shared<kListed>;
-  constexpr int kStages = Shared::kStages, kStepsD = kPanel / 16;
+  constexpr int kStages = Shared::kStages, kSteps = kPanel / 16;
   constexpr int kKeys = Shared::kKeyTiles * kRows;
   // One sequence and group after the other: what is added to dq at about one time should stay in L2.
   const int bg = blockIdx.x / a.list.pieces, b = bg / a.in.groups, g = bg % a.in.groups;
@@ -238,8 +263,19 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
           copy_async_16(rows_to.dout[panel] + to, dout_from + panel * kPanel, 16);
         }
       }
+      // The heads of a token follow each other in dq too, if the caller so lays them.
+      const bool exists = row0 + r < rows;
+      const int dq_at = a.dq_steps.at(t, h), before = __shfl_up_sync(kFullWarp, dq_at, 1);
+      const bool begins = lane == 0 || !exists || dq_at != before + kWidth / 4;
+      const unsigned begin_of = __ballot_sync(kFullWarp, lane >= kWarpRows || begins);
+      if (warp == 0 && lane == 0) {
+        const int last = a.in.heads.quotient(min(row0 + kStageRows, rows) - 1);
+        const int last_token = kListed ? shared.listed[last] : work.first + last;
+        shared.seen_by_all[stage] = make_int2(a.range.low(last_token), a.range.high(t));  // both grow with the token
+      }
       if (lane < kWarpRows) {
-        const bool exists = row0 + r < rows;
+        const int run = begins && exists ? __ffs(begin_of >> (lane + 1)) : 0;
+        shared.dq_run[step % kRecent][r] = make_int2(dq_at, run * kWidth * static_cast<int>(sizeof(float)));
         if (exists) {
           const float* const fact = &a.facts[(static_cast<int64_t>(bg) * a.in.tokens + t) * G + h].x;
           copy_async_4(&shared.shift[stage][r], fact, true);
@@ -249,7 +285,6 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
           shared.center[stage][r] = 0.0f;
         }
         shared.range[stage][r] = make_int2(a.range.low(t), a.range.high(t));
-        shared.dq_at[step % kRecent][r] = exists ? a.dq_steps.at(t, h) : -1;
         copy_async_4(&shared.quantum[step % kRecent][r], a.quantum.at(b, t, g * G + h), true);
       }
       arrive_with_copies(&shared.full[stage]);
@@ -270,20 +305,22 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
       const int first_source = kListed ? step % 2 : 0, parity = (kListed ? step / 2 : step) & 1;
 #pragma unroll
       for (int i = 0; i < kSources; ++i) barrier_wait(&shared.ds_full[first_source + i], parity);
+      const float quantum[2] = {shared.quantum[step % kRecent][row], shared.quantum[step % kRecent][row + 8]};
 #pragma unroll 1
       for (int panel = 0; panel < kPanels; ++panel) {  // in turn, as registers are short
         float dq[8][4];
+        leave_unset(dq);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < kSources; ++i) {
-          const uint32_t ds = tile_descriptor(shared_address(shared.ds[first_source + i]));
-          const uint32_t k = tile_descriptor(shared_address(shared.keys[i].k[panel]));
+          const uint32_t ds = kAlong | shared_address(shared.ds[first_source + i]) >> 4;
+          const uint32_t k = kAcross | shared_address(shared.keys[i].k[panel]) >> 4;
 #pragma unroll
-          for (int j = 0; j < kStepsD; ++j) {
-            if (i == 0 && j == 0)
-              wgmma_shared_first<1>(dq, ds, k);
+          for (int j = 0; j < kSteps; ++j) {
+            if (i + j == 0)
+              wgmma_shared_across<0>(dq, ds, k);
             else
-              wgmma_shared_add<1>(dq, ds + 2 * j, k + j * (16 * kPanelRowBytes >> 4));
+              wgmma_shared_across<1>(dq, ds + 2 * j, k + j * (16 * kPanelRowBytes >> 4));
           }
         }
         wgmma_commit();
@@ -302,12 +339,11 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
         const int turn = fragment_row() & 3;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float quantum = shared.quantum[step % kRecent][row + 8 * i];
           float2 x[8];
 #pragma unroll
           for (int j = 0; j < 8; ++j) {
             const auto rounded = [&](float y) {
-              const float c = copysignf(quantum, y);
+              const float c = copysignf(quantum[i], y);
               return __fmaf_rn(y, a.in.scale, c) - c;
             };
             x[j] = make_float2(rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]));
@@ -327,17 +363,11 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
       }
       fence_async_proxy();
       __syncwarp();
-      // The warp's own 16 rows, so that no other warp has to be waited for: rows that follow each other in global
-      // memory, as the heads of a token do, go together.
-      const int at = shared.dq_at[step % kRecent][warp * kWarpRows + lane % kWarpRows];
-      const int before = __shfl_up_sync(kFullWarp, at, 1);
-      const bool begins = lane == 0 || at < 0 || at != before + kWidth / 4;
-      const unsigned begin_of = __ballot_sync(kFullWarp, lane >= kWarpRows || begins);
+      // The warp's own 16 rows, so that no other warp has to be waited for.
       if (lane < kWarpRows) {
-        const int count = __ffs(begin_of >> (lane + 1));
-        if (begins && at >= 0)
-          add_bulk(dq_first + 4 * static_cast<int64_t>(at), shared.dq[warp * kWarpRows + lane],
-                   count * kWidth * static_cast<int>(sizeof(float)));
+        const int r = warp * kWarpRows + lane;
+        const int2 run = shared.dq_run[step % kRecent][r];
+        if (run.y > 0) add_bulk(dq_first + 4 * static_cast<int64_t>(run.x), shared.dq[r], run.y);
         add_bulk_commit();
       }
     }
@@ -353,38 +383,37 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
   const float scale = a.in.scale_log2();
   float dk[kPanels][8][4] = {}, dv[kPanels][8][4] = {};
   {
-    const uint32_t k = tile_descriptor(shared_address(keys.k)), v = tile_descriptor(shared_address(keys.v));
+    // Tiles by addresses that the compiler knows to be alike in all lanes: products then take them from uniform
+    // registers, without a move into one for each.
+    const uint32_t shared_at = shared_address(&shared) >> 4;
+    const uint32_t k = kAlong | (shared_at + (kListed ? 0 : uniform(warpgroup)) * (sizeof(KeyPanels) >> 4));
+    const uint32_t v = k + (kPanels * kPanelBytes >> 4);
+    const uint32_t stages_at = shared_at + (offsetof(Shared, stages) >> 4);
+    const auto q_of = [&](int stage) { return stages_at + static_cast<uint32_t>(stage) * (sizeof(RowStage) >> 4); };
+    const auto dout_of = [&](int stage) { return q_of(stage) + (kPanels * kPanelBytes >> 4); };
     // Where this lane's row of the four matrices of ds that a store writes begins; 16 rows further: 2048 bytes.
     const int ds_to = swizzled(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2);
     int phases = 0;  // bit 0: steps done, bit 1: how often the stages came round, both modulo 2
     const auto lay_ds = [&](const uint32_t(&left)[4][4]) {
-      barrier_wait(&shared.ds_empty[warpgroup], ~phases & 1);  // for what the last step laid; at once in the first
       const uint32_t to = shared_address(shared.ds[warpgroup]) + ds_to;
 #pragma unroll
       for (int i = 0; i < 4; ++i) store_matrices_transposed(to + i * 16 * kPanelRowBytes, left[i]);
-      fence_async_proxy();
-      warp_arrive(&shared.ds_full[warpgroup]);
     };
     const auto multiply_scores = [&](float(&d)[8][4], uint32_t left, uint32_t right) {
-      wgmma_shared_first<0>(d, left, right);
+      wgmma_shared<false>(d, left, right);
 #pragma unroll
-      for (int i = 1; i < kPanels * kStepsD; ++i) {
-        const int at = i / kStepsD * (kPanelBytes >> 4) + i % kStepsD * 2;
-        wgmma_shared_add<0>(d, left + at, right + at);
+      for (int i = 1; i < kPanels * kSteps; ++i) {
+        const int at = i / kSteps * (kPanelBytes >> 4) + i % kSteps * 2;
+        wgmma_shared<true>(d, left + at, right + at);
       }
       wgmma_commit();
     };
     const auto add_products = [&](float(&d)[kPanels][8][4], const uint32_t(&left)[4][4], uint32_t right) {
 #pragma unroll
-      for (int panel = 0; panel < kPanels; ++panel)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          wgmma_add<1>(d[panel], left[i], right + (panel * kPanelBytes + i * 16 * kPanelRowBytes >> 4));
+      for (int i = 0; i < 4; ++i) wgmma_wide(d, left[i], right + (i * 16 * kPanelRowBytes >> 4));
       wgmma_commit();
     };
     constexpr int kStride = kListed ? 2 : 1;
-    const auto q_of = [&](int stage) { return tile_descriptor(shared_address(shared.stages[stage].q)); };
-    const auto dout_of = [&](int stage) { return tile_descriptor(shared_address(shared.stages[stage].dout)); };
     const auto pin_sums = [&](float(&sums)[kPanels][8][4]) {
 #pragma unroll
       for (auto& panel : sums) pin(panel);
@@ -394,27 +423,40 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
     // warpgroup's products fill the gaps. p is kept in bf16, as dv has it, for ds too: 32 registers less.
     float p[8][4];
     uint32_t left_p[4][4], left_ds[4][4];
-    int stage = kListed ? warpgroup : 0;
-    // p[row] = 2^(s * scale - shift), 0 for the keys that the row does not see. `count`: the stage's rows.
-    const auto weigh = [&](int count) {
+    int stage = kListed ? static_cast<int>(uniform(warpgroup)) : 0;
+    // Facts of rows are read before the products that they are for, whose operands keep shared memory busy.
+    const auto read_facts = [](float2(&to)[8], const float(&of_rows)[kStageRows]) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) to[j] = *reinterpret_cast<const float2*>(&of_rows[8 * j + fragment_column()]);
+    };
+    // p[row] = 2^(s * scale - shift), 0 for the keys that the row does not see.
+    const auto weigh = [&](const float2(&shift)[8]) {
       const int2* const ranges = shared.range[stage];
-      // Both ends of a range grow with the token.
-      const bool all = ranges[count - 1].x <= my_key0 && min(ranges[0].y, my_key_end) >= my_key0 + kRows;
+      const int2 common = shared.seen_by_all[stage];
+      const bool all = common.x <= my_key0 && min(common.y, my_key_end) >= my_key0 + kRows;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int column = 8 * j + fragment_column();
-        const float2 shift = *reinterpret_cast<const float2*>(&shared.shift[stage][column]);
+      for (int j = 0; j < 8; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) p[j][e] = exp2_approx(fmaf(p[j][e], scale, e % 2 == 0 ? -shift.x : -shift.y));
-        if (!all) {
-          const int4 range = *reinterpret_cast<const int4*>(&ranges[column]);
+        for (int e = 0; e < 4; ++e) p[j][e] = exp2_approx(fmaf(p[j][e], scale, e % 2 == 0 ? -shift[j].x : -shift[j].y));
+      pin(p);
+      if (!all) {  // one branch, and a register of 32 bits: the kernel has no more
+        unsigned seen = 0;
+#pragma unroll 1
+        for (int j = 0; j < 8; ++j) {
+          const int4 range = *reinterpret_cast<const int4*>(&ranges[8 * j + fragment_column()]);
+          seen >>= 4;
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const int key = warp_key + 8 * (e / 2);
             const int low = e % 2 == 0 ? range.x : range.z, high = e % 2 == 0 ? range.y : range.w;
-            if (key < low || key >= min(high, my_key_end)) p[j][e] = 0.0f;
+            if (key >= low && key < min(high, my_key_end)) seen |= 1u << (28 + e);
           }
         }
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            if ((seen >> (4 * j + e) & 1) == 0) p[j][e] = 0.0f;
       }
       pin(p);
     };
@@ -422,52 +464,60 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
 #pragma unroll
       for (int i = 0; i < 4; ++i) pack_operand(left[i], x, i);
     };
-    int step = kListed ? warpgroup : 0;
+    int step = stage;
     await_copies(shared.keys_full, 0);
     if (step < steps) {
       await_copies(shared.full[stage], 0);
+      float2 shift[8];
+      read_facts(shift, shared.shift[stage]);
       wgmma_fence();
-      multiply_scores(p, k, q_of(stage));
+      multiply_scores(p, k, kAlong | q_of(stage));
       wgmma_wait<0>();
       pin(p);
-      weigh(min(rows - stage_rows(step), kStageRows));
+      weigh(shift);
       pack(left_p, p);
     }
     while (step < steps) {
       float ds[8][4];
+      float2 center[8];
+      read_facts(center, shared.center[stage]);
       wgmma_fence();
-      multiply_scores(ds, v, dout_of(stage));
-      add_products(dv, left_p, dout_of(stage));
+      multiply_scores(ds, v, kAlong | dout_of(stage));
+      add_products(dv, left_p, kAcross | dout_of(stage));
+      // What the step waits for beside the products, while they run: that dq has read the last ds, and the next stage
+      // (of listed rows, which come late, only when ds is laid).
+      const int last = stage;
+      step += kStride, stage += kStride;
+      if (stage >= kStages) stage -= kStages, phases ^= 2;
+      if (!kListed && step < steps) barrier_wait(&shared.full[stage], phases >> 1);
+      barrier_wait(&shared.ds_empty[warpgroup], ~phases & 1);  // at once in the first step
+      phases ^= 1;
       wgmma_wait<1>();
       pin(ds);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int column = 8 * j + fragment_column();
-        const float2 center = *reinterpret_cast<const float2*>(&shared.center[stage][column]);
+      for (int j = 0; j < 8; ++j)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const uint32_t pair = left_p[j / 2][j % 2 * 2 + i];
-          ds[j][2 * i] = __uint_as_float(pair << 16) * (ds[j][2 * i] - center.x);
-          ds[j][2 * i + 1] = __uint_as_float(pair & 0xffff0000u) * (ds[j][2 * i + 1] - center.y);
+          ds[j][2 * i] = __uint_as_float(pair << 16) * (ds[j][2 * i] - center[j].x);
+          ds[j][2 * i + 1] = __uint_as_float(pair & 0xffff0000u) * (ds[j][2 * i + 1] - center[j].y);
         }
-      }
       pin(ds);
       wgmma_wait<0>();
       pin_sums(dv);
       pack(left_ds, ds);
-
-      const int last = stage;
-      step += kStride, stage += kStride;
-      if (stage >= kStages) stage -= kStages, phases ^= 2;
-      if (step < steps) await_copies(shared.full[stage], phases >> 1);
-      wgmma_fence();
-      multiply_scores(p, k, q_of(stage));  // after the last step: of what lies there, unused
-      add_products(dk, left_ds, q_of(last));
       lay_ds(left_ds);
-      phases ^= 1;
+      fence_async_proxy();  // both for ds, to the products of dq, and for the next stage, to ours
+      warp_arrive(&shared.ds_full[warpgroup]);
+      if (kListed && step < steps) await_copies(shared.full[stage], phases >> 1);
+      float2 shift[8];
+      read_facts(shift, shared.shift[stage]);
+      wgmma_fence();
+      multiply_scores(p, k, kAlong | q_of(stage));  // after the last step: of what lies there, unused
+      add_products(dk, left_ds, kAcross | q_of(last));
       wgmma_wait<1>();
       pin(p);
-      weigh(step < steps ? min(rows - stage_rows(step), kStageRows) : 1);
+      weigh(shift);
       wgmma_wait<0>();
       pin_sums(dk);
       warp_arrive(&shared.empty[last]);
@@ -540,34 +590,6 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
 #endif
 }
 
-// The sums of the blocks that have several pieces, pieces in order. A CTA takes 4 keys of a block, a thread 4 columns.
-constexpr int kMergeKeys = 4, kMergeLanes = 2 * kWidth / 4;
-__global__ void __launch_bounds__(kMergeKeys* kMergeLanes) merge_fused_kernel(const __grid_constant__ FusedArgs a) {
-  const KeyWorkList& list = a.list;
-  const int block = blockIdx.x, bg = blockIdx.y, b = bg / a.in.groups, g = bg % a.in.groups;
-  int2 slots;  // the first, and how many
-  if (list.block_slots != nullptr) {
-    slots = list.block_slots[static_cast<int64_t>(bg) * list.blocks + block];
-    if (slots.y <= 1) return;
-  } else {
-    const int parts = list.pieces / list.blocks;
-    const int first = a.part_tokens == 0 ? 0 : a.range.first_row(block * list.block_keys) / a.part_tokens;
-    slots = make_int2((bg * list.blocks + block) * parts + first, parts - first);
-  }
-  const int in_block = blockIdx.z * kMergeKeys + threadIdx.y, column = threadIdx.x * 4;
-  const int key = block * list.block_keys + in_block;
-  if (in_block >= list.block_keys || key >= a.range.keys) return;
-  float4 sum = {};
-  for (int part = 0; part < slots.y; ++part) {
-    const float4 x = *reinterpret_cast<const float4*>(
-        list.partial + (static_cast<int64_t>(slots.x + part) * list.block_keys + in_block) * (2 * kWidth) + column);
-    sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
-  }
-  const GradView& out = column < kWidth ? a.dk : a.dv;
-  out.store(b, key, g, column % kWidth, sum.x, sum.y);
-  out.store(b, key, g, column % kWidth + 2, sum.z, sum.w);
-}
-
 template <bool kListed>
 void run_fused(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                const KeyRange& range, const KeyWorkList& list, int part_tokens) {
@@ -593,9 +615,7 @@ void run_fused(Context& ctx, const char* op, const AttendGradOut& out, const Att
                     static_cast<int>(bgs)};
   const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kKeyTiles * kRows));
   launch(ctx, op, fused_grad_sm90_kernel<kListed>, grid, dim3(kCta), sizeof(Shared<kListed>), a);
-  if (list.partial == nullptr) return;
-  launch(ctx, op, merge_fused_kernel, dim3(list.blocks, bgs, ceil_div(list.block_keys, kMergeKeys)),
-         dim3(kMergeLanes, kMergeKeys), 0, a);
+  merge_pieces_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.groups, part_tokens}, bgs);
 }
 
 }  // namespace

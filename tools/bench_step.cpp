@@ -1,6 +1,7 @@
 // triad bench step: whole training steps of a config, as `triad train` takes them: their time and memory, and where a
 // GPU's time goes, by family of kernels. The times of kernels are from a few steps more, traced (kernel_trace.h):
-// tracing costs the host time, but not the kernels.
+// tracing costs the host time, but not the kernels. Kernels run beside each other (engine/beside.h), and one that waits
+// for room has begun: families may add up to more than a step. "GPU busy" counts an instant once.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>

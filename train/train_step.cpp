@@ -134,8 +134,10 @@ void TrainStep::sum_over_ranks(bool stop) {
     results_[next_result_].computed.record(ctx_.stream);
   }
   reducer_->finish();
-  reducer_->exchange([&] { comm_->all_gather(ranks_, "the ranks' numbers"); });
-  if (!ctx_.planning) results_[next_result_].summed.record(comm_->stream());
+  reducer_->exchange([&] {
+    comm_->all_gather(ranks_, "the ranks' numbers");
+    results_[next_result_].summed.record(comm_->stream());
+  });
 }
 
 // Of what each rank owns, in the same pieces as without shards.

@@ -37,13 +37,12 @@ extern "C" void on_stop_signal(int number) {
 
 class Trainer {
  public:
-  explicit Trainer(const TrainRequest& request)
+  Trainer(const TrainRequest& request, const LaunchEnv& launch)
       : request_(request),
         config_(request.config),
         resume_from_(find_resume(request)),
-        launch_(read_launch_env()),
-        device_(safe_device(config_, launch_)),
-        comm_(meet(launch_, device_, config_)),
+        device_(safe_device(config_, launch)),
+        comm_(meet(launch, device_, config_)),
         data_(open_data(config_)),
         runtime_(allocate_planned(config_, device_, comm_.get())),
         step_(*runtime_, config_, comm_.get()),
@@ -114,7 +113,7 @@ class Trainer {
     const std::string first = comm->exchange_text(config_to_json(config).dump(), "the config").front();
     const std::vector<std::string> lines =
         differences(config_from_json(parse_json(first, "the first rank's config")), config);
-    if (!lines.empty()) fail_usage("rank {}'s config differs from rank 0's: {}", comm->rank(), fmt::join(lines, "; "));
+    if (!lines.empty()) fail_usage("its config differs from rank 0's: {}", fmt::join(lines, "; "));
     return comm;
   }
 
@@ -288,7 +287,6 @@ class Trainer {
   const TrainRequest& request_;
   const Config& config_;
   std::string resume_from_;
-  LaunchEnv launch_;
   Device device_;
   std::unique_ptr<Comm> comm_;
   DataSource data_;
@@ -308,7 +306,13 @@ class Trainer {
 void train(const TrainRequest& request) {
   std::signal(SIGTERM, on_stop_signal);
   std::signal(SIGINT, on_stop_signal);
-  Trainer(request).run();
+  const LaunchEnv launch = read_launch_env();
+  if (launch.world == 1) return Trainer(request, launch).run();
+  try {  // an error before the ranks run together is one of this rank, too
+    Trainer(request, launch).run();
+  } catch (const UsageError& e) { fail_usage("rank {}: {}", launch.rank, e.what()); } catch (const std::exception& e) {
+    fail("rank {}: {}", launch.rank, e.what());
+  }
 }
 
 }  // namespace triad

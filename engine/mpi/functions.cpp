@@ -2,6 +2,9 @@
 // default it prints them and ends the run, which is what we want of them.
 #include <mpi.h>
 
+#include <chrono>
+#include <thread>
+
 #include "engine/mpi_functions.h"
 
 namespace {
@@ -23,14 +26,33 @@ const char* version() {
   return text;
 }
 
+// MPI's own waiting spins; where ranks share cores they then wait for one another's spinning: 1,300 ms instead of 1 for
+// a small sum of 13 x 2 ranks on 2 cores. So: a while at full speed, then with pauses.
+void wait(MPI_Request request) {
+  constexpr int kSpins = 500;
+  constexpr auto kPause = std::chrono::microseconds(50);
+  for (int tries = 0, done = 0;; ++tries) {
+    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (done != 0) return;
+    if (tries < kSpins)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(kPause);
+  }
+}
+
 void all_gather(const void* mine, void* all, int64_t bytes) {
   const int n = static_cast<int>(bytes);
-  MPI_Allgather(mine, n, MPI_BYTE, all, n, MPI_BYTE, MPI_COMM_WORLD);
+  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Iallgather(mine, n, MPI_BYTE, all, n, MPI_BYTE, MPI_COMM_WORLD, &request);
+  wait(request);
 }
 
 void all_to_all(const void* to, void* from, int64_t bytes) {
   const int n = static_cast<int>(bytes);
-  MPI_Alltoall(to, n, MPI_BYTE, from, n, MPI_BYTE, MPI_COMM_WORLD);
+  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Ialltoall(to, n, MPI_BYTE, from, n, MPI_BYTE, MPI_COMM_WORLD, &request);
+  wait(request);
 }
 
 void finalize() { MPI_Finalize(); }

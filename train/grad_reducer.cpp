@@ -30,19 +30,6 @@ ElementRange range_of(const Params& params, int64_t i) {
   return {begin, begin + params.specs()[static_cast<size_t>(i)].stored().numel()};
 }
 
-Context on_stream(Context& ctx, Stream& stream) {
-  return {.device = ctx.device,
-          .stream = stream,
-          .scratch = ctx.scratch,
-          .blas = ctx.blas,
-          .routes = ctx.routes,
-          .num_sms = ctx.num_sms,
-          .compute_capability = ctx.compute_capability,
-          .threads = ctx.threads,
-          .planning = ctx.planning,
-          .deterministic = ctx.deterministic};
-}
-
 }  // namespace
 
 int64_t bucket_unit(const DistConfig& c, int64_t world) {
@@ -77,7 +64,7 @@ std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int
 GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm& comm, const DistConfig& config,
                          Tensor probe)
     : ctx_(ctx),
-      comm_ctx_(on_stream(ctx, comm.stream())),
+      comm_ctx_(ctx.on(comm.stream(), ctx.scratch)),
       params_(params),
       comm_(comm),
       zero_(config.zero == 1),

@@ -528,7 +528,7 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
   const int64_t bgs = in.k.size(0) * in.k.size(2);
   const int64_t G = in.q.size(2) / in.k.size(2), tile_tokens = Shape::kRowsCta / G;
   const int64_t tiles = ceil_div(in.q.size(1), tile_tokens);
-  TRIAD_CHECK(bgs * tiles < (int64_t{1} << 31), "{}: {} tiles of rows do not fit 31 bits", op, bgs * tiles);
+  TRIAD_CHECK(bgs * tiles < (int64_t{1} << 30), "{}: {} tiles of rows do not fit 30 bits", op, bgs * tiles);
   RowForwardArgs a{.q_map = {},
                    .k_map = {},
                    .v_map = {},

@@ -20,13 +20,17 @@
 // 1.85e-3 with and without. (To bound by sqrt(sum p (dout.v)^2) would give two bits more, and needs a pass over all
 // pairs.)
 //
-// 16 x 2048 x 12 x 2 x 64 on an H200, beside the two kernels: window 512: 478 -> 392 us, compressed: 189 -> 112 us,
-// selected: 881 -> 660 us; 1 x 65536: 1015 -> 815, 3470 -> 2597 and 6660 -> 2190 us; a window of all at 8 x 2048: 476
-// -> 331 us (cuDNN's dense backward: 447). Predicted were 280 us for the window, by 640 clocks a product of 64 x 64 x
-// 64 x 5; it takes 1,450: with some 380 instructions a stage and warp, and four warps a scheduler, the warps wait for
-// their own last result most of the time. Tried and not better: reduce-adds and loads by the same warps (444 us for the
-// window), the two warpgroups made to take turns at the tensor cores (406), stages passed over by the half of the keys
-// that no row sees (451). Steps of 64 rows with k and v in shared memory take 381 us (compressed 1 x 65536: 2420).
+// 16 x 2048 x 12 x 2 x 64 on an H200, beside the two kernels: window 512: 478 -> 355 us, compressed: 189 -> 113 us,
+// selected: 881 -> 603 us; 1 x 65536: 1015 -> 789, 3470 -> 2330 and 6660 -> 2160 us; 8 x 2048: window 195, compressed
+// 65, selected 322, a window of all 300 us (cuDNN's dense backward: 447). The floor is 1,280 clocks for 64 rows and 128
+// keys; it takes 2,600. Of a step's 1,300 a warp spends (PC samples) 460 on the way into the tensor cores, which the
+// other warpgroup and dq use meanwhile, 370 on exponentials and what is around them, 250 on ds and its fence. Tried and
+// not better: reduce-adds and loads by the same warps (444 us for the window, when this took 392), the two warpgroups
+// made to take turns at the tensor cores (406), stages passed over by the half of the keys that no row sees (451),
+// steps of 64 rows with k and v in shared memory (381). And, from 355: CTAs that take piece after piece, loads of the
+// next begun early, the last blocks cut for an even end (362; 8 x 2048 192 from 196: partial sums cost what the even
+// end gains); two listed blocks to a CTA (8 x 2048 348 from 335: fewer rows, but 128 keys each); 2 or 4 lanes to a
+// row's copy (selected 650 and 611 from 603).
 #include "kernels/nsa_attend_fused_sm90.cuh"
 
 #include <cstddef>
@@ -218,8 +222,8 @@ __device__ __forceinline__ void multiply_dq(Shared<kListed>& shared, const Fused
 
 // ---- dk and dv ----
 
-// The sums of one key: rows lane / 4 + 8 i of the products. The type of dk and dv is asked once, not at each pair: a
-// CTA does this once, and fetches every instruction of it from memory (what was 2,700 instructions took 9 us).
+// The sums of one key: rows lane / 4 + 8 i of the products. The type of dk and dv is asked once, not at each pair: that
+// would be 2,700 instructions, run once and each fetched from memory (with it 8 x 2048 takes 1 us more).
 __device__ __forceinline__ void store_key(const FusedArgs& a, const Task& task, int key, int lane, int i,
                                           const float (&dk)[kPanel / 8][4], const float (&dv)[kPanel / 8][4]) {
   const auto each_pair = [&](auto&& store) {
@@ -238,8 +242,8 @@ __device__ __forceinline__ void store_key(const FusedArgs& a, const Task& task, 
       *reinterpret_cast<float2*>(to_v + j) = make_float2(v0, v1);
     });
   } else if (a.dk.bf16.vector && a.dv.bf16.vector) {
-    bf16 *const to_k = a.dk.bf16.at(task.b, key, task.g) + first, *const to_v =
-                                                                      a.dv.bf16.at(task.b, key, task.g) + first;
+    bf16* const to_k = a.dk.bf16.at(task.b, key, task.g) + first;
+    bf16* const to_v = a.dv.bf16.at(task.b, key, task.g) + first;
     each_pair([&](int j, float k0, float k1, float v0, float v1) {
       *reinterpret_cast<uint32_t*>(to_k + j) = pack_bf16(k0, k1);
       *reinterpret_cast<uint32_t*>(to_v + j) = pack_bf16(v0, v1);

@@ -326,7 +326,7 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
     if (cut == 1) parts = std::clamp(ceil_div(T * row_bytes, kRunBytes), kParts, kMostParts);
   }
   const int64_t part_tokens = ceil_div(T, parts);
-  const int64_t most_tokens = !with_dq       ? kWorkTokens
+  const int64_t most_tokens = !with_dq      ? kWorkTokens
                               : cut < parts ? kWorkTokens / 4
                               : fused       ? kWorkTokens * 3 / 4  // 16 x 2048: 603 us; 1/2: 624, 4/4: 620
                                             : kWorkTokens / 2;

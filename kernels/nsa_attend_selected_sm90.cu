@@ -17,8 +17,8 @@
 //   merge_kernel         dv / 8 lanes a row, its partial sums all on their way at once
 //
 // Random lists, n 16, l' 64, one H200, us:                  index   near   gather      merge
-//   1 x 65536 x 12 x 2 x 64   1.28 ms (floor 0.25)         90+33   142    4 x 157     4 x 107
-//   1 x 65536 x 64 x 4 x 128  12.2 ms (floor 2.7)         110+294  1017   22 x ~150   22 x ~107
+//   1 x 65536 x 12 x 2 x 64   1.27 ms (floor 0.25)         80+30   143    4 x 158     4 x 107
+//   1 x 65536 x 64 x 4 x 128  12.2 ms (floor 2.7)         110+294  1017   44 x 152    44 x 107
 // (+: union tiles that find nothing to do.) Merging reads at 3.6 TB/s. Gathering did not change with the number of
 // instructions (-40%), of CTAs an SM (4 or 5), nor with the ranges' size (2048 to 16384 tokens): what bounds it is
 // memory, 128 bytes of q read and as many of o written a row, 4.1 TB/s, the writes going on to device memory. Ranges
@@ -81,32 +81,23 @@ __device__ __forceinline__ void load_block(const FarArgs& a, int b, int g, int b
     }
 }
 
-// Row sums of a left operand on the tensor cores, instead of an addition for each of its elements and four shuffles:
-// d[64 x 8] = (add 0) or += (1) a[64 x 16] times ones, of which eight rows of 16 bytes are read again and again.
-__device__ __forceinline__ void wgmma_row_sums(float (&d)[1][4], const uint32_t (&a)[4], uint32_t ones, int add) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %9, 0;\nmov.b64 b, {%8, %10};\n"
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, b, p, 1, 1, 0;\n}"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(ones), "r"(add), "n"(0));
-}
-
-// One tile of rows against one tile of 64 keys after the other: o += p v, p relative to 2^top, and p's row sums.
+// One tile of rows against one tile of 64 keys after the other: o += p v, p relative to 2^top, and p's row sums
+// before it is rounded for the product: sums of rounded ones, which the tensor cores can make (p times a tile of ones),
+// put lse off by up to 1.3e-3.
 template <int kDk, int kDv>
 struct RowSums {
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel, kPanelUnits = kPanelBytes >> 4;
-  float o[kPanelsV][8][4], sums[1][4], top[2];
+  float o[kPanelsV][8][4], sums[2] = {}, top[2];  // sums: of this lane's columns
 
   __device__ __forceinline__ RowSums() {
 #pragma unroll
     for (int p = 0; p < kPanelsV; ++p) leave_unset(o[p]);
-    leave_unset(sums);
     top[0] = top[1] = -INFINITY;
   }
   // `add`: not the first tile of keys. seen[i]: the keys before it are seen by the lane's row i; all where kAll.
   template <bool kAll>
-  __device__ __forceinline__ void attend(const uint32_t (&q)[kDk / 16][4], uint32_t k_tile, uint32_t ones, float scale,
-                                         bool add, const int (&seen)[2]) {
+  __device__ __forceinline__ void attend(const uint32_t (&q)[kDk / 16][4], uint32_t k_tile, float scale, bool add,
+                                         const int (&seen)[2]) {
     const uint32_t v_tile = k_tile + kPanelsK * kPanelUnits;
     float s[8][4];
     wgmma_fence();
@@ -134,7 +125,7 @@ struct RowSums {
         best = fmaxf(best, top[i]);
         if (add) {
           const float shrink = best == -INFINITY ? 1.0f : exp2_approx(top[i] - best);
-          sums[0][2 * i] *= shrink, sums[0][2 * i + 1] *= shrink;
+          sums[i] *= shrink;
 #pragma unroll
           for (int p = 0; p < kPanelsV; ++p)
 #pragma unroll
@@ -147,13 +138,13 @@ struct RowSums {
       for (int j = 0; j < 8; ++j)
 #pragma unroll
         for (int e = 2 * i; e < 2 * i + 2; ++e) s[j][e] = exp2_approx(fmaf(s[j][e], scale, minus));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sums[i] += s[j][2 * i] + s[j][2 * i + 1];
     }
     uint32_t left[kTileRows / 16][4];
 #pragma unroll
     for (int i = 0; i < kTileRows / 16; ++i) pack_operand(left[i], s, i);
     wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kTileRows / 16; ++i) wgmma_row_sums(sums, left[i], ones, add || i > 0);
 #pragma unroll
     for (int p = 0; p < kPanelsV; ++p)
 #pragma unroll
@@ -161,9 +152,14 @@ struct RowSums {
         wgmma_across(o[p], left[i], v_tile + p * kPanelUnits + i * (16 * kPanelRowBytes >> 4), add || i > 0);
     wgmma_commit();
     wgmma_wait<0>();
-    pin(sums);
 #pragma unroll
     for (int p = 0; p < kPanelsV; ++p) pin(o[p]);
+  }
+
+  // Of row i; every lane of the warp has to ask.
+  __device__ __forceinline__ float total(int i) const {
+    const float pair = sums[i] + __shfl_xor_sync(kFullWarp, sums[i], 1);
+    return pair + __shfl_xor_sync(kFullWarp, pair, 2);
   }
 
   // Row i of this lane, times factor. A lane's eight columns of four 8 x 8 products, its pairs side by side, are 16
@@ -232,7 +228,6 @@ __global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::kCtas - (kWhol
     gather_kernel(const __grid_constant__ FarArgs a, int launch) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   using Shape = FarShape<kDk, kDv>;
-  __shared__ __align__(128) uint32_t ones[32];
   if (static_cast<int>(blockIdx.x) >= a.item_counts[launch]) return;
   const int4 item = a.items[static_cast<int64_t>(launch) * a.items_stride + blockIdx.x];
   const int block = item.x, count = item.z, step = item.w, G = a.heads.value();
@@ -242,7 +237,6 @@ __global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::kCtas - (kWhol
   ItemRow* const rows = reinterpret_cast<ItemRow*>(keys + key_tiles * Shape::kKeyBytes);
   load_block<kDk, kDv, kWarpgroup>(a, b, g, block, key_tiles, keys);
   copy_async_commit();
-  if (threadIdx.x < 32) ones[threadIdx.x] = 0x3f803f80;
 
   const int n_rows = count * G, tiles = (n_rows + kTileRows - 1) / kTileRows;
   const int* const entries = a.entries + static_cast<int64_t>(step) * a.entries_stride + item.y;
@@ -260,7 +254,7 @@ __global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::kCtas - (kWhol
   fence_async_proxy();
   __syncthreads();  // keys and values are there
 
-  const uint32_t k_tile = tile_descriptor(shared_address(keys)), ones_tile = shared_address(ones) >> 4;
+  const uint32_t k_tile = tile_descriptor(shared_address(keys));
   bf16* const partial = a.partial + a.first_row(step) * kDv;
   float2* const partial_sums = a.partial_sums + a.first_row(step);
   for (int tile = 0; tile < tiles; ++tile) {
@@ -270,14 +264,14 @@ __global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::kCtas - (kWhol
     RowSums<kDk, kDv> sums;
     for (int i = 0; i < key_tiles; ++i) {
       const int here = a.block_keys.value() - i * kTileRows;
-      sums.template attend<kWhole>(q, k_tile + i * (Shape::kKeyBytes >> 4), ones_tile, a.scale_log2, i > 0,
-                                   {here, here});
+      sums.template attend<kWhole>(q, k_tile + i * (Shape::kKeyBytes >> 4), a.scale_log2, i > 0, {here, here});
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int to = rows[tile * kTileRows + loads.warp_row + fragment_row() + 8 * i].to;
+      const float total = sums.total(i);
       if (to < 0) continue;
-      if (threadIdx.x % 4 == 0) partial_sums[to] = make_float2(sums.top[i], sums.sums[0][2 * i]);
+      if (threadIdx.x % 4 == 0) partial_sums[to] = make_float2(sums.top[i], total);
       sums.store(partial + static_cast<int64_t>(to) * kDv, i, 1.0f);
     }
   }
@@ -293,7 +287,6 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kNearThreads, FarShape<kDk
     near_kernel(const __grid_constant__ FarArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Shape = FarShape<kDk, kDv>;
-  __shared__ __align__(128) uint32_t ones[32];
   if (*a.differ == 0) return;
   const int G = a.heads.value(), block_keys = a.block_keys.value(), group = threadIdx.x / kWarpgroup;
   const int pieces = (block_keys + a.near_tokens - 1) / a.near_tokens;
@@ -310,7 +303,6 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kNearThreads, FarShape<kDk
     load_block<kDk, kDv, Shape::kNearThreads>(a, b, g, i == 2 ? 0 : block - i, key_tiles,
                                               keys + i * key_tiles * Shape::kKeyBytes);
   copy_async_commit();
-  if (threadIdx.x < 32) ones[threadIdx.x] = 0x3f803f80;
   const int n_rows = count * G, tiles = (n_rows + kTileRows - 1) / kTileRows;
   const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);  // in 16 bytes
   const int* const near = a.near + static_cast<int64_t>(blockIdx.y) * a.lists.tokens + t0;
@@ -327,7 +319,7 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kNearThreads, FarShape<kDk
   fence_async_proxy();
   __syncthreads();  // keys and values are there
 
-  const uint32_t k_tile = tile_descriptor(shared_address(keys)), ones_tile = shared_address(ones) >> 4;
+  const uint32_t k_tile = tile_descriptor(shared_address(keys));
   for (int tile = group, turn = 0; tile < tiles; tile += kGroups, ++turn) {
     uint32_t q[kDk / 16][4];
     loads.take(q, turn % kStages);
@@ -346,13 +338,13 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kNearThreads, FarShape<kDk
 #pragma unroll
       for (int j = 0; j < 2; ++j)
         seen[j] = (to[j] >> which & 1) != 0 ? (which == 0 ? own[j] : block_keys) - part * kTileRows : 0;
-      sums.template attend<false>(q, k_tile + i * (Shape::kKeyBytes >> 4), ones_tile, a.scale_log2, i > 0, seen);
+      sums.template attend<false>(q, k_tile + i * (Shape::kKeyBytes >> 4), a.scale_log2, i > 0, seen);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      const float total = sums.total(i);
       if (to[i] < 0) continue;
       const int row = to[i] >> kNear, t = a.heads.quotient(row), h = g * G + row - t * G;
-      const float total = sums.sums[0][2 * i];
       sums.store(a.o.at(b, t0 + t, h), i, total == 0.0f ? 0.0f : __fdividef(1.0f, total));
       if (threadIdx.x % 4 == 0)
         *a.lse.at(b, t0 + t, h) = total == 0.0f ? -INFINITY : (sums.top[i] + __log2f(total)) * kLn2;

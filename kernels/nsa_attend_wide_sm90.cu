@@ -18,18 +18,18 @@
 // bytes.
 //
 // H200, randn, window 512, 16 blocks of 64, compressed 32/16, quantum apart (compressed, window, selected; ms): 1 x
-// 8192 x 64 x 4 x 128: 0.51, 0.88, 2.15; 1 x 65536: 22.9, 7.2, 20.8 (two kernels, nsa_attend_sm90.cu and
-// nsa_attend_rows_sm90.cuh: 0.80, 1.30, 3.09 and 36.6, 10.9, 33.0). Without additions, without loads, without either:
-// 65536: 21.2, 22.3, 19.8 of the compressed branch's 24.0 then; 16.0, 19.3, 14.8 of selected's 20.7; those that weigh
-// alone, without dq: 16.7 and 11.0. So of 4,800 clocks a stage the chain of dq (products that share the tensor cores
-// with four more, rounding, draining to L2) takes nearly all, and that of scores, weights and sums as much.
-// What is read before products start, or waited for while they run, is so for that reason: 4% of the first two.
-//   Tried and slower: rows by the copy engine (it serves them and the additions in order: selected 26.6), then with
-//   additions straight from registers (25.4, 7.9, 23.2); additions by the warps that bring the rows (24.7, 7.3, 26.6);
-//   two buffers for dq but three stages (selected 21.7); without the circle of `start` the window takes 1.19 at 8192,
-//   bound by DRAM (26% of L2 accesses hit).
-//   Not tried: a piece of selected rows is 16 to 23 stages at 65536, and some 14,000 clocks pass between the stages of
-//   one and of the next; CTAs that go on to their next piece while it is being loaded would hide most of them.
+// 8192 x 64 x 4 x 128: 0.52, 0.86, 2.11; 1 x 65536: 23, 7.4, 20.8 (two kernels, nsa_attend_sm90.cu and
+// nsa_attend_rows_sm90.cuh: 0.80, 1.30, 3.09 and 36.6, 10.9, 33.0). At 65536 without additions, without loads, without
+// either: 21.2, 22.3, 19.8 where the compressed branch took 23.2; 16.0, 19.3, 14.8 where selected took 20.7; those that
+// weigh, alone and without loads: 16.7 and 11.0. So of some 4,800 clocks a stage the chain of dq (products that share
+// the tensor cores with four more, rounding, draining to L2) takes nearly all, and that of scores, weights and sums as
+// much. What is read before products start, or waited for while they run, is so for that reason: 5% of the first two.
+//   Tried and slower: rows by the copy engine (25.7, 7.4, 26.3: it serves the additions too, and a stage's copies took
+//   1,900 clocks to issue), the additions then by another warpgroup (24.7, 7.3, 26.6) or straight from registers (25.4,
+//   7.9, 23.2); two buffers for dq but three stages (selected 21.7 for 20.6); without the circle of `start` the window
+//   takes 1.19 at 8192, bound by DRAM (26% of L2 accesses hit).
+//   Not tried: a piece of selected rows is about 20 stages at 65536, and by our count some 14,000 clocks pass between
+//   the last of one and the first of the next; CTAs that load their next piece meanwhile would hide most of them.
 #include "kernels/nsa_attend_wide_sm90.cuh"
 
 namespace triad::cuda {

@@ -29,10 +29,8 @@ struct GateTiles {
                        kHiddenStride = kHidden + 8;  // of rows in shared memory: no conflicts
   static constexpr int kMTiles = kHidden / 16, kNTiles = kWidth / 8 * kMTiles / kWarps;  // of fc1's gradient, a warp's
   static_assert(kMTiles <= kWarps);
-  // They stay, in backward each with a slice. At 32,768 tokens of two groups 16 warps an SM take two tiles each, all
-  // the same (24 of them took 1.3 on average, and so as long as two).
-  static constexpr int kForwardCtasPerSm = 4, kBackwardCtasPerSm = kWidth == 64 ? 4 : 2;
-  static constexpr int kForwardBuffers = 2, kBackwardBuffers = 1;  // of a warp; backward has no room for more
+  // They stay, in backward each with a slice. As many as fit: a warp's steps wait for each other, so it takes others.
+  static constexpr int kForwardCtasPerSm = kWidth == 64 ? 6 : 4, kBackwardCtasPerSm = kWidth == 64 ? 4 : 2;
 };
 
 template <int kWidth>
@@ -75,22 +73,21 @@ struct DenseRows {
 __device__ __forceinline__ uint32_t lane_row(uint32_t first, int i) { return first + threadIdx.x % 32 / 4 + 8 * i; }
 
 // A warp's way to its rows of q: 256 bytes of heads of all 16 rows at a time come by cp.async into a buffer, which is
-// asked for again as soon as it has been added up. So 4 KiB a buffer are under way while the warp computes, more than
+// asked for again as soon as it has been added up. So 4 KiB are under way while the warp computes, more than
 // its registers could hold.
-template <int kWidth, int kBuffers>
+template <int kWidth>
 class HeadStream {
  public:
   static constexpr int kHeads = 128 / kWidth, kStride = 128 + 32;  // elements; rows end 64 bytes apart: no conflicts
   struct Buffer {
-    alignas(16) __nv_bfloat16 rows[kBuffers][16 * kStride];
+    alignas(16) __nv_bfloat16 rows[16 * kStride];
   };
 
   // Of the tiles of 16 rows that begin at first, first + step, ...
   __device__ HeadStream(Buffer& buffer, const DenseRows& rows, uint32_t first, uint32_t step)
       : buffer_(buffer), rows_(rows), row_(first), step_(step) {
     find_rows();
-    for (int i = 0; i < kBuffers; ++i) request(), advance();
-    at_ = 0;
+    request();
   }
 
   // Of the next tile: sum[i][8 part + j] = column 32 part + 8 c + j of the lane's row i, over all heads.
@@ -100,9 +97,9 @@ class HeadStream {
 #pragma unroll
       for (int j = 0; j < kWidth / 4; ++j) sum[i][j] = 0.0f;
     for (int first = 0; first < rows_.heads; first += kHeads) {
-      copy_async_wait_group<kBuffers - 1>();
+      copy_async_wait();
       __syncwarp();
-      const __nv_bfloat16* from = buffer_.rows[at_] + lane() / 4 * kStride + lane() % 4 * 8;
+      const __nv_bfloat16* from = buffer_.rows + lane() / 4 * kStride + lane() % 4 * 8;
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         if (first + h >= rows_.heads) break;
@@ -118,12 +115,10 @@ class HeadStream {
       }
       __syncwarp();
       request();
-      advance();
     }
   }
 
  private:
-  __device__ void advance() { at_ = at_ + 1 == kBuffers ? 0 : at_ + 1; }
   __device__ static int lane() { return threadIdx.x % 32; }
   __device__ void find_rows() {
 #pragma unroll
@@ -132,13 +127,9 @@ class HeadStream {
       heads_[i] = row < rows_.count ? rows_.q + token * rows_.stride + group * rows_.heads * kWidth : nullptr;
     }
   }
-  // Into the buffer in turn, as a group of copies; empty past the last tile.
-  __device__ void request() {
-    if (row_ < rows_.count) copy();
-    copy_async_commit();
-  }
   // Half a warp a row, 16 bytes a lane; zeros past the last row.
-  __device__ void copy() {
+  __device__ void request() {
+    if (row_ >= rows_.count) return;
     const int element = lane() % 16 * 8;
     const bool is_head = head_ + element / kWidth < rows_.heads;
 #pragma unroll
@@ -147,7 +138,7 @@ class HeadStream {
       const auto address = __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(heads_[k / 4]), row % 8 * 4);
       const auto from = reinterpret_cast<const __nv_bfloat16*>(address);
       if (is_head)
-        copy_async_16(&buffer_.rows[at_][row * kStride + element],
+        copy_async_16(&buffer_.rows[row * kStride + element],
                       from != nullptr ? from + head_ * kWidth + element : rows_.q, from != nullptr ? 16 : 0);
     }
     head_ += kHeads;
@@ -160,7 +151,7 @@ class HeadStream {
   const DenseRows& rows_;
   const __nv_bfloat16* heads_[2];  // of the tile that is asked for next; null past the last row
   uint32_t row_, step_;
-  int head_ = 0, at_ = 0;  // at_: the buffer in turn
+  int head_ = 0;
 };
 
 // The A operands of the two steps that columns 32 part .. 32 part + 31 make, of what HeadStream gave: split.
@@ -207,8 +198,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 template <int kWidth>
 struct GateForwardShared {
-  using Heads = HeadStream<kWidth, GateTiles<kWidth>::kForwardBuffers>;
-  typename Heads::Buffer q[GateTiles<kWidth>::kWarps];
+  typename HeadStream<kWidth>::Buffer q[GateTiles<kWidth>::kWarps];
   GateWeightsShared<kWidth> w;
 };
 
@@ -221,7 +211,7 @@ __global__ void __launch_bounds__(GateTiles<kWidth>::kThreads, GateTiles<kWidth>
   const int c = threadIdx.x % 4, warp = threadIdx.x / 32;
   const uint32_t first = (blockIdx.x * Tiles::kWarps + warp) * 16, step = gridDim.x * Tiles::kRows;
   const float share = 1.0f / static_cast<float>(rows.heads);
-  typename GateForwardShared<kWidth>::Heads heads(s.q[warp], rows, first, step);
+  HeadStream<kWidth> heads(s.q[warp], rows, first, step);
   s.w.load(weights);
   __syncthreads();
   for (uint32_t row = first; row < rows.count; row += step) {
@@ -274,8 +264,7 @@ __global__ void __launch_bounds__(GateTiles<kWidth>::kThreads, GateTiles<kWidth>
 template <int kWidth>
 struct GateBackwardShared {
   using Tiles = GateTiles<kWidth>;
-  using Heads = HeadStream<kWidth, Tiles::kBackwardBuffers>;
-  typename Heads::Buffer q[Tiles::kWarps];
+  typename HeadStream<kWidth>::Buffer q[Tiles::kWarps];
   GateWeightsShared<kWidth> w;
   alignas(16) __nv_bfloat16 mean[2][Tiles::kRows * Tiles::kWidthStride];      // slots
   alignas(16) __nv_bfloat16 dbefore[2][Tiles::kRows * Tiles::kHiddenStride];  // gradient before the SiLU
@@ -416,7 +405,7 @@ __global__ void __launch_bounds__(GateTiles<kWidth>::kThreads, GateTiles<kWidth>
   const float share = 1.0f / static_cast<float>(rows.heads);
   float fc1_sum[Tiles::kNTiles][4] = {}, small_sum[kHidden / 32][4] = {}, dz_sum[3] = {};
   const uint32_t first = (blockIdx.x * Tiles::kWarps + warp) * 16, step = gridDim.x * Tiles::kRows;
-  typename GateBackwardShared<kWidth>::Heads heads(s.q[warp], rows, first, step);
+  HeadStream<kWidth> heads(s.q[warp], rows, first, step);
   GateGradient upstream(dgate, gate, rows, first);
   s.w.load(weights);
 

@@ -19,8 +19,8 @@
 // memory where a full SM leaves room for them, else in a slab of scratch that L2 keeps.
 //
 // Floors at T = 65536, Hq 12, Hkv 2, dk 64, d 16: 1.6e9 exponentials, 0.43 ms, beside 2.1e11 FLOP, 0.26 ms; measured
-// 0.74 ms (before 0.87). At Hq 64, Hkv 4, dk 128: 2.3 ms of exponentials and 2.8 of products; 4.7 ms (5.2); of 8192
-// tokens 0.135 ms (0.144). 8 x 2048 tokens of the first: 23.5 us (23.9), of which the exponentials are 3.
+// 0.74 ms (before 0.87). At Hq 64, Hkv 4, dk 128: 2.3 ms of exponentials and 2.8 of products; 4.6 ms (5.2); of 8192
+// tokens 0.132 ms (0.144). 8 x 2048 tokens of the first: 23.3 us (23.9), of which the exponentials are 3.
 // Where the rest goes: exponentials and products get in each other's way. A bare loop of both, with as many CTAs as one
 // likes, takes 315 cycles where the exponentials alone are 256 and the products 128 (dk 64), 370 where both are 256 (dk
 // 128). That leaves 0.54 and 3.4 ms; lists and their latency are a quarter of the warps' time, pooling 5%.

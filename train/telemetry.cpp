@@ -1,6 +1,7 @@
 #include "train/telemetry.h"
 
 #include <fmt/format.h>
+#include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -119,6 +120,12 @@ void Telemetry::banner(int64_t parameters, const std::vector<std::string>& envir
   for (const Peer& p : comm_.peers())
     message(fmt::format("rank {}  host {}  local rank {}  pid {}  {} {}", p.rank, p.host, p.local_rank, p.pid, p.device,
                         p.pci));
+  constexpr int kFewCores = 4;  // the step, the loader, the guard, NCCL's own threads
+  cpu_set_t cores;
+  if (comm_.world() > 1 && device_.is_cuda() && sched_getaffinity(0, sizeof cores, &cores) == 0 &&
+      CPU_COUNT(&cores) < kFewCores)
+    message(fmt::format("this process may use {} CPU cores only, which is few beside a GPU: mpirun --bind-to none",
+                        CPU_COUNT(&cores)));
   const Json resolved = config_to_json(config_);
   for (const auto& [group, fields] : resolved.items()) message(fmt::format("{:<8}{}", group, dump_json(fields, -1)));
   for (const std::string& line : environment) message("environment: " + line);

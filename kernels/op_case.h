@@ -60,6 +60,7 @@ struct OpCase {
   // `bytes` are for 2-byte elements (bf16); the f32 bench doubles them.
   double forward_flops = 0, forward_bytes = 0, backward_flops = 0, backward_bytes = 0;
   bool bench = false;       // large: timed by `triad bench`, checked on the GPU only
+  bool differences = true;  // false: too long for central differences; the shorter cases have them
   bool gpu_f32 = true, gpu_bf16 = true;
   // Largest relative L2 error over an output or gradient: CUDA f32 against the CPU in f32.
   double f32_tolerance = 1e-5;

@@ -132,6 +132,21 @@ std::string resolve_checkpoint(const std::string& path) {
   fail("{}: no whole checkpoint: neither {} in it nor in checkpoints/step_N or step_N below it", path, kStateFile);
 }
 
+void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t keep_every) {
+  if (keep_last == 0) return;
+  const std::vector<CheckpointFolder> all = list_checkpoints(parent);
+  const std::optional<std::string> newest = find_newest_checkpoint(parent);
+  for (size_t i = 0; i + static_cast<size_t>(keep_last) < all.size(); ++i) {
+    const std::string& path = all[i].path;
+    if ((keep_every > 0 && all[i].step % keep_every == 0) || path == newest) continue;
+    // Killed from here on, it lies under a temporary name, whole or not: remove_leftovers knows both.
+    const std::string aside = temporary_name(path);
+    if (::rename(path.c_str(), aside.c_str()) != 0)
+      fail("{}: cannot be moved aside to be removed: {}", path, std::strerror(errno));
+    remove_checkpoint(aside);
+  }
+}
+
 void remove_leftovers(const std::string& parent) {
   for (const std::string& name : names_in(parent)) {
     std::string target;

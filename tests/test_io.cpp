@@ -473,6 +473,36 @@ TEST_CASE("io: checkpoint folders", "[io]") {
   CHECK(resolve_checkpoint(run + "/latest") == parent + "/step_13");
 }
 
+TEST_CASE("io: old checkpoints go, the newest and every k-th stay", "[io]") {
+  const TemporaryFolder folder;
+  const std::string& parent = folder.path();
+  const auto save = [&](int step) {
+    write_checkpoint(parent, "step_" + std::to_string(step),
+                     [](const std::string& temporary) { write_text(temporary + "/state.json", "{}"); });
+  };
+  const auto steps = [&] {
+    std::vector<int64_t> all;
+    for (const CheckpointFolder& c : list_checkpoints(parent)) all.push_back(c.step);
+    return all;
+  };
+  for (int step = 1; step <= 7; ++step) save(step);
+  thin_out_checkpoints(parent, 0, 0);
+  CHECK(steps().size() == 7);
+  thin_out_checkpoints(parent, 3, 2);
+  CHECK(steps() == std::vector<int64_t>{2, 4, 5, 6, 7});
+  save(3);  // `latest` points at it now, after a resume from an older one, say
+  thin_out_checkpoints(parent, 1, 0);
+  CHECK(steps() == std::vector<int64_t>{3, 7});
+  CHECK(resolve_checkpoint(parent) == parent + "/step_3");
+  CHECK(count_files(parent) == 3);
+  // A removal that was killed has moved its folder aside; whole or not, the next save deals with it.
+  fs::rename(parent + "/step_7", parent + "/step_7.tmp.1");
+  fs::create_directory(parent + "/step_6.tmp.1");
+  save(8);
+  CHECK(steps() == std::vector<int64_t>{3, 7, 8});
+  CHECK(count_files(parent) == 4);
+}
+
 TEST_CASE("io: triad inspect tells files apart", "[io]") {
   const TemporaryFolder folder;
   const float w[3] = {1, 3, std::nanf("")};

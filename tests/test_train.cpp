@@ -7,6 +7,7 @@
 #include <limits>
 #include <thread>
 
+#include "io/checkpoint.h"
 #include "io/json_config.h"
 #include "io/safetensors.h"
 #include "model/flops.h"
@@ -221,6 +222,31 @@ TEST_CASE("train: .HALT and SIGTERM stop after the current step with a checkpoin
 
 TEST_CASE("train: .HALT and SIGTERM stop a run on the GPU too", "[train][gpu]") {
   if (require_gpu()) check_stops("cuda");
+}
+
+TEST_CASE("train: checkpoints are written beside the steps, and old ones go", "[train]") {
+  const TemporaryFolder folder;
+  const std::string often = "--set train.steps=9 --set train.save_every=1 ";
+  run(train_args(folder.file("all"), "cpu", often));
+  run(train_args(folder.file("few"), "cpu", often + "--set train.keep_last=2 --set train.keep_every=3"));
+  CHECK(list_checkpoints(folder.file("all/checkpoints")).size() == 9);
+  std::vector<int64_t> kept;
+  for (const CheckpointFolder& c : list_checkpoints(folder.file("few/checkpoints"))) kept.push_back(c.step);
+  CHECK(kept == std::vector<int64_t>{3, 6, 8, 9});
+  // Each holds the state of its own step, although later steps ran while it was written.
+  run(train_args(folder.file("five"), "cpu", "--set train.steps=9 --set train.save_every=5"));
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"})
+    CHECK(read_text(folder.file("all/checkpoints/step_5/") + file) ==
+          read_text(folder.file("five/checkpoints/step_5/") + file));
+  int written = 0;
+  for (const std::string& line : lines(folder.file("all/heartbeat_rank0.jsonl"))) {
+    const Json beat = parse_json(line, "a heartbeat");
+    if (beat["msg"] != "checkpoint") continue;
+    ++written;
+    CHECK(beat.contains("stall_ms"));
+    CHECK(beat["write_s"].get<double>() > 0);
+  }
+  CHECK(written == 9);
 }
 
 TEST_CASE("train: a run's folder holds what SPEC.md names", "[train]") {

@@ -29,7 +29,7 @@ struct TrainConfig {
   int64_t warmup_steps = 0;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, grad_clip = 1;
   int64_t seed = 1337;
-  int64_t eval_every = 0, eval_batches = 10, save_every = 0;
+  int64_t eval_every = 0, eval_batches = 10, save_every = 0, keep_last = 0, keep_every = 0;
   OnNonfinite on_nonfinite = OnNonfinite::stop;
   bool allow_unsafe = false;
 
@@ -129,6 +129,9 @@ void visit(TrainConfig& c, V&& v) {
   v("eval_every", c.eval_every, "optimizer steps between evaluations; 0: none", at_least(0));
   v("eval_batches", c.eval_batches, "micro-batches an evaluation", at_least(1));
   v("save_every", c.save_every, "optimizer steps between checkpoints; 0: only the final weights", at_least(0));
+  v("keep_last", c.keep_last, "checkpoints that stay, the newest ones; 0: all", at_least(0));
+  v("keep_every", c.keep_every, "of those that keep_last lets go, steps that are multiples of this stay; 0: none",
+    at_least(0));
   v("on_nonfinite", c.on_nonfinite, "at a loss or gradient norm that is not finite", Rule{});
   v("allow_unsafe", c.allow_unsafe, "allow a long run without checkpoints, or in fp32 on a GPU", Rule{});
 }

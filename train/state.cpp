@@ -20,25 +20,21 @@ namespace {
 constexpr const char* kWeightsFile = "model.safetensors";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
 
-// Part i of a whole fp32 buffer, laid out as the parameters are, under a prefix: one tensor of a file.
+// Part i of a whole fp32 buffer of the host, laid out as the parameters are, under a prefix: one tensor of a file.
 struct NamedBuffer {
   std::string prefix;
   Tensor whole;  // f32
 };
 
-void write_buffers(Context& ctx, const Params& params, const std::vector<NamedBuffer>& buffers,
-                   const std::string& path) {
+void write_buffers(const Params& params, const std::vector<NamedBuffer>& buffers, const std::string& path) {
   std::vector<TensorSpec> specs;
   for (const NamedBuffer& b : buffers)
     for (const ParamSpec& p : params.specs()) specs.push_back({b.prefix + p.name, DType::f32, p.shape});
   SafetensorsWriter file(path, specs);
-  std::vector<float> host;
   for (const NamedBuffer& b : buffers)
     for (int64_t i = 0; i < params.count(); ++i) {
       const Tensor part = params.part(b.whole, i);
-      host.resize(static_cast<size_t>(part.numel()));
-      read(ctx, host.data(), part);
-      file.write(b.prefix + params.specs()[i].name, std::as_bytes(std::span(host)));
+      file.write(b.prefix + params.specs()[i].name, {part.data, static_cast<size_t>(part.bytes())});
     }
   file.finish();
 }
@@ -128,7 +124,11 @@ int64_t state_number(const Json& state, const std::string& folder, const char* k
 }  // namespace
 
 void save_weights(Context& ctx, const Params& params, const std::string& path) {
-  write_buffers(ctx, params, {{"", params.master()}}, path);
+  const Tensor master = params.master();
+  std::vector<float> host(static_cast<size_t>(master.numel()));
+  read(ctx, host.data(), master);
+  const Tensor on_host(reinterpret_cast<std::byte*>(host.data()), DType::f32, master.shape(), Device::cpu());
+  write_buffers(params, {{"", on_host}}, path);
 }
 
 void load_weights(Context& ctx, Params& params, const std::string& path) {
@@ -137,11 +137,11 @@ void load_weights(Context& ctx, Params& params, const std::string& path) {
   params.set(ctx, read_buffer(params, file, ""));
 }
 
-std::string save_checkpoint(Context& ctx, const std::string& parent, const Params& params,
-                            const Optimizer::Moments& moments, const Config& config, const RunState& state) {
+std::string save_checkpoint(const std::string& parent, const Params& params, const StateTensors& tensors,
+                            const Config& config, const RunState& state) {
   return write_checkpoint(parent, fmt::format("step_{}", state.step), [&](const std::string& folder) {
-    save_weights(ctx, params, folder + "/" + kWeightsFile);
-    write_buffers(ctx, params, {{"exp_avg/", moments.exp_avg}, {"exp_avg_sq/", moments.exp_avg_sq}},
+    write_buffers(params, {{"", tensors.master}}, folder + "/" + kWeightsFile);
+    write_buffers(params, {{"exp_avg/", tensors.exp_avg}, {"exp_avg_sq/", tensors.exp_avg_sq}},
                   folder + "/" + kOptimizerFile);
     write_file_atomically(folder + "/" + kStateFile, dump_json(state_json(config, state), 2) + "\n");
   });

@@ -25,9 +25,14 @@ void save_weights(Context&, const Params&, const std::string& path);
 // or misshapen tensors are an Error that names them.
 void load_weights(Context&, Params&, const std::string& path);
 
-// Whole or not at all: written beside, synced, renamed; then `latest` points at it. Returns its folder.
-std::string save_checkpoint(Context&, const std::string& parent, const Params&, const Optimizer::Moments&,
-                            const Config&, const RunState&);
+// Everything of a run that lies in tensors: fp32, on the host, laid out as the parameters' whole buffers.
+struct StateTensors {
+  Tensor master, exp_avg, exp_avg_sq;
+};
+// Whole or not at all: written beside, synced, renamed; then `latest` points at it. Of params it reads names and places
+// alone, so that another thread may train them meanwhile. Returns its folder.
+std::string save_checkpoint(const std::string& parent, const Params&, const StateTensors&, const Config&,
+                            const RunState&);
 // Throws if a key differs on which a resume depends: the model's, the data's, train.seq_len.
 RunState load_checkpoint(Context&, const std::string& folder, Params&, Optimizer&, const Config&);
 

@@ -15,6 +15,7 @@
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/loader.h"
+#include "train/checkpointer.h"
 #include "train/data_source.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
@@ -90,6 +91,9 @@ class Trainer {
       for (const std::string& line : changed_since(resume_from_, config_)) telemetry.message("changed since: " + line);
     }
     telemetry.heartbeat(state_.step, "boot");
+
+    if (comm_->first() && config_.train.save_every > 0)
+      checkpointer_.emplace(config_, step_.model().params(), device_, folder_.checkpoints());
 
     const auto began = std::chrono::steady_clock::now();
     const int64_t first_step = state_.step;
@@ -217,17 +221,24 @@ class Trainer {
     telemetry.evaluation(state_.step, val_loss_);
   }
 
-  // The first rank writes, once all have given what they alone hold; the others wait until it has.
+  // The first rank writes beside the steps that follow, once all have given what they alone hold.
   void save(Telemetry& telemetry) {
     Context& ctx = runtime_->ctx();
     Params& params = step_.model().params();
     step_.optimizer().gather_master(params);
     const Optimizer::Moments moments = step_.optimizer().gather_moments(ctx, params);
-    if (comm_->first()) {
-      const std::string folder = save_checkpoint(ctx, folder_.checkpoints(), params, moments, config_, state_);
-      telemetry.heartbeat(state_.step, "checkpoint", {{"folder", folder}});
-    }
-    comm_->barrier("the checkpoint");
+    if (!comm_->first()) return;
+    take_checkpoint(telemetry, /*wait=*/true);
+    if (!checkpointer_) checkpointer_.emplace(config_, params, device_, folder_.checkpoints());
+    checkpointer_->save(ctx, moments, state_);
+  }
+
+  void take_checkpoint(Telemetry& telemetry, bool wait) {
+    if (!checkpointer_) return;
+    if (const std::optional<Checkpointer::Written> written = checkpointer_->take(wait))
+      telemetry.heartbeat(
+          state_.step, "checkpoint",
+          {{"folder", written->folder}, {"stall_ms", written->stall_ms}, {"write_s", written->write_s}});
   }
 
   bool stop_wanted() const { return stop_signal != 0 || (comm_->first() && folder_.halt_requested()); }
@@ -239,11 +250,13 @@ class Trainer {
     const bool last = state_.step == t.steps, stop = comm_->world() == 1 ? stop_wanted() : stop_agreed_;
     const bool eval = due(t.eval_every) || (last && t.eval_every > 0);
     const bool save_now = due(t.save_every) || (last && t.save_every > 0) || stop;
+    take_checkpoint(telemetry, /*wait=*/false);
     if (eval || save_now || last) settle(telemetry, /*leave=*/0);
     const Telemetry::Pause pause(telemetry);
     if (eval) evaluate(telemetry);
     if (due(config_.log.every) || last || stop) telemetry.fallbacks(state_.step, runtime_->ctx().routes);
     if (save_now) save(telemetry);
+    if (last || stop) take_checkpoint(telemetry, /*wait=*/true);
     halted_ = stop && comm_->first() && folder_.halt_requested();
     if (halted_) folder_.clear_halt();
     return stop && !last;
@@ -292,7 +305,8 @@ class Trainer {
   DataSource data_;
   std::unique_ptr<Runtime> runtime_;
   TrainStep step_;
-  RunFolder folder_;  // after all that may refuse the run: from here on files change
+  std::optional<Checkpointer> checkpointer_;  // the first rank's; its host memory comes before the first step
+  RunFolder folder_;                          // after all that may refuse the run: from here on files change
   RunState state_;
   bool stop_agreed_ = false, halted_ = false;
   int64_t settled_ = 0, comm_steps_ = 0;

@@ -6,8 +6,8 @@
 namespace triad::test {
 
 struct Outcome {
-  int exit_code = 0;      // 128 + signal where one ended it
-  std::string output;     // stdout and stderr
+  int exit_code = 0;   // 128 + signal where one ended it
+  std::string output;  // stdout and stderr
 };
 
 // `triad ARGS`, through a shell; environment "NAME=value ..." in front.
@@ -23,7 +23,8 @@ Outcome run_ranks(int ranks, const std::string& args);
 // Any command of the shell.
 Outcome run_command(const std::string& command);
 
-// `triad ARGS` in the background, its output dropped; to be killed or waited for. A command of its own may stand before.
+// `triad ARGS` in the background, its output dropped; to be killed or waited for. A command of its own may stand
+// before.
 class BackgroundProgram {
  public:
   explicit BackgroundProgram(const std::string& args, const std::string& before = "",
@@ -49,6 +50,7 @@ class TemporaryFolder {
   std::string path_;
 };
 
+size_t count_files(const std::string& folder);  // in it, folders and links too
 void write_text(const std::string& path, const std::string& text);
 std::string read_text(const std::string& path);
 

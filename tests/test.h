@@ -6,8 +6,11 @@
 #include <catch2/catch.hpp>
 #endif
 #include <cstdio>
+#include <string>
+#include <vector>
 
 #include "engine/backend.h"
+#include "engine/check.h"
 
 namespace triad::test {
 
@@ -23,6 +26,21 @@ inline bool require_gpus(int count) {
   if (backend::cuda_device_count() >= count) return true;
   std::printf("SKIPPED: %d GPUs of %d\n", backend::cuda_device_count(), count);
   return false;
+}
+
+// The message of the Error that f throws; every word has to be in it.
+template <class F>
+void check_error(F&& f, const std::vector<std::string>& words) {
+  std::string message = "(nothing was thrown)";
+  try {
+    f();
+  } catch (const Error& e) { message = e.what(); }
+  INFO(message);
+  CHECK(message != "(nothing was thrown)");
+  for (const std::string& word : words) {
+    INFO("expected: " << word);
+    CHECK(message.find(word) != std::string::npos);
+  }
 }
 
 // Registers the tests of the OpCase tables, whose names are known only when the program runs.

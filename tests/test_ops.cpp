@@ -170,9 +170,11 @@ struct OpTest {
   void run() const {
     if (needs_gpu && !require_gpu()) return;
     for (const OpCase& c : cases) {
-      try {
-        check(c);
-      } catch (const Error& e) { FAIL_CHECK(label(c, "threw") << ": " << e.what()); }
+      DYNAMIC_SECTION(c.name) {  // `triad_tests "nsa cuda" -c 2x33_l4` runs one case
+        try {
+          check(c);
+        } catch (const Error& e) { FAIL_CHECK(label(c, "threw") << ": " << e.what()); }
+      }
     }
   }
 };

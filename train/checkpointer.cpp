@@ -31,7 +31,11 @@ Checkpointer::Checkpointer(const Config& config, const Params& params, Device de
       params_(params),
       parent_(std::move(parent)),
       host_(device, kBuffers * params.stored_elements() * static_cast<int64_t>(sizeof(float))),
-      copied_(device) {}
+      copied_(device) {
+  // Pinned memory is there; ordinary pages would come one by one during the first save, which took 4 s instead of 0.2.
+  if (!device.is_cuda())
+    std::memset(host_.data(), 0, static_cast<size_t>(kBuffers * params.stored_elements()) * sizeof(float));
+}
 
 Tensor Checkpointer::buffer(int64_t i) const {
   const int64_t n = params_.stored_elements();

@@ -11,8 +11,8 @@
 //
 // Scratch: memory that ops on ctx hand back is handed out again at once, which is safe only in the order of one stream.
 // So the side has a scratch of its own, in stack order like any: it lies where ctx's begins to be free, and what it
-// needed at most stays taken as long as the Beside lives. This is why the side's work is queued first, in the constructor.
-// Matrix products share one workspace: none of them on a side (kernels/matmul.cu checks it).
+// needed at most stays taken as long as the Beside lives. This is why the side's work is queued first, in the
+// constructor. Matrix products share one workspace: none of them on a side (kernels/matmul.cu checks it).
 //
 // Where a context has no side streams (the CPU) the work is done in its place, by ctx itself: results must not depend
 // on it.

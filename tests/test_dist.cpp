@@ -89,8 +89,7 @@ std::vector<std::string> lines(const std::string& path) {
 
 }  // namespace
 
-TEST_CASE("dist: 1 and 2 and 4 ranks give the same weights, whatever the bucket size and sharding",
-          "[dist]") {
+TEST_CASE("dist: 1 and 2 and 4 ranks give the same weights, whatever the bucket size and sharding", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string one = run(folder.file("1"), 1), two = run(folder.file("2"), 2), four = run(folder.file("4"), 4);

@@ -17,8 +17,8 @@
 #include "kernels/rope.h"
 #include "tests/test.h"
 #include "train/load_config.h"
-#include "train/schedule.h"
 #include "train/memory_plan.h"
+#include "train/schedule.h"
 #include "train/train_step.h"
 
 using namespace triad;

@@ -19,8 +19,8 @@
 #include "tools/options.h"
 #include "train/data_source.h"
 #include "train/load_config.h"
-#include "train/state.h"
 #include "train/memory_plan.h"
+#include "train/state.h"
 #include "train/train_step.h"
 
 namespace triad {

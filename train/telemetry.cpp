@@ -157,8 +157,8 @@ void Telemetry::step(const Step& s) {
     std::string mfu;
     if (peak_flops_ > 0) {
       const TrainConfig& t = config_.train;
-      const double flops = training_flops(config_.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len,
-                                          config_.recompute());
+      const double flops =
+          training_flops(config_.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len, config_.recompute());
       mfu = fmt::format("{:.4f}", flops / step_s / peak_flops_);
     }
     if (training_)

@@ -11,6 +11,9 @@ class OpListener {
   virtual ~OpListener() = default;
   virtual void begin(const char* op) = 0;
   virtual void end() = 0;
+  // The same with the stream that the op queues its work on, for who asks.
+  virtual void begin_on(const char* op, const Stream&) { begin(op); }
+  virtual void end_on(const Stream&) { end(); }
 };
 
 // Scopes nest, and the outermost counts: a product inside the classifier is the classifier's.
@@ -18,14 +21,15 @@ class OpScope {
  public:
   OpScope(Context& ctx, const char* op)
       : listeners_(ctx.in_op || ctx.listeners == nullptr || ctx.listeners->empty() ? nullptr : ctx.listeners),
-        in_op_(ctx.in_op) {
+        in_op_(ctx.in_op),
+        stream_(ctx.stream) {
     if (listeners_ == nullptr) return;
     in_op_ = true;
-    for (OpListener* listener : *listeners_) listener->begin(op);
+    for (OpListener* listener : *listeners_) listener->begin_on(op, stream_);
   }
   ~OpScope() {
     if (listeners_ == nullptr) return;
-    for (auto listener = listeners_->rbegin(); listener != listeners_->rend(); ++listener) (*listener)->end();
+    for (auto listener = listeners_->rbegin(); listener != listeners_->rend(); ++listener) (*listener)->end_on(stream_);
     in_op_ = false;
   }
   OpScope(const OpScope&) = delete;
@@ -33,6 +37,7 @@ class OpScope {
  private:
   std::vector<OpListener*>* listeners_;
   bool& in_op_;
+  const Stream& stream_;
 };
 
 }  // namespace triad

@@ -20,6 +20,7 @@
 #pragma once
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/tma_sm90.cuh"
+#include "kernels/wgmma_ones_sm90.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -53,11 +54,13 @@ struct ForwardShape {
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel;
   static constexpr int kPanelBytes = kRowsCta * kPanelRowBytes, kKeyBytes = kKeys * kDk * 2,
                        kValueBytes = kKeys * kDv * 2;
+  static_assert((kPanelBytes | kKeyBytes | kValueBytes) % 1024 == 0);  // so all tiles of Shared begin at such multiples
   struct Shared {
     unsigned char q[kQueries][kPanelsK][kPanelBytes];  // later o
     struct {
       unsigned char k[kKeyBytes], v[kValueBytes];
     } stage[kStages];
+    unsigned char ones[kOnesBytes];
     Barrier query_came[kQueries], query_free[kQueries], keys_came[kStages], values_came[kStages], stage_free[kStages];
   };
 };
@@ -247,9 +250,11 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
       place.advance();
     };
 
-    float s[kKeys / 8][4], o[Shape::kDv / 8][4] = {};
+    // rounded: sums of p as the products see it, by which o is divided; sum: of p itself, which lse tells (this lane's
+    // part). top: times scale.
+    float s[kKeys / 8][4], o[kPanelsV][8][4] = {}, rounded[1][4] = {};
     uint32_t p[kKeys / 16][4];
-    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, shrink[2];  // top: times scale
+    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, shrink[2];
     const float scale = a.in.scale_log2();
     const uint32_t q_tile = tile_descriptor(shared_address(own_q));
     const auto multiply_scores = [&](const Place<kStages>& place) {
@@ -262,10 +267,21 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
       wgmma_commit();
     };
     const auto multiply_values = [&](const Place<kStages>& place) {
-      const uint32_t v = tile_descriptor(shared_address(shared.stage[place.at].v), kKeys * kPanelRowBytes);
+      const uint32_t ones = shared_address(shared.ones);
+      uint32_t v = shared_address(shared.stage[place.at].v);
 #pragma unroll
-      for (int i = 0; i < kKeys / 16; ++i) wgmma_add_across(o, p[i], v + i * (16 * kPanelRowBytes >> 4));
+      for (int i = 0; i < kKeys / 16; ++i, v += 16 * kPanelRowBytes) {
+        wgmma_add_and_sum(o[0], rounded[0], p[i], v, ones);
+#pragma unroll
+        for (int panel = 1; panel < kPanelsV; ++panel)
+          wgmma_add<1>(o[panel], p[i], tile_descriptor(v + panel * kKeys * kPanelRowBytes));
+      }
       wgmma_commit();
+    };
+    const auto pin_sums = [&] {
+#pragma unroll
+      for (auto& panel : o) pin(panel);
+      pin(rounded);
     };
     // -inf where row i does not see the key.
     const auto mask_row = [&](int n, int i) {
@@ -370,7 +386,7 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
     const auto pack = [&] {
       pin(s);
       wgmma_wait<0>();
-      pin(o);
+      pin_sums();
 #pragma unroll
       for (int i = 0; i < kKeys / 16; ++i) pack_operand(p[i], s, i);
     };
@@ -406,16 +422,18 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
         here = there;
         if (moved) {
 #pragma unroll
-          for (int j = 0; j < Shape::kDv / 8; ++j)
+          for (int e = 0; e < 4; ++e) {
+            rounded[0][e] *= shrink[e / 2];
 #pragma unroll
-            for (int e = 0; e < 4; ++e) o[j][e] *= shrink[e / 2];
+            for (int j = 0; j < Shape::kDv / 8; ++j) o[j / 8][j % 8][e] *= shrink[e / 2];
+          }
         }
       }
       barrier_wait(&shared.values_came[here.at], here.parity);
       wgmma_fence();
       multiply_values(here);
       wgmma_wait<0>();
-      pin(o);
+      pin_sums();
       leave(here);
       here.advance();
       ++now;
@@ -427,14 +445,14 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
     const HeadRows lse_rows(a.lse, tile.b, tile.g * G);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float total = quad_sum(sum[i]), inverse = total == 0.0f ? 0.0f : reciprocal_approx(total);
+      const float total = quad_sum(sum[i]), inverse = total == 0.0f ? 0.0f : reciprocal_approx(rounded[0][2 * i]);
       const int r = row0 + fragment_row() + 8 * i, row = tile.first + 64 * w + r;
 #pragma unroll
       for (int panel = 0; panel < kPanelsV; ++panel)
 #pragma unroll
         for (int j = 0; j < 8; ++j)
           *reinterpret_cast<uint32_t*>(own_q + panel * Shape::kPanelBytes + swizzled(r, j) + lane % 4 * 4) =
-              pack_bf16(o[8 * panel + j][2 * i] * inverse, o[8 * panel + j][2 * i + 1] * inverse);
+              pack_bf16(o[panel][j][2 * i] * inverse, o[panel][j][2 * i + 1] * inverse);
       const int t = a.in.heads.quotient(row);
       if (row < tile.rows && lane % 4 == 0)
         *lse_rows.at(t, row - t * G) = total == 0.0f ? -INFINITY : (top[i] + log2_approx(total)) * 0.69314718055994531f;
@@ -481,6 +499,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int filled = a.tile_tokens * a.in.heads.value() * kPanelRowBytes;
   for (int i = 16 * threadIdx.x; i < static_cast<int>(sizeof(shared.q)); i += 16 * Shape::kThreads)
     if (i % Shape::kPanelBytes >= filled) *reinterpret_cast<uint4*>(shared.q[0][0] + i) = make_uint4(0, 0, 0, 0);
+  write_ones(shared.ones, threadIdx.x, Shape::kThreads);
   fence_async_proxy();
   __syncthreads();
   constexpr int kRegistersCopy = 32, kRegistersCompute = 160;  // 128 each at first

@@ -6,7 +6,8 @@
 // bring q, keys and values: keys and values into a ring of stages, each refilled when all warpgroups have left it, so
 // that the next tile's are there before this one is done. A warpgroup keeps q in shared memory; scores, probabilities
 // and sums stay in registers:
-//   s = q k^T;  p = 2^(scale s - top);  o += p v, p being packed where s stood.
+//   s = q k^T;  p = 2^(scale s - top);  o += p v, p being packed where s stood;  o / sum p, p as it was packed
+//   (wgmma_ones_sm90.cuh), and lse from the sum of p itself.
 // The scores of the next step are queued before the sums of this one, so that the tensor cores work while it weighs.
 // `top` is the largest of the first scores that a row sees, and stays: p is rounded relative to its size and may have
 // any that floats have. Only where a later step's powers pass 2^60 the row's scores of that step are computed once more
@@ -20,6 +21,7 @@
 #pragma once
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/tma_sm90.cuh"
+#include "kernels/warpgroup_turns_sm90.cuh"
 #include "kernels/wgmma_ones_sm90.cuh"
 
 namespace triad::cuda {
@@ -224,6 +226,8 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
   Place<Shape::kQueries> query;
   const int row0 = 16 * (threadIdx.x % kWarpgroup / 32), chunk = lane % 8;
   Place<kStages> here, there;  // of steps `now` and `next`
+  const WarpgroupTurns<Shape::kWarpgroups> turns{w};
+  turns.begin();
   for (int round = 0, turn; (turn = turn_of(round)) < a.turns; ++round) {
     const CtaRows tile(a, turn);
     const Plan<Keys, Shape> plan(a, keys, tile, w, reinterpret_cast<unsigned char*>(&shared + 1));
@@ -244,6 +248,8 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
     };
     // A step that this warpgroup does not see.
     const auto pass = [&](Place<kStages>& place) {
+      turns.wait();
+      turns.pass_on();
       barrier_wait(&shared.keys_came[place.at], place.parity);
       barrier_wait(&shared.values_came[place.at], place.parity);
       leave(place);
@@ -398,8 +404,10 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
     if (now < plan.steps_seen) {
       there = here;
       barrier_wait(&shared.keys_came[here.at], here.parity);
+      turns.wait();
       wgmma_fence();
       multiply_scores(here);
+      turns.pass_on();
       wgmma_wait<0>();
       weigh(now, std::true_type{});
       pack();
@@ -410,11 +418,13 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
         if constexpr (kListed)
           for (; !plan.sees(next) && next < now + kStages - 1; ++next) pass(there);
         barrier_wait(&shared.keys_came[there.at], there.parity);
+        turns.wait();
         wgmma_fence();
         multiply_scores(there);
         barrier_wait(&shared.values_came[here.at], here.parity);
         wgmma_fence();
         multiply_values(here);
+        turns.pass_on();
         wgmma_wait<1>();
         weigh(next, std::false_type{});
         pack();
@@ -474,6 +484,7 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
     if (lane == 0) barrier_arrive(&shared.query_free[query.at]);
     query.advance();
   }
+  turns.end();
 }
 
 template <class Shape, class Keys>

@@ -13,11 +13,16 @@
 // any that floats have. Only where a later step's powers pass 2^60 the row's scores of that step are computed once more
 // and it gets a new top.
 //
-// One H200, us, before (CTAs of one tile, the largest score looked for in every step) and now, goal in brackets:
-//   1x65536x64x4x128 compressed 8400 / 6220 [7000], window 2600 / 1990 [2100]; 1x8192x64x4x128 217 / 163, 330 / 255
-//   1x65536x12x2x64 compressed 930 / 759 [830], window 321 / 271 [280]; 8x2048x12x2x64 35 / 30, 80 / 69, dense 135 /
-//   113
-// Of that the search is 5 to 10%, overlapped q and o up to 20%, tiles dealt out forth and back 7% (dense).
+// One H200, us:                          d 64                                             d 128
+//   window 512, 8 x 2048, 12/2 heads        70      1 x 65536  273    64/4, 1 x 8192  274   1 x 65536  2400
+//   compressed                              33                 823                    175              6900
+//   dense                                  114
+// Of that the rounded p's sum takes 3% (d 64) and 7% (d 128: half of it for products of 64 columns instead of 128).
+// The error of o along o, rms, of 1024 x 12 x 64, w 512, queries of deviation 1, 4, 10: 4.8e-4, 5.8e-4, 4.8e-4; with
+// the sum of unrounded p 5.4e-4, 1.2e-3, 1.4e-3. Tried and left: that sum by ordinary instructions (6 to 18% slower, of
+// truncated p too), a new top where p outweighs the sum (3 to 6%, where rows are peaked 25%), an eighth of the powers
+// by polynomials (4 to 11% slower), 128 keys a step at d 64 (3 to 18% slower). Before: looking for the largest score in
+// every step 5 to 10%, q and o not overlapped up to 20%, tiles dealt out in one direction 7% (dense).
 #pragma once
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/tma_sm90.cuh"

@@ -6,7 +6,8 @@ namespace triad::cuda {
 
 // Warpgroups of a CTA take turns to queue their products, one turn a step, so that a warpgroup's products run at once
 // while the others weigh, and not a little of everybody's. Each takes as many turns of a tile as it has steps, seen or
-// not. (The attention branches' forward, left to themselves: 1 to 4% slower on an H200.)
+// not. (The attention branches' forward, left to themselves: 1 to 4% slower on an H200,
+// compressed 1 x 65536 x 64 x 4 x 128 1% faster.)
 template <int kWarpgroups>
 struct WarpgroupTurns {
   int w;

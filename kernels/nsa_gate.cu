@@ -588,8 +588,8 @@ void nsa_gate_backward(Context& ctx, Tensor dq_group, const GateGrads& grads, Co
                       int64_t{Tiles::kBackwardCtasPerSm} * ctx.num_sms);
     };
     Scratch::Scope scope(ctx.scratch);  // enough for either route
-    Tensor slices = scope.alloc(DType::f32, {std::max({ctas, ctas_mma(GateTiles<64>{}), ctas_mma(GateTiles<128>{})}),
-                                             at.size});
+    Tensor slices =
+        scope.alloc(DType::f32, {std::max({ctas, ctas_mma(GateTiles<64>{}), ctas_mma(GateTiles<128>{})}), at.size});
     const bool softmax = o.kind == GateKind::softmax;
     const float inverse_temperature = static_cast<float>(1.0 / o.temperature);
     const bool dense = gate.contiguous() && dgate.contiguous() && dq_group.contiguous() && is_aligned(dq_group);

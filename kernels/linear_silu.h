@@ -8,9 +8,8 @@ namespace triad {
 
 // pre = x w^T, y = silu(pre): both [N,out] T overwritten  <-  x [N,in], w [out,in] T.
 void linear_silu_forward(Context&, Tensor y, Tensor pre, ConstTensor x, ConstTensor w);
-// Of z = y w_next^T, y = silu(pre): dpre = (dz w_next) silu'(pre), and y again, bit for bit as forward gave it: both
-// [N,hidden] T overwritten  <-  dz [N,out], w_next [out,hidden], pre [N,hidden] T. The weights' gradient of the layer
-// behind asks for y.
+// Of z = y w_next^T, y = silu(pre): dpre = (dz w_next) silu'(pre), and y again, for which the gradient of w_next asks:
+// both [N,hidden] T overwritten  <-  dz [N,out], w_next [out,hidden], pre [N,hidden] T.
 void linear_silu_backward(Context&, Tensor dpre, Tensor y, ConstTensor dz, ConstTensor w_next, ConstTensor pre);
 
 namespace cuda {

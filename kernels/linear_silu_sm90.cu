@@ -129,14 +129,17 @@ __device__ void produce(Shared& s, const Maps& maps, const Tiles& tiles, int cta
 
 __device__ __forceinline__ float upper(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ __forceinline__ float lower(uint32_t pair) { return __uint_as_float(pair << 16); }
-// As activation.cu has it, to the bit.
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+// 1 / (1 + e^-x) to a few ulp: 1 / inf is 0.
+__device__ __forceinline__ float sigmoid(float x) {
+  float s;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + exp2_approx(x * -1.4426950408889634f)));
+  return s;
+}
 __device__ __forceinline__ float silu_slope(float x, float s) { return s * fmaf(x, 1.0f - s, 1.0f); }
 
-// Two neighbours of out and y from their product, rounded; in backward `out` holds pre.
+// Two neighbours of out and y from their product; in backward `out` holds pre.
 template <bool kBackward>
-__device__ __forceinline__ void apply(uint32_t& out, uint32_t& y, float product0, float product1) {
-  const uint32_t product = pack_bf16(product0, product1);
+__device__ __forceinline__ void apply(uint32_t& out, uint32_t& y, uint32_t product) {
   const uint32_t pre = kBackward ? out : product;
   const float x0 = lower(pre), x1 = upper(pre), s0 = sigmoid(x0), s1 = sigmoid(x1);
   y = pack_bf16(x0 * s0, x1 * s1);
@@ -191,8 +194,6 @@ __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta
     }
     wgmma_wait<0>();
     pin(d[0]), pin(d[1]);
-    if (lane < kCluster) arrive_at(&s.empty[(n - 1) % kStages], lane);
-
 #pragma unroll
     for (int piece = 0; piece < kHalves * kPanels; ++piece) {
       const int half = piece / kPanels, panel = piece % kPanels;
@@ -205,17 +206,25 @@ __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta
       if constexpr (kBackward) barrier_wait(&s.loaded[warp][panel], loads / kPanels & 1), ++loads;
       __syncwarp();
 #pragma unroll
-      for (int j = 0; j < kPanel / 8; j += 2) {  // four 8x8 matrices: rows 0 and 8 of columns 8 j, then of 8 j + 8
-        const int at = swizzled(lane % 16, j + lane / 16);
-        uint32_t outs[4], ys[4];
-        if constexpr (kBackward) load_matrices(outs, reinterpret_cast<const __nv_bfloat16*>(out + at));
+      for (int j = 0; j < kPanel / 8;
+           j += 4) {  // per step of two, four 8x8 matrices: rows 0 and 8 of columns 8 j, then of 8 j + 8
+        constexpr int kQuads = 2;
+        uint32_t outs[kQuads][4], ys[kQuads][4];
+        int at[kQuads];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float* const product = &d[half][8 * panel + j + i / 2][2 * (i % 2)];
-          apply<kBackward>(outs[i], ys[i], product[0], product[1]);
+        for (int q = 0; q < kQuads; ++q) {
+          at[q] = swizzled(lane % 16, j + 2 * q + lane / 16);
+          if constexpr (kBackward) load_matrices(outs[q], reinterpret_cast<const __nv_bfloat16*>(out + at[q]));
         }
-        store_matrices(out + at, outs);
-        store_matrices(y + at, ys);
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float* const product = &d[half][8 * panel + j + 2 * q + i / 2][2 * (i % 2)];
+            apply<kBackward>(outs[q][i], ys[q][i], pack_bf16(product[0], product[1]));
+          }
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) store_matrices(out + at[q], outs[q]), store_matrices(y + at[q], ys[q]);
       }
       fence_async_proxy();
       __syncwarp();

@@ -3,13 +3,14 @@
 // else. Bytes at M7C, 32,768 tokens: forward 50 MB (q), backward 67 MB (q, and f32 of dq for each group).
 //   A warp takes 8 rows (token, group) at a time and needs no other warp. They are the N of its products, hidden units
 //   the M: fc1 [hidden][columns] times mean [columns][rows]. In the B operand lane (a, c) = (lane / 4, lane % 4) holds
-//   row a; which columns stand in which place of K is free, so it holds columns 8 c .. 8 c + 7 of each 32, which are
-//   one 16-byte load. So q goes from memory to the registers where it is summed over heads, 6 KiB of a warp under way
-//   while it computes on what came before, and fc1 lies in shared memory as the words of the A operand. Sums stay fp32:
-//   what enters a product is split into two bf16, high + low, which carry 16 bits of the mantissa (the rest, 2^-17, is
-//   far below the rounding of q itself); fc1 is bf16 as it is. Gradients of fc1_b and fc2 are sums of unsplit fp32.
-//   Backward: the C fragments of fc1's result, units by rows, are the A operand of fc1's gradient, d [units][rows]
-//   times mean [rows][columns], and turned (movmatrix) the B operand of dq. With dk = 64 a warp sums the whole of fc1's
+//   row a; which columns stand in which place of K is free, so it holds columns 8 c .. 8 c + 7 of each 32, which are one
+//   16-byte load. So q goes from memory to the registers where it is summed over heads, 6 KiB of a warp under way while
+//   it computes on what came before, and fc1 lies in shared memory as the words of the A operand.
+//   Sums stay fp32: what enters a product is split into two bf16, high + low, which carry 16 bits of the mantissa (the
+//   rest, 2^-17, is far below the rounding of q itself); fc1 is bf16 as it is. Gradients of fc1_b and fc2 are sums of
+//   unsplit fp32.
+//   Backward: the C fragments of fc1's result, units by rows, are the A operand of fc1's gradient, d [units][rows] times
+//   mean [rows][columns], and turned (movmatrix) the B operand of dq. With dk = 64 a warp sums the whole of fc1's
 //   gradient in registers; with 128 each of four warps sums a quarter of it, over the rows of all four.
 #pragma once
 #include "kernels/nsa_gate.cuh"
@@ -20,10 +21,10 @@ namespace triad::cuda {
 template <int kWidth>
 struct GateTiles {
   static constexpr int kHidden = kWidth / 2;
-  static constexpr int kRows = 8;                      // of a warp
-  static constexpr int kParts = kWidth / 32;           // 16-byte vectors of a lane in a row of q
-  static constexpr int kUnits = kHidden / 8;           // hidden units of a lane: 8 j + a
-  static constexpr int kWords = kWidth / 8;            // of a lane, each the pair of columns 32 part + 8 c + 2 k, + 1
+  static constexpr int kRows = 8;               // of a warp
+  static constexpr int kParts = kWidth / 32;    // 16-byte vectors of a lane in a row of q
+  static constexpr int kUnits = kHidden / 8;    // hidden units of a lane: 8 j + a
+  static constexpr int kWords = kWidth / 8;     // of a lane, each the pair of columns 32 part + 8 c + 2 k, + 1
   static constexpr int kHeads = kWidth == 64 ? 6 : 2;  // of a row under way
   static constexpr int kForwardWarps = 4, kForwardCtasPerSm = kWidth == 64 ? 4 : 3;
   // Backward's CTAs stay, each with a slice. kSharers: warps that share the sums of fc1's gradient.
@@ -42,19 +43,13 @@ struct GateWeightsShared {
   __device__ void load(const GateMlp<__nv_bfloat16>& mlp) {
     for (int i = threadIdx.x; i < Tiles::kUnits * Tiles::kParts * 32; i += blockDim.x) {
       const int lane = i % 32, part = i / 32 % Tiles::kParts, j = i / 32 / Tiles::kParts;
-      fc1_w[j][part][lane] =
-          *reinterpret_cast<const uint4*>(mlp.fc1_w + (8 * j + lane / 4) * mlp.fc1_stride + 32 * part + lane % 4 * 8);
+      fc1_w[j][part][lane] = *reinterpret_cast<const uint4*>(mlp.fc1_w + (8 * j + lane / 4) * mlp.fc1_stride +
+                                                             32 * part + lane % 4 * 8);
     }
     for (int i = threadIdx.x; i < Tiles::kHidden; i += blockDim.x)
       unit[i] = make_float4(to_float(mlp.fc1_b[i]), to_float(mlp.fc2_w[i]), to_float(mlp.fc2_w[mlp.fc2_stride + i]),
                             to_float(mlp.fc2_w[2 * mlp.fc2_stride + i]));
     if (threadIdx.x < 3) fc2_b[threadIdx.x] = to_float(mlp.fc2_b[threadIdx.x]);
-  }
-  // The A operands of units 8 j .. 8 j + 15 in the two steps that columns 32 part .. make.
-  __device__ __forceinline__ void operands(uint32_t (&a)[2][4], int j, int part) const {
-    const uint4 upper = fc1_w[j][part][threadIdx.x % 32], lower = fc1_w[j + 1][part][threadIdx.x % 32];
-    a[0][0] = upper.x, a[0][1] = lower.x, a[0][2] = upper.y, a[0][3] = lower.y;
-    a[1][0] = upper.z, a[1][1] = lower.z, a[1][2] = upper.w, a[1][3] = lower.w;
   }
 };
 
@@ -89,23 +84,32 @@ struct DenseRows {
 
 // A lane's way to its rows of q: row a of each tile, kHeads heads at a time, loaded before they are asked for.
 template <int kWidth>
-class HeadStream {
+class HeadSums {
   static constexpr int kParts = GateTiles<kWidth>::kParts, kHeads = GateTiles<kWidth>::kHeads;
 
  public:
   // Of the tiles of 8 rows that begin at first, first + step, ...
-  __device__ HeadStream(const DenseRows& rows, uint32_t first, uint32_t step)
+  __device__ HeadSums(const DenseRows& rows, uint32_t first, uint32_t step)
       : rows_(rows), row_(first + threadIdx.x % 32 / 4), step_(step) {
     find_row();
     request();
   }
 
-  // All heads of the next tile's rows, kHeads at a time: use(held), held[h][part] the vector of columns 32 part + 8 c
-  // .. of the lane's row, zeros past the last head or row.
-  template <class Use>
-  __device__ void next(Use&& use) {
+  // Of the next tile: sum[8 part + j] = column 32 part + 8 c + j of the lane's row, over all heads; zeros past the last
+  // row.
+  __device__ void next(float (&sum)[kWidth / 4]) {
+#pragma unroll
+    for (int j = 0; j < kWidth / 4; ++j) sum[j] = 0.0f;
     do {
-      use(held_);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          float x[8];
+          as_floats<__nv_bfloat16>(x, held_[h][part]);
+#pragma unroll
+          for (int j = 0; j < 8; ++j) sum[8 * part + j] += x[j];
+        }
       head_ += kHeads;
       if (head_ >= rows_.heads) {
         head_ = 0, row_ += step_;
@@ -118,8 +122,9 @@ class HeadStream {
  private:
   __device__ void find_row() {
     const uint32_t token = row_ / rows_.groups, group = row_ % rows_.groups;
-    from_ = row_ < rows_.count ? rows_.q + token * rows_.stride + group * rows_.heads * kWidth + threadIdx.x % 4 * 8
-                               : nullptr;
+    from_ = row_ < rows_.count
+                ? rows_.q + token * rows_.stride + group * rows_.heads * kWidth + threadIdx.x % 4 * 8
+                : nullptr;
   }
   __device__ void request() {
 #pragma unroll
@@ -150,13 +155,14 @@ __device__ __forceinline__ void split_mean(uint32_t (&high)[kWords], uint32_t (&
 template <int kWidth>
 __device__ __forceinline__ void first_layer(float (&before)[kWidth / 16][2], const uint32_t (&high)[kWidth / 8],
                                             const uint32_t (&low)[kWidth / 8], const GateWeightsShared<kWidth>& w) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int j = 0; j < kWidth / 16; j += 2) {
     float d[4] = {};
 #pragma unroll
     for (int part = 0; part < kWidth / 32; ++part) {
-      uint32_t a[2][4];
-      w.operands(a, j, part);
+      const uint4 upper = w.fc1_w[j][part][lane], lower = w.fc1_w[j + 1][part][lane];
+      const uint32_t a[2][4] = {{upper.x, lower.x, upper.y, lower.y}, {upper.z, lower.z, upper.w, lower.w}};
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
         const int k = 4 * part + 2 * u;
@@ -180,35 +186,22 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kForwardWarps, GateTil
   const uint32_t first = (blockIdx.x * Tiles::kForwardWarps + threadIdx.x / 32) * Tiles::kRows;
   const uint32_t step = gridDim.x * Tiles::kForwardWarps * Tiles::kRows;
   const float share = 1.0f / static_cast<float>(rows.heads);
-  HeadStream<kWidth> heads(rows, first, step);
+  HeadSums<kWidth> heads(rows, first, step);
   w.load(weights);
   __syncthreads();
   for (uint32_t row = first; row < rows.count; row += step) {
-    // fc1_w times the sum of the heads is the sum of fc1_w times each head: bf16 as they come, nothing to split.
-    float before[2][Tiles::kUnits / 2][4] = {};  // of even and odd parts: shorter chains
-    heads.next([&](const uint4(&held)[Tiles::kHeads][Tiles::kParts]) {
-#pragma unroll
-      for (int part = 0; part < Tiles::kParts; ++part)
-#pragma unroll
-        for (int j = 0; j < Tiles::kUnits / 2; ++j) {
-          uint32_t fc1[2][4];
-          w.operands(fc1, 2 * j, part);
-#pragma unroll
-          for (int h = 0; h < Tiles::kHeads; ++h) {
-            mma_m16n8k16(before[part % 2][j], fc1[0], held[h][part].x, held[h][part].y);
-            mma_m16n8k16(before[part % 2][j], fc1[1], held[h][part].z, held[h][part].w);
-          }
-        }
-    });
+    float sum[kWidth / 4], before[Tiles::kUnits][2];
+    heads.next(sum);
+    uint32_t high[Tiles::kWords], low[Tiles::kWords];
+    split_mean(high, low, sum, share);
+    first_layer(before, high, low, w);
     float z[2][3] = {};
 #pragma unroll
     for (int j = 0; j < Tiles::kUnits; ++j) {
       const float4 unit = w.unit[8 * j + a];
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
-        const int i = 2 * (j % 2) + x;
-        const float pre = fmaf(before[0][j / 2][i] + before[1][j / 2][i], share, unit.x);
-        const float after = pre * fast_sigmoid(pre);
+        const float pre = before[j][x] + unit.x, after = pre * fast_sigmoid(pre);
         z[x][0] = fmaf(unit.y, after, z[x][0]);
         z[x][1] = fmaf(unit.z, after, z[x][1]);
         z[x][2] = fmaf(unit.w, after, z[x][2]);
@@ -291,8 +284,8 @@ struct GateBackwardShared {
     uint32_t* const words = &fc1_turned[0][0][0].x;
     for (int i = threadIdx.x; i < kColumnTiles * kUnitSteps * 128; i += blockDim.x) {
       const int s = i % 2, half = i / 2 % 2, lane = i / 4 % 32, k = i / 128 % kUnitSteps, t = i / 128 / kUnitSteps;
-      const uint16_t* from =
-          bits + (16 * k + 8 * half + lane % 4 * 2) * mlp.fc1_stride + 32 * (t / 2) + 4 * (lane / 4) + 2 * (t % 2) + s;
+      const uint16_t* from = bits + (16 * k + 8 * half + lane % 4 * 2) * mlp.fc1_stride + 32 * (t / 2) +
+                             4 * (lane / 4) + 2 * (t % 2) + s;
       words[i] = from[0] | uint32_t{from[mlp.fc1_stride]} << 16;
     }
   }
@@ -350,26 +343,16 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
   const uint32_t first_of_cta = blockIdx.x * Tiles::kBackwardWarps * Tiles::kRows, offset = warp * Tiles::kRows;
   const float share = 1.0f / static_cast<float>(rows.heads);
   float fc1_sum[kOwnUnits / 2][kWords][4] = {}, fc1_b_sum[kUnits] = {}, fc2_sum[3][kUnits] = {}, dz_sum[3] = {};
-  HeadStream<kWidth> heads(rows, first_of_cta + offset, step);
+  HeadSums<kWidth> heads(rows, first_of_cta + offset, step);
   GateGradient upstream(dgate, gate, rows, first_of_cta + offset);
   s.load(weights);
   __syncthreads();
 
   int turn = 0;
   for (uint32_t cta_row = first_of_cta; cta_row < rows.count; cta_row += step) {  // the same trips for a CTA's warps
-    float sum[kWidth / 4] = {}, d[kUnits][2], dz[2][3];
+    float sum[kWidth / 4], d[kUnits][2], dz[2][3];
     upstream.get(dz, softmax, inverse_temperature);
-    heads.next([&](const uint4(&held)[Tiles::kHeads][Tiles::kParts]) {
-#pragma unroll
-      for (int h = 0; h < Tiles::kHeads; ++h)
-#pragma unroll
-        for (int part = 0; part < Tiles::kParts; ++part) {
-          float x[8];
-          as_floats<__nv_bfloat16>(x, held[h][part]);
-#pragma unroll
-          for (int j = 0; j < 8; ++j) sum[8 * part + j] += x[j];
-        }
-    });
+    heads.next(sum);
     upstream = GateGradient(dgate, gate, rows, cta_row + offset + step);
     uint32_t mean_high[kWords], mean_low[kWords], d_high[kUnits], d_low[kUnits];
     split_mean(mean_high, mean_low, sum, share);
@@ -403,7 +386,7 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
       turned_high[j] = transpose_matrix(d_high[j]), turned_low[j] = transpose_matrix(d_low[j]);
     write_dq_group<kWidth>(dq_group, cta_row + offset, rows.count, turned_high, turned_low, s, share);
 
-    const auto add_product = [](float(&to)[4], uint2 upper, uint2 lower, uint2 mean) {
+    const auto add_product = [](float (&to)[4], uint2 upper, uint2 lower, uint2 mean) {
       mma_m16n8k8(to, upper.y, lower.y, mean.x);
       mma_m16n8k8(to, upper.x, lower.x, mean.y);
       mma_m16n8k8(to, upper.x, lower.x, mean.x);

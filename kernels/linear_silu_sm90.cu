@@ -3,8 +3,8 @@
 //   backward  dpre = (dz w) silu'(pre), y = silu(pre) again      one read, two written
 // Bytes and products at M7C (32,768 x 3,072 x 768): 155 GFLOP, 0.19 ms at 800 TFLOP/s; 0.11 and 0.17 ms of memory, in
 // passes of their own on top (0.10 and 0.20 ms) because a product leaves the memory idle. Here they hide behind it.
-// Measured on one H200, ms: 0.229 and 0.298; a product of cuBLASLt and a pass behind it 0.298 and 0.404; the products here
-// with no epilogue 0.188. A step at M7C, 16 x 2048: 65.2 before, 63.2 with it.
+// Measured on one H200, ms: 0.229 and 0.298; a product of cuBLASLt and a pass behind it 0.298 and 0.404; the products
+// here with no epilogue 0.188. A step at M7C, 16 x 2048: 65.2 before, 63.2 with it.
 //
 // A tile of out is 128 x 192. Two consumer warpgroups take tiles in turn, each with a whole tile's sums in registers:
 // while one multiplies, the other one writes, so that the tensor cores hardly wait for an epilogue. A producer thread

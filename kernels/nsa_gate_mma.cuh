@@ -3,14 +3,13 @@
 // else. Bytes at M7C, 32,768 tokens: forward 50 MB (q), backward 67 MB (q, and f32 of dq for each group).
 //   A warp takes 8 rows (token, group) at a time and needs no other warp. They are the N of its products, hidden units
 //   the M: fc1 [hidden][columns] times mean [columns][rows]. In the B operand lane (a, c) = (lane / 4, lane % 4) holds
-//   row a; which columns stand in which place of K is free, so it holds columns 8 c .. 8 c + 7 of each 32, which are one
-//   16-byte load. So q goes from memory to the registers where it is summed over heads, 6 KiB of a warp under way while
-//   it computes on what came before, and fc1 lies in shared memory as the words of the A operand.
-//   Sums stay fp32: what enters a product is split into two bf16, high + low, which carry 16 bits of the mantissa (the
-//   rest, 2^-17, is far below the rounding of q itself); fc1 is bf16 as it is. Gradients of fc1_b and fc2 are sums of
-//   unsplit fp32.
-//   Backward: the C fragments of fc1's result, units by rows, are the A operand of fc1's gradient, d [units][rows] times
-//   mean [rows][columns], and turned (movmatrix) the B operand of dq. With dk = 64 a warp sums the whole of fc1's
+//   row a; which columns stand in which place of K is free, so it holds columns 8 c .. 8 c + 7 of each 32, which are
+//   one 16-byte load. So q goes from memory to the registers where it is summed over heads, 6 KiB of a warp under way
+//   while it computes on what came before, and fc1 lies in shared memory as the words of the A operand. Sums stay fp32:
+//   what enters a product is split into two bf16, high + low, which carry 16 bits of the mantissa (the rest, 2^-17, is
+//   far below the rounding of q itself); fc1 is bf16 as it is. Gradients of fc1_b and fc2 are sums of unsplit fp32.
+//   Backward: the C fragments of fc1's result, units by rows, are the A operand of fc1's gradient, d [units][rows]
+//   times mean [rows][columns], and turned (movmatrix) the B operand of dq. With dk = 64 a warp sums the whole of fc1's
 //   gradient in registers; with 128 each of four warps sums a quarter of it, over the rows of all four.
 #pragma once
 #include "kernels/nsa_gate.cuh"
@@ -21,10 +20,10 @@ namespace triad::cuda {
 template <int kWidth>
 struct GateTiles {
   static constexpr int kHidden = kWidth / 2;
-  static constexpr int kRows = 8;               // of a warp
-  static constexpr int kParts = kWidth / 32;    // 16-byte vectors of a lane in a row of q
-  static constexpr int kUnits = kHidden / 8;    // hidden units of a lane: 8 j + a
-  static constexpr int kWords = kWidth / 8;     // of a lane, each the pair of columns 32 part + 8 c + 2 k, + 1
+  static constexpr int kRows = 8;                      // of a warp
+  static constexpr int kParts = kWidth / 32;           // 16-byte vectors of a lane in a row of q
+  static constexpr int kUnits = kHidden / 8;           // hidden units of a lane: 8 j + a
+  static constexpr int kWords = kWidth / 8;            // of a lane, each the pair of columns 32 part + 8 c + 2 k, + 1
   static constexpr int kHeads = kWidth == 64 ? 6 : 2;  // of a row under way
   static constexpr int kForwardWarps = 4, kForwardCtasPerSm = kWidth == 64 ? 4 : 3;
   // Backward's CTAs stay, each with a slice. kSharers: warps that share the sums of fc1's gradient.
@@ -43,8 +42,8 @@ struct GateWeightsShared {
   __device__ void load(const GateMlp<__nv_bfloat16>& mlp) {
     for (int i = threadIdx.x; i < Tiles::kUnits * Tiles::kParts * 32; i += blockDim.x) {
       const int lane = i % 32, part = i / 32 % Tiles::kParts, j = i / 32 / Tiles::kParts;
-      fc1_w[j][part][lane] = *reinterpret_cast<const uint4*>(mlp.fc1_w + (8 * j + lane / 4) * mlp.fc1_stride +
-                                                             32 * part + lane % 4 * 8);
+      fc1_w[j][part][lane] =
+          *reinterpret_cast<const uint4*>(mlp.fc1_w + (8 * j + lane / 4) * mlp.fc1_stride + 32 * part + lane % 4 * 8);
     }
     for (int i = threadIdx.x; i < Tiles::kHidden; i += blockDim.x)
       unit[i] = make_float4(to_float(mlp.fc1_b[i]), to_float(mlp.fc2_w[i]), to_float(mlp.fc2_w[mlp.fc2_stride + i]),
@@ -122,9 +121,8 @@ class HeadSums {
  private:
   __device__ void find_row() {
     const uint32_t token = row_ / rows_.groups, group = row_ % rows_.groups;
-    from_ = row_ < rows_.count
-                ? rows_.q + token * rows_.stride + group * rows_.heads * kWidth + threadIdx.x % 4 * 8
-                : nullptr;
+    from_ = row_ < rows_.count ? rows_.q + token * rows_.stride + group * rows_.heads * kWidth + threadIdx.x % 4 * 8
+                               : nullptr;
   }
   __device__ void request() {
 #pragma unroll
@@ -284,8 +282,8 @@ struct GateBackwardShared {
     uint32_t* const words = &fc1_turned[0][0][0].x;
     for (int i = threadIdx.x; i < kColumnTiles * kUnitSteps * 128; i += blockDim.x) {
       const int s = i % 2, half = i / 2 % 2, lane = i / 4 % 32, k = i / 128 % kUnitSteps, t = i / 128 / kUnitSteps;
-      const uint16_t* from = bits + (16 * k + 8 * half + lane % 4 * 2) * mlp.fc1_stride + 32 * (t / 2) +
-                             4 * (lane / 4) + 2 * (t % 2) + s;
+      const uint16_t* from =
+          bits + (16 * k + 8 * half + lane % 4 * 2) * mlp.fc1_stride + 32 * (t / 2) + 4 * (lane / 4) + 2 * (t % 2) + s;
       words[i] = from[0] | uint32_t{from[mlp.fc1_stride]} << 16;
     }
   }
@@ -386,7 +384,7 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
       turned_high[j] = transpose_matrix(d_high[j]), turned_low[j] = transpose_matrix(d_low[j]);
     write_dq_group<kWidth>(dq_group, cta_row + offset, rows.count, turned_high, turned_low, s, share);
 
-    const auto add_product = [](float (&to)[4], uint2 upper, uint2 lower, uint2 mean) {
+    const auto add_product = [](float(&to)[4], uint2 upper, uint2 lower, uint2 mean) {
       mma_m16n8k8(to, upper.y, lower.y, mean.x);
       mma_m16n8k8(to, upper.x, lower.x, mean.y);
       mma_m16n8k8(to, upper.x, lower.x, mean.x);

@@ -29,10 +29,18 @@ void nsa_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaIn& in, c
   if (!keep_block_index)
     nsa_select(ctx, s.block_index, in.q, s.k_cmp, s.lse[kCmp],
                {c.l, c.d, c.l_sel, c.n_sel, c.init_blocks, c.local_blocks});
-  nsa_attend_selected_forward(ctx, {s.o[kSel], s.lse[kSel]}, {in.q, in.k[kSel], in.v[kSel]}, s.block_index, c.l_sel);
-  gate.join();
-  window.join();
-  nsa_combine_forward(ctx, out, {s.o[kCmp], s.o[kSel], s.o[kWin]}, s.gate);
+  const AttendOut selected{s.o[kSel], s.lse[kSel]};
+  const AttendIn selected_in{in.q, in.k[kSel], in.v[kSel]};
+  const CombineAlong combine{out, s.o[kCmp], s.o[kWin], s.gate};
+  const auto join = [&] { gate.join(), window.join(); };
+  if (nsa_attend_selected_combines(ctx, selected, selected_in, s.block_index, c.l_sel, combine)) {
+    join();
+    nsa_attend_selected_forward(ctx, selected, selected_in, s.block_index, c.l_sel, &combine);
+  } else {
+    nsa_attend_selected_forward(ctx, selected, selected_in, s.block_index, c.l_sel);
+    join();
+    nsa_combine_forward(ctx, out, {s.o[kCmp], s.o[kSel], s.o[kWin]}, s.gate);
+  }
 }
 
 // With a quantum the branches may add to dq in any order, and so at the same time. The selected branch, the longest, is

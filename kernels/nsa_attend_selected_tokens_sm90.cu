@@ -32,6 +32,7 @@
 #include <cmath>
 
 #include "kernels/nsa_attend_forward_sm90.cuh"
+#include "kernels/nsa_combine.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -58,6 +59,7 @@ struct TokensArgs {
   View<const bf16> q;
   View<bf16> o;
   View<float> lse;
+  CombineRows combine;  // if wanted
   TokenLists lists;
   Divisor n, block_keys, stages, tiles;  // stages of the ring; tiles of one (b, g)
   Divisor units;                         // of a token
@@ -81,11 +83,22 @@ struct TokensShape {
 
 // Shared memory after the stages; then two lists [2][list_room], and what the list's maker works with: a bit for each
 // listed block and how many are before a word [words] each, where the blocks have been dealt [list_room].
+// asked: one thread writes it, which only ever lets it grow; the others read it whenever they like, and racecheck
+// reports that. What they need is that the barriers' phases of the stages before are seen to have ended: hence release,
+// acquire.
 struct Control {
   Barrier full[kMaxStages], empty[kMaxStages], list_full[2], list_empty[2];
-  int counts[2];       // entries of the lists
-  volatile int asked;  // stages that the loader has asked for, all tiles together
+  int counts[2];  // entries of the lists
+  int asked;      // stages that the loader has asked for, all tiles together
 };
+__device__ __forceinline__ int load_acquire(const int& x) {
+  int value;
+  asm volatile("ld.acquire.cta.shared.s32 %0, [%1];" : "=r"(value) : "r"(shared_address(&x)) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_release(int& x, int value) {
+  asm volatile("st.release.cta.shared.s32 [%0], %1;" ::"r"(shared_address(&x)), "r"(value) : "memory");
+}
 int64_t control_bytes(int64_t list_room, int64_t words) {
   return sizeof(Control) + sizeof(unsigned) * (2 * list_room + 2 * words) + sizeof(uint16_t) * list_room;
 }
@@ -272,6 +285,7 @@ struct Tokens {
       const unsigned* const entries = list(turn);
       for (int base = 0; base < count; base += 32) {
         const unsigned entry = base + lane < count ? entries[base + lane] : 0;
+        if (base + 32 >= count && exists && a.combine.wanted()) prefetch_others(tile, token, head0);
         const unsigned listed = __ballot_sync(kFullWarp, (entry >> warp & 1) != 0);
         const unsigned together = __ballot_sync(kFullWarp, are_together(entry >> (warp & ~3)));
         for (unsigned left = listed; left != 0; left &= left - 1) {
@@ -282,7 +296,7 @@ struct Tokens {
             const int stage = step - lap * a.stages.value(), key0 = first_key + piece * kStageKeys;
             // A barrier tells the parity of its phase alone. Whoever has passed laps by asks first whether this one
             // has begun; it cannot end while this warp has not arrived.
-            while (control.asked <= step) __nanosleep(32);
+            while (load_acquire(control.asked) <= step) __nanosleep(32);
             barrier_wait(&control.full[stage], lap & 1);
             const int seen = token + 1 - key0;
             if ((together >> j & 1) != 0)  // the same keys for all four: those that the last token sees
@@ -301,6 +315,7 @@ struct Tokens {
       __syncwarp();
       if (lane == 0) barrier_arrive(&control.list_empty[turn & 1]);
       if (exists) store(unit, tile, token, head0);
+      if (exists && a.combine.wanted()) combine(tile, token, head0);
     });
   }
 
@@ -323,6 +338,21 @@ struct Tokens {
         for (int e = 0; e < 4; ++e) unit.o[panel][j][e] = 0.0f;
     unit.top[0] = unit.top[1] = -INFINITY;
     unit.sum[0] = unit.sum[1] = 0.0f;
+  }
+
+  // Asks L2 for the other branches' rows that combine() is going to read.
+  __device__ __forceinline__ void prefetch_others(const Tile& tile, int token, int head0) const {
+    const int lane = threadIdx.x % 32, h = head0 + lane / 2;
+    if (h >= a.G) return;
+    const int64_t at = lane % 2 * (Shape::kDv / 2);
+#pragma unroll
+    for (int i = 0; i < Shape::kDv / 2; i += 64) {
+      prefetch_l2(a.combine.o_cmp.row(tile.b, token, tile.g * a.G + h) + at + i);
+      prefetch_l2(a.combine.o_win.row(tile.b, token, tile.g * a.G + h) + at + i);
+    }
+  }
+  static __device__ __forceinline__ void prefetch_l2(const bf16* at) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
   }
 
   // Four lanes have two columns each of every eight; they exchange them so that each has eight of its own to store.
@@ -357,6 +387,20 @@ struct Tokens {
     (upper ? x : y) = got;
   }
 
+  // The rows of o that this warp has stored, with the other branches'. Whole rows at a time, and now that its sums are
+  // gone it has registers for many: store() has none left.
+  __device__ __forceinline__ void combine(const Tile& tile, int token, int head0) const {
+    constexpr int kLanes = Shape::kDv / 8;  // of a row
+    const int lane = threadIdx.x % 32, column = lane % kLanes * 8, heads = min(kUnitRows, a.G - head0);
+    __syncwarp();
+#pragma unroll 4
+    for (int i = lane / kLanes; i < heads; i += 32 / kLanes) {
+      const int h = tile.g * a.G + head0 + i;
+      const CombineRows::Row row(a.combine, tile.b, token, h, tile.g);
+      row.store(column, __ldcg(reinterpret_cast<const uint4*>(a.o.at(tile.b, token, h) + column)));
+    }
+  }
+
   // The thread that asks for the blocks of each list.
   __device__ __forceinline__ void load() const {
     int step = 0, stage = 0, lap = 0;
@@ -373,7 +417,7 @@ struct Tokens {
           if (others > 0) barrier_arrive(shared_address(&control.empty[stage]), others);
           Barrier* const full = &control.full[stage];
           barrier_expect(full, a.stage_keys * (Shape::kDk + Shape::kDv) * 2);
-          control.asked = ++step;
+          store_release(control.asked, ++step);
           unsigned char* to = stages + stage * Shape::kStageBytes;
 #pragma unroll
           for (int i = 0; i < Shape::kPanelsK; ++i, to += Shape::kPanelBytes)
@@ -483,7 +527,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attend_tokens_kernel(const
 
 template <class Shape>
 void launch_tokens(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                   const ConstTensor& block_index, int64_t l_sel) {
+                   const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine) {
   const int64_t T = in.q.size(1), B = in.k.size(0), groups = in.k.size(2), G = in.q.size(2) / groups;
   const int64_t n = block_index.size(3), units = ceil_div(G, kUnitRows), tile_tokens = Shape::kWarps / units;
   const int64_t tiles = ceil_div(T, tile_tokens), blocks = ceil_div(T, l_sel), words = ceil_div(blocks, 32);
@@ -497,6 +541,7 @@ void launch_tokens(Context& ctx, const char* op, const AttendOut& out, const Att
                .q = make_view<const bf16>(in.q),
                .o = make_view<bf16>(out.o),
                .lse = make_view<float>(out.lse),
+               .combine = combine_rows(combine),
                .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1],
                          block_index.stride[2], static_cast<int>(T), static_cast<int>(groups)},
                .n = divisor(n),
@@ -534,8 +579,8 @@ bool attend_tokens_sm90_applies(const Context& ctx, const AttendOut& out, const 
 }
 
 void attend_tokens_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                                const ConstTensor& block_index, int64_t l_sel) {
-  const auto attend = [&]<class Shape>() { launch_tokens<Shape>(ctx, op, out, in, block_index, l_sel); };
+                                const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine) {
+  const auto attend = [&]<class Shape>() { launch_tokens<Shape>(ctx, op, out, in, block_index, l_sel, combine); };
   if (in.q.size(3) == 64)
     attend.operator()<TokensShape<64, 64, 12, 152, 56>>();
   else if (in.q.size(3) == 128)

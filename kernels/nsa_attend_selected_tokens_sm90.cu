@@ -103,13 +103,14 @@ int64_t control_bytes(int64_t list_room, int64_t words) {
   return sizeof(Control) + sizeof(unsigned) * (2 * list_room + 2 * words) + sizeof(uint16_t) * list_room;
 }
 
-// What a warp keeps of its token: q as left operands, o, and by row how scores are shifted (in powers of 2) and this
-// lane's part of the sum.
+// What a warp keeps of its token: q as left operands, o, and by row how scores are shifted (in powers of 2), this lane's
+// part of the probabilities' sum, which lse is of, and the sum of the rounded ones, which is what o has to be divided by:
+// a product with ones, of which every column is that sum.
 template <class Shape>
 struct Unit {
   uint32_t q[Shape::kDk / 16][4];
   float o[Shape::kPanelsV][8][4];
-  float top[2], sum[2];
+  float top[2], sum[2], rounded[2];
 };
 
 // Four matrices of 8 x 8 (ldmatrix) of keys read along their rows, of values across them.
@@ -154,7 +155,7 @@ __device__ __forceinline__ void weigh(Unit<Shape>& unit, float (&s)[kStepKeys / 
       const float higher = fmaf(largest, scale, -kSlack) > unit.top[i] ? largest * scale : unit.top[i];
       const float shrink = exp2_approx(higher == -INFINITY ? 0.0f : unit.top[i] - higher);
       unit.top[i] = higher;
-      unit.sum[i] *= shrink;
+      unit.sum[i] *= shrink, unit.rounded[i] *= shrink;
 #pragma unroll
       for (int panel = 0; panel < Shape::kPanelsV; ++panel)
 #pragma unroll
@@ -171,8 +172,15 @@ __device__ __forceinline__ void weigh(Unit<Shape>& unit, float (&s)[kStepKeys / 
       for (int e = 2 * i; e < 2 * i + 2; ++e) add += s[j][e] = exp2_approx(fmaf(s[j][e], scale, minus));
     unit.sum[i] += add;
   }
+  constexpr uint32_t kOnes = 0x3f803f80;
+  float rounded[4] = {};
 #pragma unroll
-  for (int i = 0; i < kTiles / 2; ++i) pack_operand(p[i], s, i);
+  for (int i = 0; i < kTiles / 2; ++i) {
+    pack_operand(p[i], s, i);
+    mma_m16n8k16(rounded, p[i], kOnes, kOnes);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) unit.rounded[i] += rounded[2 * i];
 }
 
 // A stage's first `keys` keys for one warp; k and v: where in the panels this lane's ldmatrix rows begin.
@@ -273,7 +281,6 @@ struct Tokens {
     const uint32_t k_lane = k_panels + swizzled(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     const uint32_t v_lane = v_panels + swizzled(lane % 16, lane / 16);
     const int in_tile = a.units.quotient(warp), head0 = (warp - in_tile * a.units.value()) * kUnitRows;
-    const int last_of_four = a.units.quotient(warp | 3);
     int first_step = 0;  // of this tile, counting all tiles' stages
     for_tiles([&](const Tile& tile, int turn) {
       const int token = tile.first + in_tile;
@@ -290,7 +297,7 @@ struct Tokens {
         const unsigned together = __ballot_sync(kFullWarp, are_together(entry >> (warp & ~3)));
         for (unsigned left = listed; left != 0; left &= left - 1) {
           const int j = __ffs(left) - 1;
-          const int first_key = (__shfl_sync(kFullWarp, entry, j) >> 16) * a.block_keys.value();
+          const int first_key = (entries[base + j] >> 16) * a.block_keys.value();
           for (int piece = 0; piece < a.pieces; ++piece) {
             const int step = first_step + (base + j) * a.pieces + piece, lap = a.stages.quotient(step);
             const int stage = step - lap * a.stages.value(), key0 = first_key + piece * kStageKeys;
@@ -302,7 +309,7 @@ struct Tokens {
             if ((together >> j & 1) != 0)  // the same keys for all four: those that the last token sees
               attend_together(unit, tile_descriptor(k_panels + stage * Shape::kStageBytes),
                               tile_descriptor(v_panels + stage * Shape::kStageBytes), seen,
-                              min(tile.first + last_of_four + 1 - key0, a.stage_keys), a.scale_log2);
+                              min(tile.first + a.units.quotient(warp | 3) + 1 - key0, a.stage_keys), a.scale_log2);
             else
               attend_alone(unit, k_lane + stage * Shape::kStageBytes, v_lane + stage * Shape::kStageBytes, seen,
                            min(seen, a.stage_keys), a.scale_log2);
@@ -337,7 +344,7 @@ struct Tokens {
 #pragma unroll
         for (int e = 0; e < 4; ++e) unit.o[panel][j][e] = 0.0f;
     unit.top[0] = unit.top[1] = -INFINITY;
-    unit.sum[0] = unit.sum[1] = 0.0f;
+    unit.sum[0] = unit.sum[1] = unit.rounded[0] = unit.rounded[1] = 0.0f;
   }
 
   // Asks L2 for the other branches' rows that combine() is going to read.
@@ -360,7 +367,7 @@ struct Tokens {
     const int c = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float total = quad_sum(unit.sum[i]), inverse = total == 0.0f ? 0.0f : 1.0f / total;
+      const float total = quad_sum(unit.sum[i]), inverse = total == 0.0f ? 0.0f : 1.0f / unit.rounded[i];
       const int h = head0 + fragment_row() + 8 * i;
       bf16* const o = a.o.at(tile.b, token, tile.g * a.G + h) + 8 * c;
 #pragma unroll

@@ -17,6 +17,13 @@ PhiOptions phi_options(const NsaConfig& c) { return {c.phi, c.l, c.d}; }
 // The chain compress, compressed, select, selected is the longest way through, and its kernels are first in line for
 // room (engine/context.cpp). Window and gate, which need q and k alone, take what it leaves. One H200, 8 x 2048 x 12 x
 // 2 x 64: 312 us, one after the other 348; with the gate behind the window, last, 321; all at one priority 328.
+//
+// Long sequences win nothing by it, nor by dividing the SMs between the selected branch and the window (k CTAs of it
+// beside 132 - k): the selected kernel slows down as its SMs get fewer (1 x 65536 x 64 x 4 x 128: 10.5 ms on 132, 11.6
+// on 104, 13.8 on 80), and the card is at its power limit (selected 793 W, compressed 760 at 1500 MHz, window 876, the
+// limit 700 over time; 18.8 J for the whole). ms, one after the other / window on the best k / a group's select or
+// compressed branch beside the selected of others: 24.4 / 24.6 / 25.4; 1 x 8192 x 64 x 4 x 128: 1.55 / 1.54 / 1.66;
+// 1 x 65536 x 12 x 2 x 64: 3.27 / 3.19. What helps them is the selected branch that combines along.
 void nsa_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaIn& in, const NsaWeights& w, const NsaConfig& c,
                  bool keep_block_index) {
   Beside window(ctx, 0, [&](Context& side) {

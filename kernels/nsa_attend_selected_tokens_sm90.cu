@@ -106,9 +106,9 @@ int64_t control_bytes(int64_t list_room, int64_t words) {
   return sizeof(Control) + sizeof(unsigned) * (2 * list_room + 2 * words) + sizeof(uint16_t) * list_room;
 }
 
-// What a warp keeps of its token: q as left operands, o, and by row how scores are shifted (in powers of 2), this lane's
-// part of the probabilities' sum, which lse is of, and the sum of the rounded ones, which is what o has to be divided by:
-// a product with ones, of which every column is that sum.
+// What a warp keeps of its token: q as left operands, o, and by row how scores are shifted (in powers of 2), this
+// lane's part of the probabilities' sum, which lse is of, and the sum of the rounded ones, which is what o has to be
+// divided by: a product with ones, of which every column is that sum.
 template <class Shape>
 struct Unit {
   uint32_t q[Shape::kDk / 16][4];

@@ -11,7 +11,8 @@ namespace {
 
 using namespace triad;
 
-TEST_CASE("engine: work beside a context's begins behind what was queued, and join waits for it (GPU)", "[engine][gpu]") {
+TEST_CASE("engine: work beside a context's begins behind what was queued, and join waits for it (GPU)",
+          "[engine][gpu]") {
   if (!test::require_gpu()) return;
   Runtime rt({.device = Device::cuda(), .arena_bytes = int64_t{5} << 28, .scratch_bytes = int64_t{1} << 20});
   Context& ctx = rt.ctx();

@@ -18,6 +18,7 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kMaxWarps = 8;
+constexpr int kAheadWarps = 6;             // of a CTA that holds rows in registers, two at a time
 constexpr int kCtasPerSm = 2;              // of the backward
 constexpr int64_t kSumBytes = 108 * 1024;  // a CTA; two of them fit into the 227 KiB of an SM
 constexpr int kHeld = 3;                   // vectors of a row that a lane keeps in registers
@@ -138,7 +139,7 @@ struct BackwardRows {
 // A row in kWords vectors a lane, all of them in registers: what is read, the weights, and the lane's sums for dw.
 // In a layer: with dresidual and y; otherwise without either.
 template <class T, int kWords, bool kInLayer>
-__global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
+__global__ void __launch_bounds__(32 * kAheadWarps, kCtasPerSm)
     backward_in_registers_kernel(BackwardRows<T> p, float* __restrict__ slices, const T* __restrict__ w,
                                  const float* __restrict__ rrms, int64_t N, int C) {
   constexpr int V = kVector<T>;
@@ -150,12 +151,22 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
   float sum[kWords][V] = {};
   const float share = 1.0f / static_cast<float>(C);
 
-  for (int64_t row = int64_t{blockIdx.x} * kMaxWarps + warp; row < N; row += int64_t{gridDim.x} * kMaxWarps) {
+  struct Row {
     uint4 dys[kWords], xs[kWords], arounds[kWords];
-    read_row<V>(dys, p.dy + row * p.dy_stride, lane, vectors);
-    read_row<V>(xs, p.x + row * p.x_stride, lane, vectors);
-    if constexpr (kInLayer) read_row<V>(arounds, p.dresidual + row * p.dresidual_stride, lane, vectors);
-    const float r = rrms[row];
+    float r;
+  };
+  const auto read = [&](Row& to, int64_t row) {
+    read_row<V>(to.dys, p.dy + row * p.dy_stride, lane, vectors);
+    read_row<V>(to.xs, p.x + row * p.x_stride, lane, vectors);
+    if constexpr (kInLayer) read_row<V>(to.arounds, p.dresidual + row * p.dresidual_stride, lane, vectors);
+    to.r = rrms[row];
+  };
+  const int64_t first = int64_t{blockIdx.x} * kAheadWarps + warp, step = int64_t{gridDim.x} * kAheadWarps;
+  Row next;
+  if (first < N) read(next, first);
+  for (int64_t row = first; row < N; row += step) {
+    const auto [dys, xs, arounds, r] = next;
+    if (row + step < N) read(next, row + step);  // on its way while this one is computed
     float dot = 0;
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
@@ -195,10 +206,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
   for (int i = 0; i < kWords; ++i)
     if (lane + 32 * i < vectors) store_vector<V>(sums + warp * C + (lane + 32 * i) * V, sum[i]);
   __syncthreads();
-  for (int c = threadIdx.x; c < C; c += 32 * kMaxWarps) {
+  for (int c = threadIdx.x; c < C; c += 32 * kAheadWarps) {
     float total = sums[c];
 #pragma unroll
-    for (int i = 1; i < kMaxWarps; ++i) total += sums[i * C + c];
+    for (int i = 1; i < kAheadWarps; ++i) total += sums[i * C + c];
     slices[int64_t{blockIdx.x} * C + c] = total;
   }
 }
@@ -322,7 +333,7 @@ void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dw, ConstTensor dy, ConstT
         launch(
             ctx, "rmsnorm backward",
             y.empty() ? backward_in_registers_kernel<T, kWords, false> : backward_in_registers_kernel<T, kWords, true>,
-            dim3(ctas), dim3(32 * kMaxWarps), kMaxWarps * row_bytes, rows, slices.ptr<float>(), w.ptr<T>(),
+            dim3(ctas), dim3(32 * kAheadWarps), kAheadWarps * row_bytes, rows, slices.ptr<float>(), w.ptr<T>(),
             rrms.ptr<float>(), N, C);
       });
     dispatch_vector<T>(vectors, [&]<int V>() {

@@ -555,8 +555,6 @@ inline CUtensorMap make_query_map(View<const __nv_bfloat16> q, int64_t batch, in
   return make_box_map(q, batch, heads, tokens, box_heads, box_tokens);
 }
 
-inline constexpr int kSms = 132;  // of an H200; a card with fewer has CTAs wait
-
 template <class Shape, class Keys>
 void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
   using bf16 = __nv_bfloat16;
@@ -583,7 +581,7 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
     a.k_map = make_box_map(a.in.k, in.k.size(0), in.k.size(1), in.k.size(2), Shape::kKeys);
     a.v_map = make_box_map(a.in.v, in.v.size(0), in.v.size(1), in.v.size(2), Shape::kKeys);
   }
-  const int64_t ctas = Plan<Keys, Shape>::kMadeTogether ? bgs * tiles : std::min<int64_t>(bgs * tiles, kSms);
+  const int64_t ctas = Plan<Keys, Shape>::kMadeTogether ? bgs * tiles : std::min<int64_t>(bgs * tiles, ctx.num_sms);
   launch(ctx, op, row_forward_sm90_kernel<Shape, Keys>, dim3(static_cast<unsigned>(ctas)), dim3(Shape::kThreads),
          sizeof(typename Shape::Shared) + Plan<Keys, Shape>::bytes(keys), a, keys);
 }

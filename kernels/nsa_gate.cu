@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/nsa_combine.cuh"
 #include "kernels/nsa_gate_mma.cuh"
 #include "kernels/partials.cuh"
 #include "kernels/ptx.cuh"
@@ -289,13 +290,6 @@ Branches<T> branches(const std::array<ConstTensor, 3>& o) {
 }
 
 // A thread computes one vector of out: `count` of them, those of a row (b, t, h) side by side.
-// The gated sum of one vector; forward and backward give the same bits.
-template <int V>
-__device__ __forceinline__ void weigh(float (&sum)[V], const float (&gate)[3], const float (&o)[3][V]) {
-#pragma unroll
-  for (int j = 0; j < V; ++j) sum[j] = fmaf(gate[2], o[2][j], fmaf(gate[1], o[1][j], gate[0] * o[0][j]));
-}
-
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     combine_forward_kernel(Bthd<T> out, Branches<T> in, Planes<const float> gate, int64_t tokens, int heads, int group,
@@ -311,7 +305,7 @@ __global__ void __launch_bounds__(kThreads)
     load_vector<V>(o[k], in.o[k].row(b, t, h) + column);
     g[k] = gate.at(k, b, t, h / group);
   }
-  weigh(sum, g, o);
+  gated_sum(sum, g, o);
   store_vector<V>(out.row(b, t, h) + column, sum);
 }
 
@@ -372,7 +366,7 @@ __global__ void __launch_bounds__(kClusterThreads, 5)
       }
       if constexpr (kBranches == 3) {
         if (out.data != nullptr && has_vector) {
-          weigh(x, gates, y);
+          gated_sum(x, gates, y);
           store_vector<V>(out.row(b, t, head0 + h) + lane * V, x);
         }
       }
@@ -441,7 +435,7 @@ __global__ void __launch_bounds__(kThreads)
         if constexpr (kBranches == 3) {
           if (out.data == nullptr) continue;
           const int g = h / s.group;
-          weigh(x, {gate.at(0, b, t, g), gate.at(1, b, t, g), gate.at(2, b, t, g)}, o);
+          gated_sum(x, {gate.at(0, b, t, g), gate.at(1, b, t, g), gate.at(2, b, t, g)}, o);
           store_vector<V>(out.row(b, t, h) + column, x);
         }
       }

@@ -73,14 +73,22 @@ void invert_lists(Context& ctx, Scratch::Scope& scope, SelectedPattern& p, int64
 }  // namespace
 
 void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
-                                 int64_t l_sel) {
+                                 int64_t l_sel, const CombineAlong* combine) {
   const OpScope op_scope(ctx, "nsa_attend_selected_forward");
   check_attend("nsa_attend_selected", in, out);
   const SelectedPattern pattern = selected_pattern("nsa_attend_selected", in, block_index, l_sel);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::nsa_attend_selected_forward(ctx, out, in, block_index, l_sel);
+    if constexpr (kBuiltWithCuda) return cuda::nsa_attend_selected_forward(ctx, out, in, block_index, l_sel, combine);
   }
+  TRIAD_CHECK(combine == nullptr, "nsa_attend_selected: the CPU does not combine along");
   dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::forward<T>(ctx, out, in, pattern); });
+}
+
+bool nsa_attend_selected_combines(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
+                                  int64_t l_sel, const CombineAlong& combine) {
+  if constexpr (kBuiltWithCuda)
+    return ctx.device.is_cuda() && cuda::nsa_attend_selected_combines(ctx, out, in, block_index, l_sel, combine);
+  return false;
 }
 
 void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,

@@ -246,7 +246,8 @@ TEST_CASE("routes: every shape that is to be fused is", "[routes]") {
             TrainStep step(plan, config);
             step.micro_step({}, {}, 1);
             INFO(w.dk << "v" << w.dv << " G " << G << " l' " << l_sel << " n " << n << " T " << T);
-            REQUIRE(plan.ctx().routes.counts().size() == 7);  // the selection, three branches forward, three backward
+            // The selection, three branches forward, three backward, the MLP's two products with SiLU.
+            REQUIRE(plan.ctx().routes.counts().size() == 9);
             CHECK(plan.ctx().routes.summary() == "no fallbacks");
           }
 }

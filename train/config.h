@@ -41,6 +41,7 @@ struct RuntimeConfig {
   Precision precision = Precision::fp32;
   bool deterministic = true;
   bool cuda_graph = false;
+  bool asserts = false;
   std::string recompute = "none";
 };
 
@@ -144,6 +145,10 @@ void visit(RuntimeConfig& c, V&& v) {
     "same seed, same machine: same bits. false permits faster sums whose order changes from run to run", Rule{});
   v("cuda_graph", c.cuda_graph,
     "on a GPU, record a micro-step once and replay it: same bits, fewer gaps where kernels are short", Rule{});
+  v("asserts", c.asserts,
+    "check on the device that tokens are in range, selection lists ascending, unique and causal, and all activations "
+    "and their gradients finite; the first that is not ends the run, by layer, op and element",
+    Rule{});
   v("recompute", c.recompute,
     "run again in backward, for memory: none, mlp, attention or block for all layers, or ranges: 0:6=block,6:12=mlp",
     Rule{});

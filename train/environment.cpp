@@ -49,7 +49,7 @@ constexpr Variable kVariables[] = {
     {"NSA_TRACE_GRADS", Effect::not_built, "log.diagnostics"},
     {"NSA_TRACE_MODULE_BWD", Effect::not_built, "log.diagnostics"},
     {"NSA_TRACE_DDP_BUCKETS", Effect::not_built, "log.diagnostics"},
-    {"NSA_STRICT_ASSERTS", Effect::not_built, "runtime.asserts"},
+    {"NSA_STRICT_ASSERTS", Effect::flag, "runtime.asserts"},
     {"NSA_DDP_BUCKET_MB", Effect::value, "dist.bucket_mb"},
     {"NSA_PG_TIMEOUT_MIN", Effect::minutes, "dist.timeout_s"},
     {"TORCH_BACKEND", Effect::backend, "dist.backend"},

@@ -1,5 +1,7 @@
 #include "train/train_step.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -14,6 +16,7 @@ namespace triad {
 namespace {
 
 constexpr size_t kBatchSlots = 4;  // micro-batches that may be on their way up
+constexpr int64_t kBytesOfAsserts = sizeof(int64_t);
 
 Tensor make_parts(Context& ctx, Arena& arena, const Params& params) {
   const Tensor parts = arena.alloc(MemTag::workspace, "gradient parts", DType::i64, {params.count(), 2});
@@ -59,6 +62,7 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
       optimizer_(ctx_, runtime.arena(), model_.params(), zero() ? reducer_.get() : nullptr),
       act_(runtime.arena(), config.model, config.train.micro_batch_size, config.train.seq_len, model_.dtype(), true,
            config.recompute()),
+      asserts_(config.runtime.asserts ? std::make_unique<Asserts>(runtime.arena()) : nullptr),
       numbers_(runtime.arena().alloc(MemTag::workspace, "step numbers", DType::f64, {StepNumbers::count})),
       eval_loss_(runtime.arena().alloc(MemTag::workspace, "evaluation loss", DType::f64, {1})),
       parts_(make_parts(ctx_, runtime.arena(), model_.params())),
@@ -67,17 +71,19 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
   if (zero())
     squares_ = runtime.arena().alloc(MemTag::comm, "pieces of the norm", DType::f64,
                                      {model_.params().stored_elements() / kSumPiece});
+  model_.watch(asserts_.get());
   triad::zero(ctx_, numbers_);
   triad::zero(ctx_, model_.params().grads());  // the padding between them, too, which no op writes
   if (ctx_.planning) return;
   const int64_t batch_bytes = act_.tokens.bytes() + act_.targets.bytes();
   for (size_t i = 0; i < kBatchSlots; ++i) batches_.emplace_back(ctx_.device, batch_bytes);
-  for (size_t i = 0; i < kMaxQueued; ++i) results_.emplace_back(ctx_.device, numbers_.bytes());
+  for (size_t i = 0; i < kMaxQueued; ++i) results_.emplace_back(ctx_.device, numbers_.bytes() + kBytesOfAsserts);
 }
 
 void TrainStep::begin() {
   micro_steps_ = 0;
   if (comm_ != nullptr) comm_->take_waited_ms();  // between steps: not theirs
+  if (asserts_) asserts_->clear(ctx_);
   triad::zero(ctx_, model_.params().added_grads());
   triad::zero(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1));
 }
@@ -169,8 +175,11 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop) {
   if (comm_ != nullptr) slot.host_ms = comm_->take_waited_ms();
   backend::copy(slot.memory.data(), Device::cpu(), numbers_.data, numbers_.device, numbers_.bytes(),
                 ctx_.stream.handle());
+  if (asserts_)
+    backend::copy(slot.memory.data() + numbers_.bytes(), Device::cpu(), asserts_->first().data, ctx_.device,
+                  kBytesOfAsserts, ctx_.stream.handle());
   slot.done.record(ctx_.stream);
-  queued_.push_back({next_result_, step_positions});
+  queued_.push_back({next_result_, step, step_positions});
   next_result_ = (next_result_ + 1) % kMaxQueued;
 }
 
@@ -183,6 +192,11 @@ TrainStep::Result TrainStep::result() {
   slot.done.synchronize();
   double numbers[StepNumbers::count];
   std::memcpy(numbers, slot.memory.data(), sizeof numbers);
+  if (asserts_) {
+    int64_t first = kNoViolation;
+    std::memcpy(&first, slot.memory.data() + sizeof numbers, sizeof first);
+    asserts_->require_none(first, fmt::format("step {}", queued.step + 1));
+  }
   Result result;
   result.loss = numbers[StepNumbers::loss] / static_cast<double>(queued.step_positions);
   result.grad_norm = std::sqrt(numbers[StepNumbers::norm_squared]);
@@ -200,11 +214,13 @@ TrainStep::Result TrainStep::result() {
 
 double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
   upload(tokens, targets);
+  if (asserts_) asserts_->clear(ctx_);
   model_.forward(ctx_, act_);
   model_.loss(ctx_, act_);
   sum(ctx_, eval_loss_, act_.row_loss);
   double loss = 0;
   read(ctx_, &loss, eval_loss_);
+  if (asserts_) asserts_->require_none(ctx_, "an evaluation");
   return loss;
 }
 

@@ -38,7 +38,8 @@ class TrainStep {
   void micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions);
   // Queues the update. step: optimizer steps done before this one. stop: this rank asks for an orderly end.
   void update(int64_t step, int64_t step_positions, bool stop = false);
-  // Waits for the oldest update whose result was not yet asked for; at most kMaxQueued may be.
+  // Waits for the oldest update whose result was not yet asked for; at most kMaxQueued may be. Throws where
+  // runtime.asserts found something wrong in that step.
   Result result();
   static constexpr size_t kMaxQueued = 2;
   // Both at once.
@@ -71,6 +72,7 @@ class TrainStep {
   std::unique_ptr<GradReducer> reducer_;  // likewise
   Optimizer optimizer_;
   Activations act_;
+  std::unique_ptr<Asserts> asserts_;  // runtime.asserts
   Tensor numbers_;    // [StepNumbers::count] f64
   Tensor eval_loss_;  // [1] f64
   Tensor parts_;      // [parameters,2] i64: where each gradient lies, for the verdict
@@ -92,7 +94,7 @@ class TrainStep {
   size_t next_batch_ = 0;
   struct Queued {
     size_t slot;
-    int64_t step_positions;
+    int64_t step, step_positions;
   };
   std::deque<Queued> queued_;
   size_t next_result_ = 0;

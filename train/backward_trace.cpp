@@ -12,16 +12,15 @@ void BackwardTrace::start(size_t slot) {
   TRIAD_CHECK(now_ == nullptr, "a trace begins within another");
   now_ = &slots_.at(slot);
   now_->used = 0;
-  next_ = std::exchange(ctx_.listener, this);
+  ctx_.listeners->push_back(this);
 }
 
 void BackwardTrace::stop() {
-  ctx_.listener = std::exchange(next_, nullptr);
+  std::erase(*ctx_.listeners, this);
   now_ = nullptr;
 }
 
 void BackwardTrace::begin_on(const char* op, const Stream& on) {
-  if (next_ != nullptr) next_->begin_on(op, on);
   if (now_->used == now_->entries.size()) now_->entries.emplace_back(ctx_.device);
   Entry& entry = now_->entries[now_->used++];
   entry.op = op, entry.layer = ctx_.routes.layer(), entry.stream = &on;
@@ -30,7 +29,6 @@ void BackwardTrace::begin_on(const char* op, const Stream& on) {
 
 void BackwardTrace::end_on(const Stream& on) {
   now_->entries[now_->used - 1].end.record(on);
-  if (next_ != nullptr) next_->end_on(on);
 }
 
 std::vector<BackwardTrace::Op> BackwardTrace::take(size_t slot) {

@@ -11,7 +11,7 @@ namespace triad {
 
 class BackwardTrace final : public OpListener {
  public:
-  // Listens to ctx from start() to stop(), in front of who listened before. slot: of kSlots, which may be in use at the
+  // Listens to ctx from start() to stop(). slot: of kSlots, which may be in use at the
   // same time by steps that the device has yet to do.
   static constexpr size_t kSlots = 2;
   explicit BackwardTrace(Context& ctx) : ctx_(ctx), slots_(kSlots) {}
@@ -44,7 +44,6 @@ class BackwardTrace final : public OpListener {
     size_t used = 0;
   };
   Context& ctx_;
-  OpListener* next_ = nullptr;
   std::vector<Slot> slots_;
   Slot* now_ = nullptr;
 };

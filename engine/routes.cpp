@@ -52,8 +52,8 @@ void Routes::record(std::string_view op, std::string_view kernel, std::string_vi
            c.first == first_ && c.second == second_;
   };
   if (next_ >= counts_.size() || !same(counts_[next_])) {
-    Count& found = entry(counts_, same,
-                         {layer_, std::string(op), std::string(kernel), std::string(reason), dtype_, first_, second_, 0});
+    Count& found = entry(
+        counts_, same, {layer_, std::string(op), std::string(kernel), std::string(reason), dtype_, first_, second_, 0});
     next_ = static_cast<size_t>(&found - counts_.data());
   }
   Count& count = counts_[next_++];

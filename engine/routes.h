@@ -11,11 +11,11 @@
 
 namespace triad {
 
-// runtime.kernels. automatic: the fused kernels where there are some for the shape; where bf16 on sm_90 has none that is
-// a fallback. fused: the same, and a fallback wherever it is not a fused kernel, on the CPU too. general: the kernels
-// that any card runs and any shape takes. reference: the CPU's formulas with nothing rounded in between: on a GPU the
-// general kernels in fp32, on operands widened to fp32, rounded once at the end. The CPU has one route, its reference:
-// automatic, general and reference all mean it.
+// runtime.kernels. automatic: the fused kernels where there are some for the shape; where bf16 on sm_90 has none that
+// is a fallback. fused: the same, and a fallback wherever it is not a fused kernel, on the CPU too. general: the
+// kernels that any card runs and any shape takes. reference: the CPU's formulas with nothing rounded in between: on a
+// GPU the general kernels in fp32, on operands widened to fp32, rounded once at the end. The CPU has one route, its
+// reference: automatic, general and reference all mean it.
 enum class KernelChoice { automatic, fused, general, reference };
 struct KernelChoices {
   KernelChoice cmp = KernelChoice::automatic, sel = cmp, win = cmp, matmul = cmp;

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads)
     if (sum == 0.0f) continue;
     for (int j = 0; j < V; ++j)
       if (!isfinite(values[j])) {
-        const auto what = isnan(values[j])    ? Violation::nan
+        const auto what = isnan(values[j])   ? Violation::nan
                           : values[j] > 0.0f ? Violation::plus_infinity
                                              : Violation::minus_infinity;
         return lower(first, Violation::key(check, i + j, what));
@@ -38,9 +38,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads) lists_kernel(int64_t* first, int64_t check, const int32_t* __restrict__ entries,
-                                                         int64_t count, int64_t tokens, int groups, int n, int64_t l_sel,
-                                                         int64_t blocks) {
+__global__ void __launch_bounds__(kThreads)
+    lists_kernel(int64_t* first, int64_t check, const int32_t* __restrict__ entries, int64_t count, int64_t tokens,
+                 int groups, int n, int64_t l_sel, int64_t blocks) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= count) return;
   const int64_t block = entries[i], t = i / (int64_t{n} * groups) % tokens;

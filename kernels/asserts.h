@@ -9,7 +9,14 @@ namespace triad {
 
 struct Violation {
   // Of a float; of an entry of a list.
-  enum What : int64_t { nan = 0, plus_infinity = 1, minus_infinity = 2, out_of_range = 0, not_ascending = 1, future = 2 };
+  enum What : int64_t {
+    nan = 0,
+    plus_infinity = 1,
+    minus_infinity = 2,
+    out_of_range = 0,
+    not_ascending = 1,
+    future = 2
+  };
   int64_t check, element;
   int64_t what;
 
@@ -30,7 +37,8 @@ inline constexpr int64_t kNoViolation = 0x7f7f7f7f7f7f7f7f;
 // first [1] i64 lowered to the key of the first element that is wrong, if there is one  <-
 // x: contiguous floats, all to be finite.
 void assert_finite(Context&, Tensor first, int64_t check, ConstTensor x);
-// lists [B,T,Hkv,n] i32: of token t the blocks ascend, each once, within [0, t / l_sel], and -1 stands behind them only.
+// lists [B,T,Hkv,n] i32: of token t the blocks ascend, each once, within [0, t / l_sel], and -1 stands behind them
+// only.
 void assert_lists(Context&, Tensor first, int64_t check, ConstTensor lists, int64_t l_sel);
 // ids: contiguous i32, to be in [least, end). Those that are not become `least`, so that what follows reads no memory
 // that is not its own and the message can still be told.

@@ -161,8 +161,7 @@ void multiply_cuda(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const M
   ctx.routes.record("matmul", choice == KernelChoice::general     ? "cublaslt first"
                               : choice == KernelChoice::reference ? "reference"
                                                                   : "cublaslt");
-  if (choice == KernelChoice::automatic || choice == KernelChoice::fused)
-    return product(ctx, d, a, b, o, addend);
+  if (choice == KernelChoice::automatic || choice == KernelChoice::fused) return product(ctx, d, a, b, o, addend);
   Context plain = on_any_card(ctx);
   if (choice == KernelChoice::general || a.dtype == DType::f32) return product(plain, d, a, b, o, addend);
   Scratch::Scope scope(ctx.scratch);

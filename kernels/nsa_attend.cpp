@@ -61,7 +61,8 @@ Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, Con
   if (ctx.device.is_cuda()) {
     // Kernels that are not fused add to dq in their own order, which has to be the only one.
     if constexpr (kBuiltWithCuda)
-      if (ctx.routes.wanted().fused_branches()) return cuda::attend_quantum(ctx, scope, dq, dout, q, branches, dout_norm, key_norms);
+      if (ctx.routes.wanted().fused_branches())
+        return cuda::attend_quantum(ctx, scope, dq, dout, q, branches, dout_norm, key_norms);
   }
   return {};
 }

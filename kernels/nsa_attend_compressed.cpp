@@ -40,9 +40,10 @@ void nsa_attend_compressed_forward(Context& ctx, const AttendOut& out, const Att
   const CompressedPattern pattern = compressed_pattern("nsa_attend_compressed", in, o);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda)
-      return attend_routed(ctx, "nsa_attend_compressed_forward", out, in, [&](Context& on, const AttendOut& to, const AttendIn& from) {
-        cuda::nsa_attend_compressed_forward(on, to, from, o);
-      });
+      return attend_routed(ctx, "nsa_attend_compressed_forward", out, in,
+                           [&](Context& on, const AttendOut& to, const AttendIn& from) {
+                             cuda::nsa_attend_compressed_forward(on, to, from, o);
+                           });
   }
   record_cpu(ctx, "nsa_attend_compressed_forward", in.q, in.k);
   dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::forward<T>(ctx, out, in, pattern); });

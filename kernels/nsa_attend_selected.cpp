@@ -80,9 +80,10 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
   const SelectedPattern pattern = selected_pattern("nsa_attend_selected", in, block_index, l_sel);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda)
-      return attend_routed(ctx, "nsa_attend_selected_forward", out, in, [&](Context& on, const AttendOut& to, const AttendIn& from) {
-        cuda::nsa_attend_selected_forward(on, to, from, block_index, l_sel);
-      });
+      return attend_routed(ctx, "nsa_attend_selected_forward", out, in,
+                           [&](Context& on, const AttendOut& to, const AttendIn& from) {
+                             cuda::nsa_attend_selected_forward(on, to, from, block_index, l_sel);
+                           });
   }
   record_cpu(ctx, "nsa_attend_selected_forward", in.q, in.k);
   dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::forward<T>(ctx, out, in, pattern); });

@@ -1,5 +1,5 @@
-// The facts of each part on the GPU: a CTA takes a piece, then a warp a part. Each element is read once (4 bytes; 620 MB
-// of M7C's gradients in some 150 us); sums are double and in an order that the sizes alone decide.
+// The facts of each part on the GPU: a CTA takes a piece, then a warp a part. Each element is read once (4 bytes; 620
+// MB of M7C's gradients in some 150 us); sums are double and in an order that the sizes alone decide.
 #include "kernels/bthd.cuh"
 #include "kernels/part_norms.h"
 
@@ -50,9 +50,8 @@ __global__ void __launch_bounds__(kThreads)
   partial[int64_t{blockIdx.x} * PartFacts::count + threadIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    parts_kernel(double* __restrict__ facts, const double* __restrict__ partial,
-                 const int64_t* __restrict__ first_piece, int64_t parts) {
+__global__ void __launch_bounds__(kThreads) parts_kernel(double* __restrict__ facts, const double* __restrict__ partial,
+                                                         const int64_t* __restrict__ first_piece, int64_t parts) {
   const int64_t part = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (part >= parts) return;
   const int64_t begin = first_piece[part], end = first_piece[part + 1];
@@ -74,8 +73,8 @@ void part_norms(Context& ctx, Tensor facts, ConstTensor x, ConstTensor pieces, C
   const Tensor partial = scope.alloc(DType::f64, {pieces.size(0), PartFacts::count});
   launch(ctx, "part norms", pieces_kernel, dim3(pieces.size(0)), dim3(kThreads), 0, partial.ptr<double>(),
          x.ptr<float>(), pieces.ptr<int64_t>());
-  launch(ctx, "part norms", parts_kernel, dim3(ceil_div(facts.size(0), kWarps)), dim3(kThreads), 0,
-         facts.ptr<double>(), partial.ptr<double>(), first_piece.ptr<int64_t>(), facts.size(0));
+  launch(ctx, "part norms", parts_kernel, dim3(ceil_div(facts.size(0), kWarps)), dim3(kThreads), 0, facts.ptr<double>(),
+         partial.ptr<double>(), first_piece.ptr<int64_t>(), facts.size(0));
 }
 
 }  // namespace triad::cuda

@@ -1,5 +1,5 @@
-// How a call of an op that has several kernels gets to the one that is wanted (engine/routes.h). The choice between fused
-// and general kernels is made where they are launched, by card and shape; here are the choices of a run.
+// How a call of an op that has several kernels gets to the one that is wanted (engine/routes.h). The choice between
+// fused and general kernels is made where they are launched, by card and shape; here are the choices of a run.
 #pragma once
 #include "kernels/nsa_attend.h"
 #include "kernels/widen.h"

@@ -27,9 +27,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // y may be the addend.
-__global__ void __launch_bounds__(kThreads) narrow_kernel(__nv_bfloat16* y, const Strided to,
-                                                          const float* __restrict__ wide, const __nv_bfloat16* addend,
-                                                          const Strided added, int64_t n) {
+__global__ void __launch_bounds__(kThreads)
+    narrow_kernel(__nv_bfloat16* y, const Strided to, const float* __restrict__ wide, const __nv_bfloat16* addend,
+                  const Strided added, int64_t n) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < n)
     y[to.at(i)] = from_float<__nv_bfloat16>(wide[i] + (addend == nullptr ? 0.0f : to_float(addend[added.at(i)])));

@@ -1,6 +1,6 @@
 // runtime.asserts: where in a pass values are checked, and what to say of the first that is wrong. A pass (one forward,
-// and the backward behind it) numbers its checks as it queues them. All passes of a run have the same, an evaluation the
-// first of them; so one that is replayed from a graph has the numbers of the pass that was recorded.
+// and the backward behind it) numbers its checks as it queues them. All passes of a run have the same, an evaluation
+// the first of them; so one that is replayed from a graph has the numbers of the pass that was recorded.
 #pragma once
 #include <string>
 #include <vector>

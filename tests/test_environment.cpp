@@ -26,9 +26,9 @@ Run train(const TemporaryFolder& folder, const std::string& name, const std::str
           const std::string& more = "") {
   Run run;
   run.folder = folder.file(name);
-  run.outcome = run_program("train " + kTiny + " --set runtime.device=cpu --set train.steps=4 " + more +
-                                " --set log.out_dir=" + run.folder,
-                            environment);
+  run.outcome = run_program(
+      "train " + kTiny + " --set runtime.device=cpu --set train.steps=4 " + more + " --set log.out_dir=" + run.folder,
+      environment);
   INFO(environment << "\n" << run.outcome.output);
   REQUIRE(run.outcome.exit_code == 0);
   run.config = Json::parse(run.text("config.json"));
@@ -63,7 +63,7 @@ TEST_CASE("environment: what is written", "[environment]") {
   const TemporaryFolder folder;
   CHECK(count(train(folder, "each", "").text("heartbeat_rank0.jsonl"), "step_end") == 4);
   CHECK(count(train(folder, "second", "NSA_HEARTBEAT_EVERY=2").text("heartbeat_rank0.jsonl"), "step_end") == 2);
-  CHECK(!fs::exists(train(folder, "no csv", "NSA_DISABLE_CSV_LOGS=1").folder + "/training.csv"));
+  CHECK(!fs::exists(train(folder, "no_csv", "NSA_DISABLE_CSV_LOGS=1").folder + "/training.csv"));
   CHECK(fs::exists(train(folder, "csv", "NSA_DISABLE_CSV_LOGS=0").folder + "/training.csv"));
 }
 
@@ -76,8 +76,8 @@ TEST_CASE("environment: how a step is run", "[environment]") {
   CHECK(few["peak_mib"].get<double>() <= all["peak_mib"].get<double>());
   CHECK(train(folder, "none", "NSA_NO_GC=1").config["runtime"]["recompute"] == "none");
   CHECK(train(folder, "graph", "NSA_DDP_STATIC_GRAPH=1").config["runtime"]["cuda_graph"] == true);
-  CHECK(train(folder, "no graph", "NSA_DDP_STATIC_GRAPH=0").config["runtime"]["cuda_graph"] == false);
-  CHECK(says(train(folder, "as ever", "NSA_PREFILL_BATCHED=1 NSA_ENV_STATIC=1"),
+  CHECK(train(folder, "no_graph", "NSA_DDP_STATIC_GRAPH=0").config["runtime"]["cuda_graph"] == false);
+  CHECK(says(train(folder, "as_ever", "NSA_PREFILL_BATCHED=1 NSA_ENV_STATIC=1"),
              "environment: NSA_PREFILL_BATCHED=1: no effect, always so\n"));
   const Outcome both = run_program("train " + kTiny, "NSA_GC_RANGE=1:2 NSA_NO_GC=1");
   CHECK(both.exit_code == 2);

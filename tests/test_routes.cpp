@@ -16,7 +16,9 @@ namespace {
 
 const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 
-KernelChoices choices(const std::string& value) { return load_config(kTiny, {"runtime.kernels=" + value}).config.runtime.kernels; }
+KernelChoices choices(const std::string& value) {
+  return load_config(kTiny, {"runtime.kernels=" + value}).config.runtime.kernels;
+}
 
 Outcome train(const std::string& out, const std::string& sets, const std::string& environment = "") {
   std::string args = "train " + kTiny + " --set runtime.device=cpu --set train.steps=2 --set log.out_dir=" + out;
@@ -45,8 +47,8 @@ TEST_CASE("routes: runtime.kernels is a word, or an object of words", "[routes]"
 }
 
 TEST_CASE("routes: a fallback is what was wanted and did not come", "[routes]") {
-  const Tensor q(nullptr, DType::bf16, {2, 128, 12, 60}, Device::cpu()), k(nullptr, DType::bf16, {2, 128, 2, 60},
-                                                                           Device::cpu());
+  const Tensor q(nullptr, DType::bf16, {2, 128, 12, 60}, Device::cpu()),
+      k(nullptr, DType::bf16, {2, 128, 2, 60}, Device::cpu());
   const auto recorded = [&](const KernelChoices& wanted, const char* op, const char* kernel, const char* why) {
     Routes routes(wanted);
     routes.set_call(q, k);
@@ -97,7 +99,8 @@ TEST_CASE("routes: the CPU's route is told, and is a fallback where fused was as
   const TemporaryFolder folder;
   const Outcome usual = train(folder.file("auto"), "");
   REQUIRE(usual.exit_code == 0);
-  CHECK(usual.output.find("kernel of nsa_select: cpu f32 [2,48,4,8] [2,11,2,8] (layers 0 to 1)\n") != std::string::npos);
+  CHECK(usual.output.find("kernel of nsa_select: cpu f32 [2,48,4,8] [2,11,2,8] (layers 0 to 1)\n") !=
+        std::string::npos);
   CHECK(usual.output.find("fallback") == std::string::npos);
   CHECK(train(folder.file("quiet"), " --set log.route_steps=0").output.find("kernel of ") == std::string::npos);
 
@@ -131,7 +134,7 @@ TEST_CASE("routes: the CPU's route is told, and is a fallback where fused was as
   CHECK(strict.exit_code == 1);
   for (const char* word : {"nsa_select", "f32 [2,48,4,8]", "in layer 0", "the CPU has one route", "runtime.strict"})
     CHECK(strict.output.find(word) != std::string::npos);
-  CHECK(count_files(folder.path()) == 5);  // no folder of the strict run
+  CHECK(count_files(folder.path()) == 5);                                            // no folder of the strict run
   CHECK(train(folder.file("strict"), " --set runtime.strict=true").exit_code == 0);  // nothing falls back
 }
 
@@ -189,8 +192,9 @@ TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
   CHECK(kernels_of("reference", "fp32") == all("reference", "reference"));
   CHECK(kernels_of(R"({"sel":"general"})", "bf16") ==
         Map{{"cmp", "sm90"}, {"sel", "general"}, {"select", "general"}, {"win", "sm90"}, {"matmul", "cublaslt"}});
-  CHECK(kernels_of(R"({"cmp":"reference","win":"general","matmul":"general"})", "bf16") ==
-        Map{{"cmp", "reference"}, {"sel", "sm90"}, {"select", "sm90"}, {"win", "general"}, {"matmul", "cublaslt first"}});
+  CHECK(
+      kernels_of(R"({"cmp":"reference","win":"general","matmul":"general"})", "bf16") ==
+      Map{{"cmp", "reference"}, {"sel", "sm90"}, {"select", "sm90"}, {"win", "general"}, {"matmul", "cublaslt first"}});
 }
 
 namespace {
@@ -235,8 +239,8 @@ TEST_CASE("routes: every route gives the gradients of the CPU, on the GPU", "[ro
         const std::vector<double> want = exact.grad(i), got = gpu.grad(i);
         std::vector<double> difference = want;
         for (size_t j = 0; j < want.size(); ++j) difference[j] -= got[j];
-        INFO(json_config::to_json(kernels).dump() << " " << name_of(dtype) << " "
-                                                  << exact.model().params().specs()[static_cast<size_t>(i)].name);
+        INFO(json_config::to_json(kernels).dump()
+             << " " << name_of(dtype) << " " << exact.model().params().specs()[static_cast<size_t>(i)].name);
         const double tolerance = dtype == DType::f32 ? 1e-4 : 3e-2;
         CHECK(norm(difference) <= tolerance * std::max(norm(want), 1e-2 * largest));
       }

@@ -27,14 +27,13 @@ void BackwardTrace::begin_on(const char* op, const Stream& on) {
   entry.begin.record(on);
 }
 
-void BackwardTrace::end_on(const Stream& on) {
-  now_->entries[now_->used - 1].end.record(on);
-}
+void BackwardTrace::end_on(const Stream& on) { now_->entries[now_->used - 1].end.record(on); }
 
 std::vector<BackwardTrace::Op> BackwardTrace::take(size_t slot) {
   Slot& from = slots_.at(slot);
   std::vector<Op> ops;
-  for (size_t i = 0; i < std::exchange(from.used, 0); ++i) {
+  const size_t used = std::exchange(from.used, 0);
+  for (size_t i = 0; i < used; ++i) {
     const Entry& e = from.entries[i];
     ops.push_back({e.layer, e.op, e.stream->name(), e.begin.ms_since(from.entries[0].begin), e.end.ms_since(e.begin)});
   }
@@ -45,7 +44,8 @@ std::string trace_text(int64_t step, const std::vector<BackwardTrace::Op>& ops) 
   double end = 0;
   for (const BackwardTrace::Op& op : ops) end = std::max(end, op.begin_ms + op.ms);
   const auto place = [](int64_t layer) { return layer < 0 ? std::string("-") : fmt::format("layer {}", layer); };
-  std::string text = fmt::format("step {}: backward of its first micro-step, {} ops, {:.3f} ms\n", step, ops.size(), end);
+  std::string text =
+      fmt::format("step {}: backward of its first micro-step, {} ops, {:.3f} ms\n", step, ops.size(), end);
   text += fmt::format("{:<10} {:<32} {:>10} {:>10}  {}\n", "where", "op", "begin ms", "ms", "stream");
   struct Total {
     int64_t layer;
@@ -53,12 +53,14 @@ std::string trace_text(int64_t step, const std::vector<BackwardTrace::Op>& ops) 
   };
   std::vector<Total> layers;
   for (const BackwardTrace::Op& op : ops) {
-    text += fmt::format("{:<10} {:<32} {:>10.3f} {:>10.3f}  {}\n", place(op.layer), op.name, op.begin_ms, op.ms, op.stream);
+    text +=
+        fmt::format("{:<10} {:<32} {:>10.3f} {:>10.3f}  {}\n", place(op.layer), op.name, op.begin_ms, op.ms, op.stream);
     if (op.layer < 0) continue;
     if (layers.empty() || layers.back().layer != op.layer) layers.push_back({op.layer, op.begin_ms, 0});
     layers.back().end = std::max(layers.back().end, op.begin_ms + op.ms);
   }
-  for (const Total& t : layers) text += fmt::format("{:<10} {:<32} {:>10.3f} {:>10.3f}\n", place(t.layer), "in all", t.begin, t.end - t.begin);
+  for (const Total& t : layers)
+    text += fmt::format("{:<10} {:<32} {:>10.3f} {:>10.3f}\n", place(t.layer), "in all", t.begin, t.end - t.begin);
   return text + "\n";
 }
 

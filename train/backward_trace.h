@@ -1,5 +1,6 @@
-// BackwardTrace: what a backward does, op by op and layer by layer in the order in which it is queued, and when the device
-// did it. Two timed events an op; the host waits for nothing, and reads the times when the step's results are there.
+// BackwardTrace: what a backward does, op by op and layer by layer in the order in which it is queued, and when the
+// device did it. Two timed events an op; the host waits for nothing, and reads the times when the step's results are
+// there.
 #pragma once
 #include <deque>
 #include <string>

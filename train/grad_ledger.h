@@ -1,5 +1,5 @@
-// GradLedger: of each parameter's gradient whether backward told that it is there, and on steps that ask for it its norm
-// and whether all of it is finite, taken on the device behind all sums over ranks and before clipping.
+// GradLedger: of each parameter's gradient whether backward told that it is there, and on steps that ask for it its
+// norm and whether all of it is finite, taken on the device behind all sums over ranks and before clipping.
 #pragma once
 #include <string>
 #include <vector>

@@ -29,7 +29,8 @@ std::vector<std::string> unexpected_zeros(const Params& params, const Config& co
   std::vector<std::string> names;
   for (size_t i = 0; i < facts.norm.size(); ++i) {
     const std::string& name = params.specs()[i].name;
-    if (facts.is_zero(i) && !expects_zero_gradient(config.model, config.train.seq_len, step, name)) names.push_back(name);
+    if (facts.is_zero(i) && !expects_zero_gradient(config.model, config.train.seq_len, step, name))
+      names.push_back(name);
   }
   return names;
 }
@@ -48,14 +49,17 @@ GradReport::GradReport(const Config& config, const RunFolder& folder, const Para
     : config_(config), folder_(folder), params_(params), first_(first) {
   if (!first) return;
   if (ledger())
-    csv_ = std::make_unique<CsvFile>(folder.file("grad_ledger.csv"), "step,parameter,norm,zero,not_finite", resume_step);
+    csv_ =
+        std::make_unique<CsvFile>(folder.file("grad_ledger.csv"), "step,parameter,norm,zero,not_finite", resume_step);
   if (config.log.diagnoses("backward")) traces_ = std::make_unique<AppendFile>(folder.file("traces.log"));
 }
 
 bool GradReport::measures(int64_t step) const {
   return ledger() || config_.log.diagnoses("layer_norms") || step % config_.log.every == 0;
 }
-bool GradReport::traces(int64_t step) const { return config_.log.diagnoses("backward") && step % config_.log.every == 0; }
+bool GradReport::traces(int64_t step) const {
+  return config_.log.diagnoses("backward") && step % config_.log.every == 0;
+}
 
 Json GradReport::step(int64_t step, const TrainStep::Result& result, Telemetry& telemetry) {
   Json beat = Json::object();
@@ -77,17 +81,20 @@ Json GradReport::step(int64_t step, const TrainStep::Result& result, Telemetry& 
     std::string line;
     for (size_t i = 0; i < norms.size(); ++i) line += fmt::format(" layer{} {:.4e}", i, norms[i]);
     for (size_t i = 0; i < facts.norm.size(); ++i)
-      if (layer_of(params_.specs()[i].name) < 0) line += fmt::format(" {} {:.4e}", params_.specs()[i].name, facts.norm[i]);
+      if (layer_of(params_.specs()[i].name) < 0)
+        line += fmt::format(" {} {:.4e}", params_.specs()[i].name, facts.norm[i]);
     telemetry.message(fmt::format("[GRAD-NORM] step{}{}", step, line));
     beat["layer_grad_norms"] = norms;
   }
   if (!ledger()) return beat;
   const auto all = static_cast<int64_t>(facts.norm.size());  // one that is missing ends the run before
-  telemetry.message(fmt::format("[GRAD-TRACE] after_backward_step{} arrived={} missing=0 zero={} unexpected_zero={} "
-                                "not_finite={}",
-                                step, all, zero, zeros.size(), not_finite.size()));
+  telemetry.message(
+      fmt::format("[GRAD-TRACE] after_backward_step{} arrived={} missing=0 zero={} unexpected_zero={} "
+                  "not_finite={}",
+                  step, all, zero, zeros.size(), not_finite.size()));
   if (!zeros.empty()) telemetry.message(fmt::format("[GRAD-TRACE] step{} zero: {}", step, some_of(zeros)));
-  if (!not_finite.empty()) telemetry.message(fmt::format("[GRAD-TRACE] step{} not finite: {}", step, some_of(not_finite)));
+  if (!not_finite.empty())
+    telemetry.message(fmt::format("[GRAD-TRACE] step{} not finite: {}", step, some_of(not_finite)));
   if (first_ && !std::exchange(missing_written_, true)) write_missing(step, {}, all);
   const bool row = step % config_.log.every == 0 || !not_finite.empty();
   for (size_t i = 0; csv_ && row && i < facts.norm.size(); ++i)
@@ -101,7 +108,8 @@ void GradReport::missing(int64_t step, const MissingGradients& e) const {
 }
 
 void GradReport::write_missing(int64_t step, const std::vector<std::string>& names, int64_t of) const {
-  std::string text = fmt::format("step {}: arrived={} missing={}\n", step, of - static_cast<int64_t>(names.size()), names.size());
+  std::string text =
+      fmt::format("step {}: arrived={} missing={}\n", step, of - static_cast<int64_t>(names.size()), names.size());
   for (const std::string& name : names) text += name + "\n";
   write_file_atomically(folder_.file("all_missing_params.txt"), text);
 }

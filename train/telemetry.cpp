@@ -221,6 +221,7 @@ void Telemetry::routes(const Routes& routes) {
   std::vector<Told> lines;
   for (; routes_told_ < routes.counts().size(); ++routes_told_) {
     const Routes::Count& c = routes.counts()[routes_told_];
+    if (c.op == "matmul" && config_.runtime.kernels.matmul == KernelChoice::automatic) continue;  // a dozen shapes
     std::string text = fmt::format("{}: {} {}", c.op, c.kernel, c.shapes());
     if (c.is_fallback()) text += fmt::format(", a fallback: {}", c.reason);
     const auto same = std::find_if(lines.begin(), lines.end(), [&](const Told& t) { return t.text == text; });

@@ -79,7 +79,8 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
   if (ctx_.planning) return;
   const int64_t batch_bytes = act_.tokens.bytes() + act_.targets.bytes();
   for (size_t i = 0; i < kBatchSlots; ++i) batches_.emplace_back(ctx_.device, batch_bytes);
-  for (size_t i = 0; i < kMaxQueued; ++i) results_.emplace_back(ctx_.device, numbers_.bytes() + kBytesOfAsserts + ledger_.facts().bytes());
+  for (size_t i = 0; i < kMaxQueued; ++i)
+    results_.emplace_back(ctx_.device, numbers_.bytes() + kBytesOfAsserts + ledger_.facts().bytes());
 }
 
 void TrainStep::begin(bool trace) {
@@ -228,8 +229,7 @@ TrainStep::Result TrainStep::result() {
   result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   result.stop = numbers[StepNumbers::stop] != 0;
   if (queued.measured)
-    result.grads =
-        ledger_.read(reinterpret_cast<const double*>(slot.memory.data() + sizeof numbers + kBytesOfAsserts));
+    result.grads = ledger_.read(reinterpret_cast<const double*>(slot.memory.data() + sizeof numbers + kBytesOfAsserts));
   result.trace = trace_.take(queued.slot);
   if (reducer_) result.comm_ms = slot.host_ms + (ctx_.device.is_cuda() ? slot.summed.ms_since(slot.computed) : 0);
   if (result.finite) return result;

@@ -27,14 +27,14 @@ class TrainStep {
   TrainStep(Runtime&, const Config&, Comm* comm = nullptr);
 
   struct Result {
-    double loss = 0;         // mean over the step's positions
-    double grad_norm = 0;    // global, before clipping
-    bool finite = true;      // otherwise nothing was updated, and (train.on_nonfinite stop) nothing will be
-    std::string bad_tensor;  // not finite: the first gradient that is not, or "the loss" if all are
-    int64_t bad_rank = -1;   // not finite: the first rank whose own share is not; -1: the ranks' sum alone
-    bool stop = false;       // a rank asked for an orderly end
-    double comm_ms = 0;      // that the step waited for other ranks, behind its own work
-    std::optional<GradFacts> grads;        // where update() was to measure them
+    double loss = 0;                 // mean over the step's positions
+    double grad_norm = 0;            // global, before clipping
+    bool finite = true;              // otherwise nothing was updated, and (train.on_nonfinite stop) nothing will be
+    std::string bad_tensor;          // not finite: the first gradient that is not, or "the loss" if all are
+    int64_t bad_rank = -1;           // not finite: the first rank whose own share is not; -1: the ranks' sum alone
+    bool stop = false;               // a rank asked for an orderly end
+    double comm_ms = 0;              // that the step waited for other ranks, behind its own work
+    std::optional<GradFacts> grads;  // where update() was to measure them
     std::vector<BackwardTrace::Op> trace;  // where begin() was to trace
   };
 
@@ -86,10 +86,10 @@ class TrainStep {
   BackwardTrace trace_;
   Activations act_;
   std::unique_ptr<Asserts> asserts_;  // runtime.asserts
-  Tensor numbers_;    // [StepNumbers::count] f64
-  Tensor eval_loss_;  // [1] f64
-  Tensor parts_;      // [parameters,2] i64: where each gradient lies, for the verdict
-  Tensor squares_;    // dist.zero: the pieces of the norm's sum, each from the rank that owns its elements
+  Tensor numbers_;                    // [StepNumbers::count] f64
+  Tensor eval_loss_;                  // [1] f64
+  Tensor parts_;                      // [parameters,2] i64: where each gradient lies, for the verdict
+  Tensor squares_;  // dist.zero: the pieces of the norm's sum, each from the rank that owns its elements
 
   // Pinned memory, taken in turns; an event tells when the device is done with it.
   struct Slot {

@@ -17,6 +17,7 @@
 #include "io/loader.h"
 #include "train/checkpointer.h"
 #include "train/data_source.h"
+#include "train/grad_report.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
 #include "train/memory_report.h"
@@ -97,6 +98,8 @@ class Trainer {
       if (step_.reducer() != nullptr) write_file_atomically(folder_.file("ddp_buckets.txt"), step_.reducer()->table());
     }
     Telemetry telemetry(config_, folder_, device_, *comm_, runtime_->arena(), resume_from_.empty() ? -1 : state_.step);
+    grad_report_.emplace(config_, folder_, step_.model().params(), comm_->first(),
+                         resume_from_.empty() ? -1 : state_.step);
     telemetry.banner(count_parameters(config_.model), request_.environment, data_.description);
     if (!resume_from_.empty()) {
       telemetry.message(fmt::format("resumed from {} at step {}", resume_from_, state_.step));
@@ -186,12 +189,18 @@ class Trainer {
 
   // Hands a step to the device. state_ counts it at once; what came of it shows when it is settled.
   void queue_step(Loader& loader) {
-    step_.begin();
+    const int64_t number = state_.step + 1;
+    step_.begin(grad_report_->traces(number));
     for (int64_t i = 0; i < config_.train.accumulate_grad_batches; ++i) {
       const Batch batch = loader.next();
       step_.micro_step(batch.tokens, batch.targets, positions());
     }
-    step_.update(state_.step, positions(), stop_wanted());
+    try {
+      step_.update(state_.step, positions(), stop_wanted(), grad_report_->measures(number));
+    } catch (const MissingGradients& e) {
+      grad_report_->missing(number, e);
+      throw;
+    }
     ++state_.step;
     state_.sequences = loader.cursor();
     state_.tokens += positions();
@@ -206,6 +215,7 @@ class Trainer {
       const TrainStep::Result result = step_.result();
       last_loss_ = result.loss;
       stop_agreed_ = stop_agreed_ || result.stop;
+      const Json of_gradients = grad_report_->step(step, result, telemetry);
       if (!result.finite) {
         const std::string where =
             result.bad_rank < 0 ? "no rank alone, but their sum" : fmt::format("rank {}", result.bad_rank);
@@ -224,7 +234,9 @@ class Trainer {
                       .lr = learning_rate(config_.train, step - 1),
                       .grad_norm = result.grad_norm,
                       .tokens = positions(),
-                      .comm_ms = result.comm_ms});
+                      .comm_ms = result.comm_ms,
+                      .routes = &runtime_->ctx().routes,
+                      .more = of_gradients});
       constexpr int64_t kWarmUpSteps = 5;
       if (++settled_ > kWarmUpSteps) comm_ms_ += result.comm_ms, ++comm_steps_;
     }
@@ -281,6 +293,7 @@ class Trainer {
     const Telemetry::Pause pause(telemetry);
     if (state_.step == 1 || due(config_.log.memory_every)) memory_.write_snapshot(fmt::format("step{}", state_.step));
     if (eval) evaluate(telemetry);
+    telemetry.routes(runtime_->ctx().routes);
     if (due(config_.log.every) || last || stop) telemetry.fallbacks(state_.step, runtime_->ctx().routes);
     if (save_now) save(telemetry);
     if (last || stop) take_checkpoint(telemetry, /*wait=*/true);
@@ -333,6 +346,7 @@ class Trainer {
   DataSource data_;
   std::unique_ptr<Runtime> runtime_;
   TrainStep step_;
+  std::optional<GradReport> grad_report_;
   std::optional<Checkpointer> checkpointer_;  // the first rank's; its host memory comes before the first step
   RunFolder folder_;                          // after all that may refuse the run: from here on files change
   MemoryReport memory_;

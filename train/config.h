@@ -55,7 +55,7 @@ struct DistConfig {
 struct LogConfig {
   std::string out_dir;
   int64_t every = 10, memory_every = 0, heartbeat_every = 1;
-  bool csv = true;
+  bool csv = true, tensorboard = true;
 };
 
 struct Config {
@@ -167,6 +167,7 @@ void visit(LogConfig& c, V&& v) {
     at_least(0));
   v("heartbeat_every", c.heartbeat_every, "optimizer steps between heartbeats; 0: none", at_least(0));
   v("csv", c.csv, "write training.csv and val.csv", Rule{});
+  v("tensorboard", c.tensorboard, "write TensorBoard's event files, in tb/", Rule{});
 }
 
 // The groups of a config file, in the order of its echo.

@@ -12,6 +12,7 @@
 
 #include "engine/check.h"
 #include "engine/comm.h"
+#include "engine/nvtx.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/loader.h"
@@ -53,6 +54,7 @@ class Trainer {
         folder_(config_.log.out_dir, comm_->first() ? start_of(request, resume_from_) : RunFolder::Start::join),
         memory_(*runtime_, step_, outside_, folder_, *comm_) {
     runtime_->arena().seal();
+    if (nvtx_) runtime_->ctx().listeners->push_back(nvtx_.get());
   }
 
   // With several ranks an error ends the process here: see Comm::abandon.
@@ -78,7 +80,7 @@ class Trainer {
 
   void run_steps() {
     Context& ctx = runtime_->ctx();
-    if (comm_->first() && comm_->world() > 1) make_folders(folder_.file("ranks"));
+    if (comm_->first()) make_folders(folder_.file("ranks"));
     comm_->barrier("the run's folder");  // the first rank has prepared it
     if (resume_from_.empty()) {
       step_.model().params().init(ctx, static_cast<uint64_t>(config_.train.seed));
@@ -344,6 +346,7 @@ class Trainer {
   OutsideMemory outside_;
   std::unique_ptr<Comm> comm_;
   DataSource data_;
+  std::unique_ptr<OpListener> nvtx_ = nvtx_listener();
   std::unique_ptr<Runtime> runtime_;
   TrainStep step_;
   std::optional<GradReport> grad_report_;

@@ -122,6 +122,10 @@ void destroy_event(Device device, void* event) noexcept {
 void record_event(Device device, void* event, void* stream) {
   if (device.is_cuda()) CUDA_CHECK(cudaEventRecord(as_event(event), as_stream(stream)));
 }
+void record_event_of_graph(Device device, void* event, void* stream) {
+  if (device.is_cuda())
+    CUDA_CHECK(cudaEventRecordWithFlags(as_event(event), as_stream(stream), cudaEventRecordExternal));
+}
 void wait_event(Device device, void* stream, void* event) {
   if (device.is_cuda()) CUDA_CHECK(cudaStreamWaitEvent(as_stream(stream), as_event(event), 0));
 }

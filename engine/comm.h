@@ -29,6 +29,8 @@ class Comm {
  public:
   // link: absent in a world of one.
   Comm(const LaunchEnv&, Device, std::unique_ptr<Link>, double timeout_s);
+  // The first of `world` ranks that are not there: see make_planned_comm.
+  Comm(int world, Device);
   virtual ~Comm() = default;
   Comm(const Comm&) = delete;
 
@@ -109,5 +111,8 @@ std::unique_ptr<Comm> make_host_comm(const LaunchEnv&, Device, std::unique_ptr<L
 // NCCL, loaded when it is asked for. The link passes its id and the run's control.
 std::unique_ptr<Comm> make_nccl_comm(const LaunchEnv&, Device, std::unique_ptr<Link>, double timeout_s);
 std::string why_no_nccl();  // empty: it can be loaded
+
+// For plans: a rank of `world`, as far as memory goes. There is nobody else, and a collective does nothing.
+std::unique_ptr<Comm> make_planned_comm(int world);
 
 }  // namespace triad

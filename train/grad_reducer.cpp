@@ -74,6 +74,7 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm&
       by_offset_(static_cast<size_t>(params.count())),
       probe_param_(index_of_param(params, kProbe)),
       probe_(probe),
+      filled_(buckets_.size()),
       event_(ctx.planning ? Device::cpu() : ctx.device) {
   int64_t largest = 0;
   for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -86,14 +87,16 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm&
   if (config.grad_dtype == Precision::bf16) half_ = arena.alloc(MemTag::comm, "bucket in bf16", DType::bf16, {largest});
 }
 
-void GradReducer::begin() {
+void GradReducer::begin(bool recorded) {
+  recorded_ = recorded;
+  order_.clear();
   arrived_.assign(static_cast<size_t>(params_.count()), false);
   missing_.clear();
   for (const GradBucket& bucket : buckets_) missing_.push_back(bucket.params.size());
   streams_.clear();
   // A bucket of padding alone waits for nobody.
   for (size_t b = 0; b < buckets_.size(); ++b)
-    if (missing_[b] == 0) reduce(buckets_[b]);
+    if (missing_[b] == 0) full(static_cast<int64_t>(b));
 }
 
 void GradReducer::ready(ConstTensor grad, const Stream& on) {
@@ -115,7 +118,7 @@ void GradReducer::arrived(int64_t param, const Stream& on) {
     sum_of_squares(ctx_, probe_, params_.part(params_.grads(), param));
   }
   for (const int64_t b : buckets_of_[i])
-    if (--missing_[static_cast<size_t>(b)] == 0) reduce(buckets_[static_cast<size_t>(b)]);
+    if (--missing_[static_cast<size_t>(b)] == 0) full(b);
 }
 
 ElementRange GradReducer::owned(const GradBucket& bucket) const {
@@ -123,13 +126,28 @@ ElementRange GradReducer::owned(const GradBucket& bucket) const {
   return {begin, begin + part};
 }
 
-void GradReducer::reduce(const GradBucket& bucket) {
-  for (const Stream* stream : streams_) comm_waits_for(*stream);
+void GradReducer::full(int64_t bucket) {
+  order_.push_back(bucket);
+  std::vector<GraphEvent>& events = filled_[static_cast<size_t>(bucket)];
+  for (size_t s = 0; s < streams_.size() && !ctx_.planning; ++s) {
+    if (events.size() == s) events.emplace_back(ctx_.device);
+    events[s].record(*streams_[s]);
+  }
+  if (!recorded_) reduce(bucket);
+}
+
+void GradReducer::reduce_recorded() {
+  for (const int64_t bucket : order_) reduce(bucket);
+}
+
+void GradReducer::reduce(int64_t index) {
+  const GradBucket& bucket = buckets_[static_cast<size_t>(index)];
+  for (const GraphEvent& event : filled_[static_cast<size_t>(index)]) event.block(comm_.stream());
   const ElementRange e = bucket.elements;
   const Tensor grads = params_.grads().slice(0, e.begin, e.end);
   const Tensor sent = half_.empty() ? grads : half_.slice(0, 0, e.size());
   if (!half_.empty()) cast(comm_ctx_, sent, grads);
-  const std::string what = fmt::format("bucket {}", index_of(bucket));
+  const std::string what = fmt::format("bucket {}", index);
   if (!ctx_.planning) zero_ ? comm_.reduce_scatter(sent, what) : comm_.all_reduce(sent, what);
   if (!half_.empty()) cast(comm_ctx_, grads, sent);
 }

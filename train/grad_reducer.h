@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/comm.h"
+#include "engine/graph.h"
 #include "model/grad_sink.h"
 #include "model/params.h"
 #include "train/config.h"
@@ -35,8 +36,10 @@ class GradReducer final : public GradSink {
   // The probe: what RankNumbers::probe tells of; written when its gradient comes, before it is summed.
   GradReducer(Context&, Arena&, const Params&, Comm&, const DistConfig&, Tensor probe);
 
-  // A backward that is to be summed begins.
-  void begin();
+  // A backward that is to be summed begins. One that is recorded as a graph starts no collectives: reduce_recorded()
+  // does, after each launch of it.
+  void begin(bool recorded = false);
+  void reduce_recorded();
   void ready(ConstTensor grad, const Stream& on) override;
   // After it. ctx.stream waits for the sums. Throws, with their names, if gradients never came.
   void finish();
@@ -61,7 +64,8 @@ class GradReducer final : public GradSink {
  private:
   int64_t index_of(const GradBucket& bucket) const { return &bucket - buckets_.data(); }
   void arrived(int64_t param, const Stream& on);
-  void reduce(const GradBucket&);
+  void full(int64_t bucket);
+  void reduce(int64_t bucket);
   // Whatever the comm stream does next comes after what is on `stream` now, and the other way round.
   void comm_waits_for(const Stream& stream);
   void wait_for_comm();
@@ -81,7 +85,10 @@ class GradReducer final : public GradSink {
   std::vector<bool> arrived_;
   std::vector<size_t> missing_;         // of each bucket: gradients yet to come
   std::vector<const Stream*> streams_;  // that gradients have come on
-  Event event_;                         // recorded and waited for at once, again and again
+  bool recorded_ = false;
+  std::vector<int64_t> order_;                   // in which buckets became full
+  std::vector<std::vector<GraphEvent>> filled_;  // of each bucket, where each of the streams was then
+  Event event_;                                  // recorded and waited for at once, again and again
 };
 
 }  // namespace triad

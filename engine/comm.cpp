@@ -89,12 +89,12 @@ void Comm::guarded(const char* kind, const std::string& what, int64_t bytes, boo
   waited_ms_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
 }
 
-void Comm::all_reduce(Tensor x, const std::string& what) {
-  if (guard_) guarded("all_reduce", what, x.bytes(), on_stream(), [&] { do_all_reduce(x); });
+void Comm::all_reduce(Tensor x, const std::string& what, CommWidth width) {
+  if (guard_) guarded("all_reduce", what, x.bytes(), on_stream(), [&] { do_all_reduce(x, width); });
 }
-void Comm::reduce_scatter(Tensor x, const std::string& what) {
+void Comm::reduce_scatter(Tensor x, const std::string& what, CommWidth width) {
   TRIAD_CHECK(x.numel() % world_ == 0, "reduce_scatter of {} over {} ranks: {}", what, world_, x.str());
-  if (guard_) guarded("reduce_scatter", what, x.bytes(), on_stream(), [&] { do_reduce_scatter(x); });
+  if (guard_) guarded("reduce_scatter", what, x.bytes(), on_stream(), [&] { do_reduce_scatter(x, width); });
 }
 void Comm::all_gather(Tensor x, const std::string& what) {
   TRIAD_CHECK(x.numel() % world_ == 0, "all_gather of {} over {} ranks: {}", what, world_, x.str());

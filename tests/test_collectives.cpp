@@ -2,6 +2,7 @@
 // them. Two ranks are two threads of this process, over TCP.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -96,7 +97,7 @@ TEST_CASE("dist: a gradient that never comes, or comes twice, is an error that n
     Params params(runtime->arena(), config.model, {.grads = true});
     zero(runtime->ctx(), params.grads());
     const Tensor probe = runtime->arena().alloc(MemTag::io, "probe", DType::f64, {1});
-    GradReducer reducer(runtime->ctx(), runtime->arena(), params, comm, config.dist, probe);
+    GradReducer reducer(runtime->ctx(), runtime->arena(), params, comm, config, probe);
     const int64_t before = comm.collectives();
     reducer.begin();
     for (int64_t i = params.count() - 1; i > 0; --i)
@@ -137,8 +138,9 @@ TEST_CASE("dist: buckets cover every element once, in backward order, large grad
           for (const GradBucket& b : buckets) {
             ranges[b.elements.begin] = b.elements.end;
             CHECK(b.elements.begin % unit == 0);
-            CHECK(b.elements.size() <= std::max(unit, elements));
+            CHECK(b.elements.size() <= std::max(unit, elements) * (b.late ? 8 : 1));
           }
+          CHECK(buckets.back().late);
           int64_t at = 0;
           for (const auto& [begin, end] : ranges) {
             CHECK(begin == at);
@@ -148,7 +150,11 @@ TEST_CASE("dist: buckets cover every element once, in backward order, large grad
           CHECK(params.specs()[static_cast<size_t>(buckets.back().params.front())].name == "embed.weight");
           if (&c == &m7c) {
             CHECK(params.specs()[static_cast<size_t>(buckets.front().params.front())].name == "lm_head.weight");
-            CHECK((buckets.size() == 24 || buckets.size() == 25));
+            CHECK((buckets.size() == 19 || buckets.size() == 20));
+            CHECK(!buckets.front().late);  // its sum has all of backward to hide behind
+            // The first layer's, the embedding's, and the small ones', where these have one of their own.
+            const auto late = std::count_if(buckets.begin(), buckets.end(), [](const GradBucket& b) { return b.late; });
+            CHECK((late == 2 || late == 3));
           }
         }
 }
@@ -231,9 +237,10 @@ TEST_CASE("dist: triad plan --ranks counts buckets and shards", "[dist]") {
   CHECK(one == plan(""));
   CHECK(two["tokens_per_step"] == 2 * one["tokens_per_step"].get<int64_t>());
   CHECK(bytes(two) - bytes(one) < 1'000'000);  // numbers of the ranks; gradients are summed in place
-  const int64_t moments = 2 * 4 * one["parameters"].get<int64_t>(), bucket = 25 << 20;
-  CHECK(std::abs(double(bytes(two) - bytes(shards) - moments / 2)) < 3.0 * bucket);
-  CHECK(std::abs(double(bytes(two) - bytes(eight) - moments / 8 * 7)) < 3.0 * bucket);
+  const int64_t moments = 2 * 4 * one["parameters"].get<int64_t>(),
+                bucket = 4 * 38'633'472;  // the largest, the embedding's
+  CHECK(std::abs(double(bytes(two) - bytes(shards) - moments / 2)) < 1.1 * bucket);
+  CHECK(std::abs(double(bytes(two) - bytes(eight) - moments / 8 * 7)) < 1.1 * bucket);
   CHECK(std::abs(double(bytes(half) - bytes(two) - bucket / 2)) < 1e5);
   for (const char* bad : {"0", "-2", "many"}) CHECK(run_program("plan " + kTiny + " --ranks " + bad).exit_code == 2);
 }

@@ -276,8 +276,8 @@ TEST_CASE("dist: ranks that plain srun's variables describe meet at MASTER_ADDR,
       CHECK(log.find(rank) != std::string::npos);
   }
   // Two ranks of one host that would take the same GPU.
-  BackgroundProgram other(args + "--overwrite", launch(1, 0)),
-      first(args + "--overwrite", launch(0, 0), folder.file("log"));
+  BackgroundProgram other(args + " --overwrite", launch(1, 0)),
+      first(args + " --overwrite", launch(0, 0), folder.file("log"));
   CHECK(first.wait() != 0);
   CHECK(other.wait() != 0);
   CHECK(read_text(folder.file("log")).find("both have local rank 0") != std::string::npos);

@@ -22,19 +22,23 @@ struct ElementRange {
 struct GradBucket {
   ElementRange elements;
   std::vector<int64_t> params;  // those that have elements in it
+  bool late = false;            // backward ends with it: nothing is left for its sum to hide behind
 };
 
 // Buckets of at most `elements`, all boundaries multiples of unit, in the order in which backward is expected to fill
 // them: the products from the last layer to the first, with the head's before all; then the small ones; the
-// embedding's, which backward finishes last and all at once, in the end. A large gradient is cut like the rest.
+// embedding's, which backward finishes last and all at once, in the end. A large gradient is cut like the rest; the
+// late ones less finely, since few large sums are faster than many small ones.
 std::vector<GradBucket> plan_buckets(const Params&, int64_t elements, int64_t unit);
 // Of what the buckets' boundaries, and so the whole buffers, have to be multiples (Params::Options::shard_elements).
 int64_t bucket_unit(const DistConfig&, int64_t world);
+// Of the sums beside backward: narrow, if it is long enough for them to end with it all the same.
+CommWidth width_beside_backward(const Config&, int64_t world);
 
 class GradReducer final : public GradSink {
  public:
   // The probe: what RankNumbers::probe tells of; written when its gradient comes, before it is summed.
-  GradReducer(Context&, Arena&, const Params&, Comm&, const DistConfig&, Tensor probe);
+  GradReducer(Context&, Arena&, const Params&, Comm&, const Config&, Tensor probe);
 
   // A backward that is to be summed begins. One that is recorded as a graph starts no collectives: reduce_recorded()
   // does, after each launch of it.
@@ -75,6 +79,7 @@ class GradReducer final : public GradSink {
   const Params& params_;
   Comm& comm_;
   bool zero_;
+  CommWidth beside_;
   std::vector<GradBucket> buckets_;
   std::vector<std::vector<int64_t>> buckets_of_;  // of each parameter
   std::vector<int64_t> by_offset_;                // parameters as they lie in the buffer

@@ -54,7 +54,7 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
                  ? Tensor{}
                  : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64, {world_, RankNumbers::count})),
       reducer_(world_ == 1 ? nullptr
-                           : std::make_unique<GradReducer>(ctx_, runtime.arena(), model_.params(), *comm, config.dist,
+                           : std::make_unique<GradReducer>(ctx_, runtime.arena(), model_.params(), *comm, config,
                                                            own_number(ranks_, comm->rank(), RankNumbers::probe))),
       optimizer_(ctx_, runtime.arena(), model_.params(), zero() ? reducer_.get() : nullptr),
       act_(runtime.arena(), config.model, config.train.micro_batch_size, config.train.seq_len, model_.dtype(), true,

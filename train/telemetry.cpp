@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <ctime>
+#include <set>
 #include <utility>
 
 #include "engine/backend.h"
@@ -117,7 +118,11 @@ void Telemetry::banner(int64_t parameters, const std::vector<std::string>& envir
                       backend::info(device_).name, peak_mib()));
   message(fmt::format("data: {}", data));
   message(fmt::format("{} tokens an optimizer step", config_.train.tokens_per_step() * comm_.world()));
-  if (comm_.world() > 1) message(fmt::format("{} ranks, {}", comm_.world(), comm_.name()));
+  std::set<std::string> hosts;
+  for (const Peer& p : comm_.peers()) hosts.insert(p.host);
+  if (comm_.world() > 1)
+    message(fmt::format("{} ranks on {} host{}, {}", comm_.world(), hosts.size(), hosts.size() > 1 ? "s" : "",
+                        comm_.name()));
   for (const Peer& p : comm_.peers())
     message(fmt::format("rank {}  host {}  local rank {}  pid {}  {} {}", p.rank, p.host, p.local_rank, p.pid, p.device,
                         p.pci));

@@ -196,6 +196,7 @@ __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta
     }
     wgmma_wait<0>();
     pin(d[0]), pin(d[1]);
+    if (lane < kCluster) arrive_at(&s.empty[(n - 1) % kStages], lane);
 #pragma unroll
     for (int piece = 0; piece < kHalves * kPanels; ++piece) {
       const int half = piece / kPanels, panel = piece % kPanels;
@@ -208,8 +209,8 @@ __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta
       if constexpr (kBackward) barrier_wait(&s.loaded[warp][panel], loads / kPanels & 1), ++loads;
       __syncwarp();
 #pragma unroll
-      for (int j = 0; j < kPanel / 8;
-           j += 4) {  // per step of two, four 8x8 matrices: rows 0 and 8 of columns 8 j, then of 8 j + 8
+      // Of every second j four 8x8 matrices: rows 0 and 8 of columns 8 j, then of 8 j + 8.
+      for (int j = 0; j < kPanel / 8; j += 4) {
         constexpr int kQuads = 2;
         uint32_t outs[kQuads][4], ys[kQuads][4];
         int at[kQuads];

@@ -28,8 +28,16 @@
 //   1,900 clocks to issue), the additions then by another warpgroup (24.7, 7.3, 26.6) or straight from registers (25.4,
 //   7.9, 23.2); two buffers for dq but three stages (selected 21.7 for 20.6); without the circle of `start` the window
 //   takes 1.19 at 8192, bound by DRAM (26% of L2 accesses hit).
-//   Not tried: a piece of selected rows is about 20 stages at 65536, and by our count some 14,000 clocks pass between
-//   the last of one and the first of the next; CTAs that load their next piece meanwhile would hide most of them.
+//   And, where this took 22.4 to 22.9, 6.7 and 20.1 in the same runs: no warpgroup for dq, each that weighs computes
+// its columns (contiguous) or its stages (listed) and adds 256 bytes of a row at a time: 26.9, 9.3, 21.8, without
+// additions 21.3, 6.7, 14.7; the same by whole tokens: selected 21.0, without additions 16.7, without rounding to the
+// quantum 20.6; the next scores queued before ds is laid, and dk from ds in shared memory, so that the tensor cores
+// always have work: 25.4, 8.4, without additions 23.6, 7.8 (more operands from shared memory: that, not gaps, seems to
+// bind); CTAs that take listed piece after piece, the next one's rows and keys brought while this one's sums are
+// stored: 21.2 to 22.3, at 8192 2.5 to 2.65 for 2.05, though by our count some 14,000 clocks pass between the last
+// stage of one and the first of the next; a listed stage given back before the next is waited for: 20.3, with two
+// buffers for dq and three stages 19.8, at 8192 2.07 and 2.08; partial sums stored to leave L2 first: 20.1; runs of
+// tokens of 24 or 36 MB, not 48: 21.0, 20.0.
 #include "kernels/nsa_attend_wide_sm90.cuh"
 
 namespace triad::cuda {

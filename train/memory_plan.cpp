@@ -97,11 +97,12 @@ PlanTooLarge too_large(const Config& config, Device device, Comm* comm, const De
     asked = b.padded_bytes;
   }
   s.oom = {asked, left, fmt::format("{} finds {:.2f} MiB left", tensor, mib(left))};
-  const std::string message = fmt::format(
+  std::string message = fmt::format(
       "out of memory: {}. This run needs {:.0f} MiB on {}, {:.0f} of its {:.0f} MiB are free: train.micro_batch_size "
       "is {}, train.seq_len {}; {}\n{}",
       s.oom->what, mib(plan.peak_bytes()), device.str(), mib(room), mib(info.memory_bytes),
       config.train.micro_batch_size, config.train.seq_len, advice(config, device, room, comm), memory_by_name(s));
+  message.pop_back();  // the end of its last line
   return PlanTooLarge(std::move(s), message);
 }
 

@@ -7,6 +7,9 @@ namespace triad {
 void Config::resolve() {
   model.resolve();
   if (data.seed < 0) data.seed = train.seed;
+  for (const std::string& what : log.diagnostics)
+    if (what != "ledger" && what != "layer_norms" && what != "backward")
+      fail_usage("log.diagnostics holds \"{}\": ledger, layer_norms and backward are allowed", what);
   recompute();  // refuses what is no plan for these layers
 }
 

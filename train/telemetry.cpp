@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <ctime>
+#include <set>
 #include <utility>
 
 #include "engine/backend.h"
@@ -117,7 +118,11 @@ void Telemetry::banner(int64_t parameters, const std::vector<std::string>& envir
                       backend::info(device_).name, peak_mib()));
   message(fmt::format("data: {}", data));
   message(fmt::format("{} tokens an optimizer step", config_.train.tokens_per_step() * comm_.world()));
-  if (comm_.world() > 1) message(fmt::format("{} ranks, {}", comm_.world(), comm_.name()));
+  std::set<std::string> hosts;
+  for (const Peer& p : comm_.peers()) hosts.insert(p.host);
+  if (comm_.world() > 1)
+    message(fmt::format("{} ranks on {} host{}, {}", comm_.world(), hosts.size(), hosts.size() > 1 ? "s" : "",
+                        comm_.name()));
   for (const Peer& p : comm_.peers())
     message(fmt::format("rank {}  host {}  local rank {}  pid {}  {} {}", p.rank, p.host, p.local_rank, p.pid, p.device,
                         p.pci));
@@ -192,6 +197,12 @@ void Telemetry::step(const Step& s) {
   if (!heartbeats_ || s.step % config_.log.heartbeat_every != 0) return;
   Json line = {{"loss", s.loss}, {"tokens_per_s", tokens_per_s_}, {"grad_norm", s.grad_norm}};
   if (comm_.world() > 1) line["comm_wait_ms"] = s.comm_ms;
+  if (s.routes != nullptr) {
+    for (const char* branch : {"cmp", "sel", "win", "select", "matmul"})
+      line[fmt::format("fb_{}", branch)] = s.routes->fallbacks(branch);
+    line["fb_total"] = s.routes->fallbacks();
+  }
+  for (const auto& [key, value] : s.more.items()) line[key] = value;
   heartbeat(s.step, "step_end", line);
 }
 
@@ -213,6 +224,29 @@ void Telemetry::fallbacks(int64_t step, const Routes& routes) {
     fallbacks_->row(
         fmt::format("{},{},{},{},{},{}", step, c.layer, branch_of(c.op), c.op + " " + c.kernel, reason, fresh));
   }
+}
+
+void Telemetry::routes(const Routes& routes) {
+  if (route_steps_told_++ >= config_.log.route_steps) return;
+  struct Told {
+    std::string text;
+    int64_t first, last;  // layers
+  };
+  std::vector<Told> lines;
+  for (; routes_told_ < routes.counts().size(); ++routes_told_) {
+    const Routes::Count& c = routes.counts()[routes_told_];
+    if (c.op == "matmul" && config_.runtime.kernels.matmul == KernelChoice::automatic) continue;  // a dozen shapes
+    std::string text = fmt::format("{}: {} {}", c.op, c.kernel, c.shapes());
+    if (c.is_fallback()) text += fmt::format(", a fallback: {}", c.reason);
+    const auto same = std::find_if(lines.begin(), lines.end(), [&](const Told& t) { return t.text == text; });
+    if (same == lines.end())
+      lines.push_back({std::move(text), c.layer, c.layer});
+    else
+      same->first = std::min(same->first, c.layer), same->last = std::max(same->last, c.layer);
+  }
+  for (const Told& t : lines)
+    message(fmt::format("kernel of {}{}", t.text,
+                        t.last < 0 ? "" : fmt::format(" (layers {} to {})", std::max<int64_t>(0, t.first), t.last)));
 }
 
 void Telemetry::heartbeat(int64_t step, const std::string& msg, const Json& more) {

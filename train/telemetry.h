@@ -33,13 +33,18 @@ class Telemetry {
   struct Step {
     int64_t step = 0;  // optimizer steps done, this one included
     double loss = 0, lr = 0, grad_norm = 0;
-    int64_t tokens = 0;  // of this optimizer step, all ranks together
-    double comm_ms = 0;  // that it waited for other ranks
+    int64_t tokens = 0;              // of this optimizer step, all ranks together
+    double comm_ms = 0;              // that it waited for other ranks
+    const Routes* routes = nullptr;  // fb_* of the heartbeat
+    Json more = Json::object();      // of the heartbeat too
   };
   void step(const Step&);
   void evaluation(int64_t step, double loss);
   // What was counted since the last call goes to fallback_counters.csv, a row for each layer, op, kernel and reason.
   void fallbacks(int64_t step, const Routes&);
+  // The choices of kernels that were not told yet, in the first log.route_steps steps of this process; of products only
+  // where runtime.kernels chooses one.
+  void routes(const Routes&);
   // Time between its begin and end is not the steps'.
   class Pause {
    public:
@@ -64,6 +69,8 @@ class Telemetry {
   bool terminal_;
   bool line_open_ = false;  // a progress line on a terminal waits to be overwritten
   std::unique_ptr<CsvFile> training_, validation_, fallbacks_;
+  size_t routes_told_ = 0;  // of Routes::counts()
+  int64_t route_steps_told_ = 0;
   std::vector<int64_t> fallbacks_written_;  // calls of each of Routes::counts() that have their row
   std::unique_ptr<JsonLines> heartbeats_;
   std::unique_ptr<AppendFile> log_;  // ranks/rank_R.log

@@ -254,3 +254,22 @@ TEST_CASE("routes: every shape that is to be fused is", "[routes]") {
             CHECK(plan.ctx().routes.summary() == "no fallbacks");
           }
 }
+
+TEST_CASE("bench: one step as a Chrome trace", "[bench]") {
+  const TemporaryFolder folder;
+  check("bench step " + kTiny + " --set runtime.device=cpu --steps 1 --warm-up 0 --chrome-trace " + folder.file("t"), 0,
+        {});
+  const Json trace = parse_json(read_text(folder.file("t")), "the trace");
+  double end_us = 0;
+  int64_t backwards = 0, named = 0;
+  for (const Json& e : trace["traceEvents"]) {
+    named += e["ph"] == "M";
+    if (e["ph"] != "X") continue;
+    CHECK(e["ts"].get<double>() >= end_us);  // ops come one after the other
+    end_us = e["ts"].get<double>() + e["dur"].get<double>();
+    CHECK(e["dur"].get<double>() > 0);
+    backwards += e["name"] == "nsa_attend_window_backward";
+  }
+  CHECK(backwards == 2);  // a layer each
+  CHECK(named == 2);
+}

@@ -13,10 +13,12 @@
 #include <memory>
 
 #include "engine/check.h"
+#include "io/file.h"
 #include "io/loader.h"
 #include "kernels/matmul.h"
 #include "model/flops.h"
 #include "tools/bench.h"
+#include "tools/chrome_trace.h"
 #include "tools/kernel_trace.h"
 #include "tools/options.h"
 #include "train/data_source.h"
@@ -34,6 +36,7 @@ struct StepOptions {
   std::vector<std::string> sets;
   int64_t steps = 20, warm_up = 5, kernels = 0;
   bool no_split = false;
+  std::string chrome_trace;
   BenchOptions common;
 };
 
@@ -286,6 +289,10 @@ void run_step(const StepOptions& o) {
   } else if (!o.common.json) {
     fmt::print("not split by family: {}\n", device.is_cuda() ? "--no-split" : "that needs a GPU");
   }
+  if (!o.chrome_trace.empty()) {
+    steps.leave_graph();
+    write_file_atomically(o.chrome_trace, chrome_trace(steps.ctx(), [&] { steps.take(); }));
+  }
   if (!o.common.json && device.is_cuda()) fmt::print("{}\n", steps.ctx().routes.summary());
   rows.finish(o.common);
 }
@@ -305,6 +312,8 @@ CLI::App* add_bench_step(CLI::App& bench) {
   count("--warm-up", o->warm_up, 0, "steps before them");
   count("--kernels", o->kernels, 0, "so many kernels by name, those that take longest");
   verb->add_flag("--no-split", o->no_split, "whole steps alone: needs no CUPTI");
+  verb->add_option("--chrome-trace", o->chrome_trace,
+                   "write one step more as a trace that chrome://tracing and Perfetto open");
   o->common.add_output_to(*verb);
   verb->callback([o] { run_step(*o); });
   return verb;

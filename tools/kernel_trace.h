@@ -15,6 +15,7 @@ struct Activity {
   std::string kernel;  // demangled, without its arguments; "copy", "fill"
   std::string op;      // empty: none
   int64_t begin_ns = 0, end_ns = 0;
+  int64_t stream = 0;  // by CUPTI's number
 };
 
 class KernelTrace {

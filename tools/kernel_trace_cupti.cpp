@@ -146,17 +146,17 @@ class KernelTrace::Recorder final : public OpListener {
       switch (record->kind) {
         case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL: {
           const auto& k = *reinterpret_cast<const CUpti_ActivityKernel10*>(record);
-          add(k.correlationId, short_name(k.name), k.start, k.end);
+          add(k.correlationId, short_name(k.name), k.start, k.end, k.streamId);
           break;
         }
         case CUPTI_ACTIVITY_KIND_MEMCPY: {
           const auto& c = *reinterpret_cast<const CUpti_ActivityMemcpy6*>(record);
-          add(c.correlationId, "copy", c.start, c.end);
+          add(c.correlationId, "copy", c.start, c.end, c.streamId);
           break;
         }
         case CUPTI_ACTIVITY_KIND_MEMSET: {
           const auto& f = *reinterpret_cast<const CUpti_ActivityMemset4*>(record);
-          add(f.correlationId, "fill", f.start, f.end);
+          add(f.correlationId, "fill", f.start, f.end, f.streamId);
           break;
         }
         case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: {
@@ -169,8 +169,8 @@ class KernelTrace::Recorder final : public OpListener {
       }
     }
   }
-  void add(uint32_t call, std::string kernel, uint64_t begin, uint64_t end) {
-    found_.push_back({call, {std::move(kernel), "", static_cast<int64_t>(begin), static_cast<int64_t>(end)}});
+  void add(uint32_t call, std::string kernel, uint64_t begin, uint64_t end, uint32_t stream) {
+    found_.push_back({call, {std::move(kernel), "", static_cast<int64_t>(begin), static_cast<int64_t>(end), stream}});
   }
 
   static void CUPTIAPI buffer_wanted(uint8_t** buffer, size_t* bytes, size_t* most_records) {

@@ -60,8 +60,9 @@ std::string advice(const Config& config, Device device, int64_t bytes, Comm* com
 }
 
 // Of what is free now a run leaves so much: on a GPU for kernels' code, which the driver loads when it is first asked
-// for it; on the host for threads and batches.
-int64_t left_free(int64_t free_bytes) { return std::min<int64_t>(int64_t{256} << 20, free_bytes / 16); }
+// for it; on the host for threads, batches and the buffers of OpenBLAS, 128 MiB a thread, without which it never
+// returns.
+int64_t left_free(int64_t free_bytes) { return std::min<int64_t>(int64_t{256} << 20, free_bytes / 2); }
 
 // The plan as it would lie in memory: scratch first, then tensor after tensor; one of them is the first without room.
 PlanTooLarge too_large(const Config& config, Device device, Comm* comm, const DeviceInfo& info, int64_t room) {
@@ -96,11 +97,12 @@ PlanTooLarge too_large(const Config& config, Device device, Comm* comm, const De
     asked = b.padded_bytes;
   }
   s.oom = {asked, left, fmt::format("{} finds {:.2f} MiB left", tensor, mib(left))};
-  const std::string message = fmt::format(
+  std::string message = fmt::format(
       "out of memory: {}. This run needs {:.0f} MiB on {}, {:.0f} of its {:.0f} MiB are free: train.micro_batch_size "
       "is {}, train.seq_len {}; {}\n{}",
       s.oom->what, mib(plan.peak_bytes()), device.str(), mib(room), mib(info.memory_bytes),
       config.train.micro_batch_size, config.train.seq_len, advice(config, device, room, comm), memory_by_name(s));
+  message.pop_back();  // the end of its last line
   return PlanTooLarge(std::move(s), message);
 }
 

@@ -49,9 +49,11 @@ std::vector<NamedRange> ranges_of_moments(const std::vector<NamedRange>& params,
   return all;
 }
 
-// One block a range, each with the padding behind it: together all of the buffer.
+// One block a range, each with the few bytes behind it that align the next one. What makes the shards of several ranks
+// equal is a block of its own.
 void split(std::vector<MemorySnapshot::Block>& blocks, const MemorySnapshot::Block& buffer, const std::string& prefix,
            const std::vector<NamedRange>& ranges) {
+  constexpr int64_t kAlignment = 4096;
   const int64_t element = size_of(buffer.dtype);
   for (size_t i = 0; i < ranges.size(); ++i) {
     const NamedRange& r = ranges[i];
@@ -62,6 +64,14 @@ void split(std::vector<MemorySnapshot::Block>& blocks, const MemorySnapshot::Blo
     block.bytes = (r.end - r.begin) * element;
     block.padded_bytes = next - r.begin * element;
     block.shape = r.shape;
+    const int64_t padding = block.padded_bytes - block.bytes;
+    if (padding >= kAlignment) block.padded_bytes = block.bytes;
+    blocks.push_back(block);
+    if (padding < kAlignment) continue;
+    block.name = prefix + "padding of shards";
+    block.offset += block.bytes;
+    block.bytes = block.padded_bytes = padding;
+    block.shape = {padding / element};
     blocks.push_back(block);
   }
 }

@@ -74,7 +74,7 @@ void invert_lists(Context& ctx, Scratch::Scope& scope, SelectedPattern& p, int64
 }  // namespace
 
 void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
-                                 int64_t l_sel) {
+                                 int64_t l_sel, const CombineAlong* combine) {
   const OpScope op_scope(ctx, "nsa_attend_selected_forward");
   check_attend("nsa_attend_selected", in, out);
   const SelectedPattern pattern = selected_pattern("nsa_attend_selected", in, block_index, l_sel);
@@ -82,11 +82,20 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
     if constexpr (kBuiltWithCuda)
       return attend_routed(ctx, "nsa_attend_selected_forward", out, in,
                            [&](Context& on, const AttendOut& to, const AttendIn& from) {
-                             cuda::nsa_attend_selected_forward(on, to, from, block_index, l_sel);
+                             cuda::nsa_attend_selected_forward(on, to, from, block_index, l_sel, combine);
                            });
   }
+  TRIAD_CHECK(combine == nullptr, "nsa_attend_selected: the CPU does not combine along");
   record_cpu(ctx, "nsa_attend_selected_forward", in.q, in.k);
   dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::forward<T>(ctx, out, in, pattern); });
+}
+
+bool nsa_attend_selected_combines(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
+                                  int64_t l_sel, const CombineAlong& combine) {
+  if constexpr (kBuiltWithCuda)
+    return ctx.device.is_cuda() && ctx.routes.wants_fused("nsa_attend_selected_forward") &&
+           cuda::nsa_attend_selected_combines(ctx, out, in, block_index, l_sel, combine);
+  return false;
 }
 
 void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,

@@ -1,6 +1,7 @@
 #include "model/layer.h"
 
 #include "kernels/activation.h"
+#include "kernels/linear_silu.h"
 #include "kernels/matmul.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
@@ -130,30 +131,31 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
   announce(ctx, lc, {g.norm1, g.qkv});
 }
 
-Tensor mlp_activation(Context& ctx, const ModelConfig& c, const LayerActivations& a, Scratch::Scope& scope) {
-  Tensor act = scope.alloc(a.x.dtype, {a.x.size(0), c.mlp_hidden}, "activation");
-  if (c.mlp == MlpKind::silu) {
-    silu_forward(ctx, act, a.mlp_pre);
-  } else {
-    swiglu_forward(ctx, act, a.mlp_pre.slice(1, 0, c.mlp_hidden), a.mlp_pre.slice(1, c.mlp_hidden, 2 * c.mlp_hidden));
-  }
-  return act;
-}
-
-// a.x_mid -> a.mlp_pre
-void mlp_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a) {
+// a.x_mid -> a.mlp_pre and the activation
+void mlp_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Tensor act) {
+  const int64_t H = lc.config.mlp_hidden;
   Scratch::Scope scope(ctx.scratch);
-  Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm2(x_mid)");
+  const Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm2(x_mid)");
   rmsnorm_forward(ctx, h, a.rrms2, a.x_mid, w.norm2, lc.config.norm_eps);
-  linear_forward(ctx, a.mlp_pre, h, w.mlp_in);
+  if (lc.config.mlp == MlpKind::silu) {
+    linear_silu_forward(ctx, act, a.mlp_pre, h, w.mlp_in);
+  } else {
+    linear_forward(ctx, a.mlp_pre, h, w.mlp_in);
+    swiglu_forward(ctx, act, a.mlp_pre.slice(1, 0, H), a.mlp_pre.slice(1, H, 2 * H));
+  }
   expect_finite(ctx, lc, "rmsnorm, first mlp matrix", "mlp_pre", a.mlp_pre);
 }
 
+Tensor alloc_act(const LayerContext& lc, const LayerActivations& a, Scratch::Scope& scope) {
+  return scope.alloc(a.x.dtype, {a.x.size(0), lc.config.mlp_hidden}, "activation");
+}
+
 void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Tensor x_out) {
-  mlp_in(ctx, lc, w, a);
   Scratch::Scope scope(ctx.scratch);
-  linear_forward(ctx, x_out, mlp_activation(ctx, lc.config, a, scope), w.mlp_out, a.x_mid);
-  expect_finite(ctx, lc, "activation, last mlp matrix", "x_out", x_out);
+  const Tensor act = alloc_act(lc, a, scope);
+  mlp_in(ctx, lc, w, a, act);
+  linear_forward(ctx, x_out, act, w.mlp_out, a.x_mid);
+  expect_finite(ctx, lc, "last mlp matrix", "x_out", x_out);
 }
 
 // dx: gradient of x_out in, of x_mid out.
@@ -166,10 +168,9 @@ void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const 
   Tensor dpre = scope.alloc(dtype, a.mlp_pre.shape(), "dmlp_pre");
   {
     Scratch::Scope inner(ctx.scratch);
-    const Tensor act = inner.alloc(dtype, {a.x.size(0), H}, "activation");
+    const Tensor act = alloc_act(lc, a, inner);
     if (c.mlp == MlpKind::silu) {
-      linear_backward_input(ctx, dpre, dx, w.mlp_out);
-      silu_backward(ctx, dpre, dpre, a.mlp_pre, act);
+      linear_silu_backward(ctx, dpre, act, dx, w.mlp_out, a.mlp_pre);
     } else {
       linear_backward_input(ctx, act, dx, w.mlp_out);
       swiglu_backward(ctx, dpre.slice(1, 0, H), dpre.slice(1, H, 2 * H), act, a.mlp_pre.slice(1, 0, H),
@@ -198,7 +199,7 @@ void layer_replay(Context& ctx, const LayerContext& lc, const Weights& weights, 
   Scratch::Scope scope(ctx.scratch);
   if (recompute == Recompute::attention) attend(ctx, with_lists, weights, a, scope);
   if (recompute == Recompute::block) attention_forward(ctx, with_lists, weights, a);
-  if (replays_mlp(recompute)) mlp_in(ctx, lc, weights, a);
+  if (replays_mlp(recompute)) mlp_in(ctx, lc, weights, a, alloc_act(lc, a, scope));
 }
 
 void layer_backward(Context& ctx, const LayerContext& lc, const Weights& weights, const Grads& grads,

@@ -1,0 +1,40 @@
+// The two passes one after the other, or the fused kernel.
+#include "kernels/linear_silu.h"
+
+#include "engine/check.h"
+#include "engine/op_scope.h"
+#include "kernels/activation.h"
+#include "kernels/matmul.h"
+
+namespace triad {
+
+void linear_silu_forward(Context& ctx, Tensor y, Tensor pre, ConstTensor x, ConstTensor w) {
+  const OpScope op_scope(ctx, "linear_silu_forward");
+  check_tensor("linear_silu: y", y, pre.shape(), x.dtype);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) {
+      ctx.routes.set_call(pre, x);
+      if (ctx.routes.wants_fused("linear_silu_forward") && cuda::linear_silu_forward_sm90(ctx, y, pre, x, w)) return;
+    }
+  }
+  linear_forward(ctx, pre, x, w);
+  silu_forward(ctx, y, pre);
+}
+
+void linear_silu_backward(Context& ctx, Tensor dpre, Tensor y, ConstTensor dz, ConstTensor w_next, ConstTensor pre) {
+  const OpScope op_scope(ctx, "linear_silu_backward");
+  check_tensor("linear_silu backward: dpre", dpre, pre.shape(), pre.dtype);
+  check_tensor("linear_silu backward: y", y, pre.shape(), pre.dtype);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) {
+      ctx.routes.set_call(dpre, dz);
+      if (ctx.routes.wants_fused("linear_silu_backward") &&
+          cuda::linear_silu_backward_sm90(ctx, dpre, y, dz, w_next, pre))
+        return;
+    }
+  }
+  linear_backward_input(ctx, dpre, dz, w_next);
+  silu_backward(ctx, dpre, dpre, pre, y);
+}
+
+}  // namespace triad

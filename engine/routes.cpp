@@ -36,8 +36,6 @@ KernelChoice Routes::wanted(std::string_view op) const {
   return branch == "matmul" ? wanted_.matmul : KernelChoice::automatic;
 }
 
-bool Routes::wants_fused(std::string_view op) const { return may_be_fused(wanted(op)); }
-
 void Routes::set_call(const ConstTensor& first, const ConstTensor& second) {
   dtype_ = first.dtype, first_ = first.shape(), second_ = second.shape();
 }

@@ -40,7 +40,6 @@ class Routes {
 
   const KernelChoices& wanted() const { return wanted_; }
   KernelChoice wanted(std::string_view op) const;
-  bool wants_fused(std::string_view op) const;  // where there is one: automatic or fused
   // The operands of the calls recorded from now on.
   void set_call(const ConstTensor& first, const ConstTensor& second);
   // Strict: a fallback is an Error that names op, shape and reason.
@@ -64,8 +63,7 @@ class Routes {
   size_t next_ = 0;  // where the next call is likely found: steps repeat their calls
 };
 
-// The branch of NSA that an op belongs to, by its name: cmp, sel, win, select (the scores and the top-n); matmul for
-// products with something behind them; else the op.
+// The branch of NSA that an op belongs to, by its name: cmp, sel, win, select (the scores and the top-n), else the op.
 std::string branch_of(std::string_view op);
 
 }  // namespace triad

@@ -24,9 +24,10 @@ inline void record_cpu(Context& ctx, const char* op, const ConstTensor& first, c
 template <class Run>
 void attend_routed(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, Run&& run) {
   ctx.routes.set_call(in.q, in.k);
-  if (ctx.routes.wants_fused(op)) return run(ctx, out, in);
+  const KernelChoice choice = ctx.routes.wanted(op);
+  if (choice == KernelChoice::automatic || choice == KernelChoice::fused) return run(ctx, out, in);
   Context plain = on_any_card(ctx);
-  if (ctx.routes.wanted(op) == KernelChoice::general || in.q.dtype == DType::f32) return run(plain, out, in);
+  if (choice == KernelChoice::general || in.q.dtype == DType::f32) return run(plain, out, in);
   Scratch::Scope scope(ctx.scratch);
   const AttendIn wide{widened(plain, scope, in.q), widened(plain, scope, in.k), widened(plain, scope, in.v)};
   const Tensor o = scope.alloc(DType::f32, out.o.shape());
@@ -39,9 +40,10 @@ template <class Run>
 void attend_routed(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                    Run&& run) {
   ctx.routes.set_call(in.q, in.k);
-  if (ctx.routes.wants_fused(op)) return run(ctx, out, grad, in);
+  const KernelChoice choice = ctx.routes.wanted(op);
+  if (choice == KernelChoice::automatic || choice == KernelChoice::fused) return run(ctx, out, grad, in);
   Context plain = on_any_card(ctx);
-  if (ctx.routes.wanted(op) == KernelChoice::general || in.q.dtype == DType::f32) return run(plain, out, grad, in);
+  if (choice == KernelChoice::general || in.q.dtype == DType::f32) return run(plain, out, grad, in);
   Scratch::Scope scope(ctx.scratch);
   const AttendIn wide{widened(plain, scope, in.q), widened(plain, scope, in.k), widened(plain, scope, in.v)};
   AttendGradIn wide_grad = grad;

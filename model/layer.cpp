@@ -155,7 +155,7 @@ void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerAc
   const Tensor act = alloc_act(lc, a, scope);
   mlp_in(ctx, lc, w, a, act);
   linear_forward(ctx, x_out, act, w.mlp_out, a.x_mid);
-  expect_finite(ctx, lc, "last mlp matrix", "x_out", x_out);
+  expect_finite(ctx, lc, "activation, last mlp matrix", "x_out", x_out);
 }
 
 // dx: gradient of x_out in, of x_mid out.

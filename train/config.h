@@ -60,7 +60,7 @@ struct DistConfig {
 struct LogConfig {
   std::string out_dir;
   int64_t every = 10, memory_every = 0, heartbeat_every = 1, route_steps = 1;
-  bool csv = true;
+  bool csv = true, tensorboard = true;
   std::vector<std::string> diagnostics;
   bool diagnoses(std::string_view what) const {
     return std::find(diagnostics.begin(), diagnostics.end(), what) != diagnostics.end();
@@ -190,6 +190,7 @@ void visit(LogConfig& c, V&& v) {
     "a list of ledger (each gradient: arrived, norm, zero, not finite), layer_norms (the gradient's norm by layer) and "
     "backward (times of each layer's ops, traces.log)",
     Rule{});
+  v("tensorboard", c.tensorboard, "write TensorBoard's event files, in tb/", Rule{});
 }
 
 // The groups of a config file, in the order of its echo.

@@ -48,7 +48,7 @@ constexpr Variable kVariables[] = {
     {"NSA_GC_RANGE", Effect::value, "runtime.recompute", "=block"},
     {"NSA_NO_GC", Effect::word, "runtime.recompute", "none"},
     {"NSA_MEM_DUMP_EVERY", Effect::value, "log.memory_every"},
-    {"NSA_TB_DISABLE", Effect::not_built, "log.tensorboard"},
+    {"NSA_TB_DISABLE", Effect::negated_flag, "log.tensorboard"},
     {"NSA_DISABLE_AUX_STATS", Effect::not_built, "log.stats"},
     {"NSA_LOG_GRAD_NORM", Effect::joins, "log.diagnostics", "layer_norms"},
     {"NSA_TRACE_GRADS", Effect::joins, "log.diagnostics", "ledger"},

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <ctime>
+#include <set>
 #include <utility>
 
 #include "engine/backend.h"
@@ -97,7 +98,8 @@ Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device devic
       arena_(arena),
       terminal_(comm.world() == 1 && isatty(STDOUT_FILENO) != 0),  // mpirun's own end is one, wherever it then writes
       last_row_(Clock::now()) {
-  if (comm.world() > 1) log_ = std::make_unique<AppendFile>(folder.file(fmt::format("ranks/rank_{}.log", comm.rank())));
+  log_ = std::make_unique<AppendFile>(folder.file(fmt::format("ranks/rank_{}.log", comm.rank())));
+  if (config.log.tensorboard && comm.first()) board_ = std::make_unique<Board>(folder.file("tb"), arena, resume_step);
   if (device.is_cuda()) peak_flops_ = peak_bf16_flops(backend::info(device).name);
   if (config.log.csv && comm.first()) {
     const bool append = resume_step >= 0;
@@ -116,7 +118,11 @@ void Telemetry::banner(int64_t parameters, const std::vector<std::string>& envir
                       backend::info(device_).name, peak_mib()));
   message(fmt::format("data: {}", data));
   message(fmt::format("{} tokens an optimizer step", config_.train.tokens_per_step() * comm_.world()));
-  if (comm_.world() > 1) message(fmt::format("{} ranks, {}", comm_.world(), comm_.name()));
+  std::set<std::string> hosts;
+  for (const Peer& p : comm_.peers()) hosts.insert(p.host);
+  if (comm_.world() > 1)
+    message(fmt::format("{} ranks on {} host{}, {}", comm_.world(), hosts.size(), hosts.size() > 1 ? "s" : "",
+                        comm_.name()));
   for (const Peer& p : comm_.peers())
     message(fmt::format("rank {}  host {}  local rank {}  pid {}  {} {}", p.rank, p.host, p.local_rank, p.pid, p.device,
                         p.pci));
@@ -137,7 +143,7 @@ Telemetry::~Telemetry() {
 }
 
 void Telemetry::message(const std::string& text) {
-  if (log_) log_->append(text + "\n");
+  log_->append(text + "\n");
   if (!comm_.first()) return;
   if (line_open_) std::fputs("\n", stdout);
   line_open_ = false;
@@ -149,21 +155,27 @@ void Telemetry::step(const Step& s) {
   tokens_since_row_ += s.tokens;
   ++steps_since_row_;
   comm_ms_since_row_ += s.comm_ms;
+  if (board_) board_->step(s.loss, s.grad_norm);
   const bool row = s.step % config_.log.every == 0 || s.step == config_.train.steps;
   if (row) {
     const double elapsed = seconds(Clock::now() - last_row_);
     tokens_per_s_ = static_cast<double>(tokens_since_row_) / elapsed;
     const double step_s = elapsed / static_cast<double>(steps_since_row_);
     std::string mfu;
+    double of_peak = 0;
     if (peak_flops_ > 0) {
       const TrainConfig& t = config_.train;
       const double flops =
           training_flops(config_.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len, config_.recompute());
-      mfu = fmt::format("{:.4f}", flops / step_s / peak_flops_);
+      of_peak = flops / step_s / peak_flops_;
+      mfu = fmt::format("{:.4f}", of_peak);
     }
     if (training_)
       training_->row(fmt::format("{},{:.6f},{:.6e},{:.1f},{:.6f},{:.3f},{}", s.step, s.loss, s.lr, tokens_per_s_,
                                  s.grad_norm, step_s * 1e3, mfu));
+    if (board_)
+      board_->row(s.step, {s.loss, s.lr, tokens_per_s_, s.grad_norm, step_s * 1e3, of_peak,
+                           comm_ms_since_row_ / static_cast<double>(steps_since_row_)});
     const double eta = step_s * static_cast<double>(config_.train.steps - s.step);
     std::string line =
         fmt::format("step {}/{}  loss {:.4f}  lr {:.2e}  norm {:.3f}  {:.0f} tok/s  {:.1f} ms  eta {}", s.step,
@@ -171,6 +183,7 @@ void Telemetry::step(const Step& s) {
     if (comm_.world() > 1)
       line += fmt::format("  comm {:.2f} ms", comm_ms_since_row_ / static_cast<double>(steps_since_row_));
     if (terminal_) {
+      log_->append(line + "\n");
       std::fputs(("\r\x1b[2K" + line).c_str(), stdout);
       std::fflush(stdout);
       line_open_ = true;
@@ -194,6 +207,7 @@ void Telemetry::step(const Step& s) {
 }
 
 void Telemetry::evaluation(int64_t step, double loss) {
+  if (board_) board_->evaluation(step, loss);
   if (validation_) validation_->row(fmt::format("{},{:.6f},{:.4f}", step, loss, std::exp(loss)));
   message(fmt::format("step {}  validation loss {:.4f}  perplexity {:.3f}", step, loss, std::exp(loss)));
 }

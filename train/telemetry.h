@@ -11,6 +11,7 @@
 #include "io/csv.h"
 #include "io/json_config.h"
 #include "io/jsonl.h"
+#include "train/board.h"
 #include "train/config.h"
 #include "train/run_folder.h"
 
@@ -58,6 +59,7 @@ class Telemetry {
   void message(const std::string& text);  // a line that is not progress
   void heartbeat(int64_t step, const std::string& msg, const Json& more = Json::object());
   double peak_mib() const;
+  Board* board() { return board_.get(); }  // none on other ranks than the first, or without log.tensorboard
 
  private:
   const Config& config_;
@@ -72,6 +74,7 @@ class Telemetry {
   std::vector<int64_t> fallbacks_written_;  // calls of each of Routes::counts() that have their row
   std::unique_ptr<JsonLines> heartbeats_;
   std::unique_ptr<AppendFile> log_;  // ranks/rank_R.log
+  std::unique_ptr<Board> board_;
   Clock::time_point last_row_;
   int64_t tokens_since_row_ = 0, steps_since_row_ = 0;
   double tokens_per_s_ = 0, peak_flops_ = 0, comm_ms_since_row_ = 0;

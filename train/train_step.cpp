@@ -57,7 +57,7 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
                  ? Tensor{}
                  : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64, {world_, RankNumbers::count})),
       reducer_(world_ == 1 ? nullptr
-                           : std::make_unique<GradReducer>(ctx_, runtime.arena(), model_.params(), *comm, config.dist,
+                           : std::make_unique<GradReducer>(ctx_, runtime.arena(), model_.params(), *comm, config,
                                                            own_number(ranks_, comm->rank(), RankNumbers::probe))),
       optimizer_(ctx_, runtime.arena(), model_.params(), zero() ? reducer_.get() : nullptr),
       ledger_(ctx_, runtime.arena(), model_.params(), own_elements()),
@@ -69,7 +69,8 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
       eval_loss_(runtime.arena().alloc(MemTag::workspace, "evaluation loss", DType::f64, {1})),
       parts_(make_parts(ctx_, runtime.arena(), model_.params())),
       first_(ctx_.device),
-      later_(ctx_.device) {
+      later_(ctx_.device),
+      summed_(ctx_.device) {
   if (zero())
     squares_ = runtime.arena().alloc(MemTag::comm, "pieces of the norm", DType::f64,
                                      {model_.params().stored_elements() / kSumPiece});
@@ -122,20 +123,26 @@ void TrainStep::forward_backward(int64_t step_positions, bool first, GradSink* s
 void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions) {
   upload(tokens, targets);
   const bool with_graph = config_.runtime.cuda_graph && ctx_.device.is_cuda() && !ctx_.planning;
-  const bool first = micro_steps_++ == 0;
-  if (reducer_ && micro_steps_ == config_.train.accumulate_grad_batches) {
-    reducer_->begin();  // collectives are started, timed and counted by the host: this one is never recorded
-    return forward_backward(step_positions, first, reducer_.get());
+  const bool first = micro_steps_++ == 0, last = micro_steps_ == config_.train.accumulate_grad_batches;
+  GradReducer* const sums = last ? reducer_.get() : nullptr;
+  const auto work = [&] { forward_backward(step_positions, first, sums); };
+  Recording& recording = sums != nullptr ? summed_ : first ? first_ : later_;
+  if (trace_wanted_) {  // times are those of launches
+    if (sums != nullptr) sums->begin();
+    return work();
   }
-  if (trace_wanted_) return forward_backward(step_positions, first);
-  Recording& recording = first ? first_ : later_;
   if (!with_graph || recording.step_positions != step_positions) {  // once without: loads kernels, chooses algorithms
     recording.graph.clear();
     recording.step_positions = step_positions;
-    return forward_backward(step_positions, first);
+    if (sums != nullptr) sums->begin();
+    return work();
   }
-  if (!recording.graph.recorded()) recording.graph.record(ctx_, [&] { forward_backward(step_positions, first); });
+  if (!recording.graph.recorded()) {
+    if (sums != nullptr) sums->begin(/*recorded=*/true);
+    recording.graph.record(ctx_, work);
+  }
   recording.graph.launch(ctx_.stream);
+  if (sums != nullptr) sums->reduce_recorded();
 }
 
 void TrainStep::sum_over_ranks(bool stop) {

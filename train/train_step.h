@@ -113,13 +113,14 @@ class TrainStep {
   std::deque<Queued> queued_;
   size_t next_result_ = 0;
 
-  // A step's first micro-step and the others, recorded. They hold step_positions: another number records them anew.
+  // A step's first micro-step, the others, and with several ranks its last one, recorded. They hold step_positions:
+  // another number records them anew.
   struct Recording {
     explicit Recording(Device device) : graph(device) {}
     Graph graph;
     int64_t step_positions = 0;
   };
-  Recording first_, later_;
+  Recording first_, later_, summed_;
   bool trace_wanted_ = false;
   int64_t micro_steps_ = 0;  // of this step; before the first the gradients of the products hold nothing
 };

@@ -8,10 +8,12 @@
 #include <cmath>
 #include <csignal>
 #include <fstream>
+#include <future>
 #include <numeric>
 
 #include "engine/check.h"
 #include "engine/comm.h"
+#include "engine/nvtx.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/loader.h"
@@ -53,6 +55,7 @@ class Trainer {
         folder_(config_.log.out_dir, comm_->first() ? start_of(request, resume_from_) : RunFolder::Start::join),
         memory_(*runtime_, step_, outside_, folder_, *comm_) {
     runtime_->arena().seal();
+    if (nvtx_) runtime_->ctx().listeners->push_back(nvtx_.get());
   }
 
   // With several ranks an error ends the process here: see Comm::abandon.
@@ -78,7 +81,7 @@ class Trainer {
 
   void run_steps() {
     Context& ctx = runtime_->ctx();
-    if (comm_->first() && comm_->world() > 1) make_folders(folder_.file("ranks"));
+    if (comm_->first()) make_folders(folder_.file("ranks"));
     comm_->barrier("the run's folder");  // the first rank has prepared it
     if (resume_from_.empty()) {
       step_.model().params().init(ctx, static_cast<uint64_t>(config_.train.seed));
@@ -111,6 +114,11 @@ class Trainer {
 
     if (comm_->first() && config_.train.save_every > 0)
       checkpointer_.emplace(config_, step_.model().params(), device_, folder_.checkpoints());
+    // From its first step on a run can be resumed; and where nothing can be saved, that shows before days of training.
+    if (config_.train.save_every > 0 && start_of(request_, resume_from_) != RunFolder::Start::resume) {
+      save(telemetry);
+      wait_for_checkpoint(telemetry);
+    }
 
     const auto began = std::chrono::steady_clock::now();
     const int64_t first_step = state_.step;
@@ -259,14 +267,28 @@ class Trainer {
     telemetry.evaluation(state_.step, val_loss_);
   }
 
+  // The first rank does what may take it long, its disk being slow, say. The others ask every second, so that it is not
+  // taken for a rank that hangs.
+  template <class Work>
+  void let_first(Work&& work, const char* what) {
+    if (comm_->world() == 1) return work();
+    std::future<void> done;
+    if (comm_->first()) done = std::async(std::launch::async, work);
+    for (char busy = 1; busy != 0;) {
+      busy = done.valid() && done.wait_for(std::chrono::seconds(1)) != std::future_status::ready;
+      busy = comm_->exchange(busy, what).front();
+    }
+    if (done.valid()) done.get();
+  }
+
   // The first rank writes beside the steps that follow, once all have given what they alone hold.
   void save(Telemetry& telemetry) {
     Context& ctx = runtime_->ctx();
     Params& params = step_.model().params();
+    wait_for_checkpoint(telemetry);  // the one before
     step_.optimizer().gather_master(params);
     const Optimizer::Moments moments = step_.optimizer().gather_moments(ctx, params);
     if (!comm_->first()) return;
-    take_checkpoint(telemetry, /*wait=*/true);
     if (!checkpointer_) checkpointer_.emplace(config_, params, device_, folder_.checkpoints());
     checkpointer_->save(ctx, moments, state_);
   }
@@ -277,6 +299,9 @@ class Trainer {
       telemetry.heartbeat(
           state_.step, "checkpoint",
           {{"folder", written->folder}, {"stall_ms", written->stall_ms}, {"write_s", written->write_s}});
+  }
+  void wait_for_checkpoint(Telemetry& telemetry) {
+    let_first([&] { take_checkpoint(telemetry, /*wait=*/true); }, "a checkpoint being written");
   }
 
   bool stop_wanted() const { return stop_signal != 0 || (comm_->first() && folder_.halt_requested()); }
@@ -296,7 +321,7 @@ class Trainer {
     telemetry.routes(runtime_->ctx().routes);
     if (due(config_.log.every) || last || stop) telemetry.fallbacks(state_.step, runtime_->ctx().routes);
     if (save_now) save(telemetry);
-    if (last || stop) take_checkpoint(telemetry, /*wait=*/true);
+    if (last || stop) wait_for_checkpoint(telemetry);
     halted_ = stop && comm_->first() && folder_.halt_requested();
     if (halted_) folder_.clear_halt();
     return stop && !last;
@@ -313,7 +338,8 @@ class Trainer {
 
   void finish(Telemetry& telemetry, double seconds, int64_t first_step) {
     step_.optimizer().gather_master(step_.model().params());
-    if (comm_->first()) save_weights(runtime_->ctx(), step_.model().params(), folder_.file("model.safetensors"));
+    let_first([&] { save_weights(runtime_->ctx(), step_.model().params(), folder_.file("model.safetensors")); },
+              "the final weights being written");
     const double comm_ms = comm_steps_ > 0 ? comm_ms_ / static_cast<double>(comm_steps_) : 0;
     const double tokens = static_cast<double>((state_.step - first_step) * positions());
     Json metrics = {{"step", state_.step},
@@ -344,6 +370,7 @@ class Trainer {
   OutsideMemory outside_;
   std::unique_ptr<Comm> comm_;
   DataSource data_;
+  std::unique_ptr<OpListener> nvtx_ = nvtx_listener();
   std::unique_ptr<Runtime> runtime_;
   TrainStep step_;
   std::optional<GradReport> grad_report_;

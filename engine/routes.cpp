@@ -33,7 +33,7 @@ KernelChoice Routes::wanted(std::string_view op) const {
   if (branch == "cmp") return wanted_.cmp;
   if (branch == "sel" || branch == "select") return wanted_.sel;
   if (branch == "win") return wanted_.win;
-  return op == "matmul" || op.starts_with("linear_silu") ? wanted_.matmul : KernelChoice::automatic;
+  return branch == "matmul" ? wanted_.matmul : KernelChoice::automatic;
 }
 
 void Routes::set_call(const ConstTensor& first, const ConstTensor& second) {
@@ -94,7 +94,8 @@ std::string branch_of(std::string_view op) {
   constexpr std::pair<std::string_view, std::string_view> kBranches[] = {{"nsa_attend_compressed", "cmp"},
                                                                          {"nsa_attend_selected", "sel"},
                                                                          {"nsa_attend_window", "win"},
-                                                                         {"nsa_select", "select"}};
+                                                                         {"nsa_select", "select"},
+                                                                         {"linear_silu", "matmul"}};
   for (const auto& [prefix, branch] : kBranches)
     if (op.starts_with(prefix)) return std::string(branch);
   return std::string(op);

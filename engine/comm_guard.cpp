@@ -100,6 +100,13 @@ int64_t CommGuard::count() const {
   return count_;
 }
 
+CommGuard::Last CommGuard::last() {
+  const std::lock_guard lock(mutex_);
+  retire_finished();
+  if (pending_.empty()) return {count_, last_, false};
+  return {pending_.front().number, pending_.front().str(), true};
+}
+
 void CommGuard::retire_finished() {
   while (!pending_.empty() && pending_.front().event && pending_.front().event->reached()) {
     free_events_.push_back(std::move(pending_.front().event));

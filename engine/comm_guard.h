@@ -41,6 +41,14 @@ class CommGuard {
   void end_on(const Stream&);
   int64_t count() const;  // collectives begun so far
 
+  // The collective that all later ones wait for, or if none is under way the last one that was.
+  struct Last {
+    int64_t number = 0;
+    std::string what = "none";
+    bool under_way = false;
+  };
+  Last last();
+
  private:
   struct Collective {
     int64_t number = 0;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "engine/progress.h"
 #include "kernels/matmul.h"
 #include "kernels/reduce.h"
 #include "kernels/verdict.h"
@@ -77,6 +78,7 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
 
 void TrainStep::begin() {
   micro_steps_ = 0;
+  if (!ctx_.planning) results_[next_result_].began.record(ctx_.stream);
   if (comm_ != nullptr) comm_->take_waited_ms();  // between steps: not theirs
   triad::zero(ctx_, model_.params().added_grads());
   triad::zero(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1));
@@ -129,10 +131,7 @@ void TrainStep::sum_over_ranks(bool stop) {
   copy(ctx_, own(RankNumbers::loss), loss);
   constexpr int kSomeBits = 0x3f;  // any finite number but 0
   const Tensor flag = own(RankNumbers::stop);
-  if (!ctx_.planning) {
-    backend::fill(flag.data, flag.device, stop ? kSomeBits : 0, flag.bytes(), ctx_.stream.handle());
-    results_[next_result_].computed.record(ctx_.stream);
-  }
+  if (!ctx_.planning) backend::fill(flag.data, flag.device, stop ? kSomeBits : 0, flag.bytes(), ctx_.stream.handle());
   reducer_->finish();
   reducer_->exchange([&] {
     comm_->all_gather(ranks_, "the ranks' numbers");
@@ -157,6 +156,8 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop) {
               queued_.size());
   const auto number = [&](int64_t i) { return numbers_.slice(0, i, i + 1); };
   const Tensor grads = model_.params().grads();
+  tell_stage(ctx_, Stage::update);
+  if (!ctx_.planning) results_[next_result_].computed.record(ctx_.stream);
   if (reducer_) sum_over_ranks(stop);
   if (zero())
     sum_of_shards(number(StepNumbers::norm_squared));
@@ -189,6 +190,8 @@ TrainStep::Result TrainStep::result() {
   result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   result.stop = numbers[StepNumbers::stop] != 0;
   if (reducer_) result.comm_ms = slot.host_ms + (ctx_.device.is_cuda() ? slot.summed.ms_since(slot.computed) : 0);
+  result.compute_ms = slot.computed.ms_since(slot.began);
+  result.update_ms = slot.done.ms_since(reducer_ ? slot.summed : slot.computed);
   if (result.finite) return result;
   result.bad_rank = reducer_ ? static_cast<int64_t>(numbers[StepNumbers::bad_rank]) : 0;
   auto bad = static_cast<int64_t>(numbers[StepNumbers::bad_part]);

@@ -30,6 +30,7 @@ class TrainStep {
     int64_t bad_rank = -1;   // not finite: the first rank whose own share is not; -1: the ranks' sum alone
     bool stop = false;       // a rank asked for an orderly end
     double comm_ms = 0;      // that the step waited for other ranks, behind its own work
+    double compute_ms = 0, update_ms = 0;  // of the device: micro-steps; norm, verdict and optimizer
   };
 
   void begin();  // forgets gradients and loss
@@ -78,14 +79,15 @@ class TrainStep {
 
   // Pinned memory, taken in turns; an event tells when the device is done with it.
   struct Slot {
-    Slot(Device device, int64_t bytes) : memory(device, bytes), done(device) {}
+    Slot(Device device, int64_t bytes, bool timed = false) : memory(device, bytes), done(device, timed) {}
     PinnedMemory memory;
     Event done;
   };
   struct ResultSlot : Slot {
-    ResultSlot(Device device, int64_t bytes) : Slot(device, bytes), computed(device, true), summed(device, true) {}
-    Event computed, summed;  // this rank's gradients; those of all
-    double host_ms = 0;      // that the host waited for other ranks
+    ResultSlot(Device device, int64_t bytes)
+        : Slot(device, bytes, true), began(device, true), computed(device, true), summed(device, true) {}
+    Event began, computed, summed;  // the step; this rank's gradients; those of all
+    double host_ms = 0;             // that the host waited for other ranks
   };
   std::deque<Slot> batches_;
   std::deque<ResultSlot> results_;

@@ -15,6 +15,7 @@
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/loader.h"
+#include "train/anomaly.h"
 #include "train/checkpointer.h"
 #include "train/data_source.h"
 #include "train/load_config.h"
@@ -24,6 +25,7 @@
 #include "train/state.h"
 #include "train/telemetry.h"
 #include "train/train_step.h"
+#include "train/watchdog.h"
 
 namespace triad {
 
@@ -71,6 +73,7 @@ class Trainer {
       step_.model().params().init(ctx, static_cast<uint64_t>(config_.train.seed));
     } else {
       state_ = load_checkpoint(ctx, resume_from_, step_.model().params(), step_.optimizer(), config_);
+      updates_ = state_.step;
       if (state_.step > config_.train.steps)
         fail_usage("train.steps is {}, but {} is at step {} already", config_.train.steps, resume_from_, state_.step);
       for (const int64_t step : comm_->exchange(state_.step, "the step resumed from"))
@@ -90,6 +93,13 @@ class Trainer {
       telemetry.message(fmt::format("resumed from {} at step {}", resume_from_, state_.step));
       for (const std::string& line : changed_since(resume_from_, config_)) telemetry.message("changed since: " + line);
     }
+    ctx.listener = &progress_;
+    Watchdog watchdog(progress_, *comm_, device_, config_, folder_.path(), state_.step,
+                      {.heartbeat = [&](int64_t step, const std::string& msg,
+                                        const Json& more) { telemetry.heartbeat(step, msg, more); },
+                       .alert = [&](const std::string& text) { telemetry.alert(text); }});
+    watchdog_ = &watchdog;
+    telemetry.watched_by(&watchdog);
     telemetry.heartbeat(state_.step, "boot");
 
     if (comm_->first() && config_.train.save_every > 0)
@@ -97,6 +107,7 @@ class Trainer {
 
     const auto began = std::chrono::steady_clock::now();
     const int64_t first_step = state_.step;
+    settled_at_ = began;
     {
       Loader loader(data_.train, loader_options());
       while (state_.step < config_.train.steps) {
@@ -144,6 +155,9 @@ class Trainer {
     return own ? RunFolder::Start::resume : RunFolder::Start::fresh;
   }
 
+  static double ms(std::chrono::steady_clock::duration d) {
+    return std::chrono::duration<double, std::milli>(d).count();
+  }
   bool due(int64_t every) const { return every > 0 && state_.step % every == 0; }
   int64_t positions() const { return config_.train.tokens_per_step() * comm_->world(); }
 
@@ -160,9 +174,13 @@ class Trainer {
 
   // Hands a step to the device. state_ counts it at once; what came of it shows when it is settled.
   void queue_step(Loader& loader) {
+    std::vector<double>& fetch_ms = fetch_ms_.emplace_back();
     step_.begin();
     for (int64_t i = 0; i < config_.train.accumulate_grad_batches; ++i) {
+      tell_stage(runtime_->ctx(), Stage::data);
+      const auto asked = std::chrono::steady_clock::now();
       const Batch batch = loader.next();
+      fetch_ms.push_back(ms(std::chrono::steady_clock::now() - asked));
       step_.micro_step(batch.tokens, batch.targets, positions());
     }
     step_.update(state_.step, positions(), stop_wanted());
@@ -177,7 +195,11 @@ class Trainer {
   void settle(Telemetry& telemetry, int64_t leave) {
     for (; queued_ > leave; --queued_) {
       const int64_t step = state_.step - queued_ + 1;  // steps done, this one included
+      tell_stage(runtime_->ctx(), Stage::result);
       const TrainStep::Result result = step_.result();
+      progress_.step_done();
+      const double step_ms =
+          ms(std::chrono::steady_clock::now() - std::exchange(settled_at_, std::chrono::steady_clock::now()));
       last_loss_ = result.loss;
       stop_agreed_ = stop_agreed_ || result.stop;
       if (!result.finite) {
@@ -198,9 +220,33 @@ class Trainer {
                       .lr = learning_rate(config_.train, step - 1),
                       .grad_norm = result.grad_norm,
                       .tokens = positions(),
-                      .comm_ms = result.comm_ms});
+                      .comm_ms = result.comm_ms,
+                      .step_ms = step_ms,
+                      .compute_ms = result.compute_ms,
+                      .update_ms = result.update_ms,
+                      .fetch_ms = fetch_ms_.front()});
+      fetch_ms_.pop_front();
+      look_for_anomalies(telemetry, step, result, step_ms);
+      updates_ += result.finite;
       constexpr int64_t kWarmUpSteps = 5;
       if (++settled_ > kWarmUpSteps) comm_ms_ += result.comm_ms, ++comm_steps_;
+    }
+  }
+
+  void look_for_anomalies(Telemetry& telemetry, int64_t step, const TrainStep::Result& result, double step_ms) {
+    const Watchdog::Sample sample = watchdog_->sample();
+    for (const Anomaly& anomaly : anomalies_.step({.step = step,
+                                  .updates = updates_,
+                                  .loss = result.loss,
+                                  .grad_norm = result.grad_norm,
+                                  .tokens_per_s = static_cast<double>(positions()) / step_ms * 1e3,
+                                  .host_mib = sample.host_mib,
+                                  .device_mib = sample.gpu.used_mib})) {
+      telemetry.heartbeat(step, "anomaly", {{"type", anomaly.type}, {"text", anomaly.text}});
+      telemetry.alert(fmt::format("anomaly {}: rank {}: {}", anomaly.type, comm_->rank(), anomaly.text));
+      if (config_.log.on_anomaly != OnAnomaly::stop || anomaly_stop_) continue;
+      write_anomaly_type(folder_.path(), anomaly.type, anomaly.text);
+      anomaly_stop_ = true;
     }
   }
 
@@ -241,7 +287,10 @@ class Trainer {
           {{"folder", written->folder}, {"stall_ms", written->stall_ms}, {"write_s", written->write_s}});
   }
 
-  bool stop_wanted() const { return stop_signal != 0 || (comm_->first() && folder_.halt_requested()); }
+  bool anomaly_stops() const { return anomaly_stop_ || watchdog_->wants_stop(); }
+  bool stop_wanted() const {
+    return stop_signal != 0 || anomaly_stops() || (comm_->first() && folder_.halt_requested());
+  }
 
   // What happens between steps and is not counted as their time. True: the run has to stop here.
   bool after_step(Telemetry& telemetry) {
@@ -253,19 +302,26 @@ class Trainer {
     take_checkpoint(telemetry, /*wait=*/false);
     if (eval || save_now || last) settle(telemetry, /*leave=*/0);
     const Telemetry::Pause pause(telemetry);
-    if (eval) evaluate(telemetry);
+    const auto began = std::chrono::steady_clock::now();
+    if (eval) {
+      tell_stage(runtime_->ctx(), Stage::evaluation);
+      evaluate(telemetry);
+    }
+    if (save_now || last || stop) tell_stage(runtime_->ctx(), Stage::checkpoint);
     if (due(config_.log.every) || last || stop) telemetry.fallbacks(state_.step, runtime_->ctx().routes);
     if (save_now) save(telemetry);
     if (last || stop) take_checkpoint(telemetry, /*wait=*/true);
     halted_ = stop && comm_->first() && folder_.halt_requested();
     if (halted_) folder_.clear_halt();
+    settled_at_ += std::chrono::steady_clock::now() - began;
     return stop && !last;
   }
 
   void stopped(Telemetry& telemetry) {
-    const std::string why = stop_signal != 0 ? fmt::format("signal {}", stop_signal.load())
-                            : halted_        ? ".HALT"
-                                             : "another rank's signal or .HALT";
+    const std::string why = stop_signal != 0  ? fmt::format("signal {}", stop_signal.load())
+                            : halted_         ? ".HALT"
+                            : anomaly_stops() ? "an anomaly, which .anomaly_type names"
+                                              : "another rank's signal, .HALT or anomaly";
     telemetry.heartbeat(state_.step, "stopped", {{"why", why}});
     telemetry.message(
         fmt::format("stopped by {} after step {}, with a checkpoint: --resume latest goes on", why, state_.step));
@@ -308,6 +364,13 @@ class Trainer {
   std::optional<Checkpointer> checkpointer_;  // the first rank's; its host memory comes before the first step
   RunFolder folder_;                          // after all that may refuse the run: from here on files change
   RunState state_;
+  Progress progress_{device_};
+  AnomalyRules anomalies_{config_};
+  const Watchdog* watchdog_ = nullptr;  // of run_steps()
+  bool anomaly_stop_ = false;
+  int64_t updates_ = 0;                               // made before the step that is settled next
+  std::chrono::steady_clock::time_point settled_at_;  // the last step; what happened between steps does not count
+  std::deque<std::vector<double>> fetch_ms_;          // of the steps queued
   bool stop_agreed_ = false, halted_ = false;
   int64_t settled_ = 0, comm_steps_ = 0;
   double comm_ms_ = 0;                       // waited for other ranks in comm_steps_ steps

@@ -134,6 +134,7 @@ std::string ranks_table(const Json& d) {
   for (const Json& r : d["ranks"]) {
     const auto mean = [&](const char* key) { return number(r["means"].value(key, Json())); };
     const auto last = [&](const char* key) {
+      if (const Json line = r["lines"].value(key, Json()); !line.empty()) return number(line.back()[1]);
       return number(r["last"].is_null() ? Json() : r["last"].value(key, Json()));
     };
     rows.push_back({text_of(r["rank"]), r["last"].is_null() ? "–" : text_of(r["last"]["step"]),

@@ -297,6 +297,8 @@ ReportRun read_run(const std::string& folder) {
   }
   for (const auto& [rank, path] : ranks)
     d["ranks"].push_back(rank_of(path, rank, rank == 0 ? &run.losses : nullptr, d["events"]));
+  std::stable_sort(d["events"].begin(), d["events"].end(),
+                   [](const Json& a, const Json& b) { return a["step"] < b["step"]; });
   std::sort(dumps.begin(), dumps.end());
   d["stackdumps"] = dumps;
   if (fs::exists(file(".anomaly_type"))) d["stopped_by"] = read_file(file(".anomaly_type"));

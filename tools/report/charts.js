@@ -12,7 +12,7 @@ function node(name, attributes = {}, ...children) {
   return made;
 }
 
-const colour = i => `var(--s${i % 8})`;
+const colour = i => `var(--s${i % 10})`;
 
 function short(x) {
   if (x === null || x === undefined || !isFinite(x)) return "–";
@@ -20,7 +20,7 @@ function short(x) {
   if (size >= 1e9) return (x / 1e9).toPrecision(4) / 1 + "G";
   if (size >= 1e6) return (x / 1e6).toPrecision(4) / 1 + "M";
   if (size >= 1e4) return (x / 1e3).toPrecision(4) / 1 + "k";
-  if (size !== 0 && size < 1e-3) return x.toExponential(2);
+  if (size !== 0 && size < 1e-3) return Number(x.toPrecision(3)).toExponential();
   return String(Number(x.toPrecision(5)));
 }
 
@@ -109,6 +109,7 @@ function stepAxis(svg, x, xRange, width, bottom) {
   svg.append(node("line", {class: "axis", x1: kLeft, x2: width - kRight, y1: bottom, y2: bottom}));
   for (const t of ticks(xRange[0], xRange[1], width / 110).filter(Number.isInteger))
     svg.append(node("text", {x: x(t), y: bottom + 16, "text-anchor": "middle"}, t.toLocaleString("en")));
+  svg.append(node("text", {class: "unit", x: kLeft - 6, y: bottom + 16, "text-anchor": "end"}, "step"));
 }
 
 function canvas(width, height) {
@@ -150,7 +151,14 @@ function lineChart(card, {series, unit = "", marks = [], zero = false, label}) {
   if (zero) values[0] = Math.min(0, values[0]);
   const yRange = widened(values);
   const steps = [...new Set(series.flatMap(s => s.points.map(p => p[0])))].sort((a, b) => a - b);
-  const lookup = series.map(s => new Map(s.points));
+  // Lines are thinned each on its own: one that lacks a step has the point next to it.
+  const reach = (xRange[1] - xRange[0]) / 100;
+  const near = (points, step) => {
+    let low = 0, high = points.length - 1;
+    while (low < high) { const middle = (low + high) >> 1; points[middle][0] < step ? (low = middle + 1) : (high = middle); }
+    const best = low > 0 && step - points[low - 1][0] < Math.abs(points[low][0] - step) ? points[low - 1] : points[low];
+    return Math.abs(best[0] - step) <= reach ? best : null;
+  };
   mount(card, `${label}: ${series.map(s => `${s.name} ends at ${short(s.points.at(-1)[1])}${unit}`).join(", ")}`, width => {
     const svg = canvas(width, kHeight), axis = axes(svg, width, xRange, yRange, kHeight);
     for (const s of series) {
@@ -169,8 +177,10 @@ function lineChart(card, {series, unit = "", marks = [], zero = false, label}) {
     drawMarks(svg, marks, axis, xRange);
     return {svg, bottom: axis.bottom, xs: steps.map(axis.x), describe: i => [
       {text: `step ${steps[i].toLocaleString("en")}`},
-      ...series.flatMap((s, k) => lookup[k].has(steps[i])
-        ? [{colour: s.colour, text: `${s.name}: ${short(lookup[k].get(steps[i]))}${unit}`}] : []),
+      ...series.flatMap(s => {
+        const point = near(s.points, steps[i]);
+        return point ? [{colour: s.colour, text: `${s.name}: ${short(point[1])}${unit}`}] : [];
+      }),
       ...marks.filter(m => m.step === steps[i]).map(m => ({text: m.text}))]};
   });
   legend(card, series);
@@ -189,7 +199,7 @@ function stackedChart(card, {steps, parts, unit, label, marks = [], names = null
     if (names) {  // bars, one a name
       const slot = (width - kLeft - kRight) / names.length;
       axis = axes(svg, width, [-0.5, names.length - 0.5], yRange, kHeight);
-      svg.querySelectorAll("text[text-anchor=middle]").forEach(t => t.remove());
+      svg.querySelectorAll("text[text-anchor=middle], .unit").forEach(t => t.remove());
       const every = Math.ceil(names.length * 60 / (width - kLeft - kRight));
       names.forEach((name, i) => {
         if (i % every === 0)
@@ -232,7 +242,9 @@ function ramp(share) {
 // heat: {steps, last, layers, values[layer][column]}.
 function heatMap(card, {heat, range, label, unit = ""}) {
   const {steps, layers, values} = heat;
-  const seen = extent(values.flat()), [low, high] = range ?? widened(seen);
+  const seen = extent(values.flat()), middle = (seen[0] + seen[1]) / 2;
+  const least = Math.abs(middle) / 50;  // what differs by less is drawn as alike
+  const [low, high] = range ?? (seen[1] - seen[0] < least ? widened([middle - least / 2, middle + least / 2]) : seen);
   const cell = Math.max(9, Math.min(22, 160 / layers.length)), height = kTop + cell * layers.length + kBottom;
   mount(card, `${label}: from ${short(seen[0])}${unit} to ${short(seen[1])}${unit} over ${layers.length} layers`, width => {
     const svg = canvas(width, height), bottom = height - kBottom, w = (width - kLeft - kRight) / steps.length;
@@ -243,7 +255,7 @@ function heatMap(card, {heat, range, label, unit = ""}) {
       values[r].forEach((v, c) => {
         if (v !== null)
           svg.append(node("rect", {x: (kLeft + c * w).toFixed(2), y, width: (w + 0.3).toFixed(2), height: cell + 0.3,
-                                   fill: ramp((v - low) / (high - low))}));
+                                   fill: ramp((v - low) / (high - low)), "shape-rendering": "crispEdges"}));
       });
     });
     svg.append(node("text", {x: 12, y: kTop + cell * layers.length / 2, "text-anchor": "middle",
@@ -255,6 +267,7 @@ function heatMap(card, {heat, range, label, unit = ""}) {
       const c = Math.floor(k * steps.length / labels);
       svg.append(node("text", {x: kLeft + (c + 0.5) * w, y: bottom + 16, "text-anchor": "middle"}, steps[c].toLocaleString("en")));
     }
+    svg.append(node("text", {x: kLeft - 20, y: bottom + 16, "text-anchor": "end"}, "step"));
     return {svg, bottom, xs: steps.map((_, c) => kLeft + (c + 0.5) * w), rowAt: y => Math.floor((y - kTop) / cell),
             describe: (i, row) => [
               {text: `step ${steps[i].toLocaleString("en")}`},

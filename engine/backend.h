@@ -31,6 +31,7 @@ namespace backend {
 int cuda_device_count();    // 0 in a build without CUDA or on a machine without a GPU
 std::string why_no_cuda();  // the reason for that 0, for error messages
 DeviceInfo info(Device);
+int64_t bytes_in_use(Device);                // of a GPU's memory, by all; on the CPU: resident memory of this process
 std::string pci_address(Device);             // of a GPU: where on this host it sits, however many are visible
 std::byte* allocate(Device, int64_t bytes);  // 256-byte aligned, contents undefined; throws with both sizes if it fails
 void deallocate(Device, std::byte*) noexcept;

@@ -1,5 +1,6 @@
 #include "engine/backend_cpu.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,8 +15,8 @@ namespace triad::backend::cpu {
 
 namespace {
 
-// What a new program may take: free memory and the caches that give way to it, within the limit of this process's
-// group.
+// What a new program may take: free memory and the caches that give way to it, within the limits of this process and
+// its group.
 int64_t available_memory(int64_t total) {
   int64_t available = total;
   std::ifstream meminfo("/proc/meminfo");
@@ -27,7 +28,12 @@ int64_t available_memory(int64_t total) {
   }
   int64_t limit = 0;
   if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit) available = std::min(available, limit);
-  return available;
+  rlimit addresses{};
+  int64_t pages = 0;
+  if (getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur != RLIM_INFINITY &&
+      std::ifstream("/proc/self/statm") >> pages)  // ulimit -v
+    available = std::min(available, static_cast<int64_t>(addresses.rlim_cur) - pages * sysconf(_SC_PAGESIZE));
+  return std::max<int64_t>(available, 0);
 }
 
 }  // namespace
@@ -46,9 +52,18 @@ DeviceInfo info() {
   return d;
 }
 
+int64_t bytes_in_use() {
+  int64_t pages = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
 std::byte* allocate(int64_t bytes) {
   void* p = std::aligned_alloc(kMemAlign, static_cast<size_t>(std::max(align_up(bytes), kMemAlign)));
-  TRIAD_CHECK(p != nullptr, "out of host memory: {} bytes asked for, {} free", bytes, info().free_bytes);
+  if (p == nullptr) {
+    const int64_t free = info().free_bytes;
+    throw OutOfMemory(fmt::format("out of host memory: {} bytes asked for, {} free", bytes, free), bytes, free);
+  }
   return static_cast<std::byte*>(p);
 }
 

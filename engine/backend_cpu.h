@@ -4,6 +4,7 @@
 
 namespace triad::backend::cpu {
 DeviceInfo info();
+int64_t bytes_in_use();
 std::byte* allocate(int64_t bytes);
 void deallocate(std::byte*) noexcept;
 }  // namespace triad::backend::cpu

@@ -4,6 +4,7 @@
 
 #include "engine/backend_cpu.h"
 #include "engine/cuda_check.h"
+#include "engine/memory.h"
 
 namespace triad::backend {
 
@@ -53,6 +54,14 @@ DeviceInfo info(Device device) {
   return d;
 }
 
+int64_t bytes_in_use(Device device) {
+  if (!device.is_cuda()) return cpu::bytes_in_use();
+  select(device);
+  size_t free = 0, total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return static_cast<int64_t>(total - free);
+}
+
 std::string pci_address(Device device) {
   char text[32];
   CUDA_CHECK(cudaDeviceGetPCIBusId(text, sizeof text, device.index));
@@ -68,8 +77,9 @@ std::byte* allocate(Device device, int64_t bytes) {
     cudaGetLastError();
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
-    fail("out of memory on {}: {} MiB asked for, {} of {} MiB free ({})", device.str(), bytes >> 20, free >> 20,
-         total >> 20, cudaGetErrorString(e));
+    throw OutOfMemory(fmt::format("out of memory on {}: {} MiB asked for, {} of {} MiB free ({})", device.str(),
+                                  bytes >> 20, free >> 20, total >> 20, cudaGetErrorString(e)),
+                      bytes, static_cast<int64_t>(free));
   }
   return static_cast<std::byte*>(p);
 }

@@ -18,6 +18,7 @@ DeviceInfo info(Device device) {
   require_cpu(device);
   return cpu::info();
 }
+int64_t bytes_in_use(Device) { return cpu::bytes_in_use(); }
 std::string pci_address(Device) { return ""; }
 std::byte* allocate(Device device, int64_t bytes) {
   require_cpu(device);

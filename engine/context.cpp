@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include "engine/check.h"
+#include "engine/memory_log.h"
 
 namespace triad {
 
@@ -24,7 +25,13 @@ Runtime::Runtime(const Options& o)
            .routes = routes_,
            .threads = omp_get_max_threads(),
            .planning = o.planning,
-           .deterministic = o.deterministic} {
+           .deterministic = o.deterministic,
+           .listeners = &listeners_} {
+  if (!o.planning) {
+    memory_log_ = std::make_unique<MemoryLog>(routes_);
+    scratch_.set_log(memory_log_.get());
+    listeners_.push_back(memory_log_.get());
+  }
   if (!o.device.is_cuda()) return;
   if (o.side_streams) {
     for (const int priority : kSidePriority)
@@ -37,6 +44,8 @@ Runtime::Runtime(const Options& o)
   ctx_.num_sms = info.num_sms;
   ctx_.compute_capability = info.compute_capability;
 }
+
+Runtime::~Runtime() = default;
 
 namespace {
 

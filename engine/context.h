@@ -44,9 +44,9 @@ struct Context {
   // Same inputs, same bits, run after run. An op may take a faster order of sums that changes from run to run only
   // where this is false (runtime.deterministic); the GPU's ops alone ask.
   bool deterministic = true;
-  OpListener* listener = nullptr;            // told of every op, if there
-  bool in_op = false;                        // kept by OpScope
-  std::vector<SideStream>* sides = nullptr;  // for work beside this one's; none on the CPU, and none on a side
+  std::vector<OpListener*>* listeners = nullptr;  // told of every op
+  bool in_op = false;                             // kept by OpScope
+  std::vector<SideStream>* sides = nullptr;       // for work beside this one's; none on the CPU, and none on a side
   bool is_side = false;
 
   // The same on another stream, with a scratch of its own.
@@ -61,7 +61,7 @@ struct Context {
             .threads = threads,
             .planning = planning,
             .deterministic = deterministic,
-            .listener = listener,
+            .listeners = listeners,
             .in_op = in_op,
             .is_side = true};
   }
@@ -78,12 +78,14 @@ class Runtime {
     bool side_streams = true;  // on a GPU; without them all work is done in the order of one stream
   };
   explicit Runtime(const Options& options);
+  ~Runtime();
   Runtime(const Runtime&) = delete;
 
   Context& ctx() { return ctx_; }
   Arena& arena() { return arena_; }
   Scratch& scratch() { return scratch_; }
   Stream& stream() { return stream_; }
+  MemoryLog* memory_log() { return memory_log_.get(); }  // none on a plan
 
  private:
   Arena arena_;
@@ -92,6 +94,8 @@ class Runtime {
   std::vector<SideStream> sides_;
   std::unique_ptr<BlasHandle> blas_;
   Routes routes_;
+  std::unique_ptr<MemoryLog> memory_log_;
+  std::vector<OpListener*> listeners_;
   Context ctx_;
 };
 

@@ -8,6 +8,7 @@
 
 #include "engine/backend.h"
 #include "engine/check.h"
+#include "engine/memory_log.h"
 
 namespace triad {
 
@@ -43,22 +44,24 @@ Arena::~Arena() {
   if (base_ != nullptr && !planning_) backend::deallocate(device_, base_);
 }
 
-Tensor Arena::alloc(MemTag tag, std::string_view name, DType dtype, const Shape& shape) {
-  const int64_t bytes = align_up(shape.numel() * size_of(dtype));
+Tensor Arena::alloc(MemTag tag, std::string_view name, DType dtype, const Shape& shape, const Where& where) {
+  const int64_t wanted = shape.numel() * size_of(dtype), bytes = align_up(wanted);
   TRIAD_CHECK(!sealed_, "tensor {} {}{} was asked for after the arena of {} was sealed", name, name_of(dtype),
               shape.str(), device_.str());
-  TRIAD_CHECK(bytes <= capacity_ - used_,
-              "out of memory on {}: {} {}{} needs {:.1f} MiB, {:.1f} of {:.1f} MiB are left\n{}", device_.str(), name,
-              name_of(dtype), shape.str(), bytes / kMiB, (capacity_ - used_) / kMiB, capacity_ / kMiB, report());
+  if (bytes > capacity_ - used_)
+    throw OutOfMemory(fmt::format("out of memory on {}: {} {}{} needs {:.1f} MiB, {:.1f} of {:.1f} MiB are left\n{}",
+                                  device_.str(), name, name_of(dtype), shape.str(), bytes / kMiB,
+                                  (capacity_ - used_) / kMiB, capacity_ / kMiB, report()),
+                      bytes, capacity_ - used_);
   Tensor t(base_ + used_, dtype, shape, device_);
-  allocations_.push_back({tag, std::string(name), used_, bytes});
+  allocations_.push_back({tag, std::string(name), used_, wanted, dtype, shape, now_us(), where});
   used_ += bytes;
   return t;
 }
 
 int64_t Arena::used_bytes(MemTag tag) const {
   int64_t sum = 0;
-  for (const Allocation& a : allocations_) sum += a.tag == tag ? a.bytes : 0;
+  for (const Allocation& a : allocations_) sum += a.tag == tag ? align_up(a.bytes) : 0;
   return sum;
 }
 
@@ -87,16 +90,22 @@ PinnedMemory::~PinnedMemory() {
 }
 
 Scratch::Scratch(Arena& arena, int64_t bytes) : device_(arena.device()), planning_(arena.planning()), capacity_(bytes) {
-  base_ = planning_ ? planned_base() : arena.alloc(MemTag::workspace, "scratch", DType::u8, {bytes}).data;
+  base_ = planning_ ? planned_base() : arena.alloc(MemTag::workspace, kScratchName, DType::u8, {bytes}).data;
 }
 
-Tensor Scratch::Scope::alloc(DType dtype, const Shape& shape) {
+void Scratch::log_release(int64_t begin) { log_->release(base_ + begin); }
+
+Tensor Scratch::Scope::alloc(DType dtype, const Shape& shape, const char* name, const std::source_location& where) {
   Scratch& s = scratch_;
-  const int64_t bytes = align_up(shape.numel() * size_of(dtype));
-  TRIAD_CHECK(s.planning_ || bytes <= s.capacity_ - s.used_,
-              "scratch memory of {} is used up: {}{} needs {:.1f} MiB, {:.1f} of {:.1f} MiB are left", s.device_.str(),
-              name_of(dtype), shape.str(), bytes / kMiB, (s.capacity_ - s.used_) / kMiB, s.capacity_ / kMiB);
+  const int64_t wanted = shape.numel() * size_of(dtype), bytes = align_up(wanted);
+  if (!s.planning_ && bytes > s.capacity_ - s.used_)
+    throw OutOfMemory(
+        fmt::format("scratch memory of {} is used up: {} {}{} needs {:.1f} MiB, {:.1f} of {:.1f} MiB are left",
+                    s.device_.str(), name, name_of(dtype), shape.str(), bytes / kMiB, (s.capacity_ - s.used_) / kMiB,
+                    s.capacity_ / kMiB),
+        bytes, s.capacity_ - s.used_);
   Tensor t(s.base_ + s.used_, dtype, shape, s.device_);
+  if (s.log_ != nullptr) s.log_->alloc(t.data, wanted, name, where);
   s.used_ += bytes;
   s.peak_ = std::max(s.peak_, s.used_);
   return t;

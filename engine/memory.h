@@ -2,19 +2,32 @@
 // there are no more. Scratch: a region of it for temporaries, handed out and taken back in stack order.
 // Both also exist as a plan: they count bytes and hand out addresses that nobody may touch (see Context::planning).
 #pragma once
+#include <source_location>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "engine/check.h"
 #include "engine/tensor.h"
 
 namespace triad {
+
+class MemoryLog;  // memory_log.h
+
+// Nothing is left of a device's memory for what was asked.
+class OutOfMemory : public Error {
+ public:
+  OutOfMemory(const std::string& message, int64_t bytes_asked, int64_t bytes_free)
+      : Error(message), asked(bytes_asked), free(bytes_free) {}
+  int64_t asked, free;
+};
 
 enum class MemTag : uint8_t { params, master, grads, optimizer, activations, workspace, comm, io };
 inline constexpr int kMemTags = 8;
 const char* name_of(MemTag);
 
-inline constexpr int64_t kMemAlign = 256;  // bytes; every allocation starts at a multiple
+inline constexpr const char* kScratchName = "scratch";  // of a Scratch, in its arena
+inline constexpr int64_t kMemAlign = 256;               // bytes; every allocation starts at a multiple
 constexpr int64_t align_up(int64_t n, int64_t to = kMemAlign) { return (n + to - 1) / to * to; }
 
 class Arena {
@@ -22,8 +35,13 @@ class Arena {
   struct Allocation {
     MemTag tag;
     std::string name;
-    int64_t offset, bytes;
+    int64_t offset, bytes;  // bytes: of the tensor, without the padding behind it
+    DType dtype;
+    Shape shape;
+    int64_t time_us;  // since 1970
+    std::source_location where;
   };
+  using Where = std::source_location;
 
   Arena(Device device, int64_t capacity_bytes);
   static Arena planned(Device device);  // owns nothing, counts everything
@@ -31,12 +49,13 @@ class Arena {
   Arena(Arena&&) noexcept;
   Arena& operator=(Arena&&) = delete;
 
-  // Contents are undefined. Out of room: throws with the memory table and the tensor asked for.
-  Tensor alloc(MemTag tag, std::string_view name, DType dtype, const Shape& shape);
+  // Contents are undefined. Out of room: throws OutOfMemory with the memory table and the tensor asked for.
+  Tensor alloc(MemTag tag, std::string_view name, DType dtype, const Shape& shape, const Where& = Where::current());
   void seal() { sealed_ = true; }
 
   Device device() const { return device_; }
   bool planning() const { return planning_; }
+  const std::byte* base() const { return base_; }
   int64_t used_bytes() const { return used_; }
   int64_t capacity_bytes() const { return capacity_; }
   int64_t used_bytes(MemTag tag) const;
@@ -72,18 +91,29 @@ class Scratch {
   // What `of` has left, as a scratch for work of another stream; `of` must not hand it out meanwhile (beside.h).
   struct Rest {};
   Scratch(const Scratch& of, Rest)
-      : device_(of.device_), planning_(of.planning_), base_(of.base_ + of.used_), capacity_(of.capacity_ - of.used_) {}
+      : device_(of.device_),
+        planning_(of.planning_),
+        base_(of.base_ + of.used_),
+        capacity_(of.capacity_ - of.used_),
+        log_(of.log_) {}
   Scratch(const Scratch&) = delete;
   int64_t peak_bytes() const { return peak_; }
+  int64_t capacity_bytes() const { return capacity_; }
+  void set_log(MemoryLog* log) { log_ = log; }  // told of everything that is handed out and taken back
 
   // Everything a scope handed out is free again when it ends. Work on the one stream that uses this scratch is ordered,
   // so the next owner's writes come after the last owner's reads.
   class Scope {
    public:
     explicit Scope(Scratch& scratch) : scratch_(scratch), begin_(scratch.used_) {}
-    ~Scope() { scratch_.used_ = begin_; }
+    ~Scope() {
+      if (scratch_.log_ != nullptr) scratch_.log_release(begin_);
+      scratch_.used_ = begin_;
+    }
     Scope(const Scope&) = delete;
-    Tensor alloc(DType dtype, const Shape& shape);
+    // name: a literal, for reports.
+    Tensor alloc(DType dtype, const Shape& shape, const char* name = "temporary",
+                 const std::source_location& = std::source_location::current());
 
    private:
     Scratch& scratch_;
@@ -91,10 +121,12 @@ class Scratch {
   };
 
  private:
+  void log_release(int64_t begin);
   Device device_;
   bool planning_;
   std::byte* base_;
   int64_t capacity_, used_ = 0, peak_ = 0;
+  MemoryLog* log_ = nullptr;
 };
 
 }  // namespace triad

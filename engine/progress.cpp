@@ -28,13 +28,11 @@ void Progress::begin(const char* op) {
   op_.store(op, std::memory_order_relaxed);
   in_op_.store(true, std::memory_order_relaxed);
   advance();
-  if (next_ != nullptr) next_->begin(op);
 }
 
 void Progress::end() {
   in_op_.store(false, std::memory_order_relaxed);
   advance();
-  if (next_ != nullptr) next_->end();
 }
 
 void Progress::stage(Context& ctx, Stage stage, int64_t layer) {
@@ -42,7 +40,6 @@ void Progress::stage(Context& ctx, Stage stage, int64_t layer) {
   stage_.store(word, std::memory_order_relaxed);
   advance();
   if (ctx.device.is_cuda()) backend::write_mark(ctx.device, ctx.stream.handle(), mark_.data(), word);
-  if (auto* next = dynamic_cast<StageListener*>(next_)) next->stage(ctx, stage, layer);
 }
 
 Progress::Place Progress::place() const {

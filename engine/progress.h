@@ -22,7 +22,9 @@ class StageListener : public OpListener {
 
 // layer: -1 outside of the layers.
 inline void tell_stage(Context& ctx, Stage stage, int64_t layer = -1) {
-  if (auto* listener = dynamic_cast<StageListener*>(ctx.listener)) listener->stage(ctx, stage, layer);
+  if (ctx.listeners == nullptr) return;
+  for (OpListener* each : *ctx.listeners)
+    if (auto* listener = dynamic_cast<StageListener*>(each)) listener->stage(ctx, stage, layer);
 }
 
 class Progress final : public StageListener {
@@ -33,8 +35,6 @@ class Progress final : public StageListener {
   void end() override;
   void stage(Context&, Stage, int64_t layer) override;
   void step_done() { steps_.fetch_add(1, std::memory_order_relaxed), advance(); }
-  // Who else wants to hear of ops and stages; must outlive the work.
-  void chain(OpListener* next) { next_ = next; }
 
   // From any thread. Host and device have moved if and only if one of these numbers has changed (a device that is seen
   // at the same layer of another step, between two looks, counts as still: looks are many).
@@ -61,7 +61,6 @@ class Progress final : public StageListener {
   std::atomic<const char*> op_ = nullptr;
   std::atomic<bool> in_op_ = false;
   std::atomic<uint32_t> stage_ = 0;  // as device_mark
-  OpListener* next_ = nullptr;
 };
 
 namespace backend {

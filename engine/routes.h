@@ -20,6 +20,7 @@ class Routes {
 
   void record(std::string_view op, std::string_view kernel, std::string_view reason = {});
   void set_layer(int64_t layer) { layer_ = layer; }  // of the calls that follow
+  int64_t layer() const { return layer_; }
 
   const std::vector<Count>& counts() const { return counts_; }  // in the order of their first call
   int64_t fallbacks() const;

@@ -26,7 +26,7 @@ template <class Then>
 void for_each_chunk(Context& ctx, ConstTensor h, ConstTensor w, const ClassifierOptions& o, Then&& then) {
   const int64_t N = h.size(0), rows = std::min(o.chunk_rows, N);
   Scratch::Scope scope(ctx.scratch);
-  const Tensor all_logits = scope.alloc(h.dtype, {rows, w.size(0)});
+  const Tensor all_logits = scope.alloc(h.dtype, {rows, w.size(0)}, "logits");
   for (int64_t begin = 0; begin < N; begin += rows) {
     const int64_t end = std::min(begin + rows, N);
     const Tensor logits = all_logits.slice(0, 0, end - begin);

@@ -210,15 +210,19 @@ struct RowLoads {
     }
     copy_async_commit();
   }
-  __device__ __forceinline__ void take(uint32_t (&left)[kDk / 16][4], int stage) const {
+  // The oldest tile on its way is there.
+  __device__ __forceinline__ void await() const {
     copy_async_wait_group<kStages - 1>();
     __syncwarp();
+  }
+  // A product's left operand. It is read anew for every product of a loop: where it stayed in registers around the
+  // loop, ptxas 13.0 gave those to the loop's packed p too (seen in its SASS, and in wrong sums).
+  __device__ __forceinline__ void take(uint32_t (&left)[kDk / 16][4], int stage) const {
     const unsigned char* const from = stages + stage * kStageBytes;
 #pragma unroll
     for (int i = 0; i < kDk / 16; ++i)
       load_matrices(left[i],
                     reinterpret_cast<const bf16*>(from + i / 4 * kPanelBytes + (from_stage ^ (i % 4 * 2 << 4))));
-    __syncwarp();
   }
 };
 
@@ -258,11 +262,15 @@ __global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::kCtas - (kWhol
   bf16* const partial = a.partial + a.first_row(step) * kDv;
   float2* const partial_sums = a.partial_sums + a.first_row(step);
   for (int tile = 0; tile < tiles; ++tile) {
-    uint32_t q[kDk / 16][4];
-    loads.take(q, tile % kStages);
-    loads.load(tile + kStages, tile % kStages, tile + kStages < tiles);
+    loads.await();
     RowSums<kDk, kDv> sums;
     for (int i = 0; i < key_tiles; ++i) {
+      uint32_t q[kDk / 16][4];
+      loads.take(q, tile % kStages);
+      if (i == key_tiles - 1) {
+        __syncwarp();
+        loads.load(tile + kStages, tile % kStages, tile + kStages < tiles);
+      }
       const int here = a.block_keys.value() - i * kTileRows;
       sums.template attend<kWhole>(q, k_tile + i * (Shape::kKeyBytes >> 4), a.scale_log2, i > 0, {here, here});
     }
@@ -321,9 +329,7 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kNearThreads, FarShape<kDk
 
   const uint32_t k_tile = tile_descriptor(shared_address(keys));
   for (int tile = group, turn = 0; tile < tiles; tile += kGroups, ++turn) {
-    uint32_t q[kDk / 16][4];
-    loads.take(q, turn % kStages);
-    loads.load(tile + kStages * kGroups, turn % kStages, tile + kStages * kGroups < tiles);
+    loads.await();
     int to[2], own[2];  // own: the keys that a row sees of its own block
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -333,6 +339,12 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kNearThreads, FarShape<kDk
     RowSums<kDk, kDv> sums;
 #pragma unroll 1
     for (int i = 0; i < blocks * key_tiles; ++i) {
+      uint32_t q[kDk / 16][4];
+      loads.take(q, turn % kStages);
+      if (i == blocks * key_tiles - 1) {
+        __syncwarp();
+        loads.load(tile + kStages * kGroups, turn % kStages, tile + kStages * kGroups < tiles);
+      }
       const int which = key_tiles == 1 ? i : i / key_tiles, part = i - which * key_tiles;
       int seen[2];
 #pragma unroll

@@ -28,7 +28,7 @@ void announce(Context& ctx, const LayerContext& lc, std::initializer_list<Tensor
 // a.x -> out [B,T,Hq,dv], what out_proj reads; in scope.
 Tensor attend(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Scratch::Scope& scope) {
   const ModelConfig& c = lc.config;
-  Tensor h = scope.alloc(a.x.dtype, a.x.shape());
+  Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm1(x)");
   rmsnorm_forward(ctx, h, a.rrms1, a.x, w.norm1, c.norm_eps);
   linear_forward(ctx, a.qkv, h, w.qkv);
   const QkvViews views = split_qkv(a.qkv, c, lc.B, lc.T);
@@ -38,7 +38,7 @@ Tensor attend(Context& ctx, const LayerContext& lc, const Weights& w, LayerActiv
   if (c.dense()) {
     nsa_attend_window_forward(ctx, {out, a.nsa.lse[kWin]}, {views.q, views.k[kWin], views.v[kWin]}, lc.T);
   } else {
-    out = scope.alloc(a.x.dtype, out.shape());
+    out = scope.alloc(a.x.dtype, out.shape(), "attention");
     nsa_forward(ctx, out, a.nsa, nsa_in(views), w.nsa, c.nsa, lc.keep_block_index);
   }
   return out;
@@ -55,7 +55,7 @@ void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, L
 void norm_linear_backward(Context& ctx, Tensor dx, Tensor dnorm, Tensor dw, ConstTensor dy, ConstTensor x,
                           ConstTensor norm, ConstTensor rrms, ConstTensor w, bool add) {
   Scratch::Scope scope(ctx.scratch);
-  const Tensor h = scope.alloc(dx.dtype, dx.shape());
+  const Tensor h = scope.alloc(dx.dtype, dx.shape(), "dnorm");
   linear_backward_input(ctx, h, dy, w);
   rmsnorm_backward(ctx, dx, dnorm, h, x, norm, rrms, dx, h);
   linear_backward_weight(ctx, dw, dy, h, add);
@@ -67,17 +67,17 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
   const ModelConfig& c = lc.config;
   const DType dtype = a.x.dtype;
   Scratch::Scope scope(ctx.scratch);
-  Tensor dqkv = scope.alloc(dtype, a.qkv.shape());
+  Tensor dqkv = scope.alloc(dtype, a.qkv.shape(), "dqkv");
   {
     Scratch::Scope inner(ctx.scratch);
     const QkvViews views = split_qkv(a.qkv, c, lc.B, lc.T), dviews = split_qkv(dqkv, c, lc.B, lc.T);
     Tensor out = a.nsa.o[kWin];  // as out_proj read it
-    const Tensor dout = inner.alloc(dtype, out.shape());
+    const Tensor dout = inner.alloc(dtype, out.shape(), "dattention");
     const Shape rows = {lc.B * lc.T, c.n_heads * c.d_v};
     linear_backward_input(ctx, dout.view(rows), dx, w.out_proj);
 
     const DType acc = acc_dtype(dtype);
-    const Tensor dq = inner.alloc(acc, views.q.shape());
+    const Tensor dq = inner.alloc(acc, views.q.shape(), "dq");
     Tensor dq_group;
     if (c.dense()) {
       const Tensor delta = inner.alloc(acc, a.nsa.lse[kWin].shape()), norm = inner.alloc(acc, delta.shape());
@@ -88,8 +88,8 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
       nsa_attend_window_backward(ctx, {dq, dviews.k[kWin], dviews.v[kWin]}, {dout, {}, delta, a.nsa.lse[kWin], quantum},
                                  in, lc.T);
     } else {
-      out = inner.alloc(dtype, out.shape());
-      dq_group = inner.alloc(acc, views.k[kWin].shape());
+      out = inner.alloc(dtype, out.shape(), "attention");
+      dq_group = inner.alloc(acc, views.k[kWin].shape(), "dq_group");
       nsa_backward(ctx, {dq, dq_group, dviews.k, dviews.v, out}, g.nsa, dout, nsa_in(views), a.nsa, w.nsa, c.nsa);
     }
     linear_backward_weight(ctx, g.out_proj, dx, out.view(rows), lc.add_products);
@@ -105,7 +105,7 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
 }
 
 Tensor mlp_activation(Context& ctx, const ModelConfig& c, const LayerActivations& a, Scratch::Scope& scope) {
-  Tensor act = scope.alloc(a.x.dtype, {a.x.size(0), c.mlp_hidden});
+  Tensor act = scope.alloc(a.x.dtype, {a.x.size(0), c.mlp_hidden}, "activation");
   if (c.mlp == MlpKind::silu) {
     silu_forward(ctx, act, a.mlp_pre);
   } else {
@@ -117,7 +117,7 @@ Tensor mlp_activation(Context& ctx, const ModelConfig& c, const LayerActivations
 // a.x_mid -> a.mlp_pre
 void mlp_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a) {
   Scratch::Scope scope(ctx.scratch);
-  Tensor h = scope.alloc(a.x.dtype, a.x.shape());
+  Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm2(x_mid)");
   rmsnorm_forward(ctx, h, a.rrms2, a.x_mid, w.norm2, lc.config.norm_eps);
   linear_forward(ctx, a.mlp_pre, h, w.mlp_in);
 }
@@ -135,10 +135,10 @@ void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const 
   const int64_t H = c.mlp_hidden;
   const DType dtype = a.x.dtype;
   Scratch::Scope scope(ctx.scratch);
-  Tensor dpre = scope.alloc(dtype, a.mlp_pre.shape());
+  Tensor dpre = scope.alloc(dtype, a.mlp_pre.shape(), "dmlp_pre");
   {
     Scratch::Scope inner(ctx.scratch);
-    const Tensor act = inner.alloc(dtype, {a.x.size(0), H});
+    const Tensor act = inner.alloc(dtype, {a.x.size(0), H}, "activation");
     if (c.mlp == MlpKind::silu) {
       linear_backward_input(ctx, dpre, dx, w.mlp_out);
       silu_backward(ctx, dpre, dpre, a.mlp_pre, act);

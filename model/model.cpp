@@ -44,7 +44,7 @@ void Model::forward(Context& ctx, Activations& act) {
 
 Tensor Model::final_norm(Context& ctx, Activations& act, Scratch::Scope& scope) {
   const Tensor x = act.x(config_.n_layers);
-  Tensor h = scope.alloc(x.dtype, x.shape());
+  Tensor h = scope.alloc(x.dtype, x.shape(), "norm_f(x)");
   rmsnorm_forward(ctx, h, act.rrms_final, x, w_.norm_f, config_.norm_eps);
   return h;
 }
@@ -67,7 +67,7 @@ void Model::loss_and_backward(Context& ctx, Activations& act, double scale, bool
   tell_stage(ctx, Stage::head);
   Scratch::Scope scope(ctx.scratch);
   const Tensor x = act.x(config_.n_layers);
-  Tensor dx = scope.alloc(x.dtype, x.shape());
+  Tensor dx = scope.alloc(x.dtype, x.shape(), "dx");
   {
     Scratch::Scope inner(ctx.scratch);
     const Tensor h = final_norm(ctx, act, inner);

@@ -201,6 +201,7 @@ TEST_CASE("watchdog: SIGUSR1 writes a dump, and the run goes on", "[watchdog]") 
   CHECK(program.wait() == 0);
   const std::string dump = stack_dump(out, 0);
   INFO(dump);
+  CHECK(fs::exists(out + "/mem_step" + std::to_string(step) + ".json"));
   CHECK(has(dump, "asked for by SIGUSR1"));
   CHECK(has(dump, "(main)"));
   CHECK(has(dump, "main  [triad+"));
@@ -215,7 +216,7 @@ TEST_CASE("watchdog: whoever wants to is called on SIGUSR1", "[watchdog]") {
   std::atomic<int> calls = 0;
   Watchdog watchdog(progress, *comm, cpu, config, folder.path(), 7,
                     {.heartbeat = [](int64_t, const std::string&, const Json&) {}, .alert = [](const std::string&) {}});
-  watchdog.on_request([&] { ++calls; });
+  watchdog.on_request([&](int64_t step) { calls += step == 7; });
   raise(SIGUSR1);
   for (int i = 0; i < 600 && calls == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
   CHECK(calls == 1);
@@ -377,7 +378,7 @@ TEST_CASE("watchdog: a GPU's NVML values, and the marks its stream leaves, in a 
   Runtime runtime({.device = gpu, .arena_bytes = 1 << 20, .scratch_bytes = 1 << 16});
   Context& ctx = runtime.ctx();
   Progress progress(gpu);
-  ctx.listener = &progress;
+  ctx.listeners->push_back(&progress);
   CHECK(progress.place().device_text().empty());
   tell_stage(ctx, Stage::backward, 3);
   ctx.stream.synchronize();

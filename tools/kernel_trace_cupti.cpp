@@ -197,14 +197,14 @@ KernelTrace::KernelTrace(Context& ctx) : ctx_(ctx) {
   TRIAD_CHECK(ctx.device.is_cuda(), "kernels can be traced on a GPU alone, not on {}", ctx.device.str());
   ctx.stream.synchronize();
   recorder_ = std::make_unique<Recorder>();
-  ctx.listener = recorder_.get();
+  ctx.listeners->push_back(recorder_.get());
 }
 
-KernelTrace::~KernelTrace() { ctx_.listener = nullptr; }
+KernelTrace::~KernelTrace() { std::erase(*ctx_.listeners, recorder_.get()); }
 
 std::vector<Activity> KernelTrace::finish() {
   ctx_.stream.synchronize();
-  ctx_.listener = nullptr;
+  std::erase(*ctx_.listeners, recorder_.get());
   return recorder_->finish();
 }
 

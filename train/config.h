@@ -55,7 +55,7 @@ struct DistConfig {
 
 struct LogConfig {
   std::string out_dir;
-  int64_t every = 10, heartbeat_every = 1;
+  int64_t every = 10, memory_every = 0, heartbeat_every = 1;
   bool csv = true;
   double hang_s = 30, slow_s = 10, slow_factor = 5;  // train/watchdog.h
   double throughput_drop = 0.5, creep_mib = 256;     // train/anomaly.h
@@ -173,6 +173,8 @@ template <class V>
 void visit(LogConfig& c, V&& v) {
   v("out_dir", c.out_dir, "the run's folder", required());
   v("every", c.every, "optimizer steps between rows of training.csv and progress lines", at_least(1));
+  v("memory_every", c.memory_every, "optimizer steps between memory snapshots, beside those at the start; 0: none",
+    at_least(0));
   v("heartbeat_every", c.heartbeat_every, "optimizer steps between heartbeats; 0: none", at_least(0));
   v("csv", c.csv, "write training.csv and val.csv", Rule{});
   v("hang_s", c.hang_s, "seconds without any progress, after which a rank counts as hung", above(0).up_to(1 << 20));

@@ -42,7 +42,7 @@ constexpr Variable kVariables[] = {
     {"NSA_ENV_STATIC", Effect::none, ""},
     {"NSA_GC_RANGE", Effect::value, "runtime.recompute", "=block"},
     {"NSA_NO_GC", Effect::word, "runtime.recompute", "none"},
-    {"NSA_MEM_DUMP_EVERY", Effect::not_built, "log.memory_every"},
+    {"NSA_MEM_DUMP_EVERY", Effect::value, "log.memory_every"},
     {"NSA_TB_DISABLE", Effect::not_built, "log.tensorboard"},
     {"NSA_DISABLE_AUX_STATS", Effect::not_built, "log.stats"},
     {"NSA_LOG_GRAD_NORM", Effect::not_built, "log.diagnostics"},

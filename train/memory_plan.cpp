@@ -6,6 +6,7 @@
 #include "engine/check.h"
 #include "kernels/matmul.h"
 #include "model/flops.h"
+#include "train/memory_report.h"
 #include "train/train_step.h"
 
 namespace triad {
@@ -58,9 +59,54 @@ std::string advice(const Config& config, Device device, int64_t bytes, Comm* com
   return "this fits: " + fits;
 }
 
+// Of what is free now a run leaves so much: on a GPU for kernels' code, which the driver loads when it is first asked
+// for it; on the host for threads and batches.
+int64_t left_free(int64_t free_bytes) { return std::min<int64_t>(int64_t{256} << 20, free_bytes / 16); }
+
+// The plan as it would lie in memory: scratch first, then tensor after tensor; one of them is the first without room.
+PlanTooLarge too_large(const Config& config, Device device, Comm* comm, const DeviceInfo& info, int64_t room) {
+  MemorySnapshot s;
+  const MemoryPlan plan = plan_memory(config, device, comm, &s.blocks);
+  s.when = "oom";
+  s.device = device;
+  s.planned = true;
+  s.time_us = now_us();
+  s.address = uint64_t{1} << 40;
+  s.scratch_bytes = align_up(plan.scratch_bytes);
+  s.arena_bytes = plan.arena_bytes;
+  if (plan.workspace_bytes > 0) s.outside.push_back({"matrix library's workspace", plan.workspace_bytes});
+  const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / kMiB; };
+
+  int64_t left = room - plan.workspace_bytes;
+  std::string tensor = fmt::format("scratch memory of {:.2f} MiB", mib(s.scratch_bytes));
+  int64_t asked = s.scratch_bytes;
+  bool found = s.scratch_bytes > left;
+  if (!found) left -= s.scratch_bytes;
+  for (MemorySnapshot::Block& b : s.blocks) {
+    b.offset += s.scratch_bytes;
+    if (found) continue;
+    found = b.padded_bytes > left;
+    if (!found) {
+      left -= b.padded_bytes;
+      continue;
+    }
+    const std::string layer = layer_of(b.name);
+    tensor = fmt::format("{} {}{} of {:.2f} MiB ({}{})", b.name, name_of(b.dtype), b.shape.str(), mib(b.bytes),
+                         b.category, layer.empty() ? "" : ", " + layer);
+    asked = b.padded_bytes;
+  }
+  s.oom = {asked, left, fmt::format("{} finds {:.2f} MiB left", tensor, mib(left))};
+  const std::string message = fmt::format(
+      "out of memory: {}. This run needs {:.0f} MiB on {}, {:.0f} of its {:.0f} MiB are free: train.micro_batch_size "
+      "is {}, train.seq_len {}; {}\n{}",
+      s.oom->what, mib(plan.peak_bytes()), device.str(), mib(room), mib(info.memory_bytes),
+      config.train.micro_batch_size, config.train.seq_len, advice(config, device, room, comm), memory_by_name(s));
+  return PlanTooLarge(std::move(s), message);
+}
+
 }  // namespace
 
-MemoryPlan plan_memory(const Config& config, Device device, Comm* comm) {
+MemoryPlan plan_memory(const Config& config, Device device, Comm* comm, std::vector<MemorySnapshot::Block>* blocks) {
   Runtime runtime({.device = device, .planning = true, .deterministic = config.runtime.deterministic});
   TrainStep step(runtime, config, comm);
   const bool alone = comm == nullptr || comm->world() == 1;  // else the last micro-step is another
@@ -72,6 +118,7 @@ MemoryPlan plan_memory(const Config& config, Device device, Comm* comm) {
   plan.arena_bytes = runtime.arena().used_bytes() + align_up(plan.scratch_bytes);
   plan.workspace_bytes = device.is_cuda() ? kMatmulWorkspaceBytes : 0;
   plan.report = runtime.arena().report();
+  if (blocks != nullptr) *blocks = name_blocks(runtime.arena(), step);
   return plan;
 }
 
@@ -105,17 +152,14 @@ std::optional<RecomputeFit> fit_recompute(Config config, Device device, int64_t 
 std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device, Comm* comm) {
   const MemoryPlan plan = plan_memory(config, device, comm);
   const DeviceInfo info = backend::info(device);
-  if (plan.peak_bytes() > info.free_bytes)
-    fail(
-        "this run needs {:.0f} MiB on {}, {:.0f} of its {:.0f} MiB are free: train.micro_batch_size is {}, "
-        "train.seq_len {}; {}\nscratch {:.2f} MiB, {}",
-        static_cast<double>(plan.peak_bytes()) / kMiB, device.str(), static_cast<double>(info.free_bytes) / kMiB,
-        static_cast<double>(info.memory_bytes) / kMiB, config.train.micro_batch_size, config.train.seq_len,
-        advice(config, device, info.free_bytes, comm), static_cast<double>(plan.scratch_bytes) / kMiB, plan.report);
-  return std::make_unique<Runtime>(Runtime::Options{.device = device,
-                                                    .arena_bytes = plan.arena_bytes,
-                                                    .scratch_bytes = plan.scratch_bytes,
-                                                    .deterministic = config.runtime.deterministic});
+  const int64_t room = info.free_bytes - left_free(info.free_bytes);
+  if (plan.peak_bytes() > room) throw too_large(config, device, comm, info, room);
+  try {
+    return std::make_unique<Runtime>(Runtime::Options{.device = device,
+                                                      .arena_bytes = plan.arena_bytes,
+                                                      .scratch_bytes = plan.scratch_bytes,
+                                                      .deterministic = config.runtime.deterministic});
+  } catch (const OutOfMemory& e) { throw too_large(config, device, comm, info, e.free); }  // it was free a moment ago
 }
 
 }  // namespace triad

@@ -7,6 +7,7 @@
 
 #include "engine/comm.h"
 #include "engine/context.h"
+#include "io/memory_snapshot.h"
 #include "train/config.h"
 
 namespace triad {
@@ -18,8 +19,9 @@ struct MemoryPlan {
   std::string report;           // by category
   int64_t peak_bytes() const { return arena_bytes + workspace_bytes; }
 };
-// comm: of a run of several ranks, whose share of it counts too; nothing is sent.
-MemoryPlan plan_memory(const Config&, Device, Comm* comm = nullptr);
+// comm: of a run of several ranks, whose share of it counts too; nothing is sent. blocks: becomes its tensors, by name.
+MemoryPlan plan_memory(const Config&, Device, Comm* comm = nullptr,
+                       std::vector<MemorySnapshot::Block>* blocks = nullptr);
 
 // The largest train.micro_batch_size, all else as it is, whose peak is within `bytes`; nothing if one sequence is not.
 struct BatchFit {
@@ -37,8 +39,16 @@ struct RecomputeFit {
 };
 std::optional<RecomputeFit> fit_recompute(Config, Device, int64_t bytes, Comm* comm = nullptr);
 
-// Refuses a plan that exceeds the device's free memory, and says which train.micro_batch_size or runtime.recompute does
-// not.
+// Running out before the first byte is touched. The message names the tensor that finds no room, its layer, the largest
+// tensors, and a train.micro_batch_size or runtime.recompute with which the run fits.
+class PlanTooLarge : public OutOfMemory {
+ public:
+  PlanTooLarge(MemorySnapshot snapshot, const std::string& message)
+      : OutOfMemory(message, snapshot.oom->asked, snapshot.oom->free), plan(std::move(snapshot)) {}
+  MemorySnapshot plan;
+};
+
+// Throws PlanTooLarge where the plan exceeds the device's free memory.
 std::unique_ptr<Runtime> allocate_planned(const Config&, Device, Comm* comm = nullptr);
 
 }  // namespace triad

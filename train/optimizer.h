@@ -29,16 +29,19 @@ class Optimizer {
     std::vector<float> host_avg, host_avg_sq;
   };
   Moments gather_moments(Context&, const Params&);
+  // The moments that this rank keeps, as they are stored, and what part of the whole buffers each piece is of.
+  struct Part {
+    ElementRange elements;
+    int64_t moments = 0;  // where its moments begin
+    const GradBucket* bucket = nullptr;
+  };
+  const std::vector<Part>& parts() const { return parts_; }
+  ConstTensor exp_avg() const { return exp_avg_; }
+  ConstTensor exp_avg_sq() const { return exp_avg_sq_; }
   // Sets them from whole buffers of the host.
   void set(Context&, const std::vector<float>& exp_avg, const std::vector<float>& exp_avg_sq);
 
  private:
-  // A part of the whole buffers, and where its moments begin.
-  struct Part {
-    ElementRange elements;
-    int64_t moments = 0;
-    const GradBucket* bucket = nullptr;
-  };
   std::vector<float> gather(Context&, const Tensor& moment, int64_t whole_elements);
 
   GradReducer* reducer_;

@@ -20,6 +20,7 @@
 #include "train/data_source.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
+#include "train/memory_report.h"
 #include "train/run_folder.h"
 #include "train/schedule.h"
 #include "train/state.h"
@@ -45,19 +46,21 @@ class Trainer {
         config_(request.config),
         resume_from_(find_resume(request)),
         device_(safe_device(config_, launch)),
-        comm_(meet(launch, device_, config_)),
+        outside_(device_),
+        comm_(outside_.during("communication", [&] { return meet(launch, device_, config_); })),
         data_(open_data(config_)),
-        runtime_(allocate_planned(config_, device_, comm_.get())),
+        runtime_(allocate(config_, device_, *comm_)),
         step_(*runtime_, config_, comm_.get()),
-        folder_(config_.log.out_dir, comm_->first() ? start_of(request, resume_from_) : RunFolder::Start::join) {
+        folder_(config_.log.out_dir, comm_->first() ? start_of(request, resume_from_) : RunFolder::Start::join),
+        memory_(*runtime_, step_, outside_, folder_, *comm_) {
     runtime_->arena().seal();
   }
 
   // With several ranks an error ends the process here: see Comm::abandon.
   void run() {
-    if (comm_->world() == 1) return run_steps();
+    if (comm_->world() == 1) return run_and_report();
     try {
-      run_steps();
+      run_and_report();
       comm_->finish();
     } catch (const UsageError& e) { comm_->abandon(e.what(), 2); } catch (const std::exception& e) {
       comm_->abandon(e.what(), 1);
@@ -65,6 +68,15 @@ class Trainer {
   }
 
  private:
+  void run_and_report() {
+    try {
+      run_steps();
+    } catch (const OutOfMemory& e) {
+      memory_.write_oom(e);
+      throw;
+    }
+  }
+
   void run_steps() {
     Context& ctx = runtime_->ctx();
     if (comm_->first() && comm_->world() > 1) make_folders(folder_.file("ranks"));
@@ -93,14 +105,17 @@ class Trainer {
       telemetry.message(fmt::format("resumed from {} at step {}", resume_from_, state_.step));
       for (const std::string& line : changed_since(resume_from_, config_)) telemetry.message("changed since: " + line);
     }
-    ctx.listener = &progress_;
+    ctx.listeners->push_back(&progress_);
     Watchdog watchdog(progress_, *comm_, device_, config_, folder_.path(), state_.step,
                       {.heartbeat = [&](int64_t step, const std::string& msg,
                                         const Json& more) { telemetry.heartbeat(step, msg, more); },
                        .alert = [&](const std::string& text) { telemetry.alert(text); }});
+    watchdog.on_request([&](int64_t step) { memory_.write_snapshot(fmt::format("step{}", step)); });
     watchdog_ = &watchdog;
     telemetry.watched_by(&watchdog);
     telemetry.heartbeat(state_.step, "boot");
+    memory_.write_tables();
+    memory_.write_snapshot("boot");
 
     if (comm_->first() && config_.train.save_every > 0)
       checkpointer_.emplace(config_, step_.model().params(), device_, folder_.checkpoints());
@@ -110,6 +125,7 @@ class Trainer {
     settled_at_ = began;
     {
       Loader loader(data_.train, loader_options());
+      memory_.write_snapshot("loader");
       while (state_.step < config_.train.steps) {
         queue_step(loader);
         settle(telemetry, /*leave=*/device_.is_cuda() ? 1 : 0);
@@ -130,6 +146,17 @@ class Trainer {
         differences(config_from_json(parse_json(first, "the first rank's config")), config);
     if (!lines.empty()) fail_usage("its config differs from rank 0's: {}", fmt::join(lines, "; "));
     return comm;
+  }
+
+  // A run that does not fit leaves the plan of its memory, though nothing else.
+  static std::unique_ptr<Runtime> allocate(const Config& config, Device device, Comm& comm) {
+    try {
+      return allocate_planned(config, device, &comm);
+    } catch (const PlanTooLarge& e) {
+      make_folders(config.log.out_dir);
+      write_memory_snapshot(config.log.out_dir, MemoryReport::suffix(comm), e.plan);
+      throw;
+    }
   }
 
   static std::string find_resume(const TrainRequest& request) {
@@ -303,6 +330,7 @@ class Trainer {
     if (eval || save_now || last) settle(telemetry, /*leave=*/0);
     const Telemetry::Pause pause(telemetry);
     const auto began = std::chrono::steady_clock::now();
+    if (state_.step == 1 || due(config_.log.memory_every)) memory_.write_snapshot(fmt::format("step{}", state_.step));
     if (eval) {
       tell_stage(runtime_->ctx(), Stage::evaluation);
       evaluate(telemetry);
@@ -357,12 +385,14 @@ class Trainer {
   const Config& config_;
   std::string resume_from_;
   Device device_;
+  OutsideMemory outside_;
   std::unique_ptr<Comm> comm_;
   DataSource data_;
   std::unique_ptr<Runtime> runtime_;
   TrainStep step_;
   std::optional<Checkpointer> checkpointer_;  // the first rank's; its host memory comes before the first step
   RunFolder folder_;                          // after all that may refuse the run: from here on files change
+  MemoryReport memory_;
   RunState state_;
   Progress progress_{device_};
   AnomalyRules anomalies_{config_};

@@ -123,7 +123,7 @@ Watchdog::~Watchdog() {
   close(wake_);
 }
 
-void Watchdog::on_request(std::function<void()> call) {
+void Watchdog::on_request(std::function<void(int64_t)> call) {
   const std::lock_guard lock(mutex_);
   on_request_ = std::move(call);
 }
@@ -169,12 +169,12 @@ void Watchdog::look(double now_s) {
   if (requested.exchange(false)) {
     const std::string file = dump("asked for by SIGUSR1; the run goes on", place);
     tell_.heartbeat(first_step_ + place.steps, "stackdump", {{"file", file}});
-    std::function<void()> call;
+    std::function<void(int64_t)> call;
     {
       const std::lock_guard lock(mutex_);
       call = on_request_;
     }
-    if (call) call();
+    if (call) call(first_step_ + place.steps);
   }
   // A step that takes long still gives a sign of life now and then.
   if (place.steps != pulse_step_) next_pulse_s_ = now_s + kPulseS, pulse_step_ = place.steps;

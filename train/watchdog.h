@@ -52,7 +52,7 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
 
   // Called after each stack dump that SIGUSR1 asked for, on the watchdog's thread, while the run goes on.
-  void on_request(std::function<void()> call);
+  void on_request(std::function<void(int64_t step)> call);
 
   // The last sample, at most about a second old.
   struct Sample {
@@ -88,7 +88,7 @@ class Watchdog {
   int64_t pulse_step_ = -1;
   mutable std::mutex mutex_;  // of the two that follow
   Sample sample_;
-  std::function<void()> on_request_;
+  std::function<void(int64_t)> on_request_;
   std::atomic<bool> wants_stop_ = false, stop_ = false;
   std::thread thread_;  // last: it uses all of the above
 };

@@ -1,0 +1,222 @@
+#include "io/tensorboard.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+namespace triad {
+
+namespace {
+
+// ---- protocol buffers: a field is a key (its number, and how its value is told), then the value ----
+
+enum Wire { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+
+template <class T>
+void put_fixed(std::string& out, T value) {  // little-endian
+  for (size_t i = 0; i < sizeof value; ++i) out += static_cast<char>(value >> (8 * i) & 0xff);
+}
+void put_varint(std::string& out, uint64_t value) {
+  for (; value >= 0x80; value >>= 7) out += static_cast<char>((value & 0x7f) | 0x80);
+  out += static_cast<char>(value);
+}
+void put_key(std::string& out, int field, Wire wire) {
+  put_varint(out, static_cast<uint64_t>(field) << 3 | static_cast<uint64_t>(wire));
+}
+void put_int(std::string& out, int field, int64_t value) {
+  put_key(out, field, kVarint);
+  put_varint(out, static_cast<uint64_t>(value));
+}
+void put_double(std::string& out, int field, double value) {
+  put_key(out, field, kFixed64);
+  put_fixed(out, std::bit_cast<uint64_t>(value));
+}
+void put_float(std::string& out, int field, float value) {
+  put_key(out, field, kFixed32);
+  put_fixed(out, std::bit_cast<uint32_t>(value));
+}
+void put_bytes(std::string& out, int field, std::string_view value) {
+  put_key(out, field, kBytes);
+  put_varint(out, value.size());
+  out += value;
+}
+void put_doubles(std::string& out, int field, std::span<const double> values) {
+  std::string packed;
+  for (const double v : values) put_fixed(packed, std::bit_cast<uint64_t>(v));
+  put_bytes(out, field, packed);
+}
+
+// Fields of the messages Event, Summary, Summary.Value, HistogramProto and SessionLog.
+enum EventField { kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7 };
+constexpr int kSummaryValue = 1;
+enum ValueField { kTag = 1, kSimpleValue = 2, kHistogram = 5 };
+enum HistogramField { kMin = 1, kMax, kNum, kSum, kSumSquares, kBucketLimit, kBucket };
+constexpr int kSessionStatus = 1, kSessionStart = 1;
+
+std::string event(double wall_time, int64_t step) {
+  std::string out;
+  put_double(out, kWallTime, wall_time);
+  if (step != 0) put_int(out, kStep, step);
+  return out;
+}
+
+// ---- histograms ----
+
+// The upper limits that TensorFlow's own histograms have: ten per cent apart on both sides of zero.
+const std::vector<double>& bucket_limits() {
+  static const std::vector<double> limits = [] {
+    constexpr double kFirst = 1e-12, kLast = 1e20, kRatio = 1.1;
+    std::vector<double> positive;
+    for (double v = kFirst; v < kLast; v *= kRatio) positive.push_back(v);
+    positive.push_back(std::numeric_limits<double>::max());
+    std::vector<double> all;
+    for (auto v = positive.rbegin(); v != positive.rend(); ++v) all.push_back(-*v);
+    all.push_back(0);
+    all.insert(all.end(), positive.begin(), positive.end());
+    return all;
+  }();
+  return limits;
+}
+
+std::string histogram_message(std::span<const double> all) {
+  std::vector<double> values;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(values), [](double v) { return std::isfinite(v); });
+  double lowest = 0, highest = 0, sum = 0, squares = 0;
+  const std::vector<double>& limits = bucket_limits();
+  std::vector<double> counts(limits.size(), 0.0);
+  for (const double v : values) {
+    sum += v, squares += v * v;
+    ++counts[static_cast<size_t>(std::upper_bound(limits.begin(), limits.end() - 1, v) - limits.begin())];
+  }
+  if (!values.empty()) {
+    lowest = *std::min_element(values.begin(), values.end());
+    highest = *std::max_element(values.begin(), values.end());
+  }
+  // A run of empty buckets becomes one; the one before a full bucket tells where that begins.
+  std::vector<double> kept_limits, kept_counts;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    if (counts[i] == 0 && i + 1 < counts.size() && counts[i + 1] == 0) continue;
+    kept_limits.push_back(limits[i]);
+    kept_counts.push_back(counts[i]);
+  }
+  std::string out;
+  put_double(out, kMin, lowest);
+  put_double(out, kMax, highest);
+  put_double(out, kNum, static_cast<double>(values.size()));
+  put_double(out, kSum, sum);
+  put_double(out, kSumSquares, squares);
+  put_doubles(out, kBucketLimit, kept_limits);
+  put_doubles(out, kBucket, kept_counts);
+  return out;
+}
+
+// ---- the frame ----
+
+constexpr std::array<uint32_t, 256> crc_table() {
+  constexpr uint32_t kReflected = 0x82F63B78;
+  std::array<uint32_t, 256> table{};
+  for (uint32_t i = 0; i < 256; ++i) {
+    uint32_t c = i;
+    for (int bit = 0; bit < 8; ++bit) c = (c & 1) != 0 ? c >> 1 ^ kReflected : c >> 1;
+    table[i] = c;
+  }
+  return table;
+}
+
+uint32_t masked_crc(std::string_view bytes) {  // so that a checksum of data that holds checksums is worth something
+  constexpr uint32_t kMask = 0xA282EAD8;
+  return std::rotr(crc32c(bytes), 15) + kMask;
+}
+
+double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
+// As readers know one by: by "tfevents". Another number where the run before began within the same second.
+std::string new_file(const std::string& folder) {
+  make_folders(folder);
+  char host[256] = "host";
+  gethostname(host, sizeof host - 1);
+  for (int n = 0;; ++n) {
+    const std::string path =
+        fmt::format("{}/events.out.tfevents.{:010d}.{}.{}.{}", folder, static_cast<int64_t>(now()), host, getpid(), n);
+    if (access(path.c_str(), F_OK) != 0) return path;
+  }
+}
+
+}  // namespace
+
+uint32_t crc32c(std::string_view bytes) {
+  static constexpr std::array<uint32_t, 256> kTable = crc_table();
+  uint32_t c = ~uint32_t{0};
+  for (const char b : bytes) c = c >> 8 ^ kTable[(c ^ static_cast<uint8_t>(b)) & 0xff];
+  return ~c;
+}
+
+namespace tensorboard {
+
+std::string file_version(double wall_time) {
+  std::string out = event(wall_time, 0);
+  put_bytes(out, kFileVersion, "brain.Event:2");
+  return out;
+}
+
+std::string scalars(double wall_time, int64_t step, std::span<const Scalar> all) {
+  std::string summary;
+  for (const Scalar& s : all) {
+    std::string value;
+    put_bytes(value, kTag, s.tag);
+    put_float(value, kSimpleValue, static_cast<float>(s.value));
+    put_bytes(summary, kSummaryValue, value);
+  }
+  std::string out = event(wall_time, step);
+  put_bytes(out, kSummary, summary);
+  return out;
+}
+
+std::string histogram(double wall_time, int64_t step, std::string_view tag, std::span<const double> values) {
+  std::string value, summary, out = event(wall_time, step);
+  put_bytes(value, kTag, tag);
+  put_bytes(value, kHistogram, histogram_message(values));
+  put_bytes(summary, kSummaryValue, value);
+  put_bytes(out, kSummary, summary);
+  return out;
+}
+
+std::string restart(double wall_time, int64_t step) {
+  std::string session, out = event(wall_time, step);
+  put_int(session, kSessionStatus, kSessionStart);
+  put_bytes(out, kSessionLog, session);
+  return out;
+}
+
+std::string record(std::string_view message) {
+  std::string length, out;
+  put_fixed(length, static_cast<uint64_t>(message.size()));
+  out = length;
+  put_fixed(out, masked_crc(length));
+  out += message;
+  put_fixed(out, masked_crc(message));
+  return out;
+}
+
+}  // namespace tensorboard
+
+EventFile::EventFile(const std::string& folder, int64_t resume_step) : file_(new_file(folder)) {
+  std::string begin = tensorboard::record(tensorboard::file_version(now()));
+  if (resume_step >= 0) begin += tensorboard::record(tensorboard::restart(now(), resume_step + 1));
+  file_.append(begin);
+}
+
+void EventFile::add(int64_t step, std::span<const Scalar> all) {
+  file_.append(tensorboard::record(tensorboard::scalars(now(), step, all)));
+}
+void EventFile::add(int64_t step, std::string_view tag, std::span<const double> values) {
+  file_.append(tensorboard::record(tensorboard::histogram(now(), step, tag, values)));
+}
+
+}  // namespace triad

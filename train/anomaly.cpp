@@ -6,23 +6,22 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 namespace triad {
 
 namespace {
 
-// A window of throughput is one of 20 steps: one slow step among them is no fall. Five make what is usual.
-constexpr size_t kRateWindow = 20, kUsualWindows = 5, kMostWindows = 200;
+// A window of throughput has 20 steps and 10 s at least: one slow step among them is no fall. Five make what is usual.
+constexpr int64_t kRateSteps = 20;
+constexpr double kRateSeconds = 10;
+constexpr size_t kUsualWindows = 5, kMostWindows = 200;
 // Memory creeps if the least use of a window rises five windows in a row.
 constexpr int64_t kCreepWindow = 100;
 constexpr size_t kCreepWindows = 6;
 // Gates are collapsed by the bounds of SPEC.md section 5, three times in a row.
 constexpr double kLeastEntropy = 0.5, kMostMaxMean = 0.9, kMostCollapse = 0.5;
 constexpr int kCollapsedInRow = 3;
-
-double mean(const std::deque<double>& x) {
-  return std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
-}
 
 bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
@@ -52,7 +51,7 @@ std::vector<Anomaly> AnomalyRules::step(const StepHealth& s) {
     if (wrong && !on) found.push_back({type, fmt::format("step {}: {}", s.step, *wrong)});
     on = wrong.has_value();
   };
-  judge("throughput_flat", flat_throughput(s.tokens_per_s));
+  judge("throughput_flat", flat_throughput(s.tokens, s.seconds));
   judge("loss_plateau", plateau(s.loss));
   judge("host_memory_creep", creep(host_, s.host_mib));
   judge("device_memory_creep", creep(device_, s.device_mib));
@@ -62,11 +61,12 @@ std::vector<Anomaly> AnomalyRules::step(const StepHealth& s) {
 }
 
 // A window of steps, as a whole, far below what the windows before it were.
-std::optional<std::string> AnomalyRules::flat_throughput(double tokens_per_s) {
-  rates_.push_back(tokens_per_s);
-  if (rates_.size() < kRateWindow) return throughput_text_;
-  const double now = mean(rates_);
-  rates_.clear();
+std::optional<std::string> AnomalyRules::flat_throughput(double tokens, double seconds) {
+  rate_tokens_ += tokens, rate_seconds_ += seconds;
+  if (++rate_steps_ < kRateSteps || rate_seconds_ < kRateSeconds) return throughput_text_;
+  const double now = rate_tokens_ / rate_seconds_;
+  const int64_t steps = std::exchange(rate_steps_, 0);
+  rate_tokens_ = rate_seconds_ = 0;
   throughput_text_.reset();
   if (window_rates_.size() >= kUsualWindows) {
     std::vector<double> sorted = window_rates_;
@@ -76,7 +76,7 @@ std::optional<std::string> AnomalyRules::flat_throughput(double tokens_per_s) {
       throughput_text_ = fmt::format(
           "throughput fell flat: {:.0f} tokens/s over the last {} steps, {:.0f} were usual "
           "(log.throughput_drop = {})",
-          now, kRateWindow, usual, config_.log.throughput_drop);
+          now, steps, usual, config_.log.throughput_drop);
   }
   if (throughput_text_) return throughput_text_;  // what is not usual does not become it
   window_rates_.push_back(now);

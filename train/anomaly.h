@@ -27,7 +27,8 @@ struct GateHealth {
 // What a step left; what is not known is absent.
 struct StepHealth {
   int64_t step = 0, updates = 0;  // steps done; updates made before this one, in this run and those it goes on from
-  double loss = 0, grad_norm = 0, tokens_per_s = 0;
+  double loss = 0, grad_norm = 0;
+  double tokens = 0, seconds = 0;                        // of all ranks; that the step took
   std::optional<double> host_mib = {}, device_mib = {};  // used now
   std::span<const GateHealth> gates = {};
   std::span<const std::string> zero_grads = {};  // parameters whose gradient has come and is 0 everywhere
@@ -49,7 +50,7 @@ class AnomalyRules {
     double least_now = 0;
     int64_t steps = 0;
   };
-  std::optional<std::string> flat_throughput(double tokens_per_s);
+  std::optional<std::string> flat_throughput(double tokens, double seconds);
   std::optional<std::string> plateau(double loss);
   std::optional<std::string> creep(Creep&, const std::optional<double>& mib) const;
   std::optional<std::string> collapsed(std::span<const GateHealth>);
@@ -57,9 +58,10 @@ class AnomalyRules {
 
   const Config& config_;
   std::map<std::string, bool> is_on_;  // by type: told, and not well again since
-  std::deque<double> rates_;           // tokens/s of the current window
-  std::vector<double> window_rates_;   // means of the windows before, the last ones
-  std::deque<double> losses_;          // of the last two windows of log.plateau_steps
+  int64_t rate_steps_ = 0;             // of the current window of throughput
+  double rate_tokens_ = 0, rate_seconds_ = 0;
+  std::vector<double> window_rates_;  // means of the windows before, the last ones
+  std::deque<double> losses_;         // of the last two windows of log.plateau_steps
   int64_t until_plateau_look_ = 0;
   std::optional<std::string> plateau_text_, throughput_text_;
   Creep host_, device_;

@@ -87,6 +87,7 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm&
 }
 
 void GradReducer::begin() {
+  if (trace_ != nullptr) trace_->begin(ctx_.stream);
   arrived_.assign(static_cast<size_t>(params_.count()), false);
   missing_.clear();
   for (const GradBucket& bucket : buckets_) missing_.push_back(bucket.params.size());
@@ -128,10 +129,13 @@ void GradReducer::reduce(const GradBucket& bucket) {
   const ElementRange e = bucket.elements;
   const Tensor grads = params_.grads().slice(0, e.begin, e.end);
   const Tensor sent = half_.empty() ? grads : half_.slice(0, 0, e.size());
+  if (trace_ != nullptr) trace_->launch(index_of(bucket));
   if (!half_.empty()) cast(comm_ctx_, sent, grads);
   const std::string what = fmt::format("bucket {}", index_of(bucket));
   if (!ctx_.planning) zero_ ? comm_.reduce_scatter(sent, what) : comm_.all_reduce(sent, what);
   if (!half_.empty()) cast(comm_ctx_, grads, sent);
+  const ElementRange held = zero_ ? owned(bucket) : e;
+  if (trace_ != nullptr) trace_->finish(comm_ctx_, index_of(bucket), params_.grads().slice(0, held.begin, held.end));
 }
 
 void GradReducer::finish() {
@@ -143,6 +147,7 @@ void GradReducer::finish() {
     if (++count <= kMostNames) names += (names.empty() ? "" : ", ") + params_.specs()[static_cast<size_t>(i)].name;
   }
   if (count > 0) fail("{} of {} gradients never came in this backward: {}", count, params_.count(), names);
+  if (trace_ != nullptr) trace_->end(comm_ctx_);
   wait_for_comm();
 }
 

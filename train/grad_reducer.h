@@ -8,6 +8,7 @@
 #include "engine/comm.h"
 #include "model/grad_sink.h"
 #include "model/params.h"
+#include "train/bucket_trace.h"
 #include "train/config.h"
 
 namespace triad {
@@ -34,6 +35,9 @@ class GradReducer final : public GradSink {
  public:
   // The probe: what RankNumbers::probe tells of; written when its gradient comes, before it is summed.
   GradReducer(Context&, Arena&, const Params&, Comm&, const DistConfig&, Tensor probe);
+
+  // Who is told of each bucket's collective; must outlive the steps.
+  void trace(BucketTrace* trace) { trace_ = trace; }
 
   // A backward that is to be summed begins.
   void begin();
@@ -77,6 +81,7 @@ class GradReducer final : public GradSink {
   int64_t probe_param_;
   Tensor probe_;
   Tensor half_;  // bf16: a bucket as it travels
+  BucketTrace* trace_ = nullptr;
 
   std::vector<bool> arrived_;
   std::vector<size_t> missing_;         // of each bucket: gradients yet to come

@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -29,8 +30,9 @@ class TrainStep {
     std::string bad_tensor;  // not finite: the first gradient that is not, or "the loss" if all are
     int64_t bad_rank = -1;   // not finite: the first rank whose own share is not; -1: the ranks' sum alone
     bool stop = false;       // a rank asked for an orderly end
-    double comm_ms = 0;      // that the step waited for other ranks, behind its own work
-    double compute_ms = 0, update_ms = 0;  // of the device: micro-steps; norm, verdict and optimizer
+    std::optional<BucketTrace::Step> buckets = {};  // with diagnosis "buckets", of several ranks
+    double comm_ms = 0;                             // that the step waited for other ranks, behind its own work
+    double compute_ms = 0, update_ms = 0;           // of the device: micro-steps; norm, verdict and optimizer
   };
 
   void begin();  // forgets gradients and loss
@@ -70,6 +72,7 @@ class TrainStep {
   Model model_;
   Tensor ranks_;                          // [world, RankNumbers::count] f64; absent in a world of one
   std::unique_ptr<GradReducer> reducer_;  // likewise
+  std::unique_ptr<BucketTrace> trace_;    // of its buckets, where asked for
   Optimizer optimizer_;
   Activations act_;
   Tensor numbers_;    // [StepNumbers::count] f64

@@ -81,6 +81,7 @@ class Trainer {
     Context& ctx = runtime_->ctx();
     if (comm_->first() && comm_->world() > 1) make_folders(folder_.file("ranks"));
     comm_->barrier("the run's folder");  // the first rank has prepared it
+    comm_->record_collectives(folder_.file(fmt::format("ranks/rank_{}_collectives.csv", comm_->rank())));
     if (resume_from_.empty()) {
       step_.model().params().init(ctx, static_cast<uint64_t>(config_.train.seed));
     } else {
@@ -97,8 +98,8 @@ class Trainer {
       write_file_atomically(folder_.file("config.json"), dump_json(config_to_json(config_), 2) + "\n");
       write_file_atomically(folder_.file("env.json"),
                             dump_json(environment_report(device_, *comm_, request_.build), 2) + "\n");
-      if (step_.reducer() != nullptr) write_file_atomically(folder_.file("ddp_buckets.txt"), step_.reducer()->table());
     }
+    if (step_.reducer() != nullptr) begin_bucket_table();
     Telemetry telemetry(config_, folder_, device_, *comm_, runtime_->arena(), resume_from_.empty() ? -1 : state_.step);
     telemetry.banner(count_parameters(config_.model), request_.environment, data_.description);
     if (!resume_from_.empty()) {
@@ -135,6 +136,17 @@ class Trainer {
     if (state_.step == first_step && config_.train.eval_every > 0) evaluate(telemetry);  // nothing was left to train
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     finish(telemetry, seconds, first_step);
+  }
+
+  // ddp_buckets.txt: how gradients are cut into buckets; with diagnosis "buckets" each rank's own, and a row for each
+  // bucket of each step.
+  void begin_bucket_table() {
+    const bool traced = config_.log.diagnoses("buckets");
+    if (!traced && !comm_->first()) return;
+    const std::string path =
+        folder_.file(comm_->first() ? "ddp_buckets.txt" : fmt::format("ddp_buckets_rank{}.txt", comm_->rank()));
+    write_file_atomically(path, step_.reducer()->table() + (traced ? std::string("\n") + BucketTrace::kHeader : ""));
+    if (traced) buckets_.emplace(path);
   }
 
   // The ranks, which have to be of one mind.
@@ -253,11 +265,29 @@ class Trainer {
                       .update_ms = result.update_ms,
                       .fetch_ms = fetch_ms_.front()});
       fetch_ms_.pop_front();
+      if (result.buckets) check_buckets(telemetry, step, *result.buckets);
       look_for_anomalies(telemetry, step, result, step_ms);
       updates_ += result.finite;
       constexpr int64_t kWarmUpSteps = 5;
       if (++settled_ > kWarmUpSteps) comm_ms_ += result.comm_ms, ++comm_steps_;
     }
+  }
+
+  // Their rows go to this rank's bucket table. Sums that are not the same on all ranks end the run: weights would part.
+  void check_buckets(Telemetry& telemetry, int64_t step, const BucketTrace::Step& buckets) {
+    buckets_->append(BucketTrace::rows(step, buckets));
+    if (buckets.odd.empty()) return;
+    std::string text;
+    for (const auto& [bucket, ranks] : buckets.odd) {
+      const std::vector<int64_t>& params = step_.reducer()->buckets()[static_cast<size_t>(bucket)].params;
+      const auto name = [&](int64_t i) { return step_.model().params().specs()[static_cast<size_t>(i)].name; };
+      text += fmt::format("{}bucket {} ({} to {}): {}", text.empty() ? "" : "; ", bucket,
+                          params.empty() ? "padding" : name(params.front()),
+                          params.empty() ? "padding" : name(params.back()), ranks);
+    }
+    telemetry.heartbeat(step, "divergence", {{"text", text}});
+    comm_->expect_end();  // of all ranks, here
+    fail("step {}: the ranks' sums of gradients differ: {}", step, text);
   }
 
   void look_for_anomalies(Telemetry& telemetry, int64_t step, const TrainStep::Result& result, double step_ms) {
@@ -266,7 +296,8 @@ class Trainer {
                                   .updates = updates_,
                                   .loss = result.loss,
                                   .grad_norm = result.grad_norm,
-                                  .tokens_per_s = static_cast<double>(positions()) / step_ms * 1e3,
+                                  .tokens = static_cast<double>(positions()),
+                                  .seconds = step_ms / 1e3,
                                   .host_mib = sample.host_mib,
                                   .device_mib = sample.gpu.used_mib})) {
       telemetry.heartbeat(step, "anomaly", {{"type", anomaly.type}, {"text", anomaly.text}});
@@ -394,6 +425,7 @@ class Trainer {
   RunFolder folder_;                          // after all that may refuse the run: from here on files change
   MemoryReport memory_;
   RunState state_;
+  std::optional<AppendFile> buckets_;  // rows of this rank's ddp_buckets.txt
   Progress progress_{device_};
   AnomalyRules anomalies_{config_};
   const Watchdog* watchdog_ = nullptr;  // of run_steps()

@@ -2,11 +2,11 @@
 // itself has no switch for faults. "rank after_s for_s each_s": on that rank, from after_s after its first product on
 // and for for_s, each product sleeps each_s first.
 #include <dlfcn.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 
 namespace {
 
@@ -24,7 +24,9 @@ struct Plant {
   }
   void sleep() const {
     const double now = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-    if (planted && now >= after_s && now < after_s + for_s) usleep(static_cast<useconds_t>(each_s * 1e6));
+    // Until its time is over, whatever signals come.
+    if (planted && now >= after_s && now < after_s + for_s)
+      std::this_thread::sleep_for(std::chrono::duration<double>(each_s));
   }
 };
 

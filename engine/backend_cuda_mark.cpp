@@ -1,5 +1,4 @@
-// Marks that a stream leaves in pinned memory: a write by the stream's own front end, no kernel. Without the fence that
-// would make earlier kernels' writes visible with it: who reads a mark reads nothing else.
+// Marks that a stream leaves in pinned memory: a write by the stream's own front end, no kernel.
 #include <cuda.h>
 
 #include "engine/cuda_check.h"
@@ -25,8 +24,8 @@ WriteValue find_write_value() {
 
 void write_mark(Device, void* stream, std::byte* pinned, uint32_t value) {
   static const WriteValue write = find_write_value();
-  const CUresult result = write(static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(pinned), value,
-                                CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER);
+  const CUresult result =
+      write(static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(pinned), value, CU_STREAM_WRITE_VALUE_DEFAULT);
   if (result != CUDA_SUCCESS) fail("cuStreamWriteValue32 failed with CUDA driver error {}", static_cast<int>(result));
 }
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/comm.h"
-#include "engine/memory.h"
+#include "engine/context.h"
 
 namespace triad {
 

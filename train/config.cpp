@@ -7,6 +7,8 @@ namespace triad {
 void Config::resolve() {
   model.resolve();
   if (data.seed < 0) data.seed = train.seed;
+  for (const std::string& what : log.diagnostics)
+    if (what != "buckets") fail_usage("log.diagnostics holds \"{}\": buckets is allowed", what);
   recompute();  // refuses what is no plan for these layers
 }
 

@@ -1,6 +1,8 @@
 // The config of a run: every field of its seven groups, declared once. io/json_config.h reads, echoes and explains it.
 #pragma once
+#include <algorithm>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/comm.h"
@@ -57,6 +59,10 @@ struct LogConfig {
   std::string out_dir;
   int64_t every = 10, memory_every = 0, heartbeat_every = 1;
   bool csv = true;
+  std::vector<std::string> diagnostics;
+  bool diagnoses(std::string_view what) const {
+    return std::find(diagnostics.begin(), diagnostics.end(), what) != diagnostics.end();
+  }
   double hang_s = 30, slow_s = 10, slow_factor = 5;  // train/watchdog.h
   double throughput_drop = 0.5, creep_mib = 256;     // train/anomaly.h
   int64_t plateau_steps = 1000;
@@ -177,6 +183,7 @@ void visit(LogConfig& c, V&& v) {
     at_least(0));
   v("heartbeat_every", c.heartbeat_every, "optimizer steps between heartbeats; 0: none", at_least(0));
   v("csv", c.csv, "write training.csv and val.csv", Rule{});
+  v("diagnostics", c.diagnostics, "a list of buckets (of gradients, between ranks: times and checksums)", Rule{});
   v("hang_s", c.hang_s, "seconds without any progress, after which a rank counts as hung", above(0).up_to(1 << 20));
   v("slow_s", c.slow_s, "seconds that a step has to take at least to count as slow", above(0).up_to(1 << 20));
   v("slow_factor", c.slow_factor, "and times what steps usually take", at_least(1).up_to(1 << 20));

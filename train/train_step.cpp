@@ -69,10 +69,10 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
     squares_ = runtime.arena().alloc(MemTag::comm, "pieces of the norm", DType::f64,
                                      {model_.params().stored_elements() / kSumPiece});
   if (reducer_ && config.log.diagnoses("buckets")) {
-    trace_ =
+    bucket_trace_ =
         std::make_unique<BucketTrace>(ctx_, runtime.arena(), *comm, static_cast<int64_t>(reducer_->buckets().size()),
                                       /*shared=*/!zero(), kMaxQueued);
-    reducer_->trace(trace_.get());
+    reducer_->trace(bucket_trace_.get());
   }
   triad::zero(ctx_, numbers_);
   triad::zero(ctx_, model_.params().grads());  // the padding between them, too, which no op writes
@@ -196,7 +196,7 @@ TrainStep::Result TrainStep::result() {
   result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   result.stop = numbers[StepNumbers::stop] != 0;
   if (reducer_) result.comm_ms = slot.host_ms + (ctx_.device.is_cuda() ? slot.summed.ms_since(slot.computed) : 0);
-  if (trace_) result.buckets = trace_->take();
+  if (bucket_trace_) result.buckets = bucket_trace_->take();
   result.compute_ms = slot.computed.ms_since(slot.began);
   result.update_ms = slot.done.ms_since(reducer_ ? slot.summed : slot.computed);
   if (result.finite) return result;

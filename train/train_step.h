@@ -72,7 +72,7 @@ class TrainStep {
   Model model_;
   Tensor ranks_;                          // [world, RankNumbers::count] f64; absent in a world of one
   std::unique_ptr<GradReducer> reducer_;  // likewise
-  std::unique_ptr<BucketTrace> trace_;    // of its buckets, where asked for
+  std::unique_ptr<BucketTrace> bucket_trace_;    // of its buckets, where asked for
   Optimizer optimizer_;
   Activations act_;
   Tensor numbers_;    // [StepNumbers::count] f64

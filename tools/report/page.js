@@ -73,8 +73,10 @@ runs.forEach((run, i) => {
 runs.forEach((run, i) => {
   if (run.ranks.length < 2) return;
   const title = "Waiting for other ranks" + tag(i);
+  const series = run.ranks.map(r => ({name: `rank ${r.rank}`, points: r.lines.comm_wait_ms ?? []}));
+  if (!series.some(s => s.points.length > 0)) return none(time, title, "This run's heartbeats do not tell.");
   lineChart(card(time, title, "A rank that waits little is the one that the others wait for."),
-            {series: run.ranks.map(r => ({name: `rank ${r.rank}`, points: r.lines.comm_wait_ms ?? []})), unit: " ms", marks, label: title, zero: true});
+            {series, unit: " ms", marks, label: title, zero: true});
 });
 
 // ---- where the memory goes ----

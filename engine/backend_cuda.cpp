@@ -132,6 +132,14 @@ void destroy_event(Device device, void* event) noexcept {
 void record_event(Device device, void* event, void* stream) {
   if (device.is_cuda()) CUDA_CHECK(cudaEventRecord(as_event(event), as_stream(stream)));
 }
+void record_event_of_graph(Device device, void* event, void* stream) {
+  if (!device.is_cuda()) return;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  CUDA_CHECK(cudaStreamIsCapturing(as_stream(stream), &status));
+  const bool recorded = status == cudaStreamCaptureStatusActive;  // elsewhere the flag is an error
+  CUDA_CHECK(cudaEventRecordWithFlags(as_event(event), as_stream(stream),
+                                      recorded ? cudaEventRecordExternal : cudaEventRecordDefault));
+}
 void wait_event(Device device, void* stream, void* event) {
   if (device.is_cuda()) CUDA_CHECK(cudaStreamWaitEvent(as_stream(stream), as_event(event), 0));
 }

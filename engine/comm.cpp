@@ -39,6 +39,8 @@ Comm::Comm(const LaunchEnv& env, Device device, std::unique_ptr<Link> link, doub
   meet(env, device);
 }
 
+Comm::Comm(int world, Device device) : rank_(0), world_(world), stream_(device, "comm") {}
+
 // Everyone learns who the others are; ranks that cannot be are an error.
 void Comm::meet(const LaunchEnv& env, Device device) {
   const std::string identity = host_identity(), name = backend::info(device).name,
@@ -49,7 +51,8 @@ void Comm::meet(const LaunchEnv& env, Device device) {
                                                        "the ranks' names");
   std::vector<std::string> identities;
   std::vector<LocalPeer> local;
-  std::map<std::string, int> gpus;  // host and address -> rank
+  std::map<std::string, int> gpus;   // host and address -> rank
+  std::map<std::string, int> seats;  // host and local rank -> rank
   for (int r = 0; r < world_; ++r) {
     std::vector<std::string> f;
     for (size_t at = 0, end; at <= lines[r].size(); at = end + 1) {
@@ -63,6 +66,10 @@ void Comm::meet(const LaunchEnv& env, Device device) {
         {.rank = r, .local_rank = std::stoi(f[2]), .pid = std::stoi(f[3]), .host = f[4], .device = f[5], .pci = f[6]});
     identities.push_back(f[7]);
     if (f[7] == identity && r != rank_) local.push_back({r, peers_.back().pid});
+    const auto [twin, alone] = seats.emplace(f[7] + " " + f[2], r);
+    if (!alone)
+      fail("launch: ranks {} and {} of host {} both have local rank {}: its launcher's variables contradict each other",
+           twin->second, r, f[4], f[2]);
     if (f[6].empty()) continue;
     const auto [other, fresh] = gpus.emplace(f[7].substr(0, f[7].rfind(' ')) + f[6], r);
     if (!fresh)
@@ -82,20 +89,20 @@ void Comm::guarded(const char* kind, const std::string& what, int64_t bytes, boo
   waited_ms_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
 }
 
-void Comm::all_reduce(Tensor x, const std::string& what) {
-  if (world_ > 1) guarded("all_reduce", what, x.bytes(), on_stream(), [&] { do_all_reduce(x); });
+void Comm::all_reduce(Tensor x, const std::string& what, CommWidth width) {
+  if (guard_) guarded("all_reduce", what, x.bytes(), on_stream(), [&] { do_all_reduce(x, width); });
 }
-void Comm::reduce_scatter(Tensor x, const std::string& what) {
+void Comm::reduce_scatter(Tensor x, const std::string& what, CommWidth width) {
   TRIAD_CHECK(x.numel() % world_ == 0, "reduce_scatter of {} over {} ranks: {}", what, world_, x.str());
-  if (world_ > 1) guarded("reduce_scatter", what, x.bytes(), on_stream(), [&] { do_reduce_scatter(x); });
+  if (guard_) guarded("reduce_scatter", what, x.bytes(), on_stream(), [&] { do_reduce_scatter(x, width); });
 }
 void Comm::all_gather(Tensor x, const std::string& what) {
   TRIAD_CHECK(x.numel() % world_ == 0, "all_gather of {} over {} ranks: {}", what, world_, x.str());
-  if (world_ > 1) guarded("all_gather", what, x.bytes(), on_stream(), [&] { do_all_gather(x); });
+  if (guard_) guarded("all_gather", what, x.bytes(), on_stream(), [&] { do_all_gather(x); });
 }
 
 void Comm::exchange_bytes(const void* mine, void* all, int64_t bytes, const std::string& what) {
-  if (world_ > 1) guarded("exchange", what, bytes, false, [&] { link_->all_gather(mine, all, bytes); });
+  if (guard_) guarded("exchange", what, bytes, false, [&] { link_->all_gather(mine, all, bytes); });
 }
 
 std::vector<std::string> Comm::exchange_text(const std::string& mine, const std::string& what) {
@@ -103,7 +110,7 @@ std::vector<std::string> Comm::exchange_text(const std::string& mine, const std:
   const size_t most = static_cast<size_t>(*std::max_element(sizes.begin(), sizes.end()));
   std::string padded = mine, all(most * sizes.size(), '\0');
   padded.resize(most);
-  if (world_ == 1) return {mine};
+  if (!guard_) return std::vector(sizes.size(), mine);
   if (most > 0) exchange_bytes(padded.data(), all.data(), static_cast<int64_t>(most), what);
   std::vector<std::string> texts;
   for (size_t r = 0; r < sizes.size(); ++r) texts.push_back(all.substr(r * most, static_cast<size_t>(sizes[r])));
@@ -111,7 +118,7 @@ std::vector<std::string> Comm::exchange_text(const std::string& mine, const std:
 }
 
 void Comm::add(std::span<double> values, const std::string& what) {
-  if (world_ == 1) return;
+  if (!guard_) return;
   std::vector<double> all(values.size() * static_cast<size_t>(world_));
   exchange_bytes(values.data(), all.data(), static_cast<int64_t>(values.size_bytes()), what);
   for (size_t i = 0; i < values.size(); ++i) {
@@ -121,7 +128,7 @@ void Comm::add(std::span<double> values, const std::string& what) {
 }
 
 void Comm::finish() {
-  if (world_ == 1) return;
+  if (!guard_) return;
   stream_.synchronize();
   expect_end();  // before the last barrier: whoever is through it may be gone
   do_finish();
@@ -129,13 +136,13 @@ void Comm::finish() {
 }
 
 void Comm::expect_end() {
-  if (world_ == 1) return;
+  if (!guard_) return;
   guard_->expect_end();
   barrier("the end");
 }
 
 void Comm::abandon(const std::string& why, int exit_code) {
-  guard_->expect_end();  // of the others, who now end too
+  if (guard_) guard_->expect_end();  // of the others, who now end too
   std::fflush(stdout);
   std::fprintf(stderr, "triad: rank %d: %s\n", rank_, why.c_str());
   std::fflush(stderr);
@@ -159,6 +166,12 @@ class SelfComm final : public Comm {
   std::string name() const override { return "none"; }
 };
 
+class PlannedComm final : public Comm {
+ public:
+  explicit PlannedComm(int world) : Comm(world, Device::cpu()) {}
+  std::string name() const override { return "planned"; }
+};
+
 // How the processes talk on the host: MPI where their launcher speaks it and this build has it, else TCP.
 std::unique_ptr<Link> open_link(const LaunchEnv& env, double timeout_s) {
   return env.speaks_mpi && why_no_mpi().empty() ? open_mpi_link(env) : open_tcp_link(env, timeout_s);
@@ -167,6 +180,8 @@ std::unique_ptr<Link> open_link(const LaunchEnv& env, double timeout_s) {
 }  // namespace
 
 std::unique_ptr<Comm> make_self_comm(Device device) { return std::make_unique<SelfComm>(device); }
+
+std::unique_ptr<Comm> make_planned_comm(int world) { return std::make_unique<PlannedComm>(world); }
 
 std::unique_ptr<Comm> open_comm(const LaunchEnv& env, Device device, CommBackend backend, double timeout_s) {
   if (env.world == 1) return make_self_comm(device);

@@ -19,6 +19,10 @@ namespace triad {
 
 enum class CommBackend { automatic, nccl, mpi };
 
+// How much of a GPU a sum may take. Beside kernels that count on all its processors: few of them. Else: all that make
+// it faster.
+enum class CommWidth { narrow, wide };
+
 // A process of the run, as all know each other.
 struct Peer {
   int rank = 0, local_rank = 0, pid = 0;
@@ -29,6 +33,8 @@ class Comm {
  public:
   // link: absent in a world of one.
   Comm(const LaunchEnv&, Device, std::unique_ptr<Link>, double timeout_s);
+  // The first of `world` ranks that are not there: see make_planned_comm.
+  Comm(int world, Device);
   virtual ~Comm() = default;
   Comm(const Comm&) = delete;
 
@@ -49,9 +55,9 @@ class Comm {
 
   // x [n], contiguous, f32, f64 or bf16 (added in f32, rounded once or at each rank): the sum over the ranks.
   // what: of what, for messages ("bucket 3").
-  void all_reduce(Tensor x, const std::string& what);
+  void all_reduce(Tensor x, const std::string& what, CommWidth = CommWidth::wide);
   // x [world * n]: part `rank` becomes the sum of the ranks' parts `rank`; the others hold nothing defined after it.
-  void reduce_scatter(Tensor x, const std::string& what);
+  void reduce_scatter(Tensor x, const std::string& what, CommWidth = CommWidth::wide);
   // x [world * n]: part r becomes what rank r has there.
   void all_gather(Tensor x, const std::string& what);
 
@@ -77,8 +83,8 @@ class Comm {
   [[noreturn]] void abandon(const std::string& why, int exit_code);
 
  protected:
-  virtual void do_all_reduce(Tensor) {}
-  virtual void do_reduce_scatter(Tensor) {}
+  virtual void do_all_reduce(Tensor, CommWidth) {}
+  virtual void do_reduce_scatter(Tensor, CommWidth) {}
   virtual void do_all_gather(Tensor) {}
   virtual void do_finish() {}
   // On the CPU, and where the host does the work, a collective is finished when its call returns.
@@ -114,5 +120,8 @@ std::unique_ptr<Comm> make_host_comm(const LaunchEnv&, Device, std::unique_ptr<L
 // NCCL, loaded when it is asked for. The link passes its id and the run's control.
 std::unique_ptr<Comm> make_nccl_comm(const LaunchEnv&, Device, std::unique_ptr<Link>, double timeout_s);
 std::string why_no_nccl();  // empty: it can be loaded
+
+// For plans: a rank of `world`, as far as memory goes. There is nobody else, and a collective does nothing.
+std::unique_ptr<Comm> make_planned_comm(int world);
 
 }  // namespace triad

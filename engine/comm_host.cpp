@@ -38,7 +38,7 @@ class HostComm final : public Comm {
   std::string name() const override { return "host memory over " + link().name(); }
 
  protected:
-  void do_all_reduce(Tensor x) override {
+  void do_all_reduce(Tensor x, CommWidth) override {
     const int64_t element = size_of(x.dtype), most = kPartBytes / element * world(), n = x.numel();
     for (int64_t begin = 0; begin < n; begin += most) {
       const int64_t count = std::min(most, n - begin), part = (count + world() - 1) / world();
@@ -50,7 +50,7 @@ class HostComm final : public Comm {
     }
   }
 
-  void do_reduce_scatter(Tensor x) override {
+  void do_reduce_scatter(Tensor x, CommWidth) override {
     const int64_t element = size_of(x.dtype), most = kPartBytes / element, n = x.numel() / world();
     for (int64_t begin = 0; begin < n; begin += most) {
       const int64_t part = std::min(most, n - begin);

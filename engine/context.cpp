@@ -18,6 +18,7 @@ Runtime::Runtime(const Options& o)
     : arena_(o.planning ? Arena::planned(o.device) : Arena(o.device, o.arena_bytes)),
       scratch_(arena_, o.scratch_bytes),
       stream_(o.planning ? Device::cpu() : o.device, "compute", kPriority),
+      routes_(o.kernels, o.strict),
       ctx_{.device = o.device,
            .stream = stream_,
            .scratch = scratch_,

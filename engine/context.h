@@ -76,6 +76,8 @@ class Runtime {
     bool planning = false;
     bool deterministic = true;
     bool side_streams = true;  // on a GPU; without them all work is done in the order of one stream
+    KernelChoices kernels = {};
+    bool strict = false;  // a fallback is an error
   };
   explicit Runtime(const Options& options);
   ~Runtime();

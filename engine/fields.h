@@ -1,7 +1,7 @@
 // Config fields, declared once and visited: a config struct S has a free function
 //   template <class V> void visit(S& s, V&& v) { v("lr", s.lr, "peak learning rate", above(0).up_to(1)); ... }
 // and parsing, range checks, --help, the echo and the resume check are visitors. A field is a bool, int64_t, double,
-// std::string, std::vector<std::string>, or an enum whose words are listed in EnumWords.
+// std::string, std::vector<std::string>, an enum whose words are listed in EnumWords, or KernelChoices (routes.h).
 #pragma once
 #include <limits>
 #include <string>

@@ -8,6 +8,11 @@
 
 namespace triad {
 
+namespace backend {
+// As record_event; in work that is being recorded, each launch of it records the event anew.
+void record_event_of_graph(Device, void* event, void* stream);
+}  // namespace backend
+
 class Graph {
  public:
   explicit Graph(Device device) : device_(device) {}
@@ -37,6 +42,23 @@ class Graph {
  private:
   Device device_;
   void* handle_ = nullptr;
+};
+
+// A point in the midst of work, recorded as a graph or not, from which on other streams may go on: they wait for it
+// after the work was launched, each time anew.
+class GraphEvent {
+ public:
+  explicit GraphEvent(Device device) : device_(device), handle_(backend::create_event(device, /*timed=*/false)) {}
+  ~GraphEvent() { backend::destroy_event(device_, handle_); }
+  GraphEvent(GraphEvent&& other) noexcept : device_(other.device_), handle_(std::exchange(other.handle_, nullptr)) {}
+  GraphEvent& operator=(GraphEvent&&) = delete;
+
+  void record(const Stream& on) { backend::record_event_of_graph(device_, handle_, on.handle()); }
+  void block(const Stream& stream) const { backend::wait_event(device_, stream.handle(), handle_); }
+
+ private:
+  Device device_;
+  void* handle_;
 };
 
 }  // namespace triad

@@ -2,11 +2,15 @@
 
 #include <fmt/format.h>
 
+#include "engine/check.h"
+
 namespace triad {
 
 namespace {
 
-// The entry that agrees with `same`, made where there is none. The lists are a dozen entries a layer.
+constexpr std::string_view kFused = "sm90", kGeneral = "general", kCpu = "cpu";
+
+// The entry that agrees with `same`, made where there is none.
 template <class Same>
 Routes::Count& entry(std::vector<Routes::Count>& counts, Same&& same, Routes::Count fresh) {
   for (Routes::Count& c : counts)
@@ -14,13 +18,50 @@ Routes::Count& entry(std::vector<Routes::Count>& counts, Same&& same, Routes::Co
   return counts.emplace_back(std::move(fresh));
 }
 
+bool may_be_fused(KernelChoice choice) { return choice == KernelChoice::automatic || choice == KernelChoice::fused; }
+
 }  // namespace
 
+bool KernelChoices::fused_branches() const { return may_be_fused(cmp) && may_be_fused(sel) && may_be_fused(win); }
+
+std::string Routes::Count::shapes() const {
+  return first.rank == 0 ? "" : fmt::format("{} {} {}", name_of(dtype), first.str(), second.str());
+}
+
+KernelChoice Routes::wanted(std::string_view op) const {
+  const std::string branch = branch_of(op);
+  if (branch == "cmp") return wanted_.cmp;
+  if (branch == "sel" || branch == "select") return wanted_.sel;
+  if (branch == "win") return wanted_.win;
+  return op == "matmul" || op.starts_with("linear_silu") ? wanted_.matmul : KernelChoice::automatic;
+}
+
+void Routes::set_call(const ConstTensor& first, const ConstTensor& second) {
+  dtype_ = first.dtype, first_ = first.shape(), second_ = second.shape();
+}
+
 void Routes::record(std::string_view op, std::string_view kernel, std::string_view reason) {
+  const KernelChoice choice = wanted(op);
+  if (choice == KernelChoice::reference && kernel == kGeneral) kernel = "reference";
+  if (choice == KernelChoice::fused && reason.empty()) {
+    if (kernel == kCpu) reason = "the CPU has one route, which is not fused";
+    if (kernel == kGeneral) reason = "fused kernels are for bf16 on sm_90";
+  }
   const auto same = [&](const Count& c) {
-    return c.layer == layer_ && c.op == op && c.kernel == kernel && c.reason == reason;
+    return c.layer == layer_ && c.op == op && c.kernel == kernel && c.reason == reason && c.dtype == dtype_ &&
+           c.first == first_ && c.second == second_;
   };
-  ++entry(counts_, same, {layer_, std::string(op), std::string(kernel), std::string(reason), 0}).calls;
+  if (next_ >= counts_.size() || !same(counts_[next_])) {
+    Count& found = entry(
+        counts_, same, {layer_, std::string(op), std::string(kernel), std::string(reason), dtype_, first_, second_, 0});
+    next_ = static_cast<size_t>(&found - counts_.data());
+  }
+  Count& count = counts_[next_++];
+  ++count.calls;
+  if (next_ == counts_.size()) next_ = 0;
+  if (strict_ && count.is_fallback())
+    fail("{} of {}{} falls back on the kernel {}: {}. runtime.strict is true", op, count.shapes(),
+         layer_ < 0 ? "" : fmt::format(" in layer {}", layer_), kernel, reason);
 }
 
 int64_t Routes::fallbacks() const {
@@ -29,12 +70,18 @@ int64_t Routes::fallbacks() const {
   return calls;
 }
 
+int64_t Routes::fallbacks(std::string_view branch) const {
+  int64_t calls = 0;
+  for (const Count& c : counts_) calls += c.is_fallback() && branch_of(c.op) == branch ? c.calls : 0;
+  return calls;
+}
+
 std::string Routes::summary() const {
   std::vector<Count> merged;
   for (const Count& c : counts_) {
     if (!c.is_fallback()) continue;
     const auto same = [&](const Count& m) { return m.op == c.op && m.kernel == c.kernel && m.reason == c.reason; };
-    entry(merged, same, {-1, c.op, c.kernel, c.reason, 0}).calls += c.calls;
+    entry(merged, same, {-1, c.op, c.kernel, c.reason, c.dtype, {}, {}, 0}).calls += c.calls;
   }
   if (merged.empty()) return "no fallbacks";
   std::string text;

@@ -138,7 +138,8 @@ void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t 
   const std::optional<std::string> newest = find_newest_checkpoint(parent);
   for (size_t i = 0; i + static_cast<size_t>(keep_last) < all.size(); ++i) {
     const std::string& path = all[i].path;
-    if ((keep_every > 0 && all[i].step % keep_every == 0) || path == newest) continue;
+    const bool kept_for_good = keep_every > 0 && all[i].step > 0 && all[i].step % keep_every == 0;
+    if (kept_for_good || path == newest) continue;
     // Killed from here on, it lies under a temporary name, whole or not: remove_leftovers knows both.
     const std::string aside = temporary_name(path);
     if (::rename(path.c_str(), aside.c_str()) != 0)

@@ -33,8 +33,8 @@ std::optional<std::string> find_newest_checkpoint(const std::string& parent);
 // followed once, here. Nothing there is an Error that says what was looked for.
 std::string resolve_checkpoint(const std::string& path);
 
-// Removes the oldest whole ones until keep_last are left, those apart whose step is a multiple of keep_every (0: none),
-// and never the one that `latest` points at. keep_last 0: removes nothing.
+// Removes the oldest whole ones until keep_last are left, those apart whose step is a multiple of keep_every (0: none;
+// a run's start is no multiple), and never the one that `latest` points at. keep_last 0: removes nothing.
 void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t keep_every);
 
 // Removes what killed saves and removals left in parent. One that was whole but not yet in its place is put there.

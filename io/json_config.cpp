@@ -114,6 +114,25 @@ void read_value(const std::string& key, const Json& j, const Rule&, std::vector<
   }
 }
 
+void read_value(const std::string& key, const Json& j, const Rule& rule, KernelChoices& out) {
+  if (!j.is_object()) {
+    KernelChoice all;
+    read_value(key, j, rule, all);
+    out = KernelChoices::all(all);
+    return;
+  }
+  out = {};
+  Reader reader{key, j, {}, {}};
+  visit(out, reader);
+  check_known(key, j, reader.known);
+}
+
+Json choices_to_json(const KernelChoices& choices) {
+  if (choices == KernelChoices::all(choices.cmp)) return std::string(word_of(choices.cmp));
+  KernelChoices copy = choices;
+  return group_to_json(copy);
+}
+
 void check_known(const std::string& group, const Json& object, const std::set<std::string>& known) {
   for (const auto& [key, value] : object.items())
     if (!known.contains(key)) {

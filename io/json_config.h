@@ -9,10 +9,26 @@
 
 #include "engine/check.h"
 #include "engine/fields.h"
+#include "engine/routes.h"
 
 namespace triad {
 
 using Json = nlohmann::ordered_json;
+
+template <>
+struct EnumWords<KernelChoice> {
+  static constexpr std::pair<std::string_view, KernelChoice> words[] = {{"auto", KernelChoice::automatic},
+                                                                        {"fused", KernelChoice::fused},
+                                                                        {"general", KernelChoice::general},
+                                                                        {"reference", KernelChoice::reference}};
+};
+template <class V>
+void visit(KernelChoices& c, V&& v) {
+  v("cmp", c.cmp, "the compressed branch", Rule{});
+  v("sel", c.sel, "the selection and the selected branch", Rule{});
+  v("win", c.win, "the window branch, and dense attention", Rule{});
+  v("matmul", c.matmul, "matrix products", Rule{});
+}
 
 // Objects and lists within each other: those of our files are 3 deep. Copies and dumps recurse, so it has to end.
 inline constexpr int kMaxJsonDepth = 64;
@@ -44,6 +60,7 @@ void read_value(const std::string& key, const Json& j, const Rule&, int64_t& out
 void read_value(const std::string& key, const Json& j, const Rule&, double& out);
 void read_value(const std::string& key, const Json& j, const Rule&, std::string& out);
 void read_value(const std::string& key, const Json& j, const Rule&, std::vector<std::string>& out);
+Json choices_to_json(const KernelChoices&);
 template <class E>
 requires std::is_enum_v<E>
 void read_value(const std::string& key, const Json& j, const Rule&, E& out) {
@@ -53,10 +70,15 @@ void read_value(const std::string& key, const Json& j, const Rule&, E& out) {
   wrong_value(key, j, all_words<E>());
 }
 
+// One word for all, or an object with a word for each; those it lacks are auto.
+void read_value(const std::string& key, const Json& j, const Rule&, KernelChoices& out);
+
 template <class T>
 Json to_json(const T& value) {
   if constexpr (std::is_enum_v<T>)
     return std::string(word_of(value));
+  else if constexpr (std::is_same_v<T, KernelChoices>)
+    return choices_to_json(value);
   else
     return value;
 }

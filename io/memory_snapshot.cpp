@@ -271,7 +271,7 @@ class SnapshotPickle {
       frames(s_.oom->what, "", 0);
       w_.end_dict();
     }
-    event("snapshot", 0, 0, s_.time_us, kUnknown, "", "", 0);
+    event("snapshot", 0, 0, s_.time_us, kUnknown, s_.when, "", 0);
   }
 
   // Shown as they are.

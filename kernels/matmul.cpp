@@ -12,6 +12,7 @@
 #include "engine/check.h"
 #include "engine/op_scope.h"
 #include "kernels/parallel.h"
+#include "kernels/route.h"
 
 namespace triad {
 
@@ -148,6 +149,31 @@ void multiply_bf16(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const S
   });
 }
 
+// automatic and fused: the algorithm that was measured to be fastest (matmul_tuned.h), else cuBLASLt's first; general:
+// the first; reference: as multiply_bf16, the operands in f32 and no tensor cores.
+void multiply_cuda(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& o, ConstTensor addend) {
+  const auto product = [](Context& on, Tensor to, ConstTensor x, ConstTensor y, const MatmulOptions& options,
+                          ConstTensor added) {
+    if constexpr (kBuiltWithCuda) cuda::matmul(on, to, x, y, options, added);
+  };
+  const KernelChoice choice = ctx.routes.wanted("matmul");
+  ctx.routes.set_call(d, a);
+  ctx.routes.record("matmul", choice == KernelChoice::general     ? "cublaslt first"
+                              : choice == KernelChoice::reference ? "reference"
+                                                                  : "cublaslt");
+  if (choice == KernelChoice::automatic || choice == KernelChoice::fused) return product(ctx, d, a, b, o, addend);
+  Context plain = on_any_card(ctx);
+  if (choice == KernelChoice::general || a.dtype == DType::f32) return product(plain, d, a, b, o, addend);
+  Scratch::Scope scope(ctx.scratch);
+  const ConstTensor wide_a = widened(plain, scope, a), wide_b = widened(plain, scope, b);
+  if (d.dtype == DType::f32) return product(plain, d, wide_a, wide_b, o, addend);
+  const Tensor wide_d = scope.alloc(DType::f32, d.shape());
+  MatmulOptions alone = o;
+  alone.accumulate = false;
+  product(plain, wide_d, wide_a, wide_b, alone, {});
+  narrow(plain, d, wide_d, o.accumulate ? ConstTensor(d) : addend);
+}
+
 }  // namespace
 
 void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& options, ConstTensor addend) {
@@ -159,8 +185,9 @@ void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOp
     return addend.empty() ? zero(ctx, d) : copy(ctx, d, addend);
   }
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::matmul(ctx, d, a, b, options, addend);
+    if constexpr (kBuiltWithCuda) return multiply_cuda(ctx, d, a, b, options, addend);
   }
+  record_cpu(ctx, "matmul", d, a);
   switch (a.dtype) {
     case DType::f64:
       return multiply<double>(ctx, d, a, b, s, options, addend);

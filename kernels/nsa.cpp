@@ -17,6 +17,13 @@ PhiOptions phi_options(const NsaConfig& c) { return {c.phi, c.l, c.d}; }
 // The chain compress, compressed, select, selected is the longest way through, and its kernels are first in line for
 // room (engine/context.cpp). Window and gate, which need q and k alone, take what it leaves. One H200, 8 x 2048 x 12 x
 // 2 x 64: 312 us, one after the other 348; with the gate behind the window, last, 321; all at one priority 328.
+//
+// Long sequences win nothing by it, nor by dividing the SMs between the selected branch and the window (k CTAs of it
+// beside 132 - k): the selected kernel slows down as its SMs get fewer (1 x 65536 x 64 x 4 x 128: 10.5 ms on 132, 11.6
+// on 104, 13.8 on 80), and the card is at its power limit (selected 793 W, compressed 760 at 1500 MHz, window 876, the
+// limit 700 over time; 18.8 J for the whole). ms, one after the other / window on the best k / a group's select or
+// compressed branch beside the selected of others: 24.4 / 24.6 / 25.4; 1 x 8192 x 64 x 4 x 128: 1.55 / 1.54 / 1.66;
+// 1 x 65536 x 12 x 2 x 64: 3.27 / 3.19. What helps them is the selected branch that combines along.
 void nsa_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaIn& in, const NsaWeights& w, const NsaConfig& c,
                  bool keep_block_index) {
   Beside window(ctx, 0, [&](Context& side) {
@@ -29,10 +36,18 @@ void nsa_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaIn& in, c
   if (!keep_block_index)
     nsa_select(ctx, s.block_index, in.q, s.k_cmp, s.lse[kCmp],
                {c.l, c.d, c.l_sel, c.n_sel, c.init_blocks, c.local_blocks});
-  nsa_attend_selected_forward(ctx, {s.o[kSel], s.lse[kSel]}, {in.q, in.k[kSel], in.v[kSel]}, s.block_index, c.l_sel);
-  gate.join();
-  window.join();
-  nsa_combine_forward(ctx, out, {s.o[kCmp], s.o[kSel], s.o[kWin]}, s.gate);
+  const AttendOut selected{s.o[kSel], s.lse[kSel]};
+  const AttendIn selected_in{in.q, in.k[kSel], in.v[kSel]};
+  const CombineAlong combine{out, s.o[kCmp], s.o[kWin], s.gate};
+  const auto join = [&] { gate.join(), window.join(); };
+  if (nsa_attend_selected_combines(ctx, selected, selected_in, s.block_index, c.l_sel, combine)) {
+    join();
+    nsa_attend_selected_forward(ctx, selected, selected_in, s.block_index, c.l_sel, &combine);
+  } else {
+    nsa_attend_selected_forward(ctx, selected, selected_in, s.block_index, c.l_sel);
+    join();
+    nsa_combine_forward(ctx, out, {s.o[kCmp], s.o[kSel], s.o[kWin]}, s.gate);
+  }
 }
 
 // With a quantum the branches may add to dq in any order, and so at the same time. The selected branch, the longest, is

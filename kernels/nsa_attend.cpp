@@ -59,7 +59,10 @@ Tensor attend_quantum(Context& ctx, Scratch::Scope& scope, const Tensor& dq, Con
   if (!dout_norm.empty())
     check_argument("attend_quantum", "dout_norm", dout_norm, {q.size(0), q.size(1), q.size(2)}, acc_dtype(q.dtype));
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::attend_quantum(ctx, scope, dq, dout, q, branches, dout_norm, key_norms);
+    // Kernels that are not fused add to dq in their own order, which has to be the only one.
+    if constexpr (kBuiltWithCuda)
+      if (ctx.routes.wanted().fused_branches())
+        return cuda::attend_quantum(ctx, scope, dq, dout, q, branches, dout_norm, key_norms);
   }
   return {};
 }
@@ -76,7 +79,8 @@ void attend_key_norms(Context& ctx, Tensor norms, const Tensor& dq, ConstTensor 
   const OpScope op_scope(ctx, "attend_quantum");
   check_argument("attend_key_norms", "norms", norms, key_norms_shape(branches), acc_dtype(q.dtype));
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::attend_key_norms(ctx, norms, dq, dout, q, branches);
+    if constexpr (kBuiltWithCuda)
+      if (ctx.routes.wanted().fused_branches()) return cuda::attend_key_norms(ctx, norms, dq, dout, q, branches);
   }
 }
 

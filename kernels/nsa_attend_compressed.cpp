@@ -4,6 +4,7 @@
 #include "engine/op_scope.h"
 #include "kernels/nsa_attend_cpu.h"
 #include "kernels/nsa_compress.h"
+#include "kernels/route.h"
 
 namespace triad {
 
@@ -38,8 +39,13 @@ void nsa_attend_compressed_forward(Context& ctx, const AttendOut& out, const Att
   check_attend("nsa_attend_compressed", in, out);
   const CompressedPattern pattern = compressed_pattern("nsa_attend_compressed", in, o);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::nsa_attend_compressed_forward(ctx, out, in, o);
+    if constexpr (kBuiltWithCuda)
+      return attend_routed(ctx, "nsa_attend_compressed_forward", out, in,
+                           [&](Context& on, const AttendOut& to, const AttendIn& from) {
+                             cuda::nsa_attend_compressed_forward(on, to, from, o);
+                           });
   }
+  record_cpu(ctx, "nsa_attend_compressed_forward", in.q, in.k);
   dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::forward<T>(ctx, out, in, pattern); });
 }
 
@@ -49,8 +55,14 @@ void nsa_attend_compressed_backward(Context& ctx, const AttendGradOut& out, cons
   check_attend_grad("nsa_attend_compressed backward", out, grad, in);
   const CompressedPattern pattern = compressed_pattern("nsa_attend_compressed backward", in, o);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::nsa_attend_compressed_backward(ctx, out, grad, in, o);
+    if constexpr (kBuiltWithCuda)
+      return attend_routed(
+          ctx, "nsa_attend_compressed_backward", out, grad, in,
+          [&](Context& on, const AttendGradOut& to, const AttendGradIn& upstream, const AttendIn& from) {
+            cuda::nsa_attend_compressed_backward(on, to, upstream, from, o);
+          });
   }
+  record_cpu(ctx, "nsa_attend_compressed_backward", in.q, in.k);
   dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::backward<T>(ctx, out, grad, in, pattern); });
 }
 

@@ -6,20 +6,28 @@
 // bring q, keys and values: keys and values into a ring of stages, each refilled when all warpgroups have left it, so
 // that the next tile's are there before this one is done. A warpgroup keeps q in shared memory; scores, probabilities
 // and sums stay in registers:
-//   s = q k^T;  p = 2^(scale s - top);  o += p v, p being packed where s stood.
+//   s = q k^T;  p = 2^(scale s - top);  o += p v, p being packed where s stood;  o / sum p, p as it was packed
+//   (wgmma_ones_sm90.cuh), and lse from the sum of p itself.
 // The scores of the next step are queued before the sums of this one, so that the tensor cores work while it weighs.
 // `top` is the largest of the first scores that a row sees, and stays: p is rounded relative to its size and may have
 // any that floats have. Only where a later step's powers pass 2^60 the row's scores of that step are computed once more
 // and it gets a new top.
 //
-// One H200, us, before (CTAs of one tile, the largest score looked for in every step) and now, goal in brackets:
-//   1x65536x64x4x128 compressed 8400 / 6220 [7000], window 2600 / 1990 [2100]; 1x8192x64x4x128 217 / 163, 330 / 255
-//   1x65536x12x2x64 compressed 930 / 759 [830], window 321 / 271 [280]; 8x2048x12x2x64 35 / 30, 80 / 69, dense 135 /
-//   113
-// Of that the search is 5 to 10%, overlapped q and o up to 20%, tiles dealt out forth and back 7% (dense).
+// One H200, us:                          d 64                                             d 128
+//   window 512, 8 x 2048, 12/2 heads        70      1 x 65536  273    64/4, 1 x 8192  274   1 x 65536  2400
+//   compressed                              33                 823                    175              6900
+//   dense                                  114
+// Of that the rounded p's sum takes 3% (d 64) and 7% (d 128: half of it for products of 64 columns instead of 128).
+// The error of o along o, rms, of 1024 x 12 x 64, w 512, queries of deviation 1, 4, 10: 4.8e-4, 5.8e-4, 4.8e-4; with
+// the sum of unrounded p 5.4e-4, 1.2e-3, 1.4e-3. Tried and left: that sum by ordinary instructions (6 to 18% slower, of
+// truncated p too), a new top where p outweighs the sum (3 to 6%, where rows are peaked 25%), an eighth of the powers
+// by polynomials (4 to 11% slower), 128 keys a step at d 64 (3 to 18% slower). Before: looking for the largest score in
+// every step 5 to 10%, q and o not overlapped up to 20%, tiles dealt out in one direction 7% (dense).
 #pragma once
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/tma_sm90.cuh"
+#include "kernels/warpgroup_turns_sm90.cuh"
+#include "kernels/wgmma_ones_sm90.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -53,11 +61,13 @@ struct ForwardShape {
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel;
   static constexpr int kPanelBytes = kRowsCta * kPanelRowBytes, kKeyBytes = kKeys * kDk * 2,
                        kValueBytes = kKeys * kDv * 2;
+  static_assert((kPanelBytes | kKeyBytes | kValueBytes) % 1024 == 0);  // so all tiles of Shared begin at such multiples
   struct Shared {
     unsigned char q[kQueries][kPanelsK][kPanelBytes];  // later o
     struct {
       unsigned char k[kKeyBytes], v[kValueBytes];
     } stage[kStages];
+    unsigned char ones[kOnesBytes];
     Barrier query_came[kQueries], query_free[kQueries], keys_came[kStages], values_came[kStages], stage_free[kStages];
   };
 };
@@ -221,6 +231,8 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
   Place<Shape::kQueries> query;
   const int row0 = 16 * (threadIdx.x % kWarpgroup / 32), chunk = lane % 8;
   Place<kStages> here, there;  // of steps `now` and `next`
+  const WarpgroupTurns<Shape::kWarpgroups> turns{w};
+  turns.begin();
   for (int round = 0, turn; (turn = turn_of(round)) < a.turns; ++round) {
     const CtaRows tile(a, turn);
     const Plan<Keys, Shape> plan(a, keys, tile, w, reinterpret_cast<unsigned char*>(&shared + 1));
@@ -241,15 +253,19 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
     };
     // A step that this warpgroup does not see.
     const auto pass = [&](Place<kStages>& place) {
+      turns.wait();
+      turns.pass_on();
       barrier_wait(&shared.keys_came[place.at], place.parity);
       barrier_wait(&shared.values_came[place.at], place.parity);
       leave(place);
       place.advance();
     };
 
-    float s[kKeys / 8][4], o[Shape::kDv / 8][4] = {};
+    // rounded: sums of p as the products see it, by which o is divided; sum: of p itself, which lse tells (this lane's
+    // part). top: times scale.
+    float s[kKeys / 8][4], o[kPanelsV][8][4] = {}, rounded[1][4] = {};
     uint32_t p[kKeys / 16][4];
-    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, shrink[2];  // top: times scale
+    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, shrink[2];
     const float scale = a.in.scale_log2();
     const uint32_t q_tile = tile_descriptor(shared_address(own_q));
     const auto multiply_scores = [&](const Place<kStages>& place) {
@@ -262,10 +278,21 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
       wgmma_commit();
     };
     const auto multiply_values = [&](const Place<kStages>& place) {
-      const uint32_t v = tile_descriptor(shared_address(shared.stage[place.at].v), kKeys * kPanelRowBytes);
+      const uint32_t ones = shared_address(shared.ones);
+      uint32_t v = shared_address(shared.stage[place.at].v);
 #pragma unroll
-      for (int i = 0; i < kKeys / 16; ++i) wgmma_add_across(o, p[i], v + i * (16 * kPanelRowBytes >> 4));
+      for (int i = 0; i < kKeys / 16; ++i, v += 16 * kPanelRowBytes) {
+        wgmma_add_and_sum(o[0], rounded[0], p[i], v, ones);
+#pragma unroll
+        for (int panel = 1; panel < kPanelsV; ++panel)
+          wgmma_add<1>(o[panel], p[i], tile_descriptor(v + panel * kKeys * kPanelRowBytes));
+      }
       wgmma_commit();
+    };
+    const auto pin_sums = [&] {
+#pragma unroll
+      for (auto& panel : o) pin(panel);
+      pin(rounded);
     };
     // -inf where row i does not see the key.
     const auto mask_row = [&](int n, int i) {
@@ -370,7 +397,7 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
     const auto pack = [&] {
       pin(s);
       wgmma_wait<0>();
-      pin(o);
+      pin_sums();
 #pragma unroll
       for (int i = 0; i < kKeys / 16; ++i) pack_operand(p[i], s, i);
     };
@@ -382,8 +409,10 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
     if (now < plan.steps_seen) {
       there = here;
       barrier_wait(&shared.keys_came[here.at], here.parity);
+      turns.wait();
       wgmma_fence();
       multiply_scores(here);
+      turns.pass_on();
       wgmma_wait<0>();
       weigh(now, std::true_type{});
       pack();
@@ -394,11 +423,13 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
         if constexpr (kListed)
           for (; !plan.sees(next) && next < now + kStages - 1; ++next) pass(there);
         barrier_wait(&shared.keys_came[there.at], there.parity);
+        turns.wait();
         wgmma_fence();
         multiply_scores(there);
         barrier_wait(&shared.values_came[here.at], here.parity);
         wgmma_fence();
         multiply_values(here);
+        turns.pass_on();
         wgmma_wait<1>();
         weigh(next, std::false_type{});
         pack();
@@ -406,16 +437,18 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
         here = there;
         if (moved) {
 #pragma unroll
-          for (int j = 0; j < Shape::kDv / 8; ++j)
+          for (int e = 0; e < 4; ++e) {
+            rounded[0][e] *= shrink[e / 2];
 #pragma unroll
-            for (int e = 0; e < 4; ++e) o[j][e] *= shrink[e / 2];
+            for (int j = 0; j < Shape::kDv / 8; ++j) o[j / 8][j % 8][e] *= shrink[e / 2];
+          }
         }
       }
       barrier_wait(&shared.values_came[here.at], here.parity);
       wgmma_fence();
       multiply_values(here);
       wgmma_wait<0>();
-      pin(o);
+      pin_sums();
       leave(here);
       here.advance();
       ++now;
@@ -427,14 +460,14 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
     const HeadRows lse_rows(a.lse, tile.b, tile.g * G);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float total = quad_sum(sum[i]), inverse = total == 0.0f ? 0.0f : reciprocal_approx(total);
+      const float total = quad_sum(sum[i]), inverse = total == 0.0f ? 0.0f : reciprocal_approx(rounded[0][2 * i]);
       const int r = row0 + fragment_row() + 8 * i, row = tile.first + 64 * w + r;
 #pragma unroll
       for (int panel = 0; panel < kPanelsV; ++panel)
 #pragma unroll
         for (int j = 0; j < 8; ++j)
           *reinterpret_cast<uint32_t*>(own_q + panel * Shape::kPanelBytes + swizzled(r, j) + lane % 4 * 4) =
-              pack_bf16(o[8 * panel + j][2 * i] * inverse, o[8 * panel + j][2 * i + 1] * inverse);
+              pack_bf16(o[panel][j][2 * i] * inverse, o[panel][j][2 * i + 1] * inverse);
       const int t = a.in.heads.quotient(row);
       if (row < tile.rows && lane % 4 == 0)
         *lse_rows.at(t, row - t * G) = total == 0.0f ? -INFINITY : (top[i] + log2_approx(total)) * 0.69314718055994531f;
@@ -456,6 +489,7 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
     if (lane == 0) barrier_arrive(&shared.query_free[query.at]);
     query.advance();
   }
+  turns.end();
 }
 
 template <class Shape, class Keys>
@@ -481,6 +515,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int filled = a.tile_tokens * a.in.heads.value() * kPanelRowBytes;
   for (int i = 16 * threadIdx.x; i < static_cast<int>(sizeof(shared.q)); i += 16 * Shape::kThreads)
     if (i % Shape::kPanelBytes >= filled) *reinterpret_cast<uint4*>(shared.q[0][0] + i) = make_uint4(0, 0, 0, 0);
+  write_ones(shared.ones, threadIdx.x, Shape::kThreads);
   fence_async_proxy();
   __syncthreads();
   constexpr int kRegistersCopy = 32, kRegistersCompute = 160;  // 128 each at first
@@ -520,8 +555,6 @@ inline CUtensorMap make_query_map(View<const __nv_bfloat16> q, int64_t batch, in
   return make_box_map(q, batch, heads, tokens, box_heads, box_tokens);
 }
 
-inline constexpr int kSms = 132;  // of an H200; a card with fewer has CTAs wait
-
 template <class Shape, class Keys>
 void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
   using bf16 = __nv_bfloat16;
@@ -548,7 +581,7 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
     a.k_map = make_box_map(a.in.k, in.k.size(0), in.k.size(1), in.k.size(2), Shape::kKeys);
     a.v_map = make_box_map(a.in.v, in.v.size(0), in.v.size(1), in.v.size(2), Shape::kKeys);
   }
-  const int64_t ctas = Plan<Keys, Shape>::kMadeTogether ? bgs * tiles : std::min<int64_t>(bgs * tiles, kSms);
+  const int64_t ctas = Plan<Keys, Shape>::kMadeTogether ? bgs * tiles : std::min<int64_t>(bgs * tiles, ctx.num_sms);
   launch(ctx, op, row_forward_sm90_kernel<Shape, Keys>, dim3(static_cast<unsigned>(ctas)), dim3(Shape::kThreads),
          sizeof(typename Shape::Shared) + Plan<Keys, Shape>::bytes(keys), a, keys);
 }

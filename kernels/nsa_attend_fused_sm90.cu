@@ -21,7 +21,7 @@
 // pairs.)
 //
 // 16 x 2048 x 12 x 2 x 64 on an H200, beside the two kernels: window 512: 478 -> 355 us, compressed: 189 -> 113 us,
-// selected: 881 -> 603 us; 1 x 65536: 1015 -> 789, 3470 -> 2330 and 6660 -> 2160 us; 8 x 2048: window 195, compressed
+// selected: 881 -> 591 us; 1 x 65536: 1015 -> 789, 3470 -> 2330 and 6660 -> 2160 us; 8 x 2048: window 195, compressed
 // 65, selected 322, a window of all 300 us (cuDNN's dense backward: 447). The floor is 1,280 clocks for 64 rows and 128
 // keys; it takes 2,600. Of a step's 1,300 a warp spends (PC samples) 460 on the way into the tensor cores, which the
 // other warpgroup and dq use meanwhile, 370 on exponentials and what is around them, 250 on ds and its fence. Tried and
@@ -340,14 +340,17 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
     pin(ds);
   };
   const int ds_row = 16 * warp + lane % 16, ds_chunk = lane / 16;
-  // Once no product runs (ptxas lets no register become a left operand before): the left operands of the sums, and ds^T
-  // for dq.
-  const auto hand_over = [&](int n, int row0) {
+  // Once no product runs (ptxas lets no register become a left operand before): the left operands of the sums. From
+  // there ds^T goes to dq: at once; or while the next products run, where there are buffers enough for dq to come late.
+  constexpr bool kLate = kBuffers > 2;
+  const auto pack = [&] {
     wgmma_wait<0>();
     pin(dk);
     pin(dv);
 #pragma unroll
     for (int i = 0; i < kDeep; ++i) pack_operand(left_p[i], p, i), pack_operand(left_ds[i], ds, i);
+  };
+  const auto store_ds = [&](int n, int row0) {
 #pragma unroll
     for (int i = 0; i < kDeep; ++i)
       store_matrices(shared.ds[n % kBuffers][tile] + swizzled(ds_row, row0 / 8 + 2 * i + ds_chunk), left_ds[i]);
@@ -356,20 +359,27 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
   const auto await_buffer = [&](int n) {
     if (n >= kBuffers) barrier_wait(&shared.ds_empty[n % kBuffers], (n / kBuffers - 1) & 1);
   };
+  // One fence makes ds visible to the products of dq and, where the next stage has been waited for, its rows to ours.
+  const auto hand_over = [&](int n) {
+    fence_async_proxy();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&shared.ds_full[n % kBuffers]);
+  };
   // The second half's scores and the first half's sums are queued together; while the sums run, scores are weighed.
-  // One fence makes ds visible to the products of dq and, where the `next` stage has been waited for, its rows to ours.
   const auto second_half = [&](int n, bool has_next) {
     const Stage& stage = shared.stages[n % kStages];
     multiply_scores(stage, kStepRows);
     multiply_sums(stage, 0);
     fetch_facts(stage, kStepRows);
+    if constexpr (kLate) await_buffer(n), store_ds(n, 0);
     if (has_next) await_stage(n + kTurns);
     wgmma_wait<1>();
     weigh(stage, kStepRows);
-    hand_over(n, kStepRows);
-    fence_async_proxy();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.ds_full[n % kBuffers]);
+    pack();
+    if constexpr (kLate)
+      fence_async_proxy();
+    else
+      store_ds(n, kStepRows), hand_over(n);
   };
 
   int n = kTurn;
@@ -380,22 +390,30 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
     fetch_facts(shared.stages[n % kStages], 0);
     wgmma_wait<0>();
     weigh(shared.stages[n % kStages], 0);
-    hand_over(n, 0);
+    pack();
+    if constexpr (!kLate) store_ds(n, 0);
     for (; n + kTurns < steps; n += kTurns) {
       second_half(n, true);
       const int next = n + kTurns;
       multiply_scores(shared.stages[next % kStages], 0);
       multiply_sums(shared.stages[n % kStages], kStepRows);
       fetch_facts(shared.stages[next % kStages], 0);
-      await_buffer(next);
+      if constexpr (kLate)
+        store_ds(n, kStepRows), hand_over(n);
+      else
+        await_buffer(next);
       wgmma_wait<1>();
       weigh(shared.stages[next % kStages], 0);
-      hand_over(next, 0);
+      pack();
+      if constexpr (!kLate) store_ds(next, 0);
+      // All lanes have read stage n: hand_over(n) held them together. (racecheck does not follow this from a lane's
+      // read by way of __syncwarp and another lane's arrival to the loader's next write of `range`.)
       if (lane == 0) barrier_arrive(&shared.empty[n % kStages]);
     }
     second_half(n, false);
     wgmma_fence();
     multiply_sums(shared.stages[n % kStages], kStepRows);
+    if constexpr (kLate) store_ds(n, kStepRows), hand_over(n);
     wgmma_wait<0>();
   }
   pin(dk);

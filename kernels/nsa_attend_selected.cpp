@@ -4,6 +4,7 @@
 
 #include "engine/op_scope.h"
 #include "kernels/nsa_attend_cpu.h"
+#include "kernels/route.h"
 
 namespace triad {
 
@@ -73,14 +74,29 @@ void invert_lists(Context& ctx, Scratch::Scope& scope, SelectedPattern& p, int64
 }  // namespace
 
 void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
-                                 int64_t l_sel) {
+                                 int64_t l_sel, const CombineAlong* combine) {
   const OpScope op_scope(ctx, "nsa_attend_selected_forward");
   check_attend("nsa_attend_selected", in, out);
   const SelectedPattern pattern = selected_pattern("nsa_attend_selected", in, block_index, l_sel);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::nsa_attend_selected_forward(ctx, out, in, block_index, l_sel);
+    if constexpr (kBuiltWithCuda)
+      return attend_routed(ctx, "nsa_attend_selected_forward", out, in,
+                           [&](Context& on, const AttendOut& to, const AttendIn& from) {
+                             cuda::nsa_attend_selected_forward(on, to, from, block_index, l_sel, combine);
+                           });
   }
+  TRIAD_CHECK(combine == nullptr, "nsa_attend_selected: the CPU does not combine along");
+  record_cpu(ctx, "nsa_attend_selected_forward", in.q, in.k);
   dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::forward<T>(ctx, out, in, pattern); });
+}
+
+bool nsa_attend_selected_combines(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
+                                  int64_t l_sel, const CombineAlong& combine) {
+  const KernelChoice choice = ctx.routes.wanted("nsa_attend_selected_forward");
+  if (choice == KernelChoice::general || choice == KernelChoice::reference) return false;
+  if constexpr (kBuiltWithCuda)
+    return ctx.device.is_cuda() && cuda::nsa_attend_selected_combines(ctx, out, in, block_index, l_sel, combine);
+  return false;
 }
 
 void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
@@ -89,8 +105,14 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
   check_attend_grad("nsa_attend_selected backward", out, grad, in);
   SelectedPattern pattern = selected_pattern("nsa_attend_selected backward", in, block_index, l_sel);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::nsa_attend_selected_backward(ctx, out, grad, in, block_index, l_sel);
+    if constexpr (kBuiltWithCuda)
+      return attend_routed(
+          ctx, "nsa_attend_selected_backward", out, grad, in,
+          [&](Context& on, const AttendGradOut& to, const AttendGradIn& upstream, const AttendIn& from) {
+            cuda::nsa_attend_selected_backward(on, to, upstream, from, block_index, l_sel);
+          });
   }
+  record_cpu(ctx, "nsa_attend_selected_backward", in.q, in.k);
   Scratch::Scope scope(ctx.scratch);
   invert_lists(ctx, scope, pattern, in.q.size(0), in.k.size(2));
   dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::backward<T>(ctx, out, grad, in, pattern); });

@@ -25,6 +25,7 @@
 #include "kernels/nsa_attend_selected_tokens_sm90.cuh"
 #include "kernels/nsa_attend_union_sm90.cuh"
 #include "kernels/nsa_attend_wide_sm90.cuh"
+#include "kernels/nsa_combine.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -278,9 +279,17 @@ SelectedKeys selected_keys(const char* op, const AttendIn& in, const ConstTensor
 
 }  // namespace
 
+bool nsa_attend_selected_combines(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
+                                  int64_t l_sel, const CombineAlong& combine) {
+  return combine_rows_fit(combine) && (attend_tokens_sm90_applies(ctx, out, in, block_index, l_sel) ||
+                                       attend_blocks_sm90_applies(ctx, out, in, block_index, l_sel));
+}
+
 void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
-                                 int64_t l_sel) {
+                                 int64_t l_sel, const CombineAlong* combine) {
   const char* op = "nsa_attend_selected_forward";
+  TRIAD_CHECK(combine == nullptr || cuda::nsa_attend_selected_combines(ctx, out, in, block_index, l_sel, *combine),
+              "{}: nothing here combines along", op);
   const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
   const bool by_tokens = attend_tokens_sm90_applies(ctx, out, in, block_index, l_sel);
   const bool fused = by_tokens || union_forward_sm90_applies(ctx, out, in, keys.block_keys);
@@ -291,9 +300,9 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
   if (!fused)
     attend_rows_forward(ctx, op, out, in, keys);
   else if (by_tokens)
-    attend_tokens_forward_sm90(ctx, op, out, in, block_index, l_sel);
+    attend_tokens_forward_sm90(ctx, op, out, in, block_index, l_sel, combine);
   else if (attend_blocks_sm90_applies(ctx, out, in, block_index, l_sel))
-    attend_blocks_forward_sm90(ctx, op, out, in, block_index, l_sel, attend_union);
+    attend_blocks_forward_sm90(ctx, op, out, in, block_index, l_sel, attend_union, combine);
   else
     attend_union(nullptr);
 }

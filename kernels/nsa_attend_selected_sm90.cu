@@ -14,7 +14,7 @@
 //   count_entries, plan_items, fill_entries   the entries (t, place) of each range by block, cut into items
 //   near_kernel          a CTA has the tokens of a block and all their near blocks
 //   gather_kernel        a CTA takes an item, a far block and up to 16 tiles of its entries
-//   merge_kernel         dv / 8 lanes a row, its partial sums all on their way at once
+//   merge_kernel         dv / 8 lanes a row, its partial sums all on their way at once; combines, if asked for
 //
 // Random lists, n 16, l' 64, one H200, us:                  index   near   gather      merge
 //   1 x 65536 x 12 x 2 x 64   1.27 ms (floor 0.25)         80+30   143    4 x 158     4 x 107
@@ -30,6 +30,7 @@
 #include <numeric>
 
 #include "kernels/nsa_attend_selected_index_sm90.cuh"
+#include "kernels/nsa_combine.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -388,10 +389,12 @@ __device__ __forceinline__ void transpose(uint32_t (&w)[4]) {
 // of 48 registers 20%.)
 constexpr int kMergeThreads = 128, kPlaces = 8;
 template <int kDv>
-__global__ void __launch_bounds__(kMergeThreads, 8) merge_kernel(const __grid_constant__ FarArgs a, int first_step) {
+__global__ void __launch_bounds__(kMergeThreads, 8)
+    merge_kernel(const __grid_constant__ FarArgs a, const __grid_constant__ CombineRows combine, int first_step) {
   constexpr int kLanes = kDv / 8;
   static_assert(kPlaces <= kLanes);
-  if (*a.differ == 0) return;
+  const bool merges = *a.differ != 0;  // else union tiles have stored o
+  if (!merges && !combine.wanted()) return;
   const int lane = threadIdx.x % kLanes, group = threadIdx.x % 32 / kLanes * kLanes, G = a.heads.value();
   const int n = a.n.value(), step_rows = a.range_tokens * G;
   const int at = blockIdx.x * (kMergeThreads / kLanes) + static_cast<int>(threadIdx.x) / kLanes;
@@ -407,7 +410,7 @@ __global__ void __launch_bounds__(kMergeThreads, 8) merge_kernel(const __grid_co
   bf16* const o = a.o.at(b, t, h) + 8 * lane;
   const uint4 near = *reinterpret_cast<const uint4*>(o);
   float top = *lse * kLog2e, sum = top == -INFINITY ? 0.0f : 1.0f, out[8];
-  for (int place0 = 0; place0 < n; place0 += kPlaces) {
+  for (int place0 = 0; merges && place0 < n; place0 += kPlaces) {
     const int place = place0 + lane;
     const bool is = lane < kPlaces && place < n && is_far(__ldg(list + place), current);
     // The power of 2 that a partial sum is relative to, and its probabilities' sum.
@@ -448,14 +451,21 @@ __global__ void __launch_bounds__(kMergeThreads, 8) merge_kernel(const __grid_co
       }
     }
   }
-  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-  uint32_t words[4];
+  uint4 columns = near;
+  if (merges) {
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    uint32_t words[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) words[i] = pack_bf16(out[2 * i] * inverse, out[2 * i + 1] * inverse);
-  transpose(words);
-  if (!exists) return;
-  *reinterpret_cast<uint4*>(o) = make_uint4(words[0], words[1], words[2], words[3]);
-  if (lane == 0) *lse = sum == 0.0f ? -INFINITY : (top + log2f(sum)) * kLn2;
+    for (int i = 0; i < 4; ++i) words[i] = pack_bf16(out[2 * i] * inverse, out[2 * i + 1] * inverse);
+    transpose(words);
+    columns = make_uint4(words[0], words[1], words[2], words[3]);
+    if (exists) *reinterpret_cast<uint4*>(o) = columns;
+    if (exists && lane == 0) *lse = sum == 0.0f ? -INFINITY : (top + log2f(sum)) * kLn2;
+  }
+  if (exists && combine.wanted()) {
+    const CombineRows::Row row(combine, b, t, h, g);
+    row.store(8 * lane, columns);
+  }
 }
 
 // Ranges of so many tokens, and so many of them at once, that their partial sums take about kPartialBytes.
@@ -486,7 +496,8 @@ int range_tokens_of(int64_t tokens, int64_t token_bytes, int64_t groups) {
 }
 
 template <int kDk, int kDv>
-void launch_far(Context& ctx, const char* op, const FarArgs& a, int64_t block_keys, int64_t G, int64_t blocks) {
+void launch_far(Context& ctx, const char* op, const FarArgs& a, const CombineRows& combine, int64_t block_keys,
+                int64_t G, int64_t blocks) {
   using Shape = FarShape<kDk, kDv>;
   const int key_tiles = static_cast<int>(ceil_div(block_keys, kTileRows));
   const int64_t merged = ceil_div(int64_t{a.launch_steps} * a.range_tokens * G, kMergeThreads / (kDv / 8));
@@ -497,7 +508,7 @@ void launch_far(Context& ctx, const char* op, const FarArgs& a, int64_t block_ke
   for (int i = 0; i * a.launch_steps < a.steps; ++i) {
     launch(ctx, op, block_keys == kTileRows ? gather_kernel<kDk, kDv, true> : gather_kernel<kDk, kDv, false>,
            dim3(static_cast<unsigned>(a.items_stride)), dim3(kWarpgroup), Shape::shared_bytes(key_tiles), a, i);
-    launch(ctx, op, merge_kernel<kDv>, dim3(static_cast<unsigned>(merged)), dim3(kMergeThreads), 0, a,
+    launch(ctx, op, merge_kernel<kDv>, dim3(static_cast<unsigned>(merged)), dim3(kMergeThreads), 0, a, combine,
            i * a.launch_steps);
   }
 }
@@ -525,7 +536,7 @@ bool attend_blocks_sm90_applies(const Context& ctx, const AttendOut& out, const 
 
 void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                                 const ConstTensor& block_index, int64_t l_sel,
-                                const std::function<void(const int* unless)>& attend_all) {
+                                const std::function<void(const int* unless)>& attend_all, const CombineAlong* combine) {
   const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), G = in.q.size(2) / in.k.size(2);
   const int64_t n = block_index.size(3), dv = in.v.size(3), blocks = ceil_div(T, l_sel);
   const int64_t token_bytes = n * G * (dv * 2 + 8);
@@ -579,11 +590,11 @@ void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& o
   launch(ctx, "fill_entries", fill_entries_kernel, all_parts, threads, by_block, a);
   attend_all(a.differ);
   if (in.q.size(3) == 64)
-    launch_far<64, 64>(ctx, op, a, l_sel, G, blocks);
+    launch_far<64, 64>(ctx, op, a, combine_rows(combine), l_sel, G, blocks);
   else if (in.q.size(3) == 128)
-    launch_far<128, 128>(ctx, op, a, l_sel, G, blocks);
+    launch_far<128, 128>(ctx, op, a, combine_rows(combine), l_sel, G, blocks);
   else
-    launch_far<192, 128>(ctx, op, a, l_sel, G, blocks);
+    launch_far<192, 128>(ctx, op, a, combine_rows(combine), l_sel, G, blocks);
 }
 
 }  // namespace triad::cuda

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "kernels/nsa_attend.h"
+#include "kernels/nsa_gate.h"
 
 namespace triad::cuda {
 
@@ -14,6 +15,6 @@ bool attend_blocks_sm90_applies(const Context&, const AttendOut&, const AttendIn
 // attend_all(unless) has to compute o and lse by union tiles unless the GPU finds *unless to be other than 0.
 void attend_blocks_forward_sm90(Context&, const char* op, const AttendOut&, const AttendIn&,
                                 const ConstTensor& block_index, int64_t l_sel,
-                                const std::function<void(const int* unless)>& attend_all);
+                                const std::function<void(const int* unless)>& attend_all, const CombineAlong* combine);
 
 }  // namespace triad::cuda

@@ -17,9 +17,12 @@
 // they multiply together, by wgmma: their rows are the 64 of its tile, in the same registers. That reads keys and
 // values once for the four.
 //
-// One H200, 16 blocks of 64, ms. 1 x 65536 x 64 x 4 x 128, random lists: the union of 12 tokens' lists is 8.2 lists, so
-// 90 GB come from L2, 9.8 at 9.2 TB/s (measured without the products); the products alone take 6.8 (ldmatrix reads 32
-// KB for every token and block: 4.6 at 128 bytes a clock and SM).
+// Combining along (o is then the last of the branches): 0.05 ms less at 8192 tokens of the first shapes below, 0.5 at
+// 65536, than a pass of its own behind this kernel. The sum of the rounded probabilities costs 3 to 6%.
+//
+// One H200, 16 blocks of 64, ms, before that sum. 1 x 65536 x 64 x 4 x 128, random lists: the union of 12 tokens' lists
+// is 8.2 lists, so 90 GB come from L2, 9.8 at 9.2 TB/s (measured without the products); the products alone take 6.8
+// (ldmatrix reads 32 KB for every token and block: 4.6 at 128 bytes a clock and SM).
 //                                   random lists            lists of which neighbours share 95%
 //   1 x 65536 x 64 x 4 x 128        10.2 (blocks' side 21.9)     4.5 (union tiles 7.2)
 //   1 x 8192 x 64 x 4 x 128         0.82 (union tiles 1.52)      0.57 (0.68)
@@ -32,6 +35,7 @@
 #include <cmath>
 
 #include "kernels/nsa_attend_forward_sm90.cuh"
+#include "kernels/nsa_combine.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -58,6 +62,7 @@ struct TokensArgs {
   View<const bf16> q;
   View<bf16> o;
   View<float> lse;
+  CombineRows combine;  // if wanted
   TokenLists lists;
   Divisor n, block_keys, stages, tiles;  // stages of the ring; tiles of one (b, g)
   Divisor units;                         // of a token
@@ -81,22 +86,34 @@ struct TokensShape {
 
 // Shared memory after the stages; then two lists [2][list_room], and what the list's maker works with: a bit for each
 // listed block and how many are before a word [words] each, where the blocks have been dealt [list_room].
+// asked: one thread writes it, which only ever lets it grow; the others read it whenever they like, and racecheck
+// reports that. What they need is that the barriers' phases of the stages before are seen to have ended: hence release,
+// acquire.
 struct Control {
   Barrier full[kMaxStages], empty[kMaxStages], list_full[2], list_empty[2];
-  int counts[2];       // entries of the lists
-  volatile int asked;  // stages that the loader has asked for, all tiles together
+  int counts[2];  // entries of the lists
+  int asked;      // stages that the loader has asked for, all tiles together
 };
+__device__ __forceinline__ int load_acquire(const int& x) {
+  int value;
+  asm volatile("ld.acquire.cta.shared.s32 %0, [%1];" : "=r"(value) : "r"(shared_address(&x)) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_release(int& x, int value) {
+  asm volatile("st.release.cta.shared.s32 [%0], %1;" ::"r"(shared_address(&x)), "r"(value) : "memory");
+}
 int64_t control_bytes(int64_t list_room, int64_t words) {
   return sizeof(Control) + sizeof(unsigned) * (2 * list_room + 2 * words) + sizeof(uint16_t) * list_room;
 }
 
-// What a warp keeps of its token: q as left operands, o, and by row how scores are shifted (in powers of 2) and this
-// lane's part of the sum.
+// What a warp keeps of its token: q as left operands, o, and by row how scores are shifted (in powers of 2), this
+// lane's part of the probabilities' sum, which lse is of, and the sum of the rounded ones, which is what o has to be
+// divided by: a product with ones, of which every column is that sum.
 template <class Shape>
 struct Unit {
   uint32_t q[Shape::kDk / 16][4];
   float o[Shape::kPanelsV][8][4];
-  float top[2], sum[2];
+  float top[2], sum[2], rounded[2];
 };
 
 // Four matrices of 8 x 8 (ldmatrix) of keys read along their rows, of values across them.
@@ -141,7 +158,7 @@ __device__ __forceinline__ void weigh(Unit<Shape>& unit, float (&s)[kStepKeys / 
       const float higher = fmaf(largest, scale, -kSlack) > unit.top[i] ? largest * scale : unit.top[i];
       const float shrink = exp2_approx(higher == -INFINITY ? 0.0f : unit.top[i] - higher);
       unit.top[i] = higher;
-      unit.sum[i] *= shrink;
+      unit.sum[i] *= shrink, unit.rounded[i] *= shrink;
 #pragma unroll
       for (int panel = 0; panel < Shape::kPanelsV; ++panel)
 #pragma unroll
@@ -158,8 +175,15 @@ __device__ __forceinline__ void weigh(Unit<Shape>& unit, float (&s)[kStepKeys / 
       for (int e = 2 * i; e < 2 * i + 2; ++e) add += s[j][e] = exp2_approx(fmaf(s[j][e], scale, minus));
     unit.sum[i] += add;
   }
+  constexpr uint32_t kOnes = 0x3f803f80;
+  float rounded[4] = {};
 #pragma unroll
-  for (int i = 0; i < kTiles / 2; ++i) pack_operand(p[i], s, i);
+  for (int i = 0; i < kTiles / 2; ++i) {
+    pack_operand(p[i], s, i);
+    mma_m16n8k16(rounded, p[i], kOnes, kOnes);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) unit.rounded[i] += rounded[2 * i];
 }
 
 // A stage's first `keys` keys for one warp; k and v: where in the panels this lane's ldmatrix rows begin.
@@ -260,7 +284,6 @@ struct Tokens {
     const uint32_t k_lane = k_panels + swizzled(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     const uint32_t v_lane = v_panels + swizzled(lane % 16, lane / 16);
     const int in_tile = a.units.quotient(warp), head0 = (warp - in_tile * a.units.value()) * kUnitRows;
-    const int last_of_four = a.units.quotient(warp | 3);
     int first_step = 0;  // of this tile, counting all tiles' stages
     for_tiles([&](const Tile& tile, int turn) {
       const int token = tile.first + in_tile;
@@ -272,23 +295,24 @@ struct Tokens {
       const unsigned* const entries = list(turn);
       for (int base = 0; base < count; base += 32) {
         const unsigned entry = base + lane < count ? entries[base + lane] : 0;
+        if (base + 32 >= count && exists && a.combine.wanted()) prefetch_others(tile, token, head0);
         const unsigned listed = __ballot_sync(kFullWarp, (entry >> warp & 1) != 0);
         const unsigned together = __ballot_sync(kFullWarp, are_together(entry >> (warp & ~3)));
         for (unsigned left = listed; left != 0; left &= left - 1) {
           const int j = __ffs(left) - 1;
-          const int first_key = (__shfl_sync(kFullWarp, entry, j) >> 16) * a.block_keys.value();
+          const int first_key = (entries[base + j] >> 16) * a.block_keys.value();
           for (int piece = 0; piece < a.pieces; ++piece) {
             const int step = first_step + (base + j) * a.pieces + piece, lap = a.stages.quotient(step);
             const int stage = step - lap * a.stages.value(), key0 = first_key + piece * kStageKeys;
             // A barrier tells the parity of its phase alone. Whoever has passed laps by asks first whether this one
             // has begun; it cannot end while this warp has not arrived.
-            while (control.asked <= step) __nanosleep(32);
+            while (load_acquire(control.asked) <= step) __nanosleep(32);
             barrier_wait(&control.full[stage], lap & 1);
             const int seen = token + 1 - key0;
             if ((together >> j & 1) != 0)  // the same keys for all four: those that the last token sees
               attend_together(unit, tile_descriptor(k_panels + stage * Shape::kStageBytes),
                               tile_descriptor(v_panels + stage * Shape::kStageBytes), seen,
-                              min(tile.first + last_of_four + 1 - key0, a.stage_keys), a.scale_log2);
+                              min(tile.first + a.units.quotient(warp | 3) + 1 - key0, a.stage_keys), a.scale_log2);
             else
               attend_alone(unit, k_lane + stage * Shape::kStageBytes, v_lane + stage * Shape::kStageBytes, seen,
                            min(seen, a.stage_keys), a.scale_log2);
@@ -301,6 +325,7 @@ struct Tokens {
       __syncwarp();
       if (lane == 0) barrier_arrive(&control.list_empty[turn & 1]);
       if (exists) store(unit, tile, token, head0);
+      if (exists && a.combine.wanted()) combine(tile, token, head0);
     });
   }
 
@@ -322,7 +347,22 @@ struct Tokens {
 #pragma unroll
         for (int e = 0; e < 4; ++e) unit.o[panel][j][e] = 0.0f;
     unit.top[0] = unit.top[1] = -INFINITY;
-    unit.sum[0] = unit.sum[1] = 0.0f;
+    unit.sum[0] = unit.sum[1] = unit.rounded[0] = unit.rounded[1] = 0.0f;
+  }
+
+  // Asks L2 for the other branches' rows that combine() is going to read.
+  __device__ __forceinline__ void prefetch_others(const Tile& tile, int token, int head0) const {
+    const int lane = threadIdx.x % 32, h = head0 + lane / 2;
+    if (h >= a.G) return;
+    const int64_t at = lane % 2 * (Shape::kDv / 2);
+#pragma unroll
+    for (int i = 0; i < Shape::kDv / 2; i += 64) {
+      prefetch_l2(a.combine.o_cmp.row(tile.b, token, tile.g * a.G + h) + at + i);
+      prefetch_l2(a.combine.o_win.row(tile.b, token, tile.g * a.G + h) + at + i);
+    }
+  }
+  static __device__ __forceinline__ void prefetch_l2(const bf16* at) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
   }
 
   // Four lanes have two columns each of every eight; they exchange them so that each has eight of its own to store.
@@ -330,7 +370,7 @@ struct Tokens {
     const int c = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float total = quad_sum(unit.sum[i]), inverse = total == 0.0f ? 0.0f : 1.0f / total;
+      const float total = quad_sum(unit.sum[i]), inverse = total == 0.0f ? 0.0f : 1.0f / unit.rounded[i];
       const int h = head0 + fragment_row() + 8 * i;
       bf16* const o = a.o.at(tile.b, token, tile.g * a.G + h) + 8 * c;
 #pragma unroll
@@ -357,6 +397,20 @@ struct Tokens {
     (upper ? x : y) = got;
   }
 
+  // The rows of o that this warp has stored, with the other branches'. Whole rows at a time, and now that its sums are
+  // gone it has registers for many: store() has none left.
+  __device__ __forceinline__ void combine(const Tile& tile, int token, int head0) const {
+    constexpr int kLanes = Shape::kDv / 8;  // of a row
+    const int lane = threadIdx.x % 32, column = lane % kLanes * 8, heads = min(kUnitRows, a.G - head0);
+    __syncwarp();
+#pragma unroll 4
+    for (int i = lane / kLanes; i < heads; i += 32 / kLanes) {
+      const int h = tile.g * a.G + head0 + i;
+      const CombineRows::Row row(a.combine, tile.b, token, h, tile.g);
+      row.store(column, __ldcg(reinterpret_cast<const uint4*>(a.o.at(tile.b, token, h) + column)));
+    }
+  }
+
   // The thread that asks for the blocks of each list.
   __device__ __forceinline__ void load() const {
     int step = 0, stage = 0, lap = 0;
@@ -373,7 +427,7 @@ struct Tokens {
           if (others > 0) barrier_arrive(shared_address(&control.empty[stage]), others);
           Barrier* const full = &control.full[stage];
           barrier_expect(full, a.stage_keys * (Shape::kDk + Shape::kDv) * 2);
-          control.asked = ++step;
+          store_release(control.asked, ++step);
           unsigned char* to = stages + stage * Shape::kStageBytes;
 #pragma unroll
           for (int i = 0; i < Shape::kPanelsK; ++i, to += Shape::kPanelBytes)
@@ -483,7 +537,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attend_tokens_kernel(const
 
 template <class Shape>
 void launch_tokens(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                   const ConstTensor& block_index, int64_t l_sel) {
+                   const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine) {
   const int64_t T = in.q.size(1), B = in.k.size(0), groups = in.k.size(2), G = in.q.size(2) / groups;
   const int64_t n = block_index.size(3), units = ceil_div(G, kUnitRows), tile_tokens = Shape::kWarps / units;
   const int64_t tiles = ceil_div(T, tile_tokens), blocks = ceil_div(T, l_sel), words = ceil_div(blocks, 32);
@@ -497,6 +551,7 @@ void launch_tokens(Context& ctx, const char* op, const AttendOut& out, const Att
                .q = make_view<const bf16>(in.q),
                .o = make_view<bf16>(out.o),
                .lse = make_view<float>(out.lse),
+               .combine = combine_rows(combine),
                .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1],
                          block_index.stride[2], static_cast<int>(T), static_cast<int>(groups)},
                .n = divisor(n),
@@ -534,8 +589,8 @@ bool attend_tokens_sm90_applies(const Context& ctx, const AttendOut& out, const 
 }
 
 void attend_tokens_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                                const ConstTensor& block_index, int64_t l_sel) {
-  const auto attend = [&]<class Shape>() { launch_tokens<Shape>(ctx, op, out, in, block_index, l_sel); };
+                                const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine) {
+  const auto attend = [&]<class Shape>() { launch_tokens<Shape>(ctx, op, out, in, block_index, l_sel, combine); };
   if (in.q.size(3) == 64)
     attend.operator()<TokensShape<64, 64, 12, 152, 56>>();
   else if (in.q.size(3) == 128)

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/nsa_combine.cuh"
 #include "kernels/nsa_gate_mma.cuh"
 #include "kernels/partials.cuh"
 #include "kernels/ptx.cuh"
@@ -289,13 +290,6 @@ Branches<T> branches(const std::array<ConstTensor, 3>& o) {
 }
 
 // A thread computes one vector of out: `count` of them, those of a row (b, t, h) side by side.
-// The gated sum of one vector; forward and backward give the same bits.
-template <int V>
-__device__ __forceinline__ void weigh(float (&sum)[V], const float (&gate)[3], const float (&o)[3][V]) {
-#pragma unroll
-  for (int j = 0; j < V; ++j) sum[j] = fmaf(gate[2], o[2][j], fmaf(gate[1], o[1][j], gate[0] * o[0][j]));
-}
-
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     combine_forward_kernel(Bthd<T> out, Branches<T> in, Planes<const float> gate, int64_t tokens, int heads, int group,
@@ -311,7 +305,7 @@ __global__ void __launch_bounds__(kThreads)
     load_vector<V>(o[k], in.o[k].row(b, t, h) + column);
     g[k] = gate.at(k, b, t, h / group);
   }
-  weigh(sum, g, o);
+  gated_sum(sum, g, o);
   store_vector<V>(out.row(b, t, h) + column, sum);
 }
 
@@ -372,7 +366,7 @@ __global__ void __launch_bounds__(kClusterThreads, 5)
       }
       if constexpr (kBranches == 3) {
         if (out.data != nullptr && has_vector) {
-          weigh(x, gates, y);
+          gated_sum(x, gates, y);
           store_vector<V>(out.row(b, t, head0 + h) + lane * V, x);
         }
       }
@@ -441,7 +435,7 @@ __global__ void __launch_bounds__(kThreads)
         if constexpr (kBranches == 3) {
           if (out.data == nullptr) continue;
           const int g = h / s.group;
-          weigh(x, {gate.at(0, b, t, g), gate.at(1, b, t, g), gate.at(2, b, t, g)}, o);
+          gated_sum(x, {gate.at(0, b, t, g), gate.at(1, b, t, g), gate.at(2, b, t, g)}, o);
           store_vector<V>(out.row(b, t, h) + column, x);
         }
       }
@@ -554,11 +548,10 @@ void nsa_gate_forward(Context& ctx, Tensor gate, ConstTensor q, const GateWeight
     const GateMlp<T> mlp = gate_mlp<T>(w);
     const bool done = dispatch_mma<T>(rows, q, w, gate.contiguous(), [&]<int kWidth>(const DenseRows& dense_rows) {
       using Tiles = GateTiles<kWidth>;
-      const int64_t ctas =
-          std::min(ceil_div(rows.count, Tiles::kRows), int64_t{Tiles::kForwardCtasPerSm} * ctx.num_sms);
-      launch(ctx, "gate_forward", gate_forward_mma_kernel<kWidth>, dim3(ctas), Tiles::kThreads,
-             sizeof(GateForwardShared<kWidth>), gate.ptr<float>(), dense_rows, mlp, o.kind == GateKind::softmax,
-             static_cast<float>(1.0 / o.temperature));
+      const int64_t ctas = std::min(ceil_div(rows.count, Tiles::kForwardWarps * Tiles::kRows),
+                                    int64_t{Tiles::kForwardCtasPerSm} * ctx.num_sms);
+      launch(ctx, "gate_forward", gate_forward_mma_kernel<kWidth>, dim3(ctas), 32 * Tiles::kForwardWarps, 0,
+             gate.ptr<float>(), dense_rows, mlp, o.kind == GateKind::softmax, static_cast<float>(1.0 / o.temperature));
     });
     if (done) return;
     const auto floats_of = [&](int64_t warps) { return warps * kRows * mlp.padded_width(); };
@@ -584,21 +577,21 @@ void nsa_gate_backward(Context& ctx, Tensor dq_group, const GateGrads& grads, Co
     const GateSlice at(mlp);
     const int64_t ctas =
         std::min(ceil_div(rows.count, warps * kRows), std::clamp(kSliceFloats / at.size, kMinCtas, kMaxCtas));
-    const auto ctas_mma = [&](int64_t rows_of_cta, int64_t per_sm) {
-      return std::min(ceil_div(rows.count, rows_of_cta), per_sm * ctx.num_sms);
+    const auto ctas_mma = [&]<class Tiles>(Tiles) {
+      return std::min(ceil_div(rows.count, Tiles::kBackwardWarps * Tiles::kRows),
+                      int64_t{Tiles::kBackwardCtasPerSm} * ctx.num_sms);
     };
-    const int64_t most_mma = ctas_mma(GateTiles<64>::kRows, GateTiles<64>::kBackwardCtasPerSm);
-    static_assert(GateTiles<64>::kBackwardCtasPerSm >= GateTiles<128>::kBackwardCtasPerSm);
-    Scratch::Scope scope(ctx.scratch);
-    Tensor slices = scope.alloc(DType::f32, {std::max(ctas, most_mma), at.size});  // enough for either route
+    Scratch::Scope scope(ctx.scratch);  // enough for either route
+    Tensor slices =
+        scope.alloc(DType::f32, {std::max({ctas, ctas_mma(GateTiles<64>{}), ctas_mma(GateTiles<128>{})}), at.size});
     const bool softmax = o.kind == GateKind::softmax;
     const float inverse_temperature = static_cast<float>(1.0 / o.temperature);
     const bool dense = gate.contiguous() && dgate.contiguous() && dq_group.contiguous() && is_aligned(dq_group);
     const bool done = dispatch_mma<T>(rows, q, w, dense, [&]<int kWidth>(const DenseRows& dense_rows) {
       using Tiles = GateTiles<kWidth>;
-      slices = slices.slice(0, 0, ctas_mma(Tiles::kRows, Tiles::kBackwardCtasPerSm));
-      launch(ctx, "gate_backward", gate_backward_mma_kernel<kWidth>, dim3(slices.size(0)), Tiles::kThreads,
-             sizeof(GateBackwardShared<kWidth>), dq_group.ptr<float>(), slices.ptr<float>(), dgate.ptr<float>(),
+      slices = slices.slice(0, 0, ctas_mma(Tiles{}));
+      launch(ctx, "gate_backward", gate_backward_mma_kernel<kWidth>, dim3(slices.size(0)), 32 * Tiles::kBackwardWarps,
+             kGateBackwardShared<kWidth>, dq_group.ptr<float>(), slices.ptr<float>(), dgate.ptr<float>(),
              gate.ptr<float>(), dense_rows, mlp, softmax, inverse_temperature);
     });
     if (!done) {

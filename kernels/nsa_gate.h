@@ -37,6 +37,11 @@ void nsa_gate_backward(Context&, Tensor dq_group, const GateGrads&, ConstTensor 
 
 // out [B,T,Hq,dv] T overwritten  <-  o [B,T,Hq,dv] T a branch, gate [3,B,T,Hkv] acc
 void nsa_combine_forward(Context&, Tensor out, const std::array<ConstTensor, 3>& o, ConstTensor gate);
+// The same as the selected branch's forward does it along with its own rows (nsa_attend_selected.h).
+struct CombineAlong {
+  Tensor out;
+  ConstTensor o_cmp, o_win, gate;
+};
 // dgate [3,B,T,Hkv] acc, delta [3,B,T,Hq] acc overwritten  <-  dout [B,T,Hq,dv] T, o, gate: with a_b = dout . o_b,
 // dgate_b = sum of a_b over the group's heads, delta_b = gate_b * a_b (what the branches' backward asks for).
 // out [B,T,Hq,dv] T, where given, is overwritten with forward's result, bit for bit: the weights of the product behind

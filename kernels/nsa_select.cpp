@@ -5,6 +5,7 @@
 #include "engine/op_scope.h"
 #include "kernels/nsa_attend_cpu.h"
 #include "kernels/nsa_compress.h"
+#include "kernels/route.h"
 
 namespace triad {
 
@@ -117,8 +118,18 @@ void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_c
   const OpScope op_scope(ctx, "nsa_select");
   check_select(block_index, q, k_cmp, lse_cmp, o);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::nsa_select(ctx, block_index, q, k_cmp, lse_cmp, o);
+    if constexpr (kBuiltWithCuda) {
+      ctx.routes.set_call(q, k_cmp);
+      const KernelChoice choice = ctx.routes.wanted("nsa_select");
+      if (choice == KernelChoice::automatic || choice == KernelChoice::fused)
+        return cuda::nsa_select(ctx, block_index, q, k_cmp, lse_cmp, o);
+      Context plain = on_any_card(ctx);
+      if (choice == KernelChoice::general) return cuda::nsa_select(plain, block_index, q, k_cmp, lse_cmp, o);
+      Scratch::Scope scope(ctx.scratch);
+      return cuda::nsa_select(plain, block_index, widened(plain, scope, q), widened(plain, scope, k_cmp), lse_cmp, o);
+    }
   }
+  record_cpu(ctx, "nsa_select", q, k_cmp);
   dispatch_float(q.dtype, [&]<class T>() { select_cpu<T>(ctx, block_index, q, k_cmp, lse_cmp, o); });
 }
 

@@ -1,6 +1,7 @@
 #include "model/layer.h"
 
 #include "kernels/activation.h"
+#include "kernels/linear_silu.h"
 #include "kernels/matmul.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
@@ -25,6 +26,22 @@ void announce(Context& ctx, const LayerContext& lc, std::initializer_list<Tensor
     if (!grad.empty()) lc.sink->ready(grad, ctx.stream);
 }
 
+void expect_finite(Context& ctx, const LayerContext& lc, const char* op, const char* name, ConstTensor x) {
+  if (lc.asserts != nullptr) lc.asserts->finite(ctx, lc.layer, op, name, x);
+}
+
+void expect_sound(Context& ctx, const LayerContext& lc, const NsaSaved& s) {
+  if (lc.asserts == nullptr) return;
+  expect_finite(ctx, lc, "nsa_compress", "k_cmp", s.k_cmp);
+  expect_finite(ctx, lc, "nsa_compress", "v_cmp", s.v_cmp);
+  const char* const ops[] = {"nsa_attend_compressed", "nsa_attend_selected", "nsa_attend_window"};
+  const char* const names[] = {"o_cmp", "o_sel", "o_win"};
+  expect_finite(ctx, lc, ops[0], names[0], s.o[0]);
+  lc.asserts->lists(ctx, lc.layer, "nsa_select", "block_index", s.block_index, lc.config.nsa.l_sel);
+  for (int b = 1; b < 3; ++b) expect_finite(ctx, lc, ops[b], names[b], s.o[b]);
+  expect_finite(ctx, lc, "nsa_gate", "gate", s.gate);
+}
+
 // a.x -> out [B,T,Hq,dv], what out_proj reads; in scope.
 Tensor attend(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Scratch::Scope& scope) {
   const ModelConfig& c = lc.config;
@@ -33,13 +50,17 @@ Tensor attend(Context& ctx, const LayerContext& lc, const Weights& w, LayerActiv
   linear_forward(ctx, a.qkv, h, w.qkv);
   const QkvViews views = split_qkv(a.qkv, c, lc.B, lc.T);
   rope_forward(ctx, views.q, views.q, lc.rope_cos, lc.rope_sin, views.k);
+  expect_finite(ctx, lc, "rmsnorm, q, k and v projections, rope", "qkv", a.qkv);
 
   Tensor out = a.nsa.o[kWin];
   if (c.dense()) {
     nsa_attend_window_forward(ctx, {out, a.nsa.lse[kWin]}, {views.q, views.k[kWin], views.v[kWin]}, lc.T);
+    expect_finite(ctx, lc, "nsa_attend_window", "o_win", out);
   } else {
     out = scope.alloc(a.x.dtype, out.shape(), "attention");
     nsa_forward(ctx, out, a.nsa, nsa_in(views), w.nsa, c.nsa, lc.keep_block_index);
+    expect_sound(ctx, lc, a.nsa);
+    expect_finite(ctx, lc, "nsa_combine", "out", out);
   }
   return out;
 }
@@ -48,6 +69,7 @@ void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, L
   Scratch::Scope scope(ctx.scratch);
   const Tensor out = attend(ctx, lc, w, a, scope);
   linear_forward(ctx, a.x_mid, out.view({lc.B * lc.T, lc.config.n_heads * lc.config.d_v}), w.out_proj, a.x);
+  expect_finite(ctx, lc, "out_proj", "x_mid", a.x_mid);
 }
 
 // Backward of linear(norm(x)) and of the way around both, down to dx. The normed rows, which the gradient of the
@@ -75,6 +97,7 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     const Tensor dout = inner.alloc(dtype, out.shape(), "dattention");
     const Shape rows = {lc.B * lc.T, c.n_heads * c.d_v};
     linear_backward_input(ctx, dout.view(rows), dx, w.out_proj);
+    expect_finite(ctx, lc, "out_proj backward", "dout", dout);
 
     const DType acc = acc_dtype(dtype);
     const Tensor dq = inner.alloc(acc, views.q.shape(), "dq");
@@ -91,7 +114,9 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
       out = inner.alloc(dtype, out.shape(), "attention");
       dq_group = inner.alloc(acc, views.k[kWin].shape(), "dq_group");
       nsa_backward(ctx, {dq, dq_group, dviews.k, dviews.v, out}, g.nsa, dout, nsa_in(views), a.nsa, w.nsa, c.nsa);
+      expect_finite(ctx, lc, "nsa_gate backward", "dq_group", dq_group);
     }
+    expect_finite(ctx, lc, c.dense() ? "nsa_attend_window backward" : "backward of the branches", "dq", dq);
     linear_backward_weight(ctx, g.out_proj, dx, out.view(rows), lc.add_products);
     announce(ctx, lc, {g.out_proj});
     for (const PhiTensors<Tensor>& phi : {g.nsa.phi_k, g.nsa.phi_v})
@@ -99,33 +124,38 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     const auto& gate = g.nsa.gate;
     announce(ctx, lc, {gate.fc1_w, gate.fc1_b, gate.fc2_w, gate.fc2_b});
     rope_backward(ctx, dviews.q, dq, lc.rope_cos, lc.rope_sin, dviews.k, dq_group);
+    expect_finite(ctx, lc, "backward of the branches and rope", "dqkv", dqkv);
   }
   norm_linear_backward(ctx, dx, g.norm1, g.qkv, dqkv, a.x, w.norm1, a.rrms1, w.qkv, lc.add_products);
+  expect_finite(ctx, lc, "backward of the projections and rmsnorm", "dx", dx);
   announce(ctx, lc, {g.norm1, g.qkv});
 }
 
-Tensor mlp_activation(Context& ctx, const ModelConfig& c, const LayerActivations& a, Scratch::Scope& scope) {
-  Tensor act = scope.alloc(a.x.dtype, {a.x.size(0), c.mlp_hidden}, "activation");
-  if (c.mlp == MlpKind::silu) {
-    silu_forward(ctx, act, a.mlp_pre);
+// a.x_mid -> a.mlp_pre and the activation
+void mlp_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Tensor act) {
+  const int64_t H = lc.config.mlp_hidden;
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm2(x_mid)");
+  rmsnorm_forward(ctx, h, a.rrms2, a.x_mid, w.norm2, lc.config.norm_eps);
+  if (lc.config.mlp == MlpKind::silu) {
+    linear_silu_forward(ctx, act, a.mlp_pre, h, w.mlp_in);
   } else {
-    swiglu_forward(ctx, act, a.mlp_pre.slice(1, 0, c.mlp_hidden), a.mlp_pre.slice(1, c.mlp_hidden, 2 * c.mlp_hidden));
+    linear_forward(ctx, a.mlp_pre, h, w.mlp_in);
+    swiglu_forward(ctx, act, a.mlp_pre.slice(1, 0, H), a.mlp_pre.slice(1, H, 2 * H));
   }
-  return act;
+  expect_finite(ctx, lc, "rmsnorm, first mlp matrix", "mlp_pre", a.mlp_pre);
 }
 
-// a.x_mid -> a.mlp_pre
-void mlp_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a) {
-  Scratch::Scope scope(ctx.scratch);
-  Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm2(x_mid)");
-  rmsnorm_forward(ctx, h, a.rrms2, a.x_mid, w.norm2, lc.config.norm_eps);
-  linear_forward(ctx, a.mlp_pre, h, w.mlp_in);
+Tensor alloc_act(const LayerContext& lc, const LayerActivations& a, Scratch::Scope& scope) {
+  return scope.alloc(a.x.dtype, {a.x.size(0), lc.config.mlp_hidden}, "activation");
 }
 
 void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Tensor x_out) {
-  mlp_in(ctx, lc, w, a);
   Scratch::Scope scope(ctx.scratch);
-  linear_forward(ctx, x_out, mlp_activation(ctx, lc.config, a, scope), w.mlp_out, a.x_mid);
+  const Tensor act = alloc_act(lc, a, scope);
+  mlp_in(ctx, lc, w, a, act);
+  linear_forward(ctx, x_out, act, w.mlp_out, a.x_mid);
+  expect_finite(ctx, lc, "activation, last mlp matrix", "x_out", x_out);
 }
 
 // dx: gradient of x_out in, of x_mid out.
@@ -138,10 +168,9 @@ void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const 
   Tensor dpre = scope.alloc(dtype, a.mlp_pre.shape(), "dmlp_pre");
   {
     Scratch::Scope inner(ctx.scratch);
-    const Tensor act = inner.alloc(dtype, {a.x.size(0), H}, "activation");
+    const Tensor act = alloc_act(lc, a, inner);
     if (c.mlp == MlpKind::silu) {
-      linear_backward_input(ctx, dpre, dx, w.mlp_out);
-      silu_backward(ctx, dpre, dpre, a.mlp_pre, act);
+      linear_silu_backward(ctx, dpre, act, dx, w.mlp_out, a.mlp_pre);
     } else {
       linear_backward_input(ctx, act, dx, w.mlp_out);
       swiglu_backward(ctx, dpre.slice(1, 0, H), dpre.slice(1, H, 2 * H), act, a.mlp_pre.slice(1, 0, H),
@@ -150,7 +179,9 @@ void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const 
     linear_backward_weight(ctx, g.mlp_out, dx, act, lc.add_products);
     announce(ctx, lc, {g.mlp_out});
   }
+  expect_finite(ctx, lc, "backward of the last mlp matrix and activation", "dpre", dpre);
   norm_linear_backward(ctx, dx, g.norm2, g.mlp_in, dpre, a.x_mid, w.norm2, a.rrms2, w.mlp_in, lc.add_products);
+  expect_finite(ctx, lc, "backward of the first mlp matrix and rmsnorm", "dx", dx);
   announce(ctx, lc, {g.norm2, g.mlp_in});
 }
 
@@ -168,7 +199,7 @@ void layer_replay(Context& ctx, const LayerContext& lc, const Weights& weights, 
   Scratch::Scope scope(ctx.scratch);
   if (recompute == Recompute::attention) attend(ctx, with_lists, weights, a, scope);
   if (recompute == Recompute::block) attention_forward(ctx, with_lists, weights, a);
-  if (replays_mlp(recompute)) mlp_in(ctx, lc, weights, a);
+  if (replays_mlp(recompute)) mlp_in(ctx, lc, weights, a, alloc_act(lc, a, scope));
 }
 
 void layer_backward(Context& ctx, const LayerContext& lc, const Weights& weights, const Grads& grads,

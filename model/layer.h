@@ -1,6 +1,7 @@
 // One transformer layer: x += Attention(RMSNorm(x)); x += MLP(RMSNorm(x)). Two stages, each with its mirror image.
 #pragma once
 #include "model/activations.h"
+#include "model/asserts.h"
 #include "model/grad_sink.h"
 #include "model/params.h"
 
@@ -14,6 +15,8 @@ struct LayerContext {
   bool keep_block_index = false;  // take the selection lists as they stand (finite differences hold them fixed)
   bool add_products = true;       // false: gradients of ParamSpec::product hold nothing yet and are overwritten
   GradSink* sink = nullptr;       // told of each gradient that backward has finished
+  Asserts* asserts = nullptr;     // checks what each op writes, where given
+  int64_t layer = -1;             // which one this is, for its messages
 };
 
 // a.x -> x_out [N,C]; fills in the rest of a.

@@ -26,18 +26,36 @@ Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Option
   rope_table(ctx, rope_cos_, rope_sin_, config.d_k, config.rope_theta, config.rope_scale);
 }
 
-LayerContext Model::layer_context(const Activations& act) const {
-  return {config_, rope_cos_, rope_sin_, act.B(), act.T(), keep_block_index_};
+LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
+  return {.config = config_,
+          .rope_cos = rope_cos_,
+          .rope_sin = rope_sin_,
+          .B = act.B(),
+          .T = act.T(),
+          .keep_block_index = keep_block_index_,
+          .asserts = asserts_,
+          .layer = layer};
+}
+
+void Model::expect_finite(Context& ctx, const char* op, const char* name, ConstTensor x) const {
+  if (asserts_ != nullptr) asserts_->finite(ctx, -1, op, name, x);
 }
 
 void Model::forward(Context& ctx, Activations& act) {
   TRIAD_CHECK(act.T() <= options_.max_seq_len, "a batch of {} tokens a sequence for a model built for {}", act.T(),
               options_.max_seq_len);
+  if (asserts_ != nullptr) {
+    asserts_->begin_pass();
+    asserts_->enter("forward");
+    asserts_->range(ctx, "tokens", act.tokens, 0, config_.vocab_size);
+    asserts_->range(ctx, "targets", act.targets, -1, config_.vocab_size);
+  }
   embedding_forward(ctx, act.x(0), act.tokens.view({act.rows()}), w_.embed);
+  expect_finite(ctx, "embedding", "x", act.x(0));
   for (int64_t i = 0; i < config_.n_layers; ++i) {
     ctx.routes.set_layer(i);
     tell_stage(ctx, Stage::forward, i);
-    layer_forward(ctx, layer_context(act), w_.layers[i], act.layer(i), act.x(i + 1));
+    layer_forward(ctx, layer_context(act, i), w_.layers[i], act.layer(i), act.x(i + 1));
   }
   ctx.routes.set_layer(-1);
 }
@@ -54,6 +72,7 @@ void Model::loss(Context& ctx, Activations& act) {
   Scratch::Scope scope(ctx.scratch);
   const Tensor h = final_norm(ctx, act, scope);
   classifier_forward(ctx, act.row_loss, h, w_.head, act.targets.view({act.rows()}), {.vocab = config_.vocab_size});
+  expect_finite(ctx, "final norm, head, cross-entropy", "row_loss", act.row_loss);
 }
 
 void Model::logits(Context& ctx, Activations& act, int64_t begin, Tensor logits) {
@@ -73,17 +92,23 @@ void Model::loss_and_backward(Context& ctx, Activations& act, double scale, bool
     const Tensor h = final_norm(ctx, act, inner);
     classifier_forward_backward(ctx, act.row_loss, dx, g_.head, h, w_.head, act.targets.view({act.rows()}), scale,
                                 {.vocab = config_.vocab_size, .add_dw = !first});
+    expect_finite(ctx, "final norm, head, cross-entropy", "row_loss", act.row_loss);
     if (sink != nullptr && !config_.tie_embeddings) sink->ready(g_.head, ctx.stream);
   }
+  if (asserts_ != nullptr) asserts_->enter("backward");
+  expect_finite(ctx, "cross-entropy and head backward", "dh", dx);
   rmsnorm_backward(ctx, dx, g_.norm_f, dx, x, w_.norm_f, act.rrms_final);
+  expect_finite(ctx, "final norm backward", "dx", dx);
   if (sink != nullptr) sink->ready(g_.norm_f, ctx.stream);
-  LayerContext lc = layer_context(act);
-  lc.add_products = !first;
-  lc.sink = sink;
   for (int64_t i = config_.n_layers - 1; i >= 0; --i) {
     ctx.routes.set_layer(i);
     tell_stage(ctx, Stage::backward, i);
+    LayerContext lc = layer_context(act, i);
+    lc.add_products = !first;
+    lc.sink = sink;
+    if (asserts_ != nullptr) asserts_->enter("recompute");
     layer_replay(ctx, lc, w_.layers[i], act.layer(i), act.recompute(i));
+    if (asserts_ != nullptr) asserts_->enter("backward");
     layer_backward(ctx, lc, w_.layers[i], g_.layers[i], act.layer(i), dx);
   }
   ctx.routes.set_layer(-1);

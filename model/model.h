@@ -21,6 +21,8 @@ class Model {
   Params& params() { return params_; }
   // Finite differences and comparisons hold the selection lists of the activations fixed.
   void keep_block_index(bool keep) { keep_block_index_ = keep; }
+  // Check values as they come about: tokens, lists, and that all is finite. Null: no more.
+  void watch(Asserts* asserts) { asserts_ = asserts; }
 
   // act.tokens [B,T] in [0, V) -> act.x(n_layers)
   void forward(Context&, Activations& act);
@@ -34,7 +36,8 @@ class Model {
   void logits(Context&, Activations& act, int64_t begin, Tensor logits);
 
  private:
-  LayerContext layer_context(const Activations& act) const;
+  LayerContext layer_context(const Activations& act, int64_t layer) const;
+  void expect_finite(Context&, const char* op, const char* name, ConstTensor x) const;
   Tensor final_norm(Context&, Activations& act, Scratch::Scope&);
 
   ModelConfig config_;
@@ -44,6 +47,7 @@ class Model {
   ModelTensors<Tensor> g_;
   Tensor rope_cos_, rope_sin_;  // [max_seq_len, dk/2] acc
   bool keep_block_index_ = false;
+  Asserts* asserts_ = nullptr;
 };
 
 }  // namespace triad

@@ -14,11 +14,11 @@ ModelConfig small_model() {
 }
 
 ModelFixture::ModelFixture(const ModelConfig& config, int64_t B, int64_t T, Device device, DType dtype, uint64_t seed,
-                           double std, const RecomputePlan& recompute) {
+                           double std, const RecomputePlan& recompute, const KernelChoices& kernels) {
   const Model::Options options{.dtype = dtype, .training = true, .max_seq_len = T};
   int64_t arena = 0, scratch = 0;
   {
-    Runtime plan({.device = device, .planning = true});
+    Runtime plan({.device = device, .planning = true, .kernels = kernels});
     Model model(plan.ctx(), plan.arena(), config, options);
     Activations act(plan.arena(), config, B, T, dtype, true, recompute);
     model.forward(plan.ctx(), act);
@@ -27,8 +27,8 @@ ModelFixture::ModelFixture(const ModelConfig& config, int64_t B, int64_t T, Devi
     scratch = plan.scratch().peak_bytes();
     arena = plan.arena().used_bytes() + align_up(scratch);
   }
-  runtime_ =
-      std::make_unique<Runtime>(Runtime::Options{.device = device, .arena_bytes = arena, .scratch_bytes = scratch});
+  runtime_ = std::make_unique<Runtime>(
+      Runtime::Options{.device = device, .arena_bytes = arena, .scratch_bytes = scratch, .kernels = kernels});
   model_ = std::make_unique<Model>(ctx(), runtime_->arena(), config, options);
   act_ = std::make_unique<Activations>(runtime_->arena(), config, B, T, dtype, true, recompute);
 

@@ -15,7 +15,7 @@ ModelConfig small_model();
 class ModelFixture {
  public:
   ModelFixture(const ModelConfig&, int64_t B, int64_t T, Device, DType, uint64_t seed = 3, double std = 0.1,
-               const RecomputePlan& = {});
+               const RecomputePlan& = {}, const KernelChoices& = {});
 
   double loss();                                      // forward: the mean over the batch
   double loss_and_grads();                            // forward and backward of that mean, gradients from zero

@@ -1,8 +1,17 @@
-// Folders of checkpoints: whole or not at all, `latest`, what killed saves leave, which ones stay.
+// Folders of checkpoints: whole or not at all, `latest`, what killed saves leave, which ones stay; and what a run does
+// whose disk is full or whose folder cannot be written to.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
 #include <filesystem>
+#include <functional>
+#include <thread>
 
 #include "io/checkpoint.h"
-#include "tests/program.h"
+#include "io/json_config.h"
+#include "tests/dist_run.h"
 #include "tests/test.h"
 
 using namespace triad;
@@ -91,4 +100,99 @@ TEST_CASE("io: old checkpoints go, the newest and every k-th stay", "[io]") {
   save(8);
   CHECK(steps() == std::vector<int64_t>{3, 7, 8});
   CHECK(count_files(parent) == 4);
+}
+
+namespace {
+
+const std::string kSaves = "--set train.steps=300 --set train.save_every=1 --set train.keep_last=2 ";
+
+// A run that saves at every step and to which `harm` is done once some steps are behind it: it ends with a message that
+// names the checkpoint, whatever was saved before is whole, and, once `mended`, a resume ends in the uninterrupted
+// bits.
+void check_failing_save(const std::string& before, const std::function<void(const std::string& out, int pid)>& harm,
+                        const std::function<void(const std::string& out)>& mend, const std::string& reason) {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), whole = folder.file("whole"), log = folder.file("log");
+  REQUIRE(run_program(train_args(whole, kSaves)).exit_code == 0);
+  BackgroundProgram program(train_args(out, kSaves), before, log);
+  for (int i = 0; i < 60000 && lines(out + "/training.csv").size() < 4; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  REQUIRE(fs::exists(out + "/checkpoints/latest"));
+  harm(out, program.pid());
+  CHECK(program.wait() == 1);
+  const std::string text = read_text(log);
+  INFO(text);
+  CHECK(text.find(reason) != std::string::npos);
+  CHECK(text.find("checkpoints") != std::string::npos);
+  mend(out);
+  const std::string newest = resolve_checkpoint(out);
+  CHECK(run_program("inspect " + newest + kWeights).exit_code == 0);  // checksums, too
+  const Outcome resumed = run_program(train_args(out, kSaves + "--resume latest"));
+  INFO(resumed.output);
+  CHECK(resumed.exit_code == 0);
+  CHECK(same_file(whole + kWeights, out + kWeights));
+  for (const fs::directory_entry& entry : fs::directory_iterator(out + "/checkpoints"))
+    CHECK(entry.path().filename().string().find(".tmp.") == std::string::npos);
+}
+
+}  // namespace
+
+TEST_CASE("train: a save that meets a limit on file sizes ends the run and leaves the older checkpoint whole", "[io]") {
+  check_failing_save(
+      "exec ",
+      [](const std::string&, int pid) {
+        const rlimit limit{100000, 100000};  // the weights take 170 KB; other files stay below
+        REQUIRE(prlimit(pid, RLIMIT_FSIZE, &limit, nullptr) == 0);
+      },
+      [](const std::string&) {}, "File too large");
+}
+
+TEST_CASE("train: a checkpoints folder that can no longer be written to ends the run, the older one is whole", "[io]") {
+  // Root may write anywhere, unless it gives that right away.
+  check_failing_save(
+      geteuid() == 0 ? "exec setpriv --bounding-set=-dac_override,-dac_read_search " : "exec ",
+      [](const std::string& out, int) {
+        fs::permissions(out + "/checkpoints", fs::perms::owner_write, fs::perm_options::remove);
+      },
+      [](const std::string& out) {
+        fs::permissions(out + "/checkpoints", fs::perms::owner_write, fs::perm_options::add);
+      },
+      "Permission denied");
+}
+
+TEST_CASE("train: a full disk ends the run and leaves the older checkpoints whole", "[io]") {
+  const TemporaryFolder folder;
+  const std::string disk = folder.file("disk"), whole = folder.file("whole"), log = folder.file("log");
+  fs::create_directory(disk);
+  const std::string own = "unshare -rm sh -c 'mount -t tmpfs -o size=2m none " + disk;
+  if (run_command(own + "'").exit_code != 0) {
+    std::printf("SKIPPED: no file system of its own can be mounted here\n");
+    return;
+  }
+  const std::string more = "--set train.steps=30 --set train.save_every=1 ", out = disk + "/run";
+  REQUIRE(run_program(train_args(whole, more)).exit_code == 0);
+  // Some 500 KB a checkpoint, none removed: the disk is full after three. Then what was saved is resumed from
+  // elsewhere.
+  const Outcome outcome =
+      run_command(own + "; " TRIAD_PROGRAM " " + train_args(out, more) + "; echo \"ended with $?\"; " +
+                  TRIAD_PROGRAM " " + train_args(folder.file("resumed"), more) + "--resume " + out +
+                  "; echo LISTING; ls -A " + out + "/checkpoints; df " + disk + "'");
+  INFO(outcome.output);
+  CHECK(outcome.output.find("No space left on device") != std::string::npos);
+  CHECK(outcome.output.find("ended with 1") != std::string::npos);
+  const size_t listing = outcome.output.find("LISTING");
+  REQUIRE(listing != std::string::npos);
+  CHECK(outcome.output.find("step_1", listing) != std::string::npos);
+  CHECK(outcome.output.find(".tmp.", listing) == std::string::npos);
+  CHECK(same_file(whole + kWeights, folder.file("resumed") + kWeights));
+}
+
+TEST_CASE("train: a run that cannot save is refused before its first step", "[io]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  const Outcome outcome = run_program(train_args(out, kSaves), "ulimit -f 100; ");
+  INFO(outcome.output);
+  CHECK(outcome.exit_code == 1);
+  CHECK(outcome.output.find("checkpoints/step_0") != std::string::npos);
+  CHECK(lines(out + "/training.csv").size() == 1);
 }

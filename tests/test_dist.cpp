@@ -1,93 +1,21 @@
-// Several ranks: the same weights as one, to the bit where bits are promised; what a run does when one of them fails.
-// Whole runs go through mpirun; collectives and the reducer also run as two threads of this process, over TCP.
-#include <signal.h>
+// Several ranks: how they are started, and the same weights as one, to the bit where bits are promised. Whole runs,
+// through mpirun or by torchrun's variables.
+#include <fmt/format.h>
 #include <unistd.h>
 
-#include <chrono>
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
-#include <functional>
-#include <limits>
-#include <map>
-#include <thread>
 
-#include "engine/comm.h"
+#include "engine/launch_env.h"
 #include "io/json_config.h"
-#include "io/safetensors.h"
-#include "kernels/reduce.h"
-#include "tests/program.h"
+#include "tests/dist_run.h"
 #include "tests/test.h"
-#include "train/load_config.h"
-#include "train/memory_plan.h"
-#include "train/train_step.h"
 
 using namespace triad;
 using namespace triad::test;
 namespace fs = std::filesystem;
-
-namespace {
-
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
-constexpr const char* kWeights = "/model.safetensors";
-
-std::string train_args(const std::string& out, const std::string& more = "") {
-  return "train " + kTiny + " --set runtime.device=cpu --set log.out_dir=" + out + " " + more;
-}
-
-// A run of four micro-batches a step, shared out among the ranks. Returns its folder.
-std::string run(const std::string& out, int ranks, const std::string& more = "") {
-  const std::string args =
-      train_args(out, "--set train.accumulate_grad_batches=" + std::to_string(4 / ranks) + " " + more);
-  const Outcome outcome = ranks == 1 ? run_program(args) : run_ranks(ranks, args);
-  INFO(ranks << " ranks: triad " << args << "\n" << outcome.output);
-  REQUIRE(outcome.exit_code == 0);
-  return out;
-}
-
-std::map<std::string, std::vector<float>> tensors(const std::string& path) {
-  const SafetensorsFile file(path);
-  std::map<std::string, std::vector<float>> all;
-  for (const TensorEntry& entry : file.entries()) {
-    const std::span<const std::byte> bytes = file.bytes(entry);
-    std::vector<float>& values = all[entry.name];
-    values.resize(bytes.size() / sizeof(float));
-    std::memcpy(values.data(), bytes.data(), bytes.size());
-  }
-  return all;
-}
-
-// |a - b| / |a|, over everything and of the worst tensor.
-struct Difference {
-  double all = 0, worst = 0;
-};
-Difference difference(const std::string& a_path, const std::string& b_path) {
-  const auto a = tensors(a_path), b = tensors(b_path);
-  double error = 0, size = 0, worst = 0;
-  for (const auto& [name, values] : a) {
-    double e = 0, s = 0;
-    for (size_t i = 0; i < values.size(); ++i) {
-      e += std::pow(double{values[i]} - b.at(name).at(i), 2);
-      s += std::pow(double{values[i]}, 2);
-    }
-    error += e, size += s;
-    worst = std::max(worst, std::sqrt(e / std::max(s, 1e-30)));
-  }
-  return {std::sqrt(error / size), worst};
-}
-
-bool same_file(const std::string& a, const std::string& b) {
-  const std::string text = read_text(a);
-  return !text.empty() && text == read_text(b);
-}
-
-std::vector<std::string> lines(const std::string& path) {
-  std::vector<std::string> out;
-  std::istringstream in(read_text(path));
-  for (std::string line; std::getline(in, line);) out.push_back(line);
-  return out;
-}
-
-}  // namespace
 
 TEST_CASE("dist: 1 and 2 and 4 ranks give the same weights, whatever the bucket size and sharding", "[dist]") {
   if (!require_mpirun()) return;
@@ -122,7 +50,7 @@ TEST_CASE("dist: 1 and 2 and 4 ranks give the same weights, whatever the bucket 
         Json::parse(read_text(one + "/metrics.json"))["tokens"]);
 }
 
-TEST_CASE("dist: a resume on another number of ranks has the same state, and an evaluation the same number", "[dist]") {
+TEST_CASE("dist: a resume on another number of ranks has the same state and goes on to the same losses", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   for (const char* precision : {"fp32", "bf16"}) {
@@ -132,19 +60,27 @@ TEST_CASE("dist: a resume on another number of ranks has the same state, and an 
     const std::string whole = run(folder.file(std::string("whole_") + precision), 2, more);
     const std::string shards = run(folder.file(std::string("shards_") + precision), 2, more + "--set dist.zero=1");
     const std::string from = shards + "/checkpoints/step_10";
+    const std::map<int, double> unbroken = column(whole + "/training.csv", "loss");
     for (const char* file : {"/model.safetensors", "/optimizer.safetensors"})
       CHECK(same_file(whole + "/checkpoints/step_10" + file, from + file));
     for (const int ranks : {1, 2, 4}) {
       const std::string to = folder.file(precision + std::to_string(ranks));
       run(to, ranks, more + "--resume '" + from + "'" + (ranks == 4 ? " --set dist.zero=1" : ""));
       INFO(precision << " on " << ranks);
+      // What the ranks hold after the load is the checkpoint that the run begins with: weights and moments, to the bit.
+      for (const char* file : {"/model.safetensors", "/optimizer.safetensors"})
+        CHECK(same_file(from + file, to + "/checkpoints/step_10" + file));
       const Difference d = difference(whole + kWeights, to + kWeights);
       CHECK(d.all < (ranks == 2 ? 1e-30 : std::string(precision) == "fp32" ? 1e-6 : 1e-3));
-      CHECK(lines(to + "/training.csv").size() == 11);
-      const auto loss = [](const std::string& run) {
-        return Json::parse(read_text(run + "/metrics.json"))["val_loss"].get<double>();
-      };
-      CHECK(std::abs(loss(to) - loss(whole)) < 1e-4);
+      const std::map<int, double> resumed = column(to + "/training.csv", "loss");
+      CHECK(resumed.size() == 10);
+      for (const auto& [step, loss] : resumed) {
+        INFO("step " << step);
+        CHECK(step > 10);
+        CHECK(std::abs(loss - unbroken.at(step)) < 1e-4);
+      }
+      const auto validation = [](const std::string& run) { return column(run + "/val.csv", "val_loss").at(20); };
+      CHECK(std::abs(validation(to) - validation(whole)) < 1e-4);
     }
   }
 }
@@ -164,79 +100,6 @@ TEST_CASE("dist: two GPUs give the weights of one, with NCCL and with MPI the sa
     CHECK(same_file(two + kWeights, run(folder.file("other" + std::to_string(i++)), 2, gpu + more) + kWeights));
   }
 }
-
-namespace {
-
-// The processes of a run's ranks, from their heartbeats; waits for all of them to have trained some steps.
-std::vector<int> pids_of(const std::string& run, int ranks, size_t steps) {
-  std::vector<int> pids;
-  for (int r = 0; r < ranks; ++r) {
-    const std::string path = run + "/heartbeat_rank" + std::to_string(r) + ".jsonl";
-    for (int i = 0; i < 60000 && lines(path).size() < steps + 1; ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    REQUIRE(lines(path).size() > steps);
-    pids.push_back(Json::parse(lines(path).front())["pid"].get<int>());
-  }
-  return pids;
-}
-
-bool all_gone(const std::vector<int>& pids) {
-  for (int i = 0; i < 5000; ++i) {
-    bool gone = true;
-    for (const int pid : pids) gone = gone && (kill(pid, 0) != 0);
-    if (gone) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return false;
-}
-
-double seconds_since(std::chrono::steady_clock::time_point began) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-}
-
-const std::string kLong = "--set train.steps=1000000 --set train.allow_unsafe=true --set dist.timeout_s=3 ";
-
-}  // namespace
-
-TEST_CASE("dist: a rank that dies or stops ends all, with a message that says where", "[dist]") {
-  if (!require_mpirun()) return;
-  const TemporaryFolder folder;
-  for (const int signal : {SIGKILL, SIGSTOP}) {
-    const std::string out = folder.file("run" + std::to_string(signal)),
-                      log = folder.file("log" + std::to_string(signal));
-    BackgroundProgram program(train_args(out, kLong + "--set dist.bucket_mb=0.02"), mpirun(2), log);
-    const std::vector<int> pids = pids_of(out, 2, 3);
-    const auto began = std::chrono::steady_clock::now();
-    kill(pids[1], signal);
-    CHECK(program.wait() != 0);
-    CHECK(seconds_since(began) < 3 + 15);
-    CHECK(all_gone(pids));
-    const std::string text = read_text(log);
-    INFO(text);
-    for (const char* part : {"rank 0: ", "rank 1 (pid ", "collective ", " bytes"})
-      CHECK(text.find(part) != std::string::npos);
-    if (signal == SIGSTOP) CHECK(text.find("dist.timeout_s = 3 s") != std::string::npos);
-    if (signal == SIGSTOP) CHECK(text.find("is stopped") != std::string::npos);
-  }
-}
-
-TEST_CASE("dist: a rank that throws ends all, and its message is told", "[dist]") {
-  if (!require_mpirun()) return;
-  const TemporaryFolder folder;
-  // A limit on the size of files, for rank 1 alone: it runs full in the midst of training.
-  const std::string args = train_args(folder.file("run"), kLong), log = folder.file("log");
-  const auto began = std::chrono::steady_clock::now();
-  const Outcome outcome = run_command("export OMPI_MCA_btl=tcp,self; " + mpirun(1) + TRIAD_PROGRAM " " + args +
-                                      " : -np 1 sh -c 'ulimit -f 20; exec " TRIAD_PROGRAM " " + args + "'");
-  INFO(outcome.output.substr(outcome.output.size() > 2000 ? outcome.output.size() - 2000 : 0));
-  CHECK(outcome.exit_code != 0);
-  CHECK(seconds_since(began) < 60);
-  CHECK(outcome.output.find("triad: rank 1: ") != std::string::npos);
-  CHECK(outcome.output.find("_rank") != std::string::npos);  // the file it could not write
-  CHECK(lines(folder.file("run") + "/training.csv").size() > 2);
-  CHECK(all_gone(pids_of(folder.file("run"), 2, 1)));
-}
-
 TEST_CASE("dist: ranks of different minds do not begin", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
@@ -260,227 +123,6 @@ TEST_CASE("dist: ranks of different minds do not begin", "[dist]") {
   refused("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=1",
           "MPI_LOCALRANKID is 1, but MPI_LOCALNRANKS is 1");
 }
-
-TEST_CASE("dist: SIGTERM to one rank, or .HALT, stops all after one step, with a checkpoint", "[dist]") {
-  if (!require_mpirun()) return;
-  const TemporaryFolder folder;
-  for (const bool by_file : {true, false}) {
-    const std::string out = folder.file(by_file ? "halt" : "term"), log = folder.file("log");
-    BackgroundProgram program(train_args(out, kLong), mpirun(2), log);
-    const std::vector<int> pids = pids_of(out, 2, 3);
-    if (by_file)
-      write_text(out + "/.HALT", "");
-    else
-      kill(pids[1], SIGTERM);
-    CHECK(program.wait() == 0);
-    INFO(read_text(log));
-    const Json state = Json::parse(read_text(out + "/checkpoints/latest/state.json"));
-    CHECK(static_cast<size_t>(state["step"].get<int64_t>()) + 1 == lines(out + "/training.csv").size());
-    for (const char* rank : {"0", "1"}) {
-      const std::string last = lines(out + "/ranks/rank_" + rank + ".log").back();
-      CHECK(last.find("after step " + std::to_string(state["step"].get<int64_t>())) != std::string::npos);
-    }
-  }
-}
-
-TEST_CASE("dist: killed at any moment, a resume on 2 ranks ends in the same bits", "[dist]") {
-  if (!require_mpirun()) return;
-  const TemporaryFolder folder;
-  const std::string more = "--set train.steps=30 --set train.save_every=1 ";
-  const std::string whole = run(folder.file("whole"), 2, more);
-  int trial = 0;
-  for (const size_t steps : {3, 9, 20}) {  // a save runs beside the next step: after three the first one is in place
-    const std::string out = folder.file("killed" + std::to_string(trial));
-    BackgroundProgram program(train_args(out, "--set train.accumulate_grad_batches=2 " + more), mpirun(2));
-    kill(pids_of(out, 2, steps)[static_cast<size_t>(trial++ % 2)], SIGKILL);
-    CHECK(program.wait() != 0);
-    REQUIRE(fs::exists(out + "/checkpoints/latest/state.json"));
-    run(out, 2, more + "--resume latest");
-    CHECK(same_file(whole + kWeights, out + kWeights));
-    CHECK(lines(out + "/training.csv").size() == 31);
-  }
-}
-
-namespace {
-
-// Two ranks, as threads of this process, over TCP.
-void on_two_ranks(const std::function<void(Comm&)>& body) {
-  const auto rank = [&](int r) {
-    LaunchEnv env{
-        .launcher = "torchrun", .rank = r, .world = 2, .local_rank = r, .local_world = 2, .master_host = "127.0.0.1"};
-    env.master_port = 20000 + getpid() % 20000;
-    const std::unique_ptr<Comm> comm = open_comm(env, Device::cpu(), CommBackend::automatic, 30);
-    body(*comm);
-    comm->finish();
-  };
-  std::thread other(rank, 1);
-  rank(0);
-  other.join();
-}
-
-std::unique_ptr<Runtime> small_runtime() {
-  return std::make_unique<Runtime>(
-      Runtime::Options{.device = Device::cpu(), .arena_bytes = int64_t{64} << 20, .scratch_bytes = int64_t{8} << 20});
-}
-
-// Of rank r, in the place i.
-float value(int64_t r, int64_t i) {
-  return static_cast<float>(std::sin(static_cast<double>(i * 7 + r * 3)) * std::pow(10.0, r));
-}
-
-}  // namespace
-
-TEST_CASE("dist: collectives add in the order of ranks, whatever the size", "[dist]") {
-  std::vector<std::string> failures[2];
-  on_two_ranks([&](Comm& comm) {
-    const std::unique_ptr<Runtime> runtime = small_runtime();
-    const auto expect = [&](bool holds, const std::string& what) {
-      if (!holds) failures[comm.rank()].push_back(what);
-    };
-    for (const int64_t n : {2, 6, 300000, 1200002}) {
-      const Tensor x = runtime->arena().alloc(MemTag::io, "x", DType::f32, {n});
-      const auto fill = [&] {
-        for (int64_t i = 0; i < n; ++i) x.ptr<float>()[i] = value(comm.rank(), i);
-      };
-      const auto wrong = [&](int64_t begin, int64_t end, const std::function<float(int64_t)>& expected) {
-        int64_t count = 0;
-        for (int64_t i = begin; i < end; ++i) count += x.ptr<float>()[i] != expected(i);
-        return count;
-      };
-      const auto sum = [](int64_t i) { return value(0, i) + value(1, i); };
-      const int64_t half = n / 2, own = comm.rank() * half;
-      fill();
-      comm.all_reduce(x, "x");
-      expect(wrong(0, n, sum) == 0, "all_reduce");
-      fill();
-      comm.reduce_scatter(x, "x");
-      expect(wrong(own, own + half, sum) == 0, "reduce_scatter");
-      fill();
-      comm.all_gather(x, "x");
-      expect(wrong(0, n, [&](int64_t i) { return value(i / half, i); }) == 0, "all_gather");
-    }
-    std::vector<double> numbers = {comm.rank() == 0 ? 1.5 : 0.0, comm.rank() == 1 ? 2.5 : 0.0};
-    comm.add(numbers, "numbers");
-    expect(numbers == std::vector<double>{1.5, 2.5}, "add");
-    expect(comm.exchange_text(std::string(static_cast<size_t>(comm.rank()) * 5, 'x'), "text") ==
-               std::vector<std::string>{"", "xxxxx"},
-           "exchange_text");
-  });
-  for (const auto& of_rank : failures) CHECK(of_rank == std::vector<std::string>{});
-}
-
-TEST_CASE("dist: a gradient that never comes, or comes twice, is an error that names it", "[dist]") {
-  std::string missing[2], twice[2];
-  int64_t collectives[2] = {};
-  on_two_ranks([&](Comm& comm) {
-    const Config config = load_config(kTiny, {"dist.bucket_mb=0.02"}).config;
-    const std::unique_ptr<Runtime> runtime = small_runtime();
-    Params params(runtime->arena(), config.model, {.grads = true});
-    zero(runtime->ctx(), params.grads());
-    const Tensor probe = runtime->arena().alloc(MemTag::io, "probe", DType::f64, {1});
-    GradReducer reducer(runtime->ctx(), runtime->arena(), params, comm, config.dist, probe);
-    const int64_t before = comm.collectives();
-    reducer.begin();
-    for (int64_t i = params.count() - 1; i > 0; --i)
-      if (i != 5) reducer.ready(params.part(params.grads(), i), runtime->stream());
-    try {
-      reducer.finish();
-    } catch (const Error& e) { missing[comm.rank()] = e.what(); }
-    collectives[comm.rank()] = comm.collectives() - before;
-    try {
-      reducer.ready(params.part(params.grads(), 7), runtime->stream());
-    } catch (const Error& e) { twice[comm.rank()] = e.what(); }
-  });
-  const std::vector<ParamSpec> specs = param_specs(load_config(kTiny, {}).config.model);
-  for (const int r : {0, 1}) {
-    CHECK(missing[r].find(fmt::format("2 of {} gradients never came", specs.size())) != std::string::npos);
-    CHECK(missing[r].find("embed.weight") != std::string::npos);
-    CHECK(missing[r].find(specs[5].name) != std::string::npos);
-    CHECK(twice[r].find(specs[7].name + " came twice") != std::string::npos);
-    CHECK(collectives[r] > 0);
-  }
-}
-
-TEST_CASE("dist: buckets cover every element once, in backward order, large gradients cut", "[dist]") {
-  const Config m7c = load_config(TRIAD_SOURCE_DIR "/configs/m7c_125m.json", {}).config;
-  for (const int64_t world : {2, 8})
-    for (const char* zero : {"0", "1"})
-      for (const char* mb : {"0.001", "25", "64"})
-        for (const char* tie : {"false", "true"}) {
-          const Config tiny =
-              load_config(kTiny, {std::string("dist.zero=") + zero, std::string("model.tie_embeddings=") + tie}).config;
-          const Config& c = std::string(mb) == "25" ? m7c : tiny;
-          DistConfig dist = tiny.dist;
-          const int64_t unit = bucket_unit(dist, world), elements = static_cast<int64_t>(std::stod(mb) * (1 << 18));
-          Arena arena = Arena::planned(Device::cpu());
-          const Params params(arena, c.model, {.grads = true, .shard_elements = unit});
-          const std::vector<GradBucket> buckets = plan_buckets(params, elements, unit);
-          std::map<int64_t, int64_t> ranges;
-          for (const GradBucket& b : buckets) {
-            ranges[b.elements.begin] = b.elements.end;
-            CHECK(b.elements.begin % unit == 0);
-            CHECK(b.elements.size() <= std::max(unit, elements));
-          }
-          int64_t at = 0;
-          for (const auto& [begin, end] : ranges) {
-            CHECK(begin == at);
-            at = end;
-          }
-          CHECK(at == params.stored_elements());
-          CHECK(params.specs()[static_cast<size_t>(buckets.back().params.front())].name == "embed.weight");
-          if (&c == &m7c) {
-            CHECK(params.specs()[static_cast<size_t>(buckets.front().params.front())].name == "lm_head.weight");
-            CHECK((buckets.size() == 24 || buckets.size() == 25));
-          }
-        }
-}
-
-TEST_CASE("dist: what is not finite on one rank skips the step on all, and the rank is named", "[dist]") {
-  for (const char* zero : {"0", "1"}) {
-    TrainStep::Result results[2][3];
-    std::vector<float> before[2], after[2];
-    on_two_ranks([&](Comm& comm) {
-      const Config config = load_config(kTiny, {"train.on_nonfinite=skip", std::string("dist.zero=") + zero}).config;
-      const std::unique_ptr<Runtime> runtime = allocate_planned(config, Device::cpu(), &comm);
-      Context& ctx = runtime->ctx();
-      TrainStep step(*runtime, config, &comm);
-      Params& params = step.model().params();
-      params.init(ctx, 7);
-      const auto weights = [&] {
-        std::vector<float> host(static_cast<size_t>(params.stored_elements()));
-        read(ctx, host.data(), params.master());
-        return host;
-      };
-      const int64_t positions = config.train.tokens_per_step() * 2;
-      std::vector<int32_t> tokens(static_cast<size_t>(config.train.tokens_per_step()));
-      const Tensor gain = params.part(params.weights(), params.count() - 2);  // norm_f's: of every gradient
-      for (int64_t i = 0; i < 3; ++i) {
-        for (size_t t = 0; t < tokens.size(); ++t) tokens[t] = static_cast<int32_t>((t * 7 + i + comm.rank()) % 256);
-        const bool plant = i == 1 && comm.rank() == 1;
-        if (i == 1) before[comm.rank()] = weights();
-        const float good = gain.ptr<float>()[3];
-        if (plant) gain.ptr<float>()[3] = std::numeric_limits<float>::quiet_NaN();
-        step.begin();
-        step.micro_step(tokens, tokens, positions);
-        if (plant) gain.ptr<float>()[3] = good;
-        results[comm.rank()][i] = step.finish(i, positions);
-        if (i == 1) after[comm.rank()] = weights();
-      }
-    });
-    for (const int r : {0, 1}) {
-      INFO("zero " << zero << ", rank " << r);
-      CHECK(results[r][0].finite);
-      CHECK(!results[r][1].finite);
-      CHECK(results[r][1].bad_rank == 1);
-      CHECK(results[r][1].bad_tensor == "the gradient of embed.weight");
-      CHECK(results[r][2].finite);
-      CHECK(before[r] == after[r]);
-      CHECK(results[r][2].loss == results[0][2].loss);
-      CHECK(results[r][2].grad_norm == results[0][2].grad_norm);
-    }
-  }
-}
-
 TEST_CASE("dist: the variables that users of PyTorch know", "[dist]") {
   const TemporaryFolder folder;
   const Outcome outcome = run_program(train_args(folder.file("run"), "--set train.steps=1"),
@@ -493,6 +135,152 @@ TEST_CASE("dist: the variables that users of PyTorch know", "[dist]") {
   CHECK(dist["backend"] == "mpi");
   for (const char* bad : {"NSA_DDP_BUCKET_MB=0", "NSA_PG_TIMEOUT_MIN=long", "TORCH_BACKEND=smoke"})
     CHECK(run_program(train_args(folder.file("run")), bad).exit_code == 2);
+}
+
+namespace {
+
+// The launchers' variables, all absent but for these, while it lives.
+class Variables {
+ public:
+  explicit Variables(std::initializer_list<std::pair<const char*, const char*>> set) {
+    for (const char* name : kNames) {
+      if (const char* value = std::getenv(name)) before_.emplace_back(name, value);
+      unsetenv(name);
+    }
+    for (const auto& [name, value] : set) {
+      REQUIRE(std::find(std::begin(kNames), std::end(kNames), std::string(name)) != std::end(kNames));
+      setenv(name, value, 1);
+    }
+  }
+  ~Variables() {
+    for (const char* name : kNames) unsetenv(name);
+    for (const auto& [name, value] : before_) setenv(name.c_str(), value.c_str(), 1);
+  }
+  Variables(const Variables&) = delete;
+
+ private:
+  static constexpr const char* kNames[] = {"RANK",
+                                           "WORLD_SIZE",
+                                           "LOCAL_RANK",
+                                           "LOCAL_WORLD_SIZE",
+                                           "MASTER_ADDR",
+                                           "MASTER_PORT",
+                                           "TORCHELASTIC_USE_AGENT_STORE",
+                                           "OMPI_COMM_WORLD_RANK",
+                                           "OMPI_COMM_WORLD_SIZE",
+                                           "OMPI_COMM_WORLD_LOCAL_RANK",
+                                           "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                           "PMI_RANK",
+                                           "PMI_SIZE",
+                                           "MPI_LOCALRANKID",
+                                           "MPI_LOCALNRANKS",
+                                           "PMIX_RANK",
+                                           "SLURM_PROCID",
+                                           "SLURM_STEP_NUM_TASKS",
+                                           "SLURM_LOCALID",
+                                           "SLURM_NTASKS"};
+  std::vector<std::pair<std::string, std::string>> before_;
+};
+
+}  // namespace
+
+TEST_CASE("dist: who a process is, by the variables of each launcher", "[dist]") {
+  const auto check = [](const LaunchEnv& e, const char* launcher, int rank, int world, int local, bool mpi) {
+    INFO(launcher);
+    CHECK(e.launcher == launcher);
+    CHECK(e.rank == rank);
+    CHECK(e.world == world);
+    CHECK(e.local_rank == local);
+    CHECK(e.speaks_mpi == mpi);
+  };
+  {
+    const Variables none({});
+    check(read_launch_env(), "", 0, 1, 0, false);
+  }
+  {
+    const Variables torchrun({{"RANK", "5"},
+                              {"WORLD_SIZE", "8"},
+                              {"LOCAL_RANK", "1"},
+                              {"LOCAL_WORLD_SIZE", "4"},
+                              {"MASTER_ADDR", "node7"},
+                              {"MASTER_PORT", "29500"},
+                              {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                              {"OMPI_COMM_WORLD_RANK", "0"},
+                              {"OMPI_COMM_WORLD_SIZE", "2"}});  // its agents' launcher
+    const LaunchEnv e = read_launch_env();
+    check(e, "torchrun", 5, 8, 1, false);
+    CHECK(e.local_world == 4);
+    CHECK(e.master_host == "node7");
+    CHECK(e.master_port == 29500);
+    CHECK(e.port_taken);
+  }
+  {
+    const Variables mpirun({{"OMPI_COMM_WORLD_RANK", "3"},
+                            {"OMPI_COMM_WORLD_SIZE", "4"},
+                            {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                            {"PMIX_RANK", "3"}});
+    check(read_launch_env(), "Open MPI", 3, 4, 1, true);
+  }
+  {
+    const Variables hydra({{"PMI_RANK", "2"}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", "2"}, {"MPI_LOCALNRANKS", "3"}});
+    check(read_launch_env(), "PMI", 2, 3, 2, true);
+  }
+  {  // srun --mpi=pmi2
+    const Variables srun({{"PMI_RANK", "6"},
+                          {"PMI_SIZE", "8"},
+                          {"SLURM_PROCID", "6"},
+                          {"SLURM_STEP_NUM_TASKS", "8"},
+                          {"SLURM_LOCALID", "2"}});
+    check(read_launch_env(), "PMI", 6, 8, 2, true);
+  }
+  {  // srun --mpi=pmix
+    const Variables srun(
+        {{"PMIX_RANK", "6"}, {"SLURM_PROCID", "6"}, {"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_LOCALID", "2"}});
+    check(read_launch_env(), "Slurm", 6, 8, 2, true);
+  }
+  {  // plain srun: its ranks meet at MASTER_ADDR
+    const Variables srun({{"SLURM_PROCID", "1"},
+                          {"SLURM_STEP_NUM_TASKS", "2"},
+                          {"SLURM_LOCALID", "1"},
+                          {"MASTER_ADDR", "node1"},
+                          {"MASTER_PORT", "4711"}});
+    const LaunchEnv e = read_launch_env();
+    check(e, "Slurm", 1, 2, 1, false);
+    CHECK(e.master_host == "node1");
+    CHECK(!e.port_taken);
+  }
+  {  // a batch script without srun: one process, whatever the job holds
+    const Variables sbatch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "0"}});
+    check(read_launch_env(), "", 0, 1, 0, false);
+  }
+}
+
+TEST_CASE("dist: ranks that plain srun's variables describe meet at MASTER_ADDR, and say who they are", "[dist]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), args = train_args(out, "--set train.accumulate_grad_batches=2");
+  const auto launch = [&](int rank, int local) {
+    return fmt::format(
+        "export SLURM_PROCID={} SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID={} MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
+        "MASTER_PORT={}; exec ",
+        rank, local, 20000 + getpid() % 20000);
+  };
+  {
+    BackgroundProgram other(args, launch(1, 1)), first(args, launch(0, 0), folder.file("log"));
+    CHECK(first.wait() == 0);
+    CHECK(other.wait() == 0);
+    const std::string log = read_text(folder.file("log"));
+    INFO(log);
+    CHECK(log.find("2 ranks on 1 host, host memory over TCP") != std::string::npos);
+    for (const char* rank : {"rank 0  host ", "rank 1  host ", "local rank 1  pid "})
+      CHECK(log.find(rank) != std::string::npos);
+  }
+  // Two ranks of one host that would take the same GPU.
+  BackgroundProgram other(args + " --overwrite", launch(1, 0)),
+      first(args + " --overwrite", launch(0, 0), folder.file("log"));
+  CHECK(first.wait() != 0);
+  CHECK(other.wait() != 0);
+  CHECK(read_text(folder.file("log")).find("both have local rank 0") != std::string::npos);
 }
 
 TEST_CASE("dist: processes that torchrun's variables describe need no MPI", "[dist]") {

@@ -497,6 +497,42 @@ void check_beside(const Setting& setting) {
   }
 }
 
+// Where the selected branch's forward combines along, it gives the bits of combining afterwards: from the tokens' side,
+// and from the blocks' side where neighbours' lists differ, as random ones do, and where they are alike.
+void check_combined(const Setting& setting) {
+  struct Case {
+    Sizes n;
+    bool alike;
+  };
+  for (const Case& x : {Case{{1501, 2, 16, 64, 64}, false},
+                        {{403, 1, 14, 128, 128}, false},
+                        {{9301, 1, 6, 64, 64}, false},
+                        {{9301, 1, 6, 64, 64}, true},
+                        {{300, 1, 16, 192, 128}, false}}) {
+    INFO(x.n.str() << " " << name_of(setting.dtype) << (x.alike ? " lists alike" : ""));
+    Problem p(setting, x.n, config(32, 16, 64, 16, 512));
+    if (x.alike) {
+      Values lists;
+      for (int64_t row = 0; row < x.n.T * x.n.Hkv; ++row) {
+        const int64_t current = row / x.n.Hkv / p.c.l_sel, past = std::max<int64_t>(current + 1 - p.c.n_sel, 0);
+        for (int64_t i = 0; i < p.c.n_sel; ++i)  // 0 and the last ones
+          lists.push_back(static_cast<double>(i > current ? -1 : i == 0 ? 0 : past + i));
+      }
+      p.lab.assign(p.saved.block_index, lists);
+    }
+    p.forward(x.alike);
+    const std::array<ConstTensor, 3> o{p.saved.o[0], p.saved.o[1], p.saved.o[2]};
+    if (setting.dtype == DType::bf16 && x.n.G != 14)
+      CHECK(nsa_attend_selected_combines(p.lab.ctx(), {p.saved.o[kSel], p.saved.lse[kSel]}, {p.q, p.k[kSel], p.v[kSel]},
+                                         p.saved.block_index, p.c.l_sel, {p.out, o[kCmp], o[kWin], p.saved.gate}));
+    const Tensor after = p.lab.poisoned(p.out.shape(), setting.dtype);
+    nsa_combine_forward(p.lab.ctx(), after, o, p.saved.gate);
+    const Values expected = p.lab.values(after);
+    CHECK(std::all_of(expected.begin(), expected.end(), [](double v) { return std::isfinite(v); }));
+    CHECK(p.lab.values(p.out) == expected);
+  }
+}
+
 const Setting kCpu{Device::cpu(), DType::f32};
 template <class Check>
 void on_gpu(Check&& check) {
@@ -549,6 +585,10 @@ TEST_CASE("Selection sums the probabilities of a group's heads (GPU)", "[nsa][gp
 
 TEST_CASE("Branches of NSA beside each other give the bits of one after the other (GPU)", "[nsa][gpu]") {
   on_gpu(check_beside);
+}
+
+TEST_CASE("Combining along with the selected branch gives the bits of combining afterwards (GPU)", "[nsa][gpu]") {
+  on_gpu(check_combined);
 }
 
 TEST_CASE("The selected branch takes hot blocks and short lists (CPU)", "[nsa]") { check_given_lists(kCpu); }

@@ -1,7 +1,9 @@
 // triad bench step: whole training steps of a config, as `triad train` takes them: their time and memory, and where a
-// GPU's time goes, by family of kernels. The times of kernels are from a few steps more, traced (kernel_trace.h):
-// tracing costs the host time, but not the kernels. Kernels run beside each other (engine/beside.h), and one that waits
-// for room has begun: families may add up to more than a step. "GPU busy" counts an instant once.
+// GPU's time goes, by family of kernels. The times of kernels are from a few steps more, traced (kernel_trace.h) and
+// without a graph, in which a kernel does not say whose it is: tracing costs the host time, but not the kernels.
+// Kernels run beside each other (engine/beside.h), and one that waits for room has begun: families may add up to more
+// than a step. "GPU busy" is the share of time in which at least one kernel ran, or a copy, of steps that are traced as
+// they are taken otherwise, over the time of these same steps.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -51,7 +53,7 @@ const std::vector<Family>& families() {
                                           {"window backward", {"nsa_attend_window_backward"}},
                                           {"gate", {"nsa_gate", "nsa_combine", "attention_delta"}},
                                           {"dq quantum", {"attend_quantum"}},
-                                          {"matmul", {"matmul"}},
+                                          {"matmul", {"matmul", "linear_silu"}},
                                           {"classifier", {"classifier"}},
                                           {"norm", {"rmsnorm"}},
                                           {"rope", {"rope"}},
@@ -165,25 +167,33 @@ struct Spent {
 struct Split {
   std::map<std::string, Spent> family;
   std::map<std::pair<std::string, std::string>, Spent> kernel;  // by (kernel, op)
-  double busy_us = 0;                                           // when at least one kernel ran, or a copy
+  double busy = 0, busy_step_us = 0;                            // share of the time; of how long a step
 };
-Split trace(Steps& steps) {
-  constexpr int kSteps = 3;
-  steps.leave_graph();
-  steps.take();
-  KernelTrace kernels(steps.ctx());
-  for (int i = 0; i < kSteps; ++i) steps.take();
-  Split split;
-  int64_t covered_until = 0;
-  for (const Activity& a : kernels.finish()) {
-    const double us = static_cast<double>(a.end_ns - a.begin_ns) * 1e-3 / kSteps;
-    for (Spent* spent : {&split.family[family_of(a)], &split.kernel[{a.kernel, a.op}]})
-      spent->us += us, spent->launches += 1.0 / kSteps;
-    split.busy_us +=
-        static_cast<double>(std::max<int64_t>(0, a.end_ns - std::max(a.begin_ns, covered_until))) * 1e-3 / kSteps;
+constexpr int kTracedSteps = 4;
+
+void measure_busy(Split& split, Steps& steps) {
+  KernelTrace trace(steps.ctx());
+  for (int i = 0; i < kTracedSteps; ++i) steps.take();
+  const std::vector<Activity> all = trace.finish();
+  int64_t covered_ns = 0, covered_until = all.front().begin_ns;
+  for (const Activity& a : all) {
+    covered_ns += std::max<int64_t>(0, a.end_ns - std::max(a.begin_ns, covered_until));
     covered_until = std::max(covered_until, a.end_ns);
   }
-  return split;
+  const double ns = static_cast<double>(covered_until - all.front().begin_ns);
+  split.busy = static_cast<double>(covered_ns) / ns;
+  split.busy_step_us = ns * 1e-3 / kTracedSteps;
+}
+void measure_families(Split& split, Steps& steps) {
+  steps.leave_graph();
+  steps.take();
+  KernelTrace trace(steps.ctx());
+  for (int i = 0; i < kTracedSteps; ++i) steps.take();
+  for (const Activity& a : trace.finish()) {
+    const double us = static_cast<double>(a.end_ns - a.begin_ns) * 1e-3 / kTracedSteps;
+    for (Spent* spent : {&split.family[family_of(a)], &split.kernel[{a.kernel, a.op}]})
+      spent->us += us, spent->launches += 1.0 / kTracedSteps;
+  }
 }
 
 void print_split(const Split& split, const Config& config, double step_us, const Ceiling& ceiling, int64_t top) {
@@ -200,7 +210,8 @@ void print_split(const Split& split, const Config& config, double step_us, const
       fmt::print(" {:>9.1f} {:>15.1f}%", f->second / s.us * 1e-6, 100 * f->second / s.us * 1e-6 / ceiling.tflop_per_s);
     fmt::print("\n");
   }
-  fmt::print("{:<22} {:>9.3f} {:>7.1f}%\n", "GPU busy", split.busy_us * 1e-3, 100 * split.busy_us / step_us);
+  fmt::print("GPU busy for {:.1f}% of the time (traced steps of {:.3f} ms)\n", 100 * split.busy,
+             split.busy_step_us * 1e-3);
   if (top == 0) return;
   std::vector<std::pair<std::pair<std::string, std::string>, Spent>> kernels(split.kernel.begin(), split.kernel.end());
   std::sort(kernels.begin(), kernels.end(), [](const auto& a, const auto& b) { return a.second.us > b.second.us; });
@@ -210,10 +221,10 @@ void print_split(const Split& split, const Config& config, double step_us, const
                kernels[i].second.us * 1e-3, kernels[i].second.launches);
 }
 
-Json to_json(const Split& split, double step_us) {
+Json to_json(const Split& split) {
   Json out = Json::object();
   for (const auto& [name, spent] : split.family) out[name] = {{"us", spent.us}, {"launches", spent.launches}};
-  return {{"busy", split.busy_us / step_us}, {"families", out}};
+  return {{"busy", split.busy}, {"families", out}};
 }
 
 std::string case_name(const StepOptions& o, const Config& c) {
@@ -267,8 +278,10 @@ void run_step(const StepOptions& o) {
         case_name(o, config), us * 1e-3, *fastest * 1e-3, *slowest * 1e-3, tokens_per_s, peak_gb, executed,
         100 * executed / ceiling.tflop_per_s, dense, 100 * dense / ceiling.tflop_per_s);
   if (device.is_cuda() && !o.no_split) {
-    const Split split = trace(steps);
-    rows.rows.back().update(to_json(split, us));
+    Split split;
+    measure_busy(split, steps);
+    measure_families(split, steps);
+    rows.rows.back().update(to_json(split));
     if (!o.common.json) print_split(split, config, us, ceiling, o.kernels);
   } else if (!o.common.json) {
     fmt::print("not split by family: {}\n", device.is_cuda() ? "--no-split" : "that needs a GPU");

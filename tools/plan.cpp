@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "engine/check.h"
+#include "engine/comm.h"
 #include "io/json_config.h"
 #include "kernels/matmul.h"
 #include "model/flops.h"
@@ -25,6 +26,7 @@ struct Options {
   std::vector<std::string> sets;
   bool fit = false, json = false;
   double memory_gb = 0;
+  int ranks = 1;
 };
 
 // A plan needs no device, so `auto` is a GPU wherever the program has kernels for one.
@@ -47,8 +49,9 @@ void run(const Options& o) {
   const Config config = load_config(o.config, o.sets).config;
   const TrainConfig& t = config.train;
   const Device device = planned_device(config.runtime.device);
-  const MemoryPlan plan = plan_memory(config, device);
-  const auto step_tokens = static_cast<double>(t.tokens_per_step());
+  const std::unique_ptr<Comm> ranks = make_planned_comm(o.ranks);
+  const MemoryPlan plan = plan_memory(config, device, ranks.get());
+  const auto step_tokens = static_cast<double>(t.tokens_per_step());  // a rank's
   const int64_t sequences = t.micro_batch_size * t.accumulate_grad_batches;
   const double flops = training_flops(config.model, sequences, t.seq_len, config.recompute()) / step_tokens;
   const double replayed = flops - training_flops(config.model, sequences, t.seq_len) / step_tokens;
@@ -56,7 +59,8 @@ void run(const Options& o) {
               {"tensors", param_specs(config.model).size()},
               {"device", device.str()},
               {"recompute", config.recompute().str()},
-              {"tokens_per_step", t.tokens_per_step()},
+              {"ranks", o.ranks},
+              {"tokens_per_step", t.tokens_per_step() * o.ranks},
               {"flops_per_token", flops},
               {"flops_per_token_replayed", replayed},
               {"scratch_bytes", plan.scratch_bytes},
@@ -65,15 +69,17 @@ void run(const Options& o) {
   if (!o.json)
     fmt::print(
         "parameters {} in {} tensors; {} tokens a step; {:.1f} MFLOP a token, {:.1f} of them run again\n"
-        "peak on {} {:.3f} GB with runtime.recompute {} (the CUDA context left out): matrix library {:.0f} MiB, "
+        "peak on {}{} {:.3f} GB with runtime.recompute {} (the CUDA context left out): matrix library {:.0f} MiB, "
         "scratch {:.0f} MiB, {}\n",
-        count_parameters(config.model), param_specs(config.model).size(), t.tokens_per_step(), flops * 1e-6,
-        replayed * 1e-6, device.str(), gb(plan.peak_bytes()), config.recompute().str(),
-        static_cast<double>(plan.workspace_bytes) / kMiB, static_cast<double>(plan.scratch_bytes) / kMiB, plan.report);
+        count_parameters(config.model), param_specs(config.model).size(), t.tokens_per_step() * o.ranks, flops * 1e-6,
+        replayed * 1e-6, device.str(),
+        o.ranks > 1 ? fmt::format(", each of {} ranks, what NCCL itself takes left out,", o.ranks) : "",
+        gb(plan.peak_bytes()), config.recompute().str(), static_cast<double>(plan.workspace_bytes) / kMiB,
+        static_cast<double>(plan.scratch_bytes) / kMiB, plan.report);
   if (o.fit) {
     const int64_t bytes = memory_of(o, device);
-    const std::optional<BatchFit> batch = fit_batch(config, device, bytes);
-    const std::optional<RecomputeFit> recompute = fit_recompute(config, device, bytes);
+    const std::optional<BatchFit> batch = fit_batch(config, device, bytes, ranks.get());
+    const std::optional<RecomputeFit> recompute = fit_recompute(config, device, bytes, ranks.get());
     if (!batch && !recompute)
       fail(
           "nothing fits in {:.3f} GB: one sequence of {} tokens, or {} of them with runtime.recompute block, need more",
@@ -107,6 +113,8 @@ void add_plan(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("plan", "what a run will use: parameters, FLOPs, memory; needs no GPU");
   verb->add_option("CONFIG", o->config, "config file (else the environment variable CONFIG)");
   verb->add_option("--set", o->sets, "group.key=value, over file and environment")->take_all()->expected(1);
+  verb->add_option("--ranks", o->ranks, "of how many ranks: buckets and dist.zero shards count")
+      ->check(within(at_least(1).up_to(1 << 20)));
   auto* fit = verb->add_flag(
       "--fit", o->fit, "also the largest train.micro_batch_size and the cheapest runtime.recompute that fit in memory");
   verb->add_option("--memory-gb", o->memory_gb, "10^9 bytes that --fit may use (else what this machine's GPU has free)")

@@ -7,6 +7,7 @@
 
 #include "engine/comm.h"
 #include "engine/fields.h"
+#include "engine/routes.h"
 #include "model/config.h"
 #include "model/recompute.h"
 
@@ -44,6 +45,8 @@ struct RuntimeConfig {
   Precision precision = Precision::fp32;
   bool deterministic = true;
   bool cuda_graph = false;
+  bool asserts = false, strict = false;
+  KernelChoices kernels;
   std::string recompute = "none";
 };
 
@@ -57,8 +60,8 @@ struct DistConfig {
 
 struct LogConfig {
   std::string out_dir;
-  int64_t every = 10, memory_every = 0, heartbeat_every = 1;
-  bool csv = true;
+  int64_t every = 10, memory_every = 0, heartbeat_every = 1, route_steps = 1;
+  bool csv = true, tensorboard = true;
   std::vector<std::string> diagnostics;
   bool diagnoses(std::string_view what) const {
     return std::find(diagnostics.begin(), diagnostics.end(), what) != diagnostics.end();
@@ -160,6 +163,15 @@ void visit(RuntimeConfig& c, V&& v) {
     "same seed, same machine: same bits. false permits faster sums whose order changes from run to run", Rule{});
   v("cuda_graph", c.cuda_graph,
     "on a GPU, record a micro-step once and replay it: same bits, fewer gaps where kernels are short", Rule{});
+  v("asserts", c.asserts,
+    "check on the device that tokens are in range, selection lists ascending, unique and causal, and all activations "
+    "and their gradients finite; the first that is not ends the run, by layer, op and element",
+    Rule{});
+  v("kernels", c.kernels,
+    "auto, fused, general or reference for all, or an object of them for cmp, sel, win, matmul: which kernels an op "
+    "has (engine/routes.h says what each means)",
+    Rule{});
+  v("strict", c.strict, "a call that its fused kernel does not take is an error, with op, shape and reason", Rule{});
   v("recompute", c.recompute,
     "run again in backward, for memory: none, mlp, attention or block for all layers, or ranges: 0:6=block,6:12=mlp",
     Rule{});
@@ -182,8 +194,13 @@ void visit(LogConfig& c, V&& v) {
   v("memory_every", c.memory_every, "optimizer steps between memory snapshots, beside those at the start; 0: none",
     at_least(0));
   v("heartbeat_every", c.heartbeat_every, "optimizer steps between heartbeats; 0: none", at_least(0));
+  v("route_steps", c.route_steps, "steps whose choices of kernels are told in the log, each once", at_least(0));
   v("csv", c.csv, "write training.csv and val.csv", Rule{});
-  v("diagnostics", c.diagnostics, "a list of buckets (of gradients, between ranks: times and checksums)", Rule{});
+  v("diagnostics", c.diagnostics,
+    "a list of ledger (each gradient: arrived, norm, zero, not finite), layer_norms (the gradient's norm by layer), "
+    "backward (times of each layer's ops, traces.log) and buckets (of gradients, between ranks: times and checksums)",
+    Rule{});
+  v("tensorboard", c.tensorboard, "write TensorBoard's event files, in tb/", Rule{});
   v("hang_s", c.hang_s, "seconds without any progress, after which a rank counts as hung", above(0).up_to(1 << 20));
   v("slow_s", c.slow_s, "seconds that a step has to take at least to count as slow", above(0).up_to(1 << 20));
   v("slow_factor", c.slow_factor, "and times what steps usually take", at_least(1).up_to(1 << 20));

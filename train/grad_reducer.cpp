@@ -8,6 +8,7 @@
 #include "engine/check.h"
 #include "kernels/cast.h"
 #include "kernels/reduce.h"
+#include "model/flops.h"
 
 namespace triad {
 
@@ -37,6 +38,15 @@ int64_t bucket_unit(const DistConfig& c, int64_t world) {
   return c.zero == 1 && world > 1 ? kSumPiece * world : kElementAlign;
 }
 
+CommWidth width_beside_backward(const Config& config, int64_t world) {
+  constexpr double kNarrowBytesPerS = 60e9, kFlops = 400e12;  // H200s and NVLink; slower ones are alike in the ratio
+  const TrainConfig& t = config.train;
+  const double backward_s = 2.0 / 3 * training_flops(config.model, t.micro_batch_size, t.seq_len) / kFlops;
+  const double element = config.dist.grad_dtype == Precision::bf16 ? sizeof(bf16) : sizeof(float);
+  const double bytes = element * static_cast<double>(count_parameters(config.model)) * 2 * (world - 1) / world;
+  return bytes / kNarrowBytesPerS < backward_s / 2 ? CommWidth::narrow : CommWidth::wide;
+}
+
 std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int64_t unit) {
   const int64_t most = std::max(unit, elements / unit * unit), all = params.stored_elements();
   TRIAD_CHECK(all % unit == 0, "{} stored elements in units of {}", all, unit);
@@ -45,9 +55,11 @@ std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int
   embed.begin = embed.begin / unit * unit;
   embed.end = std::min(align_up(embed.end, unit), all);
   std::vector<GradBucket> buckets;
-  const auto cut = [&](int64_t begin, int64_t end) {  // from its end, where backward begins
-    for (; end > begin; end -= std::min(most, end - begin)) {
-      GradBucket bucket{.elements = {std::max(begin, end - most), end}, .params = {}};
+  const auto cut = [&](int64_t begin, int64_t end, bool late) {  // from its end, where backward begins
+    constexpr int64_t kLateTimes = 8;
+    const int64_t size = late ? kLateTimes * most : most;
+    for (; end > begin; end -= std::min(size, end - begin)) {
+      GradBucket bucket{.elements = {std::max(begin, end - size), end}, .params = {}, .late = late};
       for (int64_t i = 0; i < params.count(); ++i) {
         const ElementRange p = range_of(params, i);
         if (p.begin < bucket.elements.end && p.end > bucket.elements.begin) bucket.params.push_back(i);
@@ -55,25 +67,28 @@ std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int
       buckets.push_back(bucket);
     }
   };
-  cut(0, embed.begin);
-  cut(embed.end, all);
-  cut(embed.begin, embed.end);
+  cut(0, embed.begin, /*late=*/false);
+  if (!buckets.empty()) buckets.back().late = true;  // the first layer's
+  cut(embed.end, all, /*late=*/true);
+  cut(embed.begin, embed.end, /*late=*/true);
   return buckets;
 }
 
-GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm& comm, const DistConfig& config,
+GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm& comm, const Config& config,
                          Tensor probe)
     : ctx_(ctx),
       comm_ctx_(ctx.on(comm.stream(), ctx.scratch)),
       params_(params),
       comm_(comm),
-      zero_(config.zero == 1),
-      buckets_(plan_buckets(params, static_cast<int64_t>(config.bucket_mb * kMiB) / size_of(params.grads().dtype),
-                            bucket_unit(config, comm.world()))),
+      zero_(config.dist.zero == 1),
+      beside_(width_beside_backward(config, comm.world())),
+      buckets_(plan_buckets(params, static_cast<int64_t>(config.dist.bucket_mb * kMiB) / size_of(params.grads().dtype),
+                            bucket_unit(config.dist, comm.world()))),
       buckets_of_(static_cast<size_t>(params.count())),
       by_offset_(static_cast<size_t>(params.count())),
       probe_param_(index_of_param(params, kProbe)),
       probe_(probe),
+      filled_(buckets_.size()),
       event_(ctx.planning ? Device::cpu() : ctx.device) {
   int64_t largest = 0;
   for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -83,18 +98,20 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm&
   std::iota(by_offset_.begin(), by_offset_.end(), 0);
   std::sort(by_offset_.begin(), by_offset_.end(),
             [&](int64_t a, int64_t b) { return params.offset(a) < params.offset(b); });
-  if (config.grad_dtype == Precision::bf16) half_ = arena.alloc(MemTag::comm, "bucket in bf16", DType::bf16, {largest});
+  if (config.dist.grad_dtype == Precision::bf16)
+    half_ = arena.alloc(MemTag::comm, "bucket in bf16", DType::bf16, {largest});
 }
 
-void GradReducer::begin() {
-  if (trace_ != nullptr) trace_->begin(ctx_.stream);
+void GradReducer::begin(bool recorded) {
+  recorded_ = recorded;
+  order_.clear();
   arrived_.assign(static_cast<size_t>(params_.count()), false);
   missing_.clear();
   for (const GradBucket& bucket : buckets_) missing_.push_back(bucket.params.size());
   streams_.clear();
   // A bucket of padding alone waits for nobody.
   for (size_t b = 0; b < buckets_.size(); ++b)
-    if (missing_[b] == 0) reduce(buckets_[b]);
+    if (missing_[b] == 0) full(static_cast<int64_t>(b));
 }
 
 void GradReducer::ready(ConstTensor grad, const Stream& on) {
@@ -116,7 +133,7 @@ void GradReducer::arrived(int64_t param, const Stream& on) {
     sum_of_squares(ctx_, probe_, params_.part(params_.grads(), param));
   }
   for (const int64_t b : buckets_of_[i])
-    if (--missing_[static_cast<size_t>(b)] == 0) reduce(buckets_[static_cast<size_t>(b)]);
+    if (--missing_[static_cast<size_t>(b)] == 0) full(b);
 }
 
 ElementRange GradReducer::owned(const GradBucket& bucket) const {
@@ -124,18 +141,34 @@ ElementRange GradReducer::owned(const GradBucket& bucket) const {
   return {begin, begin + part};
 }
 
-void GradReducer::reduce(const GradBucket& bucket) {
-  for (const Stream* stream : streams_) comm_waits_for(*stream);
+void GradReducer::full(int64_t bucket) {
+  order_.push_back(bucket);
+  std::vector<GraphEvent>& events = filled_[static_cast<size_t>(bucket)];
+  for (size_t s = 0; s < streams_.size() && !ctx_.planning; ++s) {
+    if (events.size() == s) events.emplace_back(ctx_.device);
+    events[s].record(*streams_[s]);
+  }
+  if (!recorded_) reduce(bucket);
+}
+
+void GradReducer::reduce_recorded() {
+  for (const int64_t bucket : order_) reduce(bucket);
+}
+
+void GradReducer::reduce(int64_t index) {
+  const GradBucket& bucket = buckets_[static_cast<size_t>(index)];
+  for (const GraphEvent& event : filled_[static_cast<size_t>(index)]) event.block(comm_.stream());
   const ElementRange e = bucket.elements;
   const Tensor grads = params_.grads().slice(0, e.begin, e.end);
   const Tensor sent = half_.empty() ? grads : half_.slice(0, 0, e.size());
-  if (trace_ != nullptr) trace_->launch(index_of(bucket));
+  if (trace_ != nullptr) trace_->launch(index);
   if (!half_.empty()) cast(comm_ctx_, sent, grads);
-  const std::string what = fmt::format("bucket {}", index_of(bucket));
-  if (!ctx_.planning) zero_ ? comm_.reduce_scatter(sent, what) : comm_.all_reduce(sent, what);
+  const std::string what = fmt::format("bucket {}", index);
+  const CommWidth width = bucket.late ? CommWidth::wide : beside_;
+  if (!ctx_.planning) zero_ ? comm_.reduce_scatter(sent, what, width) : comm_.all_reduce(sent, what, width);
   if (!half_.empty()) cast(comm_ctx_, grads, sent);
   const ElementRange held = zero_ ? owned(bucket) : e;
-  if (trace_ != nullptr) trace_->finish(comm_ctx_, index_of(bucket), params_.grads().slice(0, held.begin, held.end));
+  if (trace_ != nullptr) trace_->finish(comm_ctx_, index, params_.grads().slice(0, held.begin, held.end));
 }
 
 void GradReducer::finish() {
@@ -175,13 +208,14 @@ std::string GradReducer::table() const {
                                 buckets_.size(), buckets_.size() + 1 + (zero_ ? buckets_.size() + 1 : 0), comm_.world(),
                                 zero_ ? "reduce_scatter and all_gather" : "all_reduce", name_of(sent),
                                 static_cast<double>(params_.stored_elements() * size_of(sent)) / kMiB);
-  out += "bucket,elements,mib,dtype,parameters,first,last\n";
+  out += "bucket,elements,mib,dtype,width,parameters,first,last\n";
   for (size_t b = 0; b < buckets_.size(); ++b) {
     const GradBucket& bucket = buckets_[b];
     const auto name = [&](int64_t i) { return params_.specs()[static_cast<size_t>(i)].name; };
-    out += fmt::format("{},{},{:.4f},{},{},{},{}\n", b, bucket.elements.size(),
+    out += fmt::format("{},{},{:.4f},{},{},{},{},{}\n", b, bucket.elements.size(),
                        static_cast<double>(bucket.elements.size() * size_of(sent)) / kMiB, name_of(sent),
-                       bucket.params.size(), bucket.params.empty() ? "padding" : name(bucket.params.front()),
+                       bucket.late || beside_ == CommWidth::wide ? "wide" : "narrow", bucket.params.size(),
+                       bucket.params.empty() ? "padding" : name(bucket.params.front()),
                        bucket.params.empty() ? "padding" : name(bucket.params.back()));
   }
   return out;

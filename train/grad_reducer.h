@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/comm.h"
+#include "engine/graph.h"
 #include "model/grad_sink.h"
 #include "model/params.h"
 #include "train/bucket_trace.h"
@@ -22,25 +23,31 @@ struct ElementRange {
 struct GradBucket {
   ElementRange elements;
   std::vector<int64_t> params;  // those that have elements in it
+  bool late = false;            // backward ends with it: nothing is left for its sum to hide behind
 };
 
 // Buckets of at most `elements`, all boundaries multiples of unit, in the order in which backward is expected to fill
 // them: the products from the last layer to the first, with the head's before all; then the small ones; the
-// embedding's, which backward finishes last and all at once, in the end. A large gradient is cut like the rest.
+// embedding's, which backward finishes last and all at once, in the end. A large gradient is cut like the rest; the
+// late ones less finely, since few large sums are faster than many small ones.
 std::vector<GradBucket> plan_buckets(const Params&, int64_t elements, int64_t unit);
 // Of what the buckets' boundaries, and so the whole buffers, have to be multiples (Params::Options::shard_elements).
 int64_t bucket_unit(const DistConfig&, int64_t world);
+// Of the sums beside backward: narrow, if it is long enough for them to end with it all the same.
+CommWidth width_beside_backward(const Config&, int64_t world);
 
 class GradReducer final : public GradSink {
  public:
   // The probe: what RankNumbers::probe tells of; written when its gradient comes, before it is summed.
-  GradReducer(Context&, Arena&, const Params&, Comm&, const DistConfig&, Tensor probe);
+  GradReducer(Context&, Arena&, const Params&, Comm&, const Config&, Tensor probe);
 
   // Who is told of each bucket's collective; must outlive the steps.
   void trace(BucketTrace* trace) { trace_ = trace; }
 
-  // A backward that is to be summed begins.
-  void begin();
+  // A backward that is to be summed begins. One that is recorded as a graph starts no collectives: reduce_recorded()
+  // does, after each launch of it.
+  void begin(bool recorded = false);
+  void reduce_recorded();
   void ready(ConstTensor grad, const Stream& on) override;
   // After it. ctx.stream waits for the sums. Throws, with their names, if gradients never came.
   void finish();
@@ -65,7 +72,8 @@ class GradReducer final : public GradSink {
  private:
   int64_t index_of(const GradBucket& bucket) const { return &bucket - buckets_.data(); }
   void arrived(int64_t param, const Stream& on);
-  void reduce(const GradBucket&);
+  void full(int64_t bucket);
+  void reduce(int64_t bucket);
   // Whatever the comm stream does next comes after what is on `stream` now, and the other way round.
   void comm_waits_for(const Stream& stream);
   void wait_for_comm();
@@ -75,6 +83,7 @@ class GradReducer final : public GradSink {
   const Params& params_;
   Comm& comm_;
   bool zero_;
+  CommWidth beside_;
   std::vector<GradBucket> buckets_;
   std::vector<std::vector<int64_t>> buckets_of_;  // of each parameter
   std::vector<int64_t> by_offset_;                // parameters as they lie in the buffer
@@ -86,7 +95,10 @@ class GradReducer final : public GradSink {
   std::vector<bool> arrived_;
   std::vector<size_t> missing_;         // of each bucket: gradients yet to come
   std::vector<const Stream*> streams_;  // that gradients have come on
-  Event event_;                         // recorded and waited for at once, again and again
+  bool recorded_ = false;
+  std::vector<int64_t> order_;                   // in which buckets became full
+  std::vector<std::vector<GraphEvent>> filled_;  // of each bucket, where each of the streams was then
+  Event event_;                                  // recorded and waited for at once, again and again
 };
 
 }  // namespace triad

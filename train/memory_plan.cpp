@@ -107,7 +107,11 @@ PlanTooLarge too_large(const Config& config, Device device, Comm* comm, const De
 }  // namespace
 
 MemoryPlan plan_memory(const Config& config, Device device, Comm* comm, std::vector<MemorySnapshot::Block>* blocks) {
-  Runtime runtime({.device = device, .planning = true, .deterministic = config.runtime.deterministic});
+  Runtime runtime({.device = device,
+                   .planning = true,
+                   .deterministic = config.runtime.deterministic,
+                   .kernels = config.runtime.kernels,
+                   .strict = config.runtime.strict});
   TrainStep step(runtime, config, comm);
   const bool alone = comm == nullptr || comm->world() == 1;  // else the last micro-step is another
   for (int64_t i = 0; i < (alone ? 1 : config.train.accumulate_grad_batches); ++i) step.micro_step({}, {}, 1);
@@ -158,7 +162,9 @@ std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device, C
     return std::make_unique<Runtime>(Runtime::Options{.device = device,
                                                       .arena_bytes = plan.arena_bytes,
                                                       .scratch_bytes = plan.scratch_bytes,
-                                                      .deterministic = config.runtime.deterministic});
+                                                      .deterministic = config.runtime.deterministic,
+                                                      .kernels = config.runtime.kernels,
+                                                      .strict = config.runtime.strict});
   } catch (const OutOfMemory& e) { throw too_large(config, device, comm, info, e.free); }  // it was free a moment ago
 }
 

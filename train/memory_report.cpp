@@ -157,27 +157,30 @@ void MemoryReport::write_oom(const OutOfMemory& e) const {
   write_memory_snapshot(folder_.file(""), suffix(comm_), s);
 }
 
+std::string optimizer_report(const std::vector<ParamSpec>& params, int64_t kept_bytes, int64_t ranks) {
+  int64_t elements = 0;
+  for (const ParamSpec& spec : params) elements += spec.shape.numel();
+  const double moment = static_cast<double>(elements * size_of(DType::f32)) / kMiB;
+  return fmt::format(
+      "{:.2f}\n\nAdamW's moments of {} parameters, MiB\n  exp_avg     {:10.2f} f32\n  exp_avg_sq  {:10.2f} f32\n"
+      "kept by rank 0 of {}: {:.2f}\n",
+      2 * moment, elements, moment, moment, ranks, static_cast<double>(kept_bytes) / kMiB);
+}
+
 void MemoryReport::write_tables() const {
   if (!comm_.first()) return;
-  // The moments of all parameters as files hold them, without what pads them, on however many ranks they lie.
-  int64_t elements = 0, kept = 0;
-  for (const ParamSpec& spec : step_.model().params().specs()) elements += spec.shape.numel();
+  int64_t kept = 0;
   for (const MemorySnapshot::Block& b : blocks_)
     if (b.category == name_of(MemTag::optimizer)) kept += b.bytes;
-  const double moment = static_cast<double>(elements * size_of(DType::f32)) / kMiB;
-  std::string text = fmt::format("{:.2f}\n\n", 2 * moment);
-  text += fmt::format("AdamW's moments of {} parameters, MiB\n  exp_avg     {:10.2f} f32\n  exp_avg_sq  {:10.2f} f32\n",
-                      elements, moment, moment);
-  text += fmt::format("on each of {} ranks at most, with what pads them: {:.2f}\n", comm_.world(),
-                      static_cast<double>(kept) / kMiB);
-  write_file_atomically(folder_.file("opt_state_mb.txt"), text);
+  write_file_atomically(folder_.file("opt_state_mb.txt"),
+                        optimizer_report(step_.model().params().specs(), kept, comm_.world()));
 
   std::map<std::string, std::map<std::string, std::pair<int64_t, int64_t>>> roles;  // role, dtype: tensors, bytes
   for (const MemorySnapshot::Block& b : blocks_) {
     auto& [tensors, bytes] = roles[b.category][name_of(b.dtype)];
     tensors += 1, bytes += b.bytes;
   }
-  text = "role          dtype   tensors          MiB\n";
+  std::string text = "role          dtype   tensors          MiB\n";
   for (const auto& [role, dtypes] : roles)
     for (const auto& [dtype, sums] : dtypes)
       text += fmt::format("{:<12}  {:<6} {:>8} {:>12.2f}\n", role, dtype, sums.first,

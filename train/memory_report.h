@@ -40,6 +40,9 @@ std::vector<MemorySnapshot::Block> name_blocks(const Arena&, TrainStep&);
 // "layer 7", of a tensor's name; empty outside of the layers.
 std::string layer_of(const std::string& tensor);
 
+// opt_state_mb.txt: first the MiB of all moments, as files hold them, on however many ranks they lie.
+std::string optimizer_report(const std::vector<ParamSpec>&, int64_t kept_bytes, int64_t ranks);
+
 class MemoryReport {
  public:
   MemoryReport(Runtime&, TrainStep&, const OutsideMemory&, const RunFolder&, const Comm&);

@@ -22,7 +22,7 @@ namespace {
 bool written_by_a_run(std::string name) {
   static const std::regex kNames(
       "config\\.json|env\\.json|metrics\\.json|model\\.safetensors|checkpoints|ranks|tb|traces\\.log|\\.anomaly_type|"
-      "(training|val|k_stats|gates|fallback_counters)\\.csv|"
+      "(training|val|k_stats|gates|fallback_counters|grad_ledger)\\.csv|"
       "(opt_state_mb|dtypes_report|ddp_buckets(_rank\\d+)?|all_missing_params)\\.txt|"
       "heartbeat_rank\\d+\\.jsonl|stackdump_rank\\d+_\\d+\\.txt|"
       "mem_(boot|loader|oom|step\\d+)(_rank\\d+)?\\.(txt|json|pickle)");

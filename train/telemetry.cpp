@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <ctime>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "engine/backend.h"
@@ -102,7 +103,8 @@ Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device devic
       arena_(arena),
       terminal_(comm.world() == 1 && isatty(STDOUT_FILENO) != 0),  // mpirun's own end is one, wherever it then writes
       last_row_(Clock::now()) {
-  if (comm.world() > 1) log_ = std::make_unique<AppendFile>(folder.file(fmt::format("ranks/rank_{}.log", comm.rank())));
+  log_ = std::make_unique<AppendFile>(folder.file(fmt::format("ranks/rank_{}.log", comm.rank())));
+  if (config.log.tensorboard && comm.first()) board_ = std::make_unique<Board>(folder.file("tb"), arena, resume_step);
   if (device.is_cuda()) peak_flops_ = peak_bf16_flops(backend::info(device).name);
   if (config.log.csv && comm.first()) {
     const bool append = resume_step >= 0;
@@ -121,7 +123,11 @@ void Telemetry::banner(int64_t parameters, const std::vector<std::string>& envir
                       backend::info(device_).name, peak_mib()));
   message(fmt::format("data: {}", data));
   message(fmt::format("{} tokens an optimizer step", config_.train.tokens_per_step() * comm_.world()));
-  if (comm_.world() > 1) message(fmt::format("{} ranks, {}", comm_.world(), comm_.name()));
+  std::set<std::string> hosts;
+  for (const Peer& p : comm_.peers()) hosts.insert(p.host);
+  if (comm_.world() > 1)
+    message(fmt::format("{} ranks on {} host{}, {}", comm_.world(), hosts.size(), hosts.size() > 1 ? "s" : "",
+                        comm_.name()));
   for (const Peer& p : comm_.peers())
     message(fmt::format("rank {}  host {}  local rank {}  pid {}  {} {}", p.rank, p.host, p.local_rank, p.pid, p.device,
                         p.pci));
@@ -142,7 +148,7 @@ Telemetry::~Telemetry() {
 }
 
 void Telemetry::message(const std::string& text) {
-  if (log_) log_->append(text + "\n");
+  log_->append(text + "\n");
   if (!comm_.first()) return;
   if (line_open_) std::fputs("\n", stdout);
   line_open_ = false;
@@ -160,21 +166,27 @@ void Telemetry::step(const Step& s) {
   fetch_ms_.insert(fetch_ms_.end(), s.fetch_ms.begin(), s.fetch_ms.end());
   ++steps_since_row_;
   comm_ms_since_row_ += s.comm_ms;
+  if (board_) board_->step(s.loss, s.grad_norm);
   const bool row = s.step % config_.log.every == 0 || s.step == config_.train.steps;
   if (row) {
     const double elapsed = seconds(Clock::now() - last_row_);
     tokens_per_s_ = static_cast<double>(tokens_since_row_) / elapsed;
     const double step_s = elapsed / static_cast<double>(steps_since_row_);
     std::string mfu;
+    double of_peak = 0;
     if (peak_flops_ > 0) {
       const TrainConfig& t = config_.train;
       const double flops =
           training_flops(config_.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len, config_.recompute());
-      mfu = fmt::format("{:.4f}", flops / step_s / peak_flops_);
+      of_peak = flops / step_s / peak_flops_;
+      mfu = fmt::format("{:.4f}", of_peak);
     }
     if (training_)
       training_->row(fmt::format("{},{:.6f},{:.6e},{:.1f},{:.6f},{:.3f},{}", s.step, s.loss, s.lr, tokens_per_s_,
                                  s.grad_norm, step_s * 1e3, mfu));
+    if (board_)
+      board_->row(s.step, {s.loss, s.lr, tokens_per_s_, s.grad_norm, step_s * 1e3, of_peak,
+                           comm_ms_since_row_ / static_cast<double>(steps_since_row_)});
     const double eta = step_s * static_cast<double>(config_.train.steps - s.step);
     std::string line =
         fmt::format("step {}/{}  loss {:.4f}  lr {:.2e}  norm {:.3f}  {:.0f} tok/s  {:.1f} ms  eta {}", s.step,
@@ -182,6 +194,7 @@ void Telemetry::step(const Step& s) {
     if (comm_.world() > 1)
       line += fmt::format("  comm {:.2f} ms", comm_ms_since_row_ / static_cast<double>(steps_since_row_));
     if (terminal_) {
+      log_->append(line + "\n");
       std::fputs(("\r\x1b[2K" + line).c_str(), stdout);
       std::fflush(stdout);
       line_open_ = true;
@@ -208,10 +221,17 @@ void Telemetry::step(const Step& s) {
                {"fetch_p95_ms", fetch(0.95)}};
   fetch_ms_.clear();
   if (comm_.world() > 1) line["comm_wait_ms"] = s.comm_ms;
+  if (s.routes != nullptr) {
+    for (const char* branch : {"cmp", "sel", "win", "select", "matmul"})
+      line[fmt::format("fb_{}", branch)] = s.routes->fallbacks(branch);
+    line["fb_total"] = s.routes->fallbacks();
+  }
+  for (const auto& [key, value] : s.more.items()) line[key] = value;
   heartbeat(s.step, "step_end", line);
 }
 
 void Telemetry::evaluation(int64_t step, double loss) {
+  if (board_) board_->evaluation(step, loss);
   if (validation_) validation_->row(fmt::format("{},{:.6f},{:.4f}", step, loss, std::exp(loss)));
   message(fmt::format("step {}  validation loss {:.4f}  perplexity {:.3f}", step, loss, std::exp(loss)));
 }
@@ -228,6 +248,29 @@ void Telemetry::fallbacks(int64_t step, const Routes& routes) {
     fallbacks_->row(
         fmt::format("{},{},{},{},{},{}", step, c.layer, branch_of(c.op), c.op + " " + c.kernel, reason, fresh));
   }
+}
+
+void Telemetry::routes(const Routes& routes) {
+  if (route_steps_told_++ >= config_.log.route_steps) return;
+  struct Told {
+    std::string text;
+    int64_t first, last;  // layers
+  };
+  std::vector<Told> lines;
+  for (; routes_told_ < routes.counts().size(); ++routes_told_) {
+    const Routes::Count& c = routes.counts()[routes_told_];
+    if (c.op == "matmul" && config_.runtime.kernels.matmul == KernelChoice::automatic) continue;  // a dozen shapes
+    std::string text = fmt::format("{}: {} {}", c.op, c.kernel, c.shapes());
+    if (c.is_fallback()) text += fmt::format(", a fallback: {}", c.reason);
+    const auto same = std::find_if(lines.begin(), lines.end(), [&](const Told& t) { return t.text == text; });
+    if (same == lines.end())
+      lines.push_back({std::move(text), c.layer, c.layer});
+    else
+      same->first = std::min(same->first, c.layer), same->last = std::max(same->last, c.layer);
+  }
+  for (const Told& t : lines)
+    message(fmt::format("kernel of {}{}", t.text,
+                        t.last < 0 ? "" : fmt::format(" (layers {} to {})", std::max<int64_t>(0, t.first), t.last)));
 }
 
 void Telemetry::heartbeat(int64_t step, const std::string& msg, const Json& more) {

@@ -11,6 +11,7 @@
 #include "io/csv.h"
 #include "io/json_config.h"
 #include "io/jsonl.h"
+#include "train/board.h"
 #include "train/config.h"
 #include "train/run_folder.h"
 
@@ -38,11 +39,16 @@ class Telemetry {
     double comm_ms = 0;                                 // that it waited for other ranks
     double step_ms = 0, compute_ms = 0, update_ms = 0;  // from result to result; of the device (TrainStep::Result)
     std::vector<double> fetch_ms = {};                  // that each micro-step waited for its tokens
+    const Routes* routes = nullptr;                     // fb_* of the heartbeat
+    Json more = Json::object();                         // of the heartbeat too
   };
   void step(const Step&);
   void evaluation(int64_t step, double loss);
   // What was counted since the last call goes to fallback_counters.csv, a row for each layer, op, kernel and reason.
   void fallbacks(int64_t step, const Routes&);
+  // The choices of kernels that were not told yet, in the first log.route_steps steps of this process; of products only
+  // where runtime.kernels chooses one.
+  void routes(const Routes&);
   // Time between its begin and end is not the steps'.
   class Pause {
    public:
@@ -60,6 +66,7 @@ class Telemetry {
   void watched_by(const Watchdog* watchdog) { watchdog_ = watchdog; }  // whose samples heartbeats carry
   void heartbeat(int64_t step, const std::string& msg, const Json& more = Json::object());
   double peak_mib() const;
+  Board* board() { return board_.get(); }  // none on other ranks than the first, or without log.tensorboard
 
  private:
   const Config& config_;
@@ -69,11 +76,14 @@ class Telemetry {
   bool terminal_;
   bool line_open_ = false;  // a progress line on a terminal waits to be overwritten
   std::unique_ptr<CsvFile> training_, validation_, fallbacks_;
+  size_t routes_told_ = 0;  // of Routes::counts()
+  int64_t route_steps_told_ = 0;
   std::vector<int64_t> fallbacks_written_;  // calls of each of Routes::counts() that have their row
   std::unique_ptr<JsonLines> heartbeats_;
   std::unique_ptr<AppendFile> log_;  // ranks/rank_R.log
   const Watchdog* watchdog_ = nullptr;
   std::vector<double> fetch_ms_;  // since the last heartbeat of a step
+  std::unique_ptr<Board> board_;
   Clock::time_point last_row_;
   int64_t tokens_since_row_ = 0, steps_since_row_ = 0;
   double tokens_per_s_ = 0, peak_flops_ = 0, comm_ms_since_row_ = 0;

@@ -1,5 +1,7 @@
 #include "train/train_step.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -15,6 +17,7 @@ namespace triad {
 namespace {
 
 constexpr size_t kBatchSlots = 4;  // micro-batches that may be on their way up
+constexpr int64_t kBytesOfAsserts = sizeof(int64_t);
 
 Tensor make_parts(Context& ctx, Arena& arena, const Params& params) {
   const Tensor parts = arena.alloc(MemTag::workspace, "gradient parts", DType::i64, {params.count(), 2});
@@ -55,16 +58,20 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
                  ? Tensor{}
                  : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64, {world_, RankNumbers::count})),
       reducer_(world_ == 1 ? nullptr
-                           : std::make_unique<GradReducer>(ctx_, runtime.arena(), model_.params(), *comm, config.dist,
+                           : std::make_unique<GradReducer>(ctx_, runtime.arena(), model_.params(), *comm, config,
                                                            own_number(ranks_, comm->rank(), RankNumbers::probe))),
       optimizer_(ctx_, runtime.arena(), model_.params(), zero() ? reducer_.get() : nullptr),
+      ledger_(ctx_, runtime.arena(), model_.params(), own_elements()),
+      trace_(ctx_),
       act_(runtime.arena(), config.model, config.train.micro_batch_size, config.train.seq_len, model_.dtype(), true,
            config.recompute()),
+      asserts_(config.runtime.asserts ? std::make_unique<Asserts>(runtime.arena()) : nullptr),
       numbers_(runtime.arena().alloc(MemTag::workspace, "step numbers", DType::f64, {StepNumbers::count})),
       eval_loss_(runtime.arena().alloc(MemTag::workspace, "evaluation loss", DType::f64, {1})),
       parts_(make_parts(ctx_, runtime.arena(), model_.params())),
       first_(ctx_.device),
-      later_(ctx_.device) {
+      later_(ctx_.device),
+      summed_(ctx_.device) {
   if (zero())
     squares_ = runtime.arena().alloc(MemTag::comm, "pieces of the norm", DType::f64,
                                      {model_.params().stored_elements() / kSumPiece});
@@ -74,18 +81,22 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
                                       /*shared=*/!zero(), kMaxQueued);
     reducer_->trace(bucket_trace_.get());
   }
+  model_.watch(asserts_.get());
   triad::zero(ctx_, numbers_);
   triad::zero(ctx_, model_.params().grads());  // the padding between them, too, which no op writes
   if (ctx_.planning) return;
   const int64_t batch_bytes = act_.tokens.bytes() + act_.targets.bytes();
   for (size_t i = 0; i < kBatchSlots; ++i) batches_.emplace_back(ctx_.device, batch_bytes);
-  for (size_t i = 0; i < kMaxQueued; ++i) results_.emplace_back(ctx_.device, numbers_.bytes());
+  for (size_t i = 0; i < kMaxQueued; ++i)
+    results_.emplace_back(ctx_.device, numbers_.bytes() + kBytesOfAsserts + ledger_.facts().bytes());
 }
 
-void TrainStep::begin() {
+void TrainStep::begin(bool trace) {
   micro_steps_ = 0;
   if (!ctx_.planning) results_[next_result_].began.record(ctx_.stream);
+  trace_wanted_ = trace && !ctx_.planning;
   if (comm_ != nullptr) comm_->take_waited_ms();  // between steps: not theirs
+  if (asserts_) asserts_->clear(ctx_);
   triad::zero(ctx_, model_.params().added_grads());
   triad::zero(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1));
 }
@@ -109,26 +120,38 @@ void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t>
 
 void TrainStep::forward_backward(int64_t step_positions, bool first, GradSink* sink) {
   model_.forward(ctx_, act_);
-  model_.loss_and_backward(ctx_, act_, 1.0 / static_cast<double>(step_positions), first, sink);
+  ledger_.begin(sink);
+  const bool trace = std::exchange(trace_wanted_, false);
+  if (trace) trace_.start(next_result_);
+  model_.loss_and_backward(ctx_, act_, 1.0 / static_cast<double>(step_positions), first, &ledger_);
+  if (trace) trace_.stop();
   sum(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1), act_.row_loss, /*add=*/true);
 }
 
 void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions) {
   upload(tokens, targets);
   const bool with_graph = config_.runtime.cuda_graph && ctx_.device.is_cuda() && !ctx_.planning;
-  const bool first = micro_steps_++ == 0;
-  if (reducer_ && micro_steps_ == config_.train.accumulate_grad_batches) {
-    reducer_->begin();  // collectives are started, timed and counted by the host: this one is never recorded
-    return forward_backward(step_positions, first, reducer_.get());
+  const bool first = micro_steps_++ == 0, last = micro_steps_ == config_.train.accumulate_grad_batches;
+  GradReducer* const sums = last ? reducer_.get() : nullptr;
+  const auto work = [&] { forward_backward(step_positions, first, sums); };
+  if (sums != nullptr && bucket_trace_) bucket_trace_->begin(ctx_.stream);
+  Recording& recording = sums != nullptr ? summed_ : first ? first_ : later_;
+  if (trace_wanted_) {  // times are those of launches
+    if (sums != nullptr) sums->begin();
+    return work();
   }
-  Recording& recording = first ? first_ : later_;
   if (!with_graph || recording.step_positions != step_positions) {  // once without: loads kernels, chooses algorithms
     recording.graph.clear();
     recording.step_positions = step_positions;
-    return forward_backward(step_positions, first);
+    if (sums != nullptr) sums->begin();
+    return work();
   }
-  if (!recording.graph.recorded()) recording.graph.record(ctx_, [&] { forward_backward(step_positions, first); });
+  if (!recording.graph.recorded()) {
+    if (sums != nullptr) sums->begin(/*recorded=*/true);
+    recording.graph.record(ctx_, work);
+  }
   recording.graph.launch(ctx_.stream);
+  if (sums != nullptr) sums->reduce_recorded();
 }
 
 void TrainStep::sum_over_ranks(bool stop) {
@@ -157,14 +180,28 @@ void TrainStep::sum_of_shards(Tensor norm_squared) {
   sum_pieces(ctx_, norm_squared, squares_);
 }
 
-void TrainStep::update(int64_t step, int64_t step_positions, bool stop) {
+std::vector<ElementRange> TrainStep::own_elements() const {
+  std::vector<ElementRange> own;
+  if (zero())
+    for (const GradBucket& bucket : reducer_->buckets()) own.push_back(reducer_->owned(bucket));
+  return own;
+}
+
+void TrainStep::measure_gradients() {
+  ledger_.measure(ctx_);
+  if (zero()) reducer_->exchange([&] { comm_->all_reduce(ledger_.facts(), "the gradients' norms"); });
+}
+
+void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool measure) {
   TRIAD_CHECK(ctx_.planning || queued_.size() < kMaxQueued, "{} steps are queued without a look at their results",
               queued_.size());
   const auto number = [&](int64_t i) { return numbers_.slice(0, i, i + 1); };
   const Tensor grads = model_.params().grads();
   tell_stage(ctx_, Stage::update);
   if (!ctx_.planning) results_[next_result_].computed.record(ctx_.stream);
+  if (micro_steps_ > 0) ledger_.require_all();
   if (reducer_) sum_over_ranks(stop);
+  if (measure || ctx_.planning) measure_gradients();  // a plan has room for it
   if (zero())
     sum_of_shards(number(StepNumbers::norm_squared));
   else
@@ -176,8 +213,14 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop) {
   if (comm_ != nullptr) slot.host_ms = comm_->take_waited_ms();
   backend::copy(slot.memory.data(), Device::cpu(), numbers_.data, numbers_.device, numbers_.bytes(),
                 ctx_.stream.handle());
+  if (asserts_)
+    backend::copy(slot.memory.data() + numbers_.bytes(), Device::cpu(), asserts_->first().data, ctx_.device,
+                  kBytesOfAsserts, ctx_.stream.handle());
+  if (measure)
+    backend::copy(slot.memory.data() + numbers_.bytes() + kBytesOfAsserts, Device::cpu(), ledger_.facts().data,
+                  ctx_.device, ledger_.facts().bytes(), ctx_.stream.handle());
   slot.done.record(ctx_.stream);
-  queued_.push_back({next_result_, step_positions});
+  queued_.push_back({next_result_, step, step_positions, measure});
   next_result_ = (next_result_ + 1) % kMaxQueued;
 }
 
@@ -190,11 +233,19 @@ TrainStep::Result TrainStep::result() {
   slot.done.synchronize();
   double numbers[StepNumbers::count];
   std::memcpy(numbers, slot.memory.data(), sizeof numbers);
+  if (asserts_) {
+    int64_t first = kNoViolation;
+    std::memcpy(&first, slot.memory.data() + sizeof numbers, sizeof first);
+    asserts_->require_none(first, fmt::format("step {}", queued.step + 1));
+  }
   Result result;
   result.loss = numbers[StepNumbers::loss] / static_cast<double>(queued.step_positions);
   result.grad_norm = std::sqrt(numbers[StepNumbers::norm_squared]);
   result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   result.stop = numbers[StepNumbers::stop] != 0;
+  if (queued.measured)
+    result.grads = ledger_.read(reinterpret_cast<const double*>(slot.memory.data() + sizeof numbers + kBytesOfAsserts));
+  result.trace = trace_.take(queued.slot);
   if (reducer_) result.comm_ms = slot.host_ms + (ctx_.device.is_cuda() ? slot.summed.ms_since(slot.computed) : 0);
   if (bucket_trace_) result.buckets = bucket_trace_->take();
   result.compute_ms = slot.computed.ms_since(slot.began);
@@ -210,11 +261,13 @@ TrainStep::Result TrainStep::result() {
 
 double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
   upload(tokens, targets);
+  if (asserts_) asserts_->clear(ctx_);
   model_.forward(ctx_, act_);
   model_.loss(ctx_, act_);
   sum(ctx_, eval_loss_, act_.row_loss);
   double loss = 0;
   read(ctx_, &loss, eval_loss_);
+  if (asserts_) asserts_->require_none(ctx_, "an evaluation");
   return loss;
 }
 

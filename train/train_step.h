@@ -9,11 +9,14 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "engine/comm.h"
 #include "engine/graph.h"
 #include "model/model.h"
+#include "train/backward_trace.h"
 #include "train/config.h"
+#include "train/grad_ledger.h"
 #include "train/optimizer.h"
 
 namespace triad {
@@ -30,18 +33,23 @@ class TrainStep {
     std::string bad_tensor;  // not finite: the first gradient that is not, or "the loss" if all are
     int64_t bad_rank = -1;   // not finite: the first rank whose own share is not; -1: the ranks' sum alone
     bool stop = false;       // a rank asked for an orderly end
-    std::optional<BucketTrace::Step> buckets = {};  // with diagnosis "buckets", of several ranks
-    double comm_ms = 0;                             // that the step waited for other ranks, behind its own work
-    double compute_ms = 0, update_ms = 0;           // of the device: micro-steps; norm, verdict and optimizer
+    double comm_ms = 0;      // that the step waited for other ranks, behind its own work
+    double compute_ms = 0, update_ms = 0;      // of the device: micro-steps; norm, verdict and optimizer
+    std::optional<GradFacts> grads;            // where update() was to measure them
+    std::vector<BackwardTrace::Op> trace;      // where begin() was to trace
+    std::optional<BucketTrace::Step> buckets;  // with diagnosis "buckets", of several ranks
   };
 
-  void begin();  // forgets gradients and loss
+  // Forgets gradients and loss. trace: the first micro-step's backward is traced (and not replayed from a graph).
+  void begin(bool trace = false);
   // tokens, targets [B*T]. The gradient of the step is that of the mean over step_positions (of all ranks and
   // micro-steps). With several ranks a step has train.accumulate_grad_batches of them.
   void micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions);
-  // Queues the update. step: optimizer steps done before this one. stop: this rank asks for an orderly end.
-  void update(int64_t step, int64_t step_positions, bool stop = false);
-  // Waits for the oldest update whose result was not yet asked for; at most kMaxQueued may be.
+  // Queues the update. step: optimizer steps done before this one. stop: this rank asks for an orderly end. measure: of
+  // each gradient the norm, for the result. Throws MissingGradients if backward did not tell of each.
+  void update(int64_t step, int64_t step_positions, bool stop = false, bool measure = false);
+  // Waits for the oldest update whose result was not yet asked for; at most kMaxQueued may be. Throws where
+  // runtime.asserts found something wrong in that step.
   Result result();
   static constexpr size_t kMaxQueued = 2;
   // Both at once.
@@ -56,6 +64,7 @@ class TrainStep {
   Optimizer& optimizer() { return optimizer_; }
   const GradReducer* reducer() const { return reducer_.get(); }
   Runtime& runtime() { return runtime_; }
+  const GradLedger& ledger() const { return ledger_; }
 
  private:
   void upload(std::span<const int32_t> tokens, std::span<const int32_t> targets);
@@ -63,6 +72,8 @@ class TrainStep {
   bool zero() const { return reducer_ && config_.dist.zero == 1; }
   void sum_over_ranks(bool stop);
   void sum_of_shards(Tensor norm_squared);
+  std::vector<ElementRange> own_elements() const;
+  void measure_gradients();
 
   Runtime& runtime_;
   Context& ctx_;
@@ -70,15 +81,18 @@ class TrainStep {
   Comm* comm_;
   int64_t world_;
   Model model_;
-  Tensor ranks_;                          // [world, RankNumbers::count] f64; absent in a world of one
-  std::unique_ptr<GradReducer> reducer_;  // likewise
-  std::unique_ptr<BucketTrace> bucket_trace_;    // of its buckets, where asked for
+  Tensor ranks_;                               // [world, RankNumbers::count] f64; absent in a world of one
+  std::unique_ptr<GradReducer> reducer_;       // likewise
+  std::unique_ptr<BucketTrace> bucket_trace_;  // of its buckets, where asked for
   Optimizer optimizer_;
+  GradLedger ledger_;
+  BackwardTrace trace_;
   Activations act_;
-  Tensor numbers_;    // [StepNumbers::count] f64
-  Tensor eval_loss_;  // [1] f64
-  Tensor parts_;      // [parameters,2] i64: where each gradient lies, for the verdict
-  Tensor squares_;    // dist.zero: the pieces of the norm's sum, each from the rank that owns its elements
+  std::unique_ptr<Asserts> asserts_;  // runtime.asserts
+  Tensor numbers_;                    // [StepNumbers::count] f64
+  Tensor eval_loss_;                  // [1] f64
+  Tensor parts_;                      // [parameters,2] i64: where each gradient lies, for the verdict
+  Tensor squares_;  // dist.zero: the pieces of the norm's sum, each from the rank that owns its elements
 
   // Pinned memory, taken in turns; an event tells when the device is done with it.
   struct Slot {
@@ -97,18 +111,21 @@ class TrainStep {
   size_t next_batch_ = 0;
   struct Queued {
     size_t slot;
-    int64_t step_positions;
+    int64_t step, step_positions;
+    bool measured;
   };
   std::deque<Queued> queued_;
   size_t next_result_ = 0;
 
-  // A step's first micro-step and the others, recorded. They hold step_positions: another number records them anew.
+  // A step's first micro-step, the others, and with several ranks its last one, recorded. They hold step_positions:
+  // another number records them anew.
   struct Recording {
     explicit Recording(Device device) : graph(device) {}
     Graph graph;
     int64_t step_positions = 0;
   };
-  Recording first_, later_;
+  Recording first_, later_, summed_;
+  bool trace_wanted_ = false;
   int64_t micro_steps_ = 0;  // of this step; before the first the gradients of the products hold nothing
 };
 

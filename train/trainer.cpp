@@ -8,16 +8,19 @@
 #include <cmath>
 #include <csignal>
 #include <fstream>
+#include <future>
 #include <numeric>
 
 #include "engine/check.h"
 #include "engine/comm.h"
+#include "engine/nvtx.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/loader.h"
 #include "train/anomaly.h"
 #include "train/checkpointer.h"
 #include "train/data_source.h"
+#include "train/grad_report.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
 #include "train/memory_report.h"
@@ -54,6 +57,7 @@ class Trainer {
         folder_(config_.log.out_dir, comm_->first() ? start_of(request, resume_from_) : RunFolder::Start::join),
         memory_(*runtime_, step_, outside_, folder_, *comm_) {
     runtime_->arena().seal();
+    if (nvtx_) runtime_->ctx().listeners->push_back(nvtx_.get());
   }
 
   // With several ranks an error ends the process here: see Comm::abandon.
@@ -79,7 +83,7 @@ class Trainer {
 
   void run_steps() {
     Context& ctx = runtime_->ctx();
-    if (comm_->first() && comm_->world() > 1) make_folders(folder_.file("ranks"));
+    if (comm_->first()) make_folders(folder_.file("ranks"));
     comm_->barrier("the run's folder");  // the first rank has prepared it
     comm_->record_collectives(folder_.file(fmt::format("ranks/rank_{}_collectives.csv", comm_->rank())));
     if (resume_from_.empty()) {
@@ -101,6 +105,8 @@ class Trainer {
     }
     if (step_.reducer() != nullptr) begin_bucket_table();
     Telemetry telemetry(config_, folder_, device_, *comm_, runtime_->arena(), resume_from_.empty() ? -1 : state_.step);
+    grad_report_.emplace(config_, folder_, step_.model().params(), comm_->first(),
+                         resume_from_.empty() ? -1 : state_.step);
     telemetry.banner(count_parameters(config_.model), request_.environment, data_.description);
     if (!resume_from_.empty()) {
       telemetry.message(fmt::format("resumed from {} at step {}", resume_from_, state_.step));
@@ -120,6 +126,11 @@ class Trainer {
 
     if (comm_->first() && config_.train.save_every > 0)
       checkpointer_.emplace(config_, step_.model().params(), device_, folder_.checkpoints());
+    // From its first step on a run can be resumed; and where nothing can be saved, that shows before days of training.
+    if (config_.train.save_every > 0 && start_of(request_, resume_from_) != RunFolder::Start::resume) {
+      save(telemetry);
+      wait_for_checkpoint(telemetry);
+    }
 
     const auto began = std::chrono::steady_clock::now();
     const int64_t first_step = state_.step;
@@ -213,8 +224,9 @@ class Trainer {
 
   // Hands a step to the device. state_ counts it at once; what came of it shows when it is settled.
   void queue_step(Loader& loader) {
+    const int64_t number = state_.step + 1;
     std::vector<double>& fetch_ms = fetch_ms_.emplace_back();
-    step_.begin();
+    step_.begin(grad_report_->traces(number));
     for (int64_t i = 0; i < config_.train.accumulate_grad_batches; ++i) {
       tell_stage(runtime_->ctx(), Stage::data);
       const auto asked = std::chrono::steady_clock::now();
@@ -222,7 +234,12 @@ class Trainer {
       fetch_ms.push_back(ms(std::chrono::steady_clock::now() - asked));
       step_.micro_step(batch.tokens, batch.targets, positions());
     }
-    step_.update(state_.step, positions(), stop_wanted());
+    try {
+      step_.update(state_.step, positions(), stop_wanted(), grad_report_->measures(number));
+    } catch (const MissingGradients& e) {
+      grad_report_->missing(number, e);
+      throw;
+    }
     ++state_.step;
     state_.sequences = loader.cursor();
     state_.tokens += positions();
@@ -241,6 +258,7 @@ class Trainer {
           ms(std::chrono::steady_clock::now() - std::exchange(settled_at_, std::chrono::steady_clock::now()));
       last_loss_ = result.loss;
       stop_agreed_ = stop_agreed_ || result.stop;
+      const Json of_gradients = grad_report_->step(step, result, telemetry);
       if (!result.finite) {
         const std::string where =
             result.bad_rank < 0 ? "no rank alone, but their sum" : fmt::format("rank {}", result.bad_rank);
@@ -263,7 +281,9 @@ class Trainer {
                       .step_ms = step_ms,
                       .compute_ms = result.compute_ms,
                       .update_ms = result.update_ms,
-                      .fetch_ms = fetch_ms_.front()});
+                      .fetch_ms = fetch_ms_.front(),
+                      .routes = &runtime_->ctx().routes,
+                      .more = of_gradients});
       fetch_ms_.pop_front();
       if (result.buckets) check_buckets(telemetry, step, *result.buckets);
       look_for_anomalies(telemetry, step, result, step_ms);
@@ -325,14 +345,28 @@ class Trainer {
     telemetry.evaluation(state_.step, val_loss_);
   }
 
+  // The first rank does what may take it long, its disk being slow, say. The others ask every second, so that it is not
+  // taken for a rank that hangs.
+  template <class Work>
+  void let_first(Work&& work, const char* what) {
+    if (comm_->world() == 1) return work();
+    std::future<void> done;
+    if (comm_->first()) done = std::async(std::launch::async, work);
+    for (char busy = 1; busy != 0;) {
+      busy = done.valid() && done.wait_for(std::chrono::seconds(1)) != std::future_status::ready;
+      busy = comm_->exchange(busy, what).front();
+    }
+    if (done.valid()) done.get();
+  }
+
   // The first rank writes beside the steps that follow, once all have given what they alone hold.
   void save(Telemetry& telemetry) {
     Context& ctx = runtime_->ctx();
     Params& params = step_.model().params();
+    wait_for_checkpoint(telemetry);  // the one before
     step_.optimizer().gather_master(params);
     const Optimizer::Moments moments = step_.optimizer().gather_moments(ctx, params);
     if (!comm_->first()) return;
-    take_checkpoint(telemetry, /*wait=*/true);
     if (!checkpointer_) checkpointer_.emplace(config_, params, device_, folder_.checkpoints());
     checkpointer_->save(ctx, moments, state_);
   }
@@ -343,6 +377,9 @@ class Trainer {
       telemetry.heartbeat(
           state_.step, "checkpoint",
           {{"folder", written->folder}, {"stall_ms", written->stall_ms}, {"write_s", written->write_s}});
+  }
+  void wait_for_checkpoint(Telemetry& telemetry) {
+    let_first([&] { take_checkpoint(telemetry, /*wait=*/true); }, "a checkpoint being written");
   }
 
   bool anomaly_stops() const { return anomaly_stop_ || watchdog_->wants_stop(); }
@@ -366,10 +403,11 @@ class Trainer {
       tell_stage(runtime_->ctx(), Stage::evaluation);
       evaluate(telemetry);
     }
+    telemetry.routes(runtime_->ctx().routes);
     if (save_now || last || stop) tell_stage(runtime_->ctx(), Stage::checkpoint);
     if (due(config_.log.every) || last || stop) telemetry.fallbacks(state_.step, runtime_->ctx().routes);
     if (save_now) save(telemetry);
-    if (last || stop) take_checkpoint(telemetry, /*wait=*/true);
+    if (last || stop) wait_for_checkpoint(telemetry);
     halted_ = stop && comm_->first() && folder_.halt_requested();
     if (halted_) folder_.clear_halt();
     settled_at_ += std::chrono::steady_clock::now() - began;
@@ -388,7 +426,8 @@ class Trainer {
 
   void finish(Telemetry& telemetry, double seconds, int64_t first_step) {
     step_.optimizer().gather_master(step_.model().params());
-    if (comm_->first()) save_weights(runtime_->ctx(), step_.model().params(), folder_.file("model.safetensors"));
+    let_first([&] { save_weights(runtime_->ctx(), step_.model().params(), folder_.file("model.safetensors")); },
+              "the final weights being written");
     const double comm_ms = comm_steps_ > 0 ? comm_ms_ / static_cast<double>(comm_steps_) : 0;
     const double tokens = static_cast<double>((state_.step - first_step) * positions());
     Json metrics = {{"step", state_.step},
@@ -419,8 +458,10 @@ class Trainer {
   OutsideMemory outside_;
   std::unique_ptr<Comm> comm_;
   DataSource data_;
+  std::unique_ptr<OpListener> nvtx_ = nvtx_listener();
   std::unique_ptr<Runtime> runtime_;
   TrainStep step_;
+  std::optional<GradReport> grad_report_;
   std::optional<Checkpointer> checkpointer_;  // the first rank's; its host memory comes before the first step
   RunFolder folder_;                          // after all that may refuse the run: from here on files change
   MemoryReport memory_;

@@ -1,0 +1,194 @@
+// What a run does when a rank of it fails, is told to stop, or is killed: the others end, and a resume goes on to the
+// bits of the uninterrupted run. Whole runs, through mpirun.
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+#include <thread>
+
+#include "io/json_config.h"
+#include "tests/dist_run.h"
+#include "tests/test.h"
+
+using namespace triad;
+using namespace triad::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+// The processes of a run's ranks, from their heartbeats; waits for all of them to have trained some steps.
+std::vector<int> pids_of(const std::string& run, int ranks, size_t steps) {
+  std::vector<int> pids;
+  for (int r = 0; r < ranks; ++r) {
+    const std::string path = run + "/heartbeat_rank" + std::to_string(r) + ".jsonl";
+    for (int i = 0; i < 60000 && lines(path).size() < steps + 1; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    REQUIRE(lines(path).size() > steps);
+    pids.push_back(Json::parse(lines(path).front())["pid"].get<int>());
+  }
+  return pids;
+}
+
+bool all_gone(const std::vector<int>& pids) {
+  for (int i = 0; i < 5000; ++i) {
+    bool gone = true;
+    for (const int pid : pids) gone = gone && (kill(pid, 0) != 0);
+    if (gone) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point began) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+}
+
+const std::string kLong = "--set train.steps=1000000 --set train.allow_unsafe=true --set dist.timeout_s=3 ";
+
+}  // namespace
+
+TEST_CASE("dist: a rank that dies or stops ends all, with a message that says where", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    const std::string out = folder.file("run" + std::to_string(signal)),
+                      log = folder.file("log" + std::to_string(signal));
+    BackgroundProgram program(train_args(out, kLong + "--set dist.bucket_mb=0.02"), mpirun(2), log);
+    const std::vector<int> pids = pids_of(out, 2, 3);
+    const auto began = std::chrono::steady_clock::now();
+    kill(pids[1], signal);
+    CHECK(program.wait() != 0);
+    CHECK(seconds_since(began) < 3 + 15);
+    CHECK(all_gone(pids));
+    const std::string text = read_text(log);
+    INFO(text);
+    for (const char* part : {"rank 0: ", "rank 1 (pid ", "collective ", " bytes"})
+      CHECK(text.find(part) != std::string::npos);
+    if (signal == SIGSTOP) CHECK(text.find("dist.timeout_s = 3 s") != std::string::npos);
+    if (signal == SIGSTOP) CHECK(text.find("is stopped") != std::string::npos);
+  }
+}
+
+TEST_CASE("dist: a rank that throws ends all, and its message is told", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  // A limit on the size of files, for rank 1 alone: it runs full in the midst of training.
+  const std::string args = train_args(folder.file("run"), kLong), log = folder.file("log");
+  const auto began = std::chrono::steady_clock::now();
+  const Outcome outcome = run_command("export OMPI_MCA_btl=tcp,self; " + mpirun(1) + TRIAD_PROGRAM " " + args +
+                                      " : -np 1 sh -c 'ulimit -f 20; exec " TRIAD_PROGRAM " " + args + "'");
+  INFO(outcome.output.substr(outcome.output.size() > 2000 ? outcome.output.size() - 2000 : 0));
+  CHECK(outcome.exit_code != 0);
+  CHECK(seconds_since(began) < 30);  // its start and its steps counted in
+  CHECK(outcome.output.find("triad: rank 1: ") != std::string::npos);
+  CHECK(outcome.output.find("_rank") != std::string::npos);  // the file it could not write
+  CHECK(lines(folder.file("run") + "/training.csv").size() > 2);
+  CHECK(all_gone(pids_of(folder.file("run"), 2, 1)));
+}
+TEST_CASE("dist: SIGTERM to one rank, or .HALT, stops all after one step, with a checkpoint", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  for (const bool by_file : {true, false}) {
+    const std::string out = folder.file(by_file ? "halt" : "term"), log = folder.file("log");
+    BackgroundProgram program(train_args(out, kLong), mpirun(2), log);
+    const std::vector<int> pids = pids_of(out, 2, 3);
+    if (by_file)
+      write_text(out + "/.HALT", "");
+    else
+      kill(pids[1], SIGTERM);
+    CHECK(program.wait() == 0);
+    INFO(read_text(log));
+    const Json state = Json::parse(read_text(out + "/checkpoints/latest/state.json"));
+    CHECK(static_cast<size_t>(state["step"].get<int64_t>()) + 1 == lines(out + "/training.csv").size());
+    for (const char* rank : {"0", "1"}) {
+      const std::string last = lines(out + "/ranks/rank_" + rank + ".log").back();
+      CHECK(last.find("after step " + std::to_string(state["step"].get<int64_t>())) != std::string::npos);
+    }
+  }
+}
+
+namespace {
+
+// How many trials, and from which seed: TRIAD_KILL_TRIALS (50 is what the issue of this feature asked for) and
+// TRIAD_KILL_SEED; a few with a fresh seed otherwise.
+int64_t number_from(const char* variable, int64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::stoll(text) : otherwise;
+}
+
+bool has_half_written(const std::string& folder) {
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
+    if (entry.path().filename().string().find(".tmp.") != std::string::npos) return true;
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("dist: killed at random moments, every resume on 2 ranks ends in the same bits", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  constexpr int kSteps = 40;
+  const std::string more = "--set train.steps=40 --set train.save_every=2 --set train.keep_last=3 ";
+  const std::string ranks = "--set train.accumulate_grad_batches=2 ";
+  const auto seed = static_cast<uint64_t>(number_from("TRIAD_KILL_SEED", std::random_device{}()));
+  std::mt19937_64 random(seed);
+  std::uniform_real_distribution<double> uniform(0, 1);
+
+  // From the end of the first step to the end of the run, in which a moment is as likely as any other.
+  const std::string whole = folder.file("whole");
+  BackgroundProgram uninterrupted(train_args(whole, ranks + more), mpirun(2));
+  pids_of(whole, 2, 1);
+  const auto began = std::chrono::steady_clock::now();
+  REQUIRE(uninterrupted.wait() == 0);
+  const double seconds = seconds_since(began);
+
+  const int64_t trials = number_from("TRIAD_KILL_TRIALS", 3);
+  int64_t in_save = 0, ended_first = 0;
+  for (int64_t trial = 0; trial < trials;) {
+    const std::string out = folder.file("killed");
+    const double wait = uniform(random) * seconds;
+    const int victims = std::uniform_int_distribution(1, 3)(random);  // bit r: rank r
+    INFO("seed " << seed << ", trial " << trial << ": after " << wait << " of " << seconds << " s, ranks (bits) "
+                 << victims);
+    BackgroundProgram program(train_args(out, ranks + more), mpirun(2));
+    const std::vector<int> pids = pids_of(out, 2, 1);
+    std::this_thread::sleep_for(std::chrono::duration<double>(wait));
+    for (const int r : {0, 1})
+      if ((victims >> r & 1) != 0) kill(pids[static_cast<size_t>(r)], SIGKILL);
+    if (program.wait() == 0) {  // it was faster this time: no trial
+      REQUIRE(++ended_first < 10 + trials);
+      fs::remove_all(out);
+      continue;
+    }
+    CHECK(all_gone(pids));
+    in_save += has_half_written(out + "/checkpoints");
+    REQUIRE(fs::exists(out + "/checkpoints/latest/state.json"));
+    run(out, 2, more + "--resume latest");
+    CHECK(same_file(whole + kWeights, out + kWeights));
+    CHECK(column(out + "/training.csv", "loss") == column(whole + "/training.csv", "loss"));
+    CHECK(lines(out + "/training.csv").size() == kSteps + 1);
+    fs::remove_all(out);
+    ++trial;
+  }
+  std::printf("seed %llu: %lld kills within %.2f s, %lld of them in the midst of a save; %lld came too late\n",
+              static_cast<unsigned long long>(seed), static_cast<long long>(trials), seconds,
+              static_cast<long long>(in_save), static_cast<long long>(ended_first));
+}
+
+TEST_CASE("dist: a run has a whole checkpoint from its first step on", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), more = "--set train.steps=12 --set train.save_every=1000 ";
+  BackgroundProgram program(train_args(out, kLong + "--set train.save_every=1000 "), mpirun(2));
+  const std::vector<int> pids = pids_of(out, 2, 1);
+  CHECK(fs::exists(out + "/checkpoints/step_0/state.json"));
+  kill(pids[0], SIGKILL);
+  CHECK(program.wait() != 0);
+  CHECK(all_gone(pids));
+  run(out, 2, more + "--resume latest");
+  CHECK(same_file(run(folder.file("whole"), 2, more) + kWeights, out + kWeights));
+}

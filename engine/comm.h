@@ -47,6 +47,11 @@ class Comm {
   // Milliseconds that the host has waited in collectives since the last call of this.
   double take_waited_ms() { return std::exchange(waited_ms_, 0.0); }
   int64_t collectives() const { return guard_ ? guard_->count() : 0; }
+  // Where the last 1,000 of them are written when one does not finish in time, or a rank is gone.
+  void record_collectives(const std::string& path) {
+    if (guard_) guard_->record_to(path);
+  }
+  CommGuard::Last last_collective() const { return guard_ ? guard_->last() : CommGuard::Last{}; }
 
   // x [n], contiguous, f32, f64 or bf16 (added in f32, rounded once or at each rank): the sum over the ranks.
   // what: of what, for messages ("bucket 3").

@@ -75,11 +75,36 @@ void CommGuard::begin(std::string what, int64_t bytes) {
   retire_finished();
   pending_.push_back({++count_, std::move(what), bytes, 0, nullptr});
   last_ = pending_.back().str();
+  constexpr size_t kMostRecords = 1000;
+  if (records_.size() == kMostRecords) records_.pop_front();
+  records_.push_back({count_, pending_.back().what, bytes, now_s()});
 }
 
 void CommGuard::end() {
   const std::lock_guard lock(mutex_);
+  note_finished(pending_.back().number);
   pending_.pop_back();
+}
+
+void CommGuard::record_to(std::string path) {
+  const std::lock_guard lock(mutex_);
+  records_path_ = std::move(path);
+}
+
+void CommGuard::note_finished(int64_t number) {
+  if (records_.empty() || number < records_.front().number) return;
+  records_[static_cast<size_t>(number - records_.front().number)].finished_s = now_s();
+}
+
+void CommGuard::write_records(const std::string& why) const {
+  if (records_path_.empty()) return;
+  std::ofstream file(records_path_);
+  file << fmt::format("# rank {}: {}\n# seconds since its ranks met; on a stream, finished is when that was seen\n",
+                      rank_, why)
+       << "number,what,bytes,began_s,finished_s\n";
+  for (const Record& r : records_)
+    file << fmt::format("{},{},{},{:.6f},{}\n", r.number, r.what, r.bytes, r.began_s,
+                        r.finished_s < 0 ? "" : fmt::format("{:.6f}", r.finished_s));
 }
 
 void CommGuard::end_on(const Stream& stream) {
@@ -100,8 +125,16 @@ int64_t CommGuard::count() const {
   return count_;
 }
 
+CommGuard::Last CommGuard::last() {
+  const std::lock_guard lock(mutex_);
+  retire_finished();
+  if (pending_.empty()) return {count_, last_, false};
+  return {pending_.front().number, pending_.front().str(), true};
+}
+
 void CommGuard::retire_finished() {
   while (!pending_.empty() && pending_.front().event && pending_.front().event->reached()) {
+    note_finished(pending_.front().number);
     free_events_.push_back(std::move(pending_.front().event));
     pending_.pop_front();
   }
@@ -123,6 +156,7 @@ void CommGuard::end_process(const std::string& why) const {
     if (n <= 0) break;
     done += static_cast<size_t>(n);
   }
+  write_records(why);
   for (const Peer& peer : peers_)
     if (is_stopped(peer.pid)) kill_process(peer.fd);
   _exit(1);

@@ -2,8 +2,9 @@
 // under way, on the host or on a stream, and the other ranks' processes on this host. A collective that does not finish
 // within dist.timeout_s, or a rank that is gone before the end, is told on stderr with the collective's number, what it
 // is of and its bytes; then the process exits with 1. Nothing gentler would do: the main thread may wait inside a
-// library for a rank that never comes.
+// library for a rank that never comes. The last 1,000 collectives are kept, and written to a file then.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -41,6 +42,16 @@ class CommGuard {
   void end_on(const Stream&);
   int64_t count() const;  // collectives begun so far
 
+  // The collective that all later ones wait for, or if none is under way the last one that was.
+  struct Last {
+    int64_t number = 0;
+    std::string what = "none";
+    bool under_way = false;
+  };
+  Last last();
+  // Where the last collectives go when this process has to end: a row each, with when it began and was seen finished.
+  void record_to(std::string path);
+
  private:
   struct Collective {
     int64_t number = 0;
@@ -50,12 +61,22 @@ class CommGuard {
     std::unique_ptr<Event> event;  // of one on a stream
     std::string str() const;
   };
+  // A collective as it is remembered; seconds since the guard began, and negative: not finished as far as was seen.
+  struct Record {
+    int64_t number = 0;
+    std::string what;
+    int64_t bytes = 0;
+    double began_s = 0, finished_s = -1;
+  };
   struct Peer {
     int rank, pid, fd;
   };
   void run();
   void look(double seconds);
   void retire_finished();
+  double now_s() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count(); }
+  void note_finished(int64_t number);
+  void write_records(const std::string& why) const;
   std::string others() const;
   [[noreturn]] void end_process(const std::string& why) const;
 
@@ -67,6 +88,9 @@ class CommGuard {
   int64_t count_ = 0;
   std::deque<Collective> pending_;
   std::string last_ = "none";  // finished or not
+  const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
+  std::deque<Record> records_;  // without gaps in their numbers
+  std::string records_path_;
   std::vector<std::unique_ptr<Event>> free_events_;
   std::vector<Peer> peers_;
   std::function<std::string()> what_is_wrong_;

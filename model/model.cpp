@@ -1,6 +1,7 @@
 #include "model/model.h"
 
 #include "engine/check.h"
+#include "engine/progress.h"
 #include "kernels/classifier.h"
 #include "kernels/embedding.h"
 #include "kernels/matmul.h"
@@ -53,6 +54,7 @@ void Model::forward(Context& ctx, Activations& act) {
   expect_finite(ctx, "embedding", "x", act.x(0));
   for (int64_t i = 0; i < config_.n_layers; ++i) {
     ctx.routes.set_layer(i);
+    tell_stage(ctx, Stage::forward, i);
     layer_forward(ctx, layer_context(act, i), w_.layers[i], act.layer(i), act.x(i + 1));
   }
   ctx.routes.set_layer(-1);
@@ -66,6 +68,7 @@ Tensor Model::final_norm(Context& ctx, Activations& act, Scratch::Scope& scope) 
 }
 
 void Model::loss(Context& ctx, Activations& act) {
+  tell_stage(ctx, Stage::head);
   Scratch::Scope scope(ctx.scratch);
   const Tensor h = final_norm(ctx, act, scope);
   classifier_forward(ctx, act.row_loss, h, w_.head, act.targets.view({act.rows()}), {.vocab = config_.vocab_size});
@@ -80,6 +83,7 @@ void Model::logits(Context& ctx, Activations& act, int64_t begin, Tensor logits)
 
 void Model::loss_and_backward(Context& ctx, Activations& act, double scale, bool first, GradSink* sink) {
   TRIAD_CHECK(options_.training, "backward of a model that was built without gradients");
+  tell_stage(ctx, Stage::head);
   Scratch::Scope scope(ctx.scratch);
   const Tensor x = act.x(config_.n_layers);
   Tensor dx = scope.alloc(x.dtype, x.shape(), "dx");
@@ -98,6 +102,7 @@ void Model::loss_and_backward(Context& ctx, Activations& act, double scale, bool
   if (sink != nullptr) sink->ready(g_.norm_f, ctx.stream);
   for (int64_t i = config_.n_layers - 1; i >= 0; --i) {
     ctx.routes.set_layer(i);
+    tell_stage(ctx, Stage::backward, i);
     LayerContext lc = layer_context(act, i);
     lc.add_products = !first;
     lc.sink = sink;
@@ -107,6 +112,7 @@ void Model::loss_and_backward(Context& ctx, Activations& act, double scale, bool
     layer_backward(ctx, lc, w_.layers[i], g_.layers[i], act.layer(i), dx);
   }
   ctx.routes.set_layer(-1);
+  tell_stage(ctx, Stage::embedding);
   embedding_backward(ctx, g_.embed, dx, act.tokens.view({act.rows()}));
   if (sink != nullptr) sink->ready(g_.embed, ctx.stream);
 }

@@ -40,6 +40,7 @@ int main(int argc, char** argv) {
   triad::add_bench(app);
   triad::add_plan(app);
   triad::add_inspect(app);
+  triad::add_report(app);
   try {
     check_verb(app, argc, argv);
     app.parse(argc, argv);

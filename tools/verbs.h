@@ -17,5 +17,6 @@ void add_grads(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_inspect(CLI::App& app);
+void add_report(CLI::App& app);
 
 }  // namespace triad

@@ -8,8 +8,8 @@ void Config::resolve() {
   model.resolve();
   if (data.seed < 0) data.seed = train.seed;
   for (const std::string& what : log.diagnostics)
-    if (what != "ledger" && what != "layer_norms" && what != "backward")
-      fail_usage("log.diagnostics holds \"{}\": ledger, layer_norms and backward are allowed", what);
+    if (what != "ledger" && what != "layer_norms" && what != "backward" && what != "buckets")
+      fail_usage("log.diagnostics holds \"{}\": ledger, layer_norms, backward and buckets are allowed", what);
   recompute();  // refuses what is no plan for these layers
 }
 

@@ -17,6 +17,7 @@ enum class DataKind { synthetic, text, shards };
 enum class OnNonfinite { skip, stop };
 enum class DeviceChoice { automatic, cpu, cuda };
 enum class Precision { fp32, bf16 };
+enum class OnAnomaly { report, stop };
 
 struct DataConfig {
   DataKind kind = DataKind::synthetic;
@@ -65,6 +66,10 @@ struct LogConfig {
   bool diagnoses(std::string_view what) const {
     return std::find(diagnostics.begin(), diagnostics.end(), what) != diagnostics.end();
   }
+  double hang_s = 30, slow_s = 10, slow_factor = 5;  // train/watchdog.h
+  double throughput_drop = 0.5, creep_mib = 256;     // train/anomaly.h
+  int64_t plateau_steps = 1000;
+  OnAnomaly on_anomaly = OnAnomaly::report;
 };
 
 struct Config {
@@ -102,6 +107,11 @@ template <>
 struct EnumWords<Precision> {
   static constexpr std::pair<std::string_view, Precision> words[] = {{"fp32", Precision::fp32},
                                                                      {"bf16", Precision::bf16}};
+};
+template <>
+struct EnumWords<OnAnomaly> {
+  static constexpr std::pair<std::string_view, OnAnomaly> words[] = {{"report", OnAnomaly::report},
+                                                                     {"stop", OnAnomaly::stop}};
 };
 
 template <>
@@ -187,10 +197,21 @@ void visit(LogConfig& c, V&& v) {
   v("route_steps", c.route_steps, "steps whose choices of kernels are told in the log, each once", at_least(0));
   v("csv", c.csv, "write training.csv and val.csv", Rule{});
   v("diagnostics", c.diagnostics,
-    "a list of ledger (each gradient: arrived, norm, zero, not finite), layer_norms (the gradient's norm by layer) and "
-    "backward (times of each layer's ops, traces.log)",
+    "a list of ledger (each gradient: arrived, norm, zero, not finite), layer_norms (the gradient's norm by layer), "
+    "backward (times of each layer's ops, traces.log) and buckets (of gradients, between ranks: times and checksums)",
     Rule{});
   v("tensorboard", c.tensorboard, "write TensorBoard's event files, in tb/", Rule{});
+  v("hang_s", c.hang_s, "seconds without any progress, after which a rank counts as hung", above(0).up_to(1 << 20));
+  v("slow_s", c.slow_s, "seconds that a step has to take at least to count as slow", above(0).up_to(1 << 20));
+  v("slow_factor", c.slow_factor, "and times what steps usually take", at_least(1).up_to(1 << 20));
+  v("throughput_drop", c.throughput_drop, "an anomaly: tokens/s below this part of what was usual; 0: never",
+    at_least(0).up_to(1));
+  v("plateau_steps", c.plateau_steps,
+    "an anomaly: so many steps whose mean loss is not below that of as many before; 0: never",
+    at_least(0).up_to(1 << 24));
+  v("creep_mib", c.creep_mib, "an anomaly: MiB of memory that 500 steps have gained, hundred by hundred", above(0));
+  v("on_anomaly", c.on_anomaly, "report it, or stop the run too, with a checkpoint and its type in .anomaly_type",
+    Rule{});
 }
 
 // The groups of a config file, in the order of its echo.

@@ -53,7 +53,7 @@ constexpr Variable kVariables[] = {
     {"NSA_LOG_GRAD_NORM", Effect::joins, "log.diagnostics", "layer_norms"},
     {"NSA_TRACE_GRADS", Effect::joins, "log.diagnostics", "ledger"},
     {"NSA_TRACE_MODULE_BWD", Effect::joins, "log.diagnostics", "backward"},
-    {"NSA_TRACE_DDP_BUCKETS", Effect::not_built, "log.diagnostics"},
+    {"NSA_TRACE_DDP_BUCKETS", Effect::joins, "log.diagnostics", "buckets"},
     {"NSA_STRICT_ASSERTS", Effect::flag, "runtime.asserts"},
     {"NSA_DDP_BUCKET_MB", Effect::value, "dist.bucket_mb"},
     {"NSA_PG_TIMEOUT_MIN", Effect::minutes, "dist.timeout_s"},

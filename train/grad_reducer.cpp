@@ -161,11 +161,14 @@ void GradReducer::reduce(int64_t index) {
   const ElementRange e = bucket.elements;
   const Tensor grads = params_.grads().slice(0, e.begin, e.end);
   const Tensor sent = half_.empty() ? grads : half_.slice(0, 0, e.size());
+  if (trace_ != nullptr) trace_->launch(index);
   if (!half_.empty()) cast(comm_ctx_, sent, grads);
   const std::string what = fmt::format("bucket {}", index);
   const CommWidth width = bucket.late ? CommWidth::wide : beside_;
   if (!ctx_.planning) zero_ ? comm_.reduce_scatter(sent, what, width) : comm_.all_reduce(sent, what, width);
   if (!half_.empty()) cast(comm_ctx_, grads, sent);
+  const ElementRange held = zero_ ? owned(bucket) : e;
+  if (trace_ != nullptr) trace_->finish(comm_ctx_, index, params_.grads().slice(0, held.begin, held.end));
 }
 
 void GradReducer::finish() {
@@ -177,6 +180,7 @@ void GradReducer::finish() {
     if (++count <= kMostNames) names += (names.empty() ? "" : ", ") + params_.specs()[static_cast<size_t>(i)].name;
   }
   if (count > 0) fail("{} of {} gradients never came in this backward: {}", count, params_.count(), names);
+  if (trace_ != nullptr) trace_->end(comm_ctx_);
   wait_for_comm();
 }
 

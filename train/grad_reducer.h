@@ -9,6 +9,7 @@
 #include "engine/graph.h"
 #include "model/grad_sink.h"
 #include "model/params.h"
+#include "train/bucket_trace.h"
 #include "train/config.h"
 
 namespace triad {
@@ -39,6 +40,9 @@ class GradReducer final : public GradSink {
  public:
   // The probe: what RankNumbers::probe tells of; written when its gradient comes, before it is summed.
   GradReducer(Context&, Arena&, const Params&, Comm&, const Config&, Tensor probe);
+
+  // Who is told of each bucket's collective; must outlive the steps.
+  void trace(BucketTrace* trace) { trace_ = trace; }
 
   // A backward that is to be summed begins. One that is recorded as a graph starts no collectives: reduce_recorded()
   // does, after each launch of it.
@@ -86,6 +90,7 @@ class GradReducer final : public GradSink {
   int64_t probe_param_;
   Tensor probe_;
   Tensor half_;  // bf16: a bucket as it travels
+  BucketTrace* trace_ = nullptr;
 
   std::vector<bool> arrived_;
   std::vector<size_t> missing_;         // of each bucket: gradients yet to come

@@ -21,9 +21,9 @@ namespace {
 // Names that a run writes (SPEC.md section 3), whole or still temporary; whatever else is in the folder is the user's.
 bool written_by_a_run(std::string name) {
   static const std::regex kNames(
-      "config\\.json|env\\.json|metrics\\.json|model\\.safetensors|checkpoints|ranks|tb|traces\\.log|"
+      "config\\.json|env\\.json|metrics\\.json|model\\.safetensors|checkpoints|ranks|tb|traces\\.log|\\.anomaly_type|"
       "(training|val|k_stats|gates|fallback_counters|grad_ledger)\\.csv|"
-      "(opt_state_mb|dtypes_report|ddp_buckets|all_missing_params)\\.txt|"
+      "(opt_state_mb|dtypes_report|ddp_buckets(_rank\\d+)?|all_missing_params)\\.txt|"
       "heartbeat_rank\\d+\\.jsonl|stackdump_rank\\d+_\\d+\\.txt|"
       "mem_(boot|loader|oom|step\\d+)(_rank\\d+)?\\.(txt|json|pickle)");
   std::string target;
@@ -56,7 +56,7 @@ void RunFolder::rewind(int64_t step) const {
     if (checkpoint.step > step) remove_tree(checkpoint.path);
   const std::string latest = checkpoints() + "/latest";
   if (fs::is_symlink(latest) && !fs::exists(latest)) fs::remove(latest);  // it pointed at one of those
-  for (const char* name : {"model.safetensors", "metrics.json"}) fs::remove(file(name));
+  for (const char* name : {"model.safetensors", "metrics.json", ".anomaly_type"}) fs::remove(file(name));
 }
 
 bool is_inside(const std::string& path, const std::string& folder) {

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <ctime>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -17,6 +18,7 @@
 #include "kernels/matmul.h"
 #include "model/flops.h"
 #include "train/load_config.h"
+#include "train/watchdog.h"
 
 extern char** environ;
 
@@ -25,6 +27,9 @@ namespace triad {
 namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
+
+// Of the lines in heartbeat_rank{R}.jsonl; a field that changes its meaning or goes makes it greater.
+constexpr int kHeartbeatSchema = 1;
 
 double seconds(std::chrono::steady_clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -151,8 +156,14 @@ void Telemetry::message(const std::string& text) {
   std::fflush(stdout);
 }
 
+void Telemetry::alert(const std::string& text) {
+  if (log_) log_->append(text + "\n");
+  std::fputs(("triad: " + text + "\n").c_str(), stderr);
+}
+
 void Telemetry::step(const Step& s) {
   tokens_since_row_ += s.tokens;
+  fetch_ms_.insert(fetch_ms_.end(), s.fetch_ms.begin(), s.fetch_ms.end());
   ++steps_since_row_;
   comm_ms_since_row_ += s.comm_ms;
   if (board_) board_->step(s.loss, s.grad_norm);
@@ -195,7 +206,20 @@ void Telemetry::step(const Step& s) {
     comm_ms_since_row_ = 0;
   }
   if (!heartbeats_ || s.step % config_.log.heartbeat_every != 0) return;
-  Json line = {{"loss", s.loss}, {"tokens_per_s", tokens_per_s_}, {"grad_norm", s.grad_norm}};
+  std::sort(fetch_ms_.begin(), fetch_ms_.end());
+  const auto fetch = [&](double share) {
+    return fetch_ms_.empty() ? 0 : fetch_ms_[static_cast<size_t>(share * static_cast<double>(fetch_ms_.size() - 1))];
+  };
+  Json line = {{"loss", s.loss},
+               {"tokens_per_s", tokens_per_s_},
+               {"grad_norm", s.grad_norm},
+               {"step_ms", s.step_ms},
+               {"compute_ms", s.compute_ms},
+               {"update_ms", s.update_ms},
+               {"fetch_ms", std::accumulate(s.fetch_ms.begin(), s.fetch_ms.end(), 0.0)},
+               {"fetch_p50_ms", fetch(0.5)},
+               {"fetch_p95_ms", fetch(0.95)}};
+  fetch_ms_.clear();
   if (comm_.world() > 1) line["comm_wait_ms"] = s.comm_ms;
   if (s.routes != nullptr) {
     for (const char* branch : {"cmp", "sel", "win", "select", "matmul"})
@@ -252,13 +276,24 @@ void Telemetry::routes(const Routes& routes) {
 void Telemetry::heartbeat(int64_t step, const std::string& msg, const Json& more) {
   if (!heartbeats_) return;
   const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  Json line = {{"ts", now},       {"iso", iso_time(static_cast<std::time_t>(now))},
-               {"pid", getpid()}, {"rank", comm_.rank()},
-               {"step", step},    {"msg", msg}};
+  Json line = {{"schema", kHeartbeatSchema},
+               {"ts", now},
+               {"iso", iso_time(static_cast<std::time_t>(now))},
+               {"pid", getpid()},
+               {"rank", comm_.rank()},
+               {"step", step},
+               {"msg", msg}};
   if (device_.is_cuda()) {
     line["gpu_mem_alloc_mib"] = static_cast<double>(arena_.used_bytes()) / kMiB;
     line["gpu_mem_reserved_mib"] = static_cast<double>(arena_.capacity_bytes()) / kMiB;
   }
+  const Watchdog::Sample sample = watchdog_ == nullptr ? Watchdog::Sample{} : watchdog_->sample();
+  const auto known = [](const std::optional<double>& value) { return value ? Json(*value) : Json(); };
+  line["gpu_used_mib"] = known(sample.gpu.used_mib);
+  line["gpu_util_pct"] = known(sample.gpu.util_pct);
+  line["power_w"] = known(sample.gpu.power_w);
+  if (watchdog_ != nullptr) line["host_mib"] = sample.host_mib;
+  if (comm_.world() > 1) line["collectives"] = comm_.collectives();
   for (const auto& [key, value] : more.items()) line[key] = value;
   heartbeats_->append(line);
 }

@@ -17,6 +17,8 @@
 
 namespace triad {
 
+class Watchdog;
+
 // The machine, the ranks, libraries, build, and of the environment the variables that concern a run: env.json.
 Json environment_report(Device, const Comm&, const std::string& build);
 
@@ -33,10 +35,12 @@ class Telemetry {
   struct Step {
     int64_t step = 0;  // optimizer steps done, this one included
     double loss = 0, lr = 0, grad_norm = 0;
-    int64_t tokens = 0;              // of this optimizer step, all ranks together
-    double comm_ms = 0;              // that it waited for other ranks
-    const Routes* routes = nullptr;  // fb_* of the heartbeat
-    Json more = Json::object();      // of the heartbeat too
+    int64_t tokens = 0;                                 // of this optimizer step, all ranks together
+    double comm_ms = 0;                                 // that it waited for other ranks
+    double step_ms = 0, compute_ms = 0, update_ms = 0;  // from result to result; of the device (TrainStep::Result)
+    std::vector<double> fetch_ms = {};                  // that each micro-step waited for its tokens
+    const Routes* routes = nullptr;                     // fb_* of the heartbeat
+    Json more = Json::object();                         // of the heartbeat too
   };
   void step(const Step&);
   void evaluation(int64_t step, double loss);
@@ -57,6 +61,9 @@ class Telemetry {
     Clock::time_point began_;
   };
   void message(const std::string& text);  // a line that is not progress
+  // Something is wrong: on stderr of whichever rank, and in its log. From any thread, as heartbeat().
+  void alert(const std::string& text);
+  void watched_by(const Watchdog* watchdog) { watchdog_ = watchdog; }  // whose samples heartbeats carry
   void heartbeat(int64_t step, const std::string& msg, const Json& more = Json::object());
   double peak_mib() const;
   Board* board() { return board_.get(); }  // none on other ranks than the first, or without log.tensorboard
@@ -74,6 +81,8 @@ class Telemetry {
   std::vector<int64_t> fallbacks_written_;  // calls of each of Routes::counts() that have their row
   std::unique_ptr<JsonLines> heartbeats_;
   std::unique_ptr<AppendFile> log_;  // ranks/rank_R.log
+  const Watchdog* watchdog_ = nullptr;
+  std::vector<double> fetch_ms_;  // since the last heartbeat of a step
   std::unique_ptr<Board> board_;
   Clock::time_point last_row_;
   int64_t tokens_since_row_ = 0, steps_since_row_ = 0;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "engine/progress.h"
 #include "kernels/matmul.h"
 #include "kernels/reduce.h"
 #include "kernels/verdict.h"
@@ -74,6 +75,12 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
   if (zero())
     squares_ = runtime.arena().alloc(MemTag::comm, "pieces of the norm", DType::f64,
                                      {model_.params().stored_elements() / kSumPiece});
+  if (reducer_ && config.log.diagnoses("buckets")) {
+    bucket_trace_ =
+        std::make_unique<BucketTrace>(ctx_, runtime.arena(), *comm, static_cast<int64_t>(reducer_->buckets().size()),
+                                      /*shared=*/!zero(), kMaxQueued);
+    reducer_->trace(bucket_trace_.get());
+  }
   model_.watch(asserts_.get());
   triad::zero(ctx_, numbers_);
   triad::zero(ctx_, model_.params().grads());  // the padding between them, too, which no op writes
@@ -86,6 +93,7 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
 
 void TrainStep::begin(bool trace) {
   micro_steps_ = 0;
+  if (!ctx_.planning) results_[next_result_].began.record(ctx_.stream);
   trace_wanted_ = trace && !ctx_.planning;
   if (comm_ != nullptr) comm_->take_waited_ms();  // between steps: not theirs
   if (asserts_) asserts_->clear(ctx_);
@@ -126,6 +134,7 @@ void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int3
   const bool first = micro_steps_++ == 0, last = micro_steps_ == config_.train.accumulate_grad_batches;
   GradReducer* const sums = last ? reducer_.get() : nullptr;
   const auto work = [&] { forward_backward(step_positions, first, sums); };
+  if (sums != nullptr && bucket_trace_) bucket_trace_->begin(ctx_.stream);
   Recording& recording = sums != nullptr ? summed_ : first ? first_ : later_;
   if (trace_wanted_) {  // times are those of launches
     if (sums != nullptr) sums->begin();
@@ -151,10 +160,7 @@ void TrainStep::sum_over_ranks(bool stop) {
   copy(ctx_, own(RankNumbers::loss), loss);
   constexpr int kSomeBits = 0x3f;  // any finite number but 0
   const Tensor flag = own(RankNumbers::stop);
-  if (!ctx_.planning) {
-    backend::fill(flag.data, flag.device, stop ? kSomeBits : 0, flag.bytes(), ctx_.stream.handle());
-    results_[next_result_].computed.record(ctx_.stream);
-  }
+  if (!ctx_.planning) backend::fill(flag.data, flag.device, stop ? kSomeBits : 0, flag.bytes(), ctx_.stream.handle());
   reducer_->finish();
   reducer_->exchange([&] {
     comm_->all_gather(ranks_, "the ranks' numbers");
@@ -191,6 +197,8 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
               queued_.size());
   const auto number = [&](int64_t i) { return numbers_.slice(0, i, i + 1); };
   const Tensor grads = model_.params().grads();
+  tell_stage(ctx_, Stage::update);
+  if (!ctx_.planning) results_[next_result_].computed.record(ctx_.stream);
   if (micro_steps_ > 0) ledger_.require_all();
   if (reducer_) sum_over_ranks(stop);
   if (measure || ctx_.planning) measure_gradients();  // a plan has room for it
@@ -239,6 +247,9 @@ TrainStep::Result TrainStep::result() {
     result.grads = ledger_.read(reinterpret_cast<const double*>(slot.memory.data() + sizeof numbers + kBytesOfAsserts));
   result.trace = trace_.take(queued.slot);
   if (reducer_) result.comm_ms = slot.host_ms + (ctx_.device.is_cuda() ? slot.summed.ms_since(slot.computed) : 0);
+  if (bucket_trace_) result.buckets = bucket_trace_->take();
+  result.compute_ms = slot.computed.ms_since(slot.began);
+  result.update_ms = slot.done.ms_since(reducer_ ? slot.summed : slot.computed);
   if (result.finite) return result;
   result.bad_rank = reducer_ ? static_cast<int64_t>(numbers[StepNumbers::bad_rank]) : 0;
   auto bad = static_cast<int64_t>(numbers[StepNumbers::bad_part]);

@@ -27,15 +27,17 @@ class TrainStep {
   TrainStep(Runtime&, const Config&, Comm* comm = nullptr);
 
   struct Result {
-    double loss = 0;                 // mean over the step's positions
-    double grad_norm = 0;            // global, before clipping
-    bool finite = true;              // otherwise nothing was updated, and (train.on_nonfinite stop) nothing will be
-    std::string bad_tensor;          // not finite: the first gradient that is not, or "the loss" if all are
-    int64_t bad_rank = -1;           // not finite: the first rank whose own share is not; -1: the ranks' sum alone
-    bool stop = false;               // a rank asked for an orderly end
-    double comm_ms = 0;              // that the step waited for other ranks, behind its own work
-    std::optional<GradFacts> grads;  // where update() was to measure them
-    std::vector<BackwardTrace::Op> trace;  // where begin() was to trace
+    double loss = 0;         // mean over the step's positions
+    double grad_norm = 0;    // global, before clipping
+    bool finite = true;      // otherwise nothing was updated, and (train.on_nonfinite stop) nothing will be
+    std::string bad_tensor;  // not finite: the first gradient that is not, or "the loss" if all are
+    int64_t bad_rank = -1;   // not finite: the first rank whose own share is not; -1: the ranks' sum alone
+    bool stop = false;       // a rank asked for an orderly end
+    double comm_ms = 0;      // that the step waited for other ranks, behind its own work
+    double compute_ms = 0, update_ms = 0;      // of the device: micro-steps; norm, verdict and optimizer
+    std::optional<GradFacts> grads;            // where update() was to measure them
+    std::vector<BackwardTrace::Op> trace;      // where begin() was to trace
+    std::optional<BucketTrace::Step> buckets;  // with diagnosis "buckets", of several ranks
   };
 
   // Forgets gradients and loss. trace: the first micro-step's backward is traced (and not replayed from a graph).
@@ -79,8 +81,9 @@ class TrainStep {
   Comm* comm_;
   int64_t world_;
   Model model_;
-  Tensor ranks_;                          // [world, RankNumbers::count] f64; absent in a world of one
-  std::unique_ptr<GradReducer> reducer_;  // likewise
+  Tensor ranks_;                               // [world, RankNumbers::count] f64; absent in a world of one
+  std::unique_ptr<GradReducer> reducer_;       // likewise
+  std::unique_ptr<BucketTrace> bucket_trace_;  // of its buckets, where asked for
   Optimizer optimizer_;
   GradLedger ledger_;
   BackwardTrace trace_;
@@ -93,14 +96,15 @@ class TrainStep {
 
   // Pinned memory, taken in turns; an event tells when the device is done with it.
   struct Slot {
-    Slot(Device device, int64_t bytes) : memory(device, bytes), done(device) {}
+    Slot(Device device, int64_t bytes, bool timed = false) : memory(device, bytes), done(device, timed) {}
     PinnedMemory memory;
     Event done;
   };
   struct ResultSlot : Slot {
-    ResultSlot(Device device, int64_t bytes) : Slot(device, bytes), computed(device, true), summed(device, true) {}
-    Event computed, summed;  // this rank's gradients; those of all
-    double host_ms = 0;      // that the host waited for other ranks
+    ResultSlot(Device device, int64_t bytes)
+        : Slot(device, bytes, true), began(device, true), computed(device, true), summed(device, true) {}
+    Event began, computed, summed;  // the step; this rank's gradients; those of all
+    double host_ms = 0;             // that the host waited for other ranks
   };
   std::deque<Slot> batches_;
   std::deque<ResultSlot> results_;

@@ -17,6 +17,7 @@
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/loader.h"
+#include "train/anomaly.h"
 #include "train/checkpointer.h"
 #include "train/data_source.h"
 #include "train/grad_report.h"
@@ -28,6 +29,7 @@
 #include "train/state.h"
 #include "train/telemetry.h"
 #include "train/train_step.h"
+#include "train/watchdog.h"
 
 namespace triad {
 
@@ -83,10 +85,12 @@ class Trainer {
     Context& ctx = runtime_->ctx();
     if (comm_->first()) make_folders(folder_.file("ranks"));
     comm_->barrier("the run's folder");  // the first rank has prepared it
+    comm_->record_collectives(folder_.file(fmt::format("ranks/rank_{}_collectives.csv", comm_->rank())));
     if (resume_from_.empty()) {
       step_.model().params().init(ctx, static_cast<uint64_t>(config_.train.seed));
     } else {
       state_ = load_checkpoint(ctx, resume_from_, step_.model().params(), step_.optimizer(), config_);
+      updates_ = state_.step;
       if (state_.step > config_.train.steps)
         fail_usage("train.steps is {}, but {} is at step {} already", config_.train.steps, resume_from_, state_.step);
       for (const int64_t step : comm_->exchange(state_.step, "the step resumed from"))
@@ -98,8 +102,8 @@ class Trainer {
       write_file_atomically(folder_.file("config.json"), dump_json(config_to_json(config_), 2) + "\n");
       write_file_atomically(folder_.file("env.json"),
                             dump_json(environment_report(device_, *comm_, request_.build), 2) + "\n");
-      if (step_.reducer() != nullptr) write_file_atomically(folder_.file("ddp_buckets.txt"), step_.reducer()->table());
     }
+    if (step_.reducer() != nullptr) begin_bucket_table();
     Telemetry telemetry(config_, folder_, device_, *comm_, runtime_->arena(), resume_from_.empty() ? -1 : state_.step);
     grad_report_.emplace(config_, folder_, step_.model().params(), comm_->first(),
                          resume_from_.empty() ? -1 : state_.step);
@@ -108,6 +112,14 @@ class Trainer {
       telemetry.message(fmt::format("resumed from {} at step {}", resume_from_, state_.step));
       for (const std::string& line : changed_since(resume_from_, config_)) telemetry.message("changed since: " + line);
     }
+    ctx.listeners->push_back(&progress_);
+    Watchdog watchdog(progress_, *comm_, device_, config_, folder_.path(), state_.step,
+                      {.heartbeat = [&](int64_t step, const std::string& msg,
+                                        const Json& more) { telemetry.heartbeat(step, msg, more); },
+                       .alert = [&](const std::string& text) { telemetry.alert(text); }});
+    watchdog.on_request([&](int64_t step) { memory_.write_snapshot(fmt::format("step{}", step)); });
+    watchdog_ = &watchdog;
+    telemetry.watched_by(&watchdog);
     telemetry.heartbeat(state_.step, "boot");
     memory_.write_tables();
     memory_.write_snapshot("boot");
@@ -122,6 +134,7 @@ class Trainer {
 
     const auto began = std::chrono::steady_clock::now();
     const int64_t first_step = state_.step;
+    settled_at_ = began;
     {
       Loader loader(data_.train, loader_options());
       memory_.write_snapshot("loader");
@@ -134,6 +147,17 @@ class Trainer {
     if (state_.step == first_step && config_.train.eval_every > 0) evaluate(telemetry);  // nothing was left to train
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     finish(telemetry, seconds, first_step);
+  }
+
+  // ddp_buckets.txt: how gradients are cut into buckets; with diagnosis "buckets" each rank's own, and a row for each
+  // bucket of each step.
+  void begin_bucket_table() {
+    const bool traced = config_.log.diagnoses("buckets");
+    if (!traced && !comm_->first()) return;
+    const std::string path =
+        folder_.file(comm_->first() ? "ddp_buckets.txt" : fmt::format("ddp_buckets_rank{}.txt", comm_->rank()));
+    write_file_atomically(path, step_.reducer()->table() + (traced ? std::string("\n") + BucketTrace::kHeader : ""));
+    if (traced) buckets_.emplace(path);
   }
 
   // The ranks, which have to be of one mind.
@@ -181,6 +205,9 @@ class Trainer {
     return own ? RunFolder::Start::resume : RunFolder::Start::fresh;
   }
 
+  static double ms(std::chrono::steady_clock::duration d) {
+    return std::chrono::duration<double, std::milli>(d).count();
+  }
   bool due(int64_t every) const { return every > 0 && state_.step % every == 0; }
   int64_t positions() const { return config_.train.tokens_per_step() * comm_->world(); }
 
@@ -198,9 +225,13 @@ class Trainer {
   // Hands a step to the device. state_ counts it at once; what came of it shows when it is settled.
   void queue_step(Loader& loader) {
     const int64_t number = state_.step + 1;
+    std::vector<double>& fetch_ms = fetch_ms_.emplace_back();
     step_.begin(grad_report_->traces(number));
     for (int64_t i = 0; i < config_.train.accumulate_grad_batches; ++i) {
+      tell_stage(runtime_->ctx(), Stage::data);
+      const auto asked = std::chrono::steady_clock::now();
       const Batch batch = loader.next();
+      fetch_ms.push_back(ms(std::chrono::steady_clock::now() - asked));
       step_.micro_step(batch.tokens, batch.targets, positions());
     }
     try {
@@ -220,7 +251,11 @@ class Trainer {
   void settle(Telemetry& telemetry, int64_t leave) {
     for (; queued_ > leave; --queued_) {
       const int64_t step = state_.step - queued_ + 1;  // steps done, this one included
+      tell_stage(runtime_->ctx(), Stage::result);
       const TrainStep::Result result = step_.result();
+      progress_.step_done();
+      const double step_ms =
+          ms(std::chrono::steady_clock::now() - std::exchange(settled_at_, std::chrono::steady_clock::now()));
       last_loss_ = result.loss;
       stop_agreed_ = stop_agreed_ || result.stop;
       const Json of_gradients = grad_report_->step(step, result, telemetry);
@@ -243,10 +278,53 @@ class Trainer {
                       .grad_norm = result.grad_norm,
                       .tokens = positions(),
                       .comm_ms = result.comm_ms,
+                      .step_ms = step_ms,
+                      .compute_ms = result.compute_ms,
+                      .update_ms = result.update_ms,
+                      .fetch_ms = fetch_ms_.front(),
                       .routes = &runtime_->ctx().routes,
                       .more = of_gradients});
+      fetch_ms_.pop_front();
+      if (result.buckets) check_buckets(telemetry, step, *result.buckets);
+      look_for_anomalies(telemetry, step, result, step_ms);
+      updates_ += result.finite;
       constexpr int64_t kWarmUpSteps = 5;
       if (++settled_ > kWarmUpSteps) comm_ms_ += result.comm_ms, ++comm_steps_;
+    }
+  }
+
+  // Their rows go to this rank's bucket table. Sums that are not the same on all ranks end the run: weights would part.
+  void check_buckets(Telemetry& telemetry, int64_t step, const BucketTrace::Step& buckets) {
+    buckets_->append(BucketTrace::rows(step, buckets));
+    if (buckets.odd.empty()) return;
+    std::string text;
+    for (const auto& [bucket, ranks] : buckets.odd) {
+      const std::vector<int64_t>& params = step_.reducer()->buckets()[static_cast<size_t>(bucket)].params;
+      const auto name = [&](int64_t i) { return step_.model().params().specs()[static_cast<size_t>(i)].name; };
+      text += fmt::format("{}bucket {} ({} to {}): {}", text.empty() ? "" : "; ", bucket,
+                          params.empty() ? "padding" : name(params.front()),
+                          params.empty() ? "padding" : name(params.back()), ranks);
+    }
+    telemetry.heartbeat(step, "divergence", {{"text", text}});
+    comm_->expect_end();  // of all ranks, here
+    fail("step {}: the ranks' sums of gradients differ: {}", step, text);
+  }
+
+  void look_for_anomalies(Telemetry& telemetry, int64_t step, const TrainStep::Result& result, double step_ms) {
+    const Watchdog::Sample sample = watchdog_->sample();
+    for (const Anomaly& anomaly : anomalies_.step({.step = step,
+                                  .updates = updates_,
+                                  .loss = result.loss,
+                                  .grad_norm = result.grad_norm,
+                                  .tokens = static_cast<double>(positions()),
+                                  .seconds = step_ms / 1e3,
+                                  .host_mib = sample.host_mib,
+                                  .device_mib = sample.gpu.used_mib})) {
+      telemetry.heartbeat(step, "anomaly", {{"type", anomaly.type}, {"text", anomaly.text}});
+      telemetry.alert(fmt::format("anomaly {}: rank {}: {}", anomaly.type, comm_->rank(), anomaly.text));
+      if (config_.log.on_anomaly != OnAnomaly::stop || anomaly_stop_) continue;
+      write_anomaly_type(folder_.path(), anomaly.type, anomaly.text);
+      anomaly_stop_ = true;
     }
   }
 
@@ -304,7 +382,10 @@ class Trainer {
     let_first([&] { take_checkpoint(telemetry, /*wait=*/true); }, "a checkpoint being written");
   }
 
-  bool stop_wanted() const { return stop_signal != 0 || (comm_->first() && folder_.halt_requested()); }
+  bool anomaly_stops() const { return anomaly_stop_ || watchdog_->wants_stop(); }
+  bool stop_wanted() const {
+    return stop_signal != 0 || anomaly_stops() || (comm_->first() && folder_.halt_requested());
+  }
 
   // What happens between steps and is not counted as their time. True: the run has to stop here.
   bool after_step(Telemetry& telemetry) {
@@ -316,21 +397,28 @@ class Trainer {
     take_checkpoint(telemetry, /*wait=*/false);
     if (eval || save_now || last) settle(telemetry, /*leave=*/0);
     const Telemetry::Pause pause(telemetry);
+    const auto began = std::chrono::steady_clock::now();
     if (state_.step == 1 || due(config_.log.memory_every)) memory_.write_snapshot(fmt::format("step{}", state_.step));
-    if (eval) evaluate(telemetry);
+    if (eval) {
+      tell_stage(runtime_->ctx(), Stage::evaluation);
+      evaluate(telemetry);
+    }
     telemetry.routes(runtime_->ctx().routes);
+    if (save_now || last || stop) tell_stage(runtime_->ctx(), Stage::checkpoint);
     if (due(config_.log.every) || last || stop) telemetry.fallbacks(state_.step, runtime_->ctx().routes);
     if (save_now) save(telemetry);
     if (last || stop) wait_for_checkpoint(telemetry);
     halted_ = stop && comm_->first() && folder_.halt_requested();
     if (halted_) folder_.clear_halt();
+    settled_at_ += std::chrono::steady_clock::now() - began;
     return stop && !last;
   }
 
   void stopped(Telemetry& telemetry) {
-    const std::string why = stop_signal != 0 ? fmt::format("signal {}", stop_signal.load())
-                            : halted_        ? ".HALT"
-                                             : "another rank's signal or .HALT";
+    const std::string why = stop_signal != 0  ? fmt::format("signal {}", stop_signal.load())
+                            : halted_         ? ".HALT"
+                            : anomaly_stops() ? "an anomaly, which .anomaly_type names"
+                                              : "another rank's signal, .HALT or anomaly";
     telemetry.heartbeat(state_.step, "stopped", {{"why", why}});
     telemetry.message(
         fmt::format("stopped by {} after step {}, with a checkpoint: --resume latest goes on", why, state_.step));
@@ -378,6 +466,14 @@ class Trainer {
   RunFolder folder_;                          // after all that may refuse the run: from here on files change
   MemoryReport memory_;
   RunState state_;
+  std::optional<AppendFile> buckets_;  // rows of this rank's ddp_buckets.txt
+  Progress progress_{device_};
+  AnomalyRules anomalies_{config_};
+  const Watchdog* watchdog_ = nullptr;  // of run_steps()
+  bool anomaly_stop_ = false;
+  int64_t updates_ = 0;                               // made before the step that is settled next
+  std::chrono::steady_clock::time_point settled_at_;  // the last step; what happened between steps does not count
+  std::deque<std::vector<double>> fetch_ms_;          // of the steps queued
   bool stop_agreed_ = false, halted_ = false;
   int64_t settled_ = 0, comm_steps_ = 0;
   double comm_ms_ = 0;                       // waited for other ranks in comm_steps_ steps

@@ -1,0 +1,32 @@
+// Marks that a stream leaves in pinned memory: a write by the stream's own front end, no kernel.
+#include <cuda.h>
+
+#include "engine/cuda_check.h"
+#include "engine/progress.h"
+
+namespace triad::backend {
+
+namespace {
+
+using WriteValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+
+// Of the driver, which nothing here links.
+WriteValue find_write_value() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  constexpr unsigned kVersion = 12000;  // whose cuStreamWriteValue32 may be recorded in a graph
+  CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &function, kVersion, cudaEnableDefault, &result));
+  if (result != cudaDriverEntryPointSuccess) fail("the CUDA driver has no cuStreamWriteValue32");
+  return reinterpret_cast<WriteValue>(function);
+}
+
+}  // namespace
+
+void write_mark(Device, void* stream, std::byte* pinned, uint32_t value) {
+  static const WriteValue write = find_write_value();
+  const CUresult result =
+      write(static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(pinned), value, CU_STREAM_WRITE_VALUE_DEFAULT);
+  if (result != CUDA_SUCCESS) fail("cuStreamWriteValue32 failed with CUDA driver error {}", static_cast<int>(result));
+}
+
+}  // namespace triad::backend

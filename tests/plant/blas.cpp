@@ -1,0 +1,42 @@
+// Loaded in front of the program (LD_PRELOAD): matrix products that fall asleep, as TRIAD_PLANT says. The program
+// itself has no switch for faults. "rank after_s for_s each_s": on that rank, from after_s after its first product on
+// and for for_s, each product sleeps each_s first.
+#include <dlfcn.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+namespace {
+
+struct Plant {
+  int rank = 0;
+  double after_s = 0, for_s = 0, each_s = 0;
+  bool planted = false;
+  std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
+
+  Plant() {
+    const char* text = std::getenv("TRIAD_PLANT");
+    const char* own = std::getenv("OMPI_COMM_WORLD_RANK");
+    planted = text != nullptr && std::sscanf(text, "%d %lf %lf %lf", &rank, &after_s, &for_s, &each_s) == 4 &&
+              rank == (own == nullptr ? 0 : std::atoi(own));
+  }
+  void sleep() const {
+    const double now = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    // Until its time is over, whatever signals come.
+    if (planted && now >= after_s && now < after_s + for_s)
+      std::this_thread::sleep_for(std::chrono::duration<double>(each_s));
+  }
+};
+
+}  // namespace
+
+extern "C" void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float* a, int lda,
+                            const float* b, int ldb, float beta, float* c, int ldc) {
+  using Product = decltype(&cblas_sgemm);
+  static const Plant plant;
+  static const auto product = reinterpret_cast<Product>(dlsym(RTLD_NEXT, "cblas_sgemm"));
+  plant.sleep();
+  product(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}

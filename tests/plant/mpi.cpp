@@ -1,0 +1,54 @@
+// The other fault that is loaded in front of the program: a bit that falls over on its way between ranks. TRIAD_FLIP is
+// "rank count": of that rank's gathers of 1,000 bytes and more, in the count-th the second half's first bit. Handles
+// are pointers, as Open MPI has them.
+#include <dlfcn.h>
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+
+namespace {
+
+struct Flip {
+  int rank = 0, count = 0, seen = 0;
+  unsigned char* received = nullptr;  // by the gather under way that is to suffer
+  size_t bytes = 0;
+  Flip() {
+    const char* text = std::getenv("TRIAD_FLIP");
+    const char* own = std::getenv("OMPI_COMM_WORLD_RANK");
+    if (text == nullptr || own == nullptr || std::sscanf(text, "%d %d", &rank, &count) != 2 || rank != std::atoi(own))
+      count = 0;
+  }
+};
+Flip& flip() {
+  static Flip plan;
+  return plan;
+}
+
+template <class F>
+F next(F, const char* name) {
+  return reinterpret_cast<F>(dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+extern "C" int MPI_Iallgather(const void* mine, int n, void* type, void* all, int each, void* all_type, void* comm,
+                              void** request) {
+  static const auto real = next(&MPI_Iallgather, "MPI_Iallgather");
+  Flip& f = flip();
+  constexpr int kLarge = 1000;
+  if (f.count > 0 && n >= kLarge && ++f.seen == f.count)
+    f.received = static_cast<unsigned char*>(all), f.bytes = static_cast<size_t>(each);
+  return real(mine, n, type, all, each, all_type, comm, request);
+}
+
+extern "C" int MPI_Test(void** request, int* done, void* status) {
+  static const auto real = next(&MPI_Test, "MPI_Test");
+  const int result = real(request, done, status);
+  Flip& f = flip();
+  if (*done != 0 && f.received != nullptr) {
+    f.received[f.bytes / 2] ^= 1;
+    f.received = nullptr;
+  }
+  return result;
+}

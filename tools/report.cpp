@@ -1,0 +1,33 @@
+// triad report: what a run's folder tells, as one HTML page; or two runs side by side.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
+
+#include "engine/check.h"
+#include "io/file.h"
+#include "tools/report_page.h"
+#include "tools/verbs.h"
+
+namespace triad {
+
+void add_report(CLI::App& app) {
+  struct Options {
+    std::string run, versus, out;
+  };
+  auto o = std::make_shared<Options>();
+  CLI::App* verb = app.add_subcommand("report", "one self-contained HTML page on a run, or on two");
+  verb->add_option("RUN", o->run, "a run's folder")->required();
+  verb->add_option("--vs", o->versus, "another run's, to be compared");
+  verb->add_option("--out", o->out, "the page (RUN/report.html)");
+  verb->callback([o] {
+    std::vector<ReportRun> runs = {read_run(o->run)};
+    if (!o->versus.empty()) runs.push_back(read_run(o->versus));
+    const std::string out = o->out.empty() ? (std::filesystem::path(o->run) / "report.html").string() : o->out;
+    write_file_atomically(out, report_page(runs));
+    fmt::print("{}\n", out);
+  });
+}
+
+}  // namespace triad

@@ -1,0 +1,344 @@
+#include "tools/report_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <regex>
+#include <set>
+
+#include "engine/check.h"
+#include "io/file.h"
+
+namespace triad {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kMiB = 1024.0 * 1024.0;
+constexpr size_t kMostPoints = 1500, kMostColumns = 240;  // of a line; of a heat map
+constexpr int kKnownHeartbeatSchema = 1;
+
+// The lines of a file; the last one, where a run is at work on it and has not ended it yet, is left out.
+std::vector<std::string> whole_lines(const std::string& path) {
+  const std::string text = read_file(path);
+  std::vector<std::string> lines;
+  for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
+    lines.push_back(text.substr(begin, end - begin));
+  return lines;
+}
+
+// A CSV file of a run: numbers in columns that have a name, NaN where a field is empty.
+class Table {
+ public:
+  // No rows if the file is not there. Every column of `needed` has to be.
+  Table(const std::string& path, const std::vector<std::string>& needed) : path_(path) {
+    if (!fs::exists(path)) return;
+    const std::vector<std::string> lines = whole_lines(path);
+    TRIAD_CHECK(!lines.empty(), "{} has no header", path);
+    const std::vector<std::string> header = split(lines[0]);
+    for (size_t i = 0; i < header.size(); ++i) columns_[header[i]] = i;
+    for (const std::string& name : needed)
+      TRIAD_CHECK(columns_.count(name) > 0, "{}: its header \"{}\" has no column {}", path, shortened(lines[0]), name);
+    for (size_t i = 1; i < lines.size(); ++i) {
+      rows_.push_back(split(lines[i]));
+      TRIAD_CHECK(rows_.back().size() == header.size(), "{} line {}: {} fields under a header of {}: \"{}\"", path,
+                  i + 1, rows_.back().size(), header.size(), shortened(lines[i]));
+    }
+  }
+  size_t size() const { return rows_.size(); }
+  bool has(const std::string& column) const { return columns_.count(column) > 0; }
+  const std::string& text(size_t row, const std::string& column) const { return rows_[row][columns_.at(column)]; }
+  double number(size_t row, const std::string& column) const {
+    const std::string& field = text(row, column);
+    if (field.empty()) return NAN;
+    double value = 0;
+    const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), value);
+    TRIAD_CHECK(error == std::errc() && end == field.data() + field.size(),
+                "{} line {}: {} is \"{}\", which is no number", path_, row + 2, column, shortened(field));
+    return value;
+  }
+
+ private:
+  static std::vector<std::string> split(const std::string& line) {
+    std::vector<std::string> fields;
+    for (size_t begin = 0, end; begin <= line.size(); begin = end + 1) {
+      end = std::min(line.find(',', begin), line.size());
+      fields.push_back(line.substr(begin, end - begin));
+    }
+    return fields;
+  }
+  std::string path_;
+  std::map<std::string, size_t> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+Json number_or_null(double x) { return std::isfinite(x) ? Json(x) : Json(); }
+
+using Points = std::vector<std::pair<double, double>>;
+
+// [[x, y], ...] of at most kMostPoints: of each stretch the lowest and the highest, so that no spike gets lost.
+Json thinned(const Points& points) {
+  Json out = Json::array();
+  const size_t stretches = kMostPoints / 2, n = points.size();
+  const auto put = [&](size_t i) { out.push_back({points[i].first, number_or_null(points[i].second)}); };
+  if (n <= kMostPoints) {
+    for (size_t i = 0; i < n; ++i) put(i);
+    return out;
+  }
+  for (size_t s = 0; s < stretches; ++s) {
+    const size_t begin = s * n / stretches, end = (s + 1) * n / stretches;
+    size_t low = begin, high = begin;
+    for (size_t i = begin; i < end; ++i) {
+      if (!(points[i].second >= points[low].second)) low = i;
+      if (!(points[i].second <= points[high].second)) high = i;
+    }
+    put(std::min(low, high));
+    if (low != high) put(std::max(low, high));
+  }
+  return out;
+}
+
+Json line_of(const Table& table, const char* column) {
+  Points points;
+  if (table.has(column))
+    for (size_t i = 0; i < table.size(); ++i) points.emplace_back(table.number(i, "step"), table.number(i, column));
+  return thinned(points);
+}
+
+// {steps, layers, values}: values[layer][column], each the mean over the steps that share a column.
+Json heat_of(const Table& table, const std::string& column) {
+  std::set<double> steps, layers;
+  for (size_t i = 0; i < table.size(); ++i)
+    steps.insert(table.number(i, "step")), layers.insert(table.number(i, "layer"));
+  const std::vector<double> step_list(steps.begin(), steps.end()), layer_list(layers.begin(), layers.end());
+  const size_t columns = std::min(kMostColumns, step_list.size());
+  const auto index = [](const std::vector<double>& list, double x) {
+    return static_cast<size_t>(std::lower_bound(list.begin(), list.end(), x) - list.begin());
+  };
+  std::vector<std::vector<double>> sums(layer_list.size(), std::vector<double>(columns, 0)), counts = sums;
+  for (size_t i = 0; i < table.size(); ++i) {
+    const double value = table.number(i, column);
+    if (!std::isfinite(value)) continue;
+    const size_t layer = index(layer_list, table.number(i, "layer")),
+                 at = index(step_list, table.number(i, "step")) * columns / step_list.size();
+    sums[layer][at] += value;
+    ++counts[layer][at];
+  }
+  Json values = Json::array(), firsts = Json::array();
+  for (size_t layer = 0; layer < layer_list.size(); ++layer) {
+    Json row = Json::array();
+    for (size_t c = 0; c < columns; ++c)
+      row.push_back(counts[layer][c] == 0 ? Json() : Json(sums[layer][c] / counts[layer][c]));
+    values.push_back(row);
+  }
+  for (size_t c = 0; c < columns; ++c)
+    firsts.push_back(step_list[(c * step_list.size() + columns - 1) / columns]);  // the first that falls into it
+  return {{"steps", firsts},
+          {"last", step_list.empty() ? Json() : Json(step_list.back())},
+          {"layers", layer_list},
+          {"values", values}};
+}
+
+// The numbers of a rank's steps that are drawn, as a heartbeat names them.
+constexpr const char* kHeartbeatLines[] = {"step_ms",      "compute_ms",   "update_ms",        "fetch_ms",
+                                           "comm_wait_ms", "tokens_per_s", "host_mib",         "gpu_used_mib",
+                                           "gpu_util_pct", "power_w",      "gpu_mem_alloc_mib"};
+
+double number_in(const Json& line, const char* key) {
+  const auto it = line.find(key);
+  return it != line.end() && it->is_number() ? it->get<double>() : NAN;
+}
+
+// What is told of a rank, and what happened to it.
+Json rank_of(const std::string& path, int64_t rank, std::vector<std::pair<int64_t, double>>* losses, Json& events) {
+  std::map<std::string, Points> lines;
+  Json last;
+  const std::vector<std::string> text = whole_lines(path);
+  for (size_t i = 0; i < text.size(); ++i) {
+    const Json line = parse_json(text[i], fmt::format("{} line {}", path, i + 1));
+    const bool whole = line.is_object() && line.contains("step") && line["step"].is_number_integer() &&
+                       line.contains("msg") && line["msg"].is_string();
+    TRIAD_CHECK(whole, "{} line {}: \"{}\" is no heartbeat: an object with step and msg is one", path, i + 1,
+                shortened(text[i]));
+    if (const double schema = number_in(line, "schema"); schema > kKnownHeartbeatSchema)
+      fail("{} line {}: its schema is {}, and this program knows those up to {}", path, i + 1, schema,
+           kKnownHeartbeatSchema);
+    const auto step = line["step"].get<int64_t>();
+    const auto msg = line["msg"].get<std::string>();
+    last = line;
+    if (msg == "step_end") {
+      for (const char* key : kHeartbeatLines)
+        if (const double value = number_in(line, key); std::isfinite(value))
+          lines[key].emplace_back(static_cast<double>(step), value);
+      if (losses != nullptr) {
+        // A run that was resumed tells some steps again: the last time counts.
+        while (!losses->empty() && losses->back().first >= step) losses->pop_back();
+        losses->emplace_back(step, number_in(line, "loss"));
+      }
+    } else if (msg != "progress") {
+      Json event = {{"rank", rank}, {"step", step}, {"kind", msg}, {"time", line.value("iso", std::string())}};
+      std::string about;
+      for (const auto& [key, value] : line.items())
+        if (key == "type" || key == "text" || key == "at" || key == "why" || key == "folder" || key == "file" ||
+            key == "step_s" || key == "still_s")
+          about += fmt::format("{}{}: {}", about.empty() ? "" : "; ", key,
+                               value.is_string() ? value.get<std::string>() : brief(value));
+      event["text"] = about;
+      events.push_back(event);
+    }
+  }
+  Json out = {{"rank", rank}, {"last", last}, {"means", Json::object()}, {"lines", Json::object()}};
+  for (const auto& [key, points] : lines) {
+    double sum = 0;
+    for (const auto& point : points) sum += point.second;
+    out["means"][key] = sum / static_cast<double>(points.size());
+    out["lines"][key] = thinned(points);
+  }
+  return out;
+}
+
+// Memory by category, MiB, from the snapshots that a run has left: [{label, step, categories}].
+Json memory_of(const std::string& folder) {
+  static const std::regex kName("mem_(boot|loader|oom|step(\\d+))\\.json");
+  std::vector<std::pair<double, Json>> found;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    std::smatch match;
+    if (!std::regex_match(name, match, kName)) continue;
+    const Json file = parse_json(read_file(entry.path().string()), entry.path().string());
+    if (!file.contains("triad") || !file["triad"].contains("category_bytes")) continue;  // memory_stats alone
+    Json categories = Json::object();
+    for (const auto& [category, bytes] : file["triad"]["category_bytes"].items())
+      if (bytes.is_number()) categories[category] = bytes.get<double>() / kMiB;
+    // Of the snapshots without a step, boot and the loader's come before the first, and running out after the last.
+    const std::string when = match[1].str();
+    const double order = when == "boot" ? -2 : when == "loader" ? -1 : when == "oom" ? 1e18 : std::stod(match[2].str());
+    found.push_back({order, {{"label", when}, {"step", std::max(0.0, order)}, {"categories", categories}}});
+  }
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  Json out = Json::array();
+  for (const auto& [order, snapshot] : found) out.push_back(snapshot);
+  return out;
+}
+
+Json json_or_null(const std::string& path) {
+  if (!fs::exists(path)) return {};
+  Json file = parse_json(read_file(path), path);
+  TRIAD_CHECK(file.is_object(), "{} is no JSON object: {}", path, brief(file));
+  return file;
+}
+
+Json fallbacks_of(const Table& table) {
+  std::map<std::string, double> counts;
+  for (size_t i = 0; i < table.size(); ++i)
+    counts[fmt::format("{}, {}: {}", table.text(i, "branch"), table.text(i, "kernel"), table.text(i, "reason"))] +=
+        table.number(i, "count");
+  Json out = Json::array();
+  for (const auto& [what, count] : counts) out.push_back({{"what", what}, {"count", count}});
+  return out;
+}
+
+void flatten(const Json& value, const std::string& key, std::map<std::string, Json>& out) {
+  if (!value.is_structured() || value.empty()) {
+    out[key] = value;
+    return;
+  }
+  size_t index = 0;
+  for (const auto& [name, part] : value.items()) {
+    const std::string own = value.is_array() ? std::to_string(index++) : name;
+    flatten(part, key.empty() ? own : key + "." + own, out);
+  }
+}
+
+}  // namespace
+
+ReportRun read_run(const std::string& folder) {
+  TRIAD_CHECK(fs::exists(folder), "{}: there is no such folder", folder);
+  TRIAD_CHECK(fs::is_directory(folder), "{} is not a folder: a run's is needed", folder);
+  const auto file = [&](const std::string& name) { return (fs::path(folder) / name).string(); };
+  TRIAD_CHECK(fs::exists(file("config.json")), "{} holds no run: it has no config.json", folder);
+  ReportRun run{.folder = folder,
+                .config = json_or_null(file("config.json")),
+                .environment = json_or_null(file("env.json")),
+                .losses = {},
+                .data = {}};
+  const Table training(file("training.csv"), {"step", "loss"}), validation(file("val.csv"), {"step", "val_loss"}),
+      gates(file("gates.csv"), {"step", "layer", "entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"}),
+      selection(file("k_stats.csv"), {"step", "layer", "k_mean", "pct_at_max"}),
+      fallbacks(file("fallback_counters.csv"), {"step", "branch", "kernel", "reason", "count"});
+  Json& d = run.data;
+  d["folder"] = folder;
+  for (const char* column : {"loss", "lr", "tokens_per_s", "grad_norm", "step_ms", "mfu"})
+    d["training"][column] = line_of(training, column);
+  d["validation"] = line_of(validation, "val_loss");
+  for (const char* column : {"entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"})
+    d["gates"][column] = gates.size() == 0 ? Json() : heat_of(gates, column);
+  for (const std::string column : {"k_mean", "k_max", "pct_at_max", "neighbour_overlap", "overlap", "forced_frac"})
+    if (selection.size() > 0 && selection.has(column)) d["selection"][column] = heat_of(selection, column);
+  if (!d.contains("selection")) d["selection"] = Json::object();
+  d["fallbacks"] = fallbacks_of(fallbacks);
+  d["memory"] = memory_of(folder);
+  d["metrics"] = json_or_null(file("metrics.json"));
+  d["events"] = d["ranks"] = Json::array();
+
+  static const std::regex kHeartbeats("heartbeat_rank(\\d+)\\.jsonl");
+  std::map<int64_t, std::string> ranks;
+  Json dumps = Json::array();
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    std::smatch match;
+    if (std::regex_match(name, match, kHeartbeats)) ranks[std::stoll(match[1].str())] = entry.path().string();
+    if (name.starts_with("stackdump_rank")) dumps.push_back(name);
+  }
+  for (const auto& [rank, path] : ranks)
+    d["ranks"].push_back(rank_of(path, rank, rank == 0 ? &run.losses : nullptr, d["events"]));
+  std::stable_sort(d["events"].begin(), d["events"].end(),
+                   [](const Json& a, const Json& b) { return a["step"] < b["step"]; });
+  std::sort(dumps.begin(), dumps.end());
+  d["stackdumps"] = dumps;
+  if (fs::exists(file(".anomaly_type"))) d["stopped_by"] = read_file(file(".anomaly_type"));
+  if (run.losses.empty())
+    for (size_t i = 0; i < training.size(); ++i)
+      run.losses.emplace_back(static_cast<int64_t>(training.number(i, "step")), training.number(i, "loss"));
+  return run;
+}
+
+std::vector<Difference> differences_of(const Json& a, const Json& b) {
+  std::map<std::string, Json> left, right;
+  flatten(a, "", left);
+  flatten(b, "", right);
+  std::set<std::string> keys;
+  for (const auto& [key, value] : left) keys.insert(key);
+  for (const auto& [key, value] : right) keys.insert(key);
+  std::vector<Difference> out;
+  for (const std::string& key : keys) {
+    const auto l = left.find(key), r = right.find(key);
+    if (l == left.end() || r == right.end() || l->second != r->second)
+      out.push_back({key, l == left.end() ? Json() : l->second, r == right.end() ? Json() : r->second});
+  }
+  return out;
+}
+
+Parting parting_of(const ReportRun& a, const ReportRun& b) {
+  Parting parting;
+  auto other = b.losses.begin();
+  for (const auto& [step, loss] : a.losses) {
+    while (other != b.losses.end() && other->first < step) ++other;
+    if (other == b.losses.end()) break;
+    if (other->first != step) continue;
+    ++parting.common;
+    const double its = other->second;
+    if (loss == its || (std::isnan(loss) && std::isnan(its))) continue;
+    if (!parting.first) parting.first = step;
+    constexpr double kPercent = 0.01;
+    if (!parting.by_a_percent && !(std::abs(loss - its) <= kPercent * std::abs(loss))) parting.by_a_percent = step;
+  }
+  return parting;
+}
+
+}  // namespace triad

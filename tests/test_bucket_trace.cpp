@@ -83,8 +83,9 @@ TEST_CASE("buckets: the rank that most disagree with is named; of two, both are"
 TEST_CASE("buckets: a row for each bucket and step on every rank, and the same bits as without", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
-  const auto train = [&](const std::string& name, const std::string& more) {
-    const Outcome outcome = run_ranks(2, train_args(folder.file(name), more));
+  const auto train = [&](const std::string& name, const std::string& more, const std::string& environment = "") {
+    const Outcome outcome =
+        run_command(environment + mpirun(2) + TRIAD_PROGRAM " " + train_args(folder.file(name), more));
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
     return folder.file(name);
@@ -107,7 +108,7 @@ TEST_CASE("buckets: a row for each bucket and step on every rank, and the same b
   }
   CHECK(checksums.size() == first.size());  // no two sums are the same
   // With shards a rank holds its part of a bucket alone: nothing is compared, and the parts differ.
-  const std::string shards = train("shards", kTrace + "--set dist.zero=1");
+  const std::string shards = train("shards", "--set dist.zero=1", "NSA_TRACE_DDP_BUCKETS=1 ");
   const auto own = rows(shards + "/ddp_buckets.txt"), other = rows(shards + "/ddp_buckets_rank1.txt");
   CHECK(own.at({3, 0})[5] != other.at({3, 0})[5]);
 }

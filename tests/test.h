@@ -11,6 +11,7 @@
 
 #include "engine/backend.h"
 #include "engine/check.h"
+#include "engine/context.h"
 
 namespace triad::test {
 
@@ -25,6 +26,14 @@ inline bool require_gpu() {
 inline bool require_gpus(int count) {
   if (backend::cuda_device_count() >= count) return true;
   std::printf("SKIPPED: %d GPUs of %d\n", backend::cuda_device_count(), count);
+  return false;
+}
+
+// Whether the GPU that a plan is for has the fused kernels: where there is no GPU a plan is one for an H200.
+inline bool require_hopper_plan() {
+  if (kBuiltWithCuda && Runtime({.device = Device::cuda(), .planning = true}).ctx().compute_capability == 90)
+    return true;
+  std::printf("SKIPPED: no fused kernels (%s)\n", kBuiltWithCuda ? "the GPU is no Hopper" : "built without CUDA");
   return false;
 }
 

@@ -26,11 +26,6 @@ Outcome train(const std::string& out, const std::string& sets, const std::string
 }
 Json runtime_of(const std::string& folder) { return Json::parse(read_text(folder + "/config.json"))["runtime"]; }
 
-bool plans_for_hopper() {
-  if constexpr (!kBuiltWithCuda) return false;
-  return Runtime({.device = Device::cuda(), .planning = true}).ctx().compute_capability == 90;
-}
-
 }  // namespace
 
 TEST_CASE("routes: runtime.kernels is a word, or an object of words", "[routes]") {
@@ -162,10 +157,10 @@ TEST_CASE("routes: NSA_USE_FA2, NSA_SDPA_NO_FLASH and NSA_SDPA_FLASH_ONLY choose
 }
 
 TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
-  if (!plans_for_hopper()) return;
+  if (!require_hopper_plan()) return;
   const auto kernels_of = [](const std::string& kernels, const std::string& precision) {
     Config config = load_config(kTiny, {"model.d_k=64", "model.d_v=64", "runtime.kernels=" + kernels,
-                                        "runtime.precision=" + precision, "nsa.l_sel=64"})
+                                        "runtime.precision=" + precision, "nsa.l=32", "nsa.d=16", "nsa.l_sel=64"})
                         .config;
     Runtime plan({.device = Device::cuda(), .planning = true, .kernels = config.runtime.kernels});
     TrainStep step(plan, config);

@@ -22,8 +22,11 @@ std::string missing_text(const std::vector<std::string>& names, int64_t of) {
                      names.size() > kMostNames ? ", ..." : "");
 }
 
-Tensor upload(Context& ctx, Arena& arena, const char* name, const Shape& shape, const std::vector<int64_t>& host) {
-  const Tensor t = arena.alloc(MemTag::workspace, name, DType::i64, shape);
+// `host` [rows, columns]; room: rows that are taken of the arena.
+Tensor upload(Context& ctx, Arena& arena, const char* name, const std::vector<int64_t>& host, int64_t columns,
+              int64_t room) {
+  const int64_t rows = static_cast<int64_t>(host.size()) / columns;
+  const Tensor t = arena.alloc(MemTag::workspace, name, DType::i64, {room, columns}).slice(0, 0, rows);
   write(ctx, t, host.data());
   return t;
 }
@@ -40,15 +43,17 @@ GradLedger::GradLedger(Context& ctx, Arena& arena, const Params& params, const s
             [&](int64_t a, int64_t b) { return params.offset(a) < params.offset(b); });
   const std::vector<ElementRange> ranges = own.empty() ? std::vector{ElementRange{0, params.stored_elements()}} : own;
   std::vector<int64_t> pieces, first_piece = {0};
+  int64_t most = static_cast<int64_t>(ranges.size());  // pieces of any rank: a plan is that of all
   for (int64_t i = 0; i < params.count(); ++i) {
     const int64_t begin = params.offset(i), end = begin + params.specs()[static_cast<size_t>(i)].shape.numel();
     for (const ElementRange& range : ranges)
       for (int64_t at = std::max(begin, range.begin); at < std::min(end, range.end); at += kSumPiece)
         pieces.insert(pieces.end(), {at, std::min({kSumPiece, end - at, range.end - at})});
+    most += (end - begin + kSumPiece - 1) / kSumPiece;
     first_piece.push_back(static_cast<int64_t>(pieces.size()) / 2);
   }
-  pieces_ = upload(ctx, arena, "ledger pieces", {first_piece.back(), 2}, pieces);
-  first_piece_ = upload(ctx, arena, "ledger parts", {params.count() + 1}, first_piece);
+  pieces_ = upload(ctx, arena, "ledger pieces", pieces, 2, most);
+  first_piece_ = upload(ctx, arena, "ledger parts", first_piece, 1, params.count() + 1).view({params.count() + 1});
   facts_ = arena.alloc(MemTag::workspace, "ledger", DType::f64, {params.count(), PartFacts::count});
 }
 

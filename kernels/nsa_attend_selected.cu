@@ -277,12 +277,24 @@ SelectedKeys selected_keys(const char* op, const AttendIn& in, const ConstTensor
       .block_keys = block};
 }
 
+// Which kernels take a forward, a pure function of card and problem. The blocks' route leaves lists that are alike to
+// union tiles, so it needs what they need.
+enum class ForwardRoute { general, tokens, blocks, union_tiles };
+ForwardRoute forward_route(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
+                           int64_t l_sel) {
+  if (attend_tokens_sm90_applies(ctx, out, in, block_index, l_sel)) return ForwardRoute::tokens;
+  if (!union_forward_sm90_applies(ctx, out, in, static_cast<int>(std::min(l_sel, in.q.size(1)))))
+    return ForwardRoute::general;
+  return attend_blocks_sm90_applies(ctx, out, in, block_index, l_sel) ? ForwardRoute::blocks
+                                                                      : ForwardRoute::union_tiles;
+}
+
 }  // namespace
 
 bool nsa_attend_selected_combines(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
                                   int64_t l_sel, const CombineAlong& combine) {
-  return combine_rows_fit(combine) && (attend_tokens_sm90_applies(ctx, out, in, block_index, l_sel) ||
-                                       attend_blocks_sm90_applies(ctx, out, in, block_index, l_sel));
+  const ForwardRoute route = forward_route(ctx, out, in, block_index, l_sel);
+  return combine_rows_fit(combine) && (route == ForwardRoute::tokens || route == ForwardRoute::blocks);
 }
 
 void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
@@ -291,20 +303,24 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
   TRIAD_CHECK(combine == nullptr || cuda::nsa_attend_selected_combines(ctx, out, in, block_index, l_sel, *combine),
               "{}: nothing here combines along", op);
   const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
-  const bool by_tokens = attend_tokens_sm90_applies(ctx, out, in, block_index, l_sel);
-  const bool fused = by_tokens || union_forward_sm90_applies(ctx, out, in, keys.block_keys);
-  record_route(ctx, op, in.q.dtype, fused ? nullptr : kNotFusedHeads);
+  const ForwardRoute route = forward_route(ctx, out, in, block_index, l_sel);
+  record_route(ctx, op, in.q.dtype,
+               route == ForwardRoute::general
+                   ? "head widths, alignment or a number of blocks that the fused kernels lack"
+                   : nullptr);
   const auto attend_union = [&](const int* unless) {
     attend_union_forward_sm90(ctx, op, out, in, keys.range, block_index, keys.block_keys, unless);
   };
-  if (!fused)
-    attend_rows_forward(ctx, op, out, in, keys);
-  else if (by_tokens)
-    attend_tokens_forward_sm90(ctx, op, out, in, block_index, l_sel, combine);
-  else if (attend_blocks_sm90_applies(ctx, out, in, block_index, l_sel))
-    attend_blocks_forward_sm90(ctx, op, out, in, block_index, l_sel, attend_union, combine);
-  else
-    attend_union(nullptr);
+  switch (route) {
+    case ForwardRoute::general:
+      return attend_rows_forward(ctx, op, out, in, keys);
+    case ForwardRoute::tokens:
+      return attend_tokens_forward_sm90(ctx, op, out, in, block_index, l_sel, combine);
+    case ForwardRoute::blocks:
+      return attend_blocks_forward_sm90(ctx, op, out, in, block_index, l_sel, attend_union, combine);
+    case ForwardRoute::union_tiles:
+      return attend_union(nullptr);
+  }
 }
 
 void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,

@@ -199,6 +199,8 @@ void layer_replay(Context& ctx, const LayerContext& lc, const Weights& weights, 
   Scratch::Scope scope(ctx.scratch);
   if (recompute == Recompute::attention) attend(ctx, with_lists, weights, a, scope);
   if (recompute == Recompute::block) attention_forward(ctx, with_lists, weights, a);
+  // The activation is made along, though backward makes it again: the product has to be the forward's kernel to the
+  // bit.
   if (replays_mlp(recompute)) mlp_in(ctx, lc, weights, a, alloc_act(lc, a, scope));
 }
 

@@ -82,7 +82,7 @@ Json last_value(const Json& points) { return points.empty() ? Json() : points.ba
 
 bool is_anomaly(const Json& event) {
   const std::string kind = event["kind"];
-  return kind == "anomaly" || kind == "slow" || kind == "hung" || kind == "nonfinite";
+  return kind == "anomaly" || kind == "slow" || kind == "hung" || kind == "nonfinite" || kind == "divergence";
 }
 
 std::string state_of(const Json& d) {
@@ -91,6 +91,7 @@ std::string state_of(const Json& d) {
   if (d["ranks"].empty()) return d["metrics"].is_null() ? "no heartbeats" : "complete";
   const Json& last = d["ranks"][0]["last"];
   const std::string msg = last.is_null() ? "" : last["msg"].get<std::string>();
+  if (msg == "divergence" || msg == "nonfinite" || msg == "hung") return "failed: " + msg;
   return msg == "done" ? "complete" : msg == "stopped" ? "stopped" : "running, or killed";
 }
 

@@ -244,6 +244,7 @@ Json fallbacks_of(const Table& table) {
 }
 
 void flatten(const Json& value, const std::string& key, std::map<std::string, Json>& out) {
+  if (key.empty() && value.empty()) return;  // nothing at all
   if (!value.is_structured() || value.empty()) {
     out[key] = value;
     return;
@@ -336,7 +337,8 @@ Parting parting_of(const ReportRun& a, const ReportRun& b) {
     if (loss == its || (std::isnan(loss) && std::isnan(its))) continue;
     if (!parting.first) parting.first = step;
     constexpr double kPercent = 0.01;
-    if (!parting.by_a_percent && !(std::abs(loss - its) <= kPercent * std::abs(loss))) parting.by_a_percent = step;
+    const bool near = std::isfinite(loss) && std::isfinite(its) && std::abs(loss - its) <= kPercent * std::abs(loss);
+    if (!parting.by_a_percent && !near) parting.by_a_percent = step;
   }
   return parting;
 }

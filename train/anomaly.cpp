@@ -8,6 +8,8 @@
 #include <numeric>
 #include <utility>
 
+#include "train/grad_ledger.h"
+
 namespace triad {
 
 namespace {
@@ -23,23 +25,10 @@ constexpr size_t kCreepWindows = 6;
 constexpr double kLeastEntropy = 0.5, kMostMaxMean = 0.9, kMostCollapse = 0.5;
 constexpr int kCollapsedInRow = 3;
 
-bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
-
 }  // namespace
 
 bool zero_by_construction(const std::string& param, const Config& config, int64_t updates) {
-  if (config.model.dense()) return false;  // whose nsa group is ignored
-  const NsaConfig& nsa = config.model.nsa;
-  if (contains(param, ".attn.gate.")) {
-    if (nsa.gate.force != Branch::none || nsa.gate.uniform || nsa.gate.stop_gradient) return true;
-    return contains(param, ".gate.fc1.") && updates == 0;  // fc2 is 0 until the first update
-  }
-  const auto off = [&](Branch branch) { return nsa.gate.force != Branch::none && nsa.gate.force != branch; };
-  if (contains(param, "_cmp_proj.") || contains(param, ".attn.phi_"))
-    return off(Branch::cmp) || config.train.seq_len < nsa.l;  // shorter than a block: there is none to see
-  if (contains(param, "_sel_proj.")) return off(Branch::sel);
-  if (contains(param, "_win_proj.")) return off(Branch::win);
-  return false;
+  return expects_zero_gradient(config.model, config.train.seq_len, updates + 1, param);
 }
 
 AnomalyRules::AnomalyRules(const Config& config) : config_(config) {}

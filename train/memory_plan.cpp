@@ -62,7 +62,7 @@ std::string advice(const Config& config, Device device, int64_t bytes, Comm* com
 // Of what is free now a run leaves so much: on a GPU for kernels' code, which the driver loads when it is first asked
 // for it; on the host for threads, batches and the buffers of OpenBLAS, 128 MiB a thread, without which it never
 // returns.
-int64_t left_free(int64_t free_bytes) { return std::min<int64_t>(int64_t{256} << 20, free_bytes / 2); }
+int64_t left_free(int64_t free_bytes) { return std::min<int64_t>(int64_t{256} << 20, free_bytes); }
 
 // The plan as it would lie in memory: scratch first, then tensor after tensor; one of them is the first without room.
 PlanTooLarge too_large(const Config& config, Device device, Comm* comm, const DeviceInfo& info, int64_t room) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 
 #include "engine/check.h"
 #include "io/file.h"
@@ -202,6 +203,8 @@ void MemoryReport::write_tables() const {
 }
 
 void write_memory_snapshot(const std::string& folder, const std::string& suffix, const MemorySnapshot& s) {
+  static std::mutex one_at_a_time;  // the main thread's and the watchdog's have one temporary name
+  const std::lock_guard lock(one_at_a_time);
   const std::string path = fmt::format("{}/mem_{}{}.", folder, s.when, suffix);
   write_file_atomically(path + "txt", memory_summary(s));
   write_file_atomically(path + "json", dump_json(memory_stats(s), 1) + "\n");

@@ -157,13 +157,18 @@ void Telemetry::message(const std::string& text) {
 }
 
 void Telemetry::alert(const std::string& text) {
-  if (log_) log_->append(text + "\n");
   std::fputs(("triad: " + text + "\n").c_str(), stderr);
+  if (!log_) return;
+  try {
+    log_->append(text + "\n");
+  } catch (const std::exception& e) {  // a disk that is full ends nothing here: its own writers do
+    std::fputs(fmt::format("triad: {}\n", e.what()).c_str(), stderr);
+  }
 }
 
 void Telemetry::step(const Step& s) {
   tokens_since_row_ += s.tokens;
-  fetch_ms_.insert(fetch_ms_.end(), s.fetch_ms.begin(), s.fetch_ms.end());
+  if (heartbeats_) fetch_ms_.insert(fetch_ms_.end(), s.fetch_ms.begin(), s.fetch_ms.end());
   ++steps_since_row_;
   comm_ms_since_row_ += s.comm_ms;
   if (board_) board_->step(s.loss, s.grad_norm);

@@ -76,9 +76,17 @@ class Trainer {
     try {
       run_steps();
     } catch (const OutOfMemory& e) {
-      memory_.write_oom(e);
+      tell_also([&] { memory_.write_oom(e); });
       throw;
     }
+  }
+
+  // More of an error that ends the run; failing at that does not hide the error.
+  template <class Work>
+  static void tell_also(Work&& work) {
+    try {
+      work();
+    } catch (const std::exception& e) { fmt::print(stderr, "triad: {}\n", e.what()); }
   }
 
   void run_steps() {
@@ -124,6 +132,7 @@ class Trainer {
     memory_.write_tables();
     memory_.write_snapshot("boot");
 
+    tell_stage(ctx, Stage::checkpoint);
     if (comm_->first() && config_.train.save_every > 0)
       checkpointer_.emplace(config_, step_.model().params(), device_, folder_.checkpoints());
     // From its first step on a run can be resumed; and where nothing can be saved, that shows before days of training.
@@ -176,8 +185,10 @@ class Trainer {
     try {
       return allocate_planned(config, device, &comm);
     } catch (const PlanTooLarge& e) {
-      make_folders(config.log.out_dir);
-      write_memory_snapshot(config.log.out_dir, MemoryReport::suffix(comm), e.plan);
+      tell_also([&] {
+        make_folders(config.log.out_dir);
+        write_memory_snapshot(config.log.out_dir, MemoryReport::suffix(comm), e.plan);
+      });
       throw;
     }
   }
@@ -237,7 +248,7 @@ class Trainer {
     try {
       step_.update(state_.step, positions(), stop_wanted(), grad_report_->measures(number));
     } catch (const MissingGradients& e) {
-      grad_report_->missing(number, e);
+      tell_also([&] { grad_report_->missing(number, e); });
       throw;
     }
     ++state_.step;
@@ -312,6 +323,11 @@ class Trainer {
 
   void look_for_anomalies(Telemetry& telemetry, int64_t step, const TrainStep::Result& result, double step_ms) {
     const Watchdog::Sample sample = watchdog_->sample();
+    if (result.grads) {  // of steps that are measured; until the next one its zeros are the newest known
+      zero_grads_.clear();
+      for (size_t i = 0; i < result.grads->norm.size(); ++i)
+        if (result.grads->is_zero(i)) zero_grads_.push_back(step_.model().params().specs()[i].name);
+    }
     for (const Anomaly& anomaly : anomalies_.step({.step = step,
                                   .updates = updates_,
                                   .loss = result.loss,
@@ -319,7 +335,8 @@ class Trainer {
                                   .tokens = static_cast<double>(positions()),
                                   .seconds = step_ms / 1e3,
                                   .host_mib = sample.host_mib,
-                                  .device_mib = sample.gpu.used_mib})) {
+                                  .device_mib = sample.gpu.used_mib,
+                                  .zero_grads = zero_grads_})) {
       telemetry.heartbeat(step, "anomaly", {{"type", anomaly.type}, {"text", anomaly.text}});
       telemetry.alert(fmt::format("anomaly {}: rank {}: {}", anomaly.type, comm_->rank(), anomaly.text));
       if (config_.log.on_anomaly != OnAnomaly::stop || anomaly_stop_) continue;
@@ -469,7 +486,8 @@ class Trainer {
   std::optional<AppendFile> buckets_;  // rows of this rank's ddp_buckets.txt
   Progress progress_{device_};
   AnomalyRules anomalies_{config_};
-  const Watchdog* watchdog_ = nullptr;  // of run_steps()
+  const Watchdog* watchdog_ = nullptr;   // of run_steps()
+  std::vector<std::string> zero_grads_;  // parameters
   bool anomaly_stop_ = false;
   int64_t updates_ = 0;                               // made before the step that is settled next
   std::chrono::steady_clock::time_point settled_at_;  // the last step; what happened between steps does not count
@@ -484,6 +502,7 @@ class Trainer {
 }  // namespace
 
 void train(const TrainRequest& request) {
+  std::signal(SIGUSR1, SIG_IGN);  // until the watchdog is there to answer
   std::signal(SIGTERM, on_stop_signal);
   std::signal(SIGINT, on_stop_signal);
   const LaunchEnv launch = read_launch_env();

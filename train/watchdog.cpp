@@ -7,12 +7,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <mutex>
 
 #include "engine/check.h"
 #include "engine/stack_dump.h"
@@ -29,11 +31,13 @@ constexpr double kSampleS = 1, kPulseS = 10;
 std::atomic<int> wake_on_request{-1};
 std::atomic<bool> requested{false};
 extern "C" void on_dump_request(int) {
+  const int error = errno;
   requested = true;
   if (const int fd = wake_on_request; fd >= 0) {
     const uint64_t one = 1;
-    if (::write(fd, &one, sizeof one) < 0) return;  // the next look will see `requested`
+    if (::write(fd, &one, sizeof one) < 0) errno = error;  // the next look will see `requested`
   }
+  errno = error;
 }
 
 double anonymous_mib() {
@@ -202,17 +206,29 @@ void Watchdog::judge(StallRule::State state, const Progress::Place& place) {
     tell_.alert(text);
     if (config_.log.on_anomaly == OnAnomaly::stop) stop_for("slow", text);
   } else {
-    const CommGuard::Last last = comm_.last_collective();
     std::string text = fmt::format("rank {}: HUNG: no progress for {:.1f} s in step {}; {}", comm_.rank(),
                                    rule_.still_s(), step + 1, at);
-    if (last.under_way) text += fmt::format("; it waits in {}{}", last.what, others(last.number));
-    const std::string file = dump(text, place);
-    tell_.heartbeat(
-        step, "hung",
-        {{"at", at}, {"still_s", rule_.still_s()}, {"waits_in_collective", last.under_way}, {"file", file}});
-    tell_.alert(text + "; stacks in " + file);
+    // What hangs may be the disk, or the card's driver: what one of these cannot tell, the others still do.
+    const auto attempt = [&](auto&& work) {
+      try {
+        work();
+      } catch (const std::exception& e) { text += fmt::format("; {}", e.what()); }
+    };
+    CommGuard::Last last{};
+    attempt([&] {
+      last = comm_.last_collective();
+      if (last.under_way) text += fmt::format("; it waits in {}{}", last.what, others(last.number));
+    });
+    std::string file;
+    attempt([&] { file = dump(text, place); });
+    tell_.alert(text + (file.empty() ? "" : "; stacks in " + file));
+    attempt([&] {
+      tell_.heartbeat(
+          step, "hung",
+          {{"at", at}, {"still_s", rule_.still_s()}, {"waits_in_collective", last.under_way}, {"file", file}});
+    });
     if (config_.log.on_anomaly != OnAnomaly::stop) return;
-    stop_for("hung", text);
+    attempt([&] { stop_for("hung", text); });
     _exit(1);  // the main thread will not
   }
 }
@@ -245,6 +261,7 @@ std::string Watchdog::others(int64_t own_collectives) const {
 std::string Watchdog::dump(const std::string& why, const Progress::Place& place) const {
   const std::time_t now = std::time(nullptr);
   const std::string path = fmt::format("{}/stackdump_rank{}_{}.txt", folder_, comm_.rank(), now);
+  const std::string stacks = dump_stacks();
   const CommGuard::Last last = comm_.last_collective();
   std::string text = fmt::format("rank {} of {}, pid {}, unix time {}\nwhy: {}\n", comm_.rank(), comm_.world(),
                                  getpid(), static_cast<int64_t>(now), why);
@@ -256,7 +273,7 @@ std::string Watchdog::dump(const std::string& why, const Progress::Place& place)
     fmt::format_to(std::back_inserter(text), "the GPU has reached: {}\n", device);
   fmt::format_to(std::back_inserter(text), "last collective: {}{}\n\n", last.what,
                  last.under_way ? " (under way)" : "");
-  AppendFile(path).append(text + dump_stacks());
+  AppendFile(path).append(text + stacks);
   return path;
 }
 
@@ -266,6 +283,8 @@ void Watchdog::stop_for(const char* type, const std::string& text) {
 }
 
 void write_anomaly_type(const std::string& folder, const std::string& type, const std::string& text) {
+  static std::mutex one_at_a_time;  // the main thread's and the watchdog's have one temporary name
+  const std::lock_guard lock(one_at_a_time);
   write_file_atomically(folder + "/.anomaly_type", type + "\n" + text + "\n");
 }
 

@@ -244,7 +244,8 @@ function heatMap(card, {heat, range, label, unit = ""}) {
   const {steps, layers, values} = heat;
   const seen = extent(values.flat()), middle = (seen[0] + seen[1]) / 2;
   const least = Math.abs(middle) / 50;  // what differs by less is drawn as alike
-  const [low, high] = range ?? (seen[1] - seen[0] < least ? widened([middle - least / 2, middle + least / 2]) : seen);
+  const alike = !(seen[1] - seen[0] > least);  // all zeros, or nothing at all, among them
+  const [low, high] = range ?? (!alike ? seen : !isFinite(middle) ? [0, 1] : least > 0 ? widened([middle - least / 2, middle + least / 2]) : [middle - 0.5, middle + 0.5]);
   const cell = Math.max(9, Math.min(22, 160 / layers.length)), height = kTop + cell * layers.length + kBottom;
   mount(card, `${label}: from ${short(seen[0])}${unit} to ${short(seen[1])}${unit} over ${layers.length} layers`, width => {
     const svg = canvas(width, height), bottom = height - kBottom, w = (width - kLeft - kRight) / steps.length;

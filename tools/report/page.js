@@ -18,7 +18,7 @@ function section(title) {
 }
 function none(parent, title, text) { card(parent, title).append(node("p", {class: "none"}, text)); }
 
-const bad = new Set(["anomaly", "slow", "hung", "nonfinite"]);
+const bad = new Set(["anomaly", "slow", "hung", "nonfinite", "divergence"]);
 const marks = runs.flatMap((run, i) => run.events.filter(e => bad.has(e.kind))
   .map(e => ({step: e.step, text: `${e.kind}${tag(i)}, rank ${e.rank}: ${e.text}`})));
 const parting = JSON.parse(document.getElementById("parting").textContent);
@@ -106,13 +106,13 @@ const kSelection = {k_mean: "Selected tokens a row, mean", k_max: "Selected toke
                     neighbour_overlap: "Overlap of neighbours' lists", overlap: "Overlap of neighbours' lists", forced_frac: "Forced slots"};
 const gates = section("Gates, by layer and step");
 runs.forEach((run, i) => {
-  if (!run.gates.entropy_mean) return none(gates, "Gates" + tag(i), "This run has no gates.csv (log.stats; a dense model has no gates).");
+  if (!run.gates.entropy_mean) return none(gates, "Gates" + tag(i), "This run has no gates.csv (a dense model has no gates).");
   for (const [key, title, range] of kGates)
     heatMap(card(gates, title + tag(i)), {heat: run.gates[key], range, label: title + tag(i)});
 });
 const selection = section("Selection, by layer and step");
 runs.forEach((run, i) => {
   const found = Object.entries(run.selection);
-  if (found.length === 0) return none(selection, "Selection" + tag(i), "This run has no k_stats.csv (log.stats; a dense model selects nothing).");
+  if (found.length === 0) return none(selection, "Selection" + tag(i), "This run has no k_stats.csv (a dense model selects nothing).");
   for (const [key, heat] of found) heatMap(card(selection, kSelection[key] + tag(i)), {heat, label: kSelection[key] + tag(i)});
 });

@@ -2,159 +2,16 @@
 // row by row in plain double loops, causality, the counts of selected tokens, Eq. 9's weights, ties, and what gradients
 // conserve.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <string>
 #include <vector>
 
-#include "engine/rng.h"
-#include "kernels/nsa.h"
-#include "kernels/parallel.h"
-#include "tests/test.h"
+#include "tests/nsa_problem.h"
 
 namespace {
 
 using namespace triad;
-using Values = std::vector<double>;
-
-constexpr int kCmp = 0, kSel = 1, kWin = 2;
-
-// A device, the element type to run in, and the relative error that type may make.
-struct Setting {
-  Device device;
-  DType dtype;
-  bool side_streams = true;
-  double tolerance() const { return dtype == DType::bf16 ? 2e-2 : 2e-5; }
-};
-
-class Lab {
- public:
-  explicit Lab(const Setting& s)
-      : setting(s),
-        rt_({.device = s.device,
-             .arena_bytes = int64_t{3} << 30,
-             .scratch_bytes = int64_t{1} << 30,
-             .side_streams = s.side_streams}) {}
-  Context& ctx() { return rt_.ctx(); }
-
-  Tensor poisoned(const Shape& shape, DType dtype) {  // every float a NaN
-    const Tensor t = rt_.arena().alloc(MemTag::io, "test", dtype, shape);
-    if (t.numel() > 0) backend::fill(t.data, t.device, 0xff, t.bytes(), ctx().stream.handle());
-    return t;
-  }
-  Tensor from(const Values& values, const Shape& shape, DType dtype) {
-    const Tensor t = rt_.arena().alloc(MemTag::io, "test", dtype, shape);
-    assign(t, values);
-    return t;
-  }
-  void assign(const Tensor& t, const Values& values) {
-    if (t.numel() == 0) return;  // T < l: no compressed block
-    std::vector<std::byte> host(static_cast<size_t>(t.bytes()));
-    if (t.dtype == DType::i32) {
-      std::copy(values.begin(), values.end(), reinterpret_cast<int32_t*>(host.data()));
-    } else {
-      dispatch_float(t.dtype, [&]<class T>() {
-        for (size_t i = 0; i < values.size(); ++i)
-          reinterpret_cast<T*>(host.data())[i] = static_cast<T>(static_cast<acc_t<T>>(values[i]));
-      });
-    }
-    write(ctx(), t, host.data());
-  }
-  Values values(const Tensor& t) {
-    if (t.numel() == 0) return {};
-    std::vector<std::byte> host(static_cast<size_t>(t.bytes()));
-    read(ctx(), host.data(), t);
-    Values out(static_cast<size_t>(t.numel()));
-    if (t.dtype == DType::i32) {
-      std::copy_n(reinterpret_cast<const int32_t*>(host.data()), out.size(), out.begin());
-    } else {
-      dispatch_float(t.dtype, [&]<class T>() {
-        for (size_t i = 0; i < out.size(); ++i)
-          out[i] = static_cast<acc_t<T>>(reinterpret_cast<const T*>(host.data())[i]);
-      });
-    }
-    return out;
-  }
-
-  const Setting setting;
-
- private:
-  Runtime rt_;
-};
-
-Values random_values(int64_t n, uint64_t stream) {  // uniform, of unit variance
-  const Philox random(20250216, stream);
-  Values v(static_cast<size_t>(n));
-  for (size_t i = 0; i < v.size(); ++i) v[i] = std::sqrt(12.0) * (random.uniform(i) - 0.5);
-  return v;
-}
-
-struct Sizes {
-  int64_t T, Hkv, G, dk, dv;
-  int64_t Hq() const { return Hkv * G; }
-  std::string str() const {
-    return "T " + std::to_string(T) + " Hkv " + std::to_string(Hkv) + " G " + std::to_string(G) + " dk " +
-           std::to_string(dk) + " dv " + std::to_string(dv);
-  }
-};
-
-NsaConfig config(int64_t l, int64_t d, int64_t l_sel, int64_t n_sel, int64_t w, Branch force = Branch::none) {
-  NsaConfig c;
-  c.l = l, c.d = d, c.l_sel = l_sel, c.n_sel = n_sel, c.w = w;
-  c.gate.force = force;
-  return c;
-}
-
-// One sequence through NSA (phi avg) on a device, with its inputs and results at hand as doubles.
-struct Problem {
-  Lab lab;
-  Sizes n;
-  NsaConfig c;
-  Tensor q, out;
-  std::array<Tensor, 3> k, v;
-  NsaWeights weights;
-  NsaSaved saved;
-
-  Problem(const Setting& setting, const Sizes& n, const NsaConfig& c) : lab(setting), n(n), c(c) {
-    const DType T = setting.dtype, acc = acc_dtype(T);
-    uint64_t stream = 0;
-    auto random = [&](const Shape& shape) { return lab.from(random_values(shape.numel(), stream++), shape, T); };
-    q = random({1, n.T, n.Hq(), n.dk});
-    for (int b = 0; b < 3; ++b) k[b] = random({1, n.T, n.Hkv, n.dk}), v[b] = random({1, n.T, n.Hkv, n.dv});
-    weights.gate = {random({n.dk / 2, n.dk}), random({n.dk / 2}), random({3, n.dk / 2}), random({3})};
-    const int64_t Tc = compressed_length(n.T, c.l, c.d);
-    saved.k_cmp = lab.poisoned({1, Tc, n.Hkv, n.dk}, T);
-    saved.v_cmp = lab.poisoned({1, Tc, n.Hkv, n.dv}, T);
-    saved.block_index = lab.poisoned({1, n.T, n.Hkv, c.n_sel}, DType::i32);
-    saved.gate = lab.poisoned({3, 1, n.T, n.Hkv}, acc);
-    out = lab.poisoned({1, n.T, n.Hq(), n.dv}, T);
-    for (int b = 0; b < 3; ++b) {
-      saved.o[b] = lab.poisoned(out.shape(), T);
-      saved.lse[b] = lab.poisoned({1, n.T, n.Hq()}, acc);
-    }
-  }
-  void forward(bool keep_lists = false) {
-    nsa_forward(lab.ctx(), out, saved, {q, {k[0], k[1], k[2]}, {v[0], v[1], v[2]}}, weights, c, keep_lists);
-  }
-  // Keys and values as branch b attends to them.
-  Tensor keys(int b) const { return b == kCmp ? saved.k_cmp : k[b]; }
-  Tensor vals(int b) const { return b == kCmp ? saved.v_cmp : v[b]; }
-
-  // The keys that branch b shows to row t of group g.
-  std::vector<int64_t> visible(int b, int64_t t, int64_t g, const Values& lists) const {
-    std::vector<int64_t> keys;
-    if (b == kCmp)
-      for (int64_t j = 0; j * c.d + c.l <= t + 1; ++j) keys.push_back(j);
-    if (b == kWin)
-      for (int64_t s = std::max<int64_t>(0, t - c.w + 1); s <= t; ++s) keys.push_back(s);
-    if (b == kSel)
-      for (int64_t i = 0; i < c.n_sel; ++i) {
-        const int64_t block = static_cast<int64_t>(lists[static_cast<size_t>((t * n.Hkv + g) * c.n_sel + i)]);
-        for (int64_t s = block * c.l_sel; block >= 0 && s < (block + 1) * c.l_sel && s <= t; ++s) keys.push_back(s);
-      }
-    return keys;
-  }
-};
+using namespace triad::test;
 
 // softmax(q k^T / sqrt(dk)) v of one row over the listed keys, by definition.
 Values attend_row(const double* q, const Values& k, const Values& v, const std::vector<int64_t>& keys, int64_t g,
@@ -453,93 +310,6 @@ void check_given_lists(const Setting& setting) {
   }
 }
 
-// ---- the branches beside each other ----
-
-// All that forward and backward compute, one after the other.
-Values all_results(const Setting& setting, const Sizes& n) {
-  Problem p(setting, n, config(32, 16, 64, 8, 200));
-  Lab& lab = p.lab;
-  const DType T = setting.dtype, acc = acc_dtype(T);
-  const Tensor dout = lab.from(random_values(p.out.numel(), 99), p.out.shape(), T);
-  const NsaIn in{p.q, {p.k[0], p.k[1], p.k[2]}, {p.v[0], p.v[1], p.v[2]}};
-  const NsaGrad grad{
-      lab.poisoned(p.q.shape(), acc),
-      lab.poisoned({1, n.T, n.Hkv, n.dk}, acc),
-      {lab.poisoned(p.k[0].shape(), T), lab.poisoned(p.k[0].shape(), T), lab.poisoned(p.k[0].shape(), T)},
-      {lab.poisoned(p.v[0].shape(), T), lab.poisoned(p.v[0].shape(), T), lab.poisoned(p.v[0].shape(), T)},
-      lab.poisoned(p.out.shape(), T)};
-  NsaWeightGrads dw;
-  const auto zeros = [&](const ConstTensor& like) {
-    return lab.from(Values(static_cast<size_t>(like.numel()), 0.0), like.shape(), acc);
-  };
-  const GateWeights& gate = p.weights.gate;
-  dw.gate = {zeros(gate.fc1_w), zeros(gate.fc1_b), zeros(gate.fc2_w), zeros(gate.fc2_b)};
-  p.forward();
-  nsa_backward(lab.ctx(), grad, dw, dout, in, p.saved, p.weights, p.c);
-  Values all;
-  for (const Tensor& t :
-       {p.out, p.saved.block_index, p.saved.gate, grad.dq, grad.dq_group, grad.k[0], grad.k[1], grad.k[2], grad.v[0],
-        grad.v[1], grad.v[2], grad.out, dw.gate.fc1_w, dw.gate.fc1_b, dw.gate.fc2_w, dw.gate.fc2_b}) {
-    const Values values = lab.values(t);
-    all.insert(all.end(), values.begin(), values.end());
-  }
-  return all;
-}
-
-void check_beside(const Setting& setting) {
-  for (const Sizes& n : {Sizes{1501, 2, 6, 64, 64}, {403, 1, 16, 128, 128}, {300, 1, 4, 192, 128}}) {
-    INFO(n.str() << " " << name_of(setting.dtype));
-    Setting alone = setting;
-    alone.side_streams = false;
-    const Values expected = all_results(alone, n);
-    CHECK(std::all_of(expected.begin(), expected.end(), [](double x) { return std::isfinite(x); }));
-    for (int run = 0; run < 2; ++run) CHECK(all_results(setting, n) == expected);
-  }
-}
-
-// Where the selected branch's forward combines along, it gives the bits of combining afterwards: from the tokens' side,
-// and from the blocks' side where neighbours' lists differ, as random ones do, and where they are alike.
-void check_combined(const Setting& setting) {
-  struct Case {
-    Sizes n;
-    bool alike;
-  };
-  for (const Case& x : {Case{{1501, 2, 16, 64, 64}, false},
-                        {{403, 1, 14, 128, 128}, false},
-                        {{9301, 1, 6, 64, 64}, false},
-                        {{9301, 1, 6, 64, 64}, true},
-                        {{300, 1, 16, 192, 128}, false}}) {
-    INFO(x.n.str() << " " << name_of(setting.dtype) << (x.alike ? " lists alike" : ""));
-    Problem p(setting, x.n, config(32, 16, 64, 16, 512));
-    if (x.alike) {
-      Values lists;
-      for (int64_t row = 0; row < x.n.T * x.n.Hkv; ++row) {
-        const int64_t current = row / x.n.Hkv / p.c.l_sel, past = std::max<int64_t>(current + 1 - p.c.n_sel, 0);
-        for (int64_t i = 0; i < p.c.n_sel; ++i)  // 0 and the last ones
-          lists.push_back(static_cast<double>(i > current ? -1 : i == 0 ? 0 : past + i));
-      }
-      p.lab.assign(p.saved.block_index, lists);
-    }
-    p.forward(x.alike);
-    const std::array<ConstTensor, 3> o{p.saved.o[0], p.saved.o[1], p.saved.o[2]};
-    if (setting.dtype == DType::bf16 && x.n.G != 14)
-      CHECK(nsa_attend_selected_combines(p.lab.ctx(), {p.saved.o[kSel], p.saved.lse[kSel]}, {p.q, p.k[kSel], p.v[kSel]},
-                                         p.saved.block_index, p.c.l_sel, {p.out, o[kCmp], o[kWin], p.saved.gate}));
-    const Tensor after = p.lab.poisoned(p.out.shape(), setting.dtype);
-    nsa_combine_forward(p.lab.ctx(), after, o, p.saved.gate);
-    const Values expected = p.lab.values(after);
-    CHECK(std::all_of(expected.begin(), expected.end(), [](double v) { return std::isfinite(v); }));
-    CHECK(p.lab.values(p.out) == expected);
-  }
-}
-
-const Setting kCpu{Device::cpu(), DType::f32};
-template <class Check>
-void on_gpu(Check&& check) {
-  if (!test::require_gpu()) return;
-  for (const DType dtype : {DType::f32, DType::bf16}) check(Setting{Device::cuda(), dtype});
-}
-
 }  // namespace
 
 TEST_CASE("NSA obeys its definition over a cover of shapes (CPU)", "[nsa]") {
@@ -582,14 +352,6 @@ TEST_CASE("Selection gives ties to the lower index and ends short lists with -1 
 
 TEST_CASE("Selection sums the probabilities of a group's heads (CPU)", "[nsa]") { check_group_sum(kCpu); }
 TEST_CASE("Selection sums the probabilities of a group's heads (GPU)", "[nsa][gpu]") { on_gpu(check_group_sum); }
-
-TEST_CASE("Branches of NSA beside each other give the bits of one after the other (GPU)", "[nsa][gpu]") {
-  on_gpu(check_beside);
-}
-
-TEST_CASE("Combining along with the selected branch gives the bits of combining afterwards (GPU)", "[nsa][gpu]") {
-  on_gpu(check_combined);
-}
 
 TEST_CASE("The selected branch takes hot blocks and short lists (CPU)", "[nsa]") { check_given_lists(kCpu); }
 TEST_CASE("The selected branch takes hot blocks and short lists (GPU)", "[nsa][gpu]") { on_gpu(check_given_lists); }

@@ -365,7 +365,6 @@ TEST_CASE("anomaly: one stops the run where that is asked for, with a checkpoint
   const TemporaryFolder folder;
   const std::string common = "train " + kTiny +
                              " --set runtime.device=cpu --set train.lr=0 --set train.steps=300 "
-                             "--set nsa.uniform_gate=true "  // else gate.fc1 would have no gradient: fc2 stays 0
                              "--set log.plateau_steps=20 --set log.out_dir=";
   const Outcome stopped = run_program(common + folder.file("stop") + " --set log.on_anomaly=stop");
   INFO(stopped.output);

@@ -61,12 +61,12 @@ bool GradReport::traces(int64_t step) const {
   return config_.log.diagnoses("backward") && step % config_.log.every == 0;
 }
 
-Json GradReport::step(int64_t step, const TrainStep::Result& result, Telemetry& telemetry) {
+Json GradReport::step(int64_t step, int64_t updates, const TrainStep::Result& result, Telemetry& telemetry) {
   Json beat = Json::object();
   if (traces_ && !result.trace.empty()) traces_->append(trace_text(step, result.trace));
   if (!result.grads) return beat;
   const GradFacts& facts = *result.grads;
-  const std::vector<std::string> zeros = unexpected_zeros(params_, config_, step, facts);
+  const std::vector<std::string> zeros = unexpected_zeros(params_, config_, updates + 1, facts);
   int64_t zero = 0;
   std::vector<std::string> not_finite;
   for (size_t i = 0; i < facts.norm.size(); ++i) {

@@ -22,8 +22,8 @@ class GradReport {
   // Whether a step is to be measured and traced. step: optimizer steps done, this one included.
   bool measures(int64_t step) const;
   bool traces(int64_t step) const;
-  // Of a step whose result is there; what of it belongs into the heartbeat.
-  Json step(int64_t step, const TrainStep::Result&, Telemetry&);
+  // Of a step whose result is there; what of it belongs into the heartbeat. updates: that moved weights, before it.
+  Json step(int64_t step, int64_t updates, const TrainStep::Result&, Telemetry&);
   // Names them in all_missing_params.txt; to be called on the way of the exception.
   void missing(int64_t step, const MissingGradients&) const;
 

@@ -24,6 +24,7 @@
 #include "train/load_config.h"
 #include "train/memory_plan.h"
 #include "train/memory_report.h"
+#include "train/preparation.h"
 #include "train/run_folder.h"
 #include "train/schedule.h"
 #include "train/state.h"
@@ -169,17 +170,6 @@ class Trainer {
     if (traced) buckets_.emplace(path);
   }
 
-  // The ranks, which have to be of one mind.
-  static std::unique_ptr<Comm> meet(const LaunchEnv& launch, Device device, const Config& config) {
-    std::unique_ptr<Comm> comm =
-        open_comm(launch, device, config.dist.backend, static_cast<double>(config.dist.timeout_s));
-    const std::string first = comm->exchange_text(config_to_json(config).dump(), "the config").front();
-    const std::vector<std::string> lines =
-        differences(config_from_json(parse_json(first, "the first rank's config")), config);
-    if (!lines.empty()) fail_usage("its config differs from rank 0's: {}", fmt::join(lines, "; "));
-    return comm;
-  }
-
   // A run that does not fit leaves the plan of its memory, though nothing else.
   static std::unique_ptr<Runtime> allocate(const Config& config, Device device, Comm& comm) {
     try {
@@ -191,29 +181,6 @@ class Trainer {
       });
       throw;
     }
-  }
-
-  static std::string find_resume(const TrainRequest& request) {
-    if (request.resume.empty()) return "";
-    return resolve_checkpoint(request.resume == "latest" ? request.config.log.out_dir : request.resume);
-  }
-
-  static Device safe_device(const Config& config, const LaunchEnv& launch) {
-    const Device device = choose_device(config.runtime.device, launch);
-    constexpr int64_t kLongRun = 1000;
-    if (device.is_cuda() && config.runtime.precision == Precision::fp32 && config.train.steps > kLongRun &&
-        !config.train.allow_unsafe)
-      fail_usage(
-          "runtime.precision is fp32 in a run of {} steps on a GPU: bf16 is several times faster. Set "
-          "runtime.precision=bf16, or train.allow_unsafe=true",
-          config.train.steps);
-    return device;
-  }
-
-  static RunFolder::Start start_of(const TrainRequest& request, const std::string& resume_from) {
-    if (request.overwrite) return RunFolder::Start::overwrite;
-    const bool own = !resume_from.empty() && is_inside(resume_from, request.config.log.out_dir);
-    return own ? RunFolder::Start::resume : RunFolder::Start::fresh;
   }
 
   static double ms(std::chrono::steady_clock::duration d) {
@@ -269,7 +236,7 @@ class Trainer {
           ms(std::chrono::steady_clock::now() - std::exchange(settled_at_, std::chrono::steady_clock::now()));
       last_loss_ = result.loss;
       stop_agreed_ = stop_agreed_ || result.stop;
-      const Json of_gradients = grad_report_->step(step, result, telemetry);
+      const Json of_gradients = grad_report_->step(step, updates_, result, telemetry);
       if (!result.finite) {
         const std::string where =
             result.bad_rank < 0 ? "no rank alone, but their sum" : fmt::format("rank {}", result.bad_rank);
@@ -298,7 +265,7 @@ class Trainer {
       fetch_ms_.pop_front();
       if (result.buckets) check_buckets(telemetry, step, *result.buckets);
       look_for_anomalies(telemetry, step, result, step_ms);
-      updates_ += result.finite;
+      updates_ += result.finite && learning_rate(config_.train, step - 1) > 0;
       constexpr int64_t kWarmUpSteps = 5;
       if (++settled_ > kWarmUpSteps) comm_ms_ += result.comm_ms, ++comm_steps_;
     }
@@ -489,7 +456,7 @@ class Trainer {
   const Watchdog* watchdog_ = nullptr;   // of run_steps()
   std::vector<std::string> zero_grads_;  // parameters
   bool anomaly_stop_ = false;
-  int64_t updates_ = 0;                               // made before the step that is settled next
+  int64_t updates_ = 0;                               // that moved weights, made before the step that is settled next
   std::chrono::steady_clock::time_point settled_at_;  // the last step; what happened between steps does not count
   std::deque<std::vector<double>> fetch_ms_;          // of the steps queued
   bool stop_agreed_ = false, halted_ = false;

@@ -1,0 +1,47 @@
+#include "train/preparation.h"
+
+#include <fmt/ranges.h>
+
+#include "engine/check.h"
+#include "io/checkpoint.h"
+#include "io/file.h"
+#include "train/load_config.h"
+#include "train/state.h"
+#include "train/train_step.h"
+
+namespace triad {
+
+std::string find_resume(const TrainRequest& request) {
+  if (request.resume.empty()) return "";
+  return resolve_checkpoint(request.resume == "latest" ? request.config.log.out_dir : request.resume);
+}
+
+Device safe_device(const Config& config, const LaunchEnv& launch) {
+  const Device device = choose_device(config.runtime.device, launch);
+  constexpr int64_t kLongRun = 1000;
+  if (device.is_cuda() && config.runtime.precision == Precision::fp32 && config.train.steps > kLongRun &&
+      !config.train.allow_unsafe)
+    fail_usage(
+        "runtime.precision is fp32 in a run of {} steps on a GPU: bf16 is several times faster. Set "
+        "runtime.precision=bf16, or train.allow_unsafe=true",
+        config.train.steps);
+  return device;
+}
+
+std::unique_ptr<Comm> meet(const LaunchEnv& launch, Device device, const Config& config) {
+  std::unique_ptr<Comm> comm =
+      open_comm(launch, device, config.dist.backend, static_cast<double>(config.dist.timeout_s));
+  const std::string first = comm->exchange_text(config_to_json(config).dump(), "the config").front();
+  const std::vector<std::string> lines =
+      differences(config_from_json(parse_json(first, "the first rank's config")), config);
+  if (!lines.empty()) fail_usage("its config differs from rank 0's: {}", fmt::join(lines, "; "));
+  return comm;
+}
+
+RunFolder::Start start_of(const TrainRequest& request, const std::string& resume_from) {
+  if (request.overwrite) return RunFolder::Start::overwrite;
+  const bool own = !resume_from.empty() && is_inside(resume_from, request.config.log.out_dir);
+  return own ? RunFolder::Start::resume : RunFolder::Start::fresh;
+}
+
+}  // namespace triad

@@ -406,8 +406,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
       weigh(shared.stages[next % kStages], 0);
       pack();
       if constexpr (!kLate) store_ds(next, 0);
-      // All lanes have read stage n: hand_over(n) held them together. (racecheck does not follow this from a lane's
-      // read by way of __syncwarp and another lane's arrival to the loader's next write of `range`.)
+      __syncwarp();  // all lanes have read stage n
       if (lane == 0) barrier_arrive(&shared.empty[n % kStages]);
     }
     second_half(n, false);

@@ -277,8 +277,8 @@ SelectedKeys selected_keys(const char* op, const AttendIn& in, const ConstTensor
       .block_keys = block};
 }
 
-// Which kernels take a forward, a pure function of card and problem. Union tiles have bits for 1,024 blocks; the blocks'
-// route leaves lists that are alike to them, or beyond that to the tokens' side, which takes any number.
+// Which kernels take a forward, a pure function of card and problem. Union tiles have bits for 1,024 blocks; the
+// blocks' route leaves lists that are alike to them, or beyond that to the tokens' side, which takes any number.
 enum class ForwardRoute { general, tokens, blocks, union_tiles };
 struct ForwardRoutes {
   ForwardRoute route, alike;  // alike: of the blocks' route where lists are

@@ -62,8 +62,8 @@ std::vector<OpCase> nsa_attend_selected_cases() {
       selected_case("2600_l64_n4_far_192x128", {1, 2600, 2600, 1, 1, 192, 128}, 4, 64, nullptr, 8),
       selected_case("4100_l128_n4_far", {1, 4100, 4100, 1, 1, 64, 64}, 4, 128),
       selected_case("9000_l64_n16_far_G6", {1, 9000, 9000, 6, 1, 64, 64}, 16, 64),
-      // More blocks than union tiles have bits for, 1,024: from the blocks' side where lists differ, from the tokens' side
-      // where they are alike, or so short that they cannot differ.
+      // More blocks than union tiles have bits for, 1,024: from the blocks' side where lists differ, from the tokens'
+      // side where they are alike, or so short that they cannot differ.
       selected_case("65601_l64_n4_far_G1", {1, 65601, 65601, 1, 1, 64, 64}, 4, 64),
       selected_case("32900_l32_n4_hot", {1, 32900, 32900, 6, 1, 64, 64}, 4, 32,
                     [](uint64_t) { return hot_lists(32900, 4); }),

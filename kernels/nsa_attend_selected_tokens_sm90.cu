@@ -1,5 +1,5 @@
-// The selected branch's forward on Hopper seen from the tokens (bf16): for groups of many heads, whatever the lists, and
-// for all groups where there are more blocks than union tiles have bits for.
+// The selected branch's forward on Hopper seen from the tokens (bf16): for groups of many heads, whatever the lists,
+// and for all groups where there are more blocks than union tiles have bits for.
 //
 // A warp has one token's heads, up to 16, as the 16 rows of mma.sync; q and o stay in its registers. The twelve warps
 // of a CTA have neighbouring tokens and share the union of their lists: a block comes once from L2 into a ring of
@@ -18,8 +18,8 @@
 // they multiply together, by wgmma: their rows are the 64 of its tile, in the same registers. That reads keys and
 // values once for the four.
 //
-// Which blocks a tile's list has so far is asked of a table in shared memory by the block's number (hashed), so that any
-// number of blocks takes the same room.
+// Which blocks a tile's list has so far is asked of a table in shared memory by the block's number (hashed), so that
+// any number of blocks takes the same room.
 //
 // Combining along (o is then the last of the branches): 0.05 ms less at 8192 tokens of the first shapes below, 0.5 at
 // 65536, than a pass of its own behind this kernel. The sum of the rounded probabilities costs 3 to 6%.
@@ -106,10 +106,7 @@ __device__ __forceinline__ void count_up(int& x) {
 }
 __device__ __forceinline__ int look_at(int& x) {
   int value;
-  asm volatile("atom.acquire.cta.shared::cta.add.s32 %0, [%1], 0;"
-               : "=r"(value)
-               : "r"(shared_address(&x))
-               : "memory");
+  asm volatile("atom.acquire.cta.shared::cta.add.s32 %0, [%1], 0;" : "=r"(value) : "r"(shared_address(&x)) : "memory");
   return value;
 }
 int64_t control_bytes(int64_t list_room, int64_t table_bits) {

@@ -442,6 +442,13 @@ TEST_CASE("NSA agrees with its definition at 8,192 and 65,536 tokens (GPU)", "[n
     for (const DType dtype : kGpuTypes) check_sizes({T, 2, 6, 64, 64}, dtype);
 }
 
+// More blocks than the selected branch's union tiles have bits for; the longest rows and the keys that they alone see.
+TEST_CASE("NSA agrees with its definition at 131,101 and a million tokens (GPU)", "[nsa][gpu][large]") {
+  if (!require_gpu()) return;
+  for (const Sizes& n : {Sizes{131101, 1, 6, 64, 64}, {1048583, 1, 1, 64, 64}, {80003, 1, 2, 128, 128}})
+    check_sizes(n, DType::bf16, n.T - 1200);
+}
+
 TEST_CASE("NSA gives the same bits twice at 8,192 tokens (GPU)", "[nsa][gpu][large]") {
   if (!require_gpu()) return;
   for (const DType dtype : kGpuTypes) check_repeats({8192, 2, 6, 64, 64}, dtype);

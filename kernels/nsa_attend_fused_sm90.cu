@@ -199,8 +199,7 @@ __device__ __forceinline__ void multiply_dq(Shared<kListed>& shared, const Fused
       const int row = 16 * warp + lane / 4 + 8 * i;
       at[i] = shared.stages[slot].dq_at[row], quantum[i] = shared.stages[slot].quantum[row];
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.empty[slot]);
+    barrier_arrive(&shared.empty[slot]);
     wgmma_wait<0>();
     pin(dq);
     if (lane == 0) barrier_arrive(&shared.ds_empty[buffer]);
@@ -406,8 +405,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
       weigh(shared.stages[next % kStages], 0);
       pack();
       if constexpr (!kLate) store_ds(next, 0);
-      __syncwarp();  // all lanes have read stage n
-      if (lane == 0) barrier_arrive(&shared.empty[n % kStages]);
+      barrier_arrive(&shared.empty[n % kStages]);
     }
     second_half(n, false);
     wgmma_fence();
@@ -466,7 +464,7 @@ __global__ void __launch_bounds__(kFusedThreads, 1) fused_grad_sm90_kernel(const
   if (threadIdx.x == 0) {
     for (int i = 0; i < Memory::kStages; ++i) {
       barrier_init(&shared.full[i], 2 * 32);  // each lane of the loading warp twice
-      barrier_init(&shared.empty[i], Memory::kMathWarps + kRoleWarps);
+      barrier_init(&shared.empty[i], 32 * (Memory::kMathWarps + kRoleWarps));
     }
     for (int i = 0; i < Memory::kBuffers; ++i) {
       barrier_init(&shared.ds_full[i], Memory::kMathWarps);

@@ -330,8 +330,7 @@ struct Tokens {
         }
       }
       first_step += count * a.pieces;
-      __syncwarp();
-      if (lane == 0) barrier_arrive(&control.list_empty[turn & 1]);
+      barrier_arrive(&control.list_empty[turn & 1]);  // every lane, for what it read
       if (exists) store(unit, tile, token, head0);
       if (exists && a.combine.wanted()) combine(tile, token, head0);
     });
@@ -378,7 +377,7 @@ struct Tokens {
       prefetch_l2(a.combine.o_win.row(tile.b, token, tile.g * a.G + h) + at + i);
     }
   }
-  static __device__ __forceinline__ void prefetch_l2(const bf16* at) {
+  static __device__ __forceinline__ void prefetch_l2(const void* at) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
   }
 
@@ -459,11 +458,35 @@ struct Tokens {
     });
   }
 
-  // The warp that makes the lists. A block's place in the list is found through the table, in which it lies at its
-  // hash or behind it, where there is room (linear probing).
+  // Where the block of each lane (-1: none) lies in a list of `count` entries, which grows by the blocks that it
+  // lacked. A block is found through the table, in which it lies at its hash or behind it, where there is room (linear
+  // probing).
+  __device__ __forceinline__ int place_of(int block, unsigned short* table, unsigned* entries, int& count) const {
+    const int lane = threadIdx.x % 32, last = (1 << a.table_bits) - 1;
+    // The first of the lanes that have a block looks for it.
+    const int first = __ffs(__match_any_sync(kFullWarp, block)) - 1;
+    int at = kNowhere, slot = static_cast<unsigned>(block) * 0x9e3779b1u >> (32 - a.table_bits);
+    __syncwarp();
+    if (block >= 0 && lane == first)
+      while ((at = table[slot]) != kNowhere && static_cast<int>(entries[at] >> kWarpBits) != block)
+        slot = slot + 1 & last;
+    const bool is_new = block >= 0 && lane == first && at == kNowhere;
+    const unsigned all_new = __ballot_sync(kFullWarp, is_new);
+    __syncwarp();
+    if (is_new) {
+      at = count + __popc(all_new & ((1u << lane) - 1));
+      entries[at] = static_cast<unsigned>(block) << kWarpBits;
+      while (atomicCAS(table + slot, kNowhere, static_cast<unsigned short>(at)) != kNowhere) slot = slot + 1 & last;
+    }
+    count += __popc(all_new);
+    __syncwarp();
+    return __shfl_sync(kFullWarp, at, first);
+  }
+
+  // The warp that makes the lists.
   __device__ __forceinline__ void make_lists() const {
     const int lane = threadIdx.x % 32, n = a.n.value();
-    const unsigned below = (1u << lane) - 1, units = (1u << a.units.value()) - 1, last = (1u << a.table_bits) - 1;
+    const unsigned units = (1u << a.units.value()) - 1;
     unsigned short* const table = reinterpret_cast<unsigned short*>(list(0) + 2 * a.list_room);
     for_tiles([&](const Tile& tile, int turn) {
       const int tokens = min(a.tile_tokens.value(), a.lists.tokens - tile.first);
@@ -472,31 +495,16 @@ struct Tokens {
         const int block = a.lists.at(tile.b, tile.first + token, tile.g)[place];
         return block <= a.block_keys.quotient(tile.first + token) ? block : -1;
       };
-      for (unsigned i = lane; i <= last; i += 32) table[i] = kNowhere;
+      if (lane < tokens)
+        for (int i = 0; i < n; i += 16) prefetch_l2(a.lists.at(tile.b, tile.first + lane, tile.g) + i);
+      for (int i = lane; i < 1 << a.table_bits; i += 32) table[i] = kNowhere;
       barrier_wait(&control.list_empty[turn & 1], (turn >> 1 & 1) ^ 1);
       unsigned* const entries = list(turn);
       int count = 0;
       for (int e0 = 0; e0 < a.tile_tokens.value() * n; e0 += 32) {  // the tokens' first blocks, their second ones ..
         const int place = a.tile_tokens.quotient(e0 + lane), token = e0 + lane - place * a.tile_tokens.value();
         const int block = place < n && token < tokens ? block_at(token, place) : -1;
-        // The first of the lanes that have the block looks for it.
-        const int first = __ffs(__match_any_sync(kFullWarp, block)) - 1;
-        unsigned at = kNowhere, slot = static_cast<unsigned>(block) * 0x9e3779b1u >> (32 - a.table_bits);
-        __syncwarp();
-        if (block >= 0 && lane == first)
-          while ((at = table[slot]) != kNowhere && static_cast<int>(entries[at] >> kWarpBits) != block)
-            slot = slot + 1 & last;
-        const bool is_new = block >= 0 && lane == first && at == kNowhere;
-        const unsigned all_new = __ballot_sync(kFullWarp, is_new);
-        __syncwarp();
-        if (is_new) {
-          at = count + __popc(all_new & below);
-          entries[at] = static_cast<unsigned>(block) << kWarpBits;
-          while (atomicCAS(table + slot, kNowhere, static_cast<unsigned short>(at)) != kNowhere) slot = slot + 1 & last;
-        }
-        count += __popc(all_new);
-        at = __shfl_sync(kFullWarp, at, first);
-        __syncwarp();
+        const int at = place_of(block, table, entries, count);
         if (block >= 0) atomicOr(&entries[at], units << token * a.units.value());
       }
       if (lane == 0) control.counts[turn & 1] = count;
@@ -519,7 +527,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attend_tokens_kernel(const
     }
     for (int i = 0; i < 2; ++i) {
       barrier_init(&control.list_full[i], 32);
-      barrier_init(&control.list_empty[i], Shape::kWarps + 1);
+      barrier_init(&control.list_empty[i], 32 * Shape::kWarps + 1);
     }
     control.asked = 0;
     barrier_init_done();

@@ -191,8 +191,8 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
   const int warpgroup = threadIdx.x / kWarpgroup, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i)
-      barrier_init(&shared.full[i], kWarpgroup + 4), barrier_init(&shared.empty[i], kListed ? 4 : 8);
-    for (int i = 0; i < 2; ++i) barrier_init(&shared.ds_full[i], 4), barrier_init(&shared.ds_empty[i], 4);
+      barrier_init(&shared.full[i], kWarpgroup + 4), barrier_init(&shared.empty[i], 32 * (kListed ? 4 : 8));
+    for (int i = 0; i < 2; ++i) barrier_init(&shared.ds_full[i], 4), barrier_init(&shared.ds_empty[i], 32 * 4);
     barrier_init(&shared.keys_full, kKeyThreads);
   }
   if (kListed) {
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
         pin(dq);
         if (panel == kPanels - 1) {
 #pragma unroll
-          for (int i = 0; i < kSources; ++i) warp_arrive(&shared.ds_empty[first_source + i]);
+          for (int i = 0; i < kSources; ++i) barrier_arrive(&shared.ds_empty[first_source + i]);
         }
         // Rows lie 512 bytes apart, all in the same banks: so a lane begins with the chunk of 32 bytes (j) that its
         // row's number says, having brought it to the front by two rounds of swaps.
@@ -505,7 +505,7 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
       weigh(shift);
       wgmma_wait<0>();
       pin_sums(dk);
-      warp_arrive(&shared.empty[last]);
+      barrier_arrive(&shared.empty[last]);
       pack(left_p, p);
     }
   }

@@ -100,7 +100,8 @@ struct Control {
   int asked;      // stages that the loader has asked for, all tiles together
 };
 // One thread counts up, others look when they like. Both by atomics, as no barrier stands between. Who has seen a count
-// has seen the barriers' phases end that ended before: hence release and acquire.
+// has seen the barriers' phases end that ended before: hence release and acquire. (Plain loads and stores with the same
+// order, which racecheck reports, are 2% faster at 8192 tokens and 0.3% at 65536.)
 __device__ __forceinline__ void count_up(int& x) {
   asm volatile("red.release.cta.shared::cta.add.s32 [%0], 1;" ::"r"(shared_address(&x)) : "memory");
 }

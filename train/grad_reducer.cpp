@@ -100,6 +100,8 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm&
             [&](int64_t a, int64_t b) { return params.offset(a) < params.offset(b); });
   if (config.dist.grad_dtype == Precision::bf16)
     half_ = arena.alloc(MemTag::comm, "bucket in bf16", DType::bf16, {largest});
+  if (zero_)
+    squares_ = arena.alloc(MemTag::comm, "pieces of the norm", DType::f64, {params.stored_elements() / kSumPiece});
 }
 
 void GradReducer::begin(bool recorded) {
@@ -168,7 +170,9 @@ void GradReducer::reduce(int64_t index) {
   if (!ctx_.planning) zero_ ? comm_.reduce_scatter(sent, what, width) : comm_.all_reduce(sent, what, width);
   if (!half_.empty()) cast(comm_ctx_, grads, sent);
   const ElementRange held = zero_ ? owned(bucket) : e;
-  if (trace_ != nullptr) trace_->finish(comm_ctx_, index, params_.grads().slice(0, held.begin, held.end));
+  const Tensor sums = params_.grads().slice(0, held.begin, held.end);
+  if (trace_ != nullptr) trace_->finish(comm_ctx_, index, sums);
+  if (zero_) square_pieces(comm_ctx_, squares_.slice(0, held.begin / kSumPiece, held.end / kSumPiece), sums);
 }
 
 void GradReducer::finish() {
@@ -181,12 +185,12 @@ void GradReducer::finish() {
   }
   if (count > 0) fail("{} of {} gradients never came in this backward: {}", count, params_.count(), names);
   if (trace_ != nullptr) trace_->end(comm_ctx_);
-  wait_for_comm();
 }
 
-void GradReducer::gather(const GradBucket& bucket, Tensor values, const char* what) {
+const Stream& GradReducer::gather(const GradBucket& bucket, Tensor values, const char* what) {
   comm_waits_for(ctx_.stream);
   if (!ctx_.planning) comm_.all_gather(values, fmt::format("{} of bucket {}", what, index_of(bucket)));
+  return comm_.stream();
 }
 void GradReducer::finish_gather() { wait_for_comm(); }
 

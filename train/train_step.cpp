@@ -72,9 +72,6 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
       first_(ctx_.device),
       later_(ctx_.device),
       summed_(ctx_.device) {
-  if (zero())
-    squares_ = runtime.arena().alloc(MemTag::comm, "pieces of the norm", DType::f64,
-                                     {model_.params().stored_elements() / kSumPiece});
   if (reducer_ && config.log.diagnoses("buckets")) {
     bucket_trace_ =
         std::make_unique<BucketTrace>(ctx_, runtime.arena(), *comm, static_cast<int64_t>(reducer_->buckets().size()),
@@ -99,6 +96,7 @@ void TrainStep::begin(bool trace) {
   if (asserts_) asserts_->clear(ctx_);
   triad::zero(ctx_, model_.params().added_grads());
   triad::zero(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1));
+  if (zero()) triad::zero(ctx_, reducer_->squares());
 }
 
 void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
@@ -119,7 +117,7 @@ void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t>
 }
 
 void TrainStep::forward_backward(int64_t step_positions, bool first, GradSink* sink) {
-  model_.forward(ctx_, act_);
+  model_.forward(ctx_, act_, first ? optimizer_.weights() : nullptr);
   ledger_.begin(sink);
   const bool trace = std::exchange(trace_wanted_, false);
   if (trace) trace_.start(next_result_);
@@ -164,20 +162,9 @@ void TrainStep::sum_over_ranks(bool stop) {
   reducer_->finish();
   reducer_->exchange([&] {
     comm_->all_gather(ranks_, "the ranks' numbers");
+    if (zero()) comm_->all_reduce(reducer_->squares(), "the gradient's norm");  // x + 0: exact
     results_[next_result_].summed.record(comm_->stream());
   });
-}
-
-// Of what each rank owns, in the same pieces as without shards.
-void TrainStep::sum_of_shards(Tensor norm_squared) {
-  triad::zero(ctx_, squares_);
-  for (const GradBucket& bucket : reducer_->buckets()) {
-    const ElementRange own = reducer_->owned(bucket);
-    square_pieces(ctx_, squares_.slice(0, own.begin / kSumPiece, own.end / kSumPiece),
-                  model_.params().grads().slice(0, own.begin, own.end));
-  }
-  reducer_->exchange([&] { comm_->all_reduce(squares_, "the gradient's norm"); });  // x + 0: exact
-  sum_pieces(ctx_, norm_squared, squares_);
 }
 
 std::vector<ElementRange> TrainStep::own_elements() const {
@@ -203,7 +190,7 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   if (reducer_) sum_over_ranks(stop);
   if (measure || ctx_.planning) measure_gradients();  // a plan has room for it
   if (zero())
-    sum_of_shards(number(StepNumbers::norm_squared));
+    sum_pieces(ctx_, number(StepNumbers::norm_squared), reducer_->squares());  // the same pieces as without shards
   else
     sum_of_squares(ctx_, number(StepNumbers::norm_squared), grads);
   judge_step(ctx_, numbers_, grads, parts_, ranks_, config_.train.on_nonfinite == OnNonfinite::stop);
@@ -262,7 +249,7 @@ TrainStep::Result TrainStep::result() {
 double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
   upload(tokens, targets);
   if (asserts_) asserts_->clear(ctx_);
-  model_.forward(ctx_, act_);
+  model_.forward(ctx_, act_, optimizer_.weights());
   model_.loss(ctx_, act_);
   sum(ctx_, eval_loss_, act_.row_loss);
   double loss = 0;

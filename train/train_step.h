@@ -71,7 +71,6 @@ class TrainStep {
   void forward_backward(int64_t step_positions, bool first, GradSink* sink = nullptr);
   bool zero() const { return reducer_ && config_.dist.zero == 1; }
   void sum_over_ranks(bool stop);
-  void sum_of_shards(Tensor norm_squared);
   std::vector<ElementRange> own_elements() const;
   void measure_gradients();
 
@@ -92,7 +91,6 @@ class TrainStep {
   Tensor numbers_;                    // [StepNumbers::count] f64
   Tensor eval_loss_;                  // [1] f64
   Tensor parts_;                      // [parameters,2] i64: where each gradient lies, for the verdict
-  Tensor squares_;  // dist.zero: the pieces of the norm's sum, each from the rank that owns its elements
 
   // Pinned memory, taken in turns; an event tells when the device is done with it.
   struct Slot {

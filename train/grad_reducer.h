@@ -70,12 +70,17 @@ class GradReducer final : public GradSink {
     wait_for_comm();
   }
 
+  // Where the ranks sum by copies: for the others' shares of a bucket; else and in between, for whoever needs it. f32.
+  Tensor room() const { return room_; }
   std::string table() const;  // ddp_buckets.txt
 
  private:
   void arrived(int64_t param, const Stream& on);
   void full(int64_t bucket);
   void reduce(int64_t bucket);
+  void sum(const Tensor& bucket, const std::string& what, CommWidth);
+  bool by_copies() const { return comm_.shares() && !room_.empty(); }
+  bool sums_by_copies(int64_t elements) const { return by_copies() && elements % comm_.world() == 0; }
   // Whatever the comm stream does next comes after what is on `stream` now, and the other way round.
   void comm_waits_for(const Stream& stream);
   void wait_for_comm();
@@ -93,6 +98,7 @@ class GradReducer final : public GradSink {
   Tensor probe_;
   Tensor half_;     // bf16: a bucket as it travels
   Tensor squares_;  // [stored elements / kSumPiece] f64
+  Tensor room_;     // [elements of the largest bucket]; absent on the CPU without shards
   BucketTrace* trace_ = nullptr;
 
   std::vector<bool> arrived_;

@@ -17,14 +17,11 @@ Optimizer::Optimizer(Context& ctx, Arena& arena, const Params& params, GradReduc
     parts_.push_back({.elements = {0, params.stored_elements()}});
     kept = params.stored_elements();
   } else {
-    int64_t largest = 0;
     for (const GradBucket& bucket : reducer_->buckets()) {
       parts_.push_back({.elements = reducer_->owned(bucket), .moments = kept, .bucket = &bucket});
       kept += parts_.back().elements.size();
-      largest = std::max(largest, bucket.elements.size());
     }
     gather_.emplace(ctx, params, *reducer_);
-    gathered_ = arena.alloc(MemTag::comm, "bucket of moments", DType::f32, {largest});
   }
   exp_avg_ = arena.alloc(MemTag::optimizer, "exp_avg", DType::f32, {kept});
   exp_avg_sq_ = arena.alloc(MemTag::optimizer, "exp_avg_sq", DType::f32, {kept});
@@ -60,7 +57,7 @@ std::vector<float> Optimizer::gather(Context& ctx, const Tensor& moment, int64_t
   std::vector<float> host(static_cast<size_t>(whole_elements));
   for (const Part& part : parts_) {
     const ElementRange whole = part.bucket->elements, own = part.elements;
-    const Tensor bucket = gathered_.slice(0, 0, whole.size());
+    const Tensor bucket = reducer_->room().slice(0, 0, whole.size());
     copy(ctx, bucket.slice(0, own.begin - whole.begin, own.end - whole.begin),
          moment.slice(0, part.moments, part.moments + own.size()));
     reducer_->gather(*part.bucket, bucket, "moments");

@@ -52,7 +52,6 @@ class Optimizer {
   std::optional<WeightGather> gather_;
   std::vector<Part> parts_;
   Tensor exp_avg_, exp_avg_sq_;
-  Tensor gathered_;  // one bucket of a moment, whole
 };
 
 }  // namespace triad

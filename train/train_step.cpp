@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -207,6 +208,7 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
     backend::copy(slot.memory.data() + numbers_.bytes() + kBytesOfAsserts, Device::cpu(), ledger_.facts().data,
                   ctx_.device, ledger_.facts().bytes(), ctx_.stream.handle());
   slot.done.record(ctx_.stream);
+  if (zero()) slot.gathered.record(comm_->stream());
   queued_.push_back({next_result_, step, step_positions, measure});
   next_result_ = (next_result_ + 1) % kMaxQueued;
 }
@@ -234,6 +236,10 @@ TrainStep::Result TrainStep::result() {
     result.grads = ledger_.read(reinterpret_cast<const double*>(slot.memory.data() + sizeof numbers + kBytesOfAsserts));
   result.trace = trace_.take(queued.slot);
   if (reducer_) result.comm_ms = slot.host_ms + (ctx_.device.is_cuda() ? slot.summed.ms_since(slot.computed) : 0);
+  if (zero() && ctx_.device.is_cuda()) {
+    slot.gathered.synchronize();
+    result.gather_ms = std::max(0.0, slot.gathered.ms_since(slot.done));
+  }
   if (bucket_trace_) result.buckets = bucket_trace_->take();
   result.compute_ms = slot.computed.ms_since(slot.began);
   result.update_ms = slot.done.ms_since(reducer_ ? slot.summed : slot.computed);

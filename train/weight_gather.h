@@ -1,5 +1,5 @@
-// WeightGather: after an update in shards (dist.zero 1) each rank has the new weights of its own parts alone. The others
-// come on the comm stream while the next forward already runs, which waits for what it needs and when it needs it.
+// WeightGather: after an update in shards (dist.zero 1) each rank has the new weights of its own parts alone. The
+// others come on the comm stream while the next forward already runs, which waits for what it needs when it needs it.
 #pragma once
 #include <vector>
 

@@ -41,7 +41,7 @@ std::string machine_line(const Json& m) {
 
 void write_results(const DoctorOptions& o, const std::vector<Diagnosis>& all, const Json& machine) {
   std::string build = version_text();
-  std::replace(build.begin(), build.end(), '\n', ';');
+  for (size_t at; (at = build.find('\n')) != std::string::npos;) build.replace(at, 1, "; ");
   std::string text = fmt::format("{}\n\n{}; {}\n\nMachine: {}\n\n", kResultsTitle, now(), build, machine_line(machine));
   for (const Verdict verdict : {Verdict::pass, Verdict::fail, Verdict::slow, Verdict::hang, Verdict::skipped})
     text += fmt::format(

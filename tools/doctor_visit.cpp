@@ -23,6 +23,7 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr double kSilentS = 20;      // without progress, times the budget's factor: a run counts as hung
+constexpr double kPulseS = 10;       // a run whose step takes long tells that it is alive so often (train/watchdog.cpp)
 constexpr double kLimitBudgets = 3;  // a phase that is alive may take so many of its budgets
 
 // A port of this host that nobody listens at now.
@@ -118,7 +119,8 @@ int Visit::gpus() const {
 }
 
 void Visit::run(const std::vector<Command>& commands, Prints prints, Inherit inherit) {
-  const double silent_s = kSilentS * options_.budget + 2;  // the run's own watchdog is a little earlier
+  // The run's own watchdog is a little earlier; this is for what has none yet, or is stopped with it.
+  const double silent_s = std::max(kSilentS * options_.budget, kPulseS) + 2;
   const Ended ended = run_commands(
       commands, inherit, folder_,
       {.limit_s = std::max(0.0, seconds_left_), .silent_s = silent_s, .busy_is_alive = prints == Prints::at_its_end});

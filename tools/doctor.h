@@ -126,6 +126,7 @@ void examine_collectives_nccl(Visit&);
 void examine_collectives_mpi(Visit&);
 void examine_collectives_tcp(Visit&);
 void examine_baseline(Visit&);
+void examine_health(Visit&);
 void examine_repeat(Visit&);
 void examine_gradient_trace(Visit&);
 void examine_backend_nccl(Visit&);

@@ -134,6 +134,58 @@ void examine_baseline(Visit& v) {
                      run.metrics["tokens_per_s"].get<double>(), run.metrics["peak_mib"].get<double>()));
 }
 
+// What the baseline's run told of its gates and lists. Fresh gates are a third each; none may collapse in eight steps;
+// how many tokens a row selects is known, whatever it selects.
+void examine_health(Visit& v) {
+  const std::string gates_path = v.folder_of("baseline") + "/gates.csv",
+                    lists_path = v.folder_of("baseline") + "/k_stats.csv";
+  for (const std::string& path : {gates_path, lists_path})
+    if (!std::filesystem::exists(path)) v.skip(path + " is not there", "log.stats writes it");
+  std::filesystem::copy_file(v.folder_of("baseline") + "/env.json", v.file("env.json"));
+  const CsvTable gates(gates_path, {"step", "layer", "entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"});
+  const CsvTable lists(lists_path, {"step", "layer", "k_mean", "k_max"});
+  constexpr size_t kRows = static_cast<size_t>(kDoctorLayers) * kDoctorSteps;
+  v.expect(gates.size() == kRows && lists.size() == kRows, "",
+           fmt::format("gates.csv has {} rows and k_stats.csv {}, for {} layers and {} steps", gates.size(),
+                       lists.size(), kDoctorLayers, kDoctorSteps));
+  const auto of_row = [](const CsvTable& table, size_t i) {
+    return fmt::format("step {} layer {}", table.text(i, "step"), table.text(i, "layer"));
+  };
+  constexpr double kNear = 0.01, kLeastEntropy = 0.5, kMostMax = 0.9, kMostCollapsed = 0.01;
+  double least_entropy = std::log(3.0);
+  for (size_t i = 0; i < gates.size(); ++i) {
+    const double entropy = gates.number(i, "entropy_mean"), largest = gates.number(i, "max_mean"),
+                 collapsed = gates.number(i, "collapse_frac");
+    least_entropy = std::min(least_entropy, entropy);
+    double sum = 0;
+    for (const char* branch : {"cmp", "sel", "win"}) {
+      const double share = gates.number(i, branch);
+      sum += share;
+      v.expect(
+          gates.number(i, "step") > 1 || std::abs(share - 1.0 / 3) < kNear, "",
+          fmt::format("{}: {} has a share of {:.3f}, 1/3 is expected of fresh gates", of_row(gates, i), branch, share));
+    }
+    v.expect(std::abs(sum - 1) < kNear, "",
+             fmt::format("{}: the branches' shares add up to {:.3f}", of_row(gates, i), sum));
+    v.expect(entropy > kLeastEntropy && largest < kMostMax && collapsed < kMostCollapsed, "",
+             fmt::format("{}: entropy {:.3f}, largest gate {:.3f}, {:.1f}% collapsed", of_row(gates, i), entropy,
+                         largest, 100 * collapsed));
+  }
+  v.note(fmt::format("no layer's gate entropy is below {:.3f} (ln 3 = 1.099)", least_entropy));
+  const std::string config_path = v.folder_of("baseline") + "/config.json";
+  const Json config = parse_json(read_file(config_path), config_path);
+  const int64_t T = config["train"]["seq_len"], block = config["nsa"]["l_sel"], n = config["nsa"]["n_sel"];
+  int64_t tokens = 0;
+  for (int64_t t = 0; t < T; ++t) tokens += std::min((n - 1) * block, t / block * block) + t % block + 1;
+  const double mean = static_cast<double>(tokens) / static_cast<double>(T);
+  const auto most = static_cast<double>(std::min(n * block, T));
+  for (size_t i = 0; i < lists.size(); ++i)
+    v.expect(std::abs(lists.number(i, "k_mean") - mean) < kNear && lists.number(i, "k_max") == most, "",
+             fmt::format("{}: {} tokens a row selected in the mean and {} at most, {} and {} are expected",
+                         of_row(lists, i), lists.text(i, "k_mean"), lists.text(i, "k_max"), mean, most));
+  v.note(fmt::format("{} tokens a row are selected, as they should be", mean));
+}
+
 void examine_repeat(Visit& v) { expect_same_bits(v, v.train()); }
 
 void examine_gradient_trace(Visit& v) {

@@ -59,8 +59,8 @@ Json StatsReport::step(int64_t step, std::span<const NsaStats> layers, Board* bo
           {"gate_collapse_frac", all.mean(F::collapsed)},
           {"gate_branch_shares", {all.mean(F::share), all.mean(F::share + 1), all.mean(F::share + 2)}},
           {"sel_k_mean", all.mean(F::tokens)},
-          {"sel_k_max", all.at[F::tokens_max]},
-          {"sel_rows", all.at[F::rows]},
+          {"sel_k_max", static_cast<int64_t>(all.at[F::tokens_max])},
+          {"sel_rows", static_cast<int64_t>(all.at[F::rows])},
           {"sel_pct_at_max", all.mean(F::at_max)},
           {"sel_overlap", all.overlap()},
           {"sel_forced_frac", all.forced_share()}};

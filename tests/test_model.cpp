@@ -260,7 +260,7 @@ TEST_CASE("model: a forward asks for each weight before it reads it", "[model]")
     const Tensor of_rows = f.activations().row_loss;
     const std::vector<std::byte> rows(of_rows.data, of_rows.data + of_rows.bytes());
     LateWeights gate(f.model().params().weights());
-    f.model().forward(f.ctx(), f.activations(), &gate);
+    f.model().forward(f.ctx(), f.activations(), /*stats=*/nullptr, &gate);
     f.model().loss(f.ctx(), f.activations());
     CHECK(std::isfinite(loss));
     CHECK(std::equal(rows.begin(), rows.end(), of_rows.data));

@@ -25,7 +25,8 @@ class Model {
   void watch(Asserts* asserts) { asserts_ = asserts; }
 
   // act.tokens [B,T] in [0, V) -> act.x(n_layers)
-  void forward(Context&, Activations& act);
+  // stats: told of each layer's gates and lists.
+  void forward(Context&, Activations& act, LayerStats* stats = nullptr);
   // After forward: act.row_loss[i], 0 where the target is -1.
   void loss(Context&, Activations& act);
   // After forward: act.row_loss, and the gradients of scale * sum of row_loss are added to params().grads(). first:

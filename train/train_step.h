@@ -105,6 +105,7 @@ class TrainStep {
         : Slot(device, bytes, true), began(device, true), computed(device, true), summed(device, true) {}
     Event began, computed, summed;  // the step; this rank's gradients; those of all
     double host_ms = 0;             // that the host waited for other ranks
+    double inside_ms = 0;           // of which before `computed`: on the CPU the host is what computes
   };
   std::deque<Slot> batches_;
   std::deque<ResultSlot> results_;

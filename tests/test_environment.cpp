@@ -2,7 +2,7 @@
 // already by what they change in a run. (NSA_FORCE_*, NSA_STOPGRAD_GATES, NSA_STRICT_ASSERTS: test_ablation.cpp;
 // NSA_SDPA_*, NSA_USE_FA2: test_routes.cpp; NSA_TRACE_GRADS, NSA_TRACE_MODULE_BWD, NSA_LOG_GRAD_NORM: test_ledger.cpp;
 // NSA_TRACE_DDP_BUCKETS: test_bucket_trace.cpp; NSA_MEM_DUMP_EVERY: test_memory_snapshots.cpp; NSA_TB_DISABLE:
-// test_tensorboard.cpp.)
+// test_tensorboard.cpp; NSA_DISABLE_AUX_STATS: test_stats_run.cpp.)
 #include <filesystem>
 #include <sstream>
 
@@ -169,6 +169,7 @@ TEST_CASE("environment: every variable is known, and told with its key", "[envir
                           {"NSA_HEARTBEAT_EVERY=1", "log.heartbeat_every"},
                           {"NSA_TB_DISABLE=1", "log.tensorboard"},
                           {"NSA_DISABLE_CSV_LOGS=1", "log.csv"},
+                          {"NSA_DISABLE_AUX_STATS=1", "log.stats"},
                           {"NSA_LOG_GRAD_NORM=1", "log.diagnostics"},
                           {"NSA_TRACE_GRADS=1", "log.diagnostics"},
                           {"NSA_TRACE_MODULE_BWD=1", "log.diagnostics"},

@@ -221,7 +221,10 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   const auto number = [&](int64_t i) { return numbers_.slice(0, i, i + 1); };
   const Tensor grads = model_.params().grads();
   tell_stage(ctx_, Stage::update);
-  if (!ctx_.planning) results_[next_result_].computed.record(ctx_.stream);
+  if (!ctx_.planning) {
+    results_[next_result_].computed.record(ctx_.stream);
+    results_[next_result_].inside_ms = comm_ == nullptr ? 0 : comm_->take_waited_ms();
+  }
   if (micro_steps_ > 0) ledger_.require_all();
   if (stats_) stats_->finish(ctx_);
   if (reducer_) sum_over_ranks(stop);
@@ -235,7 +238,7 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   optimizer_.step(ctx_, model_.params(), number(StepNumbers::applied), config_.train, step);
   if (ctx_.planning) return;
   ResultSlot& slot = results_[next_result_];
-  if (comm_ != nullptr) slot.host_ms = comm_->take_waited_ms();
+  if (comm_ != nullptr) slot.host_ms = slot.inside_ms + comm_->take_waited_ms();
   backend::copy(slot.memory.data(), Device::cpu(), numbers_.data, numbers_.device, numbers_.bytes(),
                 ctx_.stream.handle());
   if (asserts_)
@@ -283,7 +286,7 @@ TrainStep::Result TrainStep::result() {
     result.gather_ms = std::max(0.0, slot.gathered.ms_since(slot.done));
   }
   if (bucket_trace_) result.buckets = bucket_trace_->take();
-  result.compute_ms = slot.computed.ms_since(slot.began);
+  result.compute_ms = slot.computed.ms_since(slot.began) - (ctx_.device.is_cuda() ? 0 : slot.inside_ms);
   result.update_ms = slot.done.ms_since(reducer_ ? slot.summed : slot.computed);
   if (result.finite) return result;
   result.bad_rank = reducer_ ? static_cast<int64_t>(numbers[StepNumbers::bad_rank]) : 0;

@@ -115,6 +115,7 @@ class TrainStep {
     Event began, computed, summed;  // the step; this rank's gradients; those of all
     Event gathered;                 // weights of all ranks; on the comm stream, with dist.zero 1
     double host_ms = 0;             // that the host waited for other ranks
+    double inside_ms = 0;           // of which before `computed`: on the CPU the host is what computes
   };
   std::deque<Slot> batches_;
   std::deque<ResultSlot> results_;

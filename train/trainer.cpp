@@ -7,7 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
-#include <fstream>
+#include <filesystem>
 #include <future>
 #include <numeric>
 
@@ -164,11 +164,15 @@ class Trainer {
   // ddp_buckets.txt: how gradients are cut into buckets; with diagnosis "buckets" each rank's own, and a row for each
   // bucket of each step.
   void begin_bucket_table() {
-    const bool traced = config_.log.diagnoses("buckets");
-    if (!traced && !comm_->first()) return;
+    const bool traced = config_.log.diagnoses("buckets"), goes_on = !resume_from_.empty();
     const std::string path =
         folder_.file(comm_->first() ? "ddp_buckets.txt" : fmt::format("ddp_buckets_rank{}.txt", comm_->rank()));
-    write_file_atomically(path, step_.reducer()->table() + (traced ? std::string("\n") + BucketTrace::kHeader : ""));
+    const bool is_there = goes_on && std::filesystem::exists(path);
+    if (!traced && !comm_->first() && !is_there) return;
+    const std::string table = step_.reducer()->table(), header = std::string("\n") + BucketTrace::kHeader;
+    const std::string rows =
+        is_there ? BucketTrace::rows_until(state_.step, table + header, read_file(path)) : std::string();
+    write_file_atomically(path, table + (traced || !rows.empty() ? header + rows : ""));
     if (traced) buckets_.emplace(path);
   }
 
@@ -308,8 +312,10 @@ class Trainer {
                                   .device_mib = sample.gpu.used_mib,
                                   .gates = stats_report_->gates(),
                                   .zero_grads = zero_grads_})) {
+      if (!anomaly.of_one_rank && !comm_->first()) continue;  // the first rank sees it too, and tells
+      const std::string whose = anomaly.of_one_rank ? fmt::format("rank {}: ", comm_->rank()) : "";
       telemetry.heartbeat(step, "anomaly", {{"type", anomaly.type}, {"text", anomaly.text}});
-      telemetry.alert(fmt::format("anomaly {}: rank {}: {}", anomaly.type, comm_->rank(), anomaly.text));
+      telemetry.alert(fmt::format("anomaly {}: {}{}", anomaly.type, whose, anomaly.text));
       if (config_.log.on_anomaly != OnAnomaly::stop || anomaly_stop_) continue;
       write_anomaly_type(folder_.path(), anomaly.type, anomaly.text);
       anomaly_stop_ = true;

@@ -266,23 +266,25 @@ TEST_CASE("routes: the reference selects as the CPU does on the GPU", "[routes][
   CHECK(static_cast<double>(differ) < 0.01 * static_cast<double>(want.size()));  // near ties alone
 }
 
-TEST_CASE("routes: a selected branch that combines along is fused", "[routes]") {
+// Of any length: what the fused kernels' memory does not reach would be a fallback, and would combine nothing.
+TEST_CASE("routes: the selected branch is fused at any length, and combines along where it is long", "[routes]") {
   if (!require_hopper_plan()) return;
-  for (const int64_t T : {int64_t{9000}, int64_t{65536}, int64_t{131072}})
-    for (const int64_t heads : {6, 16}) {
-      Runtime plan({.device = Device::cuda(), .planning = true});
-      const auto alloc = [&](DType type, const Shape& shape) {
-        return plan.arena().alloc(MemTag::io, "x", type, shape);
-      };
-      const Tensor q = alloc(DType::bf16, {1, T, heads, 64}), k = alloc(DType::bf16, {1, T, 1, 64}),
-                   o = alloc(DType::bf16, q.shape()), lse = alloc(DType::f32, {1, T, heads}),
-                   lists = alloc(DType::i32, {1, T, 1, 16}), gate = alloc(DType::f32, {3, 1, T, 1});
-      const CombineAlong combine{o, o, o, gate};
-      const bool along = nsa_attend_selected_combines(plan.ctx(), {o, lse}, {q, k, k}, lists, 64, combine);
-      nsa_attend_selected_forward(plan.ctx(), {o, lse}, {q, k, k}, lists, 64, along ? &combine : nullptr);
-      INFO("T " << T << ", " << heads << " heads");
-      REQUIRE(plan.ctx().routes.counts().size() == 1);
-      CHECK((!along || plan.ctx().routes.counts()[0].kernel == "sm90"));
-      CHECK(along == (T <= 65536 || heads == 16));
-    }
+  for (const int64_t l_sel : {32, 64, 128})
+    for (const int64_t T : {int64_t{2048}, int64_t{9000}, int64_t{65537}, int64_t{1} << 20, (int64_t{1} << 24) + 1})
+      for (const int64_t heads : {1, 2, 6, 11, 16, 32}) {
+        Runtime plan({.device = Device::cuda(), .planning = true});
+        const auto alloc = [&](DType type, const Shape& shape) {
+          return plan.arena().alloc(MemTag::io, "x", type, shape);
+        };
+        const Tensor q = alloc(DType::bf16, {1, T, heads, 64}), k = alloc(DType::bf16, {1, T, 1, 64}),
+                     o = alloc(DType::bf16, q.shape()), lse = alloc(DType::f32, {1, T, heads}),
+                     lists = alloc(DType::i32, {1, T, 1, 16}), gate = alloc(DType::f32, {3, 1, T, 1});
+        const CombineAlong combine{o, o, o, gate};
+        const bool along = nsa_attend_selected_combines(plan.ctx(), {o, lse}, {q, k, k}, lists, l_sel, combine);
+        nsa_attend_selected_forward(plan.ctx(), {o, lse}, {q, k, k}, lists, l_sel, along ? &combine : nullptr);
+        INFO("T " << T << ", blocks of " << l_sel << ", " << heads << " heads");
+        REQUIRE(plan.ctx().routes.counts().size() == 1);
+        CHECK(plan.ctx().routes.counts()[0].kernel == "sm90");
+        if (T > 65536) CHECK(along);
+      }
 }

@@ -270,7 +270,7 @@ class Trainer {
       look_for_anomalies(telemetry, step, result, step_ms);
       updates_ += result.finite && learning_rate(config_.train, step - 1) > 0;
       constexpr int64_t kWarmUpSteps = 5;
-      if (++settled_ > kWarmUpSteps) comm_ms_ += result.comm_ms, ++comm_steps_;
+      if (++settled_ > kWarmUpSteps) comm_ms_ += result.comm_ms, gather_ms_ += result.gather_ms, ++comm_steps_;
     }
   }
 
@@ -431,8 +431,12 @@ class Trainer {
     if (comm_->world() > 1)
       telemetry.message(
           fmt::format("communication: {} buckets; behind its own work a step waits {:.3f} ms for the other "
-                      "ranks",
-                      step_.reducer()->buckets().size(), comm_ms));
+                      "ranks{}",
+                      step_.reducer()->buckets().size(), comm_ms,
+                      config_.dist.zero == 1 && device_.is_cuda()
+                          ? fmt::format("; new weights come in for {:.3f} ms beside the next forward",
+                                        gather_ms_ / static_cast<double>(std::max<int64_t>(1, comm_steps_)))
+                          : ""));
     const Routes& routes = runtime_->ctx().routes;
     if (routes.fallbacks() > 0) telemetry.message(routes.summary());
     telemetry.message(fmt::format("done: {} steps, loss {:.4f}, {:.1f} s; weights in {}", state_.step, last_loss_,
@@ -466,7 +470,7 @@ class Trainer {
   std::deque<std::vector<double>> fetch_ms_;          // of the steps queued
   bool stop_agreed_ = false, halted_ = false;
   int64_t settled_ = 0, comm_steps_ = 0;
-  double comm_ms_ = 0;                       // waited for other ranks in comm_steps_ steps
+  double comm_ms_ = 0, gather_ms_ = 0;       // waited for other ranks, for weights, in comm_steps_ steps
   int64_t queued_ = 0;                       // of the steps that state_ counts, those not yet settled
   double last_loss_ = NAN, val_loss_ = NAN;  // NaN is null in metrics.json: there was none
 };

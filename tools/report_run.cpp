@@ -91,9 +91,9 @@ Json heat_of(const CsvTable& table, const std::string& column) {
 }
 
 // The numbers of a rank's steps that are drawn, as a heartbeat names them.
-constexpr const char* kHeartbeatLines[] = {"step_ms",      "compute_ms",   "update_ms",        "fetch_ms",
-                                           "comm_wait_ms", "tokens_per_s", "host_mib",         "gpu_used_mib",
-                                           "gpu_util_pct", "power_w",      "gpu_mem_alloc_mib"};
+constexpr const char* kHeartbeatLines[] = {
+    "step_ms",      "compute_ms",   "update_ms", "fetch_ms",          "comm_wait_ms", "tokens_per_s",   "host_mib",
+    "gpu_used_mib", "gpu_util_pct", "power_w",   "gpu_mem_alloc_mib", "sel_overlap",  "sel_forced_frac"};
 
 double number_in(const Json& line, const char* key) {
   const auto it = line.find(key);
@@ -230,7 +230,7 @@ ReportRun read_run(const std::string& folder) {
   d["validation"] = line_of(validation, "val_loss");
   for (const char* column : {"entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"})
     d["gates"][column] = gates.size() == 0 ? Json() : heat_of(gates, column);
-  for (const std::string column : {"k_mean", "k_max", "pct_at_max", "neighbour_overlap", "overlap", "forced_frac"})
+  for (const std::string column : {"k_mean", "k_max", "pct_at_max"})
     if (selection.size() > 0 && selection.has(column)) d["selection"][column] = heat_of(selection, column);
   if (!d.contains("selection")) d["selection"] = Json::object();
   d["fallbacks"] = fallbacks_of(fallbacks);

@@ -106,8 +106,7 @@ if (ofGpu.length === 0) none(memory, "GPU", "NVML told nothing of memory, utilis
 // ---- gates and selection ----
 const kGates = [["entropy_mean", "Gate entropy", [0, Math.log(3)]], ["max_mean", "Largest gate", [0, 1]], ["collapse_frac", "Collapsed gates", [0, 1]],
                 ["cmp", "Share of the compressed branch", [0, 1]], ["sel", "Share of the selected branch", [0, 1]], ["win", "Share of the window branch", [0, 1]]];
-const kSelection = {k_mean: "Selected tokens a row, mean", k_max: "Selected tokens a row, most", pct_at_max: "Rows with the most tokens",
-                    neighbour_overlap: "Overlap of neighbours' lists", overlap: "Overlap of neighbours' lists", forced_frac: "Forced slots"};
+const kSelection = {k_mean: "Selected tokens a row, mean", k_max: "Selected tokens a row, most", pct_at_max: "Rows with the most tokens"};
 const gates = section("Gates, by layer and step");
 runs.forEach((run, i) => {
   if (!run.gates.entropy_mean) return none(gates, "Gates" + tag(i), "This run has no gates.csv (a dense model has no gates).");
@@ -120,3 +119,8 @@ runs.forEach((run, i) => {
   if (found.length === 0) return none(selection, "Selection" + tag(i), "This run has no k_stats.csv (a dense model selects nothing).");
   for (const [key, heat] of found) heatMap(card(selection, kSelection[key] + tag(i)), {heat, label: kSelection[key] + tag(i)});
 });
+for (const [key, title, note] of [["sel_overlap", "Overlap of neighbours' lists", "Of the blocks that a row lists, those that the row before lists too."],
+                                  ["sel_forced_frac", "Forced blocks", "Of the blocks that a row lists."]]) {
+  const series = runs.map((run, i) => ({name: title.toLowerCase() + tag(i), points: run.ranks[0]?.lines[key] ?? []}));
+  if (series.some(s => s.points.length > 0)) lineChart(card(selection, title, note), {series, marks, label: title});
+}

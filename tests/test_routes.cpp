@@ -160,42 +160,50 @@ TEST_CASE("routes: NSA_USE_FA2, NSA_SDPA_NO_FLASH and NSA_SDPA_FLASH_ONLY choose
 
 TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
   if (!require_hopper_plan()) return;
-  const auto kernels_of = [](const std::string& kernels, const std::string& precision) {
+  const auto kernels_of = [](const std::string& kernels, const std::string& precision, bool strict = false) {
     Config config = load_config(kTiny, {"model.d_k=64", "model.d_v=64", "runtime.kernels=" + kernels,
                                         "runtime.precision=" + precision, "nsa.l=32", "nsa.d=16", "nsa.l_sel=64"})
                         .config;
-    Runtime plan({.device = Device::cuda(), .planning = true, .kernels = config.runtime.kernels});
+    Runtime plan({.device = Device::cuda(), .planning = true, .kernels = config.runtime.kernels, .strict = strict});
     TrainStep step(plan, config);
     step.micro_step({}, {}, 1);
     std::map<std::string, std::string> out;  // by branch: "general" or "sm90", "!" behind a fallback
     for (const Routes::Count& c : plan.ctx().routes.counts()) {
       const std::string kernel = c.kernel + (c.is_fallback() ? "!" : "");
-      if (c.op.starts_with("linear_silu")) {  // the fused one, or not recorded: its product is
-        CHECK(kernel == "sm90");
-        continue;
-      }
-      const auto [at, is_new] = out.try_emplace(branch_of(c.op), kernel);
+      const std::string of = c.op.starts_with("linear_silu") ? "silu" : branch_of(c.op);
+      const auto [at, is_new] = out.try_emplace(of, kernel);
       INFO(c.op);
       CHECK(at->second == kernel);
     }
     return out;
   };
   using Map = std::map<std::string, std::string>;
-  const auto all = [](const char* kernel, const char* product) {
-    return Map{{"cmp", kernel}, {"sel", kernel}, {"select", kernel}, {"win", kernel}, {"matmul", product}};
+  // silu: of a product with SiLU behind it, where one kernel may take both; "" where the choice is for none that does.
+  const auto all = [](const char* kernel, const char* product, const char* silu) {
+    Map map{{"cmp", kernel}, {"sel", kernel}, {"select", kernel}, {"win", kernel}, {"matmul", product}};
+    if (*silu != 0) map["silu"] = silu;
+    return map;
   };
-  CHECK(kernels_of("auto", "bf16") == all("sm90", "cublaslt"));
-  CHECK(kernels_of("fused", "bf16") == all("sm90", "cublaslt"));
-  CHECK(kernels_of("general", "bf16") == all("general", "cublaslt first"));
-  CHECK(kernels_of("reference", "bf16") == all("reference", "reference"));
-  CHECK(kernels_of("auto", "fp32") == all("general", "cublaslt"));
-  CHECK(kernels_of("fused", "fp32") == all("general!", "cublaslt"));
-  CHECK(kernels_of("reference", "fp32") == all("reference", "reference"));
-  CHECK(kernels_of(R"({"sel":"general"})", "bf16") ==
-        Map{{"cmp", "sm90"}, {"sel", "general"}, {"select", "general"}, {"win", "sm90"}, {"matmul", "cublaslt"}});
+  CHECK(kernels_of("auto", "bf16") == all("sm90", "cublaslt", "sm90"));
+  CHECK(kernels_of("fused", "bf16") == all("sm90", "cublaslt", "sm90"));
+  CHECK(kernels_of("general", "bf16") == all("general", "cublaslt first", ""));
+  CHECK(kernels_of("reference", "bf16") == all("reference", "reference", ""));
+  CHECK(kernels_of("auto", "fp32") == all("general", "cublaslt", "general"));
+  CHECK(kernels_of("fused", "fp32") == all("general!", "cublaslt", "general!"));
+  CHECK(kernels_of("reference", "fp32") == all("reference", "reference", ""));
+  CHECK(kernels_of(R"({"sel":"general"})", "bf16") == Map{{"cmp", "sm90"},
+                                                          {"sel", "general"},
+                                                          {"select", "general"},
+                                                          {"win", "sm90"},
+                                                          {"matmul", "cublaslt"},
+                                                          {"silu", "sm90"}});
   CHECK(
       kernels_of(R"({"cmp":"reference","win":"general","matmul":"general"})", "bf16") ==
       Map{{"cmp", "reference"}, {"sel", "sm90"}, {"select", "sm90"}, {"win", "general"}, {"matmul", "cublaslt first"}});
+  // Of the matrix products alone: what is not fused in fp32, or on another card, is that with SiLU.
+  CHECK(kernels_of(R"({"matmul":"fused"})", "fp32") == all("general", "cublaslt", "general!"));
+  check_error([&] { kernels_of(R"({"matmul":"fused"})", "fp32", /*strict=*/true); },
+              {"linear_silu_forward of f32", "in layer 0", "fused kernels are for bf16 on sm_90", "runtime.strict"});
 }
 
 namespace {

@@ -66,7 +66,7 @@ class Visit {
   void run_triad(const std::vector<std::string>& args, Prints = Prints::at_its_end, Inherit = Inherit::clean);
   // The same as several ranks: under mpirun, or by launch variables (ranks meet over TCP).
   enum class Launch { mpirun, variables };
-  void run_ranks(int ranks, Launch, const std::vector<std::string>& args);
+  void run_ranks(int ranks, Launch, const std::vector<std::string>& args, Prints = Prints::as_it_goes);
   // A run of the trainer on the doctor's own model (OUT/doctor.json), into this phase's folder; read back.
   TrainedRun train(const std::vector<std::string>& sets = {});
   TrainedRun train_ranks(int ranks, Launch, const std::vector<std::string>& sets);

@@ -105,20 +105,21 @@ void end_all(Reaper& reaper) {
 }
 
 // A run that hangs is asked for its stacks before it is ended (train/watchdog.h); one that is stopped cannot answer.
+// Who has no watchdog, and so no heartbeats, is not asked: the signal would end it.
 void ask_for_stacks(const std::string& folder) {
-  const auto dumps = [&] {
+  const auto files = [&](const char* prefix) {
     int n = 0;
-    for (const auto& entry : fs::directory_iterator(folder))
-      n += entry.path().filename().string().starts_with("stackdump_");
+    for (const auto& entry : fs::directory_iterator(folder)) n += entry.path().filename().string().starts_with(prefix);
     return n;
   };
+  if (files("heartbeat_rank") == 0) return;
   const std::string self = own_program();
   std::error_code gone;
   int asked = 0;
   for (const Process& p : descendants())
     if (fs::read_symlink(fmt::format("/proc/{}/exe", p.pid), gone) == self && kill(p.pid, SIGUSR1) == 0) ++asked;
   constexpr double kPatienceS = 1.5;
-  for (const auto begin = Clock::now(); dumps() < asked && seconds_since(begin) < kPatienceS;)
+  for (const auto begin = Clock::now(); files("stackdump_") < asked && seconds_since(begin) < kPatienceS;)
     std::this_thread::sleep_for(kLook);
 }
 

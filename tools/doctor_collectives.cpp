@@ -161,18 +161,18 @@ void examine_collectives_nccl(Visit& v) {
   if (v.gpus() < 2) v.skip("one GPU: NCCL joins several", "nothing");
   if (const std::string why = v.machine()["why_no_nccl"]; !why.empty())
     v.skip(why, "install NCCL (libnccl.so.2), or use dist.backend=mpi");
-  v.run_ranks(v.gpus(), Visit::Launch::variables, self_test(v, "cuda", "nccl"));
+  v.run_ranks(v.gpus(), Visit::Launch::variables, self_test(v, "cuda", "nccl"), Visit::Prints::at_its_end);
   judge(v, v.gpus());
 }
 
 void examine_collectives_mpi(Visit& v) {
   v.require(Visit::Launch::mpirun);
-  v.run_ranks(2, Visit::Launch::mpirun, self_test(v, v.gpus() < 2 ? "cpu" : "cuda", "mpi"));
+  v.run_ranks(2, Visit::Launch::mpirun, self_test(v, v.gpus() < 2 ? "cpu" : "cuda", "mpi"), Visit::Prints::at_its_end);
   judge(v, 2);
 }
 
 void examine_collectives_tcp(Visit& v) {
-  v.run_ranks(2, Visit::Launch::variables, self_test(v, "cpu", "auto"));
+  v.run_ranks(2, Visit::Launch::variables, self_test(v, "cpu", "auto"), Visit::Prints::at_its_end);
   judge(v, 2);
 }
 

@@ -170,7 +170,7 @@ void Visit::run_triad(const std::vector<std::string>& args, Prints prints, Inher
   run({{.words = own_command(args), .environment = threads_of(1)}}, prints, inherit);
 }
 
-void Visit::run_ranks(int ranks, Launch launch, const std::vector<std::string>& args) {
+void Visit::run_ranks(int ranks, Launch launch, const std::vector<std::string>& args, Prints prints) {
   std::vector<Command> commands;
   if (launch == Launch::mpirun) {
     commands = {mpirun(ranks, own_command(args))};
@@ -179,7 +179,7 @@ void Visit::run_ranks(int ranks, Launch launch, const std::vector<std::string>& 
     const int port = free_port();
     for (int rank = 0; rank < ranks; ++rank) commands.push_back(as_rank(rank, ranks, port, own_command(args)));
   }
-  run(commands, Prints::as_it_goes, Inherit::clean);
+  run(commands, prints, Inherit::clean);
 }
 
 std::vector<std::string> Visit::train_args(const std::vector<std::string>& sets) const {

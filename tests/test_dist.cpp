@@ -94,10 +94,10 @@ TEST_CASE("dist: two GPUs give the weights of one, with NCCL and with MPI the sa
   CHECK(d.all < 1e-6);
   CHECK(d.worst < 1e-5);
   int i = 0;
-  for (const char* more : {"", "--set dist.bucket_mb=0.0009765625", "--set dist.bucket_mb=64", "--set dist.zero=1",
-                           "--set dist.backend=mpi", "--set runtime.cuda_graph=true",
-                           "--set dist.zero=1 --set runtime.cuda_graph=true",
-                           "--set dist.zero=1 --set dist.bucket_mb=0.0009765625"}) {
+  for (const char* more :
+       {"", "--set dist.bucket_mb=0.0009765625", "--set dist.bucket_mb=64", "--set dist.zero=1",
+        "--set dist.backend=mpi", "--set runtime.cuda_graph=true", "--set dist.zero=1 --set runtime.cuda_graph=true",
+        "--set dist.zero=1 --set dist.bucket_mb=0.0009765625"}) {
     INFO(more);
     CHECK(same_file(two + kWeights, run(folder.file("other" + std::to_string(i++)), 2, gpu + more) + kWeights));
   }

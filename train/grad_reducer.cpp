@@ -182,11 +182,10 @@ void GradReducer::reduce(int64_t index) {
 // By copies, where the ranks reach each other's memory: then it takes the time of one short kernel from what runs
 // beside it. The order of the sum is that of the ranks.
 void GradReducer::sum(const Tensor& bucket, const std::string& what, CommWidth width) {
+  if (ctx_.planning) return;
   const int64_t world = comm_.world();
-  if (!sums_by_copies(bucket.numel())) {
-    if (!ctx_.planning) zero_ ? comm_.reduce_scatter(bucket, what, width) : comm_.all_reduce(bucket, what, width);
-    return;
-  }
+  if (!sums_by_copies(bucket.numel()))
+    return zero_ ? comm_.reduce_scatter(bucket, what, width) : comm_.all_reduce(bucket, what, width);
   const int64_t part = bucket.numel() / world, begin = comm_.rank() * part;
   const Tensor room(room_.data, bucket.dtype, {world, part}, room_.device);
   const Tensor own = bucket.slice(0, begin, begin + part);

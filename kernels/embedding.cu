@@ -11,6 +11,7 @@
 // 32,768 x 768 (bf16) with 24,100 different tokens 198 MB. No size depends on the tokens, so nothing waits for the
 // host.
 #include <algorithm>
+#include <limits>
 
 #include "kernels/bthd.cuh"
 #include "kernels/embedding.h"
@@ -42,8 +43,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 
 // Entries of the list: of a warp, and of a CTA. A run that ends soon after a stretch's border is the stretch's before.
 constexpr int kPiece = 32, kStretch = 256, kSlack = 32, kSumWarps = (kStretch + kSlack) / kPiece;
-constexpr int kListBits = 6;  // 64 CTAs, or as many as there are thousands of tokens
-constexpr int kListWarps = 32;
+constexpr int kListBits = 7;  // 128 CTAs, or as many as there are thousands of tokens
+constexpr int kListWarps = 32, kListBatch = 8;
 constexpr int64_t kMostTokensOfCta = 32 * kListWarps;  // a thread each; counters of all warps: 128 KiB
 
 // The (token, row) pairs by token, then row, and what concerns the stretches.
@@ -73,14 +74,28 @@ __global__ void __launch_bounds__(32 * kListWarps)
   for (int i = threadIdx.x; i < kListWarps * share; i += 32 * kListWarps) counts[i] = 0;
   __syncthreads();
 
+  // body(row, token) for this warp's rows, 32 at a time; -1 past the end. What it takes is the way to memory: the
+  // tokens of eight rows are asked for together.
+  const auto for_each = [&](auto&& body) {
+#pragma unroll 1
+    for (int32_t base = begin; base < end; base += 32 * kListBatch) {
+      int32_t token[kListBatch];
+#pragma unroll
+      for (int k = 0; k < kListBatch; ++k) {
+        const int32_t row = base + 32 * k + lane;
+        token[k] = row < end ? __ldg(tokens + row) : -1;
+      }
+#pragma unroll
+      for (int k = 0; k < kListBatch; ++k) body(base + 32 * k + lane, token[k]);
+    }
+  };
   const int last_cta = (1 << bits) - 1;
+  const auto owner = [&](int32_t token) { return token < 0 ? std::numeric_limits<int>::max() : token & last_cta; };
   int32_t below = 0;
-#pragma unroll 4
-  for (int32_t row = begin + lane; row < end; row += 32) {
-    const int32_t token = __ldg(tokens + row), owner = token & last_cta;
-    below += owner < cta;
-    if (owner == cta) atomicAdd(own + (token >> bits), 1);
-  }
+  for_each([&](int32_t, int32_t token) {
+    below += owner(token) < cta;
+    if (owner(token) == cta) atomicAdd(own + (token >> bits), 1);
+  });
   below = __reduce_add_sync(kAllLanes, below);
   if (lane == 0) below_of_warp[warp] = below;
   __syncthreads();
@@ -123,10 +138,8 @@ __global__ void __launch_bounds__(32 * kListWarps)
   if (blockIdx.x == 0 && threadIdx.x == 0) list.begins[(N + kStretch - 1) / kStretch] = N;
   __syncthreads();
 
-#pragma unroll 1
-  for (int32_t base = begin; base < end; base += 32) {  // the same trips for all lanes
-    const int32_t row = base + lane, token = row < end ? __ldg(tokens + row) : -1;
-    unsigned some = __ballot_sync(kAllLanes, token >= 0 && (token & last_cta) == cta);
+  for_each([&](int32_t row, int32_t token) {
+    unsigned some = __ballot_sync(kAllLanes, owner(token) == cta);
 #pragma unroll 1
     while (some != 0) {  // a token at a time: there are few
       const int32_t one = __shfl_sync(kAllLanes, token, __ffs(static_cast<int>(some)) - 1);
@@ -142,7 +155,7 @@ __global__ void __launch_bounds__(32 * kListWarps)
       __syncwarp();
       some &= ~same;
     }
-  }
+  });
 }
 
 // ---- backward, the sums ----

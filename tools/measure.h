@@ -18,9 +18,7 @@ struct Timing {
 };
 
 // Times work on a context's stream. On a GPU the L2 cache is filled with other data before every run, and runs are
-// queued without waiting, so that the host's launches hide behind the device's work. The other data is read there, not
-// written: lines that are still to be written back would be paid for by whatever takes their place, and most by what
-// only reads (50 MB read on an H200: 21.7 us behind a fill, 17.0 behind a read; copied, 18.5 and 16.0).
+// queued without waiting, so that the host's launches hide behind the device's work.
 class Stopwatch {
  public:
   explicit Stopwatch(Device device);
@@ -77,7 +75,7 @@ class Stopwatch {
 
   Device device_;
   std::unique_ptr<Arena> flush_;
-  Tensor flush_memory_, flush_sum_;
+  Tensor flush_memory_;
 };
 
 struct Ceiling {

@@ -67,14 +67,18 @@ BpeTokenizer::BpeTokenizer(BpeSpec spec, const TokenizerOptions& options)
     Step& step = steps_.emplace_back(Step{std::nullopt, s.behavior, s.invert});
     if (!s.prefix_space) step.pattern.emplace(s.pattern, spec_.name);
   }
-  // A cut between two words of the first pattern is one wherever the text goes on, if neither what stands before it nor
-  // the normalizer reaches across.
-  has_beginnings_ = spec_.normalizers.empty() && !raw_.look_around() && !normalized_.look_around() &&
-                    !steps_.empty() && steps_[0].pattern && !steps_[0].pattern->looks_behind() &&
-                    steps_[0].behavior == SplitBehavior::isolated;
+  // Where a word ends for a pattern it does however the text goes on, if neither what stands before nor the normalizer
+  // reaches across.
+  has_beginnings_ =
+      spec_.normalizers.empty() && !raw_.look_around() && !normalized_.look_around() && cuts_beginnings(0);
 }
 
 BpeTokenizer::~BpeTokenizer() = default;
+
+bool BpeTokenizer::cuts_beginnings(size_t step) const {
+  return step < steps_.size() && steps_[step].pattern && !steps_[step].pattern->looks_behind() &&
+         steps_[step].behavior == SplitBehavior::isolated;
+}
 
 void BpeTokenizer::append(std::string_view text, std::vector<int32_t>& out) const {
   const Lease workspace(*this);
@@ -159,18 +163,21 @@ size_t BpeTokenizer::split(size_t step, std::string_view text, bool goes_on, Wor
   const auto cut = [&](size_t begin, size_t end) {
     if (begin < end) split(step + 1, text.substr(begin, end - begin), false, workspace, out);
   };
-  size_t done = 0, from = 0;
+  size_t done = 0, from = 0, gap_end = text.size();
   Pattern::Span match;
   while (from < text.size()) {
     const Pattern::Found found = s.pattern->find(*workspace.matchers[step], text, from, goes_on, match);
-    if (found == Pattern::Found::cut) return done;
-    if (found == Pattern::Found::none) break;
+    if (found == Pattern::Found::cut) gap_end = match.begin;
+    if (found != Pattern::Found::match) break;
     cut(done, match.begin);
     cut(match.begin, match.end);
     done = from = match.end;
     if (match.begin == match.end && from < text.size()) from += character_bytes(text, from);
   }
-  if (goes_on) return done;
+  if (goes_on) {  // of what lies behind the last match the next pattern may know a beginning
+    if (!cuts_beginnings(step + 1)) return done;
+    return done + split(step + 1, text.substr(done, gap_end - done), true, workspace, out);
+  }
   cut(done, text.size());
   return text.size();
 }

@@ -79,6 +79,7 @@ class BpeTokenizer final : public Tokenizer {
   size_t encode_utf8(std::string_view text, bool goes_on, Workspace&, std::vector<int32_t>& out) const;
   size_t split(size_t step, std::string_view text, bool goes_on, Workspace&, std::vector<int32_t>& out) const;
   void split_otherwise(size_t step, std::string_view text, Workspace&, std::vector<int32_t>& out) const;
+  bool cuts_beginnings(size_t step) const;
   void word(std::string_view text, Workspace&, std::vector<int32_t>& out) const;
 
   BpeSpec spec_;

@@ -35,6 +35,7 @@ struct Options {
   double val_fraction = 0.1;
   uint64_t seed = 1337;
   int64_t threads = 0;
+  double save_seconds = 10;
   bool special_as_text = false;
 };
 
@@ -154,6 +155,8 @@ class Job {
       from_ = position_from(unfinished.at("position"));
       text_bytes_ = unfinished.at("text_bytes");
       cut_ = unfinished.at("cut");
+      for (const auto& entry : fs::directory_iterator(o_.out))  // what the kill cut
+        if (is_temporary(entry.path().filename().string())) fs::remove(entry.path());
       train_.resume(unfinished.at("train"));
       val_.resume(unfinished.at("val"));
       fmt::print("{}: goes on after {} documents, {} tokens\n", o_.out, from_.documents,
@@ -180,7 +183,6 @@ class Job {
                                .threads = static_cast<int>(o_.threads)};
     const HeldOutStream held_out(o_.val_fraction, o_.seed);
     const int32_t eot = tokenizer_.eot();
-    int64_t text_saved = text_bytes_;
     Clock::time_point saved = Clock::now();
     bool begun = from_.file > 0 || from_.offset > 0;
     encode_corpus(corpus, tokenizer_, from_, [&](const EncodedPiece& piece) {
@@ -199,11 +201,8 @@ class Job {
       }
       text_bytes_ += piece.text_bytes;
       from_ = piece.after;
-      constexpr int64_t kSaveBytes = 512'000'000;
-      constexpr double kSaveSeconds = 10;
-      if (text_bytes_ - text_saved >= kSaveBytes || seconds_since(saved) >= kSaveSeconds) {
+      if (seconds_since(saved) >= o_.save_seconds) {
         save();
-        text_saved = text_bytes_;
         saved = Clock::now();
       }
       progress.show(from_.input_bytes, text_bytes_, train_.tokens() + val_.tokens());
@@ -311,6 +310,9 @@ void add_data(CLI::App& app) {
       ->capture_default_str();
   verb->add_option("--threads", o->threads, "that encode; 0: one a core")
       ->check(within(at_least(0).up_to(1024)))
+      ->capture_default_str();
+  verb->add_option("--save-seconds", o->save_seconds, "between two points from which a killed call goes on")
+      ->check(within(at_least(0)))
       ->capture_default_str();
   verb->add_flag("--special-as-text", o->special_as_text,
                  "text that spells a special token stays text (default: it is the token, as in the tokenizers library)");

@@ -13,9 +13,9 @@ namespace triad {
 struct AddedToken {
   std::string content;
   int32_t id = 0;
-  bool single_word = false;     // not beside a letter or digit
+  bool single_word = false;             // not beside a letter or digit
   bool lstrip = false, rstrip = false;  // takes the spaces before, behind it
-  bool normalized = false;      // looked for behind the normalizer, in its normal form
+  bool normalized = false;              // looked for behind the normalizer, in its normal form
   bool special = false;
 };
 
@@ -30,12 +30,12 @@ class AddedTokens {
     int32_t id = 0;
     size_t searched = 0;  // where the search goes on; its spaces may lie past it
   };
-  // The first at or after `from` in UTF-8 text, of which those before `taken` are gone. Beginnings at or past `limit` are
-  // not looked at. as_text: special ones are text.
+  // The first at or after `from` in UTF-8 text, of which those before `taken` are gone. Beginnings at or past `limit`
+  // are not looked at. as_text: special ones are text.
   std::optional<Match> find(std::string_view text, size_t from, size_t taken, size_t limit, bool as_text) const;
 
   bool empty() const { return tokens_.empty(); }
-  size_t longest() const { return longest_; }  // bytes
+  size_t longest() const { return longest_; }        // bytes
   bool look_around() const { return look_around_; }  // some have a flag by which what is beside them counts
 
  private:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 namespace triad {
 
@@ -19,7 +20,8 @@ constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;  // Fibonacci hashing: the top 
 
 }  // namespace
 
-Bpe::Bpe(const std::array<int32_t, 256>& byte_tokens, const std::vector<Merge>& merges) : byte_tokens_(byte_tokens) {
+Bpe::Bpe(const std::array<int32_t, 256>& byte_tokens, const std::vector<Merge>& merges, WordTokens whole_words)
+    : byte_tokens_(byte_tokens), whole_words_(std::move(whole_words)) {
   const size_t size = std::bit_ceil(std::max<size_t>(16, merges.size() * 2));
   shift_ = 64 - std::countr_zero(size);
   table_.resize(size);
@@ -43,9 +45,8 @@ Bpe::Entry Bpe::find(int32_t left, int32_t right) const {
 
 void Bpe::encode(std::string_view word, BpeScratch& scratch, std::vector<int32_t>& out) const {
   if (word.size() == 1) return out.push_back(byte_tokens_[static_cast<uint8_t>(word[0])]);
-  if (word.size() > kShortWord) return encode_long(word, scratch, out);
   std::array<uint64_t, 3> text{};
-  if (word.empty() || word.size() > sizeof text) return encode_short(word, scratch, out);
+  if (word.empty() || word.size() > sizeof text) return encode_unknown(word, scratch, out);
   std::memcpy(text.data(), word.data(), word.size());
   const uint64_t mixed = ((text[0] * kGolden ^ text[1]) * kGolden ^ text[2] ^ word.size()) * kGolden;
   BpeScratch::Word& kept = scratch.words[mixed >> (64 - BpeScratch::kWordBits)];
@@ -54,13 +55,19 @@ void Bpe::encode(std::string_view word, BpeScratch& scratch, std::vector<int32_t
     return;
   }
   const size_t before = out.size();
-  encode_short(word, scratch, out);
+  encode_unknown(word, scratch, out);
   const size_t count = out.size() - before;
   if (count > kept.tokens.size()) return;
   kept.text = text;
   kept.bytes = static_cast<uint8_t>(word.size());
   kept.count = static_cast<uint8_t>(count);
   std::copy_n(out.begin() + static_cast<int64_t>(before), count, kept.tokens.begin());
+}
+
+void Bpe::encode_unknown(std::string_view word, BpeScratch& scratch, std::vector<int32_t>& out) const {
+  if (!whole_words_.empty())
+    if (const auto found = whole_words_.find(word); found != whole_words_.end()) return out.push_back(found->second);
+  word.size() > kShortWord ? encode_long(word, scratch, out) : encode_short(word, scratch, out);
 }
 
 void Bpe::encode_short(std::string_view word, BpeScratch& scratch, std::vector<int32_t>& out) const {

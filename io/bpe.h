@@ -3,7 +3,10 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 namespace triad {
@@ -33,17 +36,25 @@ struct BpeScratch {
   std::vector<Candidate> heap;
 };
 
+// Looks strings up by views of them.
+struct ViewHash {
+  using is_transparent = void;
+  size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+};
+using WordTokens = std::unordered_map<std::string, int32_t, ViewHash, std::equal_to<>>;
+
 class Bpe {
  public:
   struct Merge {
     int32_t left, right, merged;  // in the order of their ranks; of one pair's two the later counts
   };
-  Bpe(const std::array<int32_t, 256>& byte_tokens, const std::vector<Merge>& merges);
+  // whole_words are one token whatever the merges say.
+  Bpe(const std::array<int32_t, 256>& byte_tokens, const std::vector<Merge>& merges, WordTokens whole_words = {});
 
   // Appends the tokens of a word of any bytes.
   void encode(std::string_view word, BpeScratch&, std::vector<int32_t>& out) const;
-  // The two ways of it, for the test that they agree: short words by looking at all pairs after each merge, long ones by
-  // a heap of candidates.
+  // The two ways to merge, for the test that they agree: short words by looking at all pairs after each merge, long
+  // ones by a heap of candidates.
   void encode_short(std::string_view word, BpeScratch&, std::vector<int32_t>& out) const;
   void encode_long(std::string_view word, BpeScratch&, std::vector<int32_t>& out) const;
 
@@ -55,11 +66,13 @@ class Bpe {
     int32_t merged = -1;
   };
   Entry find(int32_t left, int32_t right) const;
+  void encode_unknown(std::string_view word, BpeScratch&, std::vector<int32_t>& out) const;
 
   std::array<int32_t, 256> byte_tokens_;
-  std::vector<Entry> table_;        // open addressing, at most half full
+  std::vector<Entry> table_;               // open addressing, at most half full
   std::vector<uint32_t> byte_pair_ranks_;  // of two bytes' tokens: a word's first look-ups need no hashing
   int shift_ = 0;
+  WordTokens whole_words_;
 };
 
 }  // namespace triad

@@ -60,7 +60,7 @@ class BpeTokenizer::Lease {
 BpeTokenizer::BpeTokenizer(BpeSpec spec, const TokenizerOptions& options)
     : spec_(std::move(spec)),
       options_(options),
-      bpe_(spec_.byte_tokens, spec_.merges),
+      bpe_(spec_.byte_tokens, spec_.merges, std::move(spec_.whole_words)),
       raw_(of_kind(spec_, false)),
       normalized_(of_kind(spec_, true)) {
   for (const BpeSpec::Split& s : spec_.splits) {
@@ -148,7 +148,7 @@ size_t BpeTokenizer::encode_utf8(std::string_view text, bool goes_on, Workspace&
 size_t BpeTokenizer::split(size_t step, std::string_view text, bool goes_on, Workspace& workspace,
                            std::vector<int32_t>& out) const {
   if (step == steps_.size()) {
-    word(text, workspace, out);
+    bpe_.encode(text, workspace.bpe, out);
     return text.size();
   }
   const Step& s = steps_[step];
@@ -228,16 +228,7 @@ void BpeTokenizer::split_otherwise(size_t step, std::string_view text, Workspace
     }
   }
   for (const Part& part : joined)
-    if (part.begin < part.end)
-      split(step + 1, text.substr(part.begin, part.end - part.begin), false, workspace, out);
-}
-
-void BpeTokenizer::word(std::string_view text, Workspace& workspace, std::vector<int32_t>& out) const {
-  if (!spec_.whole_words.empty()) {
-    const auto found = spec_.whole_words.find(text);
-    if (found != spec_.whole_words.end()) return out.push_back(found->second);
-  }
-  bpe_.encode(text, workspace.bpe, out);
+    if (part.begin < part.end) split(step + 1, text.substr(part.begin, part.end - part.begin), false, workspace, out);
 }
 
 std::string BpeTokenizer::decode(std::span<const int32_t> tokens) const {

@@ -7,12 +7,10 @@
 // Bytes that are no UTF-8, which the library does not take at all, are words of their own; so every byte string comes
 // back from decode() as it was, unless a normalizer, a prefix space or a token that swallows spaces changed it.
 #pragma once
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "io/added_tokens.h"
@@ -25,12 +23,6 @@ namespace triad {
 
 // What becomes of a pattern's matches and of what lies between them.
 enum class SplitBehavior { isolated, removed, merged_with_previous, merged_with_next, contiguous };
-
-// Looks strings up by views of them.
-struct ViewHash {
-  using is_transparent = void;
-  size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
-};
 
 // What the files say.
 struct BpeSpec {
@@ -48,8 +40,7 @@ struct BpeSpec {
     bool invert = false;  // matches are what lies between, and the other way round
   };
   std::vector<Split> splits;
-  // ignore_merges: these are one token whatever the merges say.
-  std::unordered_map<std::string, int32_t, ViewHash, std::equal_to<>> whole_words;
+  WordTokens whole_words;  // ignore_merges: these are one token whatever the merges say
   int32_t eot = 0;
 };
 
@@ -80,7 +71,6 @@ class BpeTokenizer final : public Tokenizer {
   size_t split(size_t step, std::string_view text, bool goes_on, Workspace&, std::vector<int32_t>& out) const;
   void split_otherwise(size_t step, std::string_view text, Workspace&, std::vector<int32_t>& out) const;
   bool cuts_beginnings(size_t step) const;
-  void word(std::string_view text, Workspace&, std::vector<int32_t>& out) const;
 
   BpeSpec spec_;
   TokenizerOptions options_;

@@ -107,9 +107,9 @@ AtomicFile::AtomicFile(const std::string& path, int64_t bytes) : path_(path), te
   struct stat info {};
   if (file_.get() < 0 || ::fstat(file_.get(), &info) != 0) fail("{}: cannot be written: {}", temporary_, reason());
   left_ = bytes > 0;
-  TRIAD_CHECK(info.st_size >= bytes, "{}: has {} bytes, {} were written to go on with", temporary_, info.st_size, bytes);
-  if (::ftruncate(file_.get(), bytes) != 0)
-    fail("{}: cannot be cut to {} bytes: {}", temporary_, bytes, reason());
+  TRIAD_CHECK(info.st_size >= bytes, "{}: has {} bytes, {} were written to go on with", temporary_, info.st_size,
+              bytes);
+  if (::ftruncate(file_.get(), bytes) != 0) fail("{}: cannot be cut to {} bytes: {}", temporary_, bytes, reason());
 }
 
 AtomicFile::~AtomicFile() {

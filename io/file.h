@@ -61,7 +61,7 @@ class AtomicFile {
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
   void write_at(int64_t offset, std::span<const std::byte> bytes);  // anywhere; size() grows to cover it
   int64_t size() const { return size_; }
-  void leave();  // fsync; from now on the destructor lets it be
+  void leave();   // fsync; from now on the destructor lets it be
   void commit();  // fsync, rename, fsync of the folder
 
  private:

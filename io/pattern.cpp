@@ -189,8 +189,7 @@ Pattern::Matcher::Matcher(const Pattern& pattern)
       context_(pcre2_match_context_create(nullptr),
                [](void* p) { pcre2_match_context_free(static_cast<pcre2_match_context*>(p)); }) {
   TRIAD_CHECK(data_ && context_, "{}: no memory to match", pattern.where_);
-  if (stack_)
-    pcre2_jit_stack_assign(static_cast<pcre2_match_context*>(context_.get()), nullptr, stack_.get());
+  if (stack_) pcre2_jit_stack_assign(static_cast<pcre2_match_context*>(context_.get()), nullptr, stack_.get());
 }
 
 Pattern::Found Pattern::find(Matcher& m, std::string_view text, size_t from, bool goes_on, Span& span) const {

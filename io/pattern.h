@@ -1,5 +1,5 @@
-// The regular expressions of a tokenizer.json: written for Oniguruma, which the `tokenizers` library runs, translated for
-// PCRE2, compiled to machine code. What the two do not understand alike is refused, not guessed.
+// The regular expressions of a tokenizer.json: written for Oniguruma, which the `tokenizers` library runs, translated
+// for PCRE2, compiled to machine code. What the two do not understand alike is refused, not guessed.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -28,8 +28,8 @@ class Pattern {
   struct Span {
     size_t begin = 0, end = 0;
   };
-  // The first match in the UTF-8 text at or after `from`. goes_on: the text has more that is not here; a match that could
-  // depend on it is `cut`, and span.begin where it would begin.
+  // The first match in the UTF-8 text at or after `from`. goes_on: the text has more that is not here; a match that
+  // could depend on it is `cut`, and span.begin where it would begin.
   Found find(Matcher&, std::string_view text, size_t from, bool goes_on, Span& span) const;
   // A match may depend on what stands before it.
   bool looks_behind() const { return looks_behind_; }

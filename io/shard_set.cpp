@@ -28,8 +28,7 @@ bool HeldOutStream::operator()(int64_t document) const {
   while (first_of(stratum) > document) --stratum;
   while (first_of(stratum + 1) <= document) ++stratum;
   const int64_t first = std::max<int64_t>(1, first_of(stratum)), n = first_of(stratum + 1) - first;
-  const auto chosen =
-      static_cast<int64_t>(random_.below(static_cast<uint64_t>(stratum), static_cast<uint64_t>(n)));
+  const auto chosen = static_cast<int64_t>(random_.below(static_cast<uint64_t>(stratum), static_cast<uint64_t>(n)));
   return document == first + chosen;
 }
 

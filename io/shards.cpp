@@ -60,9 +60,8 @@ bool is_nanogpt(const MappedFile& file) {
   if (!name.ends_with("train.bin") && !name.ends_with("val.bin")) return false;
   constexpr size_t kLook = 4096;
   const std::string_view begin = file.text().substr(0, kLook);
-  const bool text = std::all_of(begin.begin(), begin.end(), [](char c) {
-    return (c >= 0x20 && c < 0x7f) || c == '\n' || c == '\r' || c == '\t';
-  });
+  const bool text = std::all_of(begin.begin(), begin.end(),
+                                [](char c) { return (c >= 0x20 && c < 0x7f) || c == '\n' || c == '\r' || c == '\t'; });
   return !begin.empty() && !text;
 }
 
@@ -74,8 +73,8 @@ bool is_shard(const std::string& path) {
 }
 
 Shard::Shard(const std::string& path) : file_(path) {
-  TRIAD_CHECK(bytes() > 0, "{}: an empty file, no token shard: expected a header of {} bytes at offset 0, found 0", path,
-              kHeaderBytes);
+  TRIAD_CHECK(bytes() > 0, "{}: an empty file, no token shard: expected a header of {} bytes at offset 0, found 0",
+              path, kHeaderBytes);
   if (file_.text().starts_with(kLlmqMagic))
     read_llmq_header();
   else if (!has_magic(file_) && is_nanogpt(file_))
@@ -121,10 +120,11 @@ void Shard::read_llmq_header() {
   width_ = TokenWidth::u32;
   size_ = header_word(file_, 4);
   TRIAD_CHECK(size_ > 0, "{}: at offset 16 expected a count of one or more tokens, found {}", path(), size_);
-  TRIAD_CHECK(header_word(file_, 6) == 0,
-              "{}: at offset 24 a mask is announced ({}), which would leave tokens out of the loss: only shards without "
-              "one are read",
-              path(), header_word(file_, 6));
+  TRIAD_CHECK(
+      header_word(file_, 6) == 0,
+      "{}: at offset 24 a mask is announced ({}), which would leave tokens out of the loss: only shards without "
+      "one are read",
+      path(), header_word(file_, 6));
 }
 
 void Shard::read(int64_t begin, std::span<int32_t> out) const {

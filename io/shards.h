@@ -1,6 +1,6 @@
-// Token shards. Written as llm.c does: 256 int32 of header (magic, version, token count), then the tokens, little-endian.
-// u16: magic 20240520, version 1. u32: magic 20240801, version 7. Read too: llmq's (BIN.TOK, u32), and nanoGPT's train.bin
-// and val.bin, which are u16 tokens alone.
+// Token shards. Written as llm.c does: 256 int32 of header (magic, version, token count), then the tokens,
+// little-endian. u16: magic 20240520, version 1. u32: magic 20240801, version 7. Read too: llmq's (BIN.TOK, u32), and
+// nanoGPT's train.bin and val.bin, which are u16 tokens alone.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -48,8 +48,9 @@ class ByteTokenizer final : public Tokenizer {
 struct TokenizerOptions {
   bool special_as_text = false;  // text that spells a special token is text all the same
 };
-// By the name that data.tokenizer and --tokenizer take: `byte`, a tokenizer.json, GPT-2's encoder.json (or a vocab.json)
-// with its vocab.bpe (merges.txt) beside it, or a folder that holds one of them. What is neither is a UsageError.
+// By the name that data.tokenizer and --tokenizer take: `byte`, a tokenizer.json, GPT-2's encoder.json (or a
+// vocab.json) with its vocab.bpe (merges.txt) beside it, or a folder that holds one of them. What is neither is a
+// UsageError.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& = {});
 
 // A checkpoint's own copy of its tokenizer where it has one, else that of the name.

@@ -15,8 +15,7 @@ namespace {
 
 using TokenJson = nlohmann::json;  // Json keeps the order of keys, and looks at all of them to find one
 
-constexpr const char* kGpt2Pattern =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr const char* kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr int64_t kMaxTokens = 1 << 24;  // no vocabulary is near it; a wild id must not ask for all memory
 
 TokenJson parse(const std::string& path, const std::string& text) {
@@ -229,20 +228,29 @@ bool read_pre_tokenizer(const Value& pre, BpeSpec& spec) {
   pre["type"].refuse("ByteLevel, Split, Digits or Sequence is understood");
 }
 
-// The token that stands before documents is not named in these files. It is the added one that is called so, or the only
-// special one there is.
+// The token that stands before documents is not named in these files. It is the added one that is called so, or the
+// only special one there is.
 int32_t find_eot(const BpeSpec& spec) {
-  constexpr const char* kNames[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]",
-                                    "<|eot|>", "<|eot_id|>", "<\xef\xbd\x9c" "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"};
+  constexpr const char* kNames[] = {"<|endoftext|>",
+                                    "<|end_of_text|>",
+                                    "</s>",
+                                    "<eos>",
+                                    "<|eos|>",
+                                    "[EOS]",
+                                    "<|eot|>",
+                                    "<|eot_id|>",
+                                    "<\xef\xbd\x9c"
+                                    "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"};
   for (const char* name : kNames)
     for (const AddedToken& token : spec.added)
       if (token.content == name) return token.id;
   const auto special = [](const AddedToken& t) { return t.special; };
   if (std::count_if(spec.added.begin(), spec.added.end(), special) == 1)
     return std::find_if(spec.added.begin(), spec.added.end(), special)->id;
-  fail("{}: no token to stand before documents: an added token <|endoftext|>, <|end_of_text|>, </s>, <eos> or [EOS] is "
-       "needed, or a single special token (add_special_tokens([\"<|endoftext|>\"]))",
-       spec.name);
+  fail(
+      "{}: no token to stand before documents: an added token <|endoftext|>, <|end_of_text|>, </s>, <eos> or [EOS] is "
+      "needed, or a single special token (add_special_tokens([\"<|endoftext|>\"]))",
+      spec.name);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Text at the level of Unicode: the runs of a text that are UTF-8, its normal forms, and the alphabet in which byte-level
-// BPE vocabularies spell bytes.
+// Text at the level of Unicode: the runs of a text that are UTF-8, its normal forms, and the alphabet in which
+// byte-level BPE vocabularies spell bytes.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// `triad data`: the same shards whatever the packing, the threads and the kills; every document in one split; memory and
-// damage within bounds.
+// `triad data`: the same shards whatever the packing, the threads and the kills; every document in one split; memory
+// and damage within bounds.
 #include <signal.h>
 #include <zlib.h>
 #include <zstd.h>
@@ -32,7 +32,8 @@ namespace {
 std::string gzip(const std::string& text, size_t members = 1) {
   std::string out;
   for (size_t i = 0; i < members; ++i) {
-    const std::string part = text.substr(text.size() * i / members, text.size() * (i + 1) / members - text.size() * i / members);
+    const std::string part =
+        text.substr(text.size() * i / members, text.size() * (i + 1) / members - text.size() * i / members);
     z_stream z{};
     deflateInit2(&z, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
     std::string packed(deflateBound(&z, part.size()), '\0');
@@ -54,7 +55,8 @@ std::string zstd(const std::string& text) {
   return packed;
 }
 
-// Lines of JSONL; a document now and then is longer than a piece of the pipeline, blank lines and empty texts among them.
+// Lines of JSONL; a document now and then is longer than a piece of the pipeline, blank lines and empty texts among
+// them.
 std::string jsonl(size_t lines, uint32_t seed) {
   std::mt19937 random(seed);
   std::string out;
@@ -123,8 +125,8 @@ TEST_CASE("corpus: packed or not, by file or standard input, on any threads: the
   run("--format jsonl --input " + folder.file("packed/e.bin") + more + folder.file("out_e"));
   same(folder.file("out_e"));
   for (const std::string name : {"plain.jsonl", "packed/a.jsonl.gz", "packed/c.jsonl.zst"}) {
-    const test::Outcome piped = run_command("cat " + folder.file(name) + " | " TRIAD_PROGRAM " data --input - " + more +
-                                            folder.file("piped"));
+    const test::Outcome piped =
+        run_command("cat " + folder.file(name) + " | " TRIAD_PROGRAM " data --input - " + more + folder.file("piped"));
     INFO(piped.output);
     REQUIRE(piped.exit_code == 0);
     same(folder.file("piped"));
@@ -138,7 +140,8 @@ TEST_CASE("corpus: killed and repeated, it gives the same shards", "[data]") {
   for (uint32_t i = 0; i < 3; ++i) write_text(folder.file(fmt::format("in/{}.jsonl", i)), jsonl(2500, i));
   write_text(folder.file("in/3.txt"), jsonl(2000, 9));  // one long document
   write_text(folder.file("in/4.jsonl.gz"), gzip(jsonl(1500, 10)));
-  const std::string args = "--input '" + folder.file("in/*") + "' --shard-tokens 3000000 --threads 2 --save-seconds 0.01 --out ";
+  const std::string args =
+      "--input '" + folder.file("in/*") + "' --shard-tokens 3000000 --threads 2 --save-seconds 0.01 --out ";
   run(args + folder.file("whole"));
   const auto whole = files_of(folder.file("whole"));
   std::mt19937 random(4);
@@ -189,7 +192,8 @@ TEST_CASE("corpus: a call goes on with its own shards only", "[data]") {
   CHECK(other.output.find("differs in seed: 1337, now 3") != std::string::npos);
   run(args);
   CHECK(!fs::exists(folder.file("out/unfinished.json")));
-  CHECK(row(folder.file("out"), "train") + row(folder.file("out"), "val") == std::string(1, '\0') + std::string(40'000, 'x'));
+  CHECK(row(folder.file("out"), "train") + row(folder.file("out"), "val") ==
+        std::string(1, '\0') + std::string(40'000, 'x'));
   const test::Outcome again = run_program("data " + args);
   CHECK(again.exit_code == 1);
   CHECK(again.output.find("already holds") != std::string::npos);
@@ -239,8 +243,8 @@ TEST_CASE("corpus: few documents leave one for validation, a single one its end"
   CHECK(few["train"]["shards"][3]["tokens"] == 1);
   for (const Json& shard : few["train"]["shards"]) {
     const std::string bytes = read_text(folder.file("few/" + shard["file"].get<std::string>()));
-    CHECK(shard["crc32"] ==
-          fmt::format("{:08x}", crc32(0, reinterpret_cast<const Bytef*>(bytes.data()), static_cast<uInt>(bytes.size()))));
+    CHECK(shard["crc32"] == fmt::format("{:08x}", crc32(0, reinterpret_cast<const Bytef*>(bytes.data()),
+                                                        static_cast<uInt>(bytes.size()))));
   }
   write_text(folder.file("one.txt"), std::string(99, 'a') + std::string(10, 'b'));
   run("--val-fraction 0.1 --shard-tokens 40 --input " + folder.file("one.txt") + " --out " + folder.file("one"));
@@ -256,7 +260,8 @@ TEST_CASE("corpus: BPE shards hold what the tokenizer says, wide ones where it i
   Json json = parse_json(read_file(known_path), known_path)[0]["tokenizer"];
   write_text(folder.file("tokenizer.json"), json.dump());
   std::string long_text;
-  while (long_text.size() < 3'000'000) long_text += "It's a long text, " + std::to_string(long_text.size()) + " bytes so far.\n";
+  while (long_text.size() < 3'000'000)
+    long_text += "It's a long text, " + std::to_string(long_text.size()) + " bytes so far.\n";
   write_text(folder.file("long.txt"), long_text);  // longer than a piece: cut where words end
   const std::string args = "--val-fraction 0 --input " + folder.file("long.txt") + " --out ";
   run("--tokenizer " + folder.file("tokenizer.json") + " " + args + folder.file("narrow"));
@@ -304,7 +309,8 @@ TEST_CASE("corpus: damaged input is refused, with file and place", "[data]") {
   damaged.replace(damaged.size() / 2, 64, std::string(64, '\xff'));
   refused("damaged.jsonl.zst", damaged, {"damaged.jsonl.zst"});
   refused("tail.jsonl.gz", packed + "more", {"tail.jsonl.gz", "gzip"});
-  refused("number.jsonl", "{\"text\":\"fine\"}\n{\"text\":7}\n", {"number.jsonl", "line 2", "offset 16", "string `text`"});
+  refused("number.jsonl", "{\"text\":\"fine\"}\n{\"text\":7}\n",
+          {"number.jsonl", "line 2", "offset 16", "string `text`"});
   refused("array.jsonl", "[1]\n", {"array.jsonl", "line 1"});
   refused("utf8.jsonl", "{\"text\":\"\xff\"}\n", {"utf8.jsonl", "line 1", "UTF-8"});
   refused("empty.jsonl", "\n\n{\"text\":\"\"}\n", {"there is no text"});

@@ -187,8 +187,7 @@ TEST_CASE("data: a resume is exact in the third file of the second epoch", "[dat
   write_shard(folder.file("a.bin"), 0, 37);
   write_shard(folder.file("b.bin"), 37, 30);
   write_shard(folder.file("c.bin"), 67, 42);  // sequences 16 (whose first token is the second file's) to 26
-  const auto source =
-      shard_data({.paths = {folder.file("?.bin")}, .val_paths = {}, .val_fraction = 0}, 1000).train;
+  const auto source = shard_data({.paths = {folder.file("?.bin")}, .val_paths = {}, .val_fraction = 0}, 1000).train;
   const int64_t n = count_sequences(*source, T);
   REQUIRE(n == 27);
   const LoaderOptions options{.seq_len = T, .micro_batch = 1, .seed = 5};

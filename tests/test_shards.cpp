@@ -107,7 +107,8 @@ TEST_CASE("shards: more than 2^31 bytes, and more than 2^31 tokens", "[io]") {
     llmc.write<int32_t>(8, 700'000'000);
     llmc.write<int32_t>(1024 + 4 * int64_t{699'999'999}, 259);
   }
-  const auto source = shard_data({.paths = {folder.file("train.bin"), folder.file("b.bin")}, .val_paths = {}}, 260).train;
+  const auto source =
+      shard_data({.paths = {folder.file("train.bin"), folder.file("b.bin")}, .val_paths = {}}, 260).train;
   CHECK(source->size() == kMany + 700'000'000);
   std::vector<int32_t> tokens(3);
   source->read(kMany - 2, tokens);

@@ -1,6 +1,7 @@
 // Byte-level BPE: token for token what the `tokenizers` library makes of a text; any bytes come back; files that are
 // wrong are refused with what is wrong.
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -42,9 +43,28 @@ std::unique_ptr<Tokenizer> tokenizer_of(const TemporaryFolder& folder, const Jso
 
 // Bytes of all kinds: words, spaces, UTF-8 whole and cut, anything.
 std::string random_text(std::mt19937& random, size_t pieces) {
-  const std::vector<std::string> kinds = {"the ", " tokenizer", "  ", "\n\n", "\t", "it's ", "DON'T", "<|endoftext|>",
-                                          "<|endof", "\xe4\xb8\xad\xe6\x96\x87", "\xe4\xb8", "\xd8\xb9", "\xf0\x9f\x91\x8d",
-                                          "\xf0\x9f", "\xff", "\xed\xa0\x80", "\xc0\xaf", "1234", "...", " {", "\xcc\x81", "e"};
+  const std::vector<std::string> kinds = {"the ",
+                                          " tokenizer",
+                                          "  ",
+                                          "\n\n",
+                                          "\t",
+                                          "it's ",
+                                          "DON'T",
+                                          "<|endoftext|>",
+                                          "<|endof",
+                                          "\xe4\xb8\xad\xe6\x96\x87",
+                                          "\xe4\xb8",
+                                          "\xd8\xb9",
+                                          "\xf0\x9f\x91\x8d",
+                                          "\xf0\x9f",
+                                          "\xff",
+                                          "\xed\xa0\x80",
+                                          "\xc0\xaf",
+                                          "1234",
+                                          "...",
+                                          " {",
+                                          "\xcc\x81",
+                                          "e"};
   std::string text;
   for (size_t i = 0; i < pieces; ++i) {
     const auto kind = random() % (kinds.size() + 4);
@@ -119,7 +139,8 @@ TEST_CASE("tokenizers: every byte string comes back, whole or in parts", "[token
       CHECK(parts == tokens);
     }
     std::vector<int32_t> most;
-    const std::string prose = std::string(300, 'x') + "The quick brown fox jumps over the lazy dog. And again, and so on.";
+    const std::string prose =
+        std::string(300, 'x') + "The quick brown fox jumps over the lazy dog. And again, and so on.";
     CHECK(tokenizer->append_beginning(prose, most) > 300);
   }
 }
@@ -182,7 +203,8 @@ TEST_CASE("tokenizers: GPT-2's pair of files is the same tokenizer", "[tokenizer
     const auto pair = make_tokenizer(folder.file(name));
     CHECK(pair->vocab_size() == whole->vocab_size());
     CHECK(pair->eot() == whole->eot());
-    for (const Json& text : known["texts"]) CHECK(pair->encode(text.get<std::string>()) == whole->encode(text.get<std::string>()));
+    for (const Json& text : known["texts"])
+      CHECK(pair->encode(text.get<std::string>()) == whole->encode(text.get<std::string>()));
   }
   // What a checkpoint keeps is enough to make it again.
   std::filesystem::create_directory(folder.file("checkpoint"));
@@ -221,20 +243,43 @@ TEST_CASE("tokenizers: files that are wrong or not understood are refused", "[to
       {"number twice", [](Json& j) { j["model"]["vocab"]["zz!"] = 5; }, {"number 5", "zz!"}},
       {"negative number", [](Json& j) { j["model"]["vocab"]["zz!"] = -5; }, {"model.vocab", "-5"}},
       {"wild number", [](Json& j) { j["model"]["vocab"]["zz!"] = 1e15; }, {"model.vocab"}},
-      {"a byte without token", [](Json& j) { j["model"]["vocab"].erase("A"); j["model"]["merges"] = Json::array(); }, {"0x41", "initial_alphabet"}},
+      {"a byte without token",
+       [](Json& j) {
+         j["model"]["vocab"].erase("A");
+         j["model"]["merges"] = Json::array();
+       },
+       {"0x41", "initial_alphabet"}},
       {"merge of unknown tokens", [](Json& j) { j["model"]["merges"].push_back("q zz!"); }, {"model.merges[", "zz!"}},
       {"merge of three", [](Json& j) { j["model"]["merges"].push_back("a b c"); }, {"model.merges[", "a b c"}},
       {"merge is a number", [](Json& j) { j["model"]["merges"].push_back(7); }, {"model.merges[", "7", "list"}},
       {"dropout", [](Json& j) { j["model"]["dropout"] = 0.1; }, {"model.dropout", "0.1"}},
       {"suffix", [](Json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }, {"end_of_word_suffix", "</w>"}},
       {"byte fallback", [](Json& j) { j["model"]["byte_fallback"] = true; }, {"byte_fallback"}},
-      {"normalizer", [](Json& j) { j["normalizer"] = {{"type", "Lowercase"}}; }, {"normalizer.type", "Lowercase", "NFC"}},
+      {"normalizer",
+       [](Json& j) {
+         j["normalizer"] = {{"type", "Lowercase"}};
+       },
+       {"normalizer.type", "Lowercase", "NFC"}},
       {"no pre-tokenizer", [](Json& j) { j["pre_tokenizer"] = nullptr; }, {"pre_tokenizer", "ByteLevel"}},
-      {"pre-tokenizer", [](Json& j) { j["pre_tokenizer"] = {{"type", "Metaspace"}}; }, {"pre_tokenizer.type", "Metaspace"}},
-      {"ByteLevel not last", [](Json& j) { j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {j["pre_tokenizer"], j["pre_tokenizer"]}}}; }, {"pretokenizers[1]", "last"}},
-      {"decoder", [](Json& j) { j["decoder"] = {{"type", "WordPiece"}}; }, {"decoder.type", "WordPiece"}},
+      {"pre-tokenizer",
+       [](Json& j) {
+         j["pre_tokenizer"] = {{"type", "Metaspace"}};
+       },
+       {"pre_tokenizer.type", "Metaspace"}},
+      {"ByteLevel not last",
+       [](Json& j) {
+         j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {j["pre_tokenizer"], j["pre_tokenizer"]}}};
+       },
+       {"pretokenizers[1]", "last"}},
+      {"decoder",
+       [](Json& j) {
+         j["decoder"] = {{"type", "WordPiece"}};
+       },
+       {"decoder.type", "WordPiece"}},
       {"added token's number", [](Json& j) { j["added_tokens"][0]["id"] = 3; }, {"added_tokens[0]", "token 0"}},
-      {"added token twice", [](Json& j) { j["added_tokens"].push_back(j["added_tokens"][0]); }, {"added_tokens[1]", "before"}},
+      {"added token twice",
+       [](Json& j) { j["added_tokens"].push_back(j["added_tokens"][0]); },
+       {"added_tokens[1]", "before"}},
       {"no end of text", [](Json& j) { j["added_tokens"] = Json::array(); }, {"stand before documents"}},
       {"pattern that is none", pattern("a(b"), {"a(b", "cannot be compiled"}},
       {"pattern with lines", pattern("^a"), {"^a", "offset 0"}},
@@ -264,17 +309,25 @@ TEST_CASE("tokenizers: damaged files end in an Error or a tokenizer, never other
   const TemporaryFolder folder;
   std::mt19937 random(9);
   const std::vector<Json> cases = known_cases();
-  const std::string texts[] = {cases[0]["tokenizer"].dump(), cases[3]["tokenizer"].dump(), cases[5]["tokenizer"].dump()};
+  const std::string texts[] = {cases[0]["tokenizer"].dump(), cases[3]["tokenizer"].dump(),
+                               cases[5]["tokenizer"].dump()};
   int refused = 0;
   for (int i = 0; i < 300; ++i) {
     std::string text = texts[i % 3];
     for (uint32_t n = 1 + random() % 3; n > 0; --n) {
       const size_t at = random() % text.size();
       switch (random() % 4) {
-        case 0: text[at] = static_cast<char>(random()); break;
-        case 1: text.erase(at, random() % 40); break;
-        case 2: text.insert(at, text.substr(random() % text.size(), random() % 40)); break;
-        default: text[at] = "[]{},:\"0-e\\"[random() % 11];
+        case 0:
+          text[at] = static_cast<char>(random());
+          break;
+        case 1:
+          text.erase(at, random() % 40);
+          break;
+        case 2:
+          text.insert(at, text.substr(random() % text.size(), random() % 40));
+          break;
+        default:
+          text[at] = "[]{},:\"0-e\\"[random() % 11];
       }
     }
     write_text(folder.file("tokenizer.json"), text);
@@ -287,6 +340,45 @@ TEST_CASE("tokenizers: damaged files end in an Error or a tokenizer, never other
     }
   }
   CHECK(refused > 200);
+}
+
+TEST_CASE("tokenizers: a checkpoint holds its tokenizer, which generate and eval use", "[tokenizers]") {
+  const TemporaryFolder folder;
+  const Json known = known_cases().front();
+  const auto tokenizer = tokenizer_of(folder, known);
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += fmt::format("Line {} of a text, it's all there is. ", i);
+  write_text(folder.file("a.txt"), text);
+  const std::string sets = fmt::format(
+      "train {} --set data.kind=text --set 'data.paths=[\"{}\"]' --set data.tokenizer={} --set train.steps=2 --set "
+      "train.save_every=1 --set runtime.device=cpu --set log.out_dir={} --set train.eval_every=0 --set "
+      "model.vocab_size=",
+      TRIAD_SOURCE_DIR "/configs/tiny.json", folder.file("a.txt"), folder.file("tokenizer.json"), folder.file("run"));
+  const test::Outcome small = test::run_program(sets + "256");
+  CHECK(small.exit_code == 2);
+  CHECK(small.output.find("model.vocab_size") != std::string::npos);
+  const test::Outcome trained = test::run_program(sets + "512");
+  INFO(trained.output);
+  REQUIRE(trained.exit_code == 0);
+  const std::string whole = read_file(folder.file("tokenizer.json"));
+  CHECK(read_file(folder.file("run/checkpoints/step_2/tokenizer.json")) == whole);
+  CHECK(read_file(folder.file("run/tokenizer.json")) == whole);
+  std::filesystem::remove(folder.file("tokenizer.json"));
+  for (const std::string from : {"run", "run/checkpoints/step_1"}) {
+    const test::Outcome said =
+        test::run_program("generate --device cpu --tokens 3 --prompt \"It's\" --checkpoint " + folder.file(from));
+    INFO(said.output);
+    CHECK(said.exit_code == 0);
+    CHECK(said.output.starts_with("It's"));
+    const test::Outcome judged = test::run_program("eval --json --device cpu --checkpoint " + folder.file(from) +
+                                                   " --data " + folder.file("a.txt"));
+    INFO(judged.output);
+    REQUIRE(judged.exit_code == 0);
+    const Json result = Json::parse(judged.output);
+    CHECK(result["positions"] == static_cast<int64_t>(tokenizer->encode(text).size()));
+    const double bits = result["loss"].get<double>() * result["positions"].get<double>() / std::log(2.0);
+    CHECK(result["bits_per_byte"].get<double>() == Approx(bits / static_cast<double>(text.size())));
+  }
 }
 
 TEST_CASE("tokenizers: 10 MB of mixed text, as the tokenizers library has them", "[tokenizers]") {
@@ -311,7 +403,8 @@ TEST_CASE("tokenizers: 10 MB of mixed text, as the tokenizers library has them",
     for (size_t i = 0; i < documents.size(); ++i) {
       tokens.clear();
       tokenizer->append(documents[i], tokens);
-      same += tokens.size() * sizeof(int32_t) == ids[i].size() && std::memcmp(tokens.data(), ids[i].data(), ids[i].size()) == 0;
+      same += tokens.size() * sizeof(int32_t) == ids[i].size() &&
+              std::memcmp(tokens.data(), ids[i].data(), ids[i].size()) == 0;
     }
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     std::printf("%-8s %.1f MB/s\n", name, static_cast<double>(bytes) / 1e6 / seconds);

@@ -57,15 +57,17 @@ class Progress {
     shown_ = Clock::now();
     told_ = true;
     const double elapsed = seconds_since(began_);
-    std::string line = fmt::format("{:.1f} MB of text, {:.2f} M tokens, {:.1f} MB/s", static_cast<double>(text_bytes) / 1e6,
-                                   static_cast<double>(tokens) / 1e6, static_cast<double>(text_bytes - text_before_) / 1e6 / elapsed);
+    std::string line =
+        fmt::format("{:.1f} MB of text, {:.2f} M tokens, {:.1f} MB/s", static_cast<double>(text_bytes) / 1e6,
+                    static_cast<double>(tokens) / 1e6, static_cast<double>(text_bytes - text_before_) / 1e6 / elapsed);
     if (total_ > 0) {
       const double share = std::min(1.0, static_cast<double>(input_bytes) / static_cast<double>(total_));
       constexpr int kWidth = 30;
       const auto full = static_cast<size_t>(share * kWidth);
       const double rate = static_cast<double>(input_bytes - input_before_) / elapsed;
       line = fmt::format("[{}{}] {:3.0f}%  {}, {:.0f} s left", std::string(full, '#'), std::string(kWidth - full, '.'),
-                         share * 100, line, rate > 0 ? static_cast<double>(std::max<int64_t>(0, total_ - input_bytes)) / rate : 0.0);
+                         share * 100, line,
+                         rate > 0 ? static_cast<double>(std::max<int64_t>(0, total_ - input_bytes)) / rate : 0.0);
     }
     fmt::print(stderr, "{}{}{}", terminal_ ? "\r\x1b[2K" : "", line, terminal_ && !last ? "" : "\n");
     std::fflush(stderr);
@@ -90,8 +92,12 @@ Json describe(const Options& o, const std::vector<std::string>& files) {
                       {"bytes", fs::file_size(file)},
                       {"modified_ns", std::chrono::duration_cast<std::chrono::nanoseconds>(time).count()}});
   }
-  return {{"tokenizer", o.tokenizer},       {"special_as_text", o.special_as_text}, {"format", o.format},
-          {"shard_tokens", o.shard_tokens}, {"val_fraction", o.val_fraction},       {"seed", o.seed},
+  return {{"tokenizer", o.tokenizer},
+          {"special_as_text", o.special_as_text},
+          {"format", o.format},
+          {"shard_tokens", o.shard_tokens},
+          {"val_fraction", o.val_fraction},
+          {"seed", o.seed},
           {"inputs", inputs}};
 }
 
@@ -149,9 +155,11 @@ class Job {
       const Json unfinished = parse_json(read_file(path(kUnfinished)), path(kUnfinished));
       for (const auto& [key, value] : what_.items())
         if (unfinished.at("call").at(key) != value)
-          fail("{} holds the unfinished shards of a call that differs in {}: {}, now {}. Repeat that call, or remove the "
-               "folder",
-               o_.out, key, brief(unfinished["call"][key]), brief(value));
+          fail(
+              "{} holds the unfinished shards of a call that differs in {}: {}, now {}. Repeat that call, or remove "
+              "the "
+              "folder",
+              o_.out, key, brief(unfinished["call"][key]), brief(value));
       from_ = position_from(unfinished.at("position"));
       text_bytes_ = unfinished.at("text_bytes");
       cut_ = unfinished.at("cut");
@@ -230,8 +238,8 @@ class Job {
   }
 
   void save() {
-    const Json unfinished = {{"call", what_},         {"position", to_json(from_)}, {"text_bytes", text_bytes_}, {"cut", cut_},
-                             {"train", train_.pause()}, {"val", val_.pause()}};
+    const Json unfinished = {{"call", what_}, {"position", to_json(from_)}, {"text_bytes", text_bytes_},
+                             {"cut", cut_},   {"train", train_.pause()},    {"val", val_.pause()}};
     write_file_atomically(path(kUnfinished), dump_json(unfinished, 2) + "\n");
   }
 
@@ -314,8 +322,9 @@ void add_data(CLI::App& app) {
   verb->add_option("--save-seconds", o->save_seconds, "between two points from which a killed call goes on")
       ->check(within(at_least(0)))
       ->capture_default_str();
-  verb->add_flag("--special-as-text", o->special_as_text,
-                 "text that spells a special token stays text (default: it is the token, as in the tokenizers library)");
+  verb->add_flag(
+      "--special-as-text", o->special_as_text,
+      "text that spells a special token stays text (default: it is the token, as in the tokenizers library)");
   verb->callback([o] { data(*o); });
 }
 

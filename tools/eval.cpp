@@ -58,8 +58,8 @@ Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* 
   return total;
 }
 
-// The byte tokenizer is every config's default: shards are its own where the model has tokens for nothing else. Shards of
-// another vocabulary have bits per token only.
+// The byte tokenizer is every config's default: shards are its own where the model has tokens for nothing else. Shards
+// of another vocabulary have bits per token only.
 bool tokens_are_known(const Options& o, const Tokenizer& tokenizer, int64_t vocab) {
   if (tokenizer.name() != ByteTokenizer().name()) return true;
   return vocab == tokenizer.vocab_size() || !is_shard(expand_globs(o.data).front());

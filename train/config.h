@@ -128,7 +128,8 @@ void visit(DataConfig& c, V&& v) {
   v("val_paths", c.val_paths, "the validation split's own files", Rule{});
   v("val_fraction", c.val_fraction, "held out for validation where val_paths is empty", at_least(0).up_to(0.9));
   v("tokenizer", c.tokenizer, "byte, a tokenizer.json, or an encoder.json with its vocab.bpe beside it", Rule{});
-  v("stall_s", c.stall_s, "seconds that a step waits for its tokens at most; then the run ends", above(0).up_to(1 << 20));
+  v("stall_s", c.stall_s, "seconds that a step waits for its tokens at most; then the run ends",
+    above(0).up_to(1 << 20));
   v("seed", c.seed, "of split and order; -1: train.seed", at_least(-1));
 }
 

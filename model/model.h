@@ -3,6 +3,7 @@
 #include "model/activations.h"
 #include "model/layer.h"
 #include "model/params.h"
+#include "model/weight_gate.h"
 
 namespace triad {
 
@@ -25,7 +26,8 @@ class Model {
   void watch(Asserts* asserts) { asserts_ = asserts; }
 
   // act.tokens [B,T] in [0, V) -> act.x(n_layers)
-  void forward(Context&, Activations& act);
+  // stats: told of each layer's gates and lists. gate: asked for all weights, the head's too, before they are read.
+  void forward(Context&, Activations& act, LayerStats* stats = nullptr, WeightGate* gate = nullptr);
   // After forward: act.row_loss[i], 0 where the target is -1.
   void loss(Context&, Activations& act);
   // After forward: act.row_loss, and the gradients of scale * sum of row_loss are added to params().grads(). first:

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -12,6 +11,7 @@
 
 #include "engine/check.h"
 #include "io/file.h"
+#include "tools/csv_table.h"
 
 namespace triad {
 
@@ -22,60 +22,6 @@ namespace fs = std::filesystem;
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr size_t kMostPoints = 1500, kMostColumns = 240;  // of a line; of a heat map
 constexpr int kKnownHeartbeatSchema = 1;
-
-// The lines of a file; the last one, where a run is at work on it and has not ended it yet, is left out.
-std::vector<std::string> whole_lines(const std::string& path) {
-  const std::string text = read_file(path);
-  std::vector<std::string> lines;
-  for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
-    lines.push_back(text.substr(begin, end - begin));
-  return lines;
-}
-
-// A CSV file of a run: numbers in columns that have a name, NaN where a field is empty.
-class Table {
- public:
-  // No rows if the file is not there. Every column of `needed` has to be.
-  Table(const std::string& path, const std::vector<std::string>& needed) : path_(path) {
-    if (!fs::exists(path)) return;
-    const std::vector<std::string> lines = whole_lines(path);
-    TRIAD_CHECK(!lines.empty(), "{} has no header", path);
-    const std::vector<std::string> header = split(lines[0]);
-    for (size_t i = 0; i < header.size(); ++i) columns_[header[i]] = i;
-    for (const std::string& name : needed)
-      TRIAD_CHECK(columns_.count(name) > 0, "{}: its header \"{}\" has no column {}", path, shortened(lines[0]), name);
-    for (size_t i = 1; i < lines.size(); ++i) {
-      rows_.push_back(split(lines[i]));
-      TRIAD_CHECK(rows_.back().size() == header.size(), "{} line {}: {} fields under a header of {}: \"{}\"", path,
-                  i + 1, rows_.back().size(), header.size(), shortened(lines[i]));
-    }
-  }
-  size_t size() const { return rows_.size(); }
-  bool has(const std::string& column) const { return columns_.count(column) > 0; }
-  const std::string& text(size_t row, const std::string& column) const { return rows_[row][columns_.at(column)]; }
-  double number(size_t row, const std::string& column) const {
-    const std::string& field = text(row, column);
-    if (field.empty()) return NAN;
-    double value = 0;
-    const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), value);
-    TRIAD_CHECK(error == std::errc() && end == field.data() + field.size(),
-                "{} line {}: {} is \"{}\", which is no number", path_, row + 2, column, shortened(field));
-    return value;
-  }
-
- private:
-  static std::vector<std::string> split(const std::string& line) {
-    std::vector<std::string> fields;
-    for (size_t begin = 0, end; begin <= line.size(); begin = end + 1) {
-      end = std::min(line.find(',', begin), line.size());
-      fields.push_back(line.substr(begin, end - begin));
-    }
-    return fields;
-  }
-  std::string path_;
-  std::map<std::string, size_t> columns_;
-  std::vector<std::vector<std::string>> rows_;
-};
 
 Json number_or_null(double x) { return std::isfinite(x) ? Json(x) : Json(); }
 
@@ -103,7 +49,7 @@ Json thinned(const Points& points) {
   return out;
 }
 
-Json line_of(const Table& table, const char* column) {
+Json line_of(const CsvTable& table, const char* column) {
   Points points;
   if (table.has(column))
     for (size_t i = 0; i < table.size(); ++i) points.emplace_back(table.number(i, "step"), table.number(i, column));
@@ -111,7 +57,7 @@ Json line_of(const Table& table, const char* column) {
 }
 
 // {steps, layers, values}: values[layer][column], each the mean over the steps that share a column.
-Json heat_of(const Table& table, const std::string& column) {
+Json heat_of(const CsvTable& table, const std::string& column) {
   std::set<double> steps, layers;
   for (size_t i = 0; i < table.size(); ++i)
     steps.insert(table.number(i, "step")), layers.insert(table.number(i, "layer"));
@@ -145,9 +91,9 @@ Json heat_of(const Table& table, const std::string& column) {
 }
 
 // The numbers of a rank's steps that are drawn, as a heartbeat names them.
-constexpr const char* kHeartbeatLines[] = {"step_ms",      "compute_ms",   "update_ms",        "fetch_ms",
-                                           "comm_wait_ms", "tokens_per_s", "host_mib",         "gpu_used_mib",
-                                           "gpu_util_pct", "power_w",      "gpu_mem_alloc_mib"};
+constexpr const char* kHeartbeatLines[] = {
+    "step_ms",      "compute_ms",   "update_ms", "fetch_ms",          "comm_wait_ms", "tokens_per_s",   "host_mib",
+    "gpu_used_mib", "gpu_util_pct", "power_w",   "gpu_mem_alloc_mib", "sel_overlap",  "sel_forced_frac"};
 
 double number_in(const Json& line, const char* key) {
   const auto it = line.find(key);
@@ -172,11 +118,13 @@ Json rank_of(const std::string& path, int64_t rank, std::vector<std::pair<int64_
     const auto msg = line["msg"].get<std::string>();
     last = line;
     if (msg == "step_end") {
+      // A run that was resumed tells some steps again: the last time counts.
+      for (auto& [key, points] : lines)
+        while (!points.empty() && points.back().first >= static_cast<double>(step)) points.pop_back();
       for (const char* key : kHeartbeatLines)
         if (const double value = number_in(line, key); std::isfinite(value))
           lines[key].emplace_back(static_cast<double>(step), value);
       if (losses != nullptr) {
-        // A run that was resumed tells some steps again: the last time counts.
         while (!losses->empty() && losses->back().first >= step) losses->pop_back();
         losses->emplace_back(step, number_in(line, "loss"));
       }
@@ -233,7 +181,7 @@ Json json_or_null(const std::string& path) {
   return file;
 }
 
-Json fallbacks_of(const Table& table) {
+Json fallbacks_of(const CsvTable& table) {
   std::map<std::string, double> counts;
   for (size_t i = 0; i < table.size(); ++i)
     counts[fmt::format("{}, {}: {}", table.text(i, "branch"), table.text(i, "kernel"), table.text(i, "reason"))] +=
@@ -243,9 +191,11 @@ Json fallbacks_of(const Table& table) {
   return out;
 }
 
+// Lists of plain values stay whole.
 void flatten(const Json& value, const std::string& key, std::map<std::string, Json>& out) {
   if (key.empty() && value.empty()) return;  // nothing at all
-  if (!value.is_structured() || value.empty()) {
+  const bool plain = std::none_of(value.begin(), value.end(), [](const Json& part) { return part.is_structured(); });
+  if (!value.is_structured() || value.empty() || (value.is_array() && plain)) {
     out[key] = value;
     return;
   }
@@ -267,8 +217,9 @@ ReportRun read_run(const std::string& folder) {
                 .config = json_or_null(file("config.json")),
                 .environment = json_or_null(file("env.json")),
                 .losses = {},
+                .losses_rounded = false,
                 .data = {}};
-  const Table training(file("training.csv"), {"step", "loss"}), validation(file("val.csv"), {"step", "val_loss"}),
+  const CsvTable training(file("training.csv"), {"step", "loss"}), validation(file("val.csv"), {"step", "val_loss"}),
       gates(file("gates.csv"), {"step", "layer", "entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"}),
       selection(file("k_stats.csv"), {"step", "layer", "k_mean", "pct_at_max"}),
       fallbacks(file("fallback_counters.csv"), {"step", "branch", "kernel", "reason", "count"});
@@ -279,7 +230,7 @@ ReportRun read_run(const std::string& folder) {
   d["validation"] = line_of(validation, "val_loss");
   for (const char* column : {"entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"})
     d["gates"][column] = gates.size() == 0 ? Json() : heat_of(gates, column);
-  for (const std::string column : {"k_mean", "k_max", "pct_at_max", "neighbour_overlap", "overlap", "forced_frac"})
+  for (const std::string column : {"k_mean", "k_max", "pct_at_max"})
     if (selection.size() > 0 && selection.has(column)) d["selection"][column] = heat_of(selection, column);
   if (!d.contains("selection")) d["selection"] = Json::object();
   d["fallbacks"] = fallbacks_of(fallbacks);
@@ -303,7 +254,8 @@ ReportRun read_run(const std::string& folder) {
   std::sort(dumps.begin(), dumps.end());
   d["stackdumps"] = dumps;
   if (fs::exists(file(".anomaly_type"))) d["stopped_by"] = read_file(file(".anomaly_type"));
-  if (run.losses.empty())
+  run.losses_rounded = run.losses.empty();
+  if (run.losses_rounded)
     for (size_t i = 0; i < training.size(); ++i)
       run.losses.emplace_back(static_cast<int64_t>(training.number(i, "step")), training.number(i, "loss"));
   return run;
@@ -327,13 +279,16 @@ std::vector<Difference> differences_of(const Json& a, const Json& b) {
 
 Parting parting_of(const ReportRun& a, const ReportRun& b) {
   Parting parting;
+  // Where one run's losses are known as training.csv has them alone, the other's count as it would have them.
+  const bool rounded = a.losses_rounded || b.losses_rounded;
+  const auto as_known = [&](double x) { return rounded ? std::stod(fmt::format("{:.6f}", x)) : x; };
   auto other = b.losses.begin();
-  for (const auto& [step, loss] : a.losses) {
+  for (const auto& [step, own] : a.losses) {
     while (other != b.losses.end() && other->first < step) ++other;
     if (other == b.losses.end()) break;
     if (other->first != step) continue;
     ++parting.common;
-    const double its = other->second;
+    const double loss = as_known(own), its = as_known(other->second);
     if (loss == its || (std::isnan(loss) && std::isnan(its))) continue;
     if (!parting.first) parting.first = step;
     constexpr double kPercent = 0.01;

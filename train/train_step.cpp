@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -33,6 +34,11 @@ Tensor make_parts(Context& ctx, Arena& arena, const Params& params) {
 // [1]: what a rank says of itself.
 Tensor own_number(const Tensor& ranks, int64_t rank, int64_t which) { return ranks[rank].slice(0, which, which + 1); }
 
+// Numbers of a rank's gates and lists, which travel behind those.
+int64_t stats_numbers(const Config& config) {
+  return config.log.stats && !config.model.dense() ? config.model.n_layers * NsaStats::count : 0;
+}
+
 // With shards each rank sees but its own sums: what the first to see something bad sees.
 int64_t first_bad_of_all(Comm& comm, int64_t bad) {
   int64_t first = -1;
@@ -54,13 +60,14 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
               .training = true,
               .max_seq_len = config.train.seq_len,
               .shard_elements = bucket_unit(config.dist, world_)}),
-      ranks_(world_ == 1
-                 ? Tensor{}
-                 : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64, {world_, RankNumbers::count})),
+      ranks_(world_ == 1 ? Tensor{}
+                         : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64,
+                                                 {world_, RankNumbers::count + stats_numbers(config)})),
       reducer_(world_ == 1 ? nullptr
                            : std::make_unique<GradReducer>(ctx_, runtime.arena(), model_.params(), *comm, config,
                                                            own_number(ranks_, comm->rank(), RankNumbers::probe))),
       optimizer_(ctx_, runtime.arena(), model_.params(), zero() ? reducer_.get() : nullptr),
+      stats_(make_stats()),
       ledger_(ctx_, runtime.arena(), model_.params(), own_elements()),
       trace_(ctx_),
       act_(runtime.arena(), config.model, config.train.micro_batch_size, config.train.seq_len, model_.dtype(), true,
@@ -72,9 +79,6 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
       first_(ctx_.device),
       later_(ctx_.device),
       summed_(ctx_.device) {
-  if (zero())
-    squares_ = runtime.arena().alloc(MemTag::comm, "pieces of the norm", DType::f64,
-                                     {model_.params().stored_elements() / kSumPiece});
   if (reducer_ && config.log.diagnoses("buckets")) {
     bucket_trace_ =
         std::make_unique<BucketTrace>(ctx_, runtime.arena(), *comm, static_cast<int64_t>(reducer_->buckets().size()),
@@ -88,7 +92,35 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
   const int64_t batch_bytes = act_.tokens.bytes() + act_.targets.bytes();
   for (size_t i = 0; i < kBatchSlots; ++i) batches_.emplace_back(ctx_.device, batch_bytes);
   for (size_t i = 0; i < kMaxQueued; ++i)
-    results_.emplace_back(ctx_.device, numbers_.bytes() + kBytesOfAsserts + ledger_.facts().bytes());
+    results_.emplace_back(ctx_.device,
+                          numbers_.bytes() + kBytesOfAsserts + ledger_.facts().bytes() + all_stats().bytes());
+}
+
+std::unique_ptr<LayerStats> TrainStep::make_stats() {
+  const int64_t count = stats_numbers(config_), layers = config_.model.n_layers;
+  if (count == 0) return nullptr;
+  const Tensor own = world_ == 1 ? runtime_.arena().alloc(MemTag::workspace, "gates and lists", DType::f64, {count})
+                                 : ranks_[comm_->rank()].slice(0, RankNumbers::count, RankNumbers::count + count);
+  return std::make_unique<LayerStats>(runtime_.arena(), config_.model, own.view({layers, NsaStats::count}));
+}
+
+Tensor TrainStep::all_stats() const {
+  if (!stats_ || world_ == 1) return stats_ ? stats_->result() : Tensor{};
+  return ranks_;
+}
+
+// The ranks' merged, in their order.
+std::vector<NsaStats> TrainStep::read_stats(const std::byte* copied) const {
+  std::vector<NsaStats> layers(static_cast<size_t>(config_.model.n_layers));
+  if (world_ > 1) copied += RankNumbers::count * sizeof(double);
+  for (int64_t rank = 0; rank < world_; ++rank)
+    for (int64_t i = 0; i < config_.model.n_layers; ++i) {
+      NsaStats its;
+      std::memcpy(its.at, copied + rank * ranks_.stride[0] * static_cast<int64_t>(sizeof(double)) + i * sizeof its,
+                  sizeof its);
+      layers[static_cast<size_t>(i)].merge(its);
+    }
+  return layers;
 }
 
 void TrainStep::begin(bool trace) {
@@ -97,8 +129,10 @@ void TrainStep::begin(bool trace) {
   trace_wanted_ = trace && !ctx_.planning;
   if (comm_ != nullptr) comm_->take_waited_ms();  // between steps: not theirs
   if (asserts_) asserts_->clear(ctx_);
+  if (stats_) stats_->clear(ctx_);
   triad::zero(ctx_, model_.params().added_grads());
   triad::zero(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1));
+  if (zero()) triad::zero(ctx_, reducer_->squares());
 }
 
 void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
@@ -119,7 +153,7 @@ void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t>
 }
 
 void TrainStep::forward_backward(int64_t step_positions, bool first, GradSink* sink) {
-  model_.forward(ctx_, act_);
+  model_.forward(ctx_, act_, stats_.get(), first ? optimizer_.weights() : nullptr);
   ledger_.begin(sink);
   const bool trace = std::exchange(trace_wanted_, false);
   if (trace) trace_.start(next_result_);
@@ -164,20 +198,9 @@ void TrainStep::sum_over_ranks(bool stop) {
   reducer_->finish();
   reducer_->exchange([&] {
     comm_->all_gather(ranks_, "the ranks' numbers");
+    if (zero()) comm_->all_reduce(reducer_->squares(), "the gradient's norm");  // x + 0: exact
     results_[next_result_].summed.record(comm_->stream());
   });
-}
-
-// Of what each rank owns, in the same pieces as without shards.
-void TrainStep::sum_of_shards(Tensor norm_squared) {
-  triad::zero(ctx_, squares_);
-  for (const GradBucket& bucket : reducer_->buckets()) {
-    const ElementRange own = reducer_->owned(bucket);
-    square_pieces(ctx_, squares_.slice(0, own.begin / kSumPiece, own.end / kSumPiece),
-                  model_.params().grads().slice(0, own.begin, own.end));
-  }
-  reducer_->exchange([&] { comm_->all_reduce(squares_, "the gradient's norm"); });  // x + 0: exact
-  sum_pieces(ctx_, norm_squared, squares_);
 }
 
 std::vector<ElementRange> TrainStep::own_elements() const {
@@ -198,19 +221,24 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   const auto number = [&](int64_t i) { return numbers_.slice(0, i, i + 1); };
   const Tensor grads = model_.params().grads();
   tell_stage(ctx_, Stage::update);
-  if (!ctx_.planning) results_[next_result_].computed.record(ctx_.stream);
+  if (!ctx_.planning) {
+    results_[next_result_].computed.record(ctx_.stream);
+    results_[next_result_].inside_ms = comm_ == nullptr ? 0 : comm_->take_waited_ms();
+  }
   if (micro_steps_ > 0) ledger_.require_all();
+  if (stats_) stats_->finish(ctx_);
   if (reducer_) sum_over_ranks(stop);
   if (measure || ctx_.planning) measure_gradients();  // a plan has room for it
   if (zero())
-    sum_of_shards(number(StepNumbers::norm_squared));
+    sum_pieces(ctx_, number(StepNumbers::norm_squared), reducer_->squares());  // the same pieces as without shards
   else
     sum_of_squares(ctx_, number(StepNumbers::norm_squared), grads);
-  judge_step(ctx_, numbers_, grads, parts_, ranks_, config_.train.on_nonfinite == OnNonfinite::stop);
+  judge_step(ctx_, numbers_, grads, parts_, ranks_.empty() ? Tensor{} : ranks_.slice(1, 0, RankNumbers::count),
+             config_.train.on_nonfinite == OnNonfinite::stop);
   optimizer_.step(ctx_, model_.params(), number(StepNumbers::applied), config_.train, step);
   if (ctx_.planning) return;
   ResultSlot& slot = results_[next_result_];
-  if (comm_ != nullptr) slot.host_ms = comm_->take_waited_ms();
+  if (comm_ != nullptr) slot.host_ms = slot.inside_ms + comm_->take_waited_ms();
   backend::copy(slot.memory.data(), Device::cpu(), numbers_.data, numbers_.device, numbers_.bytes(),
                 ctx_.stream.handle());
   if (asserts_)
@@ -219,7 +247,11 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   if (measure)
     backend::copy(slot.memory.data() + numbers_.bytes() + kBytesOfAsserts, Device::cpu(), ledger_.facts().data,
                   ctx_.device, ledger_.facts().bytes(), ctx_.stream.handle());
+  if (stats_)
+    backend::copy(slot.memory.data() + numbers_.bytes() + kBytesOfAsserts + ledger_.facts().bytes(), Device::cpu(),
+                  all_stats().data, ctx_.device, all_stats().bytes(), ctx_.stream.handle());
   slot.done.record(ctx_.stream);
+  if (zero()) slot.gathered.record(comm_->stream());
   queued_.push_back({next_result_, step, step_positions, measure});
   next_result_ = (next_result_ + 1) % kMaxQueued;
 }
@@ -245,10 +277,16 @@ TrainStep::Result TrainStep::result() {
   result.stop = numbers[StepNumbers::stop] != 0;
   if (queued.measured)
     result.grads = ledger_.read(reinterpret_cast<const double*>(slot.memory.data() + sizeof numbers + kBytesOfAsserts));
+  if (stats_)
+    result.stats = read_stats(slot.memory.data() + sizeof numbers + kBytesOfAsserts + ledger_.facts().bytes());
   result.trace = trace_.take(queued.slot);
   if (reducer_) result.comm_ms = slot.host_ms + (ctx_.device.is_cuda() ? slot.summed.ms_since(slot.computed) : 0);
+  if (zero() && ctx_.device.is_cuda()) {
+    slot.gathered.synchronize();
+    result.gather_ms = std::max(0.0, slot.gathered.ms_since(slot.done));
+  }
   if (bucket_trace_) result.buckets = bucket_trace_->take();
-  result.compute_ms = slot.computed.ms_since(slot.began);
+  result.compute_ms = slot.computed.ms_since(slot.began) - (ctx_.device.is_cuda() ? 0 : slot.inside_ms);
   result.update_ms = slot.done.ms_since(reducer_ ? slot.summed : slot.computed);
   if (result.finite) return result;
   result.bad_rank = reducer_ ? static_cast<int64_t>(numbers[StepNumbers::bad_rank]) : 0;
@@ -262,7 +300,7 @@ TrainStep::Result TrainStep::result() {
 double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
   upload(tokens, targets);
   if (asserts_) asserts_->clear(ctx_);
-  model_.forward(ctx_, act_);
+  model_.forward(ctx_, act_, /*stats=*/nullptr, optimizer_.weights());
   model_.loss(ctx_, act_);
   sum(ctx_, eval_loss_, act_.row_loss);
   double loss = 0;

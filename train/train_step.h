@@ -13,6 +13,7 @@
 
 #include "engine/comm.h"
 #include "engine/graph.h"
+#include "model/layer_stats.h"
 #include "model/model.h"
 #include "train/backward_trace.h"
 #include "train/config.h"
@@ -34,10 +35,12 @@ class TrainStep {
     int64_t bad_rank = -1;   // not finite: the first rank whose own share is not; -1: the ranks' sum alone
     bool stop = false;       // a rank asked for an orderly end
     double comm_ms = 0;      // that the step waited for other ranks, behind its own work
+    double gather_ms = 0;    // that its new weights came in after it, beside the next forward: that waits for less
     double compute_ms = 0, update_ms = 0;      // of the device: micro-steps; norm, verdict and optimizer
     std::optional<GradFacts> grads;            // where update() was to measure them
     std::vector<BackwardTrace::Op> trace;      // where begin() was to trace
     std::optional<BucketTrace::Step> buckets;  // with diagnosis "buckets", of several ranks
+    std::vector<NsaStats> stats;               // with log.stats by layer, of all micro-steps and ranks; dense: none
   };
 
   // Forgets gradients and loss. trace: the first micro-step's backward is traced (and not replayed from a graph).
@@ -71,9 +74,11 @@ class TrainStep {
   void forward_backward(int64_t step_positions, bool first, GradSink* sink = nullptr);
   bool zero() const { return reducer_ && config_.dist.zero == 1; }
   void sum_over_ranks(bool stop);
-  void sum_of_shards(Tensor norm_squared);
   std::vector<ElementRange> own_elements() const;
   void measure_gradients();
+  std::unique_ptr<LayerStats> make_stats();
+  Tensor all_stats() const;  // what holds them, of all ranks
+  std::vector<NsaStats> read_stats(const std::byte* copied) const;
 
   Runtime& runtime_;
   Context& ctx_;
@@ -81,10 +86,11 @@ class TrainStep {
   Comm* comm_;
   int64_t world_;
   Model model_;
-  Tensor ranks_;                               // [world, RankNumbers::count] f64; absent in a world of one
+  Tensor ranks_;  // [world, RankNumbers::count, and a rank's stats_] f64; absent in a world of one
   std::unique_ptr<GradReducer> reducer_;       // likewise
   std::unique_ptr<BucketTrace> bucket_trace_;  // of its buckets, where asked for
   Optimizer optimizer_;
+  std::unique_ptr<LayerStats> stats_;  // log.stats
   GradLedger ledger_;
   BackwardTrace trace_;
   Activations act_;
@@ -92,7 +98,6 @@ class TrainStep {
   Tensor numbers_;                    // [StepNumbers::count] f64
   Tensor eval_loss_;                  // [1] f64
   Tensor parts_;                      // [parameters,2] i64: where each gradient lies, for the verdict
-  Tensor squares_;  // dist.zero: the pieces of the norm's sum, each from the rank that owns its elements
 
   // Pinned memory, taken in turns; an event tells when the device is done with it.
   struct Slot {
@@ -102,9 +107,15 @@ class TrainStep {
   };
   struct ResultSlot : Slot {
     ResultSlot(Device device, int64_t bytes)
-        : Slot(device, bytes, true), began(device, true), computed(device, true), summed(device, true) {}
+        : Slot(device, bytes, true),
+          began(device, true),
+          computed(device, true),
+          summed(device, true),
+          gathered(device, true) {}
     Event began, computed, summed;  // the step; this rank's gradients; those of all
+    Event gathered;                 // weights of all ranks; on the comm stream, with dist.zero 1
     double host_ms = 0;             // that the host waited for other ranks
+    double inside_ms = 0;           // of which before `computed`: on the CPU the host is what computes
   };
   std::deque<Slot> batches_;
   std::deque<ResultSlot> results_;

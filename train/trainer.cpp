@@ -7,7 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
-#include <fstream>
+#include <filesystem>
 #include <future>
 #include <numeric>
 
@@ -28,6 +28,7 @@
 #include "train/run_folder.h"
 #include "train/schedule.h"
 #include "train/state.h"
+#include "train/stats_report.h"
 #include "train/telemetry.h"
 #include "train/train_step.h"
 #include "train/watchdog.h"
@@ -117,6 +118,7 @@ class Trainer {
     Telemetry telemetry(config_, folder_, device_, *comm_, runtime_->arena(), resume_from_.empty() ? -1 : state_.step);
     grad_report_.emplace(config_, folder_, step_.model().params(), comm_->first(),
                          resume_from_.empty() ? -1 : state_.step);
+    stats_report_.emplace(config_, folder_, comm_->first(), resume_from_.empty() ? -1 : state_.step);
     telemetry.banner(count_parameters(config_.model), request_.environment, data_.description);
     if (!resume_from_.empty()) {
       telemetry.message(fmt::format("resumed from {} at step {}", resume_from_, state_.step));
@@ -163,11 +165,15 @@ class Trainer {
   // ddp_buckets.txt: how gradients are cut into buckets; with diagnosis "buckets" each rank's own, and a row for each
   // bucket of each step.
   void begin_bucket_table() {
-    const bool traced = config_.log.diagnoses("buckets");
-    if (!traced && !comm_->first()) return;
+    const bool traced = config_.log.diagnoses("buckets"), goes_on = !resume_from_.empty();
     const std::string path =
         folder_.file(comm_->first() ? "ddp_buckets.txt" : fmt::format("ddp_buckets_rank{}.txt", comm_->rank()));
-    write_file_atomically(path, step_.reducer()->table() + (traced ? std::string("\n") + BucketTrace::kHeader : ""));
+    const bool is_there = goes_on && std::filesystem::exists(path);
+    if (!traced && !comm_->first() && !is_there) return;
+    const std::string table = step_.reducer()->table(), header = std::string("\n") + BucketTrace::kHeader;
+    const std::string rows =
+        is_there ? BucketTrace::rows_until(state_.step, table + header, read_file(path)) : std::string();
+    write_file_atomically(path, table + (traced || !rows.empty() ? header + rows : ""));
     if (traced) buckets_.emplace(path);
   }
 
@@ -238,7 +244,8 @@ class Trainer {
           ms(std::chrono::steady_clock::now() - std::exchange(settled_at_, std::chrono::steady_clock::now()));
       last_loss_ = result.loss;
       stop_agreed_ = stop_agreed_ || result.stop;
-      const Json of_gradients = grad_report_->step(step, updates_, result, telemetry);
+      Json more = grad_report_->step(step, updates_, result, telemetry);
+      more.update(stats_report_->step(step, result.stats, telemetry.board()));
       if (!result.finite) {
         const std::string where =
             result.bad_rank < 0 ? "no rank alone, but their sum" : fmt::format("rank {}", result.bad_rank);
@@ -263,13 +270,13 @@ class Trainer {
                       .update_ms = result.update_ms,
                       .fetch_ms = fetch_ms_.front(),
                       .routes = &runtime_->ctx().routes,
-                      .more = of_gradients});
+                      .more = more});
       fetch_ms_.pop_front();
       if (result.buckets) check_buckets(telemetry, step, *result.buckets);
       look_for_anomalies(telemetry, step, result, step_ms);
       updates_ += result.finite && learning_rate(config_.train, step - 1) > 0;
       constexpr int64_t kWarmUpSteps = 5;
-      if (++settled_ > kWarmUpSteps) comm_ms_ += result.comm_ms, ++comm_steps_;
+      if (++settled_ > kWarmUpSteps) comm_ms_ += result.comm_ms, gather_ms_ += result.gather_ms, ++comm_steps_;
     }
   }
 
@@ -305,9 +312,12 @@ class Trainer {
                                   .seconds = step_ms / 1e3,
                                   .host_mib = sample.host_mib,
                                   .device_mib = sample.gpu.used_mib,
+                                  .gates = stats_report_->gates(),
                                   .zero_grads = zero_grads_})) {
+      if (!anomaly.of_one_rank && !comm_->first()) continue;  // the first rank sees it too, and tells
+      const std::string whose = anomaly.of_one_rank ? fmt::format("rank {}: ", comm_->rank()) : "";
       telemetry.heartbeat(step, "anomaly", {{"type", anomaly.type}, {"text", anomaly.text}});
-      telemetry.alert(fmt::format("anomaly {}: rank {}: {}", anomaly.type, comm_->rank(), anomaly.text));
+      telemetry.alert(fmt::format("anomaly {}: {}{}", anomaly.type, whose, anomaly.text));
       if (config_.log.on_anomaly != OnAnomaly::stop || anomaly_stop_) continue;
       write_anomaly_type(folder_.path(), anomaly.type, anomaly.text);
       anomaly_stop_ = true;
@@ -429,8 +439,12 @@ class Trainer {
     if (comm_->world() > 1)
       telemetry.message(
           fmt::format("communication: {} buckets; behind its own work a step waits {:.3f} ms for the other "
-                      "ranks",
-                      step_.reducer()->buckets().size(), comm_ms));
+                      "ranks{}",
+                      step_.reducer()->buckets().size(), comm_ms,
+                      config_.dist.zero == 1 && device_.is_cuda()
+                          ? fmt::format("; new weights come in for {:.3f} ms beside the next forward",
+                                        gather_ms_ / static_cast<double>(std::max<int64_t>(1, comm_steps_)))
+                          : ""));
     const Routes& routes = runtime_->ctx().routes;
     if (routes.fallbacks() > 0) telemetry.message(routes.summary());
     telemetry.message(fmt::format("done: {} steps, loss {:.4f}, {:.1f} s; weights in {}", state_.step, last_loss_,
@@ -448,6 +462,7 @@ class Trainer {
   std::unique_ptr<Runtime> runtime_;
   TrainStep step_;
   std::optional<GradReport> grad_report_;
+  std::optional<StatsReport> stats_report_;
   std::optional<Checkpointer> checkpointer_;  // the first rank's; its host memory comes before the first step
   RunFolder folder_;                          // after all that may refuse the run: from here on files change
   MemoryReport memory_;
@@ -463,7 +478,7 @@ class Trainer {
   std::deque<std::vector<double>> fetch_ms_;          // of the steps queued
   bool stop_agreed_ = false, halted_ = false;
   int64_t settled_ = 0, comm_steps_ = 0;
-  double comm_ms_ = 0;                       // waited for other ranks in comm_steps_ steps
+  double comm_ms_ = 0, gather_ms_ = 0;       // waited for other ranks, for weights, in comm_steps_ steps
   int64_t queued_ = 0;                       // of the steps that state_ counts, those not yet settled
   double last_loss_ = NAN, val_loss_ = NAN;  // NaN is null in metrics.json: there was none
 };

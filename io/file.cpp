@@ -100,8 +100,26 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_(tempor
   if (file_.get() < 0) fail("{}: cannot be written: {}", path, reason());
 }
 
+AtomicFile::AtomicFile(const std::string& path, int64_t bytes) : path_(path), temporary_(path + ".part"), size_(bytes) {
+  const bool is_there = ::access(temporary_.c_str(), F_OK) == 0;
+  if (bytes > 0 && !is_there && ::rename(path.c_str(), temporary_.c_str()) != 0)
+    fail("{}: is not there to go on with its first {} bytes, nor is {}: {}", temporary_, bytes, path, reason());
+  file_ = FileHandle(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+  struct stat info {};
+  if (file_.get() < 0 || ::fstat(file_.get(), &info) != 0) fail("{}: cannot be written: {}", temporary_, reason());
+  left_ = bytes > 0;
+  TRIAD_CHECK(info.st_size >= bytes, "{}: has {} bytes, {} were written to go on with", temporary_, info.st_size,
+              bytes);
+  if (::ftruncate(file_.get(), bytes) != 0) fail("{}: cannot be cut to {} bytes: {}", temporary_, bytes, reason());
+}
+
 AtomicFile::~AtomicFile() {
-  if (file_.get() >= 0) ::unlink(temporary_.c_str());
+  if (file_.get() >= 0 && !left_) ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::leave() {
+  sync_file(file_.get(), path_);
+  left_ = true;
 }
 
 void AtomicFile::write(std::span<const std::byte> bytes) { write_at(size_, bytes); }
@@ -118,7 +136,7 @@ void AtomicFile::commit() {
   const bool renamed = closed && ::rename(temporary_.c_str(), path_.c_str()) == 0;
   if (!renamed) {
     const std::string why = reason();
-    ::unlink(temporary_.c_str());
+    if (!left_) ::unlink(temporary_.c_str());
     fail("{}: cannot be {} after {} bytes: {}", path_, closed ? "put in place" : "closed", size_, why);
   }
   sync_folder(folder_of(path_));

@@ -51,6 +51,9 @@ class MappedFile {
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);
+  // Written beside it as NAME.part, on which a later process may go on: the first `bytes` of it, or of a whole file of
+  // that name, stay.
+  AtomicFile(const std::string& path, int64_t bytes);
   AtomicFile(AtomicFile&&) = delete;
   ~AtomicFile();
 
@@ -58,12 +61,14 @@ class AtomicFile {
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
   void write_at(int64_t offset, std::span<const std::byte> bytes);  // anywhere; size() grows to cover it
   int64_t size() const { return size_; }
+  void leave();   // fsync; from now on the destructor lets it be
   void commit();  // fsync, rename, fsync of the folder
 
  private:
   std::string path_, temporary_;
   FileHandle file_;
   int64_t size_ = 0;
+  bool left_ = false;
 };
 
 // A file that grows by whole pieces, each one write(2): what was appended survives an abort of this process.

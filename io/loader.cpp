@@ -1,6 +1,7 @@
 #include "io/loader.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "engine/check.h"
@@ -41,68 +42,79 @@ int64_t sequence_position(int64_t k, int64_t n_sequences, uint64_t seed) {
 }
 
 Loader::Loader(std::shared_ptr<const TokenSource> source, const LoaderOptions& options)
-    : source_(std::move(source)), options_(options), n_sequences_(count_sequences(*source_, options.seq_len)) {
-  const LoaderOptions& o = options_;
+    : shared_(std::make_shared<Shared>()) {
+  const LoaderOptions& o = options;
+  shared_->n_sequences = count_sequences(*source, o.seq_len);
   TRIAD_CHECK(o.micro_batch >= 1 && o.micro_steps >= 1 && o.prefetch >= 1 && o.first_sequence >= 0 && o.rank >= 0 &&
-                  o.rank < o.world,
-              "loader: micro_batch {}, micro_steps {}, rank {} of {}, first_sequence {}, prefetch {}", o.micro_batch,
-              o.micro_steps, o.rank, o.world, o.first_sequence, o.prefetch);
-  thread_ = std::thread([this] { read_ahead(); });
+                  o.rank < o.world && o.stall_s > 0,
+              "loader: micro_batch {}, micro_steps {}, rank {} of {}, first_sequence {}, prefetch {}, stall_s {}",
+              o.micro_batch, o.micro_steps, o.rank, o.world, o.first_sequence, o.prefetch, o.stall_s);
+  shared_->source = std::move(source);
+  shared_->options = o;
+  thread_ = std::thread([shared = shared_] { shared->read_ahead(); });
 }
 
 Loader::~Loader() {
   {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
+    const std::lock_guard lock(shared_->mutex);
+    shared_->stop = true;
   }
-  changed_.notify_all();
-  thread_.join();
+  shared_->changed.notify_all();
+  if (stalled_)
+    thread_.detach();  // it may never come back from its read
+  else
+    thread_.join();
 }
 
-Batch Loader::read(int64_t index) const {
-  const LoaderOptions& o = options_;
+Batch Loader::Shared::read(int64_t index) const {
+  const LoaderOptions& o = options;
   const int64_t step = index / o.micro_steps, micro_step = index % o.micro_steps;
   const int64_t first = o.first_sequence + ((step * o.world + o.rank) * o.micro_steps + micro_step) * o.micro_batch;
   Batch batch = empty_batch(o.micro_batch, o.seq_len);
   batch.rows = o.micro_batch;
   std::vector<int32_t> sequence;
   for (int64_t row = 0; row < o.micro_batch; ++row)
-    read_row(batch, row, *source_, sequence_position(first + row, n_sequences_, o.seed), o.seq_len, sequence);
+    read_row(batch, row, *source, sequence_position(first + row, n_sequences, o.seed), o.seq_len, sequence);
   return batch;
 }
 
-void Loader::read_ahead() {
+void Loader::Shared::read_ahead() {
   try {
     for (int64_t index = 0;; ++index) {
       Batch batch = read(index);
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return stop_ || static_cast<int64_t>(ready_.size()) < options_.prefetch; });
-      if (stop_) return;
-      ready_.push_back(std::move(batch));
+      std::unique_lock lock(mutex);
+      changed.wait(lock, [&] { return stop || static_cast<int64_t>(ready.size()) < options.prefetch; });
+      if (stop) return;
+      ready.push_back(std::move(batch));
       lock.unlock();
-      changed_.notify_all();
+      changed.notify_all();
     }
   } catch (...) {
-    const std::lock_guard lock(mutex_);
-    error_ = std::current_exception();
-    changed_.notify_all();
+    const std::lock_guard lock(mutex);
+    error = std::current_exception();
+    changed.notify_all();
   }
 }
 
 Batch Loader::next() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return !ready_.empty() || error_; });
-  if (ready_.empty()) std::rethrow_exception(error_);
-  Batch batch = std::move(ready_.front());
-  ready_.pop_front();
+  std::unique_lock lock(shared_->mutex);
+  const auto come = [&] { return !shared_->ready.empty() || shared_->error; };
+  if (!shared_->changed.wait_for(lock, std::chrono::duration<double>(shared_->options.stall_s), come)) {
+    stalled_ = true;
+    fail("{}: batch {} of this run has not been read after {} s (data.stall_s): does its disk or file system hang?",
+         shared_->source->name(), taken_, shared_->options.stall_s);
+  }
+  if (shared_->ready.empty()) std::rethrow_exception(shared_->error);
+  Batch batch = std::move(shared_->ready.front());
+  shared_->ready.pop_front();
   ++taken_;
   lock.unlock();
-  changed_.notify_all();
+  shared_->changed.notify_all();
   return batch;
 }
 
 int64_t Loader::cursor() const {
-  const LoaderOptions& o = options_;
+  const LoaderOptions& o = shared_->options;
   const int64_t steps = (taken_ + o.micro_steps - 1) / o.micro_steps;
   return o.first_sequence + steps * o.world * o.micro_steps * o.micro_batch;
 }

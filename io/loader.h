@@ -36,6 +36,7 @@ struct LoaderOptions {
   int64_t rank = 0, world = 1;
   int64_t first_sequence = 0;  // a resume passes the cursor() it had
   int64_t prefetch = 4;        // batches read ahead
+  double stall_s = 300;        // that next() waits at most
 };
 
 // An endless stream of training batches. A step is the next world * micro_steps * micro_batch sequences of the run's
@@ -46,26 +47,33 @@ class Loader {
   Loader(std::shared_ptr<const TokenSource>, const LoaderOptions&);
   ~Loader();
 
-  // The rank's next batch. What the reading thread threw is thrown here, after the batches before it.
+  // The rank's next batch. What the reading thread threw is thrown here, after the batches before it; an Error, too, if
+  // it has not come after stall_s (a disk that hangs): then the thread is left to itself.
   Batch next();
   // Sequences that all ranks together have taken in the steps begun so far; exact between steps.
   int64_t cursor() const;
 
  private:
-  void read_ahead();
-  Batch read(int64_t index) const;
+  // What both threads use; the reading one may outlive the Loader.
+  struct Shared {
+    std::shared_ptr<const TokenSource> source;
+    LoaderOptions options;
+    int64_t n_sequences = 0;
 
-  std::shared_ptr<const TokenSource> source_;
-  LoaderOptions options_;
-  int64_t n_sequences_;
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<Batch> ready;
+    std::exception_ptr error;
+    bool stop = false;
+
+    void read_ahead();
+    Batch read(int64_t index) const;
+  };
+
+  std::shared_ptr<Shared> shared_;
   int64_t taken_ = 0;  // batches that next() has returned
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Batch> ready_;
-  std::exception_ptr error_;
-  bool stop_ = false;
-  std::thread thread_;  // last: it uses all of the above
+  bool stalled_ = false;
+  std::thread thread_;
 };
 
 // A validation source's batches, in order: the same first ones every time. There are `count` of them, fewer where the

@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <filesystem>
 
 #include "engine/check.h"
 
@@ -22,6 +23,7 @@ struct Format {
   int32_t magic, version;
 };
 constexpr std::array<Format, 2> kFormats = {Format{TokenWidth::u16, 20240520, 1}, Format{TokenWidth::u32, 20240801, 7}};
+constexpr std::string_view kLlmqMagic = "BIN.TOK\n";
 
 int32_t header_word(const MappedFile& file, int64_t index) {
   int32_t word = 0;
@@ -31,8 +33,8 @@ int32_t header_word(const MappedFile& file, int64_t index) {
 
 // Calls f with the tokens as they lie in the file: uint16_t or uint32_t.
 template <class F>
-auto with_tokens(const MappedFile& file, TokenWidth width, F&& f) {
-  const std::byte* body = file.data() + kHeaderBytes;  // aligned: maps begin at a page
+auto with_tokens(const MappedFile& file, int64_t header_bytes, TokenWidth width, F&& f) {
+  const std::byte* body = file.data() + header_bytes;  // aligned: maps begin at a page
   return width == TokenWidth::u16 ? f(reinterpret_cast<const uint16_t*>(body))
                                   : f(reinterpret_cast<const uint32_t*>(body));
 }
@@ -45,70 +47,122 @@ T largest(const T* tokens, int64_t begin, int64_t end) {
   return most;
 }
 
+bool has_magic(const MappedFile& file) {
+  if (file.text().starts_with(kLlmqMagic)) return true;
+  return file.size() >= 4 && std::any_of(kFormats.begin(), kFormats.end(),
+                                         [&](const Format& f) { return header_word(file, 0) == f.magic; });
+}
+
+// nanoGPT's files have no header to know them by. They are called train.bin and val.bin, perhaps with something before;
+// and text under such a name would show in its first bytes.
+bool is_nanogpt(const MappedFile& file) {
+  const std::string name = std::filesystem::path(file.path()).filename().string();
+  if (!name.ends_with("train.bin") && !name.ends_with("val.bin")) return false;
+  constexpr size_t kLook = 4096;
+  const std::string_view begin = file.text().substr(0, kLook);
+  const bool text = std::all_of(begin.begin(), begin.end(),
+                                [](char c) { return (c >= 0x20 && c < 0x7f) || c == '\n' || c == '\r' || c == '\t'; });
+  return !begin.empty() && !text;
+}
+
 }  // namespace
 
 bool is_shard(const std::string& path) {
   const MappedFile file(path);
-  if (file.size() < 4) return false;
-  return std::any_of(kFormats.begin(), kFormats.end(),
-                     [&](const Format& f) { return header_word(file, 0) == f.magic; });
+  return has_magic(file) || is_nanogpt(file);
 }
 
 Shard::Shard(const std::string& path) : file_(path) {
-  const int64_t bytes = file_.size();
-  TRIAD_CHECK(bytes > 0, "{}: an empty file, no token shard: expected a header of {} bytes at offset 0, found 0", path,
-              kHeaderBytes);
-  const int32_t magic = bytes >= 4 ? header_word(file_, 0) : 0;
+  TRIAD_CHECK(bytes() > 0, "{}: an empty file, no token shard: expected a header of {} bytes at offset 0, found 0",
+              path, kHeaderBytes);
+  if (file_.text().starts_with(kLlmqMagic))
+    read_llmq_header();
+  else if (!has_magic(file_) && is_nanogpt(file_))
+    size_ = bytes() / static_cast<int64_t>(width_), header_bytes_ = 0;
+  else
+    read_llmc_header();
+  TRIAD_CHECK(size_ > 0, "{}: expected a count of one or more tokens, found {}", path, size_);
+  const int64_t expected = header_bytes_ + size_ * static_cast<int64_t>(width_);
+  TRIAD_CHECK(bytes() == expected, "{}: {}: its {} tokens make {} bytes, the file ends at offset {}", path,
+              bytes() < expected ? "a truncated token shard" : "bytes behind the last token", size_, expected, bytes());
+}
+
+void Shard::need_header() const {
+  TRIAD_CHECK(bytes() >= kHeaderBytes,
+              "{}: a truncated token shard: expected a header of {} bytes, the file ends at offset {}", path(),
+              kHeaderBytes, bytes());
+}
+
+void Shard::read_llmc_header() {
+  const int32_t magic = bytes() >= 4 ? header_word(file_, 0) : 0;
   const auto format = std::find_if(kFormats.begin(), kFormats.end(), [&](const Format& f) { return f.magic == magic; });
   TRIAD_CHECK(format != kFormats.end(),
-              "{}: no token shard: at offset 0 expected the magic number {} (u16) or {} (u32), found {}", path,
-              kFormats[0].magic, kFormats[1].magic, magic);
-  TRIAD_CHECK(bytes >= kHeaderBytes,
-              "{}: a truncated token shard: expected a header of {} bytes, the file ends at offset {}", path,
-              kHeaderBytes, bytes);
+              "{}: no token shard: at offset 0 expected the magic number {} (u16) or {} (u32), or BIN.TOK, found {} "
+              "(nanoGPT's tokens without a header are read from files called *train.bin and *val.bin)",
+              path(), kFormats[0].magic, kFormats[1].magic, magic);
+  need_header();
   TRIAD_CHECK(header_word(file_, 1) == format->version,
-              "{}: at offset 4 expected version {} of magic number {}, found {}", path, format->version, magic,
+              "{}: at offset 4 expected version {} of magic number {}, found {}", path(), format->version, magic,
               header_word(file_, 1));
   width_ = format->width;
   size_ = header_word(file_, 2);
-  TRIAD_CHECK(size_ > 0, "{}: at offset 8 expected a count of one or more tokens, found {}", path, size_);
-  const int64_t expected = kHeaderBytes + size_ * static_cast<int64_t>(width_);
-  TRIAD_CHECK(bytes == expected, "{}: {}: the header's {} tokens at offset 8 make {} bytes, the file ends at offset {}",
-              path, bytes < expected ? "a truncated token shard" : "bytes behind the last token", size_, expected,
-              bytes);
+  TRIAD_CHECK(size_ > 0, "{}: at offset 8 expected a count of one or more tokens, found {}", path(), size_);
+}
+
+// Behind the magic: version, bytes a token, tokens, vocabulary, whether a mask follows the tokens.
+void Shard::read_llmq_header() {
+  need_header();
+  constexpr int64_t kVersion = 2, kBytes = 4;
+  TRIAD_CHECK(header_word(file_, 2) == kVersion, "{}: at offset 8 expected version {} of BIN.TOK, found {}", path(),
+              kVersion, header_word(file_, 2));
+  TRIAD_CHECK(header_word(file_, 3) == kBytes, "{}: at offset 12 expected {} bytes a token, found {}", path(), kBytes,
+              header_word(file_, 3));
+  width_ = TokenWidth::u32;
+  size_ = header_word(file_, 4);
+  TRIAD_CHECK(size_ > 0, "{}: at offset 16 expected a count of one or more tokens, found {}", path(), size_);
+  TRIAD_CHECK(
+      header_word(file_, 6) == 0,
+      "{}: at offset 24 a mask is announced ({}), which would leave tokens out of the loss: only shards without "
+      "one are read",
+      path(), header_word(file_, 6));
 }
 
 void Shard::read(int64_t begin, std::span<int32_t> out) const {
   TRIAD_CHECK(begin >= 0 && begin + static_cast<int64_t>(out.size()) <= size_,
               "{}: tokens [{}, {}) of {} were asked for", path(), begin, begin + static_cast<int64_t>(out.size()),
               size_);
-  with_tokens(file_, width_, [&](const auto* tokens) {
+  with_tokens(file_, header_bytes_, width_, [&](const auto* tokens) {
     for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<int32_t>(tokens[begin + static_cast<int64_t>(i)]);
   });
 }
 
 int64_t Shard::max_token() const {
-  return with_tokens(file_, width_,
+  return with_tokens(file_, header_bytes_, width_,
                      [&](const auto* tokens) { return static_cast<int64_t>(largest(tokens, 0, size_)); });
 }
 
 void Shard::scan(int64_t vocab) const {
   constexpr int64_t kChunk = 1 << 16;
-  with_tokens(file_, width_, [&](const auto* tokens) {
+  with_tokens(file_, header_bytes_, width_, [&](const auto* tokens) {
     for (int64_t begin = 0; begin < size_; begin += kChunk) {
       const int64_t end = std::min(size_, begin + kChunk);
       if (static_cast<int64_t>(largest(tokens, begin, end)) < vocab) continue;
       int64_t i = begin;
       while (static_cast<int64_t>(tokens[i]) < vocab) ++i;
       fail("{}: token {} at offset {} (token number {}) is not in the vocabulary: expected 0..{}", path(), tokens[i],
-           kHeaderBytes + i * static_cast<int64_t>(width_), i, vocab - 1);
+           header_bytes_ + i * static_cast<int64_t>(width_), i, vocab - 1);
     }
   });
 }
 
-ShardWriter::ShardWriter(const std::string& path, TokenWidth width) : path_(path), width_(width), file_(path) {
+ShardWriter::ShardWriter(const std::string& path, TokenWidth width, const Progress& from)
+    : path_(path),
+      width_(width),
+      file_(path, from.tokens > 0 ? kHeaderBytes + from.tokens * static_cast<int64_t>(width) : 0),
+      size_(from.tokens),
+      body_crc_(from.crc32) {
   const std::array<std::byte, kHeaderBytes> placeholder{};  // finish() knows the count
-  file_.write(placeholder);
+  if (from.tokens == 0) file_.write(placeholder);
 }
 
 void ShardWriter::append(std::span<const int32_t> tokens) {
@@ -117,14 +171,23 @@ void ShardWriter::append(std::span<const int32_t> tokens) {
   const auto bytes_each = static_cast<size_t>(width_);
   TRIAD_CHECK(size_ + static_cast<int64_t>(tokens.size()) <= INT32_MAX, "{}: a shard holds at most {} tokens", path_,
               INT32_MAX);
-  for (const int32_t token : tokens) {
+  for (const int32_t token : tokens)
     TRIAD_CHECK(token >= 0 && token < limit, "{}: token {} does not fit {} bytes", path_, token, bytes_each);
-    const size_t at = buffer_.size();
-    buffer_.resize(at + bytes_each);
-    std::memcpy(buffer_.data() + at, &token, bytes_each);  // little-endian: the low bytes come first
-    if (buffer_.size() >= kFlushBytes) flush();
+  const size_t at = buffer_.size();
+  buffer_.resize(at + tokens.size() * bytes_each);
+  std::byte* to = buffer_.data() + at;
+  for (const int32_t token : tokens) {
+    std::memcpy(to, &token, bytes_each);  // little-endian: the low bytes come first
+    to += bytes_each;
   }
   size_ += static_cast<int64_t>(tokens.size());
+  if (buffer_.size() >= kFlushBytes) flush();
+}
+
+ShardWriter::Progress ShardWriter::pause() {
+  flush();
+  file_.leave();
+  return {size_, body_crc_};
 }
 
 void ShardWriter::flush() {

@@ -1,5 +1,6 @@
-// Token shards as llm.c writes them: 256 int32 of header (magic, version, token count), then the tokens, little-endian.
-// u16: magic 20240520, version 1. u32: magic 20240801, version 7.
+// Token shards. Written as llm.c does: 256 int32 of header (magic, version, token count), then the tokens,
+// little-endian. u16: magic 20240520, version 1. u32: magic 20240801, version 7. Read too: llmq's (BIN.TOK, u32), and
+// nanoGPT's train.bin and val.bin, which are u16 tokens alone.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -12,7 +13,8 @@ namespace triad {
 
 enum class TokenWidth { u16 = 2, u32 = 4 };  // bytes a token
 
-// True if the file begins with the magic number of a shard. A file too short for one is none.
+// True if the file begins with the magic number of a shard, or is one of nanoGPT's by its name. A file too short for a
+// magic number is none.
 bool is_shard(const std::string& path);
 
 // A shard, mapped. A file that is foreign, cut, without tokens, or not exactly as long as its header says is an Error
@@ -30,17 +32,29 @@ class Shard {
   void scan(int64_t vocab) const;
 
  private:
+  void need_header() const;
+  void read_llmc_header();
+  void read_llmq_header();
+
   MappedFile file_;
   TokenWidth width_ = TokenWidth::u16;
+  int64_t header_bytes_ = 1024;  // before the tokens
   int64_t size_ = 0;
 };
 
 // Writes a shard piece by piece; it appears whole or not at all.
 class ShardWriter {
  public:
-  ShardWriter(const std::string& path, TokenWidth width);
+  // What a later process needs to go on with a shard: its tokens so far, and the CRC-32 of their bytes.
+  struct Progress {
+    int64_t tokens = 0;
+    uint32_t crc32 = 0;
+  };
+  ShardWriter(const std::string& path, TokenWidth width) : ShardWriter(path, width, Progress{}) {}
+  ShardWriter(const std::string& path, TokenWidth width, const Progress& from);
   void append(std::span<const int32_t> tokens);  // a token that does not fit the width is an Error
   int64_t size() const { return size_; }         // tokens so far
+  Progress pause();  // all of them are on disk beside the file, and stay there if this is the end
 
   struct Written {
     int64_t tokens = 0, bytes = 0;

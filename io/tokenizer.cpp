@@ -1,12 +1,29 @@
 #include "io/tokenizer.h"
 
+#include <filesystem>
+
 #include "engine/check.h"
+#include "io/bpe_tokenizer.h"
+#include "io/file.h"
 
 namespace triad {
 
-std::vector<int32_t> ByteTokenizer::encode(std::string_view text) const {
+namespace fs = std::filesystem;
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+  std::vector<int32_t> tokens;
+  append(text, tokens);
+  return tokens;
+}
+
+void ByteTokenizer::append(std::string_view text, std::vector<int32_t>& out) const {
   const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
-  return {bytes, bytes + text.size()};
+  out.insert(out.end(), bytes, bytes + text.size());
+}
+
+size_t ByteTokenizer::append_beginning(std::string_view text, std::vector<int32_t>& out) const {
+  append(text, out);
+  return text.size();
 }
 
 std::string ByteTokenizer::decode(std::span<const int32_t> tokens) const {
@@ -19,9 +36,48 @@ std::string ByteTokenizer::decode(std::span<const int32_t> tokens) const {
   return text;
 }
 
-std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name) {
+namespace {
+
+constexpr std::pair<const char*, const char*> kPairs[] = {{"encoder.json", "vocab.bpe"}, {"vocab.json", "merges.txt"}};
+
+// The file that a folder's tokenizer is read from; empty if there is none.
+std::string tokenizer_in(const fs::path& folder) {
+  std::error_code ignored;
+  if (fs::is_regular_file(folder / "tokenizer.json", ignored)) return (folder / "tokenizer.json").string();
+  for (const auto& [vocabulary, merges] : kPairs)
+    if (fs::is_regular_file(folder / vocabulary, ignored) && fs::is_regular_file(folder / merges, ignored))
+      return (folder / vocabulary).string();
+  return "";
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& options) {
   if (name == "byte") return std::make_unique<ByteTokenizer>();
-  fail_usage("tokenizer {}: byte is allowed", name);
+  std::error_code ignored;
+  const std::string path = fs::is_directory(name, ignored) ? tokenizer_in(name) : name;
+  if (path.empty() || !fs::is_regular_file(path, ignored))
+    fail_usage(
+        "tokenizer {}: byte is allowed, or a file that is there: tokenizer.json, or encoder.json with vocab.bpe beside "
+        "it, or a folder that holds them",
+        name);
+  const std::string file_name = fs::path(path).filename().string();
+  for (const auto& [vocabulary, merges] : kPairs)
+    for (const std::string& given : {std::string(vocabulary), std::string(merges)})
+      if (file_name == given) {
+        const fs::path folder = fs::path(path).parent_path();
+        return read_bpe_pair(name, (folder / vocabulary).string(), (folder / merges).string(), options);
+      }
+  return read_tokenizer_json(name, path, options);
+}
+
+void write_tokenizer_files(const std::vector<Tokenizer::File>& files, const std::string& folder) {
+  for (const Tokenizer::File& file : files) write_file_atomically(folder + "/" + file.name, file.content);
+}
+
+std::unique_ptr<Tokenizer> tokenizer_of_checkpoint(const std::string& folder, const std::string& name) {
+  const std::string own = name == "byte" ? "" : tokenizer_in(folder);
+  return make_tokenizer(own.empty() ? name : own);
 }
 
 }  // namespace triad

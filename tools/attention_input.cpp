@@ -81,7 +81,7 @@ std::vector<std::byte> trained_qkv(AttentionProblem& p, const std::string& check
   const int64_t layer = input.layer < 0 ? c.n_layers / 2 : input.layer;
   if (layer >= c.n_layers) fail_usage("--layer is {}: {} has {} layers", layer, checkpoint, c.n_layers);
   p.config.nsa = c.nsa;
-  const auto tokenizer = make_tokenizer(loaded.config().data.tokenizer);
+  const auto tokenizer = loaded.tokenizer();
   const auto source = open_tokens(input.text, *tokenizer, c.vocab_size);
   if (source->size() < p.B * p.T)
     fail("--text: {} holds {} tokens, {} needs {}", source->name(), source->size(), p.name, p.B * p.T);

@@ -1,21 +1,23 @@
-// triad data: text files and JSONL to token shards, split into training and validation by document, with a manifest.
+// triad data: texts and JSONL to token shards, split into training and validation by document, with a manifest. A call
+// that was killed goes on when it is repeated, to the same bits.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "engine/check.h"
 #include "io/dataset.h"
 #include "io/file.h"
-#include "io/json_config.h"
-#include "io/shards.h"
-#include "io/tokenizer.h"
+#include "io/shard_set.h"
+#include "io/text_input.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
 
@@ -23,170 +25,288 @@ namespace triad {
 
 namespace {
 
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
 struct Options {
-  std::string tokenizer = "byte", out;
+  std::string tokenizer = "byte", out, format = "auto";
   std::vector<std::string> input;
   int64_t shard_tokens = 100'000'000;  // what published token shards hold
   double val_fraction = 0.1;
   uint64_t seed = 1337;
+  int64_t threads = 0;
+  double save_seconds = 10;
+  bool special_as_text = false;
 };
 
-using DocumentBody = std::function<void(std::string_view text)>;
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-// The field `text` of one line of JSONL.
-std::string text_of_line(const std::string& file, std::string_view line, int64_t number, int64_t offset) {
-  try {
-    const nlohmann::json object = nlohmann::json::parse(line);
-    if (object.is_object() && object.contains("text") && object["text"].is_string()) return object["text"];
-  } catch (const nlohmann::json::exception& e) {
-    fail("{}: line {}, at offset {}: {}", file, number, offset, shortened(e.what()));
-  }
-  fail("{}: line {}, at offset {}: a JSON object with a string `text` is needed", file, number, offset);
-}
-
-void for_each_line(const MappedFile& file, const DocumentBody& body) {
-  const std::string_view text = file.text();
-  int64_t number = 0;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string_view line = text.substr(begin, end - begin);
-    ++number;
-    if (line.find_first_not_of(" \t\r") != std::string_view::npos)
-      body(text_of_line(file.path(), line, number, static_cast<int64_t>(begin)));
-    begin = end + 1;
-  }
-}
-
-// Every document that holds anything: a text file is one, a line of *.jsonl or *.ndjson is one.
-void for_each_document(const std::vector<std::string>& files, const DocumentBody& body) {
-  const auto unless_empty = [&](std::string_view text) {
-    if (!text.empty()) body(text);
-  };
-  for (const std::string& name : files) {
-    if (is_shard(name)) fail("{} is a token shard already", name);
-    const MappedFile file(name);
-    const std::string extension = std::filesystem::path(name).extension().string();
-    if (extension == ".jsonl" || extension == ".ndjson")
-      for_each_line(file, unless_empty);
-    else
-      unless_empty(file.text());
-  }
-}
-
-// Fills shards PREFIX_000000.bin, ... to exactly `shard_tokens` tokens each, but for the last. Documents run on across
-// them. They stay if keep() is called at the end: shards without a manifest are none.
-class ShardSequence {
+// On a terminal a bar, elsewhere a line now and then.
+class Progress {
  public:
-  ShardSequence(const Options& options, std::string prefix, TokenWidth width)
-      : options_(options), prefix_(std::move(prefix)), width_(width) {}
-  ShardSequence(const ShardSequence&) = delete;
-  ~ShardSequence() {
-    std::error_code ignored;  // what went wrong is thrown already
-    if (!kept_)
-      for (const Json& shard : shards_) std::filesystem::remove(path(shard["file"]), ignored);
-  }
-
-  void append(std::span<const int32_t> tokens) {
-    tokens_ += static_cast<int64_t>(tokens.size());
-    while (!tokens.empty()) {
-      if (!shard_) {
-        name_ = fmt::format("{}_{:06}.bin", prefix_, shards_.size());
-        shard_ = std::make_unique<ShardWriter>(path(name_), width_);
-      }
-      const int64_t room = options_.shard_tokens - shard_->size();
-      const auto n = static_cast<size_t>(std::min(room, static_cast<int64_t>(tokens.size())));
-      shard_->append(tokens.first(n));
-      tokens = tokens.subspan(n);
-      if (shard_->size() == options_.shard_tokens) finish();
+  // What was read, and how much text that gave, before this call.
+  Progress(int64_t input_bytes, int64_t input_before, int64_t text_before)
+      : total_(input_bytes),
+        input_before_(input_before),
+        text_before_(text_before),
+        terminal_(isatty(STDERR_FILENO) != 0) {}
+  void show(int64_t input_bytes, int64_t text_bytes, int64_t tokens, bool last = false) {
+    const double every = terminal_ ? 0.2 : 10;
+    if (!last && seconds_since(shown_) < every) return;
+    if (last && !told_ && !terminal_) return;  // a short call needs no progress
+    shown_ = Clock::now();
+    told_ = true;
+    const double elapsed = seconds_since(began_);
+    std::string line =
+        fmt::format("{:.1f} MB of text, {:.2f} M tokens, {:.1f} MB/s", static_cast<double>(text_bytes) / 1e6,
+                    static_cast<double>(tokens) / 1e6, static_cast<double>(text_bytes - text_before_) / 1e6 / elapsed);
+    if (total_ > 0) {
+      const double share = std::min(1.0, static_cast<double>(input_bytes) / static_cast<double>(total_));
+      constexpr int kWidth = 30;
+      const auto full = static_cast<size_t>(share * kWidth);
+      const double rate = static_cast<double>(input_bytes - input_before_) / elapsed;
+      line = fmt::format("[{}{}] {:3.0f}%  {}, {:.0f} s left", std::string(full, '#'), std::string(kWidth - full, '.'),
+                         share * 100, line,
+                         rate > 0 ? static_cast<double>(std::max<int64_t>(0, total_ - input_bytes)) / rate : 0.0);
     }
+    fmt::print(stderr, "{}{}{}", terminal_ ? "\r\x1b[2K" : "", line, terminal_ && !last ? "" : "\n");
+    std::fflush(stderr);
   }
-  void finish() {
-    if (!shard_) return;
-    const ShardWriter::Written w = shard_->finish();
-    shard_.reset();
-    shards_.push_back(
-        {{"file", name_}, {"tokens", w.tokens}, {"bytes", w.bytes}, {"crc32", fmt::format("{:08x}", w.crc32)}});
-  }
-  void keep() { kept_ = true; }
-  int64_t tokens() const { return tokens_; }
-  Json report(int64_t documents) const { return {{"documents", documents}, {"tokens", tokens_}, {"shards", shards_}}; }
 
  private:
-  std::string path(const std::string& name) const { return options_.out + "/" + name; }
-
-  const Options& options_;
-  std::string prefix_, name_;
-  TokenWidth width_;
-  std::unique_ptr<ShardWriter> shard_;
-  Json shards_ = Json::array();
-  int64_t tokens_ = 0;
-  bool kept_ = false;
+  int64_t total_, input_before_, text_before_;
+  bool terminal_, told_ = false;
+  Clock::time_point began_ = Clock::now(), shown_ = began_;
 };
 
-// Shards of an earlier call would be read as part of this one's.
-void refuse_used_folder(const std::string& folder) {
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    const bool shard = (name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(".bin");
-    if (shard || name == "manifest.json")
-      fail("{} already holds {}: remove its shards and manifest.json, or choose another --out", folder, name);
+// What makes shards what they are; a call may go on with another's only if it is all the same.
+Json describe(const Options& o, const std::vector<std::string>& files) {
+  Json inputs = Json::array();
+  for (const std::string& file : files) {
+    if (file == kStandardInput) {
+      inputs.push_back({{"file", file}});
+      continue;
+    }
+    const auto time = fs::last_write_time(file).time_since_epoch();
+    inputs.push_back({{"file", fs::canonical(file).string()},
+                      {"bytes", fs::file_size(file)},
+                      {"modified_ns", std::chrono::duration_cast<std::chrono::nanoseconds>(time).count()}});
   }
+  return {{"tokenizer", o.tokenizer},
+          {"special_as_text", o.special_as_text},
+          {"format", o.format},
+          {"shard_tokens", o.shard_tokens},
+          {"val_fraction", o.val_fraction},
+          {"seed", o.seed},
+          {"inputs", inputs}};
 }
 
-void data(const Options& o) {
-  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(o.tokenizer);
-  const std::vector<std::string> files = expand_globs(o.input);
-  // Read twice: the first pass counts the documents, which the split needs, and finds a malformed line before anything
-  // is written.
-  int64_t documents = 0;
-  for_each_document(files, [&](std::string_view) { ++documents; });
-  TRIAD_CHECK(documents > 0, "there is no text in the {} input files ({}, ...)", files.size(), files[0]);
-  make_folders(o.out);
-  refuse_used_folder(o.out);
+Json to_json(const CorpusPosition& p) {
+  return {{"file", p.file},
+          {"offset", p.offset},
+          {"lines", p.lines},
+          {"documents", p.documents},
+          {"in_document", p.in_document},
+          {"input_bytes", p.input_bytes},
+          {"standard_input_crc", p.standard_input_crc}};
+}
 
-  const TokenWidth width = tokenizer->vocab_size() <= 1 << 16 ? TokenWidth::u16 : TokenWidth::u32;
-  ShardSequence train(o, "train", width), val(o, "val", width);
-  const HeldOut held_out(documents, o.val_fraction, o.seed);
-  int64_t index = 0;
-  for_each_document(files, [&](std::string_view text) {
-    std::vector<int32_t> tokens = {tokenizer->eot()};
-    const std::vector<int32_t> encoded = tokenizer->encode(text);
-    tokens.insert(tokens.end(), encoded.begin(), encoded.end());
-    const auto size = static_cast<int64_t>(tokens.size());
-    int64_t to_train = held_out(index++) ? 0 : size;
-    if (documents == 1) to_train = train_part(size, o.val_fraction);
-    train.append(std::span(tokens).first(static_cast<size_t>(to_train)));
-    val.append(std::span(tokens).subspan(static_cast<size_t>(to_train)));
-  });
-  train.finish();
-  val.finish();
+CorpusPosition position_from(const Json& j) {
+  return {.file = j.at("file"),
+          .offset = j.at("offset"),
+          .lines = j.at("lines"),
+          .documents = j.at("documents"),
+          .in_document = j.at("in_document"),
+          .input_bytes = j.at("input_bytes"),
+          .standard_input_crc = j.at("standard_input_crc")};
+}
 
-  const Json manifest = {{"format", width == TokenWidth::u16 ? "llm.c u16" : "llm.c u32"},
-                         {"tokenizer", tokenizer->name()},
-                         {"vocab_size", tokenizer->vocab_size()},
-                         {"eot", tokenizer->eot()},
-                         {"files", files.size()},
-                         {"documents", documents},
-                         {"val_fraction", o.val_fraction},
-                         {"seed", o.seed},
-                         {"train", train.report(documents - held_out.count())},
-                         {"val", val.report(held_out.count())}};
-  write_file_atomically(o.out + "/manifest.json", dump_json(manifest, 2) + "\n");
-  train.keep();
-  val.keep();
-  fmt::print("{}: {} documents of {} files; train {} tokens in {} shards, val {} tokens in {} shards\n", o.out,
-             documents, files.size(), train.tokens(), manifest["train"]["shards"].size(), val.tokens(),
-             manifest["val"]["shards"].size());
+constexpr const char* kManifest = "manifest.json";
+constexpr const char* kUnfinished = "unfinished.json";
+
+// One call's work on its folder.
+class Job {
+ public:
+  Job(const Options& o, const Tokenizer& tokenizer, std::vector<std::string> files)
+      : o_(o),
+        tokenizer_(tokenizer),
+        files_(std::move(files)),
+        width_(tokenizer.vocab_size() <= 1 << 16 ? TokenWidth::u16 : TokenWidth::u32),
+        what_(describe(o, files_)),
+        train_(o.out, "train", width_, o.shard_tokens),
+        val_(o.out, "val", width_, o.shard_tokens) {}
+
+  void run() {
+    prepare_folder();
+    if (cut_ < 0) {
+      write_shards();
+      hold_out_something();
+    }
+    if (cut_ >= 0) train_.cut(cut_);
+    write_manifest();
+  }
+
+ private:
+  std::string path(const std::string& name) const { return o_.out + "/" + name; }
+
+  // Shards of an earlier call would be read as part of this one's, unless it is this one, killed before its end.
+  void prepare_folder() {
+    if (fs::exists(path(kUnfinished))) {
+      const Json unfinished = parse_json(read_file(path(kUnfinished)), path(kUnfinished));
+      for (const auto& [key, value] : what_.items())
+        if (unfinished.at("call").at(key) != value)
+          fail(
+              "{} holds the unfinished shards of a call that differs in {}: {}, now {}. Repeat that call, or remove "
+              "the "
+              "folder",
+              o_.out, key, brief(unfinished["call"][key]), brief(value));
+      from_ = position_from(unfinished.at("position"));
+      text_bytes_ = unfinished.at("text_bytes");
+      cut_ = unfinished.at("cut");
+      for (const auto& entry : fs::directory_iterator(o_.out))  // what the kill cut
+        if (is_temporary(entry.path().filename().string())) fs::remove(entry.path());
+      train_.resume(unfinished.at("train"));
+      val_.resume(unfinished.at("val"));
+      fmt::print("{}: goes on after {} documents, {} tokens\n", o_.out, from_.documents,
+                 train_.tokens() + val_.tokens());
+    } else if (fs::is_directory(o_.out)) {
+      for (const auto& entry : fs::directory_iterator(o_.out)) {
+        const std::string name = entry.path().filename().string();
+        const bool shard = (name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(".bin");
+        if (shard || name == kManifest)
+          fail("{} already holds {}: remove its shards and {}, or choose another --out", o_.out, name, kManifest);
+      }
+    }
+  }
+
+  void write_shards() {
+    int64_t input_bytes = 0;
+    for (const std::string& file : files_)
+      if (file != kStandardInput) input_bytes += static_cast<int64_t>(fs::file_size(file));
+    Progress progress(input_bytes, from_.input_bytes, text_bytes_);
+    const CorpusOptions corpus{.files = files_,
+                               .format = o_.format == "text"    ? TextFormat::text
+                                         : o_.format == "jsonl" ? TextFormat::jsonl
+                                                                : TextFormat::automatic,
+                               .threads = static_cast<int>(o_.threads)};
+    const HeldOutStream held_out(o_.val_fraction, o_.seed);
+    const int32_t eot = tokenizer_.eot();
+    Clock::time_point saved = Clock::now();
+    bool begun = from_.file > 0 || from_.offset > 0;
+    encode_corpus(corpus, tokenizer_, from_, [&](const EncodedPiece& piece) {
+      if (!begun) {  // nothing is made before there is something to write
+        make_folders(o_.out);
+        save();
+        begun = true;
+      }
+      for (const EncodedPiece::Part& part : piece.parts) {
+        ShardRow& row = held_out(part.document) ? val_ : train_;
+        if (part.begins) {
+          row.begin_document();
+          row.append({&eot, 1});
+        }
+        row.append(std::span(piece.tokens).subspan(part.begin, part.end - part.begin));
+      }
+      text_bytes_ += piece.text_bytes;
+      from_ = piece.after;
+      if (seconds_since(saved) >= o_.save_seconds) {
+        save();
+        saved = Clock::now();
+      }
+      progress.show(from_.input_bytes, text_bytes_, train_.tokens() + val_.tokens());
+    });
+    if (text_bytes_ == 0) remove_all();
+    TRIAD_CHECK(text_bytes_ > 0, "there is no text in the {} input files ({}, ...)", files_.size(), files_[0]);
+    progress.show(input_bytes, text_bytes_, train_.tokens() + val_.tokens(), true);
+    train_.finish();
+    val_.finish();
+  }
+
+  // Few documents may have left none for validation: then it is the last one, and of a single one its end.
+  void hold_out_something() {
+    if (o_.val_fraction <= 0 || val_.tokens() > 0) return;
+    const bool single = train_.documents() == 1;
+    const int64_t begin = single ? train_part(train_.tokens(), o_.val_fraction) : train_.last_document();
+    if (begin <= 0 || begin == train_.tokens()) return;
+    train_.copy_tail(begin, val_);
+    if (!single) {
+      train_.set_documents(train_.documents() - 1);
+      val_.set_documents(1);
+    }
+    cut_ = begin;
+    save();
+  }
+
+  void save() {
+    const Json unfinished = {{"call", what_}, {"position", to_json(from_)}, {"text_bytes", text_bytes_},
+                             {"cut", cut_},   {"train", train_.pause()},    {"val", val_.pause()}};
+    write_file_atomically(path(kUnfinished), dump_json(unfinished, 2) + "\n");
+  }
+
+  void remove_all() {
+    std::error_code ignored;
+    fs::remove(path(kUnfinished), ignored);
+    fs::remove(o_.out, ignored);  // if that was all
+  }
+
+  void write_manifest() {
+    write_tokenizer_files(tokenizer_.files(), o_.out);
+    const Json manifest = {{"format", width_ == TokenWidth::u16 ? "llm.c u16" : "llm.c u32"},
+                           {"tokenizer", tokenizer_.name()},
+                           {"vocab_size", tokenizer_.vocab_size()},
+                           {"eot", tokenizer_.eot()},
+                           {"files", files_.size()},
+                           {"documents", train_.documents() + val_.documents()},
+                           {"text_bytes", text_bytes_},
+                           {"val_fraction", o_.val_fraction},
+                           {"seed", o_.seed},
+                           {"train", train_.report()},
+                           {"val", val_.report()}};
+    write_file_atomically(path(kManifest), dump_json(manifest, 2) + "\n");
+    fs::remove(path(kUnfinished));
+    fmt::print("{}: {} documents of {} files; train {} tokens in {} shards, val {} tokens in {} shards\n", o_.out,
+               manifest["documents"].get<int64_t>(), files_.size(), train_.tokens(), manifest["train"]["shards"].size(),
+               val_.tokens(), manifest["val"]["shards"].size());
+  }
+
+  const Options& o_;
+  const Tokenizer& tokenizer_;
+  std::vector<std::string> files_;
+  TokenWidth width_;
+  Json what_;
+  ShardRow train_, val_;
+  CorpusPosition from_;
+  int64_t text_bytes_ = 0;
+  int64_t cut_ = -1;  // >= 0: what is left to do is to take the tokens from here off the training row
+};
+
+void data(Options o) {
+  if (o.threads == 0) o.threads = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(o.tokenizer, {.special_as_text = o.special_as_text});
+  std::vector<std::string> files;
+  if (o.input == std::vector<std::string>{kStandardInput})
+    files = o.input;
+  else
+    files = expand_globs(o.input);
+  for (const std::string& file : files)
+    if (file != kStandardInput && is_shard(file)) fail("{} is a token shard already", file);
+  Job(o, *tokenizer, std::move(files)).run();
 }
 
 }  // namespace
 
 void add_data(CLI::App& app) {
   auto o = std::make_shared<Options>();
-  CLI::App* verb = app.add_subcommand("data", "text files and JSONL (its field text) to token shards");
-  verb->add_option("--tokenizer", o->tokenizer, "byte")->capture_default_str();
-  verb->add_option("--input", o->input, "files or globs; *.jsonl and *.ndjson hold a document a line")->required();
+  CLI::App* verb = app.add_subcommand("data", "texts and JSONL (its field text), packed or not, to token shards");
+  verb->add_option("--tokenizer", o->tokenizer, "byte, tokenizer.json, or encoder.json with vocab.bpe beside it")
+      ->capture_default_str();
+  verb->add_option("--input", o->input,
+                   "files or globs, gzip and zstd too; *.jsonl and *.ndjson hold a document a line; -: standard input")
+      ->required();
   verb->add_option("--out", o->out, "folder for train_000000.bin, ..., val_000000.bin, manifest.json")->required();
+  verb->add_option("--format", o->format, "auto: by name; of standard input, JSONL where it begins with {")
+      ->check(CLI::IsMember({"auto", "text", "jsonl"}))
+      ->capture_default_str();
   verb->add_option("--shard-tokens", o->shard_tokens, "tokens a shard")
       ->check(within(at_least(1).up_to(INT32_MAX)))
       ->capture_default_str();
@@ -196,6 +316,15 @@ void add_data(CLI::App& app) {
   verb->add_option("--seed", o->seed, "of the choice of validation documents")
       ->check(within(at_least(0).up_to(kMaxInteger)))
       ->capture_default_str();
+  verb->add_option("--threads", o->threads, "that encode; 0: one a core")
+      ->check(within(at_least(0).up_to(1024)))
+      ->capture_default_str();
+  verb->add_option("--save-seconds", o->save_seconds, "between two points from which a killed call goes on")
+      ->check(within(at_least(0)))
+      ->capture_default_str();
+  verb->add_flag(
+      "--special-as-text", o->special_as_text,
+      "text that spells a special token stays text (default: it is the token, as in the tokenizers library)");
   verb->callback([o] { data(*o); });
 }
 

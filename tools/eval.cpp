@@ -28,12 +28,12 @@ struct Options {
 
 struct Total {
   double loss = 0;
-  int64_t positions = 0, documents = 0;  // targets, and those of them that are an end of text
+  int64_t positions = 0, bytes = 0;  // targets, and what they stand for; an end of text is no byte
 };
 
 // Windows of T tokens at stride T, `batch` at a time; the last one's missing positions have target -1, which counts
-// nothing.
-Total evaluate(LoadedModel& loaded, const TokenSource& source, int32_t eot) {
+// nothing. bytes_by: the tokens' tokenizer, where it is known.
+Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* bytes_by) {
   const int64_t B = loaded.activations().B(), T = loaded.activations().T();
   const int64_t targets = source.size() - 1;
   Total total;
@@ -42,7 +42,11 @@ Total evaluate(LoadedModel& loaded, const TokenSource& source, int32_t eot) {
     std::vector<int32_t> read(static_cast<size_t>(n + 1));
     source.read(begin, read);
     std::vector<int32_t> tokens(read.begin(), read.end() - 1), next(read.begin() + 1, read.end());
-    total.documents += std::count(next.begin(), next.end(), eot);
+    if (bytes_by != nullptr) {
+      std::erase(read, bytes_by->eot());
+      const bool first_is_text = tokens.front() != bytes_by->eot();  // no target
+      total.bytes += static_cast<int64_t>(bytes_by->decode(std::span(read).subspan(first_is_text ? 1 : 0)).size());
+    }
     tokens.resize(static_cast<size_t>(B * T), 0);
     next.resize(static_cast<size_t>(B * T), -1);
     loaded.set_tokens(tokens, next);
@@ -54,10 +58,10 @@ Total evaluate(LoadedModel& loaded, const TokenSource& source, int32_t eot) {
   return total;
 }
 
-// Tokens are bytes where the byte tokenizer made them from text, or where the model has tokens for nothing else. Shards
+// The byte tokenizer is every config's default: shards are its own where the model has tokens for nothing else. Shards
 // of another vocabulary have bits per token only.
-bool tokens_are_bytes(const Options& o, const Tokenizer& tokenizer, int64_t vocab) {
-  if (tokenizer.name() != ByteTokenizer().name()) return false;
+bool tokens_are_known(const Options& o, const Tokenizer& tokenizer, int64_t vocab) {
+  if (tokenizer.name() != ByteTokenizer().name()) return true;
   return vocab == tokenizer.vocab_size() || !is_shard(expand_globs(o.data).front());
 }
 
@@ -68,17 +72,17 @@ void eval(const Options& o) {
                       .dtype = parse_dtype(o.dtype),
                       .batch = o.batch,
                       .seq_len = o.seq});
-  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(loaded.config().data.tokenizer);
+  const std::unique_ptr<Tokenizer> tokenizer = loaded.tokenizer();
   const std::shared_ptr<const TokenSource> source = open_tokens(o.data, *tokenizer, loaded.config().model.vocab_size);
   TRIAD_CHECK(source->size() >= 2, "{} holds {} tokens: at least 2 are needed", source->name(), source->size());
-  const Total total = evaluate(loaded, *source, tokenizer->eot());
+  const bool known = tokens_are_known(o, *tokenizer, loaded.config().model.vocab_size);
+  const Total total = evaluate(loaded, *source, known ? tokenizer.get() : nullptr);
   const double loss = total.loss / static_cast<double>(total.positions);
   TRIAD_CHECK(std::isfinite(loss), "{}: the loss on {} is {}: weights that are not finite?", o.checkpoint,
               source->name(), loss);
   // The bits of an end of text count, but it is no byte. NaN, in JSON null: there are none.
-  const int64_t bytes = total.positions - total.documents;
-  const bool has_bytes = bytes > 0 && tokens_are_bytes(o, *tokenizer, loaded.config().model.vocab_size);
-  const double bits_per_byte = has_bytes ? total.loss / std::numbers::ln2 / static_cast<double>(bytes) : NAN;
+  const bool has_bytes = total.bytes > 0;
+  const double bits_per_byte = has_bytes ? total.loss / std::numbers::ln2 / static_cast<double>(total.bytes) : NAN;
   if (o.json) {
     const Json result = {
         {"loss", loss}, {"ppl", std::exp(loss)}, {"bits_per_byte", bits_per_byte}, {"positions", total.positions}};

@@ -45,8 +45,7 @@ void generate(const Options& o) {
                       .dtype = parse_dtype(o.dtype),
                       .batch = 1,
                       .seq_len = o.context});
-  const Config& config = loaded.config();
-  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(config.data.tokenizer);
+  const std::unique_ptr<Tokenizer> tokenizer = loaded.tokenizer();
   // Training put an end-of-text token before each document: a prompt starts one.
   std::vector<int32_t> text = {tokenizer->eot()};
   for (const int32_t token : tokenizer->encode(o.prompt)) text.push_back(token);

@@ -30,6 +30,7 @@ Checkpointer::Checkpointer(const Config& config, const Params& params, Device de
     : config_(config),
       params_(params),
       parent_(std::move(parent)),
+      tokenizer_(make_tokenizer(config.data.tokenizer)->files()),
       host_(device, kBuffers * params.stored_elements() * static_cast<int64_t>(sizeof(float))),
       copied_(device) {
   // Pinned memory is there; ordinary pages would come one by one during the first save, which took 4 s instead of 0.2.
@@ -53,7 +54,8 @@ void Checkpointer::save(Context& ctx, const Optimizer::Moments& moments, const R
   writing_ = std::async(std::launch::async, [this, state] {
     copied_.synchronize();
     const Clock::time_point begin_writing = Clock::now();
-    const std::string folder = save_checkpoint(parent_, params_, {buffer(0), buffer(1), buffer(2)}, config_, state);
+    const std::string folder =
+        save_checkpoint(parent_, params_, {buffer(0), buffer(1), buffer(2)}, config_, state, tokenizer_);
     thin_out_checkpoints(parent_, config_.train.keep_last, config_.train.keep_every);
     return Written{folder, stall_ms_, seconds_since(begin_writing)};
   });

@@ -33,6 +33,7 @@ class Checkpointer {
   const Config& config_;
   const Params& params_;
   std::string parent_;
+  std::vector<Tokenizer::File> tokenizer_;  // as it was when the run began
   PinnedMemory host_;
   Event copied_;
   double stall_ms_ = 0;

@@ -1,8 +1,19 @@
 #include "train/config.h"
 
 #include "engine/check.h"
+#include "io/tokenizer.h"
 
 namespace triad {
+
+namespace {
+
+std::unique_ptr<Tokenizer> named_tokenizer(const std::string& name) {
+  try {
+    return make_tokenizer(name);
+  } catch (const UsageError& e) { fail_usage("data.tokenizer: {}", e.what()); }
+}
+
+}  // namespace
 
 void Config::resolve() {
   model.resolve();
@@ -14,10 +25,10 @@ void Config::resolve() {
 }
 
 void Config::check_run() const {
-  if (data.tokenizer != "byte") fail_usage("data.tokenizer is \"{}\": byte is allowed", data.tokenizer);
-  constexpr int64_t kByteVocabulary = 256;
-  if (data.kind == DataKind::text && model.vocab_size < kByteVocabulary)
-    fail_usage("model.vocab_size is {}: the byte tokenizer needs at least {}", model.vocab_size, kByteVocabulary);
+  const std::unique_ptr<Tokenizer> tokenizer = named_tokenizer(data.tokenizer);
+  if (data.kind == DataKind::text && model.vocab_size < tokenizer->vocab_size())
+    fail_usage("model.vocab_size is {}: the tokenizer {} needs at least {}", model.vocab_size, data.tokenizer,
+               tokenizer->vocab_size());
   if (data.kind != DataKind::synthetic && data.paths.empty())
     fail_usage("data.paths is empty: data.kind {} needs files", word_of(data.kind));
   if (log.out_dir.empty()) fail_usage("log.out_dir is empty: the run's folder has to be named");

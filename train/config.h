@@ -25,6 +25,7 @@ struct DataConfig {
   double val_fraction = 0.1;
   std::string tokenizer = "byte";
   int64_t seed = -1;  // -1 until resolve(): train.seed
+  double stall_s = 300;
 };
 
 struct TrainConfig {
@@ -126,7 +127,9 @@ void visit(DataConfig& c, V&& v) {
   v("paths", c.paths, "files or globs: text, or token shards", Rule{});
   v("val_paths", c.val_paths, "the validation split's own files", Rule{});
   v("val_fraction", c.val_fraction, "held out for validation where val_paths is empty", at_least(0).up_to(0.9));
-  v("tokenizer", c.tokenizer, "byte", Rule{});
+  v("tokenizer", c.tokenizer, "byte, a tokenizer.json, or an encoder.json with its vocab.bpe beside it", Rule{});
+  v("stall_s", c.stall_s, "seconds that a step waits for its tokens at most; then the run ends",
+    above(0).up_to(1 << 20));
   v("seed", c.seed, "of split and order; -1: train.seed", at_least(-1));
 }
 

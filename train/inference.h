@@ -23,6 +23,10 @@ class LoadedModel {
   explicit LoadedModel(const Options&);
 
   const Config& config() const { return source_.config; }
+  // The checkpoint's own, where one lies beside it.
+  std::unique_ptr<Tokenizer> tokenizer() const {
+    return tokenizer_of_checkpoint(source_.folder, config().data.tokenizer);
+  }
   Context& ctx() { return runtime_->ctx(); }
   Model& model() { return *model_; }
   Activations& activations() { return *activations_; }

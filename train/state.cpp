@@ -101,6 +101,7 @@ void for_each_difference(const Config& theirs, const Config& ours, F&& report) {
 
 // Keys without which a resume is no resume: the weights fit no other model, the cursor no other data.
 bool decides_resume(const std::string& key) {
+  if (key == "data.stall_s") return false;
   return key.starts_with("model.") || key.starts_with("nsa.") || key.starts_with("data.") || key == "train.seq_len";
 }
 
@@ -138,11 +139,13 @@ void load_weights(Context& ctx, Params& params, const std::string& path) {
 }
 
 std::string save_checkpoint(const std::string& parent, const Params& params, const StateTensors& tensors,
-                            const Config& config, const RunState& state) {
+                            const Config& config, const RunState& state,
+                            const std::vector<Tokenizer::File>& tokenizer) {
   return write_checkpoint(parent, fmt::format("step_{}", state.step), [&](const std::string& folder) {
     write_buffers(params, {{"", tensors.master}}, folder + "/" + kWeightsFile);
     write_buffers(params, {{"exp_avg/", tensors.exp_avg}, {"exp_avg_sq/", tensors.exp_avg_sq}},
                   folder + "/" + kOptimizerFile);
+    write_tokenizer_files(tokenizer, folder);
     write_file_atomically(folder + "/" + kStateFile, dump_json(state_json(config, state), 2) + "\n");
   });
 }
@@ -179,6 +182,7 @@ std::vector<std::string> changed_since(const std::string& folder, const Config& 
 void save_initial(Context& ctx, const std::string& folder, const Params& params, const Config& config) {
   make_folders(folder);
   save_weights(ctx, params, folder + "/" + kWeightsFile);
+  write_tokenizer_files(make_tokenizer(config.data.tokenizer)->files(), folder);
   write_file_atomically(folder + "/" + kStateFile, dump_json(state_json(config, {}), 2) + "\n");
 }
 
@@ -186,7 +190,7 @@ ModelSource find_model(const std::string& path) {
   // The environment's nsa.* keys (a forced branch, say) hold for a trained model too.
   const auto source = [](Json config, const std::string& folder) {
     apply_environment(config, "nsa");
-    return ModelSource{config_from_json(config), folder + "/" + kWeightsFile};
+    return ModelSource{config_from_json(config), folder, folder + "/" + kWeightsFile};
   };
   const bool weights = fs::exists(path + "/" + kWeightsFile);
   if (weights && fs::exists(path + "/" + kStateFile)) return source(read_state(path)["config"], path);

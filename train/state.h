@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "io/json_config.h"
+#include "io/tokenizer.h"
 #include "model/params.h"
 #include "train/config.h"
 #include "train/optimizer.h"
@@ -31,8 +32,9 @@ struct StateTensors {
 };
 // Whole or not at all: written beside, synced, renamed; then `latest` points at it. Of params it reads names and places
 // alone, so that another thread may train them meanwhile. Returns its folder.
+// tokenizer: its files, which go with them.
 std::string save_checkpoint(const std::string& parent, const Params&, const StateTensors&, const Config&,
-                            const RunState&);
+                            const RunState&, const std::vector<Tokenizer::File>& tokenizer);
 // Throws if a key differs on which a resume depends: the model's, the data's, train.seq_len.
 RunState load_checkpoint(Context&, const std::string& folder, Params&, Optimizer&, const Config&);
 
@@ -42,13 +44,14 @@ std::vector<std::string> changed_since(const std::string& folder, const Config& 
 // The keys in which two configs differ, a line each: "train.lr 1e-3 -> 2e-3".
 std::vector<std::string> differences(const Config& before, const Config& now);
 
-// `triad init`: a folder with model.safetensors and state.json.
+// `triad init`: a folder with model.safetensors, state.json and the tokenizer.
 void save_initial(Context&, const std::string& folder, const Params&, const Config&);
 
 // Where a model is: a checkpoint or `init` folder (state.json), a finished run's folder (config.json beside
 // model.safetensors), or a run's folder with checkpoints (the newest whole one).
 struct ModelSource {
   Config config;
+  std::string folder;   // of what follows, and of the tokenizer where it is no byte
   std::string weights;  // a model.safetensors
 };
 ModelSource find_model(const std::string& path);

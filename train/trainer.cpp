@@ -110,6 +110,7 @@ class Trainer {
     }
     if (comm_->first()) {
       write_file_atomically(folder_.file("config.json"), dump_json(config_to_json(config_), 2) + "\n");
+      write_tokenizer_files(make_tokenizer(config_.data.tokenizer)->files(), folder_.path());  // of the final weights
       write_file_atomically(folder_.file("env.json"),
                             dump_json(environment_report(device_, *comm_, request_.build), 2) + "\n");
     }
@@ -203,7 +204,8 @@ class Trainer {
             .seed = static_cast<uint64_t>(config_.data.seed),
             .rank = comm_->rank(),
             .world = comm_->world(),
-            .first_sequence = state_.sequences};
+            .first_sequence = state_.sequences,
+            .stall_s = config_.data.stall_s};
   }
 
   // Hands a step to the device. state_ counts it at once; what came of it shows when it is settled.

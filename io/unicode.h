@@ -1,0 +1,31 @@
+// Text at the level of Unicode: the runs of a text that are UTF-8, its normal forms, and the alphabet in which
+// byte-level BPE vocabularies spell bytes.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace triad {
+
+// Bytes of the longest beginning of text that is UTF-8 (no surrogates, nothing overlong, none past U+10FFFF).
+size_t utf8_prefix(std::string_view text);
+// True if text is the beginning of a character that more bytes could complete.
+bool is_cut_character(std::string_view text);
+// Bytes of the character that begins at text[at]; text is UTF-8.
+size_t character_bytes(std::string_view text, size_t at);
+uint32_t point_at(std::string_view text, size_t at);  // its code
+
+enum class NormalForm { nfc, nfd, nfkc, nfkd };
+std::string normalize(NormalForm, std::string_view text);  // text is UTF-8
+
+// GPT-2's alphabet: each byte is one printable character of at most two bytes; 188 stand for themselves, the others are
+// U+0100 and on, in order. Nothing if a character of text is none of them.
+std::string spell_byte(uint8_t byte);
+std::optional<std::string> unspell_bytes(std::string_view text);
+
+// Characters of a general category ("L", "Lu", "Nd", ...) that Unicode 15 and 16 added, as ranges of a PCRE2 class.
+std::string new_characters(std::string_view category);
+
+}  // namespace triad

@@ -1,5 +1,9 @@
 // Cached decoding against the forward pass: the same logits at every position, whatever was prefilled; batches whose
 // sequences differ in length; and how many keys a step reads.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <memory>
 
@@ -67,6 +71,14 @@ class DecodeFixture {
     }
     return rows;
   }
+  std::vector<double> forward_last(std::vector<int32_t> tokens) {
+    const int64_t n = static_cast<int64_t>(tokens.size());
+    tokens.resize(static_cast<size_t>(T_), 0);
+    write(ctx(), act_->tokens, tokens.data());
+    model_->forward(ctx(), *act_);
+    model_->logits(ctx(), *act_, n - 1, one_row_);
+    return used(read_floats(ctx(), one_row_), 0);
+  }
   void prefill(int64_t b, std::vector<int32_t> tokens) {
     const int64_t n = static_cast<int64_t>(tokens.size());
     if (n == 0) return decoder_->forget(ctx(), b);
@@ -81,9 +93,8 @@ class DecodeFixture {
   std::vector<double> logits(int64_t b) { return used(read_floats(ctx(), decoder_->logits), b); }
 
   Context& ctx() { return runtime_->ctx(); }
-  Arena& arena() { return runtime_->arena(); }
-  Model& model() { return *model_; }
   Decoder& decoder() { return *decoder_; }
+  Tensor reads() const { return reads_; }
 
  private:
   void build(Runtime& runtime) {
@@ -91,6 +102,7 @@ class DecodeFixture {
                                      Model::Options{.dtype = dtype_, .training = false, .max_seq_len = T_});
     act_ = std::make_unique<Activations>(runtime.arena(), config_, 1, T_, dtype_, false);
     decoder_ = std::make_unique<Decoder>(runtime.ctx(), runtime.arena(), *model_, B_, T_);
+    reads_ = runtime.arena().alloc(MemTag::io, "reads", DType::i64, {3});
     one_row_ = runtime.arena().alloc(MemTag::io, "a row of logits", dtype_, {1, config_.padded_vocab()});
   }
   std::vector<double> used(const std::vector<double>& padded, int64_t row) const {
@@ -105,7 +117,7 @@ class DecodeFixture {
   std::unique_ptr<Model> model_;
   std::unique_ptr<Activations> act_;
   std::unique_ptr<Decoder> decoder_;
-  Tensor one_row_;
+  Tensor one_row_, reads_;
 };
 
 double relative_error(const std::vector<double>& got, const std::vector<double>& want) {
@@ -153,6 +165,56 @@ void check_agreement(const ModelConfig& config, Device device, DType dtype, doub
   }
 }
 
+// Heads as the GPU's fused kernels take them.
+ModelConfig gpu_config(Phi phi, GateKind gate, int64_t heads, int64_t groups, int64_t width) {
+  ModelConfig c = config_of(phi, gate, heads, groups);
+  c.dim = 128, c.d_k = c.d_v = width, c.vocab_size = 307, c.mlp_hidden = 256;
+  c.nsa.l = 32, c.nsa.d = 16, c.nsa.l_sel = 32, c.nsa.n_sel = 4, c.nsa.w = 50;
+  return c;
+}
+
+// The tokens that a forward pass over all that there is chooses, one after the other, from a prompt on.
+std::vector<int32_t> greedy_by_forward(DecodeFixture& f, std::vector<int32_t> text, size_t count) {
+  const size_t prompt = text.size();
+  while (text.size() < prompt + count) {
+    const std::vector<double> logits = f.forward_last(text);
+    text.push_back(static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+  }
+  return {text.begin() + static_cast<std::ptrdiff_t>(prompt), text.end()};
+}
+// The same by steps, on the GPU of a recorded one; the device chooses.
+std::vector<int32_t> greedy_by_steps(DecodeFixture& f, const std::vector<int32_t>& prompt, size_t count) {
+  f.prefill(0, prompt);
+  Decoder& d = f.decoder();
+  Graph graph(f.ctx().device);
+  std::vector<int32_t> chosen;
+  d.choose_greedy(f.ctx());
+  while (true) {
+    int32_t token;
+    read(f.ctx(), &token, d.tokens);
+    chosen.push_back(token);
+    if (chosen.size() == count) return chosen;
+    const auto work = [&] {
+      d.queue(f.ctx());
+      d.choose_greedy(f.ctx());
+    };
+    if (!f.ctx().device.is_cuda() || chosen.size() < 3) {
+      work();
+    } else {
+      if (!graph.recorded()) graph.record(f.ctx(), work);
+      graph.launch(f.ctx().stream);
+    }
+    d.stepped();
+  }
+}
+void check_greedy(const ModelConfig& config, Device device, DType dtype, const std::string& name) {
+  constexpr size_t kChosen = 256;
+  DecodeFixture f(config, 1, kTokens, device, dtype);
+  const std::vector<int32_t> prompt = DecodeFixture::random_tokens(1, 40, config.vocab_size);
+  INFO(name);
+  CHECK(greedy_by_steps(f, prompt, kChosen) == greedy_by_forward(f, prompt, kChosen));
+}
+
 }  // namespace
 
 TEST_CASE("decode: steps give the forward pass's logits at every position", "[decode]") {
@@ -178,4 +240,87 @@ TEST_CASE("decode: a prefill of any length goes on as the forward pass does", "[
   ModelConfig dense = c;
   dense.attention = AttentionKind::dense;
   check_agreement(dense, Device::cpu(), DType::f32, 1e-5, {0, 1, 100}, "dense");
+}
+
+TEST_CASE("decode: in bf16 the same 256 tokens are the likeliest", "[decode]") {
+  for (const auto& [heads, groups] : {std::pair<int64_t, int64_t>{2, 2}, {12, 2}, {16, 1}})
+    check_greedy(config_of(Phi::avg, GateKind::softmax, heads, groups), Device::cpu(), DType::bf16,
+                 fmt::format("G {}", heads / groups));
+  check_greedy(config_of(Phi::mlp, GateKind::sigmoid, 6, 2), Device::cpu(), DType::bf16, "phi mlp, sigmoid");
+}
+
+TEST_CASE("decode: on the GPU steps give the forward pass's logits", "[decode][gpu]") {
+  if (!require_gpu()) return;
+  for (const Phi phi : {Phi::avg, Phi::conv, Phi::mlp})
+    for (const auto& [heads, groups] : {std::pair<int64_t, int64_t>{2, 2}, {12, 2}, {16, 1}})
+      for (const GateKind gate : {GateKind::softmax, GateKind::sigmoid}) {
+        const std::string name = fmt::format("phi {}, gate {}, G {}", word_of(phi), word_of(gate), heads / groups);
+        check_agreement(gpu_config(phi, gate, heads, groups, 64), Device::cuda(), DType::f32, 2e-5, {0, 70}, name);
+        check_greedy(gpu_config(phi, gate, heads, groups, 64), Device::cuda(), DType::bf16, name);
+      }
+  check_agreement(config_of(Phi::conv, GateKind::softmax, 6, 2), Device::cuda(), DType::f32, 2e-5, {0}, "odd widths");
+  ModelConfig dense = gpu_config(Phi::avg, GateKind::softmax, 6, 2, 128);
+  dense.attention = AttentionKind::dense, dense.mlp = MlpKind::swiglu;
+  check_agreement(dense, Device::cuda(), DType::f32, 2e-5, {0, 70}, "dense, swiglu");
+  check_greedy(dense, Device::cuda(), DType::bf16, "dense, swiglu");
+}
+
+TEST_CASE("decode: sequences of a batch have lengths of their own", "[decode]") {
+  const ModelConfig c = config_of(Phi::avg, GateKind::softmax, 6, 2);
+  const std::vector<int64_t> lengths = {0, 5, 33, 200};
+  DecodeFixture f(c, static_cast<int64_t>(lengths.size()), kTokens, Device::cpu(), DType::f32);
+  std::vector<std::vector<int32_t>> texts;
+  std::vector<std::vector<std::vector<double>>> references;
+  for (size_t b = 0; b < lengths.size(); ++b) {
+    texts.push_back(DecodeFixture::random_tokens(b, lengths[b] + 50, c.vocab_size));
+    references.push_back(f.forward(texts[b]));
+  }
+  for (size_t b = 0; b < lengths.size(); ++b)
+    f.prefill(static_cast<int64_t>(b), {texts[b].begin(), texts[b].begin() + lengths[b]});
+  double largest = 0;
+  for (int64_t step = 0; step < 50; ++step) {
+    std::vector<int32_t> tokens;
+    for (size_t b = 0; b < lengths.size(); ++b) tokens.push_back(texts[b][static_cast<size_t>(lengths[b] + step)]);
+    f.step(tokens);
+    for (size_t b = 0; b < lengths.size(); ++b)
+      largest = std::max(largest, relative_error(f.logits(static_cast<int64_t>(b)),
+                                                 references[b][static_cast<size_t>(lengths[b] + step)]));
+  }
+  CHECK(largest <= 1e-5);
+}
+
+namespace {
+
+// What the kernels read of one layer in the step after `prefilled` tokens, against the closed form.
+void check_reads(Device device, DType dtype, int64_t heads, int64_t groups) {
+  const ModelConfig c = gpu_config(Phi::avg, GateKind::softmax, heads, groups, 64);
+  const NsaConfig& n = c.nsa;
+  DecodeFixture f(c, 1, kTokens, device, dtype);
+  std::vector<int32_t> tokens = DecodeFixture::random_tokens(2, kTokens, c.vocab_size);
+  for (const int64_t S : {128, 129, 143, 144, 160, 161, 255, 256, 300}) {
+    f.prefill(0, {tokens.begin(), tokens.begin() + S - 1});
+    const Tensor reads = f.reads();
+    zero(f.ctx(), reads);
+    f.decoder().queue(f.ctx(), {.reads = reads});
+    f.decoder().stepped();
+    std::array<int64_t, 3> counted{};
+    read(f.ctx(), counted.data(), reads);
+    const int64_t each = c.n_layers * groups;
+    const std::array<int64_t, 3> expected = {each * compressed_length(S, n.l, n.d),
+                                             each * ((n.n_sel - 1) * n.l_sel + (S - 1) % n.l_sel + 1),
+                                             each * std::min(n.w, S)};
+    INFO("the token that makes " << S << " on " << device.str());
+    CHECK(counted == expected);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("decode: a step reads what it should and no more", "[decode]") {
+  check_reads(Device::cpu(), DType::f32, 12, 2);
+}
+TEST_CASE("decode: a step on the GPU reads what it should and no more", "[decode][gpu]") {
+  if (!require_gpu()) return;
+  for (const auto& [heads, groups] : {std::pair<int64_t, int64_t>{2, 2}, {12, 2}, {16, 1}})
+    check_reads(Device::cuda(), DType::bf16, heads, groups);
 }

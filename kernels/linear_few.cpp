@@ -34,8 +34,8 @@ void linear_few(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, const FewO
   TRIAD_CHECK(x.rank == 2 && y.rank == 2 && is_float(x.dtype), "linear_few: y {}, x {}", y.str(), x.str());
   const int64_t out = y.size(1);
   check_tensor("linear_few: y", y, {x.size(0), out}, x.dtype);
-  check_tensor("linear_few: w", w,
-               {o.activation == FewOptions::Activation::swiglu ? 2 * out : out, x.size(1)}, x.dtype);
+  check_tensor("linear_few: w", w, {o.activation == FewOptions::Activation::swiglu ? 2 * out : out, x.size(1)},
+               x.dtype);
   if (!o.norm.empty()) check_tensor("linear_few: norm", o.norm, {x.size(1)}, x.dtype);
   if (!o.addend.empty()) {
     check_tensor("linear_few: addend", o.addend, y.shape(), y.dtype);
@@ -43,7 +43,8 @@ void linear_few(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, const FewO
   }
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) {
-      if (cuda::linear_few(ctx, y, x, w, o)) return;
+      // A plan does not know how rows are aligned: it asks for what the ops in turn need.
+      if (!ctx.planning && cuda::linear_few(ctx, y, x, w, o)) return;
     }
   }
   in_turn(ctx, y, x, w, o);

@@ -1,8 +1,8 @@
-// y = x w^T for at most 8 rows of x: a warp an output column, a lane the 16-byte vectors lane, lane + 32, ... of its row
-// of w. All time is reading w, once: 2.4 MB of a 1536 x 768 layer are 0.6 us of an H200's memory, and a CTA's wait for
-// its first bytes about as long. So the first vectors of a warp's row are asked for before x is even looked at; x then
-// goes to shared memory, normed by each CTA anew (its rows are few and in L2). Wide layers (the head) have more columns
-// than the card has room for warps: CTAs stay and take further columns.
+// y = x w^T for at most 8 rows of x: a warp an output column, a lane the 16-byte vectors lane, lane + 32, ... of its
+// row of w. All time is reading w, once: 2.4 MB of a 1536 x 768 layer are 0.6 us of an H200's memory, and a CTA's wait
+// for its first bytes about as long. So the first vectors of a warp's row are asked for before x is even looked at; x
+// then goes to shared memory, normed by each CTA anew (its rows are few and in L2). Wide layers (the head) have more
+// columns than the card has room for warps: CTAs stay and take further columns.
 #include <algorithm>
 
 #include "kernels/bthd.cuh"
@@ -13,9 +13,9 @@ namespace triad::cuda {
 namespace {
 
 using Activation = FewOptions::Activation;
-constexpr int kWarps = 8;        // a CTA; as many as rows, so that each norms one
-constexpr int kHeld = 4;         // vectors of a lane in flight together
-constexpr int kCtasPerSm = 6;    // that stay, of a wide layer
+constexpr int kWarps = 8;      // a CTA; as many as rows, so that each norms one
+constexpr int kHeld = 4;       // vectors of a lane in flight together
+constexpr int kCtasPerSm = 6;  // that stay, of a wide layer
 static_assert(kWarps >= kFewRows);
 
 template <class T>
@@ -34,7 +34,8 @@ struct HeldVectors {
   __device__ void load(const T* row, int from, int vectors) {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i)
-      v[i] = from + 32 * i < vectors ? __ldg(reinterpret_cast<const uint4*>(row) + from + 32 * i) : make_uint4(0, 0, 0, 0);
+      v[i] =
+          from + 32 * i < vectors ? __ldg(reinterpret_cast<const uint4*>(row) + from + 32 * i) : make_uint4(0, 0, 0, 0);
   }
 };
 

@@ -1,7 +1,7 @@
 #include "kernels/next_token.h"
 
 #include <algorithm>
-#include <limits>
+#include <cmath>
 
 #include "engine/op_scope.h"
 #include "kernels/parallel.h"
@@ -21,10 +21,12 @@ void argmax(Context& ctx, Tensor token, ConstTensor logits, int64_t vocab) {
       using A = acc_t<T>;
       const T* row = logits.ptr<T>() + i * logits.stride[0];
       int32_t best = 0;
-      A largest = -std::numeric_limits<A>::infinity();
-      for (int64_t j = 0; j < vocab; ++j)
-        if (const A x = static_cast<A>(row[j]); x > largest) largest = x, best = static_cast<int32_t>(j);
-      token.ptr<int32_t>()[i] = best;
+      bool finite = true;
+      for (int64_t j = 0; j < vocab; ++j) {
+        finite = finite && std::isfinite(static_cast<A>(row[j]));
+        if (static_cast<A>(row[j]) > static_cast<A>(row[best])) best = static_cast<int32_t>(j);
+      }
+      token.ptr<int32_t>()[i] = finite ? best : -1;
     });
   });
 }

@@ -28,14 +28,19 @@ __global__ void __launch_bounds__(kThreads)
   const T* const row = logits + blockIdx.x * stride;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Largest mine;
+  bool finite = true;
 #pragma unroll 8
-  for (int i = threadIdx.x; i < vocab; i += kThreads) mine.take(to_float(row[i]), i);
+  for (int i = threadIdx.x; i < vocab; i += kThreads) {
+    const float x = to_float(row[i]);
+    finite = finite && isfinite(x);
+    mine.take(x, i);
+  }
   mine = largest_of_warp(mine);
   if (lane == 0) values[warp] = mine.value, places[warp] = mine.at;
-  __syncthreads();
+  finite = __syncthreads_and(finite);
   if (warp > 0) return;
   mine = largest_of_warp({values[lane], places[lane]});
-  if (lane == 0) token[blockIdx.x] = mine.at < vocab && mine.value > -INFINITY ? mine.at : 0;
+  if (lane == 0) token[blockIdx.x] = finite ? mine.at : -1;
 }
 
 __global__ void advance_kernel(int32_t* position, int N, int last) {

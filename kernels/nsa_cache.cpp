@@ -39,8 +39,8 @@ void check_append(const NsaCache& cache, const Tensor& q, const NsaIn& in, const
   int64_t S = cache.k_win.size(1);
   if (!cache.dense()) {
     S = cache.k_sel.size(1);
-    TRIAD_CHECK(cache.k_win.size(1) == std::min(c.w, S), "nsa_cache: a ring of {} rows for a window of {} and {} tokens",
-                cache.k_win.size(1), c.w, S);
+    TRIAD_CHECK(cache.k_win.size(1) == std::min(c.w, S),
+                "nsa_cache: a ring of {} rows for a window of {} and {} tokens", cache.k_win.size(1), c.w, S);
     check_pair("nsa_cache: sel", cache.k_sel, cache.v_sel, S);
     check_pair("nsa_cache: cmp", cache.k_cmp, cache.v_cmp, compressed_length(S, c.l, c.d));
     check_pair("nsa_cache: raw", cache.k_raw, cache.v_raw, c.l);

@@ -1,7 +1,7 @@
-// A new token's rows into the cache, in one kernel: a CTA rotates one head of q, or rotates and stores one group's key or
-// value of one branch; that of the compressed branch also makes the block that ends here (avg and conv: l rows of the
-// ring, a thread a channel). phi mlp is a gather of the ring's rows, two products of few rows and a store, each step,
-// whether a block ends or not: what a step queues must not depend on where it stands, and the store alone asks.
+// A new token's rows into the cache, in one kernel: a CTA rotates one head of q, or rotates and stores one group's key
+// or value of one branch; that of the compressed branch also makes the block that ends here (avg and conv: l rows of
+// the ring, a thread a channel). phi mlp is a gather of the ring's rows, two products of few rows and a store, each
+// step, whether a block ends or not: what a step queues must not depend on where it stands, and the store alone asks.
 #include <algorithm>
 
 #include "kernels/bthd.cuh"
@@ -94,7 +94,8 @@ __global__ void __launch_bounds__(kThreads) append_kernel(Append<T> a) {
 
 // phi mlp: rows [B*Hkv, l*D] = the block's tokens in order + pos.
 template <class T>
-__global__ void __launch_bounds__(kThreads) gather_kernel(T* rows, Append<T> a, Stored<T> s, const T* pos, int64_t pos_stride) {
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(T* rows, Append<T> a, Stored<T> s, const T* pos, int64_t pos_stride) {
   const int i = blockIdx.x, g = blockIdx.y, b = blockIdx.z, at = a.position[b];
   const T* const from = s.to.row(b, (at + 1 + i) % a.l, g);  // the ring's oldest token is the next to be overwritten
   T* const to = rows + ((int64_t{b} * a.Hkv + g) * a.l + i) * s.D;
@@ -110,7 +111,8 @@ __global__ void __launch_bounds__(kThreads) store_block_kernel(const T* rows, Ap
 }
 
 template <class T>
-void compress_by_mlp(Context& ctx, const Append<T>& a, const Stored<T>& s, const PhiWeights& w, DType dtype, int64_t B) {
+void compress_by_mlp(Context& ctx, const Append<T>& a, const Stored<T>& s, const PhiWeights& w, DType dtype,
+                     int64_t B) {
   Scratch::Scope scope(ctx.scratch);
   const int64_t n = B * a.Hkv;
   const Tensor rows = scope.alloc(dtype, {n, int64_t{a.l} * s.D}), hidden = scope.alloc(dtype, {n, 2 * int64_t{s.D}}),
@@ -173,9 +175,10 @@ void append(Context& ctx, const NsaCache& cache, Tensor q, const NsaIn& in, Cons
 void cache_rows(Context& ctx, Tensor to, ConstTensor from, int64_t n) {
   const int64_t R = to.size(0), H = to.size(1), D = to.size(2), first = std::max<int64_t>(0, n - R);
   dispatch_gpu_float(to.dtype, [&]<class T>() {
-    launch(ctx, "cache_rows", cache_rows_kernel<T>, dim3(static_cast<unsigned>(ceil_div((n - first) * H * D, kThreads))),
-           dim3(kThreads), 0, to.ptr<T>(), to.stride[0], to.stride[1], from.ptr<T>(), from.stride[0], from.stride[1],
-           first, n, R, static_cast<int>(H), static_cast<int>(D));
+    launch(ctx, "cache_rows", cache_rows_kernel<T>,
+           dim3(static_cast<unsigned>(ceil_div((n - first) * H * D, kThreads))), dim3(kThreads), 0, to.ptr<T>(),
+           to.stride[0], to.stride[1], from.ptr<T>(), from.stride[0], from.stride[1], first, n, R, static_cast<int>(H),
+           static_cast<int>(D));
   });
 }
 

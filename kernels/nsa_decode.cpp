@@ -14,8 +14,8 @@ namespace {
 constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Branch::sel),
               kWin = static_cast<int>(Branch::win);
 
-// The rows of a branch's cache that sequence b's new token attends: the first `count(b)`. Of a ring that is not full yet
-// these are all that it has; of a full one, all.
+// The rows of a branch's cache that sequence b's new token attends: the first `count(b)`. Of a ring that is not full
+// yet these are all that it has; of a full one, all.
 struct FirstRows {
   std::vector<int64_t> count;
   template <class Visit>

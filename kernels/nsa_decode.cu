@@ -1,7 +1,7 @@
 // NSA for one new token a sequence. The work is reading some thousands of keys, so it is cut into chunks of 64 keys of
 // one (sequence, group), a CTA each, whose partial softmaxes a last kernel joins: at 64k tokens 64 chunks of compressed
-// keys, 16 of selected and 8 of the window for each group, on 132 SMs. All heads of a group share each key that is read.
-// Three kernels, in this order because of what waits for what:
+// keys, 16 of selected and 8 of the window for each group, on 132 SMs. All heads of a group share each key that is
+// read. Three kernels, in this order because of what waits for what:
 //   1. chunks of the compressed branch, which leave their scores for the selection, and of the window; the gate.
 //   2. the selection and a chunk of the selected branch. Every CTA of a (sequence, group) selects for itself: the same
 //      lists come out, and none waits for another.
@@ -100,7 +100,7 @@ template <class T, int V, int kHeads, int kThreads, class RowOf>
 __device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThreads>& memory, int branch, int chunk,
                              int b, int g, int count, RowOf&& row_of, float* scores, int64_t scores_stride) {
   constexpr int kWarps = kThreads / 32, kLanes = kThreads / kChunk;  // lanes of a key
-  constexpr int kHeld = kChunk / kWarps;                              // keys of a warp
+  constexpr int kHeld = kChunk / kWarps;                             // keys of a warp
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q_row = round_up_to(a.dk, 4);
 
   // The first columns of the values are on their way while the scores are made.
@@ -202,7 +202,7 @@ struct GateKernelOptions {
 template <class T>
 __device__ void gate_of(const Decode<T>& a, const GateMlp<T>& mlp, const GateKernelOptions& o, float* memory, int b,
                         int g, int B) {
-  float* const mean = memory;             // [dk]
+  float* const mean = memory;              // [dk]
   float* const hidden = mean + mlp.width;  // [dk/2]
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool computed = o.force < 0 && !o.uniform;
@@ -265,17 +265,17 @@ __global__ void __launch_bounds__(kBranchThreads, 2)
   const ChunkMemory<kHeads, kBranchThreads> memory(shared, a.G, a.dk);
   load_queries(a, memory, b, g);
   __syncthreads();
-  float* const scores =
-      branch == 0 ? a.scores + (int64_t{b} * a.Hq + g * a.G) * a.rows[0] + first : nullptr;
-  attend_chunk<T, V>(a, memory, branch, chunk, b, g, count, [&](int i) { return first + i; }, scores, a.rows[0]);
+  float* const scores = branch == 0 ? a.scores + (int64_t{b} * a.Hq + g * a.G) * a.rows[0] + first : nullptr;
+  attend_chunk<T, V>(
+      a, memory, branch, chunk, b, g, count, [&](int i) { return first + i; }, scores, a.rows[0]);
 }
 
 // The selection of one (sequence, group) by a CTA.
 struct SelectMemory {
   int list[kMostSelected], chosen[kMostSelected];
-  float lse[kMostHeads];                            // of the group's heads, in powers of 2
-  uint2 top[kSelectThreads / 32][kMostSelected];    // each warp's best: key, block; descending
-  uint32_t keys[1];                                 // of all candidates; as long as there are blocks
+  float lse[kMostHeads];                          // of the group's heads, in powers of 2
+  uint2 top[kSelectThreads / 32][kMostSelected];  // each warp's best: key, block; descending
+  uint32_t keys[1];                               // of all candidates; as long as there are blocks
 };
 
 // A score's order as an integer, never 0: no score is negative.
@@ -412,7 +412,8 @@ __global__ void __launch_bounds__(kJoinThreads) join_kernel(Decode<T> a, bool de
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const auto keys_of = [&](int branch) {
     if (dense && branch != 2) return 0;
-    return branch == 1 ? min(a.n_sel, at / a.l_sel + 1) * a.l_sel - (a.l_sel - 1 - at % a.l_sel) : a.visible(branch, at);
+    return branch == 1 ? min(a.n_sel, at / a.l_sel + 1) * a.l_sel - (a.l_sel - 1 - at % a.l_sel)
+                       : a.visible(branch, at);
   };
   if (warp < 3) {  // a branch each
     const int chunks = (keys_of(warp) + kChunk - 1) / kChunk;
@@ -480,15 +481,16 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
   const bool dense = cache.dense();
   const int64_t B = in.q.size(0), Hkv = cache.k_win.size(2);
   Decode<T> a{};
-  const Tensor *const k[] = {&cache.k_cmp, &cache.k_sel, &cache.k_win},
-                      *const v[] = {&cache.v_cmp, &cache.v_sel, &cache.v_win};
+  const Tensor *const k[] = {&cache.k_cmp, &cache.k_sel, &cache.k_win}, *const v[] = {&cache.v_cmp, &cache.v_sel,
+                                                                                      &cache.v_win};
   bool vectors = true;
   for (int i = 0; i < 3; ++i) {
     a.run[i] = probe.run[i] && !(dense && i != 2);
     if (dense && i != 2) continue;
     a.k[i] = bthd<T>(ConstTensor(*k[i])), a.v[i] = bthd<T>(ConstTensor(*v[i]));
     a.rows[i] = static_cast<int>(k[i]->size(1));
-    a.chunks[i] = static_cast<int>(ceil_div(i == 1 ? std::min(c.n_sel * c.l_sel, cache.k_sel.size(1) + c.l_sel) : a.rows[i], kChunk));
+    a.chunks[i] = static_cast<int>(
+        ceil_div(i == 1 ? std::min(c.n_sel * c.l_sel, cache.k_sel.size(1) + c.l_sel) : a.rows[i], kChunk));
     vectors = vectors && has_vectors(*k[i], kVector<T>) && has_vectors(*v[i], kVector<T>);
   }
   a.q = bthd<T>(in.q);
@@ -517,8 +519,8 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
   if (!probe.reads.empty()) a.reads = reinterpret_cast<unsigned long long*>(probe.reads.ptr<int64_t>());
 
   const GateMlp<T> mlp = dense ? GateMlp<T>{} : gate_mlp<T>(gate);
-  const GateKernelOptions gate_options{static_cast<int>(c.gate.force), c.gate.uniform,
-                                       c.gate.kind == GateKind::softmax, static_cast<float>(1.0 / c.gate.temperature)};
+  const GateKernelOptions gate_options{static_cast<int>(c.gate.force), c.gate.uniform, c.gate.kind == GateKind::softmax,
+                                       static_cast<float>(1.0 / c.gate.temperature)};
   if (!vectors)
     launch_branches<T, 1, 2>(ctx, a, mlp, gate_options, dense, B);
   else if (a.G <= 2)

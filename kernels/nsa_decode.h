@@ -13,7 +13,7 @@ struct DecodeIn {
 };
 // For measuring: the keys that each branch read are counted, and branches may be left out.
 struct DecodeProbe {
-  Tensor reads;                            // [3] i64, added to: keys read by all sequences and groups; absent: uncounted
+  Tensor reads;  // [3] i64, added to: keys read by all sequences and groups; absent: uncounted
   std::array<bool, 3> run = {true, true, true};  // what a branch that does not run would have written is anything
 };
 

@@ -42,8 +42,7 @@ OpCase decode_case(std::string name, const DecodeSizes& n, const std::vector<int
   double keys = 0;
   for (const int64_t at : positions) {
     keys += static_cast<double>(std::min(dense ? n.S : c.w, at + 1));
-    if (!dense)
-      keys += static_cast<double>(compressed_length(at + 1, c.l, c.d) + std::min(at + 1, c.n_sel * c.l_sel));
+    if (!dense) keys += static_cast<double>(compressed_length(at + 1, c.l, c.d) + std::min(at + 1, c.n_sel * c.l_sel));
   }
   r.forward_flops = 2 * keys * static_cast<double>(n.Hq * (n.dk + n.dv));
   r.forward_bytes = 2 * keys * static_cast<double>(n.Hkv * (n.dk + n.dv));
@@ -62,7 +61,8 @@ std::vector<OpCase> nsa_decode_cases() {
   no_init.init_blocks = 0, no_init.local_blocks = 1;
   std::vector<OpCase> cases = {
       decode_case("first_tokens", {3, 40, 4, 2, 8, 8}, {0, 6, 7}, config(8, 4, 8, 4, 12)),
-      decode_case("ragged", {4, 90, 6, 2, 10, 6}, {31, 32, 77, 89}, config(8, 4, 8, 4, 12, {.kind = GateKind::sigmoid})),
+      decode_case("ragged", {4, 90, 6, 2, 10, 6}, {31, 32, 77, 89},
+                  config(8, 4, 8, 4, 12, {.kind = GateKind::sigmoid})),
       decode_case("700_G6", {2, 700, 12, 2, 64, 64}, {640, 699}, config(32, 16, 64, 5, 100)),
       decode_case("3000_G16_n16", {1, 3000, 16, 1, 64, 64}, {2999}, config(32, 16, 64, 16, 512)),
       decode_case("900_G1_l'32", {2, 900, 2, 2, 64, 64}, {300, 880}, config(32, 16, 32, 7, 70, {.temperature = 0.5})),

@@ -10,7 +10,7 @@ namespace triad::select_cpu {
 // sum[c] = sum over the group's heads of p[c], for the visible compressed keys c < visible (rounded up to whole tiles)
 template <class A, class LseOf>
 inline void sum_of_probabilities(A* sum, const A* q, int64_t q_row, int64_t dk, int64_t G, int64_t visible,
-                          attend_cpu::Right<A> tiles, A* p, LseOf&& lse_of) {
+                                 attend_cpu::Right<A> tiles, A* p, LseOf&& lse_of) {
   constexpr int64_t kChunk = attend_cpu::kChunk;
   attend_cpu::for_each_chunk<A>(0, visible, [&](int64_t c0, int64_t c1, int64_t, int64_t) {
     attend_cpu::scores(p, kChunk, G, q, q_row, dk, tiles, c0, c1);

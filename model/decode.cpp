@@ -81,8 +81,7 @@ void Decoder::layer_step(Context& ctx, int64_t layer, const DecodeProbe& probe) 
   nsa_cache_append(ctx, cache, views.q, rows_of(views), position, model_.rope_cos(), model_.rope_sin(), w.nsa, c.nsa);
   nsa_decode(ctx, attended_.view({B(), 1, c.n_heads, c.d_v}), {views.q, cache, position}, w.nsa.gate, c.nsa, probe);
   linear_few(ctx, x_, attended_, w.out_proj, {.addend = x_});
-  const auto activation =
-      c.mlp == MlpKind::silu ? FewOptions::Activation::silu : FewOptions::Activation::swiglu;
+  const auto activation = c.mlp == MlpKind::silu ? FewOptions::Activation::silu : FewOptions::Activation::swiglu;
   linear_few(ctx, hidden_, x_, w.mlp_in, {.norm = w.norm2, .eps = c.norm_eps, .activation = activation});
   linear_few(ctx, x_, hidden_, w.mlp_out, {.addend = x_});
 }

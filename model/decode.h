@@ -22,9 +22,9 @@ class Decoder {
   // Sequence b begins with the first n tokens of act.tokens [1,>=n]: fills its cache and logits[b]. What stands behind
   // the n is padding that nothing sees.
   void prefill(Context&, Activations& act, int64_t b, int64_t n);
-  // Each sequence gets tokens[b]: logits[b] of what follows, and its cache is one longer; where it is full, the last row
-  // is overwritten and the logits mean nothing. Positions are on the device, so a step can be recorded in a graph: then
-  // queue() is what to record, and each launch of it counts with stepped().
+  // Each sequence gets tokens[b]: logits[b] of what follows, and its cache is one longer; where it is full, the last
+  // row is overwritten and the logits mean nothing. Positions are on the device, so a step can be recorded in a graph:
+  // then queue() is what to record, and each launch of it counts with stepped().
   void step(Context& ctx) {
     queue(ctx);
     stepped();

@@ -8,9 +8,11 @@
 //   3. the branches' chunks joined, rounded as the forward pass rounds them, and summed by their gates.
 // Sizes of grids and scratch come from the cache's room alone, and positions are read from the device, so one recorded
 // step serves all positions; chunks beyond a position end at once. Softmaxes are in powers of 2.
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/bthd.cuh"
+#include "kernels/chained.cuh"
 #include "kernels/nsa_decode.h"
 #include "kernels/nsa_gate.cuh"
 #include "kernels/ptx.cuh"
@@ -24,6 +26,7 @@ constexpr int kColumns = 64;         // of the values at a time: two a lane
 constexpr int kBranchThreads = 256;  // kernel 1
 constexpr int kSelectThreads = 512;  // kernel 2: the selection has more to do than a chunk
 constexpr int kJoinThreads = 256;    // kernel 3
+constexpr int kScoreTile = 4096;     // compressed keys that the selection looks at together
 constexpr int kMostSelected = 64;    // n
 constexpr int kMostHeads = 32;       // G
 
@@ -39,6 +42,7 @@ struct Decode {
   int rows[3];    // of a branch's cache; cmp: Tc, win: the ring
   int chunks[3];  // of a branch, where the cache is full
   int l, d, l_sel, n_sel, init_blocks, local_blocks;
+  int all_blocks, tile_blocks;  // of a full cache; of a tile of the selection's scores
   bool run[3];
   float scale_log2;     // log2(e) / sqrt(dk)
   float* scores;        // [B,Hq,Tc]: of the compressed branch, in powers of 2
@@ -254,6 +258,8 @@ __device__ void gate_of(const Decode<T>& a, const GateMlp<T>& mlp, const GateKer
 template <class T, int V, int kHeads>
 __global__ void __launch_bounds__(kBranchThreads, 2)
     branches_kernel(Decode<T> a, GateMlp<T> mlp, GateKernelOptions gate_options) {
+  let_next_begin();
+  wait_for_previous();
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
   const int g = blockIdx.y, b = blockIdx.z, at = a.position[b];
   int chunk = blockIdx.x;
@@ -283,7 +289,8 @@ __device__ __forceinline__ uint32_t order_of(float score) { return __float_as_ui
 
 // The blocks' scores by the probabilities of the compressed branch.
 template <class T>
-__device__ void score_blocks(const Decode<T>& a, SelectMemory& memory, int b, int g, int at, int begin, int end) {
+__device__ void score_blocks(const Decode<T>& a, SelectMemory& memory, float* sums, int b, int g, int at, int begin,
+                             int end) {
   const int visible = a.visible(0, at), chunks = (visible + kChunk - 1) / kChunk;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int h = warp; h < a.G; h += kSelectThreads / 32) {
@@ -298,22 +305,32 @@ __device__ void score_blocks(const Decode<T>& a, SelectMemory& memory, int b, in
     if (lane == 0) memory.lse[h] = max + log2f(sum);
   }
   __syncthreads();
+  // Blocks in tiles: first the heads' probabilities of the tile's compressed keys, summed, then what each block gets.
   const float* const scores = a.scores + (int64_t{b} * a.Hq + g * a.G) * a.rows[0];
   const float inverse_l = 1.0f / static_cast<float>(a.l);
-  for (int j = begin + threadIdx.x; j < end; j += kSelectThreads) {
-    const int low = j * a.l_sel, high = low + a.l_sel;
-    const int first = low < a.l ? 0 : (low - a.l) / a.d + 1, last = min(visible, (high - 1) / a.d + 1);
-    float score = 0;
-    for (int c = first; c < last; ++c) {
+  const auto first_of = [&](int j) { return j * a.l_sel < a.l ? 0 : (j * a.l_sel - a.l) / a.d + 1; };
+  const auto end_of = [&](int j) { return min(visible, ((j + 1) * a.l_sel - 1) / a.d + 1); };
+  for (int j0 = begin; j0 < end; j0 += a.tile_blocks) {
+    const int j1 = min(end, j0 + a.tile_blocks), c0 = first_of(j0), c1 = end_of(j1 - 1);
+#pragma unroll 2
+    for (int c = c0 + threadIdx.x; c < c1; c += kSelectThreads) {
       float p = 0;
-#pragma unroll 4
-      for (int h = 0; h < a.G; ++h) p += exp2f(scores[int64_t{h} * a.rows[0] + c] - memory.lse[h]);
-      const int shared = min(c * a.d + a.l, high) - max(c * a.d, low);
-      score = fmaf(static_cast<float>(shared) * inverse_l, p, score);
+#pragma unroll 8
+      for (int h = 0; h < a.G; ++h) p += exp2_approx(scores[int64_t{h} * a.rows[0] + c] - memory.lse[h]);
+      sums[c - c0] = p;
     }
-    memory.keys[j] = order_of(score);
+    __syncthreads();
+    for (int j = j0 + threadIdx.x; j < j1; j += kSelectThreads) {
+      const int low = j * a.l_sel, high = low + a.l_sel, last = end_of(j);
+      float score = 0;
+      for (int c = first_of(j); c < last; ++c) {
+        const int shared = min(c * a.d + a.l, high) - max(c * a.d, low);
+        score = fmaf(static_cast<float>(shared) * inverse_l, sums[c - c0], score);
+      }
+      memory.keys[j] = order_of(score);
+    }
+    __syncthreads();
   }
-  __syncthreads();
 }
 
 // The `slots` best of the blocks [begin, end) into memory.chosen, in no particular order: each warp lists the best of
@@ -356,7 +373,7 @@ __device__ void choose_blocks(SelectMemory& memory, int begin, int end, int slot
 
 // The list of the token at `at`, ascending, in memory.list; returns its length.
 template <class T>
-__device__ int list_blocks(const Decode<T>& a, SelectMemory& memory, int b, int g, int at) {
+__device__ int list_blocks(const Decode<T>& a, SelectMemory& memory, float* sums, int b, int g, int at) {
   const int current = at / a.l_sel, complete = (at + 1) / a.l_sel;
   const int init_end = min(a.init_blocks, current + 1);
   const int local_begin = max(init_end, current - a.local_blocks + 1);
@@ -366,7 +383,7 @@ __device__ int list_blocks(const Decode<T>& a, SelectMemory& memory, int b, int 
   if (free > slots) {
     free = slots;
     if (slots > 0) {
-      score_blocks(a, memory, b, g, at, init_end, candidate_end);
+      score_blocks(a, memory, sums, b, g, at, init_end, candidate_end);
       choose_blocks(memory, init_end, candidate_end, slots);
     }
     for (int r = threadIdx.x; r < slots; r += kSelectThreads) {
@@ -388,14 +405,17 @@ __device__ int list_blocks(const Decode<T>& a, SelectMemory& memory, int b, int 
 // that of the new token, may be cut off.
 template <class T, int V, int kHeads>
 __global__ void __launch_bounds__(kSelectThreads, 1) selected_kernel(Decode<T> a) {
+  let_next_begin();
+  wait_for_previous();
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
   const int chunk = blockIdx.x, g = blockIdx.y, b = blockIdx.z, at = a.position[b], first = chunk * kChunk;
   if (first >= (at / a.l_sel + 1) * a.l_sel) return;  // fewer blocks than n
   const ChunkMemory<kHeads, kSelectThreads> memory(shared, a.G, a.dk);
   SelectMemory& select = *reinterpret_cast<SelectMemory*>(
       shared + round_up_to(static_cast<int>(ChunkMemory<kHeads, kSelectThreads>::floats(a.G, a.dk)), 4));
+  float* const sums = reinterpret_cast<float*>(select.keys + a.all_blocks);
   load_queries(a, memory, b, g);
-  const int listed = list_blocks(a, select, b, g, at);
+  const int listed = list_blocks(a, select, sums, b, g, at);
   const int count = min(kChunk, (listed - 1) * a.l_sel + at % a.l_sel + 1 - first);
   if (count <= 0) return;
   const auto row_of = [&](int i) { return select.list[(first + i) / a.l_sel] * a.l_sel + (first + i) % a.l_sel; };
@@ -405,6 +425,8 @@ __global__ void __launch_bounds__(kSelectThreads, 1) selected_kernel(Decode<T> a
 // Kernel 3: a CTA a head and sequence. Threads: columns x parts of the chunks, added in order.
 template <class T>
 __global__ void __launch_bounds__(kJoinThreads) join_kernel(Decode<T> a, bool dense) {
+  let_next_begin();
+  wait_for_previous();
   constexpr int kParts = kJoinThreads / kColumns;
   __shared__ float sums[kParts][kColumns];
   __shared__ float maxes[3], totals[3];
@@ -460,18 +482,19 @@ void launch_branches(Context& ctx, const Decode<T>& a, const GateMlp<T>& mlp, co
                      int64_t B) {
   const unsigned groups = static_cast<unsigned>(a.Hkv), batch = static_cast<unsigned>(B);
   const int64_t branch_floats = std::max<int64_t>(ChunkMemory<kHeads, kBranchThreads>::floats(a.G, a.dk), 2 * a.dk);
-  launch(ctx, "nsa_decode branches", branches_kernel<T, V, kHeads>,
-         dim3(static_cast<unsigned>(a.chunks[0] + a.chunks[2] + (dense ? 0 : 1)), groups, batch), dim3(kBranchThreads),
-         static_cast<size_t>(4 * branch_floats), a, mlp, gate);
+  launch_chained(ctx, "nsa_decode branches", branches_kernel<T, V, kHeads>,
+                 dim3(static_cast<unsigned>(a.chunks[0] + a.chunks[2] + (dense ? 0 : 1)), groups, batch),
+                 dim3(kBranchThreads), static_cast<size_t>(4 * branch_floats), a, mlp, gate);
   if (dense || !a.run[1]) return;
   constexpr int64_t kMostShared = 227 * 1024;
-  const int64_t blocks = ceil_div(a.rows[1], a.l_sel);
   const int64_t bytes = 4 * round_up_to(static_cast<int>(ChunkMemory<kHeads, kSelectThreads>::floats(a.G, a.dk)), 4) +
-                        static_cast<int64_t>(sizeof(SelectMemory)) + 4 * blocks;
+                        static_cast<int64_t>(sizeof(SelectMemory)) +
+                        4 * (a.all_blocks + int64_t{a.tile_blocks} * ceil_div(a.l_sel, a.d) + ceil_div(a.l, a.d));
   TRIAD_CHECK(bytes <= kMostShared, "nsa_decode: a cache of {} tokens has {} blocks, whose scores need {} of {} bytes",
-              a.rows[1], blocks, bytes, kMostShared);
-  launch(ctx, "nsa_decode selected", selected_kernel<T, V, kHeads>,
-         dim3(static_cast<unsigned>(a.chunks[1]), groups, batch), dim3(kSelectThreads), static_cast<size_t>(bytes), a);
+              a.rows[1], a.all_blocks, bytes, kMostShared);
+  launch_chained(ctx, "nsa_decode selected", selected_kernel<T, V, kHeads>,
+                 dim3(static_cast<unsigned>(a.chunks[1]), groups, batch), dim3(kSelectThreads),
+                 static_cast<size_t>(bytes), a);
 }
 
 template <class T>
@@ -500,6 +523,8 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
   a.l = static_cast<int>(c.l), a.d = static_cast<int>(c.d), a.l_sel = static_cast<int>(c.l_sel);
   a.n_sel = static_cast<int>(c.n_sel), a.init_blocks = static_cast<int>(c.init_blocks);
   a.local_blocks = static_cast<int>(c.local_blocks);
+  a.all_blocks = static_cast<int>(ceil_div(a.rows[1], a.l_sel));
+  a.tile_blocks = static_cast<int>(std::clamp<int64_t>(kScoreTile * c.d / c.l_sel, 1, std::max(1, a.all_blocks)));
   a.scale_log2 = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(a.dk)));
   TRIAD_CHECK(dense || c.n_sel <= kMostSelected, "nsa_decode: lists of {} blocks, at most {} on a GPU", c.n_sel,
               kMostSelected);
@@ -527,8 +552,8 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
     launch_branches<T, kVector<T>, 2>(ctx, a, mlp, gate_options, dense, B);
   else
     launch_branches<T, kVector<T>, 8>(ctx, a, mlp, gate_options, dense, B);
-  launch(ctx, "nsa_decode join", join_kernel<T>, dim3(static_cast<unsigned>(a.Hq), static_cast<unsigned>(B)),
-         dim3(kJoinThreads), 0, a, dense);
+  launch_chained(ctx, "nsa_decode join", join_kernel<T>, dim3(static_cast<unsigned>(a.Hq), static_cast<unsigned>(B)),
+                 dim3(kJoinThreads), 0, a, dense);
 }
 
 }  // namespace

@@ -49,6 +49,7 @@ class DecodeFixture {
     }
     params.set(ctx(), host);
   }
+  void set_weights(const std::vector<float>& stored) { model_->params().set(ctx(), stored); }
 
   static std::vector<int32_t> random_tokens(uint64_t stream, int64_t n, int64_t vocab) {
     std::vector<int32_t> tokens;
@@ -154,8 +155,8 @@ double largest_error(DecodeFixture& f, const std::vector<int32_t>& tokens,
 }
 
 void check_agreement(const ModelConfig& config, Device device, DType dtype, double tolerance,
-                     std::initializer_list<int64_t> prefills, const std::string& name) {
-  DecodeFixture f(config, 1, kTokens, device, dtype);
+                     std::initializer_list<int64_t> prefills, const std::string& name, double std = 0.3) {
+  DecodeFixture f(config, 1, kTokens, device, dtype, std);
   const std::vector<int32_t> tokens = DecodeFixture::random_tokens(0, kTokens, config.vocab_size);
   const auto reference = f.forward(tokens);
   for (const int64_t prefilled : prefills) {
@@ -164,6 +165,10 @@ void check_agreement(const ModelConfig& config, Device device, DType dtype, doub
     CHECK(error <= tolerance);
   }
 }
+
+// The GPU adds in other orders in a step than in a pass: weights are so small that scores are no hundreds, of which
+// differences are left.
+constexpr double kGpuStd = 0.08;
 
 // Heads as the GPU's fused kernels take them.
 ModelConfig gpu_config(Phi phi, GateKind gate, int64_t heads, int64_t groups, int64_t width) {
@@ -207,12 +212,55 @@ std::vector<int32_t> greedy_by_steps(DecodeFixture& f, const std::vector<int32_t
     d.stepped();
   }
 }
-void check_greedy(const ModelConfig& config, Device device, DType dtype, const std::string& name, double std = 0.3) {
-  constexpr size_t kChosen = 256;
-  DecodeFixture f(config, 1, kTokens, device, dtype, std);
-  const std::vector<int32_t> prompt = DecodeFixture::random_tokens(1, 40, config.vocab_size);
+// Weights of a model that has learned a text by heart, so that between its likeliest tokens lies more than rounding.
+struct Learned {
+  std::vector<float> weights;
+  std::vector<int32_t> text;
+};
+Learned learn_by_heart(const ModelConfig& config, Device device) {
+  constexpr int kSteps = 120;
+  constexpr float kRate = 4e-3f, kBeta1 = 0.9f, kBeta2 = 0.98f;
+  test::ModelFixture f(config, 1, kTokens, device, DType::f32);
+  Params& params = f.model().params();
+  std::vector<float>& w = f.parameters();
+  std::vector<float> m(w.size(), 0.0f), v(w.size(), 0.0f);
+  for (int64_t i = 0; i < params.count(); ++i)
+    for (int64_t j = 0; j < params.specs()[i].shape.numel(); ++j) {
+      float& x = w[static_cast<size_t>(params.offset(i) + j)];  // N(0, 0.1) as it comes
+      x = (params.specs()[i].init == ParamSpec::Init::constant ? static_cast<float>(params.specs()[i].value) : 0) +
+          x / 2;
+    }
+  for (int step = 1; step <= kSteps; ++step) {
+    f.upload();
+    f.loss_and_grads();
+    for (int64_t i = 0; i < params.count(); ++i) {
+      const std::vector<double> grad = f.grad(i);
+      for (size_t j = 0; j < grad.size(); ++j) {
+        const size_t at = static_cast<size_t>(params.offset(i)) + j;
+        const float g = static_cast<float>(grad[j]);
+        m[at] = kBeta1 * m[at] + (1 - kBeta1) * g;
+        v[at] = kBeta2 * v[at] + (1 - kBeta2) * g * g;
+        const float unbiased = v[at] / (1 - std::pow(kBeta2, static_cast<float>(step)));
+        w[at] -= kRate * m[at] / (1 - std::pow(kBeta1, static_cast<float>(step))) / (std::sqrt(unbiased) + 1e-8f);
+      }
+    }
+  }
+  Learned learned{w, std::vector<int32_t>(kTokens)};
+  read(f.ctx(), learned.text.data(), f.activations().tokens);
+  return learned;
+}
+
+void check_greedy(const ModelConfig& config, Device device, DType dtype, const std::string& name) {
+  constexpr size_t kPrompt = 40, kChosen = 256;
+  const Learned learned = learn_by_heart(config, device);
+  DecodeFixture f(config, 1, kTokens, device, dtype);
+  f.set_weights(learned.weights);
+  const auto begin = learned.text.begin();
+  const std::vector<int32_t> prompt(begin, begin + kPrompt), rest(begin + kPrompt, begin + kPrompt + kChosen);
+  const std::vector<int32_t> by_steps = greedy_by_steps(f, prompt, kChosen);
   INFO(name);
-  CHECK(greedy_by_steps(f, prompt, kChosen) == greedy_by_forward(f, prompt, kChosen));
+  CHECK(by_steps == greedy_by_forward(f, prompt, kChosen));
+  CHECK(by_steps == rest);  // so it does know the text, by looking further back than a token
 }
 
 }  // namespace
@@ -243,10 +291,8 @@ TEST_CASE("decode: a prefill of any length goes on as the forward pass does", "[
 }
 
 TEST_CASE("decode: in bf16 the same 256 tokens are the likeliest", "[decode]") {
-  for (const auto& [heads, groups] : {std::pair<int64_t, int64_t>{2, 2}, {12, 2}, {16, 1}})
-    check_greedy(config_of(Phi::avg, GateKind::softmax, heads, groups), Device::cpu(), DType::bf16,
-                 fmt::format("G {}", heads / groups));
-  check_greedy(config_of(Phi::mlp, GateKind::sigmoid, 6, 2), Device::cpu(), DType::bf16, "phi mlp, sigmoid");
+  check_greedy(config_of(Phi::avg, GateKind::softmax, 12, 2), Device::cpu(), DType::bf16, "G 6");
+  check_greedy(config_of(Phi::mlp, GateKind::sigmoid, 2, 2), Device::cpu(), DType::bf16, "phi mlp, sigmoid, G 1");
 }
 
 TEST_CASE("decode: on the GPU steps give the forward pass's logits", "[decode][gpu]") {
@@ -255,28 +301,26 @@ TEST_CASE("decode: on the GPU steps give the forward pass's logits", "[decode][g
     for (const auto& [heads, groups] : {std::pair<int64_t, int64_t>{2, 2}, {12, 2}, {16, 1}})
       for (const GateKind gate : {GateKind::softmax, GateKind::sigmoid}) {
         const std::string name = fmt::format("phi {}, gate {}, G {}", word_of(phi), word_of(gate), heads / groups);
-        check_agreement(gpu_config(phi, gate, heads, groups, 64), Device::cuda(), DType::f32, 2e-5, {0, 70}, name);
+        check_agreement(gpu_config(phi, gate, heads, groups, 64), Device::cuda(), DType::f32, 1e-5, {0, 70}, name,
+                        kGpuStd);
       }
-  check_agreement(config_of(Phi::conv, GateKind::softmax, 6, 2), Device::cuda(), DType::f32, 2e-5, {0}, "odd widths");
+  check_agreement(config_of(Phi::conv, GateKind::softmax, 6, 2), Device::cuda(), DType::f32, 1e-5, {0}, "odd widths",
+                  kGpuStd);
   ModelConfig dense = gpu_config(Phi::avg, GateKind::softmax, 6, 2, 128);
   dense.attention = AttentionKind::dense, dense.mlp = MlpKind::swiglu;
-  check_agreement(dense, Device::cuda(), DType::f32, 2e-5, {0, 70}, "dense, swiglu");
+  check_agreement(dense, Device::cuda(), DType::f32, 1e-5, {0, 70}, "dense, swiglu", kGpuStd);
 }
 
-// The forward pass's fused kernels round probabilities to bf16, a step does not: weights are small enough that rounding
-// in the layers seldom decides between two tokens.
 TEST_CASE("decode: on the GPU in bf16 the same 256 tokens are the likeliest", "[decode][gpu]") {
   if (!require_gpu()) return;
-  constexpr double kStd = 0.08;
   for (const auto& [heads, groups] : {std::pair<int64_t, int64_t>{2, 2}, {12, 2}, {16, 1}})
     check_greedy(gpu_config(Phi::avg, GateKind::softmax, heads, groups, 64), Device::cuda(), DType::bf16,
-                 fmt::format("G {}", heads / groups), kStd);
-  check_greedy(gpu_config(Phi::conv, GateKind::sigmoid, 12, 2, 128), Device::cuda(), DType::bf16, "conv, sigmoid",
-               kStd);
-  check_greedy(gpu_config(Phi::mlp, GateKind::softmax, 6, 2, 64), Device::cuda(), DType::bf16, "mlp", kStd);
+                 fmt::format("G {}", heads / groups));
+  check_greedy(gpu_config(Phi::conv, GateKind::sigmoid, 12, 2, 128), Device::cuda(), DType::bf16, "conv, sigmoid");
+  check_greedy(gpu_config(Phi::mlp, GateKind::softmax, 6, 2, 64), Device::cuda(), DType::bf16, "mlp");
   ModelConfig dense = gpu_config(Phi::avg, GateKind::softmax, 6, 2, 128);
   dense.attention = AttentionKind::dense, dense.mlp = MlpKind::swiglu;
-  check_greedy(dense, Device::cuda(), DType::bf16, "dense, swiglu", kStd);
+  check_greedy(dense, Device::cuda(), DType::bf16, "dense, swiglu");
 }
 
 TEST_CASE("decode: sequences of a batch have lengths of their own", "[decode]") {

@@ -23,7 +23,15 @@ class Nvml {
 
  private:
   struct Library;
+  struct Gpu;
+  friend std::string nvml_driver_version();
+  friend std::string nvml_connection(const std::string&, const std::string&);
   std::unique_ptr<Library> library_;
+  std::unique_ptr<Gpu> gpu_;
 };
+
+std::string nvml_driver_version();  // "580.65.06"
+// How two GPUs of this host, by their PCI addresses, are joined: "NVLink, 18 links up", "one PCIe switch", ...
+std::string nvml_connection(const std::string& pci_a, const std::string& pci_b);
 
 }  // namespace triad

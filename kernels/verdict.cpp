@@ -29,7 +29,7 @@ void read_ranks(double* numbers, ConstTensor ranks) {
   numbers[StepNumbers::bad_rank] = -1;
   numbers[StepNumbers::stop] = 0;
   for (int64_t r = 0; r < world; ++r) {
-    const double* own = ranks.ptr<double>() + r * RankNumbers::count;
+    const double* own = ranks.ptr<double>() + r * ranks.stride[0];
     numbers[StepNumbers::loss] += own[RankNumbers::loss];
     numbers[StepNumbers::stop] += own[RankNumbers::stop];
     const bool bad = !std::isfinite(own[RankNumbers::loss]) || !std::isfinite(own[RankNumbers::probe]);

@@ -10,12 +10,12 @@ constexpr int kThreads = 1024;
 
 __global__ void __launch_bounds__(kThreads)
     judge_kernel(double* numbers, const float* __restrict__ grads, const int64_t* __restrict__ parts, int64_t count,
-                 const double* __restrict__ ranks, int64_t world, bool halt) {
+                 const double* __restrict__ ranks, int64_t world, int64_t rank_stride, bool halt) {
   const double norm_squared = numbers[StepNumbers::norm_squared];
   double loss = world > 0 ? 0 : numbers[StepNumbers::loss], stop = 0;
   int64_t bad_rank = -1;
   for (int64_t r = 0; r < world; ++r) {
-    const double* own = ranks + r * RankNumbers::count;
+    const double* own = ranks + r * rank_stride;
     loss += own[RankNumbers::loss];
     stop += own[RankNumbers::stop];
     if (bad_rank < 0 && !(isfinite(own[RankNumbers::loss]) && isfinite(own[RankNumbers::probe]))) bad_rank = r;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
 void judge_step(Context& ctx, Tensor numbers, ConstTensor grads, ConstTensor parts, ConstTensor ranks, bool halt) {
   launch(ctx, "judge step", judge_kernel, dim3(1), dim3(kThreads), 0, numbers.ptr<double>(), grads.ptr<float>(),
          parts.ptr<int64_t>(), parts.size(0), ranks.empty() ? nullptr : ranks.ptr<double>(),
-         ranks.empty() ? 0 : ranks.size(0), halt);
+         ranks.empty() ? 0 : ranks.size(0), ranks.stride[0], halt);
 }
 
 }  // namespace triad::cuda

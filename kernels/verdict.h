@@ -30,8 +30,8 @@ struct RankNumbers {
 };
 
 // numbers [StepNumbers::count] f64 updated  <-  grads [n] acc; parts [p,2] i64: first element and number of elements of
-// each part; ranks [world, RankNumbers::count] f64: where it is given, loss is the sum of theirs, in their order.
-// halt: no step after this one is applied either if this one may not be.
+// each part; ranks [world, RankNumbers::count] f64, rows of any stride: where it is given, loss is the sum of theirs,
+// in their order. halt: no step after this one is applied either if this one may not be.
 void judge_step(Context&, Tensor numbers, ConstTensor grads, ConstTensor parts, ConstTensor ranks, bool halt);
 
 namespace cuda {

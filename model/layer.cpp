@@ -59,6 +59,7 @@ Tensor attend(Context& ctx, const LayerContext& lc, const Weights& w, LayerActiv
   } else {
     out = scope.alloc(a.x.dtype, out.shape(), "attention");
     nsa_forward(ctx, out, a.nsa, nsa_in(views), w.nsa, c.nsa, lc.keep_block_index);
+    if (lc.stats != nullptr) lc.stats->add(ctx, lc.layer, a.nsa.gate, a.nsa.block_index);
     expect_sound(ctx, lc, a.nsa);
     expect_finite(ctx, lc, "nsa_combine", "out", out);
   }

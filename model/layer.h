@@ -3,6 +3,7 @@
 #include "model/activations.h"
 #include "model/asserts.h"
 #include "model/grad_sink.h"
+#include "model/layer_stats.h"
 #include "model/params.h"
 
 namespace triad {
@@ -17,6 +18,7 @@ struct LayerContext {
   GradSink* sink = nullptr;       // told of each gradient that backward has finished
   Asserts* asserts = nullptr;     // checks what each op writes, where given
   int64_t layer = -1;             // which one this is, for its messages
+  LayerStats* stats = nullptr;    // told of a forward's gates and lists, where given; not of a replay's
 };
 
 // a.x -> x_out [N,C]; fills in the rest of a.

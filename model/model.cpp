@@ -41,7 +41,7 @@ void Model::expect_finite(Context& ctx, const char* op, const char* name, ConstT
   if (asserts_ != nullptr) asserts_->finite(ctx, -1, op, name, x);
 }
 
-void Model::forward(Context& ctx, Activations& act, const AfterLayer& after_layer) {
+void Model::forward(Context& ctx, Activations& act, LayerStats* stats, const AfterLayer& after_layer) {
   TRIAD_CHECK(act.T() <= options_.max_seq_len, "a batch of {} tokens a sequence for a model built for {}", act.T(),
               options_.max_seq_len);
   if (asserts_ != nullptr) {
@@ -55,7 +55,9 @@ void Model::forward(Context& ctx, Activations& act, const AfterLayer& after_laye
   for (int64_t i = 0; i < config_.n_layers; ++i) {
     ctx.routes.set_layer(i);
     tell_stage(ctx, Stage::forward, i);
-    layer_forward(ctx, layer_context(act, i), w_.layers[i], act.layer(i), act.x(i + 1));
+    LayerContext lc = layer_context(act, i);
+    lc.stats = stats;
+    layer_forward(ctx, lc, w_.layers[i], act.layer(i), act.x(i + 1));
     if (after_layer) after_layer(i, act.layer(i));
   }
   ctx.routes.set_layer(-1);

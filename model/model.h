@@ -31,10 +31,11 @@ class Model {
   // Check values as they come about: tokens, lists, and that all is finite. Null: no more.
   void watch(Asserts* asserts) { asserts_ = asserts; }
 
-  // act.tokens [B,T] in [0, V) -> act.x(n_layers). after_layer: sees each layer's activations once they are there;
-  // layers that share theirs overwrite them two layers on.
+  // act.tokens [B,T] in [0, V) -> act.x(n_layers)
+  // stats: told of each layer's gates and lists. after_layer: sees each layer's activations once they are there; layers
+  // that share theirs overwrite them two layers on.
   using AfterLayer = std::function<void(int64_t layer, LayerActivations&)>;
-  void forward(Context&, Activations& act, const AfterLayer& after_layer = nullptr);
+  void forward(Context&, Activations& act, LayerStats* stats = nullptr, const AfterLayer& after_layer = nullptr);
   // After forward: act.row_loss[i], 0 where the target is -1.
   void loss(Context&, Activations& act);
   // After forward: act.row_loss, and the gradients of scale * sum of row_loss are added to params().grads(). first:

@@ -137,7 +137,7 @@ TEST_CASE("tools: every verb that runs a model reads the environment", "[tools]"
   write_text(text, "a text that is longer than one window of sixteen tokens");
   for (const std::string& verb : {"eval --data " + text, std::string("generate --prompt x"),
                                   "grads --batch 1 --seq 1 --tokens x --out " + folder.file("g.safetensors")})
-    for (const char* variable : {"NSA_BOGUS=1", "NSA_DISABLE_AUX_STATS=1"})
+    for (const char* variable : {"NSA_BOGUS=1", "NSA_FORCE_UNIFORM_GATE=2"})
       check(verb + kOnCpu + "--checkpoint " + fresh, 2, {"NSA_"}, variable);
   check("init " + kTiny + " --out " + folder.file("new"), 2, {"NSA_BOGUS"}, "NSA_BOGUS=1");
   CHECK(evaluated(fresh, text)["loss"] != evaluated(fresh, text, "NSA_FORCE_BRANCH=win")["loss"]);

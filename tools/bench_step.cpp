@@ -56,6 +56,7 @@ const std::vector<Family>& families() {
                                           {"window backward", {"nsa_attend_window_backward"}},
                                           {"gate", {"nsa_gate", "nsa_combine", "attention_delta"}},
                                           {"dq quantum", {"attend_quantum"}},
+                                          {"gates' and lists' sums", {"nsa_stats"}},
                                           {"matmul", {"matmul", "linear_silu"}},
                                           {"classifier", {"classifier"}},
                                           {"norm", {"rmsnorm"}},

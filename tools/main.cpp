@@ -41,6 +41,7 @@ int main(int argc, char** argv) {
   triad::add_plan(app);
   triad::add_inspect(app);
   triad::add_report(app);
+  triad::add_doctor(app);
   try {
     check_verb(app, argc, argv);
     app.parse(argc, argv);

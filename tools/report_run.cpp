@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -12,6 +11,7 @@
 
 #include "engine/check.h"
 #include "io/file.h"
+#include "tools/csv_table.h"
 
 namespace triad {
 
@@ -22,60 +22,6 @@ namespace fs = std::filesystem;
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr size_t kMostPoints = 1500, kMostColumns = 240;  // of a line; of a heat map
 constexpr int kKnownHeartbeatSchema = 1;
-
-// The lines of a file; the last one, where a run is at work on it and has not ended it yet, is left out.
-std::vector<std::string> whole_lines(const std::string& path) {
-  const std::string text = read_file(path);
-  std::vector<std::string> lines;
-  for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
-    lines.push_back(text.substr(begin, end - begin));
-  return lines;
-}
-
-// A CSV file of a run: numbers in columns that have a name, NaN where a field is empty.
-class Table {
- public:
-  // No rows if the file is not there. Every column of `needed` has to be.
-  Table(const std::string& path, const std::vector<std::string>& needed) : path_(path) {
-    if (!fs::exists(path)) return;
-    const std::vector<std::string> lines = whole_lines(path);
-    TRIAD_CHECK(!lines.empty(), "{} has no header", path);
-    const std::vector<std::string> header = split(lines[0]);
-    for (size_t i = 0; i < header.size(); ++i) columns_[header[i]] = i;
-    for (const std::string& name : needed)
-      TRIAD_CHECK(columns_.count(name) > 0, "{}: its header \"{}\" has no column {}", path, shortened(lines[0]), name);
-    for (size_t i = 1; i < lines.size(); ++i) {
-      rows_.push_back(split(lines[i]));
-      TRIAD_CHECK(rows_.back().size() == header.size(), "{} line {}: {} fields under a header of {}: \"{}\"", path,
-                  i + 1, rows_.back().size(), header.size(), shortened(lines[i]));
-    }
-  }
-  size_t size() const { return rows_.size(); }
-  bool has(const std::string& column) const { return columns_.count(column) > 0; }
-  const std::string& text(size_t row, const std::string& column) const { return rows_[row][columns_.at(column)]; }
-  double number(size_t row, const std::string& column) const {
-    const std::string& field = text(row, column);
-    if (field.empty()) return NAN;
-    double value = 0;
-    const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), value);
-    TRIAD_CHECK(error == std::errc() && end == field.data() + field.size(),
-                "{} line {}: {} is \"{}\", which is no number", path_, row + 2, column, shortened(field));
-    return value;
-  }
-
- private:
-  static std::vector<std::string> split(const std::string& line) {
-    std::vector<std::string> fields;
-    for (size_t begin = 0, end; begin <= line.size(); begin = end + 1) {
-      end = std::min(line.find(',', begin), line.size());
-      fields.push_back(line.substr(begin, end - begin));
-    }
-    return fields;
-  }
-  std::string path_;
-  std::map<std::string, size_t> columns_;
-  std::vector<std::vector<std::string>> rows_;
-};
 
 Json number_or_null(double x) { return std::isfinite(x) ? Json(x) : Json(); }
 
@@ -103,7 +49,7 @@ Json thinned(const Points& points) {
   return out;
 }
 
-Json line_of(const Table& table, const char* column) {
+Json line_of(const CsvTable& table, const char* column) {
   Points points;
   if (table.has(column))
     for (size_t i = 0; i < table.size(); ++i) points.emplace_back(table.number(i, "step"), table.number(i, column));
@@ -111,7 +57,7 @@ Json line_of(const Table& table, const char* column) {
 }
 
 // {steps, layers, values}: values[layer][column], each the mean over the steps that share a column.
-Json heat_of(const Table& table, const std::string& column) {
+Json heat_of(const CsvTable& table, const std::string& column) {
   std::set<double> steps, layers;
   for (size_t i = 0; i < table.size(); ++i)
     steps.insert(table.number(i, "step")), layers.insert(table.number(i, "layer"));
@@ -233,7 +179,7 @@ Json json_or_null(const std::string& path) {
   return file;
 }
 
-Json fallbacks_of(const Table& table) {
+Json fallbacks_of(const CsvTable& table) {
   std::map<std::string, double> counts;
   for (size_t i = 0; i < table.size(); ++i)
     counts[fmt::format("{}, {}: {}", table.text(i, "branch"), table.text(i, "kernel"), table.text(i, "reason"))] +=
@@ -268,7 +214,7 @@ ReportRun read_run(const std::string& folder) {
                 .environment = json_or_null(file("env.json")),
                 .losses = {},
                 .data = {}};
-  const Table training(file("training.csv"), {"step", "loss"}), validation(file("val.csv"), {"step", "val_loss"}),
+  const CsvTable training(file("training.csv"), {"step", "loss"}), validation(file("val.csv"), {"step", "val_loss"}),
       gates(file("gates.csv"), {"step", "layer", "entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"}),
       selection(file("k_stats.csv"), {"step", "layer", "k_mean", "pct_at_max"}),
       fallbacks(file("fallback_counters.csv"), {"step", "branch", "kernel", "reason", "count"});

@@ -18,5 +18,6 @@ void add_bench(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_report(CLI::App& app);
+void add_doctor(CLI::App& app);
 
 }  // namespace triad

@@ -61,7 +61,7 @@ struct DistConfig {
 struct LogConfig {
   std::string out_dir;
   int64_t every = 10, memory_every = 0, heartbeat_every = 1, route_steps = 1;
-  bool csv = true, tensorboard = true;
+  bool csv = true, tensorboard = true, stats = true;
   std::vector<std::string> diagnostics;
   bool diagnoses(std::string_view what) const {
     return std::find(diagnostics.begin(), diagnostics.end(), what) != diagnostics.end();
@@ -195,12 +195,14 @@ void visit(LogConfig& c, V&& v) {
     at_least(0));
   v("heartbeat_every", c.heartbeat_every, "optimizer steps between heartbeats; 0: none", at_least(0));
   v("route_steps", c.route_steps, "steps whose choices of kernels are told in the log, each once", at_least(0));
-  v("csv", c.csv, "write training.csv and val.csv", Rule{});
+  v("csv", c.csv, "write the run's CSV files", Rule{});
   v("diagnostics", c.diagnostics,
     "a list of ledger (each gradient: arrived, norm, zero, not finite), layer_norms (the gradient's norm by layer), "
     "backward (times of each layer's ops, traces.log) and buckets (of gradients, between ranks: times and checksums)",
     Rule{});
   v("tensorboard", c.tensorboard, "write TensorBoard's event files, in tb/", Rule{});
+  v("stats", c.stats,
+    "how gates and selection lists are, layer by layer: gates.csv, k_stats.csv, heartbeats, TensorBoard", Rule{});
   v("hang_s", c.hang_s, "seconds without any progress, after which a rank counts as hung", above(0).up_to(1 << 20));
   v("slow_s", c.slow_s, "seconds that a step has to take at least to count as slow", above(0).up_to(1 << 20));
   v("slow_factor", c.slow_factor, "and times what steps usually take", at_least(1).up_to(1 << 20));

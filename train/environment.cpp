@@ -25,7 +25,6 @@ enum class Effect {
   minutes,       // a number of them: the key is in seconds
   backend,       // PyTorch's name for one: nccl or gloo
   none,          // accepted: what it asks for is always so
-  not_built,     // known, but its key does not exist yet
 };
 struct Variable {
   std::string_view name;
@@ -49,7 +48,7 @@ constexpr Variable kVariables[] = {
     {"NSA_NO_GC", Effect::word, "runtime.recompute", "none"},
     {"NSA_MEM_DUMP_EVERY", Effect::value, "log.memory_every"},
     {"NSA_TB_DISABLE", Effect::negated_flag, "log.tensorboard"},
-    {"NSA_DISABLE_AUX_STATS", Effect::not_built, "log.stats"},
+    {"NSA_DISABLE_AUX_STATS", Effect::negated_flag, "log.stats"},
     {"NSA_LOG_GRAD_NORM", Effect::joins, "log.diagnostics", "layer_norms"},
     {"NSA_TRACE_GRADS", Effect::joins, "log.diagnostics", "ledger"},
     {"NSA_TRACE_MODULE_BWD", Effect::joins, "log.diagnostics", "backward"},
@@ -135,8 +134,6 @@ std::vector<std::string> apply_environment(Json& root, std::string_view only_gro
       fail_usage("unknown environment variable {} (value \"{}\")", name, value);
     for (const Variable& variable : kVariables) {
       if (!is_named(variable)) continue;
-      if (variable.effect == Effect::not_built)
-        fail_usage("environment variable {} (value \"{}\"): its key {} is not built yet", name, value, variable.key);
       if (!only_group.empty() && variable.key.substr(0, variable.key.find('.')) != only_group) continue;
       if (variable.effect == Effect::none) {
         honoured.push_back(fmt::format("{}={}: no effect, always so", name, value));

@@ -23,7 +23,7 @@ Json config_to_json(const Config& config);
 std::string describe_config();
 
 // The environment's part: NSA_* variables into the JSON (only_group given: those of that group alone). An unknown NSA_*
-// variable is an error, one whose key is not built yet too. Returns a line for each that was honoured.
+// variable is an error. Returns a line for each that was honoured.
 std::vector<std::string> apply_environment(Json& root, std::string_view only_group = {});
 // The errors alone.
 void check_environment();

@@ -33,6 +33,11 @@ Tensor make_parts(Context& ctx, Arena& arena, const Params& params) {
 // [1]: what a rank says of itself.
 Tensor own_number(const Tensor& ranks, int64_t rank, int64_t which) { return ranks[rank].slice(0, which, which + 1); }
 
+// Numbers of a rank's gates and lists, which travel behind those.
+int64_t stats_numbers(const Config& config) {
+  return config.log.stats && !config.model.dense() ? config.model.n_layers * NsaStats::count : 0;
+}
+
 // With shards each rank sees but its own sums: what the first to see something bad sees.
 int64_t first_bad_of_all(Comm& comm, int64_t bad) {
   int64_t first = -1;
@@ -54,13 +59,14 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
               .training = true,
               .max_seq_len = config.train.seq_len,
               .shard_elements = bucket_unit(config.dist, world_)}),
-      ranks_(world_ == 1
-                 ? Tensor{}
-                 : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64, {world_, RankNumbers::count})),
+      ranks_(world_ == 1 ? Tensor{}
+                         : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64,
+                                                 {world_, RankNumbers::count + stats_numbers(config)})),
       reducer_(world_ == 1 ? nullptr
                            : std::make_unique<GradReducer>(ctx_, runtime.arena(), model_.params(), *comm, config,
                                                            own_number(ranks_, comm->rank(), RankNumbers::probe))),
       optimizer_(ctx_, runtime.arena(), model_.params(), zero() ? reducer_.get() : nullptr),
+      stats_(make_stats()),
       ledger_(ctx_, runtime.arena(), model_.params(), own_elements()),
       trace_(ctx_),
       act_(runtime.arena(), config.model, config.train.micro_batch_size, config.train.seq_len, model_.dtype(), true,
@@ -88,7 +94,35 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
   const int64_t batch_bytes = act_.tokens.bytes() + act_.targets.bytes();
   for (size_t i = 0; i < kBatchSlots; ++i) batches_.emplace_back(ctx_.device, batch_bytes);
   for (size_t i = 0; i < kMaxQueued; ++i)
-    results_.emplace_back(ctx_.device, numbers_.bytes() + kBytesOfAsserts + ledger_.facts().bytes());
+    results_.emplace_back(ctx_.device,
+                          numbers_.bytes() + kBytesOfAsserts + ledger_.facts().bytes() + all_stats().bytes());
+}
+
+std::unique_ptr<LayerStats> TrainStep::make_stats() {
+  const int64_t count = stats_numbers(config_), layers = config_.model.n_layers;
+  if (count == 0) return nullptr;
+  const Tensor own = world_ == 1 ? runtime_.arena().alloc(MemTag::workspace, "gates and lists", DType::f64, {count})
+                                 : ranks_[comm_->rank()].slice(0, RankNumbers::count, RankNumbers::count + count);
+  return std::make_unique<LayerStats>(runtime_.arena(), config_.model, own.view({layers, NsaStats::count}));
+}
+
+Tensor TrainStep::all_stats() const {
+  if (!stats_ || world_ == 1) return stats_ ? stats_->result() : Tensor{};
+  return ranks_;
+}
+
+// The ranks' merged, in their order.
+std::vector<NsaStats> TrainStep::read_stats(const std::byte* copied) const {
+  std::vector<NsaStats> layers(static_cast<size_t>(config_.model.n_layers));
+  if (world_ > 1) copied += RankNumbers::count * sizeof(double);
+  for (int64_t rank = 0; rank < world_; ++rank)
+    for (int64_t i = 0; i < config_.model.n_layers; ++i) {
+      NsaStats its;
+      std::memcpy(its.at, copied + rank * ranks_.stride[0] * static_cast<int64_t>(sizeof(double)) + i * sizeof its,
+                  sizeof its);
+      layers[static_cast<size_t>(i)].merge(its);
+    }
+  return layers;
 }
 
 void TrainStep::begin(bool trace) {
@@ -97,6 +131,7 @@ void TrainStep::begin(bool trace) {
   trace_wanted_ = trace && !ctx_.planning;
   if (comm_ != nullptr) comm_->take_waited_ms();  // between steps: not theirs
   if (asserts_) asserts_->clear(ctx_);
+  if (stats_) stats_->clear(ctx_);
   triad::zero(ctx_, model_.params().added_grads());
   triad::zero(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1));
 }
@@ -119,7 +154,7 @@ void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t>
 }
 
 void TrainStep::forward_backward(int64_t step_positions, bool first, GradSink* sink) {
-  model_.forward(ctx_, act_);
+  model_.forward(ctx_, act_, stats_.get());
   ledger_.begin(sink);
   const bool trace = std::exchange(trace_wanted_, false);
   if (trace) trace_.start(next_result_);
@@ -200,13 +235,15 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   tell_stage(ctx_, Stage::update);
   if (!ctx_.planning) results_[next_result_].computed.record(ctx_.stream);
   if (micro_steps_ > 0) ledger_.require_all();
+  if (stats_) stats_->finish(ctx_);
   if (reducer_) sum_over_ranks(stop);
   if (measure || ctx_.planning) measure_gradients();  // a plan has room for it
   if (zero())
     sum_of_shards(number(StepNumbers::norm_squared));
   else
     sum_of_squares(ctx_, number(StepNumbers::norm_squared), grads);
-  judge_step(ctx_, numbers_, grads, parts_, ranks_, config_.train.on_nonfinite == OnNonfinite::stop);
+  judge_step(ctx_, numbers_, grads, parts_, ranks_.empty() ? Tensor{} : ranks_.slice(1, 0, RankNumbers::count),
+             config_.train.on_nonfinite == OnNonfinite::stop);
   optimizer_.step(ctx_, model_.params(), number(StepNumbers::applied), config_.train, step);
   if (ctx_.planning) return;
   ResultSlot& slot = results_[next_result_];
@@ -219,6 +256,9 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   if (measure)
     backend::copy(slot.memory.data() + numbers_.bytes() + kBytesOfAsserts, Device::cpu(), ledger_.facts().data,
                   ctx_.device, ledger_.facts().bytes(), ctx_.stream.handle());
+  if (stats_)
+    backend::copy(slot.memory.data() + numbers_.bytes() + kBytesOfAsserts + ledger_.facts().bytes(), Device::cpu(),
+                  all_stats().data, ctx_.device, all_stats().bytes(), ctx_.stream.handle());
   slot.done.record(ctx_.stream);
   queued_.push_back({next_result_, step, step_positions, measure});
   next_result_ = (next_result_ + 1) % kMaxQueued;
@@ -245,6 +285,8 @@ TrainStep::Result TrainStep::result() {
   result.stop = numbers[StepNumbers::stop] != 0;
   if (queued.measured)
     result.grads = ledger_.read(reinterpret_cast<const double*>(slot.memory.data() + sizeof numbers + kBytesOfAsserts));
+  if (stats_)
+    result.stats = read_stats(slot.memory.data() + sizeof numbers + kBytesOfAsserts + ledger_.facts().bytes());
   result.trace = trace_.take(queued.slot);
   if (reducer_) result.comm_ms = slot.host_ms + (ctx_.device.is_cuda() ? slot.summed.ms_since(slot.computed) : 0);
   if (bucket_trace_) result.buckets = bucket_trace_->take();

@@ -13,6 +13,7 @@
 
 #include "engine/comm.h"
 #include "engine/graph.h"
+#include "model/layer_stats.h"
 #include "model/model.h"
 #include "train/backward_trace.h"
 #include "train/config.h"
@@ -38,6 +39,7 @@ class TrainStep {
     std::optional<GradFacts> grads;            // where update() was to measure them
     std::vector<BackwardTrace::Op> trace;      // where begin() was to trace
     std::optional<BucketTrace::Step> buckets;  // with diagnosis "buckets", of several ranks
+    std::vector<NsaStats> stats;               // with log.stats by layer, of all micro-steps and ranks; dense: none
   };
 
   // Forgets gradients and loss. trace: the first micro-step's backward is traced (and not replayed from a graph).
@@ -74,6 +76,9 @@ class TrainStep {
   void sum_of_shards(Tensor norm_squared);
   std::vector<ElementRange> own_elements() const;
   void measure_gradients();
+  std::unique_ptr<LayerStats> make_stats();
+  Tensor all_stats() const;  // what holds them, of all ranks
+  std::vector<NsaStats> read_stats(const std::byte* copied) const;
 
   Runtime& runtime_;
   Context& ctx_;
@@ -81,10 +86,11 @@ class TrainStep {
   Comm* comm_;
   int64_t world_;
   Model model_;
-  Tensor ranks_;                               // [world, RankNumbers::count] f64; absent in a world of one
+  Tensor ranks_;  // [world, RankNumbers::count, and a rank's stats_] f64; absent in a world of one
   std::unique_ptr<GradReducer> reducer_;       // likewise
   std::unique_ptr<BucketTrace> bucket_trace_;  // of its buckets, where asked for
   Optimizer optimizer_;
+  std::unique_ptr<LayerStats> stats_;  // log.stats
   GradLedger ledger_;
   BackwardTrace trace_;
   Activations act_;

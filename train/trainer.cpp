@@ -28,6 +28,7 @@
 #include "train/run_folder.h"
 #include "train/schedule.h"
 #include "train/state.h"
+#include "train/stats_report.h"
 #include "train/telemetry.h"
 #include "train/train_step.h"
 #include "train/watchdog.h"
@@ -116,6 +117,7 @@ class Trainer {
     Telemetry telemetry(config_, folder_, device_, *comm_, runtime_->arena(), resume_from_.empty() ? -1 : state_.step);
     grad_report_.emplace(config_, folder_, step_.model().params(), comm_->first(),
                          resume_from_.empty() ? -1 : state_.step);
+    stats_report_.emplace(config_, folder_, comm_->first(), resume_from_.empty() ? -1 : state_.step);
     telemetry.banner(count_parameters(config_.model), request_.environment, data_.description);
     if (!resume_from_.empty()) {
       telemetry.message(fmt::format("resumed from {} at step {}", resume_from_, state_.step));
@@ -236,7 +238,8 @@ class Trainer {
           ms(std::chrono::steady_clock::now() - std::exchange(settled_at_, std::chrono::steady_clock::now()));
       last_loss_ = result.loss;
       stop_agreed_ = stop_agreed_ || result.stop;
-      const Json of_gradients = grad_report_->step(step, updates_, result, telemetry);
+      Json more = grad_report_->step(step, updates_, result, telemetry);
+      more.update(stats_report_->step(step, result.stats, telemetry.board()));
       if (!result.finite) {
         const std::string where =
             result.bad_rank < 0 ? "no rank alone, but their sum" : fmt::format("rank {}", result.bad_rank);
@@ -261,7 +264,7 @@ class Trainer {
                       .update_ms = result.update_ms,
                       .fetch_ms = fetch_ms_.front(),
                       .routes = &runtime_->ctx().routes,
-                      .more = of_gradients});
+                      .more = more});
       fetch_ms_.pop_front();
       if (result.buckets) check_buckets(telemetry, step, *result.buckets);
       look_for_anomalies(telemetry, step, result, step_ms);
@@ -303,6 +306,7 @@ class Trainer {
                                   .seconds = step_ms / 1e3,
                                   .host_mib = sample.host_mib,
                                   .device_mib = sample.gpu.used_mib,
+                                  .gates = stats_report_->gates(),
                                   .zero_grads = zero_grads_})) {
       telemetry.heartbeat(step, "anomaly", {{"type", anomaly.type}, {"text", anomaly.text}});
       telemetry.alert(fmt::format("anomaly {}: rank {}: {}", anomaly.type, comm_->rank(), anomaly.text));
@@ -446,6 +450,7 @@ class Trainer {
   std::unique_ptr<Runtime> runtime_;
   TrainStep step_;
   std::optional<GradReport> grad_report_;
+  std::optional<StatsReport> stats_report_;
   std::optional<Checkpointer> checkpointer_;  // the first rank's; its host memory comes before the first step
   RunFolder folder_;                          // after all that may refuse the run: from here on files change
   MemoryReport memory_;

@@ -1,11 +1,15 @@
 // Loaded in front of the program (LD_PRELOAD): matrix products that fall asleep, as TRIAD_PLANT says. The program
 // itself has no switch for faults. "rank after_s for_s each_s": on that rank, from after_s after its first product on
-// and for for_s, each product sleeps each_s first.
+// and for for_s, each product sleeps each_s first. And products that are wrong: TRIAD_BEND is a word, and in programs
+// whose command line has it the first element of each comes out greater by one.
 #include <dlfcn.h>
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <string>
 #include <thread>
 
 namespace {
@@ -30,6 +34,13 @@ struct Plant {
   }
 };
 
+bool is_bent() {
+  const char* word = std::getenv("TRIAD_BEND");
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  const std::string words{std::istreambuf_iterator<char>(file), {}};
+  return word != nullptr && words.find(word) != std::string::npos;
+}
+
 }  // namespace
 
 extern "C" void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float* a, int lda,
@@ -39,4 +50,6 @@ extern "C" void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, floa
   static const auto product = reinterpret_cast<Product>(dlsym(RTLD_NEXT, "cblas_sgemm"));
   plant.sleep();
   product(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+  static const bool bent = is_bent();
+  if (bent) c[0] += 1;
 }

@@ -1,0 +1,28 @@
+// A run's CSV and JSONL files, read back.
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+namespace triad {
+
+// The lines of a file; the last one, where a run is at work on it and has not ended it yet, is left out.
+std::vector<std::string> whole_lines(const std::string& path);
+
+// A CSV file of a run: numbers in columns that have a name, NaN where a field is empty.
+class CsvTable {
+ public:
+  // No rows if the file is not there. Every column of `needed` has to be.
+  CsvTable(const std::string& path, const std::vector<std::string>& needed);
+  size_t size() const { return rows_.size(); }
+  bool has(const std::string& column) const { return columns_.count(column) > 0; }
+  const std::string& text(size_t row, const std::string& column) const { return rows_[row][columns_.at(column)]; }
+  double number(size_t row, const std::string& column) const;
+
+ private:
+  std::string path_;
+  std::map<std::string, size_t> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace triad

@@ -40,36 +40,50 @@ struct HeldVectors {
   }
 };
 
-// The rows of x, normed and rounded as the forward pass's own kernel does, to shared memory.
+// A row of x, normed and rounded as the forward pass's own kernel does, to shared memory: warp n takes row n. Its first
+// vectors are read once; those of the norm's weights were asked for before.
 template <class T>
-__device__ void load_rows(const Few<T>& a, T* shared) {
+__device__ void load_rows(const Few<T>& a, const HeldVectors<T>& norm, T* shared) {
   constexpr int V = kVector<T>;
   const int vectors = a.in / V, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp >= a.rows) return;
   const T* const row = a.x + warp * a.x_stride;
+  HeldVectors<T> held;
+  held.load(row, lane, vectors);
+  // get(x, from, i): vector from + 32 * i, of which the first kHeld of a lane are there
+  const auto get = [&](float (&x)[V], const HeldVectors<T>& there, const T* all, int from, int i) {
+    if (from == lane)
+      as_floats<T>(x, there.v[i]);
+    else
+      load_vector<V>(x, all + (from + 32 * i) * V);
+  };
   float r = 1;
   if (a.norm != nullptr) {
     float sum = 0;
-#pragma unroll 4
-    for (int i = lane; i < vectors; i += 32) {
-      float x[V];
-      load_vector<V>(x, row + i * V);
+    for (int from = lane; from < vectors; from += 32 * kHeld)
 #pragma unroll
-      for (int j = 0; j < V; ++j) sum = fmaf(x[j], x[j], sum);
-    }
+      for (int i = 0; i < kHeld; ++i) {
+        if (from + 32 * i >= vectors) break;
+        float x[V];
+        get(x, held, row, from, i);
+#pragma unroll
+        for (int j = 0; j < V; ++j) sum = fmaf(x[j], x[j], sum);
+      }
     r = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(a.in) + a.eps);
   }
-#pragma unroll 4
-  for (int i = lane; i < vectors; i += 32) {
-    float x[V], weight[V];
-    load_vector<V>(x, row + i * V);
-    if (a.norm != nullptr) {
-      load_vector<V>(weight, a.norm + i * V);
+  for (int from = lane; from < vectors; from += 32 * kHeld)
 #pragma unroll
-      for (int j = 0; j < V; ++j) x[j] = x[j] * r * weight[j];
+    for (int i = 0; i < kHeld; ++i) {
+      if (from + 32 * i >= vectors) break;
+      float x[V], weight[V];
+      get(x, held, row, from, i);
+      if (a.norm != nullptr) {
+        get(weight, norm, a.norm, from, i);
+#pragma unroll
+        for (int j = 0; j < V; ++j) x[j] = x[j] * r * weight[j];
+      }
+      store_vector<V>(shared + warp * a.in + (from + 32 * i) * V, x);
     }
-    store_vector<V>(shared + warp * a.in + i * V, x);
-  }
 }
 
 // sum[n] = row of w . row n of x; the row's first vectors are there already.
@@ -106,16 +120,18 @@ __device__ float silu_of_rounded(float x) {
 }
 
 template <class T, int kRows, Activation kActivation>
-__global__ void __launch_bounds__(32 * kWarps) linear_few_kernel(Few<T> a) {
+__global__ void __launch_bounds__(32 * kWarps, 2) linear_few_kernel(Few<T> a) {
   T* const x = reinterpret_cast<T*>(dynamic_shared());
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, vectors = a.in / kVector<T>;
   int column = static_cast<int>(blockIdx.x) * kWarps + warp;
   const auto row_of = [&](int i) { return a.w + i * a.w_stride; };
   HeldVectors<T> held;
   if (column < a.out) held.load(row_of(column), lane, vectors);
+  HeldVectors<T> norm;
+  if (a.norm != nullptr && warp < a.rows) norm.load(a.norm, lane, vectors);
   let_next_begin();
   wait_for_previous();  // w and norm are weights; x and the addend are what the kernel before has written
-  load_rows(a, x);
+  load_rows(a, norm, x);
   __syncthreads();
   for (; column < a.out; column += static_cast<int>(gridDim.x) * kWarps) {
     if (column >= static_cast<int>(gridDim.x) * kWarps) held.load(row_of(column), lane, vectors);

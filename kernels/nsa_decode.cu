@@ -312,12 +312,22 @@ __device__ void score_blocks(const Decode<T>& a, SelectMemory& memory, float* su
   const auto end_of = [&](int j) { return min(visible, ((j + 1) * a.l_sel - 1) / a.d + 1); };
   for (int j0 = begin; j0 < end; j0 += a.tile_blocks) {
     const int j1 = min(end, j0 + a.tile_blocks), c0 = first_of(j0), c1 = end_of(j1 - 1);
-#pragma unroll 2
-    for (int c = c0 + threadIdx.x; c < c1; c += kSelectThreads) {
-      float p = 0;
-#pragma unroll 8
-      for (int h = 0; h < a.G; ++h) p += exp2_approx(scores[int64_t{h} * a.rows[0] + c] - memory.lse[h]);
-      sums[c - c0] = p;
+    for (int c = c0 + threadIdx.x; c < c1; c += 2 * kSelectThreads) {  // two keys of eight heads on their way together
+      const bool two = c + kSelectThreads < c1;
+      float p[2] = {};
+      for (int h0 = 0; h0 < a.G; h0 += 8) {
+        float x[2][8];
+#pragma unroll
+        for (int h = 0; h < 8; ++h) {
+          const float* const row = scores + int64_t{h0 + h} * a.rows[0] + c;
+          x[0][h] = h0 + h < a.G ? row[0] - memory.lse[h0 + h] : -INFINITY;
+          x[1][h] = two && h0 + h < a.G ? row[kSelectThreads] - memory.lse[h0 + h] : -INFINITY;
+        }
+#pragma unroll
+        for (int h = 0; h < 8; ++h) p[0] += exp2_approx(x[0][h]), p[1] += exp2_approx(x[1][h]);
+      }
+      sums[c - c0] = p[0];
+      if (two) sums[c + kSelectThreads - c0] = p[1];
     }
     __syncthreads();
     for (int j = j0 + threadIdx.x; j < j1; j += kSelectThreads) {

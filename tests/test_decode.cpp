@@ -304,11 +304,11 @@ TEST_CASE("decode: on the GPU steps give the forward pass's logits", "[decode][g
         check_agreement(gpu_config(phi, gate, heads, groups, 64), Device::cuda(), DType::f32, 1e-5, {0, 70}, name,
                         kGpuStd);
       }
-  check_agreement(config_of(Phi::conv, GateKind::softmax, 6, 2), Device::cuda(), DType::f32, 1e-5, {0}, "odd widths",
+  check_agreement(config_of(Phi::conv, GateKind::softmax, 6, 2), Device::cuda(), DType::f32, 3e-5, {0}, "odd widths",
                   kGpuStd);
   ModelConfig dense = gpu_config(Phi::avg, GateKind::softmax, 6, 2, 128);
   dense.attention = AttentionKind::dense, dense.mlp = MlpKind::swiglu;
-  check_agreement(dense, Device::cuda(), DType::f32, 1e-5, {0, 70}, "dense, swiglu", kGpuStd);
+  check_agreement(dense, Device::cuda(), DType::f32, 3e-5, {0, 70}, "dense, swiglu", kGpuStd);
 }
 
 TEST_CASE("decode: on the GPU in bf16 the same 256 tokens are the likeliest", "[decode][gpu]") {

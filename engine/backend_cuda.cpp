@@ -132,13 +132,21 @@ void destroy_event(Device device, void* event) noexcept {
 void record_event(Device device, void* event, void* stream) {
   if (device.is_cuda()) CUDA_CHECK(cudaEventRecord(as_event(event), as_stream(stream)));
 }
-void record_event_of_graph(Device device, void* event, void* stream) {
-  if (!device.is_cuda()) return;
+// Whether what is queued on it is recorded: elsewhere the flags of events outside are an error.
+static bool is_recording(void* stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CUDA_CHECK(cudaStreamIsCapturing(as_stream(stream), &status));
-  const bool recorded = status == cudaStreamCaptureStatusActive;  // elsewhere the flag is an error
+  return status == cudaStreamCaptureStatusActive;
+}
+void record_event_of_graph(Device device, void* event, void* stream) {
+  if (!device.is_cuda()) return;
   CUDA_CHECK(cudaEventRecordWithFlags(as_event(event), as_stream(stream),
-                                      recorded ? cudaEventRecordExternal : cudaEventRecordDefault));
+                                      is_recording(stream) ? cudaEventRecordExternal : cudaEventRecordDefault));
+}
+void wait_event_of_graph(Device device, void* stream, void* event) {
+  if (!device.is_cuda()) return;
+  CUDA_CHECK(cudaStreamWaitEvent(as_stream(stream), as_event(event),
+                                 is_recording(stream) ? cudaEventWaitExternal : cudaEventWaitDefault));
 }
 void wait_event(Device device, void* stream, void* event) {
   if (device.is_cuda()) CUDA_CHECK(cudaStreamWaitEvent(as_stream(stream), as_event(event), 0));

@@ -37,6 +37,7 @@ void* create_event(Device, bool) { return nullptr; }
 void destroy_event(Device, void*) noexcept {}
 void record_event(Device, void*, void*) {}
 void record_event_of_graph(Device, void*, void*) {}
+void wait_event_of_graph(Device, void*, void*) {}
 void wait_event(Device, void*, void*) {}
 void synchronize_event(Device, void*) {}
 bool reached_event(Device, void*) { return true; }

@@ -62,8 +62,13 @@ void Comm::meet(const LaunchEnv& env, Device device) {
     TRIAD_CHECK(f.size() == 8, "rank {} introduces itself as \"{}\"", r, lines[r]);
     if (std::stoi(f[0]) != r || std::stoi(f[1]) != world_)
       fail("launch: process {} of {} calls itself rank {} of {}", r, world_, f[0], f[1]);
-    peers_.push_back(
-        {.rank = r, .local_rank = std::stoi(f[2]), .pid = std::stoi(f[3]), .host = f[4], .device = f[5], .pci = f[6]});
+    peers_.push_back({.rank = r,
+                      .local_rank = std::stoi(f[2]),
+                      .pid = std::stoi(f[3]),
+                      .host = f[4],
+                      .device = f[5],
+                      .pci = f[6],
+                      .here = f[7] == identity});
     identities.push_back(f[7]);
     if (f[7] == identity && r != rank_) local.push_back({r, peers_.back().pid});
     const auto [twin, alone] = seats.emplace(f[7] + " " + f[2], r);
@@ -99,6 +104,12 @@ void Comm::reduce_scatter(Tensor x, const std::string& what, CommWidth width) {
 void Comm::all_gather(Tensor x, const std::string& what) {
   TRIAD_CHECK(x.numel() % world_ == 0, "all_gather of {} over {} ranks: {}", what, world_, x.str());
   if (guard_) guarded("all_gather", what, x.bytes(), on_stream(), [&] { do_all_gather(x); });
+}
+
+void Comm::exchange_parts(Tensor x, Tensor room, const std::string& what) {
+  TRIAD_CHECK(x.numel() % world_ == 0 && room.numel() == x.numel() && room.dtype == x.dtype,
+              "exchange of {} over {} ranks: {}, room {}", what, world_, x.str(), room.str());
+  if (guard_) guarded("exchange", what, x.bytes(), on_stream(), [&] { do_exchange_parts(x, room); });
 }
 
 void Comm::exchange_bytes(const void* mine, void* all, int64_t bytes, const std::string& what) {

@@ -27,6 +27,7 @@ enum class CommWidth { narrow, wide };
 struct Peer {
   int rank = 0, local_rank = 0, pid = 0;
   std::string host, device, pci;  // pci: where its GPU sits; empty on the CPU
+  bool here = false;              // on this host, among the processes that this one sees
 };
 
 class Comm {
@@ -61,6 +62,13 @@ class Comm {
   // x [world * n]: part r becomes what rank r has there.
   void all_gather(Tensor x, const std::string& what);
 
+  // x, room [world * n]: part r of room becomes what rank r has as part `rank` of x. The own part is left as it is.
+  void exchange_parts(Tensor x, Tensor room, const std::string& what);
+  // Offers tensors, in the allocation that begins at base, to the other ranks, all of which do the same. Where they
+  // reach each other's memory all_gather and exchange_parts of these take no processors of a GPU, and shares() tells.
+  virtual void share(const std::byte*, std::span<const Tensor>) {}
+  virtual bool shares() const { return false; }
+
   // On the host, at once: every rank's value, in the order of ranks.
   template <class T>
   std::vector<T> exchange(const T& mine, const std::string& what) {
@@ -86,6 +94,7 @@ class Comm {
   virtual void do_all_reduce(Tensor, CommWidth) {}
   virtual void do_reduce_scatter(Tensor, CommWidth) {}
   virtual void do_all_gather(Tensor) {}
+  virtual void do_exchange_parts(Tensor, Tensor) {}
   virtual void do_finish() {}
   // On the CPU, and where the host does the work, a collective is finished when its call returns.
   virtual bool on_stream() const { return false; }

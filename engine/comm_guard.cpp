@@ -12,6 +12,7 @@
 #include <fstream>
 
 #include "engine/check.h"
+#include "engine/process_end.h"
 
 namespace triad {
 
@@ -149,6 +150,10 @@ std::string CommGuard::others() const {
 }
 
 void CommGuard::end_process(const std::string& why) const {
+  constexpr double kTellS = 3;
+  const bool ends = end_process_within(kTellS);
+  for (const Peer& peer : peers_)
+    if (is_stopped(peer.pid)) kill_process(peer.fd);
   const std::string text = fmt::format("triad: rank {}: {}. This process ends\n", rank_, why);
   // No stdio: the main thread may hold its locks.
   for (size_t done = 0; done < text.size();) {
@@ -156,9 +161,7 @@ void CommGuard::end_process(const std::string& why) const {
     if (n <= 0) break;
     done += static_cast<size_t>(n);
   }
-  write_records(why);
-  for (const Peer& peer : peers_)
-    if (is_stopped(peer.pid)) kill_process(peer.fd);
+  if (ends) write_records(why);
   _exit(1);
 }
 

@@ -2,7 +2,8 @@
 // under way, on the host or on a stream, and the other ranks' processes on this host. A collective that does not finish
 // within dist.timeout_s, or a rank that is gone before the end, is told on stderr with the collective's number, what it
 // is of and its bytes; then the process exits with 1. Nothing gentler would do: the main thread may wait inside a
-// library for a rank that never comes. The last 1,000 collectives are kept, and written to a file then.
+// library for a rank that never comes. The last 1,000 collectives are kept, and written to a file then; the end
+// does not wait for that long.
 #pragma once
 #include <chrono>
 #include <cstdint>

@@ -36,6 +36,9 @@ class HostComm final : public Comm {
         others_(device, kPartBytes * world()) {}
 
   std::string name() const override { return "host memory over " + link().name(); }
+  // On the CPU a sum is no work beside other work, whichever way it goes: runs there take the one that GPUs take.
+  void share(const std::byte*, std::span<const Tensor>) override { shares_ = !stream().device().is_cuda(); }
+  bool shares() const override { return shares_; }
 
  protected:
   void do_all_reduce(Tensor x, CommWidth) override {
@@ -57,6 +60,17 @@ class HostComm final : public Comm {
       for (int64_t r = 0; r < world(); ++r) load(x, r * n + begin, part, r * part);
       add_parts(x.dtype, part);
       store(x, rank() * n + begin, part, others_.data());
+    }
+  }
+
+  void do_exchange_parts(Tensor x, Tensor room) override {
+    const int64_t element = size_of(x.dtype), most = kPartBytes / element, n = x.numel() / world();
+    for (int64_t begin = 0; begin < n; begin += most) {
+      const int64_t part = std::min(most, n - begin);
+      for (int64_t r = 0; r < world(); ++r) load(x, r * n + begin, part, r * part);
+      link().all_to_all(piece_.data(), others_.data(), part * element);
+      for (int64_t r = 0; r < world(); ++r)
+        if (r != rank()) store(room, r * n + begin, part, others_.data() + r * part * element);
     }
   }
 
@@ -98,6 +112,7 @@ class HostComm final : public Comm {
   }
 
   PinnedMemory piece_, others_;
+  bool shares_ = false;
 };
 
 }  // namespace

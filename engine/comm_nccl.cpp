@@ -6,6 +6,7 @@
 #include "engine/check.h"
 #include "engine/comm.h"
 #include "engine/cuda_check.h"
+#include "engine/peer_copies.h"
 
 namespace triad {
 
@@ -107,6 +108,10 @@ class NcclComm final : public Comm {
   }
   ~NcclComm() override { guard().expect_end(); }  // which would ask a communicator that is no more
   std::string name() const override { return name_; }
+  void share(const std::byte* base, std::span<const Tensor> tensors) override {
+    copies_ = PeerCopies::open(*this, stream().device(), base, tensors);
+  }
+  bool shares() const override { return copies_ != nullptr; }
 
  protected:
   bool on_stream() const override { return true; }
@@ -121,12 +126,17 @@ class NcclComm final : public Comm {
     check(nccl().reduce_scatter(x.data, mine, static_cast<size_t>(n), type_of(x.dtype), ncclSum, comm(width), queue()),
           "ncclReduceScatter");
   }
+  void do_exchange_parts(Tensor x, Tensor room) override { copies_->exchange_parts(x, room); }
   void do_all_gather(Tensor x) override {
+    if (copies_ && copies_->holds(x)) return copies_->all_gather(x);
     const int64_t n = x.numel() / world();
     const std::byte* const mine = x.data + rank() * n * size_of(x.dtype);
     check(nccl().all_gather(mine, x.data, static_cast<size_t>(n), type_of(x.dtype), wide_, queue()), "ncclAllGather");
   }
   void do_finish() override {
+    if (copies_) copies_->close();
+    barrier("memory for copies, closed");
+    copies_.reset();
     for (ncclComm_t comm : {narrow_, wide_}) check(nccl().comm_destroy(comm), "ncclCommDestroy");
   }
 
@@ -138,6 +148,7 @@ class NcclComm final : public Comm {
   cudaStream_t queue() { return static_cast<cudaStream_t>(stream().handle()); }
 
   std::string name_;
+  std::unique_ptr<PeerCopies> copies_;
   ncclComm_t wide_ = nullptr, narrow_ = nullptr;  // a run that fails leaves them: to end them in order takes all ranks
 };
 

@@ -9,8 +9,9 @@
 namespace triad {
 
 namespace backend {
-// As record_event; in work that is being recorded, each launch of it records the event anew.
+// As record_event and wait_event; in work that is being recorded, each launch of it does so anew.
 void record_event_of_graph(Device, void* event, void* stream);
+void wait_event_of_graph(Device, void* stream, void* event);
 }  // namespace backend
 
 class Graph {
@@ -45,7 +46,7 @@ class Graph {
 };
 
 // A point in the midst of work, recorded as a graph or not, from which on other streams may go on: they wait for it
-// after the work was launched, each time anew.
+// after the work was launched, each time anew. Or a point of another stream that such work waits for.
 class GraphEvent {
  public:
   explicit GraphEvent(Device device) : device_(device), handle_(backend::create_event(device, /*timed=*/false)) {}
@@ -54,7 +55,7 @@ class GraphEvent {
   GraphEvent& operator=(GraphEvent&&) = delete;
 
   void record(const Stream& on) { backend::record_event_of_graph(device_, handle_, on.handle()); }
-  void block(const Stream& stream) const { backend::wait_event(device_, stream.handle(), handle_); }
+  void block(const Stream& stream) const { backend::wait_event_of_graph(device_, stream.handle(), handle_); }
 
  private:
   Device device_;

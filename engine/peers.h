@@ -5,5 +5,7 @@
 namespace triad::backend {
 
 bool can_access_peer(int from, int to);  // GPUs by index; without CUDA: false
+// From here on copies between the two go straight, not through the host. Once for a pair; only where they can.
+void enable_peer_access(int from, int to);
 
 }  // namespace triad::backend

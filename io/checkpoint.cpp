@@ -44,7 +44,6 @@ void put_in_place(const std::string& temporary, const std::string& place) {
 
 void point_latest_at(const std::string& parent, const std::string& name) {
   const std::string link = join(parent, kLatest), temporary = temporary_name(link);
-  ::unlink(temporary.c_str());
   if (::symlink(name.c_str(), temporary.c_str()) != 0 || ::rename(temporary.c_str(), link.c_str()) != 0)
     fail("{}: the link cannot be replaced: {}", link, std::strerror(errno));
   sync_folder(parent);

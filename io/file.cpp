@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <random>
 #include <set>
 #include <utility>
 
@@ -182,14 +183,18 @@ bool is_temporary(const std::string& name, std::string* target) {
   constexpr std::string_view kMark = ".tmp.";
   const size_t mark = name.rfind(kMark);
   if (mark == std::string::npos || mark == 0) return false;
-  const std::string_view pid = std::string_view(name).substr(mark + kMark.size());
-  if (pid.empty() || !std::all_of(pid.begin(), pid.end(), [](unsigned char c) { return std::isdigit(c) != 0; }))
+  const std::string_view number = std::string_view(name).substr(mark + kMark.size());
+  if (number.empty() ||
+      !std::all_of(number.begin(), number.end(), [](unsigned char c) { return std::isdigit(c) != 0; }))
     return false;
   if (target) *target = name.substr(0, mark);
   return true;
 }
 
-std::string temporary_name(const std::string& name) { return fmt::format("{}.tmp.{}", name, ::getpid()); }
+std::string temporary_name(const std::string& name) {
+  std::random_device draw;
+  return fmt::format("{}.tmp.{}{:010}{:010}", name, ::getpid(), draw(), draw());
+}
 
 std::vector<std::string> expand_globs(std::span<const std::string> patterns) {
   std::vector<std::string> files;

@@ -46,7 +46,7 @@ class MappedFile {
   int64_t size_ = 0;
 };
 
-// A file that appears under its name whole or not at all: written beside it as NAME.tmp.PID, renamed by commit().
+// A file that appears under its name whole or not at all: written beside it as temporary_name(), renamed by commit().
 // Without commit() the destructor removes it, and an older file of that name stays.
 class AtomicFile {
  public:
@@ -88,8 +88,9 @@ void sync_folder(const std::string& path);   // a rename or a new file in it sur
 void sync_tree(const std::string& path);     // a folder's files, then the folder, all the way down
 void remove_tree(const std::string& path);   // what is absent is fine; symbolic links are removed, not followed
 
-// True for NAME.tmp.PID, the name that a file or folder has until it is whole; target, if given, becomes NAME.
+// True for NAME.tmp.NUMBER, the name that a file or folder has until it is whole; target, if given, becomes NAME.
 bool is_temporary(const std::string& name, std::string* target = nullptr);
+// One with a number that nobody else has: other ranks may share the folder, and in containers the process's number too.
 std::string temporary_name(const std::string& name);
 
 // The regular files that the patterns match, sorted within a pattern, each file once however many patterns or names

@@ -59,6 +59,12 @@ enum ValueField { kTag = 1, kSimpleValue = 2, kHistogram = 5 };
 enum HistogramField { kMin = 1, kMax, kNum, kSum, kSumSquares, kBucketLimit, kBucket };
 constexpr int kSessionStatus = 1, kSessionStart = 1;
 
+// What is finite stays so: a loss of 1e300 is drawn at the top, not left out as infinite.
+float nearest_float(double v) {
+  constexpr double kMost = std::numeric_limits<float>::max();
+  return static_cast<float>(std::isfinite(v) ? std::clamp(v, -kMost, kMost) : v);
+}
+
 std::string event(double wall_time, int64_t step) {
   std::string out;
   put_double(out, kWallTime, wall_time);
@@ -170,7 +176,7 @@ std::string scalars(double wall_time, int64_t step, std::span<const Scalar> all)
   for (const Scalar& s : all) {
     std::string value;
     put_bytes(value, kTag, s.tag);
-    put_float(value, kSimpleValue, static_cast<float>(s.value));
+    put_float(value, kSimpleValue, nearest_float(s.value));
     put_bytes(summary, kSummaryValue, value);
   }
   std::string out = event(wall_time, step);

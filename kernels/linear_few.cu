@@ -36,7 +36,7 @@ struct HeldVectors {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i)
       v[i] =
-          from + 32 * i < vectors ? __ldg(reinterpret_cast<const uint4*>(row) + from + 32 * i) : make_uint4(0, 0, 0, 0);
+          from + 32 * i < vectors ? reinterpret_cast<const uint4*>(row)[from + 32 * i] : make_uint4(0, 0, 0, 0);
   }
 };
 

@@ -278,8 +278,8 @@ CUtensorMap box_map(const ConstTensor& t, int box_rows) {
 template <bool kBackward>
 bool run(Context& ctx, const char* name, const ConstTensor& a, const ConstTensor& b, const ConstTensor& pre,
          const Tensor& out, const Tensor& y) {
-  if (a.dtype != DType::bf16 || ctx.compute_capability != 90) return false;
-  const bool fits = all_have_vectors(kVector<__nv_bfloat16>, a, b, pre, out, y) && a.size(1) > 0;
+  const bool fits = a.dtype == DType::bf16 && ctx.compute_capability == 90 &&
+                    all_have_vectors(kVector<__nv_bfloat16>, a, b, pre, out, y) && a.size(1) > 0;
   record_route(ctx, name, a.dtype, fits ? nullptr : "rows that are not made of 16-byte vectors");
   if (!fits) return false;
   const int64_t columns = ceil_div(out.size(1), kTileN);

@@ -277,23 +277,27 @@ SelectedKeys selected_keys(const char* op, const AttendIn& in, const ConstTensor
       .block_keys = block};
 }
 
-// Which kernels take a forward, a pure function of card and problem. The blocks' route leaves lists that are alike to
-// union tiles, so it needs what they need.
+// Which kernels take a forward, a pure function of card and problem. Union tiles have bits for 1,024 blocks; the
+// blocks' route leaves lists that are alike to them, or beyond that to the tokens' side, which takes any number.
 enum class ForwardRoute { general, tokens, blocks, union_tiles };
-ForwardRoute forward_route(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
-                           int64_t l_sel) {
-  if (attend_tokens_sm90_applies(ctx, out, in, block_index, l_sel)) return ForwardRoute::tokens;
-  if (!union_forward_sm90_applies(ctx, out, in, static_cast<int>(std::min(l_sel, in.q.size(1)))))
-    return ForwardRoute::general;
-  return attend_blocks_sm90_applies(ctx, out, in, block_index, l_sel) ? ForwardRoute::blocks
-                                                                      : ForwardRoute::union_tiles;
+struct ForwardRoutes {
+  ForwardRoute route, alike;  // alike: of the blocks' route where lists are
+};
+ForwardRoutes forward_routes(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
+                             int64_t l_sel) {
+  const bool tokens = attend_tokens_sm90_applies(ctx, out, in, block_index, l_sel);
+  if (tokens && attend_tokens_sm90_pays(in, block_index, l_sel)) return {ForwardRoute::tokens};
+  const bool unions = union_forward_sm90_applies(ctx, out, in, static_cast<int>(std::min(l_sel, in.q.size(1))));
+  if (!unions && !tokens) return {ForwardRoute::general};
+  const ForwardRoute alike = unions ? ForwardRoute::union_tiles : ForwardRoute::tokens;
+  return {attend_blocks_sm90_applies(ctx, out, in, block_index, l_sel) ? ForwardRoute::blocks : alike, alike};
 }
 
 }  // namespace
 
 bool nsa_attend_selected_combines(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
                                   int64_t l_sel, const CombineAlong& combine) {
-  const ForwardRoute route = forward_route(ctx, out, in, block_index, l_sel);
+  const ForwardRoute route = forward_routes(ctx, out, in, block_index, l_sel).route;
   return combine_rows_fit(combine) && (route == ForwardRoute::tokens || route == ForwardRoute::blocks);
 }
 
@@ -303,23 +307,26 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
   TRIAD_CHECK(combine == nullptr || cuda::nsa_attend_selected_combines(ctx, out, in, block_index, l_sel, *combine),
               "{}: nothing here combines along", op);
   const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
-  const ForwardRoute route = forward_route(ctx, out, in, block_index, l_sel);
+  const ForwardRoutes routes = forward_routes(ctx, out, in, block_index, l_sel);
   record_route(ctx, op, in.q.dtype,
-               route == ForwardRoute::general
-                   ? "head widths, alignment or a number of blocks that the fused kernels lack"
+               routes.route == ForwardRoute::general
+                   ? "head widths, alignment or a block length that the fused kernels lack"
                    : nullptr);
-  const auto attend_union = [&](const int* unless) {
-    attend_union_forward_sm90(ctx, op, out, in, keys.range, block_index, keys.block_keys, unless);
+  const auto attend = [&](ForwardRoute route, const int* unless) {
+    if (route == ForwardRoute::tokens)
+      attend_tokens_forward_sm90(ctx, op, out, in, block_index, l_sel, unless == nullptr ? combine : nullptr, unless);
+    else
+      attend_union_forward_sm90(ctx, op, out, in, keys.range, block_index, keys.block_keys, unless);
   };
-  switch (route) {
+  switch (routes.route) {
     case ForwardRoute::general:
       return attend_rows_forward(ctx, op, out, in, keys);
-    case ForwardRoute::tokens:
-      return attend_tokens_forward_sm90(ctx, op, out, in, block_index, l_sel, combine);
     case ForwardRoute::blocks:
-      return attend_blocks_forward_sm90(ctx, op, out, in, block_index, l_sel, attend_union, combine);
+      return attend_blocks_forward_sm90(
+          ctx, op, out, in, block_index, l_sel, [&](const int* unless) { attend(routes.alike, unless); }, combine);
+    case ForwardRoute::tokens:
     case ForwardRoute::union_tiles:
-      return attend_union(nullptr);
+      return attend(routes.route, nullptr);
   }
 }
 

@@ -62,6 +62,9 @@ std::vector<OpCase> nsa_attend_selected_cases() {
       selected_case("2600_l64_n4_far_192x128", {1, 2600, 2600, 1, 1, 192, 128}, 4, 64, nullptr, 8),
       selected_case("4100_l128_n4_far", {1, 4100, 4100, 1, 1, 64, 64}, 4, 128),
       selected_case("9000_l64_n16_far_G6", {1, 9000, 9000, 6, 1, 64, 64}, 16, 64),
+      // More blocks than union tiles have bits for, 1,024: where lists are too short to differ, from the tokens' side.
+      // Longer ones, which take the CPU minutes, are in tests/test_large.cpp.
+      selected_case("32801_l32_n2_G1", {1, 32801, 32801, 1, 1, 64, 64}, 2, 32),
       selected_case("300_l64_n3_128x128", {1, 300, 300, 12, 2, 128, 128}, 3, 64, nullptr, 8),
       selected_case("2x260_l32_n4_128x128_G16", {2, 260, 260, 16, 1, 128, 128}, 4, 32),
       // Groups of 16 heads, and with more blocks than lists have of 12: nsa_attend_selected_tokens_sm90.cu.

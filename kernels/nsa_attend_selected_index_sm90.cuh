@@ -44,7 +44,7 @@ struct FarArgs {
   int piece_tokens;                               // of an item, at most
   int tile_tokens;                                // that share a union tile
   float union_limit;                              // see compare_lists_kernel
-  int* differ;                                    // 1: far blocks are done here; 0: union tiles do all
+  int* differ;                                    // 1: far blocks are done here; 0: another route does all
   int near_tokens;                                // of one block that a CTA does, at most
   int* near;         // [B*Hkv,T] bit 0: the token's own block, 1: the one before, 2: block 0
   int* counts;       // [steps, parts, blocks] a part's entries of a block; from plan_items on where they begin

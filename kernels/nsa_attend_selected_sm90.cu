@@ -9,8 +9,9 @@
 //
 // Partial sums of all tokens would be n * dv * 2 bytes a row: 1.6 GB at 65536 x 12 x 64. So the sequence goes in ranges
 // of tokens, as many at once as kPartialBytes hold:
-//   compare_lists        whether neighbours' lists differ enough for all this; if not, union tiles do every block and
-//                        the other kernels return at once
+//   compare_lists        whether neighbours' lists differ enough for all this; if not, union tiles (or, where there
+//                        are too many blocks for them, the tokens' side) do every block and the other kernels return
+//                        at once
 //   count_entries, plan_items, fill_entries   the entries (t, place) of each range by block, cut into items
 //   near_kernel          a CTA has the tokens of a block and all their near blocks
 //   gather_kernel        a CTA takes an item, a far block and up to 16 tiles of its entries
@@ -470,7 +471,8 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
 
 // Ranges of so many tokens, and so many of them at once, that their partial sums take about kPartialBytes.
 constexpr int64_t kPartialBytes = int64_t{416} << 20;
-constexpr int kMaxBlocks = 48 * 1024;
+// Tables of all blocks lie in shared memory, and counts [T / 1024, blocks] of each (b, g) take half of q's memory then.
+constexpr int kMaxBlocks = 16 * 1024;
 
 // How many times a list is the union of the lists that the 64 rows of a union tile share, if far blocks are drawn at
 // random from the middle of the sequence: KERNELS.md 4.2.

@@ -1,4 +1,5 @@
-// The selected branch's forward on Hopper seen from the tokens (bf16): for groups of many heads, whatever the lists.
+// The selected branch's forward on Hopper seen from the tokens (bf16): for groups of many heads, whatever the lists,
+// and for all groups where there are more blocks than union tiles have bits for.
 //
 // A warp has one token's heads, up to 16, as the 16 rows of mma.sync; q and o stay in its registers. The twelve warps
 // of a CTA have neighbouring tokens and share the union of their lists: a block comes once from L2 into a ring of
@@ -17,6 +18,9 @@
 // they multiply together, by wgmma: their rows are the 64 of its tile, in the same registers. That reads keys and
 // values once for the four.
 //
+// Which blocks a tile's list has so far is asked of a table in shared memory by the block's number (hashed), so that
+// any number of blocks takes the same room.
+//
 // Combining along (o is then the last of the branches): 0.05 ms less at 8192 tokens of the first shapes below, 0.5 at
 // 65536, than a pass of its own behind this kernel. The sum of the rounded probabilities costs 3 to 6%.
 //
@@ -32,6 +36,7 @@
 #include "kernels/nsa_attend_selected_tokens_sm90.cuh"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "kernels/nsa_attend_forward_sm90.cuh"
@@ -44,8 +49,10 @@ using bf16 = __nv_bfloat16;
 
 constexpr int kUnitRows = 16;                   // heads of a token that a warp takes, a unit: the rows of mma.m16n8k16
 constexpr int kStageKeys = 64, kStepKeys = 32;  // keys of a stage; keys multiplied at once
-constexpr int kMaxStages = 16, kMostBlocks = 16384;  // stages of a ring; blocks of a sequence
-constexpr uint16_t kNowhere = 0xffff;
+constexpr int kMaxStages = 16;                  // of a ring
+constexpr int kWarpBits = 12;                   // of a list's entry: the warps; the block has the others
+constexpr int64_t kMostBlocks = int64_t{1} << (32 - kWarpBits);  // of a sequence
+constexpr unsigned short kNowhere = 0xffff;
 
 // block_index [B,T,Hkv,n]
 struct TokenLists {
@@ -69,8 +76,10 @@ struct TokensArgs {
   Divisor tile_tokens;
   int G, all_tiles;
   int stage_keys, pieces;  // of a block, which takes `pieces` stages
-  int list_room, words;    // entries of a tile's list at most; words of 32 blocks
+  int list_room;           // entries of a tile's list at most
+  int table_bits;          // log2 of the places of the table of those that are in it
   float scale_log2;
+  const int* unless;  // not nullptr: where *unless is not 0 there is nothing to be done
 };
 
 // kWarps take units. The CTA's registers go to them and to four warps that serve.
@@ -81,29 +90,27 @@ struct TokensShape {
   static constexpr int kThreads = 32 * kWarps + kWarpgroup;
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel, kPanelBytes = kStageKeys * kPanelRowBytes;
   static constexpr int kStageBytes = (kPanelsK + kPanelsV) * kPanelBytes;  // panels of k, then those of v
-  static_assert(kWarps <= 16 && kWarps % 4 == 0);                          // an entry has 16 bits for the warps
+  static_assert(kWarps <= kWarpBits && kWarps % 4 == 0);
 };
 
-// Shared memory after the stages; then two lists [2][list_room], and what the list's maker works with: a bit for each
-// listed block and how many are before a word [words] each, where the blocks have been dealt [list_room].
-// asked: one thread writes it, which only ever lets it grow; the others read it whenever they like, and racecheck
-// reports that. What they need is that the barriers' phases of the stages before are seen to have ended: hence release,
-// acquire.
+// Shared memory after the stages; then two lists [2][list_room], and the table that their maker finds blocks with.
 struct Control {
   Barrier full[kMaxStages], empty[kMaxStages], list_full[2], list_empty[2];
   int counts[2];  // entries of the lists
   int asked;      // stages that the loader has asked for, all tiles together
 };
-__device__ __forceinline__ int load_acquire(const int& x) {
+// One thread counts up, others look when they like. Both by atomics, as no barrier stands between. Who has seen a count
+// has seen the barriers' phases end that ended before: hence release and acquire.
+__device__ __forceinline__ void count_up(int& x) {
+  asm volatile("red.release.cta.shared::cta.add.s32 [%0], 1;" ::"r"(shared_address(&x)) : "memory");
+}
+__device__ __forceinline__ int look_at(int& x) {
   int value;
-  asm volatile("ld.acquire.cta.shared.s32 %0, [%1];" : "=r"(value) : "r"(shared_address(&x)) : "memory");
+  asm volatile("atom.acquire.cta.shared::cta.add.s32 %0, [%1], 0;" : "=r"(value) : "r"(shared_address(&x)) : "memory");
   return value;
 }
-__device__ __forceinline__ void store_release(int& x, int value) {
-  asm volatile("st.release.cta.shared.s32 [%0], %1;" ::"r"(shared_address(&x)), "r"(value) : "memory");
-}
-int64_t control_bytes(int64_t list_room, int64_t words) {
-  return sizeof(Control) + sizeof(unsigned) * (2 * list_room + 2 * words) + sizeof(uint16_t) * list_room;
+int64_t control_bytes(int64_t list_room, int64_t table_bits) {
+  return sizeof(Control) + sizeof(unsigned) * 2 * list_room + (sizeof(unsigned short) << table_bits);
 }
 
 // What a warp keeps of its token: q as left operands, o, and by row how scores are shifted (in powers of 2), this
@@ -285,6 +292,7 @@ struct Tokens {
     const uint32_t v_lane = v_panels + swizzled(lane % 16, lane / 16);
     const int in_tile = a.units.quotient(warp), head0 = (warp - in_tile * a.units.value()) * kUnitRows;
     int first_step = 0;  // of this tile, counting all tiles' stages
+    int asked = 0;       // stages that the loader is known to have asked for
     for_tiles([&](const Tile& tile, int turn) {
       const int token = tile.first + in_tile;
       const bool exists = in_tile < a.tile_tokens.value() && token < a.lists.tokens;
@@ -294,19 +302,19 @@ struct Tokens {
       const int count = control.counts[turn & 1];
       const unsigned* const entries = list(turn);
       for (int base = 0; base < count; base += 32) {
-        const unsigned entry = base + lane < count ? entries[base + lane] : 0;
+        const unsigned of_lane = base + lane < count ? entries[base + lane] : 0;
         if (base + 32 >= count && exists && a.combine.wanted()) prefetch_others(tile, token, head0);
-        const unsigned listed = __ballot_sync(kFullWarp, (entry >> warp & 1) != 0);
-        const unsigned together = __ballot_sync(kFullWarp, are_together(entry >> (warp & ~3)));
+        const unsigned listed = __ballot_sync(kFullWarp, (of_lane >> warp & 1) != 0);
+        const unsigned together = __ballot_sync(kFullWarp, are_together(of_lane >> (warp & ~3)));
         for (unsigned left = listed; left != 0; left &= left - 1) {
           const int j = __ffs(left) - 1;
-          const int first_key = (entries[base + j] >> 16) * a.block_keys.value();
+          const int first_key = static_cast<int>(entries[base + j] >> kWarpBits) * a.block_keys.value();
           for (int piece = 0; piece < a.pieces; ++piece) {
             const int step = first_step + (base + j) * a.pieces + piece, lap = a.stages.quotient(step);
             const int stage = step - lap * a.stages.value(), key0 = first_key + piece * kStageKeys;
             // A barrier tells the parity of its phase alone. Whoever has passed laps by asks first whether this one
             // has begun; it cannot end while this warp has not arrived.
-            while (load_acquire(control.asked) <= step) __nanosleep(32);
+            while (asked <= step) asked = await_asked(asked);
             barrier_wait(&control.full[stage], lap & 1);
             const int seen = token + 1 - key0;
             if ((together >> j & 1) != 0)  // the same keys for all four: those that the last token sees
@@ -322,11 +330,19 @@ struct Tokens {
         }
       }
       first_step += count * a.pieces;
-      __syncwarp();
-      if (lane == 0) barrier_arrive(&control.list_empty[turn & 1]);
+      barrier_arrive(&control.list_empty[turn & 1]);  // every lane, for what it read
       if (exists) store(unit, tile, token, head0);
       if (exists && a.combine.wanted()) combine(tile, token, head0);
     });
+  }
+
+  __device__ __forceinline__ int await_asked(int asked) const {
+    int now = 0;
+    if (threadIdx.x % 32 == 0) now = look_at(control.asked);
+    __syncwarp();  // lane 0 has seen what the others rely on
+    now = __reduce_max_sync(kFullWarp, now);
+    if (now == asked) __nanosleep(32);
+    return now;
   }
 
   __device__ __forceinline__ void load_query(Unit<Shape>& unit, const Tile& tile, int token, int head0,
@@ -361,7 +377,7 @@ struct Tokens {
       prefetch_l2(a.combine.o_win.row(tile.b, token, tile.g * a.G + h) + at + i);
     }
   }
-  static __device__ __forceinline__ void prefetch_l2(const bf16* at) {
+  static __device__ __forceinline__ void prefetch_l2(const void* at) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
   }
 
@@ -413,21 +429,21 @@ struct Tokens {
 
   // The thread that asks for the blocks of each list.
   __device__ __forceinline__ void load() const {
-    int step = 0, stage = 0, lap = 0;
+    int stage = 0, lap = 0;
     for_tiles([&](const Tile& tile, int turn) {
       barrier_wait(&control.list_full[turn & 1], turn >> 1 & 1);
       const int count = control.counts[turn & 1];
       const unsigned* const entries = list(turn);
       for (int e = 0; e < count; ++e) {
         const unsigned entry = entries[e];
-        const int others = Shape::kWarps - __popc(entry & 0xffff);
-        int key0 = (entry >> 16) * a.block_keys.value();
+        const int others = Shape::kWarps - __popc(entry & ((1u << kWarpBits) - 1));
+        int key0 = static_cast<int>(entry >> kWarpBits) * a.block_keys.value();
         for (int piece = 0; piece < a.pieces; ++piece, key0 += kStageKeys) {
           barrier_wait(&control.empty[stage], (lap & 1) ^ 1);
           if (others > 0) barrier_arrive(shared_address(&control.empty[stage]), others);
           Barrier* const full = &control.full[stage];
           barrier_expect(full, a.stage_keys * (Shape::kDk + Shape::kDv) * 2);
-          store_release(control.asked, ++step);
+          count_up(control.asked);
           unsigned char* to = stages + stage * Shape::kStageBytes;
 #pragma unroll
           for (int i = 0; i < Shape::kPanelsK; ++i, to += Shape::kPanelBytes)
@@ -442,61 +458,54 @@ struct Tokens {
     });
   }
 
-  // The warp that makes the lists: first which blocks are in it, so that each has a number, then it deals them out.
+  // Where the block of each lane (-1: none) lies in a list of `count` entries, which grows by the blocks that it
+  // lacked. A block is found through the table, in which it lies at its hash or behind it, where there is room (linear
+  // probing).
+  __device__ __forceinline__ int place_of(int block, unsigned short* table, unsigned* entries, int& count) const {
+    const int lane = threadIdx.x % 32, last = (1 << a.table_bits) - 1;
+    // The first of the lanes that have a block looks for it.
+    const int first = __ffs(__match_any_sync(kFullWarp, block)) - 1;
+    int at = kNowhere, slot = static_cast<unsigned>(block) * 0x9e3779b1u >> (32 - a.table_bits);
+    __syncwarp();
+    if (block >= 0 && lane == first)
+      while ((at = table[slot]) != kNowhere && static_cast<int>(entries[at] >> kWarpBits) != block)
+        slot = slot + 1 & last;
+    const bool is_new = block >= 0 && lane == first && at == kNowhere;
+    const unsigned all_new = __ballot_sync(kFullWarp, is_new);
+    __syncwarp();
+    if (is_new) {
+      at = count + __popc(all_new & ((1u << lane) - 1));
+      entries[at] = static_cast<unsigned>(block) << kWarpBits;
+      while (atomicCAS(table + slot, kNowhere, static_cast<unsigned short>(at)) != kNowhere) slot = slot + 1 & last;
+    }
+    count += __popc(all_new);
+    __syncwarp();
+    return __shfl_sync(kFullWarp, at, first);
+  }
+
+  // The warp that makes the lists.
   __device__ __forceinline__ void make_lists() const {
     const int lane = threadIdx.x % 32, n = a.n.value();
-    const unsigned below = (1u << lane) - 1, units = (1u << a.units.value()) - 1;
-    unsigned* const bits = list(0) + 2 * a.list_room;
-    unsigned* const before = bits + a.words;
-    uint16_t* const dealt = reinterpret_cast<uint16_t*>(before + a.words);  // by number: the block's place in the list
+    const unsigned units = (1u << a.units.value()) - 1;
+    unsigned short* const table = reinterpret_cast<unsigned short*>(list(0) + 2 * a.list_room);
     for_tiles([&](const Tile& tile, int turn) {
       const int tokens = min(a.tile_tokens.value(), a.lists.tokens - tile.first);
-      const int words = (a.block_keys.quotient(tile.first + tokens - 1) >> 5) + 1;
       // The block that a token has at a place of its list; -1: none, or one that shows it nothing.
       const auto block_at = [&](int token, int place) {
         const int block = a.lists.at(tile.b, tile.first + token, tile.g)[place];
         return block <= a.block_keys.quotient(tile.first + token) ? block : -1;
       };
-      for (int w = lane; w < words; w += 32) bits[w] = 0;
-      __syncwarp();
-      for (int e = lane; e < tokens * n; e += 32) {
-        const int token = a.n.quotient(e), block = block_at(token, e - token * n);
-        if (block >= 0) atomicOr(&bits[block >> 5], 1u << (block & 31));
-      }
-      __syncwarp();
-      int count = 0;
-      for (int w0 = 0; w0 < words; w0 += 32) {
-        const int here = w0 + lane < words ? __popc(bits[w0 + lane]) : 0;
-        int up_to = here;
-        for (int by = 1; by < 32; by *= 2) {
-          const int x = __shfl_up_sync(kFullWarp, up_to, by);
-          if (lane >= by) up_to += x;
-        }
-        if (w0 + lane < words) before[w0 + lane] = count + up_to - here;
-        count += __shfl_sync(kFullWarp, up_to, 31);
-      }
+      if (lane < tokens)
+        for (int i = 0; i < n; i += 16) prefetch_l2(a.lists.at(tile.b, tile.first + lane, tile.g) + i);
+      for (int i = lane; i < 1 << a.table_bits; i += 32) table[i] = kNowhere;
       barrier_wait(&control.list_empty[turn & 1], (turn >> 1 & 1) ^ 1);
       unsigned* const entries = list(turn);
-      for (int i = lane; i < count; i += 32) dealt[i] = kNowhere;
-      __syncwarp();
-      int deals = 0;
+      int count = 0;
       for (int e0 = 0; e0 < a.tile_tokens.value() * n; e0 += 32) {  // the tokens' first blocks, their second ones ..
         const int place = a.tile_tokens.quotient(e0 + lane), token = e0 + lane - place * a.tile_tokens.value();
         const int block = place < n && token < tokens ? block_at(token, place) : -1;
-        int number = -1;
-        if (block >= 0) number = before[block >> 5] + __popc(bits[block >> 5] & ((1u << (block & 31)) - 1));
-        const unsigned same = __match_any_sync(kFullWarp, number);
-        const bool is_first = number >= 0 && (same & below) == 0 && dealt[number] == kNowhere;
-        const unsigned firsts = __ballot_sync(kFullWarp, is_first);
-        if (is_first) {
-          const int to = deals + __popc(firsts & below);
-          dealt[number] = static_cast<uint16_t>(to);
-          entries[to] = block << 16;
-        }
-        deals += __popc(firsts);
-        __syncwarp();
-        if (number >= 0) atomicOr(&entries[dealt[number]], units << token * a.units.value());
-        __syncwarp();
+        const int at = place_of(block, table, entries, count);
+        if (block >= 0) atomicOr(&entries[at], units << token * a.units.value());
       }
       if (lane == 0) control.counts[turn & 1] = count;
       barrier_arrive(&control.list_full[turn & 1]);  // every lane, for what it wrote
@@ -507,6 +516,7 @@ struct Tokens {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1) attend_tokens_kernel(const __grid_constant__ TokensArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
+  if (a.unless != nullptr && *a.unless != 0) return;
   unsigned char* const stages = aligned_shared();
   const Tokens<Shape> tokens{a, stages, *reinterpret_cast<Control*>(stages + a.stages.value() * Shape::kStageBytes)};
   if (threadIdx.x == 0) {
@@ -517,7 +527,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attend_tokens_kernel(const
     }
     for (int i = 0; i < 2; ++i) {
       barrier_init(&control.list_full[i], 32);
-      barrier_init(&control.list_empty[i], Shape::kWarps + 1);
+      barrier_init(&control.list_empty[i], 32 * Shape::kWarps + 1);
     }
     control.asked = 0;
     barrier_init_done();
@@ -537,12 +547,13 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attend_tokens_kernel(const
 
 template <class Shape>
 void launch_tokens(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                   const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine) {
+                   const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine, const int* unless) {
   const int64_t T = in.q.size(1), B = in.k.size(0), groups = in.k.size(2), G = in.q.size(2) / groups;
   const int64_t n = block_index.size(3), units = ceil_div(G, kUnitRows), tile_tokens = Shape::kWarps / units;
-  const int64_t tiles = ceil_div(T, tile_tokens), blocks = ceil_div(T, l_sel), words = ceil_div(blocks, 32);
-  const int64_t list_room = round_up(static_cast<int>(std::min(tile_tokens * n, blocks)), 2);
-  const int64_t stage_keys = std::min<int64_t>(l_sel, kStageKeys), control = control_bytes(list_room, words);
+  const int64_t tiles = ceil_div(T, tile_tokens), blocks = ceil_div(T, l_sel);
+  const int64_t list_room = std::min(tile_tokens * n, blocks);
+  const int64_t table_bits = std::bit_width(static_cast<uint64_t>(2 * list_room));  // half of it stays free
+  const int64_t stage_keys = std::min<int64_t>(l_sel, kStageKeys), control = control_bytes(list_room, table_bits);
   const int64_t stages = std::min<int64_t>((227 * 1024 - control) / Shape::kStageBytes, kMaxStages);
   TRIAD_CHECK(B * groups * tiles < (int64_t{1} << 31), "{}: {} tiles do not fit 31 bits", op, B * groups * tiles);
   const auto divisor = [](int64_t d) { return Divisor(static_cast<int>(d)); };
@@ -565,8 +576,9 @@ void launch_tokens(Context& ctx, const char* op, const AttendOut& out, const Att
                .stage_keys = static_cast<int>(stage_keys),
                .pieces = static_cast<int>(ceil_div(l_sel, kStageKeys)),
                .list_room = static_cast<int>(list_room),
-               .words = static_cast<int>(words),
-               .scale_log2 = 1.4426950408889634f / std::sqrt(static_cast<float>(in.q.size(3)))};
+               .table_bits = static_cast<int>(table_bits),
+               .scale_log2 = 1.4426950408889634f / std::sqrt(static_cast<float>(in.q.size(3))),
+               .unless = unless};
   if (!ctx.planning) {
     a.k_map = make_box_map(make_view<const bf16>(in.k), B, T, groups, static_cast<int>(stage_keys));
     a.v_map = make_box_map(make_view<const bf16>(in.v), B, T, groups, static_cast<int>(stage_keys));
@@ -577,20 +589,27 @@ void launch_tokens(Context& ctx, const char* op, const AttendOut& out, const Att
 
 }  // namespace
 
-// Where heads fill their units, this route was the faster one whatever the lists. Rows that are missing cost as much as
-// others: up to a quarter of them it is still faster, or as fast, where there are many more blocks than a list has.
 bool attend_tokens_sm90_applies(const Context& ctx, const AttendOut& out, const AttendIn& in,
                                 const ConstTensor& block_index, int64_t l_sel) {
-  const int64_t G = in.q.size(2) / in.k.size(2), n = block_index.size(3), blocks = ceil_div(in.q.size(1), l_sel);
-  const int64_t rows = ceil_div(G, kUnitRows) * kUnitRows;
+  return attend_forward_sm90_applies(ctx, out, in) && in.q.size(2) / in.k.size(2) <= 8 * kUnitRows &&
+         block_index.size(3) <= 64 && (l_sel == 32 || l_sel == 64 || l_sel == 128) &&
+         ceil_div(in.q.size(1), l_sel) <= kMostBlocks;
+}
+
+// Where heads fill their units, this route was the faster one whatever the lists. Rows that are missing cost as much as
+// others: up to a quarter of them it is still faster, or as fast, where there are many more blocks than a list has.
+bool attend_tokens_sm90_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
+  const int64_t G = in.q.size(2) / in.k.size(2), rows = ceil_div(G, kUnitRows) * kUnitRows;
   constexpr int64_t kManyMore = 6;  // times n
-  return attend_forward_sm90_applies(ctx, out, in) && (G == rows || (4 * G >= 3 * rows && blocks >= kManyMore * n)) &&
-         G <= 8 * kUnitRows && n <= 64 && (l_sel == 32 || l_sel == 64 || l_sel == 128) && blocks <= kMostBlocks;
+  return G == rows || (4 * G >= 3 * rows && ceil_div(in.q.size(1), l_sel) >= kManyMore * block_index.size(3));
 }
 
 void attend_tokens_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                                const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine) {
-  const auto attend = [&]<class Shape>() { launch_tokens<Shape>(ctx, op, out, in, block_index, l_sel, combine); };
+                                const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine,
+                                const int* unless) {
+  const auto attend = [&]<class Shape>() {
+    launch_tokens<Shape>(ctx, op, out, in, block_index, l_sel, combine, unless);
+  };
   if (in.q.size(3) == 64)
     attend.operator()<TokensShape<64, 64, 12, 152, 56>>();
   else if (in.q.size(3) == 128)

@@ -40,6 +40,8 @@
 // tokens of 24 or 36 MB, not 48: 21.0, 20.0.
 #include "kernels/nsa_attend_wide_sm90.cuh"
 
+#include "kernels/tma_sm90.cuh"
+
 namespace triad::cuda {
 namespace {
 
@@ -97,26 +99,10 @@ struct __align__(1024) Shared {
   int listed[kListed ? kWorkTokens / 2 : 1];
 };
 
-// ---- barriers in shared memory ----
-__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
 // By one lane, after all lanes of the warp are done.
 __device__ __forceinline__ void warp_arrive(uint64_t* barrier) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0)
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::
-          "r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-}
-// Once what this thread copied so far has arrived.
-__device__ __forceinline__ void arrive_with_copies(uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+  if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 // Adds `bytes` of floats in shared memory to global memory, both at multiples of 16 bytes, without waiting.
 __device__ __forceinline__ void add_bulk(float* to, const float* from, int bytes) {
@@ -127,15 +113,6 @@ __device__ __forceinline__ void add_bulk(float* to, const float* from, int bytes
 __device__ __forceinline__ void add_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until the sources of all this thread's bulk additions may be overwritten.
 __device__ __forceinline__ void add_bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-
-template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-template <int kRegisters>
-__device__ __forceinline__ void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
 
 // Sums of 64 rows and 128 columns in registers; d[panel][j / 8 of the panel][.]. The 64 columns of a panel of the right
 // operand, read across its rows, lie kPanelBytes from the next panel's.
@@ -214,8 +191,8 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
   const int warpgroup = threadIdx.x / kWarpgroup, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i)
-      barrier_init(&shared.full[i], kWarpgroup + 4), barrier_init(&shared.empty[i], kListed ? 4 : 8);
-    for (int i = 0; i < 2; ++i) barrier_init(&shared.ds_full[i], 4), barrier_init(&shared.ds_empty[i], 4);
+      barrier_init(&shared.full[i], kWarpgroup + 4), barrier_init(&shared.empty[i], 32 * (kListed ? 4 : 8));
+    for (int i = 0; i < 2; ++i) barrier_init(&shared.ds_full[i], 4), barrier_init(&shared.ds_empty[i], 32 * 4);
     barrier_init(&shared.keys_full, kKeyThreads);
   }
   if (kListed) {
@@ -235,7 +212,7 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
         copy_async_16(tile.v[panel] + to, v_rows.at(key, 0) + panel * kPanel + 8 * chunk, 16);
       }
     }
-    arrive_with_copies(&shared.keys_full);
+    barrier_arrive_after_copies(&shared.keys_full);
   }
   // What copies brought has arrived (`parity` as of the barrier), and the products may read it.
   const auto await_copies = [](uint64_t& barrier, int parity) {
@@ -295,7 +272,7 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
         shared.range[stage][r] = make_int2(a.range.low(t), a.range.high(t));
         copy_async_4(&shared.quantum[step % kRecent][r], a.quantum.at(b, t, g * G + h), true);
       }
-      arrive_with_copies(&shared.full[stage]);
+      barrier_arrive_after_copies(&shared.full[stage]);
       warp_arrive(&shared.full[stage]);
       if (++stage == kStages) stage = 0, round ^= 1;
     }
@@ -340,7 +317,7 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
         pin(dq);
         if (panel == kPanels - 1) {
 #pragma unroll
-          for (int i = 0; i < kSources; ++i) warp_arrive(&shared.ds_empty[first_source + i]);
+          for (int i = 0; i < kSources; ++i) barrier_arrive(&shared.ds_empty[first_source + i]);
         }
         // Rows lie 512 bytes apart, all in the same banks: so a lane begins with the chunk of 32 bytes (j) that its
         // row's number says, having brought it to the front by two rounds of swaps.
@@ -528,7 +505,7 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
       weigh(shift);
       wgmma_wait<0>();
       pin_sums(dk);
-      warp_arrive(&shared.empty[last]);
+      barrier_arrive(&shared.empty[last]);
       pack(left_p, p);
     }
   }

@@ -62,7 +62,7 @@ void Decoder::forget(Context& ctx, int64_t b) {
 void Decoder::prefill(Context& ctx, Activations& act, int64_t b, int64_t n) {
   TRIAD_CHECK(act.B() == 1 && n >= 1 && n <= act.T() && n <= capacity_,
               "a prefill of {} tokens: a pass over {} x {}, a cache of {}", n, act.B(), act.T(), capacity_);
-  model_.forward(ctx, act, nullptr, [&](int64_t layer, LayerActivations& a) {
+  model_.forward(ctx, act, nullptr, nullptr, [&](int64_t layer, LayerActivations& a) {
     const QkvViews views = split_qkv(a.qkv, model_.config(), 1, act.T());
     nsa_cache_fill(ctx, layers_[static_cast<size_t>(layer)], b, n, rows_of(views), a.nsa.k_cmp, a.nsa.v_cmp);
   });

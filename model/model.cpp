@@ -10,6 +10,23 @@
 
 namespace triad {
 
+namespace {
+
+void need(WeightGate* gate, const Context& ctx, std::initializer_list<ConstTensor> weights) {
+  if (gate == nullptr) return;
+  for (const ConstTensor& weight : weights)
+    if (!weight.empty()) gate->need(weight, ctx.stream);
+}
+
+void need_layer(WeightGate* gate, const Context& ctx, const LayerTensors<ConstTensor>& w) {
+  need(gate, ctx, {w.norm1, w.qkv, w.out_proj, w.norm2, w.mlp_in, w.mlp_out});
+  for (const PhiTensors<ConstTensor>& phi : {w.nsa.phi_k, w.nsa.phi_v})
+    need(gate, ctx, {phi.w, phi.pos, phi.fc1, phi.fc2});
+  need(gate, ctx, {w.nsa.gate.fc1_w, w.nsa.gate.fc1_b, w.nsa.gate.fc2_w, w.nsa.gate.fc2_b});
+}
+
+}  // namespace
+
 Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Options& options)
     : config_(config),
       options_(options),
@@ -41,7 +58,8 @@ void Model::expect_finite(Context& ctx, const char* op, const char* name, ConstT
   if (asserts_ != nullptr) asserts_->finite(ctx, -1, op, name, x);
 }
 
-void Model::forward(Context& ctx, Activations& act, LayerStats* stats, const AfterLayer& after_layer) {
+void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGate* gate,
+                    const AfterLayer& after_layer) {
   TRIAD_CHECK(act.T() <= options_.max_seq_len, "a batch of {} tokens a sequence for a model built for {}", act.T(),
               options_.max_seq_len);
   if (asserts_ != nullptr) {
@@ -50,17 +68,21 @@ void Model::forward(Context& ctx, Activations& act, LayerStats* stats, const Aft
     asserts_->range(ctx, "tokens", act.tokens, 0, config_.vocab_size);
     asserts_->range(ctx, "targets", act.targets, -1, config_.vocab_size);
   }
+  if (gate != nullptr) gate->begin();
+  need(gate, ctx, {w_.embed});
   embedding_forward(ctx, act.x(0), act.tokens.view({act.rows()}), w_.embed);
   expect_finite(ctx, "embedding", "x", act.x(0));
   for (int64_t i = 0; i < config_.n_layers; ++i) {
     ctx.routes.set_layer(i);
     tell_stage(ctx, Stage::forward, i);
+    need_layer(gate, ctx, w_.layers[i]);
     LayerContext lc = layer_context(act, i);
     lc.stats = stats;
     layer_forward(ctx, lc, w_.layers[i], act.layer(i), act.x(i + 1));
     if (after_layer) after_layer(i, act.layer(i));
   }
   ctx.routes.set_layer(-1);
+  need(gate, ctx, {w_.norm_f, w_.head});
 }
 
 Tensor Model::final_norm(Context& ctx, Activations& act, Scratch::Scope& scope) {

@@ -5,6 +5,7 @@
 #include "model/activations.h"
 #include "model/layer.h"
 #include "model/params.h"
+#include "model/weight_gate.h"
 
 namespace triad {
 
@@ -32,10 +33,12 @@ class Model {
   void watch(Asserts* asserts) { asserts_ = asserts; }
 
   // act.tokens [B,T] in [0, V) -> act.x(n_layers)
-  // stats: told of each layer's gates and lists. after_layer: sees each layer's activations once they are there; layers
-  // that share theirs overwrite them two layers on.
+  // stats: told of each layer's gates and lists. gate: asked for all weights, the head's too, before they are read.
+  // after_layer: sees each layer's activations once they are there; layers that share theirs overwrite them two layers
+  // on.
   using AfterLayer = std::function<void(int64_t layer, LayerActivations&)>;
-  void forward(Context&, Activations& act, LayerStats* stats = nullptr, const AfterLayer& after_layer = nullptr);
+  void forward(Context&, Activations& act, LayerStats* stats = nullptr, WeightGate* gate = nullptr,
+               const AfterLayer& after_layer = nullptr);
   // After forward: act.row_loss[i], 0 where the target is -1.
   void loss(Context&, Activations& act);
   // After forward: act.row_loss, and the gradients of scale * sum of row_loss are added to params().grads(). first:

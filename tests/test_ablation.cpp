@@ -1,6 +1,7 @@
 // Switches that take NSA apart (force_branch, uniform_gate, stopgrad_gates), and runtime.asserts, which names the first
 // value that cannot be.
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "io/json_config.h"
@@ -291,6 +292,43 @@ TEST_CASE("asserts: NSA_STRICT_ASSERTS ends a run at the first activation that i
   REQUIRE(run_program(well + folder.file("c") + " --set train.eval_every=2", "NSA_STRICT_ASSERTS=1").exit_code == 0);
   REQUIRE(run_program(well + folder.file("d") + " --set train.eval_every=2").exit_code == 0);
   CHECK(read_text(folder.file("c/model.safetensors")) == read_text(folder.file("d/model.safetensors")));
+}
+
+// A checkpoint's weights with one of them NaN, and without the checksums that would tell.
+void poison(const std::string& path, const std::string& tensor, int64_t element) {
+  std::string bytes = read_text(path);
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), sizeof length);
+  Json header = Json::parse(bytes.substr(sizeof length, length));
+  std::string data = bytes.substr(sizeof length + length);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const int64_t at = header.at(tensor)["data_offsets"][0].get<int64_t>() + 4 * element;
+  std::memcpy(data.data() + at, &nan, sizeof nan);
+  header.erase("__metadata__");
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  length = text.size();
+  write_text(path, std::string(reinterpret_cast<const char*>(&length), sizeof length) + text + data);
+}
+
+TEST_CASE("asserts: a NaN in one layer of a run is named by layer, op and element", "[asserts]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"),
+                    args = "train " + kTiny +
+                           " --set runtime.device=cpu --set train.save_every=2 --set log.out_dir=" + out;
+  REQUIRE(run_program(args + " --set train.steps=2").exit_code == 0);
+  const std::string from = out + "/checkpoints/step_2";
+  poison(from + "/model.safetensors", "blocks.1.mlp.fc1.weight", 3 * 32 + 7);  // of [128,32]
+  const Outcome named = run_program(args + " --set train.steps=4 --set runtime.asserts=true --resume " + from);
+  INFO(named.output);
+  CHECK(named.exit_code == 1);
+  CHECK(named.output.find("step 3: runtime.asserts: forward of layer 1: rmsnorm, first mlp matrix: mlp_pre[0,3] of "
+                          "[96,128] is NaN") != std::string::npos);
+  const Outcome seen = run_program(args + " --set train.steps=4 --resume " + from);
+  INFO(seen.output);
+  CHECK(seen.exit_code == 1);
+  CHECK(seen.output.find("step 3: rank 0: loss ") != std::string::npos);
+  CHECK(seen.output.find("nan are not both finite") != std::string::npos);
 }
 
 TEST_CASE("ablation: NSA_FORCE_BRANCH, NSA_FORCE_UNIFORM_GATE and NSA_STOPGRAD_GATES change what a run computes",

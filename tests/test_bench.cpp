@@ -271,3 +271,24 @@ TEST_CASE("bench: one step as a Chrome trace", "[bench]") {
   CHECK(backwards == 2);  // a layer each
   CHECK(named == 2);
 }
+
+TEST_CASE("bench: a trace or rows that cannot be written are told before the measuring; rows that were measured stay",
+          "[bench]") {
+  const TemporaryFolder folder;
+  const std::string args = "bench step " + kTiny + " --set runtime.device=cpu --steps 1 --warm-up 0 ",
+                    kept = folder.file("kept.jsonl");
+  for (const char* option : {"--chrome-trace ", "--append "}) {
+    const Outcome outcome = run_program(args + option + folder.file("none/file"));
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 1);
+    CHECK(outcome.output.find(folder.file("none/file") + ": cannot be written") != std::string::npos);
+    CHECK(outcome.output.find("tokens/s") == std::string::npos);
+  }
+  std::filesystem::create_directory(folder.file("taken"));  // what shows at the end alone
+  const Outcome late = run_program(args + "--append " + kept + " --chrome-trace " + folder.file("taken"));
+  INFO(late.output);
+  CHECK(late.exit_code == 1);
+  CHECK(late.output.find("--chrome-trace: " + folder.file("taken") + ": cannot be put in place") != std::string::npos);
+  CHECK(read_rows(kept).size() == 2);  // the ceiling and the step
+  CHECK(test::count_files(folder.path()) == 2);
+}

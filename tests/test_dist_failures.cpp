@@ -2,6 +2,7 @@
 // bits of the uninterrupted run. Whole runs, through mpirun.
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -72,6 +73,24 @@ TEST_CASE("dist: a rank that dies or stops ends all, with a message that says wh
     if (signal == SIGSTOP) CHECK(text.find("dist.timeout_s = 3 s") != std::string::npos);
     if (signal == SIGSTOP) CHECK(text.find("is stopped") != std::string::npos);
   }
+}
+
+TEST_CASE("dist: a rank ends in time though the disk that it writes its last collectives to hangs", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), log = folder.file("log");
+  BackgroundProgram program(train_args(out, kLong), mpirun(2), log);
+  const std::vector<int> pids = pids_of(out, 2, 3);
+  const std::string hangs = out + "/ranks/rank_0_collectives.csv";
+  REQUIRE(mkfifo(hangs.c_str(), 0600) == 0);  // nobody reads it: to open it for writing takes for ever
+  const auto began = std::chrono::steady_clock::now();
+  kill(pids[1], SIGKILL);
+  CHECK(program.wait() != 0);
+  CHECK(seconds_since(began) < 3 + 15);
+  CHECK(all_gone(pids));
+  const std::string text = read_text(log);
+  INFO(text);
+  CHECK(text.find("triad: rank 0: rank 1 (pid ") != std::string::npos);
 }
 
 TEST_CASE("dist: a rank that throws ends all, and its message is told", "[dist]") {

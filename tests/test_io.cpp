@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <set>
 
 #include "engine/check.h"
 #include "io/csv.h"
@@ -59,6 +60,17 @@ TEST_CASE("io: an atomic file appears whole or not at all", "[io]") {
   file.commit();
   CHECK(read_file(path) == "01ab456789");
   CHECK(count_files(folder.path()) == 1);
+}
+
+TEST_CASE("io: no two temporary names are the same, whoever asks", "[io]") {
+  std::set<std::string> names;
+  for (int i = 0; i < 100; ++i) {
+    const std::string name = temporary_name("a.tmp.b");
+    std::string target;
+    CHECK(is_temporary(name, &target));
+    CHECK(target == "a.tmp.b");
+    CHECK(names.insert(name).second);
+  }
 }
 
 TEST_CASE("io: writes that fail name path and reason, and leave nothing", "[io]") {

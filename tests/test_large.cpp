@@ -2,6 +2,7 @@
 // list for all tokens, wide and odd heads. Samples of every result are compared with the definition in plain double
 // loops (SPEC section 1.1).
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "kernels/nsa.h"
@@ -442,6 +443,14 @@ TEST_CASE("NSA agrees with its definition at 8,192 and 65,536 tokens (GPU)", "[n
     for (const DType dtype : kGpuTypes) check_sizes({T, 2, 6, 64, 64}, dtype);
 }
 
+// More blocks than the selected branch's union tiles have bits for; the longest rows and the keys that they alone see.
+TEST_CASE("NSA agrees with its definition at 65,601 to a million tokens (GPU)", "[nsa][gpu][large]") {
+  if (!require_gpu()) return;
+  for (const Sizes& n :
+       {Sizes{65601, 1, 6, 64, 64}, {131101, 2, 3, 64, 64}, {1048583, 1, 1, 64, 64}, {80003, 1, 2, 128, 128}})
+    check_sizes(n, DType::bf16, n.T - 1200);
+}
+
 TEST_CASE("NSA gives the same bits twice at 8,192 tokens (GPU)", "[nsa][gpu][large]") {
   if (!require_gpu()) return;
   for (const DType dtype : kGpuTypes) check_repeats({8192, 2, 6, 64, 64}, dtype);
@@ -487,6 +496,12 @@ TEST_CASE("NSA's selected branch takes one list for all tokens (GPU)", "[nsa][gp
       std::copy(list.begin(), list.end(), lists.begin() + static_cast<int64_t>(row));
     for (const DType dtype : kGpuTypes) check_sizes(n, dtype, 0, lists);
   }
+  // Where there are more than 1,024 blocks.
+  const Sizes longer{65601, 1, 6, 64, 64};
+  std::vector<int32_t> lists(static_cast<size_t>(longer.T * longer.c.n_sel), -1);
+  for (size_t row = 0; row < lists.size(); row += static_cast<size_t>(longer.c.n_sel))
+    std::iota(lists.begin() + static_cast<int64_t>(row), lists.begin() + static_cast<int64_t>(row) + 5, 0);
+  check_sizes(longer, DType::bf16, longer.T - 1200, lists);
 }
 
 TEST_CASE("NSA takes groups of 12 and 16 heads, and wide and odd ones (GPU)", "[nsa][gpu][large]") {

@@ -1,5 +1,7 @@
 // The whole model: every gradient against central differences in double, and CUDA against the CPU.
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "engine/rng.h"
 #include "tests/model_fixture.h"
@@ -221,6 +223,48 @@ TEST_CASE("model: the same inputs give the same bits", "[model]") {
     f.ctx().threads = 1;
     f.loss_and_grads();
     for (int64_t i = 0; i < f.model().params().count(); ++i) CHECK(f.grad(i) == first[static_cast<size_t>(i)]);
+  }
+}
+
+namespace {
+
+// Weights that are not a number until they are asked for.
+class LateWeights final : public WeightGate {
+ public:
+  explicit LateWeights(const Tensor& weights)
+      : weights_(weights), bytes_(weights.data, weights.data + weights.bytes()) {
+    std::fill_n(weights.ptr<float>(), weights.numel(), NAN);
+  }
+  void begin() override { ++forwards; }
+  void need(ConstTensor w, const Stream&) override {
+    std::memcpy(weights_.data + (w.data - weights_.data), bytes_.data() + (w.data - weights_.data),
+                static_cast<size_t>(w.bytes()));
+  }
+  int forwards = 0;
+
+ private:
+  Tensor weights_;
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace
+
+TEST_CASE("model: a forward asks for each weight before it reads it", "[model]") {
+  for (const Variant& variant : kVariants) {
+    INFO(variant.name);
+    ModelConfig config = test::small_model();
+    variant.change(config);
+    config.resolve();
+    ModelFixture f(config, 2, 70, Device::cpu(), DType::f32);
+    const double loss = f.loss();
+    const Tensor of_rows = f.activations().row_loss;
+    const std::vector<std::byte> rows(of_rows.data, of_rows.data + of_rows.bytes());
+    LateWeights gate(f.model().params().weights());
+    f.model().forward(f.ctx(), f.activations(), /*stats=*/nullptr, &gate);
+    f.model().loss(f.ctx(), f.activations());
+    CHECK(std::isfinite(loss));
+    CHECK(std::equal(rows.begin(), rows.end(), of_rows.data));
+    CHECK(gate.forwards == 1);
   }
 }
 

@@ -127,6 +127,27 @@ TEST_CASE("report: two runs, what differs and where their losses part", "[report
   CHECK(data_of(alike, "parting")["first"].is_null());
 }
 
+TEST_CASE("report: a run that was resumed is drawn once, and a run without heartbeats compares with one that has them",
+          "[report]") {
+  const TemporaryFolder folder;
+  const std::string out = train(folder.file("run"), "--set train.save_every=10");
+  train(folder.file("run"), "--resume " + out + "/checkpoints/step_10");  // steps 11 to 20 a second time
+  Json run = data_of(report(out)).at(0);
+  for (const char* line : {"step_ms", "compute_ms", "host_mib"}) {
+    const Json& points = run["ranks"][0]["lines"][line];
+    REQUIRE(points.size() == 20);
+    for (int64_t i = 0; i < 20; ++i) CHECK(points[static_cast<size_t>(i)][0] == i + 1);
+  }
+  const std::string bare = train(folder.file("bare"), "--set train.save_every=10 --set log.heartbeat_every=0");
+  for (const std::string& pair : {out + " --vs " + bare, bare + " --vs " + out}) {
+    const std::string page = report(pair);
+    CHECK(has(page, "The losses are the same at all 20 steps"));
+    CHECK(data_of(page, "parting")["first"].is_null());
+  }
+  const std::string other = train(folder.file("other"), "--set train.lr=2e-3");
+  CHECK(data_of(report(bare + " --vs " + other), "parting")["first"] == 2);
+}
+
 TEST_CASE("report: long runs are thinned, spikes stay", "[report]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
@@ -208,8 +229,8 @@ TEST_CASE("report: a browser draws every chart", "[report]") {
   CHECK_FALSE(has(page.output, "Uncaught"));
   size_t charts = 0;
   for (size_t at = 0; (at = page.output.find("<svg ", at)) != std::string::npos; ++at) ++charts;
-  // Loss, validation, throughput, norm, rate; two of time; memory, host, GPU; 6 of gates, 3 of selection.
-  CHECK(charts == 19);
+  // Loss, validation, throughput, norm, rate; two of time; memory, host, GPU; 6 of gates, 5 of selection.
+  CHECK(charts == 21);
   // NaN in a path would be a chart that shows nothing.
   CHECK_FALSE(has(page.output, "NaN"));
 }

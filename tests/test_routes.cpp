@@ -160,42 +160,50 @@ TEST_CASE("routes: NSA_USE_FA2, NSA_SDPA_NO_FLASH and NSA_SDPA_FLASH_ONLY choose
 
 TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
   if (!require_hopper_plan()) return;
-  const auto kernels_of = [](const std::string& kernels, const std::string& precision) {
+  const auto kernels_of = [](const std::string& kernels, const std::string& precision, bool strict = false) {
     Config config = load_config(kTiny, {"model.d_k=64", "model.d_v=64", "runtime.kernels=" + kernels,
                                         "runtime.precision=" + precision, "nsa.l=32", "nsa.d=16", "nsa.l_sel=64"})
                         .config;
-    Runtime plan({.device = Device::cuda(), .planning = true, .kernels = config.runtime.kernels});
+    Runtime plan({.device = Device::cuda(), .planning = true, .kernels = config.runtime.kernels, .strict = strict});
     TrainStep step(plan, config);
     step.micro_step({}, {}, 1);
     std::map<std::string, std::string> out;  // by branch: "general" or "sm90", "!" behind a fallback
     for (const Routes::Count& c : plan.ctx().routes.counts()) {
       const std::string kernel = c.kernel + (c.is_fallback() ? "!" : "");
-      if (c.op.starts_with("linear_silu")) {  // the fused one, or not recorded: its product is
-        CHECK(kernel == "sm90");
-        continue;
-      }
-      const auto [at, is_new] = out.try_emplace(branch_of(c.op), kernel);
+      const std::string of = c.op.starts_with("linear_silu") ? "silu" : branch_of(c.op);
+      const auto [at, is_new] = out.try_emplace(of, kernel);
       INFO(c.op);
       CHECK(at->second == kernel);
     }
     return out;
   };
   using Map = std::map<std::string, std::string>;
-  const auto all = [](const char* kernel, const char* product) {
-    return Map{{"cmp", kernel}, {"sel", kernel}, {"select", kernel}, {"win", kernel}, {"matmul", product}};
+  // silu: of a product with SiLU behind it, where one kernel may take both; "" where the choice is for none that does.
+  const auto all = [](const char* kernel, const char* product, const char* silu) {
+    Map map{{"cmp", kernel}, {"sel", kernel}, {"select", kernel}, {"win", kernel}, {"matmul", product}};
+    if (*silu != 0) map["silu"] = silu;
+    return map;
   };
-  CHECK(kernels_of("auto", "bf16") == all("sm90", "cublaslt"));
-  CHECK(kernels_of("fused", "bf16") == all("sm90", "cublaslt"));
-  CHECK(kernels_of("general", "bf16") == all("general", "cublaslt first"));
-  CHECK(kernels_of("reference", "bf16") == all("reference", "reference"));
-  CHECK(kernels_of("auto", "fp32") == all("general", "cublaslt"));
-  CHECK(kernels_of("fused", "fp32") == all("general!", "cublaslt"));
-  CHECK(kernels_of("reference", "fp32") == all("reference", "reference"));
-  CHECK(kernels_of(R"({"sel":"general"})", "bf16") ==
-        Map{{"cmp", "sm90"}, {"sel", "general"}, {"select", "general"}, {"win", "sm90"}, {"matmul", "cublaslt"}});
+  CHECK(kernels_of("auto", "bf16") == all("sm90", "cublaslt", "sm90"));
+  CHECK(kernels_of("fused", "bf16") == all("sm90", "cublaslt", "sm90"));
+  CHECK(kernels_of("general", "bf16") == all("general", "cublaslt first", ""));
+  CHECK(kernels_of("reference", "bf16") == all("reference", "reference", ""));
+  CHECK(kernels_of("auto", "fp32") == all("general", "cublaslt", "general"));
+  CHECK(kernels_of("fused", "fp32") == all("general!", "cublaslt", "general!"));
+  CHECK(kernels_of("reference", "fp32") == all("reference", "reference", ""));
+  CHECK(kernels_of(R"({"sel":"general"})", "bf16") == Map{{"cmp", "sm90"},
+                                                          {"sel", "general"},
+                                                          {"select", "general"},
+                                                          {"win", "sm90"},
+                                                          {"matmul", "cublaslt"},
+                                                          {"silu", "sm90"}});
   CHECK(
       kernels_of(R"({"cmp":"reference","win":"general","matmul":"general"})", "bf16") ==
       Map{{"cmp", "reference"}, {"sel", "sm90"}, {"select", "sm90"}, {"win", "general"}, {"matmul", "cublaslt first"}});
+  // Of the matrix products alone: what is not fused in fp32, or on another card, is that with SiLU.
+  CHECK(kernels_of(R"({"matmul":"fused"})", "fp32") == all("general", "cublaslt", "general!"));
+  check_error([&] { kernels_of(R"({"matmul":"fused"})", "fp32", /*strict=*/true); },
+              {"linear_silu_forward of f32", "in layer 0", "fused kernels are for bf16 on sm_90", "runtime.strict"});
 }
 
 namespace {
@@ -266,23 +274,25 @@ TEST_CASE("routes: the reference selects as the CPU does on the GPU", "[routes][
   CHECK(static_cast<double>(differ) < 0.01 * static_cast<double>(want.size()));  // near ties alone
 }
 
-TEST_CASE("routes: a selected branch that combines along is fused", "[routes]") {
+// Of any length: what the fused kernels' memory does not reach would be a fallback, and would combine nothing.
+TEST_CASE("routes: the selected branch is fused at any length, and combines along where it is long", "[routes]") {
   if (!require_hopper_plan()) return;
-  for (const int64_t T : {int64_t{9000}, int64_t{65536}, int64_t{131072}})
-    for (const int64_t heads : {6, 16}) {
-      Runtime plan({.device = Device::cuda(), .planning = true});
-      const auto alloc = [&](DType type, const Shape& shape) {
-        return plan.arena().alloc(MemTag::io, "x", type, shape);
-      };
-      const Tensor q = alloc(DType::bf16, {1, T, heads, 64}), k = alloc(DType::bf16, {1, T, 1, 64}),
-                   o = alloc(DType::bf16, q.shape()), lse = alloc(DType::f32, {1, T, heads}),
-                   lists = alloc(DType::i32, {1, T, 1, 16}), gate = alloc(DType::f32, {3, 1, T, 1});
-      const CombineAlong combine{o, o, o, gate};
-      const bool along = nsa_attend_selected_combines(plan.ctx(), {o, lse}, {q, k, k}, lists, 64, combine);
-      nsa_attend_selected_forward(plan.ctx(), {o, lse}, {q, k, k}, lists, 64, along ? &combine : nullptr);
-      INFO("T " << T << ", " << heads << " heads");
-      REQUIRE(plan.ctx().routes.counts().size() == 1);
-      CHECK((!along || plan.ctx().routes.counts()[0].kernel == "sm90"));
-      CHECK(along == (T <= 65536 || heads == 16));
-    }
+  for (const int64_t l_sel : {32, 64, 128})
+    for (const int64_t T : {int64_t{2048}, int64_t{9000}, int64_t{65537}, int64_t{1} << 20, (int64_t{1} << 24) + 1})
+      for (const int64_t heads : {1, 2, 6, 11, 16, 32}) {
+        Runtime plan({.device = Device::cuda(), .planning = true});
+        const auto alloc = [&](DType type, const Shape& shape) {
+          return plan.arena().alloc(MemTag::io, "x", type, shape);
+        };
+        const Tensor q = alloc(DType::bf16, {1, T, heads, 64}), k = alloc(DType::bf16, {1, T, 1, 64}),
+                     o = alloc(DType::bf16, q.shape()), lse = alloc(DType::f32, {1, T, heads}),
+                     lists = alloc(DType::i32, {1, T, 1, 16}), gate = alloc(DType::f32, {3, 1, T, 1});
+        const CombineAlong combine{o, o, o, gate};
+        const bool along = nsa_attend_selected_combines(plan.ctx(), {o, lse}, {q, k, k}, lists, l_sel, combine);
+        nsa_attend_selected_forward(plan.ctx(), {o, lse}, {q, k, k}, lists, l_sel, along ? &combine : nullptr);
+        INFO("T " << T << ", blocks of " << l_sel << ", " << heads << " heads");
+        REQUIRE(plan.ctx().routes.counts().size() == 1);
+        CHECK(plan.ctx().routes.counts()[0].kernel == "sm90");
+        if (T > 65536) CHECK(along);
+      }
 }

@@ -75,6 +75,20 @@ TEST_CASE("tensorboard: the two records of known bytes", "[tensorboard]") {
         "1a00000000000000129bd82d09000000000000f83f10072a0d0a0b0a046c6f73731500005040eb12d848");
 }
 
+TEST_CASE("tensorboard: a finite number stays finite, however large", "[tensorboard]") {
+  const double inf = std::numeric_limits<double>::infinity(), most = std::numeric_limits<float>::max();
+  const auto written = [](double value) {  // the four bytes behind the tag "x"
+    const std::string message = hex(tensorboard::scalars(0, 1, std::vector<Scalar>{{"x", value}}));
+    return message.substr(message.size() - 8);
+  };
+  CHECK(written(1e300) == "ffff7f7f");
+  CHECK(written(-1e300) == "ffff7fff");
+  CHECK(written(most) == "ffff7f7f");
+  CHECK(written(inf) == "0000807f");
+  CHECK(written(-inf) == "000080ff");
+  CHECK(written(3.25) == "00005040");
+}
+
 TEST_CASE("tensorboard: a histogram counts each finite value once, between its limits", "[tensorboard]") {
   if (!require_python()) return;
   const TemporaryFolder folder;

@@ -2,11 +2,14 @@
 #include "train/watchdog.h"
 
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <chrono>
 #include <cmath>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <random>
 #include <thread>
 
@@ -203,6 +206,21 @@ TEST_CASE("watchdog: a hang ends the run where that is asked for", "[watchdog]")
   CHECK(has(dump, "last op: " + sleeping_op(dump) + " (not ended)"));
 }
 
+TEST_CASE("watchdog: a hang ends the run though the disk hangs too", "[watchdog]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), log = folder.file("log");
+  BackgroundProgram program(endless(out, "--set log.hang_s=4 --set log.on_anomaly=stop"), planted("0 1 0.5 100"), log);
+  const Ends ends{program};
+  wait_for_heartbeat(out, 0, "boot");
+  const std::time_t now = std::time(nullptr);  // no dump of the time to come gets further than its name
+  for (int i = 0; i < 90; ++i)
+    REQUIRE(mkfifo((out + "/stackdump_rank0_" + std::to_string(now + i) + ".txt").c_str(), 0600) == 0);
+  const auto began = std::chrono::steady_clock::now();
+  CHECK(program.wait() == 1);
+  CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
+  CHECK_FALSE(fs::exists(out + "/.anomaly_type"));  // it never got there: what ended it was the time
+}
+
 TEST_CASE("watchdog: SIGUSR1 writes a dump, and the run goes on", "[watchdog]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
@@ -375,10 +393,46 @@ TEST_CASE("anomaly: one stops the run where that is asked for, with a checkpoint
   const Outcome reported = run_program(common + folder.file("report"));
   INFO(reported.output);
   CHECK(reported.exit_code == 0);
-  CHECK(has(reported.output, "anomaly loss_plateau: rank 0: step "));
+  CHECK(has(reported.output, "anomaly loss_plateau: step "));
   CHECK(heartbeats(folder.file("report"), 0, "anomaly").at(0)["type"] == "loss_plateau");
   CHECK(heartbeats(folder.file("report"), 0, "step_end").back()["step"] == 300);
   CHECK_FALSE(fs::exists(folder.file("report") + "/.anomaly_type"));
+}
+
+TEST_CASE("anomaly: what all ranks see one tells, what is a rank's own that rank", "[watchdog]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  const Outcome outcome =
+      run_ranks(2, "train " + kTiny +
+                       " --set runtime.device=cpu --set train.lr=0 --set train.steps=120 --set log.plateau_steps=20 "
+                       "--set log.on_anomaly=stop --set log.out_dir=" +
+                       out);
+  INFO(outcome.output);
+  CHECK(outcome.exit_code == 0);
+  const size_t told = outcome.output.find("anomaly loss_plateau: step ");
+  REQUIRE(told != std::string::npos);
+  CHECK(outcome.output.find("anomaly loss_plateau", told + 1) == std::string::npos);
+  CHECK(heartbeats(out, 0, "anomaly").size() == 1);
+  CHECK(heartbeats(out, 1, "anomaly").empty());
+  CHECK(heartbeats(out, 1, "stopped").size() == 1);  // it stops all the same
+  CHECK(has(read_text(out + "/.anomaly_type"), "loss_plateau\n"));
+
+  const Config config = config_with({"log.creep_mib=100", "log.plateau_steps=20"});
+  AnomalyRules rules(config);
+  std::map<std::string, bool> own;
+  for (int i = 1; i <= 1000; ++i)
+    for (const Anomaly& a : rules.step({.step = i,
+                            .updates = i,
+                            .loss = 4,
+                            .grad_norm = 1,
+                            .tokens = 1000,
+                            .seconds = 1,
+                            .host_mib = i,
+                            .device_mib = i}))
+      own[a.type] = a.of_one_rank;
+  CHECK(own == std::map<std::string, bool>{
+                   {"device_memory_creep", true}, {"host_memory_creep", true}, {"loss_plateau", false}});
 }
 
 TEST_CASE("watchdog: NVML's values are absent without a GPU", "[watchdog]") {

@@ -129,6 +129,7 @@ void BenchOptions::add_to(CLI::App& verb) {
 
 void BenchOptions::check_files() const {
   if (!compare.empty()) read_kept(compare);
+  if (!append.empty()) AppendFile{append};
 }
 
 Device BenchOptions::chosen_device() const { return parse_device(device); }

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "engine/check.h"
 #include "io/file.h"
@@ -240,6 +241,8 @@ std::string case_name(const StepOptions& o, const Config& c) {
 
 void run_step(const StepOptions& o) {
   o.common.check_files();
+  std::optional<AtomicFile> trace_file;
+  if (!o.chrome_trace.empty()) trace_file.emplace(o.chrome_trace);
   const Config config = load_config(o.config, o.sets).config;
   const TrainConfig& t = config.train;
   const Device device = choose_device(config.runtime.device);
@@ -290,12 +293,17 @@ void run_step(const StepOptions& o) {
   } else if (!o.common.json) {
     fmt::print("not split by family: {}\n", device.is_cuda() ? "--no-split" : "that needs a GPU");
   }
-  if (!o.chrome_trace.empty()) {
-    steps.leave_graph();
-    write_file_atomically(o.chrome_trace, chrome_trace(steps.ctx(), [&] { steps.take(); }));
-  }
   if (!o.common.json && device.is_cuda()) fmt::print("{}\n", steps.ctx().routes.summary());
+  std::string no_trace;  // why there is none: told when the rows are out
+  if (trace_file) {
+    try {
+      steps.leave_graph();
+      trace_file->write(chrome_trace(steps.ctx(), [&] { steps.take(); }));
+      trace_file->commit();
+    } catch (const std::exception& e) { no_trace = e.what(); }
+  }
   rows.finish(o.common);
+  if (!no_trace.empty()) fail("--chrome-trace: {}", no_trace);
 }
 
 }  // namespace

@@ -88,7 +88,6 @@ class Visit {
   void run(const std::vector<Command>&, Prints, Inherit);
   std::vector<std::string> train_args(const std::vector<std::string>& sets) const;
   TrainedRun read_back(const std::vector<std::string>& sets, int ranks);
-  Command as_rank(int rank, int ranks, int port, std::vector<std::string> words) const;
 
   const DoctorOptions& options_;
   const Phase& phase_;

@@ -160,11 +160,12 @@ void examine_environment(Visit& v) {
   if (!m["gpus"].empty()) v.note(no_nccl.empty() ? "NCCL" : "no NCCL (" + no_nccl + ")");
 }
 
-// Every pair of GPUs: how they are joined, and a copy from one's memory to the other's, timed and compared.
+// Every pair of GPUs: how they are joined, and copies from one's memory to the other's, timed and compared.
 void probe_topology(const std::string& folder) {
   const int gpus = backend::cuda_device_count();
   write_env(folder, *make_self_comm(Device::cuda(0)), Device::cuda(0));
-  constexpr int64_t kBytes = 64 << 20, kWords = kBytes / static_cast<int64_t>(sizeof(int32_t));
+  constexpr int kCopies = 8;
+  constexpr int64_t kBytes = 256 << 20, kWords = kBytes / static_cast<int64_t>(sizeof(int32_t));
   std::vector<std::unique_ptr<Runtime>> runtimes;
   std::vector<Tensor> buffers;
   for (int i = 0; i < gpus; ++i) {
@@ -172,6 +173,9 @@ void probe_topology(const std::string& folder) {
         Runtime::Options{.device = Device::cuda(i), .arena_bytes = kBytes, .side_streams = false}));
     buffers.push_back(runtimes.back()->arena().alloc(MemTag::workspace, "copied", DType::i32, {kWords}));
   }
+  for (int a = 0; a < gpus; ++a)
+    for (int b = a + 1; b < gpus; ++b)
+      if (backend::can_access_peer(a, b) && backend::can_access_peer(b, a)) backend::enable_peer_access(a, b);
   std::vector<int32_t> sent(static_cast<size_t>(kWords)), received(sent.size());
   Json pairs = Json::array();
   for (int from = 0; from < gpus; ++from) {
@@ -186,7 +190,7 @@ void probe_topology(const std::string& folder) {
       Event begin(ctx.device, /*timed=*/true), end(ctx.device, /*timed=*/true);
       copy(ctx, target, buffers[static_cast<size_t>(from)]);  // the first one sets the way up
       begin.record(ctx.stream);
-      copy(ctx, target, buffers[static_cast<size_t>(from)]);
+      for (int i = 0; i < kCopies; ++i) copy(ctx, target, buffers[static_cast<size_t>(from)]);
       end.record(ctx.stream);
       read(ctx, received.data(), target);
       int64_t wrong = 0;
@@ -196,7 +200,7 @@ void probe_topology(const std::string& folder) {
                        {"to", to},
                        {"peer_access", backend::can_access_peer(from, to)},
                        {"joined_by", nvml_connection(backend::pci_address(a), backend::pci_address(b))},
-                       {"gb_per_s", static_cast<double>(kBytes) / end.ms_since(begin) * 1e-6},
+                       {"gb_per_s", static_cast<double>(kCopies * kBytes) / end.ms_since(begin) * 1e-6},
                        {"wrong_words", wrong}});
     }
   }

@@ -39,6 +39,15 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
+// Half of the cores for each run, alone or one of two: matrix libraries may round by the number of their threads, so
+// runs that are compared have as many.
+std::vector<std::pair<std::string, std::string>> threads_of(int ranks) {
+  const char* chosen = std::getenv("OMP_NUM_THREADS");
+  const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  return {{"OMP_NUM_THREADS", chosen != nullptr ? chosen : std::to_string(std::max(1L, cores / std::max(2, ranks)))},
+          {"OMP_WAIT_POLICY", "passive"}};
+}
+
 // As root, on fewer cores than ranks, in a container, without a remote shell; waiting ranks leave the cores to others.
 Command mpirun(int ranks, const std::vector<std::string>& words) {
   Command command{
@@ -72,17 +81,22 @@ const std::string& why_no_mpirun(const std::string& folder) {
   return *why;
 }
 
+Command as_rank(int rank, int ranks, int port, std::vector<std::string> words) {
+  const std::string number = std::to_string(rank), count = std::to_string(ranks);
+  Command command{.words = std::move(words), .environment = threads_of(ranks)};
+  command.environment.insert(command.environment.end(), {{"RANK", number},
+                                                         {"WORLD_SIZE", count},
+                                                         {"LOCAL_RANK", number},
+                                                         {"LOCAL_WORLD_SIZE", count},
+                                                         {"MASTER_ADDR", "127.0.0.1"},
+                                                         {"MASTER_PORT", std::to_string(port)}});
+  return command;
+}
+
 std::vector<std::string> own_command(const std::vector<std::string>& args) {
   std::vector<std::string> words = {own_program()};
   words.insert(words.end(), args.begin(), args.end());
   return words;
-}
-
-// Ranks share the cores.
-std::pair<std::string, std::string> threads_of(int ranks) {
-  const char* chosen = std::getenv("OMP_NUM_THREADS");
-  const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-  return {"OMP_NUM_THREADS", chosen != nullptr ? chosen : std::to_string(std::max(1L, cores / ranks))};
 }
 
 // The stack dumps and lists of collectives that runs of a phase have left: for RESULTS.md.
@@ -153,26 +167,14 @@ void Visit::run(const std::vector<Command>& commands, Prints prints, Inherit inh
 }
 
 void Visit::run_triad(const std::vector<std::string>& args, Prints prints, Inherit inherit) {
-  run({{.words = own_command(args), .environment = {{"OMP_WAIT_POLICY", "passive"}}}}, prints, inherit);
-}
-
-Command Visit::as_rank(int rank, int ranks, int port, std::vector<std::string> words) const {
-  const std::string number = std::to_string(rank), count = std::to_string(ranks);
-  return {.words = std::move(words),
-          .environment = {{"RANK", number},
-                          {"WORLD_SIZE", count},
-                          {"LOCAL_RANK", number},
-                          {"LOCAL_WORLD_SIZE", count},
-                          {"MASTER_ADDR", "127.0.0.1"},
-                          {"MASTER_PORT", std::to_string(port)},
-                          threads_of(ranks)}};
+  run({{.words = own_command(args), .environment = threads_of(1)}}, prints, inherit);
 }
 
 void Visit::run_ranks(int ranks, Launch launch, const std::vector<std::string>& args) {
   std::vector<Command> commands;
   if (launch == Launch::mpirun) {
     commands = {mpirun(ranks, own_command(args))};
-    commands.back().environment.push_back(threads_of(ranks));
+    for (const auto& variable : threads_of(ranks)) commands.back().environment.push_back(variable);
   } else {
     const int port = free_port();
     for (int rank = 0; rank < ranks; ++rank) commands.push_back(as_rank(rank, ranks, port, own_command(args)));

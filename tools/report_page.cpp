@@ -57,8 +57,10 @@ std::string number(const Json& value, const char* form = "{:.4g}") {
   return value.is_number() ? fmt::format(fmt::runtime(form), value.get<double>()) : "–";
 }
 
-std::string table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows) {
-  std::string out = "<div class=\"scroll\"><table><thead><tr>";
+// kind: a class of page.css; "keys": a key and its value, either of any length; "events": its last column is of words.
+std::string table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows,
+                  const char* kind = "") {
+  std::string out = fmt::format("<div class=\"scroll\"><table class=\"{}\"><thead><tr>", kind);
   for (const std::string& name : header) out += "<th scope=\"col\">" + html(name) + "</th>";
   out += "</tr></thead><tbody>\n";
   for (const auto& row : rows) {
@@ -126,7 +128,7 @@ std::string events_table(const Json& d) {
     rows.erase(rows.begin(), rows.end() - kMostRows);
   }
   if (rows.empty()) return "<p class=\"none\">No heartbeat tells of one.</p>";
-  return more + table({"step", "rank", "what", "when", "about"}, rows);
+  return more + table({"step", "rank", "what", "when", "about"}, rows, "events");
 }
 
 std::string ranks_table(const Json& d) {
@@ -160,13 +162,13 @@ std::string object_table(const Json& object) {
   if (object.is_null()) return "<p class=\"none\">This run has no such file.</p>";
   std::vector<std::vector<std::string>> rows;
   for (const Difference& d : differences_of(object, Json::object())) rows.push_back({d.key, text_of(d.a)});
-  return table({"key", "value"}, rows);
+  return table({"key", "value"}, rows, "keys");
 }
 
 std::string differences_card(const char* title, const Json& a, const Json& b) {
   std::vector<std::vector<std::string>> rows;
   for (const Difference& d : differences_of(a, b)) rows.push_back({d.key, text_of(d.a), text_of(d.b)});
-  return card(title, rows.empty() ? "<p class=\"none\">Nothing.</p>" : table({"key", "A", "B"}, rows));
+  return card(title, rows.empty() ? "<p class=\"none\">Nothing.</p>" : table({"key", "A", "B"}, rows, "keys"));
 }
 
 std::string parting_text(const Parting& p) {
@@ -212,7 +214,7 @@ std::string report_page(const std::vector<ReportRun>& runs) {
   out += "<noscript><p class=\"warn\">The charts need JavaScript; the tables below do not.</p></noscript>\n";
   out += "<div id=\"charts\"></div>\n<h2>What happened</h2><div class=\"grid\">\n";
   for (size_t i = 0; i < runs.size(); ++i) out += part(runs[i], tag(i));
-  out += "</div>\n<h2>Config and environment</h2><div class=\"grid\">\n";
+  out += "</div>\n<h2>Config and environment</h2><div class=\"grid halves\">\n";
   for (size_t i = 0; i < runs.size(); ++i) {
     out += card("config.json" + tag(i), object_table(runs[i].config), false);
     out += card("env.json" + tag(i), object_table(runs[i].environment), false);

@@ -91,9 +91,9 @@ Json heat_of(const CsvTable& table, const std::string& column) {
 }
 
 // The numbers of a rank's steps that are drawn, as a heartbeat names them.
-constexpr const char* kHeartbeatLines[] = {"step_ms",      "compute_ms",   "update_ms",        "fetch_ms",
-                                           "comm_wait_ms", "tokens_per_s", "host_mib",         "gpu_used_mib",
-                                           "gpu_util_pct", "power_w",      "gpu_mem_alloc_mib"};
+constexpr const char* kHeartbeatLines[] = {
+    "step_ms",      "compute_ms",   "update_ms", "fetch_ms",          "comm_wait_ms", "tokens_per_s",   "host_mib",
+    "gpu_used_mib", "gpu_util_pct", "power_w",   "gpu_mem_alloc_mib", "sel_overlap",  "sel_forced_frac"};
 
 double number_in(const Json& line, const char* key) {
   const auto it = line.find(key);
@@ -118,11 +118,13 @@ Json rank_of(const std::string& path, int64_t rank, std::vector<std::pair<int64_
     const auto msg = line["msg"].get<std::string>();
     last = line;
     if (msg == "step_end") {
+      // A run that was resumed tells some steps again: the last time counts.
+      for (auto& [key, points] : lines)
+        while (!points.empty() && points.back().first >= static_cast<double>(step)) points.pop_back();
       for (const char* key : kHeartbeatLines)
         if (const double value = number_in(line, key); std::isfinite(value))
           lines[key].emplace_back(static_cast<double>(step), value);
       if (losses != nullptr) {
-        // A run that was resumed tells some steps again: the last time counts.
         while (!losses->empty() && losses->back().first >= step) losses->pop_back();
         losses->emplace_back(step, number_in(line, "loss"));
       }
@@ -189,9 +191,11 @@ Json fallbacks_of(const CsvTable& table) {
   return out;
 }
 
+// Lists of plain values stay whole.
 void flatten(const Json& value, const std::string& key, std::map<std::string, Json>& out) {
   if (key.empty() && value.empty()) return;  // nothing at all
-  if (!value.is_structured() || value.empty()) {
+  const bool plain = std::none_of(value.begin(), value.end(), [](const Json& part) { return part.is_structured(); });
+  if (!value.is_structured() || value.empty() || (value.is_array() && plain)) {
     out[key] = value;
     return;
   }
@@ -213,6 +217,7 @@ ReportRun read_run(const std::string& folder) {
                 .config = json_or_null(file("config.json")),
                 .environment = json_or_null(file("env.json")),
                 .losses = {},
+                .losses_rounded = false,
                 .data = {}};
   const CsvTable training(file("training.csv"), {"step", "loss"}), validation(file("val.csv"), {"step", "val_loss"}),
       gates(file("gates.csv"), {"step", "layer", "entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"}),
@@ -225,7 +230,7 @@ ReportRun read_run(const std::string& folder) {
   d["validation"] = line_of(validation, "val_loss");
   for (const char* column : {"entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"})
     d["gates"][column] = gates.size() == 0 ? Json() : heat_of(gates, column);
-  for (const std::string column : {"k_mean", "k_max", "pct_at_max", "neighbour_overlap", "overlap", "forced_frac"})
+  for (const std::string column : {"k_mean", "k_max", "pct_at_max"})
     if (selection.size() > 0 && selection.has(column)) d["selection"][column] = heat_of(selection, column);
   if (!d.contains("selection")) d["selection"] = Json::object();
   d["fallbacks"] = fallbacks_of(fallbacks);
@@ -249,7 +254,8 @@ ReportRun read_run(const std::string& folder) {
   std::sort(dumps.begin(), dumps.end());
   d["stackdumps"] = dumps;
   if (fs::exists(file(".anomaly_type"))) d["stopped_by"] = read_file(file(".anomaly_type"));
-  if (run.losses.empty())
+  run.losses_rounded = run.losses.empty();
+  if (run.losses_rounded)
     for (size_t i = 0; i < training.size(); ++i)
       run.losses.emplace_back(static_cast<int64_t>(training.number(i, "step")), training.number(i, "loss"));
   return run;
@@ -273,13 +279,16 @@ std::vector<Difference> differences_of(const Json& a, const Json& b) {
 
 Parting parting_of(const ReportRun& a, const ReportRun& b) {
   Parting parting;
+  // Where one run's losses are known as training.csv has them alone, the other's count as it would have them.
+  const bool rounded = a.losses_rounded || b.losses_rounded;
+  const auto as_known = [&](double x) { return rounded ? std::stod(fmt::format("{:.6f}", x)) : x; };
   auto other = b.losses.begin();
-  for (const auto& [step, loss] : a.losses) {
+  for (const auto& [step, own] : a.losses) {
     while (other != b.losses.end() && other->first < step) ++other;
     if (other == b.losses.end()) break;
     if (other->first != step) continue;
     ++parting.common;
-    const double its = other->second;
+    const double loss = as_known(own), its = as_known(other->second);
     if (loss == its || (std::isnan(loss) && std::isnan(its))) continue;
     if (!parting.first) parting.first = step;
     constexpr double kPercent = 0.01;

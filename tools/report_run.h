@@ -15,7 +15,8 @@ struct ReportRun {
   Json config, environment;  // null: the run has none
   // The losses of rank 0's steps, with all their digits where there are heartbeats: (step, loss).
   std::vector<std::pair<int64_t, double>> losses;
-  Json data;  // for the charts; its keys are those that tools/report/page.js reads
+  bool losses_rounded = false;  // there are none: losses are training.csv's
+  Json data;                    // for the charts; its keys are those that tools/report/page.js reads
 };
 
 // Throws if the folder is missing, or holds no run.

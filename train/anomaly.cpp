@@ -35,15 +35,15 @@ AnomalyRules::AnomalyRules(const Config& config) : config_(config) {}
 
 std::vector<Anomaly> AnomalyRules::step(const StepHealth& s) {
   std::vector<Anomaly> found;
-  const auto judge = [&](const char* type, const std::optional<std::string>& wrong) {
+  const auto judge = [&](const char* type, const std::optional<std::string>& wrong, bool of_one_rank = false) {
     bool& on = is_on_[type];
-    if (wrong && !on) found.push_back({type, fmt::format("step {}: {}", s.step, *wrong)});
+    if (wrong && !on) found.push_back({type, fmt::format("step {}: {}", s.step, *wrong), of_one_rank});
     on = wrong.has_value();
   };
   judge("throughput_flat", flat_throughput(s.tokens, s.seconds));
   judge("loss_plateau", plateau(s.loss));
-  judge("host_memory_creep", creep(host_, s.host_mib));
-  judge("device_memory_creep", creep(device_, s.device_mib));
+  judge("host_memory_creep", creep(host_, s.host_mib), /*of_one_rank=*/true);
+  judge("device_memory_creep", creep(device_, s.device_mib), /*of_one_rank=*/true);
   if (!s.gates.empty()) judge("gate_collapse", collapsed(s.gates));
   judge("zero_gradients", zero_gradients(s));
   return found;

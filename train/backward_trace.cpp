@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine/check.h"
+#include "train/step_text.h"
 
 namespace triad {
 
@@ -62,6 +63,10 @@ std::string trace_text(int64_t step, const std::vector<BackwardTrace::Op>& ops) 
   for (const Total& t : layers)
     text += fmt::format("{:<10} {:<32} {:>10.3f} {:>10.3f}\n", place(t.layer), "in all", t.begin, t.end - t.begin);
   return text + "\n";
+}
+
+std::string traces_until(int64_t step, std::string_view file) {
+  return text_until(file, step, [](std::string_view line) { return number_between(line, "step ", ":"); });
 }
 
 }  // namespace triad

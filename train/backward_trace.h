@@ -51,5 +51,7 @@ class BackwardTrace final : public OpListener {
 
 // traces.log: a heading, a line an op, and for each layer how long it took in all.
 std::string trace_text(int64_t step, const std::vector<BackwardTrace::Op>&);
+// What of such a file is of steps up to `step`.
+std::string traces_until(int64_t step, std::string_view file);
 
 }  // namespace triad

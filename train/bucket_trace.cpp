@@ -9,6 +9,7 @@
 
 #include "engine/check.h"
 #include "kernels/checksum.h"
+#include "train/step_text.h"
 
 namespace triad {
 
@@ -113,6 +114,12 @@ std::string BucketTrace::rows(int64_t step, const Step& s) {
                        static_cast<uint64_t>(bucket.checksum));
   }
   return out;
+}
+
+std::string BucketTrace::rows_until(int64_t step, std::string_view beginning, std::string_view file) {
+  if (!file.starts_with(beginning)) return "";
+  return text_until(file.substr(beginning.size()), step,
+                    [](std::string_view line) { return number_between(line, "", ","); });
 }
 
 }  // namespace triad

@@ -42,6 +42,9 @@ class BucketTrace {
 
   // "step,bucket,elements,launch_ms,finish_ms,checksum" rows, each with its newline.
   static std::string rows(int64_t step, const Step&);
+  // The rows of steps up to `step` in a file that begins with this text; none of a file that begins otherwise, whose
+  // buckets are not these.
+  static std::string rows_until(int64_t step, std::string_view beginning, std::string_view file);
   static constexpr const char* kHeader = "step,bucket,elements,launch_ms,finish_ms,checksum\n";
 
  private:

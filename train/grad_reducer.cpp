@@ -7,6 +7,7 @@
 
 #include "engine/check.h"
 #include "kernels/cast.h"
+#include "kernels/rank_sum.h"
 #include "kernels/reduce.h"
 #include "model/flops.h"
 
@@ -100,6 +101,13 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm&
             [&](int64_t a, int64_t b) { return params.offset(a) < params.offset(b); });
   if (config.dist.grad_dtype == Precision::bf16)
     half_ = arena.alloc(MemTag::comm, "bucket in bf16", DType::bf16, {largest});
+  if (zero_ || ctx.device.is_cuda()) room_ = arena.alloc(MemTag::comm, "room for a bucket", DType::f32, {largest});
+  if (zero_)
+    squares_ = arena.alloc(MemTag::comm, "pieces of the norm", DType::f64, {params.stored_elements() / kSumPiece});
+  if (ctx.planning || room_.empty()) return;
+  std::vector<Tensor> shared = {params.grads(), params.weights(), room_};
+  if (!half_.empty()) shared.push_back(half_);
+  comm.share(arena.base(), shared);
 }
 
 void GradReducer::begin(bool recorded) {
@@ -163,12 +171,28 @@ void GradReducer::reduce(int64_t index) {
   const Tensor sent = half_.empty() ? grads : half_.slice(0, 0, e.size());
   if (trace_ != nullptr) trace_->launch(index);
   if (!half_.empty()) cast(comm_ctx_, sent, grads);
-  const std::string what = fmt::format("bucket {}", index);
-  const CommWidth width = bucket.late ? CommWidth::wide : beside_;
-  if (!ctx_.planning) zero_ ? comm_.reduce_scatter(sent, what, width) : comm_.all_reduce(sent, what, width);
+  sum(sent, fmt::format("bucket {}", index), bucket.late ? CommWidth::wide : beside_);
   if (!half_.empty()) cast(comm_ctx_, grads, sent);
   const ElementRange held = zero_ ? owned(bucket) : e;
-  if (trace_ != nullptr) trace_->finish(comm_ctx_, index, params_.grads().slice(0, held.begin, held.end));
+  const Tensor sums = params_.grads().slice(0, held.begin, held.end);
+  if (trace_ != nullptr) trace_->finish(comm_ctx_, index, sums);
+  if (zero_) square_pieces(comm_ctx_, squares_.slice(0, held.begin / kSumPiece, held.end / kSumPiece), sums);
+}
+
+// By copies, where the ranks reach each other's memory: then it takes the time of one short kernel from what runs
+// beside it. The order of the sum is that of the ranks.
+void GradReducer::sum(const Tensor& bucket, const std::string& what, CommWidth width) {
+  const int64_t world = comm_.world();
+  if (!sums_by_copies(bucket.numel())) {
+    if (!ctx_.planning) zero_ ? comm_.reduce_scatter(bucket, what, width) : comm_.all_reduce(bucket, what, width);
+    return;
+  }
+  const int64_t part = bucket.numel() / world, begin = comm_.rank() * part;
+  const Tensor room(room_.data, bucket.dtype, {world, part}, room_.device);
+  const Tensor own = bucket.slice(0, begin, begin + part);
+  comm_.exchange_parts(bucket, room.view({world * part}), what);
+  rank_sum(comm_ctx_, own, own, room, comm_.rank());
+  if (!zero_) comm_.all_gather(bucket, what);
 }
 
 void GradReducer::finish() {
@@ -181,12 +205,12 @@ void GradReducer::finish() {
   }
   if (count > 0) fail("{} of {} gradients never came in this backward: {}", count, params_.count(), names);
   if (trace_ != nullptr) trace_->end(comm_ctx_);
-  wait_for_comm();
 }
 
-void GradReducer::gather(const GradBucket& bucket, Tensor values, const char* what) {
+const Stream& GradReducer::gather(const GradBucket& bucket, Tensor values, const char* what) {
   comm_waits_for(ctx_.stream);
   if (!ctx_.planning) comm_.all_gather(values, fmt::format("{} of bucket {}", what, index_of(bucket)));
+  return comm_.stream();
 }
 void GradReducer::finish_gather() { wait_for_comm(); }
 
@@ -204,18 +228,22 @@ void GradReducer::wait_for_comm() {
 
 std::string GradReducer::table() const {
   const DType sent = half_.empty() ? params_.grads().dtype : DType::bf16;
-  std::string out = fmt::format("{} buckets, {} collectives a step on {} ranks: {} {}, {:.2f} MiB in all\n",
-                                buckets_.size(), buckets_.size() + 1 + (zero_ ? buckets_.size() + 1 : 0), comm_.world(),
-                                zero_ ? "reduce_scatter and all_gather" : "all_reduce", name_of(sent),
-                                static_cast<double>(params_.stored_elements() * size_of(sent)) / kMiB);
+  const bool in_two = zero_ || by_copies();
+  const size_t collectives = buckets_.size() * (in_two ? 2 : 1) + 1 + (zero_ ? 1 : 0);  // the ranks' numbers; the norm
+  std::string out =
+      fmt::format("{} buckets, {} collectives a step on {} ranks: {} {}, {:.2f} MiB in all\n", buckets_.size(),
+                  collectives, comm_.world(), in_two ? "reduce_scatter and all_gather" : "all_reduce", name_of(sent),
+                  static_cast<double>(params_.stored_elements() * size_of(sent)) / kMiB);
   out += "bucket,elements,mib,dtype,width,parameters,first,last\n";
   for (size_t b = 0; b < buckets_.size(); ++b) {
     const GradBucket& bucket = buckets_[b];
     const auto name = [&](int64_t i) { return params_.specs()[static_cast<size_t>(i)].name; };
     out += fmt::format("{},{},{:.4f},{},{},{},{},{}\n", b, bucket.elements.size(),
                        static_cast<double>(bucket.elements.size() * size_of(sent)) / kMiB, name_of(sent),
-                       bucket.late || beside_ == CommWidth::wide ? "wide" : "narrow", bucket.params.size(),
-                       bucket.params.empty() ? "padding" : name(bucket.params.front()),
+                       sums_by_copies(bucket.elements.size())      ? "copies"
+                       : bucket.late || beside_ == CommWidth::wide ? "wide"
+                                                                   : "narrow",
+                       bucket.params.size(), bucket.params.empty() ? "padding" : name(bucket.params.front()),
                        bucket.params.empty() ? "padding" : name(bucket.params.back()));
   }
   return out;

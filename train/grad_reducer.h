@@ -49,15 +49,18 @@ class GradReducer final : public GradSink {
   void begin(bool recorded = false);
   void reduce_recorded();
   void ready(ConstTensor grad, const Stream& on) override;
-  // After it. ctx.stream waits for the sums. Throws, with their names, if gradients never came.
+  // After it. Throws, with their names, if gradients never came. ctx.stream waits for the sums in the next exchange().
   void finish();
 
   const std::vector<GradBucket>& buckets() const { return buckets_; }
   // Zero 1: this rank's part of each bucket, whose sums it alone has and whose parameters it alone updates.
   ElementRange owned(const GradBucket&) const;
-  // values [elements of the bucket], of which each rank has set what it owns: everyone gets all, on the comm stream.
-  // finish_gather: ctx.stream waits for it.
-  void gather(const GradBucket&, Tensor values, const char* what);
+  // Zero 1, behind the sums: of each kSumPiece elements that it owns their sum of squares; the others are as they were.
+  Tensor squares() const { return squares_; }
+  int64_t index_of(const GradBucket& bucket) const { return &bucket - buckets_.data(); }
+  // values [elements of the bucket], of which each rank has set what it owns: everyone gets all, on the comm stream,
+  // which is returned. finish_gather: ctx.stream waits for it.
+  const Stream& gather(const GradBucket&, Tensor values, const char* what);
   void finish_gather();
   // Another collective, between what is on ctx.stream before and what comes after.
   template <class Call>
@@ -67,13 +70,17 @@ class GradReducer final : public GradSink {
     wait_for_comm();
   }
 
+  // Where the ranks sum by copies: for the others' shares of a bucket; else and in between, for whoever needs it. f32.
+  Tensor room() const { return room_; }
   std::string table() const;  // ddp_buckets.txt
 
  private:
-  int64_t index_of(const GradBucket& bucket) const { return &bucket - buckets_.data(); }
   void arrived(int64_t param, const Stream& on);
   void full(int64_t bucket);
   void reduce(int64_t bucket);
+  void sum(const Tensor& bucket, const std::string& what, CommWidth);
+  bool by_copies() const { return comm_.shares() && !room_.empty(); }
+  bool sums_by_copies(int64_t elements) const { return by_copies() && elements % comm_.world() == 0; }
   // Whatever the comm stream does next comes after what is on `stream` now, and the other way round.
   void comm_waits_for(const Stream& stream);
   void wait_for_comm();
@@ -89,7 +96,9 @@ class GradReducer final : public GradSink {
   std::vector<int64_t> by_offset_;                // parameters as they lie in the buffer
   int64_t probe_param_;
   Tensor probe_;
-  Tensor half_;  // bf16: a bucket as it travels
+  Tensor half_;     // bf16: a bucket as it travels
+  Tensor squares_;  // [stored elements / kSumPiece] f64
+  Tensor room_;     // [elements of the largest bucket]; absent on the CPU without shards
   BucketTrace* trace_ = nullptr;
 
   std::vector<bool> arrived_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 
 namespace triad {
 
@@ -51,7 +52,10 @@ GradReport::GradReport(const Config& config, const RunFolder& folder, const Para
   if (ledger())
     csv_ =
         std::make_unique<CsvFile>(folder.file("grad_ledger.csv"), "step,parameter,norm,zero,not_finite", resume_step);
-  if (config.log.diagnoses("backward")) traces_ = std::make_unique<AppendFile>(folder.file("traces.log"));
+  const std::string traces = folder.file("traces.log");
+  if (resume_step >= 0 && std::filesystem::exists(traces))
+    write_file_atomically(traces, traces_until(resume_step, read_file(traces)));
+  if (config.log.diagnoses("backward")) traces_ = std::make_unique<AppendFile>(traces);
 }
 
 bool GradReport::measures(int64_t step) const {

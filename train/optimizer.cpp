@@ -17,13 +17,11 @@ Optimizer::Optimizer(Context& ctx, Arena& arena, const Params& params, GradReduc
     parts_.push_back({.elements = {0, params.stored_elements()}});
     kept = params.stored_elements();
   } else {
-    int64_t largest = 0;
     for (const GradBucket& bucket : reducer_->buckets()) {
       parts_.push_back({.elements = reducer_->owned(bucket), .moments = kept, .bucket = &bucket});
       kept += parts_.back().elements.size();
-      largest = std::max(largest, bucket.elements.size());
     }
-    gathered_ = arena.alloc(MemTag::comm, "bucket of moments", DType::f32, {largest});
+    gather_.emplace(ctx, params, *reducer_);
   }
   exp_avg_ = arena.alloc(MemTag::optimizer, "exp_avg", DType::f32, {kept});
   exp_avg_sq_ = arena.alloc(MemTag::optimizer, "exp_avg_sq", DType::f32, {kept});
@@ -47,21 +45,19 @@ void Optimizer::step(Context& ctx, Params& params, ConstTensor grad_norm_squared
     adamw(ctx, of(params.master()), params.has_master() ? of(params.weights()) : Tensor{}, moment(exp_avg_),
           moment(exp_avg_sq_), of(params.grads()), grad_norm_squared, options);
   };
-  for (const Part& part : parts_) {
-    const auto [begin, end] = part.elements;
-    update(part, begin, std::min(end, params.decay_end()), c.weight_decay);
-    update(part, std::max(begin, params.decay_end()), end, 0);
-    if (part.bucket != nullptr)
-      reducer_->gather(*part.bucket, part_of(params.weights(), part.bucket->elements), "weights");
+  for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {  // buckets lie in the order of backward
+    const auto [begin, end] = part->elements;
+    update(*part, begin, std::min(end, params.decay_end()), c.weight_decay);
+    update(*part, std::max(begin, params.decay_end()), end, 0);
+    if (gather_) gather_->start(*part->bucket);
   }
-  if (reducer_ != nullptr) reducer_->finish_gather();
 }
 
 std::vector<float> Optimizer::gather(Context& ctx, const Tensor& moment, int64_t whole_elements) {
   std::vector<float> host(static_cast<size_t>(whole_elements));
   for (const Part& part : parts_) {
     const ElementRange whole = part.bucket->elements, own = part.elements;
-    const Tensor bucket = gathered_.slice(0, 0, whole.size());
+    const Tensor bucket = reducer_->room().slice(0, 0, whole.size());
     copy(ctx, bucket.slice(0, own.begin - whole.begin, own.end - whole.begin),
          moment.slice(0, part.moments, part.moments + own.size()));
     reducer_->gather(*part.bucket, bucket, "moments");
@@ -72,7 +68,8 @@ std::vector<float> Optimizer::gather(Context& ctx, const Tensor& moment, int64_t
 }
 
 void Optimizer::gather_master(Params& params) {
-  if (reducer_ == nullptr || !params.has_master()) return;
+  if (reducer_ == nullptr) return;
+  if (!params.has_master()) return gather_->finish();
   for (const Part& part : parts_)
     reducer_->gather(*part.bucket, part_of(params.master(), part.bucket->elements), "master weights");
   reducer_->finish_gather();

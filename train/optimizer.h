@@ -2,12 +2,13 @@
 // the tensors that decay and one for those that do not.
 #pragma once
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "engine/comm.h"
 #include "model/params.h"
 #include "train/config.h"
-#include "train/grad_reducer.h"
+#include "train/weight_gather.h"
 
 namespace triad {
 
@@ -17,8 +18,11 @@ class Optimizer {
   Optimizer(Context&, Arena&, const Params&, GradReducer* reducer = nullptr);
 
   // Applies params.grads(), clipped by the global norm whose square stands in grad_norm_squared [1] f64. step:
-  // optimizer steps before this one, skipped ones included. Owned parts are given to all ranks as they are done.
+  // optimizer steps before this one, skipped ones included. Owned parts are given to all ranks as they are done, those
+  // first that the next forward needs first.
   void step(Context&, Params&, ConstTensor grad_norm_squared, const TrainConfig&, int64_t step);
+  // Which of them are still on their way; null without parts of its own.
+  WeightGather* weights() { return gather_ ? &*gather_ : nullptr; }
 
   // With parts of its own a rank has the master copy of these alone up to date: makes it whole. All ranks have to ask.
   void gather_master(Params&);
@@ -45,9 +49,9 @@ class Optimizer {
   std::vector<float> gather(Context&, const Tensor& moment, int64_t whole_elements);
 
   GradReducer* reducer_;
+  std::optional<WeightGather> gather_;
   std::vector<Part> parts_;
   Tensor exp_avg_, exp_avg_sq_;
-  Tensor gathered_;  // one bucket of a moment, whole
 };
 
 }  // namespace triad

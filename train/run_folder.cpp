@@ -57,6 +57,14 @@ void RunFolder::rewind(int64_t step) const {
   const std::string latest = checkpoints() + "/latest";
   if (fs::is_symlink(latest) && !fs::exists(latest)) fs::remove(latest);  // it pointed at one of those
   for (const char* name : {"model.safetensors", "metrics.json", ".anomaly_type"}) fs::remove(file(name));
+  static const std::regex kSnapshot("mem_step(\\d+)(_rank\\d+)?\\.(txt|json|pickle)");
+  std::vector<fs::path> later;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
+    const std::string name = entry.path().filename().string();
+    std::smatch match;
+    if (std::regex_match(name, match, kSnapshot) && std::stoll(match[1].str()) > step) later.push_back(entry.path());
+  }
+  for (const fs::path& snapshot : later) fs::remove(snapshot);
 }
 
 bool is_inside(const std::string& path, const std::string& folder) {

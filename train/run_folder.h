@@ -17,7 +17,8 @@ class RunFolder {
   // first rank has prepared it.
   RunFolder(const std::string& path, Start start);
 
-  // After a resume at this step: later checkpoints and the final files of the run that went further are gone.
+  // After a resume at this step: later checkpoints, snapshots of later steps, and the final files of the run that went
+  // further are gone.
   void rewind(int64_t step) const;
 
   const std::string& path() const { return path_; }

@@ -137,6 +137,7 @@ void Telemetry::banner(int64_t parameters, const std::vector<std::string>& envir
       CPU_COUNT(&cores) < kFewCores)
     message(fmt::format("this process may use {} CPU cores only, which is few beside a GPU: mpirun --bind-to none",
                         CPU_COUNT(&cores)));
+  if (config_.runtime.cuda_graph && !device_.is_cuda()) message("runtime.cuda_graph has no effect on the CPU");
   const Json resolved = config_to_json(config_);
   for (const auto& [group, fields] : resolved.items()) message(fmt::format("{:<8}{}", group, dump_json(fields, -1)));
   for (const std::string& line : environment) message("environment: " + line);

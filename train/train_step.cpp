@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -78,9 +79,6 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
       first_(ctx_.device),
       later_(ctx_.device),
       summed_(ctx_.device) {
-  if (zero())
-    squares_ = runtime.arena().alloc(MemTag::comm, "pieces of the norm", DType::f64,
-                                     {model_.params().stored_elements() / kSumPiece});
   if (reducer_ && config.log.diagnoses("buckets")) {
     bucket_trace_ =
         std::make_unique<BucketTrace>(ctx_, runtime.arena(), *comm, static_cast<int64_t>(reducer_->buckets().size()),
@@ -134,6 +132,7 @@ void TrainStep::begin(bool trace) {
   if (stats_) stats_->clear(ctx_);
   triad::zero(ctx_, model_.params().added_grads());
   triad::zero(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1));
+  if (zero()) triad::zero(ctx_, reducer_->squares());
 }
 
 void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
@@ -154,7 +153,7 @@ void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t>
 }
 
 void TrainStep::forward_backward(int64_t step_positions, bool first, GradSink* sink) {
-  model_.forward(ctx_, act_, stats_.get());
+  model_.forward(ctx_, act_, stats_.get(), first ? optimizer_.weights() : nullptr);
   ledger_.begin(sink);
   const bool trace = std::exchange(trace_wanted_, false);
   if (trace) trace_.start(next_result_);
@@ -199,20 +198,9 @@ void TrainStep::sum_over_ranks(bool stop) {
   reducer_->finish();
   reducer_->exchange([&] {
     comm_->all_gather(ranks_, "the ranks' numbers");
+    if (zero()) comm_->all_reduce(reducer_->squares(), "the gradient's norm");  // x + 0: exact
     results_[next_result_].summed.record(comm_->stream());
   });
-}
-
-// Of what each rank owns, in the same pieces as without shards.
-void TrainStep::sum_of_shards(Tensor norm_squared) {
-  triad::zero(ctx_, squares_);
-  for (const GradBucket& bucket : reducer_->buckets()) {
-    const ElementRange own = reducer_->owned(bucket);
-    square_pieces(ctx_, squares_.slice(0, own.begin / kSumPiece, own.end / kSumPiece),
-                  model_.params().grads().slice(0, own.begin, own.end));
-  }
-  reducer_->exchange([&] { comm_->all_reduce(squares_, "the gradient's norm"); });  // x + 0: exact
-  sum_pieces(ctx_, norm_squared, squares_);
 }
 
 std::vector<ElementRange> TrainStep::own_elements() const {
@@ -233,13 +221,16 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   const auto number = [&](int64_t i) { return numbers_.slice(0, i, i + 1); };
   const Tensor grads = model_.params().grads();
   tell_stage(ctx_, Stage::update);
-  if (!ctx_.planning) results_[next_result_].computed.record(ctx_.stream);
+  if (!ctx_.planning) {
+    results_[next_result_].computed.record(ctx_.stream);
+    results_[next_result_].inside_ms = comm_ == nullptr ? 0 : comm_->take_waited_ms();
+  }
   if (micro_steps_ > 0) ledger_.require_all();
   if (stats_) stats_->finish(ctx_);
   if (reducer_) sum_over_ranks(stop);
   if (measure || ctx_.planning) measure_gradients();  // a plan has room for it
   if (zero())
-    sum_of_shards(number(StepNumbers::norm_squared));
+    sum_pieces(ctx_, number(StepNumbers::norm_squared), reducer_->squares());  // the same pieces as without shards
   else
     sum_of_squares(ctx_, number(StepNumbers::norm_squared), grads);
   judge_step(ctx_, numbers_, grads, parts_, ranks_.empty() ? Tensor{} : ranks_.slice(1, 0, RankNumbers::count),
@@ -247,7 +238,7 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   optimizer_.step(ctx_, model_.params(), number(StepNumbers::applied), config_.train, step);
   if (ctx_.planning) return;
   ResultSlot& slot = results_[next_result_];
-  if (comm_ != nullptr) slot.host_ms = comm_->take_waited_ms();
+  if (comm_ != nullptr) slot.host_ms = slot.inside_ms + comm_->take_waited_ms();
   backend::copy(slot.memory.data(), Device::cpu(), numbers_.data, numbers_.device, numbers_.bytes(),
                 ctx_.stream.handle());
   if (asserts_)
@@ -260,6 +251,7 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
     backend::copy(slot.memory.data() + numbers_.bytes() + kBytesOfAsserts + ledger_.facts().bytes(), Device::cpu(),
                   all_stats().data, ctx_.device, all_stats().bytes(), ctx_.stream.handle());
   slot.done.record(ctx_.stream);
+  if (zero()) slot.gathered.record(comm_->stream());
   queued_.push_back({next_result_, step, step_positions, measure});
   next_result_ = (next_result_ + 1) % kMaxQueued;
 }
@@ -289,8 +281,12 @@ TrainStep::Result TrainStep::result() {
     result.stats = read_stats(slot.memory.data() + sizeof numbers + kBytesOfAsserts + ledger_.facts().bytes());
   result.trace = trace_.take(queued.slot);
   if (reducer_) result.comm_ms = slot.host_ms + (ctx_.device.is_cuda() ? slot.summed.ms_since(slot.computed) : 0);
+  if (zero() && ctx_.device.is_cuda()) {
+    slot.gathered.synchronize();
+    result.gather_ms = std::max(0.0, slot.gathered.ms_since(slot.done));
+  }
   if (bucket_trace_) result.buckets = bucket_trace_->take();
-  result.compute_ms = slot.computed.ms_since(slot.began);
+  result.compute_ms = slot.computed.ms_since(slot.began) - (ctx_.device.is_cuda() ? 0 : slot.inside_ms);
   result.update_ms = slot.done.ms_since(reducer_ ? slot.summed : slot.computed);
   if (result.finite) return result;
   result.bad_rank = reducer_ ? static_cast<int64_t>(numbers[StepNumbers::bad_rank]) : 0;
@@ -304,7 +300,7 @@ TrainStep::Result TrainStep::result() {
 double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
   upload(tokens, targets);
   if (asserts_) asserts_->clear(ctx_);
-  model_.forward(ctx_, act_);
+  model_.forward(ctx_, act_, /*stats=*/nullptr, optimizer_.weights());
   model_.loss(ctx_, act_);
   sum(ctx_, eval_loss_, act_.row_loss);
   double loss = 0;

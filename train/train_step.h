@@ -35,6 +35,7 @@ class TrainStep {
     int64_t bad_rank = -1;   // not finite: the first rank whose own share is not; -1: the ranks' sum alone
     bool stop = false;       // a rank asked for an orderly end
     double comm_ms = 0;      // that the step waited for other ranks, behind its own work
+    double gather_ms = 0;    // that its new weights came in after it, beside the next forward: that waits for less
     double compute_ms = 0, update_ms = 0;      // of the device: micro-steps; norm, verdict and optimizer
     std::optional<GradFacts> grads;            // where update() was to measure them
     std::vector<BackwardTrace::Op> trace;      // where begin() was to trace
@@ -73,7 +74,6 @@ class TrainStep {
   void forward_backward(int64_t step_positions, bool first, GradSink* sink = nullptr);
   bool zero() const { return reducer_ && config_.dist.zero == 1; }
   void sum_over_ranks(bool stop);
-  void sum_of_shards(Tensor norm_squared);
   std::vector<ElementRange> own_elements() const;
   void measure_gradients();
   std::unique_ptr<LayerStats> make_stats();
@@ -98,7 +98,6 @@ class TrainStep {
   Tensor numbers_;                    // [StepNumbers::count] f64
   Tensor eval_loss_;                  // [1] f64
   Tensor parts_;                      // [parameters,2] i64: where each gradient lies, for the verdict
-  Tensor squares_;  // dist.zero: the pieces of the norm's sum, each from the rank that owns its elements
 
   // Pinned memory, taken in turns; an event tells when the device is done with it.
   struct Slot {
@@ -108,9 +107,15 @@ class TrainStep {
   };
   struct ResultSlot : Slot {
     ResultSlot(Device device, int64_t bytes)
-        : Slot(device, bytes, true), began(device, true), computed(device, true), summed(device, true) {}
+        : Slot(device, bytes, true),
+          began(device, true),
+          computed(device, true),
+          summed(device, true),
+          gathered(device, true) {}
     Event began, computed, summed;  // the step; this rank's gradients; those of all
+    Event gathered;                 // weights of all ranks; on the comm stream, with dist.zero 1
     double host_ms = 0;             // that the host waited for other ranks
+    double inside_ms = 0;           // of which before `computed`: on the CPU the host is what computes
   };
   std::deque<Slot> batches_;
   std::deque<ResultSlot> results_;

@@ -7,7 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
-#include <fstream>
+#include <filesystem>
 #include <future>
 #include <numeric>
 
@@ -164,11 +164,15 @@ class Trainer {
   // ddp_buckets.txt: how gradients are cut into buckets; with diagnosis "buckets" each rank's own, and a row for each
   // bucket of each step.
   void begin_bucket_table() {
-    const bool traced = config_.log.diagnoses("buckets");
-    if (!traced && !comm_->first()) return;
+    const bool traced = config_.log.diagnoses("buckets"), goes_on = !resume_from_.empty();
     const std::string path =
         folder_.file(comm_->first() ? "ddp_buckets.txt" : fmt::format("ddp_buckets_rank{}.txt", comm_->rank()));
-    write_file_atomically(path, step_.reducer()->table() + (traced ? std::string("\n") + BucketTrace::kHeader : ""));
+    const bool is_there = goes_on && std::filesystem::exists(path);
+    if (!traced && !comm_->first() && !is_there) return;
+    const std::string table = step_.reducer()->table(), header = std::string("\n") + BucketTrace::kHeader;
+    const std::string rows =
+        is_there ? BucketTrace::rows_until(state_.step, table + header, read_file(path)) : std::string();
+    write_file_atomically(path, table + (traced || !rows.empty() ? header + rows : ""));
     if (traced) buckets_.emplace(path);
   }
 
@@ -270,7 +274,7 @@ class Trainer {
       look_for_anomalies(telemetry, step, result, step_ms);
       updates_ += result.finite && learning_rate(config_.train, step - 1) > 0;
       constexpr int64_t kWarmUpSteps = 5;
-      if (++settled_ > kWarmUpSteps) comm_ms_ += result.comm_ms, ++comm_steps_;
+      if (++settled_ > kWarmUpSteps) comm_ms_ += result.comm_ms, gather_ms_ += result.gather_ms, ++comm_steps_;
     }
   }
 
@@ -308,8 +312,10 @@ class Trainer {
                                   .device_mib = sample.gpu.used_mib,
                                   .gates = stats_report_->gates(),
                                   .zero_grads = zero_grads_})) {
+      if (!anomaly.of_one_rank && !comm_->first()) continue;  // the first rank sees it too, and tells
+      const std::string whose = anomaly.of_one_rank ? fmt::format("rank {}: ", comm_->rank()) : "";
       telemetry.heartbeat(step, "anomaly", {{"type", anomaly.type}, {"text", anomaly.text}});
-      telemetry.alert(fmt::format("anomaly {}: rank {}: {}", anomaly.type, comm_->rank(), anomaly.text));
+      telemetry.alert(fmt::format("anomaly {}: {}{}", anomaly.type, whose, anomaly.text));
       if (config_.log.on_anomaly != OnAnomaly::stop || anomaly_stop_) continue;
       write_anomaly_type(folder_.path(), anomaly.type, anomaly.text);
       anomaly_stop_ = true;
@@ -431,8 +437,12 @@ class Trainer {
     if (comm_->world() > 1)
       telemetry.message(
           fmt::format("communication: {} buckets; behind its own work a step waits {:.3f} ms for the other "
-                      "ranks",
-                      step_.reducer()->buckets().size(), comm_ms));
+                      "ranks{}",
+                      step_.reducer()->buckets().size(), comm_ms,
+                      config_.dist.zero == 1 && device_.is_cuda()
+                          ? fmt::format("; new weights come in for {:.3f} ms beside the next forward",
+                                        gather_ms_ / static_cast<double>(std::max<int64_t>(1, comm_steps_)))
+                          : ""));
     const Routes& routes = runtime_->ctx().routes;
     if (routes.fallbacks() > 0) telemetry.message(routes.summary());
     telemetry.message(fmt::format("done: {} steps, loss {:.4f}, {:.1f} s; weights in {}", state_.step, last_loss_,
@@ -466,7 +476,7 @@ class Trainer {
   std::deque<std::vector<double>> fetch_ms_;          // of the steps queued
   bool stop_agreed_ = false, halted_ = false;
   int64_t settled_ = 0, comm_steps_ = 0;
-  double comm_ms_ = 0;                       // waited for other ranks in comm_steps_ steps
+  double comm_ms_ = 0, gather_ms_ = 0;       // waited for other ranks, for weights, in comm_steps_ steps
   int64_t queued_ = 0;                       // of the steps that state_ counts, those not yet settled
   double last_loss_ = NAN, val_loss_ = NAN;  // NaN is null in metrics.json: there was none
 };

@@ -17,6 +17,7 @@
 #include <mutex>
 
 #include "engine/check.h"
+#include "engine/process_end.h"
 #include "engine/stack_dump.h"
 #include "io/file.h"
 
@@ -206,6 +207,8 @@ void Watchdog::judge(StallRule::State state, const Progress::Place& place) {
     tell_.alert(text);
     if (config_.log.on_anomaly == OnAnomaly::stop) stop_for("slow", text);
   } else {
+    constexpr double kTellS = 10;
+    if (config_.log.on_anomaly == OnAnomaly::stop) end_process_within(kTellS);
     std::string text = fmt::format("rank {}: HUNG: no progress for {:.1f} s in step {}; {}", comm_.rank(),
                                    rule_.still_s(), step + 1, at);
     // What hangs may be the disk, or the card's driver: what one of these cannot tell, the others still do.
@@ -283,8 +286,6 @@ void Watchdog::stop_for(const char* type, const std::string& text) {
 }
 
 void write_anomaly_type(const std::string& folder, const std::string& type, const std::string& text) {
-  static std::mutex one_at_a_time;  // the main thread's and the watchdog's have one temporary name
-  const std::lock_guard lock(one_at_a_time);
   write_file_atomically(folder + "/.anomaly_type", type + "\n" + text + "\n");
 }
 

@@ -117,9 +117,11 @@ function canvas(width, height) {
 }
 
 function drawMarks(svg, marks, axis, xRange) {
+  const drawn = new Set();  // several may be of one step
   for (const mark of marks) {
-    if (mark.step < xRange[0] || mark.step > xRange[1]) continue;
-    const at = axis.x(mark.step);
+    const at = axis.x(mark.step), place = `${mark.step}${mark.parts ?? ""}`;
+    if (mark.step < xRange[0] || mark.step > xRange[1] || drawn.has(place)) continue;
+    drawn.add(place);
     svg.append(node("line", {class: mark.parts ? "part" : "mark", x1: at, x2: at, y1: kTop, y2: axis.bottom}));
     svg.append(node("text", {x: at, y: kTop, "text-anchor": "middle"}, mark.parts ? "◆" : "▼"));
   }

@@ -5,8 +5,10 @@ const runs = JSON.parse(document.getElementById("data").textContent);
 const both = runs.length > 1;
 const tag = i => (both ? ` ${"AB"[i]}` : "");
 
-function card(parent, title, note) {
-  const made = node("section", {class: "card"}, node("h3", {}, title));
+function card(parent, title, note, unit) {
+  const heading = node("h3", {}, title);
+  if (unit) heading.append(node("span", {class: "faint"}, unit.trim()));
+  const made = node("section", {class: "card"}, heading);
   if (note) made.append(node("p", {class: "faint"}, note));
   parent.append(made);
   return made;
@@ -25,7 +27,7 @@ const parting = JSON.parse(document.getElementById("parting").textContent);
 if (parting.first !== null) marks.push({step: parting.first, parts: true, text: "here the losses part"});
 
 function line(parent, title, column, options = {}) {
-  const made = card(parent, title, options.note);
+  const made = card(parent, title, options.note, options.unit);
   const series = runs.map((run, i) => ({name: (options.name ?? title.toLowerCase()) + tag(i), points: run.training[column],
                                         dashed: i > 0, colour: colour(i)}));
   if (options.extra) series.push(...options.extra);
@@ -42,7 +44,7 @@ line(curves, "Loss", "loss", {extra: runs.map((run, i) => ({name: "validation" +
   if (!lineChart(made, {series: runs.map((run, i) => ({name: "validation loss" + tag(i), points: run.validation, dots: true})), marks, label: "Validation loss"}))
     made.append(node("p", {class: "none"}, "This run made no evaluation (train.eval_every)."));
 }
-line(curves, "Throughput", "tokens_per_s", {name: "tokens/s", chart: {zero: true}});
+line(curves, "Throughput", "tokens_per_s", {name: "tokens/s", unit: "tokens/s", chart: {zero: true}});
 line(curves, "Gradient norm", "grad_norm", {name: "norm before clipping"});
 line(curves, "Learning rate", "lr");
 line(curves, "Model FLOPs utilisation", "mfu", {name: "mfu", none: "Known on a GPU alone.", chart: {zero: true}});
@@ -61,21 +63,23 @@ runs.forEach((run, i) => {
     return {name, values: steps.map(s => (last = at.get(s) ?? last))};
   });
   parts.push({name: "other", values: steps.map((s, k) => Math.max(0, all.get(s) - parts.reduce((sum, p) => sum + p.values[k], 0)))});
-  stackedChart(card(time, title, "Of rank 0. A GPU's parts run beside the host's, so they may add up to more than the step."),
+  const note = [run.ranks.length > 1 ? `Of rank ${rank.rank}.` : "",
+                rank.lines.gpu_mem_alloc_mib ? "The GPU's parts run beside the host's: they may add up to more than the step." : ""];
+  stackedChart(card(time, title, note.join(" ").trim(), "ms"),
                {steps, parts, unit: " ms", label: title, marks});
 });
 runs.forEach((run, i) => {
   const title = "Step time, ranks side by side" + tag(i);
   const series = run.ranks.map(r => ({name: `rank ${r.rank}`, points: r.lines.step_ms ?? []}));
   if (!series.some(s => s.points.length > 0)) return none(time, title, "This run has no heartbeats of steps (log.heartbeat_every).");
-  lineChart(card(time, title), {series, unit: " ms", marks, label: title, zero: true});
+  lineChart(card(time, title, "", "ms"), {series, unit: " ms", marks, label: title, zero: true});
 });
 runs.forEach((run, i) => {
   if (run.ranks.length < 2) return;
   const title = "Waiting for other ranks" + tag(i);
   const series = run.ranks.map(r => ({name: `rank ${r.rank}`, points: r.lines.comm_wait_ms ?? []}));
   if (!series.some(s => s.points.length > 0)) return none(time, title, "This run's heartbeats do not tell.");
-  lineChart(card(time, title, "A rank that waits little is the one that the others wait for."),
+  lineChart(card(time, title, "A rank that waits little is the one that the others wait for.", "ms"),
             {series, unit: " ms", marks, label: title, zero: true});
 });
 
@@ -85,25 +89,24 @@ runs.forEach((run, i) => {
   const title = "Memory by category" + tag(i);
   if (run.memory.length === 0) return none(memory, title, "This run wrote no memory snapshots (mem_*.json; log.memory_every).");
   const names = [...new Set(run.memory.flatMap(m => Object.keys(m.categories)))];
-  stackedChart(card(memory, title, "At each snapshot that the run has left."),
+  stackedChart(card(memory, title, "At each snapshot that the run has left.", "MiB"),
                {steps: run.memory.map(m => m.step), names: run.memory.map(m => m.label), unit: " MiB", label: title,
                 parts: names.map(name => ({name, values: run.memory.map(m => m.categories[name] ?? 0)}))});
 });
-function deviceLine(title, key, unit, missing) {
+function deviceLine(title, key, unit) {
   const series = runs.flatMap((run, i) => run.ranks.map(r => ({name: `rank ${r.rank}${tag(i)}`, points: r.lines[key] ?? []})));
-  const made = card(memory, title);
-  if (!lineChart(made, {series, unit, marks, label: title, zero: true})) made.append(node("p", {class: "none"}, missing));
+  if (!series.some(s => s.points.length > 0)) return false;
+  return lineChart(card(memory, title, "", unit), {series, unit, marks, label: title, zero: true});
 }
-deviceLine("Host memory", "host_mib", " MiB", "This run's heartbeats do not tell.");
-deviceLine("GPU memory in use", "gpu_used_mib", " MiB", "NVML told nothing: a run on the CPU, or no libnvidia-ml.");
-deviceLine("GPU utilisation", "gpu_util_pct", "%", "NVML told nothing: a run on the CPU, or no libnvidia-ml.");
-deviceLine("GPU power", "power_w", " W", "NVML told nothing: a run on the CPU, or no libnvidia-ml.");
+if (!deviceLine("Host memory", "host_mib", " MiB")) none(memory, "Host memory", "This run's heartbeats do not tell.");
+const ofGpu = [["GPU memory in use", "gpu_used_mib", " MiB"], ["GPU utilisation", "gpu_util_pct", "%"], ["GPU power", "power_w", " W"]]
+  .filter(of => deviceLine(...of));
+if (ofGpu.length === 0) none(memory, "GPU", "NVML told nothing of memory, utilisation and power: a run on the CPU, or no libnvidia-ml.");
 
 // ---- gates and selection ----
 const kGates = [["entropy_mean", "Gate entropy", [0, Math.log(3)]], ["max_mean", "Largest gate", [0, 1]], ["collapse_frac", "Collapsed gates", [0, 1]],
                 ["cmp", "Share of the compressed branch", [0, 1]], ["sel", "Share of the selected branch", [0, 1]], ["win", "Share of the window branch", [0, 1]]];
-const kSelection = {k_mean: "Selected tokens a row, mean", k_max: "Selected tokens a row, most", pct_at_max: "Rows with the most tokens",
-                    neighbour_overlap: "Overlap of neighbours' lists", overlap: "Overlap of neighbours' lists", forced_frac: "Forced slots"};
+const kSelection = {k_mean: "Selected tokens a row, mean", k_max: "Selected tokens a row, most", pct_at_max: "Rows with the most tokens"};
 const gates = section("Gates, by layer and step");
 runs.forEach((run, i) => {
   if (!run.gates.entropy_mean) return none(gates, "Gates" + tag(i), "This run has no gates.csv (a dense model has no gates).");
@@ -116,3 +119,8 @@ runs.forEach((run, i) => {
   if (found.length === 0) return none(selection, "Selection" + tag(i), "This run has no k_stats.csv (a dense model selects nothing).");
   for (const [key, heat] of found) heatMap(card(selection, kSelection[key] + tag(i)), {heat, label: kSelection[key] + tag(i)});
 });
+for (const [key, title, note] of [["sel_overlap", "Overlap of neighbours' lists", "Of the blocks that a row lists, those that the row before lists too."],
+                                  ["sel_forced_frac", "Forced blocks", "Of the blocks that a row lists."]]) {
+  const series = runs.map((run, i) => ({name: title.toLowerCase() + tag(i), points: run.ranks[0]?.lines[key] ?? []}));
+  if (series.some(s => s.points.length > 0)) lineChart(card(selection, title, note), {series, marks, label: title});
+}

@@ -1,0 +1,96 @@
+// What a resume makes of the files that a run before it has left: each that grows step by step has each step once.
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+#include <regex>
+#include <set>
+
+#include "tests/dist_run.h"
+#include "tests/test.h"
+#include "train/bucket_trace.h"
+#include "train/step_text.h"
+
+using namespace triad;
+using namespace triad::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+// The steps at the beginnings of a file's lines, of those behind `header`, each as often in a row as it is there.
+std::vector<int> steps_of(const std::vector<std::string>& lines, const std::string& header) {
+  std::vector<int> steps;
+  for (auto it = std::find(lines.begin(), lines.end(), header); it != lines.end(); ++it)
+    if (const auto step = number_between(*it, "", ","); step && (steps.empty() || steps.back() != *step))
+      steps.push_back(static_cast<int>(*step));
+  return steps;
+}
+
+std::vector<int> traced(const std::string& run) {
+  std::vector<int> steps;
+  for (const std::string& line : lines(run + "/traces.log"))
+    if (const auto step = number_between(line, "step ", ":")) steps.push_back(static_cast<int>(*step));
+  return steps;
+}
+
+std::vector<int> one_to(int last) {
+  std::vector<int> steps(static_cast<size_t>(last));
+  std::iota(steps.begin(), steps.end(), 1);
+  return steps;
+}
+
+}  // namespace
+
+TEST_CASE("resume: a text is cut behind a step, and an unfinished line with it", "[train]") {
+  const auto step_of = [](std::string_view line) { return number_between(line, "step ", ":"); };
+  const std::string text = "head\nstep 1: a\n more\nstep 2: b\n step 9: no\nstep 3: c\n mo";
+  CHECK(text_until(text, 3, step_of) == "head\nstep 1: a\n more\nstep 2: b\n step 9: no\nstep 3: c\n");
+  CHECK(text_until(text, 2, step_of) == "head\nstep 1: a\n more\nstep 2: b\n step 9: no\n");
+  CHECK(text_until(text, 0, step_of) == "head\n");
+  CHECK(text_until("", 5, step_of).empty());
+  CHECK(number_between("12,3", "", ",") == 12);
+  CHECK_FALSE(number_between("12", "", ","));
+  CHECK_FALSE(number_between("x,3", "", ","));
+  // Rows of other buckets are not kept beside a table that does not describe them.
+  CHECK(BucketTrace::rows_until(1, "A\n", "A\n1,a\n2,a\n") == "1,a\n");
+  CHECK(BucketTrace::rows_until(1, "B\n", "A\n1,a\n2,a\n").empty());
+}
+
+TEST_CASE("resume: every file that grows step by step has each step once", "[train][dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  const std::string more =
+      "--set train.save_every=5 --set train.eval_every=2 --set log.memory_every=3 --set log.every=1 "
+      "--set 'runtime.kernels={\"sel\":\"fused\"}' "
+      "--set 'log.diagnostics=[\"ledger\",\"layer_norms\",\"backward\",\"buckets\"]' ";
+  run(out, 2, more + "--set train.steps=12 ");
+  for (const char* rank : {"", "_rank1"}) CHECK(fs::exists(out + "/mem_step12" + rank + ".pickle"));
+  run(out, 2, more + "--set train.steps=8 --resume " + out + "/checkpoints/step_5");
+
+  std::set<std::string> tables;
+  for (const fs::directory_entry& entry : fs::directory_iterator(out)) {
+    const std::string name = entry.path().filename().string();
+    INFO(name);
+    if (name.ends_with(".csv")) {
+      const std::vector<std::string> all = lines(entry.path().string());
+      CHECK(steps_of(all, all.at(0)) == (name == "val.csv" ? std::vector<int>{2, 4, 6, 8} : one_to(8)));
+      CHECK(std::set<std::string>(all.begin(), all.end()).size() == all.size());
+      tables.insert(name);
+    }
+    static const std::regex kSnapshot("mem_step(\\d+)(_rank1)?\\..*");
+    std::smatch match;
+    if (std::regex_match(name, match, kSnapshot)) CHECK(std::stoi(match[1].str()) <= 8);
+  }
+  for (const char* name : {"training.csv", "val.csv", "grad_ledger.csv", "fallback_counters.csv"})
+    CHECK(tables.count(name) == 1);
+  const std::string header(BucketTrace::kHeader, std::string_view(BucketTrace::kHeader).size() - 1);
+  for (const char* rank : {"", "_rank1"})
+    CHECK(steps_of(lines(out + "/ddp_buckets" + rank + ".txt"), header) == one_to(8));
+  CHECK(traced(out) == one_to(8));
+
+  // A resume that looks at less leaves what was seen, up to its step.
+  run(out, 2, "--set train.save_every=5 --set train.steps=8 --resume " + out + "/checkpoints/step_5");
+  for (const char* rank : {"", "_rank1"})
+    CHECK(steps_of(lines(out + "/ddp_buckets" + rank + ".txt"), header) == one_to(5));
+  CHECK(traced(out) == one_to(5));
+}

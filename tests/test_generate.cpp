@@ -1,0 +1,95 @@
+// What is sampled, and how decoding is measured, as a user meets it: seeds, batches, stop tokens, contexts, the CSV.
+#include <sstream>
+
+#include "model/sampling.h"
+#include "tests/program.h"
+#include "tests/test.h"
+
+using namespace triad;
+using triad::test::Outcome;
+using triad::test::run_program;
+using triad::test::TemporaryFolder;
+
+namespace {
+
+const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
+
+std::string init(const TemporaryFolder& folder) {
+  REQUIRE(run_program("init " + kTiny + " --out " + folder.file("fresh")).exit_code == 0);
+  return "generate --device cpu --checkpoint " + folder.file("fresh") + " ";
+}
+std::string printed(const std::string& args) {
+  const Outcome outcome = run_program(args);
+  INFO(args << "\n" << outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  return outcome.output;
+}
+
+}  // namespace
+
+TEST_CASE("generate: a text is the same alone and beside others, and depends on the seed", "[generate]") {
+  const TemporaryFolder folder;
+  const std::string generate = init(folder);
+  const std::string greedy = " --tokens 20 --temperature 0";
+  const std::string one = printed(generate + "--prompt one" + greedy),
+                    longer = printed(generate + "--prompt longer" + greedy);
+  CHECK(printed(generate + "--prompt one --prompt longer" + greedy) == one + "---\n" + longer);
+  const std::string drawn = generate + "--prompt x --tokens 30 --top-k 50 --top-p 0.9 --seed ";
+  CHECK(printed(drawn + "1") == printed(drawn + "1"));
+  CHECK(printed(drawn + "1") != printed(drawn + "2"));
+}
+
+TEST_CASE("generate: a text goes on past its context, and ends at a stop token", "[generate]") {
+  const TemporaryFolder folder;
+  const std::string generate = init(folder) + "--prompt abc --temperature 0 ";
+  const std::string text = printed(generate + "--tokens 12");
+  REQUIRE(text.size() == 3 + 12 + 1);  // no end of text among them: a byte a token
+  for (const char* context : {"1", "2", "7"}) {
+    INFO(context);
+    CHECK(printed(generate + "--tokens 40 --context " + context).size() >= 4);
+  }
+  const size_t first = text.find(text[8], 3);  // where the token chosen as the stop comes first
+  const std::string stop = "--stop " + std::to_string(static_cast<unsigned char>(text[8]));
+  CHECK(printed(generate + "--tokens 12 " + stop) == text.substr(0, first) + "\n");
+  const Outcome refused = run_program(generate + "--stop 300");
+  CHECK(refused.exit_code == 2);
+  CHECK(refused.output.find("300") != std::string::npos);
+}
+
+TEST_CASE("generate: top k and top p keep the likeliest", "[generate]") {
+  const std::vector<float> logits = {0, 2, 1, 2, -1};
+  for (int i = 0; i < 100; ++i) {
+    const double uniform = i / 100.0;
+    CHECK(sample_token(logits, {.temperature = 0}, uniform) == 1);
+    CHECK(sample_token(logits, {.top_k = 1}, uniform) == 1);  // of equals the first
+    const int32_t of_two = sample_token(logits, {.top_k = 2}, uniform);
+    CHECK(of_two == (i < 50 ? 1 : 3));
+    CHECK(sample_token(logits, {.top_p = 0.3}, uniform) == 1);
+    CHECK(sample_token(logits, {}, uniform) != -1);
+  }
+}
+
+TEST_CASE("bench prefill and decode count what is read", "[generate]") {
+  for (const std::string verb : {"prefill ", "decode "})
+    for (const std::string kind : {"nsa", "dense"}) {
+      const std::string args = "bench " + verb + kTiny + " --lengths 9,32,33,100 --runs 1 --set runtime.device=cpu";
+      std::istringstream csv(printed(args + " --set model.attention=" + kind));
+      std::string line;
+      std::getline(csv, line);
+      CHECK(line ==
+            "S,ms_total,ms_cmp,ms_sel,ms_win,reads_actual,reads_expected,reads_actual_decode,reads_expected_decode");
+      int rows = 0;
+      while (std::getline(csv, line)) {
+        ++rows;
+        std::vector<std::string> cells;
+        std::istringstream cell_stream(line);
+        for (std::string cell; std::getline(cell_stream, cell, ',');) cells.push_back(cell);
+        REQUIRE(cells.size() == 9);
+        CHECK(cells[5] == cells[6]);
+        CHECK(cells[7] == cells[8]);
+        // l 8, d 4, l' 8, n 4, w 16: 24 + 3*8 + 4 + 16 of 100 tokens
+        if (cells[0] == "100") CHECK(cells[6] == (kind == "dense" ? "100" : "68"));
+      }
+      CHECK(rows == 4);
+    }
+}

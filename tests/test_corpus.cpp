@@ -228,6 +228,23 @@ TEST_CASE("corpus: one document of each 1/val_fraction is held out, never the fi
   CHECK(!HeldOutStream(0, 1)(5));
 }
 
+TEST_CASE("corpus: documents are counted across files", "[data]") {
+  const TemporaryFolder folder;
+  fs::create_directory(folder.file("in"));
+  for (int i = 0; i < 40; ++i) write_text(folder.file(fmt::format("in/{}.txt", 100 + i)), fmt::format("[{}]", i));
+  run("--val-fraction 0.25 --input '" + folder.file("in/*.txt") + "' --out " + folder.file("out"));
+  const Json manifest = Json::parse(read_text(folder.file("out/manifest.json")));
+  CHECK(manifest["val"]["documents"] == 10);
+  CHECK(manifest["train"]["documents"] == 30);
+  const std::string train = row(folder.file("out"), "train"), val = row(folder.file("out"), "val");
+  const HeldOutStream held_out(0.25, 1337);
+  for (int i = 0; i < 40; ++i) {
+    const std::string document = std::string(1, '\0') + fmt::format("[{}]", i);
+    CHECK((val.find(document) != std::string::npos) == held_out(i));
+    CHECK((train.find(document) != std::string::npos) == !held_out(i));
+  }
+}
+
 TEST_CASE("corpus: few documents leave one for validation, a single one its end", "[data]") {
   const TemporaryFolder folder;
   std::string text;

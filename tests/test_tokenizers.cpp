@@ -145,6 +145,40 @@ TEST_CASE("tokenizers: every byte string comes back, whole or in parts", "[token
   }
 }
 
+TEST_CASE("tokenizers: spaces, letters, digits and normal forms are those of the library's Unicode", "[tokenizers]") {
+  const auto matches = [](const char* regex, const std::string& text) {
+    const Pattern pattern(regex, "here");
+    Pattern::Matcher matcher(pattern);
+    Pattern::Span span;
+    return pattern.find(matcher, text, 0, false, span) == Pattern::Found::match;
+  };
+  const std::string mongolian = "\xe1\xa0\x8e", nel = "\xc2\x85", ideographic = "\xe3\x80\x80", zero = "\xe2\x80\x8b";
+  for (const std::string& space : {std::string(" "), std::string("\x0b"), nel, ideographic}) {
+    CHECK(matches(R"(\s)", space));
+    CHECK(!matches(R"(\S)", space));
+    CHECK(!matches(R"([^\s])", space));
+  }
+  for (const std::string& none : {mongolian, zero, std::string("a")}) {
+    CHECK(!matches(R"(\s)", none));
+    CHECK(matches(R"(\S)", none));
+  }
+  const std::string letter = "\xe1\xb2\x89", han = "\xf0\xae\xaf\xb0",
+                    digit = "\xf0\x90\xb5\x80";  // of Unicode 16, 15.1, 16
+  CHECK(matches(R"(\p{L})", letter));
+  CHECK(matches(R"(\p{Lu})", letter));
+  CHECK(matches(R"([\p{L}])", han));
+  CHECK(matches(R"(\p{Nd})", digit));
+  CHECK(!matches(R"(\P{L})", han));
+  CHECK(!matches(R"([^\p{L}\p{N}])", digit));
+  CHECK(matches("(?i:'s)", "'\xc5\xbf"));  // the long s
+  // Marks change places by their class, but those that Unicode 9 had not stay where they are.
+  const std::string above = "\xcc\x95", overlay = "\xcc\xb4", later = "\xe1\xab\x86";
+  CHECK(normalize(NormalForm::nfd, "a" + above + overlay) == "a" + overlay + above);
+  CHECK(normalize(NormalForm::nfd, "a" + above + later) == "a" + above + later);
+  CHECK(normalize(NormalForm::nfc, "xe\xcc\x81y \xe2\x84\xab") == "x\xc3\xa9y \xc3\x85");
+  CHECK(normalize(NormalForm::nfkc, "a\xef\xac\x83") == "affi");
+}
+
 TEST_CASE("tokenizers: both ways to merge a word agree", "[tokenizers]") {
   const TemporaryFolder folder;
   std::mt19937 random(6);

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(32 * kWarps)
 constexpr int kPiece = 32, kStretch = 256, kSlack = 32, kSumWarps = (kStretch + kSlack) / kPiece;
 constexpr int kListBits = 7;  // 128 CTAs, or as many as there are thousands of tokens
 constexpr int kListWarps = 32, kListBatch = 8;
-constexpr int64_t kMostTokensOfCta = 32 * kListWarps;  // a thread each; counters of all warps: 128 KiB
+constexpr int64_t kMostTokensOfCta = 24 * kListWarps;  // counters of all warps: 96 KiB, which every card has
 
 // The (token, row) pairs by token, then row, and what concerns the stretches.
 struct List {
@@ -343,7 +343,7 @@ void embedding_backward(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor tok
              kListWarps * share * sizeof(int32_t), list, tokens.ptr<int32_t>(),
              static_cast<int>(ceil_div(N, 32 * kListWarps) * 32), bits, static_cast<int>(share));
       launch_behind(ctx, "embedding sum", sum_kernel<T, kLanes>, dim3(stretches * column_groups), dim3(32 * kSumWarps),
-                    dw.ptr<float>(), dw.stride[0], partials.ptr<float>(), dy.ptr<T>(), dy.stride[0], list, C);
+                    0, dw.ptr<float>(), dw.stride[0], partials.ptr<float>(), dy.ptr<T>(), dy.stride[0], list, C);
     });
   });
 }

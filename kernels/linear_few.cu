@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "kernels/bthd.cuh"
-#include "kernels/chained.cuh"
+#include "kernels/launch_behind.cuh"
 #include "kernels/linear_few.h"
 #include "kernels/ptx.cuh"
 
@@ -129,8 +129,8 @@ __global__ void __launch_bounds__(32 * kWarps, 2) linear_few_kernel(Few<T> a) {
   if (column < a.out) held.load(row_of(column), lane, vectors);
   HeldVectors<T> norm;
   if (a.norm != nullptr && warp < a.rows) norm.load(a.norm, lane, vectors);
-  let_next_begin();
-  wait_for_previous();  // w and norm are weights; x and the addend are what the kernel before has written
+  let_next_come();
+  wait_for_kernel_ahead();  // w and norm are weights; x and the addend are what the kernel before has written
   load_rows(a, norm, x);
   __syncthreads();
   for (; column < a.out; column += static_cast<int>(gridDim.x) * kWarps) {
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) linear_few_kernel(Few<T> a) {
 template <class T, int kRows, Activation kActivation>
 void launch_few(Context& ctx, const Few<T>& a) {
   const int64_t ctas = std::min<int64_t>(ceil_div(a.out, kWarps), int64_t{ctx.num_sms} * kCtasPerSm);
-  launch_chained(ctx, "linear_few", linear_few_kernel<T, kRows, kActivation>, dim3(static_cast<unsigned>(ctas)),
+  launch_behind(ctx, "linear_few", linear_few_kernel<T, kRows, kActivation>, dim3(static_cast<unsigned>(ctas)),
          dim3(32 * kWarps), static_cast<size_t>(kRows * a.in) * sizeof(T), a);
 }
 

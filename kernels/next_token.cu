@@ -1,5 +1,5 @@
 // The largest of a row by one CTA: a row of 50,257 logits is 100 KB, and a CTA's loads of it are in flight together.
-#include "kernels/chained.cuh"
+#include "kernels/launch_behind.cuh"
 #include "kernels/next_token.h"
 
 namespace triad::cuda {
@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(kThreads)
     argmax_kernel(int32_t* __restrict__ token, const T* __restrict__ logits, int64_t stride, int vocab) {
   __shared__ float values[kThreads / 32];
   __shared__ int places[kThreads / 32];
-  let_next_begin();
-  wait_for_previous();
+  let_next_come();
+  wait_for_kernel_ahead();
   const T* const row = logits + blockIdx.x * stride;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Largest mine;
@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void advance_kernel(int32_t* position, int N, int last) {
-  let_next_begin();
-  wait_for_previous();
+  let_next_come();
+  wait_for_kernel_ahead();
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < N) position[i] = min(position[i] + 1, last);
 }
@@ -56,7 +56,7 @@ __global__ void advance_kernel(int32_t* position, int N, int last) {
 
 void argmax(Context& ctx, Tensor token, ConstTensor logits, int64_t vocab) {
   dispatch_gpu_float(logits.dtype, [&]<class T>() {
-    launch_chained(ctx, "argmax", argmax_kernel<T>, dim3(static_cast<unsigned>(logits.size(0))), dim3(kThreads), 0,
+    launch_behind(ctx, "argmax", argmax_kernel<T>, dim3(static_cast<unsigned>(logits.size(0))), dim3(kThreads), 0,
            token.ptr<int32_t>(), logits.ptr<T>(), logits.stride[0], static_cast<int>(vocab));
   });
 }
@@ -64,7 +64,7 @@ void argmax(Context& ctx, Tensor token, ConstTensor logits, int64_t vocab) {
 void advance(Context& ctx, Tensor position, int64_t last) {
   constexpr int kAdvanceThreads = 128;
   const int64_t N = position.size(0);
-  launch_chained(ctx, "advance", advance_kernel, dim3(static_cast<unsigned>(ceil_div(N, kAdvanceThreads))),
+  launch_behind(ctx, "advance", advance_kernel, dim3(static_cast<unsigned>(ceil_div(N, kAdvanceThreads))),
          dim3(kAdvanceThreads), 0, position.ptr<int32_t>(), static_cast<int>(N), static_cast<int>(last));
 }
 

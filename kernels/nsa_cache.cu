@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "kernels/bthd.cuh"
-#include "kernels/chained.cuh"
+#include "kernels/launch_behind.cuh"
 #include "kernels/linear_few.h"
 #include "kernels/nsa_cache.h"
 
@@ -65,8 +65,8 @@ __device__ void rotate(const Append<T>& a, T* to, const T* from, int at) {
 // blockIdx.x: a head of q, or a group of one of the stored tensors.
 template <class T>
 __global__ void __launch_bounds__(kThreads) append_kernel(Append<T> a) {
-  let_next_begin();
-  wait_for_previous();
+  let_next_come();
+  wait_for_kernel_ahead();
   const int b = blockIdx.y, at = a.position[b];
   if (blockIdx.x < static_cast<unsigned>(a.Hq)) {
     T* const q = a.q.row(b, 0, blockIdx.x);
@@ -166,7 +166,7 @@ void append(Context& ctx, const NsaCache& cache, Tensor q, const NsaIn& in, Cons
       if (c.phi == Phi::conv) a.stored[i].weight = phi.w.ptr<T>(), a.stored[i].weight_stride = phi.w.stride[0];
     }
   }
-  launch_chained(ctx, "nsa_cache_append", append_kernel<T>,
+  launch_behind(ctx, "nsa_cache_append", append_kernel<T>,
          dim3(static_cast<unsigned>(a.Hq + count * a.Hkv), static_cast<unsigned>(B)), dim3(kThreads), 0, a);
   if (cache.dense() || c.phi != Phi::mlp || a.blocks == 0) return;
   compress_by_mlp(ctx, a, a.stored[4], w.phi_k, q.dtype, B);

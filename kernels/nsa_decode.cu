@@ -12,7 +12,7 @@
 #include <cmath>
 
 #include "kernels/bthd.cuh"
-#include "kernels/chained.cuh"
+#include "kernels/launch_behind.cuh"
 #include "kernels/nsa_decode.h"
 #include "kernels/nsa_gate.cuh"
 #include "kernels/ptx.cuh"
@@ -258,8 +258,8 @@ __device__ void gate_of(const Decode<T>& a, const GateMlp<T>& mlp, const GateKer
 template <class T, int V, int kHeads>
 __global__ void __launch_bounds__(kBranchThreads, 2)
     branches_kernel(Decode<T> a, GateMlp<T> mlp, GateKernelOptions gate_options) {
-  let_next_begin();
-  wait_for_previous();
+  let_next_come();
+  wait_for_kernel_ahead();
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
   const int g = blockIdx.y, b = blockIdx.z, at = a.position[b];
   int chunk = blockIdx.x;
@@ -415,8 +415,8 @@ __device__ int list_blocks(const Decode<T>& a, SelectMemory& memory, float* sums
 // that of the new token, may be cut off.
 template <class T, int V, int kHeads>
 __global__ void __launch_bounds__(kSelectThreads, 1) selected_kernel(Decode<T> a) {
-  let_next_begin();
-  wait_for_previous();
+  let_next_come();
+  wait_for_kernel_ahead();
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
   const int chunk = blockIdx.x, g = blockIdx.y, b = blockIdx.z, at = a.position[b], first = chunk * kChunk;
   if (first >= (at / a.l_sel + 1) * a.l_sel) return;  // fewer blocks than n
@@ -435,8 +435,8 @@ __global__ void __launch_bounds__(kSelectThreads, 1) selected_kernel(Decode<T> a
 // Kernel 3: a CTA a head and sequence. Threads: columns x parts of the chunks, added in order.
 template <class T>
 __global__ void __launch_bounds__(kJoinThreads) join_kernel(Decode<T> a, bool dense) {
-  let_next_begin();
-  wait_for_previous();
+  let_next_come();
+  wait_for_kernel_ahead();
   constexpr int kParts = kJoinThreads / kColumns;
   __shared__ float sums[kParts][kColumns];
   __shared__ float maxes[3], totals[3];
@@ -492,7 +492,7 @@ void launch_branches(Context& ctx, const Decode<T>& a, const GateMlp<T>& mlp, co
                      int64_t B) {
   const unsigned groups = static_cast<unsigned>(a.Hkv), batch = static_cast<unsigned>(B);
   const int64_t branch_floats = std::max<int64_t>(ChunkMemory<kHeads, kBranchThreads>::floats(a.G, a.dk), 2 * a.dk);
-  launch_chained(ctx, "nsa_decode branches", branches_kernel<T, V, kHeads>,
+  launch_behind(ctx, "nsa_decode branches", branches_kernel<T, V, kHeads>,
                  dim3(static_cast<unsigned>(a.chunks[0] + a.chunks[2] + (dense ? 0 : 1)), groups, batch),
                  dim3(kBranchThreads), static_cast<size_t>(4 * branch_floats), a, mlp, gate);
   if (dense || !a.run[1]) return;
@@ -502,7 +502,7 @@ void launch_branches(Context& ctx, const Decode<T>& a, const GateMlp<T>& mlp, co
                         4 * (a.all_blocks + int64_t{a.tile_blocks} * ceil_div(a.l_sel, a.d) + ceil_div(a.l, a.d));
   TRIAD_CHECK(bytes <= kMostShared, "nsa_decode: a cache of {} tokens has {} blocks, whose scores need {} of {} bytes",
               a.rows[1], a.all_blocks, bytes, kMostShared);
-  launch_chained(ctx, "nsa_decode selected", selected_kernel<T, V, kHeads>,
+  launch_behind(ctx, "nsa_decode selected", selected_kernel<T, V, kHeads>,
                  dim3(static_cast<unsigned>(a.chunks[1]), groups, batch), dim3(kSelectThreads),
                  static_cast<size_t>(bytes), a);
 }
@@ -562,7 +562,7 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
     launch_branches<T, kVector<T>, 2>(ctx, a, mlp, gate_options, dense, B);
   else
     launch_branches<T, kVector<T>, 8>(ctx, a, mlp, gate_options, dense, B);
-  launch_chained(ctx, "nsa_decode join", join_kernel<T>, dim3(static_cast<unsigned>(a.Hq), static_cast<unsigned>(B)),
+  launch_behind(ctx, "nsa_decode join", join_kernel<T>, dim3(static_cast<unsigned>(a.Hq), static_cast<unsigned>(B)),
                  dim3(kJoinThreads), 0, a, dense);
 }
 

@@ -83,7 +83,7 @@ inline void add_partials(Context& ctx, const ConstTensor& slices, std::initializ
                                        g.row_stride};
     ctas += ceil_div(g.grad.numel(), kColumns);
   }
-  launch_behind(ctx, "add_partials", add_partials_kernel, dim3(ctas), dim3(kColumns, kLanes), targets,
+  launch_behind(ctx, "add_partials", add_partials_kernel, dim3(ctas), dim3(kColumns, kLanes), 0, targets,
                 slices.ptr<float>(), slices.size(0), slices.size(1));
 }
 

@@ -68,6 +68,8 @@ class Comm {
   // reach each other's memory all_gather and exchange_parts of these take no processors of a GPU, and shares() tells.
   virtual void share(const std::byte*, std::span<const Tensor>) {}
   virtual bool shares() const { return false; }
+  // Why not, though this Comm does where it can; nothing otherwise.
+  virtual std::string why_not_shared() const { return ""; }
 
   // On the host, at once: every rank's value, in the order of ranks.
   template <class T>

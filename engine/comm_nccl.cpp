@@ -109,9 +109,10 @@ class NcclComm final : public Comm {
   ~NcclComm() override { guard().expect_end(); }  // which would ask a communicator that is no more
   std::string name() const override { return name_; }
   void share(const std::byte* base, std::span<const Tensor> tensors) override {
-    copies_ = PeerCopies::open(*this, stream().device(), base, tensors);
+    copies_ = PeerCopies::open(*this, stream().device(), base, tensors, no_copies_);
   }
   bool shares() const override { return copies_ != nullptr; }
+  std::string why_not_shared() const override { return no_copies_; }
 
  protected:
   bool on_stream() const override { return true; }
@@ -148,6 +149,7 @@ class NcclComm final : public Comm {
   cudaStream_t queue() { return static_cast<cudaStream_t>(stream().handle()); }
 
   std::string name_;
+  std::string no_copies_;  // why there are none
   std::unique_ptr<PeerCopies> copies_;
   ncclComm_t wide_ = nullptr, narrow_ = nullptr;  // a run that fails leaves them: to end them in order takes all ranks
 };

@@ -77,4 +77,9 @@ LaunchEnv read_launch_env() {
   return env;
 }
 
+bool peer_access_disabled() {
+  const char* const value = std::getenv("NCCL_P2P_DISABLE");
+  return value != nullptr && *value != '\0' && *value != '0';
+}
+
 }  // namespace triad

@@ -18,4 +18,6 @@ struct LaunchEnv {
 // Throws UsageError, with the variables and their values, if they contradict each other.
 LaunchEnv read_launch_env();
 
+bool peer_access_disabled();  // by NCCL_P2P_DISABLE, which users set where GPUs are not to reach each other's memory
+
 }  // namespace triad

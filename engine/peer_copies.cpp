@@ -1,12 +1,13 @@
 #include "engine/peer_copies.h"
 
 #include <cuda.h>
+#include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <utility>
 
 #include "engine/cuda_check.h"
+#include "engine/launch_env.h"
 
 namespace triad {
 
@@ -39,20 +40,37 @@ void wait_value(void* stream, std::byte* at, uint32_t value) {
 // What a rank tells the others of its memory.
 struct Offer {
   cudaIpcMemHandle_t memory, flags;
-  bool usable;
 };
 
-std::byte* open_memory(const cudaIpcMemHandle_t& handle) {
-  void* p = nullptr;
-  if (cudaIpcOpenMemHandle(&p, handle, cudaIpcMemLazyEnablePeerAccess) == cudaSuccess)
-    return static_cast<std::byte*>(p);
-  cudaGetLastError();  // no error of the run's: its sums go another way
-  return nullptr;
+// The reason of the first rank that has one, on all ranks.
+std::string first_reason(Comm& comm, const std::string& own, const char* what) {
+  const std::vector<std::string> all = comm.exchange_text(own, what);
+  for (size_t r = 0; r < all.size(); ++r)
+    if (!all[r].empty()) return fmt::format("rank {}: {}", r, all[r]);
+  return "";
 }
 
-bool disabled_by_user() {
-  const char* value = std::getenv("NCCL_P2P_DISABLE");
-  return value != nullptr && *value != '\0' && *value != '0';
+// "" where this rank can offer its memory.
+std::string why_no_offer(const Comm& comm, std::byte* base, std::byte* flags, Offer& offer) {
+  for (const Peer& peer : comm.peers())
+    if (!peer.here) return fmt::format("rank {} is on another host, {}", peer.rank, peer.host);
+  if (peer_access_disabled()) return "NCCL_P2P_DISABLE is set";
+  for (auto [handle, memory] : {std::pair(&offer.memory, base), std::pair(&offer.flags, flags)})
+    if (const cudaError_t e = cudaIpcGetMemHandle(handle, memory); e != cudaSuccess) {
+      cudaGetLastError();  // no error of the run's: its sums go another way
+      return fmt::format("its memory cannot be shared: {}", cudaGetErrorString(e));
+    }
+  return "";
+}
+
+// Null, and why.
+std::byte* open_memory(const cudaIpcMemHandle_t& handle, int rank, std::string& why) {
+  void* p = nullptr;
+  const cudaError_t e = cudaIpcOpenMemHandle(&p, handle, cudaIpcMemLazyEnablePeerAccess);
+  if (e == cudaSuccess) return static_cast<std::byte*>(p);
+  cudaGetLastError();
+  why = fmt::format("it does not reach rank {}'s memory: {}", rank, cudaGetErrorString(e));
+  return nullptr;
 }
 
 }  // namespace
@@ -75,38 +93,38 @@ void PeerCopies::close() {
 }
 
 std::unique_ptr<PeerCopies> PeerCopies::open(Comm& comm, Device device, const std::byte* allocation,
-                                             std::span<const Tensor> tensors) {
+                                             std::span<const Tensor> tensors, std::string& why) {
   std::byte* const base = const_cast<std::byte*>(allocation);
   std::unique_ptr<PeerCopies> copies(new PeerCopies(comm, device));
   Offer offer{};
-  offer.usable = !disabled_by_user() && cudaIpcGetMemHandle(&offer.memory, base) == cudaSuccess &&
-                 cudaIpcGetMemHandle(&offer.flags, copies->flags_) == cudaSuccess;
-  for (const Peer& peer : comm.peers()) offer.usable = offer.usable && peer.here;
-  cudaGetLastError();
-  const std::vector<Offer> offers = comm.exchange(offer, "memory for copies");
-  bool all = std::all_of(offers.begin(), offers.end(), [](const Offer& o) { return o.usable; });
+  why = first_reason(comm, why_no_offer(comm, base, copies->flags_, offer), "memory for copies");
+  if (!why.empty()) return nullptr;
+  const std::vector<Offer> offers = comm.exchange(offer, "memory for copies, offered");
   std::vector<std::byte*> bases;
-  for (int r = 0; r < comm.world() && all; ++r) {
+  std::string failed;
+  for (int r = 0; r < comm.world() && failed.empty(); ++r) {
     if (r == comm.rank()) {
       bases.push_back(base);
       copies->flags_of_.push_back(copies->flags_);
       continue;
     }
     for (auto [handle, to] : {std::pair(&offers[r].memory, &bases), std::pair(&offers[r].flags, &copies->flags_of_)}) {
-      to->push_back(all ? open_memory(*handle) : nullptr);
-      all = to->back() != nullptr;
-      if (all) copies->opened_.push_back(to->back());
+      to->push_back(failed.empty() ? open_memory(*handle, r, failed) : nullptr);
+      if (failed.empty()) copies->opened_.push_back(to->back());
     }
   }
-  for (const char other : comm.exchange(static_cast<char>(all), "memory for copies, opened")) all = all && other != 0;
+  why = first_reason(comm, failed, "memory for copies, opened");
+  if (!why.empty()) {
+    copies->close();
+    comm.barrier("memory for copies, given back");  // none is freed that another still has
+    return nullptr;
+  }
   for (const Tensor& t : tensors) {
     const std::vector<int64_t> offsets = comm.exchange<int64_t>(t.data - base, "a tensor's place");
-    if (!all) continue;
     Shared shared{t, {}};
     for (int r = 0; r < comm.world(); ++r) shared.at.push_back(bases[r] + offsets[r]);
     copies->shared_.push_back(std::move(shared));
   }
-  if (!all) return nullptr;
   return copies;
 }
 

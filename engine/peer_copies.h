@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "engine/comm.h"
@@ -15,8 +16,10 @@ namespace triad {
 class PeerCopies {
  public:
   // tensors: all in the allocation that begins at base; the same ones on every rank, though elsewhere. All ranks ask.
-  // Null, on all of them, where one does not reach another: on other hosts, by NCCL_P2P_DISABLE, GPUs without a link.
-  static std::unique_ptr<PeerCopies> open(Comm&, Device, const std::byte* base, std::span<const Tensor> tensors);
+  // Null, on all of them, where one does not reach another: on other hosts, by NCCL_P2P_DISABLE, GPUs without a link;
+  // `why` then says which, and on what rank.
+  static std::unique_ptr<PeerCopies> open(Comm&, Device, const std::byte* base, std::span<const Tensor> tensors,
+                                          std::string& why);
   ~PeerCopies();
   // Gives the other ranks' memory back; before they free it.
   void close();

@@ -196,3 +196,50 @@ TEST_CASE("train: a run that cannot save is refused before its first step", "[io
   CHECK(outcome.output.find("checkpoints/step_0") != std::string::npos);
   CHECK(lines(out + "/training.csv").size() == 1);
 }
+
+namespace {
+
+// A tokenizer.json, of those whose tokens are known.
+std::string some_tokenizer() {
+  return parse_json(read_text(TRIAD_SOURCE_DIR "/tests/known_tokens.json"), "known_tokens.json")[0]["tokenizer"].dump();
+}
+
+}  // namespace
+
+TEST_CASE("train: a resume goes on with the checkpoint's own tokenizer, or not at all", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), file = folder.file("tokenizer.json"), tokenizer = some_tokenizer();
+  write_text(file, tokenizer);
+  const std::string with = "--set train.save_every=2 --set data.tokenizer=" + file + " ";
+  REQUIRE(run_program(train_args(out, with + "--set train.steps=2")).exit_code == 0);
+  CHECK(read_text(out + "/checkpoints/step_2/tokenizer.json") == tokenizer);
+  const std::string rows = read_text(out + "/training.csv");
+  write_text(file, tokenizer + "\n");  // which stands for the same, but who knows that
+  const Outcome other = run_program(train_args(out, with + "--set train.steps=4 --resume latest"));
+  INFO(other.output);
+  CHECK(other.exit_code == 1);
+  CHECK(other.output.find("/step_2/tokenizer.json is not what data.tokenizer = " + file + " is now") !=
+        std::string::npos);
+  CHECK(read_text(out + "/training.csv") == rows);
+  write_text(file, tokenizer);
+  CHECK(run_program(train_args(out, with + "--set train.steps=4 --resume latest")).exit_code == 0);
+  // Another run in this folder leaves no tokenizer of this one.
+  REQUIRE(run_program(train_args(out, "--set train.steps=1 --overwrite")).exit_code == 0);
+  CHECK_FALSE(fs::exists(out + "/tokenizer.json"));
+}
+
+TEST_CASE("train: a tokenizer's files are read at the start, and may go then", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), file = folder.file("tokenizer.json"), tokenizer = some_tokenizer();
+  write_text(file, tokenizer);
+  BackgroundProgram program(train_args(
+      out,
+      "--set train.steps=1000000 --set train.allow_unsafe=true --set log.every=1000 --set data.tokenizer=" + file));
+  for (int i = 0; i < 60000 && !fs::exists(out + "/mem_step1.json"); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  REQUIRE(fs::exists(out + "/mem_step1.json"));
+  fs::remove(file);
+  write_text(out + "/.HALT", "");
+  CHECK(program.wait() == 0);
+  CHECK(read_text(out + "/checkpoints/latest/tokenizer.json") == tokenizer);
+}

@@ -102,6 +102,21 @@ TEST_CASE("dist: two GPUs give the weights of one, with NCCL and with MPI the sa
     CHECK(same_file(two + kWeights, run(folder.file("other" + std::to_string(i++)), 2, gpu + more) + kWeights));
   }
 }
+TEST_CASE("dist: why GPUs do not copy to each other is told", "[dist][gpu2]") {
+  if (!require_gpus(2) || !require_mpirun()) return;
+  const TemporaryFolder folder;
+  const auto said = [&](const std::string& name, const std::string& environment) {
+    const Outcome outcome =
+        run_command(environment + mpirun(2) + TRIAD_PROGRAM " train " + kTiny +
+                    " --set train.steps=2 --set runtime.device=cuda --set log.out_dir=" + folder.file(name));
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    return outcome.output.find("not by copies between the GPUs: rank 0: NCCL_P2P_DISABLE is set") != std::string::npos;
+  };
+  CHECK(said("disabled", "NCCL_P2P_DISABLE=1 "));
+  CHECK_FALSE(said("usual", ""));
+}
+
 TEST_CASE("dist: ranks of different minds do not begin", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;

@@ -218,7 +218,8 @@ TEST_CASE("watchdog: a hang ends the run though the disk hangs too", "[watchdog]
   const auto began = std::chrono::steady_clock::now();
   CHECK(program.wait() == 1);
   CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
-  CHECK_FALSE(fs::exists(out + "/.anomaly_type"));  // it never got there: what ended it was the time
+  CHECK(has(read_text(out + "/.anomaly_type"), "hung\n"));  // comes before the dump
+  CHECK(heartbeats(out, 0, "hung").empty());                // behind it: what ended the run was the time
 }
 
 TEST_CASE("watchdog: SIGUSR1 writes a dump, and the run goes on", "[watchdog]") {
@@ -433,6 +434,13 @@ TEST_CASE("anomaly: what all ranks see one tells, what is a rank's own that rank
       own[a.type] = a.of_one_rank;
   CHECK(own == std::map<std::string, bool>{
                    {"device_memory_creep", true}, {"host_memory_creep", true}, {"loss_plateau", false}});
+  std::vector<Anomaly> flat;
+  AnomalyRules rate(config);
+  for (int i = 1; i <= 300 && flat.empty(); ++i)
+    flat = rate.step({.step = i, .updates = i, .loss = -i, .grad_norm = 1, .tokens = i < 200 ? 1e3 : 1, .seconds = 1});
+  REQUIRE(flat.size() == 1);
+  CHECK(flat[0].type == "throughput_flat");
+  CHECK(flat[0].of_one_rank);  // by its own clock
 }
 
 TEST_CASE("watchdog: NVML's values are absent without a GPU", "[watchdog]") {

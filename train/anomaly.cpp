@@ -40,7 +40,7 @@ std::vector<Anomaly> AnomalyRules::step(const StepHealth& s) {
     if (wrong && !on) found.push_back({type, fmt::format("step {}: {}", s.step, *wrong), of_one_rank});
     on = wrong.has_value();
   };
-  judge("throughput_flat", flat_throughput(s.tokens, s.seconds));
+  judge("throughput_flat", flat_throughput(s.tokens, s.seconds), /*of_one_rank=*/true);  // by its own clock
   judge("loss_plateau", plateau(s.loss));
   judge("host_memory_creep", creep(host_, s.host_mib), /*of_one_rank=*/true);
   judge("device_memory_creep", creep(device_, s.device_mib), /*of_one_rank=*/true);

@@ -26,11 +26,12 @@ void copy_to_host(Context& ctx, Tensor host, ConstTensor from) {
 
 }  // namespace
 
-Checkpointer::Checkpointer(const Config& config, const Params& params, Device device, std::string parent)
+Checkpointer::Checkpointer(const Config& config, const Params& params, Device device, std::string parent,
+                           std::vector<Tokenizer::File> tokenizer)
     : config_(config),
       params_(params),
       parent_(std::move(parent)),
-      tokenizer_(make_tokenizer(config.data.tokenizer)->files()),
+      tokenizer_(std::move(tokenizer)),
       host_(device, kBuffers * params.stored_elements() * static_cast<int64_t>(sizeof(float))),
       copied_(device) {
   // Pinned memory is there; ordinary pages would come one by one during the first save, which took 4 s instead of 0.2.

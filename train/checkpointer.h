@@ -15,7 +15,8 @@ namespace triad {
 class Checkpointer {
  public:
   // parent: the run's folder of checkpoints. Host memory: three times the parameters in fp32, pinned for a GPU.
-  Checkpointer(const Config&, const Params&, Device, std::string parent);
+  // tokenizer: of which each gets a copy.
+  Checkpointer(const Config&, const Params&, Device, std::string parent, std::vector<Tokenizer::File> tokenizer);
 
   struct Written {
     std::string folder;
@@ -33,7 +34,7 @@ class Checkpointer {
   const Config& config_;
   const Params& params_;
   std::string parent_;
-  std::vector<Tokenizer::File> tokenizer_;  // as it was when the run began
+  std::vector<Tokenizer::File> tokenizer_;
   PinnedMemory host_;
   Event copied_;
   double stall_ms_ = 0;

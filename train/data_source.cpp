@@ -7,7 +7,7 @@
 
 namespace triad {
 
-DataSource open_data(const Config& c) {
+DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
   const uint64_t seed = static_cast<uint64_t>(c.data.seed);
   const SplitOptions split{
       .paths = c.data.paths, .val_paths = c.data.val_paths, .val_fraction = c.data.val_fraction, .seed = seed};
@@ -17,7 +17,7 @@ DataSource open_data(const Config& c) {
       data = synthetic_data(c.model.vocab_size, seed, c.data.val_fraction);
       break;
     case DataKind::text:
-      data = text_data(split, *make_tokenizer(c.data.tokenizer));
+      data = text_data(split, tokenizer != nullptr ? *tokenizer : *make_tokenizer(c.data.tokenizer));
       break;
     case DataKind::shards:
       data = shard_data(split, c.model.vocab_size);

@@ -12,6 +12,7 @@ struct DataSource {
   std::shared_ptr<const TokenSource> train, val;
   std::string description;
 };
-DataSource open_data(const Config&);
+// tokenizer: that of the config, where it has been read.
+DataSource open_data(const Config&, const Tokenizer* tokenizer = nullptr);
 
 }  // namespace triad

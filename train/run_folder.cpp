@@ -21,7 +21,8 @@ namespace {
 // Names that a run writes (SPEC.md section 3), whole or still temporary; whatever else is in the folder is the user's.
 bool written_by_a_run(std::string name) {
   static const std::regex kNames(
-      "config\\.json|env\\.json|metrics\\.json|model\\.safetensors|checkpoints|ranks|tb|traces\\.log|\\.anomaly_type|"
+      "config\\.json|env\\.json|(tokenizer|encoder|vocab)\\.json|vocab\\.bpe|merges\\.txt|metrics\\.json|model\\."
+      "safetensors|checkpoints|ranks|tb|traces\\.log|\\.anomaly_type|"
       "(training|val|k_stats|gates|fallback_counters|grad_ledger)\\.csv|"
       "(opt_state_mb|dtypes_report|ddp_buckets(_rank\\d+)?|all_missing_params)\\.txt|"
       "heartbeat_rank\\d+\\.jsonl|stackdump_rank\\d+_\\d+\\.txt|"

@@ -150,6 +150,15 @@ std::string save_checkpoint(const std::string& parent, const Params& params, con
   });
 }
 
+void check_tokenizer(const std::string& folder, const Tokenizer& tokenizer) {
+  for (const Tokenizer::File& file : tokenizer.files()) {
+    const std::string own = folder + "/" + file.name;
+    if (fs::exists(own) && read_file(own) != file.content)
+      fail("{} is not what data.tokenizer = {} is now: its tokens would mean something else to the weights", own,
+           tokenizer.name());
+  }
+}
+
 RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params, Optimizer& optimizer,
                          const Config& config) {
   const Json state = read_state(folder);

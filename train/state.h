@@ -36,6 +36,9 @@ struct StateTensors {
 std::string save_checkpoint(const std::string& parent, const Params&, const StateTensors&, const Config&,
                             const RunState&, const std::vector<Tokenizer::File>& tokenizer);
 // Throws if a key differs on which a resume depends: the model's, the data's, train.seq_len.
+// A resume goes on with the tokenizer of its checkpoint: an Error that names the file where this one's, data.tokenizer
+// by name, is another. A checkpoint that has no copy of its own is taken as it is.
+void check_tokenizer(const std::string& folder, const Tokenizer&);
 RunState load_checkpoint(Context&, const std::string& folder, Params&, Optimizer&, const Config&);
 
 // The keys in which a checkpoint's config differs from this one, a line each.

@@ -53,7 +53,8 @@ class Trainer {
         device_(safe_device(config_, launch)),
         outside_(device_),
         comm_(outside_.during("communication", [&] { return meet(launch, device_, config_); })),
-        data_(open_data(config_)),
+        tokenizer_(make_tokenizer(config_.data.tokenizer)),
+        data_(open(config_, resume_from_, *tokenizer_)),
         runtime_(allocate(config_, device_, *comm_)),
         step_(*runtime_, config_, comm_.get()),
         folder_(config_.log.out_dir, comm_->first() ? start_of(request, resume_from_) : RunFolder::Start::join),
@@ -110,7 +111,7 @@ class Trainer {
     }
     if (comm_->first()) {
       write_file_atomically(folder_.file("config.json"), dump_json(config_to_json(config_), 2) + "\n");
-      write_tokenizer_files(make_tokenizer(config_.data.tokenizer)->files(), folder_.path());  // of the final weights
+      write_tokenizer_files(tokenizer_->files(), folder_.path());  // of the final weights
       write_file_atomically(folder_.file("env.json"),
                             dump_json(environment_report(device_, *comm_, request_.build), 2) + "\n");
     }
@@ -120,6 +121,8 @@ class Trainer {
                          resume_from_.empty() ? -1 : state_.step);
     stats_report_.emplace(config_, folder_, comm_->first(), resume_from_.empty() ? -1 : state_.step);
     telemetry.banner(count_parameters(config_.model), request_.environment, data_.description);
+    if (const std::string why = comm_->why_not_shared(); !why.empty())
+      telemetry.message(fmt::format("communication: by NCCL's kernels, not by copies between the GPUs: {}", why));
     if (!resume_from_.empty()) {
       telemetry.message(fmt::format("resumed from {} at step {}", resume_from_, state_.step));
       for (const std::string& line : changed_since(resume_from_, config_)) telemetry.message("changed since: " + line);
@@ -138,7 +141,7 @@ class Trainer {
 
     tell_stage(ctx, Stage::checkpoint);
     if (comm_->first() && config_.train.save_every > 0)
-      checkpointer_.emplace(config_, step_.model().params(), device_, folder_.checkpoints());
+      checkpointer_.emplace(config_, step_.model().params(), device_, folder_.checkpoints(), tokenizer_->files());
     // From its first step on a run can be resumed; and where nothing can be saved, that shows before days of training.
     if (config_.train.save_every > 0 && start_of(request_, resume_from_) != RunFolder::Start::resume) {
       save(telemetry);
@@ -175,6 +178,11 @@ class Trainer {
         is_there ? BucketTrace::rows_until(state_.step, table + header, read_file(path)) : std::string();
     write_file_atomically(path, table + (traced || !rows.empty() ? header + rows : ""));
     if (traced) buckets_.emplace(path);
+  }
+
+  static DataSource open(const Config& config, const std::string& resume_from, const Tokenizer& tokenizer) {
+    if (!resume_from.empty()) check_tokenizer(resume_from, tokenizer);
+    return open_data(config, &tokenizer);
   }
 
   // A run that does not fit leaves the plan of its memory, though nothing else.
@@ -363,7 +371,7 @@ class Trainer {
     step_.optimizer().gather_master(params);
     const Optimizer::Moments moments = step_.optimizer().gather_moments(ctx, params);
     if (!comm_->first()) return;
-    if (!checkpointer_) checkpointer_.emplace(config_, params, device_, folder_.checkpoints());
+    if (!checkpointer_) checkpointer_.emplace(config_, params, device_, folder_.checkpoints(), tokenizer_->files());
     checkpointer_->save(ctx, moments, state_);
   }
 
@@ -457,6 +465,7 @@ class Trainer {
   Device device_;
   OutsideMemory outside_;
   std::unique_ptr<Comm> comm_;
+  std::unique_ptr<Tokenizer> tokenizer_;  // as it was when the run began, whatever becomes of its files
   DataSource data_;
   std::unique_ptr<OpListener> nvtx_ = nvtx_listener();
   std::unique_ptr<Runtime> runtime_;

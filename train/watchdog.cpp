@@ -222,6 +222,8 @@ void Watchdog::judge(StallRule::State state, const Progress::Place& place) {
       last = comm_.last_collective();
       if (last.under_way) text += fmt::format("; it waits in {}{}", last.what, others(last.number));
     });
+    // What stopped it first: a dump may take long, and the disk longer.
+    if (config_.log.on_anomaly == OnAnomaly::stop) attempt([&] { stop_for("hung", text); });
     std::string file;
     attempt([&] { file = dump(text, place); });
     tell_.alert(text + (file.empty() ? "" : "; stacks in " + file));
@@ -231,7 +233,6 @@ void Watchdog::judge(StallRule::State state, const Progress::Place& place) {
           {{"at", at}, {"still_s", rule_.still_s()}, {"waits_in_collective", last.under_way}, {"file", file}});
     });
     if (config_.log.on_anomaly != OnAnomaly::stop) return;
-    attempt([&] { stop_for("hung", text); });
     _exit(1);  // the main thread will not
   }
 }

@@ -437,7 +437,12 @@ TEST_CASE("anomaly: what all ranks see one tells, what is a rank's own that rank
   std::vector<Anomaly> flat;
   AnomalyRules rate(config);
   for (int i = 1; i <= 300 && flat.empty(); ++i)
-    flat = rate.step({.step = i, .updates = i, .loss = -i, .grad_norm = 1, .tokens = i < 200 ? 1e3 : 1, .seconds = 1});
+    flat = rate.step({.step = i,
+                      .updates = i,
+                      .loss = -static_cast<double>(i),
+                      .grad_norm = 1,
+                      .tokens = i < 200 ? 1e3 : 1,
+                      .seconds = 1});
   REQUIRE(flat.size() == 1);
   CHECK(flat[0].type == "throughput_flat");
   CHECK(flat[0].of_one_rank);  // by its own clock

@@ -1,30 +1,30 @@
 // The token table on the GPU. Forward copies a row per warp: N rows of the table in, N rows out.
-// Backward must add rows of equal tokens in one order, and fast even where one token has 10,000 rows:
-//   1. a stable radix sort of (token, row) lists equal tokens side by side, rows ascending;
-//   2. the list is cut into pieces of 32 entries, whatever the tokens are. A warp sums the runs of equal tokens of one
-//      piece in 32 vectors of columns. A run that lies inside of the piece is all its token has: it goes to dw. One
-//      that crosses a border of the piece goes to scratch, where a piece has two places: for the run that begins with
-//      the piece, and for one that begins later and goes on in the next piece;
-//   3. where such a run begins, a CTA adds up its partial sums: 8 lanes of pieces, then the lanes in order.
-// Each token's row of dw is written once, by step 2 or by step 3. dy is read once (50 MB for 32,768 x 768 in bf16), the
-// partial sums are 2/32 rows of f32 per row of dy at most. No size depends on the tokens, so nothing waits for the
-// host.
+// Backward must add rows of equal tokens in one order, and fast even where one token has 10,000 rows. Two launches:
+//   1. list: (token, row) side by side by token, then row. Every CTA lists the tokens that are its own. It reads all
+//      tokens, and so counts for itself what the others have before its own: nobody waits for anybody. (cub's radix
+//      sort took eight launches.)
+//   2. sum: the list is cut into stretches of 256 entries, whatever the tokens are, and those into pieces of some 28. A
+//      warp sums the runs of equal tokens of one piece in 32 vectors of columns. A run that lies inside of the piece is
+//      all its token has: it is added to dw, whose row is asked for along with those of dy. What crosses borders of
+//      pieces meets in shared memory, what crosses those of stretches in scratch, where the warp that comes last adds
+//      up all parts, in their order.
+// Each element of dw is read and written once, where its token occurs. Bytes: dy once, 8 a touched element of dw; at
+// 32,768 x 768 (bf16) with 24,046 different tokens 198 MB, 46 us at 4.3 TB/s, a copy of as many bytes 55. Predicted 60
+// us; measured on an H200 72 to 79 with earlier forms of the list (10 to 18 us of it), 62 of them the sums; cub's sort
+// and a third kernel that joined the pieces: 110. Adding to dw by red instead of load, add, store took 30 us more. No
+// size depends on the tokens, so nothing waits for the host.
 #include <algorithm>
-#include <bit>
-#include <cub/device/device_radix_sort.cuh>
+#include <limits>
 
 #include "kernels/bthd.cuh"
 #include "kernels/embedding.h"
+#include "kernels/launch_behind.cuh"
 
 namespace triad::cuda {
 namespace {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kWarps = 8;
-constexpr int kPiece = 32;  // entries of the sorted list: one for each lane
-constexpr int kBatch = 4;   // rows of dy whose loads are in flight together
-constexpr int kJoinLanes = 8;
-static_assert(kPiece == 32 && kPiece % kBatch == 0);
 
 template <class T, int V>
 __global__ void __launch_bounds__(32 * kWarps)
@@ -42,142 +42,271 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
 }
 
-__global__ void __launch_bounds__(32 * kWarps) iota_kernel(int32_t* rows, int64_t N) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < N) rows[i] = static_cast<int32_t>(i);
-}
+// ---- backward, the list ----
 
-// The (token, row) pairs by token, then row.
-struct SortedRows {
-  const int32_t* tokens;
-  const int32_t* rows;
-  int64_t N;
-  // -1 beyond either end: no token
-  __device__ int32_t token(int64_t i) const { return 0 <= i && i < N ? tokens[i] : -1; }
+// Entries of the list: of a warp, and of a CTA. A run that ends soon after a stretch's border is the stretch's before.
+constexpr int kPiece = 32, kStretch = 256, kSlack = 32, kSumWarps = (kStretch + kSlack) / kPiece;
+constexpr int kListBits = 7;  // 128 CTAs, or as many as there are thousands of tokens
+constexpr int kListWarps = 32, kListBatch = 8;
+constexpr int64_t kMostTokensOfCta = 24 * kListWarps;  // counters of all warps: 96 KiB, which every card has
+
+// The (token, row) pairs by token, then row, and what concerns the stretches.
+struct List {
+  int32_t *tokens, *rows;
+  int32_t* begins;  // [stretches + 1]
+  // Where the run of equal tokens begins and ends that crosses a stretch's first border, if one does.
+  int2* crossing;
+  int32_t* arrived;  // of the warps that have a part of the run that begins in a stretch [stretches][column groups]
+  int32_t N;
+  int column_groups;
 };
 
-// Step 2. A warp: one piece, 32 vectors of columns.
-template <class T, int V>
-__global__ void __launch_bounds__(32 * kWarps)
-    sum_pieces_kernel(float* __restrict__ dw, int64_t dw_stride, float* __restrict__ partials, const T* __restrict__ dy,
-                      int64_t dy_stride, SortedRows sorted, int64_t C, int64_t column_groups) {
-  const int64_t warp = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32, piece = warp / column_groups;
-  const int64_t begin = piece * kPiece;
-  if (begin >= sorted.N) return;  // the whole warp
-  const int lane = threadIdx.x % 32, count = static_cast<int>(min(int64_t{kPiece}, sorted.N - begin));
-  const int64_t column = (warp % column_groups * 32 + lane) * V;
-  const bool inside = column < C;
-  const int32_t before = sorted.token(begin - 1), after = sorted.token(begin + count);
-  // Lane i holds entry i.
-  const int32_t lane_token = lane < count ? sorted.tokens[begin + lane] : -1;
-  const int32_t lane_row = lane < count ? sorted.rows[begin + lane] : 0;
+// A CTA: the tokens that end in its number's `bits` bits: frequent tokens are neighbours in most vocabularies, and so
+// they are shared out. Without those bits there are `share` of them. A warp: a 32nd of the rows, in their order.
+// counts [warps][share].
+__global__ void __launch_bounds__(32 * kListWarps)
+    list_kernel(List list, const int32_t* __restrict__ tokens, int rows_of_warp, int bits, int share) {
+  extern __shared__ int32_t counts[];
+  __shared__ int32_t of_warp[kListWarps], below_of_warp[kListWarps];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, cta = static_cast<int>(blockIdx.x);
+  const int32_t N = list.N;
+  const int32_t begin = min(int64_t{warp} * rows_of_warp, int64_t{N}),
+                end = min(int64_t{begin} + rows_of_warp, int64_t{N});
+  int32_t* const own = counts + warp * share;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kListWarps * share; i += 32 * kListWarps) counts[i] = 0;
+  __syncthreads();
 
-  float sum[V] = {};
-  int run_begin = 0;
-  for (int first = 0; first < count; first += kBatch) {
-    float x[kBatch][V];
+  // body(row, token) for this warp's rows, 32 at a time; -1 past the end. What it takes is the way to memory: the
+  // tokens of eight rows are asked for together.
+  const auto for_each = [&](auto&& body) {
+#pragma unroll 1
+    for (int32_t base = begin; base < end; base += 32 * kListBatch) {
+      int32_t token[kListBatch];
 #pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const int64_t row = __shfl_sync(kAllLanes, lane_row, first + k);
-      if (inside && first + k < count) load_vector<V>(x[k], dy + row * dy_stride + column);
+      for (int k = 0; k < kListBatch; ++k) {
+        const int32_t row = base + 32 * k + lane;
+        token[k] = row < end ? __ldg(tokens + row) : -1;
+      }
+#pragma unroll
+      for (int k = 0; k < kListBatch; ++k) body(base + 32 * k + lane, token[k]);
     }
+  };
+  const int last_cta = (1 << bits) - 1;
+  const auto owner = [&](int32_t token) { return token < 0 ? std::numeric_limits<int>::max() : token & last_cta; };
+  int32_t below = 0;
+  for_each([&](int32_t, int32_t token) {
+    below += owner(token) < cta;
+    if (owner(token) == cta) atomicAdd(own + (token >> bits), 1);
+  });
+  below = __reduce_add_sync(kAllLanes, below);
+  if (lane == 0) below_of_warp[warp] = below;
+  __syncthreads();
+
+  // Counts become places: a token's begins after those of the warps before, the tokens before, and all below.
+  const int t = static_cast<int>(threadIdx.x);
+  int32_t total = 0;
+  if (t < share) {
+#pragma unroll 8
+    for (int w = 0; w < kListWarps; ++w) total += counts[w * share + t];
+  }
+  int32_t through = total;  // this token's and those before it, of the warp's tokens
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int32_t other = __shfl_up_sync(kAllLanes, through, offset);
+    if (lane >= offset) through += other;
+  }
+  if (lane == 31) of_warp[warp] = through;
+  __syncthreads();
+  const int32_t before = __reduce_add_sync(kAllLanes, below_of_warp[lane] + (lane < warp ? of_warp[lane] : 0));
+  if (t < share) {
+    const int32_t run_begin = before + through - total, run_end = run_begin + total;
+    int32_t next = run_begin;
+#pragma unroll 8
+    for (int w = 0; w < kListWarps; ++w) {
+      const int32_t count = counts[w * share + t];
+      counts[w * share + t] = next;
+      next += count;
+    }
+#pragma unroll 1
+    for (int s = (run_begin + kStretch - 1) / kStretch; s * kStretch < run_end; ++s) {
+      const int border = s * kStretch;
+      const bool whole = border > run_begin && run_end - border <= kSlack;
+      list.begins[s] = whole ? run_end : border;
+      list.crossing[s] = make_int2(run_begin, run_end);
+#pragma unroll 1
+      for (int g = 0; g < list.column_groups; ++g) list.arrived[s * list.column_groups + g] = 0;
+    }
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) list.begins[(N + kStretch - 1) / kStretch] = N;
+  __syncthreads();
+
+  for_each([&](int32_t row, int32_t token) {
+    unsigned some = __ballot_sync(kAllLanes, owner(token) == cta);
+#pragma unroll 1
+    while (some != 0) {  // a token at a time: there are few
+      const int32_t one = __shfl_sync(kAllLanes, token, __ffs(static_cast<int>(some)) - 1);
+      const unsigned same = __ballot_sync(kAllLanes, token == one);
+      const int32_t at = own[one >> bits];
+      __syncwarp();
+      if (token == one) {
+        const int32_t to = at + __popc(same & ((1u << lane) - 1));
+        list.tokens[to] = token;
+        list.rows[to] = row;
+      }
+      if (lane == 0) own[one >> bits] = at + __popc(same);
+      __syncwarp();
+      some &= ~same;
+    }
+  });
+}
+
+// ---- backward, the sums ----
+
+constexpr int kBatch = 4;  // rows of dy whose loads are in flight together
+
+// What is left of a piece's first and last run, where they cross its borders.
+template <int V>
+struct Rest {
+  float first[V][32], last[V][32];
+  bool from_before, ends, goes_on;  // the first run began before; it ends here; the last one goes on
+};
+
+// A CTA: one stretch, 32 vectors of columns; a warp: one piece.
+template <class T, int V>
+__global__ void __launch_bounds__(32 * kSumWarps, 3)
+    sum_kernel(float* __restrict__ dw, int64_t dw_stride, float* __restrict__ partials, const T* __restrict__ dy,
+               int64_t dy_stride, List list, int64_t C) {
+  __shared__ Rest<V> rests[kSumWarps];
+  const int group = blockIdx.x % list.column_groups, stretch = blockIdx.x / list.column_groups;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  wait_for_kernel_ahead();
+  const int stretch_begin = list.begins[stretch], stretch_end = list.begins[stretch + 1];
+  const int piece = (stretch_end - stretch_begin + kSumWarps - 1) / kSumWarps, begin = stretch_begin + warp * piece;
+  const int count = max(0, min(piece, stretch_end - begin));
+  const int64_t column = (int64_t{group} * 32 + lane) * V;
+  const bool inside = column < C;
+  Rest<V>& rest = rests[warp];
+  using Word = std::conditional_t<V == 1, T, uint4>;
+  const auto dw_row = [&](int32_t token) { return dw + token * dw_stride + column; };
+
+  // Lane i holds entry i.
+  const int entry = begin + lane;
+  const int32_t token = lane < count ? list.tokens[entry] : -1, row = lane < count ? list.rows[entry] : 0;
+  const int32_t before = entry > 0 && lane < count ? list.tokens[entry - 1] : -1;
+  const int32_t after = entry + 1 < list.N ? list.tokens[entry + 1] : -1;
+  const unsigned begins = __ballot_sync(kAllLanes, lane < count && token != before);
+  const unsigned ends = __ballot_sync(kAllLanes, lane < count && token != after);
+  if (lane == 0) {
+    rest.from_before = count > 0 && (begins & 1) == 0;
+    rest.ends = ends != 0 || count <= 0;
+    rest.goes_on = count > 0 && (ends >> (count - 1) & 1) == 0;
+  }
+  float sum[V] = {};
+  const auto keep = [&](float(&to)[V][32]) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) to[j][lane] = sum[j];
+  };
+  // A batch of entries: the rows of dy, and those of dw that a run which ends there is added to.
+  struct Batch {
+    Word x[kBatch];
+    float dw[kBatch][V];
+  };
+  const auto is_direct = [&](int i) { return (ends >> i & 1) != 0 && (begins & ((2u << i) - 1)) != 0; };
+  const auto ask = [&](Batch& batch, int first) {
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
       const int i = first + k;
-      const int32_t token = __shfl_sync(kAllLanes, lane_token, i);
-      const int32_t next_in_piece = __shfl_sync(kAllLanes, lane_token, (i + 1) % 32);
-      const int32_t next = i + 1 < count ? next_in_piece : after;
-      if (i >= count) break;  // all of these conditions are the same for the whole warp
+      const int64_t from = __shfl_sync(kAllLanes, row, i);
+      const int32_t to = __shfl_sync(kAllLanes, token, i);
+      batch.x[k] = Word{};
+      if (inside && i < count) batch.x[k] = *reinterpret_cast<const Word*>(dy + from * dy_stride + column);
+      if (inside && is_direct(i)) load_vector<V>(batch.dw[k], dw_row(to));
+    }
+  };
+  const auto add = [&](Batch& batch, int first) {
 #pragma unroll
-      for (int j = 0; j < V; ++j) sum[j] += inside ? x[k][j] : 0.0f;
-      if (token == next && i + 1 < count) continue;
-      const bool from_before = run_begin == 0 && token == before, goes_on = token == next;
-      if (inside) {
-        if (from_before || goes_on) {
-          store_vector<V>(partials + (2 * piece + (run_begin == 0 ? 0 : 1)) * C + column, sum);
-        } else {
-          float* to = dw + token * dw_stride + column;
-          float total[V];
-          load_vector<V>(total, to);
+    for (int k = 0; k < kBatch; ++k) {
+      const int i = first + k;
+      const int32_t to = __shfl_sync(kAllLanes, token, i);
+      float x[V];
+      load_vector<V>(x, reinterpret_cast<const T*>(&batch.x[k]));
 #pragma unroll
-          for (int j = 0; j < V; ++j) total[j] += sum[j];
-          store_vector<V>(to, total);
-        }
+      for (int j = 0; j < V; ++j) sum[j] += x[j];
+      if ((ends >> i & 1) == 0) continue;  // the same for the whole warp
+      if (!is_direct(i)) {
+        keep(rest.first);
+      } else if (inside) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) batch.dw[k][j] += sum[j];
+        store_vector<V>(dw_row(to), batch.dw[k]);
       }
 #pragma unroll
       for (int j = 0; j < V; ++j) sum[j] = 0;
-      run_begin = i + 1;
     }
+  };
+#pragma unroll 1
+  for (int first = 0; first < count; first += kBatch) {
+    Batch batch;
+    ask(batch, first);
+    add(batch, first);
   }
-}
+  if (count > 0 && (ends >> (count - 1) & 1) == 0) keep(begins == 0 ? rest.first : rest.last);
+  __syncthreads();
 
-// Step 3. A CTA: the run that begins in one piece and goes on in the next, if there is one; 32 vectors of columns.
-template <int V>
-__global__ void __launch_bounds__(32 * kJoinLanes)
-    join_pieces_kernel(float* __restrict__ dw, int64_t dw_stride, const float* __restrict__ partials, SortedRows sorted,
-                       int64_t C, int64_t column_groups) {
-  const int64_t piece = blockIdx.x / column_groups, begin = piece * kPiece, next = begin + kPiece;
-  if (next >= sorted.N) return;
-  const int32_t token = sorted.tokens[next - 1];
-  const bool whole_piece = sorted.tokens[begin] == token;
-  if (sorted.tokens[next] != token || (whole_piece && sorted.token(begin - 1) == token)) return;  // the whole CTA
-
-  int64_t low = next, high = sorted.N;  // the run ends at the first entry of a greater token
-  while (low + 1 < high) {
-    const int64_t middle = (low + high) / 2;
-    (sorted.tokens[middle] == token ? low : high) = middle;
-  }
-  const int64_t last_piece = low / kPiece;
-  const int64_t column = (blockIdx.x % column_groups * 32 + threadIdx.x) * V;
-  float sum[V] = {};
-  if (column < C) {
+  // Adds the first runs of the pieces from `piece` on, as far as the run goes; false where it goes on in the next
+  // stretch.
+  const auto add_following = [&](int piece) {
+#pragma unroll 1
+    for (; piece < kSumWarps; ++piece) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) sum[j] += rests[piece].first[j][lane];
+      if (rests[piece].ends) return true;
+    }
+    return false;
+  };
+  // A part of a run that lies in several stretches. The last of their warps has the sum of all parts, and true.
+  const auto join = [&](int2 run, int part) {
+    const auto partial = [&](int s, int which) { return partials + (2 * int64_t{s} + which) * C + column; };
+    if (inside) store_vector<V>(partial(stretch, part), sum);
+    __threadfence();
+    __syncwarp();
+    const int from = run.x / kStretch, end = (run.y - 1) / kStretch;
+    const int last = end * kStretch > run.x && run.y - end * kStretch <= kSlack ? end - 1 : end;
+    int32_t arrived = 0;
+    if (lane == 0) arrived = atomicAdd(list.arrived + from * list.column_groups + group, 1);
+    if (__shfl_sync(kAllLanes, arrived, 0) != last - from) return false;
+    __threadfence();
+#pragma unroll
+    for (int j = 0; j < V; ++j) sum[j] = 0;
 #pragma unroll 4
-    for (int64_t p = piece + threadIdx.y; p <= last_piece; p += kJoinLanes) {
-      float x[V];
-      load_vector<V>(x, partials + (2 * p + (p == piece && !whole_piece ? 1 : 0)) * C + column);
+    for (int s = from; s <= last; ++s) {  // it is the last run of the first of them, and the first of the others
+      float x[V] = {};
+      if (inside) load_vector<V>(x, partial(s, s == from));
 #pragma unroll
       for (int j = 0; j < V; ++j) sum[j] += x[j];
     }
-  }
-  __shared__ float lanes[kJoinLanes][V][32];
-#pragma unroll
-  for (int j = 0; j < V; ++j) lanes[threadIdx.y][j][threadIdx.x] = sum[j];
-  __syncthreads();
-  if (threadIdx.y != 0 || column >= C) return;
-  float total[V];
-  load_vector<V>(total, dw + token * dw_stride + column);
-#pragma unroll
-  for (int j = 0; j < V; ++j) {
-    for (int i = 1; i < kJoinLanes; ++i) sum[j] += lanes[i][j][threadIdx.x];
-    total[j] += sum[j];
-  }
-  store_vector<V>(dw + token * dw_stride + column, total);
-}
-
-// Step 1. The result lives in `scope`.
-SortedRows sort_rows(Context& ctx, Scratch::Scope& scope, const ConstTensor& tokens, int64_t V) {
-  const int64_t N = tokens.size(0);
-  const Tensor rows = scope.alloc(DType::i32, {N}), sorted_tokens = scope.alloc(DType::i32, {N});
-  const Tensor sorted_rows = scope.alloc(DType::i32, {N});
-  // CUB tells what it needs only where there is a GPU, and a plan is made without one. It is two more buffers of N
-  // (8 bytes a pair) and 1 KiB of counters for each tile of a few thousand pairs: this is that with room to spare.
-  const Tensor temporary = scope.alloc(DType::u8, {(int64_t{1} << 16) + 16 * N});
-  const SortedRows sorted{sorted_tokens.ptr<int32_t>(), sorted_rows.ptr<int32_t>(), N};
-  launch(ctx, "iota", iota_kernel, dim3(ceil_div(N, 32 * kWarps)), dim3(32 * kWarps), 0, rows.ptr<int32_t>(), N);
-  if (ctx.planning || N == 0) return sorted;
-
-  const int bits = std::max(1, static_cast<int>(std::bit_width(static_cast<uint64_t>(V - 1))));
-  const auto sort = [&](void* memory, size_t& bytes) {
-    CUDA_CHECK(cub::DeviceRadixSort::SortPairs(memory, bytes, tokens.ptr<int32_t>(), sorted_tokens.ptr<int32_t>(),
-                                               rows.ptr<int32_t>(), sorted_rows.ptr<int32_t>(), static_cast<int>(N), 0,
-                                               bits, static_cast<cudaStream_t>(ctx.stream.handle())));
+    return true;
   };
-  size_t bytes = 0;
-  sort(nullptr, bytes);
-  TRIAD_CHECK(static_cast<int64_t>(bytes) <= temporary.bytes(), "the sort of {} tokens needs {} bytes, not {}", N,
-              bytes, temporary.bytes());
-  sort(temporary.data, bytes);
-  return sorted;
+  // What crosses borders: the stretch's first run, if it began before (warp 0's), and each warp's last, if it goes on.
+#pragma unroll 1
+  for (int part = 0; part < 2; ++part) {
+    const bool is_last = part == 1;
+    if (is_last ? !rest.goes_on || begins == 0 : warp != 0 || !rest.from_before) continue;
+#pragma unroll
+    for (int j = 0; j < V; ++j) sum[j] = is_last ? rest.last[j][lane] : 0.0f;
+    const int32_t to = __shfl_sync(kAllLanes, token, is_last ? count - 1 : 0);
+    const bool ends_here = add_following(is_last ? warp + 1 : 0);
+    if (!is_last || !ends_here) {
+      if (!join(list.crossing[stretch + part], part)) continue;
+    }
+    if (!inside) continue;
+    float total[V];
+    load_vector<V>(total, dw_row(to));
+#pragma unroll
+    for (int j = 0; j < V; ++j) total[j] += sum[j];
+    store_vector<V>(dw_row(to), total);
+  }
 }
 
 }  // namespace
@@ -193,18 +322,28 @@ void embedding_forward(Context& ctx, Tensor y, ConstTensor tokens, ConstTensor w
 }
 
 void embedding_backward(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor tokens) {
-  const int64_t N = dy.size(0), C = dy.size(1), pieces = ceil_div(N, kPiece);
-  Scratch::Scope scope(ctx.scratch);
-  const SortedRows sorted = sort_rows(ctx, scope, tokens, dw.size(0));
-  const Tensor partials = scope.alloc(DType::f32, {pieces, 2, C});
+  const int64_t N = dy.size(0), C = dy.size(1), V = dw.size(0), stretches = ceil_div(N, kStretch);
   dispatch_gpu_float(dy.dtype, [&]<class T>() {
-    dispatch_vector<T>(all_have_vectors(kVector<T>, dy, dw), [&]<int V>() {
-      const int64_t column_groups = ceil_div(C, 32 * V);
-      launch(ctx, "embedding sum_pieces", sum_pieces_kernel<T, V>, dim3(ceil_div(pieces * column_groups, kWarps)),
-             dim3(32 * kWarps), 0, dw.ptr<float>(), dw.stride[0], partials.ptr<float>(), dy.ptr<T>(), dy.stride[0],
-             sorted, C, column_groups);
-      launch(ctx, "embedding join_pieces", join_pieces_kernel<V>, dim3(pieces * column_groups), dim3(32, kJoinLanes), 0,
-             dw.ptr<float>(), dw.stride[0], partials.ptr<float>(), sorted, C, column_groups);
+    dispatch_vector<T>(all_have_vectors(kVector<T>, dy, dw), [&]<int kLanes>() {
+      const int64_t column_groups = ceil_div(C, 32 * kLanes);
+      Scratch::Scope scope(ctx.scratch);
+      const Tensor listed = scope.alloc(DType::i32, {2, N}), crossing = scope.alloc(DType::i32, {stretches, 2});
+      const Tensor begins = scope.alloc(DType::i32, {stretches + 1});
+      // One vector a lane or one element: a plan does not know, and there are more groups of single elements.
+      const Tensor arrived = scope.alloc(DType::i32, {stretches, ceil_div(C, 32)});
+      const Tensor partials = scope.alloc(DType::f32, {stretches, 2, C});
+      const List list{listed.ptr<int32_t>(),          listed.ptr<int32_t>() + N,
+                      begins.ptr<int32_t>(),          reinterpret_cast<int2*>(crossing.ptr<int32_t>()),
+                      arrived.ptr<int32_t>(),         static_cast<int32_t>(N),
+                      static_cast<int>(column_groups)};
+      int bits = kListBits;
+      while (ceil_div(V, int64_t{1} << bits) > kMostTokensOfCta) ++bits;
+      const int64_t share = ceil_div(V, int64_t{1} << bits);
+      launch(ctx, "embedding list", list_kernel, dim3(N == 0 ? 0 : 1 << bits), dim3(32 * kListWarps),
+             kListWarps * share * sizeof(int32_t), list, tokens.ptr<int32_t>(),
+             static_cast<int>(ceil_div(N, 32 * kListWarps) * 32), bits, static_cast<int>(share));
+      launch_behind(ctx, "embedding sum", sum_kernel<T, kLanes>, dim3(stretches * column_groups), dim3(32 * kSumWarps),
+                    0, dw.ptr<float>(), dw.stride[0], partials.ptr<float>(), dy.ptr<T>(), dy.stride[0], list, C);
     });
   });
 }

@@ -1,5 +1,5 @@
 // The token table, checked and timed; with a hot token, whose rows fill many pieces of the sorted list.
-#include <algorithm>
+#include <cmath>
 
 #include "engine/rng.h"
 #include "kernels/embedding.h"
@@ -30,9 +30,10 @@ OpCase embedding_case(const EmbeddingShape& s) {
   c.forward = [](Context& ctx, const Args& t) { embedding_forward(ctx, t["y"], t["tokens"], t["w"]); };
   c.backward = [](Context& ctx, const Args& t) { embedding_backward(ctx, t["dw"], t["dy"], t["tokens"]); };
   c.bench = s.bench;
-  // At most one row of the table for each row; sums are f32, read and written.
+  // Of the table the rows that occur, as many as are to be expected of so many draws; sums are f32, read and written.
   const double rows = static_cast<double>(s.rows), width = static_cast<double>(s.width);
-  const double touched = static_cast<double>(std::min(s.rows, s.vocab));
+  const double vocab = static_cast<double>(s.vocab), drawn = rows * (1 - s.hot_share);
+  const double touched = vocab * (1 - std::pow(1 - 1 / vocab, drawn));
   c.forward_bytes = 4 * rows + 2 * (touched + rows) * width;
   c.backward_flops = rows * width;
   c.backward_bytes = 4 * rows + 2 * rows * width + 8 * touched * width;

@@ -91,6 +91,7 @@ std::vector<OpCase> nsa_gate_cases() {
       gate_case("softmax_65_G16", {1, 65, 16, 1, 60}, {}),
       gate_case("softmax_31_192", {1, 31, 2, 1, 192}, {}),
       gate_case("softmax_3x85", {3, 85, 12, 2, 64}, {}),
+      gate_case("softmax_2x47_groups3", {2, 47, 12, 3, 64}, {}),
       gate_case("sigmoid_300_128", {1, 300, 16, 1, 128}, {.kind = GateKind::sigmoid, .temperature = 0.6}, 8),
       gate_case("force_sel", {1, 9, 4, 2, 8}, {.force = Branch::sel}),
       gate_case("uniform", {1, 9, 4, 2, 8}, {.uniform = true}),

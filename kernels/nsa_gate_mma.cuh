@@ -12,6 +12,7 @@
 //   times mean [rows][columns], and turned (movmatrix) the B operand of dq. With dk = 64 a warp sums the whole of fc1's
 //   gradient in registers; with 128 each of four warps sums a quarter of it, over the rows of all four.
 #pragma once
+#include "kernels/launch_behind.cuh"
 #include "kernels/nsa_gate.cuh"
 #include "kernels/ptx.cuh"
 
@@ -411,6 +412,7 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
     }
   }
 
+  let_next_come();
   __syncthreads();  // the weights are no longer read
   auto& all = *reinterpret_cast<GateSums<kWidth>*>(&s);
   float* const fc1_w = all.fc1_w[warp / kSharers];

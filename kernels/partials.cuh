@@ -1,10 +1,14 @@
 // The second stage of a parameter gradient: partial sums that a kernel left in scratch, one slice a CTA, are added up
 // in a fixed order. So gradients need no atomics and come out with the same bits each time.
+//
+// A short kernel (1 MB of slices, from L2), which costs as much by its launch as by its work: it comes behind the
+// kernel that makes the slices (launch_behind.cuh), which should let_next_come() after its last tile.
 #pragma once
 #include <algorithm>
 #include <initializer_list>
+#include <limits>
 
-#include "kernels/launch.cuh"
+#include "kernels/launch_behind.cuh"
 
 namespace triad::cuda {
 
@@ -16,36 +20,47 @@ struct PartialGrad {
 };
 
 namespace partials_detail {
-constexpr int kMaxGrads = 4, kColumns = 32, kLanes = 32;
+// Columns: 32 bytes, the least that memory gives. Many lanes, so that all loads are on their way at once.
+constexpr int kMaxGrads = 4, kColumns = 8, kLanes = 64, kWarps = kColumns * kLanes / 32;
 
 struct Target {
   float* grad;
-  int64_t rows, columns, grad_stride, offset, row_stride;
+  int elements, columns, first_cta;
+  int64_t grad_stride, offset, row_stride;
 };
 struct Targets {
   Target target[kMaxGrads];
+  int count;
 };
 
-// CTA: 32 elements of one gradient x 32 lanes over the slices, so that a lane's loads (8 of 264 slices) are in flight
-// together; lanes are added in order.
+// CTA: 8 elements of one gradient x 64 lanes over the slices (5 of 264 slices each); first the lanes of a warp are
+// added up, then the warps.
 static __global__ void __launch_bounds__(kColumns* kLanes)
-    add_partials_kernel(Targets targets, const float* __restrict__ slices, int64_t slice_count, int64_t slice_size) {
-  __shared__ float lanes[kLanes][kColumns];
-  const Target t = targets.target[blockIdx.y];
-  const int64_t element = int64_t{blockIdx.x} * kColumns + threadIdx.x;
-  const bool inside = element < t.rows * t.columns;
+    add_partials_kernel(Targets targets, const float* __restrict__ slices, int slice_count, int64_t slice_size) {
+  __shared__ float warps[kWarps][kColumns];
+  int which = 0;
+  while (which + 1 < targets.count && static_cast<int>(blockIdx.x) >= targets.target[which + 1].first_cta) ++which;
+  const Target t = targets.target[which];
+  const int element = (static_cast<int>(blockIdx.x) - t.first_cta) * kColumns + threadIdx.x;
+  const bool inside = element < t.elements;
   const int64_t row = inside ? element / t.columns : 0, column = inside ? element % t.columns : 0;
+  const float* const from = slices + t.offset + row * t.row_stride + column;
+  wait_for_kernel_ahead();
   float sum = 0;
   if (inside) {
-    const float* p = slices + t.offset + row * t.row_stride + column;
 #pragma unroll 8
-    for (int64_t s = threadIdx.y; s < slice_count; s += kLanes) sum += p[s * slice_size];
+    for (int s = threadIdx.y; s < slice_count; s += kLanes) sum += from[s * slice_size];
   }
-  lanes[threadIdx.y][threadIdx.x] = sum;
+#pragma unroll
+  for (int offset = kColumns; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  const int thread = threadIdx.y * kColumns + threadIdx.x;
+  if (thread % 32 < kColumns) warps[thread / 32][threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.y != 0 || !inside) return;
-  for (int i = 1; i < kLanes; ++i) sum += lanes[i][threadIdx.x];
-  t.grad[row * t.grad_stride + column] += sum;
+  float total = 0;
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) total += warps[i][threadIdx.x];
+  t.grad[row * t.grad_stride + column] += total;
 }
 }  // namespace partials_detail
 
@@ -54,17 +69,22 @@ inline void add_partials(Context& ctx, const ConstTensor& slices, std::initializ
   using namespace partials_detail;
   TRIAD_CHECK(grads.size() <= kMaxGrads, "{} gradients in one call, at most {}", grads.size(), kMaxGrads);
   Targets targets{};
-  int64_t largest = 0;
-  int i = 0;
+  int64_t ctas = 0;
   for (const PartialGrad& g : grads) {
     const bool matrix = g.grad.rank == 2;
-    targets.target[i++] = {
-        g.grad.ptr<float>(), matrix ? g.grad.size(0) : 1, g.grad.size(-1), matrix ? g.grad.stride[0] : 0, g.offset,
-        g.row_stride};
-    largest = std::max(largest, g.grad.numel());
+    TRIAD_CHECK(g.grad.numel() <= std::numeric_limits<int32_t>::max(), "a gradient of {} elements in partial sums",
+                g.grad.numel());
+    targets.target[targets.count++] = {g.grad.ptr<float>(),
+                                       static_cast<int>(g.grad.numel()),
+                                       static_cast<int>(g.grad.size(-1)),
+                                       static_cast<int>(ctas),
+                                       matrix ? g.grad.stride[0] : 0,
+                                       g.offset,
+                                       g.row_stride};
+    ctas += ceil_div(g.grad.numel(), kColumns);
   }
-  launch(ctx, "add_partials", add_partials_kernel, dim3(ceil_div(largest, kColumns), grads.size()),
-         dim3(kColumns, kLanes), 0, targets, slices.ptr<float>(), slices.size(0), slices.size(1));
+  launch_behind(ctx, "add_partials", add_partials_kernel, dim3(ctas), dim3(kColumns, kLanes), 0, targets,
+                slices.ptr<float>(), slices.size(0), slices.size(1));
 }
 
 }  // namespace triad::cuda

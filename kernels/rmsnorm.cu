@@ -191,6 +191,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
       }
     }
   }
+  let_next_come();
 #pragma unroll
   for (int i = 0; i < kWords; ++i)
     if (lane + 32 * i < vectors) store_vector<V>(sums + warp * C + (lane + 32 * i) * V, sum[i]);
@@ -256,6 +257,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
     });
   }
 
+  let_next_come();
   __syncthreads();
   for (int64_t c = threadIdx.x; c < C; c += blockDim.x) {
     float sum = sums[c];

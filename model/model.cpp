@@ -58,7 +58,8 @@ void Model::expect_finite(Context& ctx, const char* op, const char* name, ConstT
   if (asserts_ != nullptr) asserts_->finite(ctx, -1, op, name, x);
 }
 
-void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGate* gate) {
+void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGate* gate,
+                    const AfterLayer& after_layer) {
   TRIAD_CHECK(act.T() <= options_.max_seq_len, "a batch of {} tokens a sequence for a model built for {}", act.T(),
               options_.max_seq_len);
   if (asserts_ != nullptr) {
@@ -78,6 +79,7 @@ void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGat
     LayerContext lc = layer_context(act, i);
     lc.stats = stats;
     layer_forward(ctx, lc, w_.layers[i], act.layer(i), act.x(i + 1));
+    if (after_layer) after_layer(i, act.layer(i));
   }
   ctx.routes.set_layer(-1);
   need(gate, ctx, {w_.norm_f, w_.head});

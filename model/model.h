@@ -1,5 +1,7 @@
 // The decoder: embedding -> layers -> RMSNorm -> head -> cross-entropy, and back.
 #pragma once
+#include <functional>
+
 #include "model/activations.h"
 #include "model/layer.h"
 #include "model/params.h"
@@ -19,7 +21,12 @@ class Model {
 
   const ModelConfig& config() const { return config_; }
   DType dtype() const { return options_.dtype; }
+  int64_t max_seq_len() const { return options_.max_seq_len; }
   Params& params() { return params_; }
+  // What a decoding step reads (decode.h).
+  const ModelTensors<ConstTensor>& weights() const { return w_; }
+  ConstTensor rope_cos() const { return rope_cos_; }
+  ConstTensor rope_sin() const { return rope_sin_; }
   // Finite differences and comparisons hold the selection lists of the activations fixed.
   void keep_block_index(bool keep) { keep_block_index_ = keep; }
   // Check values as they come about: tokens, lists, and that all is finite. Null: no more.
@@ -27,7 +34,11 @@ class Model {
 
   // act.tokens [B,T] in [0, V) -> act.x(n_layers)
   // stats: told of each layer's gates and lists. gate: asked for all weights, the head's too, before they are read.
-  void forward(Context&, Activations& act, LayerStats* stats = nullptr, WeightGate* gate = nullptr);
+  // after_layer: sees each layer's activations once they are there; layers that share theirs overwrite them two layers
+  // on.
+  using AfterLayer = std::function<void(int64_t layer, LayerActivations&)>;
+  void forward(Context&, Activations& act, LayerStats* stats = nullptr, WeightGate* gate = nullptr,
+               const AfterLayer& after_layer = nullptr);
   // After forward: act.row_loss[i], 0 where the target is -1.
   void loss(Context&, Activations& act);
   // After forward: act.row_loss, and the gradients of scale * sum of row_loss are added to params().grads(). first:

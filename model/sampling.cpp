@@ -13,8 +13,12 @@ int32_t sample_token(std::span<const float> logits, const SamplingOptions& optio
 
   std::vector<int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
-  if (options.top_k > 0 && static_cast<size_t>(options.top_k) < order.size()) order.resize(options.top_k);
+  const auto likelier = [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
+  if (options.top_k > 0 && static_cast<size_t>(options.top_k) < order.size()) {
+    std::nth_element(order.begin(), order.begin() + options.top_k, order.end(), likelier);
+    order.resize(options.top_k);
+  }
+  std::sort(order.begin(), order.end(), likelier);
 
   std::vector<double> weight(order.size());
   double total = 0;

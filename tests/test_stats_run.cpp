@@ -228,7 +228,7 @@ TEST_CASE("stats: a collapsed gate is reported with its layer, and stops the run
     CHECK(anomaly["step"] == 5);  // three times in a row
     CHECK(has(anomaly["text"].get<std::string>(), "gates have collapsed onto one branch: layer 1 (entropy 0.0"));
     CHECK_FALSE(has(anomaly["text"].get<std::string>(), "layer 0"));
-    CHECK(has(outcome.output, "anomaly gate_collapse: rank 0: step 5: "));
+    CHECK(has(outcome.output, "anomaly gate_collapse: step 5: "));
     const Table gates = table(out + "/gates.csv");
     CHECK(gates.rows.at(4)[6] == 0);  // step 3, layer 0 and 1
     CHECK(gates.rows.at(5)[6] == 1);

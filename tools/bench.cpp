@@ -1,10 +1,12 @@
 // triad bench: times the bench cases of every op, forward and backward, and sets each against what this machine
 // reaches: the bandwidth of a device copy and the rate of a large matrix product, both measured at the start, and,
 // where memory is the limit, a copy of as many bytes as the op has to move. `attention` and `step`
-// (bench_attention.cpp, bench_step.cpp) do the same for whole attention and whole training steps.
+// (bench_attention.cpp, bench_step.cpp) do the same for whole attention and whole training steps, `prefill` and
+// `decode` (bench_decode.cpp) for prompts and the steps behind them.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <memory>
 #include <set>
 #include <span>
@@ -177,10 +179,11 @@ void add_bench(CLI::App& app) {
   verb->add_option("op", options->ops, "ops to time (default: all)");
   verb->add_flag("--list", options->list, "name the ops and their cases, and time nothing");
   options->common.add_to(*verb);
-  CLI::App* attention = add_bench_attention(*verb);
-  CLI::App* step = add_bench_step(*verb);
+  const std::array subcommands = {add_bench_attention(*verb), add_bench_step(*verb), add_bench_prefill(*verb),
+                                  add_bench_decode(*verb)};
   verb->callback([=] {
-    if (!attention->parsed() && !step->parsed()) run_bench(*options);
+    if (std::none_of(subcommands.begin(), subcommands.end(), [](CLI::App* app) { return app->parsed(); }))
+      run_bench(*options);
   });
 }
 

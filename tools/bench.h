@@ -47,5 +47,7 @@ std::string describe(const BenchRows&);
 // The subcommands of `triad bench`.
 CLI::App* add_bench_attention(CLI::App& bench);
 CLI::App* add_bench_step(CLI::App& bench);
+CLI::App* add_bench_prefill(CLI::App& bench);
+CLI::App* add_bench_decode(CLI::App& bench);
 
 }  // namespace triad

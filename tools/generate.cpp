@@ -1,15 +1,18 @@
-// triad generate: sample text from a checkpoint. A full forward pass a token; past the model's length, of the last T
-// tokens.
+// triad generate: sample text from a checkpoint, with the KV cache: the prompt goes through one forward pass, then each
+// token through one step. Several prompts go side by side. A cache that is full begins anew with the last half of its
+// text.
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <set>
 
 #include "engine/check.h"
 #include "engine/rng.h"
 #include "io/tokenizer.h"
+#include "model/decode_session.h"
 #include "model/sampling.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
@@ -21,54 +24,153 @@ namespace triad {
 namespace {
 
 struct Options {
-  std::string checkpoint, prompt, device = "auto", dtype = "f32";
+  std::string checkpoint, device = "auto", dtype = "f32";
+  std::vector<std::string> prompts;
+  std::vector<int64_t> stop;
   int64_t tokens = 200, context = 0;
   uint64_t seed = 1337;
   SamplingOptions sampling;
 };
 
-// Logits that are not finite have no order to sample by.
-std::vector<float> finite_logits(LoadedModel& loaded, int64_t row, const std::string& checkpoint) {
-  std::vector<float> logits;
-  for (const double logit : loaded.logits(row, 1)) {
-    logits.push_back(static_cast<float>(logit));
-    TRIAD_CHECK(std::isfinite(logits.back()), "{}: the logit of token {} is {}: weights that are not finite?",
-                checkpoint, logits.size() - 1, logit);
+// One text: the tokens so far, and whether it goes on.
+struct Text {
+  std::vector<int32_t> tokens;
+  size_t prompt;  // how many of them
+  Philox random;
+  bool ended = false;
+  size_t sampled() const { return tokens.size() - prompt; }
+  std::span<const int32_t> last(int64_t n) const {
+    return std::span(tokens).last(std::min(tokens.size(), static_cast<size_t>(n)));
   }
-  return logits;
-}
+};
 
-void generate(const Options& o) {
-  check_environment();
-  LoadedModel loaded({.checkpoint = o.checkpoint,
-                      .device = parse_device(o.device),
-                      .dtype = parse_dtype(o.dtype),
-                      .batch = 1,
-                      .seq_len = o.context});
-  const std::unique_ptr<Tokenizer> tokenizer = loaded.tokenizer();
-  // Training put an end-of-text token before each document: a prompt starts one.
-  std::vector<int32_t> text = {tokenizer->eot()};
-  for (const int32_t token : tokenizer->encode(o.prompt)) text.push_back(token);
-  std::fputs(o.prompt.c_str(), stdout);
+class Generator {
+ public:
+  explicit Generator(const Options& o)
+      : o_(o),
+        source_(find_model(o.checkpoint)),
+        tokenizer_(tokenizer_of_checkpoint(source_.folder, source_.config.data.tokenizer)),
+        context_(o.context > 0 ? o.context : source_.config.train.seq_len),
+        stop_(o.stop.begin(), o.stop.end()) {
+    const int64_t vocab = source_.config.model.vocab_size;
+    for (const int64_t token : stop_)
+      if (token >= vocab) fail_usage("--stop is {}: the vocabulary has {} tokens", token, vocab);
+    stop_.insert(tokenizer_->eot());
+    std::vector<int64_t> prefills = {half()};
+    for (size_t i = 0; i < o.prompts.size(); ++i) {
+      // Training put an end-of-text token before each document: a prompt starts one.
+      std::vector<int32_t> tokens = {tokenizer_->eot()};
+      for (const int32_t token : tokenizer_->encode(o.prompts[i])) tokens.push_back(token);
+      const size_t n = tokens.size();
+      texts_.push_back({std::move(tokens), n, Philox(o.seed, i)});
+      prefills.push_back(static_cast<int64_t>(texts_.back().last(context_).size()));
+    }
+    const DType dtype = parse_dtype(o.dtype);
+    const Device device = parse_device(o.device);
+    if (device.is_cuda() && dtype == DType::f64) fail_usage("--dtype f64 runs on the CPU only");
+    session_ = std::make_unique<DecodeSession>(source_.config.model,
+                                               DecodeSession::Options{.device = device,
+                                                                      .dtype = dtype,
+                                                                      .batch = static_cast<int64_t>(texts_.size()),
+                                                                      .context = context_,
+                                                                      .prefills = prefills});
+    load_weights(session_->ctx(), session_->model().params(), source_.weights);
+  }
 
-  const Philox random(o.seed, 0);
-  const int64_t T = loaded.activations().T();
-  for (int64_t i = 0; i < o.tokens; ++i) {
-    // What stands behind the last token cannot reach it, so the padding may be anything.
-    const int64_t n = std::min<int64_t>(T, static_cast<int64_t>(text.size()));
-    std::vector<int32_t> window(text.end() - n, text.end());
-    window.resize(static_cast<size_t>(T), 0);
-    loaded.set_tokens(window);
-    loaded.model().forward(loaded.ctx(), loaded.activations());
-    const std::vector<float> logits = finite_logits(loaded, n - 1, o.checkpoint);
-    const int32_t next = sample_token(logits, o.sampling, random.uniform(static_cast<uint64_t>(i)));
-    if (next == tokenizer->eot()) break;
-    text.push_back(next);
-    std::fputs(next < tokenizer->vocab_size() ? tokenizer->decode(std::array{next}).c_str() : "?", stdout);
+  void run() {
+    if (streams()) show(o_.prompts.front());
+    if (o_.tokens > 0) {
+      for (size_t b = 0; b < texts_.size(); ++b) session_->prefill(static_cast<int64_t>(b), texts_[b].last(context_));
+      take(greedy() ? session_->choose_greedy() : sampled());
+    }
+    while (std::any_of(texts_.begin(), texts_.end(), [](const Text& t) { return !t.ended; })) take(next());
+    if (streams()) return show("\n");
+    for (size_t b = 0; b < texts_.size(); ++b) {
+      const Text& t = texts_[b];
+      show(o_.prompts[b] + words({t.tokens.begin() + static_cast<std::ptrdiff_t>(t.prompt), t.tokens.end()}) + "\n");
+      if (b + 1 < texts_.size()) show("---\n");
+    }
+  }
+
+ private:
+  bool greedy() const { return o_.sampling.temperature <= 0; }
+  bool streams() const { return texts_.size() == 1; }
+  int64_t half() const { return std::max<int64_t>(1, context_ / 2); }
+
+  // A token for each text from what the last ones lead to.
+  std::vector<int32_t> next() {
+    std::vector<int32_t> last, full;
+    for (size_t b = 0; b < texts_.size(); ++b) {
+      last.push_back(texts_[b].ended ? 0 : texts_[b].tokens.back());
+      if (!texts_[b].ended && session_->decoder().length(static_cast<int64_t>(b)) == context_)
+        full.push_back(static_cast<int32_t>(b));
+    }
+    const bool any_step = full.size() < texts_.size();
+    std::vector<int32_t> chosen;
+    if (any_step && greedy()) chosen = session_->step_greedy();
+    if (any_step && !greedy()) session_->step(last);
+    for (const int32_t b : full) session_->prefill(b, texts_[static_cast<size_t>(b)].last(half()));
+    if (!greedy()) return sampled();
+    return full.empty() ? chosen : session_->choose_greedy();
+  }
+
+  std::vector<int32_t> sampled() {
+    std::vector<int32_t> tokens;
+    for (size_t b = 0; b < texts_.size(); ++b) {
+      const Text& t = texts_[b];
+      if (t.ended) {
+        tokens.push_back(0);
+        continue;
+      }
+      const double uniform = t.random.uniform(static_cast<uint64_t>(t.sampled()));
+      tokens.push_back(sample_token(finite_logits(static_cast<int64_t>(b)), o_.sampling, uniform));
+    }
+    return tokens;
+  }
+
+  // Logits that are not finite have no order to sample by.
+  std::vector<float> finite_logits(int64_t b) {
+    std::vector<float> logits = session_->logits(b);
+    for (size_t i = 0; i < logits.size(); ++i)
+      TRIAD_CHECK(std::isfinite(logits[i]), "{}: the logit of token {} is {}: weights that are not finite?",
+                  o_.checkpoint, i, logits[i]);
+    return logits;
+  }
+
+  void take(const std::vector<int32_t>& tokens) {
+    for (size_t b = 0; b < texts_.size(); ++b) {
+      Text& t = texts_[b];
+      if (t.ended) continue;
+      if (tokens[b] < 0) finite_logits(static_cast<int64_t>(b));  // says which
+      if (stop_.contains(tokens[b])) {
+        t.ended = true;
+        continue;
+      }
+      t.tokens.push_back(tokens[b]);
+      if (streams()) show(words({tokens[b]}));
+      t.ended = static_cast<int64_t>(t.sampled()) >= o_.tokens;
+    }
+  }
+
+  std::string words(const std::vector<int32_t>& tokens) const {
+    std::string text;
+    for (const int32_t token : tokens)
+      text += token < tokenizer_->vocab_size() ? tokenizer_->decode(std::array{token}) : "?";
+    return text;
+  }
+  static void show(const std::string& text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
     TRIAD_CHECK(std::fflush(stdout) == 0, "standard output cannot be written: {}", std::strerror(errno));
   }
-  std::fputs("\n", stdout);
-}
+
+  const Options& o_;
+  ModelSource source_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  int64_t context_;
+  std::set<int64_t> stop_;
+  std::vector<Text> texts_;
+  std::unique_ptr<DecodeSession> session_;
+};
 
 }  // namespace
 
@@ -76,11 +178,18 @@ void add_generate(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand("generate", "sample text from a checkpoint");
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
-  verb->add_option("--prompt", o->prompt, "the text to go on from")->required();
+  verb->add_option("--prompt", o->prompts, "the text to go on from; several: side by side, printed when all have ended")
+      ->required()
+      ->take_all()
+      ->expected(1);
   verb->add_option("--tokens", o->tokens, "tokens to sample at most")
       ->check(within(at_least(0).up_to(kMaxInteger)))
       ->capture_default_str();
-  verb->add_option("--context", o->context, "tokens the model looks back; 0: its training length")
+  verb->add_option("--stop", o->stop, "a token that ends a text, besides the end of text; may come again")
+      ->take_all()
+      ->expected(1)
+      ->check(within(at_least(0).up_to(kMaxInteger)));
+  verb->add_option("--context", o->context, "tokens the cache holds; 0: the training length")
       ->check(within(at_least(0).up_to(kMaxSeqLen)))
       ->capture_default_str();
   verb->add_option("--temperature", o->sampling.temperature, "0: greedy")
@@ -95,7 +204,10 @@ void add_generate(CLI::App& app) {
       ->capture_default_str();
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
   verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();
-  verb->callback([o] { generate(*o); });
+  verb->callback([o] {
+    check_environment();
+    Generator(*o).run();
+  });
 }
 
 }  // namespace triad

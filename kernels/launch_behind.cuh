@@ -1,0 +1,50 @@
+// A kernel that comes to the SMs while the one ahead of it in the stream ends (programmatic dependent launch, sm_90):
+// its CTAs are there when the last sums are. For short kernels, which finish what the one ahead of them began or follow
+// one another within microseconds; an ordinary launch begins 1.5 us after the end of the kernel ahead.
+//   ahead:  let_next_come() where little is left to do. Without it the next kernel comes when all CTAs have ended.
+//   behind: wait_for_kernel_ahead(), in every CTA, before anything is written, or read that a kernel queued before
+//           writes (weights may be read); launched by launch_behind().
+// Elsewhere than on sm_90 both are nothing (other cards run the code for sm_80), and the launch is an ordinary one.
+#pragma once
+#include "kernels/launch.cuh"
+
+namespace triad::cuda {
+
+__device__ __forceinline__ void let_next_come() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Until it has ended and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_ahead() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// As launch(), which is to be used wherever the kernel does not call wait_for_kernel_ahead().
+template <class... Params, class... Args>
+void launch_behind(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid, dim3 block,
+                   size_t shared_bytes, Args&&... args) {
+  if (ctx.compute_capability != 90)
+    return launch(ctx, name, kernel, grid, block, shared_bytes, std::forward<Args>(args)...);
+  if (ctx.planning || grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  const OpScope op(ctx, name);
+  constexpr size_t kDefaultSharedLimit = 48 * 1024;
+  if (shared_bytes > kDefaultSharedLimit)
+    CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shared_bytes)));
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(ctx.stream.handle());
+  config.attrs = &early, config.numAttrs = 1;
+  const cudaError_t e = cudaLaunchKernelEx(&config, kernel, Params(args)...);
+  if (e != cudaSuccess)
+    fail("kernel {} <<<({}, {}, {}), {}, {} B>>>: {}", name, grid.x, grid.y, grid.z, block.x * block.y * block.z,
+         shared_bytes, cudaGetErrorString(e));
+}
+
+}  // namespace triad::cuda

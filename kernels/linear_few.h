@@ -1,0 +1,26 @@
+// A linear layer of a decoding step, with the norm in front of it and the activation or the residual behind: its rows
+// are few, so all of its time is reading the weights once. On a GPU one kernel for up to kFewRows rows; elsewhere the
+// ops of the forward pass. What they round in between is rounded here too.
+#pragma once
+#include "engine/context.h"
+
+namespace triad {
+
+inline constexpr int64_t kFewRows = 8;
+
+struct FewOptions {
+  enum class Activation { none, silu, swiglu };
+  ConstTensor norm = {};                     // [in] T: x is RMSNorm'd first, times this
+  double eps = 0;                            // of the norm
+  Activation activation = Activation::none;  // swiglu: silu(first half of the rows of w) * second half
+  ConstTensor addend = {};                   // [N,out] T: added to the sum before it is rounded; may be y itself
+};
+
+// y [N,out] T overwritten  <-  x [N,in] T, w [out,in] T (swiglu: [2*out,in]); x is not y
+void linear_few(Context&, Tensor y, ConstTensor x, ConstTensor w, const FewOptions& = {});
+
+namespace cuda {
+// False, and nothing done, where there is no kernel for it: many rows, or rows that are no whole vectors.
+bool linear_few(Context&, Tensor y, ConstTensor x, ConstTensor w, const FewOptions&);
+}  // namespace cuda
+}  // namespace triad

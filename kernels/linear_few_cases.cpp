@@ -1,0 +1,50 @@
+// A decoding step's linear layers, checked and timed. They have no backward of their own: the forward pass's ops have.
+#include "kernels/linear_few.h"
+#include "kernels/op_case.h"
+
+namespace triad {
+
+namespace {
+
+using Activation = FewOptions::Activation;
+
+OpCase few_case(std::string name, int64_t N, int64_t in, int64_t out, bool norm, Activation activation, bool addend) {
+  OpCase c{.op = "linear_few", .name = std::move(name)};
+  const int64_t rows = activation == Activation::swiglu ? 2 * out : out;
+  c.args = {{.name = "x", .role = ArgRole::constant, .shape = {N, in}},
+            {.name = "w", .role = ArgRole::constant, .shape = {rows, in}, .std = 0.2},
+            {.name = "y", .role = ArgRole::saved, .shape = {N, out}}};
+  if (norm) c.args.push_back({.name = "norm", .role = ArgRole::constant, .shape = {in}, .std = 0.3, .mean = 1});
+  if (addend) c.args.push_back({.name = "addend", .role = ArgRole::constant, .shape = {N, out}});
+  c.forward = [activation](Context& ctx, const Args& a) {
+    linear_few(ctx, a["y"], a["x"], a["w"],
+               {.norm = a["norm"], .eps = 1e-6, .activation = activation, .addend = a["addend"]});
+  };
+  c.forward_flops = 2.0 * static_cast<double>(N * in * rows);
+  c.forward_bytes = 2.0 * static_cast<double>(rows * in + N * (in + out));
+  return c;
+}
+
+}  // namespace
+
+std::vector<OpCase> linear_few_cases() {
+  std::vector<OpCase> cases = {
+      few_case("1x1x1", 1, 1, 1, false, Activation::none, false),
+      few_case("3x20x37_norm", 3, 20, 37, true, Activation::none, false),
+      few_case("1x768x130_norm", 1, 768, 130, true, Activation::none, false),
+      few_case("8x200x33_norm_silu", 8, 200, 33, true, Activation::silu, false),
+      few_case("5x64x70_norm_swiglu", 5, 64, 70, true, Activation::swiglu, false),
+      few_case("2x3072x96_addend", 2, 3072, 96, false, Activation::none, true),
+      few_case("4x1000x9_addend", 4, 1000, 9, false, Activation::none, true),
+      few_case("9x64x40_norm_silu", 9, 64, 40, true, Activation::silu, false),
+      few_case("m7c_qkv", 1, 768, 1536, true, Activation::none, false),
+      few_case("m7c_fc1", 1, 768, 3072, true, Activation::silu, false),
+      few_case("m7c_fc2", 1, 3072, 768, false, Activation::none, true),
+      few_case("m7c_head", 1, 768, 50304, true, Activation::none, false),
+      few_case("m7c_fc1_8_rows", 8, 768, 3072, true, Activation::silu, false),
+  };
+  for (size_t i = cases.size() - 5; i < cases.size(); ++i) cases[i].bench = true;
+  return cases;
+}
+
+}  // namespace triad

@@ -15,12 +15,14 @@
 #include "engine/check.h"
 #include "io/json_config.h"
 #include "io/text_input.h"
+#include "io/unicode.h"
 
 namespace triad {
 
 namespace {
 
 constexpr size_t kPieceBytes = 1 << 20;
+constexpr size_t kMostBytes = 1 << 28;  // of what has to be in memory whole
 
 // Text that one thread encodes.
 struct Work {
@@ -108,6 +110,11 @@ class Pipeline {
   };
   struct Stopped {};  // thrown out of the reading, when nobody wants more
 
+  bool stopped() {
+    const std::lock_guard lock(mutex_);
+    return stop_;
+  }
+
   void hand_over(Work work) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return stop_ || read_ - taken_ < most_; });
@@ -144,7 +151,7 @@ class Pipeline {
       for (int64_t i = 0; i < at.file; ++i) bytes_before += bytes_of(options_.files[static_cast<size_t>(i)]);
       for (bool resumed = true; at.file < static_cast<int64_t>(options_.files.size()); resumed = false) {
         const std::string& path = options_.files[static_cast<size_t>(at.file)];
-        TextInput input(path);
+        TextInput input(path, [this] { return stopped(); });
         const bool jsonl = is_jsonl(input, path);
         if (resumed) skip(input, path, at);
         read_file(input, path, jsonl, at, bytes_before);
@@ -188,6 +195,8 @@ class Pipeline {
     if (path == kStandardInput) return input.peek() == '{';
     std::filesystem::path name(path);
     if (const std::string packed = name.extension().string(); packed == ".gz" || packed == ".zst") name = name.stem();
+    TRIAD_CHECK(name.extension() != ".json", "{}: a document a line, or one document? --format jsonl or text says",
+                path);
     return name.extension() == ".jsonl" || name.extension() == ".ndjson";
   }
 
@@ -210,6 +219,9 @@ class Pipeline {
       work.jsonl = jsonl;
       const size_t used = jsonl ? take_lines(text, end, work, at) : take_text(text, end, work, at);
       if (used == 0) {  // a line, or words, longer than this
+        TRIAD_CHECK(text.size() < kMostBytes,
+                    "{}: at offset {} a {} of more than {} bytes, which would have to be in memory whole", input.name(),
+                    at.offset, jsonl ? "line" : "text that this tokenizer cannot cut", kMostBytes);
         wanted = text.size() * 2;
         continue;
       }
@@ -244,11 +256,22 @@ class Pipeline {
     return used;
   }
 
+  // What is neither UTF-8 nor without NUL bytes at its beginning is hardly text.
+  static void refuse_binary(std::string_view text, const std::string& file) {
+    constexpr size_t kLook = 4096;
+    const std::string_view begin = text.substr(0, kLook);
+    const size_t valid = utf8_prefix(begin), null = begin.find('\0');
+    if (null == std::string_view::npos || valid == begin.size() || is_cut_character(begin.substr(valid))) return;
+    fail("{}: no text: at offset {} is a NUL byte, at offset {} what is no UTF-8 (--format text takes it all the same)",
+         file, null, valid);
+  }
+
   // A document that fits into a piece is encoded by whoever is free. Of a longer one the beginning's tokens have to be
   // known to know where to go on, so they are made here.
   size_t take_text(std::string_view text, bool end, Work& work, CorpusPosition& at) const {
     EncodedPiece& piece = work.piece;
     size_t used = text.size();
+    if (at.offset == 0 && options_.format == TextFormat::automatic) refuse_binary(text, work.file);
     if (!end) {
       used = tokenizer_.append_beginning(text, piece.tokens);
       if (used == 0) return 0;

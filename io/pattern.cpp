@@ -123,10 +123,16 @@ class Translator {
     if (c == '^' || c == '$') refuse(std::string(1, c));  // of a line there, of the text for PCRE2
     if (c == '(' && from_.substr(at_, 2) == "(*") refuse("(*");
     if (c == '(' && from_.substr(at_, 2) == "(?") {
-      for (const std::string_view group : {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!", "(?i:", "(?i)"})
+      for (const std::string_view group : {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!", "(?i:"})
         if (from_.substr(at_).starts_with(group)) return copy(group.size());
+      if (at_ == 0 && from_.starts_with("(?i)")) return copy(4);  // later it would end at another place
       refuse("a group that is none of (?: (?= (?! (?> (?<= (?<! (?i:");
     }
+    // Without a lower bound it is plain text for PCRE2, and {n}? is n or none there, n for PCRE2.
+    if (c == '{' && from_.substr(at_, 2) == "{,") refuse("{,");
+    if (c == '}' && from_.substr(at_, 2) == "}?" && from_.substr(0, at_).find_last_of("{,") != std::string_view::npos &&
+        from_[from_.substr(0, at_).find_last_of("{,")] == '{')
+      refuse("}?");
     // {n,m}+ is a repetition of a repetition there, a possessive one for PCRE2.
     if (c == '}' && from_.substr(at_, 2) == "}+") refuse("}+");
     copy(1);

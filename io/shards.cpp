@@ -53,16 +53,22 @@ bool has_magic(const MappedFile& file) {
                                          [&](const Format& f) { return header_word(file, 0) == f.magic; });
 }
 
-// nanoGPT's files have no header to know them by. They are called train.bin and val.bin, perhaps with something before;
-// and text under such a name would show in its first bytes.
+// nanoGPT's files have no header to know them by: they are called train.bin and val.bin. Text under such a name would
+// show in its first bytes, and so would wider tokens, whose upper halves are mostly 0.
 bool is_nanogpt(const MappedFile& file) {
   const std::string name = std::filesystem::path(file.path()).filename().string();
-  if (!name.ends_with("train.bin") && !name.ends_with("val.bin")) return false;
+  if (name != "train.bin" && name != "val.bin") return false;
   constexpr size_t kLook = 4096;
   const std::string_view begin = file.text().substr(0, kLook);
   const bool text = std::all_of(begin.begin(), begin.end(),
                                 [](char c) { return (c >= 0x20 && c < 0x7f) || c == '\n' || c == '\r' || c == '\t'; });
-  return !begin.empty() && !text;
+  size_t upper = 0, empty = 0;
+  for (size_t i = 2; i + 1 < begin.size(); i += 4) {
+    ++upper;
+    empty += begin[i] == 0 && begin[i + 1] == 0;
+  }
+  constexpr size_t kFew = 16;  // too few tokens to tell
+  return !begin.empty() && !text && (upper < kFew || empty * 10 < upper * 9);
 }
 
 }  // namespace
@@ -87,6 +93,12 @@ Shard::Shard(const std::string& path) : file_(path) {
               bytes() < expected ? "a truncated token shard" : "bytes behind the last token", size_, expected, bytes());
 }
 
+const char* Shard::format() const {
+  if (header_bytes_ == 0) return "nanoGPT's u16 (no header)";
+  if (file_.text().starts_with(kLlmqMagic)) return "llmq's u32 (BIN.TOK, version 2)";
+  return width_ == TokenWidth::u16 ? "u16 (magic 20240520, version 1)" : "u32 (magic 20240801, version 7)";
+}
+
 void Shard::need_header() const {
   TRIAD_CHECK(bytes() >= kHeaderBytes,
               "{}: a truncated token shard: expected a header of {} bytes, the file ends at offset {}", path(),
@@ -98,7 +110,7 @@ void Shard::read_llmc_header() {
   const auto format = std::find_if(kFormats.begin(), kFormats.end(), [&](const Format& f) { return f.magic == magic; });
   TRIAD_CHECK(format != kFormats.end(),
               "{}: no token shard: at offset 0 expected the magic number {} (u16) or {} (u32), or BIN.TOK, found {} "
-              "(nanoGPT's tokens without a header are read from files called *train.bin and *val.bin)",
+              "(nanoGPT's tokens without a header are read from files called train.bin and val.bin)",
               path(), kFormats[0].magic, kFormats[1].magic, magic);
   need_header();
   TRIAD_CHECK(header_word(file_, 1) == format->version,

@@ -24,6 +24,7 @@ class Shard {
   explicit Shard(const std::string& path);
   const std::string& path() const { return file_.path(); }
   TokenWidth width() const { return width_; }
+  const char* format() const;             // for a person
   int64_t size() const { return size_; }  // tokens
   int64_t bytes() const { return file_.size(); }
   void read(int64_t begin, std::span<int32_t> out) const;  // tokens [begin, begin + out.size())

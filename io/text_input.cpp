@@ -1,6 +1,7 @@
 #include "io/text_input.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
@@ -59,9 +60,8 @@ class TextInput::Zstd final : public Unpacker {
  public:
   explicit Zstd(const TextInput& owner) : owner_(owner), stream_(ZSTD_createDStream(), ZSTD_freeDStream) {
     TRIAD_CHECK(stream_ != nullptr, "{}: zstd has no memory", owner.name());
-    // Frames that were packed with --long ask for windows beyond zstd's default limit of 128 MiB.
-    constexpr int kWindowLog = 27;
-    ZSTD_DCtx_setParameter(stream_.get(), ZSTD_d_windowLogMax, kWindowLog);
+    // Frames that were packed with --long ask for windows beyond zstd's default limit.
+    ZSTD_DCtx_setParameter(stream_.get(), ZSTD_d_windowLogMax, ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound);
   }
   void step(std::string_view& in, std::span<char>& out) override {
     ZSTD_inBuffer from{in.data(), in.size(), 0};
@@ -82,13 +82,24 @@ class TextInput::Zstd final : public Unpacker {
   bool between_ = true;
 };
 
-TextInput::TextInput(const std::string& path) : name_(path == kStandardInput ? "standard input" : path) {
+TextInput::TextInput(const std::string& path, std::function<bool()> stopped)
+    : name_(path == kStandardInput ? "standard input" : path), stopped_(std::move(stopped)) {
   file_ = FileHandle(path == kStandardInput ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file_.get() < 0) fail("{}: cannot be opened: {}", name_, std::strerror(errno));
   refill();
   const auto begins = [&](std::string_view magic) { return std::string_view(buffer_).starts_with(magic); };
   if (begins("\x1f\x8b")) unpacker_ = std::make_unique<Gzip>(*this);
-  if (begins("\x28\xb5\x2f\xfd")) unpacker_ = std::make_unique<Zstd>(*this);
+  const bool skippable = buffer_.size() >= 4 && (buffer_[0] & 0xf0) == 0x50 && buffer_.substr(1, 3) == "\x2a\x4d\x18";
+  if (begins("\x28\xb5\x2f\xfd") || skippable) unpacker_ = std::make_unique<Zstd>(*this);
+  constexpr std::pair<std::string_view, const char*> kOthers[] = {{"BZh", "bzip2"},
+                                                                  {"\xfd"
+                                                                   "7zXZ",
+                                                                   "xz"},
+                                                                  {"PK\x03\x04", "zip"},
+                                                                  {"PAR1", "parquet (tools/fineweb.py reads it)"},
+                                                                  {"\x04\x22\x4d\x18", "lz4"}};
+  for (const auto& [magic, what] : kOthers)
+    if (begins(magic)) fail("{}: is {}, no text: plain, gzip and zstd are read", name_, what);
 }
 
 TextInput::~TextInput() = default;
@@ -98,6 +109,10 @@ bool TextInput::refill() {
   at_ = 0;
   size_t have = 0;
   while (have < 4) {  // of a pipe the first read may be shorter than a magic number
+    constexpr int kAskMs = 100;
+    pollfd ready{file_.get(), POLLIN, 0};
+    while (stopped_ && ::poll(&ready, 1, kAskMs) == 0)
+      if (stopped_()) return false;
     const ssize_t n = ::read(file_.get(), buffer_.data() + have, buffer_.size() - have);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail("{}: cannot be read at offset {}: {}", name_, taken_, std::strerror(errno));

@@ -1,6 +1,7 @@
 // The bytes of a text file or of standard input, one after the other; what gzip or zstd packed comes unpacked.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,8 +14,9 @@ inline constexpr const char* kStandardInput = "-";
 
 class TextInput {
  public:
-  // kStandardInput, or a file. Whether it is packed shows in its first bytes, not in its name.
-  explicit TextInput(const std::string& path);
+  // kStandardInput, or a file. Whether it is packed shows in its first bytes, not in its name; packed otherwise than by
+  // gzip or zstd it is an Error. stopped: asked while standard input lets wait; true ends the text.
+  explicit TextInput(const std::string& path, std::function<bool()> stopped = {});
   ~TextInput();
   const std::string& name() const { return name_; }
   // Fills `to` as far as there is text: less only at the end. A packed file that is cut or damaged is an Error.
@@ -30,6 +32,7 @@ class TextInput {
   bool refill();  // false at the end of the file
 
   std::string name_;
+  std::function<bool()> stopped_;
   FileHandle file_;
   std::string buffer_;
   size_t at_ = 0;  // in buffer_

@@ -228,6 +228,43 @@ TEST_CASE("corpus: one document of each 1/val_fraction is held out, never the fi
   CHECK(!HeldOutStream(0, 1)(5));
 }
 
+TEST_CASE("corpus: a call goes on with its own tokenizer only, and alone", "[data]") {
+  const TemporaryFolder folder;
+  const std::string known_path = TRIAD_SOURCE_DIR "/tests/known_tokens.json";
+  Json json = parse_json(read_file(known_path), known_path)[0]["tokenizer"];
+  write_text(folder.file("tokenizer.json"), json.dump());
+  write_text(folder.file("a.jsonl"), jsonl(300, 3) + "{\n");
+  const std::string args = "data --save-seconds 0 --tokenizer " + folder.file("tokenizer.json") + " --input " +
+                           folder.file("a.jsonl") + " --out " + folder.file("out");
+  CHECK(run_program(args).exit_code == 1);
+  REQUIRE(fs::exists(folder.file("out/unfinished.json")));
+  json["model"]["merges"].erase(3);
+  write_text(folder.file("tokenizer.json"), json.dump());
+  const test::Outcome other = run_program(args);
+  INFO(other.output);
+  CHECK(other.exit_code == 1);
+  CHECK(other.output.find("differs in tokenizer_files") != std::string::npos);
+
+  // Standard input that lets wait holds the folder; what is wrong before it is told at once.
+  const std::string piped = TRIAD_PROGRAM " data --input - --out " + folder.file("piped");
+  const test::Outcome both =
+      run_command("mkfifo " + folder.file("pipe") + "; (" + piped + " < " + folder.file("pipe") + " & exec 3> " +
+                  folder.file("pipe") + "; yes '{\"text\":\"one\"}' | head -300000 >&3; sleep 1; " + piped +
+                  " < /dev/null; echo \"second $?\"; echo 'a\"' | " + piped + "; echo \"third $?\"; exec 3>&-; wait)");
+  INFO(both.output);
+  CHECK(both.output.find("another call is writing") != std::string::npos);
+  CHECK(both.output.find("second 1") != std::string::npos);
+  CHECK(both.output.find("300000 documents") != std::string::npos);
+  const test::Outcome early =
+      run_command("(echo '{\"text\":1}'; yes '{\"text\":\"one\"}' | head -300000; sleep 8) | (" + piped +
+                  "2; date +%s) & date +%s; wait");
+  INFO(early.output);
+  CHECK(early.output.find("line 1") != std::string::npos);
+  const size_t first = early.output.find_first_of("0123456789"),
+               last = early.output.rfind('\n', early.output.size() - 2) + 1;
+  CHECK(std::stoll(early.output.substr(last)) - std::stoll(early.output.substr(first)) < 6);
+}
+
 TEST_CASE("corpus: documents are counted across files", "[data]") {
   const TemporaryFolder folder;
   fs::create_directory(folder.file("in"));
@@ -330,6 +367,19 @@ TEST_CASE("corpus: damaged input is refused, with file and place", "[data]") {
           {"number.jsonl", "line 2", "offset 16", "string `text`"});
   refused("array.jsonl", "[1]\n", {"array.jsonl", "line 1"});
   refused("utf8.jsonl", "{\"text\":\"\xff\"}\n", {"utf8.jsonl", "line 1", "UTF-8"});
+  refused("bz2.txt", "BZh91AY", {"bz2.txt", "bzip2"});
+  refused("xz.txt", std::string("\xfd") + "7zXZ", {"xz.txt", "is xz"});
+  refused("zip.txt", "PK\x03\x04 and more", {"zip.txt", "is zip"});
+  refused("a.parquet", "PAR1 and more", {"a.parquet", "fineweb.py"});
+  refused("binary.txt", std::string("\0\xff\1 and more", 12), {"binary.txt", "NUL", "--format text"});
+  refused("a.json", "{\"text\":\"one\"}", {"a.json", "--format"});
+  refused("a.json.gz", gzip("{\"text\":\"one\"}"), {"a.json.gz", "--format"});
+  const test::Outcome tiny = run_program("data --val-fraction 1e-20 --input " + folder.file("a.json") + " --out x");
+  CHECK(tiny.exit_code == 2);
+  CHECK(tiny.output.find("--val-fraction") != std::string::npos);
+  write_text(folder.file("skip.txt"), std::string("\x50\x2a\x4d\x18\x02\0\0\0ab", 10) + zstd("text"));
+  run("--val-fraction 0 --input " + folder.file("skip.txt") + " --out " + folder.file("skip"));
+  CHECK(row(folder.file("skip"), "train") == std::string("\0text", 5));
   refused("empty.jsonl", "\n\n{\"text\":\"\"}\n", {"there is no text"});
   refused("empty.txt", "", {"there is no text"});
 }

@@ -60,6 +60,7 @@ TEST_CASE("shards: llmq's and nanoGPT's", "[io]") {
   write_text(folder.file("a.bin"), llmq(2, 4, 4, 0, bytes_of(tokens)));
   const Shard shard(folder.file("a.bin"));
   CHECK(is_shard(folder.file("a.bin")));
+  CHECK(std::string(shard.format()).find("BIN.TOK") != std::string::npos);
   CHECK(shard.width() == TokenWidth::u32);
   CHECK(all_of(shard) == tokens);
   check_error([&] { shard.scan(128'000); }, {"token 128000", "offset 1036"});
@@ -77,7 +78,7 @@ TEST_CASE("shards: llmq's and nanoGPT's", "[io]") {
   bad(llmq(2, 4, 4, 0, body).substr(0, 900), {"truncated", "1024", "offset 900"});
 
   const std::vector<uint16_t> raw = {50256, 1, 2, 40'000, 5};
-  for (const char* name : {"train.bin", "val.bin", "openwebtext_train.bin"}) {
+  for (const char* name : {"train.bin", "val.bin"}) {
     write_text(folder.file(name), bytes_of(raw));
     CHECK(is_shard(folder.file(name)));
     const Shard nanogpt(folder.file(name));
@@ -90,6 +91,10 @@ TEST_CASE("shards: llmq's and nanoGPT's", "[io]") {
   write_text(folder.file("train.bin"), "This is text, whatever its name says.\n");
   CHECK(!is_shard(folder.file("train.bin")));
   check_error([&] { Shard s(folder.file("train.bin")); }, {"train.bin", "magic"});
+  write_text(folder.file("train.bin"), bytes_of(std::vector<int32_t>(100, 7)));  // u32 without a header
+  CHECK(!is_shard(folder.file("train.bin")));
+  write_text(folder.file("fine_train.bin"), bytes_of(raw));
+  CHECK(!is_shard(folder.file("fine_train.bin")));
   write_text(folder.file("other.bin"), bytes_of(raw));
   check_error([&] { Shard s(folder.file("other.bin")); }, {"other.bin", "nanoGPT", "train.bin"});
 }
@@ -99,7 +104,7 @@ TEST_CASE("shards: more than 2^31 bytes, and more than 2^31 tokens", "[io]") {
   constexpr int64_t kMany = (int64_t{1} << 31) + 1000;
   {
     SparseFile file(folder.file("train.bin"), kMany * 2);  // nanoGPT's, of 17 GB as published, has no count to overflow
-    file.write<uint16_t>(0, 1);
+    for (int64_t at = 0; at < 4096; at += 2) file.write<uint16_t>(at, 1);
     file.write<uint16_t>((kMany - 1) * 2, 258);
     SparseFile llmc(folder.file("b.bin"), 1024 + 4 * int64_t{700'000'000});
     llmc.write<int32_t>(0, 20240801);

@@ -321,6 +321,9 @@ TEST_CASE("tokenizers: files that are wrong or not understood are refused", "[to
       {"pattern with a class in a class", pattern("[a[b]]"), {"[a[b]]", "class"}},
       {"pattern with a cut class", pattern("[ab"), {"[ab", "closed"}},
       {"pattern with a script", pattern(R"(\p{Greek})"), {R"(\p{Greek})"}},
+      {"pattern without a lower bound", pattern("a{,3}"), {"a{,3}", "{,"}},
+      {"pattern with n or none", pattern("a{3}?"), {"a{3}?", "}?"}},
+      {"pattern with a late flag", pattern("a(?i)b"), {"a(?i)b", "group"}},
       {"pattern with a name", pattern("(?<n>a)"), {"(?<n>a)", "group"}},
   };
   for (const Case& c : cases) {

@@ -1,7 +1,10 @@
 // triad data: texts and JSONL to token shards, split into training and validation by document, with a manifest. A call
 // that was killed goes on when it is repeated, to the same bits.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <unistd.h>
+#include <zlib.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -80,7 +83,12 @@ class Progress {
 };
 
 // What makes shards what they are; a call may go on with another's only if it is all the same.
-Json describe(const Options& o, const std::vector<std::string>& files) {
+Json describe(const Options& o, const Tokenizer& tokenizer, const std::vector<std::string>& files) {
+  Json tokenizer_files = Json::array();
+  for (const Tokenizer::File& file : tokenizer.files())
+    tokenizer_files.push_back(
+        {{"file", file.name},
+         {"crc32", crc32_z(0, reinterpret_cast<const Bytef*>(file.content.data()), file.content.size())}});
   Json inputs = Json::array();
   for (const std::string& file : files) {
     if (file == kStandardInput) {
@@ -93,6 +101,9 @@ Json describe(const Options& o, const std::vector<std::string>& files) {
                       {"modified_ns", std::chrono::duration_cast<std::chrono::nanoseconds>(time).count()}});
   }
   return {{"tokenizer", o.tokenizer},
+          {"tokenizer_files", tokenizer_files},
+          {"vocab_size", tokenizer.vocab_size()},
+          {"eot", tokenizer.eot()},
           {"special_as_text", o.special_as_text},
           {"format", o.format},
           {"shard_tokens", o.shard_tokens},
@@ -132,11 +143,12 @@ class Job {
         tokenizer_(tokenizer),
         files_(std::move(files)),
         width_(tokenizer.vocab_size() <= 1 << 16 ? TokenWidth::u16 : TokenWidth::u32),
-        what_(describe(o, files_)),
+        what_(describe(o, tokenizer, files_)),
         train_(o.out, "train", width_, o.shard_tokens),
         val_(o.out, "val", width_, o.shard_tokens) {}
 
   void run() {
+    if (fs::is_directory(o_.out)) lock_folder();
     prepare_folder();
     if (cut_ < 0) {
       write_shards();
@@ -148,6 +160,14 @@ class Job {
 
  private:
   std::string path(const std::string& name) const { return o_.out + "/" + name; }
+
+  // Two calls at once would write one another's files. The lock goes with the process, however that ends.
+  void lock_folder() {
+    if (lock_.get() >= 0) return;
+    lock_ = FileHandle(::open(o_.out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    TRIAD_CHECK(lock_.get() >= 0 && ::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0,
+                "{}: another call is writing its shards", o_.out);
+  }
 
   // Shards of an earlier call would be read as part of this one's, unless it is this one, killed before its end.
   void prepare_folder() {
@@ -196,6 +216,7 @@ class Job {
     encode_corpus(corpus, tokenizer_, from_, [&](const EncodedPiece& piece) {
       if (!begun) {  // nothing is made before there is something to write
         make_folders(o_.out);
+        lock_folder();
         save();
         begun = true;
       }
@@ -276,11 +297,15 @@ class Job {
   Json what_;
   ShardRow train_, val_;
   CorpusPosition from_;
+  FileHandle lock_;
   int64_t text_bytes_ = 0;
   int64_t cut_ = -1;  // >= 0: what is left to do is to take the tokens from here off the training row
 };
 
 void data(Options o) {
+  constexpr double kLeastFraction = 1e-9;
+  if (o.val_fraction > 0 && o.val_fraction < kLeastFraction)
+    fail_usage("--val-fraction is {}: 0, or {} or more, is needed", o.val_fraction, kLeastFraction);
   if (o.threads == 0) o.threads = std::max<int64_t>(1, std::thread::hardware_concurrency());
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(o.tokenizer, {.special_as_text = o.special_as_text});
   std::vector<std::string> files;

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 #include <numbers>
 
@@ -58,11 +59,20 @@ Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* 
   return total;
 }
 
-// The byte tokenizer is every config's default: shards are its own where the model has tokens for nothing else. Shards
-// of another vocabulary have bits per token only.
+// Of text, and of shards where `triad data` left the same tokenizer beside all of them; the byte tokenizer leaves no
+// file, and is every config's default, but shards are its own where the model has tokens for nothing else. Shards of
+// another tokenizer have bits per token only.
 bool tokens_are_known(const Options& o, const Tokenizer& tokenizer, int64_t vocab) {
-  if (tokenizer.name() != ByteTokenizer().name()) return true;
-  return vocab == tokenizer.vocab_size() || !is_shard(expand_globs(o.data).front());
+  const std::vector<std::string> paths = expand_globs(o.data);
+  if (!is_shard(paths.front())) return true;
+  const std::vector<Tokenizer::File> files = tokenizer.files();
+  if (files.empty()) return vocab == tokenizer.vocab_size();
+  for (const std::string& path : paths)
+    for (const Tokenizer::File& file : files) {
+      const std::filesystem::path beside = std::filesystem::path(path).parent_path() / file.name;
+      if (!std::filesystem::is_regular_file(beside) || read_file(beside.string()) != file.content) return false;
+    }
+  return true;
 }
 
 void eval(const Options& o) {

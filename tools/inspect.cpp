@@ -112,9 +112,8 @@ void inspect_safetensors(const std::string& path) {
 void inspect_shard(const std::string& path) {
   const Shard shard(path);
   const int64_t largest = shard.max_token();
-  fmt::print("{}\ntoken shard, {}: {} tokens, {} bytes, largest token {}\n", path,
-             shard.width() == TokenWidth::u16 ? "u16 (magic 20240520, version 1)" : "u32 (magic 20240801, version 7)",
-             shard.size(), shard.bytes(), largest);
+  fmt::print("{}\ntoken shard, {}: {} tokens, {} bytes, largest token {}\n", path, shard.format(), shard.size(),
+             shard.bytes(), largest);
   constexpr int64_t kLargestVocabulary = 1 << 24;  // past this the tokens are surely not what the file is about
   constexpr size_t kHead = 12, kChunk = 1 << 16;
   if (largest >= kLargestVocabulary) return;

@@ -1,7 +1,8 @@
 // Loaded in front of the program (LD_PRELOAD): matrix products that fall asleep, as TRIAD_PLANT says. The program
 // itself has no switch for faults. "rank after_s for_s each_s": on that rank, from after_s after its first product on
 // and for for_s, each product sleeps each_s first. And products that are wrong: TRIAD_BEND is a word, and in programs
-// whose command line has it the first element of each comes out greater by one.
+// whose command line has it the first element of each comes out greater by one; with TRIAD_BEND_NAN="rows columns" it
+// is a NaN instead, of products of that shape alone.
 #include <dlfcn.h>
 
 #include <chrono>
@@ -9,6 +10,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <string>
 #include <thread>
 
@@ -34,12 +36,23 @@ struct Plant {
   }
 };
 
-bool is_bent() {
-  const char* word = std::getenv("TRIAD_BEND");
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  const std::string words{std::istreambuf_iterator<char>(file), {}};
-  return word != nullptr && words.find(word) != std::string::npos;
-}
+struct Bend {
+  bool bent = false, to_nan = false;
+  int rows = 0, columns = 0;
+
+  Bend() {
+    const char* word = std::getenv("TRIAD_BEND");
+    const char* shape = std::getenv("TRIAD_BEND_NAN");
+    std::ifstream file("/proc/self/cmdline", std::ios::binary);
+    const std::string words{std::istreambuf_iterator<char>(file), {}};
+    bent = word != nullptr && words.find(word) != std::string::npos;
+    to_nan = shape != nullptr && std::sscanf(shape, "%d %d", &rows, &columns) == 2;
+  }
+  void apply(float& first, int m, int n) const {
+    if (bent && !to_nan) first += 1;
+    if (bent && to_nan && m == rows && n == columns) first = std::numeric_limits<float>::quiet_NaN();
+  }
+};
 
 }  // namespace
 
@@ -50,6 +63,6 @@ extern "C" void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, floa
   static const auto product = reinterpret_cast<Product>(dlsym(RTLD_NEXT, "cblas_sgemm"));
   plant.sleep();
   product(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-  static const bool bent = is_bent();
-  if (bent) c[0] += 1;
+  static const Bend bend;
+  bend.apply(c[0], m, n);
 }

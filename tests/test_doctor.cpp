@@ -195,28 +195,25 @@ TEST_CASE("doctor: numbers that are wrong are FAIL, by what they should be", "[d
 
 TEST_CASE("doctor: a gradient that is not finite is FAIL, and named", "[doctor]") {
   const TemporaryFolder folder;
-  // Of the weights of 256 x 64 alone, whose gradients nothing else is made of; those of others are right.
+  // Of weights alone, of which nothing else is made; the norms' come behind them, and are right.
   const Examination e =
-      examine(folder, "--only attention_parity", planted("TRIAD_BEND=here.safetensors TRIAD_BEND_NAN=\"256 64\""));
+      examine(folder, "--only attention_parity", planted("TRIAD_BEND=here.safetensors TRIAD_BEND_NAN=1"));
   CHECK(e.outcome.exit_code == 1);
   CHECK(e.rows.at("attention_parity").verdict == "FAIL");
   CHECK(has(e.rows.at("attention_parity").evidence, "here.safetensors: grad/"));
   CHECK(has(e.rows.at("attention_parity").evidence, " has nan at element 0"));
 }
 
-TEST_CASE("doctor: gates that nobody wrote down are FAIL", "[doctor]") {
+TEST_CASE("doctor: gates or lists that nobody wrote down are FAIL", "[doctor]") {
   const TemporaryFolder folder;
-  const std::string log = folder.file("log"), gates = folder.file("out/baseline/gates.csv");
-  // The run's first seconds are slow, so that its file can be taken away.
-  BackgroundProgram doctor("doctor --device cpu --only health --out " + folder.file("out"),
-                           planted("TRIAD_PLANT=\"0 0 3 0.01\" "), log);
-  for (int i = 0; i < 3000 && !fs::remove(gates); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  CHECK(doctor.wait() == 1);
-  INFO(read_text(log));
-  const auto rows = results(folder.file("out"));
-  CHECK(holds(rows.at("baseline")));
-  CHECK(rows.at("health").verdict == "FAIL");
-  CHECK(has(rows.at("health").evidence, "gates.csv is missing: log.stats, which is on, writes it"));
+  for (const std::string name : {"gates.csv", "k_stats.csv"}) {
+    const Examination e =
+        examine(folder, "--only health", planted("TRIAD_LOSE=" + folder.file("out/baseline/" + name)));
+    CHECK(e.outcome.exit_code == 1);
+    CHECK(holds(e.rows.at("baseline")));
+    CHECK(e.rows.at("health").verdict == "FAIL");
+    CHECK(has(e.rows.at("health").evidence, name + " is missing: log.stats, which is on, writes it"));
+  }
 }
 
 TEST_CASE("doctor: what an earlier examination left is compared with nothing", "[doctor]") {

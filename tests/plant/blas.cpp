@@ -1,8 +1,9 @@
 // Loaded in front of the program (LD_PRELOAD): matrix products that fall asleep, as TRIAD_PLANT says. The program
 // itself has no switch for faults. "rank after_s for_s each_s": on that rank, from after_s after its first product on
 // and for for_s, each product sleeps each_s first. And products that are wrong: TRIAD_BEND is a word, and in programs
-// whose command line has it the first element of each comes out greater by one; with TRIAD_BEND_NAN="rows columns" it
-// is a NaN instead, of products of that shape alone.
+// whose command line has it the first element of each comes out greater by one; with TRIAD_BEND_NAN=1 it is
+// a NaN instead, where the left factor is transposed: in gradients of weights alone. And a file that gets lost:
+// TRIAD_LOSE is gone when a program ends.
 #include <dlfcn.h>
 
 #include <chrono>
@@ -38,21 +39,25 @@ struct Plant {
 
 struct Bend {
   bool bent = false, to_nan = false;
-  int rows = 0, columns = 0;
 
   Bend() {
     const char* word = std::getenv("TRIAD_BEND");
-    const char* shape = std::getenv("TRIAD_BEND_NAN");
     std::ifstream file("/proc/self/cmdline", std::ios::binary);
     const std::string words{std::istreambuf_iterator<char>(file), {}};
     bent = word != nullptr && words.find(word) != std::string::npos;
-    to_nan = shape != nullptr && std::sscanf(shape, "%d %d", &rows, &columns) == 2;
+    to_nan = std::getenv("TRIAD_BEND_NAN") != nullptr;
   }
-  void apply(float& first, int m, int n) const {
+  void apply(float& first, bool transposed) const {
     if (bent && !to_nan) first += 1;
-    if (bent && to_nan && m == rows && n == columns) first = std::numeric_limits<float>::quiet_NaN();
+    if (bent && to_nan && transposed) first = std::numeric_limits<float>::quiet_NaN();
   }
 };
+
+struct Loss {
+  ~Loss() {
+    if (const char* path = std::getenv("TRIAD_LOSE")) std::remove(path);
+  }
+} loss;
 
 }  // namespace
 
@@ -64,5 +69,6 @@ extern "C" void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, floa
   plant.sleep();
   product(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
   static const Bend bend;
-  bend.apply(c[0], m, n);
+  constexpr int kTransposed = 112;  // of cblas.h
+  bend.apply(c[0], ta == kTransposed);
 }

@@ -47,6 +47,12 @@ std::string planted(const std::string& variables) {
 // A pattern for pgrep: the doctor's runs, and not the shell that asks.
 std::string trainers_of(const TemporaryFolder& folder) { return "'train " + folder.path() + "[/]out/doctor.json'"; }
 
+// What was expected holds; on a machine that has much else to do it may have taken long, and that is all that may be.
+bool holds(const Row& row) {
+  const bool late = has(row.evidence, " s are its budget") || has(row.evidence, " slow steps");
+  return row.verdict == "PASS" || (row.verdict == "SLOW" && late && !has(row.evidence, "ended by the doctor"));
+}
+
 struct Examination {
   Outcome outcome;
   std::map<std::string, Row> rows;
@@ -63,19 +69,19 @@ Examination examine(const TemporaryFolder& folder, const std::string& args, cons
 
 }  // namespace
 
-TEST_CASE("doctor: the whole examination passes on the CPU, and leaves its evidence", "[doctor]") {
+TEST_CASE("doctor: in the whole examination of the CPU all holds, and it leaves its evidence", "[doctor]") {
   const TemporaryFolder folder;
   const Examination e = examine(folder, "--full");
   CHECK(e.outcome.exit_code == 0);
-  // What no CPU can tell is skipped, with the reason, and so is MPI where there is none; all else passes.
+  // What no CPU can tell is skipped, with the reason, and so is MPI where there is none; all else holds.
   const std::set<std::string> needs_gpus = {"topology", "collectives_nccl", "backend_nccl", "cuda_graph",
                                             "kernel_routes"};
   const bool mpi = has(read_text(folder.file("out/environment/machine.json")), "\"why_no_mpi\": \"\"");
   CHECK(e.rows.size() == 24);
   for (const auto& [phase, row] : e.rows) {
-    INFO(phase << ": " << row.evidence);
+    INFO(phase << ": " << row.verdict << ", " << row.evidence);
     const bool skipped = needs_gpus.count(phase) > 0 || (!mpi && has(phase, "_mpi"));
-    CHECK(row.verdict == (skipped ? "SKIPPED" : "PASS"));
+    CHECK((skipped ? row.verdict == "SKIPPED" : holds(row)));
     CHECK(!row.evidence.empty());
     const std::string env = folder.file("out/" + phase + "/env.json");
     if (!skipped) CHECK(Json::parse(read_text(env)).contains("build"));
@@ -138,6 +144,35 @@ TEST_CASE("doctor: what takes too long, but goes on, is SLOW and no failure", "[
   CHECK(has(endless, "alive, but not done at 3 times its budget"));
 }
 
+TEST_CASE("doctor: what was ended for its time is no reference for others, which are SKIPPED", "[doctor]") {
+  const TemporaryFolder folder;
+  const Examination e = examine(folder, "--only repeat,health --budget 0.12", planted("TRIAD_PLANT=\"0 0 1000 0.1\""));
+  CHECK(e.outcome.exit_code == 0);
+  CHECK(e.rows.at("baseline").verdict == "SLOW");
+  CHECK(has(e.rows.at("baseline").evidence, "alive, but not done at 3 times its budget"));
+  CHECK(has(e.rows.at("baseline").next, "more time, as by --budget 1.2"));
+  for (const char* phase : {"repeat", "health"}) {
+    CHECK(e.rows.at(phase).verdict == "SKIPPED");
+    CHECK(e.rows.at(phase).evidence == "baseline was ended before it was done");
+    CHECK(has(e.rows.at(phase).next, "more time, as by --budget 1.2"));
+  }
+}
+
+TEST_CASE("doctor: it ends what it has started, and nobody else", "[doctor]") {
+  const TemporaryFolder folder;
+  // A shell's child becomes the doctor's, when the shell makes itself into it; and it has a child of its own.
+  const std::string pids = folder.file("pids");
+  const Outcome o =
+      run_command("sh -c 'sleep 300 & echo $! $$ >>" + pids + "; wait' >/dev/null 2>&1 & until [ -s " + pids +
+                  " ]; do sleep 0.05; done; exec " TRIAD_PROGRAM " doctor --device cpu --only environment --out " +
+                  folder.file("out"));
+  INFO(o.output);
+  CHECK(o.exit_code == 0);
+  CHECK(holds(results(folder.file("out")).at("environment")));
+  CHECK(run_command("for pid in $(cat " + pids + "); do kill -0 $pid || exit 1; done").exit_code == 0);
+  run_command("kill $(cat " + pids + ")");
+}
+
 TEST_CASE("doctor: numbers that are wrong are FAIL, by what they should be", "[doctor]") {
   const TemporaryFolder folder;
   // One product of those programs whose command line has the word comes out a little larger.
@@ -145,7 +180,7 @@ TEST_CASE("doctor: numbers that are wrong are FAIL, by what they should be", "[d
     const Examination e = examine(folder, "--only " + phase, planted("TRIAD_BEND=" + word));
     CHECK(e.outcome.exit_code == 1);
     CHECK(has(e.outcome.output, "triad: not all is well"));
-    CHECK(e.rows.at("baseline").verdict == "PASS");
+    CHECK(holds(e.rows.at("baseline")));
     CHECK(e.rows.at(phase).verdict == "FAIL");
     return e.rows.at(phase);
   };
@@ -156,6 +191,54 @@ TEST_CASE("doctor: numbers that are wrong are FAIL, by what they should be", "[d
   CHECK(has(bent("here.safetensors", "attention_parity").evidence, "logits differ by "));
   const std::string rank = bent("dist.backend=auto", "backend_tcp").evidence;
   CHECK(has(rank, "weights differ by "));
+}
+
+TEST_CASE("doctor: a gradient that is not finite is FAIL, and named", "[doctor]") {
+  const TemporaryFolder folder;
+  // Of weights alone, of which nothing else is made; the norms' come behind them, and are right.
+  const Examination e =
+      examine(folder, "--only attention_parity", planted("TRIAD_BEND=here.safetensors TRIAD_BEND_NAN=1"));
+  CHECK(e.outcome.exit_code == 1);
+  CHECK(e.rows.at("attention_parity").verdict == "FAIL");
+  CHECK(has(e.rows.at("attention_parity").evidence, "here.safetensors: grad/"));
+  CHECK(has(e.rows.at("attention_parity").evidence, " has nan at element 0"));
+}
+
+TEST_CASE("doctor: gates or lists that nobody wrote down are FAIL", "[doctor]") {
+  const TemporaryFolder folder;
+  for (const std::string name : {"gates.csv", "k_stats.csv"}) {
+    const Examination e =
+        examine(folder, "--only health", planted("TRIAD_LOSE=" + folder.file("out/baseline/" + name)));
+    CHECK(e.outcome.exit_code == 1);
+    CHECK(holds(e.rows.at("baseline")));
+    CHECK(e.rows.at("health").verdict == "FAIL");
+    CHECK(has(e.rows.at("health").evidence, name + " is missing: log.stats, which is on, writes it"));
+  }
+}
+
+TEST_CASE("doctor: what an earlier examination left is compared with nothing", "[doctor]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  fs::create_directories(folder.file("out/backend_nccl"));
+  write_text(folder.file("out/RESULTS.md"), "# triad doctor\n");
+  write_text(folder.file("out/backend_nccl/model.safetensors"), "of another build");
+  const Examination e = examine(folder, "--only backend_mpi");
+  CHECK(e.outcome.exit_code == 0);
+  CHECK(holds(e.rows.at("backend_mpi")));
+  CHECK(fs::exists(folder.file("out/backend_nccl/model.safetensors")));
+}
+
+TEST_CASE("doctor: runs have half of the cores that this process may use", "[doctor]") {
+  const TemporaryFolder folder;
+  const Outcome o =
+      run_command("unset OMP_NUM_THREADS; exec taskset -c $(taskset -cp $$ | sed 's/.*: //; s/[,-].*//') " TRIAD_PROGRAM
+                  " doctor --device cpu --only gradient_trace --out " +
+                  folder.file("out"));
+  INFO(o.output);
+  CHECK(o.exit_code == 0);
+  CHECK(Json::parse(read_text(folder.file("out/environment/machine.json")))["cores"] == 1);
+  const Json env = Json::parse(read_text(folder.file("out/gradient_trace/env.json")));
+  CHECK(env["environment"]["OMP_NUM_THREADS"] == "1");
 }
 
 TEST_CASE("doctor: a run that ends with an error is FAIL, with its words", "[doctor]") {
@@ -192,10 +275,10 @@ TEST_CASE("doctor: the environment is judged, and kept from the runs", "[doctor]
   CHECK(wrong.outcome.exit_code == 1);
   CHECK(wrong.rows.at("environment").verdict == "FAIL");
   CHECK(has(wrong.rows.at("environment").evidence, "NSA_NO_SUCH"));
-  CHECK(wrong.rows.at("collectives_tcp").verdict == "PASS");
+  CHECK(holds(wrong.rows.at("collectives_tcp")));
   const Examination right = examine(folder, "--only gradient_trace", "NSA_SEQ_LEN=7 NSA_FORCE_BRANCH=win");
   CHECK(has(right.rows.at("environment").evidence, "the phases that follow leave out NSA_"));
-  CHECK(right.rows.at("gradient_trace").verdict == "PASS");
+  CHECK(holds(right.rows.at("gradient_trace")));
   const Json config = Json::parse(read_text(folder.file("out/gradient_trace/config.json")));
   CHECK(config["train"]["seq_len"] == 128);
   CHECK(config["nsa"]["force_branch"] == "none");

@@ -59,16 +59,25 @@ void prepare_folder(const std::string& out, const std::vector<const Phase*>& pha
   }
 }
 
-// Of a phase whose files another one needs, but has not got.
-std::string missing_need(const Phase& phase, const std::vector<Diagnosis>& before, bool machine_known) {
+// An earlier phase whose files this one needs, and that has not got them whole; nullptr: there is none.
+const Diagnosis* missing_need(const Phase& phase, const std::vector<Diagnosis>& before, bool machine_known) {
   for (const std::string& needed : phase.needs)
-    for (const auto& [earlier, finding] : before) {
-      const bool good = finding.verdict == Verdict::pass || finding.verdict == Verdict::slow;
+    for (const Diagnosis& earlier : before)
       // What is amiss with a machine need not keep a model from training on it.
-      if (earlier->name == needed && !good && !(needed == "environment" && machine_known))
-        return fmt::format("{} is {}", needed, word_of(finding.verdict));
-    }
-  return "";
+      if (earlier.phase->name == needed && !earlier.finding.holds() && !(needed == "environment" && machine_known))
+        return &earlier;
+  return nullptr;
+}
+
+Finding skipped_for(const Diagnosis& missing) {
+  const auto& [phase, finding] = missing;
+  if (finding.ended)
+    return {.verdict = Verdict::skipped,
+            .evidence = fmt::format("{} was ended before it was done", phase->name),
+            .next = finding.next};
+  return {.verdict = Verdict::skipped,
+          .evidence = fmt::format("{} is {}", phase->name, word_of(finding.verdict)),
+          .next = "see there first"};
 }
 
 void examine(const DoctorOptions& o) {
@@ -85,13 +94,13 @@ void examine(const DoctorOptions& o) {
     fmt::print("{:<18} ", phase->name);
     std::fflush(stdout);
     Finding finding;
-    if (const std::string why = missing_need(*phase, all, !machine.is_null()); !why.empty()) {
-      finding = {.verdict = Verdict::skipped, .seconds = 0, .evidence = why, .next = "see there first"};
+    if (const Diagnosis* missing = missing_need(*phase, all, !machine.is_null())) {
+      finding = skipped_for(*missing);
     } else {
-      Visit visit(o, *phase);
+      Visit visit(o, *phase, all);
       finding = visit.examine();
       if (phase->name == "environment") {
-        const Visit after(o, *phase);  // which has read machine.json
+        const Visit after(o, *phase, all);  // which has read machine.json
         machine = after.machine();
         write_doctor_config(o.out, after.on_gpu());
       }

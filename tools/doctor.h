@@ -15,8 +15,9 @@
 
 namespace triad {
 
-// pass: all that was expected holds, within the budget. slow: it holds, but took longer, or still went on at three
-// times the budget. hang: no sign of life. skipped: this machine or build has not what it takes.
+// pass: all that was expected holds, within the budget. slow: it holds, but took longer; or it still went on at three
+// times the budget, and was ended (Finding::ended). hang: no sign of life. skipped: this machine or build has not what
+// it takes, or a phase whose files this one reads has none.
 enum class Verdict { pass, fail, slow, hang, skipped };
 const char* word_of(Verdict);
 
@@ -44,17 +45,28 @@ struct Finding {
   Verdict verdict = Verdict::pass;
   double seconds = 0;
   std::string evidence, next;
+  bool ended = false;  // slow, and its time was over before it was done: its files are not whole
+
+  bool holds() const { return verdict == Verdict::pass || (verdict == Verdict::slow && !ended); }
 };
 
-// What a phase is given: its folder, this machine, a way to run things, and to say what was found.
+struct Diagnosis {
+  const Phase* phase;
+  Finding finding;
+};
+
+// What a phase is given: its folder, this machine, a way to run things, and to say what was found; and what was found
+// before, of other phases.
 class Visit {
  public:
-  Visit(const DoctorOptions&, const Phase&);
+  Visit(const DoctorOptions&, const Phase&, const std::vector<Diagnosis>& before);
 
   const std::string& folder() const { return folder_; }
   std::string file(const std::string& name) const { return folder_ + "/" + name; }
   std::string folder_of(const std::string& phase) const { return options_.out + "/" + phase; }
   const DoctorOptions& options() const { return options_; }
+  // In this examination: an earlier one may have left its files too.
+  bool holds(const std::string& phase) const;
 
   const Json& machine() const { return machine_; }  // environment/machine.json; null before that phase
   int gpus() const;                                 // that the phases use: 0 where the CPU is examined
@@ -84,6 +96,7 @@ class Visit {
   struct Stop {  // thrown: the phase ends here
     Verdict verdict;
     std::string evidence, next;
+    bool ended = false;
   };
   void run(const std::vector<Command>&, Prints, Inherit);
   std::vector<std::string> train_args(const std::vector<std::string>& sets) const;
@@ -91,6 +104,7 @@ class Visit {
 
   const DoctorOptions& options_;
   const Phase& phase_;
+  const std::vector<Diagnosis>& before_;
   std::string folder_;
   Json machine_;
   std::vector<std::string> notes_, wrong_;
@@ -104,13 +118,11 @@ void write_doctor_config(const std::string& out, bool on_gpu);
 inline constexpr int kDoctorSteps = 8, kDoctorLayers = 4;
 
 // RESULTS.md.
-struct Diagnosis {
-  const Phase* phase;
-  Finding finding;
-};
 void write_results(const DoctorOptions&, const std::vector<Diagnosis>&, const Json& machine);
 inline constexpr const char* kResultsFile = "RESULTS.md";
 inline constexpr const char* kResultsTitle = "# triad doctor";
+
+int usable_cores();  // by this process: of a container or a job, fewer than the machine's
 
 // What the doctor's own children do besides training: each writes a JSON file into the folder.
 void probe_machine(const std::string& folder);   // machine.json, env.json

@@ -31,8 +31,9 @@ struct WeightDifference {
 };
 WeightDifference compare_weights(const std::string& folder, const std::string& reference_folder);
 
-// |a - b| / |b| over all numbers of F32 or F64 tensors.
+// Of an F32, F64 or I32 tensor. One that is not finite is an Error, which names tensor and element.
 std::vector<double> numbers_of(const std::string& path, const std::string& tensor);
+// |a - b| / |b| over all of them.
 double relative_difference(const std::vector<double>& a, const std::vector<double>& b);
 
 // A program's last words: its last line that begins "triad:", else its last line.

@@ -39,7 +39,8 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 
 struct Process {
   pid_t pid = 0, parent = 0;
-  long ticks = 0;  // on processors
+  long ticks = 0;                // on processors
+  unsigned long long began = 0;  // in ticks since this machine's start: with the pid, it names a process for good
 };
 
 std::vector<Process> all_processes() {
@@ -59,25 +60,50 @@ std::vector<Process> all_processes() {
     long user = 0, system = 0;
     fields >> user >> system;
     p.ticks = user + system;
+    constexpr int kFieldsToStart = 6;
+    for (int i = 0; i < kFieldsToStart; ++i) fields >> skipped;
+    fields >> p.began;
     all.push_back(p);
   }
   return all;
 }
 
-// Of this process, all the way down. What loses its parent becomes our own child (PR_SET_CHILD_SUBREAPER), so that
-// nothing a launcher has started gets lost.
-std::vector<Process> descendants() {
-  const std::vector<Process> all = all_processes();
-  std::vector<Process> found;
-  std::vector<pid_t> parents = {getpid()};
-  while (!parents.empty()) {
-    const pid_t parent = parents.back();
-    parents.pop_back();
-    for (const Process& p : all)
-      if (p.parent == parent) found.push_back(p), parents.push_back(p.pid);
+// What was started since this object was made: of this process, all the way down. What loses its parent becomes our own
+// child (PR_SET_CHILD_SUBREAPER), so that nothing a launcher has started gets lost. But others may be, or become, our
+// children too: those of a shell that made itself into this program (`server & exec triad doctor`), and, where we are a
+// container's first process, all that lose their parent. So who was there before is a stranger, and so is whom a
+// stranger has started; only who lost a stranger between two looks is taken for one of us.
+class Family {
+ public:
+  Family() {
+    for (const Process& p : all_processes()) strangers_[p.pid] = p.began;
+    strangers_.erase(getpid());
   }
-  return found;
-}
+
+  std::vector<Process> members() {
+    const std::vector<Process> all = all_processes();
+    for (const Process& p : all)  // a pid that was given again
+      if (const auto known = strangers_.find(p.pid); known != strangers_.end() && known->second != p.began)
+        strangers_.erase(known);
+    for (bool more = true; std::exchange(more, false);)
+      for (const Process& p : all) {
+        const bool outside = p.parent == 0 || strangers_.count(p.parent) > 0;  // 0: of no process in this container
+        if (outside && p.pid != getpid()) more = strangers_.emplace(p.pid, p.began).second || more;
+      }
+    std::vector<Process> found;
+    std::vector<pid_t> parents = {getpid()};
+    while (!parents.empty()) {
+      const pid_t parent = parents.back();
+      parents.pop_back();
+      for (const Process& p : all)
+        if (p.parent == parent && strangers_.count(p.pid) == 0) found.push_back(p), parents.push_back(p.pid);
+    }
+    return found;
+  }
+
+ private:
+  std::map<pid_t, unsigned long long> strangers_;  // and when each began
+};
 
 // The children's exit codes, as they end.
 class Reaper {
@@ -94,11 +120,11 @@ class Reaper {
   std::map<pid_t, int> codes_;
 };
 
-void end_all(Reaper& reaper) {
+void end_all(Family& family, Reaper& reaper) {
   constexpr double kPatienceS = 10;  // a process within the kernel's own wait cannot be ended
   for (const auto begin = Clock::now(); seconds_since(begin) < kPatienceS; std::this_thread::sleep_for(kLook)) {
     reaper.reap();
-    const std::vector<Process> left = descendants();
+    const std::vector<Process> left = family.members();
     if (left.empty()) return;
     for (const Process& p : left) kill(p.pid, SIGKILL);
   }
@@ -106,7 +132,7 @@ void end_all(Reaper& reaper) {
 
 // A run that hangs is asked for its stacks before it is ended (train/watchdog.h); one that is stopped cannot answer.
 // Who has no watchdog, and so no heartbeats, is not asked: the signal would end it.
-void ask_for_stacks(const std::string& folder) {
+void ask_for_stacks(Family& family, const std::string& folder) {
   const auto files = [&](const char* prefix) {
     int n = 0;
     for (const auto& entry : fs::directory_iterator(folder)) n += entry.path().filename().string().starts_with(prefix);
@@ -116,7 +142,7 @@ void ask_for_stacks(const std::string& folder) {
   const std::string self = own_program();
   std::error_code gone;
   int asked = 0;
-  for (const Process& p : descendants())
+  for (const Process& p : family.members())
     if (fs::read_symlink(fmt::format("/proc/{}/exe", p.pid), gone) == self && kill(p.pid, SIGUSR1) == 0) ++asked;
   constexpr double kPatienceS = 1.5;
   for (const auto begin = Clock::now(); files("stackdump_") < asked && seconds_since(begin) < kPatienceS;)
@@ -180,7 +206,8 @@ pid_t start(const Command& command, Inherit inherit, int output) {
 
 class Signs {
  public:
-  Signs(std::string folder, bool busy_is_alive) : folder_(std::move(folder)), busy_is_alive_(busy_is_alive) {}
+  Signs(Family& family, std::string folder, bool busy_is_alive)
+      : family_(family), folder_(std::move(folder)), busy_is_alive_(busy_is_alive) {}
 
   void look() {
     uintmax_t seen = 0;
@@ -193,7 +220,7 @@ class Signs {
     if (told) read_heartbeats();
     long ticks = 0;
     if (busy_is_alive_)
-      for (const Process& p : descendants()) ticks += p.ticks;
+      for (const Process& p : family_.members()) ticks += p.ticks;
     if (told || ticks > ticks_) last_ = Clock::now();
     ticks_ = std::max(ticks_, ticks);
   }
@@ -223,6 +250,7 @@ class Signs {
     }
   }
 
+  Family& family_;
   std::string folder_, beat_;
   bool busy_is_alive_, says_hung_ = false;
   uintmax_t seen_ = 0;
@@ -239,11 +267,12 @@ Ended run_commands(const std::vector<Command>& commands, Inherit inherit, const 
   const FileHandle output(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666));
   if (output.get() < 0) fail("{} cannot be written: {}", path, std::strerror(errno));
   const auto began = Clock::now();
+  Family family;
   Reaper reaper;
   std::vector<pid_t> children;
   for (const Command& command : commands) children.push_back(start(command, inherit, output.get()));
 
-  Signs signs(folder, patience.busy_is_alive);
+  Signs signs(family, folder, patience.busy_is_alive);
   Ended ended;
   for (bool running = true; running; std::this_thread::sleep_for(kLook)) {
     reaper.reap();
@@ -259,12 +288,12 @@ Ended run_commands(const std::vector<Command>& commands, Inherit inherit, const 
     else if (ended.seconds >= patience.limit_s)
       ended.how = Ended::How::late;
     if (ended.how != Ended::How::exited) {
-      if (ended.how == Ended::How::silent) ask_for_stacks(folder);
+      if (ended.how == Ended::How::silent) ask_for_stacks(family, folder);
       break;
     }
   }
   ended.last_sign = signs.last();
-  end_all(reaper);
+  end_all(family, reaper);
   if (ended.how == Ended::How::exited)
     for (auto child = children.rbegin(); child != children.rend(); ++child)
       if (reaper.code(*child) != 0) ended.exit_code = reaper.code(*child);

@@ -1,5 +1,5 @@
-// Programs that the doctor starts: watched for signs of life, and ended, with all that they started, when there are
-// none or their time is over. A child that hangs or crashes takes nothing along.
+// Programs that the doctor starts: watched for signs of life, and ended, with all that they started and nothing else,
+// when there are none or their time is over. A child that hangs or crashes takes nothing along.
 #pragma once
 #include <string>
 #include <utility>

@@ -57,12 +57,6 @@ Json limits() {
   return out;
 }
 
-int usable_cores() {
-  cpu_set_t cores;
-  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores)
-                                                         : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-}
-
 Json gpu_facts(int index) {
   const Device device = Device::cuda(index);
   const DeviceInfo info = backend::info(device);
@@ -86,6 +80,12 @@ void write_env(const std::string& folder, const Comm& comm, Device device) {
 }
 
 }  // namespace
+
+int usable_cores() {
+  cpu_set_t cores;
+  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores)
+                                                         : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+}
 
 void probe_machine(const std::string& folder) {
   const int gpus = backend::cuda_device_count();

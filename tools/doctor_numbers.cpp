@@ -161,12 +161,13 @@ void examine_attention_parity(Visit& v) {
   };
   gradients([&](const std::string& name) { all += norm_of(numbers_of(pair.exact, name)), ++count; });
   const double mean = all / static_cast<double>(count);
+  TRIAD_CHECK(mean > 0, "{}: {} gradients, of mean norm {}", pair.exact, count, mean);
   gradients([&](const std::string& name) {
     const std::vector<double> exact = numbers_of(pair.exact, name);
     const double norm = norm_of(exact), apart = relative_difference(numbers_of(pair.here, name), exact);
     constexpr double kLeastNorm = 0.05;
     const double weighed = norm > 0 ? apart * norm / std::max(norm, kLeastNorm * mean) : apart / mean;
-    if (!(weighed <= worst)) worst = weighed, worst_name = name.substr(5);
+    if (weighed > worst) worst = weighed, worst_name = name.substr(5);
   });
   v.expect(worst <= most_gradients,
            fmt::format("{} gradients within {:.1e} of f64 (up to {:.0e}; most in {})", count, worst, most_gradients,

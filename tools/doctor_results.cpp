@@ -58,7 +58,7 @@ void write_results(const DoctorOptions& o, const std::vector<Diagnosis>& all, co
   text +=
       "\nPASS: what was expected holds. FAIL: it does not. SLOW: it holds, but took longer than its budget, or still "
       "went on at three times that and was ended. HANG: no sign of life, ended. SKIPPED: not to be had on this "
-      "machine. "
+      "machine, or another phase, whose files it needs, has not left them. "
       "A phase's folder holds its env.json and what its run left behind; output.txt is what it printed.\n";
   constexpr size_t kLines = 25;
   for (const auto& [phase, finding] : all) {

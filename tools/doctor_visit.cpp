@@ -43,9 +43,8 @@ int free_port() {
 // runs that are compared have as many.
 std::vector<std::pair<std::string, std::string>> threads_of(int ranks) {
   const char* chosen = std::getenv("OMP_NUM_THREADS");
-  const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-  return {{"OMP_NUM_THREADS", chosen != nullptr ? chosen : std::to_string(std::max(1L, cores / std::max(2, ranks)))},
-          {"OMP_WAIT_POLICY", "passive"}};
+  const int threads = std::max(1, usable_cores() / std::max(2, ranks));
+  return {{"OMP_NUM_THREADS", chosen != nullptr ? chosen : std::to_string(threads)}, {"OMP_WAIT_POLICY", "passive"}};
 }
 
 // As root, on fewer cores than ranks, in a container, without a remote shell; waiting ranks leave the cores to others.
@@ -122,14 +121,19 @@ const char* word_of(Verdict verdict) {
   return kWords[static_cast<int>(verdict)];
 }
 
-Visit::Visit(const DoctorOptions& options, const Phase& phase)
-    : options_(options), phase_(phase), folder_(options.out + "/" + phase.name) {
+Visit::Visit(const DoctorOptions& options, const Phase& phase, const std::vector<Diagnosis>& before)
+    : options_(options), phase_(phase), before_(before), folder_(options.out + "/" + phase.name) {
   if (const std::string facts = folder_of("environment") + "/machine.json"; fs::exists(facts))
     machine_ = parse_json(read_file(facts), facts);
 }
 
 int Visit::gpus() const {
   return machine_.is_null() || options_.device == "cpu" ? 0 : static_cast<int>(machine_["gpus"].size());
+}
+
+bool Visit::holds(const std::string& phase) const {
+  return std::any_of(before_.begin(), before_.end(),
+                     [&](const Diagnosis& earlier) { return earlier.phase->name == phase && earlier.finding.holds(); });
 }
 
 void Visit::run(const std::vector<Command>& commands, Prints prints, Inherit inherit) {
@@ -153,10 +157,13 @@ void Visit::run(const std::vector<Command>& commands, Prints prints, Inherit inh
            fmt::format("no sign of life for {:.0f} s; the last: {}; ended by the doctor", silent_s, ended.last_sign));
       break;
     case Ended::How::late:
-      stop(Verdict::slow,
-           fmt::format("alive, but not done at {:.0f} times its budget; the last: {}; ended by the doctor",
-                       kLimitBudgets, ended.last_sign));
-      break;
+      throw Stop{.verdict = Verdict::slow,
+                 .evidence = fmt::format("alive, but not done at {:.0f} times its budget; the last: {}; ended by the "
+                                         "doctor",
+                                         kLimitBudgets, ended.last_sign),
+                 .next = fmt::format("give it more time, as by --budget {:g}, or a machine with less other work",
+                                     10 * options_.budget),
+                 .ended = true};
     case Ended::How::exited:
       break;
   }
@@ -244,6 +251,7 @@ Finding Visit::examine() {
     phase_.examine(*this);
   } catch (const Stop& stop) {
     finding.verdict = stop.verdict;
+    finding.ended = stop.ended;
     wrong_.push_back(stop.evidence);
     finding.next = stop.next;
   } catch (const std::exception& e) {  // of the files that a run has left, or has not

@@ -1,7 +1,9 @@
 // Loaded in front of the program (LD_PRELOAD): matrix products that fall asleep, as TRIAD_PLANT says. The program
 // itself has no switch for faults. "rank after_s for_s each_s": on that rank, from after_s after its first product on
 // and for for_s, each product sleeps each_s first. And products that are wrong: TRIAD_BEND is a word, and in programs
-// whose command line has it the first element of each comes out greater by one.
+// whose command line has it the first element of each comes out greater by one; with TRIAD_BEND_NAN=1 it is
+// a NaN instead, where the left factor is transposed: in gradients of weights alone. And a file that gets lost:
+// TRIAD_LOSE is gone when a program ends.
 #include <dlfcn.h>
 
 #include <chrono>
@@ -9,6 +11,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <string>
 #include <thread>
 
@@ -34,12 +37,27 @@ struct Plant {
   }
 };
 
-bool is_bent() {
-  const char* word = std::getenv("TRIAD_BEND");
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  const std::string words{std::istreambuf_iterator<char>(file), {}};
-  return word != nullptr && words.find(word) != std::string::npos;
-}
+struct Bend {
+  bool bent = false, to_nan = false;
+
+  Bend() {
+    const char* word = std::getenv("TRIAD_BEND");
+    std::ifstream file("/proc/self/cmdline", std::ios::binary);
+    const std::string words{std::istreambuf_iterator<char>(file), {}};
+    bent = word != nullptr && words.find(word) != std::string::npos;
+    to_nan = std::getenv("TRIAD_BEND_NAN") != nullptr;
+  }
+  void apply(float& first, bool transposed) const {
+    if (bent && !to_nan) first += 1;
+    if (bent && to_nan && transposed) first = std::numeric_limits<float>::quiet_NaN();
+  }
+};
+
+struct Loss {
+  ~Loss() {
+    if (const char* path = std::getenv("TRIAD_LOSE")) std::remove(path);
+  }
+} loss;
 
 }  // namespace
 
@@ -50,6 +68,7 @@ extern "C" void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, floa
   static const auto product = reinterpret_cast<Product>(dlsym(RTLD_NEXT, "cblas_sgemm"));
   plant.sleep();
   product(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-  static const bool bent = is_bent();
-  if (bent) c[0] += 1;
+  static const Bend bend;
+  constexpr int kTransposed = 112;  // of cblas.h
+  bend.apply(c[0], ta == kTransposed);
 }

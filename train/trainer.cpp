@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
-#include <filesystem>
 #include <future>
 #include <numeric>
 
@@ -17,7 +16,6 @@
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/loader.h"
-#include "train/anomaly.h"
 #include "train/checkpointer.h"
 #include "train/data_source.h"
 #include "train/grad_report.h"
@@ -29,6 +27,7 @@
 #include "train/schedule.h"
 #include "train/state.h"
 #include "train/stats_report.h"
+#include "train/step_checks.h"
 #include "train/telemetry.h"
 #include "train/train_step.h"
 #include "train/watchdog.h"
@@ -115,7 +114,8 @@ class Trainer {
       write_file_atomically(folder_.file("env.json"),
                             dump_json(environment_report(device_, *comm_, request_.build), 2) + "\n");
     }
-    if (step_.reducer() != nullptr) begin_bucket_table();
+    if (step_.reducer() != nullptr)
+      checks_.begin_bucket_table(resume_from_.empty() ? std::nullopt : std::optional(state_.step));
     Telemetry telemetry(config_, folder_, device_, *comm_, runtime_->arena(), resume_from_.empty() ? -1 : state_.step);
     grad_report_.emplace(config_, folder_, step_.model().params(), comm_->first(),
                          resume_from_.empty() ? -1 : state_.step);
@@ -163,21 +163,6 @@ class Trainer {
     if (state_.step == first_step && config_.train.eval_every > 0) evaluate(telemetry);  // nothing was left to train
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     finish(telemetry, seconds, first_step);
-  }
-
-  // ddp_buckets.txt: how gradients are cut into buckets; with diagnosis "buckets" each rank's own, and a row for each
-  // bucket of each step.
-  void begin_bucket_table() {
-    const bool traced = config_.log.diagnoses("buckets"), goes_on = !resume_from_.empty();
-    const std::string path =
-        folder_.file(comm_->first() ? "ddp_buckets.txt" : fmt::format("ddp_buckets_rank{}.txt", comm_->rank()));
-    const bool is_there = goes_on && std::filesystem::exists(path);
-    if (!traced && !comm_->first() && !is_there) return;
-    const std::string table = step_.reducer()->table(), header = std::string("\n") + BucketTrace::kHeader;
-    const std::string rows =
-        is_there ? BucketTrace::rows_until(state_.step, table + header, read_file(path)) : std::string();
-    write_file_atomically(path, table + (traced || !rows.empty() ? header + rows : ""));
-    if (traced) buckets_.emplace(path);
   }
 
   static DataSource open(const Config& config, const std::string& resume_from, const Tokenizer& tokenizer) {
@@ -280,55 +265,17 @@ class Trainer {
                       .routes = &runtime_->ctx().routes,
                       .more = more});
       fetch_ms_.pop_front();
-      if (result.buckets) check_buckets(telemetry, step, *result.buckets);
-      look_for_anomalies(telemetry, step, result, step_ms);
+      if (result.buckets) checks_.buckets(telemetry, step, *result.buckets);
+      checks_.anomalies(telemetry,
+                        {.step = step,
+                         .updates = updates_,
+                         .tokens = static_cast<double>(positions()),
+                         .seconds = step_ms / 1e3,
+                         .gates = stats_report_->gates()},
+                        result, watchdog_->sample());
       updates_ += result.finite && learning_rate(config_.train, step - 1) > 0;
       constexpr int64_t kWarmUpSteps = 5;
       if (++settled_ > kWarmUpSteps) comm_ms_ += result.comm_ms, gather_ms_ += result.gather_ms, ++comm_steps_;
-    }
-  }
-
-  // Their rows go to this rank's bucket table. Sums that are not the same on all ranks end the run: weights would part.
-  void check_buckets(Telemetry& telemetry, int64_t step, const BucketTrace::Step& buckets) {
-    buckets_->append(BucketTrace::rows(step, buckets));
-    if (buckets.odd.empty()) return;
-    std::string text;
-    for (const auto& [bucket, ranks] : buckets.odd) {
-      const std::vector<int64_t>& params = step_.reducer()->buckets()[static_cast<size_t>(bucket)].params;
-      const auto name = [&](int64_t i) { return step_.model().params().specs()[static_cast<size_t>(i)].name; };
-      text += fmt::format("{}bucket {} ({} to {}): {}", text.empty() ? "" : "; ", bucket,
-                          params.empty() ? "padding" : name(params.front()),
-                          params.empty() ? "padding" : name(params.back()), ranks);
-    }
-    telemetry.heartbeat(step, "divergence", {{"text", text}});
-    comm_->expect_end();  // of all ranks, here
-    fail("step {}: the ranks' sums of gradients differ: {}", step, text);
-  }
-
-  void look_for_anomalies(Telemetry& telemetry, int64_t step, const TrainStep::Result& result, double step_ms) {
-    const Watchdog::Sample sample = watchdog_->sample();
-    if (result.grads) {  // of steps that are measured; until the next one its zeros are the newest known
-      zero_grads_.clear();
-      for (size_t i = 0; i < result.grads->norm.size(); ++i)
-        if (result.grads->is_zero(i)) zero_grads_.push_back(step_.model().params().specs()[i].name);
-    }
-    for (const Anomaly& anomaly : anomalies_.step({.step = step,
-                                  .updates = updates_,
-                                  .loss = result.loss,
-                                  .grad_norm = result.grad_norm,
-                                  .tokens = static_cast<double>(positions()),
-                                  .seconds = step_ms / 1e3,
-                                  .host_mib = sample.host_mib,
-                                  .device_mib = sample.gpu.used_mib,
-                                  .gates = stats_report_->gates(),
-                                  .zero_grads = zero_grads_})) {
-      if (!anomaly.of_one_rank && !comm_->first()) continue;  // the first rank sees it too, and tells
-      const std::string whose = anomaly.of_one_rank ? fmt::format("rank {}: ", comm_->rank()) : "";
-      telemetry.heartbeat(step, "anomaly", {{"type", anomaly.type}, {"text", anomaly.text}});
-      telemetry.alert(fmt::format("anomaly {}: {}{}", anomaly.type, whose, anomaly.text));
-      if (config_.log.on_anomaly != OnAnomaly::stop || anomaly_stop_) continue;
-      write_anomaly_type(folder_.path(), anomaly.type, anomaly.text);
-      anomaly_stop_ = true;
     }
   }
 
@@ -386,7 +333,7 @@ class Trainer {
     let_first([&] { take_checkpoint(telemetry, /*wait=*/true); }, "a checkpoint being written");
   }
 
-  bool anomaly_stops() const { return anomaly_stop_ || watchdog_->wants_stop(); }
+  bool anomaly_stops() const { return checks_.wants_stop() || watchdog_->wants_stop(); }
   bool stop_wanted() const {
     return stop_signal != 0 || anomaly_stops() || (comm_->first() && folder_.halt_requested());
   }
@@ -476,12 +423,9 @@ class Trainer {
   RunFolder folder_;                          // after all that may refuse the run: from here on files change
   MemoryReport memory_;
   RunState state_;
-  std::optional<AppendFile> buckets_;  // rows of this rank's ddp_buckets.txt
   Progress progress_{device_};
-  AnomalyRules anomalies_{config_};
-  const Watchdog* watchdog_ = nullptr;   // of run_steps()
-  std::vector<std::string> zero_grads_;  // parameters
-  bool anomaly_stop_ = false;
+  StepChecks checks_{config_, folder_, *comm_, step_};
+  const Watchdog* watchdog_ = nullptr;                // of run_steps()
   int64_t updates_ = 0;                               // that moved weights, made before the step that is settled next
   std::chrono::steady_clock::time_point settled_at_;  // the last step; what happened between steps does not count
   std::deque<std::vector<double>> fetch_ms_;          // of the steps queued

@@ -40,16 +40,28 @@ struct GateWeightsShared {
   float4 unit[Tiles::kHidden];                    // fc1_b, and what fc2 makes of the unit
   float fc2_b[4];
 
+  // All of it is asked for before any of it is put down: it comes from memory, a microsecond a time (one after the
+  // other 4 us, of an H200's 26).
+  template <int kThreads>
   __device__ void load(const GateMlp<__nv_bfloat16>& mlp) {
-    for (int i = threadIdx.x; i < Tiles::kUnits * Tiles::kParts * 32; i += blockDim.x) {
-      const int lane = i % 32, part = i / 32 % Tiles::kParts, j = i / 32 / Tiles::kParts;
-      fc1_w[j][part][lane] =
-          *reinterpret_cast<const uint4*>(mlp.fc1_w + (8 * j + lane / 4) * mlp.fc1_stride + 32 * part + lane % 4 * 8);
+    constexpr int kVectors = Tiles::kUnits * Tiles::kParts * 32, kOwn = kVectors / kThreads;
+    static_assert(kVectors % kThreads == 0 && Tiles::kHidden <= kThreads);
+    uint4 own[kOwn];
+#pragma unroll
+    for (int n = 0; n < kOwn; ++n) {
+      const int i = threadIdx.x + n * kThreads;
+      const int of_lane = i % 32, part = i / 32 % Tiles::kParts, j = i / 32 / Tiles::kParts;
+      own[n] = *reinterpret_cast<const uint4*>(mlp.fc1_w + (8 * j + of_lane / 4) * mlp.fc1_stride + 32 * part +
+                                               of_lane % 4 * 8);
     }
-    for (int i = threadIdx.x; i < Tiles::kHidden; i += blockDim.x)
-      unit[i] = make_float4(to_float(mlp.fc1_b[i]), to_float(mlp.fc2_w[i]), to_float(mlp.fc2_w[mlp.fc2_stride + i]),
-                            to_float(mlp.fc2_w[2 * mlp.fc2_stride + i]));
-    if (threadIdx.x < 3) fc2_b[threadIdx.x] = to_float(mlp.fc2_b[threadIdx.x]);
+    const int m = threadIdx.x % Tiles::kHidden, branch = threadIdx.x % 3;
+    const __nv_bfloat16 small[5] = {mlp.fc1_b[m], mlp.fc2_w[m], mlp.fc2_w[mlp.fc2_stride + m],
+                                    mlp.fc2_w[2 * mlp.fc2_stride + m], mlp.fc2_b[branch]};
+#pragma unroll
+    for (int n = 0; n < kOwn; ++n) (&fc1_w[0][0][0])[threadIdx.x + n * kThreads] = own[n];
+    if (threadIdx.x < Tiles::kHidden)
+      unit[m] = make_float4(to_float(small[0]), to_float(small[1]), to_float(small[2]), to_float(small[3]));
+    if (threadIdx.x < 3) fc2_b[branch] = to_float(small[4]);
   }
 };
 
@@ -186,7 +198,7 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kForwardWarps, GateTil
   const uint32_t step = gridDim.x * Tiles::kForwardWarps * Tiles::kRows;
   const float share = 1.0f / static_cast<float>(rows.heads);
   HeadSums<kWidth> heads(rows, first, step);
-  w.load(weights);
+  w.template load<32 * Tiles::kForwardWarps>(weights);
   __syncthreads();
   for (uint32_t row = first; row < rows.count; row += step) {
     float sum[kWidth / 4], before[Tiles::kUnits][2];
@@ -278,15 +290,18 @@ struct GateBackwardShared {
   Operands operands[Tiles::kSharers == 1 ? 1 : 2][Tiles::kSharers];  // two: one is written while the other is read
 
   __device__ void load(const GateMlp<__nv_bfloat16>& mlp) {
-    w.load(mlp);
-    const auto bits = reinterpret_cast<const uint16_t*>(mlp.fc1_w);
+    w.template load<32 * Tiles::kBackwardWarps>(mlp);
+    __syncthreads();
+    const auto bits = reinterpret_cast<const uint16_t*>(w.fc1_w);
     uint32_t* const words = &fc1_turned[0][0][0].x;
     for (int i = threadIdx.x; i < kColumnTiles * kUnitSteps * 128; i += blockDim.x) {
       const int s = i % 2, half = i / 2 % 2, lane = i / 4 % 32, k = i / 128 % kUnitSteps, t = i / 128 / kUnitSteps;
-      const uint16_t* from =
-          bits + (16 * k + 8 * half + lane % 4 * 2) * mlp.fc1_stride + 32 * (t / 2) + 4 * (lane / 4) + 2 * (t % 2) + s;
-      words[i] = from[0] | uint32_t{from[mlp.fc1_stride]} << 16;
+      const int unit = 16 * k + 8 * half + lane % 4 * 2, column = 32 * (t / 2) + 4 * (lane / 4) + 2 * (t % 2) + s;
+      // Where fc1_w has this unit's column; the next unit lies 4 lanes further.
+      const int at = ((unit / 8 * Tiles::kParts + column / 32) * 32 + unit % 8 * 4 + column % 32 / 8) * 8 + column % 8;
+      words[i] = bits[at] | uint32_t{bits[at + 4 * 8]} << 16;
     }
+    __syncthreads();
   }
 };
 
@@ -345,7 +360,6 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
   HeadSums<kWidth> heads(rows, first_of_cta + offset, step);
   GateGradient upstream(dgate, gate, rows, first_of_cta + offset);
   s.load(weights);
-  __syncthreads();
 
   int turn = 0;
   for (uint32_t cta_row = first_of_cta; cta_row < rows.count; cta_row += step) {  // the same trips for a CTA's warps

@@ -140,7 +140,10 @@ TEST_CASE("bench: a memory-bound op is set against a copy of as many bytes", "[b
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
   for (const Json& row : parse_json(outcome.output, "the output of bench")["results"])
-    if (row.contains("limited_by") && row["limited_by"] == "memory") CHECK(row["share_of_copy"].get<double>() > 0);
+    if (row.contains("limited_by") && row["limited_by"] == "memory") {
+      CHECK(row["share_of_copy"].get<double>() > 0);
+      CHECK(row["share_of_stream"].get<double>() > 0);
+    }
 }
 
 TEST_CASE("bench: FLOPs of the M7C model", "[bench]") {

@@ -48,8 +48,9 @@ __global__ void __launch_bounds__(32 * kWarps)
 constexpr int kPiece = 32, kStretch = 256, kSlack = 32, kSumWarps = (kStretch + kSlack) / kPiece;
 constexpr int kListBits = 7;  // 128 CTAs, or as many as there are thousands of tokens
 constexpr int kListWarps = 32, kListBatch = 16;
-constexpr int kKept = 64;  // own pairs of a warp that it keeps from its first look at the tokens; of more it takes a second
-constexpr int64_t kMostTokensOfCta = 20 * kListWarps;  // counters of all warps, 80 KiB, beside what is kept: every card has 99
+constexpr int kKept = 64;  // pairs of a warp that it keeps from its look at the tokens; for more it looks again
+// Counters of all warps: 80 KiB, beside 16 of what is kept; every card has 99.
+constexpr int64_t kMostTokensOfCta = 20 * kListWarps;
 
 // The (token, row) pairs by token, then row, and what concerns the stretches.
 struct List {
@@ -81,7 +82,8 @@ __global__ void __launch_bounds__(32 * kListWarps)
   __syncwarp();
 
   // body(row, token) for this warp's rows, 32 at a time; -1 past the end. What it takes is the way to memory: the
-  // tokens of sixteen rows are asked for together.
+  // tokens of sixteen rows are asked for together, and the first thousand are on their way to L2 before.
+  if (begin + 32 * lane < end) asm volatile("prefetch.global.L2 [%0];" ::"l"(tokens + begin + 32 * lane));
   const auto for_each = [&](auto&& body) {
 #pragma unroll 1
     for (int32_t base = begin; base < end; base += 32 * kListBatch) {

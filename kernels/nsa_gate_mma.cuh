@@ -98,6 +98,7 @@ struct DenseRows {
 template <int kWidth>
 class HeadSums {
   static constexpr int kParts = GateTiles<kWidth>::kParts, kHeads = GateTiles<kWidth>::kHeads;
+  static constexpr uint32_t kNear = 2;  // tiles after the one that is loaded, on their way to L2
 
  public:
   // Of the tiles of 8 rows that begin at first, first + step, ...
@@ -105,6 +106,7 @@ class HeadSums {
       : rows_(rows), row_(first + threadIdx.x % 32 / 4), step_(step) {
     find_row();
     request();
+    for (int tile = 1; tile <= kNear; ++tile) bring_near(row_ + tile * step_);
   }
 
   // Of the next tile: sum[8 part + j] = column 32 part + 8 c + j of the lane's row, over all heads; zeros past the last
@@ -126,16 +128,25 @@ class HeadSums {
       if (head_ >= rows_.heads) {
         head_ = 0, row_ += step_;
         find_row();
+        bring_near(row_ + kNear * step_);
       }
       request();
     } while (head_ != 0);
   }
 
  private:
-  __device__ void find_row() {
-    const uint32_t token = row_ / rows_.groups, group = row_ % rows_.groups;
-    from_ = row_ < rows_.count ? rows_.q + token * rows_.stride + group * rows_.heads * kWidth + threadIdx.x % 4 * 8
-                               : nullptr;
+  __device__ const __nv_bfloat16* begin_of(uint32_t row) const {
+    return rows_.q + row / rows_.groups * rows_.stride + row % rows_.groups * rows_.heads * kWidth;
+  }
+  __device__ void find_row() { from_ = row_ < rows_.count ? begin_of(row_) + threadIdx.x % 4 * 8 : nullptr; }
+  // From memory to L2: what is under way need not have registers.
+  __device__ void bring_near(uint32_t row) const {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x % 4 == 0 && row < rows_.count)
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin_of(row)),
+                   "r"(rows_.heads * kWidth * static_cast<int>(sizeof(__nv_bfloat16)))
+                   : "memory");
+#endif
   }
   __device__ void request() {
 #pragma unroll
@@ -309,7 +320,8 @@ struct GateBackwardShared {
 template <int kWidth>
 struct GateSums {
   using Tiles = GateTiles<kWidth>;
-  float fc1_w[Tiles::kBackwardWarps / Tiles::kSharers][Tiles::kHidden * kWidth];
+  static constexpr int kRow = kWidth + 2;  // so that the lanes of half a warp meet different banks
+  float fc1_w[Tiles::kBackwardWarps / Tiles::kSharers][Tiles::kHidden][kRow];
   float small[Tiles::kBackwardWarps][4 * Tiles::kHidden + 4];  // fc1_b, fc2_w, fc2_b
 };
 template <int kWidth>
@@ -429,14 +441,14 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
   let_next_come();
   __syncthreads();  // the weights are no longer read
   auto& all = *reinterpret_cast<GateSums<kWidth>*>(&s);
-  float* const fc1_w = all.fc1_w[warp / kSharers];
 #pragma unroll
   for (int j = 0; j < kOwnUnits; ++j)
 #pragma unroll
-    for (int k = 0; k < kWords; ++k)
-      *reinterpret_cast<float2*>(fc1_w + (8 * (warp % kSharers * kOwnUnits + j) + a) * kWidth + 32 * (k / 4) + 8 * c +
-                                 2 * (k % 4)) =
+    for (int k = 0; k < kWords; ++k) {
+      const int unit = 8 * (warp % kSharers * kOwnUnits + j) + a, column = 32 * (k / 4) + 8 * c + 2 * (k % 4);
+      *reinterpret_cast<float2*>(&all.fc1_w[warp / kSharers][unit][column]) =
           make_float2(fc1_sum[j / 2][k][2 * (j % 2)], fc1_sum[j / 2][k][2 * (j % 2) + 1]);
+    }
   const auto quad_sum = [](float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
@@ -457,8 +469,10 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
   const GateSlice place(weights);  // fc1_b, fc2_w and fc2_b lie side by side
   float* const slice = slices + blockIdx.x * static_cast<int64_t>(place.size);
   for (int i = threadIdx.x; i < Tiles::kHidden * kWidth; i += blockDim.x) {
-    float total = all.fc1_w[0][i];
-    for (int other = 1; other < Tiles::kBackwardWarps / kSharers; ++other) total += all.fc1_w[other][i];
+    float total = all.fc1_w[0][i / kWidth][i % kWidth];
+#pragma unroll
+    for (int other = 1; other < Tiles::kBackwardWarps / kSharers; ++other)
+      total += all.fc1_w[other][i / kWidth][i % kWidth];
     slice[i] = total;
   }
   for (int i = threadIdx.x; i < 4 * Tiles::kHidden + 3; i += blockDim.x) {

@@ -1,5 +1,5 @@
-// A CTA a piece of each, 16 KiB of the longer of the two, and no loop: of the forms tried the fastest, for reads alone as
-// for any mixture, and as fast as the device's own copy where there is as much of both (an H200, 50 and 200 MB).
+// A CTA a piece of each, 16 KiB of the longer of the two, and no loop: of the forms tried the fastest, for reads alone
+// as for any mixture, and as fast as the device's own copy where there is as much of both (an H200, 50 and 200 MB).
 #include <algorithm>
 
 #include "kernels/launch.cuh"

@@ -6,8 +6,8 @@
 
 namespace triad {
 
-// written overwritten, every byte  <-  read, every byte: each vector of 16 bytes is the XOR of some that were read (zeros
-// where nothing is). Contiguous, and a multiple of 16 bytes; either may be empty.
+// written overwritten, every byte  <-  read, every byte: each vector of 16 bytes is the XOR of some that were read
+// (zeros where nothing is). Contiguous, and a multiple of 16 bytes; either may be empty.
 void stream(Context&, Tensor written, ConstTensor read);
 
 namespace cuda {

@@ -75,8 +75,8 @@ double MemoryTimes::stream_us(double read, double written) {
   const auto whole = [](double bytes) { return static_cast<int64_t>(bytes) / kVector * kVector; };
   const auto [known, is_new] = streams_.try_emplace({whole(read), whole(written)});
   if (is_new)
-    known->second = time_us(whole(read), whole(written),
-                            [](Context& ctx, Tensor to, Tensor from) { stream(ctx, to, from); });
+    known->second =
+        time_us(whole(read), whole(written), [](Context& ctx, Tensor to, Tensor from) { stream(ctx, to, from); });
   return known->second;
 }
 

@@ -7,7 +7,7 @@
 
 #include "io/json_config.h"
 #include "kernels/nsa_attend_window.h"
-#include "kernels/stream.h"
+#include "kernels/traffic.h"
 #include "model/flops.h"
 #include "tests/program.h"
 #include "tests/test.h"
@@ -143,12 +143,12 @@ TEST_CASE("bench: a memory-bound op is set against a copy of as many bytes", "[b
   for (const Json& row : parse_json(outcome.output, "the output of bench")["results"])
     if (row.contains("limited_by") && row["limited_by"] == "memory") {
       CHECK(row["share_of_copy"].get<double>() > 0);
-      CHECK(row["share_of_stream"].get<double>() > 0);
+      CHECK(row["share_of_traffic"].get<double>() > 0);
     }
 }
 
 // What it reads comes out where as much is written; what it writes it writes to the end, whatever it reads.
-void check_stream(Device device) {
+void check_traffic(Device device) {
   constexpr int64_t kVector = 16;
   for (const int64_t reads : {0, 1, 1023, 1025, 70001})
     for (const int64_t writes : {0, 1, 1024, 5003, 70001}) {
@@ -165,7 +165,7 @@ void check_stream(Device device) {
         if (reads > 0) in[static_cast<size_t>(std::max(marked, int64_t{0}) * kVector + 5)] = std::byte{7};
         if (reads > 0) triad::write(ctx, from, in.data());
         if (writes > 0) triad::write(ctx, to, out.data());
-        stream(ctx, to, from);
+        traffic(ctx, to, from);
         ctx.stream.synchronize();
         if (writes > 0) triad::read(ctx, out.data(), to);
         bool marks = false, others = false;
@@ -179,10 +179,10 @@ void check_stream(Device device) {
       }
     }
 }
-TEST_CASE("bench: a stream reads and writes all it is given", "[bench]") { check_stream(Device::cpu()); }
-TEST_CASE("bench: a stream reads and writes all it is given, CUDA", "[bench]") {
+TEST_CASE("bench: traffic reads and writes all it is given", "[bench]") { check_traffic(Device::cpu()); }
+TEST_CASE("bench: traffic reads and writes all it is given, CUDA", "[bench]") {
   if (!test::require_gpu()) return;
-  check_stream(Device::cuda());
+  check_traffic(Device::cuda());
 }
 
 TEST_CASE("bench: FLOPs of the M7C model", "[bench]") {

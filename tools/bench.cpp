@@ -1,7 +1,7 @@
 // triad bench: times the bench cases of every op, forward and backward, and sets each against what this machine
 // reaches: the bandwidth of a device copy and the rate of a large matrix product, both measured at the start, and,
 // where memory is the limit, a copy of as many bytes as the op has to move, and a kernel that does nothing but read and
-// write what the op reads and writes (share_of_copy and share_of_stream in a row). `attention` and `step`
+// write what the op reads and writes (share_of_copy and share_of_traffic in a row). `attention` and `step`
 // (bench_attention.cpp, bench_step.cpp) do the same for whole attention and whole training steps, `prefill` and
 // `decode` (bench_decode.cpp) for prompts and the steps behind them.
 #include <fmt/format.h>
@@ -106,7 +106,7 @@ struct OpsBench {
     if (memory_bound) {
       row["share_of_copy"] = memory_times.copy_us(bytes) / t.us;
       if (written == OpCase::kHalf) written = bytes / 2;
-      row["share_of_stream"] = memory_times.stream_us(bytes - written, written) / t.us;
+      row["share_of_traffic"] = memory_times.traffic_us(bytes - written, written) / t.us;
     }
     rows.rows.push_back(std::move(row));
   }
@@ -145,7 +145,7 @@ void print_table(std::span<const Json> rows) {
                r["limited_by"].get<std::string>());
     if (r.contains("share_of_copy"))
       fmt::print(" {:>9.1f}% {:>12.1f}%", 100 * r["share_of_copy"].get<double>(),
-                 100 * r["share_of_stream"].get<double>());
+                 100 * r["share_of_traffic"].get<double>());
     fmt::print("\n");
   }
 }

@@ -2,7 +2,7 @@
 
 #include "kernels/matmul.h"
 #include "kernels/op_case_args.h"
-#include "kernels/stream.h"
+#include "kernels/traffic.h"
 
 namespace triad {
 
@@ -70,13 +70,13 @@ double MemoryTimes::copy_us(double bytes) {
   return known->second;
 }
 
-double MemoryTimes::stream_us(double read, double written) {
+double MemoryTimes::traffic_us(double read, double written) {
   constexpr int64_t kVector = 16;
   const auto whole = [](double bytes) { return static_cast<int64_t>(bytes) / kVector * kVector; };
-  const auto [known, is_new] = streams_.try_emplace({whole(read), whole(written)});
+  const auto [known, is_new] = traffic_.try_emplace({whole(read), whole(written)});
   if (is_new)
     known->second =
-        time_us(whole(read), whole(written), [](Context& ctx, Tensor to, Tensor from) { stream(ctx, to, from); });
+        time_us(whole(read), whole(written), [](Context& ctx, Tensor to, Tensor from) { traffic(ctx, to, from); });
   return known->second;
 }
 

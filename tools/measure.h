@@ -99,7 +99,7 @@ class MemoryTimes {
   // Of a kernel that does nothing but read and write as many bytes as an op does, which need not be halves. Up to some
   // 100 MB it makes a difference: half of what a copy moves it leaves in L2, to be written back when nobody measures,
   // and an op that only reads has no such half. One H200, 50 MB in all, us: copied 18.5, read 21.7.
-  double stream_us(double read, double written);
+  double traffic_us(double read, double written);
 
  private:
   // Of work(ctx, to, from), with memory for as many bytes of each.
@@ -109,7 +109,7 @@ class MemoryTimes {
   Device device_;
   Stopwatch& stopwatch_;
   std::map<int64_t, double> copies_;
-  std::map<std::pair<int64_t, int64_t>, double> streams_;
+  std::map<std::pair<int64_t, int64_t>, double> traffic_;
 };
 
 }  // namespace triad

@@ -8,9 +8,9 @@ namespace triad {
 
 // written overwritten, every byte  <-  read, every byte: each vector of 16 bytes is the XOR of some that were read
 // (zeros where nothing is). Contiguous, and a multiple of 16 bytes; either may be empty.
-void stream(Context&, Tensor written, ConstTensor read);
+void traffic(Context&, Tensor written, ConstTensor read);
 
 namespace cuda {
-void stream(Context&, Tensor written, ConstTensor read);
+void traffic(Context&, Tensor written, ConstTensor read);
 }
 }  // namespace triad

@@ -1,5 +1,6 @@
-#include "kernels/stream.h"
+#include "kernels/traffic.h"
 
+#include <array>
 #include <cstring>
 
 #include "engine/check.h"
@@ -7,14 +8,14 @@
 
 namespace triad {
 
-void stream(Context& ctx, Tensor written, ConstTensor read) {
-  const OpScope op_scope(ctx, "stream");
+void traffic(Context& ctx, Tensor written, ConstTensor read) {
+  const OpScope op_scope(ctx, "traffic");
   constexpr int64_t kVector = 16;
   for (const ConstTensor& t : {ConstTensor(written), read})
     TRIAD_CHECK(t.empty() || (t.contiguous() && t.bytes() % kVector == 0),
-                "a stream of {}: contiguous, and a multiple of 16 bytes, is needed", t.str());
+                "traffic of {}: contiguous, and a multiple of 16 bytes, is needed", t.str());
   if constexpr (kBuiltWithCuda)
-    if (ctx.device.is_cuda()) return cuda::stream(ctx, written, read);
+    if (ctx.device.is_cuda()) return cuda::traffic(ctx, written, read);
   if (ctx.planning) return;
   std::array<uint64_t, 2> x{};
   for (int64_t at = 0; !read.empty() && at < read.bytes(); at += kVector) {

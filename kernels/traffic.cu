@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/launch.cuh"
-#include "kernels/stream.h"
+#include "kernels/traffic.h"
 
 namespace triad::cuda {
 namespace {
@@ -12,7 +12,7 @@ constexpr int kThreads = 256, kBatch = 4;
 
 // What is read has to matter, or it would not be: where nothing is written, to a sum that never comes up.
 __global__ void __launch_bounds__(kThreads)
-    stream_kernel(uint4* __restrict__ written, int64_t writes, const uint4* __restrict__ read, int64_t reads) {
+    traffic_kernel(uint4* __restrict__ written, int64_t writes, const uint4* __restrict__ read, int64_t reads) {
   const int64_t parts = gridDim.x, part = blockIdx.x;
   const int64_t read_begin = reads * part / parts, read_end = reads * (part + 1) / parts;
   const int64_t write_begin = writes * part / parts, write_end = writes * (part + 1) / parts;
@@ -32,9 +32,9 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void stream(Context& ctx, Tensor written, ConstTensor read) {
+void traffic(Context& ctx, Tensor written, ConstTensor read) {
   const int64_t writes = written.empty() ? 0 : written.bytes() / 16, reads = read.empty() ? 0 : read.bytes() / 16;
-  launch(ctx, "stream", stream_kernel, dim3(ceil_div(std::max(writes, reads), kBatch * kThreads)), dim3(kThreads), 0,
+  launch(ctx, "traffic", traffic_kernel, dim3(ceil_div(std::max(writes, reads), kBatch * kThreads)), dim3(kThreads), 0,
          reinterpret_cast<uint4*>(written.data), writes, reinterpret_cast<const uint4*>(read.data), reads);
 }
 

@@ -68,6 +68,16 @@ struct Vector {
   Raw raw;
 
   __device__ void load(const T* p) { raw = *reinterpret_cast<const Raw*>(p); }
+  // The least numbers there are: no maximum, and nothing to a sum.
+  __device__ void set_lowest() {
+    const uint32_t word = std::is_same_v<T, float> ? 0xff7fffffu : 0xff7fff7fu;
+    if constexpr (V > 1)
+      raw = make_uint4(word, word, word, word);
+    else if constexpr (std::is_same_v<T, float>)
+      raw = -FLT_MAX;
+    else
+      raw = __ushort_as_bfloat16(word & 0xffff);
+  }
   __device__ void unpack(float (&x)[V]) const { load_vector<V>(x, reinterpret_cast<const T*>(&raw)); }
   __device__ float max() const {
     if constexpr (V > 1 && std::is_same_v<T, __nv_bfloat16>) {  // two in one instruction
@@ -117,9 +127,12 @@ __global__ void __launch_bounds__(kForwardThreads, kForwardCtasPerSm)
   const T* x = logits + row * stride;
   ExpSum part;
   for (int64_t c = int64_t{threadIdx.x} * V; c < whole_vectors; c += kForwardBatch * kStep) {
-    Vector<T, V> v[kForwardBatch];  // past the end the last one again, which does no harm to a maximum
+    Vector<T, V> v[kForwardBatch];
 #pragma unroll
-    for (int k = 0; k < kForwardBatch; ++k) v[k].load(x + min(c + k * kStep, whole_vectors - V));
+    for (int k = 0; k < kForwardBatch; ++k) {
+      v[k].set_lowest();
+      if (c + k * kStep < whole_vectors) v[k].load(x + c + k * kStep);
+    }
     float top = part.max;
 #pragma unroll
     for (int k = 0; k < kForwardBatch; ++k) top = fmaxf(top, v[k].max());
@@ -128,7 +141,7 @@ __global__ void __launch_bounds__(kForwardThreads, kForwardCtasPerSm)
     for (int k = 0; k < kForwardBatch; ++k) {
       float values[V];
       v[k].unpack(values);
-      if (c + k * kStep < whole_vectors) part.add_below(values);
+      part.add_below(values);
     }
   }
   if (const int64_t j = whole_vectors + threadIdx.x; j < vocab) part.add(to_float(x[j]));  // fewer than V are left

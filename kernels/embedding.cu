@@ -82,8 +82,7 @@ __global__ void __launch_bounds__(32 * kListWarps)
   __syncwarp();
 
   // body(row, token) for this warp's rows, 32 at a time; -1 past the end. What it takes is the way to memory: the
-  // tokens of sixteen rows are asked for together, and the first thousand are on their way to L2 before.
-  if (begin + 32 * lane < end) asm volatile("prefetch.global.L2 [%0];" ::"l"(tokens + begin + 32 * lane));
+  // tokens of sixteen rows are asked for together.
   const auto for_each = [&](auto&& body) {
 #pragma unroll 1
     for (int32_t base = begin; base < end; base += 32 * kListBatch) {

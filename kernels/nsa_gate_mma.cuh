@@ -98,7 +98,6 @@ struct DenseRows {
 template <int kWidth>
 class HeadSums {
   static constexpr int kParts = GateTiles<kWidth>::kParts, kHeads = GateTiles<kWidth>::kHeads;
-  static constexpr uint32_t kNear = 2;  // tiles after the one that is loaded, on their way to L2
 
  public:
   // Of the tiles of 8 rows that begin at first, first + step, ...
@@ -106,7 +105,6 @@ class HeadSums {
       : rows_(rows), row_(first + threadIdx.x % 32 / 4), step_(step) {
     find_row();
     request();
-    for (int tile = 1; tile <= kNear; ++tile) bring_near(row_ + tile * step_);
   }
 
   // Of the next tile: sum[8 part + j] = column 32 part + 8 c + j of the lane's row, over all heads; zeros past the last
@@ -128,25 +126,16 @@ class HeadSums {
       if (head_ >= rows_.heads) {
         head_ = 0, row_ += step_;
         find_row();
-        bring_near(row_ + kNear * step_);
       }
       request();
     } while (head_ != 0);
   }
 
  private:
-  __device__ const __nv_bfloat16* begin_of(uint32_t row) const {
-    return rows_.q + row / rows_.groups * rows_.stride + row % rows_.groups * rows_.heads * kWidth;
-  }
-  __device__ void find_row() { from_ = row_ < rows_.count ? begin_of(row_) + threadIdx.x % 4 * 8 : nullptr; }
-  // From memory to L2: what is under way need not have registers.
-  __device__ void bring_near(uint32_t row) const {
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x % 4 == 0 && row < rows_.count)
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin_of(row)),
-                   "r"(rows_.heads * kWidth * static_cast<int>(sizeof(__nv_bfloat16)))
-                   : "memory");
-#endif
+  __device__ void find_row() {
+    const uint32_t token = row_ / rows_.groups, group = row_ % rows_.groups;
+    from_ = row_ < rows_.count ? rows_.q + token * rows_.stride + group * rows_.heads * kWidth + threadIdx.x % 4 * 8
+                               : nullptr;
   }
   __device__ void request() {
 #pragma unroll

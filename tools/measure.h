@@ -98,7 +98,7 @@ class MemoryTimes {
   double copy_us(double bytes);
   // Of a kernel that does nothing but read and write as many bytes as an op does, which need not be halves. Up to some
   // 100 MB it makes a difference: half of what a copy moves it leaves in L2, to be written back when nobody measures,
-  // and an op that only reads has no such half. One H200, 50 MB in all, us: copied 18.5, read 21.7.
+  // and an op that only reads has no such half. One H200, 50 MB in all, us: copied 18.5, read 21.4.
   double traffic_us(double read, double written);
 
  private:

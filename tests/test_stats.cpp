@@ -1,5 +1,6 @@
 // log.stats on the device: what is summed of gates and lists, against the same told again row by row with sets and
 // maps; and that a step counts each of its forwards once.
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <set>
@@ -316,6 +317,30 @@ TEST_CASE("stats: gates and lists by their definition on the GPU", "[stats][gpu]
   if (!require_gpu()) return;
   check_ops(Device::cuda(), DType::f32);
   check_not_a_number(Device::cuda(), DType::f32);
+}
+
+TEST_CASE("stats: dead rows leave the sums and extremes of the others alone, in whatever order they are merged",
+          "[stats]") {
+  NsaStats dead, even, other;
+  dead.add_dead_gates(), dead.add_dead_gates();
+  even.add_gates(0.3, 0.3, 0.4, 1.1);
+  other.add_gates(0.2, 0.6, 0.2, 0.9), other.add_dead_gates();
+  std::vector<const NsaStats*> order = {&dead, &even, &other};
+  std::sort(order.begin(), order.end());
+  do {
+    NsaStats all;
+    for (const NsaStats* s : order) all.merge(*s);
+    CHECK(all.at[F::rows] == 5);
+    CHECK(all.at[F::dead] == 3);
+    CHECK(all.at[F::entropy_min] == 0.9);
+    CHECK(all.at[F::largest_max] == 0.6);
+    CHECK(all.at[F::collapsed] == 0);
+    CHECK(all.gate_mean(F::entropy) == Approx(1.0));
+    CHECK(all.gate_mean(F::share + 1) == Approx(0.45));
+    CHECK(all.mean(F::dead) == 0.6);
+  } while (std::next_permutation(order.begin(), order.end()));
+  CHECK(std::isnan(dead.gate_mean(F::share)));  // of no row
+  CHECK(std::isnan(dead.gate_extreme(F::entropy_min)));
 }
 
 TEST_CASE("stats: what a model's layers made, every kind of gate, replays left out", "[stats]") {

@@ -20,9 +20,9 @@ constexpr uint64_t kSyntheticStream = 0x746f6b656e000000;  // + 0 train, + 1 val
 constexpr uint64_t kHeldOutStream = 0x73706c6974000000;
 
 void check_range(const TokenSource& source, int64_t begin, std::span<int32_t> out) {
-  const int64_t end = begin + static_cast<int64_t>(out.size());
-  TRIAD_CHECK(begin >= 0 && end <= source.size(), "{}: tokens [{}, {}) of {} were asked for", source.name(), begin, end,
-              source.size());
+  const auto n = static_cast<int64_t>(out.size());
+  TRIAD_CHECK(begin >= 0 && n <= source.size() && begin <= source.size() - n,
+              "{}: {} tokens from {} on were asked for, of {}", source.name(), n, begin, source.size());
 }
 
 // "a.txt", or "12 text files (a.txt, ...)"

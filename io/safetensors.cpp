@@ -71,7 +71,7 @@ nlohmann::json parse_header_json(const std::string& path, std::string_view text)
     if (event == Event::key) {
       const std::string key = value.get<std::string>();
       TRIAD_CHECK(keys.back().insert(key).second, "{}: the header, at offset {}, lists {} twice", path, kLengthBytes,
-                  key);
+                  shortened(key));
     }
     return true;
   };
@@ -86,32 +86,33 @@ nlohmann::json parse_header_json(const std::string& path, std::string_view text)
 int64_t size_value(const std::string& path, const std::string& name, const char* what, const nlohmann::json& value) {
   constexpr uint64_t kLargest = uint64_t{1} << 62;
   TRIAD_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= kLargest,
-              "{}: tensor {}: {} holds {}: a size is needed", path, name, what, brief(value));
+              "{}: tensor {}: {} holds {}: a size is needed", path, shortened(name), what, brief(value));
   return static_cast<int64_t>(value.get<uint64_t>());
 }
 
 // One entry of the header, its place relative to the data. Checks it as far as it stands alone.
 TensorEntry parse_entry(const std::string& path, const std::string& name, const nlohmann::json& value) {
-  TRIAD_CHECK(value.is_object(), "{}: tensor {}: an object is needed, found {}", path, name, brief(value));
+  const std::string called = shortened(name);  // in messages
+  TRIAD_CHECK(value.is_object(), "{}: tensor {}: an object is needed, found {}", path, called, brief(value));
   for (const char* key : {"dtype", "shape", "data_offsets"})
-    TRIAD_CHECK(value.contains(key), "{}: tensor {} has no {}", path, name, key);
+    TRIAD_CHECK(value.contains(key), "{}: tensor {} has no {}", path, called, key);
   const nlohmann::json &dtype = value["dtype"], &shape = value["shape"], &offsets = value["data_offsets"];
   const FileType* type = dtype.is_string() ? find_type(dtype.get<std::string>()) : nullptr;
-  TRIAD_CHECK(type != nullptr, "{}: tensor {}: unknown dtype {}", path, name, brief(dtype));
-  TRIAD_CHECK(shape.is_array(), "{}: tensor {}: the shape is {}, a list is needed", path, name, brief(shape));
+  TRIAD_CHECK(type != nullptr, "{}: tensor {}: unknown dtype {}", path, called, brief(dtype));
+  TRIAD_CHECK(shape.is_array(), "{}: tensor {}: the shape is {}, a list is needed", path, called, brief(shape));
   TRIAD_CHECK(offsets.is_array() && offsets.size() == 2, "{}: tensor {}: data_offsets is {}, [begin, end] is needed",
-              path, name, brief(offsets));
+              path, called, brief(offsets));
   TensorEntry entry{.name = name, .dtype = type->word, .shape = {}};
   int64_t bytes = type->bytes;
   for (const nlohmann::json& axis : shape) {
     entry.shape.push_back(size_value(path, name, "the shape", axis));
     TRIAD_CHECK(!__builtin_mul_overflow(bytes, entry.shape.back(), &bytes), "{}: tensor {}: the shape {} is too large",
-                path, name, brief(shape));
+                path, called, brief(shape));
   }
   entry.begin = size_value(path, name, "data_offsets", offsets[0]);
   entry.end = size_value(path, name, "data_offsets", offsets[1]);
-  TRIAD_CHECK(entry.bytes() == bytes, "{}: tensor {}: data_offsets {} hold {} bytes, {} needs {}", path, name,
-              brief(offsets), entry.bytes(), entry.str(), bytes);
+  TRIAD_CHECK(entry.bytes() == bytes, "{}: tensor {}: data_offsets {} hold {} bytes, {} needs {}", path, called,
+              brief(offsets), entry.bytes(), shortened(entry.str()), bytes);
   return entry;
 }
 
@@ -163,7 +164,7 @@ void SafetensorsFile::parse_header(int64_t header_bytes) {
     }
     TRIAD_CHECK(value.is_object(), "{}: {} is {}, an object is needed", path(), name, brief(value));
     for (const auto& [key, word] : value.items()) {
-      TRIAD_CHECK(word.is_string(), "{}: {}: {} is {}, a string is needed", path(), name, key, brief(word));
+      TRIAD_CHECK(word.is_string(), "{}: {}: {} is {}, a string is needed", path(), name, shortened(key), brief(word));
       metadata_[key] = word.get<std::string>();
     }
   }
@@ -176,11 +177,11 @@ void SafetensorsFile::parse_header(int64_t header_bytes) {
     entry.begin += data;
     entry.end += data;
     TRIAD_CHECK(entry.begin == expected, "{}: tensor {} begins at offset {}, {} the tensor before it, which ends at {}",
-                path(), entry.name, entry.begin, entry.begin < expected ? "overlapping" : "leaving a hole behind",
-                expected);
+                path(), shortened(entry.name), entry.begin,
+                entry.begin < expected ? "overlapping" : "leaving a hole behind", expected);
     expected = entry.end;
     TRIAD_CHECK(expected <= file_.size(), "{}: truncated: tensor {} ends at offset {}, the file at {}", path(),
-                entry.name, expected, file_.size());
+                shortened(entry.name), expected, file_.size());
   }
   TRIAD_CHECK(expected == file_.size(), "{}: the last tensor ends at offset {}, the file at {}", path(), expected,
               file_.size());
@@ -194,7 +195,7 @@ const TensorEntry* SafetensorsFile::find(std::string_view name) const {
 
 const TensorEntry& SafetensorsFile::at(std::string_view name) const {
   const TensorEntry* entry = find(name);
-  TRIAD_CHECK(entry != nullptr, "{}: there is no tensor {} among its {}", path(), name, entries_.size());
+  TRIAD_CHECK(entry != nullptr, "{}: there is no tensor {} among its {}", path(), shortened(name), entries_.size());
   return *entry;
 }
 
@@ -204,8 +205,8 @@ std::span<const std::byte> SafetensorsFile::bytes(const TensorEntry& entry) cons
   if (expected != metadata_.end()) {
     const std::string found = fmt::format("{:08x}", crc32_of(bytes));
     TRIAD_CHECK(found == expected->second,
-                "{}: tensor {} at offset {} is damaged: its CRC-32 is {}, the header says {}", path(), entry.name,
-                entry.begin, found, expected->second);
+                "{}: tensor {} at offset {} is damaged: its CRC-32 is {}, the header says {}", path(),
+                shortened(entry.name), entry.begin, found, shortened(expected->second));
   }
   return bytes;
 }

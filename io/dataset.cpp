@@ -107,7 +107,10 @@ class TokenRange final : public TokenSource {
   TokenRange(std::shared_ptr<const TokenSource> whole, int64_t begin, int64_t end, std::string what)
       : whole_(std::move(whole)), begin_(begin), end_(end), what_(std::move(what)) {}
   int64_t size() const override { return end_ - begin_; }
-  void read(int64_t begin, std::span<int32_t> out) const override { whole_->read(begin_ + begin, out); }
+  void read(int64_t begin, std::span<int32_t> out) const override {
+    check_range(*this, begin, out);  // what lies past it is the other split
+    whole_->read(begin_ + begin, out);
+  }
   std::string name() const override { return what_ + whole_->name(); }
 
  private:

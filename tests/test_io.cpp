@@ -405,6 +405,7 @@ TEST_CASE("io: JSON is parsed to a depth, and cut for messages", "[io]") {
   CHECK(brief(Json(std::string(1000, 'x'))).size() < 90);
   CHECK(shortened("ab\xc3\xa9", 4) == "ab\xc3\xa9");
   CHECK(shortened("ab\xc3\xa9z", 3) == "ab...");
+  CHECK(shortened("a\xff\x1b[0m\n\xc3") == "a\\xff\\x1b[0m\\x0a\\xc3");  // no bytes that a terminal obeys
   CHECK(dump_json({{"a", "\xff"}}, 2) == "{\n  \"a\": \"\xef\xbf\xbd\"\n}");
 
   Json root = Json::object();

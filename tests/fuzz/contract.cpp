@@ -70,7 +70,6 @@ std::string scratch_file(const std::string& name, std::string_view bytes) {
 }
 
 std::vector<std::string_view> sections(std::string_view bytes, size_t count) {
-  constexpr std::string_view kCut = "\n%%\n";
   std::vector<std::string_view> found;
   while (found.size() + 1 < count) {
     const size_t end = std::min(bytes.find(kCut), bytes.size());

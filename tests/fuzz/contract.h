@@ -21,7 +21,7 @@ struct Reader {
   void (*read)(std::string_view bytes);
 };
 void read_shard(std::string_view bytes);           // the bytes are a file
-void read_safetensors(std::string_view bytes);     // the bytes are a file
+void read_safetensors(std::string_view bytes);     // the bytes are a file; or sections: its header, its data
 void read_tokenizer_json(std::string_view bytes);  // sections: tokenizer.json, a text to encode
 void read_tokenizer_pair(std::string_view bytes);  // sections: encoder.json, vocab.bpe, a text to encode
 void read_config(std::string_view bytes);          // sections: a config file, --set assignments, a line each
@@ -69,6 +69,7 @@ std::string scratch_file(const std::string& name, std::string_view bytes);
 std::string scratch_folder();
 
 // Inputs of several files are cut at lines of "%%". Sections that are not there are empty.
+inline constexpr std::string_view kCut = "\n%%\n";
 std::vector<std::string_view> sections(std::string_view bytes, size_t count);
 
 }  // namespace triad::fuzz

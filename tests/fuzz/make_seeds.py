@@ -58,6 +58,12 @@ def safetensors():
                                       "c": tensor("I32", [1], 16, 20), "d": tensor("F16", [2], 20, 24)}, data))
     put("safetensors", "zero", file({"a": tensor("F32", [], 0, 4), "b": tensor("F32", [0, 1 << 40], 4, 4)}, b"\0\0\0\0"))
     put("safetensors", "rank6", file({"a": tensor("U8", [1, 1, 1, 1, 1, 2], 0, 2)}, b"ab"))
+    for name, header in {  # their length is put before them
+            "two-parts": {"__metadata__": {"format": "pt"}, "a": tensor("F32", [2, 2], 0, 16),
+                          "b": tensor("BF16", [4], 16, 24)},
+            "checked-parts": {"__metadata__": {"crc32/a": crc, "x": "\u00e9"}, "a": tensor("I32", [4], 0, 16),
+                              "b": tensor("U8", [2, 1, 4], 16, 24), "c": tensor("F16", [0], 24, 24)}}.items():
+        put("safetensors", name, json.dumps(header, separators=(",", ":")), data)
     put("safetensors", "none", file({}))
     put("safetensors", "hole", file({"a": tensor("U8", [1], 0, 1), "b": tensor("U8", [1], 2, 3)}, b"abc"))
     put("safetensors", "overlap", file({"a": tensor("U8", [2], 0, 2), "b": tensor("U8", [2], 1, 3)}, b"abc"))

@@ -77,7 +77,7 @@ def safetensors():
     put("safetensors", "long-header", struct.pack("<Q", 1 << 63) + b"{}")
 
 
-TEXT = "Hello  world,\n it's 2024: \u65e5\u672c \U0001f600 caf\u00e9 ab abab<|endoftext|>x\t "
+TEXT = "Hello  world,\n it's 2024: \u65e5\u672c \U0001f600 caf\u00e9 ab abab aq<|endoftext|>x\t "
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
           r"\s+(?!\S)|\s+")
@@ -161,7 +161,9 @@ def configs():
     put("config", "lacks", '{"model":{"dim":8}}')
     put("config", "uneven", text(model={"n_kv_groups": 3}))
     put("config", "ranges", text(runtime={"recompute": "0:3=mlp"}))
-    put("config", "large", text(train={"steps": 1e300}, model={"dim": 18446744073709551615}))
+    put("config", "large", text(train={"steps": 1e300}))
+    put("config", "larger", text(train={"steps": 18446744073709551615}))
+    put("config", "large-dim", text(model={"dim": 1 << 40}))
     put("config", "list", "[1, 2]")
     put("config", "cut", text()[:99])
     put("config", "empty", "")

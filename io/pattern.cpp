@@ -3,6 +3,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
 #include <cctype>
 
 #include "engine/check.h"
@@ -202,6 +203,11 @@ Pattern::Found Pattern::find(Matcher& m, std::string_view text, size_t from, boo
   auto* data = static_cast<pcre2_match_data*>(m.data_.get());
   auto* context = static_cast<pcre2_match_context*>(m.context_.get());
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
+  // Of what a match may try, in steps: a few times what lies before it, which no sound pattern needs for a run of any
+  // length; one that tries all ways to cut a word (exponentially many) ends here, not after hours.
+  constexpr size_t kLeastSteps = 20'000, kStepsPerByte = 4;
+  const size_t steps = kLeastSteps + kStepsPerByte * (text.size() - from);
+  pcre2_set_match_limit(context, static_cast<uint32_t>(std::min<size_t>(steps, UINT32_MAX)));
   const uint32_t options = PCRE2_NO_UTF_CHECK | (goes_on ? PCRE2_PARTIAL_HARD : 0);
   const int rc = compiled_ ? pcre2_jit_match(code_of(code_), subject, text.size(), from, options, data, context)
                            : pcre2_match(code_of(code_), subject, text.size(), from, options, data, context);

@@ -353,6 +353,30 @@ TEST_CASE("tokenizers: files that are wrong or not understood are refused", "[to
   check_error([&] { tokenizer->decode(std::vector<int32_t>{-1}); }, {"-1"});
 }
 
+TEST_CASE("tokenizers: long runs are matched, a pattern that tries exponentially many ways is refused",
+          "[tokenizers]") {
+  const TemporaryFolder folder;
+  for (const Json& known : known_cases()) {
+    const std::string name = known["name"];
+    if (name != "gpt2" && name != "llama3" && name != "o200k" && name != "deepseek") continue;
+    const auto tokenizer = tokenizer_of(folder, known);
+    for (const char* character : {" ", "\n", "A", "a", "1", "!", "\xe4\xb8\xad", "\xc3\xa9", "\xff"})
+      for (const char* end : {"", "x", "\n"}) {
+        std::string text;
+        while (text.size() < 200'000) text += character;
+        text += end;
+        INFO(name << " " << character << " " << end);
+        CHECK(tokenizer->decode(tokenizer->encode(text)) == text);
+      }
+  }
+  const auto slow = tokenizer_of(folder, known_cases().front(), [](Json& j) {
+    const Json split = {
+        {"type", "Split"}, {"pattern", {{"Regex", "(a+)+b"}}}, {"behavior", "Isolated"}, {"invert", false}};
+    j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split, j["pre_tokenizer"]}}};
+  });
+  check_error([&] { slow->encode(std::string(40, 'a') + "cb"); }, {"tokenizer.json", "match limit", "42 bytes"});
+}
+
 TEST_CASE("tokenizers: damaged files end in an Error or a tokenizer, never otherwise", "[tokenizers]") {
   const TemporaryFolder folder;
   std::mt19937 random(9);

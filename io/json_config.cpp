@@ -2,6 +2,7 @@
 
 #include <fstream>
 #include <sstream>
+#include <unordered_set>
 
 namespace triad {
 
@@ -19,9 +20,16 @@ bool is_utf8(const std::string& text) {
 template <class AnyJson>
 AnyJson parse_json(std::string_view text, const std::string& what, JsonComments comments) {
   using Event = typename AnyJson::parse_event_t;
-  const auto watch = [&](int depth, Event event, AnyJson&) {
+  std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
+  const auto watch = [&](int depth, Event event, AnyJson& value) {
     const bool opens = event == Event::object_start || event == Event::array_start;
     TRIAD_CHECK(!opens || depth < kMaxJsonDepth, "{}: nested more than {} deep", what, kMaxJsonDepth);
+    if (event == Event::object_start) keys.emplace_back();
+    if (event == Event::object_end) keys.pop_back();
+    if (event == Event::key) {
+      const auto& key = value.template get_ref<const std::string&>();
+      TRIAD_CHECK(keys.back().insert(key).second, "{}: an object has {} twice", what, shortened(key));
+    }
     return true;
   };
   try {

@@ -8,7 +8,6 @@
 #include <bit>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <tuple>
 
 #include "engine/check.h"
@@ -57,29 +56,6 @@ const char* word_of_dtype(DType dtype) {
 uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t crc = 0) {
   if (bytes.empty()) return crc;  // zlib takes a null pointer for a restart
   return static_cast<uint32_t>(crc32_z(crc, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
-}
-
-// Parses the header's JSON. A key that stands twice in one object is an error, which the parser alone would let pass.
-nlohmann::json parse_header_json(const std::string& path, std::string_view text) {
-  std::vector<std::set<std::string>> keys;
-  const auto watch = [&](int depth, nlohmann::detail::parse_event_t event, nlohmann::json& value) {
-    using Event = nlohmann::detail::parse_event_t;
-    TRIAD_CHECK(depth <= kMaxJsonDepth, "{}: the header, at offset {}, is nested more than {} deep", path, kLengthBytes,
-                kMaxJsonDepth);
-    if (event == Event::object_start) keys.emplace_back();
-    if (event == Event::object_end) keys.pop_back();
-    if (event == Event::key) {
-      const std::string key = value.get<std::string>();
-      TRIAD_CHECK(keys.back().insert(key).second, "{}: the header, at offset {}, lists {} twice", path, kLengthBytes,
-                  shortened(key));
-    }
-    return true;
-  };
-  try {
-    return nlohmann::json::parse(text, watch);
-  } catch (const nlohmann::json::exception& e) {
-    fail("{}: the header, at offset {}, is not JSON: {}", path, kLengthBytes, shortened(e.what()));
-  }
 }
 
 // A JSON value that must be an integer in [0, 2^62].
@@ -156,7 +132,8 @@ void SafetensorsFile::parse_header(int64_t header_bytes) {
   const std::string_view text = file_.text().substr(kLengthBytes, static_cast<size_t>(header_bytes));
   TRIAD_CHECK(text.starts_with('{'), "{}: no safetensors file: expected byte 123 ('{{') at offset {}, found {}", path(),
               kLengthBytes, text.empty() ? "nothing" : std::to_string(static_cast<unsigned char>(text[0])));
-  const nlohmann::json header = parse_header_json(path(), text);
+  const auto header =
+      parse_json<nlohmann::json>(text, fmt::format("{}: the header, at offset {}", path(), kLengthBytes));
   for (const auto& [name, value] : header.items()) {
     if (name != kMetadataKey) {
       entries_.push_back(parse_entry(path(), name, value));

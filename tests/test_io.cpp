@@ -398,6 +398,9 @@ TEST_CASE("io: JSON is parsed to a depth, and cut for messages", "[io]") {
   for (const int depth : {65, 300'000}) check_error([&] { parse_json(nested(depth), "the file"); }, {"the file", "64"});
   check_error([] { parse_json(std::string(300'000, '['), "the file"); }, {"the file", "64"});
   check_error([] { parse_json("{\"a\": 1,}", "the file"); }, {"the file", "column"});
+  check_error([] { parse_json(R"([{"a": 1, "b": {"a": 2}}, {"a": 3, "a": 4}])", "the file"); },
+              {"the file", "a twice"});
+  CHECK(parse_json(R"([{"a": 1, "b": {"a": 2}}, {"a": 3}])", "x")[0]["b"]["a"] == 2);
   CHECK(parse_json("// c\n[1]", "x", JsonComments::allowed).size() == 1);
   CHECK_THROWS_AS(parse_json("// c\n[1]", "x"), Error);
 

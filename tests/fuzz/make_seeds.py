@@ -165,6 +165,7 @@ def configs():
     put("config", "larger", text(train={"steps": 18446744073709551615}))
     put("config", "large-dim", text(model={"dim": 1 << 40}))
     put("config", "list", "[1, 2]")
+    put("config", "twice", '{"train":{"steps":1},"train":{"steps":2}}')
     put("config", "cut", text()[:99])
     put("config", "empty", "")
     put("config", "deep", '{"model":' + "[" * 80 + "]" * 80 + "}")

@@ -34,7 +34,7 @@ AnyJson parse_json(std::string_view text, const std::string& what, JsonComments 
   };
   try {
     return AnyJson::parse(text, watch, true, comments == JsonComments::allowed);
-  } catch (const typename AnyJson::exception& e) { fail("{}: {}", what, shortened(e.what())); }
+  } catch (const typename AnyJson::exception& e) { fail("{}: no JSON: {}", what, shortened(e.what())); }
 }
 template Json parse_json(std::string_view, const std::string&, JsonComments);
 template nlohmann::json parse_json(std::string_view, const std::string&, JsonComments);

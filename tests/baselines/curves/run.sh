@@ -22,7 +22,9 @@ chain() {  # attention, GPU
   for length in "${lengths[@]}"; do
     name=$1_${length%:*} run=$out/$1_${length%:*}
     [ -e "$run/metrics.json" ] && continue
-    CUDA_VISIBLE_DEVICES=$2 OMP_NUM_THREADS=${OMP_NUM_THREADS:-8} timeout -k 8 "$(left -15)" "$triad" train \
+    seconds=$(left -15)  # what is stopped writes a checkpoint; timeout 0 would be no limit
+    [ "$seconds" -gt 5 ] || { echo "$name: no time is left"; continue; }
+    CUDA_VISIBLE_DEVICES=$2 OMP_NUM_THREADS=${OMP_NUM_THREADS:-8} timeout -k 8 "$seconds" "$triad" train \
       configs/m7c_bytes.json --overwrite --set model.attention="$1" --set train.seq_len="${length%:*}" \
       --set train.micro_batch_size="${length#*:}" --set train.steps="$steps" --set log.out_dir="$run" \
       --set "data.paths=[\"$out/shards/train_*.bin\"]" --set "data.val_paths=[\"$out/shards/val_*.bin\"]" \

@@ -26,7 +26,8 @@ chain() {  # attention, GPU
     [ "$seconds" -gt 5 ] || { echo "$name: no time is left"; continue; }
     CUDA_VISIBLE_DEVICES=$2 OMP_NUM_THREADS=${OMP_NUM_THREADS:-8} timeout -k 8 "$seconds" "$triad" train \
       configs/m7c_bytes.json --overwrite --set model.attention="$1" --set train.seq_len="${length%:*}" \
-      --set train.micro_batch_size="${length#*:}" --set train.steps="$steps" --set log.out_dir="$run" \
+      --set train.micro_batch_size="${length#*:}" \
+      --set train.eval_batches=$((2621440 / ${length%:*} / ${length#*:})) --set train.steps="$steps" --set log.out_dir="$run" \
       --set "data.paths=[\"$out/shards/train_*.bin\"]" --set "data.val_paths=[\"$out/shards/val_*.bin\"]" \
       --set train.save_every=0 --set train.allow_unsafe=true "${more[@]}" > "$out/$name.log" 2>&1
     echo "$name: exit code $?, $(left 0) s left"

@@ -14,8 +14,7 @@
 namespace triad {
 
 struct Anomaly {
-  std::string
-      type;  // throughput_flat, loss_plateau, host_memory_creep, device_memory_creep, gate_collapse, gate_dead, ...
+  std::string type;  // throughput_flat, loss_plateau, host_memory_creep, device_memory_creep, gate_dead, ...
   std::string text;
   bool of_one_rank = false;  // every rank judges its own; others come from numbers that all ranks share
 };

@@ -25,6 +25,7 @@
 // every step 5 to 10%, q and o not overlapped up to 20%, tiles dealt out in one direction 7% (dense).
 #pragma once
 #include "kernels/nsa_attend_forward_plan_sm90.cuh"
+#include "kernels/nsa_combine.cuh"
 #include "kernels/warpgroup_turns_sm90.cuh"
 
 namespace triad::cuda {
@@ -58,6 +59,36 @@ __device__ __forceinline__ unsigned bits_below(int n) { return n >= 32 ? ~0u : n
 
 __device__ __forceinline__ void warpgroup_barrier(int w) {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + w), "n"(kWarpgroup) : "memory");
+}
+
+// The other branches' rows of a warpgroup, which combine_panel is going to read.
+template <int kPanelsV>
+__device__ __forceinline__ void prefetch_others(const RowForwardArgs& a, const CombineRows& combine,
+                                                const CtaRows& tile, int w) {
+  const int row = tile.first + 64 * w + static_cast<int>(threadIdx.x) % 64, t = a.in.heads.quotient(row);
+  if (row >= tile.rows) return;
+  const int h = tile.g * a.in.heads.value() + row - t * a.in.heads.value();
+  for (int panel = threadIdx.x % kWarpgroup / 64; panel < kPanelsV; panel += 2)
+    combine.prefetch(tile.b, t, h, kPanel * panel);
+}
+// 64 columns of a warp's 16 rows of o, which lie at `o`, with the other branches': eight lanes a row, four of its rows
+// on their way at once.
+__device__ __forceinline__ void combine_panel(const RowForwardArgs& a, const CombineRows& combine, const CtaRows& tile,
+                                              int w, int panel, const unsigned char* o) {
+  const int chunk = threadIdx.x % 8, first = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 8;
+  const int column = kPanel * panel + 8 * chunk, G = a.in.heads.value();
+  const auto row_of = [&](int i) {
+    const int row = min(tile.first + 64 * w + first + 4 * i, tile.rows - 1), t = a.in.heads.quotient(row);
+    return CombineRows::Row(combine, tile.b, t, tile.g * G + row - t * G, tile.g);
+  };
+  const CombineRows::Row rows[4] = {row_of(0), row_of(1), row_of(2), row_of(3)};
+  CombineRows::Row::Others others[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) others[i] = rows[i].others(column);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (tile.first + 64 * w + first + 4 * i < tile.rows)
+      rows[i].store(column, *reinterpret_cast<const uint4*>(o + swizzled(first + 4 * i, chunk)), others[i]);
 }
 
 template <class Shape, class Keys>
@@ -241,6 +272,9 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
       for (int i = 0; i < kKeys / 16; ++i) pack_operand(p[i], s, i);
     };
 
+    if constexpr (kListed)
+      if (keys.combine.wanted()) prefetch_others<kPanelsV>(a, keys.combine, tile, w);
+
     there = here;
     int now = 0;
     barrier_wait(&shared.query_came[query.at], query.parity);
@@ -323,6 +357,12 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
         *reinterpret_cast<uint4*>(to + kPanel * panel) =
             *reinterpret_cast<const uint4*>(own_q + panel * Shape::kPanelBytes + swizzled(r, chunk));
     }
+    if constexpr (kListed)
+      if (keys.combine.wanted()) {
+#pragma unroll 1
+        for (int panel = 0; panel < kPanelsV; ++panel)
+          combine_panel(a, keys.combine, tile, w, panel, own_q + panel * Shape::kPanelBytes);
+      }
     fence_async_proxy();  // the copy engine overwrites what these lanes wrote and read
     __syncwarp();
     if (lane == 0) barrier_arrive(&shared.query_free[query.at]);

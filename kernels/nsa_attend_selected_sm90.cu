@@ -20,16 +20,19 @@
 // Random lists, n 16, l' 64, one H200, us:                  index   near   gather      merge
 //   1 x 65536 x 12 x 2 x 64   1.27 ms (floor 0.25)         80+30   143    4 x 158     4 x 107
 //   1 x 65536 x 64 x 4 x 128  12.2 ms (floor 2.7)         110+294  1017   44 x 152    44 x 107
-// (+: union tiles that find nothing to do.) Merging reads at 3.6 TB/s. Gathering did not change with the number of
+// (+: union tiles that find nothing to do. They and the near blocks beside the index and the first gathering: 20 us
+// less of all NSA's 3.18 ms.) Merging reads at 3.6 TB/s. Gathering did not change with the number of
 // instructions (-40%), of CTAs an SM (4 or 5), nor with the ranges' size (2048 to 16384 tokens): what bounds it is
 // memory, 128 bytes of q read and as many of o written a row, 4.1 TB/s, the writes going on to device memory. Ranges
-// whose partial sums stay in L2 are too short for launches: 2.0 ms with 72 MB, when the whole took 1.6.
+// whose partial sums stay in L2 are too short for launches: 2.0 ms with 72 MB, when the whole took 1.6. Half as much a
+// launch, merged beside the next one's gathering, was 1% slower.
 #include "kernels/nsa_attend_selected_sm90.cuh"
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
+#include "engine/beside.h"
 #include "kernels/nsa_attend_selected_gather_sm90.cuh"
 #include "kernels/nsa_combine.cuh"
 
@@ -166,19 +169,32 @@ int range_tokens_of(int64_t tokens, int64_t token_bytes, int64_t groups) {
   return static_cast<int>(std::min({whole, tokens, int64_t{16} * kPartTokens}));
 }
 
+// The near blocks need neither the rest of the index nor partial sums, and the union tiles that find nothing to do take
+// their time to find it: both beside the index and the first range's gathering, which waits for memory.
 template <int kDk, int kDv>
 void launch_far(Context& ctx, const char* op, const FarArgs& a, const CombineRows& combine, int64_t block_keys,
-                int64_t G, int64_t blocks) {
+                int64_t G, int64_t blocks, const std::function<void(Context& on, const int* unless)>& attend_all) {
   using Shape = FarShape<kDk, kDv>;
   const int key_tiles = static_cast<int>(ceil_div(block_keys, kTileRows));
   const int64_t merged = ceil_div(int64_t{a.launch_steps} * a.range_tokens * G, kMergeThreads / (kDv / 8));
-  launch(ctx, op, near_kernel<kDk, kDv>,
-         dim3(static_cast<unsigned>(blocks * ceil_div(block_keys, a.near_tokens)),
-              static_cast<unsigned>(a.steps / a.ranges)),
-         dim3(Shape::kNearThreads), Shape::near_bytes(key_tiles), a);
+  const dim3 all_parts(static_cast<unsigned>(a.steps * a.parts)), threads(kIndexThreads);
+  const int64_t by_block = blocks * static_cast<int64_t>(sizeof(int));
+  launch(ctx, "compare_lists", compare_lists_kernel, dim3(1), threads,
+         kIndexThreads / 32 * ceil_div(blocks, 32) * sizeof(int), a);
+  launch(ctx, "count_entries", count_entries_kernel, all_parts, threads, by_block, a);
+  Beside near(ctx, 1, [&](Context& side) {
+    launch(side, op, near_kernel<kDk, kDv>,
+           dim3(static_cast<unsigned>(blocks * ceil_div(block_keys, a.near_tokens)),
+                static_cast<unsigned>(a.steps / a.ranges)),
+           dim3(Shape::kNearThreads), Shape::near_bytes(key_tiles), a);
+    attend_all(side, a.differ);
+  });
+  launch(ctx, "plan_items", plan_items_kernel, dim3(static_cast<unsigned>(a.steps)), threads, 0, a);
+  launch(ctx, "fill_entries", fill_entries_kernel, all_parts, threads, by_block, a);
   for (int i = 0; i * a.launch_steps < a.steps; ++i) {
     launch(ctx, op, block_keys == kTileRows ? gather_kernel<kDk, kDv, true> : gather_kernel<kDk, kDv, false>,
            dim3(static_cast<unsigned>(a.items_stride)), dim3(kWarpgroup), Shape::shared_bytes(key_tiles), a, i);
+    near.join();
     launch(ctx, op, merge_kernel<kDv>, dim3(static_cast<unsigned>(merged)), dim3(kMergeThreads), 0, a, combine,
            i * a.launch_steps);
   }
@@ -207,7 +223,8 @@ bool attend_blocks_sm90_applies(const Context& ctx, const AttendOut& out, const 
 
 void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                                 const ConstTensor& block_index, int64_t l_sel,
-                                const std::function<void(const int* unless)>& attend_all, const CombineAlong* combine) {
+                                const std::function<void(Context& on, const int* unless)>& attend_all,
+                                const CombineAlong* combine) {
   const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), G = in.q.size(2) / in.k.size(2);
   const int64_t n = block_index.size(3), dv = in.v.size(3), blocks = ceil_div(T, l_sel);
   const int64_t token_bytes = n * G * (dv * 2 + 8);
@@ -252,20 +269,12 @@ void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& o
       .entries_stride = static_cast<int>(entries),
       .partial = scope.alloc(DType::bf16, {launch_steps * entries * G, dv}).ptr<bf16>(),
       .partial_sums = reinterpret_cast<float2*>(scope.alloc(DType::f32, {launch_steps * entries * G, 2}).ptr<float>())};
-  const dim3 all_parts(static_cast<unsigned>(steps * parts)), threads(kIndexThreads);
-  const int64_t by_block = blocks * static_cast<int64_t>(sizeof(int));
-  launch(ctx, "compare_lists", compare_lists_kernel, dim3(1), threads,
-         kIndexThreads / 32 * ceil_div(blocks, 32) * sizeof(int), a);
-  launch(ctx, "count_entries", count_entries_kernel, all_parts, threads, by_block, a);
-  launch(ctx, "plan_items", plan_items_kernel, dim3(static_cast<unsigned>(steps)), threads, 0, a);
-  launch(ctx, "fill_entries", fill_entries_kernel, all_parts, threads, by_block, a);
-  attend_all(a.differ);
   if (in.q.size(3) == 64)
-    launch_far<64, 64>(ctx, op, a, combine_rows(combine), l_sel, G, blocks);
+    launch_far<64, 64>(ctx, op, a, combine_rows(combine), l_sel, G, blocks, attend_all);
   else if (in.q.size(3) == 128)
-    launch_far<128, 128>(ctx, op, a, combine_rows(combine), l_sel, G, blocks);
+    launch_far<128, 128>(ctx, op, a, combine_rows(combine), l_sel, G, blocks, attend_all);
   else
-    launch_far<192, 128>(ctx, op, a, combine_rows(combine), l_sel, G, blocks);
+    launch_far<192, 128>(ctx, op, a, combine_rows(combine), l_sel, G, blocks, attend_all);
 }
 
 }  // namespace triad::cuda

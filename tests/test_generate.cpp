@@ -1,4 +1,5 @@
 // What is sampled, and how decoding is measured, as a user meets it: seeds, batches, stop tokens, contexts, the CSV.
+#include <fstream>
 #include <sstream>
 
 #include "model/sampling.h"
@@ -70,7 +71,7 @@ TEST_CASE("generate: top k and top p keep the likeliest", "[generate]") {
 }
 
 TEST_CASE("bench prefill and decode count what is read", "[generate]") {
-  for (const std::string verb : {"prefill ", "decode "})
+  for (const std::string verb : {"prefill ", "decode ", "decode --batch 3 "})
     for (const std::string kind : {"nsa", "dense"}) {
       const std::string args = "bench " + verb + kTiny + " --lengths 9,32,33,100 --runs 1 --set runtime.device=cpu";
       std::istringstream csv(printed(args + " --set model.attention=" + kind));
@@ -92,4 +93,24 @@ TEST_CASE("bench prefill and decode count what is read", "[generate]") {
       }
       CHECK(rows == 4);
     }
+}
+
+TEST_CASE("bench decode keeps rows, and compares with them", "[generate]") {
+  const TemporaryFolder folder;
+  const std::string kept = folder.file("kept.jsonl");
+  const std::string args = "bench decode " + kTiny + " --lengths 20,33 --runs 1 --set runtime.device=cpu ";
+  printed(args + "--append " + kept);
+  const Outcome same = run_program(args + "--batch 2 --compare " + kept);  // other cases: batches of 2
+  CHECK(same.exit_code == 0);
+  CHECK(same.output.find("0 rows compared, 2 without a kept row") != std::string::npos);
+  std::ifstream file(kept);
+  std::stringstream text;
+  text << file.rdbuf();
+  std::string faster = text.str();
+  CHECK(faster.find("\"case\": \"tiny 1x33\"") != std::string::npos);
+  for (size_t at = 0; (at = faster.find("\"us\": ", at)) != std::string::npos; ++at) faster.insert(at + 6, "0.0");
+  std::ofstream(kept) << faster;  // 0.0 in front of each time
+  const Outcome slower = run_program(args + "--compare " + kept);
+  CHECK(slower.exit_code == 1);
+  CHECK(slower.output.find("2 of 2 rows are more than 5% slower") != std::string::npos);
 }

@@ -12,7 +12,7 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 256;
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -62,6 +62,35 @@ __device__ void rotate(const Append<T>& a, T* to, const T* from, int at) {
   }
 }
 
+// The block that ends with token `at`. Threads: columns x parts of the ring's rows, which nobody has read for d steps:
+// they come from memory, and are asked for all together. The parts are added in their order.
+template <class T>
+__device__ void compress_ring(const Append<T>& a, const Stored<T>& s, int b, int g, int at) {
+  __shared__ float sums[kThreads];
+  const int columns = s.D <= 32 ? 32 : s.D <= 64 ? 64 : s.D <= 128 ? 128 : kThreads, parts = kThreads / columns;
+  const int first = at + 1 - a.l, oldest = first % a.l;
+  const int column = static_cast<int>(threadIdx.x) % columns, part = static_cast<int>(threadIdx.x) / columns;
+  for (int j0 = 0; j0 < s.D; j0 += columns) {
+    const int j = j0 + column;
+    float sum = 0;
+    if (j < s.D)
+#pragma unroll 8
+      for (int i = part; i < a.l; i += parts) {
+        const int row = oldest + i < a.l ? oldest + i : oldest + i - a.l;
+        const float x = to_float(s.to.row(b, row, g)[j]);
+        sum = s.weight == nullptr ? sum + x : fmaf(to_float(s.weight[i * s.weight_stride + j]), x, sum);
+      }
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (part == 0 && j < s.D) {
+      for (int i = 1; i < parts; ++i) sum += sums[i * columns + column];
+      if (s.weight == nullptr) sum *= 1.0f / static_cast<float>(a.l);
+      s.blocks.row(b, first / a.d, g)[j] = from_float<T>(sum);
+    }
+    __syncthreads();
+  }
+}
+
 // blockIdx.x: a head of q, or a group of one of the stored tensors.
 template <class T>
 __global__ void __launch_bounds__(kThreads) append_kernel(Append<T> a) {
@@ -82,17 +111,7 @@ __global__ void __launch_bounds__(kThreads) append_kernel(Append<T> a) {
     for (int j = threadIdx.x; j < s.D; j += kThreads) to[j] = from[j];
   if (!s.raw || !a.compress || !ends_block(a, at)) return;
   __syncthreads();
-  const int first = at + 1 - a.l;
-  for (int j = threadIdx.x; j < s.D; j += kThreads) {
-    float sum = 0;
-#pragma unroll 8
-    for (int i = 0; i < a.l; ++i) {
-      const float x = to_float(s.to.row(b, (first + i) % a.l, g)[j]);
-      sum = s.weight == nullptr ? sum + x : fmaf(to_float(s.weight[i * s.weight_stride + j]), x, sum);
-    }
-    if (s.weight == nullptr) sum *= 1.0f / static_cast<float>(a.l);
-    s.blocks.row(b, first / a.d, g)[j] = from_float<T>(sum);
-  }
+  compress_ring(a, s, b, g, at);
 }
 
 // phi mlp: rows [B*Hkv, l*D] = the block's tokens in order + pos.
@@ -167,7 +186,7 @@ void append(Context& ctx, const NsaCache& cache, Tensor q, const NsaIn& in, Cons
     }
   }
   launch_behind(ctx, "nsa_cache_append", append_kernel<T>,
-         dim3(static_cast<unsigned>(a.Hq + count * a.Hkv), static_cast<unsigned>(B)), dim3(kThreads), 0, a);
+                dim3(static_cast<unsigned>(a.Hq + count * a.Hkv), static_cast<unsigned>(B)), dim3(kThreads), 0, a);
   if (cache.dense() || c.phi != Phi::mlp || a.blocks == 0) return;
   compress_by_mlp(ctx, a, a.stored[4], w.phi_k, q.dtype, B);
   compress_by_mlp(ctx, a, a.stored[5], w.phi_v, q.dtype, B);

@@ -116,7 +116,7 @@ template <int kHeads>
 using BranchChunk = ChunkMemory<kHeads, kBranchThreads, kBranchChunk>;
 
 template <class T, int V, int kHeads>
-__global__ void __launch_bounds__(kBranchThreads, 4)
+__global__ void __launch_bounds__(kBranchThreads, 2)
     branches_kernel(Decode<T> a, GateMlp<T> mlp, GateKernelOptions gate_options) {
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
   let_next_come();
@@ -132,10 +132,8 @@ __global__ void __launch_bounds__(kBranchThreads, 4)
   const int first = chunk * kBranchChunk, count = min(kBranchChunk, a.keys(branch, at) - first);
   if (count <= 0 || !a.run[branch]) return;
   const BranchChunk<kHeads> memory(shared, a.G, a.dk);
-  load_queries(a, memory, b, g);
-  __syncthreads();
   float* const scores = branch == 0 ? a.scores + (int64_t{b} * a.Hq + g * a.G) * a.rows[0] + first : nullptr;
-  attend_chunk<T, V>(
+  attend_chunk<true, V>(
       a, memory, branch, chunk, b, g, count, [&](int i) { return first + i; }, scores, a.rows[0]);
 }
 

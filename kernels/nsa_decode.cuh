@@ -102,9 +102,10 @@ __device__ void load_queries(const Decode<T>& a, const ChunkMemory<kHeads, kThre
   }
 }
 
-// One chunk: keys [0, count) of it, key i in row row_of(i) of branch's cache. Leaves the partial sums of its heads and,
-// where scores is given, the scores of the group's heads, scores[head * stride + i].
-template <class T, int V, int kHeads, int kThreads, int kChunk, class RowOf>
+// One chunk: keys [0, count) of it, key i in row row_of(i) of branch's cache; kQueries: the queries are still to be
+// loaded. Leaves the partial sums of its heads and, where scores is given, the scores of the group's heads,
+// scores[head * stride + i].
+template <bool kQueries, int V, class T, int kHeads, int kThreads, int kChunk, class RowOf>
 __device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThreads, kChunk>& memory, int branch,
                              int chunk, int b, int g, int count, RowOf&& row_of, float* scores,
                              int64_t scores_stride) {
@@ -113,25 +114,39 @@ __device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThre
   constexpr int kOfLane = kChunk / 32;                               // scores of a head
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q_row = round_up_to(a.dk, 4);
 
-  // The first columns of the values are on their way while the scores are made.
+  // A lane's first two pieces of its key, and the values' first columns, are on their way before anything else.
+  using Piece = std::conditional_t<(V > 1), uint4, T>;
+  const int key = threadIdx.x / kLanes, part = threadIdx.x % kLanes;
+  const T* const k_row = a.k[branch].row(b, row_of(min(key, count - 1)), g);
+  Piece pieces_of_key[2] = {};
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    if (const int j = (part + kLanes * i) * V; j < a.dk) pieces_of_key[i] = *reinterpret_cast<const Piece*>(k_row + j);
   ValuePair<T, (V > 1)> held[kHeld];
   const auto load_values = [&](int j0) {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      const int key = warp + kWarps * i;
-      held[i].load(a.v[branch].row(b, key < count ? row_of(key) : row_of(0), g), key < count ? j0 + 2 * lane : a.dv,
+      const int at = warp + kWarps * i;
+      held[i].load(a.v[branch].row(b, at < count ? row_of(at) : row_of(0), g), at < count ? j0 + 2 * lane : a.dv,
                    a.dv);
     }
   };
   load_values(0);
+  if constexpr (kQueries) {
+    load_queries(a, memory, b, g);
+    __syncthreads();
+  }
 
-  const int key = threadIdx.x / kLanes, part = threadIdx.x % kLanes;
-  const T* const k_row = a.k[branch].row(b, row_of(min(key, count - 1)), g);
   for (int h0 = 0; h0 < a.G; h0 += kHeads) {
     float s[kHeads] = {};
     for (int j = part * V; j < a.dk; j += kLanes * V) {
       float x[V];
-      load_vector<V>(x, k_row + j);
+      if (j >= 2 * kLanes * V)
+        load_vector<V>(x, k_row + j);
+      else if constexpr (V > 1)
+        as_floats<T>(x, j < kLanes * V ? pieces_of_key[0] : pieces_of_key[1]);
+      else
+        x[0] = to_float(j < kLanes ? pieces_of_key[0] : pieces_of_key[1]);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         float qv[V];

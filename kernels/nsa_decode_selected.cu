@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1) choose_kernel(Decode<T> a) 
 
 // kAll: choose, attend and join, by a cluster; else attend.
 template <class T, int V, int kHeads, bool kAll>
-__global__ void __launch_bounds__(kSelectThreads, 2) selected_kernel(Decode<T> a) {
+__global__ void __launch_bounds__(kSelectThreads, 1) selected_kernel(Decode<T> a) {
   if constexpr (kAll) {
     let_next_come();
     wait_for_kernel_ahead();
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kSelectThreads, 2) selected_kernel(Decode<T> a
       const auto row_of = [&](int i) {
         return memory.list[(first + i) / a.l_sel] * a.l_sel + (first + i) % a.l_sel;
       };
-      attend_chunk<T, V>(a, chunk_memory, 1, chunk, b, g, min(kSelectedChunk, keys - first), row_of, nullptr, 0);
+      attend_chunk<false, V>(a, chunk_memory, 1, chunk, b, g, min(kSelectedChunk, keys - first), row_of, nullptr, 0);
     }
   }
   if constexpr (kAll) {

@@ -2,7 +2,7 @@
 // rows of w. All time is reading w, once: 2.4 MB of a 1536 x 768 layer are 0.6 us of an H200's memory, and a CTA's wait
 // for its first bytes about as long. So a warp asks for 12 vectors a lane before x is even looked at, while the kernel
 // ahead still runs: 4 columns of short rows, where there are columns enough to keep most SMs busy, or 6 KB of one long
-// row. x then goes to shared memory, normed by each CTA anew (its rows are few and in L2). Wide layers (the head) have
+// row. x then goes to shared memory, and is normed by each CTA anew (its rows are few and in L2). Wide layers (the head) have
 // more columns than the card has room for warps: CTAs stay and take further columns.
 #include <algorithm>
 
@@ -15,10 +15,9 @@ namespace triad::cuda {
 namespace {
 
 using Activation = FewOptions::Activation;
-constexpr int kWarps = 8;       // a CTA; as many as rows, so that each norms one
-constexpr int kNormHeld = 4;    // vectors of the norm's weights that a lane has before x is there
-constexpr int kCtasPerSm = 2;   // that stay, of a wide layer
-constexpr int kEnoughCtas = 48; // for columns to be taken by fours
+constexpr int kWarps = 8;        // a CTA; as many as rows, so that each norms one
+constexpr int kCtasPerSm = 2;    // that stay, of a wide layer
+constexpr int kEnoughCtas = 48;  // for columns to be taken by fours
 static_assert(kWarps >= kFewRows);
 
 template <class T>
@@ -45,53 +44,38 @@ struct HeldVectors {
                       : make_uint4(0, 0, 0, 0);
   }
 };
-using HeldNorm = HeldVectors<1, kNormHeld>;
 
-// Rows of x to shared memory. With a norm: normed and rounded as the forward pass's own kernel does, warp n takes row n;
-// its first vectors are read once, those of the norm's weights are there.
+// A vector as it is, from rows of so many vectors one behind the other in shared memory.
 template <class T>
-__device__ void load_rows(const Few<T>& a, const HeldNorm& norm, T* shared) {
+__device__ void copy_rows(T* shared, const T* rows, int64_t stride, int count, int vectors) {
+#pragma unroll 2
+  for (int i = threadIdx.x; i < count * vectors; i += 32 * kWarps)
+    reinterpret_cast<uint4*>(shared)[i] = reinterpret_cast<const uint4*>(rows + i / vectors * stride)[i % vectors];
+}
+
+// The rows in shared memory, normed and rounded as the forward pass's own kernel does; warp n takes row n.
+template <class T>
+__device__ void norm_rows(const Few<T>& a, T* shared, const T* weight) {
   constexpr int V = kVector<T>;
-  const int vectors = a.in / V, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (a.norm == nullptr) {
-#pragma unroll 4
-    for (int i = threadIdx.x; i < a.rows * vectors; i += 32 * kWarps)
-      reinterpret_cast<uint4*>(shared)[i] = reinterpret_cast<const uint4*>(a.x + i / vectors * a.x_stride)[i % vectors];
-    return;
-  }
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp >= a.rows) return;
-  const T* const row = a.x + warp * a.x_stride;
-  HeldNorm held;
-  held.load(row, 0, 1, lane, vectors);
-  // get(x, from, i): vector from + 32 * i, of which the first kNormHeld of a lane are there
-  const auto get = [&](float (&x)[V], const HeldNorm& there, const T* all, int from, int i) {
-    if (from == lane)
-      as_floats<T>(x, there.v[0][i]);
-    else
-      load_vector<V>(x, all + (from + 32 * i) * V);
-  };
-  float sum = 0;
-  for (int from = lane; from < vectors; from += 32 * kNormHeld)
+  T* const row = shared + warp * a.in;
+  float sum = 0, x[V], w[V];
+#pragma unroll 1
+  for (int i = lane * V; i < a.in; i += 32 * V) {
+    load_vector<V>(x, static_cast<const T*>(row + i));
 #pragma unroll
-    for (int i = 0; i < kNormHeld; ++i) {
-      if (from + 32 * i >= vectors) break;
-      float x[V];
-      get(x, held, row, from, i);
-#pragma unroll
-      for (int j = 0; j < V; ++j) sum = fmaf(x[j], x[j], sum);
-    }
+    for (int j = 0; j < V; ++j) sum = fmaf(x[j], x[j], sum);
+  }
   const float r = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(a.in) + a.eps);
-  for (int from = lane; from < vectors; from += 32 * kNormHeld)
+#pragma unroll 1
+  for (int i = lane * V; i < a.in; i += 32 * V) {
+    load_vector<V>(x, static_cast<const T*>(row + i));
+    load_vector<V>(w, weight + i);
 #pragma unroll
-    for (int i = 0; i < kNormHeld; ++i) {
-      if (from + 32 * i >= vectors) break;
-      float x[V], weight[V];
-      get(x, held, row, from, i);
-      get(weight, norm, a.norm, from, i);
-#pragma unroll
-      for (int j = 0; j < V; ++j) x[j] = x[j] * r * weight[j];
-      store_vector<V>(shared + warp * a.in + (from + 32 * i) * V, x);
-    }
+    for (int j = 0; j < V; ++j) x[j] = x[j] * r * w[j];
+    store_vector<V>(row + i, x);
+  }
 }
 
 // sum[c][n] = row c of w . row n of x; the rows' first vectors are there already.
@@ -104,6 +88,7 @@ __device__ void dot_rows(float (&sum)[kColumns][kRows], const T* w, int64_t w_st
   for (int c = 0; c < kColumns; ++c)
 #pragma unroll
     for (int n = 0; n < kRows; ++n) sum[c][n] = 0;
+#pragma unroll 1
   for (int from = lane; from < vectors; from += 32 * kPieces) {
     if (from > lane) held.load(w, w_stride, columns, from, vectors);
 #pragma unroll
@@ -146,12 +131,17 @@ __global__ void __launch_bounds__(32 * kWarps, 2) linear_few_kernel(Few<T> a) {
     held.load(a.w + column * a.w_stride, a.w_stride, a.out - column % a.out, lane, vectors);
   };
   if (begin < a.out) load(begin);
-  HeldNorm norm;
-  if (a.norm != nullptr && warp < a.rows) norm.load(a.norm, 0, 1, lane, vectors);
+  T* const norm = x + kRows * a.in;
+  if (a.norm != nullptr) copy_rows(norm, a.norm, 0, 1, vectors);
   let_next_come();
   wait_for_kernel_ahead();  // w and norm are weights; x and the addend are what the kernel before has written
-  load_rows(a, norm, x);
+  copy_rows(x, a.x, a.x_stride, a.rows, vectors);
   __syncthreads();
+  if (a.norm != nullptr) {
+    norm_rows(a, x, norm);
+    __syncthreads();
+  }
+#pragma unroll 1
   for (int column = begin; column < a.out; column += stride) {
     if (column > begin) load(column);
     const int columns = min(kColumns, a.out - column);
@@ -191,7 +181,8 @@ template <class T, int kRows, int kColumns, int kPieces, Activation kActivation>
 void launch_few(Context& ctx, const Few<T>& a) {
   const int64_t ctas = std::min<int64_t>(ceil_div(a.out, kWarps * kColumns), int64_t{ctx.num_sms} * kCtasPerSm);
   launch_behind(ctx, "linear_few", linear_few_kernel<T, kRows, kColumns, kPieces, kActivation>,
-                dim3(static_cast<unsigned>(ctas)), dim3(32 * kWarps), static_cast<size_t>(kRows * a.in) * sizeof(T), a);
+                dim3(static_cast<unsigned>(ctas)), dim3(32 * kWarps),
+                static_cast<size_t>((kRows + (a.norm != nullptr ? 1 : 0)) * a.in) * sizeof(T), a);
 }
 
 template <class T, Activation kActivation>
@@ -210,7 +201,7 @@ bool linear_few(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, const FewO
   constexpr int64_t kMostShared = 96 * 1024;  // two CTAs an SM
   const int64_t rows = x.size(0), in = x.size(1), padded = rows == 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
   const int V = static_cast<int>(16 / size_of(x.dtype));
-  if (rows > kFewRows || padded * in * size_of(x.dtype) > kMostShared || !has_vectors(x, V) || !has_vectors(w, V))
+  if (rows > kFewRows || (padded + 1) * in * size_of(x.dtype) > kMostShared || !has_vectors(x, V) || !has_vectors(w, V))
     return false;
   if (!o.norm.empty() && !has_vectors(o.norm, V)) return false;
   dispatch_gpu_float(x.dtype, [&]<class T>() {

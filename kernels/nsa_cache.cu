@@ -54,6 +54,7 @@ __device__ bool ends_block(const Append<T>& a, int at) {
 template <class T>
 __device__ void rotate(const Append<T>& a, T* to, const T* from, int at) {
   const int half = a.dk / 2;
+#pragma unroll 1
   for (int j = threadIdx.x; j < half; j += kThreads) {
     const float cos = a.cos[at * a.table_stride + j], sin = a.sin[at * a.table_stride + j];
     const float first = to_float(from[j]), second = to_float(from[j + half]);
@@ -70,6 +71,8 @@ __device__ void compress_ring(const Append<T>& a, const Stored<T>& s, int b, int
   const int columns = s.D <= 32 ? 32 : s.D <= 64 ? 64 : s.D <= 128 ? 128 : kThreads, parts = kThreads / columns;
   const int first = at + 1 - a.l, oldest = first % a.l;
   const int column = static_cast<int>(threadIdx.x) % columns, part = static_cast<int>(threadIdx.x) / columns;
+  const T* const ring = s.to.row(b, 0, g);
+#pragma unroll 1
   for (int j0 = 0; j0 < s.D; j0 += columns) {
     const int j = j0 + column;
     float sum = 0;
@@ -77,12 +80,13 @@ __device__ void compress_ring(const Append<T>& a, const Stored<T>& s, int b, int
 #pragma unroll 8
       for (int i = part; i < a.l; i += parts) {
         const int row = oldest + i < a.l ? oldest + i : oldest + i - a.l;
-        const float x = to_float(s.to.row(b, row, g)[j]);
-        sum = s.weight == nullptr ? sum + x : fmaf(to_float(s.weight[i * s.weight_stride + j]), x, sum);
+        const float weight = s.weight == nullptr ? 1.0f : to_float(s.weight[i * s.weight_stride + j]);
+        sum = fmaf(weight, to_float(ring[row * s.to.stride_t + j]), sum);
       }
     sums[threadIdx.x] = sum;
     __syncthreads();
     if (part == 0 && j < s.D) {
+#pragma unroll 1
       for (int i = 1; i < parts; ++i) sum += sums[i * columns + column];
       if (s.weight == nullptr) sum *= 1.0f / static_cast<float>(a.l);
       s.blocks.row(b, first / a.d, g)[j] = from_float<T>(sum);
@@ -97,18 +101,17 @@ __global__ void __launch_bounds__(kThreads) append_kernel(Append<T> a) {
   let_next_come();
   wait_for_kernel_ahead();
   const int b = blockIdx.y, at = a.position[b];
-  if (blockIdx.x < static_cast<unsigned>(a.Hq)) {
-    T* const q = a.q.row(b, 0, blockIdx.x);
-    return rotate(a, q, static_cast<const T*>(q), at);
-  }
-  const int g = static_cast<int>(blockIdx.x - a.Hq) % a.Hkv;
-  const Stored<T>& s = a.stored[static_cast<int>(blockIdx.x - a.Hq) / a.Hkv];
-  T* const to = s.to.row(b, at % s.rows, g);
-  const T* const from = s.from.row(b, 0, g);
-  if (s.rotate)
+  const bool query = blockIdx.x < static_cast<unsigned>(a.Hq);
+  const int i = query ? 0 : static_cast<int>(blockIdx.x - a.Hq), g = i % a.Hkv;
+  const Stored<T>& s = a.stored[i / a.Hkv];
+  T* const to = query ? a.q.row(b, 0, blockIdx.x) : s.to.row(b, at % s.rows, g);
+  const T* const from = query ? to : s.from.row(b, 0, g);
+  if (query || s.rotate)
     rotate(a, to, from, at);
   else
+#pragma unroll 1
     for (int j = threadIdx.x; j < s.D; j += kThreads) to[j] = from[j];
+  if (query) return;
   if (!s.raw || !a.compress || !ends_block(a, at)) return;
   __syncthreads();
   compress_ring(a, s, b, g, at);

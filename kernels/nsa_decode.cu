@@ -45,13 +45,16 @@ struct GateMemory {
 };
 template <class T>
 __device__ void load_gate_weights(const GateMlp<T>& mlp, const GateMemory<T>& memory) {
-#pragma unroll 8
-  for (int i = threadIdx.x; i < mlp.hidden * mlp.width; i += kBranchThreads) {
-    const int row = i / mlp.width, j = i % mlp.width;
-    memory.fc1_w[row * mlp.fc1_row() + j] = to_float(mlp.fc1_w[row * mlp.fc1_stride + j]);
-  }
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll 4
+  for (int row = warp; row < mlp.hidden; row += kBranchThreads / 32)
+#pragma unroll 2
+    for (int j = lane; j < mlp.width; j += 32)
+      memory.fc1_w[row * mlp.fc1_row() + j] = to_float(mlp.fc1_w[row * mlp.fc1_stride + j]);
+#pragma unroll 1
   for (int i = threadIdx.x; i < mlp.hidden; i += kBranchThreads) {
     memory.fc1_b[i] = to_float(mlp.fc1_b[i]);
+#pragma unroll
     for (int k = 0; k < 3; ++k) memory.fc2_w[k * mlp.hidden + i] = to_float(mlp.fc2_w[k * mlp.fc2_stride + i]);
   }
   if (threadIdx.x < 3) memory.fc2_b[threadIdx.x] = to_float(mlp.fc2_b[threadIdx.x]);
@@ -61,18 +64,22 @@ __device__ void gate_of(const Decode<T>& a, const GateMlp<T>& mlp, const GateKer
                         const GateMemory<T>& memory, int b, int g) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (o.computed()) {
+    const T* const q = a.q.row(b, 0, int64_t{g} * a.G);
+#pragma unroll 1
     for (int j = threadIdx.x; j < mlp.width; j += kBranchThreads) {
       float sum = 0;
-#pragma unroll 8
-      for (int h = 0; h < a.G; ++h) sum += to_float(a.q.row(b, 0, g * a.G + h)[j]);
+#pragma unroll 4
+      for (int h = 0; h < a.G; ++h) sum += to_float(q[h * a.q.stride_h + j]);
       memory.mean[j] = sum / static_cast<float>(a.G);
     }
     __syncthreads();
     constexpr int kLanes = 8;  // of a hidden unit
+#pragma unroll 1
     for (int j0 = 0; j0 < mlp.hidden; j0 += kBranchThreads / kLanes) {
       const int j = j0 + static_cast<int>(threadIdx.x) / kLanes;
       float sum = 0;
       if (j < mlp.hidden)
+#pragma unroll 4
         for (int i = threadIdx.x % kLanes; i < mlp.width; i += kLanes)
           sum = fmaf(memory.mean[i], memory.fc1_w[j * mlp.fc1_row() + i], sum);
 #pragma unroll
@@ -91,6 +98,7 @@ __device__ void gate_of(const Decode<T>& a, const GateMlp<T>& mlp, const GateKer
     z[k] = k == o.force ? 1.0f : o.uniform && o.force < 0 ? 1.0f / 3.0f : 0.0f;
     if (!o.computed()) continue;
     float sum = 0;
+#pragma unroll 1
     for (int j = lane; j < mlp.hidden; j += 32) sum = fmaf(memory.hidden[j], memory.fc2_w[k * mlp.hidden + j], sum);
     z[k] = (warp_sum(sum) + memory.fc2_b[k]) * o.inverse_temperature;
   }

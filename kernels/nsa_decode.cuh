@@ -95,11 +95,14 @@ struct ChunkMemory {
 // q of the group, scaled, zeros for the heads that pad it. A barrier has to follow.
 template <class T, int kHeads, int kThreads, int kChunk>
 __device__ void load_queries(const Decode<T>& a, const ChunkMemory<kHeads, kThreads, kChunk>& memory, int b, int g) {
+  const T* const q = a.q.row(b, 0, int64_t{g} * a.G);
+  float* const to = memory.q;
   const int q_row = round_up_to(a.dk, 4);
-  for (int i = threadIdx.x; i < memory.heads * a.dk; i += kThreads) {
-    const int h = i / a.dk, j = i % a.dk;
-    memory.q[h * q_row + j] = h < a.G ? to_float(a.q.row(b, 0, g * a.G + h)[j]) * a.scale_log2 : 0;
-  }
+#pragma unroll 1
+  for (int h = threadIdx.x / 32; h < memory.heads; h += kThreads / 32)
+#pragma unroll 1
+    for (int j = threadIdx.x % 32; j < a.dk; j += 32)
+      to[h * q_row + j] = h < a.G ? to_float(q[h * a.q.stride_h + j]) * a.scale_log2 : 0;
 }
 
 // One chunk: keys [0, count) of it, key i in row row_of(i) of branch's cache; kQueries: the queries are still to be
@@ -118,6 +121,8 @@ __device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThre
   using Piece = std::conditional_t<(V > 1), uint4, T>;
   const int key = threadIdx.x / kLanes, part = threadIdx.x % kLanes;
   const T* const k_row = a.k[branch].row(b, row_of(min(key, count - 1)), g);
+  const T* const values = a.v[branch].row(b, 0, g);
+  const int64_t v_stride = a.v[branch].stride_t;
   Piece pieces_of_key[2] = {};
 #pragma unroll
   for (int i = 0; i < 2; ++i)
@@ -127,8 +132,7 @@ __device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThre
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const int at = warp + kWarps * i;
-      held[i].load(a.v[branch].row(b, at < count ? row_of(at) : row_of(0), g), at < count ? j0 + 2 * lane : a.dv,
-                   a.dv);
+      held[i].load(values + row_of(min(at, count - 1)) * v_stride, at < count ? j0 + 2 * lane : a.dv, a.dv);
     }
   };
   load_values(0);
@@ -137,8 +141,10 @@ __device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThre
     __syncthreads();
   }
 
+#pragma unroll 1
   for (int h0 = 0; h0 < a.G; h0 += kHeads) {
     float s[kHeads] = {};
+#pragma unroll 1
     for (int j = part * V; j < a.dk; j += kLanes * V) {
       float x[V];
       if (j >= 2 * kLanes * V)
@@ -165,6 +171,7 @@ __device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThre
   __syncthreads();
 
   const int64_t partial = a.partial(b, g, branch, chunk);
+#pragma unroll 1
   for (int h = warp; h < memory.heads; h += kWarps) {
     float* const score = memory.p + lane * memory.heads + h;  // every 32nd key's
     float max = -INFINITY, sum = 0;
@@ -185,8 +192,10 @@ __device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThre
   }
   __syncthreads();
 
+#pragma unroll 1
   for (int j0 = 0; j0 < a.dv; j0 += kColumns) {
     if (j0 > 0) load_values(j0);
+#pragma unroll 1
     for (int h0 = 0; h0 < a.G; h0 += kHeads) {
       float o[kHeads][2] = {};
 #pragma unroll
@@ -225,24 +234,35 @@ struct JoinMemory {
 // parts are joined in their order.
 template <class T, int kThreads>
 __device__ void join_chunks(const Decode<T>& a, JoinMemory<kThreads>& memory, int b, int g, int begin, int end) {
-  constexpr int kParts = kThreads / kColumns;
+  constexpr int kParts = kThreads / kColumns, kAtOnce = 8;
   const int at = a.position[b], column = threadIdx.x % kColumns, part = threadIdx.x / kColumns;
+#pragma unroll 1
   for (int i0 = begin; i0 < end; i0 += kColumns) {
     const int i = i0 + column, h = i / a.dv, j = i % a.dv;
-#pragma unroll
+#pragma unroll 1
     for (int branch = 0; branch < 3; ++branch) {
-      const int chunks = i < end ? pieces(a.keys(branch, at), a.chunk_of(branch)) : 0;
-      const int64_t first = a.partial(b, g, branch, 0) + h;
+      const int chunks = i < end ? pieces(a.keys(branch, at), branch == 1 ? kSelectedChunk : kBranchChunk) : 0;
+      const float2* const sums = a.partial_sum + a.partial(b, g, branch, 0) + h;
+      const float* const outs = a.partial_o + (a.partial(b, g, branch, 0) + h) * a.dv + j;
       float max = -INFINITY, sum = 0, o = 0;
-#pragma unroll 8
-      for (int c = part; c < chunks; c += kParts) {
-        const int64_t from = first + int64_t{c} * a.G;
-        const float2 chunk = __ldcg(a.partial_sum + from);
-        const float chunk_o = __ldcg(a.partial_o + from * a.dv + j);
-        const float new_max = fmaxf(max, chunk.x), scale = exp2f(max - new_max), weight = exp2f(chunk.x - new_max);
-        sum = fmaf(chunk.y, weight, sum * scale);
-        o = fmaf(chunk_o, weight, o * scale);
-        max = new_max;
+#pragma unroll 1
+      for (int c0 = part; c0 < chunks; c0 += kParts * kAtOnce) {
+        float2 chunk_sum[kAtOnce];
+        float chunk_o[kAtOnce];
+#pragma unroll
+        for (int u = 0; u < kAtOnce; ++u) {
+          const int64_t from = int64_t{min(c0 + u * kParts, chunks - 1)} * a.G;
+          chunk_sum[u] = __ldcg(sums + from), chunk_o[u] = __ldcg(outs + from * a.dv);
+        }
+#pragma unroll
+        for (int u = 0; u < kAtOnce; ++u) {
+          if (c0 + u * kParts >= chunks) break;
+          const float new_max = fmaxf(max, chunk_sum[u].x);
+          const float scale = exp2_approx(max - new_max), weight = exp2_approx(chunk_sum[u].x - new_max);
+          sum = fmaf(chunk_sum[u].y, weight, sum * scale);
+          o = fmaf(chunk_o[u], weight, o * scale);
+          max = new_max;
+        }
       }
       memory.max[branch][part][column] = max;
       memory.sum[branch][part][column] = sum;
@@ -251,7 +271,7 @@ __device__ void join_chunks(const Decode<T>& a, JoinMemory<kThreads>& memory, in
     __syncthreads();
     if (part == 0 && i < end) {
       float out = 0;
-#pragma unroll
+#pragma unroll 1
       for (int branch = 0; branch < 3; ++branch) {
         if (a.keys(branch, at) == 0) continue;
         float max = -INFINITY, sum = 0, o = 0;
@@ -259,7 +279,7 @@ __device__ void join_chunks(const Decode<T>& a, JoinMemory<kThreads>& memory, in
         for (int p = 0; p < kParts; ++p) max = fmaxf(max, memory.max[branch][p][column]);
 #pragma unroll
         for (int p = 0; p < kParts; ++p) {
-          const float weight = exp2f(memory.max[branch][p][column] - max);
+          const float weight = exp2_approx(memory.max[branch][p][column] - max);
           sum = fmaf(memory.sum[branch][p][column], weight, sum);
           o = fmaf(memory.o[branch][p][column], weight, o);
         }

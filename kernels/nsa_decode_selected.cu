@@ -34,6 +34,7 @@ __device__ __forceinline__ int block_of(uint64_t candidate) {
 struct SelectMemory {
   uint64_t candidates[kMostCandidates], best[kMostSelected];
   int list[kMostSelected];
+  int rows[kSelectedChunk];  // of the cache, of the keys of a chunk
   float lse[kMostHeads];  // of the group's heads, in powers of 2
   float sums[4];          // of compressed keys, over the heads; as long as a tile
 };
@@ -61,16 +62,18 @@ template <class T>
 __device__ void join_lse(const Decode<T>& a, SelectMemory& memory, int b, int g, int at) {
   const int chunks = pieces(a.keys(0, at), kBranchChunk), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const float2* const parts = a.partial_sum + a.partial(b, g, 0, 0);
+#pragma unroll 1
   for (int h = warp; h < a.G; h += kWarps) {
     float max = -INFINITY, sum = 0;
+#pragma unroll 2
     for (int c = lane; c < chunks; c += 32) {
       const float2 part = parts[int64_t{c} * a.G + h];
       const float new_max = fmaxf(max, part.x);
-      sum = fmaf(part.y, exp2f(part.x - new_max), sum * exp2f(max - new_max));
+      sum = fmaf(part.y, exp2_approx(part.x - new_max), sum * exp2_approx(max - new_max));
       max = new_max;
     }
     const float all = warp_max(max);
-    sum = warp_sum(sum * exp2f(max - all));
+    sum = warp_sum(sum * exp2_approx(max - all));
     if (lane == 0) memory.lse[h] = all + log2f(sum);
   }
   __syncthreads();
@@ -86,9 +89,11 @@ __device__ void score_blocks(const Decode<T>& a, SelectMemory& memory, uint64_t*
   const auto end_of = [&](int j) { return min(visible, ((j + 1) * a.l_sel - 1) / a.d + 1); };
   const float* const scores = a.scores + (int64_t{b} * a.Hq + g * a.G) * a.rows[0];
   const int c0 = first_of(j0), c1 = end_of(j1 - 1);
+#pragma unroll 1
   for (int c = c0 + threadIdx.x; c < c1; c += 2 * kSelectThreads) {  // two keys of eight heads on their way together
     const bool two = c + kSelectThreads < c1;
     float p[2] = {};
+#pragma unroll 1
     for (int h0 = 0; h0 < a.G; h0 += 8) {
       float x[2][8];
 #pragma unroll
@@ -105,9 +110,11 @@ __device__ void score_blocks(const Decode<T>& a, SelectMemory& memory, uint64_t*
   }
   __syncthreads();
   const float inverse_l = 1.0f / static_cast<float>(a.l);
+#pragma unroll 1
   for (int j = j0 + threadIdx.x; j < j1; j += kSelectThreads) {
     const int low = j * a.l_sel, high = low + a.l_sel, last = end_of(j);
     float score = 0;
+#pragma unroll 1
     for (int c = first_of(j); c < last; ++c) {
       const int shared = min(c * a.d + a.l, high) - max(c * a.d, low);
       score = fmaf(static_cast<float>(shared) * inverse_l, memory.sums[c - c0], score);
@@ -118,13 +125,14 @@ __device__ void score_blocks(const Decode<T>& a, SelectMemory& memory, uint64_t*
 }
 
 // memory.best = the `most` greatest of memory.candidates [0, n), descending; of fewer than `most`, all. Zeros are none.
-__device__ void best_of(SelectMemory& memory, int n, int most) {
+__device__ __noinline__ void best_of(SelectMemory& memory, int n, int most) {
   const int lanes = n > 256 ? 1 : n > 128 ? 2 : n > 64 ? 4 : n > 32 ? 8 : 16;  // of a candidate
   const int i = threadIdx.x / lanes, part = threadIdx.x % lanes;
   const uint64_t mine = i < n ? memory.candidates[i] : 0;
   int before = 0;
 #pragma unroll 8
   for (int j = part; j < n; j += lanes) before += memory.candidates[j] > mine;
+#pragma unroll 1
   for (int o = lanes / 2; o > 0; o /= 2) before += __shfl_xor_sync(kAllLanes, before, o);
   if (part == 0 && mine != 0 && before < most) memory.best[before] = mine;
   __syncthreads();
@@ -137,6 +145,7 @@ __device__ void choose(const Decode<T>& a, const ListPlan& plan, SelectMemory& m
   const int begin = plan.init_end + static_cast<int>(blockIdx.x) * share, end = min(plan.candidate_end, begin + share);
   int kept = 0;
   join_lse(a, memory, b, g, at);
+#pragma unroll 1
   for (int j0 = begin; j0 < end; j0 += a.tile_blocks) {  // the best so far, and the next blocks behind them
     const int j1 = min(end, j0 + a.tile_blocks), n = kept + j1 - j0;
     if (static_cast<int>(threadIdx.x) < kept) memory.candidates[threadIdx.x] = memory.best[threadIdx.x];
@@ -145,31 +154,31 @@ __device__ void choose(const Decode<T>& a, const ListPlan& plan, SelectMemory& m
     kept = min(plan.free, n);
   }
   uint64_t* const best = a.best + ((int64_t{b} * a.Hkv + g) * kTogether + blockIdx.x) * a.n_sel;
-  for (int r = threadIdx.x; r < plan.free; r += kSelectThreads) best[r] = r < kept ? memory.best[r] : 0;
+  if (const int r = threadIdx.x; r < plan.free) best[r] = r < kept ? memory.best[r] : 0;
 }
 
 // The list, ascending, in memory.list.
 template <class T>
 __device__ void list_blocks(const Decode<T>& a, const ListPlan& plan, SelectMemory& memory, int b, int g) {
+  const int r = threadIdx.x;
   int* const free = memory.list + plan.init_end;
   if (plan.scored) {
     const uint64_t* const best = a.best + (int64_t{b} * a.Hkv + g) * kTogether * a.n_sel;
-    for (int i = threadIdx.x; i < kTogether * plan.free; i += kSelectThreads)
-      memory.candidates[i] = __ldcg(best + i / plan.free * a.n_sel + i % plan.free);
+    if (r < kTogether * plan.free) memory.candidates[r] = __ldcg(best + r / plan.free * a.n_sel + r % plan.free);
     __syncthreads();
     best_of(memory, kTogether * plan.free, plan.free);
-    for (int r = threadIdx.x; r < plan.free; r += kSelectThreads) {
+    if (r < plan.free) {
       const int block = block_of(memory.best[r]);
       int rank = 0;
+#pragma unroll 4
       for (int i = 0; i < plan.free; ++i) rank += block_of(memory.best[i]) < block;
       free[rank] = block;
     }
-  } else {
-    for (int r = threadIdx.x; r < plan.free; r += kSelectThreads) free[r] = plan.init_end + r;
+  } else if (r < plan.free) {
+    free[r] = plan.init_end + r;
   }
-  for (int r = threadIdx.x; r < plan.init_end; r += kSelectThreads) memory.list[r] = r;
-  for (int r = threadIdx.x; r <= plan.current - plan.local_begin; r += kSelectThreads)
-    free[plan.free + r] = plan.local_begin + r;
+  if (r < plan.init_end) memory.list[r] = r;
+  if (r <= plan.current - plan.local_begin) free[plan.free + r] = plan.local_begin + r;
   __syncthreads();
 }
 
@@ -212,12 +221,14 @@ __global__ void __launch_bounds__(kSelectThreads, 1) selected_kernel(Decode<T> a
     list_blocks(a, plan, memory, b, g);
     // The tokens of the listed blocks stand one behind the other; only the last block may be cut off.
     const int keys = (plan.listed() - 1) * a.l_sel + at % a.l_sel + 1;
+#pragma unroll 1
     for (int chunk = blockIdx.x; chunk * kSelectedChunk < keys; chunk += kTogether) {
-      const int first = chunk * kSelectedChunk;
-      const auto row_of = [&](int i) {
-        return memory.list[(first + i) / a.l_sel] * a.l_sel + (first + i) % a.l_sel;
-      };
-      attend_chunk<false, V>(a, chunk_memory, 1, chunk, b, g, min(kSelectedChunk, keys - first), row_of, nullptr, 0);
+      const int first = chunk * kSelectedChunk, count = min(kSelectedChunk, keys - first);
+      if (const int i = threadIdx.x; i < count)
+        memory.rows[i] = memory.list[(first + i) / a.l_sel] * a.l_sel + (first + i) % a.l_sel;
+      __syncthreads();
+      attend_chunk<false, V>(
+          a, chunk_memory, 1, chunk, b, g, count, [&](int i) { return memory.rows[i]; }, nullptr, 0);
     }
   }
   if constexpr (kAll) {

@@ -133,8 +133,8 @@ __global__ void __launch_bounds__(32 * kWarps, 2) linear_few_kernel(Few<T> a) {
   if (begin < a.out) load(begin);
   T* const norm = x + kRows * a.in;
   if (a.norm != nullptr) copy_rows(norm, a.norm, 0, 1, vectors);
-  let_next_come();
   wait_for_kernel_ahead();  // w and norm are weights; x and the addend are what the kernel before has written
+  let_next_come();          // not sooner: the next kernel's weights would be in the way of what this one waits for
   copy_rows(x, a.x, a.x_stride, a.rows, vectors);
   __syncthreads();
   if (a.norm != nullptr) {

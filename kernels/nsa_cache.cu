@@ -98,7 +98,6 @@ __device__ void compress_ring(const Append<T>& a, const Stored<T>& s, int b, int
 // blockIdx.x: a head of q, or a group of one of the stored tensors.
 template <class T>
 __global__ void __launch_bounds__(kThreads) append_kernel(Append<T> a) {
-  let_next_come();
   wait_for_kernel_ahead();
   const int b = blockIdx.y, at = a.position[b];
   const bool query = blockIdx.x < static_cast<unsigned>(a.Hq);

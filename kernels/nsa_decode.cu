@@ -127,7 +127,6 @@ template <class T, int V, int kHeads>
 __global__ void __launch_bounds__(kBranchThreads, 2)
     branches_kernel(Decode<T> a, GateMlp<T> mlp, GateKernelOptions gate_options) {
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
-  let_next_come();
   const bool gates = static_cast<int>(blockIdx.x) == a.chunks[0] + a.chunks[2];
   const GateMemory<T> gate_memory(shared, mlp);
   if (gates && gate_options.computed()) load_gate_weights(mlp, gate_memory);  // no kernel ahead writes them

@@ -3,6 +3,7 @@
 // the sum of their exponentials and their weighted sum of values; all heads of a group share each key that is read.
 #pragma once
 #include "kernels/bthd.cuh"
+#include "kernels/launch_behind.cuh"
 #include "kernels/nsa_decode.h"
 #include "kernels/ptx.cuh"
 
@@ -170,6 +171,7 @@ __device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThre
   }
   __syncthreads();
 
+  let_next_come();  // its weights are to come behind these keys
   const int64_t partial = a.partial(b, g, branch, chunk);
 #pragma unroll 1
   for (int h = warp; h < memory.heads; h += kWarps) {

@@ -203,10 +203,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1) choose_kernel(Decode<T> a) 
 // kAll: choose, attend and join, by a cluster; else attend.
 template <class T, int V, int kHeads, bool kAll>
 __global__ void __launch_bounds__(kSelectThreads, 1) selected_kernel(Decode<T> a) {
-  if constexpr (kAll) {
-    let_next_come();
-    wait_for_kernel_ahead();
-  }
+  if constexpr (kAll) wait_for_kernel_ahead();
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
   SelectMemory& memory = *reinterpret_cast<SelectMemory*>(shared + chunk_floats<kHeads>(a.G, a.dk));
   const SelectedChunk<kHeads> chunk_memory(shared, a.G, a.dk);
@@ -232,6 +229,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1) selected_kernel(Decode<T> a
     }
   }
   if constexpr (kAll) {
+    let_next_come();
     meet_cluster();
     const int outputs = a.G * a.dv, share = pieces(outputs, kTogether), begin = static_cast<int>(blockIdx.x) * share;
     join_chunks(a, *reinterpret_cast<JoinMemory<kSelectThreads>*>(shared), b, g, begin, min(outputs, begin + share));

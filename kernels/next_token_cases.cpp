@@ -40,11 +40,13 @@ std::vector<OpCase> next_token_cases() {
       argmax_case("3x37_of_33", 3, 37, 33),
       argmax_case("2x50304", 2, 50304, 50257),
       // Equals: the first wins, wherever its thread is.
-      argmax_case("equals", 4, 5000, 4999, [](int64_t i, uint64_t seed) { return double((i * 7 + int64_t(seed)) % 5); }),
+      argmax_case("equals", 4, 5000, 4999,
+                  [](int64_t i, uint64_t seed) { return double((i * 7 + int64_t(seed)) % 5); }),
       argmax_case("all_equal", 2, 3000, 3000, [](int64_t, uint64_t) { return -1.5; }),
       // The largest stands behind the vocabulary.
       argmax_case("padding", 2, 1100, 1030, [](int64_t i, uint64_t) { return double(i % 1100); }),
-      // Row by row: none, NaN, +infinity, -infinity within; and those three behind the vocabulary, where none is looked at.
+      // Row by row: none, NaN, +infinity, -infinity within; and those three behind the vocabulary, where none is looked
+      // at.
       argmax_case("not_finite", 7, 1500, 1400,
                   [=](int64_t i, uint64_t) {
                     const int64_t row = i / 1500, j = i % 1500;

@@ -57,8 +57,9 @@ class CacheCase {
     };
     const double pairs = dense_ ? 1 : 3;  // rows read and written; a block of l rows as often as one ends
     const double block = dense_ ? 0 : static_cast<double>(c_.l + 1) / static_cast<double>(c_.d);
-    case_.forward_bytes = 2 * static_cast<double>(B) *
-                          (2 * static_cast<double>(Hq * dk) + (2 * pairs + block) * static_cast<double>(Hkv * (dk + dv)));
+    case_.forward_bytes =
+        2 * static_cast<double>(B) *
+        (2 * static_cast<double>(Hq * dk) + (2 * pairs + block) * static_cast<double>(Hkv * (dk + dv)));
     return case_;
   }
 
@@ -81,12 +82,8 @@ class CacheCase {
 
  private:
   void constant(std::string name, Shape shape, double std = 1, ArgType type = ArgType::element, int64_t pad = 0) {
-    case_.args.push_back({.name = std::move(name),
-                          .role = ArgRole::constant,
-                          .shape = shape,
-                          .type = type,
-                          .std = std,
-                          .row_pad = pad});
+    case_.args.push_back(
+        {.name = std::move(name), .role = ArgRole::constant, .shape = shape, .type = type, .std = std, .row_pad = pad});
   }
   void cache(const std::string& what, int64_t count) {
     for (const bool key : {true, false}) {

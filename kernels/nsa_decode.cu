@@ -191,8 +191,8 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
   a.n_sel = static_cast<int>(c.n_sel), a.init_blocks = static_cast<int>(c.init_blocks);
   a.local_blocks = static_cast<int>(c.local_blocks);
   const int64_t most_of_share = std::max<int64_t>(1, ceil_div(ceil_div(a.rows[1], a.l_sel), kTogether));
-  a.tile_blocks = static_cast<int>(
-      std::clamp<int64_t>(kScoreTile * c.d / c.l_sel, 1, std::min<int64_t>(kMostTile, most_of_share)));
+  a.tile_blocks =
+      static_cast<int>(std::clamp<int64_t>(kScoreTile * c.d / c.l_sel, 1, std::min<int64_t>(kMostTile, most_of_share)));
   a.scale_log2 = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(a.dk)));
   TRIAD_CHECK(a.dense || c.n_sel <= kMostSelected, "nsa_decode: lists of {} blocks, at most {} on a GPU", c.n_sel,
               kMostSelected);

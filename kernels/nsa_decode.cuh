@@ -16,7 +16,7 @@ inline constexpr int kSelectedChunk = 128;  // selected branch
 inline constexpr int kBranchThreads = 256;
 inline constexpr int kSelectThreads = 512;
 inline constexpr int kJoinThreads = 256;
-inline constexpr int kTogether = 8;  // CTAs that share the selection of one (sequence, group)
+inline constexpr int kTogether = 8;       // CTAs that share the selection of one (sequence, group)
 inline constexpr int kMostSelected = 64;  // n
 inline constexpr int kMostHeads = 32;     // G
 
@@ -111,8 +111,7 @@ __device__ void load_queries(const Decode<T>& a, const ChunkMemory<kHeads, kThre
 // scores[head * stride + i].
 template <bool kQueries, int V, class T, int kHeads, int kThreads, int kChunk, class RowOf>
 __device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThreads, kChunk>& memory, int branch,
-                             int chunk, int b, int g, int count, RowOf&& row_of, float* scores,
-                             int64_t scores_stride) {
+                             int chunk, int b, int g, int count, RowOf&& row_of, float* scores, int64_t scores_stride) {
   constexpr int kWarps = kThreads / 32, kLanes = kThreads / kChunk;  // lanes of a key
   constexpr int kHeld = kChunk / kWarps;                             // keys of a warp
   constexpr int kOfLane = kChunk / 32;                               // scores of a head

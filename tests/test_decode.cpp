@@ -300,9 +300,10 @@ void check_greedy_of_phi(Phi phi, Device device) {
   for (const GateKind gate : {GateKind::softmax, GateKind::sigmoid})
     for (const auto& [heads, groups] : {std::pair<int64_t, int64_t>{2, 2}, {12, 2}, {16, 1}}) {
       const bool wide = gate == GateKind::sigmoid && groups == 2;
-      check_greedy(
-          device.is_cuda() ? gpu_config(phi, gate, heads, groups, wide ? 128 : 64) : config_of(phi, gate, heads, groups),
-          device, DType::bf16, fmt::format("phi {}, gate {}, G {}", word_of(phi), word_of(gate), heads / groups));
+      check_greedy(device.is_cuda() ? gpu_config(phi, gate, heads, groups, wide ? 128 : 64)
+                                    : config_of(phi, gate, heads, groups),
+                   device, DType::bf16,
+                   fmt::format("phi {}, gate {}, G {}", word_of(phi), word_of(gate), heads / groups));
     }
 }
 
@@ -375,8 +376,8 @@ void check_ragged(const ModelConfig& c, Device device, const std::vector<int64_t
     for (size_t b = 0; b < lengths.size(); ++b) tokens.push_back(texts[b][static_cast<size_t>(lengths[b] + step)]);
     f.step(tokens);
     for (size_t b = 0; b < lengths.size(); ++b) {
-      const double error = relative_error(f.logits(static_cast<int64_t>(b)),
-                                          references[b][static_cast<size_t>(lengths[b] + step)]);
+      const double error =
+          relative_error(f.logits(static_cast<int64_t>(b)), references[b][static_cast<size_t>(lengths[b] + step)]);
       largest = std::isfinite(error) ? std::max(largest, error) : 1 / 0.0;
     }
   }

@@ -238,15 +238,16 @@ class DecodeBench {
 
 // As the other verbs keep their rows.
 Json kept_row(const DecodeBenchOptions& o, const Row& r, bool prefill) {
-  return {{"op", prefill ? "prefill" : "decode"},
-          {"case", fmt::format("{} {}x{}", std::filesystem::path(o.config).stem().string(), prefill ? 1 : o.batch, r.S)},
-          {"pass", prefill ? "forward" : "step"},
-          {"us", 1e3 * r.ms_total},
-          {"runs", o.runs},
-          {"us_cmp", 1e3 * r.ms[kCmp]},
-          {"us_sel", 1e3 * r.ms[kSel]},
-          {"us_win", 1e3 * r.ms[kWin]},
-          {"reads", prefill ? r.reads : r.reads_decode}};
+  return {
+      {"op", prefill ? "prefill" : "decode"},
+      {"case", fmt::format("{} {}x{}", std::filesystem::path(o.config).stem().string(), prefill ? 1 : o.batch, r.S)},
+      {"pass", prefill ? "forward" : "step"},
+      {"us", 1e3 * r.ms_total},
+      {"runs", o.runs},
+      {"us_cmp", 1e3 * r.ms[kCmp]},
+      {"us_sel", 1e3 * r.ms[kSel]},
+      {"us_win", 1e3 * r.ms[kWin]},
+      {"reads", prefill ? r.reads : r.reads_decode}};
 }
 
 void run_bench(const DecodeBenchOptions& o, bool prefill) {

@@ -106,8 +106,9 @@ void compare_rows(const BenchRows& b, const BenchOptions& o) {
                           100 * (ratio - 1));
   }
   // Not in front of the reader of JSON or CSV: the table is for people.
-  std::fprintf(o.json || b.csv ? stderr : stdout, "\ncompared with %s on %s:\n%s%lld rows compared, %lld without a kept row\n",
-               o.compare.c_str(), backend::info(b.device).name.c_str(), table.c_str(), static_cast<long long>(compared),
+  std::fprintf(o.json || b.csv ? stderr : stdout,
+               "\ncompared with %s on %s:\n%s%lld rows compared, %lld without a kept row\n", o.compare.c_str(),
+               backend::info(b.device).name.c_str(), table.c_str(), static_cast<long long>(compared),
                static_cast<long long>(unknown));
   if (lost > 0) fail("{} of {} rows are more than 5% slower than {} says:{}", lost, compared, o.compare, slower);
 }

@@ -67,6 +67,7 @@ __device__ void rotate(const Append<T>& a, T* to, const T* from, int at) {
 // they come from memory, and are asked for all together. The parts are added in their order.
 template <class T>
 __device__ void compress_ring(const Append<T>& a, const Stored<T>& s, int b, int g, int at) {
+  constexpr int kAtOnce = 8;
   __shared__ float sums[kThreads];
   const int columns = s.D <= 32 ? 32 : s.D <= 64 ? 64 : s.D <= 128 ? 128 : kThreads, parts = kThreads / columns;
   const int first = at + 1 - a.l, oldest = first % a.l;
@@ -76,13 +77,23 @@ __device__ void compress_ring(const Append<T>& a, const Stored<T>& s, int b, int
   for (int j0 = 0; j0 < s.D; j0 += columns) {
     const int j = j0 + column;
     float sum = 0;
-    if (j < s.D)
-#pragma unroll 8
-      for (int i = part; i < a.l; i += parts) {
-        const int row = oldest + i < a.l ? oldest + i : oldest + i - a.l;
-        const float weight = s.weight == nullptr ? 1.0f : to_float(s.weight[i * s.weight_stride + j]);
-        sum = fmaf(weight, to_float(ring[row * s.to.stride_t + j]), sum);
+#pragma unroll 1
+    for (int i0 = part; j < s.D && i0 < a.l; i0 += kAtOnce * parts) {
+      float x[kAtOnce], weight[kAtOnce];
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int row = oldest + min(i0 + u * parts, a.l - 1);
+        x[u] = to_float(ring[(row < a.l ? row : row - a.l) * s.to.stride_t + j]);
+        weight[u] = 1;
       }
+      if (s.weight != nullptr)
+#pragma unroll
+        for (int u = 0; u < kAtOnce; ++u)
+          weight[u] = to_float(s.weight[min(i0 + u * parts, a.l - 1) * s.weight_stride + j]);
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u)
+        if (i0 + u * parts < a.l) sum = fmaf(weight[u], x[u], sum);
+    }
     sums[threadIdx.x] = sum;
     __syncthreads();
     if (part == 0 && j < s.D) {

@@ -6,6 +6,8 @@
 //      the forward pass rounds them, and summed by their gates. Dense attention has the join alone.
 // Sizes of grids and scratch come from the cache's room alone, and positions are read from the device, so one recorded
 // step serves all positions; chunks beyond a position end at once. Softmaxes are in powers of 2.
+// M7C at 65,536 tokens reads 2.9 MB of keys and values a layer, 0.7 us at 4.2 TB/s; two kernels that wait for what they
+// read some three times each were predicted at 7 us, and take about 20 of the 35 us of a layer (kernels/README.md).
 #include <algorithm>
 #include <cmath>
 

@@ -2,6 +2,7 @@
 
 #include "engine/check.h"
 #include "io/tokenizer.h"
+#include "io/unicode.h"
 
 namespace triad {
 
@@ -20,8 +21,11 @@ void Config::resolve() {
   if (data.seed < 0) data.seed = train.seed;
   for (const std::string& what : log.diagnostics)
     if (what != "ledger" && what != "layer_norms" && what != "backward" && what != "buckets")
-      fail_usage("log.diagnostics holds \"{}\": ledger, layer_norms, backward and buckets are allowed", what);
-  recompute();  // refuses what is no plan for these layers
+      fail_usage("log.diagnostics holds \"{}\": ledger, layer_norms, backward and buckets are allowed",
+                 shortened(what));
+  try {
+    recompute();  // refuses what is no plan for these layers, and quotes it
+  } catch (const UsageError& e) { throw UsageError(shortened(e.what(), 1000)); }
 }
 
 void Config::check_run() const {

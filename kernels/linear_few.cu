@@ -1,8 +1,10 @@
-// y = x w^T for at most 8 rows of x: a warp an output column, a lane the 16-byte vectors lane, lane + 32, ... of its
-// row of w. All time is reading w, once: 2.4 MB of a 1536 x 768 layer are 0.6 us of an H200's memory, and a CTA's wait
-// for its first bytes about as long. So the first vectors of a warp's row are asked for before x is even looked at; x
-// then goes to shared memory, normed by each CTA anew (its rows are few and in L2). Wide layers (the head) have more
-// columns than the card has room for warps: CTAs stay and take further columns.
+// y = x w^T for at most 8 rows of x: a warp some output columns, a lane the 16-byte vectors lane, lane + 32, ... of
+// their rows of w. All time is reading w, once: 2.4 MB of a 1536 x 768 layer are 0.6 us of an H200's memory, and a
+// CTA's wait for its first bytes about as long. So a warp asks for 12 vectors a lane before x is even looked at, while
+// the kernel ahead still runs: 4 columns of short rows, where there are columns enough to keep most SMs busy, or 6 KB
+// of one long row. x then goes to shared memory, and is normed by each CTA anew (its rows are few and in L2). Wide
+// layers (the head) have more columns than the card has room for warps: CTAs stay and take further columns. M7C's 48
+// layers of a step are 155 MB, 37 us at 4.2 TB/s; in a chain that waits from kernel to kernel they take 121.
 #include <algorithm>
 
 #include "kernels/bthd.cuh"
@@ -14,9 +16,9 @@ namespace triad::cuda {
 namespace {
 
 using Activation = FewOptions::Activation;
-constexpr int kWarps = 8;      // a CTA; as many as rows, so that each norms one
-constexpr int kHeld = 4;       // vectors of a lane in flight together
-constexpr int kCtasPerSm = 6;  // that stay, of a wide layer
+constexpr int kWarps = 8;        // a CTA; as many as rows, so that each norms one
+constexpr int kCtasPerSm = 2;    // that stay, of a wide layer
+constexpr int kEnoughCtas = 48;  // for columns to be taken by fours
 static_assert(kWarps >= kFewRows);
 
 template <class T>
@@ -28,89 +30,88 @@ struct Few {
   float eps;
 };
 
-// The first kHeld vectors of a lane from `from` on; zeros past the end.
-template <class T>
+// Vectors from, from + 32, ... of some rows, of a lane; zeros past the end.
+template <int kRowsHeld, int kPieces>
 struct HeldVectors {
-  uint4 v[kHeld];
-  __device__ void load(const T* row, int from, int vectors) {
+  uint4 v[kRowsHeld][kPieces];
+  template <class T>
+  __device__ void load(const T* row, int64_t stride, int rows, int from, int vectors) {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i)
-      v[i] =
-          from + 32 * i < vectors ? reinterpret_cast<const uint4*>(row)[from + 32 * i] : make_uint4(0, 0, 0, 0);
+    for (int r = 0; r < kRowsHeld; ++r)
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i)
+        v[r][i] = r < rows && from + 32 * i < vectors ? reinterpret_cast<const uint4*>(row + r * stride)[from + 32 * i]
+                                                      : make_uint4(0, 0, 0, 0);
   }
 };
 
-// A row of x, normed and rounded as the forward pass's own kernel does, to shared memory: warp n takes row n. Its first
-// vectors are read once; those of the norm's weights were asked for before.
+// A vector as it is, from rows of so many vectors one behind the other in shared memory.
 template <class T>
-__device__ void load_rows(const Few<T>& a, const HeldVectors<T>& norm, T* shared) {
-  constexpr int V = kVector<T>;
-  const int vectors = a.in / V, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (warp >= a.rows) return;
-  const T* const row = a.x + warp * a.x_stride;
-  HeldVectors<T> held;
-  held.load(row, lane, vectors);
-  // get(x, from, i): vector from + 32 * i, of which the first kHeld of a lane are there
-  const auto get = [&](float (&x)[V], const HeldVectors<T>& there, const T* all, int from, int i) {
-    if (from == lane)
-      as_floats<T>(x, there.v[i]);
-    else
-      load_vector<V>(x, all + (from + 32 * i) * V);
-  };
-  float r = 1;
-  if (a.norm != nullptr) {
-    float sum = 0;
-    for (int from = lane; from < vectors; from += 32 * kHeld)
-#pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        if (from + 32 * i >= vectors) break;
-        float x[V];
-        get(x, held, row, from, i);
-#pragma unroll
-        for (int j = 0; j < V; ++j) sum = fmaf(x[j], x[j], sum);
-      }
-    r = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(a.in) + a.eps);
-  }
-  for (int from = lane; from < vectors; from += 32 * kHeld)
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      if (from + 32 * i >= vectors) break;
-      float x[V], weight[V];
-      get(x, held, row, from, i);
-      if (a.norm != nullptr) {
-        get(weight, norm, a.norm, from, i);
-#pragma unroll
-        for (int j = 0; j < V; ++j) x[j] = x[j] * r * weight[j];
-      }
-      store_vector<V>(shared + warp * a.in + (from + 32 * i) * V, x);
-    }
+__device__ void copy_rows(T* shared, const T* rows, int64_t stride, int count, int vectors) {
+#pragma unroll 2
+  for (int i = threadIdx.x; i < count * vectors; i += 32 * kWarps)
+    reinterpret_cast<uint4*>(shared)[i] = reinterpret_cast<const uint4*>(rows + i / vectors * stride)[i % vectors];
 }
 
-// sum[n] = row of w . row n of x; the row's first vectors are there already.
-template <class T, int kRows>
-__device__ void dot_rows(float (&sum)[kRows], const T* row, HeldVectors<T>& held, const T* x, int in, int lane) {
+// The rows in shared memory, normed and rounded as the forward pass's own kernel does; warp n takes row n.
+template <class T>
+__device__ void norm_rows(const Few<T>& a, T* shared, const T* weight) {
+  constexpr int V = kVector<T>;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warp >= a.rows) return;
+  T* const row = shared + warp * a.in;
+  float sum = 0, x[V], w[V];
+#pragma unroll 1
+  for (int i = lane * V; i < a.in; i += 32 * V) {
+    load_vector<V>(x, static_cast<const T*>(row + i));
+#pragma unroll
+    for (int j = 0; j < V; ++j) sum = fmaf(x[j], x[j], sum);
+  }
+  const float r = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(a.in) + a.eps);
+#pragma unroll 1
+  for (int i = lane * V; i < a.in; i += 32 * V) {
+    load_vector<V>(x, static_cast<const T*>(row + i));
+    load_vector<V>(w, weight + i);
+#pragma unroll
+    for (int j = 0; j < V; ++j) x[j] = x[j] * r * w[j];
+    store_vector<V>(row + i, x);
+  }
+}
+
+// sum[c][n] = row c of w . row n of x; the rows' first vectors are there already.
+template <class T, int kColumns, int kPieces, int kRows>
+__device__ void dot_rows(float (&sum)[kColumns][kRows], const T* w, int64_t w_stride, int columns,
+                         HeldVectors<kColumns, kPieces>& held, const T* x, int in, int lane) {
   constexpr int V = kVector<T>;
   const int vectors = in / V;
 #pragma unroll
-  for (int n = 0; n < kRows; ++n) sum[n] = 0;
-  for (int from = lane; from < vectors; from += 32 * kHeld) {
-    if (from > lane) held.load(row, from, vectors);
+  for (int c = 0; c < kColumns; ++c)
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
+    for (int n = 0; n < kRows; ++n) sum[c][n] = 0;
+#pragma unroll 1
+  for (int from = lane; from < vectors; from += 32 * kPieces) {
+    if (from > lane) held.load(w, w_stride, columns, from, vectors);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
       if (from + 32 * i >= vectors) break;
-      float w[V];
-      as_floats<T>(w, held.v[i]);
 #pragma unroll
       for (int n = 0; n < kRows; ++n) {
         float xv[V];
         load_vector<V>(xv, x + n * in + (from + 32 * i) * V);
 #pragma unroll
-        for (int j = 0; j < V; ++j) sum[n] = fmaf(w[j], xv[j], sum[n]);
+        for (int c = 0; c < kColumns; ++c) {
+          float wv[V];
+          as_floats<T>(wv, held.v[c][i]);
+#pragma unroll
+          for (int j = 0; j < V; ++j) sum[c][n] = fmaf(wv[j], xv[j], sum[c][n]);
+        }
       }
     }
   }
 #pragma unroll
-  for (int n = 0; n < kRows; ++n) sum[n] = warp_sum(sum[n]);
+  for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) sum[c][n] = warp_sum(sum[c][n]);
 }
 
 template <class T>
@@ -119,57 +120,78 @@ __device__ float silu_of_rounded(float x) {
   return x / (1.0f + expf(-x));
 }
 
-template <class T, int kRows, Activation kActivation>
+template <class T, int kRows, int kColumns, int kPieces, Activation kActivation>
 __global__ void __launch_bounds__(32 * kWarps, 2) linear_few_kernel(Few<T> a) {
   T* const x = reinterpret_cast<T*>(dynamic_shared());
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, vectors = a.in / kVector<T>;
-  int column = static_cast<int>(blockIdx.x) * kWarps + warp;
-  const auto row_of = [&](int i) { return a.w + i * a.w_stride; };
-  HeldVectors<T> held;
-  if (column < a.out) held.load(row_of(column), lane, vectors);
-  HeldVectors<T> norm;
-  if (a.norm != nullptr && warp < a.rows) norm.load(a.norm, lane, vectors);
-  let_next_come();
+  const int begin = (static_cast<int>(blockIdx.x) * kWarps + warp) * kColumns;
+  const int stride = static_cast<int>(gridDim.x) * kWarps * kColumns;
+  HeldVectors<kColumns, kPieces> held;
+  const auto load = [&](int column) {
+    held.load(a.w + column * a.w_stride, a.w_stride, a.out - column % a.out, lane, vectors);
+  };
+  if (begin < a.out) load(begin);
+  T* const norm = x + kRows * a.in;
+  if (a.norm != nullptr) copy_rows(norm, a.norm, 0, 1, vectors);
   wait_for_kernel_ahead();  // w and norm are weights; x and the addend are what the kernel before has written
-  load_rows(a, norm, x);
+  let_next_come();          // not sooner: the next kernel's weights would be in the way of what this one waits for
+  copy_rows(x, a.x, a.x_stride, a.rows, vectors);
   __syncthreads();
-  for (; column < a.out; column += static_cast<int>(gridDim.x) * kWarps) {
-    if (column >= static_cast<int>(gridDim.x) * kWarps) held.load(row_of(column), lane, vectors);
-    float sum[kRows];
-    dot_rows(sum, row_of(column), held, x, a.in, lane);
+  if (a.norm != nullptr) {
+    norm_rows(a, x, norm);
+    __syncthreads();
+  }
+#pragma unroll 1
+  for (int column = begin; column < a.out; column += stride) {
+    if (column > begin) load(column);
+    const int columns = min(kColumns, a.out - column);
+    const auto dot = [&](float(&sum)[kColumns][kRows], int row) {
+      dot_rows(sum, a.w + row * a.w_stride, a.w_stride, columns, held, x, a.in, lane);
+    };
+    float sum[kColumns][kRows];
+    dot(sum, column);
     if constexpr (kActivation == Activation::silu) {
 #pragma unroll
-      for (int n = 0; n < kRows; ++n) sum[n] = silu_of_rounded<T>(sum[n]);
+      for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+        for (int n = 0; n < kRows; ++n) sum[c][n] = silu_of_rounded<T>(sum[c][n]);
     }
     if constexpr (kActivation == Activation::swiglu) {
-      float up[kRows];
-      held.load(row_of(a.out + column), lane, vectors);
-      dot_rows(up, row_of(a.out + column), held, x, a.in, lane);
+      float up[kColumns][kRows];
+      load(a.out + column);
+      dot(up, a.out + column);
 #pragma unroll
-      for (int n = 0; n < kRows; ++n) sum[n] = silu_of_rounded<T>(sum[n]) * to_float(from_float<T>(up[n]));
+      for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+        for (int n = 0; n < kRows; ++n) sum[c][n] = silu_of_rounded<T>(sum[c][n]) * to_float(from_float<T>(up[c][n]));
     }
 #pragma unroll
-    for (int n = 0; n < kRows; ++n) {
-      if (lane != n || n >= a.rows) continue;
-      if (a.addend != nullptr) sum[n] += to_float(a.addend[n * a.addend_stride + column]);
-      a.y[n * a.y_stride + column] = from_float<T>(sum[n]);
-    }
+    for (int n = 0; n < kRows; ++n)
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        if (lane != n * kColumns + c || n >= a.rows || c >= columns) continue;
+        if (a.addend != nullptr) sum[c][n] += to_float(a.addend[n * a.addend_stride + column + c]);
+        a.y[n * a.y_stride + column + c] = from_float<T>(sum[c][n]);
+      }
   }
 }
 
-template <class T, int kRows, Activation kActivation>
+template <class T, int kRows, int kColumns, int kPieces, Activation kActivation>
 void launch_few(Context& ctx, const Few<T>& a) {
-  const int64_t ctas = std::min<int64_t>(ceil_div(a.out, kWarps), int64_t{ctx.num_sms} * kCtasPerSm);
-  launch_behind(ctx, "linear_few", linear_few_kernel<T, kRows, kActivation>, dim3(static_cast<unsigned>(ctas)),
-         dim3(32 * kWarps), static_cast<size_t>(kRows * a.in) * sizeof(T), a);
+  const int64_t ctas = std::min<int64_t>(ceil_div(a.out, kWarps * kColumns), int64_t{ctx.num_sms} * kCtasPerSm);
+  launch_behind(ctx, "linear_few", linear_few_kernel<T, kRows, kColumns, kPieces, kActivation>,
+                dim3(static_cast<unsigned>(ctas)), dim3(32 * kWarps),
+                static_cast<size_t>((kRows + (a.norm != nullptr ? 1 : 0)) * a.in) * sizeof(T), a);
 }
 
 template <class T, Activation kActivation>
 void dispatch_rows(Context& ctx, const Few<T>& a) {
-  if (a.rows == 1) return launch_few<T, 1, kActivation>(ctx, a);
-  if (a.rows <= 2) return launch_few<T, 2, kActivation>(ctx, a);
-  if (a.rows <= 4) return launch_few<T, 4, kActivation>(ctx, a);
-  launch_few<T, 8, kActivation>(ctx, a);
+  const bool short_rows = a.in <= 3 * 32 * kVector<T>, by_fours = a.out >= 4 * kWarps * kEnoughCtas;
+  if (a.rows == 1 && short_rows && by_fours) return launch_few<T, 1, 4, 3, kActivation>(ctx, a);
+  if (a.rows == 1) return launch_few<T, 1, 1, 12, kActivation>(ctx, a);
+  if (a.rows <= 2) return launch_few<T, 2, 1, 12, kActivation>(ctx, a);
+  if (a.rows <= 4) return launch_few<T, 4, 1, 12, kActivation>(ctx, a);
+  launch_few<T, 8, 1, 4, kActivation>(ctx, a);
 }
 
 }  // namespace
@@ -178,7 +200,7 @@ bool linear_few(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, const FewO
   constexpr int64_t kMostShared = 96 * 1024;  // two CTAs an SM
   const int64_t rows = x.size(0), in = x.size(1), padded = rows == 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
   const int V = static_cast<int>(16 / size_of(x.dtype));
-  if (rows > kFewRows || padded * in * size_of(x.dtype) > kMostShared || !has_vectors(x, V) || !has_vectors(w, V))
+  if (rows > kFewRows || (padded + 1) * in * size_of(x.dtype) > kMostShared || !has_vectors(x, V) || !has_vectors(w, V))
     return false;
   if (!o.norm.empty() && !has_vectors(o.norm, V)) return false;
   dispatch_gpu_float(x.dtype, [&]<class T>() {

@@ -57,7 +57,7 @@ __global__ void advance_kernel(int32_t* position, int N, int last) {
 void argmax(Context& ctx, Tensor token, ConstTensor logits, int64_t vocab) {
   dispatch_gpu_float(logits.dtype, [&]<class T>() {
     launch_behind(ctx, "argmax", argmax_kernel<T>, dim3(static_cast<unsigned>(logits.size(0))), dim3(kThreads), 0,
-           token.ptr<int32_t>(), logits.ptr<T>(), logits.stride[0], static_cast<int>(vocab));
+                  token.ptr<int32_t>(), logits.ptr<T>(), logits.stride[0], static_cast<int>(vocab));
   });
 }
 
@@ -65,7 +65,7 @@ void advance(Context& ctx, Tensor position, int64_t last) {
   constexpr int kAdvanceThreads = 128;
   const int64_t N = position.size(0);
   launch_behind(ctx, "advance", advance_kernel, dim3(static_cast<unsigned>(ceil_div(N, kAdvanceThreads))),
-         dim3(kAdvanceThreads), 0, position.ptr<int32_t>(), static_cast<int>(N), static_cast<int>(last));
+                dim3(kAdvanceThreads), 0, position.ptr<int32_t>(), static_cast<int>(N), static_cast<int>(last));
 }
 
 }  // namespace triad::cuda

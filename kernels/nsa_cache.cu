@@ -12,7 +12,7 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 256;
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -54,6 +54,7 @@ __device__ bool ends_block(const Append<T>& a, int at) {
 template <class T>
 __device__ void rotate(const Append<T>& a, T* to, const T* from, int at) {
   const int half = a.dk / 2;
+#pragma unroll 1
   for (int j = threadIdx.x; j < half; j += kThreads) {
     const float cos = a.cos[at * a.table_stride + j], sin = a.sin[at * a.table_stride + j];
     const float first = to_float(from[j]), second = to_float(from[j + half]);
@@ -62,37 +63,68 @@ __device__ void rotate(const Append<T>& a, T* to, const T* from, int at) {
   }
 }
 
+// The block that ends with token `at`. Threads: columns x parts of the ring's rows, which nobody has read for d steps:
+// they come from memory, and are asked for all together. The parts are added in their order.
+template <class T>
+__device__ void compress_ring(const Append<T>& a, const Stored<T>& s, int b, int g, int at) {
+  constexpr int kAtOnce = 8;
+  __shared__ float sums[kThreads];
+  const int columns = s.D <= 32 ? 32 : s.D <= 64 ? 64 : s.D <= 128 ? 128 : kThreads, parts = kThreads / columns;
+  const int first = at + 1 - a.l, oldest = first % a.l;
+  const int column = static_cast<int>(threadIdx.x) % columns, part = static_cast<int>(threadIdx.x) / columns;
+  const T* const ring = s.to.row(b, 0, g);
+#pragma unroll 1
+  for (int j0 = 0; j0 < s.D; j0 += columns) {
+    const int j = j0 + column;
+    float sum = 0;
+#pragma unroll 1
+    for (int i0 = part; j < s.D && i0 < a.l; i0 += kAtOnce * parts) {
+      float x[kAtOnce], weight[kAtOnce];
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int row = oldest + min(i0 + u * parts, a.l - 1);
+        x[u] = to_float(ring[(row < a.l ? row : row - a.l) * s.to.stride_t + j]);
+        weight[u] = 1;
+      }
+      if (s.weight != nullptr)
+#pragma unroll
+        for (int u = 0; u < kAtOnce; ++u)
+          weight[u] = to_float(s.weight[min(i0 + u * parts, a.l - 1) * s.weight_stride + j]);
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u)
+        if (i0 + u * parts < a.l) sum = fmaf(weight[u], x[u], sum);
+    }
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (part == 0 && j < s.D) {
+#pragma unroll 1
+      for (int i = 1; i < parts; ++i) sum += sums[i * columns + column];
+      if (s.weight == nullptr) sum *= 1.0f / static_cast<float>(a.l);
+      s.blocks.row(b, first / a.d, g)[j] = from_float<T>(sum);
+    }
+    __syncthreads();
+  }
+}
+
 // blockIdx.x: a head of q, or a group of one of the stored tensors.
 template <class T>
 __global__ void __launch_bounds__(kThreads) append_kernel(Append<T> a) {
-  let_next_come();
   wait_for_kernel_ahead();
   const int b = blockIdx.y, at = a.position[b];
-  if (blockIdx.x < static_cast<unsigned>(a.Hq)) {
-    T* const q = a.q.row(b, 0, blockIdx.x);
-    return rotate(a, q, static_cast<const T*>(q), at);
-  }
-  const int g = static_cast<int>(blockIdx.x - a.Hq) % a.Hkv;
-  const Stored<T>& s = a.stored[static_cast<int>(blockIdx.x - a.Hq) / a.Hkv];
-  T* const to = s.to.row(b, at % s.rows, g);
-  const T* const from = s.from.row(b, 0, g);
-  if (s.rotate)
+  const bool query = blockIdx.x < static_cast<unsigned>(a.Hq);
+  const int i = query ? 0 : static_cast<int>(blockIdx.x - a.Hq), g = i % a.Hkv;
+  const Stored<T>& s = a.stored[i / a.Hkv];
+  T* const to = query ? a.q.row(b, 0, blockIdx.x) : s.to.row(b, at % s.rows, g);
+  const T* const from = query ? to : s.from.row(b, 0, g);
+  if (query || s.rotate)
     rotate(a, to, from, at);
   else
+#pragma unroll 1
     for (int j = threadIdx.x; j < s.D; j += kThreads) to[j] = from[j];
+  if (query) return;
   if (!s.raw || !a.compress || !ends_block(a, at)) return;
   __syncthreads();
-  const int first = at + 1 - a.l;
-  for (int j = threadIdx.x; j < s.D; j += kThreads) {
-    float sum = 0;
-#pragma unroll 8
-    for (int i = 0; i < a.l; ++i) {
-      const float x = to_float(s.to.row(b, (first + i) % a.l, g)[j]);
-      sum = s.weight == nullptr ? sum + x : fmaf(to_float(s.weight[i * s.weight_stride + j]), x, sum);
-    }
-    if (s.weight == nullptr) sum *= 1.0f / static_cast<float>(a.l);
-    s.blocks.row(b, first / a.d, g)[j] = from_float<T>(sum);
-  }
+  compress_ring(a, s, b, g, at);
 }
 
 // phi mlp: rows [B*Hkv, l*D] = the block's tokens in order + pos.
@@ -167,7 +199,7 @@ void append(Context& ctx, const NsaCache& cache, Tensor q, const NsaIn& in, Cons
     }
   }
   launch_behind(ctx, "nsa_cache_append", append_kernel<T>,
-         dim3(static_cast<unsigned>(a.Hq + count * a.Hkv), static_cast<unsigned>(B)), dim3(kThreads), 0, a);
+                dim3(static_cast<unsigned>(a.Hq + count * a.Hkv), static_cast<unsigned>(B)), dim3(kThreads), 0, a);
   if (cache.dense() || c.phi != Phi::mlp || a.blocks == 0) return;
   compress_by_mlp(ctx, a, a.stored[4], w.phi_k, q.dtype, B);
   compress_by_mlp(ctx, a, a.stored[5], w.phi_v, q.dtype, B);

@@ -12,12 +12,12 @@ struct DecodeSizes {
 
 // positions: of the B new tokens.
 OpCase decode_case(std::string name, const DecodeSizes& n, const std::vector<int>& positions, const NsaConfig& c,
-                   bool dense = false) {
+                   bool dense = false, double q_std = 1) {
   OpCase r{.op = "nsa_decode", .name = std::move(name)};
   const auto constant = [&](std::string arg, Shape shape, double std = 1) {
     r.args.push_back({.name = std::move(arg), .role = ArgRole::constant, .shape = shape, .std = std});
   };
-  constant("q", {n.B, 1, n.Hq, n.dk});
+  constant("q", {n.B, 1, n.Hq, n.dk}, q_std);
   const auto pair = [&](const std::string& branch, int64_t rows) {
     constant("k_" + branch, {n.B, rows, n.Hkv, n.dk});
     constant("v_" + branch, {n.B, rows, n.Hkv, n.dv});
@@ -72,6 +72,9 @@ std::vector<OpCase> nsa_decode_cases() {
       decode_case("l_of_1", {1, 100, 2, 1, 16, 16}, {99}, config(1, 1, 1, 20, 30)),
       decode_case("force_win", {1, 300, 6, 1, 64, 64}, {250}, config(32, 16, 64, 4, 70, {.force = Branch::win})),
       decode_case("uniform", {1, 300, 6, 1, 64, 64}, {250}, config(32, 16, 64, 4, 70, {.uniform = true})),
+      decode_case("ties", {3, 1300, 6, 2, 64, 64}, {1299, 700, 60}, config(32, 16, 32, 9, 40), false, 0),
+      decode_case("5000_blocks", {1, 20000, 3, 1, 16, 16}, {19990}, config(4, 2, 4, 13, 30)),
+      decode_case("64_listed", {1, 9000, 4, 2, 32, 32}, {8999}, config(32, 16, 64, 64, 90)),
       decode_case("dense", {2, 500, 12, 2, 64, 64}, {3, 460}, NsaConfig{}, true),
       decode_case("m7c_4k", {1, 65536, 12, 2, 64, 64}, {4095}, NsaConfig{}),
       decode_case("m7c_64k", {1, 65536, 12, 2, 64, 64}, {65535}, NsaConfig{}),

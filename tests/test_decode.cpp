@@ -288,11 +288,35 @@ TEST_CASE("decode: a prefill of any length goes on as the forward pass does", "[
   ModelConfig dense = c;
   dense.attention = AttentionKind::dense;
   check_agreement(dense, Device::cpu(), DType::f32, 1e-5, {0, 1, 100}, "dense");
+  ModelConfig scaled = c;
+  scaled.rope_scale = 3.5;
+  check_agreement(scaled, Device::cpu(), DType::f32, 1e-5, {0, 33}, "rope_scale");
 }
 
-TEST_CASE("decode: in bf16 the same 256 tokens are the likeliest", "[decode]") {
-  check_greedy(config_of(Phi::avg, GateKind::softmax, 12, 2), Device::cpu(), DType::bf16, "G 6");
-  check_greedy(config_of(Phi::mlp, GateKind::sigmoid, 2, 2), Device::cpu(), DType::bf16, "phi mlp, sigmoid, G 1");
+namespace {
+
+// All gates and groups, on a GPU also heads of 128.
+void check_greedy_of_phi(Phi phi, Device device) {
+  for (const GateKind gate : {GateKind::softmax, GateKind::sigmoid})
+    for (const auto& [heads, groups] : {std::pair<int64_t, int64_t>{2, 2}, {12, 2}, {16, 1}}) {
+      const bool wide = gate == GateKind::sigmoid && groups == 2;
+      check_greedy(device.is_cuda() ? gpu_config(phi, gate, heads, groups, wide ? 128 : 64)
+                                    : config_of(phi, gate, heads, groups),
+                   device, DType::bf16,
+                   fmt::format("phi {}, gate {}, G {}", word_of(phi), word_of(gate), heads / groups));
+    }
+}
+
+}  // namespace
+
+TEST_CASE("decode: in bf16 the same 256 tokens are the likeliest, phi avg", "[decode]") {
+  check_greedy_of_phi(Phi::avg, Device::cpu());
+}
+TEST_CASE("decode: in bf16 the same 256 tokens are the likeliest, phi conv", "[decode]") {
+  check_greedy_of_phi(Phi::conv, Device::cpu());
+}
+TEST_CASE("decode: in bf16 the same 256 tokens are the likeliest, phi mlp", "[decode]") {
+  check_greedy_of_phi(Phi::mlp, Device::cpu());
 }
 
 TEST_CASE("decode: on the GPU steps give the forward pass's logits", "[decode][gpu]") {
@@ -306,79 +330,123 @@ TEST_CASE("decode: on the GPU steps give the forward pass's logits", "[decode][g
       }
   check_agreement(config_of(Phi::conv, GateKind::softmax, 6, 2), Device::cuda(), DType::f32, 1e-5, {0}, "odd widths",
                   kGpuStd);
+  ModelConfig other = gpu_config(Phi::conv, GateKind::sigmoid, 6, 2, 64);
+  other.mlp = MlpKind::swiglu, other.tie_embeddings = true, other.rope_scale = 3.5;
+  check_agreement(other, Device::cuda(), DType::f32, 1e-5, {1, 31, 47, 50, 128, 309}, "swiglu, tied, rope_scale",
+                  kGpuStd);
   ModelConfig dense = gpu_config(Phi::avg, GateKind::softmax, 6, 2, 128);
   dense.attention = AttentionKind::dense, dense.mlp = MlpKind::swiglu;
   check_agreement(dense, Device::cuda(), DType::f32, 1e-5, {0, 70}, "dense, swiglu", kGpuStd);
 }
 
-TEST_CASE("decode: on the GPU in bf16 the same 256 tokens are the likeliest", "[decode][gpu]") {
+TEST_CASE("decode: on the GPU in bf16 the same 256 tokens are the likeliest, phi avg", "[decode][gpu]") {
+  if (require_gpu()) check_greedy_of_phi(Phi::avg, Device::cuda());
+}
+TEST_CASE("decode: on the GPU in bf16 the same 256 tokens are the likeliest, phi conv", "[decode][gpu]") {
+  if (require_gpu()) check_greedy_of_phi(Phi::conv, Device::cuda());
+}
+TEST_CASE("decode: on the GPU in bf16 the same 256 tokens are the likeliest, phi mlp", "[decode][gpu]") {
+  if (require_gpu()) check_greedy_of_phi(Phi::mlp, Device::cuda());
+}
+TEST_CASE("decode: on the GPU in bf16 the same 256 tokens are the likeliest, dense", "[decode][gpu]") {
   if (!require_gpu()) return;
-  for (const auto& [heads, groups] : {std::pair<int64_t, int64_t>{2, 2}, {12, 2}, {16, 1}})
-    check_greedy(gpu_config(Phi::avg, GateKind::softmax, heads, groups, 64), Device::cuda(), DType::bf16,
-                 fmt::format("G {}", heads / groups));
-  check_greedy(gpu_config(Phi::conv, GateKind::sigmoid, 12, 2, 128), Device::cuda(), DType::bf16, "conv, sigmoid");
-  check_greedy(gpu_config(Phi::mlp, GateKind::softmax, 6, 2, 64), Device::cuda(), DType::bf16, "mlp");
   ModelConfig dense = gpu_config(Phi::avg, GateKind::softmax, 6, 2, 128);
   dense.attention = AttentionKind::dense, dense.mlp = MlpKind::swiglu;
   check_greedy(dense, Device::cuda(), DType::bf16, "dense, swiglu");
 }
 
-TEST_CASE("decode: sequences of a batch have lengths of their own", "[decode]") {
-  const ModelConfig c = config_of(Phi::avg, GateKind::softmax, 6, 2);
-  const std::vector<int64_t> lengths = {0, 5, 33, 200};
-  DecodeFixture f(c, static_cast<int64_t>(lengths.size()), kTokens, Device::cpu(), DType::f32);
+namespace {
+
+// Sequences prefilled to these lengths, each on its way by itself for 50 steps.
+void check_ragged(const ModelConfig& c, Device device, const std::vector<int64_t>& lengths, const std::string& name,
+                  double std = 0.3) {
+  constexpr int64_t kSteps = 50;
+  DecodeFixture f(c, static_cast<int64_t>(lengths.size()), kTokens, device, DType::f32, std);
   std::vector<std::vector<int32_t>> texts;
   std::vector<std::vector<std::vector<double>>> references;
   for (size_t b = 0; b < lengths.size(); ++b) {
-    texts.push_back(DecodeFixture::random_tokens(b, lengths[b] + 50, c.vocab_size));
+    texts.push_back(DecodeFixture::random_tokens(b, lengths[b] + kSteps, c.vocab_size));
     references.push_back(f.forward(texts[b]));
   }
   for (size_t b = 0; b < lengths.size(); ++b)
     f.prefill(static_cast<int64_t>(b), {texts[b].begin(), texts[b].begin() + lengths[b]});
   double largest = 0;
-  for (int64_t step = 0; step < 50; ++step) {
+  for (int64_t step = 0; step < kSteps; ++step) {
     std::vector<int32_t> tokens;
     for (size_t b = 0; b < lengths.size(); ++b) tokens.push_back(texts[b][static_cast<size_t>(lengths[b] + step)]);
     f.step(tokens);
-    for (size_t b = 0; b < lengths.size(); ++b)
-      largest = std::max(largest, relative_error(f.logits(static_cast<int64_t>(b)),
-                                                 references[b][static_cast<size_t>(lengths[b] + step)]));
+    for (size_t b = 0; b < lengths.size(); ++b) {
+      const double error =
+          relative_error(f.logits(static_cast<int64_t>(b)), references[b][static_cast<size_t>(lengths[b] + step)]);
+      largest = std::isfinite(error) ? std::max(largest, error) : 1 / 0.0;
+    }
   }
+  INFO(name << ", " << lengths.size() << " sequences: relative error " << largest);
   CHECK(largest <= 1e-5);
+}
+
+}  // namespace
+
+TEST_CASE("decode: sequences of a batch have lengths of their own", "[decode]") {
+  check_ragged(config_of(Phi::avg, GateKind::softmax, 6, 2), Device::cpu(), {0, 5, 33, 200}, "avg");
+  check_ragged(config_of(Phi::mlp, GateKind::sigmoid, 2, 2), Device::cpu(), {12, 0, 7}, "mlp, sigmoid");
+}
+
+TEST_CASE("decode: sequences of a batch on the GPU have lengths of their own", "[decode][gpu]") {
+  if (!require_gpu()) return;
+  check_ragged(gpu_config(Phi::avg, GateKind::softmax, 12, 2, 64), Device::cuda(), {0, 31, 129, 260}, "G 6", kGpuStd);
+  // more rows than the kernels for few take
+  check_ragged(gpu_config(Phi::mlp, GateKind::sigmoid, 2, 2, 64), Device::cuda(), {0, 5, 31, 32, 50, 90, 127, 200, 259},
+               "mlp, sigmoid, G 1", kGpuStd);
+  check_ragged(gpu_config(Phi::conv, GateKind::softmax, 16, 1, 128), Device::cuda(), {47, 130}, "conv, G 16", kGpuStd);
 }
 
 namespace {
 
-// What the kernels read of one layer in the step after `prefilled` tokens, against the closed form.
-void check_reads(Device device, DType dtype, int64_t heads, int64_t groups) {
-  const ModelConfig c = gpu_config(Phi::avg, GateKind::softmax, heads, groups, 64);
+// Keys that the kernels read in the step whose tokens make these lengths, one a sequence, against the closed form.
+void check_reads(const ModelConfig& c, Device device, DType dtype, const std::vector<std::vector<int64_t>>& batches) {
   const NsaConfig& n = c.nsa;
-  DecodeFixture f(c, 1, kTokens, device, dtype);
-  std::vector<int32_t> tokens = DecodeFixture::random_tokens(2, kTokens, c.vocab_size);
-  for (const int64_t S : {128, 129, 143, 144, 160, 161, 255, 256, 300}) {
-    f.prefill(0, {tokens.begin(), tokens.begin() + S - 1});
+  const int64_t B = static_cast<int64_t>(batches[0].size());
+  DecodeFixture f(c, B, kTokens, device, dtype);
+  const std::vector<int32_t> tokens = DecodeFixture::random_tokens(2, kTokens, c.vocab_size);
+  for (const std::vector<int64_t>& lengths : batches) {
+    std::array<int64_t, 3> expected{};
+    for (int64_t b = 0; b < B; ++b) {
+      const int64_t S = lengths[static_cast<size_t>(b)], each = c.n_layers * c.n_kv_groups;
+      f.prefill(b, {tokens.begin(), tokens.begin() + S - 1});
+      expected[2] += each * (c.dense() ? S : std::min(n.w, S));
+      if (c.dense()) continue;
+      expected[0] += each * compressed_length(S, n.l, n.d);
+      expected[1] += each * (S >= n.n_sel * n.l_sel ? (n.n_sel - 1) * n.l_sel + (S - 1) % n.l_sel + 1 : S);
+    }
     const Tensor reads = f.reads();
     zero(f.ctx(), reads);
     f.decoder().queue(f.ctx(), {.reads = reads});
     f.decoder().stepped();
     std::array<int64_t, 3> counted{};
     read(f.ctx(), counted.data(), reads);
-    const int64_t each = c.n_layers * groups;
-    const std::array<int64_t, 3> expected = {each * compressed_length(S, n.l, n.d),
-                                             each * ((n.n_sel - 1) * n.l_sel + (S - 1) % n.l_sel + 1),
-                                             each * std::min(n.w, S)};
-    INFO("the token that makes " << S << " on " << device.str());
+    INFO(B << " sequences, of the first the token that makes " << lengths[0] << ", on " << device.str());
     CHECK(counted == expected);
   }
+}
+
+void check_reads_of_all(Device device, DType dtype, int64_t heads, int64_t groups) {
+  const ModelConfig c = gpu_config(Phi::avg, GateKind::softmax, heads, groups, 64);
+  check_reads(c, device, dtype,
+              {{1}, {31}, {32}, {33}, {127}, {128}, {129}, {143}, {144}, {160}, {161}, {255}, {256}, {300}, {301}});
+  check_reads(c, device, dtype, {{1, 301, 128}, {127, 129, 50}, {309, 33, 161}});
+  ModelConfig dense = c;
+  dense.attention = AttentionKind::dense;
+  check_reads(dense, device, dtype, {{1, 301}, {128, 77}});
 }
 
 }  // namespace
 
 TEST_CASE("decode: a step reads what it should and no more", "[decode]") {
-  check_reads(Device::cpu(), DType::f32, 12, 2);
+  check_reads_of_all(Device::cpu(), DType::f32, 12, 2);
 }
 TEST_CASE("decode: a step on the GPU reads what it should and no more", "[decode][gpu]") {
   if (!require_gpu()) return;
   for (const auto& [heads, groups] : {std::pair<int64_t, int64_t>{2, 2}, {12, 2}, {16, 1}})
-    check_reads(Device::cuda(), DType::bf16, heads, groups);
+    check_reads_of_all(Device::cuda(), DType::bf16, heads, groups);
 }

@@ -1,4 +1,6 @@
 // What is sampled, and how decoding is measured, as a user meets it: seeds, batches, stop tokens, contexts, the CSV.
+#include <fstream>
+#include <regex>
 #include <sstream>
 
 #include "model/sampling.h"
@@ -70,7 +72,7 @@ TEST_CASE("generate: top k and top p keep the likeliest", "[generate]") {
 }
 
 TEST_CASE("bench prefill and decode count what is read", "[generate]") {
-  for (const std::string verb : {"prefill ", "decode "})
+  for (const std::string verb : {"prefill ", "decode ", "decode --batch 3 "})
     for (const std::string kind : {"nsa", "dense"}) {
       const std::string args = "bench " + verb + kTiny + " --lengths 9,32,33,100 --runs 1 --set runtime.device=cpu";
       std::istringstream csv(printed(args + " --set model.attention=" + kind));
@@ -92,4 +94,22 @@ TEST_CASE("bench prefill and decode count what is read", "[generate]") {
       }
       CHECK(rows == 4);
     }
+}
+
+TEST_CASE("bench decode keeps rows, and compares with them", "[generate]") {
+  const TemporaryFolder folder;
+  const std::string kept = folder.file("kept.jsonl");
+  const std::string args = "bench decode " + kTiny + " --lengths 20,33 --runs 1 --set runtime.device=cpu ";
+  printed(args + "--append " + kept);
+  const Outcome same = run_program(args + "--batch 2 --compare " + kept);  // other cases: batches of 2
+  CHECK(same.exit_code == 0);
+  CHECK(same.output.find("0 rows compared, 2 without a kept row") != std::string::npos);
+  std::ifstream file(kept);
+  std::stringstream text;
+  text << file.rdbuf();
+  CHECK(text.str().find("tiny 1x33") != std::string::npos);
+  std::ofstream(kept) << std::regex_replace(text.str(), std::regex(R"("us": ?[0-9.e+-]+)"), "\"us\":0.001");
+  const Outcome slower = run_program(args + "--compare " + kept);
+  CHECK(slower.exit_code == 1);
+  CHECK(slower.output.find("2 of 2 rows are more than 5% slower") != std::string::npos);
 }

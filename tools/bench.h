@@ -23,17 +23,19 @@ struct BenchOptions {
 
   void add_to(CLI::App& verb);
   void add_output_to(CLI::App& verb);  // without --device and --dtype
+  void add_files_to(CLI::App& verb);   // --compare and --append alone
   void check_files() const;            // what is wrong with them is said before the measuring, not after
   Device chosen_device() const;
   DType chosen_dtype(Device) const;  // bf16 on a GPU, f32 on the CPU, unless said otherwise
 };
 
 struct BenchRows {
-  std::string what;  // op, attention, step
+  std::string what;  // op, attention, step, prefill, decode
   Device device;
   DType dtype = DType::bf16;
   Ceiling ceiling;
   std::vector<Json> rows = {};
+  bool csv = false;  // standard output is CSV: what --compare says goes to standard error
 
   // The JSON, where asked for; then keeps the rows and compares them with those of a file, as asked. Throws an Error if
   // one is more than 5% slower than the newest kept row of the same GPU, dtype, op, case and pass. Rows that have none

@@ -10,6 +10,7 @@
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 
 #include "engine/check.h"
@@ -32,6 +33,7 @@ struct DecodeBenchOptions {
   std::vector<std::string> sets;
   std::vector<int64_t> lengths = {512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
   int64_t batch = 1, runs = 31;
+  BenchOptions kept;  // --compare and --append alone
 };
 
 // Of one group of one layer, in the mean.
@@ -234,9 +236,34 @@ class DecodeBench {
   Tensor q_zero_, out_;
 };
 
+// As the other verbs keep their rows.
+Json kept_row(const DecodeBenchOptions& o, const Row& r, bool prefill) {
+  return {
+      {"op", prefill ? "prefill" : "decode"},
+      {"case", fmt::format("{} {}x{}", std::filesystem::path(o.config).stem().string(), prefill ? 1 : o.batch, r.S)},
+      {"pass", prefill ? "forward" : "step"},
+      {"us", 1e3 * r.ms_total},
+      {"runs", o.runs},
+      {"us_cmp", 1e3 * r.ms[kCmp]},
+      {"us_sel", 1e3 * r.ms[kSel]},
+      {"us_win", 1e3 * r.ms[kWin]},
+      {"reads", prefill ? r.reads : r.reads_decode}};
+}
+
 void run_bench(const DecodeBenchOptions& o, bool prefill) {
+  o.kept.check_files();
   const Config config = load_config(o.config, o.sets).config;
-  DecodeBench bench(config, choose_device(config.runtime.device), o);
+  const Device device = choose_device(config.runtime.device);
+  BenchRows rows{.what = prefill ? "prefill" : "decode",
+                 .device = device,
+                 .dtype = compute_dtype(config.runtime.precision),
+                 .ceiling = {},
+                 .csv = o.csv.empty()};
+  if (!o.kept.append.empty()) {
+    Stopwatch stopwatch(device);  // gone before the model comes: it holds memory
+    rows.ceiling = measure_ceiling(device, rows.dtype, stopwatch);
+  }
+  DecodeBench bench(config, device, o);
   std::FILE* const file = o.csv.empty() ? stdout : std::fopen(o.csv.c_str(), "w");
   TRIAD_CHECK(file != nullptr, "{} cannot be written", o.csv);
   fmt::print(file,
@@ -249,9 +276,11 @@ void run_bench(const DecodeBenchOptions& o, bool prefill) {
                r.reads, expected, r.reads_decode, expected);
     std::fflush(file);
     as_expected = as_expected && r.reads == static_cast<double>(expected) && r.reads_decode == r.reads;
+    rows.rows.push_back(kept_row(o, r, prefill));
   }
   if (file != stdout) TRIAD_CHECK(std::fclose(file) == 0, "{} cannot be written", o.csv);
   TRIAD_CHECK(as_expected, "the kernels read other keys than expected");
+  rows.finish(o.kept);
 }
 
 CLI::App* add(CLI::App& bench, const char* name, const char* what, bool prefill) {
@@ -271,6 +300,7 @@ CLI::App* add(CLI::App& bench, const char* name, const char* what, bool prefill)
       ->check(within(at_least(1).up_to(100000)))
       ->capture_default_str();
   verb->add_option("--csv", o->csv, "write the rows to this file");
+  o->kept.add_files_to(*verb);
   verb->callback([o, prefill] { run_bench(*o, prefill); });
   return verb;
 }

@@ -105,9 +105,10 @@ void compare_rows(const BenchRows& b, const BenchOptions& o) {
     slower += fmt::format("\n  {}: {:.1f} us, kept {:.1f} us ({} {}): {:.1f}% slower", name, us, k.us, k.date, k.commit,
                           100 * (ratio - 1));
   }
-  // In front of the JSON's reader: the table is for people.
-  std::fprintf(o.json ? stderr : stdout, "\ncompared with %s on %s:\n%s%lld rows compared, %lld without a kept row\n",
-               o.compare.c_str(), backend::info(b.device).name.c_str(), table.c_str(), static_cast<long long>(compared),
+  // Not in front of the reader of JSON or CSV: the table is for people.
+  std::fprintf(o.json || b.csv ? stderr : stdout,
+               "\ncompared with %s on %s:\n%s%lld rows compared, %lld without a kept row\n", o.compare.c_str(),
+               backend::info(b.device).name.c_str(), table.c_str(), static_cast<long long>(compared),
                static_cast<long long>(unknown));
   if (lost > 0) fail("{} of {} rows are more than 5% slower than {} says:{}", lost, compared, o.compare, slower);
 }
@@ -116,6 +117,10 @@ void compare_rows(const BenchRows& b, const BenchOptions& o) {
 
 void BenchOptions::add_output_to(CLI::App& verb) {
   verb.add_flag("--json", json, "JSON instead of tables");
+  add_files_to(verb);
+}
+
+void BenchOptions::add_files_to(CLI::App& verb) {
   verb.add_option("--compare", compare, "a file of kept rows: fail if one of this run's is more than 5% slower");
   verb.add_option("--append", append, "keep this run's rows: add them to this file");
 }

@@ -12,6 +12,7 @@
 #include "engine/check.h"
 #include "io/file.h"
 #include "tools/csv_table.h"
+#include "tools/needle_grid.h"
 
 namespace triad {
 
@@ -218,6 +219,7 @@ ReportRun read_run(const std::string& folder) {
                 .environment = json_or_null(file("env.json")),
                 .losses = {},
                 .losses_rounded = false,
+                .needle = {},
                 .data = {}};
   const CsvTable training(file("training.csv"), {"step", "loss"}), validation(file("val.csv"), {"step", "val_loss"}),
       gates(file("gates.csv"), {"step", "layer", "entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"}),
@@ -253,6 +255,10 @@ ReportRun read_run(const std::string& folder) {
                    [](const Json& a, const Json& b) { return a["step"] < b["step"]; });
   std::sort(dumps.begin(), dumps.end());
   d["stackdumps"] = dumps;
+  if (const NeedleGrid grid = read_needle_grid(file(kNeedleCsv)); !grid.lengths.empty()) {
+    const Json attention = run.config.contains("model") ? run.config["model"].value("attention", Json("nsa")) : Json();
+    run.needle = grid.svg("Needles recalled, attention: " + (attention.is_string() ? attention.get<std::string>() : "?"));
+  }
   if (fs::exists(file(".anomaly_type"))) d["stopped_by"] = read_file(file(".anomaly_type"));
   run.losses_rounded = run.losses.empty();
   if (run.losses_rounded)

@@ -188,6 +188,9 @@ class Trainer {
   }
   bool due(int64_t every) const { return every > 0 && state_.step % every == 0; }
   int64_t positions() const { return config_.train.tokens_per_step() * comm_->world(); }
+  int64_t targets() const {  // those positions of a step that the loss counts
+    return positions() / config_.train.seq_len * data_.train->count_targets(config_.train.seq_len);
+  }
 
   LoaderOptions loader_options() const {
     const TrainConfig& t = config_.train;
@@ -211,10 +214,10 @@ class Trainer {
       const auto asked = std::chrono::steady_clock::now();
       const Batch batch = loader.next();
       fetch_ms.push_back(ms(std::chrono::steady_clock::now() - asked));
-      step_.micro_step(batch.tokens, batch.targets, positions());
+      step_.micro_step(batch.tokens, batch.targets, targets());
     }
     try {
-      step_.update(state_.step, positions(), stop_wanted(), grad_report_->measures(number));
+      step_.update(state_.step, targets(), stop_wanted(), grad_report_->measures(number));
     } catch (const MissingGradients& e) {
       tell_also([&] { grad_report_->missing(number, e); });
       throw;

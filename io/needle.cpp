@@ -15,7 +15,8 @@ namespace triad {
 namespace {
 
 // Philox streams: the sequence's number is added; apart from the data's other streams (io/dataset.cpp).
-constexpr uint64_t kTrainStream = 0x6e65000000000000, kValStream = 0x6e66000000000000, kProbeStream = 0x6e67000000000000;
+constexpr uint64_t kTrainStream = 0x6e65000000000000, kValStream = 0x6e66000000000000,
+                   kProbeStream = 0x6e67000000000000;
 
 // Random numbers one after the other.
 class Draws {
@@ -182,8 +183,8 @@ class NeedleTokens final : public TokenSource {
 
 void NeedleTask::check() const {
   if (kinds() < pairs)
-    fail_usage("data.needle_pairs is {}: a vocabulary (model.vocab_size) of {} has {} keys, a third of it", pairs, vocab,
-               kinds());
+    fail_usage("data.needle_pairs is {}: a vocabulary (model.vocab_size) of {} has {} keys, a third of it", pairs,
+               vocab, kinds());
   if (depth >= 0) return check_length(*this, seq_len);
   if (const int64_t needed = 1 + 2 * pairs * (1 + value_tokens); seq_len < needed)
     fail_usage(

@@ -27,6 +27,7 @@ struct Options {
   std::vector<std::string> data;
   int64_t batch = 8, seq = 0;
   bool json = false;
+  bool needle = false;
   std::vector<int64_t> lengths;  // of --needle, as what follows
   std::vector<double> depths = {0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1};
   int64_t samples = 64;
@@ -119,8 +120,10 @@ void add_eval(CLI::App& app) {
   CLI::Option* data =
       verb->add_option("--data", o->data, "text files or token shards, globs; told apart by their first bytes");
   CLI::Option* needle =
-      verb->add_flag("--needle", "accuracy by depth and length, of a model trained on data.kind needle")->excludes(data);
-  verb->add_option("--lengths", o->lengths, "--needle: tokens a sequence (1/8, 1/4, 1/2 and all of the training length)")
+      verb->add_flag("--needle", o->needle, "accuracy by depth and length, of a model trained on data.kind needle")
+          ->excludes(data);
+  verb->add_option("--lengths", o->lengths,
+                   "--needle: tokens a sequence (1/8, 1/4, 1/2 and all of the training length)")
       ->check(within(at_least(1).up_to(kMaxSeqLen)))
       ->delimiter(',')
       ->needs(needle);
@@ -144,9 +147,9 @@ void add_eval(CLI::App& app) {
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
   verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();
   verb->add_flag("--json", o->json, "one JSON object");
-  verb->callback([o, data, needle] {
-    if (data->count() == 0 && needle->count() == 0) fail_usage("eval: --data or --needle is required");
-    if (data->count() > 0) return eval(*o);
+  verb->callback([o] {
+    if (o->data.empty() && !o->needle) fail_usage("eval: --data or --needle is required");
+    if (!o->needle) return eval(*o);
     check_environment();
     eval_needle({.checkpoint = o->checkpoint,
                  .device = o->device,

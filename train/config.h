@@ -93,8 +93,10 @@ struct Config {
 
 template <>
 struct EnumWords<DataKind> {
-  static constexpr std::pair<std::string_view, DataKind> words[] = {
-      {"synthetic", DataKind::synthetic}, {"text", DataKind::text}, {"shards", DataKind::shards}, {"needle", DataKind::needle}};
+  static constexpr std::pair<std::string_view, DataKind> words[] = {{"synthetic", DataKind::synthetic},
+                                                                    {"text", DataKind::text},
+                                                                    {"shards", DataKind::shards},
+                                                                    {"needle", DataKind::needle}};
 };
 template <>
 struct EnumWords<OnNonfinite> {

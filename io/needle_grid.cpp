@@ -1,13 +1,11 @@
-#include "tools/needle_grid.h"
+#include "io/needle_grid.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "engine/check.h"
-#include "tools/csv_table.h"
 
 namespace triad {
 
@@ -26,6 +24,19 @@ std::string escaped(const std::string& text) {
       out += c;
   }
   return out;
+}
+
+// Of `count` sequences: those whose answers are all right.
+int64_t count_right(std::span<const int32_t> targets, std::span<const int32_t> answers, int64_t count) {
+  const auto length = static_cast<int64_t>(targets.size()) / count;
+  int64_t right = 0, next = 0;
+  for (int64_t s = 0; s < count; ++s) {
+    bool all = true;
+    for (int64_t i = s * length; i < (s + 1) * length; ++i)
+      if (targets[i] >= 0) all = (answers[next++] == targets[i]) && all;
+    right += all;
+  }
+  return right;
 }
 
 // From white, nothing recalled, to a dark blue; the eye tells 90% from 100%, since the ramp is steepest there.
@@ -69,8 +80,8 @@ std::string NeedleGrid::svg(const std::string& title) const {
   constexpr int kCellWidth = 64, kCellHeight = 26, kLeft = 62, kTop = 44, kRight = 12, kBottom = 44;
   constexpr const char* kText = "font:12px system-ui,sans-serif;fill:{}";
   const int columns = static_cast<int>(lengths.size()), rows = static_cast<int>(depths.size());
-  const int width = std::max(kLeft + columns * kCellWidth + kRight, 300),
-            height = kTop + rows * kCellHeight + kBottom, middle = kLeft + columns * kCellWidth / 2;
+  const int width = std::max(kLeft + columns * kCellWidth + kRight, 300), height = kTop + rows * kCellHeight + kBottom,
+            middle = kLeft + columns * kCellWidth / 2;
   std::string out = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" role=\"img\" "
       "style=\"max-width:{0}px;height:auto;background:#ffffff\">\n<title>{2}</title>\n",
@@ -101,33 +112,30 @@ std::string NeedleGrid::svg(const std::string& title) const {
   return out + "</svg>\n";
 }
 
-NeedleGrid read_needle_grid(const std::string& path) {
-  const CsvTable table(path, {"length", "depth", "samples", "right"});
-  NeedleGrid grid;
-  std::set<int64_t> lengths;
-  std::set<double> depths;
-  for (size_t i = 0; i < table.size(); ++i) {
-    lengths.insert(static_cast<int64_t>(table.number(i, "length")));
-    depths.insert(table.number(i, "depth"));
-    grid.samples = static_cast<int64_t>(table.number(i, "samples"));
-  }
-  grid.lengths.assign(lengths.begin(), lengths.end());
-  grid.depths.assign(depths.begin(), depths.end());
-  grid.right.assign(lengths.size() * depths.size(), -1);
-  const auto place = [](const auto& sorted, auto value) {
-    return static_cast<size_t>(std::lower_bound(sorted.begin(), sorted.end(), value) - sorted.begin());
+NeedleGrid measure_needles(const NeedleTask& task, NeedleQuestions q, const Answers& answers) {
+  if (q.lengths.empty()) q.lengths = {task.seq_len / 8, task.seq_len / 4, task.seq_len / 2, task.seq_len};
+  const auto in_order = [](auto& list) {
+    std::sort(list.begin(), list.end());
+    list.erase(std::unique(list.begin(), list.end()), list.end());
   };
-  for (size_t i = 0; i < table.size(); ++i) {
-    const double right = table.number(i, "right");
-    TRIAD_CHECK(right >= 0 && right <= table.number(i, "samples") && table.number(i, "samples") == grid.samples,
-                "{} line {}: {} of {} samples", path, i + 2, right, table.number(i, "samples"));
-    const size_t length = place(grid.lengths, static_cast<int64_t>(table.number(i, "length"))),
-                 depth = place(grid.depths, table.number(i, "depth"));
-    grid.right[depth * grid.lengths.size() + length] = static_cast<int64_t>(right);
-  }
-  const auto missing = std::find(grid.right.begin(), grid.right.end(), -1) - grid.right.begin();
-  TRIAD_CHECK(missing == static_cast<std::ptrdiff_t>(grid.right.size()), "{}: no row for length {} at depth {}", path,
-              grid.lengths[missing % grid.lengths.size()], grid.depths[missing / grid.lengths.size()]);
+  in_order(q.lengths);
+  in_order(q.depths);
+  for (const int64_t length : q.lengths) needle_probe(task, length, 0, 0);  // what has no room is refused at once
+  for (const double depth : q.depths) needle_probe(task, q.lengths.back(), depth, 0);
+  NeedleGrid grid{.lengths = q.lengths, .depths = q.depths, .samples = q.samples, .right = {}};
+  grid.right.assign(q.lengths.size() * q.depths.size(), 0);
+  for (size_t l = 0; l < q.lengths.size(); ++l)
+    for (size_t d = 0; d < q.depths.size(); ++d)
+      for (int64_t begin = 0; begin < q.samples; begin += q.batch) {
+        const int64_t count = std::min(q.batch, q.samples - begin);
+        std::vector<int32_t> tokens, targets;
+        for (int64_t s = begin; s < begin + count; ++s) {
+          const NeedleProbe probe = needle_probe(task, q.lengths[l], q.depths[d], static_cast<uint64_t>(s));
+          tokens.insert(tokens.end(), probe.tokens.begin(), probe.tokens.end());
+          targets.insert(targets.end(), probe.targets.begin(), probe.targets.end());
+        }
+        grid.right[d * q.lengths.size() + l] += count_right(targets, answers(tokens, targets, q.lengths[l]), count);
+      }
   return grid;
 }
 

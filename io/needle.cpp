@@ -53,43 +53,59 @@ void put_pair(std::span<int32_t> tokens, int64_t at, int32_t key, std::span<cons
   std::copy(value.begin(), value.end(), tokens.begin() + at + 1);
 }
 
-// Of the places before the last one, which are in order: at any distance, or at one of any magnitude.
-size_t draw_needle(std::span<const int64_t> places, int64_t question, Draws& draws) {
-  const auto n = static_cast<int64_t>(places.size());
-  if (draws.below(2) == 0) return static_cast<size_t>(draws.below(n));
-  const int64_t octave = int64_t{1} << draws.below(std::bit_width(static_cast<uint64_t>(question)));
-  const int64_t wanted = question - octave - draws.below(octave);
-  const auto behind = std::upper_bound(places.begin(), places.end(), wanted) - places.begin();
-  return static_cast<size_t>(std::max<int64_t>(behind, 1) - 1);
+// Where tokens stand already.
+class Taken {
+ public:
+  Taken(int64_t length, int64_t width) : taken_(static_cast<size_t>(length), false), width_(width) {}
+  bool free(int64_t at) const {
+    const auto from = taken_.begin() + at;
+    return std::find(from, from + width_, true) == from + width_;
+  }
+  void take(int64_t at) { std::fill_n(taken_.begin() + at, width_, true); }
+  // The first free one of 1 .. last, from a random one on, and of the last on to 1 again; 0: there is none.
+  int64_t find(int64_t last, Draws& draws) const {
+    const int64_t from = draws.below(last);
+    for (int64_t step = 0; step < last; ++step)
+      if (const int64_t at = 1 + (from + step) % last; free(at)) return at;
+    return 0;
+  }
+
+ private:
+  std::vector<bool> taken_;
+  int64_t width_;
+};
+
+// A free place: anywhere, or at a distance of any magnitude from another of the key's (0: there is none yet).
+int64_t draw_place(const Taken& taken, int64_t other, int64_t last, Draws& draws) {
+  constexpr int kTries = 64;  // of which few are needed where no more than half is taken
+  for (int i = 0; i < kTries; ++i) {
+    const int64_t octave = int64_t{1} << draws.below(std::bit_width(static_cast<uint64_t>(last)));
+    const int64_t distance = octave + draws.below(octave), side = draws.below(2) == 0 ? 1 : -1;
+    const int64_t at = other == 0 || draws.below(2) == 0 ? 1 + draws.below(last) : other + side * distance;
+    if (at >= 1 && at <= last && taken.free(at)) return at;
+  }
+  return taken.find(last, draws);
 }
 
-// A sequence with all its pairs, and the question for each.
+// A sequence with all its pairs and questions.
 void write_recall(const NeedleTask& task, Draws draws, std::span<int32_t> tokens, std::span<int32_t> targets) {
-  const int64_t T = task.seq_len, width = 1 + task.value_tokens;
-  std::fill(targets.begin(), targets.end(), -1);
+  const int64_t width = 1 + task.value_tokens, last = task.seq_len - width;
+  for (int32_t& token : tokens) token = draw_hay(task, draws);
   tokens[0] = 0;
-  // Where pairs and questions begin: each set of places is as likely as any other (selection sampling).
-  int64_t left = 2 * task.pairs, slots = T - 1 - left * (width - 1);
-  std::vector<int64_t> places;
-  for (int64_t at = 1; at < T; --slots) {
-    if (draws.below(slots) < left) {
-      places.push_back(at);
-      at += width;
-      --left;
-    } else {
-      tokens[at++] = draw_hay(task, draws);
+  std::fill(targets.begin(), targets.end(), -1);
+  Taken taken(task.seq_len, width);
+  for (const int32_t key : draw_keys(task, task.pairs, draws)) {
+    std::vector<int64_t> places;
+    for (int64_t i = 0; i <= task.questions; ++i) {
+      places.push_back(draw_place(taken, i == 0 ? 0 : places.back(), last, draws));
+      taken.take(places.back());
     }
-  }
-  const std::vector<int32_t> keys = draw_keys(task, task.pairs, draws);
-  for (const int32_t key : keys) {
-    const int64_t question = places.back();
-    places.pop_back();
-    const size_t needle = draw_needle(places, question, draws);
+    const int64_t needle = *std::min_element(places.begin(), places.end());
     const std::vector<int32_t> value = draw_value(task, draws);
-    put_pair(tokens, places[needle], key, value);
-    put_pair(tokens, question, key, value);
-    std::copy(value.begin(), value.end(), targets.begin() + question);
-    places.erase(places.begin() + static_cast<std::ptrdiff_t>(needle));
+    for (const int64_t at : places) {
+      put_pair(tokens, at, key, value);
+      if (at != needle) std::copy(value.begin(), value.end(), targets.begin() + at);
+    }
   }
 }
 
@@ -113,22 +129,15 @@ NeedleProbe make_probe(const NeedleTask& task, int64_t length, double depth, Dra
   const auto others = static_cast<int64_t>(static_cast<double>(task.pairs - 1) * static_cast<double>(length) /
                                            static_cast<double>(task.seq_len));
   const std::vector<int32_t> keys = draw_keys(task, 1 + std::min(others, task.kinds() - 1), draws);
-  std::vector<bool> taken(static_cast<size_t>(question), false);
+  Taken taken(question, width);
   const auto put = [&](int64_t at, int32_t key, std::span<const int32_t> value) {
     put_pair(probe.tokens, at, key, value);
-    std::fill_n(taken.begin() + at, width, true);
+    taken.take(at);
   };
   const std::vector<int32_t> value = draw_value(task, draws);
   put(probe.needle, keys[0], value);
-  for (size_t i = 1; i < keys.size(); ++i) {  // at the first free place from a random one on
-    const int64_t from = draws.below(last);
-    for (int64_t step = 0; step < last; ++step) {
-      const int64_t at = 1 + (from + step) % last;
-      if (std::find(taken.begin() + at, taken.begin() + at + width, true) != taken.begin() + at + width) continue;
-      put(at, keys[i], draw_value(task, draws));
-      break;
-    }
-  }
+  for (size_t i = 1; i < keys.size(); ++i)
+    if (const int64_t at = taken.find(last, draws); at > 0) put(at, keys[i], draw_value(task, draws));
   probe.tokens[question] = keys[0];
   std::copy(value.begin(), value.end() - 1, probe.tokens.begin() + question + 1);
   std::copy(value.begin(), value.end(), probe.targets.begin() + question);
@@ -159,7 +168,9 @@ class NeedleTokens final : public TokenSource {
     write(begin / T, tokens, targets);
   }
 
-  int64_t count_targets(int64_t) const override { return (task_.depth < 0 ? task_.pairs : 1) * task_.value_tokens; }
+  int64_t count_targets(int64_t) const override {
+    return (task_.depth < 0 ? task_.pairs * task_.questions : 1) * task_.value_tokens;
+  }
 
   std::string name() const override {
     return fmt::format("needles: {} keys with {} tokens each in sequences of {}", task_.pairs, task_.value_tokens,
@@ -186,11 +197,15 @@ void NeedleTask::check() const {
     fail_usage("data.needle_pairs is {}: a vocabulary (model.vocab_size) of {} has {} keys, a third of it", pairs,
                vocab, kinds());
   if (depth >= 0) return check_length(*this, seq_len);
-  if (const int64_t needed = 1 + 2 * pairs * (1 + value_tokens); seq_len < needed)
+  // One that is placed keeps 2 * width - 1 others from beginning where they would meet it: so all find a place, however
+  // the ones before lie.
+  const int64_t width = 1 + value_tokens, needed = width + (pairs * (1 + questions) - 1) * (2 * width - 1) + 1;
+  if (seq_len < needed)
     fail_usage(
-        "train.seq_len is {}: {} pairs (data.needle_pairs) of a key and {} value tokens, and a question for each, need "
-        "{} tokens",
-        seq_len, pairs, value_tokens, needed);
+        "train.seq_len is {}: {} pairs (data.needle_pairs) of a key and {} value tokens, and {} questions for each, "
+        "need "
+        "{} tokens to lie anywhere",
+        seq_len, pairs, value_tokens, questions, needed);
 }
 
 DataSplit needle_data(const NeedleTask& task, double val_fraction) {

@@ -1,5 +1,5 @@
 // Associative recall over a distance, for `data.kind: needle`: keys with their values, the needles, lie in a haystack
-// of other tokens, and a key that comes a second time asks for its value. Answers alone are targets: the rest is noise
+// of other tokens, and a key that comes again asks for its value. Answers alone are targets: the rest is noise
 // that nothing could predict.
 #pragma once
 #include <cstdint>
@@ -14,8 +14,9 @@ namespace triad {
 struct NeedleTask {
   int64_t vocab = 0, seq_len = 0;
   int64_t pairs = 64;        // keys with their values in a sequence; no key has two
+  int64_t questions = 1;     // for each: how often a key comes again
   int64_t value_tokens = 1;  // that follow a key
-  double depth = -1;         // in [0, 1]: needle_probe's, in every sequence; -1: all keys are asked for, anywhere
+  double depth = -1;  // in [0, 1]: needle_probe's, in every sequence; -1: all keys are asked for, anywhere behind
   uint64_t seed = 0;
 
   int64_t kinds() const { return (vocab - 1) / 3; }  // keys, and values
@@ -25,8 +26,8 @@ struct NeedleTask {
   void check() const;
 };
 
-// Training and validation sequences. In each the pairs lie anywhere and are asked for once, anywhere behind: half of
-// them at any distance, half at one of any magnitude, so that near ones teach what far ones need.
+// Training and validation sequences. In each, pairs and questions lie anywhere: half of a key's places at any distance
+// from one another, half at one of any magnitude, so that near ones teach what far ones need.
 DataSplit needle_data(const NeedleTask&, double val_fraction);
 
 // `length` tokens that end in a key (and, of its value, all tokens but the last), and the key's pair at `depth` of the

@@ -17,7 +17,7 @@ using namespace triad::test;
 
 namespace {
 
-constexpr NeedleTask kTask = {.vocab = 100, .seq_len = 256, .pairs = 20, .value_tokens = 2, .seed = 7};
+constexpr NeedleTask kTask = {.vocab = 100, .seq_len = 256, .pairs = 12, .questions = 2, .value_tokens = 2, .seed = 7};
 
 struct Sequence {
   std::vector<int32_t> tokens, targets;
@@ -49,6 +49,7 @@ const std::string kSmall =
     " --set runtime.device=cpu --set runtime.precision=fp32 --set model.dim=32 --set model.n_heads=2 --set "
     "model.n_kv_groups=1 --set model.d_k=16 --set model.d_v=16 --set model.vocab_size=25 --set nsa.l=4 --set nsa.d=2 "
     "--set nsa.l_sel=8 --set nsa.n_sel=4 --set nsa.w=8 --set train.seq_len=64 --set data.needle_pairs=6 --set "
+    "data.needle_questions=2 --set model.init_std=0.1 --set "
     "train.steps=20 --set train.warmup_steps=10 --set log.every=1 ";
 
 Outcome run_well(const std::string& args) {
@@ -60,33 +61,51 @@ Outcome run_well(const std::string& args) {
 
 }  // namespace
 
-TEST_CASE("needle: each key stands twice, its value behind it both times, and answers alone are targets", "[needle]") {
+TEST_CASE("needle: behind a key stands its value, each time, and answers alone are targets", "[needle]") {
   const DataSplit data = needle_data(kTask, 0.1);
-  REQUIRE(data.train->count_targets(kTask.seq_len) == 40);
+  REQUIRE(data.train->count_targets(kTask.seq_len) == 48);
   std::set<int64_t> distances;
-  for (int64_t number = 0; number < 50; ++number) {
+  for (int64_t number = 0; number < 100; ++number) {
     const Sequence s = sequence_of(*data.train, number, kTask.seq_len);
     CHECK(s.tokens[0] == 0);
     CHECK(*std::min_element(s.tokens.begin() + 1, s.tokens.end()) >= 1);
     CHECK(*std::max_element(s.tokens.begin(), s.tokens.end()) < kTask.vocab);
     const auto places = places_of_keys(kTask, s.tokens);
-    REQUIRE(places.size() == 20);
+    REQUIRE(places.size() == 12);
     std::vector<int32_t> expected(static_cast<size_t>(kTask.seq_len), -1);
-    int64_t others = kTask.seq_len - 1;  // than the first token, keys and values
     for (const auto& [key, at] : places) {
-      REQUIRE(at.size() == 2);
+      REQUIRE(at.size() == 3);
       const std::vector<int32_t> value = values_at(kTask, s.tokens, at[0]);
-      CHECK(value == values_at(kTask, s.tokens, at[1]));
       for (const int32_t token : value) CHECK((token >= kTask.first_value() && token < kTask.first_hay()));
-      std::copy(value.begin(), value.end(), expected.begin() + at[1]);
-      distances.insert(at[1] - at[0]);
-      others -= 2 * (1 + kTask.value_tokens);
+      for (size_t i = 1; i < at.size(); ++i) {
+        CHECK(value == values_at(kTask, s.tokens, at[i]));
+        std::copy(value.begin(), value.end(), expected.begin() + at[i]);
+        distances.insert(at[i] - at[i - 1]);
+      }
     }
     CHECK(s.targets == expected);
-    CHECK(others == std::count_if(s.tokens.begin(), s.tokens.end(), [](int32_t t) { return t >= kTask.first_hay(); }));
+    // All else is hay.
+    CHECK(std::count_if(s.tokens.begin(), s.tokens.end(), [](int32_t t) { return t >= kTask.first_hay(); }) ==
+          255 - 12 * 3 * 3);
   }
   CHECK(*distances.begin() == 3);     // directly behind each other
-  CHECK(*distances.rbegin() >= 230);  // and from one end to the other
+  CHECK(*distances.rbegin() >= 200);  // and from one end to the other
+}
+
+TEST_CASE("needle: a task that just fits is placed whole", "[needle]") {
+  for (const NeedleTask& task :
+       {NeedleTask{.vocab = 31, .seq_len = 60, .pairs = 10, .questions = 1},
+        NeedleTask{.vocab = 31, .seq_len = 29, .pairs = 2, .questions = 2, .value_tokens = 2}}) {
+    const DataSplit data = needle_data(task, 0);
+    for (int64_t number = 0; number < 300; ++number) {
+      const auto places = places_of_keys(task, sequence_of(*data.train, number, task.seq_len).tokens);
+      CHECK(static_cast<int64_t>(places.size()) == task.pairs);
+      for (const auto& [key, at] : places) CHECK(static_cast<int64_t>(at.size()) == 1 + task.questions);
+    }
+    NeedleTask shorter = task;
+    --shorter.seq_len;
+    CHECK_THROWS_AS(needle_data(shorter, 0), UsageError);
+  }
 }
 
 TEST_CASE("needle: a sequence is a pure function of seed and number, however it is read", "[needle]") {
@@ -119,7 +138,7 @@ TEST_CASE("needle: a sequence is a pure function of seed and number, however it 
     const std::vector<int32_t> more = b.next().tokens;
     tokens.insert(tokens.end(), more.begin(), more.end());
     CHECK(batch.tokens == tokens);
-    CHECK(std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t t) { return t >= 0; }) == 2 * 40);
+    CHECK(std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t t) { return t >= 0; }) == 2 * 48);
     if (step > 0) {
       const Batch rest = resumed.next();
       CHECK(rest.tokens == batch.tokens);
@@ -138,7 +157,7 @@ TEST_CASE("needle: a probe has its needle at the asked depth, to the token", "[n
       CHECK(p.needle == 1 + std::llround(depth * static_cast<double>(last - 1)));
       CHECK(p.tokens[static_cast<size_t>(p.needle)] == p.tokens[static_cast<size_t>(question)]);
       const auto places = places_of_keys(kTask, p.tokens);
-      CHECK(static_cast<int64_t>(places.size()) == 1 + std::min<int64_t>(32, 19 * length / 256));
+      CHECK(static_cast<int64_t>(places.size()) == 1 + std::min<int64_t>(32, 11 * length / 256));
       for (const auto& [key, at] : places) CHECK(at.size() == (key == p.tokens[static_cast<size_t>(question)] ? 2 : 1));
       const std::vector<int32_t> value = values_at(kTask, p.tokens, p.needle);
       std::vector<int32_t> expected(static_cast<size_t>(length), -1);
@@ -166,7 +185,7 @@ TEST_CASE("needle: what has no room is refused, with the value", "[needle]") {
     return task;
   };
   check_error([&] { needle_data(with([](NeedleTask& t) { t.pairs = 34; }), 0); }, {"needle_pairs is 34", "33 keys"});
-  check_error([&] { needle_data(with([](NeedleTask& t) { t.seq_len = 120; }), 0); }, {"seq_len is 120", "121 tokens"});
+  check_error([&] { needle_data(with([](NeedleTask& t) { t.seq_len = 178; }), 0); }, {"seq_len is 178", "179 tokens"});
   check_error([] { needle_probe(kTask, 5, 0.5, 0); }, {"length of 5", "6 tokens"});
   check_error([] { needle_probe(kTask, 256, 1.5, 0); }, {"depth is 1.5", "[0, 1]"});
   check_error([] { needle_probe(kTask, 256, NAN, 0); }, {"depth is nan"});
@@ -246,7 +265,7 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   run_well(train + "--set log.out_dir=" + run);
   const std::string csv = read_text(run + "/training.csv");
   const double first_loss = std::stod(csv.substr(csv.find("\n1,") + 3));
-  CHECK(first_loss == Approx(std::log(25.0)).margin(0.1));  // 12 of 64 positions have a target
+  CHECK(first_loss == Approx(std::log(25.0)).margin(0.4));  // 12 of 64 positions have a target
   run_well(train + "--set log.out_dir=" + rest + " --resume " + run + "/checkpoints/step_10");
   CHECK(read_text(run + "/model.safetensors") == read_text(rest + "/model.safetensors"));
 

@@ -26,7 +26,7 @@ struct DataConfig {
   std::string tokenizer = "byte";
   int64_t seed = -1;  // -1 until resolve(): train.seed
   double stall_s = 300;
-  int64_t needle_pairs = 64, needle_value_tokens = 1;
+  int64_t needle_pairs = 64, needle_questions = 1, needle_value_tokens = 1;
   double needle_depth = -1;
 };
 
@@ -136,6 +136,7 @@ void visit(DataConfig& c, V&& v) {
     above(0).up_to(1 << 20));
   v("seed", c.seed, "of split and order; -1: train.seed", at_least(-1));
   v("needle_pairs", c.needle_pairs, "kind needle: keys with their values in a sequence", at_least(1).up_to(1 << 20));
+  v("needle_questions", c.needle_questions, "kind needle: how often each key is asked for", at_least(1).up_to(1 << 20));
   v("needle_value_tokens", c.needle_value_tokens, "kind needle: tokens of a value", at_least(1).up_to(64));
   v("needle_depth", c.needle_depth,
     "kind needle: 0 to 1, where the one pair lies that is asked for, at the end; -1: all are asked for, anywhere",

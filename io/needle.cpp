@@ -94,16 +94,20 @@ void write_recall(const NeedleTask& task, Draws draws, std::span<int32_t> tokens
   tokens[0] = 0;
   std::fill(targets.begin(), targets.end(), -1);
   Taken taken(task.seq_len, width);
-  for (const int32_t key : draw_keys(task, task.pairs, draws)) {
+  const std::vector<int32_t> keys = draw_keys(task, task.pairs, draws);
+  for (int64_t k = 0; k < task.pairs; ++k) {
+    // Every second key is asked for once, and another one for two: so some answers are far from any other place.
+    const bool once = k % 2 == 0 && k + 1 < task.pairs, twice = k % 2 == 1;
+    const int64_t questions = once ? 1 : twice ? 2 * task.questions - 1 : task.questions;
     std::vector<int64_t> places;
-    for (int64_t i = 0; i <= task.questions; ++i) {
+    for (int64_t i = 0; i <= questions; ++i) {
       places.push_back(draw_place(taken, i == 0 ? 0 : places.back(), last, draws));
       taken.take(places.back());
     }
     const int64_t needle = *std::min_element(places.begin(), places.end());
     const std::vector<int32_t> value = draw_value(task, draws);
     for (const int64_t at : places) {
-      put_pair(tokens, at, key, value);
+      put_pair(tokens, at, keys[k], value);
       if (at != needle) std::copy(value.begin(), value.end(), targets.begin() + at);
     }
   }

@@ -14,7 +14,7 @@ namespace triad {
 struct NeedleTask {
   int64_t vocab = 0, seq_len = 0;
   int64_t pairs = 64;        // keys with their values in a sequence; no key has two
-  int64_t questions = 1;     // for each: how often a key comes again
+  int64_t questions = 1;     // for each, on average; every second key has one question
   int64_t value_tokens = 1;  // that follow a key
   double depth = -1;  // in [0, 1]: needle_probe's, in every sequence; -1: all keys are asked for, anywhere behind
   uint64_t seed = 0;

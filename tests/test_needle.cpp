@@ -206,8 +206,8 @@ TEST_CASE("needle: what has no room is refused, with the value", "[needle]") {
 }
 
 TEST_CASE("needle: the grid tells of a reader what it can do, cell by cell", "[needle]") {
-  // Knows the last `reach` tokens alone, and of a value its first `known` tokens.
-  const auto reader = [](int64_t reach, int64_t known) {
+  // Knows the last `reach` tokens alone, and of a value all tokens but the `unknown`-th.
+  const auto reader = [](int64_t reach, int64_t unknown) {
     return [=](std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t T) {
       std::vector<int32_t> answers;
       for (size_t s = 0; s < tokens.size(); s += static_cast<size_t>(T)) {
@@ -216,20 +216,21 @@ TEST_CASE("needle: the grid tells of a reader what it can do, cell by cell", "[n
         const auto found = std::find(begin + std::max<int64_t>(0, question - reach), end, *end);
         for (int64_t j = 0; j < kTask.value_tokens; ++j) {
           CHECK(targets[s + static_cast<size_t>(question + j)] >= 0);
-          answers.push_back(found == end || j >= known ? 0 : *(found + 1 + j));
+          answers.push_back(found == end || j == unknown ? 0 : *(found + 1 + j));
         }
       }
       return answers;
     };
   };
   const NeedleQuestions questions{.lengths = {256, 64}, .depths = {1, 0.5, 0}, .samples = 7, .batch = 3};
-  const NeedleGrid all = measure_needles(kTask, questions, reader(256, 2));
+  const NeedleGrid all = measure_needles(kTask, questions, reader(256, -1));
   CHECK(all.lengths == std::vector<int64_t>{64, 256});
   CHECK(all.depths == std::vector<double>{0, 0.5, 1});
   CHECK(all.right == std::vector<int64_t>(6, 7));
   CHECK(all.lowest() == 1);
-  CHECK(measure_needles(kTask, questions, reader(256, 1)).right == std::vector<int64_t>(6, 0));  // half a value is none
-  const NeedleGrid near = measure_needles(kTask, questions, reader(40, 2));
+  for (const int64_t unknown : {0, 1})  // half a value is none
+    CHECK(measure_needles(kTask, questions, reader(256, unknown)).right == std::vector<int64_t>(6, 0));
+  const NeedleGrid near = measure_needles(kTask, questions, reader(40, -1));
   CHECK(near.right == std::vector<int64_t>{0, 0, 7, 0, 7, 7});  // in the middle of 64 it is 32 tokens away
   CHECK(near.accuracy(1, 0) == 1);
   CHECK(near.lowest() == 0);

@@ -136,7 +136,8 @@ void visit(DataConfig& c, V&& v) {
     above(0).up_to(1 << 20));
   v("seed", c.seed, "of split and order; -1: train.seed", at_least(-1));
   v("needle_pairs", c.needle_pairs, "kind needle: keys with their values in a sequence", at_least(1).up_to(1 << 20));
-  v("needle_questions", c.needle_questions, "kind needle: how often each key is asked for", at_least(1).up_to(1 << 20));
+  v("needle_questions", c.needle_questions, "kind needle: for each key on average; half of the keys have one",
+    at_least(1).up_to(1 << 20));
   v("needle_value_tokens", c.needle_value_tokens, "kind needle: tokens of a value", at_least(1).up_to(64));
   v("needle_depth", c.needle_depth,
     "kind needle: 0 to 1, where the one pair lies that is asked for, at the end; -1: all are asked for, anywhere",

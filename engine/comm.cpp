@@ -181,6 +181,7 @@ class PlannedComm final : public Comm {
  public:
   explicit PlannedComm(int world) : Comm(world, Device::cpu()) {}
   std::string name() const override { return "planned"; }
+  bool may_share() const override { return true; }  // NCCL's on one host; others take less
 };
 
 // How the processes talk on the host: MPI where their launcher speaks it and this build has it, else TCP.

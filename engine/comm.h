@@ -66,8 +66,11 @@ class Comm {
   void exchange_parts(Tensor x, Tensor room, const std::string& what);
   // Offers tensors, in the allocation that begins at base, to the other ranks, all of which do the same. Where they
   // reach each other's memory all_gather and exchange_parts of these take no processors of a GPU, and shares() tells.
-  virtual void share(const std::byte*, std::span<const Tensor>) {}
+  // meetings [world] i32, in the same allocation: the Comm's from then on. may_share(): on a GPU it is worth asking;
+  // the same on all ranks, and known before there is memory to share.
+  virtual void share(const std::byte*, std::span<const Tensor>, const Tensor& /*meetings*/) {}
   virtual bool shares() const { return false; }
+  virtual bool may_share() const { return false; }
   // Why not, though this Comm does where it can; nothing otherwise.
   virtual std::string why_not_shared() const { return ""; }
 

@@ -37,7 +37,9 @@ class HostComm final : public Comm {
 
   std::string name() const override { return "host memory over " + link().name(); }
   // On the CPU a sum is no work beside other work, whichever way it goes: runs there take the one that GPUs take.
-  void share(const std::byte*, std::span<const Tensor>) override { shares_ = !stream().device().is_cuda(); }
+  void share(const std::byte*, std::span<const Tensor>, const Tensor&) override {
+    shares_ = !stream().device().is_cuda();
+  }
   bool shares() const override { return shares_; }
 
  protected:

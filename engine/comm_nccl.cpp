@@ -89,6 +89,7 @@ class NcclComm final : public Comm {
     ncclUniqueId id{};
     if (rank() == 0) check(nccl().get_unique_id(&id), "ncclGetUniqueId");
     id = exchange(id, "NCCL's id").front();
+    no_copies_ = PeerCopies::why_not(*this);
     guard().begin("the start of NCCL", 0);
     CUDA_CHECK(cudaSetDevice(device.index));
     check(nccl().comm_init_rank(&wide_, world(), id, rank()), "ncclCommInitRank");
@@ -108,10 +109,11 @@ class NcclComm final : public Comm {
   }
   ~NcclComm() override { guard().expect_end(); }  // which would ask a communicator that is no more
   std::string name() const override { return name_; }
-  void share(const std::byte* base, std::span<const Tensor> tensors) override {
-    copies_ = PeerCopies::open(*this, stream().device(), base, tensors, no_copies_);
+  void share(const std::byte* base, std::span<const Tensor> tensors, const Tensor& meetings) override {
+    if (may_share()) copies_ = PeerCopies::open(*this, stream().device(), base, tensors, meetings, no_copies_);
   }
   bool shares() const override { return copies_ != nullptr; }
+  bool may_share() const override { return no_copies_.empty(); }
   std::string why_not_shared() const override { return no_copies_; }
 
  protected:

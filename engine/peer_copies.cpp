@@ -31,16 +31,19 @@ void write_value(void* stream, std::byte* at, uint32_t value) {
   check(write(static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(at), value, CU_STREAM_WRITE_VALUE_DEFAULT),
         "cuStreamWriteValue32");
 }
-void wait_value(void* stream, std::byte* at, uint32_t value) {
+void wait_value(void* stream, std::byte* at, uint32_t value, unsigned flags) {
   static const StreamValue wait = find("cuStreamWaitValue32");
-  check(wait(static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(at), value, CU_STREAM_WAIT_VALUE_GEQ),
-        "cuStreamWaitValue32");
+  check(wait(static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(at), value, flags), "cuStreamWaitValue32");
 }
 
-// What a rank tells the others of its memory.
-struct Offer {
-  cudaIpcMemHandle_t memory, flags;
-};
+// What comes behind a wait has to see the copies that the other rank made before it wrote the value. Its write follows
+// a fence of its stream to the whole system, so its copies have arrived by then. A GPU that may still put what has
+// arrived in another order within itself can be asked to flush it, and says so; the others need not.
+unsigned flags_of_waits(Device device) {
+  int can_flush = 0;
+  CUDA_CHECK(cudaDeviceGetAttribute(&can_flush, cudaDevAttrCanFlushRemoteWrites, device.index));
+  return CU_STREAM_WAIT_VALUE_GEQ | (can_flush != 0 ? CU_STREAM_WAIT_VALUE_FLUSH : 0);
+}
 
 // The reason of the first rank that has one, on all ranks.
 std::string first_reason(Comm& comm, const std::string& own, const char* what) {
@@ -51,16 +54,11 @@ std::string first_reason(Comm& comm, const std::string& own, const char* what) {
 }
 
 // "" where this rank can offer its memory.
-std::string why_no_offer(const Comm& comm, std::byte* base, std::byte* flags, Offer& offer) {
-  for (const Peer& peer : comm.peers())
-    if (!peer.here) return fmt::format("rank {} is on another host, {}", peer.rank, peer.host);
-  if (peer_access_disabled()) return "NCCL_P2P_DISABLE is set";
-  for (auto [handle, memory] : {std::pair(&offer.memory, base), std::pair(&offer.flags, flags)})
-    if (const cudaError_t e = cudaIpcGetMemHandle(handle, memory); e != cudaSuccess) {
-      cudaGetLastError();  // no error of the run's: its sums go another way
-      return fmt::format("its memory cannot be shared: {}", cudaGetErrorString(e));
-    }
-  return "";
+std::string why_no_offer(std::byte* base, cudaIpcMemHandle_t& offer) {
+  const cudaError_t e = cudaIpcGetMemHandle(&offer, base);
+  if (e == cudaSuccess) return "";
+  cudaGetLastError();  // no error of the run's: its sums go another way
+  return fmt::format("its memory cannot be shared: {}", cudaGetErrorString(e));
 }
 
 // Null, and why.
@@ -75,16 +73,13 @@ std::byte* open_memory(const cudaIpcMemHandle_t& handle, int rank, std::string& 
 
 }  // namespace
 
-PeerCopies::PeerCopies(Comm& comm, Device device) : comm_(comm), device_(device) {
-  constexpr int64_t kBytes = 2 << 20;  // an allocation that is not a part of another, which a handle would stand for
-  flags_ = backend::allocate(device, kBytes);
-  backend::fill(flags_, device, 0, kBytes, comm.stream().handle());
-  comm.stream().synchronize();
-}
+PeerCopies::PeerCopies(Comm& comm, Device device) : comm_(comm), device_(device), wait_flags_(flags_of_waits(device)) {}
 
-PeerCopies::~PeerCopies() {
-  close();
-  backend::deallocate(device_, flags_);
+std::string PeerCopies::why_not(Comm& comm) {
+  std::string own = peer_access_disabled() ? "NCCL_P2P_DISABLE is set" : "";
+  for (const Peer& peer : comm.peers())
+    if (!peer.here) own = fmt::format("rank {} is on another host, {}", peer.rank, peer.host);
+  return first_reason(comm, own, "whether GPUs may copy to each other");
 }
 
 void PeerCopies::close() {
@@ -93,25 +88,22 @@ void PeerCopies::close() {
 }
 
 std::unique_ptr<PeerCopies> PeerCopies::open(Comm& comm, Device device, const std::byte* allocation,
-                                             std::span<const Tensor> tensors, std::string& why) {
+                                             std::span<const Tensor> tensors, const Tensor& meetings,
+                                             std::string& why) {
   std::byte* const base = const_cast<std::byte*>(allocation);
   std::unique_ptr<PeerCopies> copies(new PeerCopies(comm, device));
-  Offer offer{};
-  why = first_reason(comm, why_no_offer(comm, base, copies->flags_, offer), "memory for copies");
+  backend::fill(meetings.data, device, 0, meetings.bytes(), comm.stream().handle());
+  comm.stream().synchronize();  // before another rank writes there
+  cudaIpcMemHandle_t offer{};
+  why = first_reason(comm, why_no_offer(base, offer), "memory for copies");
   if (!why.empty()) return nullptr;
-  const std::vector<Offer> offers = comm.exchange(offer, "memory for copies, offered");
+  const std::vector<cudaIpcMemHandle_t> offers = comm.exchange(offer, "memory for copies, offered");
   std::vector<std::byte*> bases;
   std::string failed;
-  for (int r = 0; r < comm.world() && failed.empty(); ++r) {
-    if (r == comm.rank()) {
-      bases.push_back(base);
-      copies->flags_of_.push_back(copies->flags_);
-      continue;
-    }
-    for (auto [handle, to] : {std::pair(&offers[r].memory, &bases), std::pair(&offers[r].flags, &copies->flags_of_)}) {
-      to->push_back(failed.empty() ? open_memory(*handle, r, failed) : nullptr);
-      if (failed.empty()) copies->opened_.push_back(to->back());
-    }
+  for (int r = 0; r < comm.world(); ++r) {
+    const bool opens = r != comm.rank() && failed.empty();
+    bases.push_back(r == comm.rank() ? base : opens ? open_memory(offers[r], r, failed) : nullptr);
+    if (opens && failed.empty()) copies->opened_.push_back(bases.back());
   }
   why = first_reason(comm, failed, "memory for copies, opened");
   if (!why.empty()) {
@@ -119,12 +111,14 @@ std::unique_ptr<PeerCopies> PeerCopies::open(Comm& comm, Device device, const st
     comm.barrier("memory for copies, given back");  // none is freed that another still has
     return nullptr;
   }
-  for (const Tensor& t : tensors) {
+  const auto of_all = [&](const Tensor& t) {
     const std::vector<int64_t> offsets = comm.exchange<int64_t>(t.data - base, "a tensor's place");
     Shared shared{t, {}};
     for (int r = 0; r < comm.world(); ++r) shared.at.push_back(bases[r] + offsets[r]);
-    copies->shared_.push_back(std::move(shared));
-  }
+    return shared;
+  };
+  copies->meetings_ = of_all(meetings);
+  for (const Tensor& t : tensors) copies->shared_.push_back(of_all(t));
   return copies;
 }
 
@@ -148,10 +142,10 @@ void PeerCopies::for_each_other(F&& f) const {  // each begins with another one
 // Whatever comes on the stream after it comes after what every other rank's stream had before its own.
 void PeerCopies::meet() {
   void* const stream = comm_.stream().handle();
-  const auto flag = [](std::byte* flags, int rank) { return flags + rank * sizeof(uint32_t); };
+  const auto count_of = [&](int at, int of) { return meetings_.at[at] + of * sizeof(uint32_t); };
   ++met_;
-  for_each_other([&](int r) { write_value(stream, flag(flags_of_[r], comm_.rank()), met_); });
-  for_each_other([&](int r) { wait_value(stream, flag(flags_, r), met_); });
+  for_each_other([&](int r) { write_value(stream, count_of(r, comm_.rank()), met_); });
+  for_each_other([&](int r) { wait_value(stream, count_of(comm_.rank(), r), met_, wait_flags_); });
 }
 
 void PeerCopies::all_gather(const Tensor& x) {

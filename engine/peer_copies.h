@@ -15,12 +15,14 @@ namespace triad {
 
 class PeerCopies {
  public:
-  // tensors: all in the allocation that begins at base; the same ones on every rank, though elsewhere. All ranks ask.
-  // Null, on all of them, where one does not reach another: on other hosts, by NCCL_P2P_DISABLE, GPUs without a link;
-  // `why` then says which, and on what rank.
+  // Why there can be none, whatever the memory: ranks on other hosts, NCCL_P2P_DISABLE; with the rank that says so.
+  // Empty: worth trying. All ranks ask, and hear the same.
+  static std::string why_not(Comm&);
+  // tensors, meetings [world] i32: all in the allocation that begins at base; the same ones on every rank, though
+  // elsewhere. All ranks ask. Null, on all of them, where one does not reach another's memory; `why` then says which.
   static std::unique_ptr<PeerCopies> open(Comm&, Device, const std::byte* base, std::span<const Tensor> tensors,
-                                          std::string& why);
-  ~PeerCopies();
+                                          const Tensor& meetings, std::string& why);
+  ~PeerCopies() { close(); }
   // Gives the other ranks' memory back; before they free it.
   void close();
   PeerCopies(const PeerCopies&) = delete;
@@ -44,10 +46,10 @@ class PeerCopies {
 
   Comm& comm_;
   Device device_;
-  std::byte* flags_;  // [world] u32: how often each rank has come to meet()
+  unsigned wait_flags_;
   uint32_t met_ = 0;
   std::vector<std::byte*> opened_;  // allocations of other ranks
-  std::vector<std::byte*> flags_of_;
+  Shared meetings_;                 // [world]: how often each rank has come to meet()
   std::vector<Shared> shared_;
 };
 

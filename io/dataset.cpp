@@ -20,9 +20,9 @@ constexpr uint64_t kSyntheticStream = 0x746f6b656e000000;  // + 0 train, + 1 val
 constexpr uint64_t kHeldOutStream = 0x73706c6974000000;
 
 void check_range(const TokenSource& source, int64_t begin, std::span<int32_t> out) {
-  const int64_t end = begin + static_cast<int64_t>(out.size());
-  TRIAD_CHECK(begin >= 0 && end <= source.size(), "{}: tokens [{}, {}) of {} were asked for", source.name(), begin, end,
-              source.size());
+  const auto n = static_cast<int64_t>(out.size());
+  TRIAD_CHECK(begin >= 0 && n <= source.size() && begin <= source.size() - n,
+              "{}: {} tokens from {} on were asked for, of {}", source.name(), n, begin, source.size());
 }
 
 // "a.txt", or "12 text files (a.txt, ...)"
@@ -107,7 +107,10 @@ class TokenRange final : public TokenSource {
   TokenRange(std::shared_ptr<const TokenSource> whole, int64_t begin, int64_t end, std::string what)
       : whole_(std::move(whole)), begin_(begin), end_(end), what_(std::move(what)) {}
   int64_t size() const override { return end_ - begin_; }
-  void read(int64_t begin, std::span<int32_t> out) const override { whole_->read(begin_ + begin, out); }
+  void read(int64_t begin, std::span<int32_t> out) const override {
+    check_range(*this, begin, out);  // what lies past it is the other split
+    whole_->read(begin_ + begin, out);
+  }
   std::string name() const override { return what_ + whole_->name(); }
 
  private:

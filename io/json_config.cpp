@@ -2,6 +2,7 @@
 
 #include <fstream>
 #include <sstream>
+#include <unordered_set>
 
 namespace triad {
 
@@ -16,26 +17,30 @@ bool is_utf8(const std::string& text) {
 
 }  // namespace
 
-Json parse_json(std::string_view text, const std::string& what, JsonComments comments) {
-  const auto watch = [&](int depth, Json::parse_event_t event, Json&) {
-    const bool opens = event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start;
+template <class AnyJson>
+AnyJson parse_json(std::string_view text, const std::string& what, JsonComments comments) {
+  using Event = typename AnyJson::parse_event_t;
+  std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
+  const auto watch = [&](int depth, Event event, AnyJson& value) {
+    const bool opens = event == Event::object_start || event == Event::array_start;
     TRIAD_CHECK(!opens || depth < kMaxJsonDepth, "{}: nested more than {} deep", what, kMaxJsonDepth);
+    if (event == Event::object_start) keys.emplace_back();
+    if (event == Event::object_end) keys.pop_back();
+    if (event == Event::key) {
+      const auto& key = value.template get_ref<const std::string&>();
+      TRIAD_CHECK(keys.back().insert(key).second, "{}: an object has {} twice", what, shortened(key));
+    }
     return true;
   };
   try {
-    return Json::parse(text, watch, true, comments == JsonComments::allowed);
-  } catch (const Json::exception& e) { fail("{}: {}", what, shortened(e.what())); }
+    return AnyJson::parse(text, watch, true, comments == JsonComments::allowed);
+  } catch (const typename AnyJson::exception& e) { fail("{}: no JSON: {}", what, shortened(e.what())); }
 }
+template Json parse_json(std::string_view, const std::string&, JsonComments);
+template nlohmann::json parse_json(std::string_view, const std::string&, JsonComments);
 
 std::string dump_json(const Json& value, int indent) {
   return value.dump(indent, ' ', false, Json::error_handler_t::replace);
-}
-
-std::string shortened(std::string text, size_t bytes) {
-  if (text.size() <= bytes) return text;
-  const auto continues = [&](size_t i) { return (static_cast<unsigned char>(text[i]) & 0xc0) == 0x80; };
-  while (bytes > 0 && continues(bytes)) --bytes;
-  return text.substr(0, bytes) + "...";
 }
 
 Json read_json_file(const std::string& path) {
@@ -57,18 +62,18 @@ Json read_json_file(const std::string& path) {
 void set_json_key(Json& root, const std::string& assignment) {
   const size_t equals = assignment.find('='), dot = assignment.find('.');
   if (equals == std::string::npos || dot == std::string::npos || dot > equals)
-    fail_usage("--set {}: group.key=value is needed, as in train.lr=1e-4", assignment);
+    fail_usage("--set {}: group.key=value is needed, as in train.lr=1e-4", shortened(assignment));
   const std::string group = assignment.substr(0, dot), key = assignment.substr(dot + 1, equals - dot - 1);
   const std::string text = assignment.substr(equals + 1);
   Json value;
   try {
     value = parse_json(text, assignment);
   } catch (const Error&) {
-    if (!is_utf8(text)) fail_usage("{}.{} is {}: UTF-8 is needed", group, key, brief(Json(text)));
+    if (!is_utf8(text)) fail_usage("{}: UTF-8 is needed", shortened(assignment));
     value = text;
   }
   if (root.contains(group) && !root[group].is_object())
-    fail_usage("{} is {}, not a group of keys", group, brief(root[group]));
+    fail_usage("{} is {}, not a group of keys", shortened(group), brief(root[group]));
   root[group][key] = value;
 }
 
@@ -138,7 +143,8 @@ void check_known(const std::string& group, const Json& object, const std::set<st
     if (!known.contains(key)) {
       std::string all;
       for (const std::string& k : known) all += (all.empty() ? "" : ", ") + k;
-      fail_usage("unknown key {}.{} (value {}); the keys of {} are {}", group, key, brief(value), group, all);
+      fail_usage("unknown key {}.{} (value {}); the keys of {} are {}", group, shortened(key), brief(value), group,
+                 all);
     }
 }
 

@@ -10,6 +10,7 @@
 #include "engine/check.h"
 #include "engine/fields.h"
 #include "engine/routes.h"
+#include "io/unicode.h"
 
 namespace triad {
 
@@ -33,14 +34,15 @@ void visit(KernelChoices& c, V&& v) {
 // Objects and lists within each other: those of our files are 3 deep. Copies and dumps recurse, so it has to end.
 inline constexpr int kMaxJsonDepth = 64;
 enum class JsonComments { refused, allowed };
-// Text that is no JSON, or nested deeper, is an Error that begins with `what`.
-Json parse_json(std::string_view text, const std::string& what, JsonComments comments = JsonComments::refused);
+// Text that is no JSON, is nested deeper, or has a key twice in one object is an Error that begins with `what`. As Json,
+// or as a nlohmann::json, which finds a key among many without looking at all of them.
+template <class AnyJson = Json>
+AnyJson parse_json(std::string_view text, const std::string& what, JsonComments comments = JsonComments::refused);
 
 // For files and output: on one line where indent is negative. Bytes that are not UTF-8 become U+FFFD.
 std::string dump_json(const Json& value, int indent);
 
-// For messages: the beginning of a text, and of a value on one line. Characters stay whole.
-std::string shortened(std::string text, size_t bytes = 200);
+// For messages: the beginning of a value.
 template <class AnyJson>
 std::string brief(const AnyJson& value) {
   constexpr size_t kBytes = 80;

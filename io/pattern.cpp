@@ -3,6 +3,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
 #include <cctype>
 
 #include "engine/check.h"
@@ -40,7 +41,7 @@ class Translator {
 
  private:
   [[noreturn]] void refuse(const std::string& what) const {
-    fail("{}: the pattern {} has {} at offset {}, which is not understood here", where_, from_, what, at_);
+    fail("{}: the pattern {} has {} at offset {}, which is not understood here", where_, shortened(from_), what, at_);
   }
   void copy(size_t n) {
     out_ += from_.substr(at_, n);
@@ -87,7 +88,7 @@ class Translator {
     constexpr std::string_view kCategories =
         " L Lu Ll Lt Lm Lo N Nd Nl No M Mn Mc Me P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp ";
     if (name.empty() || kCategories.find(fmt::format(" {} ", name)) == std::string_view::npos)
-      refuse(fmt::format("\\p{{{}}}", name));
+      refuse(fmt::format("\\p{{{}}}", shortened(name)));
     put_set(fmt::format("\\p{{{}}}{}", name, new_characters(name)), negated);
     at_ = end + 1;
   }
@@ -179,8 +180,8 @@ Pattern::Pattern(const std::string& oniguruma, const std::string& where) : where
       pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
                     PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &offset, context.get()),
       [](void* code) { pcre2_code_free(static_cast<pcre2_code*>(code)); });
-  TRIAD_CHECK(code_ != nullptr, "{}: the pattern {} cannot be compiled: {} (offset {} of {})", where, oniguruma,
-              error_text(error), offset, pattern);
+  TRIAD_CHECK(code_ != nullptr, "{}: the pattern {} cannot be compiled: {} (offset {} of {})", where,
+              shortened(oniguruma), error_text(error), offset, shortened(pattern));
   compiled_ = pcre2_jit_compile(code_of(code_), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
   uint32_t behind = 0;
   pcre2_pattern_info(code_of(code_), PCRE2_INFO_MAXLOOKBEHIND, &behind);
@@ -202,6 +203,11 @@ Pattern::Found Pattern::find(Matcher& m, std::string_view text, size_t from, boo
   auto* data = static_cast<pcre2_match_data*>(m.data_.get());
   auto* context = static_cast<pcre2_match_context*>(m.context_.get());
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
+  // Of what a match may try, in steps: a few times what lies before it, which no sound pattern needs for a run of any
+  // length; one that tries all ways to cut a word (exponentially many) ends here, not after hours.
+  constexpr size_t kLeastSteps = 20'000, kStepsPerByte = 4;
+  const size_t steps = kLeastSteps + kStepsPerByte * (text.size() - from);
+  pcre2_set_match_limit(context, static_cast<uint32_t>(std::min<size_t>(steps, UINT32_MAX)));
   const uint32_t options = PCRE2_NO_UTF_CHECK | (goes_on ? PCRE2_PARTIAL_HARD : 0);
   const int rc = compiled_ ? pcre2_jit_match(code_of(code_), subject, text.size(), from, options, data, context)
                            : pcre2_match(code_of(code_), subject, text.size(), from, options, data, context);

@@ -8,7 +8,6 @@
 #include <bit>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <tuple>
 
 #include "engine/check.h"
@@ -59,59 +58,37 @@ uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t crc = 0) {
   return static_cast<uint32_t>(crc32_z(crc, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }
 
-// Parses the header's JSON. A key that stands twice in one object is an error, which the parser alone would let pass.
-nlohmann::json parse_header_json(const std::string& path, std::string_view text) {
-  std::vector<std::set<std::string>> keys;
-  const auto watch = [&](int depth, nlohmann::detail::parse_event_t event, nlohmann::json& value) {
-    using Event = nlohmann::detail::parse_event_t;
-    TRIAD_CHECK(depth <= kMaxJsonDepth, "{}: the header, at offset {}, is nested more than {} deep", path, kLengthBytes,
-                kMaxJsonDepth);
-    if (event == Event::object_start) keys.emplace_back();
-    if (event == Event::object_end) keys.pop_back();
-    if (event == Event::key) {
-      const std::string key = value.get<std::string>();
-      TRIAD_CHECK(keys.back().insert(key).second, "{}: the header, at offset {}, lists {} twice", path, kLengthBytes,
-                  key);
-    }
-    return true;
-  };
-  try {
-    return nlohmann::json::parse(text, watch);
-  } catch (const nlohmann::json::exception& e) {
-    fail("{}: the header, at offset {}, is not JSON: {}", path, kLengthBytes, shortened(e.what()));
-  }
-}
-
 // A JSON value that must be an integer in [0, 2^62].
 int64_t size_value(const std::string& path, const std::string& name, const char* what, const nlohmann::json& value) {
   constexpr uint64_t kLargest = uint64_t{1} << 62;
   TRIAD_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= kLargest,
-              "{}: tensor {}: {} holds {}: a size is needed", path, name, what, brief(value));
+              "{}: tensor {}: {} holds {}: a size is needed", path, shortened(name), what, brief(value));
   return static_cast<int64_t>(value.get<uint64_t>());
 }
 
 // One entry of the header, its place relative to the data. Checks it as far as it stands alone.
 TensorEntry parse_entry(const std::string& path, const std::string& name, const nlohmann::json& value) {
-  TRIAD_CHECK(value.is_object(), "{}: tensor {}: an object is needed, found {}", path, name, brief(value));
+  const std::string called = shortened(name);  // in messages
+  TRIAD_CHECK(value.is_object(), "{}: tensor {}: an object is needed, found {}", path, called, brief(value));
   for (const char* key : {"dtype", "shape", "data_offsets"})
-    TRIAD_CHECK(value.contains(key), "{}: tensor {} has no {}", path, name, key);
+    TRIAD_CHECK(value.contains(key), "{}: tensor {} has no {}", path, called, key);
   const nlohmann::json &dtype = value["dtype"], &shape = value["shape"], &offsets = value["data_offsets"];
   const FileType* type = dtype.is_string() ? find_type(dtype.get<std::string>()) : nullptr;
-  TRIAD_CHECK(type != nullptr, "{}: tensor {}: unknown dtype {}", path, name, brief(dtype));
-  TRIAD_CHECK(shape.is_array(), "{}: tensor {}: the shape is {}, a list is needed", path, name, brief(shape));
+  TRIAD_CHECK(type != nullptr, "{}: tensor {}: unknown dtype {}", path, called, brief(dtype));
+  TRIAD_CHECK(shape.is_array(), "{}: tensor {}: the shape is {}, a list is needed", path, called, brief(shape));
   TRIAD_CHECK(offsets.is_array() && offsets.size() == 2, "{}: tensor {}: data_offsets is {}, [begin, end] is needed",
-              path, name, brief(offsets));
+              path, called, brief(offsets));
   TensorEntry entry{.name = name, .dtype = type->word, .shape = {}};
   int64_t bytes = type->bytes;
   for (const nlohmann::json& axis : shape) {
     entry.shape.push_back(size_value(path, name, "the shape", axis));
     TRIAD_CHECK(!__builtin_mul_overflow(bytes, entry.shape.back(), &bytes), "{}: tensor {}: the shape {} is too large",
-                path, name, brief(shape));
+                path, called, brief(shape));
   }
   entry.begin = size_value(path, name, "data_offsets", offsets[0]);
   entry.end = size_value(path, name, "data_offsets", offsets[1]);
-  TRIAD_CHECK(entry.bytes() == bytes, "{}: tensor {}: data_offsets {} hold {} bytes, {} needs {}", path, name,
-              brief(offsets), entry.bytes(), entry.str(), bytes);
+  TRIAD_CHECK(entry.bytes() == bytes, "{}: tensor {}: data_offsets {} hold {} bytes, {} needs {}", path, called,
+              brief(offsets), entry.bytes(), shortened(entry.str()), bytes);
   return entry;
 }
 
@@ -155,7 +132,8 @@ void SafetensorsFile::parse_header(int64_t header_bytes) {
   const std::string_view text = file_.text().substr(kLengthBytes, static_cast<size_t>(header_bytes));
   TRIAD_CHECK(text.starts_with('{'), "{}: no safetensors file: expected byte 123 ('{{') at offset {}, found {}", path(),
               kLengthBytes, text.empty() ? "nothing" : std::to_string(static_cast<unsigned char>(text[0])));
-  const nlohmann::json header = parse_header_json(path(), text);
+  const auto header =
+      parse_json<nlohmann::json>(text, fmt::format("{}: the header, at offset {}", path(), kLengthBytes));
   for (const auto& [name, value] : header.items()) {
     if (name != kMetadataKey) {
       entries_.push_back(parse_entry(path(), name, value));
@@ -163,7 +141,7 @@ void SafetensorsFile::parse_header(int64_t header_bytes) {
     }
     TRIAD_CHECK(value.is_object(), "{}: {} is {}, an object is needed", path(), name, brief(value));
     for (const auto& [key, word] : value.items()) {
-      TRIAD_CHECK(word.is_string(), "{}: {}: {} is {}, a string is needed", path(), name, key, brief(word));
+      TRIAD_CHECK(word.is_string(), "{}: {}: {} is {}, a string is needed", path(), name, shortened(key), brief(word));
       metadata_[key] = word.get<std::string>();
     }
   }
@@ -176,11 +154,11 @@ void SafetensorsFile::parse_header(int64_t header_bytes) {
     entry.begin += data;
     entry.end += data;
     TRIAD_CHECK(entry.begin == expected, "{}: tensor {} begins at offset {}, {} the tensor before it, which ends at {}",
-                path(), entry.name, entry.begin, entry.begin < expected ? "overlapping" : "leaving a hole behind",
-                expected);
+                path(), shortened(entry.name), entry.begin,
+                entry.begin < expected ? "overlapping" : "leaving a hole behind", expected);
     expected = entry.end;
     TRIAD_CHECK(expected <= file_.size(), "{}: truncated: tensor {} ends at offset {}, the file at {}", path(),
-                entry.name, expected, file_.size());
+                shortened(entry.name), expected, file_.size());
   }
   TRIAD_CHECK(expected == file_.size(), "{}: the last tensor ends at offset {}, the file at {}", path(), expected,
               file_.size());
@@ -194,7 +172,7 @@ const TensorEntry* SafetensorsFile::find(std::string_view name) const {
 
 const TensorEntry& SafetensorsFile::at(std::string_view name) const {
   const TensorEntry* entry = find(name);
-  TRIAD_CHECK(entry != nullptr, "{}: there is no tensor {} among its {}", path(), name, entries_.size());
+  TRIAD_CHECK(entry != nullptr, "{}: there is no tensor {} among its {}", path(), shortened(name), entries_.size());
   return *entry;
 }
 
@@ -204,8 +182,8 @@ std::span<const std::byte> SafetensorsFile::bytes(const TensorEntry& entry) cons
   if (expected != metadata_.end()) {
     const std::string found = fmt::format("{:08x}", crc32_of(bytes));
     TRIAD_CHECK(found == expected->second,
-                "{}: tensor {} at offset {} is damaged: its CRC-32 is {}, the header says {}", path(), entry.name,
-                entry.begin, found, expected->second);
+                "{}: tensor {} at offset {} is damaged: its CRC-32 is {}, the header says {}", path(),
+                shortened(entry.name), entry.begin, found, shortened(expected->second));
   }
   return bytes;
 }

@@ -140,9 +140,9 @@ void Shard::read_llmq_header() {
 }
 
 void Shard::read(int64_t begin, std::span<int32_t> out) const {
-  TRIAD_CHECK(begin >= 0 && begin + static_cast<int64_t>(out.size()) <= size_,
-              "{}: tokens [{}, {}) of {} were asked for", path(), begin, begin + static_cast<int64_t>(out.size()),
-              size_);
+  const auto n = static_cast<int64_t>(out.size());
+  TRIAD_CHECK(begin >= 0 && n <= size_ && begin <= size_ - n, "{}: {} tokens from {} on were asked for, of {}", path(),
+              n, begin, size_);
   with_tokens(file_, header_bytes_, width_, [&](const auto* tokens) {
     for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<int32_t>(tokens[begin + static_cast<int64_t>(i)]);
   });

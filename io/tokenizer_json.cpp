@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "engine/check.h"
 #include "io/bpe_tokenizer.h"
@@ -16,13 +17,8 @@ namespace {
 using TokenJson = nlohmann::json;  // Json keeps the order of keys, and looks at all of them to find one
 
 constexpr const char* kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr int64_t kMaxTokens = 1 << 24;  // no vocabulary is near it; a wild id must not ask for all memory
-
-TokenJson parse(const std::string& path, const std::string& text) {
-  try {
-    return TokenJson::parse(text);
-  } catch (const TokenJson::exception& e) { fail("{}: {}", path, shortened(e.what())); }
-}
+// No vocabulary is near it, and a wild id asks for no more than 84 MB: the table of texts has a place for each number.
+constexpr int64_t kMaxTokens = 1 << 21;
 
 // A value in the file, with the name that messages call it by.
 class Value {
@@ -147,6 +143,7 @@ void read_model(const Value& model, Vocabulary& vocabulary) {
 
 void read_added_tokens(const Value& list, BpeSpec& spec, Vocabulary& vocabulary) {
   if (list.absent()) return;
+  std::unordered_set<std::string> contents;
   for (const Value& token : list.list()) {
     AddedToken t;
     t.content = token["content"].text();
@@ -157,10 +154,11 @@ void read_added_tokens(const Value& list, BpeSpec& spec, Vocabulary& vocabulary)
     t.rstrip = token["rstrip"].flag(false);
     t.special = token["special"].flag(false);
     t.normalized = token["normalized"].flag(!t.special);
-    for (const AddedToken& other : spec.added)
-      if (other.content == t.content) token.refuse("this content is in the list before");
+    if (!contents.insert(t.content).second) token.refuse("this content is in the list before");
     const int32_t known = vocabulary.find(t.content);
     if (known >= 0 && known != t.id) token.refuse(fmt::format("in the vocabulary this is token {}", known));
+    if (known >= 0 && unspell_bytes(t.content).value_or(t.content) != t.content)
+      token.refuse("in the vocabulary this spells other bytes: decoded, they and this text would be one");
     if (known < 0) vocabulary.add(t.content, t.id);
     spec.texts[static_cast<size_t>(t.id)] = t.content;  // as it stands in the text, not an alphabet of bytes
     spec.added.push_back(std::move(t));
@@ -260,7 +258,7 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const std::string& name, const st
   BpeSpec spec;
   spec.name = name;
   spec.files = {{"tokenizer.json", read_file(path)}};
-  const TokenJson json = parse(path, spec.files[0].content);
+  const auto json = parse_json<TokenJson>(spec.files[0].content, path);
   if (!json.is_object() || !json.contains("model"))
     fail("{}: a JSON object with a key model is needed: is this a tokenizer.json?", path);
   const Value root(path, json, "");
@@ -287,7 +285,7 @@ std::unique_ptr<Tokenizer> read_bpe_pair(const std::string& name, const std::str
   const auto file_name = [](const std::string& path) { return std::filesystem::path(path).filename().string(); };
   spec.files = {{file_name(vocabulary_path), read_file(vocabulary_path)},
                 {file_name(merges_path), read_file(merges_path)}};
-  const TokenJson json = parse(vocabulary_path, spec.files[0].content);
+  const auto json = parse_json<TokenJson>(spec.files[0].content, vocabulary_path);
   Vocabulary vocabulary(Value(vocabulary_path, json, "the vocabulary"), spec);
   std::string_view text = spec.files[1].content;
   for (int64_t number = 1; !text.empty(); ++number) {

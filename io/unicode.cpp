@@ -160,6 +160,21 @@ uint32_t point_at(std::string_view text, size_t at) {
   return static_cast<uint32_t>(point);
 }
 
+std::string shortened(std::string_view text, size_t bytes) {
+  std::string out;
+  while (!text.empty()) {
+    const size_t whole = utf8_prefix(text.substr(0, 4)) > 0 ? character_bytes(text, 0) : 0;
+    const uint32_t point = whole > 0 ? point_at(text, 0) : 0;
+    const bool shows = whole > 0 && point >= 0x20 && !(point >= 0x7f && point < 0xa0);
+    std::string piece(text.substr(0, std::max<size_t>(1, whole)));
+    if (!shows) piece = fmt::format("\\x{:02x}", static_cast<uint8_t>(text[0]));
+    if (out.size() + piece.size() > bytes) return out + "...";
+    out += piece;
+    text.remove_prefix(shows ? whole : 1);
+  }
+  return out;
+}
+
 std::string normalize(NormalForm form, std::string_view text) {
   int options = UTF8PROC_STABLE;
   options |= form == NormalForm::nfc || form == NormalForm::nfkc ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;

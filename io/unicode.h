@@ -17,6 +17,10 @@ bool is_cut_character(std::string_view text);
 size_t character_bytes(std::string_view text, size_t at);
 uint32_t point_at(std::string_view text, size_t at);  // its code
 
+// For messages, on one line: the beginning of a text of any bytes. Characters stay whole; controls, and bytes that are
+// no UTF-8, become \xHH.
+std::string shortened(std::string_view text, size_t bytes = 200);
+
 enum class NormalForm { nfc, nfd, nfkc, nfkd };
 std::string normalize(NormalForm, std::string_view text);  // text is UTF-8
 

@@ -34,9 +34,9 @@ OpCase swiglu_case(std::string name, int64_t N, int64_t H, int64_t row_pad = 0) 
   };
   const double elements = static_cast<double>(N * H);
   c.forward_flops = 5 * elements;
-  c.forward_bytes = 6 * elements;
+  c.forward_bytes = 6 * elements, c.forward_written = 2 * elements;
   c.backward_flops = 11 * elements;
-  c.backward_bytes = 12 * elements;
+  c.backward_bytes = 12 * elements, c.backward_written = 6 * elements;
   return c;
 }
 

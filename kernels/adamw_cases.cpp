@@ -44,6 +44,7 @@ OpCase adamw_case(std::string name, int64_t n, const AdamWOptions& o, double gra
   const double elements = static_cast<double>(n);
   c.forward_flops = 16 * elements;
   c.forward_bytes = (3 * 8 + 6 + 30) * elements;
+  c.forward_written = (3 * 4 + 2 + 14) * elements;
   return c;
 }
 

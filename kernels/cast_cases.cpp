@@ -12,6 +12,7 @@ OpCase cast_case(std::string name, Shape shape, ArgType from, ArgType to) {
             {.name = "y", .role = ArgRole::output, .shape = shape, .type = to}};
   c.forward = [](Context& ctx, const Args& t) { cast(ctx, t["y"], t["x"]); };
   c.forward_bytes = 6 * static_cast<double>(shape.numel());
+  c.forward_written = (to == ArgType::acc ? 4 : 2) * static_cast<double>(shape.numel());
   return c;
 }
 

@@ -49,7 +49,7 @@ OpCase cross_entropy_case(const LossShape& s) {
   c.bench = s.bench;
   const double elements = static_cast<double>(s.rows * s.columns);
   c.forward_flops = 3 * elements;
-  c.forward_bytes = 2 * elements;
+  c.forward_bytes = 2 * elements, c.forward_written = 0;
   c.backward_flops = 3 * elements;
   c.backward_bytes = 4 * elements;
   return c;

@@ -2,17 +2,18 @@
 // Backward must add rows of equal tokens in one order, and fast even where one token has 10,000 rows. Two launches:
 //   1. list: (token, row) side by side by token, then row. Every CTA lists the tokens that are its own. It reads all
 //      tokens, and so counts for itself what the others have before its own: nobody waits for anybody. (cub's radix
-//      sort took eight launches.)
+//      sort took eight launches.) Its own it keeps, so that one look at all is enough but where a token is hot.
 //   2. sum: the list is cut into stretches of 256 entries, whatever the tokens are, and those into pieces of some 28. A
-//      warp sums the runs of equal tokens of one piece in 32 vectors of columns. A run that lies inside of the piece is
-//      all its token has: it is added to dw, whose row is asked for along with those of dy. What crosses borders of
-//      pieces meets in shared memory, what crosses those of stretches in scratch, where the warp that comes last adds
-//      up all parts, in their order.
+//      warp sums the runs of equal tokens of one piece in 32 vectors of columns, always three rows ahead of itself. A
+//      run that lies inside of the piece is all its token has: it is added to dw, whose row is asked for along with
+//      those of dy. What crosses borders of pieces meets in shared memory, what crosses those of stretches in scratch,
+//      where the warp that comes last adds up all parts, in their order.
 // Each element of dw is read and written once, where its token occurs. Bytes: dy once, 8 a touched element of dw; at
-// 32,768 x 768 (bf16) with 24,046 different tokens 198 MB, 46 us at 4.3 TB/s, a copy of as many bytes 55. Predicted 60
-// us; measured on an H200 72 to 79 with earlier forms of the list (10 to 18 us of it), 62 of them the sums; cub's sort
-// and a third kernel that joined the pieces: 110. Adding to dw by red instead of load, add, store took 30 us more. No
-// size depends on the tokens, so nothing waits for the host.
+// 32,768 x 768 (bf16) with 24,046 different tokens 198 MB, 46 us at 4.3 TB/s, a copy of as many bytes 55. Measured on
+// an H200: 66.5 to 67.5 us, the list 7 of them and the sums, which go at 3.65 TB/s, 54; a list that looked twice 10,
+// rows asked for four at a time and then awaited 57; cub's sort and a third kernel that joined the pieces: 110 in all.
+// Adding to dw by red instead of load, add, store took 30 us more; bringing dy to L2 while the list is made, or telling
+// L2 to forget dw first, nothing or a microsecond more. No size depends on the tokens, so nothing waits for the host.
 #include <algorithm>
 #include <limits>
 
@@ -47,8 +48,10 @@ __global__ void __launch_bounds__(32 * kWarps)
 // Entries of the list: of a warp, and of a CTA. A run that ends soon after a stretch's border is the stretch's before.
 constexpr int kPiece = 32, kStretch = 256, kSlack = 32, kSumWarps = (kStretch + kSlack) / kPiece;
 constexpr int kListBits = 7;  // 128 CTAs, or as many as there are thousands of tokens
-constexpr int kListWarps = 32, kListBatch = 8;
-constexpr int64_t kMostTokensOfCta = 24 * kListWarps;  // counters of all warps: 96 KiB, which every card has
+constexpr int kListWarps = 32, kListBatch = 16;
+constexpr int kKept = 64;  // pairs of a warp that it keeps from its look at the tokens; for more it looks again
+// Counters of all warps: 80 KiB, beside 16 of what is kept; every card has 99.
+constexpr int64_t kMostTokensOfCta = 20 * kListWarps;
 
 // The (token, row) pairs by token, then row, and what concerns the stretches.
 struct List {
@@ -67,18 +70,20 @@ struct List {
 __global__ void __launch_bounds__(32 * kListWarps)
     list_kernel(List list, const int32_t* __restrict__ tokens, int rows_of_warp, int bits, int share) {
   extern __shared__ int32_t counts[];
+  __shared__ int2 kept[kListWarps][kKept];  // row, token
   __shared__ int32_t of_warp[kListWarps], below_of_warp[kListWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, cta = static_cast<int>(blockIdx.x);
   const int32_t N = list.N;
   const int32_t begin = min(int64_t{warp} * rows_of_warp, int64_t{N}),
                 end = min(int64_t{begin} + rows_of_warp, int64_t{N});
   int32_t* const own = counts + warp * share;
+  let_next_come();
 #pragma unroll 1
-  for (int i = threadIdx.x; i < kListWarps * share; i += 32 * kListWarps) counts[i] = 0;
-  __syncthreads();
+  for (int i = lane; i < share; i += 32) own[i] = 0;
+  __syncwarp();
 
   // body(row, token) for this warp's rows, 32 at a time; -1 past the end. What it takes is the way to memory: the
-  // tokens of eight rows are asked for together.
+  // tokens of sixteen rows are asked for together.
   const auto for_each = [&](auto&& body) {
 #pragma unroll 1
     for (int32_t base = begin; base < end; base += 32 * kListBatch) {
@@ -94,10 +99,18 @@ __global__ void __launch_bounds__(32 * kListWarps)
   };
   const int last_cta = (1 << bits) - 1;
   const auto owner = [&](int32_t token) { return token < 0 ? std::numeric_limits<int>::max() : token & last_cta; };
-  int32_t below = 0;
-  for_each([&](int32_t, int32_t token) {
+  const unsigned lanes_before = (1u << lane) - 1;
+  int32_t below = 0, found = 0;
+  for_each([&](int32_t row, int32_t token) {
     below += owner(token) < cta;
-    if (owner(token) == cta) atomicAdd(own + (token >> bits), 1);
+    const bool mine = owner(token) == cta;
+    const unsigned some = __ballot_sync(kAllLanes, mine);
+    if (mine) {
+      atomicAdd(own + (token >> bits), 1);
+      const int place = found + __popc(some & lanes_before);
+      if (place < kKept) kept[warp][place] = make_int2(row, token);
+    }
+    found += __popc(some);
   });
   below = __reduce_add_sync(kAllLanes, below);
   if (lane == 0) below_of_warp[warp] = below;
@@ -141,29 +154,35 @@ __global__ void __launch_bounds__(32 * kListWarps)
   if (blockIdx.x == 0 && threadIdx.x == 0) list.begins[(N + kStretch - 1) / kStretch] = N;
   __syncthreads();
 
-  for_each([&](int32_t row, int32_t token) {
-    unsigned some = __ballot_sync(kAllLanes, owner(token) == cta);
-#pragma unroll 1
-    while (some != 0) {  // a token at a time: there are few
-      const int32_t one = __shfl_sync(kAllLanes, token, __ffs(static_cast<int>(some)) - 1);
-      const unsigned same = __ballot_sync(kAllLanes, token == one);
-      const int32_t at = own[one >> bits];
-      __syncwarp();
-      if (token == one) {
-        const int32_t to = at + __popc(same & ((1u << lane) - 1));
-        list.tokens[to] = token;
-        list.rows[to] = row;
-      }
-      if (lane == 0) own[one >> bits] = at + __popc(same);
-      __syncwarp();
-      some &= ~same;
+  const auto put = [&](int32_t row, int32_t token, bool mine) {
+    const unsigned same = __match_any_sync(kAllLanes, mine ? token : -1);
+    if (mine) {
+      const int to = own[token >> bits] + __popc(same & lanes_before);
+      list.tokens[to] = token;
+      list.rows[to] = row;
     }
-  });
+    __syncwarp();
+    if (mine && same >> lane == 1) own[token >> bits] += __popc(same);  // the last of the same
+    __syncwarp();
+  };
+  if (found <= kKept) {
+#pragma unroll 1
+    for (int first = 0; first < found; first += 32) {
+      const bool mine = first + lane < found;
+      const int2 pair = mine ? kept[warp][first + lane] : make_int2(0, 0);
+      put(pair.x, pair.y, mine);
+    }
+  } else {
+    for_each([&](int32_t row, int32_t token) {
+      const bool mine = owner(token) == cta;
+      if (__any_sync(kAllLanes, mine)) put(row, token, mine);
+    });
+  }
 }
 
 // ---- backward, the sums ----
 
-constexpr int kBatch = 4;  // rows of dy whose loads are in flight together
+constexpr int kAhead = 3;  // rows of dy of a warp that are on their way at any time
 
 // What is left of a piece's first and last run, where they cross its borders.
 template <int V>
@@ -207,49 +226,48 @@ __global__ void __launch_bounds__(32 * kSumWarps, 3)
 #pragma unroll
     for (int j = 0; j < V; ++j) to[j][lane] = sum[j];
   };
-  // A batch of entries: the rows of dy, and those of dw that a run which ends there is added to.
-  struct Batch {
-    Word x[kBatch];
-    float dw[kBatch][V];
+  // An entry's row of dy and, if a run that began here ends there, that of dw which it is added to.
+  struct Entry {
+    Word x;
+    float dw[V];
   };
   const auto is_direct = [&](int i) { return (ends >> i & 1) != 0 && (begins & ((2u << i) - 1)) != 0; };
-  const auto ask = [&](Batch& batch, int first) {
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const int i = first + k;
-      const int64_t from = __shfl_sync(kAllLanes, row, i);
-      const int32_t to = __shfl_sync(kAllLanes, token, i);
-      batch.x[k] = Word{};
-      if (inside && i < count) batch.x[k] = *reinterpret_cast<const Word*>(dy + from * dy_stride + column);
-      if (inside && is_direct(i)) load_vector<V>(batch.dw[k], dw_row(to));
-    }
+  const auto ask = [&](Entry& entry, int i) {
+    const int64_t from = __shfl_sync(kAllLanes, row, i);
+    const int32_t to = __shfl_sync(kAllLanes, token, i);
+    entry.x = Word{};
+    if (!inside || i >= count) return;
+    entry.x = *reinterpret_cast<const Word*>(dy + from * dy_stride + column);
+    if (is_direct(i)) load_vector<V>(entry.dw, dw_row(to));
   };
-  const auto add = [&](Batch& batch, int first) {
+  const auto add = [&](Entry& entry, int i) {
+    if (i >= count) return;  // the same for the whole warp, as is all that follows but `inside`
+    const int32_t to = __shfl_sync(kAllLanes, token, i);
+    float x[V];
+    load_vector<V>(x, reinterpret_cast<const T*>(&entry.x));
 #pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const int i = first + k;
-      const int32_t to = __shfl_sync(kAllLanes, token, i);
-      float x[V];
-      load_vector<V>(x, reinterpret_cast<const T*>(&batch.x[k]));
+    for (int j = 0; j < V; ++j) sum[j] += x[j];
+    if ((ends >> i & 1) == 0) return;
+    if (!is_direct(i)) {
+      keep(rest.first);
+    } else if (inside) {
 #pragma unroll
-      for (int j = 0; j < V; ++j) sum[j] += x[j];
-      if ((ends >> i & 1) == 0) continue;  // the same for the whole warp
-      if (!is_direct(i)) {
-        keep(rest.first);
-      } else if (inside) {
-#pragma unroll
-        for (int j = 0; j < V; ++j) batch.dw[k][j] += sum[j];
-        store_vector<V>(dw_row(to), batch.dw[k]);
-      }
-#pragma unroll
-      for (int j = 0; j < V; ++j) sum[j] = 0;
+      for (int j = 0; j < V; ++j) entry.dw[j] += sum[j];
+      store_vector<V>(dw_row(to), entry.dw);
     }
+#pragma unroll
+    for (int j = 0; j < V; ++j) sum[j] = 0;
   };
+  Entry entries[kAhead];
+#pragma unroll
+  for (int k = 0; k < kAhead; ++k) ask(entries[k], k);
 #pragma unroll 1
-  for (int first = 0; first < count; first += kBatch) {
-    Batch batch;
-    ask(batch, first);
-    add(batch, first);
+  for (int first = 0; first < count; first += kAhead) {
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      add(entries[k], first + k);
+      ask(entries[k], first + k + kAhead);
+    }
   }
   if (count > 0 && (ends >> (count - 1) & 1) == 0) keep(begins == 0 ? rest.first : rest.last);
   __syncthreads();

@@ -34,9 +34,9 @@ OpCase embedding_case(const EmbeddingShape& s) {
   const double rows = static_cast<double>(s.rows), width = static_cast<double>(s.width);
   const double vocab = static_cast<double>(s.vocab), drawn = rows * (1 - s.hot_share);
   const double touched = vocab * (1 - std::pow(1 - 1 / vocab, drawn));
-  c.forward_bytes = 4 * rows + 2 * (touched + rows) * width;
+  c.forward_bytes = 4 * rows + 2 * (touched + rows) * width, c.forward_written = 2 * rows * width;
   c.backward_flops = rows * width;
-  c.backward_bytes = 4 * rows + 2 * rows * width + 8 * touched * width;
+  c.backward_bytes = 4 * rows + 2 * rows * width + 8 * touched * width, c.backward_written = 4 * touched * width;
   return c;
 }
 

@@ -16,7 +16,9 @@ PhiOptions phi_options(const NsaConfig& c) { return {c.phi, c.l, c.d}; }
 
 // The chain compress, compressed, select, selected is the longest way through, and its kernels are first in line for
 // room (engine/context.cpp). Window and gate, which need q and k alone, take what it leaves. One H200, 8 x 2048 x 12 x
-// 2 x 64: 312 us, one after the other 348; with the gate behind the window, last, 321; all at one priority 328.
+// 2 x 64: 312 us, one after the other 348; with the gate behind the window, last, 321; all at one priority 328. Since
+// then 292, and 278 with the sum of the branches along with the selected one, for which the window has to have ended;
+// 4 x 8192: 1.27 and 1.25 ms.
 //
 // Long sequences win nothing by it, nor by dividing the SMs between the selected branch and the window (k CTAs of it
 // beside 132 - k): the selected kernel slows down as its SMs get fewer (1 x 65536 x 64 x 4 x 128: 10.5 ms on 132, 11.6

@@ -24,94 +24,12 @@
 // by polynomials (4 to 11% slower), 128 keys a step at d 64 (3 to 18% slower). Before: looking for the largest score in
 // every step 5 to 10%, q and o not overlapped up to 20%, tiles dealt out in one direction 7% (dense).
 #pragma once
-#include "kernels/nsa_attend_rows.cuh"
-#include "kernels/tma_sm90.cuh"
+#include "kernels/nsa_attend_forward_plan_sm90.cuh"
+#include "kernels/nsa_combine.cuh"
 #include "kernels/warpgroup_turns_sm90.cuh"
-#include "kernels/wgmma_ones_sm90.cuh"
 
 namespace triad::cuda {
 namespace {
-
-// KeyRange with its division made ready.
-struct SeenKeys {
-  KeyRange range;
-  Divisor d;
-  __device__ __forceinline__ int low(int t) const { return range.low(t); }
-  __device__ __forceinline__ int high(int t) const {
-    const int past = t + 1 - range.l;
-    return past < 0 ? 0 : min(range.keys, d.quotient(past) + 1);
-  }
-};
-
-struct RowForwardArgs {
-  CUtensorMap q_map, k_map, v_map;
-  Attend<__nv_bfloat16> in;
-  View<__nv_bfloat16> o;
-  View<float> lse;
-  SeenKeys sight;
-  int tiles, tile_tokens, turns;  // tiles of a sequence and group, the tokens of each; tiles in all
-  Divisor sequences_and_groups, groups;
-};
-
-// Tile sizes for heads (dk, dv): keys a step, stages, tiles whose q fit into shared memory.
-template <int kDk_, int kDv_, int kKeys_, int kStages_, int kQueries_>
-struct ForwardShape {
-  static constexpr int kDk = kDk_, kDv = kDv_, kKeys = kKeys_, kStages = kStages_, kQueries = kQueries_;
-  static constexpr int kWarpgroups = 3, kRowsCta = 64 * kWarpgroups, kThreads = kWarpgroup * (kWarpgroups + 1);
-  static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel;
-  static constexpr int kPanelBytes = kRowsCta * kPanelRowBytes, kKeyBytes = kKeys * kDk * 2,
-                       kValueBytes = kKeys * kDv * 2;
-  static_assert((kPanelBytes | kKeyBytes | kValueBytes) % 1024 == 0);  // so all tiles of Shared begin at such multiples
-  struct Shared {
-    unsigned char q[kQueries][kPanelsK][kPanelBytes];  // later o
-    struct {
-      unsigned char k[kKeyBytes], v[kValueBytes];
-    } stage[kStages];
-    unsigned char ones[kOnesBytes];
-    Barrier query_came[kQueries], query_free[kQueries], keys_came[kStages], values_came[kStages], stage_free[kStages];
-  };
-};
-
-// A place in a ring of kCount, and the parity of its barriers' present phase.
-template <int kCount>
-struct Place {
-  int at = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++at == kCount) at = 0, parity ^= 1;
-  }
-};
-
-// The tokens [first_token, last_token] of one sequence b and group g, whose rows are [first, rows).
-struct CtaRows {
-  int b, g, first, rows, first_token, last_token;
-  __device__ __forceinline__ CtaRows(const RowForwardArgs& a, int turn) {
-    const int before = a.sequences_and_groups.quotient(turn);
-    const int bg = turn - before * a.sequences_and_groups.value();
-    b = a.groups.quotient(bg), g = bg - b * a.groups.value();
-    first_token = (a.tiles - 1 - before) * a.tile_tokens;  // the last rows see most: they come first
-    last_token = min(first_token + a.tile_tokens, a.in.tokens) - 1;
-    first = first_token * a.in.heads.value(), rows = (last_token + 1) * a.in.heads.value();
-  }
-};
-
-// The tile that this CTA takes in a round: every second round goes backwards, because the first tiles are the largest.
-__device__ __forceinline__ int turn_of(int round) {
-  const int cta = blockIdx.x, ctas = gridDim.x;
-  return round * ctas + (round % 2 == 0 ? cta : ctas - 1 - cta);
-}
-
-// What a warpgroup's rows see: the keys that any and that all of them do.
-struct WarpgroupSight {
-  int low_any = 0, low_all = 0, high_any = 0, high_all = 0;
-  __device__ __forceinline__ WarpgroupSight(const RowForwardArgs& a, const CtaRows& tile, int w) {
-    const int first_row = tile.first + 64 * w;
-    if (first_row >= tile.rows) return;
-    const int first = a.in.heads.quotient(first_row), last = a.in.heads.quotient(min(first_row + 64, tile.rows) - 1);
-    low_any = a.sight.low(first), low_all = a.sight.low(last);
-    high_any = a.sight.high(last), high_all = a.sight.high(first);
-  }
-};
 
 // The rows of a view that belong to a sequence and the heads from first_head on.
 template <class T>
@@ -136,42 +54,6 @@ __device__ __forceinline__ float log2_approx(float x) {
   return y;
 }
 
-// A plan numbers the steps of a tile: step n has the keys first(n) .. end(n) - 1, of which it takes Shape::kKeys at
-// most. A warpgroup passes all steps from steps_seen on, and of a listed plan those that none of its rows sees; a step
-// of which some row sees only a part needs a mask. A plan is made by each warp for itself (w: its warpgroup; the
-// copying one asks for steps and first alone, and has no rows), or together by all threads of a CTA, which then takes
-// one tile.
-template <class Keys, class Shape>
-class Plan;
-template <class Shape>
-class Plan<RangeKeys, Shape> {
- public:
-  static constexpr bool kListed = false, kMadeTogether = false;
-  static int64_t bytes(const RangeKeys&) { return 0; }  // of shared memory
-  __device__ __forceinline__ Plan(const RowForwardArgs& a, const RangeKeys&, const CtaRows& tile, int w, unsigned char*)
-      : begin_(a.sight.low(tile.first_token)), end_(a.sight.high(tile.last_token)), steps(steps_to(end_)) {
-    const WarpgroupSight sight(a, tile, w);
-    first_seen_ = (sight.low_any - begin_) / Shape::kKeys;
-    first_whole_ = steps_to(sight.low_all);
-    end_whole_ = max(0, sight.high_all - begin_) / Shape::kKeys;
-    steps_seen = steps_to(sight.high_any);
-  }
-  __device__ __forceinline__ int first(int n) const { return begin_ + n * Shape::kKeys; }
-  __device__ __forceinline__ int end(int) const { return end_; }
-  __device__ __forceinline__ bool sees(int n) const { return n >= first_seen_; }
-  __device__ __forceinline__ bool sees_part(int n) const { return n < first_whole_ || n >= end_whole_; }
-
- private:
-  __device__ __forceinline__ int steps_to(int end) const {
-    return max(0, end - begin_ + Shape::kKeys - 1) / Shape::kKeys;
-  }
-  int begin_, end_, first_seen_, first_whole_, end_whole_;
-
- public:
-  const int steps;
-  int steps_seen;
-};
-
 // The lower n of 32 bits; any n.
 __device__ __forceinline__ unsigned bits_below(int n) { return n >= 32 ? ~0u : n <= 0 ? 0u : (1u << n) - 1; }
 
@@ -179,46 +61,34 @@ __device__ __forceinline__ void warpgroup_barrier(int w) {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + w), "n"(kWarpgroup) : "memory");
 }
 
-template <class Shape, class Keys>
-__device__ __forceinline__ void copy_tiles(const RowForwardArgs& a, const Keys& keys, typename Shape::Shared& shared) {
-  constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages;
-  const int G = a.in.heads.value();
-  Place<Shape::kQueries> query;
-  Place<kStages> place;
-  for (int round = 0, turn; (turn = turn_of(round)) < a.turns; ++round) {
-    const CtaRows tile(a, turn);
-    const Plan<Keys, Shape> plan(a, keys, tile, Plan<Keys, Shape>::kMadeTogether ? 0 : Shape::kWarpgroups,
-                                 reinterpret_cast<unsigned char*>(&shared + 1));
-    if (threadIdx.x % kWarpgroup != 0) continue;  // all of them make the plan
-    // A second tile's q may have to wait until the first is stored: its first keys and values need not.
-    const int query_turn = Shape::kQueries > 1 || round == 0 ? 0 : min(kStages, plan.steps);
-#pragma unroll 1
-    for (int n = 0; n <= plan.steps; ++n) {
-      if (n == query_turn) {
-        barrier_wait(&shared.query_free[query.at], query.parity ^ 1);
-        barrier_expect(&shared.query_came[query.at], Shape::kPanelsK * a.tile_tokens * G * kPanelRowBytes);
+// The other branches' rows of a warpgroup, which combine_panel is going to read.
+template <int kPanelsV>
+__device__ __forceinline__ void prefetch_others(const RowForwardArgs& a, const CombineRows& combine,
+                                                const CtaRows& tile, int w) {
+  const int row = tile.first + 64 * w + static_cast<int>(threadIdx.x) % 64, t = a.in.heads.quotient(row);
+  if (row >= tile.rows) return;
+  const int h = tile.g * a.in.heads.value() + row - t * a.in.heads.value();
+  for (int panel = threadIdx.x % kWarpgroup / 64; panel < kPanelsV; panel += 2)
+    combine.prefetch(tile.b, t, h, kPanel * panel);
+}
+// 64 columns of a warp's 16 rows of o, which lie at `o`, with the other branches': eight lanes a row, four of its rows
+// on their way at once.
+__device__ __forceinline__ void combine_panel(const RowForwardArgs& a, const CombineRows& combine, const CtaRows& tile,
+                                              int w, int panel, const unsigned char* o) {
+  const int chunk = threadIdx.x % 8, first = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 8;
+  const int column = kPanel * panel + 8 * chunk, G = a.in.heads.value();
+  const auto row_of = [&](int i) {
+    const int row = min(tile.first + 64 * w + first + 4 * i, tile.rows - 1), t = a.in.heads.quotient(row);
+    return CombineRows::Row(combine, tile.b, t, tile.g * G + row - t * G, tile.g);
+  };
+  const CombineRows::Row rows[4] = {row_of(0), row_of(1), row_of(2), row_of(3)};
+  CombineRows::Row::Others others[4];
 #pragma unroll
-        for (int i = 0; i < Shape::kPanelsK; ++i)
-          copy_box(shared.q[query.at][i], a.q_map, kPanel * i, tile.g * G, tile.first_token, tile.b,
-                   &shared.query_came[query.at]);
-        query.advance();
-      }
-      if (n == plan.steps) break;
-      auto& stage = shared.stage[place.at];
-      Barrier *const keys_came = &shared.keys_came[place.at], *const values_came = &shared.values_came[place.at];
-      const int first = plan.first(n);
-      barrier_wait(&shared.stage_free[place.at], place.parity ^ 1);
-      barrier_expect(keys_came, Shape::kKeyBytes);
+  for (int i = 0; i < 4; ++i) others[i] = rows[i].others(column);
 #pragma unroll
-      for (int i = 0; i < Shape::kPanelsK; ++i)
-        copy_box(stage.k + i * kKeys * kPanelRowBytes, a.k_map, kPanel * i, first, tile.g, tile.b, keys_came);
-      barrier_expect(values_came, Shape::kValueBytes);
-#pragma unroll
-      for (int i = 0; i < Shape::kPanelsV; ++i)
-        copy_box(stage.v + i * kKeys * kPanelRowBytes, a.v_map, kPanel * i, first, tile.g, tile.b, values_came);
-      place.advance();
-    }
-  }
+  for (int i = 0; i < 4; ++i)
+    if (tile.first + 64 * w + first + 4 * i < tile.rows)
+      rows[i].store(column, *reinterpret_cast<const uint4*>(o + swizzled(first + 4 * i, chunk)), others[i]);
 }
 
 template <class Shape, class Keys>
@@ -402,6 +272,9 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
       for (int i = 0; i < kKeys / 16; ++i) pack_operand(p[i], s, i);
     };
 
+    if constexpr (kListed)
+      if (keys.combine.wanted()) prefetch_others<kPanelsV>(a, keys.combine, tile, w);
+
     there = here;
     int now = 0;
     barrier_wait(&shared.query_came[query.at], query.parity);
@@ -484,6 +357,12 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
         *reinterpret_cast<uint4*>(to + kPanel * panel) =
             *reinterpret_cast<const uint4*>(own_q + panel * Shape::kPanelBytes + swizzled(r, chunk));
     }
+    if constexpr (kListed)
+      if (keys.combine.wanted()) {
+#pragma unroll 1
+        for (int panel = 0; panel < kPanelsV; ++panel)
+          combine_panel(a, keys.combine, tile, w, panel, own_q + panel * Shape::kPanelBytes);
+      }
     fence_async_proxy();  // the copy engine overwrites what these lanes wrote and read
     __syncwarp();
     if (lane == 0) barrier_arrive(&shared.query_free[query.at]);

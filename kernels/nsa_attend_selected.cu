@@ -298,7 +298,7 @@ ForwardRoutes forward_routes(const Context& ctx, const AttendOut& out, const Att
 bool nsa_attend_selected_combines(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
                                   int64_t l_sel, const CombineAlong& combine) {
   const ForwardRoute route = forward_routes(ctx, out, in, block_index, l_sel).route;
-  return combine_rows_fit(combine) && (route == ForwardRoute::tokens || route == ForwardRoute::blocks);
+  return combine_rows_fit(combine) && route != ForwardRoute::general;
 }
 
 void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
@@ -312,21 +312,23 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
                routes.route == ForwardRoute::general
                    ? "head widths, alignment or a block length that the fused kernels lack"
                    : nullptr);
-  const auto attend = [&](ForwardRoute route, const int* unless) {
+  const auto attend = [&](Context& on, ForwardRoute route, const int* unless) {
+    const CombineAlong* const along = unless == nullptr ? combine : nullptr;  // else the blocks' side merges last
     if (route == ForwardRoute::tokens)
-      attend_tokens_forward_sm90(ctx, op, out, in, block_index, l_sel, unless == nullptr ? combine : nullptr, unless);
+      attend_tokens_forward_sm90(on, op, out, in, block_index, l_sel, along, unless);
     else
-      attend_union_forward_sm90(ctx, op, out, in, keys.range, block_index, keys.block_keys, unless);
+      attend_union_forward_sm90(on, op, out, in, keys.range, block_index, keys.block_keys, along, unless);
   };
   switch (routes.route) {
     case ForwardRoute::general:
       return attend_rows_forward(ctx, op, out, in, keys);
     case ForwardRoute::blocks:
       return attend_blocks_forward_sm90(
-          ctx, op, out, in, block_index, l_sel, [&](const int* unless) { attend(routes.alike, unless); }, combine);
+          ctx, op, out, in, block_index, l_sel,
+          [&](Context& on, const int* unless) { attend(on, routes.alike, unless); }, combine);
     case ForwardRoute::tokens:
     case ForwardRoute::union_tiles:
-      return attend(routes.route, nullptr);
+      return attend(ctx, routes.route, nullptr);
   }
 }
 

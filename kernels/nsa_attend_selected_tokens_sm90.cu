@@ -7,19 +7,12 @@
 // is what union tiles of wgmma lose where neighbours' lists differ (KERNELS.md 4.2), and nothing but q, o, keys and
 // values moves, which is what the blocks' side (nsa_attend_selected_sm90.cu) loses with many heads.
 //
-// Persistent, a CTA for each SM. Beside the twelve there are a thread that asks the copy engine for the blocks and a
-// warp that makes the next tile's list while this one's is worked off. A list entry is a block and the warps that list
-// it. A warp follows the list at its own pace, as far as the ring reaches: the loader arrives on a stage's `empty`
-// barrier for the warps that do not want it. In which order the blocks are visited is free, so the list is dealt out:
-// every token's first block, then every token's second one, and so on, without those that were dealt before. Then the
-// blocks in the ring at a time belong to many warps, and none of them has several while others have none.
+// Persistent, a CTA for each SM. Beside the twelve warps there are a thread and a warp that bring the blocks
+// (nsa_attend_selected_tokens_lists_sm90.cuh).
 //
 // Where all four warps of a warpgroup list a block (the first one, the last two; nearly all if neighbours choose alike)
 // they multiply together, by wgmma: their rows are the 64 of its tile, in the same registers. That reads keys and
 // values once for the four.
-//
-// Which blocks a tile's list has so far is asked of a table in shared memory by the block's number (hashed), so that
-// any number of blocks takes the same room.
 //
 // Combining along (o is then the last of the branches): 0.05 ms less at 8192 tokens of the first shapes below, 0.5 at
 // 65536, than a pass of its own behind this kernel. The sum of the rounded probabilities costs 3 to 6%.
@@ -39,80 +32,13 @@
 #include <bit>
 #include <cmath>
 
-#include "kernels/nsa_attend_forward_sm90.cuh"
-#include "kernels/nsa_combine.cuh"
+#include "kernels/nsa_attend_selected_tokens_lists_sm90.cuh"
 
 namespace triad::cuda {
 namespace {
 
-using bf16 = __nv_bfloat16;
-
-constexpr int kUnitRows = 16;                   // heads of a token that a warp takes, a unit: the rows of mma.m16n8k16
-constexpr int kStageKeys = 64, kStepKeys = 32;  // keys of a stage; keys multiplied at once
-constexpr int kMaxStages = 16;                  // of a ring
-constexpr int kWarpBits = 12;                   // of a list's entry: the warps; the block has the others
-constexpr int64_t kMostBlocks = int64_t{1} << (32 - kWarpBits);  // of a sequence
-constexpr unsigned short kNowhere = 0xffff;
-
-// block_index [B,T,Hkv,n]
-struct TokenLists {
-  const int* data;
-  int64_t batch, row, head;
-  int tokens, groups;
-  __device__ __forceinline__ const int* at(int b, int t, int g) const {
-    return data + b * batch + static_cast<int64_t>(t) * row + g * head;
-  }
-};
-
-struct TokensArgs {
-  CUtensorMap k_map, v_map;
-  View<const bf16> q;
-  View<bf16> o;
-  View<float> lse;
-  CombineRows combine;  // if wanted
-  TokenLists lists;
-  Divisor n, block_keys, stages, tiles;  // stages of the ring; tiles of one (b, g)
-  Divisor units;                         // of a token
-  Divisor tile_tokens;
-  int G, all_tiles;
-  int stage_keys, pieces;  // of a block, which takes `pieces` stages
-  int list_room;           // entries of a tile's list at most
-  int table_bits;          // log2 of the places of the table of those that are in it
-  float scale_log2;
-  const int* unless;  // not nullptr: where *unless is not 0 there is nothing to be done
-};
-
-// kWarps take units. The CTA's registers go to them and to four warps that serve.
-template <int kDk_, int kDv_, int kWarps_, int kUnitRegisters_, int kServiceRegisters_>
-struct TokensShape {
-  static constexpr int kDk = kDk_, kDv = kDv_, kWarps = kWarps_;
-  static constexpr int kUnitRegisters = kUnitRegisters_, kServiceRegisters = kServiceRegisters_;
-  static constexpr int kThreads = 32 * kWarps + kWarpgroup;
-  static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel, kPanelBytes = kStageKeys * kPanelRowBytes;
-  static constexpr int kStageBytes = (kPanelsK + kPanelsV) * kPanelBytes;  // panels of k, then those of v
-  static_assert(kWarps <= kWarpBits && kWarps % 4 == 0);
-};
-
-// Shared memory after the stages; then two lists [2][list_room], and the table that their maker finds blocks with.
-struct Control {
-  Barrier full[kMaxStages], empty[kMaxStages], list_full[2], list_empty[2];
-  int counts[2];  // entries of the lists
-  int asked;      // stages that the loader has asked for, all tiles together
-};
-// One thread counts up, others look when they like. Both by atomics, as no barrier stands between. Who has seen a count
-// has seen the barriers' phases end that ended before: hence release and acquire. (Plain loads and stores with the same
-// order, which racecheck reports, are 2% faster at 8192 tokens and 0.3% at 65536.)
-__device__ __forceinline__ void count_up(int& x) {
-  asm volatile("red.release.cta.shared::cta.add.s32 [%0], 1;" ::"r"(shared_address(&x)) : "memory");
-}
-__device__ __forceinline__ int look_at(int& x) {
-  int value;
-  asm volatile("atom.acquire.cta.shared::cta.add.s32 %0, [%1], 0;" : "=r"(value) : "r"(shared_address(&x)) : "memory");
-  return value;
-}
-int64_t control_bytes(int64_t list_room, int64_t table_bits) {
-  return sizeof(Control) + sizeof(unsigned) * 2 * list_room + (sizeof(unsigned short) << table_bits);
-}
+constexpr int kUnitRows = 16;  // heads of a token that a warp takes, a unit: the rows of mma.m16n8k16
+constexpr int kStepKeys = 32;  // keys multiplied at once
 
 // What a warp keeps of its token: q as left operands, o, and by row how scores are shifted (in powers of 2), this
 // lane's part of the probabilities' sum, which lse is of, and the sum of the rounded ones, which is what o has to be
@@ -258,28 +184,10 @@ __device__ __forceinline__ void attend_together(Unit<Shape>& unit, uint32_t k, u
 }
 
 template <class Shape>
-struct Tokens {
-  const TokensArgs& a;
-  unsigned char* stages;
-  Control& control;
+struct Tokens : TokenRing<Shape> {
+  using typename TokenRing<Shape>::Tile;
+  using TokenRing<Shape>::a, TokenRing<Shape>::stages, TokenRing<Shape>::control;
 
-  __device__ __forceinline__ unsigned* list(int turn) const {
-    return reinterpret_cast<unsigned*>(&control + 1) + (turn & 1) * a.list_room;
-  }
-  // The tokens from `first` on of one (b, g). The last ones see most: they come first.
-  struct Tile {
-    int b, g, first;
-    __device__ __forceinline__ Tile(const TokensArgs& a, int i) {
-      const int bg = a.tiles.quotient(i);
-      b = bg / a.lists.groups, g = bg - b * a.lists.groups;
-      first = (a.tiles.value() - 1 - (i - bg * a.tiles.value())) * a.tile_tokens.value();
-    }
-  };
-  // f(tile, turn) for this CTA's tiles, turn after turn.
-  template <class F>
-  __device__ __forceinline__ void for_tiles(F&& f) const {
-    for (int i = blockIdx.x, turn = 0; i < a.all_tiles; i += gridDim.x, ++turn) f(Tile(a, i), turn);
-  }
   // Whether the four warps of a warpgroup, whose bits of an entry these are, take its block together.
   static __device__ __forceinline__ bool are_together(unsigned four) { return (four & 15) == 15; }
 
@@ -294,14 +202,14 @@ struct Tokens {
     const int in_tile = a.units.quotient(warp), head0 = (warp - in_tile * a.units.value()) * kUnitRows;
     int first_step = 0;  // of this tile, counting all tiles' stages
     int asked = 0;       // stages that the loader is known to have asked for
-    for_tiles([&](const Tile& tile, int turn) {
+    this->for_tiles([&](const Tile& tile, int turn) {
       const int token = tile.first + in_tile;
       const bool exists = in_tile < a.tile_tokens.value() && token < a.lists.tokens;
       Unit<Shape> unit;
       load_query(unit, tile, token, head0, exists);
       barrier_wait(&control.list_full[turn & 1], turn >> 1 & 1);
       const int count = control.counts[turn & 1];
-      const unsigned* const entries = list(turn);
+      const unsigned* const entries = this->list(turn);
       for (int base = 0; base < count; base += 32) {
         const unsigned of_lane = base + lane < count ? entries[base + lane] : 0;
         if (base + 32 >= count && exists && a.combine.wanted()) prefetch_others(tile, token, head0);
@@ -374,12 +282,9 @@ struct Tokens {
     const int64_t at = lane % 2 * (Shape::kDv / 2);
 #pragma unroll
     for (int i = 0; i < Shape::kDv / 2; i += 64) {
-      prefetch_l2(a.combine.o_cmp.row(tile.b, token, tile.g * a.G + h) + at + i);
-      prefetch_l2(a.combine.o_win.row(tile.b, token, tile.g * a.G + h) + at + i);
+      CombineRows::prefetch_l2(a.combine.o_cmp.row(tile.b, token, tile.g * a.G + h) + at + i);
+      CombineRows::prefetch_l2(a.combine.o_win.row(tile.b, token, tile.g * a.G + h) + at + i);
     }
-  }
-  static __device__ __forceinline__ void prefetch_l2(const void* at) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
   }
 
   // Four lanes have two columns each of every eight; they exchange them so that each has eight of its own to store.
@@ -427,91 +332,6 @@ struct Tokens {
       row.store(column, __ldcg(reinterpret_cast<const uint4*>(a.o.at(tile.b, token, h) + column)));
     }
   }
-
-  // The thread that asks for the blocks of each list.
-  __device__ __forceinline__ void load() const {
-    int stage = 0, lap = 0;
-    for_tiles([&](const Tile& tile, int turn) {
-      barrier_wait(&control.list_full[turn & 1], turn >> 1 & 1);
-      const int count = control.counts[turn & 1];
-      const unsigned* const entries = list(turn);
-      for (int e = 0; e < count; ++e) {
-        const unsigned entry = entries[e];
-        const int others = Shape::kWarps - __popc(entry & ((1u << kWarpBits) - 1));
-        int key0 = static_cast<int>(entry >> kWarpBits) * a.block_keys.value();
-        for (int piece = 0; piece < a.pieces; ++piece, key0 += kStageKeys) {
-          barrier_wait(&control.empty[stage], (lap & 1) ^ 1);
-          if (others > 0) barrier_arrive(shared_address(&control.empty[stage]), others);
-          Barrier* const full = &control.full[stage];
-          barrier_expect(full, a.stage_keys * (Shape::kDk + Shape::kDv) * 2);
-          count_up(control.asked);
-          unsigned char* to = stages + stage * Shape::kStageBytes;
-#pragma unroll
-          for (int i = 0; i < Shape::kPanelsK; ++i, to += Shape::kPanelBytes)
-            copy_box(to, a.k_map, kPanel * i, key0, tile.g, tile.b, full);
-#pragma unroll
-          for (int i = 0; i < Shape::kPanelsV; ++i, to += Shape::kPanelBytes)
-            copy_box(to, a.v_map, kPanel * i, key0, tile.g, tile.b, full);
-          if (++stage == a.stages.value()) stage = 0, ++lap;
-        }
-      }
-      barrier_arrive(&control.list_empty[turn & 1]);
-    });
-  }
-
-  // Where the block of each lane (-1: none) lies in a list of `count` entries, which grows by the blocks that it
-  // lacked. A block is found through the table, in which it lies at its hash or behind it, where there is room (linear
-  // probing).
-  __device__ __forceinline__ int place_of(int block, unsigned short* table, unsigned* entries, int& count) const {
-    const int lane = threadIdx.x % 32, last = (1 << a.table_bits) - 1;
-    // The first of the lanes that have a block looks for it.
-    const int first = __ffs(__match_any_sync(kFullWarp, block)) - 1;
-    int at = kNowhere, slot = static_cast<unsigned>(block) * 0x9e3779b1u >> (32 - a.table_bits);
-    __syncwarp();
-    if (block >= 0 && lane == first)
-      while ((at = table[slot]) != kNowhere && static_cast<int>(entries[at] >> kWarpBits) != block)
-        slot = slot + 1 & last;
-    const bool is_new = block >= 0 && lane == first && at == kNowhere;
-    const unsigned all_new = __ballot_sync(kFullWarp, is_new);
-    __syncwarp();
-    if (is_new) {
-      at = count + __popc(all_new & ((1u << lane) - 1));
-      entries[at] = static_cast<unsigned>(block) << kWarpBits;
-      while (atomicCAS(table + slot, kNowhere, static_cast<unsigned short>(at)) != kNowhere) slot = slot + 1 & last;
-    }
-    count += __popc(all_new);
-    __syncwarp();
-    return __shfl_sync(kFullWarp, at, first);
-  }
-
-  // The warp that makes the lists.
-  __device__ __forceinline__ void make_lists() const {
-    const int lane = threadIdx.x % 32, n = a.n.value();
-    const unsigned units = (1u << a.units.value()) - 1;
-    unsigned short* const table = reinterpret_cast<unsigned short*>(list(0) + 2 * a.list_room);
-    for_tiles([&](const Tile& tile, int turn) {
-      const int tokens = min(a.tile_tokens.value(), a.lists.tokens - tile.first);
-      // The block that a token has at a place of its list; -1: none, or one that shows it nothing.
-      const auto block_at = [&](int token, int place) {
-        const int block = a.lists.at(tile.b, tile.first + token, tile.g)[place];
-        return block <= a.block_keys.quotient(tile.first + token) ? block : -1;
-      };
-      if (lane < tokens)
-        for (int i = 0; i < n; i += 16) prefetch_l2(a.lists.at(tile.b, tile.first + lane, tile.g) + i);
-      for (int i = lane; i < 1 << a.table_bits; i += 32) table[i] = kNowhere;
-      barrier_wait(&control.list_empty[turn & 1], (turn >> 1 & 1) ^ 1);
-      unsigned* const entries = list(turn);
-      int count = 0;
-      for (int e0 = 0; e0 < a.tile_tokens.value() * n; e0 += 32) {  // the tokens' first blocks, their second ones ..
-        const int place = a.tile_tokens.quotient(e0 + lane), token = e0 + lane - place * a.tile_tokens.value();
-        const int block = place < n && token < tokens ? block_at(token, place) : -1;
-        const int at = place_of(block, table, entries, count);
-        if (block >= 0) atomicOr(&entries[at], units << token * a.units.value());
-      }
-      if (lane == 0) control.counts[turn & 1] = count;
-      barrier_arrive(&control.list_full[turn & 1]);  // every lane, for what it wrote
-    });
-  }
 };
 
 template <class Shape>
@@ -519,9 +339,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attend_tokens_kernel(const
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   if (a.unless != nullptr && *a.unless != 0) return;
   unsigned char* const stages = aligned_shared();
-  const Tokens<Shape> tokens{a, stages, *reinterpret_cast<Control*>(stages + a.stages.value() * Shape::kStageBytes)};
+  const TokenRing<Shape> ring{a, stages, *reinterpret_cast<Control*>(stages + a.stages.value() * Shape::kStageBytes)};
   if (threadIdx.x == 0) {
-    Control& control = tokens.control;
+    Control& control = ring.control;
     for (int i = 0; i < a.stages.value(); ++i) {
       barrier_init(&control.full[i], 1);
       barrier_init(&control.empty[i], Shape::kWarps);
@@ -537,11 +357,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attend_tokens_kernel(const
   const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
   if (warp < Shape::kWarps) {
     take_registers<Shape::kUnitRegisters>();
-    tokens.attend(warp);
+    Tokens<Shape>{ring}.attend(warp);
   } else {
     give_registers<Shape::kServiceRegisters>();
-    if (warp == Shape::kWarps && threadIdx.x % 32 == 0) tokens.load();
-    if (warp == Shape::kWarps + 1) tokens.make_lists();
+    const TokenService<Shape> service{ring};
+    if (warp == Shape::kWarps && threadIdx.x % 32 == 0) service.load();
+    if (warp == Shape::kWarps + 1) service.make_lists();
   }
 #endif
 }

@@ -17,10 +17,11 @@ struct UnionKeys {
   int64_t batch, row, head;
   Divisor n, block_keys;
   int blocks, block_size;  // of T tokens; = block_keys
+  CombineRows combine;     // if wanted
   const int* unless;       // not nullptr: where *unless is not 0 there is nothing to be done
 };
 inline UnionKeys make_union_keys(const KeyRange& range, const ConstTensor& block_index, int block_keys,
-                                 const int* unless) {
+                                 const CombineAlong* combine, const int* unless) {
   return {range,
           block_index.ptr<int32_t>(),
           block_index.stride[0],
@@ -30,6 +31,7 @@ inline UnionKeys make_union_keys(const KeyRange& range, const ConstTensor& block
           Divisor(block_keys),
           static_cast<int>(ceil_div(range.keys, block_keys)),
           block_keys,
+          combine_rows(combine),
           unless};
 }
 
@@ -147,7 +149,8 @@ struct BitmapKeys {
   KeyRange range;
   const int* data;
   int64_t batch, row, head;
-  int n, part_bits;  // a block has 1 << part_bits steps
+  int n, part_bits;     // a block has 1 << part_bits steps
+  CombineRows combine;  // if wanted
 };
 inline bool lists_fit_bitmaps(const KeyRange& range, int block_keys) {
   return (block_keys == 64 || block_keys == 128) && range.keys <= 32 * block_keys;
@@ -215,14 +218,14 @@ inline bool union_forward_sm90_applies(const Context& ctx, const AttendOut& out,
 
 inline void attend_union_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
                                       const KeyRange& range, const ConstTensor& block_index, int block_keys,
-                                      const int* unless) {
+                                      const CombineAlong* combine, const int* unless) {
   if (unless == nullptr && lists_fit_bitmaps(range, block_keys))
-    attend_rows_forward_sm90(
-        ctx, op, out, in,
-        BitmapKeys{range, block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1],
-                   block_index.stride[2], static_cast<int>(block_index.size(3)), block_keys / 64 - 1});
+    attend_rows_forward_sm90(ctx, op, out, in,
+                             BitmapKeys{range, block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1],
+                                        block_index.stride[2], static_cast<int>(block_index.size(3)),
+                                        block_keys / 64 - 1, combine_rows(combine)});
   else
-    attend_rows_forward_sm90(ctx, op, out, in, make_union_keys(range, block_index, block_keys, unless));
+    attend_rows_forward_sm90(ctx, op, out, in, make_union_keys(range, block_index, block_keys, combine, unless));
 }
 
 }  // namespace

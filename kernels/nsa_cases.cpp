@@ -128,6 +128,10 @@ std::vector<OpCase> nsa_cases() {
       nsa_case("70_128_wide_G16", {1, 70, 16, 1, 128, 128}, config(16, 8, 16, 4, 50)),
       nsa_case("2x333_128_wide", {2, 333, 12, 2, 128, 128}, config(32, 16, 32, 4, 100)),
       nsa_case("270_128_wide_G16", {1, 270, 32, 2, 128, 128}, config(8, 4, 64, 3, 130)),
+      // Lists of 32 bits, of which Hopper's selected branch combines along.
+      nsa_case("2x150_64_G6", {2, 150, 12, 2, 64, 64}, config(32, 16, 64, 2, 70)),
+      nsa_case("140_128_G6", {1, 140, 6, 1, 128, 128}, config(32, 16, 64, 2, 70)),
+      nsa_case("140_192x128_G6", {1, 140, 6, 1, 192, 128}, config(32, 16, 64, 2, 70)),
       nsa_case("m7c", {16, 2048, 12, 2, 64, 64}, NsaConfig{}),
   };
   cases.back().bench = true;

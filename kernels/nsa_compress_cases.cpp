@@ -16,8 +16,8 @@ OpCase compress_case(std::string name, int64_t B, int64_t T, int64_t H, int64_t 
   const double rows = static_cast<double>(B * T * H) * width;
   c.forward_flops = 2 * blocks * l * width;
   c.backward_flops = (o.kind == Phi::avg ? 1 : 2) * c.forward_flops;
-  c.forward_bytes = 2 * rows + 2 * blocks * width;
-  c.backward_bytes = (o.kind == Phi::avg ? 2 : 4) * rows + 4 * blocks * width;
+  c.forward_bytes = 2 * rows + 2 * blocks * width, c.forward_written = 2 * blocks * width;
+  c.backward_bytes = (o.kind == Phi::avg ? 2 : 4) * rows + 4 * blocks * width, c.backward_written = 2 * rows;
   if (o.kind == Phi::conv) c.args.push_back({.name = "w", .role = ArgRole::param, .shape = {o.l, D}, .std = 0.3});
   if (o.kind == Phi::mlp) {
     c.args.push_back({.name = "pos", .role = ArgRole::param, .shape = {o.l, D}, .std = 0.3});

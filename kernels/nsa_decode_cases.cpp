@@ -45,7 +45,7 @@ OpCase decode_case(std::string name, const DecodeSizes& n, const std::vector<int
     if (!dense) keys += static_cast<double>(compressed_length(at + 1, c.l, c.d) + std::min(at + 1, c.n_sel * c.l_sel));
   }
   r.forward_flops = 2 * keys * static_cast<double>(n.Hq * (n.dk + n.dv));
-  r.forward_bytes = 2 * keys * static_cast<double>(n.Hkv * (n.dk + n.dv));
+  r.forward_bytes = 2 * keys * static_cast<double>(n.Hkv * (n.dk + n.dv)), r.forward_written = 0;
   return r;
 }
 

@@ -47,8 +47,8 @@ OpCase gate_case(std::string name, const GateSizes& n, const GateOptions& o, int
   const double elements = static_cast<double>(n.B * n.T * n.Hq) * width;
   c.forward_flops = groups * width * width;
   c.backward_flops = 3 * c.forward_flops;
-  c.forward_bytes = 2 * elements + 12 * groups;
-  c.backward_bytes = 2 * elements + groups * (4 * width + 24);
+  c.forward_bytes = 2 * elements + 12 * groups, c.forward_written = 12 * groups;
+  c.backward_bytes = 2 * elements + groups * (4 * width + 24), c.backward_written = 4 * groups * width;
   return c;
 }
 
@@ -76,8 +76,9 @@ OpCase combine_case(std::string name, const GateSizes& n, int64_t row_pad = 0) {
   const double rows = static_cast<double>(n.B * n.T * n.Hq), elements = rows * static_cast<double>(n.width);
   const double gates = 3.0 * static_cast<double>(n.B * n.T * n.Hkv);
   c.forward_flops = 6 * elements, c.backward_flops = 6 * elements;
-  c.forward_bytes = 8 * elements + 4 * gates;
+  c.forward_bytes = 8 * elements + 4 * gates, c.forward_written = 2 * elements;
   c.backward_bytes = 10 * elements + 8 * gates + 16 * rows;
+  c.backward_written = 2 * elements + 4 * gates + 16 * rows;
   return c;
 }
 

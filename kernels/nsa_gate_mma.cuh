@@ -1,6 +1,10 @@
 // The gate's MLP on tensor cores, for bf16 and dk of 64 or 128: dk -> dk/2 -> 3 on the mean of a group's heads. Its
 // products are small; what counts is that much of q is on its way at any time, and that nothing waits for anything
 // else. Bytes at M7C, 32,768 tokens: forward 50 MB (q), backward 67 MB (q, and f32 of dq for each group).
+//   Where the time goes, backward, of an H200's 30 us: 4.4 any launch between two events, 3 until weights and the first
+//   rows are there, 17 to 19 in the loop, which keeps memory at 4 TB/s, 2 in the sums at the end. What did not help
+//   there: twice the warps with half the registers (3.5 us more), products that wait for none ahead of them (none), q's
+//   next tiles brought to L2 early (2 to 6 more; forward 3.5).
 //   A warp takes 8 rows (token, group) at a time and needs no other warp. They are the N of its products, hidden units
 //   the M: fc1 [hidden][columns] times mean [columns][rows]. In the B operand lane (a, c) = (lane / 4, lane % 4) holds
 //   row a; which columns stand in which place of K is free, so it holds columns 8 c .. 8 c + 7 of each 32, which are
@@ -40,16 +44,28 @@ struct GateWeightsShared {
   float4 unit[Tiles::kHidden];                    // fc1_b, and what fc2 makes of the unit
   float fc2_b[4];
 
+  // All of it is asked for before any of it is put down: it comes from memory, a microsecond a time (one after the
+  // other 4 us, of an H200's 26).
+  template <int kThreads>
   __device__ void load(const GateMlp<__nv_bfloat16>& mlp) {
-    for (int i = threadIdx.x; i < Tiles::kUnits * Tiles::kParts * 32; i += blockDim.x) {
-      const int lane = i % 32, part = i / 32 % Tiles::kParts, j = i / 32 / Tiles::kParts;
-      fc1_w[j][part][lane] =
-          *reinterpret_cast<const uint4*>(mlp.fc1_w + (8 * j + lane / 4) * mlp.fc1_stride + 32 * part + lane % 4 * 8);
+    constexpr int kVectors = Tiles::kUnits * Tiles::kParts * 32, kOwn = kVectors / kThreads;
+    static_assert(kVectors % kThreads == 0 && Tiles::kHidden <= kThreads);
+    uint4 own[kOwn];
+#pragma unroll
+    for (int n = 0; n < kOwn; ++n) {
+      const int i = threadIdx.x + n * kThreads;
+      const int of_lane = i % 32, part = i / 32 % Tiles::kParts, j = i / 32 / Tiles::kParts;
+      own[n] = *reinterpret_cast<const uint4*>(mlp.fc1_w + (8 * j + of_lane / 4) * mlp.fc1_stride + 32 * part +
+                                               of_lane % 4 * 8);
     }
-    for (int i = threadIdx.x; i < Tiles::kHidden; i += blockDim.x)
-      unit[i] = make_float4(to_float(mlp.fc1_b[i]), to_float(mlp.fc2_w[i]), to_float(mlp.fc2_w[mlp.fc2_stride + i]),
-                            to_float(mlp.fc2_w[2 * mlp.fc2_stride + i]));
-    if (threadIdx.x < 3) fc2_b[threadIdx.x] = to_float(mlp.fc2_b[threadIdx.x]);
+    const int m = threadIdx.x % Tiles::kHidden, branch = threadIdx.x % 3;
+    const __nv_bfloat16 small[5] = {mlp.fc1_b[m], mlp.fc2_w[m], mlp.fc2_w[mlp.fc2_stride + m],
+                                    mlp.fc2_w[2 * mlp.fc2_stride + m], mlp.fc2_b[branch]};
+#pragma unroll
+    for (int n = 0; n < kOwn; ++n) (&fc1_w[0][0][0])[threadIdx.x + n * kThreads] = own[n];
+    if (threadIdx.x < Tiles::kHidden)
+      unit[m] = make_float4(to_float(small[0]), to_float(small[1]), to_float(small[2]), to_float(small[3]));
+    if (threadIdx.x < 3) fc2_b[branch] = to_float(small[4]);
   }
 };
 
@@ -186,7 +202,7 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kForwardWarps, GateTil
   const uint32_t step = gridDim.x * Tiles::kForwardWarps * Tiles::kRows;
   const float share = 1.0f / static_cast<float>(rows.heads);
   HeadSums<kWidth> heads(rows, first, step);
-  w.load(weights);
+  w.template load<32 * Tiles::kForwardWarps>(weights);
   __syncthreads();
   for (uint32_t row = first; row < rows.count; row += step) {
     float sum[kWidth / 4], before[Tiles::kUnits][2];
@@ -278,15 +294,18 @@ struct GateBackwardShared {
   Operands operands[Tiles::kSharers == 1 ? 1 : 2][Tiles::kSharers];  // two: one is written while the other is read
 
   __device__ void load(const GateMlp<__nv_bfloat16>& mlp) {
-    w.load(mlp);
-    const auto bits = reinterpret_cast<const uint16_t*>(mlp.fc1_w);
+    w.template load<32 * Tiles::kBackwardWarps>(mlp);
+    __syncthreads();
+    const auto bits = reinterpret_cast<const uint16_t*>(w.fc1_w);
     uint32_t* const words = &fc1_turned[0][0][0].x;
     for (int i = threadIdx.x; i < kColumnTiles * kUnitSteps * 128; i += blockDim.x) {
       const int s = i % 2, half = i / 2 % 2, lane = i / 4 % 32, k = i / 128 % kUnitSteps, t = i / 128 / kUnitSteps;
-      const uint16_t* from =
-          bits + (16 * k + 8 * half + lane % 4 * 2) * mlp.fc1_stride + 32 * (t / 2) + 4 * (lane / 4) + 2 * (t % 2) + s;
-      words[i] = from[0] | uint32_t{from[mlp.fc1_stride]} << 16;
+      const int unit = 16 * k + 8 * half + lane % 4 * 2, column = 32 * (t / 2) + 4 * (lane / 4) + 2 * (t % 2) + s;
+      // Where fc1_w has this unit's column; the next unit lies 4 lanes further.
+      const int at = ((unit / 8 * Tiles::kParts + column / 32) * 32 + unit % 8 * 4 + column % 32 / 8) * 8 + column % 8;
+      words[i] = bits[at] | uint32_t{bits[at + 4 * 8]} << 16;
     }
+    __syncthreads();
   }
 };
 
@@ -294,7 +313,8 @@ struct GateBackwardShared {
 template <int kWidth>
 struct GateSums {
   using Tiles = GateTiles<kWidth>;
-  float fc1_w[Tiles::kBackwardWarps / Tiles::kSharers][Tiles::kHidden * kWidth];
+  static constexpr int kRow = kWidth + 2;  // so that the lanes of half a warp meet different banks
+  float fc1_w[Tiles::kBackwardWarps / Tiles::kSharers][Tiles::kHidden][kRow];
   float small[Tiles::kBackwardWarps][4 * Tiles::kHidden + 4];  // fc1_b, fc2_w, fc2_b
 };
 template <int kWidth>
@@ -345,7 +365,6 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
   HeadSums<kWidth> heads(rows, first_of_cta + offset, step);
   GateGradient upstream(dgate, gate, rows, first_of_cta + offset);
   s.load(weights);
-  __syncthreads();
 
   int turn = 0;
   for (uint32_t cta_row = first_of_cta; cta_row < rows.count; cta_row += step) {  // the same trips for a CTA's warps
@@ -415,14 +434,14 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
   let_next_come();
   __syncthreads();  // the weights are no longer read
   auto& all = *reinterpret_cast<GateSums<kWidth>*>(&s);
-  float* const fc1_w = all.fc1_w[warp / kSharers];
 #pragma unroll
   for (int j = 0; j < kOwnUnits; ++j)
 #pragma unroll
-    for (int k = 0; k < kWords; ++k)
-      *reinterpret_cast<float2*>(fc1_w + (8 * (warp % kSharers * kOwnUnits + j) + a) * kWidth + 32 * (k / 4) + 8 * c +
-                                 2 * (k % 4)) =
+    for (int k = 0; k < kWords; ++k) {
+      const int unit = 8 * (warp % kSharers * kOwnUnits + j) + a, column = 32 * (k / 4) + 8 * c + 2 * (k % 4);
+      *reinterpret_cast<float2*>(&all.fc1_w[warp / kSharers][unit][column]) =
           make_float2(fc1_sum[j / 2][k][2 * (j % 2)], fc1_sum[j / 2][k][2 * (j % 2) + 1]);
+    }
   const auto quad_sum = [](float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
@@ -443,8 +462,10 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
   const GateSlice place(weights);  // fc1_b, fc2_w and fc2_b lie side by side
   float* const slice = slices + blockIdx.x * static_cast<int64_t>(place.size);
   for (int i = threadIdx.x; i < Tiles::kHidden * kWidth; i += blockDim.x) {
-    float total = all.fc1_w[0][i];
-    for (int other = 1; other < Tiles::kBackwardWarps / kSharers; ++other) total += all.fc1_w[other][i];
+    float total = all.fc1_w[0][i / kWidth][i % kWidth];
+#pragma unroll
+    for (int other = 1; other < Tiles::kBackwardWarps / kSharers; ++other)
+      total += all.fc1_w[other][i / kWidth][i % kWidth];
     slice[i] = total;
   }
   for (int i = threadIdx.x; i < 4 * Tiles::kHidden + 3; i += blockDim.x) {

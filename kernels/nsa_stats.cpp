@@ -22,8 +22,9 @@ template <class A>
 void add_gates(NsaStats& s, const A* gate, int64_t plane) {
   A p[3] = {gate[0], gate[plane], gate[2 * plane]}, entropy = 0;
   const A sum = p[0] + p[1] + p[2];
+  if (sum == 0) return s.add_dead_gates();
   for (A& x : p) {
-    x = sum == 0 ? 0 : x / sum;
+    x /= sum;
     if (x != 0) entropy -= x * std::log(x);
   }
   s.add_gates(p[0], p[1], p[2], entropy);

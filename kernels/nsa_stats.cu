@@ -15,9 +15,10 @@ static_assert(kStatsPieces == kThreads);  // of the second kernel: a thread to a
 __device__ void add_gates(NsaStats& s, const float* gate, int64_t plane) {
   float p[3] = {gate[0], gate[plane], gate[2 * plane]}, entropy = 0;
   const float sum = p[0] + p[1] + p[2];
+  if (sum == 0) return s.add_dead_gates();
 #pragma unroll
   for (float& x : p) {
-    x = sum == 0 ? 0 : x / sum;
+    x /= sum;
     if (x != 0) entropy -= x * logf(x);
   }
   s.add_gates(p[0], p[1], p[2], entropy);

@@ -1,28 +1,32 @@
 // Whether NSA's gates and selection are well, in a few sums over the rows (token, group) of a layer (log.stats).
-//   gates:  p_b = gate_b / (gate_cmp + gate_sel + gate_win), which sigmoid gates need and softmax gates have already; a
-//           row whose gates are all 0 has no shares and no entropy. entropy = -sum of p_b ln p_b, ln 3 at most; a row
-//           has collapsed if that is below 0.1 (its largest p is then above 0.97).
+//   gates:  p_b = gate_b / (gate_cmp + gate_sel + gate_win), which sigmoid gates need and softmax gates have already.
+//           entropy = -sum of p_b ln p_b, ln 3 at most; a row has collapsed if that is below 0.1 (its largest p is
+//           then above 0.97). A row whose gates are all 0 is dead: it hears no branch, and no gradient will open one.
+//           It has no shares and no entropy, so it is counted by itself and left out of all other sums of gates.
 //   lists:  the tokens of a row are those up to its own in the blocks it lists; a listed block is forced if it is one
-//   of
-//           the initial or local ones, and shared if the list of the token before holds it too.
+//           of the initial or local ones, and shared if the list of the token before holds it too.
 // A kernel of its own reads what the gate's and the selection's have just left in the L2 cache (5 MB a layer at M7C):
 // neighbours' lists are other CTAs', and the kernels that make gates and lists keep their registers.
 #pragma once
+#include <limits>
+
 #include "kernels/nsa_select.h"
 
 namespace triad {
 
-// Of any number of rows; of none, all are 0. Counts are exact.
+// Of any number of rows; of none, all are 0. Counts are exact. What is not a number in one row is none in the sums and
+// extremes of all, in whatever order rows are merged.
 struct NsaStats {
   enum Field : int64_t {
     rows,
-    entropy,  // a sum over the rows, as all that follow unless they say something else
+    dead,     // rows
+    entropy,  // a sum over the rows that are not dead, as all that follow unless they say something else
     entropy_min,
     largest,  // p
     largest_max,
     collapsed,           // rows
     share,               // p of the three branches, in the order of Branch
-    tokens = share + 3,  // selected
+    tokens = share + 3,  // selected; from here on of all rows
     tokens_max,
     at_max,     // rows that have tokens_max
     blocks,     // listed
@@ -34,18 +38,25 @@ struct NsaStats {
   static constexpr double kCollapsedEntropy = 0.1;
   double at[count] = {};
 
-  constexpr double mean(int64_t field) const { return at[field] / at[rows]; }
+  constexpr double live() const { return at[rows] - at[dead]; }
+  constexpr double mean(int64_t field) const { return at[field] / at[rows]; }  // of dead rows, and of lists
+  // Of the other fields of gates; NaN where no row is live.
+  constexpr double gate_mean(int64_t field) const { return at[field] / live(); }
+  constexpr double gate_extreme(int64_t field) const {
+    return live() > 0 ? at[field] : std::numeric_limits<double>::quiet_NaN();
+  }
   constexpr double forced_share() const { return at[forced] / at[blocks]; }
   constexpr double overlap() const { return at[shared] / at[followers]; }  // NaN where no row has a token before
 
   constexpr void add_gates(double cmp, double sel, double win, double its_entropy) {
-    const double its_largest = cmp > sel ? (cmp > win ? cmp : win) : (sel > win ? sel : win);
-    at[entropy_min] = at[rows] == 0 || its_entropy < at[entropy_min] ? its_entropy : at[entropy_min];
-    at[largest_max] = at[rows] == 0 || its_largest > at[largest_max] ? its_largest : at[largest_max];
+    const double its_largest = greater(greater(cmp, sel), win);
+    at[entropy_min] = live() == 0 ? its_entropy : lesser(at[entropy_min], its_entropy);
+    at[largest_max] = live() == 0 ? its_largest : greater(at[largest_max], its_largest);
     at[rows] += 1, at[entropy] += its_entropy, at[largest] += its_largest;
     at[collapsed] += its_entropy < kCollapsedEntropy;
     at[share] += cmp, at[share + 1] += sel, at[share + 2] += win;
   }
+  constexpr void add_dead_gates() { at[rows] += 1, at[dead] += 1; }
   // list, before [n]: those of token t and of the one before, nullptr for the first.
   constexpr void add_list(const int32_t* list, const int32_t* before, int64_t t, int64_t n, const SelectOptions& o) {
     int64_t its_tokens = 0, its_blocks = 0, its_forced = 0, its_shared = 0, j = 0;
@@ -65,9 +76,11 @@ struct NsaStats {
   }
   constexpr void merge(const NsaStats& other) {
     if (other.at[rows] == 0) return;
-    const bool none = at[rows] == 0;
-    const double least = none || other.at[entropy_min] < at[entropy_min] ? other.at[entropy_min] : at[entropy_min];
-    const double most = none || other.at[largest_max] > at[largest_max] ? other.at[largest_max] : at[largest_max];
+    double least = at[entropy_min], most = at[largest_max];
+    if (other.live() > 0) {
+      least = live() == 0 ? other.at[entropy_min] : lesser(least, other.at[entropy_min]);
+      most = live() == 0 ? other.at[largest_max] : greater(most, other.at[largest_max]);
+    }
     const double tokens_before = at[tokens_max], rows_before = at[at_max];
     for (int64_t i = 0; i < count; ++i) at[i] += other.at[i];
     at[entropy_min] = least, at[largest_max] = most;
@@ -76,6 +89,9 @@ struct NsaStats {
   }
 
  private:
+  // NaN if one of them is.
+  static constexpr double lesser(double a, double b) { return a < b || a != a ? a : b; }
+  static constexpr double greater(double a, double b) { return a > b || a != a ? a : b; }
   constexpr void add_most(double its_tokens, double its_rows) {
     if (its_tokens > at[tokens_max]) at[tokens_max] = its_tokens, at[at_max] = 0;
     if (its_tokens == at[tokens_max]) at[at_max] += its_rows;

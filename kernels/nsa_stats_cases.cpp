@@ -28,7 +28,7 @@ OpCase stats_case(std::string name, int64_t B, int64_t T, int64_t Hkv, const Sel
     for (int i = 0; i < 2; ++i) nsa_stats(ctx, pieces, a["gate"], a["block_index"], o);
     nsa_stats_merge(ctx, a["out"], pieces.view({1, kStatsPieces, NsaStats::count}));
   };
-  c.forward_bytes = 2 * static_cast<double>(rows) * (12 + 4 * static_cast<double>(o.n_sel));
+  c.forward_bytes = 2 * static_cast<double>(rows) * (12 + 4 * static_cast<double>(o.n_sel)), c.forward_written = 0;
   return c;
 }
 

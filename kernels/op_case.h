@@ -59,6 +59,9 @@ struct OpCase {
   // For the bench: what one call must do and must move (each input read once, each output written once).
   // `bytes` are for 2-byte elements (bf16); the f32 bench doubles them.
   double forward_flops = 0, forward_bytes = 0, backward_flops = 0, backward_bytes = 0;
+  // How many of those bytes are written; where the case does not say, half of them, as by a copy.
+  static constexpr double kHalf = -1;
+  double forward_written = kHalf, backward_written = kHalf;
   bool bench = false;       // large: timed by `triad bench`, checked on the GPU only
   bool differences = true;  // false: too long for central differences; the shorter cases have them
   bool gpu_f32 = true, gpu_bf16 = true;

@@ -13,7 +13,7 @@ OpCase rank_sum_case(std::string name, int64_t world, int64_t n, int64_t rank) {
             {.name = "sum", .role = ArgRole::output, .shape = {n}}};
   c.forward = [rank](Context& ctx, const Args& t) { rank_sum(ctx, t["sum"], t["own"], t["parts"], rank); };
   c.forward_flops = static_cast<double>((world - 1) * n);
-  c.forward_bytes = 2 * static_cast<double>((world + 1) * n);
+  c.forward_bytes = 2 * static_cast<double>((world + 1) * n), c.forward_written = 2 * static_cast<double>(n);
   return c;
 }
 

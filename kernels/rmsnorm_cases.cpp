@@ -40,6 +40,7 @@ OpCase rmsnorm_case(const NormShape& s) {
   c.forward_bytes = 4 * elements + 4 * rows;
   c.backward_flops = 10 * elements;
   c.backward_bytes = (s.residual ? 10 : 6) * elements + 4 * rows;
+  c.backward_written = (s.residual ? 4 : 2) * elements;
   return c;
 }
 

@@ -7,6 +7,7 @@
 
 #include "io/json_config.h"
 #include "kernels/nsa_attend_window.h"
+#include "kernels/traffic.h"
 #include "model/flops.h"
 #include "tests/program.h"
 #include "tests/test.h"
@@ -140,7 +141,48 @@ TEST_CASE("bench: a memory-bound op is set against a copy of as many bytes", "[b
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
   for (const Json& row : parse_json(outcome.output, "the output of bench")["results"])
-    if (row.contains("limited_by") && row["limited_by"] == "memory") CHECK(row["share_of_copy"].get<double>() > 0);
+    if (row.contains("limited_by") && row["limited_by"] == "memory") {
+      CHECK(row["share_of_copy"].get<double>() > 0);
+      CHECK(row["share_of_traffic"].get<double>() > 0);
+    }
+}
+
+// What it reads comes out where as much is written; what it writes it writes to the end, whatever it reads.
+void check_traffic(Device device) {
+  constexpr int64_t kVector = 16;
+  for (const int64_t reads : {0, 1, 1023, 1025, 70001})
+    for (const int64_t writes : {0, 1, 1024, 5003, 70001}) {
+      Runtime runtime({.device = device, .arena_bytes = align_up(reads * kVector) + align_up(writes * kVector)});
+      Context& ctx = runtime.ctx();
+      const auto alloc = [&](const char* name, int64_t vectors) {
+        return vectors == 0 ? Tensor{} : runtime.arena().alloc(MemTag::io, name, DType::u8, {vectors * kVector});
+      };
+      const Tensor from = alloc("from", reads), to = alloc("to", writes);
+      std::vector<std::byte> in(static_cast<size_t>(reads * kVector)), out(static_cast<size_t>(writes * kVector));
+      for (const int64_t marked : {int64_t{0}, reads / 2, reads - 1}) {
+        std::fill(in.begin(), in.end(), std::byte{0});
+        std::fill(out.begin(), out.end(), std::byte{0xff});
+        if (reads > 0) in[static_cast<size_t>(std::max(marked, int64_t{0}) * kVector + 5)] = std::byte{7};
+        if (reads > 0) triad::write(ctx, from, in.data());
+        if (writes > 0) triad::write(ctx, to, out.data());
+        traffic(ctx, to, from);
+        ctx.stream.synchronize();
+        if (writes > 0) triad::read(ctx, out.data(), to);
+        bool marks = false, others = false;
+        for (size_t i = 0; i < out.size(); ++i) {
+          marks |= i % kVector == 5 && out[i] == std::byte{7};
+          others |= out[i] != std::byte{0} && (i % kVector != 5 || out[i] != std::byte{7});
+        }
+        INFO(reads << " read, " << writes << " written, vector " << marked << " marked");
+        CHECK_FALSE(others);
+        if (reads == writes && reads > 0) CHECK(marks);
+      }
+    }
+}
+TEST_CASE("bench: traffic reads and writes all it is given", "[bench]") { check_traffic(Device::cpu()); }
+TEST_CASE("bench: traffic reads and writes all it is given, CUDA", "[bench]") {
+  if (!test::require_gpu()) return;
+  check_traffic(Device::cuda());
 }
 
 TEST_CASE("bench: FLOPs of the M7C model", "[bench]") {

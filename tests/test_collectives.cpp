@@ -231,6 +231,21 @@ TEST_CASE("dist: a plan of several ranks is what each of them takes", "[dist]") 
   for (const std::string& text : wrong) CHECK(text == "");
 }
 
+TEST_CASE("dist: room for copies between GPUs is planned where the ranks may make some", "[dist]") {
+  struct Apart final : Comm {  // on two hosts, say
+    Apart() : Comm(2, Device::cpu()) {}
+    std::string name() const override { return "apart"; }
+  } apart;
+  const auto bytes = [](Comm& comm, const std::string& zero) {
+    const Config config = load_config(TRIAD_SOURCE_DIR "/configs/m7c_125m_2gpu.json", {"dist.zero=" + zero}).config;
+    return plan_memory(config, Device::cuda(), &comm).arena_bytes;
+  };
+  const std::unique_ptr<Comm> near = make_planned_comm(2);
+  constexpr int64_t kBucket = 4 * 38'633'472, kMeetings = 256;  // the largest, the embedding's; padded
+  CHECK(bytes(*near, "0") - bytes(apart, "0") == kBucket + kMeetings);
+  CHECK(bytes(*near, "1") == bytes(apart, "1"));  // shards need the room for themselves
+}
+
 TEST_CASE("dist: triad plan --ranks counts buckets and shards", "[dist]") {
   const auto plan = [](const std::string& more) {
     const Outcome outcome = run_program("plan " TRIAD_SOURCE_DIR "/configs/m7c_125m_2gpu.json --json " + more);

@@ -162,6 +162,25 @@ TEST_CASE("data: a step's sequences depend on seed and step alone, whatever the 
   }
 }
 
+TEST_CASE("data: all ranks together take each sequence once an epoch, where epochs end within steps too", "[data]") {
+  constexpr int64_t T = 3, kSequences = 10, kMicroBatch = 2, kSteps = 10;
+  const auto source = std::make_shared<CountingTokens>(kSequences * T + 1);
+  for (const int64_t world : {1, 2, 3, 7}) {  // 7: a step is more than an epoch
+    INFO(world << " ranks");
+    std::vector<std::vector<int64_t>> by_rank;
+    for (int64_t rank = 0; rank < world; ++rank) {
+      Loader loader(source, {.seq_len = T, .micro_batch = kMicroBatch, .seed = 2, .rank = rank, .world = world});
+      by_rank.push_back(take(loader, kSteps, T));
+    }
+    std::vector<int64_t> order;  // step by step, rank by rank
+    for (int64_t step = 0; step < kSteps; ++step)
+      for (const std::vector<int64_t>& part : by_rank)
+        order.insert(order.end(), part.begin() + step * kMicroBatch, part.begin() + (step + 1) * kMicroBatch);
+    for (auto epoch = order.begin(); order.end() - epoch >= kSequences; epoch += kSequences)
+      CHECK(std::set<int64_t>(epoch, epoch + kSequences).size() == kSequences);
+  }
+}
+
 TEST_CASE("data: a resume goes on where an unbroken run would", "[data]") {
   constexpr int64_t T = 4;
   const auto source = std::make_shared<CountingTokens>(10 * T + 1);  // epochs end within batches
@@ -348,6 +367,9 @@ TEST_CASE("data: shards are one row of tokens, whose end is for validation", "[d
   split.train->read(39, across);
   CHECK(across == std::vector<int32_t>{39, 40, 41, 42});
   CHECK_THROWS_AS(split.train->read(97, across), Error);
+  CHECK_THROWS_AS(split.train->read(68, across), Error);  // two of them are for validation
+  CHECK_THROWS_AS(split.train->read(INT64_MAX, across), Error);
+  CHECK_THROWS_AS(split.val->read(-1, across), Error);
   const std::string error = error_of([&] { shard_data(options, 70); });
   CHECK((contains(error, "c.bin") && contains(error, "token 70") && contains(error, "offset 1082")));
   options.val_paths = {folder.file("c.bin")};

@@ -301,7 +301,7 @@ TEST_CASE("io: token shards", "[io]") {
   CHECK_NOTHROW(shard.scan(50257));
   check_error([&] { shard.scan(50256); }, {path, "token 50256", "offset 1024"});
   check_error([&] { shard.scan(15496); }, {"token 50256"});
-  check_error([&] { shard.read(2, tokens); }, {path, "[2, 4) of 3"});
+  check_error([&] { shard.read(2, tokens); }, {path, "2 tokens from 2 on were asked for, of 3"});
 
   ShardWriter wide(folder.file("wide.bin"), TokenWidth::u32);
   std::vector<int32_t> many(300000);
@@ -398,6 +398,9 @@ TEST_CASE("io: JSON is parsed to a depth, and cut for messages", "[io]") {
   for (const int depth : {65, 300'000}) check_error([&] { parse_json(nested(depth), "the file"); }, {"the file", "64"});
   check_error([] { parse_json(std::string(300'000, '['), "the file"); }, {"the file", "64"});
   check_error([] { parse_json("{\"a\": 1,}", "the file"); }, {"the file", "column"});
+  check_error([] { parse_json(R"([{"a": 1, "b": {"a": 2}}, {"a": 3, "a": 4}])", "the file"); },
+              {"the file", "a twice"});
+  CHECK(parse_json(R"([{"a": 1, "b": {"a": 2}}, {"a": 3}])", "x")[0]["b"]["a"] == 2);
   CHECK(parse_json("// c\n[1]", "x", JsonComments::allowed).size() == 1);
   CHECK_THROWS_AS(parse_json("// c\n[1]", "x"), Error);
 
@@ -405,6 +408,7 @@ TEST_CASE("io: JSON is parsed to a depth, and cut for messages", "[io]") {
   CHECK(brief(Json(std::string(1000, 'x'))).size() < 90);
   CHECK(shortened("ab\xc3\xa9", 4) == "ab\xc3\xa9");
   CHECK(shortened("ab\xc3\xa9z", 3) == "ab...");
+  CHECK(shortened("a\xff\x1b[0m\n\xc3") == "a\\xff\\x1b[0m\\x0a\\xc3");  // no bytes that a terminal obeys
   CHECK(dump_json({{"a", "\xff"}}, 2) == "{\n  \"a\": \"\xef\xbf\xbd\"\n}");
 
   Json root = Json::object();

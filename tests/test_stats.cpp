@@ -1,5 +1,6 @@
 // log.stats on the device: what is summed of gates and lists, against the same told again row by row with sets and
 // maps; and that a step counts each of its forwards once.
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <set>
@@ -43,14 +44,18 @@ NsaStats told_again(const std::vector<Rows>& forwards, const SelectOptions& o) {
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t t = row / f.groups % f.T, current = t / o.l_sel;
       const double g[3] = {f.gate[row], f.gate[rows + row], f.gate[2 * rows + row]}, sum = g[0] + g[1] + g[2];
-      double entropy = 0, most = 0;
-      for (int b = 0; b < 3 && sum > 0; ++b) {
-        const double p = g[b] / sum;
-        if (p > 0) entropy -= p * std::log(p);
-        most = std::max(most, p);
-        s.at[F::share + b] += p;
+      if (sum == 0) {
+        s.at[F::dead] += 1;
+      } else {
+        double entropy = 0, most = 0;
+        for (int b = 0; b < 3; ++b) {
+          const double p = g[b] / sum;
+          if (p > 0) entropy -= p * std::log(p);
+          most = std::max(most, p);
+          s.at[F::share + b] += p;
+        }
+        entropies.push_back(entropy), largest.push_back(most);
       }
-      entropies.push_back(entropy), largest.push_back(most);
       int64_t its_tokens = 0;
       const std::set<int64_t> blocks = list_of(row);
       for (int64_t i = 0; i <= t; ++i) its_tokens += static_cast<int64_t>(blocks.count(i / o.l_sel));
@@ -146,6 +151,43 @@ void check_ops(Device device, DType dtype) {
     check_same(read_stats(ctx, out[1]), told_again(forwards, o), dtype == DType::f64 ? 1e-12 : 1e-6);
     const NsaStats none = read_stats(ctx, out[0]);  // a layer without a row
     CHECK(std::all_of(none.at, none.at + NsaStats::count, [](double x) { return x == 0; }));
+  }
+}
+
+// One row that is not a number makes the sums and extremes of gates so, wherever it stands; counts stay.
+void check_not_a_number(Device device, DType dtype) {
+  constexpr int64_t kT = 700, kGroups = 3, kRows = kT * kGroups, kAPiece = kRows / kStatsPieces;
+  const SelectOptions o{16, 8, 16, 8, 2, 3};
+  Runtime runtime({.device = device, .arena_bytes = 64 << 20, .scratch_bytes = 1 << 20});
+  Context& ctx = runtime.ctx();
+  const auto alloc = [&](DType type, const Shape& shape) {
+    return runtime.arena().alloc(MemTag::io, "x", type, shape);
+  };
+  const Tensor gate = alloc(dtype, {3, 1, kT, kGroups}), lists = alloc(DType::i32, {1, kT, kGroups, o.n_sel});
+  const Tensor pieces = alloc(DType::f64, {kStatsPieces, NsaStats::count}),
+               out = alloc(DType::f64, {1, NsaStats::count});
+  std::vector<int32_t> blocks;
+  for (const double block : random_block_lists(1, 1, kT, kGroups, o.n_sel, o.l_sel, true))
+    blocks.push_back(static_cast<int32_t>(block));
+  write(ctx, lists, blocks.data());
+  const Philox random(3, 9);
+  for (const int64_t odd : {int64_t{0}, int64_t{1}, kAPiece - 1, kRows / 2, kRows - 2, kRows - 1}) {
+    INFO(device.str() << " " << name_of(dtype) << " row " << odd);
+    std::vector<double> gates;
+    for (int64_t i = 0; i < 3 * kRows; ++i) gates.push_back(0.1 + 0.9 * random.uniform(static_cast<uint64_t>(i)));
+    gates[static_cast<size_t>(kRows + odd)] = NAN;
+    write_floats(ctx, gate, gates);
+    zero(ctx, pieces);
+    nsa_stats(ctx, pieces, gate, lists, o);
+    nsa_stats_merge(ctx, out, pieces.view({1, kStatsPieces, NsaStats::count}));
+    const NsaStats s = read_stats(ctx, out[0]);
+    for (const int64_t field : {F::entropy, F::entropy_min, F::largest, F::largest_max, F::share}) {
+      INFO("field " << field);
+      CHECK(std::isnan(s.at[field]));
+    }
+    CHECK(s.at[F::rows] == kRows);
+    CHECK(s.at[F::dead] == 0);
+    CHECK(s.at[F::collapsed] == 0);
   }
 }
 
@@ -267,10 +309,38 @@ void check_counted_once(Device device, const std::string& other) {
 TEST_CASE("stats: gates and lists by their definition", "[stats]") {
   check_ops(Device::cpu(), DType::f32);
   check_ops(Device::cpu(), DType::f64);
+  check_not_a_number(Device::cpu(), DType::f32);
+  check_not_a_number(Device::cpu(), DType::f64);
 }
 
 TEST_CASE("stats: gates and lists by their definition on the GPU", "[stats][gpu]") {
-  if (require_gpu()) check_ops(Device::cuda(), DType::f32);
+  if (!require_gpu()) return;
+  check_ops(Device::cuda(), DType::f32);
+  check_not_a_number(Device::cuda(), DType::f32);
+}
+
+TEST_CASE("stats: dead rows leave the sums and extremes of the others alone, in whatever order they are merged",
+          "[stats]") {
+  NsaStats dead, even, other;
+  dead.add_dead_gates(), dead.add_dead_gates();
+  even.add_gates(0.3, 0.3, 0.4, 1.1);
+  other.add_gates(0.2, 0.6, 0.2, 0.9), other.add_dead_gates();
+  std::vector<const NsaStats*> order = {&dead, &even, &other};
+  std::sort(order.begin(), order.end());
+  do {
+    NsaStats all;
+    for (const NsaStats* s : order) all.merge(*s);
+    CHECK(all.at[F::rows] == 5);
+    CHECK(all.at[F::dead] == 3);
+    CHECK(all.at[F::entropy_min] == 0.9);
+    CHECK(all.at[F::largest_max] == 0.6);
+    CHECK(all.at[F::collapsed] == 0);
+    CHECK(all.gate_mean(F::entropy) == Approx(1.0));
+    CHECK(all.gate_mean(F::share + 1) == Approx(0.45));
+    CHECK(all.mean(F::dead) == 0.6);
+  } while (std::next_permutation(order.begin(), order.end()));
+  CHECK(std::isnan(dead.gate_mean(F::share)));  // of no row
+  CHECK(std::isnan(dead.gate_extreme(F::entropy_min)));
 }
 
 TEST_CASE("stats: what a model's layers made, every kind of gate, replays left out", "[stats]") {

@@ -1,5 +1,5 @@
 // log.stats in whole runs: gates.csv and k_stats.csv, heartbeats, TensorBoard; the same bits with and without; several
-// ranks; and a gate that collapses is reported, and stops the run where that is asked for.
+// ranks; and gates that collapse or die are reported, and stop the run where that is asked for.
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -211,17 +211,24 @@ TEST_CASE("stats: forced and uniform gates are what they are said to be, and no 
   }
 }
 
+// A run that goes on from step 2 with another bias in the gate of layer 1.
+struct Planted {
+  std::string out;
+  Outcome outcome;
+};
+Planted run_with_bias(const std::string& out, const std::vector<float>& bias, const std::string& more) {
+  const std::string few = "--set train.lr=1e-5 --set train.save_every=2 " + more + " --set train.steps=";
+  run(out, few + "2");
+  set_gate_bias(out + "/checkpoints/step_2/model.safetensors", 1, bias);
+  return {out, run(out, few + "12 --resume " + out + "/checkpoints/step_2")};
+}
+
 // Planted: the gate of layer 1 opens one branch alone, whatever comes in.
 TEST_CASE("stats: a collapsed gate is reported with its layer, and stops the run where that is asked for", "[stats]") {
   const TemporaryFolder folder;
-  const std::string few = "--set train.lr=1e-5 --set train.save_every=2 --set train.steps=";
-  run(folder.file("start"), few + "2");
   for (const bool stop : {false, true}) {
-    const std::string out = folder.file(stop ? "stop" : "report");
-    fs::copy(folder.file("start"), out, fs::copy_options::recursive | fs::copy_options::copy_symlinks);
-    set_gate_bias(out + "/checkpoints/step_2/model.safetensors", 1, {0, 12, 0});
-    const Outcome outcome =
-        run(out, few + "12 --resume " + out + "/checkpoints/step_2" + (stop ? " --set log.on_anomaly=stop" : ""));
+    const auto [out, outcome] =
+        run_with_bias(folder.file(stop ? "stop" : "report"), {0, 12, 0}, stop ? "--set log.on_anomaly=stop" : "");
     INFO(outcome.output);
     const Json anomaly = heartbeats(out, "anomaly").at(0);
     CHECK(anomaly["type"] == "gate_collapse");
@@ -237,6 +244,33 @@ TEST_CASE("stats: a collapsed gate is reported with its layer, and stops the run
     if (stop) CHECK(has(read_text(out + "/.anomaly_type"), "gate_collapse\n"));
     CHECK(has(outcome.output, "stopped by an anomaly") == stop);
   }
+}
+
+// Planted: all three gates of layer 1 are shut, which only sigmoid gates can be.
+TEST_CASE("stats: dead gates are a finding of their own, with shares that are not defined", "[stats]") {
+  const TemporaryFolder folder;
+  const auto [out, outcome] = run_with_bias(folder.file("run"), {-200, -200, -200}, "--set nsa.gate=sigmoid");
+  INFO(outcome.output);
+  const std::vector<Json> anomalies = heartbeats(out, "anomaly");
+  REQUIRE(anomalies.size() == 2);
+  CHECK(anomalies[0]["type"] == "zero_gradients");  // nothing comes back through shut gates
+  const Json& anomaly = anomalies[1];
+  CHECK(anomaly["type"] == "gate_dead");
+  CHECK(anomaly["step"] == 5);  // three times in a row
+  CHECK(anomaly["text"] == "step 5: gates are dead, all three branches off: layer 1 (100% of its rows)");
+  CHECK(has(outcome.output, "anomaly gate_dead: step 5: "));
+  const Table gates = table(out + "/gates.csv");
+  for (size_t column = 2; column < 10; ++column) {
+    CHECK(std::isfinite(gates.rows.at(4)[column]));  // step 3, layer 0 and 1
+    CHECK(std::isnan(gates.rows.at(5)[column]));
+  }
+  const Json beat = heartbeats(out, "step_end").at(2);
+  CHECK(beat["step"] == 3);
+  CHECK(beat["gate_dead_frac"] == 0.5);
+  CHECK(beat["gate_collapse_frac"] == 0);
+  CHECK(beat["gate_entropy_mean"].get<double>() == Approx(gates.rows[4][2]).margin(1e-6));  // of layer 0 alone
+  CHECK(heartbeats(out, "step_end").at(1)["gate_dead_frac"] == 0);
+  REQUIRE(run_program("report " + out).exit_code == 0);
 }
 
 TEST_CASE("stats: two ranks' rows are those of one that takes both their shares", "[stats][dist]") {

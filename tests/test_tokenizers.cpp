@@ -277,6 +277,9 @@ TEST_CASE("tokenizers: files that are wrong or not understood are refused", "[to
       {"number twice", [](Json& j) { j["model"]["vocab"]["zz!"] = 5; }, {"number 5", "zz!"}},
       {"negative number", [](Json& j) { j["model"]["vocab"]["zz!"] = -5; }, {"model.vocab", "-5"}},
       {"wild number", [](Json& j) { j["model"]["vocab"]["zz!"] = 1e15; }, {"model.vocab"}},
+      {"number past every vocabulary",
+       [](Json& j) { j["model"]["vocab"]["zz!"] = 1 << 21; },
+       {"model.vocab", "2097152"}},
       {"a byte without token",
        [](Json& j) {
          j["model"]["vocab"].erase("A");
@@ -314,6 +317,11 @@ TEST_CASE("tokenizers: files that are wrong or not understood are refused", "[to
       {"added token twice",
        [](Json& j) { j["added_tokens"].push_back(j["added_tokens"][0]); },
        {"added_tokens[1]", "before"}},
+      {"added token that spells a byte",  // in GPT-2's alphabet \u00e9 is the byte 0xe9
+       [](Json& j) {
+         j["added_tokens"].push_back({{"content", "\u00e9"}, {"id", j["model"]["vocab"]["\u00e9"]}});
+       },
+       {"added_tokens[1]", "other bytes"}},
       {"no end of text", [](Json& j) { j["added_tokens"] = Json::array(); }, {"stand before documents"}},
       {"pattern that is none", pattern("a(b"), {"a(b", "cannot be compiled"}},
       {"pattern with lines", pattern("^a"), {"^a", "offset 0"}},
@@ -334,12 +342,39 @@ TEST_CASE("tokenizers: files that are wrong or not understood are refused", "[to
   }
   write_text(folder.file("tokenizer.json"), known["tokenizer"].dump().substr(0, 5000));
   check_error([&] { make_tokenizer(folder.file("tokenizer.json")); }, {"tokenizer.json", "parse"});
+  constexpr size_t kDeep = 1 << 20;
+  write_text(folder.file("tokenizer.json"), R"({"model": )" + std::string(kDeep, '[') + std::string(kDeep, ']') + "}");
+  check_error([&] { make_tokenizer(folder.file("tokenizer.json")); }, {"tokenizer.json", "nested", "64"});
   write_text(folder.file("tokenizer.json"), "[]");
   check_error([&] { make_tokenizer(folder.path()); }, {"tokenizer.json", "model"});
   CHECK_THROWS_AS(make_tokenizer(folder.file("none.json")), UsageError);
   const auto tokenizer = tokenizer_of(folder, known);
   check_error([&] { tokenizer->decode(std::vector<int32_t>{1, 99999}); }, {"99999", "position 1"});
   check_error([&] { tokenizer->decode(std::vector<int32_t>{-1}); }, {"-1"});
+}
+
+TEST_CASE("tokenizers: long runs are matched, a pattern that tries exponentially many ways is refused",
+          "[tokenizers]") {
+  const TemporaryFolder folder;
+  for (const Json& known : known_cases()) {
+    const std::string name = known["name"];
+    if (name != "gpt2" && name != "llama3" && name != "o200k" && name != "deepseek") continue;
+    const auto tokenizer = tokenizer_of(folder, known);
+    for (const char* character : {" ", "\n", "A", "a", "1", "!", "\xe4\xb8\xad", "\xc3\xa9", "\xff"})
+      for (const char* end : {"", "x", "\n"}) {
+        std::string text;
+        while (text.size() < 200'000) text += character;
+        text += end;
+        INFO(name << " " << character << " " << end);
+        CHECK(tokenizer->decode(tokenizer->encode(text)) == text);
+      }
+  }
+  const auto slow = tokenizer_of(folder, known_cases().front(), [](Json& j) {
+    const Json split = {
+        {"type", "Split"}, {"pattern", {{"Regex", "(a+)+b"}}}, {"behavior", "Isolated"}, {"invert", false}};
+    j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split, j["pre_tokenizer"]}}};
+  });
+  check_error([&] { slow->encode(std::string(40, 'a') + "cb"); }, {"tokenizer.json", "match limit", "42 bytes"});
 }
 
 TEST_CASE("tokenizers: damaged files end in an Error or a tokenizer, never otherwise", "[tokenizers]") {

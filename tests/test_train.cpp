@@ -7,9 +7,12 @@
 #include <limits>
 #include <thread>
 
+#include "engine/rng.h"
 #include "io/checkpoint.h"
 #include "io/json_config.h"
+#include "io/loader.h"
 #include "io/safetensors.h"
+#include "io/shards.h"
 #include "model/flops.h"
 #include "model/params.h"
 #include "tests/program.h"
@@ -159,6 +162,33 @@ TEST_CASE("train: a recorded micro-step has the bits of one that is not", "[trai
 TEST_CASE("train: same seed, same bits, and resume to the exact bit", "[train]") {
   check_same_bits_and_resume("cpu", "fp32");
   check_same_bits_and_resume("cpu", "bf16");
+}
+
+TEST_CASE("train: a resume in the third file of the second epoch ends in the same bits", "[train]") {
+  constexpr int64_t T = 48, kSequences = 8, kStep = 2;  // configs/tiny.json
+  const TemporaryFolder folder;
+  const int64_t tokens[] = {100, 110, 180};  // sequences 5, 6 and 7 lie in the third file alone
+  const Philox random(1, 0);
+  for (uint64_t file = 0; file < 3; ++file) {
+    ShardWriter writer(folder.file("part" + std::to_string(file) + ".bin"), TokenWidth::u16);
+    for (int64_t i = 0; i < tokens[file]; ++i)
+      writer.append(std::vector{static_cast<int32_t>(random.below(file << 32 | static_cast<uint64_t>(i), 256))});
+    writer.finish();
+  }
+  const std::string more = "--set data.kind=shards --set 'data.paths=[\"" + folder.file("part*.bin") +
+                           "\"]' --set data.val_fraction=0 --set train.save_every=1 ";
+  run(train_args(folder.file("whole"), "cpu", more));
+  const auto seed = static_cast<uint64_t>(load_config(kTiny, {}).config.data.seed);
+  int resumes = 0;
+  for (int64_t step = kSequences / kStep; step < 2 * kSequences / kStep; ++step) {  // steps that the run has behind it
+    const int64_t next = sequence_position(step * kStep, kSequences, seed);
+    if (next * T < tokens[0] + tokens[1]) continue;
+    ++resumes;
+    const std::string out = folder.file("from" + std::to_string(step));
+    run(train_args(out, "cpu", more + "--resume " + folder.file("whole/checkpoints/step_" + std::to_string(step))));
+    CHECK(weights(out) == weights(folder.file("whole")));
+  }
+  CHECK(resumes >= 1);
 }
 
 TEST_CASE("train: same seed, same bits, and resume to the exact bit on the GPU", "[train][gpu]") {

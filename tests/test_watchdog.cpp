@@ -349,6 +349,25 @@ TEST_CASE("anomaly: gates that collapse, by layer; forced ones are as they shoul
   CHECK(forced.run(10, [&](int, StepHealth& s) { s.gates = collapsed; }) == Types{});
 }
 
+TEST_CASE("anomaly: gates that die, by layer, are not taken for collapsed ones", "[watchdog]") {
+  const Config config = config_with();
+  Steps steps(config);
+  const auto gates = [](double dead) {  // of a layer's rows; where all are, there is nothing else to tell
+    const double known = dead < 1 ? 1.0 : NAN;
+    return std::vector<GateHealth>{
+        {.layer = 0, .entropy_mean = 1.0, .max_mean = 0.4},
+        {.layer = 1, .entropy_mean = known, .max_mean = 0.5 * known, .collapse_frac = 0 * known, .dead_frac = dead}};
+  };
+  const auto few = gates(0.009), some = gates(0.02), all = gates(1);
+  CHECK(steps.run(10, [&](int, StepHealth& s) { s.gates = few; }) == Types{});
+  CHECK(steps.run(2, [&](int, StepHealth& s) { s.gates = some; }) == Types{});  // not yet three times in a row
+  CHECK(steps.run(5, [&](int i, StepHealth& s) { s.gates = i == 0 ? few : some; }) == Types{"gate_dead"});
+  CHECK(has(steps.text, "layer 1 (2% of its rows)"));
+  CHECK(!has(steps.text, "layer 0"));
+  CHECK(steps.run(1, [&](int, StepHealth& s) { s.gates = few; }) == Types{});
+  CHECK(steps.run(5, [&](int, StepHealth& s) { s.gates = all; }) == Types{"gate_dead"});
+}
+
 TEST_CASE("anomaly: zero gradients, but those that are zero by construction", "[watchdog]") {
   const Config config = config_with();
   Steps steps(config);

@@ -1,6 +1,7 @@
 // triad bench: times the bench cases of every op, forward and backward, and sets each against what this machine
 // reaches: the bandwidth of a device copy and the rate of a large matrix product, both measured at the start, and,
-// where memory is the limit, a copy of as many bytes as the op has to move. `attention` and `step`
+// where memory is the limit, a copy of as many bytes as the op has to move, and a kernel that does nothing but read and
+// write what the op reads and writes (share_of_copy and share_of_traffic in a row). `attention` and `step`
 // (bench_attention.cpp, bench_step.cpp) do the same for whole attention and whole training steps, `prefill` and
 // `decode` (bench_decode.cpp) for prompts and the steps behind them.
 #include <fmt/format.h>
@@ -80,7 +81,7 @@ struct OpsBench {
   Device device;
   DType dtype;
   Stopwatch stopwatch{device};
-  CopyTimes copies{device, stopwatch};
+  MemoryTimes memory_times{device, stopwatch};
   BenchRows rows{.what = "op", .device = device, .dtype = dtype, .ceiling = measure_ceiling(device, dtype, stopwatch)};
 
   std::string fallbacks = {};  // a line for each case that has some
@@ -88,7 +89,8 @@ struct OpsBench {
   void skip(const OpCase& c, const std::string& why) {
     rows.rows.push_back({{"op", c.op}, {"case", c.name}, {"skipped", why}});
   }
-  void add(const OpCase& c, const char* pass, double flops, double bytes, const Timing& t) {
+  // written: of the bytes; OpCase::kHalf: half of them
+  void add(const OpCase& c, const char* pass, double flops, double bytes, double written, const Timing& t) {
     const double memory = bytes / t.us * 1e-3 / rows.ceiling.gb_per_s;
     const double compute = flops / t.us * 1e-6 / rows.ceiling.tflop_per_s;
     const bool memory_bound = memory >= compute;
@@ -101,7 +103,11 @@ struct OpsBench {
                 {"tflop_per_s", flops / t.us * 1e-6},
                 {"share_of_ceiling", std::max(memory, compute)},
                 {"limited_by", memory_bound ? "memory" : "compute"}};
-    if (memory_bound) row["share_of_copy"] = copies.us(bytes) / t.us;
+    if (memory_bound) {
+      row["share_of_copy"] = memory_times.copy_us(bytes) / t.us;
+      if (written == OpCase::kHalf) written = bytes / 2;
+      row["share_of_traffic"] = memory_times.traffic_us(bytes - written, written) / t.us;
+    }
     rows.rows.push_back(std::move(row));
   }
 };
@@ -119,13 +125,15 @@ void bench_case(OpsBench& bench, const OpCase& c) {
     if (run.ctx().routes.fallbacks() > 0)
       bench.fallbacks += fmt::format("{} {}: {}\n", c.op, c.name, run.ctx().routes.summary());
   }
-  bench.add(c, "forward", c.forward_flops, c.forward_bytes * element_scale, forward);
-  if (c.backward) bench.add(c, "backward", c.backward_flops, c.backward_bytes * element_scale, backward);
+  const auto scaled = [&](double bytes) { return bytes == OpCase::kHalf ? bytes : bytes * element_scale; };
+  bench.add(c, "forward", c.forward_flops, scaled(c.forward_bytes), scaled(c.forward_written), forward);
+  if (c.backward)
+    bench.add(c, "backward", c.backward_flops, scaled(c.backward_bytes), scaled(c.backward_written), backward);
 }
 
 void print_table(std::span<const Json> rows) {
-  fmt::print("{:<24} {:<40} {:<8} {:>11} {:>9} {:>9} {:>15} {:>10}\n", "op", "case", "pass", "us", "GB/s", "TFLOP/s",
-             "of the ceiling", "of a copy");
+  fmt::print("{:<24} {:<40} {:<8} {:>11} {:>9} {:>9} {:>15} {:>10} {:>13}\n", "op", "case", "pass", "us", "GB/s",
+             "TFLOP/s", "of the ceiling", "of a copy", "of its bytes");
   for (const Json& r : rows) {
     fmt::print("{:<24} {:<40} ", r["op"].get<std::string>(), r["case"].get<std::string>());
     if (r.contains("skipped")) {
@@ -135,7 +143,9 @@ void print_table(std::span<const Json> rows) {
     fmt::print("{:<8} {:>11.1f} {:>9.1f} {:>9.3g} {:>6.1f}% {:<7}", r["pass"].get<std::string>(), r["us"].get<double>(),
                r["gb_per_s"].get<double>(), r["tflop_per_s"].get<double>(), 100 * r["share_of_ceiling"].get<double>(),
                r["limited_by"].get<std::string>());
-    if (r.contains("share_of_copy")) fmt::print(" {:>9.1f}%", 100 * r["share_of_copy"].get<double>());
+    if (r.contains("share_of_copy"))
+      fmt::print(" {:>9.1f}% {:>12.1f}%", 100 * r["share_of_copy"].get<double>(),
+                 100 * r["share_of_traffic"].get<double>());
     fmt::print("\n");
   }
 }

@@ -2,6 +2,7 @@
 
 #include "kernels/matmul.h"
 #include "kernels/op_case_args.h"
+#include "kernels/traffic.h"
 
 namespace triad {
 
@@ -51,15 +52,32 @@ Ceiling measure_ceiling(Device device, DType dtype, Stopwatch& stopwatch) {
   return {2e-3 * static_cast<double>(copied) / copy_time.us, 2e-6 * static_cast<double>(n * n * n) / product_time.us};
 }
 
-double CopyTimes::us(double bytes) {
+template <class Work>
+double MemoryTimes::time_us(int64_t from_bytes, int64_t to_bytes, Work&& work) {
+  Runtime runtime({.device = device_, .arena_bytes = align_up(from_bytes) + align_up(to_bytes)});
+  const auto alloc = [&](const char* name, int64_t bytes) {
+    return bytes == 0 ? Tensor{} : runtime.arena().alloc(MemTag::workspace, name, DType::u8, {bytes});
+  };
+  const Tensor from = alloc("from", from_bytes), to = alloc("to", to_bytes);
+  if (!from.empty()) zero(runtime.ctx(), from);
+  return stopwatch_(runtime.ctx(), [&] { work(runtime.ctx(), to, from); }).us;
+}
+
+double MemoryTimes::copy_us(double bytes) {
   const int64_t half = static_cast<int64_t>(bytes / 2);
-  const auto found = known_.find(half);
-  if (found != known_.end()) return found->second;
-  Runtime runtime({.device = device_, .arena_bytes = 2 * align_up(half)});
-  const Tensor from = runtime.arena().alloc(MemTag::workspace, "from", DType::u8, {half});
-  const Tensor to = runtime.arena().alloc(MemTag::workspace, "to", DType::u8, {half});
-  zero(runtime.ctx(), from);
-  return known_[half] = stopwatch_(runtime.ctx(), [&] { copy(runtime.ctx(), to, from); }).us;
+  const auto [known, is_new] = copies_.try_emplace(half);
+  if (is_new) known->second = time_us(half, half, [](Context& ctx, Tensor to, Tensor from) { copy(ctx, to, from); });
+  return known->second;
+}
+
+double MemoryTimes::traffic_us(double read, double written) {
+  constexpr int64_t kVector = 16;
+  const auto whole = [](double bytes) { return static_cast<int64_t>(bytes) / kVector * kVector; };
+  const auto [known, is_new] = traffic_.try_emplace({whole(read), whole(written)});
+  if (is_new)
+    known->second =
+        time_us(whole(read), whole(written), [](Context& ctx, Tensor to, Tensor from) { traffic(ctx, to, from); });
+  return known->second;
 }
 
 }  // namespace triad

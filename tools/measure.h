@@ -89,18 +89,27 @@ struct Ceiling {
 };
 Ceiling measure_ceiling(Device, DType, Stopwatch&);
 
-// Copies of few bytes reach less than the ceiling: what a memory-bound op is to be set against. Memory for them is
-// allocated where it is asked for, and given back.
-class CopyTimes {
+// Few bytes go at less than the ceiling: what a memory-bound op is to be set against. Memory is allocated where it is
+// asked for, and given back.
+class MemoryTimes {
  public:
-  CopyTimes(Device device, Stopwatch& stopwatch) : device_(device), stopwatch_(stopwatch) {}
-  // Of a copy that reads and writes this many bytes in all.
-  double us(double bytes);
+  MemoryTimes(Device device, Stopwatch& stopwatch) : device_(device), stopwatch_(stopwatch) {}
+  // Of the device's copy that reads and writes this many bytes in all.
+  double copy_us(double bytes);
+  // Of a kernel that does nothing but read and write as many bytes as an op does, which need not be halves. Up to some
+  // 100 MB it makes a difference: half of what a copy moves it leaves in L2, to be written back when nobody measures,
+  // and an op that only reads has no such half. One H200, 50 MB in all, us: copied 18.5, read 21.4.
+  double traffic_us(double read, double written);
 
  private:
+  // Of work(ctx, to, from), with memory for as many bytes of each.
+  template <class Work>
+  double time_us(int64_t from_bytes, int64_t to_bytes, Work&& work);
+
   Device device_;
   Stopwatch& stopwatch_;
-  std::map<int64_t, double> known_;
+  std::map<int64_t, double> copies_;
+  std::map<std::pair<int64_t, int64_t>, double> traffic_;
 };
 
 }  // namespace triad

@@ -21,9 +21,12 @@ constexpr size_t kUsualWindows = 5, kMostWindows = 200;
 // Memory creeps if the least use of a window rises five windows in a row.
 constexpr int64_t kCreepWindow = 100;
 constexpr size_t kCreepWindows = 6;
-// Gates are collapsed by the bounds of SPEC.md section 5, three times in a row.
+// Gates are collapsed by the bounds of SPEC.md section 5, or dead, three times in a row.
 constexpr double kLeastEntropy = 0.5, kMostMaxMean = 0.9, kMostCollapse = 0.5;
-constexpr int kCollapsedInRow = 3;
+// No share of dead rows is healthy (sigmoid gates are 0 in fp32 where all logits are below -88); a hundredth lets the
+// odd row of odd data pass.
+constexpr double kMostDead = 0.01;
+constexpr int kGatesInRow = 3;
 
 }  // namespace
 
@@ -44,7 +47,10 @@ std::vector<Anomaly> AnomalyRules::step(const StepHealth& s) {
   judge("loss_plateau", plateau(s.loss));
   judge("host_memory_creep", creep(host_, s.host_mib), /*of_one_rank=*/true);
   judge("device_memory_creep", creep(device_, s.device_mib), /*of_one_rank=*/true);
-  if (!s.gates.empty()) judge("gate_collapse", collapsed(s.gates));
+  if (!s.gates.empty()) {
+    judge("gate_collapse", collapsed(s.gates));
+    judge("gate_dead", dead(s.gates));
+  }
   judge("zero_gradients", zero_gradients(s));
   return found;
 }
@@ -125,12 +131,24 @@ std::optional<std::string> AnomalyRules::collapsed(std::span<const GateHealth> g
     const bool bad = g.entropy_mean < kLeastEntropy || g.max_mean > kMostMaxMean || g.collapse_frac > kMostCollapse;
     int& in_row = collapsed_in_row_[g.layer];
     in_row = bad ? in_row + 1 : 0;
-    if (in_row >= kCollapsedInRow)
+    if (in_row >= kGatesInRow)
       layers.push_back(fmt::format("layer {} (entropy {:.3f}, largest gate {:.3f}, collapsed {:.0f}%)", g.layer,
                                    g.entropy_mean, g.max_mean, 100 * g.collapse_frac));
   }
   if (layers.empty()) return {};
   return fmt::format("gates have collapsed onto one branch: {}", fmt::join(layers, ", "));
+}
+
+std::optional<std::string> AnomalyRules::dead(std::span<const GateHealth> gates) {
+  std::vector<std::string> layers;
+  for (const GateHealth& g : gates) {
+    int& in_row = dead_in_row_[g.layer];
+    in_row = g.dead_frac > kMostDead ? in_row + 1 : 0;
+    if (in_row >= kGatesInRow)
+      layers.push_back(fmt::format("layer {} ({:.0f}% of its rows)", g.layer, 100 * g.dead_frac));
+  }
+  if (layers.empty()) return {};
+  return fmt::format("gates are dead, all three branches off: {}", fmt::join(layers, ", "));
 }
 
 std::optional<std::string> AnomalyRules::zero_gradients(const StepHealth& s) const {

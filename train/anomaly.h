@@ -14,15 +14,15 @@
 namespace triad {
 
 struct Anomaly {
-  std::string type;  // throughput_flat, loss_plateau, host_memory_creep, device_memory_creep, gate_collapse, ...
+  std::string type;  // throughput_flat, loss_plateau, host_memory_creep, device_memory_creep, gate_dead, ...
   std::string text;
   bool of_one_rank = false;  // every rank judges its own; others come from numbers that all ranks share
 };
 
-// A layer's gates, as gates.csv has them.
+// A layer's gates (kernels/nsa_stats.h); where all are dead, the others are NaN.
 struct GateHealth {
   int64_t layer = 0;
-  double entropy_mean = 0, max_mean = 0, collapse_frac = 0;
+  double entropy_mean = 0, max_mean = 0, collapse_frac = 0, dead_frac = 0;
 };
 
 // What a step left; what is not known is absent.
@@ -55,6 +55,7 @@ class AnomalyRules {
   std::optional<std::string> plateau(double loss);
   std::optional<std::string> creep(Creep&, const std::optional<double>& mib) const;
   std::optional<std::string> collapsed(std::span<const GateHealth>);
+  std::optional<std::string> dead(std::span<const GateHealth>);
   std::optional<std::string> zero_gradients(const StepHealth&) const;
 
   const Config& config_;
@@ -66,7 +67,7 @@ class AnomalyRules {
   int64_t until_plateau_look_ = 0;
   std::optional<std::string> plateau_text_, throughput_text_;
   Creep host_, device_;
-  std::map<int64_t, int> collapsed_in_row_;  // by layer
+  std::map<int64_t, int> collapsed_in_row_, dead_in_row_;  // by layer
 };
 
 }  // namespace triad

@@ -2,6 +2,7 @@
 
 #include "engine/check.h"
 #include "io/tokenizer.h"
+#include "io/unicode.h"
 
 namespace triad {
 
@@ -20,10 +21,13 @@ void Config::resolve() {
   if (data.seed < 0) data.seed = train.seed;
   for (const std::string& what : log.diagnostics)
     if (what != "ledger" && what != "layer_norms" && what != "backward" && what != "buckets")
-      fail_usage("log.diagnostics holds \"{}\": ledger, layer_norms, backward and buckets are allowed", what);
+      fail_usage("log.diagnostics holds \"{}\": ledger, layer_norms, backward and buckets are allowed",
+                 shortened(what));
   if (data.needle_depth > -1 && data.needle_depth < 0)
     fail_usage("data.needle_depth is {}: a number in [0, 1], or -1, is needed", data.needle_depth);
-  recompute();  // refuses what is no plan for these layers
+  try {
+    recompute();  // refuses what is no plan for these layers, and quotes it
+  } catch (const UsageError& e) { throw UsageError(shortened(e.what(), 1000)); }
 }
 
 void Config::check_run() const {

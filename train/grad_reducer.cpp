@@ -101,13 +101,17 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm&
             [&](int64_t a, int64_t b) { return params.offset(a) < params.offset(b); });
   if (config.dist.grad_dtype == Precision::bf16)
     half_ = arena.alloc(MemTag::comm, "bucket in bf16", DType::bf16, {largest});
-  if (zero_ || ctx.device.is_cuda()) room_ = arena.alloc(MemTag::comm, "room for a bucket", DType::f32, {largest});
+  Tensor meetings;
+  if (zero_ || (ctx.device.is_cuda() && comm.may_share())) {
+    room_ = arena.alloc(MemTag::comm, "room for a bucket", DType::f32, {largest});
+    meetings = arena.alloc(MemTag::comm, "ranks' meetings", DType::i32, {comm.world()});
+  }
   if (zero_)
     squares_ = arena.alloc(MemTag::comm, "pieces of the norm", DType::f64, {params.stored_elements() / kSumPiece});
   if (ctx.planning || room_.empty()) return;
   std::vector<Tensor> shared = {params.grads(), params.weights(), room_};
   if (!half_.empty()) shared.push_back(half_);
-  comm.share(arena.base(), shared);
+  comm.share(arena.base(), shared, meetings);
 }
 
 void GradReducer::begin(bool recorded) {

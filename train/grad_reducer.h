@@ -98,7 +98,7 @@ class GradReducer final : public GradSink {
   Tensor probe_;
   Tensor half_;     // bf16: a bucket as it travels
   Tensor squares_;  // [stored elements / kSumPiece] f64
-  Tensor room_;     // [elements of the largest bucket]; absent on the CPU without shards
+  Tensor room_;     // [elements of the largest bucket]; absent without shards where ranks cannot copy
   BucketTrace* trace_ = nullptr;
 
   std::vector<bool> arrived_;

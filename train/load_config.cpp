@@ -29,7 +29,7 @@ Config config_from_json(const Json& root) {
   });
   for (const auto& [group, value] : root.items())
     if (!known.contains(group))
-      fail_usage("unknown group {}; the groups are model, nsa, data, train, runtime, dist, log", group);
+      fail_usage("unknown group {}; the groups are model, nsa, data, train, runtime, dist, log", shortened(group));
   config.resolve();
   return config;
 }

@@ -13,13 +13,14 @@ void add_scalars(std::vector<Scalar>& scalars, int64_t layer, const NsaStats& s)
   const auto add = [&](const char* group, const char* name, double value) {
     scalars.push_back({fmt::format("{}/layer{:02}/{}", group, layer, name), value});
   };
-  add("gates", "entropy_mean", s.mean(F::entropy));
-  add("gates", "entropy_min", s.at[F::entropy_min]);
-  add("gates", "max_mean", s.mean(F::largest));
-  add("gates", "max_max", s.at[F::largest_max]);
-  add("gates", "collapse_frac", s.mean(F::collapsed));
+  add("gates", "entropy_mean", s.gate_mean(F::entropy));
+  add("gates", "entropy_min", s.gate_extreme(F::entropy_min));
+  add("gates", "max_mean", s.gate_mean(F::largest));
+  add("gates", "max_max", s.gate_extreme(F::largest_max));
+  add("gates", "collapse_frac", s.gate_mean(F::collapsed));
+  add("gates", "dead_frac", s.mean(F::dead));
   constexpr const char* kBranches[] = {"cmp", "sel", "win"};
-  for (int b = 0; b < 3; ++b) add("gates", kBranches[b], s.mean(F::share + b));
+  for (int b = 0; b < 3; ++b) add("gates", kBranches[b], s.gate_mean(F::share + b));
   add("selection", "k_mean", s.mean(F::tokens));
   add("selection", "k_max", s.at[F::tokens_max]);
   add("selection", "pct_at_max", s.mean(F::at_max));
@@ -46,18 +47,20 @@ Json StatsReport::step(int64_t step, std::span<const NsaStats> layers, Board* bo
   for (size_t i = 0; i < layers.size(); ++i) {
     const NsaStats& s = layers[i];
     gates_.push_back({.layer = static_cast<int64_t>(i),
-                      .entropy_mean = s.mean(F::entropy),
-                      .max_mean = s.mean(F::largest),
-                      .collapse_frac = s.mean(F::collapsed)});
+                      .entropy_mean = s.gate_mean(F::entropy),
+                      .max_mean = s.gate_mean(F::largest),
+                      .collapse_frac = s.gate_mean(F::collapsed),
+                      .dead_frac = s.mean(F::dead)});
     all.merge(s);
   }
   if (step % config_.log.every == 0 || step == config_.train.steps) rows(step, layers, board);
-  return {{"gate_entropy_mean", all.mean(F::entropy)},
-          {"gate_entropy_min", all.at[F::entropy_min]},
-          {"gate_max_gate", all.at[F::largest_max]},
-          {"gate_max_mean", all.mean(F::largest)},
-          {"gate_collapse_frac", all.mean(F::collapsed)},
-          {"gate_branch_shares", {all.mean(F::share), all.mean(F::share + 1), all.mean(F::share + 2)}},
+  return {{"gate_entropy_mean", all.gate_mean(F::entropy)},
+          {"gate_entropy_min", all.gate_extreme(F::entropy_min)},
+          {"gate_max_gate", all.gate_extreme(F::largest_max)},
+          {"gate_max_mean", all.gate_mean(F::largest)},
+          {"gate_collapse_frac", all.gate_mean(F::collapsed)},
+          {"gate_dead_frac", all.mean(F::dead)},
+          {"gate_branch_shares", {all.gate_mean(F::share), all.gate_mean(F::share + 1), all.gate_mean(F::share + 2)}},
           {"sel_k_mean", all.mean(F::tokens)},
           {"sel_k_max", static_cast<int64_t>(all.at[F::tokens_max])},
           {"sel_rows", static_cast<int64_t>(all.at[F::rows])},
@@ -72,12 +75,13 @@ void StatsReport::rows(int64_t step, std::span<const NsaStats> layers, Board* bo
   for (size_t i = 0; i < layers.size(); ++i) {
     const NsaStats& s = layers[i];
     add_scalars(scalars, static_cast<int64_t>(i), s);
-    entropies.push_back(s.mean(F::entropy));
-    largest.push_back(s.mean(F::largest));
+    entropies.push_back(s.gate_mean(F::entropy));
+    largest.push_back(s.gate_mean(F::largest));
     if (!gates_csv_) continue;
     gates_csv_->row(fmt::format("{},{},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f},{:.6f}", step, i,
-                                s.mean(F::entropy), s.at[F::entropy_min], s.mean(F::largest), s.at[F::largest_max],
-                                s.mean(F::collapsed), s.mean(F::share), s.mean(F::share + 1), s.mean(F::share + 2)));
+                                s.gate_mean(F::entropy), s.gate_extreme(F::entropy_min), s.gate_mean(F::largest),
+                                s.gate_extreme(F::largest_max), s.gate_mean(F::collapsed), s.gate_mean(F::share),
+                                s.gate_mean(F::share + 1), s.gate_mean(F::share + 2)));
     lists_csv_->row(fmt::format("{},{},{:.4f},{:.0f},{:.0f},{:.6f}", step, i, s.mean(F::tokens), s.at[F::tokens_max],
                                 s.at[F::rows], s.mean(F::at_max)));
   }

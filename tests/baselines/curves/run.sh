@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# The curves of this folder: NSA and dense attention on the same text, seed and steps, at T = 2,048 and 8,192.
+#   tests/baselines/curves/run.sh FOLDER_OF_TEXT OUT      (README.md beside this file says which text)
+# Two GPUs where there are two: NSA on the first, dense on the second. Everything ends within LIMIT seconds, and OUT
+# holds what was done by then. A later call keeps the runs that are whole.
+set -u
+text=$(realpath "$1"); mkdir -p "$2"; out=$(realpath "$2")
+cd "$(dirname "$0")/../../.."
+triad=$(realpath "${TRIAD:-build/cuda/triad}")
+steps=${STEPS:-3200} limit=${LIMIT:-525}
+read -ra lengths <<< "${LENGTHS:-2048:16 8192:4}"  # T:sequences a step
+read -ra more <<< "${MORE:-}"                      # further arguments of triad train
+deadline=$(($(date +%s) + limit))
+left() { echo $(($1 + deadline - $(date +%s))); }
+
+if [ ! -e "$out/shards/manifest.json" ]; then
+  mapfile -t files < <(cd "$text" && LC_ALL=C find . -type f -size +0 -printf '%P\n' | LC_ALL=C sort)
+  (cd "$text" && timeout 60 "$triad" data --input "${files[@]}" --val-fraction 0.02 --out "$out/shards" --save-seconds 1000) || exit
+fi
+
+chain() {  # attention, GPU
+  for length in "${lengths[@]}"; do
+    name=$1_${length%:*} run=$out/$1_${length%:*}
+    [ -e "$run/metrics.json" ] && continue
+    seconds=$(left -15)  # what is stopped writes a checkpoint; timeout 0 would be no limit
+    [ "$seconds" -gt 5 ] || { echo "$name: no time is left"; continue; }
+    CUDA_VISIBLE_DEVICES=$2 OMP_NUM_THREADS=${OMP_NUM_THREADS:-8} timeout -k 8 "$seconds" "$triad" train \
+      configs/m7c_bytes.json --overwrite --set model.attention="$1" --set train.seq_len="${length%:*}" \
+      --set train.micro_batch_size="${length#*:}" \
+      --set train.eval_batches=$((2621440 / ${length%:*} / ${length#*:})) --set train.steps="$steps" --set log.out_dir="$run" \
+      --set "data.paths=[\"$out/shards/train_*.bin\"]" --set "data.val_paths=[\"$out/shards/val_*.bin\"]" \
+      --set train.save_every=0 --set train.allow_unsafe=true "${more[@]}" > "$out/$name.log" 2>&1
+    echo "$name: exit code $?, $(left 0) s left"
+    rm -f "$run/model.safetensors"
+  done
+}
+IFS=, read -ra gpus <<< "${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=index --format=csv,noheader 2> /dev/null | paste -sd,)}"
+chain nsa "${gpus[0]-}" &
+[ ${#gpus[@]} -lt 2 ] && wait  # one after the other
+chain dense "${gpus[1]-${gpus[0]-}}" &
+wait
+
+for length in "${lengths[@]}"; do
+  t=${length%:*}
+  [ -e "$out/nsa_$t/val.csv" ] && [ -e "$out/dense_$t/val.csv" ] &&
+    timeout 10 "$triad" report "$out/nsa_$t" --vs "$out/dense_$t" --out "$out/report_$t.html"
+done
+python3 tests/baselines/curves/summary.py "$out" "${lengths[@]%:*}"

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Writes the seeds of the fuzzers' corpora, corpora/READER/seed-NAME: small files of each kind that a reader takes, and
+of some that it refuses. Inputs that found something, bug-NAME, are kept as they are."""
+import json
+import pathlib
+import struct
+import zlib
+
+CORPORA = pathlib.Path(__file__).resolve().parent / "corpora"
+CUT = b"\n%%\n"
+
+
+def put(reader, name, *parts):
+    parts = [p.encode() if isinstance(p, str) else p for p in parts]
+    folder = CORPORA / reader
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"seed-{name}").write_bytes(CUT.join(parts))
+
+
+def shards():
+    def header(*words):
+        return struct.pack("<256i", *words, *[0] * (256 - len(words)))
+
+    u16, u32 = struct.pack("<4H", 50256, 1, 2, 65535), struct.pack("<3I", 128000, 7, 2**31 - 1)
+    put("shard", "u16", header(20240520, 1, 4) + u16)
+    put("shard", "u32", header(20240801, 7, 3) + u32)
+    put("shard", "u32-large", header(20240801, 7, 1) + b"\xff\xff\xff\xff")
+    llmq = struct.unpack("<2i", b"BIN.TOK\n")
+    put("shard", "llmq", header(*llmq, 2, 4, 3, 128256, 0) + u32)
+    put("shard", "llmq-mask", header(*llmq, 2, 4, 3, 128256, 1) + u32 + b"\x07")
+    put("shard", "nanogpt", u16)
+    put("shard", "nanogpt-odd", u16 + b"\x01")
+    put("shard", "cut-header", header(20240520, 1, 4)[:40])
+    put("shard", "cut-tokens", header(20240520, 1, 5) + u16)
+    put("shard", "tail", header(20240801, 7, 2) + u32)
+    put("shard", "no-tokens", header(20240520, 1, 0))
+    put("shard", "negative-count", header(20240520, 1, -1) + u16)
+    put("shard", "most-tokens", header(20240801, 7, 2**31 - 1) + u32)
+    put("shard", "version", header(20240520, 7, 4) + u16)
+    put("shard", "text", "Once upon a time there was no token.\n")
+    put("shard", "empty", b"")
+
+
+def safetensors():
+    def file(header, data=b"", pad=b""):
+        text = (header if isinstance(header, str) else json.dumps(header, separators=(",", ":"))).encode() + pad
+        return struct.pack("<Q", len(text)) + text + data
+
+    def tensor(dtype, shape, begin, end):
+        return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+    data = bytes(range(24))
+    crc = f"{zlib.crc32(data[:16]):08x}"
+    put("safetensors", "two", file({"__metadata__": {"format": "pt", "crc32/a": crc}, "a": tensor("F32", [2, 2], 0, 16),
+                                    "b": tensor("BF16", [4], 16, 24)}, data, b"  "))
+    put("safetensors", "damaged", file({"__metadata__": {"crc32/a": "00000000"}, "a": tensor("U8", [3], 0, 3)}, b"abc"))
+    put("safetensors", "types", file({"a": tensor("F64", [1], 0, 8), "b": tensor("I64", [1], 8, 16),
+                                      "c": tensor("I32", [1], 16, 20), "d": tensor("F16", [2], 20, 24)}, data))
+    put("safetensors", "zero", file({"a": tensor("F32", [], 0, 4), "b": tensor("F32", [0, 1 << 40], 4, 4)}, b"\0\0\0\0"))
+    put("safetensors", "rank6", file({"a": tensor("U8", [1, 1, 1, 1, 1, 2], 0, 2)}, b"ab"))
+    for name, header in {  # their length is put before them
+            "two-parts": {"__metadata__": {"format": "pt"}, "a": tensor("F32", [2, 2], 0, 16),
+                          "b": tensor("BF16", [4], 16, 24)},
+            "checked-parts": {"__metadata__": {"crc32/a": crc, "x": "\u00e9"}, "a": tensor("I32", [4], 0, 16),
+                              "b": tensor("U8", [2, 1, 4], 16, 24), "c": tensor("F16", [0], 24, 24)}}.items():
+        put("safetensors", name, json.dumps(header, separators=(",", ":")), data)
+    put("safetensors", "none", file({}))
+    put("safetensors", "hole", file({"a": tensor("U8", [1], 0, 1), "b": tensor("U8", [1], 2, 3)}, b"abc"))
+    put("safetensors", "overlap", file({"a": tensor("U8", [2], 0, 2), "b": tensor("U8", [2], 1, 3)}, b"abc"))
+    put("safetensors", "tail", file({"a": tensor("U8", [2], 0, 2)}, b"abc"))
+    put("safetensors", "cut", file({"a": tensor("U8", [4], 0, 4)}, b"abc"))
+    put("safetensors", "product", file({"a": tensor("F32", [1 << 62, 4], 0, 4)}, b"abcd"))
+    put("safetensors", "negative", file({"a": tensor("U8", [-1], 4, 3)}, b"abcd"))
+    put("safetensors", "twice", file('{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
+                                     '"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"a"))
+    put("safetensors", "deep", file('{"a":' + "[" * 80 + "]" * 80 + "}"))
+    put("safetensors", "long-header", struct.pack("<Q", 1 << 63) + b"{}")
+
+
+TEXT = "Hello  world,\n it's 2024: \u65e5\u672c \U0001f600 caf\u00e9 ab abab aq<|endoftext|>x\t "
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+          r"\s+(?!\S)|\s+")
+END = {"id": 300, "content": "<|endoftext|>", "single_word": False, "lstrip": False, "rstrip": False,
+       "normalized": False, "special": True}
+
+
+def tokenizers():
+    alphabet = {"%ALPHABET%": 0}
+
+    def file(merges=(), more=(), added=(END,), pre=None, **rest):
+        vocab = dict(alphabet, ab=256, abab=257, **dict(more))
+        root = {"version": "1.0", "added_tokens": list(added), **rest.pop("root", {}),
+                "pre_tokenizer": pre or {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+                "decoder": {"type": "ByteLevel"},
+                "model": {"type": "BPE", "vocab": vocab, "merges": list(merges), **rest}}
+        return json.dumps(root, ensure_ascii=False, separators=(",", ":")).replace('"%ALPHABET%":0', "%ALPHABET%")
+
+    def split(pattern, behavior="Isolated", invert=False):
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+        one = {"type": "Split", "pattern": pattern, "behavior": behavior, "invert": invert}
+        return {"type": "Sequence", "pretokenizers": [one, byte_level]}
+
+    text = TEXT.encode() + b"\xff\xe2\x82 \x00"
+    put("tokenizer_json", "gpt2", file(["a b", "ab ab"]), text)
+    put("tokenizer_json", "pairs", file([["a", "b"], ["ab", "ab"]], ignore_merges=True), text)
+    put("tokenizer_json", "llama3", file(["a b"], pre=split({"Regex": LLAMA3})), text)
+    put("tokenizer_json", "string", file(["a b"], pre=split({"String": " "}, "MergedWithNext")), text)
+    put("tokenizer_json", "removed", file(["a b"], pre=split({"Regex": r"\s+"}, "Removed")), text)
+    put("tokenizer_json", "contiguous", file(["a b"], pre=split({"Regex": r"[a-c]|\d"}, "Contiguous", True)), text)
+    put("tokenizer_json", "previous", file(["a b"], pre=split({"Regex": r"(?<=a)b|\u00e9{1,2}"}, "MergedWithPrevious")),
+        text)
+    put("tokenizer_json", "prefix", file(["a b"], pre={"type": "ByteLevel"}), text)
+    digits = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True},
+                                                    {"type": "ByteLevel", "add_prefix_space": False}]}
+    put("tokenizer_json", "digits", file(["a b"], pre=digits), text)
+    put("tokenizer_json", "nfc", file(["a b"], root={"normalizer": {"type": "Sequence", "normalizers": [
+        {"type": "NFD"}, {"type": "NFKC"}]}}), TEXT.encode() + "e\u0301\ufb01".encode())
+    word = {"id": 301, "content": "caf\u00e9", "single_word": True, "lstrip": True, "rstrip": True, "normalized": True}
+    put("tokenizer_json", "added", file(["a b"], added=[END, word]), text)
+    put("tokenizer_json", "no-eot", file(["a b"], added=[]), text)
+    put("tokenizer_json", "known-added", file(["a b"], added=[END, {"id": 256, "content": "ab"}]), text)
+    put("tokenizer_json", "no-alphabet", '{"model":{"type":"BPE","vocab":{"a":0},"merges":[]}}')
+    put("tokenizer_json", "unigram", '{"model":{"type":"Unigram","vocab":[]}}')
+    put("tokenizer_json", "merge-unknown", file(["a q"]), text)
+    put("tokenizer_json", "far-id", file(["a b"], more={"q": (1 << 24) - 1}), text)
+    put("tokenizer_json", "deep", '{"model":' + "[" * 80 + "]" * 80 + "}")
+
+    pair = '{%ALPHABET%,"ab":256,"abab":257,"\u0120a":258,"<|endoftext|>":259}'
+    put("tokenizer_pair", "gpt2", pair, "#version: 0.2\na b\nab ab\n\u0120 a\n", text)
+    put("tokenizer_pair", "crlf", pair, "a b\r\nab ab\r\n", text)
+    put("tokenizer_pair", "unknown", pair, "a q\n", text)
+    put("tokenizer_pair", "three", pair, "a b c\n", text)
+    put("tokenizer_pair", "no-utf8", pair, b"\xff \xfe\n", text)
+    put("tokenizer_pair", "no-end", "{%ALPHABET%}", "", text)
+    put("tokenizer_pair", "list", "[1,2]", "", text)
+
+
+def configs():
+    model = {"dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_groups": 2, "d_k": 8, "d_v": 8, "vocab_size": 256}
+    nsa = {"l": 4, "d": 2, "l_sel": 8, "n_sel": 4, "w": 8}
+    root = {"model": model, "nsa": nsa, "data": {"kind": "synthetic"},
+            "train": {"steps": 5, "seq_len": 32, "micro_batch_size": 2}, "log": {"out_dir": "runs/x"}}
+
+    def text(**groups):
+        return json.dumps({k: {**root.get(k, {}), **groups.get(k, {})} for k in {**root, **groups}}, indent=1)
+
+    put("config", "small", "// small\n" + text())
+    put("config", "dense", text(model={"attention": "dense", "mlp": "swiglu"}))
+    put("config", "every-group", text(
+        nsa={"phi": "mlp", "gate": "sigmoid", "gate_temperature": 0.5, "init_blocks": 1, "local_blocks": 2,
+             "uniform_gate": True, "stopgrad_gates": True},
+        data={"kind": "text", "paths": "a*.txt", "val_paths": ["b", "c"], "tokenizer": "byte", "seed": -1},
+        train={"lr": 1e-3, "min_lr_fraction": 0.1, "on_nonfinite": "skip", "seed": 9007199254740991},
+        runtime={"device": "cpu", "precision": "bf16", "kernels": {"sel": "fused"}, "recompute": "0:1=block,1:2=mlp"},
+        dist={"backend": "mpi", "bucket_mb": 0.5, "zero": 1}, log={"diagnostics": ["ledger", "buckets"]}))
+    put("config", "sets", text(), 'train.lr=0.5\nruntime.kernels=general\nlog.diagnostics=["backward"]\ndata.tokenizer=x')
+    put("config", "set-unknown", text(), "train.lrr=1")
+    put("config", "set-no-group", text(), "lr=1")
+    put("config", "set-no-utf8", text(), b"log.out_dir=\xff")
+    put("config", "lacks", '{"model":{"dim":8}}')
+    put("config", "uneven", text(model={"n_kv_groups": 3}))
+    put("config", "ranges", text(runtime={"recompute": "0:3=mlp"}))
+    put("config", "large", text(train={"steps": 1e300}))
+    put("config", "larger", text(train={"steps": 18446744073709551615}))
+    put("config", "large-dim", text(model={"dim": 1 << 40}))
+    put("config", "list", "[1, 2]")
+    put("config", "twice", '{"train":{"steps":1},"train":{"steps":2}}')
+    put("config", "cut", text()[:99])
+    put("config", "empty", "")
+    put("config", "deep", '{"model":' + "[" * 80 + "]" * 80 + "}")
+
+
+shards()
+safetensors()
+tokenizers()
+configs()

@@ -1,0 +1,59 @@
+// Token shards: io/shards.h. The same bytes as tokens.bin, and as train.bin, under which nanoGPT's are known.
+#include <algorithm>
+
+#include "io/shards.h"
+#include "tests/fuzz/contract.h"
+
+namespace triad::fuzz {
+
+namespace {
+
+void check_shard(const std::string& path, std::string_view bytes) {
+  const bool known = is_shard(path);
+  const std::optional<Shard> shard = read_or_refuse(path, [&] { return Shard(path); });
+  if (!shard) return;
+  expect(known, "{}: a shard that is_shard() does not know", path);
+  const int64_t n = shard->size(), width = static_cast<int64_t>(shard->width());
+  const auto file_bytes = static_cast<int64_t>(bytes.size()), header = file_bytes - n * width;
+  expect(n > 0 && (header == 0 || header == 1024), "{}: {} tokens of {} bytes in {}", path, n, width, bytes.size());
+
+  std::vector<int32_t> tokens(static_cast<size_t>(n));
+  shard->read(0, tokens);
+  int64_t most = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t expected = 0;
+    for (int64_t b = 0; b < width; ++b)
+      expected |= static_cast<uint32_t>(static_cast<uint8_t>(bytes[static_cast<size_t>(header + i * width + b)]))
+                  << (8 * b);
+    expect(static_cast<uint32_t>(tokens[static_cast<size_t>(i)]) == expected, "{}: token {} is {}, not {}", path, i,
+           tokens[static_cast<size_t>(i)], expected);
+    most = std::max(most, static_cast<int64_t>(expected));
+  }
+  expect(shard->max_token() == most, "{}: the largest token is {}, not {}", path, most, shard->max_token());
+  expect(accepts(path, [&] { shard->scan(most + 1); }), "{}: scan({}) finds a token", path, most + 1);
+  expect(!accepts(path, [&] { shard->scan(most); }), "{}: scan({}) does not find token {}", path, most, most);
+
+  std::vector<int32_t> one(1);
+  shard->read(n - 1, one);
+  expect(one[0] == tokens.back(), "{}: the last token is {}, alone {}", path, tokens.back(), one[0]);
+  for (const int64_t outside : {int64_t{-1}, n, INT64_MAX})
+    expect(!accepts(path, [&] { shard->read(outside, one); }), "{}: token {} of {} is read", path, outside, n);
+
+  if (most > INT32_MAX) return;  // no vocabulary has it, and none is written
+  const std::string copy = scratch_folder() + "/copy.bin";
+  ShardWriter writer(copy, shard->width());
+  writer.append(tokens);
+  writer.finish();
+  const Shard again(copy);
+  std::vector<int32_t> same(tokens.size());
+  again.read(0, same);
+  expect(again.size() == n && same == tokens, "{}: written and read again, its {} tokens are others", path, n);
+}
+
+}  // namespace
+
+void read_shard(std::string_view bytes) {
+  for (const char* name : {"tokens.bin", "train.bin"}) check_shard(scratch_file(name, bytes), bytes);
+}
+
+}  // namespace triad::fuzz

@@ -1,0 +1,21 @@
+// std::source_location for clang before 16, which lacks the builtin that libstdc++ makes it of. Included before all.
+#pragma once
+namespace std {
+class source_location {
+ public:
+  static constexpr source_location current(const char* file = __builtin_FILE(),
+                                           const char* function = __builtin_FUNCTION(),
+                                           unsigned line = __builtin_LINE()) noexcept {
+    source_location here;
+    here.file_ = file, here.function_ = function, here.line_ = line;
+    return here;
+  }
+  constexpr const char* file_name() const noexcept { return file_; }
+  constexpr const char* function_name() const noexcept { return function_; }
+  constexpr unsigned line() const noexcept { return line_; }
+
+ private:
+  const char *file_ = "", *function_ = "";
+  unsigned line_ = 0;
+};
+}  // namespace std

@@ -1,0 +1,97 @@
+// Tokenizers: io/tokenizer.h. A vocabulary needs the 256 tokens of bytes, which no mutation would keep whole: the input
+// writes %ALPHABET% for them. The text behind the file is encoded, decoded, and encoded in two pieces.
+#include "io/tokenizer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "io/unicode.h"
+#include "tests/fuzz/contract.h"
+
+namespace triad::fuzz {
+
+namespace {
+
+using Json = nlohmann::json;
+
+// "!": 33, ...: each byte's own number, as members of a JSON object.
+const std::string& alphabet() {
+  static const std::string members = [] {
+    std::string text;
+    for (int byte = 0; byte < 256; ++byte)
+      text += fmt::format("{}{}:{}", byte == 0 ? "" : ",", Json(spell_byte(static_cast<uint8_t>(byte))).dump(), byte);
+    return text;
+  }();
+  return members;
+}
+
+std::string expanded(std::string_view bytes) {
+  constexpr std::string_view kMark = "%ALPHABET%";
+  const size_t at = bytes.find(kMark);
+  if (at == std::string_view::npos) return std::string(bytes);
+  return std::string(bytes.substr(0, at)) + alphabet() + std::string(bytes.substr(at + kMark.size()));
+}
+
+// Whether a pre-tokenizer lets every byte through and adds none.
+bool keeps_text(const Json& pre) {
+  const std::string type = pre["type"];
+  if (type == "Sequence") return std::ranges::all_of(pre["pretokenizers"], keeps_text);
+  if (type == "ByteLevel") return pre.contains("add_prefix_space") && pre["add_prefix_space"] == false;
+  return type != "Split" || pre["behavior"] != "Removed";
+}
+// Whether decode(encode(x)) has to be x, for a tokenizer.json that was read.
+bool is_lossless(const std::string& text) {
+  const Json json = Json::parse(text);
+  if (json.contains("normalizer") && !json["normalizer"].is_null()) return false;
+  if (json.contains("added_tokens") && !json["added_tokens"].is_null())
+    for (const Json& token : json["added_tokens"])
+      for (const char* flag : {"lstrip", "rstrip"})
+        if (token.contains(flag) && token[flag] == true) return false;
+  return keeps_text(json["pre_tokenizer"]);
+}
+
+void check_tokenizer(const Tokenizer& tokenizer, const std::string& name, std::string_view text, bool lossless) {
+  const int64_t vocab = tokenizer.vocab_size();
+  expect(vocab >= 256 && tokenizer.eot() >= 0 && tokenizer.eot() < vocab, "{}: {} tokens, documents begin with {}",
+         name, vocab, tokenizer.eot());
+  const auto whole = read_or_refuse(name, [&] { return tokenizer.encode(text); });
+  if (!whole) return;  // a pattern that does not come to an end
+  for (const int32_t token : *whole) expect(token >= 0 && token < vocab, "{}: encoded as token {}", name, token);
+  const std::string decoded = tokenizer.decode(*whole);
+  expect(!lossless || decoded == text, "{}: {:02x} comes back as {:02x}", name, fmt::join(text, " "),
+         fmt::join(decoded, " "));
+  for (const int32_t outside : {-1, static_cast<int32_t>(vocab)})
+    expect(!accepts(name, [&] { tokenizer.decode({&outside, 1}); }), "{}: token {} is decoded", name, outside);
+
+  // In two pieces: of the first half what nothing behind it can change, then the rest.
+  std::vector<int32_t> pieces;
+  const auto taken =
+      read_or_refuse(name, [&] { return tokenizer.append_beginning(text.substr(0, text.size() / 2), pieces); });
+  if (!taken) return;
+  expect(*taken <= text.size() / 2, "{}: {} bytes of {} are taken", name, *taken, text.size() / 2);
+  if (!accepts(name, [&] { tokenizer.append(text.substr(*taken), pieces); })) return;
+  expect(pieces == *whole, "{}: in pieces of {} and {} bytes its tokens are {}, else {}", name, *taken,
+         text.size() - *taken, fmt::join(pieces, " "), fmt::join(*whole, " "));
+}
+
+}  // namespace
+
+void read_tokenizer_json(std::string_view bytes) {
+  const std::vector<std::string_view> parts = sections(bytes, 2);
+  const std::string json = expanded(parts[0]), path = scratch_file("tokenizer.json", json);
+  const bool special_as_text = parts[1].size() % 2 == 1;
+  const auto tokenizer = read_or_refuse(path, [&] { return make_tokenizer(path, {special_as_text}); });
+  if (tokenizer) check_tokenizer(**tokenizer, path, parts[1], is_lossless(json));
+}
+
+void read_tokenizer_pair(std::string_view bytes) {
+  const std::vector<std::string_view> parts = sections(bytes, 3);
+  const std::string path = scratch_file("encoder.json", expanded(parts[0]));
+  scratch_file("vocab.bpe", parts[1]);
+  const auto tokenizer = read_or_refuse(scratch_folder(), [&] { return make_tokenizer(path); });
+  if (tokenizer) check_tokenizer(**tokenizer, path, parts[2], true);
+}
+
+}  // namespace triad::fuzz

@@ -122,7 +122,7 @@ class TokenRange final : public TokenSource {
 DataSplit split_by_position(std::shared_ptr<const TokenSource> whole, double val_fraction) {
   const int64_t size = whole->size();
   const int64_t cut = train_part(size, val_fraction);
-  if (cut == size) return {whole, std::make_shared<NoTokens>()};
+  if (cut == size) return {whole, no_tokens()};
   return {std::make_shared<TokenRange>(whole, 0, cut, "the training split of "),
           std::make_shared<TokenRange>(whole, cut, size, "the validation split of ")};
 }
@@ -186,6 +186,14 @@ int64_t held_out_documents(int64_t n, double val_fraction) {
 
 }  // namespace
 
+void TokenSource::read_sequence(int64_t begin, std::span<int32_t> tokens, std::span<int32_t> targets) const {
+  read(begin + 1, targets);
+  read(begin, tokens.first(1));
+  std::copy(targets.begin(), targets.end() - 1, tokens.begin() + 1);
+}
+
+std::shared_ptr<const TokenSource> no_tokens() { return std::make_shared<NoTokens>(); }
+
 int64_t train_part(int64_t n_tokens, double val_fraction) {
   return n_tokens - static_cast<int64_t>(static_cast<double>(n_tokens) * val_fraction);
 }
@@ -195,7 +203,7 @@ HeldOut::HeldOut(int64_t n_documents, double val_fraction, uint64_t seed)
       order_(std::max<int64_t>(1, n_documents), seed, kHeldOutStream) {}
 
 DataSplit synthetic_data(int64_t vocab, uint64_t seed, double val_fraction) {
-  DataSplit split{std::make_shared<SyntheticTokens>(vocab, seed, kSyntheticStream), std::make_shared<NoTokens>()};
+  DataSplit split{std::make_shared<SyntheticTokens>(vocab, seed, kSyntheticStream), no_tokens()};
   if (val_fraction > 0) split.val = std::make_shared<SyntheticTokens>(vocab, seed, kSyntheticStream + 1);
   return split;
 }
@@ -210,7 +218,7 @@ DataSplit text_data(const SplitOptions& options, const Tokenizer& tokenizer) {
   const HeldOut held_out(static_cast<int64_t>(texts.size()), options.val_fraction, options.seed);
   std::vector<std::string> train, val;
   for (size_t i = 0; i < texts.size(); ++i) (held_out(static_cast<int64_t>(i)) ? val : train).push_back(texts[i]);
-  DataSplit split{read_texts(train, tokenizer, "the training split of "), std::make_shared<NoTokens>()};
+  DataSplit split{read_texts(train, tokenizer, "the training split of "), no_tokens()};
   if (!val.empty()) split.val = read_texts(val, tokenizer, "the validation split of ");
   return split;
 }

@@ -19,12 +19,19 @@ class TokenSource {
   virtual int64_t size() const = 0;
   // Tokens [begin, begin + out.size()), which lie within size().
   virtual void read(int64_t begin, std::span<int32_t> out) const = 0;
+  // A training sequence: tokens from begin on, and what each of them is to predict: the one behind it, or -1, which the
+  // loss leaves out. Both of one size.
+  virtual void read_sequence(int64_t begin, std::span<int32_t> tokens, std::span<int32_t> targets) const;
+  // Of the targets of a sequence of this length, those that are not -1: the same number in each.
+  virtual int64_t count_targets(int64_t seq_len) const { return seq_len; }
   virtual std::string name() const = 0;  // "the validation split of 12 text files", for messages
 };
 
 struct DataSplit {
   std::shared_ptr<const TokenSource> train, val;  // val of val_fraction 0 is a source without tokens
 };
+
+std::shared_ptr<const TokenSource> no_tokens();  // an empty validation split
 
 // Uniform tokens of {0, .., vocab-1}, a pure function of (seed, split, position): the loss floor is ln(vocab).
 DataSplit synthetic_data(int64_t vocab, uint64_t seed, double val_fraction);

@@ -13,12 +13,11 @@ namespace {
 constexpr uint64_t kOrderStream = 0x6f72646572000000;  // + epoch: apart from the other uses of a seed
 
 // Fills row `row` of a batch with the sequence at a position.
-void read_row(Batch& batch, int64_t row, const TokenSource& source, int64_t position, int64_t seq_len,
-              std::vector<int32_t>& sequence) {
-  sequence.resize(static_cast<size_t>(seq_len + 1));
-  source.read(position * seq_len, sequence);
-  std::copy(sequence.begin(), sequence.end() - 1, batch.tokens.begin() + row * seq_len);
-  std::copy(sequence.begin() + 1, sequence.end(), batch.targets.begin() + row * seq_len);
+void read_row(Batch& batch, int64_t row, const TokenSource& source, int64_t position, int64_t seq_len) {
+  const auto of_row = [&](std::vector<int32_t>& of_batch) {
+    return std::span(of_batch).subspan(static_cast<size_t>(row * seq_len), static_cast<size_t>(seq_len));
+  };
+  source.read_sequence(position * seq_len, of_row(batch.tokens), of_row(batch.targets));
 }
 
 Batch empty_batch(int64_t rows, int64_t seq_len) {
@@ -72,9 +71,8 @@ Batch Loader::Shared::read(int64_t index) const {
   const int64_t first = o.first_sequence + ((step * o.world + o.rank) * o.micro_steps + micro_step) * o.micro_batch;
   Batch batch = empty_batch(o.micro_batch, o.seq_len);
   batch.rows = o.micro_batch;
-  std::vector<int32_t> sequence;
   for (int64_t row = 0; row < o.micro_batch; ++row)
-    read_row(batch, row, *source, sequence_position(first + row, n_sequences, o.seed), o.seq_len, sequence);
+    read_row(batch, row, *source, sequence_position(first + row, n_sequences, o.seed), o.seq_len);
   return batch;
 }
 
@@ -127,8 +125,7 @@ Batch validation_batch(const TokenSource& source, int64_t seq_len, int64_t micro
   const int64_t first = index * micro_batch;
   Batch batch = empty_batch(micro_batch, seq_len);
   batch.rows = std::min(micro_batch, count_sequences(source, seq_len) - first);
-  std::vector<int32_t> sequence;
-  for (int64_t row = 0; row < batch.rows; ++row) read_row(batch, row, source, first + row, seq_len, sequence);
+  for (int64_t row = 0; row < batch.rows; ++row) read_row(batch, row, source, first + row, seq_len);
   return batch;
 }
 

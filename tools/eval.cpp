@@ -1,4 +1,5 @@
-// triad eval: loss of a checkpoint on text or token shards: every token but the first is predicted once.
+// triad eval: loss of a checkpoint on text or token shards: every token but the first is predicted once. With --needle
+// what it recalls (tools/eval_needle.h).
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -11,6 +12,7 @@
 #include "io/file.h"
 #include "io/shards.h"
 #include "kernels/reduce.h"
+#include "tools/eval_needle.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
 #include "train/inference.h"
@@ -25,6 +27,11 @@ struct Options {
   std::vector<std::string> data;
   int64_t batch = 8, seq = 0;
   bool json = false;
+  bool needle = false;
+  std::vector<int64_t> lengths;  // of --needle, as what follows
+  std::vector<double> depths = {0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1};
+  int64_t samples = 64;
+  std::string out;
 };
 
 struct Total {
@@ -107,19 +114,50 @@ void eval(const Options& o) {
 
 void add_eval(CLI::App& app) {
   auto o = std::make_shared<Options>();
-  CLI::App* verb = app.add_subcommand("eval", "loss, perplexity and bits per byte on text or shards");
+  CLI::App* verb =
+      app.add_subcommand("eval", "loss, perplexity and bits per byte on text or shards; or what a model recalls");
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
-  verb->add_option("--data", o->data, "text files or token shards, globs; told apart by their first bytes")->required();
+  CLI::Option* data =
+      verb->add_option("--data", o->data, "text files or token shards, globs; told apart by their first bytes");
+  CLI::Option* needle =
+      verb->add_flag("--needle", o->needle, "accuracy by depth and length, of a model trained on data.kind needle")
+          ->excludes(data);
+  verb->add_option("--lengths", o->lengths,
+                   "--needle: tokens a sequence (1/8, 1/4, 1/2 and all of the training length)")
+      ->check(within(at_least(1).up_to(kMaxSeqLen)))
+      ->delimiter(',')
+      ->needs(needle);
+  verb->add_option("--depths", o->depths, "--needle: where the needle lies, 0 the beginning, 1 the end")
+      ->check(within(at_least(0).up_to(1)))
+      ->delimiter(',')
+      ->capture_default_str()
+      ->needs(needle);
+  verb->add_option("--samples", o->samples, "--needle: sequences a cell")
+      ->check(within(at_least(1).up_to(kMaxBatch)))
+      ->capture_default_str()
+      ->needs(needle);
+  verb->add_option("--out", o->out, "--needle: folder of needle.csv and needle.svg (the checkpoint's)")->needs(needle);
+  CLI::Option* seq = verb->add_option("--seq", o->seq, "tokens a sequence; 0: the training length")
+                         ->check(within(at_least(0).up_to(kMaxSeqLen)))
+                         ->capture_default_str();
+  needle->excludes(seq);
   verb->add_option("--batch", o->batch, "sequences at a time")
       ->check(within(at_least(1).up_to(kMaxBatch)))
-      ->capture_default_str();
-  verb->add_option("--seq", o->seq, "tokens a sequence; 0: the training length")
-      ->check(within(at_least(0).up_to(kMaxSeqLen)))
       ->capture_default_str();
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
   verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();
   verb->add_flag("--json", o->json, "one JSON object");
-  verb->callback([o] { eval(*o); });
+  verb->callback([o] {
+    if (o->data.empty() && !o->needle) fail_usage("eval: --data or --needle is required");
+    if (!o->needle) return eval(*o);
+    check_environment();
+    eval_needle({.checkpoint = o->checkpoint,
+                 .device = o->device,
+                 .dtype = o->dtype,
+                 .out = o->out,
+                 .questions = {.lengths = o->lengths, .depths = o->depths, .samples = o->samples, .batch = o->batch},
+                 .json = o->json});
+  });
 }
 
 }  // namespace triad

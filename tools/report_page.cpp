@@ -215,7 +215,15 @@ std::string report_page(const std::vector<ReportRun>& runs) {
     out += differences_card("env.json", runs[0].environment, runs[1].environment) + "</div>\n";
   }
   out += "<noscript><p class=\"warn\">The charts need JavaScript; the tables below do not.</p></noscript>\n";
-  out += "<div id=\"charts\"></div>\n<h2>What happened</h2><div class=\"grid\">\n";
+  out += "<div id=\"charts\"></div>\n";
+  if (std::any_of(runs.begin(), runs.end(), [](const ReportRun& run) { return !run.needle.empty(); })) {
+    out += "<h2>What it recalls, by depth and length</h2><div class=\"grid halves\">\n";
+    for (size_t i = 0; i < runs.size(); ++i)
+      out += card("triad eval --needle" + tag(i),
+                  runs[i].needle.empty() ? "<p class=\"none\">This run has no needle.csv.</p>" : runs[i].needle, false);
+    out += "</div>\n";
+  }
+  out += "<h2>What happened</h2><div class=\"grid\">\n";
   for (size_t i = 0; i < runs.size(); ++i) out += part(runs[i], tag(i));
   out += "</div>\n<h2>Config and environment</h2><div class=\"grid halves\">\n";
   for (size_t i = 0; i < runs.size(); ++i) {

@@ -11,6 +11,7 @@
 
 #include "engine/check.h"
 #include "io/file.h"
+#include "io/needle_grid.h"
 #include "tools/csv_table.h"
 
 namespace triad {
@@ -191,6 +192,37 @@ Json fallbacks_of(const CsvTable& table) {
   return out;
 }
 
+// What `triad eval --needle` has left; no lengths: nothing.
+NeedleGrid needle_grid_of(const std::string& path) {
+  const CsvTable table(path, {"length", "depth", "samples", "right"});
+  NeedleGrid grid;
+  std::set<int64_t> lengths;
+  std::set<double> depths;
+  for (size_t i = 0; i < table.size(); ++i) {
+    lengths.insert(static_cast<int64_t>(table.number(i, "length")));
+    depths.insert(table.number(i, "depth"));
+    grid.samples = static_cast<int64_t>(table.number(i, "samples"));
+  }
+  grid.lengths.assign(lengths.begin(), lengths.end());
+  grid.depths.assign(depths.begin(), depths.end());
+  grid.right.assign(lengths.size() * depths.size(), -1);
+  const auto place = [](const auto& sorted, auto value) {
+    return static_cast<size_t>(std::lower_bound(sorted.begin(), sorted.end(), value) - sorted.begin());
+  };
+  for (size_t i = 0; i < table.size(); ++i) {
+    const double right = table.number(i, "right");
+    TRIAD_CHECK(right >= 0 && right <= table.number(i, "samples") && table.number(i, "samples") == grid.samples,
+                "{} line {}: {} of {} samples", path, i + 2, right, table.number(i, "samples"));
+    const size_t length = place(grid.lengths, static_cast<int64_t>(table.number(i, "length"))),
+                 depth = place(grid.depths, table.number(i, "depth"));
+    grid.right[depth * grid.lengths.size() + length] = static_cast<int64_t>(right);
+  }
+  const auto missing = std::find(grid.right.begin(), grid.right.end(), -1) - grid.right.begin();
+  TRIAD_CHECK(missing == static_cast<std::ptrdiff_t>(grid.right.size()), "{}: no row for length {} at depth {}", path,
+              grid.lengths[missing % grid.lengths.size()], grid.depths[missing / grid.lengths.size()]);
+  return grid;
+}
+
 // Lists of plain values stay whole.
 void flatten(const Json& value, const std::string& key, std::map<std::string, Json>& out) {
   if (key.empty() && value.empty()) return;  // nothing at all
@@ -218,6 +250,7 @@ ReportRun read_run(const std::string& folder) {
                 .environment = json_or_null(file("env.json")),
                 .losses = {},
                 .losses_rounded = false,
+                .needle = {},
                 .data = {}};
   const CsvTable training(file("training.csv"), {"step", "loss"}), validation(file("val.csv"), {"step", "val_loss"}),
       gates(file("gates.csv"), {"step", "layer", "entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"}),
@@ -253,6 +286,11 @@ ReportRun read_run(const std::string& folder) {
                    [](const Json& a, const Json& b) { return a["step"] < b["step"]; });
   std::sort(dumps.begin(), dumps.end());
   d["stackdumps"] = dumps;
+  if (const NeedleGrid grid = needle_grid_of(file(kNeedleCsv)); !grid.lengths.empty()) {
+    const Json attention = run.config.contains("model") ? run.config["model"].value("attention", Json("nsa")) : Json();
+    run.needle =
+        grid.svg("Needles recalled, attention: " + (attention.is_string() ? attention.get<std::string>() : "?"));
+  }
   if (fs::exists(file(".anomaly_type"))) d["stopped_by"] = read_file(file(".anomaly_type"));
   run.losses_rounded = run.losses.empty();
   if (run.losses_rounded)

@@ -16,6 +16,7 @@ struct ReportRun {
   // The losses of rank 0's steps, with all their digits where there are heartbeats: (step, loss).
   std::vector<std::pair<int64_t, double>> losses;
   bool losses_rounded = false;  // there are none: losses are training.csv's
+  std::string needle;           // an SVG; empty: `triad eval --needle` was not called
   Json data;                    // for the charts; its keys are those that tools/report/page.js reads
 };
 

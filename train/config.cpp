@@ -23,6 +23,8 @@ void Config::resolve() {
     if (what != "ledger" && what != "layer_norms" && what != "backward" && what != "buckets")
       fail_usage("log.diagnostics holds \"{}\": ledger, layer_norms, backward and buckets are allowed",
                  shortened(what));
+  if (data.needle_depth > -1 && data.needle_depth < 0)
+    fail_usage("data.needle_depth is {}: a number in [0, 1], or -1, is needed", data.needle_depth);
   try {
     recompute();  // refuses what is no plan for these layers, and quotes it
   } catch (const UsageError& e) { throw UsageError(shortened(e.what(), 1000)); }
@@ -33,7 +35,7 @@ void Config::check_run() const {
   if (data.kind == DataKind::text && model.vocab_size < tokenizer->vocab_size())
     fail_usage("model.vocab_size is {}: the tokenizer {} needs at least {}", model.vocab_size, data.tokenizer,
                tokenizer->vocab_size());
-  if (data.kind != DataKind::synthetic && data.paths.empty())
+  if ((data.kind == DataKind::text || data.kind == DataKind::shards) && data.paths.empty())
     fail_usage("data.paths is empty: data.kind {} needs files", word_of(data.kind));
   if (log.out_dir.empty()) fail_usage("log.out_dir is empty: the run's folder has to be named");
   constexpr int64_t kLongRun = 1000;

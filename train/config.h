@@ -13,7 +13,7 @@
 
 namespace triad {
 
-enum class DataKind { synthetic, text, shards };
+enum class DataKind { synthetic, text, shards, needle };
 enum class OnNonfinite { skip, stop };
 enum class DeviceChoice { automatic, cpu, cuda };
 enum class Precision { fp32, bf16 };
@@ -26,6 +26,8 @@ struct DataConfig {
   std::string tokenizer = "byte";
   int64_t seed = -1;  // -1 until resolve(): train.seed
   double stall_s = 300;
+  int64_t needle_pairs = 64, needle_questions = 1, needle_value_tokens = 1;
+  double needle_depth = -1;
 };
 
 struct TrainConfig {
@@ -91,8 +93,10 @@ struct Config {
 
 template <>
 struct EnumWords<DataKind> {
-  static constexpr std::pair<std::string_view, DataKind> words[] = {
-      {"synthetic", DataKind::synthetic}, {"text", DataKind::text}, {"shards", DataKind::shards}};
+  static constexpr std::pair<std::string_view, DataKind> words[] = {{"synthetic", DataKind::synthetic},
+                                                                    {"text", DataKind::text},
+                                                                    {"shards", DataKind::shards},
+                                                                    {"needle", DataKind::needle}};
 };
 template <>
 struct EnumWords<OnNonfinite> {
@@ -131,6 +135,13 @@ void visit(DataConfig& c, V&& v) {
   v("stall_s", c.stall_s, "seconds that a step waits for its tokens at most; then the run ends",
     above(0).up_to(1 << 20));
   v("seed", c.seed, "of split and order; -1: train.seed", at_least(-1));
+  v("needle_pairs", c.needle_pairs, "kind needle: keys with their values in a sequence", at_least(1).up_to(1 << 20));
+  v("needle_questions", c.needle_questions, "kind needle: for each key on average; half of the keys have one",
+    at_least(1).up_to(1 << 20));
+  v("needle_value_tokens", c.needle_value_tokens, "kind needle: tokens of a value", at_least(1).up_to(64));
+  v("needle_depth", c.needle_depth,
+    "kind needle: 0 to 1, where the one pair lies that is asked for, at the end; -1: all are asked for, anywhere",
+    at_least(-1).up_to(1));
 }
 
 template <class V>

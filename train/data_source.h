@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "io/dataset.h"
+#include "io/needle.h"
 #include "train/config.h"
 
 namespace triad {
@@ -14,5 +14,8 @@ struct DataSource {
 };
 // tokenizer: that of the config, where it has been read.
 DataSource open_data(const Config&, const Tokenizer* tokenizer = nullptr);
+
+// What data.needle_* ask for.
+NeedleTask needle_task(const Config&);
 
 }  // namespace triad

@@ -23,7 +23,7 @@ bool written_by_a_run(std::string name) {
   static const std::regex kNames(
       "config\\.json|env\\.json|(tokenizer|encoder|vocab)\\.json|vocab\\.bpe|merges\\.txt|metrics\\.json|model\\."
       "safetensors|checkpoints|ranks|tb|traces\\.log|\\.anomaly_type|"
-      "(training|val|k_stats|gates|fallback_counters|grad_ledger)\\.csv|"
+      "(training|val|k_stats|gates|fallback_counters|grad_ledger|needle)\\.csv|needle\\.svg|"
       "(opt_state_mb|dtypes_report|ddp_buckets(_rank\\d+)?|all_missing_params)\\.txt|"
       "heartbeat_rank\\d+\\.jsonl|stackdump_rank\\d+_\\d+\\.txt|"
       "mem_(boot|loader|oom|step\\d+)(_rank\\d+)?\\.(txt|json|pickle)");

@@ -188,6 +188,9 @@ class Trainer {
   }
   bool due(int64_t every) const { return every > 0 && state_.step % every == 0; }
   int64_t positions() const { return config_.train.tokens_per_step() * comm_->world(); }
+  int64_t step_targets() const {  // those positions of a step that the loss counts
+    return positions() / config_.train.seq_len * data_.train->count_targets(config_.train.seq_len);
+  }
 
   LoaderOptions loader_options() const {
     const TrainConfig& t = config_.train;
@@ -203,7 +206,7 @@ class Trainer {
 
   // Hands a step to the device. state_ counts it at once; what came of it shows when it is settled.
   void queue_step(Loader& loader) {
-    const int64_t number = state_.step + 1;
+    const int64_t number = state_.step + 1, targets = step_targets();
     std::vector<double>& fetch_ms = fetch_ms_.emplace_back();
     step_.begin(grad_report_->traces(number));
     for (int64_t i = 0; i < config_.train.accumulate_grad_batches; ++i) {
@@ -211,10 +214,10 @@ class Trainer {
       const auto asked = std::chrono::steady_clock::now();
       const Batch batch = loader.next();
       fetch_ms.push_back(ms(std::chrono::steady_clock::now() - asked));
-      step_.micro_step(batch.tokens, batch.targets, positions());
+      step_.micro_step(batch.tokens, batch.targets, targets);
     }
     try {
-      step_.update(state_.step, positions(), stop_wanted(), grad_report_->measures(number));
+      step_.update(state_.step, targets, stop_wanted(), grad_report_->measures(number));
     } catch (const MissingGradients& e) {
       tell_also([&] { grad_report_->missing(number, e); });
       throw;

@@ -1,0 +1,77 @@
+#include "tools/eval_needle.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "engine/check.h"
+#include "io/file.h"
+#include "io/json_config.h"
+#include "train/data_source.h"
+#include "train/inference.h"
+
+namespace triad {
+
+namespace {
+
+// The likeliest tokens of a model, whose batches are of B sequences, padded behind their ends where fewer came: what
+// stands behind changes nothing before it.
+std::vector<int32_t> answers_of(LoadedModel& loaded, std::span<const int32_t> tokens,
+                                std::span<const int32_t> targets) {
+  const int64_t rows = loaded.activations().rows();
+  std::vector<int32_t> padded(tokens.begin(), tokens.end());
+  padded.resize(static_cast<size_t>(rows), 0);
+  loaded.set_tokens(padded);
+  loaded.model().forward(loaded.ctx(), loaded.activations());
+  std::vector<int32_t> answers;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (targets[i] < 0) continue;
+    const std::vector<double> logits = loaded.logits(static_cast<int64_t>(i), 1);
+    answers.push_back(static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+  }
+  return answers;
+}
+
+}  // namespace
+
+void eval_needle(const NeedleEval& o) {
+  const ModelSource source = find_model(o.checkpoint);
+  const NeedleTask task = needle_task(source.config);
+  if (source.config.data.kind != DataKind::needle)
+    fail_usage("--needle: {} was trained on data.kind {}, and no model knows the task that did not learn it: needle",
+               o.checkpoint, word_of(source.config.data.kind));
+  std::unique_ptr<LoadedModel> loaded;  // for one length at a time
+  const NeedleGrid grid = measure_needles(
+      task, o.questions, [&](std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t T) {
+        if (!loaded || loaded->activations().T() != T) {
+          loaded.reset();
+          loaded = std::make_unique<LoadedModel>(LoadedModel::Options{.checkpoint = o.checkpoint,
+                                                                      .device = parse_device(o.device),
+                                                                      .dtype = parse_dtype(o.dtype),
+                                                                      .batch = o.questions.batch,
+                                                                      .seq_len = T});
+        }
+        return answers_of(*loaded, tokens, targets);
+      });
+  const std::filesystem::path folder = o.out.empty() ? source.folder : o.out;
+  const std::string attention(word_of(source.config.model.attention));
+  write_file_atomically((folder / kNeedleCsv).string(), grid.csv());
+  write_file_atomically((folder / kNeedleSvg).string(), grid.svg("Needles recalled, attention: " + attention));
+  if (o.json) {
+    Json cells = Json::array();
+    for (size_t l = 0; l < grid.lengths.size(); ++l)
+      for (size_t d = 0; d < grid.depths.size(); ++d)
+        cells.push_back({{"length", grid.lengths[l]}, {"depth", grid.depths[d]}, {"accuracy", grid.accuracy(d, l)}});
+    fmt::print(
+        "{}\n",
+        dump_json({{"attention", attention}, {"samples", grid.samples}, {"lowest", grid.lowest()}, {"cells", cells}},
+                  -1));
+  } else {
+    fmt::print("accuracy, attention: {}, {} sequences a cell, {} keys in {} tokens\n{}lowest {:.1f}%; {}\n", attention,
+               grid.samples, task.pairs, task.seq_len, grid.table(), 100 * grid.lowest(),
+               (folder / kNeedleSvg).string());
+  }
+}
+
+}  // namespace triad

@@ -24,8 +24,8 @@
 // weigh, alone and without loads: 16.7 and 11.0. So of some 4,800 clocks a stage the chain of dq (products that share
 // the tensor cores with four more, rounding, draining to L2) takes nearly all, and that of scores, weights and sums as
 // much. What is read before products start, or waited for while they run, is so for that reason: 5% of the first two.
-//   At 65536 the card's power binds (700 W: 1.58 to 1.65 GHz where a cold card has 1.8), so that fewer clocks alone win
-// little. What was tried and is slower: README.md, "Tried and left".
+//   At 65536 the card's power limit acts (757 W for 700, 1.58 to 1.65 GHz where a cold card has 1.8): perhaps why what
+// only fills gaps won nothing there. What was tried and is slower: README.md, "Tried and left".
 #include "kernels/nsa_attend_wide_sm90.cuh"
 
 #include "kernels/nsa_attend_wide_stage_sm90.cuh"

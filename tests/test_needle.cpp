@@ -207,6 +207,8 @@ TEST_CASE("needle: what has no room is refused, with the value", "[needle]") {
   refused("train " + kSmall + out + " --set data.needle_pairs=9", "data.needle_pairs is 9");
   refused("train " + kSmall + out + " --set train.seq_len=24", "train.seq_len is 24");
   refused("train " + kSmall + out + " --set data.needle_depth=-0.5", "data.needle_depth is -0.5");
+  refused("train " + kSmall + out + " --set data.needle_questions=4", "4 questions for each");
+  refused("train " + kSmall + out + " --set data.needle_value_tokens=3", "3 value tokens");
   CHECK_FALSE(std::filesystem::exists(folder.file("run")));
 }
 

@@ -50,7 +50,8 @@ const std::string kSmall =
     kConfig +
     " --set runtime.device=cpu --set runtime.precision=fp32 --set model.dim=32 --set model.n_heads=2 --set "
     "model.n_kv_groups=1 --set model.d_k=16 --set model.d_v=16 --set model.vocab_size=25 --set nsa.l=4 --set nsa.d=2 "
-    "--set nsa.l_sel=8 --set nsa.n_sel=4 --set nsa.w=8 --set nsa.phi=avg --set train.seq_len=64 --set data.needle_pairs=6 --set "
+    "--set nsa.l_sel=8 --set nsa.n_sel=4 --set nsa.w=8 --set nsa.phi=avg --set train.seq_len=64 --set "
+    "data.needle_pairs=6 --set "
     "data.needle_questions=2 --set model.init_std=0.1 --set "
     "train.steps=20 --set train.warmup_steps=10 --set log.every=1 ";
 
@@ -207,6 +208,8 @@ TEST_CASE("needle: what has no room is refused, with the value", "[needle]") {
   refused("train " + kSmall + out + " --set data.needle_pairs=9", "data.needle_pairs is 9");
   refused("train " + kSmall + out + " --set train.seq_len=24", "train.seq_len is 24");
   refused("train " + kSmall + out + " --set data.needle_depth=-0.5", "data.needle_depth is -0.5");
+  refused("train " + kSmall + out + " --set data.needle_questions=4", "4 questions for each");
+  refused("train " + kSmall + out + " --set data.needle_value_tokens=3", "3 value tokens");
   CHECK_FALSE(std::filesystem::exists(folder.file("run")));
 }
 

@@ -38,7 +38,7 @@ OpCase classifier_case(const ClassifierShape& s) {
   c.bench = s.bench;
   const double h = static_cast<double>(s.rows * s.width), w = static_cast<double>(s.padded_vocab * s.width);
   c.forward_flops = 2 * h * static_cast<double>(s.padded_vocab);
-  c.forward_bytes = 2 * (h + w);
+  c.forward_bytes = 2 * (h + w), c.forward_written = 0;
   c.backward_flops = 3 * c.forward_flops;  // logits, dh, dw
   c.backward_bytes = 2 * (h + w) + 2 * h + 8 * w;
   return c;

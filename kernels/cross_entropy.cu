@@ -68,13 +68,13 @@ struct Vector {
   Raw raw;
 
   __device__ void load(const T* p) { raw = *reinterpret_cast<const Raw*>(p); }
-  // The least numbers there are: no maximum, and nothing to a sum.
+  // -inf: no maximum, and nothing to a sum.
   __device__ void set_lowest() {
-    const uint32_t word = std::is_same_v<T, float> ? 0xff7fffffu : 0xff7fff7fu;
+    const uint32_t word = std::is_same_v<T, float> ? 0xff800000u : 0xff80ff80u;
     if constexpr (V > 1)
       raw = make_uint4(word, word, word, word);
     else if constexpr (std::is_same_v<T, float>)
-      raw = -FLT_MAX;
+      raw = __uint_as_float(word);
     else
       raw = __ushort_as_bfloat16(word & 0xffff);
   }

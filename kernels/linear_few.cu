@@ -200,7 +200,8 @@ bool linear_few(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, const FewO
   constexpr int64_t kMostShared = 96 * 1024;  // two CTAs an SM
   const int64_t rows = x.size(0), in = x.size(1), padded = rows == 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
   const int V = static_cast<int>(16 / size_of(x.dtype));
-  if (rows > kFewRows || (padded + 1) * in * size_of(x.dtype) > kMostShared || !has_vectors(x, V) || !has_vectors(w, V))
+  const int64_t shared_rows = padded + (o.norm.empty() ? 0 : 1);
+  if (rows > kFewRows || shared_rows * in * size_of(x.dtype) > kMostShared || !has_vectors(x, V) || !has_vectors(w, V))
     return false;
   if (!o.norm.empty() && !has_vectors(o.norm, V)) return false;
   dispatch_gpu_float(x.dtype, [&]<class T>() {

@@ -40,6 +40,7 @@ std::vector<OpCase> linear_few_cases() {
       few_case("1x768x1541_norm_silu", 1, 768, 1541, true, Activation::silu, false),  // columns by fours
       few_case("1x136x1547_swiglu", 1, 136, 1547, false, Activation::swiglu, false),
       few_case("1x200x3073_addend", 1, 200, 3073, false, Activation::none, true),
+      few_case("8x3072x96_addend", 8, 3072, 96, false, Activation::none, true),  // all that fits an SM, in f32
       few_case("9x64x40_norm_silu", 9, 64, 40, true, Activation::silu, false),
       few_case("m7c_qkv", 1, 768, 1536, true, Activation::none, false),
       few_case("m7c_fc1", 1, 768, 3072, true, Activation::silu, false),

@@ -15,7 +15,8 @@ OpCase argmax_case(std::string name, int64_t N, int64_t width, int64_t vocab,
   c.args = {{.name = "logits", .role = ArgRole::constant, .shape = {N, width}, .row_pad = 3, .fill = std::move(fill)},
             {.name = "token", .role = ArgRole::saved, .shape = {N}, .type = ArgType::i32}};
   c.forward = [vocab](Context& ctx, const Args& a) { argmax(ctx, a["token"], a["logits"], vocab); };
-  c.forward_bytes = 2 * static_cast<double>(N * vocab) + 4 * static_cast<double>(N);
+  c.forward_written = 4 * static_cast<double>(N);
+  c.forward_bytes = 2 * static_cast<double>(N * vocab) + c.forward_written;
   return c;
 }
 

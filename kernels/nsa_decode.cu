@@ -148,7 +148,8 @@ __global__ void __launch_bounds__(kBranchThreads, 2)
 
 template <class T, int V, int kHeads>
 void launch_branches(Context& ctx, const Decode<T>& a, const GateMlp<T>& mlp, const GateKernelOptions& gate) {
-  const int floats = std::max(BranchChunk<kHeads>::floats(a.G, a.dk), a.dense ? 0 : GateMemory<T>::floats(mlp));
+  const int floats =
+      std::max(BranchChunk<kHeads>::floats(a.G, a.dk), a.dense || !gate.computed() ? 0 : GateMemory<T>::floats(mlp));
   const dim3 grid(static_cast<unsigned>(a.chunks[0] + a.chunks[2] + (a.dense ? 0 : 1)), static_cast<unsigned>(a.Hkv),
                   static_cast<unsigned>(a.B));
   launch_behind(ctx, "nsa_decode branches", branches_kernel<T, V, kHeads>, grid, dim3(kBranchThreads),

@@ -7,6 +7,7 @@
 
 #include "io/json_config.h"
 #include "kernels/nsa_attend_window.h"
+#include "kernels/op_case.h"
 #include "kernels/traffic.h"
 #include "model/flops.h"
 #include "tests/program.h"
@@ -145,6 +146,15 @@ TEST_CASE("bench: a memory-bound op is set against a copy of as many bytes", "[b
       CHECK(row["share_of_copy"].get<double>() > 0);
       CHECK(row["share_of_traffic"].get<double>() > 0);
     }
+}
+
+TEST_CASE("bench: what a case writes is a part of what it moves", "[bench]") {
+  for (const OpCase& c : all_op_cases()) {
+    INFO(c.op << " " << c.name);
+    for (const auto& [written, bytes] :
+         {std::pair(c.forward_written, c.forward_bytes), std::pair(c.backward_written, c.backward_bytes)})
+      CHECK((written == OpCase::kHalf || (written >= 0 && written <= bytes)));
+  }
 }
 
 // What it reads comes out where as much is written; what it writes it writes to the end, whatever it reads.

@@ -357,9 +357,12 @@ void embedding_backward(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor tok
       int bits = kListBits;
       while (ceil_div(V, int64_t{1} << bits) > kMostTokensOfCta) ++bits;
       const int64_t share = ceil_div(V, int64_t{1} << bits);
-      launch(ctx, "embedding list", list_kernel, dim3(N == 0 ? 0 : 1 << bits), dim3(32 * kListWarps),
-             kListWarps * share * sizeof(int32_t), list, tokens.ptr<int32_t>(),
-             static_cast<int>(ceil_div(N, 32 * kListWarps) * 32), bits, static_cast<int>(share));
+      const size_t counters = kListWarps * static_cast<size_t>(share) * sizeof(int32_t);
+      if (!ctx.planning)  // the limit is on what is kept and the counters together; launch() sees the counters alone
+        CUDA_CHECK(
+            cudaFuncSetAttribute(list_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(counters)));
+      launch(ctx, "embedding list", list_kernel, dim3(N == 0 ? 0 : 1 << bits), dim3(32 * kListWarps), counters, list,
+             tokens.ptr<int32_t>(), static_cast<int>(ceil_div(N, 32 * kListWarps) * 32), bits, static_cast<int>(share));
       launch_behind(ctx, "embedding sum", sum_kernel<T, kLanes>, dim3(stretches * column_groups), dim3(32 * kSumWarps),
                     0, dw.ptr<float>(), dw.stride[0], partials.ptr<float>(), dy.ptr<T>(), dy.stride[0], list, C);
     });

@@ -196,6 +196,8 @@ Pattern::Matcher::Matcher(const Pattern& pattern)
       context_(pcre2_match_context_create(nullptr),
                [](void* p) { pcre2_match_context_free(static_cast<pcre2_match_context*>(p)); }) {
   TRIAD_CHECK(data_ && context_, "{}: no memory to match", pattern.where_);
+  constexpr uint32_t kHeapKiB = 1 << 20;  // 1 GiB, where the stack is full: some five million turns
+  pcre2_set_heap_limit(static_cast<pcre2_match_context*>(context_.get()), kHeapKiB);
   if (stack_) pcre2_jit_stack_assign(static_cast<pcre2_match_context*>(context_.get()), nullptr, stack_.get());
 }
 
@@ -203,14 +205,22 @@ Pattern::Found Pattern::find(Matcher& m, std::string_view text, size_t from, boo
   auto* data = static_cast<pcre2_match_data*>(m.data_.get());
   auto* context = static_cast<pcre2_match_context*>(m.context_.get());
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-  // Of what a match may try, in steps: a few times what lies before it, which no sound pattern needs for a run of any
-  // length; one that tries all ways to cut a word (exponentially many) ends here, not after hours.
+  // Of what one match may try, in steps: a few times what lies before it, which no sound pattern needs for a run of any
+  // length; one that tries all ways to cut a word (exponentially many) ends here, not after hours. Each match of a text
+  // has as many: a pattern that looks far ahead at each place takes a time that grows with the square of the text.
   constexpr size_t kLeastSteps = 20'000, kStepsPerByte = 4;
   const size_t steps = kLeastSteps + kStepsPerByte * (text.size() - from);
   pcre2_set_match_limit(context, static_cast<uint32_t>(std::min<size_t>(steps, UINT32_MAX)));
   const uint32_t options = PCRE2_NO_UTF_CHECK | (goes_on ? PCRE2_PARTIAL_HARD : 0);
-  const int rc = compiled_ ? pcre2_jit_match(code_of(code_), subject, text.size(), from, options, data, context)
-                           : pcre2_match(code_of(code_), subject, text.size(), from, options, data, context);
+  int rc = compiled_ ? pcre2_jit_match(code_of(code_), subject, text.size(), from, options, data, context)
+                     : pcre2_match(code_of(code_), subject, text.size(), from, options, data, context);
+  std::shared_ptr<pcre2_match_data> on_heap;  // it keeps its memory, so not for longer than this match
+  if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {     // a group's loop takes some of the stack for each turn, of any number
+    on_heap.reset(pcre2_match_data_create_from_pattern(code_of(code_), nullptr), pcre2_match_data_free);
+    TRIAD_CHECK(on_heap, "{}: no memory to match", where_);
+    data = on_heap.get();
+    rc = pcre2_match(code_of(code_), subject, text.size(), from, options | PCRE2_NO_JIT, data, context);
+  }
   if (rc == PCRE2_ERROR_NOMATCH) return Found::none;
   if (rc < 0 && rc != PCRE2_ERROR_PARTIAL)
     fail("{}: the pattern cannot be matched at offset {} of {} bytes: {}", where_, from, text.size(), error_text(rc));

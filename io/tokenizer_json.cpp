@@ -158,7 +158,9 @@ void read_added_tokens(const Value& list, BpeSpec& spec, Vocabulary& vocabulary)
     const int32_t known = vocabulary.find(t.content);
     if (known >= 0 && known != t.id) token.refuse(fmt::format("in the vocabulary this is token {}", known));
     if (known >= 0 && unspell_bytes(t.content).value_or(t.content) != t.content)
-      token.refuse("in the vocabulary this spells other bytes: decoded, they and this text would be one");
+      token.refuse(
+          "in the vocabulary this spells other bytes: decoded, they and this text would be one. Give it an id of its "
+          "own, or drop it from added_tokens");
     if (known < 0) vocabulary.add(t.content, t.id);
     spec.texts[static_cast<size_t>(t.id)] = t.content;  // as it stands in the text, not an alphabet of bytes
     spec.added.push_back(std::move(t));

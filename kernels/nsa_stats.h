@@ -41,7 +41,9 @@ struct NsaStats {
   constexpr double live() const { return at[rows] - at[dead]; }
   constexpr double mean(int64_t field) const { return at[field] / at[rows]; }  // of dead rows, and of lists
   // Of the other fields of gates; NaN where no row is live.
-  constexpr double gate_mean(int64_t field) const { return at[field] / live(); }
+  constexpr double gate_mean(int64_t field) const {
+    return live() > 0 ? at[field] / live() : std::numeric_limits<double>::quiet_NaN();
+  }
   constexpr double gate_extreme(int64_t field) const {
     return live() > 0 ? at[field] : std::numeric_limits<double>::quiet_NaN();
   }

@@ -28,7 +28,7 @@ void on_two_ranks(const std::function<void(Comm&)>& body) {
   const auto rank = [&](int r) {
     LaunchEnv env{
         .launcher = "torchrun", .rank = r, .world = 2, .local_rank = r, .local_world = 2, .master_host = "127.0.0.1"};
-    env.master_port = 20000 + getpid() % 20000;
+    env.master_port = 20000 + getpid() % 12000;
     const std::unique_ptr<Comm> comm = open_comm(env, Device::cpu(), CommBackend::automatic, 30);
     body(*comm);
     comm->finish();

@@ -304,7 +304,7 @@ TEST_CASE("dist: ranks that plain srun's variables describe meet at MASTER_ADDR,
     return fmt::format(
         "export SLURM_PROCID={} SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID={} MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
         "MASTER_PORT={}; exec ",
-        rank, local, 20000 + getpid() % 20000);
+        rank, local, 20000 + getpid() % 12000);
   };
   {
     BackgroundProgram other(args, launch(1, 1)), first(args, launch(0, 0), folder.file("log"));
@@ -330,7 +330,7 @@ TEST_CASE("dist: processes that torchrun's variables describe need no MPI", "[di
     return "export RANK=" + std::to_string(rank) + " LOCAL_RANK=" + std::to_string(rank) +
            " WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost OMP_NUM_THREADS=1 TORCHELASTIC_USE_AGENT_STORE=True "
            "MASTER_PORT=" +
-           std::to_string(20000 + getpid() % 20000) + "; exec ";
+           std::to_string(20000 + getpid() % 12000) + "; exec ";
   };
   const std::string two = folder.file("two"), args = train_args(two, "--set train.accumulate_grad_batches=2");
   BackgroundProgram other(args, launch(1));

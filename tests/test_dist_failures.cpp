@@ -84,7 +84,7 @@ TEST_CASE("dist: a rank ends in time though the disk that it writes its last col
     return fmt::format(
         "export RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
         "MASTER_PORT={1}; exec timeout -s KILL 100 ",
-        rank, 20000 + getpid() % 20000);
+        rank, 20000 + getpid() % 12000);
   };
   BackgroundProgram other(train_args(out, kLong), launch(1)), first(train_args(out, kLong), launch(0), log);
   const std::vector<int> pids = pids_of(out, 2, 3);

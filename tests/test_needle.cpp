@@ -16,6 +16,7 @@
 
 using namespace triad;
 using namespace triad::test;
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -175,6 +176,16 @@ TEST_CASE("needle: a probe has its needle at the asked depth, to the token", "[n
       CHECK(p.tokens != needle_probe(kTask, length, depth, 4).tokens);
       CHECK(p.tokens == needle_probe(kTask, length, depth, 3).tokens);
     }
+  // Nor is its hay that of a sequence which training or validation has, whatever its length.
+  const DataSplit recall = needle_data(kTask, 0.1);
+  for (const int64_t length : {65'536, 131'072})
+    for (const auto& source : {recall.train, recall.val}) {
+      const NeedleProbe probe = needle_probe(kTask, length, 0, 3);
+      const std::vector<int32_t> tokens = sequence_of(*source, 3, 256).tokens;
+      int64_t same = 0;
+      for (size_t i = 1; i < tokens.size(); ++i) same += tokens[i] == probe.tokens[i];
+      CHECK(same < 30);  // of 255, of which 4 are by chance
+    }
   // A training sequence may be such a one.
   NeedleTask at_depth = kTask;
   at_depth.depth = 0.5;
@@ -210,7 +221,7 @@ TEST_CASE("needle: what has no room is refused, with the value", "[needle]") {
   refused("train " + kSmall + out + " --set data.needle_depth=-0.5", "data.needle_depth is -0.5");
   refused("train " + kSmall + out + " --set data.needle_questions=4", "4 questions for each");
   refused("train " + kSmall + out + " --set data.needle_value_tokens=3", "3 value tokens");
-  CHECK_FALSE(std::filesystem::exists(folder.file("run")));
+  CHECK_FALSE(fs::exists(folder.file("run")));
 }
 
 TEST_CASE("needle: the grid tells of a reader what it can do, cell by cell", "[needle]") {
@@ -292,6 +303,21 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   CHECK(read_text(rest + "/needle.csv") == table);  // however many go at a time
   const Json json = Json::parse(run_well(eval + "--json").output);
   CHECK(json["cells"].size() == 12);  // 8, 16, 32 and 64 tokens
+  // A run that is not over keeps its grid itself, not in a checkpoint; where none can be written, none is measured.
+  fs::remove(run + "/model.safetensors");
+  for (const char* name : {"/needle.csv", "/needle.svg"}) fs::remove(run + name);
+  run_well(eval + "--lengths 16,64");
+  CHECK(read_text(run + "/needle.csv") == table);
+  CHECK_FALSE(fs::exists(run + "/checkpoints/step_20/needle.csv"));
+  write_text(folder.file("a_file"), "");
+  const Outcome nowhere = run_program(eval + "--lengths 16 --out " + folder.file("a_file"));
+  CHECK(nowhere.exit_code == 1);
+  CHECK(nowhere.output.find("a_file: the folder cannot be made") != std::string::npos);
+  CHECK(nowhere.output.find("lowest") == std::string::npos);
+  fs::create_directories(folder.file("taken/needle.svg"));  // found too late: the table is there
+  const Outcome late = run_program(eval + "--lengths 16 --out " + folder.file("taken"));
+  CHECK(late.exit_code == 1);
+  CHECK(late.output.find("lowest") != std::string::npos);
   run_well("report " + run + " --vs " + rest);
   const std::string page = read_text(run + "/report.html");
   CHECK(page.find("Needles recalled, attention: nsa") != std::string::npos);

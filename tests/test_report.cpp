@@ -229,8 +229,8 @@ TEST_CASE("report: a browser draws every chart", "[report]") {
   CHECK_FALSE(has(page.output, "Uncaught"));
   size_t charts = 0;
   for (size_t at = 0; (at = page.output.find("<svg ", at)) != std::string::npos; ++at) ++charts;
-  // Loss, validation, throughput, norm, rate; two of time; memory, host, GPU; 6 of gates, 5 of selection.
-  CHECK(charts == 21);
+  // Loss, validation, throughput, norm, rate; two of time; memory, host, GPU; 7 of gates, 5 of selection.
+  CHECK(charts == 22);
   // NaN in a path would be a chart that shows nothing.
   CHECK_FALSE(has(page.output, "NaN"));
 }

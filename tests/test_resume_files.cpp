@@ -65,7 +65,9 @@ TEST_CASE("resume: every file that grows step by step has each step once", "[tra
       "--set 'log.diagnostics=[\"ledger\",\"layer_norms\",\"backward\",\"buckets\"]' ";
   run(out, 2, more + "--set train.steps=12 ");
   for (const char* rank : {"", "_rank1"}) CHECK(fs::exists(out + "/mem_step12" + rank + ".pickle"));
+  for (const char* name : {"needle.csv", "needle.svg"}) write_text(out + "/" + name, "");  // of the model of step 12
   run(out, 2, more + "--set train.steps=8 --resume " + out + "/checkpoints/step_5");
+  for (const char* name : {"needle.csv", "needle.svg"}) CHECK_FALSE(fs::exists(out + "/" + name));
 
   std::set<std::string> tables;
   for (const fs::directory_entry& entry : fs::directory_iterator(out)) {

@@ -264,6 +264,8 @@ TEST_CASE("stats: dead gates are a finding of their own, with shares that are no
     CHECK(std::isfinite(gates.rows.at(4)[column]));  // step 3, layer 0 and 1
     CHECK(std::isnan(gates.rows.at(5)[column]));
   }
+  const std::string text = read_text(out + "/gates.csv");
+  CHECK(has(text, "\n3,1,nan,nan,nan,nan,nan,nan,nan,nan\n"));  // and no -nan, which not every reader takes
   const Json beat = heartbeats(out, "step_end").at(2);
   CHECK(beat["step"] == 3);
   CHECK(beat["gate_dead_frac"] == 0.5);
@@ -271,6 +273,7 @@ TEST_CASE("stats: dead gates are a finding of their own, with shares that are no
   CHECK(beat["gate_entropy_mean"].get<double>() == Approx(gates.rows[4][2]).margin(1e-6));  // of layer 0 alone
   CHECK(heartbeats(out, "step_end").at(1)["gate_dead_frac"] == 0);
   REQUIRE(run_program("report " + out).exit_code == 0);
+  CHECK(has(read_text(out + "/report.html"), "\"gate_dead_frac\":[[1.0,0.0],[2.0,0.0],[3.0,0.5]"));
 }
 
 TEST_CASE("stats: two ranks' rows are those of one that takes both their shares", "[stats][dist]") {

@@ -321,7 +321,7 @@ TEST_CASE("tokenizers: files that are wrong or not understood are refused", "[to
        [](Json& j) {
          j["added_tokens"].push_back({{"content", "\u00e9"}, {"id", j["model"]["vocab"]["\u00e9"]}});
        },
-       {"added_tokens[1]", "other bytes"}},
+       {"added_tokens[1]", "other bytes", "id of its own"}},
       {"no end of text", [](Json& j) { j["added_tokens"] = Json::array(); }, {"stand before documents"}},
       {"pattern that is none", pattern("a(b"), {"a(b", "cannot be compiled"}},
       {"pattern with lines", pattern("^a"), {"^a", "offset 0"}},
@@ -375,6 +375,16 @@ TEST_CASE("tokenizers: long runs are matched, a pattern that tries exponentially
     j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split, j["pre_tokenizer"]}}};
   });
   check_error([&] { slow->encode(std::string(40, 'a') + "cb"); }, {"tokenizer.json", "match limit", "42 bytes"});
+  // A group's loop takes memory for each turn: more than the compiled code's stack has, and none for ever.
+  const Pattern turns(R"((?:\p{Lu}\p{Ll}|\p{Ll})+|\s+|\S)", "here");
+  Pattern::Matcher matcher(turns);
+  const std::string letters(1'000'000, 'a');
+  for (const bool goes_on : {false, true}) {
+    Pattern::Span span;
+    CHECK(turns.find(matcher, letters, 0, goes_on, span) == (goes_on ? Pattern::Found::cut : Pattern::Found::match));
+    CHECK(span.begin == 0);
+    CHECK(span.end == letters.size());
+  }
 }
 
 TEST_CASE("tokenizers: damaged files end in an Error or a tokenizer, never otherwise", "[tokenizers]") {

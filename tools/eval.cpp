@@ -136,7 +136,8 @@ void add_eval(CLI::App& app) {
       ->check(within(at_least(1).up_to(kMaxBatch)))
       ->capture_default_str()
       ->needs(needle);
-  verb->add_option("--out", o->out, "--needle: folder of needle.csv and needle.svg (the checkpoint's)")->needs(needle);
+  verb->add_option("--out", o->out, "--needle: folder of needle.csv and needle.svg (the run's or checkpoint's)")
+      ->needs(needle);
   CLI::Option* seq = verb->add_option("--seq", o->seq, "tokens a sequence; 0: the training length")
                          ->check(within(at_least(0).up_to(kMaxSeqLen)))
                          ->capture_default_str();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 
 #include "engine/check.h"
@@ -41,6 +42,12 @@ void eval_needle(const NeedleEval& o) {
   if (source.config.data.kind != DataKind::needle)
     fail_usage("--needle: {} was trained on data.kind {}, and no model knows the task that did not learn it: needle",
                o.checkpoint, word_of(source.config.data.kind));
+  // A run's folder keeps the grid itself: that is where a report looks, and its checkpoints come and go.
+  std::filesystem::path folder = o.out;
+  if (o.out.empty()) folder = std::filesystem::exists(o.checkpoint + "/config.json") ? o.checkpoint : source.folder;
+  make_folders(folder.string());
+  // Tried now, not after hours of measuring.
+  AtomicFile csv((folder / kNeedleCsv).string()), svg((folder / kNeedleSvg).string());
   std::unique_ptr<LoadedModel> loaded;  // for one length at a time
   const NeedleGrid grid = measure_needles(
       task, o.questions, [&](std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t T) {
@@ -54,10 +61,7 @@ void eval_needle(const NeedleEval& o) {
         }
         return answers_of(*loaded, tokens, targets);
       });
-  const std::filesystem::path folder = o.out.empty() ? source.folder : o.out;
   const std::string attention(word_of(source.config.model.attention));
-  write_file_atomically((folder / kNeedleCsv).string(), grid.csv());
-  write_file_atomically((folder / kNeedleSvg).string(), grid.svg("Needles recalled, attention: " + attention));
   if (o.json) {
     Json cells = Json::array();
     for (size_t l = 0; l < grid.lengths.size(); ++l)
@@ -72,6 +76,11 @@ void eval_needle(const NeedleEval& o) {
                grid.samples, task.pairs, task.seq_len, grid.table(), 100 * grid.lowest(),
                (folder / kNeedleSvg).string());
   }
+  std::fflush(stdout);
+  csv.write(grid.csv());
+  svg.write(grid.svg("Needles recalled, attention: " + attention));
+  csv.commit();
+  svg.commit();
 }
 
 }  // namespace triad

@@ -11,7 +11,7 @@ struct NeedleEval {
   NeedleQuestions questions;
   bool json = false;
 };
-// Prints the grid, and leaves it as needle.csv and needle.svg in `out`, or where the checkpoint is.
+// Prints the grid, and leaves it as needle.csv and needle.svg in `out`, the run's folder, or where the checkpoint is.
 void eval_needle(const NeedleEval&);
 
 }  // namespace triad

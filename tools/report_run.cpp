@@ -92,9 +92,10 @@ Json heat_of(const CsvTable& table, const std::string& column) {
 }
 
 // The numbers of a rank's steps that are drawn, as a heartbeat names them.
-constexpr const char* kHeartbeatLines[] = {
-    "step_ms",      "compute_ms",   "update_ms", "fetch_ms",          "comm_wait_ms", "tokens_per_s",   "host_mib",
-    "gpu_used_mib", "gpu_util_pct", "power_w",   "gpu_mem_alloc_mib", "sel_overlap",  "sel_forced_frac"};
+constexpr const char* kHeartbeatLines[] = {"step_ms",         "compute_ms",    "update_ms",         "fetch_ms",
+                                           "comm_wait_ms",    "tokens_per_s",  "host_mib",          "gpu_used_mib",
+                                           "gpu_util_pct",    "power_w",       "gpu_mem_alloc_mib", "sel_overlap",
+                                           "sel_forced_frac", "gate_dead_frac"};
 
 double number_in(const Json& line, const char* key) {
   const auto it = line.find(key);

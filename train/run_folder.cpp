@@ -57,7 +57,8 @@ void RunFolder::rewind(int64_t step) const {
     if (checkpoint.step > step) remove_tree(checkpoint.path);
   const std::string latest = checkpoints() + "/latest";
   if (fs::is_symlink(latest) && !fs::exists(latest)) fs::remove(latest);  // it pointed at one of those
-  for (const char* name : {"model.safetensors", "metrics.json", ".anomaly_type"}) fs::remove(file(name));
+  for (const char* name : {"model.safetensors", "metrics.json", ".anomaly_type", "needle.csv", "needle.svg"})
+    fs::remove(file(name));  // all of the run's end
   static const std::regex kSnapshot("mem_step(\\d+)(_rank\\d+)?\\.(txt|json|pickle)");
   std::vector<fs::path> later;
   for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {

@@ -113,6 +113,9 @@ runs.forEach((run, i) => {
   for (const [key, title, range] of kGates)
     heatMap(card(gates, title + tag(i)), {heat: run.gates[key], range, label: title + tag(i)});
 });
+const dead = runs.map((run, i) => ({name: "dead rows" + tag(i), points: run.ranks[0]?.lines.gate_dead_frac ?? []}));
+if (dead.some(s => s.points.length > 0))
+  lineChart(card(gates, "Dead gates", "Rows whose gates are all 0, of all layers: they are in none of the maps."), {series: dead, marks, label: "Dead gates"});
 const selection = section("Selection, by layer and step");
 runs.forEach((run, i) => {
   const found = Object.entries(run.selection);

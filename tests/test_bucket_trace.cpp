@@ -16,8 +16,6 @@ namespace {
 const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 const std::string kTrace = "--set 'log.diagnostics=[\"buckets\"]' ";
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 std::string train_args(const std::string& out, const std::string& more) {
   return "train " + kTiny + " --set runtime.device=cpu --set dist.bucket_mb=0.05 --set log.out_dir=" + out + " " + more;
 }

@@ -18,8 +18,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // A row of RESULTS.md: | [phase](phase/) | question | **VERDICT** | s (budget) | evidence | next |
 struct Row {
   std::string verdict, evidence, next;

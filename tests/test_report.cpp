@@ -16,8 +16,6 @@ namespace {
 
 const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 std::string train(const std::string& out, const std::string& more = "") {
   const Outcome outcome =
       run_program("train " + kTiny + " --set runtime.device=cpu --set log.out_dir=" + out + " " + more);

@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <sstream>
 
-#include "io/json_config.h"
 #include "io/safetensors.h"
+#include "tests/heartbeats.h"
 #include "tests/program.h"
 #include "tests/test.h"
 
@@ -17,8 +17,6 @@ namespace fs = std::filesystem;
 namespace {
 
 const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 std::string args(const std::string& out, const std::string& more) {
   return "train " + kTiny + " --set runtime.device=cpu --set log.out_dir=" + out + " " + more;
@@ -44,14 +42,6 @@ Table table(const std::string& path) {
     for (std::string cell; std::getline(cells, cell, ',');) out.rows.back().push_back(std::stod(cell));
   }
   return out;
-}
-
-std::vector<Json> heartbeats(const std::string& out, const std::string& msg, int rank = 0) {
-  std::vector<Json> found;
-  std::istringstream in(read_text(out + "/heartbeat_rank" + std::to_string(rank) + ".jsonl"));
-  for (std::string line; std::getline(in, line);)
-    if (Json beat = Json::parse(line); beat["msg"] == msg) found.push_back(beat);
-  return found;
 }
 
 // The bias of one layer's gate in a checkpoint's weights; their checksums go.
@@ -112,7 +102,7 @@ TEST_CASE("stats: a run's gates.csv, k_stats.csv and heartbeats", "[stats]") {
     CHECK(k[5] == Approx(at_max).margin(1e-6));
   }
   CHECK(gates.rows.back()[2] < 1.098);  // they have learned
-  const std::vector<Json> beats = heartbeats(out, "step_end");
+  const std::vector<Json> beats = heartbeats(out, 0, "step_end");
   REQUIRE(beats.size() == 20);
   CHECK(beats[0]["gate_entropy_mean"].get<double>() == Approx(std::log(3.0)).epsilon(1e-6));
   CHECK(beats[0]["gate_entropy_min"].get<double>() == Approx(std::log(3.0)).epsilon(1e-6));
@@ -163,12 +153,12 @@ TEST_CASE("stats: weights are the same to the bit with and without; NSA_DISABLE_
     CHECK(read_text(out + "/model.safetensors") == weights);
     CHECK(Json::parse(read_text(out + "/config.json"))["log"]["stats"] == kept);
     for (const char* name : {"gates.csv", "k_stats.csv"}) CHECK(fs::exists(out + "/" + name) == kept);
-    CHECK(heartbeats(out, "step_end").at(0).contains("gate_entropy_mean") == kept);
-    CHECK(heartbeats(out, "step_end").at(0).contains("sel_k_mean") == kept);
+    CHECK(heartbeats(out, 0, "step_end").at(0).contains("gate_entropy_mean") == kept);
+    CHECK(heartbeats(out, 0, "step_end").at(0).contains("sel_k_mean") == kept);
   }
   run(folder.file("no_csv"), few + " --set log.csv=false");
   CHECK_FALSE(fs::exists(folder.file("no_csv/gates.csv")));
-  CHECK(heartbeats(folder.file("no_csv"), "step_end").at(0).contains("gate_entropy_mean"));
+  CHECK(heartbeats(folder.file("no_csv"), 0, "step_end").at(0).contains("gate_entropy_mean"));
 }
 
 TEST_CASE("stats: on a resume rows past the checkpoint are cut and written again", "[stats]") {
@@ -186,7 +176,7 @@ TEST_CASE("stats: dense attention has no rows", "[stats]") {
   run(folder.file("dense"), "--set model.attention=dense --set train.steps=2");
   CHECK(table(folder.file("dense/gates.csv")).rows.empty());
   CHECK(table(folder.file("dense/k_stats.csv")).rows.empty());
-  CHECK_FALSE(heartbeats(folder.file("dense"), "step_end").at(0).contains("gate_entropy_mean"));
+  CHECK_FALSE(heartbeats(folder.file("dense"), 0, "step_end").at(0).contains("gate_entropy_mean"));
 }
 
 TEST_CASE("stats: forced and uniform gates are what they are said to be, and no anomaly", "[stats]") {
@@ -230,7 +220,7 @@ TEST_CASE("stats: a collapsed gate is reported with its layer, and stops the run
     const auto [out, outcome] =
         run_with_bias(folder.file(stop ? "stop" : "report"), {0, 12, 0}, stop ? "--set log.on_anomaly=stop" : "");
     INFO(outcome.output);
-    const Json anomaly = heartbeats(out, "anomaly").at(0);
+    const Json anomaly = heartbeats(out, 0, "anomaly").at(0);
     CHECK(anomaly["type"] == "gate_collapse");
     CHECK(anomaly["step"] == 5);  // three times in a row
     CHECK(has(anomaly["text"].get<std::string>(), "gates have collapsed onto one branch: layer 1 (entropy 0.0"));
@@ -251,7 +241,7 @@ TEST_CASE("stats: dead gates are a finding of their own, with shares that are no
   const TemporaryFolder folder;
   const auto [out, outcome] = run_with_bias(folder.file("run"), {-200, -200, -200}, "--set nsa.gate=sigmoid");
   INFO(outcome.output);
-  const std::vector<Json> anomalies = heartbeats(out, "anomaly");
+  const std::vector<Json> anomalies = heartbeats(out, 0, "anomaly");
   REQUIRE(anomalies.size() == 2);
   CHECK(anomalies[0]["type"] == "zero_gradients");  // nothing comes back through shut gates
   const Json& anomaly = anomalies[1];
@@ -266,12 +256,12 @@ TEST_CASE("stats: dead gates are a finding of their own, with shares that are no
   }
   const std::string text = read_text(out + "/gates.csv");
   CHECK(has(text, "\n3,1,nan,nan,nan,nan,nan,nan,nan,nan\n"));  // and no -nan, which not every reader takes
-  const Json beat = heartbeats(out, "step_end").at(2);
+  const Json beat = heartbeats(out, 0, "step_end").at(2);
   CHECK(beat["step"] == 3);
   CHECK(beat["gate_dead_frac"] == 0.5);
   CHECK(beat["gate_collapse_frac"] == 0);
   CHECK(beat["gate_entropy_mean"].get<double>() == Approx(gates.rows[4][2]).margin(1e-6));  // of layer 0 alone
-  CHECK(heartbeats(out, "step_end").at(1)["gate_dead_frac"] == 0);
+  CHECK(heartbeats(out, 0, "step_end").at(1)["gate_dead_frac"] == 0);
   REQUIRE(run_program("report " + out).exit_code == 0);
   CHECK(has(read_text(out + "/report.html"), "\"gate_dead_frac\":[[1.0,0.0],[2.0,0.0],[3.0,0.5]"));
 }
@@ -291,7 +281,7 @@ TEST_CASE("stats: two ranks' rows are those of one that takes both their shares"
     for (size_t i = 0; i < 6; ++i)
       for (size_t j = 0; j < one.rows[i].size(); ++j) CHECK(both.rows[i][j] == Approx(one.rows[i][j]).margin(1e-4));
   }
-  const auto rank = [&](int r) { return heartbeats(folder.file("two"), "step_end", r).at(2); };
+  const auto rank = [&](int r) { return heartbeats(folder.file("two"), r, "step_end").at(2); };
   for (const char* key : {"gate_entropy_mean", "gate_branch_shares", "sel_rows", "sel_overlap"})
     CHECK(rank(0)[key] == rank(1)[key]);
   CHECK(rank(0)["sel_rows"] == 2 * 4 * 48 * 2);

@@ -243,3 +243,40 @@ TEST_CASE("train: a tokenizer's files are read at the start, and may go then", "
   CHECK(program.wait() == 0);
   CHECK(read_text(out + "/checkpoints/latest/tokenizer.json") == tokenizer);
 }
+
+TEST_CASE("train: a run begins with the weights of another, and anew in all else", "[train]") {
+  const TemporaryFolder folder;
+  const std::string first = folder.file("first"), second = folder.file("second"), weights = "/model.safetensors";
+  REQUIRE(run_program(train_args(first, "--set train.steps=3")).exit_code == 0);
+  const std::string from = "--set train.init_from=" + first + " ";
+  const Outcome none = run_program(train_args(second, from + "--set train.steps=0 --set train.seed=7"));
+  INFO(none.output);
+  REQUIRE(none.exit_code == 0);
+  CHECK(none.output.find("begins with the weights of " + first + weights) != std::string::npos);
+  CHECK(same_file(first + weights, second + weights));
+  // Other lengths and data, from step 0 on.
+  REQUIRE(run_program(train_args(second, from + "--overwrite --set train.steps=2 --set train.seq_len=96 --set "
+                                                "train.save_every=1 --set data.seed=5"))
+              .exit_code == 0);
+  CHECK(lines(second + "/training.csv").size() == 3);
+  CHECK_FALSE(same_file(first + weights, second + weights));
+  const auto refused = [&](const std::string& args, int exit_code, const std::string& words) {
+    const Outcome outcome = run_program(train_args(folder.file("refused"), args));
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == exit_code);
+    CHECK(outcome.output.find(words) != std::string::npos);
+    CHECK_FALSE(fs::exists(folder.file("refused") + weights));
+  };
+  refused("--set train.init_from=" + folder.file("absent"), 1, folder.file("absent"));
+  refused(from + "--set model.dim=64", 1, "embed.weight is F32[256,32]");
+  // Its own folder would be emptied first.
+  refused(from + "--overwrite --set log.out_dir=" + first, 2, "train.init_from is " + first);
+  CHECK(fs::exists(first + weights));
+  // A resume has its own weights: those it began with may be gone.
+  fs::remove_all(first);
+  const Outcome resumed =
+      run_program(train_args(second, from + "--resume latest --set train.steps=3 --set train.seq_len=96 --set "
+                                            "train.save_every=1 --set data.seed=5"));
+  INFO(resumed.output);
+  CHECK(resumed.exit_code == 0);
+}

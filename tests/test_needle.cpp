@@ -45,7 +45,7 @@ std::vector<int32_t> values_at(const NeedleTask& task, const std::vector<int32_t
   return {tokens.begin() + key + 1, tokens.begin() + key + 1 + task.value_tokens};
 }
 
-const std::string kConfig = TRIAD_SOURCE_DIR "/configs/needle_4k.json";
+const std::string kConfig = TRIAD_SOURCE_DIR "/configs/needle_1k.json";
 // The same task at the size of a test.
 const std::string kSmall =
     kConfig +

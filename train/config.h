@@ -36,6 +36,7 @@ struct TrainConfig {
   int64_t warmup_steps = 0;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, grad_clip = 1;
   int64_t seed = 1337;
+  std::string init_from;
   int64_t eval_every = 0, eval_batches = 10, save_every = 0, keep_last = 0, keep_every = 0;
   OnNonfinite on_nonfinite = OnNonfinite::stop;
   bool allow_unsafe = false;
@@ -159,6 +160,10 @@ void visit(TrainConfig& c, V&& v) {
   v("weight_decay", c.weight_decay, "AdamW, tensors of two or more dimensions", at_least(0));
   v("grad_clip", c.grad_clip, "largest global gradient norm; 0: no clipping", at_least(0));
   v("seed", c.seed, "of the weights, and of the data unless data.seed is given", at_least(0));
+  v("init_from", c.init_from,
+    "a run or checkpoint whose weights this one begins with, of a model of the same shape; all else begins anew, and "
+    "any other key may differ. A resume does not read it",
+    Rule{});
   v("eval_every", c.eval_every, "optimizer steps between evaluations; 0: none", at_least(0));
   v("eval_batches", c.eval_batches, "micro-batches an evaluation", at_least(1));
   v("save_every", c.save_every, "optimizer steps between checkpoints; 0: only the final weights", at_least(0));

@@ -97,7 +97,9 @@ class Trainer {
     comm_->barrier("the run's folder");  // the first rank has prepared it
     comm_->record_collectives(folder_.file(fmt::format("ranks/rank_{}_collectives.csv", comm_->rank())));
     if (resume_from_.empty()) {
-      step_.model().params().init(ctx, static_cast<uint64_t>(config_.train.seed));
+      Params& params = step_.model().params();
+      params.init(ctx, static_cast<uint64_t>(config_.train.seed));
+      if (begins_with_weights()) load_weights(ctx, params, find_model(config_.train.init_from).weights);
     } else {
       state_ = load_checkpoint(ctx, resume_from_, step_.model().params(), step_.optimizer(), config_);
       updates_ = state_.step;
@@ -123,6 +125,8 @@ class Trainer {
     telemetry.banner(count_parameters(config_.model), request_.environment, data_.description);
     if (const std::string why = comm_->why_not_shared(); !why.empty())
       telemetry.message(fmt::format("communication: by NCCL's kernels, not by copies between the GPUs: {}", why));
+    if (begins_with_weights())
+      telemetry.message(fmt::format("begins with the weights of {}", find_model(config_.train.init_from).weights));
     if (!resume_from_.empty()) {
       telemetry.message(fmt::format("resumed from {} at step {}", resume_from_, state_.step));
       for (const std::string& line : changed_since(resume_from_, config_)) telemetry.message("changed since: " + line);
@@ -166,9 +170,24 @@ class Trainer {
   }
 
   static DataSource open(const Config& config, const std::string& resume_from, const Tokenizer& tokenizer) {
-    if (!resume_from.empty()) check_tokenizer(resume_from, tokenizer);
+    if (!resume_from.empty())
+      check_tokenizer(resume_from, tokenizer);
+    else if (!config.train.init_from.empty())
+      check_init_from(config, tokenizer);
     return open_data(config, &tokenizer);
   }
+
+  // Before the run's folder is touched, which may be where those weights are.
+  static void check_init_from(const Config& config, const Tokenizer& tokenizer) {
+    const ModelSource source = find_model(config.train.init_from);
+    check_tokenizer(source.folder, tokenizer);
+    const auto from = std::filesystem::weakly_canonical(source.folder).string() + "/";
+    const auto out = std::filesystem::weakly_canonical(config.log.out_dir).string() + "/";
+    if (from.starts_with(out))
+      fail_usage("train.init_from is {}, in log.out_dir = {}, which this run begins anew", config.train.init_from,
+                 config.log.out_dir);
+  }
+  bool begins_with_weights() const { return resume_from_.empty() && !config_.train.init_from.empty(); }
 
   // A run that does not fit leaves the plan of its memory, though nothing else.
   static std::unique_ptr<Runtime> allocate(const Config& config, Device device, Comm& comm) {

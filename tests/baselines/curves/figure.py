@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""curves.svg of the kept CSVs: figure.py FOLDER T ... (validation loss over millions of bytes, a panel for each T)"""
+"""curves.svg of the kept CSVs: figure.py FOLDER T ... (validation loss over millions of bytes, a panel for each T, or T_from_F)"""
 import csv, pathlib, sys
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 420, 300, 52, 30, 16, 42  # of a panel, and its margins
@@ -20,6 +20,8 @@ def main():
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH * len(lengths)} {HEIGHT}" '
              'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="#fff"/>']
     for panel, t in enumerate(lengths):
+        tokens, _, first = t.partition("_from_")
+        title = f"T = {int(tokens):,}" + (f", with weights from {int(first):,}" if first else "")
         def at(x, y):
             return (panel * WIDTH + LEFT + x / x_end * (WIDTH - LEFT - RIGHT),
                     TOP + (high - y) / (high - low) * (HEIGHT - TOP - BOTTOM))
@@ -32,7 +34,7 @@ def main():
         for x in range(0, int(x_end) + 1, 20):
             parts.append(f'<text x="{at(x, low)[0]:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x}</text>')
         parts.append(f'<text x="{(left + right) / 2:.1f}" y="{HEIGHT - 8}" text-anchor="middle">million bytes</text>'
-                     f'<text x="{left:.1f}" y="18" font-weight="bold">T = {int(t):,}: validation loss, nats a byte</text>')
+                     f'<text x="{left:.1f}" y="18" font-weight="bold">{title}: validation loss</text>')
         for row, (attention, colour) in enumerate(COLOURS.items()):
             points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*p) for p in curves[t, attention]))
             dash = ' stroke-dasharray="5 3"' if attention == "dense" else ""

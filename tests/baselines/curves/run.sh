@@ -8,8 +8,9 @@ text=$(realpath "$1"); mkdir -p "$2"; out=$(realpath "$2")
 cd "$(dirname "$0")/../../.."
 triad=$(realpath "${TRIAD:-build/cuda/triad}")
 steps=${STEPS:-3200} limit=${LIMIT:-525}
-read -ra lengths <<< "${LENGTHS:-2048:16 8192:4}"  # T:sequences a step
-read -ra more <<< "${MORE:-}"                      # further arguments of triad train
+# T:sequences a step[:steps[:F]], the last one begun with the weights of the run at F tokens, as T_from_F
+read -ra lengths <<< "${LENGTHS:-2048:16 8192:4}"
+read -ra more <<< "${MORE:-}"  # further arguments of triad train
 deadline=$(($(date +%s) + limit))
 left() { echo $(($1 + deadline - $(date +%s))); }
 
@@ -20,18 +21,18 @@ fi
 
 chain() {  # attention, GPU
   for length in "${lengths[@]}"; do
-    name=$1_${length%:*} run=$out/$1_${length%:*}
+    IFS=: read -r t sequences n from <<< "$length"
+    name=$1_$t${from:+_from_$from} run=$out/$1_$t${from:+_from_$from}
     [ -e "$run/metrics.json" ] && continue
     seconds=$(left -15)  # what is stopped writes a checkpoint; timeout 0 would be no limit
     [ "$seconds" -gt 5 ] || { echo "$name: no time is left"; continue; }
     CUDA_VISIBLE_DEVICES=$2 OMP_NUM_THREADS=${OMP_NUM_THREADS:-8} timeout -k 8 "$seconds" "$triad" train \
-      configs/m7c_bytes.json --overwrite --set model.attention="$1" --set train.seq_len="${length%:*}" \
-      --set train.micro_batch_size="${length#*:}" \
-      --set train.eval_batches=$((2621440 / ${length%:*} / ${length#*:})) --set train.steps="$steps" --set log.out_dir="$run" \
+      configs/m7c_bytes.json --overwrite --set model.attention="$1" --set train.seq_len="$t" \
+      --set train.micro_batch_size="$sequences" --set train.eval_batches=$((2621440 / t / sequences)) \
+      --set train.steps="${n:-$steps}" --set train.init_from="${from:+$out/$1_$from}" --set log.out_dir="$run" \
       --set "data.paths=[\"$out/shards/train_*.bin\"]" --set "data.val_paths=[\"$out/shards/val_*.bin\"]" \
       --set train.save_every=0 --set train.allow_unsafe=true "${more[@]}" > "$out/$name.log" 2>&1
     echo "$name: exit code $?, $(left 0) s left"
-    rm -f "$run/model.safetensors"
   done
 }
 IFS=, read -ra gpus <<< "${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=index --format=csv,noheader 2> /dev/null | paste -sd,)}"
@@ -40,9 +41,12 @@ chain nsa "${gpus[0]-}" &
 chain dense "${gpus[1]-${gpus[0]-}}" &
 wait
 
+names=()
 for length in "${lengths[@]}"; do
-  t=${length%:*}
+  IFS=: read -r t _ _ from <<< "$length"
+  t=$t${from:+_from_$from}
+  names+=("$t")
   [ -e "$out/nsa_$t/val.csv" ] && [ -e "$out/dense_$t/val.csv" ] &&
     timeout 10 "$triad" report "$out/nsa_$t" --vs "$out/dense_$t" --out "$out/report_$t.html"
 done
-python3 tests/baselines/curves/summary.py "$out" "${lengths[@]%:*}"
+python3 tests/baselines/curves/summary.py "$out" "${names[@]}"

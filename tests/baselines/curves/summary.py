@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The runs of run.sh as a table, and what of them is kept: summary.py OUT T ... [--keep FOLDER]
+"""The runs of run.sh as a table, and what of them is kept: summary.py OUT T ... [--keep FOLDER]  (T, or T_from_F)
 
 --keep: the runs' val.csv and training.csv, as FOLDER/<run>_val.csv and FOLDER/<run>_training.csv.
 """
@@ -51,18 +51,18 @@ def main():
         keep = pathlib.Path(arguments[at + 1])
         del arguments[at:at + 2]
     out, lengths = pathlib.Path(arguments[0]), arguments[1:]
-    print(f"{'run':<12} {'steps':>5} {'val loss':>9} {'train':>7} {'ms/step':>8} {'p95':>7} {'fetch p50':>10} {'p95':>9} "
+    print(f"{'run':<21} {'steps':>5} {'val loss':>9} {'train':>7} {'ms/step':>8} {'p95':>7} {'fetch p50':>10} {'p95':>9} "
           f"{'max':>8} {'share':>8} {'fallbacks':>9} {'MiB':>7} {'W':>5}")
     for t in lengths:
         found = {}
         for attention in ("nsa", "dense"):
             run = out / f"{attention}_{t}"
             if not (run / "heartbeat_rank0.jsonl").exists():
-                print(f"{run.name:<12} did not run")
+                print(f"{run.name:<21} did not run")
                 continue
             s = found[attention] = summary(run)
             last = list(s["val"].values())[-1:] or [float("nan")]
-            print(f"{run.name:<12} {s['steps']:>5} {last[0]:>9.5f} {s['train_loss_last_200']:>7.4f} {s['step_ms_median']:>8.2f} "
+            print(f"{run.name:<21} {s['steps']:>5} {last[0]:>9.5f} {s['train_loss_last_200']:>7.4f} {s['step_ms_median']:>8.2f} "
                   f"{s['step_ms_p95']:>7.2f} {s['fetch_p50_us']:>7.1f} us {s['fetch_p95_us']:>6.1f} us {s['fetch_max_ms']:>5.2f} ms "
                   f"{s['fetch_percent']:>7.4f}% {s['fallbacks']:>9} {s['peak_mib']:>7.0f} {s['power_w']:>5.0f}")
             if keep:

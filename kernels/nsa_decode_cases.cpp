@@ -1,6 +1,7 @@
 // Decoding's attention, checked and timed, over caches of random rows. It has no backward.
 #include "kernels/nsa_cases.h"
 #include "kernels/nsa_decode.h"
+#include "kernels/route.h"
 
 namespace triad {
 
@@ -49,6 +50,16 @@ OpCase decode_case(std::string name, const DecodeSizes& n, const std::vector<int
   return r;
 }
 
+// The same on a card of which nothing is known: without clusters, and kernels that come early.
+OpCase any_card_case(OpCase c) {
+  c.name += "_any_card";
+  c.forward = [forward = c.forward](Context& ctx, const Args& a) {
+    Context card = on_any_card(ctx);
+    forward(card, a);
+  };
+  return c;
+}
+
 }  // namespace
 
 std::vector<OpCase> nsa_decode_cases() {
@@ -75,7 +86,19 @@ std::vector<OpCase> nsa_decode_cases() {
       decode_case("ties", {3, 1300, 6, 2, 64, 64}, {1299, 700, 60}, config(32, 16, 32, 9, 40), false, 0),
       decode_case("5000_blocks", {1, 20000, 3, 1, 16, 16}, {19990}, config(4, 2, 4, 13, 30)),
       decode_case("64_listed", {1, 9000, 4, 2, 32, 32}, {8999}, config(32, 16, 64, 64, 90)),
+      any_card_case(decode_case("700_G6", {2, 700, 12, 2, 64, 64}, {640, 699}, config(32, 16, 64, 5, 100))),
+      any_card_case(decode_case("3000_G16_n16", {1, 3000, 16, 1, 64, 64}, {2999}, config(32, 16, 64, 16, 512))),
+      any_card_case(decode_case("first_tokens", {3, 40, 4, 2, 8, 8}, {0, 6, 7}, config(8, 4, 8, 4, 12))),
+      any_card_case(decode_case("ragged", {4, 90, 6, 2, 10, 6}, {31, 32, 77, 89}, config(8, 4, 8, 4, 12))),
+      any_card_case(decode_case("900_G1", {2, 900, 2, 2, 64, 64}, {300, 880}, config(32, 16, 32, 7, 70))),
+      any_card_case(decode_case("5000_blocks", {1, 20000, 3, 1, 16, 16}, {19990}, config(4, 2, 4, 13, 30))),
+      any_card_case(decode_case("dense", {2, 500, 12, 2, 64, 64}, {3, 460}, NsaConfig{}, true)),
       decode_case("dense", {2, 500, 12, 2, 64, 64}, {3, 460}, NsaConfig{}, true),
+      decode_case("dense_20000_G16", {1, 20000, 16, 1, 64, 64}, {19976}, NsaConfig{}, true),
+      decode_case("dense_G1_128", {2, 700, 2, 2, 128, 128}, {699, 16}, NsaConfig{}, true),
+      decode_case("dense_G16_128", {1, 600, 16, 1, 128, 128}, {599}, NsaConfig{}, true),
+      decode_case("dense_G24", {1, 200, 24, 1, 64, 64}, {190}, NsaConfig{}, true),
+      decode_case("dense_60x100", {1, 300, 3, 1, 60, 100}, {299}, NsaConfig{}, true),
       decode_case("m7c_4k", {1, 65536, 12, 2, 64, 64}, {4095}, NsaConfig{}),
       decode_case("m7c_64k", {1, 65536, 12, 2, 64, 64}, {65535}, NsaConfig{}),
       decode_case("m7c_dense_64k", {1, 65536, 12, 2, 64, 64}, {65535}, NsaConfig{}, true),

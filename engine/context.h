@@ -42,7 +42,7 @@ struct Context {
   // memory (parallel_for, launch, matmul, copy and zero return at once). So a dry step tells what a real one needs.
   bool planning = false;
   // Same inputs, same bits, run after run. An op may take a faster order of sums that changes from run to run only
-  // where this is false (runtime.deterministic); the GPU's ops alone ask.
+  // where this is false (runtime.deterministic); none has one today.
   bool deterministic = true;
   std::vector<OpListener*>* listeners = nullptr;  // told of every op
   bool in_op = false;                             // kept by OpScope

@@ -62,7 +62,7 @@ double training_flops(const ModelConfig& c, int64_t B, int64_t T, const Recomput
   const ProductFlops products = product_flops(c, B, T);
   const AttendedPairs p = attended_pairs(c, T);
   const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
-  const double attention = 2 * (p.cmp + p.sel + p.win) * (dk + dv + 4 * dk + 3 * dv) + 2 * p.cmp * dk;
+  const double attention = 2 * (p.cmp + p.sel + p.win) * (dk + dv + 3 * dk + 2 * dv) + 2 * p.cmp * dk;
   double replayed = 0;
   for (int64_t i = 0; i < c.n_layers; ++i) replayed += replay_flops(c, B, T, recompute.of(i));
   return products.layers + products.head + static_cast<double>(B * c.n_layers * c.n_heads) * attention + replayed;

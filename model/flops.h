@@ -14,8 +14,9 @@ struct AttendedPairs {
 AttendedPairs attended_pairs(const ModelConfig&, int64_t T);
 
 // FLOPs of forward and backward over B sequences of T tokens, as this engine executes them: 6 a weight and token in
-// matrix products (lookups of the embedding are free); attention forward 2 products a pair, its split backward 7, and
-// the score pass of the selection 1; and what layers run again.
+// matrix products (lookups of the embedding are free); attention forward 2 products a pair, backward 5, and the score
+// pass of the selection 1; and what layers run again. Left out: the gates' and phi's own products, under a hundredth,
+// and two more a pair where backward takes two kernels (fp32, other cards and heads; kernels/README.md).
 double training_flops(const ModelConfig&, int64_t B, int64_t T, const RecomputePlan& = {});
 // What one layer's recomputation adds.
 double replay_flops(const ModelConfig&, int64_t B, int64_t T, Recompute);

@@ -1,6 +1,6 @@
-// What `triad bench`, `bench attention` and `bench step` share: options, and the rows that they measure. A row is a
-// JSON object that holds at least op, case, pass and us; a kept row, a line of a file, has commit, date, gpu, dtype and
-// what in front.
+// What `triad bench` and its verbs attention, step, prefill and decode share: options, and the rows that they measure.
+// A row is a JSON object that holds at least op, case, pass and us; a kept row, a line of a file, has commit, date,
+// gpu, dtype and what in front.
 #pragma once
 #include <string>
 #include <vector>

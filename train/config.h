@@ -161,8 +161,8 @@ void visit(TrainConfig& c, V&& v) {
   v("grad_clip", c.grad_clip, "largest global gradient norm; 0: no clipping", at_least(0));
   v("seed", c.seed, "of the weights, and of the data unless data.seed is given", at_least(0));
   v("init_from", c.init_from,
-    "a run or checkpoint whose weights this one begins with, of a model of the same shape; all else begins anew, and "
-    "any other key may differ. A resume does not read it",
+    "a run or checkpoint whose weights this one begins with, of a model with the same parameters and tokenizer; any "
+    "other key may differ, and all else begins anew. A resume does not read it",
     Rule{});
   v("eval_every", c.eval_every, "optimizer steps between evaluations; 0: none", at_least(0));
   v("eval_batches", c.eval_batches, "micro-batches an evaluation", at_least(1));
@@ -179,7 +179,8 @@ void visit(RuntimeConfig& c, V&& v) {
   v("device", c.device, "auto: the GPU where one can be used", Rule{});
   v("precision", c.precision, "of weights and activations in compute; bf16 keeps fp32 master weights", Rule{});
   v("deterministic", c.deterministic,
-    "same seed, same machine: same bits. false permits faster sums whose order changes from run to run", Rule{});
+    "same seed, same machine: same bits. false would permit faster sums whose order changes; no op has any today",
+    Rule{});
   v("cuda_graph", c.cuda_graph,
     "on a GPU, record a micro-step once and replay it: same bits, fewer gaps where kernels are short", Rule{});
   v("asserts", c.asserts,

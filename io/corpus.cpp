@@ -3,6 +3,7 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <cctype>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -192,11 +193,15 @@ class Pipeline {
 
   bool is_jsonl(TextInput& input, const std::string& path) const {
     if (options_.format != TextFormat::automatic) return options_.format == TextFormat::jsonl;
-    if (path == kStandardInput) return input.peek() == '{';
+    static constexpr char kUnclear[] = "{}: a document a line, or one document? --format jsonl or text says";
+    if (path == kStandardInput) {
+      const int first = input.peek();
+      TRIAD_CHECK(first < 0 || std::isspace(first) == 0, kUnclear, "standard input, which begins with a blank");
+      return first == '{';
+    }
     std::filesystem::path name(path);
     if (const std::string packed = name.extension().string(); packed == ".gz" || packed == ".zst") name = name.stem();
-    TRIAD_CHECK(name.extension() != ".json", "{}: a document a line, or one document? --format jsonl or text says",
-                path);
+    TRIAD_CHECK(name.extension() != ".json", kUnclear, path);
     return name.extension() == ".jsonl" || name.extension() == ".ndjson";
   }
 

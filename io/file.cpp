@@ -96,6 +96,9 @@ MappedFile::~MappedFile() {
 }
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_(temporary_name(path)) {
+  struct stat info {};  // a rename would put a file in a device's or pipe's place
+  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode))
+    fail("{}: is no file that can be replaced, but a device, pipe or socket", path);
   file_ = FileHandle(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (file_.get() < 0) fail("{}: cannot be written: {}", path, reason());
 }

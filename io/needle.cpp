@@ -221,7 +221,7 @@ DataSplit needle_data(const NeedleTask& task, double val_fraction) {
 
 NeedleProbe needle_probe(const NeedleTask& task, int64_t length, double depth, uint64_t number) {
   // Probes of other lengths and depths are other sequences, too: their numbers draw other tokens.
-  // They stay below the streams' own 16 bits, so that no probe is a sequence of training's or validation's.
+  // They are few of 2^48 beside training's and validation's: that one of those is met is as good as excluded.
   constexpr uint64_t kNumbers = (uint64_t{1} << 48) - 1;
   const Philox cell(static_cast<uint64_t>(length), static_cast<uint64_t>(std::llround(depth * 1e6)));
   return make_probe(task, length, depth, Draws(task.seed, kProbeStream | ((cell.bits(0) + number) & kNumbers)));

@@ -15,6 +15,7 @@ class Tokenizer {
  public:
   struct File {
     std::string name, content;
+    bool operator==(const File&) const = default;
   };
 
   virtual ~Tokenizer() = default;

@@ -260,18 +260,25 @@ TEST_CASE("train: a run begins with the weights of another, and anew in all else
               .exit_code == 0);
   CHECK(lines(second + "/training.csv").size() == 3);
   CHECK_FALSE(same_file(first + weights, second + weights));
+  // What cannot be begun with is refused before anything of the run that was to be replaced is gone.
+  const std::string rows = read_text(second + "/training.csv");
   const auto refused = [&](const std::string& args, int exit_code, const std::string& words) {
-    const Outcome outcome = run_program(train_args(folder.file("refused"), args));
+    const Outcome outcome = run_program(train_args(second, "--overwrite " + args));
     INFO(outcome.output);
     CHECK(outcome.exit_code == exit_code);
     CHECK(outcome.output.find(words) != std::string::npos);
-    CHECK_FALSE(fs::exists(folder.file("refused") + weights));
+    CHECK(read_text(second + "/training.csv") == rows);
+    CHECK(fs::exists(second + "/checkpoints/step_2" + weights));
   };
   refused("--set train.init_from=" + folder.file("absent"), 1, folder.file("absent"));
   refused(from + "--set model.dim=64", 1, "embed.weight is F32[256,32]");
-  // Its own folder would be emptied first.
-  refused(from + "--overwrite --set log.out_dir=" + first, 2, "train.init_from is " + first);
-  CHECK(fs::exists(first + weights));
+  refused("--set train.init_from=" + second, 2, "train.init_from is " + second + ", in log.out_dir");
+  write_text(folder.file("tokenizer.json"), some_tokenizer());
+  refused(from + "--set data.tokenizer=" + folder.file("tokenizer.json"), 1, "of data.tokenizer = byte: tokens of");
+  fs::create_directories(folder.file("cut"));
+  for (const char* name : {"/config.json", "/model.safetensors"}) fs::copy(first + name, folder.file("cut") + name);
+  fs::resize_file(folder.file("cut") + weights, fs::file_size(first + weights) - 1);
+  refused("--set train.init_from=" + folder.file("cut"), 1, folder.file("cut") + weights);
   // A resume has its own weights: those it began with may be gone.
   fs::remove_all(first);
   const Outcome resumed =

@@ -237,17 +237,17 @@ class DecodeBench {
 };
 
 // As the other verbs keep their rows.
-Json kept_row(const DecodeBenchOptions& o, const Row& r, bool prefill) {
-  return {
-      {"op", prefill ? "prefill" : "decode"},
-      {"case", fmt::format("{} {}x{}", std::filesystem::path(o.config).stem().string(), prefill ? 1 : o.batch, r.S)},
-      {"pass", prefill ? "forward" : "step"},
-      {"us", 1e3 * r.ms_total},
-      {"runs", o.runs},
-      {"us_cmp", 1e3 * r.ms[kCmp]},
-      {"us_sel", 1e3 * r.ms[kSel]},
-      {"us_win", 1e3 * r.ms[kWin]},
-      {"reads", prefill ? r.reads : r.reads_decode}};
+Json kept_row(const DecodeBenchOptions& o, const Row& r, bool prefill, bool dense) {
+  return {{"op", prefill ? "prefill" : "decode"},
+          {"case", fmt::format("{} {}x{}{}", std::filesystem::path(o.config).stem().string(), prefill ? 1 : o.batch,
+                               r.S, dense ? " dense" : "")},
+          {"pass", prefill ? "forward" : "step"},
+          {"us", 1e3 * r.ms_total},
+          {"runs", o.runs},
+          {"us_cmp", 1e3 * r.ms[kCmp]},
+          {"us_sel", 1e3 * r.ms[kSel]},
+          {"us_win", 1e3 * r.ms[kWin]},
+          {"reads", prefill ? r.reads : r.reads_decode}};
 }
 
 void run_bench(const DecodeBenchOptions& o, bool prefill) {
@@ -274,9 +274,9 @@ void run_bench(const DecodeBenchOptions& o, bool prefill) {
     const int64_t expected = expected_reads(config.model, S);
     fmt::print(file, "{},{:.4f},{:.4f},{:.4f},{:.4f},{},{},{},{}\n", S, r.ms_total, r.ms[kCmp], r.ms[kSel], r.ms[kWin],
                r.reads, expected, r.reads_decode, expected);
-    std::fflush(file);
+    TRIAD_CHECK(std::fflush(file) == 0, "{} cannot be written", o.csv.empty() ? "standard output" : o.csv);
     as_expected = as_expected && r.reads == static_cast<double>(expected) && r.reads_decode == r.reads;
-    rows.rows.push_back(kept_row(o, r, prefill));
+    rows.rows.push_back(kept_row(o, r, prefill, config.model.dense()));
   }
   if (file != stdout) TRIAD_CHECK(std::fclose(file) == 0, "{} cannot be written", o.csv);
   TRIAD_CHECK(as_expected, "the kernels read other keys than expected");

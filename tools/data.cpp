@@ -190,12 +190,16 @@ class Job {
       fmt::print("{}: goes on after {} documents, {} tokens\n", o_.out, from_.documents,
                  train_.tokens() + val_.tokens());
     } else if (fs::is_directory(o_.out)) {
-      for (const auto& entry : fs::directory_iterator(o_.out)) {
-        const std::string name = entry.path().filename().string();
-        const bool shard = (name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(".bin");
-        if (shard || name == kManifest)
-          fail("{} already holds {}: remove its shards and {}, or choose another --out", o_.out, name, kManifest);
-      }
+      refuse_shards();
+    }
+  }
+
+  void refuse_shards() const {
+    for (const auto& entry : fs::directory_iterator(o_.out)) {
+      const std::string name = entry.path().filename().string();
+      const bool shard = (name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(".bin");
+      if (shard || name == kManifest || name == kUnfinished)
+        fail("{} already holds {}: remove its shards and {}, or choose another --out", o_.out, name, kManifest);
     }
   }
 
@@ -217,6 +221,7 @@ class Job {
       if (!begun) {  // nothing is made before there is something to write
         make_folders(o_.out);
         lock_folder();
+        refuse_shards();  // another call's, while this one waited for its first text
         save();
         begun = true;
       }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 
@@ -29,6 +30,8 @@ std::vector<int32_t> answers_of(LoadedModel& loaded, std::span<const int32_t> to
   for (size_t i = 0; i < targets.size(); ++i) {
     if (targets[i] < 0) continue;
     const std::vector<double> logits = loaded.logits(static_cast<int64_t>(i), 1);
+    for (const double logit : logits)
+      TRIAD_CHECK(std::isfinite(logit), "a logit behind token {} is {}: weights that are not finite?", i, logit);
     answers.push_back(static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
   }
   return answers;
@@ -53,11 +56,12 @@ void eval_needle(const NeedleEval& o) {
       task, o.questions, [&](std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t T) {
         if (!loaded || loaded->activations().T() != T) {
           loaded.reset();
-          loaded = std::make_unique<LoadedModel>(LoadedModel::Options{.checkpoint = o.checkpoint,
-                                                                      .device = parse_device(o.device),
-                                                                      .dtype = parse_dtype(o.dtype),
-                                                                      .batch = o.questions.batch,
-                                                                      .seq_len = T});
+          loaded = std::make_unique<LoadedModel>(
+              LoadedModel::Options{.checkpoint = source.folder,  // the same for all lengths
+                                   .device = parse_device(o.device),
+                                   .dtype = parse_dtype(o.dtype),
+                                   .batch = o.questions.batch,
+                                   .seq_len = T});
         }
         return answers_of(*loaded, tokens, targets);
       });

@@ -50,13 +50,15 @@ class Trainer {
       : request_(request),
         config_(request.config),
         resume_from_(find_resume(request)),
+        init_from_(find_init(config_, resume_from_)),
         device_(safe_device(config_, launch)),
         outside_(device_),
         comm_(outside_.during("communication", [&] { return meet(launch, device_, config_); })),
         tokenizer_(make_tokenizer(config_.data.tokenizer)),
-        data_(open(config_, resume_from_, *tokenizer_)),
+        data_(open()),
         runtime_(allocate(config_, device_, *comm_)),
         step_(*runtime_, config_, comm_.get()),
+        state_(begin()),
         folder_(config_.log.out_dir, comm_->first() ? start_of(request, resume_from_) : RunFolder::Start::join),
         memory_(*runtime_, step_, outside_, folder_, *comm_) {
     runtime_->arena().seal();
@@ -97,21 +99,9 @@ class Trainer {
     if (comm_->first()) make_folders(folder_.file("ranks"));
     comm_->barrier("the run's folder");  // the first rank has prepared it
     comm_->record_collectives(folder_.file(fmt::format("ranks/rank_{}_collectives.csv", comm_->rank())));
-    if (resume_from_.empty()) {
-      Params& params = step_.model().params();
-      params.init(ctx, static_cast<uint64_t>(config_.train.seed));
-      if (begins_with_weights()) load_weights(ctx, params, find_model(config_.train.init_from).weights);
-    } else {
-      state_ = load_checkpoint(ctx, resume_from_, step_.model().params(), step_.optimizer(), config_);
-      updates_ = state_.step;
-      if (state_.step > config_.train.steps)
-        fail_usage("train.steps is {}, but {} is at step {} already", config_.train.steps, resume_from_, state_.step);
-      for (const int64_t step : comm_->exchange(state_.step, "the step resumed from"))
-        TRIAD_CHECK(step == state_.step, "rank {} resumes from step {} ({}), another from {}: do they see one folder?",
-                    comm_->rank(), state_.step, resume_from_, step);
-      if (comm_->first()) folder_.rewind(state_.step);
-    }
+    updates_ = state_.step;
     if (comm_->first()) {
+      if (!resume_from_.empty()) folder_.rewind(state_.step);
       write_file_atomically(folder_.file("config.json"), dump_json(config_to_json(config_), 2) + "\n");
       write_tokenizer_files(tokenizer_->files(), folder_.path());  // of the final weights
       write_file_atomically(folder_.file("env.json"),
@@ -126,8 +116,7 @@ class Trainer {
     telemetry.banner(count_parameters(config_.model), request_.environment, data_.description);
     if (const std::string why = comm_->why_not_shared(); !why.empty())
       telemetry.message(fmt::format("communication: by NCCL's kernels, not by copies between the GPUs: {}", why));
-    if (begins_with_weights())
-      telemetry.message(fmt::format("begins with the weights of {}", find_model(config_.train.init_from).weights));
+    if (init_from_) telemetry.message(fmt::format("begins with the weights of {}", init_from_->weights));
     if (!resume_from_.empty()) {
       telemetry.message(fmt::format("resumed from {} at step {}", resume_from_, state_.step));
       for (const std::string& line : changed_since(resume_from_, config_)) telemetry.message("changed since: " + line);
@@ -170,25 +159,45 @@ class Trainer {
     finish(telemetry, seconds, first_step);
   }
 
-  static DataSource open(const Config& config, const std::string& resume_from, const Tokenizer& tokenizer) {
-    if (!resume_from.empty())
-      check_tokenizer(resume_from, tokenizer);
-    else if (!config.train.init_from.empty())
-      check_init_from(config, tokenizer);
-    return open_data(config, &tokenizer);
-  }
-
-  // Before the run's folder is touched, which may be where those weights are.
-  static void check_init_from(const Config& config, const Tokenizer& tokenizer) {
+  // train.init_from's weights, found once; a resume has its own.
+  static std::optional<ModelSource> find_init(const Config& config, const std::string& resume_from) {
+    if (config.train.init_from.empty() || !resume_from.empty()) return {};
     const ModelSource source = find_model(config.train.init_from);
-    check_tokenizer(source.folder, tokenizer);
-    const auto from = std::filesystem::weakly_canonical(source.folder).string() + "/";
-    const auto out = std::filesystem::weakly_canonical(config.log.out_dir).string() + "/";
-    if (from.starts_with(out))
+    if (is_inside(source.weights, config.log.out_dir))
       fail_usage("train.init_from is {}, in log.out_dir = {}, which this run begins anew", config.train.init_from,
                  config.log.out_dir);
+    return source;
   }
-  bool begins_with_weights() const { return resume_from_.empty() && !config_.train.init_from.empty(); }
+
+  DataSource open() const {
+    if (!resume_from_.empty()) check_tokenizer(resume_from_, *tokenizer_);
+    if (init_from_ &&
+        tokenizer_of_checkpoint(init_from_->folder, init_from_->config.data.tokenizer)->files() != tokenizer_->files())
+      fail(
+          "train.init_from is {}, of data.tokenizer = {}: tokens of data.tokenizer = {} would mean something else to "
+          "its weights",
+          config_.train.init_from, init_from_->config.data.tokenizer, config_.data.tokenizer);
+    return open_data(config_, tokenizer_.get());
+  }
+
+  // What the run begins with. Where it cannot be read, on any of the ranks, no file has changed yet.
+  RunState begin() {
+    Context& ctx = runtime_->ctx();
+    Params& params = step_.model().params();
+    RunState state;
+    if (!resume_from_.empty()) {
+      state = load_checkpoint(ctx, resume_from_, params, step_.optimizer(), config_);
+      if (state.step > config_.train.steps)
+        fail_usage("train.steps is {}, but {} is at step {} already", config_.train.steps, resume_from_, state.step);
+    } else {
+      params.init(ctx, static_cast<uint64_t>(config_.train.seed));
+      if (init_from_) load_weights(ctx, params, init_from_->weights);
+    }
+    for (const int64_t step : comm_->exchange(state.step, "the step begun from"))
+      TRIAD_CHECK(step == state.step, "rank {} resumes from step {} ({}), another from {}: do they see one folder?",
+                  comm_->rank(), state.step, resume_from_, step);
+    return state;
+  }
 
   // A run that does not fit leaves the plan of its memory, though nothing else.
   static std::unique_ptr<Runtime> allocate(const Config& config, Device device, Comm& comm) {
@@ -432,6 +441,7 @@ class Trainer {
   const TrainRequest& request_;
   const Config& config_;
   std::string resume_from_;
+  std::optional<ModelSource> init_from_;
   Device device_;
   OutsideMemory outside_;
   std::unique_ptr<Comm> comm_;
@@ -443,9 +453,9 @@ class Trainer {
   std::optional<GradReport> grad_report_;
   std::optional<StatsReport> stats_report_;
   std::optional<Checkpointer> checkpointer_;  // the first rank's; its host memory comes before the first step
-  RunFolder folder_;                          // after all that may refuse the run: from here on files change
-  MemoryReport memory_;
   RunState state_;
+  RunFolder folder_;  // after all that may refuse the run: from here on files change
+  MemoryReport memory_;
   Progress progress_{device_};
   StepChecks checks_{config_, folder_, *comm_, step_};
   const Watchdog* watchdog_ = nullptr;                // of run_steps()

@@ -2,7 +2,7 @@
 # The curves of this folder: NSA and dense attention on the same text, seed and steps, at T = 2,048 and 8,192.
 #   tests/baselines/curves/run.sh FOLDER_OF_TEXT OUT      (README.md beside this file says which text)
 # Two GPUs where there are two: NSA on the first, dense on the second. Everything ends within LIMIT seconds, and OUT
-# holds what was done by then. A later call keeps the runs that are whole.
+# holds what was done by then. A later call keeps the runs that are whole, whatever their steps.
 set -u
 text=$(realpath "$1"); mkdir -p "$2"; out=$(realpath "$2")
 cd "$(dirname "$0")/../../.."

@@ -279,6 +279,22 @@ TEST_CASE("train: a run begins with the weights of another, and anew in all else
   for (const char* name : {"/config.json", "/model.safetensors"}) fs::copy(first + name, folder.file("cut") + name);
   fs::resize_file(folder.file("cut") + weights, fs::file_size(first + weights) - 1);
   refused("--set train.init_from=" + folder.file("cut"), 1, folder.file("cut") + weights);
+  // No run goes into a checkpoint, nor out of one that lies deeper than its own.
+  const std::string inside = second + "/checkpoints/step_2";
+  const Outcome mixed = run_program(train_args(inside, "--overwrite"));
+  CHECK(mixed.exit_code == 1);
+  CHECK(mixed.output.find(inside + " is itself a checkpoint") != std::string::npos);
+  const Outcome outer = run_program(train_args(folder.path(), from + "--set train.save_every=1 --set train.steps=1"));
+  CHECK(outer.exit_code == 2);  // first lies in it
+  fs::create_directories(folder.file("outer/checkpoints"));
+  fs::copy(inside, folder.file("outer/checkpoints/step_9"), fs::copy_options::recursive);
+  fs::copy(second, folder.file("outer/deeper"), fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+  const Outcome nested = run_program(
+      train_args(folder.file("outer"), "--set train.steps=3 --set train.seq_len=96 --set data.seed=5 --resume " +
+                                           folder.file("outer/deeper/checkpoints/step_2")));
+  CHECK(nested.exit_code != 0);
+  CHECK(nested.output.find("holds a checkpoint of an earlier run") != std::string::npos);
+  CHECK(fs::exists(folder.file("outer/checkpoints/step_9") + weights));
   // A resume has its own weights: those it began with may be gone.
   fs::remove_all(first);
   const Outcome resumed =

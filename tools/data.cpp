@@ -171,7 +171,8 @@ class Job {
 
   // Shards of an earlier call would be read as part of this one's, unless it is this one, killed before its end.
   void prepare_folder() {
-    if (fs::exists(path(kUnfinished))) {
+    goes_on_ = fs::exists(path(kUnfinished));
+    if (goes_on_) {
       const Json unfinished = parse_json(read_file(path(kUnfinished)), path(kUnfinished));
       for (const auto& [key, value] : what_.items())
         if (unfinished.at("call").at(key) != value)
@@ -221,7 +222,7 @@ class Job {
       if (!begun) {  // nothing is made before there is something to write
         make_folders(o_.out);
         lock_folder();
-        refuse_shards();  // another call's, while this one waited for its first text
+        if (!goes_on_) refuse_shards();  // another call's, while this one waited for its first text
         save();
         begun = true;
       }
@@ -303,6 +304,7 @@ class Job {
   ShardRow train_, val_;
   CorpusPosition from_;
   FileHandle lock_;
+  bool goes_on_ = false;  // where a call that was killed left off
   int64_t text_bytes_ = 0;
   int64_t cut_ = -1;  // >= 0: what is left to do is to take the tokens from here off the training row
 };

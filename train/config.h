@@ -165,7 +165,7 @@ void visit(TrainConfig& c, V&& v) {
     "other key may differ, and all else begins anew. A resume does not read it",
     Rule{});
   v("eval_every", c.eval_every, "optimizer steps between evaluations; 0: none", at_least(0));
-  v("eval_batches", c.eval_batches, "micro-batches an evaluation", at_least(1));
+  v("eval_batches", c.eval_batches, "micro-batches an evaluation", at_least(1).up_to(1 << 24));
   v("save_every", c.save_every, "optimizer steps between checkpoints; 0: only the final weights", at_least(0));
   v("keep_last", c.keep_last, "checkpoints that stay, the newest ones; 0: all", at_least(0));
   v("keep_every", c.keep_every, "of those that keep_last lets go, steps that are multiples of this stay; 0: none",

@@ -2,6 +2,8 @@
 
 #include <fmt/ranges.h>
 
+#include <filesystem>
+
 #include "engine/check.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
@@ -40,7 +42,9 @@ std::unique_ptr<Comm> meet(const LaunchEnv& launch, Device device, const Config&
 
 RunFolder::Start start_of(const TrainRequest& request, const std::string& resume_from) {
   if (request.overwrite) return RunFolder::Start::overwrite;
-  const bool own = !resume_from.empty() && is_inside(resume_from, request.config.log.out_dir);
+  const auto folder_of = [](const std::string& path) { return std::filesystem::weakly_canonical(path); };
+  const bool own = !resume_from.empty() &&
+                   folder_of(resume_from).parent_path() == folder_of(request.config.log.out_dir + "/checkpoints");
   return own ? RunFolder::Start::resume : RunFolder::Start::fresh;
 }
 

@@ -44,6 +44,8 @@ RunFolder::RunFolder(const std::string& path, Start start) : path_(path) {
     fail("log.out_dir {} cannot be written to: {}", path, std::strerror(errno));
   if (fs::exists(file(".HALT")))
     fail("{} is there from an earlier run and would stop this one after its first step: remove it", file(".HALT"));
+  if (fs::exists(file("state.json")))
+    fail("log.out_dir {} is itself a checkpoint, or what `triad init` wrote: a run in it would mix with that", path);
   if (start == Start::resume) return;
   if (start == Start::fresh && find_newest_checkpoint(checkpoints()))
     fail("{} holds a checkpoint of an earlier run: --resume {} goes on with it, --overwrite starts anew and removes it",

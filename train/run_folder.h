@@ -13,7 +13,7 @@ class RunFolder {
   enum class Start { fresh, overwrite, resume, join };
   // Prepares path. fresh: a folder that holds a whole checkpoint is an error that names --resume and --overwrite;
   // otherwise, and with overwrite, the files and folders that SPEC.md names are removed and anything else stays. A path
-  // that is no folder, that cannot be written, or that holds a stale .HALT is an error that touches nothing. join: the
+  // that is no folder, that cannot be written, that is itself a checkpoint, or that holds a stale .HALT is an error that touches nothing. join: the
   // first rank has prepared it.
   RunFolder(const std::string& path, Start start);
 

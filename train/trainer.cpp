@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 #include <unistd.h>
+#include <zlib.h>
 
 #include <atomic>
 #include <chrono>
@@ -193,10 +194,31 @@ class Trainer {
       params.init(ctx, static_cast<uint64_t>(config_.train.seed));
       if (init_from_) load_weights(ctx, params, init_from_->weights);
     }
-    for (const int64_t step : comm_->exchange(state.step, "the step begun from"))
-      TRIAD_CHECK(step == state.step, "rank {} resumes from step {} ({}), another from {}: do they see one folder?",
-                  comm_->rank(), state.step, resume_from_, step);
+    const auto same = [&](int64_t own, const char* what) {
+      for (const int64_t other : comm_->exchange(own, what))
+        TRIAD_CHECK(other == own, "{} {} on rank {}, {} on another: do they see the same files?", what, own,
+                    comm_->rank(), other);
+    };
+    same(state.step, "the step to go on from is");
+    if (!resume_from_.empty() || init_from_) same(checksum_of_weights(), "the weights to begin with have checksum");
+    same(data_.train->size(), "the tokens to train on are");
+    same(data_.val->size(), "the tokens to evaluate on are");
     return state;
+  }
+
+  // Of the fp32 master weights, as the ranks compare them.
+  int64_t checksum_of_weights() {
+    if (comm_->world() == 1) return 0;
+    constexpr int64_t kAtATime = 1 << 24;
+    const Tensor master = step_.model().params().master();
+    std::vector<float> host(static_cast<size_t>(std::min(kAtATime, master.numel())));
+    uLong crc = 0;
+    for (int64_t begin = 0; begin < master.numel(); begin += kAtATime) {
+      const int64_t n = std::min(kAtATime, master.numel() - begin);
+      read(runtime_->ctx(), host.data(), master.slice(0, begin, begin + n));
+      crc = crc32_z(crc, reinterpret_cast<const Bytef*>(host.data()), static_cast<size_t>(n) * sizeof(float));
+    }
+    return static_cast<int64_t>(crc);
   }
 
   // A run that does not fit leaves the plan of its memory, though nothing else.

@@ -1,10 +1,12 @@
 // `triad data`: the same shards whatever the packing, the threads and the kills; every document in one split; memory
 // and damage within bounds.
 #include <signal.h>
+#include <sys/stat.h>
 #include <zlib.h>
 #include <zstd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <random>
 #include <thread>
@@ -207,6 +209,35 @@ TEST_CASE("corpus: a call goes on with its own shards only", "[data]") {
   CHECK(changed.output.find("are not those") != std::string::npos);
   CHECK(run_command("(yes '{\"text\":\"one\"}' | head -300000) " + piped).exit_code == 0);
   CHECK(row(folder.file("piped"), "train").size() + row(folder.file("piped"), "val").size() == 4 * 300'000);
+}
+
+TEST_CASE("corpus: a call whose input is late leaves another's shards alone", "[data]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("out"), late = folder.file("late");
+  REQUIRE(::mkfifo(late.c_str(), 0600) == 0);
+  BackgroundProgram slow("data --input - --out " + out + " < " + late, "", folder.file("slow.txt"));
+  std::ofstream text(late);  // waits until it reads, and so has looked at the folder, or is about to
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  write_text(folder.file("a.txt"), "of the call that began later");
+  run("--input " + folder.file("a.txt") + " --val-fraction 0 --out " + out);
+  const auto whole = files_of(out);
+  text << "too late";
+  text.close();
+  CHECK(slow.wait() == 1);
+  CHECK(read_text(folder.file("slow.txt")).find(out + " already holds") != std::string::npos);
+  CHECK(files_of(out) == whole);
+}
+
+TEST_CASE("corpus: standard input that begins with a blank has to be told what it is", "[data]") {
+  const TemporaryFolder folder;
+  const std::string data =
+      "printf '\\n{\"text\":\"one\"}\\n' | " TRIAD_PROGRAM " data --val-fraction 0 --input - --out ";
+  const test::Outcome unclear = run_command(data + folder.file("unclear"));
+  CHECK(unclear.exit_code == 1);
+  CHECK(unclear.output.find("--format jsonl or text says") != std::string::npos);
+  CHECK_FALSE(fs::exists(folder.file("unclear")));
+  CHECK(run_command(data + folder.file("lines") + " --format jsonl").exit_code == 0);
+  CHECK(row(folder.file("lines"), "train") == std::string(1, '\0') + "one");
 }
 
 TEST_CASE("corpus: one document of each 1/val_fraction is held out, never the first", "[data]") {

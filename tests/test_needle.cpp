@@ -1,6 +1,7 @@
 // The needle task: sequences hold what they promise, wherever and however often they are read; a grid measures what a
 // model recalls; and a small model learns it.
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cmath>
@@ -319,6 +320,10 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   CHECK(late.exit_code == 1);
   CHECK(late.output.find("lowest") != std::string::npos);
   run_well("report " + run + " --vs " + rest);
+  // A report takes no pipe's or device's place.
+  REQUIRE(::mkfifo(folder.file("pipe").c_str(), 0600) == 0);
+  CHECK(run_program("report " + run + " --out " + folder.file("pipe")).exit_code == 1);
+  CHECK(fs::is_fifo(folder.file("pipe")));
   const std::string page = read_text(run + "/report.html");
   CHECK(page.find("Needles recalled, attention: nsa") != std::string::npos);
   write_text(run + "/needle.csv", table.substr(0, table.size() - 1).substr(0, table.rfind('\n', table.size() - 2) + 1));

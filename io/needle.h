@@ -36,8 +36,8 @@ struct NeedleProbe {
   std::vector<int32_t> tokens, targets;  // targets: -1, but for the last value_tokens
   int64_t needle = 0;                    // where the key stands
 };
-// number: of the probe, for this length and depth; none is likely to be a training or validation sequence. Throws UsageError for
-// depths outside of [0, 1] and lengths that have no room.
+// number: of the probe, for this length and depth; none is likely to be a training or validation sequence. Throws
+// UsageError for depths outside of [0, 1] and lengths that have no room.
 NeedleProbe needle_probe(const NeedleTask&, int64_t length, double depth, uint64_t number);
 
 }  // namespace triad

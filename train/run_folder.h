@@ -13,8 +13,8 @@ class RunFolder {
   enum class Start { fresh, overwrite, resume, join };
   // Prepares path. fresh: a folder that holds a whole checkpoint is an error that names --resume and --overwrite;
   // otherwise, and with overwrite, the files and folders that SPEC.md names are removed and anything else stays. A path
-  // that is no folder, that cannot be written, that is itself a checkpoint, or that holds a stale .HALT is an error that
-  // touches nothing. join: the first rank has prepared it.
+  // that is no folder, that cannot be written, that is itself a checkpoint, or that holds a stale .HALT is an error
+  // that touches nothing. join: the first rank has prepared it.
   RunFolder(const std::string& path, Start start);
 
   // After a resume at this step: later checkpoints, snapshots of later steps, and the final files of the run that went

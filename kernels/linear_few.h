@@ -13,7 +13,7 @@ struct FewOptions {
   ConstTensor norm = {};                     // [in] T: x is RMSNorm'd first, times this
   double eps = 0;                            // of the norm
   Activation activation = Activation::none;  // swiglu: silu(first half of the rows of w) * second half
-  ConstTensor addend = {};                   // [N,out] T: added to the sum before rounding; may be y; not with an activation
+  ConstTensor addend = {};                   // [N,out] T: added before rounding; may be y; not with an activation
 };
 
 // y [N,out] T overwritten  <-  x [N,in] T, w [out,in] T (swiglu: [2*out,in]); x is not y

@@ -140,6 +140,32 @@ TEST_CASE("dist: ranks of different minds do not begin", "[dist]") {
   refused("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=1",
           "MPI_LOCALRANKID is 1, but MPI_LOCALNRANKS is 1");
 }
+
+TEST_CASE("dist: ranks that see other weights or data do not begin, and the folder stays as it was", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), own = "--set train.save_every=2 --set train.steps=2 ";
+  REQUIRE(run_program(train_args(out, own)).exit_code == 0);
+  for (const char* rank : {"0", "1"}) {  // the folder each rank is in has a run and a text of its own
+    const std::string here = folder.file(rank);
+    REQUIRE(run_program(train_args(here + "/first", own + "--set data.seed=1 --set train.seed=" + rank)).exit_code ==
+            0);
+    write_text(here + "/text.txt", std::string(rank[0] == '0' ? 4000 : 5000, 'x'));
+  }
+  const auto refused = [&](const std::string& more, const std::string& words) {
+    const Outcome outcome = run_command(mpirun(2) + "sh -c 'cd " + folder.path() + "/$OMPI_COMM_WORLD_RANK; exec " +
+                                        TRIAD_PROGRAM " " + train_args(out, more) + "'");
+    INFO(outcome.output);
+    CHECK(outcome.exit_code != 0);
+    CHECK(outcome.output.find(words) != std::string::npos);
+    CHECK(fs::exists(out + "/checkpoints/step_2" + kWeights));
+    CHECK(fs::exists(out + kWeights));
+  };
+  refused("--overwrite --set train.init_from=first", "the weights to begin with have checksum");
+  refused("--overwrite --set data.kind=text --set data.paths=text.txt --set data.val_fraction=0",
+          "the tokens to train on are");
+}
+
 TEST_CASE("dist: what a step waits for other ranks is no part of its computing", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;

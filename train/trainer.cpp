@@ -2,7 +2,6 @@
 
 #include <fmt/ranges.h>
 #include <unistd.h>
-#include <zlib.h>
 
 #include <atomic>
 #include <chrono>
@@ -17,6 +16,7 @@
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/loader.h"
+#include "train/beginning.h"
 #include "train/checkpointer.h"
 #include "train/data_source.h"
 #include "train/grad_report.h"
@@ -55,10 +55,10 @@ class Trainer {
         outside_(device_),
         comm_(outside_.during("communication", [&] { return meet(launch, device_, config_); })),
         tokenizer_(make_tokenizer(config_.data.tokenizer)),
-        data_(open()),
+        data_(open_data_for(config_, *tokenizer_, resume_from_, init_from_)),
         runtime_(allocate(config_, device_, *comm_)),
         step_(*runtime_, config_, comm_.get()),
-        state_(begin()),
+        state_(begin_run(runtime_->ctx(), step_, *comm_, config_, data_, resume_from_, init_from_)),
         folder_(config_.log.out_dir, comm_->first() ? start_of(request, resume_from_) : RunFolder::Start::join),
         memory_(*runtime_, step_, outside_, folder_, *comm_) {
     runtime_->arena().seal();
@@ -157,67 +157,6 @@ class Trainer {
     if (state_.step == first_step && config_.train.eval_every > 0) evaluate(telemetry);  // nothing was left to train
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     finish(telemetry, seconds, first_step);
-  }
-
-  // train.init_from's weights, found once; a resume has its own.
-  static std::optional<ModelSource> find_init(const Config& config, const std::string& resume_from) {
-    if (config.train.init_from.empty() || !resume_from.empty()) return {};
-    const ModelSource source = find_model(config.train.init_from);
-    if (is_inside(source.weights, config.log.out_dir))
-      fail_usage("train.init_from is {}, in log.out_dir = {}, which this run begins anew", config.train.init_from,
-                 config.log.out_dir);
-    return source;
-  }
-
-  DataSource open() const {
-    if (!resume_from_.empty()) check_tokenizer(resume_from_, *tokenizer_);
-    if (init_from_ &&
-        tokenizer_of_checkpoint(init_from_->folder, init_from_->config.data.tokenizer)->files() != tokenizer_->files())
-      fail(
-          "train.init_from is {}, of data.tokenizer = {}: tokens of data.tokenizer = {} would mean something else to "
-          "its weights",
-          config_.train.init_from, init_from_->config.data.tokenizer, config_.data.tokenizer);
-    return open_data(config_, tokenizer_.get());
-  }
-
-  // What the run begins with. Where it cannot be read, on any of the ranks, no file has changed yet.
-  RunState begin() {
-    Context& ctx = runtime_->ctx();
-    Params& params = step_.model().params();
-    RunState state;
-    if (!resume_from_.empty()) {
-      state = load_checkpoint(ctx, resume_from_, params, step_.optimizer(), config_);
-      if (state.step > config_.train.steps)
-        fail_usage("train.steps is {}, but {} is at step {} already", config_.train.steps, resume_from_, state.step);
-    } else {
-      params.init(ctx, static_cast<uint64_t>(config_.train.seed));
-      if (init_from_) load_weights(ctx, params, init_from_->weights);
-    }
-    const auto same = [&](int64_t own, const char* what) {
-      for (const int64_t other : comm_->exchange(own, what))
-        TRIAD_CHECK(other == own, "{} {} on rank {}, {} on another: do they see the same files?", what, own,
-                    comm_->rank(), other);
-    };
-    same(state.step, "the step to go on from is");
-    if (!resume_from_.empty() || init_from_) same(checksum_of_weights(), "the weights to begin with have checksum");
-    same(data_.train->size(), "the tokens to train on are");
-    same(data_.val->size(), "the tokens to evaluate on are");
-    return state;
-  }
-
-  // Of the fp32 master weights, as the ranks compare them.
-  int64_t checksum_of_weights() {
-    if (comm_->world() == 1) return 0;
-    constexpr int64_t kAtATime = 1 << 24;
-    const Tensor master = step_.model().params().master();
-    std::vector<float> host(static_cast<size_t>(std::min(kAtATime, master.numel())));
-    uLong crc = 0;
-    for (int64_t begin = 0; begin < master.numel(); begin += kAtATime) {
-      const int64_t n = std::min(kAtATime, master.numel() - begin);
-      read(runtime_->ctx(), host.data(), master.slice(0, begin, begin + n));
-      crc = crc32_z(crc, reinterpret_cast<const Bytef*>(host.data()), static_cast<size_t>(n) * sizeof(float));
-    }
-    return static_cast<int64_t>(crc);
   }
 
   // A run that does not fit leaves the plan of its memory, though nothing else.

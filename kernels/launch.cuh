@@ -2,6 +2,8 @@
 #pragma once
 #include <cuda_bf16.h>
 
+#include <span>
+
 #include "engine/context.h"
 #include "engine/cuda_check.h"
 #include "engine/op_scope.h"
@@ -15,22 +17,40 @@ struct dtype_traits<__nv_bfloat16> {
 
 namespace cuda {
 
-// Launches kernel<<<grid, block, shared_bytes, ctx.stream>>>(args...), raising the shared-memory limit where needed;
-// a refused launch is an error that names the kernel. Does nothing on a planning context or for an empty grid.
+// Lets a kernel have so much shared memory beside what it declares: 48 KB is what a card gives to both together unless
+// asked for more.
+inline void allow_shared(const void* kernel, size_t bytes) {
+  if (bytes == 0) return;
+  cudaFuncAttributes has{};
+  CUDA_CHECK(cudaFuncGetAttributes(&has, kernel));
+  if (bytes > static_cast<size_t>(has.maxDynamicSharedSizeBytes))
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+}
+
+// Launches kernel<<<grid, block, shared_bytes, ctx.stream>>>(args...) with these attributes; a refused launch is an
+// error that names the kernel. Does nothing on a planning context or for an empty grid.
+template <class... Params, class... Args>
+void launch_with(Context& ctx, std::span<cudaLaunchAttribute> attributes, const char* name, void (*kernel)(Params...),
+                 dim3 grid, dim3 block, size_t shared_bytes, Args&&... args) {
+  if (ctx.planning || grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  const OpScope op(ctx, name);
+  allow_shared(reinterpret_cast<const void*>(kernel), shared_bytes);
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(ctx.stream.handle());
+  config.attrs = attributes.data(), config.numAttrs = static_cast<unsigned>(attributes.size());
+  const cudaError_t e = cudaLaunchKernelEx(&config, kernel, Params(args)...);
+  if (e == cudaSuccess) return;
+  cudaGetLastError();  // told once
+  fail("kernel {} <<<({}, {}, {}), {}, {} B>>>: {}", name, grid.x, grid.y, grid.z, block.x * block.y * block.z,
+       shared_bytes, cudaGetErrorString(e));
+}
+
+// The same without any.
 template <class... Params, class... Args>
 void launch(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
             Args&&... args) {
-  if (ctx.planning || grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  const OpScope op(ctx, name);
-  constexpr size_t kDefaultSharedLimit = 48 * 1024;
-  if (shared_bytes > kDefaultSharedLimit)
-    CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(shared_bytes)));
-  kernel<<<grid, block, shared_bytes, static_cast<cudaStream_t>(ctx.stream.handle())>>>(Params(args)...);
-  const cudaError_t e = cudaGetLastError();
-  if (e != cudaSuccess)
-    fail("kernel {} <<<({}, {}, {}), {}, {} B>>>: {}", name, grid.x, grid.y, grid.z, block.x * block.y * block.z,
-         shared_bytes, cudaGetErrorString(e));
+  launch_with(ctx, {}, name, kernel, grid, block, shared_bytes, std::forward<Args>(args)...);
 }
 
 // Counts the kernel that takes a call of `op`: the fused one, or, with the reason why not, the general one. That is a

@@ -22,29 +22,20 @@ __device__ __forceinline__ void wait_for_kernel_ahead() {
 #endif
 }
 
+inline cudaLaunchAttribute behind_attribute() {
+  cudaLaunchAttribute a{};
+  a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  a.val.programmaticStreamSerializationAllowed = 1;
+  return a;
+}
+
 // As launch(), which is to be used wherever the kernel does not call wait_for_kernel_ahead().
 template <class... Params, class... Args>
 void launch_behind(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid, dim3 block,
                    size_t shared_bytes, Args&&... args) {
-  if (ctx.compute_capability != 90)
-    return launch(ctx, name, kernel, grid, block, shared_bytes, std::forward<Args>(args)...);
-  if (ctx.planning || grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  const OpScope op(ctx, name);
-  constexpr size_t kDefaultSharedLimit = 48 * 1024;
-  if (shared_bytes > kDefaultSharedLimit)
-    CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(shared_bytes)));
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes;
-  config.stream = static_cast<cudaStream_t>(ctx.stream.handle());
-  config.attrs = &early, config.numAttrs = 1;
-  const cudaError_t e = cudaLaunchKernelEx(&config, kernel, Params(args)...);
-  if (e != cudaSuccess)
-    fail("kernel {} <<<({}, {}, {}), {}, {} B>>>: {}", name, grid.x, grid.y, grid.z, block.x * block.y * block.z,
-         shared_bytes, cudaGetErrorString(e));
+  cudaLaunchAttribute behind = behind_attribute();
+  const size_t count = ctx.compute_capability == 90 ? 1 : 0;
+  launch_with(ctx, {&behind, count}, name, kernel, grid, block, shared_bytes, std::forward<Args>(args)...);
 }
 
 }  // namespace triad::cuda

@@ -16,23 +16,10 @@ __device__ __forceinline__ void meet_cluster() {
 template <class... Params, class... Args>
 void launch_cluster_behind(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid, dim3 block,
                            size_t shared_bytes, Args&&... args) {
-  if (ctx.planning || grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  const OpScope op(ctx, name);
-  CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(shared_bytes)));
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[] = {behind_attribute(), {}};
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {grid.x, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes;
-  config.stream = static_cast<cudaStream_t>(ctx.stream.handle());
-  config.attrs = attributes, config.numAttrs = 2;
-  const cudaError_t e = cudaLaunchKernelEx(&config, kernel, Params(args)...);
-  if (e != cudaSuccess)
-    fail("kernel {} <<<({}, {}, {}), {}, {} B>>> in clusters: {}", name, grid.x, grid.y, grid.z,
-         block.x * block.y * block.z, shared_bytes, cudaGetErrorString(e));
+  launch_with(ctx, attributes, name, kernel, grid, block, shared_bytes, std::forward<Args>(args)...);
 }
 
 }  // namespace triad::cuda

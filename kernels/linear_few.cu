@@ -1,15 +1,15 @@
-// y = x w^T for at most 8 rows of x: a warp some output columns, a lane the 16-byte vectors lane, lane + 32, ... of
-// their rows of w. All time is reading w, once: 2.4 MB of a 1536 x 768 layer are 0.6 us of an H200's memory, and a
-// CTA's wait for its first bytes about as long. So a warp asks for 12 vectors a lane before x is even looked at, while
-// the kernel ahead still runs: 4 columns of short rows, where there are columns enough to keep most SMs busy, or 6 KB
-// of one long row. x then goes to shared memory, and is normed by each CTA anew (its rows are few and in L2). Wide
-// layers (the head) have more columns than the card has room for warps: CTAs stay and take further columns. M7C's 48
-// layers of a step are 155 MB, 37 us at 4.2 TB/s; in a chain that waits from kernel to kernel they take 121.
+// y = x w^T for at most 8 rows of x (two and more in bf16: linear_few_mma.cu): a warp some output columns, a lane the
+// 16-byte vectors lane, lane + 32, ... of their rows of w. All time is reading w, once: 2.4 MB of a 1536 x 768 layer
+// are 0.6 us of an H200's memory, and a CTA's wait for its first bytes about as long. So a warp asks for 12 vectors a
+// lane before x is even looked at, while the kernel ahead still runs: 4 columns of short rows, where there are columns
+// enough to keep most SMs busy, or 6 KB of one long row. x then goes to shared memory, and is normed by each CTA anew
+// (its rows are few and in L2). Wide layers (the head) have more columns than the card has room for warps: CTAs stay
+// and take further columns. M7C's 48 layers of a step are 155 MB, 37 us at 4.2 TB/s; in a chain that waits from kernel
+// to kernel they take 116.
 #include <algorithm>
 
-#include "kernels/bthd.cuh"
 #include "kernels/launch_behind.cuh"
-#include "kernels/linear_few.h"
+#include "kernels/linear_few.cuh"
 #include "kernels/ptx.cuh"
 
 namespace triad::cuda {
@@ -17,18 +17,8 @@ namespace {
 
 using Activation = FewOptions::Activation;
 constexpr int kWarps = 8;        // a CTA; as many as rows, so that each norms one
-constexpr int kCtasPerSm = 2;    // that stay, of a wide layer
 constexpr int kEnoughCtas = 48;  // for columns to be taken by fours
 static_assert(kWarps >= kFewRows);
-
-template <class T>
-struct Few {
-  T* y;
-  const T *x, *w, *norm, *addend;
-  int64_t y_stride, x_stride, w_stride, addend_stride;
-  int rows, in, out;
-  float eps;
-};
 
 // Vectors from, from + 32, ... of some rows, of a lane; zeros past the end.
 template <int kRowsHeld, int kPieces>
@@ -114,12 +104,6 @@ __device__ void dot_rows(float (&sum)[kColumns][kRows], const T* w, int64_t w_st
     for (int n = 0; n < kRows; ++n) sum[c][n] = warp_sum(sum[c][n]);
 }
 
-template <class T>
-__device__ float silu_of_rounded(float x) {
-  x = to_float(from_float<T>(x));
-  return x / (1.0f + expf(-x));
-}
-
 template <class T, int kRows, int kColumns, int kPieces, Activation kActivation>
 __global__ void __launch_bounds__(32 * kWarps, 2) linear_few_kernel(Few<T> a) {
   T* const x = reinterpret_cast<T*>(dynamic_shared());
@@ -178,7 +162,8 @@ __global__ void __launch_bounds__(32 * kWarps, 2) linear_few_kernel(Few<T> a) {
 
 template <class T, int kRows, int kColumns, int kPieces, Activation kActivation>
 void launch_few(Context& ctx, const Few<T>& a) {
-  const int64_t ctas = std::min<int64_t>(ceil_div(a.out, kWarps * kColumns), int64_t{ctx.num_sms} * kCtasPerSm);
+  constexpr int64_t kCtasPerSm = kRows == 1 ? 2 : 6;  // of a wide layer; those of one row stay
+  const int64_t ctas = std::min(ceil_div(a.out, kWarps * kColumns), ctx.num_sms * kCtasPerSm);
   launch_behind(ctx, "linear_few", linear_few_kernel<T, kRows, kColumns, kPieces, kActivation>,
                 dim3(static_cast<unsigned>(ctas)), dim3(32 * kWarps),
                 static_cast<size_t>((kRows + (a.norm != nullptr ? 1 : 0)) * a.in) * sizeof(T), a);
@@ -189,20 +174,25 @@ void dispatch_rows(Context& ctx, const Few<T>& a) {
   const bool short_rows = a.in <= 3 * 32 * kVector<T>, by_fours = a.out >= 4 * kWarps * kEnoughCtas;
   if (a.rows == 1 && short_rows && by_fours) return launch_few<T, 1, 4, 3, kActivation>(ctx, a);
   if (a.rows == 1) return launch_few<T, 1, 1, 12, kActivation>(ctx, a);
-  if (a.rows <= 2) return launch_few<T, 2, 1, 12, kActivation>(ctx, a);
-  if (a.rows <= 4) return launch_few<T, 4, 1, 12, kActivation>(ctx, a);
-  launch_few<T, 8, 1, 4, kActivation>(ctx, a);
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    launch_few_mma(ctx, a, kActivation);
+  } else {
+    if (a.rows <= 2) return launch_few<T, 2, 1, 12, kActivation>(ctx, a);
+    if (a.rows <= 4) return launch_few<T, 4, 1, 12, kActivation>(ctx, a);
+    launch_few<T, 8, 1, 4, kActivation>(ctx, a);
+  }
 }
 
 }  // namespace
 
 bool linear_few(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, const FewOptions& o) {
-  constexpr int64_t kMostShared = 96 * 1024;  // two CTAs an SM
+  constexpr int64_t kMostShared = 96 * 1024;  // two CTAs an SM; every card has 99
   const int64_t rows = x.size(0), in = x.size(1), padded = rows == 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
   const int V = static_cast<int>(16 / size_of(x.dtype));
-  const int64_t shared_rows = padded + (o.norm.empty() ? 0 : 1);
-  if (rows > kFewRows || shared_rows * in * size_of(x.dtype) > kMostShared || !has_vectors(x, V) || !has_vectors(w, V))
-    return false;
+  const bool on_tensor_cores = x.dtype == DType::bf16 && rows > 1;  // which have x in registers
+  const int64_t shared_rows = (on_tensor_cores ? 0 : padded) + (o.norm.empty() ? 0 : 1);
+  const int64_t shared = shared_rows * in * size_of(x.dtype) + (on_tensor_cores ? kMmaShared : 0);
+  if (rows > kFewRows || shared > kMostShared || !has_vectors(x, V) || !has_vectors(w, V)) return false;
   if (!o.norm.empty() && !has_vectors(o.norm, V)) return false;
   dispatch_gpu_float(x.dtype, [&]<class T>() {
     Few<T> a{.y = y.ptr<T>(),

@@ -1,6 +1,8 @@
 // A linear layer of a decoding step, with the norm in front of it and the activation or the residual behind: its rows
 // are few, so all of its time is reading the weights once. On a GPU one kernel for up to kFewRows rows; elsewhere the
-// ops of the forward pass. What they round in between is rounded here too.
+// ops of the forward pass. What they round in between is rounded here too. There, one row, 2 to 8 and more add a sum's
+// terms in different orders. On a GPU w and norm are read before the kernel queued ahead has ended: what wrote them is
+// to lie behind an ordinary kernel (launch_behind.cuh).
 #pragma once
 #include "engine/context.h"
 

@@ -1,5 +1,6 @@
 // Forward of the attention branches on Hopper: which tile of rows a CTA has, the steps that it takes with it, its plan,
-// and the thread that has the copy engine bring what they need (nsa_attend_forward_sm90.cuh).
+// and the two threads that have the copy engine bring what they need and store what they found
+// (nsa_attend_forward_sm90.cuh).
 #pragma once
 #include "kernels/nsa_attend_rows.cuh"
 #include "kernels/tma_sm90.cuh"
@@ -20,9 +21,8 @@ struct SeenKeys {
 };
 
 struct RowForwardArgs {
-  CUtensorMap q_map, k_map, v_map;
+  CUtensorMap q_map, k_map, v_map, o_map;
   Attend<__nv_bfloat16> in;
-  View<__nv_bfloat16> o;
   View<float> lse;
   SeenKeys sight;
   int tiles, tile_tokens, turns;  // tiles of a sequence and group, the tokens of each; tiles in all
@@ -44,7 +44,8 @@ struct ForwardShape {
       unsigned char k[kKeyBytes], v[kValueBytes];
     } stage[kStages];
     unsigned char ones[kOnesBytes];
-    Barrier query_came[kQueries], query_free[kQueries], keys_came[kStages], values_came[kStages], stage_free[kStages];
+    Barrier query_came[kQueries], sums_came[kQueries], query_free[kQueries];  // sums: o, in the place of q
+    Barrier keys_came[kStages], values_came[kStages], stage_free[kStages];
   };
 };
 
@@ -125,17 +126,40 @@ class Plan<RangeKeys, Shape> {
   int steps_seen;
 };
 
+// copy_box (tma_sm90.cuh) the other way: a box from shared memory into the tensor, without rows outside it. What
+// threads wrote there they have to show the engine before (fence_async_proxy).
+__device__ __forceinline__ void store_box(const CUtensorMap& map, const void* from, int column, int row, int head,
+                                          int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+               "r"(shared_address(from)), "r"(column), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+// Until the engine has read all that this thread had it store: the memory may be written again.
+__device__ __forceinline__ void await_stores_read() {
+  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 template <class Shape, class Keys>
 __device__ __forceinline__ void copy_tiles(const RowForwardArgs& a, const Keys& keys, typename Shape::Shared& shared) {
   constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages;
-  const int G = a.in.heads.value();
-  Place<Shape::kQueries> query;
+  constexpr int kBringing = 0, kStoring = 32;  // of another warp: they wait for different things
+  const int G = a.in.heads.value(), thread = threadIdx.x % kWarpgroup;
+  Place<Shape::kQueries> query;  // either's
   Place<kStages> place;
   for (int round = 0, turn; (turn = turn_of(round)) < a.turns; ++round) {
     const CtaRows tile(a, turn);
     const Plan<Keys, Shape> plan(a, keys, tile, Plan<Keys, Shape>::kMadeTogether ? 0 : Shape::kWarpgroups,
                                  reinterpret_cast<unsigned char*>(&shared + 1));
-    if (threadIdx.x % kWarpgroup != 0) continue;  // all of them make the plan
+    if (thread == kStoring) {
+      barrier_wait(&shared.sums_came[query.at], query.parity);
+#pragma unroll
+      for (int i = 0; i < Shape::kPanelsV; ++i)
+        store_box(a.o_map, shared.q[query.at][i], kPanel * i, tile.g * G, tile.first_token, tile.b);
+      await_stores_read();
+      barrier_arrive(&shared.query_free[query.at]);
+      query.advance();
+    }
+    if (thread != kBringing) continue;  // all of them make the plan
     // A second tile's q may have to wait until the first is stored: its first keys and values need not.
     const int query_turn = Shape::kQueries > 1 || round == 0 ? 0 : min(kStages, plan.steps);
 #pragma unroll 1

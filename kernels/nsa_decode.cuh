@@ -15,7 +15,7 @@ inline constexpr int kBranchChunk = 64;     // keys of a CTA: compressed branch,
 inline constexpr int kSelectedChunk = 128;  // selected branch
 inline constexpr int kBranchThreads = 256;
 inline constexpr int kSelectThreads = 512;
-inline constexpr int kJoinThreads = 256;
+inline constexpr int kJoinThreads = 512;
 inline constexpr int kTogether = 8;       // CTAs that share the selection of one (sequence, group)
 inline constexpr int kMostSelected = 64;  // n
 inline constexpr int kMostHeads = 32;     // G
@@ -32,7 +32,8 @@ struct Decode {
   int rows[3];    // of a branch's cache; cmp: Tc, win: the ring
   int chunks[3];  // of a branch, where the cache is full
   int l, d, l_sel, n_sel, init_blocks, local_blocks;
-  int tile_blocks;  // whose scores the selection makes at a time
+  int window_chunk;  // keys of a CTA of the window
+  int tile_blocks;   // whose scores the selection makes at a time
   bool run[3], dense;
   float scale_log2;     // log2(e) / sqrt(dk)
   float* scores;        // [B,Hq,Tc]: of the compressed branch, in powers of 2
@@ -43,7 +44,9 @@ struct Decode {
   T* out;               // [B,Hq,dv]
   unsigned long long* reads;
 
-  static constexpr int chunk_of(int branch) { return branch == 1 ? kSelectedChunk : kBranchChunk; }
+  __host__ __device__ int chunk_of(int branch) const {
+    return branch == 0 ? kBranchChunk : branch == 1 ? kSelectedChunk : window_chunk;
+  }
   // Keys that the token at `at` sees.
   __device__ int keys(int branch, int at) const {
     if (branch == 2) return min(rows[2], at + 1);
@@ -242,7 +245,7 @@ __device__ void join_chunks(const Decode<T>& a, JoinMemory<kThreads>& memory, in
     const int i = i0 + column, h = i / a.dv, j = i % a.dv;
 #pragma unroll 1
     for (int branch = 0; branch < 3; ++branch) {
-      const int chunks = i < end ? pieces(a.keys(branch, at), branch == 1 ? kSelectedChunk : kBranchChunk) : 0;
+      const int chunks = i < end ? pieces(a.keys(branch, at), a.chunk_of(branch)) : 0;
       const float2* const sums = a.partial_sum + a.partial(b, g, branch, 0) + h;
       const float* const outs = a.partial_o + (a.partial(b, g, branch, 0) + h) * a.dv + j;
       float max = -INFINITY, sum = 0, o = 0;
@@ -298,5 +301,8 @@ template <class T>
 void launch_selected(Context&, const Decode<T>&, bool vectors);
 template <class T>
 void launch_join(Context&, const Decode<T>&);
+// The chunks of dense attention on tensor cores (nsa_decode_dense.cu), which are longer: window_chunk and chunks[2]
+// become theirs. False, and nothing done, where they do not fit.
+bool launch_dense(Context&, Decode<__nv_bfloat16>&, bool vectors);
 
 }  // namespace triad::cuda

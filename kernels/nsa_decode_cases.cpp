@@ -94,7 +94,7 @@ std::vector<OpCase> nsa_decode_cases() {
       any_card_case(decode_case("5000_blocks", {1, 20000, 3, 1, 16, 16}, {19990}, config(4, 2, 4, 13, 30))),
       any_card_case(decode_case("dense", {2, 500, 12, 2, 64, 64}, {3, 460}, NsaConfig{}, true)),
       decode_case("dense", {2, 500, 12, 2, 64, 64}, {3, 460}, NsaConfig{}, true),
-      decode_case("dense_20000_G16", {1, 20000, 16, 1, 64, 64}, {19976}, NsaConfig{}, true),
+      decode_case("dense_20000_G16", {1, 20000, 16, 1, 64, 64}, {19976}, NsaConfig{}, true),  // 256 keys a CTA
       decode_case("dense_G1_128", {2, 700, 2, 2, 128, 128}, {699, 16}, NsaConfig{}, true),
       decode_case("dense_G16_128", {1, 600, 16, 1, 128, 128}, {599}, NsaConfig{}, true),
       decode_case("dense_G24", {1, 200, 24, 1, 64, 64}, {190}, NsaConfig{}, true),

@@ -1,6 +1,7 @@
 // Cached decoding: after a prefill of any length, each step takes one token a sequence and gives the logits that a
 // forward pass over the whole sequence has in that row. The prefill is that forward pass; the step computes the same
-// functions of the cache. Sequences of a batch have lengths of their own.
+// functions of the cache. Sequences of a batch have lengths of their own. On a GPU the last bits of a sequence's logits
+// depend on how many there are beside it (linear_few.h).
 #pragma once
 #include <vector>
 

@@ -187,23 +187,24 @@ std::vector<int32_t> greedy_by_forward(DecodeFixture& f, std::vector<int32_t> te
   }
   return {text.begin() + static_cast<std::ptrdiff_t>(prompt), text.end()};
 }
-// The same by steps, on the GPU of a recorded one; the device chooses.
-std::vector<int32_t> greedy_by_steps(DecodeFixture& f, const std::vector<int32_t>& prompt, size_t count) {
-  f.prefill(0, prompt);
+// The same by steps, on the GPU of a recorded one; the device chooses. A prompt for each of the decoder's sequences.
+std::vector<std::vector<int32_t>> greedy_by_steps(DecodeFixture& f, const std::vector<std::vector<int32_t>>& prompts,
+                                                  size_t count) {
+  for (size_t b = 0; b < prompts.size(); ++b) f.prefill(static_cast<int64_t>(b), prompts[b]);
   Decoder& d = f.decoder();
   Graph graph(f.ctx().device);
-  std::vector<int32_t> chosen;
+  std::vector<std::vector<int32_t>> chosen(prompts.size());
   d.choose_greedy(f.ctx());
   while (true) {
-    int32_t token;
-    read(f.ctx(), &token, d.tokens);
-    chosen.push_back(token);
-    if (chosen.size() == count) return chosen;
+    std::vector<int32_t> tokens(prompts.size());
+    read(f.ctx(), tokens.data(), d.tokens);
+    for (size_t b = 0; b < tokens.size(); ++b) chosen[b].push_back(tokens[b]);
+    if (chosen[0].size() == count) return chosen;
     const auto work = [&] {
       d.queue(f.ctx());
       d.choose_greedy(f.ctx());
     };
-    if (!f.ctx().device.is_cuda() || chosen.size() < 3) {
+    if (!f.ctx().device.is_cuda() || chosen[0].size() < 3) {
       work();
     } else {
       if (!graph.recorded()) graph.record(f.ctx(), work);
@@ -259,12 +260,26 @@ void check_greedy(const ModelConfig& config, Device device, DType dtype, const s
   const Learned learned = learn_by_heart(config, device);
   DecodeFixture f(config, 1, kTokens, device, dtype);
   f.set_weights(learned.weights);
-  const auto begin = learned.text.begin();
-  const std::vector<int32_t> prompt(begin, begin + kPrompt), rest(begin + kPrompt, begin + kPrompt + kChosen);
-  const std::vector<int32_t> by_steps = greedy_by_steps(f, prompt, kChosen);
+  const auto part = [&](size_t from, size_t count) {
+    const auto begin = learned.text.begin() + static_cast<std::ptrdiff_t>(from);
+    return std::vector<int32_t>(begin, begin + static_cast<std::ptrdiff_t>(count));
+  };
+  const std::vector<int32_t> prompt = part(0, kPrompt), by_steps = greedy_by_steps(f, {prompt}, kChosen)[0];
   INFO(name);
   CHECK(by_steps == greedy_by_forward(f, prompt, kChosen));
-  CHECK(by_steps == rest);  // so it does know the text, by looking further back than a token
+  CHECK(by_steps == part(kPrompt, kChosen));  // so it does know the text, by looking further back than a token
+
+  // Several sequences take other kernels than one.
+  const std::vector<size_t> lengths = {kPrompt, kPrompt + 13, kPrompt - 9};
+  std::vector<std::vector<int32_t>> prompts;
+  for (const size_t n : lengths) prompts.push_back(part(0, n));
+  DecodeFixture batch(config, static_cast<int64_t>(lengths.size()), kTokens, device, dtype);
+  batch.set_weights(learned.weights);
+  const std::vector<std::vector<int32_t>> of_batch = greedy_by_steps(batch, prompts, kChosen);
+  for (size_t b = 0; b < lengths.size(); ++b) {
+    INFO("sequence " << b << " of a batch");
+    CHECK(of_batch[b] == part(lengths[b], kChosen));
+  }
 }
 
 }  // namespace

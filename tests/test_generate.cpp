@@ -29,7 +29,7 @@ std::string printed(const std::string& args) {
 
 }  // namespace
 
-TEST_CASE("generate: a text is the same alone and beside others, and depends on the seed", "[generate]") {
+TEST_CASE("generate: a text on the CPU is the same alone and beside others, and depends on the seed", "[generate]") {
   const TemporaryFolder folder;
   const std::string generate = init(folder);
   const std::string greedy = " --tokens 20 --temperature 0";

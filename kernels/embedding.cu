@@ -1,8 +1,9 @@
 // The token table on the GPU. Forward copies a row per warp: N rows of the table in, N rows out.
 // Backward must add rows of equal tokens in one order, and fast even where one token has 10,000 rows. Two launches:
-//   1. list: (token, row) side by side by token, then row. Every CTA lists the tokens that are its own. It reads all
-//      tokens, and so counts for itself what the others have before its own: nobody waits for anybody. (cub's radix
-//      sort took eight launches.) Its own it keeps, so that one look at all is enough but where a token is hot.
+//   1. list: (token, row) side by side by token, the rows of a token in one order. Every CTA lists the tokens that are
+//      its own. It reads all tokens, and so counts for itself what the others have before its own: nobody waits for
+//      anybody. (cub's radix sort took eight launches.) It compares two at a time. Its own it keeps, so that one look
+//      at all is enough but where a token is hot.
 //   2. sum: the list is cut into stretches of 256 entries, whatever the tokens are, and those into pieces of some 28. A
 //      warp sums the runs of equal tokens of one piece in 32 vectors of columns, always three rows ahead of itself. A
 //      run that lies inside of the piece is all its token has: it is added to dw, whose row is asked for along with
@@ -10,10 +11,12 @@
 //      where the warp that comes last adds up all parts, in their order.
 // Each element of dw is read and written once, where its token occurs. Bytes: dy once, 8 a touched element of dw; at
 // 32,768 x 768 (bf16) with 24,046 different tokens 198 MB, 46 us at 4.3 TB/s, a copy of as many bytes 55. Measured on
-// an H200: 66.5 to 67.5 us, the list 7 of them and the sums, which go at 3.65 TB/s, 54; a list that looked twice 10,
-// rows asked for four at a time and then awaited 57; cub's sort and a third kernel that joined the pieces: 110 in all.
-// Adding to dw by red instead of load, add, store took 30 us more; bringing dy to L2 while the list is made, or telling
-// L2 to forget dw first, nothing or a microsecond more. No size depends on the tokens, so nothing waits for the host.
+// an H200: 65.6 to 66.2 us, the list 6 of them and the sums, which go at 3.65 TB/s, 55; a list that compared tokens one
+// by one 7, that looked twice 10, rows asked for four at a time and then awaited 57; cub's sort and a third kernel that
+// joined the pieces: 110 in all. Adding to dw by red instead of load, add, store took 30 us more; bringing dy to L2
+// while the list is made, or telling L2 to forget dy or dw first, nothing or a microsecond or two more; bringing the
+// rows that each warp of the sums begins with when the list is put down, a microsecond less at 32,768 rows, at 65,536
+// up to four more. No size depends on the tokens, so nothing waits for the host.
 #include <algorithm>
 #include <limits>
 
@@ -48,12 +51,13 @@ __global__ void __launch_bounds__(32 * kWarps)
 // Entries of the list: of a warp, and of a CTA. A run that ends soon after a stretch's border is the stretch's before.
 constexpr int kPiece = 32, kStretch = 256, kSlack = 32, kSumWarps = (kStretch + kSlack) / kPiece;
 constexpr int kListBits = 7;  // 128 CTAs, or as many as there are thousands of tokens
-constexpr int kListWarps = 32, kListBatch = 16;
+constexpr int kMostListBits = 15;
+constexpr int kListWarps = 32, kListBatch = 32;
 constexpr int kKept = 64;  // pairs of a warp that it keeps from its look at the tokens; for more it looks again
 // Counters of all warps: 80 KiB, beside 16 of what is kept; every card has 99.
 constexpr int64_t kMostTokensOfCta = 20 * kListWarps;
 
-// The (token, row) pairs by token, then row, and what concerns the stretches.
+// The (token, row) pairs by token, and what concerns the stretches.
 struct List {
   int32_t *tokens, *rows;
   int32_t* begins;  // [stretches + 1]
@@ -64,6 +68,18 @@ struct List {
   int column_groups;
 };
 
+// Of the lanes before this one.
+__device__ __forceinline__ int32_t exclusive_sum(int32_t own) {
+  const int lane = threadIdx.x % 32;
+  int32_t through = own;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int32_t other = __shfl_up_sync(kAllLanes, through, offset);
+    if (lane >= offset) through += other;
+  }
+  return through - own;
+}
+
 // A CTA: the tokens that end in its number's `bits` bits: frequent tokens are neighbours in most vocabularies, and so
 // they are shared out. Without those bits there are `share` of them. A warp: a 32nd of the rows, in their order.
 // counts [warps][share].
@@ -72,7 +88,8 @@ __global__ void __launch_bounds__(32 * kListWarps)
   extern __shared__ int32_t counts[];
   __shared__ int2 kept[kListWarps][kKept];  // row, token
   __shared__ int32_t of_warp[kListWarps], below_of_warp[kListWarps];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, cta = static_cast<int>(blockIdx.x);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t cta = blockIdx.x;
   const int32_t N = list.N;
   const int32_t begin = min(int64_t{warp} * rows_of_warp, int64_t{N}),
                 end = min(int64_t{begin} + rows_of_warp, int64_t{N});
@@ -82,36 +99,36 @@ __global__ void __launch_bounds__(32 * kListWarps)
   for (int i = lane; i < share; i += 32) own[i] = 0;
   __syncwarp();
 
-  // body(row, token) for this warp's rows, 32 at a time; -1 past the end. What it takes is the way to memory: the
-  // tokens of sixteen rows are asked for together.
-  const auto for_each = [&](auto&& body) {
-#pragma unroll 1
-    for (int32_t base = begin; base < end; base += 32 * kListBatch) {
-      int32_t token[kListBatch];
-#pragma unroll
-      for (int k = 0; k < kListBatch; ++k) {
-        const int32_t row = base + 32 * k + lane;
-        token[k] = row < end ? __ldg(tokens + row) : -1;
-      }
-#pragma unroll
-      for (int k = 0; k < kListBatch; ++k) body(base + 32 * k + lane, token[k]);
-    }
-  };
-  const int last_cta = (1 << bits) - 1;
-  const auto owner = [&](int32_t token) { return token < 0 ? std::numeric_limits<int>::max() : token & last_cta; };
+  // The first look, 1,024 rows at a time, of which lane i has 32 k + i; so a token's rows come by lane, then k. What it
+  // takes is instructions, and tokens are compared in pairs: the owners, 15 bits at most, in halves of a word whose
+  // differences never borrow from each other.
   const unsigned lanes_before = (1u << lane) - 1;
+  const uint32_t last_cta = (1u << bits) - 1, both = 0x10001u, tops = 0x8000u * both;
   int32_t below = 0, found = 0;
-  for_each([&](int32_t row, int32_t token) {
-    below += owner(token) < cta;
-    const bool mine = owner(token) == cta;
-    const unsigned some = __ballot_sync(kAllLanes, mine);
-    if (mine) {
-      atomicAdd(own + (token >> bits), 1);
-      const int place = found + __popc(some & lanes_before);
-      if (place < kKept) kept[warp][place] = make_int2(row, token);
+#pragma unroll 1
+  for (int32_t base = begin + lane; base - lane < end; base += 32 * kListBatch) {
+    uint32_t token[kListBatch];
+#pragma unroll
+    for (int k = 0; k < kListBatch; ++k) token[k] = base + 32 * k < end ? __ldg(tokens + base + 32 * k) : last_cta;
+    uint32_t mine = 0, lower = 0;  // bit k: of token k; counts in halves
+#pragma unroll
+    for (int k = 0; k < kListBatch / 2; ++k) {
+      const uint32_t owners = __byte_perm(token[k], token[kListBatch / 2 + k], 0x5410) & last_cta * both;
+      lower += (cta + 0x7fffu) * both - owners >> 15 & both;      // one where the owner is less than cta
+      mine |= (tops - (owners ^ cta * both) & tops) >> (15 - k);  // a top where they are the same
     }
-    found += __popc(some);
-  });
+    below += (lower & 0xffff) + (lower >> 16);
+    const int rows = (end - base + 31) / 32;  // that there are for this lane
+    if (rows < kListBatch) mine &= (1u << max(rows, 0)) - 1;
+    const int count = __popc(mine);
+    int place = found + exclusive_sum(count);
+    found = __shfl_sync(kAllLanes, place + count, 31);
+    for (; mine != 0; mine &= mine - 1, ++place) {
+      const int32_t row = base + 32 * (__ffs(mine) - 1), its_token = __ldg(tokens + row);
+      atomicAdd(own + (its_token >> bits), 1);
+      if (place < kKept) kept[warp][place] = make_int2(row, its_token);
+    }
+  }
   below = __reduce_add_sync(kAllLanes, below);
   if (lane == 0) below_of_warp[warp] = below;
   __syncthreads();
@@ -123,12 +140,7 @@ __global__ void __launch_bounds__(32 * kListWarps)
 #pragma unroll 8
     for (int w = 0; w < kListWarps; ++w) total += counts[w * share + t];
   }
-  int32_t through = total;  // this token's and those before it, of the warp's tokens
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int32_t other = __shfl_up_sync(kAllLanes, through, offset);
-    if (lane >= offset) through += other;
-  }
+  const int32_t through = exclusive_sum(total) + total;  // this token's and those before it, of the warp's tokens
   if (lane == 31) of_warp[warp] = through;
   __syncthreads();
   const int32_t before = __reduce_add_sync(kAllLanes, below_of_warp[lane] + (lane < warp ? of_warp[lane] : 0));
@@ -173,10 +185,12 @@ __global__ void __launch_bounds__(32 * kListWarps)
       put(pair.x, pair.y, mine);
     }
   } else {
-    for_each([&](int32_t row, int32_t token) {
-      const bool mine = owner(token) == cta;
+#pragma unroll 4
+    for (int32_t base = begin; base < end; base += 32) {
+      const int32_t row = base + lane, token = row < end ? __ldg(tokens + row) : 0;
+      const bool mine = row < end && (token & last_cta) == cta;
       if (__any_sync(kAllLanes, mine)) put(row, token, mine);
-    });
+    }
   }
 }
 
@@ -341,6 +355,8 @@ void embedding_forward(Context& ctx, Tensor y, ConstTensor tokens, ConstTensor w
 
 void embedding_backward(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor tokens) {
   const int64_t N = dy.size(0), C = dy.size(1), V = dw.size(0), stretches = ceil_div(N, kStretch);
+  constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max() - 32 * kListBatch;  // places and ends are int32
+  TRIAD_CHECK(N <= kMostRows, "embedding: {} tokens at once, at most {}", N, kMostRows);
   dispatch_gpu_float(dy.dtype, [&]<class T>() {
     dispatch_vector<T>(all_have_vectors(kVector<T>, dy, dw), [&]<int kLanes>() {
       const int64_t column_groups = ceil_div(C, 32 * kLanes);
@@ -356,11 +372,10 @@ void embedding_backward(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor tok
                       static_cast<int>(column_groups)};
       int bits = kListBits;
       while (ceil_div(V, int64_t{1} << bits) > kMostTokensOfCta) ++bits;
+      TRIAD_CHECK(bits <= kMostListBits, "embedding: a vocabulary of {} tokens, at most {}", V,
+                  kMostTokensOfCta << kMostListBits);
       const int64_t share = ceil_div(V, int64_t{1} << bits);
       const size_t counters = kListWarps * static_cast<size_t>(share) * sizeof(int32_t);
-      if (!ctx.planning)  // the limit is on what is kept and the counters together; launch() sees the counters alone
-        CUDA_CHECK(
-            cudaFuncSetAttribute(list_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(counters)));
       launch(ctx, "embedding list", list_kernel, dim3(N == 0 ? 0 : 1 << bits), dim3(32 * kListWarps), counters, list,
              tokens.ptr<int32_t>(), static_cast<int>(ceil_div(N, 32 * kListWarps) * 32), bits, static_cast<int>(share));
       launch_behind(ctx, "embedding sum", sum_kernel<T, kLanes>, dim3(stretches * column_groups), dim3(32 * kSumWarps),

@@ -53,6 +53,7 @@ std::vector<OpCase> embedding_cases() {
           embedding_case({"40x8 of 90000", 40, 8, 90000}),
           embedding_case({"9000x264 of 50, hot", 9000, 264, 50, 0.15}),
           embedding_case({"32768x768 of 50304", 32768, 768, 50304, 0, 0, true}),
+          embedding_case({"65536x768 of 50304", 65536, 768, 50304, 0, 0, true}),
           embedding_case({"65536x768 of 256, hot", 65536, 768, 256, 0.15, 0, true})};
 }
 

@@ -101,6 +101,7 @@ std::vector<OpCase> nsa_gate_cases() {
       combine_case("combine_65_100", {1, 65, 16, 1, 100}),
       combine_case("combine_2x67_128", {2, 67, 20, 2, 128}),
       gate_case("m7c", {16, 2048, 12, 2, 64}, {}, 0, true),
+      gate_case("m7c_64k", {1, 65536, 12, 2, 64}, {}, 0, true),
       gate_case("16384_d128", {1, 16384, 64, 4, 128}, {}, 0, true),
       combine_case("combine_m7c", {16, 2048, 12, 2, 64}),
   };

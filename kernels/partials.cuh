@@ -45,6 +45,8 @@ static __global__ void __launch_bounds__(kColumns* kLanes)
   const bool inside = element < t.elements;
   const int64_t row = inside ? element / t.columns : 0, column = inside ? element % t.columns : 0;
   const float* const from = slices + t.offset + row * t.row_stride + column;
+  if (threadIdx.y == 0 && inside)  // L2 may have lost it, and it is needed last: on its way while this kernel waits
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(t.grad + row * t.grad_stride + column));
   wait_for_kernel_ahead();
   float sum = 0;
   if (inside) {

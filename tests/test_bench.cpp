@@ -133,6 +133,15 @@ TEST_CASE("bench: dense attention and steps", "[bench]") {
   REQUIRE(rows.size() == 2);
   const Json& row = rows[1];
   CHECK(std::abs(row["tokens_per_s"].get<double>() * row["us"].get<double>() - 2 * 48e6) < 1);
+  const std::string named = folder.file("named.jsonl");  // rows of a config that the environment names
+  for (const char* verb :
+       {"step --steps 1 --warm-up 0", "prefill --lengths 20 --runs 1", "decode --lengths 20 --runs 1"}) {
+    const Outcome outcome =
+        run_program(std::string("bench ") + verb + " --set runtime.device=cpu --append " + named, "CONFIG=" + kTiny);
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 0);
+    CHECK(read_rows(named).back()["case"].get<std::string>().starts_with("tiny "));
+  }
   check("bench step " + kTiny + " --steps 0", 2, {"--steps"});
   check("bench step " + kTiny + " --set model.bogus=1", 2, {"bogus"});
 }
@@ -143,9 +152,28 @@ TEST_CASE("bench: a memory-bound op is set against a copy of as many bytes", "[b
   REQUIRE(outcome.exit_code == 0);
   const Json results = parse_json(outcome.output, "the output of bench")["results"];
   REQUIRE(results.size() == 1);
-  REQUIRE(results[0]["limited_by"] == "memory");
-  CHECK(results[0]["share_of_copy"].get<double>() > 0);
-  CHECK(results[0]["share_of_traffic"].get<double>() > 0);
+  const Json& row = results[0];
+  REQUIRE(row["limited_by"] == "memory");
+  CHECK(row["share_of_copy"].get<double>() > 0);
+  CHECK(row["share_of_traffic"].get<double>() > 0);
+  CHECK_FALSE(row.contains("us_clean"));  // a GPU's: the CPU flushes nothing
+}
+
+TEST_CASE("bench: a memory-bound op on the GPU is timed behind either flush", "[bench][gpu]") {
+  if (!test::require_gpu()) return;
+  const Outcome outcome = run_program("bench rope --device cuda --json");
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  for (const Json& row : parse_json(outcome.output, "the output of bench")["results"]) {
+    INFO(row.dump());
+    REQUIRE(row["limited_by"] == "memory");
+    // A pass reads and writes as a copy does: no faster than one by much, nor by an order slower.
+    for (const char* share : {"share_of_copy", "share_of_copy_clean", "share_of_traffic"}) {
+      CHECK(row[share].get<double>() > 0.1);
+      CHECK(row[share].get<double>() < 1.5);
+    }
+    CHECK(row["us_clean"].get<double>() > 0);
+  }
 }
 
 TEST_CASE("bench: what a case writes is a part of what it moves", "[bench]") {
@@ -232,7 +260,8 @@ TEST_CASE("routes: fallbacks reach the run's folder, each once", "[routes]") {
   const TemporaryFolder folder;
   Config config;
   config.log.out_dir = folder.file("run");
-  const RunFolder run(config.log.out_dir, RunFolder::Start::fresh);
+  FolderLock lock;
+  const RunFolder run(config.log.out_dir, RunFolder::Start::fresh, lock);
   std::filesystem::create_directory(run.file("ranks"));  // the trainer's work
   Routes routes;
   {

@@ -1,7 +1,8 @@
 // triad bench: times the bench cases of every op, forward and backward, and sets each against what this machine
 // reaches: the bandwidth of a device copy and the rate of a large matrix product, both measured at the start, and,
 // where memory is the limit, a copy of as many bytes as the op has to move, and a kernel that does nothing but read and
-// write what the op reads and writes (share_of_copy and share_of_traffic in a row). `attention` and `step`
+// write what the op reads and writes (share_of_copy and share_of_traffic in a row). The copy once more where neither it
+// nor the op begins with lines in L2 that others wrote (us_clean, share_of_copy_clean). `attention` and `step`
 // (bench_attention.cpp, bench_step.cpp) do the same for whole attention and whole training steps, `prefill` and
 // `decode` (bench_decode.cpp) for prompts and the steps behind them.
 #include <fmt/format.h>
@@ -89,22 +90,40 @@ struct OpsBench {
   void skip(const OpCase& c, const std::string& why) {
     rows.rows.push_back({{"op", c.op}, {"case", c.name}, {"skipped", why}});
   }
+  // What a pass takes that does this much: behind either flush where memory on a GPU limits it.
+  struct Pass {
+    double flops, bytes;
+    Timing dirty, clean;
+  };
+  template <class Work>
+  Pass time(Context& ctx, double flops, double bytes, Work&& work) {
+    Pass pass{.flops = flops, .bytes = bytes, .dirty = stopwatch(ctx, work), .clean = {}};
+    if (device.is_cuda() && memory_bound(pass)) pass.clean = stopwatch(ctx, work, Flush::read);
+    return pass;
+  }
+  bool memory_bound(const Pass& p) const {
+    return p.bytes * 1e-3 / rows.ceiling.gb_per_s >= p.flops * 1e-6 / rows.ceiling.tflop_per_s;
+  }
   // written: of the bytes; OpCase::kHalf: half of them
-  void add(const OpCase& c, const char* pass, double flops, double bytes, double written, const Timing& t) {
+  void add(const OpCase& c, const char* name, double written, const Pass& pass) {
+    const auto& [flops, bytes, t, clean] = pass;
     const double memory = bytes / t.us * 1e-3 / rows.ceiling.gb_per_s;
     const double compute = flops / t.us * 1e-6 / rows.ceiling.tflop_per_s;
-    const bool memory_bound = memory >= compute;
     Json row = {{"op", c.op},
                 {"case", c.name},
-                {"pass", pass},
+                {"pass", name},
                 {"us", t.us},
                 {"runs", t.runs},
                 {"gb_per_s", bytes / t.us * 1e-3},
                 {"tflop_per_s", flops / t.us * 1e-6},
                 {"share_of_ceiling", std::max(memory, compute)},
-                {"limited_by", memory_bound ? "memory" : "compute"}};
-    if (memory_bound) {
+                {"limited_by", memory_bound(pass) ? "memory" : "compute"}};
+    if (memory_bound(pass)) {
       row["share_of_copy"] = memory_times.copy_us(bytes) / t.us;
+      if (clean.runs > 0) {
+        row["us_clean"] = clean.us;
+        row["share_of_copy_clean"] = memory_times.copy_us(bytes, Flush::read) / clean.us;
+      }
       if (written == OpCase::kHalf) written = bytes / 2;
       row["share_of_traffic"] = memory_times.traffic_us(bytes - written, written) / t.us;
     }
@@ -117,23 +136,25 @@ void bench_case(OpsBench& bench, const OpCase& c) {
     return bench.skip(c, fmt::format("not built for {}", name_of(bench.dtype)));
   if (const std::string why = too_large(c, bench.device, bench.dtype); !why.empty()) return bench.skip(c, why);
   const double element_scale = static_cast<double>(size_of(bench.dtype)) / 2;  // the table's bytes are for bf16
-  Timing forward, backward;
+  const auto scaled = [&](double bytes) { return bytes == OpCase::kHalf ? bytes : bytes * element_scale; };
+  OpsBench::Pass forward{}, backward{};
   {  // its memory is given back before copies are timed
     BenchRun run(c, bench.device, bench.dtype);
-    forward = bench.stopwatch(run.ctx(), [&] { c.forward(run.ctx(), run.args()); });
-    if (c.backward) backward = bench.stopwatch(run.ctx(), [&] { c.backward(run.ctx(), run.args()); });
+    forward =
+        bench.time(run.ctx(), c.forward_flops, scaled(c.forward_bytes), [&] { c.forward(run.ctx(), run.args()); });
+    if (c.backward)
+      backward =
+          bench.time(run.ctx(), c.backward_flops, scaled(c.backward_bytes), [&] { c.backward(run.ctx(), run.args()); });
     if (run.ctx().routes.fallbacks() > 0)
       bench.fallbacks += fmt::format("{} {}: {}\n", c.op, c.name, run.ctx().routes.summary());
   }
-  const auto scaled = [&](double bytes) { return bytes == OpCase::kHalf ? bytes : bytes * element_scale; };
-  bench.add(c, "forward", c.forward_flops, scaled(c.forward_bytes), scaled(c.forward_written), forward);
-  if (c.backward)
-    bench.add(c, "backward", c.backward_flops, scaled(c.backward_bytes), scaled(c.backward_written), backward);
+  bench.add(c, "forward", scaled(c.forward_written), forward);
+  if (c.backward) bench.add(c, "backward", scaled(c.backward_written), backward);
 }
 
 void print_table(std::span<const Json> rows) {
-  fmt::print("{:<24} {:<40} {:<8} {:>11} {:>9} {:>9} {:>15} {:>10} {:>13}\n", "op", "case", "pass", "us", "GB/s",
-             "TFLOP/s", "of the ceiling", "of a copy", "of its bytes");
+  fmt::print("{:<24} {:<40} {:<8} {:>11} {:>9} {:>9} {:>15} {:>10} {:>13} {:>20}\n", "op", "case", "pass", "us", "GB/s",
+             "TFLOP/s", "of the ceiling", "of a copy", "of its bytes", "of a copy, L2 clean");
   for (const Json& r : rows) {
     fmt::print("{:<24} {:<40} ", r["op"].get<std::string>(), r["case"].get<std::string>());
     if (r.contains("skipped")) {
@@ -146,6 +167,8 @@ void print_table(std::span<const Json> rows) {
     if (r.contains("share_of_copy"))
       fmt::print(" {:>9.1f}% {:>12.1f}%", 100 * r["share_of_copy"].get<double>(),
                  100 * r["share_of_traffic"].get<double>());
+    if (r.contains("us_clean"))
+      fmt::print(" {:>10.1f} us {:>5.1f}%", r["us_clean"].get<double>(), 100 * r["share_of_copy_clean"].get<double>());
     fmt::print("\n");
   }
 }

@@ -10,7 +10,6 @@
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 
 #include "engine/check.h"
@@ -237,10 +236,9 @@ class DecodeBench {
 };
 
 // As the other verbs keep their rows.
-Json kept_row(const DecodeBenchOptions& o, const Row& r, bool prefill, bool dense) {
+Json kept_row(const DecodeBenchOptions& o, const std::string& config, const Row& r, bool prefill, bool dense) {
   return {{"op", prefill ? "prefill" : "decode"},
-          {"case", fmt::format("{} {}x{}{}", std::filesystem::path(o.config).stem().string(), prefill ? 1 : o.batch,
-                               r.S, dense ? " dense" : "")},
+          {"case", fmt::format("{} {}x{}{}", config, prefill ? 1 : o.batch, r.S, dense ? " dense" : "")},
           {"pass", prefill ? "forward" : "step"},
           {"us", 1e3 * r.ms_total},
           {"runs", o.runs},
@@ -252,7 +250,8 @@ Json kept_row(const DecodeBenchOptions& o, const Row& r, bool prefill, bool dens
 
 void run_bench(const DecodeBenchOptions& o, bool prefill) {
   o.kept.check_files();
-  const Config config = load_config(o.config, o.sets).config;
+  const LoadedConfig loaded = load_config(o.config, o.sets);
+  const Config& config = loaded.config;
   const Device device = choose_device(config.runtime.device);
   BenchRows rows{.what = prefill ? "prefill" : "decode",
                  .device = device,
@@ -276,7 +275,7 @@ void run_bench(const DecodeBenchOptions& o, bool prefill) {
                r.reads, expected, r.reads_decode, expected);
     TRIAD_CHECK(std::fflush(file) == 0, "{} cannot be written", o.csv.empty() ? "standard output" : o.csv);
     as_expected = as_expected && r.reads == static_cast<double>(expected) && r.reads_decode == r.reads;
-    rows.rows.push_back(kept_row(o, r, prefill, config.model.dense()));
+    rows.rows.push_back(kept_row(o, loaded.name, r, prefill, config.model.dense()));
   }
   if (file != stdout) TRIAD_CHECK(std::fclose(file) == 0, "{} cannot be written", o.csv);
   TRIAD_CHECK(as_expected, "the kernels read other keys than expected");

@@ -8,7 +8,6 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -232,9 +231,10 @@ Json to_json(const Split& split) {
   return {{"busy", split.busy}, {"families", out}};
 }
 
-std::string case_name(const StepOptions& o, const Config& c) {
-  std::string name = fmt::format("{} {}x{} {}", std::filesystem::path(o.config).stem().string(),
-                                 c.train.micro_batch_size, c.train.seq_len, word_of(c.model.attention));
+std::string case_name(const LoadedConfig& loaded) {
+  const Config& c = loaded.config;
+  std::string name =
+      fmt::format("{} {}x{} {}", loaded.name, c.train.micro_batch_size, c.train.seq_len, word_of(c.model.attention));
   if (c.train.accumulate_grad_batches > 1) name += fmt::format(" x{}", c.train.accumulate_grad_batches);
   return name;
 }
@@ -243,7 +243,8 @@ void run_step(const StepOptions& o) {
   o.common.check_files();
   std::optional<AtomicFile> trace_file;
   if (!o.chrome_trace.empty()) trace_file.emplace(o.chrome_trace);
-  const Config config = load_config(o.config, o.sets).config;
+  const LoadedConfig loaded = load_config(o.config, o.sets);
+  const Config& config = loaded.config;
   const TrainConfig& t = config.train;
   const Device device = choose_device(config.runtime.device);
   const DType dtype = compute_dtype(config.runtime.precision);
@@ -266,7 +267,7 @@ void run_step(const StepOptions& o) {
   const double tokens_per_s = static_cast<double>(t.tokens_per_step()) / us * 1e6;
   const double peak_gb = static_cast<double>(steps.peak_bytes()) * 1e-9;
   rows.rows.push_back({{"op", "step"},
-                       {"case", case_name(o, config)},
+                       {"case", case_name(loaded)},
                        {"pass", "step"},
                        {"us", us},
                        {"runs", o.steps},
@@ -282,7 +283,7 @@ void run_step(const StepOptions& o) {
         "{}: {:.3f} ms a step ({:.3f} to {:.3f}), {:.0f} tokens/s, peak {:.3f} GB; executed {:.1f} TFLOP/s ({:.1f}% of "
         "the matrix "
         "products'), dense-equivalent {:.1f} ({:.1f}%)\n",
-        case_name(o, config), us * 1e-3, *fastest * 1e-3, *slowest * 1e-3, tokens_per_s, peak_gb, executed,
+        case_name(loaded), us * 1e-3, *fastest * 1e-3, *slowest * 1e-3, tokens_per_s, peak_gb, executed,
         100 * executed / ceiling.tflop_per_s, dense, 100 * dense / ceiling.tflop_per_s);
   if (device.is_cuda() && !o.no_split) {
     Split split;

@@ -20,8 +20,9 @@ Stopwatch::Stopwatch(Device device) : device_(device) {
   flush_memory_ = flush_->alloc(MemTag::workspace, "L2 flush", DType::u8, {bytes});
 }
 
-void Stopwatch::flush(Context& ctx, int run) {
+void Stopwatch::flush(Context& ctx, int run, Flush how) {
   backend::fill(flush_memory_.data, device_, run & 0xff, flush_memory_.bytes(), ctx.stream.handle());
+  if (how == Flush::read) traffic(ctx, {}, flush_memory_);
 }
 
 Ceiling measure_ceiling(Device device, DType dtype, Stopwatch& stopwatch) {
@@ -53,20 +54,23 @@ Ceiling measure_ceiling(Device device, DType dtype, Stopwatch& stopwatch) {
 }
 
 template <class Work>
-double MemoryTimes::time_us(int64_t from_bytes, int64_t to_bytes, Work&& work) {
+double MemoryTimes::time_us(int64_t from_bytes, int64_t to_bytes, Flush how, Work&& work) {
   Runtime runtime({.device = device_, .arena_bytes = align_up(from_bytes) + align_up(to_bytes)});
   const auto alloc = [&](const char* name, int64_t bytes) {
     return bytes == 0 ? Tensor{} : runtime.arena().alloc(MemTag::workspace, name, DType::u8, {bytes});
   };
   const Tensor from = alloc("from", from_bytes), to = alloc("to", to_bytes);
   if (!from.empty()) zero(runtime.ctx(), from);
-  return stopwatch_(runtime.ctx(), [&] { work(runtime.ctx(), to, from); }).us;
+  return stopwatch_(
+             runtime.ctx(), [&] { work(runtime.ctx(), to, from); }, how)
+      .us;
 }
 
-double MemoryTimes::copy_us(double bytes) {
+double MemoryTimes::copy_us(double bytes, Flush how) {
   const int64_t half = static_cast<int64_t>(bytes / 2);
-  const auto [known, is_new] = copies_.try_emplace(half);
-  if (is_new) known->second = time_us(half, half, [](Context& ctx, Tensor to, Tensor from) { copy(ctx, to, from); });
+  const auto [known, is_new] = copies_.try_emplace({half, how});
+  if (is_new)
+    known->second = time_us(half, half, how, [](Context& ctx, Tensor to, Tensor from) { copy(ctx, to, from); });
   return known->second;
 }
 
@@ -75,8 +79,8 @@ double MemoryTimes::traffic_us(double read, double written) {
   const auto whole = [](double bytes) { return static_cast<int64_t>(bytes) / kVector * kVector; };
   const auto [known, is_new] = traffic_.try_emplace({whole(read), whole(written)});
   if (is_new)
-    known->second =
-        time_us(whole(read), whole(written), [](Context& ctx, Tensor to, Tensor from) { traffic(ctx, to, from); });
+    known->second = time_us(whole(read), whole(written), Flush::written,
+                            [](Context& ctx, Tensor to, Tensor from) { traffic(ctx, to, from); });
   return known->second;
 }
 

@@ -16,6 +16,14 @@ namespace {
 constexpr double kMiB = 1024.0 * 1024.0;
 // Planned tensors start here: aligned, not null, and a crash if somebody touches them.
 std::byte* planned_base() { return reinterpret_cast<std::byte*>(uintptr_t{4096}); }
+
+// A plan may be asked for anything.
+int64_t bytes_of(std::string_view name, DType dtype, const Shape& shape) {
+  int64_t bytes = 0;
+  TRIAD_CHECK(!__builtin_mul_overflow(shape.numel(), size_of(dtype), &bytes) && bytes <= int64_t{1} << 62,
+              "tensor {} {}{} has more than 2^62 bytes", name, name_of(dtype), shape.str());
+  return bytes;
+}
 }  // namespace
 
 const char* name_of(MemTag tag) {
@@ -45,7 +53,7 @@ Arena::~Arena() {
 }
 
 Tensor Arena::alloc(MemTag tag, std::string_view name, DType dtype, const Shape& shape, const Where& where) {
-  const int64_t wanted = shape.numel() * size_of(dtype), bytes = align_up(wanted);
+  const int64_t wanted = bytes_of(name, dtype, shape), bytes = align_up(wanted);
   TRIAD_CHECK(!sealed_, "tensor {} {}{} was asked for after the arena of {} was sealed", name, name_of(dtype),
               shape.str(), device_.str());
   if (bytes > capacity_ - used_)
@@ -97,7 +105,9 @@ void Scratch::log_release(int64_t begin) { log_->release(base_ + begin); }
 
 Tensor Scratch::Scope::alloc(DType dtype, const Shape& shape, const char* name, const std::source_location& where) {
   Scratch& s = scratch_;
-  const int64_t wanted = shape.numel() * size_of(dtype), bytes = align_up(wanted);
+  const int64_t wanted = bytes_of(name, dtype, shape), bytes = align_up(wanted);
+  TRIAD_CHECK(bytes <= INT64_MAX - s.used_, "scratch memory for {} {}{} and what is there already passes 2^63 bytes",
+              name, name_of(dtype), shape.str());
   if (!s.planning_ && bytes > s.capacity_ - s.used_)
     throw OutOfMemory(
         fmt::format("scratch memory of {} is used up: {} {}{} needs {:.1f} MiB, {:.1f} of {:.1f} MiB are left",

@@ -4,15 +4,23 @@
 
 #include <cblas.h>
 #include <omp.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <vector>
 
 #include "engine/check.h"
 #include "engine/op_scope.h"
 #include "kernels/parallel.h"
 #include "kernels/route.h"
+
+// Exported by OpenBLAS, though named in none of its headers: the memory that one running gemm works in.
+extern "C" {
+void* blas_memory_alloc(int position);
+void blas_memory_free(void* buffer);
+}
 
 namespace triad {
 
@@ -96,10 +104,26 @@ void gemm(const MatmulOptions& o, int m, int n, int k, const T* a, int lda, cons
   }
 }
 
+// OpenBLAS keeps the buffers of its gemms for the next ones; so many gemms run at once.
+void take_buffers(int64_t gemms) {
+  constexpr int64_t kMiB = int64_t{1} << 20, kBufferMiB = 128;  // as its builds for x86-64 have it
+  const auto bytes = static_cast<size_t>(gemms * kBufferMiB * kMiB);
+  void* const room = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  TRIAD_CHECK(room != MAP_FAILED,
+              "matmul: OpenBLAS takes {} MiB of addresses for each of {} threads, and this process may not have them: "
+              "raise its limit (ulimit -v) or lower OMP_NUM_THREADS",
+              kBufferMiB, gemms);
+  munmap(room, bytes);
+  std::vector<void*> buffers;
+  for (int64_t i = 0; i < gemms; ++i) buffers.push_back(blas_memory_alloc(0));
+  for (void* buffer : buffers) blas_memory_free(buffer);
+}
+
 // All of one type, double or float.
 template <class T>
 void multiply(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const Size& s, const MatmulOptions& o,
               ConstTensor addend) {
+  take_matmul_buffers();
   const SingleThreadedBlas single_threaded;
   const Tile tile = choose_tile(s);
   const Matrix<T> A(a), B(b), Addend(addend.empty() ? ConstTensor(d) : addend);
@@ -175,6 +199,11 @@ void multiply_cuda(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const M
 }
 
 }  // namespace
+
+void take_matmul_buffers() {
+  static const bool once = (take_buffers(omp_get_max_threads()), true);
+  static_cast<void>(once);
+}
 
 void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& options, ConstTensor addend) {
   const OpScope op_scope(ctx, "matmul");

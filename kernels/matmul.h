@@ -11,6 +11,11 @@ namespace triad {
 // and outside the arena: a plan of memory has to add it. 32 MiB is what NVIDIA recommends for Hopper.
 inline constexpr int64_t kMatmulWorkspaceBytes = int64_t{32} << 20;
 
+// The memory that products on the CPU work in, mostly addresses that are never touched, once a process; the first
+// product takes it where nobody did before. OpenBLAS asks for it again for ever where a limit of addresses (ulimit -v)
+// refuses it; here that is an error. So a plan of memory takes it before it reads what is free.
+void take_matmul_buffers();
+
 struct MatmulOptions {
   bool trans_a = false, trans_b = false;
   double alpha = 1.0;

@@ -73,6 +73,14 @@ TEST_CASE("bad input: configs and options", "[bad-input]") {
       {"out of range: negative", set("train.lr=-1"), 2, {"train.lr", "-1", "at least 0"}, ""},
       {"out of range: zero", set("train.seq_len=0"), 2, {"train.seq_len", "0"}, ""},
       {"out of range: fraction", set("train.min_lr_fraction=2"), 2, {"train.min_lr_fraction", "2"}, ""},
+      {"0 in fp32: eps", set("train.eps=1e-50"), 2, {"train.eps is 1e-50", "fp32"}, ""},
+      {"0 in fp32: norm_eps", set("model.norm_eps=1e-50"), 2, {"model.norm_eps is 1e-50", "fp32"}, ""},
+      {"0 in fp32: init_std", set("model.init_std=1e-46"), 2, {"model.init_std is 1e-46", "fp32"}, ""},
+      {"0 in fp32: clip", set("train.grad_clip=1e-60"), 2, {"train.grad_clip is 1e-60", "fp32"}, ""},
+      {"infinite in fp32: lr", set("train.lr=1e300"), 2, {"train.lr is 1e+300", "fp32"}, ""},
+      {"infinite in fp32: decay", set("train.weight_decay=1e39"), 2, {"train.weight_decay is 1e+39", "fp32"}, ""},
+      {"infinite in fp32: temperature", set("nsa.gate_temperature=1e40"), 2, {"nsa.gate_temperature is 1e+40"}, ""},
+      {"0 in fp32: temperature", set("nsa.gate_temperature=1e-39"), 2, {"nsa.gate_temperature is 1e-39"}, ""},
       {"unknown word", set("model.mlp=relu"), 2, {"model.mlp", "relu", "silu|swiglu"}, ""},
       {"Hq % Hkv", set("model.n_kv_groups=3"), 2, {"model.n_kv_groups", "3", "4"}, ""},
       {"odd d_k", set("model.d_k=7"), 2, {"model.d_k", "7"}, ""},
@@ -229,6 +237,31 @@ TEST_CASE("bad input: checkpoints and folders", "[bad-input]") {
          1,
          {"state.json"},
          ""});
+}
+
+TEST_CASE("bad input: sizes that are allowed each, and beyond counting together", "[bad-input]") {
+  const TemporaryFolder folder;
+  const std::string tokens = kTiny + " --set train.micro_batch_size=1048576 --set train.seq_len=16777216 ",
+                    parameters = kTiny + " --set model.dim=1048576 --set model.vocab_size=100000000 ",
+                    steps = kTiny +
+                            " --set train.micro_batch_size=127 --set train.seq_len=16777216 --set "
+                            "train.accumulate_grad_batches=1048576 --ranks 1048576",
+                    run = " --set runtime.device=cpu --set log.out_dir=" + folder.file("run");
+  const std::vector<std::string> too_many = {"micro_batch_size is 1048576", "seq_len 16777216",
+                                             "17592186044416 tokens"};
+  check({"tokens, plan", "plan " + tokens, 2, too_many, ""});
+  check({"tokens, train", "train " + tokens + run, 2, too_many, ""});
+  check({"parameters, plan", "plan " + parameters, 2, {"model.dim is 1048576", "vocab_size 100000000"}, ""});
+  check({"parameters, train", "train " + parameters + run, 2, {"model.dim is 1048576"}, ""});
+  check({"tokens of a step", "plan " + steps, 2, {"accumulate_grad_batches 1048576 on 1048576 ranks", "2^63"}, ""});
+  CHECK(!fs::exists(folder.file("run")));
+  triad::Arena arena = triad::Arena::planned(triad::Device::cpu());
+  check_error([&] { arena.alloc(triad::MemTag::io, "vast", triad::DType::f32, {int64_t{1} << 61}); },
+              {"vast f32[2305843009213693952]", "2^62 bytes"});
+  triad::Scratch scratch(arena, 0);
+  triad::Scratch::Scope scope(scratch);
+  scope.alloc(triad::DType::u8, {int64_t{1} << 62});
+  check_error([&] { scope.alloc(triad::DType::u8, {int64_t{1} << 62}); }, {"u8[4611686018427387904]"});
 }
 
 TEST_CASE("bad input: full disk and unwritable folder", "[bad-input]") {

@@ -251,6 +251,19 @@ TEST_CASE("memory: a run that does not fit names tensor, layer, the largest ten 
   CHECK(!fs::exists(folder.file("run/mem_oom.pickle")));  // of the attempt before
 }
 
+TEST_CASE("memory: too few addresses for the buffers of the CPU's products are an error, not a wait", "[memory]") {
+#ifdef __SANITIZE_ADDRESS__
+  std::printf("SKIPPED: the address sanitizer does not run under a limit of addresses\n");
+  return;
+#endif
+  const TemporaryFolder folder;
+  const Outcome run = run_tiny(folder.file("run"), "--set train.steps=1",
+                               "ulimit -v 2000000; OMP_NUM_THREADS=64 OPENBLAS_NUM_THREADS=1 timeout -s KILL 60");
+  INFO(run.output);
+  CHECK(run.exit_code == 1);
+  CHECK(run.output.find("128 MiB of addresses for each of 64 threads") != std::string::npos);
+}
+
 TEST_CASE("memory: running out in the middle of a run leaves mem_oom", "[memory]") {
   if (!require_python()) return;
   const TemporaryFolder folder;
@@ -259,7 +272,8 @@ TEST_CASE("memory: running out in the middle of a run leaves mem_oom", "[memory]
   const OutsideMemory outside{Device::cpu()};
   const std::unique_ptr<Runtime> runtime = allocate_planned(config, Device::cpu());
   TrainStep step(*runtime, config);
-  const RunFolder run(folder.path(), RunFolder::Start::fresh);
+  FolderLock lock;
+  const RunFolder run(folder.path(), RunFolder::Start::fresh, lock);
   const MemoryReport report(*runtime, step, outside, run, *comm);
   report.write_oom(OutOfMemory("scratch memory of cpu is used up: logits", 1 << 20, 1 << 10));
   check_snapshot(folder.file("mem_oom"), "layer01.qkv", {"oom scratch memory of cpu is used up: logits", "oom=1"});

@@ -1,5 +1,7 @@
 #include "train/config.h"
 
+#include <limits>
+
 #include "engine/check.h"
 #include "io/tokenizer.h"
 #include "io/unicode.h"
@@ -14,10 +16,24 @@ std::unique_ptr<Tokenizer> named_tokenizer(const std::string& name) {
   } catch (const UsageError& e) { fail_usage("data.tokenizer: {}", e.what()); }
 }
 
+// What kernels take as fp32 would come to them as 0 or infinite beyond these, and train something else in silence.
+void check_fp32(const char* key, double value) {
+  constexpr double kLeast = std::numeric_limits<float>::min(), kMost = std::numeric_limits<float>::max();
+  if (value != 0 && (value < kLeast || value > kMost))
+    fail_usage("{} is {}: it is used in fp32, where 0 and {:.3g} to {:.3g} are allowed", key, value, kLeast, kMost);
+}
+
 }  // namespace
 
 void Config::resolve() {
   model.resolve();
+  check_fp32("model.init_std", model.init_std);
+  check_fp32("model.norm_eps", model.norm_eps);
+  check_fp32("nsa.gate_temperature", model.nsa.gate.temperature);
+  check_fp32("train.lr", train.lr);
+  check_fp32("train.eps", train.eps);
+  check_fp32("train.weight_decay", train.weight_decay);
+  check_fp32("train.grad_clip", train.grad_clip);
   if (data.seed < 0) data.seed = train.seed;
   for (const std::string& what : log.diagnostics)
     if (what != "ledger" && what != "layer_norms" && what != "backward" && what != "buckets")

@@ -232,8 +232,8 @@ void visit(LogConfig& c, V&& v) {
     "an anomaly: so many steps whose mean loss is not below that of as many before; 0: never",
     at_least(0).up_to(1 << 24));
   v("creep_mib", c.creep_mib, "an anomaly: MiB of memory that 500 steps have gained, hundred by hundred", above(0));
-  v("on_anomaly", c.on_anomaly, "report it, or stop the run too, with a checkpoint and its type in .anomaly_type",
-    Rule{});
+  v("on_anomaly", c.on_anomaly,
+    "report it, or stop the run too (exit code 1), with a checkpoint and its type in .anomaly_type", Rule{});
 }
 
 // The groups of a config file, in the order of its echo.

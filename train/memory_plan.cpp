@@ -1,6 +1,7 @@
 #include "train/memory_plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "engine/check.h"
@@ -46,6 +47,29 @@ std::vector<Candidate> recompute_candidates(const Config& c) {
   return all;
 }
 
+// Rows are counted in 32 bits. More parameters than this no machine holds, and no plan counts them in a minute.
+constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max(), kMostParameters = int64_t{1} << 40;
+
+// Sizes that each are allowed, and together are none of this world.
+void check_sizes(const Config& config, const Comm* comm) {
+  const TrainConfig& t = config.train;
+  const int64_t tokens = t.micro_batch_size * t.seq_len, parameters = count_parameters(config.model);
+  if (tokens > kMostTokens)
+    fail_usage("train.micro_batch_size is {} and train.seq_len {}: a micro-step of {} tokens; at most {} are possible",
+               t.micro_batch_size, t.seq_len, tokens, kMostTokens);
+  int64_t of_all = 0;
+  const int64_t ranks = comm == nullptr ? 1 : comm->world();
+  if (__builtin_mul_overflow(t.tokens_per_step(), ranks, &of_all))
+    fail_usage(
+        "train.micro_batch_size {}, train.seq_len {} and train.accumulate_grad_batches {} on {} ranks: a step of more "
+        "than 2^63 tokens",
+        t.micro_batch_size, t.seq_len, t.accumulate_grad_batches, ranks);
+  if (parameters > kMostParameters)
+    fail_usage(
+        "model.dim is {}, model.n_layers {}, model.vocab_size {}: a model of {} parameters; at most {} are possible",
+        config.model.dim, config.model.n_layers, config.model.vocab_size, parameters, kMostParameters);
+}
+
 // What to change so that a run fits, for an error message.
 std::string advice(const Config& config, Device device, int64_t bytes, Comm* comm) {
   std::string fits;
@@ -60,8 +84,7 @@ std::string advice(const Config& config, Device device, int64_t bytes, Comm* com
 }
 
 // Of what is free now a run leaves so much: on a GPU for kernels' code, which the driver loads when it is first asked
-// for it; on the host for threads, batches and the buffers of OpenBLAS, 128 MiB a thread, without which it never
-// returns.
+// for it; on the host for threads and batches.
 int64_t left_free(int64_t free_bytes) { return std::min<int64_t>(int64_t{256} << 20, free_bytes); }
 
 // The plan as it would lie in memory: scratch first, then tensor after tensor; one of them is the first without room.
@@ -109,6 +132,7 @@ PlanTooLarge too_large(const Config& config, Device device, Comm* comm, const De
 }  // namespace
 
 MemoryPlan plan_memory(const Config& config, Device device, Comm* comm, std::vector<MemorySnapshot::Block>* blocks) {
+  check_sizes(config, comm);
   Runtime runtime({.device = device,
                    .planning = true,
                    .deterministic = config.runtime.deterministic,
@@ -134,9 +158,10 @@ std::optional<BatchFit> fit_batch(Config config, Device device, int64_t bytes, C
     return plan_memory(config, device, comm);
   };
   if (plan_of(1).peak_bytes() > bytes) return std::nullopt;
-  constexpr int64_t kMost = 1 << 20;  // as train.micro_batch_size may be
+  const int64_t most = std::min<int64_t>(1 << 20, kMostTokens / config.train.seq_len);  // the config's own limits
   int64_t fits = 1, too_many = 2;
-  while (too_many <= kMost && plan_of(too_many).peak_bytes() <= bytes) fits = too_many, too_many *= 2;
+  while (too_many <= most && plan_of(too_many).peak_bytes() <= bytes) fits = too_many, too_many *= 2;
+  too_many = std::min(too_many, most + 1);
   while (too_many - fits > 1) {
     const int64_t middle = fits + (too_many - fits) / 2;
     (plan_of(middle).peak_bytes() <= bytes ? fits : too_many) = middle;
@@ -157,6 +182,7 @@ std::optional<RecomputeFit> fit_recompute(Config config, Device device, int64_t 
 
 std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device, Comm* comm) {
   const MemoryPlan plan = plan_memory(config, device, comm);
+  if (!device.is_cuda()) take_matmul_buffers();
   const DeviceInfo info = backend::info(device);
   const int64_t room = info.free_bytes - left_free(info.free_bytes);
   if (plan.peak_bytes() > room) throw too_large(config, device, comm, info, room);

@@ -23,12 +23,6 @@ constexpr const char* kLatest = "latest";
 
 std::string join(const std::string& folder, const std::string& name) { return (fs::path(folder) / name).string(); }
 
-// A killed removal must not leave what looks whole: the mark of wholeness goes first.
-void remove_checkpoint(const std::string& folder) {
-  ::unlink(join(folder, kStateFile).c_str());
-  remove_tree(folder);
-}
-
 // Moves a whole new folder to its place. An older one there is exchanged in one step where the file system can.
 void put_in_place(const std::string& temporary, const std::string& place) {
   if (::rename(temporary.c_str(), place.c_str()) == 0) return;
@@ -88,6 +82,11 @@ std::string write_checkpoint(const std::string& parent, const std::string& name,
   sync_folder(parent);
   point_latest_at(parent, name);
   return place;
+}
+
+void remove_checkpoint(const std::string& folder) {
+  ::unlink(join(folder, kStateFile).c_str());
+  remove_tree(folder);
 }
 
 bool is_checkpoint(const std::string& folder) {

@@ -18,6 +18,8 @@ inline constexpr const char* kStateFile = "state.json";
 std::string write_checkpoint(const std::string& parent, const std::string& name,
                              const std::function<void(const std::string& folder)>& write);
 
+// Its mark of wholeness goes first: a removal that is killed leaves nothing that looks whole.
+void remove_checkpoint(const std::string& folder);
 bool is_checkpoint(const std::string& folder);  // whole
 
 struct CheckpointFolder {

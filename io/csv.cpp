@@ -27,20 +27,20 @@ int64_t step_of(const std::string& path, size_t number, std::string_view line) {
   return step;
 }
 
-// The file's text without the rows past a step and without an unfinished last line.
+// The file's text without the rows past a step and without an unfinished last line; an empty header stands for any.
 std::string cut(const std::string& path, std::string_view text, const std::string& header, int64_t resume_step) {
   std::string kept;
   size_t number = 0;
   for (size_t end; (end = text.find('\n')) != std::string_view::npos; text.remove_prefix(end + 1)) {
     const std::string_view line = text.substr(0, end);
     if (++number == 1)
-      TRIAD_CHECK(line == header, "{}: this is another table: expected the header \"{}\", found \"{}\"", path, header,
-                  line);
+      TRIAD_CHECK(header.empty() || line == header,
+                  "{}: this is another table: expected the header \"{}\", found \"{}\"", path, header, line);
     else if (step_of(path, number, line) > resume_step)
       continue;
     kept.append(line) += '\n';
   }
-  return number == 0 ? header + "\n" : kept;
+  return number == 0 && !header.empty() ? header + "\n" : kept;
 }
 
 // Makes the file as rows will be appended to it.
@@ -54,6 +54,10 @@ const std::string& prepare(const std::string& path, const std::string& header, i
 
 CsvFile::CsvFile(const std::string& path, const std::string& header, int64_t resume_step)
     : columns_(count_columns(header)), file_(prepare(path, header, resume_step)) {}
+
+void cut_csv(const std::string& path, int64_t step) {
+  if (std::filesystem::exists(path)) write_file_atomically(path, cut(path, MappedFile(path).text(), "", step));
+}
 
 void CsvFile::row(std::string_view text) {
   TRIAD_CHECK(count_columns(text) == columns_ && text.find('\n') == std::string_view::npos,

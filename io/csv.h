@@ -23,4 +23,7 @@ class CsvFile {
   AppendFile file_;
 };
 
+// Of a table that this run may not write itself, and whose header may be another: the same cut. None there is fine.
+void cut_csv(const std::string& path, int64_t step);
+
 }  // namespace triad

@@ -196,7 +196,14 @@ void sync_tree(const std::string& path) {
 
 void remove_tree(const std::string& path) {
   std::error_code error;
-  fs::remove_all(path, error);
+  if (fs::is_directory(fs::symlink_status(path, error))) {
+    std::vector<std::string> inside;
+    for (const fs::directory_entry& entry : fs::directory_iterator(path, error))
+      inside.push_back(entry.path().string());
+    if (error) fail("{}: cannot be removed: the folder cannot be listed: {}", path, error.message());
+    for (const std::string& each : inside) remove_tree(each);
+  }
+  fs::remove(path, error);
   if (error) fail("{}: cannot be removed: {}", path, error.message());
 }
 
@@ -235,8 +242,12 @@ std::vector<std::string> expand_globs(std::span<const std::string> patterns) {
     }
     TRIAD_CHECK(!matches.empty(), "no file matches {}", pattern);
     for (const std::string& match : matches) {
-      const fs::path real = fs::canonical(match, error);
-      if (error) fail("{}: cannot be opened: {}", match, error.message());
+      fs::path real = fs::canonical(match, error);
+      std::error_code ignored;
+      if (error && fs::exists(match, ignored))
+        real = match;  // bash's <(...): a pipe, which no name leads to
+      else if (error)
+        fail("{}: cannot be opened: {}", match, error.message());
       TRIAD_CHECK(!fs::is_directory(real, error), "{}: this is a folder; {}/* takes its files", match, match);
       if (seen.insert(real.string()).second) files.push_back(match);
     }

@@ -98,8 +98,8 @@ bool is_temporary(const std::string& name, std::string* target = nullptr);
 // One with a number that nobody else has: other ranks may share the folder, and in containers the process's number too.
 std::string temporary_name(const std::string& name);
 
-// The regular files that the patterns match, sorted within a pattern, each file once however many patterns or names
-// lead to it. A pattern that matches no file is an Error that names it.
+// The files, no folders, that the patterns match, sorted within a pattern, each file once however many patterns or
+// names lead to it. A pattern that matches no file is an Error that names it.
 std::vector<std::string> expand_globs(std::span<const std::string> patterns);
 
 }  // namespace triad

@@ -4,12 +4,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
+#include <thread>
 
 #include "engine/link.h"
 
@@ -92,6 +94,14 @@ std::string read_text(const std::string& path) {
   std::ostringstream out;
   out << in.rdbuf();
   return out.str();
+}
+
+void wait_for_text(const std::string& path, const std::string& text) {
+  for (int i = 0; i < 60000; ++i) {
+    if (has(read_text(path), text)) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  throw std::runtime_error(path + " never had \"" + text + "\": " + read_text(path));
 }
 
 }  // namespace triad::test

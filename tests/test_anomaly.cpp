@@ -175,8 +175,9 @@ TEST_CASE("anomaly: one stops the run where that is asked for, with a checkpoint
                              "--set log.plateau_steps=20 --set log.out_dir=";
   const Outcome stopped = run_program(common + folder.file("stop") + " --set log.on_anomaly=stop");
   INFO(stopped.output);
-  CHECK(stopped.exit_code == 0);
-  CHECK(has(stopped.output, "stopped by an anomaly"));
+  CHECK(stopped.exit_code == 1);
+  CHECK(has(stopped.output, "triad: stopped by an anomaly"));
+  CHECK(has(stopped.output, "log.on_anomaly is stop"));
   CHECK(has(read_text(folder.file("stop") + "/.anomaly_type"), "loss_plateau\n"));
   CHECK(fs::exists(folder.file("stop") + "/checkpoints/latest"));
   const Outcome reported = run_program(common + folder.file("report"));
@@ -198,7 +199,9 @@ TEST_CASE("anomaly: what all ranks see one tells, what is a rank's own that rank
                        "--set log.on_anomaly=stop --set log.out_dir=" +
                        out);
   INFO(outcome.output);
-  CHECK(outcome.exit_code == 0);
+  CHECK(outcome.exit_code == 1);
+  CHECK(has(outcome.output, "rank 0: stopped by an anomaly"));
+  CHECK(fs::exists(out + "/checkpoints/latest/state.json"));
   const size_t told = outcome.output.find("anomaly loss_plateau: step ");
   REQUIRE(told != std::string::npos);
   CHECK(outcome.output.find("anomaly loss_plateau", told + 1) == std::string::npos);

@@ -230,7 +230,8 @@ TEST_CASE("ledger: a gradient that backward skips is missing, by name", "[ledger
   const TemporaryFolder folder;
   Config config;
   config.log.out_dir = folder.file("run");
-  const RunFolder run(config.log.out_dir, RunFolder::Start::fresh);
+  FolderLock lock;
+  const RunFolder run(config.log.out_dir, RunFolder::Start::fresh, lock);
   GradReport(config, run, params, true, -1).missing(5, MissingGradients({"a.weight", "b.bias"}, 195));
   CHECK(read_text(run.file("all_missing_params.txt")) == "step 5: arrived=193 missing=2\na.weight\nb.bias\n");
 }

@@ -96,3 +96,24 @@ TEST_CASE("resume: every file that grows step by step has each step once", "[tra
     CHECK(steps_of(lines(out + "/ddp_buckets" + rank + ".txt"), header) == one_to(5));
   CHECK(traced(out) == one_to(5));
 }
+
+TEST_CASE("resume: tables that the resumed run does not write are cut all the same", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  run(out, 1,
+      "--set train.steps=8 --set train.save_every=5 --set train.eval_every=1 --set "
+      "'runtime.kernels={\"sel\":\"fused\"}' "
+      "--set 'log.diagnostics=[\"ledger\"]'");
+  const std::vector<std::string> names = {"training.csv",    "val.csv",   "fallback_counters.csv",
+                                          "grad_ledger.csv", "gates.csv", "k_stats.csv"};
+  const auto check = [&](int last) {
+    for (const std::string& name : names) {
+      INFO(name);
+      const std::vector<std::string> all = lines(out + "/" + name);
+      CHECK(steps_of(all, all.at(0)) == one_to(last));
+    }
+  };
+  check(8);
+  run(out, 1, "--set log.csv=false --set log.stats=false --set train.steps=6 --resume " + out + "/checkpoints/step_5");
+  check(5);
+}

@@ -156,6 +156,11 @@ TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume 
   CHECK(found["restarts"] == Json::array({11}));
   CHECK(found["scalars"]["loss"].size() == 15);
 
+  run_tiny(folder.path(), "--resume " + folder.file("checkpoints/step_10"), "NSA_TB_DISABLE=1");
+  found = read_events(folder.file("tb"));
+  CHECK(found["restarts"] == Json::array({11, 11}));  // what the second wrote of later steps does not count either
+  CHECK(found["scalars"]["loss"].size() == 15);
+
   run_tiny(folder.path(), "--overwrite", "NSA_TB_DISABLE=1");
   CHECK(!fs::exists(folder.file("tb")));
 }

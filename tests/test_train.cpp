@@ -249,6 +249,29 @@ void check_stops(const std::string& device) {
 
 TEST_CASE("train: .HALT and SIGTERM stop after the current step with a checkpoint", "[train]") { check_stops("cpu"); }
 
+TEST_CASE("train: Ctrl-C is answered in the middle of a step, and a second one ends the run at once", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), log = folder.file("log");
+  // After two seconds each product sleeps for five minutes.
+  BackgroundProgram program(
+      train_args(out, "cpu", "--set train.steps=1000000 --set train.allow_unsafe=true"),
+      "exec env ASAN_OPTIONS=verify_asan_link_order=0 LD_PRELOAD=" TRIAD_PLANT " TRIAD_PLANT='0 2 1000 300' ", log);
+  wait_for_rows(out, 2);
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  program.send(SIGINT);
+  wait_for_text(log, "again ends at once\n");
+  const std::string told = read_text(log);
+  INFO(told);
+  const size_t rows = lines(out + "/training.csv").size();  // one of them the header: so many steps have begun
+  CHECK(has(told, "\ntriad: stops with a checkpoint when its step ends (step " + std::to_string(rows) +
+                      " has begun); Ctrl-C again ends at once\n"));
+  program.send(SIGINT);
+  const auto asked = std::chrono::steady_clock::now();
+  CHECK(program.wait() == 1);
+  CHECK(std::chrono::steady_clock::now() - asked < std::chrono::seconds(60));
+  CHECK_FALSE(fs::exists(out + "/checkpoints"));
+}
+
 TEST_CASE("train: .HALT and SIGTERM stop a run on the GPU too", "[train][gpu]") {
   if (require_gpu()) check_stops("cuda");
 }

@@ -1,6 +1,7 @@
 #include "train/load_config.h"
 
 #include <cstdlib>
+#include <filesystem>
 
 namespace triad {
 
@@ -13,7 +14,7 @@ LoadedConfig load_config(const std::string& path, const std::vector<std::string>
     file = named;
   }
   Json root = read_json_file(file);
-  LoadedConfig loaded;
+  LoadedConfig loaded{.config = {}, .name = std::filesystem::path(file).stem().string(), .environment = {}};
   loaded.environment = apply_environment(root);
   for (const std::string& assignment : sets) set_json_key(root, assignment);
   loaded.config = config_from_json(root);

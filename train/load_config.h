@@ -11,6 +11,7 @@ namespace triad {
 
 struct LoadedConfig {
   Config config;
+  std::string name;                      // of its file: m7c_125m of configs/m7c_125m.json
   std::vector<std::string> environment;  // what the environment changed, a line each, for the banner
 };
 

@@ -13,9 +13,20 @@
 
 namespace triad {
 
-std::string find_resume(const TrainRequest& request) {
-  if (request.resume.empty()) return "";
-  return resolve_checkpoint(request.resume == "latest" ? request.config.log.out_dir : request.resume);
+FolderLock lock_folder_for(const Config& config, const Comm& comm) {
+  FolderLock lock;
+  if (comm.first()) lock_run_folder(lock, config.log.out_dir);
+  return lock;
+}
+
+std::string find_resume(const TrainRequest& request, Comm& comm) {
+  std::string found;
+  if (comm.first()) {
+    const std::string& own = request.config.log.out_dir;
+    if (!request.resume.empty()) found = resolve_checkpoint(request.resume == "latest" ? own : request.resume);
+    RunFolder::refuse(own, start_of(request, found));
+  }
+  return comm.exchange_text(found, "the checkpoint to go on from").front();
 }
 
 Device safe_device(const Config& config, const LaunchEnv& launch) {

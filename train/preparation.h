@@ -9,8 +9,12 @@
 
 namespace triad {
 
-// The checkpoint to go on from; empty for a fresh run.
-std::string find_resume(const TrainRequest&);
+// The folder for the first rank alone, if it is there already: before anything in it is read, and before memory is
+// asked for, of which a run that is still there may have most.
+FolderLock lock_folder_for(const Config&, const Comm&);
+// The checkpoint to go on from, as the first rank finds it; empty for a fresh run. An Error where the folder is none to
+// begin so in: before data are read, and before what does not fit in memory would leave its plan there.
+std::string find_resume(const TrainRequest&, Comm&);
 // Refuses a long run in fp32 on a GPU, unless train.allow_unsafe.
 Device safe_device(const Config&, const LaunchEnv&);
 // The ranks, which have to be of one mind: another config than rank 0's is an error that names the keys.

@@ -3,13 +3,16 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <regex>
 #include <system_error>
+#include <vector>
 
 #include "engine/check.h"
 #include "io/checkpoint.h"
+#include "io/csv.h"
 #include "io/file.h"
 
 namespace triad {
@@ -34,7 +37,26 @@ bool written_by_a_run(std::string name) {
 
 }  // namespace
 
-RunFolder::RunFolder(const std::string& path, Start start) : path_(path) {
+void lock_run_folder(FolderLock& lock, const std::string& path) {
+  constexpr double kWaitS = 10;
+  std::error_code error;
+  if (fs::is_directory(path, error) && !lock.take_within(kWaitS, path))
+    fail("log.out_dir {} is in use by another run{}: stop that one, or choose another folder", path, lock_holder(path));
+}
+
+void RunFolder::refuse(const std::string& path, Start start) {
+  std::error_code unknown;  // of a folder that may not be looked into: the constructor says so
+  const auto holds = [&](const char* name) { return fs::exists(path + "/" + name, unknown); };
+  if (holds(".HALT"))
+    fail("{}/.HALT is there from an earlier run and would stop this one after its first step: remove it", path);
+  if (holds("state.json"))
+    fail("log.out_dir {} is itself a checkpoint, or what `triad init` wrote: a run in it would mix with that", path);
+  if (start == Start::fresh && find_newest_checkpoint(path + "/checkpoints"))
+    fail("{} holds a checkpoint of an earlier run: --resume {} goes on with it, --overwrite starts anew and removes it",
+         path, path);
+}
+
+RunFolder::RunFolder(const std::string& path, Start start, FolderLock& lock) : path_(path) {
   if (start == Start::join) return;
   std::error_code error;
   if (fs::exists(path, error) && !fs::is_directory(path, error)) fail("log.out_dir {} is not a folder", path);
@@ -42,21 +64,31 @@ RunFolder::RunFolder(const std::string& path, Start start) : path_(path) {
   if (error) fail("log.out_dir {} cannot be made: {}", path, error.message());
   if (access(path.c_str(), W_OK | X_OK) != 0)
     fail("log.out_dir {} cannot be written to: {}", path, std::strerror(errno));
-  if (fs::exists(file(".HALT")))
-    fail("{} is there from an earlier run and would stop this one after its first step: remove it", file(".HALT"));
-  if (fs::exists(file("state.json")))
-    fail("log.out_dir {} is itself a checkpoint, or what `triad init` wrote: a run in it would mix with that", path);
-  if (start == Start::resume) return;
-  if (start == Start::fresh && find_newest_checkpoint(checkpoints()))
-    fail("{} holds a checkpoint of an earlier run: --resume {} goes on with it, --overwrite starts anew and removes it",
-         path, path);
-  for (const fs::directory_entry& entry : fs::directory_iterator(path))
-    if (written_by_a_run(entry.path().filename().string())) fs::remove_all(entry.path());
+  lock_run_folder(lock, path);
+  refuse(path, start);
+  // On a resume only what a killed run has not finished. What took longest to make goes last: a removal that ends
+  // half-way, at a file that it may not remove, leaves it.
+  std::vector<fs::path> old;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
+    const std::string name = entry.path().filename().string();
+    if (written_by_a_run(name) && (start != Start::resume || is_temporary(name))) old.push_back(entry.path());
+  }
+  const auto worth = [](const fs::path& each) {
+    return each.filename() == "checkpoints" ? 2 : each.filename() == "model.safetensors" ? 1 : 0;
+  };
+  std::stable_sort(old.begin(), old.end(), [&](const auto& a, const auto& b) { return worth(a) < worth(b); });
+  try {
+    for (const fs::path& each : old) {
+      for (const CheckpointFolder& checkpoint : list_checkpoints(each.string())) remove_checkpoint(checkpoint.path);
+      remove_tree(each.string());
+    }
+  } catch (const Error& e) { fail("log.out_dir {} cannot be emptied for this run: {}", path, e.what()); }
 }
 
 void RunFolder::rewind(int64_t step) const {
+  remove_leftovers(checkpoints());  // else the next save would put a later one in its place that was left there whole
   for (const CheckpointFolder& checkpoint : list_checkpoints(checkpoints()))
-    if (checkpoint.step > step) remove_tree(checkpoint.path);
+    if (checkpoint.step > step) remove_checkpoint(checkpoint.path);
   const std::string latest = checkpoints() + "/latest";
   if (fs::is_symlink(latest) && !fs::exists(latest)) fs::remove(latest);  // it pointed at one of those
   for (const char* name : {"model.safetensors", "metrics.json", ".anomaly_type", "needle.csv", "needle.svg"})
@@ -69,6 +101,10 @@ void RunFolder::rewind(int64_t step) const {
     if (std::regex_match(name, match, kSnapshot) && std::stoll(match[1].str()) > step) later.push_back(entry.path());
   }
   for (const fs::path& snapshot : later) fs::remove(snapshot);
+  // This run may write fewer tables than the one before: rows of steps that it makes anew would stay in the others.
+  for (const char* name :
+       {"training.csv", "val.csv", "k_stats.csv", "gates.csv", "fallback_counters.csv", "grad_ledger.csv"})
+    cut_csv(file(name), step);
 }
 
 bool is_inside(const std::string& path, const std::string& folder) {

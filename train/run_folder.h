@@ -3,22 +3,31 @@
 #include <cstdint>
 #include <string>
 
+#include "io/folder_lock.h"
+
 namespace triad {
 
 // Whether path lies in the folder, links followed.
 bool is_inside(const std::string& path, const std::string& folder);
 
+// Two runs at once would write one another's files. Waits some seconds for a run that is ending, as one that was just
+// killed does; an Error if it is still there then. A folder that is not there yet is nobody's.
+void lock_run_folder(FolderLock&, const std::string& path);
+
 class RunFolder {
  public:
   enum class Start { fresh, overwrite, resume, join };
   // Prepares path. fresh: a folder that holds a whole checkpoint is an error that names --resume and --overwrite;
-  // otherwise, and with overwrite, the files and folders that SPEC.md names are removed and anything else stays. A path
-  // that is no folder, that cannot be written, that is itself a checkpoint, or that holds a stale .HALT is an error
-  // that touches nothing. join: the first rank has prepared it.
-  RunFolder(const std::string& path, Start start);
+  // otherwise, and with overwrite, the files and folders that SPEC.md names are removed and anything else stays; with
+  // resume those alone that a killed run has left unfinished. A path that is no folder, that cannot be written, that is
+  // itself a checkpoint, or that holds a stale .HALT is an error that touches nothing, as is one whose lock another run
+  // holds. join: the first rank has prepared and locked it.
+  RunFolder(const std::string& path, Start start, FolderLock& lock);
+  // Of these errors those that depend on what is in the folder; one that is not there has none.
+  static void refuse(const std::string& path, Start start);
 
-  // After a resume at this step: later checkpoints, snapshots of later steps, and the final files of the run that went
-  // further are gone.
+  // After a resume at this step: later checkpoints, snapshots and rows of later steps, and the final files of the run
+  // that went further are gone.
   void rewind(int64_t step) const;
 
   const std::string& path() const { return path_; }

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <ctime>
+#include <filesystem>
 #include <numeric>
 #include <set>
 #include <utility>
@@ -104,7 +105,10 @@ Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device devic
       terminal_(comm.world() == 1 && isatty(STDOUT_FILENO) != 0),  // mpirun's own end is one, wherever it then writes
       last_row_(Clock::now()) {
   log_ = std::make_unique<AppendFile>(folder.file(fmt::format("ranks/rank_{}.log", comm.rank())));
-  if (config.log.tensorboard && comm.first()) board_ = std::make_unique<Board>(folder.file("tb"), arena, resume_step);
+  if (config.log.tensorboard && comm.first())
+    board_ = std::make_unique<Board>(folder.file("tb"), arena, resume_step);
+  else if (comm.first() && resume_step >= 0 && std::filesystem::exists(folder.file("tb")))
+    EventFile(folder.file("tb"), resume_step);  // later steps of the run before no longer count, though none come
   if (device.is_cuda()) peak_flops_ = peak_bf16_flops(backend::info(device).name);
   if (config.log.csv && comm.first()) {
     const bool append = resume_step >= 0;
@@ -293,12 +297,13 @@ void Telemetry::heartbeat(int64_t step, const std::string& msg, const Json& more
     line["gpu_mem_alloc_mib"] = static_cast<double>(arena_.used_bytes()) / kMiB;
     line["gpu_mem_reserved_mib"] = static_cast<double>(arena_.capacity_bytes()) / kMiB;
   }
-  const Watchdog::Sample sample = watchdog_ == nullptr ? Watchdog::Sample{} : watchdog_->sample();
+  const Watchdog* const watchdog = watchdog_;
+  const Watchdog::Sample sample = watchdog == nullptr ? Watchdog::Sample{} : watchdog->sample();
   const auto known = [](const std::optional<double>& value) { return value ? Json(*value) : Json(); };
   line["gpu_used_mib"] = known(sample.gpu.used_mib);
   line["gpu_util_pct"] = known(sample.gpu.util_pct);
   line["power_w"] = known(sample.gpu.power_w);
-  if (watchdog_ != nullptr) line["host_mib"] = sample.host_mib;
+  if (watchdog != nullptr) line["host_mib"] = sample.host_mib;
   if (comm_.world() > 1) line["collectives"] = comm_.collectives();
   for (const auto& [key, value] : more.items()) line[key] = value;
   heartbeats_->append(line);

@@ -1,5 +1,6 @@
 // What a run tells: the banner and progress lines for a person, CSV rows and heartbeats for programs.
 #pragma once
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -80,9 +81,9 @@ class Telemetry {
   int64_t route_steps_told_ = 0;
   std::vector<int64_t> fallbacks_written_;  // calls of each of Routes::counts() that have their row
   std::unique_ptr<JsonLines> heartbeats_;
-  std::unique_ptr<AppendFile> log_;  // ranks/rank_R.log
-  const Watchdog* watchdog_ = nullptr;
-  std::vector<double> fetch_ms_;  // since the last heartbeat of a step
+  std::unique_ptr<AppendFile> log_;                  // ranks/rank_R.log
+  std::atomic<const Watchdog*> watchdog_ = nullptr;  // whose own thread writes heartbeats too, from its start on
+  std::vector<double> fetch_ms_;                     // since the last heartbeat of a step
   std::unique_ptr<Board> board_;
   Clock::time_point last_row_;
   int64_t tokens_since_row_ = 0, steps_since_row_ = 0;

@@ -1,9 +1,8 @@
 #include "train/trainer.h"
 
 #include <fmt/ranges.h>
-#include <unistd.h>
 
-#include <atomic>
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -29,6 +28,7 @@
 #include "train/state.h"
 #include "train/stats_report.h"
 #include "train/step_checks.h"
+#include "train/stop_signal.h"
 #include "train/telemetry.h"
 #include "train/train_step.h"
 #include "train/watchdog.h"
@@ -37,29 +37,23 @@ namespace triad {
 
 namespace {
 
-// SIGTERM and SIGINT ask for a checkpoint and an orderly end. A second Ctrl-C ends the process at once; a second
-// SIGTERM does not, for launchers often send it to the process and again to its group.
-std::atomic<int> stop_signal{0};
-extern "C" void on_stop_signal(int number) {
-  if (stop_signal.exchange(number) == SIGINT && number == SIGINT) _exit(1);
-}
-
 class Trainer {
  public:
   Trainer(const TrainRequest& request, const LaunchEnv& launch)
       : request_(request),
         config_(request.config),
-        resume_from_(find_resume(request)),
-        init_from_(find_init(config_, resume_from_)),
         device_(safe_device(config_, launch)),
         outside_(device_),
         comm_(outside_.during("communication", [&] { return meet(launch, device_, config_); })),
+        lock_(lock_folder_for(config_, *comm_)),
+        resume_from_(find_resume(request, *comm_)),
+        init_from_(find_init(config_, resume_from_)),
         tokenizer_(make_tokenizer(config_.data.tokenizer)),
         data_(open_data_for(config_, *tokenizer_, resume_from_, init_from_)),
         runtime_(allocate(config_, device_, *comm_)),
         step_(*runtime_, config_, comm_.get()),
         state_(begin_run(runtime_->ctx(), step_, *comm_, config_, data_, resume_from_, init_from_)),
-        folder_(config_.log.out_dir, comm_->first() ? start_of(request, resume_from_) : RunFolder::Start::join),
+        folder_(config_.log.out_dir, comm_->first() ? start_of(request, resume_from_) : RunFolder::Start::join, lock_),
         memory_(*runtime_, step_, outside_, folder_, *comm_) {
     runtime_->arena().seal();
     if (nvtx_) runtime_->ctx().listeners->push_back(nvtx_.get());
@@ -196,6 +190,7 @@ class Trainer {
   // Hands a step to the device. state_ counts it at once; what came of it shows when it is settled.
   void queue_step(Loader& loader) {
     const int64_t number = state_.step + 1, targets = step_targets();
+    step_begins(number);
     std::vector<double>& fetch_ms = fetch_ms_.emplace_back();
     step_.begin(grad_report_->traces(number));
     for (int64_t i = 0; i < config_.train.accumulate_grad_batches; ++i) {
@@ -327,7 +322,7 @@ class Trainer {
 
   bool anomaly_stops() const { return checks_.wants_stop() || watchdog_->wants_stop(); }
   bool stop_wanted() const {
-    return stop_signal != 0 || anomaly_stops() || (comm_->first() && folder_.halt_requested());
+    return stop_signal() != 0 || anomaly_stops() || (comm_->first() && folder_.halt_requested());
   }
 
   // What happens between steps and is not counted as their time. True: the run has to stop here.
@@ -357,14 +352,20 @@ class Trainer {
     return stop && !last;
   }
 
+  // An Error where an anomaly was the cause, on any rank: who waits for the run's end has to see that it went wrong.
   void stopped(Telemetry& telemetry) {
-    const std::string why = stop_signal != 0  ? fmt::format("signal {}", stop_signal.load())
-                            : halted_         ? ".HALT"
-                            : anomaly_stops() ? "an anomaly, which .anomaly_type names"
-                                              : "another rank's signal, .HALT or anomaly";
+    const std::vector<char> anomalies = comm_->exchange(char{anomaly_stops()}, "why the run stops");
+    const bool anomaly = std::count(anomalies.begin(), anomalies.end(), 1) > 0;
+    const std::string why = anomaly              ? "an anomaly, which .anomaly_type names"
+                            : stop_signal() != 0 ? fmt::format("signal {}", stop_signal())
+                            : halted_            ? ".HALT"
+                                                 : "another rank's signal or .HALT";
     telemetry.heartbeat(state_.step, "stopped", {{"why", why}});
-    telemetry.message(
-        fmt::format("stopped by {} after step {}, with a checkpoint: --resume latest goes on", why, state_.step));
+    const std::string text =
+        fmt::format("stopped by {} after step {}, with a checkpoint: --resume latest goes on", why, state_.step);
+    if (!anomaly) return telemetry.message(text);
+    comm_->expect_end();  // of all ranks, here
+    fail("{}. log.on_anomaly is stop", text);
   }
 
   void finish(Telemetry& telemetry, double seconds, int64_t first_step) {
@@ -400,11 +401,12 @@ class Trainer {
 
   const TrainRequest& request_;
   const Config& config_;
-  std::string resume_from_;
-  std::optional<ModelSource> init_from_;
   Device device_;
   OutsideMemory outside_;
   std::unique_ptr<Comm> comm_;
+  FolderLock lock_;  // until all that writes there is gone
+  std::string resume_from_;
+  std::optional<ModelSource> init_from_;
   std::unique_ptr<Tokenizer> tokenizer_;  // as it was when the run began, whatever becomes of its files
   DataSource data_;
   std::unique_ptr<OpListener> nvtx_ = nvtx_listener();
@@ -433,9 +435,8 @@ class Trainer {
 
 void train(const TrainRequest& request) {
   std::signal(SIGUSR1, SIG_IGN);  // until the watchdog is there to answer
-  std::signal(SIGTERM, on_stop_signal);
-  std::signal(SIGINT, on_stop_signal);
   const LaunchEnv launch = read_launch_env();
+  await_stop_signals(/*tells=*/launch.rank == 0);
   if (launch.world == 1) return Trainer(request, launch).run();
   try {  // an error before the ranks run together is one of this rank, too
     Trainer(request, launch).run();

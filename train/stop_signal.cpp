@@ -1,0 +1,55 @@
+#include "train/stop_signal.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstring>
+
+namespace triad {
+
+namespace {
+
+std::atomic<int> last_signal{0};
+std::atomic<int64_t> step_under_way{0};
+std::atomic<bool> is_terminal{false};
+
+// What a signal handler may call is little: no formatting, no memory, one write(2).
+void tell(int number) {
+  char text[200], *at = text;
+  const auto add = [&](const char* part) { at = stpcpy(at, part); };
+  add(is_terminal ? "\n" : "");  // a progress line may be open
+  add("triad: stops with a checkpoint when its step ends (");
+  if (step_under_way > 0) {
+    add("step ");
+    at = std::to_chars(at, text + sizeof text, step_under_way.load()).ptr;
+    *at = '\0';
+  } else {
+    add("none");
+  }
+  add(" has begun)");
+  add(number == SIGINT ? "; Ctrl-C again ends at once\n" : "\n");
+  if (::write(STDERR_FILENO, text, static_cast<size_t>(at - text)) < 0) return;  // nobody reads it any more
+}
+
+template <bool kTells>
+void on_stop_signal(int number) {
+  const int before = last_signal.exchange(number), error = errno;
+  if (before == SIGINT && number == SIGINT) _exit(1);
+  if (kTells && before != number) tell(number);
+  errno = error;
+}
+
+}  // namespace
+
+void await_stop_signals(bool tells) {
+  is_terminal = isatty(STDERR_FILENO) != 0;
+  for (const int number : {SIGTERM, SIGINT}) std::signal(number, tells ? on_stop_signal<true> : on_stop_signal<false>);
+}
+
+int stop_signal() { return last_signal; }
+void step_begins(int64_t step) { step_under_way = step; }
+
+}  // namespace triad

@@ -176,15 +176,15 @@ class Pipeline {
       const size_t n = input.read({text.data(), std::min(text.size(), static_cast<size_t>(at.offset - done))});
       TRIAD_CHECK(n > 0, "{}: ends at offset {} of its text, before offset {}, where this is to go on", input.name(),
                   done, at.offset);
-      if (path == kStandardInput) crc = update(crc, {text.data(), n});
+      if (is_stream(path)) crc = update(crc, {text.data(), n});
       done += static_cast<int64_t>(n);
     }
-    TRIAD_CHECK(path != kStandardInput || crc == at.standard_input_crc,
-                "standard input: its first {} bytes are not those of the call that is to be continued", at.offset);
+    TRIAD_CHECK(!is_stream(path) || crc == at.stream_crc,
+                "{}: its first {} bytes are not those of the call that is to be continued", input.name(), at.offset);
   }
 
   static int64_t bytes_of(const std::string& path) {
-    return path == kStandardInput ? 0 : static_cast<int64_t>(std::filesystem::file_size(path));
+    return is_stream(path) ? 0 : static_cast<int64_t>(std::filesystem::file_size(path));
   }
 
   static uint32_t update(uint32_t crc, std::string_view text) {
@@ -194,9 +194,9 @@ class Pipeline {
   bool is_jsonl(TextInput& input, const std::string& path) const {
     if (options_.format != TextFormat::automatic) return options_.format == TextFormat::jsonl;
     static constexpr char kUnclear[] = "{}: a document a line, or one document? --format jsonl or text says";
-    if (path == kStandardInput) {
+    if (is_stream(path)) {
       const int first = input.peek();
-      TRIAD_CHECK(first < 0 || std::isspace(first) == 0, kUnclear, "standard input, which begins with a blank");
+      TRIAD_CHECK(first < 0 || std::isspace(first) == 0, kUnclear, input.name() + ", which begins with a blank");
       return first == '{';
     }
     std::filesystem::path name(path);
@@ -231,8 +231,7 @@ class Pipeline {
         continue;
       }
       wanted = kPieceBytes;
-      if (path == kStandardInput)
-        at.standard_input_crc = update(at.standard_input_crc, std::string_view(text).substr(0, used));
+      if (is_stream(path)) at.stream_crc = update(at.stream_crc, std::string_view(text).substr(0, used));
       at.offset += static_cast<int64_t>(used);
       at.input_bytes = bytes_before + input.bytes_taken();
       std::string rest = text.substr(used);

@@ -21,13 +21,13 @@ struct CorpusOptions {
 
 // A place between two pieces that were encoded.
 struct CorpusPosition {
-  int64_t file = 0;                 // in CorpusOptions::files
-  int64_t offset = 0;               // of its text, unpacked
-  int64_t lines = 0;                // of a JSONL file that lie before it
-  int64_t documents = 0;            // that begin before it, empty ones too
-  bool in_document = false;         // the last one goes on
-  int64_t input_bytes = 0;          // of the files, packed as they are, that were read up to here
-  uint32_t standard_input_crc = 0;  // of the bytes before it
+  int64_t file = 0;          // in CorpusOptions::files
+  int64_t offset = 0;        // of its text, unpacked
+  int64_t lines = 0;         // of a JSONL file that lie before it
+  int64_t documents = 0;     // that begin before it, empty ones too
+  bool in_document = false;  // the last one goes on
+  int64_t input_bytes = 0;   // of the files, packed as they are, that were read up to here
+  uint32_t stream_crc = 0;   // of the bytes before it
 };
 
 // Tokens of documents one behind the other, without end-of-text tokens.

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "engine/check.h"
 
@@ -34,6 +35,7 @@ class TextInput::Gzip final : public Unpacker {
   }
   ~Gzip() override { inflateEnd(&stream_); }
   void step(std::string_view& in, std::span<char>& out) override {
+    if (ended_ && !goes_on(in)) return;
     stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(in.data()));
     stream_.avail_in = static_cast<uInt>(in.size());
     stream_.next_out = reinterpret_cast<Bytef*>(out.data());
@@ -45,15 +47,30 @@ class TextInput::Gzip final : public Unpacker {
     if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR)
       fail("{}: damaged gzip data near offset {}: {}", owner_.name(),
            owner_.bytes_taken() - static_cast<int64_t>(in.size()), stream_.msg ? stream_.msg : zError(status));
-    between_ = status == Z_STREAM_END;
-    if (between_) inflateReset(&stream_);  // another member may follow
+    ended_ = status == Z_STREAM_END;
   }
-  bool between() const override { return between_; }
+  bool between() const override { return ended_; }
 
  private:
+  // Behind a member another may follow, or zeros up to the end, with which tapes and tar fill their blocks.
+  bool goes_on(std::string_view& in) {
+    const size_t zeros = std::min(in.find_first_not_of('\0'), in.size());
+    zeros_ += static_cast<int64_t>(zeros);
+    in.remove_prefix(zeros);
+    if (in.empty()) return false;
+    const int64_t offset = owner_.bytes_taken() - static_cast<int64_t>(in.size());
+    if (zeros_ > 0)
+      fail("{}: its gzip data and {} bytes of zeros behind it are followed by something else, at offset {}",
+           owner_.name(), zeros_, offset);
+    if (in[0] != '\x1f') fail("{}: its gzip data is followed by something else, at offset {}", owner_.name(), offset);
+    inflateReset(&stream_);
+    return true;
+  }
+
   const TextInput& owner_;
   z_stream stream_{};
-  bool between_ = true;
+  bool ended_ = false;
+  int64_t zeros_ = 0;  // behind the last member
 };
 
 class TextInput::Zstd final : public Unpacker {
@@ -81,6 +98,11 @@ class TextInput::Zstd final : public Unpacker {
   std::unique_ptr<ZSTD_DStream, decltype(&ZSTD_freeDStream)> stream_;
   bool between_ = true;
 };
+
+bool is_stream(const std::string& path) {
+  std::error_code error;
+  return path == kStandardInput || !std::filesystem::is_regular_file(path, error);
+}
 
 TextInput::TextInput(const std::string& path, std::function<bool()> stopped)
     : name_(path == kStandardInput ? "standard input" : path), stopped_(std::move(stopped)) {

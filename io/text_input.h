@@ -11,6 +11,8 @@
 namespace triad {
 
 inline constexpr const char* kStandardInput = "-";
+// What is read once, from its beginning, and has no size: standard input, or a pipe such as bash's <(...).
+bool is_stream(const std::string& path);
 
 class TextInput {
  public:

@@ -1,8 +1,6 @@
 // triad data: texts and JSONL to token shards, split into training and validation by document, with a manifest. A call
 // that was killed goes on when it is repeated, to the same bits.
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -12,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "engine/check.h"
 #include "io/dataset.h"
 #include "io/file.h"
+#include "io/folder_lock.h"
 #include "io/shard_set.h"
 #include "io/text_input.h"
 #include "tools/options.h"
@@ -91,7 +91,7 @@ Json describe(const Options& o, const Tokenizer& tokenizer, const std::vector<st
          {"crc32", crc32_z(0, reinterpret_cast<const Bytef*>(file.content.data()), file.content.size())}});
   Json inputs = Json::array();
   for (const std::string& file : files) {
-    if (file == kStandardInput) {
+    if (is_stream(file)) {
       inputs.push_back({{"file", file}});
       continue;
     }
@@ -119,7 +119,7 @@ Json to_json(const CorpusPosition& p) {
           {"documents", p.documents},
           {"in_document", p.in_document},
           {"input_bytes", p.input_bytes},
-          {"standard_input_crc", p.standard_input_crc}};
+          {"standard_input_crc", p.stream_crc}};
 }
 
 CorpusPosition position_from(const Json& j) {
@@ -129,7 +129,7 @@ CorpusPosition position_from(const Json& j) {
           .documents = j.at("documents"),
           .in_document = j.at("in_document"),
           .input_bytes = j.at("input_bytes"),
-          .standard_input_crc = j.at("standard_input_crc")};
+          .stream_crc = j.at("standard_input_crc")};
 }
 
 constexpr const char* kManifest = "manifest.json";
@@ -161,45 +161,64 @@ class Job {
  private:
   std::string path(const std::string& name) const { return o_.out + "/" + name; }
 
-  // Two calls at once would write one another's files. The lock goes with the process, however that ends.
+  static bool is_output(const std::string& name) {
+    const bool shard = (name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(".bin");
+    return shard || name == kManifest || name == kUnfinished;
+  }
+
+  // Two calls at once would write one another's files. One that was just killed is gone within a second or so.
   void lock_folder() {
-    if (lock_.get() >= 0) return;
-    lock_ = FileHandle(::open(o_.out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    TRIAD_CHECK(lock_.get() >= 0 && ::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0,
-                "{}: another call is writing its shards", o_.out);
+    constexpr double kWaitS = 3;
+    TRIAD_CHECK(lock_.take_within(kWaitS, o_.out), "{}: another call is writing its shards{}", o_.out,
+                lock_holder(o_.out));
   }
 
   // Shards of an earlier call would be read as part of this one's, unless it is this one, killed before its end.
   void prepare_folder() {
     goes_on_ = fs::exists(path(kUnfinished));
-    if (goes_on_) {
-      const Json unfinished = parse_json(read_file(path(kUnfinished)), path(kUnfinished));
-      for (const auto& [key, value] : what_.items())
-        if (unfinished.at("call").at(key) != value)
-          fail(
-              "{} holds the unfinished shards of a call that differs in {}: {}, now {}. Repeat that call, or remove "
-              "the "
-              "folder",
-              o_.out, key, brief(unfinished["call"][key]), brief(value));
-      from_ = position_from(unfinished.at("position"));
-      text_bytes_ = unfinished.at("text_bytes");
-      cut_ = unfinished.at("cut");
-      for (const auto& entry : fs::directory_iterator(o_.out))  // what the kill cut
-        if (is_temporary(entry.path().filename().string())) fs::remove(entry.path());
-      train_.resume(unfinished.at("train"));
-      val_.resume(unfinished.at("val"));
-      fmt::print("{}: goes on after {} documents, {} tokens\n", o_.out, from_.documents,
-                 train_.tokens() + val_.tokens());
-    } else if (fs::is_directory(o_.out)) {
+    if (goes_on_)
+      go_on();
+    else if (fs::is_directory(o_.out))
       refuse_shards();
+  }
+
+  void go_on() try {
+    const Json unfinished = parse_json(read_file(path(kUnfinished)), path(kUnfinished));
+    for (const auto& [key, value] : what_.items())
+      if (unfinished.at("call").at(key) != value)
+        fail(
+            "{} holds the unfinished shards of a call that differs in {}: {}, now {}. Repeat that call, or remove "
+            "the folder",
+            o_.out, key, brief(unfinished["call"][key]), brief(value));
+    from_ = position_from(unfinished.at("position"));
+    TRIAD_CHECK(from_.file >= 0 && from_.file <= static_cast<int64_t>(files_.size()) && from_.offset >= 0,
+                "{} is damaged: it goes on in file {} of {}, at offset {}", path(kUnfinished), from_.file,
+                files_.size(), from_.offset);
+    text_bytes_ = unfinished.at("text_bytes");
+    cut_ = unfinished.at("cut");
+    remove_temporaries();
+    train_.resume(unfinished.at("train"));
+    val_.resume(unfinished.at("val"));
+    fmt::print("{}: goes on after {} documents, {} tokens\n", o_.out, from_.documents, train_.tokens() + val_.tokens());
+  } catch (const Json::exception& e) {
+    fail("{} is damaged: {}. Remove the folder, and call again", path(kUnfinished), e.what());
+  }
+
+  // What a kill cut.
+  void remove_temporaries() const {
+    std::set<std::string> copies;
+    for (const Tokenizer::File& file : tokenizer_.files()) copies.insert(file.name);
+    for (const auto& entry : fs::directory_iterator(o_.out)) {
+      std::string target;
+      if (is_temporary(entry.path().filename().string(), &target) && (is_output(target) || copies.contains(target)))
+        fs::remove(entry.path());
     }
   }
 
   void refuse_shards() const {
     for (const auto& entry : fs::directory_iterator(o_.out)) {
       const std::string name = entry.path().filename().string();
-      const bool shard = (name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(".bin");
-      if (shard || name == kManifest || name == kUnfinished)
+      if (is_output(name))
         fail("{} already holds {}: remove its shards and {}, or choose another --out", o_.out, name, kManifest);
     }
   }
@@ -207,7 +226,7 @@ class Job {
   void write_shards() {
     int64_t input_bytes = 0;
     for (const std::string& file : files_)
-      if (file != kStandardInput) input_bytes += static_cast<int64_t>(fs::file_size(file));
+      if (!is_stream(file)) input_bytes += static_cast<int64_t>(fs::file_size(file));
     Progress progress(input_bytes, from_.input_bytes, text_bytes_);
     const CorpusOptions corpus{.files = files_,
                                .format = o_.format == "text"    ? TextFormat::text
@@ -223,6 +242,7 @@ class Job {
         make_folders(o_.out);
         lock_folder();
         if (!goes_on_) refuse_shards();  // another call's, while this one waited for its first text
+        remove_temporaries();            // of a call that was killed in its first save
         save();
         begun = true;
       }
@@ -303,7 +323,7 @@ class Job {
   Json what_;
   ShardRow train_, val_;
   CorpusPosition from_;
-  FileHandle lock_;
+  FolderLock lock_;
   bool goes_on_ = false;  // where a call that was killed left off
   int64_t text_bytes_ = 0;
   int64_t cut_ = -1;  // >= 0: what is left to do is to take the tokens from here off the training row
@@ -321,7 +341,7 @@ void data(Options o) {
   else
     files = expand_globs(o.input);
   for (const std::string& file : files)
-    if (file != kStandardInput && is_shard(file)) fail("{} is a token shard already", file);
+    if (!is_stream(file) && is_shard(file)) fail("{} is a token shard already", file);
   Job(o, *tokenizer, std::move(files)).run();
 }
 

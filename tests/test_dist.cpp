@@ -85,23 +85,38 @@ TEST_CASE("dist: a resume on another number of ranks has the same state and goes
   }
 }
 
-TEST_CASE("dist: two GPUs give the weights of one, with NCCL and with MPI the same bits", "[dist][gpu2]") {
-  if (!require_gpus(2) || !require_mpirun()) return;
+static void check_gpus_against_one(int ranks) {
+  if (!require_gpus(ranks) || !require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string gpu = "--set runtime.device=cuda ";
-  const std::string one = run(folder.file("1"), 1, gpu), two = run(folder.file("2"), 2, gpu);
-  const Difference d = difference(one + kWeights, two + kWeights);
+  const std::string one = run(folder.file("1"), 1, gpu), all = run(folder.file("all"), ranks, gpu);
+  const Difference d = difference(one + kWeights, all + kWeights);
   CHECK(d.all < 1e-6);
   CHECK(d.worst < 1e-5);
+  // NCCL adds more than two values in an order of its own, which may depend on a bucket's size.
+  const bool same_order = ranks == 2 || read_text(all + "/ddp_buckets.txt").find(",copies,") != std::string::npos;
   int i = 0;
   for (const char* more :
        {"", "--set dist.bucket_mb=0.0009765625", "--set dist.bucket_mb=64", "--set dist.zero=1",
         "--set dist.backend=mpi", "--set runtime.cuda_graph=true", "--set dist.zero=1 --set runtime.cuda_graph=true",
         "--set dist.zero=1 --set dist.bucket_mb=0.0009765625"}) {
     INFO(more);
-    CHECK(same_file(two + kWeights, run(folder.file("other" + std::to_string(i++)), 2, gpu + more) + kWeights));
+    const std::string other = run(folder.file("other" + std::to_string(i++)), ranks, gpu + more) + kWeights;
+    if (same_order)
+      CHECK(same_file(all + kWeights, other));
+    else
+      CHECK(difference(all + kWeights, other).all < 1e-6);
   }
 }
+
+TEST_CASE("dist: two GPUs give the weights of one, with NCCL and with MPI the same bits", "[dist][gpu2]") {
+  check_gpus_against_one(2);
+}
+
+TEST_CASE("dist: four GPUs give the weights of one, with NCCL and with MPI the same bits", "[dist][gpu4]") {
+  check_gpus_against_one(4);
+}
+
 TEST_CASE("dist: why GPUs do not copy to each other is told", "[dist][gpu2]") {
   if (!require_gpus(2) || !require_mpirun()) return;
   const TemporaryFolder folder;

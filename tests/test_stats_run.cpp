@@ -210,7 +210,7 @@ Planted run_with_bias(const std::string& out, const std::vector<float>& bias, co
   const std::string few = "--set train.lr=1e-5 --set train.save_every=2 " + more + " --set train.steps=";
   run(out, few + "2");
   set_gate_bias(out + "/checkpoints/step_2/model.safetensors", 1, bias);
-  return {out, run(out, few + "12 --resume " + out + "/checkpoints/step_2")};
+  return {out, run_program(args(out, few + "12 --resume " + out + "/checkpoints/step_2"))};
 }
 
 // Planted: the gate of layer 1 opens one branch alone, whatever comes in.
@@ -220,6 +220,7 @@ TEST_CASE("stats: a collapsed gate is reported with its layer, and stops the run
     const auto [out, outcome] =
         run_with_bias(folder.file(stop ? "stop" : "report"), {0, 12, 0}, stop ? "--set log.on_anomaly=stop" : "");
     INFO(outcome.output);
+    CHECK(outcome.exit_code == (stop ? 1 : 0));
     const Json anomaly = heartbeats(out, 0, "anomaly").at(0);
     CHECK(anomaly["type"] == "gate_collapse");
     CHECK(anomaly["step"] == 5);  // three times in a row
@@ -241,6 +242,7 @@ TEST_CASE("stats: dead gates are a finding of their own, with shares that are no
   const TemporaryFolder folder;
   const auto [out, outcome] = run_with_bias(folder.file("run"), {-200, -200, -200}, "--set nsa.gate=sigmoid");
   INFO(outcome.output);
+  CHECK(outcome.exit_code == 0);
   const std::vector<Json> anomalies = heartbeats(out, 0, "anomaly");
   REQUIRE(anomalies.size() == 2);
   CHECK(anomalies[0]["type"] == "zero_gradients");  // nothing comes back through shut gates

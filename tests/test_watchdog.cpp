@@ -45,10 +45,12 @@ std::string stack_dump(const std::string& folder, int rank) {
   return "";
 }
 
-// The op whose product fell asleep, as the dump's own stack has it: one of the classifier's counts as that.
+// The op whose product fell asleep, as the dump's own stack has it: one that another op needs counts as that one's.
 std::string sleeping_op(const std::string& dump) {
   REQUIRE(has(dump, "cblas_sgemm"));
-  return has(dump, "triad::classifier_forward_backward(") ? "classifier_forward_backward" : "matmul";
+  for (const std::string op : {"classifier_forward_backward", "linear_silu_forward", "linear_silu_backward"})
+    if (has(dump, "triad::" + op + "(")) return op;
+  return "matmul";
 }
 
 // A run that ends when it is told to, in which products of one rank fall asleep.

@@ -8,8 +8,9 @@ text=$(realpath "$1"); mkdir -p "$2"; out=$(realpath "$2")
 cd "$(dirname "$0")/../../.."
 triad=$(realpath "${TRIAD:-build/cuda/triad}")
 steps=${STEPS:-3200} limit=${LIMIT:-525}
-# T:sequences a step[:steps[:F]], the last one begun with the weights of the run at F tokens, as T_from_F
-read -ra lengths <<< "${LENGTHS:-2048:16 8192:4}"
+# T:sequences a step[:steps[:F]], the last begun with the weights of the run at F tokens, warmed up for 100 steps, as
+# T_from_F
+read -ra lengths <<< "${LENGTHS:-2048:16 8192:4:3600:2048}"
 read -ra more <<< "${MORE:-}"  # further arguments of triad train
 deadline=$(($(date +%s) + limit))
 left() { echo $(($1 + deadline - $(date +%s))); }
@@ -29,7 +30,8 @@ chain() {  # attention, GPU
     CUDA_VISIBLE_DEVICES=$2 OMP_NUM_THREADS=${OMP_NUM_THREADS:-8} timeout -k 8 "$seconds" "$triad" train \
       configs/m7c_bytes.json --overwrite --set model.attention="$1" --set train.seq_len="$t" \
       --set train.micro_batch_size="$sequences" --set train.eval_batches=$((2621440 / t / sequences)) \
-      --set train.steps="${n:-$steps}" --set train.init_from="${from:+$out/$1_$from}" --set log.out_dir="$run" \
+      --set train.steps="${n:-$steps}" --set log.out_dir="$run" \
+      ${from:+--set train.init_from="$out/$1_$from" --set train.warmup_steps=100} \
       --set "data.paths=[\"$out/shards/train_*.bin\"]" --set "data.val_paths=[\"$out/shards/val_*.bin\"]" \
       --set train.save_every=0 --set train.allow_unsafe=true "${more[@]}" > "$out/$name.log" 2>&1
     echo "$name: exit code $?, $(left 0) s left"

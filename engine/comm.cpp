@@ -88,7 +88,9 @@ template <class Call>
 void Comm::guarded(const char* kind, const std::string& what, int64_t bytes, bool on_stream, Call&& call) {
   const auto began = std::chrono::steady_clock::now();
   guard_->begin(fmt::format("{} of {}", kind, what), bytes);
-  call();
+  try {
+    call();
+  } catch (const Error& e) { fail("{}; under way: {}", e.what(), guard_->last().what); }
   if (on_stream) return guard_->end_on(stream_);
   guard_->end();
   waited_ms_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();

@@ -134,7 +134,9 @@ Socket try_connect(const LaunchEnv& env, int port) {
   socket.limit_receive(kAnswerSeconds);
   Hello hello, answer;
   hello.port = env.master_port, hello.rank = env.rank, hello.world = env.world;
-  if (!socket.send(bytes_of(hello)) || !socket.receive(bytes_of(answer)) || !is_ours(answer, env)) return Socket();
+  if (!socket.send(bytes_of(hello)) || !socket.receive(bytes_of(answer)) || !is_ours(answer, env) ||
+      answer.rank != 0)  // its own words: a socket whose port came to be the one it looked for is connected to itself
+    return Socket();
   socket.limit_receive(0);
   return socket;
 }

@@ -45,6 +45,10 @@ bool require_mpirun() {
 
 Outcome run_ranks(int ranks, const std::string& args) { return run_command(mpirun(ranks) + TRIAD_PROGRAM " " + args); }
 
+std::string planted(const std::string& variables) {
+  return "ASAN_OPTIONS=verify_asan_link_order=0 LD_PRELOAD=" TRIAD_PLANT " " + variables + " ";
+}
+
 Outcome run_command(const std::string& line) {
   const std::string command = "(" + line + ") 2>&1";
   FILE* pipe = popen(command.c_str(), "r");
@@ -60,14 +64,27 @@ BackgroundProgram::BackgroundProgram(const std::string& args, const std::string&
     : pid_(fork()) {
   if (pid_ < 0) throw std::runtime_error("cannot fork");
   if (pid_ > 0) return;
-  const std::string command = (before.empty() ? "exec " : before) + TRIAD_PROGRAM " " + args + " >" + output + " 2>&1";
+  const std::string command =
+      before + (has(before, "exec ") ? "" : "exec ") + TRIAD_PROGRAM " " + args + " >" + output + " 2>&1";
   execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
   _exit(127);
 }
 
 void BackgroundProgram::send(int signal) const { kill(pid_, signal); }
 
+BackgroundProgram::~BackgroundProgram() {
+  if (waited_) return;
+  for (const int signal : {SIGCONT, SIGTERM}) send(signal);  // mpirun ends its ranks
+  for (int i = 0; i < 100; ++i) {
+    if (waitpid(pid_, nullptr, WNOHANG) != 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  send(SIGKILL);
+  wait();
+}
+
 int BackgroundProgram::wait() {
+  waited_ = true;
   int status = 0;
   waitpid(pid_, &status, 0);
   return exit_code_of(status);

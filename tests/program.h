@@ -23,18 +23,24 @@ Outcome run_ranks(int ranks, const std::string& args);
 // Any command of the shell.
 Outcome run_command(const std::string& command);
 
-// `triad ARGS` in the background, its output dropped; to be killed or waited for. A command of its own may stand
-// before.
+// In front of a command: a fault of tests/plant/, as TRIAD_PLANT="1 60" asks for it.
+std::string planted(const std::string& variables);
+
+// `triad ARGS` in the background, its output dropped; to be killed or waited for. Variables may stand before, and a
+// command that `exec` begins.
 class BackgroundProgram {
  public:
   explicit BackgroundProgram(const std::string& args, const std::string& before = "",
                              const std::string& output = "/dev/null");
+  ~BackgroundProgram();  // one that nobody waited for, because a test failed, is ended
+  BackgroundProgram(const BackgroundProgram&) = delete;
   void send(int signal) const;
   int wait();  // exit code, as in Outcome
   int pid() const { return pid_; }
 
  private:
   int pid_;
+  bool waited_ = false;
 };
 
 // A fresh empty folder under the system's temporary one, removed at the end of the scope.

@@ -1,12 +1,14 @@
 // `triad data`: the same shards whatever the packing, the threads and the kills; every document in one split; memory
 // and damage within bounds.
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
 
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <random>
 #include <thread>
@@ -139,11 +141,11 @@ TEST_CASE("corpus: packed or not, by file or standard input, on any threads: the
 TEST_CASE("corpus: killed and repeated, it gives the same shards", "[data]") {
   const TemporaryFolder folder;
   fs::create_directory(folder.file("in"));
-  for (uint32_t i = 0; i < 3; ++i) write_text(folder.file(fmt::format("in/{}.jsonl", i)), jsonl(2500, i));
-  write_text(folder.file("in/3.txt"), jsonl(2000, 9));  // one long document
-  write_text(folder.file("in/4.jsonl.gz"), gzip(jsonl(1500, 10)));
+  for (uint32_t i = 0; i < 3; ++i) write_text(folder.file(fmt::format("in/{}.jsonl", i)), jsonl(1200, i));
+  write_text(folder.file("in/3.txt"), jsonl(1000, 9));  // one long document
+  write_text(folder.file("in/4.jsonl.gz"), gzip(jsonl(700, 10)));
   const std::string args =
-      "--input '" + folder.file("in/*") + "' --shard-tokens 3000000 --threads 2 --save-seconds 0.1 --out ";
+      "--input '" + folder.file("in/*") + "' --shard-tokens 1500000 --threads 2 --save-seconds 0.1 --out ";
   run(args + folder.file("whole"));
   const auto whole = files_of(folder.file("whole"));
   std::mt19937 random(4);
@@ -225,13 +227,15 @@ TEST_CASE("corpus: a call whose input is late leaves another's shards alone", "[
   const std::string out = folder.file("out"), late = folder.file("late");
   REQUIRE(::mkfifo(late.c_str(), 0600) == 0);
   BackgroundProgram slow("data --input - --out " + out + " < " + late, "", folder.file("slow.txt"));
-  std::ofstream text(late);  // waits until it reads, and so has looked at the folder, or is about to
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  FileHandle text(::open(late.c_str(), O_WRONLY | O_CLOEXEC));
+  REQUIRE(::write(text.get(), "t", 1) == 1);
+  for (int unread = 1; unread != 0 && ::ioctl(text.get(), FIONREAD, &unread) == 0;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // it reads, so it has looked at the folder
   write_text(folder.file("a.txt"), "of the call that began later");
   run("--input " + folder.file("a.txt") + " --val-fraction 0 --out " + out);
   const auto whole = files_of(out);
-  text << "too late";
-  text.close();
+  REQUIRE(::write(text.get(), "oo late", 7) == 7);
+  text.reset();
   CHECK(slow.wait() == 1);
   CHECK(read_text(folder.file("slow.txt")).find(out + " already holds") != std::string::npos);
   CHECK(files_of(out) == whole);
@@ -344,10 +348,11 @@ TEST_CASE("corpus: a call goes on with its own tokenizer only, and alone", "[dat
   const auto until = [](const std::string& file) {
     return "timeout 100 sh -c 'until [ -e " + file + " ]; do sleep 0.1; done'";
   };
-  const test::Outcome both = run_command(
-      "mkfifo " + folder.file("pipe") + "; (" + piped + " < " + folder.file("pipe") + " & exec 3> " +
-      folder.file("pipe") + "; yes '{\"text\":\"one\"}' | head -300000 >&3; " + until(folder.file("piped/unfinished.json")) +
-      "; " + piped + " < /dev/null; echo \"second $?\"; echo 'a\"' | " + piped + "; echo \"third $?\"; exec 3>&-; wait)");
+  const test::Outcome both =
+      run_command("mkfifo " + folder.file("pipe") + "; (" + piped + " < " + folder.file("pipe") + " & exec 3> " +
+                  folder.file("pipe") + "; yes '{\"text\":\"one\"}' | head -300000 >&3; " +
+                  until(folder.file("piped/unfinished.json")) + "; " + piped +
+                  " < /dev/null; echo \"second $?\"; echo 'a\"' | " + piped + "; echo \"third $?\"; exec 3>&-; wait)");
   INFO(both.output);
   CHECK(both.output.find("another call is writing") != std::string::npos);
   CHECK(both.output.find("second 1") != std::string::npos);

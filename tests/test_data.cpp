@@ -233,18 +233,20 @@ TEST_CASE("data: a read that hangs ends the wait, with what hangs", "[data]") {
     int64_t size() const override { return 100; }
     void read(int64_t begin, std::span<int32_t> out) const override {
       std::fill(out.begin(), out.end(), 1);
+      hangs = hangs || begin == hangs_at;
       while (begin == hangs_at && !let_go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       came_back = came_back || begin == hangs_at;
     }
     std::string name() const override { return "a dead file system"; }
     int64_t hangs_at = -1;
     std::atomic<bool> let_go = false;
-    mutable std::atomic<bool> came_back = false;
+    mutable std::atomic<bool> hangs = false, came_back = false;
   };
   const auto source = std::make_shared<Hanging>();
   source->hangs_at = sequence_position(1, 24, 3) * 4;
   {
     Loader loader(source, {.seq_len = 4, .micro_batch = 1, .seed = 3, .stall_s = 0.2});
+    while (!source->hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // batch 0 has been read
     CHECK_NOTHROW(loader.next());
     const std::string error = error_of([&] { loader.next(); });
     INFO(error);

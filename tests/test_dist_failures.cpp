@@ -50,9 +50,10 @@ double seconds_since(std::chrono::steady_clock::time_point began) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 }
 
-// Three seconds of dist.timeout_s and what a busy machine adds; what nobody ends goes on for 100 s, or for ever.
+// What a busy machine takes to end a run, and what dist.timeout_s adds; what nobody ends goes on for 100 s, or for
+// ever.
 constexpr double kSoonS = 60;
-const std::string kLong = "--set train.steps=1000000 --set train.allow_unsafe=true --set dist.timeout_s=3 ";
+const std::string kLong = "--set train.steps=1000000 --set train.allow_unsafe=true ";
 
 }  // namespace
 
@@ -62,7 +63,8 @@ TEST_CASE("dist: a rank that dies or stops ends all, with a message that says wh
   for (const int signal : {SIGKILL, SIGSTOP}) {
     const std::string out = folder.file("run" + std::to_string(signal)),
                       log = folder.file("log" + std::to_string(signal));
-    BackgroundProgram program(train_args(out, kLong + "--set dist.bucket_mb=0.02"), mpirun(2), log);
+    BackgroundProgram program(train_args(out, kLong + "--set dist.bucket_mb=0.02 --set dist.timeout_s=8"), mpirun(2),
+                              log);
     const std::vector<int> pids = pids_of(out, 2, 3);
     const auto began = std::chrono::steady_clock::now();
     kill(pids[1], signal);
@@ -73,7 +75,7 @@ TEST_CASE("dist: a rank that dies or stops ends all, with a message that says wh
     INFO(text);
     for (const char* part : {"rank 0: ", "rank 1 (pid ", "collective ", " bytes"})
       CHECK(text.find(part) != std::string::npos);
-    if (signal == SIGSTOP) CHECK(text.find("dist.timeout_s = 3 s") != std::string::npos);
+    if (signal == SIGSTOP) CHECK(text.find("dist.timeout_s = 8 s") != std::string::npos);
     if (signal == SIGSTOP) CHECK(text.find("is stopped") != std::string::npos);
   }
 }
@@ -100,7 +102,8 @@ TEST_CASE("dist: a rank ends in time though the disk that it writes its last col
   CHECK(all_gone(pids));
   const std::string text = read_text(log);
   INFO(text);
-  CHECK(text.find("triad: rank 0: rank 1 (pid ") != std::string::npos);
+  for (const char* part : {"triad: rank 0: ", "rank 1", "collective ", " bytes"})
+    CHECK(text.find(part) != std::string::npos);
 }
 
 TEST_CASE("dist: a rank that throws ends all, and its message is told", "[dist]") {

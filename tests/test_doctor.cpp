@@ -37,11 +37,6 @@ std::map<std::string, Row> results(const std::string& out) {
   return rows;
 }
 
-// The tests' own plants, preloaded: tests/plant/.
-std::string planted(const std::string& variables) {
-  return "ASAN_OPTIONS=verify_asan_link_order=0 LD_PRELOAD=" TRIAD_PLANT " " + variables;
-}
-
 // A pattern for pgrep: the doctor's runs, and not the shell that asks.
 std::string trainers_of(const TemporaryFolder& folder) { return "'train " + folder.path() + "[/]out/doctor.json'"; }
 
@@ -98,9 +93,10 @@ TEST_CASE("doctor: in the whole examination of the CPU all holds, and it leaves 
 TEST_CASE("doctor: a run that is silent is HANG, and ended", "[doctor]") {
   const TemporaryFolder folder;
   const std::string trainers = trainers_of(folder);
-  // Its first product sleeps for five minutes; the run's own watchdog sees that, dumps its stacks, and the doctor ends it.
+  // Its first product sleeps for five minutes; the run's own watchdog sees that, dumps its stacks, and the doctor ends
+  // it.
   const auto began = std::chrono::steady_clock::now();
-  const Examination e = examine(folder, "--only gradient_trace --budget 0.2", planted("TRIAD_PLANT=\"0 0 1000 300\""));
+  const Examination e = examine(folder, "--only gradient_trace --budget 0.5", planted("TRIAD_PLANT=\"0 300\""));
   CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(150));
   CHECK(e.outcome.exit_code == 1);
   const Row row = e.rows.at("gradient_trace");
@@ -114,10 +110,9 @@ TEST_CASE("doctor: a run that is stopped is HANG, and what needed it is SKIPPED"
   const TemporaryFolder folder;
   const std::string out = folder.file("out"), log = folder.file("log"), trainers = trainers_of(folder);
   // Its products sleep a little, so that there is a run to be stopped.
-  BackgroundProgram doctor("doctor --device cpu --only repeat --budget 0.2 --out " + out,
-                           planted("TRIAD_PLANT=\"0 0 1000 0.01\" "), log);
-  for (int i = 0; i < 600 && !fs::exists(out + "/baseline/heartbeat_rank0.jsonl"); ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  BackgroundProgram doctor("doctor --device cpu --only repeat --budget 0.5 --out " + out,
+                           planted("TRIAD_PLANT=\"0 0.03\""), log);
+  wait_for_text(out + "/baseline/heartbeat_rank0.jsonl", "step_end");
   run_command("pgrep -f " + trainers + " | xargs -r kill -STOP");
   CHECK(doctor.wait() == 1);
   INFO(read_text(log));
@@ -132,27 +127,27 @@ TEST_CASE("doctor: what takes too long, but goes on, is SLOW and no failure", "[
   const TemporaryFolder folder;
   const auto sleeping = [&](const std::string& seconds) {  // before each of some 300 products
     const Examination e =
-        examine(folder, "--only gradient_trace --budget 0.1", planted("TRIAD_PLANT=\"0 0 1000 " + seconds + "\""));
+        examine(folder, "--only gradient_trace --budget 0.3", planted("TRIAD_PLANT=\"0 " + seconds + "\""));
     CHECK(e.outcome.exit_code == 0);
     CHECK(e.rows.at("gradient_trace").verdict == "SLOW");
     return e.rows.at("gradient_trace").evidence;
   };
-  const std::string late = sleeping("0.015"), endless = sleeping("0.1");
-  CHECK((has(late, " s, 2 s are its budget") || has(late, "alive, but not done at 3 times its budget")));
+  const std::string late = sleeping("0.025"), endless = sleeping("0.3");
+  CHECK((has(late, " s, 6 s are its budget") || has(late, "alive, but not done at 3 times its budget")));
   CHECK(has(endless, "alive, but not done at 3 times its budget"));
 }
 
 TEST_CASE("doctor: what was ended for its time is no reference for others, which are SKIPPED", "[doctor]") {
   const TemporaryFolder folder;
-  const Examination e = examine(folder, "--only repeat,health --budget 0.12", planted("TRIAD_PLANT=\"0 0 1000 0.1\""));
+  const Examination e = examine(folder, "--only repeat,health --budget 0.3", planted("TRIAD_PLANT=\"0 0.3\""));
   CHECK(e.outcome.exit_code == 0);
   CHECK(e.rows.at("baseline").verdict == "SLOW");
   CHECK(has(e.rows.at("baseline").evidence, "alive, but not done at 3 times its budget"));
-  CHECK(has(e.rows.at("baseline").next, "more time, as by --budget 1.2"));
+  CHECK(has(e.rows.at("baseline").next, "more time, as by --budget 3"));
   for (const char* phase : {"repeat", "health"}) {
     CHECK(e.rows.at(phase).verdict == "SKIPPED");
     CHECK(e.rows.at(phase).evidence == "baseline was ended before it was done");
-    CHECK(has(e.rows.at(phase).next, "more time, as by --budget 1.2"));
+    CHECK(has(e.rows.at(phase).next, "more time, as by --budget 3"));
   }
 }
 

@@ -224,10 +224,8 @@ namespace {
 
 void check_stops(const std::string& device) {
   const TemporaryFolder folder;
-  const std::string more =
-      "--set train.steps=" + std::string(device == "cpu" ? "900 "
-                                                         : "90000 --set train.save_every=9999 --set "
-                                                           "runtime.precision=bf16 ");
+  const std::string more = std::string("--set train.steps=1000000 --set train.allow_unsafe=true ") +
+                           (device == "cpu" ? "" : "--set train.save_every=9999 --set runtime.precision=bf16 ");
   for (const bool by_file : {true, false}) {
     const std::string out = folder.file(by_file ? "halt" : "term");
     BackgroundProgram program(train_args(out, device, more));
@@ -252,12 +250,12 @@ TEST_CASE("train: .HALT and SIGTERM stop after the current step with a checkpoin
 TEST_CASE("train: Ctrl-C is answered in the middle of a step, and a second one ends the run at once", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log");
-  // After two seconds each product sleeps for five minutes.
-  BackgroundProgram program(
-      train_args(out, "cpu", "--set train.steps=1000000 --set train.allow_unsafe=true"),
-      "exec env ASAN_OPTIONS=verify_asan_link_order=0 LD_PRELOAD=" TRIAD_PLANT " TRIAD_PLANT='0 2 1000 300' ", log);
+  const std::string asleep = folder.file("asleep");
+  BackgroundProgram program(train_args(out, "cpu", "--set train.steps=1000000 --set train.allow_unsafe=true"),
+                            planted("TRIAD_PLANT='0 300 " + asleep + "'"), log);
   wait_for_rows(out, 2);
-  std::this_thread::sleep_for(std::chrono::seconds(3));
+  write_text(asleep, "");
+  std::this_thread::sleep_for(std::chrono::seconds(1));  // a step without a product that begins after this is none
   program.send(SIGINT);
   wait_for_text(log, "again ends at once\n");
   const std::string told = read_text(log);

@@ -1,11 +1,13 @@
 // Loaded in front of the program (LD_PRELOAD): matrix products that fall asleep, as TRIAD_PLANT says. The program
-// itself has no switch for faults. "rank after_s for_s each_s": on that rank, from after_s after its first product on
-// and for for_s, each product sleeps each_s first. And products that are wrong: TRIAD_BEND is a word, and in programs
-// whose command line has it the first element of each comes out greater by one; with TRIAD_BEND_NAN=1 it is
-// a NaN instead, where the left factor is transposed: in gradients of weights alone. And a file that gets lost:
-// TRIAD_LOSE is gone when a program ends.
+// itself has no switch for faults. "rank each_s [file]": on that rank each product sleeps each_s first, and where a
+// file is named only while there is one. And products that are wrong: TRIAD_BEND is a word, and in programs whose
+// command line has it the first element of each comes out greater by one; with TRIAD_BEND_NAN=1 it is a NaN instead,
+// where the left factor is transposed: in gradients of weights alone. And a file that gets lost: TRIAD_LOSE is gone
+// when a program ends.
 #include <dlfcn.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -19,21 +21,21 @@ namespace {
 
 struct Plant {
   int rank = 0;
-  double after_s = 0, for_s = 0, each_s = 0;
+  double each_s = 0;
+  char file[1000] = "";
   bool planted = false;
-  std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
 
   Plant() {
     const char* text = std::getenv("TRIAD_PLANT");
     const char* own = std::getenv("OMPI_COMM_WORLD_RANK");
-    planted = text != nullptr && std::sscanf(text, "%d %lf %lf %lf", &rank, &after_s, &for_s, &each_s) == 4 &&
+    planted = text != nullptr && std::sscanf(text, "%d %lf %999s", &rank, &each_s, file) >= 2 &&
               rank == (own == nullptr ? 0 : std::atoi(own));
   }
+  // Until its time is over or the file gone, whatever signals come.
   void sleep() const {
-    const double now = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-    // Until its time is over, whatever signals come.
-    if (planted && now >= after_s && now < after_s + for_s)
-      std::this_thread::sleep_for(std::chrono::duration<double>(each_s));
+    constexpr double kSliceS = 0.1;
+    for (double left = each_s; planted && left > 0 && (file[0] == '\0' || access(file, F_OK) == 0); left -= kSliceS)
+      std::this_thread::sleep_for(std::chrono::duration<double>(std::min(left, kSliceS)));
   }
 };
 

@@ -112,7 +112,7 @@ TEST_CASE("doctor: a run that is stopped is HANG, and what needed it is SKIPPED"
   // Its products sleep a little, so that there is a run to be stopped.
   BackgroundProgram doctor("doctor --device cpu --only repeat --budget 0.5 --out " + out,
                            planted("TRIAD_PLANT=\"0 0.03\""), log);
-  wait_for_text(out + "/baseline/heartbeat_rank0.jsonl", "step_end");
+  wait_for_text(out + "/baseline/heartbeat_rank0.jsonl", "boot");
   run_command("pgrep -f " + trainers + " | xargs -r kill -STOP");
   CHECK(doctor.wait() == 1);
   INFO(read_text(log));

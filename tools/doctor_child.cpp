@@ -209,7 +209,8 @@ class Signs {
   Signs(Family& family, std::string folder, bool busy_is_alive)
       : family_(family), folder_(std::move(folder)), busy_is_alive_(busy_is_alive) {}
 
-  void look() {
+  // passed_s: since the last look.
+  void look(double passed_s) {
     uintmax_t seen = 0;
     std::error_code gone;
     for (const auto& entry : fs::directory_iterator(folder_)) {
@@ -221,10 +222,10 @@ class Signs {
     long ticks = 0;
     if (busy_is_alive_)
       for (const Process& p : family_.members()) ticks += p.ticks;
-    if (told || ticks > ticks_) last_ = Clock::now();
+    silent_s_ = told || ticks > ticks_ ? 0 : silent_s_ + passed_s;
     ticks_ = std::max(ticks_, ticks);
   }
-  double silent_s() const { return seconds_since(last_); }
+  double silent_s() const { return silent_s_; }
   bool says_hung() const { return says_hung_; }
   std::string last() const {
     if (!beat_.empty()) return beat_;
@@ -255,7 +256,7 @@ class Signs {
   bool busy_is_alive_, says_hung_ = false;
   uintmax_t seen_ = 0;
   long ticks_ = 0;
-  Clock::time_point last_ = Clock::now();
+  double silent_s_ = 0;
 };
 
 }  // namespace
@@ -266,7 +267,6 @@ Ended run_commands(const std::vector<Command>& commands, Inherit inherit, const 
   const std::string path = folder + "/output.txt";
   const FileHandle output(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666));
   if (output.get() < 0) fail("{} cannot be written: {}", path, std::strerror(errno));
-  const auto began = Clock::now();
   Family family;
   Reaper reaper;
   std::vector<pid_t> children;
@@ -274,12 +274,15 @@ Ended run_commands(const std::vector<Command>& commands, Inherit inherit, const 
 
   Signs signs(family, folder, patience.busy_is_alive);
   Ended ended;
+  Clock::time_point last = Clock::now();
   for (bool running = true; running; std::this_thread::sleep_for(kLook)) {
     reaper.reap();
     running = false;
     for (const pid_t child : children) running = running || !reaper.ended(child);
-    signs.look();
-    ended.seconds = seconds_since(began);
+    // A machine that stood still meanwhile has waited for nobody: a look counts a second at most, as the watchdog's.
+    const double passed_s = std::min(1.0, seconds_since(std::exchange(last, Clock::now())));
+    signs.look(passed_s);
+    ended.seconds += passed_s;
     if (!running) break;
     if (signs.says_hung())
       ended.how = Ended::How::hung;

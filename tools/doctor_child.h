@@ -26,7 +26,7 @@ struct Ended {
   enum class How { exited, silent, hung, late };  // hung: its own watchdog says so; late: alive, at its limit
   How how = How::exited;
   int exit_code = 0;  // where it exited: 128 + signal if one ended it; of several the first that is not 0
-  double seconds = 0;
+  double seconds = 0;  // without those in which the machine, or the doctor, stood still
   std::string last_sign;  // of life: its last heartbeat, or line of output
 };
 

@@ -87,10 +87,10 @@ void Comm::meet(const LaunchEnv& env, Device device) {
 template <class Call>
 void Comm::guarded(const char* kind, const std::string& what, int64_t bytes, bool on_stream, Call&& call) {
   const auto began = std::chrono::steady_clock::now();
-  guard_->begin(fmt::format("{} of {}", kind, what), bytes);
+  const std::string collective = guard_->begin(fmt::format("{} of {}", kind, what), bytes);
   try {
     call();
-  } catch (const Error& e) { fail("{}; under way: {}", e.what(), guard_->last().what); }
+  } catch (const Error& e) { fail("{}; under way: {}", e.what(), collective); }
   if (on_stream) return guard_->end_on(stream_);
   guard_->end();
   waited_ms_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
@@ -143,15 +143,26 @@ void Comm::add(std::span<double> values, const std::string& what) {
 void Comm::finish() {
   if (!guard_) return;
   stream_.synchronize();
-  expect_end();  // before the last barrier: whoever is through it may be gone
+  expect_end();
   do_finish();
+  guard_->begin("the end of " + link_->name(), 0);
   link_->finish();
+  guard_->end();
 }
 
 void Comm::expect_end() {
   if (!guard_) return;
-  guard_->expect_end();
   barrier("the end");
+  guard_->expect_end();
+  barrier("no rank's end being a surprise");  // whoever is through it may be gone
+}
+
+void Comm::fail_together(const std::string& why) {
+  try {
+    expect_end();
+  } catch (const Error&) {
+  }  // a rank that has met another error does not come: what this one knows is told all the same
+  fail("{}", why);
 }
 
 void Comm::abandon(const std::string& why, int exit_code) {
@@ -186,9 +197,18 @@ class PlannedComm final : public Comm {
   bool may_share() const override { return true; }  // NCCL's on one host; others take less
 };
 
+// MPI itself would wait for ever for a rank that does not come.
+std::unique_ptr<Link> open_mpi_link_within(const LaunchEnv& env, double timeout_s) {
+  CommGuard guard(env.rank, timeout_s);
+  guard.begin("the start of MPI", 0);
+  std::unique_ptr<Link> link = open_mpi_link(env);
+  guard.end();
+  return link;
+}
+
 // How the processes talk on the host: MPI where their launcher speaks it and this build has it, else TCP.
 std::unique_ptr<Link> open_link(const LaunchEnv& env, double timeout_s) {
-  return env.speaks_mpi && why_no_mpi().empty() ? open_mpi_link(env) : open_tcp_link(env, timeout_s);
+  return env.speaks_mpi && why_no_mpi().empty() ? open_mpi_link_within(env, timeout_s) : open_tcp_link(env, timeout_s);
 }
 
 }  // namespace
@@ -205,7 +225,7 @@ std::unique_ptr<Comm> open_comm(const LaunchEnv& env, Device device, CommBackend
     if (!why_no_mpi().empty()) fail("dist.backend is mpi, but MPI cannot be used: {}", why_no_mpi());
     if (!env.speaks_mpi)
       fail_usage("dist.backend is mpi, but {} starts no MPI: start with mpirun, or srun --mpi=pmix", env.launcher);
-    return make_host_comm(env, device, open_mpi_link(env), timeout_s);
+    return make_host_comm(env, device, open_mpi_link_within(env, timeout_s), timeout_s);
   }
   if (!device.is_cuda()) return make_host_comm(env, device, open_link(env, timeout_s), timeout_s);
   if (!why_no_nccl().empty())

@@ -89,8 +89,8 @@ class Comm {
 
   // The orderly end of a run, which all ranks reach.
   void finish();
-  // From here on the end of other ranks is no surprise: all have met the same error.
-  void expect_end();
+  // All ranks have met the same error: throws it when each knows that the others' end is no surprise.
+  [[noreturn]] void fail_together(const std::string& why);
   // The other end, after an error of this rank alone: tells it and exits with the code, here and now. To unwind would
   // free memory, for which CUDA waits for collectives that never end.
   [[noreturn]] void abandon(const std::string& why, int exit_code);
@@ -107,6 +107,8 @@ class Comm {
   CommGuard& guard() { return *guard_; }
 
  private:
+  // From here on the end of other ranks is no surprise: all are here.
+  void expect_end();
   template <class Call>
   void guarded(const char* kind, const std::string& what, int64_t bytes, bool on_stream, Call&& call);
   void exchange_bytes(const void* mine, void* all, int64_t bytes, const std::string& what);

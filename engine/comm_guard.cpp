@@ -71,7 +71,7 @@ void CommGuard::ask(std::function<std::string()> what_is_wrong) {
   what_is_wrong_ = std::move(what_is_wrong);
 }
 
-void CommGuard::begin(std::string what, int64_t bytes) {
+std::string CommGuard::begin(std::string what, int64_t bytes) {
   const std::lock_guard lock(mutex_);
   retire_finished();
   pending_.push_back({++count_, std::move(what), bytes, 0, nullptr});
@@ -79,6 +79,7 @@ void CommGuard::begin(std::string what, int64_t bytes) {
   constexpr size_t kMostRecords = 1000;
   if (records_.size() == kMostRecords) records_.pop_front();
   records_.push_back({count_, pending_.back().what, bytes, now_s()});
+  return last_;
 }
 
 void CommGuard::end() {
@@ -109,15 +110,17 @@ void CommGuard::write_records(const std::string& why) const {
 }
 
 void CommGuard::end_on(const Stream& stream) {
-  const std::lock_guard lock(mutex_);
   std::unique_ptr<Event> event;
-  if (free_events_.empty()) {
-    event = std::make_unique<Event>(stream.device());
-  } else {
-    event = std::move(free_events_.back());
-    free_events_.pop_back();
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_events_.empty()) {
+      event = std::move(free_events_.back());
+      free_events_.pop_back();
+    }
   }
-  event->record(stream);
+  if (!event) event = std::make_unique<Event>(stream.device());
+  event->record(stream);  // which waits where the stream's queue is full: not with the lock, which its end would need
+  const std::lock_guard lock(mutex_);
   pending_.back().event = std::move(event);
 }
 
@@ -126,9 +129,8 @@ int64_t CommGuard::count() const {
   return count_;
 }
 
-CommGuard::Last CommGuard::last() {
+CommGuard::Last CommGuard::last() const {
   const std::lock_guard lock(mutex_);
-  retire_finished();
   if (pending_.empty()) return {count_, last_, false};
   return {pending_.front().number, pending_.front().str(), true};
 }
@@ -207,12 +209,15 @@ void CommGuard::run() {
     const std::lock_guard lock(mutex_);
     if (stop_) return;
     try {
+      std::vector<std::string> gone;  // one may have followed the other
       for (const Peer& peer : peers_)
         for (const pollfd& p : wait)
           if (p.fd == peer.fd && (p.revents & POLLIN) != 0)
-            end_process(fmt::format("rank {} (pid {}) has ended before the run did; {}: {}", peer.rank, peer.pid,
-                                    pending_.empty() ? "the last collective" : "under way",
-                                    pending_.empty() ? last_ : pending_.front().str()));
+            gone.push_back(fmt::format("rank {} (pid {})", peer.rank, peer.pid));
+      if (!gone.empty())
+        end_process(fmt::format(
+            "{} {} ended before the run did; {}: {}", fmt::join(gone, " and "), gone.size() == 1 ? "has" : "have",
+            pending_.empty() ? "the last collective" : "under way", pending_.empty() ? last_ : pending_.front().str()));
       look(seconds);
     } catch (const std::exception& e) { end_process(e.what()); }
   }

@@ -37,8 +37,8 @@ class CommGuard {
   void ask(std::function<std::string()> what_is_wrong);
 
   // A collective begins: what it is ("all_reduce of bucket 3"), and its bytes on this rank. It is finished at end(), or
-  // when a stream gets to where it is at end_on().
-  void begin(std::string what, int64_t bytes);
+  // when a stream gets to where it is at end_on(). begin() returns it as messages have it.
+  std::string begin(std::string what, int64_t bytes);
   void end();
   void end_on(const Stream&);
   int64_t count() const;  // collectives begun so far
@@ -49,7 +49,7 @@ class CommGuard {
     std::string what = "none";
     bool under_way = false;
   };
-  Last last();
+  Last last() const;  // on a stream as of the last look, a fifth of a second ago at most
   // Where the last collectives go when this process has to end: a row each, with when it began and was seen finished.
   void record_to(std::string path);
 

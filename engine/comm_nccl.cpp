@@ -140,7 +140,9 @@ class NcclComm final : public Comm {
     if (copies_) copies_->close();
     barrier("memory for copies, closed");
     copies_.reset();
+    guard().begin("the end of NCCL", 0);
     for (ncclComm_t comm : {narrow_, wide_}) check(nccl().comm_destroy(comm), "ncclCommDestroy");
+    guard().end();
   }
 
  private:

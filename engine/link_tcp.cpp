@@ -6,10 +6,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <span>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -56,20 +58,31 @@ class Socket {
     }
     return true;
   }
-  void limit_receive(int seconds) const {
-    const timeval limit{.tv_sec = seconds, .tv_usec = 0};
-    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  }
-  void send_small_at_once() const {
-    const int on = 1;
-    setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  // 0: none. Of sending, connect(2) is part.
+  void limit_receive(int seconds) const { limit(SO_RCVTIMEO, seconds); }
+  void limit_send(int seconds) const { limit(SO_SNDTIMEO, seconds); }
+  // For the run: small messages go at once; and hours without one are no reason for what lies between two hosts to
+  // forget the connection, nor is a host that is gone taken for a silent one.
+  void prepare() const {
+    set(IPPROTO_TCP, TCP_NODELAY, 1);
+    set(SOL_SOCKET, SO_KEEPALIVE, 1);
+    set(IPPROTO_TCP, TCP_KEEPIDLE, 30);
+    set(IPPROTO_TCP, TCP_KEEPINTVL, 10);
+    set(IPPROTO_TCP, TCP_KEEPCNT, 6);
   }
 
  private:
+  void set(int level, int option, int value) const { setsockopt(fd_, level, option, &value, sizeof value); }
+  void limit(int option, int seconds) const {
+    const timeval limit{.tv_sec = seconds, .tv_usec = 0};
+    setsockopt(fd_, SOL_SOCKET, option, &limit, sizeof limit);
+  }
+
   int fd_;
 };
 
-// What the two ends say first, so that nobody takes another program, or another run's process, for its own.
+// What the two ends say first, so that nobody takes another program, or another run's process, for its own: a rank its
+// hello, rank 0 its own, the rank once more. Without the third word rank 0 would count one that has given up waiting.
 struct Hello {
   char magic[8] = {'t', 'r', 'i', 'a', 'd', 'l', 'n', 'k'};
   int32_t port = 0;  // MASTER_PORT: no other run's on this host
@@ -87,9 +100,10 @@ bool is_ours(const Hello& hello, const LaunchEnv& env) {
 // torchrun's own store may sit at the port itself; another run's, or any program, at the next.
 constexpr int kPorts = 16;
 int first_port(const LaunchEnv& env) { return env.master_port + (env.port_taken ? 1 : 0); }
+int ports_end(const LaunchEnv& env) { return std::min(first_port(env) + kPorts, 1 << 16); }
 
 Socket listen_somewhere(const LaunchEnv& env) {
-  for (int port = first_port(env); port < first_port(env) + kPorts; ++port) {
+  for (int port = first_port(env); port < ports_end(env); ++port) {
     Socket socket(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const bool six = socket.open();
     if (!six) socket = Socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -116,28 +130,41 @@ Socket listen_somewhere(const LaunchEnv& env) {
        std::strerror(errno));
 }
 
-// One attempt at one port; a closed socket if nobody of ours answers.
-Socket try_connect(const LaunchEnv& env, int port) {
+// One attempt at one port; a closed socket if nobody of ours answers, and why.
+Socket try_connect(const LaunchEnv& env, int port, std::string* why) {
+  constexpr int kSeconds = 5;  // to connect, or for an answer
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
-  if (getaddrinfo(env.master_host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return Socket();
+  if (const int error = getaddrinfo(env.master_host.c_str(), std::to_string(port).c_str(), &hints, &found);
+      error != 0) {
+    *why = gai_strerror(error);
+    return Socket();
+  }
   Socket socket;
   for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
     Socket attempt(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
-    if (!attempt.open() || connect(attempt.fd(), a->ai_addr, a->ai_addrlen) != 0) continue;
+    if (!attempt.open()) continue;
+    attempt.limit_send(kSeconds);
+    if (connect(attempt.fd(), a->ai_addr, a->ai_addrlen) != 0) {
+      *why = errno == EINPROGRESS ? "no answer" : std::strerror(errno);  // in progress: beyond the limit
+      continue;
+    }
     socket = std::move(attempt);
     break;
   }
   freeaddrinfo(found);
   if (!socket.open()) return socket;
-  constexpr int kAnswerSeconds = 5;
-  socket.limit_receive(kAnswerSeconds);
+  socket.limit_receive(kSeconds);
   Hello hello, answer;
   hello.port = env.master_port, hello.rank = env.rank, hello.world = env.world;
   if (!socket.send(bytes_of(hello)) || !socket.receive(bytes_of(answer)) || !is_ours(answer, env) ||
-      answer.rank != 0)  // its own words: a socket whose port came to be the one it looked for is connected to itself
+      answer.rank != 0 ||  // its own words: a socket whose port came to be the one it looked for is connected to itself
+      !socket.send(bytes_of(hello))) {
+    *why = "whoever is there does not answer as rank 0 of this run";
     return Socket();
+  }
   socket.limit_receive(0);
+  socket.limit_send(0);
   return socket;
 }
 
@@ -151,7 +178,7 @@ class TcpLink final : public Link {
     else
       connect_to_first(env, end);
     for (const Socket& peer : peers_)
-      if (peer.open()) peer.send_small_at_once();
+      if (peer.open()) peer.prepare();
   }
 
   std::string name() const override { return "TCP"; }
@@ -209,6 +236,9 @@ class TcpLink final : public Link {
         fail("two processes came to {}:{} as rank {} of {}", env.master_host, env.master_port, hello.rank, world_);
       answer.port = env.master_port, answer.world = world_;
       if (!socket.send(bytes_of(answer))) continue;
+      constexpr int kThirdWordSeconds = 60;  // one that has given up has closed its end, and is told from a slow one
+      socket.limit_receive(kThirdWordSeconds);
+      if (!socket.receive(bytes_of(answer))) continue;
       socket.limit_receive(0);
       peers_[static_cast<size_t>(hello.rank)] = std::move(socket);
       ++come;
@@ -216,16 +246,19 @@ class TcpLink final : public Link {
   }
 
   void connect_to_first(const LaunchEnv& env, Clock::time_point end) {
+    std::string why;
     while (Clock::now() < end) {
-      for (int port = first_port(env); port < first_port(env) + kPorts; ++port) {
-        peers_[0] = try_connect(env, port);
+      for (int port = first_port(env); port < ports_end(env) && Clock::now() < end; ++port) {
+        peers_[0] = try_connect(env, port, &why);
         if (peers_[0].open()) return;
       }
       constexpr auto kPause = std::chrono::milliseconds(50);
       std::this_thread::sleep_for(kPause);
     }
-    fail("rank {} found no rank 0 of {} ranks at {}:{} within dist.timeout_s", env.rank, env.world, env.master_host,
-         env.master_port);
+    fail(
+        "rank {} found no rank 0 of {} ranks at {}:{} nor at the ports that follow within dist.timeout_s; the last "
+        "attempt: {}",
+        env.rank, env.world, env.master_host, env.master_port, why);
   }
 
   void give(int to, std::span<const std::byte> bytes) const {

@@ -12,6 +12,7 @@
 
 namespace triad {
 
+// An evaluation lasts until something else is told than the forward and the head of its batches.
 enum class Stage : uint8_t { start, data, forward, head, backward, embedding, update, result, evaluation, checkpoint };
 
 // A listener that is also told which part of a step, and which layer, the ops that follow belong to.

@@ -97,7 +97,12 @@ void Loader::Shared::read_ahead() {
 Batch Loader::next() {
   std::unique_lock lock(shared_->mutex);
   const auto come = [&] { return !shared_->ready.empty() || shared_->error; };
-  if (!shared_->changed.wait_for(lock, std::chrono::duration<double>(shared_->options.stall_s), come)) {
+  // In slices: a process that was suspended for an hour, with all its threads, has not waited for an hour.
+  constexpr double kSliceS = 1;
+  for (double left_s = shared_->options.stall_s;
+       !shared_->changed.wait_for(lock, std::chrono::duration<double>(std::min(left_s, kSliceS)), come);) {
+    left_s -= kSliceS;
+    if (left_s > 0) continue;
     stalled_ = true;
     fail("{}: batch {} of this run has not been read after {} s (data.stall_s): does its disk or file system hang?",
          shared_->source->name(), taken_, shared_->options.stall_s);

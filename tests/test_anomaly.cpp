@@ -164,7 +164,16 @@ TEST_CASE("anomaly: zero gradients, but those that are zero by construction", "[
   CHECK(zero("gate.fc2.weight", {"nsa.uniform_gate=true"}));
   CHECK(zero("gate.fc2.weight", {"nsa.stopgrad_gates=true"}));
   CHECK_FALSE(zero("k_sel_proj.weight", {"nsa.stopgrad_gates=true"}));
-  CHECK(zero("k_cmp_proj.weight", {"train.seq_len=7"}));  // nsa.l is 8
+  CHECK(zero("k_cmp_proj.weight", {"train.seq_len=7"}));                                // nsa.l is 8
+  for (const char* name : {"k_cmp_proj.weight", "phi_k.weight", "phi_k.fc1.weight"}) {  // a choice of one block
+    CHECK(zero(name, {"train.seq_len=8"}));
+    CHECK(zero(name, {"train.seq_len=11"}));  // nsa.d is 4
+    CHECK_FALSE(zero(name, {"train.seq_len=12"}));
+  }
+  for (const char* name : {"v_cmp_proj.weight", "phi_v.weight"}) CHECK_FALSE(zero(name, {"train.seq_len=8"}));
+  CHECK(zero("k_win_proj.weight", {"nsa.w=1"}));
+  CHECK_FALSE(zero("k_win_proj.weight", {"nsa.w=2"}));
+  CHECK_FALSE(zero("v_win_proj.weight", {"nsa.w=1"}));
   CHECK_FALSE(zero("k_win_proj.weight", {"model.attention=dense", "nsa.force_branch=cmp"}));
 }
 
@@ -187,6 +196,16 @@ TEST_CASE("anomaly: one stops the run where that is asked for, with a checkpoint
   CHECK(heartbeats(folder.file("report"), 0, "anomaly").at(0)["type"] == "loss_plateau");
   CHECK(heartbeats(folder.file("report"), 0, "step_end").back()["step"] == 300);
   CHECK_FALSE(fs::exists(folder.file("report") + "/.anomaly_type"));
+
+  // In the last step there is nothing left to stop.
+  const auto last = heartbeats(folder.file("report"), 0, "anomaly").at(0)["step"].get<int64_t>();
+  const Outcome complete = run_program(common + folder.file("last") +
+                                       " --set log.on_anomaly=stop --set train.steps=" + std::to_string(last));
+  INFO(complete.output);
+  CHECK(complete.exit_code == 0);
+  CHECK(has(complete.output, "anomaly loss_plateau: step "));
+  CHECK(heartbeats(folder.file("last"), 0, "done").size() == 1);
+  CHECK_FALSE(fs::exists(folder.file("last") + "/.anomaly_type"));
 }
 
 TEST_CASE("anomaly: what all ranks see one tells, what is a rank's own that rank", "[anomaly]") {

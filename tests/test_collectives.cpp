@@ -1,8 +1,11 @@
 // What ranks do with each other inside a step: collectives, buckets, what is not finite, and what a plan counts of
 // them. Two ranks are two threads of this process, over TCP.
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -10,6 +13,8 @@
 #include <thread>
 
 #include "engine/comm.h"
+#include "engine/link.h"
+#include "io/file.h"
 #include "io/json_config.h"
 #include "kernels/rank_sum.h"
 #include "kernels/reduce.h"
@@ -24,12 +29,20 @@ using namespace triad::test;
 
 namespace {
 
+LaunchEnv one_of_two(int rank) {
+  LaunchEnv env{.launcher = "torchrun",
+                .rank = rank,
+                .world = 2,
+                .local_rank = rank,
+                .local_world = 2,
+                .master_host = "127.0.0.1"};
+  env.master_port = 20000 + getpid() % 12000;
+  return env;
+}
+
 void on_two_ranks(const std::function<void(Comm&)>& body) {
   const auto rank = [&](int r) {
-    LaunchEnv env{
-        .launcher = "torchrun", .rank = r, .world = 2, .local_rank = r, .local_world = 2, .master_host = "127.0.0.1"};
-    env.master_port = 20000 + getpid() % 12000;
-    const std::unique_ptr<Comm> comm = open_comm(env, Device::cpu(), CommBackend::automatic, 30);
+    const std::unique_ptr<Comm> comm = open_comm(one_of_two(r), Device::cpu(), CommBackend::automatic, 30);
     body(*comm);
     comm->finish();
   };
@@ -49,6 +62,37 @@ float value(int64_t r, int64_t i) {
 }
 
 }  // namespace
+
+TEST_CASE("dist: rank 0 counts nobody who has given up waiting for its answer", "[dist]") {
+  const LaunchEnv env = one_of_two(0);
+  int32_t all[2] = {}, others[2] = {};
+  const auto gather = [&](int rank, int32_t* to) {
+    const std::unique_ptr<Link> link = open_tcp_link(one_of_two(rank), 30);
+    link->all_gather(&(to[rank] = 5 + rank), to, sizeof *to);
+  };
+  std::thread first(gather, 0, all);
+  // As link_tcp.cpp says hello.
+  struct {
+    char magic[8] = {'t', 'r', 'i', 'a', 'd', 'l', 'n', 'k'};
+    int32_t port, rank = 1, world = 2;
+  } hello;
+  hello.port = env.master_port;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(env.master_port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  bool said = false;
+  for (int i = 0; i < 3000 && !said; ++i) {
+    const FileHandle gives_up(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    said = connect(gives_up.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
+           send(gives_up.get(), &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello;
+    if (!said) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  CHECK(said);
+  std::thread(gather, 1, others).join();
+  first.join();
+  for (const int32_t* each : {all, others}) CHECK((each[0] == 5 && each[1] == 6));
+}
 
 TEST_CASE("dist: collectives add in the order of ranks, whatever the size", "[dist]") {
   std::vector<std::string> failures[2];

@@ -1,5 +1,9 @@
 // Data: the shuffle is a bijection, splits never overlap, ranks share a step without gap or overlap, a resume goes on
 // at the exact sequence, and `triad data` writes what the loader reads.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -255,6 +259,34 @@ TEST_CASE("data: a read that hangs ends the wait, with what hangs", "[data]") {
   CHECK(!source->came_back);
   source->let_go = true;  // it still has all that it uses
   while (!source->came_back) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+TEST_CASE("data: a process that was suspended while it waited has not waited all that time", "[data]") {
+  class Slow final : public TokenSource {
+   public:
+    int64_t size() const override { return 100; }
+    void read(int64_t, std::span<int32_t> out) const override {
+      for (int i = 0; i < 20; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      std::fill(out.begin(), out.end(), 1);
+    }
+    std::string name() const override { return "a slow disk"; }
+  };
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    try {
+      Loader loader(std::make_shared<Slow>(), {.seq_len = 4, .micro_batch = 1, .stall_s = 6});
+      loader.next();
+    } catch (const std::exception&) { _exit(1); }
+    _exit(0);
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  kill(child, SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(6500));
+  kill(child, SIGCONT);
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
 }
 
 TEST_CASE("data: what the reading thread throws arrives at the caller", "[data]") {

@@ -50,9 +50,16 @@ double seconds_since(std::chrono::steady_clock::time_point began) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 }
 
-// What a busy machine takes to end a run, and what dist.timeout_s adds; what nobody ends goes on for 100 s, or for
-// ever.
+// With what a busy machine and dist.timeout_s add; what nobody ends goes on for 100 s, or for ever.
 constexpr double kSoonS = 60;
+
+// In front of one of two ranks, without torchrun; mpirun would end a rank that hangs when another is gone.
+std::string as_torchrun_would(int rank) {
+  return fmt::format(
+      "export RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
+      "MASTER_PORT={1}; ",
+      rank, 20000 + getpid() % 12000);
+}
 const std::string kLong = "--set train.steps=1000000 --set train.allow_unsafe=true ";
 
 }  // namespace
@@ -83,14 +90,8 @@ TEST_CASE("dist: a rank that dies or stops ends all, with a message that says wh
 TEST_CASE("dist: a rank ends in time though the disk that it writes its last collectives to hangs", "[dist]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log");
-  // As torchrun starts them, without torchrun: mpirun would end a rank that hangs, when another is gone.
-  const auto launch = [](int rank) {
-    return fmt::format(
-        "export RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
-        "MASTER_PORT={1}; exec timeout -s KILL 100 ",
-        rank, 20000 + getpid() % 12000);
-  };
-  BackgroundProgram other(train_args(out, kLong), launch(1)), first(train_args(out, kLong), launch(0), log);
+  BackgroundProgram other(train_args(out, kLong), as_torchrun_would(1) + "exec timeout -s KILL 100 "),
+      first(train_args(out, kLong), as_torchrun_would(0) + "exec timeout -s KILL 100 ", log);
   const std::vector<int> pids = pids_of(out, 2, 3);
   const std::string hangs = out + "/ranks/rank_0_collectives.csv";
   REQUIRE(mkfifo(hangs.c_str(), 0600) == 0);  // nobody reads it: to open it for writing takes for ever
@@ -104,6 +105,15 @@ TEST_CASE("dist: a rank ends in time though the disk that it writes its last col
   INFO(text);
   for (const char* part : {"triad: rank 0: ", "rank 1", "collective ", " bytes"})
     CHECK(text.find(part) != std::string::npos);
+}
+
+TEST_CASE("dist: a rank that waits for the others to come ends at a signal", "[dist]") {
+  const TemporaryFolder folder;
+  BackgroundProgram alone(train_args(folder.file("run"), kLong), as_torchrun_would(1));
+  wait_for_text("/proc/" + std::to_string(alone.pid()) + "/comm", "triad");  // it is no shell any more
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  alone.send(SIGTERM);
+  CHECK(alone.wait() == 128 + SIGTERM);
 }
 
 TEST_CASE("dist: a rank that throws ends all, and its message is told", "[dist]") {

@@ -123,6 +123,18 @@ TEST_CASE("doctor: a run that is stopped is HANG, and what needed it is SKIPPED"
   CHECK(rows.at("repeat").evidence == "baseline is HANG");
 }
 
+TEST_CASE("doctor: a run that is stopped is HANG, however small its budget", "[doctor]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("out"), log = folder.file("log"), trainers = trainers_of(folder);
+  BackgroundProgram doctor("doctor --device cpu --only baseline --budget 0.1 --out " + out,
+                           planted("TRIAD_PLANT=\"0 0.03\""), log);
+  wait_for_text(out + "/baseline/heartbeat_rank0.jsonl", "boot");
+  run_command("pgrep -f " + trainers + " | xargs -r kill -STOP");
+  CHECK(doctor.wait() == 1);
+  INFO(read_text(log));
+  CHECK(results(out).at("baseline").verdict == "HANG");
+}
+
 TEST_CASE("doctor: what takes too long, but goes on, is SLOW and no failure", "[doctor]") {
   const TemporaryFolder folder;
   const auto sleeping = [&](const std::string& seconds) {  // before each of some 300 products

@@ -257,7 +257,8 @@ TEST_CASE("ledger: what has to be zero is known", "[ledger]") {
   // Of two layers: gate 4; phi avg has none; k and v of two branches 4.
   for (const Case& c :
        {Case{"nsa.force_branch=win", 16}, Case{"nsa.force_branch=cmp", 16}, Case{"nsa.uniform_gate=true", 8},
-        Case{"nsa.stopgrad_gates=true", 8}, Case{"train.seq_len=7", 4}, Case{"nsa.phi=conv", 0}}) {
+        Case{"nsa.stopgrad_gates=true", 8}, Case{"train.seq_len=7", 4}, Case{"train.seq_len=8", 2},
+        Case{"train.seq_len=11", 2}, Case{"train.seq_len=12", 0}, Case{"nsa.w=1", 2}, Case{"nsa.phi=conv", 0}}) {
     Stepper s(Device::cpu(), {c.set});
     s.run(0);
     const TrainStep::Result result = s.run(1);

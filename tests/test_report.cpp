@@ -165,6 +165,28 @@ TEST_CASE("report: long runs are thinned, spikes stay", "[report]") {
   for (const char* absent : {"env.json", "heartbeats"}) CHECK(has(page, absent));
 }
 
+TEST_CASE("report: a run's state is its last heartbeat that tells of one", "[report]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  fs::create_directory(out);
+  const auto state = [&](const std::vector<std::string>& told, const std::string& on_nonfinite) {
+    write_text(out + "/config.json", R"({"train": {"on_nonfinite": ")" + on_nonfinite + "\"}}");
+    std::string lines;
+    for (const std::string& msg : told) lines += R"({"schema": 1, "step": 3, "msg": ")" + msg + "\"}\n";
+    write_text(out + "/heartbeat_rank0.jsonl", lines);
+    const std::string page = report(out);
+    const size_t end = page.find("</b><span>state</span>"), begin = page.rfind('>', end - 1) + 1;
+    return page.substr(begin, end - begin);
+  };
+  CHECK(state({"boot", "hung"}, "stop") == "failed: hung");
+  CHECK(state({"boot", "hung", "progress", "stackdump"}, "stop") == "failed: hung");
+  CHECK(state({"boot", "hung", "recovered", "stackdump"}, "stop") == "running, or killed");
+  CHECK(state({"stackdump"}, "stop") == "running, or killed");
+  CHECK(state({"boot", "nonfinite"}, "stop") == "failed: nonfinite");
+  CHECK(state({"boot", "nonfinite"}, "skip") == "running, or killed");
+  CHECK(state({"boot", "nonfinite", "done"}, "skip") == "complete");
+}
+
 TEST_CASE("report: folders that are no run's, and files that are broken", "[report]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");

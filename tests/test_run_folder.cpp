@@ -78,6 +78,48 @@ TEST_CASE("run folder: of two runs in one the second ends, having changed nothin
   CHECK(lines(out + "/training.csv").size() == 7);
 }
 
+TEST_CASE("run folder: --resume latest leaves a run that is complete as it is", "[train][dist]") {
+  const TemporaryFolder folder;
+  const std::string more = "--set train.save_every=2 --set train.eval_every=2 ";
+  for (const int ranks : {1, 2}) {
+    if (ranks > 1 && !require_mpirun()) continue;
+    const std::string out = run(folder.file(std::to_string(ranks)), ranks, more + "--set train.steps=4");
+    fs::remove_all(out + "/checkpoints/step_4");  // as where the run's end is not saved
+    for (const char* name : {"/needle.csv", "/needle.svg", "/config.json.tmp.4711"}) write_text(out + name, "");
+    const auto before = contents(out);
+    const std::string words = "nothing is left to train: " + out + " is at step 4 already, train.steps is ";
+    for (const std::string steps : {"4", "3"}) {
+      const std::string args = train_args(out, more + "--set train.steps=" + steps + " --resume latest");
+      const Outcome again = ranks == 1 ? run_program(args) : run_ranks(ranks, args);
+      INFO(again.output);
+      CHECK(again.exit_code == 0);
+      CHECK(has(again.output, words + steps + "\n"));
+      CHECK(contents(out) == before);
+    }
+    run(out, ranks, more + "--set train.steps=6 --resume latest");
+    CHECK(column(out + "/training.csv", "loss").size() == 6);
+    CHECK_FALSE(fs::exists(out + "/needle.csv"));
+    // A checkpoint that is named is gone back to.
+    run(out, ranks, more + "--set train.steps=6 --resume " + out + "/checkpoints/step_4");
+    fs::remove(out + kWeights);  // a run without its weights is not complete
+    run(out, ranks, more + "--set train.steps=6 --resume latest");
+    CHECK(fs::exists(out + kWeights));
+  }
+}
+
+TEST_CASE("run folder: a folder of checkpoints on another disk stays there", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), elsewhere = folder.file("elsewhere");
+  for (const std::string& each : {out, elsewhere}) fs::create_directory(each);
+  fs::create_directory_symlink(elsewhere, out + "/checkpoints");
+  run(out, 1, "--set train.steps=4 --set train.save_every=2");
+  CHECK(fs::exists(elsewhere + "/step_4"));
+  run(out, 1, "--set train.steps=3 --set train.save_every=3 --overwrite");
+  CHECK(fs::is_symlink(out + "/checkpoints"));
+  CHECK(fs::exists(elsewhere + "/step_3/state.json"));
+  CHECK_FALSE(fs::exists(elsewhere + "/step_4"));
+}
+
 TEST_CASE("run folder: a file system without locks stops no run, which says so", "[train]") {
   const TemporaryFolder folder;
   const Outcome outcome = run_program(train_args(folder.file("run"), "--set train.steps=2"),
@@ -112,6 +154,18 @@ TEST_CASE("run folder: a run that is refused leaves nothing in another's folder,
   CHECK(outcome.exit_code == 1);
   CHECK(has(outcome.output, out + " holds a checkpoint of an earlier run: --resume"));
   CHECK(contents(out) == before);
+
+  // One that may begin there does not fit: its plan would stand beside what the run before has left.
+  const std::string bare = run(folder.file("bare"), 1, "--set train.steps=2");
+  const auto healthy = contents(bare);
+  const Outcome large = run_program(train_args(bare, "--set train.micro_batch_size=500000 --set train.seq_len=4000"));
+  INFO(large.output);
+  CHECK(large.exit_code == 1);
+  CHECK(contents(bare) == healthy);
+
+  for (const char* name : {"/mem_oom.txt", "/mem_oom_rank1.json"}) write_text(out + name, "");
+  run(out, 1, "--set train.steps=2 --set train.save_every=2 --resume " + out + "/checkpoints/step_0");
+  for (const char* name : {"/mem_oom.txt", "/mem_oom_rank1.json"}) CHECK_FALSE(fs::exists(out + name));
 }
 
 TEST_CASE("run folder: what a killed run left unfinished is no part of what goes on", "[train]") {

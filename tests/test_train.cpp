@@ -299,6 +299,24 @@ TEST_CASE("train: checkpoints are written beside the steps, and old ones go", "[
   CHECK(written == 10);
 }
 
+TEST_CASE("train: the time of the first checkpoint is not the first step's", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  run(train_args(out, "cpu", "--set model.vocab_size=200000 --set train.steps=1 --set train.save_every=1000"));
+  std::istringstream row(lines(out + "/training.csv").at(1));
+  std::string row_ms;
+  for (int i = 0; i < 6; ++i) std::getline(row, row_ms, ',');
+  double write_s = 0, step_ms = 0;
+  for (const std::string& line : lines(out + "/heartbeat_rank0.jsonl")) {
+    const Json beat = Json::parse(line);
+    if (beat["msg"] == "checkpoint" && write_s == 0) write_s = beat["write_s"];
+    if (beat["msg"] == "step_end") step_ms = beat["step_ms"];
+  }
+  CHECK(write_s > 0);
+  INFO("the step took " << step_ms << " ms, the checkpoint " << write_s << " s");
+  CHECK(std::stod(row_ms) < step_ms + 500 * write_s);
+}
+
 TEST_CASE("train: a run's folder holds what SPEC.md names", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");

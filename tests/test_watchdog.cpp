@@ -108,6 +108,61 @@ TEST_CASE("watchdog: the first steps are not slow: nobody knows yet what is usua
   }
 }
 
+TEST_CASE("watchdog: an evaluation, whose batches go forward too, is no slow step", "[watchdog]") {
+  Runtime runtime({.device = Device::cpu(), .arena_bytes = 1 << 20, .scratch_bytes = 1 << 16});
+  Context& ctx = runtime.ctx();
+  Progress progress(Device::cpu());
+  ctx.listeners->push_back(&progress);
+  const Config config = config_with({"log.slow_s=10", "log.slow_factor=5"});
+  StallRule rule(config);
+  using State = StallRule::State;
+  double now = 0;
+  const auto batch = [&] {
+    for (int64_t layer = 0; layer < 2; ++layer) tell_stage(ctx, Stage::forward, layer);
+    tell_stage(ctx, Stage::head);
+    return rule.look(++now, progress.place());
+  };
+  for (int i = 0; i < 20; ++i) {
+    tell_stage(ctx, Stage::data);
+    CHECK(batch() == State::advancing);
+    progress.step_done();
+  }
+  for (const Stage next : {Stage::data, Stage::checkpoint}) {
+    tell_stage(ctx, Stage::evaluation);
+    for (int i = 0; i < 100; ++i) CHECK(batch() == State::advancing);
+    CHECK(progress.place().stage == Stage::evaluation);
+    tell_stage(ctx, next);
+    CHECK(progress.place().stage == next);
+  }
+  tell_stage(ctx, Stage::data);  // the step behind it is one like any other
+  for (int i = 0; i < 9; ++i) CHECK(batch() == State::advancing);
+  CHECK(progress.place().stage_text() == "head");
+  CHECK(batch() == State::slow);
+}
+
+TEST_CASE("watchdog: a rank that waits tells where it is before others can call it hung", "[watchdog]") {
+  const TemporaryFolder folder;
+  const Config config = config_with({"log.hang_s=3"});
+  const Device cpu = Device::cpu();
+  const std::unique_ptr<Comm> comm = make_self_comm(cpu);
+  const Progress progress(cpu);
+  std::vector<std::string> told;
+  std::atomic<bool> hung = false;
+  {
+    Watchdog watchdog(progress, *comm, cpu, config, folder.path(), 0,
+                      {.heartbeat =
+                           [&](int64_t, const std::string& msg, const Json&) {
+                             told.push_back(msg);
+                             hung = hung || msg == "hung";
+                           },
+                       .alert = [](const std::string&) {}});
+    for (int i = 0; i < 600 && !hung; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  REQUIRE(told.size() >= 2);
+  CHECK(told.front() == "progress");
+  CHECK(told.back() == "hung");
+}
+
 TEST_CASE("watchdog: a rank asleep is hung, and its dump says in which op; who waits for it says so", "[watchdog]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;

@@ -78,8 +78,7 @@ std::map<std::string, Kept> read_kept(const std::string& path) {
   return kept;
 }
 
-void compare_rows(const BenchRows& b, const BenchOptions& o) {
-  const std::map<std::string, Kept> kept = read_kept(o.compare);
+void compare_rows(const BenchRows& b, const std::map<std::string, Kept>& kept, const BenchOptions& o) {
   std::string table, slower;
   int64_t compared = 0, lost = 0, unknown = 0;
   for (const Json& row : b.rows) {
@@ -157,8 +156,10 @@ void BenchRows::finish(const BenchOptions& o) const {
                       {"results", rows}};
     fmt::print("{}\n", dump_json(out, 2));
   }
+  // Before rows are added: it may be to the same file.
+  const auto kept = o.compare.empty() ? std::map<std::string, Kept>() : read_kept(o.compare);
   if (!o.append.empty()) append_rows(*this, o.append);
-  if (!o.compare.empty()) compare_rows(*this, o);
+  if (!o.compare.empty()) compare_rows(*this, kept, o);
 }
 
 }  // namespace triad

@@ -110,6 +110,7 @@ class Visit {
   std::vector<std::string> notes_, wrong_;
   int64_t slow_steps_ = 0;
   double seconds_left_ = 0;  // of three times the budget, for what is still to be run
+  double still_s_ = 0;       // that the machine, or the doctor, stood still while its runs went on
 };
 
 // The doctor's own model and text, as the config file OUT/doctor.json: NSA in small, of the shapes that the fused

@@ -234,13 +234,21 @@ class Signs {
   }
 
  private:
+  // A stack dump that was asked for takes no verdict back.
+  static Json newest_in(const std::string& path) {
+    const std::vector<std::string> lines = whole_lines(path);
+    for (auto line = lines.rbegin(); line != lines.rend(); ++line)
+      if (const Json beat = Json::parse(*line, nullptr, /*allow_exceptions=*/false);
+          !beat.is_object() || beat.value("msg", "") != "stackdump")
+        return beat;
+    return {};
+  }
   void read_heartbeats() {
     says_hung_ = false;
     double newest = 0;
     for (const auto& entry : fs::directory_iterator(folder_)) {
       if (!entry.path().filename().string().starts_with("heartbeat_rank")) continue;
-      const std::vector<std::string> lines = whole_lines(entry.path().string());
-      const Json beat = lines.empty() ? Json() : Json::parse(lines.back(), nullptr, /*allow_exceptions=*/false);
+      const Json beat = newest_in(entry.path().string());
       if (!beat.is_object()) continue;
       const bool hung = beat.value("msg", "") == "hung";
       if (!hung && (says_hung_ || beat.value("ts", 0.0) < newest)) continue;
@@ -280,15 +288,16 @@ Ended run_commands(const std::vector<Command>& commands, Inherit inherit, const 
     running = false;
     for (const pid_t child : children) running = running || !reaper.ended(child);
     // A machine that stood still meanwhile has waited for nobody: a look counts a second at most, as the watchdog's.
-    const double passed_s = std::min(1.0, seconds_since(std::exchange(last, Clock::now())));
+    const double real_s = seconds_since(std::exchange(last, Clock::now())), passed_s = std::min(1.0, real_s);
     signs.look(passed_s);
     ended.seconds += passed_s;
+    ended.still_s += real_s - passed_s;
     if (!running) break;
     if (signs.says_hung())
       ended.how = Ended::How::hung;
     else if (signs.silent_s() >= patience.silent_s)
       ended.how = Ended::How::silent;
-    else if (ended.seconds >= patience.limit_s)
+    else if (ended.seconds - signs.silent_s() >= patience.limit_s)
       ended.how = Ended::How::late;
     if (ended.how != Ended::How::exited) {
       if (ended.how == Ended::How::silent) ask_for_stacks(family, folder);

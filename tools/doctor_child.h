@@ -17,7 +17,7 @@ struct Command {
 enum class Inherit { all, clean };
 
 struct Patience {
-  double limit_s = 0;          // in all
+  double limit_s = 0;          // in all; who has told nothing since then is not late, but may be silent
   double silent_s = 0;         // without a sign of life: a line of output, a heartbeat, ...
   bool busy_is_alive = false;  // ... or, of a program that prints nothing meanwhile, time on a processor
 };
@@ -25,9 +25,9 @@ struct Patience {
 struct Ended {
   enum class How { exited, silent, hung, late };  // hung: its own watchdog says so; late: alive, at its limit
   How how = How::exited;
-  int exit_code = 0;  // where it exited: 128 + signal if one ended it; of several the first that is not 0
-  double seconds = 0;  // without those in which the machine, or the doctor, stood still
-  std::string last_sign;  // of life: its last heartbeat, or line of output
+  int exit_code = 0;                // where it exited: 128 + signal if one ended it; of several the first that is not 0
+  double seconds = 0, still_s = 0;  // those in which the machine, or the doctor, stood still apart
+  std::string last_sign;            // of life: its last heartbeat, or line of output
 };
 
 // Runs them side by side; what they print goes to folder/output.txt, and their heartbeats are looked for in the folder.

@@ -143,6 +143,7 @@ void Visit::run(const std::vector<Command>& commands, Prints prints, Inherit inh
       commands, inherit, folder_,
       {.limit_s = std::max(0.0, seconds_left_), .silent_s = silent_s, .busy_is_alive = prints == Prints::at_its_end});
   seconds_left_ -= ended.seconds;
+  still_s_ += ended.still_s;
   const std::string output = file("output.txt"), in_output = phase_.name + "/output.txt";
   const auto stop = [&](Verdict verdict, const std::string& evidence) {
     const bool hung = verdict == Verdict::hang;
@@ -258,7 +259,7 @@ Finding Visit::examine() {
     finding.verdict = Verdict::fail;
     wrong_.emplace_back(e.what());
   }
-  finding.seconds = std::chrono::duration<double>(Clock::now() - began).count();
+  finding.seconds = std::chrono::duration<double>(Clock::now() - began).count() - still_s_;
   const bool late = finding.seconds > budget_s;
   if (finding.verdict == Verdict::pass && !wrong_.empty()) finding.verdict = Verdict::fail;
   if (finding.verdict == Verdict::pass && (late || slow_steps_ > 0)) {

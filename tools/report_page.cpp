@@ -88,13 +88,14 @@ bool is_anomaly(const Json& event) {
   return kind == "anomaly" || kind == "slow" || kind == "hung" || kind == "nonfinite" || kind == "divergence";
 }
 
-std::string state_of(const Json& d) {
+std::string state_of(const ReportRun& run) {
+  const Json& d = run.data;
   if (d.contains("stopped_by"))
     return "stopped: " + d["stopped_by"].get<std::string>().substr(0, d["stopped_by"].get<std::string>().find('\n'));
   if (d["ranks"].empty()) return d["metrics"].is_null() ? "no heartbeats" : "complete";
-  const Json& last = d["ranks"][0]["last"];
-  const std::string msg = last.is_null() ? "" : last["msg"].get<std::string>();
-  if (msg == "divergence" || msg == "nonfinite" || msg == "hung") return "failed: " + msg;
+  const std::string msg = d["ranks"][0]["state"];
+  const bool stops = run.config.contains("train") && run.config["train"].value("on_nonfinite", Json()) == "stop";
+  if (msg == "divergence" || msg == "hung" || (msg == "nonfinite" && stops)) return "failed: " + msg;
   return msg == "done" ? "complete" : msg == "stopped" ? "stopped" : "running, or killed";
 }
 
@@ -106,7 +107,7 @@ std::string tiles(const ReportRun& run) {
   const Json loss = run.losses.empty() ? Json() : Json(run.losses.back().second);
   const Json wanted = run.config.contains("train") ? run.config["train"].value("steps", Json()) : Json();
   std::string out = "<div class=\"tiles\">";
-  out += tile(state_of(d), "state");
+  out += tile(state_of(run), "state");
   out += tile(text_of(steps) + " / " + text_of(wanted), "steps");
   out += tile(number(loss, "{:.4f}"), "last loss");
   out += tile(number(last_value(d["validation"]), "{:.4f}"), "last validation loss");

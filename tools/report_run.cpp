@@ -106,6 +106,7 @@ double number_in(const Json& line, const char* key) {
 Json rank_of(const std::string& path, int64_t rank, std::vector<std::pair<int64_t, double>>* losses, Json& events) {
   std::map<std::string, Points> lines;
   Json last;
+  std::string state;  // the newest message that tells of one
   const std::vector<std::string> text = whole_lines(path);
   for (size_t i = 0; i < text.size(); ++i) {
     const Json line = parse_json(text[i], fmt::format("{} line {}", path, i + 1));
@@ -119,6 +120,7 @@ Json rank_of(const std::string& path, int64_t rank, std::vector<std::pair<int64_
     const auto step = line["step"].get<int64_t>();
     const auto msg = line["msg"].get<std::string>();
     last = line;
+    if (msg != "stackdump" && msg != "progress") state = msg;  // neither takes a verdict back
     if (msg == "step_end") {
       // A run that was resumed tells some steps again: the last time counts.
       for (auto& [key, points] : lines)
@@ -142,7 +144,7 @@ Json rank_of(const std::string& path, int64_t rank, std::vector<std::pair<int64_
       events.push_back(event);
     }
   }
-  Json out = {{"rank", rank}, {"last", last}, {"means", Json::object()}, {"lines", Json::object()}};
+  Json out = {{"rank", rank}, {"last", last}, {"state", state}, {"means", Json::object()}, {"lines", Json::object()}};
   for (const auto& [key, points] : lines) {
     double sum = 0;
     for (const auto& point : points) sum += point.second;

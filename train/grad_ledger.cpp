@@ -93,10 +93,17 @@ bool expects_zero_gradient(const ModelConfig& c, int64_t seq_len, int64_t step, 
   if (c.dense()) return false;
   const auto has = [&](std::string_view part) { return name.find(part) != std::string::npos; };
   if (has(".attn.gate.")) return !c.nsa.gate.has_gradient() || (step <= 1 && has(".gate.fc1."));
-  for (const Branch branch : {Branch::cmp, Branch::sel, Branch::win}) {
+  struct Seen {
+    Branch branch;
+    int64_t most;  // entries of any query
+  };
+  for (const auto& [branch, most] : {Seen{Branch::cmp, seq_len < c.nsa.l ? 0 : (seq_len - c.nsa.l) / c.nsa.d + 1},
+                                     Seen{Branch::sel, std::min(seq_len, c.nsa.n_sel * c.nsa.l_sel)},
+                                     Seen{Branch::win, std::min(seq_len, c.nsa.w)}}) {
     const bool owns = has(fmt::format("_{}_proj.", word_of(branch))) || (branch == Branch::cmp && has(".attn.phi_"));
     const bool off = c.nsa.gate.force != Branch::none && c.nsa.gate.force != branch;
-    if (owns && (off || (branch == Branch::cmp && seq_len < c.nsa.l))) return true;
+    if (owns && (off || most == 0)) return true;
+    if (owns && most == 1 && (has(".attn.k_") || has(".attn.phi_k."))) return true;  // its softmax is 1, whatever k
   }
   return false;
 }

@@ -55,9 +55,9 @@ class GradLedger final : public GradSink {
   Tensor pieces_, first_piece_, facts_;
 };
 
-// Whether a gradient has to be zero: of a gate that takes none, of branches that are forced off or see no block, and of
-// the gate's first matrix before the second, which begins at zero, has moved. step: optimizer steps that moved
-// weights, and this one, from fresh weights.
+// Whether a gradient has to be zero: of a gate that takes none, of branches that are forced off or see no block, of
+// keys where a query sees one entry at most, and of the gate's first matrix before the second, which begins at zero,
+// has moved. step: optimizer steps that moved weights, and this one, from fresh weights.
 bool expects_zero_gradient(const ModelConfig&, int64_t seq_len, int64_t step, const std::string& name);
 
 }  // namespace triad

@@ -9,6 +9,7 @@
 #include "io/file.h"
 #include "train/load_config.h"
 #include "train/state.h"
+#include "train/stop_signal.h"
 #include "train/train_step.h"
 
 namespace triad {
@@ -27,6 +28,14 @@ std::string find_resume(const TrainRequest& request, Comm& comm) {
     RunFolder::refuse(own, start_of(request, found));
   }
   return comm.exchange_text(found, "the checkpoint to go on from").front();
+}
+
+std::optional<int64_t> find_complete(const TrainRequest& request, Comm& comm) {
+  int64_t step = -1;
+  if (comm.first() && request.resume == "latest")
+    step = RunFolder::complete_at(request.config.log.out_dir).value_or(step);
+  step = comm.exchange(step, "the step at which the run is complete").front();
+  return step >= request.config.train.steps ? std::optional(step) : std::nullopt;
 }
 
 Device safe_device(const Config& config, const LaunchEnv& launch) {
@@ -48,6 +57,7 @@ std::unique_ptr<Comm> meet(const LaunchEnv& launch, Device device, const Config&
   const std::vector<std::string> lines =
       differences(config_from_json(parse_json(first, "the first rank's config")), config);
   if (!lines.empty()) fail_usage("its config differs from rank 0's: {}", fmt::join(lines, "; "));
+  await_stop_signals(/*tells=*/comm->first());  // before, nothing is there that would be worth a step's time
   return comm;
 }
 

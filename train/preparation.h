@@ -1,6 +1,7 @@
 // What is settled before a run touches memory or files: where it goes on from, its device, its ranks.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "engine/comm.h"
@@ -15,9 +16,13 @@ FolderLock lock_folder_for(const Config&, const Comm&);
 // The checkpoint to go on from, as the first rank finds it; empty for a fresh run. An Error where the folder is none to
 // begin so in: before data are read, and before what does not fit in memory would leave its plan there.
 std::string find_resume(const TrainRequest&, Comm&);
+// The step at which the run is complete that `--resume latest` would go on with. Its last checkpoint may be of long
+// before that: nothing is made again.
+std::optional<int64_t> find_complete(const TrainRequest&, Comm&);
 // Refuses a long run in fp32 on a GPU, unless train.allow_unsafe.
 Device safe_device(const Config&, const LaunchEnv&);
-// The ranks, which have to be of one mind: another config than rank 0's is an error that names the keys.
+// The ranks, which have to be of one mind: another config than rank 0's is an error that names the keys. When they have
+// met, signals ask for an orderly end; before that they end a process as they always do.
 std::unique_ptr<Comm> meet(const LaunchEnv&, Device, const Config&);
 RunFolder::Start start_of(const TrainRequest&, const std::string& resume_from);
 

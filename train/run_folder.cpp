@@ -14,6 +14,7 @@
 #include "io/checkpoint.h"
 #include "io/csv.h"
 #include "io/file.h"
+#include "io/json_config.h"
 
 namespace triad {
 
@@ -33,6 +34,16 @@ bool written_by_a_run(std::string name) {
   std::string target;
   if (is_temporary(name, &target)) name = target;
   return std::regex_match(name, kNames);
+}
+
+// Of a link to a folder, on another disk say, what is in it.
+void remove_old(const std::string& path) {
+  std::error_code error;
+  if (!fs::is_symlink(path, error) || !fs::is_directory(path, error)) return remove_tree(path);
+  std::vector<std::string> inside;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) inside.push_back(entry.path().string());
+  if (error) fail("{}: cannot be emptied: the folder cannot be listed: {}", path, error.message());
+  for (const std::string& each : inside) remove_tree(each);
 }
 
 }  // namespace
@@ -80,9 +91,16 @@ RunFolder::RunFolder(const std::string& path, Start start, FolderLock& lock) : p
   try {
     for (const fs::path& each : old) {
       for (const CheckpointFolder& checkpoint : list_checkpoints(each.string())) remove_checkpoint(checkpoint.path);
-      remove_tree(each.string());
+      remove_old(each.string());
     }
   } catch (const Error& e) { fail("log.out_dir {} cannot be emptied for this run: {}", path, e.what()); }
+}
+
+std::optional<int64_t> RunFolder::complete_at(const std::string& path) {
+  std::error_code unknown;
+  const std::string metrics = path + "/metrics.json";
+  if (!fs::exists(metrics, unknown) || !fs::exists(path + "/model.safetensors", unknown)) return {};
+  return parse_json(read_file(metrics), metrics).at("step").get<int64_t>();
 }
 
 void RunFolder::rewind(int64_t step) const {
@@ -93,12 +111,13 @@ void RunFolder::rewind(int64_t step) const {
   if (fs::is_symlink(latest) && !fs::exists(latest)) fs::remove(latest);  // it pointed at one of those
   for (const char* name : {"model.safetensors", "metrics.json", ".anomaly_type", "needle.csv", "needle.svg"})
     fs::remove(file(name));  // all of the run's end
-  static const std::regex kSnapshot("mem_step(\\d+)(_rank\\d+)?\\.(txt|json|pickle)");
+  static const std::regex kSnapshot("mem_(oom|step(\\d+))(_rank\\d+)?\\.(txt|json|pickle)");
   std::vector<fs::path> later;
   for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
     const std::string name = entry.path().filename().string();
     std::smatch match;
-    if (std::regex_match(name, match, kSnapshot) && std::stoll(match[1].str()) > step) later.push_back(entry.path());
+    if (std::regex_match(name, match, kSnapshot) && (!match[2].matched || std::stoll(match[2].str()) > step))
+      later.push_back(entry.path());
   }
   for (const fs::path& snapshot : later) fs::remove(snapshot);
   // This run may write fewer tables than the one before: rows of steps that it makes anew would stay in the others.

@@ -1,6 +1,7 @@
 // The folder of a run (SPEC.md section 3): what may be there at the start, and where things go.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "io/folder_lock.h"
@@ -25,6 +26,9 @@ class RunFolder {
   RunFolder(const std::string& path, Start start, FolderLock& lock);
   // Of these errors those that depend on what is in the folder; one that is not there has none.
   static void refuse(const std::string& path, Start start);
+
+  // The step that a run in path has ended with, having trained all that it was to; nothing where there is none.
+  static std::optional<int64_t> complete_at(const std::string& path);
 
   // After a resume at this step: later checkpoints, snapshots and rows of later steps, and the final files of the run
   // that went further are gone.

@@ -32,8 +32,7 @@ void StepChecks::buckets(Telemetry& telemetry, int64_t step, const BucketTrace::
                         params.empty() ? "padding" : param_name(params.back()), ranks);
   }
   telemetry.heartbeat(step, "divergence", {{"text", text}});
-  comm_.expect_end();  // of all ranks, here
-  fail("step {}: the ranks' sums of gradients differ: {}", step, text);
+  comm_.fail_together(fmt::format("step {}: the ranks' sums of gradients differ: {}", step, text));
 }
 
 void StepChecks::anomalies(Telemetry& telemetry, StepHealth health, const TrainStep::Result& result,

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <filesystem>
 #include <future>
 #include <numeric>
 
@@ -47,13 +48,16 @@ class Trainer {
         comm_(outside_.during("communication", [&] { return meet(launch, device_, config_); })),
         lock_(lock_folder_for(config_, *comm_)),
         resume_from_(find_resume(request, *comm_)),
+        complete_at_(find_complete(request, *comm_)),
         init_from_(find_init(config_, resume_from_)),
         tokenizer_(make_tokenizer(config_.data.tokenizer)),
         data_(open_data_for(config_, *tokenizer_, resume_from_, init_from_)),
         runtime_(allocate(config_, device_, *comm_)),
         step_(*runtime_, config_, comm_.get()),
-        state_(begin_run(runtime_->ctx(), step_, *comm_, config_, data_, resume_from_, init_from_)),
-        folder_(config_.log.out_dir, comm_->first() ? start_of(request, resume_from_) : RunFolder::Start::join, lock_),
+        state_(complete_at_ ? RunState{}
+                            : begin_run(runtime_->ctx(), step_, *comm_, config_, data_, resume_from_, init_from_)),
+        folder_(config_.log.out_dir,
+                comm_->first() && !complete_at_ ? start_of(request, resume_from_) : RunFolder::Start::join, lock_),
         memory_(*runtime_, step_, outside_, folder_, *comm_) {
     runtime_->arena().seal();
     if (nvtx_) runtime_->ctx().listeners->push_back(nvtx_.get());
@@ -89,6 +93,12 @@ class Trainer {
   }
 
   void run_steps() {
+    if (complete_at_) {
+      if (comm_->first())
+        fmt::print("nothing is left to train: {} is at step {} already, train.steps is {}\n", folder_.path(),
+                   *complete_at_, config_.train.steps);
+      return;
+    }
     Context& ctx = runtime_->ctx();
     if (comm_->first()) make_folders(folder_.file("ranks"));
     comm_->barrier("the run's folder");  // the first rank has prepared it
@@ -108,6 +118,7 @@ class Trainer {
                          resume_from_.empty() ? -1 : state_.step);
     stats_report_.emplace(config_, folder_, comm_->first(), resume_from_.empty() ? -1 : state_.step);
     telemetry.banner(count_parameters(config_.model), request_.environment, data_.description);
+    std::optional<Telemetry::Pause> beginning(std::in_place, telemetry);
     if (const std::string why = comm_->why_not_shared(); !why.empty())
       telemetry.message(fmt::format("communication: by NCCL's kernels, not by copies between the GPUs: {}", why));
     if (init_from_) telemetry.message(fmt::format("begins with the weights of {}", init_from_->weights));
@@ -136,6 +147,7 @@ class Trainer {
       wait_for_checkpoint(telemetry);
     }
 
+    beginning.reset();
     const auto began = std::chrono::steady_clock::now();
     const int64_t first_step = state_.step;
     settled_at_ = began;
@@ -148,17 +160,21 @@ class Trainer {
         if (after_step(telemetry)) return stopped(telemetry);
       }
     }
-    if (state_.step == first_step && config_.train.eval_every > 0) evaluate(telemetry);  // nothing was left to train
+    if (state_.step == first_step && config_.train.eval_every > 0) {  // nothing was left to train
+      tell_stage(ctx, Stage::evaluation);
+      evaluate(telemetry);
+    }
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     finish(telemetry, seconds, first_step);
   }
 
-  // A run that does not fit leaves the plan of its memory, though nothing else.
+  // A run that does not fit leaves the plan of its memory, though nothing else; and not beside another run's files.
   static std::unique_ptr<Runtime> allocate(const Config& config, Device device, Comm& comm) {
     try {
       return allocate_planned(config, device, &comm);
     } catch (const PlanTooLarge& e) {
       tell_also([&] {
+        if (std::filesystem::exists(config.log.out_dir + "/config.json")) return;
         make_folders(config.log.out_dir);
         write_memory_snapshot(config.log.out_dir, MemoryReport::suffix(comm), e.plan);
       });
@@ -233,10 +249,8 @@ class Trainer {
             fmt::format("step {}: {}: loss {} and gradient norm {} are not both finite; first bad tensor: {}", step,
                         where, result.loss, result.grad_norm, result.bad_tensor);
         telemetry.heartbeat(step, "nonfinite");
-        if (config_.train.on_nonfinite == OnNonfinite::stop) {
-          comm_->expect_end();  // of all ranks, here
-          fail("{}. train.on_nonfinite is stop", what);
-        }
+        if (config_.train.on_nonfinite == OnNonfinite::stop)
+          comm_->fail_together(what + ". train.on_nonfinite is stop");
         telemetry.message(what + ". The step is skipped");
       }
       telemetry.step({.step = step,
@@ -364,11 +378,11 @@ class Trainer {
     const std::string text =
         fmt::format("stopped by {} after step {}, with a checkpoint: --resume latest goes on", why, state_.step);
     if (!anomaly) return telemetry.message(text);
-    comm_->expect_end();  // of all ranks, here
-    fail("{}. log.on_anomaly is stop", text);
+    comm_->fail_together(text + ". log.on_anomaly is stop");
   }
 
   void finish(Telemetry& telemetry, double seconds, int64_t first_step) {
+    tell_stage(runtime_->ctx(), Stage::checkpoint);
     step_.optimizer().gather_master(step_.model().params());
     let_first([&] { save_weights(runtime_->ctx(), step_.model().params(), folder_.file("model.safetensors")); },
               "the final weights being written");
@@ -382,7 +396,10 @@ class Trainer {
                     {"tokens_per_s", seconds > 0 ? tokens / seconds : 0},
                     {"peak_mib", telemetry.peak_mib()}};
     if (comm_->world() > 1) metrics["comm_wait_ms"] = comm_ms;
-    if (comm_->first()) write_file_atomically(folder_.file("metrics.json"), dump_json(metrics, 2) + "\n");
+    if (comm_->first()) {
+      write_file_atomically(folder_.file("metrics.json"), dump_json(metrics, 2) + "\n");
+      std::filesystem::remove(folder_.file(".anomaly_type"));  // of the last step: it has stopped nothing
+    }
     telemetry.heartbeat(state_.step, "done");
     if (comm_->world() > 1)
       telemetry.message(
@@ -406,6 +423,7 @@ class Trainer {
   std::unique_ptr<Comm> comm_;
   FolderLock lock_;  // until all that writes there is gone
   std::string resume_from_;
+  std::optional<int64_t> complete_at_;  // there is nothing to go on with
   std::optional<ModelSource> init_from_;
   std::unique_ptr<Tokenizer> tokenizer_;  // as it was when the run began, whatever becomes of its files
   DataSource data_;
@@ -436,7 +454,6 @@ class Trainer {
 void train(const TrainRequest& request) {
   std::signal(SIGUSR1, SIG_IGN);  // until the watchdog is there to answer
   const LaunchEnv launch = read_launch_env();
-  await_stop_signals(/*tells=*/launch.rank == 0);
   if (launch.world == 1) return Trainer(request, launch).run();
   try {  // an error before the ranks run together is one of this rank, too
     Trainer(request, launch).run();

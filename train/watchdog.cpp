@@ -181,10 +181,12 @@ void Watchdog::look(double now_s) {
     }
     if (call) call(first_step_ + place.steps);
   }
-  // A step that takes long still gives a sign of life now and then; one that hangs gives none: "hung" stays the last.
-  if (place.steps != pulse_step_) next_pulse_s_ = now_s + kPulseS, pulse_step_ = place.steps;
+  // A step that takes long still gives a sign of life now and then, and before others may call it hung: they read there
+  // which collectives it has begun. One that hangs gives none: "hung" stays the last.
+  const double pulse_s = std::min(kPulseS, config_.log.hang_s / 3);
+  if (place.steps != pulse_step_) next_pulse_s_ = now_s + pulse_s, pulse_step_ = place.steps;
   if (now_s < next_pulse_s_ || state_ == StallRule::State::hung) return;
-  next_pulse_s_ = now_s + kPulseS;
+  next_pulse_s_ = now_s + pulse_s;
   tell_.heartbeat(first_step_ + place.steps, "progress",
                   {{"at", where(place)}, {"progress", place.count}, {"still_s", rule_.still_s()}});
 }

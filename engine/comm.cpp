@@ -158,10 +158,10 @@ void Comm::expect_end() {
 }
 
 void Comm::fail_together(const std::string& why) {
+  if (guard_) guard_->expect_end();  // a rank that has met another error may be gone already: this one is told, too
   try {
-    expect_end();
-  } catch (const Error&) {
-  }  // a rank that has met another error does not come: what this one knows is told all the same
+    barrier("the same error");  // nobody leaves while another still watches it
+  } catch (const Error&) {}
   fail("{}", why);
 }
 

@@ -63,12 +63,13 @@ class Socket {
   void limit_send(int seconds) const { limit(SO_SNDTIMEO, seconds); }
   // For the run: small messages go at once; and hours without one are no reason for what lies between two hosts to
   // forget the connection, nor is a host that is gone taken for a silent one.
-  void prepare() const {
+  void prepare(double timeout_s) const {
+    constexpr int kIdleS = 30, kProbeS = 10, kMostProbes = 127;
     set(IPPROTO_TCP, TCP_NODELAY, 1);
     set(SOL_SOCKET, SO_KEEPALIVE, 1);
-    set(IPPROTO_TCP, TCP_KEEPIDLE, 30);
-    set(IPPROTO_TCP, TCP_KEEPINTVL, 10);
-    set(IPPROTO_TCP, TCP_KEEPCNT, 6);
+    set(IPPROTO_TCP, TCP_KEEPIDLE, kIdleS);
+    set(IPPROTO_TCP, TCP_KEEPINTVL, kProbeS);
+    set(IPPROTO_TCP, TCP_KEEPCNT, static_cast<int>(std::clamp(timeout_s / kProbeS, 1.0, double{kMostProbes})));
   }
 
  private:
@@ -178,7 +179,7 @@ class TcpLink final : public Link {
     else
       connect_to_first(env, end);
     for (const Socket& peer : peers_)
-      if (peer.open()) peer.prepare();
+      if (peer.open()) peer.prepare(timeout_s);
   }
 
   std::string name() const override { return "TCP"; }
@@ -232,13 +233,16 @@ class TcpLink final : public Link {
       socket.limit_receive(kHelloSeconds);
       Hello hello, answer;
       if (!socket.receive(bytes_of(hello)) || !is_ours(hello, env)) continue;
-      if (hello.rank <= 0 || hello.rank >= world_ || peers_[static_cast<size_t>(hello.rank)].open())
-        fail("two processes came to {}:{} as rank {} of {}", env.master_host, env.master_port, hello.rank, world_);
+      if (hello.rank <= 0 || hello.rank >= world_) continue;
       answer.port = env.master_port, answer.world = world_;
       if (!socket.send(bytes_of(answer))) continue;
-      constexpr int kThirdWordSeconds = 60;  // one that has given up has closed its end, and is told from a slow one
-      socket.limit_receive(kThirdWordSeconds);
+      // One that has given up has closed its end; one that is slow is waited for.
+      constexpr double kThirdWordSeconds = 60;
+      const double left = std::chrono::duration<double>(end - Clock::now()).count();
+      socket.limit_receive(static_cast<int>(std::clamp(left, 1.0, kThirdWordSeconds)));
       if (!socket.receive(bytes_of(answer))) continue;
+      if (peers_[static_cast<size_t>(hello.rank)].open())
+        fail("two processes came to {}:{} as rank {} of {}", env.master_host, env.master_port, hello.rank, world_);
       socket.limit_receive(0);
       peers_[static_cast<size_t>(hello.rank)] = std::move(socket);
       ++come;

@@ -36,10 +36,10 @@ void Progress::end() {
 }
 
 void Progress::stage(Context& ctx, Stage stage, int64_t layer) {
-  const uint32_t word = encode(stage, layer);
   const bool goes_forward = stage == Stage::forward || stage == Stage::head;
   const bool evaluates = goes_forward && stage_of(stage_.load(std::memory_order_relaxed)) == Stage::evaluation;
-  stage_.store(evaluates ? encode(Stage::evaluation, layer) : word, std::memory_order_relaxed);
+  const uint32_t word = encode(evaluates ? Stage::evaluation : stage, layer);
+  stage_.store(word, std::memory_order_relaxed);
   advance();
   if (ctx.device.is_cuda()) backend::write_mark(ctx.device, ctx.stream.handle(), mark_.data(), word);
 }

@@ -126,7 +126,7 @@ TEST_CASE("doctor: a run that is stopped is HANG, and what needed it is SKIPPED"
 TEST_CASE("doctor: a run that is stopped is HANG, however small its budget", "[doctor]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("out"), log = folder.file("log"), trainers = trainers_of(folder);
-  BackgroundProgram doctor("doctor --device cpu --only baseline --budget 0.1 --out " + out,
+  BackgroundProgram doctor("doctor --device cpu --only baseline --budget 0.13 --out " + out,
                            planted("TRIAD_PLANT=\"0 0.03\""), log);
   wait_for_text(out + "/baseline/heartbeat_rank0.jsonl", "boot");
   run_command("pgrep -f " + trainers + " | xargs -r kill -STOP");

@@ -96,6 +96,14 @@ TEST_CASE("run folder: --resume latest leaves a run that is complete as it is", 
       CHECK(has(again.output, words + steps + "\n"));
       CHECK(contents(out) == before);
     }
+    // One that has saved no checkpoint is complete as well, by whichever name.
+    const std::string unsaved = run(folder.file(std::to_string(ranks) + "unsaved"), ranks, "--set train.steps=2");
+    for (const std::string& name : {std::string("latest"), unsaved}) {
+      const Outcome again = run_program(train_args(unsaved, "--set train.steps=2 --resume " + name));
+      INFO(again.output);
+      CHECK(again.exit_code == 0);
+      CHECK(has(again.output, "nothing is left to train: " + unsaved));
+    }
     run(out, ranks, more + "--set train.steps=6 --resume latest");
     CHECK(column(out + "/training.csv", "loss").size() == 6);
     CHECK_FALSE(fs::exists(out + "/needle.csv"));
@@ -112,12 +120,15 @@ TEST_CASE("run folder: a folder of checkpoints on another disk stays there", "[t
   const std::string out = folder.file("run"), elsewhere = folder.file("elsewhere");
   for (const std::string& each : {out, elsewhere}) fs::create_directory(each);
   fs::create_directory_symlink(elsewhere, out + "/checkpoints");
+  fs::create_directory(elsewhere + "/another");
+  write_text(elsewhere + "/another/file", "of somebody else");
   run(out, 1, "--set train.steps=4 --set train.save_every=2");
   CHECK(fs::exists(elsewhere + "/step_4"));
   run(out, 1, "--set train.steps=3 --set train.save_every=3 --overwrite");
   CHECK(fs::is_symlink(out + "/checkpoints"));
   CHECK(fs::exists(elsewhere + "/step_3/state.json"));
   CHECK_FALSE(fs::exists(elsewhere + "/step_4"));
+  CHECK(read_text(elsewhere + "/another/file") == "of somebody else");
 }
 
 TEST_CASE("run folder: a file system without locks stops no run, which says so", "[train]") {

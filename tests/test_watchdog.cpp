@@ -197,10 +197,11 @@ TEST_CASE("watchdog: a step made slow is slow, not hung", "[watchdog]") {
                             log);
   wait_for_heartbeat(out, 0, "step_end", 2);
   std::this_thread::sleep_for(std::chrono::seconds(3));  // it looks at what is usual now and then
+  const size_t before = heartbeats(out, 0, "slow").size(), recovered = heartbeats(out, 0, "recovered").size();
   write_text(sleeps, "");
-  const Json slow = wait_for_heartbeat(out, 0, "slow");
+  const Json slow = wait_for_heartbeat(out, 0, "slow", before);
   fs::remove(sleeps);
-  wait_for_heartbeat(out, 0, "recovered");
+  wait_for_heartbeat(out, 0, "recovered", recovered);
   halt(out);
   CHECK(program.wait() == 0);
   INFO(slow.dump() << read_text(log));

@@ -22,8 +22,8 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr double kSilentS = 20;      // without progress, times the budget's factor: a run counts as hung
-constexpr double kPulseS = 10;       // a run whose step takes long tells that it is alive so often (train/watchdog.cpp)
+constexpr double kSilentS = 20;  // without progress, times the budget's factor: a run counts as hung
+constexpr double kPulseS = 10;   // a run whose step takes long tells so often at least that it is alive (watchdog.cpp)
 constexpr double kLimitBudgets = 3;  // a phase that is alive may take so many of its budgets
 
 // A port of this host that nobody listens at now.

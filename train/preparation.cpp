@@ -31,9 +31,13 @@ std::string find_resume(const TrainRequest& request, Comm& comm) {
 }
 
 std::optional<int64_t> find_complete(const TrainRequest& request, Comm& comm) {
+  const std::string &own = request.config.log.out_dir, &from = request.resume;
+  const auto is_folder = [&](const std::string& path) {
+    return std::filesystem::weakly_canonical(from) == std::filesystem::weakly_canonical(path);
+  };
   int64_t step = -1;
-  if (comm.first() && request.resume == "latest")
-    step = RunFolder::complete_at(request.config.log.out_dir).value_or(step);
+  if (comm.first() && !from.empty() && (from == "latest" || is_folder(own) || is_folder(own + "/checkpoints")))
+    step = RunFolder::complete_at(own).value_or(step);
   step = comm.exchange(step, "the step at which the run is complete").front();
   return step >= request.config.train.steps ? std::optional(step) : std::nullopt;
 }

@@ -16,8 +16,8 @@ FolderLock lock_folder_for(const Config&, const Comm&);
 // The checkpoint to go on from, as the first rank finds it; empty for a fresh run. An Error where the folder is none to
 // begin so in: before data are read, and before what does not fit in memory would leave its plan there.
 std::string find_resume(const TrainRequest&, Comm&);
-// The step at which the run is complete that `--resume latest` would go on with. Its last checkpoint may be of long
-// before that: nothing is made again.
+// The step at which the run is complete that `--resume latest`, or its own folder, would go on with. Its last
+// checkpoint may be of long before that, or none: nothing is made again.
 std::optional<int64_t> find_complete(const TrainRequest&, Comm&);
 // Refuses a long run in fp32 on a GPU, unless train.allow_unsafe.
 Device safe_device(const Config&, const LaunchEnv&);

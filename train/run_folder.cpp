@@ -36,14 +36,14 @@ bool written_by_a_run(std::string name) {
   return std::regex_match(name, kNames);
 }
 
-// Of a link to a folder, on another disk say, what is in it.
-void remove_old(const std::string& path) {
-  std::error_code error;
-  if (!fs::is_symlink(path, error) || !fs::is_directory(path, error)) return remove_tree(path);
-  std::vector<std::string> inside;
-  for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) inside.push_back(entry.path().string());
-  if (error) fail("{}: cannot be emptied: the folder cannot be listed: {}", path, error.message());
-  for (const std::string& each : inside) remove_tree(each);
+// A run's own, whole or not. Where the folder is a link, to another disk say, it stays, and what else is there.
+void remove_checkpoints(const fs::path& folder) {
+  if (!fs::is_directory(folder)) return remove_tree(folder.string());
+  const bool linked = fs::is_symlink(folder);
+  if (linked) remove_leftovers(folder.string());  // some may be whole
+  for (const CheckpointFolder& checkpoint : list_checkpoints(folder.string())) remove_checkpoint(checkpoint.path);
+  if (!linked) return remove_tree(folder.string());
+  if (const fs::path latest = folder / "latest"; fs::is_symlink(latest)) fs::remove(latest);
 }
 
 }  // namespace
@@ -90,8 +90,10 @@ RunFolder::RunFolder(const std::string& path, Start start, FolderLock& lock) : p
   std::stable_sort(old.begin(), old.end(), [&](const auto& a, const auto& b) { return worth(a) < worth(b); });
   try {
     for (const fs::path& each : old) {
-      for (const CheckpointFolder& checkpoint : list_checkpoints(each.string())) remove_checkpoint(checkpoint.path);
-      remove_old(each.string());
+      if (each.filename() == "checkpoints")
+        remove_checkpoints(each);
+      else
+        remove_tree(each.string());
     }
   } catch (const Error& e) { fail("log.out_dir {} cannot be emptied for this run: {}", path, e.what()); }
 }
@@ -100,7 +102,9 @@ std::optional<int64_t> RunFolder::complete_at(const std::string& path) {
   std::error_code unknown;
   const std::string metrics = path + "/metrics.json";
   if (!fs::exists(metrics, unknown) || !fs::exists(path + "/model.safetensors", unknown)) return {};
-  return parse_json(read_file(metrics), metrics).at("step").get<int64_t>();
+  try {
+    return parse_json(read_file(metrics), metrics).at("step").get<int64_t>();
+  } catch (const std::exception&) { return {}; }  // damaged: the end is made again
 }
 
 void RunFolder::rewind(int64_t step) const {

@@ -47,9 +47,9 @@ class Trainer {
         outside_(device_),
         comm_(outside_.during("communication", [&] { return meet(launch, device_, config_); })),
         lock_(lock_folder_for(config_, *comm_)),
-        resume_from_(find_resume(request, *comm_)),
         complete_at_(find_complete(request, *comm_)),
-        init_from_(find_init(config_, resume_from_)),
+        resume_from_(complete_at_ ? "" : find_resume(request, *comm_)),
+        init_from_(complete_at_ ? std::nullopt : find_init(config_, resume_from_)),
         tokenizer_(make_tokenizer(config_.data.tokenizer)),
         data_(open_data_for(config_, *tokenizer_, resume_from_, init_from_)),
         runtime_(allocate(config_, device_, *comm_)),
@@ -421,9 +421,9 @@ class Trainer {
   Device device_;
   OutsideMemory outside_;
   std::unique_ptr<Comm> comm_;
-  FolderLock lock_;  // until all that writes there is gone
-  std::string resume_from_;
+  FolderLock lock_;                     // until all that writes there is gone
   std::optional<int64_t> complete_at_;  // there is nothing to go on with
+  std::string resume_from_;
   std::optional<ModelSource> init_from_;
   std::unique_ptr<Tokenizer> tokenizer_;  // as it was when the run began, whatever becomes of its files
   DataSource data_;

@@ -37,7 +37,7 @@ std::vector<int> pids_of(const std::string& run, int ranks, size_t steps) {
 }
 
 bool all_gone(const std::vector<int>& pids) {
-  for (int i = 0; i < 30000; ++i) {
+  for (int i = 0; i < 5000; ++i) {
     bool gone = true;
     for (const int pid : pids) gone = gone && (kill(pid, 0) != 0);
     if (gone) return true;
@@ -50,8 +50,7 @@ double seconds_since(std::chrono::steady_clock::time_point began) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 }
 
-// With what a busy machine and dist.timeout_s add; what nobody ends goes on for 100 s, or for ever.
-constexpr double kSoonS = 60;
+constexpr double kSoonS = 15;  // what a busy machine takes
 
 // In front of one of two ranks, without torchrun; mpirun would end a rank that hangs when another is gone.
 std::string as_torchrun_would(int rank) {
@@ -76,7 +75,7 @@ TEST_CASE("dist: a rank that dies or stops ends all, with a message that says wh
     const auto began = std::chrono::steady_clock::now();
     kill(pids[1], signal);
     CHECK(program.wait() != 0);
-    CHECK(seconds_since(began) < kSoonS);
+    CHECK(seconds_since(began) < kSoonS + (signal == SIGSTOP ? 8 : 3));
     CHECK(all_gone(pids));
     const std::string text = read_text(log);
     INFO(text);
@@ -98,7 +97,7 @@ TEST_CASE("dist: a rank ends in time though the disk that it writes its last col
   const auto began = std::chrono::steady_clock::now();
   kill(pids[1], SIGKILL);
   CHECK(first.wait() == 1);
-  CHECK(seconds_since(began) < kSoonS);
+  CHECK(seconds_since(began) < 3 + kSoonS);
   CHECK(other.wait() != 0);
   CHECK(all_gone(pids));
   const std::string text = read_text(log);
@@ -126,7 +125,7 @@ TEST_CASE("dist: a rank that throws ends all, and its message is told", "[dist]"
   const rlimit limit{1000, 1000};  // in the midst of training the files of rank 1 can no longer grow
   REQUIRE(prlimit(pids[1], RLIMIT_FSIZE, &limit, nullptr) == 0);
   CHECK(program.wait() != 0);
-  CHECK(seconds_since(began) < kSoonS);
+  CHECK(seconds_since(began) < 30);
   CHECK(all_gone(pids));
   const std::string text = read_text(log);
   INFO(text);

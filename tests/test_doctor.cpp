@@ -97,7 +97,7 @@ TEST_CASE("doctor: a run that is silent is HANG, and ended", "[doctor]") {
   // it.
   const auto began = std::chrono::steady_clock::now();
   const Examination e = examine(folder, "--only gradient_trace --budget 0.5", planted("TRIAD_PLANT=\"0 300\""));
-  CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(150));
+  CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(45));
   CHECK(e.outcome.exit_code == 1);
   const Row row = e.rows.at("gradient_trace");
   CHECK(row.verdict == "HANG");
@@ -107,32 +107,22 @@ TEST_CASE("doctor: a run that is silent is HANG, and ended", "[doctor]") {
 }
 
 TEST_CASE("doctor: a run that is stopped is HANG, and what needed it is SKIPPED", "[doctor]") {
-  const TemporaryFolder folder;
-  const std::string out = folder.file("out"), log = folder.file("log"), trainers = trainers_of(folder);
-  // Its products sleep a little, so that there is a run to be stopped.
-  BackgroundProgram doctor("doctor --device cpu --only repeat --budget 0.5 --out " + out,
-                           planted("TRIAD_PLANT=\"0 0.03\""), log);
-  wait_for_text(out + "/baseline/heartbeat_rank0.jsonl", "boot");
-  run_command("pgrep -f " + trainers + " | xargs -r kill -STOP");
-  CHECK(doctor.wait() == 1);
-  INFO(read_text(log));
-  const auto rows = results(out);
-  CHECK(rows.at("baseline").verdict == "HANG");
-  CHECK(has(rows.at("baseline").evidence, "no sign of life for 12 s; the last: rank 0 \""));
-  CHECK(rows.at("repeat").verdict == "SKIPPED");
-  CHECK(rows.at("repeat").evidence == "baseline is HANG");
-}
-
-TEST_CASE("doctor: a run that is stopped is HANG, however small its budget", "[doctor]") {
-  const TemporaryFolder folder;
-  const std::string out = folder.file("out"), log = folder.file("log"), trainers = trainers_of(folder);
-  BackgroundProgram doctor("doctor --device cpu --only baseline --budget 0.13 --out " + out,
-                           planted("TRIAD_PLANT=\"0 0.03\""), log);
-  wait_for_text(out + "/baseline/heartbeat_rank0.jsonl", "boot");
-  run_command("pgrep -f " + trainers + " | xargs -r kill -STOP");
-  CHECK(doctor.wait() == 1);
-  INFO(read_text(log));
-  CHECK(results(out).at("baseline").verdict == "HANG");
+  for (const std::string budget : {"0.5", "0.13"}) {  // by the second it would be late before it is silent
+    const TemporaryFolder folder;
+    const std::string out = folder.file("out"), log = folder.file("log"), trainers = trainers_of(folder);
+    // Its products sleep a little, so that there is a run to be stopped.
+    BackgroundProgram doctor("doctor --device cpu --only repeat --out " + out + " --budget " + budget,
+                             planted("TRIAD_PLANT=\"0 0.03\""), log);
+    wait_for_text(out + "/baseline/heartbeat_rank0.jsonl", "boot");
+    run_command("pgrep -f " + trainers + " | xargs -r kill -STOP");
+    CHECK(doctor.wait() == 1);
+    INFO(budget << "\n" << read_text(log));
+    const auto rows = results(out);
+    CHECK(rows.at("baseline").verdict == "HANG");
+    CHECK(has(rows.at("baseline").evidence, "no sign of life for 12 s; the last: rank 0 \""));
+    CHECK(rows.at("repeat").verdict == "SKIPPED");
+    CHECK(rows.at("repeat").evidence == "baseline is HANG");
+  }
 }
 
 TEST_CASE("doctor: what takes too long, but goes on, is SLOW and no failure", "[doctor]") {

@@ -266,7 +266,7 @@ TEST_CASE("train: Ctrl-C is answered in the middle of a step, and a second one e
   program.send(SIGINT);
   const auto asked = std::chrono::steady_clock::now();
   CHECK(program.wait() == 1);
-  CHECK(std::chrono::steady_clock::now() - asked < std::chrono::seconds(60));
+  CHECK(std::chrono::steady_clock::now() - asked < std::chrono::seconds(5));
   CHECK_FALSE(fs::exists(out + "/checkpoints"));
 }
 

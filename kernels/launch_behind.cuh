@@ -3,7 +3,8 @@
 // one another within microseconds; an ordinary launch begins 1.5 us after the end of the kernel ahead.
 //   ahead:  let_next_come() where little is left to do. Without it the next kernel comes when all CTAs have ended.
 //   behind: wait_for_kernel_ahead(), in every CTA, before anything is written, or read that a kernel queued before
-//           writes (weights may be read); launched by launch_behind().
+//           writes (weights may be read); launched by launch_behind(). No const __restrict__ on what is so written: by
+//           it the compiler may take reads past the waiting.
 // Elsewhere than on sm_90 both are nothing (other cards run the code for sm_80), and the launch is an ordinary one.
 #pragma once
 #include "kernels/launch.cuh"

@@ -21,8 +21,7 @@ __device__ Largest largest_of_warp(Largest mine) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    argmax_kernel(int32_t* __restrict__ token, const T* __restrict__ logits, int64_t stride, int vocab) {
+__global__ void __launch_bounds__(kThreads) argmax_kernel(int32_t* token, const T* logits, int64_t stride, int vocab) {
   __shared__ float values[kThreads / 32];
   __shared__ int places[kThreads / 32];
   let_next_come();

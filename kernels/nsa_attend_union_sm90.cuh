@@ -183,7 +183,9 @@ class Plan<BitmapKeys, Shape> {
         if (block >= 0) words_[i] |= 1u << block;  // -1 ends a list
       }
     }
-    listed_ = __reduce_or_sync(kFullWarp, words_[0] | words_[1]);
+    // Of blocks behind the tile's last token, which a list may name, no step is made.
+    const unsigned reached = (2u << (steps - 1 >> part_bits_)) - 1;
+    listed_ = __reduce_or_sync(kFullWarp, words_[0] | words_[1]) & reached;
     steps_seen = min(steps, 32 - __clz(listed_) << part_bits_);
   }
   __device__ __forceinline__ int first(int n) const { return n * Shape::kKeys; }

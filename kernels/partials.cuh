@@ -36,7 +36,7 @@ struct Targets {
 // CTA: 8 elements of one gradient x 64 lanes over the slices (5 of 264 slices each); first the lanes of a warp are
 // added up, then the warps.
 static __global__ void __launch_bounds__(kColumns* kLanes)
-    add_partials_kernel(Targets targets, const float* __restrict__ slices, int slice_count, int64_t slice_size) {
+    add_partials_kernel(Targets targets, const float* slices, int slice_count, int64_t slice_size) {
   __shared__ float warps[kWarps][kColumns];
   int which = 0;
   while (which + 1 < targets.count && static_cast<int>(blockIdx.x) >= targets.target[which + 1].first_cta) ++which;

@@ -268,6 +268,12 @@ TEST_CASE("NSA's selected branch takes one list for all tokens (GPU)", "[nsa][gp
       std::copy(list.begin(), list.end(), lists.begin() + static_cast<int64_t>(row));
     for (const DType dtype : kGpuTypes) check_sizes(n, dtype, 0, lists);
   }
+  // Blocks that most tokens have not reached, where a list is the bits of a word.
+  const Sizes short_one{2048, 2, 6, 64, 64};
+  std::vector<int32_t> ahead(static_cast<size_t>(short_one.T * short_one.Hkv * short_one.c.n_sel), -1);
+  for (size_t row = 0; row < ahead.size(); row += static_cast<size_t>(short_one.c.n_sel))
+    ahead[row] = 0, ahead[row + 1] = 31;
+  check_sizes(short_one, DType::bf16, 0, ahead);
   // Where there are more than 1,024 blocks.
   const Sizes longer{65601, 1, 6, 64, 64};
   std::vector<int32_t> lists(static_cast<size_t>(longer.T * longer.c.n_sel), -1);

@@ -6,13 +6,12 @@
 // the products.
 //
 // dk and dv need the lists by block: an inverse index, in scratch linear in T, made without ordering races:
-//   count_entries_kernel   how many tokens of each part of the sequence list a block (integer atomics: sums
-//   only) plan_work_kernel       one CTA for each (b, g): prefix sums of the counts, and the pieces of at most
-//   kWorkTokens tokens, so
-//                          that block 0, which every token lists, does not become one CTA's work
-//   fill_index_kernel      the tokens of each block, ascending: a warp turns the lists of 32 tokens into a 32x32 bit
-//   matrix
-//                          (token, block), and its transpose, by ballots, gives each lane one block's tokens in order
+//   count_entries_kernel  how many tokens of each part of the sequence list a block (integer atomics: sums only)
+//   plan_work_kernel      one CTA for each (b, g): prefix sums of the counts, and the pieces of at most kWorkTokens
+//                         tokens, so that block 0, which every token lists, does not become one CTA's work
+//   fill_index_kernel     the tokens of each block, ascending: a warp turns the lists of 32 tokens into a 32x32 bit
+//                         matrix (token, block), and its transpose, by ballots, gives each lane one block's tokens in
+//                         order
 #include "kernels/nsa_attend_selected.h"
 
 #include <climits>
@@ -115,15 +114,29 @@ struct Index {
   }
 };
 
-__global__ void count_entries_kernel(const Index index) {
+// A CTA has up to kCountTokens tokens of one part. It counts in shared memory where the blocks fit there (the first
+// block's counter is everyone's), and adds what it found.
+constexpr int kCountTokens = 1024, kCountedInShared = 12 * 1024;
+__global__ void __launch_bounds__(kScanThreads) count_entries_kernel(const Index index, bool in_shared) {
   const BlockLists& lists = index.lists;
+  const int of_part = (index.part_tokens + kCountTokens - 1) / kCountTokens, part = blockIdx.x / of_part;
   const int b = blockIdx.y / lists.groups, g = blockIdx.y % lists.groups;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < index.capacity; i += stride) {
-    const int t = index.n.quotient(static_cast<int>(i));
-    const int block = lists.at(b, t, g)[i - static_cast<int64_t>(t) * lists.n];
-    if (index.shows(block, t)) atomicAdd(index.counts(blockIdx.y, t / index.part_tokens) + block, 1);
+  const int begin = part * index.part_tokens + blockIdx.x % of_part * kCountTokens;
+  const int end = min(min(begin + kCountTokens, (part + 1) * index.part_tokens), lists.tokens);
+  int* const by_block = reinterpret_cast<int*>(dynamic_shared());
+  int* const counts = index.counts(blockIdx.y, part);
+  if (in_shared) {
+    for (int i = threadIdx.x; i < lists.blocks; i += kScanThreads) by_block[i] = 0;
+    __syncthreads();
   }
+  for (int i = threadIdx.x; i < (end - begin) * lists.n; i += kScanThreads) {
+    const int row = index.n.quotient(i), block = lists.at(b, begin + row, g)[i - row * lists.n];
+    if (index.shows(block, begin + row)) atomicAdd((in_shared ? by_block : counts) + block, 1);
+  }
+  if (!in_shared) return;
+  __syncthreads();
+  for (int i = threadIdx.x; i < lists.blocks; i += kScanThreads)
+    if (by_block[i] != 0) atomicAdd(counts + i, by_block[i]);
 }
 
 struct WorkSum {
@@ -393,8 +406,10 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
               .slots = static_cast<int>(slots)};
   zero(ctx, counts);
   const auto grid_y = static_cast<unsigned>(bgs);
-  const auto count_ctas = static_cast<unsigned>(std::min<int64_t>(ceil_div(capacity, 1024), 1024));
-  launch(ctx, "count_entries", count_entries_kernel, dim3(count_ctas, grid_y), dim3(256), 0, index);
+  const auto count_ctas = static_cast<unsigned>(parts * ceil_div(part_tokens, kCountTokens));
+  const bool in_shared = blocks <= kCountedInShared;
+  launch(ctx, "count_entries", count_entries_kernel, dim3(count_ctas, grid_y), dim3(kScanThreads),
+         in_shared ? blocks * static_cast<int64_t>(sizeof(int)) : 0, index, in_shared);
   launch(ctx, "plan_work", plan_work_kernel, dim3(grid_y), dim3(kScanThreads), 0, index);
   const auto fill_ctas = static_cast<unsigned>(ceil_div(blocks, 32) * parts);
   launch(ctx, "fill_index", fill_index_kernel, dim3(fill_ctas, grid_y), dim3(32 * kFillWarps), 0, index);

@@ -94,7 +94,7 @@ struct WarpgroupSight {
 // most. A warpgroup passes all steps from steps_seen on, and of a listed plan those that none of its rows sees; a step
 // of which some row sees only a part needs a mask. A plan is made by each warp for itself (w: its warpgroup; the
 // copying one asks for steps and first alone, and has no rows), or together by all threads of a CTA, which then takes
-// one tile.
+// one tile. Where nothing_to_do(keys), a CTA ends at once.
 template <class Keys, class Shape>
 class Plan;
 template <class Shape>
@@ -102,6 +102,7 @@ class Plan<RangeKeys, Shape> {
  public:
   static constexpr bool kListed = false, kMadeTogether = false;
   static int64_t bytes(const RangeKeys&) { return 0; }  // of shared memory
+  static __device__ __forceinline__ bool nothing_to_do(const RangeKeys&) { return false; }
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const RangeKeys&, const CtaRows& tile, int w, unsigned char*)
       : begin_(a.sight.low(tile.first_token)), end_(a.sight.high(tile.last_token)), steps(steps_to(end_)) {
     const WarpgroupSight sight(a, tile, w);

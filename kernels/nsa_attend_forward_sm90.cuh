@@ -373,6 +373,7 @@ template <class Shape, class Keys>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     row_forward_sm90_kernel(const __grid_constant__ RowForwardArgs a, const __grid_constant__ Keys keys) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
+  if (Plan<Keys, Shape>::nothing_to_do(keys)) return;
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(aligned_shared());
   const int w = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroup, 0);
   if (threadIdx.x == 0) {

@@ -1,34 +1,29 @@
 // The blocks' side of the selected branch's forward (nsa_attend_selected_sm90.cu): rows of the tokens that list a block
-// against its keys and values in shared memory, far blocks with rows gathered, near blocks for whole blocks of tokens.
+// against its keys and values in shared memory, far blocks with rows gathered, near blocks for neighbouring tokens.
 #pragma once
+#include "kernels/nsa_attend_rows.cuh"
 #include "kernels/nsa_attend_selected_index_sm90.cuh"
 
 namespace triad::cuda {
 namespace {
 
-// ---- gathering ----
-
-// A row of an item: where its q begins, in 16 bytes from the range's first, and its partial sum's row (-1: there is no
-// such row; it repeats another).
-struct ItemRow {
-  int from, to;
-};
-
-// CTAs fill each other's waits: five of them gather on an SM (d = 64). kNear...: of the kernel for near blocks.
+// CTAs fill each other's waits: six of them gather on an SM (d = 64). near_...: of the kernel for near blocks.
 constexpr int kStages = 2;  // tiles of rows on their way
 template <int kDk, int kDv>
 struct FarShape {
-  static constexpr int kCtas = kDk == 64 ? 5 : kDk == 128 ? 3 : 2;
-  static constexpr int kNearGroups = kDk == 128 ? 3 : 2, kNearThreads = kNearGroups * kWarpgroup;
-  static constexpr int kNearCtas = kDk == 64 ? 2 : 1;
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel;
   static constexpr int kStageBytes = kPanelsK * kPanelBytes, kKeyBytes = (kPanelsK + kPanelsV) * kPanelBytes;
-  static constexpr int kTableBytes = kItemTiles * kTileRows * static_cast<int>(sizeof(ItemRow));
+  static constexpr int kTableBytes = kItemTiles * kTileRows * static_cast<int>(sizeof(int));
+  static constexpr int ctas(bool whole) {
+    return kDk == 64 ? (whole ? 6 : 4) : kDk == 128 ? (whole ? 3 : 2) : (whole ? 2 : 1);
+  }
   static constexpr int shared_bytes(int key_tiles) {
     return kStages * kStageBytes + key_tiles * kKeyBytes + kTableBytes;
   }
-  static constexpr int near_bytes(int key_tiles) {
-    return kNearGroups * kStages * kStageBytes + kNear * key_tiles * kKeyBytes + kTableBytes;
+  static constexpr int kNearGroups = kDk == 128 ? 3 : 2, kNearThreads = kNearGroups * kWarpgroup;
+  static constexpr int kNearCtas = kDk == 64 ? 2 : 1;
+  static constexpr int near_bytes(int blocks, int key_tiles) {
+    return kNearGroups * kStages * kStageBytes + blocks * key_tiles * kKeyBytes + 2 * kTableBytes;
   }
 };
 
@@ -66,10 +61,11 @@ struct RowSums {
     for (int p = 0; p < kPanelsV; ++p) leave_unset(o[p]);
     top[0] = top[1] = -INFINITY;
   }
-  // `add`: not the first tile of keys. seen[i]: the keys before it are seen by the lane's row i; all where kAll.
-  template <bool kAll>
-  __device__ __forceinline__ void attend(const uint32_t (&q)[kDk / 16][4], uint32_t k_tile, float scale, bool add,
-                                         const int (&seen)[2]) {
+  // seen[i]: the keys before it are seen by the lane's row i; all where kAll, and then there is one tile. `add`: not
+  // the first tile. `last`: afterwards sums[i] is of all columns. meanwhile() runs beside the first product.
+  template <bool kAll, class Meanwhile>
+  __device__ __forceinline__ void attend(const uint32_t (&q)[kDk / 16][4], uint32_t k_tile, float scale,
+                                         const int (&seen)[2], bool add, bool last, Meanwhile&& meanwhile) {
     const uint32_t v_tile = k_tile + kPanelsK * kPanelUnits;
     float s[8][4];
     wgmma_fence();
@@ -77,6 +73,7 @@ struct RowSums {
 #pragma unroll
     for (int i = 1; i < kDk / 16; ++i) wgmma_add<0>(s, q[i], k_tile + i / 4 * kPanelUnits + 2 * (i % 4));
     wgmma_commit();
+    meanwhile();
     wgmma_wait<0>();
     pin(s);
     if (!kAll && min(seen[0], seen[1]) < kTileRows) {
@@ -86,23 +83,26 @@ struct RowSums {
         for (int e = 0; e < 4; ++e)
           if (8 * j + fragment_column() + e % 2 >= seen[e / 2]) s[j][e] = -INFINITY;
     }
+    float highest[2] = {s[0][0], s[0][2]};
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) highest[i] = fmaxf(highest[i], fmaxf(s[j][2 * i], s[j][2 * i + 1]));
+#pragma unroll
+    for (int by = 1; by < 4; by *= 2)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) highest[i] = fmaxf(highest[i], __shfl_xor_sync(kFullWarp, highest[i], by));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float best = s[0][2 * i];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) best = fmaxf(best, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
-      best = fmaxf(best, __shfl_xor_sync(kFullWarp, best, 1));
-      best = scale * fmaxf(best, __shfl_xor_sync(kFullWarp, best, 2));
-      if (!kAll) {
+      float best = scale * highest[i];
+      if (!kAll && add) {
         best = fmaxf(best, top[i]);
-        if (add) {
-          const float shrink = best == -INFINITY ? 1.0f : exp2_approx(top[i] - best);
-          sums[i] *= shrink;
+        const float shrink = best == -INFINITY ? 1.0f : exp2_approx(top[i] - best);
+        sums[i] *= shrink;
 #pragma unroll
-          for (int p = 0; p < kPanelsV; ++p)
+        for (int p = 0; p < kPanelsV; ++p)
 #pragma unroll
-            for (int j = 0; j < 8; ++j) o[p][j][2 * i] *= shrink, o[p][j][2 * i + 1] *= shrink;
-        }
+          for (int j = 0; j < 8; ++j) o[p][j][2 * i] *= shrink, o[p][j][2 * i + 1] *= shrink;
       }
       top[i] = best;
       const float minus = !kAll && best == -INFINITY ? 0.0f : -best;
@@ -123,19 +123,14 @@ struct RowSums {
       for (int i = 0; i < kTileRows / 16; ++i)
         wgmma_across(o[p], left[i], v_tile + p * kPanelUnits + i * (16 * kPanelRowBytes >> 4), add || i > 0);
     wgmma_commit();
+    if (last) sums[0] = quad_sum(sums[0]), sums[1] = quad_sum(sums[1]);
     wgmma_wait<0>();
 #pragma unroll
     for (int p = 0; p < kPanelsV; ++p) pin(o[p]);
   }
 
-  // Of row i; every lane of the warp has to ask.
-  __device__ __forceinline__ float total(int i) const {
-    const float pair = sums[i] + __shfl_xor_sync(kFullWarp, sums[i], 1);
-    return pair + __shfl_xor_sync(kFullWarp, pair, 2);
-  }
-
   // Row i of this lane, times factor. A lane's eight columns of four 8 x 8 products, its pairs side by side, are 16
-  // bytes: a quad writes 64 of a row at once. merge_kernel knows that order of columns.
+  // bytes: a quad writes 64 of a row at once, which leave L2 before q does. merge_kernel knows that order of columns.
   __device__ __forceinline__ void store(bf16* row, int i, float factor) const {
     uint4* const to = reinterpret_cast<uint4*>(row + threadIdx.x % 4 * 8);
 #pragma unroll
@@ -146,7 +141,7 @@ struct RowSums {
 #pragma unroll
         for (int j = 0; j < 4; ++j)
           pairs[j] = pack_bf16(o[p][4 * half + j][2 * i] * factor, o[p][4 * half + j][2 * i + 1] * factor);
-        to[8 * p + 4 * half] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        __stcs(to + 8 * p + 4 * half, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
       }
   }
 };
@@ -157,27 +152,27 @@ template <int kDk>
 struct RowLoads {
   static constexpr int kPanelsK = kDk / kPanel, kStageBytes = kPanelsK * kPanelBytes;
   unsigned char* stages;  // kStages of the warpgroup
-  const ItemRow* rows;
-  const bf16* q;  // the lane's chunk of the row at offset 0
-  int warp_row, to_stage, from_stage;
-  __device__ __forceinline__ RowLoads(unsigned char* stages, const ItemRow* rows, const bf16* q)
-      : stages(stages), rows(rows), q(q + threadIdx.x % 8 * 8) {
+  const int* rows;        // of a tile 16, from one to the next tile_rows: where they begin, in 16 bytes from q
+  const bf16* q;          // the lane's chunk of the row at 0
+  int tile_rows, warp_row, to_stage, from_stage;
+  __device__ __forceinline__ RowLoads(unsigned char* stages, const int* rows, int tile_rows, const bf16* q)
+      : stages(stages), rows(rows), q(q + threadIdx.x % 8 * 8), tile_rows(tile_rows) {
     const int lane = threadIdx.x % 32;
     warp_row = threadIdx.x % kWarpgroup / 32 * 16;
-    to_stage = swizzled(warp_row + lane / 8, lane % 8), from_stage = swizzled(warp_row + lane % 16, lane / 16);
+    to_stage = swizzled(warp_row + lane / 8 * 4, lane % 8), from_stage = swizzled(warp_row + lane % 16, lane / 16);
   }
-  // Every call is one group of copies.
+  // Lanes 8 i .. 8 i + 7 bring rows 4 i .. 4 i + 3. Every call is one group of copies.
   __device__ __forceinline__ void load(int tile, int stage, bool exists) const {
     if (exists) {
       unsigned char* const to = stages + stage * kStageBytes;
-      const ItemRow* const of_lane = rows + tile * kTileRows + warp_row + threadIdx.x % 32 / 8;
+      const int4 of_lane = *reinterpret_cast<const int4*>(rows + tile * tile_rows + threadIdx.x % 32 / 8 * 4);
+      const int from_row[4] = {of_lane.x, of_lane.y, of_lane.z, of_lane.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const bf16* const from = q + 8 * static_cast<int64_t>(of_lane[4 * i].from);
+        const bf16* const from = q + 8 * static_cast<int64_t>(from_row[i]);
 #pragma unroll
         for (int p = 0; p < kPanelsK; ++p)
-          copy_async_16(to + p * kPanelBytes + (to_stage ^ (i % 2 * 4 << 4)) + i * 4 * kPanelRowBytes,
-                        from + p * kPanel, 16);
+          copy_async_16(to + p * kPanelBytes + (to_stage ^ i << 4) + i * kPanelRowBytes, from + p * kPanel, 16);
       }
     }
     copy_async_commit();
@@ -200,59 +195,69 @@ struct RowLoads {
 
 // kWhole: blocks of 64 keys.
 template <int kDk, int kDv, bool kWhole>
-__global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::kCtas - (kWhole ? 0 : 1))
+__global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::ctas(kWhole))
     gather_kernel(const __grid_constant__ FarArgs a, int launch) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   using Shape = FarShape<kDk, kDv>;
-  if (static_cast<int>(blockIdx.x) >= a.item_counts[launch]) return;
+  const int item_count = a.item_counts[launch];
   const int4 item = a.items[static_cast<int64_t>(launch) * a.items_stride + blockIdx.x];
+  if (static_cast<int>(blockIdx.x) >= item_count) return;
   const int block = item.x, count = item.z, step = item.w, G = a.heads.value();
   const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups;
   const int key_tiles = kWhole ? 1 : (a.block_keys.value() + kTileRows - 1) / kTileRows;
   unsigned char *const stages = aligned_shared(), *const keys = stages + kStages * Shape::kStageBytes;
-  ItemRow* const rows = reinterpret_cast<ItemRow*>(keys + key_tiles * Shape::kKeyBytes);
-  load_block<kDk, kDv, kWarpgroup>(a, b, g, block, key_tiles, keys);
-  copy_async_commit();
-
   const int n_rows = count * G, tiles = (n_rows + kTileRows - 1) / kTileRows;
+  // Each warp looks up where its own 16 rows of every tile begin: of the first two tiles before all else, so that they
+  // are on their way early. A row past the last repeats it.
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int* const rows = reinterpret_cast<int*>(keys + key_tiles * Shape::kKeyBytes) + warp * (kItemTiles * 16);
   const int* const entries = a.entries + static_cast<int64_t>(step) * a.entries_stride + item.y;
   const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);  // in 16 bytes
-  for (int r = threadIdx.x; r < tiles * kTileRows; r += kWarpgroup) {
-    const int row = min(r, n_rows - 1), e = a.heads.quotient(row), h = row - e * G, entry = __ldg(entries + e);
-    const int t = entry >> 6;
-    rows[r] = {t * q_row + h * q_head, r < n_rows ? (t * a.n.value() + (entry & 63)) * G + h : -1};
-  }
-  __syncthreads();
-  const RowLoads<kDk> loads(stages, rows, a.q.at(b, a.first_token(step), g * G));
+  const auto row_of = [&](int i) { return min(i / 16 * kTileRows + warp * 16 + i % 16, n_rows - 1); };
+  const auto entry_at = [&](int i) { return __ldg(entries + a.heads.quotient(row_of(i))); };
+  const auto place = [&](int i, int entry) {
+    const int row = row_of(i), h = row - a.heads.quotient(row) * G;
+    rows[i] = (entry >> 6) * q_row + h * q_head;
+  };
+  const int first_entry = entry_at(lane);
+  load_block<kDk, kDv, kWarpgroup>(a, b, g, block, key_tiles, keys);
+  copy_async_commit();
+  place(lane, first_entry);
+  __syncwarp();
+  const RowLoads<kDk> loads(stages, rows, 16, a.q.at(b, a.first_token(step), g * G));
 #pragma unroll
   for (int i = 0; i < kStages; ++i) loads.load(i, i, i < tiles);
+#pragma unroll 4
+  for (int i = kStages * 16 + lane; i < tiles * 16; i += 32) place(i, entry_at(i));
   copy_async_wait_group<kStages>();
   fence_async_proxy();
   __syncthreads();  // keys and values are there
 
   const uint32_t k_tile = tile_descriptor(shared_address(keys));
-  bf16* const partial = a.partial + a.first_row(step) * kDv;
-  float2* const partial_sums = a.partial_sums + a.first_row(step);
+  const int64_t first_row = a.first_row(step) + static_cast<int64_t>(item.y) * G;
+  bf16* const partial = a.partial + first_row * kDv;
+  float2* const partial_sums = a.partial_sums + first_row;
   for (int tile = 0; tile < tiles; ++tile) {
     loads.await();
     RowSums<kDk, kDv> sums;
     for (int i = 0; i < key_tiles; ++i) {
       uint32_t q[kDk / 16][4];
       loads.take(q, tile % kStages);
-      if (i == key_tiles - 1) {
-        __syncwarp();
-        loads.load(tile + kStages, tile % kStages, tile + kStages < tiles);
-      }
       const int here = a.block_keys.value() - i * kTileRows;
-      sums.template attend<kWhole>(q, k_tile + i * (Shape::kKeyBytes >> 4), a.scale_log2, i > 0, {here, here});
+      const bool last = i == key_tiles - 1;
+      sums.template attend<kWhole>(q, k_tile + i * (Shape::kKeyBytes >> 4), a.scale_log2, {here, here}, i > 0, last,
+                                   [&] {
+                                     if (!last) return;
+                                     __syncwarp();  // the tile's rows are taken
+                                     loads.load(tile + kStages, tile % kStages, tile + kStages < tiles);
+                                   });
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int to = rows[tile * kTileRows + loads.warp_row + fragment_row() + 8 * i].to;
-      const float total = sums.total(i);
-      if (to < 0) continue;
-      if (threadIdx.x % 4 == 0) partial_sums[to] = make_float2(sums.top[i], total);
-      sums.store(partial + static_cast<int64_t>(to) * kDv, i, 1.0f);
+      const int row = tile * kTileRows + loads.warp_row + fragment_row() + 8 * i;
+      if (row >= n_rows) continue;
+      if (threadIdx.x % 4 == 0) partial_sums[row] = make_float2(sums.top[i], sums.sums[i]);
+      sums.store(partial + static_cast<int64_t>(row) * kDv, i, 1.0f);
     }
   }
 #endif
@@ -260,27 +265,40 @@ __global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::kCtas - (kWhol
 
 // ---- near blocks ----
 
-// A CTA has the tokens of one block, or some of them where G is large. They list the same near blocks, at most three,
-// whose keys and values lie in shared memory.
+// A CTA has near_tokens tokens next to each other, of one block or of two. Their near blocks, four at most, lie in
+// shared memory: `count` that end with the last token's own, and the first one behind them if it is not among them.
+struct NearBlocks {
+  int first, count;
+  __device__ __forceinline__ NearBlocks(const FarArgs& a, int first_token, int last_token)
+      : first(max(a.block_keys.quotient(first_token) - 1, 0)), count(a.block_keys.quotient(last_token) - first + 1) {}
+  __device__ __forceinline__ int all() const { return count + (first > 0); }
+  __device__ __forceinline__ int at(int place) const { return place < count ? first + place : 0; }
+  // Which of them a token of block `own` lists, of what it lists near it (FarArgs::near).
+  __device__ __forceinline__ int listed(int near, int own) const {
+    const int place = own - first,
+              own_and_before = place > 0 ? (near & 1) << place | (near >> 1 & 1) << (place - 1) : near;
+    return own_and_before | (near >> 2) << (first > 0 ? count : 0);
+  }
+};
+
 template <int kDk, int kDv>
 __global__ void __launch_bounds__(FarShape<kDk, kDv>::kNearThreads, FarShape<kDk, kDv>::kNearCtas)
     near_kernel(const __grid_constant__ FarArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Shape = FarShape<kDk, kDv>;
+  constexpr int kGroups = Shape::kNearGroups, kListedBits = 4;
   if (*a.differ == 0) return;
   const int G = a.heads.value(), block_keys = a.block_keys.value(), group = threadIdx.x / kWarpgroup;
-  const int pieces = (block_keys + a.near_tokens - 1) / a.near_tokens;
-  const int block = blockIdx.x / pieces, begin = block * block_keys, t0 = begin + blockIdx.x % pieces * a.near_tokens;
+  const int t0 = blockIdx.x * a.near_tokens, count = min(a.near_tokens, a.lists.tokens - t0);
   const int b = blockIdx.y / a.lists.groups, g = blockIdx.y % a.lists.groups;
-  const int count = min(min(a.near_tokens, begin + block_keys - t0), a.lists.tokens - t0);
-  if (count <= 0) return;
-  const int key_tiles = (block_keys + kTileRows - 1) / kTileRows, blocks = min(block + 1, kNear);
+  const int key_tiles = (block_keys + kTileRows - 1) / kTileRows;
+  const NearBlocks blocks(a, t0, t0 + count - 1);
   unsigned char* const keys = aligned_shared();
-  unsigned char* const stages = keys + kNear * key_tiles * Shape::kKeyBytes;
-  ItemRow* const rows = reinterpret_cast<ItemRow*>(stages + Shape::kNearGroups * kStages * Shape::kStageBytes);
-  // The token's own block, the one before it, the first one: bit i of a token's word says whether it lists them.
-  for (int i = 0; i < blocks; ++i)
-    load_block<kDk, kDv, Shape::kNearThreads>(a, b, g, i == 2 ? 0 : block - i, key_tiles,
+  unsigned char* const stages = keys + blocks.all() * key_tiles * Shape::kKeyBytes;
+  int* const rows = reinterpret_cast<int*>(stages + kGroups * kStages * Shape::kStageBytes);
+  int* const outs = rows + kItemTiles * kTileRows;  // (t - t0, h) and which near blocks t lists; -1: no such row
+  for (int i = 0; i < blocks.all(); ++i)
+    load_block<kDk, kDv, Shape::kNearThreads>(a, b, g, blocks.at(i), key_tiles,
                                               keys + i * key_tiles * Shape::kKeyBytes);
   copy_async_commit();
   const int n_rows = count * G, tiles = (n_rows + kTileRows - 1) / kTileRows;
@@ -288,11 +306,12 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kNearThreads, FarShape<kDk
   const int* const near = a.near + static_cast<int64_t>(blockIdx.y) * a.lists.tokens + t0;
   for (int r = threadIdx.x; r < tiles * kTileRows; r += Shape::kNearThreads) {
     const int row = min(r, n_rows - 1), t = a.heads.quotient(row), h = row - t * G;
-    rows[r] = {t * q_row + h * q_head, r < n_rows ? (t * G + h) << kNear | __ldg(near + t) : -1};
+    rows[r] = t * q_row + h * q_head;
+    outs[r] = r < n_rows ? row << kListedBits | blocks.listed(__ldg(near + t), a.block_keys.quotient(t0 + t)) : -1;
   }
   __syncthreads();
-  const RowLoads<kDk> loads(stages + group * kStages * Shape::kStageBytes, rows, a.q.at(b, t0, g * G));
-  constexpr int kGroups = Shape::kNearGroups;
+  const RowLoads<kDk> loads(stages + group * kStages * Shape::kStageBytes, rows + threadIdx.x % kWarpgroup / 32 * 16,
+                            kTileRows, a.q.at(b, t0, g * G));
 #pragma unroll
   for (int i = 0; i < kStages; ++i) loads.load(group + i * kGroups, i, group + i * kGroups < tiles);
   copy_async_wait_group<kStages>();
@@ -302,33 +321,41 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kNearThreads, FarShape<kDk
   const uint32_t k_tile = tile_descriptor(shared_address(keys));
   for (int tile = group, turn = 0; tile < tiles; tile += kGroups, ++turn) {
     loads.await();
-    int to[2], own[2];  // own: the keys that a row sees of its own block
+    int to[2], own[2];  // own: tokens from the beginning of blocks.first to the row's
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      to[i] = rows[tile * kTileRows + loads.warp_row + fragment_row() + 8 * i].to;
-      own[i] = t0 - begin + a.heads.quotient(max(to[i], 0) >> kNear) + 1;
+      to[i] = outs[tile * kTileRows + loads.warp_row + fragment_row() + 8 * i];
+      own[i] = t0 + a.heads.quotient(max(to[i], 0) >> kListedBits) - blocks.first * block_keys;
     }
+    // No token of the tile sees other blocks than these, and the first.
+    const int last_row = min(tile * kTileRows + kTileRows, n_rows) - 1;
+    const int from = max(a.block_keys.quotient(t0 + a.heads.quotient(tile * kTileRows)) - 1 - blocks.first, 0);
+    const int end = a.block_keys.quotient(t0 + a.heads.quotient(last_row)) - blocks.first + 1;
     RowSums<kDk, kDv> sums;
+    bool add = false;
 #pragma unroll 1
-    for (int i = 0; i < blocks * key_tiles; ++i) {
+    for (int i = from * key_tiles; i < blocks.all() * key_tiles; ++i) {
+      if (i == end * key_tiles) i = blocks.count * key_tiles;
+      if (i >= blocks.all() * key_tiles) break;
+      const int which = key_tiles == 1 ? i : i / key_tiles, part = i - which * key_tiles;
       uint32_t q[kDk / 16][4];
       loads.take(q, turn % kStages);
-      if (i == blocks * key_tiles - 1) {
-        __syncwarp();
-        loads.load(tile + kStages * kGroups, turn % kStages, tile + kStages * kGroups < tiles);
-      }
-      const int which = key_tiles == 1 ? i : i / key_tiles, part = i - which * key_tiles;
       int seen[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j)
-        seen[j] = (to[j] >> which & 1) != 0 ? (which == 0 ? own[j] : block_keys) - part * kTileRows : 0;
-      sums.template attend<false>(q, k_tile + i * (Shape::kKeyBytes >> 4), a.scale_log2, i > 0, seen);
+        seen[j] = (to[j] >> which & 1) == 0 ? 0
+                  : which < blocks.count    ? min(block_keys, own[j] + 1 - which * block_keys) - part * kTileRows
+                                            : block_keys - part * kTileRows;
+      sums.template attend<false>(q, k_tile + i * (Shape::kKeyBytes >> 4), a.scale_log2, seen, add, false, [] {});
+      add = true;
     }
+    __syncwarp();  // the tile's rows are taken
+    loads.load(tile + kStages * kGroups, turn % kStages, tile + kStages * kGroups < tiles);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float total = sums.total(i);
+      const float total = quad_sum(sums.sums[i]);
       if (to[i] < 0) continue;
-      const int row = to[i] >> kNear, t = a.heads.quotient(row), h = g * G + row - t * G;
+      const int row = to[i] >> kListedBits, t = a.heads.quotient(row), h = g * G + row - t * G;
       sums.store(a.o.at(b, t0 + t, h), i, total == 0.0f ? 0.0f : __fdividef(1.0f, total));
       if (threadIdx.x % 4 == 0)
         *a.lse.at(b, t0 + t, h) = total == 0.0f ? -INFINITY : (sums.top[i] + __log2f(total)) * kLn2;

@@ -1,6 +1,8 @@
 // What the kernels of nsa_attend_selected_sm90.cu are given, and the first of them: whether the route pays, and which
 // entries of which block lie in which range of tokens.
 #pragma once
+#include <algorithm>
+
 #include "kernels/nsa_attend.cuh"
 #include "kernels/wgmma_sm90.cuh"
 
@@ -43,23 +45,24 @@ struct FarArgs {
   int parts;                                      // of a range, of kPartTokens each
   int piece_tokens;                               // of an item, at most
   int tile_tokens;                                // that share a union tile
-  float union_limit;                              // see compare_lists_kernel
+  float union_limit;                              // see compare_lists
   int* differ;                                    // 1: far blocks are done here; 0: another route does all
-  int near_tokens;                                // of one block that a CTA does, at most
-  int* near;         // [B*Hkv,T] bit 0: the token's own block, 1: the one before, 2: block 0
+  int near_tokens;                                // that a CTA does
+  int* near;         // [B*Hkv,T] bit 0: the token lists its own block, 1: the one before, 2: block 0
   int* counts;       // [steps, parts, blocks] a part's entries of a block; from plan_items on where they begin
   int* entries;      // [steps, entries_stride] by block: t - (range's first token) << 6 | place in the list
+  int* entry_of;     // [steps, range_tokens, n] of a token's place: its entry; -1: none, the block is near
   int* item_counts;  // by launch
   int4* items;       // [launches, items_stride] (block, first entry, entries, step)
   int items_stride, entries_stride;
-  bf16* partial;         // [launch_steps, range_tokens, n, G, dv]
+  bf16* partial;         // [launch_steps, entries_stride, G, dv]
   float2* partial_sums;  // of the same rows: the power of 2 that they are relative to, the probabilities' sum
   __device__ __forceinline__ int first_token(int step) const { return step % ranges * range_tokens; }
   __device__ __forceinline__ int tokens_of(int step) const {
     return min(range_tokens, lists.tokens - first_token(step));
   }
   __device__ __forceinline__ int64_t first_row(int step) const {
-    return static_cast<int64_t>(step % launch_steps) * range_tokens * n.value() * heads.value();
+    return static_cast<int64_t>(step % launch_steps) * entries_stride * heads.value();
   }
 };
 
@@ -87,11 +90,39 @@ __device__ __forceinline__ int2 sum_before(int2 mine, int2& total) {
   return {before.x + in_warp.x - mine.x, before.y + in_warp.y - mine.y};
 }
 
+// The tokens of one part: f(token of the part, place, block, the token's own block) for all their entries.
+template <class F>
+__device__ __forceinline__ void for_entries(const FarArgs& a, int step, int first, int tokens, F&& f) {
+  constexpr int kAtOnce = 8;
+  const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups, n = a.n.value();
+  for (int e0 = threadIdx.x; e0 < tokens * n; e0 += kAtOnce * kIndexThreads) {
+    int token[kAtOnce], place[kAtOnce], block[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int e = e0 + u * kIndexThreads;
+      token[u] = a.n.quotient(e), place[u] = e - token[u] * n;
+      block[u] = e < tokens * n ? __ldg(a.lists.at(b, first + token[u], g) + place[u]) : -1;
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u)
+      if (e0 + u * kIndexThreads < tokens * n) f(token[u], place[u], block[u], a.block_keys.quotient(first + token[u]));
+  }
+}
+// Part `place` of all: its step, first token in the range, first token, tokens.
+struct Part {
+  int step, in_range, first, tokens;
+  __device__ __forceinline__ Part(const FarArgs& a, int place)
+      : step(place / a.parts),
+        in_range(place % a.parts * kPartTokens),
+        first(a.first_token(step) + in_range),
+        tokens(min(kPartTokens, a.tokens_of(step) - in_range)) {}
+};
+
 // Whether neighbours' lists differ so much that this route pays: in tiles spread over all sequences, the union of a
 // tile's lists has more than union_limit times the blocks of one list. Counts are exact: the same lists, the same
 // route.
 constexpr int kComparedTiles = 64;
-__global__ void __launch_bounds__(kIndexThreads) compare_lists_kernel(const __grid_constant__ FarArgs a) {
+__device__ __forceinline__ void compare_lists(const FarArgs& a) {
   __shared__ int in_unions, in_lists;
   for (int i = threadIdx.x; i * a.launch_steps < a.steps; i += kIndexThreads) a.item_counts[i] = 0;
   if (threadIdx.x == 0) in_unions = in_lists = 0;
@@ -134,39 +165,16 @@ __global__ void __launch_bounds__(kIndexThreads) compare_lists_kernel(const __gr
                 a.union_limit * static_cast<float>(in_lists);
 }
 
-// The tokens of one part: f(token of the part, place, block, the token's own block) for all their entries.
-template <class F>
-__device__ __forceinline__ void for_entries(const FarArgs& a, int step, int first, int tokens, F&& f) {
-  constexpr int kAtOnce = 8;
-  const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups, n = a.n.value();
-  for (int e0 = threadIdx.x; e0 < tokens * n; e0 += kAtOnce * kIndexThreads) {
-    int token[kAtOnce], place[kAtOnce], block[kAtOnce];
-#pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) {
-      const int e = e0 + u * kIndexThreads;
-      token[u] = a.n.quotient(e), place[u] = e - token[u] * n;
-      block[u] = e < tokens * n ? __ldg(a.lists.at(b, first + token[u], g) + place[u]) : -1;
-    }
-#pragma unroll
-    for (int u = 0; u < kAtOnce; ++u)
-      if (e0 + u * kIndexThreads < tokens * n) f(token[u], place[u], block[u], a.block_keys.quotient(first + token[u]));
-  }
+// CTA 0 compares lists, each other one counts the entries of a part. Shared memory: read_lists_bytes.
+inline int64_t read_lists_bytes(int64_t blocks) {
+  return std::max<int64_t>(kIndexThreads / 32 * ceil_div(blocks, 32), blocks) * static_cast<int64_t>(sizeof(int));
 }
-// Part blockIdx.x of all: its step, first token in the range, first token, tokens.
-struct Part {
-  int step, in_range, first, tokens;
-  __device__ __forceinline__ explicit Part(const FarArgs& a)
-      : step(blockIdx.x / a.parts),
-        in_range(blockIdx.x % a.parts * kPartTokens),
-        first(a.first_token(step) + in_range),
-        tokens(min(kPartTokens, a.tokens_of(step) - in_range)) {}
-};
-
-__global__ void __launch_bounds__(kIndexThreads) count_entries_kernel(const __grid_constant__ FarArgs a) {
+__global__ void __launch_bounds__(kIndexThreads) read_lists_kernel(const __grid_constant__ FarArgs a) {
+  if (blockIdx.x == 0) return compare_lists(a);
   __shared__ unsigned listed_near[kPartTokens];
   int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // counts
-  if (*a.differ == 0) return;
-  const Part part(a);
+  const int place = blockIdx.x - 1;
+  const Part part(a, place);
   for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads) by_block[i] = 0;
   for (int i = threadIdx.x; i < kPartTokens; i += kIndexThreads) listed_near[i] = 0;
   __syncthreads();
@@ -178,7 +186,7 @@ __global__ void __launch_bounds__(kIndexThreads) count_entries_kernel(const __gr
   });
   __syncthreads();
   for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads)
-    a.counts[static_cast<int64_t>(blockIdx.x) * a.lists.blocks + i] = by_block[i];
+    a.counts[static_cast<int64_t>(place) * a.lists.blocks + i] = by_block[i];
   int* const near = a.near + static_cast<int64_t>(part.step / a.ranges) * a.lists.tokens + part.first;
   for (int i = threadIdx.x; i < part.tokens; i += kIndexThreads) near[i] = static_cast<int>(listed_near[i]);
 }
@@ -215,17 +223,21 @@ __global__ void __launch_bounds__(kIndexThreads) plan_items_kernel(const __grid_
   }
 }
 
-// In a block's run of a part in any order: each entry has its own slot, so no result depends on it.
+// In a block's run of a part in any order: merging finds each entry's partial sums, and takes them in the list's order.
 __global__ void __launch_bounds__(kIndexThreads) fill_entries_kernel(const __grid_constant__ FarArgs a) {
   int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // where the next entry goes
   if (*a.differ == 0) return;
-  const Part part(a);
+  const Part part(a, blockIdx.x);
   for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads)
     by_block[i] = a.counts[static_cast<int64_t>(blockIdx.x) * a.lists.blocks + i];
   __syncthreads();
   int* const out = a.entries + static_cast<int64_t>(part.step) * a.entries_stride;
+  int* const entry_of = a.entry_of + static_cast<int64_t>(part.step) * a.entries_stride;
   for_entries(a, part.step, part.first, part.tokens, [&](int token, int place, int block, int current) {
-    if (is_far(block, current)) out[atomicAdd(&by_block[block], 1)] = part.in_range + token << 6 | place;
+    const bool far = is_far(block, current);
+    const int entry = far ? atomicAdd(&by_block[block], 1) : -1;
+    if (far) out[entry] = part.in_range + token << 6 | place;
+    entry_of[(part.in_range + token) * a.n.value() + place] = entry;
   });
 }
 

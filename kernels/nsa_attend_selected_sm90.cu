@@ -3,29 +3,37 @@
 // A tile of rows that shares the union of its tokens' lists then multiplies mostly masked scores (KERNELS.md 4.2: 7
 // times too many for ten tokens with random lists at T = 65536). Here a far block's keys and values lie in shared
 // memory and the rows (t, h) of the tokens that list it are gathered, 64 a tile, for any G without waste: s = q k^T,
-// softmax over this one block, o = p v. What a row gets from a block is a partial sum in slot (t, place in the list).
-// Near blocks, which all neighbours list, are done for whole blocks of tokens; a row's o and lse hold their sums until
-// its partial sums are merged with them, in the list's order.
+// softmax over this one block, o = p v. What a row gets from a block is a partial sum. They lie block by block, so that
+// gathering writes one tile behind the other, and merging looks up where a token's are. Near blocks, which all
+// neighbours list, are done for neighbouring tokens at once; a row's o and lse hold their sums until its partial sums
+// are merged with them, in the list's order.
 //
 // Partial sums of all tokens would be n * dv * 2 bytes a row: 1.6 GB at 65536 x 12 x 64. So the sequence goes in ranges
 // of tokens, as many at once as kPartialBytes hold:
-//   compare_lists        whether neighbours' lists differ enough for all this; if not, union tiles (or, where there
+//   read_lists           whether neighbours' lists differ enough for all this; if not, union tiles (or, where there
 //                        are too many blocks for them, the tokens' side) do every block and the other kernels return
-//                        at once
-//   count_entries, plan_items, fill_entries   the entries (t, place) of each range by block, cut into items
-//   near_kernel          a CTA has the tokens of a block and all their near blocks
+//                        at once. And how many entries (t, place) each block has
+//   plan_items, fill_entries   the entries of each range by block, cut into items
+//   near_kernel          a CTA has the tokens of one or two blocks and all their near blocks
 //   gather_kernel        a CTA takes an item, a far block and up to 16 tiles of its entries
 //   merge_kernel         dv / 8 lanes a row, its partial sums all on their way at once; combines, if asked for
 //
 // Random lists, n 16, l' 64, one H200, us:                  index   near   gather      merge
-//   1 x 65536 x 12 x 2 x 64   1.27 ms (floor 0.25)         80+30   143    4 x 158     4 x 107
-//   1 x 65536 x 64 x 4 x 128  12.2 ms (floor 2.7)         110+294  1017   44 x 152    44 x 107
-// (+: union tiles that find nothing to do. They and the near blocks beside the index and the first gathering: 20 us
-// less of all NSA's 3.18 ms.) Merging reads at 3.6 TB/s. Gathering did not change with the number of
-// instructions (-40%), of CTAs an SM (4 or 5), nor with the ranges' size (2048 to 16384 tokens): what bounds it is
-// memory, 128 bytes of q read and as many of o written a row, 4.1 TB/s, the writes going on to device memory. Ranges
-// whose partial sums stay in L2 are too short for launches: 2.0 ms with 72 MB, when the whole took 1.6. Half as much a
-// launch, merged beside the next one's gathering, was 1% slower.
+//   1 x 65536 x 12 x 2 x 64   1.18 ms (floor 0.25)         10+8+32  149    4 x 143     4 x 99
+//   1 x 65536 x 64 x 4 x 128  12.2 ms (floor 2.7)         110+294  1017   44 x 152    44 x 107   (before what follows)
+// The first took 1.27 ms (gather 158, merge 94). In turns in one call, single kernels by ncu: partial sums in the order
+// of entries, not of lists: gather -9%, merge +5% (it reads 768 bytes in a place, not a token's 12 KB); rows of q asked
+// for behind the scores' product, not before it, and looked up four at a time, six CTAs on an SM, not five: -5%; a warp
+// looks up its own rows, and the first of them before keys and values come: -2%; counting and comparing in one kernel,
+// union tiles that look at `differ` first of all (30 us -> 9), two blocks' tokens in a CTA of near_kernel: -25 us in
+// all; stores that leave L2 first: -6 us. Merging reads at 3.6 TB/s. Gathering keeps device memory busy for 61% of its
+// time, an SM's shared memory for 58, the issue slots for 48: its six warps a scheduler wait for shared memory,
+// exponentials and fixed latencies in turn; without any stores it is 20 to 25 us shorter. Tried and left: items of 8
+// tiles or of twice as many tokens (1 to 2% of the whole slower), the next tile's scores beside this one's stores, with
+// four CTAs (0), partial sums stored by the copy engine (2% slower), near blocks by nsa_attend_forward_sm90.cuh (three
+// steps a tile are too few for it: 186 us), near blocks behind the index (1%). Ranges whose partial sums stay in L2 are
+// too short for launches: 2.0 ms with 72 MB, when the whole took 1.6. Half as much a launch, merged beside the next
+// one's gathering, was 1% slower.
 #include "kernels/nsa_attend_selected_sm90.cuh"
 
 #include <algorithm>
@@ -68,16 +76,16 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
   static_assert(kPlaces <= kLanes);
   const bool merges = *a.differ != 0;  // else union tiles have stored o
   if (!merges && !combine.wanted()) return;
-  const int lane = threadIdx.x % kLanes, group = threadIdx.x % 32 / kLanes * kLanes, G = a.heads.value();
+  const int lane = threadIdx.x % kLanes, G = a.heads.value();
   const int n = a.n.value(), step_rows = a.range_tokens * G;
   const int at = blockIdx.x * (kMergeThreads / kLanes) + static_cast<int>(threadIdx.x) / kLanes;
   const int step = min(first_step + at / step_rows, a.steps - 1), row = at % step_rows;
   const int t_in_range = min(a.heads.quotient(row), a.tokens_of(step) - 1), t = a.first_token(step) + t_in_range;
   const bool exists = first_step + at / step_rows == step && a.heads.quotient(row) == t_in_range;
   const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups;
-  const int in_group = row - a.heads.quotient(row) * G, h = g * G + in_group, current = a.block_keys.quotient(t);
-  const int* const list = a.lists.at(b, t, g);
-  const int64_t first = a.first_row(step) + static_cast<int64_t>(t_in_range) * n * G + in_group;
+  const int in_group = row - a.heads.quotient(row) * G, h = g * G + in_group;
+  const int64_t first = a.first_row(step) + in_group;
+  const int* const entry_of = a.entry_of + static_cast<int64_t>(step) * a.entries_stride + t_in_range * n;
 
   float* const lse = a.lse.at(b, t, h);
   bf16* const o = a.o.at(b, t, h) + 8 * lane;
@@ -85,17 +93,17 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
   float top = *lse * kLog2e, sum = top == -INFINITY ? 0.0f : 1.0f, out[8];
   for (int place0 = 0; merges && place0 < n; place0 += kPlaces) {
     const int place = place0 + lane;
-    const bool is = lane < kPlaces && place < n && is_far(__ldg(list + place), current);
+    const int entry = lane < kPlaces && place < n ? __ldg(entry_of + place) : -1;
     // The power of 2 that a partial sum is relative to, and its probabilities' sum.
     const float2 sums =
-        is ? __ldcs(a.partial_sums + first + static_cast<int64_t>(place) * G) : make_float2(-INFINITY, 0.0f);
-    const unsigned far = __ballot_sync(kFullWarp, is) >> group;
+        entry >= 0 ? __ldcs(a.partial_sums + first + static_cast<int64_t>(entry) * G) : make_float2(-INFINITY, 0.0f);
     uint4 partial[kPlaces];
 #pragma unroll
-    for (int j = 0; j < kPlaces; ++j)
-      partial[j] = (far >> j & 1) != 0
-                       ? __ldcs(reinterpret_cast<const uint4*>(a.partial + (first + (place0 + j) * G) * kDv + 8 * lane))
-                       : make_uint4(0, 0, 0, 0);
+    for (int j = 0; j < kPlaces; ++j) {
+      const int64_t at = __shfl_sync(kFullWarp, entry, j, kLanes);
+      partial[j] = at >= 0 ? __ldcs(reinterpret_cast<const uint4*>(a.partial + (first + at * G) * kDv + 8 * lane))
+                           : make_uint4(0, 0, 0, 0);
+    }
     float best = fmaxf(top, sums.x);
 #pragma unroll
     for (int by = 1; by < kLanes; by *= 2) best = fmaxf(best, __shfl_xor_sync(kFullWarp, best, by));
@@ -169,28 +177,47 @@ int range_tokens_of(int64_t tokens, int64_t token_bytes, int64_t groups) {
   return static_cast<int>(std::min({whole, tokens, int64_t{16} * kPartTokens}));
 }
 
-// The near blocks need neither the rest of the index nor partial sums, and the union tiles that find nothing to do take
-// their time to find it: both beside the index and the first range's gathering, which waits for memory.
+// Tokens whose near blocks a CTA does: of two blocks where two CTAs of such keys fit on an SM, else of one or less.
+int near_tokens_of(int64_t dk, int64_t block_keys, int64_t heads) {
+  const int64_t most = kItemTiles * kTileRows / heads;
+  int64_t tokens = dk == 64 && block_keys <= kTileRows ? 2 * block_keys : block_keys;
+  while (tokens > most) tokens /= 2;
+  return static_cast<int>(tokens);
+}
+// Shared memory for those: of their own blocks, the one before and the first one.
+template <int kDk, int kDv>
+int near_bytes_of(int near_tokens, int64_t block_keys) {
+  const int own = near_tokens > block_keys ? 2 : 1;
+  return FarShape<kDk, kDv>::near_bytes(own + 2, static_cast<int>(ceil_div(block_keys, kTileRows)));
+}
+bool near_blocks_fit(int64_t dk, int64_t block_keys, int64_t heads) {
+  const int tokens = near_tokens_of(dk, block_keys, heads), most = 226 * 1024;
+  return (dk == 64    ? near_bytes_of<64, 64>(tokens, block_keys)
+          : dk == 128 ? near_bytes_of<128, 128>(tokens, block_keys)
+                      : near_bytes_of<192, 128>(tokens, block_keys)) <= most - 1024;
+}
+
+// The near blocks need neither the rest of the index nor partial sums, and the other route's kernels, which find
+// nothing to do, take their time to find it: both beside the index and the first range's gathering.
 template <int kDk, int kDv>
 void launch_far(Context& ctx, const char* op, const FarArgs& a, const CombineRows& combine, int64_t block_keys,
-                int64_t G, int64_t blocks, const std::function<void(Context& on, const int* unless)>& attend_all) {
+                int64_t G, const std::function<void(Context& on, const int* unless)>& attend_all) {
   using Shape = FarShape<kDk, kDv>;
-  const int key_tiles = static_cast<int>(ceil_div(block_keys, kTileRows));
+  const int key_tiles = static_cast<int>(ceil_div(block_keys, kTileRows)), parts = a.steps * a.parts;
   const int64_t merged = ceil_div(int64_t{a.launch_steps} * a.range_tokens * G, kMergeThreads / (kDv / 8));
-  const dim3 all_parts(static_cast<unsigned>(a.steps * a.parts)), threads(kIndexThreads);
-  const int64_t by_block = blocks * static_cast<int64_t>(sizeof(int));
-  launch(ctx, "compare_lists", compare_lists_kernel, dim3(1), threads,
-         kIndexThreads / 32 * ceil_div(blocks, 32) * sizeof(int), a);
-  launch(ctx, "count_entries", count_entries_kernel, all_parts, threads, by_block, a);
+  const dim3 threads(kIndexThreads);
+  launch(ctx, "read_lists", read_lists_kernel, dim3(static_cast<unsigned>(1 + parts)), threads,
+         read_lists_bytes(a.lists.blocks), a);
   Beside near(ctx, 1, [&](Context& side) {
-    launch(side, op, near_kernel<kDk, kDv>,
-           dim3(static_cast<unsigned>(blocks * ceil_div(block_keys, a.near_tokens)),
-                static_cast<unsigned>(a.steps / a.ranges)),
-           dim3(Shape::kNearThreads), Shape::near_bytes(key_tiles), a);
     attend_all(side, a.differ);
+    launch(
+        side, op, near_kernel<kDk, kDv>,
+        dim3(static_cast<unsigned>(ceil_div(a.lists.tokens, a.near_tokens)), static_cast<unsigned>(a.steps / a.ranges)),
+        dim3(Shape::kNearThreads), near_bytes_of<kDk, kDv>(a.near_tokens, block_keys), a);
   });
   launch(ctx, "plan_items", plan_items_kernel, dim3(static_cast<unsigned>(a.steps)), threads, 0, a);
-  launch(ctx, "fill_entries", fill_entries_kernel, all_parts, threads, by_block, a);
+  launch(ctx, "fill_entries", fill_entries_kernel, dim3(static_cast<unsigned>(parts)), threads,
+         a.lists.blocks * sizeof(int), a);
   for (int i = 0; i * a.launch_steps < a.steps; ++i) {
     launch(ctx, op, block_keys == kTileRows ? gather_kernel<kDk, kDv, true> : gather_kernel<kDk, kDv, false>,
            dim3(static_cast<unsigned>(a.items_stride)), dim3(kWarpgroup), Shape::shared_bytes(key_tiles), a, i);
@@ -198,12 +225,6 @@ void launch_far(Context& ctx, const char* op, const FarArgs& a, const CombineRow
     launch(ctx, op, merge_kernel<kDv>, dim3(static_cast<unsigned>(merged)), dim3(kMergeThreads), 0, a, combine,
            i * a.launch_steps);
   }
-}
-bool near_blocks_fit(int64_t dk, int64_t block_keys) {
-  const int key_tiles = static_cast<int>(ceil_div(block_keys, kTileRows)), most = 226 * 1024;
-  return (dk == 64    ? FarShape<64, 64>::near_bytes(key_tiles)
-          : dk == 128 ? FarShape<128, 128>::near_bytes(key_tiles)
-                      : FarShape<192, 128>::near_bytes(key_tiles)) <= most - 1024;
 }
 
 }  // namespace
@@ -214,7 +235,7 @@ bool attend_blocks_sm90_applies(const Context& ctx, const AttendOut& out, const 
   const int64_t dk = in.q.size(3), dv = in.v.size(3), n = block_index.size(3);
   const bool widths = (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
   return ctx.compute_capability == 90 && in.q.dtype == DType::bf16 && widths && n <= 64 &&
-         (l_sel == 32 || l_sel == 64 || l_sel == 128) && near_blocks_fit(dk, l_sel) &&
+         (l_sel == 32 || l_sel == 64 || l_sel == 128) && near_blocks_fit(dk, l_sel, in.q.size(2) / in.k.size(2)) &&
          in.q.size(2) / in.k.size(2) <= 64 && ceil_div(in.q.size(1), l_sel) <= kMaxBlocks && far_rows(in.q) &&
          far_rows(in.k) && far_rows(in.v) && far_rows(out.o) &&
          in.q.size(1) * in.q.stride[1] / 8 < (int64_t{1} << 31) &&
@@ -259,22 +280,24 @@ void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& o
       .tile_tokens = static_cast<int>(std::max<int64_t>(64 / G, 1)),
       .union_limit = static_cast<float>(union_limit(in.q.size(3))),
       .differ = ints(1),
-      .near_tokens = static_cast<int>(std::min(l_sel, most)),
+      .near_tokens = near_tokens_of(in.q.size(3), l_sel, G),
       .near = ints(bgs * T),
       .counts = ints(steps * parts * blocks),
       .entries = ints(steps * entries),
+      .entry_of = ints(steps * entries),
       .item_counts = ints(launches),
       .items = reinterpret_cast<int4*>(ints(4 * launches * items)),
       .items_stride = static_cast<int>(items),
       .entries_stride = static_cast<int>(entries),
       .partial = scope.alloc(DType::bf16, {launch_steps * entries * G, dv}).ptr<bf16>(),
       .partial_sums = reinterpret_cast<float2*>(scope.alloc(DType::f32, {launch_steps * entries * G, 2}).ptr<float>())};
+  const CombineRows rows = combine_rows(combine);
   if (in.q.size(3) == 64)
-    launch_far<64, 64>(ctx, op, a, combine_rows(combine), l_sel, G, blocks, attend_all);
+    launch_far<64, 64>(ctx, op, a, rows, l_sel, G, attend_all);
   else if (in.q.size(3) == 128)
-    launch_far<128, 128>(ctx, op, a, combine_rows(combine), l_sel, G, blocks, attend_all);
+    launch_far<128, 128>(ctx, op, a, rows, l_sel, G, attend_all);
   else
-    launch_far<192, 128>(ctx, op, a, combine_rows(combine), l_sel, G, blocks, attend_all);
+    launch_far<192, 128>(ctx, op, a, rows, l_sel, G, attend_all);
 }
 
 }  // namespace triad::cuda

@@ -43,10 +43,12 @@ class Plan<UnionKeys, Shape> {
     const int64_t parts = ceil_div(keys.block_size, Shape::kKeys);
     return sizeof(Head) + sizeof(int) * keys.blocks * (kWords + parts);
   }
+  static __device__ __forceinline__ bool nothing_to_do(const UnionKeys& keys) {
+    return keys.unless != nullptr && *keys.unless != 0;
+  }
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const UnionKeys& keys, const CtaRows& tile, int w,
                                   unsigned char* memory)
       : keys_(keys), w_(w) {
-    if (keys.unless != nullptr && *keys.unless != 0) asm volatile("exit;");  // all threads, before any copy
     Head& head = *reinterpret_cast<Head*>(memory);
     unsigned* const members = reinterpret_cast<unsigned*>(memory + sizeof(Head));
     unsigned* const entries = members + keys.blocks * kWords;
@@ -164,6 +166,7 @@ class Plan<BitmapKeys, Shape> {
   static constexpr bool kListed = true, kMadeTogether = false;
   static_assert(Shape::kKeys == 64);
   static int64_t bytes(const BitmapKeys&) { return 0; }
+  static __device__ __forceinline__ bool nothing_to_do(const BitmapKeys&) { return false; }
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const BitmapKeys& keys, const CtaRows& tile, int w,
                                   unsigned char*)
       : steps(tile.last_token / Shape::kKeys + 1), keys_end_(keys.range.keys), part_bits_(keys.part_bits) {

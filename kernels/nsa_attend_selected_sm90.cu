@@ -31,9 +31,10 @@
 // exponentials and fixed latencies in turn; without any stores it is 20 to 25 us shorter. Tried and left: items of 8
 // tiles or of twice as many tokens (1 to 2% of the whole slower), the next tile's scores beside this one's stores, with
 // four CTAs (0), partial sums stored by the copy engine (2% slower), near blocks by nsa_attend_forward_sm90.cuh (three
-// steps a tile are too few for it: 186 us), near blocks behind the index (1%). Ranges whose partial sums stay in L2 are
-// too short for launches: 2.0 ms with 72 MB, when the whole took 1.6. Half as much a launch, merged beside the next
-// one's gathering, was 1% slower.
+// steps a tile are too few for it: 186 us), near blocks behind the index (1%), whole items before the others along with
+// gathering and merging let in early by the one ahead (1.5%). Ranges whose partial sums stay in L2 are too short for
+// launches: 2.0 ms with 72 MB, when the whole took 1.6. Half as much a launch, merged beside the next one's gathering,
+// was 1% slower.
 #include "kernels/nsa_attend_selected_sm90.cuh"
 
 #include <algorithm>

@@ -2,9 +2,9 @@
 // its CTAs are there when the last sums are. For short kernels, which finish what the one ahead of them began or follow
 // one another within microseconds; an ordinary launch begins 1.5 us after the end of the kernel ahead.
 //   ahead:  let_next_come() where little is left to do. Without it the next kernel comes when all CTAs have ended.
-//   behind: wait_for_kernel_ahead(), in every CTA, before anything is written, or read that a kernel queued before
-//           writes (weights may be read); launched by launch_behind(). No const __restrict__ on what is so written: by
-//           it the compiler may take reads past the waiting.
+//   behind: wait_for_kernel_ahead(), in every CTA, before anything is written, or read that a kernel queued since
+//           the last ordinary launch writes (weights may be read); launched by launch_behind(). No const __restrict__
+//           on what is so written: by it the compiler may take reads past the waiting.
 // Elsewhere than on sm_90 both are nothing (other cards run the code for sm_80), and the launch is an ordinary one.
 #pragma once
 #include "kernels/launch.cuh"

@@ -40,11 +40,12 @@ std::vector<double> hot_lists(int64_t rows, int64_t n_sel) {
   return lists;
 }
 
-// As many blocks as there are, or n, one after the other; the next token lists those that follow.
-std::vector<double> differing_lists(int64_t tokens, int64_t n_sel, int64_t l_sel) {
+// As many blocks as there are, or n, one after the other; the next token lists those that follow. ahead: of all blocks,
+// also those that the token has not reached.
+std::vector<double> differing_lists(int64_t tokens, int64_t n_sel, int64_t l_sel, bool ahead = false) {
   std::vector<double> lists(static_cast<size_t>(tokens * n_sel), -1);
   for (int64_t t = 0; t < tokens; ++t) {
-    const int64_t blocks = t / l_sel + 1, count = std::min(blocks, n_sel);
+    const int64_t blocks = (ahead ? tokens - 1 : t) / l_sel + 1, count = std::min(blocks, n_sel);
     double* const list = lists.data() + t * n_sel;
     for (int64_t i = 0; i < count; ++i) list[i] = static_cast<double>((t * n_sel + i) % blocks);
     std::sort(list, list + count);
@@ -72,6 +73,8 @@ std::vector<OpCase> nsa_attend_selected_cases() {
       selected_case("2900_l32_n8_far_G6", {1, 2900, 2900, 6, 1, 64, 64}, 8, 32),
       selected_case("1300_l32_n4_far_tails", {1, 1300, 1300, 3, 1, 64, 64}, 4, 32,
                     [](uint64_t seed) { return random_block_lists(seed, 1, 1300, 1, 4, 32, true); }),
+      selected_case("1300_l32_n4_far_ahead", {1, 1300, 1300, 3, 1, 64, 64}, 4, 32,
+                    [](uint64_t) { return differing_lists(1300, 4, 32, true); }),
       selected_case("1700_l32_n4_far_128x128", {1, 1700, 1700, 4, 2, 128, 128}, 4, 32),
       selected_case("2600_l64_n4_far_192x128", {1, 2600, 2600, 1, 1, 192, 128}, 4, 64, nullptr, 8),
       selected_case("4100_l128_n4_far", {1, 4100, 4100, 1, 1, 64, 64}, 4, 128),

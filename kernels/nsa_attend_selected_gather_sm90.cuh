@@ -7,7 +7,7 @@
 namespace triad::cuda {
 namespace {
 
-// CTAs fill each other's waits: six of them gather on an SM (d = 64). near_...: of the kernel for near blocks.
+// CTAs fill each other's waits: six of them gather on an SM (d = 64). kNear..., near_bytes: of near_kernel.
 constexpr int kStages = 2;  // tiles of rows on their way
 template <int kDk, int kDv>
 struct FarShape {

@@ -51,7 +51,7 @@ struct FarArgs {
   int* near;         // [B*Hkv,T] bit 0: the token lists its own block, 1: the one before, 2: block 0
   int* counts;       // [steps, parts, blocks] a part's entries of a block; from plan_items on where they begin
   int* entries;      // [steps, entries_stride] by block: t - (range's first token) << 6 | place in the list
-  int* entry_of;     // [steps, range_tokens, n] of a token's place: its entry; -1: none, the block is near
+  int* entry_of;     // [steps, range_tokens, n] of a token's place: its entry; -1: none, the block is not far
   int* item_counts;  // by launch
   int4* items;       // [launches, items_stride] (block, first entry, entries, step)
   int items_stride, entries_stride;
@@ -165,7 +165,8 @@ __device__ __forceinline__ void compare_lists(const FarArgs& a) {
                 a.union_limit * static_cast<float>(in_lists);
 }
 
-// CTA 0 compares lists, each other one counts the entries of a part. Shared memory: read_lists_bytes.
+// CTA 0 compares lists, each other one counts the entries of a part and notes which near blocks its tokens list. Shared
+// memory: read_lists_bytes.
 inline int64_t read_lists_bytes(int64_t blocks) {
   return std::max<int64_t>(kIndexThreads / 32 * ceil_div(blocks, 32), blocks) * static_cast<int64_t>(sizeof(int));
 }

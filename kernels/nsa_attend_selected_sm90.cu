@@ -12,7 +12,7 @@
 // of tokens, as many at once as kPartialBytes hold:
 //   read_lists           whether neighbours' lists differ enough for all this; if not, union tiles (or, where there
 //                        are too many blocks for them, the tokens' side) do every block and the other kernels return
-//                        at once. And how many entries (t, place) each block has
+//                        at once. And how many entries (t, place) each block has, which near blocks a token lists
 //   plan_items, fill_entries   the entries of each range by block, cut into items
 //   near_kernel          a CTA has the tokens of one or two blocks and all their near blocks
 //   gather_kernel        a CTA takes an item, a far block and up to 16 tiles of its entries
@@ -67,7 +67,7 @@ __device__ __forceinline__ void transpose(uint32_t (&w)[4]) {
 }
 
 // A lane has 16 bytes of a row, in the order of columns of gather_kernel, kPlaces of its partial sums at once. Its
-// row's lanes share out the looking up of lists and sums. (16 places at once and fewer CTAs were 5% slower, more CTAs
+// row's lanes share out the looking up of entries and sums. (16 places at once and fewer CTAs were 5% slower, more CTAs
 // of 48 registers 20%.)
 constexpr int kMergeThreads = 128, kPlaces = 8;
 template <int kDv>
@@ -163,13 +163,14 @@ double random_union(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads
   const double in_union = blocks * (1 - std::pow(1 - far / blocks, std::max(64.0 / static_cast<double>(heads), 1.0)));
   return (kNear + in_union) / static_cast<double>(n);
 }
-// From which union on this route pays. On an H200, by this route and by union tiles of so many lists, ms:
+// From which union on this route pays. On an H200, by this route (before what is told above) and by union tiles of so
+// many lists, ms:
 //   1 x 65536 x 12 x 2 x 64: 1.28, 0.99 of 1.5, 4.7 of 6.9      1 x 65536 x 64 x 4 x 128: 12.2, 6.9 of 1.0, 25 of 3.2
 //   4 x 8192 x 12 x 2 x 64:  0.62, 0.37 of 1.5, 0.92 of 3.8
 double union_limit(int64_t dk) { return dk == 64 ? 2.2 : 1.7; }
 // The lists are compared at all only where random ones would pass the limit clearly. At T = 8192 and 12 heads of 64
-// they would by 1.7; but there a training step's lists make unions of about 2, and comparing them, after which eight
-// kernels find nothing to do, costs 7% of the branch's forward.
+// they would by 1.7; but there a training step's lists make unions of about 2, and to compare them, after which seven
+// kernels find nothing to do, cost 7% of the branch's forward (before comparing and counting were one kernel).
 constexpr double kWorthComparing = 1.8;
 
 int range_tokens_of(int64_t tokens, int64_t token_bytes, int64_t groups) {

@@ -22,19 +22,19 @@
 //   1 x 65536 x 12 x 2 x 64   1.18 ms (floor 0.25)         10+8+32  149    4 x 143     4 x 99
 //   1 x 65536 x 64 x 4 x 128  12.2 ms (floor 2.7)         110+294  1017   44 x 152    44 x 107   (before what follows)
 // The first took 1.27 ms (gather 158, merge 94). In turns in one call, single kernels by ncu: partial sums in the order
-// of entries, not of lists: gather -9%, merge +5% (it reads 768 bytes in a place, not a token's 12 KB); rows of q asked
-// for behind the scores' product, not before it, and looked up four at a time, six CTAs on an SM, not five: -5%; a warp
-// looks up its own rows, and the first of them before keys and values come: -2%; counting and comparing in one kernel,
-// union tiles that look at `differ` first of all (30 us -> 9), two blocks' tokens in a CTA of near_kernel: -25 us in
-// all; stores that leave L2 first: -6 us. Merging reads at 3.6 TB/s. Gathering keeps device memory busy for 61% of its
-// time, an SM's shared memory for 58, the issue slots for 48: its six warps a scheduler wait for shared memory,
-// exponentials and fixed latencies in turn; without any stores it is 20 to 25 us shorter. Tried and left: items of 8
-// tiles or of twice as many tokens (1 to 2% of the whole slower), the next tile's scores beside this one's stores, with
-// four CTAs (0), partial sums stored by the copy engine (2% slower), near blocks by nsa_attend_forward_sm90.cuh (three
-// steps a tile are too few for it: 186 us), near blocks behind the index (1%), whole items before the others along with
-// gathering and merging let in early by the one ahead (1.5%). Ranges whose partial sums stay in L2 are too short for
-// launches: 2.0 ms with 72 MB, when the whole took 1.6. Half as much a launch, merged beside the next one's gathering,
-// was 1% slower.
+// of entries, not of lists: gather -8 to -10%, merge +5 to +8% (it reads 768 bytes in a place, not a token's 12 KB);
+// rows of q asked for behind the scores' product, not before it, and looked up four at a time: -18 us of the whole; six
+// CTAs on an SM, not five: -17; a warp looks up its own rows, and the first of them before keys and values come: 0;
+// counting and comparing in one kernel, union tiles that look at `differ` first (30 us -> 9), two blocks' tokens in a
+// CTA of near_kernel: -18 in all; stores that leave L2 first: -6. Merging reads at 3.6 TB/s. Gathering keeps device
+// memory busy for 61% of its time, an SM's shared memory for 58, the issue slots for 48: its six warps a scheduler wait
+// for shared memory, exponentials and fixed latencies in turn; without any stores it is 25 us shorter or more. Tried
+// and left: items of 8 tiles or of twice as many tokens (1% of the whole slower), the next tile's scores beside this
+// one's stores, with four CTAs (1%), partial sums stored by the copy engine (2%), near blocks by
+// nsa_attend_forward_sm90.cuh (three steps a tile are too few for it: 223 us on 110 SMs), near blocks behind the index
+// (1%), whole items before the others along with gathering and merging let in early by the one ahead (2%). Ranges whose
+// partial sums stay in L2 are too short for launches: 2.0 ms with 72 MB, when the whole took 1.6. Half as much a
+// launch, merged beside the next one's gathering, was 1% slower.
 #include "kernels/nsa_attend_selected_sm90.cuh"
 
 #include <algorithm>

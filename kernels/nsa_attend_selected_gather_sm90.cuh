@@ -199,9 +199,8 @@ __global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::ctas(kWhole))
     gather_kernel(const __grid_constant__ FarArgs a, int launch) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   using Shape = FarShape<kDk, kDv>;
-  const int item_count = a.item_counts[launch];
+  if (static_cast<int>(blockIdx.x) >= a.item_counts[launch]) return;
   const int4 item = a.items[static_cast<int64_t>(launch) * a.items_stride + blockIdx.x];
-  if (static_cast<int>(blockIdx.x) >= item_count) return;
   const int block = item.x, count = item.z, step = item.w, G = a.heads.value();
   const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups;
   const int key_tiles = kWhole ? 1 : (a.block_keys.value() + kTileRows - 1) / kTileRows;
@@ -214,21 +213,21 @@ __global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::ctas(kWhole))
   const int* const entries = a.entries + static_cast<int64_t>(step) * a.entries_stride + item.y;
   const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);  // in 16 bytes
   const auto row_of = [&](int i) { return min(i / 16 * kTileRows + warp * 16 + i % 16, n_rows - 1); };
-  const auto entry_at = [&](int i) { return __ldg(entries + a.heads.quotient(row_of(i))); };
-  const auto place = [&](int i, int entry) {
+  const auto token_at = [&](int i) { return __ldg(entries + a.heads.quotient(row_of(i))); };
+  const auto place = [&](int i, int token) {
     const int row = row_of(i), h = row - a.heads.quotient(row) * G;
-    rows[i] = (entry >> 6) * q_row + h * q_head;
+    rows[i] = token * q_row + h * q_head;
   };
-  const int first_entry = entry_at(lane);
+  const int first_token = token_at(lane);
   load_block<kDk, kDv, kWarpgroup>(a, b, g, block, key_tiles, keys);
   copy_async_commit();
-  place(lane, first_entry);
+  place(lane, first_token);
   __syncwarp();
   const RowLoads<kDk> loads(stages, rows, 16, a.q.at(b, a.first_token(step), g * G));
 #pragma unroll
   for (int i = 0; i < kStages; ++i) loads.load(i, i, i < tiles);
 #pragma unroll 4
-  for (int i = kStages * 16 + lane; i < tiles * 16; i += 32) place(i, entry_at(i));
+  for (int i = kStages * 16 + lane; i < tiles * 16; i += 32) place(i, token_at(i));
   copy_async_wait_group<kStages>();
   fence_async_proxy();
   __syncthreads();  // keys and values are there

@@ -50,7 +50,7 @@ struct FarArgs {
   int near_tokens;                                // that a CTA does
   int* near;         // [B*Hkv,T] bit 0: the token lists its own block, 1: the one before, 2: block 0
   int* counts;       // [steps, parts, blocks] a part's entries of a block; from plan_items on where they begin
-  int* entries;      // [steps, entries_stride] by block: t - (range's first token) << 6 | place in the list
+  int* entries;      // [steps, entries_stride] by block: t - (range's first token)
   int* entry_of;     // [steps, range_tokens, n] of a token's place: its entry; -1: none, the block is not far
   int* item_counts;  // by launch
   int4* items;       // [launches, items_stride] (block, first entry, entries, step)
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kIndexThreads) fill_entries_kernel(const __gri
   for_entries(a, part.step, part.first, part.tokens, [&](int token, int place, int block, int current) {
     const bool far = is_far(block, current);
     const int entry = far ? atomicAdd(&by_block[block], 1) : -1;
-    if (far) out[entry] = part.in_range + token << 6 | place;
+    if (far) out[entry] = part.in_range + token;
     entry_of[(part.in_range + token) * a.n.value() + place] = entry;
   });
 }

@@ -288,4 +288,6 @@ TEST_CASE("NSA takes groups of 12 and 16 heads, and wide and odd ones (GPU)", "[
     for (const Sizes& n :
          {Sizes{1111, 1, 12, 64, 64}, {1111, 2, 16, 192, 128}, {777, 2, 12, 100, 60}, {1500, 1, 12, 192, 128}})
       check_sizes(n, dtype);
+  // Near blocks of 128 keys, of which a CTA has 64 tokens.
+  check_sizes({40000, 1, 10, 64, 64, config(32, 16, 128, 16, 512)}, DType::bf16, 40000 - 700);
 }

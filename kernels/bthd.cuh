@@ -79,6 +79,16 @@ __device__ __forceinline__ void as_floats(float (&x)[V], const uint4& vector) {
   load_vector<V>(x, reinterpret_cast<const T*>(&vector));
 }
 
+// 16 bytes of global memory that no thread writes and none reads again soon: L1 does not keep them, and L2 brings the
+// whole line of 128.
+__device__ __forceinline__ uint4 load_streamed(const void* p) {
+  uint4 x;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(p));
+  return x;
+}
+
 // p[0..V) = x[0..V), rounded once.
 template <int V, class T>
 __device__ __forceinline__ void store_vector(T* p, const float (&x)[V]) {

@@ -30,7 +30,7 @@ struct GateTiles {
   static constexpr int kUnits = kHidden / 8;           // hidden units of a lane: 8 j + a
   static constexpr int kWords = kWidth / 8;            // of a lane, each the pair of columns 32 part + 8 c + 2 k, + 1
   static constexpr int kHeads = kWidth == 64 ? 6 : 2;  // of a row under way
-  static constexpr int kForwardWarps = 4, kForwardCtasPerSm = kWidth == 64 ? 4 : 3;
+  static constexpr int kForwardWarps = 4, kForwardCtasPerSm = 3;
   // Backward's CTAs stay, each with a slice. kSharers: warps that share the sums of fc1's gradient.
   static constexpr int kBackwardWarps = kWidth == 64 ? 8 : 4, kBackwardCtasPerSm = kWidth == 64 ? 1 : 2;
   static constexpr int kSharers = kWidth == 64 ? 1 : kBackwardWarps;
@@ -147,7 +147,7 @@ class HeadSums {
 #pragma unroll
       for (int part = 0; part < kParts; ++part)
         held_[h][part] = from_ != nullptr && head_ + h < rows_.heads
-                             ? *reinterpret_cast<const uint4*>(from_ + (head_ + h) * kWidth + 32 * part)
+                             ? load_streamed(from_ + (head_ + h) * kWidth + 32 * part)
                              : make_uint4(0, 0, 0, 0);
   }
 

@@ -87,9 +87,13 @@ TEST_CASE("run folder: --resume latest leaves a run that is complete as it is", 
     fs::remove_all(out + "/checkpoints/step_4");  // as where the run's end is not saved
     for (const char* name : {"/needle.csv", "/needle.svg", "/config.json.tmp.4711"}) write_text(out + name, "");
     const auto before = contents(out);
+    // Told before anything is opened or allocated.
+    const std::string impossible =
+        "--set data.kind=shards --set data.paths='[\"/nowhere/*.bin\"]' "
+        "--set train.micro_batch_size=1000000 ";
     const std::string words = "nothing is left to train: " + out + " is at step 4 already, train.steps is ";
     for (const std::string steps : {"4", "3"}) {
-      const std::string args = train_args(out, more + "--set train.steps=" + steps + " --resume latest");
+      const std::string args = train_args(out, more + impossible + "--set train.steps=" + steps + " --resume latest");
       const Outcome again = ranks == 1 ? run_program(args) : run_ranks(ranks, args);
       INFO(again.output);
       CHECK(again.exit_code == 0);

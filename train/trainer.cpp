@@ -40,24 +40,22 @@ namespace {
 
 class Trainer {
  public:
-  Trainer(const TrainRequest& request, const LaunchEnv& launch)
+  Trainer(const TrainRequest& request, Device device, OutsideMemory outside, std::unique_ptr<Comm> comm,
+          FolderLock lock)
       : request_(request),
         config_(request.config),
-        device_(safe_device(config_, launch)),
-        outside_(device_),
-        comm_(outside_.during("communication", [&] { return meet(launch, device_, config_); })),
-        lock_(lock_folder_for(config_, *comm_)),
-        complete_at_(find_complete(request, *comm_)),
-        resume_from_(complete_at_ ? "" : find_resume(request, *comm_)),
-        init_from_(complete_at_ ? std::nullopt : find_init(config_, resume_from_)),
+        device_(device),
+        outside_(std::move(outside)),
+        comm_(std::move(comm)),
+        lock_(std::move(lock)),
+        resume_from_(find_resume(request, *comm_)),
+        init_from_(find_init(config_, resume_from_)),
         tokenizer_(make_tokenizer(config_.data.tokenizer)),
         data_(open_data_for(config_, *tokenizer_, resume_from_, init_from_)),
         runtime_(allocate(config_, device_, *comm_)),
         step_(*runtime_, config_, comm_.get()),
-        state_(complete_at_ ? RunState{}
-                            : begin_run(runtime_->ctx(), step_, *comm_, config_, data_, resume_from_, init_from_)),
-        folder_(config_.log.out_dir,
-                comm_->first() && !complete_at_ ? start_of(request, resume_from_) : RunFolder::Start::join, lock_),
+        state_(begin_run(runtime_->ctx(), step_, *comm_, config_, data_, resume_from_, init_from_)),
+        folder_(config_.log.out_dir, comm_->first() ? start_of(request, resume_from_) : RunFolder::Start::join, lock_),
         memory_(*runtime_, step_, outside_, folder_, *comm_) {
     runtime_->arena().seal();
     if (nvtx_) runtime_->ctx().listeners->push_back(nvtx_.get());
@@ -93,12 +91,6 @@ class Trainer {
   }
 
   void run_steps() {
-    if (complete_at_) {
-      if (comm_->first())
-        fmt::print("nothing is left to train: {} is at step {} already, train.steps is {}\n", folder_.path(),
-                   *complete_at_, config_.train.steps);
-      return;
-    }
     Context& ctx = runtime_->ctx();
     if (comm_->first()) make_folders(folder_.file("ranks"));
     comm_->barrier("the run's folder");  // the first rank has prepared it
@@ -421,8 +413,7 @@ class Trainer {
   Device device_;
   OutsideMemory outside_;
   std::unique_ptr<Comm> comm_;
-  FolderLock lock_;                     // until all that writes there is gone
-  std::optional<int64_t> complete_at_;  // there is nothing to go on with
+  FolderLock lock_;  // until all that writes there is gone
   std::string resume_from_;
   std::optional<ModelSource> init_from_;
   std::unique_ptr<Tokenizer> tokenizer_;  // as it was when the run began, whatever becomes of its files
@@ -449,14 +440,30 @@ class Trainer {
   double last_loss_ = NAN, val_loss_ = NAN;  // NaN is null in metrics.json: there was none
 };
 
+// The ranks meet, and train where something is left to train.
+void train_from(const TrainRequest& request, const LaunchEnv& launch) {
+  const Config& config = request.config;
+  const Device device = safe_device(config, launch);
+  OutsideMemory outside(device);
+  std::unique_ptr<Comm> comm = outside.during("communication", [&] { return meet(launch, device, config); });
+  FolderLock lock = lock_folder_for(config, *comm);
+  if (const std::optional<int64_t> step = find_complete(request, *comm)) {
+    if (comm->first())
+      fmt::print("nothing is left to train: {} is at step {} already, train.steps is {}\n", config.log.out_dir, *step,
+                 config.train.steps);
+    return comm->finish();
+  }
+  Trainer(request, device, std::move(outside), std::move(comm), std::move(lock)).run();
+}
+
 }  // namespace
 
 void train(const TrainRequest& request) {
   std::signal(SIGUSR1, SIG_IGN);  // until the watchdog is there to answer
   const LaunchEnv launch = read_launch_env();
-  if (launch.world == 1) return Trainer(request, launch).run();
+  if (launch.world == 1) return train_from(request, launch);
   try {  // an error before the ranks run together is one of this rank, too
-    Trainer(request, launch).run();
+    train_from(request, launch);
   } catch (const UsageError& e) { fail_usage("rank {}: {}", launch.rank, e.what()); } catch (const std::exception& e) {
     fail("rank {}: {}", launch.rank, e.what());
   }

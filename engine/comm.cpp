@@ -157,9 +157,10 @@ void Comm::expect_end() {
   barrier("no rank's end being a surprise");  // whoever is through it may be gone
 }
 
-void Comm::fail_together(const std::string& why) {
+void Comm::fail_together(const std::string& why, const std::function<void()>& last_work) {
   if (guard_) guard_->expect_end();  // a rank that has met another error may be gone already: this one is told, too
   try {
+    last_work();
     barrier("the same error");  // nobody leaves while another still watches it
   } catch (const Error&) {}
   fail("{}", why);

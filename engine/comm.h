@@ -2,6 +2,7 @@
 // are queued on stream(), in place, and sums have a fixed order of ranks wherever the library behind has one.
 #pragma once
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -89,8 +90,9 @@ class Comm {
 
   // The orderly end of a run, which all ranks reach.
   void finish();
-  // All ranks have met the same error: throws it when each knows that the others' end is no surprise.
-  [[noreturn]] void fail_together(const std::string& why);
+  // All ranks have met the same error: throws it when each has done its last work and knows that the others' end is no
+  // surprise.
+  [[noreturn]] void fail_together(const std::string& why, const std::function<void()>& last_work);
   // The other end, after an error of this rank alone: tells it and exits with the code, here and now. To unwind would
   // free memory, for which CUDA waits for collectives that never end.
   [[noreturn]] void abandon(const std::string& why, int exit_code);

@@ -3,6 +3,7 @@
 #include <map>
 #include <sstream>
 
+#include "io/checkpoint.h"
 #include "kernels/checksum.h"
 #include "tests/program.h"
 #include "tests/test.h"
@@ -115,16 +116,19 @@ TEST_CASE("buckets: a rank whose bucket differs is named, and the run ends", "[d
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const auto flipped = [&](const std::string& name, const std::string& more) {
-    return run_command("ASAN_OPTIONS=verify_asan_link_order=0 LD_PRELOAD=" TRIAD_PLANT " TRIAD_FLIP='1 7' " +
-                       mpirun(3) + TRIAD_PROGRAM " " + train_args(folder.file(name), more));
+    return run_command(planted("TRIAD_FLIP='1 7' TRIAD_SLOW_SYNC=0.1") + mpirun(3) + TRIAD_PROGRAM " " +
+                       train_args(folder.file(name), more));
   };
-  const Outcome found = flipped("traced", kTrace);
+  const Outcome found = flipped("traced", kTrace + "--set train.save_every=1");
   INFO(found.output);
   CHECK(found.exit_code == 1);
   CHECK(has(found.output, "the ranks' sums of gradients differ: bucket "));
   CHECK(has(found.output, ": rank 1 has "));
   CHECK(has(found.output, ", the others "));
   CHECK(has(read_text(folder.file("traced") + "/heartbeat_rank2.jsonl"), "\"divergence\""));
+  // With the checkpoint of the step before, which was being written.
+  const int64_t saved = list_checkpoints(folder.file("traced/checkpoints")).back().step;
+  CHECK(has(found.output, "step " + std::to_string(saved + 1) + ": the ranks' sums"));
   CHECK(flipped("plain", "").exit_code == 0);  // nobody looks
 }
 

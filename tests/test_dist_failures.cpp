@@ -13,6 +13,7 @@
 #include <random>
 #include <thread>
 
+#include "io/checkpoint.h"
 #include "io/json_config.h"
 #include "tests/dist_run.h"
 #include "tests/test.h"
@@ -172,6 +173,21 @@ bool has_half_written(const std::string& folder) {
 }
 
 }  // namespace
+
+TEST_CASE("dist: a loss that is not finite ends all ranks, with the checkpoint that was being written", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string explode = "--set train.save_every=1 --set train.lr=1e30 --set train.grad_clip=0 ";
+  const Outcome stopped = run_command(planted("TRIAD_SLOW_SYNC=0.1") + mpirun(2) + TRIAD_PROGRAM " " +
+                                      train_args(folder.file("run"), explode));
+  INFO(stopped.output);
+  CHECK(stopped.exit_code == 1);
+  CHECK(has(stopped.output, "triad: rank 0: step 2: "));
+  const std::string newest = resolve_checkpoint(folder.file("run"));
+  CHECK(has(newest, "step_1"));
+  CHECK(run_program("inspect " + newest + kWeights).exit_code == 0);  // checksums, too
+  CHECK(count_files(folder.file("run/checkpoints")) == 3);            // step_0, step_1, latest
+}
 
 TEST_CASE("dist: killed at random moments, every resume on 2 ranks ends in the same bits", "[dist]") {
   if (!require_mpirun()) return;

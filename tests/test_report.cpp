@@ -183,6 +183,7 @@ TEST_CASE("report: a run's state is its last heartbeat that tells of one", "[rep
   CHECK(state({"boot", "hung", "recovered", "stackdump"}, "stop") == "running, or killed");
   CHECK(state({"stackdump"}, "stop") == "running, or killed");
   CHECK(state({"boot", "nonfinite"}, "stop") == "failed: nonfinite");
+  CHECK(state({"boot", "nonfinite", "checkpoint"}, "stop") == "failed: nonfinite");
   CHECK(state({"boot", "nonfinite"}, "skip") == "running, or killed");
   CHECK(state({"boot", "nonfinite", "done"}, "skip") == "complete");
 }

@@ -120,7 +120,7 @@ Json rank_of(const std::string& path, int64_t rank, std::vector<std::pair<int64_
     const auto step = line["step"].get<int64_t>();
     const auto msg = line["msg"].get<std::string>();
     last = line;
-    if (msg != "stackdump" && msg != "progress") state = msg;  // neither takes a verdict back
+    if (msg != "stackdump" && msg != "progress" && msg != "checkpoint") state = msg;  // none takes a verdict back
     if (msg == "step_end") {
       // A run that was resumed tells some steps again: the last time counts.
       for (auto& [key, points] : lines)

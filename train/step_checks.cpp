@@ -21,9 +21,9 @@ void StepChecks::begin_bucket_table(std::optional<int64_t> resumed_at) {
   if (traced) bucket_rows_.emplace(path);
 }
 
-void StepChecks::buckets(Telemetry& telemetry, int64_t step, const BucketTrace::Step& traced) {
+std::optional<std::string> StepChecks::buckets(Telemetry& telemetry, int64_t step, const BucketTrace::Step& traced) {
   bucket_rows_->append(BucketTrace::rows(step, traced));
-  if (traced.odd.empty()) return;
+  if (traced.odd.empty()) return {};
   std::string text;
   for (const auto& [bucket, ranks] : traced.odd) {
     const std::vector<int64_t>& params = step_.reducer()->buckets()[static_cast<size_t>(bucket)].params;
@@ -32,7 +32,7 @@ void StepChecks::buckets(Telemetry& telemetry, int64_t step, const BucketTrace::
                         params.empty() ? "padding" : param_name(params.back()), ranks);
   }
   telemetry.heartbeat(step, "divergence", {{"text", text}});
-  comm_.fail_together(fmt::format("step {}: the ranks' sums of gradients differ: {}", step, text));
+  return fmt::format("step {}: the ranks' sums of gradients differ: {}", step, text);
 }
 
 void StepChecks::anomalies(Telemetry& telemetry, StepHealth health, const TrainStep::Result& result,

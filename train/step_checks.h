@@ -1,5 +1,6 @@
-// StepChecks: what a settled step is looked at for, beside its loss: sums that differ between the ranks end the run,
-// signs that it goes wrong are told, and stop it where log.on_anomaly says so. ddp_buckets.txt is kept here.
+// StepChecks: what a settled step is looked at for, beside its loss: sums that differ between the ranks, which end the
+// run, and signs that it goes wrong: they are told, and stop it where log.on_anomaly says so. ddp_buckets.txt is kept
+// here.
 #pragma once
 #include <optional>
 #include <string>
@@ -17,14 +18,15 @@ namespace triad {
 
 class StepChecks {
  public:
-  StepChecks(const Config& config, const RunFolder& folder, Comm& comm, TrainStep& step)
+  StepChecks(const Config& config, const RunFolder& folder, const Comm& comm, TrainStep& step)
       : config_(config), folder_(folder), comm_(comm), step_(step), anomalies_(config) {}
 
   // ddp_buckets.txt: how gradients are cut into buckets; with diagnosis "buckets" each rank's own, and a row for each
   // bucket of each step. resumed_at: the steps whose rows stay; absent: a run from its start.
   void begin_bucket_table(std::optional<int64_t> resumed_at);
-  // Their rows go to this rank's table. Sums that are not the same on all ranks end the run: weights would part.
-  void buckets(Telemetry&, int64_t step, const BucketTrace::Step&);
+  // Their rows go to this rank's table. Where sums are not the same on all ranks, what differs, on each of them alike:
+  // the run has to end, for weights would part.
+  std::optional<std::string> buckets(Telemetry&, int64_t step, const BucketTrace::Step&);
 
   // Of the step: all that AnomalyRules take but the samples and the zero gradients, which are known here.
   void anomalies(Telemetry&, StepHealth, const TrainStep::Result&, const Watchdog::Sample&);
@@ -35,7 +37,7 @@ class StepChecks {
 
   const Config& config_;
   const RunFolder& folder_;
-  Comm& comm_;
+  const Comm& comm_;
   TrainStep& step_;
   std::optional<AppendFile> bucket_rows_;
   AnomalyRules anomalies_;

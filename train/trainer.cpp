@@ -240,9 +240,9 @@ class Trainer {
         const std::string what =
             fmt::format("step {}: {}: loss {} and gradient norm {} are not both finite; first bad tensor: {}", step,
                         where, result.loss, result.grad_norm, result.bad_tensor);
-        telemetry.heartbeat(step, "nonfinite");
+        telemetry.heartbeat(step, "nonfinite", {{"text", what}});
         if (config_.train.on_nonfinite == OnNonfinite::stop)
-          comm_->fail_together(what + ". train.on_nonfinite is stop");
+          fail_together(telemetry, what + ". train.on_nonfinite is stop");
         telemetry.message(what + ". The step is skipped");
       }
       telemetry.step({.step = step,
@@ -258,7 +258,8 @@ class Trainer {
                       .routes = &runtime_->ctx().routes,
                       .more = more});
       fetch_ms_.pop_front();
-      if (result.buckets) checks_.buckets(telemetry, step, *result.buckets);
+      if (result.buckets)
+        if (const auto differ = checks_.buckets(telemetry, step, *result.buckets)) fail_together(telemetry, *differ);
       checks_.anomalies(telemetry,
                         {.step = step,
                          .updates = updates_,
@@ -326,6 +327,12 @@ class Trainer {
     let_first([&] { take_checkpoint(telemetry, /*wait=*/true); }, "a checkpoint being written");
   }
 
+  // All ranks have met the same error, which ends their processes: a checkpoint that is being written comes before it.
+  [[noreturn]] void fail_together(Telemetry& telemetry, const std::string& why) {
+    tell_stage(runtime_->ctx(), Stage::checkpoint);
+    comm_->fail_together(why, [&] { tell_also([&] { wait_for_checkpoint(telemetry); }); });
+  }
+
   bool anomaly_stops() const { return checks_.wants_stop() || watchdog_->wants_stop(); }
   bool stop_wanted() const {
     return stop_signal() != 0 || anomaly_stops() || (comm_->first() && folder_.halt_requested());
@@ -370,7 +377,7 @@ class Trainer {
     const std::string text =
         fmt::format("stopped by {} after step {}, with a checkpoint: --resume latest goes on", why, state_.step);
     if (!anomaly) return telemetry.message(text);
-    comm_->fail_together(text + ". log.on_anomaly is stop");
+    fail_together(telemetry, text + ". log.on_anomaly is stop");
   }
 
   void finish(Telemetry& telemetry, double seconds, int64_t first_step) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include "engine/check.h"
@@ -50,7 +51,7 @@ Loader::Loader(std::shared_ptr<const TokenSource> source, const LoaderOptions& o
               o.micro_batch, o.micro_steps, o.rank, o.world, o.first_sequence, o.prefetch, o.stall_s);
   shared_->source = std::move(source);
   shared_->options = o;
-  thread_ = std::thread([shared = shared_] { shared->read_ahead(); });
+  std::thread([shared = shared_] { shared->read_ahead(); }).detach();
 }
 
 Loader::~Loader() {
@@ -59,10 +60,6 @@ Loader::~Loader() {
     shared_->stop = true;
   }
   shared_->changed.notify_all();
-  if (stalled_)
-    thread_.detach();  // it may never come back from its read
-  else
-    thread_.join();
 }
 
 Batch Loader::Shared::read(int64_t index) const {
@@ -103,7 +100,6 @@ Batch Loader::next() {
        !shared_->changed.wait_for(lock, std::chrono::duration<double>(std::min(left_s, kSliceS)), come);) {
     left_s -= kSliceS;
     if (left_s > 0) continue;
-    stalled_ = true;
     fail("{}: batch {} of this run has not been read after {} s (data.stall_s): does its disk or file system hang?",
          shared_->source->name(), taken_, shared_->options.stall_s);
   }

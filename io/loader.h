@@ -6,7 +6,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "io/dataset.h"
@@ -45,16 +44,17 @@ struct LoaderOptions {
 class Loader {
  public:
   Loader(std::shared_ptr<const TokenSource>, const LoaderOptions&);
-  ~Loader();
+  ~Loader();  // does not wait for a read, which may hang: what is told after it would never be
+  Loader(const Loader&) = delete;
 
   // The rank's next batch. What the reading thread threw is thrown here, after the batches before it; an Error, too, if
-  // it has not come after stall_s (a disk that hangs): then the thread is left to itself.
+  // it has not come after stall_s (a disk that hangs).
   Batch next();
   // Sequences that all ranks together have taken in the steps begun so far; exact between steps.
   int64_t cursor() const;
 
  private:
-  // What both threads use; the reading one may outlive the Loader.
+  // What both threads use; the reading one outlives the Loader until its read is over.
   struct Shared {
     std::shared_ptr<const TokenSource> source;
     LoaderOptions options;
@@ -72,8 +72,6 @@ class Loader {
 
   std::shared_ptr<Shared> shared_;
   int64_t taken_ = 0;  // batches that next() has returned
-  bool stalled_ = false;
-  std::thread thread_;
 };
 
 // A validation source's batches, in order: the same first ones every time. There are `count` of them, fewer where the

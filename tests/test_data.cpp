@@ -256,6 +256,11 @@ TEST_CASE("data: a read that hangs ends the wait, with what hangs", "[data]") {
     INFO(error);
     CHECK((contains(error, "a dead file system") && contains(error, "batch 1") && contains(error, "0.2 s")));
   }  // does not wait for the thread
+  source->hangs = false;
+  {
+    const Loader loader(source, {.seq_len = 4, .micro_batch = 1, .seed = 3});
+    while (!source->hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }  // nor where nobody has waited: an error of something else is told at once
   CHECK(!source->came_back);
   source->let_go = true;  // it still has all that it uses
   while (!source->came_back) std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -166,11 +166,11 @@ void Comm::fail_together(const std::string& why, const std::function<void()>& la
   fail("{}", why);
 }
 
-void Comm::abandon(const std::string& why, int exit_code) {
+void Comm::abandon(const std::string& why, int exit_code, const std::function<void()>& last_work) {
   if (guard_) guard_->expect_end();  // of the others, who now end too
   std::fflush(stdout);
-  std::fprintf(stderr, "triad: rank %d: %s\n", rank_, why.c_str());
-  std::fflush(stderr);
+  std::fputs(fmt::format("triad: {}{}\n", world_ > 1 ? fmt::format("rank {}: ", rank_) : "", why).c_str(), stderr);
+  last_work();
   _exit(exit_code);
 }
 

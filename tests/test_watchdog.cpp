@@ -2,6 +2,7 @@
 #include "train/watchdog.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <chrono>
@@ -42,6 +43,13 @@ std::string stack_dump(const std::string& folder, int rank) {
     if (entry.path().filename().string().starts_with("stackdump_rank" + std::to_string(rank) + "_"))
       return read_text(entry.path().string());
   return "";
+}
+
+// From now on none gets further than its name: nobody reads there.
+void make_dumps_hang(const std::string& folder) {
+  const std::time_t now = std::time(nullptr);
+  for (int i = 0; i < 300; ++i)
+    REQUIRE(mkfifo((folder + "/stackdump_rank0_" + std::to_string(now + i) + ".txt").c_str(), 0600) == 0);
 }
 
 // The op whose product fell asleep, as the dump's own stack has it: one that another op needs counts as that one's.
@@ -236,15 +244,29 @@ TEST_CASE("watchdog: a hang ends the run though the disk hangs too", "[watchdog]
   BackgroundProgram program(endless(out, "--set log.hang_s=8 --set log.on_anomaly=stop"),
                             asleep_while(sleeps, 0, "300"), log);
   wait_for_heartbeat(out, 0, "step_end", 2);
-  const std::time_t now = std::time(nullptr);  // no dump of the time to come gets further than its name
-  for (int i = 0; i < 300; ++i)
-    REQUIRE(mkfifo((out + "/stackdump_rank0_" + std::to_string(now + i) + ".txt").c_str(), 0600) == 0);
+  make_dumps_hang(out);
   write_text(sleeps, "");
   const auto began = std::chrono::steady_clock::now();
   CHECK(program.wait() == 1);
   CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(60));
   CHECK(has(read_text(out + "/.anomaly_type"), "hung\n"));  // comes before the dump
   CHECK(heartbeats(out, 0, "hung").empty());                // behind it: what ended the run was the time
+}
+
+TEST_CASE("watchdog: an error ends the run, and is told, while the watchdog waits for a disk that hangs",
+          "[watchdog]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), log = folder.file("log");
+  BackgroundProgram program(endless(out, ""), "", log);
+  wait_for_heartbeat(out, 0, "step_end");
+  make_dumps_hang(out);
+  program.send(SIGUSR1);
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  CHECK(heartbeats(out, 0, "stackdump").empty());
+  const rlimit limit{100000, 100000};  // heartbeats get there at once, the log does not
+  REQUIRE(prlimit(program.pid(), RLIMIT_FSIZE, &limit, nullptr) == 0);
+  wait_for_text(log, "File too large");
+  CHECK(program.wait() == 1);
 }
 
 TEST_CASE("watchdog: SIGUSR1 writes a dump, and the run goes on", "[watchdog]") {

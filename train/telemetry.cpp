@@ -148,15 +148,17 @@ void Telemetry::banner(int64_t parameters, const std::vector<std::string>& envir
   last_row_ = Clock::now();
 }
 
-Telemetry::~Telemetry() {
-  if (line_open_) std::fputs("\n", stdout);  // what comes next, an error say, begins a line of its own
+Telemetry::~Telemetry() { end_line(); }
+
+void Telemetry::end_line() {
+  if (line_open_) std::fputs("\n", stdout);
+  line_open_ = false;
 }
 
 void Telemetry::message(const std::string& text) {
   log_->append(text + "\n");
   if (!comm_.first()) return;
-  if (line_open_) std::fputs("\n", stdout);
-  line_open_ = false;
+  end_line();
   std::fputs((text + "\n").c_str(), stdout);
   std::fflush(stdout);
 }

@@ -62,6 +62,7 @@ class Telemetry {
     Clock::time_point began_;
   };
   void message(const std::string& text);  // a line that is not progress
+  void end_line();                        // what comes next, an error say, begins a line of its own
   // Something is wrong: on stderr of whichever rank, and in its log. From any thread, as heartbeat().
   void alert(const std::string& text);
   void watched_by(const Watchdog* watchdog) { watchdog_ = watchdog; }  // whose samples heartbeats carry

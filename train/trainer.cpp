@@ -13,6 +13,7 @@
 #include "engine/check.h"
 #include "engine/comm.h"
 #include "engine/nvtx.h"
+#include "engine/process_end.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/loader.h"
@@ -61,18 +62,26 @@ class Trainer {
     if (nvtx_) runtime_->ctx().listeners->push_back(nvtx_.get());
   }
 
-  // With several ranks an error ends the process here: see Comm::abandon.
+  // An error ends the process here: see Comm::abandon.
   void run() {
-    if (comm_->world() == 1) return run_and_report();
     try {
       run_and_report();
       comm_->finish();
-    } catch (const UsageError& e) { comm_->abandon(e.what(), 2); } catch (const std::exception& e) {
-      comm_->abandon(e.what(), 1);
+    } catch (const UsageError& e) { abandon(e.what(), 2); } catch (const std::exception& e) {
+      abandon(e.what(), 1);
     }
   }
 
  private:
+  // A checkpoint that is being written comes to its end, where the disk lets it.
+  [[noreturn]] void abandon(const char* why, int exit_code) {
+    if (telemetry_) telemetry_->end_line();
+    comm_->abandon(why, exit_code, [&] {
+      end_process_within(static_cast<double>(config_.dist.timeout_s));
+      if (checkpointer_) tell_also([&] { checkpointer_->take(/*wait=*/true); });
+    });
+  }
+
   void run_and_report() {
     try {
       run_steps();
@@ -105,7 +114,8 @@ class Trainer {
     }
     if (step_.reducer() != nullptr)
       checks_.begin_bucket_table(resume_from_.empty() ? std::nullopt : std::optional(state_.step));
-    Telemetry telemetry(config_, folder_, device_, *comm_, runtime_->arena(), resume_from_.empty() ? -1 : state_.step);
+    Telemetry& telemetry = telemetry_.emplace(config_, folder_, device_, *comm_, runtime_->arena(),
+                                              resume_from_.empty() ? -1 : state_.step);
     grad_report_.emplace(config_, folder_, step_.model().params(), comm_->first(),
                          resume_from_.empty() ? -1 : state_.step);
     stats_report_.emplace(config_, folder_, comm_->first(), resume_from_.empty() ? -1 : state_.step);
@@ -119,13 +129,12 @@ class Trainer {
       for (const std::string& line : changed_since(resume_from_, config_)) telemetry.message("changed since: " + line);
     }
     ctx.listeners->push_back(&progress_);
-    Watchdog watchdog(progress_, *comm_, device_, config_, folder_.path(), state_.step,
-                      {.heartbeat = [&](int64_t step, const std::string& msg,
-                                        const Json& more) { telemetry.heartbeat(step, msg, more); },
-                       .alert = [&](const std::string& text) { telemetry.alert(text); }});
-    watchdog.on_request([&](int64_t step) { memory_.write_snapshot(fmt::format("step{}", step)); });
-    watchdog_ = &watchdog;
-    telemetry.watched_by(&watchdog);
+    watchdog_.emplace(progress_, *comm_, device_, config_, folder_.path(), state_.step,
+                      Watchdog::Tell{.heartbeat = [&](int64_t step, const std::string& msg,
+                                                      const Json& more) { telemetry_->heartbeat(step, msg, more); },
+                                     .alert = [&](const std::string& text) { telemetry_->alert(text); }});
+    watchdog_->on_request([&](int64_t step) { memory_.write_snapshot(fmt::format("step{}", step)); });
+    telemetry.watched_by(&*watchdog_);
     telemetry.heartbeat(state_.step, "boot");
     memory_.write_tables();
     memory_.write_snapshot("boot");
@@ -436,7 +445,8 @@ class Trainer {
   MemoryReport memory_;
   Progress progress_{device_};
   StepChecks checks_{config_, folder_, *comm_, step_};
-  const Watchdog* watchdog_ = nullptr;                // of run_steps()
+  std::optional<Telemetry> telemetry_;
+  std::optional<Watchdog> watchdog_;                  // tells through telemetry_
   int64_t updates_ = 0;                               // that moved weights, made before the step that is settled next
   std::chrono::steady_clock::time_point settled_at_;  // the last step; what happened between steps does not count
   std::deque<std::vector<double>> fetch_ms_;          // of the steps queued

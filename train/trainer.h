@@ -15,7 +15,8 @@ struct TrainRequest {
   std::string build;  // for env.json
 };
 
-// Returns when the run is complete, or stopped by SIGTERM, SIGINT or .HALT with a checkpoint. Throws otherwise.
+// Returns when the run is complete, or stopped by SIGTERM, SIGINT or .HALT with a checkpoint. Throws what is wrong
+// before it begins; a later error is told on stderr and ends the process: Comm::abandon.
 void train(const TrainRequest&);
 
 }  // namespace triad

@@ -158,12 +158,12 @@ void Comm::expect_end() {
 }
 
 void Comm::fail_together(const std::string& why, const std::function<void()>& last_work) {
-  if (guard_) guard_->expect_end();  // a rank that has met another error may be gone already: this one is told, too
-  try {
+  abandon(why, 1, [&] {
     last_work();
-    barrier("the same error");  // nobody leaves while another still watches it
-  } catch (const Error&) {}
-  fail("{}", why);
+    try {
+      barrier("the same error");  // nobody leaves while another still watches it
+    } catch (const Error&) {}     // a rank that has met another error may be gone already
+  });
 }
 
 void Comm::abandon(const std::string& why, int exit_code, const std::function<void()>& last_work) {

@@ -90,12 +90,12 @@ class Comm {
 
   // The orderly end of a run, which all ranks reach.
   void finish();
-  // All ranks have met the same error: throws it when each has done its last work and knows that the others' end is no
-  // surprise.
-  [[noreturn]] void fail_together(const std::string& why, const std::function<void()>& last_work);
-  // The other end, after an error of this rank alone: tells it, does its last work and exits with the code. To unwind
-  // would free memory, for which CUDA waits for collectives that never end, and end threads that a disk may hold up.
+  // The other end, after an error: tells it, does the last work, which throws nothing, and exits with the code. To
+  // unwind would free memory, for which CUDA waits for collectives that never end, and end threads that a disk may hold
+  // up.
   [[noreturn]] void abandon(const std::string& why, int exit_code, const std::function<void()>& last_work);
+  // The same where all ranks have met the same error: none exits before all have done their last work.
+  [[noreturn]] void fail_together(const std::string& why, const std::function<void()>& last_work);
 
  protected:
   virtual void do_all_reduce(Tensor, CommWidth) {}

@@ -80,7 +80,7 @@ __device__ __forceinline__ void as_floats(float (&x)[V], const uint4& vector) {
 }
 
 // 16 bytes of global memory that no thread writes and none reads again soon: L1 does not keep them, and L2 brings the
-// whole line of 128. Not every op gains (kernels/README.md).
+// whole line of 128. Most ops lose by it (kernels/README.md).
 __device__ __forceinline__ uint4 load_streamed(const void* p) {
   uint4 x;
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0,%1,%2,%3}, [%4];"

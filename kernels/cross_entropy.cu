@@ -3,8 +3,7 @@
 //   forward   a CTA a row (50,304 logits: 100 KB in bf16), read once: each thread keeps a running maximum and the sum
 //             of exp(x - maximum), rescaled when the maximum grows; threads, then warps are merged in a fixed order. A
 //             thread asks for half of its part of the row at once: 160 KB of an SM are under way. 2,048 rows, us on an
-//             H200: 60.7, with loads that L1 keeps 61.8 to 63 (then by thirds of it half a microsecond more, by sixths
-//             3.5); reading alone 59, a copy of as many bytes 52.7 to 55.6.
+//             H200: 63; with thirds of it 63.5, sixths 66.5; reading alone 59, a copy of as many bytes 54 to 55.6.
 //   backward  reads the row and writes the gradient, in place if so asked: a thread loads four vectors before it stores
 //             them. Rows without a target are only written.
 //   resident  both: a row waits in shared memory between the two passes that a softmax needs. One CTA of 1024 threads
@@ -69,12 +68,6 @@ struct Vector {
   Raw raw;
 
   __device__ void load(const T* p) { raw = *reinterpret_cast<const Raw*>(p); }
-  __device__ void load_streamed(const T* p) {
-    if constexpr (V > 1)
-      raw = cuda::load_streamed(p);
-    else
-      load(p);
-  }
   // -inf: no maximum, and nothing to a sum.
   __device__ void set_lowest() {
     const uint32_t word = std::is_same_v<T, float> ? 0xff800000u : 0xff80ff80u;
@@ -138,7 +131,7 @@ __global__ void __launch_bounds__(kForwardThreads, kForwardCtasPerSm)
 #pragma unroll
     for (int k = 0; k < kForwardBatch; ++k) {
       v[k].set_lowest();
-      if (c + k * kStep < whole_vectors) v[k].load_streamed(x + c + k * kStep);
+      if (c + k * kStep < whole_vectors) v[k].load(x + c + k * kStep);
     }
     float top = part.max;
 #pragma unroll

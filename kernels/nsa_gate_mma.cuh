@@ -3,9 +3,9 @@
 // else. Bytes at M7C, 32,768 tokens: forward 50 MB (q), backward 67 MB (q, and f32 of dq for each group).
 //   Forward takes 20 to 21 us on an H200; the form of q's loads makes two of them, three CTAs an SM and not four a few
 //   tenths (kernels/README.md). Where the time goes, backward, of 31 us: 4.4 any launch between two events, 3 until
-//   weights and the first rows are there, 17 to 19 in the loop, which keeps memory at 4 TB/s, 2 in the sums at the end.
-//   What did not help there: twice the warps with half the registers (3.5 us more), products that wait for none ahead
-//   of them (none), q's next tiles brought to L2 early (2 to 6 more; forward 3.5).
+//   weights and the first rows are there, 17 to 19 in the loop, which keeps memory at 4 TB/s, 2 in the sums at the end,
+//   3 in the kernel that adds the slices. What did not help: twice the warps with half the registers (3.5 us more),
+//   products that wait for none ahead of them (none), q's next tiles brought to L2 early (2 to 6 more; forward 3.5).
 //   A warp takes 8 rows (token, group) at a time and needs no other warp. They are the N of its products, hidden units
 //   the M: fc1 [hidden][columns] times mean [columns][rows]. In the B operand lane (a, c) = (lane / 4, lane % 4) holds
 //   row a; which columns stand in which place of K is free, so it holds columns 8 c .. 8 c + 7 of each 32, which are
@@ -46,7 +46,7 @@ struct GateWeightsShared {
   float fc2_b[4];
 
   // All of it is asked for before any of it is put down: it comes from memory, a microsecond a time (one after the
-  // other 4 us, of an H200's 26).
+  // other 4 us).
   template <int kThreads>
   __device__ void load(const GateMlp<__nv_bfloat16>& mlp) {
     constexpr int kVectors = Tiles::kUnits * Tiles::kParts * 32, kOwn = kVectors / kThreads;

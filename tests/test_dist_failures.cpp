@@ -189,6 +189,18 @@ TEST_CASE("dist: a loss that is not finite ends all ranks, with the checkpoint t
   CHECK(count_files(folder.file("run/checkpoints")) == 3);            // step_0, step_1, latest
 }
 
+TEST_CASE("dist: an error is told, and waits for a checkpoint on a slow disk no longer than dist.timeout_s", "[dist]") {
+  const TemporaryFolder folder;
+  const std::string explode =
+      "--set train.save_every=1 --set train.lr=1e30 --set train.grad_clip=0 --set dist.timeout_s=1 ";
+  const Outcome stopped =
+      run_command(planted("TRIAD_SLOW_SYNC=0.2") + TRIAD_PROGRAM " " + train_args(folder.file("run"), explode));
+  INFO(stopped.output);
+  CHECK(stopped.exit_code == 1);
+  CHECK(has(stopped.output, "triad: step 2: "));
+  CHECK(has(resolve_checkpoint(folder.file("run")), "step_0"));  // the next one did not get there
+}
+
 TEST_CASE("dist: killed at random moments, every resume on 2 ranks ends in the same bits", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;

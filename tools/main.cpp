@@ -1,4 +1,5 @@
-// triad: one program, a verb for each job. The only catch: exit code 2 for what was asked wrongly, 1 for what failed.
+// triad: one program, a verb for each job. Errors end here, with exit code 2 for what was asked wrongly and 1 for what
+// failed, but those of a run that has begun: the trainer ends it.
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <cstdio>
 #include <filesystem>
 #include <future>
 #include <numeric>
@@ -73,13 +74,28 @@ class Trainer {
   }
 
  private:
-  // A checkpoint that is being written comes to its end, where the disk lets it.
+  // An error is told, then a checkpoint that is being written comes to its end, where the disk lets it.
   [[noreturn]] void abandon(const char* why, int exit_code) {
-    if (telemetry_) telemetry_->end_line();
+    begin_end();
     comm_->abandon(why, exit_code, [&] {
-      end_process_within(static_cast<double>(config_.dist.timeout_s));
-      if (checkpointer_) tell_also([&] { checkpointer_->take(/*wait=*/true); });
+      if (checkpointer_) finish_checkpoint([&] { checkpointer_->take(/*wait=*/true); });
     });
+  }
+  // All ranks have met the same error.
+  [[noreturn]] void fail_together(const std::string& why) {
+    begin_end();
+    comm_->fail_together(why, [&] { finish_checkpoint([&] { wait_for_checkpoint(*telemetry_); }); });
+  }
+  void begin_end() {
+    end_process_within(static_cast<double>(config_.dist.timeout_s));
+    if (telemetry_) telemetry_->end_line();
+  }
+  template <class Wait>
+  void finish_checkpoint(Wait&& wait) {
+    try {
+      tell_stage(runtime_->ctx(), Stage::checkpoint);  // for which the watchdog waits as long
+    } catch (const Error&) {}                          // a GPU that failed takes no mark
+    tell_also(wait);
   }
 
   void run_and_report() {
@@ -96,7 +112,7 @@ class Trainer {
   static void tell_also(Work&& work) {
     try {
       work();
-    } catch (const std::exception& e) { fmt::print(stderr, "triad: {}\n", e.what()); }
+    } catch (const std::exception& e) { std::fputs(fmt::format("triad: {}\n", e.what()).c_str(), stderr); }
   }
 
   void run_steps() {
@@ -250,8 +266,7 @@ class Trainer {
             fmt::format("step {}: {}: loss {} and gradient norm {} are not both finite; first bad tensor: {}", step,
                         where, result.loss, result.grad_norm, result.bad_tensor);
         telemetry.heartbeat(step, "nonfinite", {{"text", what}});
-        if (config_.train.on_nonfinite == OnNonfinite::stop)
-          fail_together(telemetry, what + ". train.on_nonfinite is stop");
+        if (config_.train.on_nonfinite == OnNonfinite::stop) fail_together(what + ". train.on_nonfinite is stop");
         telemetry.message(what + ". The step is skipped");
       }
       telemetry.step({.step = step,
@@ -268,7 +283,7 @@ class Trainer {
                       .more = more});
       fetch_ms_.pop_front();
       if (result.buckets)
-        if (const auto differ = checks_.buckets(telemetry, step, *result.buckets)) fail_together(telemetry, *differ);
+        if (const auto differ = checks_.buckets(telemetry, step, *result.buckets)) fail_together(*differ);
       checks_.anomalies(telemetry,
                         {.step = step,
                          .updates = updates_,
@@ -336,12 +351,6 @@ class Trainer {
     let_first([&] { take_checkpoint(telemetry, /*wait=*/true); }, "a checkpoint being written");
   }
 
-  // All ranks have met the same error, which ends their processes: a checkpoint that is being written comes before it.
-  [[noreturn]] void fail_together(Telemetry& telemetry, const std::string& why) {
-    tell_stage(runtime_->ctx(), Stage::checkpoint);
-    comm_->fail_together(why, [&] { tell_also([&] { wait_for_checkpoint(telemetry); }); });
-  }
-
   bool anomaly_stops() const { return checks_.wants_stop() || watchdog_->wants_stop(); }
   bool stop_wanted() const {
     return stop_signal() != 0 || anomaly_stops() || (comm_->first() && folder_.halt_requested());
@@ -386,7 +395,7 @@ class Trainer {
     const std::string text =
         fmt::format("stopped by {} after step {}, with a checkpoint: --resume latest goes on", why, state_.step);
     if (!anomaly) return telemetry.message(text);
-    fail_together(telemetry, text + ". log.on_anomaly is stop");
+    fail_together(text + ". log.on_anomaly is stop");
   }
 
   void finish(Telemetry& telemetry, double seconds, int64_t first_step) {

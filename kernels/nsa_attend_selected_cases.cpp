@@ -113,7 +113,6 @@ std::vector<OpCase> nsa_attend_selected_cases() {
       selected_case("m7c", {16, 2048, 2048, 12, 2, 64, 64}, 16, 64),
   };
   cases.back().bench = true;
-  for (OpCase& c : cases) c.cpu = c.name != "9000_l64_n16_far_G6" && c.name != "3250_l32_n9_differ_128x128_G16";
   cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key: dq and dk are 0, which has no relative error
   return cases;
 }

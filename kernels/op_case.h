@@ -64,7 +64,6 @@ struct OpCase {
   double forward_written = kHalf, backward_written = kHalf;
   bool bench = false;       // large: timed by `triad bench`, checked on the GPU only
   bool differences = true;  // false: too long for central differences; the shorter cases have them
-  bool cpu = true;          // false: of a size that matters to the GPU's kernels alone, and takes the CPU long
   bool gpu_f32 = true, gpu_bf16 = true;
   // Largest relative L2 error over an output or gradient: CUDA f32 against the CPU in f32.
   double f32_tolerance = 1e-5;

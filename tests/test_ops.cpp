@@ -196,9 +196,7 @@ std::vector<OpTest>& op_tests() {
       std::vector<OpCase> differentiable = checked[op];
       std::erase_if(differentiable, [](const OpCase& c) { return c.backward == nullptr || !c.differences; });
       add(op + " gradients", differentiable, check_gradients);
-      std::vector<OpCase> on_cpu = checked[op];
-      std::erase_if(on_cpu, [](const OpCase& c) { return !c.cpu; });
-      add(op + " cpu", on_cpu, check_cpu);
+      add(op + " cpu", checked[op], check_cpu);
       add(op + " cuda", checked[op], check_gpu, true);
       add(op + " cuda bench sizes", benched[op], check_bench_size, true);
     }

@@ -116,7 +116,7 @@ struct Index {
 
 // A CTA has up to kCountTokens tokens of one part. It counts in shared memory where the blocks fit there (the first
 // block's counter is everyone's), and adds what it found.
-constexpr int kCountTokens = 1024, kCountedInShared = 16 * 1024;
+constexpr int kCountTokens = 1024, kCountedInShared = 12 * 1024;
 __global__ void __launch_bounds__(kScanThreads) count_entries_kernel(const Index index, bool in_shared) {
   const BlockLists& lists = index.lists;
   const int of_part = (index.part_tokens + kCountTokens - 1) / kCountTokens, part = blockIdx.x / of_part;

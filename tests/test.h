@@ -13,6 +13,15 @@
 #include "engine/check.h"
 #include "engine/context.h"
 
+// Catch2 2 has Approx in the global namespace, 3 has it in Catch: here it is in both, whichever is installed.
+#if __has_include(<catch2/catch_all.hpp>)
+using Catch::Approx;
+#else
+namespace Catch {
+using Detail::Approx;
+}
+#endif
+
 namespace triad::test {
 
 // `if (!require_gpu()) return;`: CMake marks a test that prints this line as skipped, so it never counts as passed.

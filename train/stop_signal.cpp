@@ -7,6 +7,7 @@
 #include <charconv>
 #include <csignal>
 #include <cstring>
+#include <initializer_list>
 
 namespace triad {
 

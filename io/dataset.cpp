@@ -7,6 +7,7 @@
 #include <set>
 
 #include "engine/check.h"
+#include "engine/random_streams.h"
 #include "engine/rng.h"
 #include "io/file.h"
 #include "io/shards.h"
@@ -14,10 +15,6 @@
 namespace triad {
 
 namespace {
-
-// Philox streams of the data: apart from each other and from those that the model's initialisation counts up from 0.
-constexpr uint64_t kSyntheticStream = 0x746f6b656e000000;  // + 0 train, + 1 validation
-constexpr uint64_t kHeldOutStream = 0x73706c6974000000;
 
 void check_range(const TokenSource& source, int64_t begin, std::span<int32_t> out) {
   const auto n = static_cast<int64_t>(out.size());
@@ -200,11 +197,12 @@ int64_t train_part(int64_t n_tokens, double val_fraction) {
 
 HeldOut::HeldOut(int64_t n_documents, double val_fraction, uint64_t seed)
     : count_(held_out_documents(n_documents, val_fraction)),
-      order_(std::max<int64_t>(1, n_documents), seed, kHeldOutStream) {}
+      order_(std::max<int64_t>(1, n_documents), seed, random_stream(RandomUse::held_out_documents)) {}
 
 DataSplit synthetic_data(int64_t vocab, uint64_t seed, double val_fraction) {
-  DataSplit split{std::make_shared<SyntheticTokens>(vocab, seed, kSyntheticStream), no_tokens()};
-  if (val_fraction > 0) split.val = std::make_shared<SyntheticTokens>(vocab, seed, kSyntheticStream + 1);
+  DataSplit split{std::make_shared<SyntheticTokens>(vocab, seed, random_stream(RandomUse::synthetic, 0)), no_tokens()};
+  if (val_fraction > 0)
+    split.val = std::make_shared<SyntheticTokens>(vocab, seed, random_stream(RandomUse::synthetic, 1));
   return split;
 }
 

@@ -6,12 +6,11 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "engine/random_streams.h"
 
 namespace triad {
 
 namespace {
-
-constexpr uint64_t kOrderStream = 0x6f72646572000000;  // + epoch: apart from the other uses of a seed
 
 // Fills row `row` of a batch with the sequence at a position.
 void read_row(Batch& batch, int64_t row, const TokenSource& source, int64_t position, int64_t seq_len) {
@@ -38,7 +37,7 @@ int64_t count_sequences(const TokenSource& source, int64_t seq_len) {
 
 int64_t sequence_position(int64_t k, int64_t n_sequences, uint64_t seed) {
   const auto epoch = static_cast<uint64_t>(k / n_sequences);
-  return Permutation(n_sequences, seed, kOrderStream + epoch)(k % n_sequences);
+  return Permutation(n_sequences, seed, random_stream(RandomUse::order, epoch))(k % n_sequences);
 }
 
 Loader::Loader(std::shared_ptr<const TokenSource> source, const LoaderOptions& options)

@@ -8,15 +8,12 @@
 #include <numeric>
 
 #include "engine/check.h"
+#include "engine/random_streams.h"
 #include "engine/rng.h"
 
 namespace triad {
 
 namespace {
-
-// Philox streams: the sequence's number is added; apart from the data's other streams (io/dataset.cpp).
-constexpr uint64_t kTrainStream = 0x6e65000000000000, kValStream = 0x6e66000000000000,
-                   kProbeStream = 0x6e67000000000000;
 
 // Random numbers one after the other.
 class Draws {
@@ -150,7 +147,7 @@ NeedleProbe make_probe(const NeedleTask& task, int64_t length, double depth, Dra
 
 class NeedleTokens final : public TokenSource {
  public:
-  NeedleTokens(const NeedleTask& task, uint64_t stream) : task_(task), stream_(stream) {}
+  NeedleTokens(const NeedleTask& task, RandomUse use) : task_(task), use_(use) {}
   int64_t size() const override { return int64_t{1} << 61; }  // nobody sees its end
 
   void read(int64_t begin, std::span<int32_t> out) const override {
@@ -183,7 +180,7 @@ class NeedleTokens final : public TokenSource {
 
  private:
   void write(int64_t sequence, std::span<int32_t> tokens, std::span<int32_t> targets) const {
-    const Draws draws(task_.seed, stream_ + static_cast<uint64_t>(sequence));
+    const Draws draws(task_.seed, random_stream(use_, static_cast<uint64_t>(sequence)));
     if (task_.depth < 0) return write_recall(task_, draws, tokens, targets);
     const NeedleProbe probe = make_probe(task_, task_.seq_len, task_.depth, draws);
     std::copy(probe.tokens.begin(), probe.tokens.end(), tokens.begin());
@@ -191,7 +188,7 @@ class NeedleTokens final : public TokenSource {
   }
 
   NeedleTask task_;
-  uint64_t stream_;
+  RandomUse use_;
 };
 
 }  // namespace
@@ -214,17 +211,16 @@ void NeedleTask::check() const {
 
 DataSplit needle_data(const NeedleTask& task, double val_fraction) {
   task.check();
-  DataSplit split{std::make_shared<NeedleTokens>(task, kTrainStream), no_tokens()};
-  if (val_fraction > 0) split.val = std::make_shared<NeedleTokens>(task, kValStream);
+  DataSplit split{std::make_shared<NeedleTokens>(task, RandomUse::needle_train), no_tokens()};
+  if (val_fraction > 0) split.val = std::make_shared<NeedleTokens>(task, RandomUse::needle_val);
   return split;
 }
 
 NeedleProbe needle_probe(const NeedleTask& task, int64_t length, double depth, uint64_t number) {
   // Probes of other lengths and depths are other sequences, too: their numbers draw other tokens.
-  // They are few of 2^48 beside training's and validation's: that one of those is met is as good as excluded.
-  constexpr uint64_t kNumbers = (uint64_t{1} << 48) - 1;
   const Philox cell(static_cast<uint64_t>(length), static_cast<uint64_t>(std::llround(depth * 1e6)));
-  return make_probe(task, length, depth, Draws(task.seed, kProbeStream | ((cell.bits(0) + number) & kNumbers)));
+  return make_probe(task, length, depth,
+                    Draws(task.seed, random_stream(RandomUse::needle_probe, (cell.bits(0) + number) % kManyStreams)));
 }
 
 }  // namespace triad

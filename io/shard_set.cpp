@@ -5,18 +5,18 @@
 #include <filesystem>
 
 #include "engine/check.h"
+#include "engine/random_streams.h"
 
 namespace triad {
 
 namespace fs = std::filesystem;
 
 namespace {
-constexpr uint64_t kHeldOutStream = 0x7374726174610000;
 constexpr int64_t kCopyTokens = 1 << 20;
 }  // namespace
 
 HeldOutStream::HeldOutStream(double val_fraction, uint64_t seed)
-    : fraction_(val_fraction), random_(seed, kHeldOutStream) {}
+    : fraction_(val_fraction), random_(seed, random_stream(RandomUse::held_out_strata)) {}
 
 int64_t HeldOutStream::first_of(int64_t stratum) const {
   return static_cast<int64_t>(std::ceil(static_cast<double>(stratum) / fraction_));

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "engine/check.h"
+#include "engine/random_streams.h"
 #include "engine/rng.h"
 #include "kernels/cast.h"
 
@@ -172,7 +173,7 @@ void Params::init(Context& ctx, uint64_t seed) {
   std::vector<float> host(static_cast<size_t>(stored_elements_), 0.0f);
   for (int64_t i = 0; i < count(); ++i) {
     const ParamSpec& p = specs_[i];
-    const Philox random(seed, static_cast<uint64_t>(i));
+    const Philox random(seed, random_stream(RandomUse::init, static_cast<uint64_t>(i)));
     float* to = host.data() + offset_[i];
     const int64_t n = p.shape.numel();
 #pragma omp parallel for num_threads(ctx.threads)

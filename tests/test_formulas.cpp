@@ -1,12 +1,15 @@
 // What central differences cannot see: ops without a gradient, constants that forward and backward share, and the step
 // from gradients to new weights. Each is compared with its formula written out in double. On the CPU; GPU kernels are
 // compared with the CPU's by the tables of cases.
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <memory>
 #include <numbers>
 #include <numeric>
 #include <vector>
 
+#include "engine/random_streams.h"
 #include "engine/rng.h"
 #include "kernels/adamw.h"
 #include "kernels/cast.h"
@@ -309,4 +312,24 @@ TEST_CASE("formula: RMSNorm's epsilon, rope's angles, the gate's temperature, ma
   matmul(lab.ctx(), d, lab.from({1, 2, 3, 4}, {2, 2}), lab.from({5, 6}, {2, 1}), {.alpha = -2},
          lab.from({1, 10}, {2, 1}));
   CHECK(Lab::values(d) == Values{-33, -68});
+}
+
+TEST_CASE("random numbers: no two uses of a seed share a stream, and runs keep theirs", "[formulas]") {
+  std::vector<RandomStreams> all(kRandomStreams.begin(), kRandomStreams.end());
+  for (size_t i = 0; i < all.size(); ++i) CHECK(static_cast<size_t>(all[i].use) == i);
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (size_t i = 1; i < all.size(); ++i) {
+    INFO("uses " << static_cast<int>(all[i - 1].use) << " and " << static_cast<int>(all[i].use));
+    CHECK(all[i].first - all[i - 1].first >= all[i - 1].count);
+  }
+  CHECK(all.back().first <= UINT64_MAX - all.back().count);
+  // Weights and data of every run so far were drawn from these.
+  CHECK(random_stream(RandomUse::init, 7) == 7);
+  CHECK(random_stream(RandomUse::order, 3) == 0x6f72646572000003);
+  CHECK(random_stream(RandomUse::synthetic, 1) == 0x746f6b656e000001);
+  CHECK(random_stream(RandomUse::held_out_documents) == 0x73706c6974000000);
+  CHECK(random_stream(RandomUse::held_out_strata) == 0x7374726174610000);
+  CHECK(random_stream(RandomUse::needle_train, 5) == 0x6e65000000000005);
+  CHECK(random_stream(RandomUse::needle_val, 5) == 0x6e66000000000005);
+  CHECK(random_stream(RandomUse::needle_probe, 5) == 0x6e67000000000005);
 }

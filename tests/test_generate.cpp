@@ -3,6 +3,8 @@
 #include <regex>
 #include <sstream>
 
+#include "engine/random_streams.h"
+#include "engine/rng.h"
 #include "model/sampling.h"
 #include "tests/program.h"
 #include "tests/test.h"
@@ -56,6 +58,29 @@ TEST_CASE("generate: a text goes on past its context, and ends at a stop token",
   const Outcome refused = run_program(generate + "--stop 300");
   CHECK(refused.exit_code == 2);
   CHECK(refused.output.find("300") != std::string::npos);
+}
+
+TEST_CASE("generate: a prompt is not sampled with the numbers that a weight was drawn with", "[generate]") {
+  const TemporaryFolder folder;
+  // Weights so small that all logits are 0: the i-th token is the i-th number of the prompt's stream, times 256.
+  REQUIRE(run_program("init " + kTiny + " --set model.init_std=1e-30 --out " + folder.file("fresh")).exit_code == 0);
+  const auto drawn_from = [](uint64_t stream) {
+    const Philox random(1337, stream);
+    std::string text;
+    for (uint64_t i = 0; i < 20; ++i) {
+      const auto token = static_cast<char>(random.uniform(i) * 256);
+      if (token == 0) break;  // the end of text
+      text += token;
+    }
+    return text;
+  };
+  const std::string text = printed("generate --device cpu --tokens 20 --seed 1337 --prompt x --prompt y --checkpoint " +
+                                   folder.file("fresh"));
+  const std::string first = drawn_from(random_stream(RandomUse::sampling, 0)),
+                    second = drawn_from(random_stream(RandomUse::sampling, 1));
+  CHECK(first.size() > 3);
+  CHECK(second.size() > 3);
+  CHECK(text == "x" + first + "\n---\ny" + second + "\n");
 }
 
 TEST_CASE("generate: top k and top p keep the likeliest", "[generate]") {

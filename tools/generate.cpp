@@ -10,6 +10,7 @@
 #include <set>
 
 #include "engine/check.h"
+#include "engine/random_streams.h"
 #include "engine/rng.h"
 #include "io/tokenizer.h"
 #include "model/decode_session.h"
@@ -62,7 +63,7 @@ class Generator {
       std::vector<int32_t> tokens = {tokenizer_->eot()};
       for (const int32_t token : tokenizer_->encode(o.prompts[i])) tokens.push_back(token);
       const size_t n = tokens.size();
-      texts_.push_back({std::move(tokens), n, Philox(o.seed, i)});
+      texts_.push_back({std::move(tokens), n, Philox(o.seed, random_stream(RandomUse::sampling, i))});
       prefills.push_back(static_cast<int64_t>(texts_.back().last(context_).size()));
     }
     const DType dtype = parse_dtype(o.dtype);

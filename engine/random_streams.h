@@ -1,0 +1,44 @@
+// Which Philox streams of one seed belong to which use. The ranges are disjoint, so two uses of a seed never draw the
+// same number. A run's weights and data depend on these values: a new use takes a new range.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace triad {
+
+enum class RandomUse {
+  init,                // index: the parameter
+  needle_train,        // the sequence
+  needle_val,          // the sequence
+  needle_probe,        // 48 bits of the probe's cell and number
+  order,               // the epoch
+  sampling,            // the prompt
+  held_out_documents,  // 0
+  held_out_strata,     // 0
+  synthetic,           // 0: training; 1: validation
+};
+
+struct RandomStreams {
+  RandomUse use;
+  uint64_t first, count;
+};
+inline constexpr uint64_t kManyStreams = uint64_t{1} << 48;
+inline constexpr std::array<RandomStreams, 9> kRandomStreams = {{
+    {RandomUse::init, 0, kManyStreams},
+    {RandomUse::needle_train, 0x6e65000000000000, kManyStreams},
+    {RandomUse::needle_val, 0x6e66000000000000, kManyStreams},
+    {RandomUse::needle_probe, 0x6e67000000000000, kManyStreams},
+    {RandomUse::order, 0x6f72646572000000, kManyStreams},
+    {RandomUse::sampling, 0x73616d706c650000, kManyStreams},
+    {RandomUse::held_out_documents, 0x73706c6974000000, 1},
+    {RandomUse::held_out_strata, 0x7374726174610000, 1},
+    {RandomUse::synthetic, 0x746f6b656e000000, 2},
+}};
+
+// The stream of a use's index-th sequence of numbers, index < count.
+constexpr uint64_t random_stream(RandomUse use, uint64_t index = 0) {
+  return kRandomStreams[static_cast<size_t>(use)].first + index;
+}
+
+}  // namespace triad

@@ -143,6 +143,67 @@ TEST_CASE("tools: every verb that runs a model reads the environment", "[tools]"
   CHECK(evaluated(fresh, text)["loss"] != evaluated(fresh, text, "NSA_FORCE_BRANCH=win")["loss"]);
 }
 
+namespace {
+
+void write_u32_shard(const std::string& path, const std::vector<uint32_t>& tokens) {
+  std::vector<uint32_t> words(256, 0);
+  words[0] = 20240801, words[1] = 7, words[2] = static_cast<uint32_t>(tokens.size());
+  words.insert(words.end(), tokens.begin(), tokens.end());
+  write_text(path, {reinterpret_cast<const char*>(words.data()), 4 * words.size()});
+}
+
+std::vector<double> doubles(const SafetensorsFile& file, const std::string& name) {
+  for (const TensorEntry& e : file.entries()) {
+    if (e.name != name) continue;
+    std::vector<double> values(file.bytes(e).size() / sizeof(double));
+    std::memcpy(values.data(), file.bytes(e).data(), file.bytes(e).size());
+    return values;
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("tools: grads takes -1 alone for no target, and names any other id outside of the vocabulary", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string tokens = folder.file("tokens.bin"), out = folder.file("g.safetensors"),
+                    grads = "grads --checkpoint " + init(folder, "init") + kOnCpu + "--tokens " + tokens + " --out " +
+                            out + " --batch 1 --seq ";
+  const auto with = [&](size_t at, uint32_t id) {
+    std::vector<uint32_t> ids = {5, 200, 7, 7, 90, 31, 8, 64, 3};
+    ids[at] = id;
+    write_u32_shard(tokens, ids);
+  };
+  for (const uint32_t id : {256u, 0x7fffffffu, 0x80000000u, 3000000000u, 0xfffffffeu, 0xffffffffu})
+    for (const size_t at : {0, 3, 8}) {
+      with(at, id);
+      if (at == 8 && id == 0xffffffffu) continue;
+      check(grads + "8", 1,
+            {tokens, "token " + std::to_string(id) + " at position " + std::to_string(at) + " of row 0",
+             "expected 0..255"});
+      CHECK_FALSE(fs::exists(out));
+    }
+  // A position without a target counts for nothing: loss and gradients are those of the positions before it.
+  with(8, 0xffffffffu);
+  check(grads + "8", 0, {});
+  const SafetensorsFile none(out);
+  const std::vector<double> loss = doubles(none, "loss"), head = doubles(none, "grad/lm_head.weight");
+  check(grads + "7", 0, {});
+  const SafetensorsFile shorter(out);
+  REQUIRE(loss.size() == 1);
+  CHECK(loss[0] == Approx(doubles(shorter, "loss").at(0)).epsilon(1e-12));
+  const std::vector<double> expected = doubles(shorter, "grad/lm_head.weight");
+  REQUIRE(head.size() == expected.size());
+  double apart = 0, largest = 0;
+  for (size_t i = 0; i < head.size(); ++i) {
+    apart = std::max(apart, std::abs(head[i] - expected[i]));
+    largest = std::max(largest, std::abs(expected[i]));
+  }
+  CHECK(apart <= 1e-12 * largest);
+  with(1, 0xffffffffu);
+  check(grads + "1", 1, {"no position of the 1 rows has a target"});
+}
+
 TEST_CASE("tools: options are within bounds", "[tools]") {
   struct Refused {
     const char *verb, *option, *value;

@@ -52,22 +52,31 @@ class Results {
   std::vector<TensorSpec> specs_;
 };
 
-// The first B*(T+1) tokens of the shard, row by row, into the batch's tokens and targets.
-void load_batch(LoadedModel& loaded, const std::string& path) {
-  const int64_t B = loaded.activations().B(), T = loaded.activations().T();
+// The first B*(T+1) tokens of the shard, row by row, into the batch's tokens and targets; returns how many targets
+// there are. A row's last token is a target alone, and may be -1 (4294967295 as u32): there is none.
+int64_t load_batch(LoadedModel& loaded, const std::string& path) {
+  const int64_t B = loaded.activations().B(), T = loaded.activations().T(), vocab = loaded.config().model.vocab_size;
   const Shard shard(path);
   TRIAD_CHECK(shard.size() >= B * (T + 1), "{} holds {} tokens: {} rows of {} + 1 need {}", path, shard.size(), B, T,
               B * (T + 1));
   std::vector<int32_t> row(static_cast<size_t>(T + 1)), tokens, targets;
+  int64_t counted = B * T;
   for (int64_t b = 0; b < B; ++b) {
     shard.read(b * (T + 1), row);
+    const bool has_last = row.back() != -1;
+    counted -= has_last ? 0 : 1;
+    for (int64_t i = 0; i < T + (has_last ? 1 : 0); ++i) {
+      const int32_t id = row[static_cast<size_t>(i)];
+      TRIAD_CHECK(id >= 0 && id < vocab,
+                  "{}: token {} at position {} of row {} (token number {}) is not in the vocabulary: expected 0..{}",
+                  path, static_cast<uint32_t>(id), i, b, b * (T + 1) + i, vocab - 1);
+    }
     tokens.insert(tokens.end(), row.begin(), row.end() - 1);
     targets.insert(targets.end(), row.begin() + 1, row.end());
   }
-  for (const int32_t target : targets)
-    TRIAD_CHECK(target < loaded.config().model.vocab_size, "{}: token {} is outside of the vocabulary of {}", path,
-                target, loaded.config().model.vocab_size);
+  TRIAD_CHECK(counted > 0, "{}: no position of the {} rows has a target, so there is no loss", path, B);
   loaded.set_tokens(tokens, targets);
+  return counted;
 }
 
 void add_logits(LoadedModel& loaded, Results& results) {
@@ -104,19 +113,18 @@ void grads(const Options& o) {
                       .batch = o.batch,
                       .seq_len = o.seq,
                       .training = true});
-  load_batch(loaded, o.tokens);
+  const auto counted = static_cast<double>(load_batch(loaded, o.tokens));
   Context& ctx = loaded.ctx();
   Model& model = loaded.model();
   Activations& act = loaded.activations();
-  const int64_t N = act.rows();
   zero(ctx, model.params().grads());
   model.forward(ctx, act);
-  model.loss_and_backward(ctx, act, 1.0 / static_cast<double>(N));
+  model.loss_and_backward(ctx, act, 1.0 / counted);
 
   Results results(model.dtype());
   double loss = 0;
   for (const double row : read_floats(ctx, act.row_loss)) loss += row;
-  results.add("loss", {1}, {loss / static_cast<double>(N)});
+  results.add("loss", {1}, {loss / counted});
   add_logits(loaded, results);
   if (!loaded.config().model.dense()) add_selection(loaded, results);
   const Params& params = model.params();
@@ -124,8 +132,8 @@ void grads(const Options& o) {
     results.add("grad/" + params.specs()[i].name, params.specs()[i].shape,
                 read_floats(ctx, params.part(params.grads(), i)));
   results.write(o.out);
-  fmt::print("{}: loss {:.6f}, {} gradients, {} on {}\n", o.out, loss / static_cast<double>(N), params.count(),
-             name_of(model.dtype()), ctx.device.str());
+  fmt::print("{}: loss {:.6f}, {} gradients, {} on {}\n", o.out, loss / counted, params.count(), name_of(model.dtype()),
+             ctx.device.str());
 }
 
 }  // namespace

@@ -28,10 +28,15 @@ inline void allow_shared(const void* kernel, size_t bytes) {
 }
 
 // Launches kernel<<<grid, block, shared_bytes, ctx.stream>>>(args...) with these attributes; a refused launch is an
-// error that names the kernel. Does nothing on a planning context or for an empty grid.
+// error that names the kernel; a grid that CUDA has no room for is one on a planning context too. Else does nothing on
+// a planning context or for an empty grid.
 template <class... Params, class... Args>
 void launch_with(Context& ctx, std::span<cudaLaunchAttribute> attributes, const char* name, void (*kernel)(Params...),
                  dim3 grid, dim3 block, size_t shared_bytes, Args&&... args) {
+  constexpr unsigned kMostYZ = 65535;
+  if (grid.y > kMostYZ || grid.z > kMostYZ)
+    fail_usage("kernel {} needs a grid of ({}, {}, {}): CUDA allows {} along its second and third axes", name, grid.x,
+               grid.y, grid.z, kMostYZ);
   if (ctx.planning || grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   const OpScope op(ctx, name);
   allow_shared(reinterpret_cast<const void*>(kernel), shared_bytes);

@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <string>
+
+#include "engine/check.h"
 
 namespace triad {
 
@@ -51,10 +54,26 @@ LayerActivations alloc_layer(Arena& arena, const ModelConfig& c, int64_t B, int6
 
 }  // namespace
 
+int64_t most_sequences(Device device, const ModelConfig& c) {
+  constexpr int64_t kMostCtas = 65535;
+  return device.is_cuda() ? kMostCtas / c.n_kv_groups : std::numeric_limits<int32_t>::max();
+}
+
+void check_sequences(Device device, const ModelConfig& c, int64_t B) {
+  const int64_t most = most_sequences(device, c);
+  if (B > most)
+    fail_usage(
+        "a batch of {} sequences (train.micro_batch_size, --batch) of {} groups (model.n_kv_groups): on a GPU at most "
+        "{} "
+        "are possible, {} groups in all",
+        B, c.n_kv_groups, most, most * c.n_kv_groups);
+}
+
 Activations::Activations(Arena& arena, const ModelConfig& c, int64_t B, int64_t T, DType dtype, bool keep,
                          const RecomputePlan& recompute)
     : n_layers_(c.n_layers), recompute_(recompute) {
   tokens = arena.alloc(MemTag::io, "tokens", DType::i32, {B, T});
+  check_sequences(tokens.device, c, B);
   targets = arena.alloc(MemTag::io, "targets", DType::i32, {B, T});
   // Layer i writes the x of layer i+1, so two sets are the fewest.
   const int64_t sets = keep ? c.n_layers : std::min<int64_t>(2, c.n_layers);

@@ -10,6 +10,11 @@
 
 namespace triad {
 
+// The most sequences of a batch. CUDA's grids end at 65,535 along y and z, where attention's kernels have sequences
+// times groups.
+int64_t most_sequences(Device, const ModelConfig&);
+void check_sequences(Device, const ModelConfig&, int64_t B);
+
 struct LayerActivations {
   Tensor x;             // [N,C] T: the layer's input; the layer before writes it
   Tensor rrms1, rrms2;  // [N] acc

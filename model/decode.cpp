@@ -42,6 +42,7 @@ Decoder::Decoder(Context& ctx, Arena& arena, Model& model, int64_t B, int64_t S)
   const ModelConfig& c = model.config();
   TRIAD_CHECK(B >= 1 && S >= 1 && S <= model.max_seq_len(), "a cache for {} x {} tokens, of a model built for {}", B, S,
               model.max_seq_len());
+  check_sequences(ctx.device, c, B);
   const DType dtype = model.dtype();
   tokens = arena.alloc(MemTag::io, "next tokens", DType::i32, {B});
   position = arena.alloc(MemTag::io, "positions", DType::i32, {B});

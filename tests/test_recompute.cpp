@@ -102,6 +102,19 @@ TEST_CASE("recompute: less is kept the more is run again", "[recompute]") {
   CHECK(replay_flops(c, 16, 2048, Recompute::mlp) == 2.0 * 32768 * 768 * 3072);
 }
 
+TEST_CASE("recompute: more sequences and groups than a GPU's grid takes are refused by the plan", "[recompute]") {
+  Config config = load_config(TRIAD_SOURCE_DIR "/configs/tiny.json", {"train.seq_len=1"}).config;
+  const int64_t groups = config.model.n_kv_groups;
+  REQUIRE(groups == 2);
+  config.train.micro_batch_size = 65535 / groups;
+  plan_memory(config, Device::cuda());
+  ++config.train.micro_batch_size;
+  check_error([&] { plan_memory(config, Device::cuda()); },
+              {"train.micro_batch_size", "model.n_kv_groups", "32768 sequences", "2 groups", "at most 32767"});
+  plan_memory(config, Device::cpu());  // has no grid
+  CHECK(fit_batch(config, Device::cuda(), int64_t{1} << 50)->micro_batch_size == 32767);
+}
+
 TEST_CASE("recompute: what fits is what the plan says, and no more", "[recompute]") {
   const Config config = m7c("none");
   constexpr int64_t kBytes = 8'000'000'000;

@@ -158,7 +158,8 @@ std::optional<BatchFit> fit_batch(Config config, Device device, int64_t bytes, C
     return plan_memory(config, device, comm);
   };
   if (plan_of(1).peak_bytes() > bytes) return std::nullopt;
-  const int64_t most = std::min<int64_t>(1 << 20, kMostTokens / config.train.seq_len);  // the config's own limits
+  const int64_t most = std::min({int64_t{1} << 20, kMostTokens / config.train.seq_len,
+                                 most_sequences(device, config.model)});  // the config's own limits
   int64_t fits = 1, too_many = 2;
   while (too_many <= most && plan_of(too_many).peak_bytes() <= bytes) fits = too_many, too_many *= 2;
   too_many = std::min(too_many, most + 1);

@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "engine/check.h"
+#include "engine/dump_request.h"
 #include "tools/verbs.h"
 #include "tools/version.h"
 
@@ -22,9 +23,17 @@ void check_verb(const CLI::App& app, int argc, char** argv) {
   triad::fail_usage("unknown verb \"{}\"; the verbs are {}", argv[1], verbs);
 }
 
+// SIGUSR1's default action would end the process. This runs before the constructors of the libraries, some of which
+// take many milliseconds. Sanitizers cannot be called so early.
+#ifndef __SANITIZE_ADDRESS__
+void keep_early_requests(int, char**, char**) { triad::keep_dump_requests(); }
+[[gnu::section(".preinit_array"), gnu::used]] void (*at_first_instruction)(int, char**, char**) = keep_early_requests;
+#endif
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  triad::keep_dump_requests();
   // A write past the file size limit is an error with a message, as on a full disk; so is one to a pipe that nobody
   // reads any more, and a run whose output was piped to `head` goes on.
   std::signal(SIGXFSZ, SIG_IGN);

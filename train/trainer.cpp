@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <future>
@@ -145,11 +144,12 @@ class Trainer {
       for (const std::string& line : changed_since(resume_from_, config_)) telemetry.message("changed since: " + line);
     }
     ctx.listeners->push_back(&progress_);
-    watchdog_.emplace(progress_, *comm_, device_, config_, folder_.path(), state_.step,
-                      Watchdog::Tell{.heartbeat = [&](int64_t step, const std::string& msg,
-                                                      const Json& more) { telemetry_->heartbeat(step, msg, more); },
-                                     .alert = [&](const std::string& text) { telemetry_->alert(text); }});
-    watchdog_->on_request([&](int64_t step) { memory_.write_snapshot(fmt::format("step{}", step)); });
+    watchdog_.emplace(
+        progress_, *comm_, device_, config_, folder_.path(), state_.step,
+        Watchdog::Tell{.heartbeat = [&](int64_t step, const std::string& msg,
+                                        const Json& more) { telemetry_->heartbeat(step, msg, more); },
+                       .alert = [&](const std::string& text) { telemetry_->alert(text); },
+                       .after_dump = [&](int64_t step) { memory_.write_snapshot(fmt::format("step{}", step)); }});
     telemetry.watched_by(&*watchdog_);
     telemetry.heartbeat(state_.step, "boot");
     memory_.write_tables();
@@ -485,7 +485,6 @@ void train_from(const TrainRequest& request, const LaunchEnv& launch) {
 }  // namespace
 
 void train(const TrainRequest& request) {
-  std::signal(SIGUSR1, SIG_IGN);  // until the watchdog is there to answer
   const LaunchEnv launch = read_launch_env();
   if (launch.world == 1) return train_from(request, launch);
   try {  // an error before the ranks run together is one of this rank, too

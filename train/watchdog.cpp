@@ -7,8 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <csignal>
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
@@ -17,6 +15,7 @@
 #include <mutex>
 
 #include "engine/check.h"
+#include "engine/dump_request.h"
 #include "engine/process_end.h"
 #include "engine/stack_dump.h"
 #include "io/file.h"
@@ -27,19 +26,6 @@ namespace {
 
 constexpr int kLookMs = 200;
 constexpr double kSampleS = 1, kPulseS = 10;
-
-// SIGUSR1 asks the watchdog, of which a process has one, for a stack dump.
-std::atomic<int> wake_on_request{-1};
-std::atomic<bool> requested{false};
-extern "C" void on_dump_request(int) {
-  const int error = errno;
-  requested = true;
-  if (const int fd = wake_on_request; fd >= 0) {
-    const uint64_t one = 1;
-    if (::write(fd, &one, sizeof one) < 0) errno = error;  // the next look will see `requested`
-  }
-  errno = error;
-}
 
 double anonymous_mib() {
   std::ifstream status("/proc/self/status");
@@ -114,23 +100,17 @@ Watchdog::Watchdog(const Progress& progress, const Comm& comm, Device device, co
       rule_(config) {
   prepare_stack_dumps();
   take_sample();
-  wake_on_request = wake_;
-  std::signal(SIGUSR1, on_dump_request);
+  wake_on_dump_request(wake_);
+  keep_dump_requests();
   thread_ = std::thread([this] { run(); });
 }
 
 Watchdog::~Watchdog() {
-  std::signal(SIGUSR1, SIG_IGN);  // one that comes late ends nothing
-  wake_on_request = -1;
+  wake_on_dump_request(-1);
   stop_ = true;
   eventfd_write(wake_, 1);
   thread_.join();
   close(wake_);
-}
-
-void Watchdog::on_request(std::function<void(int64_t)> call) {
-  const std::lock_guard lock(mutex_);
-  on_request_ = std::move(call);
 }
 
 Watchdog::Sample Watchdog::sample() const {
@@ -171,15 +151,10 @@ void Watchdog::run() {
 void Watchdog::look(double now_s) {
   const Progress::Place place = progress_.place();
   judge(rule_.look(now_s, place), place);
-  if (requested.exchange(false)) {
+  if (take_dump_request()) {
     const std::string file = dump("asked for by SIGUSR1; the run goes on", place);
     tell_.heartbeat(first_step_ + place.steps, "stackdump", {{"file", file}});
-    std::function<void(int64_t)> call;
-    {
-      const std::lock_guard lock(mutex_);
-      call = on_request_;
-    }
-    if (call) call(first_step_ + place.steps);
+    if (tell_.after_dump) tell_.after_dump(first_step_ + place.steps);
   }
   // A step that takes long still gives a sign of life now and then, and before others may call it hung: they read there
   // which collectives it has begun. One that hangs gives none: "hung" stays the last.

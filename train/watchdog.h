@@ -41,18 +41,17 @@ class StallRule {
 
 class Watchdog {
  public:
-  // What it tells, from its own thread. heartbeat: a line for heartbeat_rank{R}.jsonl; alert: for a person.
+  // What it calls, on its own thread. heartbeat: a line for heartbeat_rank{R}.jsonl; alert: for a person; after_dump:
+  // a stack dump that SIGUSR1 asked for is written, and the run goes on.
   struct Tell {
     std::function<void(int64_t step, const std::string& msg, const Json&)> heartbeat;
     std::function<void(const std::string&)> alert;
+    std::function<void(int64_t step)> after_dump = {};
   };
   // first_step: done before this run. folder: where stack dumps go, and the ranks' heartbeats are.
   Watchdog(const Progress&, const Comm&, Device, const Config&, std::string folder, int64_t first_step, Tell);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
-
-  // Called after each stack dump that SIGUSR1 asked for, on the watchdog's thread, while the run goes on.
-  void on_request(std::function<void(int64_t step)> call);
 
   // The last sample, at most about a second old.
   struct Sample {
@@ -86,9 +85,8 @@ class Watchdog {
   StallRule::State state_ = StallRule::State::advancing;
   double next_pulse_s_ = 0;
   int64_t pulse_step_ = -1;
-  mutable std::mutex mutex_;  // of the two that follow
+  mutable std::mutex mutex_;  // of the sample
   Sample sample_;
-  std::function<void(int64_t)> on_request_;
   std::atomic<bool> wants_stop_ = false, stop_ = false;
   std::thread thread_;  // last: it uses all of the above
 };

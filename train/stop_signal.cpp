@@ -14,11 +14,14 @@ namespace triad {
 namespace {
 
 std::atomic<int> last_signal{0};
+// Which have come. A SIGTERM counts as repeated where a SIGINT came in between: no launcher does that.
+constexpr int kTerm = 1, kInt = 2, kTermThenInt = 4;
+std::atomic<int> heard{0};
 std::atomic<int64_t> step_under_way{0};
 std::atomic<bool> is_terminal{false};
 
 // What a signal handler may call is little: no formatting, no memory, one write(2).
-void tell(int number) {
+void tell() {
   char text[200], *at = text;
   const auto add = [&](const char* part) { at = stpcpy(at, part); };
   add(is_terminal ? "\n" : "");  // a progress line may be open
@@ -31,15 +34,20 @@ void tell(int number) {
     add("none");
   }
   add(" has begun)");
-  add(number == SIGINT ? "; Ctrl-C again ends at once\n" : "\n");
+  add((heard & kTermThenInt) != 0 ? "; Ctrl-C or SIGTERM again ends at once\n"
+      : (heard & kInt) != 0       ? "; Ctrl-C again ends at once\n"
+                                  : "\n");
   if (::write(STDERR_FILENO, text, static_cast<size_t>(at - text)) < 0) return;  // nobody reads it any more
 }
 
 template <bool kTells>
 void on_stop_signal(int number) {
-  const int before = last_signal.exchange(number), error = errno;
-  if (before == SIGINT && number == SIGINT) _exit(1);
-  if (kTells && before != number) tell(number);
+  const int error = errno, own = number == SIGINT ? kInt : kTerm, ends = number == SIGINT ? kInt : kTermThenInt;
+  last_signal = number;
+  const int before = heard.fetch_or(own);
+  if ((before & ends) != 0) _exit(1);
+  if (number == SIGINT && (before & kTerm) != 0) heard |= kTermThenInt;
+  if (kTells && (before & own) == 0) tell();
   errno = error;
 }
 

@@ -1,5 +1,6 @@
-// SIGTERM and SIGINT ask a run for a checkpoint and an orderly end, when its step ends. A second Ctrl-C ends the
-// process at once; a second SIGTERM does not, for launchers often send it to the process and again to its group.
+// SIGTERM and SIGINT ask a run for a checkpoint and an orderly end, when its step ends. A second SIGINT (Ctrl-C) ends
+// the process at once, whatever comes in between. A second SIGTERM does so only if a SIGINT came between the two:
+// launchers often send it to the process and again to its group.
 #pragma once
 #include <cstdint>
 

@@ -114,11 +114,18 @@ std::string read_text(const std::string& path) {
 }
 
 void wait_for_text(const std::string& path, const std::string& text) {
-  for (int i = 0; i < 60000; ++i) {
+  for (int i = 0; i < 180000; ++i) {
     if (has(read_text(path), text)) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   throw std::runtime_error(path + " never had \"" + text + "\": " + read_text(path));
+}
+void wait_for_file(const std::string& path) {
+  for (int i = 0; i < 180000; ++i) {
+    if (std::filesystem::exists(path)) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  throw std::runtime_error(path + " never came");
 }
 
 }  // namespace triad::test

@@ -59,8 +59,9 @@ class TemporaryFolder {
 size_t count_files(const std::string& folder);  // in it, folders and links too
 void write_text(const std::string& path, const std::string& text);
 std::string read_text(const std::string& path);
-// Until another process has written it there; throws after a minute.
+// Until another process has written it there; throws after three minutes, which only what hangs takes.
 void wait_for_text(const std::string& path, const std::string& text);
+void wait_for_file(const std::string& path);
 inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace triad::test

@@ -116,7 +116,7 @@ void check_failing_save(const std::string& before, const std::function<void(cons
   REQUIRE(run_program(train_args(whole, kSaves)).exit_code == 0);
   // Its products take a millisecond more, so that what harms it comes before its end.
   BackgroundProgram program(train_args(out, kSaves), planted("TRIAD_PLANT='0 0.001'") + before, log);
-  for (int i = 0; i < 60000 && lines(out + "/training.csv").size() < 4; ++i)
+  for (int i = 0; i < 180000 && lines(out + "/training.csv").size() < 4; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   REQUIRE(fs::exists(out + "/checkpoints/latest"));
   harm(out, program.pid());
@@ -236,7 +236,7 @@ TEST_CASE("train: a tokenizer's files are read at the start, and may go then", "
   BackgroundProgram program(train_args(
       out,
       "--set train.steps=1000000 --set train.allow_unsafe=true --set log.every=1000 --set data.tokenizer=" + file));
-  for (int i = 0; i < 60000 && !fs::exists(out + "/mem_step1.json"); ++i)
+  for (int i = 0; i < 180000 && !fs::exists(out + "/mem_step1.json"); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   REQUIRE(fs::exists(out + "/mem_step1.json"));
   fs::remove(file);

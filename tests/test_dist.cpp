@@ -185,9 +185,9 @@ TEST_CASE("dist: what a step waits for other ranks is no part of its computing",
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
-  // Rank 1's products take 2 ms longer each: rank 0 waits for it, bucket by bucket.
-  const Outcome outcome = run_command(planted("TRIAD_PLANT='1 0.002'") + mpirun(2) + TRIAD_PROGRAM " " +
-                                      train_args(out, "--set dist.bucket_mb=0.02"));
+  // Rank 1's products take 20 ms longer each, far longer than rank 0's: it waits for them, bucket by bucket.
+  const Outcome outcome = run_command(planted("TRIAD_PLANT='1 0.02'") + mpirun(2) + TRIAD_PROGRAM " " +
+                                      train_args(out, "--set dist.bucket_mb=0.02 --set train.steps=4"));
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
   double wait_ms = 0, compute_ms = 0, step_ms = 0, parts_ms = 0;

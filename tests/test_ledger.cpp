@@ -187,7 +187,7 @@ void check_trace(Device device, bool graph) {
     for (size_t i = 0; i < first.size(); ++i) {
       const BackwardTrace::Op& op = result.trace[i];
       CHECK((op.name == first[i].name && op.layer == first[i].layer));
-      CHECK((op.ms >= 0 && op.begin_ms >= 0 && op.ms < 10000));
+      CHECK((op.ms >= 0 && op.begin_ms >= 0));
       if (layers.empty() || layers.back() != op.layer) layers.push_back(op.layer);
       names.insert(op.name);
     }

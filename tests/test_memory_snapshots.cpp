@@ -258,7 +258,7 @@ TEST_CASE("memory: too few addresses for the buffers of the CPU's products are a
 #endif
   const TemporaryFolder folder;
   const Outcome run = run_tiny(folder.file("run"), "--set train.steps=1",
-                               "ulimit -v 2000000; OMP_NUM_THREADS=64 OPENBLAS_NUM_THREADS=1 timeout -s KILL 60");
+                               "ulimit -v 2000000; OMP_NUM_THREADS=64 OPENBLAS_NUM_THREADS=1 timeout -s KILL 300");
   INFO(run.output);
   CHECK(run.exit_code == 1);
   CHECK(run.output.find("128 MiB of addresses for each of 64 threads") != std::string::npos);

@@ -28,7 +28,7 @@ void wait_for_stop(int pid) {
     const std::string stat = read_text(thread.path().string() + "/stat");  // "123 (name) T ..."
     return has(stat.substr(std::min(stat.rfind(')'), stat.size())), ") T ");
   };
-  for (int i = 0; i < 60000; ++i) {
+  for (int i = 0; i < 180000; ++i) {
     const fs::directory_iterator threads("/proc/" + std::to_string(pid) + "/task");
     if (std::all_of(begin(threads), end(threads), is_stopped)) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

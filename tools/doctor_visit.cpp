@@ -69,7 +69,7 @@ const std::string& why_no_mpirun(const std::string& folder) {
   if (find_program("mpirun").empty()) {
     why = "no mpirun on PATH";
   } else {
-    constexpr double kTrialS = 20;
+    constexpr double kTrialS = 60;
     const Ended ended =
         run_commands({mpirun(2, {"true"})}, Inherit::clean, folder, {.limit_s = kTrialS, .silent_s = kTrialS});
     if (ended.how != Ended::How::exited)

@@ -1,15 +1,18 @@
 // io/: files, safetensors, shards, tables and checkpoint folders: round trips, known bytes, and every malformed input.
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "engine/check.h"
 #include "io/csv.h"
 #include "io/file.h"
+#include "io/json_builder.h"
 #include "io/json_config.h"
 #include "io/jsonl.h"
 #include "io/safetensors.h"
@@ -389,6 +392,41 @@ TEST_CASE("io: JSON lines", "[io]") {
   write_text(path, read_text(path) + "{\"torn");
   JsonLines(path).append({{"text", "two\nlines\xff"}});
   CHECK(read_text(path) == "{\"b\":1,\"a\":null}\n{\"text\":\"two\\nlines\xef\xbf\xbd\"}\n");
+}
+
+namespace {
+
+// A std::map that counts the steps of its iterators, and a JSON value whose objects are such maps.
+int64_t map_steps = 0;
+template <class Key, class Value, class Less, class Allocator>
+struct CountedMap : std::map<Key, Value, Less, Allocator> {
+  using Map = std::map<Key, Value, Less, Allocator>;
+  using Map::Map;
+  struct iterator : Map::iterator {
+    iterator() = default;
+    iterator(typename Map::iterator base) : Map::iterator(base) {}  // what the map itself returns
+    iterator& operator++() {
+      ++map_steps;
+      Map::iterator::operator++();
+      return *this;
+    }
+  };
+};
+using CountedJson = nlohmann::basic_json<CountedMap>;
+
+}  // namespace
+
+TEST_CASE("io: JSON objects are read without looking at their other keys", "[io]") {
+  const auto steps = [](int keys) {
+    std::string text = "{";
+    for (int i = 0; i < keys; ++i) text += fmt::format("{}\"t{}\":{{\"shape\":[1]}}", i == 0 ? "" : ",", i);
+    map_steps = 0;
+    const auto json = JsonBuilder<CountedJson>::build(text + "}", "the text", JsonComments::refused);
+    CHECK(json.size() == static_cast<size_t>(keys));
+    return map_steps;
+  };
+  const int64_t few = steps(500), many = steps(2000);
+  CHECK(many <= 5 * few);  // 16 times as many where each key costs a walk over those before it
 }
 
 TEST_CASE("io: JSON is parsed to a depth, and cut for messages", "[io]") {

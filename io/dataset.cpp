@@ -76,7 +76,8 @@ class MemoryTokens final : public TokenSource {
 // Shards one behind the other.
 class ShardTokens final : public TokenSource {
  public:
-  ShardTokens(const std::vector<std::string>& files, int64_t vocab) : name_(describe("token shards", files)) {
+  ShardTokens(const std::vector<std::string>& files, int64_t vocab)
+      : name_(describe("token shards", files)), vocab_(vocab) {
     int64_t tokens = 0;
     for (const std::string& file : files) ends_.push_back(tokens += shards_.emplace_back(file).size());
     for (const Shard& shard : shards_) shard.scan(vocab);  // after all headers: those fail at once
@@ -88,7 +89,7 @@ class ShardTokens final : public TokenSource {
     for (; !out.empty(); ++shard) {
       const int64_t first = begin - (ends_[shard] - shards_[shard].size());
       const auto n = std::min(out.size(), static_cast<size_t>(ends_[shard] - begin));
-      shards_[shard].read(first, out.first(n));
+      shards_[shard].read(first, out.first(n), vocab_);  // the file may have changed since the scan
       out = out.subspan(n);
       begin += static_cast<int64_t>(n);
     }
@@ -97,6 +98,7 @@ class ShardTokens final : public TokenSource {
 
  private:
   std::string name_;
+  int64_t vocab_;
   std::vector<Shard> shards_;
   std::vector<int64_t> ends_;  // running sums of the shards' tokens
 };
@@ -154,7 +156,7 @@ std::vector<std::string> text_files(const std::vector<std::string>& files) {
   std::vector<std::string> texts;
   for (const std::string& file : files) {
     TRIAD_CHECK(!is_shard(file), "{} is a token shard, not text: data.kind=shards reads it", file);
-    if (MappedFile(file).size() > 0) texts.push_back(file);
+    if (InputFile(file).size() > 0) texts.push_back(file);
   }
   TRIAD_CHECK(!texts.empty(), "there is no text in {}", describe("files", files));
   return texts;
@@ -166,7 +168,7 @@ std::shared_ptr<const TokenSource> read_texts(const std::vector<std::string>& fi
   auto source = std::make_shared<MemoryTokens<T>>(what + describe("text files", files));
   std::vector<int32_t> document;
   for (const std::string& file : files) {
-    append_document(document, MappedFile(file).text(), tokenizer);
+    append_document(document, read_file(file), tokenizer);
     source->append(document);
   }
   return source;

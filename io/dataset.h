@@ -46,8 +46,8 @@ struct SplitOptions {
 // a single document is split by position, its last val_fraction. Documents without a byte are left out. A token shard
 // given as text is an Error.
 DataSplit text_data(const SplitOptions&, const Tokenizer&);
-// Token shards (io/shards.h), mapped, in the order of their names. Each is checked and scanned for tokens >= vocab
-// before the first is used. The split: the last val_fraction of the tokens.
+// Token shards (io/shards.h), in the order of their names. Each is checked and scanned for tokens >= vocab before the
+// first is used, and again as tokens are read. The split: the last val_fraction of the tokens.
 DataSplit shard_data(const SplitOptions&, int64_t vocab);
 
 // Files of one kind, told apart by their first bytes: token shards or text. Nothing is held out.

@@ -101,7 +101,7 @@ TEST_CASE("io: writes that fail name path and reason, and leave nothing", "[io]"
   CHECK(count_files(folder.path()) == 1);
 }
 
-TEST_CASE("io: mapped files and globs", "[io]") {
+TEST_CASE("io: input files and globs", "[io]") {
   const TemporaryFolder folder;
   for (const char* name : {"b.txt", "a.txt", "c[1].txt", "d.bin"}) write_text(folder.file(name), name);
   fs::create_directory(folder.file("sub.txt"));
@@ -113,11 +113,11 @@ TEST_CASE("io: mapped files and globs", "[io]") {
         Files{text[2], text[0], text[1]});
   check_error([&] { expand_globs(Files{folder.file("a*"), folder.file("*.none")}); }, {"*.none"});
   check_error([&] { expand_globs(Files{folder.path()}); }, {"this is a folder"});
-  CHECK(MappedFile(folder.file("d.bin")).text() == "d.bin");
+  CHECK(InputFile(folder.file("d.bin")).text(0, 100) == "d.bin");
   write_text(folder.file("empty"), "");
-  CHECK(MappedFile(folder.file("empty")).size() == 0);
-  check_error([&] { MappedFile(folder.file("none")); }, {"none", "No such file"});
-  check_error([&] { MappedFile(folder.path()); }, {folder.path(), "folder"});
+  CHECK(InputFile(folder.file("empty")).size() == 0);
+  check_error([&] { InputFile(folder.file("none")); }, {"none", "No such file"});
+  check_error([&] { InputFile(folder.path()); }, {folder.path(), "folder"});
 }
 
 TEST_CASE("io: byte tokenizer", "[io]") {
@@ -155,9 +155,9 @@ TEST_CASE("io: safetensors round trip, order, padding and checksums", "[io]") {
   CHECK(names == std::vector<std::string>{"n", "a", "w", "h", "byte"});
   CHECK(file.metadata().at("format") == "pt");
   CHECK(file.metadata().at("note") == "x");
-  CHECK(std::memcmp(file.bytes(file.at("w")).data(), w.data(), 24) == 0);
-  CHECK(std::memcmp(file.bytes(file.at("h")).data(), h.data(), 6) == 0);
-  CHECK(file.bytes(file.at("a")).empty());
+  CHECK(std::memcmp(file.read(file.at("w")).data(), w.data(), 24) == 0);
+  CHECK(std::memcmp(file.read(file.at("h")).data(), h.data(), 6) == 0);
+  CHECK(file.read(file.at("a")).empty());
   CHECK(file.at("byte").shape.empty());
   CHECK(file.at("w").str() == "F32[2,3]");
   CHECK(file.find("none") == nullptr);
@@ -182,8 +182,8 @@ TEST_CASE("io: safetensors round trip, order, padding and checksums", "[io]") {
   damaged[static_cast<size_t>(file.at("h").begin) + 1] ^= 4;
   write_text(folder.file("damaged"), damaged);
   const SafetensorsFile bad(folder.file("damaged"));
-  CHECK_NOTHROW(bad.bytes(bad.at("w")));
-  check_error([&] { bad.bytes(bad.at("h")); }, {"damaged", "tensor h", "CRC-32"});
+  CHECK_NOTHROW(bad.read(bad.at("w")));
+  check_error([&] { bad.read(bad.at("h")); }, {"damaged", "tensor h", "CRC-32"});
   check_error([&] { SafetensorsWriter(folder.file("v"), {{"x", DType::u8, {}}, {"x", DType::u8, {}}}); }, {"x"});
   CHECK(is_safetensors(path));
 }
@@ -214,7 +214,7 @@ TEST_CASE("io: safetensors known bytes", "[io]") {
   const SafetensorsFile other(folder.file("other"));
   CHECK(other.entries()[0].name == "a");
   CHECK(!other.at("b").engine_dtype());
-  CHECK(std::memcmp(other.bytes(other.at("b")).data(), "ef", 2) == 0);
+  CHECK(std::memcmp(other.read(other.at("b")).data(), "ef", 2) == 0);
 }
 
 TEST_CASE("io: malformed safetensors are refused, with file and place", "[io]") {

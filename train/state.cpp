@@ -41,17 +41,17 @@ void write_buffers(const Params& params, const std::vector<NamedBuffer>& buffers
 
 // An entry's elements as floats, whatever float type another program stored.
 void read_entry(const SafetensorsFile& file, const TensorEntry& entry, float* out) {
-  const std::span<const std::byte> bytes = file.bytes(entry);
   const int64_t n = entry.numel();
+  const auto whole = [&]<class T>(T* to) {
+    file.read(entry, std::as_writable_bytes(std::span(to, static_cast<size_t>(n))));
+  };
   auto convert = [&]<class T>() {
-    for (int64_t i = 0; i < n; ++i) {
-      T value;  // the file may leave tensors unaligned
-      std::memcpy(&value, bytes.data() + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
-      out[i] = static_cast<float>(value);
-    }
+    std::vector<T> values(static_cast<size_t>(n));
+    whole(values.data());
+    for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(values[static_cast<size_t>(i)]);
   };
   const std::optional<DType> dtype = entry.engine_dtype();
-  if (dtype == DType::f32) return void(std::memcpy(out, bytes.data(), bytes.size()));
+  if (dtype == DType::f32) return whole(out);
   if (dtype == DType::f64) return convert.template operator()<double>();
   if (dtype == DType::bf16) return convert.template operator()<bf16>();
   if (entry.dtype == "F16") return convert.template operator()<_Float16>();

@@ -9,6 +9,7 @@
 #include "engine/check.h"
 #include "engine/rng.h"
 #include "io/file.h"
+#include "io/shard_manifest.h"
 #include "io/shards.h"
 
 namespace triad {
@@ -133,9 +134,8 @@ DataSplit split_by_position(std::shared_ptr<const TokenSource> whole, double val
 struct SplitFiles {
   std::vector<std::string> train, val;
 };
-SplitFiles expand_split(const SplitOptions& options) {
+SplitFiles checked_split(const SplitOptions& options, SplitFiles files) {
   if (options.paths.empty()) fail_usage("data.paths is empty: files or globs are needed");
-  SplitFiles files{expand_globs(options.paths), expand_globs(options.val_paths)};
   std::set<std::string> train;
   for (const std::string& file : files.train) train.insert(std::filesystem::canonical(file).string());
   for (const std::string& file : files.val)
@@ -211,7 +211,7 @@ DataSplit synthetic_data(int64_t vocab, uint64_t seed, double val_fraction) {
 }
 
 DataSplit text_data(const SplitOptions& options, const Tokenizer& tokenizer) {
-  const SplitFiles files = expand_split(options);
+  const SplitFiles files = checked_split(options, {expand_globs(options.paths), expand_globs(options.val_paths)});
   const std::vector<std::string> texts = text_files(files.train);
   if (!files.val.empty())
     return {read_texts(texts, tokenizer, "the training split of "),
@@ -226,7 +226,8 @@ DataSplit text_data(const SplitOptions& options, const Tokenizer& tokenizer) {
 }
 
 DataSplit shard_data(const SplitOptions& options, int64_t vocab) {
-  const SplitFiles files = expand_split(options);
+  const SplitFiles files = checked_split(
+      options, {expand_shards(options.paths, ShardSplit::train), expand_shards(options.val_paths, ShardSplit::val)});
   auto train = std::make_shared<ShardTokens>(files.train, vocab);
   if (files.val.empty()) return split_by_position(std::move(train), options.val_fraction);
   return {std::move(train), std::make_shared<ShardTokens>(files.val, vocab)};

@@ -38,7 +38,7 @@ DataSplit synthetic_data(int64_t vocab, uint64_t seed, double val_fraction);
 
 // How the files are shared out. val_paths not empty: they are the validation split, and a file in both is an Error.
 struct SplitOptions {
-  std::vector<std::string> paths, val_paths;  // files or globs
+  std::vector<std::string> paths, val_paths;  // files or globs; of shards also folders with a manifest.json
   double val_fraction = 0;
   uint64_t seed = 0;  // of the choice of validation documents
 };

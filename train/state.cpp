@@ -105,6 +105,11 @@ bool decides_resume(const std::string& key) {
   return key.starts_with("model.") || key.starts_with("nsa.") || key.starts_with("data.") || key == "train.seq_len";
 }
 
+// Shards whose tokenizer nobody had named counted as bytes, or as of none. To name it later changes no token of theirs.
+bool learns_tokenizer(const Config& before, const Config& now) {
+  return now.data.kind == DataKind::shards && before.data.tokenizer_or_bytes() == "byte";
+}
+
 Json read_state(const std::string& folder) {
   const std::string path = folder + "/" + kStateFile;
   const Json state = parse_json(read_file(path), path);
@@ -162,11 +167,11 @@ void check_tokenizer(const std::string& folder, const Tokenizer& tokenizer) {
 RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params, Optimizer& optimizer,
                          const Config& config) {
   const Json state = read_state(folder);
-  for_each_difference(config_from_json(state["config"]), config,
-                      [&](const std::string& key, const std::string& theirs, const std::string& ours) {
-                        if (decides_resume(key))
-                          fail("{}: its {} is {}, the config's is {}", folder, key, theirs, ours);
-                      });
+  const Config before = config_from_json(state["config"]);
+  for_each_difference(before, config, [&](const std::string& key, const std::string& theirs, const std::string& ours) {
+    if (key == "data.tokenizer" && learns_tokenizer(before, config)) return;
+    if (decides_resume(key)) fail("{}: its {} is {}, the config's is {}", folder, key, theirs, ours);
+  });
   load_weights(ctx, params, folder + "/" + kWeightsFile);
   const SafetensorsFile moments(folder + "/" + kOptimizerFile);
   check_names(params, moments, {"exp_avg/", "exp_avg_sq/"});
@@ -191,7 +196,7 @@ std::vector<std::string> changed_since(const std::string& folder, const Config& 
 void save_initial(Context& ctx, const std::string& folder, const Params& params, const Config& config) {
   make_folders(folder);
   save_weights(ctx, params, folder + "/" + kWeightsFile);
-  write_tokenizer_files(make_tokenizer(config.data.tokenizer)->files(), folder);
+  write_tokenizer_files(make_tokenizer(config.data.tokenizer_or_bytes())->files(), folder);
   write_file_atomically(folder + "/" + kStateFile, dump_json(state_json(config, {}), 2) + "\n");
 }
 

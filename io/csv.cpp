@@ -46,7 +46,7 @@ std::string cut(const std::string& path, std::string_view text, const std::strin
 // Makes the file as rows will be appended to it.
 const std::string& prepare(const std::string& path, const std::string& header, int64_t resume_step) {
   const bool resume = resume_step >= 0 && std::filesystem::exists(path);
-  write_file_atomically(path, resume ? cut(path, MappedFile(path).text(), header, resume_step) : header + "\n");
+  write_file_atomically(path, resume ? cut(path, read_file(path), header, resume_step) : header + "\n");
   return path;
 }
 
@@ -56,7 +56,7 @@ CsvFile::CsvFile(const std::string& path, const std::string& header, int64_t res
     : columns_(count_columns(header)), file_(prepare(path, header, resume_step)) {}
 
 void cut_csv(const std::string& path, int64_t step) {
-  if (std::filesystem::exists(path)) write_file_atomically(path, cut(path, MappedFile(path).text(), "", step));
+  if (std::filesystem::exists(path)) write_file_atomically(path, cut(path, read_file(path), "", step));
 }
 
 void CsvFile::row(std::string_view text) {

@@ -10,6 +10,7 @@
 #include "engine/random_streams.h"
 #include "engine/rng.h"
 #include "io/file.h"
+#include "io/shard_manifest.h"
 #include "io/shards.h"
 
 namespace triad {
@@ -73,7 +74,8 @@ class MemoryTokens final : public TokenSource {
 // Shards one behind the other.
 class ShardTokens final : public TokenSource {
  public:
-  ShardTokens(const std::vector<std::string>& files, int64_t vocab) : name_(describe("token shards", files)) {
+  ShardTokens(const std::vector<std::string>& files, int64_t vocab)
+      : name_(describe("token shards", files)), vocab_(vocab) {
     int64_t tokens = 0;
     for (const std::string& file : files) ends_.push_back(tokens += shards_.emplace_back(file).size());
     for (const Shard& shard : shards_) shard.scan(vocab);  // after all headers: those fail at once
@@ -85,7 +87,7 @@ class ShardTokens final : public TokenSource {
     for (; !out.empty(); ++shard) {
       const int64_t first = begin - (ends_[shard] - shards_[shard].size());
       const auto n = std::min(out.size(), static_cast<size_t>(ends_[shard] - begin));
-      shards_[shard].read(first, out.first(n));
+      shards_[shard].read(first, out.first(n), vocab_);  // the file may have changed since the scan
       out = out.subspan(n);
       begin += static_cast<int64_t>(n);
     }
@@ -94,6 +96,7 @@ class ShardTokens final : public TokenSource {
 
  private:
   std::string name_;
+  int64_t vocab_;
   std::vector<Shard> shards_;
   std::vector<int64_t> ends_;  // running sums of the shards' tokens
 };
@@ -128,9 +131,8 @@ DataSplit split_by_position(std::shared_ptr<const TokenSource> whole, double val
 struct SplitFiles {
   std::vector<std::string> train, val;
 };
-SplitFiles expand_split(const SplitOptions& options) {
+SplitFiles checked_split(const SplitOptions& options, SplitFiles files) {
   if (options.paths.empty()) fail_usage("data.paths is empty: files or globs are needed");
-  SplitFiles files{expand_globs(options.paths), expand_globs(options.val_paths)};
   std::set<std::string> train;
   for (const std::string& file : files.train) train.insert(std::filesystem::canonical(file).string());
   for (const std::string& file : files.val)
@@ -151,7 +153,7 @@ std::vector<std::string> text_files(const std::vector<std::string>& files) {
   std::vector<std::string> texts;
   for (const std::string& file : files) {
     TRIAD_CHECK(!is_shard(file), "{} is a token shard, not text: data.kind=shards reads it", file);
-    if (MappedFile(file).size() > 0) texts.push_back(file);
+    if (InputFile(file).size() > 0) texts.push_back(file);
   }
   TRIAD_CHECK(!texts.empty(), "there is no text in {}", describe("files", files));
   return texts;
@@ -163,7 +165,7 @@ std::shared_ptr<const TokenSource> read_texts(const std::vector<std::string>& fi
   auto source = std::make_shared<MemoryTokens<T>>(what + describe("text files", files));
   std::vector<int32_t> document;
   for (const std::string& file : files) {
-    append_document(document, MappedFile(file).text(), tokenizer);
+    append_document(document, read_file(file), tokenizer);
     source->append(document);
   }
   return source;
@@ -207,7 +209,7 @@ DataSplit synthetic_data(int64_t vocab, uint64_t seed, double val_fraction) {
 }
 
 DataSplit text_data(const SplitOptions& options, const Tokenizer& tokenizer) {
-  const SplitFiles files = expand_split(options);
+  const SplitFiles files = checked_split(options, {expand_globs(options.paths), expand_globs(options.val_paths)});
   const std::vector<std::string> texts = text_files(files.train);
   if (!files.val.empty())
     return {read_texts(texts, tokenizer, "the training split of "),
@@ -222,7 +224,8 @@ DataSplit text_data(const SplitOptions& options, const Tokenizer& tokenizer) {
 }
 
 DataSplit shard_data(const SplitOptions& options, int64_t vocab) {
-  const SplitFiles files = expand_split(options);
+  const SplitFiles files = checked_split(
+      options, {expand_shards(options.paths, ShardSplit::train), expand_shards(options.val_paths, ShardSplit::val)});
   auto train = std::make_shared<ShardTokens>(files.train, vocab);
   if (files.val.empty()) return split_by_position(std::move(train), options.val_fraction);
   return {std::move(train), std::make_shared<ShardTokens>(files.val, vocab)};

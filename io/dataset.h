@@ -38,7 +38,7 @@ DataSplit synthetic_data(int64_t vocab, uint64_t seed, double val_fraction);
 
 // How the files are shared out. val_paths not empty: they are the validation split, and a file in both is an Error.
 struct SplitOptions {
-  std::vector<std::string> paths, val_paths;  // files or globs
+  std::vector<std::string> paths, val_paths;  // files or globs; of shards also folders with a manifest.json
   double val_fraction = 0;
   uint64_t seed = 0;  // of the choice of validation documents
 };
@@ -46,8 +46,8 @@ struct SplitOptions {
 // a single document is split by position, its last val_fraction. Documents without a byte are left out. A token shard
 // given as text is an Error.
 DataSplit text_data(const SplitOptions&, const Tokenizer&);
-// Token shards (io/shards.h), mapped, in the order of their names. Each is checked and scanned for tokens >= vocab
-// before the first is used. The split: the last val_fraction of the tokens.
+// Token shards (io/shards.h), in the order of their names. Each is checked and scanned for tokens >= vocab before the
+// first is used, and again as tokens are read. The split: the last val_fraction of the tokens.
 DataSplit shard_data(const SplitOptions&, int64_t vocab);
 
 // Files of one kind, told apart by their first bytes: token shards or text. Nothing is held out.

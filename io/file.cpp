@@ -2,7 +2,7 @@
 
 #include <fcntl.h>
 #include <glob.h>
-#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -50,6 +50,26 @@ void sync_file(int fd, const std::string& path) {
   if (::fsync(fd) != 0 && errno != EINVAL) fail("{}: cannot sync to disk: {}", path, reason());
 }
 
+// A data set may have more shards than the 1,024 files that a process may open by default; the hard limit is mostly far
+// higher. It is asked for when half of the files are open, so that other files can be opened too.
+void make_room_for_files(int opened) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;
+  if (opened >= 0 && static_cast<rlim_t>(opened) < limit.rlim_cur / 2) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+FileHandle open_to_read(const std::string& path) {
+  constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;  // a pipe must not block the open
+  FileHandle file(::open(path.c_str(), kFlags));
+  const bool too_many = file.get() < 0 && errno == EMFILE;
+  if (file.get() >= 0 || too_many) make_room_for_files(file.get());
+  if (too_many) file = FileHandle(::open(path.c_str(), kFlags));
+  if (file.get() < 0) fail("{}: cannot be opened: {}", path, reason());
+  return file;
+}
+
 }  // namespace
 
 FileHandle& FileHandle::operator=(FileHandle&& other) noexcept {
@@ -67,32 +87,30 @@ void FileHandle::reset() noexcept {
   fd_ = -1;
 }
 
-MappedFile::MappedFile(const std::string& path) : path_(path) {
-  const FileHandle file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a pipe must not block the open
-  if (file.get() < 0) fail("{}: cannot be opened: {}", path, reason());
+InputFile::InputFile(const std::string& path) : path_(path), file_(open_to_read(path)) {
   struct stat info;
-  if (::fstat(file.get(), &info) != 0) fail("{}: cannot be read: {}", path, reason());
+  if (::fstat(file_.get(), &info) != 0) fail("{}: cannot be read: {}", path, reason());
   TRIAD_CHECK(S_ISREG(info.st_mode), "{}: {}, a regular file is needed", path,
               S_ISDIR(info.st_mode) ? "this is a folder" : "this is no file on disk");
   size_ = info.st_size;
-  if (size_ == 0) return;
-  void* const address = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (address == MAP_FAILED) fail("{}: cannot map its {} bytes: {}", path, size_, reason());
-  data_ = static_cast<const std::byte*>(address);
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
+void InputFile::read(int64_t offset, std::span<std::byte> out) const {
+  while (!out.empty()) {
+    const ssize_t n = ::pread(file_.get(), out.data(), out.size(), offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail("{}: cannot be read at offset {}: {}", path_, offset, reason());
+    TRIAD_CHECK(n > 0, "{}: cannot be read at offset {}: the file ends before, it had {} bytes when it was opened",
+                path_, offset, size_);
+    offset += n;
+    out = out.subspan(static_cast<size_t>(n));
+  }
 }
 
-MappedFile::~MappedFile() {
-  if (data_) ::munmap(const_cast<std::byte*>(data_), static_cast<size_t>(size_));
+std::string InputFile::text(int64_t offset, int64_t bytes) const {
+  std::string text(static_cast<size_t>(std::clamp<int64_t>(size_ - offset, 0, bytes)), '\0');
+  read(offset, std::as_writable_bytes(std::span(text)));
+  return text;
 }
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_(temporary_name(path)) {
@@ -152,7 +170,10 @@ AppendFile::AppendFile(const std::string& path) : path_(path) {
 
 void AppendFile::append(std::string_view text) { write_all(file_.get(), path_, -1, std::as_bytes(std::span(text))); }
 
-std::string read_file(const std::string& path) { return std::string(MappedFile(path).text()); }
+std::string read_file(const std::string& path) {
+  const InputFile file(path);
+  return file.text(0, file.size());
+}
 
 void write_file_atomically(const std::string& path, std::string_view text) {
   AtomicFile file(path);

@@ -1,4 +1,4 @@
-// Files at the level of the system: mapped reads, writes that appear whole or not at all, appended lines, globs,
+// Files at the level of the system: checked reads, writes that appear whole or not at all, appended lines, globs,
 // folders. Every failure is an Error that names the path, what was tried and the system's reason.
 #pragma once
 #include <cstddef>
@@ -26,23 +26,21 @@ class FileHandle {
   int fd_ = -1;
 };
 
-// A regular file mapped for reading, for as long as this object lives. An empty file has a null data().
-class MappedFile {
+// A regular file, open for reading as long as this object lives, even if another file takes its name. Bytes are copied
+// out, not mapped: if another program cuts the file, or its disk fails, a read throws an Error that names the offset,
+// where a load from mapped memory would end the process with SIGBUS. Any thread may read.
+class InputFile {
  public:
-  explicit MappedFile(const std::string& path);
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&& other) noexcept;
-  ~MappedFile();
-
+  explicit InputFile(const std::string& path);
   const std::string& path() const { return path_; }
-  const std::byte* data() const { return data_; }
-  int64_t size() const { return size_; }
-  std::span<const std::byte> bytes() const { return {data_, static_cast<size_t>(size_)}; }
-  std::string_view text() const { return {reinterpret_cast<const char*>(data_), static_cast<size_t>(size_)}; }
+  int64_t size() const { return size_; }  // bytes when the file was opened
+  // Fills out with the bytes from offset on, all of which have to lie within the file.
+  void read(int64_t offset, std::span<std::byte> out) const;
+  std::string text(int64_t offset, int64_t bytes) const;  // fewer bytes only where size() ends them
 
  private:
   std::string path_;
-  const std::byte* data_ = nullptr;
+  FileHandle file_;
   int64_t size_ = 0;
 };
 

@@ -1,8 +1,11 @@
 #include "io/json_config.h"
 
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <sstream>
-#include <unordered_set>
+
+#include "io/json_builder.h"
 
 namespace triad {
 
@@ -19,22 +22,7 @@ bool is_utf8(const std::string& text) {
 
 template <class AnyJson>
 AnyJson parse_json(std::string_view text, const std::string& what, JsonComments comments) {
-  using Event = typename AnyJson::parse_event_t;
-  std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
-  const auto watch = [&](int depth, Event event, AnyJson& value) {
-    const bool opens = event == Event::object_start || event == Event::array_start;
-    TRIAD_CHECK(!opens || depth < kMaxJsonDepth, "{}: nested more than {} deep", what, kMaxJsonDepth);
-    if (event == Event::object_start) keys.emplace_back();
-    if (event == Event::object_end) keys.pop_back();
-    if (event == Event::key) {
-      const auto& key = value.template get_ref<const std::string&>();
-      TRIAD_CHECK(keys.back().insert(key).second, "{}: an object has {} twice", what, shortened(key));
-    }
-    return true;
-  };
-  try {
-    return AnyJson::parse(text, watch, true, comments == JsonComments::allowed);
-  } catch (const typename AnyJson::exception& e) { fail("{}: no JSON: {}", what, shortened(e.what())); }
+  return JsonBuilder<AnyJson>::build(text, what, comments);
 }
 template Json parse_json(std::string_view, const std::string&, JsonComments);
 template nlohmann::json parse_json(std::string_view, const std::string&, JsonComments);

@@ -34,8 +34,9 @@ void visit(KernelChoices& c, V&& v) {
 // Objects and lists within each other: those of our files are 3 deep. Copies and dumps recurse, so it has to end.
 inline constexpr int kMaxJsonDepth = 64;
 enum class JsonComments { refused, allowed };
-// Text that is no JSON, is nested deeper, or has a key twice in one object is an Error that begins with `what`. As Json,
-// or as a nlohmann::json, which finds a key among many without looking at all of them.
+// Text that is no JSON, is nested deeper, or has a key twice in one object is an Error that begins with `what`. As
+// Json, or as a nlohmann::json, which finds a key among many without looking at all of them. The time grows with the
+// text's length, however many keys an object has.
 template <class AnyJson = Json>
 AnyJson parse_json(std::string_view text, const std::string& what, JsonComments comments = JsonComments::refused);
 

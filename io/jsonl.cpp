@@ -8,10 +8,9 @@ namespace {
 
 const std::string& without_unfinished_line(const std::string& path) {
   if (!std::filesystem::exists(path)) return path;
-  const MappedFile file(path);
-  const std::string_view text = file.text();
+  const std::string text = read_file(path);
   const size_t last = text.rfind('\n');
-  const size_t whole = last == std::string_view::npos ? 0 : last + 1;
+  const size_t whole = last == std::string::npos ? 0 : last + 1;
   if (whole < text.size()) truncate_file(path, static_cast<int64_t>(whole));
   return path;
 }

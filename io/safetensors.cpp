@@ -58,6 +58,13 @@ uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t crc = 0) {
   return static_cast<uint32_t>(crc32_z(crc, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }
 
+// What the first 8 bytes say; the file has them.
+uint64_t header_length(const InputFile& file) {
+  uint64_t bytes = 0;
+  file.read(0, std::as_writable_bytes(std::span(&bytes, 1)));
+  return bytes;
+}
+
 // A JSON value that must be an integer in [0, 2^62].
 int64_t size_value(const std::string& path, const std::string& name, const char* what, const nlohmann::json& value) {
   constexpr uint64_t kLargest = uint64_t{1} << 62;
@@ -105,11 +112,8 @@ std::optional<DType> TensorEntry::engine_dtype() const { return find_type(dtype)
 std::string TensorEntry::str() const { return fmt::format("{}[{}]", dtype, fmt::join(shape, ",")); }
 
 bool is_safetensors(const std::string& path) {
-  const MappedFile file(path);
-  if (file.size() < kLengthBytes + 2) return false;
-  uint64_t header_bytes = 0;
-  std::memcpy(&header_bytes, file.data(), sizeof header_bytes);
-  return header_bytes <= kMaxHeaderBytes && file.text()[kLengthBytes] == '{';
+  const InputFile file(path);
+  return file.size() >= kLengthBytes + 2 && header_length(file) <= kMaxHeaderBytes && file.text(kLengthBytes, 1) == "{";
 }
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
@@ -117,8 +121,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
               "{}: no safetensors file: expected the header's length in 8 bytes at offset 0, "
               "the file ends at offset {}",
               path, file_.size());
-  uint64_t header_bytes = 0;
-  std::memcpy(&header_bytes, file_.data(), sizeof header_bytes);
+  const uint64_t header_bytes = header_length(file_);
   TRIAD_CHECK(header_bytes <= kMaxHeaderBytes,
               "{}: no safetensors file: at offset 0 a header of {} bytes, at most {} are allowed", path, header_bytes,
               kMaxHeaderBytes);
@@ -129,7 +132,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
 }
 
 void SafetensorsFile::parse_header(int64_t header_bytes) {
-  const std::string_view text = file_.text().substr(kLengthBytes, static_cast<size_t>(header_bytes));
+  const std::string text = file_.text(kLengthBytes, header_bytes);
   TRIAD_CHECK(text.starts_with('{'), "{}: no safetensors file: expected byte 123 ('{{') at offset {}, found {}", path(),
               kLengthBytes, text.empty() ? "nothing" : std::to_string(static_cast<unsigned char>(text[0])));
   const auto header =
@@ -176,15 +179,20 @@ const TensorEntry& SafetensorsFile::at(std::string_view name) const {
   return *entry;
 }
 
-std::span<const std::byte> SafetensorsFile::bytes(const TensorEntry& entry) const {
-  const auto bytes = file_.bytes().subspan(static_cast<size_t>(entry.begin), static_cast<size_t>(entry.bytes()));
+void SafetensorsFile::read(const TensorEntry& entry, std::span<std::byte> out) const {
+  TRIAD_CHECK(static_cast<int64_t>(out.size()) == entry.bytes(), "{}: tensor {} has {} bytes, room is for {}", path(),
+              shortened(entry.name), entry.bytes(), out.size());
+  file_.read(entry.begin, out);
   const auto expected = metadata_.find(std::string(kChecksumPrefix) + entry.name);
-  if (expected != metadata_.end()) {
-    const std::string found = fmt::format("{:08x}", crc32_of(bytes));
-    TRIAD_CHECK(found == expected->second,
-                "{}: tensor {} at offset {} is damaged: its CRC-32 is {}, the header says {}", path(),
-                shortened(entry.name), entry.begin, found, shortened(expected->second));
-  }
+  if (expected == metadata_.end()) return;
+  const std::string found = fmt::format("{:08x}", crc32_of(out));
+  TRIAD_CHECK(found == expected->second, "{}: tensor {} at offset {} is damaged: its CRC-32 is {}, the header says {}",
+              path(), shortened(entry.name), entry.begin, found, shortened(expected->second));
+}
+
+std::vector<std::byte> SafetensorsFile::read(const TensorEntry& entry) const {
+  std::vector<std::byte> bytes(static_cast<size_t>(entry.bytes()));
+  read(entry, bytes);
   return bytes;
 }
 

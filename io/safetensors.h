@@ -27,8 +27,9 @@ struct TensorEntry {
   std::string str() const;                    // "F32[2,3]"
 };
 
-// A file mapped for reading. Opening checks all of its header: length, JSON, types, shapes against offsets, no tensor
-// twice, no holes, no overlaps, nothing behind the last. Every Error names the file, and the offset or the tensor.
+// A file that is read tensor by tensor. Opening checks all of its header: length, JSON, types, shapes against offsets,
+// no tensor twice, no holes, no overlaps, nothing behind the last. Every Error names the file, and the offset or the
+// tensor.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
@@ -38,14 +39,15 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const TensorEntry* find(std::string_view name) const;  // nullptr: no such tensor
   const TensorEntry& at(std::string_view name) const;    // Error that names tensor and file: no such tensor
-  // A tensor's bytes, for as long as this object lives; other writers may have left them unaligned. Where the file has
-  // a checksum it is verified, every time: a wrong one is an Error that names the tensor.
-  std::span<const std::byte> bytes(const TensorEntry&) const;
+  // Fills out, which has the tensor's size, with its bytes. If the file has a checksum for it, read() verifies it: a
+  // wrong one is an Error that names the tensor.
+  void read(const TensorEntry&, std::span<std::byte> out) const;
+  std::vector<std::byte> read(const TensorEntry&) const;
 
  private:
   void parse_header(int64_t header_bytes);
 
-  MappedFile file_;
+  InputFile file_;
   std::vector<TensorEntry> entries_;
   std::map<std::string, size_t, std::less<>> index_;
   std::map<std::string, std::string> metadata_;

@@ -25,146 +25,160 @@ struct Format {
 constexpr std::array<Format, 2> kFormats = {Format{TokenWidth::u16, 20240520, 1}, Format{TokenWidth::u32, 20240801, 7}};
 constexpr std::string_view kLlmqMagic = "BIN.TOK\n";
 
-int32_t header_word(const MappedFile& file, int64_t index) {
+constexpr int64_t kHeadBytes = 4096;  // enough to know any shard by
+
+int32_t header_word(std::string_view head, int64_t index) {
   int32_t word = 0;
-  std::memcpy(&word, file.data() + index * 4, sizeof word);
+  std::memcpy(&word, head.data() + index * 4, sizeof word);
   return word;
 }
 
-// Calls f with the tokens as they lie in the file: uint16_t or uint32_t.
-template <class F>
-auto with_tokens(const MappedFile& file, int64_t header_bytes, TokenWidth width, F&& f) {
-  const std::byte* body = file.data() + header_bytes;  // aligned: maps begin at a page
-  return width == TokenWidth::u16 ? f(reinterpret_cast<const uint16_t*>(body))
-                                  : f(reinterpret_cast<const uint32_t*>(body));
-}
-
-// The largest of [begin, end): a plain loop, which the compiler vectorises.
+// A plain loop, which the compiler vectorises.
 template <class T>
-T largest(const T* tokens, int64_t begin, int64_t end) {
+T largest(std::span<const T> tokens) {
   T most = 0;
-  for (int64_t i = begin; i < end; ++i) most = std::max(most, tokens[i]);
+  for (const T token : tokens) most = std::max(most, token);
   return most;
 }
 
-bool has_magic(const MappedFile& file) {
-  if (file.text().starts_with(kLlmqMagic)) return true;
-  return file.size() >= 4 && std::any_of(kFormats.begin(), kFormats.end(),
-                                         [&](const Format& f) { return header_word(file, 0) == f.magic; });
+bool has_magic(std::string_view head) {
+  if (head.starts_with(kLlmqMagic)) return true;
+  return head.size() >= 4 && std::any_of(kFormats.begin(), kFormats.end(),
+                                         [&](const Format& f) { return header_word(head, 0) == f.magic; });
 }
 
 // nanoGPT's files have no header to know them by: they are called train.bin and val.bin. Text under such a name would
 // show in its first bytes, and so would wider tokens, whose upper halves are mostly 0.
-bool is_nanogpt(const MappedFile& file) {
-  const std::string name = std::filesystem::path(file.path()).filename().string();
+bool is_nanogpt(const std::string& path, std::string_view head) {
+  const std::string name = std::filesystem::path(path).filename().string();
   if (name != "train.bin" && name != "val.bin") return false;
-  constexpr size_t kLook = 4096;
-  const std::string_view begin = file.text().substr(0, kLook);
-  const bool text = std::all_of(begin.begin(), begin.end(),
+  const bool text = std::all_of(head.begin(), head.end(),
                                 [](char c) { return (c >= 0x20 && c < 0x7f) || c == '\n' || c == '\r' || c == '\t'; });
   size_t upper = 0, empty = 0;
-  for (size_t i = 2; i + 1 < begin.size(); i += 4) {
+  for (size_t i = 2; i + 1 < head.size(); i += 4) {
     ++upper;
-    empty += begin[i] == 0 && begin[i + 1] == 0;
+    empty += head[i] == 0 && head[i + 1] == 0;
   }
   constexpr size_t kFew = 16;  // too few tokens to tell
-  return !begin.empty() && !text && (upper < kFew || empty * 10 < upper * 9);
+  return !head.empty() && !text && (upper < kFew || empty * 10 < upper * 9);
 }
 
 }  // namespace
 
 bool is_shard(const std::string& path) {
-  const MappedFile file(path);
-  return has_magic(file) || is_nanogpt(file);
+  const std::string head = InputFile(path).text(0, kHeadBytes);
+  return has_magic(head) || is_nanogpt(path, head);
 }
 
 Shard::Shard(const std::string& path) : file_(path) {
   TRIAD_CHECK(bytes() > 0, "{}: an empty file, no token shard: expected a header of {} bytes at offset 0, found 0",
               path, kHeaderBytes);
-  if (file_.text().starts_with(kLlmqMagic))
-    read_llmq_header();
-  else if (!has_magic(file_) && is_nanogpt(file_))
+  const std::string head = file_.text(0, kHeadBytes);
+  if (head.starts_with(kLlmqMagic)) {
+    read_llmq_header(head);
+  } else if (!has_magic(head) && is_nanogpt(path, head)) {
     size_ = bytes() / static_cast<int64_t>(width_), header_bytes_ = 0;
-  else
-    read_llmc_header();
+    format_ = "nanoGPT's u16 (no header)";
+  } else {
+    read_llmc_header(head);
+  }
   TRIAD_CHECK(size_ > 0, "{}: expected a count of one or more tokens, found {}", path, size_);
   const int64_t expected = header_bytes_ + size_ * static_cast<int64_t>(width_);
   TRIAD_CHECK(bytes() == expected, "{}: {}: its {} tokens make {} bytes, the file ends at offset {}", path,
               bytes() < expected ? "a truncated token shard" : "bytes behind the last token", size_, expected, bytes());
 }
 
-const char* Shard::format() const {
-  if (header_bytes_ == 0) return "nanoGPT's u16 (no header)";
-  if (file_.text().starts_with(kLlmqMagic)) return "llmq's u32 (BIN.TOK, version 2)";
-  return width_ == TokenWidth::u16 ? "u16 (magic 20240520, version 1)" : "u32 (magic 20240801, version 7)";
-}
-
-void Shard::need_header() const {
-  TRIAD_CHECK(bytes() >= kHeaderBytes,
+void Shard::need_header(std::string_view head) const {
+  TRIAD_CHECK(static_cast<int64_t>(head.size()) >= kHeaderBytes,
               "{}: a truncated token shard: expected a header of {} bytes, the file ends at offset {}", path(),
               kHeaderBytes, bytes());
 }
 
-void Shard::read_llmc_header() {
-  const int32_t magic = bytes() >= 4 ? header_word(file_, 0) : 0;
+void Shard::read_llmc_header(std::string_view head) {
+  const int32_t magic = head.size() >= 4 ? header_word(head, 0) : 0;
   const auto format = std::find_if(kFormats.begin(), kFormats.end(), [&](const Format& f) { return f.magic == magic; });
   TRIAD_CHECK(format != kFormats.end(),
               "{}: no token shard: at offset 0 expected the magic number {} (u16) or {} (u32), or BIN.TOK, found {} "
               "(nanoGPT's tokens without a header are read from files called train.bin and val.bin)",
               path(), kFormats[0].magic, kFormats[1].magic, magic);
-  need_header();
-  TRIAD_CHECK(header_word(file_, 1) == format->version,
+  need_header(head);
+  TRIAD_CHECK(header_word(head, 1) == format->version,
               "{}: at offset 4 expected version {} of magic number {}, found {}", path(), format->version, magic,
-              header_word(file_, 1));
+              header_word(head, 1));
   width_ = format->width;
-  size_ = header_word(file_, 2);
+  format_ = width_ == TokenWidth::u16 ? "u16 (magic 20240520, version 1)" : "u32 (magic 20240801, version 7)";
+  size_ = header_word(head, 2);
   TRIAD_CHECK(size_ > 0, "{}: at offset 8 expected a count of one or more tokens, found {}", path(), size_);
 }
 
 // Behind the magic: version, bytes a token, tokens, vocabulary, whether a mask follows the tokens.
-void Shard::read_llmq_header() {
-  need_header();
+void Shard::read_llmq_header(std::string_view head) {
+  need_header(head);
   constexpr int64_t kVersion = 2, kBytes = 4;
-  TRIAD_CHECK(header_word(file_, 2) == kVersion, "{}: at offset 8 expected version {} of BIN.TOK, found {}", path(),
-              kVersion, header_word(file_, 2));
-  TRIAD_CHECK(header_word(file_, 3) == kBytes, "{}: at offset 12 expected {} bytes a token, found {}", path(), kBytes,
-              header_word(file_, 3));
+  TRIAD_CHECK(header_word(head, 2) == kVersion, "{}: at offset 8 expected version {} of BIN.TOK, found {}", path(),
+              kVersion, header_word(head, 2));
+  TRIAD_CHECK(header_word(head, 3) == kBytes, "{}: at offset 12 expected {} bytes a token, found {}", path(), kBytes,
+              header_word(head, 3));
   width_ = TokenWidth::u32;
-  size_ = header_word(file_, 4);
+  format_ = "llmq's u32 (BIN.TOK, version 2)";
+  size_ = header_word(head, 4);
   TRIAD_CHECK(size_ > 0, "{}: at offset 16 expected a count of one or more tokens, found {}", path(), size_);
   TRIAD_CHECK(
-      header_word(file_, 6) == 0,
+      header_word(head, 6) == 0,
       "{}: at offset 24 a mask is announced ({}), which would leave tokens out of the loss: only shards without "
       "one are read",
-      path(), header_word(file_, 6));
+      path(), header_word(head, 6));
 }
 
-void Shard::read(int64_t begin, std::span<int32_t> out) const {
+// Calls f(first, tokens) for tokens [begin, end), a piece at a time, as the file has them: spans of uint16_t or
+// uint32_t.
+template <class F>
+void Shard::for_each_piece(int64_t begin, int64_t end, F&& f) const {
+  constexpr int64_t kPieceTokens = 1 << 18;
+  const auto pieces = [&]<class T>(std::vector<T> buffer) {
+    buffer.resize(static_cast<size_t>(std::min(kPieceTokens, end - begin)));
+    while (begin < end) {
+      const auto piece = std::span(buffer).first(static_cast<size_t>(std::min(kPieceTokens, end - begin)));
+      file_.read(header_bytes_ + begin * static_cast<int64_t>(sizeof(T)), std::as_writable_bytes(piece));
+      f(begin, std::span<const T>(piece));
+      begin += static_cast<int64_t>(piece.size());
+    }
+  };
+  if (width_ == TokenWidth::u16)
+    pieces(std::vector<uint16_t>());
+  else
+    pieces(std::vector<uint32_t>());
+}
+
+template <class T>
+void Shard::check_piece(int64_t begin, std::span<const T> tokens, int64_t vocab) const {
+  if (static_cast<int64_t>(largest(tokens)) < vocab) return;
+  size_t i = 0;
+  while (static_cast<int64_t>(tokens[i]) < vocab) ++i;
+  const int64_t number = begin + static_cast<int64_t>(i);
+  fail("{}: token {} at offset {} (token number {}) is not in the vocabulary: expected 0..{}", path(), tokens[i],
+       header_bytes_ + number * static_cast<int64_t>(width_), number, vocab - 1);
+}
+
+void Shard::read(int64_t begin, std::span<int32_t> out, int64_t vocab) const {
   const auto n = static_cast<int64_t>(out.size());
   TRIAD_CHECK(begin >= 0 && n <= size_ && begin <= size_ - n, "{}: {} tokens from {} on were asked for, of {}", path(),
               n, begin, size_);
-  with_tokens(file_, header_bytes_, width_, [&](const auto* tokens) {
-    for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<int32_t>(tokens[begin + static_cast<int64_t>(i)]);
+  for_each_piece(begin, begin + n, [&]<class T>(int64_t first, std::span<const T> tokens) {
+    check_piece(first, tokens, vocab);
+    std::transform(tokens.begin(), tokens.end(), out.begin() + (first - begin),
+                   [](T token) { return static_cast<int32_t>(token); });
   });
 }
 
 int64_t Shard::max_token() const {
-  return with_tokens(file_, header_bytes_, width_,
-                     [&](const auto* tokens) { return static_cast<int64_t>(largest(tokens, 0, size_)); });
+  int64_t most = 0;
+  for_each_piece(0, size_, [&](int64_t, auto tokens) { most = std::max(most, static_cast<int64_t>(largest(tokens))); });
+  return most;
 }
 
 void Shard::scan(int64_t vocab) const {
-  constexpr int64_t kChunk = 1 << 16;
-  with_tokens(file_, header_bytes_, width_, [&](const auto* tokens) {
-    for (int64_t begin = 0; begin < size_; begin += kChunk) {
-      const int64_t end = std::min(size_, begin + kChunk);
-      if (static_cast<int64_t>(largest(tokens, begin, end)) < vocab) continue;
-      int64_t i = begin;
-      while (static_cast<int64_t>(tokens[i]) < vocab) ++i;
-      fail("{}: token {} at offset {} (token number {}) is not in the vocabulary: expected 0..{}", path(), tokens[i],
-           header_bytes_ + i * static_cast<int64_t>(width_), i, vocab - 1);
-    }
-  });
+  for_each_piece(0, size_, [&](int64_t first, auto tokens) { check_piece(first, tokens, vocab); });
 }
 
 ShardWriter::ShardWriter(const std::string& path, TokenWidth width, const Progress& from)

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "io/file.h"
@@ -17,27 +18,35 @@ enum class TokenWidth { u16 = 2, u32 = 4 };  // bytes a token
 // magic number is none.
 bool is_shard(const std::string& path);
 
-// A shard, mapped. A file that is foreign, cut, without tokens, or not exactly as long as its header says is an Error
-// that names file, offset, and what was expected and found there.
+// A shard, open for reading (InputFile). A file that is foreign, cut, without tokens, or not exactly as long as its
+// header says is an Error that names file, offset, and what was expected and found there. What becomes of the file
+// afterwards is an Error of the read that meets it.
 class Shard {
  public:
   explicit Shard(const std::string& path);
   const std::string& path() const { return file_.path(); }
   TokenWidth width() const { return width_; }
-  const char* format() const;             // for a person
-  int64_t size() const { return size_; }  // tokens
+  const char* format() const { return format_; }  // for a person
+  int64_t size() const { return size_; }          // tokens
   int64_t bytes() const { return file_.size(); }
-  void read(int64_t begin, std::span<int32_t> out) const;  // tokens [begin, begin + out.size())
-  int64_t max_token() const;                               // reads the whole shard
+  // Tokens [begin, begin + out.size()). If vocab is given, the first token >= vocab is an Error as in scan().
+  void read(int64_t begin, std::span<int32_t> out, int64_t vocab = kAnyToken) const;
+  int64_t max_token() const;  // reads the whole shard
   // The first token >= vocab is an Error that names file, offset and token. Reads the whole shard.
   void scan(int64_t vocab) const;
 
  private:
-  void need_header() const;
-  void read_llmc_header();
-  void read_llmq_header();
+  static constexpr int64_t kAnyToken = int64_t{1} << 32;
+  void need_header(std::string_view head) const;
+  void read_llmc_header(std::string_view head);
+  void read_llmq_header(std::string_view head);
+  template <class F>
+  void for_each_piece(int64_t begin, int64_t end, F&& f) const;
+  template <class T>
+  void check_piece(int64_t begin, std::span<const T> tokens, int64_t vocab) const;
 
-  MappedFile file_;
+  InputFile file_;
+  const char* format_ = "";
   TokenWidth width_ = TokenWidth::u16;
   int64_t header_bytes_ = 1024;  // before the tokens
   int64_t size_ = 0;

@@ -77,7 +77,8 @@ void write_tokenizer_files(const std::vector<Tokenizer::File>& files, const std:
 
 std::unique_ptr<Tokenizer> tokenizer_of_checkpoint(const std::string& folder, const std::string& name) {
   const std::string own = name == "byte" ? "" : tokenizer_in(folder);
-  return make_tokenizer(own.empty() ? name : own);
+  if (!own.empty()) return make_tokenizer(own);
+  return make_tokenizer(name.empty() ? "byte" : name);
 }
 
 }  // namespace triad

@@ -54,7 +54,7 @@ struct TokenizerOptions {
 // UsageError.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& = {});
 
-// A checkpoint's own copy of its tokenizer where it has one, else that of the name.
+// A checkpoint's own copy of its tokenizer where it has one, else that of the name; bytes where the name is empty.
 void write_tokenizer_files(const std::vector<Tokenizer::File>&, const std::string& folder);
 std::unique_ptr<Tokenizer> tokenizer_of_checkpoint(const std::string& folder, const std::string& name);
 

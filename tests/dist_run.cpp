@@ -27,7 +27,7 @@ std::map<std::string, std::vector<float>> tensors(const std::string& path) {
   const SafetensorsFile file(path);
   std::map<std::string, std::vector<float>> all;
   for (const TensorEntry& entry : file.entries()) {
-    const std::span<const std::byte> bytes = file.bytes(entry);
+    const std::vector<std::byte> bytes = file.read(entry);
     std::vector<float>& values = all[entry.name];
     values.resize(bytes.size() / sizeof(float));
     std::memcpy(values.data(), bytes.data(), bytes.size());

@@ -15,6 +15,7 @@
 
 #include "io/checkpoint.h"
 #include "io/json_config.h"
+#include "io/shards.h"
 #include "tests/dist_run.h"
 #include "tests/test.h"
 
@@ -125,6 +126,25 @@ TEST_CASE("dist: a rank that throws ends all, and its message is told", "[dist]"
   const size_t said = text.find("triad: rank 1: ");
   REQUIRE(said != std::string::npos);
   CHECK(text.find("File too large", said) != std::string::npos);
+}
+
+TEST_CASE("dist: a rank whose data cannot be read ends all, and its message names file and offset", "[dist]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), log = folder.file("log"), shard = folder.file("part.bin");
+  ShardWriter writer(shard, TokenWidth::u16);
+  writer.append(std::vector<int32_t>(20'000, 7));
+  writer.finish();
+  const std::string args = train_args(out, kLong + "--set data.kind=shards --set data.paths=" + shard);
+  BackgroundProgram first(args, as_torchrun_would(0) + "exec timeout -s KILL 100 "),
+      other(args, as_torchrun_would(1) + planted("TRIAD_BAD_DISK=" + shard) + "exec timeout -s KILL 100 ", log);
+  const std::vector<int> pids = pids_of(out, 2, 3);
+  write_text(shard + ".bad", "");
+  CHECK(other.wait() == 1);
+  CHECK(first.wait() == 1);
+  CHECK(all_gone(pids));
+  const std::string text = read_text(log);
+  INFO(text);
+  CHECK(has(text, "triad: rank 1: " + shard + ": cannot be read at offset "));
 }
 
 TEST_CASE("dist: SIGTERM to one rank, or .HALT, stops all after one step, with a checkpoint", "[dist]") {

@@ -1,15 +1,18 @@
 // io/: files, safetensors, shards, tables and checkpoint folders: round trips, known bytes, and every malformed input.
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "engine/check.h"
 #include "io/csv.h"
 #include "io/file.h"
+#include "io/json_builder.h"
 #include "io/json_config.h"
 #include "io/jsonl.h"
 #include "io/safetensors.h"
@@ -98,7 +101,7 @@ TEST_CASE("io: writes that fail name path and reason, and leave nothing", "[io]"
   CHECK(count_files(folder.path()) == 1);
 }
 
-TEST_CASE("io: mapped files and globs", "[io]") {
+TEST_CASE("io: input files and globs", "[io]") {
   const TemporaryFolder folder;
   for (const char* name : {"b.txt", "a.txt", "c[1].txt", "d.bin"}) write_text(folder.file(name), name);
   fs::create_directory(folder.file("sub.txt"));
@@ -110,11 +113,11 @@ TEST_CASE("io: mapped files and globs", "[io]") {
         Files{text[2], text[0], text[1]});
   check_error([&] { expand_globs(Files{folder.file("a*"), folder.file("*.none")}); }, {"*.none"});
   check_error([&] { expand_globs(Files{folder.path()}); }, {"this is a folder"});
-  CHECK(MappedFile(folder.file("d.bin")).text() == "d.bin");
+  CHECK(InputFile(folder.file("d.bin")).text(0, 100) == "d.bin");
   write_text(folder.file("empty"), "");
-  CHECK(MappedFile(folder.file("empty")).size() == 0);
-  check_error([&] { MappedFile(folder.file("none")); }, {"none", "No such file"});
-  check_error([&] { MappedFile(folder.path()); }, {folder.path(), "folder"});
+  CHECK(InputFile(folder.file("empty")).size() == 0);
+  check_error([&] { InputFile(folder.file("none")); }, {"none", "No such file"});
+  check_error([&] { InputFile(folder.path()); }, {folder.path(), "folder"});
 }
 
 TEST_CASE("io: byte tokenizer", "[io]") {
@@ -152,9 +155,9 @@ TEST_CASE("io: safetensors round trip, order, padding and checksums", "[io]") {
   CHECK(names == std::vector<std::string>{"n", "a", "w", "h", "byte"});
   CHECK(file.metadata().at("format") == "pt");
   CHECK(file.metadata().at("note") == "x");
-  CHECK(std::memcmp(file.bytes(file.at("w")).data(), w.data(), 24) == 0);
-  CHECK(std::memcmp(file.bytes(file.at("h")).data(), h.data(), 6) == 0);
-  CHECK(file.bytes(file.at("a")).empty());
+  CHECK(std::memcmp(file.read(file.at("w")).data(), w.data(), 24) == 0);
+  CHECK(std::memcmp(file.read(file.at("h")).data(), h.data(), 6) == 0);
+  CHECK(file.read(file.at("a")).empty());
   CHECK(file.at("byte").shape.empty());
   CHECK(file.at("w").str() == "F32[2,3]");
   CHECK(file.find("none") == nullptr);
@@ -179,8 +182,8 @@ TEST_CASE("io: safetensors round trip, order, padding and checksums", "[io]") {
   damaged[static_cast<size_t>(file.at("h").begin) + 1] ^= 4;
   write_text(folder.file("damaged"), damaged);
   const SafetensorsFile bad(folder.file("damaged"));
-  CHECK_NOTHROW(bad.bytes(bad.at("w")));
-  check_error([&] { bad.bytes(bad.at("h")); }, {"damaged", "tensor h", "CRC-32"});
+  CHECK_NOTHROW(bad.read(bad.at("w")));
+  check_error([&] { bad.read(bad.at("h")); }, {"damaged", "tensor h", "CRC-32"});
   check_error([&] { SafetensorsWriter(folder.file("v"), {{"x", DType::u8, {}}, {"x", DType::u8, {}}}); }, {"x"});
   CHECK(is_safetensors(path));
 }
@@ -211,7 +214,7 @@ TEST_CASE("io: safetensors known bytes", "[io]") {
   const SafetensorsFile other(folder.file("other"));
   CHECK(other.entries()[0].name == "a");
   CHECK(!other.at("b").engine_dtype());
-  CHECK(std::memcmp(other.bytes(other.at("b")).data(), "ef", 2) == 0);
+  CHECK(std::memcmp(other.read(other.at("b")).data(), "ef", 2) == 0);
 }
 
 TEST_CASE("io: malformed safetensors are refused, with file and place", "[io]") {
@@ -389,6 +392,41 @@ TEST_CASE("io: JSON lines", "[io]") {
   write_text(path, read_text(path) + "{\"torn");
   JsonLines(path).append({{"text", "two\nlines\xff"}});
   CHECK(read_text(path) == "{\"b\":1,\"a\":null}\n{\"text\":\"two\\nlines\xef\xbf\xbd\"}\n");
+}
+
+namespace {
+
+// A std::map that counts the steps of its iterators, and a JSON value whose objects are such maps.
+int64_t map_steps = 0;
+template <class Key, class Value, class Less, class Allocator>
+struct CountedMap : std::map<Key, Value, Less, Allocator> {
+  using Map = std::map<Key, Value, Less, Allocator>;
+  using Map::Map;
+  struct iterator : Map::iterator {
+    iterator() = default;
+    iterator(typename Map::iterator base) : Map::iterator(base) {}  // what the map itself returns
+    iterator& operator++() {
+      ++map_steps;
+      Map::iterator::operator++();
+      return *this;
+    }
+  };
+};
+using CountedJson = nlohmann::basic_json<CountedMap>;
+
+}  // namespace
+
+TEST_CASE("io: JSON objects are read without looking at their other keys", "[io]") {
+  const auto steps = [](int keys) {
+    std::string text = "{";
+    for (int i = 0; i < keys; ++i) text += fmt::format("{}\"t{}\":{{\"shape\":[1]}}", i == 0 ? "" : ",", i);
+    map_steps = 0;
+    const auto json = JsonBuilder<CountedJson>::build(text + "}", "the text", JsonComments::refused);
+    CHECK(json.size() == static_cast<size_t>(keys));
+    return map_steps;
+  };
+  const int64_t few = steps(500), many = steps(2000);
+  CHECK(many <= 5 * few);  // 16 times as many where each key costs a walk over those before it
 }
 
 TEST_CASE("io: JSON is parsed to a depth, and cut for messages", "[io]") {

@@ -51,8 +51,7 @@ void set_gate_bias(const std::string& path, int layer, const std::vector<float>&
   {
     const SafetensorsFile file(path);
     for (const TensorEntry& entry : file.entries()) {
-      const auto data = file.bytes(entry);
-      bytes.emplace_back(data.begin(), data.end());
+      bytes.push_back(file.read(entry));
       TensorSpec spec{.name = entry.name, .dtype = *entry.engine_dtype(), .shape = {}};
       for (const int64_t size : entry.shape) spec.shape.dim[spec.shape.rank++] = size;
       if (entry.name == "blocks." + std::to_string(layer) + ".attn.gate.fc2.bias") {

@@ -55,7 +55,7 @@ std::string with_nan(const std::string& init, const std::string& folder) {
   }
   SafetensorsWriter bad(folder + "/model.safetensors", specs);
   for (const TensorEntry& e : good.entries()) {
-    std::vector<std::byte> bytes(good.bytes(e).begin(), good.bytes(e).end());
+    std::vector<std::byte> bytes = good.read(e);
     const float nan = std::nanf("");
     if (e.name == "norm_f.weight") std::memcpy(bytes.data(), &nan, sizeof nan);
     bad.write(e.name, bytes);

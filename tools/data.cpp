@@ -2,7 +2,6 @@
 // that was killed goes on when it is repeated, to the same bits.
 #include <fmt/format.h>
 #include <unistd.h>
-#include <zlib.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -19,6 +18,7 @@
 #include "io/dataset.h"
 #include "io/file.h"
 #include "io/folder_lock.h"
+#include "io/shard_manifest.h"
 #include "io/shard_set.h"
 #include "io/text_input.h"
 #include "tools/options.h"
@@ -84,11 +84,6 @@ class Progress {
 
 // What makes shards what they are; a call may go on with another's only if it is all the same.
 Json describe(const Options& o, const Tokenizer& tokenizer, const std::vector<std::string>& files) {
-  Json tokenizer_files = Json::array();
-  for (const Tokenizer::File& file : tokenizer.files())
-    tokenizer_files.push_back(
-        {{"file", file.name},
-         {"crc32", crc32_z(0, reinterpret_cast<const Bytef*>(file.content.data()), file.content.size())}});
   Json inputs = Json::array();
   for (const std::string& file : files) {
     if (is_stream(file)) {
@@ -101,7 +96,7 @@ Json describe(const Options& o, const Tokenizer& tokenizer, const std::vector<st
                       {"modified_ns", std::chrono::duration_cast<std::chrono::nanoseconds>(time).count()}});
   }
   return {{"tokenizer", o.tokenizer},
-          {"tokenizer_files", tokenizer_files},
+          {"tokenizer_files", describe_files(tokenizer.files())},
           {"vocab_size", tokenizer.vocab_size()},
           {"eot", tokenizer.eot()},
           {"special_as_text", o.special_as_text},
@@ -300,6 +295,7 @@ class Job {
     write_tokenizer_files(tokenizer_.files(), o_.out);
     const Json manifest = {{"format", width_ == TokenWidth::u16 ? "llm.c u16" : "llm.c u32"},
                            {"tokenizer", tokenizer_.name()},
+                           {"tokenizer_files", describe_files(tokenizer_.files())},
                            {"vocab_size", tokenizer_.vocab_size()},
                            {"eot", tokenizer_.eot()},
                            {"files", files_.size()},

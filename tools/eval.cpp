@@ -10,6 +10,7 @@
 #include "engine/check.h"
 #include "io/dataset.h"
 #include "io/file.h"
+#include "io/shard_manifest.h"
 #include "io/shards.h"
 #include "kernels/reduce.h"
 #include "tools/eval_needle.h"
@@ -66,15 +67,22 @@ Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* 
   return total;
 }
 
-// Of text, and of shards where `triad data` left the same tokenizer beside all of them; the byte tokenizer leaves no
-// file, and is every config's default, but shards are its own where the model has tokens for nothing else. Shards of
-// another tokenizer have bits per token only.
-bool tokens_are_known(const Options& o, const Tokenizer& tokenizer, int64_t vocab) {
+// Whether the checkpoint's tokenizer made the tokens: of text it does, of shards the manifest beside them says, which
+// is an Error if they are another's. Without a manifest, shards are known by equal files of a tokenizer beside all of
+// them; bytes leave no file, and are known where the model has tokens for nothing else. Other shards have bits per
+// token only.
+bool tokens_are_known(const Options& o, const LoadedModel& loaded, const Tokenizer& tokenizer) {
   const std::vector<std::string> paths = expand_globs(o.data);
   if (!is_shard(paths.front())) return true;
   const std::vector<Tokenizer::File> files = tokenizer.files();
-  if (files.empty()) return vocab == tokenizer.vocab_size();
-  for (const std::string& path : paths)
+  const bool named = !loaded.config().data.tokenizer.empty() || !files.empty();
+  const ShardOrigin origin = find_manifests(paths);
+  for (const ShardManifest& manifest : origin.manifests)
+    if (named && !manifest.is_of(tokenizer))
+      fail("{} lists shards of the tokenizer {}, but that of the checkpoint {} is {}: its tokens mean something else",
+           manifest.path, manifest.tokenizer, o.checkpoint, tokenizer.name());
+  if (files.empty()) return named && (origin.unlisted.empty() || loaded.config().model.vocab_size == 256);
+  for (const std::string& path : origin.unlisted)
     for (const Tokenizer::File& file : files) {
       const std::filesystem::path beside = std::filesystem::path(path).parent_path() / file.name;
       if (!std::filesystem::is_regular_file(beside) || read_file(beside.string()) != file.content) return false;
@@ -92,7 +100,7 @@ void eval(const Options& o) {
   const std::unique_ptr<Tokenizer> tokenizer = loaded.tokenizer();
   const std::shared_ptr<const TokenSource> source = open_tokens(o.data, *tokenizer, loaded.config().model.vocab_size);
   TRIAD_CHECK(source->size() >= 2, "{} holds {} tokens: at least 2 are needed", source->name(), source->size());
-  const bool known = tokens_are_known(o, *tokenizer, loaded.config().model.vocab_size);
+  const bool known = tokens_are_known(o, loaded, *tokenizer);
   const Total total = evaluate(loaded, *source, known ? tokenizer.get() : nullptr);
   const double loss = total.loss / static_cast<double>(total.positions);
   TRIAD_CHECK(std::isfinite(loss), "{}: the loss on {} is {}: weights that are not finite?", o.checkpoint,

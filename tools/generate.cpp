@@ -54,6 +54,11 @@ class Generator {
         context_(o.context > 0 ? o.context : source_.config.train.seq_len),
         stop_(o.stop.begin(), o.stop.end()) {
     const int64_t vocab = source_.config.model.vocab_size;
+    if (source_.config.data.tokenizer.empty() && tokenizer_->files().empty())
+      fmt::print(stderr,
+                 "triad: {} was trained on shards whose tokenizer is not known: text is taken for bytes (a "
+                 "tokenizer.json beside its weights is used)\n",
+                 o.checkpoint);
     for (const int64_t token : stop_)
       if (token >= vocab) fail_usage("--stop is {}: the vocabulary has {} tokens", token, vocab);
     stop_.insert(tokenizer_->eot());

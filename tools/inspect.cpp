@@ -93,7 +93,7 @@ void inspect_safetensors(const std::string& path) {
   std::sort(by_name.begin(), by_name.end(), [](const auto* a, const auto* b) { return a->name < b->name; });
   int64_t elements = 0, bytes = 0, checksums = 0;
   for (const TensorEntry* entry : by_name) {
-    const std::optional<Statistics> s = statistics_of(entry->dtype, file.bytes(*entry));
+    const std::optional<Statistics> s = statistics_of(entry->dtype, file.read(*entry));
     const std::string shape = entry->str().substr(entry->dtype.size());
     fmt::print("{:<{}}  {:<7}  {:<{}}  {:>10.3f}  ", entry->name, width, entry->dtype, shape, shape_width,
                static_cast<double>(entry->bytes()) / kMiB);
@@ -162,10 +162,8 @@ void inspect(const std::string& path) {
   if (fs::is_directory(path)) return inspect_folder(path);
   if (is_safetensors(path)) return inspect_safetensors(path);
   if (is_shard(path)) return inspect_shard(path);
-  const MappedFile file(path);
   std::string first;
-  for (int64_t i = 0; i < std::min<int64_t>(8, file.size()); ++i)
-    first += fmt::format(" {:02x}", static_cast<int>(file.data()[i]));
+  for (const char c : InputFile(path).text(0, 8)) first += fmt::format(" {:02x}", static_cast<unsigned char>(c));
   fail("{}: neither a safetensors file nor a token shard: at offset 0 it has{}", path,
        first.empty() ? " no bytes" : first);
 }

@@ -7,6 +7,7 @@
 #include "engine/check.h"
 #include "tools/verbs.h"
 #include "tools/version.h"
+#include "train/data_source.h"
 #include "train/load_config.h"
 
 namespace triad {
@@ -28,6 +29,7 @@ void add_train(CLI::App& app) {
   verb->callback([o, resume] {
     if (resume->count() > 0 && o->resume.empty()) fail_usage("--resume is empty: a folder, or `latest`, is needed");
     LoadedConfig loaded = load_config(o->config, o->sets);
+    settle_shards(loaded.config);
     loaded.config.check_run();
     train({.config = loaded.config,
            .environment = loaded.environment,

@@ -42,7 +42,8 @@ DataSource open_data_for(const Config& config, const Tokenizer& tokenizer, const
   if (!resume_from.empty()) check_tokenizer(resume_from, tokenizer);
   if (init_from) {
     const std::string& theirs = init_from->config.data.tokenizer;
-    if (tokenizer_of_checkpoint(init_from->folder, theirs)->files() != tokenizer.files())
+    const bool known = !theirs.empty() && !config.data.tokenizer.empty();
+    if (known && tokenizer_of_checkpoint(init_from->folder, theirs)->files() != tokenizer.files())
       fail(
           "train.init_from is {}, of data.tokenizer = {}: tokens of data.tokenizer = {} would mean something else to "
           "its weights",

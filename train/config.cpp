@@ -35,6 +35,7 @@ void Config::resolve() {
   check_fp32("train.weight_decay", train.weight_decay);
   check_fp32("train.grad_clip", train.grad_clip);
   if (data.seed < 0) data.seed = train.seed;
+  if (data.kind != DataKind::shards) data.tokenizer = data.tokenizer_or_bytes();
   for (const std::string& what : log.diagnostics)
     if (what != "ledger" && what != "layer_norms" && what != "backward" && what != "buckets")
       fail_usage("log.diagnostics holds \"{}\": ledger, layer_norms, backward and buckets are allowed",
@@ -47,7 +48,7 @@ void Config::resolve() {
 }
 
 void Config::check_run() const {
-  const std::unique_ptr<Tokenizer> tokenizer = named_tokenizer(data.tokenizer);
+  const std::unique_ptr<Tokenizer> tokenizer = named_tokenizer(data.tokenizer_or_bytes());
   if (data.kind == DataKind::text && model.vocab_size < tokenizer->vocab_size())
     fail_usage("model.vocab_size is {}: the tokenizer {} needs at least {}", model.vocab_size, data.tokenizer,
                tokenizer->vocab_size());

@@ -23,7 +23,8 @@ struct DataConfig {
   DataKind kind = DataKind::synthetic;
   std::vector<std::string> paths, val_paths;
   double val_fraction = 0.1;
-  std::string tokenizer = "byte";
+  std::string tokenizer;  // resolve() makes it "byte", settle_shards() that of the shards; empty: theirs is not known
+  std::string tokenizer_or_bytes() const { return tokenizer.empty() ? "byte" : tokenizer; }
   int64_t seed = -1;  // -1 until resolve(): train.seed
   double stall_s = 300;
   int64_t needle_pairs = 64, needle_questions = 1, needle_value_tokens = 1;
@@ -129,10 +130,14 @@ struct EnumWords<CommBackend> {
 template <class V>
 void visit(DataConfig& c, V&& v) {
   v("kind", c.kind, "where tokens come from", required());
-  v("paths", c.paths, "files or globs: text, or token shards", Rule{});
-  v("val_paths", c.val_paths, "the validation split's own files", Rule{});
-  v("val_fraction", c.val_fraction, "held out for validation where val_paths is empty", at_least(0).up_to(0.9));
-  v("tokenizer", c.tokenizer, "byte, a tokenizer.json, or an encoder.json with its vocab.bpe beside it", Rule{});
+  v("paths", c.paths, "files or globs: text, or token shards; or a folder that triad data has filled", Rule{});
+  v("val_paths", c.val_paths,
+    "the validation split's own files; not set: those that manifest.json lists beside the shards, if it does", Rule{});
+  v("val_fraction", c.val_fraction, "held out for validation where there are no val_paths", at_least(0).up_to(0.9));
+  v("tokenizer", c.tokenizer,
+    "byte, a tokenizer.json, or an encoder.json with its vocab.bpe beside it; not set: byte, for shards that of the "
+    "manifest.json beside them",
+    Rule{});
   v("stall_s", c.stall_s, "seconds that a step waits for its tokens at most; then the run ends",
     above(0).up_to(1 << 20));
   v("seed", c.seed, "of split and order; -1: train.seed", at_least(-1));

@@ -2,8 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <filesystem>
+
 #include "engine/check.h"
 #include "io/loader.h"
+#include "io/shard_manifest.h"
 
 namespace triad {
 
@@ -17,6 +21,46 @@ NeedleTask needle_task(const Config& c) {
           .seed = static_cast<uint64_t>(c.data.seed)};
 }
 
+namespace {
+
+// Takes the manifest's tokenizer where the config names none.
+void agree_with(Config& c, const ShardManifest& manifest) {
+  if (manifest.vocab_size > c.model.vocab_size)
+    fail_usage("model.vocab_size is {}: the tokenizer {} of the shards has {} tokens ({})", c.model.vocab_size,
+               manifest.tokenizer, manifest.vocab_size, manifest.path);
+  if (c.data.tokenizer.empty())
+    c.data.tokenizer = manifest.checked_tokenizer();
+  else if (!manifest.is_of(*make_tokenizer(c.data.tokenizer)))
+    fail_usage("data.tokenizer is {}, but the shards hold tokens of {} ({})", c.data.tokenizer, manifest.tokenizer,
+               manifest.path);
+}
+
+}  // namespace
+
+void settle_shards(Config& c) {
+  if (c.data.kind != DataKind::shards || c.data.paths.empty()) return;
+  const std::vector<std::string> train = expand_shards(c.data.paths, ShardSplit::train);
+  const ShardOrigin origin = find_manifests(train);
+  for (const ShardManifest& manifest : origin.manifests) agree_with(c, manifest);
+  if (!c.data.val_paths.empty()) {
+    for (const ShardManifest& manifest : find_manifests(expand_shards(c.data.val_paths, ShardSplit::val)).manifests)
+      agree_with(c, manifest);
+    return;
+  }
+  const auto is_there = [](const std::string& file) { return std::filesystem::exists(file); };
+  for (const ShardManifest& manifest : origin.manifests) {
+    // Who trains on held-out shards too splits all of them by position; copies of training shards alone are no error.
+    const auto is_trained_on = [&](const std::string& file) {
+      return std::any_of(train.begin(), train.end(), [&](const std::string& other) {
+        std::error_code ignored;
+        return std::filesystem::equivalent(file, other, ignored);
+      });
+    };
+    if (std::any_of(manifest.val.begin(), manifest.val.end(), is_trained_on)) return c.data.val_paths.clear();
+    if (std::any_of(manifest.val.begin(), manifest.val.end(), is_there)) c.data.val_paths.push_back(manifest.folder());
+  }
+}
+
 DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
   const uint64_t seed = static_cast<uint64_t>(c.data.seed);
   const SplitOptions split{
@@ -27,7 +71,7 @@ DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
       data = synthetic_data(c.model.vocab_size, seed, c.data.val_fraction);
       break;
     case DataKind::text:
-      data = text_data(split, tokenizer != nullptr ? *tokenizer : *make_tokenizer(c.data.tokenizer));
+      data = text_data(split, tokenizer != nullptr ? *tokenizer : *make_tokenizer(c.data.tokenizer_or_bytes()));
       break;
     case DataKind::shards:
       data = shard_data(split, c.model.vocab_size);
@@ -43,7 +87,13 @@ DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
   if (c.data.kind == DataKind::text || c.data.kind == DataKind::shards)
     text += fmt::format(": {} tokens, {} sequences an epoch; {}: {} tokens", data.train->size(), sequences,
                         data.val->name(), data.val->size());
-  return {data.train, data.val, text};
+  std::string warning;
+  if (c.data.kind == DataKind::shards && c.data.tokenizer.empty())
+    warning = fmt::format(
+        "the tokenizer of {} is not known (no manifest.json lists the shards, and data.tokenizer is not set): text is "
+        "taken for bytes where it is needed, as by generate",
+        data.train->name());
+  return {data.train, data.val, text, warning};
 }
 
 }  // namespace triad

@@ -41,17 +41,17 @@ void write_buffers(const Params& params, const std::vector<NamedBuffer>& buffers
 
 // An entry's elements as floats, whatever float type another program stored.
 void read_entry(const SafetensorsFile& file, const TensorEntry& entry, float* out) {
-  const std::span<const std::byte> bytes = file.bytes(entry);
   const int64_t n = entry.numel();
+  const auto whole = [&]<class T>(T* to) {
+    file.read(entry, std::as_writable_bytes(std::span(to, static_cast<size_t>(n))));
+  };
   auto convert = [&]<class T>() {
-    for (int64_t i = 0; i < n; ++i) {
-      T value;  // the file may leave tensors unaligned
-      std::memcpy(&value, bytes.data() + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
-      out[i] = static_cast<float>(value);
-    }
+    std::vector<T> values(static_cast<size_t>(n));
+    whole(values.data());
+    for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(values[static_cast<size_t>(i)]);
   };
   const std::optional<DType> dtype = entry.engine_dtype();
-  if (dtype == DType::f32) return void(std::memcpy(out, bytes.data(), bytes.size()));
+  if (dtype == DType::f32) return whole(out);
   if (dtype == DType::f64) return convert.template operator()<double>();
   if (dtype == DType::bf16) return convert.template operator()<bf16>();
   if (entry.dtype == "F16") return convert.template operator()<_Float16>();
@@ -103,6 +103,11 @@ void for_each_difference(const Config& theirs, const Config& ours, F&& report) {
 bool decides_resume(const std::string& key) {
   if (key == "data.stall_s") return false;
   return key.starts_with("model.") || key.starts_with("nsa.") || key.starts_with("data.") || key == "train.seq_len";
+}
+
+// Shards whose tokenizer nobody had named counted as bytes, or as of none. To name it later changes no token of theirs.
+bool learns_tokenizer(const Config& before, const Config& now) {
+  return now.data.kind == DataKind::shards && before.data.tokenizer_or_bytes() == "byte";
 }
 
 Json read_state(const std::string& folder) {
@@ -162,11 +167,11 @@ void check_tokenizer(const std::string& folder, const Tokenizer& tokenizer) {
 RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params, Optimizer& optimizer,
                          const Config& config) {
   const Json state = read_state(folder);
-  for_each_difference(config_from_json(state["config"]), config,
-                      [&](const std::string& key, const std::string& theirs, const std::string& ours) {
-                        if (decides_resume(key))
-                          fail("{}: its {} is {}, the config's is {}", folder, key, theirs, ours);
-                      });
+  const Config before = config_from_json(state["config"]);
+  for_each_difference(before, config, [&](const std::string& key, const std::string& theirs, const std::string& ours) {
+    if (key == "data.tokenizer" && learns_tokenizer(before, config)) return;
+    if (decides_resume(key)) fail("{}: its {} is {}, the config's is {}", folder, key, theirs, ours);
+  });
   load_weights(ctx, params, folder + "/" + kWeightsFile);
   const SafetensorsFile moments(folder + "/" + kOptimizerFile);
   check_names(params, moments, {"exp_avg/", "exp_avg_sq/"});
@@ -191,7 +196,7 @@ std::vector<std::string> changed_since(const std::string& folder, const Config& 
 void save_initial(Context& ctx, const std::string& folder, const Params& params, const Config& config) {
   make_folders(folder);
   save_weights(ctx, params, folder + "/" + kWeightsFile);
-  write_tokenizer_files(make_tokenizer(config.data.tokenizer)->files(), folder);
+  write_tokenizer_files(make_tokenizer(config.data.tokenizer_or_bytes())->files(), folder);
   write_file_atomically(folder + "/" + kStateFile, dump_json(state_json(config, {}), 2) + "\n");
 }
 

@@ -51,7 +51,7 @@ class Trainer {
         lock_(std::move(lock)),
         resume_from_(find_resume(request, *comm_)),
         init_from_(find_init(config_, resume_from_)),
-        tokenizer_(make_tokenizer(config_.data.tokenizer)),
+        tokenizer_(make_tokenizer(config_.data.tokenizer_or_bytes())),
         data_(open_data_for(config_, *tokenizer_, resume_from_, init_from_)),
         runtime_(allocate(config_, device_, *comm_)),
         step_(*runtime_, config_, comm_.get()),
@@ -135,6 +135,7 @@ class Trainer {
                          resume_from_.empty() ? -1 : state_.step);
     stats_report_.emplace(config_, folder_, comm_->first(), resume_from_.empty() ? -1 : state_.step);
     telemetry.banner(count_parameters(config_.model), request_.environment, data_.description);
+    if (!data_.warning.empty()) telemetry.message(data_.warning);
     std::optional<Telemetry::Pause> beginning(std::in_place, telemetry);
     if (const std::string why = comm_->why_not_shared(); !why.empty())
       telemetry.message(fmt::format("communication: by NCCL's kernels, not by copies between the GPUs: {}", why));

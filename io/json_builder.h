@@ -1,0 +1,93 @@
+// Builds a JSON value from the events of nlohmann's parser, in time proportional to the text. The library's own ways
+// are slower: with a callback it looks at all elements of an object whenever one of them ends, and an ordered_json
+// compares a new key with all keys before it. Any basic_json will do; io/json_config.h's parse_json is what the program
+// calls.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "engine/check.h"
+#include "io/json_config.h"
+#include "io/unicode.h"
+
+namespace triad {
+
+// Text that is no JSON, is nested deeper than kMaxJsonDepth, or has a key twice in one object is an Error that begins
+// with `what`.
+template <class AnyJson>
+class JsonBuilder final : public nlohmann::json_sax<AnyJson> {
+ public:
+  static AnyJson build(std::string_view text, const std::string& what, JsonComments comments) {
+    JsonBuilder builder(what);
+    AnyJson::sax_parse(text, &builder, AnyJson::input_format_t::json, true, comments == JsonComments::allowed);
+    return std::move(builder.root_);
+  }
+
+  bool null() override { return add(nullptr); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(typename AnyJson::number_integer_t value) override { return add(value); }
+  bool number_unsigned(typename AnyJson::number_unsigned_t value) override { return add(value); }
+  bool number_float(typename AnyJson::number_float_t value, const std::string&) override { return add(value); }
+  bool string(std::string& value) override { return add(std::move(value)); }
+  bool binary(typename AnyJson::binary_t&) override { return false; }  // JSON text has none
+  bool start_object(size_t) override { return open(AnyJson::object()); }
+  bool start_array(size_t) override { return open(AnyJson::array()); }
+  bool key(std::string& key) override {
+    TRIAD_CHECK(open_.back().keys.insert(key).second, "{}: an object has {} twice", what_, shortened(key));
+    key_ = std::move(key);
+    return true;
+  }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& e) override {
+    fail("{}: no JSON: {}", what_, shortened(e.what()));
+  }
+
+ private:
+  struct Open {
+    AnyJson* value;
+    std::unordered_set<std::string> keys;  // of an object
+  };
+
+  explicit JsonBuilder(const std::string& what) : what_(what) {}
+
+  bool open(AnyJson empty) {
+    TRIAD_CHECK(open_.size() < kMaxJsonDepth, "{}: nested more than {} deep", what_, kMaxJsonDepth);
+    open_.push_back({place(std::move(empty)), {}});
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+  template <class Value>
+  bool add(Value&& value) {
+    place(AnyJson(std::forward<Value>(value)));
+    return true;
+  }
+  // Puts a value where the text has it. Its address holds until the container that it is in gets the next one.
+  AnyJson* place(AnyJson value) {
+    if (open_.empty()) return &(root_ = std::move(value));
+    AnyJson& container = *open_.back().value;
+    if (container.is_array()) {
+      auto& array = container.template get_ref<typename AnyJson::array_t&>();
+      return &array.emplace_back(std::move(value));
+    }
+    auto& object = container.template get_ref<typename AnyJson::object_t&>();
+    if constexpr (requires { object.emplace_back(std::move(key_), std::move(value)); })  // an ordered_json's
+      return &object.emplace_back(std::move(key_), std::move(value)).second;
+    else
+      return &object.emplace(std::move(key_), std::move(value)).first->second;
+  }
+
+  const std::string& what_;
+  AnyJson root_;
+  std::vector<Open> open_;
+  std::string key_;  // of the value that comes next
+};
+
+}  // namespace triad

@@ -120,6 +120,10 @@ void Comm::exchange_bytes(const void* mine, void* all, int64_t bytes, const std:
 
 std::vector<std::string> Comm::exchange_text(const std::string& mine, const std::string& what) {
   const std::vector<int64_t> sizes = exchange(static_cast<int64_t>(mine.size()), what);
+  constexpr int64_t kMostBytes = int64_t{1} << 26;  // no text of a run is that long
+  for (size_t r = 0; r < sizes.size(); ++r)
+    TRIAD_CHECK(sizes[r] >= 0 && sizes[r] <= kMostBytes, "rank {} announces {} bytes of {}: at most {} are allowed", r,
+                sizes[r], what, kMostBytes);
   const size_t most = static_cast<size_t>(*std::max_element(sizes.begin(), sizes.end()));
   std::string padded = mine, all(most * sizes.size(), '\0');
   padded.resize(most);

@@ -1,8 +1,11 @@
 #include "engine/launch_env.h"
 
+#include <fmt/format.h>
+
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <string_view>
 
 #include "engine/check.h"
@@ -42,6 +45,22 @@ constexpr Names kLaunchers[] = {
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
 };
 
+// torchrun's id, of which "none" is its word for absent, else Slurm's: of srun's ranks the step too, because a job may
+// hold several runs.
+std::string find_run_id(std::string_view launcher) {
+  const char* const torchrun = variable("TORCHELASTIC_RUN_ID");
+  const char *const job = variable("SLURM_JOB_ID"), *const step = variable("SLURM_STEP_ID");
+  std::string id;
+  if (torchrun != nullptr && std::string_view(torchrun) != "none")
+    id = torchrun;
+  else if (job != nullptr)
+    id = launcher == "Slurm" && step != nullptr ? fmt::format("{}.{}", job, step) : job;
+  if (id.size() > kMaxRunIdBytes)
+    fail_usage("launch: the run's id (TORCHELASTIC_RUN_ID or SLURM_JOB_ID) has {} bytes: at most {} are allowed",
+               id.size(), kMaxRunIdBytes);
+  return id;
+}
+
 }  // namespace
 
 LaunchEnv read_launch_env() {
@@ -74,6 +93,8 @@ LaunchEnv read_launch_env() {
   if (variable("MASTER_PORT") != nullptr) env.master_port = number("MASTER_PORT", 1, 65535);
   const char* store = variable("TORCHELASTIC_USE_AGENT_STORE");
   env.port_taken = store != nullptr && std::string_view(store) == "True";
+  env.run_id = find_run_id(env.launcher);
+  if (const char* secret = variable("TRIAD_SECRET")) env.secret = secret;
   return env;
 }
 

@@ -1,6 +1,7 @@
 // Who am I among the processes of a run: read from the variables that mpirun, srun and torchrun set. A process that
 // none of them started is a world of one.
 #pragma once
+#include <cstddef>
 #include <string>
 
 namespace triad {
@@ -13,7 +14,11 @@ struct LaunchEnv {
   std::string master_host;              // MASTER_ADDR, MASTER_PORT: where processes without MPI meet
   int master_port = 0;
   bool port_taken = false;  // torchrun's own store listens at master_port
+  // Where processes meet by TCP, the id keeps runs apart and the secret keeps strangers out.
+  std::string run_id{};  // torchrun's, else Slurm's job and step; empty: there is none
+  std::string secret{};  // TRIAD_SECRET; never printed and never written
 };
+inline constexpr size_t kMaxRunIdBytes = 255;
 
 // Throws UsageError, with the variables and their values, if they contradict each other.
 LaunchEnv read_launch_env();

@@ -26,8 +26,7 @@ class Link {
 std::unique_ptr<Link> open_mpi_link(const LaunchEnv&);
 std::string why_no_mpi();  // empty: it can be loaded
 
-// Every rank connects to rank 0, which listens at MASTER_ADDR:MASTER_PORT or at one of the ports that follow. For the
-// few bytes of a run's control, and for data where nothing else is there.
+// Every rank connects to rank 0 (engine/rendezvous.h). For the few bytes of a run's control, and for data where nothing else is there.
 std::unique_ptr<Link> open_tcp_link(const LaunchEnv&, double timeout_s);
 
 }  // namespace triad

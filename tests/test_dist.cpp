@@ -246,6 +246,8 @@ class Variables {
                                            "MASTER_ADDR",
                                            "MASTER_PORT",
                                            "TORCHELASTIC_USE_AGENT_STORE",
+                                           "TORCHELASTIC_RUN_ID",
+                                           "TRIAD_SECRET",
                                            "OMPI_COMM_WORLD_RANK",
                                            "OMPI_COMM_WORLD_SIZE",
                                            "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -258,7 +260,9 @@ class Variables {
                                            "SLURM_PROCID",
                                            "SLURM_STEP_NUM_TASKS",
                                            "SLURM_LOCALID",
-                                           "SLURM_NTASKS"};
+                                           "SLURM_NTASKS",
+                                           "SLURM_JOB_ID",
+                                           "SLURM_STEP_ID"};
   std::vector<std::pair<std::string, std::string>> before_;
 };
 
@@ -334,6 +338,30 @@ TEST_CASE("dist: who a process is, by the variables of each launcher", "[dist]")
     const Variables sbatch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "0"}});
     check(read_launch_env(), "", 0, 1, 0, false);
   }
+}
+
+TEST_CASE("dist: a run's id is torchrun's or Slurm's, and its secret TRIAD_SECRET's", "[dist]") {
+  const auto expect = [](std::initializer_list<std::pair<const char*, const char*>> set, const std::string& id) {
+    const Variables variables(set);
+    CHECK(read_launch_env().run_id == id);
+  };
+  expect({}, "");
+  expect({{"TORCHELASTIC_RUN_ID", "night"}, {"SLURM_JOB_ID", "42"}}, "night");
+  expect({{"TORCHELASTIC_RUN_ID", "none"}}, "");
+  expect({{"TORCHELASTIC_RUN_ID", "none"}, {"SLURM_JOB_ID", "42"}, {"SLURM_STEP_ID", "3"}}, "42");
+  expect({{"SLURM_PROCID", "1"},
+          {"SLURM_STEP_NUM_TASKS", "2"},
+          {"SLURM_LOCALID", "1"},
+          {"SLURM_JOB_ID", "42"},
+          {"SLURM_STEP_ID", "3"}},
+         "42.3");  // two steps of a job are two runs
+  {
+    const Variables secret({{"TRIAD_SECRET", "hush"}});
+    CHECK(read_launch_env().secret == "hush");
+  }
+  const std::string long_id(300, 'x');
+  const Variables too_long({{"TORCHELASTIC_RUN_ID", long_id.c_str()}});
+  CHECK_THROWS_AS(read_launch_env(), UsageError);
 }
 
 TEST_CASE("dist: ranks that plain srun's variables describe meet at MASTER_ADDR, and say who they are", "[dist]") {

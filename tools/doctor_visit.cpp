@@ -88,6 +88,7 @@ Command as_rank(int rank, int ranks, int port, std::vector<std::string> words) {
                                                          {"LOCAL_RANK", number},
                                                          {"LOCAL_WORLD_SIZE", count},
                                                          {"MASTER_ADDR", "127.0.0.1"},
+                                                         {"TORCHELASTIC_RUN_ID", fmt::format("doctor {}", getpid())},
                                                          {"MASTER_PORT", std::to_string(port)}});
   return command;
 }

@@ -4,7 +4,7 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build git catch2 libfmt-dev nlohmann-json3-dev libcli11-dev libopenblas-openmp-dev zlib1g-dev
-          libzstd-dev libpcre2-dev libutf8proc-dev libopenmpi-dev openmpi-bin)
+          libzstd-dev libpcre2-dev libutf8proc-dev libssl-dev libopenmpi-dev openmpi-bin)
 
 missing=()
 for package in "${packages[@]}"; do

@@ -25,11 +25,13 @@ void read_safetensors(std::string_view bytes);     // the bytes are a file; or s
 void read_tokenizer_json(std::string_view bytes);  // sections: tokenizer.json, a text to encode
 void read_tokenizer_pair(std::string_view bytes);  // sections: encoder.json, vocab.bpe, a text to encode
 void read_config(std::string_view bytes);          // sections: a config file, --set assignments, a line each
+void read_handshake(std::string_view bytes);       // the bytes came from a socket: a frame of handshake.h
 inline constexpr Reader kReaders[] = {{"shard", read_shard},
                                       {"safetensors", read_safetensors},
                                       {"tokenizer_json", read_tokenizer_json},
                                       {"tokenizer_pair", read_tokenizer_pair},
-                                      {"config", read_config}};
+                                      {"config", read_config},
+                                      {"handshake", read_handshake}};
 
 // The promise is broken. It is no triad::Error: nothing that a reader throws may pass for a refusal.
 class Broken : public std::logic_error {

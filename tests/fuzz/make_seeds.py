@@ -171,7 +171,23 @@ def configs():
     put("config", "deep", '{"model":' + "[" * 80 + "]" * 80 + "}")
 
 
+def handshakes():
+    def hello(port, rank, world, has_secret, run_id, pad=b""):
+        return (b"triadhi\n" + struct.pack("<HII?", port, rank, world, has_secret) + bytes(range(32))
+                + struct.pack("<B", len(run_id)) + (run_id + pad).ljust(255, b"\0"))
+
+    put("handshake", "hello", hello(29500, 1, 2, False, b"night"))
+    put("handshake", "hello-secret", hello(65535, 1048575, 1048576, True, b"x" * 255))
+    put("handshake", "hello-rank-0", hello(29500, 0, 2, False, b""))
+    put("handshake", "hello-world", hello(29500, 1, 2**32 - 1, False, b""))
+    put("handshake", "hello-padded", hello(29500, 1, 2, False, b"night", b"\0x"))
+    put("handshake", "reply", b"triadre\n" + struct.pack("<BI", 1, 2) + bytes(32))
+    put("handshake", "reply-unknown", b"triadre\n" + struct.pack("<BI", 200, 2) + bytes(32))
+    put("handshake", "empty", b"")
+
+
 shards()
 safetensors()
 tokenizers()
 configs()
+handshakes()

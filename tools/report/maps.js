@@ -193,7 +193,7 @@ function blockMap(card, {sample, layer, group, paint, label}) {
     svg.append(node("path", {class: "forced", d: paths.forced}), node("path", {d: paths.chosen, fill: paint}));
     const every = Math.max(1, Math.ceil(rows / 5));
     for (let q = 0; q < rows; q += every)
-      svg.append(node("text", {x: kLeft - 6, y: kTop + (q + 0.5) * cell + 4, "text-anchor": "end"}, short(sample.queries[q])));
+      svg.append(node("text", {x: kLeft - 6, y: kTop + (q + 0.5) * cell + 4, "text-anchor": "end"}, sample.queries[q] < 1e4 ? whole(sample.queries[q]) : `${Math.round(sample.queries[q] / 1e3)}k`));
     const middle = (kTop + bottom) / 2;
     svg.append(node("text", {x: 12, y: middle, "text-anchor": "middle", transform: `rotate(-90 12 ${middle})`}, "query"));
     return {svg, bottom, xs: Array.from({length: blocks}, (_, b) => x(b + 0.5)), rows, rowAt: y => Math.max(0, Math.min(rows - 1, Math.floor((y - kTop) / cell))),

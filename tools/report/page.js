@@ -43,7 +43,7 @@ function lines(grid, title, pick, {name = title.toLowerCase(), note, unit, ...op
 function rankLines(grid, title, key, {note, unit} = {}) {
   const series = ofRuns((run, i) => run.ranks.map((r, k) => ({run, name: run.ranks.length > 1 || !both ? `rank ${r.rank}${tag(i)}` : tag(i).trim(),
     points: r.lines[key] ?? [], colour: both ? colour(i) : colour(k), dashed: both && k > 0})));
-  card(grid, title, made => lineChart(made, {series, unit, marks, label: title, zero: true}), {note, unit});
+  card(grid, title, made => lineChart(made, {series, unit, marks, label: title, zero: true, smooth: true}), {note, unit});
 }
 // A heat map for each run that has one; colours and axes are the same.
 function heatCards(grid, title, pick, {unit, note, log} = {}) {

@@ -157,6 +157,7 @@ std::string object_card(const std::string& title, const Json& object) {
   if (object.is_null()) return "";
   std::vector<std::vector<std::string>> rows;
   for (const Difference& d : differences_of(object, Json::object())) rows.push_back({d.key, text_of(d.a)});
+  if (rows.empty()) return "";
   return fmt::format("<details class=\"card wide\"><summary>{}</summary>{}</details>\n", html(title),
                      table({"key", "value"}, rows, "keys"));
 }

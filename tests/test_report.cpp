@@ -1,5 +1,7 @@
 // The report: what it says of runs, of two beside each other, and of folders that are no run's. The page's own script
 // is run in a real browser where there is one.
+#include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -38,6 +40,20 @@ Json data_of(const std::string& page, const std::string& id = "data") {
   REQUIRE(at != std::string::npos);
   const size_t from = at + begin.size();
   return Json::parse(page.substr(from, page.find("</script>", from) - from));
+}
+
+// What a page's head says under this name; empty: it does not have it.
+std::string tile(const std::string& page, const std::string& name) {
+  const size_t end = page.find("</b><span>" + name + "</span>");
+  if (end == std::string::npos) return "";
+  const size_t begin = page.rfind('>', end - 1) + 1;
+  return page.substr(begin, end - begin);
+}
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t n = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++n;
+  return n;
 }
 
 // What a run with gates, selection, memory snapshots and trouble leaves: 2 layers, 1,000 steps.
@@ -79,12 +95,31 @@ TEST_CASE("report: a run on one page, which needs nothing else", "[report]") {
   CHECK(has(page, "&lt;b&gt;in matmul"));
   for (const char* word : {"train.steps", "cpu_threads", "stackdump_rank1_5.txt", "prefers-color-scheme: dark"})
     CHECK(has(page, word));
+  CHECK(tile(page, "state") == "complete");
+  CHECK(tile(page, "steps") == "20 of 20");
+  CHECK(tile(page, "tokens") == "1,920");
+  CHECK(tile(page, "parameters") == "43,270");
+  CHECK(tile(page, "precision") == "fp32");
+  CHECK(tile(page, "attention") == "nsa");
+  CHECK(tile(page, "data") == "synthetic");
+  for (const char* known :
+       {"last loss", "validation loss", "perplexity", "wall time", "tokens/s at the end", "peak MiB"})
+    CHECK(tile(page, known).find_first_of("123456789") != std::string::npos);
+  CHECK(has(tile(page, "device"), "CPU"));
+  CHECK(tile(page, "bits per byte").empty());  // these tokens are no bytes of a text
 
   const Json run = data_of(page).at(0);
   CHECK(run["training"]["loss"].size() == 20);
   CHECK(run["training"]["loss"][4][0] == 5);
   CHECK(run["training"]["mfu"][0][1].is_null());  // empty on the CPU
   CHECK(run["validation"].size() == 2);
+  CHECK(run["tokens_per_step"] == 96);
+  CHECK(run["tokens_are_bytes"] == false);
+  REQUIRE(run["clock"].size() == 20);
+  for (size_t i = 1; i < 20; ++i) CHECK(run["clock"][i][1].get<double>() >= run["clock"][i - 1][1].get<double>());
+  CHECK(run["sample"]["step"] == 20);
+  CHECK(run["sample"]["lists"].size() == 2);
+  CHECK(run["gradient_norms"].is_null());  // nobody asked for them
   CHECK(run["ranks"].size() == 2);
   CHECK(run["ranks"][0]["lines"]["step_ms"].size() == 20);
   CHECK(run["ranks"][1]["means"]["step_ms"] == 5.5);
@@ -109,8 +144,16 @@ TEST_CASE("report: two runs, what differs and where their losses part", "[report
   const TemporaryFolder folder;
   const std::string a = train(folder.file("a")), same = train(folder.file("same")),
                     b = train(folder.file("b"), "--set train.lr=2e-3 --set train.steps=15");
-  const std::string page = report(a + " --vs " + b + " --out " + folder.file("vs.html"));
-  CHECK_FALSE(fs::exists(a + "/report.html"));
+  const std::string own = report(a);
+  const std::string page = report(a + " --vs " + b);
+  CHECK(read_text(a + "/report.html") == own);  // a run's own report stays
+  CHECK(read_text(a + "/report_vs_b.html") == page);
+  const std::string elsewhere = report(a + " --vs " + b + " --out " + folder.file("vs.html"));
+  CHECK(elsewhere == page);
+  CHECK(read_text(folder.file("vs.html")) == page);
+  report(a + " --vs " + same + "/");
+  CHECK(fs::exists(a + "/report_vs_same.html"));
+  CHECK(read_text(a + "/report_vs_b.html") == page);
   CHECK(data_of(page).size() == 2);
   CHECK(data_of(page, "parting")["first"] == 2);  // the first loss is of the same weights
   CHECK(has(page, "The losses part at step 2"));
@@ -120,6 +163,21 @@ TEST_CASE("report: two runs, what differs and where their losses part", "[report
   CHECK(has(table, "<td>train.lr</td><td>0.001</td><td>0.002</td>"));
   CHECK(has(table, "<td>train.steps</td><td>20</td><td>15</td>"));
   CHECK_FALSE(has(table, "train.seq_len"));
+  CHECK(has(table, "<td>tokens</td><td>1,920</td><td>1,440</td><td>-480 (-25.00%)</td>"));
+  CHECK(has(table, "<td>parameters</td><td>43,270</td><td>43,270</td><td>none</td>"));
+  const Json runs = data_of(page), difference = data_of(page, "difference");
+  REQUIRE(difference["loss"]["steps"].size() == 15);
+  for (size_t i = 0; i < 15; ++i) {
+    const Json &left = runs[0]["training"]["loss"][i], &right = runs[1]["training"]["loss"][i];
+    CHECK(difference["loss"]["steps"][i][0] == left[0]);
+    CHECK(difference["loss"]["steps"][i][1].get<double>() ==
+          Approx(right[1].get<double>() - left[1].get<double>()).margin(1e-12));
+    CHECK(difference["loss"]["tokens"][i][0].get<double>() == 96 * left[0].get<double>());
+    CHECK(difference["loss"]["tokens"][i][1].get<double>() ==
+          Approx(difference["loss"]["steps"][i][1].get<double>()).margin(1e-9));
+  }
+  CHECK_FALSE(difference["validation"].contains("steps"));
+  CHECK(data_of(own, "difference").is_null());
   const std::string alike = report(a + " --vs " + same);
   CHECK(has(alike, "The losses are the same at all 20 steps"));
   CHECK(data_of(alike, "parting")["first"].is_null());
@@ -162,7 +220,98 @@ TEST_CASE("report: long runs are thinned, spikes stay", "[report]") {
   for (const Json& point : points) spike = spike || (point[0] == 77777 && point[1] == 99);
   CHECK(spike);
   CHECK(page.size() < 500000);
-  for (const char* absent : {"env.json", "heartbeats"}) CHECK(has(page, absent));
+  // What there is nothing of has no card.
+  for (const char* absent : {">env.json<", ">Events<", ">Ranks<", ">Fallbacks", ">Stack dumps<", "What happened"})
+    CHECK_FALSE(has(page, absent));
+  for (const char* unknown :
+       {"state", "device", "parameters", "validation loss", "tokens", "commit", "peak MiB", "anomalies"})
+    CHECK(tile(page, unknown).empty());
+  CHECK(tile(page, "steps") == "100,000");
+  CHECK(tile(page, "wall time") == "1 min 40 s");  // a millisecond a step
+}
+
+TEST_CASE("report: gradient norms by layer, from heartbeats or the ledger", "[report]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  fs::create_directory(out);
+  write_text(out + "/config.json", "{}");
+  write_text(out + "/grad_ledger.csv",
+             "step,parameter,norm,zero,not_finite\n"
+             "10,embed.weight,7,0,0\n10,blocks.0.norm1.weight,3,0,0\n10,blocks.0.mlp.fc1.weight,4,0,0\n"
+             "10,blocks.1.mlp.fc1.weight,2,0,0\n20,blocks.1.mlp.fc1.weight,6,0,0\n");
+  const auto norms = [&] { return data_of(report(out)).at(0)["gradient_norms"]; };
+  CHECK(norms()["steps"] == Json({10, 20}));
+  CHECK(norms()["layers"] == Json({0, 1}));
+  CHECK(norms()["values"] == Json::array({{5.0, nullptr}, {2.0, 6.0}}));
+  write_text(out + "/heartbeat_rank0.jsonl",
+             R"({"step": 3, "msg": "step_end", "loss": 2, "layer_grad_norms": [0.5, 0.25]})"
+             "\n");
+  CHECK(norms()["steps"] == Json({3}));
+  CHECK(norms()["values"] == Json::array({Json::array({0.5}), Json::array({0.25})}));
+}
+
+TEST_CASE("report: whatever a run's files say ends no element of the page", "[report]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), evil = "</script></style><script>alert(1)</script><!--<script>";
+  fs::create_directory(out);
+  Json config = {{"model", {{"attention", evil}}},
+                 {"data", {{"kind", "text"}, {"paths", {evil, evil}}, {"tokenizer", evil}}},
+                 {"runtime", {{"precision", evil}}},
+                 {evil, {{evil, evil}}}};
+  config["train"] = {{"steps", evil}, {"seq_len", evil}};
+  write_text(out + "/config.json", config.dump());
+  const Json environment = {
+      {"build", "triad (" + evil + ")"}, {"device", evil}, {"device_name", evil}, {"world", evil}, {evil, evil}};
+  write_text(out + "/env.json", environment.dump());
+  write_text(out + "/heartbeat_rank0.jsonl",
+             Json({{"step", 1}, {"msg", evil}, {"iso", evil}, {"text", evil}, {"layer_grad_norms", evil}}).dump() +
+                 "\n" + Json({{"step", 1}, {"msg", "step_end"}, {"loss", evil}, {"step_ms", 1}}).dump() + "\n");
+  write_text(out + "/fallback_counters.csv",
+             "step,layer,branch,kernel,reason,count\n1,0," + evil + "," + evil + "," + evil + ",1\n");
+  write_text(out + "/.anomaly_type", evil);
+  write_text(out + "/mem_boot.json", Json({{"triad", {{"category_bytes", {{evil, 1048576}}}}}}).dump());
+  write_text(out + "/stackdump_rank0_" + std::string("<script>alert(2)"), "");
+  for (const std::string& page : {report(out), report(out + " --vs " + out)}) {
+    for (const char* raw : {"<script>alert", "</style><script>", "<!--"}) CHECK_FALSE(has(page, raw));
+    CHECK(has(page, "&lt;script&gt;alert(1)"));
+    CHECK(count(page, "</script>") == 4);
+    CHECK(count(page, "<script") == 4);
+    CHECK(data_of(page).at(0)["stopped_by"] == evil);  // and the script reads it as it is
+  }
+}
+
+TEST_CASE("report: a sample of selection lists that is none", "[report]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), file = out + "/selection_sample.json";
+  fs::create_directory(out);
+  write_text(out + "/config.json", "{}");
+  const Json whole = {{"schema", 1},        {"step", 2},
+                      {"seq_len", 16},      {"l_sel", 8},
+                      {"init_blocks", 1},   {"local_blocks", 2},
+                      {"queries", {7, 15}}, {"lists", Json::array({Json::array({Json::array({{0}, {0, 1}})})})}};
+  write_text(file, whole.dump());
+  CHECK(data_of(report(out)).at(0)["sample"] == whole);
+  fs::remove(out + "/report.html");
+  const auto refused = [&](const char* key, const Json& value) {
+    Json broken = whole;
+    broken[key] = value;
+    write_text(file, broken.dump());
+    const Outcome outcome = run_program("report " + out);
+    INFO(key << ": " << outcome.output);
+    CHECK(outcome.exit_code == 1);
+    CHECK(has(outcome.output, "selection_sample.json"));
+    CHECK_FALSE(fs::exists(out + "/report.html"));
+  };
+  refused("schema", 2);
+  refused("step", "2");
+  refused("l_sel", 0);
+  refused("queries", {7});
+  refused("queries", {"<b>", 15});
+  refused("lists", {});
+  refused("lists", Json::array({Json::array()}));
+  refused("lists", Json::array({Json::array({Json::array({{0}, {"x"}})})}));
+  write_text(file, "{");
+  CHECK(run_program("report " + out).exit_code == 1);
 }
 
 TEST_CASE("report: a run's state is its last heartbeat that tells of one", "[report]") {
@@ -239,19 +388,57 @@ TEST_CASE("report: a browser draws every chart", "[report]") {
     return;
   }
   const TemporaryFolder folder;
-  const std::string out = train(folder.file("run"), "--set train.eval_every=10");
+  const std::string out = train(folder.file("run"),
+                                "--set train.eval_every=10 --set log.diagnostics='[\"layer_norms\"]'"),
+                    other = train(folder.file("other"), "--set model.attention=dense --set train.eval_every=10");
   add_files(out);
-  report(out);
-  const Outcome page = run_command(
-      "timeout 120 chromium --headless --no-sandbox --disable-gpu --enable-logging=stderr --virtual-time-budget=5000 "
-      "--dump-dom file://" +
-      out + "/report.html");
-  REQUIRE(page.exit_code == 0);
-  CHECK_FALSE(has(page.output, "Uncaught"));
-  size_t charts = 0;
-  for (size_t at = 0; (at = page.output.find("<svg ", at)) != std::string::npos; ++at) ++charts;
-  // Loss, validation, throughput, norm, rate; two of time; memory, host, GPU; 7 of gates, 5 of selection.
-  CHECK(charts == 22);
-  // NaN in a path would be a chart that shows nothing.
-  CHECK_FALSE(has(page.output, "NaN"));
+  // The page as a browser has made it, after a script that plays its reader.
+  const auto drawn = [&](const std::string& page, const std::string& reader) {
+    const std::string file = folder.file("page.html");
+    write_text(file, page + "<script>setTimeout(() => {" + reader + "}, 500)</script>");
+    const Outcome outcome = run_command(
+        "timeout 120 chromium --headless --no-sandbox --disable-gpu --enable-logging=stderr --virtual-time-budget=5000 "
+        "--dump-dom file://" +
+        file);
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    CHECK_FALSE(has(outcome.output, "Uncaught"));
+    const size_t end = outcome.output.find("<script type=\"application/json\"");
+    const std::string dom = outcome.output.substr(0, end);
+    for (const char* nothing : {"NaN", "Infinity", "undefined"})
+      CHECK_FALSE(has(dom, nothing));  // in a path: a chart that shows nothing
+    return dom;
+  };
+  const std::string page = report(out);
+  const std::string dom = drawn(page, "");
+  // Loss, validation, throughput, norm, rate, norms by layer; time by part, by rank, waiting for ranks is not told;
+  // memory, host, GPU; gates: 3 of shares, 6 maps; selection: distances, their map, 4 maps of blocks, 3 of k, 2 lines.
+  CHECK(count(dom, "<svg ") == 6 + 2 + 3 + 9 + 11);
+  CHECK_FALSE(has(dom, "Model FLOPs utilisation"));  // not known on a CPU
+  // The loss under the pointer, over tokens, in another unit.
+  const std::string hover = drawn(page, R"(
+    document.querySelector('input[value=tokens]').click();
+    document.querySelector('input[value=perplexity]').click();
+    const chart = document.querySelector('.chart'), box = chart.getBoundingClientRect();
+    chart.dispatchEvent(new PointerEvent('pointermove', {clientX: box.right - 14, clientY: box.top + 50}));)");
+  const double loss = data_of(page).at(0)["training"]["loss"].back()[1];
+  const size_t tip = hover.find("class=\"tip\"");
+  REQUIRE(tip != std::string::npos);
+  const std::string told = hover.substr(tip, hover.find("</section>", tip) - tip);
+  CHECK(has(told, "1920 tokens"));
+  CHECK(has(told, "training: "));
+  CHECK(std::stod(told.substr(told.find("training: ") + 10)) == Approx(std::exp(loss)).epsilon(1e-3));
+  CHECK(has(told, "at step 20"));
+  const std::string two = drawn(report(out + " --vs " + other), "document.querySelector('input[value=time]').click();");
+  CHECK(has(two, "Difference of the losses"));
+  CHECK(has(two, "training A"));
+  CHECK(has(two, "training B"));
+  // A run that has neither gates nor a sample has none of their cards; nor has one without anything but its config.
+  const std::string dense = drawn(report(other), "");
+  for (const char* absent : {"Gates", "Selection", "Gradient norm by layer"}) CHECK_FALSE(has(dense, absent));
+  const std::string bare = folder.file("bare");
+  fs::create_directory(bare);
+  write_text(bare + "/config.json", "{}");
+  const std::string empty = drawn(report(bare), "");
+  for (const char* any : {"<section", "<details", "<h2", "<table"}) CHECK_FALSE(has(empty, any));
 }

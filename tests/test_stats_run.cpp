@@ -1,14 +1,21 @@
 // log.stats in whole runs: gates.csv and k_stats.csv, heartbeats, TensorBoard; the same bits with and without; several
 // ranks; and gates that collapse or die are reported, and stop the run where that is asked for.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <functional>
+#include <set>
 #include <sstream>
 
+#include "io/loader.h"
 #include "io/safetensors.h"
 #include "tests/heartbeats.h"
 #include "tests/program.h"
 #include "tests/test.h"
+#include "train/data_source.h"
+#include "train/inference.h"
+#include "train/selection_sample.h"
 
 using namespace triad;
 using namespace triad::test;
@@ -168,6 +175,70 @@ TEST_CASE("stats: on a resume rows past the checkpoint are cut and written again
   run(out, few + " --resume " + out + "/checkpoints/step_2");
   CHECK(read_text(out + "/gates.csv") == gates);
   CHECK(read_text(out + "/k_stats.csv") == lists);
+}
+
+TEST_CASE("stats: an evaluation leaves a sample of the lists that its queries have selected", "[stats]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), file = out + "/selection_sample.json";
+  const std::string few =
+      "--set train.lr=0.05 --set train.steps=15 --set train.save_every=10 --set train.eval_every=4 ";
+  run(out, few);
+  // What the final weights select when they read the same sequence here.
+  LoadedModel loaded({.checkpoint = out, .device = Device::cpu(), .batch = 2, .training = true});
+  const Batch batch = validation_batch(*open_data(loaded.config()).val, 48, 2, 0);
+  loaded.set_tokens(batch.tokens);
+  loaded.model().forward(loaded.ctx(), loaded.activations());
+  const Json sample = Json::parse(read_text(file));
+  CHECK(sample["step"] == 15);
+  CHECK(sample["seq_len"] == 48);
+  CHECK(sample["l_sel"] == 8);
+  REQUIRE(sample["queries"].size() == 48);
+  REQUIRE(sample["lists"].size() == 2);
+  bool chooses = false;
+  for (int64_t layer = 0; layer < 2; ++layer)
+    for (int64_t group = 0; group < 2; ++group)
+      for (int64_t t = 0; t < 48; ++t) {
+        INFO("layer " << layer << " group " << group << " query " << t);
+        CHECK(sample["queries"][static_cast<size_t>(t)] == t);
+        const auto list =
+            sample["lists"][static_cast<size_t>(layer)][static_cast<size_t>(group)][static_cast<size_t>(t)]
+                .get<std::vector<int64_t>>();
+        std::vector<int64_t> known;
+        const Tensor row = loaded.activations().layer(layer).nsa.block_index[0][t][group];
+        for (int64_t i = 0; i < 4 && row.ptr<int32_t>()[i] >= 0; ++i) known.push_back(row.ptr<int32_t>()[i]);
+        CHECK(list == known);
+        const int64_t cur = t / 8;
+        std::set<int64_t> forced = {0, cur, std::max<int64_t>(0, cur - 1)};
+        for (const int64_t block : forced) CHECK(std::count(list.begin(), list.end(), block) == 1);
+        CHECK(std::adjacent_find(list.begin(), list.end(), std::greater_equal<>()) == list.end());
+        chooses = chooses || list.size() > forced.size();
+      }
+  CHECK(chooses);
+  // It goes with the steps that a resume takes back, and with a run that is begun anew.
+  for (const char* end : {"/checkpoints/step_15", "/model.safetensors", "/metrics.json"}) fs::remove_all(out + end);
+  run(out, few + "--set train.eval_every=0 --set train.steps=12 --resume " + out);
+  CHECK_FALSE(fs::exists(file));
+  write_text(file, sample.dump());
+  run(out, "--set train.steps=1 --overwrite");
+  CHECK_FALSE(fs::exists(file));
+  for (const std::string without : {"--set model.attention=dense", "--set log.stats=false"}) {
+    run(out, "--overwrite --set train.steps=1 --set train.eval_every=1 " + without);
+    CHECK_FALSE(fs::exists(file));
+  }
+}
+
+TEST_CASE("stats: a sample of lists has few queries, however long a sequence is", "[stats]") {
+  for (const int64_t seq_len : {1, 2, 48, 127, 128, 129, 1000, 2048, 65536, 1 << 24}) {
+    INFO(seq_len);
+    const std::vector<int64_t> queries = sampled_queries(seq_len, 128);
+    CHECK(queries.size() <= 128);
+    CHECK(queries.size() > static_cast<size_t>(std::min<int64_t>(seq_len, 128) / 4));
+    CHECK(queries.back() == seq_len - 1);
+    CHECK(queries.front() >= 0);
+    if (queries.size() > 1) CHECK((queries[1] - queries[0]) % 2 == 1);
+    for (size_t i = 1; i < queries.size(); ++i) CHECK(queries[i] - queries[i - 1] == queries[1] - queries[0]);
+  }
+  CHECK(sampled_queries(65536, 1) == std::vector<int64_t>{65535});
 }
 
 TEST_CASE("stats: dense attention has no rows", "[stats]") {

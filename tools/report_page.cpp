@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
+#include <string_view>
+
+#include "tools/report_facts.h"
 
 namespace triad {
 
@@ -61,7 +63,9 @@ std::string number(const Json& value, const char* form = "{:.4g}") {
 // kind: a class of page.css; "keys": a key and its value, either of any length; "events": its last column is of words.
 std::string table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows,
                   const char* kind = "") {
-  std::string out = fmt::format("<div class=\"scroll\"><table class=\"{}\"><thead><tr>", kind);
+  const bool is_long = std::string_view(kind) == "events";
+  std::string out = fmt::format("<div class=\"scroll{}\" tabindex=\"0\"><table class=\"{}\"><thead><tr>",
+                                is_long ? " long" : "", kind);
   for (const std::string& name : header) out += "<th scope=\"col\">" + html(name) + "</th>";
   out += "</tr></thead><tbody>\n";
   for (const auto& row : rows) {
@@ -76,46 +80,36 @@ std::string card(const std::string& title, const std::string& body, bool wide = 
   return fmt::format("<section class=\"card{}\"><h3>{}</h3>{}</section>\n", wide ? " wide" : "", html(title), body);
 }
 
-std::string tile(const std::string& value, const std::string& name, bool warn = false) {
-  return fmt::format("<div class=\"tile\"><b{}>{}</b><span>{}</span></div>", warn ? " class=\"warn\"" : "", html(value),
-                     html(name));
-}
-
-Json last_value(const Json& points) { return points.empty() ? Json() : points.back()[1]; }
-
-bool is_anomaly(const Json& event) {
-  const std::string kind = event["kind"];
-  return kind == "anomaly" || kind == "slow" || kind == "hung" || kind == "nonfinite" || kind == "divergence";
-}
-
-std::string state_of(const ReportRun& run) {
-  const Json& d = run.data;
-  if (d.contains("stopped_by"))
-    return "stopped: " + d["stopped_by"].get<std::string>().substr(0, d["stopped_by"].get<std::string>().find('\n'));
-  if (d["ranks"].empty()) return d["metrics"].is_null() ? "no heartbeats" : "complete";
-  const std::string msg = d["ranks"][0]["state"];
-  const bool stops = run.config.contains("train") && run.config["train"].value("on_nonfinite", Json()) == "stop";
-  if (msg == "divergence" || msg == "hung" || (msg == "nonfinite" && stops)) return "failed: " + msg;
-  return msg == "done" ? "complete" : msg == "stopped" ? "stopped" : "running, or killed";
-}
-
-std::string tiles(const ReportRun& run) {
-  const Json& d = run.data;
-  int64_t anomalies = 0;
-  for (const Json& event : d["events"]) anomalies += is_anomaly(event);
-  const Json steps = run.losses.empty() ? Json() : Json(run.losses.back().first);
-  const Json loss = run.losses.empty() ? Json() : Json(run.losses.back().second);
-  const Json wanted = run.config.contains("train") ? run.config["train"].value("steps", Json()) : Json();
+// Short values; those that are words, of any length, have room for some.
+std::string tiles(const std::vector<Fact>& facts) {
+  constexpr size_t kShort = 11;
   std::string out = "<div class=\"tiles\">";
-  out += tile(state_of(run), "state");
-  out += tile(text_of(steps) + " / " + text_of(wanted), "steps");
-  out += tile(number(loss, "{:.4f}"), "last loss");
-  out += tile(number(last_value(d["validation"]), "{:.4f}"), "last validation loss");
-  out += tile(number(last_value(d["training"]["tokens_per_s"]), "{:.0f}"), "tokens/s at the end");
-  out += tile(number(d["metrics"].is_null() ? Json() : d["metrics"].value("peak_mib", Json()), "{:.0f}"), "peak MiB");
-  out += tile(std::to_string(d["ranks"].size()), "ranks with heartbeats");
-  out += tile(std::to_string(anomalies), "anomalies", anomalies > 0);
+  for (const Fact& f : facts)
+    out += fmt::format("<div class=\"tile{}\"><b{}>{}</b><span>{}</span></div>", f.text.size() > kShort ? " words" : "",
+                       f.warns ? " class=\"warn\"" : "", html(f.text), html(f.name));
   return out + "</div>\n";
+}
+
+// Each fact of either run, with what B has more than A where it is a number.
+std::string facts_table(const std::vector<Fact>& a, const std::vector<Fact>& b) {
+  const auto find = [](const std::vector<Fact>& facts, const std::string& name) {
+    const auto at = std::find_if(facts.begin(), facts.end(), [&](const Fact& f) { return f.name == name; });
+    return at == facts.end() ? Fact{name, "–"} : *at;
+  };
+  std::vector<std::vector<std::string>> rows;
+  const auto row = [&](const std::string& name) {
+    const Fact left = find(a, name), right = find(b, name);
+    std::string more;
+    if (const double by = right.number - left.number; std::isfinite(by)) {
+      more = by == 0 ? "none" : (by > 0 ? "+" : "") + left.write(by);
+      if (by != 0 && left.number != 0) more += fmt::format(" ({:+.2f}%)", 100 * by / std::abs(left.number));
+    }
+    rows.push_back({name, left.text, right.text, more});
+  };
+  for (const Fact& f : a) row(f.name);
+  for (const Fact& f : b)
+    if (find(a, f.name).text == "–") row(f.name);
+  return table({"result", "A", "B", "B less A"}, rows, "keys results");
 }
 
 std::string events_table(const Json& d) {
@@ -131,12 +125,10 @@ std::string events_table(const Json& d) {
     more = fmt::format("<p class=\"faint\">The last {} of {}.</p>", kMostRows, rows.size());
     rows.erase(rows.begin(), rows.end() - kMostRows);
   }
-  if (rows.empty()) return "<p class=\"none\">No heartbeat tells of one.</p>";
   return more + table({"step", "rank", "what", "when", "about"}, rows, "events");
 }
 
 std::string ranks_table(const Json& d) {
-  if (d["ranks"].empty()) return "<p class=\"none\">This run has no heartbeats (log.heartbeat_every).</p>";
   std::vector<std::vector<std::string>> rows;
   for (const Json& r : d["ranks"]) {
     const auto mean = [&](const char* key) { return number(r["means"].value(key, Json())); };
@@ -155,24 +147,25 @@ std::string ranks_table(const Json& d) {
 }
 
 std::string fallbacks_table(const Json& d) {
-  if (d["fallbacks"].empty()) return "<p class=\"none\">None was counted.</p>";
   std::vector<std::vector<std::string>> rows;
   for (const Json& f : d["fallbacks"]) rows.push_back({text_of(f["what"]), number(f["count"], "{:.0f}")});
   return table({"kernel and reason", "calls"}, rows);
 }
 
-// Every value of an object under its key, group by group.
-std::string object_table(const Json& object) {
-  if (object.is_null()) return "<p class=\"none\">This run has no such file.</p>";
+// Every value of an object under its key, group by group, opened by a click.
+std::string object_card(const std::string& title, const Json& object) {
+  if (object.is_null()) return "";
   std::vector<std::vector<std::string>> rows;
   for (const Difference& d : differences_of(object, Json::object())) rows.push_back({d.key, text_of(d.a)});
-  return table({"key", "value"}, rows, "keys");
+  if (rows.empty()) return "";
+  return fmt::format("<details class=\"card wide\"><summary>{}</summary>{}</details>\n", html(title),
+                     table({"key", "value"}, rows, "keys"));
 }
 
-std::string differences_card(const char* title, const Json& a, const Json& b) {
+std::string differences_card(const char* file, const Json& a, const Json& b) {
   std::vector<std::vector<std::string>> rows;
   for (const Difference& d : differences_of(a, b)) rows.push_back({d.key, text_of(d.a), text_of(d.b)});
-  return card(title, rows.empty() ? "<p class=\"none\">Nothing.</p>" : table({"key", "A", "B"}, rows, "keys"));
+  return card(file, rows.empty() ? "<p>The same in both runs.</p>" : table({"key", "A", "B"}, rows, "keys"));
 }
 
 std::string parting_text(const Parting& p) {
@@ -184,11 +177,13 @@ std::string parting_text(const Parting& p) {
   return text + fmt::format(" {} steps are common to both.", p.common);
 }
 
+// What a run has nothing of is left out.
 std::string part(const ReportRun& run, const std::string& tag) {
   const Json& d = run.data;
-  std::string out = card("Events" + tag, events_table(d));
-  out += card("Ranks side by side" + tag, ranks_table(d));
-  out += card("Fallbacks" + tag, fallbacks_table(d));
+  std::string out;
+  if (!d["events"].empty()) out += card("Events" + tag, events_table(d));
+  if (!d["ranks"].empty()) out += card("Ranks" + tag, ranks_table(d));
+  if (!d["fallbacks"].empty()) out += card("Fallbacks: calls of slower kernels" + tag, fallbacks_table(d));
   if (!d["stackdumps"].empty()) {
     std::vector<std::vector<std::string>> rows;
     for (const Json& name : d["stackdumps"]) rows.push_back({text_of(name)});
@@ -197,47 +192,55 @@ std::string part(const ReportRun& run, const std::string& tag) {
   return out;
 }
 
+std::string group(const char* title, const std::string& cards, const char* kind = "") {
+  return cards.empty() ? "" : fmt::format("<h2>{}</h2><div class=\"grid {}\">\n{}</div>\n", title, kind, cards);
+}
+
+std::string head(const std::vector<ReportRun>& runs) {
+  if (runs.size() == 1) return fmt::format("<h1>{}</h1>\n", html(runs[0].folder)) + tiles(facts_of(runs[0]));
+  const ReportRun &a = runs[0], &b = runs[1];
+  std::string out = "<h1>Two runs</h1>\n";
+  for (size_t i = 0; i < runs.size(); ++i)
+    out += fmt::format("<p class=\"run\"><i class=\"s{}\"></i><b>{}</b> {}</p>\n", i, "AB"[i], html(runs[i].folder));
+  std::string cards =
+      card("Results", facts_table(facts_of(a), facts_of(b)) + "<p>" + html(parting_text(parting_of(a, b))) + "</p>");
+  cards += differences_card("config.json", a.config, b.config);
+  return out + group("What differs", cards + differences_card("env.json", a.environment, b.environment));
+}
+
+std::string data_element(const char* id, const Json& data) {
+  return fmt::format("<script type=\"application/json\" id=\"{}\">{}</script>\n", id, script_json(data));
+}
+
 }  // namespace
 
 std::string report_page(const std::vector<ReportRun>& runs) {
   const bool both = runs.size() == 2;
   const auto tag = [&](size_t i) { return both ? std::string(i == 0 ? " A" : " B") : ""; };
-  const Parting parting = both ? parting_of(runs[0], runs[1]) : Parting{};
   std::string title = runs[0].folder + (both ? " and " + runs[1].folder : "");
   std::string out =
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" +
-      html(title) + " · triad report</title>\n<style>\n" + kReportStyle + "</style></head><body>\n<main>\n";
-  for (size_t i = 0; i < runs.size(); ++i)
-    out += fmt::format("<h1>{}{}</h1>\n", both ? (i == 0 ? "A: " : "B: ") : "", html(runs[i].folder)) + tiles(runs[i]);
-  if (both) {
-    out += "<h2>What differs</h2><div class=\"grid\">\n" + card("Losses", "<p>" + html(parting_text(parting)) + "</p>");
-    out += differences_card("config.json", runs[0].config, runs[1].config);
-    out += differences_card("env.json", runs[0].environment, runs[1].environment) + "</div>\n";
-  }
-  out += "<noscript><p class=\"warn\">The charts need JavaScript; the tables below do not.</p></noscript>\n";
+      html(title) + " · triad report</title>\n<style>\n" + kReportStyle + "</style></head><body>\n<main>\n" +
+      head(runs);
+  out += "<noscript><p class=\"warn\">The charts need JavaScript; the tables do not.</p></noscript>\n";
   out += "<div id=\"charts\"></div>\n";
-  if (std::any_of(runs.begin(), runs.end(), [](const ReportRun& run) { return !run.needle.empty(); })) {
-    out += "<h2>What it recalls, by depth and length</h2><div class=\"grid halves\">\n";
-    for (size_t i = 0; i < runs.size(); ++i)
-      out += card("triad eval --needle" + tag(i),
-                  runs[i].needle.empty() ? "<p class=\"none\">This run has no needle.csv.</p>" : runs[i].needle, false);
-    out += "</div>\n";
-  }
-  out += "<h2>What happened</h2><div class=\"grid\">\n";
-  for (size_t i = 0; i < runs.size(); ++i) out += part(runs[i], tag(i));
-  out += "</div>\n<h2>Config and environment</h2><div class=\"grid halves\">\n";
+  std::string needles, events, files;
   for (size_t i = 0; i < runs.size(); ++i) {
-    out += card("config.json" + tag(i), object_table(runs[i].config), false);
-    out += card("env.json" + tag(i), object_table(runs[i].environment), false);
+    if (!runs[i].needle.empty()) needles += card("triad eval --needle" + tag(i), runs[i].needle, false);
+    events += part(runs[i], tag(i));
+    files += object_card("config.json" + tag(i), runs[i].config);
+    files += object_card("env.json" + tag(i), runs[i].environment);
   }
-  out += "</div>\n</main>\n";
+  out += group("What it recalls, by depth and length", needles, "halves") + group("What happened", events) +
+         group("Config and environment", files) + "</main>\n";
   Json data = Json::array();
   for (const ReportRun& run : runs) data.push_back(run.data);
+  const Parting parting = both ? parting_of(runs[0], runs[1]) : Parting{};
   const auto step = [](const std::optional<int64_t>& s) { return s ? Json(*s) : Json(); };
-  out += "<script type=\"application/json\" id=\"data\">" + script_json(data) + "</script>\n";
-  out += "<script type=\"application/json\" id=\"parting\">" +
-         script_json({{"first", step(parting.first)}, {"by_a_percent", step(parting.by_a_percent)}}) + "</script>\n";
+  out += data_element("data", data);
+  out += data_element("parting", {{"first", step(parting.first)}, {"by_a_percent", step(parting.by_a_percent)}});
+  out += data_element("difference", both ? loss_difference(runs[0], runs[1]) : Json());
   return out + "<script>\n" + kReportScript + "</script>\n</body></html>\n";
 }
 

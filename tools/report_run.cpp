@@ -13,6 +13,9 @@
 #include "io/file.h"
 #include "io/needle_grid.h"
 #include "tools/csv_table.h"
+#include "tools/report_facts.h"
+#include "tools/report_series.h"
+#include "train/selection_sample.h"
 
 namespace triad {
 
@@ -21,75 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr double kMiB = 1024.0 * 1024.0;
-constexpr size_t kMostPoints = 1500, kMostColumns = 240;  // of a line; of a heat map
-constexpr int kKnownHeartbeatSchema = 1;
-
-Json number_or_null(double x) { return std::isfinite(x) ? Json(x) : Json(); }
-
-using Points = std::vector<std::pair<double, double>>;
-
-// [[x, y], ...] of at most kMostPoints: of each stretch the lowest and the highest, so that no spike gets lost.
-Json thinned(const Points& points) {
-  Json out = Json::array();
-  const size_t stretches = kMostPoints / 2, n = points.size();
-  const auto put = [&](size_t i) { out.push_back({points[i].first, number_or_null(points[i].second)}); };
-  if (n <= kMostPoints) {
-    for (size_t i = 0; i < n; ++i) put(i);
-    return out;
-  }
-  for (size_t s = 0; s < stretches; ++s) {
-    const size_t begin = s * n / stretches, end = (s + 1) * n / stretches;
-    size_t low = begin, high = begin;
-    for (size_t i = begin; i < end; ++i) {
-      if (!(points[i].second >= points[low].second)) low = i;
-      if (!(points[i].second <= points[high].second)) high = i;
-    }
-    put(std::min(low, high));
-    if (low != high) put(std::max(low, high));
-  }
-  return out;
-}
-
-Json line_of(const CsvTable& table, const char* column) {
-  Points points;
-  if (table.has(column))
-    for (size_t i = 0; i < table.size(); ++i) points.emplace_back(table.number(i, "step"), table.number(i, column));
-  return thinned(points);
-}
-
-// {steps, layers, values}: values[layer][column], each the mean over the steps that share a column.
-Json heat_of(const CsvTable& table, const std::string& column) {
-  std::set<double> steps, layers;
-  for (size_t i = 0; i < table.size(); ++i)
-    steps.insert(table.number(i, "step")), layers.insert(table.number(i, "layer"));
-  const std::vector<double> step_list(steps.begin(), steps.end()), layer_list(layers.begin(), layers.end());
-  const size_t columns = std::min(kMostColumns, step_list.size());
-  const auto index = [](const std::vector<double>& list, double x) {
-    return static_cast<size_t>(std::lower_bound(list.begin(), list.end(), x) - list.begin());
-  };
-  std::vector<std::vector<double>> sums(layer_list.size(), std::vector<double>(columns, 0)), counts = sums;
-  for (size_t i = 0; i < table.size(); ++i) {
-    const double value = table.number(i, column);
-    if (!std::isfinite(value)) continue;
-    const size_t layer = index(layer_list, table.number(i, "layer")),
-                 at = index(step_list, table.number(i, "step")) * columns / step_list.size();
-    sums[layer][at] += value;
-    ++counts[layer][at];
-  }
-  Json values = Json::array(), firsts = Json::array();
-  for (size_t layer = 0; layer < layer_list.size(); ++layer) {
-    Json row = Json::array();
-    for (size_t c = 0; c < columns; ++c)
-      row.push_back(counts[layer][c] == 0 ? Json() : Json(sums[layer][c] / counts[layer][c]));
-    values.push_back(row);
-  }
-  for (size_t c = 0; c < columns; ++c)
-    firsts.push_back(step_list[(c * step_list.size() + columns - 1) / columns]);  // the first that falls into it
-  return {{"steps", firsts},
-          {"last", step_list.empty() ? Json() : Json(step_list.back())},
-          {"layers", layer_list},
-          {"values", values}};
-}
+constexpr int kKnownHeartbeatSchema = 1, kKnownSampleSchema = 1;
 
 // The numbers of a rank's steps that are drawn, as a heartbeat names them.
 constexpr const char* kHeartbeatLines[] = {"step_ms",         "compute_ms",    "update_ms",         "fetch_ms",
@@ -102,11 +37,37 @@ double number_in(const Json& line, const char* key) {
   return it != line.end() && it->is_number() ? it->get<double>() : NAN;
 }
 
+// What the first rank's heartbeats alone are read for.
+struct FirstRank {
+  Points losses,
+      clock;  // by step: the loss; the seconds that the run had taken, the time between a stop and a resume left out
+  std::vector<LayerValue> gradient_norms;
+};
+
+// A run that was resumed tells some steps again: the last time counts.
+void forget_from(Points& points, int64_t step) {
+  while (!points.empty() && points.back().first >= static_cast<double>(step)) points.pop_back();
+}
+
+void add_step(FirstRank& first, int64_t step, const Json& line, double seconds) {
+  const auto at = static_cast<double>(step);
+  forget_from(first.losses, step);
+  forget_from(first.clock, step);
+  first.losses.emplace_back(at, number_in(line, "loss"));
+  if (seconds > 0) first.clock.emplace_back(at, seconds);
+  std::vector<LayerValue>& norms = first.gradient_norms;
+  while (!norms.empty() && norms.back().step >= at) norms.pop_back();
+  if (const auto it = line.find("layer_grad_norms"); it != line.end() && it->is_array())
+    for (size_t i = 0; i < it->size(); ++i)
+      if ((*it)[i].is_number()) norms.push_back({at, static_cast<double>(i), (*it)[i].get<double>()});
+}
+
 // What is told of a rank, and what happened to it.
-Json rank_of(const std::string& path, int64_t rank, std::vector<std::pair<int64_t, double>>* losses, Json& events) {
+Json rank_of(const std::string& path, int64_t rank, FirstRank* first, Json& events) {
   std::map<std::string, Points> lines;
   Json last;
-  std::string state;  // the newest message that tells of one
+  std::string state;                 // the newest message that tells of one
+  double seconds = 0, before = NAN;  // that the run has taken; the time of the line before
   const std::vector<std::string> text = whole_lines(path);
   for (size_t i = 0; i < text.size(); ++i) {
     const Json line = parse_json(text[i], fmt::format("{} line {}", path, i + 1));
@@ -120,18 +81,16 @@ Json rank_of(const std::string& path, int64_t rank, std::vector<std::pair<int64_
     const auto step = line["step"].get<int64_t>();
     const auto msg = line["msg"].get<std::string>();
     last = line;
+    const double now = number_in(line, "ts");
+    if (msg != "boot" && now > before) seconds += now - before;
+    before = now;
     if (msg != "stackdump" && msg != "progress" && msg != "checkpoint") state = msg;  // none takes a verdict back
     if (msg == "step_end") {
-      // A run that was resumed tells some steps again: the last time counts.
-      for (auto& [key, points] : lines)
-        while (!points.empty() && points.back().first >= static_cast<double>(step)) points.pop_back();
+      for (auto& [key, points] : lines) forget_from(points, step);
       for (const char* key : kHeartbeatLines)
         if (const double value = number_in(line, key); std::isfinite(value))
           lines[key].emplace_back(static_cast<double>(step), value);
-      if (losses != nullptr) {
-        while (!losses->empty() && losses->back().first >= step) losses->pop_back();
-        losses->emplace_back(step, number_in(line, "loss"));
-      }
+      if (first != nullptr) add_step(*first, step, line, seconds);
     } else if (msg != "progress") {
       Json event = {{"rank", rank}, {"step", step}, {"kind", msg}, {"time", line.value("iso", std::string())}};
       std::string about;
@@ -226,19 +185,71 @@ NeedleGrid needle_grid_of(const std::string& path) {
   return grid;
 }
 
-// Lists of plain values stay whole.
-void flatten(const Json& value, const std::string& key, std::map<std::string, Json>& out) {
-  if (key.empty() && value.empty()) return;  // nothing at all
-  const bool plain = std::none_of(value.begin(), value.end(), [](const Json& part) { return part.is_structured(); });
-  if (!value.is_structured() || value.empty() || (value.is_array() && plain)) {
-    out[key] = value;
-    return;
+// By layer; none where log.diagnostics asked for neither.
+Json gradient_norms_of(const FirstRank& first, const CsvTable& ledger) {
+  if (!first.gradient_norms.empty()) return heat_of(first.gradient_norms);
+  std::map<std::pair<double, double>, double> squares;
+  static const std::regex kLayer("blocks\\.(\\d{1,6})\\..*");
+  for (size_t i = 0; i < ledger.size(); ++i) {
+    std::smatch match;
+    const double norm = ledger.number(i, "norm");
+    if (std::regex_match(ledger.text(i, "parameter"), match, kLayer))
+      squares[{ledger.number(i, "step"), std::stod(match[1].str())}] += norm * norm;
   }
-  size_t index = 0;
-  for (const auto& [name, part] : value.items()) {
-    const std::string own = value.is_array() ? std::to_string(index++) : name;
-    flatten(part, key.empty() ? own : key + "." + own, out);
+  std::vector<LayerValue> all;
+  for (const auto& [place, square] : squares) all.push_back({place.first, place.second, std::sqrt(square)});
+  return all.empty() ? Json() : heat_of(all);
+}
+
+// [[step, seconds], ..]: as heartbeats have it, else as training.csv's steps add up.
+Points clock_of(const FirstRank& first, const CsvTable& training) {
+  if (!first.clock.empty()) return first.clock;
+  Points clock;
+  double seconds = 0, before = 0;
+  for (size_t i = 0; training.has("step_ms") && i < training.size(); ++i) {
+    const double step = training.number(i, "step");
+    seconds += (step - before) * training.number(i, "step_ms") / 1e3;
+    before = step;
+    if (std::isfinite(seconds)) clock.emplace_back(step, seconds);
   }
+  return clock;
+}
+
+bool all_integers(const Json& list) {
+  return list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& x) { return x.is_number_integer(); });
+}
+
+// What an evaluation has left of the selection (train/selection_sample.h), as the page's script relies on it.
+Json sample_of(const std::string& path) {
+  const Json sample = json_or_null(path);
+  if (sample.is_null()) return sample;
+  const auto broken = [&](const char* what) { fail("{}: {}: no sample of selection lists", path, what); };
+  for (const char* key : {"schema", "step", "seq_len", "l_sel", "init_blocks", "local_blocks"})
+    if (!sample.contains(key) || !sample[key].is_number_integer()) broken(key);
+  if (sample["schema"].get<int64_t>() > kKnownSampleSchema)
+    fail("{}: its schema is {}, and this program knows those up to {}", path, sample["schema"].get<int64_t>(),
+         kKnownSampleSchema);
+  if (!sample.contains("queries") || !all_integers(sample["queries"]) || sample["queries"].empty()) broken("queries");
+  if (sample["l_sel"].get<int64_t>() < 1 || sample["seq_len"].get<int64_t>() < 1) broken("l_sel, seq_len");
+  if (!sample.contains("lists") || !sample["lists"].is_array() || sample["lists"].empty()) broken("lists");
+  for (const Json& layer : sample["lists"]) {
+    if (!layer.is_array() || layer.empty() || layer.size() != sample["lists"][0].size()) broken("lists");
+    for (const Json& group : layer)
+      if (!group.is_array() || group.size() != sample["queries"].size() ||
+          !std::all_of(group.begin(), group.end(), all_integers))
+        broken("lists");
+  }
+  return sample;
+}
+
+// Positions that a step counts over all ranks; null where the files do not tell.
+Json tokens_per_step(const ReportRun& run) {
+  double tokens = 1;
+  if (!run.config.contains("train")) return {};
+  for (const char* key : {"seq_len", "micro_batch_size", "accumulate_grad_batches"})
+    tokens *= number_in(run.config["train"], key);
+  const double world = run.environment.is_null() ? NAN : number_in(run.environment, "world");
+  return number_or_null(tokens * (std::isfinite(world) ? world : 1));
 }
 
 }  // namespace
@@ -253,14 +264,20 @@ ReportRun read_run(const std::string& folder) {
                 .environment = json_or_null(file("env.json")),
                 .losses = {},
                 .losses_rounded = false,
+                .validation = {},
+                .clock = {},
                 .needle = {},
                 .data = {}};
   const CsvTable training(file("training.csv"), {"step", "loss"}), validation(file("val.csv"), {"step", "val_loss"}),
       gates(file("gates.csv"), {"step", "layer", "entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"}),
       selection(file("k_stats.csv"), {"step", "layer", "k_mean", "pct_at_max"}),
       fallbacks(file("fallback_counters.csv"), {"step", "branch", "kernel", "reason", "count"});
+  const CsvTable ledger(file("grad_ledger.csv"), {"step", "parameter", "norm"});
   Json& d = run.data;
   d["folder"] = folder;
+  d["tokens_per_step"] = tokens_per_step(run);
+  d["tokens_are_bytes"] = tokens_are_bytes(run.config);
+  d["sample"] = sample_of(file(kSelectionSample));
   for (const char* column : {"loss", "lr", "tokens_per_s", "grad_norm", "step_ms", "mfu"})
     d["training"][column] = line_of(training, column);
   d["validation"] = line_of(validation, "val_loss");
@@ -283,8 +300,9 @@ ReportRun read_run(const std::string& folder) {
     if (std::regex_match(name, match, kHeartbeats)) ranks[std::stoll(match[1].str())] = entry.path().string();
     if (name.starts_with("stackdump_rank")) dumps.push_back(name);
   }
+  FirstRank first;
   for (const auto& [rank, path] : ranks)
-    d["ranks"].push_back(rank_of(path, rank, rank == 0 ? &run.losses : nullptr, d["events"]));
+    d["ranks"].push_back(rank_of(path, rank, rank == 0 ? &first : nullptr, d["events"]));
   std::stable_sort(d["events"].begin(), d["events"].end(),
                    [](const Json& a, const Json& b) { return a["step"] < b["step"]; });
   std::sort(dumps.begin(), dumps.end());
@@ -295,48 +313,14 @@ ReportRun read_run(const std::string& folder) {
         grid.svg("Needles recalled, attention: " + (attention.is_string() ? attention.get<std::string>() : "?"));
   }
   if (fs::exists(file(".anomaly_type"))) d["stopped_by"] = read_file(file(".anomaly_type"));
-  run.losses_rounded = run.losses.empty();
-  if (run.losses_rounded)
-    for (size_t i = 0; i < training.size(); ++i)
-      run.losses.emplace_back(static_cast<int64_t>(training.number(i, "step")), training.number(i, "loss"));
+  d["gradient_norms"] = gradient_norms_of(first, ledger);
+  run.clock = clock_of(first, training);
+  d["clock"] = thinned(run.clock);
+  run.losses_rounded = first.losses.empty();
+  run.losses = run.losses_rounded ? points_of(training, "loss") : first.losses;
+  run.validation = points_of(validation, "val_loss");
+  if (!run.losses_rounded && run.losses.size() >= training.size()) d["training"]["loss"] = thinned(run.losses);
   return run;
-}
-
-std::vector<Difference> differences_of(const Json& a, const Json& b) {
-  std::map<std::string, Json> left, right;
-  flatten(a, "", left);
-  flatten(b, "", right);
-  std::set<std::string> keys;
-  for (const auto& [key, value] : left) keys.insert(key);
-  for (const auto& [key, value] : right) keys.insert(key);
-  std::vector<Difference> out;
-  for (const std::string& key : keys) {
-    const auto l = left.find(key), r = right.find(key);
-    if (l == left.end() || r == right.end() || l->second != r->second)
-      out.push_back({key, l == left.end() ? Json() : l->second, r == right.end() ? Json() : r->second});
-  }
-  return out;
-}
-
-Parting parting_of(const ReportRun& a, const ReportRun& b) {
-  Parting parting;
-  // Where one run's losses are known as training.csv has them alone, the other's count as it would have them.
-  const bool rounded = a.losses_rounded || b.losses_rounded;
-  const auto as_known = [&](double x) { return rounded ? std::stod(fmt::format("{:.6f}", x)) : x; };
-  auto other = b.losses.begin();
-  for (const auto& [step, own] : a.losses) {
-    while (other != b.losses.end() && other->first < step) ++other;
-    if (other == b.losses.end()) break;
-    if (other->first != step) continue;
-    ++parting.common;
-    const double loss = as_known(own), its = as_known(other->second);
-    if (loss == its || (std::isnan(loss) && std::isnan(its))) continue;
-    if (!parting.first) parting.first = step;
-    constexpr double kPercent = 0.01;
-    const bool near = std::isfinite(loss) && std::isfinite(its) && std::abs(loss - its) <= kPercent * std::abs(loss);
-    if (!parting.by_a_percent && !near) parting.by_a_percent = step;
-  }
-  return parting;
 }
 
 }  // namespace triad

@@ -7,15 +7,18 @@
 #include <vector>
 
 #include "io/json_config.h"
+#include "tools/report_series.h"
 
 namespace triad {
 
 struct ReportRun {
   std::string folder;
   Json config, environment;  // null: the run has none
-  // The losses of rank 0's steps, with all their digits where there are heartbeats: (step, loss).
-  std::vector<std::pair<int64_t, double>> losses;
+  // The losses of rank 0's steps, with all their digits where there are heartbeats.
+  Points losses;
   bool losses_rounded = false;  // there are none: losses are training.csv's
+  Points validation;            // the loss of each evaluation
+  Points clock;                 // seconds that the run had taken after a step
   std::string needle;           // an SVG; empty: `triad eval --needle` was not called
   Json data;                    // for the charts; its keys are those that tools/report/page.js reads
 };
@@ -36,5 +39,9 @@ struct Parting {
   int64_t common = 0;  // steps that both have
 };
 Parting parting_of(const ReportRun& a, const ReportRun& b);
+
+// b's loss less a's where a has one and b's run is as far: {loss, validation}, each {steps, tokens, time} as far as the
+// runs tell, each a line over that axis. At a place that b has no loss of its own for, it is taken between two of them.
+Json loss_difference(const ReportRun& a, const ReportRun& b);
 
 }  // namespace triad

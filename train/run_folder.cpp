@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <regex>
 #include <system_error>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "io/csv.h"
 #include "io/file.h"
 #include "io/json_config.h"
+#include "train/selection_sample.h"
 
 namespace triad {
 
@@ -25,7 +27,8 @@ namespace {
 // Names that a run writes (SPEC.md section 3), whole or still temporary; whatever else is in the folder is the user's.
 bool written_by_a_run(std::string name) {
   static const std::regex kNames(
-      "config\\.json|env\\.json|(tokenizer|encoder|vocab)\\.json|vocab\\.bpe|merges\\.txt|metrics\\.json|model\\."
+      "config\\.json|env\\.json|selection_sample\\.json|(tokenizer|encoder|vocab)\\.json|vocab\\.bpe|merges\\.txt|"
+      "metrics\\.json|model\\."
       "safetensors|checkpoints|ranks|tb|traces\\.log|\\.anomaly_type|"
       "(training|val|k_stats|gates|fallback_counters|grad_ledger|needle)\\.csv|needle\\.svg|"
       "(opt_state_mb|dtypes_report|ddp_buckets(_rank\\d+)?|all_missing_params)\\.txt|"
@@ -44,6 +47,15 @@ void remove_checkpoints(const fs::path& folder) {
   for (const CheckpointFolder& checkpoint : list_checkpoints(folder.string())) remove_checkpoint(checkpoint.path);
   if (!linked) return remove_tree(folder.string());
   if (const fs::path latest = folder / "latest"; fs::is_symlink(latest)) fs::remove(latest);
+}
+
+// No file: none is later. A damaged one: later than any.
+int64_t selection_sample_step(const std::string& path) {
+  std::error_code unknown;
+  if (!fs::exists(path, unknown)) return -1;
+  try {
+    return parse_json(read_file(path), path).at("step").get<int64_t>();
+  } catch (const std::exception&) { return std::numeric_limits<int64_t>::max(); }
 }
 
 }  // namespace
@@ -124,6 +136,7 @@ void RunFolder::rewind(int64_t step) const {
       later.push_back(entry.path());
   }
   for (const fs::path& snapshot : later) fs::remove(snapshot);
+  if (selection_sample_step(file(kSelectionSample)) > step) fs::remove(file(kSelectionSample));
   // This run may write fewer tables than the one before: rows of steps that it makes anew would stay in the others.
   for (const char* name :
        {"training.csv", "val.csv", "k_stats.csv", "gates.csv", "fallback_counters.csv", "grad_ledger.csv"})

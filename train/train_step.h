@@ -64,6 +64,7 @@ class TrainStep {
   double evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets);
 
   Model& model() { return model_; }
+  Activations& activations() { return act_; }  // of the last micro-step or evaluation
   Optimizer& optimizer() { return optimizer_; }
   const GradReducer* reducer() const { return reducer_.get(); }
   Runtime& runtime() { return runtime_; }

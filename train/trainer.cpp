@@ -27,6 +27,7 @@
 #include "train/preparation.h"
 #include "train/run_folder.h"
 #include "train/schedule.h"
+#include "train/selection_sample.h"
 #include "train/state.h"
 #include "train/stats_report.h"
 #include "train/step_checks.h"
@@ -308,11 +309,18 @@ class Trainer {
       const Batch batch = validation_batch(*data_.val, t.seq_len, t.micro_batch_size, i);
       losses[static_cast<size_t>(i)] = step_.evaluate(batch.tokens, batch.targets);
       for (const int32_t target : batch.targets) counts[static_cast<size_t>(i)] += target >= 0;
+      if (i == 0) sample_selection();  // the first rank's
     }
     comm_->add(losses, "the evaluation's losses");
     comm_->add(counts, "the evaluation's positions");
     val_loss_ = std::accumulate(losses.begin(), losses.end(), 0.0) / std::accumulate(counts.begin(), counts.end(), 0.0);
     telemetry.evaluation(state_.step, val_loss_);
+  }
+
+  void sample_selection() {
+    if (!config_.log.stats || config_.model.dense()) return;
+    const Json sample = selection_sample(runtime_->ctx(), step_.activations(), config_.model, state_.step);
+    write_file_atomically(folder_.file(kSelectionSample), dump_json(sample, -1) + "\n");
   }
 
   // The first rank does what may take it long, its disk being slow, say. The others ask every second, so that it is not

@@ -1,8 +1,13 @@
-// Charts as SVG: lines, stacked areas, heat maps. Each is drawn for the width it has, again when that changes, and tells
-// what is under the pointer, or under the cursor that the arrow keys move. Text from files goes in as text, never as HTML.
+// Charts as SVG: lines, stacked areas and bars. Each is drawn for the width it has, and again when that or a switch of
+// the page changes. Each shows the values under the pointer, or under the cursor that the arrow keys move. Text from
+// files goes in as text, never as HTML.
 "use strict";
 
-const kHeight = 210, kLeft = 54, kRight = 12, kTop = 10, kBottom = 26;
+const kHeight = 230, kLeft = 54, kRight = 14, kTop = 12, kBottom = 40;
+
+// What the page's switches say. axis: steps, tokens or time; unit: loss, perplexity or bits.
+const view = {axis: "steps", unit: "loss", smooth: true, log: false};
+const redraws = [];
 
 function node(name, attributes = {}, ...children) {
   const svg = ["svg", "g", "path", "line", "rect", "text", "circle", "title"].includes(name);
@@ -13,6 +18,7 @@ function node(name, attributes = {}, ...children) {
 }
 
 const colour = i => `var(--s${i % 10})`;
+const whole = x => Math.round(x).toLocaleString("en");
 
 function short(x) {
   if (x === null || x === undefined || !isFinite(x)) return "–";
@@ -24,22 +30,92 @@ function short(x) {
   return String(Number(x.toPrecision(5)));
 }
 
+function clockText(s) {
+  const two = x => String(Math.floor(x)).padStart(2, "0");
+  if (s < 60) return `${Number(s.toPrecision(3))} s`;
+  if (s < 3600) return s % 60 < 1 ? `${Math.floor(s / 60)} min` : `${Math.floor(s / 60)}:${two(s % 60)} min`;
+  return s % 3600 < 60 ? `${whole(Math.floor(s / 3600))} h` : `${whole(Math.floor(s / 3600))}:${two(s / 60 % 60)} h`;
+}
+
+// ---- axes ----
+
 // About n round numbers that cover [low, high].
 function ticks(low, high, n) {
   const raw = (high - low) / Math.max(1, n), power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].find(f => f * power >= raw) * power;
+  const step = [1, 2, 5, 10].find(f => f * power >= raw * (1 - 1e-9)) * power;
+  return multiples(step, low, high);
+}
+function multiples(step, low, high) {
   const out = [];
   for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-9; at += step) out.push(Number(at.toPrecision(12)));
   return out;
 }
+function timeTicks(low, high, n) {
+  const raw = (high - low) / Math.max(1, n);
+  const step = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400].find(s => s >= raw);
+  return raw < 1 || step === undefined ? ticks(low, high, n) : multiples(step, low, high);
+}
+// Of a logarithmic axis: 1, 2 and 5 times powers of ten, or of a narrow one round numbers.
+function logTicks(low, high) {
+  if (high / low < 8) return ticks(low, high, 4).filter(t => t > 0);
+  const out = [], each = high / low > 1e4 ? [1] : [1, 2, 5];
+  for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10)
+    out.push(...each.map(f => f * power).filter(t => t >= low * 0.999 && t <= high * 1.001));
+  return out;
+}
+const kAxes = {
+  steps: {name: "step", ticks: (low, high, n) => ticks(low, high, n).filter(Number.isInteger), write: whole, title: x => `step ${whole(x)}`},
+  tokens: {name: "tokens", ticks, write: short, title: x => `${short(x)} tokens`},
+  time: {name: "time", ticks: timeTicks, write: clockText, title: x => `after ${clockText(x)}`},
+};
 
 function widened([low, high]) {
   if (!(low <= high)) return [0, 1];
   if (low === high) { const by = Math.abs(low) * 0.05 || 1; return [low - by, high + by]; }
   return [low, high];
 }
+function extent(values) {
+  let low = Infinity, high = -Infinity;
+  for (const v of values) if (v !== null && isFinite(v)) { low = Math.min(low, v); high = Math.max(high, v); }
+  return [low, high];
+}
 
-// A card's chart: draw(width) fills an SVG and returns {xs, describe(i), place(i)} for the cursor.
+// Straight between points [[x, y], ...], and beyond their ends.
+function between(points, x) {
+  if (points.length < 2) return points.length === 1 ? points[0][1] : NaN;
+  let low = 1, high = points.length - 1;
+  while (low < high) { const middle = (low + high) >> 1; points[middle][0] < x ? (low = middle + 1) : (high = middle); }
+  const [x0, y0] = points[low - 1], [x1, y1] = points[low];
+  return x1 > x0 ? y0 + (y1 - y0) * (x - x0) / (x1 - x0) : y1;
+}
+// Where a run's step lies on the axis that is switched on.
+function placer(run) {
+  if (view.axis === "tokens") return step => step * run.tokens_per_step;
+  if (view.axis === "time") return step => between(run.clock, step);
+  return step => step;
+}
+
+// A mean around each value, weighted by a bell of a hundredth of the line; null where there is no value.
+function smoothed(values) {
+  const sigma = values.length / 100, reach = Math.ceil(3 * sigma);
+  return values.map((value, i) => {
+    if (value === null) return null;
+    let sum = 0, weights = 0;
+    for (let k = Math.max(0, i - reach); k <= Math.min(values.length - 1, i + reach); ++k) {
+      if (values[k] === null) continue;
+      const weight = Math.exp(-((k - i) ** 2) / (2 * sigma * sigma));
+      sum += weight * values[k];
+      weights += weight;
+    }
+    return sum / weights;
+  });
+}
+const kFewest = 30;  // points of a line that is smoothed
+
+// ---- what all charts share ----
+
+// A card's chart: draw(width) fills an SVG and returns {svg, bottom, xs, describe(i, row)} for the cursor, and where a
+// chart has rows rows and rowAt(y).
 function mount(card, label, draw) {
   const chart = node("div", {class: "chart", tabindex: "0", role: "img", "aria-label": label});
   card.append(chart);
@@ -48,7 +124,7 @@ function mount(card, label, draw) {
   const show = index => {
     if (!scene || scene.xs.length === 0) return;
     at = Math.max(0, Math.min(scene.xs.length - 1, index));
-    const row = scene.row, lines = scene.describe(at, row);
+    const lines = scene.describe(at, scene.row);
     tip?.remove(); cursor?.remove();
     const x = scene.xs[at];
     cursor = node("line", {class: "cursor", x1: x, x2: x, y1: kTop, y2: scene.bottom});
@@ -70,7 +146,7 @@ function mount(card, label, draw) {
   const redraw = () => {
     forget();
     chart.querySelector("svg")?.remove();
-    scene = draw(Math.max(240, chart.clientWidth));
+    scene = draw(Math.max(220, chart.clientWidth));
     chart.prepend(scene.svg);
   };
   chart.addEventListener("pointermove", e => {
@@ -84,201 +160,189 @@ function mount(card, label, draw) {
   chart.addEventListener("pointerleave", forget);
   chart.addEventListener("blur", forget);
   chart.addEventListener("keydown", e => {
-    const by = {ArrowLeft: -1, ArrowRight: 1}[e.key];
-    if (by === undefined || !scene) return;
+    if (!scene) return;
+    const by = {ArrowLeft: -1, ArrowRight: 1}[e.key], down = scene.rows ? {ArrowUp: -1, ArrowDown: 1}[e.key] : undefined;
+    if (by === undefined && down === undefined) return;
     e.preventDefault();
-    show(at === null ? (by > 0 ? 0 : scene.xs.length - 1) : at + by);
+    if (down !== undefined) scene.row = Math.max(0, Math.min(scene.rows - 1, (scene.row ?? (down > 0 ? -1 : scene.rows)) + down));
+    show(at === null ? ((by ?? 1) > 0 ? 0 : scene.xs.length - 1) : at + (by ?? 0));
   });
   let width = 0;
   new ResizeObserver(() => { if (chart.clientWidth !== width) { width = chart.clientWidth; redraw(); } }).observe(chart);
-}
-
-function axes(svg, width, xRange, yRange, height) {
-  const x = v => kLeft + (v - xRange[0]) / (xRange[1] - xRange[0]) * (width - kLeft - kRight);
-  const bottom = height - kBottom;
-  const y = v => bottom - (v - yRange[0]) / (yRange[1] - yRange[0]) * (bottom - kTop);
-  for (const t of ticks(yRange[0], yRange[1], 4)) {
-    svg.append(node("line", {class: "rule", x1: kLeft, x2: width - kRight, y1: y(t), y2: y(t)}));
-    svg.append(node("text", {x: kLeft - 6, y: y(t) + 4, "text-anchor": "end"}, short(t)));
-  }
-  stepAxis(svg, x, xRange, width, bottom);
-  return {x, y, bottom};
-}
-
-function stepAxis(svg, x, xRange, width, bottom) {
-  svg.append(node("line", {class: "axis", x1: kLeft, x2: width - kRight, y1: bottom, y2: bottom}));
-  for (const t of ticks(xRange[0], xRange[1], width / 110).filter(Number.isInteger))
-    svg.append(node("text", {x: x(t), y: bottom + 16, "text-anchor": "middle"}, t.toLocaleString("en")));
-  svg.append(node("text", {class: "unit", x: kLeft - 6, y: bottom + 16, "text-anchor": "end"}, "step"));
+  redraws.push(() => { if (width > 0 && chart.isConnected) redraw(); });
 }
 
 function canvas(width, height) {
   return node("svg", {viewBox: `0 0 ${width} ${height}`, height, "aria-hidden": "true"});
 }
 
-function drawMarks(svg, marks, axis, xRange) {
+// The axis along the bottom; returns its scale.
+function bottomAxis(svg, width, bottom, range, axis = kAxes[view.axis]) {
+  const x = v => kLeft + (v - range[0]) / (range[1] - range[0]) * (width - kLeft - kRight);
+  svg.append(node("line", {class: "axis", x1: kLeft, x2: width - kRight, y1: bottom, y2: bottom}));
+  for (const t of axis.ticks(range[0], range[1], width / 100))
+    svg.append(node("text", {x: x(t), y: bottom + 15, "text-anchor": "middle"}, axis.write(t)));
+  svg.append(node("text", {class: "name", x: (kLeft + width - kRight) / 2, y: bottom + 31, "text-anchor": "middle"}, axis.name));
+  return x;
+}
+
+function leftAxis(svg, width, bottom, range, {log = false, write = short} = {}) {
+  const at = log ? Math.log : v => v;
+  const y = v => bottom - (at(v) - at(range[0])) / (at(range[1]) - at(range[0])) * (bottom - kTop);
+  for (const t of log ? logTicks(...range) : ticks(range[0], range[1], 4)) {
+    svg.append(node("line", {class: "rule", x1: kLeft, x2: width - kRight, y1: y(t), y2: y(t)}));
+    svg.append(node("text", {x: kLeft - 6, y: y(t) + 4, "text-anchor": "end"}, write(t)));
+  }
+  return y;
+}
+
+// marks: [{run, step, text, parts}]: what happened at a step.
+function drawMarks(svg, marks, x, xRange, bottom) {
   const drawn = new Set();  // several may be of one step
   for (const mark of marks) {
-    const at = axis.x(mark.step), place = `${mark.step}${mark.parts ?? ""}`;
-    if (mark.step < xRange[0] || mark.step > xRange[1] || drawn.has(place)) continue;
+    const where = placer(mark.run)(mark.step), at = x(where), place = `${where}${mark.parts ?? ""}`;
+    if (where < xRange[0] || where > xRange[1] || drawn.has(place)) continue;
     drawn.add(place);
-    svg.append(node("line", {class: mark.parts ? "part" : "mark", x1: at, x2: at, y1: kTop, y2: axis.bottom}));
+    svg.append(node("line", {class: mark.parts ? "part" : "mark", x1: at, x2: at, y1: kTop, y2: bottom}));
     svg.append(node("text", {x: at, y: kTop, "text-anchor": "middle"}, mark.parts ? "◆" : "▼"));
   }
 }
 
-function legend(card, entries, box) {
+function legend(card, entries, shape) {
   if (entries.length < 2) return;
   const div = node("div", {class: "legend"});
   for (const entry of entries) {
-    const i = node("i", box ? {class: "box"} : {});
-    i.style.background = entry.colour;
+    const i = node("i", {class: shape ?? (entry.dots ? "dot" : entry.dashed ? "dash" : "")});
+    i.style.color = entry.colour;
     div.append(node("span", {}, i, entry.name));
   }
   card.append(div);
 }
 
-function extent(values) {
-  let low = Infinity, high = -Infinity;
-  for (const v of values) if (v !== null && isFinite(v)) { low = Math.min(low, v); high = Math.max(high, v); }
-  return [low, high];
+// ---- lines ----
+
+const kUnits = {loss: {name: "", of: v => v}, perplexity: {name: "", of: Math.exp}, bits: {name: " bits", of: v => v / Math.LN2}};
+
+// A series as it is drawn now: x, y and the step of each point, and where it is smoothed the line to be seen.
+function lineNow(s, options) {
+  const of = options.loss ? kUnits[view.unit].of : v => v;
+  const mapped = typeof s.points === "function", place = mapped ? x => x : placer(s.run);
+  const points = (mapped ? s.points(view.axis) : s.points).map(([at, v]) => ({x: place(at), y: v === null ? null : of(v), step: at}));
+  const smooth = options.smooth && view.smooth && !s.dots && points.length >= kFewest;
+  return {...s, mapped, points, line: smooth ? smoothed(points.map(p => p.y)) : null};
 }
 
-// series: [{name, points: [[step, value], ...], dots}]; marks: [{step, text}].
-function lineChart(card, {series, unit = "", marks = [], zero = false, label}) {
-  series = series.map((s, i) => ({colour: colour(i), ...s})).filter(s => s.points.some(p => p[1] !== null));
-  if (series.length === 0) return false;
-  const xRange = widened(extent(series.flatMap(s => s.points.map(p => p[0]))));
-  const values = extent(series.flatMap(s => s.points.map(p => p[1])));
-  if (zero) values[0] = Math.min(0, values[0]);
-  const yRange = widened(values);
-  const steps = [...new Set(series.flatMap(s => s.points.map(p => p[0])))].sort((a, b) => a - b);
-  // Lines are thinned each on its own: one that lacks a step has the point next to it.
-  const reach = (xRange[1] - xRange[0]) / 100;
-  const near = (points, step) => {
-    let low = 0, high = points.length - 1;
-    while (low < high) { const middle = (low + high) >> 1; points[middle][0] < step ? (low = middle + 1) : (high = middle); }
-    const best = low > 0 && step - points[low - 1][0] < Math.abs(points[low][0] - step) ? points[low - 1] : points[low];
-    return Math.abs(best[0] - step) <= reach ? best : null;
+function drawLine(svg, s, x, y) {
+  const path = (values, style) => {
+    let d = "", pen = false;
+    values.forEach((v, i) => {
+      if (v === null || !isFinite(y(v))) { pen = false; return; }
+      d += `${pen ? "L" : "M"}${x(s.points[i].x).toFixed(1)},${y(v).toFixed(1)}`;
+      pen = true;
+    });
+    svg.append(node("path", {d, fill: "none", stroke: s.colour, "stroke-linejoin": "round", ...style}));
   };
-  mount(card, `${label}: ${series.map(s => `${s.name} ends at ${short(s.points.at(-1)[1])}${unit}`).join(", ")}`, width => {
-    const svg = canvas(width, kHeight), axis = axes(svg, width, xRange, yRange, kHeight);
-    for (const s of series) {
-      let path = "", pen = false;
-      for (const [step, value] of s.points) {
-        if (value === null) { pen = false; continue; }
-        path += `${pen ? "L" : "M"}${axis.x(step).toFixed(1)},${axis.y(value).toFixed(1)}`;
-        pen = true;
-      }
-      svg.append(node("path", {d: path, fill: "none", stroke: s.colour, "stroke-width": 1.6, "stroke-linejoin": "round",
-                               "stroke-dasharray": s.dashed ? "5 3" : "none"}));
-      if (s.dots || s.points.length < 30)
-        for (const [step, value] of s.points)
-          if (value !== null) svg.append(node("circle", {cx: axis.x(step), cy: axis.y(value), r: 2.5, fill: s.colour}));
-    }
-    drawMarks(svg, marks, axis, xRange);
-    return {svg, bottom: axis.bottom, xs: steps.map(axis.x), describe: i => [
-      {text: `step ${steps[i].toLocaleString("en")}`},
-      ...series.flatMap(s => {
-        const point = near(s.points, steps[i]);
-        return point ? [{colour: s.colour, text: `${s.name}: ${short(point[1])}${unit}`}] : [];
+  const raw = s.points.map(p => p.y);
+  if (s.line) path(raw, {"stroke-width": 1, "stroke-opacity": 0.3});
+  path(s.line ?? raw, {"stroke-width": s.dots ? 1 : 1.7, "stroke-dasharray": s.dashed || s.dots ? "4 3" : "none"});
+  if (s.dots || s.points.length < kFewest)
+    for (const p of s.points)
+      if (p.y !== null && isFinite(y(p.y))) svg.append(node("circle", {cx: x(p.x), cy: y(p.y), r: s.dots ? 3.2 : 2.5, fill: s.colour}));
+}
+
+function nearest(points, x, reach) {
+  let low = 0, high = points.length - 1;
+  if (high < 0) return -1;
+  while (low < high) { const middle = (low + high) >> 1; points[middle].x < x ? (low = middle + 1) : (high = middle); }
+  const best = low > 0 && x - points[low - 1].x < Math.abs(points[low].x - x) ? low - 1 : low;
+  return Math.abs(points[best].x - x) <= reach ? best : -1;
+}
+
+// series: [{name, run, points: [[step, value], ...], dots, dashed, colour}]; points may be a function of the axis, whose
+// points lie on it already. options: unit, marks, zero (0 is on the axis), smooth and log (where switched on), loss
+// (values are losses, to be shown in the unit switched on), label. False: there is nothing to be drawn.
+function lineChart(card, {series, unit = "", marks = [], zero = false, label, ...options}) {
+  series = series.map((s, i) => ({colour: colour(i), ...s}));
+  series = series.filter(s => (typeof s.points === "function" ? s.points("steps") : s.points).some(p => p[1] !== null));
+  if (series.length === 0) return false;
+  const ends = series.filter(s => typeof s.points !== "function").map(s => `${s.name} ends at ${short(s.points.at(-1)[1])}${unit}`);
+  mount(card, [label, ...ends].join(", "), width => {
+    const lines = series.map(s => lineNow(s, options)).filter(s => s.points.length > 0);
+    const svg = canvas(width, kHeight), bottom = kHeight - kBottom;
+    const xRange = widened(extent(lines.flatMap(s => s.points.map(p => p.x))));
+    const seen = extent(lines.flatMap(s => s.points.map(p => p.y)));
+    const log = options.log && view.log && seen[0] > 0;
+    if (zero) { seen[0] = Math.min(0, seen[0]); seen[1] = Math.max(0, seen[1]); }
+    const yRange = widened(seen);
+    const x = bottomAxis(svg, width, bottom, xRange), y = leftAxis(svg, width, bottom, yRange, {log});
+    if (zero && seen[0] < 0) svg.append(node("line", {class: "axis", x1: kLeft, x2: width - kRight, y1: y(0), y2: y(0)}));
+    for (const s of lines) drawLine(svg, s, x, y);
+    drawMarks(svg, marks, x, xRange, bottom);
+    const shown = options.loss ? kUnits[view.unit].name : unit;
+    const stops = [...new Set(lines.flatMap(s => s.points.map(p => p.x)))].sort((a, b) => a - b);
+    const reach = (xRange[1] - xRange[0]) / 100;  // lines are thinned each on its own: one that lacks a place has the point next to it
+    return {svg, bottom, xs: stops.map(x), describe: i => [
+      {text: kAxes[view.axis].title(stops[i])},
+      ...lines.flatMap(s => {
+        const at = nearest(s.points, stops[i], reach);
+        if (at < 0 || s.points[at].y === null) return [];
+        const mean = s.line ? `, smoothed ${short(s.line[at])}` : "", step = view.axis === "steps" || s.mapped ? "" : ` at step ${whole(s.points[at].step)}`;
+        return [{colour: s.colour, text: `${s.name}: ${short(s.points[at].y)}${shown}${mean}${step}`}];
       }),
-      ...marks.filter(m => m.step === steps[i]).map(m => ({text: m.text}))]};
+      ...marks.filter(m => placer(m.run)(m.step) === stops[i]).map(m => ({text: m.text}))]};
   });
   legend(card, series);
   return true;
 }
 
-// parts: [{name, values}], one value a step of `steps`; they add up.
-function stackedChart(card, {steps, parts, unit, label, marks = [], names = null}) {
-  parts = parts.map((p, i) => ({colour: colour(i), ...p})).filter(p => p.values.some(v => v > 0));
+// ---- stacked ----
+
+// stacks: those that share their axes, of which this is one: {run, steps, parts: [{name, values}]}, one value a step;
+// values add up. names: bars, one a name, in place of areas. most: the axis's end; otherwise what the values need.
+function stackedChart(card, {stack, stacks = [stack], unit = "", label, marks = [], most = null}) {
+  const {run, steps, names} = stack;
+  const parts = stack.parts.map((p, i) => ({colour: colour(i + 2), ...p})).filter(p => p.values.some(v => v > 0));
   if (steps.length === 0 || parts.length === 0) return false;
-  const sums = steps.map((_, i) => parts.reduce((sum, p) => sum + (p.values[i] || 0), 0));
-  const xs = names ? steps.map((_, i) => i) : steps, xRange = widened(extent(xs)), yRange = widened([0, extent(sums)[1]]);
-  mount(card, `${label}: ${parts.map(p => `${p.name} ${short(p.values.at(-1))}${unit}`).join(", ")} at the end`, width => {
-    const svg = canvas(width, kHeight);
-    let axis;
-    if (names) {  // bars, one a name
-      const slot = (width - kLeft - kRight) / names.length;
-      axis = axes(svg, width, [-0.5, names.length - 0.5], yRange, kHeight);
-      svg.querySelectorAll("text[text-anchor=middle], .unit").forEach(t => t.remove());
-      const every = Math.ceil(names.length * 60 / (width - kLeft - kRight));
-      names.forEach((name, i) => {
-        if (i % every === 0)
-          svg.append(node("text", {x: axis.x(i), y: axis.bottom + 16, "text-anchor": "middle"}, name));
-        let below = 0;
-        for (const p of parts) {
-          const value = p.values[i] || 0, bar = Math.min(slot * 0.7, 56);
-          svg.append(node("rect", {x: axis.x(i) - bar / 2, width: bar, y: axis.y(below + value),
-                                   height: Math.max(0, axis.y(below) - axis.y(below + value)), fill: p.colour}));
-          below += value;
-        }
-      });
-    } else {
-      axis = axes(svg, width, xRange, yRange, kHeight);
-      const below = steps.map(() => 0);
-      for (const p of parts) {
-        const up = steps.map((s, i) => `${axis.x(s).toFixed(1)},${axis.y(below[i] + (p.values[i] || 0)).toFixed(1)}`);
-        const down = steps.map((s, i) => `${axis.x(s).toFixed(1)},${axis.y(below[i]).toFixed(1)}`).reverse();
-        svg.append(node("path", {d: "M" + up.join("L") + "L" + down.join("L") + "Z", fill: p.colour, "fill-opacity": 0.85}));
-        p.values.forEach((v, i) => { below[i] += v || 0; });
-      }
-      drawMarks(svg, marks, axis, xRange);
-    }
-    return {svg, bottom: axis.bottom, xs: xs.map(axis.x), describe: i => [
-      {text: names ? names[i] : `step ${steps[i].toLocaleString("en")}`},
+  const sumsOf = s => s.steps.map((_, i) => s.parts.reduce((sum, p) => sum + (p.values[i] || 0), 0));
+  const sums = sumsOf(stack), yRange = widened([0, most ?? extent(stacks.flatMap(sumsOf))[1]]);
+  mount(card, [label, ...parts.map(p => `${p.name} ${short(p.values.at(-1))}${unit} at the end`)].join(", "), width => {
+    const svg = canvas(width, kHeight), bottom = kHeight - kBottom, y = leftAxis(svg, width, bottom, yRange);
+    const scene = names ? stackedBars(svg, width, bottom, y, names, parts) : stackedAreas(svg, width, bottom, y);
+    return {svg, bottom, xs: scene, describe: i => [
+      {text: names ? names[i] : kAxes[view.axis].title(placer(run)(steps[i]))},
       ...[...parts].reverse().map(p => ({colour: p.colour, text: `${p.name}: ${short(p.values[i])}${unit}`})),
-      {text: `together ${short(sums[i])}${unit}`}]};
+      ...(most === null ? [{text: `together ${short(sums[i])}${unit}`}] : [])]};
   });
-  legend(card, parts, true);
+  legend(card, parts, "box");
   return true;
-}
 
-// Viridis: lightness rises evenly, and colour-blind readers see it rise too.
-const kRamp = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129], [92, 200, 99], [170, 220, 50], [253, 231, 37]];
-function ramp(share) {
-  const at = Math.max(0, Math.min(1, share)) * (kRamp.length - 1), i = Math.min(kRamp.length - 2, Math.floor(at)), f = at - i;
-  return `rgb(${kRamp[i].map((c, k) => Math.round(c + (kRamp[i + 1][k] - c) * f)).join(",")})`;
-}
-
-// heat: {steps, last, layers, values[layer][column]}.
-function heatMap(card, {heat, range, label, unit = ""}) {
-  const {steps, layers, values} = heat;
-  const seen = extent(values.flat()), middle = (seen[0] + seen[1]) / 2;
-  const least = Math.abs(middle) / 50;  // what differs by less is drawn as alike
-  const alike = !(seen[1] - seen[0] > least);  // all zeros, or nothing at all, among them
-  const [low, high] = range ?? (!alike ? seen : !isFinite(middle) ? [0, 1] : least > 0 ? widened([middle - least / 2, middle + least / 2]) : [middle - 0.5, middle + 0.5]);
-  const cell = Math.max(9, Math.min(22, 160 / layers.length)), height = kTop + cell * layers.length + kBottom;
-  mount(card, `${label}: from ${short(seen[0])}${unit} to ${short(seen[1])}${unit} over ${layers.length} layers`, width => {
-    const svg = canvas(width, height), bottom = height - kBottom, w = (width - kLeft - kRight) / steps.length;
-    const every = Math.ceil(13 / cell);
-    layers.forEach((layer, r) => {
-      const y = kTop + r * cell;
-      if (r % every === 0) svg.append(node("text", {x: kLeft - 6, y: y + cell / 2 + 4, "text-anchor": "end"}, layer));
-      values[r].forEach((v, c) => {
-        if (v !== null)
-          svg.append(node("rect", {x: (kLeft + c * w).toFixed(2), y, width: (w + 0.3).toFixed(2), height: cell + 0.3,
-                                   fill: ramp((v - low) / (high - low)), "shape-rendering": "crispEdges"}));
-      });
-    });
-    svg.append(node("text", {x: 12, y: kTop + cell * layers.length / 2, "text-anchor": "middle",
-                             transform: `rotate(-90 12 ${kTop + cell * layers.length / 2})`}, "layer"));
-    // Columns are steps at which the file has rows, evenly spaced or not: labels say which.
-    svg.append(node("line", {class: "axis", x1: kLeft, x2: width - kRight, y1: bottom, y2: bottom}));
-    const labels = Math.max(1, Math.min(steps.length, Math.floor(width / 110)));
-    for (let k = 0; k < labels; ++k) {
-      const c = Math.floor(k * steps.length / labels);
-      svg.append(node("text", {x: kLeft + (c + 0.5) * w, y: bottom + 16, "text-anchor": "middle"}, steps[c].toLocaleString("en")));
+  function stackedAreas(svg, width, bottom, y) {
+    const xRange = widened(extent(stacks.flatMap(s => s.steps.map(placer(s.run)))));
+    const x = bottomAxis(svg, width, bottom, xRange), xs = steps.map(placer(run)).map(x);
+    const below = steps.map(() => 0);
+    for (const p of parts) {
+      const up = xs.map((at, i) => `${at.toFixed(1)},${y(below[i] + (p.values[i] || 0)).toFixed(1)}`);
+      const down = xs.map((at, i) => `${at.toFixed(1)},${y(below[i]).toFixed(1)}`).reverse();
+      svg.append(node("path", {d: "M" + up.join("L") + "L" + down.join("L") + "Z", fill: p.colour}));
+      p.values.forEach((v, i) => { below[i] += v || 0; });
     }
-    svg.append(node("text", {x: kLeft - 20, y: bottom + 16, "text-anchor": "end"}, "step"));
-    return {svg, bottom, xs: steps.map((_, c) => kLeft + (c + 0.5) * w), rowAt: y => Math.floor((y - kTop) / cell),
-            describe: (i, row) => [
-              {text: `step ${steps[i].toLocaleString("en")}`},
-              ...layers.flatMap((layer, r) => (row === null || row === undefined ? r < 12 : r === row)
-                ? [{colour: ramp((values[r][i] - low) / (high - low)), text: `layer ${layer}: ${short(values[r][i])}${unit}`}] : [])]};
+    drawMarks(svg, marks, x, xRange, bottom);
+    return xs;
+  }
+}
+
+function stackedBars(svg, width, bottom, y, names, parts) {
+  const slot = (width - kLeft - kRight) / names.length, bar = Math.min(slot * 0.7, 56), every = Math.ceil(60 / slot);
+  svg.append(node("line", {class: "axis", x1: kLeft, x2: width - kRight, y1: bottom, y2: bottom}));
+  return names.map((name, i) => {
+    const x = kLeft + slot * (i + 0.5);
+    if (i % every === 0) svg.append(node("text", {x, y: bottom + 15, "text-anchor": "middle"}, name));
+    let below = 0;
+    for (const p of parts) {
+      const value = p.values[i] || 0;
+      svg.append(node("rect", {x: x - bar / 2, width: bar, y: y(below + value), height: Math.max(0, y(below) - y(below + value)), fill: p.colour}));
+      below += value;
+    }
+    return x;
   });
-  const bar = node("span", {class: "ramp"});
-  bar.style.background = `linear-gradient(to right, ${kRamp.map(c => `rgb(${c})`).join(",")})`;
-  card.append(node("div", {class: "legend"}, node("span", {}, short(low) + unit, bar, short(high) + unit)));
-  return true;
 }

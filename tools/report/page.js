@@ -1,61 +1,113 @@
-// The report from its data: one run, or two (then every line chart has both, and what belongs to one run is told of each).
-"use strict";
+// The report from its data: one run, or two, which share every chart's axes and have one colour each. What a run has
+// recorded nothing of has no card.
 
 const runs = JSON.parse(document.getElementById("data").textContent);
 const both = runs.length > 1;
 const tag = i => (both ? ` ${"AB"[i]}` : "");
+const ofRuns = build => runs.flatMap((run, i) => build(run, i));
 
-function card(parent, title, note, unit) {
+// Adds a section when its first card comes.
+function section(title) {
+  let grid = null;
+  return () => {
+    if (!grid) {
+      grid = node("div", {class: "grid"});
+      document.getElementById("charts").append(node("h2", {}, title), grid);
+    }
+    return grid;
+  };
+}
+// A card that draw fills; without anything drawn there is none.
+function card(grid, title, draw, {note, unit, wide} = {}) {
   const heading = node("h3", {}, title);
   if (unit) heading.append(node("span", {class: "faint"}, unit.trim()));
-  const made = node("section", {class: "card"}, heading);
-  if (note) made.append(node("p", {class: "faint"}, note));
-  parent.append(made);
+  const made = node("section", {class: wide ? "card wide" : "card"}, heading);
+  if (note) made.append(node("p", {class: "faint note"}, note));
+  if (draw(made) !== false) grid().append(made);
   return made;
 }
-function section(title) {
-  const grid = node("div", {class: "grid"});
-  document.getElementById("charts").append(node("h2", {}, title), grid);
-  return grid;
-}
-function none(parent, title, text) { card(parent, title).append(node("p", {class: "none"}, text)); }
 
 const bad = new Set(["anomaly", "slow", "hung", "nonfinite", "divergence"]);
-const marks = runs.flatMap((run, i) => run.events.filter(e => bad.has(e.kind))
-  .map(e => ({step: e.step, text: `${e.kind}${tag(i)}, rank ${e.rank}: ${e.text}`})));
+const marks = ofRuns((run, i) => run.events.filter(e => bad.has(e.kind))
+  .map(e => ({run, step: e.step, text: `${e.kind}${tag(i)}, rank ${e.rank}: ${e.text}`})));
 const parting = JSON.parse(document.getElementById("parting").textContent);
-if (parting.first !== null) marks.push({step: parting.first, parts: true, text: "here the losses part"});
+const difference = JSON.parse(document.getElementById("difference").textContent);
+if (parting.first !== null) marks.push({run: runs[0], step: parting.first, parts: true, text: "here the losses part"});
 
-function line(parent, title, column, options = {}) {
-  const made = card(parent, title, options.note, options.unit);
-  const series = runs.map((run, i) => ({name: (options.name ?? title.toLowerCase()) + tag(i), points: run.training[column],
-                                        dashed: i > 0, colour: colour(i)}));
-  if (options.extra) series.push(...options.extra);
-  if (!lineChart(made, {series, marks, label: title, ...options.chart})) {
-    made.append(node("p", {class: "none"}, options.none ?? "no rows yet"));
+// A line of each run, pick(run) its points.
+function lines(grid, title, pick, {name = title.toLowerCase(), note, unit, ...options} = {}) {
+  card(grid, title, made => lineChart(made, {series: ofRuns((run, i) => [{run, name: name + tag(i), points: pick(run) ?? [], colour: colour(i)}]),
+                                             unit, marks, label: title, ...options}), {note, unit});
+}
+// A line of each rank of each run, in the run's colour where there are two runs.
+function rankLines(grid, title, key, {note, unit} = {}) {
+  const series = ofRuns((run, i) => run.ranks.map((r, k) => ({run, name: run.ranks.length > 1 || !both ? `rank ${r.rank}${tag(i)}` : tag(i).trim(),
+    points: r.lines[key] ?? [], colour: both ? colour(i) : colour(k), dashed: both && k > 0})));
+  card(grid, title, made => lineChart(made, {series, unit, marks, label: title, zero: true, smooth: true}), {note, unit});
+}
+// A heat map for each run that has one; colours and axes are the same.
+function heatCards(grid, title, pick, {unit, note, log} = {}) {
+  const heats = ofRuns(run => (pick(run) ? [{run, heat: pick(run)}] : []));
+  for (const {run, heat} of heats)
+    card(grid, title + tag(runs.indexOf(run)), made => heatMap(made, {run, heat, heats, label: title + tag(runs.indexOf(run)), unit, log}), {note});
+}
+
+// ---- the switches ----
+
+function choice(legend, key, options) {
+  const set = node("fieldset", {}, node("legend", {}, legend));
+  for (const [value, text] of options) {
+    const input = node("input", {type: "radio", name: key, value});
+    input.checked = view[key] === value;
+    input.addEventListener("change", () => { view[key] = value; redraws.forEach(draw => draw()); });
+    set.append(node("label", {}, input, text));
   }
+  return set;
+}
+function onOff(text, key) {
+  const input = node("input", {type: "checkbox", name: key});
+  input.checked = view[key];
+  input.addEventListener("change", () => { view[key] = input.checked; redraws.forEach(draw => draw()); });
+  return node("label", {}, input, text);
+}
+function switches() {
+  const axis = [["steps", "steps"]], unit = [["loss", "loss"], ["perplexity", "perplexity"]];
+  if (runs.every(run => run.tokens_per_step)) axis.push(["tokens", "tokens"]);
+  if (runs.every(run => run.clock.length > 1)) axis.push(["time", "time"]);
+  if (runs.every(run => run.tokens_are_bytes)) unit.push(["bits", "bits per byte"]);
+  const lineSet = node("fieldset", {}, node("legend", {}, "Lines"), onOff("smoothed", "smooth"), onOff("log axis", "log"));
+  return node("form", {class: "switches"}, choice("Against", "axis", axis), choice("Losses as", "unit", unit), lineSet);
 }
 
 // ---- how it goes ----
-const curves = section("Training");
-line(curves, "Loss", "loss", {extra: runs.map((run, i) => ({name: "validation" + tag(i), points: run.validation, dots: true, colour: colour(i + 2)}))});
-{
-  const made = card(curves, "Validation loss");
-  if (!lineChart(made, {series: runs.map((run, i) => ({name: "validation loss" + tag(i), points: run.validation, dots: true})), marks, label: "Validation loss"}))
-    made.append(node("p", {class: "none"}, "This run made no evaluation (train.eval_every)."));
+
+const training = section("Training");
+card(training, "Loss", made => lineChart(made, {
+  series: [...ofRuns((run, i) => [{run, name: "training" + tag(i), points: run.training.loss, colour: colour(i)}]),
+           ...ofRuns((run, i) => [{run, name: "validation" + tag(i), points: run.validation, dots: true, colour: both ? colour(i) : colour(1)}])],
+  marks, label: "Loss of training and validation", loss: true, smooth: true, log: true}), {wide: true});
+document.querySelector("#charts .grid")?.before(switches());
+if (difference) {
+  const over = key => axis => difference[key][axis] ?? [];
+  card(training, "Difference of the losses, B less A", made => lineChart(made, {
+    series: [{name: "training", points: over("loss"), colour: colour(5)}, {name: "validation", points: over("validation"), dots: true, colour: colour(3)}],
+    marks, label: "Difference of the losses", zero: true, smooth: true}), {wide: true, note: "Below 0, B is better. In nats, whatever losses are shown as."});
 }
-line(curves, "Throughput", "tokens_per_s", {name: "tokens/s", unit: "tokens/s", chart: {zero: true}});
-line(curves, "Gradient norm", "grad_norm", {name: "norm before clipping"});
-line(curves, "Learning rate", "lr");
-line(curves, "Model FLOPs utilisation", "mfu", {name: "mfu", none: "Known on a GPU alone.", chart: {zero: true}});
+lines(training, "Validation loss", run => run.validation, {loss: true, log: true});
+lines(training, "Throughput", run => run.training.tokens_per_s, {name: "tokens/s", unit: " tokens/s", zero: true, smooth: true});
+lines(training, "Gradient norm", run => run.training.grad_norm, {name: "norm before clipping", smooth: true, log: true});
+lines(training, "Learning rate", run => run.training.lr);
+lines(training, "Model FLOPs utilisation", run => run.training.mfu, {name: "mfu", zero: true});
+heatCards(training, "Gradient norm by layer", run => run.gradient_norms, {log: true, note: "Colours go by the logarithm."});
 
 // ---- where the time goes ----
+
 const time = section("Time");
 const kParts = [["compute_ms", "forward and backward"], ["comm_wait_ms", "waiting for other ranks"], ["update_ms", "norm and update"],
                 ["fetch_ms", "waiting for tokens"]];
-runs.forEach((run, i) => {
-  const title = "Step time by part" + tag(i), rank = run.ranks[0];
-  if (!rank?.lines.step_ms) return none(time, title, "This run has no heartbeats of steps (log.heartbeat_every).");
+const timeStacks = ofRuns(run => {
+  const rank = run.ranks[0];
+  if (!rank?.lines.step_ms) return [];
   const steps = rank.lines.step_ms.map(p => p[0]), all = new Map(rank.lines.step_ms);
   const parts = kParts.map(([key, name]) => {
     const at = new Map(rank.lines[key] ?? []);
@@ -63,67 +115,118 @@ runs.forEach((run, i) => {
     return {name, values: steps.map(s => (last = at.get(s) ?? last))};
   });
   parts.push({name: "other", values: steps.map((s, k) => Math.max(0, all.get(s) - parts.reduce((sum, p) => sum + p.values[k], 0)))});
+  return [{run, rank, steps, parts}];
+});
+for (const stack of timeStacks) {
+  const {run, rank} = stack, title = "Step time by part" + tag(runs.indexOf(run));
   const note = [run.ranks.length > 1 ? `Of rank ${rank.rank}.` : "",
                 rank.lines.gpu_mem_alloc_mib ? "The GPU's parts run beside the host's: they may add up to more than the step." : ""];
-  stackedChart(card(time, title, note.join(" ").trim(), "ms"),
-               {steps, parts, unit: " ms", label: title, marks});
-});
-runs.forEach((run, i) => {
-  const title = "Step time, ranks side by side" + tag(i);
-  const series = run.ranks.map(r => ({name: `rank ${r.rank}`, points: r.lines.step_ms ?? []}));
-  if (!series.some(s => s.points.length > 0)) return none(time, title, "This run has no heartbeats of steps (log.heartbeat_every).");
-  lineChart(card(time, title, "", "ms"), {series, unit: " ms", marks, label: title, zero: true});
-});
-runs.forEach((run, i) => {
-  if (run.ranks.length < 2) return;
-  const title = "Waiting for other ranks" + tag(i);
-  const series = run.ranks.map(r => ({name: `rank ${r.rank}`, points: r.lines.comm_wait_ms ?? []}));
-  if (!series.some(s => s.points.length > 0)) return none(time, title, "This run's heartbeats do not tell.");
-  lineChart(card(time, title, "A rank that waits little is the one that the others wait for.", "ms"),
-            {series, unit: " ms", marks, label: title, zero: true});
-});
+  card(time, title, made => stackedChart(made, {stack, stacks: timeStacks, unit: " ms", label: title, marks}), {note: note.join(" ").trim(), unit: "ms"});
+}
+const severalRanks = runs.some(run => run.ranks.length > 1);
+if (both || severalRanks) rankLines(time, severalRanks ? "Step time by rank" : "Step time", "step_ms", {unit: " ms"});
+if (severalRanks)
+  rankLines(time, "Waiting for other ranks", "comm_wait_ms", {unit: " ms", note: "A rank that waits little is the one that the others wait for."});
 
 // ---- where the memory goes ----
-const memory = section("Memory and device");
-runs.forEach((run, i) => {
-  const title = "Memory by category" + tag(i);
-  if (run.memory.length === 0) return none(memory, title, "This run wrote no memory snapshots (mem_*.json; log.memory_every).");
-  const names = [...new Set(run.memory.flatMap(m => Object.keys(m.categories)))];
-  stackedChart(card(memory, title, "At each snapshot that the run has left.", "MiB"),
-               {steps: run.memory.map(m => m.step), names: run.memory.map(m => m.label), unit: " MiB", label: title,
-                parts: names.map(name => ({name, values: run.memory.map(m => m.categories[name] ?? 0)}))});
-});
-function deviceLine(title, key, unit) {
-  const series = runs.flatMap((run, i) => run.ranks.map(r => ({name: `rank ${r.rank}${tag(i)}`, points: r.lines[key] ?? []})));
-  if (!series.some(s => s.points.length > 0)) return false;
-  return lineChart(card(memory, title, "", unit), {series, unit, marks, label: title, zero: true});
-}
-if (!deviceLine("Host memory", "host_mib", " MiB")) none(memory, "Host memory", "This run's heartbeats do not tell.");
-const ofGpu = [["GPU memory in use", "gpu_used_mib", " MiB"], ["GPU utilisation", "gpu_util_pct", "%"], ["GPU power", "power_w", " W"]]
-  .filter(of => deviceLine(...of));
-if (ofGpu.length === 0) none(memory, "GPU", "NVML told nothing of memory, utilisation and power: a run on the CPU, or no libnvidia-ml.");
 
-// ---- gates and selection ----
-const kGates = [["entropy_mean", "Gate entropy", [0, Math.log(3)]], ["max_mean", "Largest gate", [0, 1]], ["collapse_frac", "Collapsed gates", [0, 1]],
-                ["cmp", "Share of the compressed branch", [0, 1]], ["sel", "Share of the selected branch", [0, 1]], ["win", "Share of the window branch", [0, 1]]];
-const kSelection = {k_mean: "Selected tokens a row, mean", k_max: "Selected tokens a row, most", pct_at_max: "Rows with the most tokens"};
-const gates = section("Gates, by layer and step");
-runs.forEach((run, i) => {
-  if (!run.gates.entropy_mean) return none(gates, "Gates" + tag(i), "This run has no gates.csv (a dense model has no gates).");
-  for (const [key, title, range] of kGates)
-    heatMap(card(gates, title + tag(i)), {heat: run.gates[key], range, label: title + tag(i)});
+const memory = section("Memory and device");
+const memoryStacks = ofRuns(run => {
+  const names = [...new Set(run.memory.flatMap(m => Object.keys(m.categories)))];
+  return names.length === 0 ? [] : [{run, steps: run.memory.map(m => m.step), names: run.memory.map(m => m.label),
+                                     parts: names.map(name => ({name, values: run.memory.map(m => m.categories[name] ?? 0)}))}];
 });
-const dead = runs.map((run, i) => ({name: "dead rows" + tag(i), points: run.ranks[0]?.lines.gate_dead_frac ?? []}));
-if (dead.some(s => s.points.length > 0))
-  lineChart(card(gates, "Dead gates", "Rows whose gates are all 0, of all layers: they are in none of the maps."), {series: dead, marks, label: "Dead gates"});
-const selection = section("Selection, by layer and step");
-runs.forEach((run, i) => {
-  const found = Object.entries(run.selection);
-  if (found.length === 0) return none(selection, "Selection" + tag(i), "This run has no k_stats.csv (a dense model selects nothing).");
-  for (const [key, heat] of found) heatMap(card(selection, kSelection[key] + tag(i)), {heat, label: kSelection[key] + tag(i)});
-});
-for (const [key, title, note] of [["sel_overlap", "Overlap of neighbours' lists", "Of the blocks that a row lists, those that the row before lists too."],
-                                  ["sel_forced_frac", "Forced blocks", "Of the blocks that a row lists."]]) {
-  const series = runs.map((run, i) => ({name: title.toLowerCase() + tag(i), points: run.ranks[0]?.lines[key] ?? []}));
-  if (series.some(s => s.points.length > 0)) lineChart(card(selection, title, note), {series, marks, label: title});
+for (const stack of memoryStacks) {
+  const title = "Memory by category" + tag(runs.indexOf(stack.run));
+  card(memory, title, made => stackedChart(made, {stack, stacks: memoryStacks, unit: " MiB", label: title}), {note: "At each snapshot that the run has left.", unit: "MiB"});
 }
+for (const [title, key, unit] of [["Host memory", "host_mib", " MiB"], ["GPU memory in use", "gpu_used_mib", " MiB"], ["GPU memory of the arena", "gpu_mem_alloc_mib", " MiB"],
+                                  ["GPU utilisation", "gpu_util_pct", "%"], ["GPU power", "power_w", " W"]])
+  rankLines(memory, title, key, {unit});
+
+// ---- gates ----
+
+const gates = section("Gates");
+const kBranches = [["cmp", "compressed"], ["sel", "selected"], ["win", "window"]];
+const withGates = runs.filter(run => run.gates.cmp);
+// The shares of a layer over the steps, or of all layers' mean.
+function gateStack(run, layer) {
+  const heat = run.gates.cmp;
+  const values = (key, c) => {
+    const column = run.gates[key].values.map(row => row[c]);
+    return layer === null ? column.reduce((sum, v) => sum + v, 0) / column.length : column[layer];
+  };
+  return {run, steps: heat.steps, parts: kBranches.map(([key, name]) => ({name, values: heat.steps.map((_, c) => 100 * values(key, c))}))};
+}
+for (const run of withGates) {
+  const i = runs.indexOf(run), title = "Shares of the branches" + tag(i), layers = run.gates.cmp.layers;
+  card(gates, title, made => {
+    const pick = node("select", {"aria-label": title + ", layer"}, node("option", {value: ""}, "mean of all layers"),
+                      ...layers.map((layer, k) => node("option", {value: k}, `layer ${layer}`)));
+    const place = node("div");
+    const draw = () => {
+      place.replaceChildren();
+      const layer = pick.value === "" ? null : Number(pick.value);
+      stackedChart(place, {stack: gateStack(run, layer), stacks: withGates.map(other => gateStack(other, null)), unit: "%", label: title, marks, most: 100});
+    };
+    pick.addEventListener("change", draw);
+    made.append(pick, place);
+    draw();
+  }, {unit: "%"});
+  const atEnd = other => kBranches.map(([key, name]) => ({name, values: other.gates[key].values.map(row => (row.at(-1) === null ? null : 100 * row.at(-1)))}));
+  const bars = "Shares by layer, at the end" + tag(i), dots = "Shares by layer, magnified" + tag(i);
+  card(gates, bars, made => shareBars(made, {layers, label: bars, parts: atEnd(run)}), {unit: "%"});
+  card(gates, dots, made => shareDots(made, {layers, label: dots, parts: atEnd(run), all: withGates.map(atEnd)}), {unit: "%"});
+}
+for (const [key, title] of [["cmp", "Share of the compressed branch"], ["sel", "Share of the selected branch"], ["win", "Share of the window branch"],
+                            ["entropy_mean", "Gate entropy"], ["max_mean", "Largest gate"], ["collapse_frac", "Collapsed gates"]])
+  heatCards(gates, title, run => run.gates[key], {note: key === "entropy_mean" ? "At most ln 3 = 1.0986, where all branches have the same share." : ""});
+lines(gates, "Dead gates", run => run.ranks[0]?.lines.gate_dead_frac?.some(p => p[1] > 0) ? run.ranks[0].lines.gate_dead_frac : [],
+      {name: "dead rows", note: "Rows whose gates are all 0, of all layers: they are in none of the maps."});
+
+// ---- selection ----
+
+const selection = section("Selection");
+const sampled = runs.filter(run => run.sample);
+{
+  const parts = sampled.map(run => ({run, ...distancesOf(run.sample)})).filter(d => d.all > 0);
+  const bins = Math.max(0, ...parts.map(d => d.chosen.length)), first = Math.min(...parts.map(d => d.even.findIndex(v => v > 0)));
+  if (parts.length > 0)
+    card(selection, "How far away the chosen blocks are", made => distanceBars(made, {names: binNames(bins).slice(first), label: "Distance of the chosen blocks",
+      series: parts.map(d => ({name: `chosen blocks${tag(runs.indexOf(d.run))}`, colour: colour(runs.indexOf(d.run)), values: d.chosen.slice(first), even: d.even.slice(first)}))}),
+      {unit: "%", note: "From the query's own block to those that scores chose; forced blocks are left out. All layers and groups."});
+  for (const {run} of parts) {
+    const {sample} = run, title = "Distance by layer" + tag(runs.indexOf(run));
+    const rows = sample.lists.map((_, layer) => distancesOf(sample, layer).chosen.slice(first).map(v => 100 * v));
+    card(selection, title, made => distanceMap(made, {names: binNames(bins).slice(first, first + rows[0].length), values: rows, label: title}), {unit: "%", note: "Share of a layer's chosen blocks."});
+  }
+}
+const kMostMaps = 8;  // beyond them one layer is shown at a time
+for (const run of sampled) {
+  const {sample} = run, i = runs.indexOf(run), layers = sample.lists.length, groups = sample.lists[0].length;
+  card(selection, "Which blocks are selected" + tag(i), made => {
+    const pick = node("select", {"aria-label": "layer"}, ...sample.lists.map((_, layer) => node("option", {value: layer}, `layer ${layer}`)));
+    const place = node("div", {class: "maps"}), all = layers * groups * sampled.length <= kMostMaps;
+    const draw = () => {
+      place.replaceChildren();
+      for (let layer = 0; layer < layers; ++layer)
+        for (let group = 0; group < groups && (all || layer === Number(pick.value)); ++group) {
+          const label = `layer ${layer}, group ${group}`, map = node("div", {}, node("h4", {}, label));
+          place.append(map);
+          blockMap(map, {sample, layer, group, paint: colour(i), label: `Selected blocks, ${label}`});
+        }
+    };
+    pick.addEventListener("change", draw);
+    if (!all) made.append(pick);
+    made.append(place);
+    draw();
+    const chosen = node("i", {class: "box"}), forced = node("i", {class: "box forced"});
+    chosen.style.color = colour(i);
+    made.append(node("div", {class: "legend"}, node("span", {}, chosen, "chosen by score"), node("span", {}, forced, "forced: first and nearest blocks")));
+  }, {wide: true, note: `${whole(sample.queries.length)} queries of the first validation sequence, at step ${whole(sample.step)}; blocks of ${sample.l_sel} tokens.`});
+}
+for (const [key, title] of [["k_mean", "Selected tokens a row, mean"], ["k_max", "Selected tokens a row, most"], ["pct_at_max", "Rows with the most tokens"]])
+  heatCards(selection, title, run => run.selection[key]);
+for (const [key, title, note] of [["sel_overlap", "Overlap of neighbours' lists", "Of the blocks that a row lists, those that the row before lists too."],
+                                  ["sel_forced_frac", "Forced blocks", "Of the blocks that a row lists."]])
+  lines(selection, title, run => run.ranks[0]?.lines[key], {note, smooth: true});

@@ -1,0 +1,228 @@
+// Maps: heat maps by layer, shares by layer, how far away selected blocks are, and which they are.
+
+// Viridis: lightness rises evenly, and colour-blind readers see it rise too.
+const kRamp = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129], [92, 200, 99], [170, 220, 50], [253, 231, 37]];
+function ramp(share) {
+  const at = Math.max(0, Math.min(1, share)) * (kRamp.length - 1), i = Math.min(kRamp.length - 2, Math.floor(at)), f = at - i;
+  return `rgb(${kRamp[i].map((c, k) => Math.round(c + (kRamp[i + 1][k] - c) * f)).join(",")})`;
+}
+
+// What the colours span: all that is there, or around it where values differ so little that it would look like much.
+const kAlike = 1e-3;  // of the values
+function colourRange(seen) {
+  const middle = (seen[0] + seen[1]) / 2, least = Math.abs(middle) * kAlike;
+  if (seen[1] - seen[0] > least) return seen;
+  if (!isFinite(middle)) return [0, 1];
+  return least > 0 ? [middle - least / 2, middle + least / 2] : [0, 1];
+}
+
+function rampLegend(card, low, high, unit, seen = [low, high]) {
+  if (seen[1] - seen[0] <= Math.abs(seen[0]) * kAlike) {
+    card.append(node("div", {class: "legend"}, `${short(seen[0])}${unit} everywhere`));
+    return;
+  }
+  const bar = node("span", {class: "ramp"});
+  bar.style.background = `linear-gradient(to right, ${kRamp.map(c => `rgb(${c})`).join(",")})`;
+  card.append(node("div", {class: "legend"}, node("span", {}, short(low) + unit, bar, short(high) + unit)));
+}
+
+function layerLabels(svg, layers, cell) {
+  const every = Math.ceil(13 / cell), middle = kTop + cell * layers.length / 2;
+  layers.forEach((layer, r) => {
+    if (r % every === 0) svg.append(node("text", {x: kLeft - 6, y: kTop + r * cell + cell / 2 + 4, "text-anchor": "end"}, layer));
+  });
+  svg.append(node("text", {x: 14, y: middle, "text-anchor": "middle", transform: `rotate(-90 14 ${middle})`}, "layer"));
+}
+const cellOf = layers => Math.max(9, Math.min(22, 160 / layers.length));
+
+// Columns reach half-way to those beside them.
+function edges(at) {
+  if (at.length === 1) return [at[0] - 0.5, at[0] + 0.5];
+  const middles = at.slice(1).map((x, i) => (x + at[i]) / 2);
+  return [2 * at[0] - middles[0], ...middles, 2 * at.at(-1) - middles.at(-1)];
+}
+
+// heat: {steps, last, layers, values[layer][column]}. heats: [{run, heat}], which share axes and colours. log: colours
+// go by the value's logarithm.
+function heatMap(card, {run, heat, heats = [{run, heat}], label, unit = "", log = false}) {
+  const {steps, layers, values} = heat;
+  const scale = v => (v === null ? null : log ? (v > 0 ? Math.log10(v) : null) : v);
+  const all = heats.flatMap(h => h.heat.values.flat()), seen = extent(all), [low, high] = colourRange(extent(all.map(scale)));
+  const cell = cellOf(layers), height = kTop + cell * layers.length + kBottom, bottom = height - kBottom;
+  const paint = v => ramp((scale(v) - low) / (high - low));
+  mount(card, `${label}: from ${short(seen[0])}${unit} to ${short(seen[1])}${unit} over ${layers.length} layers`, width => {
+    const svg = canvas(width, height), at = edges(steps.map(placer(run)));
+    const x = bottomAxis(svg, width, bottom, extent(heats.flatMap(h => edges(h.heat.steps.map(placer(h.run))))));
+    layerLabels(svg, layers, cell);
+    values.forEach((row, r) => row.forEach((v, c) => {
+      if (scale(v) !== null)
+        svg.append(node("rect", {x: x(at[c]).toFixed(2), y: kTop + r * cell, width: (x(at[c + 1]) - x(at[c]) + 0.3).toFixed(2),
+                                 height: cell + 0.3, fill: paint(v), "shape-rendering": "crispEdges"}));
+    }));
+    return {svg, bottom, xs: steps.map((_, c) => x((at[c] + at[c + 1]) / 2)), rows: layers.length, rowAt: y => Math.floor((y - kTop) / cell),
+            describe: (i, row) => [
+              {text: kAxes[view.axis].title(placer(run)(steps[i]))},
+              ...layers.flatMap((layer, r) => (row === null || row === undefined ? r < 12 : r === row)
+                ? [{colour: paint(values[r][i]), text: `layer ${layer}: ${short(values[r][i])}${unit}`}] : [])]};
+  });
+  rampLegend(card, log ? 10 ** low : low, log ? 10 ** high : high, unit, seen);
+  return true;
+}
+
+// Bars of one length, a layer each, cut by the shares of `parts`: [{name, values[layer]}].
+function shareBars(card, {layers, parts, label}) {
+  parts = parts.map((p, i) => ({colour: colour(i + 2), ...p}));
+  const cell = Math.max(14, cellOf(layers)), bottom = kTop + cell * layers.length;
+  mount(card, label, width => {
+    const svg = canvas(width, bottom + kBottom), percent = {name: "share, %", ticks, write: short};
+    const x = bottomAxis(svg, width, bottom, [0, 100], percent);
+    layerLabels(svg, layers, cell);
+    layers.forEach((layer, r) => {
+      const total = parts.reduce((sum, p) => sum + (p.values[r] ?? 0), 0) || 1;
+      let below = 0;
+      for (const p of parts) {
+        const share = 100 * (p.values[r] ?? 0) / total, wide = x(below + share) - x(below);
+        svg.append(node("rect", {x: x(below), y: kTop + r * cell + 1, width: wide, height: cell - 2, fill: p.colour}));
+        if (wide > 34) svg.append(node("text", {class: "inside", x: x(below) + wide / 2, y: kTop + (r + 0.5) * cell + 4, "text-anchor": "middle"}, share.toFixed(1)));
+        below += share;
+      }
+    });
+    return {svg, bottom, xs: [0, 25, 50, 75, 100].map(x), rows: layers.length, rowAt: y => Math.max(0, Math.min(layers.length - 1, Math.floor((y - kTop) / cell))),
+            describe: (_, row) => [{text: `layer ${layers[row ?? 0]}`},
+                                   ...parts.map(p => ({colour: p.colour, text: `${p.name}: ${short(p.values[row ?? 0])}%`}))]};
+  });
+  legend(card, parts, "box");
+  return true;
+}
+
+// The same as dots, a row a layer, over as much of the axis as they need. stacks: all that share it.
+function shareDots(card, {layers, parts, label, all = [parts]}) {
+  parts = parts.map((p, i) => ({colour: colour(i + 2), ...p}));
+  const cell = Math.max(14, cellOf(layers)), bottom = kTop + cell * layers.length;
+  const seen = widened(extent(all.flat().flatMap(p => p.values))), pad = (seen[1] - seen[0]) / 20;
+  mount(card, label, width => {
+    const svg = canvas(width, bottom + kBottom);
+    const x = bottomAxis(svg, width, bottom, [seen[0] - pad, seen[1] + pad], {name: "share, %", ticks, write: short});
+    layerLabels(svg, layers, cell);
+    layers.forEach((layer, r) => {
+      const y = kTop + (r + 0.5) * cell;
+      svg.append(node("line", {class: "rule", x1: kLeft, x2: width - kRight, y1: y, y2: y}));
+      for (const p of parts) if (p.values[r] !== null) svg.append(node("circle", {cx: x(p.values[r]), cy: y, r: 4, fill: p.colour}));
+    });
+    const stops = parts.flatMap(p => p.values).filter(v => v !== null).sort((a, b) => a - b);
+    return {svg, bottom, xs: stops.map(x), rows: layers.length, rowAt: y => Math.max(0, Math.min(layers.length - 1, Math.floor((y - kTop) / cell))),
+            describe: (_, row) => [{text: `layer ${layers[row ?? 0]}`},
+                                   ...parts.map(p => ({colour: p.colour, text: `${p.name}: ${short(p.values[row ?? 0])}%`}))]};
+  });
+  legend(card, parts, "box");
+  return true;
+}
+
+// ---- selected blocks ----
+
+const isForced = (sample, block, own) => block < sample.init_blocks || own - block < sample.local_blocks;
+const ownBlock = (sample, query) => Math.floor(sample.queries[query] / sample.l_sel);
+// Distances in blocks, 1, 2 to 3, 4 to 7, ...: the index of a distance's.
+const distanceBin = distance => Math.floor(Math.log2(Math.max(1, distance)));
+function binNames(bins) {
+  return Array.from({length: bins}, (_, k) => (k === 0 ? "1" : `${whole(2 ** k)}–${whole(2 ** (k + 1) - 1)}`));
+}
+
+// Of the blocks that scores have chosen, forced ones left out, the share at each distance: of all layers, or of one. And
+// what it would be if each query chose evenly among what it could choose from.
+function distancesOf(sample, layer = null) {
+  const bins = distanceBin(Math.ceil(sample.seq_len / sample.l_sel) - 1) + 1;
+  const chosen = Array(bins).fill(0), even = Array(bins).fill(0);
+  const layers = layer === null ? sample.lists : [sample.lists[layer]];
+  sample.queries.forEach((t, q) => {
+    const own = ownBlock(sample, q), open = Array(bins).fill(0);
+    let candidates = 0, picked = 0;
+    for (let block = sample.init_blocks; block <= own - Math.max(1, sample.local_blocks); ++block) { ++open[distanceBin(own - block)]; ++candidates; }
+    for (const groups of layers) for (const lists of groups) for (const block of lists[q])
+      if (!isForced(sample, block, own)) { ++chosen[distanceBin(own - block)]; ++picked; }
+    if (candidates > 0) open.forEach((n, k) => { even[k] += picked * n / candidates; });
+  });
+  const all = chosen.reduce((a, b) => a + b, 0);
+  return {all, chosen: chosen.map(n => n / (all || 1)), even: even.map(n => n / (all || 1))};
+}
+
+// series: [{name, colour, values[bin], even[bin]}]; bars beside each other, a line where an even choice would end.
+function distanceBars(card, {names, series, label}) {
+  const most = Math.max(...series.flatMap(s => [...s.values, ...s.even])), bottom = kHeight - kBottom;
+  mount(card, label, width => {
+    const svg = canvas(width, kHeight), y = leftAxis(svg, width, bottom, [0, 100 * most || 1]), slot = (width - kLeft - kRight) / names.length;
+    const bar = Math.min(40, slot * 0.8 / series.length), every = Math.ceil(58 / slot);
+    svg.append(node("line", {class: "axis", x1: kLeft, x2: width - kRight, y1: bottom, y2: bottom}));
+    svg.append(node("text", {class: "name", x: (kLeft + width - kRight) / 2, y: bottom + 31, "text-anchor": "middle"}, "distance in blocks"));
+    const xs = names.map((name, k) => {
+      const x = kLeft + slot * (k + 0.5);
+      if (k % every === 0) svg.append(node("text", {x, y: bottom + 15, "text-anchor": "middle"}, name));
+      series.forEach((s, i) => {
+        const left = x + (i - series.length / 2) * bar, value = 100 * (s.values[k] ?? 0), even = 100 * (s.even[k] ?? 0);
+        svg.append(node("rect", {x: left + 0.5, width: bar - 1, y: y(value), height: Math.max(0, bottom - y(value)), fill: s.colour}));
+        svg.append(node("line", {class: "even", x1: left - 1, x2: left + bar + 1, y1: y(even), y2: y(even)}));
+      });
+      return x;
+    });
+    return {svg, bottom, xs, describe: k => [
+      {text: `distance ${names[k]}`},
+      ...series.map(s => ({colour: s.colour, text: `${s.name}: ${(100 * (s.values[k] ?? 0)).toFixed(1)}%, an even choice ${(100 * (s.even[k] ?? 0)).toFixed(1)}%`}))]};
+  });
+  card.append(node("div", {class: "legend"}, ...series.map(s => {
+    const i = node("i", {class: "box"});
+    i.style.color = s.colour;
+    return node("span", {}, i, s.name);
+  }), node("span", {}, node("i", {class: "even"}), "an even choice")));
+  return true;
+}
+
+// A row a query, a column a block: which it lists. paint: of the blocks that scores have chosen.
+function blockMap(card, {sample, layer, group, paint, label}) {
+  const lists = sample.lists[layer][group], blocks = Math.ceil(sample.seq_len / sample.l_sel), rows = lists.length;
+  const bottom = kTop + Math.max(120, Math.min(260, rows * 2.2)), cell = (bottom - kTop) / rows;
+  mount(card, label, width => {
+    const svg = canvas(width, bottom + kBottom), wide = (width - kLeft - kRight) / blocks;
+    const x = bottomAxis(svg, width, bottom, [0, blocks], {name: "block", ticks: kAxes.steps.ticks, write: whole});
+    svg.append(node("rect", {class: "ground", x: kLeft, y: kTop, width: width - kLeft - kRight, height: bottom - kTop}));
+    const paths = {forced: "", chosen: ""};
+    lists.forEach((list, q) => {
+      for (const block of list)
+        paths[isForced(sample, block, ownBlock(sample, q)) ? "forced" : "chosen"] +=
+          `M${x(block).toFixed(2)},${(kTop + q * cell).toFixed(2)}h${Math.max(1.2, wide).toFixed(2)}v${Math.max(1, cell).toFixed(2)}h${(-Math.max(1.2, wide)).toFixed(2)}z`;
+    });
+    svg.append(node("path", {class: "forced", d: paths.forced}), node("path", {d: paths.chosen, fill: paint}));
+    const every = Math.max(1, Math.ceil(rows / 5));
+    for (let q = 0; q < rows; q += every)
+      svg.append(node("text", {x: kLeft - 6, y: kTop + (q + 0.5) * cell + 4, "text-anchor": "end"}, sample.queries[q] < 1e4 ? whole(sample.queries[q]) : `${Math.round(sample.queries[q] / 1e3)}k`));
+    const middle = (kTop + bottom) / 2;
+    svg.append(node("text", {x: 12, y: middle, "text-anchor": "middle", transform: `rotate(-90 12 ${middle})`}, "query"));
+    return {svg, bottom, xs: Array.from({length: blocks}, (_, b) => x(b + 0.5)), rows, rowAt: y => Math.max(0, Math.min(rows - 1, Math.floor((y - kTop) / cell))),
+            describe: (block, row) => {
+              const q = row ?? rows - 1, own = ownBlock(sample, q), list = lists[q];
+              const is = !list.includes(block) ? "not listed" : isForced(sample, block, own) ? "forced" : "chosen";
+              return [{text: `query ${whole(sample.queries[q])}, in block ${whole(own)}`}, {text: `block ${whole(block)}: ${is}`},
+                      {text: `lists ${list.slice(0, 24).map(whole).join(", ")}${list.length > 24 ? ", …" : ""}`}];
+            }};
+  });
+}
+
+// values[layer][bin], a colour each.
+function distanceMap(card, {names, values, label}) {
+  const layers = values.map((_, layer) => layer), cell = cellOf(layers), bottom = kTop + cell * layers.length;
+  const [low, high] = [0, Math.max(extent(values.flat())[1], 1e-9)];
+  mount(card, label, width => {
+    const svg = canvas(width, bottom + kBottom), slot = (width - kLeft - kRight) / names.length, every = Math.ceil(58 / slot);
+    layerLabels(svg, layers, cell);
+    values.forEach((row, r) => row.forEach((v, k) => svg.append(node("rect", {
+      x: kLeft + k * slot, y: kTop + r * cell, width: slot + 0.3, height: cell + 0.3, fill: ramp(v / high), "shape-rendering": "crispEdges"}))));
+    names.forEach((name, k) => {
+      if (k % every === 0) svg.append(node("text", {x: kLeft + (k + 0.5) * slot, y: bottom + 15, "text-anchor": "middle"}, name));
+    });
+    svg.append(node("text", {class: "name", x: (kLeft + width - kRight) / 2, y: bottom + 31, "text-anchor": "middle"}, "distance in blocks"));
+    return {svg, bottom, xs: names.map((_, k) => kLeft + (k + 0.5) * slot), rows: layers.length, rowAt: y => Math.max(0, Math.min(layers.length - 1, Math.floor((y - kTop) / cell))),
+            describe: (k, row) => [{text: `distance ${names[k]}`}, ...layers.flatMap(r => (row === null || row === undefined ? r < 12 : r === row)
+              ? [{colour: ramp(values[r][k] / high), text: `layer ${r}: ${short(values[r][k])}%`}] : [])]};
+  });
+  rampLegend(card, low, high, "%");
+  return true;
+}

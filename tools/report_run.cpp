@@ -4,15 +4,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <regex>
 #include <set>
 
 #include "engine/check.h"
+#include "engine/parse.h"
 #include "io/file.h"
 #include "io/needle_grid.h"
+#include "io/unicode.h"
 #include "tools/csv_table.h"
+#include "train/load_config.h"
 
 namespace triad {
 
@@ -53,15 +57,20 @@ Json thinned(const Points& points) {
 Json line_of(const CsvTable& table, const char* column) {
   Points points;
   if (table.has(column))
-    for (size_t i = 0; i < table.size(); ++i) points.emplace_back(table.number(i, "step"), table.number(i, column));
+    for (size_t i = 0; i < table.size(); ++i)
+      if (const double step = table.number(i, "step"); std::isfinite(step))
+        points.emplace_back(step, table.number(i, column));
   return thinned(points);
 }
 
 // {steps, layers, values}: values[layer][column], each the mean over the steps that share a column.
 Json heat_of(const CsvTable& table, const std::string& column) {
   std::set<double> steps, layers;
+  const auto is_placed = [&](size_t i) {
+    return std::isfinite(table.number(i, "step")) && std::isfinite(table.number(i, "layer"));
+  };
   for (size_t i = 0; i < table.size(); ++i)
-    steps.insert(table.number(i, "step")), layers.insert(table.number(i, "layer"));
+    if (is_placed(i)) steps.insert(table.number(i, "step")), layers.insert(table.number(i, "layer"));
   const std::vector<double> step_list(steps.begin(), steps.end()), layer_list(layers.begin(), layers.end());
   const size_t columns = std::min(kMostColumns, step_list.size());
   const auto index = [](const std::vector<double>& list, double x) {
@@ -70,7 +79,7 @@ Json heat_of(const CsvTable& table, const std::string& column) {
   std::vector<std::vector<double>> sums(layer_list.size(), std::vector<double>(columns, 0)), counts = sums;
   for (size_t i = 0; i < table.size(); ++i) {
     const double value = table.number(i, column);
-    if (!std::isfinite(value)) continue;
+    if (!is_placed(i) || !std::isfinite(value)) continue;
     const size_t layer = index(layer_list, table.number(i, "layer")),
                  at = index(step_list, table.number(i, "step")) * columns / step_list.size();
     sums[layer][at] += value;
@@ -102,6 +111,12 @@ double number_in(const Json& line, const char* key) {
   return it != line.end() && it->is_number() ? it->get<double>() : NAN;
 }
 
+Json json_or_nothing(const std::string& text) {
+  try {
+    return parse_json(text, "a line");
+  } catch (const Error&) { return {}; }
+}
+
 // What is told of a rank, and what happened to it.
 Json rank_of(const std::string& path, int64_t rank, std::vector<std::pair<int64_t, double>>* losses, Json& events) {
   std::map<std::string, Points> lines;
@@ -109,11 +124,14 @@ Json rank_of(const std::string& path, int64_t rank, std::vector<std::pair<int64_
   std::string state;  // the newest message that tells of one
   const std::vector<std::string> text = whole_lines(path);
   for (size_t i = 0; i < text.size(); ++i) {
-    const Json line = parse_json(text[i], fmt::format("{} line {}", path, i + 1));
+    const Json line = json_or_nothing(text[i]);
     const bool whole = line.is_object() && line.contains("step") && line["step"].is_number_integer() &&
                        line.contains("msg") && line["msg"].is_string();
-    TRIAD_CHECK(whole, "{} line {}: \"{}\" is no heartbeat: an object with step and msg is one", path, i + 1,
-                shortened(text[i]));
+    if (!whole) {
+      fmt::print(stderr, "triad: {} line {} is left out: \"{}\" is no heartbeat: an object with step and msg is one\n",
+                 printable(path), i + 1, shortened(text[i]));
+      continue;
+    }
     if (const double schema = number_in(line, "schema"); schema > kKnownHeartbeatSchema)
       fail("{} line {}: its schema is {}, and this program knows those up to {}", path, i + 1, schema,
            kKnownHeartbeatSchema);
@@ -169,7 +187,12 @@ Json memory_of(const std::string& folder) {
       if (bytes.is_number()) categories[category] = bytes.get<double>() / kMiB;
     // Of the snapshots without a step, boot and the loader's come before the first, and running out after the last.
     const std::string when = match[1].str();
-    const double order = when == "boot" ? -2 : when == "loader" ? -1 : when == "oom" ? 1e18 : std::stod(match[2].str());
+    const std::optional<int64_t> step = parse_number<int64_t>(match[2].str());
+    if (match[2].matched && !step) continue;  // no step of a run
+    const double order = when == "boot"     ? -2
+                         : when == "loader" ? -1
+                         : when == "oom"    ? 1e18
+                                            : static_cast<double>(*step);
     found.push_back({order, {{"label", when}, {"step", std::max(0.0, order)}, {"categories", categories}}});
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -255,6 +278,9 @@ ReportRun read_run(const std::string& folder) {
                 .losses_rounded = false,
                 .needle = {},
                 .data = {}};
+  if (run.environment.contains("environment") && run.environment["environment"].is_object())
+    for (auto& [name, value] : run.environment["environment"].items())  // of a run whose env.json shows secrets
+      if (value.is_string()) value = shown_value(name, value.get<std::string>());
   const CsvTable training(file("training.csv"), {"step", "loss"}), validation(file("val.csv"), {"step", "val_loss"}),
       gates(file("gates.csv"), {"step", "layer", "entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"}),
       selection(file("k_stats.csv"), {"step", "layer", "k_mean", "pct_at_max"}),
@@ -280,7 +306,8 @@ ReportRun read_run(const std::string& folder) {
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     std::smatch match;
-    if (std::regex_match(name, match, kHeartbeats)) ranks[std::stoll(match[1].str())] = entry.path().string();
+    if (std::regex_match(name, match, kHeartbeats))
+      if (const auto rank = parse_number<int64_t>(match[1].str())) ranks[*rank] = entry.path().string();
     if (name.starts_with("stackdump_rank")) dumps.push_back(name);
   }
   for (const auto& [rank, path] : ranks)
@@ -298,7 +325,8 @@ ReportRun read_run(const std::string& folder) {
   run.losses_rounded = run.losses.empty();
   if (run.losses_rounded)
     for (size_t i = 0; i < training.size(); ++i)
-      run.losses.emplace_back(static_cast<int64_t>(training.number(i, "step")), training.number(i, "loss"));
+      if (const double step = training.number(i, "step"); std::isfinite(step))
+        run.losses.emplace_back(static_cast<int64_t>(step), training.number(i, "loss"));
   return run;
 }
 

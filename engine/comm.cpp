@@ -11,6 +11,7 @@
 #include <map>
 
 #include "engine/check.h"
+#include "engine/parse.h"
 
 namespace triad {
 
@@ -60,11 +61,13 @@ void Comm::meet(const LaunchEnv& env, Device device) {
       f.push_back(lines[r].substr(at, end - at));
     }
     TRIAD_CHECK(f.size() == 8, "rank {} introduces itself as \"{}\"", r, lines[r]);
-    if (std::stoi(f[0]) != r || std::stoi(f[1]) != world_)
+    const std::optional<int> local_rank = parse_number<int>(f[2]), pid = parse_number<int>(f[3]);
+    TRIAD_CHECK(local_rank && pid, "rank {} introduces itself as \"{}\"", r, lines[r]);
+    if (parse_number<int>(f[0]) != r || parse_number<int>(f[1]) != world_)
       fail("launch: process {} of {} calls itself rank {} of {}", r, world_, f[0], f[1]);
     peers_.push_back({.rank = r,
-                      .local_rank = std::stoi(f[2]),
-                      .pid = std::stoi(f[3]),
+                      .local_rank = *local_rank,
+                      .pid = *pid,
                       .host = f[4],
                       .device = f[5],
                       .pci = f[6],

@@ -6,11 +6,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 
 #include "engine/check.h"
+#include "engine/parse.h"
 #include "io/file.h"
 
 namespace triad {
@@ -20,6 +20,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kLatest = "latest";
+constexpr const char* kSetAside = "set_aside_";
 
 std::string join(const std::string& folder, const std::string& name) { return (fs::path(folder) / name).string(); }
 
@@ -43,15 +44,15 @@ void point_latest_at(const std::string& parent, const std::string& name) {
   sync_folder(parent);
 }
 
-// The step of a folder called step_N.
-std::optional<int64_t> step_of(const std::string& name) {
-  constexpr std::string_view kPrefix = "step_";
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  int64_t step = 0;
-  const char* end = name.data() + name.size();
-  const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
-  return error == std::errc() && stop == end && step >= 0 ? std::optional(step) : std::nullopt;
+// N of a name PREFIXN; nothing where it is another name, or where N is no number that an int64 holds.
+std::optional<int64_t> number_after(std::string_view prefix, std::string_view name) {
+  if (!name.starts_with(prefix)) return std::nullopt;
+  const std::optional<int64_t> number = parse_number<int64_t>(name.substr(prefix.size()));
+  return number && *number >= 0 ? number : std::nullopt;
 }
+
+// The step of a folder called step_N.
+std::optional<int64_t> step_of(const std::string& name) { return number_after("step_", name); }
 
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
@@ -105,12 +106,12 @@ std::vector<CheckpointFolder> list_checkpoints(const std::string& parent) {
 }
 
 std::optional<std::string> find_newest_checkpoint(const std::string& parent) {
+  if (const std::vector<CheckpointFolder> all = list_checkpoints(parent); !all.empty()) return all.back().path;
   const std::string link = join(parent, kLatest);
   std::error_code error;
   const fs::path target = fs::read_symlink(link, error);
-  if (!error && is_checkpoint(link)) return target.is_absolute() ? target.string() : join(parent, target.string());
-  const std::vector<CheckpointFolder> all = list_checkpoints(parent);
-  return all.empty() ? std::nullopt : std::optional(all.back().path);
+  if (error || !is_checkpoint(link)) return std::nullopt;
+  return target.is_absolute() ? target.string() : join(parent, target.string());
 }
 
 std::string resolve_checkpoint(const std::string& path) {
@@ -133,17 +134,50 @@ std::string resolve_checkpoint(const std::string& path) {
 void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t keep_every) {
   if (keep_last == 0) return;
   const std::vector<CheckpointFolder> all = list_checkpoints(parent);
-  const std::optional<std::string> newest = find_newest_checkpoint(parent);
   for (size_t i = 0; i + static_cast<size_t>(keep_last) < all.size(); ++i) {
     const std::string& path = all[i].path;
     const bool kept_for_good = keep_every > 0 && all[i].step > 0 && all[i].step % keep_every == 0;
-    if (kept_for_good || path == newest) continue;
+    std::error_code error;
+    if (kept_for_good || fs::equivalent(path, join(parent, kLatest), error)) continue;
     // Killed from here on, it lies under a temporary name, whole or not: remove_leftovers knows both.
     const std::string aside = temporary_name(path);
     if (::rename(path.c_str(), aside.c_str()) != 0)
       fail("{}: cannot be moved aside to be removed: {}", path, std::strerror(errno));
     remove_checkpoint(aside);
   }
+}
+
+std::string next_set_aside(const std::string& parent) {
+  for (int64_t k = 0;; ++k) {
+    std::string folder = join(parent, kSetAside + std::to_string(k));
+    if (!fs::exists(fs::symlink_status(folder))) return folder;
+  }
+}
+
+std::string set_aside(const std::string& parent, const std::vector<std::string>& paths) {
+  const std::string folder = next_set_aside(parent);
+  make_folders(folder);
+  for (const std::string& path : paths) {
+    const std::string place = join(folder, fs::path(path).filename().string());
+    if (::rename(path.c_str(), place.c_str()) == 0) continue;
+    if (errno != EXDEV || !fs::is_regular_file(path))
+      fail("{}: cannot be moved to {}: {}", path, place, std::strerror(errno));
+    std::error_code error;
+    if (!fs::copy_file(path, place, error)) fail("{}: cannot be copied to {}: {}", path, place, error.message());
+    sync_tree(folder);
+    remove_tree(path);
+  }
+  sync_folder(folder);
+  sync_folder(parent);
+  return folder;
+}
+
+std::vector<std::string> list_set_aside(const std::string& parent) {
+  std::vector<std::string> found;
+  for (const std::string& name : names_in(parent))
+    if (number_after(kSetAside, name)) found.push_back(join(parent, name));
+  std::sort(found.begin(), found.end());
+  return found;
 }
 
 void remove_leftovers(const std::string& parent) {

@@ -28,7 +28,7 @@ struct CheckpointFolder {
 };
 // The whole step_N folders, by step. A parent that is absent has none.
 std::vector<CheckpointFolder> list_checkpoints(const std::string& parent);
-// What `latest` points at, where that is whole; else the whole one of the highest step.
+// The whole one of the highest step, wherever `latest` points; where there is none, what `latest` points at, if whole.
 std::optional<std::string> find_newest_checkpoint(const std::string& parent);
 
 // A user's path to a checkpoint: one itself, a run's folder, its checkpoints folder, or `latest` in either. Links are
@@ -38,6 +38,13 @@ std::string resolve_checkpoint(const std::string& path);
 // Removes the oldest whole ones until keep_last are left, those apart whose step is a multiple of keep_every (0: none;
 // a run's start is no multiple), and never the one that `latest` points at. keep_last 0: removes nothing.
 void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t keep_every);
+
+// Moves files and folders to a new folder parent/set_aside_K, K the first free number, in the given order; nothing
+// looks for checkpoints in there. Returns its path. A file may come from another file system, a folder may not.
+std::string set_aside(const std::string& parent, const std::vector<std::string>& paths);
+std::string next_set_aside(const std::string& parent);  // the path that set_aside() would use
+// The set_aside_K folders. A parent that is absent has none.
+std::vector<std::string> list_set_aside(const std::string& parent);
 
 // Removes what killed saves and removals left in parent. One that was whole but not yet in its place is put there.
 void remove_leftovers(const std::string& parent);

@@ -1,9 +1,17 @@
 #include "io/csv.h"
 
-#include <charconv>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
 #include <filesystem>
+#include <map>
+#include <optional>
+#include <vector>
 
 #include "engine/check.h"
+#include "engine/parse.h"
+#include "io/unicode.h"
 
 namespace triad {
 
@@ -19,28 +27,65 @@ size_t count_columns(std::string_view line) {
   return columns;
 }
 
-int64_t step_of(const std::string& path, size_t number, std::string_view line) {
-  int64_t step = 0;
-  const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), step);
-  TRIAD_CHECK(error == std::errc() && (end == line.data() + line.size() || *end == ','),
-              "{} line {}: \"{}\" does not begin with a step", path, number, line);
-  return step;
+// Without an unfinished last one.
+std::vector<std::string_view> whole_lines(std::string_view text) {
+  std::vector<std::string_view> lines;
+  for (size_t end; (end = text.find('\n')) != std::string_view::npos; text.remove_prefix(end + 1))
+    lines.push_back(text.substr(0, end));
+  return lines;
+}
+
+// The columns that most lines have: one damaged line, the header's too, does not decide for the others.
+size_t usual_columns(const std::vector<std::string_view>& lines) {
+  std::map<size_t, size_t> votes;
+  for (const std::string_view line : lines) ++votes[count_columns(line)];
+  return std::max_element(votes.begin(), votes.end(), [](const auto& a, const auto& b) { return a.second < b.second; })
+      ->first;
+}
+
+// Whether a first line that is not the header may be this header, damaged: it has more than half of its names, or what
+// no header has.
+bool is_damaged_header(std::string_view line, std::string_view header) {
+  if (line.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_,") != std::string_view::npos) return true;
+  const auto names = [](std::string_view text) {
+    std::vector<std::string_view> all;
+    for (size_t end; (end = text.find(',')) != std::string_view::npos; text.remove_prefix(end + 1))
+      all.push_back(text.substr(0, end));
+    all.push_back(text);
+    return all;
+  };
+  const std::vector<std::string_view> found = names(line), expected = names(header);
+  const auto same = std::count_if(expected.begin(), expected.end(), [&](std::string_view name) {
+    return std::find(found.begin(), found.end(), name) != found.end();
+  });
+  return 2 * static_cast<size_t>(same) > expected.size();
+}
+
+void warn(const std::string& path, size_t index, std::string_view line, const std::string& what) {
+  fmt::print(stderr, "triad: {} line {} is damaged: \"{}\" {}\n", printable(path), index + 1, shortened(line), what);
 }
 
 // The file's text without the rows past a step and without an unfinished last line; an empty header stands for any.
 std::string cut(const std::string& path, std::string_view text, const std::string& header, int64_t resume_step) {
-  std::string kept;
-  size_t number = 0;
-  for (size_t end; (end = text.find('\n')) != std::string_view::npos; text.remove_prefix(end + 1)) {
-    const std::string_view line = text.substr(0, end);
-    if (++number == 1)
-      TRIAD_CHECK(header.empty() || line == header,
-                  "{}: this is another table: expected the header \"{}\", found \"{}\"", path, header, line);
-    else if (step_of(path, number, line) > resume_step)
-      continue;
-    kept.append(line) += '\n';
+  const std::vector<std::string_view> lines = whole_lines(text);
+  if (lines.empty()) return header.empty() ? "" : header + "\n";
+  const size_t columns = usual_columns(lines);
+  std::string kept(lines[0]);
+  if (!header.empty() && kept != header) {
+    TRIAD_CHECK(lines.size() > 1 && columns == count_columns(header) && is_damaged_header(kept, header),
+                "{}: this is another table: expected the header \"{}\", found \"{}\"", path, header, shortened(kept));
+    warn(path, 0, lines[0], "is written anew");
+    kept = header;
   }
-  return number == 0 && !header.empty() ? header + "\n" : kept;
+  kept += '\n';
+  for (size_t i = 1; i < lines.size(); ++i) {
+    const std::optional<int64_t> step = parse_number<int64_t>(lines[i].substr(0, lines[i].find(',')));
+    if (!step || count_columns(lines[i]) != columns)
+      warn(path, i, lines[i], "is left out");
+    else if (*step <= resume_step)
+      kept.append(lines[i]) += '\n';
+  }
+  return kept;
 }
 
 // Makes the file as rows will be appended to it.

@@ -11,8 +11,10 @@ namespace triad {
 class CsvFile {
  public:
   // resume_step < 0: a new file with this header. Otherwise rows of later steps, and a last line that a killed run left
-  // unfinished, are cut, and rows are appended; no file there yet makes a new one. A file with another header, or a row
-  // that does not begin with a step, is an Error that names the file and the line, and nothing is changed.
+  // unfinished, are cut, and rows are appended; no file there yet makes a new one. Damaged lines are left out, each
+  // with a warning on stderr that names file and line: rows that do not begin with a step, or have more or fewer
+  // columns than most lines, and a header whose rows have this one's columns. A table of other columns is an Error, and
+  // is not changed.
   CsvFile(const std::string& path, const std::string& header, int64_t resume_step = -1);
 
   // One row, without its newline. As many columns as the header, else an Error.

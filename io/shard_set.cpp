@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "engine/check.h"
+#include "engine/parse.h"
 #include "engine/random_streams.h"
 
 namespace triad {
@@ -76,6 +77,15 @@ Json ShardRow::pause() {
   return paused;
 }
 
+std::optional<int64_t> ShardRow::number_of(std::string_view name) const {
+  if (!name.starts_with(prefix_ + "_")) return std::nullopt;
+  name.remove_prefix(prefix_.size() + 1);
+  const size_t dot = name.find('.');
+  if (dot == std::string_view::npos || (name.substr(dot) != ".bin" && name.substr(dot) != ".bin.part"))
+    return std::nullopt;
+  return parse_number<int64_t>(name.substr(0, dot));
+}
+
 void ShardRow::resume(const Json& paused) {
   documents_ = paused.at("documents").get<int64_t>();
   tokens_ = paused.at("tokens").get<int64_t>();
@@ -85,8 +95,9 @@ void ShardRow::resume(const Json& paused) {
   name_ = fmt::format("{}_{:06}.bin", prefix_, shards_.size());
   for (const auto& entry : fs::directory_iterator(folder_)) {
     const std::string name = entry.path().filename().string();
-    const bool ours = name.starts_with(prefix_ + "_") && (name.ends_with(".bin") || name.ends_with(".bin.part"));
-    if (ours && name >= name_ && !(has_part && name.starts_with(name_))) fs::remove(entry.path());
+    const std::optional<int64_t> number = number_of(name);
+    if (number >= static_cast<int64_t>(shards_.size()) && !(has_part && name.starts_with(name_)))
+      fs::remove(entry.path());
   }
   if (has_part)
     shard_ = std::make_unique<ShardWriter>(

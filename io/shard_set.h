@@ -49,6 +49,7 @@ class ShardRow {
 
  private:
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
+  std::optional<int64_t> number_of(std::string_view file) const;  // of a shard of this row, whole or not
   void finish_shard();
 
   std::string folder_, prefix_, name_;

@@ -160,19 +160,57 @@ uint32_t point_at(std::string_view text, size_t at) {
   return static_cast<uint32_t>(point);
 }
 
+namespace {
+
+// Marks and overrides of a line's direction, line and paragraph separators: they make a line look like another one.
+bool hides(uint32_t point) {
+  return point == 0x61c || (point >= 0x200e && point <= 0x200f) || (point >= 0x2028 && point <= 0x202e) ||
+         (point >= 0x2066 && point <= 0x2069);
+}
+
+// The first character of a text as printable() has it; the text begins with the next one then.
+std::string take_printable(std::string_view& text) {
+  const size_t whole = utf8_prefix(text.substr(0, 4)) > 0 ? character_bytes(text, 0) : 0;
+  const uint32_t point = whole > 0 ? point_at(text, 0) : 0;
+  const bool shows = whole > 0 && point >= 0x20 && !(point >= 0x7f && point < 0xa0) && !hides(point);
+  std::string piece(text.substr(0, std::max<size_t>(1, whole)));
+  if (!shows) piece = fmt::format("\\x{:02x}", static_cast<uint8_t>(text[0]));
+  text.remove_prefix(shows ? whole : 1);
+  return piece;
+}
+
+}  // namespace
+
 std::string shortened(std::string_view text, size_t bytes) {
   std::string out;
   while (!text.empty()) {
-    const size_t whole = utf8_prefix(text.substr(0, 4)) > 0 ? character_bytes(text, 0) : 0;
-    const uint32_t point = whole > 0 ? point_at(text, 0) : 0;
-    const bool shows = whole > 0 && point >= 0x20 && !(point >= 0x7f && point < 0xa0);
-    std::string piece(text.substr(0, std::max<size_t>(1, whole)));
-    if (!shows) piece = fmt::format("\\x{:02x}", static_cast<uint8_t>(text[0]));
+    const std::string piece = take_printable(text);
     if (out.size() + piece.size() > bytes) return out + "...";
     out += piece;
-    text.remove_prefix(shows ? whole : 1);
   }
   return out;
+}
+
+std::string printable(std::string_view text) { return shortened(text, std::string::npos); }
+
+std::string printable_lines(std::string_view text) {
+  std::string out;
+  for (size_t end; (end = text.find('\n')) != std::string_view::npos; text.remove_prefix(end + 1))
+    out += printable(text.substr(0, end)) + "\n";
+  return out + printable(text);
+}
+
+std::string shell_word(const std::string& text) {
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=:@%+,-";
+  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
+  std::string out = "'";
+  for (const char c : text) {
+    if (c == '\'')
+      out += "'\\''";
+    else
+      out += c;
+  }
+  return out + "'";
 }
 
 std::string normalize(NormalForm form, std::string_view text) {

@@ -17,9 +17,16 @@ bool is_cut_character(std::string_view text);
 size_t character_bytes(std::string_view text, size_t at);
 uint32_t point_at(std::string_view text, size_t at);  // its code
 
-// For messages, on one line: the beginning of a text of any bytes. Characters stay whole; controls, and bytes that are
-// no UTF-8, become \xHH.
+// Text of any bytes, as names in a file are, for a terminal or a message: on one line, and nothing that a terminal
+// would obey. Characters stay whole; controls, characters that reverse a line's direction, and bytes that are no UTF-8,
+// become \xHH.
+std::string printable(std::string_view text);
+// The same of its beginning.
 std::string shortened(std::string_view text, size_t bytes = 200);
+// The same line by line, for messages of several lines.
+std::string printable_lines(std::string_view text);
+// A word of a shell's command: in quotes where it needs them.
+std::string shell_word(const std::string& text);
 
 enum class NormalForm { nfc, nfd, nfkc, nfkd };
 std::string normalize(NormalForm, std::string_view text);  // text is UTF-8

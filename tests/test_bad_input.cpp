@@ -104,7 +104,7 @@ TEST_CASE("bad input: configs and options", "[bad-input]") {
       {"unknown option", "train " + kTiny + " --fast", 2, {"--fast"}, ""},
       {"unknown verb", "trian", 2, {"trian"}, ""},
       {"no verb", "", 2, {"subcommand"}, ""},
-      {"--resume with --overwrite", "train " + kTiny + " --resume latest --overwrite", 2, {"--overwrite"}, ""},
+      {"--resume latest without a config", "train --resume latest", 2, {"--resume RUN"}, "env -u CONFIG"},
       {"init without --out", "init " + kTiny, 2, {"--out"}, ""},
       {"unknown dtype",
        "grads --checkpoint x --tokens x --batch 1 --seq 1 --out x --device cpu --dtype f16",

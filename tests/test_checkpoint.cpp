@@ -60,7 +60,7 @@ TEST_CASE("io: checkpoint folders", "[io]") {
   CHECK(count_files(parent) == 6);
   CHECK(is_checkpoint(parent + "/step_13"));
   CHECK(read_text(parent + "/step_10/model") == "ten again");
-  CHECK(find_newest_checkpoint(parent) == parent + "/step_10");
+  CHECK(find_newest_checkpoint(parent) == parent + "/step_13");  // `latest` is on step_10
   const std::vector<CheckpointFolder> all = list_checkpoints(parent);
   REQUIRE(all.size() == 3);
   CHECK(all[0].step == 9);
@@ -70,6 +70,19 @@ TEST_CASE("io: checkpoint folders", "[io]") {
   CHECK(resolve_checkpoint(parent + "/latest") == parent + "/step_13");
   fs::remove(parent + "/latest");
   CHECK(resolve_checkpoint(run + "/latest") == parent + "/step_13");
+
+  // What is set aside is looked for no more; a name that is no number of ours is no checkpoint.
+  write_text(folder.file("metrics.json"), "{}");
+  CHECK(set_aside(parent, {folder.file("metrics.json"), parent + "/step_13"}) == parent + "/set_aside_0");
+  CHECK(next_set_aside(parent) == parent + "/set_aside_1");
+  CHECK(list_set_aside(parent) == std::vector<std::string>{parent + "/set_aside_0"});
+  CHECK(is_checkpoint(parent + "/set_aside_0/step_13"));
+  CHECK(read_text(parent + "/set_aside_0/metrics.json") == "{}");
+  for (const char* name : {"/step_99999999999999999999", "/step_-14", "/step_14x", "/step_ 14"}) {
+    fs::create_directory(parent + name);
+    write_text(parent + name + "/state.json", "whole");
+  }
+  CHECK(resolve_checkpoint(run) == parent + "/step_9");
 }
 
 TEST_CASE("io: old checkpoints go, the newest and every k-th stay", "[io]") {
@@ -89,10 +102,10 @@ TEST_CASE("io: old checkpoints go, the newest and every k-th stay", "[io]") {
   CHECK(steps().size() == 7);
   thin_out_checkpoints(parent, 3, 2);
   CHECK(steps() == std::vector<int64_t>{2, 4, 5, 6, 7});
-  save(3);  // `latest` points at it now, after a resume from an older one, say
+  save(3);  // `latest` points at it now, and hides no newer one
   thin_out_checkpoints(parent, 1, 0);
   CHECK(steps() == std::vector<int64_t>{3, 7});
-  CHECK(resolve_checkpoint(parent) == parent + "/step_3");
+  for (const std::string& path : {parent, parent + "/latest"}) CHECK(resolve_checkpoint(path) == parent + "/step_7");
   CHECK(count_files(parent) == 3);
   // A removal that was killed has moved its folder aside; whole or not, the next save deals with it.
   fs::rename(parent + "/step_7", parent + "/step_7.tmp.1");

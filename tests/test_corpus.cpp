@@ -500,3 +500,16 @@ TEST_CASE("corpus: damaged input is refused, with file and place", "[data]") {
   refused("empty.jsonl", "\n\n{\"text\":\"\"}\n", {"there is no text"});
   refused("empty.txt", "", {"there is no text"});
 }
+
+TEST_CASE("corpus: a call that goes on removes the shards that were begun later, and no other file", "[data]") {
+  const TemporaryFolder folder;
+  const std::vector<std::string> later = {"train_000001.bin", "train_000002.bin.part", "train_1000000.bin"},
+                                 others = {"train_000000.bin", "train_99999999999999999999.bin", "train_notes.bin",
+                                           "train_000001.txt", "val_000001.bin"};
+  for (const std::string& name : later) write_text(folder.file(name), "");
+  for (const std::string& name : others) write_text(folder.file(name), "");
+  ShardRow row(folder.path(), "train", TokenWidth::u16, 100);
+  row.resume({{"documents", 1}, {"tokens", 100}, {"last_document", 0}, {"shards", {{{"file", "train_000000.bin"}}}}});
+  for (const std::string& name : later) CHECK_FALSE(fs::exists(folder.file(name)));
+  for (const std::string& name : others) CHECK(fs::exists(folder.file(name)));
+}

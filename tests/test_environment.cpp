@@ -190,6 +190,31 @@ TEST_CASE("environment: every variable is known, and told with its key", "[envir
     CHECK(says(flash, std::string("environment: NSA_SDPA_FLASH_ONLY=1 -> ") + key + "\n"));
 }
 
+TEST_CASE("environment: secrets are shown as set, never by value", "[environment]") {
+  const TemporaryFolder folder;
+  const std::string secret = "eyJhbGciOiJIUzI1NiJ9";
+  std::string environment = "SLURM_JOB_NAME=a-job HOME_TOKEN=" + secret + " TRIAD_SECRET=" + secret + " ";
+  const std::vector<std::string> names = {"SLURM_JWT",   "NCCL_AUTH_TOKEN", "OMPI_KEYFILE",
+                                          "PMIX_SECRET", "OMP_passphrase",  "CUDA_CREDENTIAL"};
+  for (const std::string& name : names) environment += name + "=" + secret + " ";
+  const Run run = train(folder, "run", environment);
+  const Json shown = Json::parse(run.text("env.json"))["environment"];
+  for (const std::string& name : names) CHECK(shown[name] == "(set)");
+  CHECK(shown["SLURM_JOB_NAME"] == "a-job");
+  for (const char* name : {"HOME_TOKEN", "TRIAD_SECRET", "PATH"}) CHECK_FALSE(shown.contains(name));
+  // A page on a run whose env.json was written before secrets were hidden.
+  Json before = Json::parse(run.text("env.json"));
+  before["environment"]["SLURM_JWT"] = secret;
+  write_text(run.folder + "/env.json", before.dump());
+  REQUIRE(run_program("report " + run.folder).exit_code == 0);
+  fs::remove(run.folder + "/env.json");
+  CHECK(run_command("grep -r " + secret + " " + run.folder).exit_code == 1);
+  CHECK_FALSE(says(run, secret));
+  const Outcome unknown = run_program("train " + kTiny, "NSA_API_KEY=" + secret);
+  CHECK(unknown.exit_code == 2);
+  CHECK(has(unknown.output, "unknown environment variable NSA_API_KEY (value \"(set)\")"));
+}
+
 TEST_CASE("environment: CONFIG names the config, and an unknown NSA_ variable is refused", "[environment]") {
   const TemporaryFolder folder;
   const std::string more = " --set runtime.device=cpu --set train.steps=1 --set log.out_dir=" + folder.file("run");

@@ -381,8 +381,30 @@ TEST_CASE("io: CSV rows past a step are cut on resume", "[io]") {
   check_error([&] { CsvFile(path, "step,ppl", 2); }, {path, "step,ppl", "step,loss"});
   check_error([&] { CsvFile(path, header, 2).row("3"); }, {path, "2 columns"});
   write_text(path, "step,loss\n1,2\nx,3\n");
-  check_error([&] { CsvFile(path, header, 2); }, {path, "line 3", "x,3"});
-  CHECK(read_text(path) == "step,loss\n1,2\nx,3\n");
+  CsvFile(path, header, 2);
+  CHECK(read_text(path) == "step,loss\n1,2\n");
+}
+
+TEST_CASE("io: a damaged line of a table is left out on resume, and no other", "[io]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("t.csv"), header = "step,loss,lr";
+  const auto resumed = [&](const std::string& text, int64_t step) {
+    write_text(path, text);
+    CsvFile(path, header, step);
+    return read_text(path);
+  };
+  const std::string top = header + "\n", zeros("\0\0\0\0", 4);
+  for (const std::string& bad : {std::string("x,1,1"), zeros, zeros + "2,1,1", std::string("99999999999999999999,1,1"),
+                                 std::string("2,1"), std::string("2,1,13,1,1"), std::string("")})
+    CHECK(resumed(top + "1,1,1\n" + bad + "\n3,1,1\n4,1,1\n", 3) == top + "1,1,1\n3,1,1\n");
+  // The header's own damage costs no row, and a table of other columns stays as it is.
+  for (const std::string& bad : {zeros, std::string("step,lost,lr"), std::string("step,loss\x01lr")})
+    CHECK(resumed(bad + "\n1,1,1\n2,1,1\n", 3) == top + "1,1,1\n2,1,1\n");
+  check_error([&] { resumed("step,ppl,rows\n1,1,1\n", 3); }, {path, "another table", "step,ppl,rows"});
+  CHECK(read_text(path) == "step,ppl,rows\n1,1,1\n");
+  write_text(path, "step,l\n1,1,1\n2,1\n3,1,1\n4,1,1\n");  // by whoever does not know the header
+  cut_csv(path, 3);
+  CHECK(read_text(path) == "step,l\n1,1,1\n3,1,1\n");
 }
 
 TEST_CASE("io: JSON lines", "[io]") {

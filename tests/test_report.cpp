@@ -187,7 +187,7 @@ TEST_CASE("report: a run that was resumed is drawn once, and a run without heart
           "[report]") {
   const TemporaryFolder folder;
   const std::string out = train(folder.file("run"), "--set train.save_every=10");
-  train(folder.file("run"), "--resume " + out + "/checkpoints/step_10");  // steps 11 to 20 a second time
+  train(folder.file("run"), "--overwrite --resume " + out + "/checkpoints/step_10");  // steps 11 to 20 a second time
   Json run = data_of(report(out)).at(0);
   for (const char* line : {"step_ms", "compute_ms", "host_mib"}) {
     const Json& points = run["ranks"][0]["lines"][line];
@@ -361,17 +361,9 @@ TEST_CASE("report: folders that are no run's, and files that are broken", "[repo
   refused(out, {"config.json", "no JSON object"});
   write_text(out + "/config.json", "{}");
   const std::string header = "step,loss,lr,tokens_per_s,grad_norm,step_ms,mfu\n";
-  write_text(out + "/training.csv", header + "1,2,3,4,5,6,\n2,bad,3,4,5,6,\n");
-  refused(out, {"training.csv line 3", "\"bad\""});
-  write_text(out + "/training.csv", header + "1,2,3\n");
-  refused(out, {"training.csv line 2", "3 fields under a header of 7"});
   write_text(out + "/training.csv", "when,what\n");
   refused(out, {"training.csv", "no column step"});
   write_text(out + "/training.csv", header + "1,2,3,4,5,6,\n2,2");  // a row that is being written is no fault
-  write_text(out + "/heartbeat_rank0.jsonl", "{\"step\": 1, \"msg\": \"boot\"}\n{\"step\"\n");
-  refused(out, {"heartbeat_rank0.jsonl line 2"});
-  write_text(out + "/heartbeat_rank0.jsonl", "[]\n");
-  refused(out, {"heartbeat_rank0.jsonl line 1", "no heartbeat"});
   write_text(out + "/heartbeat_rank0.jsonl", "{\"step\": 1, \"msg\": \"boot\", \"schema\": 9}\n");
   refused(out, {"heartbeat_rank0.jsonl line 1", "schema is 9"});
   write_text(out + "/heartbeat_rank0.jsonl", "{\"step\": 1, \"msg\": \"boot\", \"schema\": 1}\n{\"st");
@@ -380,6 +372,40 @@ TEST_CASE("report: folders that are no run's, and files that are broken", "[repo
   refused(out, {"mem_boot.json"});
   fs::remove(out + "/mem_boot.json");
   CHECK(data_of(report(out)).at(0)["training"]["loss"].size() == 1);
+}
+
+TEST_CASE("report: a damaged line, or a name with a number of nobody, costs no other", "[report]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  fs::create_directory(out);
+  write_text(out + "/config.json", "{}");
+  write_text(out + "/training.csv",
+             "step,loss,lr,tokens_per_s,grad_norm,step_ms,mfu\n1,2,3,4,5,6,\n2,bad,3,4,5,6,\n3,2,3\nx,2,3,4,5,6,\n"
+             "4,2.5,3,4,5,6,\n");
+  write_text(out + "/val.csv", "step,val_loss,ppl\n" + std::string("\0\0\n", 3) + "4,2,7\n");
+  write_text(out + "/gates.csv",
+             "step,layer,entropy_mean,entropy_min,max_mean,max_max,collapse_frac,cmp,sel,win\n"
+             "1,0,1,1,1,1,0,1,0,0\n2,\x1b[2J,1,1,1,1,0,1,0,0\n3,0,1,1,1,1,0,1,0,0\n");
+  write_text(out + "/heartbeat_rank0.jsonl",
+             "{\"step\": 1, \"msg\": \"boot\"}\n{\"step\"\n[]\n{\"step\": 4, \"msg\": \"step_end\", \"step_ms\": 7}\n");
+  const std::string nobodys = "99999999999999999999";
+  write_text(out + "/heartbeat_rank" + nobodys + ".jsonl", "{\"step\": 1, \"msg\": \"boot\"}\n");
+  write_text(out + "/mem_step" + nobodys + ".json", R"({"triad": {"category_bytes": {"params": 1048576}}})");
+  const Outcome outcome = run_program("report " + out);
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  for (const char* word :
+       {"training.csv line 3: loss is \"bad\"", "training.csv line 4 is left out: 3 fields under a header of 7",
+        "training.csv line 5: step is \"x\"", "val.csv line 2 is left out", "gates.csv line 3: layer is \"\\x1b[2J\"",
+        "heartbeat_rank0.jsonl line 2 is left out", "heartbeat_rank0.jsonl line 3 is left out"})
+    CHECK(has(outcome.output, word));
+  const Json run = data_of(read_text(out + "/report.html")).at(0);
+  CHECK(run["training"]["loss"] == Json::parse("[[1.0, 2.0], [2.0, null], [4.0, 2.5]]"));
+  CHECK(run["validation"] == Json::parse("[[4.0, 2.0]]"));
+  CHECK(run["gates"]["cmp"]["values"] == Json::parse("[[1.0, 1.0]]"));
+  REQUIRE(run["ranks"].size() == 1);
+  CHECK(run["ranks"][0]["lines"]["step_ms"] == Json::parse("[[4.0, 7.0]]"));
+  CHECK(run["memory"].empty());
 }
 
 TEST_CASE("report: a browser draws every chart", "[report]") {

@@ -1,10 +1,16 @@
 // What a resume makes of the files that a run before it has left: each that grows step by step has each step once.
+#include <signal.h>
+
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <numeric>
 #include <regex>
 #include <set>
+#include <thread>
 
+#include "io/json_config.h"
+#include "io/unicode.h"
 #include "tests/dist_run.h"
 #include "tests/test.h"
 #include "train/bucket_trace.h"
@@ -66,7 +72,7 @@ TEST_CASE("resume: every file that grows step by step has each step once", "[tra
   run(out, 2, more + "--set train.steps=12 ");
   for (const char* rank : {"", "_rank1"}) CHECK(fs::exists(out + "/mem_step12" + rank + ".pickle"));
   for (const char* name : {"needle.csv", "needle.svg"}) write_text(out + "/" + name, "");  // of the model of step 12
-  run(out, 2, more + "--set train.steps=8 --resume " + out + "/checkpoints/step_5");
+  run(out, 2, more + "--set train.steps=8 --overwrite --resume " + out + "/checkpoints/step_5");
   for (const char* name : {"needle.csv", "needle.svg"}) CHECK_FALSE(fs::exists(out + "/" + name));
 
   std::set<std::string> tables;
@@ -91,7 +97,7 @@ TEST_CASE("resume: every file that grows step by step has each step once", "[tra
   CHECK(traced(out) == one_to(8));
 
   // A resume that looks at less leaves what was seen, up to its step.
-  run(out, 2, "--set train.save_every=5 --set train.steps=8 --resume " + out + "/checkpoints/step_5");
+  run(out, 2, "--set train.save_every=5 --set train.steps=8 --overwrite --resume " + out + "/checkpoints/step_5");
   for (const char* rank : {"", "_rank1"})
     CHECK(steps_of(lines(out + "/ddp_buckets" + rank + ".txt"), header) == one_to(5));
   CHECK(traced(out) == one_to(5));
@@ -114,6 +120,89 @@ TEST_CASE("resume: tables that the resumed run does not write are cut all the sa
     }
   };
   check(8);
-  run(out, 1, "--set log.csv=false --set log.stats=false --set train.steps=6 --resume " + out + "/checkpoints/step_5");
+  run(out, 1,
+      "--set log.csv=false --set log.stats=false --set train.steps=6 --overwrite --resume " + out +
+          "/checkpoints/step_5");
   check(5);
+}
+
+TEST_CASE("resume: damaged lines, and names with a number of nobody, do not end it", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  run(out, 1, "--set train.steps=4 --set train.save_every=2 --set train.eval_every=2 --set log.every=1");
+  const std::vector<std::string> tables = {"training.csv", "val.csv", "gates.csv", "k_stats.csv"};
+  for (const std::string& name : tables) {
+    const std::string path = out + "/" + name, text = read_text(path);
+    const size_t at = text.find('\n') + 1;
+    write_text(path, text.substr(0, at) + "\x1b[2J" + text.substr(at + 1));  // the first row
+  }
+  write_text(out + "/heartbeat_rank0.jsonl", "{\n" + read_text(out + "/heartbeat_rank0.jsonl"));
+  const std::string nobodys = "99999999999999999999";
+  for (const char* name : {"/mem_step", "/heartbeat_rank", "/checkpoints/step_", "/checkpoints/set_aside_"}) {
+    fs::create_directory(out + name + nobodys);
+    write_text(out + name + nobodys + "/state.json", "{}");
+  }
+  write_text(out + "/mem_step" + nobodys + ".json", "{}");
+  const Outcome outcome = run_program(
+      train_args(out,
+                 "--set train.accumulate_grad_batches=4 --set train.steps=6 --set train.eval_every=2 --set log.every=1 "
+                 "--resume latest"));
+  INFO(outcome.output);
+  CHECK(outcome.exit_code == 0);
+  for (const std::string& name : tables)
+    CHECK(has(outcome.output, out + "/" + name + " line 2 is damaged: \"\\x1b[2J"));
+  CHECK(column(out + "/training.csv", "loss").size() == 5);  // all but the first
+  CHECK(column(out + "/val.csv", "ppl").size() == 2);
+  CHECK(fs::exists(out + "/mem_step" + nobodys + ".json"));
+  const Outcome page = run_program("report " + out);
+  INFO(page.output);
+  CHECK(page.exit_code == 0);
+}
+
+TEST_CASE("resume: a stop tells the command that goes on, which needs no config", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("it's \"my\" run"), log = folder.file("log");
+  const std::string endless = "--set train.steps=1000000 --set train.allow_unsafe=true --set train.lr=0.002 ";
+  for (const std::string& environment : {std::string(), "export CONFIG=" + kTiny + " NSA_LR=0.004; "}) {
+    BackgroundProgram program(train_args(shell_word(out), endless + "--overwrite"), environment, log);
+    for (int i = 0; i < 60000 && !fs::exists(out + "/mem_step1.json"); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    program.send(SIGTERM);
+    CHECK(program.wait() == 0);
+    const std::string text = read_text(log), mark = "with a checkpoint. To go on: ";
+    INFO(text);
+    const size_t at = text.find(mark);
+    REQUIRE(at != std::string::npos);
+    const std::string command = text.substr(at + mark.size(), text.find('\n', at) - at - mark.size());
+    const Json state = parse_json(read_text(out + "/checkpoints/latest/state.json"), "state.json");
+    const int64_t steps = state["step"].get<int64_t>() + 2;
+    const Outcome further = run_command(environment + command + " --set train.steps=" + std::to_string(steps));
+    INFO(command << "\n" << further.output);
+    CHECK(further.exit_code == 0);
+    CHECK(parse_json(read_text(out + "/metrics.json"), "metrics")["step"] == steps);
+    Json config = parse_json(read_text(out + "/config.json"), "config"), before = state["config"];
+    CHECK(config["train"]["lr"] == 0.002);
+    config["train"].erase("steps"), before["train"].erase("steps");
+    CHECK(config == before);
+  }
+  // The run's folder, wherever it is now, and however it is named.
+  const std::string moved = folder.file("moved");
+  fs::rename(out, moved);
+  int64_t steps = parse_json(read_text(moved + "/metrics.json"), "metrics")["step"].get<int64_t>();
+  const Outcome nothing = run_program("train --set train.steps=1 --resume " + moved, "env -u CONFIG");
+  CHECK(has(nothing.output, "nothing is left to train: " + moved));
+  for (const std::string& name :
+       {moved, moved + "/", moved + "/latest", moved + "/checkpoints", moved + "/checkpoints/latest",
+        fs::canonical(moved + "/checkpoints/latest").string()}) {
+    const Outcome outcome = run_program(
+        "train --set train.steps=" + std::to_string(++steps) + " --overwrite --resume " + name, "env -u CONFIG");
+    INFO(name << "\n" << outcome.output);
+    CHECK(outcome.exit_code == 0);
+    CHECK(fs::exists(moved + "/checkpoints/step_" + std::to_string(steps)));
+  }
+  CHECK_FALSE(fs::exists(out));
+  // The usual check of what a resume may change.
+  const Outcome other = run_program("train --set model.dim=64 --resume " + moved, "env -u CONFIG");
+  CHECK(other.exit_code == 1);
+  CHECK(has(other.output, "model.dim"));
 }

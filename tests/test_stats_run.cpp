@@ -172,7 +172,7 @@ TEST_CASE("stats: on a resume rows past the checkpoint are cut and written again
   const std::string out = folder.file("run"), few = "--set train.steps=6 --set train.save_every=2 --set train.lr=0.05";
   run(out, few);
   const std::string gates = read_text(out + "/gates.csv"), lists = read_text(out + "/k_stats.csv");
-  run(out, few + " --resume " + out + "/checkpoints/step_2");
+  run(out, few + " --overwrite --resume " + out + "/checkpoints/step_2");
   CHECK(read_text(out + "/gates.csv") == gates);
   CHECK(read_text(out + "/k_stats.csv") == lists);
 }

@@ -150,13 +150,13 @@ TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume 
   }
   CHECK(found["restarts"].empty());
 
-  run_tiny(folder.path(), "--resume " + folder.file("checkpoints/step_10"));
+  run_tiny(folder.path(), "--overwrite --resume " + folder.file("checkpoints/step_10"));
   CHECK(count_files(folder.file("tb")) == 2);
   found = read_events(folder.file("tb"));
   CHECK(found["restarts"] == Json::array({11}));
   CHECK(found["scalars"]["loss"].size() == 15);
 
-  run_tiny(folder.path(), "--resume " + folder.file("checkpoints/step_10"), "NSA_TB_DISABLE=1");
+  run_tiny(folder.path(), "--overwrite --resume " + folder.file("checkpoints/step_10"), "NSA_TB_DISABLE=1");
   found = read_events(folder.file("tb"));
   CHECK(found["restarts"] == Json::array({11, 11}));  // what the second wrote of later steps does not count either
   CHECK(found["scalars"]["loss"].size() == 15);
@@ -172,7 +172,7 @@ TEST_CASE("tensorboard: TensorBoard's own reader finds every scalar and histogra
   }
   const TemporaryFolder folder;
   run_tiny(folder.path(), "--set train.save_every=10");
-  run_tiny(folder.path(), "--resume " + folder.file("checkpoints/step_10"));
+  run_tiny(folder.path(), "--overwrite --resume " + folder.file("checkpoints/step_10"));
   write_text(folder.file("check.py"), R"(
 import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -118,6 +118,81 @@ TEST_CASE("tools: output that cannot be written is a failure, but ends no run", 
   CHECK(fs::exists(run + "/metrics.json"));
 }
 
+TEST_CASE("tools: a pipe that nobody reads any more is no error of anybody's", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string fresh = init(folder, "init"), gone = folder.file("gone"), code = folder.file("code");
+  write_text(folder.file("a.txt"), "some text");
+  // The reader has gone before the first word comes.
+  const auto unread = [&](const std::string& args) {
+    fs::remove(gone);
+    const Outcome outcome =
+        triad::test::run_command("(until [ -e " + gone + " ]; do sleep 0.01; done; " + TRIAD_PROGRAM " " + args +
+                                 "; echo $? > " + code + ") | (exec <&-; : > " + gone + ")");
+    INFO(args << "\n" << outcome.output);
+    CHECK(outcome.output.empty());
+    return triad::test::read_text(code);
+  };
+  const std::string out = folder.file("run"), config = kTiny + " --set runtime.device=cpu --set train.steps=3 ";
+  CHECK(unread("train " + config + "--set log.out_dir=" + out) == "0\n");  // what it makes is in files
+  CHECK(fs::exists(out + "/metrics.json"));
+  for (const std::string& args : {"inspect " + fresh, "plan " + config, "report " + out, std::string("bench --list"),
+                                  "generate --prompt x --tokens 2 --checkpoint " + fresh + kOnCpu,
+                                  "eval --checkpoint " + fresh + kOnCpu + "--data " + folder.file("a.txt")})
+    CHECK(unread(args) == "141\n");
+}
+
+TEST_CASE("tools: names in a file reach the terminal as text, not as what it obeys", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string fresh = init(folder, "init"), path = fresh + "/model.safetensors";
+  const std::string evil = "a\x1b]0;title\x07\x1b[2J\nb\u202e\xc2\x9b";
+  SafetensorsWriter weights(path, {{evil, DType::f32, Shape{1}}});
+  weights.write(evil, std::vector<std::byte>(4));
+  weights.finish();
+  const std::string shown = "a\\x1b]0;title\\x07\\x1b[2J\\x0ab\\xe2\\x80\\xae\\xc2\\x9b";
+  Json state = parse_json(triad::test::read_text(fresh + "/state.json"), "state.json");
+  state["\x1b[31mred\x7f"] = "\x1b[31m\xc2\x9b";
+  write_text(fresh + "/state.json", state.dump());
+  for (const std::string& args :
+       {"inspect " + path, "inspect " + fresh, "generate --prompt x --checkpoint " + fresh + kOnCpu,
+        "generate --prompt x --checkpoint '" + folder.file(evil) + "'"}) {
+    const Outcome outcome = run_program(args);
+    INFO(args << "\n" << outcome.output);
+    CHECK(triad::test::has(outcome.output, shown) == (args.find(evil) == std::string::npos));
+    CHECK(outcome.output.find_first_of("\x1b\x07\x7f") == std::string::npos);
+    CHECK_FALSE(triad::test::has(outcome.output, "\u202e"));
+    CHECK_FALSE(triad::test::has(outcome.output, "\xc2\x9b"));
+  }
+}
+
+TEST_CASE("tools: fp32 and f32 are one, and so are bf16 and bfloat16", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string fresh = init(folder, "init");
+  write_text(folder.file("a.txt"), "some text, and more of it");
+  const std::string eval =
+      "eval --json --device cpu --checkpoint " + fresh + " --data " + folder.file("a.txt") + " --dtype ";
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"f32", "fp32", "float32"}, {"bf16", "bfloat16"}, {"f64", "fp64", "float64"}}) {
+    const Outcome first = run_program(eval + words[0]);
+    REQUIRE(first.exit_code == 0);
+    for (const std::string& word : words) {
+      const Json loss = parse_json(run_program(eval + word).output, "the output of eval")["loss"];
+      CHECK(loss == parse_json(first.output, "the output of eval")["loss"]);
+    }
+  }
+  check(eval + "f8", 2, {"f8", "fp32", "bf16"});
+  const std::string plan = "plan " + kTiny + " --set runtime.precision=";
+  for (const char* word : {"fp32", "f32", "float32"})
+    CHECK(run_program(plan + word).output == run_program(plan + "fp32").output);
+  check(plan + "bfloat16", 0, {});
+  check("init " + kTiny + " --out " + folder.file("other") + " --set runtime.precision=f32 --set dist.grad_dtype=f32",
+        0, {});
+  const Json config = parse_json(triad::test::read_text(folder.file("other/state.json")), "state.json")["config"];
+  CHECK(config["runtime"]["precision"] == "fp32");
+  CHECK(config["dist"]["grad_dtype"] == "fp32");
+  for (const char* word : {"f32", "fp32", "float32"}) check("bench cast --list --dtype " + std::string(word), 0, {});
+  check("bench cast --list --dtype f64", 2, {"f64"});
+}
+
 TEST_CASE("tools: init replaces fresh weights, never trained ones", "[tools]") {
   const TemporaryFolder folder;
   const std::string fresh = init(folder, "init"), run = folder.file("run"), into = "init " + kTiny + " --out ";

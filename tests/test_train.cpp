@@ -68,7 +68,7 @@ void check_same_bits_and_resume(const std::string& device, const std::string& pr
   // A run that went further is taken back to its checkpoint of step 7 and resumed from there.
   run(train_args(folder.file("c"), device, more + "--set train.save_every=7"));
   run(train_args(folder.file("c"), device,
-                 more + "--set train.save_every=7 --resume " + folder.file("c/checkpoints/step_7")));
+                 more + "--set train.save_every=7 --overwrite --resume " + folder.file("c/checkpoints/step_7")));
   CHECK(weights(folder.file("a")) == weights(folder.file("c")));
   CHECK(lines(folder.file("a/training.csv")).size() == 21);
   CHECK(lines(folder.file("c/training.csv")).size() == 21);  // rows past the checkpoint were cut, then written again

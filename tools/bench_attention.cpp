@@ -14,6 +14,7 @@
 #include <memory>
 
 #include "engine/check.h"
+#include "engine/parse.h"
 #include "kernels/op_case_args.h"
 #include "model/activations.h"
 #include "tools/attention_parts.h"
@@ -46,7 +47,7 @@ AttentionProblem parse_shape(const std::string& text, const AttentionOptions& o)
       digits += c;
     } else {
       valid = valid && !digits.empty() && (c == 'x' || (c == 'v' && sizes.size() == 4));
-      sizes.push_back(digits.empty() ? 0 : std::stoll(digits));
+      sizes.push_back(parse_number<int64_t>(digits).value_or(0));
       widths_differ = widths_differ || c == 'v';
       digits.clear();
     }

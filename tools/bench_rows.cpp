@@ -128,6 +128,8 @@ void BenchOptions::add_to(CLI::App& verb) {
   add_output_to(verb);
   verb.add_option("--device", device, "auto, cpu or cuda")->capture_default_str();
   verb.add_option("--dtype", dtype, "bf16 or f32 (default: bf16 on a GPU, f32 on the CPU)")
+      ->transform(CLI::Transformer(
+          std::map<std::string, std::string>{{"fp32", "f32"}, {"float32", "f32"}, {"bfloat16", "bf16"}}))
       ->check(CLI::IsMember({"bf16", "f32"}));
 }
 

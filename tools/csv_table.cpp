@@ -1,13 +1,17 @@
 #include "tools/csv_table.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
+#include <optional>
 
 #include "engine/check.h"
+#include "engine/parse.h"
 #include "io/file.h"
-#include "io/json_config.h"
+#include "io/unicode.h"
 
 namespace triad {
 
@@ -41,20 +45,25 @@ CsvTable::CsvTable(const std::string& path, const std::vector<std::string>& need
   for (const std::string& name : needed)
     TRIAD_CHECK(columns_.count(name) > 0, "{}: its header \"{}\" has no column {}", path, shortened(lines[0]), name);
   for (size_t i = 1; i < lines.size(); ++i) {
-    rows_.push_back(split(lines[i]));
-    TRIAD_CHECK(rows_.back().size() == header.size(), "{} line {}: {} fields under a header of {}: \"{}\"", path, i + 1,
-                rows_.back().size(), header.size(), shortened(lines[i]));
+    std::vector<std::string> row = split(lines[i]);
+    if (row.size() == header.size()) {
+      rows_.push_back(std::move(row));
+      lines_.push_back(i + 1);
+    } else {
+      fmt::print(stderr, "triad: {} line {} is left out: {} fields under a header of {}: \"{}\"\n", printable(path),
+                 i + 1, row.size(), header.size(), shortened(lines[i]));
+    }
   }
 }
 
 double CsvTable::number(size_t row, const std::string& column) const {
   const std::string& field = text(row, column);
   if (field.empty()) return NAN;
-  double value = 0;
-  const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), value);
-  TRIAD_CHECK(error == std::errc() && end == field.data() + field.size(),
-              "{} line {}: {} is \"{}\", which is no number", path_, row + 2, column, shortened(field));
-  return value;
+  const std::optional<double> value = parse_number<double>(field);
+  if (!value && reported_.insert(lines_[row]).second)
+    fmt::print(stderr, "triad: {} line {}: {} is \"{}\", which is no number\n", printable(path_), lines_[row], column,
+               shortened(field));
+  return value.value_or(NAN);
 }
 
 }  // namespace triad

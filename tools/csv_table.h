@@ -1,6 +1,7 @@
 // A run's CSV and JSONL files, read back.
 #pragma once
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -9,7 +10,9 @@ namespace triad {
 // The lines of a file; the last one, where a run is at work on it and has not ended it yet, is left out.
 std::vector<std::string> whole_lines(const std::string& path);
 
-// A CSV file of a run: numbers in columns that have a name, NaN where a field is empty.
+// A CSV file of a run: numbers in columns that have a name, NaN where a field is empty. A row with more or fewer fields
+// than the header is left out, and a field that is no number is NaN, each with a warning on stderr that names file and
+// line.
 class CsvTable {
  public:
   // No rows if the file is not there. Every column of `needed` has to be.
@@ -23,6 +26,8 @@ class CsvTable {
   std::string path_;
   std::map<std::string, size_t> columns_;
   std::vector<std::vector<std::string>> rows_;
+  std::vector<size_t> lines_;          // of the rows, in the file
+  mutable std::set<size_t> reported_;  // lines of which a warning has been printed
 };
 
 }  // namespace triad

@@ -119,7 +119,8 @@ void write_doctor_config(const std::string& out, bool on_gpu) {
                          {"micro_batch_size", 2},
                          {"accumulate_grad_batches", 2},
                          {"lr", 3e-3},
-                         {"warmup_steps", 2}}},
+                         {"warmup_steps", 2},
+                         {"save_last", false}}},
                        {"runtime", {{"precision", on_gpu ? "bf16" : "fp32"}}},
                        {"log", {{"out_dir", out + "/run"}, {"every", 1}}}};
   write_file_atomically(out + "/doctor.json", dump_json(config, 2) + "\n");

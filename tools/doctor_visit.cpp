@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "engine/parse.h"
 #include "io/file.h"
 #include "tools/doctor.h"
 
@@ -210,7 +211,7 @@ TrainedRun Visit::read_back(const std::vector<std::string>& sets, int ranks) {
   int64_t steps = kDoctorSteps;
   constexpr std::string_view kSteps = "train.steps=";
   for (const std::string& each : sets)
-    if (each.starts_with(kSteps)) steps = std::stoll(each.substr(kSteps.size()));
+    if (each.starts_with(kSteps)) steps = parse_number<int64_t>(each.substr(kSteps.size())).value();
   TrainedRun trained = read_trained(folder_, steps, ranks);
   slow_steps_ += trained.slow_steps;
   return trained;

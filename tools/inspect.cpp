@@ -17,6 +17,7 @@
 #include "io/json_config.h"
 #include "io/safetensors.h"
 #include "io/shards.h"
+#include "io/unicode.h"
 #include "tools/verbs.h"
 
 namespace triad {
@@ -83,11 +84,11 @@ void inspect_safetensors(const std::string& path) {
   const SafetensorsFile file(path);
   size_t width = 6, shape_width = 5;
   for (const TensorEntry& entry : file.entries()) {
-    width = std::max(width, entry.name.size());
+    width = std::max(width, printable(entry.name).size());
     shape_width = std::max(shape_width, entry.str().size() - entry.dtype.size());
   }
-  fmt::print("{}\n{:<{}}  {:<7}  {:<{}}  {:>10}  {:>12}  {:>12}  {:>8}  {:>8}\n", path, "tensor", width, "dtype",
-             "shape", shape_width, "MiB", "mean", "std", "nan", "inf");
+  fmt::print("{}\n{:<{}}  {:<7}  {:<{}}  {:>10}  {:>12}  {:>12}  {:>8}  {:>8}\n", printable(path), "tensor", width,
+             "dtype", "shape", shape_width, "MiB", "mean", "std", "nan", "inf");
   std::vector<const TensorEntry*> by_name;
   for (const TensorEntry& entry : file.entries()) by_name.push_back(&entry);
   std::sort(by_name.begin(), by_name.end(), [](const auto* a, const auto* b) { return a->name < b->name; });
@@ -95,7 +96,7 @@ void inspect_safetensors(const std::string& path) {
   for (const TensorEntry* entry : by_name) {
     const std::optional<Statistics> s = statistics_of(entry->dtype, file.read(*entry));
     const std::string shape = entry->str().substr(entry->dtype.size());
-    fmt::print("{:<{}}  {:<7}  {:<{}}  {:>10.3f}  ", entry->name, width, entry->dtype, shape, shape_width,
+    fmt::print("{:<{}}  {:<7}  {:<{}}  {:>10.3f}  ", printable(entry->name), width, entry->dtype, shape, shape_width,
                static_cast<double>(entry->bytes()) / kMiB);
     if (s)
       fmt::print("{:>12.5g}  {:>12.5g}  {:>8}  {:>8}\n", s->mean, s->deviation, s->nan, s->inf);
@@ -112,8 +113,8 @@ void inspect_safetensors(const std::string& path) {
 void inspect_shard(const std::string& path) {
   const Shard shard(path);
   const int64_t largest = shard.max_token();
-  fmt::print("{}\ntoken shard, {}: {} tokens, {} bytes, largest token {}\n", path, shard.format(), shard.size(),
-             shard.bytes(), largest);
+  fmt::print("{}\ntoken shard, {}: {} tokens, {} bytes, largest token {}\n", printable(path), shard.format(),
+             shard.size(), shard.bytes(), largest);
   constexpr int64_t kLargestVocabulary = 1 << 24;  // past this the tokens are surely not what the file is about
   constexpr size_t kHead = 12, kChunk = 1 << 16;
   if (largest >= kLargestVocabulary) return;
@@ -145,12 +146,12 @@ std::vector<std::string> safetensors_in(const std::string& folder) {
 // A folder with tensors in it, or a run's, whose newest checkpoint is meant.
 void inspect_folder(const std::string& path) {
   const std::string folder = safetensors_in(path).empty() ? resolve_checkpoint(path) : path;
-  fmt::print("{}\n", folder);
+  fmt::print("{}\n", printable(folder));
   if (is_checkpoint(folder)) {
     const std::string file = (fs::path(folder) / kStateFile).string();
     const Json state = parse_json(read_file(file), file);
     for (const auto& [key, value] : state.items())
-      if (!value.is_structured()) fmt::print("  {}: {}\n", key, brief(value));
+      if (!value.is_structured()) fmt::print("  {}: {}\n", shortened(key), brief(value));
   }
   for (const std::string& file : safetensors_in(folder)) {
     fmt::print("\n");

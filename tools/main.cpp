@@ -1,12 +1,19 @@
 // triad: one program, a verb for each job. Errors end here, with exit code 2 for what was asked wrongly and 1 for what
-// failed, but those of a run that has begun: the trainer ends it.
+// failed, but those of a run that has begun: the trainer ends it. A pipe that nobody reads any more (`| head`) ends a
+// verb silently, with SIGPIPE's exit code; a run, whose work is in files, goes on and ends with 0.
+#include <poll.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 
 #include "engine/check.h"
 #include "engine/dump_request.h"
+#include "io/unicode.h"
 #include "tools/verbs.h"
 #include "tools/version.h"
 
@@ -29,6 +36,20 @@ void check_verb(const CLI::App& app, int argc, char** argv) {
 void keep_early_requests(int, char**, char**) { triad::keep_dump_requests(); }
 [[gnu::section(".preinit_array"), gnu::used]] void (*at_first_instruction)(int, char**, char**) = keep_early_requests;
 #endif
+
+constexpr int kReaderGone = 128 + SIGPIPE;  // as a shell has it of a program that SIGPIPE ends
+
+// Whether standard output failed because it is a pipe without a reader.
+bool reader_is_gone() {
+  pollfd output{.fd = STDOUT_FILENO, .events = 0, .revents = 0};
+  return std::ferror(stdout) != 0 && poll(&output, 1, 0) == 1 && (output.revents & (POLLERR | POLLHUP)) != 0;
+}
+
+int ended_by(const std::exception& e, int exit_code) {
+  if (std::strstr(e.what(), std::strerror(EPIPE)) != nullptr && reader_is_gone()) return kReaderGone;
+  std::fprintf(stderr, "triad: %s\n", triad::printable_lines(e.what()).c_str());
+  return exit_code;
+}
 
 }  // namespace
 
@@ -58,14 +79,11 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     constexpr int kUsage = 2;
     if (app.exit(e) != 0) return kUsage;  // 0: --help, --version
-  } catch (const triad::UsageError& e) {
-    std::fprintf(stderr, "triad: %s\n", e.what());
-    return 2;
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "triad: %s\n", e.what());
-    return 1;
+  } catch (const triad::UsageError& e) { return ended_by(e, 2); } catch (const std::exception& e) {
+    return ended_by(e, 1);
   }
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+  if (reader_is_gone()) return app.got_subcommand("train") ? 0 : kReaderGone;
   std::fprintf(stderr, "triad: standard output could not be written to its end\n");
   return 1;
 }

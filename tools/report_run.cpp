@@ -4,18 +4,22 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <regex>
 #include <set>
 
 #include "engine/check.h"
+#include "engine/parse.h"
 #include "io/file.h"
 #include "io/needle_grid.h"
+#include "io/unicode.h"
 #include "tools/csv_table.h"
 #include "tools/report_facts.h"
 #include "tools/report_series.h"
 #include "train/selection_sample.h"
+#include "train/load_config.h"
 
 namespace triad {
 
@@ -62,6 +66,12 @@ void add_step(FirstRank& first, int64_t step, const Json& line, double seconds) 
       if ((*it)[i].is_number()) norms.push_back({at, static_cast<double>(i), (*it)[i].get<double>()});
 }
 
+Json json_or_nothing(const std::string& text) {
+  try {
+    return parse_json(text, "a line");
+  } catch (const Error&) { return {}; }
+}
+
 // What is told of a rank, and what happened to it.
 Json rank_of(const std::string& path, int64_t rank, FirstRank* first, Json& events) {
   std::map<std::string, Points> lines;
@@ -70,11 +80,14 @@ Json rank_of(const std::string& path, int64_t rank, FirstRank* first, Json& even
   double seconds = 0, before = NAN;  // that the run has taken; the time of the line before
   const std::vector<std::string> text = whole_lines(path);
   for (size_t i = 0; i < text.size(); ++i) {
-    const Json line = parse_json(text[i], fmt::format("{} line {}", path, i + 1));
+    const Json line = json_or_nothing(text[i]);
     const bool whole = line.is_object() && line.contains("step") && line["step"].is_number_integer() &&
                        line.contains("msg") && line["msg"].is_string();
-    TRIAD_CHECK(whole, "{} line {}: \"{}\" is no heartbeat: an object with step and msg is one", path, i + 1,
-                shortened(text[i]));
+    if (!whole) {
+      fmt::print(stderr, "triad: {} line {} is left out: \"{}\" is no heartbeat: an object with step and msg is one\n",
+                 printable(path), i + 1, shortened(text[i]));
+      continue;
+    }
     if (const double schema = number_in(line, "schema"); schema > kKnownHeartbeatSchema)
       fail("{} line {}: its schema is {}, and this program knows those up to {}", path, i + 1, schema,
            kKnownHeartbeatSchema);
@@ -128,7 +141,12 @@ Json memory_of(const std::string& folder) {
       if (bytes.is_number()) categories[category] = bytes.get<double>() / kMiB;
     // Of the snapshots without a step, boot and the loader's come before the first, and running out after the last.
     const std::string when = match[1].str();
-    const double order = when == "boot" ? -2 : when == "loader" ? -1 : when == "oom" ? 1e18 : std::stod(match[2].str());
+    const std::optional<int64_t> step = parse_number<int64_t>(match[2].str());
+    if (match[2].matched && !step) continue;  // no step of a run
+    const double order = when == "boot"     ? -2
+                         : when == "loader" ? -1
+                         : when == "oom"    ? 1e18
+                                            : static_cast<double>(*step);
     found.push_back({order, {{"label", when}, {"step", std::max(0.0, order)}, {"categories", categories}}});
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -268,6 +286,9 @@ ReportRun read_run(const std::string& folder) {
                 .clock = {},
                 .needle = {},
                 .data = {}};
+  if (run.environment.contains("environment") && run.environment["environment"].is_object())
+    for (auto& [name, value] : run.environment["environment"].items())  // of a run whose env.json shows secrets
+      if (value.is_string()) value = shown_value(name, value.get<std::string>());
   const CsvTable training(file("training.csv"), {"step", "loss"}), validation(file("val.csv"), {"step", "val_loss"}),
       gates(file("gates.csv"), {"step", "layer", "entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"}),
       selection(file("k_stats.csv"), {"step", "layer", "k_mean", "pct_at_max"}),
@@ -297,7 +318,8 @@ ReportRun read_run(const std::string& folder) {
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     std::smatch match;
-    if (std::regex_match(name, match, kHeartbeats)) ranks[std::stoll(match[1].str())] = entry.path().string();
+    if (std::regex_match(name, match, kHeartbeats))
+      if (const auto rank = parse_number<int64_t>(match[1].str())) ranks[*rank] = entry.path().string();
     if (name.starts_with("stackdump_rank")) dumps.push_back(name);
   }
   FirstRank first;

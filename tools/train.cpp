@@ -9,6 +9,7 @@
 #include "tools/version.h"
 #include "train/data_source.h"
 #include "train/load_config.h"
+#include "train/preparation.h"
 
 namespace triad {
 
@@ -20,22 +21,28 @@ void add_train(CLI::App& app) {
   };
   auto o = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand("train", "train a model");
-  verb->add_option("CONFIG", o->config, "config file (else the environment variable CONFIG)");
+  verb->add_option(
+      "CONFIG", o->config,
+      "config file (else that of the environment variable CONFIG, else that of the run which --resume names)");
   verb->add_option("--set", o->sets, "group.key=value, over file and environment")->take_all()->expected(1);
   auto* resume =
       verb->add_option("--resume", o->resume, "go on from a checkpoint, a run folder, or `latest` in log.out_dir");
-  verb->add_flag("--overwrite", o->overwrite, "start anew in a folder that holds a checkpoint")->excludes(resume);
+  verb->add_flag("--overwrite", o->overwrite,
+                 "start anew in a folder that holds a run; with --resume, go back to a checkpoint that is not the "
+                 "newest, and move what is newer aside");
   verb->footer(describe_config);
-  verb->callback([o, resume] {
+  verb->callback([o, resume, &app] {
     if (resume->count() > 0 && o->resume.empty()) fail_usage("--resume is empty: a folder, or `latest`, is needed");
-    LoadedConfig loaded = load_config(o->config, o->sets);
+    const bool of_run = !o->resume.empty() && o->config.empty() && config_of_environment().empty();
+    LoadedConfig loaded = of_run ? load_config_of_run(o->resume, o->sets) : load_config(o->config, o->sets);
     settle_shards(loaded.config);
     loaded.config.check_run();
     train({.config = loaded.config,
            .environment = loaded.environment,
            .resume = o->resume,
            .overwrite = o->overwrite,
-           .build = version_text()});
+           .build = version_text(),
+           .program = app.get_name()});
   });
 }
 

@@ -39,6 +39,7 @@ struct TrainConfig {
   int64_t seed = 1337;
   std::string init_from;
   int64_t eval_every = 0, eval_batches = 10, save_every = 0, keep_last = 0, keep_every = 0;
+  bool save_last = true;
   OnNonfinite on_nonfinite = OnNonfinite::stop;
   bool allow_unsafe = false;
 
@@ -113,7 +114,10 @@ struct EnumWords<DeviceChoice> {
 template <>
 struct EnumWords<Precision> {
   static constexpr std::pair<std::string_view, Precision> words[] = {{"fp32", Precision::fp32},
-                                                                     {"bf16", Precision::bf16}};
+                                                                     {"bf16", Precision::bf16},
+                                                                     {"f32", Precision::fp32},
+                                                                     {"float32", Precision::fp32},
+                                                                     {"bfloat16", Precision::bf16}};
 };
 template <>
 struct EnumWords<OnAnomaly> {
@@ -171,7 +175,8 @@ void visit(TrainConfig& c, V&& v) {
     Rule{});
   v("eval_every", c.eval_every, "optimizer steps between evaluations; 0: none", at_least(0));
   v("eval_batches", c.eval_batches, "micro-batches an evaluation", at_least(1).up_to(1 << 24));
-  v("save_every", c.save_every, "optimizer steps between checkpoints; 0: only the final weights", at_least(0));
+  v("save_every", c.save_every, "optimizer steps between checkpoints; 0: none before the end", at_least(0));
+  v("save_last", c.save_last, "a checkpoint at the end too, which a run of more steps goes on from", Rule{});
   v("keep_last", c.keep_last, "checkpoints that stay, the newest ones; 0: all", at_least(0));
   v("keep_every", c.keep_every, "of those that keep_last lets go, steps that are multiples of this stay; 0: none",
     at_least(0));

@@ -1,5 +1,6 @@
 // The environment variables that users of NSA trainers know (SPEC.md section 2): each maps onto a config key.
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -131,7 +132,7 @@ std::vector<std::string> apply_environment(Json& root, std::string_view only_gro
     const std::string_view name = text.substr(0, equals), value = text.substr(equals + 1);
     const auto is_named = [&](const Variable& v) { return v.name == name; };
     if (name.starts_with("NSA_") && std::none_of(std::begin(kVariables), std::end(kVariables), is_named))
-      fail_usage("unknown environment variable {} (value \"{}\")", name, value);
+      fail_usage("unknown environment variable {} (value \"{}\")", name, shown_value(name, value));
     for (const Variable& variable : kVariables) {
       if (!is_named(variable)) continue;
       if (!only_group.empty() && variable.key.substr(0, variable.key.find('.')) != only_group) continue;
@@ -156,6 +157,32 @@ std::vector<std::string> apply_environment(Json& root, std::string_view only_gro
     }
   }
   return honoured;
+}
+
+std::string shown_value(std::string_view variable, std::string_view value) {
+  std::string name(variable);
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::toupper(c); });
+  for (const char* part : {"JWT", "TOKEN", "KEY", "SECRET", "PASS", "CRED"})
+    if (name.find(part) != std::string::npos) return "(set)";
+  return std::string(value);
+}
+
+Json shown_environment() {
+  constexpr std::string_view kPrefixes[] = {"NSA_", "CUDA_", "NCCL_", "OMPI_", "PMI", "SLURM_", "OMP_"};
+  constexpr std::string_view kNames[] = {
+      "CONFIG", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
+  Json variables = Json::object();
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const size_t equals = text.find('=');
+    if (equals == std::string_view::npos) continue;
+    const std::string_view name = text.substr(0, equals);
+    const bool shown =
+        std::any_of(std::begin(kPrefixes), std::end(kPrefixes), [&](auto each) { return name.starts_with(each); }) ||
+        std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+    if (shown) variables[std::string(name)] = shown_value(name, text.substr(equals + 1));
+  }
+  return variables;
 }
 
 void check_environment() {

@@ -1,8 +1,10 @@
 #include "train/inference.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/check.h"
+#include "io/unicode.h"
 #include "kernels/parallel.h"
 #include "train/train_step.h"
 
@@ -73,9 +75,12 @@ std::vector<double> read_floats(Context& ctx, ConstTensor t) {
 }
 
 DType parse_dtype(const std::string& word) {
-  for (const DType t : {DType::f64, DType::f32, DType::bf16})
-    if (word == name_of(t)) return t;
-  fail_usage("--dtype is \"{}\": f64, f32 or bf16 is allowed", word);
+  constexpr std::pair<std::string_view, DType> kWords[] = {
+      {"f64", DType::f64},  {"fp64", DType::f64},    {"float64", DType::f64}, {"f32", DType::f32},
+      {"fp32", DType::f32}, {"float32", DType::f32}, {"bf16", DType::bf16},   {"bfloat16", DType::bf16}};
+  for (const auto& [name, dtype] : kWords)
+    if (word == name) return dtype;
+  fail_usage("--dtype is \"{}\": f64, f32 (or fp32) or bf16 is allowed", shortened(word));
 }
 
 Device parse_device(const std::string& word) {

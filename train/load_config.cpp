@@ -5,16 +5,19 @@
 
 namespace triad {
 
+std::string config_of_environment() {
+  const char* const named = std::getenv("CONFIG");
+  return named == nullptr ? "" : named;
+}
+
 LoadedConfig load_config(const std::string& path, const std::vector<std::string>& sets) {
-  std::string file = path;
-  if (file.empty()) {
-    const char* named = std::getenv("CONFIG");
-    if (named == nullptr || *named == '\0')
-      fail_usage("no config: name a file, or set the environment variable CONFIG");
-    file = named;
-  }
-  Json root = read_json_file(file);
-  LoadedConfig loaded{.config = {}, .name = std::filesystem::path(file).stem().string(), .environment = {}};
+  const std::string file = path.empty() ? config_of_environment() : path;
+  if (file.empty()) fail_usage("no config: name a file, or set the environment variable CONFIG");
+  return load_config(read_json_file(file), std::filesystem::path(file).stem().string(), sets);
+}
+
+LoadedConfig load_config(Json root, const std::string& name, const std::vector<std::string>& sets) {
+  LoadedConfig loaded{.config = {}, .name = name, .environment = {}};
   loaded.environment = apply_environment(root);
   for (const std::string& assignment : sets) set_json_key(root, assignment);
   loaded.config = config_from_json(root);

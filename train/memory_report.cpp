@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "engine/check.h"
+#include "engine/parse.h"
 #include "io/file.h"
 #include "kernels/matmul.h"
 
@@ -82,8 +83,8 @@ std::string number_of_layer(const std::string& name, const std::string& before) 
   const size_t end = name.find('.', before.size());
   if (end == std::string::npos) return "";
   const std::string digits = name.substr(before.size(), end - before.size());
-  if (digits.empty() || digits.find_first_not_of("0123456789") != std::string::npos) return "";
-  return std::to_string(std::stoll(digits));
+  const std::optional<int64_t> number = parse_number<int64_t>(digits);
+  return number && *number >= 0 ? std::to_string(*number) : "";
 }
 
 }  // namespace

@@ -7,12 +7,15 @@
 #include "engine/check.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
+#include "io/unicode.h"
 #include "train/load_config.h"
 #include "train/state.h"
 #include "train/stop_signal.h"
 #include "train/train_step.h"
 
 namespace triad {
+
+namespace fs = std::filesystem;
 
 FolderLock lock_folder_for(const Config& config, const Comm& comm) {
   FolderLock lock;
@@ -25,7 +28,14 @@ std::string find_resume(const TrainRequest& request, Comm& comm) {
   if (comm.first()) {
     const std::string& own = request.config.log.out_dir;
     if (!request.resume.empty()) found = resolve_checkpoint(request.resume == "latest" ? own : request.resume);
-    RunFolder::refuse(own, start_of(request, found));
+    const RunFolder::Start start = start_of(request, found);
+    RunFolder::refuse(own, start);
+    if (start == RunFolder::Start::resume && !request.overwrite) RunFolder::refuse_older(own, found);
+    if (start == RunFolder::Start::overwrite && !found.empty() && is_inside(found, own + "/checkpoints"))
+      fail(
+          "--resume {} lies in {}/checkpoints, which --overwrite removes: copy it elsewhere, or choose another "
+          "log.out_dir",
+          found, own);
   }
   return comm.exchange_text(found, "the checkpoint to go on from").front();
 }
@@ -66,11 +76,51 @@ std::unique_ptr<Comm> meet(const LaunchEnv& launch, Device device, const Config&
 }
 
 RunFolder::Start start_of(const TrainRequest& request, const std::string& resume_from) {
-  if (request.overwrite) return RunFolder::Start::overwrite;
   const auto folder_of = [](const std::string& path) { return std::filesystem::weakly_canonical(path); };
   const bool own = !resume_from.empty() &&
                    folder_of(resume_from).parent_path() == folder_of(request.config.log.out_dir + "/checkpoints");
-  return own ? RunFolder::Start::resume : RunFolder::Start::fresh;
+  if (own) return RunFolder::Start::resume;
+  return request.overwrite ? RunFolder::Start::overwrite : RunFolder::Start::fresh;
+}
+
+LoadedConfig load_config_of_run(const std::string& resume, const std::vector<std::string>& sets) {
+  if (resume == "latest")
+    fail_usage("--resume latest needs a config, for its log.out_dir; --resume RUN, with the run's folder, needs none");
+  fs::path run(resume);
+  if (!run.has_filename()) run = run.parent_path();
+  // The folder that a path lies in; a path of one name alone does not tell.
+  const auto up = [](const fs::path& path) {
+    return path.has_parent_path() ? path.parent_path() : fs::absolute(path).parent_path();
+  };
+  const auto out_dir = [](const fs::path& path) { return "log.out_dir=" + dump_json(path.string(), -1); };
+  if (run.filename() == "latest") run = up(run);
+  if (run.filename() == "checkpoints") run = up(run);
+  if (const std::string file = (run / "config.json").string(); fs::exists(file)) {
+    Json root = read_json_file(file);
+    set_json_key(root, out_dir(run));
+    return load_config(std::move(root), run.filename().string(), sets);
+  }
+  const std::string checkpoint = resolve_checkpoint(resume);
+  Json root = config_of_checkpoint(checkpoint);
+  if (const fs::path parent = up(checkpoint); parent.filename() == "checkpoints")
+    set_json_key(root, out_dir(up(parent)));
+  return load_config(std::move(root), run.filename().string(), sets);
+}
+
+std::string resume_command(const TrainRequest& request) {
+  const std::string& out = request.config.log.out_dir;
+  const std::string run = out.starts_with('-') ? "./" + out : out;  // no option
+  std::string command = shell_word(request.program) + " train";
+  if (!config_of_environment().empty()) command += " " + shell_word(run + "/config.json");  // CONFIG would come first
+  command += " --resume " + shell_word(run);
+  // Where the environment says otherwise than this run's --set did.
+  Json now = config_to_json(request.config);
+  Json then = now;
+  apply_environment(then);
+  for (const auto& [group, fields] : now.items())
+    for (const auto& [key, value] : fields.items())
+      if (then[group][key] != value) command += " --set " + shell_word(group + "." + key + "=" + dump_json(value, -1));
+  return command;
 }
 
 }  // namespace triad

@@ -3,8 +3,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "engine/comm.h"
+#include "train/load_config.h"
 #include "train/run_folder.h"
 #include "train/trainer.h"
 
@@ -25,5 +27,12 @@ Device safe_device(const Config&, const LaunchEnv&);
 // met, signals ask for an orderly end; before that they end a process as they always do.
 std::unique_ptr<Comm> meet(const LaunchEnv&, Device, const Config&);
 RunFolder::Start start_of(const TrainRequest&, const std::string& resume_from);
+
+// The config that a resume goes on with where the command has none: config.json of the run's folder that it names, or,
+// of a checkpoint that is named itself, the config in its state.json. log.out_dir is that run's folder, wherever it
+// lies now; sets and the environment come over it, as over a file. `latest` names no folder: a UsageError.
+LoadedConfig load_config_of_run(const std::string& resume, const std::vector<std::string>& sets);
+// The command of a shell that goes on with the run in its folder, in the same environment and working directory.
+std::string resume_command(const TrainRequest&);
 
 }  // namespace triad

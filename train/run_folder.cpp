@@ -1,6 +1,6 @@
 #include "train/run_folder.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/check.h"
+#include "engine/parse.h"
 #include "io/checkpoint.h"
 #include "io/csv.h"
 #include "io/file.h"
@@ -45,6 +46,7 @@ void remove_checkpoints(const fs::path& folder) {
   const bool linked = fs::is_symlink(folder);
   if (linked) remove_leftovers(folder.string());  // some may be whole
   for (const CheckpointFolder& checkpoint : list_checkpoints(folder.string())) remove_checkpoint(checkpoint.path);
+  for (const std::string& aside : list_set_aside(folder.string())) remove_tree(aside);
   if (!linked) return remove_tree(folder.string());
   if (const fs::path latest = folder / "latest"; fs::is_symlink(latest)) fs::remove(latest);
 }
@@ -74,9 +76,28 @@ void RunFolder::refuse(const std::string& path, Start start) {
     fail("{}/.HALT is there from an earlier run and would stop this one after its first step: remove it", path);
   if (holds("state.json"))
     fail("log.out_dir {} is itself a checkpoint, or what `triad init` wrote: a run in it would mix with that", path);
-  if (start == Start::fresh && find_newest_checkpoint(path + "/checkpoints"))
+  if (start != Start::fresh) return;
+  const std::string checkpoints = path + "/checkpoints";
+  if (find_newest_checkpoint(checkpoints) || !list_set_aside(checkpoints).empty())
     fail("{} holds a checkpoint of an earlier run: --resume {} goes on with it, --overwrite starts anew and removes it",
          path, path);
+  if (holds("model.safetensors"))
+    fail("{} holds the final weights of an earlier run, {}/model.safetensors: --overwrite starts anew and removes them",
+         path, path);
+}
+
+void RunFolder::refuse_older(const std::string& path, const std::string& resume_from) {
+  std::vector<std::string> newer;
+  for (const CheckpointFolder& checkpoint : list_checkpoints(path + "/checkpoints")) {
+    newer.push_back(fs::path(checkpoint.path).filename().string());
+    if (fs::equivalent(checkpoint.path, resume_from)) newer.clear();
+  }
+  if (newer.empty()) return;
+  fail(
+      "{} is not the newest checkpoint of {}: {} {} newer. --resume {} goes on with the newest; with --overwrite this "
+      "--resume goes back, and moves what is newer, and the final weights, to {}",
+      resume_from, path, fmt::join(newer, ", "), newer.size() == 1 ? "is" : "are", path,
+      next_set_aside(path + "/checkpoints"));
 }
 
 RunFolder::RunFolder(const std::string& path, Start start, FolderLock& lock) : path_(path) {
@@ -119,28 +140,40 @@ std::optional<int64_t> RunFolder::complete_at(const std::string& path) {
   } catch (const std::exception&) { return {}; }  // damaged: the end is made again
 }
 
-void RunFolder::rewind(int64_t step) const {
-  remove_leftovers(checkpoints());  // else the next save would put a later one in its place that was left there whole
+std::string RunFolder::rewind(int64_t step) const {
+  // The run's end first: killed in between, what is left is not complete and goes on from its newest checkpoint.
+  std::vector<std::string> later;
+  if (fs::exists(file("model.safetensors")) && complete_at(path_) != step)
+    for (const char* name : {"metrics.json", "model.safetensors"})
+      if (fs::exists(file(name))) later.push_back(file(name));
+  const std::vector<CheckpointFolder> all = list_checkpoints(checkpoints());
+  for (auto it = all.rbegin(); it != all.rend() && it->step > step; ++it) later.push_back(it->path);
+  std::string aside = later.empty() ? "" : set_aside(checkpoints(), later);
+  // A later one that a killed save left whole, but not in its place, was never announced: the next save would put it
+  // there.
+  remove_leftovers(checkpoints());
   for (const CheckpointFolder& checkpoint : list_checkpoints(checkpoints()))
     if (checkpoint.step > step) remove_checkpoint(checkpoint.path);
   const std::string latest = checkpoints() + "/latest";
-  if (fs::is_symlink(latest) && !fs::exists(latest)) fs::remove(latest);  // it pointed at one of those
+  if (fs::is_symlink(latest) && !fs::exists(latest)) fs::remove(latest);  // its target was set aside
   for (const char* name : {"model.safetensors", "metrics.json", ".anomaly_type", "needle.csv", "needle.svg"})
     fs::remove(file(name));  // all of the run's end
   static const std::regex kSnapshot("mem_(oom|step(\\d+))(_rank\\d+)?\\.(txt|json|pickle)");
-  std::vector<fs::path> later;
+  std::vector<fs::path> snapshots;
   for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
     const std::string name = entry.path().filename().string();
     std::smatch match;
-    if (std::regex_match(name, match, kSnapshot) && (!match[2].matched || std::stoll(match[2].str()) > step))
-      later.push_back(entry.path());
+    if (!std::regex_match(name, match, kSnapshot)) continue;
+    const std::optional<int64_t> at = match[2].matched ? parse_number<int64_t>(match[2].str()) : std::nullopt;
+    if (at ? *at > step : !match[2].matched) snapshots.push_back(entry.path());
   }
-  for (const fs::path& snapshot : later) fs::remove(snapshot);
+  for (const fs::path& snapshot : snapshots) fs::remove(snapshot);
   if (selection_sample_step(file(kSelectionSample)) > step) fs::remove(file(kSelectionSample));
   // This run may write fewer tables than the one before: rows of steps that it makes anew would stay in the others.
   for (const char* name :
        {"training.csv", "val.csv", "k_stats.csv", "gates.csv", "fallback_counters.csv", "grad_ledger.csv"})
     cut_csv(file(name), step);
+  return aside;
 }
 
 bool is_inside(const std::string& path, const std::string& folder) {

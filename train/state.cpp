@@ -9,6 +9,7 @@
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/safetensors.h"
+#include "io/unicode.h"
 #include "train/load_config.h"
 
 namespace triad {
@@ -55,7 +56,7 @@ void read_entry(const SafetensorsFile& file, const TensorEntry& entry, float* ou
   if (dtype == DType::f64) return convert.template operator()<double>();
   if (dtype == DType::bf16) return convert.template operator()<bf16>();
   if (entry.dtype == "F16") return convert.template operator()<_Float16>();
-  fail("{}: tensor {} is {}: F32, BF16, F16 or F64 is needed", file.path(), entry.name, entry.str());
+  fail("{}: tensor {} is {}: F32, BF16, F16 or F64 is needed", file.path(), shortened(entry.name), entry.str());
 }
 
 // A whole buffer from a file that holds exactly the parameters under these prefixes; padding is 0.
@@ -77,7 +78,8 @@ void check_names(const Params& params, const SafetensorsFile& file, const std::v
   for (const std::string& prefix : prefixes)
     for (const ParamSpec& p : params.specs()) expected.insert(prefix + p.name);
   for (const TensorEntry& entry : file.entries())
-    TRIAD_CHECK(expected.contains(entry.name), "{}: tensor {} is none of this model's", file.path(), entry.name);
+    TRIAD_CHECK(expected.contains(entry.name), "{}: tensor {} is none of this model's", file.path(),
+                shortened(entry.name));
 }
 
 Json state_json(const Config& config, const RunState& state) {
@@ -188,6 +190,8 @@ std::vector<std::string> differences(const Config& before, const Config& now) {
   });
   return lines;
 }
+
+Json config_of_checkpoint(const std::string& folder) { return read_state(folder)["config"]; }
 
 std::vector<std::string> changed_since(const std::string& folder, const Config& config) {
   return differences(config_from_json(read_state(folder)["config"]), config);

@@ -41,6 +41,9 @@ std::string save_checkpoint(const std::string& parent, const Params&, const Stat
 void check_tokenizer(const std::string& folder, const Tokenizer&);
 RunState load_checkpoint(Context&, const std::string& folder, Params&, Optimizer&, const Config&);
 
+// The config that a checkpoint was written with.
+Json config_of_checkpoint(const std::string& folder);
+
 // The keys in which a checkpoint's config differs from this one, a line each.
 std::vector<std::string> changed_since(const std::string& folder, const Config& config);
 

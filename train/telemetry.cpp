@@ -21,8 +21,6 @@
 #include "train/load_config.h"
 #include "train/watchdog.h"
 
-extern char** environ;
-
 namespace triad {
 
 namespace {
@@ -82,17 +80,7 @@ Json environment_report(Device device, const Comm& comm, const std::string& buil
   for (const Peer& p : comm.peers())
     report["ranks"].push_back(
         {{"rank", p.rank}, {"host", p.host}, {"local_rank", p.local_rank}, {"device", p.device}, {"pci", p.pci}});
-  constexpr const char* kPrefixes[] = {"NSA_", "CUDA_", "NCCL_", "OMPI_", "PMI", "SLURM_", "OMP_"};
-  constexpr const char* kExact[] = {"CONFIG", "RANK", "WORLD_SIZE", "LOCAL_RANK"};
-  Json variables = Json::object();
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string text(*entry), name = text.substr(0, text.find('='));
-    bool wanted = false;
-    for (const char* prefix : kPrefixes) wanted = wanted || name.starts_with(prefix);
-    for (const char* exact : kExact) wanted = wanted || name == exact;
-    if (wanted && name.size() < text.size()) variables[name] = text.substr(name.size() + 1);
-  }
-  report["environment"] = variables;
+  report["environment"] = shown_environment();
   return report;
 }
 

@@ -122,7 +122,7 @@ class Trainer {
     comm_->record_collectives(folder_.file(fmt::format("ranks/rank_{}_collectives.csv", comm_->rank())));
     updates_ = state_.step;
     if (comm_->first()) {
-      if (!resume_from_.empty()) folder_.rewind(state_.step);
+      if (!resume_from_.empty()) set_aside_ = folder_.rewind(state_.step);
       write_file_atomically(folder_.file("config.json"), dump_json(config_to_json(config_), 2) + "\n");
       write_tokenizer_files(tokenizer_->files(), folder_.path());  // of the final weights
       write_file_atomically(folder_.file("env.json"),
@@ -144,6 +144,7 @@ class Trainer {
     if (!resume_from_.empty()) {
       telemetry.message(fmt::format("resumed from {} at step {}", resume_from_, state_.step));
       for (const std::string& line : changed_since(resume_from_, config_)) telemetry.message("changed since: " + line);
+      if (!set_aside_.empty()) telemetry.message("moved what was newer to " + set_aside_);
     }
     ctx.listeners->push_back(&progress_);
     watchdog_.emplace(
@@ -161,7 +162,9 @@ class Trainer {
     if (comm_->first() && config_.train.save_every > 0)
       checkpointer_.emplace(config_, step_.model().params(), device_, folder_.checkpoints(), tokenizer_->files());
     // From its first step on a run can be resumed; and where nothing can be saved, that shows before days of training.
-    if (config_.train.save_every > 0 && start_of(request_, resume_from_) != RunFolder::Start::resume) {
+    if (start_of(request_, resume_from_) == RunFolder::Start::resume) {
+      saved_at_ = state_.step;
+    } else if (config_.train.save_every > 0) {
       save(telemetry);
       wait_for_checkpoint(telemetry);
     }
@@ -342,6 +345,7 @@ class Trainer {
     Context& ctx = runtime_->ctx();
     Params& params = step_.model().params();
     wait_for_checkpoint(telemetry);  // the one before
+    saved_at_ = state_.step;
     step_.optimizer().gather_master(params);
     const Optimizer::Moments moments = step_.optimizer().gather_moments(ctx, params);
     if (!comm_->first()) return;
@@ -371,7 +375,7 @@ class Trainer {
     // Several ranks stop where a step's result says that one of them wants to: they read it at the same step.
     const bool last = state_.step == t.steps, stop = comm_->world() == 1 ? stop_wanted() : stop_agreed_;
     const bool eval = due(t.eval_every) || (last && t.eval_every > 0);
-    const bool save_now = due(t.save_every) || (last && t.save_every > 0) || stop;
+    const bool save_now = due(t.save_every) || (last && t.save_every > 0 && t.save_last) || stop;
     take_checkpoint(telemetry, /*wait=*/false);
     if (eval || save_now || last) settle(telemetry, /*leave=*/0);
     const Telemetry::Pause pause(telemetry);
@@ -402,7 +406,8 @@ class Trainer {
                                                  : "another rank's signal or .HALT";
     telemetry.heartbeat(state_.step, "stopped", {{"why", why}});
     const std::string text =
-        fmt::format("stopped by {} after step {}, with a checkpoint: --resume latest goes on", why, state_.step);
+        fmt::format("stopped by {} after step {}, with a checkpoint. To go on{}: {}", why, state_.step,
+                    comm_->world() > 1 ? ", under the same launcher" : "", resume_command(request_));
     if (!anomaly) return telemetry.message(text);
     fail_together(text + ". log.on_anomaly is stop");
   }
@@ -426,6 +431,11 @@ class Trainer {
       write_file_atomically(folder_.file("metrics.json"), dump_json(metrics, 2) + "\n");
       std::filesystem::remove(folder_.file(".anomaly_type"));  // of the last step: it has stopped nothing
     }
+    // After the final weights: a disk that has room for them alone keeps them.
+    if (config_.train.save_last && saved_at_ != state_.step) {
+      save(telemetry);
+      wait_for_checkpoint(telemetry);
+    }
     telemetry.heartbeat(state_.step, "done");
     if (comm_->world() > 1)
       telemetry.message(
@@ -447,8 +457,8 @@ class Trainer {
   Device device_;
   OutsideMemory outside_;
   std::unique_ptr<Comm> comm_;
-  FolderLock lock_;  // until all that writes there is gone
-  std::string resume_from_;
+  FolderLock lock_;                      // until all that writes there is gone
+  std::string resume_from_, set_aside_;  // set_aside_: where the first rank has moved what was newer
   std::optional<ModelSource> init_from_;
   std::unique_ptr<Tokenizer> tokenizer_;  // as it was when the run began, whatever becomes of its files
   DataSource data_;
@@ -458,6 +468,7 @@ class Trainer {
   std::optional<GradReport> grad_report_;
   std::optional<StatsReport> stats_report_;
   std::optional<Checkpointer> checkpointer_;  // the first rank's; its host memory comes before the first step
+  std::optional<int64_t> saved_at_;           // the step of the newest checkpoint in this folder
   RunState state_;
   RunFolder folder_;  // after all that may refuse the run: from here on files change
   MemoryReport memory_;

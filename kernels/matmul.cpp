@@ -1,5 +1,5 @@
 // Matrix products on the CPU through CBLAS. D is cut into tiles that depend on the shape alone, each one gemm on one
-// thread, so the result has the same bits on any number of threads, and OpenBLAS never competes with OpenMP for cores.
+// thread, so the result has the same bits on any number of threads, and OpenBLAS never competes with us for cores.
 #include "kernels/matmul.h"
 
 #include <cblas.h>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/check.h"
+#include "engine/cpu_threads.h"
 #include "engine/op_scope.h"
 #include "kernels/parallel.h"
 #include "kernels/route.h"
@@ -54,21 +55,13 @@ Size check_matmul(const ConstTensor& d, const ConstTensor& a, const ConstTensor&
   return s;
 }
 
-// OpenBLAS runs each gemm on the calling thread while one of these lives. Its OpenMP flavour takes its thread count
-// from omp_get_max_threads(), which is put back; its pthreads flavour has a global count, which stays 1.
-class SingleThreadedBlas {
- public:
-  SingleThreadedBlas() {
-    static const bool once = (openblas_set_num_threads(1), true);
-    static_cast<void>(once);
-    omp_set_num_threads(1);
-  }
-  ~SingleThreadedBlas() { omp_set_num_threads(max_threads_); }
-  SingleThreadedBlas(const SingleThreadedBlas&) = delete;
-
- private:
-  const int max_threads_ = omp_get_max_threads();  // read before the constructor's body
-};
+// From here on OpenBLAS runs each gemm of this thread on this thread. Its pthreads flavour has a count for the process;
+// its OpenMP flavour asks omp_get_max_threads(), which each thread has for itself.
+void make_blas_single_threaded() {
+  static const bool once = (openblas_set_num_threads(1), true);
+  static thread_local const bool once_here = (omp_set_num_threads(1), once);
+  static_cast<void>(once_here);
+}
 
 struct Tile {
   int64_t rows = 512, cols = 512;
@@ -97,6 +90,7 @@ void gemm(const MatmulOptions& o, int m, int n, int k, const T* a, int lda, cons
           int ldd) {
   const CBLAS_TRANSPOSE ta = o.trans_a ? CblasTrans : CblasNoTrans, tb = o.trans_b ? CblasTrans : CblasNoTrans;
   const T alpha = static_cast<T>(o.alpha);
+  make_blas_single_threaded();
   if constexpr (std::is_same_v<T, double>) {
     cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, d, ldd);
   } else {
@@ -124,7 +118,6 @@ template <class T>
 void multiply(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const Size& s, const MatmulOptions& o,
               ConstTensor addend) {
   take_matmul_buffers();
-  const SingleThreadedBlas single_threaded;
   const Tile tile = choose_tile(s);
   const Matrix<T> A(a), B(b), Addend(addend.empty() ? ConstTensor(d) : addend);
   T* const D = d.ptr<T>();
@@ -201,7 +194,7 @@ void multiply_cuda(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const M
 }  // namespace
 
 void take_matmul_buffers() {
-  static const bool once = (take_buffers(omp_get_max_threads()), true);
+  static const bool once = (take_buffers(cpu_threads()), true);
   static_cast<void>(once);
 }
 

@@ -18,7 +18,7 @@ inline void sum_of_probabilities(A* sum, const A* q, int64_t q_row, int64_t dk, 
     for (int64_t r = 0; r < G; ++r) {
       const A lse = lse_of(r);
 #pragma omp simd
-      for (int64_t j = 0; j < c1 - c0; ++j) sum[c0 + j] += attend_cpu::exp_of(p[r * kChunk + j] - lse);
+      for (int64_t j = 0; j < c1 - c0; ++j) sum[c0 + j] += exp_of(p[r * kChunk + j] - lse);
     }
   });
 }

@@ -1,5 +1,4 @@
 // The threads of CPU loops: how they wait, what a loop promises, and how many a process takes.
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -141,6 +140,41 @@ TEST_CASE("threads: the quota is the least of the groups around the process, in 
   CHECK(cpu_quota(root) == 0);
   write_file(root + "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "300000\n");
   CHECK(cpu_quota(root) == 3);
+}
+
+// A machine without a GPU is one on which CUDA sees none.
+TEST_CASE("CPU: a config made for a GPU names the one that works here", "[threads]") {
+  const TemporaryFolder folder;
+  const std::string before = "CUDA_VISIBLE_DEVICES=", out = " --set log.out_dir=" + folder.file("run");
+  for (const char* config : {"m7c_125m", "m7c_125m_8k"}) {
+    const Outcome o = run_program("train " TRIAD_SOURCE_DIR "/configs/" + std::string(config) + ".json" + out, before);
+    INFO(o.output);
+    CHECK(o.exit_code == 1);
+    CHECK(o.output.find("device cuda was asked for") != std::string::npos);
+    CHECK(o.output.find("configs/m7c_125m_cpu.json is made for a CPU") != std::string::npos);
+  }
+  const Outcome alone =
+      run_program("train " TRIAD_SOURCE_DIR "/configs/tiny.json --set runtime.device=cuda" + out, before);
+  INFO(alone.output);
+  CHECK(alone.exit_code == 1);
+  CHECK(alone.output.find("--set runtime.device=cpu --set runtime.precision=fp32") != std::string::npos);
+}
+
+TEST_CASE("CPU: bf16 warns with the time of a step, and trains", "[threads]") {
+  const TemporaryFolder folder;
+  const auto train = [&](const std::string& precision) {
+    return run_program("train " TRIAD_SOURCE_DIR
+                       "/configs/tiny.json --overwrite --set runtime.device=cpu --set train.steps=2"
+                       " --set log.out_dir=" +
+                       folder.file("run") + " --set runtime.precision=" + precision);
+  };
+  const Outcome bf16 = train("bf16"), fp32 = train("fp32");
+  INFO(bf16.output);
+  CHECK(bf16.exit_code == 0);
+  CHECK(bf16.output.find("warning: runtime.precision is bf16 on a CPU") != std::string::npos);
+  CHECK(bf16.output.find("A step takes about ") != std::string::npos);
+  CHECK(fp32.exit_code == 0);
+  CHECK(fp32.output.find("warning") == std::string::npos);
 }
 
 }  // namespace triad::test

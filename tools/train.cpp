@@ -33,7 +33,8 @@ void add_train(CLI::App& app) {
            .environment = loaded.environment,
            .resume = o->resume,
            .overwrite = o->overwrite,
-           .build = version_text()});
+           .build = version_text(),
+           .config_file = loaded.file});
   });
 }
 

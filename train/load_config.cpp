@@ -14,7 +14,7 @@ LoadedConfig load_config(const std::string& path, const std::vector<std::string>
     file = named;
   }
   Json root = read_json_file(file);
-  LoadedConfig loaded{.config = {}, .name = std::filesystem::path(file).stem().string(), .environment = {}};
+  LoadedConfig loaded{.config = {}, .name = std::filesystem::path(file).stem().string(), .environment = {}, .file = file};
   loaded.environment = apply_environment(root);
   for (const std::string& assignment : sets) set_json_key(root, assignment);
   loaded.config = config_from_json(root);

@@ -12,7 +12,8 @@ struct TrainRequest {
   std::vector<std::string> environment;  // what the environment changed
   std::string resume;                    // a checkpoint, a run folder, or "latest"; empty: none
   bool overwrite = false;
-  std::string build;  // for env.json
+  std::string build;        // for env.json
+  std::string config_file;  // where the config is from; empty: from a run
 };
 
 // Returns when the run is complete, or stopped by SIGTERM, SIGINT or .HALT with a checkpoint. Throws what is wrong

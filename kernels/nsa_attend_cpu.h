@@ -40,27 +40,34 @@ struct SimdOf {
   typedef A Type __attribute__((vector_size(32), aligned(sizeof(A)), may_alias));
 };
 
-// C[R, kBlocks * kBlock] += A B with C in registers; kFresh: C = A B.
+// C[R, kBlocks * kBlock] += A B with C in registers; kFresh: C = A B. Where C is small, several sums of it run side by
+// side, so that about eight are in flight and hide the latency of an FMA.
 template <bool kFresh, int R, int kBlocks, class A>
 inline void multiply_add_registers(A* c, int64_t c_row, Left<A> a, Right<A> b, int64_t K) {
   using Vec = typename SimdOf<A>::Type;
-  constexpr int kVecs = 2 * kBlocks, kWidth = 32 / sizeof(A);
-  Vec sum[R][kVecs];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVecs; ++v)
-      sum[r][v] = kFresh ? Vec{} : *reinterpret_cast<const Vec*>(c + r * c_row + v * kWidth);
-  for (int64_t k = 0; k < K; ++k) {
+  constexpr int kVecs = 2 * kBlocks, kWidth = 32 / sizeof(A), kSums = R * kVecs >= 6 ? 1 : 8 / (R * kVecs);
+  Vec sum[kSums][R][kVecs] = {};
+  for (int r = 0; r < R && !kFresh; ++r)
+    for (int v = 0; v < kVecs; ++v) sum[0][r][v] = *reinterpret_cast<const Vec*>(c + r * c_row + v * kWidth);
+  const auto add = [&](int h, int64_t k) {
     Vec row[kVecs];
     for (int v = 0; v < kVecs; ++v)
       row[v] = *reinterpret_cast<const Vec*>(b.p + (v / 2) * b.block + k * b.row + (v % 2) * kWidth);
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kVecs; ++v) sum[r][v] += a.p[r * a.row + k * a.col] * row[v];
-  }
+      for (int v = 0; v < kVecs; ++v) sum[h][r][v] += a.p[r * a.row + k * a.col] * row[v];
+  };
+  int64_t k = 0;
+  for (; k + kSums <= K; k += kSums)
+    for (int h = 0; h < kSums; ++h) add(h, k + h);
+  for (; k < K; ++k) add(0, k);
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVecs; ++v) *reinterpret_cast<Vec*>(c + r * c_row + v * kWidth) = sum[r][v];
+    for (int v = 0; v < kVecs; ++v) {
+      for (int h = 1; h < kSums; ++h) sum[0][r][v] += sum[h][r][v];
+      *reinterpret_cast<Vec*>(c + r * c_row + v * kWidth) = sum[0][r][v];
+    }
 }
 
-// R rows of C: few rows take more columns at a time, so that eight sums are in flight and hide the latency of an FMA.
+// R rows of C: few rows take more columns at a time.
 template <bool kFresh, int R, class A>
 inline void multiply_add_rows(A* c, int64_t c_row, int64_t N, Left<A> a, Right<A> b, int64_t K) {
   constexpr int kWide = 4 / R;
@@ -138,6 +145,11 @@ inline void load_row(A* dst, const T* src, int64_t n, A scale = 1) {
 template <class A, class T>
 inline void transpose_tile(A* tile, const T* x, int64_t x_row, int64_t count, int64_t D) {
   constexpr int64_t L = kBlock<A>;
+  if (count == L) {  // whole rows of the tile at a time
+    for (int64_t j = 0; j < D; ++j)
+      for (int64_t s = 0; s < L; ++s) tile[j * L + s] = static_cast<A>(x[s * x_row + j]);
+    return;
+  }
   for (int64_t s = 0; s < L; ++s)
     for (int64_t j = 0; j < D; ++j) tile[j * L + s] = s < count ? static_cast<A>(x[s * x_row + j]) : A{0};
 }
@@ -231,6 +243,32 @@ inline void for_each_chunk(int64_t begin, int64_t end, Visit&& visit) {
   }
 }
 
+// Keys [first, last) of a row, and where in the chunk the score of the first stands.
+struct Piece {
+  int64_t first, last, at;
+};
+
+// The keys of row t, a chunk at a time: ranges that are short share one. score(at, c0, c1, first, last) for each piece
+// of it, [first, last) its keys and [c0, c1) the tiles whose scores go to columns at ..; then
+// use(pieces, count, columns).
+template <class A, class Pattern, class Score, class Use>
+inline void for_each_chunk_of_row(const Pattern& pattern, int64_t b, int64_t t, int64_t g, Score&& score, Use&& use) {
+  Piece pieces[kChunk / kBlock<A>];
+  int64_t count = 0, columns = 0;
+  pattern.keys(b, t, g, [&](int64_t begin, int64_t end) {
+    for_each_chunk<A>(begin, end, [&](int64_t c0, int64_t c1, int64_t first, int64_t last) {
+      if (columns + (c1 - c0) > kChunk) {
+        use(pieces, count, columns);
+        count = columns = 0;
+      }
+      score(columns, c0, c1, first, last);
+      pieces[count++] = {first, last, columns + (first - c0)};
+      columns += c1 - c0;
+    });
+  });
+  if (count > 0) use(pieces, count, columns);
+}
+
 template <class T, class Pattern>
 void forward(Context& ctx, const AttendOut& out, const AttendIn& in, const Pattern& pattern) {
   using A = acc_t<T>;
@@ -254,20 +292,23 @@ void forward(Context& ctx, const AttendOut& out, const AttendIn& in, const Patte
     std::fill_n(sum, G, A{0});
 
     const Right<A> k = tiles_of<A>(k_tiles, b, g), v = rows_of<A>(v_rows, b, g);
-    pattern.keys(b, t, g, [&](int64_t begin, int64_t end) {
-      for_each_chunk<A>(begin, end, [&](int64_t c0, int64_t c1, int64_t first, int64_t last) {
-        scores(p, kChunk, G, q, q_row, dk, k, c0, c1);
-        for (int64_t r = 0; r < G; ++r) {
-          A* row = p + r * kChunk;
-          std::fill(row, row + (first - c0), -kInf);
-          std::fill(row + (last - c0), row + (c1 - c0), -kInf);
-          const A shrink = softmax_step(row, c1 - c0, max[r], sum[r]);
-          if (shrink != A{1})
-            for (int64_t j = 0; j < o_row; ++j) o[r * o_row + j] *= shrink;
-        }
-        multiply_add(o, o_row, G, o_row, Left<A>{p + (first - c0), kChunk, 1},
-                     Right<A>{v.p + first * v.row, v.row, v.block}, last - first);
-      });
+    const auto score = [&](int64_t at, int64_t c0, int64_t c1, int64_t first, int64_t last) {
+      scores(p + at, kChunk, G, q, q_row, dk, k, c0, c1);
+      for (int64_t r = 0; r < G; ++r) {
+        A* row = p + r * kChunk + at;
+        std::fill(row, row + (first - c0), -kInf);
+        std::fill(row + (last - c0), row + (c1 - c0), -kInf);
+      }
+    };
+    for_each_chunk_of_row<A>(pattern, b, t, g, score, [&](const Piece* pieces, int64_t count, int64_t columns) {
+      for (int64_t r = 0; r < G; ++r) {
+        const A shrink = softmax_step(p + r * kChunk, columns, max[r], sum[r]);
+        if (shrink != A{1})
+          for (int64_t j = 0; j < o_row; ++j) o[r * o_row + j] *= shrink;
+      }
+      for (const Piece* piece = pieces; piece < pieces + count; ++piece)
+        multiply_add(o, o_row, G, o_row, Left<A>{p + piece->at, kChunk, 1},
+                     Right<A>{v.p + piece->first * v.row, v.row, v.block}, piece->last - piece->first);
     });
     for (int64_t r = 0; r < G; ++r) {
       const bool any = sum[r] != 0;  // also where a NaN kept max at -inf
@@ -359,14 +400,15 @@ void backward_queries(Context& ctx, Tensor dq_out, const GradRows<T>& rows, cons
     const A *lse = rows.lse_at(b, t, g), *delta = rows.delta_at(b, t, g);
     std::fill_n(dq, G * q_row, A{0});
     const Right<A> kt = tiles_of<A>(k_tiles, b, g), vt = tiles_of<A>(v_tiles, b, g), k = rows_of<A>(k_rows, b, g);
-    pattern.keys(b, t, g, [&](int64_t begin, int64_t end) {
-      for_each_chunk<A>(begin, end, [&](int64_t c0, int64_t c1, int64_t first, int64_t last) {
-        scores(p, kChunk, G, q, q_row, dk, kt, c0, c1);
-        scores(ds, kChunk, G, dout, o_row, dv, vt, c0, c1);
-        for (int64_t r = 0; r < G; ++r) softmax_gradient(p + r * kChunk, ds + r * kChunk, c1 - c0, lse[r], delta[r]);
-        multiply_add(dq, q_row, G, q_row, Left<A>{ds + (first - c0), kChunk, 1},
-                     Right<A>{k.p + first * k.row, k.row, k.block}, last - first);
-      });
+    const auto score = [&](int64_t at, int64_t c0, int64_t c1, int64_t, int64_t) {
+      scores(p + at, kChunk, G, q, q_row, dk, kt, c0, c1);
+      scores(ds + at, kChunk, G, dout, o_row, dv, vt, c0, c1);
+    };
+    for_each_chunk_of_row<A>(pattern, b, t, g, score, [&](const Piece* pieces, int64_t count, int64_t columns) {
+      for (int64_t r = 0; r < G; ++r) softmax_gradient(p + r * kChunk, ds + r * kChunk, columns, lse[r], delta[r]);
+      for (const Piece* piece = pieces; piece < pieces + count; ++piece)
+        multiply_add(dq, q_row, G, q_row, Left<A>{ds + piece->at, kChunk, 1},
+                     Right<A>{k.p + piece->first * k.row, k.row, k.block}, piece->last - piece->first);
     });
     for (int64_t r = 0; r < G; ++r) axpy(dq_rows(b, t, g * G + r), rows.scale, dq + r * q_row, dk);
   });

@@ -1,8 +1,7 @@
 #include "engine/context.h"
 
-#include <omp.h>
-
 #include "engine/check.h"
+#include "engine/cpu_threads.h"
 #include "engine/memory_log.h"
 
 namespace triad {
@@ -24,7 +23,7 @@ Runtime::Runtime(const Options& o)
            .scratch = scratch_,
            .blas = blas_,
            .routes = routes_,
-           .threads = omp_get_max_threads(),
+           .threads = cpu_threads(),
            .planning = o.planning,
            .deterministic = o.deterministic,
            .listeners = &listeners_} {

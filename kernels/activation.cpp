@@ -1,19 +1,14 @@
-// SiLU and SwiGLU on the CPU.
+// SiLU and SwiGLU on the CPU. Results may take the place of arguments, element for element, as simd loops allow.
 #include "kernels/activation.h"
 
-#include <cmath>
-
 #include "engine/op_scope.h"
+#include "kernels/cpu_exp.h"
 #include "kernels/parallel.h"
 
 namespace triad {
 
 namespace {
 
-template <class A>
-A sigmoid(A x) {
-  return A{1} / (A{1} + std::exp(-x));
-}
 // d silu(x) / dx, given s = sigmoid(x)
 template <class A>
 A silu_slope(A x, A s) {
@@ -43,9 +38,10 @@ void silu_forward(Context& ctx, Tensor y, ConstTensor x) {
   dispatch_float(x.dtype, [&]<class T>() {
     using A = acc_t<T>;
     const auto row = [H](T* y, const T* x) {
+#pragma omp simd
       for (int64_t j = 0; j < H; ++j) {
         const A v = static_cast<A>(x[j]);
-        y[j] = static_cast<T>(v * sigmoid(v));
+        y[j] = static_cast<T>(v * sigmoid_of(v));
       }
     };
     for_each_row<T>(ctx, x.size(0), row, y, x);
@@ -65,8 +61,9 @@ void silu_backward(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor x, Tenso
   dispatch_float(x.dtype, [&]<class T>() {
     using A = acc_t<T>;
     const auto row = [H](T* dx, const T* dy, const T* x, T* y) {
+#pragma omp simd
       for (int64_t j = 0; j < H; ++j) {
-        const A v = static_cast<A>(x[j]), s = sigmoid(v);
+        const A v = static_cast<A>(x[j]), s = sigmoid_of(v);
         dx[j] = static_cast<T>(static_cast<A>(dy[j]) * silu_slope(v, s));
         if (y != nullptr) y[j] = static_cast<T>(v * s);
       }
@@ -87,9 +84,10 @@ void swiglu_forward(Context& ctx, Tensor y, ConstTensor gate, ConstTensor up) {
   dispatch_float(gate.dtype, [&]<class T>() {
     using A = acc_t<T>;
     const auto row = [H](T* y, const T* gate, const T* up) {
+#pragma omp simd
       for (int64_t j = 0; j < H; ++j) {
         const A g = static_cast<A>(gate[j]);
-        y[j] = static_cast<T>(g * sigmoid(g) * static_cast<A>(up[j]));
+        y[j] = static_cast<T>(g * sigmoid_of(g) * static_cast<A>(up[j]));
       }
     };
     for_each_row<T>(ctx, gate.size(0), row, y, gate, up);
@@ -112,8 +110,9 @@ void swiglu_backward(Context& ctx, Tensor dgate, Tensor dup, ConstTensor dy, Con
   dispatch_float(gate.dtype, [&]<class T>() {
     using A = acc_t<T>;
     const auto row = [H](T* dgate, T* dup, const T* dy, const T* gate, const T* up, T* y) {
+#pragma omp simd
       for (int64_t j = 0; j < H; ++j) {
-        const A g = static_cast<A>(gate[j]), u = static_cast<A>(up[j]), d = static_cast<A>(dy[j]), s = sigmoid(g);
+        const A g = static_cast<A>(gate[j]), u = static_cast<A>(up[j]), d = static_cast<A>(dy[j]), s = sigmoid_of(g);
         dgate[j] = static_cast<T>(d * u * silu_slope(g, s));
         dup[j] = static_cast<T>(d * g * s);
         if (y != nullptr) y[j] = static_cast<T>(g * s * u);

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "engine/op_scope.h"
+#include "kernels/cpu_exp.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -19,16 +20,43 @@ void check_cross_entropy(const char* op, const ConstTensor& logits, const ConstT
   check_tensor("cross_entropy: targets", targets, {logits.size(0)}, DType::i32);
 }
 
+// Over lanes in a fixed order, so that the loops vectorise.
+constexpr int64_t kLanes = 16;
+
+template <class A, class T>
+A max_of(const T* x, int64_t n) {
+  A lane[kLanes];
+  std::fill_n(lane, kLanes, static_cast<A>(x[0]));
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int64_t j = 0; j < kLanes; ++j) {
+      const A v = static_cast<A>(x[i + j]);
+      lane[j] = v > lane[j] ? v : lane[j];
+    }
+  for (; i < n; ++i) lane[0] = std::max(lane[0], static_cast<A>(x[i]));
+  return *std::max_element(lane, lane + kLanes);
+}
+
+template <class A, class T>
+A sum_of_exp(const T* x, int64_t n, A max) {
+  A lane[kLanes] = {}, sum = 0;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+#pragma omp simd
+    for (int64_t j = 0; j < kLanes; ++j) lane[j] += exp_of(static_cast<A>(x[i + j]) - max);
+  }
+  for (; i < n; ++i) sum += exp_of(static_cast<A>(x[i]) - max);
+  for (int64_t j = 0; j < kLanes; ++j) sum += lane[j];
+  return sum;
+}
+
 template <class T>
 void forward_cpu(Context& ctx, Tensor loss, Tensor lse, ConstTensor logits, ConstTensor targets, int64_t vocab) {
   using A = acc_t<T>;
   parallel_for(ctx, logits.size(0), [&](int64_t i) {
     const T* x = logits.ptr<T>() + i * logits.stride[0];
     const int32_t target = targets.ptr<int32_t>()[i];
-    const A max = static_cast<A>(*std::max_element(x, x + vocab));
-    A sum = 0;
-    for (int64_t j = 0; j < vocab; ++j) sum += std::exp(static_cast<A>(x[j]) - max);
-    const A log_sum = std::log(sum);
+    const A max = max_of<A>(x, vocab), log_sum = std::log(sum_of_exp(x, vocab, max));
     lse.ptr<A>()[i] = max + log_sum;
     // Not lse - x: of logits near 1e4 the difference has digits that lse has not.
     loss.ptr<A>()[i] = target < 0 ? A{0} : (max - static_cast<A>(x[target])) + log_sum;
@@ -45,10 +73,11 @@ void backward_cpu(Context& ctx, Tensor dlogits, ConstTensor logits, ConstTensor 
     const int32_t target = targets.ptr<int32_t>()[i];
     const A row_lse = lse.ptr<A>()[i];
     const int64_t columns = target < 0 ? 0 : vocab;  // that have a gradient
-    for (int64_t j = 0; j < columns; ++j) {
-      const A p = std::exp(static_cast<A>(x[j]) - row_lse);
-      dx[j] = static_cast<T>(static_cast<A>(scale) * (j == target ? p - A{1} : p));
-    }
+    const A factor = static_cast<A>(scale);
+    const A of_target = columns > 0 ? exp_of(static_cast<A>(x[target]) - row_lse) - A{1} : A{0};  // dx may be x
+#pragma omp simd
+    for (int64_t j = 0; j < columns; ++j) dx[j] = static_cast<T>(factor * exp_of(static_cast<A>(x[j]) - row_lse));
+    if (columns > 0) dx[target] = static_cast<T>(factor * of_target);
     std::fill(dx + columns, dx + dlogits.size(1), static_cast<T>(0.0f));
   });
 }

@@ -1,5 +1,5 @@
 // Matrix products on the CPU through CBLAS. D is cut into tiles that depend on the shape alone, each one gemm on one
-// thread, so the result has the same bits on any number of threads, and OpenBLAS never competes with OpenMP for cores.
+// thread, so the result has the same bits on any number of threads, and OpenBLAS never competes with us for cores.
 #include "kernels/matmul.h"
 
 #include <cblas.h>
@@ -7,11 +7,13 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
 #include <climits>
 #include <cstring>
 #include <vector>
 
 #include "engine/check.h"
+#include "engine/cpu_threads.h"
 #include "engine/op_scope.h"
 #include "kernels/parallel.h"
 #include "kernels/route.h"
@@ -54,33 +56,36 @@ Size check_matmul(const ConstTensor& d, const ConstTensor& a, const ConstTensor&
   return s;
 }
 
-// OpenBLAS runs each gemm on the calling thread while one of these lives. Its OpenMP flavour takes its thread count
-// from omp_get_max_threads(), which is put back; its pthreads flavour has a global count, which stays 1.
-class SingleThreadedBlas {
- public:
-  SingleThreadedBlas() {
-    static const bool once = (openblas_set_num_threads(1), true);
-    static_cast<void>(once);
-    omp_set_num_threads(1);
-  }
-  ~SingleThreadedBlas() { omp_set_num_threads(max_threads_); }
-  SingleThreadedBlas(const SingleThreadedBlas&) = delete;
+// From here on OpenBLAS runs each gemm of this thread on this thread. Its pthreads flavour has a count for the process;
+// its OpenMP flavour asks omp_get_max_threads(), which each thread has for itself.
+void make_blas_single_threaded() {
+  static const bool once = (openblas_set_num_threads(1), true);
+  static thread_local const bool once_here = (omp_set_num_threads(1), once);
+  static_cast<void>(once_here);
+}
 
- private:
-  const int max_threads_ = omp_get_max_threads();  // read before the constructor's body
-};
+int64_t count_pieces(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
 
+// One gemm's part of the product: rows and cols of D, depth of the sum over K.
 struct Tile {
-  int64_t rows = 512, cols = 512;
+  int64_t rows, cols, depth;
 };
 
-// Large tiles pack their operands less often; at least 32 of them feed the cores of a desktop machine.
+// Large tiles pack their operands less often; 16 of them, of large products 32, feed the cores of a desktop machine.
+// Where D is small and K is long, as in gradients of weights, K is cut instead.
 Tile choose_tile(const Size& s) {
-  constexpr int64_t kEnoughTiles = 32, kSmallest = 64;
-  auto pieces = [](int64_t n, int64_t tile) { return (n + tile - 1) / tile; };
-  Tile t;
-  while (pieces(s.M, t.rows) * pieces(s.N, t.cols) < kEnoughTiles && std::max(t.rows, t.cols) > kSmallest)
-    (t.rows >= t.cols ? t.rows : t.cols) /= 2;
+  constexpr int64_t kLargest = 512, kSmallest = 128, kShallowest = 512;
+  constexpr double kLargeProduct = 1e9;  // multiplications
+  const bool large = static_cast<double>(s.M) * static_cast<double>(s.N) * static_cast<double>(s.K) > kLargeProduct;
+  const int64_t enough = large ? 32 : 16;
+  const auto first = [&](int64_t n) {
+    return std::min(kLargest, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))));
+  };
+  Tile t{first(s.M), first(s.N), s.K};
+  const auto tiles = [&] { return count_pieces(s.M, t.rows) * count_pieces(s.N, t.cols); };
+  while (tiles() < enough && std::max(t.rows, t.cols) > kSmallest) (t.rows >= t.cols ? t.rows : t.cols) /= 2;
+  const int64_t cuts = std::min(s.K / kShallowest, enough / tiles());
+  if (cuts > 1) t.depth = count_pieces(s.K, cuts);
   return t;
 }
 
@@ -97,6 +102,7 @@ void gemm(const MatmulOptions& o, int m, int n, int k, const T* a, int lda, cons
           int ldd) {
   const CBLAS_TRANSPOSE ta = o.trans_a ? CblasTrans : CblasNoTrans, tb = o.trans_b ? CblasTrans : CblasNoTrans;
   const T alpha = static_cast<T>(o.alpha);
+  make_blas_single_threaded();
   if constexpr (std::is_same_v<T, double>) {
     cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, d, ldd);
   } else {
@@ -119,19 +125,47 @@ void take_buffers(int64_t gemms) {
   for (void* buffer : buffers) blas_memory_free(buffer);
 }
 
+// The sums over pieces of K, each in memory of its own, then these in their order.
+template <class T>
+void multiply_in_depth(Context& ctx, Tensor d, const Matrix<T>& A, const Matrix<T>& B, const Size& s, const Tile& tile,
+                       const MatmulOptions& o, const Matrix<T>* base) {
+  Scratch::Scope scope(ctx.scratch);
+  const int64_t cuts = count_pieces(s.K, tile.depth), across = count_pieces(s.N, tile.cols);
+  const int64_t tiles = count_pieces(s.M, tile.rows) * across;
+  const Tensor partials = scope.alloc(dtype_of<T>, {cuts, s.M, s.N});
+  parallel_for(ctx, cuts * tiles, [&](int64_t i) {
+    const int64_t cut = i / tiles, row = i % tiles / across * tile.rows, col = i % across * tile.cols;
+    const int64_t from = cut * tile.depth, m = std::min(tile.rows, s.M - row), n = std::min(tile.cols, s.N - col);
+    gemm<T>(o, m, n, std::min(tile.depth, s.K - from), o.trans_a ? A.at(from, row) : A.at(row, from), A.ld,
+            o.trans_b ? B.at(col, from) : B.at(from, col), B.ld, T{0},
+            partials.ptr<T>() + (cut * s.M + row) * s.N + col, s.N);
+  });
+  const int64_t ldd = leading_dimension(d);
+  parallel_for(ctx, s.M, [&](int64_t row) {
+    T* const to = d.ptr<T>() + row * ldd;
+    for (int64_t cut = 0; cut < cuts; ++cut) {
+      const T* const part = partials.ptr<T>() + (cut * s.M + row) * s.N;
+      const T* const before = cut > 0 ? to : base != nullptr ? base->at(row, 0) : nullptr;
+#pragma omp simd
+      for (int64_t j = 0; j < s.N; ++j) to[j] = before == nullptr ? part[j] : before[j] + part[j];
+    }
+  });
+}
+
 // All of one type, double or float.
 template <class T>
 void multiply(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const Size& s, const MatmulOptions& o,
               ConstTensor addend) {
   take_matmul_buffers();
-  const SingleThreadedBlas single_threaded;
   const Tile tile = choose_tile(s);
   const Matrix<T> A(a), B(b), Addend(addend.empty() ? ConstTensor(d) : addend);
   T* const D = d.ptr<T>();
   const int64_t ldd = leading_dimension(d);
+  if (tile.depth < s.K)
+    return multiply_in_depth<T>(ctx, d, A, B, s, tile, o, o.accumulate || !addend.empty() ? &Addend : nullptr);
   const bool copy_addend = !addend.empty() && addend.data != d.data;
   const T beta = o.accumulate || !addend.empty() ? T{1} : T{0};
-  const int64_t tiles_down = (s.M + tile.rows - 1) / tile.rows, tiles_across = (s.N + tile.cols - 1) / tile.cols;
+  const int64_t tiles_down = count_pieces(s.M, tile.rows), tiles_across = count_pieces(s.N, tile.cols);
   parallel_for(ctx, tiles_down * tiles_across, [&](int64_t i) {
     const int64_t row = i / tiles_across * tile.rows, col = i % tiles_across * tile.cols;
     const int64_t m = std::min(tile.rows, s.M - row), n = std::min(tile.cols, s.N - col);
@@ -201,7 +235,7 @@ void multiply_cuda(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const M
 }  // namespace
 
 void take_matmul_buffers() {
-  static const bool once = (take_buffers(omp_get_max_threads()), true);
+  static const bool once = (take_buffers(cpu_threads()), true);
   static_cast<void>(once);
 }
 

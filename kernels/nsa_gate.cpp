@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/op_scope.h"
+#include "kernels/cpu_exp.h"
 #include "kernels/parallel.h"
 
 namespace triad {
@@ -75,16 +76,14 @@ struct GateMlp {
   void first_layer(A* pre, const A* mean) const {
     for (int64_t j = 0; j < hidden; ++j) pre[j] = dot<A>(mean, fc1_row(j), dk) + static_cast<A>(fc1_b[j]);
   }
-  static A sigmoid(A x) { return A{1} / (A{1} + std::exp(-x)); }
-
-  std::array<A, 3> gates(const A* pre, GateKind kind) const {
+  // pre [hidden] becomes SiLU of it.
+  std::array<A, 3> gates(A* pre, GateKind kind) const {
+#pragma omp simd
+    for (int64_t j = 0; j < hidden; ++j) pre[j] *= sigmoid_of(pre[j]);
     std::array<A, 3> z;
-    for (int k = 0; k < 3; ++k) {
-      z[k] = static_cast<A>(fc2_b[k]);
-      for (int64_t j = 0; j < hidden; ++j) z[k] += static_cast<A>(fc2_row(k)[j]) * pre[j] * sigmoid(pre[j]);
-      z[k] *= inverse_temperature;
-    }
-    if (kind == GateKind::sigmoid) return {sigmoid(z[0]), sigmoid(z[1]), sigmoid(z[2])};
+    for (int k = 0; k < 3; ++k)
+      z[k] = inverse_temperature * (dot<A>(pre, fc2_row(k), hidden) + static_cast<A>(fc2_b[k]));
+    if (kind == GateKind::sigmoid) return {sigmoid_of(z[0]), sigmoid_of(z[1]), sigmoid_of(z[2])};
     const A max = std::max({z[0], z[1], z[2]});
     for (A& x : z) x = std::exp(x - max);
     const A sum = z[0] + z[1] + z[2];
@@ -154,17 +153,21 @@ class GateGradient {
     mlp_.first_layer(pre, mean);
     const std::array<A, 3> dz = mlp_.logit_gradient(gate, dgate, kind);
     std::fill_n(dmean, dk, A{0});
+    A *dpre = buffer_.data() + 2 * dk + hidden, *db1 = partial_ + layout_.fc1_b, *dw2 = partial_ + layout_.fc2_w;
+    const T *w0 = mlp_.fc2_row(0), *w1 = mlp_.fc2_row(1), *w2 = mlp_.fc2_row(2);
+#pragma omp simd
     for (int64_t j = 0; j < hidden; ++j) {
-      const A s = GateMlp<T>::sigmoid(pre[j]), act = pre[j] * s;
-      A dact = 0;
-      for (int k = 0; k < 3; ++k) {
-        partial_[layout_.fc2_w + k * hidden + j] += dz[k] * act;
-        dact += dz[k] * static_cast<A>(mlp_.fc2_row(k)[j]);
-      }
-      const A dpre = dact * s * (1 + pre[j] * (1 - s));
-      partial_[layout_.fc1_b + j] += dpre;
-      axpy(partial_ + j * dk, dpre, mean, dk);
-      axpy(dmean, dpre, mlp_.fc1_row(j), dk);
+      const A s = sigmoid_of(pre[j]), act = pre[j] * s;
+      const A dact = dz[0] * static_cast<A>(w0[j]) + dz[1] * static_cast<A>(w1[j]) + dz[2] * static_cast<A>(w2[j]);
+      dw2[j] += dz[0] * act;
+      dw2[j + hidden] += dz[1] * act;
+      dw2[j + 2 * hidden] += dz[2] * act;
+      dpre[j] = dact * s * (1 + pre[j] * (1 - s));
+      db1[j] += dpre[j];
+    }
+    for (int64_t j = 0; j < hidden; ++j) {
+      axpy(partial_ + j * dk, dpre[j], mean, dk);
+      axpy(dmean, dpre[j], mlp_.fc1_row(j), dk);
     }
     for (int k = 0; k < 3; ++k) partial_[layout_.fc2_b + k] += dz[k];
     return dmean;

@@ -18,21 +18,27 @@ inline void sum_of_probabilities(A* sum, const A* q, int64_t q_row, int64_t dk, 
     for (int64_t r = 0; r < G; ++r) {
       const A lse = lse_of(r);
 #pragma omp simd
-      for (int64_t j = 0; j < c1 - c0; ++j) sum[c0 + j] += attend_cpu::exp_of(p[r * kChunk + j] - lse);
+      for (int64_t j = 0; j < c1 - c0; ++j) sum[c0 + j] += exp_of(p[r * kChunk + j] - lse);
     }
   });
 }
 
+// The share of a compressed block that s of its tokens are, for s up to what can lie in one selection block.
+template <class A>
+std::vector<A> block_shares(const SelectOptions& o) {
+  std::vector<A> shares(static_cast<size_t>(std::min(o.l, o.l_sel) + 1));
+  for (size_t s = 0; s < shares.size(); ++s) shares[s] = static_cast<A>(s) / static_cast<A>(o.l);
+  return shares;
+}
+
 // Paper Eq. 9: what the compressed blocks give to selection block j, each by the share of it that lies in j.
 template <class A>
-inline A block_score(const A* p, int64_t visible, int64_t j, const SelectOptions& o) {
+inline A block_score(const A* p, int64_t visible, int64_t j, const SelectOptions& o, const A* shares) {
   const int64_t begin = j * o.l_sel, end = begin + o.l_sel;
   const int64_t first = begin < o.l ? 0 : (begin - o.l) / o.d + 1, last = std::min(visible, (end - 1) / o.d + 1);
   A score = 0;
-  for (int64_t c = first; c < last; ++c) {
-    const int64_t shared = std::min(c * o.d + o.l, end) - std::max(c * o.d, begin);
-    score += static_cast<A>(shared) / static_cast<A>(o.l) * p[c];
-  }
+  for (int64_t c = first; c < last; ++c)
+    score += shares[std::min(c * o.d + o.l, end) - std::max(c * o.d, begin)] * p[c];
   return score > 0 ? score : A{0};  // no NaN, whose order would be undefined
 }
 
@@ -78,6 +84,7 @@ inline void select(Context& ctx, Tensor block_index, ConstTensor q_in, ConstTens
   const attend_cpu::Rows<const T> q_rows(q_in);
   const attend_cpu::Rows<const A> lse(lse_cmp);
   const attend_cpu::Rows<int32_t> lists(block_index);
+  const std::vector<A> shares = block_shares<A>(o);
 
   parallel_for(ctx, B * N * Hkv, [&](int64_t i) {
     const int64_t g = i % Hkv, t = i / Hkv % N, b = i / Hkv / N, at = position_of(b, t);
@@ -89,7 +96,7 @@ inline void select(Context& ctx, Tensor block_index, ConstTensor q_in, ConstTens
       for (int64_t r = 0; r < G; ++r) attend_cpu::load_row(q + r * q_row, q_rows(b, t, g * G + r), dk, scale);
     sum_of_probabilities(sum, q, q_row, dk, G, visible, attend_cpu::tiles_of<A>(k_tiles, b, g), p,
                          [&](int64_t r) { return *lse(b, t, g * G + r); });
-    list_blocks<A>(lists(b, t, g), at, o, [&](int64_t j) { return block_score(sum, visible, j, o); });
+    list_blocks<A>(lists(b, t, g), at, o, [&](int64_t j) { return block_score(sum, visible, j, o, shares.data()); });
   });
 }
 

@@ -1,9 +1,11 @@
 // How CPU references run: dispatch over the float type, rows split over threads, dot products the compiler vectorises.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "engine/check.h"
 #include "engine/context.h"
+#include "engine/thread_pool.h"
 
 namespace triad {
 
@@ -12,10 +14,14 @@ namespace triad {
 template <class F>
 decltype(auto) dispatch_float(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::f64: return f.template operator()<double>();
-    case DType::f32: return f.template operator()<float>();
-    case DType::bf16: return f.template operator()<bf16>();
-    default: fail("an op for floats was given {}", name_of(dtype));
+    case DType::f64:
+      return f.template operator()<double>();
+    case DType::f32:
+      return f.template operator()<float>();
+    case DType::bf16:
+      return f.template operator()<bf16>();
+    default:
+      fail("an op for floats was given {}", name_of(dtype));
   }
 }
 
@@ -23,9 +29,13 @@ decltype(auto) dispatch_float(DType dtype, F&& f) {
 // writes only what belongs to i. Does nothing on a planning context.
 template <class Body>
 void parallel_for(const Context& ctx, int64_t n, Body&& body) {
-  if (ctx.planning || n <= 0) return;
-#pragma omp parallel for schedule(dynamic, 1 + n / 512) num_threads(ctx.threads) if (n > 1 && ctx.threads > 1)
-  for (int64_t i = 0; i < n; ++i) body(i);
+  if (ctx.planning) return;
+  static LoopCost cost;  // of this loop: its body is a type of its own
+  const auto piece = [](const void* of, int64_t begin, int64_t end) {
+    const auto& run = *static_cast<const std::remove_cvref_t<Body>*>(of);
+    for (int64_t i = begin; i < end; ++i) run(i);
+  };
+  run_loop(n, ctx.threads, cost, piece, &body);
 }
 
 // Sum of a[i] * b[i] in the accumulator type A, over 16 independent lanes in a fixed order.
@@ -36,10 +46,11 @@ inline A dot(const TA* a, const TB* b, int64_t n) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
     for (int j = 0; j < kLanes; ++j) lanes[j] += static_cast<A>(a[i + j]) * static_cast<A>(b[i + j]);
-  A sum = 0;
-  for (; i < n; ++i) sum += static_cast<A>(a[i]) * static_cast<A>(b[i]);
-  for (int j = 0; j < kLanes; ++j) sum += lanes[j];
-  return sum;
+  A rest = 0;
+  for (; i < n; ++i) rest += static_cast<A>(a[i]) * static_cast<A>(b[i]);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int j = 0; j < half; ++j) lanes[j] += lanes[j + half];
+  return lanes[0] + rest;
 }
 
 // y[i] += s * x[i]

@@ -56,12 +56,23 @@ void rope_cpu(Context& ctx, Tensor y_out, ConstTensor x_in, ConstTensor group_in
       const A* group = group_in.empty() ? nullptr
                                         : group_in.ptr<A>() + b * group_in.stride[0] + t * group_in.stride[1] +
                                               h / G * group_in.stride[2];
-      for (int64_t j = 0; j < half; ++j) {
-        A first = static_cast<A>(x[j]), second = static_cast<A>(x[j + half]);
-        if (group != nullptr) first += group[j], second += group[j + half];
-        const A s = static_cast<A>(direction) * sin[j];
-        y[j] = static_cast<T>(first * cos[j] - second * s);
-        y[j + half] = static_cast<T>(second * cos[j] + first * s);
+      // y may be x: an iteration reads the two elements that it writes.
+      const A sign = static_cast<A>(direction);
+      if (group == nullptr) {
+#pragma omp simd
+        for (int64_t j = 0; j < half; ++j) {
+          const A first = static_cast<A>(x[j]), second = static_cast<A>(x[j + half]), s = sign * sin[j];
+          y[j] = static_cast<T>(first * cos[j] - second * s);
+          y[j + half] = static_cast<T>(second * cos[j] + first * s);
+        }
+      } else {
+#pragma omp simd
+        for (int64_t j = 0; j < half; ++j) {
+          const A first = static_cast<A>(x[j]) + group[j], second = static_cast<A>(x[j + half]) + group[j + half];
+          const A s = sign * sin[j];
+          y[j] = static_cast<T>(first * cos[j] - second * s);
+          y[j + half] = static_cast<T>(second * cos[j] + first * s);
+        }
       }
     }
   });

@@ -7,6 +7,7 @@
 #include "engine/random_streams.h"
 #include "engine/rng.h"
 #include "kernels/cast.h"
+#include "kernels/parallel.h"
 
 namespace triad {
 
@@ -175,11 +176,10 @@ void Params::init(Context& ctx, uint64_t seed) {
     const ParamSpec& p = specs_[i];
     const Philox random(seed, random_stream(RandomUse::init, static_cast<uint64_t>(i)));
     float* to = host.data() + offset_[i];
-    const int64_t n = p.shape.numel();
-#pragma omp parallel for num_threads(ctx.threads)
-    for (int64_t j = 0; j < n; ++j)
+    parallel_for(ctx, p.shape.numel(), [&](int64_t j) {
       to[j] =
           static_cast<float>(p.init == Init::constant ? p.value : p.value * random.normal(static_cast<uint64_t>(j)));
+    });
   }
   set(ctx, host);
 }

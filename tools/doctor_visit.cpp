@@ -45,7 +45,7 @@ int free_port() {
 std::vector<std::pair<std::string, std::string>> threads_of(int ranks) {
   const char* chosen = std::getenv("OMP_NUM_THREADS");
   const int threads = std::max(1, usable_cores() / std::max(2, ranks));
-  return {{"OMP_NUM_THREADS", chosen != nullptr ? chosen : std::to_string(threads)}, {"OMP_WAIT_POLICY", "passive"}};
+  return {{"OMP_NUM_THREADS", chosen != nullptr ? chosen : std::to_string(threads)}};
 }
 
 // As root, on fewer cores than ranks, in a container, without a remote shell; waiting ranks leave the cores to others.

@@ -27,7 +27,6 @@ else
   echo "text: $paths"
 fi
 
-export OMP_WAIT_POLICY=passive  # a machine that is busy besides loses much to spinning threads, an idle one nothing
 "$triad" train configs/quickstart.json --overwrite --set "data.paths=[\"$paths\"]"
 echo
 echo "A sample:"

@@ -35,7 +35,9 @@ Json thinned(const Points& points) {
 Points points_of(const CsvTable& table, const char* column) {
   Points points;
   if (table.has(column))
-    for (size_t i = 0; i < table.size(); ++i) points.emplace_back(table.number(i, "step"), table.number(i, column));
+    for (size_t i = 0; i < table.size(); ++i)
+      if (const double step = table.number(i, "step"); std::isfinite(step))
+        points.emplace_back(step, table.number(i, column));
   return points;
 }
 

@@ -42,7 +42,8 @@ void add_train(CLI::App& app) {
            .resume = o->resume,
            .overwrite = o->overwrite,
            .build = version_text(),
-           .program = app.get_name()});
+           .program = app.get_name(),
+           .config_file = loaded.file});
   });
 }
 

@@ -13,11 +13,13 @@ std::string config_of_environment() {
 LoadedConfig load_config(const std::string& path, const std::vector<std::string>& sets) {
   const std::string file = path.empty() ? config_of_environment() : path;
   if (file.empty()) fail_usage("no config: name a file, or set the environment variable CONFIG");
-  return load_config(read_json_file(file), std::filesystem::path(file).stem().string(), sets);
+  LoadedConfig loaded = load_config(read_json_file(file), std::filesystem::path(file).stem().string(), sets);
+  loaded.file = file;
+  return loaded;
 }
 
 LoadedConfig load_config(Json root, const std::string& name, const std::vector<std::string>& sets) {
-  LoadedConfig loaded{.config = {}, .name = name, .environment = {}};
+  LoadedConfig loaded{.config = {}, .name = name, .environment = {}, .file = {}};
   loaded.environment = apply_environment(root);
   for (const std::string& assignment : sets) set_json_key(root, assignment);
   loaded.config = config_from_json(root);

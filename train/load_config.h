@@ -13,6 +13,7 @@ struct LoadedConfig {
   Config config;
   std::string name;                      // of its file: m7c_125m of configs/m7c_125m.json
   std::vector<std::string> environment;  // what the environment changed, a line each, for the banner
+  std::string file = {};                 // its path
 };
 
 // The file that the environment variable CONFIG names; empty: none.

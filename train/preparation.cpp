@@ -4,10 +4,12 @@
 
 #include <filesystem>
 
+#include "engine/backend.h"
 #include "engine/check.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/unicode.h"
+#include "train/cpu_advice.h"
 #include "train/load_config.h"
 #include "train/state.h"
 #include "train/stop_signal.h"
@@ -52,7 +54,11 @@ std::optional<int64_t> find_complete(const TrainRequest& request, Comm& comm) {
   return step >= request.config.train.steps ? std::optional(step) : std::nullopt;
 }
 
-Device safe_device(const Config& config, const LaunchEnv& launch) {
+Device safe_device(const TrainRequest& request, const LaunchEnv& launch) {
+  const Config& config = request.config;
+  if (config.runtime.device == DeviceChoice::cuda && backend::cuda_device_count() == 0)
+    fail("device cuda was asked for (runtime.device), but {}; {}", backend::why_no_cuda(),
+         advice_without_gpu(request.config_file));
   const Device device = choose_device(config.runtime.device, launch);
   constexpr int64_t kLongRun = 1000;
   if (device.is_cuda() && config.runtime.precision == Precision::fp32 && config.train.steps > kLongRun &&

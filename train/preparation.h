@@ -21,8 +21,9 @@ std::string find_resume(const TrainRequest&, Comm&);
 // The step at which the run is complete that `--resume latest`, or its own folder, would go on with. Its last
 // checkpoint may be of long before that, or none: nothing is made again.
 std::optional<int64_t> find_complete(const TrainRequest&, Comm&);
-// Refuses a long run in fp32 on a GPU, unless train.allow_unsafe.
-Device safe_device(const Config&, const LaunchEnv&);
+// Refuses a long run in fp32 on a GPU, unless train.allow_unsafe. Where no GPU can be used, the error for a config that
+// asks for one says what would run.
+Device safe_device(const TrainRequest&, const LaunchEnv&);
 // The ranks, which have to be of one mind: another config than rank 0's is an error that names the keys. When they have
 // met, signals ask for an orderly end; before that they end a process as they always do.
 std::unique_ptr<Comm> meet(const LaunchEnv&, Device, const Config&);

@@ -19,6 +19,7 @@
 #include "io/loader.h"
 #include "train/beginning.h"
 #include "train/checkpointer.h"
+#include "train/cpu_advice.h"
 #include "train/data_source.h"
 #include "train/grad_report.h"
 #include "train/load_config.h"
@@ -489,9 +490,13 @@ class Trainer {
 // The ranks meet, and train where something is left to train.
 void train_from(const TrainRequest& request, const LaunchEnv& launch) {
   const Config& config = request.config;
-  const Device device = safe_device(config, launch);
+  const Device device = safe_device(request, launch);
   OutsideMemory outside(device);
   std::unique_ptr<Comm> comm = outside.during("communication", [&] { return meet(launch, device, config); });
+  if (comm->first()) {
+    const std::string warning = cpu_precision_warning(config, device, request.config_file);
+    if (!warning.empty()) fmt::print(stderr, "triad: {}\n", warning);
+  }
   FolderLock lock = lock_folder_for(config, *comm);
   if (const std::optional<int64_t> step = find_complete(request, *comm)) {
     if (comm->first())

@@ -14,6 +14,7 @@ struct TrainRequest {
   bool overwrite = false;
   std::string build;              // for env.json
   std::string program = "triad";  // as it was called, for the command that goes on after a stop
+  std::string config_file;        // where the config is from; empty: from a run
 };
 
 // Returns when the run is complete, or stopped by SIGTERM, SIGINT or .HALT with a checkpoint. Throws what is wrong

@@ -205,8 +205,8 @@ TEST_CASE("dist: an error is told, and waits for a checkpoint on a slow disk no 
   const TemporaryFolder folder;
   const std::string explode =
       "--set train.save_every=1 --set train.lr=1e30 --set train.grad_clip=0 --set dist.timeout_s=1 ";
-  const Outcome stopped =
-      run_command(planted("TRIAD_SLOW_SYNC=1") + TRIAD_PROGRAM " " + train_args(folder.file("run"), explode));
+  const Outcome stopped = run_command(planted("TRIAD_SLOW_SYNC='0.5 /checkpoints'") + TRIAD_PROGRAM " " +
+                                      train_args(folder.file("run"), explode));
   INFO(stopped.output);
   CHECK(stopped.exit_code == 1);
   CHECK(has(stopped.output, "triad: step 2: "));

@@ -423,7 +423,7 @@ TEST_CASE("report: a browser draws every chart", "[report]") {
     const std::string file = folder.file("page.html");
     write_text(file, page + "<script>setTimeout(() => {" + reader + "}, 500)</script>");
     const Outcome outcome = run_command(
-        "timeout 120 chromium --headless --no-sandbox --disable-gpu --enable-logging=stderr --virtual-time-budget=5000 "
+        "timeout 300 chromium --headless --no-sandbox --disable-gpu --enable-logging=stderr --virtual-time-budget=5000 "
         "--dump-dom file://" +
         file);
     INFO(outcome.output);

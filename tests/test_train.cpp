@@ -362,7 +362,8 @@ TEST_CASE("train: the time of the first checkpoint is not the first step's", "[t
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
   // The checkpoint takes seconds, on any disk.
-  run(train_args(out, "cpu", "--set train.steps=1 --set train.save_every=1000"), planted("TRIAD_SLOW_SYNC=0.5"));
+  run(train_args(out, "cpu", "--set train.steps=1 --set train.save_every=1000"),
+      planted("TRIAD_SLOW_SYNC='0.2 /checkpoints'"));
   std::istringstream row(lines(out + "/training.csv").at(1));
   std::string row_ms;
   for (int i = 0; i < 6; ++i) std::getline(row, row_ms, ',');

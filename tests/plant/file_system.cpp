@@ -1,12 +1,14 @@
 // File systems with a fault, loaded in front of the program: TRIAD_NO_LOCKS makes of every one one without flock(2),
-// with TRIAD_SLOW_SYNC=S each fsync(2) takes S seconds more, and while FILE.bad exists, TRIAD_BAD_DISK=FILE makes
-// each pread(2) of FILE fail.
+// with TRIAD_SLOW_SYNC="S [WORD]" each fsync(2) takes S seconds more, where a word is named only of files and folders
+// whose path has it, and while FILE.bad exists, TRIAD_BAD_DISK=FILE makes each pread(2) of FILE fail.
 #include <dlfcn.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <thread>
 
@@ -19,8 +21,14 @@ extern "C" int flock(int fd, int operation) {
 
 extern "C" int fsync(int fd) {
   static const auto real = reinterpret_cast<int (*)(int)>(dlsym(RTLD_NEXT, "fsync"));
-  if (const char* slow_s = std::getenv("TRIAD_SLOW_SYNC"))
-    std::this_thread::sleep_for(std::chrono::duration<double>(std::atof(slow_s)));
+  double slow_s = 0;
+  char word[100] = "";
+  if (const char* slow = std::getenv("TRIAD_SLOW_SYNC");
+      slow != nullptr && std::sscanf(slow, "%lf %99s", &slow_s, word) >= 1) {
+    std::error_code gone;
+    const std::string path = std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd), gone).string();
+    if (path.find(word) != std::string::npos) std::this_thread::sleep_for(std::chrono::duration<double>(slow_s));
+  }
   return real(fd);
 }
 

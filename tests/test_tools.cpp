@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <numbers>
+#include <span>
 
 #include "io/json_config.h"
 #include "io/safetensors.h"
@@ -230,8 +231,8 @@ void write_u32_shard(const std::string& path, const std::vector<uint32_t>& token
 std::vector<double> doubles(const SafetensorsFile& file, const std::string& name) {
   for (const TensorEntry& e : file.entries()) {
     if (e.name != name) continue;
-    std::vector<double> values(file.bytes(e).size() / sizeof(double));
-    std::memcpy(values.data(), file.bytes(e).data(), file.bytes(e).size());
+    std::vector<double> values(static_cast<size_t>(e.bytes()) / sizeof(double));
+    file.read(e, std::as_writable_bytes(std::span(values)));
     return values;
   }
   return {};

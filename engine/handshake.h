@@ -1,5 +1,5 @@
-// The handshake by which rank 0 and a rank that connects to it know each other: its frames as bytes, and the proofs
-// that both ends know TRIAD_SECRET. Every frame has a fixed size, so that nobody can claim a larger one.
+// The handshake between rank 0 and a rank that connects to it: its frames as bytes, and the proofs that both ends know
+// TRIAD_SECRET. Every frame has a fixed size, so that no peer can announce a larger one.
 //
 //   rank -> rank 0   Hello: which run, which rank, and a nonce
 //   rank 0 -> rank   Reply: Verdict::prove and a nonce, or a refusal
@@ -7,7 +7,7 @@
 //   rank 0 -> rank   Reply: Verdict::welcome or a refusal, with rank 0's HMAC over all three
 //   rank 0 -> rank   Reply: Verdict::begin, when all ranks are there
 //
-// Fresh nonces from both ends make a repeated handshake worthless. Without a secret the HMACs are zeros.
+// Fresh nonces from both ends make a replayed handshake fail. Without a secret the HMACs are zeros.
 #pragma once
 #include <array>
 #include <cstddef>

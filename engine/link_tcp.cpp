@@ -42,9 +42,9 @@ class TcpLink final : public Link {
     for (int r = 1; r < world_; ++r) give(r, whole);
   }
 
-  // One destination after the other: its rank listens while all others send it their parts by way of rank 0, which
-  // holds a small piece at a time. A rank has sent its parts for all destinations before its own, so nobody waits for
-  // a rank that waits.
+  // One destination after the other: all other ranks send it their parts by way of rank 0, which holds one small piece
+  // at a time. No deadlock: before a rank receives, it has sent its parts for all earlier destinations, and rank 0
+  // reads no later ones until it has received.
   void all_to_all(const void* to, void* from, int64_t bytes) override {
     const auto n = static_cast<size_t>(bytes);
     const auto to_part = [&](int r) {

@@ -1,4 +1,4 @@
-// Rank 0's side: all sockets are polled, and none is waited for.
+// Rank 0's side of the meeting. It polls all sockets and blocks on none, so that no stranger delays a rank.
 #include "engine/rendezvous.h"
 
 #include <fmt/format.h>
@@ -21,18 +21,18 @@ namespace {
 
 using Clock = TcpClock;
 
-// A thousand strangers do not flood the log: the first few are told one by one, all are counted.
+// Counts the dropped connections by reason, and logs the first few alone: a thousand strangers do not flood the log.
 class Dropped {
  public:
   void add(const LaunchEnv& env, const std::string& from, const std::string& why) {
-    constexpr int kToldSingly = 5;
+    constexpr int kLoggedAlone = 5;
     ++counts_[why];
-    if (++count_ <= kToldSingly) tell(env, fmt::format("dropped the connection from {}: {}", from, why));
-    if (count_ == kToldSingly) tell(env, "further dropped connections are counted");
-    untold_ = untold_ || count_ > kToldSingly;
+    if (++count_ <= kLoggedAlone) log_line(env, fmt::format("dropped the connection from {}: {}", from, why));
+    if (count_ == kLoggedAlone) log_line(env, "further dropped connections are counted");
+    more_than_logged_ = more_than_logged_ || count_ > kLoggedAlone;
   }
-  bool untold() const { return untold_; }
-  // "; 3 connections were dropped: 2 times ..., 1 time ...", or nothing.
+  bool more_than_logged() const { return more_than_logged_; }
+  // "3 connections were dropped, 2 of them: ...", or nothing.
   std::string text() const {
     if (count_ == 0) return "";
     std::string text = fmt::format("{} connections were dropped", count_);
@@ -43,7 +43,7 @@ class Dropped {
  private:
   std::map<std::string, int64_t> counts_;
   int64_t count_ = 0;
-  bool untold_ = false;
+  bool more_than_logged_ = false;
 };
 
 class Meeting {
@@ -60,14 +60,14 @@ class Meeting {
       if (Clock::now() >= end_) fail_for_missing();
       wait();
       for (Pending& pending : pending_) read(pending);
-      for (Pending& pending : pending_)  // behind read(): this process may have been stopped, and the bytes be there
+      for (Pending& pending : pending_)  // after read(): if this process was stopped, the bytes may be there
         if (pending.socket.open() && Clock::now() >= pending.end) drop(pending, "it did not say in time who it is");
       erase_closed();
       for (const Socket& listener : listeners_) accept_from(listener);
     }
     listeners_.clear();
     pending_.clear();
-    if (dropped_.untold()) tell(env_, "while the ranks met " + dropped_.text());
+    if (dropped_.more_than_logged()) log_line(env_, "while the ranks met " + dropped_.text());
     const ReplyFrame begin = encode(Reply{.verdict = Verdict::begin, .world = env_.world});
     for (size_t r = 1; r < ranks_.size(); ++r)
       if (!ranks_[r].send(begin)) fail("the connection to rank {} is lost before the run begins", r);
@@ -87,13 +87,13 @@ class Meeting {
     Reply prove{};
   };
 
-  // A rank that has closed its end again, because it gave up or died, is not here.
+  // A rank that gave up or died has closed its end, and its place is free again.
   bool all_are_here() {
     for (size_t r = 1; r < ranks_.size(); ++r)
       if (!is_here(r)) return false;
     return true;
   }
-  // Ranks say nothing more until all are here: what says something is none.
+  // A rank sends nothing more until all are here, so a peer that does is no rank.
   bool is_here(size_t rank) {
     std::byte one;
     if (ranks_[rank].open() && ranks_[rank].receive_now({&one, 1}) != 0) ranks_[rank] = Socket();
@@ -123,7 +123,7 @@ class Meeting {
   }
 
   void accept_from(const Socket& listener) {
-    constexpr int kMostAtOnce = 16;  // fewer than may be pending: each is read before it may be the oldest
+    constexpr int kMostAtOnce = 16;  // fewer than may be pending, so that each is read before it is the oldest
     for (int i = 0; i < kMostAtOnce; ++i) {
       TcpAddress from;
       from.size = sizeof from.storage;
@@ -141,7 +141,7 @@ class Meeting {
     }
   }
 
-  // accept(2) failed: whether it is to be tried again at once.
+  // After accept(2) failed with that error: whether to call it again at once.
   bool make_room(int error) {
     if (error == EAGAIN) return false;
     if (error == EINTR || error == ECONNABORTED) return true;
@@ -157,7 +157,7 @@ class Meeting {
     return false;
   }
 
-  // Of those that have not said hello, where there are any: a rank does so at once.
+  // The oldest without a hello if there is one, because a rank sends its hello at once.
   void drop_oldest() {
     const auto silent =
         std::find_if(pending_.begin(), pending_.end(), [](const Pending& pending) { return !pending.said_hello; });
@@ -217,7 +217,8 @@ class Meeting {
     drop(pending, text_of(why));
   }
 
-  // Rank 0 proves its own knowledge only to those that have proved theirs: a proof is food for guesses.
+  // Rank 0 sends its own proof only to a rank that has proved itself: a stranger could test guesses of the secret on
+  // it.
   bool answer(const Pending& pending, Verdict verdict) const {
     const bool is_proved = pending.said_hello && verdict != Verdict::wrong_secret;
     Reply reply{.verdict = verdict, .world = env_.world};
@@ -229,22 +230,22 @@ class Meeting {
   const double timeout_s_;
   const Clock::time_point end_;
   std::vector<Socket> listeners_, ranks_;
-  std::vector<Pending> pending_;  // in the order of their coming
+  std::vector<Pending> pending_;  // in order of arrival
   Dropped dropped_;
 };
 
 }  // namespace
 
-void tell(const LaunchEnv& env, const std::string& text) {
+void log_line(const LaunchEnv& env, const std::string& text) {
   std::fputs(fmt::format("triad: rank {}: {}\n", env.rank, text).c_str(), stderr);
 }
 
 std::vector<Socket> gather_ranks(const LaunchEnv& env, double timeout_s) {
   if (env.run_id.empty() && env.secret.empty())
-    tell(env,
-         fmt::format("warning: no run id (torchrun's, Slurm's) and no TRIAD_SECRET keep others out: any process that "
-                     "connects to {}:{} may be taken for a rank",
-                     env.master_host, env.master_port));
+    log_line(env, fmt::format(
+                      "warning: no run id (torchrun's, Slurm's) and no TRIAD_SECRET keep others out: any process that "
+                      "connects to {}:{} may be taken for a rank",
+                      env.master_host, env.master_port));
   return Meeting(env, timeout_s).gather();
 }
 

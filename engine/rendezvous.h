@@ -22,11 +22,11 @@ struct Ports {
 };
 Ports ports_of(const LaunchEnv&);
 
-// Rank 0's listening sockets, all at one port: at MASTER_ADDR where that is an address of this host, else at all of its
-// addresses, which a warning says.
+// Rank 0's listening sockets, all at one port: at MASTER_ADDR if that is an address of this host, else at all of its
+// addresses, with a warning.
 std::vector<Socket> listen_for_ranks(const LaunchEnv&);
 
 // One line on stderr.
-void tell(const LaunchEnv&, const std::string& text);
+void log_line(const LaunchEnv&, const std::string& text);
 
 }  // namespace triad

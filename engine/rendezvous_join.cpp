@@ -1,4 +1,4 @@
-// The side of the ranks that connect to rank 0.
+// The other ranks' side of the meeting: they look for rank 0 at each port in turn.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class Joiner {
   Socket join() {
     constexpr double kFirstPatienceS = 1, kMostPatienceS = 10;
     constexpr auto kPause = std::chrono::milliseconds(50), kMostPause = std::chrono::milliseconds(500);
-    double patience_s = kFirstPatienceS;  // with a port that accepts and says nothing
+    double patience_s = kFirstPatienceS;  // for an answer; a silent program may hold one of the ports
     for (auto pause = kPause; Clock::now() < end_; pause = std::min(2 * pause, kMostPause)) {
       std::vector<TcpAddress> addresses = resolve_tcp(env_.master_host, &silence_);
       const Ports ports = ports_of(env_);
@@ -45,7 +45,7 @@ class Joiner {
         "rank {} found no rank 0 of {} ranks at {}:{} nor at the ports that follow within dist.timeout_s = {} s; the "
         "last attempt: {}{}",
         env_.rank, env_.world, env_.master_host, env_.master_port, timeout_s_, silence_,
-        refusal_.empty() ? "" : "; refused: " + refusal_);
+        refusal_.empty() ? "" : "; " + refusal_);
   }
 
  private:
@@ -65,7 +65,7 @@ class Joiner {
     const bool is_proved =
         env_.secret.empty() || same_mac(last->payload, proof_of_rank_0(env_.secret, hello, *prove, last->verdict));
     if (last->verdict != Verdict::welcome) return is_refused(at, *last, is_proved);
-    if (!is_proved) silence_ = fmt::format("what answers at {} does not know TRIAD_SECRET", at);
+    if (!is_proved) refusal_ = fmt::format("what answers at {} does not know TRIAD_SECRET", at);
     return is_proved;
   }
 
@@ -81,7 +81,7 @@ class Joiner {
     return false;
   }
 
-  // Told at once, as the timeout may be long, except of another run, whose port this rank is just passing.
+  // Logs a refusal at once, because the timeout may be long; but not that of another run, which only has the port.
   bool is_refused(const std::string& at, const Reply& reply, bool is_proved) {
     const std::string why =
         fmt::format("rank 0 at {} refuses rank {} of {}: {}", at, env_.rank, env_.world, text_of(reply.verdict));
@@ -89,7 +89,7 @@ class Joiner {
       fail("launch: rank 0 at {} of run {} counts {} ranks, and this is rank {} of {}: WORLD_SIZE has to be the same",
            at, env_.run_id, reply.world, env_.rank, env_.world);
     if (reply.verdict == Verdict::other_run) return is_other(why);
-    if (told_.insert(reply.verdict).second) tell(env_, why + "; tries on until dist.timeout_s");
+    if (logged_.insert(reply.verdict).second) log_line(env_, why + "; tries on until dist.timeout_s");
     refusal_ = why;
     return false;
   }
@@ -98,14 +98,14 @@ class Joiner {
     return false;
   }
 
-  // Rank 0 drops a rank before the begin only where it ends itself.
+  // Rank 0 says when all ranks are there. If it closes the connection before, this rank looks for it again.
   bool wait_for_all(const Socket& socket) {
     ReplyFrame bytes;
     const Socket::Came came = socket.receive_until(bytes, end_);
     const std::optional<Reply> begin = decode_reply(bytes);
     if (came == Socket::Came::all && begin && begin->verdict == Verdict::begin) return true;
-    silence_ =
-        came == Socket::Came::late ? "rank 0 was there, but not all of the ranks" : "rank 0 closed the connection";
+    refusal_ = came == Socket::Came::late ? "rank 0 was there, but not all of the ranks"
+                                          : "rank 0 was there, and closed the connection before all ranks were";
     return false;
   }
 
@@ -113,7 +113,7 @@ class Joiner {
   const double timeout_s_;
   const Clock::time_point end_;
   std::string silence_, refusal_;  // why there is no rank 0 yet, for the last message
-  std::set<Verdict> told_;
+  std::set<Verdict> logged_;
 };
 
 }  // namespace

@@ -95,8 +95,8 @@ std::vector<Socket> listen_for_ranks(const LaunchEnv& env) {
   std::vector<TcpAddress> addresses = own_addresses(env, &why);
   if (addresses.empty()) {
     const char* const risk = "; without TRIAD_SECRET anyone who reaches one of them may claim a rank";
-    tell(env, fmt::format("warning: listens at all addresses of this host (MASTER_ADDR \"{}\": {}){}", env.master_host,
-                          why, env.secret.empty() ? risk : ""));
+    log_line(env, fmt::format("warning: listens at all addresses of this host (MASTER_ADDR \"{}\": {}){}",
+                              env.master_host, why, env.secret.empty() ? risk : ""));
     addresses.push_back(all_addresses());
   }
   const Ports ports = ports_of(env);

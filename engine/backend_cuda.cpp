@@ -29,8 +29,9 @@ int cuda_device_count() {
 }
 
 std::string why_no_cuda() {
-  int n = 0;
+  int n = 0, driver = 0;
   const cudaError_t e = cudaGetDeviceCount(&n);
+  if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) return "no NVIDIA driver is loaded";
   cudaGetLastError();
   return e == cudaSuccess ? "this machine has no GPU" : fmt::format("no GPU can be used: {}", cudaGetErrorString(e));
 }

@@ -1,11 +1,20 @@
 #!/usr/bin/env bash
-# Installs what building and testing Triad needs and this machine lacks, from the distribution's packages (Debian 12,
-# Ubuntu 24.04), and does nothing else. Needs root or sudo only if something is missing. No CUDA toolkit is installed.
+# Installs what building and testing Triad needs and this machine lacks, from the distribution's packages (Debian,
+# Ubuntu), and does nothing else. Needs root or sudo only if something is missing. It installs no CUDA toolkit.
+#   tools/install.sh [--help]
 set -euo pipefail
+source "$(dirname -- "$0")/common.sh"
+case ${1:-} in
+  "") ;;
+  --help | -h) print_help; exit 0 ;;
+  *) usage_error "unknown argument $1" ;;
+esac
 
 packages=(g++ cmake ninja-build git catch2 libfmt-dev nlohmann-json3-dev libcli11-dev libopenblas-openmp-dev zlib1g-dev
           libzstd-dev libpcre2-dev libutf8proc-dev libssl-dev libopenmpi-dev openmpi-bin)
 
+command -v dpkg-query >/dev/null && command -v apt-get >/dev/null ||
+  fail "this machine has no apt-get: install what the packages ${packages[*]} hold, then run tools/build.sh"
 missing=()
 for package in "${packages[@]}"; do
   [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)" = installed ] || missing+=("$package")
@@ -25,9 +34,13 @@ done
 
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then
-  command -v sudo >/dev/null || { echo "install.sh: missing ${wanted[*]}; run as root or install sudo" >&2; exit 1; }
+  command -v sudo >/dev/null || fail "missing ${wanted[*]}: run as root, or install sudo"
   as_root=(sudo)
 fi
-echo "install.sh: installing ${wanted[*]}"
-"${as_root[@]}" apt-get update -qq
-"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${wanted[@]}" >/dev/null
+# apt-get prints many lines for each package: one for each is progress enough.
+show_progress() { awk '/^(Setting up|E:|W:)/ { print "  " $0; fflush() }'; }
+not_fetched="the packages ${wanted[*]} could not be installed: see the lines above. Without a network, install them by hand"
+echo "installing ${wanted[*]}"
+"${as_root[@]}" apt-get update -q 2>&1 | show_progress || fail "$not_fetched"
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${wanted[@]}" 2>&1 |
+  show_progress || fail "$not_fetched"

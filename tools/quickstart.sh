@@ -1,33 +1,59 @@
 #!/usr/bin/env bash
 # From a fresh machine to a trained model and a sample of its text: installs what is missing, builds, trains
-# configs/quickstart.json on real text, generates. On a GPU where one can be used, else on the CPU.
-#   tools/quickstart.sh [--text FILE]      default text: the C++ standard library's headers of this compiler
+# configs/quickstart.json on real text, generates.
+#   tools/quickstart.sh [--text FILE] [--cuda | --cpu]
+# --text FILE   the text to train on; default: the C++ standard library's headers of this compiler
+# --cuda        builds the GPU kernels, with or without a GPU here; needs nvcc
+# --cpu         builds for the CPU; the default is --cuda where nvcc and a GPU are found, else --cpu
 set -euo pipefail
-text=
+source "$(dirname -- "$0")/common.sh"
+
+text= preset=
 while [ $# -gt 0 ]; do
   case $1 in
-    --text) text=$(realpath -- "${2:?--text needs a file}"); shift 2 ;;
-    *) echo "usage: tools/quickstart.sh [--text FILE]" >&2; exit 2 ;;
+    --help | -h) print_help; exit 0 ;;
+    --text) [ -n "${2:-}" ] || usage_error "--text needs a file"
+            text=$2; shift 2 ;;
+    --cuda | --cpu) preset=${1#--}; shift ;;
+    *) usage_error "unknown argument $1" ;;
   esac
 done
+if [ -n "$text" ]; then
+  [ -e "$text" ] || fail "--text: there is no file $text"
+  [ -f "$text" ] || fail "--text: $text is no file"
+  [ -r "$text" ] || fail "--text: $text cannot be read by $(id -un)"
+  [ -s "$text" ] || fail "--text: $text is empty"
+  text=$(realpath -- "$text")
+fi
+if [ "$preset" = cuda ]; then
+  has_nvcc || fail "--cuda needs nvcc (CUDA Toolkit 13), which is neither on PATH nor in /usr/local/cuda/bin"
+elif [ -z "$preset" ]; then
+  preset=cpu
+  if has_nvcc && has_gpu; then
+    preset=cuda
+  elif has_nvcc; then
+    echo "no usable GPU: building for the CPU (--cuda builds the GPU kernels all the same)"
+  elif has_gpu; then
+    echo "there is a GPU, but no nvcc (CUDA Toolkit 13): building for the CPU"
+  fi
+fi
 
-cd "$(dirname "$0")/.."
+cd "$(dirname -- "$script")/.."
+check_checkout
+echo "1/4 install what is missing"
 tools/install.sh
-preset=$(tools/build.sh "" triad | tail -n 1)
+echo "2/4 build ($preset)"
+tools/build.sh "$preset" triad >/dev/null
 triad=build/$preset/triad
 
 if [ -n "$text" ]; then
-  [ -r "$text" ] || { echo "quickstart.sh: cannot read $text" >&2; exit 1; }
   paths=${text//\\/\\\\}
   paths=${paths//\"/\\\"}
 else
   headers=$(echo '#include <vector>' | g++ -x c++ -M - | tr ' ' '\n' | grep '/vector$' | head -n 1)
-  folder=$(dirname "$headers")
-  paths="$folder/bits/*.h"
-  echo "text: $paths"
+  paths="$(dirname -- "$headers")/bits/*.h"
 fi
-
+echo "3/4 train on $paths"
 "$triad" train configs/quickstart.json --overwrite --set "data.paths=[\"$paths\"]"
-echo
-echo "A sample:"
+echo "4/4 a sample"
 "$triad" generate --checkpoint runs/quickstart --prompt "template<typename _Tp>" --tokens 400 --temperature 0.7 --seed 1

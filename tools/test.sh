@@ -1,11 +1,18 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds everything (the .cu files where nvcc is found), and runs every test. Tests that need a GPU
 # are skipped, and counted as skipped, where there is none. Ends in the line "N passed, N failed, N skipped".
+#   tools/test.sh [CTEST OPTION...]      for example -R tokenizers
 set -euo pipefail
-cd "$(dirname "$0")/.."
+source "$(dirname -- "$0")/common.sh"
+cd "$(dirname -- "$script")/.."
+case ${1:-} in --help | -h) print_help; exit 0 ;; esac
 
+check_checkout
+echo "1/3 install what is missing"
 tools/install.sh
+echo "2/3 build"
 preset=$(tools/build.sh "" | tail -n 1)
+echo "3/3 test"
 log=build/$preset/ctest.log
 status=0
 # One more at a time than there are cores: some tests wait more than they compute.

@@ -1,5 +1,6 @@
 // What cannot be is refused: every kind of bad input ends in exit code 2 (asked wrongly) or 1 (failed), with a message
 // that names the culprit, and leaves no half-written file behind.
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 
@@ -38,6 +39,20 @@ std::string shard_bytes(int32_t magic, int32_t version, int32_t count, const std
 }
 
 }  // namespace
+
+TEST_CASE("bad input: a GPU that is asked for where no NVIDIA driver is loaded", "[bad-input]") {
+  if (fs::exists("/proc/driver/nvidia/version")) {
+    std::puts("SKIPPED: a driver is loaded");
+    return;
+  }
+  const bool has_cuda = triad::backend::why_no_cuda().find("this build has no CUDA") == std::string::npos;
+  const TemporaryFolder folder;
+  check({"no driver",
+         "train " + kTiny + " --set runtime.device=cuda --set log.out_dir=" + folder.file("run"),
+         1,
+         {has_cuda ? "no NVIDIA driver is loaded" : "this build has no CUDA"},
+         ""});
+}
 
 TEST_CASE("bad input: configs and options", "[bad-input]") {
   const TemporaryFolder folder;

@@ -286,7 +286,10 @@ void forward(Context& ctx, const AttendOut& out, const AttendIn& in, const Patte
     ThreadBuffer<A> buffer(G * (q_row + o_row + kChunk) + 2 * round_up<A>(G));
     A *q = buffer.take(G * q_row), *o = buffer.take(G * o_row), *p = buffer.take(G * kChunk);
     A *max = buffer.take(G), *sum = buffer.take(G);
-    for (int64_t r = 0; r < G; ++r) load_row(q + r * q_row, q_in(b, t, g * G + r), dk, scale);
+    for (int64_t r = 0; r < G; ++r) {
+      if (t + kPrefetchTokens < N) prefetch_row(q_in(b, t + kPrefetchTokens, g * G + r), dk);
+      load_row(q + r * q_row, q_in(b, t, g * G + r), dk, scale);
+    }
     std::fill_n(o, G * o_row, A{0});
     std::fill_n(max, G, -kInf);
     std::fill_n(sum, G, A{0});
@@ -352,6 +355,10 @@ struct GradRows {
       for (int64_t g = 0; g < groups; ++g) {
         const A upstream = gate.p == nullptr ? A{1} : *gate(b, t, g);
         for (int64_t r = 0; r < G; ++r) {
+          if (t + kPrefetchTokens < tokens) {
+            prefetch_row(q_in(b, t + kPrefetchTokens, g * G + r), dk);
+            prefetch_row(dout_in(b, t + kPrefetchTokens, g * G + r), dv);
+          }
           load_row(q_at(b, t, g) + r * q_row, q_in(b, t, g * G + r), dk, scale);
           load_row(dout_at(b, t, g) + r * o_row, dout_in(b, t, g * G + r), dv, upstream);
           lse_at(b, t, g)[r] = *lse(b, t, g * G + r);

@@ -69,7 +69,10 @@ struct GateMlp {
   // mean [dk] of the group's heads of q
   void mean_of_heads(A* mean, const ConstTensor& q, int64_t b, int64_t t, int64_t g, int64_t G) const {
     std::fill_n(mean, dk, A{0});
-    for (int64_t r = 0; r < G; ++r) axpy(mean, A{1}, head<T>(q, b, t, g * G + r), dk);
+    for (int64_t r = 0; r < G; ++r) {
+      if (t + kPrefetchTokens < q.size(1)) prefetch_row(head<T>(q, b, t + kPrefetchTokens, g * G + r), dk);
+      axpy(mean, A{1}, head<T>(q, b, t, g * G + r), dk);
+    }
     for (int64_t i = 0; i < dk; ++i) mean[i] *= A{1} / static_cast<A>(G);
   }
   // pre [hidden] = fc1(mean) + b1

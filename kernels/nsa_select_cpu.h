@@ -93,7 +93,10 @@ inline void select(Context& ctx, Tensor block_index, ConstTensor q_in, ConstTens
     attend_cpu::ThreadBuffer<A> buffer(G * (q_row + attend_cpu::kChunk) + sums);
     A *q = buffer.take(G * q_row), *p = buffer.take(G * attend_cpu::kChunk), *sum = buffer.take(sums);
     if (visible > 0)
-      for (int64_t r = 0; r < G; ++r) attend_cpu::load_row(q + r * q_row, q_rows(b, t, g * G + r), dk, scale);
+      for (int64_t r = 0; r < G; ++r) {
+        if (t + kPrefetchTokens < N) prefetch_row(q_rows(b, t + kPrefetchTokens, g * G + r), dk);
+        attend_cpu::load_row(q + r * q_row, q_rows(b, t, g * G + r), dk, scale);
+      }
     sum_of_probabilities(sum, q, q_row, dk, G, visible, attend_cpu::tiles_of<A>(k_tiles, b, g), p,
                          [&](int64_t r) { return *lse(b, t, g * G + r); });
     list_blocks<A>(lists(b, t, g), at, o, [&](int64_t j) { return block_score(sum, visible, j, o, shares.data()); });

@@ -40,41 +40,50 @@ void check_rope(const ConstTensor& y, const ConstTensor& x, const ConstTensor& c
               x.str());
 }
 
-// direction +1: forward, -1: backward
+// The heads of token t of x [B,T,H,D] into y, which may be x: an iteration reads the two elements that it writes.
+// sign +1: forward, -1: backward. group [B,T,H/G,D], if any, is added to x.
 template <class T, class In>
-void rope_cpu(Context& ctx, Tensor y_out, ConstTensor x_in, ConstTensor group_in, ConstTensor cos_in,
-              ConstTensor sin_in, int direction) {
+void rotate_token(const Tensor& y_out, const ConstTensor& x_in, const ConstTensor& group_in, const acc_t<T>* cos,
+                  const acc_t<T>* sin, acc_t<T> sign, int64_t b, int64_t t) {
   using A = acc_t<T>;
-  const int64_t B = x_in.size(0), N = x_in.size(1), H = x_in.size(2), half = x_in.size(3) / 2;
-  const int64_t G = group_in.empty() ? 1 : H / group_in.size(2);
-  parallel_for(ctx, B * N, [&](int64_t i) {
-    const int64_t b = i / N, t = i % N;
-    const A *cos = cos_in.ptr<A>() + t * cos_in.stride[0], *sin = sin_in.ptr<A>() + t * sin_in.stride[0];
-    for (int64_t h = 0; h < H; ++h) {
-      const In* x = x_in.ptr<In>() + b * x_in.stride[0] + t * x_in.stride[1] + h * x_in.stride[2];
-      T* y = y_out.ptr<T>() + b * y_out.stride[0] + t * y_out.stride[1] + h * y_out.stride[2];
-      const A* group = group_in.empty() ? nullptr
-                                        : group_in.ptr<A>() + b * group_in.stride[0] + t * group_in.stride[1] +
-                                              h / G * group_in.stride[2];
-      // y may be x: an iteration reads the two elements that it writes.
-      const A sign = static_cast<A>(direction);
-      if (group == nullptr) {
+  const int64_t H = x_in.size(2), half = x_in.size(3) / 2, G = group_in.empty() ? 1 : H / group_in.size(2);
+  for (int64_t h = 0; h < H; ++h) {
+    const In* x = x_in.ptr<In>() + b * x_in.stride[0] + t * x_in.stride[1] + h * x_in.stride[2];
+    T* y = y_out.ptr<T>() + b * y_out.stride[0] + t * y_out.stride[1] + h * y_out.stride[2];
+    if (t + kPrefetchTokens < x_in.size(1)) prefetch_row(x + kPrefetchTokens * x_in.stride[1], 2 * half);
+    if (group_in.empty()) {
 #pragma omp simd
-        for (int64_t j = 0; j < half; ++j) {
-          const A first = static_cast<A>(x[j]), second = static_cast<A>(x[j + half]), s = sign * sin[j];
-          y[j] = static_cast<T>(first * cos[j] - second * s);
-          y[j + half] = static_cast<T>(second * cos[j] + first * s);
-        }
-      } else {
+      for (int64_t j = 0; j < half; ++j) {
+        const A first = static_cast<A>(x[j]), second = static_cast<A>(x[j + half]), s = sign * sin[j];
+        y[j] = static_cast<T>(first * cos[j] - second * s);
+        y[j + half] = static_cast<T>(second * cos[j] + first * s);
+      }
+    } else {
+      const A* group = group_in.ptr<A>() + b * group_in.stride[0] + t * group_in.stride[1] + h / G * group_in.stride[2];
 #pragma omp simd
-        for (int64_t j = 0; j < half; ++j) {
-          const A first = static_cast<A>(x[j]) + group[j], second = static_cast<A>(x[j + half]) + group[j + half];
-          const A s = sign * sin[j];
-          y[j] = static_cast<T>(first * cos[j] - second * s);
-          y[j + half] = static_cast<T>(second * cos[j] + first * s);
-        }
+      for (int64_t j = 0; j < half; ++j) {
+        const A first = static_cast<A>(x[j]) + group[j], second = static_cast<A>(x[j + half]) + group[j + half];
+        const A s = sign * sin[j];
+        y[j] = static_cast<T>(first * cos[j] - second * s);
+        y[j + half] = static_cast<T>(second * cos[j] + first * s);
       }
     }
+  }
+}
+
+// Queries and keys of a token together: they lie in one row of memory.
+template <class T, class In>
+void rope_cpu(Context& ctx, Tensor y, ConstTensor x, ConstTensor group, const RopeKeys& keys, ConstTensor cos_in,
+              ConstTensor sin_in, int direction) {
+  using A = acc_t<T>;
+  const int64_t N = x.size(1);
+  parallel_for(ctx, x.size(0) * N, [&](int64_t i) {
+    const int64_t b = i / N, t = i % N;
+    const A *cos = cos_in.ptr<A>() + t * cos_in.stride[0], *sin = sin_in.ptr<A>() + t * sin_in.stride[0];
+    const A sign = static_cast<A>(direction);
+    rotate_token<T, In>(y, x, group, cos, sin, sign, b, t);
+    for (const Tensor& k : keys)
+      if (!k.empty()) rotate_token<T, T>(k, k, {}, cos, sin, sign, b, t);
   });
 }
 
@@ -92,11 +101,9 @@ void rope(Context& ctx, Tensor y, ConstTensor x, ConstTensor group, const RopeKe
   }
   dispatch_float(y.dtype, [&]<class T>() {
     if (x.dtype == y.dtype)
-      rope_cpu<T, T>(ctx, y, x, group, cos, sin, direction);
+      rope_cpu<T, T>(ctx, y, x, group, keys, cos, sin, direction);
     else
-      rope_cpu<T, acc_t<T>>(ctx, y, x, group, cos, sin, direction);
-    for (const Tensor& k : keys)
-      if (!k.empty()) rope_cpu<T, T>(ctx, k, k, {}, cos, sin, direction);
+      rope_cpu<T, acc_t<T>>(ctx, y, x, group, keys, cos, sin, direction);
   });
 }
 

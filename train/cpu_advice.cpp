@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 
 #include "engine/context.h"
@@ -17,7 +18,7 @@ namespace {
 
 std::string duration_text(double s) {
   constexpr double kMinute = 60, kHour = 3600, kDay = 86400;
-  if (s < 1) return fmt::format("{:.2f} s", s);
+  if (s < 1) return fmt::format("{:.0f} ms", std::ceil(s * 1e3));
   if (s < 2 * kMinute) return fmt::format("{:.0f} s", s);
   if (s < 2 * kHour) return fmt::format("{:.0f} minutes", s / kMinute);
   if (s < 2 * kDay) return fmt::format("{:.0f} hours", s / kHour);

@@ -151,14 +151,15 @@ TEST_CASE("shard tokenizer: eval refuses shards of another tokenizer", "[data]")
 TEST_CASE("shard tokenizer: of foreign shards it is not known, until it is named", "[data]") {
   const Shards shards;
   fs::create_directories(shards.file("foreign"));
-  fs::copy_file(shards.words() + "/train_000000.bin", shards.file("foreign/part.bin"));
-  const std::string paths = shards.file("foreign/part.bin");
+  fs::copy_file(shards.words() + "/train_000000.bin", shards.file("foreign/train_000000.bin"));
+  const std::string paths = shards.file("foreign/train_000000.bin");
   const Outcome trained = run_program(shards.train("run", paths));
   INFO(trained.output);
   REQUIRE(trained.exit_code == 0);
-  const size_t told = trained.output.find("the tokenizer of " + paths + " is not known");
+  const std::string warning = "the tokenizer of the shards in " + paths + " is not known";
+  const size_t told = trained.output.find(warning);
   CHECK(told != std::string::npos);
-  CHECK(trained.output.find("is not known", told + 100) == std::string::npos);
+  CHECK(trained.output.find("is not known", told + warning.size()) == std::string::npos);  // once
   CHECK(data_of(shards.file("run/config.json"))["tokenizer"] == "");
   const std::string checkpoint = " --device cpu --checkpoint " + shards.file("run");
   refused("generate --tokens 3 --prompt x" + checkpoint, 0, {"not known", "bytes"});
@@ -170,6 +171,11 @@ TEST_CASE("shard tokenizer: of foreign shards it is not known, until it is named
   must(shards.train("run", paths,
                     "--resume latest --set train.steps=3 --set data.tokenizer=" + shards.file("tokenizer.json")));
   CHECK(fs::exists(shards.file("run/checkpoints/step_3/tokenizer.json")));
+  // A manifest that comes later has validation shards too, which would be another split: the run's own config goes on.
+  for (const char* name : {"manifest.json", "tokenizer.json", "val_000000.bin"})
+    fs::copy_file(shards.words() + "/" + name, shards.file("foreign/") + name);
+  refused(shards.train("run", paths, "--resume latest --set train.steps=4"), 1, {"data.val_paths"});
+  must("train --resume " + shards.file("run") + " --set train.steps=4");
 }
 
 TEST_CASE("shard tokenizer: which shards are for validation", "[data]") {

@@ -90,9 +90,9 @@ DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
   std::string warning;
   if (c.data.kind == DataKind::shards && c.data.tokenizer.empty())
     warning = fmt::format(
-        "the tokenizer of {} is not known (no manifest.json lists the shards, and data.tokenizer is not set): text is "
-        "taken for bytes where it is needed, as by generate",
-        data.train->name());
+        "the tokenizer of the shards in {} is not known (no manifest.json lists them, and data.tokenizer is not set): "
+        "text is taken for bytes where it is needed, as by generate",
+        c.data.paths.front());
   return {data.train, data.val, text, warning};
 }
 

@@ -39,7 +39,7 @@ using namespace triad::test;
 namespace {
 
 constexpr double kMeetS = 40;    // longer than any rank needs, and shorter than a rank 0 that waits for a stranger
-constexpr double kRefusedS = 3;  // of a rank that is to be refused: it tries on until then
+constexpr double kRefusedS = 5;  // of a rank that is to be refused: it tries on until then
 constexpr const char* kSecret = "tests only: not a secret";
 
 // Each test has its own range of ports, because rank 0 takes one of 16.
@@ -380,6 +380,21 @@ TEST_CASE("strangers: rank 0 listens at MASTER_ADDR alone, and not at all once t
   int64_t number = 5, numbers[2] = {};
   link->all_gather(&number, numbers, sizeof number);
   CHECK(other.get().numbers == std::vector<int64_t>{5, 6});
+}
+
+TEST_CASE("strangers: rank 0 warns in one line if neither an id nor a secret keeps others out", "[dist][strangers]") {
+  LaunchEnv env = rank_of(0, 2, 11);
+  const auto said = [&] {
+    return stderr_of([&] { check_error([&] { gather_ranks(env, 0); }, {"1 of 2 ranks did not come", ": rank 1"}); });
+  };
+  CHECK(said() == "");
+  env.run_id = "";
+  const std::string warning = said();
+  INFO(warning);
+  CHECK(has(warning, "triad: rank 0: warning: no run id"));
+  CHECK(warning.find('\n') == warning.size() - 1);
+  env.secret = kSecret;
+  CHECK(said() == "");
 }
 
 TEST_CASE("strangers: a rank that announces 2^60 bytes is an error before there is memory for them",

@@ -238,7 +238,8 @@ TEST_CASE("report: gradient norms by layer, from heartbeats or the ledger", "[re
   write_text(out + "/grad_ledger.csv",
              "step,parameter,norm,zero,not_finite\n"
              "10,embed.weight,7,0,0\n10,blocks.0.norm1.weight,3,0,0\n10,blocks.0.mlp.fc1.weight,4,0,0\n"
-             "10,blocks.1.mlp.fc1.weight,2,0,0\n20,blocks.1.mlp.fc1.weight,6,0,0\n");
+             "10,blocks.1.mlp.fc1.weight,2,0,0\nx,blocks.0.mlp.fc1.weight,9,0,0\n15,blocks.0.mlp.fc1.weight,,0,0\n20,"
+             "blocks.1.mlp.fc1.weight,6,0,0\n");
   const auto norms = [&] { return data_of(report(out)).at(0)["gradient_norms"]; };
   CHECK(norms()["steps"] == Json({10, 20}));
   CHECK(norms()["layers"] == Json({0, 1}));

@@ -18,8 +18,8 @@
 #include "tools/csv_table.h"
 #include "tools/report_facts.h"
 #include "tools/report_series.h"
-#include "train/selection_sample.h"
 #include "train/load_config.h"
+#include "train/selection_sample.h"
 
 namespace triad {
 
@@ -211,8 +211,9 @@ Json gradient_norms_of(const FirstRank& first, const CsvTable& ledger) {
   for (size_t i = 0; i < ledger.size(); ++i) {
     std::smatch match;
     const double norm = ledger.number(i, "norm");
-    if (std::regex_match(ledger.text(i, "parameter"), match, kLayer))
-      squares[{ledger.number(i, "step"), std::stod(match[1].str())}] += norm * norm;
+    const double step = ledger.number(i, "step");
+    if (std::isfinite(step) && std::isfinite(norm) && std::regex_match(ledger.text(i, "parameter"), match, kLayer))
+      squares[{step, std::stod(match[1].str())}] += norm * norm;
   }
   std::vector<LayerValue> all;
   for (const auto& [place, square] : squares) all.push_back({place.first, place.second, std::sqrt(square)});
@@ -225,10 +226,11 @@ Points clock_of(const FirstRank& first, const CsvTable& training) {
   Points clock;
   double seconds = 0, before = 0;
   for (size_t i = 0; training.has("step_ms") && i < training.size(); ++i) {
-    const double step = training.number(i, "step");
-    seconds += (step - before) * training.number(i, "step_ms") / 1e3;
+    const double step = training.number(i, "step"), took = (step - before) * training.number(i, "step_ms") / 1e3;
+    if (!std::isfinite(took)) continue;  // a damaged row: the next one's steps cover it
+    seconds += took;
     before = step;
-    if (std::isfinite(seconds)) clock.emplace_back(step, seconds);
+    clock.emplace_back(step, seconds);
   }
   return clock;
 }

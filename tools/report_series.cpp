@@ -43,7 +43,9 @@ Points points_of(const CsvTable& table, const char* column) {
 
 Json heat_of(const std::vector<LayerValue>& all) {
   std::set<double> steps, layers;
-  for (const LayerValue& v : all) steps.insert(v.step), layers.insert(v.layer);
+  const auto has_place = [](const LayerValue& v) { return std::isfinite(v.step) && std::isfinite(v.layer); };
+  for (const LayerValue& v : all)
+    if (has_place(v)) steps.insert(v.step), layers.insert(v.layer);
   const std::vector<double> step_list(steps.begin(), steps.end()), layer_list(layers.begin(), layers.end());
   const size_t columns = std::min(kMostColumns, step_list.size());
   const auto index = [](const std::vector<double>& list, double x) {
@@ -51,7 +53,7 @@ Json heat_of(const std::vector<LayerValue>& all) {
   };
   std::vector<std::vector<double>> sums(layer_list.size(), std::vector<double>(columns, 0)), counts = sums;
   for (const LayerValue& v : all) {
-    if (!std::isfinite(v.value)) continue;
+    if (!has_place(v) || !std::isfinite(v.value)) continue;
     const size_t layer = index(layer_list, v.layer), at = index(step_list, v.step) * columns / step_list.size();
     sums[layer][at] += v.value;
     ++counts[layer][at];

@@ -22,6 +22,7 @@ Points points_of(const CsvTable&, const char* column);
 inline Json line_of(const CsvTable& table, const char* column) { return thinned(points_of(table, column)); }
 
 // {steps, last, layers, values}: values[layer][column], each the mean over the steps that share a column.
+// A value whose step or layer is no number, of a damaged row, counts nowhere.
 struct LayerValue {
   double step, layer, value;
 };

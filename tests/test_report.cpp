@@ -30,7 +30,8 @@ std::string report(const std::string& args) {
   const Outcome outcome = run_program("report " + args);
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
-  return read_text(outcome.output.substr(0, outcome.output.find('\n')));
+  const std::string lines = outcome.output.substr(0, outcome.output.size() - 1);  // the last one; warnings come before
+  return read_text(lines.substr(lines.rfind('\n') + 1));
 }
 
 // The JSON in the page's element of that id.

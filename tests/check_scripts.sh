@@ -70,7 +70,7 @@ done
 # The quickstart builds GPU kernels where a GPU can run them.
 gpu='nvidia-smi=echo "GPU 0: a card (UUID: GPU-1)"'
 no_gpu='nvidia-smi=echo "has failed because it could not communicate with the NVIDIA driver"; exit 9'
-machine nvcc
+machine nvcc "$no_gpu"
 run 0 quickstart.sh
 calls_has "cmake --preset cpu"
 prints "no usable GPU"
@@ -85,7 +85,7 @@ prints "triad of cuda: train"
 machine nvcc "$gpu"
 run 0 quickstart.sh --cpu
 calls_has "cmake --preset cpu"
-machine nvcc
+machine nvcc "$no_gpu"
 run 0 quickstart.sh --cuda
 calls_has "cmake --preset cuda"
 machine "$gpu"

@@ -9,10 +9,10 @@ namespace triad {
 
 inline double exp_of(double x) { return std::exp(x); }
 // e^x = 2^n e^r, |r| <= ln(2)/2, e^r by a polynomial (Cephes): within 2 ulp and without a branch. Below -87, where
-// floats become denormal, it is 0; above 88 it is e^88.
+// floats become denormal, it is 0; above 88.4 it is infinite, so that a logistic function of what is far below is 0.
 inline float exp_of(float x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  const float clamped = x > 88.0f ? 88.0f : x;
+  const float clamped = x > 89.0f ? 89.0f : x;  // of which n is 128, the exponent of infinity
   const float shifted = clamped * 1.44269504f + kRound, n = shifted - kRound;
   const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
   float p = 1.9875691500e-4f;

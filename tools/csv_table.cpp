@@ -46,13 +46,18 @@ CsvTable::CsvTable(const std::string& path, const std::vector<std::string>& need
     TRIAD_CHECK(columns_.count(name) > 0, "{}: its header \"{}\" has no column {}", path, shortened(lines[0]), name);
   for (size_t i = 1; i < lines.size(); ++i) {
     std::vector<std::string> row = split(lines[i]);
-    if (row.size() == header.size()) {
-      rows_.push_back(std::move(row));
-      lines_.push_back(i + 1);
-    } else {
-      fmt::print(stderr, "triad: {} line {} is left out: {} fields under a header of {}: \"{}\"\n", printable(path),
-                 i + 1, row.size(), header.size(), shortened(lines[i]));
+    std::string why;
+    if (row.size() != header.size())
+      why = fmt::format("{} fields under a header of {}", row.size(), header.size());
+    else if (has("step") && !parse_number<int64_t>(row[columns_.at("step")]))
+      why = "its step is no number";
+    if (!why.empty()) {
+      fmt::print(stderr, "triad: {} line {} is left out: {}: \"{}\"\n", printable(path), i + 1, why,
+                 shortened(lines[i]));
+      continue;
     }
+    rows_.push_back(std::move(row));
+    lines_.push_back(i + 1);
   }
 }
 

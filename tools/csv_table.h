@@ -11,8 +11,8 @@ namespace triad {
 std::vector<std::string> whole_lines(const std::string& path);
 
 // A CSV file of a run: numbers in columns that have a name, NaN where a field is empty. A row with more or fewer fields
-// than the header is left out, and a field that is no number is NaN, each with a warning on stderr that names file and
-// line.
+// than the header, or whose step is no number, is left out, and any other field that is no number is NaN, each with a
+// warning on stderr that names file and line.
 class CsvTable {
  public:
   // No rows if the file is not there. Every column of `needed` has to be.

@@ -134,6 +134,8 @@ Json memory_of(const std::string& folder) {
     const std::string name = entry.path().filename().string();
     std::smatch match;
     if (!std::regex_match(name, match, kName)) continue;
+    const std::optional<int64_t> step = parse_number<int64_t>(match[2].str());
+    if (match[2].matched && !step) continue;  // no step of a run
     const Json file = parse_json(read_file(entry.path().string()), entry.path().string());
     if (!file.contains("triad") || !file["triad"].contains("category_bytes")) continue;  // memory_stats alone
     Json categories = Json::object();
@@ -141,8 +143,6 @@ Json memory_of(const std::string& folder) {
       if (bytes.is_number()) categories[category] = bytes.get<double>() / kMiB;
     // Of the snapshots without a step, boot and the loader's come before the first, and running out after the last.
     const std::string when = match[1].str();
-    const std::optional<int64_t> step = parse_number<int64_t>(match[2].str());
-    if (match[2].matched && !step) continue;  // no step of a run
     const double order = when == "boot"     ? -2
                          : when == "loader" ? -1
                          : when == "oom"    ? 1e18

@@ -1,6 +1,7 @@
 #include "tools/report_series.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 namespace triad {
@@ -35,9 +36,7 @@ Json thinned(const Points& points) {
 Points points_of(const CsvTable& table, const char* column) {
   Points points;
   if (table.has(column))
-    for (size_t i = 0; i < table.size(); ++i)
-      if (const double step = table.number(i, "step"); std::isfinite(step))
-        points.emplace_back(step, table.number(i, column));
+    for (size_t i = 0; i < table.size(); ++i) points.emplace_back(table.number(i, "step"), table.number(i, column));
   return points;
 }
 
@@ -76,7 +75,8 @@ Json heat_of(const std::vector<LayerValue>& all) {
 Json heat_of(const CsvTable& table, const std::string& column) {
   std::vector<LayerValue> all;
   for (size_t i = 0; i < table.size(); ++i)
-    all.push_back({table.number(i, "step"), table.number(i, "layer"), table.number(i, column)});
+    if (const double layer = table.number(i, "layer"); std::isfinite(layer))
+      all.push_back({table.number(i, "step"), layer, table.number(i, column)});
   return heat_of(all);
 }
 

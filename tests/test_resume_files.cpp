@@ -164,6 +164,7 @@ TEST_CASE("resume: a stop tells the command that goes on, which needs no config"
   const std::string out = folder.file("it's \"my\" run"), log = folder.file("log");
   const std::string endless = "--set train.steps=1000000 --set train.allow_unsafe=true --set train.lr=0.002 ";
   for (const std::string& environment : {std::string(), "export CONFIG=" + kTiny + " NSA_LR=0.004; "}) {
+    for (const std::string& earlier : {out + "/mem_step1.json", log}) fs::remove(earlier);
     BackgroundProgram program(train_args(shell_word(out), endless + "--overwrite"), environment, log);
     for (int i = 0; i < 60000 && !fs::exists(out + "/mem_step1.json"); ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -202,7 +203,8 @@ TEST_CASE("resume: a stop tells the command that goes on, which needs no config"
   }
   CHECK_FALSE(fs::exists(out));
   // The usual check of what a resume may change.
-  const Outcome other = run_program("train --set model.dim=64 --resume " + moved, "env -u CONFIG");
+  const Outcome other =
+      run_program("train --set train.steps=999 --set model.dim=64 --resume " + moved, "env -u CONFIG");
   CHECK(other.exit_code == 1);
   CHECK(has(other.output, "model.dim"));
 }

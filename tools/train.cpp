@@ -35,7 +35,8 @@ void add_train(CLI::App& app) {
     if (resume->count() > 0 && o->resume.empty()) fail_usage("--resume is empty: a folder, or `latest`, is needed");
     const bool of_run = !o->resume.empty() && o->config.empty() && config_of_environment().empty();
     LoadedConfig loaded = of_run ? load_config_of_run(o->resume, o->sets) : load_config(o->config, o->sets);
-    if (!of_run) settle_shards(loaded.config);  // a run's own config is settled, whatever lies beside its shards now
+    // A run's own config is settled, whatever lies beside its shards now; a run that is complete reads none.
+    if (!of_run && !complete_at(loaded.config, o->resume)) settle_shards(loaded.config);
     loaded.config.check_run();
     train({.config = loaded.config,
            .environment = loaded.environment,

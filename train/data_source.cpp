@@ -39,10 +39,7 @@ void agree_with(Config& c, const ShardManifest& manifest) {
 
 void settle_shards(Config& c) {
   if (c.data.kind != DataKind::shards || c.data.paths.empty()) return;
-  std::vector<std::string> train;
-  try {
-    train = expand_shards(c.data.paths, ShardSplit::train);
-  } catch (const Error&) { return; }  // open_data() throws it, where a run has something left to train
+  const std::vector<std::string> train = expand_shards(c.data.paths, ShardSplit::train);
   const ShardOrigin origin = find_manifests(train);
   for (const ShardManifest& manifest : origin.manifests) agree_with(c, manifest);
   if (!c.data.val_paths.empty()) {

@@ -42,16 +42,21 @@ std::string find_resume(const TrainRequest& request, Comm& comm) {
   return comm.exchange_text(found, "the checkpoint to go on from").front();
 }
 
-std::optional<int64_t> find_complete(const TrainRequest& request, Comm& comm) {
-  const std::string &own = request.config.log.out_dir, &from = request.resume;
+std::optional<int64_t> complete_at(const Config& config, const std::string& from) {
+  const std::string& own = config.log.out_dir;
   const auto is_folder = [&](const std::string& path) {
     return std::filesystem::weakly_canonical(from) == std::filesystem::weakly_canonical(path);
   };
+  if (from.empty() || (from != "latest" && !is_folder(own) && !is_folder(own + "/checkpoints"))) return {};
+  const std::optional<int64_t> step = RunFolder::complete_at(own);
+  return step >= config.train.steps ? step : std::nullopt;
+}
+
+std::optional<int64_t> find_complete(const TrainRequest& request, Comm& comm) {
   int64_t step = -1;
-  if (comm.first() && !from.empty() && (from == "latest" || is_folder(own) || is_folder(own + "/checkpoints")))
-    step = RunFolder::complete_at(own).value_or(step);
+  if (comm.first()) step = complete_at(request.config, request.resume).value_or(step);
   step = comm.exchange(step, "the step at which the run is complete").front();
-  return step >= request.config.train.steps ? std::optional(step) : std::nullopt;
+  return step >= 0 ? std::optional(step) : std::nullopt;
 }
 
 Device safe_device(const TrainRequest& request, const LaunchEnv& launch) {

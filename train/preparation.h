@@ -20,7 +20,8 @@ FolderLock lock_folder_for(const Config&, const Comm&);
 std::string find_resume(const TrainRequest&, Comm&);
 // The step at which the run is complete that `--resume latest`, or its own folder, would go on with. Its last
 // checkpoint may be of long before that, or none: nothing is made again.
-std::optional<int64_t> find_complete(const TrainRequest&, Comm&);
+std::optional<int64_t> complete_at(const Config&, const std::string& resume);
+std::optional<int64_t> find_complete(const TrainRequest&, Comm&);  // as the first rank sees it
 // Refuses a long run in fp32 on a GPU, unless train.allow_unsafe. Where no GPU can be used, the error for a config that
 // asks for one says what would run.
 Device safe_device(const TrainRequest&, const LaunchEnv&);

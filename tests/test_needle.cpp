@@ -320,6 +320,7 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   CHECK(late.exit_code == 1);
   CHECK(late.output.find("lowest") != std::string::npos);
   run_well("report " + run + " --vs " + rest);
+  run_well("report " + run);
   // A report takes no pipe's or device's place.
   REQUIRE(::mkfifo(folder.file("pipe").c_str(), 0600) == 0);
   CHECK(run_program("report " + run + " --out " + folder.file("pipe")).exit_code == 1);

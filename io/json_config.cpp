@@ -7,6 +7,8 @@
 
 #include "io/json_builder.h"
 
+#include "engine/did_you_mean.h"
+
 namespace triad {
 
 namespace {
@@ -126,13 +128,19 @@ Json choices_to_json(const KernelChoices& choices) {
   return group_to_json(copy);
 }
 
-void check_known(const std::string& group, const Json& object, const std::set<std::string>& known) {
+void check_known(const std::string& group, const Json& object, const std::set<std::string>& known,
+                 const std::vector<std::string>& elsewhere) {
   for (const auto& [key, value] : object.items())
     if (!known.contains(key)) {
       std::string all;
       for (const std::string& k : known) all += (all.empty() ? "" : ", ") + k;
-      fail_usage("unknown key {}.{} (value {}); the keys of {} are {}", group, shortened(key), brief(value), group,
-                 all);
+      // The same key of another group is meant rather than a similar one of this.
+      std::string hint;
+      for (const std::string& other : elsewhere)
+        if (hint.empty() && other.ends_with("." + key)) hint = "; did you mean \"" + other + "\"?";
+      if (hint.empty()) hint = did_you_mean(key, {known.begin(), known.end()}, group + ".");
+      fail_usage("unknown key {}.{} (value {}); the keys of {} are {}{}", group, shortened(key), brief(value), group,
+                 all, hint);
     }
 }
 

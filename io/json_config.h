@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "engine/check.h"
 #include "engine/fields.h"
@@ -105,18 +106,23 @@ struct Reader {
   }
 };
 
-void check_known(const std::string& group, const Json& object, const std::set<std::string>& known);
+// A key that is not among the known ones is an error. elsewhere: whole keys (group.key) of other groups, of which one
+// may be meant.
+void check_known(const std::string& group, const Json& object, const std::set<std::string>& known,
+                 const std::vector<std::string>& elsewhere = {});
 const Json& group_object(const Json& root, const std::string& group);
 
 }  // namespace json_config
 
 // Reads one group. require: absent required keys are an error (the nsa group of a dense model need not be complete).
+// elsewhere: as in check_known.
 template <class Group>
-void read_group(const Json& root, const std::string& name, Group& group, bool require) {
+void read_group(const Json& root, const std::string& name, Group& group, bool require,
+                const std::vector<std::string>& elsewhere = {}) {
   const Json& object = json_config::group_object(root, name);
   json_config::Reader reader{name, object, {}, {}};
   visit(group, reader);
-  json_config::check_known(name, object, reader.known);
+  json_config::check_known(name, object, reader.known, elsewhere);
   if (require && !reader.missing.empty()) fail_usage("the config lacks {}", reader.missing);
 }
 

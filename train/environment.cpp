@@ -8,6 +8,7 @@
 #include <optional>
 #include <string_view>
 
+#include "engine/did_you_mean.h"
 #include "train/load_config.h"
 
 extern char** environ;
@@ -120,6 +121,12 @@ void join_list(Json& root, std::string_view key, std::string_view word) {
   if (list.is_array() && std::find(list.begin(), list.end(), word) == list.end()) list.push_back(std::string(word));
 }
 
+std::vector<std::string> variable_names() {
+  std::vector<std::string> names;
+  for (const Variable& variable : kVariables) names.emplace_back(variable.name);
+  return names;
+}
+
 }  // namespace
 
 std::vector<std::string> apply_environment(Json& root, std::string_view only_group) {
@@ -132,7 +139,8 @@ std::vector<std::string> apply_environment(Json& root, std::string_view only_gro
     const std::string_view name = text.substr(0, equals), value = text.substr(equals + 1);
     const auto is_named = [&](const Variable& v) { return v.name == name; };
     if (name.starts_with("NSA_") && std::none_of(std::begin(kVariables), std::end(kVariables), is_named))
-      fail_usage("unknown environment variable {} (value \"{}\")", name, shown_value(name, value));
+      fail_usage("unknown environment variable {} (value \"{}\"){}", name, shown_value(name, value),
+                 did_you_mean(name, variable_names()));
     for (const Variable& variable : kVariables) {
       if (!is_named(variable)) continue;
       if (!only_group.empty() && variable.key.substr(0, variable.key.find('.')) != only_group) continue;

@@ -1,7 +1,10 @@
 #include "train/load_config.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+
+#include "engine/did_you_mean.h"
 
 namespace triad {
 
@@ -28,14 +31,18 @@ LoadedConfig load_config(Json root, const std::string& name, const std::vector<s
 
 Config config_from_json(const Json& root) {
   Config config;
-  std::set<std::string> known;
+  std::vector<std::string> groups, keys;
   visit_groups(config, [&](const std::string& name, auto& group) {
-    known.insert(name);
-    read_group(root, name, group, name != "nsa" || !config.model.dense());
+    groups.push_back(name);
+    visit(group, [&](const char* key, auto&, const char*, const Rule&) { keys.push_back(name + "." + key); });
   });
   for (const auto& [group, value] : root.items())
-    if (!known.contains(group))
-      fail_usage("unknown group {}; the groups are model, nsa, data, train, runtime, dist, log", shortened(group));
+    if (std::find(groups.begin(), groups.end(), group) == groups.end())
+      fail_usage("unknown group {}; the groups are model, nsa, data, train, runtime, dist, log{}", shortened(group),
+                 did_you_mean(group, groups));
+  visit_groups(config, [&](const std::string& name, auto& group) {
+    read_group(root, name, group, name != "nsa" || !config.model.dense(), keys);
+  });
   config.resolve();
   return config;
 }

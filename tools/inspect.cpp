@@ -1,4 +1,5 @@
-// triad inspect: what is in a checkpoint, a safetensors file or a token shard, told apart by their first bytes.
+// triad inspect: what is in a checkpoint, a folder of shards, a safetensors file or a token shard; files are told apart
+// by their first bytes.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -143,8 +144,45 @@ std::vector<std::string> safetensors_in(const std::string& folder) {
   return files;
 }
 
-// A folder with tensors in it, or a run's, whose newest checkpoint is meant.
+std::vector<std::string> shards_in(const std::string& folder) {
+  std::vector<std::string> files;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
+    if (entry.is_regular_file() && entry.path().extension() == ".bin" && is_shard(entry.path().string()))
+      files.push_back(entry.path().string());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+// What `triad data` says of its shards where it left a manifest, and the length of each, which its header has to tell.
+void inspect_shard_folder(const std::string& path, const std::vector<std::string>& shards) {
+  fmt::print("{}\n", path);
+  const std::string manifest = (fs::path(path) / "manifest.json").string();
+  if (fs::exists(manifest)) {
+    const Json said = parse_json(read_file(manifest), manifest);
+    for (const auto& [key, value] : said.items())
+      if (!value.is_structured()) fmt::print("  {}: {}\n", key, brief(value));
+    for (const char* split : {"train", "val"})
+      if (const Json part = said.value(split, Json()); part.is_object())
+        fmt::print("  {}: {} documents, {} tokens, {} shards\n", split, brief(part.value("documents", Json())),
+                   brief(part.value("tokens", Json())), part.value("shards", Json::array()).size());
+  }
+  int64_t tokens = 0, bytes = 0;
+  size_t width = 5;
+  for (const std::string& file : shards) width = std::max(width, fs::path(file).filename().string().size());
+  fmt::print("{:<{}}  {:>14}  {:>10}  {}\n", "shard", width, "tokens", "MiB", "format");
+  for (const std::string& file : shards) {
+    const Shard shard(file);
+    fmt::print("{:<{}}  {:>14}  {:>10.3f}  {}\n", fs::path(file).filename().string(), width, shard.size(),
+               static_cast<double>(shard.bytes()) / kMiB, shard.format());
+    tokens += shard.size(), bytes += shard.bytes();
+  }
+  fmt::print("{} shards, {} tokens, {:.3f} MiB\n", shards.size(), tokens, static_cast<double>(bytes) / kMiB);
+}
+
+// A folder with tensors in it, one with token shards, or a run's, whose newest checkpoint is meant.
 void inspect_folder(const std::string& path) {
+  if (const std::vector<std::string> shards = shards_in(path); !shards.empty())
+    return inspect_shard_folder(path, shards);
   const std::string folder = safetensors_in(path).empty() ? resolve_checkpoint(path) : path;
   fmt::print("{}\n", printable(folder));
   if (is_checkpoint(folder)) {
@@ -174,7 +212,7 @@ void inspect(const std::string& path) {
 void add_inspect(CLI::App& app) {
   auto path = std::make_shared<std::string>();
   CLI::App* verb = app.add_subcommand("inspect", "what is in a checkpoint, a safetensors file or a token shard");
-  verb->add_option("path", *path, "a checkpoint or run folder, or a file")->required();
+  verb->add_option("path", *path, "a checkpoint, a run's folder, a folder of token shards, or a file")->required();
   verb->callback([path] { inspect(*path); });
 }
 

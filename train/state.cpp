@@ -210,6 +210,16 @@ ModelSource find_model(const std::string& path) {
     apply_environment(config, "nsa");
     return ModelSource{config_from_json(config), folder, folder + "/" + kWeightsFile};
   };
+  if (fs::is_regular_file(path)) {
+    const std::string parent = fs::path(path).parent_path().string(), folder = parent.empty() ? "." : parent;
+    const bool state = fs::exists(folder + "/" + kStateFile);
+    if (!state && !fs::exists(folder + "/config.json"))
+      fail("{}: neither {} nor config.json beside it says of which model these weights are", path, kStateFile);
+    ModelSource found =
+        state ? source(read_state(folder)["config"], folder) : source(read_json_file(folder + "/config.json"), folder);
+    found.weights = path;
+    return found;
+  }
   const bool weights = fs::exists(path + "/" + kWeightsFile);
   if (weights && fs::exists(path + "/" + kStateFile)) return source(read_state(path)["config"], path);
   if (weights && fs::exists(path + "/config.json")) return source(read_json_file(path + "/config.json"), path);

@@ -54,11 +54,11 @@ std::vector<std::string> differences(const Config& before, const Config& now);
 void save_initial(Context&, const std::string& folder, const Params&, const Config&);
 
 // Where a model is: a checkpoint or `init` folder (state.json), a finished run's folder (config.json beside
-// model.safetensors), or a run's folder with checkpoints (the newest whole one).
+// model.safetensors), a run's folder with checkpoints (the newest whole one), or a file of weights in one of these.
 struct ModelSource {
   Config config;
   std::string folder;   // of what follows, and of the tokenizer where it is no byte
-  std::string weights;  // a model.safetensors
+  std::string weights;  // a safetensors file
 };
 ModelSource find_model(const std::string& path);
 

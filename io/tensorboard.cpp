@@ -55,9 +55,23 @@ void put_doubles(std::string& out, int field, std::span<const double> values) {
 // Fields of the messages Event, Summary, Summary.Value, HistogramProto and SessionLog.
 enum EventField { kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7 };
 constexpr int kSummaryValue = 1;
-enum ValueField { kTag = 1, kSimpleValue = 2, kHistogram = 5 };
+enum ValueField { kTag = 1, kSimpleValue = 2, kHistogram = 5, kTensor = 8, kMetadata = 9 };
 enum HistogramField { kMin = 1, kMax, kNum, kSum, kSumSquares, kBucketLimit, kBucket };
 constexpr int kSessionStatus = 1, kSessionStart = 1;
+
+// Fields of SummaryMetadata, its PluginData, TensorProto and TensorShapeProto.
+enum MetadataField { kPluginData = 1, kDataClass = 4 };
+enum PluginField { kPluginName = 1, kPluginContent = 2 };
+enum TensorField { kType = 1, kShape = 2, kStrings = 8 };
+constexpr int kDim = 2, kDimSize = 1;
+constexpr int64_t kTypeFloat = 1, kTypeString = 7, kClassTensor = 2;
+// Fields of HParamsPluginData, SessionStartInfo, SessionEndInfo, of a map's entry, and of google.protobuf.Value.
+enum HParamsField { kStartInfo = 3, kEndInfo = 4 };
+enum StartField { kHParams = 1, kStartTime = 5 };
+enum EndField { kStatus = 1, kEndTime = 2 };
+enum MapField { kKey = 1, kMapValue = 2 };
+enum AnyField { kNumber = 2, kString = 3, kBool = 4 };
+constexpr int64_t kSuccess = 1;
 
 // What is finite stays so: a loss of 1e300 is drawn at the top, not left out as infinite.
 float nearest_float(double v) {
@@ -70,6 +84,32 @@ std::string event(double wall_time, int64_t step) {
   put_double(out, kWallTime, wall_time);
   if (step != 0) put_int(out, kStep, step);
   return out;
+}
+
+// An event with one value that a plugin shows: a tensor, and whose it is.
+std::string plugin_event(double wall_time, int64_t step, std::string_view tag, std::string_view plugin,
+                         std::string_view content, std::string_view tensor) {
+  std::string data, metadata, value, summary, out = event(wall_time, step);
+  put_bytes(data, kPluginName, plugin);
+  if (!content.empty()) put_bytes(data, kPluginContent, content);
+  put_bytes(metadata, kPluginData, data);
+  put_int(metadata, kDataClass, kClassTensor);
+  put_bytes(value, kTag, tag);
+  put_bytes(value, kTensor, tensor);
+  put_bytes(value, kMetadata, metadata);
+  put_bytes(summary, kSummaryValue, value);
+  put_bytes(out, kSummary, summary);
+  return out;
+}
+
+// What hparams has to say is in the metadata; the tensor is an empty one.
+std::string hparams_event(double wall_time, std::string_view tag, std::string_view content) {
+  std::string no_elements, dim, tensor;
+  put_int(dim, kDimSize, 0);
+  put_bytes(no_elements, kDim, dim);
+  put_int(tensor, kType, kTypeFloat);
+  put_bytes(tensor, kShape, no_elements);
+  return plugin_event(wall_time, 0, tag, "hparams", content, tensor);
 }
 
 // ---- histograms ----
@@ -193,6 +233,40 @@ std::string histogram(double wall_time, int64_t step, std::string_view tag, std:
   return out;
 }
 
+std::string text(double wall_time, int64_t step, std::string_view tag, std::string_view markdown) {
+  std::string dim, shape, tensor;
+  put_int(dim, kDimSize, 1);
+  put_bytes(shape, kDim, dim);
+  put_int(tensor, kType, kTypeString);
+  put_bytes(tensor, kShape, shape);
+  put_bytes(tensor, kStrings, markdown);
+  return plugin_event(wall_time, step, tag, "text", "", tensor);
+}
+
+std::string session_start(double wall_time, std::span<const HParam> all) {
+  std::string start, content;
+  for (const auto& [name, any] : all) {
+    std::string value, entry;
+    if (const bool* flag = std::get_if<bool>(&any)) put_int(value, kBool, *flag);
+    if (const double* number = std::get_if<double>(&any)) put_double(value, kNumber, *number);
+    if (const std::string* text = std::get_if<std::string>(&any)) put_bytes(value, kString, *text);
+    put_bytes(entry, kKey, name);
+    put_bytes(entry, kMapValue, value);
+    put_bytes(start, kHParams, entry);
+  }
+  put_double(start, kStartTime, wall_time);
+  put_bytes(content, kStartInfo, start);
+  return hparams_event(wall_time, "_hparams_/session_start_info", content);
+}
+
+std::string session_end(double wall_time) {
+  std::string end, content;
+  put_int(end, kStatus, kSuccess);
+  put_double(end, kEndTime, wall_time);
+  put_bytes(content, kEndInfo, end);
+  return hparams_event(wall_time, "_hparams_/session_end_info", content);
+}
+
 std::string restart(double wall_time, int64_t step) {
   std::string session, out = event(wall_time, step);
   put_int(session, kSessionStatus, kSessionStart);
@@ -224,5 +298,13 @@ void EventFile::add(int64_t step, std::span<const Scalar> all) {
 void EventFile::add(int64_t step, std::string_view tag, std::span<const double> values) {
   file_.append(tensorboard::record(tensorboard::histogram(now(), step, tag, values)));
 }
+
+void EventFile::add_text(int64_t step, std::string_view tag, std::string_view markdown) {
+  file_.append(tensorboard::record(tensorboard::text(now(), step, tag, markdown)));
+}
+void EventFile::add_session_start(std::span<const tensorboard::HParam> all) {
+  file_.append(tensorboard::record(tensorboard::session_start(now(), all)));
+}
+void EventFile::add_session_end() { file_.append(tensorboard::record(tensorboard::session_end(now()))); }
 
 }  // namespace triad

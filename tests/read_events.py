@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # Reads TensorBoard's event files of a folder, from the description of their bytes alone, and prints one JSON object:
-# scalars {tag: [[step, value], ...]}, histograms {tag: [[step, {...}], ...]}, restarts [step, ...].
+# scalars {tag: [[step, value], ...]}, histograms {tag: [[step, {...}], ...]}, texts {tag: [[step, text], ...]}, hparams
+# {name: value}, ended: the status that hparams has of the end, restarts [step, ...].
 import glob
 import json
 import struct
@@ -64,7 +65,25 @@ def doubles(packed):
     return list(struct.unpack(f"<{len(packed) // 8}d", packed))
 
 
-out = {"scalars": {}, "histograms": {}, "restarts": []}
+def plugin(tag, step, tensor, metadata):
+    data = fields(metadata[1][0])
+    assert metadata[4] == [2], "not of the class of tensors"
+    if data[1] == [b"text"]:
+        assert tensor[1] == [7] and fields(fields(tensor[2][0])[2][0]) == {1: [1]}
+        out["texts"].setdefault(tag, []).append([step, tensor[8][0].decode()])
+        return
+    assert data[1] == [b"hparams"]
+    content = fields(data[2][0])
+    if tag == "_hparams_/session_start_info":
+        for entry in map(fields, fields(content[3][0])[1]):
+            (kind, (value,)), = fields(entry[2][0]).items()
+            out["hparams"][entry[1][0].decode()] = {2: float, 3: lambda b: b.decode(), 4: bool}[kind](value)
+    else:
+        assert tag == "_hparams_/session_end_info"
+        out["ended"] = fields(content[4][0])[1][0]
+
+
+out = {"scalars": {}, "histograms": {}, "texts": {}, "hparams": {}, "ended": 0, "restarts": []}
 for path in sorted(glob.glob(sys.argv[1] + "/*tfevents*")):
     for number, record in enumerate(records(open(path, "rb").read())):
         event = fields(record)
@@ -78,6 +97,8 @@ for path in sorted(glob.glob(sys.argv[1] + "/*tfevents*")):
                 tag = value[1][0].decode()
                 if 2 in value:
                     out["scalars"].setdefault(tag, []).append([step, value[2][0]])
+                if 8 in value:
+                    plugin(tag, step, fields(value[8][0]), fields(value[9][0]))
                 if 5 in value:
                     h = fields(value[5][0])
                     limits, counts = doubles(h[6][0]), doubles(h[7][0])

@@ -135,13 +135,13 @@ TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume 
       CHECK(series[i][1].get<double>() == Approx(table[i][column]).epsilon(1e-4).margin(rounded));
     }
   };
-  same("loss", training, 1);
-  same("lr", training, 2);
-  same("tokens_per_s", training, 3, 0.06);
-  same("grad_norm", training, 4);
-  same("step_ms", training, 5, 6e-4);
-  same("val_loss", validation, 1);
-  same("ppl", validation, 2);
+  same("train/loss", training, 1);
+  same("train/lr", training, 2);
+  same("perf/tokens_per_s", training, 3, 0.06);
+  same("train/grad_norm", training, 4);
+  same("perf/step_ms", training, 5, 6e-4);
+  same("val/loss", validation, 1);
+  same("val/perplexity", validation, 2);
   for (const char* tag : {"memory/tensors_mib", "memory/reserved_mib", "memory/in_use_mib"})
     CHECK(found["scalars"][tag].size() == 10);
   for (const char* tag : {"steps/loss", "steps/grad_norm"}) {
@@ -149,17 +149,36 @@ TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume 
     for (const Json& h : found["histograms"][tag]) CHECK(h[1]["num"] == 2);  // log.every
   }
   CHECK(found["restarts"].empty());
+  // The config as text and as hparams; losses once more over tokens, of which a step has 96.
+  CHECK(found["texts"]["config"][0][0] == 0);
+  CHECK(has(found["texts"]["config"][0][1].get<std::string>(), "        \"seq_len\": 48,\n"));
+  CHECK(found["hparams"]["train.seq_len"] == 48);
+  CHECK(found["hparams"]["train.lr"] == 1e-3);
+  CHECK(found["hparams"]["model.attention"] == "nsa");
+  CHECK(found["hparams"]["model.tie_embeddings"] == false);
+  CHECK(found["ended"] == 1);
+  Json over_tokens = read_events(folder.file("tb/by_tokens"));
+  const std::pair<const char*, std::vector<std::vector<double>>> both[] = {{"train/loss_by_tokens", training},
+                                                                          {"val/loss_by_tokens", validation}};
+  for (const auto& [tag, table] : both) {
+    const Json& series = over_tokens["scalars"][tag];
+    REQUIRE(series.size() == table.size());
+    for (size_t i = 0; i < table.size(); ++i) CHECK(series[i][0].get<double>() == 96 * table[i][0]);
+  }
 
   run_tiny(folder.path(), "--overwrite --resume " + folder.file("checkpoints/step_10"));
-  CHECK(count_files(folder.file("tb")) == 2);
+  CHECK(count_files(folder.file("tb")) == 3);  // by_tokens too
+  over_tokens = read_events(folder.file("tb/by_tokens"));
+  CHECK(over_tokens["restarts"] == Json::array({96 * 10 + 1}));
+  CHECK(over_tokens["scalars"]["train/loss_by_tokens"].size() == 15);
   found = read_events(folder.file("tb"));
   CHECK(found["restarts"] == Json::array({11}));
-  CHECK(found["scalars"]["loss"].size() == 15);
+  CHECK(found["scalars"]["train/loss"].size() == 15);
 
   run_tiny(folder.path(), "--overwrite --resume " + folder.file("checkpoints/step_10"), "NSA_TB_DISABLE=1");
   found = read_events(folder.file("tb"));
   CHECK(found["restarts"] == Json::array({11, 11}));  // what the second wrote of later steps does not count either
-  CHECK(found["scalars"]["loss"].size() == 15);
+  CHECK(found["scalars"]["train/loss"].size() == 15);
 
   run_tiny(folder.path(), "--overwrite", "NSA_TB_DISABLE=1");
   CHECK(!fs::exists(folder.file("tb")));
@@ -176,9 +195,13 @@ TEST_CASE("tensorboard: TensorBoard's own reader finds every scalar and histogra
   write_text(folder.file("check.py"), R"(
 import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import metadata
 ours = json.loads(sys.argv[2])
-theirs = EventAccumulator(sys.argv[1], size_guidance={'scalars': 0, 'histograms': 0})
-theirs.Reload()
+def read(folder):
+    read = EventAccumulator(folder, size_guidance={'scalars': 0, 'histograms': 0, 'tensors': 0})
+    read.Reload()
+    return read
+theirs = read(sys.argv[1])
 assert sorted(theirs.Tags()['scalars']) == sorted(ours['scalars']), theirs.Tags()
 assert sorted(theirs.Tags()['histograms']) == sorted(ours['histograms']), theirs.Tags()
 for tag in ours['scalars']:  # each step once: of the run before, steps past the resume are gone
@@ -189,6 +212,17 @@ for tag in ours['histograms']:
     for e, (step, h) in zip(theirs.Histograms(tag), ours['histograms'][tag]):
         v = e.histogram_value
         assert (v.num, v.bucket_limit, v.bucket) == (h['num'], h['limits'], h['counts'])
+assert [e.step for e in read(sys.argv[1] + '/by_tokens').Scalars('train/loss_by_tokens')] == list(range(192, 1921, 192))
+assert [e.step for e in theirs.Tensors('config')] == [0, 10]
+assert b'"seq_len": 48' in theirs.Tensors('config')[0].tensor_proto.string_val[0]
+assert theirs.SummaryMetadata('config').plugin_data.plugin_name == 'text'
+def hparams(tag):
+    assert theirs.SummaryMetadata(tag).plugin_data.plugin_name == 'hparams'
+    return theirs.SummaryMetadata(tag).plugin_data.content
+start = metadata.parse_session_start_info_plugin_data(hparams('_hparams_/session_start_info')).hparams
+assert start['train.lr'].number_value == 1e-3 and start['model.attention'].string_value == 'nsa', start
+assert start['model.tie_embeddings'].WhichOneof('kind') == 'bool_value'
+assert metadata.parse_session_end_info_plugin_data(hparams('_hparams_/session_end_info')).status == 1
 )");
   const Json found = read_events(folder.file("tb"));
   write_text(folder.file("found.json"), found.dump());

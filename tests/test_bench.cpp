@@ -279,7 +279,7 @@ TEST_CASE("routes: fallbacks reach the run's folder, each once", "[routes]") {
   {
     Runtime runtime({.device = Device::cpu(), .planning = true});
     const std::unique_ptr<Comm> alone = make_self_comm(Device::cpu());
-    Telemetry telemetry(config, run, Device::cpu(), *alone, runtime.arena(), -1);
+    Telemetry telemetry(config, run, Device::cpu(), *alone, runtime.arena(), Telemetry::Resume{}, false);
     routes.set_layer(3);
     routes.record("nsa_attend_window_forward", "general", "w, or so");
     routes.record("nsa_attend_window_forward", "sm90");

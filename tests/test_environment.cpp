@@ -28,9 +28,9 @@ Run train(const TemporaryFolder& folder, const std::string& name, const std::str
           const std::string& more = "") {
   Run run;
   run.folder = folder.file(name);
-  run.outcome = run_program(
-      "train " + kTiny + " --set runtime.device=cpu --set train.steps=4 " + more + " --set log.out_dir=" + run.folder,
-      environment);
+  run.outcome = run_program("train " + kTiny + " --verbose --set runtime.device=cpu --set train.steps=4 " + more +
+                                " --set log.out_dir=" + run.folder,
+                            environment);
   INFO(environment << "\n" << run.outcome.output);
   REQUIRE(run.outcome.exit_code == 0);
   run.config = Json::parse(run.text("config.json"));
@@ -49,10 +49,10 @@ int64_t count(const std::string& text, const std::string& word) {
 TEST_CASE("environment: sizes and the learning rate", "[environment]") {
   const TemporaryFolder folder;
   const Run usual = train(folder, "usual", "");
-  CHECK(says(usual, "96 tokens an optimizer step\n"));
-  CHECK(says(train(folder, "T", "NSA_SEQ_LEN=32"), "64 tokens an optimizer step\n"));
-  CHECK(says(train(folder, "B", "NSA_BATCH_SIZE=3"), "144 tokens an optimizer step\n"));
-  CHECK(says(train(folder, "A", "NSA_ACCUM=2"), "192 tokens an optimizer step\n"));
+  CHECK(says(usual, "4 steps of 96 tokens (2 x 48): 384 tokens, fp32\n"));
+  CHECK(says(train(folder, "T", "NSA_SEQ_LEN=32"), "4 steps of 64 tokens"));
+  CHECK(says(train(folder, "B", "NSA_BATCH_SIZE=3"), "4 steps of 144 tokens"));
+  CHECK(says(train(folder, "A", "NSA_ACCUM=2"), "4 steps of 192 tokens (2 x 48 x 2 micro-steps)"));
   const Run rate = train(folder, "lr", "NSA_LR=0.25");
   CHECK(rate.text("training.csv").find(",2.500000e-01,") != std::string::npos);
   CHECK(rate.text("model.safetensors") != usual.text("model.safetensors"));

@@ -94,12 +94,13 @@ TEST_CASE("routes: calls of one op with other shapes are other entries, however 
 
 TEST_CASE("routes: the CPU's route is told, and is a fallback where fused was asked for", "[routes]") {
   const TemporaryFolder folder;
-  const Outcome usual = train(folder.file("auto"), "");
+  const Outcome usual = train(folder.file("auto"), " --verbose");
   REQUIRE(usual.exit_code == 0);
   CHECK(usual.output.find("kernel of nsa_select: cpu f32 [2,48,4,8] [2,11,2,8] (layers 0 to 1)\n") !=
         std::string::npos);
   CHECK(usual.output.find("fallback") == std::string::npos);
-  CHECK(train(folder.file("quiet"), " --set log.route_steps=0").output.find("kernel of ") == std::string::npos);
+  CHECK(train(folder.file("quiet"), " --verbose --set log.route_steps=0").output.find("kernel of ") ==
+        std::string::npos);
 
   for (const char* word : {"general", "reference"}) {
     const std::string out = folder.file(word);

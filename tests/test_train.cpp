@@ -180,7 +180,7 @@ TEST_CASE("train: a resume in the third file of the second epoch ends in the sam
     writer.finish();
   }
   const std::string more = "--set data.kind=shards --set 'data.paths=[\"" + folder.file("part*.bin") +
-                           "\"]' --set data.val_fraction=0 --set train.save_every=1 ";
+                           "\"]' --set data.val_fraction=0 --set train.save_every=1 --set train.keep_last=0 ";
   run(train_args(folder.file("whole"), "cpu", more));
   const auto seed = static_cast<uint64_t>(load_config(kTiny, {}).config.data.seed);
   int resumes = 0;
@@ -336,12 +336,20 @@ TEST_CASE("train: .HALT and SIGTERM stop a run on the GPU too", "[train][gpu]") 
 TEST_CASE("train: checkpoints are written beside the steps, and old ones go", "[train]") {
   const TemporaryFolder folder;
   const std::string often = "--set train.steps=9 --set train.save_every=1 ";
-  run(train_args(folder.file("all"), "cpu", often));
+  run(train_args(folder.file("all"), "cpu", often + "--set train.keep_last=0"));
   run(train_args(folder.file("few"), "cpu", often + "--set train.keep_last=2 --set train.keep_every=3"));
   CHECK(list_checkpoints(folder.file("all/checkpoints")).size() == 10);  // the start is one
   std::vector<int64_t> kept;
   for (const CheckpointFolder& c : list_checkpoints(folder.file("few/checkpoints"))) kept.push_back(c.step);
   CHECK(kept == std::vector<int64_t>{3, 6, 8, 9});
+  run(train_args(folder.file("usual"), "cpu", often));
+  kept.clear();
+  for (const CheckpointFolder& c : list_checkpoints(folder.file("usual/checkpoints"))) kept.push_back(c.step);
+  CHECK(kept == std::vector<int64_t>{7, 8, 9});
+  // The log names each, and the terminal those that are not of the start.
+  const std::string log = read_text(folder.file("usual/ranks/rank_0.log"));
+  for (int step = 0; step <= 9; ++step)
+    CHECK(has(log, fmt::format("checkpoint {}/checkpoints/step_{}, written in ", folder.file("usual"), step)));
   // Each holds the state of its own step, although later steps ran while it was written.
   run(train_args(folder.file("five"), "cpu", "--set train.steps=9 --set train.save_every=5"));
   for (const char* file : {"model.safetensors", "optimizer.safetensors"})

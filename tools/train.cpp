@@ -17,7 +17,7 @@ void add_train(CLI::App& app) {
   struct Options {
     std::string config, resume;
     std::vector<std::string> sets;
-    bool overwrite = false;
+    bool overwrite = false, verbose = false;
   };
   auto o = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand("train", "train a model");
@@ -30,6 +30,8 @@ void add_train(CLI::App& app) {
   verb->add_flag("--overwrite", o->overwrite,
                  "start anew in a folder that holds a run; with --resume, go back to a checkpoint that is not the "
                  "newest, and move what is newer aside");
+  verb->add_flag("--verbose", o->verbose,
+                 "print what else goes to ranks/rank_0.log alone: config, ranks, kernels, gradients");
   verb->footer(describe_config);
   verb->callback([o, resume, &app] {
     if (resume->count() > 0 && o->resume.empty()) fail_usage("--resume is empty: a folder, or `latest`, is needed");
@@ -42,6 +44,7 @@ void add_train(CLI::App& app) {
            .environment = loaded.environment,
            .resume = o->resume,
            .overwrite = o->overwrite,
+           .verbose = o->verbose,
            .build = version_text(),
            .program = app.get_name(),
            .config_file = loaded.file});

@@ -38,7 +38,7 @@ struct TrainConfig {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, grad_clip = 1;
   int64_t seed = 1337;
   std::string init_from;
-  int64_t eval_every = 0, eval_batches = 10, save_every = 0, keep_last = 0, keep_every = 0;
+  int64_t eval_every = 0, eval_batches = 10, save_every = 0, keep_last = 3, keep_every = 0;
   bool save_last = true;
   OnNonfinite on_nonfinite = OnNonfinite::stop;
   bool allow_unsafe = false;
@@ -66,7 +66,7 @@ struct DistConfig {
 
 struct LogConfig {
   std::string out_dir;
-  int64_t every = 10, memory_every = 0, heartbeat_every = 1, route_steps = 1;
+  int64_t every = 10, memory_every = 0, heartbeat_every = -1, route_steps = 1;
   bool csv = true, tensorboard = true, stats = true;
   std::vector<std::string> diagnostics;
   bool diagnoses(std::string_view what) const {
@@ -223,8 +223,11 @@ void visit(LogConfig& c, V&& v) {
   v("every", c.every, "optimizer steps between rows of training.csv and progress lines", at_least(1));
   v("memory_every", c.memory_every, "optimizer steps between memory snapshots, beside those at the start; 0: none",
     at_least(0));
-  v("heartbeat_every", c.heartbeat_every, "optimizer steps between heartbeats; 0: none", at_least(0));
-  v("route_steps", c.route_steps, "steps whose choices of kernels are told in the log, each once", at_least(0));
+  v("heartbeat_every", c.heartbeat_every,
+    "optimizer steps between heartbeats; 0: none; -1: each of the first 1,000 steps, then every 10th up to 10,000 and "
+    "so on, and one a minute at least",
+    at_least(-1));
+  v("route_steps", c.route_steps, "steps whose choices of kernels the log lists, each once", at_least(0));
   v("csv", c.csv, "write the run's CSV files", Rule{});
   v("diagnostics", c.diagnostics,
     "a list of ledger (each gradient: arrived, norm, zero, not finite), layer_norms (the gradient's norm by layer), "

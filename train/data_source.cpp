@@ -8,6 +8,7 @@
 #include "engine/check.h"
 #include "io/loader.h"
 #include "io/shard_manifest.h"
+#include "train/banner.h"
 
 namespace triad {
 
@@ -83,17 +84,20 @@ DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
   // Too little of either is an error now, not at the first step or evaluation.
   const int64_t sequences = count_sequences(*data.train, c.train.seq_len);
   if (c.train.eval_every > 0) count_sequences(*data.val, c.train.seq_len);
-  std::string text = data.train->name();
-  if (c.data.kind == DataKind::text || c.data.kind == DataKind::shards)
+  std::string text = data.train->name(), summary = text;
+  if (c.data.kind == DataKind::text || c.data.kind == DataKind::shards) {
     text += fmt::format(": {} tokens, {} sequences an epoch; {}: {} tokens", data.train->size(), sequences,
                         data.val->name(), data.val->size());
+    summary = fmt::format("{}: {} tokens to train on, {} to evaluate on", word_of(c.data.kind),
+                          grouped(data.train->size()), grouped(data.val->size()));
+  }
   std::string warning;
   if (c.data.kind == DataKind::shards && c.data.tokenizer.empty())
     warning = fmt::format(
         "the tokenizer of the shards in {} is not known (no manifest.json lists them, and data.tokenizer is not set): "
         "text is taken for bytes where it is needed, as by generate",
         c.data.paths.front());
-  return {data.train, data.val, text, warning};
+  return {data.train, data.val, text, summary, warning};
 }
 
 }  // namespace triad

@@ -1,4 +1,4 @@
-// The data of a run, opened as its config says, with a line that describes it.
+// The data of a run, opened as its config says, with lines that describe it.
 #pragma once
 #include <memory>
 #include <string>
@@ -10,8 +10,8 @@ namespace triad {
 
 struct DataSource {
   std::shared_ptr<const TokenSource> train, val;
-  std::string description;
-  std::string warning;  // empty: there is none
+  std::string description, summary;  // with the files' names and numbers; short enough for a terminal
+  std::string warning;               // empty: there is none
 };
 // What a config of kind shards leaves open comes from the manifest.json beside its shards: data.tokenizer, and the
 // validation split. A UsageError where data.tokenizer or model.vocab_size contradicts a manifest.

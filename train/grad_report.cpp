@@ -87,18 +87,18 @@ Json GradReport::step(int64_t step, int64_t updates, const TrainStep::Result& re
     for (size_t i = 0; i < facts.norm.size(); ++i)
       if (layer_of(params_.specs()[i].name) < 0)
         line += fmt::format(" {} {:.4e}", params_.specs()[i].name, facts.norm[i]);
-    telemetry.message(fmt::format("[GRAD-NORM] step{}{}", step, line));
+    telemetry.detail(fmt::format("[GRAD-NORM] step{}{}", step, line));
     beat["layer_grad_norms"] = norms;
   }
   if (!ledger()) return beat;
   const auto all = static_cast<int64_t>(facts.norm.size());  // one that is missing ends the run before
-  telemetry.message(
+  telemetry.detail(
       fmt::format("[GRAD-TRACE] after_backward_step{} arrived={} missing=0 zero={} unexpected_zero={} "
                   "not_finite={}",
                   step, all, zero, zeros.size(), not_finite.size()));
-  if (!zeros.empty()) telemetry.message(fmt::format("[GRAD-TRACE] step{} zero: {}", step, some_of(zeros)));
+  if (!zeros.empty()) telemetry.detail(fmt::format("[GRAD-TRACE] step{} zero: {}", step, some_of(zeros)));
   if (!not_finite.empty())
-    telemetry.message(fmt::format("[GRAD-TRACE] step{} not finite: {}", step, some_of(not_finite)));
+    telemetry.detail(fmt::format("[GRAD-TRACE] step{} not finite: {}", step, some_of(not_finite)));
   if (first_ && !std::exchange(missing_written_, true)) write_missing(step, {}, all);
   const bool row = step % config_.log.every == 0 || !not_finite.empty();
   for (size_t i = 0; csv_ && row && i < facts.norm.size(); ++i)

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "engine/progress_line.h"
+
 namespace triad {
 
 namespace {
@@ -18,13 +20,12 @@ std::atomic<int> last_signal{0};
 constexpr int kTerm = 1, kInt = 2, kTermThenInt = 4;
 std::atomic<int> heard{0};
 std::atomic<int64_t> step_under_way{0};
-std::atomic<bool> is_terminal{false};
 
 // What a signal handler may call is little: no formatting, no memory, one write(2).
 void tell() {
+  end_progress_line();
   char text[200], *at = text;
   const auto add = [&](const char* part) { at = stpcpy(at, part); };
-  add(is_terminal ? "\n" : "");  // a progress line may be open
   add("triad: stops with a checkpoint when its step ends (");
   if (step_under_way > 0) {
     add("step ");
@@ -54,7 +55,6 @@ void on_stop_signal(int number) {
 }  // namespace
 
 void await_stop_signals(bool tells) {
-  is_terminal = isatty(STDERR_FILENO) != 0;
   for (const int number : {SIGTERM, SIGINT}) std::signal(number, tells ? on_stop_signal<true> : on_stop_signal<false>);
 }
 

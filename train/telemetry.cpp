@@ -1,7 +1,6 @@
 #include "train/telemetry.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -11,14 +10,14 @@
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
+#include <limits>
 #include <numeric>
-#include <set>
 #include <utility>
 
 #include "engine/backend.h"
+#include "engine/progress_line.h"
 #include "kernels/matmul.h"
 #include "model/flops.h"
-#include "train/load_config.h"
 #include "train/watchdog.h"
 
 namespace triad {
@@ -31,12 +30,6 @@ constexpr double kMiB = 1024.0 * 1024.0;
 constexpr int kHeartbeatSchema = 1;
 
 double seconds(std::chrono::steady_clock::duration d) { return std::chrono::duration<double>(d).count(); }
-
-std::string duration_text(double s) {
-  const int64_t t = static_cast<int64_t>(std::max(0.0, s));
-  if (t >= 3600) return fmt::format("{}h{:02}m", t / 3600, t / 60 % 60);
-  return t >= 60 ? fmt::format("{}m{:02}s", t / 60, t % 60) : fmt::format("{}s", t);
-}
 
 Json library_versions() {
   return {{"matrix products", matmul_libraries()},
@@ -85,74 +78,69 @@ Json environment_report(Device device, const Comm& comm, const std::string& buil
 }
 
 Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device device, const Comm& comm, const Arena& arena,
-                     int64_t resume_step)
+                     Resume resume, bool verbose)
     : config_(config),
       device_(device),
       comm_(comm),
       arena_(arena),
-      terminal_(comm.world() == 1 && isatty(STDOUT_FILENO) != 0),  // mpirun's own end is one, wherever it then writes
-      last_row_(Clock::now()) {
+      terminal_(comm.world() == 1 && is_terminal(STDOUT_FILENO)),  // mpirun's own end is one, wherever it then writes
+      verbose_(verbose),
+      last_heartbeat_(Clock::now()),
+      tokens_(resume.tokens) {
   log_ = std::make_unique<AppendFile>(folder.file(fmt::format("ranks/rank_{}.log", comm.rank())));
   if (config.log.tensorboard && comm.first())
-    board_ = std::make_unique<Board>(folder.file("tb"), arena, resume_step);
-  else if (comm.first() && resume_step >= 0 && std::filesystem::exists(folder.file("tb")))
-    EventFile(folder.file("tb"), resume_step);  // later steps of the run before no longer count, though none come
+    board_ = std::make_unique<Board>(folder.file("tb"), arena, config, resume.step, resume.tokens);
+  else if (comm.first() && resume.step >= 0 && std::filesystem::exists(folder.file("tb")))
+    Board::rewind(folder.file("tb"), resume.step, resume.tokens);  // though no later steps come
   if (device.is_cuda()) peak_flops_ = peak_bf16_flops(backend::info(device).name);
   if (config.log.csv && comm.first()) {
-    const bool append = resume_step >= 0;
     training_ = std::make_unique<CsvFile>(folder.file("training.csv"),
-                                          "step,loss,lr,tokens_per_s,grad_norm,step_ms,mfu", append ? resume_step : -1);
-    validation_ = std::make_unique<CsvFile>(folder.file("val.csv"), "step,val_loss,ppl", append ? resume_step : -1);
+                                          "step,loss,lr,tokens_per_s,grad_norm,step_ms,mfu", resume.step);
+    validation_ = std::make_unique<CsvFile>(folder.file("val.csv"), "step,val_loss,ppl", resume.step);
     fallbacks_ = std::make_unique<CsvFile>(folder.file("fallback_counters.csv"),
-                                           "step,layer,branch,kernel,reason,count", append ? resume_step : -1);
+                                           "step,layer,branch,kernel,reason,count", resume.step);
   }
-  if (config.log.heartbeat_every > 0)
+  if (config.log.heartbeat_every != 0)
     heartbeats_ = std::make_unique<JsonLines>(folder.file(fmt::format("heartbeat_rank{}.jsonl", comm.rank())));
 }
 
-void Telemetry::banner(int64_t parameters, const std::vector<std::string>& environment, const std::string& data) {
-  message(fmt::format("triad: {} parameters; {} ({}), {:.0f} MiB planned", parameters, device_.str(),
-                      backend::info(device_).name, peak_mib()));
-  message(fmt::format("data: {}", data));
-  message(fmt::format("{} tokens an optimizer step", config_.train.tokens_per_step() * comm_.world()));
-  std::set<std::string> hosts;
-  for (const Peer& p : comm_.peers()) hosts.insert(p.host);
-  if (comm_.world() > 1)
-    message(fmt::format("{} ranks on {} host{}, {}", comm_.world(), hosts.size(), hosts.size() > 1 ? "s" : "",
-                        comm_.name()));
-  for (const Peer& p : comm_.peers())
-    message(fmt::format("rank {}  host {}  local rank {}  pid {}  {} {}", p.rank, p.host, p.local_rank, p.pid, p.device,
-                        p.pci));
-  constexpr int kFewCores = 4;  // the step, the loader, the guard, NCCL's own threads
-  cpu_set_t cores;
-  if (comm_.world() > 1 && device_.is_cuda() && sched_getaffinity(0, sizeof cores, &cores) == 0 &&
-      CPU_COUNT(&cores) < kFewCores)
-    message(fmt::format("this process may use {} CPU cores only, which is few beside a GPU: mpirun --bind-to none",
-                        CPU_COUNT(&cores)));
-  if (config_.runtime.cuda_graph && !device_.is_cuda()) message("runtime.cuda_graph has no effect on the CPU");
-  const Json resolved = config_to_json(config_);
-  for (const auto& [group, fields] : resolved.items()) message(fmt::format("{:<8}{}", group, dump_json(fields, -1)));
-  for (const std::string& line : environment) message("environment: " + line);
-  last_row_ = Clock::now();
+void Telemetry::banner(BannerFacts facts) {
+  facts.planned_mib = peak_mib();
+  for (const std::string& line : banner_lines(config_, device_, comm_, facts)) message(line);
+  for (const std::string& line : banner_details(config_, comm_, facts.environment)) detail(line);
 }
 
-Telemetry::~Telemetry() { end_line(); }
+Telemetry::~Telemetry() { end_progress_line(); }
 
-void Telemetry::end_line() {
-  if (line_open_) std::fputs("\n", stdout);
-  line_open_ = false;
-}
-
-void Telemetry::message(const std::string& text) {
-  log_->append(text + "\n");
+void Telemetry::print(const std::string& text) {
   if (!comm_.first()) return;
-  end_line();
+  const std::lock_guard lock(terminal_mutex_);
+  end_progress_line();
   std::fputs((text + "\n").c_str(), stdout);
   std::fflush(stdout);
 }
 
+void Telemetry::message(const std::string& text) {
+  log_->append(text + "\n");
+  print(text);
+}
+
+void Telemetry::detail(const std::string& text) {
+  log_->append(text + "\n");
+  if (verbose_) print(text);
+}
+
 void Telemetry::alert(const std::string& text) {
-  std::fputs(("triad: " + text + "\n").c_str(), stderr);
+  std::string line = "triad: " + text;
+  constexpr int kRows = 3;  // of a terminal; what a hang says of its place may be longer
+  if (is_terminal(STDERR_FILENO))
+    line =
+        cut_line(line, kRows * terminal_columns(STDERR_FILENO), fmt::format("... (ranks/rank_{}.log)", comm_.rank()));
+  {
+    const std::lock_guard lock(terminal_mutex_);
+    end_progress_line();
+    std::fputs((line + "\n").c_str(), stderr);
+  }
   if (!log_) return;
   try {
     log_->append(text + "\n");
@@ -162,50 +150,83 @@ void Telemetry::alert(const std::string& text) {
 }
 
 void Telemetry::step(const Step& s) {
-  tokens_since_row_ += s.tokens;
   if (heartbeats_) fetch_ms_.insert(fetch_ms_.end(), s.fetch_ms.begin(), s.fetch_ms.end());
-  ++steps_since_row_;
+  ++steps_, ++steps_since_row_;
+  tokens_ += s.tokens;
   comm_ms_since_row_ += s.comm_ms;
+  step_times_.add(s.step_ms);
   if (board_) board_->step(s.loss, s.grad_norm);
-  const bool row = s.step % config_.log.every == 0 || s.step == config_.train.steps;
-  if (row) {
-    const double elapsed = seconds(Clock::now() - last_row_);
-    tokens_per_s_ = static_cast<double>(tokens_since_row_) / elapsed;
-    const double step_s = elapsed / static_cast<double>(steps_since_row_);
-    std::string mfu;
-    double of_peak = 0;
-    if (peak_flops_ > 0) {
-      const TrainConfig& t = config_.train;
-      const double flops =
-          training_flops(config_.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len, config_.recompute());
-      of_peak = flops / step_s / peak_flops_;
-      mfu = fmt::format("{:.4f}", of_peak);
-    }
-    if (training_)
-      training_->row(fmt::format("{},{:.6f},{:.6e},{:.1f},{:.6f},{:.3f},{}", s.step, s.loss, s.lr, tokens_per_s_,
-                                 s.grad_norm, step_s * 1e3, mfu));
-    if (board_)
-      board_->row(s.step, {s.loss, s.lr, tokens_per_s_, s.grad_norm, step_s * 1e3, of_peak,
-                           comm_ms_since_row_ / static_cast<double>(steps_since_row_)});
-    const double eta = step_s * static_cast<double>(config_.train.steps - s.step);
-    std::string line =
-        fmt::format("step {}/{}  loss {:.4f}  lr {:.2e}  norm {:.3f}  {:.0f} tok/s  {:.1f} ms  eta {}", s.step,
-                    config_.train.steps, s.loss, s.lr, s.grad_norm, tokens_per_s_, step_s * 1e3, duration_text(eta));
-    if (comm_.world() > 1)
-      line += fmt::format("  comm {:.2f} ms", comm_ms_since_row_ / static_cast<double>(steps_since_row_));
-    if (terminal_) {
-      log_->append(line + "\n");
-      std::fputs(("\r\x1b[2K" + line).c_str(), stdout);
-      std::fflush(stdout);
-      line_open_ = true;
-    } else {
-      message(line);
-    }
-    last_row_ = Clock::now();
-    tokens_since_row_ = steps_since_row_ = 0;
+  const double ms = step_times_.median_ms();
+  tokens_per_s_ = ms > 0 ? static_cast<double>(s.tokens) / ms * 1e3 : 0;
+  const bool is_row = s.step % config_.log.every == 0 || s.step == config_.train.steps;
+  if (is_row) row(s);
+  progress(s, is_row);
+  if (is_row) {
+    step_times_.row();
+    steps_since_row_ = 0;
     comm_ms_since_row_ = 0;
   }
-  if (!heartbeats_ || s.step % config_.log.heartbeat_every != 0) return;
+  if (heartbeats_ && heartbeat_due(config_.log.heartbeat_every, s.step, seconds(Clock::now() - last_heartbeat_)))
+    step_heartbeat(s);
+}
+
+void Telemetry::row(const Step& s) {
+  const double ms = step_times_.median_ms();
+  std::string mfu;
+  double of_peak = 0;
+  if (peak_flops_ > 0 && ms > 0) {
+    const TrainConfig& t = config_.train;
+    const double flops =
+        training_flops(config_.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len, config_.recompute());
+    of_peak = flops / ms * 1e3 / peak_flops_;
+    mfu = fmt::format("{:.4f}", of_peak);
+  }
+  if (training_)
+    training_->row(fmt::format("{},{:.6f},{:.6e},{:.1f},{:.6f},{:.3f},{}", s.step, s.loss, s.lr, tokens_per_s_,
+                               s.grad_norm, ms, mfu));
+  if (board_)
+    board_->row(s.step, tokens_,
+                {s.loss, s.lr, tokens_per_s_, s.grad_norm, ms, of_peak,
+                 comm_ms_since_row_ / static_cast<double>(steps_since_row_)});
+}
+
+// Evaluations and checkpoints count: they come again. The first step does not where there are others, since it prepares
+// what those find ready.
+double Telemetry::eta_s(int64_t step) const {
+  const auto left = static_cast<double>(config_.train.steps - step);
+  if (steps_ < 2) return step_times_.median_ms() / 1e3 * left;
+  return seconds(Clock::now() - first_step_) / static_cast<double>(steps_ - 1) * left;
+}
+
+// On a terminal the line follows the steps; elsewhere there is one for each row, and for the first step, so that a long
+// run says at once how long it will be.
+void Telemetry::progress(const Step& s, bool is_row) {
+  constexpr double kRedrawS = 0.5;
+  const Clock::time_point now = Clock::now();
+  if (steps_ == 1) first_step_ = now;
+  const bool last = s.step == config_.train.steps;
+  const bool redraw = terminal_ && (last || seconds(now - line_shown_) >= kRedrawS);
+  if (!is_row && !redraw && steps_ > 1) return;
+  std::vector<LinePiece> pieces = {{fmt::format("step {}/{}", s.step, config_.train.steps), 0},
+                                   {fmt::format("loss {:.4f}", s.loss), 0},
+                                   {fmt::format("lr {:.2e}", s.lr), 3},
+                                   {fmt::format("norm {:.3f}", s.grad_norm), 2},
+                                   {fmt::format("{:.0f} tok/s", tokens_per_s_), 0},
+                                   {fmt::format("{:.1f} ms", step_times_.median_ms()), 4},
+                                   {fmt::format("eta {}", duration_text(eta_s(s.step))), 1}};
+  if (comm_.world() > 1)
+    pieces.push_back({fmt::format("comm {:.2f} ms", comm_ms_since_row_ / static_cast<double>(steps_since_row_)), 5});
+  const std::string line = fit_line(pieces, std::numeric_limits<int>::max());
+  if (is_row || steps_ == 1) log_->append(line + "\n");
+  if (!comm_.first()) return;
+  if (!terminal_) return print(line);
+  const std::lock_guard lock(terminal_mutex_);
+  show_progress_line(STDOUT_FILENO, fit_line(pieces, terminal_columns(STDOUT_FILENO) - 1));
+  line_shown_ = now;
+}
+
+void Telemetry::step_heartbeat(const Step& s) {
+  last_heartbeat_ = Clock::now();
   std::sort(fetch_ms_.begin(), fetch_ms_.end());
   const auto fetch = [&](double share) {
     return fetch_ms_.empty() ? 0 : fetch_ms_[static_cast<size_t>(share * static_cast<double>(fetch_ms_.size() - 1))];
@@ -231,7 +252,7 @@ void Telemetry::step(const Step& s) {
 }
 
 void Telemetry::evaluation(int64_t step, double loss) {
-  if (board_) board_->evaluation(step, loss);
+  if (board_) board_->evaluation(step, tokens_, loss);
   if (validation_) validation_->row(fmt::format("{},{:.6f},{:.4f}", step, loss, std::exp(loss)));
   message(fmt::format("step {}  validation loss {:.4f}  perplexity {:.3f}", step, loss, std::exp(loss)));
 }
@@ -269,8 +290,8 @@ void Telemetry::routes(const Routes& routes) {
       same->first = std::min(same->first, c.layer), same->last = std::max(same->last, c.layer);
   }
   for (const Told& t : lines)
-    message(fmt::format("kernel of {}{}", t.text,
-                        t.last < 0 ? "" : fmt::format(" (layers {} to {})", std::max<int64_t>(0, t.first), t.last)));
+    detail(fmt::format("kernel of {}{}", t.text,
+                       t.last < 0 ? "" : fmt::format(" (layers {} to {})", std::max<int64_t>(0, t.first), t.last)));
 }
 
 void Telemetry::heartbeat(int64_t step, const std::string& msg, const Json& more) {

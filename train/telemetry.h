@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -12,8 +13,10 @@
 #include "io/csv.h"
 #include "io/json_config.h"
 #include "io/jsonl.h"
+#include "train/banner.h"
 #include "train/board.h"
 #include "train/config.h"
+#include "train/pace.h"
 #include "train/run_folder.h"
 
 namespace triad {
@@ -28,11 +31,15 @@ class Telemetry {
   using Clock = std::chrono::steady_clock;
 
  public:
-  // resume_step >= 0: rows of later steps are cut from the CSV files, which are then appended to.
-  Telemetry(const Config&, const RunFolder&, Device, const Comm&, const Arena&, int64_t resume_step);
+  // Where the run goes on from: rows of later steps are cut from the CSV files, which are then appended to.
+  struct Resume {
+    int64_t step = -1, tokens = 0;  // -1: a fresh run
+  };
+  // verbose: what goes to the log alone is printed too.
+  Telemetry(const Config&, const RunFolder&, Device, const Comm&, const Arena&, Resume, bool verbose);
 
   ~Telemetry();
-  void banner(int64_t parameters, const std::vector<std::string>& environment, const std::string& data);
+  void banner(BannerFacts);  // all but planned_mib
   struct Step {
     int64_t step = 0;  // optimizer steps done, this one included
     double loss = 0, lr = 0, grad_norm = 0;
@@ -50,20 +57,9 @@ class Telemetry {
   // The choices of kernels that were not told yet, in the first log.route_steps steps of this process; of products only
   // where runtime.kernels chooses one.
   void routes(const Routes&);
-  // Time between its begin and end is not the steps'.
-  class Pause {
-   public:
-    explicit Pause(Telemetry& telemetry) : telemetry_(telemetry), began_(Clock::now()) {}
-    ~Pause() { telemetry_.last_row_ += Clock::now() - began_; }
-    Pause(const Pause&) = delete;
-
-   private:
-    Telemetry& telemetry_;
-    Clock::time_point began_;
-  };
-  void message(const std::string& text);  // a line that is not progress
-  void end_line();                        // what comes next, an error say, begins a line of its own
-  // Something is wrong: on stderr of whichever rank, and in its log. From any thread, as heartbeat().
+  void message(const std::string& text);  // a line for a person that is not progress: to the log and the terminal
+  void detail(const std::string& text);   // what a closer look asks for: to the log
+  // Something is wrong: one line on stderr of whichever rank, the whole in its log. From any thread, as heartbeat().
   void alert(const std::string& text);
   void watched_by(const Watchdog* watchdog) { watchdog_ = watchdog; }  // whose samples heartbeats carry
   void heartbeat(int64_t step, const std::string& msg, const Json& more = Json::object());
@@ -71,12 +67,19 @@ class Telemetry {
   Board* board() { return board_.get(); }  // none on other ranks than the first, or without log.tensorboard
 
  private:
+  void row(const Step&);
+  void progress(const Step&, bool row);
+  void step_heartbeat(const Step&);
+  void print(const std::string& text);
+  double eta_s(int64_t step) const;
+
   const Config& config_;
   Device device_;
   const Comm& comm_;
   const Arena& arena_;
-  bool terminal_;
-  bool line_open_ = false;  // a progress line on a terminal waits to be overwritten
+  const bool terminal_, verbose_;
+  std::mutex terminal_mutex_;  // of what is written to the terminal: alert() comes from any thread
+  Clock::time_point line_shown_;
   std::unique_ptr<CsvFile> training_, validation_, fallbacks_;
   size_t routes_told_ = 0;  // of Routes::counts()
   int64_t route_steps_told_ = 0;
@@ -86,8 +89,9 @@ class Telemetry {
   std::atomic<const Watchdog*> watchdog_ = nullptr;  // whose own thread writes heartbeats too, from its start on
   std::vector<double> fetch_ms_;                     // since the last heartbeat of a step
   std::unique_ptr<Board> board_;
-  Clock::time_point last_row_;
-  int64_t tokens_since_row_ = 0, steps_since_row_ = 0;
+  Clock::time_point first_step_, last_heartbeat_;
+  StepTimes step_times_;
+  int64_t steps_ = 0, steps_since_row_ = 0, tokens_;  // steps of this process; tokens of the run
   double tokens_per_s_ = 0, peak_flops_ = 0, comm_ms_since_row_ = 0;
 };
 

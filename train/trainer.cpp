@@ -14,6 +14,7 @@
 #include "engine/comm.h"
 #include "engine/nvtx.h"
 #include "engine/process_end.h"
+#include "engine/progress_line.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/loader.h"
@@ -89,7 +90,7 @@ class Trainer {
   }
   void begin_end() {
     end_process_within(static_cast<double>(config_.dist.timeout_s));
-    if (telemetry_) telemetry_->end_line();
+    end_progress_line();
   }
   template <class Wait>
   void finish_checkpoint(Wait&& wait) {
@@ -131,20 +132,25 @@ class Trainer {
     }
     if (step_.reducer() != nullptr)
       checks_.begin_bucket_table(resume_from_.empty() ? std::nullopt : std::optional(state_.step));
-    Telemetry& telemetry = telemetry_.emplace(config_, folder_, device_, *comm_, runtime_->arena(),
-                                              resume_from_.empty() ? -1 : state_.step);
+    Telemetry& telemetry = telemetry_.emplace(
+        config_, folder_, device_, *comm_, runtime_->arena(),
+        resume_from_.empty() ? Telemetry::Resume{} : Telemetry::Resume{state_.step, state_.tokens}, request_.verbose);
     grad_report_.emplace(config_, folder_, step_.model().params(), comm_->first(),
                          resume_from_.empty() ? -1 : state_.step);
     stats_report_.emplace(config_, folder_, comm_->first(), resume_from_.empty() ? -1 : state_.step);
-    telemetry.banner(count_parameters(config_.model), request_.environment, data_.description);
+    telemetry.banner({.parameters = count_parameters(config_.model),
+                      .first_step = state_.step,
+                      .data = data_.summary,
+                      .environment = request_.environment});
+    telemetry.detail("data: " + data_.description);
     if (!data_.warning.empty()) telemetry.message(data_.warning);
-    std::optional<Telemetry::Pause> beginning(std::in_place, telemetry);
     if (const std::string why = comm_->why_not_shared(); !why.empty())
-      telemetry.message(fmt::format("communication: by NCCL's kernels, not by copies between the GPUs: {}", why));
+      telemetry.detail(fmt::format("communication: by NCCL's kernels, not by copies between the GPUs: {}", why));
     if (init_from_) telemetry.message(fmt::format("begins with the weights of {}", init_from_->weights));
     if (!resume_from_.empty()) {
       telemetry.message(fmt::format("resumed from {} at step {}", resume_from_, state_.step));
-      for (const std::string& line : changed_since(resume_from_, config_)) telemetry.message("changed since: " + line);
+      const std::vector<std::string> changed = changed_since(resume_from_, config_);
+      if (!changed.empty()) telemetry.message(fmt::format("changed since: {}", fmt::join(changed, "; ")));
       if (!set_aside_.empty()) telemetry.message("moved what was newer to " + set_aside_);
     }
     ctx.listeners->push_back(&progress_);
@@ -170,7 +176,6 @@ class Trainer {
       wait_for_checkpoint(telemetry);
     }
 
-    beginning.reset();
     const auto began = std::chrono::steady_clock::now();
     const int64_t first_step = state_.step;
     settled_at_ = began;
@@ -356,10 +361,15 @@ class Trainer {
 
   void take_checkpoint(Telemetry& telemetry, bool wait) {
     if (!checkpointer_) return;
-    if (const std::optional<Checkpointer::Written> written = checkpointer_->take(wait))
-      telemetry.heartbeat(
-          state_.step, "checkpoint",
-          {{"folder", written->folder}, {"stall_ms", written->stall_ms}, {"write_s", written->write_s}});
+    const std::optional<Checkpointer::Written> written = checkpointer_->take(wait);
+    if (!written) return;
+    telemetry.heartbeat(state_.step, "checkpoint",
+                        {{"folder", written->folder}, {"stall_ms", written->stall_ms}, {"write_s", written->write_s}});
+    const std::string text = fmt::format("checkpoint {}, written in {:.1f} s", written->folder, written->write_s);
+    if (settled_ > 0)
+      telemetry.message(text);
+    else
+      telemetry.detail(text);  // of the start
   }
   void wait_for_checkpoint(Telemetry& telemetry) {
     let_first([&] { take_checkpoint(telemetry, /*wait=*/true); }, "a checkpoint being written");
@@ -379,7 +389,6 @@ class Trainer {
     const bool save_now = due(t.save_every) || (last && t.save_every > 0 && t.save_last) || stop;
     take_checkpoint(telemetry, /*wait=*/false);
     if (eval || save_now || last) settle(telemetry, /*leave=*/0);
-    const Telemetry::Pause pause(telemetry);
     const auto began = std::chrono::steady_clock::now();
     if (state_.step == 1 || due(config_.log.memory_every)) memory_.write_snapshot(fmt::format("step{}", state_.step));
     if (eval) {
@@ -438,6 +447,7 @@ class Trainer {
       wait_for_checkpoint(telemetry);
     }
     telemetry.heartbeat(state_.step, "done");
+    if (telemetry.board() != nullptr) telemetry.board()->done();
     if (comm_->world() > 1)
       telemetry.message(
           fmt::format("communication: {} buckets; behind its own work a step waits {:.3f} ms for the other "

@@ -12,6 +12,7 @@ struct TrainRequest {
   std::vector<std::string> environment;  // what the environment changed
   std::string resume;                    // a checkpoint, a run folder, or "latest"; empty: none
   bool overwrite = false;
+  bool verbose = false;           // print what else goes to the log alone
   std::string build;              // for env.json
   std::string program = "triad";  // as it was called, for the command that goes on after a stop
   std::string config_file;        // where the config is from; empty: from a run

@@ -33,7 +33,7 @@ chain() {  # attention, GPU
       --set train.steps="${n:-$steps}" --set log.out_dir="$run" \
       ${from:+--set train.init_from="$out/$1_$from" --set train.warmup_steps=100} \
       --set "data.paths=[\"$out/shards/train_*.bin\"]" --set "data.val_paths=[\"$out/shards/val_*.bin\"]" \
-      --set train.save_every=0 --set train.allow_unsafe=true "${more[@]}" > "$out/$name.log" 2>&1
+      --set train.save_every=0 --set train.allow_unsafe=true --set log.heartbeat_every=1 "${more[@]}" > "$out/$name.log" 2>&1
     echo "$name: exit code $?, $(left 0) s left"
   done
 }

@@ -184,4 +184,12 @@ int TextInput::peek() {
   return ahead_;
 }
 
+std::string read_whole_text(const std::string& path) {
+  constexpr size_t kAtATime = 1 << 16;
+  TextInput input(path);
+  std::string text, piece(kAtATime, '\0');
+  while (const size_t n = input.read(piece)) text.append(piece, 0, n);
+  return text;
+}
+
 }  // namespace triad

@@ -43,4 +43,6 @@ class TextInput {
   int ahead_ = -1;  // the byte that peek() unpacked
 };
 
+std::string read_whole_text(const std::string& path);  // what TextInput takes
+
 }  // namespace triad

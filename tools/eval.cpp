@@ -16,6 +16,7 @@
 #include "tools/eval_needle.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
+#include "tools/work_progress.h"
 #include "train/inference.h"
 #include "train/load_config.h"
 
@@ -26,7 +27,7 @@ namespace {
 struct Options {
   std::string checkpoint, device = "auto", dtype = "f32";
   std::vector<std::string> data;
-  int64_t batch = 8, seq = 0;
+  int64_t batch = 8, seq = 0, batches = 0;
   bool json = false;
   bool needle = false;
   std::vector<int64_t> lengths;  // of --needle, as what follows
@@ -38,14 +39,18 @@ struct Options {
 struct Total {
   double loss = 0;
   int64_t positions = 0, bytes = 0;  // targets, and what they stand for; an end of text is no byte
+  double seconds = 0;
 };
 
 // Windows of T tokens at stride T, `batch` at a time; the last one's missing positions have target -1, which counts
-// nothing. bytes_by: the tokens' tokenizer, where it is known.
-Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* bytes_by) {
+// nothing. bytes_by: the tokens' tokenizer, where it is known. most_batches: those at the beginning; 0: all.
+Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* bytes_by, int64_t most_batches) {
   const int64_t B = loaded.activations().B(), T = loaded.activations().T();
-  const int64_t targets = source.size() - 1;
+  const int64_t all = source.size() - 1, all_batches = (all + B * T - 1) / (B * T);
+  const int64_t batches = most_batches > 0 ? std::min(most_batches, all_batches) : all_batches;
+  const int64_t targets = std::min(all, batches * B * T);
   Total total;
+  WorkProgress progress("eval", "batches", batches);
   for (int64_t begin = 0; begin < targets; begin += B * T) {
     const int64_t n = std::min(B * T, targets - begin);
     std::vector<int32_t> read(static_cast<size_t>(n + 1));
@@ -63,7 +68,9 @@ Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* 
     loaded.model().loss(loaded.ctx(), loaded.activations());
     for (const double loss : read_floats(loaded.ctx(), loaded.activations().row_loss)) total.loss += loss;
     total.positions += n;
+    progress.show(begin / (B * T) + 1, total.positions);
   }
+  total.seconds = progress.seconds();
   return total;
 }
 
@@ -101,7 +108,7 @@ void eval(const Options& o) {
   const std::shared_ptr<const TokenSource> source = open_tokens(o.data, *tokenizer, loaded.config().model.vocab_size);
   TRIAD_CHECK(source->size() >= 2, "{} holds {} tokens: at least 2 are needed", source->name(), source->size());
   const bool known = tokens_are_known(o, loaded, *tokenizer);
-  const Total total = evaluate(loaded, *source, known ? tokenizer.get() : nullptr);
+  const Total total = evaluate(loaded, *source, known ? tokenizer.get() : nullptr, o.batches);
   const double loss = total.loss / static_cast<double>(total.positions);
   TRIAD_CHECK(std::isfinite(loss), "{}: the loss on {} is {}: weights that are not finite?", o.checkpoint,
               source->name(), loss);
@@ -109,8 +116,12 @@ void eval(const Options& o) {
   const bool has_bytes = total.bytes > 0;
   const double bits_per_byte = has_bytes ? total.loss / std::numbers::ln2 / static_cast<double>(total.bytes) : NAN;
   if (o.json) {
-    const Json result = {
-        {"loss", loss}, {"ppl", std::exp(loss)}, {"bits_per_byte", bits_per_byte}, {"positions", total.positions}};
+    const Json result = {{"loss", loss},
+                         {"ppl", std::exp(loss)},
+                         {"bits_per_byte", bits_per_byte},
+                         {"positions", total.positions},
+                         {"seconds", total.seconds},
+                         {"tokens_per_s", static_cast<double>(total.positions) / total.seconds}};
     fmt::print("{}\n", dump_json(result, -1));
   } else {
     fmt::print("{}: {} positions, loss {:.4f}, perplexity {:.3f}{}\n", source->name(), total.positions, loss,
@@ -153,6 +164,10 @@ void add_eval(CLI::App& app) {
   verb->add_option("--batch", o->batch, "sequences at a time")
       ->check(within(at_least(1).up_to(kMaxBatch)))
       ->capture_default_str();
+  CLI::Option* batches = verb->add_option("--batches", o->batches, "batches at most, from the beginning; 0: all")
+                             ->check(within(at_least(0).up_to(kMaxInteger)))
+                             ->capture_default_str();
+  needle->excludes(batches);
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
   verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();
   verb->add_flag("--json", o->json, "one JSON object");

@@ -1,7 +1,10 @@
 // triad generate: sample text from a checkpoint, with the KV cache: the prompt goes through one forward pass, then each
 // token through one step. Several prompts go side by side. A cache that is full begins anew with the last half of its
 // text.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -10,13 +13,16 @@
 #include <set>
 
 #include "engine/check.h"
+#include "engine/progress_line.h"
 #include "engine/random_streams.h"
 #include "engine/rng.h"
+#include "io/text_input.h"
 #include "io/tokenizer.h"
 #include "model/decode_session.h"
 #include "model/sampling.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
+#include "tools/work_progress.h"
 #include "train/inference.h"
 #include "train/load_config.h"
 
@@ -26,8 +32,9 @@ namespace {
 
 struct Options {
   std::string checkpoint, device = "auto", dtype = "f32";
-  std::vector<std::string> prompts;
+  std::vector<std::string> prompts, prompt_files;
   std::vector<int64_t> stop;
+  bool json = false;
   int64_t tokens = 200, context = 0;
   uint64_t seed = 1337;
   SamplingOptions sampling;
@@ -38,7 +45,7 @@ struct Text {
   std::vector<int32_t> tokens;
   size_t prompt;  // how many of them
   Philox random;
-  bool ended = false;
+  bool ended = false, stopped = false;  // stopped: by a token that ends a text
   size_t sampled() const { return tokens.size() - prompt; }
   std::span<const int32_t> last(int64_t n) const {
     return std::span(tokens).last(std::min(tokens.size(), static_cast<size_t>(n)));
@@ -84,23 +91,55 @@ class Generator {
   }
 
   void run() {
+    WorkProgress progress("generate", "tokens a text", o_.tokens);
+    const bool shows_progress = !streams() || !is_terminal(STDOUT_FILENO);  // else the text itself shows how far it is
     if (streams()) show(o_.prompts.front());
     if (o_.tokens > 0) {
       for (size_t b = 0; b < texts_.size(); ++b) session_->prefill(static_cast<int64_t>(b), texts_[b].last(context_));
       take(greedy() ? session_->choose_greedy() : sampled());
     }
-    while (std::any_of(texts_.begin(), texts_.end(), [](const Text& t) { return !t.ended; })) take(next());
-    if (streams()) return show("\n");
-    for (size_t b = 0; b < texts_.size(); ++b) {
-      const Text& t = texts_[b];
-      show(o_.prompts[b] + words({t.tokens.begin() + static_cast<std::ptrdiff_t>(t.prompt), t.tokens.end()}) + "\n");
-      if (b + 1 < texts_.size()) show("---\n");
+    while (std::any_of(texts_.begin(), texts_.end(), [](const Text& t) { return !t.ended; })) {
+      take(next());
+      if (shows_progress) progress.show(longest(), all_sampled());
     }
+    const double seconds = progress.seconds();
+    end_progress_line();
+    print_texts();
+    if (is_terminal(STDERR_FILENO))
+      fmt::print(stderr, "{} tokens in {:.1f} s, {:.1f} tokens/s\n", all_sampled(), seconds,
+                 static_cast<double>(all_sampled()) / seconds);
   }
 
  private:
   bool greedy() const { return o_.sampling.temperature <= 0; }
-  bool streams() const { return texts_.size() == 1; }
+  bool streams() const { return texts_.size() == 1 && !o_.json; }
+  int64_t longest() const {
+    size_t most = 0;
+    for (const Text& t : texts_) most = std::max(most, t.sampled());
+    return static_cast<int64_t>(most);
+  }
+  int64_t all_sampled() const {
+    size_t sum = 0;
+    for (const Text& t : texts_) sum += t.sampled();
+    return static_cast<int64_t>(sum);
+  }
+
+  // What is not printed yet: the texts, or of one that was streamed the end of its line.
+  void print_texts() const {
+    if (streams()) return show("\n");
+    for (size_t b = 0; b < texts_.size(); ++b) {
+      const Text& t = texts_[b];
+      const std::vector<int32_t> sampled(t.tokens.begin() + static_cast<std::ptrdiff_t>(t.prompt), t.tokens.end());
+      if (o_.json) {
+        const Json line = {
+            {"prompt", o_.prompts[b]}, {"text", words(sampled)}, {"tokens", sampled}, {"stopped", t.stopped}};
+        show(dump_json(line, -1) + "\n");
+        continue;
+      }
+      show(o_.prompts[b] + words(sampled) + "\n");
+      if (b + 1 < texts_.size()) show("---\n");
+    }
+  }
   int64_t half() const { return std::max<int64_t>(1, context_ / 2); }
 
   // A token for each text from what the last ones lead to.
@@ -149,7 +188,7 @@ class Generator {
       if (t.ended) continue;
       if (tokens[b] < 0) finite_logits(static_cast<int64_t>(b));  // says which
       if (stop_.contains(tokens[b])) {
-        t.ended = true;
+        t.ended = t.stopped = true;
         continue;
       }
       t.tokens.push_back(tokens[b]);
@@ -178,16 +217,40 @@ class Generator {
   std::unique_ptr<DecodeSession> session_;
 };
 
+// The text of a file or of standard input. The newline at its end, which editors and echo add, is not part of a prompt.
+std::string read_prompt(const std::string& path) {
+  std::string text = read_whole_text(path);
+  if (text.ends_with('\n')) text.pop_back();
+  return text;
+}
+
+void read_prompts(Options& o) {
+  if (o.prompts.empty() && o.prompt_files.empty()) fail_usage("generate: --prompt or --prompt-file is required");
+  int readers = 0;
+  for (std::string& prompt : o.prompts) {
+    if (prompt != kStandardInput) continue;
+    if (++readers > 1) fail_usage("--prompt - is given twice: standard input is read once");
+    prompt = read_prompt(kStandardInput);
+  }
+  for (const std::string& file : o.prompt_files) o.prompts.push_back(read_prompt(file));
+}
+
 }  // namespace
 
 void add_generate(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand("generate", "sample text from a checkpoint");
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
-  verb->add_option("--prompt", o->prompts, "the text to go on from; several: side by side, printed when all have ended")
-      ->required()
+  verb->add_option("--prompt", o->prompts,
+                   "the text to go on from, -: standard input; several: side by side, printed when all have ended")
       ->take_all()
       ->expected(1);
+  verb->add_option("--prompt-file", o->prompt_files,
+                   "a file that holds a prompt, without the newline at its end; after those of --prompt")
+      ->take_all()
+      ->expected(1);
+  verb->add_flag("--json", o->json,
+                 "a line of JSON for each prompt: prompt, text, tokens, stopped (by --stop or the end of text)");
   verb->add_option("--tokens", o->tokens, "tokens to sample at most")
       ->check(within(at_least(0).up_to(kMaxInteger)))
       ->capture_default_str();
@@ -212,6 +275,7 @@ void add_generate(CLI::App& app) {
   verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();
   verb->callback([o] {
     check_environment();
+    read_prompts(*o);
     Generator(*o).run();
   });
 }

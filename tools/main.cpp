@@ -1,6 +1,7 @@
 // triad: one program, a verb for each job. Errors end here, with exit code 2 for what was asked wrongly and 1 for what
 // failed, but those of a run that has begun: the trainer ends it. A pipe that nobody reads any more (`| head`) ends a
 // verb silently, with SIGPIPE's exit code; a run, whose work is in files, goes on and ends with 0.
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -10,8 +11,11 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <string>
+#include <vector>
 
 #include "engine/check.h"
+#include "engine/did_you_mean.h"
 #include "engine/dump_request.h"
 #include "io/unicode.h"
 #include "tools/verbs.h"
@@ -22,12 +26,31 @@ namespace {
 // CLI11 says of an unknown verb only that one is required.
 void check_verb(const CLI::App& app, int argc, char** argv) {
   if (argc < 2 || argv[1][0] == '-') return;
-  std::string verbs;
+  std::vector<std::string> verbs;
   for (const CLI::App* verb : app.get_subcommands({})) {
     if (verb->get_name() == argv[1]) return;
-    verbs += (verbs.empty() ? "" : ", ") + verb->get_name();
+    verbs.push_back(verb->get_name());
   }
-  triad::fail_usage("unknown verb \"{}\"; the verbs are {}", argv[1], verbs);
+  triad::fail_usage("unknown verb \"{}\"; the verbs are {}{}", argv[1], fmt::join(verbs, ", "),
+                    triad::did_you_mean(argv[1], verbs));
+}
+
+// CLI11's message, and for each unknown option the one that was probably meant: a required one may be absent because
+// its name has a typo.
+std::string failure_text(const CLI::App* app, const CLI::Error& error) {
+  std::string text = CLI::FailureMessage::simple(app, error);
+  std::vector<const CLI::App*> parsed = {app};
+  for (const CLI::App* verb : app->get_subcommands()) parsed.push_back(verb);
+  std::vector<std::string> options;
+  for (const CLI::Option* option : parsed.back()->get_options())
+    for (const std::string& name : option->get_lnames()) options.push_back("--" + name);
+  for (const CLI::App* each : parsed)
+    for (const std::string& extra : each->remaining()) {
+      if (!extra.starts_with("-")) continue;
+      const std::string hint = triad::did_you_mean(extra.substr(0, extra.find('=')), options);
+      if (!hint.empty()) text += "triad: " + extra + hint + "\n";
+    }
+  return text;
 }
 
 // SIGUSR1's default action would end the process. This runs before the constructors of the libraries, some of which
@@ -62,9 +85,11 @@ int main(int argc, char** argv) {
   CLI::App app("Triad: a trainer for language models with Native Sparse Attention");
   app.set_version_flag("--version", triad::version_text());
   app.require_subcommand(1);
+  app.failure_message(failure_text);
   triad::add_train(app);
   triad::add_generate(app);
   triad::add_eval(app);
+  triad::add_score(app);
   triad::add_data(app);
   triad::add_init(app);
   triad::add_grads(app);

@@ -11,6 +11,7 @@ namespace triad {
 void add_train(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_eval(CLI::App& app);
+void add_score(CLI::App& app);
 void add_data(CLI::App& app);
 void add_init(CLI::App& app);
 void add_grads(CLI::App& app);

@@ -1,0 +1,204 @@
+// triad score: the log-probability of continuations after their contexts, for evaluation harnesses: a line of JSON in,
+// a line of JSON out. Contexts and continuations are tokenized as lm-evaluation-harness does, behind the end-of-text
+// token that training and `triad generate` begin a document with.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string_view>
+
+#include "engine/check.h"
+#include "io/file.h"
+#include "io/text_input.h"
+#include "io/tokenizer.h"
+#include "tools/options.h"
+#include "tools/verbs.h"
+#include "tools/work_progress.h"
+#include "train/inference.h"
+#include "train/load_config.h"
+
+namespace triad {
+
+namespace {
+
+struct Options {
+  std::string checkpoint, jsonl, out = "-", device = "auto", dtype = "f32";
+  int64_t batch = 8, seq = 0;
+};
+
+struct Request {
+  std::vector<int32_t> tokens;  // the context's, then the continuation's
+  size_t first = 0;             // of the continuation
+  double logprob = 0;
+  bool greedy = true;
+  size_t count() const { return tokens.size() - first; }
+};
+
+// Tokens [begin, begin + size] of a request in one row: each but the last predicts the one after it, and those from
+// `first` on count.
+struct Window {
+  size_t request, begin, size, first;
+};
+
+// White space at the context's end goes to the continuation, since a word and the space before it are one token.
+Request make_request(std::string context, std::string continuation, const Tokenizer& tokenizer,
+                     const std::string& where) {
+  const size_t end = context.find_last_not_of(" \t\n\v\f\r") + 1;  // npos + 1 is 0
+  continuation = context.substr(end) + continuation;
+  context.resize(end);
+  Request request;
+  request.tokens = {tokenizer.eot()};
+  for (const int32_t token : tokenizer.encode(context + continuation)) request.tokens.push_back(token);
+  request.first = 1 + tokenizer.encode(context).size();
+  TRIAD_CHECK(request.first < request.tokens.size(), "{}: the continuation has no token of its own", where);
+  return request;
+}
+
+std::vector<Request> read_requests(const std::string& path, const Tokenizer& tokenizer, int64_t vocab) {
+  const std::string text = read_whole_text(path), name = path == kStandardInput ? "standard input" : path;
+  std::vector<Request> requests;
+  std::string_view rest = text;
+  for (int64_t number = 1; !rest.empty(); ++number) {
+    const size_t end = std::min(rest.find('\n'), rest.size());
+    const std::string where = fmt::format("{} line {}", name, number);
+    const Json line = parse_json(rest.substr(0, end), where);
+    const auto field = [&](const char* key) {
+      const bool is_text = line.is_object() && line.contains(key) && line[key].is_string();
+      TRIAD_CHECK(is_text, "{}: {}: an object with the strings \"context\" and \"continuation\" is needed", where,
+                  brief(line));
+      return line[key].get<std::string>();
+    };
+    requests.push_back(make_request(field("context"), field("continuation"), tokenizer, where));
+    for (const int32_t token : requests.back().tokens)
+      TRIAD_CHECK(token < vocab, "{}: token {} is outside of the model's vocabulary of {}", where, token, vocab);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  TRIAD_CHECK(!requests.empty(), "{}: there is no line to score", name);
+  return requests;
+}
+
+// One window with as much context as fits in T. A continuation longer than T goes window by window, without the context
+// before each, as `triad eval` does.
+void add_windows(std::vector<Window>& windows, const Request& r, size_t request, size_t T) {
+  const size_t predictions = r.tokens.size() - 1;
+  if (r.count() <= T) {
+    const size_t size = std::min(T, predictions);
+    windows.push_back({request, predictions - size, size, r.first});
+    return;
+  }
+  for (size_t begin = r.first - 1; begin < predictions; begin += T)
+    windows.push_back({request, begin, std::min(T, predictions - begin), r.first});
+}
+
+// Whether each of a window's counted tokens is the likeliest one. row: that of the window's first token.
+bool is_greedy(LoadedModel& loaded, const Request& r, const Window& w, int64_t row) {
+  const int64_t V = loaded.config().model.vocab_size;
+  const size_t skip = std::max(w.first - 1, w.begin) - w.begin;
+  for (size_t at = skip; at < w.size; at += LoadedModel::kLogitRows) {
+    const size_t n = std::min(w.size - at, static_cast<size_t>(LoadedModel::kLogitRows));
+    const std::vector<double> logits = loaded.logits(row + static_cast<int64_t>(at), static_cast<int64_t>(n));
+    for (size_t i = 0; i < n; ++i) {
+      const auto begin = logits.begin() + static_cast<std::ptrdiff_t>(i) * V;
+      if (std::max_element(begin, begin + V) - begin != r.tokens[w.begin + at + i + 1]) return false;
+    }
+  }
+  return true;
+}
+
+// Forward over up to B windows, whose counts go to their requests.
+void score_batch(LoadedModel& loaded, std::vector<Request>& requests, std::span<const Window> windows) {
+  const int64_t B = loaded.activations().B(), T = loaded.activations().T();
+  std::vector<int32_t> tokens(static_cast<size_t>(B * T), 0), targets(tokens.size(), -1);
+  for (size_t b = 0; b < windows.size(); ++b) {
+    const Window& w = windows[b];
+    const Request& r = requests[w.request];
+    for (size_t i = 0; i < w.size; ++i) {
+      const size_t at = b * static_cast<size_t>(T) + i, next = w.begin + i + 1;
+      tokens[at] = r.tokens[w.begin + i];
+      if (next >= w.first) targets[at] = r.tokens[next];
+    }
+  }
+  loaded.set_tokens(tokens, targets);
+  loaded.model().forward(loaded.ctx(), loaded.activations());
+  loaded.model().loss(loaded.ctx(), loaded.activations());
+  const std::vector<double> losses = read_floats(loaded.ctx(), loaded.activations().row_loss);
+  for (size_t b = 0; b < windows.size(); ++b) {
+    Request& r = requests[windows[b].request];
+    const int64_t row = static_cast<int64_t>(b) * T;
+    for (size_t i = 0; i < windows[b].size; ++i) r.logprob -= losses[static_cast<size_t>(row) + i];
+    r.greedy = r.greedy && is_greedy(loaded, r, windows[b], row);
+  }
+}
+
+std::string result_line(const Request& r, const std::string& checkpoint, size_t number) {
+  TRIAD_CHECK(std::isfinite(r.logprob), "{}: the log-probability of line {} is {}: weights that are not finite?",
+              checkpoint, number, r.logprob);
+  const Json line = {{"logprob", r.logprob}, {"tokens", r.count()}, {"greedy", r.greedy}};
+  return dump_json(line, -1) + "\n";
+}
+
+void score(const Options& o) {
+  check_environment();
+  const ModelSource source = find_model(o.checkpoint);
+  const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of_checkpoint(source.folder, source.config.data.tokenizer);
+  std::vector<Request> requests = read_requests(o.jsonl, *tokenizer, source.config.model.vocab_size);
+  const auto most = static_cast<size_t>(o.seq > 0 ? o.seq : source.config.train.seq_len);
+  std::vector<Window> windows;
+  for (size_t i = 0; i < requests.size(); ++i) add_windows(windows, requests[i], i, most);
+  size_t longest = 0;
+  for (const Window& w : windows) longest = std::max(longest, w.size);
+  constexpr size_t kTile = 64;  // what kernels work on at a time: a shorter row costs as much
+  const size_t T = std::min(most, (longest + kTile - 1) / kTile * kTile);
+  const auto B = std::min(static_cast<size_t>(o.batch), windows.size());
+  LoadedModel loaded({.checkpoint = o.checkpoint,
+                      .device = parse_device(o.device),
+                      .dtype = parse_dtype(o.dtype),
+                      .batch = static_cast<int64_t>(B),
+                      .seq_len = static_cast<int64_t>(T)});
+  WorkProgress progress("score", "windows", static_cast<int64_t>(windows.size()));
+  std::string text;
+  int64_t tokens = 0;
+  size_t written = 0;
+  for (size_t begin = 0; begin < windows.size(); begin += B) {
+    const auto batch = std::span(windows).subspan(begin, std::min(B, windows.size() - begin));
+    score_batch(loaded, requests, batch);
+    for (const Window& w : batch) tokens += static_cast<int64_t>(w.size);
+    progress.show(static_cast<int64_t>(begin + batch.size()), tokens);
+    const bool last = begin + B >= windows.size();
+    for (const size_t whole = last ? requests.size() : windows[begin + B].request; written < whole; ++written)
+      text += result_line(requests[written], o.checkpoint, written + 1);
+    if (o.out != kStandardInput) continue;
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+    text.clear();
+  }
+  if (o.out != kStandardInput) write_file_atomically(o.out, text);
+}
+
+}  // namespace
+
+void add_score(CLI::App& app) {
+  auto o = std::make_shared<Options>();
+  CLI::App* verb = app.add_subcommand("score", "log-probabilities of continuations, for evaluation harnesses");
+  verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, a run's folder, or a file of weights in one")
+      ->required();
+  verb->add_option("--jsonl", o->jsonl,
+                   "lines {\"context\": ..., \"continuation\": ...}; -: standard input. An empty context: a document's "
+                   "beginning")
+      ->required();
+  verb->add_option("--out", o->out,
+                   "a line for each, in their order: {\"logprob\": the continuation's, in nats, \"tokens\": its own, "
+                   "\"greedy\": each is the likeliest}; -: standard output")
+      ->capture_default_str();
+  verb->add_option("--seq", o->seq, "tokens that a continuation is seen with at most; 0: the training length")
+      ->check(within(at_least(0).up_to(kMaxSeqLen)))
+      ->capture_default_str();
+  verb->add_option("--batch", o->batch, "sequences at a time")
+      ->check(within(at_least(1).up_to(kMaxBatch)))
+      ->capture_default_str();
+  verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
+  verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();
+  verb->callback([o] { score(*o); });
+}
+
+}  // namespace triad

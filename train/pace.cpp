@@ -6,8 +6,8 @@
 namespace triad {
 
 namespace {
-constexpr size_t kFew = 5;       // steps that a median is of at least, where there were so many
-constexpr size_t kMost = 10000;  // steps that a median is of at most
+constexpr size_t kFew = 5;      // steps that a median is of at least, where there were so many
+constexpr size_t kMost = 1000;  // steps that a median is of at most: each step sorts them
 }  // namespace
 
 void StepTimes::add(double ms) {

@@ -137,7 +137,8 @@ void Telemetry::alert(const std::string& text) {
     line =
         cut_line(line, kRows * terminal_columns(STDERR_FILENO), fmt::format("... (ranks/rank_{}.log)", comm_.rank()));
   {
-    const std::lock_guard lock(terminal_mutex_);
+    // Whoever holds it may hang in a write that nobody reads, which this may be about to say.
+    const std::unique_lock lock(terminal_mutex_, std::chrono::seconds(1));
     end_progress_line();
     std::fputs((line + "\n").c_str(), stderr);
   }

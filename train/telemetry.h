@@ -78,7 +78,7 @@ class Telemetry {
   const Comm& comm_;
   const Arena& arena_;
   const bool terminal_, verbose_;
-  std::mutex terminal_mutex_;  // of what is written to the terminal: alert() comes from any thread
+  std::timed_mutex terminal_mutex_;  // of what is written to the terminal: alert() comes from any thread
   Clock::time_point line_shown_;
   std::unique_ptr<CsvFile> training_, validation_, fallbacks_;
   size_t routes_told_ = 0;  // of Routes::counts()

@@ -57,7 +57,7 @@ std::string time_text(const Config& c, Device device, int world, int64_t steps) 
 
 std::string folder_text(const Config& c) {
   const TrainConfig& t = c.train;
-  std::string saves = "no checkpoints before the end";
+  std::string saves = t.save_last ? "a checkpoint at the end" : "no checkpoints";
   if (t.save_every > 0)
     saves = fmt::format("a checkpoint every {} steps, {}{}", t.save_every,
                         t.keep_last == 0 ? "all stay" : fmt::format("the newest {} stay", t.keep_last),

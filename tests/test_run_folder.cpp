@@ -123,11 +123,12 @@ TEST_CASE("run folder: --resume latest leaves a run that is complete as it is", 
 TEST_CASE("run folder: who goes back to an older checkpoint is told of newer ones, which are moved, not removed",
           "[train]") {
   const TemporaryFolder folder;
-  const std::string out = run(folder.file("run"), 1, "--set train.steps=6 --set train.save_every=2");
+  const std::string all = "--set train.save_every=2 --set train.keep_last=0 ";
+  const std::string out = run(folder.file("run"), 1, all + "--set train.steps=6");
   const std::string checkpoints = out + "/checkpoints", older = checkpoints + "/step_2";
   const auto go = [&](const std::string& steps, const std::string& more) {
-    return run_program(train_args(
-        out, "--set train.accumulate_grad_batches=4 --set train.save_every=2 --set train.steps=" + steps + " " + more));
+    return run_program(
+        train_args(out, all + "--set train.accumulate_grad_batches=4 --set train.steps=" + steps + " " + more));
   };
   const auto before = contents(out);
   const Outcome refused = go("4", "--resume " + older);

@@ -155,12 +155,12 @@ std::vector<std::string> shards_in(const std::string& folder) {
 
 // What `triad data` says of its shards where it left a manifest, and the length of each, which its header has to tell.
 void inspect_shard_folder(const std::string& path, const std::vector<std::string>& shards) {
-  fmt::print("{}\n", path);
+  fmt::print("{}\n", printable(path));
   const std::string manifest = (fs::path(path) / "manifest.json").string();
   if (fs::exists(manifest)) {
     const Json said = parse_json(read_file(manifest), manifest);
     for (const auto& [key, value] : said.items())
-      if (!value.is_structured()) fmt::print("  {}: {}\n", key, brief(value));
+      if (!value.is_structured()) fmt::print("  {}: {}\n", shortened(key), brief(value));
     for (const char* split : {"train", "val"})
       if (const Json part = said.value(split, Json()); part.is_object())
         fmt::print("  {}: {} documents, {} tokens, {} shards\n", split, brief(part.value("documents", Json())),
@@ -168,11 +168,12 @@ void inspect_shard_folder(const std::string& path, const std::vector<std::string
   }
   int64_t tokens = 0, bytes = 0;
   size_t width = 5;
-  for (const std::string& file : shards) width = std::max(width, fs::path(file).filename().string().size());
+  const auto name_of = [](const std::string& file) { return printable(fs::path(file).filename().string()); };
+  for (const std::string& file : shards) width = std::max(width, name_of(file).size());
   fmt::print("{:<{}}  {:>14}  {:>10}  {}\n", "shard", width, "tokens", "MiB", "format");
   for (const std::string& file : shards) {
     const Shard shard(file);
-    fmt::print("{:<{}}  {:>14}  {:>10.3f}  {}\n", fs::path(file).filename().string(), width, shard.size(),
+    fmt::print("{:<{}}  {:>14}  {:>10.3f}  {}\n", name_of(file), width, shard.size(),
                static_cast<double>(shard.bytes()) / kMiB, shard.format());
     tokens += shard.size(), bytes += shard.bytes();
   }

@@ -18,6 +18,7 @@
 #include "engine/progress_line.h"
 #include "kernels/matmul.h"
 #include "model/flops.h"
+#include "train/load_config.h"
 #include "train/watchdog.h"
 
 namespace triad {

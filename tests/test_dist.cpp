@@ -136,8 +136,8 @@ TEST_CASE("dist: ranks of different minds do not begin", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string args = train_args(folder.file("run"));
-  const Outcome outcome =
-      run_command(mpirun(1) + TRIAD_PROGRAM " " + args + " : -np 1 " TRIAD_PROGRAM " " + args + "--set train.lr=2e-3");
+  const Outcome outcome = run_command(mpirun(2) + "sh -c 'exec " TRIAD_PROGRAM " " + args +
+                                      "--set train.lr=$((OMPI_COMM_WORLD_RANK + 1))e-3'");
   INFO(outcome.output);
   CHECK(outcome.exit_code != 0);
   CHECK(outcome.output.find("rank 1: its config differs from rank 0's: train.lr 0.001 -> 0.002") != std::string::npos);

@@ -1,3 +1,4 @@
+#include <initializer_list>
 #include <utility>
 
 #include "engine/cuda_check.h"

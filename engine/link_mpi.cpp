@@ -1,6 +1,7 @@
 #include <dlfcn.h>
 
 #include <filesystem>
+#include <system_error>
 
 #include "engine/check.h"
 #include "engine/link.h"

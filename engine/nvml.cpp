@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <utility>
+
 namespace triad {
 
 namespace {

@@ -14,12 +14,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <mutex>
+#include <system_error>
 #include <vector>
 
 namespace triad {

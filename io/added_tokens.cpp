@@ -3,6 +3,7 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "io/unicode.h"
 

@@ -1,6 +1,7 @@
 #include "io/bpe_tokenizer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/check.h"
 

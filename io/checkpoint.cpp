@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <initializer_list>
 
 #include "engine/check.h"
 #include "engine/parse.h"

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <random>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "engine/check.h"

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <initializer_list>
 
 #include "engine/check.h"
 #include "io/unicode.h"

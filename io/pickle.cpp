@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <limits>
+#include <utility>
 
 #include "engine/check.h"
 

@@ -3,6 +3,7 @@
 // files without load.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>

@@ -1,6 +1,9 @@
 #include "io/tokenizer.h"
 
 #include <filesystem>
+#include <initializer_list>
+#include <system_error>
+#include <utility>
 
 #include "engine/check.h"
 #include "io/bpe_tokenizer.h"

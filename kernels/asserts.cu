@@ -1,6 +1,9 @@
 // The checks on the GPU: each element is read once, 16 bytes at a time; a thread keeps the lowest of what it met, and
 // only where there is something wrong does anyone write. An atomic minimum of integers has one result in any order.
 #include "kernels/asserts.h"
+
+#include <algorithm>
+
 #include "kernels/bthd.cuh"
 
 namespace triad::cuda {

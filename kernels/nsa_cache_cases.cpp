@@ -1,5 +1,6 @@
 // The decoding cache, checked and timed: a token's rows, and those of a pass, into a cache that holds others. What it
 // holds besides must stay: each tensor is begun as a copy of its "_before". It has no backward.
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/nsa_cache.h"

@@ -17,6 +17,8 @@
 //   times mean [rows][columns], and turned (movmatrix) the B operand of dq. With dk = 64 a warp sums the whole of fc1's
 //   gradient in registers; with 128 each of four warps sums a quarter of it, over the rows of all four.
 #pragma once
+#include <algorithm>
+
 #include "kernels/launch_behind.cuh"
 #include "kernels/nsa_gate.cuh"
 #include "kernels/ptx.cuh"

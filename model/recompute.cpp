@@ -1,7 +1,9 @@
 #include "model/recompute.h"
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
+#include <system_error>
 
 #include "engine/check.h"
 

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
+#include <sstream>
 
 #include "io/json_config.h"
 #include "tests/model_fixture.h"

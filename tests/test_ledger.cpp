@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <limits>
 #include <set>
+#include <sstream>
 
 #include "io/json_config.h"
 #include "kernels/part_norms.h"

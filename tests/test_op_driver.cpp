@@ -1,4 +1,6 @@
 // The driver has to notice what an op does wrong: each case here is y = x * w with one mistake in it.
+#include <algorithm>
+
 #include "engine/check.h"
 #include "tests/op_driver.h"
 #include "tests/test.h"

@@ -2,6 +2,7 @@
 // bench's sizes. Each is a test of its own ("rmsnorm gradients"), so that ctest runs them side by side.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 

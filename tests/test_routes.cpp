@@ -1,5 +1,7 @@
 // runtime.kernels and runtime.strict: which kernel takes a call, what is a fallback, and what a run says of both.
 #include <cmath>
+#include <map>
+#include <sstream>
 
 #include "io/json_config.h"
 #include "kernels/nsa_attend_selected.h"

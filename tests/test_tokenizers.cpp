@@ -1,5 +1,6 @@
 // Byte-level BPE: token for token what the `tokenizers` library makes of a text; any bytes come back; files that are
 // wrong are refused with what is wrong.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>

@@ -1,5 +1,6 @@
 // The verbs as a user meets them: what they print, what they refuse, and that a closed pipe, a full disk or weights
 // that are not finite never pass for success.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>

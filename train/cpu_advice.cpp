@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <system_error>
 
 #include "engine/context.h"
 #include "kernels/matmul.h"

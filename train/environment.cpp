@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string_view>
+#include <system_error>
 
 #include "engine/did_you_mean.h"
 #include "train/load_config.h"

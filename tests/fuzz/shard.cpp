@@ -1,5 +1,6 @@
 // Token shards: io/shards.h. The same bytes as tokens.bin, and as train.bin, under which nanoGPT's are known.
 #include <algorithm>
+#include <initializer_list>
 
 #include "io/shards.h"
 #include "tests/fuzz/contract.h"

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Builds the CPU preset and runs every test on another system than this one, in a root folder of its own.
+#   tools/other_systems.sh trixie [CTEST ARGUMENT...]
+# trixie is a minimal Debian 13 (gcc 14, Catch2 3, Open MPI 5), made by debootstrap from the archive that apt is
+# configured for. tools/test.sh runs inside it, and installs there what it needs. Needs root and some 3 GB in
+# ${XDG_CACHE_HOME:-~/.cache}/triad, where the root, its objects and its ccache stay for the next call: delete the folder
+# to begin anew. This system and this tree's own build/ are left as they are.
+set -euo pipefail
+source "$(dirname -- "$0")/common.sh"
+system=${1:-}
+case $system in
+  --help | -h) print_help; exit 0 ;;
+  trixie) shift ;;
+  *) usage_error "the systems are: trixie" ;;
+esac
+[ "$(id -u)" -eq 0 ] || fail "mounting needs root: sudo tools/other_systems.sh $system"
+command -v debootstrap >/dev/null || fail "debootstrap is missing: apt-get install debootstrap"
+
+# A namespace of its own for mounts and processes: however this ends, none of either is left behind. unshare itself takes
+# no signal but this one, and all that is within ends with it.
+if [ "${TRIAD_IN_NAMESPACE:-}" != yes ]; then
+  TRIAD_IN_NAMESPACE=yes unshare --mount --pid --fork --kill-child "$(realpath -- "$0")" "$system" "$@" &
+  trap 'kill -KILL $!; exit 130' INT TERM HUP
+  wait $! && exit 0 || exit $?
+fi
+tree=$(realpath -- "$(dirname -- "$0")/..")
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/triad
+root=$cache/$system
+mkdir -p "$cache"
+exec 9>"$cache/$system.lock"
+flock --nonblock 9 || fail "another call is at work in $root"
+
+if [ ! -e "$root" ]; then
+  # Of all archives that apt knows, the distribution's own.
+  archive=$(apt-get indextargets --format '$(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
+    awk '$1 == "main" && $2 ~ /\/debian\/?$/ { print $2; exit }')
+  [ -n "$archive" ] || fail "apt is configured for no Debian archive to take $system from"
+  echo "making a minimal $system in $root from $archive"
+  rm -rf "$root.new"
+  debootstrap --variant=minbase "$system" "$root.new" "$archive" |
+    awk '!/^I: (Retrieving|Validating|Extracting|Unpacking|Configuring) [a-z]/ { print "  " $0; fflush() }'
+  mv "$root.new" "$root"
+fi
+
+mkdir -p "$root/triad" "$root/ccache" "$cache/ccache" "$cache/$system-build" "$tree/build"
+mount --make-rprivate /
+mount --bind "$root" "$root"
+mount -t proc proc "$root/proc"
+mount -t sysfs -o ro sysfs "$root/sys"
+mount --rbind /dev "$root/dev"
+mount -t tmpfs tmpfs "$root/dev/shm"
+mount --bind "$tree" "$root/triad"
+mount -o remount,bind,ro "$root/triad"
+mount --bind "$cache/$system-build" "$root/triad/build"
+mount --bind "$cache/ccache" "$root/ccache"
+cp --remove-destination /etc/resolv.conf "$root/etc/resolv.conf"
+
+# The old root goes away entirely, as a mere chroot's would not: tests make user namespaces, which a chroot must not.
+cd "$root"
+pivot_root . mnt
+exec 9>&-
+exec env -u TMPDIR -u XDG_CACHE_HOME -u TRIAD_IN_NAMESPACE HOME=/root LC_ALL=C.UTF-8 \
+  PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+  GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0=/triad \
+  CCACHE_DIR=/ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache chroot . /bin/bash -euc '
+    umount --lazy /mnt
+    cd /triad
+    command -v ccache >/dev/null || { apt-get update -qq; apt-get install -y -qq --no-install-recommends ccache >/dev/null; }
+    tools/test.sh "$@"' other_systems "$@"

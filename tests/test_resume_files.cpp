@@ -196,7 +196,8 @@ TEST_CASE("resume: a stop tells the command that goes on, which needs no config"
        {moved, moved + "/", moved + "/latest", moved + "/checkpoints", moved + "/checkpoints/latest",
         fs::canonical(moved + "/checkpoints/latest").string()}) {
     const Outcome outcome = run_program(
-        "train --set train.steps=" + std::to_string(++steps) + " --overwrite --resume " + name, "env -u CONFIG");
+        "train --set train.steps=" + std::to_string(++steps) + " --set train.keep_last=0 --overwrite --resume " + name,
+        "env -u CONFIG");
     INFO(name << "\n" << outcome.output);
     CHECK(outcome.exit_code == 0);
     CHECK(fs::exists(moved + "/checkpoints/step_" + std::to_string(steps)));

@@ -116,7 +116,7 @@ TEST_CASE("tools: output that cannot be written is a failure, but ends no run", 
   check("--help >/dev/full", 1, {});
   check("generate --prompt x --checkpoint " + fresh + kOnCpu + ">/dev/full", 1, {});
   const std::string train = "train " + kTiny + " --set runtime.device=cpu --set train.steps=3 --set log.out_dir=" + run;
-  check(train + " | head -1", 0, {"triad: "});
+  check(train + " | head -1", 0, {"model "});
   CHECK(fs::exists(run + "/metrics.json"));
 }
 

@@ -152,7 +152,7 @@ TEST_CASE("terminal: at most 12 lines before the first step say what is trained,
                            " MiB planned", "FLOP a step", "/run; a checkpoint every 10 steps, the newest 3 stay",
                            "NSA_LR=0.002 -> train.lr", "cuda_graph has no effect"})
     CHECK(has(before, text));
-  for (const char* text : {"kernel of ", "\"dim\":32", "local rank"}) {
+  for (const char* text : {"kernel of ", "\"dim\":32", "\"heartbeat_every\":-1"}) {
     CHECK_FALSE(has(usual.output, text));
     CHECK(has(read_text(folder.file("run/ranks/rank_0.log")), text));
     CHECK(has(run_program(args(folder, more + "--verbose")).output, text));

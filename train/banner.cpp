@@ -123,7 +123,7 @@ std::string grouped(int64_t number) {
 
 std::string duration_text(double seconds) {
   constexpr double kMost = 1e15;  // as an integer still
-  const auto s = static_cast<int64_t>(std::clamp(seconds, 0.0, kMost));
+  const auto s = static_cast<int64_t>(seconds > 0 ? std::min(seconds, kMost) : 0);
   constexpr int64_t kMinute = 60, kHour = 3600, kDay = 86400;
   if (s >= 3 * kDay) return fmt::format("{}d{:02}h", s / kDay, s % kDay / kHour);
   if (s >= kHour) return fmt::format("{}h{:02}m", s / kHour, s / kMinute % kMinute);

@@ -19,7 +19,7 @@ has_nvcc() { command -v nvcc >/dev/null || [ -x "${CUDA_PATH:-/usr/local/cuda}/b
 # Whether a CUDA program would find a GPU: the driver is loaded and lists one.
 has_gpu() {
   if command -v nvidia-smi >/dev/null; then
-    nvidia-smi -L 2>/dev/null | grep -q '^GPU '
+    [[ $'\n'$(nvidia-smi -L 2>/dev/null) == *$'\nGPU '* ]]
   else
     [ -n "$(ls /proc/driver/nvidia/gpus 2>/dev/null)" ]
   fi

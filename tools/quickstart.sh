@@ -50,7 +50,7 @@ if [ -n "$text" ]; then
   paths=${text//\\/\\\\}
   paths=${paths//\"/\\\"}
 else
-  headers=$(echo '#include <vector>' | g++ -x c++ -M - | tr ' ' '\n' | grep '/vector$' | head -n 1)
+  headers=$(g++ -x c++ -M -include vector /dev/null | tr ' ' '\n' | awk '/\/vector$/ && !found { found = $0 } END { print found }')
   paths="$(dirname -- "$headers")/bits/*.h"
 fi
 echo "3/4 train on $paths"

@@ -1,6 +1,5 @@
 #include "engine/backend_cpu.h"
 
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -59,13 +58,8 @@ int64_t bytes_in_use() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-// Large memory is asked for in huge pages: rows that ops read lie in so many small ones that finding these takes time.
 std::byte* allocate(int64_t bytes) {
-  constexpr size_t kHugePage = size_t{2} << 20, kLarge = 4 * kHugePage;
-  size_t size = static_cast<size_t>(std::max(align_up(bytes), kMemAlign)), alignment = kMemAlign;
-  if (size >= kLarge) alignment = kHugePage, size = (size + kHugePage - 1) / kHugePage * kHugePage;
-  void* p = std::aligned_alloc(alignment, size);
-  if (p != nullptr && size >= kLarge) madvise(p, size, MADV_HUGEPAGE);  // a kernel that has none goes on without
+  void* p = std::aligned_alloc(kMemAlign, static_cast<size_t>(std::max(align_up(bytes), kMemAlign)));
   if (p == nullptr) {
     const int64_t free = info().free_bytes;
     throw OutOfMemory(fmt::format("out of host memory: {} bytes asked for, {} free", bytes, free), bytes, free);

@@ -440,6 +440,7 @@ void check_reads(const ModelConfig& c, Device device, DType dtype, const std::ve
     }
     const Tensor reads = f.reads();
     zero(f.ctx(), reads);
+    write(f.ctx(), f.decoder().tokens, tokens.data());
     f.decoder().queue(f.ctx(), {.reads = reads});
     f.decoder().stepped();
     std::array<int64_t, 3> counted{};

@@ -123,7 +123,7 @@ TEST_CASE("dist: why GPUs do not copy to each other is told", "[dist][gpu2]") {
   const auto said = [&](const std::string& name, const std::string& environment) {
     const Outcome outcome =
         run_command(environment + mpirun(2) + TRIAD_PROGRAM " train " + kTiny +
-                    " --set train.steps=2 --set runtime.device=cuda --set log.out_dir=" + folder.file(name));
+                    " --verbose --set train.steps=2 --set runtime.device=cuda --set log.out_dir=" + folder.file(name));
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
     return outcome.output.find("not by copies between the GPUs: rank 0: NCCL_P2P_DISABLE is set") != std::string::npos;

@@ -54,11 +54,11 @@ mount -o remount,bind,ro "$root/triad"
 mount --bind "$cache/$system-build" "$root/triad/build"
 mount --bind "$cache/ccache" "$root/ccache"
 cp --remove-destination /etc/resolv.conf "$root/etc/resolv.conf"
+printf '127.0.0.1\tlocalhost\n::1\tlocalhost\n' >"$root/etc/hosts"  # debootstrap makes none, and ranks meet at localhost
 
 # The old root goes away entirely, as a mere chroot's would not: tests make user namespaces, which a chroot must not.
 cd "$root"
 pivot_root . mnt
-exec 9>&-
 exec env -u TMPDIR -u XDG_CACHE_HOME -u TRIAD_IN_NAMESPACE HOME=/root LC_ALL=C.UTF-8 \
   PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
   GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0=/triad \

@@ -22,7 +22,7 @@ double ns_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::nano>(Clock::now() - begin).count();
 }
 
-// Worth a thread of its own: some times what waking one takes.
+// The least work, by its measured time, that a further thread is woken for: several times what waking one costs.
 constexpr double kGrainNs = 25'000;
 
 thread_local bool in_loop = false;  // on this thread

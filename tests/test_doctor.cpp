@@ -127,7 +127,7 @@ TEST_CASE("doctor: a run that is stopped is HANG, and what needed it is SKIPPED"
 
 TEST_CASE("doctor: what takes too long, but goes on, is SLOW and no failure", "[doctor]") {
   const TemporaryFolder folder;
-  // Products sleep for longer than the budget of 6 s in all, however many there are; or for longer than three budgets.
+  // The planted sleeps of all products together exceed the budget of 6 s once, or three times.
   const auto sleeping = [&](const std::string& seconds) {
     const Examination e = examine(folder, "--only gradient_trace --budget 0.3",
                                   planted("TRIAD_PLANT=\"0 0.15\" TRIAD_PLANT_MOST_S=" + seconds));

@@ -126,7 +126,7 @@ Hello hello_of(const LaunchEnv& env, int rank) {
           .nonce = fresh_nonce()};
 }
 
-// A whole handshake as that rank, with that guess of the secret. Returns rank 0's last verdict.
+// Makes a whole handshake as the given rank with the given secret, and returns rank 0's last verdict.
 std::optional<Verdict> claim(const FileHandle& socket, const LaunchEnv& env, int rank, const std::string& secret) {
   const Hello hello = hello_of(env, rank);
   say(socket, encode(hello));

@@ -442,7 +442,7 @@ class Trainer {
       write_file_atomically(folder_.file("metrics.json"), dump_json(metrics, 2) + "\n");
       std::filesystem::remove(folder_.file(".anomaly_type"));  // of the last step: it has stopped nothing
     }
-    // After the final weights: a disk that has room for them alone keeps them.
+    // Written after the final weights, so that a disk without room for both still has the weights.
     if (config_.train.save_last && saved_at_ != state_.step) {
       save(telemetry);
       wait_for_checkpoint(telemetry);

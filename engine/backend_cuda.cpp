@@ -141,7 +141,8 @@ static bool is_recording(void* stream) {
 }
 // Launching a graph queues its nodes there and then: each launch records its events anew, and a wait, within a graph as
 // on a stream, is for what the event stood for when it was queued, which a later record does not change. So a host that
-// is a step ahead may record an event again while a graph that waits for it is still queued (tests/test_graph.cpp).
+// is a step ahead may record an event again while a graph that waits for it is still queued
+// (tests/engine/test_graph.cpp).
 void record_event_of_graph(Device device, void* event, void* stream) {
   if (!device.is_cuda()) return;
   CUDA_CHECK(cudaEventRecordWithFlags(as_event(event), as_stream(stream),

@@ -2,7 +2,7 @@
 #include <cuda.h>
 
 #include "engine/cuda_check.h"
-#include "engine/progress.h"
+#include "engine/process/progress.h"
 
 namespace triad::backend {
 

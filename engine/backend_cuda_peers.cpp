@@ -1,8 +1,8 @@
 #include <initializer_list>
 #include <utility>
 
+#include "engine/comm/peers.h"
 #include "engine/cuda_check.h"
-#include "engine/peers.h"
 
 namespace triad::backend {
 

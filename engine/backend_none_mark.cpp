@@ -1,5 +1,5 @@
 // Without CUDA no stream writes marks: the host's place is the device's.
-#include "engine/progress.h"
+#include "engine/process/progress.h"
 
 namespace triad::backend {
 

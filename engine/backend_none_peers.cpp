@@ -1,5 +1,5 @@
 #include "engine/check.h"
-#include "engine/peers.h"
+#include "engine/comm/peers.h"
 
 namespace triad::backend {
 

@@ -1,15 +1,15 @@
 #include "engine/context.h"
 
 #include "engine/check.h"
-#include "engine/cpu_threads.h"
 #include "engine/memory_log.h"
+#include "engine/process/cpu_threads.h"
 
 namespace triad {
 
 namespace {
 // What a context queues itself is the way that everything waits for: its kernels get room before those beside it. The
-// last of the side streams is for short work, which should not wait for the end of the long (kernels/nsa.cpp has what
-// was measured).
+// last of the side streams is for short work, which should not wait for the end of the long (kernels/nsa/nsa.cpp has
+// what was measured).
 constexpr int kPriority = 2, kSidePriority[] = {0, 0, 1};
 }  // namespace
 

@@ -12,7 +12,7 @@
 
 namespace triad {
 
-// The matrix library's handle, workspace and plan cache; kernels/matmul.cu fills it in on first use.
+// The matrix library's handle, workspace and plan cache; kernels/ops/matmul.cu fills it in on first use.
 class BlasHandle {
  public:
   virtual ~BlasHandle() = default;
@@ -20,7 +20,7 @@ class BlasHandle {
 
 class OpListener;  // op_scope.h
 
-// A stream for work beside a context's (beside.h), and the events by which they wait for each other.
+// A stream for work beside a context's (engine/fork_join.h), and the events by which they wait for each other.
 struct SideStream {
   SideStream(Device device, std::string name, int priority)
       : stream(device, std::move(name), priority), begin(device), end(device) {}

@@ -88,7 +88,8 @@ class PinnedMemory {
 class Scratch {
  public:
   Scratch(Arena& arena, int64_t bytes);  // a planned arena makes a planned scratch, without limit
-  // What `of` has left, as a scratch for work of another stream; `of` must not hand it out meanwhile (beside.h).
+  // What `of` has left, as a scratch for work of another stream; `of` must not hand it out meanwhile
+  // (engine/fork_join.h).
   struct Rest {};
   Scratch(const Scratch& of, Rest)
       : device_(of.device_),

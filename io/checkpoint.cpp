@@ -11,7 +11,7 @@
 #include <initializer_list>
 
 #include "engine/check.h"
-#include "engine/parse.h"
+#include "engine/process/parse.h"
 #include "io/file.h"
 
 namespace triad {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "engine/check.h"
-#include "engine/parse.h"
-#include "io/unicode.h"
+#include "engine/process/parse.h"
+#include "io/tokenizer/unicode.h"
 
 namespace triad {
 

@@ -12,7 +12,7 @@
 
 #include "engine/check.h"
 #include "io/json_config.h"
-#include "io/unicode.h"
+#include "io/tokenizer/unicode.h"
 
 namespace triad {
 

@@ -7,7 +7,7 @@
 
 #include "io/json_builder.h"
 
-#include "engine/did_you_mean.h"
+#include "engine/process/did_you_mean.h"
 
 namespace triad {
 

@@ -11,7 +11,7 @@
 #include "engine/check.h"
 #include "engine/fields.h"
 #include "engine/routes.h"
-#include "io/unicode.h"
+#include "io/tokenizer/unicode.h"
 
 namespace triad {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/asserts.h"
+#include "kernels/step/asserts.h"
 
 namespace triad {
 

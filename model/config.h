@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "engine/fields.h"
-#include "kernels/nsa.h"
+#include "kernels/nsa/nsa.h"
 
 namespace triad {
 
@@ -64,7 +64,8 @@ void visit(ModelConfig& c, V&& v) {
   v("d_v", c.d_v, "width of a value head", required(at_least(1).up_to(256)));
   v("vocab_size", c.vocab_size, "tokens V", required(at_least(2).up_to(1e8)));
   v("mlp", c.mlp, "fc2(SiLU(fc1 x)), or SwiGLU", Rule{});
-  v("mlp_hidden", c.mlp_hidden, "hidden units; 0: 4*dim, swiglu 8/3*dim up to a multiple of 64", at_least(0).up_to(1 << 22));
+  v("mlp_hidden", c.mlp_hidden, "hidden units; 0: 4*dim, swiglu 8/3*dim up to a multiple of 64",
+    at_least(0).up_to(1 << 22));
   v("attention", c.attention, "three-branch NSA, or plain causal attention as the control", Rule{});
   v("tie_embeddings", c.tie_embeddings, "lm_head shares the embedding's weight", Rule{});
   v("rope_theta", c.rope_theta, "base of the rotation angles", above(0));

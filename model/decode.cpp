@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "engine/check.h"
-#include "kernels/embedding.h"
-#include "kernels/linear_few.h"
-#include "kernels/next_token.h"
+#include "kernels/decode/argmax.h"
+#include "kernels/decode/skinny_linear.h"
+#include "kernels/ops/embedding.h"
 
 namespace triad {
 
@@ -77,14 +77,15 @@ void Decoder::layer_step(Context& ctx, int64_t layer, const DecodeProbe& probe) 
   const ModelConfig& c = model_.config();
   const LayerTensors<ConstTensor>& w = model_.weights().layers[static_cast<size_t>(layer)];
   const NsaCache& cache = layers_[static_cast<size_t>(layer)];
-  linear_few(ctx, qkv_, x_, w.qkv, {.norm = w.norm1, .eps = c.norm_eps});
+  skinny_linear(ctx, qkv_, x_, w.qkv, {.norm = w.norm1, .eps = c.norm_eps});
   const QkvViews views = split_qkv(qkv_, c, B(), 1);
   nsa_cache_append(ctx, cache, views.q, rows_of(views), position, model_.rope_cos(), model_.rope_sin(), w.nsa, c.nsa);
   nsa_decode(ctx, attended_.view({B(), 1, c.n_heads, c.d_v}), {views.q, cache, position}, w.nsa.gate, c.nsa, probe);
-  linear_few(ctx, x_, attended_, w.out_proj, {.addend = x_});
-  const auto activation = c.mlp == MlpKind::silu ? FewOptions::Activation::silu : FewOptions::Activation::swiglu;
-  linear_few(ctx, hidden_, x_, w.mlp_in, {.norm = w.norm2, .eps = c.norm_eps, .activation = activation});
-  linear_few(ctx, x_, hidden_, w.mlp_out, {.addend = x_});
+  skinny_linear(ctx, x_, attended_, w.out_proj, {.addend = x_});
+  const auto activation =
+      c.mlp == MlpKind::silu ? SkinnyLinearOptions::Activation::silu : SkinnyLinearOptions::Activation::swiglu;
+  skinny_linear(ctx, hidden_, x_, w.mlp_in, {.norm = w.norm2, .eps = c.norm_eps, .activation = activation});
+  skinny_linear(ctx, x_, hidden_, w.mlp_out, {.addend = x_});
 }
 
 void Decoder::queue(Context& ctx, const DecodeProbe& probe) {
@@ -95,7 +96,7 @@ void Decoder::queue(Context& ctx, const DecodeProbe& probe) {
     layer_step(ctx, i, probe);
   }
   ctx.routes.set_layer(-1);
-  linear_few(ctx, logits, x_, model_.weights().head, {.norm = model_.weights().norm_f, .eps = c.norm_eps});
+  skinny_linear(ctx, logits, x_, model_.weights().head, {.norm = model_.weights().norm_f, .eps = c.norm_eps});
   advance(ctx, position, capacity_ - 1);
 }
 

@@ -1,11 +1,11 @@
 // Cached decoding: after a prefill of any length, each step takes one token a sequence and gives the logits that a
 // forward pass over the whole sequence has in that row. The prefill is that forward pass; the step computes the same
 // functions of the cache. Sequences of a batch have lengths of their own. On a GPU the last bits of a sequence's logits
-// depend on how many there are beside it (linear_few.h).
+// depend on how many there are beside it (decode/skinny_linear.h).
 #pragma once
 #include <vector>
 
-#include "kernels/nsa_decode.h"
+#include "kernels/decode/decode.h"
 #include "model/model.h"
 
 namespace triad {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "engine/check.h"
-#include "kernels/parallel.h"
+#include "kernels/common/parallel.h"
 
 namespace triad {
 

@@ -1,10 +1,10 @@
 #include "model/layer.h"
 
-#include "kernels/activation.h"
-#include "kernels/linear_silu.h"
-#include "kernels/matmul.h"
-#include "kernels/rmsnorm.h"
-#include "kernels/rope.h"
+#include "kernels/ops/activation.h"
+#include "kernels/ops/linear_silu.h"
+#include "kernels/ops/matmul.h"
+#include "kernels/ops/rmsnorm.h"
+#include "kernels/ops/rope.h"
 
 namespace triad {
 
@@ -108,9 +108,9 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
       attention_delta(ctx, delta, dout, out, norm);
       zero(ctx, dq);
       const AttendIn in{views.q, views.k[kWin], views.v[kWin]};
-      const Tensor quantum = attend_quantum(ctx, inner, dq, dout, in.q, {{in.k, in.v, {}, delta}}, norm);
-      nsa_attend_window_backward(ctx, {dq, dviews.k[kWin], dviews.v[kWin]}, {dout, {}, delta, a.nsa.lse[kWin], quantum},
-                                 in, lc.T);
+      const Tensor rounding_unit = attend_rounding_unit(ctx, inner, dq, dout, in.q, {{in.k, in.v, {}, delta}}, norm);
+      nsa_attend_window_backward(ctx, {dq, dviews.k[kWin], dviews.v[kWin]},
+                                 {dout, {}, delta, a.nsa.lse[kWin], rounding_unit}, in, lc.T);
     } else {
       out = inner.alloc(dtype, out.shape(), "attention");
       dq_group = inner.alloc(acc, views.k[kWin].shape(), "dq_group");

@@ -2,7 +2,7 @@
 // device, micro-step by micro-step. Nothing waits for it, and a recorded forward may be replayed.
 #pragma once
 #include "engine/memory.h"
-#include "kernels/nsa_stats.h"
+#include "kernels/nsa/stats.h"
 #include "model/config.h"
 
 namespace triad {

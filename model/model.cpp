@@ -1,12 +1,12 @@
 #include "model/model.h"
 
 #include "engine/check.h"
-#include "engine/progress.h"
-#include "kernels/classifier.h"
-#include "kernels/embedding.h"
-#include "kernels/matmul.h"
-#include "kernels/rmsnorm.h"
-#include "kernels/rope.h"
+#include "engine/process/progress.h"
+#include "kernels/ops/classifier.h"
+#include "kernels/ops/embedding.h"
+#include "kernels/ops/matmul.h"
+#include "kernels/ops/rmsnorm.h"
+#include "kernels/ops/rope.h"
 
 namespace triad {
 

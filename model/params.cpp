@@ -6,8 +6,8 @@
 #include "engine/check.h"
 #include "engine/random_streams.h"
 #include "engine/rng.h"
-#include "kernels/cast.h"
-#include "kernels/parallel.h"
+#include "kernels/common/parallel.h"
+#include "kernels/ops/cast.h"
 
 namespace triad {
 

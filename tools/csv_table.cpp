@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "engine/check.h"
-#include "engine/parse.h"
+#include "engine/process/parse.h"
 #include "io/file.h"
-#include "io/unicode.h"
+#include "io/tokenizer/unicode.h"
 
 namespace triad {
 

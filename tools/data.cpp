@@ -17,12 +17,12 @@
 #include <vector>
 
 #include "engine/check.h"
-#include "io/dataset.h"
+#include "io/data/dataset.h"
+#include "io/data/shard_manifest.h"
+#include "io/data/shard_set.h"
+#include "io/data/text_input.h"
 #include "io/file.h"
 #include "io/folder_lock.h"
-#include "io/shard_manifest.h"
-#include "io/shard_set.h"
-#include "io/text_input.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
 

@@ -8,11 +8,11 @@
 #include <numbers>
 
 #include "engine/check.h"
-#include "io/dataset.h"
+#include "io/data/dataset.h"
+#include "io/data/shard_manifest.h"
+#include "io/data/shards.h"
 #include "io/file.h"
-#include "io/shard_manifest.h"
-#include "io/shards.h"
-#include "kernels/reduce.h"
+#include "kernels/step/reduce.h"
 #include "tools/eval_needle.h"
 #include "tools/options.h"
 #include "tools/verbs.h"

@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "io/needle_grid.h"
+#include "io/data/needle_grid.h"
 
 namespace triad {
 

@@ -13,11 +13,11 @@
 #include <set>
 
 #include "engine/check.h"
-#include "engine/progress_line.h"
+#include "engine/process/progress_line.h"
 #include "engine/random_streams.h"
 #include "engine/rng.h"
-#include "io/text_input.h"
-#include "io/tokenizer.h"
+#include "io/data/text_input.h"
+#include "io/tokenizer/tokenizer.h"
 #include "model/decode_session.h"
 #include "model/sampling.h"
 #include "tools/options.h"

@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "engine/check.h"
+#include "io/data/shards.h"
 #include "io/safetensors.h"
-#include "io/shards.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
 #include "train/inference.h"

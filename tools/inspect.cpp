@@ -14,11 +14,11 @@
 
 #include "engine/check.h"
 #include "io/checkpoint.h"
+#include "io/data/shards.h"
 #include "io/file.h"
 #include "io/json_config.h"
 #include "io/safetensors.h"
-#include "io/shards.h"
-#include "io/unicode.h"
+#include "io/tokenizer/unicode.h"
 #include "tools/verbs.h"
 
 namespace triad {

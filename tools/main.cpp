@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "engine/check.h"
-#include "engine/did_you_mean.h"
-#include "engine/dump_request.h"
-#include "io/unicode.h"
+#include "engine/process/did_you_mean.h"
+#include "engine/process/dump_request.h"
+#include "io/tokenizer/unicode.h"
 #include "tools/verbs.h"
 #include "tools/version.h"
 

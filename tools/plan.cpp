@@ -5,9 +5,9 @@
 #include <memory>
 
 #include "engine/check.h"
-#include "engine/comm.h"
+#include "engine/comm/comm.h"
 #include "io/json_config.h"
-#include "kernels/matmul.h"
+#include "kernels/ops/matmul.h"
 #include "model/flops.h"
 #include "model/params.h"
 #include "tools/options.h"

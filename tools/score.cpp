@@ -9,9 +9,9 @@
 #include <string_view>
 
 #include "engine/check.h"
+#include "io/data/text_input.h"
 #include "io/file.h"
-#include "io/text_input.h"
-#include "io/tokenizer.h"
+#include "io/tokenizer/tokenizer.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
 #include "tools/work_progress.h"

@@ -9,7 +9,7 @@
 #include "tools/version.h"
 #include "train/data_source.h"
 #include "train/load_config.h"
-#include "train/preparation.h"
+#include "train/startup.h"
 
 namespace triad {
 

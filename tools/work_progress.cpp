@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <utility>
 
-#include "engine/progress_line.h"
-#include "train/banner.h"
+#include "engine/process/progress_line.h"
+#include "train/monitor/banner.h"
 
 namespace triad {
 

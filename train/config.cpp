@@ -3,8 +3,8 @@
 #include <limits>
 
 #include "engine/check.h"
-#include "io/tokenizer.h"
-#include "io/unicode.h"
+#include "io/tokenizer/tokenizer.h"
+#include "io/tokenizer/unicode.h"
 
 namespace triad {
 

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/comm.h"
+#include "engine/comm/comm.h"
 #include "engine/fields.h"
 #include "engine/routes.h"
 #include "model/config.h"
@@ -72,8 +72,8 @@ struct LogConfig {
   bool diagnoses(std::string_view what) const {
     return std::find(diagnostics.begin(), diagnostics.end(), what) != diagnostics.end();
   }
-  double hang_s = 30, slow_s = 10, slow_factor = 5;  // train/watchdog.h
-  double throughput_drop = 0.5, creep_mib = 256;     // train/anomaly.h
+  double hang_s = 30, slow_s = 10, slow_factor = 5;  // train/monitor/watchdog.h
+  double throughput_drop = 0.5, creep_mib = 256;     // train/monitor/anomaly.h
   int64_t plateau_steps = 1000;
   OnAnomaly on_anomaly = OnAnomaly::report;
 };

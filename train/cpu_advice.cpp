@@ -9,7 +9,7 @@
 #include <system_error>
 
 #include "engine/context.h"
-#include "kernels/matmul.h"
+#include "kernels/ops/matmul.h"
 #include "model/flops.h"
 #include "train/train_step.h"
 

@@ -7,9 +7,9 @@
 #include <system_error>
 
 #include "engine/check.h"
-#include "io/loader.h"
-#include "io/shard_manifest.h"
-#include "train/banner.h"
+#include "io/data/loader.h"
+#include "io/data/shard_manifest.h"
+#include "train/monitor/banner.h"
 
 namespace triad {
 

@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "io/needle.h"
+#include "io/data/needle.h"
 #include "train/config.h"
 
 namespace triad {

@@ -6,9 +6,9 @@
 #include <numeric>
 
 #include "engine/check.h"
-#include "kernels/cast.h"
-#include "kernels/rank_sum.h"
-#include "kernels/reduce.h"
+#include "kernels/ops/cast.h"
+#include "kernels/step/rank_sum.h"
+#include "kernels/step/reduce.h"
 #include "model/flops.h"
 
 namespace triad {

@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "engine/comm.h"
+#include "engine/comm/comm.h"
 #include "engine/graph.h"
 #include "model/grad_sink.h"
 #include "model/params.h"
-#include "train/bucket_trace.h"
 #include "train/config.h"
+#include "train/monitor/bucket_trace.h"
 
 namespace triad {
 

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "engine/check.h"
-#include "io/unicode.h"
-#include "kernels/parallel.h"
+#include "io/tokenizer/unicode.h"
+#include "kernels/common/parallel.h"
 #include "train/train_step.h"
 
 namespace triad {

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "engine/did_you_mean.h"
+#include "engine/process/did_you_mean.h"
 
 namespace triad {
 

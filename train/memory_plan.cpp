@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "engine/check.h"
-#include "kernels/matmul.h"
+#include "kernels/ops/matmul.h"
 #include "model/flops.h"
-#include "train/memory_report.h"
+#include "train/monitor/memory_report.h"
 #include "train/train_step.h"
 
 namespace triad {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "engine/comm.h"
+#include "engine/comm/comm.h"
 #include "engine/context.h"
 #include "io/memory_snapshot.h"
 #include "train/config.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/adamw.h"
+#include "kernels/step/adamw.h"
 #include "train/schedule.h"
 
 namespace triad {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "engine/comm.h"
+#include "engine/comm/comm.h"
 #include "model/params.h"
 #include "train/config.h"
 #include "train/weight_gather.h"

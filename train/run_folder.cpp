@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "engine/check.h"
-#include "engine/parse.h"
+#include "engine/process/parse.h"
 #include "io/checkpoint.h"
 #include "io/csv.h"
 #include "io/file.h"
 #include "io/json_config.h"
-#include "train/selection_sample.h"
+#include "train/monitor/selection_sample.h"
 
 namespace triad {
 

@@ -9,7 +9,7 @@
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/safetensors.h"
-#include "io/unicode.h"
+#include "io/tokenizer/unicode.h"
 #include "train/load_config.h"
 
 namespace triad {

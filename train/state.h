@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "io/json_config.h"
-#include "io/tokenizer.h"
+#include "io/tokenizer/tokenizer.h"
 #include "model/params.h"
 #include "train/config.h"
 #include "train/optimizer.h"

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <initializer_list>
 
-#include "engine/progress_line.h"
+#include "engine/process/progress_line.h"
 
 namespace triad {
 

@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "engine/check.h"
-#include "engine/progress.h"
-#include "kernels/matmul.h"
-#include "kernels/reduce.h"
-#include "kernels/verdict.h"
+#include "engine/process/progress.h"
+#include "kernels/ops/matmul.h"
+#include "kernels/step/reduce.h"
+#include "kernels/step/step_guard.h"
 
 namespace triad {
 

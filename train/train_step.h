@@ -11,13 +11,13 @@
 #include <string>
 #include <vector>
 
-#include "engine/comm.h"
+#include "engine/comm/comm.h"
 #include "engine/graph.h"
 #include "model/layer_stats.h"
 #include "model/model.h"
-#include "train/backward_trace.h"
 #include "train/config.h"
-#include "train/grad_ledger.h"
+#include "train/monitor/backward_trace.h"
+#include "train/monitor/grad_ledger.h"
 #include "train/optimizer.h"
 
 namespace triad {

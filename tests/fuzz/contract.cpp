@@ -8,7 +8,7 @@
 #include <fstream>
 #include <system_error>
 
-#include "io/unicode.h"
+#include "io/tokenizer/unicode.h"
 
 namespace triad::fuzz {
 

@@ -1,5 +1,5 @@
-// Frames that strangers send where ranks meet: engine/handshake.h. They name no file, and a refusal is no value.
-#include "engine/handshake.h"
+// Frames that strangers send where ranks meet: engine/comm/handshake.h. They name no file, and a refusal is no value.
+#include "engine/comm/handshake.h"
 
 #include <algorithm>
 

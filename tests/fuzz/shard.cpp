@@ -1,8 +1,8 @@
-// Token shards: io/shards.h. The same bytes as tokens.bin, and as train.bin, under which nanoGPT's are known.
+// Token shards: io/data/shards.h. The same bytes as tokens.bin, and as train.bin, under which nanoGPT's are known.
 #include <algorithm>
 #include <initializer_list>
 
-#include "io/shards.h"
+#include "io/data/shards.h"
 #include "tests/fuzz/contract.h"
 
 namespace triad::fuzz {

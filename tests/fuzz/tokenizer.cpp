@@ -1,6 +1,6 @@
-// Tokenizers: io/tokenizer.h. A vocabulary needs the 256 tokens of bytes, which no mutation would keep whole: the input
-// writes %ALPHABET% for them. The text behind the file is encoded, decoded, and encoded in two pieces.
-#include "io/tokenizer.h"
+// Tokenizers: io/tokenizer/tokenizer.h. A vocabulary needs the 256 tokens of bytes, which no mutation would keep whole:
+// the input writes %ALPHABET% for them. The text behind the file is encoded, decoded, and encoded in two pieces.
+#include "io/tokenizer/tokenizer.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 
-#include "io/unicode.h"
+#include "io/tokenizer/unicode.h"
 #include "tests/fuzz/contract.h"
 
 namespace triad::fuzz {

@@ -1,0 +1,244 @@
+#include "engine/comm/comm.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "engine/check.h"
+#include "engine/process/parse.h"
+
+namespace triad {
+
+namespace {
+
+std::string host_name() {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+// Tells hosts apart, and on one host the name spaces of processes: a pid means something within one alone.
+std::string host_identity() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  std::error_code unknown;
+  return host_name() + " " + boot + " " + std::filesystem::read_symlink("/proc/self/ns/pid", unknown).string();
+}
+
+}  // namespace
+
+Comm::Comm(const LaunchEnv& env, Device device, std::unique_ptr<Link> link, double timeout_s)
+    : rank_(env.rank), world_(env.world), link_(std::move(link)), stream_(device, "comm", /*priority=*/5) {
+  if (world_ == 1) return;
+  guard_ = std::make_unique<CommGuard>(rank_, timeout_s);
+  meet(env, device);
+}
+
+Comm::Comm(int world, Device device) : rank_(0), world_(world), stream_(device, "comm") {}
+
+// Everyone learns who the others are; ranks that cannot be are an error.
+void Comm::meet(const LaunchEnv& env, Device device) {
+  const std::string identity = host_identity(), name = backend::info(device).name,
+                    pci = device.is_cuda() ? backend::pci_address(device) : "";
+  const std::vector<std::string> lines = exchange_text(fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}\n", env.rank, env.world,
+                                                                   env.local_rank, getpid(), host_name(), name, pci) +
+                                                           identity,
+                                                       "the ranks' names");
+  std::vector<std::string> identities;
+  std::vector<LocalPeer> local;
+  std::map<std::string, int> gpus;   // host and address -> rank
+  std::map<std::string, int> seats;  // host and local rank -> rank
+  for (int r = 0; r < world_; ++r) {
+    std::vector<std::string> f;
+    for (size_t at = 0, end; at <= lines[r].size(); at = end + 1) {
+      end = std::min(lines[r].find('\n', at), lines[r].size());
+      f.push_back(lines[r].substr(at, end - at));
+    }
+    TRIAD_CHECK(f.size() == 8, "rank {} introduces itself as \"{}\"", r, lines[r]);
+    const std::optional<int> local_rank = parse_number<int>(f[2]), pid = parse_number<int>(f[3]);
+    TRIAD_CHECK(local_rank && pid, "rank {} introduces itself as \"{}\"", r, lines[r]);
+    if (parse_number<int>(f[0]) != r || parse_number<int>(f[1]) != world_)
+      fail("launch: process {} of {} calls itself rank {} of {}", r, world_, f[0], f[1]);
+    peers_.push_back({.rank = r,
+                      .local_rank = *local_rank,
+                      .pid = *pid,
+                      .host = f[4],
+                      .device = f[5],
+                      .pci = f[6],
+                      .here = f[7] == identity});
+    identities.push_back(f[7]);
+    if (f[7] == identity && r != rank_) local.push_back({r, peers_.back().pid});
+    const auto [twin, alone] = seats.emplace(f[7] + " " + f[2], r);
+    if (!alone)
+      fail("launch: ranks {} and {} of host {} both have local rank {}: its launcher's variables contradict each other",
+           twin->second, r, f[4], f[2]);
+    if (f[6].empty()) continue;
+    const auto [other, fresh] = gpus.emplace(f[7].substr(0, f[7].rfind(' ')) + f[6], r);
+    if (!fresh)
+      fail("launch: ranks {} and {} are on one GPU ({} of host {}): one process a GPU is needed", other->second, r,
+           f[6], f[4]);
+  }
+  guard_->watch(local);
+}
+
+template <class Call>
+void Comm::guarded(const char* kind, const std::string& what, int64_t bytes, bool on_stream, Call&& call) {
+  const auto began = std::chrono::steady_clock::now();
+  const std::string collective = guard_->begin(fmt::format("{} of {}", kind, what), bytes);
+  try {
+    call();
+  } catch (const Error& e) { fail("{}; under way: {}", e.what(), collective); }
+  if (on_stream) return guard_->end_on(stream_);
+  guard_->end();
+  waited_ms_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
+}
+
+void Comm::all_reduce(Tensor x, const std::string& what, CommWidth width) {
+  if (guard_) guarded("all_reduce", what, x.bytes(), on_stream(), [&] { do_all_reduce(x, width); });
+}
+void Comm::reduce_scatter(Tensor x, const std::string& what, CommWidth width) {
+  TRIAD_CHECK(x.numel() % world_ == 0, "reduce_scatter of {} over {} ranks: {}", what, world_, x.str());
+  if (guard_) guarded("reduce_scatter", what, x.bytes(), on_stream(), [&] { do_reduce_scatter(x, width); });
+}
+void Comm::all_gather(Tensor x, const std::string& what) {
+  TRIAD_CHECK(x.numel() % world_ == 0, "all_gather of {} over {} ranks: {}", what, world_, x.str());
+  if (guard_) guarded("all_gather", what, x.bytes(), on_stream(), [&] { do_all_gather(x); });
+}
+
+void Comm::exchange_parts(Tensor x, Tensor room, const std::string& what) {
+  TRIAD_CHECK(x.numel() % world_ == 0 && room.numel() == x.numel() && room.dtype == x.dtype,
+              "exchange of {} over {} ranks: {}, room {}", what, world_, x.str(), room.str());
+  if (guard_) guarded("exchange", what, x.bytes(), on_stream(), [&] { do_exchange_parts(x, room); });
+}
+
+void Comm::exchange_bytes(const void* mine, void* all, int64_t bytes, const std::string& what) {
+  if (guard_) guarded("exchange", what, bytes, false, [&] { link_->all_gather(mine, all, bytes); });
+}
+
+std::vector<std::string> Comm::exchange_text(const std::string& mine, const std::string& what) {
+  const std::vector<int64_t> sizes = exchange(static_cast<int64_t>(mine.size()), what);
+  constexpr int64_t kMostBytes = int64_t{1} << 26;  // no text of a run is that long
+  for (size_t r = 0; r < sizes.size(); ++r)
+    TRIAD_CHECK(sizes[r] >= 0 && sizes[r] <= kMostBytes, "rank {} announces {} bytes of {}: at most {} are allowed", r,
+                sizes[r], what, kMostBytes);
+  const size_t most = static_cast<size_t>(*std::max_element(sizes.begin(), sizes.end()));
+  std::string padded = mine, all(most * sizes.size(), '\0');
+  padded.resize(most);
+  if (!guard_) return std::vector(sizes.size(), mine);
+  if (most > 0) exchange_bytes(padded.data(), all.data(), static_cast<int64_t>(most), what);
+  std::vector<std::string> texts;
+  for (size_t r = 0; r < sizes.size(); ++r) texts.push_back(all.substr(r * most, static_cast<size_t>(sizes[r])));
+  return texts;
+}
+
+void Comm::add(std::span<double> values, const std::string& what) {
+  if (!guard_) return;
+  std::vector<double> all(values.size() * static_cast<size_t>(world_));
+  exchange_bytes(values.data(), all.data(), static_cast<int64_t>(values.size_bytes()), what);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = 0;
+    for (size_t r = 0; r < static_cast<size_t>(world_); ++r) values[i] += all[r * values.size() + i];
+  }
+}
+
+void Comm::finish() {
+  if (!guard_) return;
+  stream_.synchronize();
+  expect_end();
+  do_finish();
+  guard_->begin("the end of " + link_->name(), 0);
+  link_->finish();
+  guard_->end();
+}
+
+void Comm::expect_end() {
+  if (!guard_) return;
+  barrier("the end");
+  guard_->expect_end();
+  barrier("no rank's end being a surprise");  // whoever is through it may be gone
+}
+
+void Comm::fail_together(const std::string& why, const std::function<void()>& last_work) {
+  abandon(why, 1, [&] {
+    last_work();
+    try {
+      barrier("the same error");  // nobody leaves while another still watches it
+    } catch (const Error&) {}     // a rank that has met another error may be gone already
+  });
+}
+
+void Comm::abandon(const std::string& why, int exit_code, const std::function<void()>& last_work) {
+  if (guard_) guard_->expect_end();  // of the others, who now end too
+  std::fflush(stdout);
+  std::fputs(fmt::format("triad: {}{}\n", world_ > 1 ? fmt::format("rank {}: ", rank_) : "", why).c_str(), stderr);
+  last_work();
+  _exit(exit_code);
+}
+
+Device device_of(const LaunchEnv& env) {
+  const int gpus = backend::cuda_device_count();
+  if (env.world == 1 || gpus == 1) return Device::cuda(0);  // the only one that this rank is let see: meet() checks
+  if (env.local_rank >= gpus)
+    fail("launch: rank {} of {} has local rank {}, but its host has {} GPUs: start at most one process a GPU", env.rank,
+         env.world, env.local_rank, gpus);
+  return Device::cuda(env.local_rank);
+}
+
+namespace {
+
+class SelfComm final : public Comm {
+ public:
+  explicit SelfComm(Device device) : Comm({}, device, nullptr, 0) {}
+  std::string name() const override { return "none"; }
+};
+
+class PlannedComm final : public Comm {
+ public:
+  explicit PlannedComm(int world) : Comm(world, Device::cpu()) {}
+  std::string name() const override { return "planned"; }
+  bool may_share() const override { return true; }  // NCCL's on one host; others take less
+};
+
+// MPI itself would wait for ever for a rank that does not come.
+std::unique_ptr<Link> open_mpi_link_within(const LaunchEnv& env, double timeout_s) {
+  CommGuard guard(env.rank, timeout_s);
+  guard.begin("the start of MPI", 0);
+  std::unique_ptr<Link> link = open_mpi_link(env);
+  guard.end();
+  return link;
+}
+
+// How the processes talk on the host: MPI where their launcher speaks it and this build has it, else TCP.
+std::unique_ptr<Link> open_link(const LaunchEnv& env, double timeout_s) {
+  return env.speaks_mpi && why_no_mpi().empty() ? open_mpi_link_within(env, timeout_s) : open_tcp_link(env, timeout_s);
+}
+
+}  // namespace
+
+std::unique_ptr<Comm> make_self_comm(Device device) { return std::make_unique<SelfComm>(device); }
+
+std::unique_ptr<Comm> make_planned_comm(int world) { return std::make_unique<PlannedComm>(world); }
+
+std::unique_ptr<Comm> open_comm(const LaunchEnv& env, Device device, CommBackend backend, double timeout_s) {
+  if (env.world == 1) return make_self_comm(device);
+  if (backend == CommBackend::nccl && !device.is_cuda())
+    fail_usage("dist.backend is nccl, but the run is on the CPU: mpi is for that");
+  if (backend == CommBackend::mpi) {
+    if (!why_no_mpi().empty()) fail("dist.backend is mpi, but MPI cannot be used: {}", why_no_mpi());
+    if (!env.speaks_mpi)
+      fail_usage("dist.backend is mpi, but {} starts no MPI: start with mpirun, or srun --mpi=pmix", env.launcher);
+    return make_host_comm(env, device, open_mpi_link_within(env, timeout_s), timeout_s);
+  }
+  if (!device.is_cuda()) return make_host_comm(env, device, open_link(env, timeout_s), timeout_s);
+  if (!why_no_nccl().empty())
+    fail("{} ranks on GPUs need NCCL (or dist.backend mpi), which cannot be used: {}", env.world, why_no_nccl());
+  return make_nccl_comm(env, device, open_link(env, timeout_s), timeout_s);
+}
+
+}  // namespace triad

@@ -1,0 +1,127 @@
+// Sums on the host over a Link. A piece at a time: each rank gets everyone's values of its own part, adds them in the
+// order of ranks, and gives the sums to everyone: 2 (world - 1) / world of the bytes each way, as a ring would, and an
+// element's sum does not depend on where its piece begins.
+#include <algorithm>
+#include <vector>
+
+#include "engine/check.h"
+#include "engine/comm/comm.h"
+#include "engine/memory.h"
+
+namespace triad {
+
+namespace {
+
+constexpr int64_t kPartBytes = 1 << 20;  // of a piece, each rank's
+
+template <class F>
+void dispatch(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::f64:
+      return f.template operator()<double>();
+    case DType::f32:
+      return f.template operator()<float>();
+    case DType::bf16:
+      return f.template operator()<bf16>();
+    default:
+      fail("a sum over ranks of {}: floats have one", name_of(dtype));
+  }
+}
+
+class HostComm final : public Comm {
+ public:
+  HostComm(const LaunchEnv& env, Device device, std::unique_ptr<Link> link, double timeout_s)
+      : Comm(env, device, std::move(link), timeout_s),
+        piece_(device, kPartBytes * world()),
+        others_(device, kPartBytes * world()) {}
+
+  std::string name() const override { return "host memory over " + link().name(); }
+  // On the CPU a sum is no work beside other work, whichever way it goes: runs there take the one that GPUs take.
+  void share(const std::byte*, std::span<const Tensor>, const Tensor&) override {
+    shares_ = !stream().device().is_cuda();
+  }
+  bool shares() const override { return shares_; }
+
+ protected:
+  void do_all_reduce(Tensor x, CommWidth) override {
+    const int64_t element = size_of(x.dtype), most = kPartBytes / element * world(), n = x.numel();
+    for (int64_t begin = 0; begin < n; begin += most) {
+      const int64_t count = std::min(most, n - begin), part = (count + world() - 1) / world();
+      load(x, begin, count, 0);
+      std::memset(piece_.data() + count * element, 0, static_cast<size_t>((part * world() - count) * element));
+      add_parts(x.dtype, part);
+      link().all_gather(others_.data(), piece_.data(), part * element);
+      store(x, begin, count, piece_.data());
+    }
+  }
+
+  void do_reduce_scatter(Tensor x, CommWidth) override {
+    const int64_t element = size_of(x.dtype), most = kPartBytes / element, n = x.numel() / world();
+    for (int64_t begin = 0; begin < n; begin += most) {
+      const int64_t part = std::min(most, n - begin);
+      for (int64_t r = 0; r < world(); ++r) load(x, r * n + begin, part, r * part);
+      add_parts(x.dtype, part);
+      store(x, rank() * n + begin, part, others_.data());
+    }
+  }
+
+  void do_exchange_parts(Tensor x, Tensor room) override {
+    const int64_t element = size_of(x.dtype), most = kPartBytes / element, n = x.numel() / world();
+    for (int64_t begin = 0; begin < n; begin += most) {
+      const int64_t part = std::min(most, n - begin);
+      for (int64_t r = 0; r < world(); ++r) load(x, r * n + begin, part, r * part);
+      link().all_to_all(piece_.data(), others_.data(), part * element);
+      for (int64_t r = 0; r < world(); ++r)
+        if (r != rank()) store(room, r * n + begin, part, others_.data() + r * part * element);
+    }
+  }
+
+  void do_all_gather(Tensor x) override {
+    const int64_t element = size_of(x.dtype), most = kPartBytes / element, n = x.numel() / world();
+    for (int64_t begin = 0; begin < n; begin += most) {
+      const int64_t part = std::min(most, n - begin);
+      load(x, rank() * n + begin, part, 0);
+      link().all_gather(piece_.data(), others_.data(), part * element);
+      for (int64_t r = 0; r < world(); ++r) store(x, r * n + begin, part, others_.data() + r * part * element);
+    }
+  }
+
+ private:
+  // piece_ [world, part] -> others_ [part]: the sum over the ranks of their piece_[this rank].
+  void add_parts(DType dtype, int64_t part) {
+    link().all_to_all(piece_.data(), others_.data(), part * size_of(dtype));
+    dispatch(dtype, [&]<class T>() {
+      T* const all = reinterpret_cast<T*>(others_.data());
+      for (int64_t i = 0; i < part; ++i) {
+        acc_t<T> sum = all[i];
+        for (int64_t r = 1; r < world(); ++r) sum += static_cast<acc_t<T>>(all[r * part + i]);
+        all[i] = T(sum);
+      }
+    });
+  }
+
+  // Elements [begin, begin + count) of x to elements [at, ..) of piece_, and from `from`; a GPU's stream is waited for.
+  void load(const Tensor& x, int64_t begin, int64_t count, int64_t at) {
+    const int64_t element = size_of(x.dtype);
+    backend::copy(piece_.data() + at * element, Device::cpu(), x.data + begin * element, x.device, count * element,
+                  stream().handle());
+    stream().synchronize();
+  }
+  void store(const Tensor& x, int64_t begin, int64_t count, const std::byte* from) {
+    const int64_t element = size_of(x.dtype);
+    backend::copy(x.data + begin * element, x.device, from, Device::cpu(), count * element, stream().handle());
+    stream().synchronize();
+  }
+
+  PinnedMemory piece_, others_;
+  bool shares_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Comm> make_host_comm(const LaunchEnv& env, Device device, std::unique_ptr<Link> link,
+                                     double timeout_s) {
+  return std::make_unique<HostComm>(env, device, std::move(link), timeout_s);
+}
+
+}  // namespace triad

@@ -1,0 +1,170 @@
+// NCCL. Loaded at run time (libnccl.so.2, which PyTorch's and NVIDIA's packages bring), so that a program built where
+// its header is runs on machines without it. Collectives are queued on the comm stream; the host waits for none.
+#include <dlfcn.h>
+#include <nccl.h>
+
+#include "engine/check.h"
+#include "engine/comm/comm.h"
+#include "engine/comm/peer_copies.h"
+#include "engine/cuda_check.h"
+
+namespace triad {
+
+namespace {
+
+struct Nccl {
+  decltype(&ncclGetVersion) get_version;
+  decltype(&ncclGetUniqueId) get_unique_id;
+  decltype(&ncclCommInitRank) comm_init_rank;
+  decltype(&ncclCommSplit) comm_split;
+  decltype(&ncclCommDestroy) comm_destroy;
+  decltype(&ncclCommGetAsyncError) comm_get_async_error;
+  decltype(&ncclGetErrorString) get_error_string;
+  decltype(&ncclGetLastError) get_last_error;
+  decltype(&ncclAllReduce) all_reduce;
+  decltype(&ncclReduceScatter) reduce_scatter;
+  decltype(&ncclAllGather) all_gather;
+  std::string error;
+};
+
+Nccl load() {
+  Nccl nccl{};
+  void* handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    nccl.error = fmt::format(
+        "{} (it comes with NVIDIA's package libnccl2 or the Python wheel nvidia-nccl-cu13; its "
+        "folder may have to be in LD_LIBRARY_PATH)",
+        dlerror());
+    return nccl;
+  }
+  const auto find = [&]<class F>(F& function, const char* name) {
+    function = reinterpret_cast<F>(dlsym(handle, name));
+    if (function == nullptr && nccl.error.empty()) nccl.error = fmt::format("libnccl.so.2 has no {}", name);
+  };
+  find(nccl.get_version, "ncclGetVersion");
+  find(nccl.get_unique_id, "ncclGetUniqueId");
+  find(nccl.comm_init_rank, "ncclCommInitRank");
+  find(nccl.comm_split, "ncclCommSplit");
+  find(nccl.comm_destroy, "ncclCommDestroy");
+  find(nccl.comm_get_async_error, "ncclCommGetAsyncError");
+  find(nccl.get_error_string, "ncclGetErrorString");
+  find(nccl.get_last_error, "ncclGetLastError");
+  find(nccl.all_reduce, "ncclAllReduce");
+  find(nccl.reduce_scatter, "ncclReduceScatter");
+  find(nccl.all_gather, "ncclAllGather");
+  return nccl;
+}
+
+const Nccl& nccl() {
+  static const Nccl loaded = load();
+  return loaded;
+}
+
+void check(ncclResult_t result, const char* call) {
+  if (result != ncclSuccess && result != ncclInProgress)
+    fail("{}: {} ({})", call, nccl().get_error_string(result), nccl().get_last_error(nullptr));
+}
+
+ncclDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return ncclFloat64;
+    case DType::f32:
+      return ncclFloat32;
+    case DType::bf16:
+      return ncclBfloat16;
+    default:
+      fail("a sum over ranks of {}: floats have one", name_of(dtype));
+  }
+}
+
+class NcclComm final : public Comm {
+ public:
+  NcclComm(const LaunchEnv& env, Device device, std::unique_ptr<Link> link, double timeout_s)
+      : Comm(env, device, std::move(link), timeout_s) {
+    int version = 0;
+    check(nccl().get_version(&version), "ncclGetVersion");
+    name_ = fmt::format("NCCL {}.{}.{}, met over {}", version / 10000, version / 100 % 100, version % 100,
+                        Comm::link().name());
+    ncclUniqueId id{};
+    if (rank() == 0) check(nccl().get_unique_id(&id), "ncclGetUniqueId");
+    id = exchange(id, "NCCL's id").front();
+    no_copies_ = PeerCopies::why_not(*this);
+    guard().begin("the start of NCCL", 0);
+    CUDA_CHECK(cudaSetDevice(device.index));
+    check(nccl().comm_init_rank(&wide_, world(), id, rank()), "ncclCommInitRank");
+    ncclConfig_t few = NCCL_CONFIG_INITIALIZER;
+    few.minCTAs = few.maxCTAs = kNarrowCtas;
+    check(nccl().comm_split(wide_, /*color=*/0, rank(), &narrow_, &few), "ncclCommSplit");
+    guard().end();
+    guard().ask([this]() -> std::string {
+      for (ncclComm_t comm : {wide_, narrow_}) {
+        ncclResult_t state = ncclSuccess;
+        if (nccl().comm_get_async_error(comm, &state) != ncclSuccess) return "NCCL does not answer";
+        if (state != ncclSuccess && state != ncclInProgress)
+          return fmt::format("NCCL: {} ({})", nccl().get_error_string(state), nccl().get_last_error(comm));
+      }
+      return "";
+    });
+  }
+  ~NcclComm() override { guard().expect_end(); }  // which would ask a communicator that is no more
+  std::string name() const override { return name_; }
+  void share(const std::byte* base, std::span<const Tensor> tensors, const Tensor& meetings) override {
+    if (may_share()) copies_ = PeerCopies::open(*this, stream().device(), base, tensors, meetings, no_copies_);
+  }
+  bool shares() const override { return copies_ != nullptr; }
+  bool may_share() const override { return no_copies_.empty(); }
+  std::string why_not_shared() const override { return no_copies_; }
+
+ protected:
+  bool on_stream() const override { return true; }
+  void do_all_reduce(Tensor x, CommWidth width) override {
+    check(nccl().all_reduce(x.data, x.data, static_cast<size_t>(x.numel()), type_of(x.dtype), ncclSum, comm(width),
+                            queue()),
+          "ncclAllReduce");
+  }
+  void do_reduce_scatter(Tensor x, CommWidth width) override {
+    const int64_t n = x.numel() / world();
+    std::byte* const mine = x.data + rank() * n * size_of(x.dtype);
+    check(nccl().reduce_scatter(x.data, mine, static_cast<size_t>(n), type_of(x.dtype), ncclSum, comm(width), queue()),
+          "ncclReduceScatter");
+  }
+  void do_exchange_parts(Tensor x, Tensor room) override { copies_->exchange_parts(x, room); }
+  void do_all_gather(Tensor x) override {
+    if (copies_ && copies_->holds(x)) return copies_->all_gather(x);
+    const int64_t n = x.numel() / world();
+    const std::byte* const mine = x.data + rank() * n * size_of(x.dtype);
+    check(nccl().all_gather(mine, x.data, static_cast<size_t>(n), type_of(x.dtype), wide_, queue()), "ncclAllGather");
+  }
+  void do_finish() override {
+    if (copies_) copies_->close();
+    barrier("memory for copies, closed");
+    copies_.reset();
+    guard().begin("the end of NCCL", 0);
+    for (ncclComm_t comm : {narrow_, wide_}) check(nccl().comm_destroy(comm), "ncclCommDestroy");
+    guard().end();
+  }
+
+ private:
+  // A product of 128 CTAs takes twice its time beside the 24 of a sum as NCCL would have it. Four leave room for it,
+  // and still move some 60 GB/s.
+  static constexpr int kNarrowCtas = 4;
+  ncclComm_t comm(CommWidth width) const { return width == CommWidth::narrow ? narrow_ : wide_; }
+  cudaStream_t queue() { return static_cast<cudaStream_t>(stream().handle()); }
+
+  std::string name_;
+  std::string no_copies_;  // why there are none
+  std::unique_ptr<PeerCopies> copies_;
+  ncclComm_t wide_ = nullptr, narrow_ = nullptr;  // a run that fails leaves them: to end them in order takes all ranks
+};
+
+}  // namespace
+
+std::string why_no_nccl() { return nccl().error; }
+
+std::unique_ptr<Comm> make_nccl_comm(const LaunchEnv& env, Device device, std::unique_ptr<Link> link,
+                                     double timeout_s) {
+  return std::make_unique<NcclComm>(env, device, std::move(link), timeout_s);
+}
+
+}  // namespace triad

@@ -1,0 +1,107 @@
+#include "engine/comm/launch_env.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "engine/check.h"
+
+namespace triad {
+
+namespace {
+
+const char* variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+// The value of a variable that has to be a whole number of [least, most].
+int number(const char* name, int least, int most) {
+  const char* text = variable(name);
+  if (text == nullptr) fail_usage("launch: {} is not set, though the launcher's other variables are", name);
+  int value = 0;
+  const char* end = text + std::strlen(text);
+  const auto [stop, error] = std::from_chars(text, end, value);
+  if (error != std::errc() || stop != end || value < least || value > most)
+    fail_usage("launch: {} is \"{}\": a whole number of {} .. {} is needed", name, text, least, most);
+  return value;
+}
+
+// The variables of one launcher. A launcher is at work if both of its first two are set: one alone may be left over.
+struct Names {
+  const char *launcher, *rank, *world, *local_rank, *local_world;
+};
+constexpr Names kLaunchers[] = {
+    // torchrun first: its agents may themselves have been started by mpirun or srun.
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    // Of the step, which srun alone sets: a batch script without srun is one process, whatever the job holds.
+    {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
+};
+
+// torchrun's id, of which "none" is its word for absent, else Slurm's: of srun's ranks the step too, because a job may
+// hold several runs.
+std::string find_run_id(std::string_view launcher) {
+  const char* const torchrun = variable("TORCHELASTIC_RUN_ID");
+  const char *const job = variable("SLURM_JOB_ID"), *const step = variable("SLURM_STEP_ID");
+  std::string id;
+  if (torchrun != nullptr && std::string_view(torchrun) != "none")
+    id = torchrun;
+  else if (job != nullptr)
+    id = launcher == "Slurm" && step != nullptr ? fmt::format("{}.{}", job, step) : job;
+  if (id.size() > kMaxRunIdBytes)
+    fail_usage("launch: the run's id (TORCHELASTIC_RUN_ID or SLURM_JOB_ID) has {} bytes: at most {} are allowed",
+               id.size(), kMaxRunIdBytes);
+  return id;
+}
+
+}  // namespace
+
+LaunchEnv read_launch_env() {
+  LaunchEnv env;
+  for (const Names& names : kLaunchers) {
+    if (variable(names.rank) == nullptr || variable(names.world) == nullptr) continue;
+    constexpr int kMostRanks = 1 << 20;
+    env.launcher = names.launcher;
+    env.world = number(names.world, 1, kMostRanks);
+    env.rank = number(names.rank, 0, kMostRanks);
+    if (env.rank >= env.world)
+      fail_usage("launch: {} is {}, but {} is {}", names.rank, env.rank, names.world, env.world);
+    const bool has_local = variable(names.local_rank) != nullptr;
+    if (!has_local && std::string_view(names.launcher) == "PMI" && variable("SLURM_LOCALID") != nullptr)
+      env.local_rank = number("SLURM_LOCALID", 0, env.world - 1);
+    else if (has_local || env.world > 1)
+      env.local_rank = number(names.local_rank, 0, env.world - 1);
+    env.local_world = 0;
+    if (names.local_world != nullptr && variable(names.local_world) != nullptr)
+      env.local_world = number(names.local_world, 1, env.world);
+    if (env.local_world > 0 && env.local_rank >= env.local_world)
+      fail_usage("launch: {} is {}, but {} is {}", names.local_rank, env.local_rank, names.local_world,
+                 env.local_world);
+    const bool pmi = variable("PMIX_RANK") != nullptr || variable("PMI_RANK") != nullptr;  // srun --mpi=pmix, pmi2
+    const std::string_view launcher = env.launcher;
+    env.speaks_mpi = launcher == "Open MPI" || launcher == "PMI" || (launcher == "Slurm" && pmi);
+    break;
+  }
+  if (const char* host = variable("MASTER_ADDR")) env.master_host = host;
+  if (variable("MASTER_PORT") != nullptr) env.master_port = number("MASTER_PORT", 1, 65535);
+  const char* store = variable("TORCHELASTIC_USE_AGENT_STORE");
+  env.port_taken = store != nullptr && std::string_view(store) == "True";
+  env.run_id = find_run_id(env.launcher);
+  if (const char* secret = variable("TRIAD_SECRET")) env.secret = secret;
+  return env;
+}
+
+bool peer_access_disabled() {
+  const char* const value = std::getenv("NCCL_P2P_DISABLE");
+  return value != nullptr && *value != '\0' && *value != '0';
+}
+
+}  // namespace triad

@@ -1,0 +1,107 @@
+// A star: every rank holds one connection to rank 0, which passes bytes on.
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/check.h"
+#include "engine/comm/hmac.h"
+#include "engine/comm/link.h"
+#include "engine/comm/rendezvous.h"
+
+namespace triad {
+
+namespace {
+
+class TcpLink final : public Link {
+ public:
+  TcpLink(const LaunchEnv& env, double timeout_s) : rank_(env.rank), world_(env.world) {
+    if (rank_ == 0)
+      peers_ = gather_ranks(env, timeout_s);
+    else
+      peers_.push_back(join_rank_0(env, timeout_s));
+    for (const Socket& peer : peers_)
+      if (peer.open()) peer.prepare(timeout_s);
+  }
+
+  std::string name() const override { return "TCP"; }
+
+  void all_gather(const void* mine, void* all, int64_t bytes) override {
+    const auto n = static_cast<size_t>(bytes);
+    const std::span whole(static_cast<std::byte*>(all), n * static_cast<size_t>(world_));
+    if (rank_ != 0) {
+      give(0, {static_cast<const std::byte*>(mine), n});
+      return take(0, whole);
+    }
+    if (mine != all) std::memcpy(all, mine, n);
+    for (int r = 1; r < world_; ++r) take(r, whole.subspan(static_cast<size_t>(r) * n, n));
+    for (int r = 1; r < world_; ++r) give(r, whole);
+  }
+
+  // One destination after the other: all other ranks send it their parts by way of rank 0, which holds one small piece
+  // at a time. No deadlock: before a rank receives, it has sent its parts for all earlier destinations, and rank 0
+  // reads no later ones until it has received.
+  void all_to_all(const void* to, void* from, int64_t bytes) override {
+    const auto n = static_cast<size_t>(bytes);
+    const auto to_part = [&](int r) {
+      return std::span(static_cast<const std::byte*>(to) + static_cast<size_t>(r) * n, n);
+    };
+    const auto from_part = [&](int r) {
+      return std::span(static_cast<std::byte*>(from) + static_cast<size_t>(r) * n, n);
+    };
+    if (n > 0) std::memcpy(from_part(rank_).data(), to_part(rank_).data(), n);
+    for (int destination = 0; destination < world_; ++destination)
+      for (int source = 0; source < world_; ++source) {
+        if (source == destination) continue;
+        if (rank_ == 0 && source != 0 && destination != 0)
+          relay(source, destination, n);
+        else if (rank_ == source)
+          give(rank_ == 0 ? destination : 0, to_part(destination));
+        else if (rank_ == destination)
+          take(rank_ == 0 ? source : 0, from_part(source));
+      }
+  }
+
+  void finish() override { peers_.clear(); }
+
+ private:
+  void relay(int source, int destination, size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+      const std::span piece = std::span(piece_).first(std::min(piece_.size(), bytes - done));
+      take(source, piece);
+      give(destination, piece);
+      done += piece.size();
+    }
+  }
+
+  void give(int to, std::span<const std::byte> bytes) const {
+    if (!peers_[static_cast<size_t>(to)].send(bytes))
+      fail("the connection to rank {} is lost: {} ({} bytes were to be sent)", to, std::strerror(errno), bytes.size());
+  }
+  void take(int from, std::span<std::byte> bytes) const {
+    if (!peers_[static_cast<size_t>(from)].receive(bytes))
+      fail("the connection to rank {} is lost ({} bytes were expected)", from, bytes.size());
+  }
+
+  int rank_, world_;
+  std::vector<Socket> peers_;               // rank 0: one for each other rank; others: [0] alone
+  std::array<std::byte, 1 << 16> piece_{};  // on its way through rank 0
+};
+
+}  // namespace
+
+std::unique_ptr<Link> open_tcp_link(const LaunchEnv& env, double timeout_s) {
+  if (env.master_host.empty() || env.master_port == 0)
+    fail_usage(
+        "{} ranks without MPI meet at MASTER_ADDR:MASTER_PORT, which are \"{}\" and {}: set both (torchrun does), "
+        "or start a build with MPI by mpirun or srun --mpi=pmix",
+        env.world, env.master_host, env.master_port);
+  if (!env.secret.empty() && !why_no_hmac().empty()) fail_usage("TRIAD_SECRET is set, but {}", why_no_hmac());
+  return std::make_unique<TcpLink>(env, timeout_s);
+}
+
+}  // namespace triad

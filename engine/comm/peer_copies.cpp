@@ -1,0 +1,171 @@
+#include "engine/comm/peer_copies.h"
+
+#include <cuda.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/comm/launch_env.h"
+#include "engine/cuda_check.h"
+
+namespace triad {
+
+namespace {
+
+using StreamValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+
+// Of the driver, which nothing here links.
+StreamValue find(const char* name) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  CUDA_CHECK(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result));
+  if (result != cudaDriverEntryPointSuccess) fail("the CUDA driver has no {}", name);
+  return reinterpret_cast<StreamValue>(function);
+}
+void check(CUresult result, const char* what) {
+  if (result != CUDA_SUCCESS) fail("{} failed with CUDA driver error {}", what, static_cast<int>(result));
+}
+void write_value(void* stream, std::byte* at, uint32_t value) {
+  static const StreamValue write = find("cuStreamWriteValue32");
+  check(write(static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(at), value, CU_STREAM_WRITE_VALUE_DEFAULT),
+        "cuStreamWriteValue32");
+}
+void wait_value(void* stream, std::byte* at, uint32_t value, unsigned flags) {
+  static const StreamValue wait = find("cuStreamWaitValue32");
+  check(wait(static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(at), value, flags), "cuStreamWaitValue32");
+}
+
+// What comes behind a wait has to see the copies that the other rank made before it wrote the value. Its write follows
+// a fence of its stream to the whole system, so its copies have arrived by then. A GPU that may still put what has
+// arrived in another order within itself can be asked to flush it, and says so; the others need not.
+unsigned flags_of_waits(Device device) {
+  int can_flush = 0;
+  CUDA_CHECK(cudaDeviceGetAttribute(&can_flush, cudaDevAttrCanFlushRemoteWrites, device.index));
+  return CU_STREAM_WAIT_VALUE_GEQ | (can_flush != 0 ? CU_STREAM_WAIT_VALUE_FLUSH : 0);
+}
+
+// The reason of the first rank that has one, on all ranks.
+std::string first_reason(Comm& comm, const std::string& own, const char* what) {
+  const std::vector<std::string> all = comm.exchange_text(own, what);
+  for (size_t r = 0; r < all.size(); ++r)
+    if (!all[r].empty()) return fmt::format("rank {}: {}", r, all[r]);
+  return "";
+}
+
+// "" where this rank can offer its memory.
+std::string why_no_offer(std::byte* base, cudaIpcMemHandle_t& offer) {
+  const cudaError_t e = cudaIpcGetMemHandle(&offer, base);
+  if (e == cudaSuccess) return "";
+  cudaGetLastError();  // no error of the run's: its sums go another way
+  return fmt::format("its memory cannot be shared: {}", cudaGetErrorString(e));
+}
+
+// Null, and why.
+std::byte* open_memory(const cudaIpcMemHandle_t& handle, int rank, std::string& why) {
+  void* p = nullptr;
+  const cudaError_t e = cudaIpcOpenMemHandle(&p, handle, cudaIpcMemLazyEnablePeerAccess);
+  if (e == cudaSuccess) return static_cast<std::byte*>(p);
+  cudaGetLastError();
+  why = fmt::format("it does not reach rank {}'s memory: {}", rank, cudaGetErrorString(e));
+  return nullptr;
+}
+
+}  // namespace
+
+PeerCopies::PeerCopies(Comm& comm, Device device) : comm_(comm), device_(device), wait_flags_(flags_of_waits(device)) {}
+
+std::string PeerCopies::why_not(Comm& comm) {
+  std::string own = peer_access_disabled() ? "NCCL_P2P_DISABLE is set" : "";
+  for (const Peer& peer : comm.peers())
+    if (!peer.here) own = fmt::format("rank {} is on another host, {}", peer.rank, peer.host);
+  return first_reason(comm, own, "whether GPUs may copy to each other");
+}
+
+void PeerCopies::close() {
+  cudaSetDevice(device_.index);
+  for (std::byte* memory : std::exchange(opened_, {})) cudaIpcCloseMemHandle(memory);
+}
+
+std::unique_ptr<PeerCopies> PeerCopies::open(Comm& comm, Device device, const std::byte* allocation,
+                                             std::span<const Tensor> tensors, const Tensor& meetings,
+                                             std::string& why) {
+  std::byte* const base = const_cast<std::byte*>(allocation);
+  std::unique_ptr<PeerCopies> copies(new PeerCopies(comm, device));
+  backend::fill(meetings.data, device, 0, meetings.bytes(), comm.stream().handle());
+  comm.stream().synchronize();  // before another rank writes there
+  cudaIpcMemHandle_t offer{};
+  why = first_reason(comm, why_no_offer(base, offer), "memory for copies");
+  if (!why.empty()) return nullptr;
+  const std::vector<cudaIpcMemHandle_t> offers = comm.exchange(offer, "memory for copies, offered");
+  std::vector<std::byte*> bases;
+  std::string failed;
+  for (int r = 0; r < comm.world(); ++r) {
+    const bool opens = r != comm.rank() && failed.empty();
+    bases.push_back(r == comm.rank() ? base : opens ? open_memory(offers[r], r, failed) : nullptr);
+    if (opens && failed.empty()) copies->opened_.push_back(bases.back());
+  }
+  why = first_reason(comm, failed, "memory for copies, opened");
+  if (!why.empty()) {
+    copies->close();
+    comm.barrier("memory for copies, given back");  // none is freed that another still has
+    return nullptr;
+  }
+  const auto of_all = [&](const Tensor& t) {
+    const std::vector<int64_t> offsets = comm.exchange<int64_t>(t.data - base, "a tensor's place");
+    Shared shared{t, {}};
+    for (int r = 0; r < comm.world(); ++r) shared.at.push_back(bases[r] + offsets[r]);
+    return shared;
+  };
+  copies->meetings_ = of_all(meetings);
+  for (const Tensor& t : tensors) copies->shared_.push_back(of_all(t));
+  return copies;
+}
+
+const PeerCopies::Shared* PeerCopies::find(const Tensor& x) const {
+  for (const Shared& s : shared_)
+    if (x.data >= s.mine.data && x.data + x.bytes() <= s.mine.data + s.mine.bytes()) return &s;
+  return nullptr;
+}
+
+std::byte* PeerCopies::on_rank(int rank, const Tensor& x) const {
+  const Shared* shared = find(x);
+  TRIAD_CHECK(shared != nullptr, "{} is not shared with the other ranks", x.str());
+  return shared->at[rank] + (x.data - shared->mine.data);
+}
+
+template <class F>
+void PeerCopies::for_each_other(F&& f) const {  // each begins with another one
+  for (int i = 1; i < comm_.world(); ++i) f((comm_.rank() + i) % comm_.world());
+}
+
+// Whatever comes on the stream after it comes after what every other rank's stream had before its own.
+void PeerCopies::meet() {
+  void* const stream = comm_.stream().handle();
+  const auto count_of = [&](int at, int of) { return meetings_.at[at] + of * sizeof(uint32_t); };
+  ++met_;
+  for_each_other([&](int r) { write_value(stream, count_of(r, comm_.rank()), met_); });
+  for_each_other([&](int r) { wait_value(stream, count_of(comm_.rank(), r), met_, wait_flags_); });
+}
+
+void PeerCopies::all_gather(const Tensor& x) {
+  const int64_t bytes = x.bytes() / comm_.world(), own = comm_.rank() * bytes;
+  meet();  // the others are done with what they have there
+  for_each_other([&](int r) {
+    CUDA_CHECK(cudaMemcpyAsync(on_rank(r, x) + own, x.data + own, bytes, cudaMemcpyDeviceToDevice,
+                               static_cast<cudaStream_t>(comm_.stream().handle())));
+  });
+  meet();
+}
+
+void PeerCopies::exchange_parts(const Tensor& x, const Tensor& room) {
+  const int64_t bytes = x.bytes() / comm_.world(), own = comm_.rank() * bytes;
+  meet();
+  for_each_other([&](int r) {
+    CUDA_CHECK(cudaMemcpyAsync(on_rank(r, room) + own, x.data + r * bytes, bytes, cudaMemcpyDeviceToDevice,
+                               static_cast<cudaStream_t>(comm_.stream().handle())));
+  });
+  meet();
+}
+
+}  // namespace triad

@@ -1,0 +1,123 @@
+// The other ranks' side of the meeting: they look for rank 0 at each port in turn.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <thread>
+
+#include "engine/check.h"
+#include "engine/comm/handshake.h"
+#include "engine/comm/rendezvous.h"
+
+namespace triad {
+
+namespace {
+
+using Clock = TcpClock;
+using Seconds = std::chrono::duration<double>;
+
+Clock::time_point after(double seconds) {
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(seconds));
+}
+
+class Joiner {
+ public:
+  Joiner(const LaunchEnv& env, double timeout_s) : env_(env), timeout_s_(timeout_s), end_(after(timeout_s)) {}
+
+  Socket join() {
+    constexpr double kFirstPatienceS = 1, kMostPatienceS = 10;
+    constexpr auto kPause = std::chrono::milliseconds(50), kMostPause = std::chrono::milliseconds(500);
+    double patience_s = kFirstPatienceS;  // for an answer; a silent program may hold one of the ports
+    for (auto pause = kPause; Clock::now() < end_; pause = std::min(2 * pause, kMostPause)) {
+      std::vector<TcpAddress> addresses = resolve_tcp(env_.master_host, &silence_);
+      const Ports ports = ports_of(env_);
+      for (int port = ports.begin; port < ports.end; ++port)
+        for (TcpAddress& address : addresses) {
+          address.set_port(port);
+          Socket socket = connect_tcp(address, after(patience_s), &silence_);
+          if (socket.open() && meet(socket, address.text(), patience_s) && wait_for_all(socket)) return socket;
+        }
+      std::this_thread::sleep_for(pause);
+      patience_s = std::min(2 * patience_s, kMostPatienceS);
+    }
+    fail(
+        "rank {} found no rank 0 of {} ranks at {}:{} nor at the ports that follow within dist.timeout_s = {} s; the "
+        "last attempt: {}{}",
+        env_.rank, env_.world, env_.master_host, env_.master_port, timeout_s_, silence_,
+        refusal_.empty() ? "" : "; " + refusal_);
+  }
+
+ private:
+  // Whether rank 0 of this run is there and takes this rank.
+  bool meet(const Socket& socket, const std::string& at, double patience_s) {
+    const Hello hello{.port = env_.master_port,
+                      .rank = env_.rank,
+                      .world = env_.world,
+                      .has_secret = !env_.secret.empty(),
+                      .run_id = env_.run_id,
+                      .nonce = fresh_nonce()};
+    const std::optional<Reply> prove = ask(socket, encode(hello), patience_s);
+    if (!prove || (prove->verdict == Verdict::welcome || prove->verdict == Verdict::begin)) return is_silent(at);
+    if (prove->verdict != Verdict::prove) return is_refused(at, *prove, false);
+    const std::optional<Reply> last = ask(socket, proof_of_rank(env_.secret, hello, *prove), patience_s);
+    if (!last || last->verdict == Verdict::prove || last->verdict == Verdict::begin) return is_silent(at);
+    const bool is_proved =
+        env_.secret.empty() || same_mac(last->payload, proof_of_rank_0(env_.secret, hello, *prove, last->verdict));
+    if (last->verdict != Verdict::welcome) return is_refused(at, *last, is_proved);
+    if (!is_proved) refusal_ = fmt::format("what answers at {} does not know TRIAD_SECRET", at);
+    return is_proved;
+  }
+
+  std::optional<Reply> ask(const Socket& socket, std::span<const std::byte> frame, double patience_s) {
+    ReplyFrame bytes;
+    if (!socket.send_now(frame)) return std::nullopt;
+    if (socket.receive_until(bytes, after(patience_s)) != Socket::Came::all) return std::nullopt;
+    return decode_reply(bytes);
+  }
+
+  bool is_silent(const std::string& at) {
+    silence_ = fmt::format("what listens at {} does not answer as a rank 0", at);
+    return false;
+  }
+
+  // Logs a refusal at once, because the timeout may be long; but not that of another run, which only has the port.
+  bool is_refused(const std::string& at, const Reply& reply, bool is_proved) {
+    const std::string why =
+        fmt::format("rank 0 at {} refuses rank {} of {}: {}", at, env_.rank, env_.world, text_of(reply.verdict));
+    if (reply.verdict == Verdict::other_world && is_proved && !env_.run_id.empty())
+      fail("launch: rank 0 at {} of run {} counts {} ranks, and this is rank {} of {}: WORLD_SIZE has to be the same",
+           at, env_.run_id, reply.world, env_.rank, env_.world);
+    if (reply.verdict == Verdict::other_run) return is_other(why);
+    if (logged_.insert(reply.verdict).second) log_line(env_, why + "; tries on until dist.timeout_s");
+    refusal_ = why;
+    return false;
+  }
+  bool is_other(const std::string& why) {
+    if (refusal_.empty()) silence_ = why;
+    return false;
+  }
+
+  // Rank 0 says when all ranks are there. If it closes the connection before, this rank looks for it again.
+  bool wait_for_all(const Socket& socket) {
+    ReplyFrame bytes;
+    const Socket::Came came = socket.receive_until(bytes, end_);
+    const std::optional<Reply> begin = decode_reply(bytes);
+    if (came == Socket::Came::all && begin && begin->verdict == Verdict::begin) return true;
+    refusal_ = came == Socket::Came::late ? "rank 0 was there, but not all of the ranks"
+                                          : "rank 0 was there, and closed the connection before all ranks were";
+    return false;
+  }
+
+  const LaunchEnv& env_;
+  const double timeout_s_;
+  const Clock::time_point end_;
+  std::string silence_, refusal_;  // why there is no rank 0 yet, for the last message
+  std::set<Verdict> logged_;
+};
+
+}  // namespace
+
+Socket join_rank_0(const LaunchEnv& env, double timeout_s) { return Joiner(env, timeout_s).join(); }
+
+}  // namespace triad

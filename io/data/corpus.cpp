@@ -1,0 +1,313 @@
+#include "io/data/corpus.h"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <cctype>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "engine/check.h"
+#include "io/data/text_input.h"
+#include "io/json_config.h"
+#include "io/tokenizer/unicode.h"
+
+namespace triad {
+
+namespace {
+
+constexpr size_t kPieceBytes = 1 << 20;
+constexpr size_t kMostBytes = 1 << 28;  // of what has to be in memory whole
+
+// Text that one thread encodes.
+struct Work {
+  int64_t number = 0;
+  std::string file;
+  std::string text;
+  struct Line {
+    size_t begin, end;
+    int64_t number, offset, document;
+  };
+  std::vector<Line> lines;  // JSONL
+  EncodedPiece piece;       // of a text file, its part; maybe encoded already
+  bool jsonl = false, encoded = false;
+};
+
+std::string text_of_line(const Work& work, const Work::Line& line) {
+  const std::string_view text = std::string_view(work.text).substr(line.begin, line.end - line.begin);
+  try {
+    nlohmann::json object = nlohmann::json::parse(text);
+    if (object.is_object()) {
+      const auto found = object.find("text");
+      if (found != object.end() && found->is_string()) return std::move(found->get_ref<std::string&>());
+    }
+  } catch (const nlohmann::json::exception& e) {
+    fail("{}: line {}, at offset {}: {}", work.file, line.number, line.offset, shortened(e.what()));
+  }
+  fail("{}: line {}, at offset {}: a JSON object with a string `text` is needed", work.file, line.number, line.offset);
+}
+
+void encode(Work& work, const Tokenizer& tokenizer) {
+  EncodedPiece& piece = work.piece;
+  if (work.encoded) return;
+  if (!work.jsonl) {
+    tokenizer.append(work.text, piece.tokens);
+    piece.parts[0].end = piece.tokens.size();
+    return;
+  }
+  for (const Work::Line& line : work.lines) {
+    const std::string text = text_of_line(work, line);
+    if (text.empty()) continue;
+    const size_t begin = piece.tokens.size();
+    tokenizer.append(text, piece.tokens);
+    piece.parts.push_back({line.document, true, begin, piece.tokens.size()});
+    piece.text_bytes += static_cast<int64_t>(text.size());
+  }
+}
+
+// One reads, several encode, one takes what they made in the order of the reading.
+class Pipeline {
+ public:
+  Pipeline(const CorpusOptions& options, const Tokenizer& tokenizer)
+      : options_(options), tokenizer_(tokenizer), most_(2 * options.threads + 2) {}
+  ~Pipeline() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  void run(const CorpusPosition& from, const std::function<void(const EncodedPiece&)>& body) {
+    threads_.emplace_back([this, from] { read_all(from); });
+    for (int i = 0; i < options_.threads; ++i) threads_.emplace_back([this] { encode_all(); });
+    while (true) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return done_.contains(taken_) || (read_to_end_ && taken_ == read_); });
+      if (read_to_end_ && taken_ == read_) {
+        if (error_of_reading_) std::rethrow_exception(error_of_reading_);
+        return;
+      }
+      const Done done = std::move(done_.extract(taken_).mapped());
+      ++taken_;
+      lock.unlock();
+      changed_.notify_all();
+      if (done.error) std::rethrow_exception(done.error);
+      body(done.piece);
+    }
+  }
+
+ private:
+  struct Done {
+    EncodedPiece piece;
+    std::exception_ptr error;
+  };
+  struct Stopped {};  // thrown out of the reading, when nobody wants more
+
+  bool stopped() {
+    const std::lock_guard lock(mutex_);
+    return stop_;
+  }
+
+  void hand_over(Work work) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return stop_ || read_ - taken_ < most_; });
+    if (stop_) throw Stopped();
+    work.number = read_++;
+    todo_.push_back(std::move(work));
+    lock.unlock();
+    changed_.notify_all();
+  }
+
+  void encode_all() {
+    while (true) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return stop_ || !todo_.empty() || read_to_end_; });
+      if (stop_ || todo_.empty()) return;
+      Work work = std::move(todo_.front());
+      todo_.pop_front();
+      lock.unlock();
+      std::exception_ptr error;
+      try {
+        encode(work, tokenizer_);
+      } catch (...) { error = std::current_exception(); }
+      lock.lock();
+      done_.emplace(work.number, Done{std::move(work.piece), error});
+      lock.unlock();
+      changed_.notify_all();
+    }
+  }
+
+  void read_all(CorpusPosition at) {
+    std::exception_ptr error;
+    try {
+      int64_t bytes_before = 0;  // of the files before this one
+      for (int64_t i = 0; i < at.file; ++i) bytes_before += bytes_of(options_.files[static_cast<size_t>(i)]);
+      for (bool resumed = true; at.file < static_cast<int64_t>(options_.files.size()); resumed = false) {
+        const std::string& path = options_.files[static_cast<size_t>(at.file)];
+        TextInput input(path, [this] { return stopped(); });
+        const bool jsonl = is_jsonl(input, path);
+        if (resumed) skip(input, path, at);
+        read_file(input, path, jsonl, at, bytes_before);
+        bytes_before += bytes_of(path);
+        at = {.file = at.file + 1, .documents = at.documents, .input_bytes = bytes_before};
+      }
+    } catch (const Stopped&) {
+    } catch (...) { error = std::current_exception(); }
+    {
+      const std::lock_guard lock(mutex_);
+      error_of_reading_ = error;
+      read_to_end_ = true;
+    }
+    changed_.notify_all();
+  }
+
+  void skip(TextInput& input, const std::string& path, const CorpusPosition& at) {
+    std::string text(kPieceBytes, '\0');
+    uint32_t crc = 0;
+    for (int64_t done = 0; done < at.offset;) {
+      const size_t n = input.read({text.data(), std::min(text.size(), static_cast<size_t>(at.offset - done))});
+      TRIAD_CHECK(n > 0, "{}: ends at offset {} of its text, before offset {}, where this is to go on", input.name(),
+                  done, at.offset);
+      if (is_stream(path)) crc = update(crc, {text.data(), n});
+      done += static_cast<int64_t>(n);
+    }
+    TRIAD_CHECK(!is_stream(path) || crc == at.stream_crc,
+                "{}: its first {} bytes are not those of the call that is to be continued", input.name(), at.offset);
+  }
+
+  static int64_t bytes_of(const std::string& path) {
+    return is_stream(path) ? 0 : static_cast<int64_t>(std::filesystem::file_size(path));
+  }
+
+  static uint32_t update(uint32_t crc, std::string_view text) {
+    return static_cast<uint32_t>(crc32_z(crc, reinterpret_cast<const Bytef*>(text.data()), text.size()));
+  }
+
+  bool is_jsonl(TextInput& input, const std::string& path) const {
+    if (options_.format != TextFormat::automatic) return options_.format == TextFormat::jsonl;
+    static constexpr char kUnclear[] = "{}: a document a line, or one document? --format jsonl or text says";
+    if (is_stream(path)) {
+      const int first = input.peek();
+      TRIAD_CHECK(first < 0 || std::isspace(first) == 0, kUnclear, input.name() + ", which begins with a blank");
+      return first == '{';
+    }
+    std::filesystem::path name(path);
+    if (const std::string packed = name.extension().string(); packed == ".gz" || packed == ".zst") name = name.stem();
+    TRIAD_CHECK(name.extension() != ".json", kUnclear, path);
+    return name.extension() == ".jsonl" || name.extension() == ".ndjson";
+  }
+
+  // Brings `at` to the file's end.
+  void read_file(TextInput& input, const std::string& path, bool jsonl, CorpusPosition& at, int64_t bytes_before) {
+    std::string text;  // read and not yet handed over
+    bool end = false;
+    size_t wanted = kPieceBytes;
+    while (!end || !text.empty()) {
+      const size_t have = text.size();
+      if (have < wanted && !end) {
+        text.resize(wanted);
+        const size_t n = input.read({text.data() + have, wanted - have});
+        text.resize(have + n);
+        end = text.size() < wanted;
+      }
+      if (text.empty()) break;
+      Work work;
+      work.file = input.name();
+      work.jsonl = jsonl;
+      const size_t used = jsonl ? take_lines(text, end, work, at) : take_text(text, end, work, at);
+      if (used == 0) {  // a line, or words, longer than this
+        TRIAD_CHECK(text.size() < kMostBytes,
+                    "{}: at offset {} a {} of more than {} bytes, which would have to be in memory whole", input.name(),
+                    at.offset, jsonl ? "line" : "text that this tokenizer cannot cut", kMostBytes);
+        wanted = text.size() * 2;
+        continue;
+      }
+      wanted = kPieceBytes;
+      if (is_stream(path)) at.stream_crc = update(at.stream_crc, std::string_view(text).substr(0, used));
+      at.offset += static_cast<int64_t>(used);
+      at.input_bytes = bytes_before + input.bytes_taken();
+      std::string rest = text.substr(used);
+      if (!work.encoded) {
+        text.resize(used);
+        work.text = std::move(text);
+      }
+      text = std::move(rest);
+      work.piece.after = at;
+      hand_over(std::move(work));
+    }
+    at.in_document = false;
+  }
+
+  static size_t take_lines(std::string_view text, bool end, Work& work, CorpusPosition& at) {
+    size_t used = 0;
+    while (used < text.size()) {
+      const size_t newline = text.find('\n', used);
+      if (newline == std::string_view::npos && !end) break;
+      const size_t line_end = std::min(newline, text.size());
+      ++at.lines;
+      if (text.substr(used, line_end - used).find_first_not_of(" \t\r") != std::string_view::npos)
+        work.lines.push_back({used, line_end, at.lines, at.offset + static_cast<int64_t>(used), at.documents++});
+      used = std::min(line_end + 1, text.size());
+    }
+    return used;
+  }
+
+  // What is neither UTF-8 nor without NUL bytes at its beginning is hardly text.
+  static void refuse_binary(std::string_view text, const std::string& file) {
+    constexpr size_t kLook = 4096;
+    const std::string_view begin = text.substr(0, kLook);
+    const size_t valid = utf8_prefix(begin), null = begin.find('\0');
+    if (null == std::string_view::npos || valid == begin.size() || is_cut_character(begin.substr(valid))) return;
+    fail("{}: no text: at offset {} is a NUL byte, at offset {} what is no UTF-8 (--format text takes it all the same)",
+         file, null, valid);
+  }
+
+  // A document that fits into a piece is encoded by whoever is free. Of a longer one the beginning's tokens have to be
+  // known to know where to go on, so they are made here.
+  size_t take_text(std::string_view text, bool end, Work& work, CorpusPosition& at) const {
+    EncodedPiece& piece = work.piece;
+    size_t used = text.size();
+    if (at.offset == 0 && options_.format == TextFormat::automatic) refuse_binary(text, work.file);
+    if (!end) {
+      used = tokenizer_.append_beginning(text, piece.tokens);
+      if (used == 0) return 0;
+      work.encoded = true;
+    }
+    const bool begins = !at.in_document;
+    if (begins) ++at.documents;
+    at.in_document = !end;
+    piece.parts.push_back({at.documents - 1, begins, 0, piece.tokens.size()});
+    piece.text_bytes = static_cast<int64_t>(used);
+    return used;
+  }
+
+  const CorpusOptions& options_;
+  const Tokenizer& tokenizer_;
+  const int64_t most_;  // pieces in memory
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Work> todo_;
+  std::map<int64_t, Done> done_;  // by number
+  int64_t read_ = 0, taken_ = 0;
+  bool read_to_end_ = false, stop_ = false;
+  std::exception_ptr error_of_reading_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace
+
+void encode_corpus(const CorpusOptions& options, const Tokenizer& tokenizer, const CorpusPosition& from,
+                   const std::function<void(const EncodedPiece&)>& body) {
+  Pipeline(options, tokenizer).run(from, body);
+}
+
+}  // namespace triad

@@ -1,0 +1,242 @@
+#include "io/data/shards.h"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <filesystem>
+
+#include "engine/check.h"
+
+namespace triad {
+
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "shards are read in place");
+
+constexpr int64_t kHeaderWords = 256, kHeaderBytes = kHeaderWords * 4;
+
+struct Format {
+  TokenWidth width;
+  int32_t magic, version;
+};
+constexpr std::array<Format, 2> kFormats = {Format{TokenWidth::u16, 20240520, 1}, Format{TokenWidth::u32, 20240801, 7}};
+constexpr std::string_view kLlmqMagic = "BIN.TOK\n";
+
+constexpr int64_t kHeadBytes = 4096;  // enough to know any shard by
+
+int32_t header_word(std::string_view head, int64_t index) {
+  int32_t word = 0;
+  std::memcpy(&word, head.data() + index * 4, sizeof word);
+  return word;
+}
+
+// A plain loop, which the compiler vectorises.
+template <class T>
+T largest(std::span<const T> tokens) {
+  T most = 0;
+  for (const T token : tokens) most = std::max(most, token);
+  return most;
+}
+
+bool has_magic(std::string_view head) {
+  if (head.starts_with(kLlmqMagic)) return true;
+  return head.size() >= 4 && std::any_of(kFormats.begin(), kFormats.end(),
+                                         [&](const Format& f) { return header_word(head, 0) == f.magic; });
+}
+
+// nanoGPT's files have no header to know them by: they are called train.bin and val.bin. Text under such a name would
+// show in its first bytes, and so would wider tokens, whose upper halves are mostly 0.
+bool is_nanogpt(const std::string& path, std::string_view head) {
+  const std::string name = std::filesystem::path(path).filename().string();
+  if (name != "train.bin" && name != "val.bin") return false;
+  const bool text = std::all_of(head.begin(), head.end(),
+                                [](char c) { return (c >= 0x20 && c < 0x7f) || c == '\n' || c == '\r' || c == '\t'; });
+  size_t upper = 0, empty = 0;
+  for (size_t i = 2; i + 1 < head.size(); i += 4) {
+    ++upper;
+    empty += head[i] == 0 && head[i + 1] == 0;
+  }
+  constexpr size_t kFew = 16;  // too few tokens to tell
+  return !head.empty() && !text && (upper < kFew || empty * 10 < upper * 9);
+}
+
+}  // namespace
+
+bool is_shard(const std::string& path) {
+  const std::string head = InputFile(path).text(0, kHeadBytes);
+  return has_magic(head) || is_nanogpt(path, head);
+}
+
+Shard::Shard(const std::string& path) : file_(path) {
+  TRIAD_CHECK(bytes() > 0, "{}: an empty file, no token shard: expected a header of {} bytes at offset 0, found 0",
+              path, kHeaderBytes);
+  const std::string head = file_.text(0, kHeadBytes);
+  if (head.starts_with(kLlmqMagic)) {
+    read_llmq_header(head);
+  } else if (!has_magic(head) && is_nanogpt(path, head)) {
+    size_ = bytes() / static_cast<int64_t>(width_), header_bytes_ = 0;
+    format_ = "nanoGPT's u16 (no header)";
+  } else {
+    read_llmc_header(head);
+  }
+  TRIAD_CHECK(size_ > 0, "{}: expected a count of one or more tokens, found {}", path, size_);
+  const int64_t expected = header_bytes_ + size_ * static_cast<int64_t>(width_);
+  TRIAD_CHECK(bytes() == expected, "{}: {}: its {} tokens make {} bytes, the file ends at offset {}", path,
+              bytes() < expected ? "a truncated token shard" : "bytes behind the last token", size_, expected, bytes());
+}
+
+void Shard::need_header(std::string_view head) const {
+  TRIAD_CHECK(static_cast<int64_t>(head.size()) >= kHeaderBytes,
+              "{}: a truncated token shard: expected a header of {} bytes, the file ends at offset {}", path(),
+              kHeaderBytes, bytes());
+}
+
+void Shard::read_llmc_header(std::string_view head) {
+  const int32_t magic = head.size() >= 4 ? header_word(head, 0) : 0;
+  const auto format = std::find_if(kFormats.begin(), kFormats.end(), [&](const Format& f) { return f.magic == magic; });
+  TRIAD_CHECK(format != kFormats.end(),
+              "{}: no token shard: at offset 0 expected the magic number {} (u16) or {} (u32), or BIN.TOK, found {} "
+              "(nanoGPT's tokens without a header are read from files called train.bin and val.bin)",
+              path(), kFormats[0].magic, kFormats[1].magic, magic);
+  need_header(head);
+  TRIAD_CHECK(header_word(head, 1) == format->version,
+              "{}: at offset 4 expected version {} of magic number {}, found {}", path(), format->version, magic,
+              header_word(head, 1));
+  width_ = format->width;
+  format_ = width_ == TokenWidth::u16 ? "u16 (magic 20240520, version 1)" : "u32 (magic 20240801, version 7)";
+  size_ = header_word(head, 2);
+  TRIAD_CHECK(size_ > 0, "{}: at offset 8 expected a count of one or more tokens, found {}", path(), size_);
+}
+
+// Behind the magic: version, bytes a token, tokens, vocabulary, whether a mask follows the tokens.
+void Shard::read_llmq_header(std::string_view head) {
+  need_header(head);
+  constexpr int64_t kVersion = 2, kBytes = 4;
+  TRIAD_CHECK(header_word(head, 2) == kVersion, "{}: at offset 8 expected version {} of BIN.TOK, found {}", path(),
+              kVersion, header_word(head, 2));
+  TRIAD_CHECK(header_word(head, 3) == kBytes, "{}: at offset 12 expected {} bytes a token, found {}", path(), kBytes,
+              header_word(head, 3));
+  width_ = TokenWidth::u32;
+  format_ = "llmq's u32 (BIN.TOK, version 2)";
+  size_ = header_word(head, 4);
+  TRIAD_CHECK(size_ > 0, "{}: at offset 16 expected a count of one or more tokens, found {}", path(), size_);
+  TRIAD_CHECK(
+      header_word(head, 6) == 0,
+      "{}: at offset 24 a mask is announced ({}), which would leave tokens out of the loss: only shards without "
+      "one are read",
+      path(), header_word(head, 6));
+}
+
+// Calls f(first, tokens) for tokens [begin, end), a piece at a time, as the file has them: spans of uint16_t or
+// uint32_t.
+template <class F>
+void Shard::for_each_piece(int64_t begin, int64_t end, F&& f) const {
+  constexpr int64_t kPieceTokens = 1 << 18;
+  const auto pieces = [&]<class T>(std::vector<T> buffer) {
+    buffer.resize(static_cast<size_t>(std::min(kPieceTokens, end - begin)));
+    while (begin < end) {
+      const auto piece = std::span(buffer).first(static_cast<size_t>(std::min(kPieceTokens, end - begin)));
+      file_.read(header_bytes_ + begin * static_cast<int64_t>(sizeof(T)), std::as_writable_bytes(piece));
+      f(begin, std::span<const T>(piece));
+      begin += static_cast<int64_t>(piece.size());
+    }
+  };
+  if (width_ == TokenWidth::u16)
+    pieces(std::vector<uint16_t>());
+  else
+    pieces(std::vector<uint32_t>());
+}
+
+template <class T>
+void Shard::check_piece(int64_t begin, std::span<const T> tokens, int64_t vocab) const {
+  if (static_cast<int64_t>(largest(tokens)) < vocab) return;
+  size_t i = 0;
+  while (static_cast<int64_t>(tokens[i]) < vocab) ++i;
+  const int64_t number = begin + static_cast<int64_t>(i);
+  fail("{}: token {} at offset {} (token number {}) is not in the vocabulary: expected 0..{}", path(), tokens[i],
+       header_bytes_ + number * static_cast<int64_t>(width_), number, vocab - 1);
+}
+
+void Shard::read(int64_t begin, std::span<int32_t> out, int64_t vocab) const {
+  const auto n = static_cast<int64_t>(out.size());
+  TRIAD_CHECK(begin >= 0 && n <= size_ && begin <= size_ - n, "{}: {} tokens from {} on were asked for, of {}", path(),
+              n, begin, size_);
+  for_each_piece(begin, begin + n, [&]<class T>(int64_t first, std::span<const T> tokens) {
+    check_piece(first, tokens, vocab);
+    std::transform(tokens.begin(), tokens.end(), out.begin() + (first - begin),
+                   [](T token) { return static_cast<int32_t>(token); });
+  });
+}
+
+int64_t Shard::max_token() const {
+  int64_t most = 0;
+  for_each_piece(0, size_, [&](int64_t, auto tokens) { most = std::max(most, static_cast<int64_t>(largest(tokens))); });
+  return most;
+}
+
+void Shard::scan(int64_t vocab) const {
+  for_each_piece(0, size_, [&](int64_t first, auto tokens) { check_piece(first, tokens, vocab); });
+}
+
+ShardWriter::ShardWriter(const std::string& path, TokenWidth width, const Progress& from)
+    : path_(path),
+      width_(width),
+      file_(path, from.tokens > 0 ? kHeaderBytes + from.tokens * static_cast<int64_t>(width) : 0),
+      size_(from.tokens),
+      body_crc_(from.crc32) {
+  const std::array<std::byte, kHeaderBytes> placeholder{};  // finish() knows the count
+  if (from.tokens == 0) file_.write(placeholder);
+}
+
+void ShardWriter::append(std::span<const int32_t> tokens) {
+  constexpr size_t kFlushBytes = 1 << 20;
+  const int64_t limit = width_ == TokenWidth::u16 ? INT64_C(1) << 16 : INT64_C(1) << 31;
+  const auto bytes_each = static_cast<size_t>(width_);
+  TRIAD_CHECK(size_ + static_cast<int64_t>(tokens.size()) <= INT32_MAX, "{}: a shard holds at most {} tokens", path_,
+              INT32_MAX);
+  for (const int32_t token : tokens)
+    TRIAD_CHECK(token >= 0 && token < limit, "{}: token {} does not fit {} bytes", path_, token, bytes_each);
+  const size_t at = buffer_.size();
+  buffer_.resize(at + tokens.size() * bytes_each);
+  std::byte* to = buffer_.data() + at;
+  for (const int32_t token : tokens) {
+    std::memcpy(to, &token, bytes_each);  // little-endian: the low bytes come first
+    to += bytes_each;
+  }
+  size_ += static_cast<int64_t>(tokens.size());
+  if (buffer_.size() >= kFlushBytes) flush();
+}
+
+ShardWriter::Progress ShardWriter::pause() {
+  flush();
+  file_.leave();
+  return {size_, body_crc_};
+}
+
+void ShardWriter::flush() {
+  if (buffer_.empty()) return;
+  body_crc_ = static_cast<uint32_t>(crc32_z(body_crc_, reinterpret_cast<const Bytef*>(buffer_.data()), buffer_.size()));
+  file_.write(buffer_);
+  buffer_.clear();
+}
+
+ShardWriter::Written ShardWriter::finish() {
+  TRIAD_CHECK(size_ > 0, "{}: a shard without tokens is not written", path_);
+  flush();
+  const Format& format = kFormats[width_ == TokenWidth::u16 ? 0 : 1];
+  std::array<int32_t, kHeaderWords> header{};
+  header[0] = format.magic;
+  header[1] = format.version;
+  header[2] = static_cast<int32_t>(size_);
+  const auto bytes = std::as_bytes(std::span(header));
+  file_.write_at(0, bytes);
+  const uLong header_crc = crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size());
+  const auto crc = static_cast<uint32_t>(crc32_combine(header_crc, body_crc_, file_.size() - kHeaderBytes));
+  file_.commit();
+  return {.tokens = size_, .bytes = file_.size(), .crc32 = crc};
+}
+
+}  // namespace triad

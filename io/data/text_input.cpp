@@ -1,0 +1,197 @@
+#include "io/data/text_input.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+#include <zlib.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "engine/check.h"
+
+namespace triad {
+
+namespace {
+constexpr size_t kBufferBytes = 1 << 18;
+}
+
+// A stream of packed bytes. step() takes from `in` and puts to `out`, as far as either goes.
+class TextInput::Unpacker {
+ public:
+  virtual ~Unpacker() = default;
+  virtual void step(std::string_view& in, std::span<char>& out) = 0;
+  virtual bool between() const = 0;  // the file may end here
+};
+
+class TextInput::Gzip final : public Unpacker {
+ public:
+  explicit Gzip(const TextInput& owner) : owner_(owner) {
+    constexpr int kGzipHeaders = 15 + 16;
+    TRIAD_CHECK(inflateInit2(&stream_, kGzipHeaders) == Z_OK, "{}: zlib has no memory", owner.name());
+  }
+  ~Gzip() override { inflateEnd(&stream_); }
+  void step(std::string_view& in, std::span<char>& out) override {
+    if (ended_ && !goes_on(in)) return;
+    stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(in.data()));
+    stream_.avail_in = static_cast<uInt>(in.size());
+    stream_.next_out = reinterpret_cast<Bytef*>(out.data());
+    stream_.avail_out = static_cast<uInt>(std::min<size_t>(out.size(), size_t{1} << 30));
+    const uInt room = stream_.avail_out;
+    const int status = inflate(&stream_, Z_NO_FLUSH);
+    in.remove_prefix(in.size() - stream_.avail_in);
+    out = out.subspan(room - stream_.avail_out);
+    if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR)
+      fail("{}: damaged gzip data near offset {}: {}", owner_.name(),
+           owner_.bytes_taken() - static_cast<int64_t>(in.size()), stream_.msg ? stream_.msg : zError(status));
+    ended_ = status == Z_STREAM_END;
+  }
+  bool between() const override { return ended_; }
+
+ private:
+  // Behind a member another may follow, or zeros up to the end, with which tapes and tar fill their blocks.
+  bool goes_on(std::string_view& in) {
+    const size_t zeros = std::min(in.find_first_not_of('\0'), in.size());
+    zeros_ += static_cast<int64_t>(zeros);
+    in.remove_prefix(zeros);
+    if (in.empty()) return false;
+    const int64_t offset = owner_.bytes_taken() - static_cast<int64_t>(in.size());
+    if (zeros_ > 0)
+      fail("{}: its gzip data and {} bytes of zeros behind it are followed by something else, at offset {}",
+           owner_.name(), zeros_, offset);
+    if (in[0] != '\x1f') fail("{}: its gzip data is followed by something else, at offset {}", owner_.name(), offset);
+    inflateReset(&stream_);
+    return true;
+  }
+
+  const TextInput& owner_;
+  z_stream stream_{};
+  bool ended_ = false;
+  int64_t zeros_ = 0;  // behind the last member
+};
+
+class TextInput::Zstd final : public Unpacker {
+ public:
+  explicit Zstd(const TextInput& owner) : owner_(owner), stream_(ZSTD_createDStream(), ZSTD_freeDStream) {
+    TRIAD_CHECK(stream_ != nullptr, "{}: zstd has no memory", owner.name());
+    // Frames that were packed with --long ask for windows beyond zstd's default limit.
+    ZSTD_DCtx_setParameter(stream_.get(), ZSTD_d_windowLogMax, ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound);
+  }
+  void step(std::string_view& in, std::span<char>& out) override {
+    ZSTD_inBuffer from{in.data(), in.size(), 0};
+    ZSTD_outBuffer to{out.data(), out.size(), 0};
+    const size_t status = ZSTD_decompressStream(stream_.get(), &to, &from);
+    in.remove_prefix(from.pos);
+    out = out.subspan(to.pos);
+    if (ZSTD_isError(status) != 0)
+      fail("{}: damaged zstd data near offset {}: {}", owner_.name(),
+           owner_.bytes_taken() - static_cast<int64_t>(in.size()), ZSTD_getErrorName(status));
+    between_ = status == 0;
+  }
+  bool between() const override { return between_; }
+
+ private:
+  const TextInput& owner_;
+  std::unique_ptr<ZSTD_DStream, decltype(&ZSTD_freeDStream)> stream_;
+  bool between_ = true;
+};
+
+bool is_stream(const std::string& path) {
+  std::error_code error;
+  return path == kStandardInput || !std::filesystem::is_regular_file(path, error);
+}
+
+TextInput::TextInput(const std::string& path, std::function<bool()> stopped)
+    : name_(path == kStandardInput ? "standard input" : path), stopped_(std::move(stopped)) {
+  file_ = FileHandle(path == kStandardInput ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file_.get() < 0) fail("{}: cannot be opened: {}", name_, std::strerror(errno));
+  refill();
+  const auto begins = [&](std::string_view magic) { return std::string_view(buffer_).starts_with(magic); };
+  if (begins("\x1f\x8b")) unpacker_ = std::make_unique<Gzip>(*this);
+  const bool skippable = buffer_.size() >= 4 && (buffer_[0] & 0xf0) == 0x50 && buffer_.substr(1, 3) == "\x2a\x4d\x18";
+  if (begins("\x28\xb5\x2f\xfd") || skippable) unpacker_ = std::make_unique<Zstd>(*this);
+  constexpr std::pair<std::string_view, const char*> kOthers[] = {{"BZh", "bzip2"},
+                                                                  {"\xfd"
+                                                                   "7zXZ",
+                                                                   "xz"},
+                                                                  {"PK\x03\x04", "zip"},
+                                                                  {"PAR1", "parquet (tools/fineweb.py reads it)"},
+                                                                  {"\x04\x22\x4d\x18", "lz4"}};
+  for (const auto& [magic, what] : kOthers)
+    if (begins(magic)) fail("{}: is {}, no text: plain, gzip and zstd are read", name_, what);
+}
+
+TextInput::~TextInput() = default;
+
+bool TextInput::refill() {
+  buffer_.resize(kBufferBytes);
+  at_ = 0;
+  size_t have = 0;
+  while (have < 4) {  // of a pipe the first read may be shorter than a magic number
+    constexpr int kAskMs = 100;
+    pollfd ready{file_.get(), POLLIN, 0};
+    while (stopped_ && ::poll(&ready, 1, kAskMs) == 0)
+      if (stopped_()) return false;
+    const ssize_t n = ::read(file_.get(), buffer_.data() + have, buffer_.size() - have);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail("{}: cannot be read at offset {}: {}", name_, taken_, std::strerror(errno));
+    if (n == 0) break;
+    have += static_cast<size_t>(n);
+    taken_ += n;
+  }
+  buffer_.resize(have);
+  return have > 0;
+}
+
+size_t TextInput::read(std::span<char> to) {
+  const size_t wanted = to.size();
+  if (ahead_ >= 0 && !to.empty()) {
+    to[0] = static_cast<char>(ahead_);
+    ahead_ = -1;
+    to = to.subspan(1);
+  }
+  while (!to.empty()) {
+    if (at_ == buffer_.size() && !refill()) {
+      // What zstd still holds comes out without more input.
+      std::string_view none;
+      const size_t before = to.size();
+      if (unpacker_ && !unpacker_->between()) unpacker_->step(none, to);
+      if (to.size() < before) continue;
+      TRIAD_CHECK(!unpacker_ || unpacker_->between(), "{}: is cut: the packed data goes on behind its end at offset {}",
+                  name_, taken_);
+      break;
+    }
+    std::string_view rest = std::string_view(buffer_).substr(at_);
+    if (unpacker_) {
+      unpacker_->step(rest, to);
+    } else {
+      const size_t n = std::min(rest.size(), to.size());
+      std::memcpy(to.data(), rest.data(), n);
+      rest.remove_prefix(n);
+      to = to.subspan(n);
+    }
+    at_ = buffer_.size() - rest.size();
+  }
+  return wanted - to.size();
+}
+
+int TextInput::peek() {
+  char first = 0;
+  if (ahead_ < 0 && read({&first, 1}) == 1) ahead_ = static_cast<unsigned char>(first);
+  return ahead_;
+}
+
+std::string read_whole_text(const std::string& path) {
+  constexpr size_t kAtATime = 1 << 16;
+  TextInput input(path);
+  std::string text, piece(kAtATime, '\0');
+  while (const size_t n = input.read(piece)) text.append(piece, 0, n);
+  return text;
+}
+
+}  // namespace triad

@@ -1,0 +1,34 @@
+// e^x and the logistic function for CPU loops: libm's in double, and in float ones that loops vectorise, which expf
+// keeps them from.
+#pragma once
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+namespace triad {
+
+inline double exp_of(double x) { return std::exp(x); }
+// e^x = 2^n e^r, |r| <= ln(2)/2, e^r by a polynomial (Cephes): within 2 ulp and without a branch. Below -87, where
+// floats become denormal, it is 0; above 88.4 it is infinite, so that a logistic function of what is far below is 0.
+inline float exp_of(float x) {
+  constexpr float kRound = 12582912.0f;         // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  const float clamped = x > 89.0f ? 89.0f : x;  // of which n is 128, the exponent of infinity
+  const float shifted = clamped * 1.44269504f + kRound, n = shifted - kRound;
+  const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = (p * r) * r + r + 1.0f;
+  const uint32_t exponent = (std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kRound) + 127u) << 23;
+  return x < -87.0f ? 0.0f : p * std::bit_cast<float>(exponent);
+}
+
+template <class A>
+inline A sigmoid_of(A x) {
+  return A{1} / (A{1} + exp_of(-x));
+}
+
+}  // namespace triad

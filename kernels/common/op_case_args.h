@@ -1,0 +1,186 @@
+// From an OpCase to memory: which tensors a run needs (gradients included), how each is laid out and what it starts
+// with. Shared by the driver in tests/ and tools/bench/bench.cpp.
+#pragma once
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+
+#include "engine/rng.h"
+#include "kernels/common/op_case.h"
+
+namespace triad {
+
+enum class SlotKind {
+  fixed,        // inputs, constants, upstream gradients: no op may change them
+  overwritten,  // outputs, what is saved, gradients of inputs
+  added_to,     // gradients of parameters
+};
+
+// One tensor of a run: an argument, or the gradient of one.
+struct Slot {
+  const Arg* arg = nullptr;  // its shape and padding hold for its gradient too
+  std::string name;          // arg->name, or d<name>
+  SlotKind kind = SlotKind::fixed;
+  bool gradient = false;
+  ArgType type = ArgType::element;
+
+  int64_t numel() const { return arg->shape.numel(); }
+  int64_t cols() const { return arg->shape[-1]; }
+  int64_t row_stride() const { return cols() + arg->row_pad; }
+  int64_t rows() const { return cols() == 0 ? 0 : numel() / cols(); }
+  int64_t elements() const { return rows() * row_stride(); }  // the padding included
+  // Where the element of row-major index i lies, in elements.
+  int64_t offset(int64_t i) const { return i / cols() * row_stride() + i % cols(); }
+};
+
+inline DType dtype_in(ArgType type, DType run) {
+  switch (type) {
+    case ArgType::element:
+      return run;
+    case ArgType::acc:
+      return acc_dtype(run);
+    case ArgType::i32:
+      return DType::i32;
+    case ArgType::f64:
+      return DType::f64;
+  }
+  return run;
+}
+
+// Every argument that is not absent, in the table's order, each followed by its gradient.
+inline std::vector<Slot> slots_of(const OpCase& c) {
+  std::vector<Slot> slots;
+  for (const Arg& a : c.args) {
+    if (a.shape.rank == 0) continue;
+    const bool written = a.role == ArgRole::output || a.role == ArgRole::saved;
+    slots.push_back({&a, a.name, written ? SlotKind::overwritten : SlotKind::fixed, false, a.type});
+    if (!c.backward || a.type == ArgType::i32) continue;
+    switch (a.role) {
+      case ArgRole::input:
+        slots.push_back({&a, "d" + a.name, SlotKind::overwritten, true, a.type});
+        break;
+      case ArgRole::input_acc:
+      case ArgRole::param:
+        slots.push_back({&a, "d" + a.name, SlotKind::added_to, true, ArgType::acc});
+        break;
+      case ArgRole::output:
+        slots.push_back({&a, "d" + a.name, SlotKind::fixed, true, a.type});
+        break;
+      case ArgRole::constant:
+      case ArgRole::saved:
+        break;
+    }
+  }
+  return slots;
+}
+
+// The view of a slot whose first element lies at `first`.
+inline Tensor slot_view(const Slot& slot, std::byte* first, DType dtype, Device device) {
+  Tensor t(first, dtype, slot.arg->shape, device);
+  int64_t stride = slot.row_stride();
+  for (int i = t.rank - 2; i >= 0; --i) {
+    t.stride[i] = stride;
+    stride *= t.dim[i];
+  }
+  return t;
+}
+
+inline double load_element(const std::byte* base, int64_t offset, DType dtype) {
+  const std::byte* at = base + offset * size_of(dtype);
+  auto as = [&]<class T>(T value) {
+    std::memcpy(&value, at, sizeof(T));
+    return value;
+  };
+  switch (dtype) {
+    case DType::f64:
+      return as(double{});
+    case DType::f32:
+      return as(float{});
+    case DType::bf16:
+      return as(bf16{});
+    case DType::i64:
+      return static_cast<double>(as(int64_t{}));
+    case DType::i32:
+      return as(int32_t{});
+    case DType::u8:
+      return as(uint8_t{});
+  }
+  return 0;
+}
+
+inline void store_element(std::byte* base, int64_t offset, DType dtype, double value) {
+  std::byte* at = base + offset * size_of(dtype);
+  auto put = [&](auto v) { std::memcpy(at, &v, sizeof(v)); };
+  switch (dtype) {
+    case DType::f64:
+      return put(value);
+    case DType::f32:
+      return put(static_cast<float>(value));
+    case DType::bf16:
+      return put(bf16(static_cast<float>(value)));
+    case DType::i64:
+      return put(static_cast<int64_t>(value));
+    case DType::i32:
+      return put(static_cast<int32_t>(value));
+    case DType::u8:
+      return put(static_cast<uint8_t>(value));
+  }
+}
+
+inline double round_to(DType dtype, double value) {
+  std::byte bytes[sizeof(double)];
+  store_element(bytes, 0, dtype, value);
+  return load_element(bytes, 0, dtype);
+}
+
+// What an element that an op has to overwrite starts as. An i32 that is still this was not written.
+inline constexpr double kUnwrittenInt = -2023406815;  // 0x87654321
+inline double unwritten(DType dtype) {
+  return is_float(dtype) ? std::numeric_limits<double>::quiet_NaN() : kUnwrittenInt;
+}
+
+// Fills host memory laid out as `slot` (padding untouched) with the values that a run starts with. `stream` tells the
+// slots of a case apart. With `precision`, values are first rounded to what a run in that dtype would hold.
+inline void fill_slot(const Slot& slot, std::byte* first, DType dtype, uint64_t seed, uint64_t stream,
+                      std::optional<DType> precision = {}) {
+  constexpr double kGradientStd = 0.01;  // what is added to: small, so that little of the sum's precision goes to it
+  constexpr int64_t kWorthThreads = 1 << 16;
+  const Arg& arg = *slot.arg;
+  const bool drawn = slot.kind == SlotKind::added_to || (!arg.fill && !arg.fill_all);
+  const std::vector<double> whole =
+      slot.kind == SlotKind::fixed && arg.fill_all ? arg.fill_all(seed) : std::vector<double>{};
+  const double mean = slot.kind == SlotKind::added_to ? 0 : arg.mean;
+  const double std = slot.kind == SlotKind::added_to ? kGradientStd : arg.std;
+  const DType rounded = precision ? dtype_in(slot.type, *precision) : dtype;
+  const Philox random(seed, stream);
+  const int64_t n = slot.numel();
+#pragma omp parallel for schedule(static) if (n > kWorthThreads)
+  for (int64_t i = 0; i < n; ++i) {
+    double value = 0;
+    if (slot.kind == SlotKind::overwritten) {
+      value = unwritten(dtype);
+    } else if (drawn) {
+      value = mean + std * random.normal(static_cast<uint64_t>(i));
+    } else {
+      value = arg.fill_all ? whole[static_cast<size_t>(i)] : arg.fill(i, seed);
+    }
+    store_element(first, slot.offset(i), dtype, round_to(rounded, value));
+  }
+}
+
+// What a run of this case asks of its device beyond its arguments: found by a dry run on a planning context.
+inline int64_t planned_scratch_bytes(const OpCase& c, Device device, DType dtype) {
+  Runtime plan({.device = device, .planning = true});
+  Args args;
+  for (const Slot& slot : slots_of(c)) {
+    const DType type = dtype_in(slot.type, dtype);
+    const Tensor memory = plan.arena().alloc(MemTag::io, slot.name, type, {slot.elements()});
+    args.set(slot.name, slot_view(slot, memory.data, type, device));
+  }
+  c.forward(plan.ctx(), args);
+  if (c.backward) c.backward(plan.ctx(), args);
+  return align_up(plan.scratch().peak_bytes());
+}
+
+}  // namespace triad

@@ -1,0 +1,71 @@
+// How CPU references run: dispatch over the float type, rows split over threads, dot products the compiler vectorises.
+#pragma once
+#include <cstdint>
+#include <type_traits>
+
+#include "engine/check.h"
+#include "engine/context.h"
+#include "engine/process/thread_pool.h"
+
+namespace triad {
+
+// Calls f.template operator()<T>() with T = double, float or bf16 for a float dtype:
+//   dispatch_float(x.dtype, [&]<class T>() { ... });
+template <class F>
+decltype(auto) dispatch_float(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::f64:
+      return f.template operator()<double>();
+    case DType::f32:
+      return f.template operator()<float>();
+    case DType::bf16:
+      return f.template operator()<bf16>();
+    default:
+      fail("an op for floats was given {}", name_of(dtype));
+  }
+}
+
+// body(i) for i in [0, n), split over threads. Results must not depend on which thread takes which i: an iteration
+// writes only what belongs to i. Does nothing on a planning context.
+template <class Body>
+void parallel_for(const Context& ctx, int64_t n, Body&& body) {
+  if (ctx.planning) return;
+  static LoopCost cost;  // of this loop: its body is a type of its own
+  const auto piece = [](const void* of, int64_t begin, int64_t end) {
+    const auto& run = *static_cast<const std::remove_cvref_t<Body>*>(of);
+    for (int64_t i = begin; i < end; ++i) run(i);
+  };
+  run_loop(n, ctx.threads, cost, piece, &body);
+}
+
+// Asks for a row that an iteration soon after this one reads. For rows that lie a kilobyte and more apart, as the heads
+// of one token and the next do: the hardware foresees only what follows closely.
+inline constexpr int64_t kPrefetchTokens = 4;  // ahead
+template <class T>
+inline void prefetch_row(const T* row, int64_t n) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t i = 0; i < n; i += kLine) __builtin_prefetch(row + i);
+}
+
+// Sum of a[i] * b[i] in the accumulator type A, over 16 independent lanes in a fixed order.
+template <class A, class TA, class TB>
+inline A dot(const TA* a, const TB* b, int64_t n) {
+  constexpr int kLanes = 16;
+  A lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int j = 0; j < kLanes; ++j) lanes[j] += static_cast<A>(a[i + j]) * static_cast<A>(b[i + j]);
+  A rest = 0;
+  for (; i < n; ++i) rest += static_cast<A>(a[i]) * static_cast<A>(b[i]);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int j = 0; j < half; ++j) lanes[j] += lanes[j + half];
+  return lanes[0] + rest;
+}
+
+// y[i] += s * x[i]
+template <class A, class TX>
+inline void axpy(A* y, A s, const TX* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] += s * static_cast<A>(x[i]);
+}
+
+}  // namespace triad

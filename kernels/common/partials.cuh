@@ -1,0 +1,92 @@
+// The second stage of a parameter gradient: partial sums that a kernel left in scratch, one slice a CTA, are added up
+// in a fixed order. So gradients need no atomics and come out with the same bits each time.
+//
+// A short kernel (1 MB of slices, from L2), which costs as much by its launch as by its work: it comes behind the
+// kernel that makes the slices (common/launch_pdl.cuh), which should pdl_trigger() after its last tile.
+#pragma once
+#include <algorithm>
+#include <initializer_list>
+#include <limits>
+
+#include "kernels/common/launch_pdl.cuh"
+
+namespace triad::cuda {
+
+// Where in each slice the partial sums of one gradient lie: grad[r][c] += sum over slices of
+// slice[offset + r * row_stride + c].
+struct PartialGrad {
+  Tensor grad;  // [R,C] or [C] f32
+  int64_t offset = 0, row_stride = 0;
+};
+
+namespace partials_detail {
+// Columns: 32 bytes, the least that memory gives. Many lanes, so that all loads are on their way at once.
+constexpr int kMaxGrads = 4, kColumns = 8, kLanes = 64, kWarps = kColumns * kLanes / 32;
+
+struct Target {
+  float* grad;
+  int elements, columns, first_cta;
+  int64_t grad_stride, offset, row_stride;
+};
+struct Targets {
+  Target target[kMaxGrads];
+  int count;
+};
+
+// CTA: 8 elements of one gradient x 64 lanes over the slices (5 of 264 slices each); first the lanes of a warp are
+// added up, then the warps.
+static __global__ void __launch_bounds__(kColumns* kLanes)
+    add_partials_kernel(Targets targets, const float* slices, int slice_count, int64_t slice_size) {
+  __shared__ float warps[kWarps][kColumns];
+  int which = 0;
+  while (which + 1 < targets.count && static_cast<int>(blockIdx.x) >= targets.target[which + 1].first_cta) ++which;
+  const Target t = targets.target[which];
+  const int element = (static_cast<int>(blockIdx.x) - t.first_cta) * kColumns + threadIdx.x;
+  const bool inside = element < t.elements;
+  const int64_t row = inside ? element / t.columns : 0, column = inside ? element % t.columns : 0;
+  const float* const from = slices + t.offset + row * t.row_stride + column;
+  if (threadIdx.y == 0 && inside)  // L2 may have lost it, and it is needed last: on its way while this kernel waits
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(t.grad + row * t.grad_stride + column));
+  pdl_wait();
+  float sum = 0;
+  if (inside) {
+#pragma unroll 8
+    for (int s = threadIdx.y; s < slice_count; s += kLanes) sum += from[s * slice_size];
+  }
+#pragma unroll
+  for (int offset = kColumns; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  const int thread = threadIdx.y * kColumns + threadIdx.x;
+  if (thread % 32 < kColumns) warps[thread / 32][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || !inside) return;
+  float total = 0;
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) total += warps[i][threadIdx.x];
+  t.grad[row * t.grad_stride + column] += total;
+}
+}  // namespace partials_detail
+
+// slices [count, slice size] f32, contiguous.
+inline void add_partials(Context& ctx, const ConstTensor& slices, std::initializer_list<PartialGrad> grads) {
+  using namespace partials_detail;
+  TRIAD_CHECK(grads.size() <= kMaxGrads, "{} gradients in one call, at most {}", grads.size(), kMaxGrads);
+  Targets targets{};
+  int64_t ctas = 0;
+  for (const PartialGrad& g : grads) {
+    const bool matrix = g.grad.rank == 2;
+    TRIAD_CHECK(g.grad.numel() <= std::numeric_limits<int32_t>::max(), "a gradient of {} elements in partial sums",
+                g.grad.numel());
+    targets.target[targets.count++] = {g.grad.ptr<float>(),
+                                       static_cast<int>(g.grad.numel()),
+                                       static_cast<int>(g.grad.size(-1)),
+                                       static_cast<int>(ctas),
+                                       matrix ? g.grad.stride[0] : 0,
+                                       g.offset,
+                                       g.row_stride};
+    ctas += ceil_div(g.grad.numel(), kColumns);
+  }
+  launch_pdl(ctx, "add_partials", add_partials_kernel, dim3(ctas), dim3(kColumns, kLanes), 0, targets,
+             slices.ptr<float>(), slices.size(0), slices.size(1));
+}
+
+}  // namespace triad::cuda

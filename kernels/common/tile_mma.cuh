@@ -1,0 +1,190 @@
+// Matrix products of one warp from tiles in shared memory, and how such tiles get there. A warp computes 16 rows; its
+// sums c[N/8][4] have the layout of mma.m16n8k16 for both element types, so that what happens between two products is
+// shared:
+//   a lane holds row lane/4 (e = 0, 1) and row lane/4 + 8 (e = 2, 3) at the columns 8*j + 2*(lane%4) + e%2.
+// bf16 runs on the tensor cores, float as true fp32 FMAs. Tile rows are padded by 16 bytes: eight rows of any 16-byte
+// column then lie in different banks.
+#pragma once
+#include "kernels/common/launch.cuh"
+#include "kernels/common/ptx.cuh"
+
+namespace triad::cuda {
+
+inline constexpr int kWarps = 4, kThreads = 32 * kWarps;  // of every kernel built on these tiles
+inline constexpr int kDepth = 64;  // the inner dimension of a product comes in chunks of 64, padded with zeros
+inline constexpr unsigned kFullWarp = 0xffffffffu;
+
+constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
+template <class T>
+constexpr int tile_stride(int width) {
+  return width + static_cast<int>(16 / sizeof(T));
+}
+
+__device__ __forceinline__ int fragment_row() { return threadIdx.x % 32 / 4; }
+__device__ __forceinline__ int fragment_column() { return threadIdx.x % 4 * 2; }
+
+// [B, rows, heads, width], strides in elements, innermost 1.
+template <class T>
+struct View {
+  T* data;
+  int64_t batch, row, head;
+  int width;
+  bool vector;  // every row starts at a multiple of 16 bytes
+  __device__ __forceinline__ T* at(int64_t b, int64_t r, int64_t h) const {
+    return data + b * batch + r * row + h * head;
+  }
+  __device__ __forceinline__ View columns(int begin, int count) const {
+    return {data + begin, batch, row, head, max(0, min(count, width - begin)), vector};
+  }
+};
+
+// kRows rows of the view into a tile, zeros after its width up to the column `padded` and in rows without a source.
+// source(r): the first element of row r, or nullptr. Asynchronous where the view allows it.
+template <int kRows, class T, class Source>
+__device__ __forceinline__ void load_rows(T* tile, int stride, int padded, const View<const T>& view, Source source) {
+  if (view.vector) {
+    constexpr int kCopy = 16 / sizeof(T), kLanes = 8;  // 8 lanes copy 128 bytes of a row
+    const int lane = threadIdx.x % kLanes;
+#pragma unroll
+    for (int i = 0; i < kRows * kLanes / kThreads; ++i) {
+      const int r = threadIdx.x / kLanes + i * (kThreads / kLanes);
+      const T* from = source(r);
+      for (int c = lane * kCopy; c < padded; c += kLanes * kCopy) {
+        const int valid = from == nullptr ? 0 : max(0, min(kCopy, view.width - c));
+        copy_async_16(tile + r * stride + c, valid > 0 ? from + c : view.data, valid * static_cast<int>(sizeof(T)));
+      }
+    }
+  } else {
+    for (int r = threadIdx.x / 32; r < kRows; r += kWarps) {
+      const T* from = source(r);
+      for (int c = threadIdx.x % 32; c < padded; c += 32)
+        tile[r * stride + c] = from != nullptr && c < view.width ? from[c] : from_float<T>(0.0f);
+    }
+  }
+}
+
+// Two neighbouring columns of an output row; `room` of them exist (any number, 0 or less too).
+__device__ __forceinline__ void store_pair(float* to, int room, float x, float y) {
+  if (room >= 2 && reinterpret_cast<uintptr_t>(to) % sizeof(float2) == 0) {
+    *reinterpret_cast<float2*>(to) = make_float2(x, y);
+  } else {
+    if (room >= 1) to[0] = x;
+    if (room >= 2) to[1] = y;
+  }
+}
+__device__ __forceinline__ void store_pair(__nv_bfloat16* to, int room, float x, float y) {
+  if (room >= 2 && reinterpret_cast<uintptr_t>(to) % sizeof(uint32_t) == 0) {
+    *reinterpret_cast<uint32_t*>(to) = pack_bf16(x, y);
+  } else {
+    if (room >= 1) to[0] = __float2bfloat16_rn(x);
+    if (room >= 2) to[1] = __float2bfloat16_rn(y);
+  }
+}
+
+// c[16 x kN] += a b^T over `depth` columns (a multiple of kDepth): a has 16 rows, b kN rows, both this stride.
+template <int kN>
+__device__ __forceinline__ void multiply_nt(float (&c)[kN / 8][4], const __nv_bfloat16* a, const __nv_bfloat16* b,
+                                            int stride, int depth) {
+  const int lane = threadIdx.x % 32;
+  const __nv_bfloat16* a_row = a + lane % 16 * stride + lane / 16 * 8;
+  const __nv_bfloat16* b_row = b + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8;
+  for (int k0 = 0; k0 < depth; k0 += kDepth) {
+#pragma unroll
+    for (int k1 = 0; k1 < kDepth; k1 += 16) {
+      const int k = k0 + k1;
+      uint32_t a_fragment[4];
+      load_matrices(a_fragment, a_row + k);
+#pragma unroll
+      for (int j = 0; j < kN / 8; j += 2) {
+        uint32_t b_fragment[4];
+        load_matrices(b_fragment, b_row + 8 * j * stride + k);
+        mma_m16n8k16(c[j], a_fragment, b_fragment[0], b_fragment[1]);
+        mma_m16n8k16(c[j + 1], a_fragment, b_fragment[2], b_fragment[3]);
+      }
+    }
+  }
+}
+template <int kN>
+__device__ __forceinline__ void multiply_nt(float (&c)[kN / 8][4], const float* a, const float* b, int stride,
+                                            int depth) {
+  const float* a_row = a + fragment_row() * stride;
+  const float* b_row = b + fragment_column() * stride;
+  for (int k = 0; k < depth; k += 4) {
+    const float4 a0 = *reinterpret_cast<const float4*>(a_row + k);
+    const float4 a1 = *reinterpret_cast<const float4*>(a_row + 8 * stride + k);
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float4 x = *reinterpret_cast<const float4*>(b_row + (8 * j + e) * stride + k);
+        c[j][e] = fmaf(a0.x, x.x, fmaf(a0.y, x.y, fmaf(a0.z, x.z, fmaf(a0.w, x.w, c[j][e]))));
+        c[j][e + 2] = fmaf(a1.x, x.x, fmaf(a1.y, x.y, fmaf(a1.z, x.z, fmaf(a1.w, x.w, c[j][e + 2]))));
+      }
+  }
+}
+
+// c[16 x kN] += a b: a [16 x kK] in registers, laid out as a product leaves it, b kK rows of a tile. For bf16, a is
+// rounded.
+template <int kK, int kN>
+__device__ __forceinline__ void multiply_nn(float (&c)[kN / 8][4], const float (&a)[kK / 8][4], const __nv_bfloat16* b,
+                                            int stride) {
+  const int lane = threadIdx.x % 32;
+  const __nv_bfloat16* b_row = b + lane % 16 * stride + lane / 16 * 8;
+#pragma unroll
+  for (int i = 0; i < kK / 8; i += 2) {  // the sums of two 8-column groups are the operand of one 16-deep step
+    const uint32_t a_fragment[4] = {pack_bf16(a[i][0], a[i][1]), pack_bf16(a[i][2], a[i][3]),
+                                    pack_bf16(a[i + 1][0], a[i + 1][1]), pack_bf16(a[i + 1][2], a[i + 1][3])};
+#pragma unroll
+    for (int j = 0; j < kN / 8; j += 2) {
+      uint32_t b_fragment[4];
+      load_matrices_transposed(b_fragment, b_row + 8 * i * stride + 8 * j);
+      mma_m16n8k16(c[j], a_fragment, b_fragment[0], b_fragment[1]);
+      mma_m16n8k16(c[j + 1], a_fragment, b_fragment[2], b_fragment[3]);
+    }
+  }
+}
+template <int kK, int kN>
+__device__ __forceinline__ void multiply_nn(float (&c)[kN / 8][4], const float (&a)[kK / 8][4], const float* b,
+                                            int stride) {
+  const int quad = threadIdx.x % 32 & ~3;
+  const float* b_row = b + fragment_column();
+#pragma unroll
+  for (int k = 0; k < kK; ++k) {  // a's column k is held by lane k%8/2 of the four that share a row
+    const float a0 = __shfl_sync(kFullWarp, a[k / 8][k % 2], quad + k % 8 / 2);
+    const float a1 = __shfl_sync(kFullWarp, a[k / 8][k % 2 + 2], quad + k % 8 / 2);
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j) {
+      const float2 x = *reinterpret_cast<const float2*>(b_row + k * stride + 8 * j);
+      c[j][0] = fmaf(a0, x.x, c[j][0]);
+      c[j][1] = fmaf(a0, x.y, c[j][1]);
+      c[j][2] = fmaf(a1, x.x, c[j][2]);
+      c[j][3] = fmaf(a1, x.y, c[j][3]);
+    }
+  }
+}
+
+// compute(tile, stage) on every tile that next(tile) yields, after load(tile, stage) has begun to bring it to shared
+// memory. With two stages, tile i + 1 is on its way while tile i is computed. All threads of the CTA see the same
+// tiles.
+template <class Tile, class Next, class Load, class Compute>
+__device__ __forceinline__ void pipeline(int stages, Next next, Load load, Compute compute) {
+  Tile tile;
+  bool more = next(tile);
+  if (more) load(tile, 0);
+  for (int stage = 0; more;) {
+    const Tile current = tile;
+    const int ahead = stage ^ (stages - 1);
+    more = next(tile);
+    copy_async_wait();
+    __syncthreads();  // the tile is here, and every warp is done with the one before
+    if (stages == 2 && more) load(tile, ahead);
+    compute(current, stage);
+    if (stages == 1 && more) {
+      __syncthreads();
+      load(tile, 0);
+    }
+    stage = ahead;
+  }
+}
+
+}  // namespace triad::cuda

@@ -1,0 +1,70 @@
+// The largest of a row by one CTA: a row of 50,257 logits is 100 KB, and a CTA's loads of it are in flight together.
+#include "kernels/common/launch_pdl.cuh"
+#include "kernels/decode/argmax.h"
+
+namespace triad::cuda {
+namespace {
+
+constexpr int kThreads = 1024;
+
+struct Largest {
+  float value = -INFINITY;
+  int at = 0x7fffffff;
+  __device__ void take(float v, int i) {
+    if (v > value || (v == value && i < at)) value = v, at = i;
+  }
+};
+__device__ Largest largest_of_warp(Largest mine) {
+  for (int o = 16; o > 0; o /= 2)
+    mine.take(__shfl_xor_sync(0xffffffffu, mine.value, o), __shfl_xor_sync(0xffffffffu, mine.at, o));
+  return mine;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) argmax_kernel(int32_t* token, const T* logits, int64_t stride, int vocab) {
+  __shared__ float values[kThreads / 32];
+  __shared__ int places[kThreads / 32];
+  pdl_trigger();
+  pdl_wait();
+  const T* const row = logits + blockIdx.x * stride;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  Largest mine;
+  bool finite = true;
+#pragma unroll 8
+  for (int i = threadIdx.x; i < vocab; i += kThreads) {
+    const float x = to_float(row[i]);
+    finite = finite && isfinite(x);
+    mine.take(x, i);
+  }
+  mine = largest_of_warp(mine);
+  if (lane == 0) values[warp] = mine.value, places[warp] = mine.at;
+  finite = __syncthreads_and(finite);
+  if (warp > 0) return;
+  mine = largest_of_warp({values[lane], places[lane]});
+  if (lane == 0) token[blockIdx.x] = finite ? mine.at : -1;
+}
+
+__global__ void advance_kernel(int32_t* position, int N, int last) {
+  pdl_trigger();
+  pdl_wait();
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < N) position[i] = min(position[i] + 1, last);
+}
+
+}  // namespace
+
+void argmax(Context& ctx, Tensor token, ConstTensor logits, int64_t vocab) {
+  dispatch_gpu_float(logits.dtype, [&]<class T>() {
+    launch_pdl(ctx, "argmax", argmax_kernel<T>, dim3(static_cast<unsigned>(logits.size(0))), dim3(kThreads), 0,
+               token.ptr<int32_t>(), logits.ptr<T>(), logits.stride[0], static_cast<int>(vocab));
+  });
+}
+
+void advance(Context& ctx, Tensor position, int64_t last) {
+  constexpr int kAdvanceThreads = 128;
+  const int64_t N = position.size(0);
+  launch_pdl(ctx, "advance", advance_kernel, dim3(static_cast<unsigned>(ceil_div(N, kAdvanceThreads))),
+             dim3(kAdvanceThreads), 0, position.ptr<int32_t>(), static_cast<int>(N), static_cast<int>(last));
+}
+
+}  // namespace triad::cuda

@@ -1,0 +1,225 @@
+// A new token's rows into the cache, in one kernel: a CTA rotates one head of q, or rotates and stores one group's key
+// or value of one branch; that of the compressed branch also makes the block that ends here (avg and conv: l rows of
+// the ring, a thread a channel). phi mlp is a gather of the ring's rows, two products of few rows and a store, each
+// step, whether a block ends or not: what a step queues must not depend on where it stands, and the store alone asks.
+#include <algorithm>
+
+#include "kernels/common/bthd.cuh"
+#include "kernels/common/launch_pdl.cuh"
+#include "kernels/decode/cache.h"
+#include "kernels/decode/skinny_linear.h"
+
+namespace triad::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    cache_rows_kernel(T* to, int64_t to_stride, int64_t to_head, const T* from, int64_t from_stride, int64_t from_head,
+                      int64_t first, int64_t n, int64_t R, int H, int D) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x, row = first + i / (H * D);
+  if (row >= n) return;
+  const int h = static_cast<int>(i % (H * D)) / D, j = static_cast<int>(i % D);
+  to[row % R * to_stride + h * to_head + j] = from[row * from_stride + h * from_head + j];
+}
+
+// One pair of a branch: the new row [B,1,Hkv,D], the cache's rows, and the compressed blocks where it is raw.
+template <class T>
+struct Stored {
+  Bthd<const T> from;
+  Bthd<T> to, blocks;
+  int rows, D;
+  bool rotate, raw;
+  const T* weight;  // conv: [l,D]
+  int64_t weight_stride;
+};
+template <class T>
+struct Append {
+  Bthd<T> q;
+  Stored<T> stored[6];
+  const int32_t* position;
+  const float *cos, *sin;
+  int64_t table_stride;
+  int Hq, Hkv, dk, l, d, blocks;
+  bool compress;  // avg and conv
+};
+
+template <class T>
+__device__ bool ends_block(const Append<T>& a, int at) {
+  return a.blocks > 0 && at + 1 >= a.l && (at + 1 - a.l) % a.d == 0;
+}
+
+// to = from, turned by the angles of its position; `to` may be `from`.
+template <class T>
+__device__ void rotate(const Append<T>& a, T* to, const T* from, int at) {
+  const int half = a.dk / 2;
+#pragma unroll 1
+  for (int j = threadIdx.x; j < half; j += kThreads) {
+    const float cos = a.cos[at * a.table_stride + j], sin = a.sin[at * a.table_stride + j];
+    const float first = to_float(from[j]), second = to_float(from[j + half]);
+    to[j] = from_float<T>(first * cos - second * sin);
+    to[j + half] = from_float<T>(second * cos + first * sin);
+  }
+}
+
+// The block that ends with token `at`. Threads: columns x parts of the ring's rows, which nobody has read for d steps:
+// they come from memory, and are asked for all together. The parts are added in their order.
+template <class T>
+__device__ void compress_ring(const Append<T>& a, const Stored<T>& s, int b, int g, int at) {
+  constexpr int kAtOnce = 8;
+  __shared__ float sums[kThreads];
+  const int columns = s.D <= 32 ? 32 : s.D <= 64 ? 64 : s.D <= 128 ? 128 : kThreads, parts = kThreads / columns;
+  const int first = at + 1 - a.l, oldest = first % a.l;
+  const int column = static_cast<int>(threadIdx.x) % columns, part = static_cast<int>(threadIdx.x) / columns;
+  const T* const ring = s.to.row(b, 0, g);
+#pragma unroll 1
+  for (int j0 = 0; j0 < s.D; j0 += columns) {
+    const int j = j0 + column;
+    float sum = 0;
+#pragma unroll 1
+    for (int i0 = part; j < s.D && i0 < a.l; i0 += kAtOnce * parts) {
+      float x[kAtOnce], weight[kAtOnce];
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int row = oldest + min(i0 + u * parts, a.l - 1);
+        x[u] = to_float(ring[(row < a.l ? row : row - a.l) * s.to.stride_t + j]);
+        weight[u] = 1;
+      }
+      if (s.weight != nullptr)
+#pragma unroll
+        for (int u = 0; u < kAtOnce; ++u)
+          weight[u] = to_float(s.weight[min(i0 + u * parts, a.l - 1) * s.weight_stride + j]);
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u)
+        if (i0 + u * parts < a.l) sum = fmaf(weight[u], x[u], sum);
+    }
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (part == 0 && j < s.D) {
+#pragma unroll 1
+      for (int i = 1; i < parts; ++i) sum += sums[i * columns + column];
+      if (s.weight == nullptr) sum *= 1.0f / static_cast<float>(a.l);
+      s.blocks.row(b, first / a.d, g)[j] = from_float<T>(sum);
+    }
+    __syncthreads();
+  }
+}
+
+// blockIdx.x: a head of q, or a group of one of the stored tensors.
+template <class T>
+__global__ void __launch_bounds__(kThreads) append_kernel(Append<T> a) {
+  pdl_wait();
+  const int b = blockIdx.y, at = a.position[b];
+  const bool query = blockIdx.x < static_cast<unsigned>(a.Hq);
+  const int i = query ? 0 : static_cast<int>(blockIdx.x - a.Hq), g = i % a.Hkv;
+  const Stored<T>& s = a.stored[i / a.Hkv];
+  T* const to = query ? a.q.row(b, 0, blockIdx.x) : s.to.row(b, at % s.rows, g);
+  const T* const from = query ? to : s.from.row(b, 0, g);
+  if (query || s.rotate)
+    rotate(a, to, from, at);
+  else
+#pragma unroll 1
+    for (int j = threadIdx.x; j < s.D; j += kThreads) to[j] = from[j];
+  if (query) return;
+  if (!s.raw || !a.compress || !ends_block(a, at)) return;
+  __syncthreads();
+  compress_ring(a, s, b, g, at);
+}
+
+// phi mlp: rows [B*Hkv, l*D] = the block's tokens in order + pos.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(T* rows, Append<T> a, Stored<T> s, const T* pos, int64_t pos_stride) {
+  const int i = blockIdx.x, g = blockIdx.y, b = blockIdx.z, at = a.position[b];
+  const T* const from = s.to.row(b, (at + 1 + i) % a.l, g);  // the ring's oldest token is the next to be overwritten
+  T* const to = rows + ((int64_t{b} * a.Hkv + g) * a.l + i) * s.D;
+  for (int j = threadIdx.x; j < s.D; j += kThreads)
+    to[j] = from_float<T>(to_float(from[j]) + to_float(pos[i * pos_stride + j]));
+}
+template <class T>
+__global__ void __launch_bounds__(kThreads) store_block_kernel(const T* rows, Append<T> a, Stored<T> s) {
+  const int g = blockIdx.x, b = blockIdx.y, at = a.position[b];
+  if (!ends_block(a, at)) return;
+  T* const to = s.blocks.row(b, (at + 1 - a.l) / a.d, g);
+  for (int j = threadIdx.x; j < s.D; j += kThreads) to[j] = rows[(int64_t{b} * a.Hkv + g) * s.D + j];
+}
+
+template <class T>
+void compress_by_mlp(Context& ctx, const Append<T>& a, const Stored<T>& s, const PhiWeights& w, DType dtype,
+                     int64_t B) {
+  Scratch::Scope scope(ctx.scratch);
+  const int64_t n = B * a.Hkv;
+  const Tensor rows = scope.alloc(dtype, {n, int64_t{a.l} * s.D}), hidden = scope.alloc(dtype, {n, 2 * int64_t{s.D}}),
+               y = scope.alloc(dtype, {n, int64_t{s.D}});
+  const unsigned groups = static_cast<unsigned>(a.Hkv), batch = static_cast<unsigned>(B);
+  launch(ctx, "phi's rows", gather_kernel<T>, dim3(static_cast<unsigned>(a.l), groups, batch), dim3(kThreads), 0,
+         rows.ptr<T>(), a, s, w.pos.ptr<T>(), w.pos.stride[0]);
+  for (int64_t first = 0; first < n; first += kFewRows) {
+    const int64_t end = std::min(n, first + kFewRows);
+    triad::skinny_linear(ctx, hidden.slice(0, first, end), rows.slice(0, first, end), w.fc1,
+                         {.activation = SkinnyLinearOptions::Activation::silu});
+    triad::skinny_linear(ctx, y.slice(0, first, end), hidden.slice(0, first, end), w.fc2);
+  }
+  launch(ctx, "phi's block", store_block_kernel<T>, dim3(groups, batch), dim3(kThreads), 0, y.ptr<T>(), a, s);
+}
+
+template <class T>
+void append(Context& ctx, const NsaCache& cache, Tensor q, const NsaIn& in, ConstTensor position, ConstTensor cos,
+            ConstTensor sin, const NsaWeights& w, const NsaConfig& c) {
+  const int64_t B = q.size(0);
+  Append<T> a{};
+  a.q = bthd<T>(q);
+  a.position = position.ptr<int32_t>();
+  a.cos = cos.ptr<float>(), a.sin = sin.ptr<float>(), a.table_stride = cos.stride[0];
+  a.Hq = static_cast<int>(q.size(2)), a.Hkv = static_cast<int>(cache.k_win.size(2)), a.dk = static_cast<int>(q.size(3));
+  a.l = static_cast<int>(c.l), a.d = static_cast<int>(c.d);
+  int count = 0;
+  const auto store = [&](Branch branch, const Tensor& k_to, const Tensor& v_to) {
+    const int i = static_cast<int>(branch);
+    for (const bool key : {true, false}) {
+      const Tensor& to = key ? k_to : v_to;
+      Stored<T>& s = a.stored[count++];
+      s.from = bthd<T>(key ? in.k[i] : in.v[i]);
+      s.to = bthd<T>(to);
+      s.rows = static_cast<int>(to.size(1)), s.D = static_cast<int>(to.size(3)), s.rotate = key;
+    }
+  };
+  store(Branch::win, cache.k_win, cache.v_win);
+  if (!cache.dense()) {
+    store(Branch::sel, cache.k_sel, cache.v_sel);
+    store(Branch::cmp, cache.k_raw, cache.v_raw);
+    a.blocks = static_cast<int>(cache.k_cmp.size(1));
+    a.compress = c.phi != Phi::mlp;
+    a.stored[4].blocks = bthd<T>(cache.k_cmp), a.stored[5].blocks = bthd<T>(cache.v_cmp);
+    for (int i : {4, 5}) {
+      const PhiWeights& phi = i == 4 ? w.phi_k : w.phi_v;
+      a.stored[i].raw = true;
+      if (c.phi == Phi::conv) a.stored[i].weight = phi.w.ptr<T>(), a.stored[i].weight_stride = phi.w.stride[0];
+    }
+  }
+  launch_pdl(ctx, "nsa_cache_append", append_kernel<T>,
+             dim3(static_cast<unsigned>(a.Hq + count * a.Hkv), static_cast<unsigned>(B)), dim3(kThreads), 0, a);
+  if (cache.dense() || c.phi != Phi::mlp || a.blocks == 0) return;
+  compress_by_mlp(ctx, a, a.stored[4], w.phi_k, q.dtype, B);
+  compress_by_mlp(ctx, a, a.stored[5], w.phi_v, q.dtype, B);
+}
+
+}  // namespace
+
+void cache_rows(Context& ctx, Tensor to, ConstTensor from, int64_t n) {
+  const int64_t R = to.size(0), H = to.size(1), D = to.size(2), first = std::max<int64_t>(0, n - R);
+  dispatch_gpu_float(to.dtype, [&]<class T>() {
+    launch(ctx, "cache_rows", cache_rows_kernel<T>,
+           dim3(static_cast<unsigned>(ceil_div((n - first) * H * D, kThreads))), dim3(kThreads), 0, to.ptr<T>(),
+           to.stride[0], to.stride[1], from.ptr<T>(), from.stride[0], from.stride[1], first, n, R, static_cast<int>(H),
+           static_cast<int>(D));
+  });
+}
+
+void nsa_cache_append(Context& ctx, const NsaCache& cache, Tensor q, const NsaIn& in, ConstTensor position,
+                      ConstTensor cos, ConstTensor sin, const NsaWeights& w, const NsaConfig& c) {
+  dispatch_gpu_float(q.dtype, [&]<class T>() { append<T>(ctx, cache, q, in, position, cos, sin, w, c); });
+}
+
+}  // namespace triad::cuda

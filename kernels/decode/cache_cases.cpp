@@ -1,0 +1,168 @@
+// The decoding cache, checked and timed: a token's rows, and those of a pass, into a cache that holds others. What it
+// holds besides must stay: each tensor is begun as a copy of its "_before". It has no backward.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/common/op_case.h"
+#include "kernels/decode/cache.h"
+
+namespace triad {
+
+namespace {
+
+struct CacheSizes {
+  int64_t B, S, Hq, Hkv, dk, dv;
+};
+
+constexpr const char* kBranches[] = {"cmp", "sel", "win"};
+
+class CacheCase {
+ public:
+  // begun: from "_before"; else the op has to write all of the cache.
+  CacheCase(std::string name, const CacheSizes& n, const NsaConfig& config, bool dense, bool begun)
+      : n_(n), c_(config), dense_(dense), begun_(begun), case_{.op = "nsa_cache", .name = std::move(name)} {
+    cache("win", dense ? n.S : std::min(config.w, n.S));
+    if (dense) return;
+    cache("sel", n.S);
+    cache("cmp", compressed_length(n.S, config.l, config.d));
+    cache("raw", config.l);
+  }
+
+  // positions: of the B new tokens
+  OpCase append(std::vector<int> positions) && {
+    const auto [B, S, Hq, Hkv, dk, dv] = n_;
+    constant("q_before", {B, 1, Hq, dk});
+    case_.args.push_back({.name = "q", .role = ArgRole::saved, .shape = {B, 1, Hq, dk}});
+    rows("row_", B, 1, 8);
+    constant("cos", {S, dk / 2}, 1, ArgType::acc);
+    constant("sin", {S, dk / 2}, 1, ArgType::acc);
+    constant("position", {B}, 1, ArgType::i32);
+    case_.args.back().fill = [positions](int64_t i, uint64_t) { return double(positions[static_cast<size_t>(i)]); };
+    for (const bool key : {true, false}) {
+      const std::string of = key ? "_k" : "_v";
+      const int64_t D = key ? dk : dv;
+      if (c_.phi == Phi::conv) constant("w" + of, {c_.l, D}, 0.3);
+      if (c_.phi != Phi::mlp) continue;
+      constant("pos" + of, {c_.l, D}, 0.3);
+      constant("fc1" + of, {2 * D, c_.l * D}, 0.2);
+      constant("fc2" + of, {D, 2 * D}, 0.2);
+    }
+    case_.forward = [*this](Context& ctx, const Args& a) {
+      begin(ctx, a);
+      copy(ctx, a["q"], a["q_before"]);
+      const auto phi = [&](const std::string& of) {
+        return PhiWeights{a["w" + of], a["pos" + of], a["fc1" + of], a["fc2" + of]};
+      };
+      nsa_cache_append(ctx, cache_of(a), a["q"], in(a, "row_"), a["position"], a["cos"], a["sin"],
+                       {phi("_k"), phi("_v"), {}}, c_);
+    };
+    const double pairs = dense_ ? 1 : 3;  // rows read and written; a block of l rows as often as one ends
+    const double block = dense_ ? 0 : static_cast<double>(c_.l + 1) / static_cast<double>(c_.d);
+    case_.forward_bytes =
+        2 * static_cast<double>(B) *
+        (2 * static_cast<double>(Hq * dk) + (2 * pairs + block) * static_cast<double>(Hkv * (dk + dv)));
+    return case_;
+  }
+
+  // sequence b gets the first `count` tokens of a pass over T
+  OpCase fill(int64_t b, int64_t count, int64_t T) && {
+    rows("", 1, T, 0);
+    if (!dense_) {
+      constant("pass_k_cmp", {1, compressed_length(T, c_.l, c_.d), n_.Hkv, n_.dk});
+      constant("pass_v_cmp", {1, compressed_length(T, c_.l, c_.d), n_.Hkv, n_.dv});
+    }
+    case_.forward = [*this, b, count](Context& ctx, const Args& a) {
+      begin(ctx, a);
+      nsa_cache_fill(ctx, cache_of(a), b, count, in(a, ""), a["pass_k_cmp"], a["pass_v_cmp"]);
+    };
+    double stored = static_cast<double>(std::min(dense_ ? n_.S : c_.w, count));
+    if (!dense_) stored += static_cast<double>(count + std::min(c_.l, count) + compressed_length(count, c_.l, c_.d));
+    case_.forward_bytes = 4 * stored * static_cast<double>(n_.Hkv * (n_.dk + n_.dv));
+    return case_;
+  }
+
+ private:
+  void constant(std::string name, Shape shape, double std = 1, ArgType type = ArgType::element, int64_t pad = 0) {
+    case_.args.push_back(
+        {.name = std::move(name), .role = ArgRole::constant, .shape = shape, .type = type, .std = std, .row_pad = pad});
+  }
+  void cache(const std::string& what, int64_t count) {
+    for (const bool key : {true, false}) {
+      const std::string name = (key ? "k_" : "v_") + what;
+      const Shape shape{n_.B, count, n_.Hkv, key ? n_.dk : n_.dv};
+      if (begun_) constant(name + "_before", shape);
+      case_.args.push_back({.name = name, .role = ArgRole::saved, .shape = shape});
+    }
+  }
+  // The rows of a step or of a pass, of each branch: "row_k_sel", "pass..". Strided, as slices of a projection are.
+  void rows(const std::string& front, int64_t B, int64_t T, int64_t pad) {
+    for (const char* branch : kBranches) {
+      if (dense_ && branch != kBranches[2]) continue;
+      constant(front + "in_k_" + branch, {B, T, n_.Hkv, n_.dk}, 1, ArgType::element, pad);
+      constant(front + "in_v_" + branch, {B, T, n_.Hkv, n_.dv}, 1, ArgType::element, pad);
+    }
+  }
+  NsaIn in(const Args& a, const std::string& front) const {
+    NsaIn in{};
+    for (int b = 0; b < 3; ++b)
+      in.k[b] = a[front + "in_k_" + kBranches[b]], in.v[b] = a[front + "in_v_" + kBranches[b]];
+    return in;
+  }
+  static NsaCache cache_of(const Args& a) {
+    return {a["k_sel"], a["v_sel"], a["k_win"], a["v_win"], a["k_cmp"], a["v_cmp"], a["k_raw"], a["v_raw"]};
+  }
+  void begin(Context& ctx, const Args& a) const {
+    if (!begun_) return;
+    for (const char* name : {"k_win", "v_win", "k_sel", "v_sel", "k_cmp", "v_cmp", "k_raw", "v_raw"})
+      if (!a[name].empty()) copy(ctx, a[name], a[name + std::string("_before")]);
+  }
+
+  CacheSizes n_;
+  NsaConfig c_;
+  bool dense_, begun_;
+  OpCase case_;
+};
+
+OpCase append_case(std::string name, const CacheSizes& n, std::vector<int> positions, const NsaConfig& c,
+                   bool dense = false) {
+  return CacheCase("append_" + name, n, c, dense, true).append(std::move(positions));
+}
+OpCase fill_case(std::string name, const CacheSizes& n, int64_t b, int64_t count, int64_t T, const NsaConfig& c,
+                 bool dense = false) {
+  return CacheCase("fill_" + name, n, c, dense, true).fill(b, count, T);
+}
+
+}  // namespace
+
+std::vector<OpCase> nsa_cache_cases() {
+  const auto config = [](Phi phi, int64_t l, int64_t d, int64_t w) {
+    NsaConfig c;
+    c.phi = phi, c.l = l, c.d = d, c.w = w;
+    return c;
+  };
+  // Positions: the first, one short of a block, where blocks end, a ring around, the last of all.
+  std::vector<OpCase> cases = {
+      append_case("avg", {5, 40, 6, 2, 10, 6}, {0, 6, 7, 11, 39}, config(Phi::avg, 8, 4, 12)),
+      append_case("conv", {4, 40, 3, 3, 8, 8}, {7, 12, 35, 38}, config(Phi::conv, 8, 4, 12)),
+      append_case("mlp", {3, 40, 4, 2, 8, 8}, {6, 7, 39}, config(Phi::mlp, 8, 4, 12)),
+      append_case("mlp_9_groups", {3, 20, 3, 3, 8, 6}, {9, 12, 19}, config(Phi::mlp, 6, 3, 7)),
+      append_case("avg_64", {2, 200, 12, 2, 64, 64}, {47, 175}, config(Phi::avg, 32, 16, 100)),
+      append_case("conv_128_G16", {2, 100, 16, 1, 128, 128}, {31, 95}, config(Phi::conv, 32, 16, 64)),
+      append_case("mlp_64", {2, 100, 6, 1, 64, 64}, {47, 95}, config(Phi::mlp, 32, 16, 64)),
+      append_case("l1_d1", {2, 9, 2, 1, 16, 16}, {0, 8}, config(Phi::conv, 1, 1, 1)),
+      append_case("no_block", {2, 6, 2, 2, 8, 8}, {0, 5}, config(Phi::avg, 8, 4, 12)),
+      append_case("dense", {3, 50, 6, 2, 60, 100}, {0, 7, 49}, NsaConfig{}, true),
+      fill_case("first_token", {2, 40, 2, 2, 10, 6}, 1, 1, 40, config(Phi::avg, 8, 4, 12)),
+      fill_case("one_short", {2, 40, 2, 2, 10, 6}, 0, 7, 40, config(Phi::avg, 8, 4, 12)),
+      fill_case("a_ring_around", {3, 40, 2, 2, 8, 8}, 1, 29, 33, config(Phi::avg, 8, 4, 12)),
+      fill_case("all", {2, 100, 2, 2, 64, 64}, 1, 100, 100, config(Phi::avg, 32, 16, 64)),
+      fill_case("dense", {2, 50, 2, 2, 60, 100}, 1, 31, 40, NsaConfig{}, true),
+      // One token is all that this cache holds, so that a step writes all of it.
+      CacheCase("append_m7c", {1, 1, 12, 2, 64, 64}, config(Phi::avg, 1, 1, 1), false, false).append({0}),
+      CacheCase("fill_m7c_64k", {1, 65536, 12, 2, 64, 64}, NsaConfig{}, false, false).fill(0, 65536, 65536),
+  };
+  for (size_t i = cases.size() - 2; i < cases.size(); ++i) cases[i].bench = true;
+  return cases;
+}
+
+}  // namespace triad

@@ -1,0 +1,128 @@
+// One new token a sequence on the CPU: the branches are the forward pass's own loops over other ranges of keys, the
+// selection is its selection at another position, the gate and the gated sum are its ops.
+#include "kernels/decode/decode.h"
+
+#include <algorithm>
+
+#include "engine/op_scope.h"
+#include "kernels/nsa/select_cpu.h"
+
+namespace triad {
+
+namespace {
+
+constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Branch::sel),
+              kWin = static_cast<int>(Branch::win);
+
+// The rows of a branch's cache that sequence b's new token attends: the first `count(b)`. Of a ring that is not full
+// yet these are all that it has; of a full one, all.
+struct FirstRows {
+  std::vector<int64_t> count;
+  template <class Visit>
+  void keys(int64_t b, int64_t, int64_t, Visit&& visit) const {
+    if (count[b] > 0) visit(int64_t{0}, count[b]);
+  }
+  int64_t keys(int64_t b, int64_t) const { return count[b]; }
+};
+
+// The tokens up to the new one of the blocks in its list.
+struct ListedRows {
+  const int32_t* lists;  // [B,1,Hkv,n]
+  const int32_t* position;
+  int64_t Hkv, n, l_sel;
+  template <class Visit>
+  void keys(int64_t b, int64_t, int64_t g, Visit&& visit) const {
+    const int32_t* list = lists + (b * Hkv + g) * n;
+    const int64_t end = int64_t{position[b]} + 1;
+    for (int64_t i = 0; i < n && list[i] >= 0; ++i) visit(list[i] * l_sel, std::min((list[i] + 1) * l_sel, end));
+  }
+};
+
+void check_decode(const Tensor& out, const DecodeIn& in) {
+  const ConstTensor& q = in.q;
+  TRIAD_CHECK(q.rank == 4 && q.size(1) == 1 && is_float(q.dtype), "nsa_decode: q is {}, not one row a sequence",
+              q.str());
+  const int64_t Hkv = in.cache.k_win.size(2);
+  TRIAD_CHECK(Hkv > 0 && q.size(2) % Hkv == 0, "nsa_decode: {} query heads are not a multiple of {} groups", q.size(2),
+              Hkv);
+  check_tensor("nsa_decode: out", out, {q.size(0), 1, q.size(2), in.cache.v_win.size(3)}, q.dtype);
+  check_tensor("nsa_decode: position", in.position, {q.size(0)}, DType::i32);
+}
+
+template <class T>
+class DecodeCpu {
+ public:
+  DecodeCpu(Context& ctx, const DecodeIn& in, const NsaConfig& c, const DecodeProbe& probe)
+      : ctx_(ctx), in_(in), c_(c), probe_(probe), B_(in.q.size(0)), Hkv_(in.cache.k_win.size(2)) {}
+
+  void run(Tensor out, const GateWeights& gate_weights) {
+    const NsaCache& cache = in_.cache;
+    const DType acc = dtype_of<acc_t<T>>;
+    Scratch::Scope scope(ctx_.scratch);
+    const Tensor lse = scope.alloc(acc, {3, B_, 1, in_.q.size(2)}, "lse");
+    if (cache.dense()) return attend(kWin, {out, lse[kWin]}, cache.k_win, cache.v_win, tokens_up_to(cache.k_win));
+
+    std::array<Tensor, 3> o;
+    for (Tensor& branch : o) branch = scope.alloc(out.dtype, out.shape(), "o");
+    const Tensor gate = scope.alloc(acc, {3, B_, 1, Hkv_}, "gate");
+    const Tensor lists = scope.alloc(DType::i32, {B_, 1, Hkv_, c_.n_sel}, "block_index");
+    FirstRows blocks = tokens_up_to(cache.k_sel);
+    for (int64_t& count : blocks.count) count = compressed_length(count, c_.l, c_.d);
+    attend(kCmp, {o[kCmp], lse[kCmp]}, cache.k_cmp, cache.v_cmp, blocks);
+    const int64_t most = *std::max_element(blocks.count.begin(), blocks.count.end());
+    const int32_t* const position = in_.position.ptr<int32_t>();
+    select_cpu::select<T>(ctx_, lists, in_.q, cache.k_cmp.slice(1, 0, most), lse[kCmp],
+                          {c_.l, c_.d, c_.l_sel, c_.n_sel, c_.init_blocks, c_.local_blocks},
+                          [&](int64_t b, int64_t) { return int64_t{position[b]}; });
+    const ListedRows listed{lists.ptr<int32_t>(), position, Hkv_, c_.n_sel, c_.l_sel};
+    const int64_t tokens = used(tokens_up_to(cache.k_sel));
+    attend(kSel, {o[kSel], lse[kSel]}, cache.k_sel.slice(1, 0, tokens), cache.v_sel.slice(1, 0, tokens), listed);
+    attend(kWin, {o[kWin], lse[kWin]}, cache.k_win, cache.v_win, tokens_up_to(cache.k_win));
+    nsa_gate_forward(ctx_, gate, in_.q, gate_weights, c_.gate);
+    nsa_combine_forward(ctx_, out, {o[kCmp], o[kSel], o[kWin]}, gate);
+  }
+
+ private:
+  // Of a cache with token s in row s or s % rows; a plan takes it to be full.
+  FirstRows tokens_up_to(const Tensor& rows) const {
+    FirstRows r;
+    for (int64_t b = 0; b < B_; ++b)
+      r.count.push_back(ctx_.planning ? rows.size(1)
+                                      : std::min<int64_t>(in_.position.ptr<int32_t>()[b] + 1, rows.size(1)));
+    return r;
+  }
+  static int64_t used(const FirstRows& r) { return *std::max_element(r.count.begin(), r.count.end()); }
+
+  template <class Pattern>
+  void attend(int branch, const AttendOut& out, Tensor k, Tensor v, const Pattern& pattern) {
+    if constexpr (std::is_same_v<Pattern, FirstRows>)  // the loops copy their keys: only those that are there
+      k = k.slice(1, 0, used(pattern)), v = v.slice(1, 0, used(pattern));
+    if (!probe_.run[branch]) return;
+    attend_cpu::forward<T>(ctx_, out, {in_.q, k, v}, pattern);
+    if (probe_.reads.empty() || ctx_.planning) return;
+    int64_t& reads = probe_.reads.ptr<int64_t>()[branch];
+    for (int64_t b = 0; b < B_; ++b)
+      for (int64_t g = 0; g < Hkv_; ++g)
+        pattern.keys(b, 0, g, [&](int64_t begin, int64_t end) { reads += end - begin; });
+  }
+
+  Context& ctx_;
+  const DecodeIn& in_;
+  const NsaConfig& c_;
+  const DecodeProbe& probe_;
+  int64_t B_, Hkv_;
+};
+
+}  // namespace
+
+void nsa_decode(Context& ctx, Tensor out, const DecodeIn& in, const GateWeights& gate, const NsaConfig& c,
+                const DecodeProbe& probe) {
+  const OpScope op_scope(ctx, "nsa_decode");
+  check_decode(out, in);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::nsa_decode(ctx, out, in, gate, c, probe);
+  }
+  dispatch_float(in.q.dtype, [&]<class T>() { DecodeCpu<T>(ctx, in, c, probe).run(out, gate); });
+}
+
+}  // namespace triad

@@ -1,0 +1,258 @@
+// NSA for one new token a sequence. The work is reading some thousands of keys, so it is cut into chunks of keys of one
+// (sequence, group), a CTA each, whose partial softmaxes are joined at the end: at 64k tokens 64 chunks of compressed
+// keys, 8 of selected and 8 of the window for each group, on 132 SMs. What waits for what:
+//   1. here: chunks of the compressed branch, which leave their scores for the selection, and of the window; the gate.
+//   2. decode/decode_selected.cu: the selection, the chunks of the selected branch, and all branches joined, rounded as
+//      the forward pass rounds them, and summed by their gates. Dense attention has the join alone, and where that
+//      can decode/decode_dense.cu has attended before: its chunks are longer, and it is bound by memory.
+// Sizes of grids and scratch come from the cache's room alone, and positions are read from the device, so one recorded
+// step serves all positions; chunks beyond a position end at once. Softmaxes are in powers of 2.
+// M7C at 65,536 tokens reads 2.9 MB of keys and values a layer, 0.7 us at 4.2 TB/s; two kernels that wait for what they
+// read some three times each were predicted at 7 us, and take about 20 of the 35 us of a layer (kernels/README.md).
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/common/launch_pdl.cuh"
+#include "kernels/decode/decode.cuh"
+#include "kernels/nsa/gpu/gate.cuh"
+
+namespace triad::cuda {
+namespace {
+
+constexpr int kScoreTile = 4096;  // compressed keys that a CTA of the selection looks at together, about
+constexpr int kMostTile = 448;    // blocks
+
+// ---- the gate: forced, uniform, or its MLP on the mean of the group's queries ----
+
+struct GateKernelOptions {
+  int force;
+  bool uniform, softmax;
+  float inverse_temperature;
+  __host__ __device__ bool computed() const { return force < 0 && !uniform; }
+};
+
+// The gate's weights in shared memory, and what it makes on the way.
+template <class T>
+struct GateMemory {
+  float *fc1_w, *fc1_b, *fc2_w, *fc2_b, *mean, *hidden;
+  __host__ __device__ static int floats(const GateMlp<T>& mlp) {
+    return mlp.weight_floats() + mlp.padded_width() + mlp.padded_hidden();
+  }
+  __device__ GateMemory(float* memory, const GateMlp<T>& mlp)
+      : fc1_w(memory),
+        fc1_b(fc1_w + mlp.hidden * mlp.fc1_row()),
+        fc2_w(fc1_b + mlp.hidden),
+        fc2_b(fc2_w + 3 * mlp.hidden),
+        mean(memory + mlp.weight_floats()),
+        hidden(mean + mlp.padded_width()) {}
+};
+template <class T>
+__device__ void load_gate_weights(const GateMlp<T>& mlp, const GateMemory<T>& memory) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll 4
+  for (int row = warp; row < mlp.hidden; row += kBranchThreads / 32)
+#pragma unroll 2
+    for (int j = lane; j < mlp.width; j += 32)
+      memory.fc1_w[row * mlp.fc1_row() + j] = to_float(mlp.fc1_w[row * mlp.fc1_stride + j]);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < mlp.hidden; i += kBranchThreads) {
+    memory.fc1_b[i] = to_float(mlp.fc1_b[i]);
+#pragma unroll
+    for (int k = 0; k < 3; ++k) memory.fc2_w[k * mlp.hidden + i] = to_float(mlp.fc2_w[k * mlp.fc2_stride + i]);
+  }
+  if (threadIdx.x < 3) memory.fc2_b[threadIdx.x] = to_float(mlp.fc2_b[threadIdx.x]);
+}
+template <class T>
+__device__ void gate_of(const Decode<T>& a, const GateMlp<T>& mlp, const GateKernelOptions& o,
+                        const GateMemory<T>& memory, int b, int g) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (o.computed()) {
+    const T* const q = a.q.row(b, 0, int64_t{g} * a.G);
+#pragma unroll 1
+    for (int j = threadIdx.x; j < mlp.width; j += kBranchThreads) {
+      float sum = 0;
+#pragma unroll 4
+      for (int h = 0; h < a.G; ++h) sum += to_float(q[h * a.q.stride_h + j]);
+      memory.mean[j] = sum / static_cast<float>(a.G);
+    }
+    __syncthreads();
+    constexpr int kLanes = 8;  // of a hidden unit
+#pragma unroll 1
+    for (int j0 = 0; j0 < mlp.hidden; j0 += kBranchThreads / kLanes) {
+      const int j = j0 + static_cast<int>(threadIdx.x) / kLanes;
+      float sum = 0;
+      if (j < mlp.hidden)
+#pragma unroll 4
+        for (int i = threadIdx.x % kLanes; i < mlp.width; i += kLanes)
+          sum = fmaf(memory.mean[i], memory.fc1_w[j * mlp.fc1_row() + i], sum);
+#pragma unroll
+      for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);
+      if (j < mlp.hidden && threadIdx.x % kLanes == 0) {
+        const float pre = sum + memory.fc1_b[j];
+        memory.hidden[j] = pre * sigmoid(pre);
+      }
+    }
+    __syncthreads();
+  }
+  if (warp > 0) return;
+  float z[3];
+#pragma unroll
+  for (int k = 0; k < 3; ++k) {
+    z[k] = k == o.force ? 1.0f : o.uniform && o.force < 0 ? 1.0f / 3.0f : 0.0f;
+    if (!o.computed()) continue;
+    float sum = 0;
+#pragma unroll 1
+    for (int j = lane; j < mlp.hidden; j += 32) sum = fmaf(memory.hidden[j], memory.fc2_w[k * mlp.hidden + j], sum);
+    z[k] = (warp_sum(sum) + memory.fc2_b[k]) * o.inverse_temperature;
+  }
+  if (o.computed() && o.softmax) {
+    const float max = fmaxf(z[0], fmaxf(z[1], z[2]));
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < 3; ++k) sum += z[k] = expf(z[k] - max);
+#pragma unroll
+    for (int k = 0; k < 3; ++k) z[k] /= sum;
+  } else if (o.computed()) {
+#pragma unroll
+    for (int k = 0; k < 3; ++k) z[k] = sigmoid(z[k]);
+  }
+  if (lane == 0)
+#pragma unroll
+    for (int k = 0; k < 3; ++k) a.gate[(k * a.B + b) * a.Hkv + g] = z[k];
+}
+
+// ---- kernel 1. blockIdx.x: chunks of the compressed branch, then of the window, then (where there are gates) the gate
+
+template <int kHeads>
+using BranchChunk = ChunkMemory<kHeads, kBranchThreads, kBranchChunk>;
+
+template <class T, int V, int kHeads>
+__global__ void __launch_bounds__(kBranchThreads, 2)
+    branches_kernel(Decode<T> a, GateMlp<T> mlp, GateKernelOptions gate_options) {
+  float* const shared = reinterpret_cast<float*>(dynamic_shared());
+  const bool gates = static_cast<int>(blockIdx.x) == a.chunks[0] + a.chunks[2];
+  const GateMemory<T> gate_memory(shared, mlp);
+  if (gates && gate_options.computed()) load_gate_weights(mlp, gate_memory);  // no kernel ahead writes them
+  pdl_wait();
+  const int g = blockIdx.y, b = blockIdx.z;
+  if (gates) return gate_of(a, mlp, gate_options, gate_memory, b, g);
+  int chunk = blockIdx.x;
+  const int branch = chunk < a.chunks[0] ? 0 : 2, at = a.position[b];
+  if (branch == 2) chunk -= a.chunks[0];
+  const int first = chunk * kBranchChunk, count = min(kBranchChunk, a.keys(branch, at) - first);
+  if (count <= 0 || !a.run[branch]) return;
+  const BranchChunk<kHeads> memory(shared, a.G, a.dk);
+  float* const scores = branch == 0 ? a.scores + (int64_t{b} * a.Hq + g * a.G) * a.rows[0] + first : nullptr;
+  attend_chunk<true, V>(
+      a, memory, branch, chunk, b, g, count, [&](int i) { return first + i; }, scores, a.rows[0]);
+}
+
+template <class T, int V, int kHeads>
+void launch_branches(Context& ctx, const Decode<T>& a, const GateMlp<T>& mlp, const GateKernelOptions& gate) {
+  const int floats =
+      std::max(BranchChunk<kHeads>::floats(a.G, a.dk), a.dense || !gate.computed() ? 0 : GateMemory<T>::floats(mlp));
+  const dim3 grid(static_cast<unsigned>(a.chunks[0] + a.chunks[2] + (a.dense ? 0 : 1)), static_cast<unsigned>(a.Hkv),
+                  static_cast<unsigned>(a.B));
+  launch_pdl(ctx, "nsa_decode branches", branches_kernel<T, V, kHeads>, grid, dim3(kBranchThreads),
+             sizeof(float) * static_cast<size_t>(floats), a, mlp, gate);
+}
+
+// ---- the join alone: 64 outputs a CTA ----
+
+template <class T>
+__global__ void __launch_bounds__(kJoinThreads) join_kernel(Decode<T> a) {
+  pdl_trigger();
+  pdl_wait();
+  __shared__ JoinMemory<kJoinThreads> memory;
+  const int begin = static_cast<int>(blockIdx.x) * kColumns;
+  join_chunks(a, memory, blockIdx.z, blockIdx.y, begin, min(a.G * a.dv, begin + kColumns));
+}
+
+template <class T>
+void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeights& gate, const NsaConfig& c,
+            const DecodeProbe& probe) {
+  const NsaCache& cache = in.cache;
+  Decode<T> a{};
+  a.dense = cache.dense();
+  a.window_chunk = kBranchChunk;
+  const int64_t B = in.q.size(0), Hkv = cache.k_win.size(2);
+  const Tensor *const k[] = {&cache.k_cmp, &cache.k_sel, &cache.k_win}, *const v[] = {&cache.v_cmp, &cache.v_sel,
+                                                                                      &cache.v_win};
+  bool vectors = true;
+  for (int i = 0; i < 3; ++i) {
+    a.run[i] = probe.run[i] && !(a.dense && i != 2);
+    if (a.dense && i != 2) continue;
+    a.k[i] = bthd<T>(ConstTensor(*k[i])), a.v[i] = bthd<T>(ConstTensor(*v[i]));
+    a.rows[i] = static_cast<int>(k[i]->size(1));
+    a.chunks[i] = static_cast<int>(
+        ceil_div(i == 1 ? std::min(c.n_sel * c.l_sel, cache.k_sel.size(1) + c.l_sel) : a.rows[i], a.chunk_of(i)));
+    vectors = vectors && has_vectors(*k[i], kVector<T>) && has_vectors(*v[i], kVector<T>);
+  }
+  a.q = bthd<T>(in.q);
+  a.position = in.position.ptr<int32_t>();
+  a.B = static_cast<int>(B), a.Hq = static_cast<int>(in.q.size(2)), a.Hkv = static_cast<int>(Hkv), a.G = a.Hq / a.Hkv;
+  a.dk = static_cast<int>(in.q.size(3)), a.dv = static_cast<int>(cache.v_win.size(3));
+  a.l = static_cast<int>(c.l), a.d = static_cast<int>(c.d), a.l_sel = static_cast<int>(c.l_sel);
+  a.n_sel = static_cast<int>(c.n_sel), a.init_blocks = static_cast<int>(c.init_blocks);
+  a.local_blocks = static_cast<int>(c.local_blocks);
+  const int64_t most_of_share = std::max<int64_t>(1, ceil_div(ceil_div(a.rows[1], a.l_sel), kTogether));
+  a.tile_blocks =
+      static_cast<int>(std::clamp<int64_t>(kScoreTile * c.d / c.l_sel, 1, std::min<int64_t>(kMostTile, most_of_share)));
+  a.scale_log2 = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(a.dk)));
+  TRIAD_CHECK(a.dense || c.n_sel <= kMostSelected, "nsa_decode: lists of {} blocks, at most {} on a GPU", c.n_sel,
+              kMostSelected);
+  TRIAD_CHECK(a.G <= kMostHeads, "nsa_decode: {} heads a group, at most {} on a GPU", a.G, kMostHeads);
+
+  Scratch::Scope scope(ctx.scratch);
+  const int64_t chunks = a.chunks[0] + a.chunks[1] + a.chunks[2];
+  const auto floats = [&](int64_t n, const char* name) {
+    return reinterpret_cast<float*>(scope.alloc(DType::f32, Shape{n}, name).data);
+  };
+  a.scores = floats(B * a.Hq * a.rows[0], "scores");
+  a.partial_o = floats(B * Hkv * chunks * a.G * a.dv, "sums of chunks");
+  a.partial_sum = reinterpret_cast<float2*>(floats(B * Hkv * chunks * a.G * 2, "totals of chunks"));
+  a.gate = floats(3 * B * Hkv, "gate");
+  a.best = reinterpret_cast<uint64_t*>(floats(B * Hkv * kTogether * a.n_sel * 2, "best blocks of shares"));
+  a.out = out.ptr<T>();
+  TRIAD_CHECK(out.contiguous(), "nsa_decode: out {} has gaps", out.str());
+  if (!probe.reads.empty()) a.reads = reinterpret_cast<unsigned long long*>(probe.reads.ptr<int64_t>());
+
+  const GateMlp<T> mlp = a.dense ? GateMlp<T>{} : gate_mlp<T>(gate);
+  const GateKernelOptions gate_options{static_cast<int>(c.gate.force), c.gate.uniform, c.gate.kind == GateKind::softmax,
+                                       static_cast<float>(1.0 / c.gate.temperature)};
+  const bool dense = [&] {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>)
+      return launch_dense(ctx, a, vectors && has_vectors(in.q, kVector<T>));
+    return false;
+  }();
+  if (dense) return launch_join(ctx, a);
+  if (!vectors)
+    launch_branches<T, 1, 2>(ctx, a, mlp, gate_options);
+  else if (a.G <= 2)
+    launch_branches<T, kVector<T>, 2>(ctx, a, mlp, gate_options);
+  else
+    launch_branches<T, kVector<T>, 8>(ctx, a, mlp, gate_options);
+  if (a.dense)
+    launch_join(ctx, a);
+  else
+    launch_selected(ctx, a, vectors);
+}
+
+}  // namespace
+
+template <class T>
+void launch_join(Context& ctx, const Decode<T>& a) {
+  launch_pdl(ctx, "nsa_decode join", join_kernel<T>,
+             dim3(static_cast<unsigned>(pieces(a.G * a.dv, kColumns)), static_cast<unsigned>(a.Hkv),
+                  static_cast<unsigned>(a.B)),
+             dim3(kJoinThreads), 0, a);
+}
+template void launch_join(Context&, const Decode<float>&);
+template void launch_join(Context&, const Decode<__nv_bfloat16>&);
+
+void nsa_decode(Context& ctx, Tensor out, const DecodeIn& in, const GateWeights& gate, const NsaConfig& c,
+                const DecodeProbe& probe) {
+  dispatch_gpu_float(out.dtype, [&]<class T>() { decode<T>(ctx, out, in, gate, c, probe); });
+}
+
+}  // namespace triad::cuda

@@ -1,0 +1,309 @@
+// What the kernels of one new token's attention share (decode/decode.cu tells how they go together): the view of a
+// call, a chunk of keys, and the chunks joined. A chunk's CTA leaves, for each head of its group, the maximum of its
+// scores, the sum of their exponentials and their weighted sum of values; all heads of a group share each key that is
+// read.
+#pragma once
+#include "kernels/common/bthd.cuh"
+#include "kernels/common/launch_pdl.cuh"
+#include "kernels/common/ptx.cuh"
+#include "kernels/decode/decode.h"
+
+namespace triad::cuda {
+
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+inline constexpr int kColumns = 64;         // of the values at a time: two a lane
+inline constexpr int kBranchChunk = 64;     // keys of a CTA: compressed branch, window
+inline constexpr int kSelectedChunk = 128;  // selected branch
+inline constexpr int kBranchThreads = 256;
+inline constexpr int kSelectThreads = 512;
+inline constexpr int kJoinThreads = 512;
+inline constexpr int kTogether = 8;       // CTAs that share the selection of one (sequence, group)
+inline constexpr int kMostSelected = 64;  // n
+inline constexpr int kMostHeads = 32;     // G
+
+__host__ __device__ constexpr int round_up_to(int n, int to) { return (n + to - 1) / to * to; }
+__host__ __device__ constexpr int pieces(int n, int of) { return (n + of - 1) / of; }
+
+template <class T>
+struct Decode {
+  Bthd<const T> q;
+  Bthd<const T> k[3], v[3];
+  const int32_t* position;
+  int B, Hq, Hkv, G, dk, dv;
+  int rows[3];    // of a branch's cache; cmp: Tc, win: the ring
+  int chunks[3];  // of a branch, where the cache is full
+  int l, d, l_sel, n_sel, init_blocks, local_blocks;
+  int window_chunk;  // keys of a CTA of the window
+  int tile_blocks;   // whose scores the selection makes at a time
+  bool run[3], dense;
+  float scale_log2;     // log2(e) / sqrt(dk)
+  float* scores;        // [B,Hq,Tc]: of the compressed branch, in powers of 2
+  float* partial_o;     // [B,Hkv,all chunks,G,dv]: sums of 2^(score - max) v
+  float2* partial_sum;  // [B,Hkv,all chunks,G]: max, sum of 2^(score - max)
+  float* gate;          // [3,B,Hkv]
+  uint64_t* best;       // [B,Hkv,kTogether,n]: the selection's best blocks of each CTA's share
+  T* out;               // [B,Hq,dv]
+  unsigned long long* reads;
+
+  __host__ __device__ int chunk_of(int branch) const {
+    return branch == 0 ? kBranchChunk : branch == 1 ? kSelectedChunk : window_chunk;
+  }
+  // Keys that the token at `at` sees.
+  __device__ int keys(int branch, int at) const {
+    if (branch == 2) return min(rows[2], at + 1);
+    if (dense) return 0;
+    if (branch == 1) return (min(n_sel, at / l_sel + 1) - 1) * l_sel + at % l_sel + 1;
+    return at + 1 < l ? 0 : min(rows[0], (at + 1 - l) / d + 1);
+  }
+  __device__ int first_chunk(int branch) const {  // they lie in the order cmp, win, sel
+    return branch == 0 ? 0 : branch == 2 ? chunks[0] : chunks[0] + chunks[2];
+  }
+  // Where the sums of a chunk's heads begin.
+  __device__ int64_t partial(int b, int g, int branch, int chunk) const {
+    return ((int64_t{b} * Hkv + g) * (chunks[0] + chunks[1] + chunks[2]) + first_chunk(branch) + chunk) * G;
+  }
+};
+
+// Two neighbouring values of a row as they are in memory.
+template <class T, bool kPairs>
+struct ValuePair {
+  T x[2];
+  __device__ void load(const T* row, int j, int width) {
+    if constexpr (kPairs) {
+      using Word = std::conditional_t<sizeof(T) == 2, uint32_t, uint2>;
+      if (j < width)
+        *reinterpret_cast<Word*>(x) = *reinterpret_cast<const Word*>(row + j);
+      else
+        x[0] = x[1] = from_float<T>(0);
+    } else {
+      x[0] = j < width ? row[j] : from_float<T>(0);
+      x[1] = j + 1 < width ? row[j + 1] : from_float<T>(0);
+    }
+  }
+};
+
+// Shared memory of a chunk: queries of the group, padded to whole blocks of heads; probabilities; sums of the warps.
+template <int kHeads, int kThreads, int kChunk>
+struct ChunkMemory {
+  float *q, *p, *sums;
+  int heads;  // padded
+  __host__ __device__ static int floats(int G, int dk) {
+    return round_up_to(G, kHeads) * (round_up_to(dk, 4) + kChunk) + kThreads / 32 * kHeads * kColumns;
+  }
+  __device__ ChunkMemory(float* memory, int G, int dk) : heads(round_up_to(G, kHeads)) {
+    q = memory;
+    p = q + heads * round_up_to(dk, 4);
+    sums = p + heads * kChunk;
+  }
+};
+
+// q of the group, scaled, zeros for the heads that pad it. A barrier has to follow.
+template <class T, int kHeads, int kThreads, int kChunk>
+__device__ void load_queries(const Decode<T>& a, const ChunkMemory<kHeads, kThreads, kChunk>& memory, int b, int g) {
+  const T* const q = a.q.row(b, 0, int64_t{g} * a.G);
+  float* const to = memory.q;
+  const int q_row = round_up_to(a.dk, 4);
+#pragma unroll 1
+  for (int h = threadIdx.x / 32; h < memory.heads; h += kThreads / 32)
+#pragma unroll 1
+    for (int j = threadIdx.x % 32; j < a.dk; j += 32)
+      to[h * q_row + j] = h < a.G ? to_float(q[h * a.q.stride_h + j]) * a.scale_log2 : 0;
+}
+
+// One chunk: keys [0, count) of it, key i in row row_of(i) of branch's cache; kQueries: the queries are still to be
+// loaded. Leaves the partial sums of its heads and, where scores is given, the scores of the group's heads,
+// scores[head * stride + i].
+template <bool kQueries, int V, class T, int kHeads, int kThreads, int kChunk, class RowOf>
+__device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThreads, kChunk>& memory, int branch,
+                             int chunk, int b, int g, int count, RowOf&& row_of, float* scores, int64_t scores_stride) {
+  constexpr int kWarps = kThreads / 32, kLanes = kThreads / kChunk;  // lanes of a key
+  constexpr int kHeld = kChunk / kWarps;                             // keys of a warp
+  constexpr int kOfLane = kChunk / 32;                               // scores of a head
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q_row = round_up_to(a.dk, 4);
+
+  // A lane's first two pieces of its key, and the values' first columns, are on their way before anything else.
+  using Piece = std::conditional_t<(V > 1), uint4, T>;
+  const int key = threadIdx.x / kLanes, part = threadIdx.x % kLanes;
+  const T* const k_row = a.k[branch].row(b, row_of(min(key, count - 1)), g);
+  const T* const values = a.v[branch].row(b, 0, g);
+  const int64_t v_stride = a.v[branch].stride_t;
+  Piece pieces_of_key[2] = {};
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    if (const int j = (part + kLanes * i) * V; j < a.dk) pieces_of_key[i] = *reinterpret_cast<const Piece*>(k_row + j);
+  ValuePair<T, (V > 1)> held[kHeld];
+  const auto load_values = [&](int j0) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int at = warp + kWarps * i;
+      held[i].load(values + row_of(min(at, count - 1)) * v_stride, at < count ? j0 + 2 * lane : a.dv, a.dv);
+    }
+  };
+  load_values(0);
+  if constexpr (kQueries) {
+    load_queries(a, memory, b, g);
+    __syncthreads();
+  }
+
+#pragma unroll 1
+  for (int h0 = 0; h0 < a.G; h0 += kHeads) {
+    float s[kHeads] = {};
+#pragma unroll 1
+    for (int j = part * V; j < a.dk; j += kLanes * V) {
+      float x[V];
+      if (j >= 2 * kLanes * V)
+        load_vector<V>(x, k_row + j);
+      else if constexpr (V > 1)
+        as_floats<T>(x, j < kLanes * V ? pieces_of_key[0] : pieces_of_key[1]);
+      else
+        x[0] = to_float(j < kLanes ? pieces_of_key[0] : pieces_of_key[1]);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        float qv[V];
+        load_vector<V>(qv, static_cast<const float*>(memory.q + (h0 + h) * q_row + j));
+#pragma unroll
+        for (int i = 0; i < V; ++i) s[h] = fmaf(qv[i], x[i], s[h]);
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int o = kLanes / 2; o > 0; o /= 2) s[h] += __shfl_xor_sync(kAllLanes, s[h], o);
+      if (part == 0) memory.p[key * memory.heads + h0 + h] = key < count ? s[h] : -INFINITY;
+    }
+  }
+  __syncthreads();
+
+  pdl_trigger();  // its weights are to come behind these keys
+  const int64_t partial = a.partial(b, g, branch, chunk);
+#pragma unroll 1
+  for (int h = warp; h < memory.heads; h += kWarps) {
+    float* const score = memory.p + lane * memory.heads + h;  // every 32nd key's
+    float max = -INFINITY, sum = 0;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      const float s = score[i * 32 * memory.heads];
+      if (scores != nullptr && h < a.G && lane + 32 * i < count) scores[h * scores_stride + lane + 32 * i] = s;
+      max = fmaxf(max, s);
+    }
+    max = warp_max(max);
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      float& s = score[i * 32 * memory.heads];
+      sum += s = exp2_approx(s - max);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0 && h < a.G) a.partial_sum[partial + h] = make_float2(max, sum);
+  }
+  __syncthreads();
+
+#pragma unroll 1
+  for (int j0 = 0; j0 < a.dv; j0 += kColumns) {
+    if (j0 > 0) load_values(j0);
+#pragma unroll 1
+    for (int h0 = 0; h0 < a.G; h0 += kHeads) {
+      float o[kHeads][2] = {};
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        const float v0 = to_float(held[i].x[0]), v1 = to_float(held[i].x[1]);
+        const float* const p = memory.p + (warp + kWarps * i) * memory.heads + h0;
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) o[h][0] = fmaf(p[h], v0, o[h][0]), o[h][1] = fmaf(p[h], v1, o[h][1]);
+      }
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h)
+        *reinterpret_cast<float2*>(memory.sums + (warp * kHeads + h) * kColumns + 2 * lane) =
+            make_float2(o[h][0], o[h][1]);
+      __syncthreads();
+      for (int i = threadIdx.x; i < kHeads * kColumns; i += kThreads) {
+        const int h = h0 + i / kColumns, j = j0 + i % kColumns;
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) sum += memory.sums[w * kHeads * kColumns + i];
+        if (h < a.G && j < a.dv) a.partial_o[(partial + h) * a.dv + j] = sum;
+      }
+      __syncthreads();
+    }
+  }
+  if (threadIdx.x == 0 && a.reads != nullptr) atomicAdd(a.reads + branch, static_cast<unsigned long long>(count));
+}
+
+template <int kThreads>
+struct JoinMemory {
+  static constexpr int kParts = kThreads / kColumns;
+  float max[3][kParts][kColumns], sum[3][kParts][kColumns], o[3][kParts][kColumns];
+};
+
+// Outputs [begin, end) of the G * dv of one (sequence, group): each branch's chunks joined, rounded as the forward pass
+// rounds it, and summed by the gates. Threads: columns x parts of the chunks. A part carries its maximum along; the
+// parts are joined in their order.
+template <class T, int kThreads>
+__device__ void join_chunks(const Decode<T>& a, JoinMemory<kThreads>& memory, int b, int g, int begin, int end) {
+  constexpr int kParts = kThreads / kColumns, kAtOnce = 8;
+  const int at = a.position[b], column = threadIdx.x % kColumns, part = threadIdx.x / kColumns;
+#pragma unroll 1
+  for (int i0 = begin; i0 < end; i0 += kColumns) {
+    const int i = i0 + column, h = i / a.dv, j = i % a.dv;
+#pragma unroll 1
+    for (int branch = 0; branch < 3; ++branch) {
+      const int chunks = i < end ? pieces(a.keys(branch, at), a.chunk_of(branch)) : 0;
+      const float2* const sums = a.partial_sum + a.partial(b, g, branch, 0) + h;
+      const float* const outs = a.partial_o + (a.partial(b, g, branch, 0) + h) * a.dv + j;
+      float max = -INFINITY, sum = 0, o = 0;
+#pragma unroll 1
+      for (int c0 = part; c0 < chunks; c0 += kParts * kAtOnce) {
+        float2 chunk_sum[kAtOnce];
+        float chunk_o[kAtOnce];
+#pragma unroll
+        for (int u = 0; u < kAtOnce; ++u) {
+          const int64_t from = int64_t{min(c0 + u * kParts, chunks - 1)} * a.G;
+          chunk_sum[u] = __ldcg(sums + from), chunk_o[u] = __ldcg(outs + from * a.dv);
+        }
+#pragma unroll
+        for (int u = 0; u < kAtOnce; ++u) {
+          if (c0 + u * kParts >= chunks) break;
+          const float new_max = fmaxf(max, chunk_sum[u].x);
+          const float scale = exp2_approx(max - new_max), weight = exp2_approx(chunk_sum[u].x - new_max);
+          sum = fmaf(chunk_sum[u].y, weight, sum * scale);
+          o = fmaf(chunk_o[u], weight, o * scale);
+          max = new_max;
+        }
+      }
+      memory.max[branch][part][column] = max;
+      memory.sum[branch][part][column] = sum;
+      memory.o[branch][part][column] = o;
+    }
+    __syncthreads();
+    if (part == 0 && i < end) {
+      float out = 0;
+#pragma unroll 1
+      for (int branch = 0; branch < 3; ++branch) {
+        if (a.keys(branch, at) == 0) continue;
+        float max = -INFINITY, sum = 0, o = 0;
+#pragma unroll
+        for (int p = 0; p < kParts; ++p) max = fmaxf(max, memory.max[branch][p][column]);
+#pragma unroll
+        for (int p = 0; p < kParts; ++p) {
+          const float weight = exp2_approx(memory.max[branch][p][column] - max);
+          sum = fmaf(memory.sum[branch][p][column], weight, sum);
+          o = fmaf(memory.o[branch][p][column], weight, o);
+        }
+        o = to_float(from_float<T>(o / sum));
+        out = a.dense ? o : fmaf(a.gate[(branch * a.B + b) * a.Hkv + g], o, out);
+      }
+      a.out[(int64_t{b} * a.Hq + g * a.G + h) * a.dv + j] = from_float<T>(out);
+    }
+    __syncthreads();
+  }
+}
+
+// The selection, the selected branch and the join (decode/decode_selected.cu); the join alone (decode/decode.cu).
+template <class T>
+void launch_selected(Context&, const Decode<T>&, bool vectors);
+template <class T>
+void launch_join(Context&, const Decode<T>&);
+// The chunks of dense attention on tensor cores (decode/decode_dense.cu), which are longer: window_chunk and chunks[2]
+// become theirs. False, and nothing done, where they do not fit.
+bool launch_dense(Context&, Decode<__nv_bfloat16>&, bool vectors);
+
+}  // namespace triad::cuda

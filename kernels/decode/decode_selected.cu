@@ -1,0 +1,269 @@
+// One new token's selection, its selected branch, and all branches' chunks joined: three things of which each needs all
+// of the one before it, by 8 CTAs a (sequence, group):
+//   1. choose: each scores an eighth of the blocks and leaves its best ones;
+//   2. attend: each takes the best of all eighths, the same list, and every 8th of the list's chunks of 128 keys;
+//   3. join: each makes an eighth of the outputs.
+// On Hopper the 8 are a cluster and meet in between: meeting takes a fraction of a microsecond, the next kernel two or
+// three. Elsewhere these are three kernels. M7C at 65,536 tokens: an eighth is 128 blocks, which have 6 x 516 scores.
+//
+// The best n of some hundred candidates: each counts those that stand in front of it. Of 128 that are 32 comparisons
+// for each of 512 threads, without a barrier among them; taking out the best one n times, as it was, took 6 us.
+// Loops are not unrolled but where loads are to be on their way together: a step runs each kernel once, and its
+// instructions come from L2 (figures: kernels/README.md).
+#include <algorithm>
+
+#include "kernels/common/launch_cluster.cuh"
+#include "kernels/decode/decode.cuh"
+
+namespace triad::cuda {
+namespace {
+
+constexpr int kWarps = kSelectThreads / 32;
+constexpr int kMostCandidates = kSelectThreads;
+static_assert(kTogether * kMostSelected <= kMostCandidates);
+
+// A block as a candidate: the greater, the sooner it is selected: score descending, block ascending. Never 0: no score
+// is negative.
+__device__ __forceinline__ uint64_t candidate_of(float score, int block) {
+  const uint32_t order = __float_as_uint(score > 0 ? score : 0.0f) + 1;
+  return uint64_t{order} << 32 | (0xffffffffu - static_cast<uint32_t>(block));
+}
+__device__ __forceinline__ int block_of(uint64_t candidate) {
+  return static_cast<int>(0xffffffffu - static_cast<uint32_t>(candidate));
+}
+
+struct SelectMemory {
+  uint64_t candidates[kMostCandidates], best[kMostSelected];
+  int list[kMostSelected];
+  int rows[kSelectedChunk];  // of the cache, of the keys of a chunk
+  float lse[kMostHeads];     // of the group's heads, in powers of 2
+  float sums[4];             // of compressed keys, over the heads; as long as a tile
+};
+
+// What the list of the token at `at` is made of: blocks [0, init_end), the `free` best of [init_end, candidate_end),
+// and [local_begin, current].
+struct ListPlan {
+  int current, init_end, local_begin, candidate_end, free;
+  bool scored;  // there are more candidates than places
+  template <class T>
+  __device__ ListPlan(const Decode<T>& a, int at) {
+    current = at / a.l_sel;
+    init_end = min(a.init_blocks, current + 1);
+    local_begin = max(init_end, current - a.local_blocks + 1);
+    candidate_end = max(init_end, min((at + 1) / a.l_sel, local_begin));
+    const int places = a.n_sel - init_end - (current + 1 - local_begin);
+    free = min(candidate_end - init_end, places);
+    scored = free < candidate_end - init_end && free > 0;
+  }
+  __device__ int listed() const { return init_end + free + current + 1 - local_begin; }
+};
+
+// The heads' logarithms of the compressed branch's sums.
+template <class T>
+__device__ void join_lse(const Decode<T>& a, SelectMemory& memory, int b, int g, int at) {
+  const int chunks = pieces(a.keys(0, at), kBranchChunk), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const float2* const parts = a.partial_sum + a.partial(b, g, 0, 0);
+#pragma unroll 1
+  for (int h = warp; h < a.G; h += kWarps) {
+    float max = -INFINITY, sum = 0;
+#pragma unroll 2
+    for (int c = lane; c < chunks; c += 32) {
+      const float2 part = parts[int64_t{c} * a.G + h];
+      const float new_max = fmaxf(max, part.x);
+      sum = fmaf(part.y, exp2_approx(part.x - new_max), sum * exp2_approx(max - new_max));
+      max = new_max;
+    }
+    const float all = warp_max(max);
+    sum = warp_sum(sum * exp2_approx(max - all));
+    if (lane == 0) memory.lse[h] = all + log2f(sum);
+  }
+  __syncthreads();
+}
+
+// Blocks [j0, j1) as candidates, by the probabilities of the compressed branch: first those of the keys that lie in
+// them, summed over the heads, then what each block gets.
+template <class T>
+__device__ void score_blocks(const Decode<T>& a, SelectMemory& memory, uint64_t* candidates, int b, int g, int at,
+                             int j0, int j1) {
+  const int visible = a.keys(0, at);
+  const auto first_of = [&](int j) { return j * a.l_sel < a.l ? 0 : (j * a.l_sel - a.l) / a.d + 1; };
+  const auto end_of = [&](int j) { return min(visible, ((j + 1) * a.l_sel - 1) / a.d + 1); };
+  const float* const scores = a.scores + (int64_t{b} * a.Hq + g * a.G) * a.rows[0];
+  const int c0 = first_of(j0), c1 = end_of(j1 - 1);
+#pragma unroll 1
+  for (int c = c0 + threadIdx.x; c < c1; c += 2 * kSelectThreads) {  // two keys of eight heads on their way together
+    const bool two = c + kSelectThreads < c1;
+    float p[2] = {};
+#pragma unroll 1
+    for (int h0 = 0; h0 < a.G; h0 += 8) {
+      float x[2][8];
+#pragma unroll
+      for (int h = 0; h < 8; ++h) {
+        const float* const row = scores + int64_t{h0 + h} * a.rows[0] + c;
+        x[0][h] = h0 + h < a.G ? row[0] - memory.lse[h0 + h] : -INFINITY;
+        x[1][h] = two && h0 + h < a.G ? row[kSelectThreads] - memory.lse[h0 + h] : -INFINITY;
+      }
+#pragma unroll
+      for (int h = 0; h < 8; ++h) p[0] += exp2_approx(x[0][h]), p[1] += exp2_approx(x[1][h]);
+    }
+    memory.sums[c - c0] = p[0];
+    if (two) memory.sums[c + kSelectThreads - c0] = p[1];
+  }
+  __syncthreads();
+  const float inverse_l = 1.0f / static_cast<float>(a.l);
+#pragma unroll 1
+  for (int j = j0 + threadIdx.x; j < j1; j += kSelectThreads) {
+    const int low = j * a.l_sel, high = low + a.l_sel, last = end_of(j);
+    float score = 0;
+#pragma unroll 1
+    for (int c = first_of(j); c < last; ++c) {
+      const int shared = min(c * a.d + a.l, high) - max(c * a.d, low);
+      score = fmaf(static_cast<float>(shared) * inverse_l, memory.sums[c - c0], score);
+    }
+    candidates[j - j0] = candidate_of(score, j);
+  }
+  __syncthreads();
+}
+
+// memory.best = the `most` greatest of memory.candidates [0, n), descending; of fewer than `most`, all. Zeros are none.
+__device__ __noinline__ void best_of(SelectMemory& memory, int n, int most) {
+  const int lanes = n > 256 ? 1 : n > 128 ? 2 : n > 64 ? 4 : n > 32 ? 8 : 16;  // of a candidate
+  const int i = threadIdx.x / lanes, part = threadIdx.x % lanes;
+  const uint64_t mine = i < n ? memory.candidates[i] : 0;
+  int before = 0;
+#pragma unroll 8
+  for (int j = part; j < n; j += lanes) before += memory.candidates[j] > mine;
+#pragma unroll 1
+  for (int o = lanes / 2; o > 0; o /= 2) before += __shfl_xor_sync(kAllLanes, before, o);
+  if (part == 0 && mine != 0 && before < most) memory.best[before] = mine;
+  __syncthreads();
+}
+
+// This CTA's share of the candidates; the best of it to a.best.
+template <class T>
+__device__ void choose(const Decode<T>& a, const ListPlan& plan, SelectMemory& memory, int b, int g, int at) {
+  const int share = pieces(plan.candidate_end - plan.init_end, kTogether);
+  const int begin = plan.init_end + static_cast<int>(blockIdx.x) * share, end = min(plan.candidate_end, begin + share);
+  int kept = 0;
+  join_lse(a, memory, b, g, at);
+#pragma unroll 1
+  for (int j0 = begin; j0 < end; j0 += a.tile_blocks) {  // the best so far, and the next blocks behind them
+    const int j1 = min(end, j0 + a.tile_blocks), n = kept + j1 - j0;
+    if (static_cast<int>(threadIdx.x) < kept) memory.candidates[threadIdx.x] = memory.best[threadIdx.x];
+    score_blocks(a, memory, memory.candidates + kept, b, g, at, j0, j1);
+    best_of(memory, n, plan.free);
+    kept = min(plan.free, n);
+  }
+  uint64_t* const best = a.best + ((int64_t{b} * a.Hkv + g) * kTogether + blockIdx.x) * a.n_sel;
+  if (const int r = threadIdx.x; r < plan.free) best[r] = r < kept ? memory.best[r] : 0;
+}
+
+// The list, ascending, in memory.list.
+template <class T>
+__device__ void list_blocks(const Decode<T>& a, const ListPlan& plan, SelectMemory& memory, int b, int g) {
+  const int r = threadIdx.x;
+  int* const free = memory.list + plan.init_end;
+  if (plan.scored) {
+    const uint64_t* const best = a.best + (int64_t{b} * a.Hkv + g) * kTogether * a.n_sel;
+    if (r < kTogether * plan.free) memory.candidates[r] = __ldcg(best + r / plan.free * a.n_sel + r % plan.free);
+    __syncthreads();
+    best_of(memory, kTogether * plan.free, plan.free);
+    if (r < plan.free) {
+      const int block = block_of(memory.best[r]);
+      int rank = 0;
+#pragma unroll 4
+      for (int i = 0; i < plan.free; ++i) rank += block_of(memory.best[i]) < block;
+      free[rank] = block;
+    }
+  } else if (r < plan.free) {
+    free[r] = plan.init_end + r;
+  }
+  if (r < plan.init_end) memory.list[r] = r;
+  if (r <= plan.current - plan.local_begin) free[plan.free + r] = plan.local_begin + r;
+  __syncthreads();
+}
+
+// Shared memory: the chunk's, in which the join has its own, then the selection's.
+template <int kHeads>
+using SelectedChunk = ChunkMemory<kHeads, kSelectThreads, kSelectedChunk>;
+template <int kHeads>
+__host__ __device__ int chunk_floats(int G, int dk) {
+  const int join = static_cast<int>(sizeof(JoinMemory<kSelectThreads>) / sizeof(float));
+  const int chunk = SelectedChunk<kHeads>::floats(G, dk);
+  return round_up_to(chunk > join ? chunk : join, 4);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kSelectThreads, 1) choose_kernel(Decode<T> a) {
+  SelectMemory& memory = *reinterpret_cast<SelectMemory*>(dynamic_shared());
+  const int g = blockIdx.y, b = blockIdx.z, at = a.position[b];
+  const ListPlan plan(a, at);
+  if (plan.scored) choose(a, plan, memory, b, g, at);
+}
+
+// kAll: choose, attend and join, by a cluster; else attend.
+template <class T, int V, int kHeads, bool kAll>
+__global__ void __launch_bounds__(kSelectThreads, 1) selected_kernel(Decode<T> a) {
+  if constexpr (kAll) pdl_wait();
+  float* const shared = reinterpret_cast<float*>(dynamic_shared());
+  SelectMemory& memory = *reinterpret_cast<SelectMemory*>(shared + chunk_floats<kHeads>(a.G, a.dk));
+  const SelectedChunk<kHeads> chunk_memory(shared, a.G, a.dk);
+  const int g = blockIdx.y, b = blockIdx.z, at = a.position[b];
+  if (a.run[1]) {
+    const ListPlan plan(a, at);
+    load_queries(a, chunk_memory, b, g);
+    if (kAll && plan.scored) {
+      choose(a, plan, memory, b, g, at);
+      meet_cluster();
+    }
+    list_blocks(a, plan, memory, b, g);
+    // The tokens of the listed blocks stand one behind the other; only the last block may be cut off.
+    const int keys = (plan.listed() - 1) * a.l_sel + at % a.l_sel + 1;
+#pragma unroll 1
+    for (int chunk = blockIdx.x; chunk * kSelectedChunk < keys; chunk += kTogether) {
+      const int first = chunk * kSelectedChunk, count = min(kSelectedChunk, keys - first);
+      if (const int i = threadIdx.x; i < count)
+        memory.rows[i] = memory.list[(first + i) / a.l_sel] * a.l_sel + (first + i) % a.l_sel;
+      __syncthreads();
+      attend_chunk<false, V>(
+          a, chunk_memory, 1, chunk, b, g, count, [&](int i) { return memory.rows[i]; }, nullptr, 0);
+    }
+  }
+  if constexpr (kAll) {
+    pdl_trigger();
+    meet_cluster();
+    const int outputs = a.G * a.dv, share = pieces(outputs, kTogether), begin = static_cast<int>(blockIdx.x) * share;
+    join_chunks(a, *reinterpret_cast<JoinMemory<kSelectThreads>*>(shared), b, g, begin, min(outputs, begin + share));
+  }
+}
+
+template <class T, int V, int kHeads>
+void launch_for(Context& ctx, const Decode<T>& a) {
+  const dim3 grid(kTogether, static_cast<unsigned>(a.Hkv), static_cast<unsigned>(a.B)), block(kSelectThreads);
+  const size_t tile = sizeof(float) * static_cast<size_t>(a.tile_blocks * pieces(a.l_sel, a.d) + pieces(a.l, a.d));
+  const size_t select = sizeof(SelectMemory) + tile;
+  const size_t all = sizeof(float) * static_cast<size_t>(chunk_floats<kHeads>(a.G, a.dk)) + select;
+  if (ctx.compute_capability == 90)
+    return launch_cluster_pdl(ctx, "nsa_decode selected", selected_kernel<T, V, kHeads, true>, grid, block, all, a);
+  if (a.run[1]) {
+    launch(ctx, "nsa_decode choose", choose_kernel<T>, grid, block, select, a);
+    launch(ctx, "nsa_decode selected", selected_kernel<T, V, kHeads, false>, grid, block, all, a);
+  }
+  launch_join(ctx, a);
+}
+
+}  // namespace
+
+template <class T>
+void launch_selected(Context& ctx, const Decode<T>& a, bool vectors) {
+  if (!vectors)
+    launch_for<T, 1, 2>(ctx, a);
+  else if (a.G <= 2)
+    launch_for<T, kVector<T>, 2>(ctx, a);
+  else
+    launch_for<T, kVector<T>, 8>(ctx, a);
+}
+template void launch_selected(Context&, const Decode<float>&, bool);
+template void launch_selected(Context&, const Decode<__nv_bfloat16>&, bool);
+
+}  // namespace triad::cuda

@@ -1,0 +1,223 @@
+// y = x w^T for at most 8 rows of x (two and more in bf16: decode/skinny_linear_mma.cu): a warp some output columns, a
+// lane the 16-byte vectors lane, lane + 32, ... of their rows of w. All time is reading w, once: 2.4 MB of a 1536 x 768
+// layer are 0.6 us of an H200's memory, and a CTA's wait for its first bytes about as long. So a warp asks for 12
+// vectors a lane before x is even looked at, while the kernel ahead still runs: 4 columns of short rows, where there
+// are columns enough to keep most SMs busy, or 6 KB of one long row. x then goes to shared memory, and is normed by
+// each CTA anew (its rows are few and in L2). Wide layers (the head) have more columns than the card has room for
+// warps: CTAs stay and take further columns. M7C's 48 layers of a step are 155 MB, 37 us at 4.2 TB/s; in a chain that
+// waits from kernel to kernel they take 116.
+#include <algorithm>
+
+#include "kernels/common/launch_pdl.cuh"
+#include "kernels/common/ptx.cuh"
+#include "kernels/decode/skinny_linear.cuh"
+
+namespace triad::cuda {
+namespace {
+
+using Activation = SkinnyLinearOptions::Activation;
+constexpr int kWarps = 8;        // a CTA; as many as rows, so that each norms one
+constexpr int kEnoughCtas = 48;  // for columns to be taken by fours
+static_assert(kWarps >= kFewRows);
+
+// Vectors from, from + 32, ... of some rows, of a lane; zeros past the end.
+template <int kRowsHeld, int kPieces>
+struct HeldVectors {
+  uint4 v[kRowsHeld][kPieces];
+  template <class T>
+  __device__ void load(const T* row, int64_t stride, int rows, int from, int vectors) {
+#pragma unroll
+    for (int r = 0; r < kRowsHeld; ++r)
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i)
+        v[r][i] = r < rows && from + 32 * i < vectors ? reinterpret_cast<const uint4*>(row + r * stride)[from + 32 * i]
+                                                      : make_uint4(0, 0, 0, 0);
+  }
+};
+
+// A vector as it is, from rows of so many vectors one behind the other in shared memory.
+template <class T>
+__device__ void copy_rows(T* shared, const T* rows, int64_t stride, int count, int vectors) {
+#pragma unroll 2
+  for (int i = threadIdx.x; i < count * vectors; i += 32 * kWarps)
+    reinterpret_cast<uint4*>(shared)[i] = reinterpret_cast<const uint4*>(rows + i / vectors * stride)[i % vectors];
+}
+
+// The rows in shared memory, normed and rounded as the forward pass's own kernel does; warp n takes row n.
+template <class T>
+__device__ void norm_rows(const Few<T>& a, T* shared, const T* weight) {
+  constexpr int V = kVector<T>;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warp >= a.rows) return;
+  T* const row = shared + warp * a.in;
+  float sum = 0, x[V], w[V];
+#pragma unroll 1
+  for (int i = lane * V; i < a.in; i += 32 * V) {
+    load_vector<V>(x, static_cast<const T*>(row + i));
+#pragma unroll
+    for (int j = 0; j < V; ++j) sum = fmaf(x[j], x[j], sum);
+  }
+  const float r = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(a.in) + a.eps);
+#pragma unroll 1
+  for (int i = lane * V; i < a.in; i += 32 * V) {
+    load_vector<V>(x, static_cast<const T*>(row + i));
+    load_vector<V>(w, weight + i);
+#pragma unroll
+    for (int j = 0; j < V; ++j) x[j] = x[j] * r * w[j];
+    store_vector<V>(row + i, x);
+  }
+}
+
+// sum[c][n] = row c of w . row n of x; the rows' first vectors are there already.
+template <class T, int kColumns, int kPieces, int kRows>
+__device__ void dot_rows(float (&sum)[kColumns][kRows], const T* w, int64_t w_stride, int columns,
+                         HeldVectors<kColumns, kPieces>& held, const T* x, int in, int lane) {
+  constexpr int V = kVector<T>;
+  const int vectors = in / V;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) sum[c][n] = 0;
+#pragma unroll 1
+  for (int from = lane; from < vectors; from += 32 * kPieces) {
+    if (from > lane) held.load(w, w_stride, columns, from, vectors);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      if (from + 32 * i >= vectors) break;
+#pragma unroll
+      for (int n = 0; n < kRows; ++n) {
+        float xv[V];
+        load_vector<V>(xv, x + n * in + (from + 32 * i) * V);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          float wv[V];
+          as_floats<T>(wv, held.v[c][i]);
+#pragma unroll
+          for (int j = 0; j < V; ++j) sum[c][n] = fmaf(wv[j], xv[j], sum[c][n]);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) sum[c][n] = warp_sum(sum[c][n]);
+}
+
+template <class T, int kRows, int kColumns, int kPieces, Activation kActivation>
+__global__ void __launch_bounds__(32 * kWarps, 2) skinny_linear_kernel(Few<T> a) {
+  T* const x = reinterpret_cast<T*>(dynamic_shared());
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, vectors = a.in / kVector<T>;
+  const int begin = (static_cast<int>(blockIdx.x) * kWarps + warp) * kColumns;
+  const int stride = static_cast<int>(gridDim.x) * kWarps * kColumns;
+  HeldVectors<kColumns, kPieces> held;
+  const auto load = [&](int column) {
+    held.load(a.w + column * a.w_stride, a.w_stride, a.out - column % a.out, lane, vectors);
+  };
+  if (begin < a.out) load(begin);
+  T* const norm = x + kRows * a.in;
+  if (a.norm != nullptr) copy_rows(norm, a.norm, 0, 1, vectors);
+  pdl_wait();     // w and norm are weights; x and the addend are what the kernel before has written
+  pdl_trigger();  // not sooner: the next kernel's weights would be in the way of what this one waits for
+  copy_rows(x, a.x, a.x_stride, a.rows, vectors);
+  __syncthreads();
+  if (a.norm != nullptr) {
+    norm_rows(a, x, norm);
+    __syncthreads();
+  }
+#pragma unroll 1
+  for (int column = begin; column < a.out; column += stride) {
+    if (column > begin) load(column);
+    const int columns = min(kColumns, a.out - column);
+    const auto dot = [&](float(&sum)[kColumns][kRows], int row) {
+      dot_rows(sum, a.w + row * a.w_stride, a.w_stride, columns, held, x, a.in, lane);
+    };
+    float sum[kColumns][kRows];
+    dot(sum, column);
+    if constexpr (kActivation == Activation::silu) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+        for (int n = 0; n < kRows; ++n) sum[c][n] = silu_of_rounded<T>(sum[c][n]);
+    }
+    if constexpr (kActivation == Activation::swiglu) {
+      float up[kColumns][kRows];
+      load(a.out + column);
+      dot(up, a.out + column);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+        for (int n = 0; n < kRows; ++n) sum[c][n] = silu_of_rounded<T>(sum[c][n]) * to_float(from_float<T>(up[c][n]));
+    }
+#pragma unroll
+    for (int n = 0; n < kRows; ++n)
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        if (lane != n * kColumns + c || n >= a.rows || c >= columns) continue;
+        if (a.addend != nullptr) sum[c][n] += to_float(a.addend[n * a.addend_stride + column + c]);
+        a.y[n * a.y_stride + column + c] = from_float<T>(sum[c][n]);
+      }
+  }
+}
+
+template <class T, int kRows, int kColumns, int kPieces, Activation kActivation>
+void launch_few(Context& ctx, const Few<T>& a) {
+  constexpr int64_t kCtasPerSm = kRows == 1 ? 2 : 6;  // of a wide layer; those of one row stay
+  const int64_t ctas = std::min(ceil_div(a.out, kWarps * kColumns), ctx.num_sms * kCtasPerSm);
+  launch_pdl(ctx, "skinny_linear", skinny_linear_kernel<T, kRows, kColumns, kPieces, kActivation>,
+             dim3(static_cast<unsigned>(ctas)), dim3(32 * kWarps),
+             static_cast<size_t>((kRows + (a.norm != nullptr ? 1 : 0)) * a.in) * sizeof(T), a);
+}
+
+template <class T, Activation kActivation>
+void dispatch_rows(Context& ctx, const Few<T>& a) {
+  const bool short_rows = a.in <= 3 * 32 * kVector<T>, by_fours = a.out >= 4 * kWarps * kEnoughCtas;
+  if (a.rows == 1 && short_rows && by_fours) return launch_few<T, 1, 4, 3, kActivation>(ctx, a);
+  if (a.rows == 1) return launch_few<T, 1, 1, 12, kActivation>(ctx, a);
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    launch_few_mma(ctx, a, kActivation);
+  } else {
+    if (a.rows <= 2) return launch_few<T, 2, 1, 12, kActivation>(ctx, a);
+    if (a.rows <= 4) return launch_few<T, 4, 1, 12, kActivation>(ctx, a);
+    launch_few<T, 8, 1, 4, kActivation>(ctx, a);
+  }
+}
+
+}  // namespace
+
+bool skinny_linear(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, const SkinnyLinearOptions& o) {
+  constexpr int64_t kMostShared = 96 * 1024;  // two CTAs an SM; every card has 99
+  const int64_t rows = x.size(0), in = x.size(1), padded = rows == 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
+  const int V = static_cast<int>(16 / size_of(x.dtype));
+  const bool on_tensor_cores = x.dtype == DType::bf16 && rows > 1;  // which have x in registers
+  const int64_t shared_rows = (on_tensor_cores ? 0 : padded) + (o.norm.empty() ? 0 : 1);
+  const int64_t shared = shared_rows * in * size_of(x.dtype) + (on_tensor_cores ? kMmaShared : 0);
+  if (rows > kFewRows || shared > kMostShared || !has_vectors(x, V) || !has_vectors(w, V)) return false;
+  if (!o.norm.empty() && !has_vectors(o.norm, V)) return false;
+  dispatch_gpu_float(x.dtype, [&]<class T>() {
+    Few<T> a{.y = y.ptr<T>(),
+             .x = x.ptr<T>(),
+             .w = w.ptr<T>(),
+             .norm = o.norm.empty() ? nullptr : o.norm.ptr<T>(),
+             .addend = o.addend.empty() ? nullptr : o.addend.ptr<T>(),
+             .y_stride = y.stride[0],
+             .x_stride = x.stride[0],
+             .w_stride = w.stride[0],
+             .addend_stride = o.addend.empty() ? 0 : o.addend.stride[0],
+             .rows = static_cast<int>(rows),
+             .in = static_cast<int>(in),
+             .out = static_cast<int>(y.size(1)),
+             .eps = static_cast<float>(o.eps)};
+    switch (o.activation) {
+      case Activation::none:
+        return dispatch_rows<T, Activation::none>(ctx, a);
+      case Activation::silu:
+        return dispatch_rows<T, Activation::silu>(ctx, a);
+      case Activation::swiglu:
+        return dispatch_rows<T, Activation::swiglu>(ctx, a);
+    }
+  });
+  return true;
+}
+
+}  // namespace triad::cuda

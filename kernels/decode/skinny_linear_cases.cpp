@@ -1,0 +1,64 @@
+// A decoding step's linear layers, checked and timed. They have no backward of their own: the forward pass's ops have.
+#include "kernels/common/op_case.h"
+#include "kernels/decode/skinny_linear.h"
+
+namespace triad {
+
+namespace {
+
+using Activation = SkinnyLinearOptions::Activation;
+
+OpCase few_case(std::string name, int64_t N, int64_t in, int64_t out, bool norm, Activation activation, bool addend) {
+  OpCase c{.op = "skinny_linear", .name = std::move(name)};
+  const int64_t rows = activation == Activation::swiglu ? 2 * out : out;
+  c.args = {{.name = "x", .role = ArgRole::constant, .shape = {N, in}},
+            {.name = "w", .role = ArgRole::constant, .shape = {rows, in}, .std = 0.2},
+            {.name = "y", .role = ArgRole::saved, .shape = {N, out}}};
+  if (norm) c.args.push_back({.name = "norm", .role = ArgRole::constant, .shape = {in}, .std = 0.3, .mean = 1});
+  if (addend) c.args.push_back({.name = "addend", .role = ArgRole::constant, .shape = {N, out}});
+  c.forward = [activation](Context& ctx, const Args& a) {
+    skinny_linear(ctx, a["y"], a["x"], a["w"],
+                  {.norm = a["norm"], .eps = 1e-6, .activation = activation, .addend = a["addend"]});
+  };
+  c.forward_flops = 2.0 * static_cast<double>(N * in * rows);
+  c.forward_bytes = 2.0 * static_cast<double>(rows * in + N * (in + out));
+  c.forward_written = 2.0 * static_cast<double>(N * out);
+  return c;
+}
+
+}  // namespace
+
+std::vector<OpCase> skinny_linear_cases() {
+  std::vector<OpCase> cases = {
+      few_case("1x1x1", 1, 1, 1, false, Activation::none, false),
+      few_case("3x20x37_norm", 3, 20, 37, true, Activation::none, false),
+      few_case("1x768x130_norm", 1, 768, 130, true, Activation::none, false),
+      few_case("8x200x33_norm_silu", 8, 200, 33, true, Activation::silu, false),
+      few_case("5x64x70_norm_swiglu", 5, 64, 70, true, Activation::swiglu, false),
+      few_case("2x3072x96_addend", 2, 3072, 96, false, Activation::none, true),
+      few_case("4x1000x9_addend", 4, 1000, 9, false, Activation::none, true),
+      few_case("1x768x1541_norm_silu", 1, 768, 1541, true, Activation::silu, false),  // columns by fours
+      few_case("1x136x1547_swiglu", 1, 136, 1547, false, Activation::swiglu, false),
+      few_case("1x200x3073_addend", 1, 200, 3073, false, Activation::none, true),
+      few_case("8x3072x96_addend", 8, 3072, 96, false, Activation::none, true),    // all that fits an SM, in f32
+      few_case("6x136x2117_addend", 6, 136, 2117, false, Activation::none, true),  // rows in bf16: 16 columns a CTA
+      few_case("7x64x6405_norm", 7, 64, 6405, true, Activation::none, false),      // CTAs take further columns
+      few_case("8x768x32_swiglu", 8, 768, 32, false, Activation::swiglu, false),   // all that a warp holds
+      few_case("3x1000x2120_norm_silu", 3, 1000, 2120, true, Activation::silu, false),
+      few_case("2x1608x19_norm_swiglu", 2, 1608, 19, true, Activation::swiglu, false),  // x in two blocks
+      few_case("5x6152x21_norm_silu", 5, 6152, 21, true, Activation::silu, false),      // in three
+      few_case("2x3080x4300_norm", 2, 3080, 4300, true, Activation::none, false),       // in three, and further columns
+      few_case("9x64x40_norm_silu", 9, 64, 40, true, Activation::silu, false),
+      few_case("m7c_qkv", 1, 768, 1536, true, Activation::none, false),
+      few_case("m7c_fc1", 1, 768, 3072, true, Activation::silu, false),
+      few_case("m7c_fc2", 1, 3072, 768, false, Activation::none, true),
+      few_case("m7c_head", 1, 768, 50304, true, Activation::none, false),
+      few_case("m7c_fc1_8_rows", 8, 768, 3072, true, Activation::silu, false),
+      few_case("m7c_fc2_8_rows", 8, 3072, 768, false, Activation::none, true),
+      few_case("m7c_head_8_rows", 8, 768, 50304, true, Activation::none, false),
+  };
+  for (size_t i = cases.size() - 7; i < cases.size(); ++i) cases[i].bench = true;
+  return cases;
+}
+
+}  // namespace triad

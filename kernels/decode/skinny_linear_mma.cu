@@ -1,0 +1,189 @@
+// y = x w^T for 2 to 8 rows of x in bf16. A row of w that has come from memory is to meet 8 rows of x: on tensor cores
+// that costs nothing, where it would be 64 multiplications a vector of w. The inner dimension is split over the warps
+// of a CTA: warp i takes the 64-byte pieces i, i + 8, ... of every row of w and of x, straight from memory to the
+// registers that a product takes them from; which of a vector's elements are called k = 0, 1, 2, ... does not matter as
+// long as w and x agree. So x is in registers for good, columns pass by, and only sums meet in shared memory:
+//   a CTA's columns:   16, or 8 where those are too few to keep all SMs busy; of swiglu 8 and the 8 that they gate
+//   its first weights: asked for before x is looked at, while the kernel ahead still runs
+//   its next ones:     asked for as soon as the products have read these, while sums are added and stored
+// M7C's fc1 is 4.7 MB, 192 CTAs that ask for all of it at once; its head 77 MB, 18 us at 4.2 TB/s. H200, 8 rows, where
+// the other kernel took them: fc1 14.4 -> 9.4 us (1 row: 9.4), fc2 15.7 -> 9.0, the head 64 -> 33, a step's 48 layers
+// in a chain 387 -> 136. One row is the other kernel's: 116 us for a step's 48, 125 here.
+#include <algorithm>
+
+#include "kernels/common/launch_pdl.cuh"
+#include "kernels/common/ptx.cuh"
+#include "kernels/decode/skinny_linear.cuh"
+
+namespace triad::cuda {
+namespace {
+
+using bf16 = __nv_bfloat16;
+using Activation = SkinnyLinearOptions::Activation;
+constexpr int kWarps = 8;
+constexpr int kEight = 8;         // columns, or rows of x, of a quarter of a product; elements of a vector
+constexpr int kLanesOfPiece = 4;  // each a vector: 64 bytes
+constexpr int kQuarter = kEight * kEight;
+static_assert(kFewRows <= kEight && kVector<bf16> == kEight);
+
+// Shared memory: the warps' sums, twice, so that one barrier is enough; their sums of squares; the norm's weights.
+template <int kHalves>
+struct Memory {
+  float sums[2][kWarps][kHalves * kQuarter];
+  float squares[kWarps][kEight];
+  uint4 norm[1];  // as long as a row
+};
+static_assert(sizeof(Memory<2>) <= kMmaShared);
+
+__device__ __forceinline__ float sum_of_squares(const uint4& vector, float sum) {
+  float x[kEight];
+  as_floats<bf16>(x, vector);
+#pragma unroll
+  for (int j = 0; j < kEight; ++j) sum = fmaf(x[j], x[j], sum);
+  return sum;
+}
+// Rounded as the forward pass's own kernel does.
+__device__ __forceinline__ uint4 normed(const uint4& vector, const uint4& weight, float r) {
+  float x[kEight], w[kEight];
+  as_floats<bf16>(x, vector);
+  as_floats<bf16>(w, weight);
+#pragma unroll
+  for (int j = 0; j < kEight; ++j) x[j] = x[j] * r * w[j];
+  return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+}
+
+// CTAs that an SM has the registers for; of a wide layer no more are launched, they stay.
+template <int kSteps, int kHalves>
+constexpr int kCtasPerSm = kHalves == 1  ? 2
+                           : kSteps <= 3 ? 3
+                                         : 1;
+
+// kSteps: pieces of a row that a warp holds. Longer rows are taken in blocks of them, and x is read again for each.
+// kHalves: of a product, whose 16 rows are 8 columns twice, or once and zeros.
+template <int kSteps, int kHalves>
+__global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
+    few_rows_kernel(Few<bf16> a, Activation activation) {
+  Memory<kHalves>& memory = *reinterpret_cast<Memory<kHalves>*>(dynamic_shared());
+  const bool swiglu = activation == Activation::swiglu;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / kLanesOfPiece;
+  const int vectors = a.in / kEight, blocks = (vectors - 1) / (kSteps * kWarps * kLanesOfPiece) + 1;
+  const int width = swiglu ? kEight : kEight * kHalves, stride = static_cast<int>(gridDim.x) * width;
+  const auto vector_of = [&](int block, int step) {
+    return ((block * kSteps + step) * kWarps + warp) * kLanesOfPiece + lane % kLanesOfPiece;
+  };
+  const auto load = [&](uint4(&to)[kSteps], const bf16* from, bool there, int block) {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const int v = vector_of(block, s);
+      to[s] = there && v < vectors ? reinterpret_cast<const uint4*>(from)[v] : make_uint4(0, 0, 0, 0);
+    }
+  };
+  uint4 w[kHalves][kSteps], x[kSteps];
+  const auto load_w = [&](int column, int block) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int c = column + row + (swiglu ? 0 : half * kEight);
+      load(w[half], a.w + (swiglu && half == 1 ? a.out + c : c) * a.w_stride, c < a.out, block);
+    }
+  };
+  const auto load_x = [&](int block) { load(x, a.x + row * a.x_stride, row < a.rows, block); };
+
+  int column = static_cast<int>(blockIdx.x) * width;
+  load_w(column, 0);
+  if (a.norm != nullptr)
+#pragma unroll 1
+    for (int i = threadIdx.x; i < vectors; i += 32 * kWarps) memory.norm[i] = reinterpret_cast<const uint4*>(a.norm)[i];
+  pdl_wait();     // w and norm are weights; x and the addend are what the kernel before has written
+  pdl_trigger();  // not sooner: the next kernel's weights would be in the way of what this one waits for
+
+  load_x(0);
+  float r = 0;  // of the lane's row of x: 1 / its root of the mean square
+  const auto norm_x = [&](int block) {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s)
+      if (const int v = vector_of(block, s); v < vectors) x[s] = normed(x[s], memory.norm[v], r);
+  };
+  if (a.norm != nullptr) {
+    float sum = 0;
+#pragma unroll 1
+    for (int block = 0; block < blocks; ++block) {
+      if (block > 0) load_x(block);
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) sum = sum_of_squares(x[s], sum);
+    }
+#pragma unroll
+    for (int o = kLanesOfPiece / 2; o > 0; o /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+    if (lane % kLanesOfPiece == 0) memory.squares[warp][row] = sum;
+    __syncthreads();
+    sum = 0;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) sum += memory.squares[i][row];
+    r = 1.0f / sqrtf(sum / static_cast<float>(a.in) + a.eps);
+    if (blocks == 1) norm_x(0);
+  }
+
+  // What a thread stores: a column of half the product (of swiglu the first half's) and a row of x.
+  const int half = threadIdx.x / kQuarter, its_column = threadIdx.x % kQuarter / kEight + half * kEight;
+  const int its_row = threadIdx.x % kEight;
+#pragma unroll 1
+  for (int parity = 0; column < a.out; column += stride, parity ^= 1) {
+    const bool stores = its_column < width && column + its_column < a.out && its_row < a.rows;
+    float addend = 0;
+    if (stores && a.addend != nullptr) addend = to_float(a.addend[its_row * a.addend_stride + column + its_column]);
+    float sum[2][4] = {};  // two, so that a product need not wait for the one before it
+#pragma unroll 1
+    for (int block = 0; block < blocks; ++block) {
+      if (blocks > 1) {
+        load_x(block);
+        if (a.norm != nullptr) norm_x(block);
+      }
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        const uint4 w0 = w[0][s], w1 = kHalves == 2 ? w[kHalves - 1][s] : make_uint4(0, 0, 0, 0);
+        mma_m16n8k16(sum[0], {w0.x, w1.x, w0.y, w1.y}, x[s].x, x[s].y);
+        mma_m16n8k16(sum[1], {w0.z, w1.z, w0.w, w1.w}, x[s].z, x[s].w);
+      }
+      const bool last = block + 1 == blocks;
+      load_w(last ? column + stride : column, last ? 0 : block + 1);
+    }
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h)  // of column lane / 4 and rows 2 (lane % 4), + 1
+      *reinterpret_cast<float2*>(&memory.sums[parity][warp][h * kQuarter + 2 * lane]) =
+          make_float2(sum[0][2 * h] + sum[1][2 * h], sum[0][2 * h + 1] + sum[1][2 * h + 1]);
+    __syncthreads();
+    if (!stores) continue;
+    const auto sum_of_warps = [&](int i) {
+      float all = 0;
+#pragma unroll
+      for (int j = 0; j < kWarps; ++j) all += memory.sums[parity][j][i];
+      return all;
+    };
+    float y = sum_of_warps(threadIdx.x) + addend;
+    if (activation != Activation::none) y = silu_of_rounded<bf16>(y);
+    if (swiglu) y *= to_float(from_float<bf16>(sum_of_warps(threadIdx.x + kQuarter)));
+    a.y[its_row * a.y_stride + column + its_column] = from_float<bf16>(y);
+  }
+}
+
+template <int kSteps, int kHalves>
+void launch_rows(Context& ctx, const Few<bf16>& a, Activation activation) {
+  const int64_t width = activation == Activation::swiglu ? kEight : kEight * kHalves;
+  const int64_t ctas = std::min(ceil_div(a.out, width), int64_t{ctx.num_sms} * kCtasPerSm<kSteps, kHalves>);
+  const size_t shared = sizeof(Memory<kHalves>) + (a.norm != nullptr ? sizeof(bf16) * static_cast<size_t>(a.in) : 0);
+  launch_pdl(ctx, "skinny_linear rows", few_rows_kernel<kSteps, kHalves>, dim3(static_cast<unsigned>(ctas)),
+             dim3(32 * kWarps), shared, a, activation);
+}
+
+}  // namespace
+
+void launch_few_mma(Context& ctx, const Few<bf16>& a, Activation activation) {
+  constexpr int kShort = 3;
+  const bool short_rows = a.in <= kShort * kWarps * kLanesOfPiece * kEight;
+  const bool halves = activation == Activation::swiglu || a.out >= 2 * kEight * ctx.num_sms;
+  if (short_rows && halves) return launch_rows<kShort, 2>(ctx, a, activation);
+  if (short_rows) return launch_rows<kShort, 1>(ctx, a, activation);
+  if (halves) return launch_rows<6, 2>(ctx, a, activation);
+  launch_rows<12, 1>(ctx, a, activation);
+}
+
+}  // namespace triad::cuda

@@ -1,0 +1,89 @@
+// The shape checks of attention, one place for the three branches and both devices.
+#include "kernels/nsa/attend.h"
+
+#include <algorithm>
+
+#include "engine/backend.h"
+#include "engine/check.h"
+#include "engine/op_scope.h"
+
+namespace triad {
+
+namespace {
+
+void check_argument(const char* op, const char* name, const ConstTensor& t, const Shape& shape, DType dtype) {
+  TRIAD_CHECK(t.shape() == shape && t.dtype == dtype, "{}: {} is {}, not {}{}", op, name, t.str(), name_of(dtype),
+              shape.str());
+}
+
+}  // namespace
+
+void check_attend(const char* op, const AttendIn& in, const AttendOut& out) {
+  TRIAD_CHECK(in.q.rank == 4 && in.k.rank == 4 && in.v.rank == 4, "{}: q {}, k {} and v {} need four axes", op,
+              in.q.str(), in.k.str(), in.v.str());
+  const int64_t B = in.q.size(0), T = in.q.size(1), Hq = in.q.size(2), dk = in.q.size(3);
+  const int64_t S = in.k.size(1), Hkv = in.k.size(2), dv = in.v.size(3);
+  TRIAD_CHECK(is_float(in.q.dtype), "{}: q is {}, not floats", op, in.q.str());
+  TRIAD_CHECK(Hkv > 0 && Hq % Hkv == 0, "{}: {} query heads are not a multiple of {} groups", op, Hq, Hkv);
+  TRIAD_CHECK(dk > 0 && dv > 0, "{}: heads of width {} and {}", op, dk, dv);
+  check_argument(op, "k", in.k, {B, S, Hkv, dk}, in.q.dtype);
+  check_argument(op, "v", in.v, {B, S, Hkv, dv}, in.q.dtype);
+  check_argument(op, "o", out.o, {B, T, Hq, dv}, in.q.dtype);
+  check_argument(op, "lse", out.lse, {B, T, Hq}, acc_dtype(in.q.dtype));
+}
+
+void check_attend_grad(const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in) {
+  TRIAD_CHECK(in.q.rank == 4 && in.k.rank == 4 && in.v.rank == 4, "{}: q {}, k {} and v {} need four axes", op,
+              in.q.str(), in.k.str(), in.v.str());
+  const int64_t B = in.q.size(0), T = in.q.size(1), Hq = in.q.size(2), dv = in.v.size(3), Hkv = in.k.size(2);
+  const DType dtype = in.q.dtype, acc = acc_dtype(dtype);
+  TRIAD_CHECK(is_float(dtype), "{}: q is {}, not floats", op, in.q.str());
+  TRIAD_CHECK(Hkv > 0 && Hq % Hkv == 0, "{}: {} query heads are not a multiple of {} groups", op, Hq, Hkv);
+  check_argument(op, "k", in.k, {B, in.k.size(1), Hkv, in.q.size(3)}, dtype);
+  check_argument(op, "v", in.v, {B, in.k.size(1), Hkv, dv}, dtype);
+  check_argument(op, "dout", grad.dout, {B, T, Hq, dv}, dtype);
+  if (!grad.gate.empty()) check_argument(op, "gate", grad.gate, {B, T, Hkv}, acc);
+  check_argument(op, "delta", grad.delta, {B, T, Hq}, acc);
+  check_argument(op, "lse", grad.lse, {B, T, Hq}, acc);
+  if (!grad.rounding_unit.empty()) check_argument(op, "rounding_unit", grad.rounding_unit, {B, T, Hq}, acc);
+  check_argument(op, "dq", out.dq, in.q.shape(), acc);
+  TRIAD_CHECK(out.dk.dtype == dtype || out.dk.dtype == acc, "{}: dk is {}, not {} or {}", op, out.dk.str(),
+              name_of(dtype), name_of(acc));
+  check_argument(op, "dk", out.dk, in.k.shape(), out.dk.dtype);
+  check_argument(op, "dv", out.dv, in.v.shape(), out.dk.dtype);
+}
+
+Tensor attend_rounding_unit(Context& ctx, Scratch::Scope& scope, const Tensor& dq, ConstTensor dout, ConstTensor q,
+                            const std::vector<RoundingUnitBranch>& branches, ConstTensor dout_norm,
+                            ConstTensor key_norms) {
+  const OpScope op_scope(ctx, "attend_rounding_unit");
+  if (!dout_norm.empty())
+    check_argument("attend_rounding_unit", "dout_norm", dout_norm, {q.size(0), q.size(1), q.size(2)},
+                   acc_dtype(q.dtype));
+  if (ctx.device.is_cuda()) {
+    // Kernels that are not fused add to dq in their own order, which has to be the only one.
+    if constexpr (kBuiltWithCuda)
+      if (ctx.routes.wanted().fused_branches())
+        return cuda::attend_rounding_unit(ctx, scope, dq, dout, q, branches, dout_norm, key_norms);
+  }
+  return {};
+}
+
+Shape key_norms_shape(const std::vector<RoundingUnitBranch>& branches) {
+  int64_t keys = 0;
+  for (const RoundingUnitBranch& branch : branches) keys = std::max(keys, branch.k.size(1));
+  const ConstTensor& k = branches.at(0).k;
+  return {k.size(0) * k.size(2), 3, (keys + kKeyNormsChunk - 1) / kKeyNormsChunk, 2};
+}
+
+void attend_key_norms(Context& ctx, Tensor norms, const Tensor& dq, ConstTensor dout, ConstTensor q,
+                      const std::vector<RoundingUnitBranch>& branches) {
+  const OpScope op_scope(ctx, "attend_rounding_unit");
+  check_argument("attend_key_norms", "norms", norms, key_norms_shape(branches), acc_dtype(q.dtype));
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda)
+      if (ctx.routes.wanted().fused_branches()) return cuda::attend_key_norms(ctx, norms, dq, dout, q, branches);
+  }
+}
+
+}  // namespace triad

@@ -1,0 +1,69 @@
+// The compressed branch: its checks and, on the CPU, which blocks a row sees and which rows see a block.
+#include "kernels/nsa/attend_compressed.h"
+
+#include "engine/op_scope.h"
+#include "kernels/nsa/attend_cpu.h"
+#include "kernels/nsa/compress.h"
+#include "kernels/nsa/route.h"
+
+namespace triad {
+
+namespace {
+
+// Row t sees a prefix of the compressed keys: those of the blocks that end by t.
+struct CompressedPattern {
+  int64_t T, l, d, blocks;
+  int64_t visible(int64_t t) const { return compressed_length(t + 1, l, d); }
+  template <class Visit>
+  void keys(int64_t, int64_t t, int64_t, Visit&& visit) const {
+    if (visible(t) > 0) visit(int64_t{0}, visible(t));
+  }
+  template <class Visit>
+  void rows(int64_t, int64_t, int64_t begin, int64_t end, Visit&& visit) const {
+    for (int64_t t = begin * d + l - 1; t < T; ++t) visit(t, begin, std::min(end, visible(t)));
+  }
+  int64_t span() const { return blocks; }
+};
+
+CompressedPattern compressed_pattern(const char* op, const AttendIn& in, const CompressedOptions& o) {
+  TRIAD_CHECK(o.l >= 1 && o.d >= 1, "{}: blocks of {} tokens every {}", op, o.l, o.d);
+  const int64_t T = in.q.size(1), blocks = compressed_length(T, o.l, o.d);
+  TRIAD_CHECK(in.k.size(1) == blocks, "{}: {} keys, but {} tokens have {} blocks", op, in.k.size(1), T, blocks);
+  return {T, o.l, o.d, blocks};
+}
+
+}  // namespace
+
+void nsa_attend_compressed_forward(Context& ctx, const AttendOut& out, const AttendIn& in, const CompressedOptions& o) {
+  const OpScope op_scope(ctx, "nsa_attend_compressed_forward");
+  check_attend("nsa_attend_compressed", in, out);
+  const CompressedPattern pattern = compressed_pattern("nsa_attend_compressed", in, o);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda)
+      return attend_routed(ctx, "nsa_attend_compressed_forward", out, in,
+                           [&](Context& on, const AttendOut& to, const AttendIn& from) {
+                             cuda::nsa_attend_compressed_forward(on, to, from, o);
+                           });
+  }
+  record_cpu(ctx, "nsa_attend_compressed_forward", in.q, in.k);
+  dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::forward<T>(ctx, out, in, pattern); });
+}
+
+void nsa_attend_compressed_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad,
+                                    const AttendIn& in, const CompressedOptions& o) {
+  const OpScope op_scope(ctx, "nsa_attend_compressed_backward");
+  check_attend_grad("nsa_attend_compressed backward", out, grad, in);
+  const CompressedPattern pattern = compressed_pattern("nsa_attend_compressed backward", in, o);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda)
+      return attend_routed(
+          ctx, "nsa_attend_compressed_backward", out, grad, in,
+          [&](Context& on, const AttendGradOut& to, const AttendGradIn& upstream, const AttendIn& from) {
+            cuda::nsa_attend_compressed_backward(on, to, upstream, from, o);
+          });
+  }
+  record_cpu(ctx, "nsa_attend_compressed_backward", in.q, in.k);
+  dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::backward<T>(ctx, out, grad, in, pattern); });
+}
+
+}  // namespace triad

@@ -1,0 +1,121 @@
+// The selected branch on the CPU. Backward by keys needs the lists the other way round, from a block to the tokens that
+// list it: an index as long as the lists themselves, built in scratch.
+#include "kernels/nsa/attend_selected.h"
+
+#include "engine/op_scope.h"
+#include "kernels/nsa/attend_cpu.h"
+#include "kernels/nsa/route.h"
+
+namespace triad {
+
+namespace {
+
+struct SelectedPattern {
+  int64_t T, n, l_sel, blocks;
+  attend_cpu::Rows<const int32_t> lists;
+  // Backward: the tokens that list block j of (b, g), ascending, are tokens[begins[j] .. begins[j+1]).
+  Tensor begins, tokens;  // [B,Hkv,blocks+1] i64, [B,Hkv,T*min(n,blocks)] i32
+
+  bool exists(int64_t block, int64_t t) const { return block >= 0 && block * l_sel <= t; }
+
+  template <class Visit>
+  void keys(int64_t b, int64_t t, int64_t g, Visit&& visit) const {
+    const int32_t* list = lists(b, t, g);
+    for (int64_t i = 0; i < n && exists(list[i], t);) {  // neighbouring blocks are one range
+      const int64_t first = list[i];
+      int64_t last = first;
+      for (++i; i < n && list[i] == last + 1 && exists(list[i], t); ++i) ++last;
+      visit(first * l_sel, std::min((last + 1) * l_sel, t + 1));
+    }
+  }
+  template <class Visit>
+  void rows(int64_t b, int64_t g, int64_t begin, int64_t end, Visit&& visit) const {
+    const int64_t head = b * tokens.size(1) + g;
+    const int64_t* from = begins.ptr<int64_t>() + head * (blocks + 1) + begin / l_sel;
+    const int32_t* t = tokens.ptr<int32_t>() + head * tokens.size(2);
+    for (int64_t i = from[0]; i < from[1]; ++i)
+      if (t[i] >= begin) visit(int64_t{t[i]}, begin, std::min<int64_t>(end, t[i] + 1));
+  }
+  int64_t span() const { return l_sel; }
+};
+
+SelectedPattern selected_pattern(const char* op, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
+  const int64_t B = in.q.size(0), T = in.q.size(1), Hkv = in.k.size(2);
+  TRIAD_CHECK(in.k.size(1) == T, "{}: {} keys for {} tokens", op, in.k.size(1), T);
+  TRIAD_CHECK(l_sel >= 1, "{}: blocks of {} tokens", op, l_sel);
+  TRIAD_CHECK(block_index.rank == 4, "{}: block_index is {}, which has not four axes", op, block_index.str());
+  const int64_t n = block_index.size(3);
+  check_tensor("block_index", block_index, {B, T, Hkv, n}, DType::i32);
+  return {T, n, l_sel, (T + l_sel - 1) / l_sel, attend_cpu::Rows<const int32_t>(block_index), {}, {}};
+}
+
+// Fills begins and tokens: counts, their running sum, then each token into its blocks' places.
+void invert_lists(Context& ctx, Scratch::Scope& scope, SelectedPattern& p, int64_t B, int64_t Hkv) {
+  p.begins = scope.alloc(DType::i64, {B, Hkv, p.blocks + 1});
+  p.tokens = scope.alloc(DType::i32, {B, Hkv, p.T * std::min(p.n, p.blocks)});
+  parallel_for(ctx, B * Hkv, [&](int64_t head) {
+    int64_t* begins = p.begins.ptr<int64_t>() + head * (p.blocks + 1);
+    int32_t* tokens = p.tokens.ptr<int32_t>() + head * p.tokens.size(2);
+    auto for_each_entry = [&](auto&& visit) {
+      for (int64_t t = 0; t < p.T; ++t) {
+        const int32_t* list = p.lists(head / Hkv, t, head % Hkv);
+        for (int64_t i = 0; i < p.n && p.exists(list[i], t); ++i) visit(t, int64_t{list[i]});
+      }
+    };
+    std::fill_n(begins, p.blocks + 1, int64_t{0});
+    for_each_entry([&](int64_t, int64_t block) { ++begins[block + 1]; });
+    for (int64_t j = 0; j < p.blocks; ++j) begins[j + 1] += begins[j];
+    for_each_entry([&](int64_t t, int64_t block) { tokens[begins[block]++] = static_cast<int32_t>(t); });
+    for (int64_t j = p.blocks; j > 0; --j) begins[j] = begins[j - 1];  // each begin ran on to the next one's
+    begins[0] = 0;
+  });
+}
+
+}  // namespace
+
+void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
+                                 int64_t l_sel, const CombineAlong* combine) {
+  const OpScope op_scope(ctx, "nsa_attend_selected_forward");
+  check_attend("nsa_attend_selected", in, out);
+  const SelectedPattern pattern = selected_pattern("nsa_attend_selected", in, block_index, l_sel);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda)
+      return attend_routed(ctx, "nsa_attend_selected_forward", out, in,
+                           [&](Context& on, const AttendOut& to, const AttendIn& from) {
+                             cuda::nsa_attend_selected_forward(on, to, from, block_index, l_sel, combine);
+                           });
+  }
+  TRIAD_CHECK(combine == nullptr, "nsa_attend_selected: the CPU does not combine along");
+  record_cpu(ctx, "nsa_attend_selected_forward", in.q, in.k);
+  dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::forward<T>(ctx, out, in, pattern); });
+}
+
+bool nsa_attend_selected_combines(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
+                                  int64_t l_sel, const CombineAlong& combine) {
+  const KernelChoice choice = ctx.routes.wanted("nsa_attend_selected_forward");
+  if (choice == KernelChoice::general || choice == KernelChoice::reference) return false;
+  if constexpr (kBuiltWithCuda)
+    return ctx.device.is_cuda() && cuda::nsa_attend_selected_combines(ctx, out, in, block_index, l_sel, combine);
+  return false;
+}
+
+void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
+                                  ConstTensor block_index, int64_t l_sel) {
+  const OpScope op_scope(ctx, "nsa_attend_selected_backward");
+  check_attend_grad("nsa_attend_selected backward", out, grad, in);
+  SelectedPattern pattern = selected_pattern("nsa_attend_selected backward", in, block_index, l_sel);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda)
+      return attend_routed(
+          ctx, "nsa_attend_selected_backward", out, grad, in,
+          [&](Context& on, const AttendGradOut& to, const AttendGradIn& upstream, const AttendIn& from) {
+            cuda::nsa_attend_selected_backward(on, to, upstream, from, block_index, l_sel);
+          });
+  }
+  record_cpu(ctx, "nsa_attend_selected_backward", in.q, in.k);
+  Scratch::Scope scope(ctx.scratch);
+  invert_lists(ctx, scope, pattern, in.q.size(0), in.k.size(2));
+  dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::backward<T>(ctx, out, grad, in, pattern); });
+}
+
+}  // namespace triad

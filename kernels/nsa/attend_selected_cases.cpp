@@ -1,0 +1,120 @@
+// The selected branch, checked and timed, on random lists of the form that the selection makes.
+#include <algorithm>
+
+#include "kernels/nsa/attend_selected.h"
+#include "kernels/nsa/gate.h"
+#include "kernels/nsa/nsa_cases.h"
+
+namespace triad {
+
+namespace {
+
+using Lists = std::function<std::vector<double>(uint64_t seed)>;
+
+OpCase selected_case(std::string name, const AttendSizes& n, int64_t n_sel, int64_t l_sel, const Lists& lists = nullptr,
+                     int64_t row_pad = 0) {
+  OpCase c{.op = "nsa_attend_selected", .name = std::move(name), .args = attend_args(n, 1.0, row_pad)};
+  Arg index{.name = "block_index", .role = ArgRole::constant, .shape = {n.B, n.T, n.Hkv, n_sel}, .type = ArgType::i32};
+  index.fill_all =
+      lists ? lists : [=](uint64_t seed) { return random_block_lists(seed, n.B, n.T, n.Hkv, n_sel, l_sel); };
+  c.args.push_back(std::move(index));
+  c.forward = [l_sel](Context& ctx, const Args& a) {
+    nsa_attend_selected_forward(ctx, {a["o"], a["lse"]}, {a["q"], a["k"], a["v"]}, a["block_index"], l_sel);
+  };
+  c.backward = [l_sel](Context& ctx, const Args& a) {
+    Scratch::Scope scope(ctx.scratch);
+    const Tensor delta = scope.alloc(a["lse"].dtype, a["lse"].shape());
+    attention_delta(ctx, delta, a["do"], a["o"]);
+    nsa_attend_selected_backward(ctx, {a["dq"], a["dk"], a["dv"]}, {a["do"], {}, delta, a["lse"]},
+                                 {a["q"], a["k"], a["v"]}, a["block_index"], l_sel);
+  };
+  set_attend_costs(c, n, selected_pairs(n.T, n_sel, l_sel));
+  c.differences = n.T * n.Hq < 32768;  // 9,000 tokens of 6 heads take two minutes, and are there for the GPU's routes
+  return c;
+}
+
+// Every row lists block 0 alone: its keys are hot, the others get no gradient, and rows past it do not see themselves.
+std::vector<double> hot_lists(int64_t rows, int64_t n_sel) {
+  std::vector<double> lists(static_cast<size_t>(rows * n_sel), -1);
+  for (int64_t i = 0; i < rows; ++i) lists[static_cast<size_t>(i * n_sel)] = 0;
+  return lists;
+}
+
+// As many blocks as there are, or n, one after the other; the next token lists those that follow. ahead: of all blocks,
+// also those that the token has not reached.
+std::vector<double> differing_lists(int64_t tokens, int64_t n_sel, int64_t l_sel, bool ahead = false) {
+  std::vector<double> lists(static_cast<size_t>(tokens * n_sel), -1);
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int64_t blocks = (ahead ? tokens - 1 : t) / l_sel + 1, count = std::min(blocks, n_sel);
+    double* const list = lists.data() + t * n_sel;
+    for (int64_t i = 0; i < count; ++i) list[i] = static_cast<double>((t * n_sel + i) % blocks);
+    std::sort(list, list + count);
+  }
+  return lists;
+}
+
+}  // namespace
+
+std::vector<OpCase> nsa_attend_selected_cases() {
+  std::vector<OpCase> cases = {
+      selected_case("1x1", {1, 1, 1, 1, 1, 4, 4}, 3, 64),
+      selected_case("2x33_l4_n4", {2, 33, 33, 4, 2, 8, 8}, 4, 4),
+      selected_case("31_l1_n8", {1, 31, 31, 2, 1, 10, 6}, 8, 1),
+      selected_case("63_l16_n50", {1, 63, 63, 6, 1, 32, 32}, 50, 16),
+      selected_case("127_l16_n4_strided", {1, 127, 127, 4, 2, 64, 64}, 4, 16, nullptr, 8),
+      selected_case("127_l32_n3_G16", {1, 127, 127, 16, 1, 64, 64}, 3, 32),
+      selected_case("111_l24_n3_192x128", {1, 111, 111, 2, 2, 192, 128}, 3, 24),
+      selected_case("90_l8_n6_60x100", {1, 90, 90, 8, 1, 60, 100}, 6, 8),
+      selected_case("65_l8_hot", {1, 65, 65, 4, 2, 16, 16}, 4, 8, [](uint64_t) { return hot_lists(65 * 2, 4); }),
+      selected_case("100_l8_tails", {1, 100, 100, 4, 2, 16, 16}, 9, 8,
+                    [](uint64_t seed) { return random_block_lists(seed, 1, 100, 2, 9, 8, true); }),
+      // Long for their lists: on Hopper the far blocks go the way of nsa/sm90/kv_stationary.cu.
+      selected_case("2x1300_l32_n4_far", {2, 1300, 1300, 4, 2, 64, 64}, 4, 32),
+      selected_case("2900_l32_n8_far_G6", {1, 2900, 2900, 6, 1, 64, 64}, 8, 32),
+      selected_case("1300_l32_n4_far_tails", {1, 1300, 1300, 3, 1, 64, 64}, 4, 32,
+                    [](uint64_t seed) { return random_block_lists(seed, 1, 1300, 1, 4, 32, true); }),
+      selected_case("1300_l32_n4_far_ahead", {1, 1300, 1300, 3, 1, 64, 64}, 4, 32,
+                    [](uint64_t) { return differing_lists(1300, 4, 32, true); }),
+      selected_case("1700_l32_n4_far_128x128", {1, 1700, 1700, 4, 2, 128, 128}, 4, 32),
+      selected_case("2600_l64_n4_far_192x128", {1, 2600, 2600, 1, 1, 192, 128}, 4, 64, nullptr, 8),
+      selected_case("4100_l128_n4_far", {1, 4100, 4100, 1, 1, 64, 64}, 4, 128),
+      selected_case("9000_l64_n16_far_G6", {1, 9000, 9000, 6, 1, 64, 64}, 16, 64),
+      // More blocks than union tiles have bits for, 1,024: where lists are too short to differ, from the tokens' side.
+      // Longer ones, which take the CPU minutes, are in tests/kernels/test_large.cpp.
+      selected_case("32801_l32_n2_G1", {1, 32801, 32801, 1, 1, 64, 64}, 2, 32),
+      selected_case("300_l64_n3_128x128", {1, 300, 300, 12, 2, 128, 128}, 3, 64, nullptr, 8),
+      selected_case("2x260_l32_n4_128x128_G16", {2, 260, 260, 16, 1, 128, 128}, 4, 32),
+      // Groups of 16 heads, and with more blocks than lists have of 12: nsa/sm90/query_stationary.cu.
+      selected_case("40_l64_n4_128x128_G16", {1, 40, 40, 16, 1, 128, 128}, 4, 64),
+      selected_case("2x770_l32_n4_128x128_G8", {2, 770, 770, 8, 1, 128, 128}, 4, 32, nullptr, 8),
+      selected_case("580_l32_n3_128x128_G8", {1, 580, 580, 8, 1, 128, 128}, 3, 32),
+      selected_case("770_l32_n4_128x128_G12", {1, 770, 770, 12, 1, 128, 128}, 4, 32),
+      selected_case(
+          "193_l32_n5_tails_128x128_G16", {1, 193, 193, 16, 1, 128, 128}, 5, 32,
+          [](uint64_t seed) { return random_block_lists(seed, 1, 193, 1, 5, 32, true); }, 8),
+      selected_case("150_l128_n2_128x128_G16", {1, 150, 150, 16, 1, 128, 128}, 2, 128),
+      selected_case("70_l64_n2_128x128_G32", {1, 70, 70, 32, 1, 128, 128}, 2, 64),
+      selected_case("100_l64_hot_128x128_G16", {1, 100, 100, 32, 2, 128, 128}, 4, 64,
+                    [](uint64_t) { return hot_lists(100 * 2, 4); }),
+      // Twelve tokens list up to 102 different blocks: more than are put in order.
+      selected_case("3250_l32_n9_differ_128x128_G16", {1, 3250, 3250, 16, 1, 128, 128}, 9, 32,
+                    [](uint64_t) { return differing_lists(3250, 9, 32); }),
+      selected_case("100_l32_n3_192x128_G16", {1, 100, 100, 16, 1, 192, 128}, 3, 32),
+      selected_case("2x70_l32_n3_64x64_G16", {2, 70, 70, 16, 1, 64, 64}, 3, 32),
+      selected_case("270_l128_n2_128x128_G1", {1, 270, 270, 2, 2, 128, 128}, 2, 128),
+      selected_case("700_l64_hot_128x128", {1, 700, 700, 4, 2, 128, 128}, 4, 64,
+                    [](uint64_t) { return hot_lists(700 * 2, 4); }),
+      selected_case("100_l8_tails_128x128", {1, 100, 100, 4, 2, 128, 128}, 9, 8,
+                    [](uint64_t seed) { return random_block_lists(seed, 1, 100, 2, 9, 8, true); }),
+      selected_case("2x300_l64_n3_tails", {2, 300, 300, 12, 2, 64, 64}, 3, 64,
+                    [](uint64_t seed) { return random_block_lists(seed, 2, 300, 2, 3, 64, true); }),
+      selected_case("400_l64_n3_G1", {1, 400, 400, 2, 2, 64, 64}, 3, 64),
+      selected_case("260_l128_n2_128", {1, 260, 260, 6, 1, 128, 128}, 2, 128),
+      selected_case("m7c", {16, 2048, 2048, 12, 2, 64, 64}, 16, 64),
+  };
+  cases.back().bench = true;
+  cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key: dq and dk are 0, which has no relative error
+  return cases;
+}
+
+}  // namespace triad

@@ -1,0 +1,65 @@
+// The window branch: its checks and, on the CPU, which keys a row sees and which rows see a key.
+#include "kernels/nsa/attend_window.h"
+
+#include "engine/op_scope.h"
+#include "kernels/nsa/attend_cpu.h"
+#include "kernels/nsa/route.h"
+
+namespace triad {
+
+namespace {
+
+struct WindowPattern {
+  int64_t T, w;
+  template <class Visit>
+  void keys(int64_t, int64_t t, int64_t, Visit&& visit) const {
+    visit(std::max<int64_t>(0, t - w + 1), t + 1);
+  }
+  template <class Visit>
+  void rows(int64_t, int64_t, int64_t begin, int64_t end, Visit&& visit) const {
+    for (int64_t t = begin; t < std::min(T, end - 1 + w); ++t)
+      visit(t, std::max(begin, t - w + 1), std::min(end, t + 1));
+  }
+  int64_t span() const { return T; }
+};
+
+WindowPattern window_pattern(const char* op, const AttendIn& in, int64_t w) {
+  const int64_t T = in.q.size(1);
+  TRIAD_CHECK(in.k.size(1) == T, "{}: {} keys for {} tokens", op, in.k.size(1), T);
+  TRIAD_CHECK(w >= 1, "{}: a window of {} tokens", op, w);
+  return {T, std::min(w, T)};
+}
+
+}  // namespace
+
+void nsa_attend_window_forward(Context& ctx, const AttendOut& out, const AttendIn& in, int64_t w) {
+  const OpScope op_scope(ctx, "nsa_attend_window_forward");
+  check_attend("nsa_attend_window", in, out);
+  const WindowPattern pattern = window_pattern("nsa_attend_window", in, w);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda)
+      return attend_routed(ctx, "nsa_attend_window_forward", out, in,
+                           [&](Context& on, const AttendOut& to, const AttendIn& from) {
+                             cuda::nsa_attend_window_forward(on, to, from, w);
+                           });
+  }
+  record_cpu(ctx, "nsa_attend_window_forward", in.q, in.k);
+  dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::forward<T>(ctx, out, in, pattern); });
+}
+
+void nsa_attend_window_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
+                                int64_t w) {
+  const OpScope op_scope(ctx, "nsa_attend_window_backward");
+  check_attend_grad("nsa_attend_window backward", out, grad, in);
+  const WindowPattern pattern = window_pattern("nsa_attend_window backward", in, w);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda)
+      return attend_routed(ctx, "nsa_attend_window_backward", out, grad, in,
+                           [&](Context& on, const AttendGradOut& to, const AttendGradIn& upstream,
+                               const AttendIn& from) { cuda::nsa_attend_window_backward(on, to, upstream, from, w); });
+  }
+  record_cpu(ctx, "nsa_attend_window_backward", in.q, in.k);
+  dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::backward<T>(ctx, out, grad, in, pattern); });
+}
+
+}  // namespace triad

@@ -1,0 +1,14 @@
+// NSA's sliding window: row t sees the tokens [t-w+1, t]. With w >= T it is plain causal attention.
+#pragma once
+#include "kernels/nsa/attend.h"
+
+namespace triad {
+
+void nsa_attend_window_forward(Context&, const AttendOut&, const AttendIn&, int64_t w);
+void nsa_attend_window_backward(Context&, const AttendGradOut&, const AttendGradIn&, const AttendIn&, int64_t w);
+
+namespace cuda {
+void nsa_attend_window_forward(Context&, const AttendOut&, const AttendIn&, int64_t w);
+void nsa_attend_window_backward(Context&, const AttendGradOut&, const AttendGradIn&, const AttendIn&, int64_t w);
+}  // namespace cuda
+}  // namespace triad

@@ -1,0 +1,60 @@
+// The window branch, checked and timed.
+#include "kernels/nsa/attend_window.h"
+#include "kernels/nsa/gate.h"
+#include "kernels/nsa/nsa_cases.h"
+
+namespace triad {
+
+namespace {
+
+OpCase window_case(std::string name, const AttendSizes& n, int64_t w, double q_std = 1.0, int64_t row_pad = 0) {
+  OpCase c{.op = "nsa_attend_window", .name = std::move(name), .args = attend_args(n, q_std, row_pad)};
+  c.forward = [w](Context& ctx, const Args& a) {
+    nsa_attend_window_forward(ctx, {a["o"], a["lse"]}, {a["q"], a["k"], a["v"]}, w);
+  };
+  c.backward = [w](Context& ctx, const Args& a) {
+    Scratch::Scope scope(ctx.scratch);
+    const Tensor delta = scope.alloc(a["lse"].dtype, a["lse"].shape());
+    attention_delta(ctx, delta, a["do"], a["o"]);
+    nsa_attend_window_backward(ctx, {a["dq"], a["dk"], a["dv"]}, {a["do"], {}, delta, a["lse"]},
+                               {a["q"], a["k"], a["v"]}, w);
+  };
+  set_attend_costs(c, n, window_pairs(n.T, w));
+  return c;
+}
+
+}  // namespace
+
+std::vector<OpCase> nsa_attend_window_cases() {
+  std::vector<OpCase> cases = {
+      window_case("1x1", {1, 1, 1, 1, 1, 4, 4}, 1),
+      window_case("2x31_w7", {2, 31, 31, 4, 2, 8, 8}, 7),
+      window_case("33_dense", {1, 33, 33, 6, 1, 10, 6}, 1000),
+      window_case("65_w32_strided", {1, 65, 65, 4, 2, 64, 64}, 32, 1.0, 8),
+      window_case("127_w64_G16", {1, 127, 127, 16, 1, 32, 32}, 64),
+      window_case("97_w40_192x128", {1, 97, 97, 2, 2, 192, 128}, 40),
+      window_case("90_w50_60x100", {1, 90, 90, 8, 2, 60, 100}, 50),
+      window_case("96_w48_peaked", {1, 96, 96, 4, 1, 64, 64}, 48, 30.0),
+      window_case("2x300_w100_G6", {2, 300, 300, 12, 2, 64, 64}, 100),
+      window_case("150_w70_128", {1, 150, 150, 6, 2, 128, 128}, 70),
+      window_case("129_w129_G32", {1, 129, 129, 32, 1, 64, 64}, 129),
+      window_case("300_w130_128x128", {1, 300, 300, 12, 2, 128, 128}, 130, 1.0, 8),
+      window_case("2x131_w64_128x128_G16", {2, 131, 131, 16, 1, 128, 128}, 64),
+      window_case("270_dense_128x128_G1", {1, 270, 270, 2, 2, 128, 128}, 270),
+      window_case("300_w130_peaked", {1, 300, 300, 12, 2, 64, 64}, 130, 30.0),
+      window_case("300_w130_peaked_128x128", {1, 300, 300, 12, 2, 128, 128}, 130, 30.0),
+      window_case("m7c", {16, 2048, 2048, 12, 2, 64, 64}, 512),
+      window_case("m7c_dense", {16, 2048, 2048, 12, 2, 64, 64}, 2048),
+  };
+  cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key: dq and dk are 0, which has no relative error
+  // Logits of +-100: p is nearly one-hot, and what remains is differences of close numbers.
+  cases[7].f32_tolerance = 1e-3;
+  cases[7].gpu_bf16 = false;
+  // Forward alone, which in bf16 too is good for such logits: rows find their largest scores late, and rescale.
+  for (size_t i = cases.size() - 4; i < cases.size() - 2; ++i)
+    cases[i].backward = nullptr, cases[i].f32_tolerance = 1e-3;
+  for (size_t i = cases.size() - 2; i < cases.size(); ++i) cases[i].bench = true;
+  return cases;
+}
+
+}  // namespace triad

@@ -1,0 +1,239 @@
+// phi on both devices: avg and conv are one kernel each way, mlp is a gather of the blocks' rows and two matrix
+// products.
+#include "kernels/nsa/compress.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "engine/op_scope.h"
+#include "kernels/common/parallel.h"
+#include "kernels/ops/activation.h"
+#include "kernels/ops/cast.h"
+#include "kernels/ops/matmul.h"
+
+namespace triad {
+
+namespace {
+
+// Sizes of x [B,T,H,D] and its Tc blocks.
+struct Blocks {
+  int64_t B, T, H, D, l, d, Tc;
+  Blocks(const ConstTensor& x, const PhiOptions& o)
+      : B(x.size(0)), T(x.size(1)), H(x.size(2)), D(x.size(3)), l(o.l), d(o.d), Tc(compressed_length(T, l, d)) {}
+  // The blocks that cover token s are [first, last).
+  int64_t first(int64_t s) const { return s < l ? 0 : (s - l) / d + 1; }
+  int64_t last(int64_t s) const { return std::min(Tc, s / d + 1); }
+};
+
+template <class TensorType>
+void check_phi(const char* what, const PhiTensors<TensorType>& w, const PhiOptions& o, int64_t D, DType dtype) {
+  if (o.kind == Phi::conv) check_tensor(what, w.w, {o.l, D}, dtype);
+  if (o.kind == Phi::mlp) {
+    check_tensor(what, w.pos, {o.l, D}, dtype);
+    check_tensor(what, w.fc1, {2 * D, o.l * D}, dtype);
+    check_tensor(what, w.fc2, {D, 2 * D}, dtype);
+  }
+}
+
+void check_compress(const ConstTensor& x, const ConstTensor& y, DType y_dtype, const PhiWeights& w,
+                    const PhiOptions& o) {
+  TRIAD_CHECK(x.rank == 4 && is_float(x.dtype), "nsa_compress: x is {}, not floats of four axes", x.str());
+  TRIAD_CHECK(o.l >= 1 && o.d >= 1, "nsa_compress: blocks of {} tokens every {}", o.l, o.d);
+  const Blocks n(x, o);
+  check_tensor("nsa_compress: y", y, {n.B, n.Tc, n.H, n.D}, y_dtype);
+  check_phi("nsa_compress: a weight of phi", w, o, n.D, x.dtype);
+}
+
+template <class T>
+const T* row_of(const ConstTensor& x, int64_t b, int64_t t, int64_t h) {
+  return x.ptr<T>() + b * x.stride[0] + t * x.stride[1] + h * x.stride[2];
+}
+template <class T>
+T* row_of(const Tensor& x, int64_t b, int64_t t, int64_t h) {
+  return x.ptr<T>() + b * x.stride[0] + t * x.stride[1] + h * x.stride[2];
+}
+
+// ---- avg, conv: y_c = sum_i weight_i * x[c*d + i], weight_i 1/l or w[i,:] ----
+
+template <class T>
+void linear_forward_cpu(Context& ctx, Tensor y, ConstTensor x, const PhiWeights& weights, const PhiOptions& o) {
+  using A = acc_t<T>;
+  const Blocks n(x, o);
+  parallel_for(ctx, n.B * n.Tc, [&](int64_t i) {
+    const int64_t c = i % n.Tc, b = i / n.Tc;
+    static thread_local std::vector<A> sum;
+    for (int64_t h = 0; h < n.H; ++h) {
+      sum.assign(static_cast<size_t>(n.D), A{0});
+      for (int64_t k = 0; k < n.l; ++k) {
+        const T* row = row_of<T>(x, b, c * n.d + k, h);
+        if (o.kind == Phi::avg) {
+          for (int64_t j = 0; j < n.D; ++j) sum[j] += static_cast<A>(row[j]);
+        } else {
+          const T* w = weights.w.ptr<T>() + k * weights.w.stride[0];
+          for (int64_t j = 0; j < n.D; ++j) sum[j] += static_cast<A>(w[j]) * static_cast<A>(row[j]);
+        }
+      }
+      const A scale = o.kind == Phi::avg ? A{1} / static_cast<A>(n.l) : A{1};
+      T* to = row_of<T>(y, b, c, h);
+      for (int64_t j = 0; j < n.D; ++j) to[j] = static_cast<T>(scale * sum[j]);
+    }
+  });
+}
+
+template <class T>
+void linear_backward_cpu(Context& ctx, Tensor dx, const PhiGrads& grads, ConstTensor dy, ConstTensor x,
+                         const PhiWeights& weights, const PhiOptions& o) {
+  using A = acc_t<T>;
+  const Blocks n(x, o);
+  parallel_for(ctx, n.B * n.T, [&](int64_t i) {
+    const int64_t s = i % n.T, b = i / n.T;
+    static thread_local std::vector<A> sum;
+    for (int64_t h = 0; h < n.H; ++h) {
+      sum.assign(static_cast<size_t>(n.D), A{0});
+      for (int64_t c = n.first(s); c < n.last(s); ++c) {
+        const A* row = row_of<A>(dy, b, c, h);
+        if (o.kind == Phi::avg) {
+          for (int64_t j = 0; j < n.D; ++j) sum[j] += row[j] / static_cast<A>(n.l);
+        } else {
+          const T* w = weights.w.ptr<T>() + (s - c * n.d) * weights.w.stride[0];
+          for (int64_t j = 0; j < n.D; ++j) sum[j] += static_cast<A>(w[j]) * row[j];
+        }
+      }
+      T* to = row_of<T>(dx, b, s, h);
+      for (int64_t j = 0; j < n.D; ++j) to[j] = static_cast<T>(sum[j]);
+    }
+  });
+  if (o.kind == Phi::avg) return;
+  parallel_for(ctx, n.l, [&](int64_t k) {
+    A* dw = grads.w.ptr<A>() + k * grads.w.stride[0];
+    for (int64_t b = 0; b < n.B; ++b)
+      for (int64_t c = 0; c < n.Tc; ++c)
+        for (int64_t h = 0; h < n.H; ++h) {
+          const A* row = row_of<A>(dy, b, c, h);
+          const T* from = row_of<T>(x, b, c * n.d + k, h);
+          for (int64_t j = 0; j < n.D; ++j) dw[j] += row[j] * static_cast<A>(from[j]);
+        }
+  });
+}
+
+// ---- mlp ----
+
+template <class T>
+void gather_cpu(Context& ctx, Tensor rows, ConstTensor x, ConstTensor pos, const PhiOptions& o) {
+  using A = acc_t<T>;
+  const Blocks n(x, o);
+  parallel_for(ctx, n.B * n.Tc * n.H, [&](int64_t i) {
+    const int64_t h = i % n.H, c = i / n.H % n.Tc, b = i / n.H / n.Tc;
+    for (int64_t k = 0; k < n.l; ++k) {
+      T* to = rows.ptr<T>() + i * rows.stride[0] + k * n.D;
+      const T *from = row_of<T>(x, b, c * n.d + k, h), *p = pos.ptr<T>() + k * pos.stride[0];
+      for (int64_t j = 0; j < n.D; ++j) to[j] = static_cast<T>(static_cast<A>(from[j]) + static_cast<A>(p[j]));
+    }
+  });
+}
+
+template <class T>
+void scatter_cpu(Context& ctx, Tensor dx, Tensor dpos, ConstTensor drows, const PhiOptions& o) {
+  using A = acc_t<T>;
+  const Blocks n(dx, o);
+  auto piece = [&](int64_t b, int64_t c, int64_t h, int64_t k) {
+    return drows.ptr<T>() + ((b * n.Tc + c) * n.H + h) * drows.stride[0] + k * n.D;
+  };
+  parallel_for(ctx, n.B * n.T, [&](int64_t i) {
+    const int64_t s = i % n.T, b = i / n.T;
+    static thread_local std::vector<A> sum;
+    for (int64_t h = 0; h < n.H; ++h) {
+      sum.assign(static_cast<size_t>(n.D), A{0});
+      for (int64_t c = n.first(s); c < n.last(s); ++c) axpy(sum.data(), A{1}, piece(b, c, h, s - c * n.d), n.D);
+      T* to = row_of<T>(dx, b, s, h);
+      for (int64_t j = 0; j < n.D; ++j) to[j] = static_cast<T>(sum[j]);
+    }
+  });
+  parallel_for(ctx, n.l, [&](int64_t k) {
+    A* to = dpos.ptr<A>() + k * dpos.stride[0];
+    for (int64_t b = 0; b < n.B; ++b)
+      for (int64_t c = 0; c < n.Tc; ++c)
+        for (int64_t h = 0; h < n.H; ++h) axpy(to, A{1}, piece(b, c, h, k), n.D);
+  });
+}
+
+void gather(Context& ctx, Tensor rows, ConstTensor x, ConstTensor pos, const PhiOptions& o) {
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::compress_gather(ctx, rows, x, pos, o);
+  }
+  dispatch_float(x.dtype, [&]<class T>() { gather_cpu<T>(ctx, rows, x, pos, o); });
+}
+
+void scatter(Context& ctx, Tensor dx, Tensor dpos, ConstTensor drows, const PhiOptions& o) {
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::compress_scatter(ctx, dx, dpos, drows, o);
+  }
+  dispatch_float(dx.dtype, [&]<class T>() { scatter_cpu<T>(ctx, dx, dpos, drows, o); });
+}
+
+// The first half of the MLP, which backward repeats rather than keep: rows of the blocks, and fc1 of them.
+struct MlpHidden {
+  Tensor rows, hidden, act;  // [B*Tc*H, l*D], [.., 2D], SiLU of it
+};
+MlpHidden mlp_hidden(Context& ctx, Scratch::Scope& scope, ConstTensor x, const PhiWeights& w, const PhiOptions& o) {
+  const Blocks n(x, o);
+  const int64_t N = n.B * n.Tc * n.H;
+  const MlpHidden m{scope.alloc(x.dtype, {N, n.l * n.D}), scope.alloc(x.dtype, {N, 2 * n.D}),
+                    scope.alloc(x.dtype, {N, 2 * n.D})};
+  gather(ctx, m.rows, x, w.pos, o);
+  linear_forward(ctx, m.hidden, m.rows, w.fc1);
+  silu_forward(ctx, m.act, m.hidden);
+  return m;
+}
+
+void mlp_forward(Context& ctx, Tensor y, ConstTensor x, const PhiWeights& w, const PhiOptions& o) {
+  Scratch::Scope scope(ctx.scratch);
+  const MlpHidden m = mlp_hidden(ctx, scope, x, w, o);
+  linear_forward(ctx, y.view({m.act.size(0), x.size(3)}), m.act, w.fc2);
+}
+
+void mlp_backward(Context& ctx, Tensor dx, const PhiGrads& grads, ConstTensor dy, ConstTensor x, const PhiWeights& w,
+                  const PhiOptions& o) {
+  Scratch::Scope scope(ctx.scratch);
+  const MlpHidden m = mlp_hidden(ctx, scope, x, w, o);
+  const int64_t N = m.rows.size(0), D = x.size(3);
+  if (dy.dtype != x.dtype) {  // the products take operands of one type
+    const Tensor rounded = scope.alloc(x.dtype, dy.shape());
+    cast(ctx, rounded, dy);
+    dy = rounded;
+  }
+  const Tensor dhidden = scope.alloc(x.dtype, m.hidden.shape()), drows = scope.alloc(x.dtype, m.rows.shape());
+  linear_backward(ctx, dhidden, grads.fc2, dy.view({N, D}), m.act, w.fc2);
+  silu_backward(ctx, dhidden, dhidden, m.hidden);
+  linear_backward(ctx, drows, grads.fc1, dhidden, m.rows, w.fc1);
+  scatter(ctx, dx, grads.pos, drows, o);
+}
+
+}  // namespace
+
+void nsa_compress_forward(Context& ctx, Tensor y, ConstTensor x, const PhiWeights& w, const PhiOptions& o) {
+  const OpScope op_scope(ctx, "nsa_compress_forward");
+  check_compress(x, y, x.dtype, w, o);
+  if (y.numel() == 0) return;
+  if (o.kind == Phi::mlp) return mlp_forward(ctx, y, x, w, o);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::compress_linear_forward(ctx, y, x, w, o);
+  }
+  dispatch_float(x.dtype, [&]<class T>() { linear_forward_cpu<T>(ctx, y, x, w, o); });
+}
+
+void nsa_compress_backward(Context& ctx, Tensor dx, const PhiGrads& grads, ConstTensor dy, ConstTensor x,
+                           const PhiWeights& w, const PhiOptions& o) {
+  const OpScope op_scope(ctx, "nsa_compress_backward");
+  check_compress(x, dy, acc_dtype(x.dtype), w, o);
+  check_tensor("nsa_compress: dx", dx, x.shape(), x.dtype);
+  check_phi("nsa_compress: a gradient of phi", grads, o, x.size(3), acc_dtype(x.dtype));
+  if (dy.numel() == 0) return zero(ctx, dx);
+  if (o.kind == Phi::mlp) return mlp_backward(ctx, dx, grads, dy, x, w, o);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::compress_linear_backward(ctx, dx, grads, dy, x, w, o);
+  }
+  dispatch_float(x.dtype, [&]<class T>() { linear_backward_cpu<T>(ctx, dx, grads, dy, x, w, o); });
+}
+
+}  // namespace triad

@@ -1,0 +1,45 @@
+// NSA's compression phi (paper Eq. 7): block c of the compressed keys or values stands for tokens [c*d, c*d + l).
+//   avg:  y_c = mean of the block's rows
+//   conv: y_c[j] = sum_i w[i,j] x[c*d + i, j]
+//   mlp:  y_c = fc2(SiLU(fc1(concat_i(x[c*d + i] + pos[i])))), no bias, 2D hidden units
+// The same weights serve every group. Keys go in after their rotation.
+#pragma once
+#include "engine/context.h"
+
+namespace triad {
+
+enum class Phi { avg, conv, mlp };
+
+// Tc: compressed blocks of T tokens, 0 while T < l.
+constexpr int64_t compressed_length(int64_t T, int64_t l, int64_t d) { return T < l ? 0 : (T - l) / d + 1; }
+
+struct PhiOptions {
+  Phi kind = Phi::avg;
+  int64_t l = 32, d = 16;
+};
+template <class TensorType>
+struct PhiTensors {
+  TensorType w;              // conv: [l,D]
+  TensorType pos, fc1, fc2;  // mlp: [l,D], [2D, l*D], [D,2D]
+};
+using PhiWeights = PhiTensors<ConstTensor>;  // T
+using PhiGrads = PhiTensors<Tensor>;         // acc, added to
+
+// y [B,Tc,H,D] T overwritten  <-  x [B,T,H,D] T
+void nsa_compress_forward(Context&, Tensor y, ConstTensor x, const PhiWeights&, const PhiOptions&);
+// dx [B,T,H,D] T overwritten (0 for tokens in no block); weight gradients added to  <-  dy [B,Tc,H,D] acc; x as in
+// forward
+void nsa_compress_backward(Context&, Tensor dx, const PhiGrads&, ConstTensor dy, ConstTensor x, const PhiWeights&,
+                           const PhiOptions&);
+
+namespace cuda {
+// avg and conv; mlp is a gather, two matrix products and a SiLU, whose device kernels are the next two:
+void compress_linear_forward(Context&, Tensor y, ConstTensor x, const PhiWeights&, const PhiOptions&);
+void compress_linear_backward(Context&, Tensor dx, const PhiGrads&, ConstTensor dy, ConstTensor x, const PhiWeights&,
+                              const PhiOptions&);
+// rows [B*Tc*H, l*D] T overwritten  <-  x [B,T,H,D] T + pos [l,D] T
+void compress_gather(Context&, Tensor rows, ConstTensor x, ConstTensor pos, const PhiOptions&);
+// dx [B,T,H,D] T overwritten, dpos [l,D] acc added to  <-  drows [B*Tc*H, l*D] T
+void compress_scatter(Context&, Tensor dx, Tensor dpos, ConstTensor drows, const PhiOptions&);
+}  // namespace cuda
+}  // namespace triad

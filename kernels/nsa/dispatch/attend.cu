@@ -1,0 +1,273 @@
+// Attention seen from the keys: dk and dv of all three branches; and the branches whose rows see one range of keys
+// (window and compressed), of which nsa/gpu/fwd_dq.cuh has the forward and dq.
+//
+// A CTA keeps 64 keys of one (sequence, group) and walks the rows that see them, 64 (wide heads: 32) a step, a warp
+// having 16 keys. Scores are computed transposed, s^T = k q^T, so that p^T and ds^T leave the tensor cores as the left
+// operands of
+//   dv += (gate p)^T dout   and   dk += ds^T q,   summed in registers over all rows and all heads of the group.
+// 4 products a step (7 for the whole backward with dq apart: no atomics, so the bits repeat). Per step q and dout of 64
+// rows are read from L2: 16 KB at d = 64 in bf16 for 2.1 MFLOP. Work comes in pieces (KeyWorkList) of about equal size,
+// because the first keys have far more rows than the last; a block's pieces are summed in order by a second kernel.
+#include "kernels/nsa/gpu/attend.cuh"
+#include "kernels/nsa/gpu/fwd_dq.cuh"
+#include "kernels/nsa/sm90/backward_d128.cuh"
+#include "kernels/nsa/sm90/backward_d64.cuh"
+#include "kernels/nsa/sm90/dq.cuh"
+#include "kernels/nsa/sm90/forward.cuh"
+
+namespace triad::cuda {
+namespace {
+
+template <class T>
+struct KeyGradArgs {
+  Attend<T> in;
+  View<const T> dout;
+  View<const float> lse, delta, gate;
+  GradView dk, dv;
+  KeyRange range;
+  KeyWorkList list;
+};
+
+// What a row has beside q and dout.
+template <int kCount>
+struct RowFacts {
+  float lse[kCount], delta[kCount], gate[kCount];
+  int2 range[kCount];  // the keys it sees
+};
+
+// Shared memory: k [64][dk], v [64][dv], the tokens of a listed piece, then for each stage q [rows][dk], dout
+// [rows][dv] and RowFacts.
+template <class T, class Tile>
+__global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
+    attend_key_grad_kernel(const KeyGradArgs<T> a) {
+  constexpr int kCount = Tile::kKeys, kColumns = Tile::kColumns;  // query rows a step; output columns of this CTA
+  const int depth_k = padded_depth<Tile>(a.in.depth_k), stride_k = padded_stride<T, Tile>(a.in.depth_k);
+  const int depth_v = padded_depth<Tile>(a.in.depth_v), stride_v = padded_stride<T, Tile>(a.in.depth_v);
+  const int b = blockIdx.y / a.in.groups, g = blockIdx.y % a.in.groups;
+  const int parts_z = (a.list.block_keys + kRows - 1) / kRows;  // 64-key tiles of a block, times the chunks of columns
+  const int key_tile = blockIdx.z % parts_z, column0 = blockIdx.z / parts_z * kColumns;
+  const KeyWork work = find_work(a.list, a.range, a.in.tokens, blockIdx.x, blockIdx.y, gridDim.y);
+  const int key0 = work.block * a.list.block_keys + key_tile * kRows;
+  const int key_end = min(min((work.block + 1) * a.list.block_keys, key0 + kRows), a.range.keys);
+  if (work.count < 0 || key0 >= key_end) return;
+
+  T* k = reinterpret_cast<T*>(dynamic_shared());
+  T* v = k + kRows * stride_k;
+  int* listed = reinterpret_cast<int*>(v + kRows * stride_v);
+  const bool is_listed = a.list.tokens != nullptr;
+  unsigned char* stages = reinterpret_cast<unsigned char*>(listed + (is_listed ? kWorkTokens : 0));
+  const int stage_bytes = kCount * (stride_k + stride_v) * static_cast<int>(sizeof(T)) + sizeof(RowFacts<kCount>);
+  const auto load_keys = [&](T* to, int stride, int depth, const View<const T>& view) {
+    load_rows<kRows>(to, stride, depth, view,
+                     [&](int r) -> const T* { return key0 + r < key_end ? view.at(b, key0 + r, g) : nullptr; });
+  };
+  load_keys(k, stride_k, depth_k, a.in.k);
+  load_keys(v, stride_v, depth_v, a.in.v);
+  if (is_listed) {
+    const int* tokens = a.list.tokens + blockIdx.y * a.list.tokens_stride + work.first;
+    for (int i = threadIdx.x; i < work.count; i += kThreads) listed[i] = tokens[i];
+    __syncthreads();
+  }
+  const int G = a.in.heads.value(), rows = work.count * G;
+  const auto token_of = [&](int i) { return is_listed ? listed[i] : work.first + i; };
+
+  const auto load = [&](int row0, int stage) {
+    T* q = reinterpret_cast<T*>(stages + stage * stage_bytes);
+    T* dout = q + kCount * stride_k;
+    auto* facts = reinterpret_cast<RowFacts<kCount>*>(dout + kCount * stride_v);
+    const auto load_query = [&](T* to, int stride, int depth, const View<const T>& view) {
+      load_rows<kCount>(to, stride, depth, view, [&](int r) -> const T* {
+        if (row0 + r >= rows) return nullptr;
+        const int i = a.in.heads.quotient(row0 + r);
+        return view.at(b, token_of(i), g * G + row0 + r - i * G);
+      });
+    };
+    load_query(q, stride_k, depth_k, a.in.q);
+    load_query(dout, stride_v, depth_v, a.dout);
+    if (threadIdx.x >= kCount) return;
+    const int r = threadIdx.x, row = row0 + r;
+    const bool exists = row < rows;
+    const int i = exists ? a.in.heads.quotient(row) : 0, t = exists ? token_of(i) : 0;
+    const int head = g * G + (exists ? row - i * G : 0);
+    copy_async_4(&facts->lse[r], a.lse.at(b, t, head), exists);
+    copy_async_4(&facts->delta[r], a.delta.at(b, t, head), exists);
+    if (a.gate.data != nullptr)
+      copy_async_4(&facts->gate[r], a.gate.at(b, t, g), exists);
+    else
+      facts->gate[r] = 1.0f;
+    facts->range[r] = exists ? make_int2(a.range.low(t), a.range.high(t)) : make_int2(0, 0);
+  };
+
+  const bool has_dk = column0 < a.dk.width, has_dv = column0 < a.dv.width;
+  const int warp_row = 16 * (threadIdx.x / 32), warp_key = key0 + warp_row;
+  const float scale = a.in.scale_log2();
+  float dk[kColumns / 8][4] = {}, dv[kColumns / 8][4] = {};
+  int row0 = -kCount;
+  pipeline<int>(
+      a.in.stages,
+      [&](int& next) {
+        next = row0 += kCount;
+        return row0 < rows;
+      },
+      load,
+      [&](int now, int stage) {
+        const int t_min = token_of(a.in.heads.quotient(now));
+        const int t_max = token_of(a.in.heads.quotient(min(now + kCount, rows) - 1));
+        if (warp_key >= key_end || a.range.high(t_max) <= warp_key || a.range.low(t_min) >= warp_key + 16) return;
+        const bool all = now + kCount <= rows && a.range.low(t_max) <= warp_key && a.range.high(t_min) >= warp_key + 16;
+        const T* q = reinterpret_cast<const T*>(stages + stage * stage_bytes);
+        const T* dout = q + kCount * stride_k;
+        const auto& facts = *reinterpret_cast<const RowFacts<kCount>*>(dout + kCount * stride_v);
+
+        float p[kCount / 8][4] = {}, ds[kCount / 8][4] = {};
+        multiply_nt<kCount>(p, k + warp_row * stride_k, q, stride_k, depth_k);
+        multiply_nt<kCount>(ds, v + warp_row * stride_v, dout, stride_v, depth_v);
+#pragma unroll
+        for (int j = 0; j < kCount / 8; ++j)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int column = 8 * j + fragment_column() + i;  // the query row
+            const float lse = facts.lse[column], delta = facts.delta[column], gate = facts.gate[column];
+            const float lse_log2 = lse == -INFINITY ? INFINITY : lse * 1.4426950408889634f;  // no keys: p = 0
+            const int2 range = all ? make_int2(0, 0) : facts.range[column];
+#pragma unroll
+            for (int e = i; e < 4; e += 2) {
+              const int key = warp_key + fragment_row() + 8 * (e / 2);
+              float prob = exp2_approx(fmaf(p[j][e], scale, -lse_log2));
+              if (!all && (key < range.x || key >= range.y)) prob = 0.0f;
+              ds[j][e] = score_gradient<T>(prob, fmaf(gate, ds[j][e], -delta));
+              p[j][e] = prob * gate;
+            }
+          }
+        if (has_dv) multiply_nn<kCount, kColumns>(dv, p, dout + column0, stride_v);
+        if (has_dk) multiply_nn<kCount, kColumns>(dk, ds, q + column0, stride_k);
+      });
+
+  const int width = a.dk.width + a.dv.width;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int key = warp_key + fragment_row() + 8 * i;
+    if (key >= key_end) continue;
+    float* partial = a.list.partial;
+    if (work.slot >= 0)
+      partial += (static_cast<int64_t>(work.slot) * a.list.block_keys + key - work.block * a.list.block_keys) * width;
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      const int column = column0 + 8 * j + fragment_column();
+      const float dk0 = dk[j][2 * i] * a.in.scale, dk1 = dk[j][2 * i + 1] * a.in.scale;
+      if (work.slot >= 0) {
+        store_pair(partial + column, a.dk.width - column, dk0, dk1);
+        store_pair(partial + a.dk.width + column, a.dv.width - column, dv[j][2 * i], dv[j][2 * i + 1]);
+      } else {
+        a.dk.store(b, key, g, column, dk0, dk1);
+        a.dv.store(b, key, g, column, dv[j][2 * i], dv[j][2 * i + 1]);
+      }
+    }
+  }
+}
+
+// The sums of the blocks that have several pieces, pieces in order. A CTA takes 8 keys of a block.
+constexpr int kMergeKeys = 8;
+__global__ void merge_key_gradients_kernel(const GradView dk, const GradView dv, const KeyWorkList list, int groups,
+                                           int keys) {
+  const int block = blockIdx.x, bg = blockIdx.y, width = dk.width + dv.width;
+  int2 slots;
+  if (list.block_slots != nullptr) {
+    slots = list.block_slots[static_cast<int64_t>(bg) * list.blocks + block];
+  } else {
+    const int parts = list.pieces / list.blocks;
+    slots = make_int2((bg * list.blocks + block) * parts, parts);
+  }
+  if (slots.y <= 1) return;
+  for (int i = threadIdx.x; i < kMergeKeys * width; i += blockDim.x) {
+    const int in_block = blockIdx.z * kMergeKeys + i / width, column = i % width;
+    const int key = block * list.block_keys + in_block;
+    if (in_block >= list.block_keys || key >= keys) continue;
+    float sum = 0.0f;
+    for (int part = 0; part < slots.y; ++part)
+      sum += list.partial[(static_cast<int64_t>(slots.x + part) * list.block_keys + in_block) * width + column];
+    if (column < dk.width)
+      dk.store(bg / groups, key, bg % groups, column, sum);
+    else
+      dv.store(bg / groups, key, bg % groups, column - dk.width, sum);
+  }
+}
+
+}  // namespace
+
+void attend_key_gradients(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
+                          const AttendIn& in, const KeyRange& range, const KeyWorkList& list) {
+  const auto sequences_and_groups = static_cast<unsigned>(in.k.size(0) * in.k.size(2));
+  dispatch_attend(in, [&]<class T, class Tile>() {
+    KeyGradArgs<T> a{make_attend<T>(op, in),
+                     make_view<const T>(grad.dout),
+                     make_view<const float>(grad.lse),
+                     make_view<const float>(grad.delta),
+                     make_view<const float>(grad.gate),
+                     make_grad_view(out.dk),
+                     make_grad_view(out.dv),
+                     range,
+                     list};
+    const int64_t row_bytes = (padded_stride<T, Tile>(a.in.depth_k) + padded_stride<T, Tile>(a.in.depth_v)) * sizeof(T);
+    const int64_t listed_bytes = list.tokens != nullptr ? kWorkTokens * sizeof(int) : 0;
+    const int64_t bytes = plan_shared(op, a.in, kRows * row_bytes + listed_bytes,
+                                      Tile::kKeys * row_bytes + sizeof(RowFacts<Tile::kKeys>));
+    const int64_t chunks = ceil_div(std::max(a.dk.width, a.dv.width), Tile::kColumns);
+    const auto depth = static_cast<unsigned>(chunks * ceil_div(list.block_keys, kRows));
+    launch(ctx, op, attend_key_grad_kernel<T, Tile>, dim3(list.pieces, sequences_and_groups, depth), dim3(kThreads),
+           bytes, a);
+  });
+  if (list.partial == nullptr) return;
+  const dim3 grid(list.blocks, sequences_and_groups, ceil_div(list.block_keys, kMergeKeys));
+  launch(ctx, op, merge_key_gradients_kernel, grid, dim3(256), 0, make_grad_view(out.dk), make_grad_view(out.dv), list,
+         static_cast<int>(in.k.size(2)), range.keys);
+}
+
+void attend_range_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
+                          const KeyRange& range) {
+  const bool fused = attend_forward_sm90_applies(ctx, out, in);
+  record_route(ctx, op, in.q.dtype, fused ? nullptr : kNotFusedHeads);
+  if (fused)
+    attend_rows_forward_sm90(ctx, op, out, in, RangeKeys{range});
+  else
+    attend_rows_forward(ctx, op, out, in, RangeKeys{range});
+}
+
+void attend_range_backward(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
+                           const AttendIn& in, const KeyRange& range) {
+  if (ctx.planning && !grad.rounding_unit.empty())
+    attend_range_backward(ctx, op, out, without_rounding_unit(grad), in, range);
+  const bool fused = backward_d64_applies(ctx, out, grad, in), wide = backward_d128_applies(ctx, out, grad, in),
+             hopper = !fused && !wide && attend_sm90_applies(ctx, out, grad, in);
+  record_route(ctx, op, in.q.dtype, fused || wide || hopper ? nullptr : kNotFusedHeads);
+  if (fused) return backward_d64_range(ctx, op, out, grad, in, range);
+  if (wide) return backward_d128_range(ctx, op, out, grad, in, range);
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor facts = hopper ? compute_row_facts(ctx, scope, grad, in) : Tensor{};
+  if (hopper)
+    attend_rows_backward_sm90(ctx, op, out, grad, in, RangeKeys{range}, facts);
+  else
+    attend_rows_backward(ctx, op, out, grad, in, RangeKeys{range});
+
+  // Enough pieces for 8 CTAs on each of 132 SMs, none of less than about 128 tokens; at most 16 a block, so that the
+  // scratch for them stays linear in T.
+  constexpr int64_t kPieces = 1024, kMostParts = 16, kLeastTokens = 128;
+  const int64_t sequences_and_groups = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kRows);
+  if (blocks == 0) return;
+  const int64_t parts = std::min({kMostParts, ceil_div(kPieces, sequences_and_groups * blocks),
+                                  std::max<int64_t>(1, in.q.size(1) / kLeastTokens)});
+  KeyWorkList list{};
+  list.block_keys = kRows;
+  list.blocks = static_cast<int>(blocks);
+  list.pieces = static_cast<int>(blocks * parts);
+  if (parts > 1) {
+    const int64_t width = in.k.size(3) + in.v.size(3);
+    list.partial = scope.alloc(DType::f32, {sequences_and_groups * blocks * parts, kRows, width}).ptr<float>();
+  }
+  if (hopper)
+    attend_key_gradients_sm90(ctx, op, out, grad, in, range, list, facts);
+  else
+    attend_key_gradients(ctx, op, out, grad, in, range, list);
+}
+
+}  // namespace triad::cuda

@@ -1,0 +1,75 @@
+// The gated sum of the branches, out = gate[0] o_cmp + gate[1] o_sel + gate[2] o_win, on the GPU: what nsa/gpu/gate.cu
+// has kernels for, and kernels of the selected branch do along, which have rows of o_sel at hand (bf16).
+#pragma once
+#include "kernels/nsa/gpu/gate.cuh"
+
+namespace triad::cuda {
+
+// Of one vector; the same bits wherever it is computed.
+template <int V>
+__device__ __forceinline__ void gated_sum(float (&sum)[V], const float (&gate)[3], const float (&o)[3][V]) {
+#pragma unroll
+  for (int j = 0; j < V; ++j) sum[j] = fmaf(gate[2], o[2][j], fmaf(gate[1], o[1][j], gate[0] * o[0][j]));
+}
+
+// CombineAlong as a kernel takes it. The other branches' rows are read once: they need not stay in L2.
+struct CombineRows {
+  using bf16 = __nv_bfloat16;
+  Bthd<bf16> out;
+  Bthd<const bf16> o_cmp, o_win;
+  Planes<const float> gate;
+
+  __device__ __forceinline__ bool wanted() const { return out.data != nullptr; }
+
+  // Asks L2 for what a Row is going to read of the other branches: 64 columns.
+  __device__ __forceinline__ void prefetch(int b, int t, int h, int column) const {
+    prefetch_l2(o_cmp.row(b, t, h) + column);
+    prefetch_l2(o_win.row(b, t, h) + column);
+  }
+  static __device__ __forceinline__ void prefetch_l2(const void* at) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+  }
+
+  // One row: of head h, which is of group g.
+  struct Row {
+    bf16* out;
+    const bf16 *o_cmp, *o_win;
+    float gate[3];
+    __device__ __forceinline__ Row(const CombineRows& all, int b, int t, int h, int g)
+        : out(all.out.row(b, t, h)), o_cmp(all.o_cmp.row(b, t, h)), o_win(all.o_win.row(b, t, h)) {
+#pragma unroll
+      for (int i = 0; i < 3; ++i) gate[i] = __ldg(&all.gate.at(i, b, t, g));
+    }
+    // The eight columns from `column` on.
+    struct Others {
+      uint4 cmp, win;
+    };
+    __device__ __forceinline__ Others others(int column) const {
+      return {__ldcs(reinterpret_cast<const uint4*>(o_cmp + column)),
+              __ldcs(reinterpret_cast<const uint4*>(o_win + column))};
+    }
+    __device__ __forceinline__ void store(int column, const uint4& o_sel, const Others& others) const {
+      float o[3][8], sum[8];
+      as_floats<bf16>(o[0], others.cmp);
+      as_floats<bf16>(o[1], o_sel);
+      as_floats<bf16>(o[2], others.win);
+      gated_sum(sum, gate, o);
+      store_vector<8>(out + column, sum);
+    }
+    __device__ __forceinline__ void store(int column, const uint4& o_sel) const {
+      store(column, o_sel, others(column));
+    }
+  };
+};
+inline CombineRows combine_rows(const CombineAlong* along) {
+  if (along == nullptr) return {};
+  return {bthd<__nv_bfloat16>(along->out), bthd<__nv_bfloat16>(along->o_cmp), bthd<__nv_bfloat16>(along->o_win),
+          planes<const float>(along->gate)};
+}
+// Whether kernels can read and write the rows so.
+inline bool combine_rows_fit(const CombineAlong& along) {
+  return along.out.dtype == DType::bf16 &&
+         all_have_vectors(kVector<__nv_bfloat16>, along.out, along.o_cmp, along.o_win);
+}
+
+}  // namespace triad::cuda

@@ -1,0 +1,320 @@
+// Attention seen from the rows: a CTA takes 64 rows of one (sequence, group), a warp 16 of them, and walks the key
+// tiles that any of its tokens sees. Which tiles those are is the template parameter Keys:
+//   keys.range                       what each row sees at most (KeyRange)
+//   Keys::Walk walk(keys, rows)      the key tiles of a RowTile, in ascending order
+//   walk.next(tile, most)            the next one of at most `most` keys; false at the end. Called by whole warps
+// forward: online softmax, 2 products a tile. dq: p from the saved lse, 3 products. A warp skips tiles that none of its
+// rows sees, and masks only where a row sees a part. Per step and CTA a key tile is read once from L2 (16 KB at d = 64
+// in bf16) for 64 rows; four warps each read it from shared memory, the bound on their speed (128 bytes a clock and
+// SM).
+#pragma once
+#include "kernels/nsa/gpu/attend.cuh"
+
+namespace triad::cuda {
+namespace {
+
+// The rows [first, first + kRows) of sequence b, group g.
+struct RowTile {
+  int b, g, first, rows, first_token, last_token;  // `rows`: T * G, the end of the last tile
+  template <class T>
+  __device__ __forceinline__ RowTile(const Attend<T>& a, int tile, int sequence_and_group)
+      : b(sequence_and_group / a.groups),
+        g(sequence_and_group % a.groups),
+        first(tile * kRows),
+        rows(a.tokens * a.heads.value()),
+        first_token(a.heads.quotient(first)),
+        last_token(a.heads.quotient(min(first + kRows, rows) - 1)) {}
+};
+
+// The two rows of a lane.
+struct LaneRows {
+  bool exists[2];
+  int token[2], head[2];        // head among all Hq
+  int low[2], high[2], bit[2];  // the key range, and the token's bit in KeyTile::members
+  template <class T>
+  __device__ __forceinline__ LaneRows(const Attend<T>& a, const RowTile& tile, const KeyRange& range) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = tile.first + 16 * (threadIdx.x / 32) + fragment_row() + 8 * i;
+      exists[i] = row < tile.rows;
+      token[i] = a.heads.quotient(row);
+      head[i] = tile.g * a.heads.value() + row - token[i] * a.heads.value();
+      low[i] = exists[i] ? range.low(token[i]) : 0;
+      high[i] = exists[i] ? range.high(token[i]) : 0;
+      bit[i] = exists[i] ? token[i] - tile.first_token : 0;
+    }
+  }
+};
+
+// What the warp's rows see of a tile: nothing, everything, or for each row the columns [low, high).
+template <int kKeys>
+struct Sight {
+  int low[2], high[2];
+  bool any, all;
+  __device__ __forceinline__ Sight(const LaneRows& rows, const KeyTile& tile) {
+    bool lane_any = false, lane_all = true;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      low[i] = max(rows.low[i] - tile.first, 0);
+      high[i] = (tile.members >> rows.bit[i] & 1) != 0 ? min(rows.high[i], tile.end) - tile.first : 0;
+      lane_any = lane_any || low[i] < high[i];
+      lane_all = lane_all && low[i] == 0 && high[i] >= kKeys;
+    }
+    any = __any_sync(kFullWarp, lane_any);
+    all = __all_sync(kFullWarp, lane_all);
+  }
+  __device__ __forceinline__ void mask(float (&scores)[kKeys / 8][4]) const {
+    if (all) return;
+#pragma unroll
+    for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int column = 8 * j + fragment_column() + e % 2;
+        if (column < low[e / 2] || column >= high[e / 2]) scores[j][e] = -INFINITY;
+      }
+  }
+};
+
+// Rows of q or dout into shared memory.
+template <class T>
+__device__ __forceinline__ void load_query_rows(T* to, int stride, int padded, const View<const T>& view,
+                                                const Attend<T>& a, const RowTile& tile) {
+  load_rows<kRows>(to, stride, padded, view, [&](int r) -> const T* {
+    const int row = tile.first + r, t = a.heads.quotient(row), G = a.heads.value();
+    return row < tile.rows ? view.at(tile.b, t, tile.g * G + row - t * G) : nullptr;
+  });
+}
+
+// The keys (or values) of a tile into shared memory.
+template <int kKeys, class T>
+__device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, const View<const T>& view,
+                                              const RowTile& rows, const KeyTile& tile) {
+  const T* first = view.at(rows.b, tile.first, rows.g);
+  const int count = tile.end - tile.first;
+  load_rows<kKeys>(to, stride, padded, view,
+                   [&](int r) -> const T* { return r < count ? first + r * view.row : nullptr; });
+}
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, 1));
+  return fmaxf(x, __shfl_xor_sync(kFullWarp, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(kFullWarp, x, 1);
+  return x + __shfl_xor_sync(kFullWarp, x, 2);
+}
+
+template <class T>
+struct ForwardArgs {
+  Attend<T> in;
+  View<T> o;
+  View<float> lse;
+};
+
+// Shared memory: q [64][dk], then for each stage k [keys][dk] and v [keys][this CTA's columns].
+template <class T, class Tile, class Keys>
+__global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
+    attend_forward_kernel(const ForwardArgs<T> a, const Keys keys) {
+  constexpr int kKeys = Tile::kKeys, kColumns = Tile::kColumns, kStrideV = tile_stride<T>(kColumns);
+  const int depth = padded_depth<Tile>(a.in.depth_k), stride = padded_stride<T, Tile>(a.in.depth_k);
+  const int column0 = blockIdx.z * kColumns;
+  const RowTile tile(a.in, gridDim.x - 1 - blockIdx.x, blockIdx.y);  // the last rows see most: they start first
+  const LaneRows rows(a.in, tile, keys.range);
+
+  T* q = reinterpret_cast<T*>(dynamic_shared());
+  T* stages = q + kRows * stride;
+  const int stage_size = kKeys * (stride + kStrideV);
+  load_query_rows(q, stride, depth, a.in.q, a.in, tile);
+
+  float out[kColumns / 8][4] = {};
+  float top[2] = {-INFINITY, -INFINITY},
+        sum[2] = {0.0f, 0.0f};  // largest score of the row; this lane's part of the sum
+  const float scale = a.in.scale_log2();
+  const View<const T> v_columns = a.in.v.columns(column0, kColumns);
+  typename Keys::Walk walk(keys, tile);
+  pipeline<KeyTile>(
+      a.in.stages, [&](KeyTile& next) { return walk.next(next, kKeys); },
+      [&](const KeyTile& next, int stage) {
+        T* k = stages + stage * stage_size;
+        load_key_rows<kKeys>(k, stride, depth, a.in.k, tile, next);
+        load_key_rows<kKeys>(k + kKeys * stride, kStrideV, kColumns, v_columns, tile, next);
+      },
+      [&](const KeyTile& now, int stage) {
+        const Sight<kKeys> sight(rows, now);
+        if (!sight.any) return;
+        const T* k = stages + stage * stage_size;
+        float p[kKeys / 8][4] = {};
+        multiply_nt<kKeys>(p, q + 16 * (threadIdx.x / 32) * stride, k, stride, depth);
+        sight.mask(p);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float best = top[i];
+#pragma unroll
+          for (int j = 0; j < kKeys / 8; ++j) best = fmaxf(best, fmaxf(p[j][2 * i], p[j][2 * i + 1]));
+          best = quad_max(best);
+          const float base = best == -INFINITY ? 0.0f : best * scale;  // a row that has seen nothing yet: no inf - inf
+          const float shrink = exp2_approx(fmaf(top[i], scale, -base));
+          top[i] = best;
+          sum[i] *= shrink;
+#pragma unroll
+          for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+            for (int e = 2 * i; e < 2 * i + 2; ++e) sum[i] += p[j][e] = exp2_approx(fmaf(p[j][e], scale, -base));
+#pragma unroll
+          for (int j = 0; j < kColumns / 8; ++j) out[j][2 * i] *= shrink, out[j][2 * i + 1] *= shrink;
+        }
+        multiply_nn<kKeys, kColumns>(out, p, k + kKeys * stride, kStrideV);
+      });
+
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float total = quad_sum(sum[i]);
+    if (!rows.exists[i]) continue;
+    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+    T* o = a.o.at(tile.b, rows.token[i], rows.head[i]);
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      const int column = column0 + 8 * j + fragment_column();
+      store_pair(o + column, a.o.width - column, out[j][2 * i] * inverse, out[j][2 * i + 1] * inverse);
+    }
+    if (column0 == 0 && threadIdx.x % 4 == 0)
+      *a.lse.at(tile.b, rows.token[i], rows.head[i]) =
+          total == 0.0f ? -INFINITY : fmaf(top[i], a.in.scale, logf(total));
+  }
+}
+
+template <class T>
+struct QueryGradArgs {
+  Attend<T> in;
+  View<const T> dout;
+  View<const float> lse, delta, gate;
+  View<float> dq;
+};
+
+// Shared memory: q [64][dk], dout [64][dv], then for each stage k [keys][dk] and v [keys][dv].
+template <class T, class Tile, class Keys>
+__global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
+    attend_query_grad_kernel(const QueryGradArgs<T> a, const Keys keys) {
+  constexpr int kKeys = Tile::kKeys, kColumns = Tile::kColumns;
+  const int depth_k = padded_depth<Tile>(a.in.depth_k), stride_k = padded_stride<T, Tile>(a.in.depth_k);
+  const int depth_v = padded_depth<Tile>(a.in.depth_v), stride_v = padded_stride<T, Tile>(a.in.depth_v);
+  const int column0 = blockIdx.z * kColumns, warp_row = 16 * (threadIdx.x / 32);
+  const RowTile tile(a.in, gridDim.x - 1 - blockIdx.x, blockIdx.y);
+  const LaneRows rows(a.in, tile, keys.range);
+
+  T* q = reinterpret_cast<T*>(dynamic_shared());
+  T* dout = q + kRows * stride_k;
+  T* stages = dout + kRows * stride_v;
+  const int stage_size = kKeys * (stride_k + stride_v);
+  load_query_rows(q, stride_k, depth_k, a.in.q, a.in, tile);
+  load_query_rows(dout, stride_v, depth_v, a.dout, a.in, tile);
+
+  float lse_log2[2] = {INFINITY, INFINITY}, delta[2] = {}, gate[2] = {};  // of a row without keys: p = 2^-inf = 0
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (!rows.exists[i]) continue;
+    const float lse = *a.lse.at(tile.b, rows.token[i], rows.head[i]);
+    if (lse != -INFINITY) lse_log2[i] = lse * 1.4426950408889634f;
+    delta[i] = *a.delta.at(tile.b, rows.token[i], rows.head[i]);
+    gate[i] = a.gate.data == nullptr ? 1.0f : *a.gate.at(tile.b, rows.token[i], tile.g);
+  }
+
+  float dq[kColumns / 8][4] = {};
+  const float scale = a.in.scale_log2();
+  typename Keys::Walk walk(keys, tile);
+  pipeline<KeyTile>(
+      a.in.stages, [&](KeyTile& next) { return walk.next(next, kKeys); },
+      [&](const KeyTile& next, int stage) {
+        T* k = stages + stage * stage_size;
+        load_key_rows<kKeys>(k, stride_k, depth_k, a.in.k, tile, next);
+        load_key_rows<kKeys>(k + kKeys * stride_k, stride_v, depth_v, a.in.v, tile, next);
+      },
+      [&](const KeyTile& now, int stage) {
+        const Sight<kKeys> sight(rows, now);
+        if (!sight.any) return;
+        const T* k = stages + stage * stage_size;
+        float p[kKeys / 8][4] = {}, ds[kKeys / 8][4] = {};
+        multiply_nt<kKeys>(p, q + warp_row * stride_k, k, stride_k, depth_k);
+        multiply_nt<kKeys>(ds, dout + warp_row * stride_v, k + kKeys * stride_k, stride_v, depth_v);
+        sight.mask(p);
+#pragma unroll
+        for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            ds[j][e] = score_gradient<T>(exp2_approx(fmaf(p[j][e], scale, -lse_log2[e / 2])),
+                                         fmaf(gate[e / 2], ds[j][e], -delta[e / 2]));
+        multiply_nn<kKeys, kColumns>(dq, ds, k + column0, stride_k);
+      });
+
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (!rows.exists[i]) continue;
+    float* to = a.dq.at(tile.b, rows.token[i], rows.head[i]);
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      const int column = column0 + 8 * j + fragment_column(), room = a.dq.width - column;
+      const float x = room >= 1 ? to[column] : 0.0f, y = room >= 2 ? to[column + 1] : 0.0f;
+      store_pair(to + column, room, fmaf(dq[j][2 * i], a.in.scale, x), fmaf(dq[j][2 * i + 1], a.in.scale, y));
+    }
+  }
+}
+
+// ---- launches ----
+
+template <class T>
+dim3 row_grid(const Attend<T>& a, const AttendIn& in, int columns, int columns_per_cta) {
+  const int64_t rows = in.q.size(1) * (in.q.size(2) / in.k.size(2));
+  return dim3(static_cast<unsigned>(ceil_div(rows, kRows)), static_cast<unsigned>(in.q.size(0) * a.groups),
+              static_cast<unsigned>(ceil_div(columns, columns_per_cta)));
+}
+
+template <class Keys>
+void attend_rows_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
+  dispatch_attend(in, [&]<class T, class Tile>() {
+    ForwardArgs<T> a{make_attend<T>(op, in), make_view<T>(out.o), make_view<float>(out.lse)};
+    const int64_t row_bytes = padded_stride<T, Tile>(a.in.depth_k) * sizeof(T);
+    const int64_t v_bytes = tile_stride<T>(Tile::kColumns) * sizeof(T);
+    const int64_t bytes = plan_shared(op, a.in, kRows * row_bytes, Tile::kKeys * (row_bytes + v_bytes));
+    launch(ctx, op, attend_forward_kernel<T, Tile, Keys>, row_grid(a.in, in, a.o.width, Tile::kColumns), dim3(kThreads),
+           bytes, a, keys);
+  });
+}
+
+// dq only.
+template <class Keys>
+void attend_rows_backward(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
+                          const AttendIn& in, const Keys& keys) {
+  dispatch_attend(in, [&]<class T, class Tile>() {
+    QueryGradArgs<T> a{make_attend<T>(op, in),
+                       make_view<const T>(grad.dout),
+                       make_view<const float>(grad.lse),
+                       make_view<const float>(grad.delta),
+                       make_view<const float>(grad.gate),
+                       make_view<float>(out.dq)};
+    const int64_t row_bytes = (padded_stride<T, Tile>(a.in.depth_k) + padded_stride<T, Tile>(a.in.depth_v)) * sizeof(T);
+    const int64_t bytes = plan_shared(op, a.in, kRows * row_bytes, Tile::kKeys * row_bytes);
+    launch(ctx, op, attend_query_grad_kernel<T, Tile, Keys>, row_grid(a.in, in, a.dq.width, Tile::kColumns),
+           dim3(kThreads), bytes, a, keys);
+  });
+}
+
+}  // namespace
+// Every row sees all of its range.
+struct RangeKeys {
+  KeyRange range;
+  class Walk {
+   public:
+    __device__ __forceinline__ Walk(const RangeKeys& keys, const RowTile& rows)
+        : at_(keys.range.low(rows.first_token)), end_(keys.range.high(rows.last_token)) {}
+    __device__ __forceinline__ bool next(KeyTile& tile, int most) {
+      tile = {at_, min(at_ + most, end_), ~uint64_t{0}};
+      at_ += most;
+      return tile.first < tile.end;
+    }
+
+   private:
+    int at_, end_;
+  };
+};
+
+}  // namespace triad::cuda

@@ -1,0 +1,481 @@
+// The gate's MLP on tensor cores, for bf16 and dk of 64 or 128: dk -> dk/2 -> 3 on the mean of a group's heads. Its
+// products are small; what counts is that much of q is on its way at any time, and that nothing waits for anything
+// else. Bytes at M7C, 32,768 tokens: forward 50 MB (q), backward 67 MB (q, and f32 of dq for each group).
+//   Forward takes 20 to 21 us on an H200; the form of q's loads makes two of them, three CTAs an SM and not four a few
+//   tenths (kernels/README.md). Where the time goes, backward, of 31 us: 4.4 any launch between two events, 3 until
+//   weights and the first rows are there, 17 to 19 in the loop, which keeps memory at 4 TB/s, 2 in the sums at the end,
+//   3 in the kernel that adds the slices. What did not help: twice the warps with half the registers (3.5 us more),
+//   products that wait for none ahead of them (none), q's next tiles brought to L2 early (2 to 6 more; forward 3.5).
+//   A warp takes 8 rows (token, group) at a time and needs no other warp. They are the N of its products, hidden units
+//   the M: fc1 [hidden][columns] times mean [columns][rows]. In the B operand lane (a, c) = (lane / 4, lane % 4) holds
+//   row a; which columns stand in which place of K is free, so it holds columns 8 c .. 8 c + 7 of each 32, which are
+//   one 16-byte load. So q goes from memory to the registers where it is summed over heads, 6 KiB of a warp under way
+//   while it computes on what came before, and fc1 lies in shared memory as the words of the A operand. Sums stay fp32:
+//   what enters a product is split into two bf16, high + low, which carry 16 bits of the mantissa (the rest, 2^-17, is
+//   far below the rounding of q itself); fc1 is bf16 as it is. Gradients of fc1_b and fc2 are sums of unsplit fp32.
+//   Backward: the C fragments of fc1's result, units by rows, are the A operand of fc1's gradient, d [units][rows]
+//   times mean [rows][columns], and turned (movmatrix) the B operand of dq. With dk = 64 a warp sums the whole of fc1's
+//   gradient in registers; with 128 each of four warps sums a quarter of it, over the rows of all four.
+#pragma once
+#include <algorithm>
+
+#include "kernels/common/launch_pdl.cuh"
+#include "kernels/common/ptx.cuh"
+#include "kernels/nsa/gpu/gate.cuh"
+
+namespace triad::cuda {
+
+template <int kWidth>
+struct GateTiles {
+  static constexpr int kHidden = kWidth / 2;
+  static constexpr int kRows = 8;                      // of a warp
+  static constexpr int kParts = kWidth / 32;           // 16-byte vectors of a lane in a row of q
+  static constexpr int kUnits = kHidden / 8;           // hidden units of a lane: 8 j + a
+  static constexpr int kWords = kWidth / 8;            // of a lane, each the pair of columns 32 part + 8 c + 2 k, + 1
+  static constexpr int kHeads = kWidth == 64 ? 6 : 2;  // of a row under way
+  static constexpr int kForwardWarps = 4, kForwardCtasPerSm = 3;
+  // Backward's CTAs stay, each with a slice. kSharers: warps that share the sums of fc1's gradient.
+  static constexpr int kBackwardWarps = kWidth == 64 ? 8 : 4, kBackwardCtasPerSm = kWidth == 64 ? 1 : 2;
+  static constexpr int kSharers = kWidth == 64 ? 1 : kBackwardWarps;
+};
+
+// The two layers as products and sums need them.
+template <int kWidth>
+struct GateWeightsShared {
+  using Tiles = GateTiles<kWidth>;
+  uint4 fc1_w[Tiles::kUnits][Tiles::kParts][32];  // a lane's columns of unit 8 j + a
+  float4 unit[Tiles::kHidden];                    // fc1_b, and what fc2 makes of the unit
+  float fc2_b[4];
+
+  // All of it is asked for before any of it is put down: it comes from memory, a microsecond a time (one after the
+  // other 4 us).
+  template <int kThreads>
+  __device__ void load(const GateMlp<__nv_bfloat16>& mlp) {
+    constexpr int kVectors = Tiles::kUnits * Tiles::kParts * 32, kOwn = kVectors / kThreads;
+    static_assert(kVectors % kThreads == 0 && Tiles::kHidden <= kThreads);
+    uint4 own[kOwn];
+#pragma unroll
+    for (int n = 0; n < kOwn; ++n) {
+      const int i = threadIdx.x + n * kThreads;
+      const int of_lane = i % 32, part = i / 32 % Tiles::kParts, j = i / 32 / Tiles::kParts;
+      own[n] = *reinterpret_cast<const uint4*>(mlp.fc1_w + (8 * j + of_lane / 4) * mlp.fc1_stride + 32 * part +
+                                               of_lane % 4 * 8);
+    }
+    const int m = threadIdx.x % Tiles::kHidden, branch = threadIdx.x % 3;
+    const __nv_bfloat16 small[5] = {mlp.fc1_b[m], mlp.fc2_w[m], mlp.fc2_w[mlp.fc2_stride + m],
+                                    mlp.fc2_w[2 * mlp.fc2_stride + m], mlp.fc2_b[branch]};
+#pragma unroll
+    for (int n = 0; n < kOwn; ++n) (&fc1_w[0][0][0])[threadIdx.x + n * kThreads] = own[n];
+    if (threadIdx.x < Tiles::kHidden)
+      unit[m] = make_float4(to_float(small[0]), to_float(small[1]), to_float(small[2]), to_float(small[3]));
+    if (threadIdx.x < 3) fc2_b[branch] = to_float(small[4]);
+  }
+};
+
+// c[16x8] += a[16x8] b[8x8]
+__device__ __forceinline__ void mma_m16n8k8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a0), "r"(a1), "r"(b));
+}
+// An 8x8 matrix of 16-bit elements across a warp, of which a lane holds row lane/4, columns 2*(lane%4) and the next:
+// the same of its transpose.
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t pair) {
+  uint32_t turned;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
+  return turned;
+}
+
+// x = high + low, two bf16, to 2^-17.
+__device__ __forceinline__ void split_bf16(uint32_t& high, uint32_t& low, float x0, float x1) {
+  high = pack_bf16(x0, x1);
+  low = pack_bf16(x0 - __uint_as_float(high << 16), x1 - __uint_as_float(high & 0xffff0000u));
+}
+
+// What this route asks for: a group's heads side by side, all tokens one stride apart, planes dense. So a row is a
+// number.
+struct DenseRows {
+  const __nv_bfloat16* q;
+  int64_t stride;  // of tokens
+  uint32_t count, groups;
+  int heads;
+};
+
+// A lane's way to its rows of q: row a of each tile, kHeads heads at a time, loaded before they are asked for.
+template <int kWidth>
+class HeadSums {
+  static constexpr int kParts = GateTiles<kWidth>::kParts, kHeads = GateTiles<kWidth>::kHeads;
+
+ public:
+  // Of the tiles of 8 rows that begin at first, first + step, ...
+  __device__ HeadSums(const DenseRows& rows, uint32_t first, uint32_t step)
+      : rows_(rows), row_(first + threadIdx.x % 32 / 4), step_(step) {
+    find_row();
+    request();
+  }
+
+  // Of the next tile: sum[8 part + j] = column 32 part + 8 c + j of the lane's row, over all heads; zeros past the last
+  // row.
+  __device__ void next(float (&sum)[kWidth / 4]) {
+#pragma unroll
+    for (int j = 0; j < kWidth / 4; ++j) sum[j] = 0.0f;
+    do {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          float x[8];
+          as_floats<__nv_bfloat16>(x, held_[h][part]);
+#pragma unroll
+          for (int j = 0; j < 8; ++j) sum[8 * part + j] += x[j];
+        }
+      head_ += kHeads;
+      if (head_ >= rows_.heads) {
+        head_ = 0, row_ += step_;
+        find_row();
+      }
+      request();
+    } while (head_ != 0);
+  }
+
+ private:
+  __device__ void find_row() {
+    const uint32_t token = row_ / rows_.groups, group = row_ % rows_.groups;
+    from_ = row_ < rows_.count ? rows_.q + token * rows_.stride + group * rows_.heads * kWidth + threadIdx.x % 4 * 8
+                               : nullptr;
+  }
+  __device__ void request() {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        held_[h][part] = from_ != nullptr && head_ + h < rows_.heads
+                             ? load_streamed(from_ + (head_ + h) * kWidth + 32 * part)
+                             : make_uint4(0, 0, 0, 0);
+  }
+
+  const DenseRows& rows_;
+  const __nv_bfloat16* from_;  // of the row that is asked for next; null past the last row
+  uint32_t row_, step_;
+  int head_ = 0;
+  uint4 held_[kHeads][kParts];
+};
+
+// The words of the lane's part of its row's mean, split.
+template <int kWords>
+__device__ __forceinline__ void split_mean(uint32_t (&high)[kWords], uint32_t (&low)[kWords],
+                                           const float (&sum)[2 * kWords], float share) {
+#pragma unroll
+  for (int k = 0; k < kWords; ++k) split_bf16(high[k], low[k], sum[2 * k] * share, sum[2 * k + 1] * share);
+}
+
+// before = fc1_w mean: before[j][x] is unit 8 j + a of row 2 c + x.
+template <int kWidth>
+__device__ __forceinline__ void first_layer(float (&before)[kWidth / 16][2], const uint32_t (&high)[kWidth / 8],
+                                            const uint32_t (&low)[kWidth / 8], const GateWeightsShared<kWidth>& w) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int j = 0; j < kWidth / 16; j += 2) {
+    float d[4] = {};
+#pragma unroll
+    for (int part = 0; part < kWidth / 32; ++part) {
+      const uint4 upper = w.fc1_w[j][part][lane], lower = w.fc1_w[j + 1][part][lane];
+      const uint32_t a[2][4] = {{upper.x, lower.x, upper.y, lower.y}, {upper.z, lower.z, upper.w, lower.w}};
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+        const int k = 4 * part + 2 * u;
+        mma_m16n8k16(d, a[u], low[k], low[k + 1]);
+        mma_m16n8k16(d, a[u], high[k], high[k + 1]);
+      }
+    }
+    before[j][0] = d[0], before[j][1] = d[1], before[j + 1][0] = d[2], before[j + 1][1] = d[3];
+  }
+}
+
+__device__ __forceinline__ float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+
+template <int kWidth>
+__global__ void __launch_bounds__(32 * GateTiles<kWidth>::kForwardWarps, GateTiles<kWidth>::kForwardCtasPerSm)
+    gate_forward_mma_kernel(float* __restrict__ gate, DenseRows rows, GateMlp<__nv_bfloat16> weights, bool softmax,
+                            float inverse_temperature) {
+  using Tiles = GateTiles<kWidth>;
+  __shared__ GateWeightsShared<kWidth> w;
+  const int lane = threadIdx.x % 32, a = lane / 4, c = lane % 4;
+  const uint32_t first = (blockIdx.x * Tiles::kForwardWarps + threadIdx.x / 32) * Tiles::kRows;
+  const uint32_t step = gridDim.x * Tiles::kForwardWarps * Tiles::kRows;
+  const float share = 1.0f / static_cast<float>(rows.heads);
+  HeadSums<kWidth> heads(rows, first, step);
+  w.template load<32 * Tiles::kForwardWarps>(weights);
+  __syncthreads();
+  for (uint32_t row = first; row < rows.count; row += step) {
+    float sum[kWidth / 4], before[Tiles::kUnits][2];
+    heads.next(sum);
+    uint32_t high[Tiles::kWords], low[Tiles::kWords];
+    split_mean(high, low, sum, share);
+    first_layer(before, high, low, w);
+    float z[2][3] = {};
+#pragma unroll
+    for (int j = 0; j < Tiles::kUnits; ++j) {
+      const float4 unit = w.unit[8 * j + a];
+#pragma unroll
+      for (int x = 0; x < 2; ++x) {
+        const float pre = before[j][x] + unit.x, after = pre * fast_sigmoid(pre);
+        z[x][0] = fmaf(unit.y, after, z[x][0]);
+        z[x][1] = fmaf(unit.z, after, z[x][1]);
+        z[x][2] = fmaf(unit.w, after, z[x][2]);
+      }
+    }
+    // Sums over the 8 lanes of a column c; lanes 16 and up keep row 2 c + 1, the others 2 c.
+    const bool odd = lane >= 16;
+    float g[3];
+#pragma unroll
+    for (int b = 0; b < 3; ++b) {
+      float sum_b = (odd ? z[1][b] : z[0][b]) + __shfl_xor_sync(0xffffffffu, odd ? z[0][b] : z[1][b], 16);
+      sum_b += __shfl_xor_sync(0xffffffffu, sum_b, 8);
+      sum_b += __shfl_xor_sync(0xffffffffu, sum_b, 4);
+      g[b] = (sum_b + w.fc2_b[b]) * inverse_temperature;
+    }
+    if (softmax) {
+      const float top = fmaxf(g[0], fmaxf(g[1], g[2]));
+#pragma unroll
+      for (int b = 0; b < 3; ++b) g[b] = __expf(g[b] - top);
+      const float total = 1.0f / (g[0] + g[1] + g[2]);
+#pragma unroll
+      for (int b = 0; b < 3; ++b) g[b] *= total;
+    } else {
+#pragma unroll
+      for (int b = 0; b < 3; ++b) g[b] = fast_sigmoid(g[b]);
+    }
+    const int plane = a % 4;  // of the four lanes that know the row's gates, three write one each
+    const uint32_t lane_row = row + 2 * c + odd;
+    if (plane < 3 && lane_row < rows.count)
+      gate[plane * int64_t{rows.count} + lane_row] = plane == 0 ? g[0] : plane == 1 ? g[1] : g[2];
+  }
+}
+
+// Gradient of fc2's result, from those of the gates: lane 8 b + r fetches branch b of row r, early. Zeros past the last
+// row, and with them all that follows.
+class GateGradient {
+ public:
+  __device__ GateGradient(const float* dgate, const float* gate, const DenseRows& rows, uint32_t first) {
+    const int lane = threadIdx.x % 32, b = lane / 8;
+    const uint32_t row = first + lane % 8;
+    const bool fetch = row < rows.count && b < 3;
+    gate_ = fetch ? gate[b * int64_t{rows.count} + row] : 0.0f;
+    dgate_ = fetch ? dgate[b * int64_t{rows.count} + row] : 0.0f;
+  }
+  // dz[x]: of row 2 c + x
+  __device__ void get(float (&dz)[2][3], bool softmax, float inverse_temperature) const {
+    const int lane = threadIdx.x % 32;
+    const float product = gate_ * dgate_;
+    float mean = 0.0f;
+#pragma unroll
+    for (int b = 0; b < 3; ++b) mean += __shfl_sync(0xffffffffu, product, 8 * b + lane % 8);
+    const float own = gate_ * (softmax ? dgate_ - mean : dgate_ * (1.0f - gate_)) * inverse_temperature;
+#pragma unroll
+    for (int x = 0; x < 2; ++x)
+#pragma unroll
+      for (int b = 0; b < 3; ++b) dz[x][b] = __shfl_sync(0xffffffffu, own, 8 * b + 2 * (lane % 4) + x);
+  }
+
+ private:
+  float gate_, dgate_;
+};
+
+// What backward adds to the weights: fc1 the other way round, as the A operand of dq. Of columns 16 t .. of the product
+// row 8 s + a is column 32 (t / 2) + 4 a + 2 (t % 2) + s: so that a lane gets four neighbours of two products.
+template <int kWidth>
+struct GateBackwardShared {
+  using Tiles = GateTiles<kWidth>;
+  static constexpr int kColumnTiles = kWidth / 16, kUnitSteps = Tiles::kHidden / 16;
+  // A team's operands for fc1's gradient: d's words, and the mean's, already turned.
+  struct Operands {
+    uint2 d[Tiles::kUnits][32], mean[Tiles::kWords][32];  // high, low
+  };
+  GateWeightsShared<kWidth> w;
+  uint4 fc1_turned[kColumnTiles][kUnitSteps][32];
+  Operands operands[Tiles::kSharers == 1 ? 1 : 2][Tiles::kSharers];  // two: one is written while the other is read
+
+  __device__ void load(const GateMlp<__nv_bfloat16>& mlp) {
+    w.template load<32 * Tiles::kBackwardWarps>(mlp);
+    __syncthreads();
+    const auto bits = reinterpret_cast<const uint16_t*>(w.fc1_w);
+    uint32_t* const words = &fc1_turned[0][0][0].x;
+    for (int i = threadIdx.x; i < kColumnTiles * kUnitSteps * 128; i += blockDim.x) {
+      const int s = i % 2, half = i / 2 % 2, lane = i / 4 % 32, k = i / 128 % kUnitSteps, t = i / 128 / kUnitSteps;
+      const int unit = 16 * k + 8 * half + lane % 4 * 2, column = 32 * (t / 2) + 4 * (lane / 4) + 2 * (t % 2) + s;
+      // Where fc1_w has this unit's column; the next unit lies 4 lanes further.
+      const int at = ((unit / 8 * Tiles::kParts + column / 32) * 32 + unit % 8 * 4 + column % 32 / 8) * 8 + column % 8;
+      words[i] = bits[at] | uint32_t{bits[at + 4 * 8]} << 16;
+    }
+    __syncthreads();
+  }
+};
+
+// At the end, in the same place: each warp's sums, as they lie in a slice.
+template <int kWidth>
+struct GateSums {
+  using Tiles = GateTiles<kWidth>;
+  static constexpr int kRow = kWidth + 2;  // so that the lanes of half a warp meet different banks
+  float fc1_w[Tiles::kBackwardWarps / Tiles::kSharers][Tiles::kHidden][kRow];
+  float small[Tiles::kBackwardWarps][4 * Tiles::kHidden + 4];  // fc1_b, fc2_w, fc2_b
+};
+template <int kWidth>
+constexpr size_t kGateBackwardShared = std::max(sizeof(GateBackwardShared<kWidth>), sizeof(GateSums<kWidth>));
+
+// dq of a group = fc1_w^T d / G. d comes as the B operand: pairs of units of row a, 8 j + 2 c and the next.
+template <int kWidth>
+__device__ __forceinline__ void write_dq_group(float* dq_group, uint32_t first, uint32_t count,
+                                               const uint32_t (&high)[kWidth / 16], const uint32_t (&low)[kWidth / 16],
+                                               const GateBackwardShared<kWidth>& s, float share) {
+  const int lane = threadIdx.x % 32, a = lane / 4, c = lane % 4;
+#pragma unroll
+  for (int t = 0; t < kWidth / 16; t += 2) {
+    float d[2][4] = {};
+#pragma unroll
+    for (int k = 0; k < kWidth / 32; ++k)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint4 turned = s.fc1_turned[t + i][k][lane];
+        const uint32_t fc1[4] = {turned.x, turned.y, turned.z, turned.w};
+        mma_m16n8k16(d[i], fc1, low[2 * k], low[2 * k + 1]);
+        mma_m16n8k16(d[i], fc1, high[2 * k], high[2 * k + 1]);
+      }
+#pragma unroll
+    for (int x = 0; x < 2; ++x) {
+      const uint32_t row = first + 2 * c + x;
+      if (row < count)
+        *reinterpret_cast<float4*>(dq_group + int64_t{row} * kWidth + 16 * t + 4 * a) =
+            make_float4(d[0][x] * share, d[0][2 + x] * share, d[1][x] * share, d[1][2 + x] * share);
+    }
+  }
+}
+
+template <int kWidth>
+__global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTiles<kWidth>::kBackwardCtasPerSm)
+    gate_backward_mma_kernel(float* __restrict__ dq_group, float* __restrict__ slices, const float* __restrict__ dgate,
+                             const float* __restrict__ gate, DenseRows rows, GateMlp<__nv_bfloat16> weights,
+                             bool softmax, float inverse_temperature) {
+  using Tiles = GateTiles<kWidth>;
+  constexpr int kUnits = Tiles::kUnits, kWords = Tiles::kWords, kSharers = Tiles::kSharers;
+  constexpr int kOwnUnits = kUnits / kSharers;  // whose gradients this warp sums
+  auto& s = *reinterpret_cast<GateBackwardShared<kWidth>*>(dynamic_shared());
+  const int lane = threadIdx.x % 32, a = lane / 4, c = lane % 4, warp = threadIdx.x / 32;
+  const uint32_t step = gridDim.x * Tiles::kBackwardWarps * Tiles::kRows;
+  const uint32_t first_of_cta = blockIdx.x * Tiles::kBackwardWarps * Tiles::kRows, offset = warp * Tiles::kRows;
+  const float share = 1.0f / static_cast<float>(rows.heads);
+  float fc1_sum[kOwnUnits / 2][kWords][4] = {}, fc1_b_sum[kUnits] = {}, fc2_sum[3][kUnits] = {}, dz_sum[3] = {};
+  HeadSums<kWidth> heads(rows, first_of_cta + offset, step);
+  GateGradient upstream(dgate, gate, rows, first_of_cta + offset);
+  s.load(weights);
+
+  int turn = 0;
+  for (uint32_t cta_row = first_of_cta; cta_row < rows.count; cta_row += step) {  // the same trips for a CTA's warps
+    float sum[kWidth / 4], d[kUnits][2], dz[2][3];
+    upstream.get(dz, softmax, inverse_temperature);
+    heads.next(sum);
+    upstream = GateGradient(dgate, gate, rows, cta_row + offset + step);
+    uint32_t mean_high[kWords], mean_low[kWords], d_high[kUnits], d_low[kUnits];
+    split_mean(mean_high, mean_low, sum, share);
+    first_layer(d, mean_high, mean_low, s.w);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) {
+      mean_high[k] = transpose_matrix(mean_high[k]), mean_low[k] = transpose_matrix(mean_low[k]);
+      if constexpr (kSharers > 1) s.operands[turn][warp].mean[k][lane] = {mean_high[k], mean_low[k]};
+    }
+#pragma unroll
+    for (int j = 0; j < kUnits; ++j) {
+      const float4 unit = s.w.unit[8 * j + a];
+#pragma unroll
+      for (int x = 0; x < 2; ++x) {
+        const float pre = d[j][x] + unit.x, sig = fast_sigmoid(pre), after = pre * sig;
+        const float dafter = fmaf(dz[x][2], unit.w, fmaf(dz[x][1], unit.z, dz[x][0] * unit.y));
+        d[j][x] = dafter * sig * fmaf(pre, 1.0f - sig, 1.0f);  // gradient before the SiLU
+        fc1_b_sum[j] += d[j][x];
+#pragma unroll
+        for (int b = 0; b < 3; ++b) fc2_sum[b][j] = fmaf(dz[x][b], after, fc2_sum[b][j]);
+      }
+      split_bf16(d_high[j], d_low[j], d[j][0], d[j][1]);
+      if constexpr (kSharers > 1) s.operands[turn][warp].d[j][lane] = {d_high[j], d_low[j]};
+    }
+#pragma unroll
+    for (int b = 0; b < 3; ++b) dz_sum[b] += dz[0][b] + dz[1][b];
+
+    uint32_t turned_high[kUnits], turned_low[kUnits];
+#pragma unroll
+    for (int j = 0; j < kUnits; ++j)
+      turned_high[j] = transpose_matrix(d_high[j]), turned_low[j] = transpose_matrix(d_low[j]);
+    write_dq_group<kWidth>(dq_group, cta_row + offset, rows.count, turned_high, turned_low, s, share);
+
+    const auto add_product = [](float(&to)[4], uint2 upper, uint2 lower, uint2 mean) {
+      mma_m16n8k8(to, upper.y, lower.y, mean.x);
+      mma_m16n8k8(to, upper.x, lower.x, mean.y);
+      mma_m16n8k8(to, upper.x, lower.x, mean.x);
+    };
+    if constexpr (kSharers == 1) {
+#pragma unroll
+      for (int j = 0; j < kUnits; j += 2)
+#pragma unroll
+        for (int k = 0; k < kWords; ++k)
+          add_product(fc1_sum[j / 2][k], {d_high[j], d_low[j]}, {d_high[j + 1], d_low[j + 1]},
+                      {mean_high[k], mean_low[k]});
+    } else {
+      __syncthreads();
+      for (int other = 0; other < kSharers; ++other) {
+        const auto& from = s.operands[turn][other];
+#pragma unroll
+        for (int j = 0; j < kOwnUnits; j += 2) {
+          const uint2 upper = from.d[warp * kOwnUnits + j][lane], lower = from.d[warp * kOwnUnits + j + 1][lane];
+#pragma unroll
+          for (int k = 0; k < kWords; ++k) add_product(fc1_sum[j / 2][k], upper, lower, from.mean[k][lane]);
+        }
+      }
+      turn ^= 1;
+    }
+  }
+
+  pdl_trigger();
+  __syncthreads();  // the weights are no longer read
+  auto& all = *reinterpret_cast<GateSums<kWidth>*>(&s);
+#pragma unroll
+  for (int j = 0; j < kOwnUnits; ++j)
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) {
+      const int unit = 8 * (warp % kSharers * kOwnUnits + j) + a, column = 32 * (k / 4) + 8 * c + 2 * (k % 4);
+      *reinterpret_cast<float2*>(&all.fc1_w[warp / kSharers][unit][column]) =
+          make_float2(fc1_sum[j / 2][k][2 * (j % 2)], fc1_sum[j / 2][k][2 * (j % 2) + 1]);
+    }
+  const auto quad_sum = [](float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+  };
+  float* const small = all.small[warp];
+#pragma unroll
+  for (int j = 0; j < kUnits; ++j) {
+    const float sums[4] = {quad_sum(fc1_b_sum[j]), quad_sum(fc2_sum[0][j]), quad_sum(fc2_sum[1][j]),
+                           quad_sum(fc2_sum[2][j])};
+    small[c * Tiles::kHidden + 8 * j + a] = c == 0 ? sums[0] : c == 1 ? sums[1] : c == 2 ? sums[2] : sums[3];
+  }
+#pragma unroll
+  for (int b = 0; b < 3; ++b) {
+    const float total = quad_sum(dz_sum[b]);
+    if (lane == 0) small[4 * Tiles::kHidden + b] = total;
+  }
+  __syncthreads();
+  const GateSlice place(weights);  // fc1_b, fc2_w and fc2_b lie side by side
+  float* const slice = slices + blockIdx.x * static_cast<int64_t>(place.size);
+  for (int i = threadIdx.x; i < Tiles::kHidden * kWidth; i += blockDim.x) {
+    float total = all.fc1_w[0][i / kWidth][i % kWidth];
+#pragma unroll
+    for (int other = 1; other < Tiles::kBackwardWarps / kSharers; ++other)
+      total += all.fc1_w[other][i / kWidth][i % kWidth];
+    slice[i] = total;
+  }
+  for (int i = threadIdx.x; i < 4 * Tiles::kHidden + 3; i += blockDim.x) {
+    float total = all.small[0][i];
+    for (int other = 1; other < Tiles::kBackwardWarps; ++other) total += all.small[other][i];
+    slice[place.fc1_b + i] = total;
+  }
+}
+
+}  // namespace triad::cuda

@@ -1,0 +1,111 @@
+// The order in which the six ops make NSA; no arithmetic of its own.
+#include "kernels/nsa/nsa.h"
+
+#include "engine/fork_join.h"
+
+namespace triad {
+
+namespace {
+
+constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Branch::sel),
+              kWin = static_cast<int>(Branch::win);
+
+PhiOptions phi_options(const NsaConfig& c) { return {c.phi, c.l, c.d}; }
+
+}  // namespace
+
+// The chain compress, compressed, select, selected is the longest way through, and its kernels are first in line for
+// room (engine/context.cpp). Window and gate, which need q and k alone, take what it leaves. One H200, 8 x 2048 x 12 x
+// 2 x 64: 312 us, one after the other 348; with the gate behind the window, last, 321; all at one priority 328. Since
+// then 292, and 278 with the sum of the branches along with the selected one, for which the window has to have ended;
+// 4 x 8192: 1.27 and 1.25 ms.
+//
+// Long sequences win nothing by it, nor by dividing the SMs between the selected branch and the window (k CTAs of it
+// beside 132 - k): the selected kernel slows down as its SMs get fewer (1 x 65536 x 64 x 4 x 128: 10.5 ms on 132, 11.6
+// on 104, 13.8 on 80), and the card is at its power limit (selected 793 W, compressed 760 at 1500 MHz, window 876, the
+// limit 700 over time; 18.8 J for the whole). ms, one after the other / window on the best k / a group's select or
+// compressed branch beside the selected of others: 24.4 / 24.6 / 25.4; 1 x 8192 x 64 x 4 x 128: 1.55 / 1.54 / 1.66;
+// 1 x 65536 x 12 x 2 x 64: 3.27 / 3.19. What helps them is the selected branch that combines along.
+void nsa_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaIn& in, const NsaWeights& w, const NsaConfig& c,
+                 bool keep_block_index) {
+  ForkJoin window(ctx, 0, [&](Context& side) {
+    nsa_attend_window_forward(side, {s.o[kWin], s.lse[kWin]}, {in.q, in.k[kWin], in.v[kWin]}, c.w);
+  });
+  ForkJoin gate(ctx, 2, [&](Context& side) { nsa_gate_forward(side, s.gate, in.q, w.gate, c.gate); });
+  nsa_compress_forward(ctx, s.k_cmp, in.k[kCmp], w.phi_k, phi_options(c));
+  nsa_compress_forward(ctx, s.v_cmp, in.v[kCmp], w.phi_v, phi_options(c));
+  nsa_attend_compressed_forward(ctx, {s.o[kCmp], s.lse[kCmp]}, {in.q, s.k_cmp, s.v_cmp}, {c.l, c.d});
+  if (!keep_block_index)
+    nsa_select(ctx, s.block_index, in.q, s.k_cmp, s.lse[kCmp],
+               {c.l, c.d, c.l_sel, c.n_sel, c.init_blocks, c.local_blocks});
+  const AttendOut selected{s.o[kSel], s.lse[kSel]};
+  const AttendIn selected_in{in.q, in.k[kSel], in.v[kSel]};
+  const CombineAlong combine{out, s.o[kCmp], s.o[kWin], s.gate};
+  const auto join = [&] { gate.join(), window.join(); };
+  if (nsa_attend_selected_combines(ctx, selected, selected_in, s.block_index, c.l_sel, combine)) {
+    join();
+    nsa_attend_selected_forward(ctx, selected, selected_in, s.block_index, c.l_sel, &combine);
+  } else {
+    nsa_attend_selected_forward(ctx, selected, selected_in, s.block_index, c.l_sel);
+    join();
+    nsa_combine_forward(ctx, out, {s.o[kCmp], s.o[kSel], s.o[kWin]}, s.gate);
+  }
+}
+
+// With a quantum the branches may add to dq in any order, and so at the same time. The selected branch, the longest, is
+// first in line; the small kernels (inverse index, sums of pieces, phi's and the gate's gradient) run while something
+// large does. As above: 661 us, one after the other 826; the window behind the compressed branch 692, the gate first
+// 697, all at one priority 718.
+void nsa_backward(Context& ctx, const NsaGrad& grad, const NsaWeightGrads& dw, ConstTensor dout, const NsaIn& in,
+                  const NsaSaved& s, const NsaWeights& w, const NsaConfig& c) {
+  const DType acc = acc_dtype(in.q.dtype);
+  const int64_t B = in.q.size(0), T = in.q.size(1), Hq = in.q.size(2);
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor dgate = scope.alloc(acc, s.gate.shape()), delta = scope.alloc(acc, {3, B, T, Hq});
+  const Tensor dout_norm = scope.alloc(acc, {B, T, Hq});
+  const Tensor dk_cmp = scope.alloc(acc, s.k_cmp.shape()), dv_cmp = scope.alloc(acc, s.v_cmp.shape());
+  const std::vector<RoundingUnitBranch> rounding_unit_branches = {{s.k_cmp, s.v_cmp, s.gate[kCmp], delta[kCmp]},
+                                                                  {in.k[kSel], in.v[kSel], s.gate[kSel], delta[kSel]},
+                                                                  {in.k[kWin], in.v[kWin], s.gate[kWin], delta[kWin]}};
+  const Tensor key_norms = scope.alloc(acc, key_norms_shape(rounding_unit_branches));
+  ForkJoin clearing(ctx, 0, [&](Context& side) {
+    zero(side, grad.dq);  // each branch adds its share
+    attend_key_norms(side, key_norms, grad.dq, dout, in.q, rounding_unit_branches);
+  });
+  nsa_combine_backward(ctx, dgate, delta, dout, {s.o[kCmp], s.o[kSel], s.o[kWin]}, s.gate, grad.out, dout_norm);
+  clearing.join();
+  const Tensor rounding_unit =
+      attend_rounding_unit(ctx, scope, grad.dq, dout, in.q, rounding_unit_branches, dout_norm, key_norms);
+  auto upstream = [&](int branch) {
+    return AttendGradIn{dout, s.gate[branch], delta[branch], s.lse[branch], rounding_unit};
+  };
+
+  const bool any_order = !rounding_unit.empty();
+  const auto compress_backward = [&](Context& on) {
+    nsa_compress_backward(on, grad.k[kCmp], dw.phi_k, dk_cmp, in.k[kCmp], w.phi_k, phi_options(c));
+    nsa_compress_backward(on, grad.v[kCmp], dw.phi_v, dv_cmp, in.v[kCmp], w.phi_v, phi_options(c));
+  };
+  ForkJoin window(
+      ctx, 0,
+      [&](Context& side) {
+        nsa_attend_window_backward(side, {grad.dq, grad.k[kWin], grad.v[kWin]}, upstream(kWin),
+                                   {in.q, in.k[kWin], in.v[kWin]}, c.w);
+      },
+      any_order);
+  ForkJoin compressed(
+      ctx, 1,
+      [&](Context& side) {
+        nsa_attend_compressed_backward(side, {grad.dq, dk_cmp, dv_cmp}, upstream(kCmp), {in.q, s.k_cmp, s.v_cmp},
+                                       {c.l, c.d});
+        nsa_gate_backward(side, grad.dq_group, dw.gate, dgate, s.gate, in.q, w.gate, c.gate);
+        if (c.phi != Phi::mlp) compress_backward(side);
+      },
+      any_order);
+  nsa_attend_selected_backward(ctx, {grad.dq, grad.k[kSel], grad.v[kSel]}, upstream(kSel),
+                               {in.q, in.k[kSel], in.v[kSel]}, s.block_index, c.l_sel);
+  compressed.join();
+  if (c.phi == Phi::mlp) compress_backward(ctx);  // has products
+  window.join();
+}
+
+}  // namespace triad

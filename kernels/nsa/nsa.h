@@ -1,0 +1,59 @@
+// Native Sparse Attention (arXiv 2502.11089), composed of its six ops: compress, attend compressed, select, attend
+// selected, attend window, gate. q and the keys come in rotated; what comes out goes to out_proj.
+#pragma once
+#include <array>
+
+#include "kernels/nsa/attend_compressed.h"
+#include "kernels/nsa/attend_selected.h"
+#include "kernels/nsa/attend_window.h"
+#include "kernels/nsa/compress.h"
+#include "kernels/nsa/gate.h"
+#include "kernels/nsa/select.h"
+
+namespace triad {
+
+struct NsaConfig {
+  int64_t l = 32, d = 16, l_sel = 64, n_sel = 16, w = 512;
+  int64_t init_blocks = 1, local_blocks = 2;
+  Phi phi = Phi::avg;
+  GateOptions gate;
+};
+
+template <class TensorType>
+struct NsaWeightTensors {
+  PhiTensors<TensorType> phi_k, phi_v;
+  GateTensors<TensorType> gate;
+};
+using NsaWeights = NsaWeightTensors<ConstTensor>;
+using NsaWeightGrads = NsaWeightTensors<Tensor>;
+
+// Indexed by Branch: cmp (raw, not yet compressed), sel, win.
+struct NsaIn {
+  ConstTensor q;                    // [B,T,Hq,dk] T
+  std::array<ConstTensor, 3> k, v;  // [B,T,Hkv,dk], [B,T,Hkv,dv] T
+};
+// What backward needs of forward. block_index is a constant of backward.
+struct NsaSaved {
+  Tensor k_cmp, v_cmp;           // [B,Tc,Hkv,dk], [B,Tc,Hkv,dv] T
+  Tensor block_index;            // [B,T,Hkv,n] i32
+  Tensor gate;                   // [3,B,T,Hkv] acc
+  std::array<Tensor, 3> o, lse;  // [B,T,Hq,dv] T, [B,T,Hq] acc
+};
+// All overwritten. The gradient of head h of q is dq[h] + dq_group[h / G]: the sum is left to whoever reads dq next
+// (rope_backward), which spares a pass over dq.
+struct NsaGrad {
+  Tensor dq;                   // [B,T,Hq,dk] acc: through the branches
+  Tensor dq_group;             // [B,T,Hkv,dk] acc: through the gates
+  std::array<Tensor, 3> k, v;  // as NsaIn's
+  Tensor out;                  // [B,T,Hq,dv] T, or absent: forward's out again
+};
+
+// out [B,T,Hq,dv] T and everything in saved overwritten. keep_block_index: take saved.block_index as given (checks by
+// finite differences, which hold the lists fixed) instead of selecting.
+void nsa_forward(Context&, Tensor out, const NsaSaved& saved, const NsaIn&, const NsaWeights&, const NsaConfig&,
+                 bool keep_block_index = false);
+// grad overwritten, weight gradients added to  <-  dout [B,T,Hq,dv] T
+void nsa_backward(Context&, const NsaGrad& grad, const NsaWeightGrads&, ConstTensor dout, const NsaIn&, const NsaSaved&,
+                  const NsaWeights&, const NsaConfig&);
+
+}  // namespace triad

@@ -1,0 +1,141 @@
+// The whole of NSA, checked and timed. Lists of blocks are given, not selected: an output jumps where its list changes.
+#include "kernels/nsa/nsa_cases.h"
+
+#include "kernels/nsa/nsa.h"
+#include "kernels/ops/rope.h"
+
+namespace triad {
+
+namespace {
+
+struct NsaSizes {
+  int64_t B, T, Hq, Hkv, dk, dv;
+};
+const char* const kBranchNames[] = {"cmp", "sel", "win"};
+
+void add_weight_args(std::vector<Arg>& args, const NsaSizes& n, const NsaConfig& c) {
+  auto add = [&](std::string name, Shape shape, double std) {
+    args.push_back({.name = std::move(name), .role = ArgRole::param, .shape = shape, .std = std});
+  };
+  add("fc1_w", {n.dk / 2, n.dk}, 0.3);
+  add("fc1_b", {n.dk / 2}, 0.3);
+  add("fc2_w", {3, n.dk / 2}, 0.5);
+  add("fc2_b", {3}, 0.5);
+  for (const auto& [phi, D] : {std::pair<std::string, int64_t>{"phi_k_", n.dk}, {"phi_v_", n.dv}}) {
+    if (c.phi == Phi::conv) add(phi + "w", {c.l, D}, 0.3);
+    if (c.phi != Phi::mlp) continue;
+    add(phi + "pos", {c.l, D}, 0.3);
+    add(phi + "fc1", {2 * D, c.l * D}, 0.2);
+    add(phi + "fc2", {D, 2 * D}, 0.2);
+  }
+}
+
+// d: "" for the tensors themselves, "d" for their gradients.
+template <class Weights>
+Weights weights_of(const Args& a, const std::string& d) {
+  auto phi = [&](const std::string& p) -> decltype(Weights::phi_k) {
+    return {a[d + p + "w"], a[d + p + "pos"], a[d + p + "fc1"], a[d + p + "fc2"]};
+  };
+  return {phi("phi_k_"), phi("phi_v_"), {a[d + "fc1_w"], a[d + "fc1_b"], a[d + "fc2_w"], a[d + "fc2_b"]}};
+}
+NsaIn in_of(const Args& a) {
+  return {a["q"], {a["k_cmp"], a["k_sel"], a["k_win"]}, {a["v_cmp"], a["v_sel"], a["v_win"]}};
+}
+NsaSaved saved_of(const Args& a) {
+  return {a["k_c"],
+          a["v_c"],
+          a["block_index"],
+          a["gate"],
+          {a["o_cmp"], a["o_sel"], a["o_win"]},
+          {a["lse_cmp"], a["lse_sel"], a["lse_win"]}};
+}
+
+OpCase nsa_case(std::string name, const NsaSizes& n, const NsaConfig& c) {
+  const int64_t Tc = compressed_length(n.T, c.l, c.d);
+  OpCase r{.op = "nsa", .name = std::move(name)};
+  r.args = {
+      {.name = "q", .role = ArgRole::input, .shape = {n.B, n.T, n.Hq, n.dk}},
+      {.name = "out", .role = ArgRole::output, .shape = {n.B, n.T, n.Hq, n.dv}},
+      {.name = "out again", .role = ArgRole::saved, .shape = {n.B, n.T, n.Hq, n.dv}},
+      {.name = "one", .role = ArgRole::constant, .shape = {n.T, n.dk / 2}, .type = ArgType::acc, .std = 0, .mean = 1},
+      {.name = "zero", .role = ArgRole::constant, .shape = {n.T, n.dk / 2}, .type = ArgType::acc, .std = 0},
+      {.name = "k_c", .role = ArgRole::saved, .shape = {n.B, Tc, n.Hkv, n.dk}},
+      {.name = "v_c", .role = ArgRole::saved, .shape = {n.B, Tc, n.Hkv, n.dv}},
+      {.name = "gate", .role = ArgRole::saved, .shape = {3, n.B, n.T, n.Hkv}, .type = ArgType::acc}};
+  for (const std::string branch : kBranchNames) {
+    r.args.push_back({.name = "k_" + branch, .role = ArgRole::input, .shape = {n.B, n.T, n.Hkv, n.dk}});
+    r.args.push_back({.name = "v_" + branch, .role = ArgRole::input, .shape = {n.B, n.T, n.Hkv, n.dv}});
+    r.args.push_back({.name = "o_" + branch, .role = ArgRole::saved, .shape = {n.B, n.T, n.Hq, n.dv}});
+    r.args.push_back(
+        {.name = "lse_" + branch, .role = ArgRole::saved, .shape = {n.B, n.T, n.Hq}, .type = ArgType::acc});
+  }
+  Arg lists{
+      .name = "block_index", .role = ArgRole::constant, .shape = {n.B, n.T, n.Hkv, c.n_sel}, .type = ArgType::i32};
+  lists.fill_all = [=](uint64_t seed) { return random_block_lists(seed, n.B, n.T, n.Hkv, c.n_sel, c.l_sel); };
+  r.args.push_back(std::move(lists));
+  add_weight_args(r.args, n, c);
+
+  r.forward = [c](Context& ctx, const Args& a) {
+    nsa_forward(ctx, a["out"], saved_of(a), in_of(a), weights_of<NsaWeights>(a, ""), c, true);
+  };
+  r.backward = [c](Context& ctx, const Args& a) {
+    Scratch::Scope scope(ctx.scratch);
+    const Tensor dq = a["dq"];  // of the case's dtype, where the op gives two parts that the rotation's backward adds
+    const DType acc = acc_dtype(dq.dtype);
+    const Tensor dq_branches = dq.dtype == acc ? dq : scope.alloc(acc, dq.shape());
+    const Tensor dq_group = scope.alloc(acc, Tensor(a["k_cmp"]).shape());
+    const NsaGrad grad{dq_branches,
+                       dq_group,
+                       {a["dk_cmp"], a["dk_sel"], a["dk_win"]},
+                       {a["dv_cmp"], a["dv_sel"], a["dv_win"]},
+                       a["out again"]};
+    nsa_backward(ctx, grad, weights_of<NsaWeightGrads>(a, "d"), a["dout"], in_of(a), saved_of(a),
+                 weights_of<NsaWeights>(a, ""), c);
+    rope_backward(ctx, dq, dq_branches, a["one"], a["zero"], {}, dq_group);
+  };
+  AttendSizes costs{n.B, n.T, n.T, n.Hq, n.Hkv, n.dk, n.dv};
+  set_attend_costs(r, costs,
+                   compressed_pairs(n.T, c.l, c.d) + selected_pairs(n.T, c.n_sel, c.l_sel) + window_pairs(n.T, c.w));
+  const double kv = 2.0 * static_cast<double>(n.B * n.T * n.Hkv) * static_cast<double>(n.dk + n.dv);
+  r.forward_bytes += 2 * kv, r.backward_bytes += 4 * kv;  // three pairs of keys and values, not one
+  return r;
+}
+
+}  // namespace
+
+std::vector<OpCase> nsa_cases() {
+  auto config = [](int64_t l, int64_t d, int64_t l_sel, int64_t n_sel, int64_t w) {
+    NsaConfig c;
+    c.l = l, c.d = d, c.l_sel = l_sel, c.n_sel = n_sel, c.w = w;
+    return c;
+  };
+  auto small = [&](Phi phi = Phi::avg, const GateOptions& gate = {}) {
+    NsaConfig c = config(8, 4, 8, 4, 12);
+    c.phi = phi, c.gate = gate;
+    return c;
+  };
+  std::vector<OpCase> cases = {
+      nsa_case("5_no_block", {1, 5, 2, 1, 8, 8}, small()),
+      nsa_case("2x33_avg", {2, 33, 4, 2, 8, 8}, small()),
+      nsa_case("50_conv_sigmoid", {1, 50, 6, 1, 10, 6}, small(Phi::conv, {.kind = GateKind::sigmoid})),
+      nsa_case("41_mlp", {1, 41, 4, 2, 8, 12}, small(Phi::mlp, {.temperature = 0.5})),
+      nsa_case("40_force_sel", {1, 40, 4, 2, 8, 8}, small(Phi::avg, {.force = Branch::sel})),
+      nsa_case("40_uniform", {1, 40, 4, 4, 8, 8}, small(Phi::conv, {.uniform = true})),
+      nsa_case("24_all_ones", {1, 24, 2, 1, 16, 16}, config(1, 1, 1, 24, 24)),
+      nsa_case("127_m7c_heads", {1, 127, 12, 2, 64, 64}, config(32, 16, 32, 3, 48)),
+      nsa_case("2x200_64_G1", {2, 200, 2, 2, 64, 64}, config(8, 4, 64, 2, 70)),
+      nsa_case("70_64_G16", {1, 70, 16, 1, 64, 64}, config(16, 8, 16, 4, 1000)),
+      nsa_case("70_128_wide_G16", {1, 70, 16, 1, 128, 128}, config(16, 8, 16, 4, 50)),
+      nsa_case("2x333_128_wide", {2, 333, 12, 2, 128, 128}, config(32, 16, 32, 4, 100)),
+      nsa_case("270_128_wide_G16", {1, 270, 32, 2, 128, 128}, config(8, 4, 64, 3, 130)),
+      // Lists of 32 bits, of which Hopper's selected branch combines along.
+      nsa_case("2x150_64_G6", {2, 150, 12, 2, 64, 64}, config(32, 16, 64, 2, 70)),
+      nsa_case("140_128_G6", {1, 140, 6, 1, 128, 128}, config(32, 16, 64, 2, 70)),
+      nsa_case("140_192x128_G6", {1, 140, 6, 1, 192, 128}, config(32, 16, 64, 2, 70)),
+      nsa_case("m7c", {16, 2048, 12, 2, 64, 64}, NsaConfig{}),
+  };
+  cases.back().bench = true;
+  return cases;
+}
+
+}  // namespace triad

@@ -1,0 +1,51 @@
+// The selection: its checks, and the row of each token on the CPU.
+#include "kernels/nsa/select.h"
+
+#include "engine/op_scope.h"
+#include "kernels/nsa/route.h"
+#include "kernels/nsa/select_cpu.h"
+
+namespace triad {
+
+namespace {
+
+void check_select(const ConstTensor& block_index, const ConstTensor& q, const ConstTensor& k_cmp,
+                  const ConstTensor& lse_cmp, const SelectOptions& o) {
+  TRIAD_CHECK(q.rank == 4 && k_cmp.rank == 4, "nsa_select: q {} and k_cmp {} need four axes", q.str(), k_cmp.str());
+  TRIAD_CHECK(o.l >= 1 && o.d >= 1 && o.l_sel >= 1, "nsa_select: l {}, d {} and l_sel {} have to be positive", o.l, o.d,
+              o.l_sel);
+  TRIAD_CHECK(o.init_blocks >= 0 && o.local_blocks >= 1 && o.n_sel >= o.init_blocks + o.local_blocks,
+              "nsa_select: n_sel {} does not hold {} initial and {} local blocks", o.n_sel, o.init_blocks,
+              o.local_blocks);
+  const int64_t B = q.size(0), T = q.size(1), Hq = q.size(2), Hkv = k_cmp.size(2);
+  TRIAD_CHECK(Hkv > 0 && Hq % Hkv == 0, "nsa_select: {} query heads are not a multiple of {} groups", Hq, Hkv);
+  check_tensor("nsa_select: k_cmp", k_cmp, {B, compressed_length(T, o.l, o.d), Hkv, q.size(3)}, q.dtype);
+  check_tensor("nsa_select: lse_cmp", lse_cmp, {B, T, Hq}, acc_dtype(q.dtype));
+  check_tensor("nsa_select: block_index", block_index, {B, T, Hkv, o.n_sel}, DType::i32);
+}
+
+}  // namespace
+
+void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
+                const SelectOptions& o) {
+  const OpScope op_scope(ctx, "nsa_select");
+  check_select(block_index, q, k_cmp, lse_cmp, o);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) {
+      ctx.routes.set_call(q, k_cmp);
+      const KernelChoice choice = ctx.routes.wanted("nsa_select");
+      if (choice == KernelChoice::automatic || choice == KernelChoice::fused)
+        return cuda::nsa_select(ctx, block_index, q, k_cmp, lse_cmp, o);
+      Context plain = on_any_card(ctx);
+      if (choice == KernelChoice::general) return cuda::nsa_select(plain, block_index, q, k_cmp, lse_cmp, o);
+      Scratch::Scope scope(ctx.scratch);
+      return cuda::nsa_select(plain, block_index, upcasted(plain, scope, q), upcasted(plain, scope, k_cmp), lse_cmp, o);
+    }
+  }
+  record_cpu(ctx, "nsa_select", q, k_cmp);
+  dispatch_float(q.dtype, [&]<class T>() {
+    select_cpu::select<T>(ctx, block_index, q, k_cmp, lse_cmp, o, [](int64_t, int64_t t) { return t; });
+  });
+}
+
+}  // namespace triad

@@ -1,0 +1,25 @@
+// NSA's selection (paper Eq. 9, 10 and the top-n): from the compressed branch's probabilities to a list of blocks.
+//   weight(c, j) = |[c*d, c*d+l) intersect [j*l', (j+1)*l')| / l
+//   score[t,g,j] = sum over the heads h of g, over visible c, of weight(c, j) * exp(q_h.K_c/sqrt(dk) - lse[t,h])
+// The list of (t, g): the forced blocks {0 .. init_blocks-1} and {cur, cur-1, .. (local_blocks of them)}, cur = t / l',
+// those that exist; then the best of the complete blocks ((j+1)*l' <= t+1) by (score descending, index ascending) until
+// n are listed. Ascending, unique, -1 at the end. Scores are fp32 or wider throughout. No gradient.
+#pragma once
+#include "engine/context.h"
+
+namespace triad {
+
+struct SelectOptions {
+  int64_t l = 32, d = 16, l_sel = 64, n_sel = 16;
+  int64_t init_blocks = 1, local_blocks = 2;
+};
+
+// block_index [B,T,Hkv,n_sel] i32 overwritten  <-  q [B,T,Hq,dk] T, k_cmp [B,Tc,Hkv,dk] T, lse_cmp [B,T,Hq] acc
+void nsa_select(Context&, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
+                const SelectOptions&);
+
+namespace cuda {
+void nsa_select(Context&, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
+                const SelectOptions&);
+}  // namespace cuda
+}  // namespace triad

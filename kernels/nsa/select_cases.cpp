@@ -1,0 +1,62 @@
+// The selection, checked and timed. It has no gradient.
+#include "kernels/nsa/nsa_cases.h"
+#include "kernels/nsa/select.h"
+
+namespace triad {
+
+namespace {
+
+OpCase select_case(std::string name, int64_t B, int64_t T, int64_t Hq, int64_t Hkv, int64_t dk, const SelectOptions& o,
+                   double std = 1.0) {
+  const int64_t Tc = compressed_length(T, o.l, o.d);
+  OpCase c{.op = "nsa_select", .name = std::move(name)};
+  // lse is made up: any value scales a head's probabilities alike, so the lists are well defined all the same.
+  c.args = {
+      {.name = "q", .role = ArgRole::constant, .shape = {B, T, Hq, dk}, .std = std},
+      {.name = "k_cmp", .role = ArgRole::constant, .shape = {B, Tc, Hkv, dk}, .std = std},
+      {.name = "lse_cmp", .role = ArgRole::constant, .shape = {B, T, Hq}, .type = ArgType::acc, .std = 0.5, .mean = 3},
+      {.name = "block_index", .role = ArgRole::saved, .shape = {B, T, Hkv, o.n_sel}, .type = ArgType::i32}};
+  c.forward = [o](Context& ctx, const Args& a) {
+    nsa_select(ctx, a["block_index"], a["q"], a["k_cmp"], a["lse_cmp"], o);
+  };
+  const double width = static_cast<double>(dk), rows = static_cast<double>(B * T);
+  c.forward_flops = 2 * compressed_pairs(T, o.l, o.d) * static_cast<double>(B * Hq) * width;
+  c.forward_bytes = rows * static_cast<double>(Hq) * (2 * width + 4) + 2 * static_cast<double>(B * Tc * Hkv) * width +
+                    4 * rows * static_cast<double>(Hkv * o.n_sel);
+  return c;
+}
+
+}  // namespace
+
+std::vector<OpCase> nsa_select_cases() {
+  std::vector<OpCase> cases = {
+      select_case("31_no_block", 1, 31, 4, 2, 8, {32, 16, 64, 16}),
+      select_case("2x127_l8_n4", 2, 127, 4, 2, 16, {8, 4, 8, 4}),
+      select_case("333_l32_n5_G6", 1, 333, 6, 1, 64, {32, 16, 32, 5}),
+      select_case("507_n3_all_forced", 1, 507, 4, 2, 32, {32, 16, 64, 3}),
+      select_case("300_l1_n20", 1, 300, 2, 1, 32, {1, 1, 1, 20}),
+      select_case("400_no_init", 1, 400, 16, 1, 60, {16, 8, 24, 6, 0, 1}),
+      select_case("400_two_init", 1, 400, 8, 2, 192, {16, 8, 48, 6, 2, 3}),
+      select_case("n_beyond_blocks", 1, 200, 4, 2, 32, {32, 16, 64, 16}),
+      select_case("400_ties", 1, 400, 4, 2, 32, {32, 16, 32, 5}, 0.0),
+      // Hopper's own kernel in bf16: each width, blocks of 2, 4 and 8 keys, odd and even groups, tiles cut off at the
+      // end
+      select_case("1333_dk64_G6", 1, 1333, 12, 2, 64, {32, 16, 64, 8}),
+      select_case("2x700_dk128_G3_l'32", 2, 700, 6, 2, 128, {32, 16, 32, 6}),
+      select_case("1500_dk192_G16_l'128", 1, 1500, 16, 1, 192, {32, 16, 128, 5}),
+      select_case("900_dk64_G1_no_overlap", 1, 900, 1, 1, 64, {16, 16, 64, 6, 0, 1}),
+      select_case("700_dk64_ties", 1, 700, 4, 2, 64, {32, 16, 32, 5}, 0.0),
+      select_case("2600_dk64_n36_ties", 1, 2600, 2, 1, 64, {32, 16, 64, 36, 1, 2}, 0.0),
+      // long rows of scores, in scratch and in shared memory, and all equal; heads in several turns
+      select_case("9000_dk64_G6_l'32_long_rows", 1, 9000, 6, 1, 64, {32, 16, 32, 8}),
+      select_case("9000_dk64_l'32_n24", 1, 9000, 1, 1, 64, {32, 16, 32, 24}),
+      select_case("9000_dk64_l'32_ties", 1, 9000, 2, 1, 64, {32, 16, 32, 24, 1, 2}, 0.0),
+      select_case("700_dk128_G32", 1, 700, 32, 1, 128, {32, 16, 64, 4}),
+      select_case("m7c", 16, 2048, 12, 2, 64, {32, 16, 64, 16}),
+  };
+  cases.back().bench = true;
+  cases.back().f32_tolerance = 1e-2;  // a few of 65,536 lists have a tie within rounding
+  return cases;
+}
+
+}  // namespace triad

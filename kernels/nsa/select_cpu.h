@@ -1,0 +1,106 @@
+// The selection on the CPU, for rows at any position: probabilities summed over a group's heads, weighed into scores of
+// blocks, and the best listed.
+#pragma once
+#include "kernels/nsa/attend_cpu.h"
+#include "kernels/nsa/compress.h"
+#include "kernels/nsa/select.h"
+
+namespace triad::select_cpu {
+
+// sum[c] = sum over the group's heads of p[c], for the visible compressed keys c < visible (rounded up to whole tiles)
+template <class A, class LseOf>
+inline void sum_of_probabilities(A* sum, const A* q, int64_t q_row, int64_t dk, int64_t G, int64_t visible,
+                                 attend_cpu::Right<A> tiles, A* p, LseOf&& lse_of) {
+  constexpr int64_t kChunk = attend_cpu::kChunk;
+  attend_cpu::for_each_chunk<A>(0, visible, [&](int64_t c0, int64_t c1, int64_t, int64_t) {
+    attend_cpu::scores(p, kChunk, G, q, q_row, dk, tiles, c0, c1);
+    std::fill(sum + c0, sum + c1, A{0});
+    for (int64_t r = 0; r < G; ++r) {
+      const A lse = lse_of(r);
+#pragma omp simd
+      for (int64_t j = 0; j < c1 - c0; ++j) sum[c0 + j] += exp_of(p[r * kChunk + j] - lse);
+    }
+  });
+}
+
+// The share of a compressed block that s of its tokens are, for s up to what can lie in one selection block.
+template <class A>
+std::vector<A> block_shares(const SelectOptions& o) {
+  std::vector<A> shares(static_cast<size_t>(std::min(o.l, o.l_sel) + 1));
+  for (size_t s = 0; s < shares.size(); ++s) shares[s] = static_cast<A>(s) / static_cast<A>(o.l);
+  return shares;
+}
+
+// Paper Eq. 9: what the compressed blocks give to selection block j, each by the share of it that lies in j.
+template <class A>
+inline A block_score(const A* p, int64_t visible, int64_t j, const SelectOptions& o, const A* shares) {
+  const int64_t begin = j * o.l_sel, end = begin + o.l_sel;
+  const int64_t first = begin < o.l ? 0 : (begin - o.l) / o.d + 1, last = std::min(visible, (end - 1) / o.d + 1);
+  A score = 0;
+  for (int64_t c = first; c < last; ++c)
+    score += shares[std::min(c * o.d + o.l, end) - std::max(c * o.d, begin)] * p[c];
+  return score > 0 ? score : A{0};  // no NaN, whose order would be undefined
+}
+
+// The list of row t, given score(j) of block j: forced blocks, then the best complete ones.
+template <class A, class ScoreOf>
+inline void list_blocks(int32_t* list, int64_t t, const SelectOptions& o, ScoreOf&& score_of) {
+  struct Candidate {
+    A score;
+    int32_t block;
+  };
+  static thread_local std::vector<Candidate> candidates;
+  const int64_t current = t / o.l_sel, complete = (t + 1) / o.l_sel;
+  const int64_t init_end = std::min(o.init_blocks, current + 1);                 // forced: [0, init_end)
+  const int64_t local_begin = std::max(init_end, current - o.local_blocks + 1);  // and [local_begin, current]
+  const int64_t candidate_end = std::min(complete, local_begin);                 // free: what lies between
+  int64_t count = 0;
+  for (int64_t j = 0; j < init_end; ++j) list[count++] = static_cast<int32_t>(j);
+
+  const int64_t slots = o.n_sel - init_end - (current + 1 - local_begin);
+  candidates.clear();
+  for (int64_t j = init_end; j < candidate_end; ++j) candidates.push_back({score_of(j), static_cast<int32_t>(j)});
+  if (slots < static_cast<int64_t>(candidates.size())) {
+    std::nth_element(candidates.begin(), candidates.begin() + slots, candidates.end(),
+                     [](auto& x, auto& y) { return x.score != y.score ? x.score > y.score : x.block < y.block; });
+    candidates.resize(static_cast<size_t>(slots));
+    std::sort(candidates.begin(), candidates.end(), [](auto& x, auto& y) { return x.block < y.block; });
+  }
+  for (const Candidate& c : candidates) list[count++] = c.block;
+  for (int64_t j = local_begin; j <= current; ++j) list[count++] = static_cast<int32_t>(j);
+  std::fill(list + count, list + o.n_sel, -1);
+}
+
+// position_of(b, t): where in its sequence row t of q stands.
+template <class T, class PositionOf>
+inline void select(Context& ctx, Tensor block_index, ConstTensor q_in, ConstTensor k_cmp, ConstTensor lse_cmp,
+                   const SelectOptions& o, PositionOf&& position_of) {
+  using A = acc_t<T>;
+  const int64_t B = q_in.size(0), N = q_in.size(1), Hkv = k_cmp.size(2), G = q_in.size(2) / Hkv, dk = q_in.size(3);
+  const int64_t q_row = attend_cpu::round_up<A>(dk), sums = attend_cpu::round_up<A>(k_cmp.size(1));
+  const A scale = A{1} / std::sqrt(static_cast<A>(dk));
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor k_tiles = attend_cpu::pack_tiles<T>(ctx, scope, k_cmp);
+  const attend_cpu::Rows<const T> q_rows(q_in);
+  const attend_cpu::Rows<const A> lse(lse_cmp);
+  const attend_cpu::Rows<int32_t> lists(block_index);
+  const std::vector<A> shares = block_shares<A>(o);
+
+  parallel_for(ctx, B * N * Hkv, [&](int64_t i) {
+    const int64_t g = i % Hkv, t = i / Hkv % N, b = i / Hkv / N, at = position_of(b, t);
+    const bool all_fit = at / o.l_sel < o.n_sel;  // every block is listed, whatever the scores
+    const int64_t visible = all_fit ? 0 : compressed_length(at + 1, o.l, o.d);
+    attend_cpu::ThreadBuffer<A> buffer(G * (q_row + attend_cpu::kChunk) + sums);
+    A *q = buffer.take(G * q_row), *p = buffer.take(G * attend_cpu::kChunk), *sum = buffer.take(sums);
+    if (visible > 0)
+      for (int64_t r = 0; r < G; ++r) {
+        if (t + kPrefetchTokens < N) prefetch_row(q_rows(b, t + kPrefetchTokens, g * G + r), dk);
+        attend_cpu::load_row(q + r * q_row, q_rows(b, t, g * G + r), dk, scale);
+      }
+    sum_of_probabilities(sum, q, q_row, dk, G, visible, attend_cpu::tiles_of<A>(k_tiles, b, g), p,
+                         [&](int64_t r) { return *lse(b, t, g * G + r); });
+    list_blocks<A>(lists(b, t, g), at, o, [&](int64_t j) { return block_score(sum, visible, j, o, shares.data()); });
+  });
+}
+
+}  // namespace triad::select_cpu

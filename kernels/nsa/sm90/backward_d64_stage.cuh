@@ -1,0 +1,190 @@
+// How the backward for heads of 64 (nsa/sm90/backward_d64.cu, which tells the whole) brings its rows and sums dq: its
+// arguments, the stages in shared memory, the piece of work of a CTA, and what two of its four warpgroups do.
+#pragma once
+#include "kernels/hopper/tma.cuh"
+#include "kernels/nsa/sm90/backward.cuh"
+
+namespace triad::cuda {
+namespace {
+
+using bf16 = __nv_bfloat16;
+
+// ---- what a CTA is given ----
+
+struct FusedArgs {
+  Attend<bf16> in;
+  View<const bf16> dout;
+  const RowFact* facts;
+  View<const float> rounding_unit;
+  View<float> dq;
+  GradView dk, dv;
+  KeyRange range;
+  KeyWorkList list;
+  int bgs;
+  int piece_tokens;  // contiguous rows: a piece has those in [i * piece_tokens, (i + 1) * piece_tokens)
+  int near;          // listed rows: so many (b, g) are at work at once
+};
+
+constexpr int kStageRows = 64, kStepRows = 32, kTileBytes = kRows * kPanelRowBytes;
+constexpr int kFusedThreads = 4 * kWarpgroup, kRoleWarps = 4;
+// Registers a thread of the roles: together at most the 4 x 128 that the launch has.
+constexpr int kMathRegisters = 192, kDqRegisters = 72, kLoadRegisters = 56;
+
+struct __align__(1024) Stage {
+  unsigned char q[kTileBytes], dout[kTileBytes];
+  RowFact facts[kStageRows];
+  int2 range[kStageRows];  // the keys that the row sees
+  float rounding_unit[kStageRows];
+  int dq_at[kStageRows];                   // where the row of dq begins, in 16 bytes; -1: no such row
+  unsigned whole[kStageRows / kStepRows];  // bit i: every row of the step sees all 64 keys of tile i
+};
+
+template <bool kListed>
+struct Shared {
+  static constexpr int kTiles = kListed ? 1 : 2, kStages = kListed ? 9 : 8, kBuffers = kListed ? 4 : 2;
+  static constexpr int kMathWarps = kListed ? 4 : 8;  // that share a stage
+  Stage stages[kStages];
+  unsigned char k[kTiles][kTileBytes];  // columns permuted: see multiply_dq
+  unsigned char ds[kBuffers][kTiles][kTileBytes];
+  uint64_t full[kStages], empty[kStages], ds_full[kBuffers], ds_empty[kBuffers];
+  int listed[kListed ? kWorkTokens : 1];
+};
+
+// What a CTA does: piece `first`, `count` of the rows that see the keys [tile0, tile_end).
+struct Task {
+  int b, g, bg, tile0, tile_end, first, count, slot, block;
+};
+
+template <bool kListed>
+__device__ __forceinline__ bool find_task(Task& task, const FusedArgs& a) {
+  // A few sequences at a time where rows are gathered, so that those of the CTAs at work fit L2. Of these the first
+  // blocks first: they have most rows.
+  const int pieces = gridDim.x / a.bgs, first_bg = kListed ? blockIdx.x / (pieces * a.near) * a.near : 0;
+  const int at_work = kListed ? min(a.near, a.bgs - first_bg) : a.bgs;
+  const int in_order = blockIdx.x - first_bg * pieces, bg = first_bg + in_order % at_work, piece = in_order / at_work;
+  KeyWork work;
+  if constexpr (kListed) {
+    work = a.list.work[static_cast<int64_t>(piece) * a.bgs + bg];
+  } else {
+    const int parts = a.list.pieces / a.list.blocks, part = piece / a.list.blocks, block = piece % a.list.blocks;
+    const int key0 = block * a.list.block_keys, last = min(key0 + a.list.block_keys, a.range.keys) - 1;
+    const int begin = max(a.range.first_row(key0), part * a.piece_tokens);
+    const int end = min(a.range.end_row(last, a.in.tokens), (part + 1) * a.piece_tokens);
+    work = {block, begin, max(0, end - begin), parts > 1 ? (bg * a.list.blocks + block) * parts + part : -1};
+  }
+  const int tile0 = work.block * a.list.block_keys + static_cast<int>(blockIdx.y) * Shared<kListed>::kTiles * kRows;
+  const int tile_end = min((work.block + 1) * a.list.block_keys, a.range.keys);
+  task = {bg / a.in.groups, bg % a.in.groups, bg, tile0, tile_end, work.first, work.count, work.slot, work.block};
+  return work.count >= 0 && tile0 < tile_end;
+}
+
+// ---- bringing the rows ----
+
+template <bool kListed>
+__device__ __forceinline__ void load_stages(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int warp,
+                                            int lane) {
+  constexpr int kStages = Shared<kListed>::kStages;
+  const int G = a.in.heads.value(), rows = task.count * G, steps = (rows + kStageRows - 1) / kStageRows;
+  const RowFact* const facts = a.facts + static_cast<int64_t>(task.bg) * a.in.tokens * G;
+  const float* const rounding_unit = a.rounding_unit.at(task.b, 0, task.g * G);
+  const int chunk = lane % 8;
+  const bf16* const q_chunk = a.in.q.at(task.b, 0, task.g * G) + 8 * chunk;
+  const bf16* const dout_chunk = a.dout.at(task.b, 0, task.g * G) + 8 * chunk;
+  const int q_row = static_cast<int>(a.in.q.row / 8), q_head = static_cast<int>(a.in.q.head / 8);  // in 16 bytes
+  const int dout_row = static_cast<int>(a.dout.row / 8), dout_head = static_cast<int>(a.dout.head / 8);
+  const int dq_row = static_cast<int>(a.dq.row / 4), dq_head = static_cast<int>(a.dq.head / 4);
+  for (int n = warp; n < steps; n += kRoleWarps) {
+    const int slot = n % kStages, use = n / kStages;
+    if (use > 0) barrier_wait(&shared.empty[slot], (use - 1) & 1);
+    Stage& stage = shared.stages[slot];
+#pragma unroll 1
+    for (int half = 0; half < kStageRows; half += 32) {
+      // A lane finds out where one row lies and tells the eight that copy it. Rows past the end repeat the last and
+      // weigh nothing.
+      const int r = half + lane, row = min(n * kStageRows + r, rows - 1), in_list = a.in.heads.quotient(row);
+      const int t = kListed ? shared.listed[in_list] : task.first + in_list, h = row - in_list * G;
+      const int q_at = t * q_row + h * q_head, dout_at = t * dout_row + h * dout_head;
+      const int to_row = swizzled(half + lane / 8, chunk);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int to = (to_row ^ (i % 2 * 4 << 4)) + i * 4 * kPanelRowBytes;
+        const int64_t q_from = __shfl_sync(kFullWarp, q_at, 4 * i + lane / 8);
+        const int64_t dout_from = __shfl_sync(kFullWarp, dout_at, 4 * i + lane / 8);
+        copy_async_16(stage.q + to, q_chunk + 8 * q_from, 16);
+        copy_async_16(stage.dout + to, dout_chunk + 8 * dout_from, 16);
+      }
+      const bool exists = n * kStageRows + r < rows;
+      if (exists)
+        copy_async_8(&stage.facts[r], facts + static_cast<int64_t>(t) * G + h);
+      else
+        stage.facts[r] = make_float2(INFINITY, 0.0f);
+      copy_async_4(&stage.rounding_unit[r], rounding_unit + t * a.rounding_unit.row + h * a.rounding_unit.head, true);
+      const int2 range = make_int2(a.range.low(t), a.range.high(t));
+      stage.range[r] = range;
+      unsigned whole = 0;
+#pragma unroll
+      for (int tile = 0; tile < Shared<kListed>::kTiles; ++tile) {
+        const int key0 = task.tile0 + kRows * tile, end = key0 + kRows;
+        if (__all_sync(kFullWarp, range.x <= key0 && range.y >= end && task.tile_end >= end)) whole |= 1u << tile;
+      }
+      if (lane == 0) stage.whole[half / kStepRows] = whole;
+      stage.dq_at[r] = exists ? t * dq_row + h * dq_head : -1;
+    }
+    barrier_arrive_after_copies(&shared.full[slot]);
+    barrier_arrive(&shared.full[slot]);  // for the plain stores
+  }
+}
+
+// ---- dq ----
+
+// Column 16 i + 2 q + e of the permuted k is column 16 i + 4 q + e of k, and column 16 i + 8 + 2 q + e is
+// 16 i + 4 q + 2 + e (q < 4, e < 2): the four values that lane q of a quad gets from two neighbouring 8-column groups
+// of the product are then four neighbours of dq.
+template <bool kListed>
+__device__ __forceinline__ void multiply_dq(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int warp,
+                                            int lane) {
+  constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers;
+  constexpr int kDeep = Shared<kListed>::kTiles * kRows / 16;
+  const int rows = task.count * a.in.heads.value(), steps = (rows + kStageRows - 1) / kStageRows;
+  float* const base = a.dq.at(task.b, 0, task.g * a.in.heads.value()) + 4 * (lane % 4);
+  const uint32_t k = tile_descriptor(shared_address(shared.k));
+  float dq[kPanel / 8][4];
+  for (int n = 0; n < steps; ++n) {
+    const int buffer = n % kBuffers, slot = n % kStages;
+    barrier_wait(&shared.ds_full[buffer], n / kBuffers & 1);
+    const uint32_t ds = tile_descriptor(shared_address(shared.ds[buffer]));
+    wgmma_fence();
+    wgmma_across<0>(dq, ds, k);
+#pragma unroll
+    for (int i = 1; i < kDeep; ++i)
+      wgmma_across<1>(dq, ds + i * (16 * kPanelRowBytes >> 4), k + i * (16 * kPanelRowBytes >> 4));
+    wgmma_commit();
+    int at[2];
+    float rounding_unit[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = 16 * warp + lane / 4 + 8 * i;
+      at[i] = shared.stages[slot].dq_at[row], rounding_unit[i] = shared.stages[slot].rounding_unit[row];
+    }
+    barrier_arrive(&shared.empty[slot]);
+    wgmma_wait<0>();
+    pin(dq);
+    if (lane == 0) barrier_arrive(&shared.ds_empty[buffer]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (at[i] < 0) continue;
+      float* const to = base + 4 * static_cast<int64_t>(at[i]);
+      const auto rounded = [&](float x) {
+        const float c = copysignf(rounding_unit[i], x);
+        return __fsub_rn(fmaf(x, a.in.scale, c), c);
+      };
+#pragma unroll
+      for (int j = 0; j < kPanel / 8; j += 2)
+        add_four(to + 8 * j, rounded(dq[j][2 * i]), rounded(dq[j][2 * i + 1]), rounded(dq[j + 1][2 * i]),
+                 rounded(dq[j + 1][2 * i + 1]));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace triad::cuda

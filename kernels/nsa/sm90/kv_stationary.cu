@@ -1,0 +1,305 @@
+// The selected branch on Hopper where neighbouring tokens list different blocks: seen from the blocks (bf16).
+//
+// A tile of rows that shares the union of its tokens' lists then multiplies mostly masked scores (KERNELS.md 4.2: 7
+// times too many for ten tokens with random lists at T = 65536). Here a far block's keys and values lie in shared
+// memory and the rows (t, h) of the tokens that list it are gathered, 64 a tile, for any G without waste: s = q k^T,
+// softmax over this one block, o = p v. What a row gets from a block is a partial sum. They lie block by block, so that
+// gathering writes one tile behind the other, and merging looks up where a token's are. Near blocks, which all
+// neighbours list, are done for neighbouring tokens at once; a row's o and lse hold their sums until its partial sums
+// are merged with them, in the list's order.
+//
+// Partial sums of all tokens would be n * dv * 2 bytes a row: 1.6 GB at 65536 x 12 x 64. So the sequence goes in ranges
+// of tokens, as many at once as kPartialBytes hold:
+//   read_lists           whether neighbours' lists differ enough for all this; if not, union tiles (or, where there
+//                        are too many blocks for them, the tokens' side) do every block and the other kernels return
+//                        at once. And how many entries (t, place) each block has, which near blocks a token lists
+//   plan_items, fill_entries   the entries of each range by block, cut into items
+//   near_kernel          a CTA has the tokens of one or two blocks and all their near blocks
+//   gather_kernel        a CTA takes an item, a far block and up to 16 tiles of its entries
+//   merge_kernel         dv / 8 lanes a row, its partial sums all on their way at once; combines, if asked for
+//
+// Random lists, n 16, l' 64, one H200, us:                  index   near   gather      merge
+//   1 x 65536 x 12 x 2 x 64   1.18 ms (floor 0.25)         10+8+32  149    4 x 143     4 x 99
+//   1 x 65536 x 64 x 4 x 128  12.2 ms (floor 2.7)         110+294  1017   44 x 152    44 x 107   (before what follows)
+// The first took 1.27 ms (gather 158, merge 94). In turns in one call, single kernels by ncu: partial sums in the order
+// of entries, not of lists: gather -8 to -10%, merge +5 to +8% (it reads 768 bytes in a place, not a token's 12 KB);
+// rows of q asked for behind the scores' product, not before it, and looked up four at a time: -18 us of the whole; six
+// CTAs on an SM, not five: -17; a warp looks up its own rows, and the first of them before keys and values come: 0;
+// counting and comparing in one kernel, union tiles that look at `differ` first (30 us -> 9), two blocks' tokens in a
+// CTA of near_kernel: -18 in all; stores that leave L2 first: -6. Merging reads at 3.6 TB/s. Gathering keeps device
+// memory busy for 61% of its time, an SM's shared memory for 58, the issue slots for 48: its six warps a scheduler wait
+// for shared memory, exponentials and fixed latencies in turn; without any stores it is 25 us shorter or more. Tried
+// and left: items of 8 tiles or of twice as many tokens (1% of the whole slower), the next tile's scores beside this
+// one's stores, with four CTAs (1%), partial sums stored by the copy engine (2%), near blocks by
+// nsa/sm90/forward.cuh (three steps a tile are too few for it: 223 us on 110 SMs), near blocks behind the index
+// (1%), whole items before the others along with gathering and merging let in early by the one ahead (2%). Ranges whose
+// partial sums stay in L2 are too short for launches: 2.0 ms with 72 MB, when the whole took 1.6. Half as much a
+// launch, merged beside the next one's gathering, was 1% slower.
+#include "kernels/nsa/sm90/kv_stationary.cuh"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "engine/fork_join.h"
+#include "kernels/nsa/gpu/combine.cuh"
+#include "kernels/nsa/sm90/kv_stationary_gather.cuh"
+
+namespace triad::cuda {
+namespace {
+
+// ---- merging ----
+
+// Four lanes have four words each; afterwards lane c has word c of each of them.
+__device__ __forceinline__ void transpose(uint32_t (&w)[4]) {
+  const int c = threadIdx.x % 4;
+#pragma unroll
+  for (int by = 1; by < 4; by *= 2)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t &low = w[by == 1 ? 2 * i : i], &high = w[by == 1 ? 2 * i + 1 : i + 2];
+      const uint32_t got = __shfl_xor_sync(kFullWarp, (c & by) != 0 ? low : high, by);
+      if ((c & by) != 0)
+        low = got;
+      else
+        high = got;
+    }
+}
+
+// A lane has 16 bytes of a row, in the order of columns of gather_kernel, kPlaces of its partial sums at once. Its
+// row's lanes share out the looking up of entries and sums. (16 places at once and fewer CTAs were 5% slower, more CTAs
+// of 48 registers 20%.)
+constexpr int kMergeThreads = 128, kPlaces = 8;
+template <int kDv>
+__global__ void __launch_bounds__(kMergeThreads, 8)
+    merge_kernel(const __grid_constant__ FarArgs a, const __grid_constant__ CombineRows combine, int first_step) {
+  constexpr int kLanes = kDv / 8;
+  static_assert(kPlaces <= kLanes);
+  const bool merges = *a.differ != 0;  // else union tiles have stored o
+  if (!merges && !combine.wanted()) return;
+  const int lane = threadIdx.x % kLanes, G = a.heads.value();
+  const int n = a.n.value(), step_rows = a.range_tokens * G;
+  const int at = blockIdx.x * (kMergeThreads / kLanes) + static_cast<int>(threadIdx.x) / kLanes;
+  const int step = min(first_step + at / step_rows, a.steps - 1), row = at % step_rows;
+  const int t_in_range = min(a.heads.quotient(row), a.tokens_of(step) - 1), t = a.first_token(step) + t_in_range;
+  const bool exists = first_step + at / step_rows == step && a.heads.quotient(row) == t_in_range;
+  const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups;
+  const int in_group = row - a.heads.quotient(row) * G, h = g * G + in_group;
+  const int64_t first = a.first_row(step) + in_group;
+  const int* const entry_of = a.entry_of + static_cast<int64_t>(step) * a.entries_stride + t_in_range * n;
+
+  float* const lse = a.lse.at(b, t, h);
+  bf16* const o = a.o.at(b, t, h) + 8 * lane;
+  const uint4 near = *reinterpret_cast<const uint4*>(o);
+  float top = *lse * kLog2e, sum = top == -INFINITY ? 0.0f : 1.0f, out[8];
+  for (int place0 = 0; merges && place0 < n; place0 += kPlaces) {
+    const int place = place0 + lane;
+    const int entry = lane < kPlaces && place < n ? __ldg(entry_of + place) : -1;
+    // The power of 2 that a partial sum is relative to, and its probabilities' sum.
+    const float2 sums =
+        entry >= 0 ? __ldcs(a.partial_sums + first + static_cast<int64_t>(entry) * G) : make_float2(-INFINITY, 0.0f);
+    uint4 partial[kPlaces];
+#pragma unroll
+    for (int j = 0; j < kPlaces; ++j) {
+      const int64_t at = __shfl_sync(kFullWarp, entry, j, kLanes);
+      partial[j] = at >= 0 ? __ldcs(reinterpret_cast<const uint4*>(a.partial + (first + at * G) * kDv + 8 * lane))
+                           : make_uint4(0, 0, 0, 0);
+    }
+    float best = fmaxf(top, sums.x);
+#pragma unroll
+    for (int by = 1; by < kLanes; by *= 2) best = fmaxf(best, __shfl_xor_sync(kFullWarp, best, by));
+    const float base = best == -INFINITY ? 0.0f : best, shrink = exp2_approx(top - base);
+    const float own_weight = exp2_approx(sums.x - base);
+    float added = own_weight * sums.y;
+#pragma unroll
+    for (int by = 1; by < kLanes; by *= 2) added += __shfl_xor_sync(kFullWarp, added, by);
+    top = best, sum = fmaf(sum, shrink, added);
+    if (place0 == 0) {
+      const uint32_t words[4] = {near.x, near.y, near.z, near.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        out[2 * i] = __uint_as_float(words[i] << 16), out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+#pragma unroll
+    for (int c = 0; c < 8; ++c) out[c] *= shrink;
+#pragma unroll
+    for (int j = 0; j < kPlaces; ++j) {
+      const float weight = __shfl_sync(kFullWarp, own_weight, j, kLanes);
+      const uint32_t words[4] = {partial[j].x, partial[j].y, partial[j].z, partial[j].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        out[2 * i] = fmaf(weight, __uint_as_float(words[i] << 16), out[2 * i]);
+        out[2 * i + 1] = fmaf(weight, __uint_as_float(words[i] & 0xffff0000u), out[2 * i + 1]);
+      }
+    }
+  }
+  uint4 columns = near;
+  if (merges) {
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = pack_bf16(out[2 * i] * inverse, out[2 * i + 1] * inverse);
+    transpose(words);
+    columns = make_uint4(words[0], words[1], words[2], words[3]);
+    if (exists) *reinterpret_cast<uint4*>(o) = columns;
+    if (exists && lane == 0) *lse = sum == 0.0f ? -INFINITY : (top + log2f(sum)) * kLn2;
+  }
+  if (exists && combine.wanted()) {
+    const CombineRows::Row row(combine, b, t, h, g);
+    row.store(8 * lane, columns);
+  }
+}
+
+// Ranges of so many tokens, and so many of them at once, that their partial sums take about kPartialBytes.
+constexpr int64_t kPartialBytes = int64_t{416} << 20;
+// Tables of all blocks lie in shared memory, and counts [T / 1024, blocks] of each (b, g) take half of q's memory then.
+constexpr int kMaxBlocks = 16 * 1024;
+
+// How many times a list is the union of the lists that the 64 rows of a union tile share, if far blocks are drawn at
+// random from the middle of the sequence: KERNELS.md 4.2.
+double random_union(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads) {
+  const double far = static_cast<double>(std::max<int64_t>(n - kNear, 0));
+  const double blocks = std::max(static_cast<double>(tokens) / (2.0 * static_cast<double>(block_keys)), far + 1);
+  const double in_union = blocks * (1 - std::pow(1 - far / blocks, std::max(64.0 / static_cast<double>(heads), 1.0)));
+  return (kNear + in_union) / static_cast<double>(n);
+}
+// From which union on this route pays. On an H200, by this route (before what is told above) and by union tiles of so
+// many lists, ms:
+//   1 x 65536 x 12 x 2 x 64: 1.28, 0.99 of 1.5, 4.7 of 6.9      1 x 65536 x 64 x 4 x 128: 12.2, 6.9 of 1.0, 25 of 3.2
+//   4 x 8192 x 12 x 2 x 64:  0.62, 0.37 of 1.5, 0.92 of 3.8
+double union_limit(int64_t dk) { return dk == 64 ? 2.2 : 1.7; }
+// The lists are compared at all only where random ones would pass the limit clearly. At T = 8192 and 12 heads of 64
+// they would by 1.7; but there a training step's lists make unions of about 2, and to compare them, after which seven
+// kernels find nothing to do, cost 7% of the branch's forward (before comparing and counting were one kernel).
+constexpr double kWorthComparing = 1.8;
+
+int range_tokens_of(int64_t tokens, int64_t token_bytes, int64_t groups) {
+  const int64_t fit = kPartialBytes / token_bytes, most = std::max<int64_t>(fit / std::min<int64_t>(groups, 2), 128);
+  const int64_t whole = most >= kPartTokens ? most / kPartTokens * kPartTokens : most / 128 * 128;
+  return static_cast<int>(std::min({whole, tokens, int64_t{16} * kPartTokens}));
+}
+
+// Tokens whose near blocks a CTA does: of two blocks where two CTAs of such keys fit on an SM, else of one or less.
+int near_tokens_of(int64_t dk, int64_t block_keys, int64_t heads) {
+  const int64_t most = kItemTiles * kTileRows / heads;
+  int64_t tokens = dk == 64 && block_keys <= kTileRows ? 2 * block_keys : block_keys;
+  while (tokens > most) tokens /= 2;
+  return static_cast<int>(tokens);
+}
+// Shared memory for those: of their own blocks, the one before and the first one.
+template <int kDk, int kDv>
+int near_bytes_of(int near_tokens, int64_t block_keys) {
+  const int own = near_tokens > block_keys ? 2 : 1;
+  return FarShape<kDk, kDv>::near_bytes(own + 2, static_cast<int>(ceil_div(block_keys, kTileRows)));
+}
+bool near_blocks_fit(int64_t dk, int64_t block_keys, int64_t heads) {
+  const int tokens = near_tokens_of(dk, block_keys, heads), most = 226 * 1024;
+  return (dk == 64    ? near_bytes_of<64, 64>(tokens, block_keys)
+          : dk == 128 ? near_bytes_of<128, 128>(tokens, block_keys)
+                      : near_bytes_of<192, 128>(tokens, block_keys)) <= most - 1024;
+}
+
+// The near blocks need neither the rest of the index nor partial sums, and the other route's kernels, which find
+// nothing to do, take their time to find it: both beside the index and the first range's gathering.
+template <int kDk, int kDv>
+void launch_far(Context& ctx, const char* op, const FarArgs& a, const CombineRows& combine, int64_t block_keys,
+                int64_t G, const std::function<void(Context& on, const int* unless)>& attend_all) {
+  using Shape = FarShape<kDk, kDv>;
+  const int key_tiles = static_cast<int>(ceil_div(block_keys, kTileRows)), parts = a.steps * a.parts;
+  const int64_t merged = ceil_div(int64_t{a.launch_steps} * a.range_tokens * G, kMergeThreads / (kDv / 8));
+  const dim3 threads(kIndexThreads);
+  launch(ctx, "read_lists", read_lists_kernel, dim3(static_cast<unsigned>(1 + parts)), threads,
+         read_lists_bytes(a.lists.blocks), a);
+  ForkJoin near(ctx, 1, [&](Context& side) {
+    attend_all(side, a.differ);
+    launch(
+        side, op, near_kernel<kDk, kDv>,
+        dim3(static_cast<unsigned>(ceil_div(a.lists.tokens, a.near_tokens)), static_cast<unsigned>(a.steps / a.ranges)),
+        dim3(Shape::kNearThreads), near_bytes_of<kDk, kDv>(a.near_tokens, block_keys), a);
+  });
+  launch(ctx, "plan_items", plan_items_kernel, dim3(static_cast<unsigned>(a.steps)), threads, 0, a);
+  launch(ctx, "fill_entries", fill_entries_kernel, dim3(static_cast<unsigned>(parts)), threads,
+         a.lists.blocks * sizeof(int), a);
+  for (int i = 0; i * a.launch_steps < a.steps; ++i) {
+    launch(ctx, op, block_keys == kTileRows ? gather_kernel<kDk, kDv, true> : gather_kernel<kDk, kDv, false>,
+           dim3(static_cast<unsigned>(a.items_stride)), dim3(kWarpgroup), Shape::shared_bytes(key_tiles), a, i);
+    near.join();
+    launch(ctx, op, merge_kernel<kDv>, dim3(static_cast<unsigned>(merged)), dim3(kMergeThreads), 0, a, combine,
+           i * a.launch_steps);
+  }
+}
+
+}  // namespace
+
+bool attend_blocks_sm90_applies(const Context& ctx, const AttendOut& out, const AttendIn& in,
+                                const ConstTensor& block_index, int64_t l_sel) {
+  const auto far_rows = [](const ConstTensor& t) { return make_view<const bf16>(t).vector; };  // of 16-byte vectors
+  const int64_t dk = in.q.size(3), dv = in.v.size(3), n = block_index.size(3);
+  const bool widths = (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
+  return ctx.compute_capability == 90 && in.q.dtype == DType::bf16 && widths && n <= 64 &&
+         (l_sel == 32 || l_sel == 64 || l_sel == 128) && near_blocks_fit(dk, l_sel, in.q.size(2) / in.k.size(2)) &&
+         in.q.size(2) / in.k.size(2) <= 64 && ceil_div(in.q.size(1), l_sel) <= kMaxBlocks && far_rows(in.q) &&
+         far_rows(in.k) && far_rows(in.v) && far_rows(out.o) &&
+         in.q.size(1) * in.q.stride[1] / 8 < (int64_t{1} << 31) &&
+         random_union(in.q.size(1), l_sel, n, in.q.size(2) / in.k.size(2)) > kWorthComparing * union_limit(dk);
+}
+
+void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
+                                const ConstTensor& block_index, int64_t l_sel,
+                                const std::function<void(Context& on, const int* unless)>& attend_all,
+                                const CombineAlong* combine) {
+  const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), G = in.q.size(2) / in.k.size(2);
+  const int64_t n = block_index.size(3), dv = in.v.size(3), blocks = ceil_div(T, l_sel);
+  const int64_t token_bytes = n * G * (dv * 2 + 8);
+  const int range_tokens = range_tokens_of(T, token_bytes, bgs);
+  const int64_t ranges = ceil_div(T, range_tokens), steps = bgs * ranges, parts = ceil_div(range_tokens, kPartTokens);
+  const int64_t launch_steps = std::clamp<int64_t>(kPartialBytes / (range_tokens * token_bytes), 1, steps);
+  const int64_t launches = ceil_div(steps, launch_steps), entries = range_tokens * n;
+  // Pieces of whole tiles: the last of a block alone is not full.
+  const int64_t even = kTileRows / std::gcd(int64_t{kTileRows}, G), most = kItemTiles * kTileRows / G;
+  const int64_t piece_tokens = std::max(most / even * even, std::min(even, most));
+  const int64_t items = launch_steps * (std::min(blocks, entries) + entries / piece_tokens);
+  Scratch::Scope scope(ctx.scratch);
+  const auto ints = [&](int64_t count) { return scope.alloc(DType::i32, {count}).ptr<int32_t>(); };
+  const FarArgs a{
+      .q = make_view<const bf16>(in.q),
+      .k = make_view<const bf16>(in.k),
+      .v = make_view<const bf16>(in.v),
+      .o = make_view<bf16>(out.o),
+      .lse = make_view<float>(out.lse),
+      .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2],
+                static_cast<int>(T), static_cast<int>(in.k.size(2)), static_cast<int>(blocks)},
+      .n = Divisor(static_cast<int>(n)),
+      .heads = Divisor(static_cast<int>(G)),
+      .block_keys = Divisor(static_cast<int>(l_sel)),
+      .scale_log2 = kLog2e / std::sqrt(static_cast<float>(in.q.size(3))),
+      .range_tokens = range_tokens,
+      .ranges = static_cast<int>(ranges),
+      .steps = static_cast<int>(steps),
+      .launch_steps = static_cast<int>(launch_steps),
+      .parts = static_cast<int>(parts),
+      .piece_tokens = static_cast<int>(piece_tokens),
+      .tile_tokens = static_cast<int>(std::max<int64_t>(64 / G, 1)),
+      .union_limit = static_cast<float>(union_limit(in.q.size(3))),
+      .differ = ints(1),
+      .near_tokens = near_tokens_of(in.q.size(3), l_sel, G),
+      .near = ints(bgs * T),
+      .counts = ints(steps * parts * blocks),
+      .entries = ints(steps * entries),
+      .entry_of = ints(steps * entries),
+      .item_counts = ints(launches),
+      .items = reinterpret_cast<int4*>(ints(4 * launches * items)),
+      .items_stride = static_cast<int>(items),
+      .entries_stride = static_cast<int>(entries),
+      .partial = scope.alloc(DType::bf16, {launch_steps * entries * G, dv}).ptr<bf16>(),
+      .partial_sums = reinterpret_cast<float2*>(scope.alloc(DType::f32, {launch_steps * entries * G, 2}).ptr<float>())};
+  const CombineRows rows = combine_rows(combine);
+  if (in.q.size(3) == 64)
+    launch_far<64, 64>(ctx, op, a, rows, l_sel, G, attend_all);
+  else if (in.q.size(3) == 128)
+    launch_far<128, 128>(ctx, op, a, rows, l_sel, G, attend_all);
+  else
+    launch_far<192, 128>(ctx, op, a, rows, l_sel, G, attend_all);
+}
+
+}  // namespace triad::cuda

@@ -1,0 +1,367 @@
+// The blocks' side of the selected branch's forward (nsa/sm90/kv_stationary.cu): rows of the tokens that list a block
+// against its keys and values in shared memory, far blocks with rows gathered, near blocks for neighbouring tokens.
+#pragma once
+#include "kernels/nsa/gpu/fwd_dq.cuh"
+#include "kernels/nsa/sm90/kv_stationary_index.cuh"
+
+namespace triad::cuda {
+namespace {
+
+// CTAs fill each other's waits: six of them gather on an SM (d = 64). kNear..., near_bytes: of near_kernel.
+constexpr int kStages = 2;  // tiles of rows on their way
+template <int kDk, int kDv>
+struct FarShape {
+  static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel;
+  static constexpr int kStageBytes = kPanelsK * kPanelBytes, kKeyBytes = (kPanelsK + kPanelsV) * kPanelBytes;
+  static constexpr int kTableBytes = kItemTiles * kTileRows * static_cast<int>(sizeof(int));
+  static constexpr int ctas(bool whole) {
+    return kDk == 64 ? (whole ? 6 : 4) : kDk == 128 ? (whole ? 3 : 2) : (whole ? 2 : 1);
+  }
+  static constexpr int shared_bytes(int key_tiles) {
+    return kStages * kStageBytes + key_tiles * kKeyBytes + kTableBytes;
+  }
+  static constexpr int kNearGroups = kDk == 128 ? 3 : 2, kNearThreads = kNearGroups * kWarpgroup;
+  static constexpr int kNearCtas = kDk == 64 ? 2 : 1;
+  static constexpr int near_bytes(int blocks, int key_tiles) {
+    return kNearGroups * kStages * kStageBytes + blocks * key_tiles * kKeyBytes + 2 * kTableBytes;
+  }
+};
+
+// The keys and values of a block: for every 64 of them the panels of k, then those of v. Past the block's end zeros.
+template <int kDk, int kDv, int kThreads>
+__device__ __forceinline__ void load_block(const FarArgs& a, int b, int g, int block, int key_tiles,
+                                           unsigned char* to) {
+  using Shape = FarShape<kDk, kDv>;
+  const int block_keys = a.block_keys.value(), chunk = threadIdx.x % 8;
+  for (int tile = 0; tile < key_tiles; ++tile, to += Shape::kKeyBytes)
+#pragma unroll
+    for (int r = threadIdx.x / 8; r < kTileRows; r += kThreads / 8) {
+      const int key = tile * kTileRows + r, row = min(block * block_keys + key, a.lists.tokens - 1);
+      const int bytes = key < block_keys && block * block_keys + key < a.lists.tokens ? 16 : 0;
+      const bf16 *const k = a.k.at(b, row, g) + 8 * chunk, *const v = a.v.at(b, row, g) + 8 * chunk;
+      unsigned char* const at = to + swizzled(r, chunk);
+#pragma unroll
+      for (int p = 0; p < Shape::kPanelsK; ++p) copy_async_16(at + p * kPanelBytes, k + p * kPanel, bytes);
+#pragma unroll
+      for (int p = 0; p < Shape::kPanelsV; ++p)
+        copy_async_16(at + (Shape::kPanelsK + p) * kPanelBytes, v + p * kPanel, bytes);
+    }
+}
+
+// One tile of rows against one tile of 64 keys after the other: o += p v, p relative to 2^top, and p's row sums
+// before it is rounded for the product: sums of rounded ones, which the tensor cores can make (p times a tile of ones),
+// put lse off by up to 1.3e-3.
+template <int kDk, int kDv>
+struct RowSums {
+  static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel, kPanelUnits = kPanelBytes >> 4;
+  float o[kPanelsV][8][4], sums[2] = {}, top[2];  // sums: of this lane's columns
+
+  __device__ __forceinline__ RowSums() {
+#pragma unroll
+    for (int p = 0; p < kPanelsV; ++p) leave_unset(o[p]);
+    top[0] = top[1] = -INFINITY;
+  }
+  // seen[i]: the keys before it are seen by the lane's row i; all where kAll, and then there is one tile. `add`: not
+  // the first tile. `last`: afterwards sums[i] is of all columns. meanwhile() runs beside the first product.
+  template <bool kAll, class Meanwhile>
+  __device__ __forceinline__ void attend(const uint32_t (&q)[kDk / 16][4], uint32_t k_tile, float scale,
+                                         const int (&seen)[2], bool add, bool last, Meanwhile&& meanwhile) {
+    const uint32_t v_tile = k_tile + kPanelsK * kPanelUnits;
+    float s[8][4];
+    wgmma_fence();
+    wgmma_first<0>(s, q[0], k_tile);
+#pragma unroll
+    for (int i = 1; i < kDk / 16; ++i) wgmma_add<0>(s, q[i], k_tile + i / 4 * kPanelUnits + 2 * (i % 4));
+    wgmma_commit();
+    meanwhile();
+    wgmma_wait<0>();
+    pin(s);
+    if (!kAll && min(seen[0], seen[1]) < kTileRows) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (8 * j + fragment_column() + e % 2 >= seen[e / 2]) s[j][e] = -INFINITY;
+    }
+    float highest[2] = {s[0][0], s[0][2]};
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) highest[i] = fmaxf(highest[i], fmaxf(s[j][2 * i], s[j][2 * i + 1]));
+#pragma unroll
+    for (int by = 1; by < 4; by *= 2)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) highest[i] = fmaxf(highest[i], __shfl_xor_sync(kFullWarp, highest[i], by));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float best = scale * highest[i];
+      if (!kAll && add) {
+        best = fmaxf(best, top[i]);
+        const float shrink = best == -INFINITY ? 1.0f : exp2_approx(top[i] - best);
+        sums[i] *= shrink;
+#pragma unroll
+        for (int p = 0; p < kPanelsV; ++p)
+#pragma unroll
+          for (int j = 0; j < 8; ++j) o[p][j][2 * i] *= shrink, o[p][j][2 * i + 1] *= shrink;
+      }
+      top[i] = best;
+      const float minus = !kAll && best == -INFINITY ? 0.0f : -best;
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+#pragma unroll
+        for (int e = 2 * i; e < 2 * i + 2; ++e) s[j][e] = exp2_approx(fmaf(s[j][e], scale, minus));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sums[i] += s[j][2 * i] + s[j][2 * i + 1];
+    }
+    uint32_t left[kTileRows / 16][4];
+#pragma unroll
+    for (int i = 0; i < kTileRows / 16; ++i) pack_operand(left[i], s, i);
+    wgmma_fence();
+#pragma unroll
+    for (int p = 0; p < kPanelsV; ++p)
+#pragma unroll
+      for (int i = 0; i < kTileRows / 16; ++i)
+        wgmma_across(o[p], left[i], v_tile + p * kPanelUnits + i * (16 * kPanelRowBytes >> 4), add || i > 0);
+    wgmma_commit();
+    if (last) sums[0] = quad_sum(sums[0]), sums[1] = quad_sum(sums[1]);
+    wgmma_wait<0>();
+#pragma unroll
+    for (int p = 0; p < kPanelsV; ++p) pin(o[p]);
+  }
+
+  // Row i of this lane, times factor. A lane's eight columns of four 8 x 8 products, its pairs side by side, are 16
+  // bytes: a quad writes 64 of a row at once, which leave L2 before q does. merge_kernel knows that order of columns.
+  __device__ __forceinline__ void store(bf16* row, int i, float factor) const {
+    uint4* const to = reinterpret_cast<uint4*>(row + threadIdx.x % 4 * 8);
+#pragma unroll
+    for (int p = 0; p < kPanelsV; ++p)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t pairs[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          pairs[j] = pack_bf16(o[p][4 * half + j][2 * i] * factor, o[p][4 * half + j][2 * i + 1] * factor);
+        __stcs(to + 8 * p + 4 * half, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+      }
+  }
+};
+
+// A warp's 16 rows of a tile on their way: it brings them itself, two tiles ahead, and takes them to registers, where
+// they are the products' left operand. So the warps meet only in the products.
+template <int kDk>
+struct RowLoads {
+  static constexpr int kPanelsK = kDk / kPanel, kStageBytes = kPanelsK * kPanelBytes;
+  unsigned char* stages;  // kStages of the warpgroup
+  const int* rows;        // of a tile 16, from one to the next tile_rows: where they begin, in 16 bytes from q
+  const bf16* q;          // the lane's chunk of the row at 0
+  int tile_rows, warp_row, to_stage, from_stage;
+  __device__ __forceinline__ RowLoads(unsigned char* stages, const int* rows, int tile_rows, const bf16* q)
+      : stages(stages), rows(rows), q(q + threadIdx.x % 8 * 8), tile_rows(tile_rows) {
+    const int lane = threadIdx.x % 32;
+    warp_row = threadIdx.x % kWarpgroup / 32 * 16;
+    to_stage = swizzled(warp_row + lane / 8 * 4, lane % 8), from_stage = swizzled(warp_row + lane % 16, lane / 16);
+  }
+  // Lanes 8 i .. 8 i + 7 bring rows 4 i .. 4 i + 3. Every call is one group of copies.
+  __device__ __forceinline__ void load(int tile, int stage, bool exists) const {
+    if (exists) {
+      unsigned char* const to = stages + stage * kStageBytes;
+      const int4 of_lane = *reinterpret_cast<const int4*>(rows + tile * tile_rows + threadIdx.x % 32 / 8 * 4);
+      const int from_row[4] = {of_lane.x, of_lane.y, of_lane.z, of_lane.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bf16* const from = q + 8 * static_cast<int64_t>(from_row[i]);
+#pragma unroll
+        for (int p = 0; p < kPanelsK; ++p)
+          copy_async_16(to + p * kPanelBytes + (to_stage ^ i << 4) + i * kPanelRowBytes, from + p * kPanel, 16);
+      }
+    }
+    copy_async_commit();
+  }
+  // The oldest tile on its way is there.
+  __device__ __forceinline__ void await() const {
+    copy_async_wait_group<kStages - 1>();
+    __syncwarp();
+  }
+  // A product's left operand. It is read anew for every product of a loop: where it stayed in registers around the
+  // loop, ptxas 13.0 gave those to the loop's packed p too (seen in its SASS, and in wrong sums).
+  __device__ __forceinline__ void take(uint32_t (&left)[kDk / 16][4], int stage) const {
+    const unsigned char* const from = stages + stage * kStageBytes;
+#pragma unroll
+    for (int i = 0; i < kDk / 16; ++i)
+      load_matrices(left[i],
+                    reinterpret_cast<const bf16*>(from + i / 4 * kPanelBytes + (from_stage ^ (i % 4 * 2 << 4))));
+  }
+};
+
+// kWhole: blocks of 64 keys.
+template <int kDk, int kDv, bool kWhole>
+__global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::ctas(kWhole))
+    gather_kernel(const __grid_constant__ FarArgs a, int launch) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
+  using Shape = FarShape<kDk, kDv>;
+  if (static_cast<int>(blockIdx.x) >= a.item_counts[launch]) return;
+  const int4 item = a.items[static_cast<int64_t>(launch) * a.items_stride + blockIdx.x];
+  const int block = item.x, count = item.z, step = item.w, G = a.heads.value();
+  const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups;
+  const int key_tiles = kWhole ? 1 : (a.block_keys.value() + kTileRows - 1) / kTileRows;
+  unsigned char *const stages = aligned_shared(), *const keys = stages + kStages * Shape::kStageBytes;
+  const int n_rows = count * G, tiles = (n_rows + kTileRows - 1) / kTileRows;
+  // Each warp looks up where its own 16 rows of every tile begin: of the first two tiles before all else, so that they
+  // are on their way early. A row past the last repeats it.
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int* const rows = reinterpret_cast<int*>(keys + key_tiles * Shape::kKeyBytes) + warp * (kItemTiles * 16);
+  const int* const entries = a.entries + static_cast<int64_t>(step) * a.entries_stride + item.y;
+  const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);  // in 16 bytes
+  const auto row_of = [&](int i) { return min(i / 16 * kTileRows + warp * 16 + i % 16, n_rows - 1); };
+  const auto token_at = [&](int i) { return __ldg(entries + a.heads.quotient(row_of(i))); };
+  const auto place = [&](int i, int token) {
+    const int row = row_of(i), h = row - a.heads.quotient(row) * G;
+    rows[i] = token * q_row + h * q_head;
+  };
+  const int first_token = token_at(lane);
+  load_block<kDk, kDv, kWarpgroup>(a, b, g, block, key_tiles, keys);
+  copy_async_commit();
+  place(lane, first_token);
+  __syncwarp();
+  const RowLoads<kDk> loads(stages, rows, 16, a.q.at(b, a.first_token(step), g * G));
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) loads.load(i, i, i < tiles);
+#pragma unroll 4
+  for (int i = kStages * 16 + lane; i < tiles * 16; i += 32) place(i, token_at(i));
+  copy_async_wait_group<kStages>();
+  fence_async_proxy();
+  __syncthreads();  // keys and values are there
+
+  const uint32_t k_tile = tile_descriptor(shared_address(keys));
+  const int64_t first_row = a.first_row(step) + static_cast<int64_t>(item.y) * G;
+  bf16* const partial = a.partial + first_row * kDv;
+  float2* const partial_sums = a.partial_sums + first_row;
+  for (int tile = 0; tile < tiles; ++tile) {
+    loads.await();
+    RowSums<kDk, kDv> sums;
+    for (int i = 0; i < key_tiles; ++i) {
+      uint32_t q[kDk / 16][4];
+      loads.take(q, tile % kStages);
+      const int here = a.block_keys.value() - i * kTileRows;
+      const bool last = i == key_tiles - 1;
+      sums.template attend<kWhole>(q, k_tile + i * (Shape::kKeyBytes >> 4), a.scale_log2, {here, here}, i > 0, last,
+                                   [&] {
+                                     if (!last) return;
+                                     __syncwarp();  // the tile's rows are taken
+                                     loads.load(tile + kStages, tile % kStages, tile + kStages < tiles);
+                                   });
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = tile * kTileRows + loads.warp_row + fragment_row() + 8 * i;
+      if (row >= n_rows) continue;
+      if (threadIdx.x % 4 == 0) partial_sums[row] = make_float2(sums.top[i], sums.sums[i]);
+      sums.store(partial + static_cast<int64_t>(row) * kDv, i, 1.0f);
+    }
+  }
+#endif
+}
+
+// ---- near blocks ----
+
+// A CTA has near_tokens tokens next to each other, of one block or of two. Their near blocks, four at most, lie in
+// shared memory: `count` that end with the last token's own, and the first one behind them if it is not among them.
+struct NearBlocks {
+  int first, count;
+  __device__ __forceinline__ NearBlocks(const FarArgs& a, int first_token, int last_token)
+      : first(max(a.block_keys.quotient(first_token) - 1, 0)), count(a.block_keys.quotient(last_token) - first + 1) {}
+  __device__ __forceinline__ int all() const { return count + (first > 0); }
+  __device__ __forceinline__ int at(int place) const { return place < count ? first + place : 0; }
+  // Which of them a token of block `own` lists, of what it lists near it (FarArgs::near).
+  __device__ __forceinline__ int listed(int near, int own) const {
+    const int place = own - first,
+              own_and_before = place > 0 ? (near & 1) << place | (near >> 1 & 1) << (place - 1) : near;
+    return own_and_before | (near >> 2) << (first > 0 ? count : 0);
+  }
+};
+
+template <int kDk, int kDv>
+__global__ void __launch_bounds__(FarShape<kDk, kDv>::kNearThreads, FarShape<kDk, kDv>::kNearCtas)
+    near_kernel(const __grid_constant__ FarArgs a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Shape = FarShape<kDk, kDv>;
+  constexpr int kGroups = Shape::kNearGroups, kListedBits = 4;
+  if (*a.differ == 0) return;
+  const int G = a.heads.value(), block_keys = a.block_keys.value(), group = threadIdx.x / kWarpgroup;
+  const int t0 = blockIdx.x * a.near_tokens, count = min(a.near_tokens, a.lists.tokens - t0);
+  const int b = blockIdx.y / a.lists.groups, g = blockIdx.y % a.lists.groups;
+  const int key_tiles = (block_keys + kTileRows - 1) / kTileRows;
+  const NearBlocks blocks(a, t0, t0 + count - 1);
+  unsigned char* const keys = aligned_shared();
+  unsigned char* const stages = keys + blocks.all() * key_tiles * Shape::kKeyBytes;
+  int* const rows = reinterpret_cast<int*>(stages + kGroups * kStages * Shape::kStageBytes);
+  int* const outs = rows + kItemTiles * kTileRows;  // (t - t0, h) and which near blocks t lists; -1: no such row
+  for (int i = 0; i < blocks.all(); ++i)
+    load_block<kDk, kDv, Shape::kNearThreads>(a, b, g, blocks.at(i), key_tiles,
+                                              keys + i * key_tiles * Shape::kKeyBytes);
+  copy_async_commit();
+  const int n_rows = count * G, tiles = (n_rows + kTileRows - 1) / kTileRows;
+  const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);  // in 16 bytes
+  const int* const near = a.near + static_cast<int64_t>(blockIdx.y) * a.lists.tokens + t0;
+  for (int r = threadIdx.x; r < tiles * kTileRows; r += Shape::kNearThreads) {
+    const int row = min(r, n_rows - 1), t = a.heads.quotient(row), h = row - t * G;
+    rows[r] = t * q_row + h * q_head;
+    outs[r] = r < n_rows ? row << kListedBits | blocks.listed(__ldg(near + t), a.block_keys.quotient(t0 + t)) : -1;
+  }
+  __syncthreads();
+  const RowLoads<kDk> loads(stages + group * kStages * Shape::kStageBytes, rows + threadIdx.x % kWarpgroup / 32 * 16,
+                            kTileRows, a.q.at(b, t0, g * G));
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) loads.load(group + i * kGroups, i, group + i * kGroups < tiles);
+  copy_async_wait_group<kStages>();
+  fence_async_proxy();
+  __syncthreads();  // keys and values are there
+
+  const uint32_t k_tile = tile_descriptor(shared_address(keys));
+  for (int tile = group, turn = 0; tile < tiles; tile += kGroups, ++turn) {
+    loads.await();
+    int to[2], own[2];  // own: tokens from the beginning of blocks.first to the row's
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      to[i] = outs[tile * kTileRows + loads.warp_row + fragment_row() + 8 * i];
+      own[i] = t0 + a.heads.quotient(max(to[i], 0) >> kListedBits) - blocks.first * block_keys;
+    }
+    // No token of the tile sees other blocks than these, and the first.
+    const int last_row = min(tile * kTileRows + kTileRows, n_rows) - 1;
+    const int from = max(a.block_keys.quotient(t0 + a.heads.quotient(tile * kTileRows)) - 1 - blocks.first, 0);
+    const int end = a.block_keys.quotient(t0 + a.heads.quotient(last_row)) - blocks.first + 1;
+    RowSums<kDk, kDv> sums;
+    bool add = false;
+#pragma unroll 1
+    for (int i = from * key_tiles; i < blocks.all() * key_tiles; ++i) {
+      if (i == end * key_tiles) i = blocks.count * key_tiles;
+      if (i >= blocks.all() * key_tiles) break;
+      const int which = key_tiles == 1 ? i : i / key_tiles, part = i - which * key_tiles;
+      uint32_t q[kDk / 16][4];
+      loads.take(q, turn % kStages);
+      int seen[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        seen[j] = (to[j] >> which & 1) == 0 ? 0
+                  : which < blocks.count    ? min(block_keys, own[j] + 1 - which * block_keys) - part * kTileRows
+                                            : block_keys - part * kTileRows;
+      sums.template attend<false>(q, k_tile + i * (Shape::kKeyBytes >> 4), a.scale_log2, seen, add, false, [] {});
+      add = true;
+    }
+    __syncwarp();  // the tile's rows are taken
+    loads.load(tile + kStages * kGroups, turn % kStages, tile + kStages * kGroups < tiles);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float total = quad_sum(sums.sums[i]);
+      if (to[i] < 0) continue;
+      const int row = to[i] >> kListedBits, t = a.heads.quotient(row), h = g * G + row - t * G;
+      sums.store(a.o.at(b, t0 + t, h), i, total == 0.0f ? 0.0f : __fdividef(1.0f, total));
+      if (threadIdx.x % 4 == 0)
+        *a.lse.at(b, t0 + t, h) = total == 0.0f ? -INFINITY : (sums.top[i] + __log2f(total)) * kLn2;
+    }
+  }
+#endif
+}
+
+}  // namespace
+}  // namespace triad::cuda

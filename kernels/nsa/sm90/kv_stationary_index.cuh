@@ -1,0 +1,246 @@
+// What the kernels of nsa/sm90/kv_stationary.cu are given, and the first of them: whether the route pays, and which
+// entries of which block lie in which range of tokens.
+#pragma once
+#include <algorithm>
+
+#include "kernels/hopper/wgmma.cuh"
+#include "kernels/nsa/gpu/attend.cuh"
+
+namespace triad::cuda {
+namespace {
+
+using bf16 = __nv_bfloat16;
+
+constexpr int kTileRows = 64;
+constexpr int kPanelBytes = kTileRows * kPanelRowBytes;  // 64 rows (or keys) of 64 columns
+constexpr int kItemTiles = 16;                           // most tiles of one item: popular blocks are cut
+constexpr int kPartTokens = 1024;                        // that a CTA of the index reads
+constexpr int kIndexThreads = 1024;
+constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+
+// A token's near blocks are the first one and the two that end with its own: by the selection's rule every token lists
+// them, so neighbouring tokens share them whatever else they list. The others are complete and past.
+constexpr int kNear = 3;
+__device__ __forceinline__ bool is_far(int block, int current) { return block > 0 && block + 1 < current; }
+
+// block_index [B,T,Hkv,n]
+struct BlockLists {
+  const int* data;
+  int64_t batch, row, head;
+  int tokens, groups, blocks;  // blocks: of T tokens, ceil(T / l')
+  __device__ __forceinline__ const int* at(int b, int t, int g) const {
+    return data + b * batch + static_cast<int64_t>(t) * row + g * head;
+  }
+};
+
+// A step is a range of tokens of one (b, g); a launch does several next to each other.
+struct FarArgs {
+  View<const bf16> q, k, v;
+  View<bf16> o;
+  View<float> lse;
+  BlockLists lists;
+  Divisor n, heads, block_keys;
+  float scale_log2;
+  int range_tokens, ranges, steps, launch_steps;  // steps: ranges of all (b, g), group after group
+  int parts;                                      // of a range, of kPartTokens each
+  int piece_tokens;                               // of an item, at most
+  int tile_tokens;                                // that share a union tile
+  float union_limit;                              // see compare_lists
+  int* differ;                                    // 1: far blocks are done here; 0: another route does all
+  int near_tokens;                                // that a CTA does
+  int* near;         // [B*Hkv,T] bit 0: the token lists its own block, 1: the one before, 2: block 0
+  int* counts;       // [steps, parts, blocks] a part's entries of a block; from plan_items on where they begin
+  int* entries;      // [steps, entries_stride] by block: t - (range's first token)
+  int* entry_of;     // [steps, range_tokens, n] of a token's place: its entry; -1: none, the block is not far
+  int* item_counts;  // by launch
+  int4* items;       // [launches, items_stride] (block, first entry, entries, step)
+  int items_stride, entries_stride;
+  bf16* partial;         // [launch_steps, entries_stride, G, dv]
+  float2* partial_sums;  // of the same rows: the power of 2 that they are relative to, the probabilities' sum
+  __device__ __forceinline__ int first_token(int step) const { return step % ranges * range_tokens; }
+  __device__ __forceinline__ int tokens_of(int step) const {
+    return min(range_tokens, lists.tokens - first_token(step));
+  }
+  __device__ __forceinline__ int64_t first_row(int step) const {
+    return static_cast<int64_t>(step % launch_steps) * entries_stride * heads.value();
+  }
+};
+
+// ---- the index ----
+
+// The sum of `mine` over the threads before this one.
+__device__ __forceinline__ int2 sum_before(int2 mine, int2& total) {
+  __shared__ int2 warp_sums[kIndexThreads / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto scan_warp = [&](int2 sum) {
+    for (int by = 1; by < 32; by *= 2) {
+      const int x = __shfl_up_sync(kFullWarp, sum.x, by), y = __shfl_up_sync(kFullWarp, sum.y, by);
+      if (lane >= by) sum.x += x, sum.y += y;
+    }
+    return sum;
+  };
+  const int2 in_warp = scan_warp(mine);
+  if (lane == 31) warp_sums[warp] = in_warp;
+  __syncthreads();
+  if (warp == 0) warp_sums[lane] = scan_warp(warp_sums[lane]);
+  __syncthreads();
+  total = warp_sums[kIndexThreads / 32 - 1];
+  const int2 before = warp > 0 ? warp_sums[warp - 1] : int2{};
+  __syncthreads();  // warp_sums is free for the next call
+  return {before.x + in_warp.x - mine.x, before.y + in_warp.y - mine.y};
+}
+
+// The tokens of one part: f(token of the part, place, block, the token's own block) for all their entries.
+template <class F>
+__device__ __forceinline__ void for_entries(const FarArgs& a, int step, int first, int tokens, F&& f) {
+  constexpr int kAtOnce = 8;
+  const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups, n = a.n.value();
+  for (int e0 = threadIdx.x; e0 < tokens * n; e0 += kAtOnce * kIndexThreads) {
+    int token[kAtOnce], place[kAtOnce], block[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int e = e0 + u * kIndexThreads;
+      token[u] = a.n.quotient(e), place[u] = e - token[u] * n;
+      block[u] = e < tokens * n ? __ldg(a.lists.at(b, first + token[u], g) + place[u]) : -1;
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u)
+      if (e0 + u * kIndexThreads < tokens * n) f(token[u], place[u], block[u], a.block_keys.quotient(first + token[u]));
+  }
+}
+// Part `place` of all: its step, first token in the range, first token, tokens.
+struct Part {
+  int step, in_range, first, tokens;
+  __device__ __forceinline__ Part(const FarArgs& a, int place)
+      : step(place / a.parts),
+        in_range(place % a.parts * kPartTokens),
+        first(a.first_token(step) + in_range),
+        tokens(min(kPartTokens, a.tokens_of(step) - in_range)) {}
+};
+
+// Whether neighbours' lists differ so much that this route pays: in tiles spread over all sequences, the union of a
+// tile's lists has more than union_limit times the blocks of one list. Counts are exact: the same lists, the same
+// route.
+constexpr int kComparedTiles = 64;
+__device__ __forceinline__ void compare_lists(const FarArgs& a) {
+  __shared__ int in_unions, in_lists;
+  for (int i = threadIdx.x; i * a.launch_steps < a.steps; i += kIndexThreads) a.item_counts[i] = 0;
+  if (threadIdx.x == 0) in_unions = in_lists = 0;
+  __syncthreads();
+  const int words = (a.lists.blocks + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = a.n.value();
+  unsigned* const listed = reinterpret_cast<unsigned*>(dynamic_shared()) + warp * words;
+  const int tiles = (a.lists.tokens + a.tile_tokens - 1) / a.tile_tokens;  // of a sequence and group
+  int unions = 0, entries = 0;
+  for (int i = warp; i < kComparedTiles; i += kIndexThreads / 32) {
+    const int64_t tile = static_cast<int64_t>(tiles) * (a.steps / a.ranges) * i / kComparedTiles;
+    const int bg = static_cast<int>(tile / tiles), b = bg / a.lists.groups, g = bg % a.lists.groups;
+    const int t0 = static_cast<int>(tile % tiles) * a.tile_tokens;
+    const int count = min(a.tile_tokens, a.lists.tokens - t0) * n;
+    for (int w = lane; w < words; w += 32) listed[w] = 0;
+    __syncwarp();
+    constexpr int kAtOnce = 8;
+    for (int e0 = lane; e0 < count; e0 += 32 * kAtOnce) {
+      int block[kAtOnce];
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int e = e0 + 32 * u, row = a.n.quotient(e);
+        block[u] = e < count ? __ldg(a.lists.at(b, t0 + row, g) + e - row * n) : -1;
+      }
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        if (block[u] < 0) continue;
+        atomicOr(&listed[block[u] / 32], 1u << block[u] % 32);
+        ++entries;
+      }
+    }
+    __syncwarp();
+    for (int w = lane; w < words; w += 32) unions += __popc(listed[w]);
+    __syncwarp();
+  }
+  atomicAdd(&in_unions, unions);
+  atomicAdd(&in_lists, entries);
+  __syncthreads();
+  if (threadIdx.x == 0)
+    *a.differ = static_cast<float>(in_unions) * static_cast<float>(a.tile_tokens) >
+                a.union_limit * static_cast<float>(in_lists);
+}
+
+// CTA 0 compares lists, each other one counts the entries of a part and notes which near blocks its tokens list. Shared
+// memory: read_lists_bytes.
+inline int64_t read_lists_bytes(int64_t blocks) {
+  return std::max<int64_t>(kIndexThreads / 32 * ceil_div(blocks, 32), blocks) * static_cast<int64_t>(sizeof(int));
+}
+__global__ void __launch_bounds__(kIndexThreads) read_lists_kernel(const __grid_constant__ FarArgs a) {
+  if (blockIdx.x == 0) return compare_lists(a);
+  __shared__ unsigned listed_near[kPartTokens];
+  int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // counts
+  const int place = blockIdx.x - 1;
+  const Part part(a, place);
+  for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads) by_block[i] = 0;
+  for (int i = threadIdx.x; i < kPartTokens; i += kIndexThreads) listed_near[i] = 0;
+  __syncthreads();
+  for_entries(a, part.step, part.first, part.tokens, [&](int token, int, int block, int current) {
+    if (is_far(block, current))
+      atomicAdd(&by_block[block], 1);
+    else if (block >= 0 && block <= current)
+      atomicOr(&listed_near[token], block == current ? 1u : block + 1 == current ? 2u : 4u);
+  });
+  __syncthreads();
+  for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads)
+    a.counts[static_cast<int64_t>(place) * a.lists.blocks + i] = by_block[i];
+  int* const near = a.near + static_cast<int64_t>(part.step / a.ranges) * a.lists.tokens + part.first;
+  for (int i = threadIdx.x; i < part.tokens; i += kIndexThreads) near[i] = static_cast<int>(listed_near[i]);
+}
+
+// Where the entries of each block begin, part after part, and the items: pieces of a block's entries. The order of the
+// items depends on which step came first, what they compute does not.
+__global__ void __launch_bounds__(kIndexThreads) plan_items_kernel(const __grid_constant__ FarArgs a) {
+  __shared__ int first_item;
+  if (*a.differ == 0) return;
+  const int step = blockIdx.x, launch = step / a.launch_steps;
+  int* const counts = a.counts + static_cast<int64_t>(step) * a.parts * a.lists.blocks;
+  int done = 0;
+  for (int block0 = 0; block0 < a.lists.blocks; block0 += kIndexThreads) {
+    const int block = block0 + threadIdx.x;
+    const bool exists = block < a.lists.blocks;
+    int entries = 0;
+    for (int part = 0; exists && part < a.parts; ++part) entries += counts[part * a.lists.blocks + block];
+    const int pieces = (entries + a.piece_tokens - 1) / a.piece_tokens;
+    int2 total;
+    const int2 at = sum_before({entries, pieces}, total);
+    if (threadIdx.x == 0) first_item = atomicAdd(a.item_counts + launch, total.y);
+    __syncthreads();
+    for (int i = 0, first = 0; i < pieces; ++i, first += a.piece_tokens)
+      a.items[static_cast<int64_t>(launch) * a.items_stride + first_item + at.y + i] =
+          make_int4(block, done + at.x + first, min(a.piece_tokens, entries - first), step);
+    int begin = done + at.x;
+    for (int part = 0; exists && part < a.parts; ++part) {
+      int& count = counts[part * a.lists.blocks + block];
+      const int here = count;
+      count = begin, begin += here;
+    }
+    done += total.x;
+    __syncthreads();  // first_item is free
+  }
+}
+
+// In a block's run of a part in any order: merging finds each entry's partial sums, and takes them in the list's order.
+__global__ void __launch_bounds__(kIndexThreads) fill_entries_kernel(const __grid_constant__ FarArgs a) {
+  int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // where the next entry goes
+  if (*a.differ == 0) return;
+  const Part part(a, blockIdx.x);
+  for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads)
+    by_block[i] = a.counts[static_cast<int64_t>(blockIdx.x) * a.lists.blocks + i];
+  __syncthreads();
+  int* const out = a.entries + static_cast<int64_t>(part.step) * a.entries_stride;
+  int* const entry_of = a.entry_of + static_cast<int64_t>(part.step) * a.entries_stride;
+  for_entries(a, part.step, part.first, part.tokens, [&](int token, int place, int block, int current) {
+    const bool far = is_far(block, current);
+    const int entry = far ? atomicAdd(&by_block[block], 1) : -1;
+    if (far) out[entry] = part.in_range + token;
+    entry_of[(part.in_range + token) * a.n.value() + place] = entry;
+  });
+}
+
+}  // namespace
+}  // namespace triad::cuda

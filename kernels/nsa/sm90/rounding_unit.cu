@@ -1,0 +1,221 @@
+// The quantum of a row of dq: what additions to it are rounded to multiples of, so that any order of them gives the
+// same bits (nsa/sm90/backward_d64.cu, which says what u is). It takes the norms of dout, of the keys and of the
+// values.
+#include "kernels/nsa/sm90/backward.cuh"
+
+namespace triad::cuda {
+namespace {
+
+using bf16 = __nv_bfloat16;
+
+constexpr int kMostBranches = 3, kNormThreads = 256, kNormLanes = 8, kNormKeys = 256;
+struct NormArgs {
+  View<const bf16> k[kMostBranches], v[kMostBranches];
+  int keys[kMostBranches];
+  int groups;
+  float2* norms;  // [B*Hkv, kMostBranches, chunks of 256 keys]: max |v|^2, max over keys and columns of |k|
+};
+
+// Largest element and square sum of a row of 64 kPanels columns, of which a lane has every eighth 16 bytes.
+template <int kPanels>
+struct RowNorm {
+  uint4 loaded[kPanels];
+  __device__ __forceinline__ void load(const bf16* row, int lane) {
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i) loaded[i] = __ldg(reinterpret_cast<const uint4*>(row) + lane + i * kNormLanes);
+  }
+  __device__ __forceinline__ float largest() const {
+    float top = 0;
+    each([&](float2 pair) { top = fmaxf(top, fmaxf(fabsf(pair.x), fabsf(pair.y))); });
+    return top;
+  }
+  __device__ __forceinline__ float squares() const {
+    float sum = 0;
+    each([&](float2 pair) { sum = fmaf(pair.x, pair.x, fmaf(pair.y, pair.y, sum)); });
+    for (int o = kNormLanes / 2; o > 0; o /= 2) sum += __shfl_xor_sync(kFullWarp, sum, o);
+    return sum;
+  }
+
+ private:
+  template <class F>
+  __device__ __forceinline__ void each(F&& f) const {
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) f(__bfloat1622float2(reinterpret_cast<const __nv_bfloat162*>(&loaded[i])[e]));
+  }
+};
+
+// CTA: 256 keys of a (b, g) and branch, 8 lanes a key. Maxima do not depend on their order.
+template <int kPanels>
+__global__ void __launch_bounds__(kNormThreads) key_norms_kernel(const __grid_constant__ NormArgs a) {
+  constexpr int kWarps = kNormThreads / 32, kStep = kNormThreads / kNormLanes;
+  __shared__ float2 tops[kWarps];
+  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, branch = blockIdx.z, keys = a.keys[branch];
+  const int key0 = static_cast<int>(blockIdx.x) * kNormKeys + static_cast<int>(threadIdx.x) / kNormLanes;
+  const View<const bf16>&k = a.k[branch], &v = a.v[branch];
+  float top_v = 0, top_k = 0;
+  if (static_cast<int>(blockIdx.x) * kNormKeys < keys) {
+    constexpr int kInFlight = 4;
+    RowNorm<kPanels> k_rows[kInFlight], v_rows[kInFlight];
+    for (int i = 0; i < kNormKeys; i += kStep * kInFlight) {
+#pragma unroll
+      for (int j = 0; j < kInFlight; ++j) {
+        const int key = min(key0 + i + j * kStep, keys - 1);
+        k_rows[j].load(k.at(b, key, g), threadIdx.x % kNormLanes);
+        v_rows[j].load(v.at(b, key, g), threadIdx.x % kNormLanes);
+      }
+#pragma unroll
+      for (int j = 0; j < kInFlight; ++j)
+        top_k = fmaxf(top_k, k_rows[j].largest()), top_v = fmaxf(top_v, v_rows[j].squares());
+    }
+  }
+  top_v = warp_max(top_v), top_k = warp_max(top_k);
+  if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = make_float2(top_v, top_k);
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int i = 1; i < kWarps; ++i) top_v = fmaxf(top_v, tops[i].x), top_k = fmaxf(top_k, tops[i].y);
+  a.norms[(static_cast<int64_t>(bg) * kMostBranches + branch) * gridDim.x + blockIdx.x] = make_float2(top_v, top_k);
+}
+
+struct DoutNorms {
+  View<const bf16> dout;
+  View<float> norm;
+  Divisor heads;  // of a group
+  int rows, groups;
+};
+// |dout| for callers who do not have it (nsa_combine_backward gives it). 8 lanes a row (t, h) of a (b, g).
+template <int kPanels>
+__global__ void __launch_bounds__(kNormThreads) dout_norms_kernel(const __grid_constant__ DoutNorms a) {
+  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, lane = threadIdx.x % kNormLanes;
+  const int row = static_cast<int>(blockIdx.x * (kNormThreads / kNormLanes) + threadIdx.x / kNormLanes);
+  const int clamped = min(row, a.rows - 1), t = a.heads.quotient(clamped);
+  const int head = g * a.heads.value() + clamped - t * a.heads.value();
+  RowNorm<kPanels> dout;
+  dout.load(a.dout.at(b, t, head), lane);
+  const float norm = sqrtf(dout.squares());
+  if (row < a.rows && lane == 0) *a.norm.at(b, t, head) = norm;
+}
+
+struct RoundingUnitArgs {
+  View<float> rounding_unit;
+  View<const float> dout_norm;
+  View<const float> gate[kMostBranches], delta[kMostBranches];
+  const float2* norms;
+  int chunks;  // of norms, for each (b, g) and branch
+  Divisor heads;
+  int rows, groups;
+  float scale;
+};
+
+// quantum = 2^23 u, u as above, is the largest power of two that the bound reaches: sums stay below twice that. With
+// quantum's sign made that of x, x + quantum lies where fp32 has steps of u or more, so (x + quantum) - quantum is x
+// rounded to them. A thread a row (t, h) of a (b, g).
+__global__ void __launch_bounds__(kNormThreads) rounding_unit_kernel(const __grid_constant__ RoundingUnitArgs a) {
+  const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups;
+  const int row = static_cast<int>(blockIdx.x * kNormThreads + threadIdx.x), clamped = min(row, a.rows - 1);
+  const int t = a.heads.quotient(clamped), head = g * a.heads.value() + clamped - t * a.heads.value();
+  const float dout = *a.dout_norm.at(b, t, head);
+  float gate[kMostBranches], delta[kMostBranches];
+#pragma unroll
+  for (int i = 0; i < kMostBranches; ++i) {
+    gate[i] = a.gate[i].data == nullptr ? 1.0f : *a.gate[i].at(b, t, g);
+    delta[i] = a.delta[i].data == nullptr ? 0.0f : *a.delta[i].at(b, t, head);
+  }
+  __shared__ float2 norms[kMostBranches];
+  if (const int of = threadIdx.x / 32; of < kMostBranches) {
+    float2 top = {};
+    for (int i = threadIdx.x % 32; i < a.chunks; i += 32) {
+      const float2 x = a.norms[(static_cast<int64_t>(bg) * kMostBranches + of) * a.chunks + i];
+      top = make_float2(fmaxf(top.x, x.x), fmaxf(top.y, x.y));
+    }
+    top = make_float2(warp_max(top.x), warp_max(top.y));
+    if (threadIdx.x % 32 == 0) norms[of] = make_float2(sqrtf(top.x), top.y);
+  }
+  __syncthreads();
+  if (row >= a.rows) return;
+  float bound = 0;
+#pragma unroll
+  for (int i = 0; i < kMostBranches; ++i)
+    if (a.delta[i].data != nullptr) bound += a.scale * fmaf(gate[i] * dout, norms[i].x, fabsf(delta[i])) * norms[i].y;
+  constexpr float kRounding = 1.1f;  // more than p, ds and the quantum itself can add
+  bound = fminf(fmaxf(bound * kRounding, 1e-28f), 1e37f);
+  *a.rounding_unit.at(b, t, head) = __int_as_float(__float_as_int(bound) & 0x7f800000);
+}
+
+// Of all or none of the branches: one that adds to dq in the order of its own kernel would leave what is no multiple.
+bool rounding_unit_applies(const Context& ctx, const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,
+                           const std::vector<RoundingUnitBranch>& branches) {
+  const int64_t dk = q.size(3);
+  bool applies = ctx.compute_capability == 90 && sm90_rows(q) && sm90_rows(dout) && (dk == 64 || dk == 128) &&
+                 dout.size(3) == dk && reinterpret_cast<uintptr_t>(dq.data) % 16 == 0 &&
+                 branches.size() <= kMostBranches;
+  for (int i = 0; i < 3; ++i) applies = applies && dq.stride[i] % 4 == 0;
+  for (const RoundingUnitBranch& branch : branches) applies = applies && sm90_rows(branch.k) && sm90_rows(branch.v);
+  for (const ConstTensor& t : {q, dout, ConstTensor(dq)})
+    applies = applies && t.size(1) * t.stride[1] / 4 < (int64_t{1} << 31);
+  return applies;
+}
+
+// f.template operator()<dk / 64>()
+template <class F>
+void dispatch_norms(int64_t dk, F&& f) {
+  dk == 64 ? f.template operator()<1>() : f.template operator()<2>();
+}
+
+}  // namespace
+
+void attend_key_norms(Context& ctx, Tensor norms, const Tensor& dq, ConstTensor dout, ConstTensor q,
+                      const std::vector<RoundingUnitBranch>& branches) {
+  static_assert(kNormKeys == kKeyNormsChunk);
+  if (!rounding_unit_applies(ctx, dq, dout, q, branches)) return;
+  NormArgs n{.groups = static_cast<int>(branches[0].k.size(2)), .norms = reinterpret_cast<float2*>(norms.data)};
+  for (size_t i = 0; i < branches.size(); ++i) {
+    n.k[i] = make_view<const bf16>(branches[i].k), n.v[i] = make_view<const bf16>(branches[i].v);
+    n.keys[i] = static_cast<int>(branches[i].k.size(1));
+  }
+  dispatch_norms(q.size(3), [&]<int kPanels>() {
+    launch(ctx, "key_norms", key_norms_kernel<kPanels>, dim3(norms.size(2), norms.size(0), kMostBranches),
+           dim3(kNormThreads), 0, n);
+  });
+}
+
+Tensor attend_rounding_unit(Context& ctx, Scratch::Scope& scope, const Tensor& dq, ConstTensor dout, ConstTensor q,
+                            const std::vector<RoundingUnitBranch>& branches, ConstTensor dout_norm,
+                            ConstTensor key_norms) {
+  if (!rounding_unit_applies(ctx, dq, dout, q, branches)) return {};
+  const int64_t groups = branches[0].k.size(2), bgs = q.size(0) * groups, G = q.size(2) / groups;
+  const auto heads = Divisor(static_cast<int>(G));
+  const int rows = static_cast<int>(q.size(1) * G);
+  const Tensor rounding_unit = scope.alloc(DType::f32, {q.size(0), q.size(1), q.size(2)});
+  Scratch::Scope inner(ctx.scratch);
+  if (key_norms.empty()) {
+    const Tensor made = inner.alloc(DType::f32, key_norms_shape(branches));
+    cuda::attend_key_norms(ctx, made, dq, dout, q, branches);
+    key_norms = made;
+  }
+  if (dout_norm.empty()) {
+    const Tensor made = inner.alloc(DType::f32, rounding_unit.shape());
+    const DoutNorms d{make_view<const bf16>(dout), make_view<float>(made), heads, rows, static_cast<int>(groups)};
+    dispatch_norms(q.size(3), [&]<int kPanels>() {
+      launch(ctx, "dout_norms", dout_norms_kernel<kPanels>, dim3(ceil_div(rows, kNormThreads / kNormLanes), bgs),
+             dim3(kNormThreads), 0, d);
+    });
+    dout_norm = made;
+  }
+  RoundingUnitArgs a{.rounding_unit = make_view<float>(rounding_unit),
+                     .dout_norm = make_view<const float>(dout_norm),
+                     .norms = reinterpret_cast<const float2*>(key_norms.data),
+                     .chunks = static_cast<int>(key_norms.size(2)),
+                     .heads = heads,
+                     .rows = rows,
+                     .groups = static_cast<int>(groups),
+                     .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(q.size(3))))};
+  for (size_t i = 0; i < branches.size(); ++i)
+    a.gate[i] = make_view<const float>(branches[i].gate), a.delta[i] = make_view<const float>(branches[i].delta);
+  launch(ctx, "dq_rounding_unit", rounding_unit_kernel, dim3(ceil_div(rows, kNormThreads), bgs), dim3(kNormThreads), 0,
+         a);
+  return rounding_unit;
+}
+
+}  // namespace triad::cuda

@@ -1,0 +1,295 @@
+// NSA's selection on Hopper for bf16: block scores by wgmma, then the top n, in one kernel.
+// A CTA of four warps owns 16 or 8 tokens of one (sequence, group), all within one selection block, so that they choose
+// from the same candidates. Each warp walks a stripe of the compressed keys, 32 keys a step:
+//   1. Keys are the rows of the product, in registers, by way of a buffer in shared memory that is filled a step ahead.
+//      Queries are the columns, in shared memory: tokens of a tile x heads. A lane's column is the same token for every
+//      head, so the sum over heads is an add in a register. The columns are taken in two products, and one of them is
+//      always on its way while the exponentials of the other run.
+//   2. A lane has four neighbouring keys of a token: Eq. 9's pooling is an add of registers, and one shuffle for the
+//      key that reaches over from the block before; from one warp's stripe to the next it goes by shared memory.
+//   3. A warp lists its tokens together. The highest scores of 32 (64 for long lists) groups of candidates bound the
+//      n-th best from below (their n-th best does); the few candidates that reach the bound are collected and sorted.
+//      Where more than 64 do (ties, n beyond 32), all scores are searched by bisection.
+// All of it in fp32 and in an order that does not depend on where a block lies: equal scores stay equal, and the lower
+// block wins.
+//
+// As many CTAs as the card holds take one tile after the other, the longest first. Which of an SM's CTAs gets ahead is
+// the scheduler's whim (up to twice as fast as its neighbour), so each takes the next tile when it is done with one;
+// that tile's queries are on their way while the lists are written. Scores (T / l' * 4 bytes a token) lie in shared
+// memory where a full SM leaves room for them, else in a slab of scratch that L2 keeps.
+//
+// Floors at T = 65536, Hq 12, Hkv 2, dk 64, d 16: 1.6e9 exponentials, 0.43 ms, beside 2.1e11 FLOP, 0.26 ms; measured
+// 0.74 ms (before 0.87). At Hq 64, Hkv 4, dk 128: 2.3 ms of exponentials and 2.8 of products; 4.6 ms (5.2); of 8192
+// tokens 0.132 ms (0.144). 8 x 2048 tokens of the first: 23.3 us (23.9), of which the exponentials are 3.
+// Where the rest goes: exponentials and products get in each other's way. A bare loop of both, with as many CTAs as one
+// likes, takes 315 cycles where the exponentials alone are 256 and the products 128 (dk 64), 370 where both are 256 (dk
+// 128). That leaves 0.54 and 3.4 ms; lists and their latency are a quarter of the warps' time, pooling 5%.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "kernels/nsa/sm90/select.cuh"
+#include "kernels/nsa/sm90/select_scores.cuh"
+
+namespace triad::cuda {
+namespace {
+
+constexpr int kLongRow = 256;  // blocks from which on a row is read four blocks at a time
+constexpr int kMaxSlots = 64;
+constexpr int64_t kTakes = 4;  // items a CTA from which on it pays that each CTA takes the next one
+
+__device__ __forceinline__ unsigned next_item(const SelectArgs& a, unsigned item) {
+  return gridDim.x + (a.taken == nullptr ? item : atomicAdd(a.taken, 1));
+}
+
+// The lists of a warp's tokens, given their rows of scores. work: shared memory of this warp's, kFound * 8 bytes a
+// token, or 12 for long rows.
+template <int kWarpTokens, int kBatch>
+__device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& tile, const Candidates& c, float* scores,
+                                            const float (&ends)[kWarps][kMaxTokens], int steps, unsigned char* work) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token0 = warp * kWarpTokens;
+  float* rows = scores + token0 * a.row_floats;
+  if (lane < kWarpTokens * kWarps) {  // what reaches over from one stripe to the next
+    const int t = lane / kWarps, stripe = lane % kWarps, block = stripe * steps * kWarpKeys >> a.key_shift;
+    if (stripe > 0 && block >= c.begin && block < c.end) rows[t * a.row_floats + block] += ends[stripe - 1][token0 + t];
+  }
+  __syncwarp();
+  int2* const found = reinterpret_cast<int2*>(work);
+  Collector<kWarpTokens, kBatch> collector{rows, a.row_floats, c.end, found, {}, {}};
+  if (c.end < kLongRow) {
+    collector.bound_short(c.slots);
+    collector.collect_short();
+  } else {
+    collector.bound_long(c.slots);
+    collector.collect_long(reinterpret_cast<int*>(found + kWarpTokens * kFound));
+  }
+  __syncwarp();
+  int value[2][kWarpTokens], block[2][kWarpTokens];
+  const auto& count = collector.count;
+  bool two = false;
+#pragma unroll
+  for (int t = 0; t < kWarpTokens; ++t) {
+    two = two || count[t] > 32;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int2 x = found[t * kFound + 32 * i + lane];
+      value[i][t] = 32 * i + lane < count[t] ? x.x : -1, block[i][t] = x.y;
+    }
+  }
+  int nth[kWarpTokens];
+  find_nth(nth, c.slots, value, two);
+  int32_t* list = a.block_index.row(tile.b, tile.first + token0, tile.g);
+#pragma unroll
+  for (int t = 0; t < kWarpTokens; ++t, list += a.block_index.stride_t) {
+    if (token0 + t >= tile.count) break;
+#pragma unroll 1
+    for (int j = lane; j < c.begin; j += 32) list[j] = j;
+#pragma unroll 1
+    for (int j = lane; j < a.local_blocks; j += 32) list[c.begin + c.slots + j] = c.end + j;
+    if (count[t] <= kFound) {
+      const int above = __popc(__ballot_sync(kFullWarp, value[0][t] > nth[t])) +
+                        (two ? __popc(__ballot_sync(kFullWarp, value[1][t] > nth[t])) : 0);
+      const Cut cut{nth[t], c.slots - above};
+      int listed = 0, equals = 0;
+      write_taken(list + c.begin, c.slots, cut, value[0][t], block[0][t], listed, equals);
+      if (two) write_taken(list + c.begin, c.slots, cut, value[1][t], block[1][t], listed, equals);
+    } else {
+      write_searched(list + c.begin, rows + t * a.row_floats, c.begin, c.end, c.slots, collector.bound[t]);
+    }
+  }
+}
+
+// All blocks up to the token's own, for the tokens that have no more than n of them.
+__device__ __forceinline__ void list_all(const SelectArgs& a, const Tile& tile) {
+  const int width = a.n_sel <= 16 ? 16 : 32;  // lanes a token
+  int t = tile.first + static_cast<int>(threadIdx.x) / width;
+  int32_t* list = a.block_index.row(tile.b, t, tile.g);
+  for (; t < tile.first + tile.count; t += kWarpgroup / width, list += kWarpgroup / width * a.block_index.stride_t)
+    for (int i = threadIdx.x % width; i < a.n_sel; i += width) list[i] = i <= t >> a.token_shift ? i : -1;
+}
+
+// CTAs of an SM, which bounds the registers.
+template <int kPanels>
+constexpr int kResident = kPanels == 1   ? 4
+                          : kPanels == 2 ? 3
+                                         : 2;
+
+// Items are scored tiles, the longest first, then tokens that need no scores. While a tile's lists are written, the
+// next tile's queries and first keys are on their way.
+template <int kPanels, int kColumns, bool kInShared>
+__global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
+    select_sm90_kernel(const __grid_constant__ SelectArgs a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr int kTokens = kTokensOf<kPanels>, kWarpTokens = kTokens / kWarps;
+  const int warp = threadIdx.x / 32;
+  unsigned char* const queries = aligned_shared();
+  unsigned char* const key_buffers = queries + a.query_bytes;
+  float* const lse = reinterpret_cast<float*>(key_buffers + kWarps * WarpKeys<kPanels>::kBytes);
+  SharedEnds& ends = *reinterpret_cast<SharedEnds*>(lse + a.columns);
+  unsigned char* const lists = reinterpret_cast<unsigned char*>(&ends + 1) + warp * a.list_bytes;
+  float* scores;
+  if constexpr (kInShared)
+    scores = reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(&ends + 1) + kWarps * a.list_bytes);
+  else
+    scores = a.slab + static_cast<int64_t>(blockIdx.x) * kTokens * a.row_floats;
+  const unsigned scored_items = static_cast<unsigned>(a.scored_tiles) * a.bgs;
+  const auto steps_of = [&](const Candidates& c) {
+    return ((c.end << a.key_shift) + kWarps * kWarpKeys - 1) / (kWarps * kWarpKeys);
+  };
+  const auto begin = [&](unsigned item) {
+    if (item >= scored_items) return;
+    const Tile tile(a, item, kTokens);
+    WarpKeys<kPanels>::copy(shared_address(key_buffers) + warp * WarpKeys<kPanels>::kBytes,
+                            WarpKeys<kPanels>::lane_part(a.k.row(tile.b, 0, tile.g)), a.key_bytes,
+                            warp * steps_of(Candidates(a, tile.first)) * kWarpKeys, a.keys);
+    copy_queries<kPanels, kColumns>(a, tile, queries, lse);
+  };
+  unsigned item = blockIdx.x;
+  begin(item);
+  while (item < scored_items) {
+    const Tile tile(a, item, kTokens);
+    const Candidates c(a, tile.first);
+    finish_queries<kPanels>(a, tile, lse);
+    __syncthreads();
+    if (threadIdx.x == 0) ends.next_item = next_item(a, item);
+    score_tile<kPanels, kColumns>(a, tile, c, queries, lse, key_buffers, scores, ends.last, steps_of(c));
+    __syncthreads();
+    item = ends.next_item;
+    begin(item);
+    write_lists<kWarpTokens, kInShared ? 2 : 16 / kWarpTokens>(a, tile, c, scores, ends.last, steps_of(c), lists);
+  }
+  while (item < a.items) {
+    list_all(a, Tile(a, item, kTokens));
+    __syncthreads();
+    if (threadIdx.x == 0) ends.next_item = next_item(a, item);
+    __syncthreads();
+    item = ends.next_item;
+  }
+#endif
+}
+
+// How a call is run: where the scores lie, and whether CTAs take items as they come or in turns.
+struct Plan {
+  int64_t columns, turns;
+  int64_t query_bytes, list_bytes, work_bytes, row_floats;
+  int64_t tokens, ctas;  // of a tile; at most
+  bool in_shared, takes;
+  int64_t score_bytes() const { return 4 * tokens * row_floats; }
+};
+
+Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, int64_t bgs, const SelectOptions& o) {
+  constexpr int64_t kSharedOfSm = 228 * 1024, kReserved = 1024;
+  constexpr int kOfPanels[] = {0, kResident<1>, kResident<2>, kResident<3>};
+  const int64_t panels = dk / kPanel, size = o.l_sel / o.d, resident = kOfPanels[panels];
+  Plan p{};
+  p.tokens = panels == 1 ? kTokensOf<1> : kTokensOf<2>;
+  // As few columns too many as can be, in as few turns as can be.
+  for (const int64_t columns : {32, 64, 96, 128}) {
+    const int64_t all = align_up(heads * p.tokens, columns);
+    if (p.columns == 0 || all <= p.columns) p.columns = all, p.turns = all / columns;
+  }
+  const int64_t rows = p.columns;
+  p.query_bytes = panels * rows * kPanelRowBytes;
+  const int64_t blocks = std::max<int64_t>(1, (tokens - 1) / o.l_sel - o.local_blocks + 1);  // of candidates
+  const int64_t stored = align_up(blocks * size, kWarps * kWarpKeys) / size;
+  p.row_floats = align_up(stored - 4, 16) + 4;  // 4 modulo 16: no bank conflicts
+  p.list_bytes = p.tokens / kWarps * kFound * (blocks < kLongRow ? 8 : 12);
+  p.work_bytes = p.query_bytes + kWarps * panels * WarpKeys<1>::kBytes + 4 * rows +
+                 static_cast<int64_t>(sizeof(SharedEnds)) + kWarps * p.list_bytes;
+  p.in_shared = resident * (p.work_bytes + p.score_bytes() + kReserved) <= kSharedOfSm;
+  p.ctas = resident * ctx.num_sms;
+  p.takes = ceil_div(tokens, p.tokens) * bgs > kTakes * p.ctas;
+  return p;
+}
+
+template <int kPanels, int kColumns>
+void run(Context& ctx, const SelectArgs& a, const Plan& p) {
+  const int64_t ctas = std::min<int64_t>(a.items, p.ctas);
+  const auto kernel =
+      p.in_shared ? select_sm90_kernel<kPanels, kColumns, true> : select_sm90_kernel<kPanels, kColumns, false>;
+  launch(ctx, "nsa_select", kernel, dim3(ctas), kWarpgroup, p.work_bytes + (p.in_shared ? p.score_bytes() : 0), a);
+}
+
+template <int kPanels>
+void run(Context& ctx, const SelectArgs& a, const Plan& p) {
+  switch (p.columns / p.turns) {
+    case 32:
+      return run<kPanels, 32>(ctx, a, p);
+    case 64:
+      return run<kPanels, 64>(ctx, a, p);
+    case 96:
+      return run<kPanels, 96>(ctx, a, p);
+    default:
+      return run<kPanels, 128>(ctx, a, p);
+  }
+}
+
+void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
+              const SelectOptions& o, const Plan& p) {
+  const int64_t B = q.size(0), tokens = q.size(1), Hkv = k_cmp.size(2), dk = q.size(3), G = q.size(2) / Hkv;
+  const int64_t scored_from = std::min(tokens, o.n_sel * o.l_sel),
+                scored_tiles = ceil_div(tokens - scored_from, p.tokens);
+  const int64_t items = (scored_tiles + ceil_div(scored_from, kListedTokens)) * B * Hkv;
+  Scratch::Scope scope(ctx.scratch);
+  float* const slab =
+      p.in_shared ? nullptr : scope.alloc(DType::f32, {std::min(items, p.ctas), p.tokens * p.row_floats}).ptr<float>();
+  const Tensor taken = p.takes ? scope.alloc(DType::i32, {1}) : Tensor{};
+  if (p.takes) zero(ctx, taken);
+  const SelectArgs a{.block_index = bthd<int32_t>(block_index),
+                     .q = bthd<__nv_bfloat16>(q),
+                     .k = bthd<__nv_bfloat16>(k_cmp),
+                     .lse = bthd<float>(lse_cmp.view({B, tokens, q.size(2), 1})),
+                     .tokens = static_cast<int>(tokens),
+                     .keys = static_cast<int>(k_cmp.size(1)),
+                     .heads = static_cast<int>(G),
+                     .key_bytes = static_cast<int>(k_cmp.stride[1] * 2),
+                     .groups = static_cast<unsigned>(Hkv),
+                     .bgs = static_cast<unsigned>(B * Hkv),
+                     .columns = static_cast<int>(p.columns),
+                     .turns = static_cast<int>(p.turns),
+                     .l = static_cast<int>(o.l),
+                     .d = static_cast<int>(o.d),
+                     .n_sel = static_cast<int>(o.n_sel),
+                     .init_blocks = static_cast<int>(o.init_blocks),
+                     .local_blocks = static_cast<int>(o.local_blocks),
+                     .token_shift = std::countr_zero(static_cast<uint64_t>(o.l_sel)),
+                     .key_shift = std::countr_zero(static_cast<uint64_t>(o.l_sel / o.d)),
+                     .whole = o.l == o.d ? 1.0f : 2.0f,
+                     .over = o.l == o.d ? 0.0f : 1.0f,
+                     .scale = kLog2e / std::sqrt(static_cast<float>(dk)),
+                     .scored_from = static_cast<int>(scored_from),
+                     .scored_tiles = static_cast<int>(scored_tiles),
+                     .items = static_cast<int>(items),
+                     .query_bytes = static_cast<int>(p.query_bytes),
+                     .list_bytes = static_cast<int>(p.list_bytes),
+                     .row_floats = static_cast<int>(p.row_floats),
+                     .slab = slab,
+                     .taken = p.takes ? taken.ptr<int>() : nullptr};
+  if (dk == 64)
+    run<1>(ctx, a, p);
+  else if (dk == 128)
+    run<2>(ctx, a, p);
+  else
+    run<3>(ctx, a, p);
+}
+
+}  // namespace
+
+bool select_sm90_applies(const Context& ctx, const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions& o) {
+  const int64_t dk = q.size(3), heads = q.size(2) / k_cmp.size(2), span = o.l / o.d, size = o.l_sel / o.d;
+  return ctx.compute_capability == 90 && q.dtype == DType::bf16 && all_have_vectors(8, q, k_cmp) &&
+         (dk == 64 || dk == 128 || dk == 192) && heads <= 32 && o.l == span * o.d && (span == 1 || span == 2) &&
+         o.l_sel == size * o.d && (size == 2 || size == 4 || size == 8) && o.l_sel % kMaxTokens == 0 &&
+         std::has_single_bit(static_cast<uint64_t>(o.l_sel)) && o.n_sel > o.init_blocks + o.local_blocks &&
+         o.n_sel - o.init_blocks - o.local_blocks <= kMaxSlots && o.n_sel < (int64_t{1} << 16) && q.size(1) > 0 &&
+         q.size(1) < (int64_t{1} << 27) && k_cmp.stride[1] < (int64_t{1} << 30) && o.l_sel < (int64_t{1} << 16) &&
+         ceil_div(q.size(1), kTokensOf<2>) * q.size(0) * k_cmp.size(2) < (int64_t{1} << 30);
+}
+
+void select_sm90(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
+                 const SelectOptions& o) {
+  const int64_t groups = k_cmp.size(2), heads = q.size(2) / groups;
+  run_plan(ctx, block_index, q, k_cmp, lse_cmp, o, make_plan(ctx, q.size(1), q.size(3), heads, q.size(0) * groups, o));
+}
+
+}  // namespace triad::cuda

@@ -1,0 +1,205 @@
+// The best n of rows of scores, a warp's part of the selection (nsa/sm90/select.cu): the candidates that reach a bound
+// of the n-th best, their n-th best, and the blocks that it takes in. All tokens of a warp take their steps together.
+#pragma once
+#include <cstdint>
+
+namespace triad::cuda {
+namespace {
+
+constexpr unsigned kFullWarp = 0xffffffffu;
+constexpr int kFound = 64;  // candidates of a token that are searched for the n-th best
+
+// The values to take of a token: those above `threshold`, and the first `equals` of those at it. Scores are >= 0, so
+// that their bits order like integers.
+struct Cut {
+  int threshold, equals;
+};
+
+// One step of sorting 32 values, a value a lane: lanes i and i ^ distance exchange, the higher to the lower lane or
+// (lanes with `up`) to the upper one. The tokens take their steps together, which hides their latency.
+template <int kWarpTokens>
+__device__ __forceinline__ void exchange(int (&value)[kWarpTokens], int distance, bool up) {
+  const bool keep_high = ((threadIdx.x & distance) == 0) != up;
+#pragma unroll
+  for (int t = 0; t < kWarpTokens; ++t) {
+    const int other = __shfl_xor_sync(kFullWarp, value[t], distance);
+    value[t] = keep_high ? max(value[t], other) : min(value[t], other);
+  }
+}
+// Descending (Batcher's bitonic sort).
+template <int kWarpTokens>
+__device__ __forceinline__ void sort_down(int (&value)[kWarpTokens]) {
+#pragma unroll 1
+  for (int size = 2; size <= 32; size *= 2)
+#pragma unroll 1
+    for (int distance = size / 2; distance > 0; distance /= 2)
+      exchange(value, distance, size < 32 && (threadIdx.x & size) != 0);
+}
+
+// The n-th best of a token's values, two a lane (or one, where the second ones are not in use), for n <= 64 (32).
+template <int kWarpTokens>
+__device__ __forceinline__ void find_nth(int (&nth)[kWarpTokens], int n, const int (&value)[2][kWarpTokens], bool two) {
+#pragma unroll
+  for (int t = 0; t < kWarpTokens; ++t) nth[t] = value[0][t];
+  sort_down(nth);
+  if (two) {  // the upper or the lower half of both together, from two sorted halves, is one step; then sort that
+    int second[kWarpTokens];
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t) second[t] = value[1][t];
+    sort_down(second);
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t) {
+      const int other = __shfl_xor_sync(kFullWarp, second[t], 31);
+      nth[t] = n <= 32 ? max(nth[t], other) : min(nth[t], other);
+    }
+#pragma unroll 1
+    for (int distance = 16; distance > 0; distance /= 2) exchange(nth, distance, false);
+  }
+#pragma unroll
+  for (int t = 0; t < kWarpTokens; ++t) nth[t] = __shfl_sync(kFullWarp, nth[t], (n - 1) % 32);
+}
+
+// Of 32 values, one a lane, writes the blocks that the cut takes. listed, equals: so far.
+__device__ __forceinline__ void write_taken(int32_t* list, int slots, const Cut& cut, int value, int block, int& listed,
+                                            int& equals) {
+  const unsigned lower_lanes = (1u << threadIdx.x % 32) - 1;
+  const unsigned equal_lanes = __ballot_sync(kFullWarp, value == cut.threshold);
+  const bool take =
+      value > cut.threshold || (value == cut.threshold && equals + __popc(equal_lanes & lower_lanes) < cut.equals);
+  const unsigned taken = __ballot_sync(kFullWarp, take);
+  const int place = listed + __popc(taken & lower_lanes);
+  if (take && place < slots) list[place] = block;
+  equals += __popc(equal_lanes);
+  listed += __popc(taken);
+}
+
+// The n-th best of all of a row's candidates, where too many of them reach the bound: many ties, or n beyond 32.
+__device__ __noinline__ void write_searched(int32_t* list, const float* row, int begin, int end, int slots, int low) {
+  const auto value = [&](int j) { return __float_as_int(row[j]); };
+  int high = 0x7fffffff, above = 0;
+  while (high - low > 1) {
+    const int bound = low + (high - low) / 2;
+    int reached = 0;
+#pragma unroll 4
+    for (int j = begin + static_cast<int>(threadIdx.x) % 32; j < end; j += 32) reached += value(j) >= bound;
+    reached = __reduce_add_sync(kFullWarp, reached);
+    if (reached >= slots)
+      low = bound;
+    else
+      high = bound, above = reached;
+    if (reached == slots) break;
+  }
+  const Cut cut{low, slots - above};
+  int listed = 0, equals = 0;
+  for (int j0 = begin; j0 < end && listed < slots; j0 += 32) {
+    const int j = j0 + static_cast<int>(threadIdx.x) % 32;
+    write_taken(list, slots, cut, j < end ? value(j) : -1, j, listed, equals);
+  }
+}
+
+// The candidates of a warp's tokens that reach a lower bound of the n-th best, in ascending order of their blocks: the
+// first kFound of each in `found` (score, block), and how many there are. The highest scores of 32 or 64 groups of
+// blocks bound the n-th best from below: their n-th best does. A row's unused scores are -1. kBatch: reads of a row
+// that are on their way together.
+template <int kWarpTokens, int kBatch>
+struct Collector {
+  const float* rows;
+  int row_floats, end;
+  int2* found;  // [token][kFound]
+  int bound[kWarpTokens], count[kWarpTokens];
+
+  __device__ __forceinline__ int score(int t, int j) const {
+    return j < end ? __float_as_int(rows[t * row_floats + j]) : -1;
+  }
+  __device__ __forceinline__ int4 scores(int t, int j) const {
+    if (j >= end) return make_int4(-1, -1, -1, -1);
+    return *reinterpret_cast<const int4*>(rows + t * row_floats + j);
+  }
+  __device__ __forceinline__ static int highest(const int4& x) { return max(max(x.x, x.y), max(x.z, x.w)); }
+  // Where this lane writes, if it has something for token t's list, which grows.
+  __device__ __forceinline__ static int place(bool has, int& count) {
+    const unsigned lanes = __ballot_sync(kFullWarp, has);
+    const int place = count + __popc(lanes & ((1u << threadIdx.x % 32) - 1));
+    count += __popc(lanes);
+    return has ? place : kFound;
+  }
+
+  __device__ __forceinline__ void find_bound(int slots, int (&best)[2][kWarpTokens], bool two) {
+    if (slots <= 16) {
+      two = false;
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t) best[0][t] = max(best[0][t], best[1][t]);
+    }
+    find_nth(bound, slots, best, two);
+  }
+  __device__ __forceinline__ void bound_short(int slots) {
+    const int lane = threadIdx.x % 32;
+    int best[2][kWarpTokens];
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t) best[0][t] = score(t, lane), best[1][t] = score(t, 32 + lane);
+#pragma unroll kBatch
+    for (int j = 64; j < end; j += 64)
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t)
+        best[0][t] = max(best[0][t], score(t, j + lane)), best[1][t] = max(best[1][t], score(t, j + 32 + lane));
+    find_bound(slots, best, end > 32);
+  }
+  __device__ __forceinline__ void collect_short() {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t) bound[t] = max(bound[t], 0), count[t] = 0;
+#pragma unroll kBatch
+    for (int j = 0; j < end; j += 32)
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t) {
+        const int x = score(t, j + lane), to = place(x >= bound[t], count[t]);
+        if (to < kFound) found[t * kFound + to] = make_int2(x, j + lane);
+      }
+  }
+  __device__ __forceinline__ void bound_long(int slots) {
+    const int lane = threadIdx.x % 32;
+    int best[2][kWarpTokens];
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t)
+      best[0][t] = highest(scores(t, 4 * lane)), best[1][t] = highest(scores(t, 128 + 4 * lane));
+#pragma unroll kBatch / 2
+    for (int j = 256; j < end; j += 256)
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t)
+        best[0][t] = max(best[0][t], highest(scores(t, j + 4 * lane))),
+        best[1][t] = max(best[1][t], highest(scores(t, j + 128 + 4 * lane)));
+    find_bound(slots, best, true);
+  }
+  // First the groups of four blocks that reach the bound, then of these the blocks.
+  __device__ __forceinline__ void collect_long(int* groups) {
+    const int lane = threadIdx.x % 32;
+    int hits[kWarpTokens] = {};
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t) bound[t] = max(bound[t], 0), count[t] = 0;
+#pragma unroll kBatch
+    for (int j = 0; j < end; j += 128)
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t) {
+        const int to = place(highest(scores(t, j + 4 * lane)) >= bound[t], hits[t]);
+        if (to < kFound) groups[t * kFound + to] = j + 4 * lane;
+      }
+    __syncwarp();
+    int most = 0;
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t) most = max(most, hits[t]);
+#pragma unroll 1
+    for (int i0 = 0; i0 < min(most, kFound); i0 += 8)
+#pragma unroll
+      for (int t = 0; t < kWarpTokens; ++t) {
+        const int i = i0 + lane / 4, j = i < hits[t] && i < kFound ? groups[t * kFound + i] + lane % 4 : end;
+        const int x = score(t, j), to = place(x >= bound[t], count[t]);
+        if (to < kFound) found[t * kFound + to] = make_int2(x, j);
+      }
+#pragma unroll
+    for (int t = 0; t < kWarpTokens; ++t)
+      if (hits[t] > kFound) count[t] = kFound + 1;  // too many, and not all of them seen
+  }
+};
+
+}  // namespace
+}  // namespace triad::cuda

@@ -1,0 +1,308 @@
+// The scores of a tile of tokens, a CTA's part of the selection on Hopper (nsa/sm90/select.cu): keys times queries, the
+// probabilities' sum over heads, and Eq. 9's pooling on the way to memory.
+#pragma once
+#include "kernels/common/bthd.cuh"
+#include "kernels/hopper/wgmma.cuh"
+#include "kernels/nsa/sm90/select_lists.cuh"
+
+namespace triad::cuda {
+namespace {
+
+constexpr int kWarps = 4, kWarpKeys = 32, kMaxTokens = 16;
+// Of a tile: as many tokens as leave room for the queries of three CTAs an SM.
+template <int kPanels>
+constexpr int kTokensOf = kPanels == 1 ? 16 : 8;
+constexpr int kListedTokens = 128;  // of an item that needs no scores
+constexpr float kLog2e = 1.4426950408889634f;
+
+struct SelectArgs {
+  Bthd<int32_t> block_index;
+  Bthd<const __nv_bfloat16> q, k;
+  Bthd<const float> lse;  // [B,T,Hq,1]
+  int tokens, keys, heads;
+  int key_bytes;         // from key to key
+  unsigned groups, bgs;  // Hkv, B * Hkv
+  int columns, turns;    // tokens of a tile times heads, rounded up; in how many turns
+  int l, d, n_sel, init_blocks, local_blocks;
+  int token_shift, key_shift;  // log2 of the tokens and of the keys of a block; 2, 4 or 8 keys
+  float whole, over;  // weights of a key inside a block, and of a block's last key in the next block; 1 in its own
+  float scale;        // of q.k, times log2(e)
+  int scored_from;    // tokens before it list all their blocks
+  int scored_tiles;
+  int items;
+  int query_bytes, list_bytes, row_floats;  // in shared memory; of a warp's lists; a token's scores, with padding
+  float* slab;                              // [CTA][tokens of a tile][row_floats], or nullptr: in shared memory
+  int* taken;                               // items taken beyond the first of each CTA; nullptr: in turns
+};
+
+// Columns are [head][token of the tile], kColumns a turn, in two products of 64 keys; so many in the first.
+constexpr int kColumnUnits = kPanelRowBytes / 16;
+template <int kColumns>
+constexpr int kFirstOf = kColumns == 96 ? 64 : kColumns / 2;
+
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// A warp's 32 keys of a step: first on their way to its own shared memory, then in registers as the left operands of
+// the step's products. Lane 4r + q is to have keys 4r .. 4r + 3, so key 4r + c lies in row 8c + r of a swizzled panel:
+// keys 4r + 2p and 4r + 2p + 1 are rows r and r + 8 of product p.
+template <int kPanels>
+struct WarpKeys {
+  static constexpr int kPanelBytes = kWarpKeys * kPanelRowBytes, kBytes = kPanels * kPanelBytes;
+  uint32_t a[4 * kPanels][4];  // of one of the products
+
+  // What a lane copies of the group's first key.
+  __device__ __forceinline__ static const unsigned char* lane_part(const __nv_bfloat16* k) {
+    return reinterpret_cast<const unsigned char*>(k) + threadIdx.x % 8 * 16;
+  }
+  __device__ __forceinline__ static void copy(uint32_t buffer, const unsigned char* k, int key_bytes, int key,
+                                              int keys) {
+    const int c = threadIdx.x % 32 / 8;
+    uint32_t to = buffer + c * 8 * kPanelRowBytes + threadIdx.x % 8 * 16;
+    asm volatile("" : "+r"(to));  // eight addresses are cheaper to compute than to keep
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+      const unsigned char* row = k + static_cast<int64_t>(min(key + c + 4 * r, keys - 1)) * key_bytes;
+#pragma unroll
+      for (int i = 0; i < kPanels; ++i)
+        copy_async((to ^ r << 4) + i * kPanelBytes + r * kPanelRowBytes, row + i * kPanelRowBytes);
+    }
+    copy_async_commit();
+  }
+  template <int p>
+  __device__ __forceinline__ void load(uint32_t buffer) {
+    const int row = threadIdx.x % 8, matrix = threadIdx.x % 32 / 8;
+    const uint32_t first = buffer + matrix % 2 * 8 * kPanelRowBytes + swizzled(row, matrix / 2);
+#pragma unroll
+    for (int i = 0; i < 4 * kPanels; ++i)
+      load_matrices(a[i], (first ^ i % 4 << 5) + i / 4 * kPanelBytes + p * 16 * kPanelRowBytes);
+  }
+  // Begins product = keys x the columns at `queries`; finish waits for it.
+  template <int kColumns, int kN>
+  __device__ __forceinline__ void multiply(float (&product)[kN][4], uint32_t queries) const {
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4 * kPanels; ++i)
+      wgmma_rows(product, a[i], queries + i / 4 * kColumns * kColumnUnits + i % 4 * 2, i > 0);
+    wgmma_commit();
+  }
+};
+template <int kN>
+__device__ __forceinline__ void finish(float (&product)[kN][4]) {
+  wgmma_wait<0>();
+  pin(product);
+}
+
+// Where a CTA works: tokens [first, first + count) of sequence b, group g.
+struct Tile {
+  int b, g, first, count;
+  __device__ Tile(const SelectArgs& a, unsigned item, int tile_tokens) {
+    const unsigned bg = item % a.bgs, i = item / a.bgs, tiles = a.scored_tiles;
+    b = static_cast<int>(bg / a.groups), g = static_cast<int>(bg % a.groups);
+    first = i < tiles ? a.scored_from + static_cast<int>(tiles - 1 - i) * tile_tokens
+                      : static_cast<int>(i - tiles) * kListedTokens;
+    count = i < tiles ? min(tile_tokens, a.tokens - first) : min(kListedTokens, a.scored_from - first);
+  }
+};
+
+// The forced blocks are [0, begin) and the `local_blocks` from `end` on; `slots` of [begin, end) are to be chosen,
+// fewer than there are.
+struct Candidates {
+  int begin, end, slots;
+  __device__ Candidates(const SelectArgs& a, int t)
+      : begin(a.init_blocks),
+        end((t >> a.token_shift) - a.local_blocks + 1),
+        slots(a.n_sel - a.init_blocks - a.local_blocks) {}
+};
+
+// A lane's columns 2 q, 2 q + 1 of eight and of the next eight lie together.
+__device__ __forceinline__ int place_of_shift(int column) {
+  return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
+}
+// The queries of the tile as the columns of the products, [turn][panel][column], zeros where there is no head or
+// token; their lse beside them.
+template <int kPanels, int kColumns>
+__device__ __forceinline__ void copy_queries(const SelectArgs& a, const Tile& tile, unsigned char* queries,
+                                             float* lse) {
+  constexpr int kTokens = kTokensOf<kPanels>;
+  const int rows = a.columns, chunk = threadIdx.x % 8;
+#pragma unroll 2
+  for (int row = threadIdx.x / 8; row < rows; row += kWarpgroup / 8) {
+    const int t = row % kTokens, h = row / kTokens;
+    const bool exists = t < tile.count && h < a.heads;
+    unsigned char* to =
+        queries + row / kColumns * (kPanels * kColumns * kPanelRowBytes) + swizzled(row % kColumns, chunk);
+    const __nv_bfloat16* from = a.q.row(tile.b, tile.first + (exists ? t : 0), tile.g * a.heads + (exists ? h : 0));
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i)
+      copy_async_16(to + i * kColumns * kPanelRowBytes, from + i * kPanel + chunk * 8, exists ? 16 : 0);
+  }
+#pragma unroll 1
+  for (int i = threadIdx.x; i < rows; i += kWarpgroup) {
+    const int t = i % kTokens, h = i / kTokens;
+    const bool exists = t < tile.count && h < a.heads;
+    const float* from = a.lse.row(tile.b, tile.first + (exists ? t : 0), tile.g * a.heads + (exists ? h : 0));
+    copy_async_4(lse + place_of_shift(i), from, exists);
+  }
+}
+// When the copies are complete: what the exponents subtract, lse * log2(e), or infinity where there is nothing.
+template <int kPanels>
+__device__ __forceinline__ void finish_queries(const SelectArgs& a, const Tile& tile, float* lse) {
+  constexpr int kTokens = kTokensOf<kPanels>;
+  copy_async_wait();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < a.columns; i += kWarpgroup) {  // the values that this thread copied
+    const bool exists = i % kTokens < tile.count && i / kTokens < a.heads;
+    float& x = lse[place_of_shift(i)];
+    x = exists && x != -INFINITY ? x * kLog2e : INFINITY;
+  }
+  fence_async_proxy();
+}
+
+// Adds the probabilities, 2^(product * scale - lse), of a turn's heads to a lane's sums: [token half][key, token].
+template <int kHalves, int kN>
+__device__ __forceinline__ void add_probabilities(float (&sum)[kHalves][4], const float (&product)[kN][4],
+                                                  const float4* shifts, float scale) {
+#pragma unroll
+  for (int j = 0; j < kN; j += 2) {
+    const float4 shift = shifts[2 * j];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        sum[(j + i) % kHalves][e] += exp2_approx(
+            fmaf(product[j + i][e], scale, i == 0 ? (e % 2 ? -shift.y : -shift.x) : (e % 2 ? -shift.w : -shift.z)));
+  }
+}
+
+// The scores that a warp's 32 keys give, from the sums of a lane's keys 4r .. 4r + 3, r = lane / 4: [key pair][token],
+// -1 for blocks that are no candidates. last: what the warp's last key gives to the block that follows, by token (in
+// lanes 28 .. 31).
+template <int kSize, int kHalves>
+__device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidates& c,
+                                             const float (&sum)[2][kHalves][4], int first_key,
+                                             float (&last)[2 * kHalves], float* lane_scores) {
+  const int lane = threadIdx.x % 32, r = lane / 4;
+  const int block = first_key / kSize + (kSize == 2 ? 2 * r : kSize == 4 ? r : r / 2);
+  const auto is_candidate = [&](int j) {
+    return static_cast<unsigned>(j - c.begin) < static_cast<unsigned>(c.end - c.begin);
+  };
+  const bool counts = is_candidate(block), next_counts = is_candidate(block + 1);
+  float* to = lane_scores + block;
+#pragma unroll
+  for (int i = 0; i < 2 * kHalves; ++i, to += i == 2 ? 7 * a.row_floats : a.row_floats) {
+    const int j = i / 2, e = i % 2;
+    const float s0 = sum[0][j][e], s1 = sum[0][j][e + 2], s2 = sum[1][j][e], s3 = sum[1][j][e + 2];
+    const float over = a.over * s3;
+    const float before = __shfl_sync(kFullWarp, lane < 28 ? over : last[i], (lane + 28) % 32);
+    last[i] = over;
+    if constexpr (kSize == 4) {
+      const float score = fmaf(a.whole, s0 + s1 + s2, s3) + before;
+      to[0] = counts ? fmaxf(score, 0.0f) : -1.0f;
+    } else if constexpr (kSize == 2) {
+      const float score = fmaf(a.whole, s0, s1) + before, next = fmaf(a.whole, s2, s3) + a.over * s1;
+      to[0] = counts ? fmaxf(score, 0.0f) : -1.0f;
+      to[1] = next_counts ? fmaxf(next, 0.0f) : -1.0f;
+    } else {
+      const float half = fmaf(a.whole, s0 + s1 + s2, (r % 2 ? 1.0f : a.whole) * s3);
+      const float score = half + __shfl_down_sync(kFullWarp, half, 4) + before;
+      if (r % 2 == 0) to[0] = counts ? fmaxf(score, 0.0f) : -1.0f;
+    }
+  }
+}
+
+// What the warps of a CTA tell each other.
+struct SharedEnds {
+  float last[kWarps][kMaxTokens];  // what each stripe's last key gives to the next stripe's first block, by token
+  unsigned next_item;
+  unsigned unused[3];
+};
+
+// Each warp walks a stripe of `steps` times 32 keys: a step is keys 4r and 4r + 1 times all columns, in turns, and keys
+// 4r + 2 and 4r + 3. While the exponentials of one product run, the next one is on its way.
+template <int kPanels, int kColumns>
+__device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile, const Candidates& c,
+                                           const unsigned char* queries, const float* lse, unsigned char* key_buffers,
+                                           float* scores, float (&ends)[kWarps][kMaxTokens], int steps) {
+  constexpr int kHalves = kTokensOf<kPanels> / 8, kFirst = kFirstOf<kColumns>;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t columns = tile_descriptor(shared_address(queries));
+  const unsigned char* k = WarpKeys<kPanels>::lane_part(a.k.row(tile.b, 0, tile.g));
+  const float4* shifts = reinterpret_cast<const float4*>(lse) + lane % 4;
+  float* lane_scores = scores + lane % 4 * 2 * a.row_floats;
+  const uint32_t buffer = shared_address(key_buffers) + warp * WarpKeys<kPanels>::kBytes;
+  int key0 = warp * steps * kWarpKeys;
+  WarpKeys<kPanels> keys;
+  float first[kFirst / 8][4], second[(kColumns - kFirst) / 8][4];
+  leave_unset(first);
+  leave_unset(second);
+  float last[2 * kHalves] = {};
+  keys.template load<0>(buffer);
+  keys.template multiply<kColumns>(first, columns);
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step, key0 += kWarpKeys) {
+    float sum[2][kHalves][4] = {};
+    const auto take_turns = [&](auto& sums, auto&& next_keys) {
+      uint32_t b = columns;
+      const float4* shift = shifts;
+#pragma unroll 1
+      for (int turn = 1; turn < a.turns; ++turn) {
+        finish(first);
+        keys.template multiply<kColumns>(second, b + kFirst * kColumnUnits);
+        add_probabilities(sums, first, shift, a.scale);
+        finish(second);
+        b += kPanels * kColumns * kColumnUnits;
+        keys.template multiply<kColumns>(first, b);
+        add_probabilities(sums, second, shift + kFirst / 4, a.scale);
+        shift += kColumns / 4;
+      }
+      finish(first);
+      keys.template multiply<kColumns>(second, b + kFirst * kColumnUnits);
+      add_probabilities(sums, first, shift, a.scale);
+      finish(second);
+      next_keys();
+      keys.template multiply<kColumns>(first, columns);
+      add_probabilities(sums, second, shift + kFirst / 4, a.scale);
+    };
+    take_turns(sum[0], [&] {
+      keys.template load<1>(buffer);
+      __syncwarp();
+      WarpKeys<kPanels>::copy(buffer, k, a.key_bytes, key0 + kWarpKeys, a.keys);
+    });
+    take_turns(sum[1], [&] {
+      copy_async_wait_group<0>();
+      __syncwarp();
+      keys.template load<0>(buffer);
+    });
+
+    if ((key0 + kWarpKeys - 1) * a.d + a.l > tile.first + 1) {  // not all tokens see all keys
+#pragma unroll
+      for (int i = 0; i < 8 * kHalves; ++i) {
+        const int p = i / (4 * kHalves), j = i / 4 % kHalves, e = i % 4;
+        const int key = key0 + lane / 4 * 4 + p * 2 + e / 2, token = lane % 4 * 2 + e % 2 + j * 8;
+        if (key * a.d + a.l > tile.first + token + 1) sum[p][j][e] = 0.0f;
+      }
+    }
+    if (a.key_shift == 2)
+      store_scores<4>(a, c, sum, key0, last, lane_scores);
+    else if (a.key_shift == 1)
+      store_scores<2>(a, c, sum, key0, last, lane_scores);
+    else
+      store_scores<8>(a, c, sum, key0, last, lane_scores);
+  }
+  finish(first);
+#pragma unroll
+  for (int i = 0; i < 2 * kHalves; ++i)
+    if (lane >= 28) ends[warp][lane % 4 * 2 + i % 2 + i / 2 * 8] = last[i];
+}
+
+}  // namespace
+}  // namespace triad::cuda

@@ -1,0 +1,125 @@
+// SiLU and SwiGLU on the CPU. Results may take the place of arguments, element for element, as simd loops allow.
+#include "kernels/ops/activation.h"
+
+#include "engine/op_scope.h"
+#include "kernels/common/cpu_exp.h"
+#include "kernels/common/parallel.h"
+
+namespace triad {
+
+namespace {
+
+// d silu(x) / dx, given s = sigmoid(x)
+template <class A>
+A silu_slope(A x, A s) {
+  return s * (A{1} + x * (A{1} - s));
+}
+
+// body(pointers to the rows i of the tensors...) for each row; null for an absent tensor.
+template <class T, class Body, class... Tensors>
+void for_each_row(Context& ctx, int64_t rows, Body&& body, const Tensors&... t) {
+  parallel_for(ctx, rows, [&](int64_t i) { body((t.empty() ? nullptr : t.template ptr<T>() + i * t.stride[0])...); });
+}
+
+void check_matrix(const char* op, const ConstTensor& x) {
+  TRIAD_CHECK(x.rank == 2, "{}: {} is not a matrix", op, x.str());
+}
+
+}  // namespace
+
+void silu_forward(Context& ctx, Tensor y, ConstTensor x) {
+  const OpScope op_scope(ctx, "silu_forward");
+  check_matrix("silu", x);
+  check_tensor("silu: y", y, x.shape(), x.dtype);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::silu_forward(ctx, y, x);
+  }
+  const int64_t H = x.size(1);
+  dispatch_float(x.dtype, [&]<class T>() {
+    using A = acc_t<T>;
+    const auto row = [H](T* y, const T* x) {
+#pragma omp simd
+      for (int64_t j = 0; j < H; ++j) {
+        const A v = static_cast<A>(x[j]);
+        y[j] = static_cast<T>(v * sigmoid_of(v));
+      }
+    };
+    for_each_row<T>(ctx, x.size(0), row, y, x);
+  });
+}
+
+void silu_backward(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor x, Tensor y) {
+  const OpScope op_scope(ctx, "silu_backward");
+  check_matrix("silu backward", x);
+  check_tensor("silu backward: dx", dx, x.shape(), x.dtype);
+  check_tensor("silu backward: dy", dy, x.shape(), x.dtype);
+  if (!y.empty()) check_tensor("silu backward: y", y, x.shape(), x.dtype);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::silu_backward(ctx, dx, dy, x, y);
+  }
+  const int64_t H = x.size(1);
+  dispatch_float(x.dtype, [&]<class T>() {
+    using A = acc_t<T>;
+    const auto row = [H](T* dx, const T* dy, const T* x, T* y) {
+#pragma omp simd
+      for (int64_t j = 0; j < H; ++j) {
+        const A v = static_cast<A>(x[j]), s = sigmoid_of(v);
+        dx[j] = static_cast<T>(static_cast<A>(dy[j]) * silu_slope(v, s));
+        if (y != nullptr) y[j] = static_cast<T>(v * s);
+      }
+    };
+    for_each_row<T>(ctx, x.size(0), row, dx, dy, x, y);
+  });
+}
+
+void swiglu_forward(Context& ctx, Tensor y, ConstTensor gate, ConstTensor up) {
+  const OpScope op_scope(ctx, "swiglu_forward");
+  check_matrix("swiglu", gate);
+  check_tensor("swiglu: up", up, gate.shape(), gate.dtype);
+  check_tensor("swiglu: y", y, gate.shape(), gate.dtype);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::swiglu_forward(ctx, y, gate, up);
+  }
+  const int64_t H = gate.size(1);
+  dispatch_float(gate.dtype, [&]<class T>() {
+    using A = acc_t<T>;
+    const auto row = [H](T* y, const T* gate, const T* up) {
+#pragma omp simd
+      for (int64_t j = 0; j < H; ++j) {
+        const A g = static_cast<A>(gate[j]);
+        y[j] = static_cast<T>(g * sigmoid_of(g) * static_cast<A>(up[j]));
+      }
+    };
+    for_each_row<T>(ctx, gate.size(0), row, y, gate, up);
+  });
+}
+
+void swiglu_backward(Context& ctx, Tensor dgate, Tensor dup, ConstTensor dy, ConstTensor gate, ConstTensor up,
+                     Tensor y) {
+  const OpScope op_scope(ctx, "swiglu_backward");
+  check_matrix("swiglu backward", gate);
+  check_tensor("swiglu backward: up", up, gate.shape(), gate.dtype);
+  check_tensor("swiglu backward: dy", dy, gate.shape(), gate.dtype);
+  check_tensor("swiglu backward: dgate", dgate, gate.shape(), gate.dtype);
+  check_tensor("swiglu backward: dup", dup, gate.shape(), gate.dtype);
+  if (!y.empty()) check_tensor("swiglu backward: y", y, gate.shape(), gate.dtype);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::swiglu_backward(ctx, dgate, dup, dy, gate, up, y);
+  }
+  const int64_t H = gate.size(1);
+  dispatch_float(gate.dtype, [&]<class T>() {
+    using A = acc_t<T>;
+    const auto row = [H](T* dgate, T* dup, const T* dy, const T* gate, const T* up, T* y) {
+#pragma omp simd
+      for (int64_t j = 0; j < H; ++j) {
+        const A g = static_cast<A>(gate[j]), u = static_cast<A>(up[j]), d = static_cast<A>(dy[j]), s = sigmoid_of(g);
+        dgate[j] = static_cast<T>(d * u * silu_slope(g, s));
+        dup[j] = static_cast<T>(d * g * s);
+        if (y != nullptr) y[j] = static_cast<T>(g * s * u);
+      }
+    };
+    for_each_row<T>(ctx, gate.size(0), row, dgate, dup, dy, gate, up, y);
+  });
+}
+
+}  // namespace triad

@@ -1,0 +1,149 @@
+// SiLU and SwiGLU on the GPU: six rules for one element, one kernel that applies a rule to whole tensors.
+// Bound by memory: it moves each operand once (SiLU 2 tensors forward and 3 backward, SwiGLU 3 and 5; one more where
+// backward gives the result again, instead of 2 or 3 for another forward pass). A thread loads
+// two 16-byte vectors of each input before it uses them; with 2,048 threads an SM that is at least 64 KiB in flight,
+// where 4.3 TB/s need about 30. Rows that lie side by side are one long row; otherwise a CTA works in a single row. exp
+// and the division are the fast ones (2 ulp, and |x| times that): the exact ones would cost more than the bytes do.
+#include <algorithm>
+#include <array>
+
+#include "kernels/common/bthd.cuh"
+#include "kernels/ops/activation.h"
+
+namespace triad::cuda {
+namespace {
+
+constexpr int kThreads = 256, kBatch = 2;
+
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float silu_slope(float x, float s) { return s * fmaf(x, 1.0f - s, 1.0f); }
+
+struct SiluForward {
+  static constexpr int kIn = 1, kOut = 1;
+  __device__ static void apply(float (&out)[kOut], const float (&in)[kIn]) { out[0] = in[0] * sigmoid(in[0]); }
+};
+struct SiluBackward {
+  static constexpr int kIn = 2, kOut = 1;
+  __device__ static void apply(float (&out)[kOut], const float (&in)[kIn]) {
+    const float dy = in[0], x = in[1];
+    out[0] = dy * silu_slope(x, sigmoid(x));
+  }
+};
+struct SiluBackwardAgain {  // and y
+  static constexpr int kIn = 2, kOut = 2;
+  __device__ static void apply(float (&out)[kOut], const float (&in)[kIn]) {
+    const float dy = in[0], x = in[1], s = sigmoid(x);
+    out[0] = dy * silu_slope(x, s);
+    out[1] = x * s;
+  }
+};
+struct SwigluForward {
+  static constexpr int kIn = 2, kOut = 1;
+  __device__ static void apply(float (&out)[kOut], const float (&in)[kIn]) {
+    const float gate = in[0], up = in[1];
+    out[0] = gate * sigmoid(gate) * up;
+  }
+};
+struct SwigluBackward {
+  static constexpr int kIn = 3, kOut = 2;
+  __device__ static void apply(float (&out)[kOut], const float (&in)[kIn]) {
+    const float dy = in[0], gate = in[1], up = in[2], s = sigmoid(gate);
+    out[0] = dy * up * silu_slope(gate, s);
+    out[1] = dy * gate * s;
+  }
+};
+
+struct SwigluBackwardAgain {  // and y
+  static constexpr int kIn = 3, kOut = 3;
+  __device__ static void apply(float (&out)[kOut], const float (&in)[kIn]) {
+    const float dy = in[0], gate = in[1], up = in[2], s = sigmoid(gate);
+    out[0] = dy * up * silu_slope(gate, s);
+    out[1] = dy * gate * s;
+    out[2] = gate * s * up;
+  }
+};
+
+template <class T, int kCount>
+struct Rows {
+  T* data[kCount];
+  int64_t stride[kCount];
+};
+
+// An output may be an input: a thread reads all it needs of a place before it writes there.
+template <class Rule, class T, int V>
+__global__ void __launch_bounds__(kThreads)
+    elementwise_kernel(Rows<T, Rule::kOut> outs, Rows<const T, Rule::kIn> ins, int64_t columns, uint32_t ctas_per_row) {
+  const int64_t row = blockIdx.x / ctas_per_row;
+  const int64_t first = (int64_t{blockIdx.x % ctas_per_row} * kBatch * kThreads + threadIdx.x) * V;
+  float in[kBatch][Rule::kIn][V];
+#pragma unroll
+  for (int k = 0; k < kBatch; ++k) {
+    const int64_t column = first + k * kThreads * V;
+#pragma unroll
+    for (int i = 0; i < Rule::kIn; ++i)
+      if (column < columns) load_vector<V>(in[k][i], ins.data[i] + row * ins.stride[i] + column);
+  }
+#pragma unroll
+  for (int k = 0; k < kBatch; ++k) {
+    const int64_t column = first + k * kThreads * V;
+    if (column >= columns) return;
+    float out[Rule::kOut][V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      float element_in[Rule::kIn], element_out[Rule::kOut];
+#pragma unroll
+      for (int i = 0; i < Rule::kIn; ++i) element_in[i] = in[k][i][j];
+      Rule::apply(element_out, element_in);
+#pragma unroll
+      for (int o = 0; o < Rule::kOut; ++o) out[o][j] = element_out[o];
+    }
+#pragma unroll
+    for (int o = 0; o < Rule::kOut; ++o) store_vector<V>(outs.data[o] + row * outs.stride[o] + column, out[o]);
+  }
+}
+
+template <class Rule>
+void apply(Context& ctx, const char* name, std::array<Tensor, Rule::kOut> outs,
+           std::array<ConstTensor, Rule::kIn> ins) {
+  const auto contiguous = [](const auto& t) { return t.contiguous(); };
+  if (std::all_of(outs.begin(), outs.end(), contiguous) && std::all_of(ins.begin(), ins.end(), contiguous)) {
+    const Shape flat = {1, outs[0].numel()};
+    for (Tensor& t : outs) t = t.view(flat);
+    for (ConstTensor& t : ins) t = t.view(flat);
+  }
+  const int64_t rows = outs[0].size(0), columns = outs[0].size(1);
+  dispatch_gpu_float(outs[0].dtype, [&]<class T>() {
+    Rows<T, Rule::kOut> out_rows;
+    Rows<const T, Rule::kIn> in_rows;
+    for (int o = 0; o < Rule::kOut; ++o)
+      out_rows.data[o] = outs[o].template ptr<T>(), out_rows.stride[o] = outs[o].stride[0];
+    for (int i = 0; i < Rule::kIn; ++i)
+      in_rows.data[i] = ins[i].template ptr<T>(), in_rows.stride[i] = ins[i].stride[0];
+    const auto vectors = [](const auto& t) { return has_vectors(t, kVector<T>); };
+    const bool all_vectors =
+        std::all_of(outs.begin(), outs.end(), vectors) && std::all_of(ins.begin(), ins.end(), vectors);
+    dispatch_vector<T>(all_vectors, [&]<int V>() {
+      const int64_t ctas_per_row = ceil_div(columns, int64_t{kThreads} * kBatch * V);
+      launch(ctx, name, elementwise_kernel<Rule, T, V>, dim3(rows * ctas_per_row), dim3(kThreads), 0, out_rows, in_rows,
+             columns, ctas_per_row);
+    });
+  });
+}
+
+}  // namespace
+
+void silu_forward(Context& ctx, Tensor y, ConstTensor x) { apply<SiluForward>(ctx, "silu forward", {y}, {x}); }
+void silu_backward(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor x, Tensor y) {
+  if (y.empty()) return apply<SiluBackward>(ctx, "silu backward", {dx}, {dy, x});
+  apply<SiluBackwardAgain>(ctx, "silu backward", {dx, y}, {dy, x});
+}
+void swiglu_forward(Context& ctx, Tensor y, ConstTensor gate, ConstTensor up) {
+  apply<SwigluForward>(ctx, "swiglu forward", {y}, {gate, up});
+}
+void swiglu_backward(Context& ctx, Tensor dgate, Tensor dup, ConstTensor dy, ConstTensor gate, ConstTensor up,
+                     Tensor y) {
+  if (y.empty()) return apply<SwigluBackward>(ctx, "swiglu backward", {dgate, dup}, {dy, gate, up});
+  apply<SwigluBackwardAgain>(ctx, "swiglu backward", {dgate, dup, y}, {dy, gate, up});
+}
+
+}  // namespace triad::cuda

@@ -1,0 +1,58 @@
+// Conversion between float types on the CPU.
+#include "kernels/ops/cast.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "engine/op_scope.h"
+#include "kernels/common/parallel.h"
+
+namespace triad {
+
+namespace {
+
+template <class To, class From>
+To convert(From x) {
+  return static_cast<To>(x);
+}
+// By way of float, and yet rounded once: a float that is not exact is made odd (rounded to odd), so that it never
+// looks like the middle between two bf16 when it is not.
+template <>
+bf16 convert<bf16, double>(double x) {
+  const float nearest = static_cast<float>(x);
+  if (static_cast<double>(nearest) == x) return bf16(nearest);
+  const uint32_t bits = std::bit_cast<uint32_t>(nearest);
+  const uint32_t toward_zero = std::abs(static_cast<double>(nearest)) > std::abs(x) ? bits - 1 : bits;
+  return bf16(std::bit_cast<float>(toward_zero | 1u));
+}
+
+template <class To, class From>
+void cast_cpu(Context& ctx, Tensor dst, ConstTensor src) {
+  constexpr int64_t kPiece = 1 << 14;
+  const int64_t n = src.numel();
+  parallel_for(ctx, (n + kPiece - 1) / kPiece, [&](int64_t piece) {
+    const From* from = src.ptr<From>();
+    To* to = dst.ptr<To>();
+    for (int64_t i = piece * kPiece; i < std::min((piece + 1) * kPiece, n); ++i) to[i] = convert<To>(from[i]);
+  });
+}
+
+}  // namespace
+
+void cast(Context& ctx, Tensor dst, ConstTensor src) {
+  const OpScope op_scope(ctx, "cast");
+  TRIAD_CHECK(dst.shape() == src.shape() && dst.contiguous() && src.contiguous(),
+              "cast from {} to {}: one shape is needed, and no strides", src.str(), dst.str());
+  TRIAD_CHECK(is_float(dst.dtype) && is_float(src.dtype), "cast from {} to {}: not both are floats", src.str(),
+              dst.str());
+  if (dst.dtype == src.dtype) return copy(ctx, dst, src);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::cast(ctx, dst, src);
+  }
+  dispatch_float(src.dtype, [&]<class From>() {
+    dispatch_float(dst.dtype, [&]<class To>() { cast_cpu<To, From>(ctx, dst, src); });
+  });
+}
+
+}  // namespace triad

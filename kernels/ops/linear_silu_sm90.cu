@@ -1,0 +1,308 @@
+// A product with SiLU as its epilogue, on Hopper, for bf16:
+//   forward   pre = x w^T, y = silu(pre)                         out [M,N]: two tensors written
+//   backward  dpre = (dz w) silu'(pre), y = silu(pre) again      one read, two written
+// Bytes and products at M7C (32,768 x 3,072 x 768): 155 GFLOP, 0.19 ms at 800 TFLOP/s; 0.11 and 0.17 ms of memory, in
+// passes of their own on top (0.10 and 0.20 ms) because a product leaves the memory idle. Here they hide behind it.
+// Measured on one H200, ms: 0.229 and 0.298; a product of cuBLASLt and a pass behind it 0.298 and 0.404; the products
+// here with no epilogue 0.188. A step at M7C, 16 x 2048: 65.2 before, 63.2 with it.
+//
+// A tile of out is 128 x 192. Two consumer warpgroups take tiles in turn, each with a whole tile's sums in registers:
+// while one multiplies, the other one writes, so that the tensor cores hardly wait for an epilogue. A producer thread
+// fills a ring of four stages of 64 of the sum: 128 rows of A, and B. L2 gives an SM some 40 bytes a cycle, and a tile
+// of its own would ask for 53: so two CTAs, a cluster, take tiles one above the other, and each loads half of B's stage
+// for both (36 bytes a cycle).
+//   Epilogue: a warp's 16 rows, 64 columns at a time, pass through shared memory, written as TMA reads it; pre, in
+//   backward, comes the same way, three pieces ahead, and dpre takes its place. Rows and columns outside of the tensors
+//   are zeros when read and left out when written, so any M, N and K will do.
+#include "kernels/common/bthd.cuh"
+#include "kernels/hopper/tma.cuh"
+#include "kernels/ops/linear_silu.h"
+
+namespace triad::cuda {
+namespace {
+
+constexpr int kTileM = 128, kTileN = 192, kTileK = 64, kStages = 4;
+constexpr int kCluster = 2, kConsumers = 2, kConsumerWarps = 4 * kConsumers, kThreads = 128 * (kConsumers + 1);
+constexpr int kPieceRows = 16, kPieceBytes = kPieceRows * kPanelRowBytes, kPieces = 4;  // of a warp, 64 columns each
+constexpr int kPanels = kTileN / kPanel, kHalves = kTileM / 64, kSums = kTileN / 8;
+constexpr int kStageBytes = (kTileM + kTileN) * kPanelRowBytes;
+constexpr int kTileNInPanels = kPanel * kPanelRowBytes;  // backward: B's stage is panels [64 of the sum][64 columns]
+
+struct Shared {
+  alignas(1024) unsigned char a[kStages][kTileM * kPanelRowBytes], b[kStages][kTileN * kPanelRowBytes];
+  unsigned char pieces[kConsumerWarps][kPieces * kPieceBytes];
+  Barrier full[kStages], empty[kStages], loaded[kConsumerWarps][kPanels];
+  Barrier taken[kConsumers];  // the last stage of a group's tile is there: the next tile is the other group's
+};
+
+// ---- what clusters and stores need beyond hopper/tma.cuh ----
+
+// To the same place of both CTAs, announced on the same barrier of each.
+__device__ __forceinline__ void copy_box_to_both(void* to, const CUtensorMap& map, int column, int row, Barrier* b) {
+  constexpr uint16_t kBoth = 3;
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%3, %4, %5, %5}], [%2], %6;" ::"r"(shared_address(to)),
+      "l"(&map), "r"(shared_address(b)), "r"(column), "r"(row), "r"(0), "h"(kBoth)
+      : "memory");
+}
+__device__ __forceinline__ void store_box(const CUtensorMap& map, int column, int row, const void* from) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %4}], [%1];" ::"l"(&map),
+               "r"(shared_address(from)), "r"(column), "r"(row), "r"(0)
+               : "memory");
+}
+__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until the stores of all but the last kPending groups of this thread have read their shared memory.
+template <int kPending>
+__device__ __forceinline__ void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+__device__ __forceinline__ void wait_stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// At the same barrier of a CTA of the cluster. What this warp read there it has read; released to the whole cluster,
+// an arrival would wait for all of the warp's memory, 0.5 us.
+__device__ __forceinline__ void arrive_at(Barrier* b, int cta) {
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(b)),
+      "r"(cta)
+      : "memory");
+}
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+#define TRIAD_D4(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+// d[64 x 192] = a[64 x 16] b[16 x 192] (add false) or += (true), both in shared memory; a along its rows, b along them
+// or, kAcross, across.
+template <int kAcross>
+__device__ __forceinline__ void multiply(float (&d)[kSums][4], uint32_t a, uint32_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %98, 0;\nmov.b64 a, {%96, %99};\nmov.b64 b, {%97, %99};\n"
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"
+      "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,"
+      "%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,"
+      "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95}, a, b, p, 1, 1, 0, %100;\n}"
+      : TRIAD_D4(0), TRIAD_D4(1), TRIAD_D4(2), TRIAD_D4(3), TRIAD_D4(4), TRIAD_D4(5), TRIAD_D4(6), TRIAD_D4(7),
+        TRIAD_D4(8), TRIAD_D4(9), TRIAD_D4(10), TRIAD_D4(11), TRIAD_D4(12), TRIAD_D4(13), TRIAD_D4(14), TRIAD_D4(15),
+        TRIAD_D4(16), TRIAD_D4(17), TRIAD_D4(18), TRIAD_D4(19), TRIAD_D4(20), TRIAD_D4(21), TRIAD_D4(22), TRIAD_D4(23)
+      : "r"(a), "r"(b), "r"(static_cast<int>(add)), "n"(kDescriptorHigh), "n"(kAcross));
+}
+#undef TRIAD_D4
+
+// ---- the kernel ----
+
+struct Maps {
+  CUtensorMap a, b, pre, out, y;  // out: pre in forward, dpre in backward
+};
+
+// The two tiles, one above the other, that are a cluster's turn; of neighbours in the order the columns differ, so that
+// A comes from memory once.
+struct Tiles {
+  int turns, columns, steps;  // turns in all, tiles side by side, steps of 64 of the sum
+  __device__ int row(int turn, int cta) const { return (turn / columns * kCluster + cta) * kTileM; }
+  __device__ int column(int turn) const { return turn % columns * kTileN; }
+};
+
+template <bool kBackward>
+__device__ void produce(Shared& s, const Maps& maps, const Tiles& tiles, int cta) {
+  int n = 0;  // steps so far
+  for (int turn = blockIdx.x / kCluster; turn < tiles.turns; turn += gridDim.x / kCluster) {
+    const int row = tiles.row(turn, cta), column = tiles.column(turn);
+    for (int k = 0; k < tiles.steps; ++k, ++n) {
+      const int stage = n % kStages;
+      Barrier* const full = &s.full[stage];
+      barrier_wait(&s.empty[stage], (n / kStages & 1) ^ 1);
+      barrier_expect(full, kStageBytes);
+      copy_box(s.a[stage], maps.a, k * kTileK, row, 0, 0, full);
+      if constexpr (kBackward) {  // half of the sum's 64
+        constexpr int kHalf = kTileK / kCluster;
+#pragma unroll
+        for (int p = 0; p < kPanels; ++p)
+          copy_box_to_both(s.b[stage] + p * kTileNInPanels + cta * kHalf * kPanelRowBytes, maps.b, column + p * kPanel,
+                           k * kTileK + cta * kHalf, full);
+      } else {  // half of the columns
+        constexpr int kHalf = kTileN / kCluster;
+        copy_box_to_both(s.b[stage] + cta * kHalf * kPanelRowBytes, maps.b, k * kTileK, column + cta * kHalf, full);
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ float upper(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ float lower(uint32_t pair) { return __uint_as_float(pair << 16); }
+// 1 / (1 + e^-x) to a few ulp: 1 / inf is 0.
+__device__ __forceinline__ float sigmoid(float x) {
+  float s;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + exp2_approx(x * -1.4426950408889634f)));
+  return s;
+}
+__device__ __forceinline__ float silu_slope(float x, float s) { return s * fmaf(x, 1.0f - s, 1.0f); }
+
+// Two neighbours of out and y from their product; in backward `out` holds pre.
+template <bool kBackward>
+__device__ __forceinline__ void apply(uint32_t& out, uint32_t& y, uint32_t product) {
+  const uint32_t pre = kBackward ? out : product;
+  const float x0 = lower(pre), x1 = upper(pre), s0 = sigmoid(x0), s1 = sigmoid(x1);
+  y = pack_bf16(x0 * s0, x1 * s1);
+  out = kBackward ? pack_bf16(lower(product) * silu_slope(x0, s0), upper(product) * silu_slope(x1, s1)) : product;
+}
+
+template <bool kBackward>
+__device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta) {
+  const int group = threadIdx.x / kWarpgroup, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // Pieces. Forward: out and y, two of each in turn. Backward: pre and then dpre, three in turn, and y.
+  unsigned char* const pieces = s.pieces[warp];
+  float d[kHalves][kSums][4];
+  int turns = 0;
+  unsigned loads = 0;  // of pre, so far
+  for (int turn = blockIdx.x / kCluster; turn < tiles.turns; turn += gridDim.x / kCluster, ++turns) {
+    if (turns % kConsumers != group) continue;
+    const int row = tiles.row(turn, cta) + warp % 4 * kPieceRows, column = tiles.column(turn);
+    const auto load_pre = [&](int piece) {
+      Barrier* const loaded = &s.loaded[warp][piece % kPanels];
+      barrier_expect(loaded, kPieceBytes);
+      copy_box(pieces + piece % kPanels * kPieceBytes, maps.pre, column + piece % kPanels * kPanel,
+               row + piece / kPanels * 64, 0, 0, loaded);
+    };
+    if (kBackward && lane == 0) {
+      wait_stores_read<0>();
+      for (int piece = 0; piece < kPanels; ++piece) load_pre(piece);
+    }
+
+    // A wait on a stage tells its phase from the one before, no more: so a group waits while the other one does.
+    if (turns > 0) barrier_wait(&s.taken[(turns - 1) % kConsumers], (turns - 1) / kConsumers & 1);
+    int n = turns * tiles.steps;
+    for (int k = 0; k < tiles.steps; ++k, ++n) {
+      const int stage = n % kStages;
+      barrier_wait(&s.full[stage], n / kStages & 1);
+      if (k == tiles.steps - 1 && lane == 0) barrier_arrive(&s.taken[group]);
+      // Above an address in a CTA's own memory lies the CTA's number, which is none of the descriptor's.
+      constexpr uint32_t kOwn = (1 << 18) - 1;
+      const uint32_t a = shared_address(s.a[stage]) & kOwn, b = shared_address(s.b[stage]) & kOwn;
+      wgmma_fence();
+#pragma unroll
+      for (int k16 = 0; k16 < kTileK / 16; ++k16)
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+          const uint32_t a_tile = tile_descriptor(a + half * 64 * kPanelRowBytes + k16 * 32);
+          const uint32_t b_tile = kBackward ? tile_descriptor(b + k16 * 16 * kPanelRowBytes, kTileNInPanels)
+                                            : tile_descriptor(b + k16 * 32);
+          multiply<kBackward>(d[half], a_tile, b_tile, k > 0 || k16 > 0);
+        }
+      wgmma_commit();
+      wgmma_wait<1>();  // the stage before is read
+      if (k > 0 && lane < kCluster) arrive_at(&s.empty[(n - 1) % kStages], lane);
+    }
+    wgmma_wait<0>();
+    pin(d[0]), pin(d[1]);
+    if (lane < kCluster) arrive_at(&s.empty[(n - 1) % kStages], lane);
+#pragma unroll
+    for (int piece = 0; piece < kHalves * kPanels; ++piece) {
+      const int half = piece / kPanels, panel = piece % kPanels;
+      unsigned char* const out = pieces + (kBackward ? panel : piece % 2 * 2) * kPieceBytes;
+      unsigned char* const y = kBackward ? pieces + kPanels * kPieceBytes : out + kPieceBytes;
+      if (lane == 0) {  // the pieces that are written next are free
+        wait_stores_read<kBackward ? 0 : 1>();
+        if (kBackward && piece > 0 && piece + 2 < kHalves * kPanels) load_pre(piece + 2);
+      }
+      if constexpr (kBackward) barrier_wait(&s.loaded[warp][panel], loads / kPanels & 1), ++loads;
+      __syncwarp();
+#pragma unroll
+      // Of every second j four 8x8 matrices: rows 0 and 8 of columns 8 j, then of 8 j + 8.
+      for (int j = 0; j < kPanel / 8; j += 4) {
+        constexpr int kQuads = 2;
+        uint32_t outs[kQuads][4], ys[kQuads][4];
+        int at[kQuads];
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) {
+          at[q] = swizzled(lane % 16, j + 2 * q + lane / 16);
+          if constexpr (kBackward) load_matrices(outs[q], reinterpret_cast<const __nv_bfloat16*>(out + at[q]));
+        }
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float* const product = &d[half][8 * panel + j + 2 * q + i / 2][2 * (i % 2)];
+            apply<kBackward>(outs[q][i], ys[q][i], pack_bf16(product[0], product[1]));
+          }
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) store_matrices(out + at[q], outs[q]), store_matrices(y + at[q], ys[q]);
+      }
+      fence_async_proxy();
+      __syncwarp();
+      if (lane == 0) {
+        store_box(maps.out, column + panel * kPanel, row + half * 64, out);
+        store_box(maps.y, column + panel * kPanel, row + half * 64, y);
+        commit_stores();
+      }
+    }
+  }
+  if (lane == 0) wait_stores_done();
+}
+
+template <bool kBackward>
+__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
+    linear_silu_kernel(const __grid_constant__ Maps maps, Tiles tiles) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  Shared& s = *reinterpret_cast<Shared*>(aligned_shared());
+  const int cta = blockIdx.x % kCluster;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 4 * kCluster);
+    for (auto& of_warp : s.loaded)
+      for (Barrier& loaded : of_warp) barrier_init(&loaded, 1);
+    for (Barrier& taken : s.taken) barrier_init(&taken, 4);
+    barrier_init_done();
+  }
+  sync_cluster();
+  if (threadIdx.x / kWarpgroup == kConsumers) {
+    lower_registers<40>();
+    if (threadIdx.x % kWarpgroup == 0) produce<kBackward>(s, maps, tiles, cta);
+  } else {
+    raise_registers<232>();
+    consume<kBackward>(s, maps, tiles, cta);
+  }
+  sync_cluster();  // a CTA's memory stays until the other one has ended: it loads and arrives there
+#endif
+}
+
+// ---- launch ----
+
+// Boxes of 64 columns and box_rows rows.
+CUtensorMap box_map(const ConstTensor& t, int box_rows) {
+  const View<const __nv_bfloat16> view{t.ptr<__nv_bfloat16>(), 0, t.stride[0], 0, static_cast<int>(t.size(1)), true};
+  return make_box_map(view, 1, t.size(0), 1, box_rows);
+}
+
+// a [M,K]; b [N,K], in backward [K,N]; pre, out, y [M,N].
+template <bool kBackward>
+bool run(Context& ctx, const char* name, const ConstTensor& a, const ConstTensor& b, const ConstTensor& pre,
+         const Tensor& out, const Tensor& y) {
+  const bool fits = a.dtype == DType::bf16 && ctx.compute_capability == 90 &&
+                    all_have_vectors(kVector<__nv_bfloat16>, a, b, pre, out, y) && a.size(1) > 0;
+  record_route(ctx, name, a.dtype, fits ? nullptr : "rows that are not made of 16-byte vectors");
+  if (!fits) return false;
+  const int64_t columns = ceil_div(out.size(1), kTileN);
+  const int64_t turns = ceil_div(out.size(0), kTileM * kCluster) * columns;
+  if (ctx.planning || turns == 0) return true;
+  const Maps maps{box_map(a, kTileM), kBackward ? box_map(b, kTileK / kCluster) : box_map(b, kTileN / kCluster),
+                  box_map(pre, kPieceRows), box_map(out, kPieceRows), box_map(y, kPieceRows)};
+  const Tiles tiles{static_cast<int>(turns), static_cast<int>(columns), static_cast<int>(ceil_div(a.size(1), kTileK))};
+  const int64_t ctas = kCluster * std::min<int64_t>(ctx.num_sms / kCluster, turns);
+  launch(ctx, name, linear_silu_kernel<kBackward>, dim3(ctas), dim3(kThreads), sizeof(Shared), maps, tiles);
+  return true;
+}
+
+}  // namespace
+
+bool linear_silu_forward_sm90(Context& ctx, const Tensor& y, const Tensor& pre, const ConstTensor& x,
+                              const ConstTensor& w) {
+  return run<false>(ctx, "linear_silu_forward", x, w, pre, pre, y);
+}
+
+bool linear_silu_backward_sm90(Context& ctx, const Tensor& dpre, const Tensor& y, const ConstTensor& dz,
+                               const ConstTensor& w_next, const ConstTensor& pre) {
+  return run<true>(ctx, "linear_silu_backward", dz, w_next, pre, dpre, y);
+}
+
+}  // namespace triad::cuda

@@ -1,0 +1,288 @@
+// Matrix products on the CPU through CBLAS. D is cut into tiles that depend on the shape alone, each one gemm on one
+// thread, so the result has the same bits on any number of threads, and OpenBLAS never competes with us for cores.
+#include "kernels/ops/matmul.h"
+
+#include <cblas.h>
+#include <omp.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+#include <climits>
+#include <cstring>
+#include <vector>
+
+#include "engine/check.h"
+#include "engine/op_scope.h"
+#include "engine/process/cpu_threads.h"
+#include "kernels/common/parallel.h"
+#include "kernels/common/route.h"
+#include "kernels/ops/upcast.h"
+
+// Exported by OpenBLAS, though named in none of its headers: the memory that one running gemm works in.
+extern "C" {
+void* blas_memory_alloc(int position);
+void blas_memory_free(void* buffer);
+}
+
+namespace triad {
+
+namespace {
+
+struct Size {
+  int64_t M, N, K;
+};
+
+Size check_matmul(const ConstTensor& d, const ConstTensor& a, const ConstTensor& b, const MatmulOptions& o,
+                  const ConstTensor& addend) {
+  for (const ConstTensor* t : {&d, &a, &b})
+    TRIAD_CHECK(t->rank == 2, "matmul: {} is not a matrix (D {}, A {}, B {})", t->str(), d.str(), a.str(), b.str());
+  const Size s = {d.size(0), d.size(1), a.size(o.trans_a ? 0 : 1)};
+  check_tensor("matmul's A", a, o.trans_a ? Shape{s.K, s.M} : Shape{s.M, s.K}, a.dtype);
+  check_tensor("matmul's B", b, o.trans_b ? Shape{s.N, s.K} : Shape{s.K, s.N}, a.dtype);
+  TRIAD_CHECK(is_float(a.dtype) && (d.dtype == a.dtype || d.dtype == acc_dtype(a.dtype)),
+              "matmul: D of {} cannot take a product of {}", name_of(d.dtype), name_of(a.dtype));
+  if (!addend.empty()) {
+    check_tensor("matmul's addend", addend, d.shape(), d.dtype);
+    TRIAD_CHECK(!o.accumulate, "matmul: both accumulate and an addend {}", addend.str());
+  }
+  for (const ConstTensor* t : {&d, &a, &b, &addend}) {
+    if (t->empty()) continue;
+    TRIAD_CHECK(t->stride[1] == 1 || t->size(1) <= 1, "matmul: the columns of {} are {} apart", t->str(), t->stride[1]);
+    TRIAD_CHECK(leading_dimension(*t) >= t->size(1), "matmul: the rows of {} overlap, {} apart", t->str(),
+                t->stride[0]);
+    // CBLAS counts in int.
+    TRIAD_CHECK(std::max(t->size(0), leading_dimension(*t)) <= INT_MAX, "matmul: {} is too large", t->str());
+  }
+  return s;
+}
+
+// From here on OpenBLAS runs each gemm of this thread on this thread. Its pthreads flavour has a count for the process;
+// its OpenMP flavour asks omp_get_max_threads(), which each thread has for itself.
+void make_blas_single_threaded() {
+  static const bool once = (openblas_set_num_threads(1), true);
+  static thread_local const bool once_here = (omp_set_num_threads(1), once);
+  static_cast<void>(once_here);
+}
+
+int64_t count_pieces(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
+
+// One gemm's part of the product: rows and cols of D, depth of the sum over K.
+struct Tile {
+  int64_t rows, cols, depth;
+};
+
+// Large tiles pack their operands less often; 16 of them, of large products 32, feed the cores of a desktop machine.
+// Where D is small and K is long, as in gradients of weights, K is cut instead.
+Tile choose_tile(const Size& s) {
+  constexpr int64_t kLargest = 512, kSmallest = 128, kShallowest = 512;
+  constexpr double kLargeProduct = 1e9;  // multiplications
+  const bool large = static_cast<double>(s.M) * static_cast<double>(s.N) * static_cast<double>(s.K) > kLargeProduct;
+  const int64_t enough = large ? 32 : 16;
+  const auto first = [&](int64_t n) {
+    return std::min(kLargest, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))));
+  };
+  Tile t{first(s.M), first(s.N), s.K};
+  const auto tiles = [&] { return count_pieces(s.M, t.rows) * count_pieces(s.N, t.cols); };
+  while (tiles() < enough && std::max(t.rows, t.cols) > kSmallest) (t.rows >= t.cols ? t.rows : t.cols) /= 2;
+  const int64_t cuts = std::min(s.K / kShallowest, enough / tiles());
+  if (cuts > 1) t.depth = count_pieces(s.K, cuts);
+  return t;
+}
+
+template <class T>
+struct Matrix {
+  explicit Matrix(const ConstTensor& t) : data(t.ptr<T>()), ld(leading_dimension(t)) {}
+  const T* at(int64_t row, int64_t col) const { return data + row * ld + col; }
+  const T* data;
+  int64_t ld;
+};
+
+template <class T>
+void gemm(const MatmulOptions& o, int m, int n, int k, const T* a, int lda, const T* b, int ldb, T beta, T* d,
+          int ldd) {
+  const CBLAS_TRANSPOSE ta = o.trans_a ? CblasTrans : CblasNoTrans, tb = o.trans_b ? CblasTrans : CblasNoTrans;
+  const T alpha = static_cast<T>(o.alpha);
+  make_blas_single_threaded();
+  if constexpr (std::is_same_v<T, double>) {
+    cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, d, ldd);
+  } else {
+    cblas_sgemm(CblasRowMajor, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, d, ldd);
+  }
+}
+
+// OpenBLAS keeps the buffers of its gemms for the next ones; so many gemms run at once.
+void take_buffers(int64_t gemms) {
+  constexpr int64_t kMiB = int64_t{1} << 20, kBufferMiB = 128;  // as its builds for x86-64 have it
+  const auto bytes = static_cast<size_t>(gemms * kBufferMiB * kMiB);
+  void* const room = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  TRIAD_CHECK(room != MAP_FAILED,
+              "matmul: OpenBLAS takes {} MiB of addresses for each of {} threads, and this process may not have them: "
+              "raise its limit (ulimit -v) or lower OMP_NUM_THREADS",
+              kBufferMiB, gemms);
+  munmap(room, bytes);
+  std::vector<void*> buffers;
+  for (int64_t i = 0; i < gemms; ++i) buffers.push_back(blas_memory_alloc(0));
+  for (void* buffer : buffers) blas_memory_free(buffer);
+}
+
+// The sums over pieces of K, each in memory of its own, then these in their order.
+template <class T>
+void multiply_in_depth(Context& ctx, Tensor d, const Matrix<T>& A, const Matrix<T>& B, const Size& s, const Tile& tile,
+                       const MatmulOptions& o, const Matrix<T>* base) {
+  Scratch::Scope scope(ctx.scratch);
+  const int64_t cuts = count_pieces(s.K, tile.depth), across = count_pieces(s.N, tile.cols);
+  const int64_t tiles = count_pieces(s.M, tile.rows) * across;
+  const Tensor partials = scope.alloc(dtype_of<T>, {cuts, s.M, s.N});
+  parallel_for(ctx, cuts * tiles, [&](int64_t i) {
+    const int64_t cut = i / tiles, row = i % tiles / across * tile.rows, col = i % across * tile.cols;
+    const int64_t from = cut * tile.depth, m = std::min(tile.rows, s.M - row), n = std::min(tile.cols, s.N - col);
+    gemm<T>(o, m, n, std::min(tile.depth, s.K - from), o.trans_a ? A.at(from, row) : A.at(row, from), A.ld,
+            o.trans_b ? B.at(col, from) : B.at(from, col), B.ld, T{0},
+            partials.ptr<T>() + (cut * s.M + row) * s.N + col, s.N);
+  });
+  const int64_t ldd = leading_dimension(d);
+  parallel_for(ctx, s.M, [&](int64_t row) {
+    T* const to = d.ptr<T>() + row * ldd;
+    for (int64_t cut = 0; cut < cuts; ++cut) {
+      const T* const part = partials.ptr<T>() + (cut * s.M + row) * s.N;
+      const T* const before = cut > 0 ? to : base != nullptr ? base->at(row, 0) : nullptr;
+#pragma omp simd
+      for (int64_t j = 0; j < s.N; ++j) to[j] = before == nullptr ? part[j] : before[j] + part[j];
+    }
+  });
+}
+
+// All of one type, double or float.
+template <class T>
+void multiply(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const Size& s, const MatmulOptions& o,
+              ConstTensor addend) {
+  take_matmul_buffers();
+  const Tile tile = choose_tile(s);
+  const Matrix<T> A(a), B(b), Addend(addend.empty() ? ConstTensor(d) : addend);
+  T* const D = d.ptr<T>();
+  const int64_t ldd = leading_dimension(d);
+  if (tile.depth < s.K)
+    return multiply_in_depth<T>(ctx, d, A, B, s, tile, o, o.accumulate || !addend.empty() ? &Addend : nullptr);
+  const bool copy_addend = !addend.empty() && addend.data != d.data;
+  const T beta = o.accumulate || !addend.empty() ? T{1} : T{0};
+  const int64_t tiles_down = count_pieces(s.M, tile.rows), tiles_across = count_pieces(s.N, tile.cols);
+  parallel_for(ctx, tiles_down * tiles_across, [&](int64_t i) {
+    const int64_t row = i / tiles_across * tile.rows, col = i % tiles_across * tile.cols;
+    const int64_t m = std::min(tile.rows, s.M - row), n = std::min(tile.cols, s.N - col);
+    if (copy_addend)
+      for (int64_t r = row; r < row + m; ++r) std::memcpy(D + r * ldd + col, Addend.at(r, col), n * sizeof(T));
+    gemm<T>(o, m, n, s.K, o.trans_a ? A.at(0, row) : A.at(row, 0), A.ld, o.trans_b ? B.at(col, 0) : B.at(0, col), B.ld,
+            beta, D + row * ldd + col, ldd);
+  });
+}
+
+// The float copy of a bf16 matrix.
+Tensor upcast(Context& ctx, Scratch::Scope& scope, ConstTensor narrow) {
+  const Tensor wide = scope.alloc(DType::f32, narrow.shape());
+  const Matrix<bf16> from(narrow);
+  float* const to = wide.ptr<float>();
+  const int64_t cols = narrow.size(1);
+  parallel_for(ctx, narrow.size(0), [&](int64_t r) { std::copy_n(from.at(r, 0), cols, to + r * cols); });
+  return wide;
+}
+
+void multiply_bf16(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const Size& s, const MatmulOptions& o,
+                   ConstTensor addend) {
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor wide_a = upcast(ctx, scope, a), wide_b = upcast(ctx, scope, b);
+  if (d.dtype == DType::f32) return multiply<float>(ctx, d, wide_a, wide_b, s, o, addend);
+  const Tensor wide_d = scope.alloc(DType::f32, d.shape());
+  MatmulOptions product = o;
+  product.accumulate = false;
+  multiply<float>(ctx, wide_d, wide_a, wide_b, s, product, {});
+  if (o.accumulate) addend = d;
+  bf16* const D = d.ptr<bf16>();
+  const int64_t ldd = leading_dimension(d);
+  const float* const wide = wide_d.ptr<float>();
+  const bool has_addend = !addend.empty();
+  const Matrix<bf16> Addend(has_addend ? addend : ConstTensor(d));
+  parallel_for(ctx, s.M, [&](int64_t r) {
+    for (int64_t c = 0; c < s.N; ++c)
+      D[r * ldd + c] = bf16(wide[r * s.N + c] + (has_addend ? static_cast<float>(*Addend.at(r, c)) : 0.0f));
+  });
+}
+
+// automatic and fused: the algorithm that was measured to be fastest (matmul_tuned.h), else cuBLASLt's first; general:
+// the first; reference: as multiply_bf16, the operands in f32 and no tensor cores.
+void multiply_cuda(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& o, ConstTensor addend) {
+  const auto product = [](Context& on, Tensor to, ConstTensor x, ConstTensor y, const MatmulOptions& options,
+                          ConstTensor added) {
+    if constexpr (kBuiltWithCuda) cuda::matmul(on, to, x, y, options, added);
+  };
+  const KernelChoice choice = ctx.routes.wanted("matmul");
+  ctx.routes.set_call(d, a);
+  ctx.routes.record("matmul", choice == KernelChoice::general     ? "cublaslt first"
+                              : choice == KernelChoice::reference ? "reference"
+                                                                  : "cublaslt");
+  if (choice == KernelChoice::automatic || choice == KernelChoice::fused) return product(ctx, d, a, b, o, addend);
+  Context plain = on_any_card(ctx);
+  if (choice == KernelChoice::general || a.dtype == DType::f32) return product(plain, d, a, b, o, addend);
+  Scratch::Scope scope(ctx.scratch);
+  const ConstTensor wide_a = upcasted(plain, scope, a), wide_b = upcasted(plain, scope, b);
+  if (d.dtype == DType::f32) return product(plain, d, wide_a, wide_b, o, addend);
+  const Tensor wide_d = scope.alloc(DType::f32, d.shape());
+  MatmulOptions alone = o;
+  alone.accumulate = false;
+  product(plain, wide_d, wide_a, wide_b, alone, {});
+  downcast(plain, d, wide_d, o.accumulate ? ConstTensor(d) : addend);
+}
+
+}  // namespace
+
+void take_matmul_buffers() {
+  static const bool once = (take_buffers(cpu_threads()), true);
+  static_cast<void>(once);
+}
+
+void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& options, ConstTensor addend) {
+  const OpScope op_scope(ctx, "matmul");
+  const Size s = check_matmul(d, a, b, options, addend);
+  if (s.M == 0 || s.N == 0) return;
+  if (s.K == 0) {  // an empty sum, which not every BLAS takes
+    if (options.accumulate) return;
+    return addend.empty() ? zero(ctx, d) : copy(ctx, d, addend);
+  }
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return multiply_cuda(ctx, d, a, b, options, addend);
+  }
+  record_cpu(ctx, "matmul", d, a);
+  switch (a.dtype) {
+    case DType::f64:
+      return multiply<double>(ctx, d, a, b, s, options, addend);
+    case DType::f32:
+      return multiply<float>(ctx, d, a, b, s, options, addend);
+    default:
+      return multiply_bf16(ctx, d, a, b, s, options, addend);
+  }
+}
+
+void linear_forward(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, ConstTensor addend) {
+  matmul(ctx, y, x, w, {.trans_b = true}, addend);
+}
+
+void linear_backward(Context& ctx, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w, bool add) {
+  TRIAD_CHECK(dw.shape() == w.shape(), "linear: the gradient of w {} is {}", w.str(), dw.str());
+  if (!dx.empty()) linear_backward_input(ctx, dx, dy, w);
+  linear_backward_weight(ctx, dw, dy, x, add);
+}
+
+void linear_backward_input(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor w) { matmul(ctx, dx, dy, w); }
+
+void linear_backward_weight(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor x, bool add) {
+  TRIAD_CHECK(dw.dtype == acc_dtype(dy.dtype), "linear: the gradient of weights {} from {}", dw.str(), dy.str());
+  matmul(ctx, dw, dy, x, {.trans_a = true, .accumulate = add});
+}
+
+std::string matmul_libraries() {
+  std::string text = openblas_get_config();
+  if constexpr (kBuiltWithCuda) text += ", " + cuda::matmul_library();
+  return text;
+}
+
+}  // namespace triad

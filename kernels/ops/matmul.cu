@@ -1,0 +1,239 @@
+// Matrix products on the GPU through cuBLASLt: bf16 on the tensor cores with fp32 sums, f32 in true fp32.
+//
+// cuBLASLt counts in columns. A row-major D = op(A) op(B) is the column-major D^T = op(B)^T op(A)^T, and a row-major
+// matrix read as column-major is already its transpose: so the operands swap places, and M and N, and nothing is moved.
+//
+// Same bits on every run: the algorithm is a pure function of the problem (the first that the heuristic names, or the
+// one that a table of measured shapes prefers to it; nothing is timed), and split sums are kept in fp32 in the
+// workspace and added in a fixed order. The other ways of splitting add up in D itself, which for a bf16 D would round
+// the partial sums.
+#include "kernels/ops/matmul.h"
+
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <map>
+
+#include "kernels/common/launch.cuh"
+#include "kernels/ops/matmul_tuned.h"
+
+namespace triad::cuda {
+
+namespace {
+
+#define CUBLAS_CHECK(call)                                                                                 \
+  do {                                                                                                     \
+    const cublasStatus_t cublas_status = (call);                                                           \
+    if (cublas_status != CUBLAS_STATUS_SUCCESS)                                                            \
+      ::triad::fail("{}: {} at {}:{}", #call, cublasLtGetStatusString(cublas_status), __FILE__, __LINE__); \
+  } while (0)
+
+// What cuBLASLt has to know of one operand, in its column-major terms.
+struct Operand {
+  Operand(const ConstTensor& t)  // NOLINT: a tensor is an operand
+      : rows(t.size(1)), cols(t.size(0)), ld(leading_dimension(t)), dtype(t.dtype), alignment(alignment_of(t.data)) {}
+  static int32_t alignment_of(const void* p) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(p);
+    return static_cast<int32_t>(std::min<uintptr_t>(address & ~(address - 1), kMemAlign));
+  }
+  auto operator<=>(const Operand&) const = default;
+
+  int64_t rows, cols, ld;
+  DType dtype;
+  int32_t alignment;  // of the first element, in bytes: vector loads depend on it
+};
+
+// Whether D adds to C is not part of it: the heuristic is not told beta, and C without one is D.
+struct Problem {
+  bool trans_a, trans_b;
+  Operand a, b, c, d;
+  auto operator<=>(const Problem&) const = default;
+};
+
+// Plain values, no handles to give back.
+struct Plan {
+  cublasLtMatmulDescOpaque_t product;
+  cublasLtMatrixLayoutOpaque_t a, b, c, d;
+  cublasLtMatmulAlgo_t algorithm;
+};
+
+cudaDataType_t cuda_type(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return CUDA_R_32F;
+    case DType::bf16:
+      return CUDA_R_16BF;
+    default:
+      fail("matmul of {} does not run on the GPU: f32 and bf16 do", name_of(dtype));
+  }
+}
+
+void init_layout(cublasLtMatrixLayoutOpaque_t& layout, const Operand& o) {
+  CUBLAS_CHECK(cublasLtMatrixLayoutInit(&layout, cuda_type(o.dtype), o.rows, o.cols, o.ld));
+}
+
+// The handle, its workspace and the plans made so far. The workspace is a plain allocation, made once by the first
+// product (see kMatmulWorkspaceBytes): it lives as long as the handle, and belongs to no step.
+class CublasLt final : public BlasHandle {
+ public:
+  CublasLt(Device device, bool tuned_card) : device_(device), tuned_card_(tuned_card) {
+    workspace_ = backend::allocate(device, kMatmulWorkspaceBytes);
+    const cublasStatus_t status = cublasLtCreate(&handle_);
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    backend::deallocate(device, workspace_);
+    fail("cublasLtCreate on {}: {}", device.str(), cublasLtGetStatusString(status));
+  }
+  ~CublasLt() override {
+    cublasLtDestroy(handle_);
+    backend::deallocate(device_, workspace_);
+  }
+  CublasLt(const CublasLt&) = delete;
+
+  static CublasLt& of(Context& ctx) {
+    constexpr int kTunedSms = 132;  // of an H200 or an H100 SXM
+    const bool tuned_card = ctx.compute_capability == 90 && ctx.num_sms == kTunedSms;
+    if (!ctx.blas) ctx.blas = std::make_unique<CublasLt>(ctx.device, tuned_card);
+    return static_cast<CublasLt&>(*ctx.blas);
+  }
+
+  Plan& plan(const Problem& problem) {
+    const auto found = plans_.find(problem);
+    return found != plans_.end() ? found->second : plans_.emplace(problem, make_plan(problem)).first->second;
+  }
+
+  cublasLtHandle_t handle() const { return handle_; }
+  void* workspace() const { return workspace_; }
+
+ private:
+  Plan make_plan(const Problem& problem) const;
+  bool take_tuned(Plan& plan, const Problem& problem) const;
+
+  Device device_;
+  bool tuned_card_;
+  cublasLtHandle_t handle_ = nullptr;
+  std::byte* workspace_ = nullptr;
+  std::map<Problem, Plan> plans_;
+};
+
+template <class Value>
+void set(cublasLtMatmulDescOpaque_t& desc, cublasLtMatmulDescAttributes_t attribute, Value value) {
+  CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&desc, attribute, &value, sizeof(value)));
+}
+template <class Value>
+void set(cublasLtMatmulPreferenceOpaque_t& preference, cublasLtMatmulPreferenceAttributes_t attribute, Value value) {
+  CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof(value)));
+}
+
+template <class Value>
+void set(cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute, Value value) {
+  CUBLAS_CHECK(cublasLtMatmulAlgoConfigSetAttribute(&algorithm, attribute, &value, sizeof(value)));
+}
+
+// The table's row for a product, if it is one of a linear layer's in bf16 with aligned operands.
+const TunedProduct* find_tuned(const Problem& p) {
+  if (p.a.dtype != DType::bf16) return nullptr;
+  for (const Operand* o : {&p.a, &p.b, &p.c, &p.d})
+    if (o->alignment < 16 || o->ld % 8 != 0) return nullptr;
+  // cuBLASLt's A is our right operand, its rows our columns.
+  const auto is = [&](LinearPass pass, int64_t in, int64_t out, int64_t rows) {
+    switch (pass) {
+      case LinearPass::forward:  // x [rows,in] times w [out,in] transposed
+        return p.trans_a && !p.trans_b && p.d.dtype == DType::bf16 && p.a.rows == in && p.d.rows == out &&
+               p.d.cols == rows;
+      case LinearPass::dx:  // dy [rows,out] times w
+        return !p.trans_a && !p.trans_b && p.d.dtype == DType::bf16 && p.a.cols == out && p.d.rows == in &&
+               p.d.cols == rows;
+      case LinearPass::dw:  // dy transposed times x [rows,in]
+        return !p.trans_a && p.trans_b && p.d.dtype == DType::f32 && p.a.cols == rows && p.d.rows == in &&
+               p.d.cols == out;
+    }
+    return false;
+  };
+  for (const TunedProduct& t : kTunedProducts) {
+    const int64_t rows = t.pass == LinearPass::dw ? p.a.cols : p.d.cols;
+    if (t.min_rows <= rows && rows <= t.max_rows && is(t.pass, t.in, t.out, rows)) return &t;
+  }
+  return nullptr;
+}
+
+// Whether plan.algorithm is now the table's.
+bool CublasLt::take_tuned(Plan& plan, const Problem& p) const {
+  const TunedProduct* const t = tuned_card_ ? find_tuned(p) : nullptr;
+  if (t == nullptr) return false;
+  cublasLtMatmulAlgo_t algorithm;
+  if (cublasLtMatmulAlgoInit(handle_, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_16BF, CUDA_R_16BF, cuda_type(p.c.dtype),
+                             cuda_type(p.d.dtype), kTunedAlgorithm, &algorithm) != CUBLAS_STATUS_SUCCESS)
+    return false;
+  set<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, t->tile);
+  set<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID, CUBLASLT_MATMUL_STAGES_64xAUTO);
+  set<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, t->schedule);
+  set<uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, t->cluster);
+  set<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, t->split);
+  set<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+                t->split > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE);
+  cublasLtMatmulHeuristicResult_t checked;
+  if (cublasLtMatmulAlgoCheck(handle_, &plan.product, &plan.a, &plan.b, &plan.c, &plan.d, &algorithm, &checked) !=
+          CUBLAS_STATUS_SUCCESS ||
+      checked.workspaceSize > static_cast<size_t>(kMatmulWorkspaceBytes))
+    return false;
+  plan.algorithm = algorithm;
+  return true;
+}
+
+Plan CublasLt::make_plan(const Problem& p) const {
+  Plan plan;
+  // Pedantic rules out every substitute for fp32 arithmetic: TF32, and sums of bf16 products. bf16 operands need the
+  // plain type, without which there are no tensor cores.
+  const cublasComputeType_t compute = p.a.dtype == DType::f32 ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F;
+  CUBLAS_CHECK(cublasLtMatmulDescInit(&plan.product, compute, CUDA_R_32F));
+  set<int32_t>(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set<int32_t>(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, p.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  init_layout(plan.a, p.a);
+  init_layout(plan.b, p.b);
+  init_layout(plan.c, p.c);
+  init_layout(plan.d, p.d);
+  if (take_tuned(plan, p)) return plan;
+
+  cublasLtMatmulPreferenceOpaque_t preference;
+  CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));
+  set<uint64_t>(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMatmulWorkspaceBytes);
+  set<uint32_t>(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+  set<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.a.alignment);
+  set<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.b.alignment);
+  set<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.c.alignment);
+  set<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p.d.alignment);
+
+  cublasLtMatmulHeuristicResult_t best{};
+  int found = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_, &plan.product, &plan.a, &plan.b, &plan.c,
+                                                               &plan.d, &preference, 1, &best, &found);
+  if (status != CUBLAS_STATUS_SUCCESS || found == 0)
+    fail(
+        "cuBLASLt knows no algorithm for {} [{},{}] <- {} [{},{}]{} x [{},{}]{} (column-major; alignments {}, {}, {}, "
+        "{}): {}",
+        name_of(p.d.dtype), p.d.rows, p.d.cols, name_of(p.a.dtype), p.a.rows, p.a.cols, p.trans_a ? "^T" : "", p.b.rows,
+        p.b.cols, p.trans_b ? "^T" : "", p.a.alignment, p.b.alignment, p.c.alignment, p.d.alignment,
+        cublasLtGetStatusString(status));
+  plan.algorithm = best.algo;
+  return plan;
+}
+
+}  // namespace
+
+void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& options, ConstTensor addend) {
+  TRIAD_CHECK(!ctx.is_side, "a product on {}, beside others: they share one workspace", ctx.stream.name());
+  if (ctx.planning) return;
+  CublasLt& lt = CublasLt::of(ctx);
+  const ConstTensor c = addend.empty() ? ConstTensor(d) : addend;
+  // The swap: cuBLASLt's A is our B.
+  Plan& plan = lt.plan({options.trans_b, options.trans_a, b, a, c, ConstTensor(d)});
+  const float alpha = static_cast<float>(options.alpha);
+  const float beta = options.accumulate || !addend.empty() ? 1.0f : 0.0f;
+  CUBLAS_CHECK(cublasLtMatmul(lt.handle(), &plan.product, &alpha, b.data, &plan.a, a.data, &plan.b, &beta, c.data,
+                              &plan.c, d.data, &plan.d, &plan.algorithm, lt.workspace(), kMatmulWorkspaceBytes,
+                              static_cast<cudaStream_t>(ctx.stream.handle())));
+}
+
+std::string matmul_library() { return "cuBLASLt " + std::to_string(cublasLtGetVersion()); }
+
+}  // namespace triad::cuda

@@ -1,0 +1,40 @@
+// Checksums on the GPU: each word is read once; a thread's, a warp's and a CTA's sums are integers, so the last step
+// may be an atomic addition in whatever order. 25 MiB, a bucket of gradients, are some 8 us of an H200's memory.
+#include "kernels/common/launch.cuh"
+#include "kernels/step/checksum.h"
+
+namespace triad::cuda {
+namespace {
+
+constexpr int kThreads = 256, kWordsAThread = 16;
+
+__global__ void __launch_bounds__(kThreads)
+    checksum_kernel(unsigned long long* __restrict__ out, const uint32_t* __restrict__ x, int64_t words) {
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kThreads * kWordsAThread + threadIdx.x;
+  unsigned long long sum = 0;
+#pragma unroll
+  for (int j = 0; j < kWordsAThread; ++j) {
+    const int64_t i = begin + j * kThreads;
+    if (i < words) sum += x[i] * checksum_weight(static_cast<uint64_t>(i));
+  }
+  for (int o = 16; o > 0; o >>= 1) sum += __shfl_down_sync(0xffffffffu, sum, o);
+  __shared__ unsigned long long warps[kThreads / 32];
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int i = 1; i < kThreads / 32; ++i) sum += warps[i];
+  atomicAdd(out, sum);
+}
+
+}  // namespace
+
+void checksum(Context& ctx, Tensor out, ConstTensor x) {
+  zero(ctx, out);
+  if (ctx.planning) return;
+  const int64_t words = x.bytes() / static_cast<int64_t>(sizeof(uint32_t)), piece = kThreads * kWordsAThread;
+  launch(ctx, "checksum_kernel", checksum_kernel, dim3(static_cast<unsigned>((words + piece - 1) / piece)),
+         dim3(kThreads), 0, reinterpret_cast<unsigned long long*>(out.ptr<int64_t>()),
+         reinterpret_cast<const uint32_t*>(x.data), words);
+}
+
+}  // namespace triad::cuda

@@ -1,0 +1,39 @@
+// Sums over ranks on the GPU: a thread adds 16 bytes of each rank, or one element where rows are not made of whole
+// vectors.
+#include "kernels/common/bthd.cuh"
+#include "kernels/step/rank_sum.h"
+
+namespace triad::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+template <class T, int V>
+__global__ void __launch_bounds__(kThreads)
+    rank_sum_kernel(T* out, const T* own, const T* __restrict__ parts, int64_t n, int world, int rank) {
+  const int64_t at = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * V;
+  if (at >= n) return;
+  float sum[V], share[V];
+  load_vector<V>(sum, rank == 0 ? own + at : parts + at);
+  for (int r = 1; r < world; ++r) {
+    load_vector<V>(share, r == rank ? own + at : parts + r * n + at);
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum[i] += share[i];
+  }
+  store_vector<V>(out + at, sum);
+}
+
+}  // namespace
+
+void rank_sum(Context& ctx, Tensor out, ConstTensor own, ConstTensor parts, int64_t rank) {
+  const int64_t n = own.numel(), world = parts.size(0);
+  dispatch_gpu_float(own.dtype, [&]<class T>() {
+    const bool vectors = all_have_vectors(kVector<T>, ConstTensor(out), own, parts);
+    dispatch_vector<T>(vectors, [&]<int V>() {
+      launch(ctx, "rank_sum", rank_sum_kernel<T, V>, dim3(ceil_div(n, kThreads * V)), dim3(kThreads), 0, out.ptr<T>(),
+             own.ptr<T>(), parts.ptr<T>(), n, static_cast<int>(world), static_cast<int>(rank));
+    });
+  });
+}
+
+}  // namespace triad::cuda

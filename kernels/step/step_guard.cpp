@@ -1,0 +1,65 @@
+// The verdict on a step, on the CPU.
+#include "kernels/step/step_guard.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "engine/op_scope.h"
+#include "kernels/common/parallel.h"
+
+namespace triad {
+
+namespace {
+
+template <class A>
+int64_t first_bad_part(ConstTensor grads, ConstTensor parts) {
+  for (int64_t i = 0; i < parts.size(0); ++i) {
+    const int64_t* part = parts.ptr<int64_t>() + 2 * i;
+    const A* g = grads.ptr<A>() + part[0];
+    if (!std::all_of(g, g + part[1], [](A x) { return std::isfinite(x); })) return i;
+  }
+  return -1;
+}
+
+// Their sum of losses and what else they say of themselves, into the step's numbers.
+void read_ranks(double* numbers, ConstTensor ranks) {
+  const int64_t world = ranks.empty() ? 0 : ranks.size(0);
+  if (world > 0) numbers[StepNumbers::loss] = 0;
+  numbers[StepNumbers::bad_rank] = -1;
+  numbers[StepNumbers::stop] = 0;
+  for (int64_t r = 0; r < world; ++r) {
+    const double* own = ranks.ptr<double>() + r * ranks.stride[0];
+    numbers[StepNumbers::loss] += own[RankNumbers::loss];
+    numbers[StepNumbers::stop] += own[RankNumbers::stop];
+    const bool bad = !std::isfinite(own[RankNumbers::loss]) || !std::isfinite(own[RankNumbers::probe]);
+    if (bad && numbers[StepNumbers::bad_rank] < 0) numbers[StepNumbers::bad_rank] = static_cast<double>(r);
+  }
+}
+
+}  // namespace
+
+void judge_step(Context& ctx, Tensor numbers, ConstTensor grads, ConstTensor parts, ConstTensor ranks, bool halt) {
+  const OpScope op_scope(ctx, "judge_step");
+  check_tensor("judge_step: numbers", numbers, {StepNumbers::count}, DType::f64);
+  check_tensor("judge_step: parts", parts, {parts.size(0), 2}, DType::i64);
+  TRIAD_CHECK(grads.rank == 1 && grads.contiguous(), "judge_step: the gradients are {}", grads.str());
+  if (!ranks.empty()) check_tensor("judge_step: ranks", ranks, {ranks.size(0), RankNumbers::count}, DType::f64);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::judge_step(ctx, numbers, grads, parts, ranks, halt);
+  }
+  parallel_for(ctx, 1, [&](int64_t) {
+    double* const n = numbers.ptr<double>();
+    read_ranks(n, ranks);
+    const bool finite = std::isfinite(n[StepNumbers::loss]) && std::isfinite(n[StepNumbers::norm_squared]);
+    if (!finite && halt) n[StepNumbers::halted] = 1;
+    const bool apply = finite && n[StepNumbers::halted] == 0;
+    n[StepNumbers::applied] = apply ? n[StepNumbers::norm_squared] : std::numeric_limits<double>::quiet_NaN();
+    int64_t bad = -1;
+    if (!finite)
+      bad = grads.dtype == DType::f64 ? first_bad_part<double>(grads, parts) : first_bad_part<float>(grads, parts);
+    n[StepNumbers::bad_part] = static_cast<double>(bad);
+  });
+}
+
+}  // namespace triad

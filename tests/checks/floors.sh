@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Checks the order of the folders: a file includes its own folder and those below it, never one above or beside it.
+#   4 tools/ tests/   3 train/   2 model/ (not io/)   1 kernels/ | io/   0 engine/
+# The same holds for the rooms of kernels/. Portable CUDA includes no Hopper code, and decode/ is included by no other room.
+#   tests/checks/floors.sh SOURCE_FOLDER
+cd "${1:?the source folder}" || exit 1
+status=0
+
+# check NAME ALLOWED FILES: every quoted include of FILES, one path a line, starts with one of the folders ALLOWED
+check() {
+  local bad
+  bad=$(xargs -r grep -HnE '^ *#include "' <<<"$3" | grep -vE "#include \"($2)")
+  [ -z "$bad" ] && return
+  echo "$1 may include ${2//|/, } only:"
+  echo "$bad"
+  status=1
+}
+sources() { find "$@" -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh'; }
+
+declare -A folders=(
+  [engine]="engine/" [kernels]="engine/|kernels/" [io]="engine/|io/" [model]="engine/|kernels/|model/"
+  [train]="engine/|kernels/|io/|model/|train/" [tools]="engine/|kernels/|io/|model/|train/|tools/"
+  [tests]="engine/|kernels/|io/|model/|train/|tests/")
+for folder in "${!folders[@]}"; do check "$folder/" "${folders[$folder]}" "$(sources "$folder")"; done
+
+# The rooms of kernels/. A header of nsa/ itself is a contract: its path has no further folder.
+k=kernels
+declare -A rooms=(
+  [common]="engine/|$k/common/"
+  [hopper]="engine/|$k/common/|$k/hopper/"
+  [ops]="engine/|$k/common/|$k/ops/"
+  [step]="engine/|$k/common/|$k/ops/|$k/step/"
+  [nsa]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\""
+  [nsa/gpu]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/gpu/"
+  [nsa/sm90]="engine/|$k/common/|$k/hopper/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/gpu/|$k/nsa/sm90/"
+  [nsa/dispatch]="engine/|$k/common/|$k/ops/|$k/nsa/"
+  [decode]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/gpu/|$k/decode/")
+for room in "${!rooms[@]}"; do
+  files=$(sources "$k/$room" -maxdepth 1)
+  # Hopper kernels of ops that have no room of their own for them.
+  [ "$room" != ops ] || { check "$k/ops (Hopper)" "${rooms[ops]}|$k/hopper/" "$(grep _sm90 <<<"$files")"; files=$(grep -v _sm90 <<<"$files"); }
+  check "$k/$room" "${rooms[$room]}" "$files"
+done
+unknown=$(sources $k | xargs -n1 dirname | sort -u | sed "s#^$k/##" | grep -vxE "$(IFS='|'; echo "${!rooms[*]}")")
+[ -z "$unknown" ] || { echo "folders of $k/ that this check does not know:"; echo "$unknown"; status=1; }
+[ "$status" -eq 0 ] && echo "every include follows the order of the folders"
+exit "$status"

@@ -1,0 +1,159 @@
+#!/usr/bin/env bash
+# What the scripts of tools/ do on machines that this one is not: without a GPU, nvcc, cmake, a network or the right to
+# write. Each case runs them in a checkout whose path has a space, with stand-ins for the programs that they call.
+#   tests/checks/scripts.sh SOURCE_FOLDER
+set -u
+source_folder=$(realpath -- "${1:?the source folder}")
+root=$(mktemp -d)
+trap 'rm -rf -- "$root"' EXIT
+tree="$root/my checkout"
+calls="$root/calls"
+status=0
+
+# A machine with nothing but a shell's tools; each argument is a stand-in to add: NAME, or NAME=SCRIPT.
+machine() {
+  rm -rf -- "$root/bin" "$tree"
+  mkdir -p "$root/bin" "$tree/configs"
+  cp -r "$source_folder/tools" "$tree/tools"
+  : >"$calls"
+  local tool
+  for tool in bash sh env sed grep awk head tail dirname basename realpath mkdir rm cat tr tee nproc ls stat id cut; do
+    ln -s "$(command -v "$tool")" "$root/bin/$tool"
+  done
+  stand_in dpkg-query 'printf installed'
+  stand_in apt-get
+  stand_in cmake
+  stand_in ninja
+  stand_in g++ 'echo "x.o: /inc/vector"'
+  local wanted
+  for wanted in "$@"; do stand_in "${wanted%%=*}" "$([[ $wanted == *=* ]] && printf %s "${wanted#*=}")"; done
+  local preset
+  for preset in cpu cuda; do  # what a build would make
+    mkdir -p "$tree/build/$preset"
+    printf '#!/bin/sh\necho "triad of %s: $*"\n' $preset >"$tree/build/$preset/triad"
+    chmod +x "$tree/build/$preset/triad"
+  done
+  chmod -R go+rX "$root"
+  chmod 777 "$calls"
+}
+stand_in() {
+  printf '#!%s\necho "%s $*" >>"%s"\n%s\n' "$(command -v bash)" "$1" "$calls" "${2:-}" >"$root/bin/$1"
+  chmod +x "$root/bin/$1"
+}
+without() { rm -- "$root/bin/$1"; }
+
+# run CODE SCRIPT ARGS...: the script's exit code has to be CODE; $output holds what it printed.
+run() {
+  local code=$1
+  shift
+  output=$(cd / && CUDA_PATH=/nowhere PATH="$root/bin" "${as[@]}" "$tree/tools/$1" "${@:2}" 2>&1)
+  local got=$?
+  [ $got -eq "$code" ] || wrong "$* ended with $got, not $code"
+}
+as=()
+wrong() {
+  echo "$1; it printed:"
+  echo "$output" | sed 's/^/  | /'
+  status=1
+}
+prints() { [[ $output == *"$1"* ]] || wrong "\"$1\" was expected"; }
+calls_has() { grep -qF -- "$1" "$calls" || wrong "no call \"$1\" in: $(tr '\n' ';' <"$calls")"; }
+calls_lack() { ! grep -qF -- "$1" "$calls" || wrong "a call \"$1\" in: $(tr '\n' ';' <"$calls")"; }
+
+for script in install.sh build.sh quickstart.sh test.sh; do
+  machine
+  run 0 $script --help
+  prints "tools/$script"
+  [ -s "$calls" ] && wrong "$script --help called $(cat "$calls")"
+done
+
+# The quickstart builds GPU kernels where a GPU can run them.
+gpu='nvidia-smi=echo "GPU 0: a card (UUID: GPU-1)"'
+no_gpu='nvidia-smi=echo "has failed because it could not communicate with the NVIDIA driver"; exit 9'
+machine nvcc "$no_gpu"
+run 0 quickstart.sh
+calls_has "cmake --preset cpu"
+prints "no usable GPU"
+prints "triad of cpu: train"
+machine nvcc "$no_gpu"
+run 0 quickstart.sh
+calls_has "cmake --preset cpu"
+machine nvcc "$gpu"
+run 0 quickstart.sh
+calls_has "cmake --preset cuda"
+prints "triad of cuda: train"
+machine nvcc "$gpu"
+run 0 quickstart.sh --cpu
+calls_has "cmake --preset cpu"
+machine nvcc "$no_gpu"
+run 0 quickstart.sh --cuda
+calls_has "cmake --preset cuda"
+machine "$gpu"
+run 0 quickstart.sh
+calls_has "cmake --preset cpu"
+prints "no nvcc"
+machine
+run 1 quickstart.sh --cuda
+prints "--cuda needs nvcc"
+machine nvcc  # tests compile them in any case
+stand_in ctest 'echo "1/1 Test #1: a ... Passed 0.1 sec"'
+run 0 test.sh
+calls_has "cmake --preset cuda"
+prints "1 passed, 0 failed, 0 skipped"
+
+# A text that cannot be trained on is told before anything is installed.
+for text in nothing.txt "$root" "$root/empty.txt"; do
+  machine
+  : >"$root/empty.txt"
+  run 1 quickstart.sh --text "$text"
+  prints "--text: "
+  [ -s "$calls" ] && wrong "--text $text called $(cat "$calls")"
+done
+machine
+echo word >"$root/a text.txt"
+run 0 quickstart.sh --text "$root/a text.txt"
+prints "data.paths=[\"$root/a text.txt\"]"
+machine
+run 2 quickstart.sh --txt a
+prints "unknown argument --txt; --help"
+
+# What a machine lacks.
+machine dpkg-query='exit 1' apt-get='[ "$1" = update ] || { echo "E: Failed to fetch"; exit 100; }'
+run 1 install.sh
+prints "E: Failed to fetch"
+prints "Without a network"
+machine dpkg-query='exit 1' apt-get='echo "Setting up libfmt-dev"; echo noise'
+run 0 install.sh
+prints "  Setting up libfmt-dev"
+[[ $output != *noise* ]] || wrong "noise"
+machine
+without apt-get
+run 1 install.sh
+prints "has no apt-get"
+machine
+without cmake
+run 1 build.sh cpu
+prints "cmake is missing: tools/install.sh installs it"
+
+# A checkout that was moved, cannot be written to, or is another user's.
+machine
+echo "CMAKE_HOME_DIRECTORY:INTERNAL=/somewhere/else" >"$tree/build/cpu/CMakeCache.txt"
+run 1 build.sh cpu
+prints "build/cpu was made for /somewhere/else"
+calls_lack "cmake --preset"
+machine git='echo "fatal: detected dubious ownership in repository" >&2; exit 128'
+run 0 build.sh cpu
+prints "git config --global --add safe.directory '$tree'"
+if [ "$(id -u)" -eq 0 ] && command -v setpriv >/dev/null; then
+  machine
+  rm -r "$tree/build"
+  chmod 755 "$root"
+  as=("$(command -v setpriv)" --reuid=65534 --regid=65534 --clear-groups)
+  run 1 quickstart.sh
+  as=()
+  prints "cannot be written to"
+  calls_lack "cmake"
+fi
+
+[ $status -eq 0 ] && echo "the scripts of tools/ do what their help says"
+exit $status

@@ -1,0 +1,319 @@
+// What ranks do with each other inside a step: collectives, buckets, what is not finite, and what a plan counts of
+// them. Two ranks are two threads of this process, over TCP.
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <map>
+#include <thread>
+
+#include "engine/comm/comm.h"
+#include "engine/comm/link.h"
+#include "io/json_config.h"
+#include "kernels/step/rank_sum.h"
+#include "kernels/step/reduce.h"
+#include "tests/support/dist_run.h"
+#include "tests/support/test.h"
+#include "train/load_config.h"
+#include "train/memory_plan.h"
+#include "train/train_step.h"
+
+using namespace triad;
+using namespace triad::test;
+
+namespace {
+
+LaunchEnv one_of_two(int rank) {
+  LaunchEnv env{.launcher = "torchrun",
+                .rank = rank,
+                .world = 2,
+                .local_rank = rank,
+                .local_world = 2,
+                .master_host = "127.0.0.1"};
+  env.master_port = 20000 + getpid() % 12000;
+  return env;
+}
+
+void on_two_ranks(const std::function<void(Comm&)>& body) {
+  const auto rank = [&](int r) {
+    const std::unique_ptr<Comm> comm = open_comm(one_of_two(r), Device::cpu(), CommBackend::automatic, 30);
+    body(*comm);
+    comm->finish();
+  };
+  std::thread other(rank, 1);
+  rank(0);
+  other.join();
+}
+
+std::unique_ptr<Runtime> small_runtime() {
+  return std::make_unique<Runtime>(
+      Runtime::Options{.device = Device::cpu(), .arena_bytes = int64_t{64} << 20, .scratch_bytes = int64_t{8} << 20});
+}
+
+// Of rank r, in the place i.
+float value(int64_t r, int64_t i) {
+  return static_cast<float>(std::sin(static_cast<double>(i * 7 + r * 3)) * std::pow(10.0, r));
+}
+
+}  // namespace
+
+TEST_CASE("dist: over TCP rank 0 passes parts on in little memory, however many ranks there are", "[dist]") {
+  constexpr int kWorld = 12;
+  constexpr size_t kPart = 256 << 10, kWhole = kWorld * kPart;
+  constexpr int64_t kLimitMib = 16;  // of the 36 MiB that all parts are
+  // Touched before the link is opened: what grows from then on is the link's.
+  std::vector<std::vector<uint8_t>> to(kWorld), from(kWorld, std::vector<uint8_t>(kWhole));
+  const auto byte = [](int source, int destination) { return static_cast<uint8_t>(source * 16 + destination + 1); };
+  for (int r = 0; r < kWorld; ++r)
+    for (int d = 0; d < kWorld; ++d) to[r].insert(to[r].end(), kPart, byte(r, d));
+  const auto mib_of = [](const std::string& name) {
+    const std::string status = read_text("/proc/self/status");
+    return std::stoll(status.substr(status.find(name) + name.size())) / 1024;
+  };
+  write_text("/proc/self/clear_refs", "5");  // the peak begins anew
+  const int64_t before = mib_of("VmRSS:");
+  std::vector<std::thread> ranks;
+  std::vector<std::string> errors(kWorld);
+  for (int r = 0; r < kWorld; ++r)
+    ranks.emplace_back([&, r] {
+      LaunchEnv env = one_of_two(r);
+      env.world = env.local_world = kWorld;
+      try {
+        const std::unique_ptr<Link> link = open_tcp_link(env, 60);
+        link->all_to_all(to[r].data(), from[r].data(), kPart);
+        link->all_to_all(to[r].data(), from[r].data(), 1);  // another size, and in order
+        link->all_to_all(to[r].data(), from[r].data(), kPart);
+        link->finish();
+      } catch (const Error& e) { errors[r] = e.what(); }
+    });
+  for (std::thread& rank : ranks) rank.join();
+  CHECK(mib_of("VmHWM:") - before < kLimitMib);
+  CHECK(errors == std::vector<std::string>(kWorld));
+  for (int r = 0; r < kWorld; ++r) {
+    std::vector<uint8_t> expected;
+    for (int s = 0; s < kWorld; ++s) expected.insert(expected.end(), kPart, byte(s, r));
+    CHECK((from[r] == expected));
+  }
+}
+
+TEST_CASE("dist: collectives add in the order of ranks, whatever the size", "[dist]") {
+  std::vector<std::string> failures[2];
+  on_two_ranks([&](Comm& comm) {
+    const std::unique_ptr<Runtime> runtime = small_runtime();
+    const auto expect = [&](bool holds, const std::string& what) {
+      if (!holds) failures[comm.rank()].push_back(what);
+    };
+    for (const int64_t n : {2, 6, 300000, 1200002}) {
+      const Tensor x = runtime->arena().alloc(MemTag::io, "x", DType::f32, {n});
+      const auto fill = [&] {
+        for (int64_t i = 0; i < n; ++i) x.ptr<float>()[i] = value(comm.rank(), i);
+      };
+      const auto wrong = [&](int64_t begin, int64_t end, const std::function<float(int64_t)>& expected) {
+        int64_t count = 0;
+        for (int64_t i = begin; i < end; ++i) count += x.ptr<float>()[i] != expected(i);
+        return count;
+      };
+      const auto sum = [](int64_t i) { return value(0, i) + value(1, i); };
+      const int64_t half = n / 2, own = comm.rank() * half;
+      fill();
+      comm.all_reduce(x, "x");
+      expect(wrong(0, n, sum) == 0, "all_reduce");
+      fill();
+      comm.reduce_scatter(x, "x");
+      expect(wrong(own, own + half, sum) == 0, "reduce_scatter");
+      const Tensor room = runtime->arena().alloc(MemTag::io, "room", DType::f32, {2, half});
+      fill();
+      comm.exchange_parts(x, room.view({n}), "x");
+      expect(wrong(0, n, [&](int64_t i) { return value(comm.rank(), i); }) == 0, "exchange_parts leaves what is sent");
+      rank_sum(runtime->ctx(), x.slice(0, own, own + half), x.slice(0, own, own + half), room, comm.rank());
+      expect(wrong(own, own + half, sum) == 0, "exchange_parts and rank_sum");
+      fill();
+      comm.all_gather(x, "x");
+      expect(wrong(0, n, [&](int64_t i) { return value(i / half, i); }) == 0, "all_gather");
+    }
+    std::vector<double> numbers = {comm.rank() == 0 ? 1.5 : 0.0, comm.rank() == 1 ? 2.5 : 0.0};
+    comm.add(numbers, "numbers");
+    expect(numbers == std::vector<double>{1.5, 2.5}, "add");
+    expect(comm.exchange_text(std::string(static_cast<size_t>(comm.rank()) * 5, 'x'), "text") ==
+               std::vector<std::string>{"", "xxxxx"},
+           "exchange_text");
+  });
+  for (const auto& of_rank : failures) CHECK(of_rank == std::vector<std::string>{});
+}
+
+TEST_CASE("dist: a gradient that never comes, or comes twice, is an error that names it", "[dist]") {
+  std::string missing[2], twice[2];
+  int64_t collectives[2] = {};
+  on_two_ranks([&](Comm& comm) {
+    const Config config = load_config(kTiny, {"dist.bucket_mb=0.02"}).config;
+    const std::unique_ptr<Runtime> runtime = small_runtime();
+    Params params(runtime->arena(), config.model, {.grads = true});
+    zero(runtime->ctx(), params.grads());
+    const Tensor probe = runtime->arena().alloc(MemTag::io, "probe", DType::f64, {1});
+    GradReducer reducer(runtime->ctx(), runtime->arena(), params, comm, config, probe);
+    const int64_t before = comm.collectives();
+    reducer.begin();
+    for (int64_t i = params.count() - 1; i > 0; --i)
+      if (i != 5) reducer.ready(params.part(params.grads(), i), runtime->stream());
+    try {
+      reducer.finish();
+    } catch (const Error& e) { missing[comm.rank()] = e.what(); }
+    collectives[comm.rank()] = comm.collectives() - before;
+    try {
+      reducer.ready(params.part(params.grads(), 7), runtime->stream());
+    } catch (const Error& e) { twice[comm.rank()] = e.what(); }
+  });
+  const std::vector<ParamSpec> specs = param_specs(load_config(kTiny, {}).config.model);
+  for (const int r : {0, 1}) {
+    CHECK(missing[r].find(fmt::format("2 of {} gradients never came", specs.size())) != std::string::npos);
+    CHECK(missing[r].find("embed.weight") != std::string::npos);
+    CHECK(missing[r].find(specs[5].name) != std::string::npos);
+    CHECK(twice[r].find(specs[7].name + " came twice") != std::string::npos);
+    CHECK(collectives[r] > 0);
+  }
+}
+
+TEST_CASE("dist: buckets cover every element once, in backward order, large gradients cut", "[dist]") {
+  const Config m7c = load_config(TRIAD_SOURCE_DIR "/configs/m7c_125m.json", {}).config;
+  for (const int64_t world : {2, 8})
+    for (const char* zero : {"0", "1"})
+      for (const char* mb : {"0.001", "25", "64"})
+        for (const char* tie : {"false", "true"}) {
+          const Config tiny =
+              load_config(kTiny, {std::string("dist.zero=") + zero, std::string("model.tie_embeddings=") + tie}).config;
+          const Config& c = std::string(mb) == "25" ? m7c : tiny;
+          DistConfig dist = tiny.dist;
+          const int64_t unit = bucket_unit(dist, world), elements = static_cast<int64_t>(std::stod(mb) * (1 << 18));
+          Arena arena = Arena::planned(Device::cpu());
+          const Params params(arena, c.model, {.grads = true, .shard_elements = unit});
+          const std::vector<GradBucket> buckets = plan_buckets(params, elements, unit);
+          std::map<int64_t, int64_t> ranges;
+          for (const GradBucket& b : buckets) {
+            ranges[b.elements.begin] = b.elements.end;
+            CHECK(b.elements.begin % unit == 0);
+            CHECK(b.elements.size() <= std::max(unit, elements) * (b.late ? 8 : 1));
+          }
+          CHECK(buckets.back().late);
+          int64_t at = 0;
+          for (const auto& [begin, end] : ranges) {
+            CHECK(begin == at);
+            at = end;
+          }
+          CHECK(at == params.stored_elements());
+          CHECK(params.specs()[static_cast<size_t>(buckets.back().params.front())].name == "embed.weight");
+          if (&c == &m7c) {
+            CHECK(params.specs()[static_cast<size_t>(buckets.front().params.front())].name == "lm_head.weight");
+            CHECK((buckets.size() == 19 || buckets.size() == 20));
+            CHECK(!buckets.front().late);  // its sum has all of backward to hide behind
+            // The first layer's, the embedding's, and the small ones', where these have one of their own.
+            const auto late = std::count_if(buckets.begin(), buckets.end(), [](const GradBucket& b) { return b.late; });
+            CHECK((late == 2 || late == 3));
+          }
+        }
+}
+
+TEST_CASE("dist: what is not finite on one rank skips the step on all, and the rank is named", "[dist]") {
+  for (const char* zero : {"0", "1"}) {
+    TrainStep::Result results[2][3];
+    std::vector<float> before[2], after[2];
+    on_two_ranks([&](Comm& comm) {
+      const Config config = load_config(kTiny, {"train.on_nonfinite=skip", std::string("dist.zero=") + zero}).config;
+      const std::unique_ptr<Runtime> runtime = allocate_planned(config, Device::cpu(), &comm);
+      Context& ctx = runtime->ctx();
+      TrainStep step(*runtime, config, &comm);
+      Params& params = step.model().params();
+      params.init(ctx, 7);
+      const auto weights = [&] {
+        std::vector<float> host(static_cast<size_t>(params.stored_elements()));
+        read(ctx, host.data(), params.master());
+        return host;
+      };
+      const int64_t positions = config.train.tokens_per_step() * 2;
+      std::vector<int32_t> tokens(static_cast<size_t>(config.train.tokens_per_step()));
+      const Tensor gain = params.part(params.weights(), params.count() - 2);  // norm_f's: of every gradient
+      for (int64_t i = 0; i < 3; ++i) {
+        for (size_t t = 0; t < tokens.size(); ++t) tokens[t] = static_cast<int32_t>((t * 7 + i + comm.rank()) % 256);
+        const bool plant = i == 1 && comm.rank() == 1;
+        if (i == 1) before[comm.rank()] = weights();
+        const float good = gain.ptr<float>()[3];
+        if (plant) gain.ptr<float>()[3] = std::numeric_limits<float>::quiet_NaN();
+        step.begin();
+        step.micro_step(tokens, tokens, positions);
+        if (plant) gain.ptr<float>()[3] = good;
+        results[comm.rank()][i] = step.finish(i, positions);
+        if (i == 1) after[comm.rank()] = weights();
+      }
+    });
+    for (const int r : {0, 1}) {
+      INFO("zero " << zero << ", rank " << r);
+      CHECK(results[r][0].finite);
+      CHECK(!results[r][1].finite);
+      CHECK(results[r][1].bad_rank == 1);
+      CHECK(results[r][1].bad_tensor == "the gradient of embed.weight");
+      CHECK(results[r][2].finite);
+      CHECK(before[r] == after[r]);
+      CHECK(results[r][2].loss == results[0][2].loss);
+      CHECK(results[r][2].grad_norm == results[0][2].grad_norm);
+    }
+  }
+}
+
+TEST_CASE("dist: a plan of several ranks is what each of them takes", "[dist]") {
+  std::string wrong[2];
+  on_two_ranks([&](Comm& comm) {
+    for (const char* zero : {"0", "1"})
+      for (const char* dtype : {"fp32", "bf16"}) {
+        const Config config = load_config(kTiny, {std::string("dist.zero=") + zero, "runtime.precision=bf16",
+                                                  std::string("dist.grad_dtype=") + dtype, "dist.bucket_mb=0.02"})
+                                  .config;
+        const MemoryPlan plan = plan_memory(config, Device::cpu(), make_planned_comm(2).get());
+        const std::unique_ptr<Runtime> runtime = allocate_planned(config, Device::cpu(), &comm);
+        const TrainStep step(*runtime, config, &comm);
+        if (runtime->arena().used_bytes() != plan.arena_bytes)
+          wrong[comm.rank()] += fmt::format("zero {}, gradients in {}: planned {}, taken {}\n", zero, dtype,
+                                            plan.arena_bytes, runtime->arena().used_bytes());
+      }
+  });
+  for (const std::string& text : wrong) CHECK(text == "");
+}
+
+TEST_CASE("dist: room for copies between GPUs is planned where the ranks may make some", "[dist]") {
+  struct Apart final : Comm {  // on two hosts, say
+    Apart() : Comm(2, Device::cpu()) {}
+    std::string name() const override { return "apart"; }
+  } apart;
+  const auto bytes = [](Comm& comm, const std::string& zero) {
+    const Config config = load_config(TRIAD_SOURCE_DIR "/configs/m7c_125m_2gpu.json", {"dist.zero=" + zero}).config;
+    return plan_memory(config, Device::cuda(), &comm).arena_bytes;
+  };
+  const std::unique_ptr<Comm> near = make_planned_comm(2);
+  constexpr int64_t kBucket = 4 * 38'633'472, kMeetings = 256;  // the largest, the embedding's; padded
+  CHECK(bytes(*near, "0") - bytes(apart, "0") == kBucket + kMeetings);
+  CHECK(bytes(*near, "1") == bytes(apart, "1"));  // shards need the room for themselves
+}
+
+TEST_CASE("dist: triad plan --ranks counts buckets and shards", "[dist]") {
+  const auto plan = [](const std::string& more) {
+    const Outcome outcome = run_program("plan " TRIAD_SOURCE_DIR "/configs/m7c_125m_2gpu.json --json " + more);
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    return Json::parse(outcome.output);
+  };
+  const auto bytes = [](const Json& plan) { return plan["peak_bytes"].get<int64_t>(); };
+  const Json one = plan("--ranks 1"), two = plan("--ranks 2 --set dist.zero=0"), shards = plan("--ranks 2"),
+             eight = plan("--ranks 8"), half = plan("--ranks 2 --set dist.zero=0 --set dist.grad_dtype=bf16");
+  CHECK(one == plan(""));
+  CHECK(two["tokens_per_step"] == 2 * one["tokens_per_step"].get<int64_t>());
+  const int64_t moments = 2 * 4 * one["parameters"].get<int64_t>(),
+                bucket = 4 * 38'633'472;  // the largest, the embedding's
+  // Room for the other ranks' shares of a bucket: on a GPU always, on the CPU with shards.
+  const int64_t room = two["device"] == "cpu" ? 0 : bucket;
+  CHECK(std::abs(double(bytes(two) - room - bytes(one))) < 1e6);
+  CHECK(std::abs(double(bytes(two) - room - (bytes(shards) - bucket) - moments / 2)) < 2e6);
+  CHECK(std::abs(double(bytes(two) - room - (bytes(eight) - bucket) - moments / 8 * 7)) < 4e6);
+  CHECK(std::abs(double(bytes(half) - bytes(two) - bucket / 2)) < 1e5);
+  for (const char* bad : {"0", "-2", "many"}) CHECK(run_program("plan " + kTiny + " --ranks " + bad).exit_code == 2);
+}

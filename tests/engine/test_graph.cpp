@@ -1,0 +1,93 @@
+// Events that graphs wait for and leave, recorded again while their graphs are still queued, as a host that is a step
+// ahead does: what has to come first takes tens of milliseconds here, and what must not have come yet comes later by
+// as many.
+#include "engine/graph.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "tests/support/test.h"
+
+namespace {
+
+using namespace triad;
+
+struct Queues {
+  Runtime rt{{.device = Device::cuda(), .arena_bytes = int64_t{5} << 28, .scratch_bytes = int64_t{1} << 20}};
+  Stream other{Device::cuda(), "other"};
+  Context& ctx = rt.ctx();
+  Context beside = ctx.on(other, ctx.scratch);
+  Tensor from = alloc(int64_t{1} << 26), to = alloc(from.numel()), side_from = alloc(from.numel()),
+         side_to = alloc(from.numel());
+  Tensor ones = alloc(1000), twos = alloc(1000), x = alloc(1000), in = alloc(1000), out = alloc(1000);
+  GraphEvent event{Device::cuda()};
+  Graph graph{Device::cuda()};
+
+  Queues() {
+    for (const auto& [t, value] : {std::pair(ones, 1.0f), std::pair(twos, 2.0f)})
+      write(ctx, t, std::vector<float>(1000, value).data());
+    for (const Tensor& t : {from, side_from}) zero(ctx, t);
+  }
+  Tensor alloc(int64_t n) { return rt.arena().alloc(MemTag::io, "test", DType::f32, {n}); }
+  static void take_milliseconds(Context& on, const Tensor& dst, const Tensor& src) {
+    for (int i = 0; i < 400; ++i) copy(on, dst, src);  // 0.1 ms each on an H200: far longer than a launch takes
+  }
+  void clear() {
+    for (const Tensor& t : {x, out}) zero(ctx, t);
+    ctx.stream.synchronize();
+  }
+  bool all_of_out(float value) {
+    std::vector<float> got(1000);
+    other.synchronize();
+    read(ctx, got.data(), out);
+    return std::all_of(got.begin(), got.end(), [&](float v) { return v == value; });
+  }
+};
+
+TEST_CASE("engine: a queued graph waits for what its event stood for when it was launched (GPU)", "[engine][gpu]") {
+  if (!test::require_gpu()) return;
+  Queues q;
+  copy(q.ctx, q.out, q.x);
+  q.graph.record(q.ctx, [&] {
+    q.event.block(q.ctx.stream);
+    copy(q.ctx, q.out, q.x);
+  });
+  for (int round = 0; round < 3; ++round) {
+    INFO("round " << round);
+    q.clear();
+    q.take_milliseconds(q.beside, q.side_to, q.side_from);
+    copy(q.beside, q.x, q.ones);
+    q.event.record(q.other);
+    q.graph.launch(q.ctx.stream);
+    q.take_milliseconds(q.beside, q.side_to, q.side_from);
+    copy(q.beside, q.x, q.twos);
+    q.event.record(q.other);  // of the next step, while the graph waits
+    CHECK(q.all_of_out(1));
+  }
+}
+
+TEST_CASE("engine: who waits for an event of a graph waits for the launch before, not for a later one (GPU)",
+          "[engine][gpu]") {
+  if (!test::require_gpu()) return;
+  Queues q;
+  copy(q.ctx, q.x, q.in);
+  q.graph.record(q.ctx, [&] {
+    q.take_milliseconds(q.ctx, q.to, q.from);
+    copy(q.ctx, q.x, q.in);
+    q.event.record(q.ctx.stream);
+    q.take_milliseconds(q.ctx, q.to, q.from);
+  });
+  for (int round = 0; round < 3; ++round) {
+    INFO("round " << round);
+    q.clear();
+    copy(q.ctx, q.in, q.ones);
+    q.graph.launch(q.ctx.stream);
+    q.event.block(q.other);
+    copy(q.beside, q.out, q.x);
+    copy(q.ctx, q.in, q.twos);
+    q.graph.launch(q.ctx.stream);  // the event is recorded again
+    CHECK(q.all_of_out(1));
+  }
+}
+
+}  // namespace

@@ -1,0 +1,41 @@
+// NVTX: what a profiler is told of a step.
+#include <map>
+#include <sstream>
+
+#include "engine/nvtx.h"
+#include "tests/support/program.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using namespace triad::test;
+
+TEST_CASE("nvtx: a profiler sees a range for each op, by name, one behind the other", "[train]") {
+  if (!kBuiltWithCuda) {
+    std::printf("SKIPPED: built without CUDA\n");
+    return;
+  }
+  const TemporaryFolder folder;
+  const Outcome outcome = run_program("train " TRIAD_SOURCE_DIR
+                                      "/configs/tiny.json --set runtime.device=cpu "
+                                      "--set train.steps=3 --set log.out_dir=" +
+                                          folder.file("run"),
+                                      "NVTX_INJECTION64_PATH=" TRIAD_FAULTS " TRIAD_RANGES=" + folder.file("ranges"));
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  std::istringstream in(read_text(folder.file("ranges")));
+  std::map<std::string, int> begun;
+  bool open = false;
+  for (std::string line; std::getline(in, line); open = !open) {
+    INFO(line);
+    REQUIRE((line == "end") == open);  // ops do not nest: a product inside the classifier is the classifier's
+    if (!open) ++begun[line];
+  }
+  CHECK_FALSE(open);
+  // Of three steps and two layers.
+  for (const char* op :
+       {"nsa_attend_selected_forward", "nsa_attend_window_backward", "nsa_select", "nsa_gate_backward"})
+    CHECK(begun[op] == 6);
+  CHECK(begun["classifier_forward_backward"] == 3);
+  CHECK(begun["adamw"] >= 3);
+  CHECK(begun["matmul"] > 6);
+}

@@ -1,0 +1,321 @@
+// Folders of checkpoints: whole or not at all, `latest`, what killed saves leave, which ones stay; and what a run does
+// whose disk is full or whose folder cannot be written to.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <thread>
+
+#include "io/checkpoint.h"
+#include "io/json_config.h"
+#include "tests/support/dist_run.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using namespace triad::test;
+namespace fs = std::filesystem;
+
+TEST_CASE("io: checkpoint folders", "[io]") {
+  const TemporaryFolder folder;
+  const std::string run = folder.path(), parent = folder.file("checkpoints");
+  const auto save = [&](int step, const std::string& text) {
+    return write_checkpoint(parent, "step_" + std::to_string(step), [&](const std::string& temporary) {
+      CHECK(temporary != parent + "/step_" + std::to_string(step));
+      write_text(temporary + "/model", text);
+      write_text(temporary + "/state.json", text);
+    });
+  };
+  CHECK(!find_newest_checkpoint(parent));
+  check_error([&] { resolve_checkpoint(run); }, {run, "state.json"});
+  check_error([&] { resolve_checkpoint(folder.file("none")); }, {"none", "no such folder"});
+  CHECK(save(9, "nine") == parent + "/step_9");
+  CHECK(save(10, "ten") == parent + "/step_10");
+  CHECK(fs::read_symlink(parent + "/latest") == "step_10");
+  for (const std::string& path : {run, run + "/", run + "/latest", parent, parent + "/latest", parent + "/step_10"})
+    CHECK(resolve_checkpoint(path) == parent + "/step_10");
+  CHECK(resolve_checkpoint(parent + "/step_9") == parent + "/step_9");
+  CHECK(save(10, "ten again") == parent + "/step_10");  // replaces
+  CHECK(read_text(parent + "/step_10/model") == "ten again");
+
+  // A save that fails leaves the others, and nothing of its own.
+  CHECK_THROWS_WITH(write_checkpoint(parent, "step_11", [](const std::string&) { fail("disk full"); }), "disk full");
+  check_error([&] { write_checkpoint(parent, "step_11", [](const std::string&) {}); }, {"step_11", "state.json"});
+  CHECK(count_files(parent) == 3);
+  CHECK(find_newest_checkpoint(parent) == parent + "/step_10");
+
+  // Killed at any moment: a half-written folder, a whole one not yet in place, one without a link to it.
+  fs::create_directory(parent + "/step_12.tmp.4711");
+  write_text(parent + "/step_12.tmp.4711/model", "half");
+  fs::create_directory(parent + "/step_13.tmp.4711");
+  write_text(parent + "/step_13.tmp.4711/state.json", "whole");
+  fs::create_directory(parent + "/step_10.tmp.4711");  // the older one, exchanged
+  write_text(parent + "/step_10.tmp.4711/state.json", "whole");
+  fs::create_symlink("step_13", parent + "/latest.tmp.4711");
+  write_text(parent + "/notes.tmp.1", "the user's");
+  fs::create_directory(parent + "/step_99");  // not whole
+  remove_leftovers(parent);
+  CHECK(count_files(parent) == 6);
+  CHECK(is_checkpoint(parent + "/step_13"));
+  CHECK(read_text(parent + "/step_10/model") == "ten again");
+  CHECK(find_newest_checkpoint(parent) == parent + "/step_13");  // `latest` is on step_10
+  const std::vector<CheckpointFolder> all = list_checkpoints(parent);
+  REQUIRE(all.size() == 3);
+  CHECK(all[0].step == 9);
+  CHECK(all[2].step == 13);
+  fs::remove_all(parent + "/step_10");  // the link dangles
+  CHECK(resolve_checkpoint(run) == parent + "/step_13");
+  CHECK(resolve_checkpoint(parent + "/latest") == parent + "/step_13");
+  fs::remove(parent + "/latest");
+  CHECK(resolve_checkpoint(run + "/latest") == parent + "/step_13");
+
+  // What is set aside is looked for no more; a name that is no number of ours is no checkpoint.
+  write_text(folder.file("metrics.json"), "{}");
+  CHECK(set_aside(parent, {folder.file("metrics.json"), parent + "/step_13"}) == parent + "/set_aside_0");
+  CHECK(next_set_aside(parent) == parent + "/set_aside_1");
+  CHECK(list_set_aside(parent) == std::vector<std::string>{parent + "/set_aside_0"});
+  CHECK(is_checkpoint(parent + "/set_aside_0/step_13"));
+  CHECK(read_text(parent + "/set_aside_0/metrics.json") == "{}");
+  for (const char* name : {"/step_99999999999999999999", "/step_-14", "/step_14x", "/step_ 14"}) {
+    fs::create_directory(parent + name);
+    write_text(parent + name + "/state.json", "whole");
+  }
+  CHECK(resolve_checkpoint(run) == parent + "/step_9");
+}
+
+TEST_CASE("io: old checkpoints go, the newest and every k-th stay", "[io]") {
+  const TemporaryFolder folder;
+  const std::string& parent = folder.path();
+  const auto save = [&](int step) {
+    write_checkpoint(parent, "step_" + std::to_string(step),
+                     [](const std::string& temporary) { write_text(temporary + "/state.json", "{}"); });
+  };
+  const auto steps = [&] {
+    std::vector<int64_t> all;
+    for (const CheckpointFolder& c : list_checkpoints(parent)) all.push_back(c.step);
+    return all;
+  };
+  for (int step = 1; step <= 7; ++step) save(step);
+  thin_out_checkpoints(parent, 0, 0);
+  CHECK(steps().size() == 7);
+  thin_out_checkpoints(parent, 3, 2);
+  CHECK(steps() == std::vector<int64_t>{2, 4, 5, 6, 7});
+  save(3);  // `latest` points at it now, and hides no newer one
+  thin_out_checkpoints(parent, 1, 0);
+  CHECK(steps() == std::vector<int64_t>{3, 7});
+  for (const std::string& path : {parent, parent + "/latest"}) CHECK(resolve_checkpoint(path) == parent + "/step_7");
+  CHECK(count_files(parent) == 3);
+  // A removal that was killed has moved its folder aside; whole or not, the next save deals with it.
+  fs::rename(parent + "/step_7", parent + "/step_7.tmp.1");
+  fs::create_directory(parent + "/step_6.tmp.1");
+  save(8);
+  CHECK(steps() == std::vector<int64_t>{3, 7, 8});
+  CHECK(count_files(parent) == 4);
+}
+
+namespace {
+
+const std::string kSaves = "--set train.steps=300 --set train.save_every=1 --set train.keep_last=2 ";
+
+// A run that saves at every step and to which `harm` is done once some steps are behind it: it ends with a message that
+// names the checkpoint, whatever was saved before is whole, and, once `mended`, a resume ends in the uninterrupted
+// bits.
+void check_failing_save(const std::string& before, const std::function<void(const std::string& out, int pid)>& harm,
+                        const std::function<void(const std::string& out)>& mend, const std::string& reason) {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), whole = folder.file("whole"), log = folder.file("log");
+  REQUIRE(run_program(train_args(whole, kSaves)).exit_code == 0);
+  // Its products take a millisecond more, so that what harms it comes before its end.
+  BackgroundProgram program(train_args(out, kSaves), with_faults("TRIAD_FAULTS='0 0.001'") + before, log);
+  for (int i = 0; i < 180000 && lines(out + "/training.csv").size() < 4; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  REQUIRE(fs::exists(out + "/checkpoints/latest"));
+  harm(out, program.pid());
+  CHECK(program.wait() == 1);
+  const std::string text = read_text(log);
+  INFO(text);
+  CHECK(text.find(reason) != std::string::npos);
+  CHECK(text.find("checkpoints") != std::string::npos);
+  mend(out);
+  const std::string newest = resolve_checkpoint(out);
+  CHECK(run_program("inspect " + newest + kWeights).exit_code == 0);  // checksums, too
+  const Outcome resumed = run_program(train_args(out, kSaves + "--resume latest"));
+  INFO(resumed.output);
+  CHECK(resumed.exit_code == 0);
+  CHECK(same_file(whole + kWeights, out + kWeights));
+  for (const fs::directory_entry& entry : fs::directory_iterator(out + "/checkpoints"))
+    CHECK(entry.path().filename().string().find(".tmp.") == std::string::npos);
+}
+
+}  // namespace
+
+TEST_CASE("train: a save that meets a limit on file sizes ends the run and leaves the older checkpoint whole", "[io]") {
+  check_failing_save(
+      "",
+      [](const std::string&, int pid) {
+        const rlimit limit{100000, 100000};  // the weights take 170 KB; other files stay below
+        REQUIRE(prlimit(pid, RLIMIT_FSIZE, &limit, nullptr) == 0);
+      },
+      [](const std::string&) {}, "File too large");
+}
+
+TEST_CASE("train: a checkpoints folder that can no longer be written to ends the run, the older one is whole", "[io]") {
+  // Root may write anywhere, unless it gives that right away.
+  check_failing_save(
+      geteuid() == 0 ? "exec setpriv --bounding-set=-dac_override,-dac_read_search " : "",
+      [](const std::string& out, int) {
+        fs::permissions(out + "/checkpoints", fs::perms::owner_write, fs::perm_options::remove);
+      },
+      [](const std::string& out) {
+        fs::permissions(out + "/checkpoints", fs::perms::owner_write, fs::perm_options::add);
+      },
+      "Permission denied");
+}
+
+TEST_CASE("train: a full disk ends the run and leaves the older checkpoints whole", "[io]") {
+  const TemporaryFolder folder;
+  const std::string disk = folder.file("disk"), whole = folder.file("whole"), log = folder.file("log");
+  fs::create_directory(disk);
+  const std::string own = "unshare -rm sh -c 'mount -t tmpfs -o size=2m none " + disk;
+  if (run_command(own + "'").exit_code != 0) {
+    std::printf("SKIPPED: no file system of its own can be mounted here\n");
+    return;
+  }
+  const std::string more = "--set train.steps=30 --set train.save_every=1 --set train.keep_last=0 ",
+                    out = disk + "/run";
+  REQUIRE(run_program(train_args(whole, more)).exit_code == 0);
+  // Some 500 KB a checkpoint, none removed: the disk is full after three. Then what was saved is resumed from
+  // elsewhere.
+  const Outcome outcome =
+      run_command(own + "; " TRIAD_PROGRAM " " + train_args(out, more) + "; echo \"ended with $?\"; " +
+                  TRIAD_PROGRAM " " + train_args(folder.file("resumed"), more) + "--resume " + out +
+                  "; echo LISTING; ls -A " + out + "/checkpoints; df " + disk + "'");
+  INFO(outcome.output);
+  CHECK(outcome.output.find("No space left on device") != std::string::npos);
+  CHECK(outcome.output.find("ended with 1") != std::string::npos);
+  const size_t listing = outcome.output.find("LISTING");
+  REQUIRE(listing != std::string::npos);
+  CHECK(outcome.output.find("step_1", listing) != std::string::npos);
+  CHECK(outcome.output.find(".tmp.", listing) == std::string::npos);
+  CHECK(same_file(whole + kWeights, folder.file("resumed") + kWeights));
+}
+
+TEST_CASE("train: a run that cannot save is refused before its first step", "[io]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  const Outcome outcome = run_program(train_args(out, kSaves), "ulimit -f 100; ");
+  INFO(outcome.output);
+  CHECK(outcome.exit_code == 1);
+  CHECK(outcome.output.find("checkpoints/step_0") != std::string::npos);
+  CHECK(lines(out + "/training.csv").size() == 1);
+}
+
+namespace {
+
+// A tokenizer.json, of those whose tokens are known.
+std::string some_tokenizer() {
+  return parse_json(read_text(TRIAD_SOURCE_DIR "/tests/io/known_tokens.json"), "known_tokens.json")[0]["tokenizer"]
+      .dump();
+}
+
+}  // namespace
+
+TEST_CASE("train: a resume goes on with the checkpoint's own tokenizer, or not at all", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), file = folder.file("tokenizer.json"), tokenizer = some_tokenizer();
+  write_text(file, tokenizer);
+  const std::string with = "--set train.save_every=2 --set data.tokenizer=" + file + " ";
+  REQUIRE(run_program(train_args(out, with + "--set train.steps=2")).exit_code == 0);
+  CHECK(read_text(out + "/checkpoints/step_2/tokenizer.json") == tokenizer);
+  const std::string rows = read_text(out + "/training.csv");
+  write_text(file, tokenizer + "\n");  // which stands for the same, but who knows that
+  const Outcome other = run_program(train_args(out, with + "--set train.steps=4 --resume latest"));
+  INFO(other.output);
+  CHECK(other.exit_code == 1);
+  CHECK(other.output.find("/step_2/tokenizer.json is not what data.tokenizer = " + file + " is now") !=
+        std::string::npos);
+  CHECK(read_text(out + "/training.csv") == rows);
+  write_text(file, tokenizer);
+  CHECK(run_program(train_args(out, with + "--set train.steps=4 --resume latest")).exit_code == 0);
+  // Another run in this folder leaves no tokenizer of this one.
+  REQUIRE(run_program(train_args(out, "--set train.steps=1 --overwrite")).exit_code == 0);
+  CHECK_FALSE(fs::exists(out + "/tokenizer.json"));
+}
+
+TEST_CASE("train: a tokenizer's files are read at the start, and may go then", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), file = folder.file("tokenizer.json"), tokenizer = some_tokenizer();
+  write_text(file, tokenizer);
+  BackgroundProgram program(train_args(
+      out,
+      "--set train.steps=1000000 --set train.allow_unsafe=true --set log.every=1000 --set data.tokenizer=" + file));
+  for (int i = 0; i < 180000 && !fs::exists(out + "/mem_step1.json"); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  REQUIRE(fs::exists(out + "/mem_step1.json"));
+  fs::remove(file);
+  write_text(out + "/.HALT", "");
+  CHECK(program.wait() == 0);
+  CHECK(read_text(out + "/checkpoints/latest/tokenizer.json") == tokenizer);
+}
+
+TEST_CASE("train: a run begins with the weights of another, and anew in all else", "[train]") {
+  const TemporaryFolder folder;
+  const std::string first = folder.file("first"), second = folder.file("second"), weights = "/model.safetensors";
+  REQUIRE(run_program(train_args(first, "--set train.steps=3")).exit_code == 0);
+  const std::string from = "--set train.init_from=" + first + " ";
+  const Outcome none = run_program(train_args(second, from + "--set train.steps=0 --set train.seed=7"));
+  INFO(none.output);
+  REQUIRE(none.exit_code == 0);
+  CHECK(none.output.find("begins with the weights of " + first + weights) != std::string::npos);
+  CHECK(same_file(first + weights, second + weights));
+  // Other lengths and data, from step 0 on.
+  REQUIRE(run_program(train_args(second, from + "--overwrite --set train.steps=2 --set train.seq_len=96 --set "
+                                                "train.save_every=1 --set data.seed=5"))
+              .exit_code == 0);
+  CHECK(lines(second + "/training.csv").size() == 3);
+  CHECK_FALSE(same_file(first + weights, second + weights));
+  // What cannot be begun with is refused before anything of the run that was to be replaced is gone.
+  const std::string rows = read_text(second + "/training.csv");
+  const auto refused = [&](const std::string& args, int exit_code, const std::string& words) {
+    const Outcome outcome = run_program(train_args(second, "--overwrite " + args));
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == exit_code);
+    CHECK(outcome.output.find(words) != std::string::npos);
+    CHECK(read_text(second + "/training.csv") == rows);
+    CHECK(fs::exists(second + "/checkpoints/step_2" + weights));
+  };
+  refused("--set train.init_from=" + folder.file("absent"), 1, folder.file("absent"));
+  refused(from + "--set model.dim=64", 1, "embed.weight is F32[256,32]");
+  refused("--set train.init_from=" + second, 2, "train.init_from is " + second + ", in log.out_dir");
+  write_text(folder.file("tokenizer.json"), some_tokenizer());
+  refused(from + "--set data.tokenizer=" + folder.file("tokenizer.json"), 1, "of data.tokenizer = byte: tokens of");
+  fs::create_directories(folder.file("cut"));
+  for (const char* name : {"/config.json", "/model.safetensors"}) fs::copy(first + name, folder.file("cut") + name);
+  fs::resize_file(folder.file("cut") + weights, fs::file_size(first + weights) - 1);
+  refused("--set train.init_from=" + folder.file("cut"), 1, folder.file("cut") + weights);
+  // No run goes into a checkpoint, nor out of one that lies deeper than its own.
+  const std::string inside = second + "/checkpoints/step_2";
+  const Outcome mixed = run_program(train_args(inside, "--overwrite"));
+  CHECK(mixed.exit_code == 1);
+  CHECK(mixed.output.find(inside + " is itself a checkpoint") != std::string::npos);
+  const Outcome outer = run_program(train_args(folder.path(), from + "--set train.save_every=1 --set train.steps=1"));
+  CHECK(outer.exit_code == 2);  // first lies in it
+  fs::create_directories(folder.file("outer/checkpoints"));
+  fs::copy(inside, folder.file("outer/checkpoints/step_9"), fs::copy_options::recursive);
+  fs::copy(second, folder.file("outer/deeper"), fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+  const Outcome nested = run_program(
+      train_args(folder.file("outer"), "--set train.steps=3 --set train.seq_len=96 --set data.seed=5 --resume " +
+                                           folder.file("outer/deeper/checkpoints/step_2")));
+  CHECK(nested.exit_code != 0);
+  CHECK(nested.output.find("holds a checkpoint of an earlier run") != std::string::npos);
+  CHECK(fs::exists(folder.file("outer/checkpoints/step_9") + weights));
+  // A resume has its own weights: those it began with may be gone.
+  fs::remove_all(first);
+  const Outcome resumed =
+      run_program(train_args(second, from + "--resume latest --set train.steps=3 --set train.seq_len=96 --set "
+                                            "train.save_every=1 --set data.seed=5"));
+  INFO(resumed.output);
+  CHECK(resumed.exit_code == 0);
+}

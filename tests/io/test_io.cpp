@@ -1,0 +1,498 @@
+// io/: files, safetensors, shards, tables and checkpoint folders: round trips, known bytes, and every malformed input.
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "engine/check.h"
+#include "io/csv.h"
+#include "io/data/shards.h"
+#include "io/file.h"
+#include "io/json_builder.h"
+#include "io/json_config.h"
+#include "io/jsonl.h"
+#include "io/safetensors.h"
+#include "io/tokenizer/tokenizer.h"
+#include "tests/support/program.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using triad::test::check_error;
+using triad::test::count_files;
+using triad::test::read_text;
+using triad::test::run_program;
+using triad::test::TemporaryFolder;
+using triad::test::write_text;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string from_hex(const std::string& hex) {
+  std::string bytes;
+  for (size_t i = 0; i < hex.size(); i += 2) bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+
+std::string with_length(const std::string& header, const std::string& data) {
+  const uint64_t n = header.size();
+  return std::string(reinterpret_cast<const char*>(&n), 8) + header + data;
+}
+
+}  // namespace
+
+TEST_CASE("io: an atomic file appears whole or not at all", "[io]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("f.txt");
+  write_file_atomically(path, "old");
+  {
+    AtomicFile file(path);
+    file.write(std::string_view("half of the new"));
+    CHECK(read_text(path) == "old");
+    CHECK(count_files(folder.path()) == 2);
+  }
+  CHECK(read_text(path) == "old");
+  CHECK(count_files(folder.path()) == 1);
+  AtomicFile file(path);
+  file.write(std::string_view("0123456789"));
+  file.write_at(2, std::as_bytes(std::span("ab", 2)));
+  file.commit();
+  CHECK(read_file(path) == "01ab456789");
+  CHECK(count_files(folder.path()) == 1);
+}
+
+TEST_CASE("io: no two temporary names are the same, whoever asks", "[io]") {
+  std::set<std::string> names;
+  for (int i = 0; i < 100; ++i) {
+    const std::string name = temporary_name("a.tmp.b");
+    std::string target;
+    CHECK(is_temporary(name, &target));
+    CHECK(target == "a.tmp.b");
+    CHECK(names.insert(name).second);
+  }
+}
+
+TEST_CASE("io: writes that fail name path and reason, and leave nothing", "[io]") {
+  const TemporaryFolder folder;
+  check_error([&] { write_file_atomically(folder.file("none/f"), "x"); }, {"none/f", "No such file"});
+  check_error([&] { AppendFile("/dev/full").append("line\n"); }, {"/dev/full", "5 bytes", "No space left"});
+  check_error([&] { make_folders("/proc/version/x"); }, {"/proc/version/x"});
+  write_text(folder.file("file"), "");
+  check_error([&] { make_folders(folder.file("file")); }, {"file", "Not a directory"});
+  // A limit on the size of files stands in for a full disk.
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit small = before;
+  small.rlim_cur = 1 << 16;
+  setrlimit(RLIMIT_FSIZE, &small);
+  std::string message;
+  try {
+    write_file_atomically(folder.file("big"), std::string(1 << 20, 'x'));
+  } catch (const Error& e) { message = e.what(); }
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  INFO(message);
+  CHECK(message.find("big: cannot write 1048576 bytes at offset 65536 (65536 of them written)") != std::string::npos);
+  CHECK(count_files(folder.path()) == 1);
+}
+
+TEST_CASE("io: input files and globs", "[io]") {
+  const TemporaryFolder folder;
+  for (const char* name : {"b.txt", "a.txt", "c[1].txt", "d.bin"}) write_text(folder.file(name), name);
+  fs::create_directory(folder.file("sub.txt"));
+  fs::create_symlink("a.txt", folder.file("z.txt"));
+  using Files = std::vector<std::string>;
+  const Files text = {folder.file("a.txt"), folder.file("b.txt"), folder.file("c[1].txt")};
+  CHECK(expand_globs(Files{folder.file("*.txt")}) == text);  // no folder, and a.txt under one of its names
+  CHECK(expand_globs(Files{folder.file("c[1].txt"), folder.file("[ab].txt"), folder.file("a*")}) ==
+        Files{text[2], text[0], text[1]});
+  check_error([&] { expand_globs(Files{folder.file("a*"), folder.file("*.none")}); }, {"*.none"});
+  check_error([&] { expand_globs(Files{folder.path()}); }, {"this is a folder"});
+  CHECK(InputFile(folder.file("d.bin")).text(0, 100) == "d.bin");
+  write_text(folder.file("empty"), "");
+  CHECK(InputFile(folder.file("empty")).size() == 0);
+  check_error([&] { InputFile(folder.file("none")); }, {"none", "No such file"});
+  check_error([&] { InputFile(folder.path()); }, {folder.path(), "folder"});
+}
+
+TEST_CASE("io: byte tokenizer", "[io]") {
+  std::string all;
+  for (int i = 0; i < 256; ++i) all += static_cast<char>(i);
+  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer("byte");
+  const std::vector<int32_t> tokens = tokenizer->encode(all);
+  REQUIRE(tokens.size() == 256);
+  for (int i = 0; i < 256; ++i) CHECK(tokens[static_cast<size_t>(i)] == i);
+  CHECK(tokenizer->decode(tokens) == all);
+  check_error([&] { tokenizer->decode(std::vector<int32_t>{1, 256}); }, {"256", "position 1"});
+  check_error([] { make_tokenizer("gpt5"); }, {"gpt5", "byte"});
+  CHECK_THROWS_AS(make_tokenizer("gpt5"), UsageError);
+}
+
+TEST_CASE("io: safetensors round trip, order, padding and checksums", "[io]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("t.safetensors");
+  const std::vector<float> w = {1, 2, 3, 4, 5, 6};
+  const std::vector<int64_t> n = {-7};
+  const std::vector<bf16> h = {bf16(0.5f), bf16(1.5f), bf16(2.5f)};
+  const uint8_t byte = 9;
+  const std::vector<HostTensor> tensors = {{{"byte", DType::u8, {}}, &byte},
+                                           {{"w", DType::f32, {2, 3}}, w.data()},
+                                           {{"h", DType::bf16, {3}}, h.data()},
+                                           {{"a", DType::f32, {0, 4}}, nullptr},
+                                           {{"n", DType::i64, {1}}, n.data()}};
+  write_safetensors(path, tensors, {{"note", "x"}});
+  const SafetensorsFile file(path);
+  std::vector<std::string> names;
+  for (const TensorEntry& entry : file.entries()) {
+    names.push_back(entry.name);
+    CHECK(entry.begin % size_of(*entry.engine_dtype()) == 0);
+  }
+  CHECK(names == std::vector<std::string>{"n", "a", "w", "h", "byte"});
+  CHECK(file.metadata().at("format") == "pt");
+  CHECK(file.metadata().at("note") == "x");
+  CHECK(std::memcmp(file.read(file.at("w")).data(), w.data(), 24) == 0);
+  CHECK(std::memcmp(file.read(file.at("h")).data(), h.data(), 6) == 0);
+  CHECK(file.read(file.at("a")).empty());
+  CHECK(file.at("byte").shape.empty());
+  CHECK(file.at("w").str() == "F32[2,3]");
+  CHECK(file.find("none") == nullptr);
+  check_error([&] { file.at("none"); }, {path, "none"});
+  // The order of calls leaves no trace.
+  SafetensorsWriter writer(folder.file("u"),
+                           {tensors[4].spec, tensors[3].spec, tensors[0].spec, tensors[1].spec, tensors[2].spec},
+                           {{"note", "x"}});
+  writer.write("byte", {reinterpret_cast<const std::byte*>(&byte), 1});
+  writer.write("w", std::as_bytes(std::span(w).first(2)));
+  writer.write("n", std::as_bytes(std::span(n)));
+  writer.write("w", std::as_bytes(std::span(w).subspan(2)));
+  check_error([&] { writer.finish(); }, {"tensor h", "6 bytes", "0 were"});
+  writer.write("h", std::as_bytes(std::span(h)));
+  check_error([&] { writer.write("h", std::as_bytes(std::span(h))); }, {"tensor h"});
+  check_error([&] { writer.write("q", {}); }, {"tensor q"});
+  CHECK(!fs::exists(folder.file("u")));
+  writer.finish();
+  CHECK(read_text(folder.file("u")) == read_text(path));
+  // One flipped bit is found, and names its tensor.
+  std::string damaged = read_text(path);
+  damaged[static_cast<size_t>(file.at("h").begin) + 1] ^= 4;
+  write_text(folder.file("damaged"), damaged);
+  const SafetensorsFile bad(folder.file("damaged"));
+  CHECK_NOTHROW(bad.read(bad.at("w")));
+  check_error([&] { bad.read(bad.at("h")); }, {"damaged", "tensor h", "CRC-32"});
+  check_error([&] { SafetensorsWriter(folder.file("v"), {{"x", DType::u8, {}}, {"x", DType::u8, {}}}); }, {"x"});
+  CHECK(is_safetensors(path));
+}
+
+TEST_CASE("io: safetensors known bytes", "[io]") {
+  const TemporaryFolder folder;
+  // As format_vectors.py makes it.
+  const std::string header =
+      R"({"__metadata__":{"format":"pt"},"w":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}})";
+  const std::string padded = header + std::string((8 - header.size() % 8) % 8, ' ');
+  CHECK(padded.size() == 88);
+  write_text(folder.file("known"), with_length(padded, std::string(8, '\0')));
+  const SafetensorsFile known(folder.file("known"));
+  CHECK(known.at("w").engine_dtype() == DType::bf16);
+  CHECK(known.at("w").shape == std::vector<int64_t>{2, 2});
+  CHECK(known.at("w").begin == 96);
+  // Ours: the same with the checksum of eight zero bytes, zlib's 6522df69.
+  const uint64_t zeros = 0;
+  write_safetensors(folder.file("ours"), std::vector<HostTensor>{{{"w", DType::bf16, {2, 2}}, &zeros}});
+  std::string ours = R"({"__metadata__":{"format":"pt","crc32/w":"6522df69"},)"
+                     R"("w":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}})";
+  ours.resize((ours.size() + 7) / 8 * 8, ' ');
+  CHECK(read_text(folder.file("ours")) == with_length(ours, std::string(8, '\0')));
+  // Another writer's: no padding, no metadata, a type that is not ours, tensors that lie in another order.
+  write_text(folder.file("other"), with_length(R"({"b":{"dtype":"F16","shape":[1],"data_offsets":[4,6]},)"
+                                               R"("a":{"shape":[],"dtype":"F32","data_offsets":[0,4]}})",
+                                               "abcdef"));
+  const SafetensorsFile other(folder.file("other"));
+  CHECK(other.entries()[0].name == "a");
+  CHECK(!other.at("b").engine_dtype());
+  CHECK(std::memcmp(other.read(other.at("b")).data(), "ef", 2) == 0);
+}
+
+TEST_CASE("io: malformed safetensors are refused, with file and place", "[io]") {
+  const TemporaryFolder folder;
+  struct Case {
+    const char* name;
+    std::string bytes;
+    std::vector<std::string> says;
+  };
+  const auto entry = [](const std::string& shape, const std::string& offsets, const std::string& dtype = "\"F32\"") {
+    return R"({"dtype":)" + dtype + R"(,"shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
+  };
+  const auto one = [&](const std::string& e, size_t data = 8) {
+    return with_length("{\"w\":" + e + "}", std::string(data, 'x'));
+  };
+  const auto two = [&](const std::string& a, const std::string& b) {
+    return with_length("{\"a\":" + a + ",\"b\":" + b + "}", std::string(8, 'x'));
+  };
+  const Case cases[] = {
+      {"empty", "", {"offset 0"}},
+      {"deep header", with_length("{\"w\":" + std::string(300'000, '['), ""), {"offset 8", "64 deep"}},
+      {"cut length", "1234567", {"offset 7"}},
+      {"absurd length", std::string(8, '\x7f') + "{}", {"offset 0", "100000000"}},
+      {"cut header", with_length("{}", "").substr(0, 9), {"truncated", "offset 9"}},
+      {"no header", with_length("", ""), {"offset 8"}},
+      {"no object", with_length("[]", ""), {"offset 8", "91"}},
+      {"no JSON", with_length("{\"w\":", ""), {"offset 8", "JSON"}},
+      {"junk behind the object", with_length("{} x", ""), {"JSON"}},
+      {"not UTF-8", with_length("{\"\xff\":1}", ""), {"JSON"}},
+      {"tensor twice", two(entry("[1]", "[0,4]"), "1, \"a\":" + entry("[1]", "[4,8]")), {"a twice"}},
+      {"entry is no object", one("3"), {"tensor w", "3"}},
+      {"no dtype", one(R"({"shape":[2],"data_offsets":[0,8]})"), {"tensor w", "dtype"}},
+      {"no shape", one(R"({"dtype":"F32","data_offsets":[0,8]})"), {"tensor w", "shape"}},
+      {"no offsets", one(R"({"dtype":"F32","shape":[2]})"), {"tensor w", "data_offsets"}},
+      {"unknown dtype", one(entry("[2]", "[0,8]", "\"F33\"")), {"tensor w", "F33"}},
+      {"dtype no string", one(entry("[2]", "[0,8]", "4")), {"tensor w", "dtype 4"}},
+      {"shape no list", one(entry("2", "[0,8]")), {"tensor w", "shape"}},
+      {"negative size", one(entry("[-2]", "[0,8]")), {"tensor w", "-2"}},
+      {"fractional size", one(entry("[2.5]", "[0,8]")), {"tensor w", "2.5"}},
+      {"huge size", one(entry("[4611686018427387904,4]", "[0,8]")), {"tensor w", "too large"}},
+      {"size past 64 bits", one(entry("[99999999999999999999]", "[0,8]")), {"tensor w"}},
+      {"one offset", one(entry("[2]", "[8]")), {"tensor w", "data_offsets"}},
+      {"offsets reversed", one(entry("[2]", "[8,0]")), {"tensor w", "-8"}},
+      {"size against shape", one(entry("[3]", "[0,8]")), {"tensor w", "8 bytes", "12"}},
+      {"past the end", one(entry("[4]", "[0,16]")), {"truncated", "tensor w"}},
+      {"bytes behind the last", one(entry("[1]", "[0,4]")), {"last tensor"}},
+      {"hole at the start", one(entry("[1]", "[4,8]")), {"tensor w", "hole"}},
+      {"hole", two(entry("[]", "[0,4]"), entry("[0]", "[8,8]")), {"tensor b", "hole"}},
+      {"overlap", two(entry("[2]", "[0,8]"), entry("[1]", "[4,8]")), {"tensor b", "overlapping"}},
+      {"metadata no object", with_length(R"({"__metadata__":[]})", ""), {"__metadata__"}},
+      {"metadata no string", with_length(R"({"__metadata__":{"a":1}})", ""), {"__metadata__", "a is 1"}},
+  };
+  for (const Case& c : cases) {
+    INFO(c.name);
+    write_text(folder.file("bad.safetensors"), c.bytes);
+    std::vector<std::string> says = c.says;
+    says.push_back("bad.safetensors");
+    check_error([&] { SafetensorsFile file(folder.file("bad.safetensors")); }, says);
+  }
+}
+
+TEST_CASE("io: token shards", "[io]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("s.bin");
+  {
+    ShardWriter writer(path, TokenWidth::u16);
+    writer.append(std::vector<int32_t>{50256});
+    writer.append(std::vector<int32_t>{15496, 995});
+    CHECK(!fs::exists(path));
+    const ShardWriter::Written written = writer.finish();
+    CHECK(written.tokens == 3);
+    CHECK(written.bytes == 1030);
+    CHECK(written.crc32 == 0xf914e1e1u);
+  }
+  // format_vectors.py: magic, version, count; then 50256, 15496, 995.
+  std::string known = from_hex("88d834010100000003000000");
+  known.resize(1024, '\0');
+  known += from_hex("50c4883ce303");
+  CHECK(read_text(path) == known);
+  const Shard shard(path);
+  CHECK(shard.size() == 3);
+  CHECK(shard.width() == TokenWidth::u16);
+  CHECK(shard.max_token() == 50256);
+  std::vector<int32_t> tokens(2);
+  shard.read(1, tokens);
+  CHECK(tokens == std::vector<int32_t>{15496, 995});
+  CHECK_NOTHROW(shard.scan(50257));
+  check_error([&] { shard.scan(50256); }, {path, "token 50256", "offset 1024"});
+  check_error([&] { shard.scan(15496); }, {"token 50256"});
+  check_error([&] { shard.read(2, tokens); }, {path, "2 tokens from 2 on were asked for, of 3"});
+
+  ShardWriter wide(folder.file("wide.bin"), TokenWidth::u32);
+  std::vector<int32_t> many(300000);
+  for (size_t i = 0; i < many.size(); ++i) many[i] = static_cast<int32_t>(i);
+  wide.append(many);
+  wide.finish();
+  const Shard read_back(folder.file("wide.bin"));
+  CHECK(read_back.width() == TokenWidth::u32);
+  std::vector<int32_t> got(many.size());
+  read_back.read(0, got);
+  CHECK(got == many);
+  check_error([&] { read_back.scan(200000); }, {"token 200000", "offset 801024", "0..199999"});
+  CHECK(is_shard(path));
+  CHECK(is_shard(folder.file("wide.bin")));
+
+  ShardWriter narrow(folder.file("narrow.bin"), TokenWidth::u16);
+  check_error([&] { narrow.finish(); }, {"without tokens"});
+  check_error([&] { narrow.append(std::vector<int32_t>{65536}); }, {"65536"});
+  check_error([&] { narrow.append(std::vector<int32_t>{-1}); }, {"-1"});
+}
+
+TEST_CASE("io: malformed shards are refused, with file and offset", "[io]") {
+  const TemporaryFolder folder;
+  const auto shard = [](int32_t magic, int32_t version, int32_t count, size_t body) {
+    std::vector<int32_t> header(256, 0);
+    header[0] = magic, header[1] = version, header[2] = count;
+    return std::string(reinterpret_cast<const char*>(header.data()), 1024) + std::string(body, '\1');
+  };
+  struct Case {
+    const char* name;
+    std::string bytes;
+    std::vector<std::string> says;
+  };
+  const Case cases[] = {
+      {"empty", "", {"offset 0", "1024", "found 0"}},
+      {"a few bytes", "abc", {"offset 0", "20240520", "found 0"}},
+      {"text", std::string(5000, 'x'), {"offset 0", "20240520", "2021161080"}},
+      {"cut header", shard(20240520, 1, 3, 6).substr(0, 1000), {"1024", "offset 1000"}},
+      {"evaluation shard", shard(20240522, 1, 3, 6), {"offset 0", "20240522"}},
+      {"version", shard(20240520, 2, 3, 6), {"offset 4", "expected version 1", "found 2"}},
+      {"u32 with the version of u16", shard(20240801, 1, 3, 12), {"offset 4", "expected version 7", "found 1"}},
+      {"no tokens", shard(20240520, 1, 0, 0), {"offset 8", "found 0"}},
+      {"negative count", shard(20240520, 1, -3, 6), {"offset 8", "-3"}},
+      {"cut", shard(20240520, 1, 3, 5), {"truncated", "1030", "offset 1029"}},
+      {"cut u32", shard(20240801, 7, 3, 6), {"truncated", "1036", "offset 1030"}},
+      {"tail", shard(20240520, 1, 3, 7), {"behind", "1030", "offset 1031"}},
+  };
+  for (const Case& c : cases) {
+    INFO(c.name);
+    write_text(folder.file("bad.bin"), c.bytes);
+    std::vector<std::string> says = c.says;
+    says.push_back("bad.bin");
+    check_error([&] { Shard s(folder.file("bad.bin")); }, says);
+  }
+  check_error([&] { Shard s(folder.file("none.bin")); }, {"none.bin", "No such file"});
+}
+
+TEST_CASE("io: CSV rows past a step are cut on resume", "[io]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("t.csv"), header = "step,loss";
+  CsvFile(path, header).row("1,0.5");
+  CHECK(read_text(path) == "step,loss\n1,0.5\n");
+  CsvFile(path, header).row("1,0.25");  // a new run
+  CHECK(read_text(path) == "step,loss\n1,0.25\n");
+  CsvFile(path, header, 1).row("2,0.2");
+  CsvFile(path, header, 2).row("3,0.1");
+  write_text(path, read_text(path) + "4,0.");  // killed while writing
+  CsvFile(path, header, 4).row("4,\"a,b\"");
+  CHECK(read_text(path) == "step,loss\n1,0.25\n2,0.2\n3,0.1\n4,\"a,b\"\n");
+  CsvFile(path, header, 2);
+  CHECK(read_text(path) == "step,loss\n1,0.25\n2,0.2\n");
+  CsvFile(folder.file("new.csv"), header, 7).row("8,1");
+  CHECK(read_text(folder.file("new.csv")) == "step,loss\n8,1\n");
+  check_error([&] { CsvFile(path, "step,ppl", 2); }, {path, "step,ppl", "step,loss"});
+  check_error([&] { CsvFile(path, header, 2).row("3"); }, {path, "2 columns"});
+  write_text(path, "step,loss\n1,2\nx,3\n");
+  CsvFile(path, header, 2);
+  CHECK(read_text(path) == "step,loss\n1,2\n");
+}
+
+TEST_CASE("io: a damaged line of a table is left out on resume, and no other", "[io]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("t.csv"), header = "step,loss,lr";
+  const auto resumed = [&](const std::string& text, int64_t step) {
+    write_text(path, text);
+    CsvFile(path, header, step);
+    return read_text(path);
+  };
+  const std::string top = header + "\n", zeros("\0\0\0\0", 4);
+  for (const std::string& bad : {std::string("x,1,1"), zeros, zeros + "2,1,1", std::string("99999999999999999999,1,1"),
+                                 std::string("2,1"), std::string("2,1,13,1,1"), std::string("")})
+    CHECK(resumed(top + "1,1,1\n" + bad + "\n3,1,1\n4,1,1\n", 3) == top + "1,1,1\n3,1,1\n");
+  // The header's own damage costs no row, and a table of other columns stays as it is.
+  for (const std::string& bad : {zeros, std::string("step,lost,lr"), std::string("step,loss\x01lr")})
+    CHECK(resumed(bad + "\n1,1,1\n2,1,1\n", 3) == top + "1,1,1\n2,1,1\n");
+  check_error([&] { resumed("step,ppl,rows\n1,1,1\n", 3); }, {path, "another table", "step,ppl,rows"});
+  CHECK(read_text(path) == "step,ppl,rows\n1,1,1\n");
+  write_text(path, "step,l\n1,1,1\n2,1\n3,1,1\n4,1,1\n");  // by whoever does not know the header
+  cut_csv(path, 3);
+  CHECK(read_text(path) == "step,l\n1,1,1\n3,1,1\n");
+}
+
+TEST_CASE("io: JSON lines", "[io]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("h.jsonl");
+  JsonLines(path).append({{"b", 1}, {"a", std::nan("")}});
+  write_text(path, read_text(path) + "{\"torn");
+  JsonLines(path).append({{"text", "two\nlines\xff"}});
+  CHECK(read_text(path) == "{\"b\":1,\"a\":null}\n{\"text\":\"two\\nlines\xef\xbf\xbd\"}\n");
+}
+
+namespace {
+
+// A std::map that counts the steps of its iterators, and a JSON value whose objects are such maps.
+int64_t map_steps = 0;
+template <class Key, class Value, class Less, class Allocator>
+struct CountedMap : std::map<Key, Value, Less, Allocator> {
+  using Map = std::map<Key, Value, Less, Allocator>;
+  using Map::Map;
+  struct iterator : Map::iterator {
+    iterator() = default;
+    iterator(typename Map::iterator base) : Map::iterator(base) {}  // what the map itself returns
+    iterator& operator++() {
+      ++map_steps;
+      Map::iterator::operator++();
+      return *this;
+    }
+  };
+};
+using CountedJson = nlohmann::basic_json<CountedMap>;
+
+}  // namespace
+
+TEST_CASE("io: JSON objects are read without looking at their other keys", "[io]") {
+  const auto steps = [](int keys) {
+    std::string text = "{";
+    for (int i = 0; i < keys; ++i) text += fmt::format("{}\"t{}\":{{\"shape\":[1]}}", i == 0 ? "" : ",", i);
+    map_steps = 0;
+    const auto json = JsonBuilder<CountedJson>::build(text + "}", "the text", JsonComments::refused);
+    CHECK(json.size() == static_cast<size_t>(keys));
+    return map_steps;
+  };
+  const int64_t few = steps(500), many = steps(2000);
+  CHECK(many <= 5 * few);  // 16 times as many where each key costs a walk over those before it
+}
+
+TEST_CASE("io: JSON is parsed to a depth, and cut for messages", "[io]") {
+  const auto nested = [](int depth) { return std::string(depth, '[') + std::string(depth, ']'); };
+  CHECK(parse_json("{\"a\": [1, {}]}", "x")["a"][0] == 1);
+  CHECK(parse_json(nested(64), "x").size() == 1);
+  for (const int depth : {65, 300'000}) check_error([&] { parse_json(nested(depth), "the file"); }, {"the file", "64"});
+  check_error([] { parse_json(std::string(300'000, '['), "the file"); }, {"the file", "64"});
+  check_error([] { parse_json("{\"a\": 1,}", "the file"); }, {"the file", "column"});
+  check_error([] { parse_json(R"([{"a": 1, "b": {"a": 2}}, {"a": 3, "a": 4}])", "the file"); },
+              {"the file", "a twice"});
+  CHECK(parse_json(R"([{"a": 1, "b": {"a": 2}}, {"a": 3}])", "x")[0]["b"]["a"] == 2);
+  CHECK(parse_json("// c\n[1]", "x", JsonComments::allowed).size() == 1);
+  CHECK_THROWS_AS(parse_json("// c\n[1]", "x"), Error);
+
+  CHECK(brief(Json{{"a", "\xff"}}) == "{\"a\":\"\xef\xbf\xbd\"}");
+  CHECK(brief(Json(std::string(1000, 'x'))).size() < 90);
+  CHECK(shortened("ab\xc3\xa9", 4) == "ab\xc3\xa9");
+  CHECK(shortened("ab\xc3\xa9z", 3) == "ab...");
+  CHECK(shortened("a\xff\x1b[0m\n\xc3") == "a\\xff\\x1b[0m\\x0a\\xc3");  // no bytes that a terminal obeys
+  CHECK(dump_json({{"a", "\xff"}}, 2) == "{\n  \"a\": \"\xef\xbf\xbd\"\n}");
+
+  Json root = Json::object();
+  set_json_key(root, "data.tokenizer=\xc3\xa9");
+  CHECK(root["data"]["tokenizer"] == "\xc3\xa9");
+  CHECK_THROWS_AS(set_json_key(root, "data.tokenizer=\xff"), UsageError);
+}
+
+TEST_CASE("io: triad inspect tells files apart", "[io]") {
+  const TemporaryFolder folder;
+  const float w[3] = {1, 3, std::nanf("")};
+  write_safetensors(folder.file("m.safetensors"), std::vector<HostTensor>{{{"layer.w", DType::f32, {3}}, w}});
+  ShardWriter shard(folder.file("s.bin"), TokenWidth::u16);
+  shard.append(std::vector<int32_t>{7, 7, 50256});
+  shard.finish();
+  write_text(folder.file("t.txt"), "just some text");
+  const auto inspect = [&](const std::string& name, int exit_code, const std::vector<std::string>& says) {
+    const test::Outcome outcome = run_program("inspect " + folder.file(name));
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == exit_code);
+    for (const std::string& word : says) CHECK(outcome.output.find(word) != std::string::npos);
+  };
+  inspect("m.safetensors", 0, {"layer.w", "F32", "[3]", "1 tensors, 3 elements", "1 checksums, verified"});
+  inspect("s.bin", 0, {"u16", "3 tokens", "largest token 50256", "66.67%"});
+  inspect("t.txt", 1, {"t.txt", "offset 0", "6a 75 73 74"});
+  inspect("none", 1, {"none", "No such file"});
+}

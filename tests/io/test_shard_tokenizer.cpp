@@ -1,0 +1,211 @@
+// Shards know their tokenizer: what training takes from manifest.json, what contradicts it, and evaluation on shards of
+// another tokenizer.
+#include <filesystem>
+
+#include "io/data/shard_manifest.h"
+#include "io/data/shards.h"
+#include "io/file.h"
+#include "io/json_config.h"
+#include "tests/support/dist_run.h"
+#include "tests/support/test.h"
+#include "train/data_source.h"
+#include "train/load_config.h"
+
+using namespace triad;
+using namespace triad::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+void must(const std::string& args) {
+  const Outcome outcome = run_program(args);
+  INFO("triad " << args << "\n" << outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+}
+
+void refused(const std::string& args, int exit_code, const std::vector<std::string>& says) {
+  const Outcome outcome = run_program(args);
+  INFO("triad " << args << "\n" << outcome.output);
+  CHECK(outcome.exit_code == exit_code);
+  for (const std::string& part : says) {
+    INFO("expected: " << part);
+    CHECK(has(outcome.output, part));
+  }
+}
+
+// Folders `words` and `bytes` of shards: of the BPE tokenizer in tokenizer.json, which has some 300 tokens, and of
+// bytes.
+class Shards {
+ public:
+  Shards() {
+    const std::string known_path = TRIAD_SOURCE_DIR "/tests/io/known_tokens.json";
+    json_ = parse_json(read_file(known_path), known_path)[0]["tokenizer"];
+    write_text(file("tokenizer.json"), json_.dump());
+    std::string text;
+    for (int i = 0; i < 150; ++i) text += fmt::format("{{\"text\":\"Line {} of a text, it's all there is.\"}}\n", i);
+    write_text(file("a.jsonl"), text);
+    const std::string input = " --val-fraction 0.2 --input " + file("a.jsonl");
+    must("data --tokenizer " + file("tokenizer.json") + input + " --out " + words());
+    must("data" + input + " --out " + bytes());
+  }
+  std::string file(const std::string& name) const { return folder_.file(name); }
+  std::string words() const { return file("words"); }
+  std::string bytes() const { return file("bytes"); }
+  // Another tokenizer than that of the shards.
+  std::string other_tokenizer() {
+    Json other = json_;
+    other["model"]["merges"].erase(3);
+    fs::create_directories(file("other"));
+    write_text(file("other/tokenizer.json"), other.dump());
+    return file("other/tokenizer.json");
+  }
+  // A run of two steps with a checkpoint each.
+  std::string train(const std::string& out, const std::string& paths, const std::string& more = "") const {
+    return train_args(file(out), "--set data.kind=shards --set data.paths='" + paths +
+                                     "' --set model.vocab_size=512 --set train.save_every=1 --set train.steps=2 " +
+                                     more);
+  }
+
+ private:
+  TemporaryFolder folder_;
+  Json json_;
+};
+
+Json data_of(const std::string& path) { return parse_json(read_file(path), path)["data"]; }
+
+Config config_of(const std::string& paths, const std::vector<std::string>& sets = {}) {
+  std::vector<std::string> all = {"data.kind=shards", "data.paths=" + paths, "model.vocab_size=512"};
+  all.insert(all.end(), sets.begin(), sets.end());
+  Config config = load_config(kTiny, all).config;
+  settle_shards(config);
+  return config;
+}
+
+}  // namespace
+
+TEST_CASE("shard tokenizer: a run takes it, and the validation shards, from the manifest", "[data]") {
+  const Shards shards;
+  const Json manifest = parse_json(read_file(shards.words() + "/manifest.json"), "manifest");
+  REQUIRE(manifest["tokenizer_files"].size() == 1);
+  CHECK(manifest["tokenizer_files"][0]["file"] == "tokenizer.json");
+  CHECK(manifest["tokenizer_files"][0]["crc32"].get<std::string>().size() == 8);
+  for (const std::string& paths : {shards.words(), shards.words() + "/train_*.bin"}) {
+    const std::string out = shards.file("run");
+    must(shards.train("run", paths, "--overwrite --set train.eval_every=2"));
+    const Json data = data_of(out + "/config.json");
+    CHECK(data["tokenizer"] == shards.words() + "/tokenizer.json");
+    CHECK(data["val_paths"] == Json::array({shards.words()}));
+    CHECK(read_file(out + "/checkpoints/step_2/tokenizer.json") == read_file(shards.file("tokenizer.json")));
+    must(shards.train("run", paths, "--set train.steps=3 --set train.eval_every=2 --resume latest"));
+  }
+  const auto split = open_data(config_of(shards.words()));
+  CHECK(split.train->size() == manifest["train"]["tokens"]);
+  CHECK(split.val->size() == manifest["val"]["tokens"]);
+  CHECK(split.warning.empty());
+}
+
+TEST_CASE("shard tokenizer: what contradicts the manifest is refused", "[data]") {
+  Shards shards;
+  const std::string manifest = shards.words() + "/manifest.json", own = shards.words() + "/tokenizer.json";
+  const std::string other = shards.other_tokenizer();
+  const auto with = [&](const std::string& more) { return shards.train("run", shards.words(), more); };
+  refused(with("--set data.tokenizer=byte"), 2, {"data.tokenizer is byte", own, manifest});
+  refused(with("--set data.tokenizer=" + other), 2, {"data.tokenizer is " + other, own, manifest});
+  refused(with("--set model.vocab_size=256"), 2, {"model.vocab_size is 256", own, manifest});
+  refused(with("--set data.val_paths=" + shards.bytes()), 2, {own, shards.bytes() + "/manifest.json", "byte"});
+  refused(shards.train("run", "[\"" + shards.words() + "\",\"" + shards.bytes() + "\"]"), 2,
+          {own, shards.bytes() + "/manifest.json", "byte"});
+  CHECK(!fs::exists(shards.file("run")));
+  // The same tokenizer by another name is none.
+  must(with("--set data.tokenizer=" + shards.file("tokenizer.json")));
+  CHECK(data_of(shards.file("run/config.json"))["tokenizer"] == shards.file("tokenizer.json"));
+
+  write_text(own, read_file(other));
+  refused(with("--overwrite"), 1, {manifest, own, "any more"});
+  fs::remove(own);
+  refused(with("--overwrite"), 1, {manifest, own, "gone"});
+  must(with("--overwrite --set data.tokenizer=" + shards.file("tokenizer.json")));
+  write_text(manifest, "{\"format\":\"llm.c u16\",\"tokenizer\":3,\"train\":[]}");
+  refused(with("--overwrite"), 1, {manifest, "damaged"});
+}
+
+TEST_CASE("shard tokenizer: eval refuses shards of another tokenizer", "[data]") {
+  const Shards shards;
+  must(shards.train("words_run", shards.words()));
+  must(shards.train("bytes_run", shards.bytes()));
+  const auto eval = [&](const std::string& run, const std::string& data) {
+    return "eval --json --device cpu --checkpoint " + shards.file(run) + " --data '" + data + "/val_*.bin'";
+  };
+  refused(eval("words_run", shards.bytes()), 1,
+          {shards.bytes() + "/manifest.json", "byte", "words_run/tokenizer.json"});
+  refused(eval("bytes_run", shards.words()), 1, {shards.words() + "/manifest.json", "byte", "words/tokenizer.json"});
+  // Of their own, bits per byte are known, in a vocabulary that is larger than need be too.
+  for (const char* kind : {"words", "bytes"}) {
+    const Outcome own = run_program(eval(std::string(kind) + "_run", shards.file(kind)));
+    INFO(own.output);
+    REQUIRE(own.exit_code == 0);
+    CHECK(parse_json(own.output, "eval")["bits_per_byte"].is_number());
+  }
+}
+
+TEST_CASE("shard tokenizer: of foreign shards it is not known, until it is named", "[data]") {
+  const Shards shards;
+  fs::create_directories(shards.file("foreign"));
+  fs::copy_file(shards.words() + "/train_000000.bin", shards.file("foreign/train_000000.bin"));
+  const std::string paths = shards.file("foreign/train_000000.bin");
+  const Outcome trained = run_program(shards.train("run", paths));
+  INFO(trained.output);
+  REQUIRE(trained.exit_code == 0);
+  const std::string warning = "the tokenizer of the shards in " + paths + " is not known";
+  const size_t told = trained.output.find(warning);
+  CHECK(told != std::string::npos);
+  CHECK(trained.output.find("is not known", told + warning.size()) == std::string::npos);  // once
+  CHECK(data_of(shards.file("run/config.json"))["tokenizer"] == "");
+  const std::string checkpoint = " --device cpu --checkpoint " + shards.file("run");
+  refused("generate --tokens 3 --prompt x" + checkpoint, 0, {"not known", "bytes"});
+  const Outcome judged = run_program("eval --json --data '" + shards.words() + "/*.bin'" + checkpoint);
+  INFO(judged.output);
+  REQUIRE(judged.exit_code == 0);
+  CHECK(parse_json(judged.output, "eval")["bits_per_byte"].is_null());
+  // A resume may name it: no token of the run changes.
+  must(shards.train("run", paths,
+                    "--resume latest --set train.steps=3 --set data.tokenizer=" + shards.file("tokenizer.json")));
+  CHECK(fs::exists(shards.file("run/checkpoints/step_3/tokenizer.json")));
+  // A manifest that comes later has validation shards too, which would be another split: the run's own config goes on.
+  for (const char* name : {"manifest.json", "tokenizer.json", "val_000000.bin"})
+    fs::copy_file(shards.words() + "/" + name, shards.file("foreign/") + name);
+  refused(shards.train("run", paths, "--resume latest --set train.steps=4"), 1, {"data.val_paths"});
+  must("train --resume " + shards.file("run") + " --set train.steps=4");
+}
+
+TEST_CASE("shard tokenizer: which shards are for validation", "[data]") {
+  const Shards shards;
+  const std::string &words = shards.words(), val = words + "/val_000000.bin";
+  using Paths = std::vector<std::string>;
+  CHECK(config_of(words).data.val_paths == Paths{words});
+  CHECK(config_of(words, {"data.val_paths=" + val}).data.val_paths == Paths{val});
+  CHECK(config_of(words + "/*.bin").data.val_paths.empty());  // they are trained on: the end of all is held out
+  CHECK(config_of(val).data.val_paths.empty());
+  fs::create_directories(shards.file("links"));
+  fs::create_symlink(words + "/train_000000.bin", shards.file("links/x.bin"));
+  const Config linked = config_of(shards.file("links/x.bin"));
+  CHECK(linked.data.tokenizer == fs::canonical(words).string() + "/tokenizer.json");
+  CHECK(linked.data.val_paths == Paths{fs::canonical(words).string()});
+
+  // A manifest that does not list the tokenizer's files, as older ones: the copy beside it counts, while it is there.
+  const std::string path = words + "/manifest.json";
+  Json manifest = parse_json(read_file(path), path);
+  manifest.erase("tokenizer_files");
+  write_text(path, manifest.dump());
+  CHECK(config_of(words).data.tokenizer == words + "/tokenizer.json");
+  fs::remove(words + "/tokenizer.json");
+  CHECK(config_of(words).data.tokenizer.empty());
+  fs::remove(val);  // only the training shards were copied
+  CHECK(config_of(words).data.val_paths.empty());
+  write_text(path, "{\"of\":\"another program\"}");
+  CHECK(!read_manifest(words));
+  CHECK(config_of(words + "/*.bin").data.tokenizer.empty());
+  check_error([&] { config_of(words); }, {words, "folder"});
+  fs::remove(path);
+  CHECK(!read_manifest(words));
+}

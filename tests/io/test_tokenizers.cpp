@@ -1,0 +1,497 @@
+// Byte-level BPE: token for token what the `tokenizers` library makes of a text; any bytes come back; files that are
+// wrong are refused with what is wrong.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <random>
+
+#include "io/file.h"
+#include "io/json_config.h"
+#include "io/tokenizer/bpe.h"
+#include "io/tokenizer/bpe_tokenizer.h"
+#include "io/tokenizer/pattern.h"
+#include "tests/support/program.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using triad::test::check_error;
+using triad::test::TemporaryFolder;
+using triad::test::write_text;
+
+namespace {
+
+std::vector<Json> known_cases() {
+  const std::string path = TRIAD_SOURCE_DIR "/tests/io/known_tokens.json";
+  const Json cases = parse_json(read_file(path), path);
+  return {cases.begin(), cases.end()};
+}
+
+// Writes a case's tokenizer, changed by `change`, and reads it.
+template <class F>
+std::unique_ptr<Tokenizer> tokenizer_of(const TemporaryFolder& folder, const Json& known, F&& change,
+                                        const TokenizerOptions& options = {}) {
+  Json json = known.at("tokenizer");
+  change(json);
+  write_text(folder.file("tokenizer.json"), json.dump());
+  return make_tokenizer(folder.file("tokenizer.json"), options);
+}
+std::unique_ptr<Tokenizer> tokenizer_of(const TemporaryFolder& folder, const Json& known) {
+  return tokenizer_of(folder, known, [](Json&) {});
+}
+
+// Bytes of all kinds: words, spaces, UTF-8 whole and cut, anything.
+std::string random_text(std::mt19937& random, size_t pieces) {
+  const std::vector<std::string> kinds = {"the ",
+                                          " tokenizer",
+                                          "  ",
+                                          "\n\n",
+                                          "\t",
+                                          "it's ",
+                                          "DON'T",
+                                          "<|endoftext|>",
+                                          "<|endof",
+                                          "\xe4\xb8\xad\xe6\x96\x87",
+                                          "\xe4\xb8",
+                                          "\xd8\xb9",
+                                          "\xf0\x9f\x91\x8d",
+                                          "\xf0\x9f",
+                                          "\xff",
+                                          "\xed\xa0\x80",
+                                          "\xc0\xaf",
+                                          "1234",
+                                          "...",
+                                          " {",
+                                          "\xcc\x81",
+                                          "e"};
+  std::string text;
+  for (size_t i = 0; i < pieces; ++i) {
+    const auto kind = random() % (kinds.size() + 4);
+    text += kind < kinds.size() ? kinds[kind] : std::string(1, static_cast<char>(random()));
+  }
+  return text;
+}
+
+bool changes_text(const Json& known) {  // by its normalizer, prefix space or stripping tokens
+  return !known["tokenizer"]["normalizer"].is_null() || known["name"] == "flags";
+}
+
+std::string python() {
+  const char* named = std::getenv("TRIAD_PYTHON");
+  return named != nullptr ? named : "python3";
+}
+
+// Records of a file: a length in bytes, the bytes.
+std::vector<std::string> read_records(const std::string& path) {
+  const std::string all = read_file(path);
+  std::vector<std::string> records;
+  for (size_t at = 0; at < all.size();) {
+    uint32_t size = 0;
+    std::memcpy(&size, all.data() + at, sizeof size);
+    records.push_back(all.substr(at + sizeof size, size));
+    at += sizeof size + size;
+  }
+  return records;
+}
+
+}  // namespace
+
+TEST_CASE("tokenizers: known answers of the tokenizers library", "[tokenizers]") {
+  const TemporaryFolder folder;
+  for (const Json& known : known_cases()) {
+    INFO(known["name"]);
+    const auto tokenizer = tokenizer_of(folder, known);
+    CHECK(tokenizer->eot() == 0);
+    for (size_t i = 0; i < known["texts"].size(); ++i) {
+      const auto text = known["texts"][i].get<std::string>();
+      INFO(text);
+      const std::vector<int32_t> tokens = tokenizer->encode(text);
+      CHECK(tokens == known["ids"][i].get<std::vector<int32_t>>());
+      if (!changes_text(known)) CHECK(tokenizer->decode(tokens) == text);
+    }
+  }
+}
+
+TEST_CASE("tokenizers: every byte string comes back, whole or in parts", "[tokenizers]") {
+  const TemporaryFolder folder;
+  std::mt19937 random(5);
+  for (const Json& known : known_cases()) {
+    if (changes_text(known)) continue;
+    INFO(known["name"]);
+    const auto tokenizer = tokenizer_of(folder, known);
+    std::string bytes;
+    for (int i = 0; i < 256; ++i) bytes += static_cast<char>(i);
+    for (int i = 0; i < 200; ++i) {
+      const std::string text = i == 0 ? bytes : random_text(random, 1 + random() % 60);
+      const std::vector<int32_t> tokens = tokenizer->encode(text);
+      CHECK(tokenizer->decode(tokens) == text);
+      // In parts: what append_beginning takes is final, and it takes something once there is enough.
+      std::vector<int32_t> parts;
+      size_t done = 0;
+      for (size_t given = 1 + random() % 20; done + given < text.size();) {
+        const size_t took = tokenizer->append_beginning(std::string_view(text).substr(done, given), parts);
+        CHECK(took <= given);
+        done += took;
+        given = took > 0 ? 1 + random() % 20 : given * 2;
+      }
+      tokenizer->append(std::string_view(text).substr(done), parts);
+      CHECK(parts == tokens);
+    }
+    std::vector<int32_t> most;
+    const std::string prose =
+        std::string(300, 'x') + "The quick brown fox jumps over the lazy dog. And again, and so on.";
+    CHECK(tokenizer->append_beginning(prose, most) > 300);
+  }
+}
+
+TEST_CASE("tokenizers: spaces, letters, digits and normal forms are those of the library's Unicode", "[tokenizers]") {
+  const auto matches = [](const char* regex, const std::string& text) {
+    const Pattern pattern(regex, "here");
+    Pattern::Matcher matcher(pattern);
+    Pattern::Span span;
+    return pattern.find(matcher, text, 0, false, span) == Pattern::Found::match;
+  };
+  const std::string mongolian = "\xe1\xa0\x8e", nel = "\xc2\x85", ideographic = "\xe3\x80\x80", zero = "\xe2\x80\x8b";
+  for (const std::string& space : {std::string(" "), std::string("\x0b"), nel, ideographic}) {
+    CHECK(matches(R"(\s)", space));
+    CHECK(!matches(R"(\S)", space));
+    CHECK(!matches(R"([^\s])", space));
+  }
+  for (const std::string& none : {mongolian, zero, std::string("a")}) {
+    CHECK(!matches(R"(\s)", none));
+    CHECK(matches(R"(\S)", none));
+  }
+  const std::string letter = "\xe1\xb2\x89", han = "\xf0\xae\xaf\xb0",
+                    digit = "\xf0\x90\xb5\x80";  // of Unicode 16, 15.1, 16
+  CHECK(matches(R"(\p{L})", letter));
+  CHECK(matches(R"(\p{Lu})", letter));
+  CHECK(matches(R"([\p{L}])", han));
+  CHECK(matches(R"(\p{Nd})", digit));
+  CHECK(!matches(R"(\P{L})", han));
+  CHECK(!matches(R"([^\p{L}\p{N}])", digit));
+  CHECK(matches("(?i:'s)", "'\xc5\xbf"));  // the long s
+  // Marks change places by their class, but those that Unicode 9 had not stay where they are.
+  const std::string above = "\xcc\x95", overlay = "\xcc\xb4", later = "\xe1\xab\x86";
+  CHECK(normalize(NormalForm::nfd, "a" + above + overlay) == "a" + overlay + above);
+  CHECK(normalize(NormalForm::nfd, "a" + above + later) == "a" + above + later);
+  CHECK(normalize(NormalForm::nfc, "xe\xcc\x81y \xe2\x84\xab") == "x\xc3\xa9y \xc3\x85");
+  CHECK(normalize(NormalForm::nfkc, "a\xef\xac\x83") == "affi");
+}
+
+TEST_CASE("tokenizers: both ways to merge a word agree", "[tokenizers]") {
+  const TemporaryFolder folder;
+  std::mt19937 random(6);
+  std::array<int32_t, 256> bytes{};
+  for (int i = 0; i < 256; ++i) bytes[static_cast<size_t>(i)] = i;
+  std::vector<Bpe::Merge> merges;  // of an alphabet of three, at random
+  for (int32_t id = 256; id < 320; ++id) {
+    const auto any = [&] {
+      const auto n = static_cast<int32_t>(random() % static_cast<uint32_t>(3 + id - 256));
+      return n < 3 ? 'a' + n : 256 + n - 3;
+    };
+    merges.push_back({any(), any(), id});
+  }
+  const Bpe bpe(bytes, merges);
+  BpeScratch scratch;
+  for (int i = 0; i < 3000; ++i) {
+    std::string word(random() % 300, 'a');
+    for (char& c : word) c = static_cast<char>('a' + random() % 3);
+    std::vector<int32_t> by_scan, by_heap, either;
+    bpe.encode_short(word, scratch, by_scan);
+    bpe.encode_long(word, scratch, by_heap);
+    bpe.encode(word, scratch, either);
+    CHECK(by_scan == by_heap);
+    CHECK(either == by_heap);
+    either.clear();
+    bpe.encode(word, scratch, either);  // now from the words it keeps
+    CHECK(either == by_heap);
+  }
+}
+
+TEST_CASE("tokenizers: special tokens are text where that is asked for", "[tokenizers]") {
+  const TemporaryFolder folder;
+  const Json known = known_cases().front();
+  const std::string text = "one<|endoftext|>two";
+  const auto special = tokenizer_of(folder, known)->encode(text);
+  CHECK(std::count(special.begin(), special.end(), 0) == 1);
+  const auto plain = tokenizer_of(folder, known, [](Json&) {}, {.special_as_text = true});
+  const std::vector<int32_t> tokens = plain->encode(text);
+  CHECK(std::count(tokens.begin(), tokens.end(), 0) == 0);
+  CHECK(plain->decode(tokens) == text);
+}
+
+TEST_CASE("tokenizers: GPT-2's pair of files is the same tokenizer", "[tokenizers]") {
+  const TemporaryFolder folder;
+  const Json known = known_cases().front();
+  REQUIRE(known["name"] == "gpt2");
+  const auto whole = tokenizer_of(folder, known);
+  std::filesystem::create_directory(folder.file("pair"));
+  write_text(folder.file("pair/encoder.json"), known["tokenizer"]["model"]["vocab"].dump());
+  std::string merges = "#version: 0.2\n";
+  for (const Json& merge : known["tokenizer"]["model"]["merges"])
+    merges += merge.is_string() ? merge.get<std::string>() + "\n"
+                                : merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
+  write_text(folder.file("pair/vocab.bpe"), merges);
+  for (const char* name : {"pair", "pair/encoder.json", "pair/vocab.bpe"}) {
+    const auto pair = make_tokenizer(folder.file(name));
+    CHECK(pair->vocab_size() == whole->vocab_size());
+    CHECK(pair->eot() == whole->eot());
+    for (const Json& text : known["texts"])
+      CHECK(pair->encode(text.get<std::string>()) == whole->encode(text.get<std::string>()));
+  }
+  // What a checkpoint keeps is enough to make it again.
+  std::filesystem::create_directory(folder.file("checkpoint"));
+  write_tokenizer_files(make_tokenizer(folder.file("pair"))->files(), folder.file("checkpoint"));
+  CHECK(tokenizer_of_checkpoint(folder.file("checkpoint"), "gone")->encode("some text") == whole->encode("some text"));
+  std::filesystem::create_directory(folder.file("empty"));
+  CHECK_THROWS_AS(tokenizer_of_checkpoint(folder.file("empty"), folder.file("gone")), UsageError);
+  CHECK(tokenizer_of_checkpoint(folder.file("checkpoint"), "byte")->name() == "byte");
+  write_text(folder.file("pair/vocab.bpe"), merges + "a b c\n");
+  check_error([&] { make_tokenizer(folder.file("pair")); }, {"vocab.bpe", "a b c", "line"});
+  write_text(folder.file("pair/vocab.bpe"), "zzzz yyyy\n");
+  check_error([&] { make_tokenizer(folder.file("pair")); }, {"vocab.bpe", "zzzz", "not in the vocabulary"});
+}
+
+TEST_CASE("tokenizers: files that are wrong or not understood are refused", "[tokenizers]") {
+  const TemporaryFolder folder;
+  const Json known = known_cases().front();
+  struct Case {
+    const char* name;
+    std::function<void(Json&)> change;
+    std::vector<std::string> says;
+  };
+  const Json split = {{"type", "Split"}, {"pattern", {{"Regex", "a(b"}}}, {"behavior", "Isolated"}, {"invert", false}};
+  const auto pattern = [&](const std::string& regex) {
+    return [regex, split](Json& j) {
+      Json changed = split;
+      changed["pattern"]["Regex"] = regex;
+      j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {changed, j["pre_tokenizer"]}}};
+    };
+  };
+  const Case cases[] = {
+      {"no model", [](Json& j) { j.erase("model"); }, {"model"}},
+      {"other model", [](Json& j) { j["model"]["type"] = "Unigram"; }, {"model.type", "Unigram", "BPE"}},
+      {"no vocabulary", [](Json& j) { j["model"].erase("vocab"); }, {"model.vocab"}},
+      {"vocabulary is a list", [](Json& j) { j["model"]["vocab"] = {1}; }, {"model.vocab", "object"}},
+      {"number twice", [](Json& j) { j["model"]["vocab"]["zz!"] = 5; }, {"number 5", "zz!"}},
+      {"negative number", [](Json& j) { j["model"]["vocab"]["zz!"] = -5; }, {"model.vocab", "-5"}},
+      {"wild number", [](Json& j) { j["model"]["vocab"]["zz!"] = 1e15; }, {"model.vocab"}},
+      {"number past every vocabulary",
+       [](Json& j) { j["model"]["vocab"]["zz!"] = 1 << 21; },
+       {"model.vocab", "2097152"}},
+      {"a byte without token",
+       [](Json& j) {
+         j["model"]["vocab"].erase("A");
+         j["model"]["merges"] = Json::array();
+       },
+       {"0x41", "initial_alphabet"}},
+      {"merge of unknown tokens", [](Json& j) { j["model"]["merges"].push_back("q zz!"); }, {"model.merges[", "zz!"}},
+      {"merge of three", [](Json& j) { j["model"]["merges"].push_back("a b c"); }, {"model.merges[", "a b c"}},
+      {"merge is a number", [](Json& j) { j["model"]["merges"].push_back(7); }, {"model.merges[", "7", "list"}},
+      {"dropout", [](Json& j) { j["model"]["dropout"] = 0.1; }, {"model.dropout", "0.1"}},
+      {"suffix", [](Json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }, {"end_of_word_suffix", "</w>"}},
+      {"byte fallback", [](Json& j) { j["model"]["byte_fallback"] = true; }, {"byte_fallback"}},
+      {"normalizer",
+       [](Json& j) {
+         j["normalizer"] = {{"type", "Lowercase"}};
+       },
+       {"normalizer.type", "Lowercase", "NFC"}},
+      {"no pre-tokenizer", [](Json& j) { j["pre_tokenizer"] = nullptr; }, {"pre_tokenizer", "ByteLevel"}},
+      {"pre-tokenizer",
+       [](Json& j) {
+         j["pre_tokenizer"] = {{"type", "Metaspace"}};
+       },
+       {"pre_tokenizer.type", "Metaspace"}},
+      {"ByteLevel not last",
+       [](Json& j) {
+         j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {j["pre_tokenizer"], j["pre_tokenizer"]}}};
+       },
+       {"pretokenizers[1]", "last"}},
+      {"decoder",
+       [](Json& j) {
+         j["decoder"] = {{"type", "WordPiece"}};
+       },
+       {"decoder.type", "WordPiece"}},
+      {"added token's number", [](Json& j) { j["added_tokens"][0]["id"] = 3; }, {"added_tokens[0]", "token 0"}},
+      {"added token twice",
+       [](Json& j) { j["added_tokens"].push_back(j["added_tokens"][0]); },
+       {"added_tokens[1]", "before"}},
+      {"added token that spells a byte",  // in GPT-2's alphabet \u00e9 is the byte 0xe9
+       [](Json& j) {
+         j["added_tokens"].push_back({{"content", "\u00e9"}, {"id", j["model"]["vocab"]["\u00e9"]}});
+       },
+       {"added_tokens[1]", "other bytes", "id of its own"}},
+      {"no end of text", [](Json& j) { j["added_tokens"] = Json::array(); }, {"stand before documents"}},
+      {"pattern that is none", pattern("a(b"), {"a(b", "cannot be compiled"}},
+      {"pattern with lines", pattern("^a"), {"^a", "offset 0"}},
+      {"pattern with \\w", pattern(R"(x\w)"), {R"(\w)", "offset 1"}},
+      {"pattern with a class in a class", pattern("[a[b]]"), {"[a[b]]", "class"}},
+      {"pattern with a cut class", pattern("[ab"), {"[ab", "closed"}},
+      {"pattern with a script", pattern(R"(\p{Greek})"), {R"(\p{Greek})"}},
+      {"pattern without a lower bound", pattern("a{,3}"), {"a{,3}", "{,"}},
+      {"pattern with n or none", pattern("a{3}?"), {"a{3}?", "}?"}},
+      {"pattern with a late flag", pattern("a(?i)b"), {"a(?i)b", "group"}},
+      {"pattern with a name", pattern("(?<n>a)"), {"(?<n>a)", "group"}},
+  };
+  for (const Case& c : cases) {
+    INFO(c.name);
+    std::vector<std::string> says = c.says;
+    if (says[0] != "stand before documents") says.push_back("tokenizer.json");
+    check_error([&] { tokenizer_of(folder, known, c.change); }, says);
+  }
+  write_text(folder.file("tokenizer.json"), known["tokenizer"].dump().substr(0, 5000));
+  check_error([&] { make_tokenizer(folder.file("tokenizer.json")); }, {"tokenizer.json", "parse"});
+  constexpr size_t kDeep = 1 << 20;
+  write_text(folder.file("tokenizer.json"), R"({"model": )" + std::string(kDeep, '[') + std::string(kDeep, ']') + "}");
+  check_error([&] { make_tokenizer(folder.file("tokenizer.json")); }, {"tokenizer.json", "nested", "64"});
+  write_text(folder.file("tokenizer.json"), "[]");
+  check_error([&] { make_tokenizer(folder.path()); }, {"tokenizer.json", "model"});
+  CHECK_THROWS_AS(make_tokenizer(folder.file("none.json")), UsageError);
+  const auto tokenizer = tokenizer_of(folder, known);
+  check_error([&] { tokenizer->decode(std::vector<int32_t>{1, 99999}); }, {"99999", "position 1"});
+  check_error([&] { tokenizer->decode(std::vector<int32_t>{-1}); }, {"-1"});
+}
+
+TEST_CASE("tokenizers: long runs are matched, a pattern that tries exponentially many ways is refused",
+          "[tokenizers]") {
+  const TemporaryFolder folder;
+  for (const Json& known : known_cases()) {
+    const std::string name = known["name"];
+    if (name != "gpt2" && name != "llama3" && name != "o200k" && name != "deepseek") continue;
+    const auto tokenizer = tokenizer_of(folder, known);
+    for (const char* character : {" ", "\n", "A", "a", "1", "!", "\xe4\xb8\xad", "\xc3\xa9", "\xff"})
+      for (const char* end : {"", "x", "\n"}) {
+        std::string text;
+        while (text.size() < 200'000) text += character;
+        text += end;
+        INFO(name << " " << character << " " << end);
+        CHECK(tokenizer->decode(tokenizer->encode(text)) == text);
+      }
+  }
+  const auto slow = tokenizer_of(folder, known_cases().front(), [](Json& j) {
+    const Json split = {
+        {"type", "Split"}, {"pattern", {{"Regex", "(a+)+b"}}}, {"behavior", "Isolated"}, {"invert", false}};
+    j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split, j["pre_tokenizer"]}}};
+  });
+  check_error([&] { slow->encode(std::string(40, 'a') + "cb"); }, {"tokenizer.json", "match limit", "42 bytes"});
+  // A group's loop takes memory for each turn: more than the compiled code's stack has, and none for ever.
+  const Pattern turns(R"((?:\p{Lu}\p{Ll}|\p{Ll})+|\s+|\S)", "here");
+  Pattern::Matcher matcher(turns);
+  const std::string letters(1'000'000, 'a');
+  for (const bool goes_on : {false, true}) {
+    Pattern::Span span;
+    CHECK(turns.find(matcher, letters, 0, goes_on, span) == (goes_on ? Pattern::Found::cut : Pattern::Found::match));
+    CHECK(span.begin == 0);
+    CHECK(span.end == letters.size());
+  }
+}
+
+TEST_CASE("tokenizers: damaged files end in an Error or a tokenizer, never otherwise", "[tokenizers]") {
+  const TemporaryFolder folder;
+  std::mt19937 random(9);
+  const std::vector<Json> cases = known_cases();
+  const std::string texts[] = {cases[0]["tokenizer"].dump(), cases[3]["tokenizer"].dump(),
+                               cases[5]["tokenizer"].dump()};
+  int refused = 0;
+  for (int i = 0; i < 300; ++i) {
+    std::string text = texts[i % 3];
+    for (uint32_t n = 1 + random() % 3; n > 0; --n) {
+      const size_t at = random() % text.size();
+      switch (random() % 4) {
+        case 0:
+          text[at] = static_cast<char>(random());
+          break;
+        case 1:
+          text.erase(at, random() % 40);
+          break;
+        case 2:
+          text.insert(at, text.substr(random() % text.size(), random() % 40));
+          break;
+        default:
+          text[at] = "[]{},:\"0-e\\"[random() % 11];
+      }
+    }
+    write_text(folder.file("tokenizer.json"), text);
+    try {
+      const auto tokenizer = make_tokenizer(folder.file("tokenizer.json"));
+      tokenizer->encode("some text, it's 123 \xe4\xb8\xad");
+    } catch (const Error& e) {
+      ++refused;
+      CHECK(std::string(e.what()).find("tokenizer.json") != std::string::npos);
+    }
+  }
+  CHECK(refused > 200);
+}
+
+TEST_CASE("tokenizers: a checkpoint holds its tokenizer, which generate and eval use", "[tokenizers]") {
+  const TemporaryFolder folder;
+  const Json known = known_cases().front();
+  const auto tokenizer = tokenizer_of(folder, known);
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += fmt::format("Line {} of a text, it's all there is. ", i);
+  write_text(folder.file("a.txt"), text);
+  const std::string sets = fmt::format(
+      "train {} --set data.kind=text --set 'data.paths=[\"{}\"]' --set data.tokenizer={} --set train.steps=2 --set "
+      "train.save_every=1 --set runtime.device=cpu --set log.out_dir={} --set train.eval_every=0 --set "
+      "model.vocab_size=",
+      TRIAD_SOURCE_DIR "/configs/tiny.json", folder.file("a.txt"), folder.file("tokenizer.json"), folder.file("run"));
+  const test::Outcome small = test::run_program(sets + "256");
+  CHECK(small.exit_code == 2);
+  CHECK(small.output.find("model.vocab_size") != std::string::npos);
+  const test::Outcome trained = test::run_program(sets + "512");
+  INFO(trained.output);
+  REQUIRE(trained.exit_code == 0);
+  const std::string whole = read_file(folder.file("tokenizer.json"));
+  CHECK(read_file(folder.file("run/checkpoints/step_2/tokenizer.json")) == whole);
+  CHECK(read_file(folder.file("run/tokenizer.json")) == whole);
+  std::filesystem::remove(folder.file("tokenizer.json"));
+  for (const std::string from : {"run", "run/checkpoints/step_1"}) {
+    const test::Outcome said =
+        test::run_program("generate --device cpu --tokens 3 --prompt \"It's\" --checkpoint " + folder.file(from));
+    INFO(said.output);
+    CHECK(said.exit_code == 0);
+    CHECK(said.output.starts_with("It's"));
+    const test::Outcome judged = test::run_program("eval --json --device cpu --checkpoint " + folder.file(from) +
+                                                   " --data " + folder.file("a.txt"));
+    INFO(judged.output);
+    REQUIRE(judged.exit_code == 0);
+    const Json result = Json::parse(judged.output);
+    CHECK(result["positions"] == static_cast<int64_t>(tokenizer->encode(text).size()));
+    const double bits = result["loss"].get<double>() * result["positions"].get<double>() / std::log(2.0);
+    CHECK(result["bits_per_byte"].get<double>() == Approx(bits / static_cast<double>(text.size())));
+  }
+}
+
+TEST_CASE("tokenizers: 10 MB of mixed text, as the tokenizers library has them", "[tokenizers]") {
+  if (std::system((python() + " -c 'import tokenizers' 2>/dev/null").c_str()) != 0) {
+    std::printf("SKIPPED: no tokenizers library for %s (TRIAD_PYTHON names another)\n", python().c_str());
+    return;
+  }
+  const TemporaryFolder folder;
+  REQUIRE(std::system((python() + " " TRIAD_SOURCE_DIR "/tests/io/make_tokens.py compare " + folder.path()).c_str()) ==
+          0);
+  const std::vector<std::string> documents = read_records(folder.file("documents"));
+  size_t bytes = 0;
+  for (const std::string& document : documents) bytes += document.size();
+  REQUIRE(bytes >= 10'000'000);
+  for (const char* name : {"gpt2", "llama3", "o200k", "flags", "deepseek", "splits"}) {
+    INFO(name);
+    const auto tokenizer = make_tokenizer(folder.file(std::string(name) + ".json"));
+    const std::vector<std::string> ids = read_records(folder.file(std::string(name) + ".ids"));
+    REQUIRE(ids.size() == documents.size());
+    const auto began = std::chrono::steady_clock::now();
+    size_t same = 0;
+    std::vector<int32_t> tokens;
+    for (size_t i = 0; i < documents.size(); ++i) {
+      tokens.clear();
+      tokenizer->append(documents[i], tokens);
+      same += tokens.size() * sizeof(int32_t) == ids[i].size() &&
+              std::memcmp(tokens.data(), ids[i].data(), ids[i].size()) == 0;
+    }
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    std::printf("%-8s %.1f MB/s\n", name, static_cast<double>(bytes) / 1e6 / seconds);
+    CHECK(same == documents.size());
+  }
+}

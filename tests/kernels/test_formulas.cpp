@@ -1,0 +1,335 @@
+// What central differences cannot see: ops without a gradient, constants that forward and backward share, and the step
+// from gradients to new weights. Each is compared with its formula written out in double. On the CPU; GPU kernels are
+// compared with the CPU's by the tables of cases.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <numbers>
+#include <numeric>
+#include <vector>
+
+#include "engine/random_streams.h"
+#include "engine/rng.h"
+#include "kernels/nsa/gate.h"
+#include "kernels/ops/cast.h"
+#include "kernels/ops/matmul.h"
+#include "kernels/ops/rmsnorm.h"
+#include "kernels/ops/rope.h"
+#include "kernels/step/adamw.h"
+#include "kernels/step/reduce.h"
+#include "tests/support/test.h"
+#include "train/load_config.h"
+#include "train/memory_plan.h"
+#include "train/schedule.h"
+#include "train/train_step.h"
+
+using namespace triad;
+
+namespace {
+
+using Values = std::vector<double>;
+
+// Tensors in double on the CPU.
+class Lab {
+ public:
+  Lab() : rt_({.device = Device::cpu(), .arena_bytes = int64_t{8} << 20, .scratch_bytes = int64_t{1} << 20}) {}
+  Context& ctx() { return rt_.ctx(); }
+  Tensor empty(const Shape& shape, DType dtype = DType::f64) {
+    return rt_.arena().alloc(MemTag::io, "test", dtype, shape);
+  }
+  Tensor from(const Values& values, const Shape& shape) {
+    const Tensor t = empty(shape);
+    std::copy(values.begin(), values.end(), t.ptr<double>());
+    return t;
+  }
+  static Values values(const Tensor& t) { return {t.ptr<double>(), t.ptr<double>() + t.numel()}; }
+
+ private:
+  Runtime rt_;
+};
+
+Values normal(int64_t n, uint64_t stream, double std = 1) {
+  Values out(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i)
+    out[static_cast<size_t>(i)] = std * Philox(5, stream).normal(static_cast<uint64_t>(i));
+  return out;
+}
+
+double largest_difference(const Values& a, const Values& b) {
+  REQUIRE(a.size() == b.size());
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]));
+  return largest;
+}
+
+constexpr double kTiny = 1e-13;
+
+}  // namespace
+
+TEST_CASE("formula: AdamW, three steps from zero moments", "[formulas]") {
+  constexpr int64_t n = 5000;  // more than one piece of work
+  constexpr double kLr = 0.01, kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-3, kDecay = 0.1;
+  for (const double grad_clip : {0.0, 1e6, 2.0}) {  // none, above the norm, below it
+    Lab lab;
+    Values p = normal(n, 0), m(n, 0.0), v(n, 0.0);
+    const Tensor master = lab.from(p, {n}), m_t = lab.from(m, {n}), v_t = lab.from(v, {n}),
+                 weights = lab.empty({n}, DType::bf16);
+    for (int64_t step = 1; step <= 3; ++step) {
+      const Values g = normal(n, static_cast<uint64_t>(step), 0.05);
+      const double norm_squared = std::inner_product(g.begin(), g.end(), g.begin(), 0.0),
+                   norm = std::sqrt(norm_squared);
+      REQUIRE((norm > 2.0 && norm < 1e6));
+      adamw(lab.ctx(), master, weights, m_t, v_t, lab.from(g, {n}), lab.from({norm_squared}, {1}),
+            {.lr = kLr,
+             .beta1 = kBeta1,
+             .beta2 = kBeta2,
+             .eps = kEps,
+             .weight_decay = kDecay,
+             .grad_clip = grad_clip,
+             .step = step});
+      const double clip = grad_clip == 2.0 ? 2.0 / (norm + 1e-6) : 1.0;
+      for (size_t i = 0; i < p.size(); ++i) {
+        m[i] = kBeta1 * m[i] + (1 - kBeta1) * clip * g[i];
+        v[i] = kBeta2 * v[i] + (1 - kBeta2) * std::pow(clip * g[i], 2);
+        const double m_hat = m[i] / (1 - std::pow(kBeta1, step)), v_hat = v[i] / (1 - std::pow(kBeta2, step));
+        p[i] -= kLr * (kDecay * p[i] + m_hat / (std::sqrt(v_hat) + kEps));
+      }
+    }
+    INFO("grad_clip " << grad_clip);
+    CHECK(largest_difference(Lab::values(master), p) < kTiny);
+    CHECK(largest_difference(Lab::values(m_t), m) < kTiny);
+    CHECK(largest_difference(Lab::values(v_t), v) < kTiny);
+    bool rounded = true;
+    for (int64_t i = 0; i < n; ++i)
+      rounded = rounded && weights.ptr<bf16>()[i].bits == bf16(static_cast<float>(master.ptr<double>()[i])).bits;
+    CHECK(rounded);
+  }
+}
+
+TEST_CASE("formula: AdamW changes nothing where the norm is not finite", "[formulas]") {
+  Lab lab;
+  const Tensor p = lab.from({1, 2}, {2}), m = lab.from({3, 4}, {2}), v = lab.from({5, 6}, {2}),
+               g = lab.from({1, 1}, {2});
+  for (const double norm_squared : {std::nan(""), HUGE_VAL})
+    adamw(lab.ctx(), p, {}, m, v, g, lab.from({norm_squared}, {1}), {.lr = 0.1, .weight_decay = 0.1});
+  CHECK(Lab::values(p) == Values{1, 2});
+  CHECK(Lab::values(m) == Values{3, 4});
+  CHECK(Lab::values(v) == Values{5, 6});
+}
+
+TEST_CASE("formula: the rate warms up in a line, then falls along half a cosine", "[formulas]") {
+  TrainConfig c;
+  c.steps = 110, c.warmup_steps = 10, c.lr = 2.0, c.min_lr_fraction = 0.25;
+  const auto near = [&](int64_t step, double rate) { return std::abs(learning_rate(c, step) - rate) < kTiny; };
+  CHECK(near(0, 0.2));
+  CHECK(near(4, 1.0));
+  CHECK(near(9, 2.0));
+  CHECK(near(10, 2.0));
+  CHECK(near(35, 0.5 + 1.5 * (1 + std::numbers::sqrt2 / 2) / 2));  // a quarter of the way down
+  CHECK(near(60, 1.25));
+  CHECK(near(110, 0.5));
+  CHECK(near(500, 0.5));
+  c.warmup_steps = 0;
+  CHECK(near(0, 2.0));
+  CHECK(near(55, 1.25));
+}
+
+namespace {
+
+// configs/tiny.json's model on the CPU in fp32, and its gradients of given tokens.
+struct TinyStep {
+  explicit TinyStep(int64_t micro_batch_size)
+      : config(load_config(TRIAD_SOURCE_DIR "/configs/tiny.json",
+                           {"train.micro_batch_size=" + std::to_string(micro_batch_size)})
+                   .config),
+        runtime(allocate_planned(config, Device::cpu())),
+        step(*runtime, config) {
+    step.model().params().init(runtime->ctx(), 7);
+  }
+  const Params& params() { return step.model().params(); }
+  Values read_all(const Tensor& t) {
+    std::vector<float> host(static_cast<size_t>(t.numel()));
+    read(runtime->ctx(), host.data(), t);
+    return {host.begin(), host.end()};
+  }
+  // Of the mean loss along `direction`, by a central difference.
+  double slope(const Values& direction, std::span<const int32_t> tokens, std::span<const int32_t> targets) {
+    constexpr double kStep = 0.02;
+    const Values start = read_all(params().master());
+    const double norm = std::sqrt(std::inner_product(direction.begin(), direction.end(), direction.begin(), 0.0));
+    const auto loss_at = [&](double distance) {
+      std::vector<float> moved(start.size());
+      for (size_t i = 0; i < moved.size(); ++i)
+        moved[i] = static_cast<float>(start[i] + distance / norm * direction[i]);
+      step.model().params().set(runtime->ctx(), moved);
+      return step.evaluate(tokens, targets) / static_cast<double>(tokens.size());
+    };
+    const double rise = loss_at(kStep) - loss_at(-kStep);
+    loss_at(0);
+    return rise / (2 * kStep);
+  }
+  Config config;
+  std::unique_ptr<Runtime> runtime;
+  TrainStep step;
+};
+
+std::vector<int32_t> some_tokens(int64_t n, uint64_t stream) {
+  std::vector<int32_t> out;
+  for (int64_t i = 0; i < n; ++i)
+    out.push_back(static_cast<int32_t>(Philox(9, stream).below(static_cast<uint64_t>(i), 256)));
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("formula: two micro-batches are one batch of twice the size, and begin() forgets them", "[formulas]") {
+  TinyStep whole(2), halves(1);
+  const int64_t positions = 2 * whole.config.train.seq_len, half = positions / 2;
+  const std::vector<int32_t> tokens = some_tokens(positions, 0), targets = some_tokens(positions, 1);
+  const std::span<const int32_t> all_tokens(tokens), all_targets(targets);
+  whole.step.begin();
+  whole.step.micro_step(all_tokens, all_targets, positions);
+  const Values want = whole.read_all(whole.params().grads());
+  const double norm = std::sqrt(std::inner_product(want.begin(), want.end(), want.begin(), 0.0));
+  REQUIRE(norm > 0.01);
+  CHECK(std::abs(whole.slope(want, all_tokens, all_targets) - norm) < 0.01 * norm);
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    halves.step.begin();
+    for (const int64_t begin : {int64_t{0}, half})
+      halves.step.micro_step(all_tokens.subspan(begin, half), all_targets.subspan(begin, half), positions);
+    CHECK(largest_difference(halves.read_all(halves.params().grads()), want) < 1e-6 * norm);
+  }
+  const TrainStep::Result a = whole.step.finish(0, positions), b = halves.step.finish(0, positions);
+  CHECK(std::abs(a.loss - std::log(256.0)) < 0.1);  // fresh weights know nothing
+  CHECK(std::abs(a.loss - b.loss) < 1e-6);
+  CHECK(std::abs(a.grad_norm - norm) < 1e-5 * norm);
+  CHECK(std::abs(b.grad_norm - norm) < 1e-5 * norm);
+}
+
+// Of step s alone m is (1 - beta1) g', so that m over its correction tells which step the optimizer took it for.
+TEST_CASE("formula: the optimizer counts steps from one, decays matrices alone and follows the schedule",
+          "[formulas]") {
+  for (const int64_t step : {0, 5}) {
+    TinyStep tiny(1);
+    const TrainConfig& c = tiny.config.train;
+    const std::vector<int32_t> tokens = some_tokens(c.seq_len, 0), targets = some_tokens(c.seq_len, 1);
+    const Values before = tiny.read_all(tiny.params().master());
+    tiny.step.begin();
+    tiny.step.micro_step(tokens, targets, c.seq_len);
+    const double clip = std::min(1.0, c.grad_clip / (tiny.step.finish(step, c.seq_len).grad_norm + 1e-6));
+    const Values after = tiny.read_all(tiny.params().master()), grads = tiny.read_all(tiny.params().grads());
+    const double rate = learning_rate(c, step), count = static_cast<double>(step + 1);
+    double largest = 0;
+    for (int64_t i = 0; i < tiny.params().count(); ++i) {
+      const ParamSpec& spec = tiny.params().specs()[static_cast<size_t>(i)];
+      const double decay = spec.shape.rank >= 2 ? c.weight_decay : 0;
+      for (int64_t j = 0; j < spec.shape.numel(); ++j) {
+        const size_t at = static_cast<size_t>(tiny.params().offset(i) + j);
+        const double g = clip * grads[at];
+        const double m_hat = (1 - c.beta1) * g / (1 - std::pow(c.beta1, count));
+        const double v_hat = (1 - c.beta2) * g * g / (1 - std::pow(c.beta2, count));
+        const double want = before[at] - rate * (decay * before[at] + m_hat / (std::sqrt(v_hat) + c.eps));
+        largest = std::max(largest, std::abs(after[at] - want));
+      }
+    }
+    INFO("step " << step << ", rate " << rate);
+    CHECK(largest < 2e-3 * rate);  // weights near 1 are rounded to 6e-8
+  }
+}
+
+TEST_CASE("formula: sums and sums of squares", "[formulas]") {
+  for (const int64_t n : {1, 1000, 16384, 40001}) {  // up to three pieces
+    Lab lab;
+    Values x(static_cast<size_t>(n));
+    std::iota(x.begin(), x.end(), 1.0);
+    const double N = static_cast<double>(n), total = N * (N + 1) / 2, squares = N * (N + 1) * (2 * N + 1) / 6;
+    const Tensor t = lab.from(x, {n}), out = lab.empty({1});
+    sum(lab.ctx(), out, t);
+    CHECK(*out.ptr<double>() == total);
+    sum_of_squares(lab.ctx(), out, t, /*add=*/true);
+    CHECK(std::abs(*out.ptr<double>() - (total + squares)) <= 1e-14 * squares);
+    sum_of_squares(lab.ctx(), out, t);
+    CHECK(std::abs(*out.ptr<double>() - squares) <= 1e-14 * squares);
+  }
+}
+
+TEST_CASE("formula: bf16 is the nearest, of two the even one", "[formulas]") {
+  struct Rounding {
+    double from;
+    float to;
+  };
+  const double half = 0x1p-8;  // of the last place at 1
+  const Rounding roundings[] = {{1 + half, 1.0f},
+                                {1 + 3 * half, 1 + 4 * 0x1p-8f},
+                                {1 + 1.01 * half, 1 + 2 * 0x1p-8f},
+                                {-1 - half, -1.0f},
+                                {1 + half + 0x1p-40, 1 + 2 * 0x1p-8f},
+                                {1 + half - 0x1p-40, 1.0f},
+                                {1e-3, 0.00099945068359375f},
+                                {0, 0.0f}};
+  Lab lab;
+  for (const auto& [from, to] : roundings) {
+    const Tensor x = lab.from({from}, {1}), y = lab.empty({1}, DType::bf16);
+    cast(lab.ctx(), y, x);
+    INFO(from);
+    CHECK(static_cast<float>(*y.ptr<bf16>()) == to);
+  }
+}
+
+TEST_CASE("formula: RMSNorm's epsilon, rope's angles, the gate's temperature, matmul's factor", "[formulas]") {
+  Lab lab;
+  {  // rows so small that epsilon counts
+    const Tensor y = lab.empty({1, 2}), rrms = lab.empty({1});
+    rmsnorm_forward(lab.ctx(), y, rrms, lab.from({3e-3, -4e-3}, {1, 2}), lab.from({2, 5}, {2}), 1e-6);
+    const double r = 1 / std::sqrt(12.5e-6 + 1e-6);
+    CHECK(largest_difference(Lab::values(y), {6e-3 * r, -20e-3 * r}) < kTiny);
+  }
+  {  // position 3 at scale 2; pairs (x0, x2) and (x1, x3) turn by 1.5 and 1.5 / 100
+    const Tensor cos = lab.empty({4, 2}), sin = lab.empty({4, 2}), y = lab.empty({1, 4, 1, 4});
+    rope_table(lab.ctx(), cos, sin, 4, 10000, 2);
+    Values x(16, 0.0);
+    for (size_t j = 0; j < 4; ++j) x[12 + j] = static_cast<double>(j + 1);
+    rope_forward(lab.ctx(), y, lab.from(x, {1, 4, 1, 4}), cos, sin);
+    const double a = 1.5, b = 0.015;
+    const Values turned = {std::cos(a) - 3 * std::sin(a), 2 * std::cos(b) - 4 * std::sin(b),
+                           3 * std::cos(a) + std::sin(a), 4 * std::cos(b) + 2 * std::sin(b)};
+    const Values got = Lab::values(y);
+    CHECK(largest_difference({got.begin() + 12, got.end()}, turned) < kTiny);
+  }
+  for (const double temperature : {1.0, 0.5}) {  // the mean over two heads is (1, 3), fc1 of it 2
+    const Tensor gate = lab.empty({3, 1, 1, 1});
+    const GateWeights w = {lab.from({0.25, 0.5}, {1, 2}), lab.from({0.25}, {1}), lab.from({1, 2, -1}, {3, 1}),
+                           lab.from({0.5, -1, 0}, {3})};
+    nsa_gate_forward(lab.ctx(), gate, lab.from({0, 2, 2, 4}, {1, 1, 2, 2}), w, {.temperature = temperature});
+    const double act = 2 / (1 + std::exp(-2.0));
+    const Values e = {std::exp((act + 0.5) / temperature), std::exp((2 * act - 1) / temperature),
+                      std::exp(-act / temperature)};
+    const double total = e[0] + e[1] + e[2];
+    CHECK(largest_difference(Lab::values(gate), {e[0] / total, e[1] / total, e[2] / total}) < kTiny);
+  }
+  const Tensor d = lab.empty({2, 1});
+  matmul(lab.ctx(), d, lab.from({1, 2, 3, 4}, {2, 2}), lab.from({5, 6}, {2, 1}), {.alpha = -2},
+         lab.from({1, 10}, {2, 1}));
+  CHECK(Lab::values(d) == Values{-33, -68});
+}
+
+TEST_CASE("random numbers: no two uses of a seed share a stream, and runs keep theirs", "[formulas]") {
+  std::vector<RandomStreams> all(kRandomStreams.begin(), kRandomStreams.end());
+  for (size_t i = 0; i < all.size(); ++i) CHECK(static_cast<size_t>(all[i].use) == i);
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (size_t i = 1; i < all.size(); ++i) {
+    INFO("uses " << static_cast<int>(all[i - 1].use) << " and " << static_cast<int>(all[i].use));
+    CHECK(all[i].first - all[i - 1].first >= all[i - 1].count);
+  }
+  CHECK(all.back().first <= UINT64_MAX - all.back().count);
+  // Weights and data of every run so far were drawn from these.
+  CHECK(random_stream(RandomUse::init, 7) == 7);
+  CHECK(random_stream(RandomUse::order, 3) == 0x6f72646572000003);
+  CHECK(random_stream(RandomUse::synthetic, 1) == 0x746f6b656e000001);
+  CHECK(random_stream(RandomUse::held_out_documents) == 0x73706c6974000000);
+  CHECK(random_stream(RandomUse::held_out_strata) == 0x7374726174610000);
+  CHECK(random_stream(RandomUse::needle_train, 5) == 0x6e65000000000005);
+  CHECK(random_stream(RandomUse::needle_val, 5) == 0x6e66000000000005);
+  CHECK(random_stream(RandomUse::needle_probe, 5) == 0x6e67000000000005);
+}

@@ -1,0 +1,233 @@
+// The tests of the OpCase tables: for each op, its gradients, the CPU in every dtype, the GPU against the CPU, and the
+// bench's sizes. Each is a test of its own ("rmsnorm gradients"), so that ctest runs them side by side.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "engine/check.h"
+#include "tests/support/op_driver.h"
+#include "tests/support/test.h"
+
+namespace triad::test {
+
+namespace {
+
+constexpr double kGradientTolerance = 1e-6;
+// Of lists (i32 outputs), rows that may differ between devices: scores that tie to within rounding.
+constexpr double kListMismatch = 0.005;
+// bf16 on the GPU may err twice as much as on the CPU, and by half a unit in the last place where the CPU hardly errs
+// at all: a GPU kernel feeds its tensor cores probabilities rounded to bf16 where the reference keeps them in fp32.
+constexpr double kBf16Factor = 2.0, kBf16Floor = 0x1p-9;
+// bf16 and f32 on the CPU against double: far above what rounding does, far below what a wrong formula does.
+constexpr double kBf16Sane = 0.05, kF32Sane = 1e-4;
+
+void expect(bool ok, const std::string& what) {
+  if (ok) {
+    SUCCEED();
+  } else {
+    FAIL_CHECK(what);
+  }
+}
+
+std::string label(const OpCase& c, const std::string& where) { return fmt::format("{} {} ({})", c.op, c.name, where); }
+
+void expect_clean(const OpRun& run, const std::string& where) {
+  const std::vector<std::string> complaints = run.complaints();
+  expect(complaints.empty(), fmt::format("{}: {}", where, fmt::join(complaints, "; ")));
+}
+
+bool is_list(const OpRun& run, size_t s) { return run.dtype(s) == DType::i32; }
+// Outputs, what is saved, and gradients: everything that an op writes.
+bool is_written(const Slot& slot) { return slot.kind != SlotKind::fixed; }
+
+double mismatched_rows(const OpRun& got, const OpRun& want, size_t s) {
+  const std::vector<double> a = got.values(s), b = want.values(s);
+  const int64_t cols = got.slots()[s].cols(), rows = got.slots()[s].rows();
+  int64_t different = 0;
+  for (int64_t r = 0; r < rows; ++r) different += !std::equal(&a[r * cols], &a[r * cols] + cols, &b[r * cols]);
+  return rows == 0 ? 0 : static_cast<double>(different) / static_cast<double>(rows);
+}
+
+// Every float tensor that `got` wrote is within `tolerance` of what `want` wrote.
+void expect_close(const OpRun& got, const OpRun& want, double tolerance, const std::string& where) {
+  for (size_t s = 0; s < got.slots().size(); ++s) {
+    if (!is_written(got.slots()[s]) || is_list(got, s)) continue;
+    const double error = relative_error(got.values(s), want.values(s));
+    expect(error <= tolerance,
+           fmt::format("{}: {} has relative error {:.3g} > {:.3g}", where, got.slots()[s].name, error, tolerance));
+  }
+}
+
+void expect_same_bits(const OpRun& a, const OpRun& b, const std::string& what) {
+  expect(a.same_bits(b), what + ": the bits differ");
+}
+
+void check_gradients(const OpCase& c) {
+  for (const GradientError& e : gradient_errors(c))
+    expect(e.error <= kGradientTolerance,
+           fmt::format("{}: {} is {:.3g} off the differences of {} elements (limit {:.0e})", label(c, "cpu f64"),
+                       e.name, e.error, e.elements, kGradientTolerance));
+}
+
+void check_cpu(const OpCase& c) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    const std::string where = label(c, fmt::format("cpu {}", name_of(dtype)));
+    OpRun first(c, {.dtype = dtype}), second(c, {.dtype = dtype}), two_threads(c, {.dtype = dtype, .threads = 2});
+    for (OpRun* run : {&first, &second, &two_threads}) run->run();
+    expect_clean(first, where);
+    expect_same_bits(first, second, where + ", twice");
+    expect_same_bits(first, two_threads, where + ", one thread and two");
+    if (dtype == DType::f64) continue;
+    OpRun exact(c, {.dtype = DType::f64, .precision = dtype});
+    exact.run();
+    expect_close(first, exact, dtype == DType::f32 ? kF32Sane : kBf16Sane, where + " against f64");
+  }
+}
+
+// A case on the GPU as it is, and with tensors that are not aligned. Both clean, the first with the same bits every
+// time.
+struct GpuRuns {
+  GpuRuns(const OpCase& c, DType dtype, const std::string& where)
+      : aligned(c, {.device = Device::cuda(), .dtype = dtype}),
+        unaligned(c, {.device = Device::cuda(), .dtype = dtype, .shift = 1}) {
+    OpRun again(c, {.device = Device::cuda(), .dtype = dtype});
+    for (OpRun* run : {&aligned, &unaligned, &again}) run->run();
+    expect_clean(aligned, where);
+    expect_clean(unaligned, where + ", unaligned");
+    expect_same_bits(aligned, again, where + ", twice");
+  }
+  OpRun aligned, unaligned;
+};
+
+// Lists that the CPU made of the same values, but for ties within rounding.
+void expect_same_lists(const GpuRuns& gpu, const OpRun& cpu, const std::string& where) {
+  for (size_t s = 0; s < cpu.slots().size(); ++s) {
+    if (!is_written(cpu.slots()[s]) || !is_list(cpu, s)) continue;
+    for (const OpRun* run : {&gpu.aligned, &gpu.unaligned}) {
+      const double mismatch = mismatched_rows(*run, cpu, s);
+      expect(mismatch <= kListMismatch,
+             fmt::format("{}{}: {} differs from the cpu's in {:.2f}% of its rows", where,
+                         run == &gpu.aligned ? "" : ", unaligned", cpu.slots()[s].name, 100 * mismatch));
+    }
+  }
+}
+
+void check_gpu_f32(const OpCase& c) {
+  const std::string where = label(c, "cuda f32");
+  const GpuRuns gpu(c, DType::f32, where);
+  OpRun cpu(c, {.dtype = DType::f32});
+  cpu.run();
+  expect_close(gpu.aligned, cpu, c.f32_tolerance, where + " against cpu");
+  expect_close(gpu.unaligned, cpu, c.f32_tolerance, where + ", unaligned, against cpu");
+  expect_same_lists(gpu, cpu, where);
+}
+
+void check_gpu_bf16(const OpCase& c) {
+  const std::string where = label(c, "cuda bf16");
+  const GpuRuns gpu(c, DType::bf16, where);
+  OpRun cpu(c, {.dtype = DType::bf16}), exact(c, {.dtype = DType::f64, .precision = DType::bf16});
+  cpu.run();
+  exact.run();
+  if (c.backward == nullptr) expect_same_lists(gpu, cpu, where);  // nsa's own follow from what it rounds on the way
+  for (size_t s = 0; s < gpu.aligned.slots().size(); ++s) {
+    if (!is_written(gpu.aligned.slots()[s]) || is_list(gpu.aligned, s)) continue;
+    const std::vector<double> want = exact.values(s);
+    const double cpu_error = relative_error(cpu.values(s), want), limit = kBf16Factor * cpu_error + kBf16Floor;
+    for (const OpRun* run : {&gpu.aligned, &gpu.unaligned}) {
+      const double error = relative_error(run->values(s), want);
+      expect(error <= limit, fmt::format("{}{}: {} is {:.3g} off f64, the cpu's bf16 {:.3g} (limit {:.3g})", where,
+                                         run == &gpu.aligned ? "" : ", unaligned", gpu.aligned.slots()[s].name, error,
+                                         cpu_error, limit));
+    }
+  }
+}
+
+void check_gpu(const OpCase& c) {
+  if (c.gpu_f32) check_gpu_f32(c);
+  if (c.gpu_bf16) check_gpu_bf16(c);
+}
+
+// The sizes of the bench are too large for the reference: finite, in bounds and repeatable is what is checked.
+void check_bench_size(const OpCase& c) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    if (!(dtype == DType::f32 ? c.gpu_f32 : c.gpu_bf16)) continue;
+    const std::string where = label(c, fmt::format("cuda {}", name_of(dtype)));
+    OpRun run(c, {.device = Device::cuda(), .dtype = dtype}), again(c, {.device = Device::cuda(), .dtype = dtype});
+    run.run();
+    again.run();
+    expect_clean(run, where);
+    expect_same_bits(run, again, where + ", twice");
+  }
+}
+
+struct OpTest {
+  std::string name;
+  std::vector<OpCase> cases;
+  void (*check)(const OpCase&);
+  bool needs_gpu;
+
+  void run() const {
+    if (needs_gpu && !require_gpu()) return;
+    for (const OpCase& c : cases) {
+      DYNAMIC_SECTION(c.name) {  // `triad_tests "nsa cuda" -c 2x33_l4` runs one case
+        try {
+          check(c);
+        } catch (const Error& e) { FAIL_CHECK(label(c, "threw") << ": " << e.what()); }
+      }
+    }
+  }
+};
+
+std::vector<OpTest>& op_tests() {
+  static std::vector<OpTest> tests = [] {
+    std::vector<std::string> ops;
+    std::map<std::string, std::vector<OpCase>> checked, benched;
+    for (OpCase& c : all_op_cases()) {
+      if (std::find(ops.begin(), ops.end(), c.op) == ops.end()) ops.push_back(c.op);
+      (c.bench ? benched : checked)[c.op].push_back(std::move(c));
+    }
+    std::vector<OpTest> all;
+    const auto add = [&](std::string name, const std::vector<OpCase>& cases, void (*check)(const OpCase&),
+                         bool needs_gpu = false) {
+      if (!cases.empty()) all.push_back({std::move(name), cases, check, needs_gpu});
+    };
+    for (const std::string& op : ops) {
+      std::vector<OpCase> differentiable = checked[op];
+      std::erase_if(differentiable, [](const OpCase& c) { return c.backward == nullptr || !c.differences; });
+      add(op + " gradients", differentiable, check_gradients);
+      add(op + " cpu", checked[op], check_cpu);
+      add(op + " cuda", checked[op], check_gpu, true);
+      add(op + " cuda bench sizes", benched[op], check_bench_size, true);
+    }
+    return all;
+  }();
+  return tests;
+}
+
+// Catch2 registers plain functions: test I of the table is run by the I-th of these.
+template <size_t I>
+void run_op_test() {
+  op_tests()[I].run();
+}
+
+constexpr size_t kMaxOpTests = 128;
+
+template <size_t... I>
+constexpr std::array<void (*)(), sizeof...(I)> make_runners(std::index_sequence<I...>) {
+  return {&run_op_test<I>...};
+}
+
+}  // namespace
+
+void register_op_tests() {
+  static constexpr auto kRunners = make_runners(std::make_index_sequence<kMaxOpTests>());
+  TRIAD_CHECK(op_tests().size() <= kMaxOpTests, "{} tests of ops for {} runners", op_tests().size(), kMaxOpTests);
+  for (size_t i = 0; i < op_tests().size(); ++i) {
+    const std::string name = op_tests()[i].name;
+    REGISTER_TEST_CASE(kRunners[i], name, "[ops]");
+  }
+}
+
+}  // namespace triad::test

@@ -1,0 +1,301 @@
+// runtime.kernels and runtime.strict: which kernel takes a call, what is a fallback, and what a run says of both.
+#include <cmath>
+#include <map>
+#include <sstream>
+
+#include "io/json_config.h"
+#include "kernels/nsa/attend_selected.h"
+#include "kernels/nsa/gate.h"
+#include "tests/support/model_fixture.h"
+#include "tests/support/program.h"
+#include "tests/support/test.h"
+#include "train/load_config.h"
+#include "train/memory_plan.h"
+#include "train/train_step.h"
+
+using namespace triad;
+using namespace triad::test;
+
+namespace {
+
+const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
+
+KernelChoices choices(const std::string& value) {
+  return load_config(kTiny, {"runtime.kernels=" + value}).config.runtime.kernels;
+}
+
+Outcome train(const std::string& out, const std::string& sets, const std::string& environment = "") {
+  std::string args = "train " + kTiny + " --set runtime.device=cpu --set train.steps=2 --set log.out_dir=" + out;
+  return run_program(args + sets, environment);
+}
+Json runtime_of(const std::string& folder) { return Json::parse(read_text(folder + "/config.json"))["runtime"]; }
+
+}  // namespace
+
+TEST_CASE("routes: runtime.kernels is a word, or an object of words", "[routes]") {
+  CHECK(choices("general") == KernelChoices::all(KernelChoice::general));
+  CHECK(choices("auto") == KernelChoices{});
+  const KernelChoices mixed = choices(R"({"sel":"general","matmul":"reference"})");
+  CHECK(mixed.sel == KernelChoice::general);
+  CHECK(mixed.matmul == KernelChoice::reference);
+  CHECK(mixed.cmp == KernelChoice::automatic);
+  CHECK(json_config::to_json(mixed).dump() == R"({"cmp":"auto","sel":"general","win":"auto","matmul":"reference"})");
+  CHECK(json_config::to_json(KernelChoices::all(KernelChoice::fused)).dump() == R"("fused")");
+  for (const char* wrong : {"fast", "1", "[]", R"({"sel":"fast"})", R"({"select":"auto"})", R"({"sel":{}})"})
+    check_error([&] { choices(wrong); }, {"runtime.kernels"});
+}
+
+TEST_CASE("routes: a fallback is what was wanted and did not come", "[routes]") {
+  const Tensor q(nullptr, DType::bf16, {2, 128, 12, 60}, Device::cpu()),
+      k(nullptr, DType::bf16, {2, 128, 2, 60}, Device::cpu());
+  const auto recorded = [&](const KernelChoices& wanted, const char* op, const char* kernel, const char* why) {
+    Routes routes(wanted);
+    routes.set_call(q, k);
+    routes.record(op, kernel, why);
+    return routes.counts()[0];
+  };
+  const KernelChoices fused = KernelChoices::all(KernelChoice::fused);
+  CHECK(!recorded({}, "nsa_select", "cpu", "").is_fallback());
+  CHECK(!recorded({}, "nsa_select", "general", "").is_fallback());
+  CHECK(recorded({}, "nsa_select", "general", "odd heads").reason == "odd heads");
+  CHECK(recorded(fused, "nsa_select", "cpu", "").reason == "the CPU has one route, which is not fused");
+  CHECK(recorded(fused, "nsa_attend_window_forward", "general", "").reason == "fused kernels are for bf16 on sm_90");
+  CHECK(recorded(fused, "nsa_attend_window_forward", "general", "odd heads").reason == "odd heads");
+  CHECK(!recorded(fused, "nsa_attend_window_forward", "sm90", "").is_fallback());
+  CHECK(!recorded(fused, "matmul", "cublaslt", "").is_fallback());
+  CHECK(recorded(KernelChoices::all(KernelChoice::reference), "nsa_select", "general", "").kernel == "reference");
+  CHECK(recorded({}, "nsa_select", "sm90", "").shapes() == "bf16 [2,128,12,60] [2,128,2,60]");
+  // Of the branch that the object names alone.
+  KernelChoices window = {};
+  window.win = KernelChoice::fused;
+  CHECK(recorded(window, "nsa_attend_window_backward", "cpu", "").is_fallback());
+  CHECK(!recorded(window, "nsa_attend_compressed_forward", "cpu", "").is_fallback());
+
+  Routes strict({}, true);
+  strict.set_call(q, k);
+  strict.set_layer(3);
+  strict.record("nsa_select", "sm90");
+  check_error([&] { strict.record("nsa_select", "general", "heads of 60"); },
+              {"nsa_select", "bf16 [2,128,12,60] [2,128,2,60]", "layer 3", "heads of 60", "runtime.strict"});
+}
+
+TEST_CASE("routes: calls of one op with other shapes are other entries, however they come", "[routes]") {
+  Routes routes;
+  const Tensor a(nullptr, DType::f32, {2, 3}, Device::cpu()), b(nullptr, DType::f32, {3, 2}, Device::cpu());
+  for (const int round : {0, 1, 2})
+    for (const bool swapped : {false, true, true}) {
+      routes.set_call(swapped ? b : a, swapped ? a : b);
+      routes.set_layer(round == 2 ? 1 : 0);
+      routes.record("matmul", "cublaslt");
+    }
+  REQUIRE(routes.counts().size() == 4);
+  CHECK(routes.counts()[0].calls == 2);
+  CHECK(routes.counts()[1].calls == 4);
+  CHECK(routes.counts()[3].calls == 2);
+}
+
+TEST_CASE("routes: the CPU's route is told, and is a fallback where fused was asked for", "[routes]") {
+  const TemporaryFolder folder;
+  const Outcome usual = train(folder.file("auto"), " --verbose");
+  REQUIRE(usual.exit_code == 0);
+  CHECK(usual.output.find("kernel of nsa_select: cpu f32 [2,48,4,8] [2,11,2,8] (layers 0 to 1)\n") !=
+        std::string::npos);
+  CHECK(usual.output.find("fallback") == std::string::npos);
+  CHECK(train(folder.file("quiet"), " --verbose --set log.route_steps=0").output.find("kernel of ") ==
+        std::string::npos);
+
+  for (const char* word : {"general", "reference"}) {
+    const std::string out = folder.file(word);
+    REQUIRE(train(out, std::string(" --set runtime.kernels=") + word).exit_code == 0);
+    CHECK(read_text(out + "/fallback_counters.csv") == "step,layer,branch,kernel,reason,count\n");
+    CHECK(read_text(out + "/model.safetensors") == read_text(folder.file("auto/model.safetensors")));
+  }
+
+  // A forced fallback: counted by layer and branch, in the heartbeats too; with strict an error before anything is
+  // written, which names op, shape and reason.
+  const std::string out = folder.file("fused");
+  REQUIRE(train(out, " --set 'runtime.kernels={\"sel\":\"fused\"}'").exit_code == 0);
+  const std::string csv = read_text(out + "/fallback_counters.csv");
+  CHECK(csv.find("1,0,sel,nsa_attend_selected_forward cpu,the CPU has one route; which is not fused,1\n") !=
+        std::string::npos);
+  CHECK(csv.find("2,1,select,nsa_select cpu,") != std::string::npos);
+  CHECK(csv.find("win,") == std::string::npos);
+  std::istringstream lines(read_text(out + "/heartbeat_rank0.jsonl"));
+  Json last;
+  for (std::string line; std::getline(lines, line);)
+    if (const Json beat = Json::parse(line); beat["msg"] == "step_end") last = beat;
+  CHECK(last["fb_sel"] == 2 * 2 * 2);  // steps, layers, forward and backward
+  CHECK(last["fb_select"] == 2 * 2);
+  CHECK(last["fb_win"] == 0);
+  CHECK(last["fb_total"] == 12);
+  const Outcome strict =
+      train(folder.file("strict"), " --set 'runtime.kernels={\"sel\":\"fused\"}' --set runtime.strict=true");
+  INFO(strict.output);
+  CHECK(strict.exit_code == 1);
+  for (const char* word : {"nsa_select", "f32 [2,48,4,8]", "in layer 0", "the CPU has one route", "runtime.strict"})
+    CHECK(strict.output.find(word) != std::string::npos);
+  CHECK(count_files(folder.path()) == 5);                                            // no folder of the strict run
+  CHECK(train(folder.file("strict"), " --set runtime.strict=true").exit_code == 0);  // nothing falls back
+}
+
+TEST_CASE("routes: NSA_USE_FA2, NSA_SDPA_NO_FLASH and NSA_SDPA_FLASH_ONLY choose kernels", "[routes]") {
+  const TemporaryFolder folder;
+  for (const char* variable : {"NSA_USE_FA2=0", "NSA_SDPA_NO_FLASH=1", "NSA_USE_FA2=0 NSA_SDPA_NO_FLASH=1"}) {
+    REQUIRE(train(folder.file("general"), " --overwrite", variable).exit_code == 0);
+    CHECK(runtime_of(folder.file("general"))["kernels"] == "general");
+    CHECK(runtime_of(folder.file("general"))["strict"] == false);
+  }
+  for (const char* variable : {"NSA_USE_FA2=1", "NSA_SDPA_NO_FLASH=0", "NSA_SDPA_FLASH_ONLY=0"}) {
+    REQUIRE(train(folder.file("auto"), " --overwrite --set runtime.strict=true", variable).exit_code == 0);
+    CHECK(runtime_of(folder.file("auto"))["kernels"] == "auto");
+  }
+  const Outcome only = train(folder.file("only"), "", "NSA_SDPA_FLASH_ONLY=1");
+  CHECK(only.exit_code == 1);
+  CHECK(only.output.find("runtime.strict is true") != std::string::npos);
+  REQUIRE(train(folder.file("only"), " --set runtime.strict=false", "NSA_SDPA_FLASH_ONLY=1").exit_code == 0);
+  CHECK(runtime_of(folder.file("only"))["kernels"] == "fused");
+  const Outcome both = train(folder.file("both"), "", "NSA_SDPA_FLASH_ONLY=1 NSA_USE_FA2=0");
+  INFO(both.output);
+  CHECK(both.exit_code == 2);
+  for (const char* word : {"NSA_SDPA_FLASH_ONLY=1", "NSA_USE_FA2=0", "contradict", "runtime.kernels"})
+    CHECK(both.output.find(word) != std::string::npos);
+}
+
+TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
+  if (!require_hopper_plan()) return;
+  const auto kernels_of = [](const std::string& kernels, const std::string& precision, bool strict = false) {
+    Config config = load_config(kTiny, {"model.d_k=64", "model.d_v=64", "runtime.kernels=" + kernels,
+                                        "runtime.precision=" + precision, "nsa.l=32", "nsa.d=16", "nsa.l_sel=64"})
+                        .config;
+    Runtime plan({.device = Device::cuda(), .planning = true, .kernels = config.runtime.kernels, .strict = strict});
+    TrainStep step(plan, config);
+    step.micro_step({}, {}, 1);
+    std::map<std::string, std::string> out;  // by branch: "general" or "sm90", "!" behind a fallback
+    for (const Routes::Count& c : plan.ctx().routes.counts()) {
+      const std::string kernel = c.kernel + (c.is_fallback() ? "!" : "");
+      const std::string of = c.op.starts_with("linear_silu") ? "silu" : branch_of(c.op);
+      const auto [at, is_new] = out.try_emplace(of, kernel);
+      INFO(c.op);
+      CHECK(at->second == kernel);
+    }
+    return out;
+  };
+  using Map = std::map<std::string, std::string>;
+  // silu: of a product with SiLU behind it, where one kernel may take both; "" where the choice is for none that does.
+  const auto all = [](const char* kernel, const char* product, const char* silu) {
+    Map map{{"cmp", kernel}, {"sel", kernel}, {"select", kernel}, {"win", kernel}, {"matmul", product}};
+    if (*silu != 0) map["silu"] = silu;
+    return map;
+  };
+  CHECK(kernels_of("auto", "bf16") == all("sm90", "cublaslt", "sm90"));
+  CHECK(kernels_of("fused", "bf16") == all("sm90", "cublaslt", "sm90"));
+  CHECK(kernels_of("general", "bf16") == all("general", "cublaslt first", ""));
+  CHECK(kernels_of("reference", "bf16") == all("reference", "reference", ""));
+  CHECK(kernels_of("auto", "fp32") == all("general", "cublaslt", "general"));
+  CHECK(kernels_of("fused", "fp32") == all("general!", "cublaslt", "general!"));
+  CHECK(kernels_of("reference", "fp32") == all("reference", "reference", ""));
+  CHECK(kernels_of(R"({"sel":"general"})", "bf16") == Map{{"cmp", "sm90"},
+                                                          {"sel", "general"},
+                                                          {"select", "general"},
+                                                          {"win", "sm90"},
+                                                          {"matmul", "cublaslt"},
+                                                          {"silu", "sm90"}});
+  CHECK(
+      kernels_of(R"({"cmp":"reference","win":"general","matmul":"general"})", "bf16") ==
+      Map{{"cmp", "reference"}, {"sel", "sm90"}, {"select", "sm90"}, {"win", "general"}, {"matmul", "cublaslt first"}});
+  // Of the matrix products alone: what is not fused in fp32, or on another card, is that with SiLU.
+  CHECK(kernels_of(R"({"matmul":"fused"})", "fp32") == all("general", "cublaslt", "general!"));
+  check_error([&] { kernels_of(R"({"matmul":"fused"})", "fp32", /*strict=*/true); },
+              {"linear_silu_forward of f32", "in layer 0", "fused kernels are for bf16 on sm_90", "runtime.strict"});
+}
+
+namespace {
+
+ModelConfig hopper_model() {
+  ModelConfig c;
+  c.dim = 128, c.n_layers = 2, c.n_heads = 12, c.n_kv_groups = 2, c.d_k = 64, c.d_v = 64, c.vocab_size = 307;
+  c.nsa.l = 32, c.nsa.d = 16, c.nsa.l_sel = 64, c.nsa.n_sel = 4, c.nsa.w = 100;
+  c.resolve();
+  return c;
+}
+
+double norm(const std::vector<double>& v) {
+  double sum = 0;
+  for (const double x : v) sum += x * x;
+  return std::sqrt(sum);
+}
+
+}  // namespace
+
+// Every route computes the same function of the same lists: against the CPU in f32, each is as far as bf16's storage.
+TEST_CASE("routes: every route gives the gradients of the CPU, on the GPU", "[routes][gpu]") {
+  if (!require_gpu()) return;
+  const ModelConfig config = hopper_model();
+  ModelFixture exact(config, 2, 300, Device::cpu(), DType::f32);
+  exact.loss_and_grads();
+  double largest = 0;
+  for (int64_t i = 0; i < exact.model().params().count(); ++i) largest = std::max(largest, norm(exact.grad(i)));
+  KernelChoices only_window = {}, only_selected = {};
+  only_window.win = KernelChoice::reference, only_selected.sel = KernelChoice::general;
+  const KernelChoices all[] = {{},
+                               KernelChoices::all(KernelChoice::general),
+                               KernelChoices::all(KernelChoice::reference),
+                               only_window,
+                               only_selected};
+  for (const DType dtype : {DType::bf16, DType::f32})
+    for (const KernelChoices& kernels : all) {
+      ModelFixture gpu(config, 2, 300, Device::cuda(), dtype, 3, 0.1, {}, kernels);
+      for (int64_t i = 0; i < config.n_layers; ++i) gpu.set_lists(i, exact.lists(i));
+      gpu.loss_and_grads();
+      for (int64_t i = 0; i < exact.model().params().count(); ++i) {
+        const std::vector<double> want = exact.grad(i), got = gpu.grad(i);
+        std::vector<double> difference = want;
+        for (size_t j = 0; j < want.size(); ++j) difference[j] -= got[j];
+        INFO(json_config::to_json(kernels).dump()
+             << " " << name_of(dtype) << " " << exact.model().params().specs()[static_cast<size_t>(i)].name);
+        const double tolerance = dtype == DType::f32 ? 1e-4 : 3e-2;
+        CHECK(norm(difference) <= tolerance * std::max(norm(want), 1e-2 * largest));
+      }
+      std::vector<std::vector<double>> first;
+      for (int64_t i = 0; i < exact.model().params().count(); ++i) first.push_back(gpu.grad(i));
+      gpu.loss_and_grads();
+      for (int64_t i = 0; i < exact.model().params().count(); ++i) CHECK(gpu.grad(i) == first[static_cast<size_t>(i)]);
+    }
+}
+
+TEST_CASE("routes: the reference selects as the CPU does on the GPU", "[routes][gpu]") {
+  if (!require_gpu()) return;
+  const ModelConfig config = hopper_model();
+  ModelFixture cpu(config, 2, 700, Device::cpu(), DType::bf16),
+      gpu(config, 2, 700, Device::cuda(), DType::bf16, 3, 0.1, {}, KernelChoices::all(KernelChoice::reference));
+  cpu.loss();
+  gpu.loss();
+  const std::vector<int32_t> want = cpu.lists(0), got = gpu.lists(0);
+  int64_t differ = 0;
+  for (size_t i = 0; i < want.size(); ++i) differ += want[i] != got[i];
+  INFO(differ << " of " << want.size());
+  CHECK(static_cast<double>(differ) < 0.01 * static_cast<double>(want.size()));  // near ties alone
+}
+
+// Of any length: what the fused kernels' memory does not reach would be a fallback, and would combine nothing.
+TEST_CASE("routes: the selected branch is fused at any length, and combines along", "[routes]") {
+  if (!require_hopper_plan()) return;
+  for (const int64_t l_sel : {32, 64, 128})
+    for (const int64_t T : {int64_t{2048}, int64_t{9000}, int64_t{65537}, int64_t{1} << 20, (int64_t{1} << 24) + 1})
+      for (const int64_t heads : {1, 2, 6, 11, 16, 32}) {
+        Runtime plan({.device = Device::cuda(), .planning = true});
+        const auto alloc = [&](DType type, const Shape& shape) {
+          return plan.arena().alloc(MemTag::io, "x", type, shape);
+        };
+        const Tensor q = alloc(DType::bf16, {1, T, heads, 64}), k = alloc(DType::bf16, {1, T, 1, 64}),
+                     o = alloc(DType::bf16, q.shape()), lse = alloc(DType::f32, {1, T, heads}),
+                     lists = alloc(DType::i32, {1, T, 1, 16}), gate = alloc(DType::f32, {3, 1, T, 1});
+        const CombineAlong combine{o, o, o, gate};
+        const bool along = nsa_attend_selected_combines(plan.ctx(), {o, lse}, {q, k, k}, lists, l_sel, combine);
+        nsa_attend_selected_forward(plan.ctx(), {o, lse}, {q, k, k}, lists, l_sel, along ? &combine : nullptr);
+        INFO("T " << T << ", blocks of " << l_sel << ", " << heads << " heads");
+        REQUIRE(plan.ctx().routes.counts().size() == 1);
+        CHECK(plan.ctx().routes.counts()[0].kernel == "sm90");
+        CHECK(along);
+      }
+}

@@ -1,0 +1,379 @@
+// Switches that take NSA apart (force_branch, uniform_gate, stopgrad_gates), and runtime.asserts, which names the first
+// value that cannot be.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <sstream>
+
+#include "io/json_config.h"
+#include "tests/support/model_fixture.h"
+#include "tests/support/program.h"
+#include "tests/support/test.h"
+#include "train/inference.h"
+
+using namespace triad;
+using namespace triad::test;
+
+namespace {
+
+const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
+
+double largest(const std::vector<double>& v) {
+  double most = 0;
+  for (const double x : v) most = std::max(most, std::abs(x));
+  return most;
+}
+
+// What the model's gradients are, by name; parameters as ModelFixture draws them.
+std::map<std::string, std::vector<double>> gradients(const ModelConfig& config, Device device, DType dtype) {
+  ModelFixture f(config, 2, 45, device, dtype, 3, 0.3);
+  f.loss_and_grads();
+  std::map<std::string, std::vector<double>> out;
+  for (int64_t i = 0; i < f.model().params().count(); ++i)
+    out[f.model().params().specs()[static_cast<size_t>(i)].name] = f.grad(i);
+  return out;
+}
+
+bool belongs_to(const std::string& name, const std::string& branch) {
+  if (name.find("_" + branch + "_proj") != std::string::npos) return true;
+  return branch == "cmp" && name.find("attn.phi_") != std::string::npos;
+}
+
+// Parameters of the branches that are switched off, and the gate's, get exactly nothing; all others something.
+void check_forced(Device device, DType dtype) {
+  for (const Phi phi : {Phi::avg, Phi::conv, Phi::mlp})
+    for (const Branch forced : {Branch::cmp, Branch::sel, Branch::win}) {
+      ModelConfig config = small_model();
+      config.nsa.phi = phi, config.nsa.gate.force = forced;
+      for (const auto& [name, grad] : gradients(config, device, dtype)) {
+        bool off = name.find("attn.gate.") != std::string::npos;
+        for (const Branch other : {Branch::cmp, Branch::sel, Branch::win})
+          off = off || (other != forced && belongs_to(name, std::string(word_of(other))));
+        INFO(word_of(forced) << ", phi " << word_of(phi) << ": " << name << " " << largest(grad));
+        CHECK((largest(grad) == 0) == off);
+      }
+    }
+}
+
+// One layer and its last token: what any one-hot, uniform or learned gate makes of the branches.
+std::vector<double> gates(ModelFixture& f) {
+  f.loss();
+  return read_floats(f.ctx(), f.activations().layer(0).nsa.gate);
+}
+
+void check_gates(Device device, DType dtype) {
+  for (const Branch forced : {Branch::cmp, Branch::sel, Branch::win}) {
+    ModelConfig config = small_model();
+    config.nsa.gate.force = forced;
+    ModelFixture f(config, 1, 40, device, dtype);
+    const std::vector<double> g = gates(f);
+    const size_t plane = g.size() / 3;
+    for (size_t i = 0; i < g.size(); ++i) CHECK(g[i] == (i / plane == static_cast<size_t>(forced) ? 1 : 0));
+  }
+  ModelConfig config = small_model();
+  config.nsa.gate.uniform = true;
+  ModelFixture uniform(config, 1, 40, device, dtype);
+  for (const double g : gates(uniform)) CHECK(g == Approx(1.0 / 3).epsilon(1e-7));
+  config.nsa.gate.uniform = false;
+  ModelFixture usual(config, 1, 40, device, dtype);
+  config.nsa.gate.stop_gradient = true;
+  ModelFixture stopped(config, 1, 40, device, dtype);
+  CHECK(gates(usual) == gates(stopped));  // forward is the usual one
+}
+
+// The derivative with gates held: of the model whose gate has no way to its input. With fc1 zero, fc2's bias alone
+// makes the gates, so that they do not depend on what stopgrad_gates cuts: gradients are then those of the usual model
+// but for the gate's own.
+void check_stopgrad_against_constant_gates(Device device, DType dtype) {
+  std::map<std::string, std::vector<double>> grads[2];
+  for (const bool stop : {false, true}) {
+    ModelConfig config = small_model();
+    config.nsa.gate.stop_gradient = stop;
+    ModelFixture f(config, 2, 45, device, dtype, 3, 0.3);
+    for (int64_t i = 0; i < f.model().params().count(); ++i) {
+      const ParamSpec& spec = f.model().params().specs()[static_cast<size_t>(i)];
+      if (spec.name.find("gate.fc1") == std::string::npos && spec.name.find("gate.fc2.weight") == std::string::npos)
+        continue;
+      std::fill_n(f.parameters().begin() + f.model().params().offset(i), spec.shape.numel(), 0.0f);
+    }
+    f.upload();
+    f.loss_and_grads();
+    for (int64_t i = 0; i < f.model().params().count(); ++i)
+      grads[stop][f.model().params().specs()[static_cast<size_t>(i)].name] = f.grad(i);
+  }
+  for (const auto& [name, usual] : grads[0]) {
+    INFO(name);
+    if (name.find("attn.gate.") != std::string::npos)
+      CHECK(largest(grads[1][name]) == 0);
+    else
+      CHECK(grads[1][name] == usual);
+  }
+  CHECK(largest(grads[0]["blocks.0.attn.gate.fc2.bias"]) > 0);
+}
+
+// The message of a pass over a model that something was done to.
+std::string found(
+    Device device, DType dtype, const std::function<void(ModelFixture&)>& damage,
+    void (*change)(ModelConfig&) = [](ModelConfig&) {}) {
+  ModelConfig config = small_model();
+  change(config);
+  ModelFixture f(config, 2, 45, device, dtype);
+  Runtime memory({.device = device, .arena_bytes = 4096});
+  Asserts asserts(memory.arena());
+  f.model().watch(&asserts);
+  f.loss();
+  damage(f);
+  asserts.clear(f.ctx());
+  f.loss_and_grads();
+  try {
+    asserts.require_none(f.ctx(), "step 7");
+  } catch (const Error& e) { return e.what(); }
+  return "";
+}
+
+void set_weight(ModelFixture& f, const std::string& name, int64_t element, float value) {
+  for (int64_t i = 0; i < f.model().params().count(); ++i)
+    if (f.model().params().specs()[static_cast<size_t>(i)].name == name)
+      f.parameters()[static_cast<size_t>(f.model().params().offset(i) + element)] = value;
+  f.upload();
+}
+
+void expect(const std::string& message, const std::string& wanted) {
+  INFO(message);
+  CHECK(message.find(wanted) != std::string::npos);
+}
+
+void check_asserts(Device device, DType dtype) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+  CHECK(found(device, dtype, [](ModelFixture&) {}) == "");
+  // Planted: a NaN in one layer. mlp_pre [90,80], element (0, 3) first; and the sites before it are all right.
+  expect(found(device, dtype, [&](ModelFixture& f) { set_weight(f, "blocks.1.mlp.fc1.weight", 3 * 20, kNan); }),
+         "step 7: runtime.asserts: forward of layer 1: rmsnorm, first mlp matrix: mlp_pre[0,3] of [90,80] is NaN");
+  expect(found(device, dtype, [&](ModelFixture& f) { set_weight(f, "blocks.0.norm2.weight", 5, kInf); }),
+         "forward of layer 0: rmsnorm, first mlp matrix: mlp_pre[0,0] of [90,80] is");
+  expect(found(device, dtype, [&](ModelFixture& f) { set_weight(f, "blocks.1.attn.gate.fc2.bias", 2, kNan); }),
+         "forward of layer 1: nsa_gate: gate[0,0,0,0] of [3,2,45,2] is NaN");
+  expect(found(device, dtype, [&](ModelFixture& f) { set_weight(f, "blocks.0.attn.k_cmp_proj.weight", 0, kNan); }),
+         "forward of layer 0: rmsnorm, q, k and v projections, rope: qkv[0,36] of");
+
+  expect(found(device, dtype, [&](ModelFixture& f) { set_weight(f, "lm_head.weight", 0, kNan); }),
+         "final norm, head, cross-entropy: row_loss[0] of [90] is");
+  // Lists: [2,45,2,4], of token 44 of sequence 1 in group 1 the last row.
+  const auto with_list = [&](std::vector<int32_t> list, int64_t token) {
+    return found(device, dtype, [&](ModelFixture& f) {
+      std::vector<int32_t> all = f.lists(1);
+      std::copy(list.begin(), list.end(), all.begin() + ((45 + token) * 2 + 1) * 4);
+      f.set_lists(0, f.lists(0));
+      f.set_lists(1, all);
+    });
+  };
+  const std::string lists = "forward of layer 1: nsa_select: block_index";
+  CHECK(with_list({0, 2, 4, 5}, 44) == "");
+  CHECK(with_list({0, 5, -1, -1}, 44) == "");
+  expect(with_list({0, 4, 4, 5}, 44), lists + "[1,44,1,2] of [2,45,2,4] is not above the entry before it");
+  expect(with_list({0, 5, 4, -1}, 44), lists + "[1,44,1,2] of [2,45,2,4] is not above the entry before it");
+  expect(with_list({0, -1, 4, 5}, 44), lists + "[1,44,1,2] of [2,45,2,4] is not above the entry before it");
+  expect(with_list({0, 1, 3, -1}, 23), lists + "[1,23,1,2] of [2,45,2,4] is a block that begins after its token");
+  CHECK(with_list({0, 1, 3, -1}, 24) == "");
+  expect(with_list({-2, 0, 4, 5}, 44), lists + "[1,44,1,0] of [2,45,2,4] is a block that does not exist");
+  // Tokens. One that is out of range is told and read as 0.
+  const auto with_token = [&](int32_t value, bool target) {
+    return found(device, dtype, [&](ModelFixture& f) {
+      const Tensor ids = target ? f.activations().targets : f.activations().tokens;
+      std::vector<int32_t> host(static_cast<size_t>(ids.numel()));
+      read(f.ctx(), host.data(), ids);
+      host[45 + 7] = value;
+      write(f.ctx(), ids, host.data());
+    });
+  };
+  expect(with_token(37, false), "forward: the loader: tokens[1,7] of [2,45] is out of range");
+  expect(with_token(-1, false), "forward: the loader: tokens[1,7] of [2,45] is out of range");
+  expect(with_token(-2, true), "forward: the loader: targets[1,7] of [2,45] is out of range");
+  CHECK(with_token(-1, true) == "");
+  CHECK(with_token(36, false) == "");
+  // Dense attention has sites of its own.
+  expect(found(
+             device, dtype, [&](ModelFixture& f) { set_weight(f, "blocks.1.attn.v_win_proj.weight", 0, kNan); },
+             [](ModelConfig& c) { c.attention = AttentionKind::dense; }),
+         "forward of layer 1: rmsnorm, q, k and v projections, rope: qkv[0,48]");
+}
+
+}  // namespace
+
+TEST_CASE("ablation: a forced branch leaves the other branches' parameters without a gradient", "[ablation]") {
+  check_forced(Device::cpu(), DType::f64);
+}
+
+TEST_CASE("ablation: a forced branch leaves the others without a gradient on the GPU", "[ablation][gpu]") {
+  if (!require_gpu()) return;
+  check_forced(Device::cuda(), DType::f32);
+  check_forced(Device::cuda(), DType::bf16);
+}
+
+TEST_CASE("ablation: gates are one-hot, uniform or the usual ones", "[ablation]") {
+  check_gates(Device::cpu(), DType::f64);
+}
+
+TEST_CASE("ablation: gates are one-hot, uniform or the usual ones on the GPU", "[ablation][gpu]") {
+  if (require_gpu()) check_gates(Device::cuda(), DType::bf16);
+}
+
+TEST_CASE("ablation: stopgrad_gates gives the gradient of gates that are constants", "[ablation]") {
+  check_stopgrad_against_constant_gates(Device::cpu(), DType::f64);
+}
+
+TEST_CASE("ablation: stopgrad_gates gives the gradient of constant gates on the GPU", "[ablation][gpu]") {
+  if (require_gpu()) check_stopgrad_against_constant_gates(Device::cuda(), DType::f32);
+}
+
+TEST_CASE("ablation: the window branch alone, with w >= T, is dense attention", "[ablation]") {
+  ModelConfig config = small_model();
+  config.nsa.gate.force = Branch::win, config.nsa.w = 60;
+  ModelConfig dense = small_model();
+  dense.attention = AttentionKind::dense;
+  ModelFixture f(config, 1, 50, Device::cpu(), DType::f64), g(dense, 1, 50, Device::cpu(), DType::f64);
+  // The dense model's parameters, by name, from the other's.
+  const Params &from = f.model().params(), &to = g.model().params();
+  for (int64_t i = 0; i < to.count(); ++i)
+    for (int64_t j = 0; j < from.count(); ++j)
+      if (from.specs()[static_cast<size_t>(j)].name == to.specs()[static_cast<size_t>(i)].name)
+        std::copy_n(f.parameters().begin() + from.offset(j), to.specs()[static_cast<size_t>(i)].shape.numel(),
+                    g.parameters().begin() + to.offset(i));
+  g.upload();
+  CHECK(f.loss() == Approx(g.loss()).epsilon(1e-12));
+}
+
+TEST_CASE("asserts: the first wrong value is named, with pass, layer, op and element", "[asserts]") {
+  check_asserts(Device::cpu(), DType::f32);
+}
+
+TEST_CASE("asserts: the first wrong value is named on the GPU", "[asserts][gpu]") {
+  if (require_gpu()) check_asserts(Device::cuda(), DType::bf16);
+}
+
+TEST_CASE("asserts: elements past a vector and past a piece are seen, the lowest is told", "[asserts]") {
+  for (const bool gpu : {false, true}) {
+    if (gpu && backend::cuda_device_count() == 0) continue;
+    const Device device = gpu ? Device::cuda() : Device::cpu();
+    Runtime runtime({.device = device, .arena_bytes = 8 << 20});
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const int64_t n : {1, 7, 8, 1000, 16385, 500003}) {
+        Scratch::Scope scope(runtime.scratch());
+        const Tensor x = runtime.arena().alloc(MemTag::io, "x", dtype, {n}),
+                     first = runtime.arena().alloc(MemTag::io, "first", DType::i64, {1});
+        std::vector<uint16_t> half(static_cast<size_t>(n), 0x3f80);
+        std::vector<float> full(static_cast<size_t>(n), 1.0f);
+        const int64_t bad[] = {n - 1, n / 2};
+        int64_t seen = kNoViolation;
+        for (const int64_t at : {int64_t{-1}, bad[0], bad[1]}) {
+          if (at >= 0) half[static_cast<size_t>(at)] = 0xff80, full[static_cast<size_t>(at)] = -INFINITY;
+          write(runtime.ctx(), x, dtype == DType::f32 ? static_cast<const void*>(full.data()) : half.data());
+          write(runtime.ctx(), first, &kNoViolation);
+          assert_finite(runtime.ctx(), first, 5, x);
+          read(runtime.ctx(), &seen, first);
+          INFO(n << " " << name_of(dtype) << " " << at);
+          CHECK(seen == (at < 0 ? kNoViolation : Violation::key(5, at, Violation::minus_infinity)));
+        }
+      }
+  }
+}
+
+TEST_CASE("asserts: NSA_STRICT_ASSERTS ends a run at the first activation that is not finite", "[asserts]") {
+  const TemporaryFolder folder;
+  const std::string args = "train " + kTiny + " --set runtime.device=cpu --set train.lr=1e30 --set log.out_dir=";
+  const Outcome without = run_program(args + folder.file("a"));
+  CHECK(without.output.find("runtime.asserts: ") == std::string::npos);
+  const Outcome with = run_program(args + folder.file("b"), "NSA_STRICT_ASSERTS=1");
+  INFO(with.output);
+  CHECK(with.exit_code == 1);
+  CHECK(with.output.find("step 2: runtime.asserts: ") != std::string::npos);
+  CHECK(Json::parse(read_text(folder.file("b/config.json")))["runtime"]["asserts"] == true);
+  // A run that is well is not disturbed, to the bit.
+  const std::string well = "train " + kTiny + " --set runtime.device=cpu --set train.steps=3 --set log.out_dir=";
+  REQUIRE(run_program(well + folder.file("c") + " --set train.eval_every=2", "NSA_STRICT_ASSERTS=1").exit_code == 0);
+  REQUIRE(run_program(well + folder.file("d") + " --set train.eval_every=2").exit_code == 0);
+  CHECK(read_text(folder.file("c/model.safetensors")) == read_text(folder.file("d/model.safetensors")));
+}
+
+// A checkpoint's weights with one of them NaN, and without the checksums that would tell.
+void poison(const std::string& path, const std::string& tensor, int64_t element) {
+  std::string bytes = read_text(path);
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), sizeof length);
+  Json header = Json::parse(bytes.substr(sizeof length, length));
+  std::string data = bytes.substr(sizeof length + length);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const int64_t at = header.at(tensor)["data_offsets"][0].get<int64_t>() + 4 * element;
+  std::memcpy(data.data() + at, &nan, sizeof nan);
+  header.erase("__metadata__");
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  length = text.size();
+  write_text(path, std::string(reinterpret_cast<const char*>(&length), sizeof length) + text + data);
+}
+
+TEST_CASE("asserts: a NaN in one layer of a run is named by layer, op and element", "[asserts]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"),
+                    args = "train " + kTiny +
+                           " --set runtime.device=cpu --set train.save_every=2 --set log.out_dir=" + out;
+  REQUIRE(run_program(args + " --set train.steps=2").exit_code == 0);
+  const std::string from = out + "/checkpoints/step_2";
+  poison(from + "/model.safetensors", "blocks.1.mlp.fc1.weight", 3 * 32 + 7);  // of [128,32]
+  const Outcome named = run_program(args + " --set train.steps=4 --set runtime.asserts=true --resume " + from);
+  INFO(named.output);
+  CHECK(named.exit_code == 1);
+  CHECK(named.output.find("step 3: runtime.asserts: forward of layer 1: rmsnorm, first mlp matrix: mlp_pre[0,3] of "
+                          "[96,128] is NaN") != std::string::npos);
+  const Outcome seen = run_program(args + " --set train.steps=4 --resume " + from);
+  INFO(seen.output);
+  CHECK(seen.exit_code == 1);
+  CHECK(seen.output.find("step 3: rank 0: loss ") != std::string::npos);
+  CHECK(seen.output.find("nan are not both finite") != std::string::npos);
+}
+
+TEST_CASE("ablation: NSA_FORCE_BRANCH, NSA_FORCE_UNIFORM_GATE and NSA_STOPGRAD_GATES change what a run computes",
+          "[ablation]") {
+  const TemporaryFolder folder;
+  const auto trained = [&](const std::string& name, const std::string& environment) {
+    const std::string out = folder.file(name);
+    const Outcome outcome = run_program("train " + kTiny +
+                                            " --set runtime.device=cpu --set train.steps=3 --set log.every=1"
+                                            " --set train.lr=0.01 --set train.warmup_steps=0 --set log.out_dir=" +
+                                            out,
+                                        environment);
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    return std::pair{Json::parse(read_text(out + "/config.json"))["nsa"], read_text(out + "/training.csv")};
+  };
+  const auto losses = [](const std::string& csv) {  // of steps 1 to 3
+    std::vector<std::string> out;
+    std::istringstream in(csv);
+    std::string line;
+    std::getline(in, line);
+    while (std::getline(in, line)) out.push_back(line.substr(line.find(',') + 1, line.find(',', 2) - 2));
+    return out;
+  };
+  const auto usual = losses(trained("usual", "").second);
+  REQUIRE(usual.size() == 3);
+  for (const std::string branch : {"cmp", "sel", "win"}) {
+    const auto [nsa, csv] = trained(branch, "NSA_FORCE_BRANCH=" + branch);
+    CHECK(nsa["force_branch"] == branch);
+    CHECK(losses(csv)[0] != usual[0]);
+  }
+  const auto [uniform, uniform_csv] = trained("uniform", "NSA_FORCE_UNIFORM_GATE=1");
+  CHECK(uniform["uniform_gate"] == true);
+  CHECK(losses(uniform_csv)[0] == usual[0]);  // fresh gates are 1/3 each, and then they move
+  CHECK(losses(uniform_csv)[2] != usual[2]);
+  const auto [stopped, stopped_csv] = trained("stopped", "NSA_STOPGRAD_GATES=1");
+  CHECK(stopped["stopgrad_gates"] == true);
+  CHECK(losses(stopped_csv) == losses(uniform_csv));  // gates that never learn stay where they began
+  CHECK(trained("off", "NSA_FORCE_UNIFORM_GATE=0 NSA_STOPGRAD_GATES=false NSA_FORCE_BRANCH=none").second.size() > 0);
+  for (const char* bad : {"NSA_FORCE_BRANCH=best", "NSA_FORCE_UNIFORM_GATE=2", "NSA_STOPGRAD_GATES=yes",
+                          "NSA_FORCE_BRANCH=sel NSA_FORCE_UNIFORM_GATE=1", "NSA_STRICT_ASSERTS=2"}) {
+    const Outcome outcome = run_program("train " + kTiny + " --set log.out_dir=" + folder.file("bad"), bad);
+    INFO(bad << "\n" << outcome.output);
+    CHECK(outcome.exit_code == 2);
+  }
+}

@@ -1,0 +1,281 @@
+// The whole model: every gradient against central differences in double, and CUDA against the CPU.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "engine/rng.h"
+#include "tests/support/model_fixture.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using triad::test::ModelFixture;
+using triad::test::require_gpu;
+
+namespace {
+
+struct Variant {
+  const char* name;
+  void (*change)(ModelConfig&);
+};
+const Variant kVariants[] = {
+    {"avg, softmax, silu, untied", [](ModelConfig&) {}},
+    {"conv, sigmoid, swiglu, tied",
+     [](ModelConfig& c) {
+       c.nsa.phi = Phi::conv, c.nsa.gate.kind = GateKind::sigmoid, c.mlp = MlpKind::swiglu, c.mlp_hidden = 24;
+       c.tie_embeddings = true;
+     }},
+    {"mlp, softmax, temperature, swiglu",
+     [](ModelConfig& c) {
+       c.nsa.phi = Phi::mlp, c.mlp = MlpKind::swiglu, c.mlp_hidden = 24, c.nsa.gate.temperature = 0.7;
+     }},
+    {"mlp, sigmoid, silu, tied",
+     [](ModelConfig& c) { c.nsa.phi = Phi::mlp, c.nsa.gate.kind = GateKind::sigmoid, c.tie_embeddings = true; }},
+    {"dense, tied", [](ModelConfig& c) { c.attention = AttentionKind::dense, c.tie_embeddings = true; }},
+    {"forced branch", [](ModelConfig& c) { c.nsa.gate.force = Branch::sel; }},
+    {"uniform gate", [](ModelConfig& c) { c.nsa.gate.uniform = true; }},
+};
+
+double norm(const std::vector<double>& v) {
+  double sum = 0;
+  for (const double x : v) sum += x * x;
+  return std::sqrt(sum);
+}
+
+}  // namespace
+
+TEST_CASE("model: every gradient agrees with central differences in double", "[model]") {
+  constexpr double kStep = 1e-5, kTolerance = 1e-5;
+  constexpr int64_t kSamples = 20;
+  for (const Variant& variant : kVariants) {
+    ModelConfig config = test::small_model();
+    variant.change(config);
+    ModelFixture f(config, 2, 45, Device::cpu(), DType::f64, 3, 0.3);
+    f.loss_and_grads();
+    f.model().keep_block_index(true);  // the lists are constants of backward
+    for (int64_t i = 0; i < f.model().params().count(); ++i) {
+      const ParamSpec& spec = f.model().params().specs()[i];
+      const std::vector<double> grad = f.grad(i);
+      const int64_t n = spec.shape.numel(), samples = std::min(n, kSamples);
+      const Philox random(17, static_cast<uint64_t>(i));
+      double error = 0, reference = 0;
+      for (int64_t s = 0; s < samples; ++s) {
+        const int64_t j =
+            n <= kSamples ? s : static_cast<int64_t>(random.below(static_cast<uint64_t>(s), static_cast<uint64_t>(n)));
+        const double x = f.get_f64(i, j);
+        f.set_f64(i, j, x + kStep);
+        const double above = f.loss();
+        f.set_f64(i, j, x - kStep);
+        const double below = f.loss();
+        f.set_f64(i, j, x);
+        const double difference = (above - below) / (2 * kStep);
+        error += (difference - grad[j]) * (difference - grad[j]);
+        reference += difference * difference;
+      }
+      INFO(variant.name << ": " << spec.name << " error " << std::sqrt(error) << " of " << std::sqrt(reference));
+      // A gradient that is zero by design (gates that are forced) leaves the rounding of the difference alone.
+      CHECK(std::sqrt(error) <= kTolerance * std::sqrt(reference) + 1e-9);
+    }
+  }
+}
+
+TEST_CASE("model: stopgrad_gates lets no gradient through the gates", "[model]") {
+  ModelConfig config = test::small_model();
+  config.nsa.gate.stop_gradient = true;
+  ModelFixture f(config, 1, 40, Device::cpu(), DType::f64);
+  f.loss_and_grads();
+  for (int64_t i = 0; i < f.model().params().count(); ++i)
+    if (f.model().params().specs()[i].name.find("gate.fc") != std::string::npos) CHECK(norm(f.grad(i)) == 0);
+}
+
+TEST_CASE("model: the first loss is near ln V + dim * init_std^2 / 2", "[model]") {
+  ModelConfig config = test::small_model();
+  config.dim = 64, config.vocab_size = 200;
+  config.mlp_hidden = 0;
+  config.resolve();
+  ModelFixture f(config, 2, 60, Device::cpu(), DType::f32);
+  f.model().params().init(f.ctx(), 5);
+  CHECK(std::abs(f.loss() - (std::log(200.0) + 64 * 0.02 * 0.02 / 2)) < 0.1);
+}
+
+TEST_CASE("model: a token changes nothing before it", "[model]") {
+  for (const DType dtype : {DType::f64, DType::f32}) {
+    ModelFixture f(test::small_model(), 1, 60, Device::cpu(), dtype);
+    f.loss();
+    const auto row_losses = [&] {
+      std::vector<std::byte> raw(static_cast<size_t>(f.activations().x(2).bytes()));
+      read(f.ctx(), raw.data(), f.activations().x(2));
+      return raw;
+    };
+    const std::vector<std::byte> before = row_losses();
+    constexpr int64_t kChanged = 33;
+    int32_t* token = f.activations().tokens.ptr<int32_t>() + kChanged;
+    *token = (*token + 1) % 37;
+    f.loss();
+    const std::vector<std::byte> after = row_losses();
+    const auto row_bytes = static_cast<int64_t>(before.size()) / 60;
+    CHECK(std::equal(before.begin(), before.begin() + kChanged * row_bytes, after.begin()));
+    CHECK(!std::equal(before.begin() + kChanged * row_bytes, before.begin() + (kChanged + 1) * row_bytes,
+                      after.begin() + kChanged * row_bytes));
+  }
+}
+
+namespace {
+
+// 4 layers of a shape that the GPU's kernels see in earnest: groups of 6, d 64.
+ModelConfig gpu_model() {
+  ModelConfig c;
+  c.dim = 128, c.n_layers = 4, c.n_heads = 12, c.n_kv_groups = 2, c.d_k = 64, c.d_v = 64, c.vocab_size = 307;
+  c.nsa.l = 32, c.nsa.d = 16, c.nsa.l_sel = 64, c.nsa.n_sel = 4, c.nsa.w = 100;
+  c.resolve();
+  return c;
+}
+
+// A gradient's agreement with a reference, pooled over seeds: that of one small tensor, a gate's bias say, is one draw
+// of rounding. Tensors whose norm is below `floor` are compared absolutely.
+struct Agreement {
+  double difference = 0, dot = 0, got = 0, want = 0;  // sums of squares and products
+  int seeds = 0;
+  void add(const std::vector<double>& g, const std::vector<double>& w, double floor) {
+    const double size = norm(w), unit = 1 / std::max(size, floor);
+    for (size_t i = 0; i < g.size(); ++i) {
+      difference += (g[i] - w[i]) * (g[i] - w[i]) * unit * unit;
+      if (size >= floor) dot += g[i] * w[i], got += g[i] * g[i], want += w[i] * w[i];
+    }
+    ++seeds;
+  }
+  double relative() const { return std::sqrt(difference / seeds); }
+  double cosine() const { return want == 0 ? 1 : dot / std::sqrt(got * want); }
+};
+
+// 1e-3 of the largest gradient norm.
+double gradient_floor(ModelFixture& f) {
+  double largest = 0;
+  for (int64_t i = 0; i < f.model().params().count(); ++i) largest = std::max(largest, norm(f.grad(i)));
+  return 1e-3 * largest;
+}
+
+}  // namespace
+
+TEST_CASE("model: CUDA f32 gradients agree with the CPU's", "[model][gpu]") {
+  if (!require_gpu()) return;
+  for (const Variant& variant : {kVariants[0], kVariants[1], kVariants[2], kVariants[4]}) {
+    ModelConfig config = gpu_model();
+    variant.change(config);
+    ModelFixture cpu(config, 2, 300, Device::cpu(), DType::f32), gpu(config, 2, 300, Device::cuda(), DType::f32);
+    const double cpu_loss = cpu.loss_and_grads();
+    if (!config.dense())
+      for (int64_t i = 0; i < config.n_layers; ++i) gpu.set_lists(i, cpu.lists(i));
+    const double gpu_loss = gpu.loss_and_grads();
+    CHECK(std::abs(gpu_loss - cpu_loss) <= 1e-5 * cpu_loss);
+    const double floor = gradient_floor(cpu);
+    for (int64_t i = 0; i < cpu.model().params().count(); ++i) {
+      Agreement agreement;
+      agreement.add(gpu.grad(i), cpu.grad(i), floor);
+      INFO(variant.name << ": " << cpu.model().params().specs()[i].name << " relative error " << agreement.relative());
+      CHECK(agreement.relative() <= 1e-4);
+    }
+  }
+}
+
+TEST_CASE("model: CUDA bf16 gradients are as good as the CPU's rounded to bf16", "[model][gpu]") {
+  if (!require_gpu()) return;
+  constexpr int kSeeds = 4;
+  for (const Variant& variant : {kVariants[0], kVariants[1], kVariants[2], kVariants[4]}) {
+    ModelConfig config = gpu_model();
+    variant.change(config);
+    const std::vector<ParamSpec> specs = param_specs(config);
+    std::vector<Agreement> on_gpu(specs.size()), on_cpu(specs.size());
+    for (int seed = 0; seed < kSeeds; ++seed) {
+      ModelFixture exact(config, 2, 300, Device::cpu(), DType::f32, seed),
+          rounded(config, 2, 300, Device::cpu(), DType::bf16, seed),
+          gpu(config, 2, 300, Device::cuda(), DType::bf16, seed);
+      exact.loss_and_grads();
+      if (!config.dense())
+        for (int64_t i = 0; i < config.n_layers; ++i) {
+          rounded.set_lists(i, exact.lists(i));
+          gpu.set_lists(i, exact.lists(i));
+        }
+      rounded.loss_and_grads();
+      gpu.loss_and_grads();
+      const double floor = gradient_floor(exact);
+      for (size_t i = 0; i < specs.size(); ++i) {
+        const std::vector<double> reference = exact.grad(static_cast<int64_t>(i));
+        on_gpu[i].add(gpu.grad(static_cast<int64_t>(i)), reference, floor);
+        on_cpu[i].add(rounded.grad(static_cast<int64_t>(i)), reference, floor);
+      }
+    }
+    for (size_t i = 0; i < specs.size(); ++i) {
+      INFO(variant.name << ": " << specs[i].name << " GPU " << on_gpu[i].relative() << " CPU bf16 "
+                        << on_cpu[i].relative() << " cosine " << on_gpu[i].cosine() << " CPU bf16 "
+                        << on_cpu[i].cosine());
+      CHECK(on_gpu[i].relative() <= 2 * on_cpu[i].relative());
+      CHECK(on_gpu[i].cosine() >= 0.999);
+    }
+  }
+}
+
+TEST_CASE("model: the same inputs give the same bits", "[model]") {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    ModelFixture f(test::small_model(), 2, 50, Device::cpu(), dtype);
+    f.loss_and_grads();
+    std::vector<std::vector<double>> first;
+    for (int64_t i = 0; i < f.model().params().count(); ++i) first.push_back(f.grad(i));
+    f.ctx().threads = 1;
+    f.loss_and_grads();
+    for (int64_t i = 0; i < f.model().params().count(); ++i) CHECK(f.grad(i) == first[static_cast<size_t>(i)]);
+  }
+}
+
+namespace {
+
+// Weights that are not a number until they are asked for.
+class LateWeights final : public WeightGate {
+ public:
+  explicit LateWeights(const Tensor& weights)
+      : weights_(weights), bytes_(weights.data, weights.data + weights.bytes()) {
+    std::fill_n(weights.ptr<float>(), weights.numel(), NAN);
+  }
+  void begin() override { ++forwards; }
+  void need(ConstTensor w, const Stream&) override {
+    std::memcpy(weights_.data + (w.data - weights_.data), bytes_.data() + (w.data - weights_.data),
+                static_cast<size_t>(w.bytes()));
+  }
+  int forwards = 0;
+
+ private:
+  Tensor weights_;
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace
+
+TEST_CASE("model: a forward asks for each weight before it reads it", "[model]") {
+  for (const Variant& variant : kVariants) {
+    INFO(variant.name);
+    ModelConfig config = test::small_model();
+    variant.change(config);
+    config.resolve();
+    ModelFixture f(config, 2, 70, Device::cpu(), DType::f32);
+    const double loss = f.loss();
+    const Tensor of_rows = f.activations().row_loss;
+    const std::vector<std::byte> rows(of_rows.data, of_rows.data + of_rows.bytes());
+    LateWeights gate(f.model().params().weights());
+    f.model().forward(f.ctx(), f.activations(), /*stats=*/nullptr, &gate);
+    f.model().loss(f.ctx(), f.activations());
+    CHECK(std::isfinite(loss));
+    CHECK(std::equal(rows.begin(), rows.end(), of_rows.data));
+    CHECK(gate.forwards == 1);
+  }
+}
+
+TEST_CASE("model: the same inputs give the same bits on the GPU", "[model][gpu]") {
+  if (!require_gpu()) return;
+  ModelFixture f(gpu_model(), 2, 700, Device::cuda(), DType::bf16);
+  f.loss_and_grads();
+  std::vector<std::vector<double>> first;
+  for (int64_t i = 0; i < f.model().params().count(); ++i) first.push_back(f.grad(i));
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    f.loss_and_grads();
+    for (int64_t i = 0; i < f.model().params().count(); ++i) CHECK(f.grad(i) == first[static_cast<size_t>(i)]);
+  }
+}

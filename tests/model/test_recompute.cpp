@@ -1,0 +1,158 @@
+// Recomputation: which layers keep what, that the bits do not depend on it, and what a plan says of the memory.
+#include "engine/check.h"
+#include "io/json_config.h"
+#include "model/flops.h"
+#include "model/recompute.h"
+#include "tests/support/model_fixture.h"
+#include "tests/support/program.h"
+#include "tests/support/test.h"
+#include "train/load_config.h"
+#include "train/memory_plan.h"
+
+using namespace triad;
+using namespace triad::test;
+
+namespace {
+
+constexpr const char* kPlans[] = {"mlp",           "attention",        "block", "0:1=block,1:3=mlp",
+                                  "1:2=attention", "0:2=mlp,2:3=block"};
+
+ModelConfig three_layers() {
+  ModelConfig c = small_model();
+  c.n_layers = 3;
+  return c;
+}
+
+std::vector<std::vector<double>> gradients(const ModelConfig& c, int64_t T, Device device, DType dtype,
+                                           const RecomputePlan& plan) {
+  ModelFixture f(c, 2, T, device, dtype, 3, 0.1, plan);
+  std::vector<std::vector<double>> all(static_cast<size_t>(f.model().params().count()));
+  for (int pass = 0; pass < 2; ++pass) f.loss_and_grads();  // the second finds what the first left behind
+  for (size_t i = 0; i < all.size(); ++i) all[i] = f.grad(static_cast<int64_t>(i));
+  return all;
+}
+
+Config m7c(const std::string& recompute, int64_t batch = 16) {
+  return load_config(TRIAD_SOURCE_DIR "/configs/m7c_125m.json",
+                     {"runtime.recompute=" + recompute, "train.micro_batch_size=" + std::to_string(batch)})
+      .config;
+}
+
+}  // namespace
+
+TEST_CASE("recompute: plans are read and written alike", "[recompute]") {
+  const auto read = [](const char* text) { return RecomputePlan::parse(text, 12).str(); };
+  CHECK(read("none") == "none");
+  CHECK(read("block") == "0:12=block");
+  CHECK(read("0:6=block,6:12=mlp") == "0:6=block,6:12=mlp");
+  CHECK(read("3:4=attention") == "3:4=attention");
+  CHECK(read("0:2=mlp,2:4=mlp") == "0:4=mlp");
+  CHECK(RecomputePlan::parse("3:4=attention", 12).of(3) == Recompute::attention);
+  CHECK(RecomputePlan::parse("3:4=attention", 12).of(4) == Recompute::none);
+  for (const char* text :
+       {"", "all", "0:6", "0:6=", "=mlp", "6:0=mlp", "3:3=mlp", "0:13=mlp", "-1:2=mlp", "0:4=mlp,3:5=block",
+        "0:6=block,", "0:6=blocks", "0 : 6=mlp", "0:6=mlp;6:8=mlp", "1=mlp", "0:99999999999999999999=mlp"}) {
+    INFO(text);
+    CHECK_THROWS_AS(RecomputePlan::parse(text, 12), UsageError);
+  }
+}
+
+TEST_CASE("recompute: every plan gives the same bits", "[recompute]") {
+  for (const bool dense : {false, true})
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      ModelConfig c = three_layers();
+      if (dense) c.attention = AttentionKind::dense;
+      const auto kept = gradients(c, 50, Device::cpu(), dtype, {});
+      for (const char* plan : kPlans) {
+        INFO(plan << (dense ? ", dense" : ""));
+        CHECK(gradients(c, 50, Device::cpu(), dtype, RecomputePlan::parse(plan, c.n_layers)) == kept);
+      }
+    }
+}
+
+TEST_CASE("recompute: every plan gives the same bits on the GPU", "[recompute][gpu]") {
+  if (!require_gpu()) return;
+  ModelConfig c = three_layers();
+  c.dim = 128, c.n_heads = 12, c.d_k = c.d_v = 64, c.vocab_size = 307, c.mlp_hidden = 0;
+  c.nsa.l = 32, c.nsa.d = 16, c.nsa.l_sel = 64, c.nsa.n_sel = 4, c.nsa.w = 100;
+  c.resolve();
+  const auto kept = gradients(c, 700, Device::cuda(), DType::bf16, {});
+  for (const char* plan : kPlans) {
+    INFO(plan);
+    CHECK(gradients(c, 700, Device::cuda(), DType::bf16, RecomputePlan::parse(plan, c.n_layers)) == kept);
+  }
+}
+
+TEST_CASE("recompute: less is kept the more is run again", "[recompute]") {
+  const auto peak = [](const std::string& recompute) {
+    return plan_memory(m7c(recompute), Device::cuda()).peak_bytes();
+  };
+  const int64_t none = peak("none"), mlp = peak("mlp"), attention = peak("attention"), block = peak("block"),
+                half = peak("0:6=block");
+  CHECK(mlp < none);
+  CHECK(attention < none);
+  CHECK(block < mlp);
+  CHECK(block < attention);
+  CHECK(block < half);
+  CHECK(half < none);
+  CHECK(block <= 6'000'000'000);  // M7C, V = 50257, 16 sequences of 2048 tokens
+  const ModelConfig c = m7c("none").model;
+  CHECK(training_flops(c, 16, 2048, RecomputePlan::parse("block", 12)) ==
+        Approx(training_flops(c, 16, 2048) + 12 * replay_flops(c, 16, 2048, Recompute::block)));
+  CHECK(replay_flops(c, 16, 2048, Recompute::mlp) == 2.0 * 32768 * 768 * 3072);
+}
+
+TEST_CASE("recompute: more sequences and groups than a GPU's grid takes are refused by the plan", "[recompute]") {
+  Config config = load_config(TRIAD_SOURCE_DIR "/configs/tiny.json", {"train.seq_len=1"}).config;
+  const int64_t groups = config.model.n_kv_groups;
+  REQUIRE(groups == 2);
+  config.train.micro_batch_size = 65535 / groups;
+  plan_memory(config, Device::cuda());
+  ++config.train.micro_batch_size;
+  check_error([&] { plan_memory(config, Device::cuda()); },
+              {"train.micro_batch_size", "model.n_kv_groups", "32768 sequences", "2 groups", "at most 32767"});
+  plan_memory(config, Device::cpu());  // has no grid
+  CHECK(fit_batch(config, Device::cuda(), int64_t{1} << 50)->micro_batch_size == 32767);
+}
+
+TEST_CASE("recompute: what fits is what the plan says, and no more", "[recompute]") {
+  const Config config = m7c("none");
+  constexpr int64_t kBytes = 8'000'000'000;
+  const std::optional<RecomputeFit> recompute = fit_recompute(config, Device::cuda(), kBytes);
+  REQUIRE(recompute);
+  CHECK(recompute->plan.peak_bytes() <= kBytes);
+  CHECK(recompute->recompute != "none");
+  CHECK(plan_memory(m7c(recompute->recompute), Device::cuda()).peak_bytes() == recompute->plan.peak_bytes());
+  const std::optional<BatchFit> batch = fit_batch(config, Device::cuda(), kBytes);
+  REQUIRE(batch);
+  CHECK(batch->plan.peak_bytes() <= kBytes);
+  CHECK(plan_memory(m7c("none", batch->micro_batch_size + 1), Device::cuda()).peak_bytes() > kBytes);
+  CHECK(!fit_batch(config, Device::cuda(), 1'000'000'000));
+  CHECK(!fit_recompute(config, Device::cuda(), 1'000'000'000));
+  CHECK(fit_recompute(config, Device::cuda(), 100'000'000'000)->recompute == "none");
+}
+
+TEST_CASE("recompute: plan and train say what they recompute, and refuse what is no plan", "[recompute]") {
+  const std::string config = TRIAD_SOURCE_DIR "/configs/m7c_125m.json";
+  const Outcome plan = run_program("plan " + config + " --fit --memory-gb 6 --json --set runtime.recompute=0:3=mlp");
+  INFO(plan.output);
+  REQUIRE(plan.exit_code == 0);
+  const Json json = parse_json(plan.output, "the output of plan");
+  CHECK(json["parameters"] == 155096868);
+  CHECK(json["tensors"] == 195);
+  CHECK(json["recompute"] == "0:3=mlp");
+  CHECK(json["fit"]["recompute_peak_bytes"].get<int64_t>() <= 6'000'000'000);
+  CHECK(run_program("plan " + config + " --fit --memory-gb 1").exit_code == 1);
+  for (const char* value : {"0:13=mlp", "everything"}) {
+    const Outcome refused = run_program("plan " + config + " --set runtime.recompute=" + value);
+    INFO(refused.output);
+    CHECK(refused.exit_code == 2);
+    CHECK(refused.output.find("runtime.recompute") != std::string::npos);
+    CHECK(refused.output.find(value) != std::string::npos);
+  }
+  const Outcome range = run_program("plan " + config + " --json", "NSA_GC_RANGE=2:5");
+  INFO(range.output);
+  CHECK(parse_json(range.output, "plan")["recompute"] == "2:5=block");
+  CHECK(parse_json(run_program("plan " + config + " --json --set runtime.recompute=block", "NSA_NO_GC=1").output,
+                   "plan")["recompute"] == "0:12=block");  // --set is stronger
+}

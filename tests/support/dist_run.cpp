@@ -1,0 +1,82 @@
+#include "tests/support/dist_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <sstream>
+
+#include "io/safetensors.h"
+#include "tests/support/test.h"
+
+namespace triad::test {
+
+std::string train_args(const std::string& out, const std::string& more) {
+  return "train " + kTiny + " --set runtime.device=cpu --set log.out_dir=" + out + " " + more;
+}
+
+std::string run(const std::string& out, int ranks, const std::string& more) {
+  const std::string args =
+      train_args(out, "--set train.accumulate_grad_batches=" + std::to_string(4 / ranks) + " " + more);
+  const Outcome outcome = ranks == 1 ? run_program(args) : run_ranks(ranks, args);
+  INFO(ranks << " ranks: triad " << args << "\n" << outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  return out;
+}
+
+std::map<std::string, std::vector<float>> tensors(const std::string& path) {
+  const SafetensorsFile file(path);
+  std::map<std::string, std::vector<float>> all;
+  for (const TensorEntry& entry : file.entries()) {
+    const std::vector<std::byte> bytes = file.read(entry);
+    std::vector<float>& values = all[entry.name];
+    values.resize(bytes.size() / sizeof(float));
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+  }
+  return all;
+}
+
+Difference difference(const std::string& a_path, const std::string& b_path) {
+  const auto a = tensors(a_path), b = tensors(b_path);
+  double error = 0, size = 0, worst = 0;
+  for (const auto& [name, values] : a) {
+    double e = 0, s = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      e += std::pow(double{values[i]} - b.at(name).at(i), 2);
+      s += std::pow(double{values[i]}, 2);
+    }
+    error += e, size += s;
+    worst = std::max(worst, std::sqrt(e / std::max(s, 1e-30)));
+  }
+  return {std::sqrt(error / size), worst};
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  const std::string text = read_text(a);
+  return !text.empty() && text == read_text(b);
+}
+
+std::vector<std::string> lines(const std::string& path) {
+  std::vector<std::string> out;
+  std::istringstream in(read_text(path));
+  for (std::string line; std::getline(in, line);) out.push_back(line);
+  return out;
+}
+
+std::map<int, double> column(const std::string& path, const std::string& name) {
+  const auto cells = [](const std::string& line) {
+    std::vector<std::string> out;
+    std::istringstream in(line);
+    for (std::string cell; std::getline(in, cell, ',');) out.push_back(cell);
+    return out;
+  };
+  const std::vector<std::string> rows = lines(path);
+  REQUIRE(!rows.empty());
+  const std::vector<std::string> names = cells(rows.front());
+  const auto at = static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
+  REQUIRE(at < names.size());
+  std::map<int, double> values;
+  for (size_t i = 1; i < rows.size(); ++i) values[std::stoi(cells(rows[i]).at(0))] = std::stod(cells(rows[i]).at(at));
+  return values;
+}
+
+}  // namespace triad::test

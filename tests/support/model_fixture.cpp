@@ -1,0 +1,98 @@
+#include "tests/support/model_fixture.h"
+
+#include "engine/rng.h"
+#include "train/inference.h"
+
+namespace triad::test {
+
+ModelConfig small_model() {
+  ModelConfig c;
+  c.dim = 20, c.n_layers = 2, c.n_heads = 6, c.n_kv_groups = 2, c.d_k = 6, c.d_v = 5, c.vocab_size = 37;
+  c.nsa.l = 8, c.nsa.d = 4, c.nsa.l_sel = 8, c.nsa.n_sel = 4, c.nsa.w = 11;
+  c.resolve();
+  return c;
+}
+
+ModelFixture::ModelFixture(const ModelConfig& config, int64_t B, int64_t T, Device device, DType dtype, uint64_t seed,
+                           double std, const RecomputePlan& recompute, const KernelChoices& kernels) {
+  const Model::Options options{.dtype = dtype, .training = true, .max_seq_len = T};
+  int64_t arena = 0, scratch = 0;
+  {
+    Runtime plan({.device = device, .planning = true, .kernels = kernels});
+    Model model(plan.ctx(), plan.arena(), config, options);
+    Activations act(plan.arena(), config, B, T, dtype, true, recompute);
+    model.forward(plan.ctx(), act);
+    model.loss(plan.ctx(), act);
+    model.loss_and_backward(plan.ctx(), act, 1);
+    scratch = plan.scratch().peak_bytes();
+    arena = plan.arena().used_bytes() + align_up(scratch);
+  }
+  runtime_ = std::make_unique<Runtime>(
+      Runtime::Options{.device = device, .arena_bytes = arena, .scratch_bytes = scratch, .kernels = kernels});
+  model_ = std::make_unique<Model>(ctx(), runtime_->arena(), config, options);
+  act_ = std::make_unique<Activations>(runtime_->arena(), config, B, T, dtype, true, recompute);
+
+  Params& params = model_->params();
+  host_.assign(static_cast<size_t>(params.stored_elements()), 0.0f);
+  for (int64_t i = 0; i < params.count(); ++i) {
+    const Philox random(seed, static_cast<uint64_t>(i));
+    for (int64_t j = 0; j < params.specs()[i].shape.numel(); ++j)
+      host_[static_cast<size_t>(params.offset(i) + j)] =
+          static_cast<float>(std * random.normal(static_cast<uint64_t>(j)));
+  }
+  upload();
+  std::vector<int32_t> tokens, targets;
+  const Philox random(seed, 1u << 20);
+  for (int64_t b = 0; b < B; ++b)
+    for (int64_t t = 0; t <= T; ++t) {
+      const int32_t token = static_cast<int32_t>(
+          random.below(static_cast<uint64_t>(b * (T + 1) + t), static_cast<uint64_t>(config.vocab_size)));
+      if (t < T) tokens.push_back(token);
+      if (t > 0) targets.push_back(token);
+    }
+  write(ctx(), act_->tokens, tokens.data());
+  write(ctx(), act_->targets, targets.data());
+}
+
+double ModelFixture::mean_loss() {
+  long double sum = 0;
+  for (const double loss : read_floats(ctx(), act_->row_loss)) sum += loss;
+  return static_cast<double>(sum / act_->rows());
+}
+
+double ModelFixture::loss() {
+  model_->forward(ctx(), *act_);
+  model_->loss(ctx(), *act_);
+  return mean_loss();
+}
+
+double ModelFixture::loss_and_grads() {
+  zero(ctx(), model_->params().grads());
+  model_->forward(ctx(), *act_);
+  model_->loss_and_backward(ctx(), *act_, 1.0 / static_cast<double>(act_->rows()));
+  return mean_loss();
+}
+
+std::vector<double> ModelFixture::grad(int64_t i) {
+  return read_floats(ctx(), model_->params().part(model_->params().grads(), i));
+}
+
+double ModelFixture::get_f64(int64_t i, int64_t element) {
+  return model_->params().part(model_->params().weights(), i).ptr<double>()[element];
+}
+void ModelFixture::set_f64(int64_t i, int64_t element, double value) {
+  model_->params().part(model_->params().weights(), i).ptr<double>()[element] = value;
+}
+
+std::vector<int32_t> ModelFixture::lists(int64_t layer) {
+  const Tensor t = act_->layer(layer).nsa.block_index;
+  std::vector<int32_t> out(static_cast<size_t>(t.numel()));
+  read(ctx(), out.data(), t);
+  return out;
+}
+void ModelFixture::set_lists(int64_t layer, const std::vector<int32_t>& lists) {
+  write(ctx(), act_->layer(layer).nsa.block_index, lists.data());
+  model_->keep_block_index(true);
+}
+
+}  // namespace triad::test

@@ -1,0 +1,224 @@
+#include "tests/support/op_driver.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "engine/check.h"
+
+namespace triad::test {
+
+namespace {
+constexpr std::byte kGuard{0xa5};
+constexpr int64_t kGuardBytes = kMemAlign;  // a multiple of it, so that the tensor keeps its alignment
+}  // namespace
+
+int64_t OpRun::first_byte(const Slot& slot) const {
+  return kGuardBytes + options_.shift * size_of(dtype_in(slot.type, options_.dtype));
+}
+int64_t OpRun::region_bytes(const Slot& slot) const {
+  return first_byte(slot) + slot.elements() * size_of(dtype_in(slot.type, options_.dtype)) + kGuardBytes;
+}
+
+OpRun::OpRun(const OpCase& c, const RunOptions& options) : case_(c), options_(options), slots_(slots_of(c)) {
+  const Device device = options.device;
+  // A byte more of scratch than planned would show: on a planning context an op asks for what it may need.
+  const int64_t scratch_bytes = planned_scratch_bytes(c, device, options.dtype);
+  int64_t arena_bytes = align_up(scratch_bytes);
+  for (const Slot& slot : slots_) arena_bytes += align_up(region_bytes(slot));
+  runtime_ = std::make_unique<Runtime>(
+      Runtime::Options{.device = device, .arena_bytes = arena_bytes, .scratch_bytes = scratch_bytes});
+  Context& ctx = runtime_->ctx();
+  ctx.threads = options.threads;
+  {  // scratch is NaN (and -1) until an op writes it
+    Scratch::Scope scope(ctx.scratch);
+    const Tensor scratch = scope.alloc(DType::u8, {scratch_bytes});
+    backend::fill(scratch.data, device, 0xff, scratch_bytes, ctx.stream.handle());
+  }
+  for (size_t s = 0; s < slots_.size(); ++s) {
+    const Slot& slot = slots_[s];
+    Region region;
+    region.before.assign(static_cast<size_t>(region_bytes(slot)), kGuard);
+    fill_slot(slot, region.before.data() + first_byte(slot), dtype(s), options.seed, s, options.precision);
+    region.memory = runtime_->arena().alloc(MemTag::io, slot.name, DType::u8, {region_bytes(slot)});
+    write(ctx, region.memory, region.before.data());
+    args_.set(slot.name, slot_view(slot, region.memory.data + first_byte(slot), dtype(s), device));
+    regions_.push_back(std::move(region));
+  }
+}
+
+void OpRun::forward() {
+  case_.forward(runtime_->ctx(), args_);
+  runtime_->stream().synchronize();
+}
+
+void OpRun::backward() {
+  case_.backward(runtime_->ctx(), args_);
+  runtime_->stream().synchronize();
+}
+
+void OpRun::run() {
+  forward();
+  if (case_.backward) backward();
+  for (Region& region : regions_) {
+    region.after.resize(region.before.size());
+    read(runtime_->ctx(), region.after.data(), region.memory);
+  }
+}
+
+std::byte* OpRun::live(size_t s, int64_t i) {
+  return regions_[s].memory.data + first_byte(slots_[s]) + slots_[s].offset(i) * size_of(dtype(s));
+}
+
+std::vector<double> OpRun::values(size_t s) const {
+  const Slot& slot = slots_[s];
+  const std::byte* before = regions_[s].before.data() + first_byte(slot);
+  const std::byte* after = regions_[s].after.data() + first_byte(slot);
+  std::vector<double> out(static_cast<size_t>(slot.numel()));
+  for (int64_t i = 0; i < slot.numel(); ++i) {
+    const int64_t at = slot.offset(i);
+    out[static_cast<size_t>(i)] = load_element(after, at, dtype(s));
+    if (slot.kind == SlotKind::added_to) out[static_cast<size_t>(i)] -= load_element(before, at, dtype(s));
+  }
+  return out;
+}
+
+bool OpRun::same_bits(const OpRun& other) const {
+  return std::equal(regions_.begin(), regions_.end(), other.regions_.begin(), other.regions_.end(),
+                    [](const Region& a, const Region& b) { return a.after == b.after; });
+}
+
+std::vector<std::string> OpRun::complaints() const {
+  std::vector<std::string> out;
+  for (size_t s = 0; s < slots_.size(); ++s) {
+    const Slot& slot = slots_[s];
+    const Region& region = regions_[s];
+    if (slot.kind == SlotKind::fixed) {
+      if (region.before != region.after) out.push_back(slot.name + " was changed, or bytes around it");
+      continue;
+    }
+    int64_t unwritten_count = 0;
+    std::vector<std::byte> rest = region.after;  // with the tensor's own bytes taken out, only guards are left
+    std::byte* const first = rest.data() + first_byte(slot);
+    for (int64_t i = 0; i < slot.numel(); ++i) {
+      const double value = load_element(first, slot.offset(i), dtype(s));
+      if (std::isnan(value) || (dtype(s) == DType::i32 && value == kUnwrittenInt)) ++unwritten_count;
+      std::fill_n(first + slot.offset(i) * size_of(dtype(s)), size_of(dtype(s)), kGuard);
+    }
+    if (unwritten_count > 0)
+      out.push_back(
+          fmt::format("{}: {} of {} elements are NaN or were not written", slot.name, unwritten_count, slot.numel()));
+    const auto is_guard = [](std::byte b) { return b == kGuard; };
+    if (!std::all_of(rest.begin(), rest.end(), is_guard)) {
+      const auto at = std::find_if_not(rest.begin(), rest.end(), is_guard) - rest.begin();
+      out.push_back(fmt::format("{}: wrote outside of the tensor, first at byte {} from its start", slot.name,
+                                at - first_byte(slot)));
+    }
+  }
+  return out;
+}
+
+double relative_error(std::span<const double> got, std::span<const double> want) {
+  TRIAD_CHECK(got.size() == want.size(), "{} values compared with {}", got.size(), want.size());
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (got[i] == want[i] && std::isinf(want[i])) continue;
+    if (!std::isfinite(got[i]) || !std::isfinite(want[i])) return kInfinity;
+    difference += (got[i] - want[i]) * (got[i] - want[i]);
+    norm += want[i] * want[i];
+  }
+  if (difference == 0) return 0;
+  return norm == 0 ? kInfinity : std::sqrt(difference / norm);
+}
+
+namespace {
+
+// At most `count` different indices below n, one from each of `count` equal stretches.
+std::vector<int64_t> sample_indices(int64_t n, int64_t count, const Philox& random) {
+  count = std::min(n, count);
+  std::vector<int64_t> indices;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t begin = i * n / count, end = (i + 1) * n / count;
+    indices.push_back(begin +
+                      static_cast<int64_t>(random.below(static_cast<uint64_t>(i), static_cast<uint64_t>(end - begin))));
+  }
+  return indices;
+}
+
+// The loss that is differentiated: the sum of <dout, out> over the outputs.
+class Loss {
+ public:
+  explicit Loss(OpRun& run) : run_(run) {
+    const auto& slots = run.slots();
+    for (size_t s = 0; s < slots.size(); ++s)
+      if (slots[s].arg->role == ArgRole::output && slots[s].gradient) dout_.push_back(s);
+    for (const size_t s : dout_)
+      for (int64_t i = 0; i < slots[s].numel(); ++i) weights_.push_back(run.live_value(s, i));
+  }
+  // All outputs of a forward at the present inputs.
+  std::vector<double> outputs() {
+    run_.forward();
+    std::vector<double> out;
+    out.reserve(weights_.size());
+    for (const size_t s : dout_)  // the output itself is the slot before its gradient
+      for (int64_t i = 0; i < run_.slots()[s].numel(); ++i) out.push_back(run_.live_value(s - 1, i));
+    return out;
+  }
+  // loss(plus) - loss(minus), summed output by output: the losses themselves would cancel.
+  double difference(const std::vector<double>& plus, const std::vector<double>& minus) const {
+    long double sum = 0;
+    for (size_t i = 0; i < weights_.size(); ++i)
+      if (plus[i] != minus[i]) sum += static_cast<long double>(weights_[i]) * (plus[i] - minus[i]);
+    return static_cast<double>(sum);
+  }
+  // What rounding the outputs to double leaves uncertain in a difference.
+  double rounding_noise(const std::vector<double>& out) const {
+    double sum = 0;
+    for (size_t i = 0; i < out.size(); ++i)
+      if (std::isfinite(out[i])) sum += weights_[i] * weights_[i] * out[i] * out[i];
+    return 8 * std::numeric_limits<double>::epsilon() * std::sqrt(sum);
+  }
+
+ private:
+  OpRun& run_;
+  std::vector<size_t> dout_;
+  std::vector<double> weights_;
+};
+
+}  // namespace
+
+std::vector<GradientError> gradient_errors(const OpCase& c, uint64_t seed) {
+  constexpr double kStep = 1e-5;
+  constexpr int64_t kSamples = 24;
+  OpRun run(c, {.device = Device::cpu(), .dtype = DType::f64, .seed = seed});
+  run.run();
+  Loss loss(run);
+  const double noise = loss.rounding_noise(loss.outputs()) / kStep;
+  std::vector<GradientError> errors;
+  for (size_t s = 0; s < run.slots().size(); ++s) {
+    const Slot& slot = run.slots()[s];
+    if (!slot.gradient || slot.kind == SlotKind::fixed) continue;
+    const std::vector<double> gradient = run.values(s);
+    std::vector<double> got, want;
+    for (const int64_t i : sample_indices(slot.numel(), kSamples, Philox(seed, 1000 + s))) {
+      const auto set = [&](double value) { store_element(run.live(s - 1, i), 0, DType::f64, value); };
+      const double x = run.live_value(s - 1, i), above = x + kStep, below = x - kStep;
+      set(above);
+      const std::vector<double> plus = loss.outputs();
+      set(below);
+      const std::vector<double> minus = loss.outputs();
+      set(x);
+      got.push_back(gradient[static_cast<size_t>(i)]);
+      want.push_back(loss.difference(plus, minus) / (above - below));
+    }
+    double distance = 0;
+    for (size_t i = 0; i < got.size(); ++i) distance += (got[i] - want[i]) * (got[i] - want[i]);
+    // A gradient of zero is only known to within the noise.
+    const bool within_noise = std::sqrt(distance) <= noise * std::sqrt(static_cast<double>(got.size()));
+    errors.push_back({slot.name, static_cast<int64_t>(got.size()), within_noise ? 0 : relative_error(got, want)});
+  }
+  return errors;
+}
+
+}  // namespace triad::test

@@ -1,0 +1,12 @@
+// The main of the tests. Our own, with Catch2 2 and 3 alike, because the tests of the ops come from a table.
+#if __has_include(<catch2/catch_session.hpp>)
+#include <catch2/catch_session.hpp>
+#else
+#define CATCH_CONFIG_RUNNER
+#endif
+#include "tests/support/test.h"
+
+int main(int argc, char** argv) {
+  triad::test::register_op_tests();
+  return Catch::Session().run(argc, argv);
+}

@@ -1,0 +1,387 @@
+// triad bench: what it prints and keeps, and that a loss of speed, a missing or a broken file of kept rows is told. And
+// routes: which kernel took a call is counted, with the reason where it is not the fused one.
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <sstream>
+
+#include "io/json_config.h"
+#include "kernels/common/op_case.h"
+#include "kernels/nsa/attend_window.h"
+#include "kernels/step/traffic.h"
+#include "model/flops.h"
+#include "tests/support/program.h"
+#include "tests/support/test.h"
+#include "train/monitor/telemetry.h"
+#include "train/train_step.h"
+
+using namespace triad;
+using triad::test::Outcome;
+using triad::test::read_text;
+using triad::test::run_program;
+using triad::test::TemporaryFolder;
+using triad::test::write_text;
+
+namespace {
+
+const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
+const std::string kAttention = "bench attention --device cpu --shapes 1x40x4x2x8 ";
+
+void check(const std::string& args, int exit_code, const std::vector<std::string>& says) {
+  const Outcome outcome = run_program(args);
+  INFO("triad " << args << "\nexit code " << outcome.exit_code << "\n" << outcome.output);
+  CHECK(outcome.exit_code == exit_code);
+  for (const std::string& text : says) CHECK(outcome.output.find(text) != std::string::npos);
+}
+
+std::vector<Json> read_rows(const std::string& path) {
+  std::vector<Json> rows;
+  std::istringstream text(read_text(path));
+  for (std::string line; std::getline(text, line);) rows.push_back(parse_json(line, path));
+  return rows;
+}
+void write_rows(const std::string& path, const std::vector<Json>& rows) {
+  std::string text;
+  for (const Json& row : rows) text += dump_json(row, -1) + "\n";
+  write_text(path, text);
+}
+bool is(const Json& row, const std::string& op, const std::string& pass) {
+  return row.value("op", "") == op && row.value("pass", "") == pass;
+}
+
+}  // namespace
+
+TEST_CASE("bench: rows are kept, and compared with the newest of their kind", "[bench]") {
+  const TemporaryFolder folder;
+  const std::string kept = folder.file("kept.jsonl"), compare = kAttention + "--compare " + kept;
+  check(kAttention + "--append " + kept, 0, {"selected", "of floor", "peak of both passes"});
+  std::vector<Json> rows = read_rows(kept);
+  REQUIRE(rows.size() == 16);  // the ceilings, eight parts forward, seven backward
+  CHECK(rows[0]["what"] == "ceiling");
+  for (const char* key : {"commit", "date", "gpu", "dtype", "op", "case", "pass", "us", "runs", "share_of_floor"})
+    CHECK(rows[1].contains(key));
+
+  // All kept times far longer (tests share their cores: a median may be a thousand times too long), except for one in
+  // each state: slower, unknown, older than its successor.
+  for (Json& row : rows)
+    if (row.contains("us")) row["us"] = row["us"].get<double>() * 1e9;
+  write_rows(kept, rows);
+  check(compare, 0, {"15 rows compared, 0 without a kept row"});
+
+  Json older;
+  for (Json& row : rows) {
+    if (is(row, "attention window", "forward")) row["us"] = 1e-3;
+    if (is(row, "attention gate", "backward")) row["dtype"] = "bf16";
+    if (is(row, "attention", "forward")) older = row;
+  }
+  older["us"] = 1e-3, older["date"] = "2020-01-01";
+  rows.push_back(older);
+  write_rows(kept, rows);
+  check(compare, 1,
+        {"attention window 1x40x4x2x8 randn forward", "% slower", "1 of 14 rows are more than 5% slower than " + kept,
+         "14 rows compared, 1 without a kept row", "no kept row"});
+}
+
+TEST_CASE("bench: rows that are kept in the file they are compared with are no measure of themselves", "[bench]") {
+  const TemporaryFolder folder;
+  const std::string kept = folder.file("kept.jsonl");
+  check(kAttention + "--append " + kept, 0, {});
+  std::vector<Json> rows = read_rows(kept);
+  for (Json& row : rows)
+    if (row.contains("us")) row["us"] = row["us"].get<double>() / 1e9;
+  write_rows(kept, rows);
+  check(kAttention + "--append " + kept + " --compare " + kept, 1, {"15 of 15 rows are more than 5% slower"});
+  CHECK(read_rows(kept).size() == 2 * rows.size());
+}
+
+TEST_CASE("bench: a file of kept rows that is missing or broken is told before anything is measured", "[bench]") {
+  const TemporaryFolder folder;
+  const std::string kept = folder.file("kept.jsonl"), compare = kAttention + "--compare " + kept;
+  check(compare, 1, {kept, "cannot be read"});
+  const std::string row =
+      R"({"commit": "c", "date": "2026-01-01", "gpu": "g", "dtype": "f32", "op": "o", "case": "x", "pass": "forward", )";
+  write_text(kept, row + "\"us\": 1}\n{\"us\": 1\n");
+  check(compare, 1, {kept + ":2"});
+  write_text(kept, row + "\"us\": \"fast\"}\n");
+  check(compare, 1, {kept + ":1", "fast"});
+  write_text(kept, row + "\"us\": -1}\n");
+  check(compare, 1, {kept + ":1", "-1"});
+  write_text(kept, "{\"us\": 1, \"commit\": \"c\"}\n");
+  check(compare, 1, {kept + ":1", "date"});
+  write_text(kept, "[1]\n");
+  check(compare, 1, {kept + ":1", "an object"});
+}
+
+TEST_CASE("bench: attention takes drawn and trained input, and refuses what it cannot time", "[bench]") {
+  const TemporaryFolder folder;
+  const std::string fresh = folder.file("init"), text = folder.file("a.txt");
+  REQUIRE(run_program("init " + kTiny + " --out " + fresh).exit_code == 0);
+  write_text(text, std::string(200, 'a'));
+  const std::string trained = "bench attention --device cpu --data " + fresh + " --shapes ";
+  const Outcome outcome = run_program(trained + "2x48x4x2x8,1x20x4x2x8 --json --text " + text);
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  const Json results = parse_json(outcome.output, "the output of bench")["results"];
+  CHECK(results.size() == 30);
+  CHECK(results[0]["case"] == "2x48x4x2x8 trained l8 d4 l'8 n4 w16");  // the checkpoint's own options
+  CHECK(results.back()["lists"]["shared_with_neighbour"] == 1.0);      // 20 tokens: every list holds all blocks
+  check(trained + "1x48x4x1x8 --text " + text, 2, {"1x48x4x1x8", "4x2x8v8"});
+  check(trained + "1x48x4x2x8", 2, {"--text"});
+  check(trained + "9x48x4x2x8 --text " + text, 1, {"201 tokens"});
+  for (const char* shape : {"8x2048", "1x2x3x4", "1x2x4x2x8x8", "1x2x4x2x8v8v8", "1x2x4x2v8", "0x2x4x2x8", "axbxcxdxe",
+                            "1x2x4x2x512", "1x2x4x3x8", "-1x2x4x2x8"})
+    check(std::string("bench attention --device cpu --shapes=") + shape, 2, {});
+  check("bench attention --attention plain", 2, {"plain"});
+  check("bench attention --n-sel 0", 2, {"--n-sel"});
+}
+
+TEST_CASE("bench: dense attention and steps", "[bench]") {
+  check("bench attention --device cpu --attention dense --shapes 1x64x4x2x8v16", 0, {"1x64x4x2x8v16 randn", "dense "});
+  const TemporaryFolder folder;
+  const std::string kept = folder.file("kept.jsonl");
+  check("bench step " + kTiny + " --steps 2 --warm-up 0 --set runtime.device=cpu --append " + kept, 0,
+        {"tiny 2x48 nsa", "tokens/s", "GB", "executed", "dense-equivalent", "that needs a GPU"});
+  const std::vector<Json> rows = read_rows(kept);
+  REQUIRE(rows.size() == 2);
+  const Json& row = rows[1];
+  CHECK(std::abs(row["tokens_per_s"].get<double>() * row["us"].get<double>() - 2 * 48e6) < 1);
+  const std::string named = folder.file("named.jsonl");  // rows of a config that the environment names
+  for (const char* verb :
+       {"step --steps 1 --warm-up 0", "prefill --lengths 20 --runs 1", "decode --lengths 20 --runs 1"}) {
+    const Outcome outcome =
+        run_program(std::string("bench ") + verb + " --set runtime.device=cpu --append " + named, "CONFIG=" + kTiny);
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 0);
+    CHECK(read_rows(named).back()["case"].get<std::string>().starts_with("tiny "));
+  }
+  check("bench step " + kTiny + " --steps 0", 2, {"--steps"});
+  check("bench step " + kTiny + " --set model.bogus=1", 2, {"bogus"});
+}
+
+TEST_CASE("bench: a memory-bound op is set against a copy of as many bytes", "[bench]") {
+  const Outcome outcome = run_program("bench adamw --device cpu --json");
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  const Json results = parse_json(outcome.output, "the output of bench")["results"];
+  REQUIRE(results.size() == 1);
+  const Json& row = results[0];
+  REQUIRE(row["limited_by"] == "memory");
+  CHECK(row["share_of_copy"].get<double>() > 0);
+  CHECK(row["share_of_traffic"].get<double>() > 0);
+  CHECK_FALSE(row.contains("us_clean"));  // a GPU's: the CPU flushes nothing
+}
+
+TEST_CASE("bench: a memory-bound op on the GPU is timed behind either flush", "[bench][gpu]") {
+  if (!test::require_gpu()) return;
+  const Outcome outcome = run_program("bench rope --device cuda --json");
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  for (const Json& row : parse_json(outcome.output, "the output of bench")["results"]) {
+    INFO(row.dump());
+    REQUIRE(row["limited_by"] == "memory");
+    // How fast it is, and was the copy, depends on what else the GPU has to do: that they were timed does not.
+    for (const char* share : {"share_of_copy", "share_of_copy_clean", "share_of_traffic"}) {
+      CHECK(row[share].get<double>() > 0);
+      CHECK(std::isfinite(row[share].get<double>()));
+    }
+    CHECK(row["us_clean"].get<double>() > 0);
+  }
+}
+
+TEST_CASE("bench: what a case writes is a part of what it moves", "[bench]") {
+  for (const OpCase& c : all_op_cases()) {
+    INFO(c.op << " " << c.name);
+    for (const auto& [written, bytes] :
+         {std::pair(c.forward_written, c.forward_bytes), std::pair(c.backward_written, c.backward_bytes)})
+      CHECK((written == OpCase::kHalf || (written >= 0 && written <= bytes)));
+  }
+}
+
+// What it reads comes out where as much is written; what it writes it writes to the end, whatever it reads.
+void check_traffic(Device device) {
+  constexpr int64_t kVector = 16;
+  for (const int64_t reads : {0, 1, 1023, 1025, 70001})
+    for (const int64_t writes : {0, 1, 1024, 5003, 70001}) {
+      Runtime runtime({.device = device, .arena_bytes = align_up(reads * kVector) + align_up(writes * kVector)});
+      Context& ctx = runtime.ctx();
+      const auto alloc = [&](const char* name, int64_t vectors) {
+        return vectors == 0 ? Tensor{} : runtime.arena().alloc(MemTag::io, name, DType::u8, {vectors * kVector});
+      };
+      const Tensor from = alloc("from", reads), to = alloc("to", writes);
+      std::vector<std::byte> in(static_cast<size_t>(reads * kVector)), out(static_cast<size_t>(writes * kVector));
+      for (const int64_t marked : {int64_t{0}, reads / 2, reads - 1}) {
+        std::fill(in.begin(), in.end(), std::byte{0});
+        std::fill(out.begin(), out.end(), std::byte{0xff});
+        if (reads > 0) in[static_cast<size_t>(std::max(marked, int64_t{0}) * kVector + 5)] = std::byte{7};
+        if (reads > 0) triad::write(ctx, from, in.data());
+        if (writes > 0) triad::write(ctx, to, out.data());
+        traffic(ctx, to, from);
+        ctx.stream.synchronize();
+        if (writes > 0) triad::read(ctx, out.data(), to);
+        bool marks = false, others = false;
+        for (size_t i = 0; i < out.size(); ++i) {
+          marks |= i % kVector == 5 && out[i] == std::byte{7};
+          others |= out[i] != std::byte{0} && (i % kVector != 5 || out[i] != std::byte{7});
+        }
+        INFO(reads << " read, " << writes << " written, vector " << marked << " marked");
+        CHECK_FALSE(others);
+        if (reads == writes && reads > 0) CHECK(marks);
+      }
+    }
+}
+TEST_CASE("bench: traffic reads and writes all it is given", "[bench]") { check_traffic(Device::cpu()); }
+TEST_CASE("bench: traffic reads and writes all it is given, CUDA", "[bench]") {
+  if (!test::require_gpu()) return;
+  check_traffic(Device::cuda());
+}
+
+TEST_CASE("bench: FLOPs of the M7C model", "[bench]") {
+  ModelConfig c;
+  c.dim = 768, c.n_layers = c.n_heads = 12, c.n_kv_groups = 2, c.d_k = c.d_v = 64, c.vocab_size = 50257;
+  c.resolve();
+  const ProductFlops products = product_flops(c, 16, 2048);
+  CHECK(products.head == 6.0 * 32768 * 50257 * 768);
+  // q and out: 768 x 768; six of 128 x 768; two of 3072 x 768.
+  CHECK(products.layers == 6.0 * 32768 * 12 * 768 * (2 * 768 + 6 * 128 + 2 * 3072));
+  CHECK(dense_equivalent_flops(c, 16, 2048) ==
+        products.layers + products.head + 16.0 * 12 * 12 * (2048.0 * 2049 / 2) * 768);
+  CHECK(training_flops(c, 16, 2048) > dense_equivalent_flops(c, 16, 2048));  // at 2048 tokens NSA does more than dense
+  CHECK(training_flops(c, 1, 65536) < dense_equivalent_flops(c, 1, 65536));
+}
+
+TEST_CASE("routes: calls are counted by layer, op, kernel and reason", "[routes]") {
+  Routes routes;
+  CHECK(routes.summary() == "no fallbacks");
+  routes.record("nsa_select", "sm90");
+  CHECK(routes.summary() == "no fallbacks");
+  for (const int64_t layer : {0, 1, 0}) {
+    routes.set_layer(layer);
+    routes.record("nsa_select", "general", "heads of 60");
+  }
+  CHECK(routes.counts().size() == 3);
+  CHECK(routes.counts()[1].calls == 2);
+  CHECK(routes.fallbacks() == 3);
+  CHECK(routes.summary() == "3 fallbacks: nsa_select general (heads of 60) 3 times");
+  CHECK(branch_of("nsa_attend_selected_backward") == "sel");
+  CHECK(branch_of("nsa_select") == "select");
+  CHECK(branch_of("matmul") == "matmul");
+  CHECK(branch_of("linear_silu_forward") == "matmul");
+}
+
+TEST_CASE("routes: fallbacks reach the run's folder, each once", "[routes]") {
+  const TemporaryFolder folder;
+  Config config;
+  config.log.out_dir = folder.file("run");
+  FolderLock lock;
+  const RunFolder run(config.log.out_dir, RunFolder::Start::fresh, lock);
+  std::filesystem::create_directory(run.file("ranks"));  // the trainer's work
+  Routes routes;
+  {
+    Runtime runtime({.device = Device::cpu(), .planning = true});
+    const std::unique_ptr<Comm> alone = make_self_comm(Device::cpu());
+    Telemetry telemetry(config, run, Device::cpu(), *alone, runtime.arena(), Telemetry::Resume{}, false);
+    routes.set_layer(3);
+    routes.record("nsa_attend_window_forward", "general", "w, or so");
+    routes.record("nsa_attend_window_forward", "sm90");
+    telemetry.fallbacks(1, routes);
+    telemetry.fallbacks(2, routes);
+    routes.record("nsa_attend_window_forward", "general", "w, or so");
+    routes.record("nsa_attend_window_forward", "general", "w, or so");
+    telemetry.fallbacks(3, routes);
+  }
+  CHECK(read_text(run.file("fallback_counters.csv")) ==
+        "step,layer,branch,kernel,reason,count\n"
+        "1,3,win,nsa_attend_window_forward general,w; or so,1\n"
+        "3,3,win,nsa_attend_window_forward general,w; or so,2\n");
+}
+
+TEST_CASE("routes: a bf16 shape that the fused kernels refuse is a fallback, an fp32 one is not", "[routes]") {
+  if (!test::require_hopper_plan()) return;
+  const auto routes_of = [](DType dtype, int64_t width) {
+    Runtime plan({.device = Device::cuda(), .planning = true});
+    const auto alloc = [&](DType type, const Shape& shape) { return plan.arena().alloc(MemTag::io, "x", type, shape); };
+    const Tensor q = alloc(dtype, {1, 128, 4, width}), k = alloc(dtype, {1, 128, 2, width}),
+                 v = alloc(dtype, k.shape());
+    const Tensor dout = alloc(dtype, q.shape()), dq = alloc(DType::f32, q.shape());
+    const Tensor lse = alloc(DType::f32, {1, 128, 4});
+    const Tensor dk = alloc(dtype, k.shape()), dv = alloc(dtype, k.shape());
+    nsa_attend_window_backward(plan.ctx(), {dq, dk, dv}, {dout, {}, lse, lse}, {q, k, v}, 64);
+    return plan.ctx().routes;
+  };
+  CHECK(routes_of(DType::bf16, 64).fallbacks() == 0);
+  CHECK(routes_of(DType::bf16, 64).counts()[0].kernel == "sm90");
+  CHECK(routes_of(DType::bf16, 60).fallbacks() == 1);
+  CHECK(routes_of(DType::f32, 64).fallbacks() == 0);
+  CHECK(routes_of(DType::f32, 64).counts()[0].kernel == "general");
+}
+
+// Issue 3, point 4: what has to run fused. A plan of a whole training step asks for the kernels that the step would.
+TEST_CASE("routes: every shape that is to be fused is", "[routes]") {
+  if (!test::require_hopper_plan()) return;
+  struct Widths {
+    int64_t dk, dv;
+  };
+  for (const Widths w : {Widths{64, 64}, Widths{128, 128}, Widths{192, 128}})
+    for (const int64_t G : {1, 2, 3, 4, 6, 8, 12, 15, 16, 32})
+      for (const int64_t l_sel : {32, 64, 128})
+        for (const int64_t n : {4, 16, 64})
+          for (const int64_t T : {1, 63, 111, 2048}) {
+            Config config;
+            ModelConfig& m = config.model;
+            m.dim = 64, m.n_layers = 1, m.n_kv_groups = 2, m.n_heads = 2 * G, m.d_k = w.dk, m.d_v = w.dv,
+            m.vocab_size = 256;
+            m.nsa.l_sel = l_sel, m.nsa.n_sel = n;
+            m.resolve();
+            config.train.seq_len = T, config.train.micro_batch_size = 2;
+            config.runtime.precision = Precision::bf16;
+            Runtime plan({.device = Device::cuda(), .planning = true});
+            TrainStep step(plan, config);
+            step.micro_step({}, {}, 1);
+            INFO(w.dk << "v" << w.dv << " G " << G << " l' " << l_sel << " n " << n << " T " << T);
+            const auto of_products = [](const Routes::Count& c) { return c.op == "matmul"; };
+            const std::vector<Routes::Count>& counts = plan.ctx().routes.counts();
+            // The selection, three branches forward, three backward, the MLP's two products with SiLU.
+            REQUIRE(std::count_if(counts.begin(), counts.end(), of_products) + 9 == std::ssize(counts));
+            CHECK(plan.ctx().routes.summary() == "no fallbacks");
+          }
+}
+
+TEST_CASE("bench: one step as a Chrome trace", "[bench]") {
+  const TemporaryFolder folder;
+  check("bench step " + kTiny + " --set runtime.device=cpu --steps 1 --warm-up 0 --chrome-trace " + folder.file("t"), 0,
+        {});
+  const Json trace = parse_json(read_text(folder.file("t")), "the trace");
+  double end_us = 0;
+  int64_t backwards = 0, named = 0;
+  for (const Json& e : trace["traceEvents"]) {
+    named += e["ph"] == "M";
+    if (e["ph"] != "X") continue;
+    CHECK(e["ts"].get<double>() >= end_us);  // ops come one after the other
+    end_us = e["ts"].get<double>() + e["dur"].get<double>();
+    CHECK(e["dur"].get<double>() > 0);
+    backwards += e["name"] == "nsa_attend_window_backward";
+  }
+  CHECK(backwards == 2);  // a layer each
+  CHECK(named == 2);
+}
+
+TEST_CASE("bench: a trace or rows that cannot be written are told before the measuring; rows that were measured stay",
+          "[bench]") {
+  const TemporaryFolder folder;
+  const std::string args = "bench step " + kTiny + " --set runtime.device=cpu --steps 1 --warm-up 0 ",
+                    kept = folder.file("kept.jsonl");
+  for (const char* option : {"--chrome-trace ", "--append "}) {
+    const Outcome outcome = run_program(args + option + folder.file("none/file"));
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 1);
+    CHECK(outcome.output.find(folder.file("none/file") + ": cannot be written") != std::string::npos);
+    CHECK(outcome.output.find("tokens/s") == std::string::npos);
+  }
+  std::filesystem::create_directory(folder.file("taken"));  // what shows at the end alone
+  const Outcome late = run_program(args + "--append " + kept + " --chrome-trace " + folder.file("taken"));
+  INFO(late.output);
+  CHECK(late.exit_code == 1);
+  CHECK(late.output.find("--chrome-trace: " + folder.file("taken") + ": cannot be put in place") != std::string::npos);
+  CHECK(read_rows(kept).size() == 2);  // the ceiling and the step
+  CHECK(test::count_files(folder.path()) == 2);
+}

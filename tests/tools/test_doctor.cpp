@@ -1,0 +1,298 @@
+// `triad doctor`: its whole examination of the CPU, and each of its verdicts on a fault that was planted.
+#include <signal.h>
+
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "io/json_config.h"
+#include "tests/support/program.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using namespace triad::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+// A row of RESULTS.md: | [phase](phase/) | question | **VERDICT** | s (budget) | evidence | next |
+struct Row {
+  std::string verdict, evidence, next;
+};
+std::map<std::string, Row> results(const std::string& out) {
+  std::map<std::string, Row> rows;
+  std::istringstream lines(read_text(out + "/RESULTS.md"));
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("| [")) continue;
+    std::vector<std::string> cells;
+    for (size_t begin = 2, end; (end = line.find(" |", begin)) != std::string::npos; begin = end + 3)
+      cells.push_back(line.substr(begin, end - begin));
+    REQUIRE(cells.size() == 6);
+    const std::string name = cells[0].substr(1, cells[0].find(']') - 1), bold = cells[2];
+    rows[name] = {bold.substr(2, bold.size() - 4), cells[4], cells[5]};
+  }
+  return rows;
+}
+
+// A pattern for pgrep: the doctor's runs, and not the shell that asks.
+std::string trainers_of(const TemporaryFolder& folder) { return "'train " + folder.path() + "[/]out/doctor.json'"; }
+
+// What was expected holds; on a machine that has much else to do it may have taken long, and that is all that may be.
+bool holds(const Row& row) {
+  const bool late = has(row.evidence, " s are its budget") || has(row.evidence, " slow steps");
+  return row.verdict == "PASS" || (row.verdict == "SLOW" && late && !has(row.evidence, "ended by the doctor"));
+}
+
+struct Examination {
+  Outcome outcome;
+  std::map<std::string, Row> rows;
+};
+Examination examine(const TemporaryFolder& folder, const std::string& args, const std::string& environment = "") {
+  const std::string out = folder.file("out");
+  Examination e;
+  e.outcome = run_program("doctor --device cpu --out " + out + " " + args, environment);
+  UNSCOPED_INFO(environment << " triad doctor " << args << "\nexit code " << e.outcome.exit_code << "\n"
+                            << e.outcome.output);
+  if (fs::exists(out + "/RESULTS.md")) e.rows = results(out);
+  return e;
+}
+
+}  // namespace
+
+TEST_CASE("doctor: in the whole examination of the CPU all holds, and it leaves its evidence", "[doctor]") {
+  const TemporaryFolder folder;
+  const Examination e = examine(folder, "--full");
+  CHECK(e.outcome.exit_code == 0);
+  // What no CPU can tell is skipped, with the reason, and so is MPI where there is none; all else holds.
+  const std::set<std::string> needs_gpus = {"topology", "collectives_nccl", "backend_nccl", "cuda_graph",
+                                            "kernel_routes"};
+  const bool mpi = has(read_text(folder.file("out/environment/machine.json")), "\"why_no_mpi\": \"\"");
+  CHECK(e.rows.size() == 24);
+  for (const auto& [phase, row] : e.rows) {
+    INFO(phase << ": " << row.verdict << ", " << row.evidence);
+    const bool skipped = needs_gpus.count(phase) > 0 || (!mpi && has(phase, "_mpi"));
+    CHECK((skipped ? row.verdict == "SKIPPED" : holds(row)));
+    CHECK(!row.evidence.empty());
+    const std::string env = folder.file("out/" + phase + "/env.json");
+    if (!skipped) CHECK(Json::parse(read_text(env)).contains("build"));
+  }
+  const auto file = [&](const char* name) { return folder.file("out") + "/" + name; };
+  CHECK(has(read_text(file("gradient_trace/ranks/rank_0.log")), "[GRAD-TRACE] after_backward_step1 arrived="));
+  CHECK(has(e.rows.at("gradient_trace").evidence, "missing=0"));
+  CHECK(read_text(file("recompute_all/model.safetensors")) == read_text(file("baseline/model.safetensors")));
+  CHECK(read_text(file("branch_sel/model.safetensors")) != read_text(file("baseline/model.safetensors")));
+  CHECK(Json::parse(read_text(file("recompute_second/config.json")))["runtime"]["recompute"] == "2:4=block");
+  CHECK(fs::exists(file("backend_tcp/ddp_buckets_rank1.txt")));
+  CHECK(fs::exists(file("causality/after.safetensors")));
+  CHECK(fs::exists(file("long_context/mem_step1.json")));
+}
+
+TEST_CASE("doctor: a run that is silent is HANG, and ended", "[doctor]") {
+  const TemporaryFolder folder;
+  const std::string trainers = trainers_of(folder);
+  // Its first product sleeps as good as for ever; the run's own watchdog sees that, dumps its stacks, and the doctor
+  // ends it.
+  const Examination e = examine(folder, "--only gradient_trace --budget 0.5", with_faults("TRIAD_FAULTS=\"0 1e6\""));
+  CHECK(e.outcome.exit_code == 1);
+  const Row row = e.rows.at("gradient_trace");
+  CHECK(row.verdict == "HANG");
+  CHECK(has(row.evidence, "\"hung\" at step 0"));
+  CHECK(has(row.next, "gradient_trace/stackdump_rank0_"));
+  CHECK(run_command("pgrep -f " + trainers).output.empty());
+}
+
+TEST_CASE("doctor: a run that is stopped is HANG, and what needed it is SKIPPED", "[doctor]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("out"), log = folder.file("log"), trainers = trainers_of(folder);
+  // Its products sleep, so that there is a run to be stopped. It is stopped 11 s after its beginning: at 18 s, three
+  // times its budget, it would be late, but before it has been silent for 12 s nobody can say that it is alive.
+  BackgroundProgram doctor("doctor --device cpu --only repeat --budget 0.2 --out " + out,
+                           with_faults("TRIAD_FAULTS=\"0 0.03\""), log);
+  wait_for_file(out + "/baseline/output.txt");
+  const auto began = std::chrono::steady_clock::now();
+  wait_for_text(out + "/baseline/heartbeat_rank0.jsonl", "boot");
+  std::this_thread::sleep_until(began + std::chrono::seconds(11));
+  run_command("pgrep -f " + trainers + " | xargs -r kill -STOP");
+  CHECK(doctor.wait() == 1);
+  INFO(read_text(log));
+  const auto rows = results(out);
+  CHECK(rows.at("baseline").verdict == "HANG");
+  CHECK(has(rows.at("baseline").evidence, "no sign of life for 12 s; the last: rank 0 \""));
+  CHECK(rows.at("repeat").verdict == "SKIPPED");
+  CHECK(rows.at("repeat").evidence == "baseline is HANG");
+}
+
+TEST_CASE("doctor: what takes too long, but goes on, is SLOW and no failure", "[doctor]") {
+  const TemporaryFolder folder;
+  // The planted sleeps of all products together exceed the budget of 6 s once, or three times.
+  const auto sleeping = [&](const std::string& seconds) {
+    const Examination e = examine(folder, "--only gradient_trace --budget 0.3",
+                                  with_faults("TRIAD_FAULTS=\"0 0.15\" TRIAD_FAULTS_MOST_S=" + seconds));
+    CHECK(e.outcome.exit_code == 0);
+    CHECK(e.rows.at("gradient_trace").verdict == "SLOW");
+    return e.rows.at("gradient_trace").evidence;
+  };
+  const std::string late = sleeping("6.5"), endless = sleeping("1e6");
+  CHECK((has(late, " s, 6 s are its budget") || has(late, "alive, but not done at 3 times its budget")));
+  CHECK(has(endless, "alive, but not done at 3 times its budget"));
+}
+
+TEST_CASE("doctor: what was ended for its time is no reference for others, which are SKIPPED", "[doctor]") {
+  const TemporaryFolder folder;
+  const Examination e = examine(folder, "--only repeat,health --budget 0.3", with_faults("TRIAD_FAULTS=\"0 0.1\""));
+  CHECK(e.outcome.exit_code == 0);
+  CHECK(e.rows.at("baseline").verdict == "SLOW");
+  CHECK(has(e.rows.at("baseline").evidence, "alive, but not done at 3 times its budget"));
+  CHECK(has(e.rows.at("baseline").next, "more time, as by --budget 3"));
+  for (const char* phase : {"repeat", "health"}) {
+    CHECK(e.rows.at(phase).verdict == "SKIPPED");
+    CHECK(e.rows.at(phase).evidence == "baseline was ended before it was done");
+    CHECK(has(e.rows.at(phase).next, "more time, as by --budget 3"));
+  }
+}
+
+TEST_CASE("doctor: it ends what it has started, and nobody else", "[doctor]") {
+  const TemporaryFolder folder;
+  // A shell's child becomes the doctor's, when the shell makes itself into it; and it has a child of its own.
+  const std::string pids = folder.file("pids");
+  const Outcome o =
+      run_command("sh -c 'sleep 300 & echo $! $$ >>" + pids + "; wait' >/dev/null 2>&1 & until [ -s " + pids +
+                  " ]; do sleep 0.05; done; exec " TRIAD_PROGRAM " doctor --device cpu --only environment --out " +
+                  folder.file("out"));
+  INFO(o.output);
+  CHECK(o.exit_code == 0);
+  CHECK(holds(results(folder.file("out")).at("environment")));
+  CHECK(run_command("for pid in $(cat " + pids + "); do kill -0 $pid || exit 1; done").exit_code == 0);
+  run_command("kill $(cat " + pids + ")");
+}
+
+TEST_CASE("doctor: numbers that are wrong are FAIL, by what they should be", "[doctor]") {
+  const TemporaryFolder folder;
+  // One product of those programs whose command line has the word comes out a little larger.
+  const auto bent = [&](const std::string& word, const std::string& phase) {
+    const Examination e = examine(folder, "--only " + phase, with_faults("TRIAD_BEND=" + word));
+    CHECK(e.outcome.exit_code == 1);
+    CHECK(has(e.outcome.output, "triad: not all is well"));
+    CHECK(holds(e.rows.at("baseline")));
+    CHECK(e.rows.at(phase).verdict == "FAIL");
+    return e.rows.at(phase);
+  };
+  CHECK(
+      has(bent("runtime.recompute=block", "recompute_all").evidence, "tensors differ from baseline/model.safetensors"));
+  CHECK(has(bent("after.safetensors", "causality").evidence,
+            "rows of logits before a changed token differ; first row 0"));
+  CHECK(has(bent("here.safetensors", "attention_parity").evidence, "logits differ by "));
+  const std::string rank = bent("dist.backend=auto", "backend_tcp").evidence;
+  CHECK(has(rank, "weights differ by "));
+}
+
+TEST_CASE("doctor: a gradient that is not finite is FAIL, and named", "[doctor]") {
+  const TemporaryFolder folder;
+  // Of weights alone, of which nothing else is made; the norms' come behind them, and are right.
+  const Examination e =
+      examine(folder, "--only attention_parity", with_faults("TRIAD_BEND=here.safetensors TRIAD_BEND_NAN=1"));
+  CHECK(e.outcome.exit_code == 1);
+  CHECK(e.rows.at("attention_parity").verdict == "FAIL");
+  CHECK(has(e.rows.at("attention_parity").evidence, "here.safetensors: grad/"));
+  CHECK(has(e.rows.at("attention_parity").evidence, " has nan at element 0"));
+}
+
+TEST_CASE("doctor: gates or lists that nobody wrote down are FAIL", "[doctor]") {
+  const TemporaryFolder folder;
+  for (const std::string name : {"gates.csv", "k_stats.csv"}) {
+    const Examination e =
+        examine(folder, "--only health", with_faults("TRIAD_LOSE=" + folder.file("out/baseline/" + name)));
+    CHECK(e.outcome.exit_code == 1);
+    CHECK(holds(e.rows.at("baseline")));
+    CHECK(e.rows.at("health").verdict == "FAIL");
+    CHECK(has(e.rows.at("health").evidence, name + " is missing: log.stats, which is on, writes it"));
+  }
+}
+
+TEST_CASE("doctor: what an earlier examination left is compared with nothing", "[doctor]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  fs::create_directories(folder.file("out/backend_nccl"));
+  write_text(folder.file("out/RESULTS.md"), "# triad doctor\n");
+  write_text(folder.file("out/backend_nccl/model.safetensors"), "of another build");
+  const Examination e = examine(folder, "--only backend_mpi");
+  CHECK(e.outcome.exit_code == 0);
+  CHECK(holds(e.rows.at("backend_mpi")));
+  CHECK(fs::exists(folder.file("out/backend_nccl/model.safetensors")));
+}
+
+TEST_CASE("doctor: runs have half of the cores that this process may use", "[doctor]") {
+  const TemporaryFolder folder;
+  const Outcome o =
+      run_command("unset OMP_NUM_THREADS; exec taskset -c $(taskset -cp $$ | sed 's/.*: //; s/[,-].*//') " TRIAD_PROGRAM
+                  " doctor --device cpu --only gradient_trace --out " +
+                  folder.file("out"));
+  INFO(o.output);
+  CHECK(o.exit_code == 0);
+  CHECK(Json::parse(read_text(folder.file("out/environment/machine.json")))["cores"] == 1);
+  const Json env = Json::parse(read_text(folder.file("out/gradient_trace/env.json")));
+  CHECK(env["environment"]["OMP_NUM_THREADS"] == "1");
+}
+
+TEST_CASE("doctor: a run that ends with an error is FAIL, with its words", "[doctor]") {
+  const TemporaryFolder folder;
+  // Files may not grow beyond 512 KiB or so: weights cannot be written.
+  const std::string out = folder.file("out");
+  const Outcome o = run_command("ulimit -f 1000; " TRIAD_PROGRAM " doctor --device cpu --only baseline --out " + out);
+  INFO(o.output);
+  CHECK(o.exit_code == 1);
+  const Row row = results(out).at("baseline");
+  CHECK(row.verdict == "FAIL");
+  CHECK(has(row.evidence, "exit code 1: triad: "));
+  CHECK(has(row.evidence, "model.safetensors"));
+  CHECK(has(read_text(out + "/RESULTS.md"), "## baseline: FAIL"));
+}
+
+TEST_CASE("doctor: without mpirun its phases are SKIPPED, and say so", "[doctor]") {
+  const TemporaryFolder folder;
+  const Examination none = examine(folder, "--only collectives_mpi", "PATH=/nowhere");
+  CHECK(none.outcome.exit_code == 0);
+  CHECK(none.rows.at("collectives_mpi").verdict == "SKIPPED");
+  if (!require_mpirun()) return;
+  CHECK(none.rows.at("collectives_mpi").evidence == "no mpirun on PATH");
+  write_text(folder.file("mpirun"), "#!/bin/sh\necho no slots here\nexit 3\n");
+  fs::permissions(folder.file("mpirun"), fs::perms::owner_all);
+  const Examination broken = examine(folder, "--only collectives_mpi", "PATH=" + folder.path() + ":$PATH");
+  CHECK(broken.rows.at("collectives_mpi").verdict == "SKIPPED");
+  CHECK(broken.rows.at("collectives_mpi").evidence == "mpirun -np 2 true exits with 3: no slots here");
+}
+
+TEST_CASE("doctor: the environment is judged, and kept from the runs", "[doctor]") {
+  const TemporaryFolder folder;
+  const Examination wrong = examine(folder, "", "NSA_NO_SUCH=1");
+  CHECK(wrong.outcome.exit_code == 1);
+  CHECK(wrong.rows.at("environment").verdict == "FAIL");
+  CHECK(has(wrong.rows.at("environment").evidence, "NSA_NO_SUCH"));
+  CHECK(holds(wrong.rows.at("collectives_tcp")));
+  const Examination right = examine(folder, "--only gradient_trace", "NSA_SEQ_LEN=7 NSA_FORCE_BRANCH=win");
+  CHECK(has(right.rows.at("environment").evidence, "the phases that follow leave out NSA_"));
+  CHECK(holds(right.rows.at("gradient_trace")));
+  const Json config = Json::parse(read_text(folder.file("out/gradient_trace/config.json")));
+  CHECK(config["train"]["seq_len"] == 128);
+  CHECK(config["nsa"]["force_branch"] == "none");
+}
+
+TEST_CASE("doctor: what it refuses", "[doctor]") {
+  const TemporaryFolder folder;
+  const auto refused = [&](const std::string& args, const std::string& says, const std::string& environment = "") {
+    const Outcome o = run_program("doctor " + args, environment);
+    INFO(args << "\n" << o.output);
+    CHECK(o.exit_code == 2);
+    CHECK(has(o.output, says));
+  };
+  refused("--only nothing --out " + folder.file("a"), "--only nothing: the phases are environment, topology");
+  refused("--budget 0 --out " + folder.file("a"), "--budget");
+  refused("--out " + folder.file("a"), "it starts ranks itself", "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2");
+  CHECK(!fs::exists(folder.file("a")));
+  write_text(folder.file("mine.txt"), "not to be removed");
+  refused("--out " + folder.path(), "is not empty, and no examination's");
+  CHECK(fs::exists(folder.file("mine.txt")));
+}

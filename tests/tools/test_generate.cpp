@@ -1,0 +1,140 @@
+// What is sampled, and how decoding is measured, as a user meets it: seeds, batches, stop tokens, contexts, the CSV.
+#include <fstream>
+#include <regex>
+#include <sstream>
+
+#include "engine/random_streams.h"
+#include "engine/rng.h"
+#include "model/sampling.h"
+#include "tests/support/program.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using triad::test::Outcome;
+using triad::test::run_program;
+using triad::test::TemporaryFolder;
+
+namespace {
+
+const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
+
+std::string init(const TemporaryFolder& folder) {
+  REQUIRE(run_program("init " + kTiny + " --out " + folder.file("fresh")).exit_code == 0);
+  return "generate --device cpu --checkpoint " + folder.file("fresh") + " ";
+}
+std::string printed(const std::string& args) {
+  const Outcome outcome = run_program(args);
+  INFO(args << "\n" << outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  return outcome.output;
+}
+
+}  // namespace
+
+TEST_CASE("generate: a text on the CPU is the same alone and beside others, and depends on the seed", "[generate]") {
+  const TemporaryFolder folder;
+  const std::string generate = init(folder);
+  const std::string greedy = " --tokens 20 --temperature 0";
+  const std::string one = printed(generate + "--prompt one" + greedy),
+                    longer = printed(generate + "--prompt longer" + greedy);
+  CHECK(printed(generate + "--prompt one --prompt longer" + greedy) == one + "---\n" + longer);
+  const std::string drawn = generate + "--prompt x --tokens 30 --top-k 50 --top-p 0.9 --seed ";
+  CHECK(printed(drawn + "1") == printed(drawn + "1"));
+  CHECK(printed(drawn + "1") != printed(drawn + "2"));
+}
+
+TEST_CASE("generate: a text goes on past its context, and ends at a stop token", "[generate]") {
+  const TemporaryFolder folder;
+  const std::string generate = init(folder) + "--prompt abc --temperature 0 ";
+  const std::string text = printed(generate + "--tokens 12");
+  REQUIRE(text.size() == 3 + 12 + 1);  // no end of text among them: a byte a token
+  for (const char* context : {"1", "2", "7"}) {
+    INFO(context);
+    CHECK(printed(generate + "--tokens 40 --context " + context).size() >= 4);
+  }
+  const size_t first = text.find(text[8], 3);  // where the token chosen as the stop comes first
+  const std::string stop = "--stop " + std::to_string(static_cast<unsigned char>(text[8]));
+  CHECK(printed(generate + "--tokens 12 " + stop) == text.substr(0, first) + "\n");
+  const Outcome refused = run_program(generate + "--stop 300");
+  CHECK(refused.exit_code == 2);
+  CHECK(refused.output.find("300") != std::string::npos);
+}
+
+TEST_CASE("generate: a prompt is not sampled with the numbers that a weight was drawn with", "[generate]") {
+  const TemporaryFolder folder;
+  // Weights so small that all logits are 0: the i-th token is the i-th number of the prompt's stream, times 256.
+  REQUIRE(run_program("init " + kTiny + " --set model.init_std=1e-30 --out " + folder.file("fresh")).exit_code == 0);
+  const auto drawn_from = [](uint64_t stream) {
+    const Philox random(1337, stream);
+    std::string text;
+    for (uint64_t i = 0; i < 20; ++i) {
+      const auto token = static_cast<char>(random.uniform(i) * 256);
+      if (token == 0) break;  // the end of text
+      text += token;
+    }
+    return text;
+  };
+  const std::string text = printed("generate --device cpu --tokens 20 --seed 1337 --prompt x --prompt y --checkpoint " +
+                                   folder.file("fresh"));
+  const std::string first = drawn_from(random_stream(RandomUse::sampling, 0)),
+                    second = drawn_from(random_stream(RandomUse::sampling, 1));
+  CHECK(first.size() > 3);
+  CHECK(second.size() > 3);
+  CHECK(text == "x" + first + "\n---\ny" + second + "\n");
+}
+
+TEST_CASE("generate: top k and top p keep the likeliest", "[generate]") {
+  const std::vector<float> logits = {0, 2, 1, 2, -1};
+  for (int i = 0; i < 100; ++i) {
+    const double uniform = i / 100.0;
+    CHECK(sample_token(logits, {.temperature = 0}, uniform) == 1);
+    CHECK(sample_token(logits, {.top_k = 1}, uniform) == 1);  // of equals the first
+    const int32_t of_two = sample_token(logits, {.top_k = 2}, uniform);
+    CHECK(of_two == (i < 50 ? 1 : 3));
+    CHECK(sample_token(logits, {.top_p = 0.3}, uniform) == 1);
+    CHECK(sample_token(logits, {}, uniform) != -1);
+  }
+}
+
+TEST_CASE("bench prefill and decode count what is read", "[generate]") {
+  for (const std::string verb : {"prefill ", "decode ", "decode --batch 3 "})
+    for (const std::string kind : {"nsa", "dense"}) {
+      const std::string args = "bench " + verb + kTiny + " --lengths 9,32,33,100 --runs 1 --set runtime.device=cpu";
+      std::istringstream csv(printed(args + " --set model.attention=" + kind));
+      std::string line;
+      std::getline(csv, line);
+      CHECK(line ==
+            "S,ms_total,ms_cmp,ms_sel,ms_win,reads_actual,reads_expected,reads_actual_decode,reads_expected_decode");
+      int rows = 0;
+      while (std::getline(csv, line)) {
+        ++rows;
+        std::vector<std::string> cells;
+        std::istringstream cell_stream(line);
+        for (std::string cell; std::getline(cell_stream, cell, ',');) cells.push_back(cell);
+        REQUIRE(cells.size() == 9);
+        CHECK(cells[5] == cells[6]);
+        CHECK(cells[7] == cells[8]);
+        // l 8, d 4, l' 8, n 4, w 16: 24 + 3*8 + 4 + 16 of 100 tokens
+        if (cells[0] == "100") CHECK(cells[6] == (kind == "dense" ? "100" : "68"));
+      }
+      CHECK(rows == 4);
+    }
+}
+
+TEST_CASE("bench decode keeps rows, and compares with them", "[generate]") {
+  const TemporaryFolder folder;
+  const std::string kept = folder.file("kept.jsonl");
+  const std::string args = "bench decode " + kTiny + " --lengths 20,33 --runs 1 --set runtime.device=cpu ";
+  printed(args + "--append " + kept);
+  const Outcome same = run_program(args + "--batch 2 --compare " + kept);  // other cases: batches of 2
+  CHECK(same.exit_code == 0);
+  CHECK(same.output.find("0 rows compared, 2 without a kept row") != std::string::npos);
+  std::ifstream file(kept);
+  std::stringstream text;
+  text << file.rdbuf();
+  CHECK(text.str().find("tiny 1x33") != std::string::npos);
+  std::ofstream(kept) << std::regex_replace(text.str(), std::regex(R"("us": ?[0-9.e+-]+)"), "\"us\":0.001");
+  const Outcome slower = run_program(args + "--compare " + kept);
+  CHECK(slower.exit_code == 1);
+  CHECK(slower.output.find("2 of 2 rows are more than 5% slower") != std::string::npos);
+}

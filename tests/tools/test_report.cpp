@@ -1,0 +1,473 @@
+// The report: what it says of runs, of two beside each other, and of folders that are no run's. The page's own script
+// is run in a real browser where there is one.
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "io/json_config.h"
+#include "tests/support/program.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using namespace triad::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
+
+std::string train(const std::string& out, const std::string& more = "") {
+  const Outcome outcome =
+      run_program("train " + kTiny + " --set runtime.device=cpu --set log.out_dir=" + out + " " + more);
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  return out;
+}
+
+std::string report(const std::string& args) {
+  const Outcome outcome = run_program("report " + args);
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  const std::string lines = outcome.output.substr(0, outcome.output.size() - 1);  // the last one; warnings come before
+  return read_text(lines.substr(lines.rfind('\n') + 1));
+}
+
+// The JSON in the page's element of that id.
+Json data_of(const std::string& page, const std::string& id = "data") {
+  const std::string begin = "<script type=\"application/json\" id=\"" + id + "\">";
+  const size_t at = page.find(begin);
+  REQUIRE(at != std::string::npos);
+  const size_t from = at + begin.size();
+  return Json::parse(page.substr(from, page.find("</script>", from) - from));
+}
+
+// What a page's head says under this name; empty: it does not have it.
+std::string tile(const std::string& page, const std::string& name) {
+  const size_t end = page.find("</b><span>" + name + "</span>");
+  if (end == std::string::npos) return "";
+  const size_t begin = page.rfind('>', end - 1) + 1;
+  return page.substr(begin, end - begin);
+}
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t n = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++n;
+  return n;
+}
+
+// What a run with gates, selection, memory snapshots and trouble leaves: 2 layers, 1,000 steps.
+void add_files(const std::string& out) {
+  std::ostringstream gates, selection, heartbeats;
+  gates << "step,layer,entropy_mean,entropy_min,max_mean,max_max,collapse_frac,cmp,sel,win\n";
+  selection << "step,layer,k_mean,k_max,rows,pct_at_max\n";
+  for (int step = 1; step <= 1000; ++step)
+    for (int layer = 0; layer < 2; ++layer) {
+      gates << step << "," << layer << "," << step * 0.001 << ",0,0.5,1,0,0.2,0.3,0.5\n";
+      selection << step << "," << layer << ",752.5,1024,96,0.6\n";
+    }
+  write_text(out + "/gates.csv", gates.str());
+  write_text(out + "/k_stats.csv", selection.str());
+  write_text(out + "/mem_boot.json", R"({"triad": {"category_bytes": {"params": 1048576}}})");
+  write_text(out + "/mem_step20.json", R"({"triad": {"category_bytes": {"params": 1048576, "activations": 3145728}}})");
+  write_text(
+      out + "/heartbeat_rank1.jsonl",
+      R"({"schema":1,"ts":1,"iso":"now","pid":2,"rank":1,"step":7,"msg":"step_end","step_ms":5.5,"gpu_used_mib":10.5})"
+      "\n"
+      R"({"schema":1,"ts":1,"iso":"now","pid":2,"rank":1,"step":8,"msg":"hung","at":"<b>in matmul</b>"})"
+      "\n");
+  write_text(out + "/stackdump_rank1_5.txt", "");
+}
+
+}  // namespace
+
+TEST_CASE("report: a run on one page, which needs nothing else", "[report]") {
+  const TemporaryFolder folder;
+  const std::string out =
+      train(folder.file("run"), "--set train.eval_every=10 --set 'data.paths=[\"</script><script>alert(1)\"]'");
+  add_files(out);
+  const std::string page = report(out);
+  CHECK(page.starts_with("<!doctype html>"));
+  for (const char* outside : {"src=", "href=", "https:", "@import", "url("}) CHECK_FALSE(has(page, outside));
+  CHECK_FALSE(has(page, "<script>alert"));
+  CHECK(has(page, "&lt;/script&gt;&lt;script&gt;alert(1)"));
+  CHECK_FALSE(has(page, "<b>in matmul</b>"));
+  CHECK(has(page, "&lt;b&gt;in matmul"));
+  for (const char* word : {"train.steps", "cpu_threads", "stackdump_rank1_5.txt", "prefers-color-scheme: dark"})
+    CHECK(has(page, word));
+  CHECK(tile(page, "state") == "complete");
+  CHECK(tile(page, "steps") == "20 of 20");
+  CHECK(tile(page, "tokens") == "1,920");
+  CHECK(tile(page, "parameters") == "43,270");
+  CHECK(tile(page, "precision") == "fp32");
+  CHECK(tile(page, "attention") == "nsa");
+  CHECK(tile(page, "data") == "synthetic");
+  for (const char* known :
+       {"last loss", "validation loss", "perplexity", "wall time", "tokens/s at the end", "peak MiB"})
+    CHECK(tile(page, known).find_first_of("123456789") != std::string::npos);
+  CHECK(has(tile(page, "device"), "CPU"));
+  CHECK(tile(page, "bits per byte").empty());  // these tokens are no bytes of a text
+
+  const Json run = data_of(page).at(0);
+  CHECK(run["training"]["loss"].size() == 20);
+  CHECK(run["training"]["loss"][4][0] == 5);
+  CHECK(run["training"]["mfu"][0][1].is_null());  // empty on the CPU
+  CHECK(run["validation"].size() == 2);
+  CHECK(run["tokens_per_step"] == 96);
+  CHECK(run["tokens_are_bytes"] == false);
+  REQUIRE(run["clock"].size() == 20);
+  for (size_t i = 1; i < 20; ++i) CHECK(run["clock"][i][1].get<double>() >= run["clock"][i - 1][1].get<double>());
+  CHECK(run["sample"]["step"] == 20);
+  CHECK(run["sample"]["lists"].size() == 2);
+  CHECK(run["gradient_norms"].is_null());  // nobody asked for them
+  CHECK(run["ranks"].size() == 2);
+  CHECK(run["ranks"][0]["lines"]["step_ms"].size() == 20);
+  CHECK(run["ranks"][1]["means"]["step_ms"] == 5.5);
+  const Json& heat = run["gates"]["entropy_mean"];
+  CHECK(heat["layers"].size() == 2);
+  CHECK(heat["steps"].size() == 240);  // of 1,000: columns are means
+  CHECK(heat["steps"][0] == 1);
+  CHECK(heat["values"][1].size() == 240);
+  CHECK(heat["values"][1][0].get<double>() == Approx(0.003));  // of steps 1 to 5
+  CHECK(heat["values"][1][239].get<double>() == Approx(0.9985));
+  CHECK(run["selection"]["k_mean"]["values"][0][7] == 752.5);
+  CHECK(run["memory"][0]["label"] == "boot");
+  CHECK(run["memory"][0]["categories"] == Json({{"params", 1}}));
+  CHECK(run["memory"].back()["step"] == 20);
+  CHECK(run["memory"].back()["categories"]["activations"] == 3);
+  bool hung = false;
+  for (const Json& event : run["events"]) hung = hung || (event["kind"] == "hung" && event["rank"] == 1);
+  CHECK(hung);
+}
+
+TEST_CASE("report: two runs, what differs and where their losses part", "[report]") {
+  const TemporaryFolder folder;
+  const std::string a = train(folder.file("a")), same = train(folder.file("same")),
+                    b = train(folder.file("b"), "--set train.lr=2e-3 --set train.steps=15");
+  const std::string own = report(a);
+  const std::string page = report(a + " --vs " + b);
+  CHECK(read_text(a + "/report.html") == own);  // a run's own report stays
+  CHECK(read_text(a + "/report_vs_b.html") == page);
+  const std::string elsewhere = report(a + " --vs " + b + " --out " + folder.file("vs.html"));
+  CHECK(elsewhere == page);
+  CHECK(read_text(folder.file("vs.html")) == page);
+  report(a + " --vs " + same + "/");
+  CHECK(fs::exists(a + "/report_vs_same.html"));
+  CHECK(read_text(a + "/report_vs_b.html") == page);
+  CHECK(data_of(page).size() == 2);
+  CHECK(data_of(page, "parting")["first"] == 2);  // the first loss is of the same weights
+  CHECK(has(page, "The losses part at step 2"));
+  CHECK(has(page, "15 steps are common to both."));
+  const size_t differs = page.find("What differs"), next = page.find("id=\"charts\"");
+  const std::string table = page.substr(differs, next - differs);
+  CHECK(has(table, "<td>train.lr</td><td>0.001</td><td>0.002</td>"));
+  CHECK(has(table, "<td>train.steps</td><td>20</td><td>15</td>"));
+  CHECK_FALSE(has(table, "train.seq_len"));
+  CHECK(has(table, "<td>tokens</td><td>1,920</td><td>1,440</td><td>-480 (-25.00%)</td>"));
+  CHECK(has(table, "<td>parameters</td><td>43,270</td><td>43,270</td><td>none</td>"));
+  const Json runs = data_of(page), difference = data_of(page, "difference");
+  REQUIRE(difference["loss"]["steps"].size() == 15);
+  for (size_t i = 0; i < 15; ++i) {
+    const Json &left = runs[0]["training"]["loss"][i], &right = runs[1]["training"]["loss"][i];
+    CHECK(difference["loss"]["steps"][i][0] == left[0]);
+    CHECK(difference["loss"]["steps"][i][1].get<double>() ==
+          Approx(right[1].get<double>() - left[1].get<double>()).margin(1e-12));
+    CHECK(difference["loss"]["tokens"][i][0].get<double>() == 96 * left[0].get<double>());
+    CHECK(difference["loss"]["tokens"][i][1].get<double>() ==
+          Approx(difference["loss"]["steps"][i][1].get<double>()).margin(1e-9));
+  }
+  CHECK_FALSE(difference["validation"].contains("steps"));
+  CHECK(data_of(own, "difference").is_null());
+  const std::string alike = report(a + " --vs " + same);
+  CHECK(has(alike, "The losses are the same at all 20 steps"));
+  CHECK(data_of(alike, "parting")["first"].is_null());
+}
+
+TEST_CASE("report: a run that was resumed is drawn once, and a run without heartbeats compares with one that has them",
+          "[report]") {
+  const TemporaryFolder folder;
+  const std::string out = train(folder.file("run"), "--set train.save_every=10");
+  train(folder.file("run"), "--overwrite --resume " + out + "/checkpoints/step_10");  // steps 11 to 20 a second time
+  Json run = data_of(report(out)).at(0);
+  for (const char* line : {"step_ms", "compute_ms", "host_mib"}) {
+    const Json& points = run["ranks"][0]["lines"][line];
+    REQUIRE(points.size() == 20);
+    for (int64_t i = 0; i < 20; ++i) CHECK(points[static_cast<size_t>(i)][0] == i + 1);
+  }
+  const std::string bare = train(folder.file("bare"), "--set train.save_every=10 --set log.heartbeat_every=0");
+  for (const std::string& pair : {out + " --vs " + bare, bare + " --vs " + out}) {
+    const std::string page = report(pair);
+    CHECK(has(page, "The losses are the same at all 20 steps"));
+    CHECK(data_of(page, "parting")["first"].is_null());
+  }
+  const std::string other = train(folder.file("other"), "--set train.lr=2e-3");
+  CHECK(data_of(report(bare + " --vs " + other), "parting")["first"] == 2);
+}
+
+TEST_CASE("report: long runs are thinned, spikes stay", "[report]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  fs::create_directory(out);
+  write_text(out + "/config.json", "{}");
+  std::ostringstream rows;
+  rows << "step,loss,lr,tokens_per_s,grad_norm,step_ms,mfu\n";
+  for (int step = 1; step <= 100000; ++step) rows << step << "," << (step == 77777 ? 99 : 2) << ",1,1,1,1,\n";
+  write_text(out + "/training.csv", rows.str());
+  const std::string page = report(out);
+  const Json points = data_of(page).at(0)["training"]["loss"];
+  CHECK(points.size() <= 1500);
+  bool spike = false;
+  for (const Json& point : points) spike = spike || (point[0] == 77777 && point[1] == 99);
+  CHECK(spike);
+  CHECK(page.size() < 500000);
+  // What there is nothing of has no card.
+  for (const char* absent : {">env.json<", ">Events<", ">Ranks<", ">Fallbacks", ">Stack dumps<", "What happened"})
+    CHECK_FALSE(has(page, absent));
+  for (const char* unknown :
+       {"state", "device", "parameters", "validation loss", "tokens", "commit", "peak MiB", "anomalies"})
+    CHECK(tile(page, unknown).empty());
+  CHECK(tile(page, "steps") == "100,000");
+  CHECK(tile(page, "wall time") == "1 min 40 s");  // a millisecond a step
+}
+
+TEST_CASE("report: gradient norms by layer, from heartbeats or the ledger", "[report]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  fs::create_directory(out);
+  write_text(out + "/config.json", "{}");
+  write_text(out + "/grad_ledger.csv",
+             "step,parameter,norm,zero,not_finite\n"
+             "10,embed.weight,7,0,0\n10,blocks.0.norm1.weight,3,0,0\n10,blocks.0.mlp.fc1.weight,4,0,0\n"
+             "10,blocks.1.mlp.fc1.weight,2,0,0\nx,blocks.0.mlp.fc1.weight,9,0,0\n15,blocks.0.mlp.fc1.weight,,0,0\n20,"
+             "blocks.1.mlp.fc1.weight,6,0,0\n");
+  const auto norms = [&] { return data_of(report(out)).at(0)["gradient_norms"]; };
+  CHECK(norms()["steps"] == Json({10, 20}));
+  CHECK(norms()["layers"] == Json({0, 1}));
+  CHECK(norms()["values"] == Json::array({{5.0, nullptr}, {2.0, 6.0}}));
+  write_text(out + "/heartbeat_rank0.jsonl",
+             R"({"step": 3, "msg": "step_end", "loss": 2, "layer_grad_norms": [0.5, 0.25]})"
+             "\n");
+  CHECK(norms()["steps"] == Json({3}));
+  CHECK(norms()["values"] == Json::array({Json::array({0.5}), Json::array({0.25})}));
+}
+
+TEST_CASE("report: whatever a run's files say ends no element of the page", "[report]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), evil = "</script></style><script>alert(1)</script><!--<script>";
+  fs::create_directory(out);
+  Json config = {{"model", {{"attention", evil}}},
+                 {"data", {{"kind", "text"}, {"paths", {evil, evil}}, {"tokenizer", evil}}},
+                 {"runtime", {{"precision", evil}}},
+                 {evil, {{evil, evil}}}};
+  config["train"] = {{"steps", evil}, {"seq_len", evil}};
+  write_text(out + "/config.json", config.dump());
+  const Json environment = {
+      {"build", "triad (" + evil + ")"}, {"device", evil}, {"device_name", evil}, {"world", evil}, {evil, evil}};
+  write_text(out + "/env.json", environment.dump());
+  write_text(out + "/heartbeat_rank0.jsonl",
+             Json({{"step", 1}, {"msg", evil}, {"iso", evil}, {"text", evil}, {"layer_grad_norms", evil}}).dump() +
+                 "\n" + Json({{"step", 1}, {"msg", "step_end"}, {"loss", evil}, {"step_ms", 1}}).dump() + "\n");
+  write_text(out + "/fallback_counters.csv",
+             "step,layer,branch,kernel,reason,count\n1,0," + evil + "," + evil + "," + evil + ",1\n");
+  write_text(out + "/.anomaly_type", evil);
+  write_text(out + "/mem_boot.json", Json({{"triad", {{"category_bytes", {{evil, 1048576}}}}}}).dump());
+  write_text(out + "/stackdump_rank0_" + std::string("<script>alert(2)"), "");
+  for (const std::string& page : {report(out), report(out + " --vs " + out)}) {
+    for (const char* raw : {"<script>alert", "</style><script>", "<!--"}) CHECK_FALSE(has(page, raw));
+    CHECK(has(page, "&lt;script&gt;alert(1)"));
+    CHECK(count(page, "</script>") == 4);
+    CHECK(count(page, "<script") == 4);
+    CHECK(data_of(page).at(0)["stopped_by"] == evil);  // and the script reads it as it is
+  }
+}
+
+TEST_CASE("report: a sample of selection lists that is none", "[report]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), file = out + "/selection_sample.json";
+  fs::create_directory(out);
+  write_text(out + "/config.json", "{}");
+  const Json whole = {{"schema", 1},        {"step", 2},
+                      {"seq_len", 16},      {"l_sel", 8},
+                      {"init_blocks", 1},   {"local_blocks", 2},
+                      {"queries", {7, 15}}, {"lists", Json::array({Json::array({Json::array({{0}, {0, 1}})})})}};
+  write_text(file, whole.dump());
+  CHECK(data_of(report(out)).at(0)["sample"] == whole);
+  fs::remove(out + "/report.html");
+  const auto refused = [&](const char* key, const Json& value) {
+    Json broken = whole;
+    broken[key] = value;
+    write_text(file, broken.dump());
+    const Outcome outcome = run_program("report " + out);
+    INFO(key << ": " << outcome.output);
+    CHECK(outcome.exit_code == 1);
+    CHECK(has(outcome.output, "selection_sample.json"));
+    CHECK_FALSE(fs::exists(out + "/report.html"));
+  };
+  refused("schema", 2);
+  refused("step", "2");
+  refused("l_sel", 0);
+  refused("queries", {7});
+  refused("queries", {"<b>", 15});
+  refused("lists", {});
+  refused("lists", Json::array({Json::array()}));
+  refused("lists", Json::array({Json::array({Json::array({{0}, {"x"}})})}));
+  write_text(file, "{");
+  CHECK(run_program("report " + out).exit_code == 1);
+}
+
+TEST_CASE("report: a run's state is its last heartbeat that tells of one", "[report]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  fs::create_directory(out);
+  const auto state = [&](const std::vector<std::string>& told, const std::string& on_nonfinite) {
+    write_text(out + "/config.json", R"({"train": {"on_nonfinite": ")" + on_nonfinite + "\"}}");
+    std::string lines;
+    for (const std::string& msg : told) lines += R"({"schema": 1, "step": 3, "msg": ")" + msg + "\"}\n";
+    write_text(out + "/heartbeat_rank0.jsonl", lines);
+    const std::string page = report(out);
+    const size_t end = page.find("</b><span>state</span>"), begin = page.rfind('>', end - 1) + 1;
+    return page.substr(begin, end - begin);
+  };
+  CHECK(state({"boot", "hung"}, "stop") == "failed: hung");
+  CHECK(state({"boot", "hung", "progress", "stackdump"}, "stop") == "failed: hung");
+  CHECK(state({"boot", "hung", "recovered", "stackdump"}, "stop") == "running, or killed");
+  CHECK(state({"stackdump"}, "stop") == "running, or killed");
+  CHECK(state({"boot", "nonfinite"}, "stop") == "failed: nonfinite");
+  CHECK(state({"boot", "nonfinite", "checkpoint"}, "stop") == "failed: nonfinite");
+  CHECK(state({"boot", "nonfinite"}, "skip") == "running, or killed");
+  CHECK(state({"boot", "nonfinite", "done"}, "skip") == "complete");
+}
+
+TEST_CASE("report: folders that are no run's, and files that are broken", "[report]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  const auto refused = [&](const std::string& args, const std::vector<std::string>& words) {
+    const Outcome outcome = run_program("report " + args);
+    INFO(args << ": " << outcome.output);
+    CHECK(outcome.exit_code == 1);
+    for (const std::string& word : words) {
+      INFO(word);
+      CHECK(has(outcome.output, word));
+    }
+    CHECK_FALSE(fs::exists(out + "/report.html"));
+  };
+  refused(out, {out, "no such folder"});
+  write_text(folder.file("file"), "x");
+  refused(folder.file("file"), {"is not a folder"});
+  fs::create_directory(out);
+  refused(out, {"holds no run", "config.json"});
+  write_text(out + "/config.json", "{\"train\": ");
+  refused(out, {"config.json"});
+  write_text(out + "/config.json", "[1]");
+  refused(out, {"config.json", "no JSON object"});
+  write_text(out + "/config.json", "{}");
+  const std::string header = "step,loss,lr,tokens_per_s,grad_norm,step_ms,mfu\n";
+  write_text(out + "/training.csv", "when,what\n");
+  refused(out, {"training.csv", "no column step"});
+  write_text(out + "/training.csv", header + "1,2,3,4,5,6,\n2,2");  // a row that is being written is no fault
+  write_text(out + "/heartbeat_rank0.jsonl", "{\"step\": 1, \"msg\": \"boot\", \"schema\": 9}\n");
+  refused(out, {"heartbeat_rank0.jsonl line 1", "schema is 9"});
+  write_text(out + "/heartbeat_rank0.jsonl", "{\"step\": 1, \"msg\": \"boot\", \"schema\": 1}\n{\"st");
+  refused(out + " --vs " + folder.file("none"), {folder.file("none"), "no such folder"});
+  write_text(out + "/mem_boot.json", "{");
+  refused(out, {"mem_boot.json"});
+  fs::remove(out + "/mem_boot.json");
+  CHECK(data_of(report(out)).at(0)["training"]["loss"].size() == 1);
+}
+
+TEST_CASE("report: a damaged line, or a name with a number of nobody, costs no other", "[report]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  fs::create_directory(out);
+  write_text(out + "/config.json", "{}");
+  write_text(out + "/training.csv",
+             "step,loss,lr,tokens_per_s,grad_norm,step_ms,mfu\n1,2,3,4,5,6,\n2,bad,3,4,5,6,\n3,2,3\nx,2,3,4,5,6,\n"
+             "4,2.5,3,4,5,6,\n");
+  write_text(out + "/val.csv", "step,val_loss,ppl\n" + std::string("\0\0\n", 3) + "4,2,7\n");
+  write_text(out + "/gates.csv",
+             "step,layer,entropy_mean,entropy_min,max_mean,max_max,collapse_frac,cmp,sel,win\n"
+             "1,0,1,1,1,1,0,1,0,0\n2,\x1b[2J,1,1,1,1,0,1,0,0\n3,0,1,1,1,1,0,1,0,0\n");
+  write_text(out + "/heartbeat_rank0.jsonl",
+             "{\"step\": 1, \"msg\": \"boot\"}\n{\"step\"\n[]\n{\"step\": 4, \"msg\": \"step_end\", \"step_ms\": 7}\n");
+  const std::string nobodys = "99999999999999999999";
+  write_text(out + "/heartbeat_rank" + nobodys + ".jsonl", "{\"step\": 1, \"msg\": \"boot\"}\n");
+  write_text(out + "/mem_step" + nobodys + ".json", "{");
+  const Outcome outcome = run_program("report " + out);
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  for (const char* word :
+       {"training.csv line 3: loss is \"bad\"", "training.csv line 4 is left out: 3 fields under a header of 7",
+        "training.csv line 5 is left out: its step is no number", "val.csv line 2 is left out",
+        "gates.csv line 3: layer is \"\\x1b[2J\"", "heartbeat_rank0.jsonl line 2 is left out",
+        "heartbeat_rank0.jsonl line 3 is left out"})
+    CHECK(has(outcome.output, word));
+  const Json run = data_of(read_text(out + "/report.html")).at(0);
+  CHECK(run["training"]["loss"] == Json::parse("[[1.0, 2.0], [2.0, null], [4.0, 2.5]]"));
+  CHECK(run["validation"] == Json::parse("[[4.0, 2.0]]"));
+  CHECK(run["gates"]["cmp"]["values"] == Json::parse("[[1.0, 1.0]]"));
+  REQUIRE(run["ranks"].size() == 1);
+  CHECK(run["ranks"][0]["lines"]["step_ms"] == Json::parse("[[4.0, 7.0]]"));
+  CHECK(run["memory"].empty());
+}
+
+TEST_CASE("report: a browser draws every chart", "[report]") {
+  if (run_command("command -v chromium").exit_code != 0) {
+    std::printf("SKIPPED: no chromium\n");
+    return;
+  }
+  const TemporaryFolder folder;
+  const std::string out = train(folder.file("run"),
+                                "--set train.eval_every=10 --set log.diagnostics='[\"layer_norms\"]'"),
+                    other = train(folder.file("other"), "--set model.attention=dense --set train.eval_every=10");
+  add_files(out);
+  // The page as a browser has made it, after a script that plays its reader.
+  const auto drawn = [&](const std::string& page, const std::string& reader) {
+    const std::string file = folder.file("page.html");
+    write_text(file, page + "<script>setTimeout(() => {" + reader + "}, 500)</script>");
+    const Outcome outcome = run_command(
+        "timeout 300 chromium --headless --no-sandbox --disable-gpu --enable-logging=stderr --virtual-time-budget=5000 "
+        "--dump-dom file://" +
+        file);
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    CHECK_FALSE(has(outcome.output, "Uncaught"));
+    const size_t end = outcome.output.find("<script type=\"application/json\"");
+    const std::string dom = outcome.output.substr(0, end);
+    for (const char* nothing : {"NaN", "Infinity", "undefined"})
+      CHECK_FALSE(has(dom, nothing));  // in a path: a chart that shows nothing
+    return dom;
+  };
+  const std::string page = report(out);
+  const std::string dom = drawn(page, "");
+  // Loss, validation, throughput, norm, rate, norms by layer; time by part, by rank, waiting for ranks is not told;
+  // memory, host, GPU; gates: 3 of shares, 6 maps; selection: distances, their map, 4 maps of blocks, 3 of k, 2 lines.
+  CHECK(count(dom, "<svg ") == 6 + 2 + 3 + 9 + 11);
+  CHECK_FALSE(has(dom, "Model FLOPs utilisation"));  // not known on a CPU
+  // The loss under the pointer, over tokens, in another unit.
+  const std::string hover = drawn(page, R"(
+    document.querySelector('input[value=tokens]').click();
+    document.querySelector('input[value=perplexity]').click();
+    const chart = document.querySelector('.chart'), box = chart.getBoundingClientRect();
+    chart.dispatchEvent(new PointerEvent('pointermove', {clientX: box.right - 14, clientY: box.top + 50}));)");
+  const double loss = data_of(page).at(0)["training"]["loss"].back()[1];
+  const size_t tip = hover.find("class=\"tip\"");
+  REQUIRE(tip != std::string::npos);
+  const std::string told = hover.substr(tip, hover.find("</section>", tip) - tip);
+  CHECK(has(told, "1920 tokens"));
+  CHECK(has(told, "training: "));
+  CHECK(std::stod(told.substr(told.find("training: ") + 10)) == Approx(std::exp(loss)).epsilon(1e-3));
+  CHECK(has(told, "at step 20"));
+  const std::string two = drawn(report(out + " --vs " + other), "document.querySelector('input[value=time]').click();");
+  CHECK(has(two, "Difference of the losses"));
+  CHECK(has(two, "training A"));
+  CHECK(has(two, "training B"));
+  // A run that has neither gates nor a sample has none of their cards; nor has one without anything but its config.
+  const std::string dense = drawn(report(other), "");
+  for (const char* absent : {"Gates", "Selection", "Gradient norm by layer"}) CHECK_FALSE(has(dense, absent));
+  const std::string bare = folder.file("bare");
+  fs::create_directory(bare);
+  write_text(bare + "/config.json", "{}");
+  const std::string empty = drawn(report(bare), "");
+  for (const char* any : {"<section", "<details", "<h2", "<table"}) CHECK_FALSE(has(empty, any));
+}

@@ -1,0 +1,200 @@
+// triad score against triad eval, which sums the same losses, and triad generate, which takes the same likeliest
+// tokens; eval --batches; where generate takes its prompts from; weights that are named by their file; folders of
+// shards.
+#include <cmath>
+#include <filesystem>
+#include <sstream>
+
+#include "io/json_config.h"
+#include "tests/support/program.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using namespace triad::test;
+
+namespace {
+
+const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
+
+Outcome run_well(const std::string& args) {
+  const Outcome outcome = run_program(args);
+  INFO(args << "\n" << outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  return outcome;
+}
+
+std::vector<Json> json_lines(const std::string& text) {
+  std::vector<Json> all;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) all.push_back(parse_json(line, "a line"));
+  return all;
+}
+
+// A model that has learned a few steps of plain text, so that its likeliest tokens are letters and no ties.
+struct Trained {
+  TemporaryFolder folder;
+  std::string from = " --device cpu --checkpoint " + folder.file("run") + " ";
+  Trained() {
+    std::string text;
+    for (int i = 0; i < 100; ++i) text += fmt::format("{} sheep and {} goats; ", i * i, i);
+    write_text(folder.file("corpus"), text);
+    run_well("train " + kTiny + " --set runtime.device=cpu --set data.kind=text --set 'data.paths=[\"" +
+             folder.file("corpus") +
+             "\"]' --set train.lr=0.01 --set train.steps=40 --set log.out_dir=" + folder.file("run"));
+  }
+
+  std::vector<Json> score(const std::vector<std::pair<std::string, std::string>>& pairs, const std::string& more = "") {
+    std::string lines;
+    for (const auto& [context, continuation] : pairs)
+      lines += Json({{"context", context}, {"continuation", continuation}}).dump() + "\n";
+    write_text(folder.file("requests.jsonl"), lines);
+    return json_lines(run_well("score" + from + "--jsonl " + folder.file("requests.jsonl") + " " + more).output);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("score: log-probabilities over a text sum to eval's loss, whatever the windows and batches", "[score]") {
+  Trained t;
+  std::string text;
+  for (int i = 0; i < 29; ++i) text += fmt::format("{} sheep; ", i * i);
+  write_text(t.folder.file("text"), text);
+  for (const char* seq : {"", "--seq 7 ", "--seq 1000 "}) {  // 48, shorter, and longer than the text
+    INFO(seq);
+    const Json judged =
+        parse_json(run_well("eval --json" + t.from + seq + "--data " + t.folder.file("text")).output, "eval");
+    const Json scored = t.score({{"", text}}, seq).at(0);
+    CHECK(scored["tokens"] == text.size());
+    CHECK(judged["positions"] == text.size());
+    const double loss = -scored["logprob"].get<double>() / static_cast<double>(text.size());
+    CHECK(loss == Approx(judged["loss"].get<double>()).epsilon(1e-6));
+  }
+  // By the chain rule parts after all that comes before sum to the whole, in any batch and order.
+  const std::string whole = text.substr(0, 40);
+  std::vector<std::pair<std::string, std::string>> parts = {{"", whole}};
+  for (size_t at = 0; at < whole.size(); at += 8) parts.emplace_back(whole.substr(0, at), whole.substr(at, 8));
+  for (const char* batch : {"--batch 1", "--batch 4", "--batch 100"}) {
+    const std::vector<Json> scored = t.score(parts, batch);
+    REQUIRE(scored.size() == parts.size());
+    double sum = 0;
+    for (size_t i = 1; i < scored.size(); ++i) sum += scored[i]["logprob"].get<double>();
+    CHECK(sum == Approx(scored[0]["logprob"].get<double>()).epsilon(1e-5));
+  }
+}
+
+TEST_CASE("score: white space that ends a context is scored, and a long context loses its beginning", "[score]") {
+  Trained t;
+  const std::vector<Json> spaces = t.score({{"one ", "two"}, {"one", " two"}, {" ", "x"}, {"", " x"}});
+  CHECK(spaces[0] == spaces[1]);
+  CHECK(spaces[0]["tokens"] == 4);
+  CHECK(spaces[2] == spaces[3]);
+  // Of a row of 48 the last 4 predictions are the continuation's: of the context the last 45 tokens are left.
+  const std::string same(45, 'c');
+  const std::vector<Json> cut = t.score({{"aaaaaaaaaaaaaaaa" + same, "tail"}, {"bbbbb" + same, "tail"}});
+  CHECK(cut[0] == cut[1]);
+  CHECK(t.score({{"a" + same.substr(1), "tail"}}).at(0) != cut[0]);
+}
+
+TEST_CASE("score: greedy is what generate takes at temperature 0", "[score]") {
+  Trained t;
+  const Json said = parse_json(
+      run_well("generate --json --temperature 0 --tokens 6" + t.from + "--prompt 'Once upon'").output, "generate");
+  CHECK(said["prompt"] == "Once upon");
+  REQUIRE(said["tokens"].size() == 6);
+  CHECK(said["stopped"] == false);
+  const std::string greedy = said["text"];
+  REQUIRE(greedy.size() == 6);
+  std::string late = greedy;  // another token at the end
+  late.back() = late.back() == 'q' ? 'p' : 'q';
+  const std::vector<Json> scored = t.score({{"Once upon", greedy}, {"Once upon", late}, {"Once upon" + greedy, "q"}});
+  CHECK(scored[0]["greedy"] == true);
+  CHECK(scored[1]["greedy"] == false);
+  CHECK(scored[0]["logprob"].get<double>() > scored[1]["logprob"].get<double>());
+}
+
+TEST_CASE("score: standard input and output, a file, and lines that are none", "[score]") {
+  Trained t;
+  write_text(t.folder.file("good"), R"({"context": "a", "continuation": "b", "id": 7})"
+                                    "\n"
+                                    R"({"context": "", "continuation": "c"})");
+  const std::string score = "score" + t.from + "--jsonl ";
+  const Outcome piped = run_command("cat " + t.folder.file("good") + " | " TRIAD_PROGRAM " " + score + "-");
+  INFO(piped.output);
+  REQUIRE(piped.exit_code == 0);
+  CHECK(json_lines(piped.output).size() == 2);
+  CHECK(run_well(score + t.folder.file("good") + " --out " + t.folder.file("out")).output.empty());
+  CHECK(read_text(t.folder.file("out")) == piped.output);
+  const auto refused = [&](const std::string& line, const std::string& says) {
+    write_text(t.folder.file("bad"), R"({"context": "a", "continuation": "b"})"
+                                     "\n" +
+                                         line + "\n");
+    const Outcome outcome = run_program(score + t.folder.file("bad") + " --out " + t.folder.file("none"));
+    INFO(line << "\n" << outcome.output);
+    CHECK(outcome.exit_code == 1);
+    CHECK(has(outcome.output, "bad line 2: "));
+    CHECK(has(outcome.output, says));
+    CHECK_FALSE(std::filesystem::exists(t.folder.file("none")));
+  };
+  refused("{\"context\": \"a\"", "no JSON");
+  refused("", "no JSON");
+  refused("[1]", "context");
+  refused(R"({"context": "a"})", "\"continuation\"");
+  refused(R"({"context": 3, "continuation": "b"})", "\"context\"");
+  refused(R"({"context": "a", "continuation": ""})", "no token");
+  write_text(t.folder.file("bad"), "");
+  CHECK(run_program(score + t.folder.file("bad")).exit_code == 1);
+}
+
+TEST_CASE("eval: --batches takes the first ones", "[score]") {
+  Trained t;
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += fmt::format("{} ", i * i * i);
+  write_text(t.folder.file("text"), text);
+  write_text(t.folder.file("head"), text.substr(0, 2 * 3 * 20));
+  const auto judge = [&](const std::string& more) {
+    return parse_json(run_well("eval --json --batch 3 --seq 20" + t.from + more).output, "eval");
+  };
+  const Json first = judge("--batches 2 --data " + t.folder.file("text")),
+             head = judge("--data " + t.folder.file("head"));
+  for (const char* key : {"loss", "ppl", "bits_per_byte", "positions"}) CHECK(first[key] == head[key]);
+  CHECK(first["tokens_per_s"].get<double>() > 0);
+  CHECK(judge("--batches 1000 --data " + t.folder.file("text"))["positions"] == text.size());
+}
+
+TEST_CASE("generate: prompts from files and standard input, weights by their file", "[score]") {
+  Trained t;
+  const std::string generate = "generate --json --temperature 0 --tokens 4 --checkpoint ", run = t.folder.file("run"),
+                    cpu = " --device cpu ";
+  write_text(t.folder.file("a"), "two\nlines\n");
+  const std::string said = run_well(generate + run + cpu + "--prompt 'two\nlines'").output;
+  CHECK(run_well(generate + run + cpu + "--prompt-file " + t.folder.file("a")).output == said);
+  CHECK(run_command("printf 'two\\nlines' | " TRIAD_PROGRAM " " + generate + run + cpu + "--prompt -").output == said);
+  CHECK(run_well(generate + run + "/model.safetensors" + cpu + "--prompt 'two\nlines'").output == said);
+  CHECK(json_lines(run_well(generate + run + cpu + "--prompt b --prompt-file " + t.folder.file("a")).output).at(1) ==
+        parse_json(said, "generate"));
+  CHECK(run_program(generate + run + cpu).exit_code == 2);
+  // Weights without a config beside them.
+  std::filesystem::create_directory(t.folder.file("alone"));
+  std::filesystem::copy(run + "/model.safetensors", t.folder.file("alone"));
+  const Outcome alone = run_program(generate + t.folder.file("alone/model.safetensors") + cpu + "--prompt x");
+  CHECK(alone.exit_code == 1);
+  CHECK(has(alone.output, "neither state.json nor config.json beside it"));
+}
+
+TEST_CASE("inspect: a folder of shards, with its manifest and without", "[score]") {
+  const TemporaryFolder folder;
+  for (const char* name : {"a", "b", "c"}) write_text(folder.file(name) + ".txt", std::string(100, *name));
+  const std::string out = folder.file("shards");
+  run_well("data --input '" + folder.file("*.txt") + "' --out " + out + " --shard-tokens 64");
+  const Outcome whole = run_well("inspect " + out);
+  INFO(whole.output);
+  for (const char* text : {"tokenizer: \"byte\"", "vocab_size: 256", "train: 2 documents, 202 tokens, 4 shards",
+                           "val: 1 documents, 101 tokens, 2 shards", "train_000000.bin", "6 shards, 303 tokens"})
+    CHECK(has(whole.output, text));
+  std::filesystem::remove(out + "/manifest.json");
+  CHECK(has(run_well("inspect " + out).output, "6 shards, 303 tokens"));
+  std::filesystem::resize_file(out + "/train_000001.bin", 1100);
+  const Outcome cut = run_program("inspect " + out);
+  CHECK(cut.exit_code == 1);
+  CHECK(has(cut.output, "train_000001.bin"));
+}

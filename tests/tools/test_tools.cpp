@@ -1,0 +1,317 @@
+// The verbs as a user meets them: what they print, what they refuse, and that a closed pipe, a full disk or weights
+// that are not finite never pass for success.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <numbers>
+#include <span>
+
+#include "io/data/shards.h"
+#include "io/json_config.h"
+#include "io/safetensors.h"
+#include "tests/support/program.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using triad::test::Outcome;
+using triad::test::run_program;
+using triad::test::TemporaryFolder;
+using triad::test::write_text;
+namespace fs = std::filesystem;
+
+namespace {
+
+const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
+const std::string kOnCpu = " --device cpu --dtype f64 ";
+
+void check(const std::string& args, int exit_code, const std::vector<std::string>& says, const std::string& with = "") {
+  const Outcome outcome = run_program(args, with);
+  INFO(with << " triad " << args << "\nexit code " << outcome.exit_code << "\n" << outcome.output);
+  CHECK(outcome.exit_code == exit_code);
+  for (const std::string& text : says) CHECK(outcome.output.find(text) != std::string::npos);
+}
+
+std::string init(const TemporaryFolder& folder, const std::string& name, const std::string& more = "") {
+  REQUIRE(run_program("init " + kTiny + " --out " + folder.file(name) + more).exit_code == 0);
+  return folder.file(name);
+}
+
+Json evaluated(const std::string& checkpoint, const std::string& data, const std::string& environment = "") {
+  const Outcome outcome =
+      run_program("eval --json --checkpoint " + checkpoint + kOnCpu + "--data '" + data + "'", environment);
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  return parse_json(outcome.output, "the output of eval");
+}
+
+// A copy of an init folder whose last norm has a weight that is no number, with right checksums.
+std::string with_nan(const std::string& init, const std::string& folder) {
+  fs::copy(init, folder);
+  const SafetensorsFile good(init + "/model.safetensors");
+  std::vector<TensorSpec> specs;
+  for (const TensorEntry& e : good.entries()) {
+    Shape shape;
+    for (const int64_t axis : e.shape) shape.dim[static_cast<size_t>(shape.rank++)] = axis;
+    specs.push_back({e.name, DType::f32, shape});
+  }
+  SafetensorsWriter bad(folder + "/model.safetensors", specs);
+  for (const TensorEntry& e : good.entries()) {
+    std::vector<std::byte> bytes = good.read(e);
+    const float nan = std::nanf("");
+    if (e.name == "norm_f.weight") std::memcpy(bytes.data(), &nan, sizeof nan);
+    bad.write(e.name, bytes);
+  }
+  bad.finish();
+  return folder;
+}
+
+}  // namespace
+
+TEST_CASE("tools: inspect shows a checkpoint's folder", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string fresh = init(folder, "init");
+  check("inspect " + fresh, 0, {"format: \"triad checkpoint\"", "step: 0", "norm_f.weight"});
+  write_text(fresh + "/state.json", std::string(300'000, '['));
+  check("inspect " + fresh, 1, {"state.json", "64 deep"});
+  check("generate --prompt x --checkpoint " + fresh + kOnCpu, 1, {"state.json", "64 deep"});
+}
+
+TEST_CASE("tools: bits per byte counts bytes", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string bytes = init(folder, "bytes"), words = init(folder, "words", " --set model.vocab_size=300");
+  write_text(folder.file("a.txt"), "the first text");
+  write_text(folder.file("b.txt"), "the second");
+  ShardWriter shard(folder.file("s.bin"), TokenWidth::u16);
+  shard.append(std::vector<int32_t>{7, 7, 7, 0, 7});
+  shard.finish();
+  // Text: the first token, an end of text, is no target, and that between two texts is no byte.
+  const auto is_over = [](const Json& r, double bytes) {
+    const double bits = r["loss"].get<double>() * r["positions"].get<double>() / std::numbers::ln2;
+    return std::abs(r["bits_per_byte"].get<double>() * bytes - bits) < 1e-9;
+  };
+  const Json one = evaluated(bytes, folder.file("a.txt")), both = evaluated(words, folder.file("?.txt"));
+  CHECK(one["positions"] == 14);
+  CHECK(is_over(one, 14));
+  CHECK(both["positions"] == 25);
+  CHECK(is_over(both, 24));
+  // Shards: their tokens are bytes only where there are 256.
+  const Json in_bytes = evaluated(bytes, folder.file("s.bin"));
+  CHECK(is_over(in_bytes, 3));
+  CHECK(evaluated(words, folder.file("s.bin"))["bits_per_byte"].is_null());
+}
+
+TEST_CASE("tools: what is not finite is no result", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string bad = with_nan(init(folder, "init"), folder.file("bad"));
+  write_text(folder.file("a.txt"), "some text");
+  check("eval --checkpoint " + bad + kOnCpu + "--data " + folder.file("a.txt"), 1, {bad, "nan"});
+  check("generate --prompt x --checkpoint " + bad + kOnCpu, 1, {bad, "nan"});
+}
+
+TEST_CASE("tools: output that cannot be written is a failure, but ends no run", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string fresh = init(folder, "init"), run = folder.file("run");
+  check("inspect " + fresh + " >/dev/full", 1, {});
+  check("--help >/dev/full", 1, {});
+  check("generate --prompt x --checkpoint " + fresh + kOnCpu + ">/dev/full", 1, {});
+  const std::string train = "train " + kTiny + " --set runtime.device=cpu --set train.steps=3 --set log.out_dir=" + run;
+  check(train + " | head -1", 0, {"model "});
+  CHECK(fs::exists(run + "/metrics.json"));
+}
+
+TEST_CASE("tools: a pipe that nobody reads any more is no error of anybody's", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string fresh = init(folder, "init"), gone = folder.file("gone"), code = folder.file("code");
+  write_text(folder.file("a.txt"), "some text");
+  // The reader has gone before the first word comes.
+  const auto unread = [&](const std::string& args) {
+    fs::remove(gone);
+    const Outcome outcome =
+        triad::test::run_command("(until [ -e " + gone + " ]; do sleep 0.01; done; " + TRIAD_PROGRAM " " + args +
+                                 "; echo $? > " + code + ") | (exec <&-; : > " + gone + ")");
+    INFO(args << "\n" << outcome.output);
+    CHECK(outcome.output.empty());
+    return triad::test::read_text(code);
+  };
+  const std::string out = folder.file("run"), config = kTiny + " --set runtime.device=cpu --set train.steps=3 ";
+  CHECK(unread("train " + config + "--set log.out_dir=" + out) == "0\n");  // what it makes is in files
+  CHECK(fs::exists(out + "/metrics.json"));
+  for (const std::string& args : {"inspect " + fresh, "plan " + config, "report " + out, std::string("bench --list"),
+                                  "generate --prompt x --tokens 2 --checkpoint " + fresh + kOnCpu,
+                                  "eval --checkpoint " + fresh + kOnCpu + "--data " + folder.file("a.txt")})
+    CHECK(unread(args) == "141\n");
+}
+
+TEST_CASE("tools: names in a file reach the terminal as text, not as what it obeys", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string fresh = init(folder, "init"), path = fresh + "/model.safetensors";
+  const std::string evil = "a\x1b]0;title\x07\x1b[2J\nb\u202e\xc2\x9b";
+  SafetensorsWriter weights(path, {{evil, DType::f32, Shape{1}}});
+  weights.write(evil, std::vector<std::byte>(4));
+  weights.finish();
+  const std::string shown = "a\\x1b]0;title\\x07\\x1b[2J\\x0ab\\xe2\\x80\\xae\\xc2\\x9b";
+  Json state = parse_json(triad::test::read_text(fresh + "/state.json"), "state.json");
+  state["\x1b[31mred\x7f"] = "\x1b[31m\xc2\x9b";
+  write_text(fresh + "/state.json", state.dump());
+  for (const std::string& args :
+       {"inspect " + path, "inspect " + fresh, "generate --prompt x --checkpoint " + fresh + kOnCpu,
+        "generate --prompt x --checkpoint '" + folder.file(evil) + "'"}) {
+    const Outcome outcome = run_program(args);
+    INFO(args << "\n" << outcome.output);
+    CHECK(triad::test::has(outcome.output, shown) == (args.find(evil) == std::string::npos));
+    CHECK(outcome.output.find_first_of("\x1b\x07\x7f") == std::string::npos);
+    CHECK_FALSE(triad::test::has(outcome.output, "\u202e"));
+    CHECK_FALSE(triad::test::has(outcome.output, "\xc2\x9b"));
+  }
+}
+
+TEST_CASE("tools: fp32 and f32 are one, and so are bf16 and bfloat16", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string fresh = init(folder, "init");
+  write_text(folder.file("a.txt"), "some text, and more of it");
+  const std::string eval =
+      "eval --json --device cpu --checkpoint " + fresh + " --data " + folder.file("a.txt") + " --dtype ";
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"f32", "fp32", "float32"}, {"bf16", "bfloat16"}, {"f64", "fp64", "float64"}}) {
+    const Outcome first = run_program(eval + words[0]);
+    REQUIRE(first.exit_code == 0);
+    for (const std::string& word : words) {
+      const Json loss = parse_json(run_program(eval + word).output, "the output of eval")["loss"];
+      CHECK(loss == parse_json(first.output, "the output of eval")["loss"]);
+    }
+  }
+  check(eval + "f8", 2, {"f8", "fp32", "bf16"});
+  const std::string plan = "plan " + kTiny + " --set runtime.precision=";
+  for (const char* word : {"fp32", "f32", "float32"})
+    CHECK(run_program(plan + word).output == run_program(plan + "fp32").output);
+  check(plan + "bfloat16", 0, {});
+  check("init " + kTiny + " --out " + folder.file("other") + " --set runtime.precision=f32 --set dist.grad_dtype=f32",
+        0, {});
+  const Json config = parse_json(triad::test::read_text(folder.file("other/state.json")), "state.json")["config"];
+  CHECK(config["runtime"]["precision"] == "fp32");
+  CHECK(config["dist"]["grad_dtype"] == "fp32");
+  for (const char* word : {"f32", "fp32", "float32"}) check("bench cast --list --dtype " + std::string(word), 0, {});
+  check("bench cast --list --dtype f64", 2, {"f64"});
+}
+
+TEST_CASE("tools: init replaces fresh weights, never trained ones", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string fresh = init(folder, "init"), run = folder.file("run"), into = "init " + kTiny + " --out ";
+  check(into + fresh, 0, {});
+  REQUIRE(run_program("train " + kTiny + " --set runtime.device=cpu --set train.steps=2 --set train.save_every=1" +
+                      " --set log.out_dir=" + run)
+              .exit_code == 0);
+  check(into + run, 1, {run, "env.json"});
+  check(into + run + "/checkpoints/step_1", 1, {"step_1", "optimizer.safetensors"});
+  fs::remove(run + "/checkpoints/step_1/optimizer.safetensors");
+  check(into + run + "/checkpoints/step_1", 1, {"state.json", "step 1"});
+}
+
+TEST_CASE("tools: every verb that runs a model reads the environment", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string fresh = init(folder, "init"), text = folder.file("a.txt");
+  write_text(text, "a text that is longer than one window of sixteen tokens");
+  for (const std::string& verb : {"eval --data " + text, std::string("generate --prompt x"),
+                                  "grads --batch 1 --seq 1 --tokens x --out " + folder.file("g.safetensors")})
+    for (const char* variable : {"NSA_BOGUS=1", "NSA_FORCE_UNIFORM_GATE=2"})
+      check(verb + kOnCpu + "--checkpoint " + fresh, 2, {"NSA_"}, variable);
+  check("init " + kTiny + " --out " + folder.file("new"), 2, {"NSA_BOGUS"}, "NSA_BOGUS=1");
+  CHECK(evaluated(fresh, text)["loss"] != evaluated(fresh, text, "NSA_FORCE_BRANCH=win")["loss"]);
+}
+
+namespace {
+
+void write_u32_shard(const std::string& path, const std::vector<uint32_t>& tokens) {
+  std::vector<uint32_t> words(256, 0);
+  words[0] = 20240801, words[1] = 7, words[2] = static_cast<uint32_t>(tokens.size());
+  words.insert(words.end(), tokens.begin(), tokens.end());
+  write_text(path, {reinterpret_cast<const char*>(words.data()), 4 * words.size()});
+}
+
+std::vector<double> doubles(const SafetensorsFile& file, const std::string& name) {
+  for (const TensorEntry& e : file.entries()) {
+    if (e.name != name) continue;
+    std::vector<double> values(static_cast<size_t>(e.bytes()) / sizeof(double));
+    file.read(e, std::as_writable_bytes(std::span(values)));
+    return values;
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("tools: grads takes -1 alone for no target, and names any other id outside of the vocabulary", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string tokens = folder.file("tokens.bin"), out = folder.file("g.safetensors"),
+                    grads = "grads --checkpoint " + init(folder, "init") + kOnCpu + "--tokens " + tokens + " --out " +
+                            out + " --batch 1 --seq ";
+  const auto with = [&](size_t at, uint32_t id) {
+    std::vector<uint32_t> ids = {5, 200, 7, 7, 90, 31, 8, 64, 3};
+    ids[at] = id;
+    write_u32_shard(tokens, ids);
+  };
+  for (const uint32_t id : {256u, 0x7fffffffu, 0x80000000u, 3000000000u, 0xfffffffeu, 0xffffffffu})
+    for (const size_t at : {0, 3, 8}) {
+      with(at, id);
+      if (at == 8 && id == 0xffffffffu) continue;
+      check(grads + "8", 1,
+            {tokens, "token " + std::to_string(id) + " at position " + std::to_string(at) + " of row 0",
+             "expected 0..255"});
+      CHECK_FALSE(fs::exists(out));
+    }
+  // A position without a target counts for nothing: loss and gradients are those of the positions before it.
+  with(8, 0xffffffffu);
+  check(grads + "8", 0, {});
+  const SafetensorsFile none(out);
+  const std::vector<double> loss = doubles(none, "loss"), head = doubles(none, "grad/lm_head.weight");
+  check(grads + "7", 0, {});
+  const SafetensorsFile shorter(out);
+  REQUIRE(loss.size() == 1);
+  CHECK(loss[0] == Approx(doubles(shorter, "loss").at(0)).epsilon(1e-12));
+  const std::vector<double> expected = doubles(shorter, "grad/lm_head.weight");
+  REQUIRE(head.size() == expected.size());
+  double apart = 0, largest = 0;
+  for (size_t i = 0; i < head.size(); ++i) {
+    apart = std::max(apart, std::abs(head[i] - expected[i]));
+    largest = std::max(largest, std::abs(expected[i]));
+  }
+  CHECK(apart <= 1e-12 * largest);
+  with(1, 0xffffffffu);
+  check(grads + "1", 1, {"no position of the 1 rows has a target"});
+}
+
+TEST_CASE("tools: options are within bounds", "[tools]") {
+  struct Refused {
+    const char *verb, *option, *value;
+  };
+  const Refused refused[] = {{"eval", "--batch", "0"},
+                             {"eval", "--batch", "1e300"},
+                             {"eval", "--batch", "2000000"},
+                             {"eval", "--seq", "-1"},
+                             {"eval", "--seq", "4294967296"},
+                             {"eval", "--seq", "1.5"},
+                             {"grads", "--batch", "0"},
+                             {"grads", "--seq", "99999999999"},
+                             {"generate", "--tokens", "-1"},
+                             {"generate", "--context", "1e300"},
+                             {"generate", "--top-p", "nan"},
+                             {"generate", "--top-p", "1.1"},
+                             {"generate", "--top-k", "-3"},
+                             {"generate", "--seed", "-1"},
+                             {"generate", "--temperature", "nan"},
+                             {"generate", "--temperature", "inf"},
+                             {"generate", "--temperature", "1e999"},
+                             {"data", "--seed", "-1"},
+                             {"data", "--val-fraction", "nan"},
+                             {"data", "--shard-tokens", "1e10"}};
+  for (const Refused& r : refused) {
+    const Outcome outcome = run_program(std::string(r.verb) + " " + r.option + " " + r.value);
+    INFO(r.verb << " " << r.option << " " << r.value << "\n" << outcome.output);
+    CHECK(outcome.exit_code == 2);
+    CHECK(outcome.output.find(r.option) != std::string::npos);
+    CHECK(outcome.output.find(r.value) != std::string::npos);
+    CHECK(outcome.output.size() < 200);
+  }
+  check("train " + kTiny + " --resume ''", 2, {"--resume"});
+}

@@ -1,0 +1,409 @@
+// Several ranks: how they are started, and the same weights as one, to the bit where bits are promised. Whole runs,
+// through mpirun or by torchrun's variables.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+
+#include "engine/comm/launch_env.h"
+#include "io/json_config.h"
+#include "tests/support/dist_run.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using namespace triad::test;
+namespace fs = std::filesystem;
+
+TEST_CASE("dist: 1 and 2 and 4 ranks give the same weights, whatever the bucket size and sharding", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string one = run(folder.file("1"), 1), two = run(folder.file("2"), 2), four = run(folder.file("4"), 4);
+  for (const std::string& ranks : {two, four}) {
+    const Difference d = difference(one + kWeights, ranks + kWeights);
+    CHECK(d.all < 1e-6);
+    CHECK(d.worst < 1e-5);
+  }
+  int i = 0;
+  for (const char* more : {"", "--set dist.bucket_mb=0.0009765625", "--set dist.bucket_mb=0.02",
+                           "--set dist.bucket_mb=64", "--set dist.zero=1", "--set runtime.recompute=block"}) {
+    INFO(more);
+    CHECK(same_file(two + kWeights, run(folder.file("other" + std::to_string(i++)), 2, more) + kWeights));
+  }
+  CHECK(same_file(four + kWeights,
+                  run(folder.file("four_zero"), 4, "--set dist.zero=1 --set dist.bucket_mb=0.02") + kWeights));
+  const Difference half =
+      difference(two + kWeights, run(folder.file("half"), 2, "--set dist.grad_dtype=bf16") + kWeights);
+  CHECK(half.all > 0);
+  CHECK(half.all < 1e-2);
+
+  CHECK(lines(two + "/ddp_buckets.txt")
+            .front()
+            .starts_with("3 buckets, 4 collectives a step on 2 ranks: all_reduce f32"));
+  CHECK(fs::exists(two + "/ranks/rank_1.log"));
+  CHECK(Json::parse(lines(two + "/heartbeat_rank1.jsonl").back())["rank"] == 1);
+  CHECK(Json::parse(read_text(two + "/env.json"))["ranks"].size() == 2);
+  CHECK(lines(two + "/training.csv").size() == 21);
+  CHECK(Json::parse(read_text(two + "/metrics.json"))["tokens"] ==
+        Json::parse(read_text(one + "/metrics.json"))["tokens"]);
+}
+
+TEST_CASE("dist: a resume on another number of ranks has the same state and goes on to the same losses", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  for (const char* precision : {"fp32", "bf16"}) {
+    const std::string more =
+        std::string("--set train.save_every=10 --set train.eval_every=10 --set train.eval_batches=3 ") +
+        "--set runtime.precision=" + precision + " ";
+    const std::string whole = run(folder.file(std::string("whole_") + precision), 2, more);
+    const std::string shards = run(folder.file(std::string("shards_") + precision), 2, more + "--set dist.zero=1");
+    const std::string from = shards + "/checkpoints/step_10";
+    const std::map<int, double> unbroken = column(whole + "/training.csv", "loss");
+    for (const char* file : {"/model.safetensors", "/optimizer.safetensors"})
+      CHECK(same_file(whole + "/checkpoints/step_10" + file, from + file));
+    for (const int ranks : {1, 2, 4}) {
+      const std::string to = folder.file(precision + std::to_string(ranks));
+      run(to, ranks, more + "--resume '" + from + "'" + (ranks == 4 ? " --set dist.zero=1" : ""));
+      INFO(precision << " on " << ranks);
+      // What the ranks hold after the load is the checkpoint that the run begins with: weights and moments, to the bit.
+      for (const char* file : {"/model.safetensors", "/optimizer.safetensors"})
+        CHECK(same_file(from + file, to + "/checkpoints/step_10" + file));
+      const Difference d = difference(whole + kWeights, to + kWeights);
+      CHECK(d.all < (ranks == 2 ? 1e-30 : std::string(precision) == "fp32" ? 1e-6 : 1e-3));
+      const std::map<int, double> resumed = column(to + "/training.csv", "loss");
+      CHECK(resumed.size() == 10);
+      for (const auto& [step, loss] : resumed) {
+        INFO("step " << step);
+        CHECK(step > 10);
+        CHECK(std::abs(loss - unbroken.at(step)) < 1e-4);
+      }
+      const auto validation = [](const std::string& run) { return column(run + "/val.csv", "val_loss").at(20); };
+      CHECK(std::abs(validation(to) - validation(whole)) < 1e-4);
+    }
+  }
+}
+
+static void check_gpus_against_one(int ranks) {
+  if (!require_gpus(ranks) || !require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string gpu = "--set runtime.device=cuda ";
+  const std::string one = run(folder.file("1"), 1, gpu), all = run(folder.file("all"), ranks, gpu);
+  const Difference d = difference(one + kWeights, all + kWeights);
+  CHECK(d.all < 1e-6);
+  CHECK(d.worst < 1e-5);
+  // NCCL adds more than two values in an order of its own, which may depend on a bucket's size.
+  const bool same_order = ranks == 2 || read_text(all + "/ddp_buckets.txt").find(",copies,") != std::string::npos;
+  int i = 0;
+  for (const char* more :
+       {"", "--set dist.bucket_mb=0.0009765625", "--set dist.bucket_mb=64", "--set dist.zero=1",
+        "--set dist.backend=mpi", "--set runtime.cuda_graph=true", "--set dist.zero=1 --set runtime.cuda_graph=true",
+        "--set dist.zero=1 --set dist.bucket_mb=0.0009765625"}) {
+    INFO(more);
+    const std::string other = run(folder.file("other" + std::to_string(i++)), ranks, gpu + more) + kWeights;
+    if (same_order)
+      CHECK(same_file(all + kWeights, other));
+    else
+      CHECK(difference(all + kWeights, other).all < 1e-6);
+  }
+}
+
+TEST_CASE("dist: two GPUs give the weights of one, with NCCL and with MPI the same bits", "[dist][gpu2]") {
+  check_gpus_against_one(2);
+}
+
+TEST_CASE("dist: four GPUs give the weights of one, with NCCL and with MPI the same bits", "[dist][gpu4]") {
+  check_gpus_against_one(4);
+}
+
+TEST_CASE("dist: why GPUs do not copy to each other is told", "[dist][gpu2]") {
+  if (!require_gpus(2) || !require_mpirun()) return;
+  const TemporaryFolder folder;
+  const auto said = [&](const std::string& name, const std::string& environment) {
+    const Outcome outcome =
+        run_command(environment + mpirun(2) + TRIAD_PROGRAM " train " + kTiny +
+                    " --verbose --set train.steps=2 --set runtime.device=cuda --set log.out_dir=" + folder.file(name));
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    return outcome.output.find("not by copies between the GPUs: rank 0: NCCL_P2P_DISABLE is set") != std::string::npos;
+  };
+  CHECK(said("disabled", "NCCL_P2P_DISABLE=1 "));
+  CHECK_FALSE(said("usual", ""));
+}
+
+TEST_CASE("dist: ranks of different minds do not begin", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string args = train_args(folder.file("run"));
+  const Outcome outcome = run_command(mpirun(2) + "sh -c 'exec " TRIAD_PROGRAM " " + args +
+                                      "--set train.lr=$((OMPI_COMM_WORLD_RANK + 1))e-3'");
+  INFO(outcome.output);
+  CHECK(outcome.exit_code != 0);
+  CHECK(outcome.output.find("rank 1: its config differs from rank 0's: train.lr 0.001 -> 0.002") != std::string::npos);
+  CHECK(!fs::exists(folder.file("run") + "/training.csv"));
+  const auto refused = [&](const std::string& environment, const std::string& words) {
+    const Outcome o = run_program(args, environment);
+    INFO(environment << "\n" << o.output);
+    CHECK(o.exit_code == 2);
+    CHECK(o.output.find(words) != std::string::npos);
+  };
+  refused("RANK=3 WORLD_SIZE=2 LOCAL_RANK=0", "RANK is 3, but WORLD_SIZE is 2");
+  refused("RANK=x WORLD_SIZE=2 LOCAL_RANK=0", "RANK is \"x\"");
+  refused("RANK=0 WORLD_SIZE=2", "LOCAL_RANK is not set");
+  refused("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0", "MASTER_ADDR:MASTER_PORT");
+  refused("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=1",
+          "MPI_LOCALRANKID is 1, but MPI_LOCALNRANKS is 1");
+}
+
+TEST_CASE("dist: ranks that see other weights or data do not begin, and the folder stays as it was", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), own = "--set train.save_every=2 --set train.steps=2 ";
+  REQUIRE(run_program(train_args(out, own)).exit_code == 0);
+  for (const char* rank : {"0", "1"}) {  // the folder each rank is in has a run and a text of its own
+    const std::string here = folder.file(rank);
+    REQUIRE(run_program(train_args(here + "/first", own + "--set data.seed=1 --set train.seed=" + rank)).exit_code ==
+            0);
+    write_text(here + "/text.txt", std::string(rank[0] == '0' ? 4000 : 5000, 'x'));
+  }
+  const auto refused = [&](const std::string& more, const std::string& words) {
+    const Outcome outcome = run_command(mpirun(2) + "sh -c 'cd " + folder.path() + "/$OMPI_COMM_WORLD_RANK; exec " +
+                                        TRIAD_PROGRAM " " + train_args(out, more) + "'");
+    INFO(outcome.output);
+    CHECK(outcome.exit_code != 0);
+    CHECK(outcome.output.find(words) != std::string::npos);
+    CHECK(fs::exists(out + "/checkpoints/step_2" + kWeights));
+    CHECK(fs::exists(out + kWeights));
+  };
+  refused("--overwrite --set train.init_from=first", "the weights to begin with have checksum");
+  refused("--overwrite --set data.kind=text --set data.paths=text.txt --set data.val_fraction=0",
+          "the tokens to train on are");
+}
+
+TEST_CASE("dist: what a step waits for other ranks is no part of its computing", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  // Rank 1's products take 20 ms longer each, far longer than rank 0's: it waits for them, bucket by bucket.
+  const Outcome outcome = run_command(with_faults("TRIAD_FAULTS='1 0.02'") + mpirun(2) + TRIAD_PROGRAM " " +
+                                      train_args(out, "--set dist.bucket_mb=0.02 --set train.steps=4"));
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  double wait_ms = 0, compute_ms = 0, step_ms = 0, parts_ms = 0;
+  for (const std::string& line : lines(out + "/heartbeat_rank0.jsonl")) {
+    const Json beat = Json::parse(line);
+    if (beat["msg"] != "step_end") continue;
+    wait_ms += beat["comm_wait_ms"].get<double>(), compute_ms += beat["compute_ms"].get<double>();
+    step_ms += beat["step_ms"].get<double>();
+    for (const char* part : {"compute_ms", "comm_wait_ms", "update_ms"}) parts_ms += beat[part].get<double>();
+  }
+  CHECK(wait_ms > 0.3 * step_ms);
+  CHECK(compute_ms < 0.7 * step_ms);
+  CHECK(parts_ms <= 1.01 * step_ms);
+}
+
+TEST_CASE("dist: the variables that users of PyTorch know", "[dist]") {
+  const TemporaryFolder folder;
+  const Outcome outcome = run_program(train_args(folder.file("run"), "--set train.steps=1"),
+                                      "NSA_DDP_BUCKET_MB=3.5 NSA_PG_TIMEOUT_MIN=0.5 TORCH_BACKEND=gloo");
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  const Json dist = Json::parse(read_text(folder.file("run") + "/config.json"))["dist"];
+  CHECK(dist["bucket_mb"] == 3.5);
+  CHECK(dist["timeout_s"] == 30);
+  CHECK(dist["backend"] == "mpi");
+  for (const char* bad : {"NSA_DDP_BUCKET_MB=0", "NSA_PG_TIMEOUT_MIN=long", "TORCH_BACKEND=smoke"})
+    CHECK(run_program(train_args(folder.file("run")), bad).exit_code == 2);
+}
+
+namespace {
+
+// The launchers' variables, all absent but for these, while it lives.
+class Variables {
+ public:
+  explicit Variables(std::initializer_list<std::pair<const char*, const char*>> set) {
+    for (const char* name : kNames) {
+      if (const char* value = std::getenv(name)) before_.emplace_back(name, value);
+      unsetenv(name);
+    }
+    for (const auto& [name, value] : set) {
+      REQUIRE(std::find(std::begin(kNames), std::end(kNames), std::string(name)) != std::end(kNames));
+      setenv(name, value, 1);
+    }
+  }
+  ~Variables() {
+    for (const char* name : kNames) unsetenv(name);
+    for (const auto& [name, value] : before_) setenv(name.c_str(), value.c_str(), 1);
+  }
+  Variables(const Variables&) = delete;
+
+ private:
+  static constexpr const char* kNames[] = {"RANK",
+                                           "WORLD_SIZE",
+                                           "LOCAL_RANK",
+                                           "LOCAL_WORLD_SIZE",
+                                           "MASTER_ADDR",
+                                           "MASTER_PORT",
+                                           "TORCHELASTIC_USE_AGENT_STORE",
+                                           "TORCHELASTIC_RUN_ID",
+                                           "TRIAD_SECRET",
+                                           "OMPI_COMM_WORLD_RANK",
+                                           "OMPI_COMM_WORLD_SIZE",
+                                           "OMPI_COMM_WORLD_LOCAL_RANK",
+                                           "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                           "PMI_RANK",
+                                           "PMI_SIZE",
+                                           "MPI_LOCALRANKID",
+                                           "MPI_LOCALNRANKS",
+                                           "PMIX_RANK",
+                                           "SLURM_PROCID",
+                                           "SLURM_STEP_NUM_TASKS",
+                                           "SLURM_LOCALID",
+                                           "SLURM_NTASKS",
+                                           "SLURM_JOB_ID",
+                                           "SLURM_STEP_ID"};
+  std::vector<std::pair<std::string, std::string>> before_;
+};
+
+}  // namespace
+
+TEST_CASE("dist: who a process is, by the variables of each launcher", "[dist]") {
+  const auto check = [](const LaunchEnv& e, const char* launcher, int rank, int world, int local, bool mpi) {
+    INFO(launcher);
+    CHECK(e.launcher == launcher);
+    CHECK(e.rank == rank);
+    CHECK(e.world == world);
+    CHECK(e.local_rank == local);
+    CHECK(e.speaks_mpi == mpi);
+  };
+  {
+    const Variables none({});
+    check(read_launch_env(), "", 0, 1, 0, false);
+  }
+  {
+    const Variables torchrun({{"RANK", "5"},
+                              {"WORLD_SIZE", "8"},
+                              {"LOCAL_RANK", "1"},
+                              {"LOCAL_WORLD_SIZE", "4"},
+                              {"MASTER_ADDR", "node7"},
+                              {"MASTER_PORT", "29500"},
+                              {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                              {"OMPI_COMM_WORLD_RANK", "0"},
+                              {"OMPI_COMM_WORLD_SIZE", "2"}});  // its agents' launcher
+    const LaunchEnv e = read_launch_env();
+    check(e, "torchrun", 5, 8, 1, false);
+    CHECK(e.local_world == 4);
+    CHECK(e.master_host == "node7");
+    CHECK(e.master_port == 29500);
+    CHECK(e.port_taken);
+  }
+  {
+    const Variables mpirun({{"OMPI_COMM_WORLD_RANK", "3"},
+                            {"OMPI_COMM_WORLD_SIZE", "4"},
+                            {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                            {"PMIX_RANK", "3"}});
+    check(read_launch_env(), "Open MPI", 3, 4, 1, true);
+  }
+  {
+    const Variables hydra({{"PMI_RANK", "2"}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", "2"}, {"MPI_LOCALNRANKS", "3"}});
+    check(read_launch_env(), "PMI", 2, 3, 2, true);
+  }
+  {  // srun --mpi=pmi2
+    const Variables srun({{"PMI_RANK", "6"},
+                          {"PMI_SIZE", "8"},
+                          {"SLURM_PROCID", "6"},
+                          {"SLURM_STEP_NUM_TASKS", "8"},
+                          {"SLURM_LOCALID", "2"}});
+    check(read_launch_env(), "PMI", 6, 8, 2, true);
+  }
+  {  // srun --mpi=pmix
+    const Variables srun(
+        {{"PMIX_RANK", "6"}, {"SLURM_PROCID", "6"}, {"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_LOCALID", "2"}});
+    check(read_launch_env(), "Slurm", 6, 8, 2, true);
+  }
+  {  // plain srun: its ranks meet at MASTER_ADDR
+    const Variables srun({{"SLURM_PROCID", "1"},
+                          {"SLURM_STEP_NUM_TASKS", "2"},
+                          {"SLURM_LOCALID", "1"},
+                          {"MASTER_ADDR", "node1"},
+                          {"MASTER_PORT", "4711"}});
+    const LaunchEnv e = read_launch_env();
+    check(e, "Slurm", 1, 2, 1, false);
+    CHECK(e.master_host == "node1");
+    CHECK(!e.port_taken);
+  }
+  {  // a batch script without srun: one process, whatever the job holds
+    const Variables sbatch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "0"}});
+    check(read_launch_env(), "", 0, 1, 0, false);
+  }
+}
+
+TEST_CASE("dist: a run's id is torchrun's or Slurm's, and its secret TRIAD_SECRET's", "[dist]") {
+  const auto expect = [](std::initializer_list<std::pair<const char*, const char*>> set, const std::string& id) {
+    const Variables variables(set);
+    CHECK(read_launch_env().run_id == id);
+  };
+  expect({}, "");
+  expect({{"TORCHELASTIC_RUN_ID", "night"}, {"SLURM_JOB_ID", "42"}}, "night");
+  expect({{"TORCHELASTIC_RUN_ID", "none"}}, "");
+  expect({{"TORCHELASTIC_RUN_ID", "none"}, {"SLURM_JOB_ID", "42"}, {"SLURM_STEP_ID", "3"}}, "42");
+  expect({{"SLURM_PROCID", "1"},
+          {"SLURM_STEP_NUM_TASKS", "2"},
+          {"SLURM_LOCALID", "1"},
+          {"SLURM_JOB_ID", "42"},
+          {"SLURM_STEP_ID", "3"}},
+         "42.3");  // two steps of a job are two runs
+  {
+    const Variables secret({{"TRIAD_SECRET", "hush"}});
+    CHECK(read_launch_env().secret == "hush");
+  }
+  const std::string long_id(300, 'x');
+  const Variables too_long({{"TORCHELASTIC_RUN_ID", long_id.c_str()}});
+  CHECK_THROWS_AS(read_launch_env(), UsageError);
+}
+
+TEST_CASE("dist: ranks that plain srun's variables describe meet at MASTER_ADDR, and say who they are", "[dist]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), args = train_args(out, "--set train.accumulate_grad_batches=2");
+  const auto launch = [&](int rank, int local) {
+    return fmt::format(
+        "export SLURM_PROCID={} SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID={} MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
+        "MASTER_PORT={}; exec ",
+        rank, local, 20000 + getpid() % 12000);
+  };
+  {
+    BackgroundProgram other(args, launch(1, 1)), first(args, launch(0, 0), folder.file("log"));
+    CHECK(first.wait() == 0);
+    CHECK(other.wait() == 0);
+    const std::string log = read_text(folder.file("log"));
+    INFO(log);
+    CHECK(log.find("2 ranks on 1 host, host memory over TCP") != std::string::npos);
+    for (const char* rank : {"rank 0  host ", "rank 1  host ", "local rank 1  pid "})
+      CHECK(read_text(out + "/ranks/rank_0.log").find(rank) != std::string::npos);
+  }
+  // Two ranks of one host that would take the same GPU.
+  BackgroundProgram other(args + " --overwrite", launch(1, 0)),
+      first(args + " --overwrite", launch(0, 0), folder.file("log"));
+  CHECK(first.wait() != 0);
+  CHECK(other.wait() != 0);
+  CHECK(read_text(folder.file("log")).find("both have local rank 0") != std::string::npos);
+}
+
+TEST_CASE("dist: processes that torchrun's variables describe need no MPI", "[dist]") {
+  const TemporaryFolder folder;
+  const auto launch = [&](int rank) {
+    return "export RANK=" + std::to_string(rank) + " LOCAL_RANK=" + std::to_string(rank) +
+           " WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost OMP_NUM_THREADS=1 TORCHELASTIC_USE_AGENT_STORE=True "
+           "MASTER_PORT=" +
+           std::to_string(20000 + getpid() % 12000) + "; exec ";
+  };
+  const std::string two = folder.file("two"), args = train_args(two, "--set train.accumulate_grad_batches=2");
+  BackgroundProgram other(args, launch(1));
+  BackgroundProgram first(args, launch(0));
+  CHECK(first.wait() == 0);
+  CHECK(other.wait() == 0);
+  const Difference d = difference(run(folder.file("one"), 1) + kWeights, two + kWeights);
+  CHECK(d.all < 1e-6);
+}

@@ -1,0 +1,282 @@
+// What a run does when a rank of it fails, is told to stop, or is killed: the others end, and a resume goes on to the
+// bits of the uninterrupted run. Whole runs, through mpirun.
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+#include <thread>
+
+#include "io/checkpoint.h"
+#include "io/data/shards.h"
+#include "io/json_config.h"
+#include "tests/support/dist_run.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using namespace triad::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+// The processes of a run's ranks, from their heartbeats; waits for all of them to have trained some steps.
+std::vector<int> pids_of(const std::string& run, int ranks, size_t steps) {
+  std::vector<int> pids;
+  for (int r = 0; r < ranks; ++r) {
+    const std::string path = run + "/heartbeat_rank" + std::to_string(r) + ".jsonl";
+    for (int i = 0; i < 180000 && lines(path).size() < steps + 1; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    REQUIRE(lines(path).size() > steps);
+    pids.push_back(Json::parse(lines(path).front())["pid"].get<int>());
+  }
+  return pids;
+}
+
+bool all_gone(const std::vector<int>& pids) {
+  for (int i = 0; i < 60000; ++i) {
+    bool gone = true;
+    for (const int pid : pids) gone = gone && (kill(pid, 0) != 0);
+    if (gone) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point began) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+}
+
+// In front of one of two ranks, without torchrun; mpirun would end a rank that hangs when another is gone.
+std::string as_torchrun_would(int rank) {
+  return fmt::format(
+      "export RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
+      "MASTER_PORT={1}; ",
+      rank, 20000 + getpid() % 12000);
+}
+const std::string kLong = "--set train.steps=1000000 --set train.allow_unsafe=true ";
+
+}  // namespace
+
+TEST_CASE("dist: a rank that dies or stops ends all, with a message that says where", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    const std::string out = folder.file("run" + std::to_string(signal)),
+                      log = folder.file("log" + std::to_string(signal));
+    BackgroundProgram program(train_args(out, kLong + "--set dist.bucket_mb=0.02 --set dist.timeout_s=8"), mpirun(2),
+                              log);
+    const std::vector<int> pids = pids_of(out, 2, 3);
+    kill(pids[1], signal);
+    CHECK(program.wait() != 0);
+    CHECK(all_gone(pids));
+    const std::string text = read_text(log);
+    INFO(text);
+    for (const char* part : {"rank 0: ", "rank 1 (pid ", "collective ", " bytes"})
+      CHECK(text.find(part) != std::string::npos);
+    if (signal == SIGSTOP) CHECK(text.find("dist.timeout_s = 8 s") != std::string::npos);
+    if (signal == SIGSTOP) CHECK(text.find("is stopped") != std::string::npos);
+  }
+}
+
+TEST_CASE("dist: a rank ends in time though the disk that it writes its last collectives to hangs", "[dist]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), log = folder.file("log");
+  BackgroundProgram other(train_args(out, kLong), as_torchrun_would(1) + "exec timeout -s KILL 300 "),
+      first(train_args(out, kLong), as_torchrun_would(0) + "exec timeout -s KILL 300 ", log);
+  const std::vector<int> pids = pids_of(out, 2, 3);
+  const std::string hangs = out + "/ranks/rank_0_collectives.csv";
+  REQUIRE(mkfifo(hangs.c_str(), 0600) == 0);  // nobody reads it: to open it for writing takes for ever
+  kill(pids[1], SIGKILL);
+  CHECK(first.wait() == 1);  // by itself: `timeout` would have killed it
+  CHECK(other.wait() != 0);
+  CHECK(all_gone(pids));
+  const std::string text = read_text(log);
+  INFO(text);
+  for (const char* part : {"triad: rank 0: ", "rank 1", "collective ", " bytes"})
+    CHECK(text.find(part) != std::string::npos);
+}
+
+TEST_CASE("dist: a rank that waits for the others to come ends at a signal", "[dist]") {
+  const TemporaryFolder folder;
+  BackgroundProgram alone(train_args(folder.file("run"), kLong), as_torchrun_would(1));
+  wait_for_text("/proc/" + std::to_string(alone.pid()) + "/comm", "triad");  // it is no shell any more
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  alone.send(SIGTERM);
+  CHECK(alone.wait() == 128 + SIGTERM);
+}
+
+TEST_CASE("dist: a rank that throws ends all, and its message is told", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), log = folder.file("log");
+  BackgroundProgram program(train_args(out, kLong), mpirun(2), log);
+  const std::vector<int> pids = pids_of(out, 2, 3);
+  const rlimit limit{1000, 1000};  // in the midst of training the files of rank 1 can no longer grow
+  REQUIRE(prlimit(pids[1], RLIMIT_FSIZE, &limit, nullptr) == 0);
+  CHECK(program.wait() != 0);
+  CHECK(all_gone(pids));
+  const std::string text = read_text(log);
+  INFO(text);
+  const size_t said = text.find("triad: rank 1: ");
+  REQUIRE(said != std::string::npos);
+  CHECK(text.find("File too large", said) != std::string::npos);
+}
+
+TEST_CASE("dist: a rank whose data cannot be read ends all, and its message names file and offset", "[dist]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), log = folder.file("log"), shard = folder.file("part.bin");
+  ShardWriter writer(shard, TokenWidth::u16);
+  writer.append(std::vector<int32_t>(20'000, 7));
+  writer.finish();
+  const std::string args = train_args(out, kLong + "--set data.kind=shards --set data.paths=" + shard);
+  BackgroundProgram first(args, as_torchrun_would(0) + "exec timeout -s KILL 100 "),
+      other(args, as_torchrun_would(1) + with_faults("TRIAD_BAD_DISK=" + shard) + "exec timeout -s KILL 100 ", log);
+  const std::vector<int> pids = pids_of(out, 2, 3);
+  write_text(shard + ".bad", "");
+  CHECK(other.wait() == 1);
+  CHECK(first.wait() == 1);
+  CHECK(all_gone(pids));
+  const std::string text = read_text(log);
+  INFO(text);
+  CHECK(has(text, "triad: rank 1: " + shard + ": cannot be read at offset "));
+}
+
+TEST_CASE("dist: SIGTERM to one rank, or .HALT, stops all after one step, with a checkpoint", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  for (const bool by_file : {true, false}) {
+    const std::string out = folder.file(by_file ? "halt" : "term"), log = folder.file("log");
+    BackgroundProgram program(train_args(out, kLong), mpirun(2), log);
+    const std::vector<int> pids = pids_of(out, 2, 3);
+    if (by_file)
+      write_text(out + "/.HALT", "");
+    else
+      kill(pids[1], SIGTERM);
+    CHECK(program.wait() == 0);
+    INFO(read_text(log));
+    const Json state = Json::parse(read_text(out + "/checkpoints/latest/state.json"));
+    CHECK(static_cast<size_t>(state["step"].get<int64_t>()) + 1 == lines(out + "/training.csv").size());
+    for (const char* rank : {"0", "1"}) {
+      const std::string last = lines(out + "/ranks/rank_" + rank + ".log").back();
+      CHECK(last.find("after step " + std::to_string(state["step"].get<int64_t>())) != std::string::npos);
+    }
+  }
+}
+
+namespace {
+
+// How many trials, and from which seed: TRIAD_KILL_TRIALS (50 is what the issue of this feature asked for) and
+// TRIAD_KILL_SEED; a few with a fresh seed otherwise.
+int64_t number_from(const char* variable, int64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::stoll(text) : otherwise;
+}
+
+bool has_half_written(const std::string& folder) {
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
+    if (entry.path().filename().string().find(".tmp.") != std::string::npos) return true;
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("dist: a loss that is not finite ends all ranks, with the checkpoint that was being written", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string explode = "--set train.save_every=1 --set train.lr=1e30 --set train.grad_clip=0 ";
+  const Outcome stopped = run_command(with_faults("TRIAD_SLOW_SYNC=0.1") + mpirun(2) + TRIAD_PROGRAM " " +
+                                      train_args(folder.file("run"), explode));
+  INFO(stopped.output);
+  CHECK(stopped.exit_code == 1);
+  CHECK(has(stopped.output, "triad: rank 0: step 2: "));
+  const std::string newest = resolve_checkpoint(folder.file("run"));
+  CHECK(has(newest, "step_1"));
+  CHECK(run_program("inspect " + newest + kWeights).exit_code == 0);  // checksums, too
+  CHECK(count_files(folder.file("run/checkpoints")) == 3);            // step_0, step_1, latest
+}
+
+TEST_CASE("dist: an error is told, and waits for a checkpoint on a slow disk no longer than dist.timeout_s", "[dist]") {
+  const TemporaryFolder folder;
+  const std::string explode =
+      "--set train.save_every=1 --set train.lr=1e30 --set train.grad_clip=0 --set dist.timeout_s=1 ";
+  const Outcome stopped = run_command(with_faults("TRIAD_SLOW_SYNC='0.5 /checkpoints'") + TRIAD_PROGRAM " " +
+                                      train_args(folder.file("run"), explode));
+  INFO(stopped.output);
+  CHECK(stopped.exit_code == 1);
+  CHECK(has(stopped.output, "triad: step 2: "));
+  CHECK(has(resolve_checkpoint(folder.file("run")), "step_0"));  // the next one did not get there
+}
+
+TEST_CASE("dist: killed at random moments, every resume on 2 ranks ends in the same bits", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  constexpr int kSteps = 40;
+  const std::string more = "--set train.steps=40 --set train.save_every=2 --set train.keep_last=3 ";
+  const std::string ranks = "--set train.accumulate_grad_batches=2 ";
+  const auto seed = static_cast<uint64_t>(number_from("TRIAD_KILL_SEED", std::random_device{}()));
+  std::mt19937_64 random(seed);
+  std::uniform_real_distribution<double> uniform(0, 1);
+
+  // From the end of the first step to the end of the run, in which a moment is as likely as any other.
+  const std::string whole = folder.file("whole");
+  BackgroundProgram uninterrupted(train_args(whole, ranks + more), mpirun(2));
+  pids_of(whole, 2, 1);
+  const auto began = std::chrono::steady_clock::now();
+  REQUIRE(uninterrupted.wait() == 0);
+  double seconds = seconds_since(began);
+
+  const int64_t trials = number_from("TRIAD_KILL_TRIALS", 3);
+  int64_t in_save = 0, ended_first = 0;
+  for (int64_t trial = 0; trial < trials;) {
+    const std::string out = folder.file("killed");
+    const double wait = uniform(random) * seconds;
+    const int victims = std::uniform_int_distribution(1, 3)(random);  // bit r: rank r
+    INFO("seed " << seed << ", trial " << trial << ": after " << wait << " of " << seconds << " s, ranks (bits) "
+                 << victims);
+    BackgroundProgram program(train_args(out, ranks + more), mpirun(2));
+    const std::vector<int> pids = pids_of(out, 2, 1);
+    const auto first_step = std::chrono::steady_clock::now();
+    std::this_thread::sleep_for(std::chrono::duration<double>(wait));
+    for (const int r : {0, 1})
+      if ((victims >> r & 1) != 0) kill(pids[static_cast<size_t>(r)], SIGKILL);
+    if (program.wait() == 0) {  // it was faster this time: no trial, and the next ones are drawn from less
+      REQUIRE(++ended_first < 10 + trials);
+      seconds = std::min(0.9 * seconds, seconds_since(first_step));
+      fs::remove_all(out);
+      continue;
+    }
+    CHECK(all_gone(pids));
+    in_save += has_half_written(out + "/checkpoints");
+    REQUIRE(fs::exists(out + "/checkpoints/latest/state.json"));
+    run(out, 2, more + "--resume latest");
+    CHECK(same_file(whole + kWeights, out + kWeights));
+    CHECK(column(out + "/training.csv", "loss") == column(whole + "/training.csv", "loss"));
+    CHECK(lines(out + "/training.csv").size() == kSteps + 1);
+    fs::remove_all(out);
+    ++trial;
+  }
+  std::printf("seed %llu: %lld kills within %.2f s, %lld of them in the midst of a save; %lld came too late\n",
+              static_cast<unsigned long long>(seed), static_cast<long long>(trials), seconds,
+              static_cast<long long>(in_save), static_cast<long long>(ended_first));
+}
+
+TEST_CASE("dist: a run has a whole checkpoint from its first step on", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), more = "--set train.steps=12 --set train.save_every=1000 ";
+  BackgroundProgram program(train_args(out, kLong + "--set train.save_every=1000 "), mpirun(2));
+  const std::vector<int> pids = pids_of(out, 2, 1);
+  CHECK(fs::exists(out + "/checkpoints/step_0/state.json"));
+  kill(pids[0], SIGKILL);
+  CHECK(program.wait() != 0);
+  CHECK(all_gone(pids));
+  run(out, 2, more + "--resume latest");
+  CHECK(same_file(run(folder.file("whole"), 2, more) + kWeights, out + kWeights));
+}

@@ -1,0 +1,354 @@
+// What a run does with its folder where it is not alone there, or may not do all that it has to.
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <thread>
+
+#include "io/checkpoint.h"
+#include "io/folder_lock.h"
+#include "tests/support/dist_run.h"
+#include "tests/support/test.h"
+
+using namespace triad;
+using namespace triad::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+// Before a command: root as others are, without the right to write where a file's mode says no.
+const std::string kAsOthers = geteuid() == 0 ? "setpriv --bounding-set=-dac_override,-dac_read_search,-fowner " : "";
+
+// Until every thread of a process that was sent SIGSTOP has stopped: each may be in the midst of writing.
+void wait_for_stop(int pid) {
+  const auto is_stopped = [](const fs::directory_entry& thread) {
+    const std::string stat = read_text(thread.path().string() + "/stat");  // "123 (name) T ..."
+    return has(stat.substr(std::min(stat.rfind(')'), stat.size())), ") T ");
+  };
+  for (int i = 0; i < 180000; ++i) {
+    const fs::directory_iterator threads("/proc/" + std::to_string(pid) + "/task");
+    if (std::all_of(begin(threads), end(threads), is_stopped)) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  FAIL("process " << pid << " does not stop");
+}
+
+std::map<std::string, std::string> contents(const std::string& folder) {
+  std::map<std::string, std::string> all;
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder))
+    all[entry.path().string()] = entry.is_regular_file() ? read_text(entry.path().string()) : "";
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("run folder: of two runs in one the second ends, having changed nothing", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  const std::string args =
+      train_args(out, "--set train.save_every=5 --set train.steps=1000000 --set train.allow_unsafe=true ");
+  BackgroundProgram first(args);
+  wait_for_text(out + "/training.csv", "\n12,");
+  first.send(SIGSTOP);  // it lives, and writes nothing
+  wait_for_stop(first.pid());
+  const auto before = contents(out);
+  const Outcome second =
+      run_command("(" TRIAD_PROGRAM " " + args + "--overwrite; echo exit $?) > " + folder.file("overwrite") +
+                  " 2>&1 & " TRIAD_PROGRAM " " + args + "--resume latest; code=$?; wait; exit $code");
+  const std::string overwrite = read_text(folder.file("overwrite")), holder = lock_holder(out);
+  INFO(second.output << "\n" << overwrite);
+  CHECK((holder.empty() || holder == " (pid " + std::to_string(first.pid()) + ")"));  // /proc/locks may be hidden
+  CHECK(second.exit_code == 1);
+  CHECK(has(overwrite, "exit 1\n"));
+  for (const std::string& told : {second.output, overwrite}) {
+    CHECK(has(told, out + " is in use by another process" + holder + ": waiting up to 10 s"));
+    CHECK(has(told, "log.out_dir " + out + " is in use by another run" + holder));
+  }
+  CHECK(contents(out) == before);
+
+  // One that is ending is waited for; and a kill leaves no lock behind.
+  BackgroundProgram third(args + "--overwrite --set train.steps=6 ", "", folder.file("third"));
+  wait_for_text(folder.file("third"), "waiting up to 10 s");
+  first.send(SIGKILL);
+  CHECK(first.wait() == 128 + SIGKILL);
+  CHECK(third.wait() == 0);
+  CHECK(lines(out + "/training.csv").size() == 7);
+}
+
+TEST_CASE("run folder: --resume latest leaves a run that is complete as it is", "[train][dist]") {
+  const TemporaryFolder folder;
+  const std::string more = "--set train.save_every=2 --set train.eval_every=2 ";
+  for (const int ranks : {1, 2}) {
+    if (ranks > 1 && !require_mpirun()) continue;
+    const std::string out = run(folder.file(std::to_string(ranks)), ranks, more + "--set train.steps=4");
+    fs::remove_all(out + "/checkpoints/step_4");  // as where the run's end is not saved
+    for (const char* name : {"/needle.csv", "/needle.svg", "/config.json.tmp.4711"}) write_text(out + name, "");
+    const auto before = contents(out);
+    // Told before anything is opened or allocated.
+    const std::string impossible =
+        "--set data.kind=shards --set data.paths='[\"/nowhere/*.bin\"]' "
+        "--set train.micro_batch_size=1000000 ";
+    const std::string words = "nothing is left to train: " + out + " is at step 4 already, train.steps is ";
+    for (const std::string steps : {"4", "3"}) {
+      const std::string args = train_args(out, more + impossible + "--set train.steps=" + steps + " --resume latest");
+      const Outcome again = ranks == 1 ? run_program(args) : run_ranks(ranks, args);
+      INFO(again.output);
+      CHECK(again.exit_code == 0);
+      CHECK(has(again.output, words + steps + "\n"));
+      CHECK(contents(out) == before);
+    }
+    // One that has saved no checkpoint is complete as well, by whichever name.
+    const std::string unsaved = run(folder.file(std::to_string(ranks) + "unsaved"), ranks, "--set train.steps=2");
+    for (const std::string& name : {std::string("latest"), unsaved}) {
+      const Outcome again = run_program(train_args(unsaved, "--set train.steps=2 --resume " + name));
+      INFO(again.output);
+      CHECK(again.exit_code == 0);
+      CHECK(has(again.output, "nothing is left to train: " + unsaved));
+    }
+    run(out, ranks, more + "--set train.steps=6 --resume latest");
+    CHECK(column(out + "/training.csv", "loss").size() == 6);
+    CHECK_FALSE(fs::exists(out + "/needle.csv"));
+    // A checkpoint that is named is gone back to.
+    run(out, ranks, more + "--set train.steps=6 --overwrite --resume " + out + "/checkpoints/step_4");
+    fs::remove(out + kWeights);  // a run without its weights is not complete
+    run(out, ranks, more + "--set train.steps=6 --resume latest");
+    CHECK(fs::exists(out + kWeights));
+  }
+}
+
+TEST_CASE("run folder: who goes back to an older checkpoint is told of newer ones, which are moved, not removed",
+          "[train]") {
+  const TemporaryFolder folder;
+  const std::string all = "--set train.save_every=2 --set train.keep_last=0 ";
+  const std::string out = run(folder.file("run"), 1, all + "--set train.steps=6");
+  const std::string checkpoints = out + "/checkpoints", older = checkpoints + "/step_2";
+  const auto go = [&](const std::string& steps, const std::string& more) {
+    return run_program(
+        train_args(out, all + "--set train.accumulate_grad_batches=4 --set train.steps=" + steps + " " + more));
+  };
+  const auto before = contents(out);
+  const Outcome refused = go("4", "--resume " + older);
+  INFO(refused.output);
+  CHECK(refused.exit_code == 1);
+  CHECK(has(refused.output, older + " is not the newest checkpoint of " + out + ": step_4, step_6 are newer"));
+  CHECK(has(refused.output, "--overwrite"));
+  CHECK(contents(out) == before);
+
+  // `latest` on an older one hides no newer one.
+  fs::remove(checkpoints + "/latest");
+  fs::create_symlink("step_2", checkpoints + "/latest");
+  const Outcome longer = go("8", "--resume latest");
+  INFO(longer.output);
+  CHECK(longer.exit_code == 0);
+  CHECK(has(longer.output, "resumed from " + checkpoints + "/step_6 at step 6"));
+
+  const std::string weights = read_text(out + kWeights), metrics = read_text(out + "/metrics.json");
+  const Outcome back = go("4", "--overwrite --resume " + older);
+  INFO(back.output);
+  CHECK(back.exit_code == 0);
+  const std::string aside = checkpoints + "/set_aside_0";
+  CHECK(has(back.output, "moved what was newer to " + aside));
+  CHECK(read_text(aside + kWeights) == weights);
+  CHECK(read_text(aside + "/metrics.json") == metrics);
+  for (const char* step : {"/step_4", "/step_6", "/step_8"})
+    for (const char* name : {"/state.json", kWeights, "/optimizer.safetensors"}) CHECK(fs::exists(aside + step + name));
+  CHECK(read_text(aside + "/step_8" + kWeights) == weights);
+  CHECK(resolve_checkpoint(out) == checkpoints + "/step_4");
+
+  // Nobody loses what was set aside before: the next goes elsewhere, and what would remove it is refused.
+  CHECK(go("3", "--overwrite --resume " + older).exit_code == 0);
+  CHECK(fs::exists(checkpoints + "/set_aside_1/step_4/state.json"));
+  CHECK(fs::exists(aside + "/step_4/state.json"));
+  const auto now = contents(out);
+  for (const char* more : {"", "--overwrite "})
+    CHECK(go("9", std::string(more) + "--resume " + aside + "/step_8").exit_code == 1);
+  CHECK(contents(out) == now);
+  run(folder.file("elsewhere"), 1, "--set train.steps=9 --resume " + aside + "/step_8");
+  for (const char* name : {"/step_2", "/step_3", "/step_0"}) fs::remove_all(checkpoints + name);
+  for (const char* name : {"/model.safetensors", "/metrics.json"}) fs::remove(out + name);
+  CHECK(go("2", "").exit_code == 1);  // what was set aside is an earlier run's, too
+}
+
+TEST_CASE("run folder: final weights are not begun anew over, whether or not there are checkpoints", "[train]") {
+  const TemporaryFolder folder;
+  const std::string none = "--set train.steps=2 --set train.save_last=false ", out = run(folder.file("run"), 1, none);
+  CHECK_FALSE(fs::exists(out + "/checkpoints"));
+  const auto before = contents(out);
+  const Outcome again = run_program(train_args(out, "--set train.seed=7 --set train.steps=2"));
+  INFO(again.output);
+  CHECK(again.exit_code == 1);
+  CHECK(has(again.output, "holds the final weights of an earlier run, " + out + "/model.safetensors: --overwrite"));
+  CHECK(contents(out) == before);
+  // Somebody's weights alone, beside no run.
+  const std::string bare = folder.file("bare");
+  fs::create_directory(bare);
+  write_text(bare + kWeights, "of somebody else");
+  CHECK(run_program(train_args(bare, none)).exit_code == 1);
+  CHECK(read_text(bare + kWeights) == "of somebody else");
+  run(bare, 1, none + "--overwrite");
+  // Final weights that no checkpoint has are moved where a resume goes on from before them.
+  const std::string some =
+      run(folder.file("some"), 1, "--set train.steps=3 --set train.save_every=2 --set train.save_last=false");
+  const std::string weights = read_text(some + kWeights);
+  run(some, 1, "--set train.steps=4 --resume latest");
+  CHECK(read_text(some + "/checkpoints/set_aside_0" + kWeights) == weights);
+  CHECK(fs::exists(some + "/checkpoints/step_4/state.json"));
+}
+
+TEST_CASE("run folder: a run without checkpoints leaves its last one, which a longer run goes on from",
+          "[train][dist]") {
+  const TemporaryFolder folder;
+  const std::string same = "--set train.warmup_steps=0 --set train.min_lr_fraction=1 ";
+  for (const int ranks : {1, 2}) {
+    if (ranks > 1 && !require_mpirun()) continue;
+    const std::string name = std::to_string(ranks), out = folder.file(name), whole = folder.file(name + "whole");
+    run(out, ranks, same + "--set train.steps=2");
+    CHECK(fs::read_symlink(out + "/checkpoints/latest") == "step_2");
+    CHECK(same_file(out + kWeights, out + "/checkpoints/step_2" + kWeights));
+    run(out, ranks, same + "--set train.steps=4 --resume latest");
+    run(whole, ranks, same + "--set train.steps=4");
+    CHECK(same_file(out + kWeights, whole + kWeights));
+    CHECK_FALSE(fs::exists(out + "/checkpoints/set_aside_0"));  // the checkpoint has those weights
+  }
+  // No room for it: the final weights are there all the same.
+  const std::string full = folder.file("full");
+  const Outcome outcome = run_program(train_args(full, "--set train.steps=2"), "ulimit -f 500; ");
+  INFO(outcome.output);
+  CHECK(outcome.exit_code == 1);
+  CHECK(has(outcome.output, full + "/checkpoints/step_2"));
+  CHECK(fs::exists(full + kWeights));
+  CHECK(fs::exists(full + "/metrics.json"));
+  CHECK(count_files(full + "/checkpoints") == 0);
+}
+
+TEST_CASE("run folder: final weights are set aside on the disk where the checkpoints are", "[train]") {
+  const TemporaryFolder folder;
+  const std::string shared = run_command("mktemp -d /dev/shm/triad-test-XXXXXX").output;
+  const std::string elsewhere = shared.substr(0, shared.find('\n')), out = folder.file("run");
+  if (!fs::is_directory(elsewhere) ||
+      run_command("[ $(stat -c %d " + elsewhere + ") != $(stat -c %d " + folder.path() + ") ]").exit_code != 0) {
+    if (fs::is_directory(elsewhere)) fs::remove_all(elsewhere);
+    std::printf("SKIPPED: there is no second file system\n");
+    return;
+  }
+  fs::create_directory(out);
+  fs::create_directory_symlink(elsewhere, out + "/checkpoints");
+  run(out, 1, "--set train.steps=4 --set train.save_every=2");
+  const std::string weights = read_text(out + kWeights);
+  run(out, 1, "--set train.steps=3 --overwrite --resume " + out + "/checkpoints/step_2");
+  CHECK(read_text(elsewhere + "/set_aside_0" + kWeights) == weights);
+  CHECK(fs::exists(elsewhere + "/set_aside_0/step_4/state.json"));
+  run(out, 1, "--set train.steps=1 --overwrite");
+  CHECK_FALSE(fs::exists(elsewhere + "/set_aside_0"));
+  fs::remove_all(elsewhere);
+}
+
+TEST_CASE("run folder: a folder of checkpoints on another disk stays there", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), elsewhere = folder.file("elsewhere");
+  for (const std::string& each : {out, elsewhere}) fs::create_directory(each);
+  fs::create_directory_symlink(elsewhere, out + "/checkpoints");
+  fs::create_directory(elsewhere + "/another");
+  write_text(elsewhere + "/another/file", "of somebody else");
+  run(out, 1, "--set train.steps=4 --set train.save_every=2");
+  CHECK(fs::exists(elsewhere + "/step_4"));
+  run(out, 1, "--set train.steps=3 --set train.save_every=3 --overwrite");
+  CHECK(fs::is_symlink(out + "/checkpoints"));
+  CHECK(fs::exists(elsewhere + "/step_3/state.json"));
+  CHECK_FALSE(fs::exists(elsewhere + "/step_4"));
+  CHECK(read_text(elsewhere + "/another/file") == "of somebody else");
+}
+
+TEST_CASE("run folder: a file system without locks stops no run, which says so", "[train]") {
+  const TemporaryFolder folder;
+  const Outcome outcome =
+      run_program(train_args(folder.file("run"), "--set train.steps=2"),
+                  "ASAN_OPTIONS=verify_asan_link_order=0 TRIAD_NO_LOCKS=1 LD_PRELOAD=" TRIAD_FAULTS);
+  INFO(outcome.output);
+  CHECK(outcome.exit_code == 0);
+  CHECK(has(outcome.output, folder.file("run") + ": cannot be locked (No locks available)"));
+}
+
+TEST_CASE("run folder: what --overwrite may not remove is named, and the checkpoints stay", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = run(folder.file("run"), 1, "--set train.steps=4 --set train.save_every=2");
+  fs::create_directory(out + "/tb/kept");
+  write_text(out + "/tb/kept/file", "");
+  fs::permissions(out + "/tb/kept", fs::perms::owner_read | fs::perms::owner_exec);
+  const Outcome outcome = run_command(kAsOthers + TRIAD_PROGRAM " " + train_args(out, "--overwrite"));
+  fs::permissions(out + "/tb/kept", fs::perms::owner_all);
+  INFO(outcome.output);
+  CHECK(outcome.exit_code == 1);
+  CHECK(has(outcome.output, out + "/tb/kept/file: cannot be removed: Permission denied"));
+  for (const char* name : {"/model.safetensors", "/checkpoints/step_2/state.json", "/checkpoints/latest/state.json"})
+    CHECK(fs::exists(out + name));
+  run(out, 1, "--overwrite");
+}
+
+TEST_CASE("run folder: a run that is refused leaves nothing in another's folder, though it would not fit", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = run(folder.file("run"), 1, "--set train.steps=2 --set train.save_every=2");
+  const auto before = contents(out);
+  const Outcome outcome = run_program(train_args(out, "--set train.micro_batch_size=500000 --set train.seq_len=4000"));
+  INFO(outcome.output);
+  CHECK(outcome.exit_code == 1);
+  CHECK(has(outcome.output, out + " holds a checkpoint of an earlier run: --resume"));
+  CHECK(contents(out) == before);
+
+  // One that may begin there does not fit: its plan would stand beside what the run before has left.
+  const std::string bare = run(folder.file("bare"), 1, "--set train.steps=2");
+  const auto healthy = contents(bare);
+  const Outcome large =
+      run_program(train_args(bare, "--overwrite --set train.micro_batch_size=500000 --set train.seq_len=4000"));
+  INFO(large.output);
+  CHECK(large.exit_code == 1);
+  CHECK(contents(bare) == healthy);
+
+  for (const char* name : {"/mem_oom.txt", "/mem_oom_rank1.json"}) write_text(out + name, "");
+  run(out, 1, "--set train.steps=2 --set train.save_every=2 --overwrite --resume " + out + "/checkpoints/step_0");
+  for (const char* name : {"/mem_oom.txt", "/mem_oom_rank1.json"}) CHECK_FALSE(fs::exists(out + name));
+}
+
+TEST_CASE("run folder: what a killed run left unfinished is no part of what goes on", "[train]") {
+  const TemporaryFolder folder;
+  const std::string out = run(folder.file("run"), 1, "--set train.steps=6 --set train.save_every=2");
+  fs::rename(out + "/checkpoints/step_6", out + "/checkpoints/step_6.tmp.4711");  // whole, and not yet in its place
+  for (const char* name : {"/model.safetensors.tmp.4711", "/config.json.tmp.4711", "/notes.tmp.4711"})
+    write_text(out + name, "half");
+  // It cannot go: in whatever order its files are listed, what is left must not look whole.
+  std::string unfinished = out + "/checkpoints/step_6.tmp.4711/";
+  const auto allow_removal = [&](bool allowed) {
+    for (const char* name : {"a", "b", "c", "d", "e", "f", "g", "h"})
+      fs::permissions(unfinished + name,
+                      allowed ? fs::perms::owner_all : fs::perms::owner_read | fs::perms::owner_exec);
+  };
+  for (const char* name : {"a", "b", "c", "d", "e", "f", "g", "h"}) {
+    fs::create_directory(unfinished + name);
+    write_text(unfinished + name + "/file", "");
+  }
+  allow_removal(false);
+  const std::string resume =
+      "--set train.steps=4 --set train.save_every=1 --set train.keep_last=2 --overwrite --resume " + out +
+      "/checkpoints/step_2";
+  const Outcome refused = run_command(kAsOthers + TRIAD_PROGRAM " " + train_args(out, resume));
+  unfinished = out + "/checkpoints/step_6/";
+  allow_removal(true);
+  INFO(refused.output);
+  CHECK(refused.exit_code == 1);
+  CHECK(has(refused.output, "/file: cannot be removed: Permission denied"));
+  CHECK_FALSE(fs::exists(out + "/checkpoints/step_6/state.json"));
+
+  run(out, 1, resume);
+  std::set<std::string> left;
+  for (const fs::directory_entry& entry : fs::directory_iterator(out + "/checkpoints"))
+    left.insert(entry.path().filename().string());
+  CHECK(left == std::set<std::string>{"latest", "set_aside_0", "step_3", "step_4", "step_6"});
+  CHECK(is_checkpoint(out + "/checkpoints/set_aside_0/step_4"));
+  CHECK_FALSE(fs::exists(out + "/model.safetensors.tmp.4711"));
+  CHECK_FALSE(fs::exists(out + "/config.json.tmp.4711"));
+  CHECK(fs::exists(out + "/notes.tmp.4711"));  // the user's
+}

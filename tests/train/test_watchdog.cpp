@@ -1,0 +1,370 @@
+// What tells that a run hangs or is slow: rules on made-up numbers, and whole runs with a planted fault.
+#include "train/monitor/watchdog.h"
+
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <ctime>
+#include <filesystem>
+#include <thread>
+
+#include "engine/graph.h"
+#include "engine/process/stack_dump.h"
+#include "tests/support/heartbeats.h"
+#include "tests/support/program.h"
+#include "tests/support/test.h"
+#include "train/load_config.h"
+
+using namespace triad;
+using namespace triad::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
+
+Config config_with(const std::vector<std::string>& sets = {}) { return load_config(kTiny, sets).config; }
+
+// Waits for it to be told more than `before` times, three minutes at most: machines that run tests are busy.
+Json wait_for_heartbeat(const std::string& folder, int rank, const std::string& msg, size_t before = 0) {
+  for (int i = 0; i < 1800; ++i) {
+    const std::vector<Json> found = heartbeats(folder, rank, msg);
+    if (found.size() > before) return found.at(before);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  FAIL("rank " << rank << " never told of \"" << msg << "\"");
+  return {};
+}
+
+std::string stack_dump(const std::string& folder, int rank) {
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().filename().string().starts_with("stackdump_rank" + std::to_string(rank) + "_"))
+      return read_text(entry.path().string());
+  return "";
+}
+
+// From now on none gets further than its name: nobody reads there.
+void make_dumps_hang(const std::string& folder) {
+  const std::time_t now = std::time(nullptr);
+  for (int i = 0; i < 300; ++i)
+    REQUIRE(mkfifo((folder + "/stackdump_rank0_" + std::to_string(now + i) + ".txt").c_str(), 0600) == 0);
+}
+
+// The op whose product fell asleep, as the dump's own stack has it: one that another op needs counts as that one's.
+std::string sleeping_op(const std::string& dump) {
+  REQUIRE(has(dump, "cblas_sgemm"));
+  for (const std::string op : {"classifier_forward_backward", "linear_silu_forward", "linear_silu_backward"})
+    if (has(dump, "triad::" + op + "(")) return op;
+  return "matmul";
+}
+
+// A run that ends when it is told to, in which products of one rank fall asleep.
+std::string endless(const std::string& out, const std::string& more) {
+  return "train " + kTiny + " --set runtime.device=cpu --set log.out_dir=" + out +
+         " --set train.steps=100000000 --set train.allow_unsafe=true --set log.every=1000 " + more;
+}
+std::string asleep_while(const std::string& file, int rank, const std::string& each_s) {
+  return with_faults("TRIAD_FAULTS=\"" + std::to_string(rank) + " " + each_s + " " + file + "\"");
+}
+void halt(const std::string& folder) { write_text(folder + "/.HALT", ""); }
+
+}  // namespace
+
+TEST_CASE("watchdog: slow is what still moves, hung what does not", "[watchdog]") {
+  const Config config = config_with({"log.hang_s=30", "log.slow_s=10", "log.slow_factor=5"});
+  StallRule rule(config);
+  using State = StallRule::State;
+  Progress::Place place{.stage = Stage::forward};
+  double now = 0;
+  const auto look = [&](double seconds, bool ops, bool step) {
+    now += seconds;
+    place.count += ops;
+    place.steps += step;
+    return rule.look(now, place);
+  };
+  for (int i = 0; i < 20; ++i) CHECK(look(1, true, true) == State::advancing);
+  CHECK(*rule.usual_s() == Approx(1));
+  for (int i = 0; i < 9; ++i) CHECK(look(1, true, false) == State::advancing);  // five times 1 s, but not slow_s
+  CHECK(look(1, true, false) == State::slow);
+  for (int i = 0; i < 29; ++i) CHECK(look(1, false, false) == State::slow);
+  CHECK(look(1, false, false) == State::hung);
+  CHECK(rule.still_s() == Approx(30));
+  CHECK(look(1, true, false) == State::slow);
+  CHECK(look(1, true, true) == State::advancing);
+  // A device that moves on while the host waits for it is no hang.
+  for (int i = 0; i < 100; ++i) {
+    ++place.device_mark;
+    CHECK(look(1, false, i % 5 == 0) == State::advancing);
+  }
+  // What is not a step is never a slow one, and a checkpoint may take as long as other ranks would wait.
+  place.stage = Stage::evaluation;
+  for (int i = 0; i < 100; ++i) CHECK(look(1, true, false) == State::advancing);
+  place.stage = Stage::checkpoint;
+  for (int i = 0; i < 599; ++i) CHECK(look(1, false, false) == State::advancing);
+  CHECK(look(1, false, false) == State::hung);
+}
+
+TEST_CASE("watchdog: the first steps are not slow: nobody knows yet what is usual", "[watchdog]") {
+  const Config config = config_with();
+  StallRule rule(config);
+  Progress::Place place{.stage = Stage::forward};
+  for (int i = 0; i < 1000; ++i) {
+    ++place.count;
+    CHECK(rule.look(i, place) == StallRule::State::advancing);
+  }
+}
+
+TEST_CASE("watchdog: an evaluation, whose batches go forward too, is no slow step", "[watchdog]") {
+  Runtime runtime({.device = Device::cpu(), .arena_bytes = 1 << 20, .scratch_bytes = 1 << 16});
+  Context& ctx = runtime.ctx();
+  Progress progress(Device::cpu());
+  ctx.listeners->push_back(&progress);
+  const Config config = config_with({"log.slow_s=10", "log.slow_factor=5"});
+  StallRule rule(config);
+  using State = StallRule::State;
+  double now = 0;
+  const auto batch = [&] {
+    for (int64_t layer = 0; layer < 2; ++layer) tell_stage(ctx, Stage::forward, layer);
+    tell_stage(ctx, Stage::head);
+    return rule.look(++now, progress.place());
+  };
+  for (int i = 0; i < 20; ++i) {
+    tell_stage(ctx, Stage::data);
+    CHECK(batch() == State::advancing);
+    progress.step_done();
+  }
+  for (const Stage next : {Stage::data, Stage::checkpoint}) {
+    tell_stage(ctx, Stage::evaluation);
+    for (int i = 0; i < 100; ++i) CHECK(batch() == State::advancing);
+    CHECK(progress.place().stage == Stage::evaluation);
+    tell_stage(ctx, next);
+    CHECK(progress.place().stage == next);
+  }
+  tell_stage(ctx, Stage::data);  // the step behind it is one like any other
+  for (int i = 0; i < 9; ++i) CHECK(batch() == State::advancing);
+  CHECK(progress.place().stage_text() == "head");
+  CHECK(batch() == State::slow);
+}
+
+TEST_CASE("watchdog: a rank that waits tells where it is before others can call it hung", "[watchdog]") {
+  const TemporaryFolder folder;
+  const Config config = config_with({"log.hang_s=3"});
+  const Device cpu = Device::cpu();
+  const std::unique_ptr<Comm> comm = make_self_comm(cpu);
+  const Progress progress(cpu);
+  std::vector<std::string> told;
+  std::atomic<bool> hung = false;
+  {
+    Watchdog watchdog(progress, *comm, cpu, config, folder.path(), 0,
+                      {.heartbeat =
+                           [&](int64_t, const std::string& msg, const Json&) {
+                             told.push_back(msg);
+                             hung = hung || msg == "hung";
+                           },
+                       .alert = [](const std::string&) {}});
+    for (int i = 0; i < 1800 && !hung; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  REQUIRE(told.size() >= 2);
+  CHECK(told.front() == "progress");
+  CHECK(told.back() == "hung");
+}
+
+TEST_CASE("watchdog: a rank asleep is hung, and its dump says in which op; who waits for it says so", "[watchdog]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), log = folder.file("log"), sleeps = folder.file("sleeps");
+  BackgroundProgram program(endless(out, "--set log.hang_s=8"), asleep_while(sleeps, 1, "300") + mpirun(2), log);
+  wait_for_heartbeat(out, 1, "step_end", 2);
+  write_text(sleeps, "");
+  const Json asleep = wait_for_heartbeat(out, 1, "hung"), waits = wait_for_heartbeat(out, 0, "hung");
+  const std::string dump = stack_dump(out, 1), other = stack_dump(out, 0);
+  fs::remove(sleeps);
+  wait_for_heartbeat(out, 1, "recovered");
+  halt(out);
+  CHECK(program.wait() == 0);
+  INFO(asleep.dump() << "\n" << waits.dump() << "\n" << dump << "\n" << other << "\n" << read_text(log));
+  CHECK(asleep["waits_in_collective"] == false);
+  CHECK(has(asleep["at"], "within " + sleeping_op(dump)));
+  CHECK(has(dump, "rank 1 of 2"));
+  CHECK(has(dump, "last op: " + sleeping_op(dump) + " (not ended)"));
+  CHECK(has(dump, "nanosleep"));           // where it sleeps
+  CHECK(has(dump, "Trainer::run_steps"));  // whence it was called
+  CHECK(has(dump, "\"watchdog\""));        // all threads are there
+  CHECK(waits["waits_in_collective"] == true);
+  CHECK(has(other, "(under way)"));
+  CHECK(has(other, "rank 1 has begun"));
+  CHECK(has(read_text(log), "rank 1: HUNG"));
+}
+
+TEST_CASE("watchdog: a step made slow is slow, not hung", "[watchdog]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), log = folder.file("log"), sleeps = folder.file("sleeps");
+  BackgroundProgram program(endless(out, "--set log.hang_s=20 --set log.slow_s=1"), asleep_while(sleeps, 0, "0.2"),
+                            log);
+  wait_for_heartbeat(out, 0, "step_end", 2);
+  std::this_thread::sleep_for(std::chrono::seconds(3));  // it looks at what is usual now and then
+  const size_t before = heartbeats(out, 0, "slow").size(), recovered = heartbeats(out, 0, "recovered").size();
+  write_text(sleeps, "");
+  const Json slow = wait_for_heartbeat(out, 0, "slow", before);
+  fs::remove(sleeps);
+  wait_for_heartbeat(out, 0, "recovered", recovered);
+  halt(out);
+  CHECK(program.wait() == 0);
+  INFO(slow.dump() << read_text(log));
+  CHECK(slow["step_s"] >= 1);
+  CHECK(slow["step_s"].get<double>() >= 5 * slow["usual_s"].get<double>());  // log.slow_factor
+  CHECK(heartbeats(out, 0, "hung").empty());
+  CHECK(stack_dump(out, 0).empty());
+  CHECK(has(read_text(log), "SLOW, still advancing"));
+  // Every heartbeat has its schema; what no GPU tells is null.
+  const Json boot = heartbeats(out, 0, "boot").at(0);
+  CHECK(boot["schema"] == 1);
+  for (const char* key : {"gpu_used_mib", "gpu_util_pct", "power_w"}) CHECK(boot.at(key).is_null());
+  CHECK(boot["host_mib"] > 1);
+}
+
+TEST_CASE("watchdog: a hang ends the run where that is asked for", "[watchdog]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), sleeps = folder.file("sleeps");
+  BackgroundProgram program(endless(out, "--set log.hang_s=8 --set log.on_anomaly=stop"),
+                            asleep_while(sleeps, 0, "300"));
+  wait_for_heartbeat(out, 0, "step_end", 2);
+  write_text(sleeps, "");
+  CHECK(program.wait() == 1);
+  CHECK(has(read_text(out + "/.anomaly_type"), "hung\n"));
+  const std::string dump = stack_dump(out, 0);
+  CHECK(has(dump, "last op: " + sleeping_op(dump) + " (not ended)"));
+}
+
+TEST_CASE("watchdog: a hang ends the run though the disk hangs too", "[watchdog]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), log = folder.file("log"), sleeps = folder.file("sleeps");
+  BackgroundProgram program(endless(out, "--set log.hang_s=8 --set log.on_anomaly=stop"),
+                            asleep_while(sleeps, 0, "1e6"), log);
+  wait_for_heartbeat(out, 0, "step_end", 2);
+  make_dumps_hang(out);
+  write_text(sleeps, "");
+  CHECK(program.wait() == 1);                               // its product would sleep for ever, and so would its dump
+  CHECK(has(read_text(out + "/.anomaly_type"), "hung\n"));  // comes before the dump
+  CHECK(heartbeats(out, 0, "hung").empty());                // behind it: what ended the run was the time
+}
+
+TEST_CASE("watchdog: an error ends the run, and is told, while the watchdog waits for a disk that hangs",
+          "[watchdog]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), log = folder.file("log");
+  BackgroundProgram program(endless(out, ""), "", log);
+  wait_for_heartbeat(out, 0, "step_end");
+  make_dumps_hang(out);
+  program.send(SIGUSR1);
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  CHECK(heartbeats(out, 0, "stackdump").empty());
+  const rlimit limit{100000, 100000};  // heartbeats get there at once, the log does not
+  REQUIRE(prlimit(program.pid(), RLIMIT_FSIZE, &limit, nullptr) == 0);
+  wait_for_text(log, "File too large");
+  CHECK(program.wait() == 1);
+}
+
+TEST_CASE("watchdog: SIGUSR1 before main ends nothing, and is answered when the watchdog is there", "[watchdog]") {
+  const std::string early = with_faults("TRIAD_EARLY_USR1=1");
+  CHECK(run_program("--version", early).exit_code == 0);
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run"), log = folder.file("log");
+  BackgroundProgram program(endless(out, ""), early + mpirun(2), log);
+  for (const int rank : {0, 1}) {
+    wait_for_heartbeat(out, rank, "stackdump");
+    CHECK(has(stack_dump(out, rank), "asked for by SIGUSR1"));
+  }
+  halt(out);
+  CHECK(program.wait() == 0);
+}
+
+TEST_CASE("watchdog: SIGUSR1 writes a dump, and the run goes on", "[watchdog]") {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("run");
+  BackgroundProgram program(endless(out, ""));
+  wait_for_heartbeat(out, 0, "step_end");
+  program.send(SIGUSR1);
+  const int64_t step = wait_for_heartbeat(out, 0, "stackdump")["step"];
+  while (heartbeats(out, 0, "step_end").back()["step"] < step + 2)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  halt(out);
+  CHECK(program.wait() == 0);
+  const std::string dump = stack_dump(out, 0);
+  INFO(dump);
+  CHECK(fs::exists(out + "/mem_step" + std::to_string(step) + ".json"));
+  CHECK(has(dump, "asked for by SIGUSR1"));
+  CHECK(has(dump, "(main)"));
+  CHECK(has(dump, "main  [triad+"));
+}
+
+TEST_CASE("watchdog: whoever wants to is called on SIGUSR1", "[watchdog]") {
+  const TemporaryFolder folder;
+  const Config config = config_with();
+  const Device cpu = Device::cpu();
+  const std::unique_ptr<Comm> comm = make_self_comm(cpu);
+  const Progress progress(cpu);
+  std::atomic<int> calls = 0;
+  Watchdog watchdog(progress, *comm, cpu, config, folder.path(), 7,
+                    {.heartbeat = [](int64_t, const std::string&, const Json&) {},
+                     .alert = [](const std::string&) {},
+                     .after_dump = [&](int64_t step) { calls += step == 7; }});
+  raise(SIGUSR1);
+  for (int i = 0; i < 1800 && calls == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK(calls == 1);
+  CHECK(has(stack_dump(folder.path(), 0), "steps done: 7"));
+}
+
+TEST_CASE("watchdog: a stack dump has every thread, by name", "[watchdog]") {
+  std::atomic<bool> stop = false;
+  std::thread other([&] {
+    pthread_setname_np(pthread_self(), "otherthread");
+    while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  std::string text;
+  // A thread that has just begun has no name yet, and one that gets no processor for a second gives no answer.
+  for (int i = 0; i < 60 && (!has(text, "\"otherthread\"") || has(text, "no answer")); ++i) text = dump_stacks();
+  stop = true;
+  other.join();
+  INFO(text);
+  CHECK(has(text, "\"otherthread\""));
+  CHECK(has(text, "triad::dump_stacks"));
+  CHECK(has(text, "nanosleep"));
+  CHECK(!has(text, "no answer"));
+}
+
+TEST_CASE("watchdog: NVML's values are absent without a GPU", "[watchdog]") {
+  const GpuUse use = Nvml("").sample();
+  CHECK_FALSE(use.used_mib);
+  CHECK_FALSE(use.util_pct);
+  CHECK_FALSE(use.power_w);
+  CHECK_FALSE(Nvml("ffff:ff:1f.0").sample().used_mib);
+}
+
+TEST_CASE("watchdog: a GPU's NVML values, and the marks its stream leaves, in a graph too", "[watchdog][gpu]") {
+  if (!require_gpu()) return;
+  const Device gpu = Device::cuda();
+  const GpuUse use = Nvml(backend::pci_address(gpu)).sample();
+  REQUIRE(use.used_mib);
+  CHECK(*use.used_mib > 1);
+  REQUIRE(use.power_w);
+  CHECK(*use.power_w > 1);
+  Runtime runtime({.device = gpu, .arena_bytes = 1 << 20, .scratch_bytes = 1 << 16});
+  Context& ctx = runtime.ctx();
+  Progress progress(gpu);
+  ctx.listeners->push_back(&progress);
+  CHECK(progress.place().device_text().empty());
+  tell_stage(ctx, Stage::backward, 3);
+  ctx.stream.synchronize();
+  CHECK(progress.place().device_text() == "backward of layer 3");
+  Graph graph(gpu);
+  graph.record(ctx, [&] { tell_stage(ctx, Stage::forward, 5); });
+  ctx.stream.synchronize();
+  CHECK(progress.place().device_text() == "backward of layer 3");  // recorded, not run
+  graph.launch(ctx.stream);
+  ctx.stream.synchronize();
+  CHECK(progress.place().device_text() == "forward of layer 5");
+}

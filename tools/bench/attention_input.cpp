@@ -1,0 +1,124 @@
+#include "tools/bench/attention_input.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "engine/check.h"
+#include "io/data/dataset.h"
+#include "kernels/common/op_case_args.h"
+#include "train/inference.h"
+
+namespace triad {
+
+namespace {
+
+void store(std::byte* row, int64_t column, DType dtype, const float* from, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) store_element(row, column + j, dtype, from[j]);
+}
+
+}  // namespace
+
+Normals::Normals(uint64_t stream) : start_(kSeed, stream) {
+  const Philox random(kSeed, 0);
+#pragma omp parallel for
+  for (int64_t i = 0; i < kTable; ++i) table_[static_cast<size_t>(i)] = static_cast<float>(random.normal(i));
+}
+
+std::vector<std::byte> random_rows(int64_t rows, int64_t heads, int64_t width, DType dtype, const Normals& normals) {
+  std::vector<std::byte> host(static_cast<size_t>(rows * heads * width * size_of(dtype)));
+#pragma omp parallel for
+  for (int64_t i = 0; i < rows * heads; ++i)
+    store(host.data() + i * width * size_of(dtype), 0, dtype, normals.piece(i), width);
+  return host;
+}
+
+std::vector<std::byte> random_qkv(const AttentionProblem& p, DType dtype, double drift, const Normals& normals) {
+  struct Head {
+    int64_t column, width;
+    bool drifts;
+  };
+  std::vector<Head> heads;
+  int64_t columns = 0;
+  const auto add = [&](int64_t count, int64_t width, bool drifts) {
+    for (int64_t h = 0; h < count; ++h, columns += width) heads.push_back({columns, width, drifts});
+  };
+  add(p.config.n_heads, p.config.d_k, true);
+  for (int branch = p.config.dense() ? static_cast<int>(Branch::win) : 0; branch < 3; ++branch) {
+    add(p.config.n_kv_groups, p.config.d_k, true);
+    add(p.config.n_kv_groups, p.config.d_v, false);
+  }
+  const int64_t row_bytes = columns * size_of(dtype), count = static_cast<int64_t>(heads.size());
+  std::vector<std::byte> host(static_cast<size_t>(p.B * p.T * row_bytes));
+#pragma omp parallel for
+  for (int64_t i = 0; i < p.B * count; ++i) {
+    const Head& head = heads[static_cast<size_t>(i % count)];
+    const float a = static_cast<float>(head.drifts ? drift : 0), fresh = std::sqrt(1 - a * a);
+    float x[kMaxHeadWidth] = {};
+    for (int64_t t = 0; t < p.T; ++t) {
+      const float* e = normals.piece(i * p.T + t);
+      for (int64_t j = 0; j < head.width; ++j) x[j] = t == 0 ? e[j] : a * x[j] + fresh * e[j];
+      store(host.data() + (i / count * p.T + t) * row_bytes, head.column, dtype, x, head.width);
+    }
+  }
+  return host;
+}
+
+std::vector<std::byte> trained_qkv(AttentionProblem& p, const std::string& checkpoint, const TrainedInput& input,
+                                   Device device, DType dtype) {
+  if (input.text.empty()) fail_usage("--data {}: a checkpoint needs something to read, --text", checkpoint);
+  LoadedModel loaded({.checkpoint = checkpoint,
+                      .device = device,
+                      .dtype = dtype,
+                      .batch = p.B,
+                      .seq_len = p.T,
+                      .training = true});  // so that every layer keeps its own activations
+  const ModelConfig& c = loaded.config().model;
+  if (c.n_heads != p.config.n_heads || c.n_kv_groups != p.config.n_kv_groups || c.d_k != p.config.d_k ||
+      c.d_v != p.config.d_v || c.attention != p.config.attention)
+    fail_usage("--shapes: {} is not for {}, whose layers are {} and {}x{}x{}v{}", p.name, checkpoint,
+               word_of(c.attention), c.n_heads, c.n_kv_groups, c.d_k, c.d_v);
+  const int64_t layer = input.layer < 0 ? c.n_layers / 2 : input.layer;
+  if (layer >= c.n_layers) fail_usage("--layer is {}: {} has {} layers", layer, checkpoint, c.n_layers);
+  p.config.nsa = c.nsa;
+  const auto tokenizer = loaded.tokenizer();
+  const auto source = open_tokens(input.text, *tokenizer, c.vocab_size);
+  if (source->size() < p.B * p.T)
+    fail("--text: {} holds {} tokens, {} needs {}", source->name(), source->size(), p.name, p.B * p.T);
+  std::vector<int32_t> tokens(static_cast<size_t>(p.B * p.T));
+  source->read(0, tokens);
+  loaded.set_tokens(tokens);
+  loaded.model().forward(loaded.ctx(), loaded.activations());
+  const Tensor qkv = loaded.activations().layer(layer).qkv;
+  std::vector<std::byte> host(static_cast<size_t>(qkv.bytes()));
+  read(loaded.ctx(), host.data(), qkv);
+  return host;
+}
+
+Overlap overlap_of(const std::vector<int32_t>& lists, int64_t B, int64_t T, int64_t groups, int64_t n) {
+  const auto list = [&](int64_t b, int64_t t, int64_t g) { return lists.data() + ((b * T + t) * groups + g) * n; };
+  const auto length = [&](const int32_t* l) {
+    return std::count_if(l, l + n, [](int32_t block) { return block >= 0; });
+  };
+  int64_t longest = 0;
+  for (int64_t t = 0; t < T; ++t) longest = std::max<int64_t>(longest, length(list(0, t, 0)));
+  // Mean over groups of R tokens of |union| / longest.
+  const auto mean_union = [&](int64_t R) {
+    double sum = 0;
+    int64_t count = 0;
+    for (int64_t b = 0; b < B; ++b)
+      for (int64_t g = 0; g < groups; ++g)
+        for (int64_t t = 0; t + R <= T; t += R) {
+          if (length(list(b, t, g)) < longest) continue;
+          std::set<int32_t> blocks;
+          for (int64_t i = 0; i < R; ++i) blocks.insert(list(b, t + i, g), list(b, t + i, g) + n);
+          blocks.erase(-1);
+          sum += static_cast<double>(blocks.size()) / static_cast<double>(longest);
+          ++count;
+        }
+    return count > 0 ? sum / static_cast<double>(count) : 1.0;
+  };
+  return {2 - mean_union(2), mean_union(4), mean_union(10)};
+}
+
+}  // namespace triad

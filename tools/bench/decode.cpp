@@ -1,0 +1,316 @@
+// triad bench prefill, triad bench decode: how long a prompt of S tokens takes, and the step whose token makes S; what
+// of it attention's branches take, and how many keys they read, counted by the kernels, beside the closed form.
+//   decode: ms_total is the step with the greedy choice behind it; ms_cmp, ms_sel, ms_win what a branch alone adds to a
+//     step without any, all layers together; the step's kernels count the keys that they read.
+//   prefill: ms_total is the forward pass; ms_cmp (with phi), ms_sel (with the selection) and ms_win are those ops on
+//     the last layer's rows, times the layers. Where all scores are 0 a row's lse is the logarithm of how many keys the
+//     kernel read for it: so a pass over q = 0, with the lists that were selected, counts those of the last row.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+
+#include "engine/check.h"
+#include "engine/rng.h"
+#include "model/decode_session.h"
+#include "tools/bench/bench.h"
+#include "tools/options.h"
+#include "train/load_config.h"
+#include "train/train_step.h"
+
+namespace triad {
+
+namespace {
+
+constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Branch::sel),
+              kWin = static_cast<int>(Branch::win);
+
+struct DecodeBenchOptions {
+  std::string config, csv;
+  std::vector<std::string> sets;
+  std::vector<int64_t> lengths = {512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
+  int64_t batch = 1, runs = 31;
+  BenchOptions kept;  // --compare and --append alone
+};
+
+// Of one group of one layer, in the mean.
+struct Row {
+  int64_t S = 0;
+  double ms_total = 0;
+  std::array<double, 3> ms{};
+  double reads = 0, reads_decode = 0;  // of the last token: of a prefill of S tokens, of a step
+};
+
+// Keys that the last of S tokens reads in one group, all branches.
+int64_t expected_reads(const ModelConfig& c, int64_t S) {
+  if (c.dense()) return S;
+  const NsaConfig& n = c.nsa;
+  const int64_t selected = S >= n.n_sel * n.l_sel ? (n.n_sel - 1) * n.l_sel + (S - 1) % n.l_sel + 1 : S;
+  return compressed_length(S, n.l, n.d) + selected + std::min(n.w, S);
+}
+
+// The median by events, after one run that warms up.
+template <class Work>
+double median_ms(Context& ctx, int64_t runs, Work&& work) {
+  std::vector<double> ms;
+  for (int64_t i = 0; i <= runs; ++i) {
+    ctx.stream.synchronize();
+    Event begin(ctx.device, true), end(ctx.device, true);
+    begin.record(ctx.stream);
+    work();
+    end.record(ctx.stream);
+    if (ctx.device.is_cuda()) end.synchronize();
+    if (i > 0) ms.push_back(end.ms_since(begin));
+  }
+  return median(std::move(ms));
+}
+
+// A prompt of S random tokens in a model of fresh weights: the pass over it, and the cache that it fills.
+class DecodeBench {
+ public:
+  DecodeBench(const Config& config, Device device, const DecodeBenchOptions& o)
+      : o_(o), c_(config.model), dtype_(compute_dtype(config.runtime.precision)) {
+    session_ = std::make_unique<DecodeSession>(
+        c_, DecodeSession::Options{.device = device,
+                                   .dtype = dtype_,
+                                   .batch = o.batch,
+                                   .context = *std::max_element(o.lengths.begin(), o.lengths.end()),
+                                   .prefills = o.lengths,
+                                   .kernels = config.runtime.kernels});
+    session_->model().params().init(ctx(), static_cast<uint64_t>(config.train.seed));
+    counters_ = std::make_unique<Arena>(device, kMemAlign);
+    counted_ = counters_->alloc(MemTag::workspace, "keys read", DType::i64, {3});
+  }
+
+  Row row(int64_t S, bool time_prefill) {
+    int64_t bytes = 0;
+    {
+      Arena planned = Arena::planned(ctx().device);
+      build(planned, S);
+      bytes = planned.used_bytes();
+    }
+    Arena arena(ctx().device, bytes);
+    build(arena, S);
+    const Philox random(1, 0);
+    std::vector<int32_t> text;
+    for (int64_t i = 0; i < S; ++i)
+      text.push_back(
+          static_cast<int32_t>(random.below(static_cast<uint64_t>(i), static_cast<uint64_t>(c_.vocab_size))));
+    write(ctx(), act_->tokens, text.data());
+    write(ctx(), act_->targets, text.data());
+    for (int64_t b = 0; b < o_.batch; ++b) session_->decoder().prefill(ctx(), *act_, b, S);
+    session_->choose_greedy();
+
+    Row row{.S = S, .reads = reads_of_prefill(), .reads_decode = reads_of_step(S)};
+    if (time_prefill)
+      measure_prefill(row);
+    else
+      measure_step(row);
+    ctx().stream.synchronize();
+    act_.reset();
+    return row;
+  }
+
+ private:
+  Context& ctx() { return session_->ctx(); }
+  LayerActivations& last_layer() { return act_->layer(c_.n_layers - 1); }
+  double a_group(double reads, int64_t sequences) const {
+    return reads / static_cast<double>(sequences * c_.n_kv_groups);
+  }
+  void build(Arena& arena, int64_t S) {
+    act_ = std::make_unique<Activations>(arena, c_, 1, S, dtype_, /*keep=*/false);
+    q_zero_ = arena.alloc(MemTag::activations, "q of zeros", dtype_, {1, S, c_.n_heads, c_.d_k});
+    out_ = arena.alloc(MemTag::activations, "out", dtype_, {1, S, c_.n_heads, c_.d_v});
+  }
+  NsaIn in() {
+    const QkvViews views = split_qkv(last_layer().qkv, c_, 1, act_->T());
+    NsaIn in{views.q, {}, {}};
+    for (int b = c_.dense() ? kWin : 0; b < 3; ++b) in.k[b] = views.k[b], in.v[b] = views.v[b];
+    return in;
+  }
+
+  // ---- the pass ----
+
+  void measure_prefill(Row& row) {
+    Model& model = session_->model();
+    row.ms_total = median_ms(ctx(), o_.runs, [&] { model.forward(ctx(), *act_); });
+    const NsaWeights& w = model.weights().layers.back().nsa;
+    const NsaConfig& n = c_.nsa;
+    const NsaIn from = in();
+    const NsaSaved& s = last_layer().nsa;
+    const auto layers = [&](auto&& work) { return median_ms(ctx(), o_.runs, work) * static_cast<double>(c_.n_layers); };
+    const auto out = [&](int b) { return AttendOut{s.o[b], s.lse[b]}; };
+    row.ms[kWin] = layers([&] {
+      nsa_attend_window_forward(ctx(), out(kWin), {from.q, from.k[kWin], from.v[kWin]}, c_.dense() ? act_->T() : n.w);
+    });
+    if (c_.dense()) return;
+    row.ms[kCmp] = layers([&] {
+      nsa_compress_forward(ctx(), s.k_cmp, from.k[kCmp], w.phi_k, {n.phi, n.l, n.d});
+      nsa_compress_forward(ctx(), s.v_cmp, from.v[kCmp], w.phi_v, {n.phi, n.l, n.d});
+      nsa_attend_compressed_forward(ctx(), out(kCmp), {from.q, s.k_cmp, s.v_cmp}, {n.l, n.d});
+    });
+    row.ms[kSel] = layers([&] {
+      nsa_select(ctx(), s.block_index, from.q, s.k_cmp, s.lse[kCmp],
+                 {n.l, n.d, n.l_sel, n.n_sel, n.init_blocks, n.local_blocks});
+      nsa_attend_selected_forward(ctx(), out(kSel), {from.q, from.k[kSel], from.v[kSel]}, s.block_index, n.l_sel);
+    });
+  }
+
+  double reads_of_prefill() {
+    zero(ctx(), q_zero_);
+    NsaIn from = in();
+    from.q = q_zero_;
+    const NsaSaved& s = last_layer().nsa;
+    if (c_.dense())
+      nsa_attend_window_forward(ctx(), {out_, s.lse[kWin]}, {from.q, from.k[kWin], from.v[kWin]}, act_->T());
+    else
+      nsa_forward(ctx(), out_, s, from, session_->model().weights().layers.back().nsa, c_.nsa,
+                  /*keep_block_index=*/true);
+    double reads = 0;
+    for (int b = c_.dense() ? kWin : 0; b < 3; ++b) {
+      const Tensor last_row = s.lse[b][0][act_->T() - 1];  // [Hq]
+      std::vector<float> lse(static_cast<size_t>(c_.n_heads));
+      read(ctx(), lse.data(), last_row);
+      for (int64_t g = 0; g < c_.n_kv_groups; ++g) reads += std::round(std::exp(lse[g * c_.group_size()]));
+    }
+    return a_group(reads, 1);
+  }
+
+  // ---- the step that makes S tokens: over and over, it overwrites its own rows ----
+
+  void stand_before(int64_t S) {
+    const std::vector<int32_t> position(static_cast<size_t>(o_.batch), static_cast<int32_t>(S - 1));
+    write(ctx(), session_->decoder().position, position.data());
+  }
+
+  double reads_of_step(int64_t S) {
+    zero(ctx(), counted_);
+    stand_before(S);
+    session_->decoder().queue(ctx(), {.reads = counted_});
+    std::array<int64_t, 3> reads{};
+    read(ctx(), reads.data(), counted_);
+    return a_group(static_cast<double>(reads[kCmp] + reads[kSel] + reads[kWin]), o_.batch * c_.n_layers);
+  }
+
+  void measure_step(Row& row) {
+    const double without = step_ms(row.S, {false, false, false});
+    row.ms_total = step_ms(row.S, {true, true, true});
+    for (int b = c_.dense() ? kWin : 0; b < 3; ++b)
+      row.ms[b] = step_ms(row.S, {b == kCmp, b == kSel, b == kWin}) - without;
+  }
+
+  double step_ms(int64_t S, const std::array<bool, 3>& branches) {
+    Decoder& decoder = session_->decoder();
+    const auto work = [&] {
+      decoder.queue(ctx(), {.reads = {}, .run = branches});
+      if (branches == std::array{true, true, true}) decoder.choose_greedy(ctx());  // else the logits mean nothing
+    };
+    std::vector<double> ms;
+    Graph graph(ctx().device);
+    for (int64_t i = 0; i <= o_.runs + 1; ++i) {
+      stand_before(S);
+      if (i == 1 && ctx().device.is_cuda()) graph.record(ctx(), work);
+      Event begin(ctx().device, true), end(ctx().device, true);
+      begin.record(ctx().stream);
+      if (graph.recorded())
+        graph.launch(ctx().stream);
+      else
+        work();
+      end.record(ctx().stream);
+      if (ctx().device.is_cuda()) end.synchronize();
+      if (i > 1) ms.push_back(end.ms_since(begin));
+    }
+    return median(std::move(ms));
+  }
+
+  const DecodeBenchOptions& o_;
+  ModelConfig c_;
+  DType dtype_;
+  std::unique_ptr<DecodeSession> session_;
+  std::unique_ptr<Arena> counters_;
+  Tensor counted_;
+  std::unique_ptr<Activations> act_;
+  Tensor q_zero_, out_;
+};
+
+// As the other verbs keep their rows.
+Json kept_row(const DecodeBenchOptions& o, const std::string& config, const Row& r, bool prefill, bool dense) {
+  return {{"op", prefill ? "prefill" : "decode"},
+          {"case", fmt::format("{} {}x{}{}", config, prefill ? 1 : o.batch, r.S, dense ? " dense" : "")},
+          {"pass", prefill ? "forward" : "step"},
+          {"us", 1e3 * r.ms_total},
+          {"runs", o.runs},
+          {"us_cmp", 1e3 * r.ms[kCmp]},
+          {"us_sel", 1e3 * r.ms[kSel]},
+          {"us_win", 1e3 * r.ms[kWin]},
+          {"reads", prefill ? r.reads : r.reads_decode}};
+}
+
+void run_bench(const DecodeBenchOptions& o, bool prefill) {
+  o.kept.check_files();
+  const LoadedConfig loaded = load_config(o.config, o.sets);
+  const Config& config = loaded.config;
+  const Device device = choose_device(config.runtime.device);
+  BenchRows rows{.what = prefill ? "prefill" : "decode",
+                 .device = device,
+                 .dtype = compute_dtype(config.runtime.precision),
+                 .ceiling = {},
+                 .csv = o.csv.empty()};
+  if (!o.kept.append.empty()) {
+    Stopwatch stopwatch(device);  // gone before the model comes: it holds memory
+    rows.ceiling = measure_ceiling(device, rows.dtype, stopwatch);
+  }
+  DecodeBench bench(config, device, o);
+  std::FILE* const file = o.csv.empty() ? stdout : std::fopen(o.csv.c_str(), "w");
+  TRIAD_CHECK(file != nullptr, "{} cannot be written", o.csv);
+  fmt::print(file,
+             "S,ms_total,ms_cmp,ms_sel,ms_win,reads_actual,reads_expected,reads_actual_decode,reads_expected_decode\n");
+  bool as_expected = true;
+  for (const int64_t S : o.lengths) {
+    const Row r = bench.row(S, prefill);
+    const int64_t expected = expected_reads(config.model, S);
+    fmt::print(file, "{},{:.4f},{:.4f},{:.4f},{:.4f},{},{},{},{}\n", S, r.ms_total, r.ms[kCmp], r.ms[kSel], r.ms[kWin],
+               r.reads, expected, r.reads_decode, expected);
+    TRIAD_CHECK(std::fflush(file) == 0, "{} cannot be written", o.csv.empty() ? "standard output" : o.csv);
+    as_expected = as_expected && r.reads == static_cast<double>(expected) && r.reads_decode == r.reads;
+    rows.rows.push_back(kept_row(o, loaded.name, r, prefill, config.model.dense()));
+  }
+  if (file != stdout) TRIAD_CHECK(std::fclose(file) == 0, "{} cannot be written", o.csv);
+  TRIAD_CHECK(as_expected, "the kernels read other keys than expected");
+  rows.finish(o.kept);
+}
+
+CLI::App* add(CLI::App& bench, const char* name, const char* what, bool prefill) {
+  CLI::App* verb = bench.add_subcommand(name, what);
+  const auto o = std::make_shared<DecodeBenchOptions>();
+  if (prefill) o->runs = 5;
+  verb->add_option("CONFIG", o->config, "config file (else the environment variable CONFIG)");
+  verb->add_option("--set", o->sets, "group.key=value, over file and environment")->take_all()->expected(1);
+  verb->add_option("--lengths", o->lengths, "tokens S, the new one counted")
+      ->delimiter(',')
+      ->check(within(at_least(1).up_to(kMaxSeqLen)))
+      ->capture_default_str();
+  verb->add_option("--batch", o->batch, "sequences of a step")
+      ->check(within(at_least(1).up_to(kMaxBatch)))
+      ->capture_default_str();
+  verb->add_option("--runs", o->runs, "of whose times the median is taken")
+      ->check(within(at_least(1).up_to(100000)))
+      ->capture_default_str();
+  verb->add_option("--csv", o->csv, "write the rows to this file");
+  o->kept.add_files_to(*verb);
+  verb->callback([o, prefill] { run_bench(*o, prefill); });
+  return verb;
+}
+
+}  // namespace
+
+CLI::App* add_bench_prefill(CLI::App& bench) {
+  return add(bench, "prefill", "time a prompt, and count what it reads", true);
+}
+CLI::App* add_bench_decode(CLI::App& bench) {
+  return add(bench, "decode", "time a decoding step, and count what it reads", false);
+}
+
+}  // namespace triad

@@ -1,0 +1,87 @@
+#include "tools/bench/measure.h"
+
+#include "kernels/common/op_case_args.h"
+#include "kernels/ops/matmul.h"
+#include "kernels/step/traffic.h"
+
+namespace triad {
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+Stopwatch::Stopwatch(Device device) : device_(device) {
+  if (!device.is_cuda()) return;
+  constexpr int64_t kTimesL2 = 3;
+  const int64_t bytes = kTimesL2 * backend::info(device).l2_bytes;
+  flush_ = std::make_unique<Arena>(device, bytes);
+  flush_memory_ = flush_->alloc(MemTag::workspace, "L2 flush", DType::u8, {bytes});
+}
+
+void Stopwatch::flush(Context& ctx, int run, Flush how) {
+  backend::fill(flush_memory_.data, device_, run & 0xff, flush_memory_.bytes(), ctx.stream.handle());
+  if (how == Flush::read) traffic(ctx, {}, flush_memory_);
+}
+
+Ceiling measure_ceiling(Device device, DType dtype, Stopwatch& stopwatch) {
+  const int64_t copied = device.is_cuda() ? int64_t{1} << 30 : int64_t{1} << 28;
+  const int64_t n = device.is_cuda() ? 8192 : 1024;
+  const int64_t matrix_bytes = n * n * size_of(dtype);
+  // bf16 products on the CPU widen their operands and round their result, through scratch.
+  const int64_t scratch_bytes = device.is_cuda() ? 0 : 3 * n * n * size_of(DType::f32);
+  Runtime runtime(
+      {.device = device, .arena_bytes = 2 * copied + 3 * matrix_bytes + scratch_bytes, .scratch_bytes = scratch_bytes});
+  Context& ctx = runtime.ctx();
+  const auto alloc = [&](const char* name, DType type, const Shape& shape) {
+    const Tensor t = runtime.arena().alloc(MemTag::workspace, name, type, shape);
+    zero(ctx, t);
+    return t;
+  };
+  const Tensor from = alloc("from", DType::u8, {copied}), to = alloc("to", DType::u8, {copied});
+  const Tensor a = alloc("a", dtype, {n, n}), b = alloc("b", dtype, {n, n}), d = alloc("d", dtype, {n, n});
+  // Random bits of real weights: a product of zeros takes less power and runs faster than any that matters.
+  std::vector<std::byte> host(static_cast<size_t>(matrix_bytes));
+  const Arg normal{.name = "a", .role = ArgRole::constant, .shape = {n, n}};
+  for (const Tensor& t : {a, b}) {
+    fill_slot({.arg = &normal, .name = normal.name}, host.data(), dtype, 1, 0);
+    write(ctx, t, host.data());
+  }
+  const Timing copy_time = stopwatch(ctx, [&] { copy(ctx, to, from); });
+  const Timing product_time = stopwatch(ctx, [&] { matmul(ctx, d, a, b, {.trans_b = true}); });
+  return {2e-3 * static_cast<double>(copied) / copy_time.us, 2e-6 * static_cast<double>(n * n * n) / product_time.us};
+}
+
+template <class Work>
+double MemoryTimes::time_us(int64_t from_bytes, int64_t to_bytes, Flush how, Work&& work) {
+  Runtime runtime({.device = device_, .arena_bytes = align_up(from_bytes) + align_up(to_bytes)});
+  const auto alloc = [&](const char* name, int64_t bytes) {
+    return bytes == 0 ? Tensor{} : runtime.arena().alloc(MemTag::workspace, name, DType::u8, {bytes});
+  };
+  const Tensor from = alloc("from", from_bytes), to = alloc("to", to_bytes);
+  if (!from.empty()) zero(runtime.ctx(), from);
+  return stopwatch_(
+             runtime.ctx(), [&] { work(runtime.ctx(), to, from); }, how)
+      .us;
+}
+
+double MemoryTimes::copy_us(double bytes, Flush how) {
+  const int64_t half = static_cast<int64_t>(bytes / 2);
+  const auto [known, is_new] = copies_.try_emplace({half, how});
+  if (is_new)
+    known->second = time_us(half, half, how, [](Context& ctx, Tensor to, Tensor from) { copy(ctx, to, from); });
+  return known->second;
+}
+
+double MemoryTimes::traffic_us(double read, double written) {
+  constexpr int64_t kVector = 16;
+  const auto whole = [](double bytes) { return static_cast<int64_t>(bytes) / kVector * kVector; };
+  const auto [known, is_new] = traffic_.try_emplace({whole(read), whole(written)});
+  if (is_new)
+    known->second = time_us(whole(read), whole(written), Flush::written,
+                            [](Context& ctx, Tensor to, Tensor from) { traffic(ctx, to, from); });
+  return known->second;
+}
+
+}  // namespace triad

@@ -1,0 +1,332 @@
+// triad bench step: whole training steps of a config, as `triad train` takes them: their time and memory, and where a
+// GPU's time goes, by family of kernels. The times of kernels are from a few steps more, traced (kernel_trace.h) and
+// without a graph, in which a kernel does not say whose it is: tracing costs the host time, but not the kernels.
+// Kernels run beside each other (engine/fork_join.h), and one that waits for room has begun: families may add up to
+// more than a step. "GPU busy" is the share of time in which at least one kernel ran, or a copy, of steps that are
+// traced as they are taken otherwise, over the time of these same steps.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "engine/check.h"
+#include "io/data/loader.h"
+#include "io/file.h"
+#include "kernels/ops/matmul.h"
+#include "model/flops.h"
+#include "tools/bench/bench.h"
+#include "tools/bench/chrome_trace.h"
+#include "tools/bench/kernel_trace.h"
+#include "tools/options.h"
+#include "train/data_source.h"
+#include "train/load_config.h"
+#include "train/memory_plan.h"
+#include "train/state.h"
+#include "train/train_step.h"
+
+namespace triad {
+
+namespace {
+
+struct StepOptions {
+  std::string config, weights;
+  std::vector<std::string> sets;
+  int64_t steps = 20, warm_up = 5, kernels = 0;
+  bool no_split = false;
+  std::string chrome_trace;
+  BenchOptions common;
+};
+
+// Families in the order of the table, and how the names of their ops begin.
+struct Family {
+  const char* name;
+  std::vector<const char*> ops;
+};
+const std::vector<Family>& families() {
+  static const std::vector<Family> all = {{"compress", {"nsa_compress"}},
+                                          {"compressed forward", {"nsa_attend_compressed_forward"}},
+                                          {"compressed backward", {"nsa_attend_compressed_backward"}},
+                                          {"select", {"nsa_select"}},
+                                          {"selected forward", {"nsa_attend_selected_forward"}},
+                                          {"selected backward", {"nsa_attend_selected_backward"}},
+                                          {"window forward", {"nsa_attend_window_forward"}},
+                                          {"window backward", {"nsa_attend_window_backward"}},
+                                          {"gate", {"nsa_gate", "nsa_combine", "attention_delta"}},
+                                          {"dq rounding_unit", {"attend_rounding_unit"}},
+                                          {"gates' and lists' sums", {"nsa_stats"}},
+                                          {"matmul", {"matmul", "linear_silu"}},
+                                          {"classifier", {"classifier"}},
+                                          {"norm", {"rmsnorm"}},
+                                          {"rope", {"rope"}},
+                                          {"activation", {"silu", "swiglu"}},
+                                          {"embedding", {"embedding"}},
+                                          {"optimizer", {"adamw", "sum", "judge"}},
+                                          {"copies", {"cast"}},  // and what no op queued: uploads, gradients to zero
+                                          {"other", {}}};
+  return all;
+}
+std::string family_of(const Activity& a) {
+  for (const Family& family : families())
+    for (const char* op : family.ops)
+      if (a.op.starts_with(op)) return family.name;
+  return a.op.empty() && (a.kernel == "copy" || a.kernel == "fill") ? "copies" : "other";
+}
+
+// FLOPs a step of the families whose ceiling is a matrix product's rate; attention by its closed forms (backward: five
+// products a pair, however many a kernel does).
+std::map<std::string, double> family_flops(const Config& config) {
+  const ModelConfig& c = config.model;
+  const TrainConfig& t = config.train;
+  const int64_t B = t.micro_batch_size * t.accumulate_grad_batches;
+  const ProductFlops products = product_flops(c, B, t.seq_len);
+  const AttendedPairs pairs = attended_pairs(c, t.seq_len);
+  const double heads = static_cast<double>(B * c.n_layers * c.n_heads);
+  const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
+  const double forward = 2 * heads * (dk + dv), backward = 2 * heads * (3 * dk + 2 * dv);
+  return {{"matmul", products.layers},
+          {"classifier", products.head},
+          {"compressed forward", pairs.cmp * forward},
+          {"compressed backward", pairs.cmp * backward},
+          {"select", pairs.cmp * 2 * heads * dk},
+          {"selected forward", pairs.sel * forward},
+          {"selected backward", pairs.sel * backward},
+          {"window forward", pairs.win * forward},
+          {"window backward", pairs.win * backward}};
+}
+
+// Steps as the trainer takes them, without what it does between them.
+class Steps {
+ public:
+  Steps(const Config& config, const std::string& weights)
+      : config_(config),
+        device_(choose_device(config.runtime.device)),
+        data_(open_data(config)),
+        runtime_(allocate_planned(config, device_)),
+        step_(*runtime_, config_),
+        loader_(data_.train, {.seq_len = config.train.seq_len,
+                              .micro_batch = config.train.micro_batch_size,
+                              .micro_steps = config.train.accumulate_grad_batches,
+                              .seed = static_cast<uint64_t>(config.data.seed)}) {
+    runtime_->arena().seal();
+    if (weights.empty())
+      step_.model().params().init(ctx(), static_cast<uint64_t>(config.train.seed));
+    else
+      load_weights(ctx(), step_.model().params(), find_model(weights).weights);
+  }
+
+  Context& ctx() { return runtime_->ctx(); }
+  int64_t peak_bytes() const {
+    return runtime_->arena().capacity_bytes() + (device_.is_cuda() ? kMatmulWorkspaceBytes : 0);
+  }
+  void take() {
+    step_.begin();
+    const int64_t positions = config_.train.tokens_per_step();
+    for (int64_t i = 0; i < config_.train.accumulate_grad_batches; ++i) {
+      const Batch batch = loader_.next();
+      step_.micro_step(batch.tokens, batch.targets, positions);
+    }
+    step_.update(taken_++, positions);
+    if (++queued_ > 1) settle();  // as the trainer: the GPU has a step to work on while the host looks at the last
+  }
+  // From here on without a graph: its kernels do not say whose they are.
+  void leave_graph() { config_.runtime.cuda_graph = false; }
+  // From each step's beginning on the device to the next one's.
+  std::vector<double> times_us(int64_t count) {
+    std::vector<Event> begins;
+    for (int64_t i = 0; i <= count; ++i) {
+      begins.emplace_back(device_, true).record(ctx().stream);
+      if (i < count) take();
+    }
+    while (queued_ > 0) settle();
+    ctx().stream.synchronize();
+    std::vector<double> us;
+    for (int64_t i = 0; i < count; ++i)
+      us.push_back(begins[static_cast<size_t>(i + 1)].ms_since(begins[static_cast<size_t>(i)]) * 1e3);
+    return us;
+  }
+
+ private:
+  void settle() {
+    const TrainStep::Result result = step_.result();
+    --queued_;
+    TRIAD_CHECK(result.finite, "loss {} and gradient norm {} are not both finite", result.loss, result.grad_norm);
+  }
+
+  Config config_;
+  Device device_;
+  DataSource data_;
+  std::unique_ptr<Runtime> runtime_;
+  TrainStep step_;
+  Loader loader_;
+  int64_t taken_ = 0, queued_ = 0;
+};
+
+// A step's share of a trace.
+struct Spent {
+  double us = 0, launches = 0;
+};
+struct Split {
+  std::map<std::string, Spent> family;
+  std::map<std::pair<std::string, std::string>, Spent> kernel;  // by (kernel, op)
+  double busy = 0, busy_step_us = 0;                            // share of the time; of how long a step
+};
+constexpr int kTracedSteps = 4;
+
+void measure_busy(Split& split, Steps& steps) {
+  KernelTrace trace(steps.ctx());
+  for (int i = 0; i < kTracedSteps; ++i) steps.take();
+  const std::vector<Activity> all = trace.finish();
+  int64_t covered_ns = 0, covered_until = all.front().begin_ns;
+  for (const Activity& a : all) {
+    covered_ns += std::max<int64_t>(0, a.end_ns - std::max(a.begin_ns, covered_until));
+    covered_until = std::max(covered_until, a.end_ns);
+  }
+  const double ns = static_cast<double>(covered_until - all.front().begin_ns);
+  split.busy = static_cast<double>(covered_ns) / ns;
+  split.busy_step_us = ns * 1e-3 / kTracedSteps;
+}
+void measure_families(Split& split, Steps& steps) {
+  steps.leave_graph();
+  steps.take();
+  KernelTrace trace(steps.ctx());
+  for (int i = 0; i < kTracedSteps; ++i) steps.take();
+  for (const Activity& a : trace.finish()) {
+    const double us = static_cast<double>(a.end_ns - a.begin_ns) * 1e-3 / kTracedSteps;
+    for (Spent* spent : {&split.family[family_of(a)], &split.kernel[{a.kernel, a.op}]})
+      spent->us += us, spent->launches += 1.0 / kTracedSteps;
+  }
+}
+
+void print_split(const Split& split, const Config& config, double step_us, const Ceiling& ceiling, int64_t top) {
+  const std::map<std::string, double> flops = family_flops(config);
+  fmt::print("\n{:<22} {:>9} {:>8} {:>9} {:>9} {:>16}\n", "family", "ms", "of step", "launches", "TFLOP/s",
+             "of the products'");
+  for (const Family& family : families()) {
+    const auto found = split.family.find(family.name);
+    if (found == split.family.end()) continue;
+    const Spent& s = found->second;
+    fmt::print("{:<22} {:>9.3f} {:>7.1f}% {:>9.0f}", family.name, s.us * 1e-3, 100 * s.us / step_us, s.launches);
+    const auto f = flops.find(family.name);
+    if (f != flops.end() && f->second > 0)
+      fmt::print(" {:>9.1f} {:>15.1f}%", f->second / s.us * 1e-6, 100 * f->second / s.us * 1e-6 / ceiling.tflop_per_s);
+    fmt::print("\n");
+  }
+  fmt::print("GPU busy for {:.1f}% of the time (traced steps of {:.3f} ms)\n", 100 * split.busy,
+             split.busy_step_us * 1e-3);
+  if (top == 0) return;
+  std::vector<std::pair<std::pair<std::string, std::string>, Spent>> kernels(split.kernel.begin(), split.kernel.end());
+  std::sort(kernels.begin(), kernels.end(), [](const auto& a, const auto& b) { return a.second.us > b.second.us; });
+  fmt::print("\n{:<64} {:<32} {:>9} {:>9}\n", "kernel", "op", "ms", "launches");
+  for (size_t i = 0; i < std::min(kernels.size(), static_cast<size_t>(top)); ++i)
+    fmt::print("{:<64} {:<32} {:>9.3f} {:>9.0f}\n", kernels[i].first.first.substr(0, 64), kernels[i].first.second,
+               kernels[i].second.us * 1e-3, kernels[i].second.launches);
+}
+
+Json to_json(const Split& split) {
+  Json out = Json::object();
+  for (const auto& [name, spent] : split.family) out[name] = {{"us", spent.us}, {"launches", spent.launches}};
+  return {{"busy", split.busy}, {"families", out}};
+}
+
+std::string case_name(const LoadedConfig& loaded) {
+  const Config& c = loaded.config;
+  std::string name =
+      fmt::format("{} {}x{} {}", loaded.name, c.train.micro_batch_size, c.train.seq_len, word_of(c.model.attention));
+  if (c.train.accumulate_grad_batches > 1) name += fmt::format(" x{}", c.train.accumulate_grad_batches);
+  return name;
+}
+
+void run_step(const StepOptions& o) {
+  o.common.check_files();
+  std::optional<AtomicFile> trace_file;
+  if (!o.chrome_trace.empty()) trace_file.emplace(o.chrome_trace);
+  const LoadedConfig loaded = load_config(o.config, o.sets);
+  const Config& config = loaded.config;
+  const TrainConfig& t = config.train;
+  const Device device = choose_device(config.runtime.device);
+  const DType dtype = compute_dtype(config.runtime.precision);
+  Ceiling ceiling;
+  {
+    Stopwatch stopwatch(device);  // gone before the model comes: it holds memory
+    ceiling = measure_ceiling(device, dtype, stopwatch);
+  }
+  BenchRows rows{.what = "step", .device = device, .dtype = dtype, .ceiling = ceiling, .rows = {}};
+  if (!o.common.json) fmt::print("{}\n", describe(rows));
+  Steps steps(config, o.weights);
+  for (int64_t i = 0; i < o.warm_up; ++i) steps.take();
+  const std::vector<double> times = steps.times_us(o.steps);
+  const double us = median(times);
+  const auto [fastest, slowest] = std::minmax_element(times.begin(), times.end());
+
+  const int64_t B = t.micro_batch_size * t.accumulate_grad_batches;
+  const double executed = training_flops(config.model, B, t.seq_len, config.recompute()) / us * 1e-6;
+  const double dense = dense_equivalent_flops(config.model, B, t.seq_len) / us * 1e-6;
+  const double tokens_per_s = static_cast<double>(t.tokens_per_step()) / us * 1e6;
+  const double peak_gb = static_cast<double>(steps.peak_bytes()) * 1e-9;
+  rows.rows.push_back({{"op", "step"},
+                       {"case", case_name(loaded)},
+                       {"pass", "step"},
+                       {"us", us},
+                       {"runs", o.steps},
+                       {"fastest_us", *fastest},
+                       {"slowest_us", *slowest},
+                       {"tokens_per_s", tokens_per_s},
+                       {"peak_gb", peak_gb},
+                       {"executed_tflop_per_s", executed},
+                       {"dense_equivalent_tflop_per_s", dense},
+                       {"share_of_ceiling", executed / ceiling.tflop_per_s}});
+  if (!o.common.json)
+    fmt::print(
+        "{}: {:.3f} ms a step ({:.3f} to {:.3f}), {:.0f} tokens/s, peak {:.3f} GB; executed {:.1f} TFLOP/s ({:.1f}% of "
+        "the matrix "
+        "products'), dense-equivalent {:.1f} ({:.1f}%)\n",
+        case_name(loaded), us * 1e-3, *fastest * 1e-3, *slowest * 1e-3, tokens_per_s, peak_gb, executed,
+        100 * executed / ceiling.tflop_per_s, dense, 100 * dense / ceiling.tflop_per_s);
+  if (device.is_cuda() && !o.no_split) {
+    Split split;
+    measure_busy(split, steps);
+    measure_families(split, steps);
+    rows.rows.back().update(to_json(split));
+    if (!o.common.json) print_split(split, config, us, ceiling, o.kernels);
+  } else if (!o.common.json) {
+    fmt::print("not split by family: {}\n", device.is_cuda() ? "--no-split" : "that needs a GPU");
+  }
+  if (!o.common.json && device.is_cuda()) fmt::print("{}\n", steps.ctx().routes.summary());
+  std::string no_trace;  // why there is none: told when the rows are out
+  if (trace_file) {
+    try {
+      steps.leave_graph();
+      trace_file->write(chrome_trace(steps.ctx(), [&] { steps.take(); }));
+      trace_file->commit();
+    } catch (const std::exception& e) { no_trace = e.what(); }
+  }
+  rows.finish(o.common);
+  if (!no_trace.empty()) fail("--chrome-trace: {}", no_trace);
+}
+
+}  // namespace
+
+CLI::App* add_bench_step(CLI::App& bench) {
+  CLI::App* verb = bench.add_subcommand("step", "time whole training steps, split by family of kernels");
+  const auto o = std::make_shared<StepOptions>();
+  verb->add_option("CONFIG", o->config, "config file (else the environment variable CONFIG)");
+  verb->add_option("--set", o->sets, "group.key=value, over file and environment")->take_all()->expected(1);
+  verb->add_option("--weights", o->weights, "a checkpoint (default: fresh weights)");
+  const auto count = [&](const char* name, int64_t& value, double least, const char* what) {
+    verb->add_option(name, value, what)->check(within(at_least(least).up_to(100000)))->capture_default_str();
+  };
+  count("--steps", o->steps, 1, "steps, of whose times the median is taken");
+  count("--warm-up", o->warm_up, 0, "steps before them");
+  count("--kernels", o->kernels, 0, "so many kernels by name, those that take longest");
+  verb->add_flag("--no-split", o->no_split, "whole steps alone: needs no CUPTI");
+  verb->add_option("--chrome-trace", o->chrome_trace,
+                   "write one step more as a trace that chrome://tracing and Perfetto open");
+  o->common.add_output_to(*verb);
+  verb->callback([o] { run_step(*o); });
+  return verb;
+}
+
+}  // namespace triad

@@ -1,0 +1,154 @@
+// triad doctor: is this machine, and this build on it, in order? Phases one after the other (tools/doctor/phases.cpp),
+// each in a folder and in processes of its own, judged by the files they leave; RESULTS.md says what was found.
+#include "tools/doctor/doctor.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+
+#include "engine/comm/launch_env.h"
+#include "io/file.h"
+#include "tools/options.h"
+#include "tools/verbs.h"
+#include "train/config.h"
+
+namespace triad {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string phase_names() {
+  std::string text;
+  for (const Phase& phase : doctor_phases()) text += (text.empty() ? "" : ", ") + phase.name;
+  return text;
+}
+
+const Phase& phase_named(const std::string& name) {
+  for (const Phase& phase : doctor_phases())
+    if (phase.name == name) return phase;
+  fail_usage("--only {}: the phases are {}", shortened(name), phase_names());
+}
+
+// Those asked for, and those whose files they read, in the table's order.
+std::vector<const Phase*> chosen_phases(const DoctorOptions& o) {
+  std::vector<std::string> wanted = o.only;
+  for (size_t i = 0; i < wanted.size(); ++i)
+    for (const std::string& needed : phase_named(wanted[i]).needs)
+      if (std::find(wanted.begin(), wanted.end(), needed) == wanted.end()) wanted.push_back(needed);
+  std::vector<const Phase*> phases;
+  for (const Phase& phase : doctor_phases()) {
+    const bool named = std::find(wanted.begin(), wanted.end(), phase.name) != wanted.end();
+    if (o.only.empty() ? o.full || !phase.full : named) phases.push_back(&phase);
+  }
+  return phases;
+}
+
+// A folder of the doctor's own, old results of the phases removed: nothing stale is judged, and nothing foreign goes.
+void prepare_folder(const std::string& out, const std::vector<const Phase*>& phases) {
+  const std::string results = out + "/" + kResultsFile;
+  if (fs::exists(out) && !fs::is_directory(out)) fail_usage("--out {} is not a folder", out);
+  if (fs::exists(out) && !fs::is_empty(out) && !(fs::exists(results) && read_file(results).starts_with(kResultsTitle)))
+    fail_usage("--out {} is not empty, and no examination's: choose another folder", out);
+  make_folders(out);
+  write_file_atomically(results, fmt::format("{}\n\nunder way\n", kResultsTitle));
+  for (const Phase* phase : phases) {
+    remove_tree(out + "/" + phase->name);
+    make_folders(out + "/" + phase->name);
+  }
+}
+
+// An earlier phase whose files this one needs, and that has not got them whole; nullptr: there is none.
+const Diagnosis* missing_need(const Phase& phase, const std::vector<Diagnosis>& before, bool machine_known) {
+  for (const std::string& needed : phase.needs)
+    for (const Diagnosis& earlier : before)
+      // What is amiss with a machine need not keep a model from training on it.
+      if (earlier.phase->name == needed && !earlier.finding.holds() && !(needed == "environment" && machine_known))
+        return &earlier;
+  return nullptr;
+}
+
+Finding skipped_for(const Diagnosis& missing) {
+  const auto& [phase, finding] = missing;
+  if (finding.ended)
+    return {.verdict = Verdict::skipped,
+            .evidence = fmt::format("{} was ended before it was done", phase->name),
+            .next = finding.next};
+  return {.verdict = Verdict::skipped,
+          .evidence = fmt::format("{} is {}", phase->name, word_of(finding.verdict)),
+          .next = "see there first"};
+}
+
+void examine(const DoctorOptions& o) {
+  const LaunchEnv launch = read_launch_env();
+  if (launch.world > 1)
+    fail_usage("triad doctor is rank {} of {} ({}): it starts ranks itself, start it once", launch.rank, launch.world,
+               launch.launcher);
+  const std::vector<const Phase*> phases = chosen_phases(o);
+  prepare_folder(o.out, phases);
+  std::vector<Diagnosis> all;
+  Json machine;
+  bool bad = false;
+  for (const Phase* phase : phases) {
+    fmt::print("{:<18} ", phase->name);
+    std::fflush(stdout);
+    Finding finding;
+    if (const Diagnosis* missing = missing_need(*phase, all, !machine.is_null())) {
+      finding = skipped_for(*missing);
+    } else {
+      Visit visit(o, *phase, all);
+      finding = visit.examine();
+      if (phase->name == "environment") {
+        const Visit after(o, *phase, all);  // which has read machine.json
+        machine = after.machine();
+        write_doctor_config(o.out, after.on_gpu());
+      }
+    }
+    fmt::print("{:<8} {:>6.1f} s  {}\n", word_of(finding.verdict), finding.seconds, finding.evidence);
+    std::fflush(stdout);
+    bad = bad || finding.verdict == Verdict::fail || finding.verdict == Verdict::hang;
+    all.push_back({phase, std::move(finding)});
+    write_results(o, all, machine);
+  }
+  fmt::print("{}/{}\n", o.out, kResultsFile);
+  if (bad) fail("not all is well: see {}/{}", o.out, kResultsFile);
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app) {
+  struct Options : DoctorOptions {
+    std::string probe, backend = "auto";
+    double timeout_s = 30;
+  };
+  auto o = std::make_shared<Options>();
+  CLI::App* verb = app.add_subcommand("doctor", "examine this machine and build; with --full, the trainer on it too");
+  verb->add_flag("--full", o->full, "the staged diagnosis too: two dozen short runs of a small model");
+  verb->add_option("--out", o->out, "folder for RESULTS.md, and one folder a phase")->capture_default_str();
+  verb->add_option("--only", o->only, "these phases, and those they need: " + phase_names())->delimiter(',');
+  verb->add_option("--device", o->device, "auto: the GPUs where there are some; cpu or cuda")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  verb->add_option("--budget", o->budget, "times each phase's time: more for slow machines, less for the impatient")
+      ->capture_default_str()
+      ->check(within(above(0).up_to(1000)));
+  const char* const kOwn = "What it starts itself";
+  verb->add_option("--probe", o->probe, "machine, topology, collectives: into --out, as JSON")
+      ->check(CLI::IsMember({"machine", "topology", "collectives"}))
+      ->group(kOwn);
+  verb->add_option("--backend", o->backend, "of the collectives")
+      ->check(CLI::IsMember({"auto", "nccl", "mpi"}))
+      ->group(kOwn);
+  verb->footer("Exit code 1 where a phase is FAIL or HANG.");
+  verb->callback([o] {
+    if (o->probe.empty()) return examine(*o);
+    make_folders(o->out);
+    if (o->probe == "machine") return probe_machine(o->out);
+    if (o->probe == "topology") return probe_topology(o->out);
+    probe_collectives(o->out, o->device, o->backend, o->timeout_s);
+  });
+}
+
+}  // namespace triad

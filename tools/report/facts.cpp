@@ -1,0 +1,164 @@
+#include "tools/report/facts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numbers>
+
+#include "model/params.h"
+#include "train/load_config.h"
+
+namespace triad {
+
+namespace {
+
+// A value of two levels, null where either is not there.
+Json value_of(const Json& object, const char* group, const char* key) {
+  if (!object.is_object() || !object.contains(group) || !object[group].is_object()) return {};
+  return object[group].value(key, Json());
+}
+
+std::string word(const Json& value) { return value.is_string() ? value.get<std::string>() : std::string(); }
+
+std::string grouped(double x) {
+  std::string digits = fmt::format("{:.0f}", std::abs(x));
+  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > 0; at -= 3)
+    digits.insert(static_cast<size_t>(at), ",");
+  return (x < 0 ? "-" : "") + digits;
+}
+std::string four_places(double x) { return fmt::format("{:.4f}", x); }
+std::string duration(double s) {
+  const auto t = static_cast<int64_t>(std::abs(s));
+  const char* const sign = s < 0 ? "-" : "";
+  if (t >= 3600) return fmt::format("{}{} h {:02} min", sign, t / 3600, t / 60 % 60);
+  if (t >= 60) return fmt::format("{}{} min {:02} s", sign, t / 60, t % 60);
+  return fmt::format("{:.1f} s", s);
+}
+
+std::string state_of(const ReportRun& run) {
+  const Json& d = run.data;
+  if (d.contains("stopped_by"))
+    return "stopped: " + d["stopped_by"].get<std::string>().substr(0, d["stopped_by"].get<std::string>().find('\n'));
+  if (d["ranks"].empty()) return d["metrics"].is_null() ? "" : "complete";
+  const std::string msg = d["ranks"][0]["state"];
+  const bool stops = value_of(run.config, "train", "on_nonfinite") == "stop";
+  if (msg == "divergence" || msg == "hung" || (msg == "nonfinite" && stops)) return "failed: " + msg;
+  return msg == "done" ? "complete" : msg == "stopped" ? "stopped" : "running, or killed";
+}
+
+bool is_anomaly(const Json& event) {
+  const std::string kind = event["kind"];
+  return kind == "anomaly" || kind == "slow" || kind == "hung" || kind == "nonfinite" || kind == "divergence";
+}
+
+std::string data_of(const Json& config) {
+  const std::string kind = word(value_of(config, "data", "kind"));
+  if (kind != "text" && kind != "shards") return kind;
+  const Json paths = value_of(config, "data", "paths"), tokenizer = value_of(config, "data", "tokenizer");
+  std::string out = kind;
+  if (paths.is_array() && !paths.empty()) {
+    out += " " + word(paths[0]);
+    if (paths.size() > 1) out += fmt::format(" and {} more", paths.size() - 1);
+  }
+  return tokenizer.is_string() && kind == "text" ? out + ", tokenizer " + word(tokenizer) : out;
+}
+
+std::string device_of(const Json& environment) {
+  if (!environment.is_object()) return {};
+  const std::string device = word(environment.value("device", Json())),
+                    name = word(environment.value("device_name", Json()));
+  const Json world = environment.value("world", Json());
+  std::string out = name.empty() ? device : device == "cpu" ? "CPU, " + name : name;
+  return world.is_number() && world.get<double>() > 1 ? fmt::format("{} x {}", world.get<int64_t>(), out) : out;
+}
+
+// Of "triad 1.2 (0123456789ab)", then more lines: what is in brackets.
+std::string commit_of(const Json& environment) {
+  if (!environment.is_object()) return {};
+  const std::string build = word(environment.value("build", Json()));
+  const size_t begin = build.find('('), end = build.find(')');
+  return begin != std::string::npos && end > begin ? build.substr(begin + 1, end - begin - 1) : "";
+}
+
+// Of a config that this program does not read, another version's say, they are not known.
+double parameters_of(const Json& config) {
+  try {
+    return static_cast<double>(count_parameters(config_from_json(config).model));
+  } catch (const std::exception&) { return NAN; }
+}
+
+double last_of(const Json& points) {
+  return points.empty() || !points.back()[1].is_number() ? NAN : points.back()[1].get<double>();
+}
+
+void add_losses(std::vector<Fact>& facts, const ReportRun& run) {
+  const auto number = [&](const char* name, double x) { facts.push_back({name, "", x, four_places}); };
+  if (!run.losses.empty()) number("last loss", run.losses.back().second);
+  const Json& validation = run.data["validation"];
+  const double last = last_of(validation);
+  number("validation loss", last);
+  number("perplexity", std::exp(last));
+  if (tokens_are_bytes(run.config)) number("bits per byte", last / std::numbers::ln2);
+  double best = NAN;
+  for (const Json& point : validation)
+    if (point[1].is_number()) best = std::fmin(best, point[1].get<double>());
+  if (validation.size() > 1) number("best validation loss", best);
+}
+
+void add_costs(std::vector<Fact>& facts, const ReportRun& run) {
+  const Json& d = run.data;
+  const auto number = [&](const char* name, double x, std::string (*write)(double)) {
+    facts.push_back({name, "", x, write});
+  };
+  const auto metric = [&](const char* key) {
+    const Json value = d["metrics"].is_null() ? Json() : d["metrics"].value(key, Json());
+    return value.is_number() ? value.get<double>() : NAN;
+  };
+  const double steps = run.losses.empty() ? NAN : static_cast<double>(run.losses.back().first);
+  const double counted = d["tokens_per_step"].is_number() ? steps * d["tokens_per_step"].get<double>() : NAN;
+  number("tokens", std::isfinite(metric("tokens")) ? metric("tokens") : counted, grouped);
+  number("wall time", last_of(d["clock"]), duration);
+  number("tokens/s at the end", last_of(d["training"]["tokens_per_s"]), grouped);
+  number("peak MiB", metric("peak_mib"), grouped);
+}
+
+}  // namespace
+
+bool tokens_are_bytes(const Json& config) {
+  const std::string kind = word(value_of(config, "data", "kind"));
+  if (value_of(config, "data", "tokenizer") != "byte") return false;
+  return kind == "text" || (kind == "shards" && value_of(config, "model", "vocab_size") == 256);
+}
+
+std::vector<Fact> facts_of(const ReportRun& run) {
+  const Json& d = run.data;
+  std::vector<Fact> facts;
+  const auto text = [&](const char* name, const std::string& value) { facts.push_back({name, value}); };
+  text("state", state_of(run));
+  if (!run.losses.empty()) {
+    const Json wanted = value_of(run.config, "train", "steps");
+    text("steps", grouped(static_cast<double>(run.losses.back().first)) +
+                      (wanted.is_number() ? " of " + grouped(wanted.get<double>()) : ""));
+  }
+  add_losses(facts, run);
+  facts.push_back({"parameters", "", parameters_of(run.config), grouped});
+  add_costs(facts, run);
+  text("attention", word(value_of(run.config, "model", "attention")));
+  text("precision", word(value_of(run.config, "runtime", "precision")));
+  text("device", device_of(run.environment));
+  text("data", data_of(run.config));
+  text("commit", commit_of(run.environment));
+  const auto count = [&](const char* name, double n, bool always) {
+    if (n > 0 || always) facts.push_back({name, "", n, grouped, n > 0 && !always});
+  };
+  count("anomalies", static_cast<double>(std::count_if(d["events"].begin(), d["events"].end(), is_anomaly)), false);
+  double fallbacks = 0;
+  for (const Json& f : d["fallbacks"]) fallbacks += f["count"].get<double>();
+  count("calls of slower kernels", fallbacks, false);
+  std::erase_if(facts, [](const Fact& f) { return f.text.empty() && !std::isfinite(f.number); });
+  for (Fact& f : facts)
+    if (f.text.empty()) f.text = f.write(f.number);
+  return facts;
+}
+
+}  // namespace triad

@@ -1,0 +1,247 @@
+#include "tools/report/page.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+
+#include "tools/report/facts.h"
+
+namespace triad {
+
+namespace {
+
+// Text of files and names of folders, as HTML's text and attributes.
+std::string html(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      default:
+        out += c;
+    }
+  }
+  return out;
+}
+
+// JSON inside a script element, which nothing in it may end.
+std::string script_json(const Json& value) {
+  std::string out;
+  for (const char c : dump_json(value, -1)) {
+    if (c == '<' || c == '>' || c == '&')
+      out += fmt::format("\\u{:04x}", static_cast<int>(c));
+    else
+      out += c;
+  }
+  return out;
+}
+
+std::string text_of(const Json& value) {
+  if (value.is_null()) return "–";
+  return value.is_string() ? value.get<std::string>() : dump_json(value, -1);
+}
+
+std::string number(const Json& value, const char* form = "{:.4g}") {
+  return value.is_number() ? fmt::format(fmt::runtime(form), value.get<double>()) : "–";
+}
+
+// kind: a class of page.css; "keys": a key and its value, either of any length; "events": its last column is of words.
+std::string table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows,
+                  const char* kind = "") {
+  const bool is_long = std::string_view(kind) == "events";
+  std::string out = fmt::format("<div class=\"scroll{}\" tabindex=\"0\"><table class=\"{}\"><thead><tr>",
+                                is_long ? " long" : "", kind);
+  for (const std::string& name : header) out += "<th scope=\"col\">" + html(name) + "</th>";
+  out += "</tr></thead><tbody>\n";
+  for (const auto& row : rows) {
+    out += "<tr>";
+    for (const std::string& field : row) out += "<td>" + html(field) + "</td>";
+    out += "</tr>\n";
+  }
+  return out + "</tbody></table></div>\n";
+}
+
+std::string card(const std::string& title, const std::string& body, bool wide = true) {
+  return fmt::format("<section class=\"card{}\"><h3>{}</h3>{}</section>\n", wide ? " wide" : "", html(title), body);
+}
+
+// Short values; those that are words, of any length, have room for some.
+std::string tiles(const std::vector<Fact>& facts) {
+  constexpr size_t kShort = 11;
+  std::string out = "<div class=\"tiles\">";
+  for (const Fact& f : facts)
+    out += fmt::format("<div class=\"tile{}\"><b{}>{}</b><span>{}</span></div>", f.text.size() > kShort ? " words" : "",
+                       f.warns ? " class=\"warn\"" : "", html(f.text), html(f.name));
+  return out + "</div>\n";
+}
+
+// Each fact of either run, with what B has more than A where it is a number.
+std::string facts_table(const std::vector<Fact>& a, const std::vector<Fact>& b) {
+  const auto find = [](const std::vector<Fact>& facts, const std::string& name) {
+    const auto at = std::find_if(facts.begin(), facts.end(), [&](const Fact& f) { return f.name == name; });
+    return at == facts.end() ? Fact{name, "–"} : *at;
+  };
+  std::vector<std::vector<std::string>> rows;
+  const auto row = [&](const std::string& name) {
+    const Fact left = find(a, name), right = find(b, name);
+    std::string more;
+    if (const double by = right.number - left.number; std::isfinite(by)) {
+      more = by == 0 ? "none" : (by > 0 ? "+" : "") + left.write(by);
+      if (by != 0 && left.number != 0) more += fmt::format(" ({:+.2f}%)", 100 * by / std::abs(left.number));
+    }
+    rows.push_back({name, left.text, right.text, more});
+  };
+  for (const Fact& f : a) row(f.name);
+  for (const Fact& f : b)
+    if (find(a, f.name).text == "–") row(f.name);
+  return table({"result", "A", "B", "B less A"}, rows, "keys results");
+}
+
+std::string events_table(const Json& d) {
+  std::vector<std::vector<std::string>> rows;
+  for (const Json& e : d["events"]) {
+    std::string when = text_of(e["time"]);
+    std::replace(when.begin(), when.end(), 'T', ' ');  // a narrow window breaks it there
+    rows.push_back({text_of(e["step"]), text_of(e["rank"]), text_of(e["kind"]), when, text_of(e["text"])});
+  }
+  constexpr size_t kMostRows = 400;
+  std::string more;
+  if (rows.size() > kMostRows) {
+    more = fmt::format("<p class=\"faint\">The last {} of {}.</p>", kMostRows, rows.size());
+    rows.erase(rows.begin(), rows.end() - kMostRows);
+  }
+  return more + table({"step", "rank", "what", "when", "about"}, rows, "events");
+}
+
+std::string ranks_table(const Json& d) {
+  std::vector<std::vector<std::string>> rows;
+  for (const Json& r : d["ranks"]) {
+    const auto mean = [&](const char* key) { return number(r["means"].value(key, Json())); };
+    const auto last = [&](const char* key) {
+      if (const Json line = r["lines"].value(key, Json()); !line.empty()) return number(line.back()[1]);
+      return number(r["last"].is_null() ? Json() : r["last"].value(key, Json()));
+    };
+    rows.push_back({text_of(r["rank"]), r["last"].is_null() ? "–" : text_of(r["last"]["step"]),
+                    r["last"].is_null() ? "–" : text_of(r["last"]["msg"]), mean("step_ms"), mean("compute_ms"),
+                    mean("comm_wait_ms"), mean("fetch_ms"), last("host_mib"), last("gpu_used_mib"),
+                    mean("gpu_util_pct"), mean("power_w")});
+  }
+  return table({"rank", "last step", "last word", "step ms", "compute ms", "comm wait ms", "fetch ms", "host MiB",
+                "GPU MiB", "GPU %", "W"},
+               rows);
+}
+
+std::string fallbacks_table(const Json& d) {
+  std::vector<std::vector<std::string>> rows;
+  for (const Json& f : d["fallbacks"]) rows.push_back({text_of(f["what"]), number(f["count"], "{:.0f}")});
+  return table({"kernel and reason", "calls"}, rows);
+}
+
+// Every value of an object under its key, group by group, opened by a click.
+std::string object_card(const std::string& title, const Json& object) {
+  if (object.is_null()) return "";
+  std::vector<std::vector<std::string>> rows;
+  for (const Difference& d : differences_of(object, Json::object())) rows.push_back({d.key, text_of(d.a)});
+  if (rows.empty()) return "";
+  return fmt::format("<details class=\"card wide\"><summary>{}</summary>{}</details>\n", html(title),
+                     table({"key", "value"}, rows, "keys"));
+}
+
+std::string differences_card(const char* file, const Json& a, const Json& b) {
+  std::vector<std::vector<std::string>> rows;
+  for (const Difference& d : differences_of(a, b)) rows.push_back({d.key, text_of(d.a), text_of(d.b)});
+  return card(file, rows.empty() ? "<p>The same in both runs.</p>" : table({"key", "A", "B"}, rows, "keys"));
+}
+
+std::string parting_text(const Parting& p) {
+  if (p.common == 0) return "The runs have no step in common, so their losses cannot be compared.";
+  if (!p.first) return fmt::format("The losses are the same at all {} steps that both runs have.", p.common);
+  std::string text = fmt::format("The losses part at step {}", *p.first);
+  text += p.by_a_percent ? fmt::format(", and differ by more than 1% first at step {}.", *p.by_a_percent)
+                         : ", and never differ by more than 1%.";
+  return text + fmt::format(" {} steps are common to both.", p.common);
+}
+
+// What a run has nothing of is left out.
+std::string part(const ReportRun& run, const std::string& tag) {
+  const Json& d = run.data;
+  std::string out;
+  if (!d["events"].empty()) out += card("Events" + tag, events_table(d));
+  if (!d["ranks"].empty()) out += card("Ranks" + tag, ranks_table(d));
+  if (!d["fallbacks"].empty()) out += card("Fallbacks: calls of slower kernels" + tag, fallbacks_table(d));
+  if (!d["stackdumps"].empty()) {
+    std::vector<std::vector<std::string>> rows;
+    for (const Json& name : d["stackdumps"]) rows.push_back({text_of(name)});
+    out += card("Stack dumps" + tag, table({"file"}, rows));
+  }
+  return out;
+}
+
+std::string group(const char* title, const std::string& cards, const char* kind = "") {
+  return cards.empty() ? "" : fmt::format("<h2>{}</h2><div class=\"grid {}\">\n{}</div>\n", title, kind, cards);
+}
+
+std::string head(const std::vector<ReportRun>& runs) {
+  if (runs.size() == 1) return fmt::format("<h1>{}</h1>\n", html(runs[0].folder)) + tiles(facts_of(runs[0]));
+  const ReportRun &a = runs[0], &b = runs[1];
+  std::string out = "<h1>Two runs</h1>\n";
+  for (size_t i = 0; i < runs.size(); ++i)
+    out += fmt::format("<p class=\"run\"><i class=\"s{}\"></i><b>{}</b> {}</p>\n", i, "AB"[i], html(runs[i].folder));
+  std::string cards =
+      card("Results", facts_table(facts_of(a), facts_of(b)) + "<p>" + html(parting_text(parting_of(a, b))) + "</p>");
+  cards += differences_card("config.json", a.config, b.config);
+  return out + group("What differs", cards + differences_card("env.json", a.environment, b.environment));
+}
+
+std::string data_element(const char* id, const Json& data) {
+  return fmt::format("<script type=\"application/json\" id=\"{}\">{}</script>\n", id, script_json(data));
+}
+
+}  // namespace
+
+std::string report_page(const std::vector<ReportRun>& runs) {
+  const bool both = runs.size() == 2;
+  const auto tag = [&](size_t i) { return both ? std::string(i == 0 ? " A" : " B") : ""; };
+  std::string title = runs[0].folder + (both ? " and " + runs[1].folder : "");
+  std::string out =
+      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" +
+      html(title) + " · triad report</title>\n<style>\n" + kReportStyle + "</style></head><body>\n<main>\n" +
+      head(runs);
+  out += "<noscript><p class=\"warn\">The charts need JavaScript; the tables do not.</p></noscript>\n";
+  out += "<div id=\"charts\"></div>\n";
+  std::string needles, events, files;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (!runs[i].needle.empty()) needles += card("triad eval --needle" + tag(i), runs[i].needle, false);
+    events += part(runs[i], tag(i));
+    files += object_card("config.json" + tag(i), runs[i].config);
+    files += object_card("env.json" + tag(i), runs[i].environment);
+  }
+  out += group("What it recalls, by depth and length", needles, "halves") + group("What happened", events) +
+         group("Config and environment", files) + "</main>\n";
+  Json data = Json::array();
+  for (const ReportRun& run : runs) data.push_back(run.data);
+  const Parting parting = both ? parting_of(runs[0], runs[1]) : Parting{};
+  const auto step = [](const std::optional<int64_t>& s) { return s ? Json(*s) : Json(); };
+  out += data_element("data", data);
+  out += data_element("parting", {{"first", step(parting.first)}, {"by_a_percent", step(parting.by_a_percent)}});
+  out += data_element("difference", both ? loss_difference(runs[0], runs[1]) : Json());
+  return out + "<script>\n" + kReportScript + "</script>\n</body></html>\n";
+}
+
+}  // namespace triad

@@ -1,0 +1,49 @@
+// triad report: what a run's folder tells, as one HTML page; or two runs side by side.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
+
+#include "engine/check.h"
+#include "io/file.h"
+#include "tools/report/page.h"
+#include "tools/verbs.h"
+
+namespace triad {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// A comparison has a file of its own beside the run's report, and one for each run that it was compared with.
+std::string page_of(const std::string& run, const std::string& versus) {
+  if (versus.empty()) return (fs::path(run) / "report.html").string();
+  constexpr size_t kLongest = 200;  // a file's name has 255 bytes at most
+  fs::path folder = fs::weakly_canonical(versus);
+  if (!folder.has_filename()) folder = folder.parent_path();
+  const std::string name = folder.filename().string();
+  return (fs::path(run) / ("report_vs_" + name.substr(0, kLongest) + ".html")).string();
+}
+
+}  // namespace
+
+void add_report(CLI::App& app) {
+  struct Options {
+    std::string run, versus, out;
+  };
+  auto o = std::make_shared<Options>();
+  CLI::App* verb = app.add_subcommand("report", "one self-contained HTML page on a run, or on two");
+  verb->add_option("RUN", o->run, "a run's folder")->required();
+  verb->add_option("--vs", o->versus, "another run's, to be compared");
+  verb->add_option("--out", o->out, "the page (RUN/report.html, with --vs RUN/report_vs_NAME.html)");
+  verb->callback([o] {
+    std::vector<ReportRun> runs = {read_run(o->run)};
+    if (!o->versus.empty()) runs.push_back(read_run(o->versus));
+    const std::string out = o->out.empty() ? page_of(o->run, o->versus) : o->out;
+    write_file_atomically(out, report_page(runs));
+    fmt::print("{}\n", out);
+  });
+}
+
+}  // namespace triad

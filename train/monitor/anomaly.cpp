@@ -1,0 +1,166 @@
+#include "train/monitor/anomaly.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "train/monitor/grad_ledger.h"
+
+namespace triad {
+
+namespace {
+
+// A window of throughput has 20 steps and 10 s at least: one slow step among them is no fall. Five make what is usual.
+constexpr int64_t kRateSteps = 20;
+constexpr double kRateSeconds = 10;
+constexpr size_t kUsualWindows = 5, kMostWindows = 200;
+// Memory creeps if the least use of a window rises five windows in a row.
+constexpr int64_t kCreepWindow = 100;
+constexpr size_t kCreepWindows = 6;
+// Gates are collapsed by the bounds of SPEC.md section 5, or dead, three times in a row.
+constexpr double kLeastEntropy = 0.5, kMostMaxMean = 0.9, kMostCollapse = 0.5;
+// No share of dead rows is healthy (sigmoid gates are 0 in fp32 where all logits are below -88); a hundredth lets the
+// odd row of odd data pass.
+constexpr double kMostDead = 0.01;
+constexpr int kGatesInRow = 3;
+
+}  // namespace
+
+bool zero_by_construction(const std::string& param, const Config& config, int64_t updates) {
+  return expects_zero_gradient(config.model, config.train.seq_len, updates + 1, param);
+}
+
+AnomalyRules::AnomalyRules(const Config& config) : config_(config) {}
+
+std::vector<Anomaly> AnomalyRules::step(const StepHealth& s) {
+  std::vector<Anomaly> found;
+  const auto judge = [&](const char* type, const std::optional<std::string>& wrong, bool of_one_rank = false) {
+    bool& on = is_on_[type];
+    if (wrong && !on) found.push_back({type, fmt::format("step {}: {}", s.step, *wrong), of_one_rank});
+    on = wrong.has_value();
+  };
+  judge("throughput_flat", flat_throughput(s.tokens, s.seconds), /*of_one_rank=*/true);  // by its own clock
+  judge("loss_plateau", plateau(s.loss));
+  judge("host_memory_creep", creep(host_, s.host_mib), /*of_one_rank=*/true);
+  judge("device_memory_creep", creep(device_, s.device_mib), /*of_one_rank=*/true);
+  if (!s.gates.empty()) {
+    judge("gate_collapse", collapsed(s.gates));
+    judge("gate_dead", dead(s.gates));
+  }
+  judge("zero_gradients", zero_gradients(s));
+  return found;
+}
+
+// A window of steps, as a whole, far below what the windows before it were.
+std::optional<std::string> AnomalyRules::flat_throughput(double tokens, double seconds) {
+  rate_tokens_ += tokens, rate_seconds_ += seconds;
+  if (++rate_steps_ < kRateSteps || rate_seconds_ < kRateSeconds) return throughput_text_;
+  const double now = rate_tokens_ / rate_seconds_;
+  const int64_t steps = std::exchange(rate_steps_, 0);
+  rate_tokens_ = rate_seconds_ = 0;
+  throughput_text_.reset();
+  if (window_rates_.size() >= kUsualWindows) {
+    std::vector<double> sorted = window_rates_;
+    std::nth_element(sorted.begin(), sorted.begin() + static_cast<int64_t>(sorted.size() / 2), sorted.end());
+    const double usual = sorted[sorted.size() / 2];
+    if (now < config_.log.throughput_drop * usual)
+      throughput_text_ = fmt::format(
+          "throughput fell flat: {:.0f} tokens/s over the last {} steps, {:.0f} were usual "
+          "(log.throughput_drop = {})",
+          now, steps, usual, config_.log.throughput_drop);
+  }
+  if (throughput_text_) return throughput_text_;  // what is not usual does not become it
+  window_rates_.push_back(now);
+  if (window_rates_.size() > kMostWindows) window_rates_.erase(window_rates_.begin());
+  return throughput_text_;
+}
+
+// The mean of the last plateau_steps losses is not below that of as many before, by more than what their noise
+// explains.
+std::optional<std::string> AnomalyRules::plateau(double loss) {
+  const auto window = static_cast<size_t>(config_.log.plateau_steps);
+  if (window == 0 || !std::isfinite(loss)) return plateau_text_;
+  losses_.push_back(loss);
+  if (losses_.size() > 2 * window) losses_.pop_front();
+  if (losses_.size() < 2 * window || until_plateau_look_-- > 0) return plateau_text_;
+  until_plateau_look_ = static_cast<int64_t>(window / 10);  // sums over all of it, now and then
+  const auto middle = losses_.begin() + static_cast<int64_t>(window);
+  const double n = static_cast<double>(window), before = std::accumulate(losses_.begin(), middle, 0.0) / n,
+               after = std::accumulate(middle, losses_.end(), 0.0) / n;
+  double squares = 0;
+  for (auto it = losses_.begin(); it != losses_.end(); ++it) {
+    const double d = *it - (it < middle ? before : after);
+    squares += d * d;
+  }
+  constexpr double kErrors = 2;  // standard errors of the difference of two means
+  const double error = std::sqrt(squares / n / n);
+  plateau_text_.reset();
+  if (before - after <= kErrors * error)
+    plateau_text_ = fmt::format("the loss is on a plateau: {:.4f} on average over the last {} steps, {:.4f} before",
+                                after, window, before);
+  return plateau_text_;
+}
+
+std::optional<std::string> AnomalyRules::creep(Creep& c, const std::optional<double>& mib) const {
+  if (!mib) return {};
+  c.least_now = c.steps == 0 ? *mib : std::min(c.least_now, *mib);
+  if (++c.steps == kCreepWindow) {
+    c.least.push_back(c.least_now);
+    if (c.least.size() > kCreepWindows) c.least.pop_front();
+    c.steps = 0;
+  }
+  if (c.least.size() < kCreepWindows) return {};
+  for (size_t i = 1; i < c.least.size(); ++i)
+    if (c.least[i] <= c.least[i - 1]) return {};
+  const double growth = c.least.back() - c.least.front();
+  if (growth < config_.log.creep_mib) return {};
+  return fmt::format(
+      "memory creeps: {:.0f} MiB more in {} steps, each {} of them more than those before "
+      "(log.creep_mib = {}): {:.0f} MiB now",
+      growth, kCreepWindow * (kCreepWindows - 1), kCreepWindow, config_.log.creep_mib, c.least.back());
+}
+
+std::optional<std::string> AnomalyRules::collapsed(std::span<const GateHealth> gates) {
+  if (config_.model.nsa.gate.force != Branch::none) return {};  // as asked for
+  std::vector<std::string> layers;
+  for (const GateHealth& g : gates) {
+    const bool bad = g.entropy_mean < kLeastEntropy || g.max_mean > kMostMaxMean || g.collapse_frac > kMostCollapse;
+    int& in_row = collapsed_in_row_[g.layer];
+    in_row = bad ? in_row + 1 : 0;
+    if (in_row >= kGatesInRow)
+      layers.push_back(fmt::format("layer {} (entropy {:.3f}, largest gate {:.3f}, collapsed {:.0f}%)", g.layer,
+                                   g.entropy_mean, g.max_mean, 100 * g.collapse_frac));
+  }
+  if (layers.empty()) return {};
+  return fmt::format("gates have collapsed onto one branch: {}", fmt::join(layers, ", "));
+}
+
+std::optional<std::string> AnomalyRules::dead(std::span<const GateHealth> gates) {
+  std::vector<std::string> layers;
+  for (const GateHealth& g : gates) {
+    int& in_row = dead_in_row_[g.layer];
+    in_row = g.dead_frac > kMostDead ? in_row + 1 : 0;
+    if (in_row >= kGatesInRow)
+      layers.push_back(fmt::format("layer {} ({:.0f}% of its rows)", g.layer, 100 * g.dead_frac));
+  }
+  if (layers.empty()) return {};
+  return fmt::format("gates are dead, all three branches off: {}", fmt::join(layers, ", "));
+}
+
+std::optional<std::string> AnomalyRules::zero_gradients(const StepHealth& s) const {
+  if (s.grad_norm == 0) return "the whole gradient is zero";
+  std::vector<std::string> names;
+  for (const std::string& name : s.zero_grads)
+    if (!zero_by_construction(name, config_, s.updates)) names.push_back(name);
+  if (names.empty()) return {};
+  const size_t count = names.size();
+  constexpr size_t kMostNames = 8;
+  if (count > kMostNames) names.resize(kMostNames);
+  return fmt::format("{} gradients are zero: {}{}", count, fmt::join(names, ", "), count > kMostNames ? ", ..." : "");
+}
+
+}  // namespace triad

@@ -1,0 +1,133 @@
+#include "train/monitor/banner.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+
+#include "engine/backend.h"
+#include "model/flops.h"
+#include "train/load_config.h"
+
+namespace triad {
+
+namespace {
+
+// The share of a card's peak that a step is expected to reach, before one was seen.
+constexpr double kExpectedShare = 0.35;
+
+std::string model_text(const Config& c, int64_t parameters) {
+  const ModelConfig& m = c.model;
+  return fmt::format("{} parameters: {} layers of width {}, {} heads in {} groups, {} attention", grouped(parameters),
+                     m.n_layers, m.dim, m.n_heads, m.n_kv_groups, m.dense() ? "dense" : "NSA");
+}
+
+std::string steps_text(const Config& c, int world, int64_t first_step) {
+  const TrainConfig& t = c.train;
+  const int64_t tokens = t.tokens_per_step() * world;
+  return fmt::format("{} steps of {} tokens ({} x {}{}{}): {} tokens, {}", grouped(t.steps - first_step),
+                     grouped(tokens), t.micro_batch_size, t.seq_len,
+                     t.accumulate_grad_batches > 1 ? fmt::format(" x {} micro-steps", t.accumulate_grad_batches) : "",
+                     world > 1 ? fmt::format(" x {} ranks", world) : "", grouped(tokens * (t.steps - first_step)),
+                     word_of(c.runtime.precision));
+}
+
+std::string flops_text(double flops) {
+  const char* const prefixes[] = {"", "k", "M", "G", "T", "P", "E"};
+  size_t i = 0;
+  for (; flops >= 1000 && i + 1 < std::size(prefixes); ++i) flops /= 1000;
+  return fmt::format("{:.3g} {}FLOP", flops, prefixes[i]);
+}
+
+// Before the first step only a card whose peak is known gives an estimate; the progress lines tell the rest.
+std::string time_text(const Config& c, Device device, int world, int64_t steps) {
+  const TrainConfig& t = c.train;
+  const double flops =
+      training_flops(c.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len, c.recompute());
+  const std::string work = flops_text(flops * world) + " a step";
+  const double peak = device.is_cuda() ? peak_bf16_flops(backend::info(device).name) : 0;
+  if (peak <= 0 || c.runtime.precision != Precision::bf16) return fmt::format("known after the first step ({})", work);
+  return fmt::format("about {} ({} at {:.0f}% of this card's peak)",
+                     duration_text(flops / (kExpectedShare * peak) * static_cast<double>(steps)), work,
+                     100 * kExpectedShare);
+}
+
+std::string folder_text(const Config& c) {
+  const TrainConfig& t = c.train;
+  std::string saves = t.save_last ? "a checkpoint at the end" : "no checkpoints";
+  if (t.save_every > 0)
+    saves = fmt::format("a checkpoint every {} steps, {}{}", t.save_every,
+                        t.keep_last == 0 ? "all stay" : fmt::format("the newest {} stay", t.keep_last),
+                        t.keep_last > 0 && t.keep_every > 0 ? fmt::format(" and every {}th", t.keep_every) : "");
+  return fmt::format("{}; {}", c.log.out_dir, saves);
+}
+
+std::string ranks_text(const Comm& comm) {
+  std::set<std::string> hosts;
+  for (const Peer& p : comm.peers()) hosts.insert(p.host);
+  return fmt::format("{} ranks on {} host{}, {}", comm.world(), hosts.size(), hosts.size() > 1 ? "s" : "", comm.name());
+}
+
+// Where there are fewer than the step, the loader, the guard and NCCL's own threads need; else 0.
+int too_few_cores(Device device, const Comm& comm) {
+  constexpr int kFewCores = 4;
+  cpu_set_t cores;
+  const bool known = sched_getaffinity(0, sizeof cores, &cores) == 0;
+  return comm.world() > 1 && device.is_cuda() && known && CPU_COUNT(&cores) < kFewCores ? CPU_COUNT(&cores) : 0;
+}
+
+}  // namespace
+
+std::vector<std::string> banner_lines(const Config& c, Device device, const Comm& comm, const BannerFacts& facts) {
+  std::vector<std::string> lines;
+  const auto add = [&](const char* word, const std::string& text) {
+    lines.push_back(fmt::format("{:<9}{}", word, text));
+  };
+  add("model", model_text(c, facts.parameters));
+  add("train", steps_text(c, comm.world(), facts.first_step));
+  add("data", facts.data);
+  add("device", fmt::format("{}: {}", device.str(), backend::info(device).name));
+  if (comm.world() > 1) add("ranks", ranks_text(comm));
+  add("memory", fmt::format("{:.0f} MiB planned", facts.planned_mib));
+  add("time", time_text(c, device, comm.world(), c.train.steps - facts.first_step));
+  add("folder", folder_text(c));
+  if (!facts.environment.empty()) add("environ", fmt::format("{}", fmt::join(facts.environment, "; ")));
+  if (const int cores = too_few_cores(device, comm); cores > 0)
+    add("note",
+        fmt::format("this process may use {} CPU cores only, which is few beside a GPU: mpirun --bind-to none", cores));
+  if (c.runtime.cuda_graph && !device.is_cuda()) add("note", "runtime.cuda_graph has no effect on the CPU");
+  return lines;
+}
+
+std::vector<std::string> banner_details(const Config& c, const Comm& comm,
+                                        const std::vector<std::string>& environment) {
+  std::vector<std::string> lines;
+  for (const Peer& p : comm.peers())
+    lines.push_back(fmt::format("rank {}  host {}  local rank {}  pid {}  {} {}", p.rank, p.host, p.local_rank, p.pid,
+                                p.device, p.pci));
+  const Json resolved = config_to_json(c);
+  for (const auto& [group, fields] : resolved.items())
+    lines.push_back(fmt::format("{:<8}{}", group, dump_json(fields, -1)));
+  for (const std::string& line : environment) lines.push_back("environment: " + line);
+  return lines;
+}
+
+std::string grouped(int64_t number) {
+  std::string text = std::to_string(number);
+  for (size_t at = text.size(); at > 3 + (number < 0); at -= 3) text.insert(at - 3, ",");
+  return text;
+}
+
+std::string duration_text(double seconds) {
+  constexpr double kMost = 1e15;  // as an integer still
+  const auto s = static_cast<int64_t>(seconds > 0 ? std::min(seconds, kMost) : 0);
+  constexpr int64_t kMinute = 60, kHour = 3600, kDay = 86400;
+  if (s >= 3 * kDay) return fmt::format("{}d{:02}h", s / kDay, s % kDay / kHour);
+  if (s >= kHour) return fmt::format("{}h{:02}m", s / kHour, s / kMinute % kMinute);
+  return s >= kMinute ? fmt::format("{}m{:02}s", s / kMinute, s % kMinute) : fmt::format("{}s", s);
+}
+
+}  // namespace triad

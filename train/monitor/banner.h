@@ -1,0 +1,28 @@
+// What a run says of itself before its first step: what is trained, on what, where it goes, what it takes. A few lines
+// for a person; the rest is in the run's files.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/comm/comm.h"
+#include "train/config.h"
+
+namespace triad {
+
+struct BannerFacts {
+  int64_t parameters = 0, first_step = 0;
+  double planned_mib = 0;
+  std::string data;
+  std::vector<std::string> environment;  // what the environment changed
+};
+
+// At most eleven lines of "word  text".
+std::vector<std::string> banner_lines(const Config&, Device, const Comm&, const BannerFacts&);
+// What a closer look asks for: the ranks, the whole config.
+std::vector<std::string> banner_details(const Config&, const Comm&, const std::vector<std::string>& environment);
+
+std::string grouped(int64_t number);        // 1234567 as "1,234,567"
+std::string duration_text(double seconds);  // "59s", "1m05s", "2h10m", "3d04h"
+
+}  // namespace triad

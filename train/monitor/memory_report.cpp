@@ -1,0 +1,215 @@
+#include "train/monitor/memory_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "engine/check.h"
+#include "engine/process/parse.h"
+#include "io/file.h"
+#include "kernels/ops/matmul.h"
+
+namespace triad {
+
+namespace {
+
+constexpr double kMiB = 1024.0 * 1024.0;
+
+// Elements [begin, end) of a flat buffer, under a parameter's name.
+struct NamedRange {
+  std::string name;
+  int64_t begin, end;
+  Shape shape;
+};
+
+// The parameters in the order in which they are stored; what pads them belongs to none.
+std::vector<NamedRange> ranges_of(const Params& params) {
+  std::vector<NamedRange> all;
+  for (int64_t i = 0; i < params.count(); ++i) {
+    const ParamSpec& spec = params.specs()[static_cast<size_t>(i)];
+    const Shape stored = spec.stored();
+    all.push_back({spec.name, params.offset(i), params.offset(i) + stored.numel(), stored});
+  }
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  return all;
+}
+
+// The same of moments, of which this rank may keep a part: where a parameter's share of them lies.
+std::vector<NamedRange> ranges_of_moments(const std::vector<NamedRange>& params, const Optimizer& optimizer) {
+  std::vector<NamedRange> all;
+  for (const Optimizer::Part& part : optimizer.parts())
+    for (const NamedRange& p : params) {
+      const int64_t begin = std::max(p.begin, part.elements.begin), end = std::min(p.end, part.elements.end);
+      if (begin >= end) continue;
+      const bool whole = begin == p.begin && end == p.end;
+      const int64_t shift = part.moments - part.elements.begin;
+      all.push_back({whole ? p.name : fmt::format("{}[{}:{}]", p.name, begin - p.begin, end - p.begin), begin + shift,
+                     end + shift, whole ? p.shape : Shape{end - begin}});
+    }
+  return all;
+}
+
+// One block a range, each with the few bytes behind it that align the next one. What makes the shards of several ranks
+// equal is a block of its own.
+void split(std::vector<MemorySnapshot::Block>& blocks, const MemorySnapshot::Block& buffer, const std::string& prefix,
+           const std::vector<NamedRange>& ranges) {
+  constexpr int64_t kAlignment = 4096;
+  const int64_t element = size_of(buffer.dtype);
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const NamedRange& r = ranges[i];
+    const int64_t next = i + 1 < ranges.size() ? ranges[i + 1].begin * element : buffer.padded_bytes;
+    MemorySnapshot::Block block = buffer;
+    block.name = prefix + r.name;
+    block.offset = buffer.offset + r.begin * element;
+    block.bytes = (r.end - r.begin) * element;
+    block.padded_bytes = next - r.begin * element;
+    block.shape = r.shape;
+    const int64_t padding = block.padded_bytes - block.bytes;
+    if (padding >= kAlignment) block.padded_bytes = block.bytes;
+    blocks.push_back(block);
+    if (padding < kAlignment) continue;
+    block.name = prefix + "padding of shards";
+    block.offset += block.bytes;
+    block.bytes = block.padded_bytes = padding;
+    block.shape = {padding / element};
+    blocks.push_back(block);
+  }
+}
+
+std::string number_of_layer(const std::string& name, const std::string& before) {
+  if (!name.starts_with(before)) return "";
+  const size_t end = name.find('.', before.size());
+  if (end == std::string::npos) return "";
+  const std::string digits = name.substr(before.size(), end - before.size());
+  const std::optional<int64_t> number = parse_number<int64_t>(digits);
+  return number && *number >= 0 ? std::to_string(*number) : "";
+}
+
+}  // namespace
+
+OutsideMemory::OutsideMemory(Device device) : device_(device) {
+  add(device.is_cuda() ? "CUDA context, other processes" : "program and libraries", backend::bytes_in_use(device));
+}
+void OutsideMemory::add(const std::string& what, int64_t bytes) {
+  if (bytes > 0) parts_.push_back({what, bytes});
+}
+
+std::vector<MemorySnapshot::Block> name_blocks(const Arena& arena, TrainStep& step) {
+  const Params& params = step.model().params();
+  const std::vector<NamedRange> ranges = ranges_of(params);
+  const std::vector<NamedRange> moments = ranges_of_moments(ranges, step.optimizer());
+  const auto is = [](const MemorySnapshot::Block& b, MemTag tag, const char* name) {
+    return b.category == name_of(tag) && b.name == name;
+  };
+  std::vector<MemorySnapshot::Block> blocks;
+  for (const Arena::Allocation& a : arena.allocations()) {
+    const MemorySnapshot::Block b{
+        a.name,    name_of(a.tag),      a.offset,      a.bytes, align_up(a.bytes), a.dtype, a.shape,
+        a.time_us, a.where.file_name(), a.where.line()};
+    if (is(b, MemTag::workspace, kScratchName)) continue;
+    if (is(b, MemTag::params, "weights"))
+      split(blocks, b, "", ranges);
+    else if (is(b, MemTag::master, "master weights"))
+      split(blocks, b, "master/", ranges);
+    else if (is(b, MemTag::grads, "gradients"))
+      split(blocks, b, "grad/", ranges);
+    else if (is(b, MemTag::optimizer, "exp_avg") || is(b, MemTag::optimizer, "exp_avg_sq"))
+      split(blocks, b, b.name + "/", moments);
+    else
+      blocks.push_back(b);
+  }
+  return blocks;
+}
+
+std::string layer_of(const std::string& tensor) {
+  const size_t slash = tensor.find('/');
+  const std::string name = slash == std::string::npos ? tensor : tensor.substr(slash + 1);
+  for (const char* before : {"layer", "blocks."})
+    if (const std::string number = number_of_layer(name, before); !number.empty()) return "layer " + number;
+  return "";
+}
+
+MemoryReport::MemoryReport(Runtime& runtime, TrainStep& step, const OutsideMemory& outside, const RunFolder& folder,
+                           const Comm& comm)
+    : runtime_(runtime),
+      step_(step),
+      outside_(outside),
+      folder_(folder),
+      comm_(comm),
+      blocks_(name_blocks(runtime.arena(), step)) {}
+
+std::string MemoryReport::suffix(const Comm& comm) { return comm.first() ? "" : fmt::format("_rank{}", comm.rank()); }
+
+MemorySnapshot MemoryReport::snapshot(const std::string& when) const {
+  const Arena& arena = runtime_.arena();
+  MemorySnapshot s;
+  s.when = when;
+  s.device = arena.device();
+  s.time_us = now_us();
+  s.address = reinterpret_cast<uint64_t>(arena.base());
+  s.arena_bytes = arena.capacity_bytes();
+  s.scratch_bytes = runtime_.scratch().capacity_bytes();
+  s.blocks = blocks_;
+  s.scratch = runtime_.memory_log()->read();
+  s.outside = outside_.parts();
+  if (runtime_.ctx().blas) s.outside.push_back({"matrix library's workspace", kMatmulWorkspaceBytes});
+  s.in_use_bytes = backend::bytes_in_use(arena.device());
+  return s;
+}
+
+void MemoryReport::write_snapshot(const std::string& when) const {
+  write_memory_snapshot(folder_.file(""), suffix(comm_), snapshot(when));
+}
+
+void MemoryReport::write_oom(const OutOfMemory& e) const {
+  MemorySnapshot s = snapshot("oom");
+  s.oom = {e.asked, e.free, e.what()};
+  write_memory_snapshot(folder_.file(""), suffix(comm_), s);
+}
+
+std::string optimizer_report(const std::vector<ParamSpec>& params, int64_t kept_bytes, int64_t ranks) {
+  int64_t elements = 0;
+  for (const ParamSpec& spec : params) elements += spec.shape.numel();
+  const double moment = static_cast<double>(elements * size_of(DType::f32)) / kMiB;
+  return fmt::format(
+      "{:.2f}\n\nAdamW's moments of {} parameters, MiB\n  exp_avg     {:10.2f} f32\n  exp_avg_sq  {:10.2f} f32\n"
+      "kept by rank 0 of {}: {:.2f}\n",
+      2 * moment, elements, moment, moment, ranks, static_cast<double>(kept_bytes) / kMiB);
+}
+
+void MemoryReport::write_tables() const {
+  if (!comm_.first()) return;
+  int64_t kept = 0;
+  for (const MemorySnapshot::Block& b : blocks_)
+    if (b.category == name_of(MemTag::optimizer)) kept += b.bytes;
+  write_file_atomically(folder_.file("opt_state_mb.txt"),
+                        optimizer_report(step_.model().params().specs(), kept, comm_.world()));
+
+  std::map<std::string, std::map<std::string, std::pair<int64_t, int64_t>>> roles;  // role, dtype: tensors, bytes
+  for (const MemorySnapshot::Block& b : blocks_) {
+    auto& [tensors, bytes] = roles[b.category][name_of(b.dtype)];
+    tensors += 1, bytes += b.bytes;
+  }
+  std::string text = "role          dtype   tensors          MiB\n";
+  for (const auto& [role, dtypes] : roles)
+    for (const auto& [dtype, sums] : dtypes)
+      text += fmt::format("{:<12}  {:<6} {:>8} {:>12.2f}\n", role, dtype, sums.first,
+                          static_cast<double>(sums.second) / kMiB);
+  text += "\nrole          dtype   tensor\n";
+  for (const MemorySnapshot::Block& b : blocks_)
+    text += fmt::format("{:<12}  {:<6}  {} {}\n", b.category, name_of(b.dtype), b.name, b.shape.str());
+  write_file_atomically(folder_.file("dtypes_report.txt"), text);
+}
+
+void write_memory_snapshot(const std::string& folder, const std::string& suffix, const MemorySnapshot& s) {
+  static std::mutex one_at_a_time;  // the main thread's and the watchdog's have one temporary name
+  const std::lock_guard lock(one_at_a_time);
+  const std::string path = fmt::format("{}/mem_{}{}.", folder, s.when, suffix);
+  write_file_atomically(path + "txt", memory_summary(s));
+  write_file_atomically(path + "json", dump_json(memory_stats(s), 1) + "\n");
+  write_file_atomically(path + "pickle", memory_pickle(s));
+}
+
+}  // namespace triad

@@ -1,0 +1,59 @@
+#include "train/monitor/selection_sample.h"
+
+#include <algorithm>
+
+namespace triad {
+
+namespace {
+
+constexpr int kSchema = 1;
+constexpr int64_t kMostQueries = 128, kMostBlocks = 1 << 18;  // of a sample, all layers and groups together
+
+}  // namespace
+
+std::vector<int64_t> sampled_queries(int64_t seq_len, int64_t most) {
+  int64_t distance = (seq_len + most - 1) / most;
+  if (distance % 2 == 0) ++distance;
+  std::vector<int64_t> queries;
+  for (int64_t t = (seq_len - 1) % distance; t < seq_len; t += distance) queries.push_back(t);
+  return queries;
+}
+
+Json selection_sample(Context& ctx, Activations& act, const ModelConfig& c, int64_t step) {
+  const int64_t groups = c.n_kv_groups, n = c.nsa.n_sel;
+  const std::vector<int64_t> queries =
+      sampled_queries(act.T(), std::clamp<int64_t>(kMostBlocks / (c.n_layers * groups * n), 1, kMostQueries));
+  const auto rows = static_cast<int64_t>(queries.size());
+  std::vector<int32_t> host(static_cast<size_t>(c.n_layers * rows * groups * n));
+  Tensor sample(reinterpret_cast<std::byte*>(host.data()), DType::i32, {c.n_layers, rows, groups, n}, Device::cpu());
+  for (int64_t i = 0; i < c.n_layers; ++i) {
+    Tensor lists = act.layer(i).nsa.block_index[0].slice(0, queries.front(), queries.back() + 1);
+    if (rows > 1) lists.stride[0] *= queries[1] - queries[0];
+    lists.dim[0] = rows;
+    copy(ctx, sample[i], lists);
+  }
+  ctx.stream.synchronize();
+  Json layers = Json::array();
+  for (int64_t i = 0; i < c.n_layers; ++i) {
+    Json of_layer = Json::array();
+    for (int64_t g = 0; g < groups; ++g) {
+      Json of_group = Json::array();
+      for (int64_t r = 0; r < rows; ++r) {
+        const int32_t* const list = sample[i][r][g].ptr<int32_t>();
+        of_group.push_back(std::vector<int32_t>(list, std::find(list, list + n, -1)));  // -1 fills up the end
+      }
+      of_layer.push_back(std::move(of_group));
+    }
+    layers.push_back(std::move(of_layer));
+  }
+  return {{"schema", kSchema},
+          {"step", step},
+          {"seq_len", act.T()},
+          {"l_sel", c.nsa.l_sel},
+          {"init_blocks", c.nsa.init_blocks},
+          {"local_blocks", c.nsa.local_blocks},
+          {"queries", queries},
+          {"lists", std::move(layers)}};
+}
+
+}  // namespace triad

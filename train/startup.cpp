@@ -1,0 +1,137 @@
+#include "train/startup.h"
+
+#include <fmt/ranges.h>
+
+#include <filesystem>
+
+#include "engine/backend.h"
+#include "engine/check.h"
+#include "io/checkpoint.h"
+#include "io/file.h"
+#include "io/tokenizer/unicode.h"
+#include "train/cpu_advice.h"
+#include "train/load_config.h"
+#include "train/state.h"
+#include "train/stop_signal.h"
+#include "train/train_step.h"
+
+namespace triad {
+
+namespace fs = std::filesystem;
+
+FolderLock lock_folder_for(const Config& config, const Comm& comm) {
+  FolderLock lock;
+  if (comm.first()) lock_run_folder(lock, config.log.out_dir);
+  return lock;
+}
+
+std::string find_resume(const TrainRequest& request, Comm& comm) {
+  std::string found;
+  if (comm.first()) {
+    const std::string& own = request.config.log.out_dir;
+    if (!request.resume.empty()) found = resolve_checkpoint(request.resume == "latest" ? own : request.resume);
+    const RunFolder::Start start = start_of(request, found);
+    RunFolder::refuse(own, start);
+    if (start == RunFolder::Start::resume && !request.overwrite) RunFolder::refuse_older(own, found);
+    if (start == RunFolder::Start::overwrite && !found.empty() && is_inside(found, own + "/checkpoints"))
+      fail(
+          "--resume {} lies in {}/checkpoints, which --overwrite removes: copy it elsewhere, or choose another "
+          "log.out_dir",
+          found, own);
+  }
+  return comm.exchange_text(found, "the checkpoint to go on from").front();
+}
+
+std::optional<int64_t> complete_at(const Config& config, const std::string& from) {
+  const std::string& own = config.log.out_dir;
+  const auto is_folder = [&](const std::string& path) {
+    return std::filesystem::weakly_canonical(from) == std::filesystem::weakly_canonical(path);
+  };
+  if (from.empty() || (from != "latest" && !is_folder(own) && !is_folder(own + "/checkpoints"))) return {};
+  const std::optional<int64_t> step = RunFolder::complete_at(own);
+  return step >= config.train.steps ? step : std::nullopt;
+}
+
+std::optional<int64_t> find_complete(const TrainRequest& request, Comm& comm) {
+  int64_t step = -1;
+  if (comm.first()) step = complete_at(request.config, request.resume).value_or(step);
+  step = comm.exchange(step, "the step at which the run is complete").front();
+  return step >= 0 ? std::optional(step) : std::nullopt;
+}
+
+Device safe_device(const TrainRequest& request, const LaunchEnv& launch) {
+  const Config& config = request.config;
+  if (config.runtime.device == DeviceChoice::cuda && backend::cuda_device_count() == 0)
+    fail("device cuda was asked for (runtime.device), but {}; {}", backend::why_no_cuda(),
+         advice_without_gpu(request.config_file));
+  const Device device = choose_device(config.runtime.device, launch);
+  constexpr int64_t kLongRun = 1000;
+  if (device.is_cuda() && config.runtime.precision == Precision::fp32 && config.train.steps > kLongRun &&
+      !config.train.allow_unsafe)
+    fail_usage(
+        "runtime.precision is fp32 in a run of {} steps on a GPU: bf16 is several times faster. Set "
+        "runtime.precision=bf16, or train.allow_unsafe=true",
+        config.train.steps);
+  return device;
+}
+
+std::unique_ptr<Comm> meet(const LaunchEnv& launch, Device device, const Config& config) {
+  std::unique_ptr<Comm> comm =
+      open_comm(launch, device, config.dist.backend, static_cast<double>(config.dist.timeout_s));
+  const std::string first = comm->exchange_text(config_to_json(config).dump(), "the config").front();
+  const std::vector<std::string> lines =
+      differences(config_from_json(parse_json(first, "the first rank's config")), config);
+  if (!lines.empty()) fail_usage("its config differs from rank 0's: {}", fmt::join(lines, "; "));
+  await_stop_signals(/*tells=*/comm->first());  // before, nothing is there that would be worth a step's time
+  return comm;
+}
+
+RunFolder::Start start_of(const TrainRequest& request, const std::string& resume_from) {
+  const auto folder_of = [](const std::string& path) { return std::filesystem::weakly_canonical(path); };
+  const bool own = !resume_from.empty() &&
+                   folder_of(resume_from).parent_path() == folder_of(request.config.log.out_dir + "/checkpoints");
+  if (own) return RunFolder::Start::resume;
+  return request.overwrite ? RunFolder::Start::overwrite : RunFolder::Start::fresh;
+}
+
+LoadedConfig load_config_of_run(const std::string& resume, const std::vector<std::string>& sets) {
+  if (resume == "latest")
+    fail_usage("--resume latest needs a config, for its log.out_dir; --resume RUN, with the run's folder, needs none");
+  fs::path run(resume);
+  if (!run.has_filename()) run = run.parent_path();
+  // The folder that a path lies in; a path of one name alone does not tell.
+  const auto up = [](const fs::path& path) {
+    return path.has_parent_path() ? path.parent_path() : fs::absolute(path).parent_path();
+  };
+  const auto out_dir = [](const fs::path& path) { return "log.out_dir=" + dump_json(path.string(), -1); };
+  if (run.filename() == "latest") run = up(run);
+  if (run.filename() == "checkpoints") run = up(run);
+  if (const std::string file = (run / "config.json").string(); fs::exists(file)) {
+    Json root = read_json_file(file);
+    set_json_key(root, out_dir(run));
+    return load_config(std::move(root), run.filename().string(), sets);
+  }
+  const std::string checkpoint = resolve_checkpoint(resume);
+  Json root = config_of_checkpoint(checkpoint);
+  if (const fs::path parent = up(checkpoint); parent.filename() == "checkpoints")
+    set_json_key(root, out_dir(up(parent)));
+  return load_config(std::move(root), run.filename().string(), sets);
+}
+
+std::string resume_command(const TrainRequest& request) {
+  const std::string& out = request.config.log.out_dir;
+  const std::string run = out.starts_with('-') ? "./" + out : out;  // no option
+  std::string command = shell_word(request.program) + " train";
+  if (!config_of_environment().empty()) command += " " + shell_word(run + "/config.json");  // CONFIG would come first
+  command += " --resume " + shell_word(run);
+  // Where the environment says otherwise than this run's --set did.
+  Json now = config_to_json(request.config);
+  Json then = now;
+  apply_environment(then);
+  for (const auto& [group, fields] : now.items())
+    for (const auto& [key, value] : fields.items())
+      if (then[group][key] != value) command += " --set " + shell_word(group + "." + key + "=" + dump_json(value, -1));
+  return command;
+}
+
+}  // namespace triad

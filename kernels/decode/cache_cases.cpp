@@ -134,7 +134,7 @@ OpCase fill_case(std::string name, const CacheSizes& n, int64_t b, int64_t count
 
 }  // namespace
 
-std::vector<OpCase> nsa_cache_cases() {
+std::vector<OpCase> cache_cases() {
   const auto config = [](Phi phi, int64_t l, int64_t d, int64_t w) {
     NsaConfig c;
     c.phi = phi, c.l = l, c.d = d, c.w = w;

@@ -62,7 +62,7 @@ OpCase any_card_case(OpCase c) {
 
 }  // namespace
 
-std::vector<OpCase> nsa_decode_cases() {
+std::vector<OpCase> decode_cases() {
   const auto config = [](int64_t l, int64_t d, int64_t l_sel, int64_t n_sel, int64_t w, GateOptions gate = {}) {
     NsaConfig c;
     c.l = l, c.d = d, c.l_sel = l_sel, c.n_sel = n_sel, c.w = w, c.gate = gate;

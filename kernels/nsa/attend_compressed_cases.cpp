@@ -26,7 +26,7 @@ OpCase compressed_case(std::string name, AttendSizes n, const CompressedOptions&
 
 }  // namespace
 
-std::vector<OpCase> nsa_attend_compressed_cases() {
+std::vector<OpCase> attend_compressed_cases() {
   std::vector<OpCase> cases = {
       compressed_case("31_no_block", {1, 31, 0, 4, 2, 8, 8}, {32, 16}),
       compressed_case("2x48_two_blocks", {2, 48, 0, 4, 2, 8, 8}, {32, 16}),

@@ -55,7 +55,7 @@ std::vector<double> differing_lists(int64_t tokens, int64_t n_sel, int64_t l_sel
 
 }  // namespace
 
-std::vector<OpCase> nsa_attend_selected_cases() {
+std::vector<OpCase> attend_selected_cases() {
   std::vector<OpCase> cases = {
       selected_case("1x1", {1, 1, 1, 1, 1, 4, 4}, 3, 64),
       selected_case("2x33_l4_n4", {2, 33, 33, 4, 2, 8, 8}, 4, 4),

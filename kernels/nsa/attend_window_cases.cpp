@@ -25,7 +25,7 @@ OpCase window_case(std::string name, const AttendSizes& n, int64_t w, double q_s
 
 }  // namespace
 
-std::vector<OpCase> nsa_attend_window_cases() {
+std::vector<OpCase> attend_window_cases() {
   std::vector<OpCase> cases = {
       window_case("1x1", {1, 1, 1, 1, 1, 4, 4}, 1),
       window_case("2x31_w7", {2, 31, 31, 4, 2, 8, 8}, 7),

@@ -44,7 +44,7 @@ OpCase compress_case(std::string name, int64_t B, int64_t T, int64_t H, int64_t 
 
 }  // namespace
 
-std::vector<OpCase> nsa_compress_cases() {
+std::vector<OpCase> compress_cases() {
   std::vector<OpCase> cases = {
       compress_case("avg_31_no_block", 1, 31, 2, 8, {Phi::avg, 32, 16}),
       compress_case("avg_2x100", 2, 100, 2, 64, {Phi::avg, 32, 16}, 8),

@@ -84,7 +84,7 @@ OpCase combine_case(std::string name, const GateSizes& n, int64_t row_pad = 0) {
 
 }  // namespace
 
-std::vector<OpCase> nsa_gate_cases() {
+std::vector<OpCase> gate_cases() {
   std::vector<OpCase> cases = {
       gate_case("softmax_1x1", {1, 1, 2, 1, 4}, {}),
       gate_case("softmax_2x33_strided", {2, 33, 6, 2, 64}, {.temperature = 0.7}, 8),

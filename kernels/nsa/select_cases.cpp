@@ -28,7 +28,7 @@ OpCase select_case(std::string name, int64_t B, int64_t T, int64_t Hq, int64_t H
 
 }  // namespace
 
-std::vector<OpCase> nsa_select_cases() {
+std::vector<OpCase> select_cases() {
   std::vector<OpCase> cases = {
       select_case("31_no_block", 1, 31, 4, 2, 8, {32, 16, 64, 16}),
       select_case("2x127_l8_n4", 2, 127, 4, 2, 16, {8, 4, 8, 4}),

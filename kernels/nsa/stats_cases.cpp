@@ -34,7 +34,7 @@ OpCase stats_case(std::string name, int64_t B, int64_t T, int64_t Hkv, const Sel
 
 }  // namespace
 
-std::vector<OpCase> nsa_stats_cases() {
+std::vector<OpCase> stats_cases() {
   std::vector<OpCase> cases = {stats_case("1_row", 1, 1, 1, {8, 4, 8, 4}),
                                stats_case("2x127_l'8_n4", 2, 127, 2, {8, 4, 8, 4}),
                                stats_case("1x701_G3_l'32_n7", 1, 701, 3, {16, 8, 32, 7, 2, 3}),

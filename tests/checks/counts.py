@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""Counts what makes this tree easy or hard to read, prints it, and fails where a limit is passed.
+
+tests/checks/counts.py                       all counts
+tests/checks/counts.py --comments SEED [N]   N comments drawn at random (40), and the ten longest lines of help and log
+tests/checks/counts.py --words               every line that holds an odd word
+"""
+import collections
+import os
+import random
+import re
+import subprocess
+import sys
+
+LIMITS = {
+    "sources in one folder": 48,
+    "lines in one guide": 120,
+    "times in one guide, outside tables": 15,
+    "times in comments": 0,
+    "citations of files that do not exist": 0,
+    "odd words in 1,000 comment lines": 8,
+    "kernels that share a name": 0,
+    "host functions over 80 lines": 5,
+    "device functions over 150 lines": 3,
+    "runs of 8 lines that stand twice": 0,
+}
+SOURCES = (".h", ".cpp", ".cu", ".cuh")
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+
+# Words that make a stranger read a sentence twice: things that act like people, and idioms of this house.
+ODD = re.compile(
+    r"\b(tells?|telling|told|asks? (?:for|of|the|it|whether|to)|asked (?:for|of|to|whether|in)|"
+    r"comes? (?:to|with|in|behind|out|back|over|there|along|beside|after|next|last|first)|came|"
+    r"stands? (?:for|in|there|beside|behind|by|at|on|next|alone|since|still)|stood|whoever|whichever|whatever|beside|besides|behind|"
+    r"of one mind|makes? of|takes? (?:away|along|turns|part)|lies?|lay|goes on|go on|went on|at hand|"
+    r"meets?|met|nobody|somebody|nothing else|looked at|looks at|is there|are there|hands? (?:on|back|out|over)|"
+    r"has of|have of|is of|are of|by itself|for itself|in its place|"
+    r"way (?:out|back|in|there)|knows? of|heard|hears?|sees to|sight|wants?|wanted)\b", re.I)
+TIME = re.compile(r"(?<![\w.])\d[\d,.]*\s?(?:us|µs|ms|microseconds?|milliseconds?)\b")
+CITATION = re.compile(r"(?<![\w/.*<{-])((?:[\w-]+/)*[\w-]+\.(?:h|cpp|cu|cuh|md|py|sh|js|css|jsonl))(?![\w*])")
+# Files that others write, or that a run, a test or another project names.
+ELSEWHERE = re.compile(r"^(?:nccl|cublas\w*|cuda\w*|mpi|cblas|pcre2|utf8proc|zstd|zlib|cupti|nvml|nvToolsExt|cub|catch|fmt)\.h(?:pp)?$|"
+                       r"^(?:my|runs?|shards|books|crawl)/|^(?:RESULTS|traces?|heartbeats?|heartbeat|diagnostics|a|b|x|train)\.(?:md|jsonl|py)$|"
+                       r"^(?:revision|nvToolsExt|sys|unistd|signal)\.h$|^heartbeat_rank\w*\.jsonl$|^prompts?\.jsonl$|^requests?\.jsonl$")
+
+
+def git_files():
+    out = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [f for f in out.split("\n") if f and os.path.exists(os.path.join(ROOT, f))]
+
+
+def read(path):
+    with open(os.path.join(ROOT, path), encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def split_code(text):
+    """The code with comments and the contents of strings blanked, and the comments as (line, text)."""
+    code, comments, i, line = [], [], 0, 1
+    pattern = re.compile(r'R"(\w*)\((?:.|\n)*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])+\'|//[^\n]*|/\*(?:.|\n)*?\*/')
+    for m in pattern.finditer(text):
+        code.append(text[i:m.start()])
+        found = m.group(0)
+        at = text.count("\n", 0, m.start()) + 1
+        if found.startswith("//") or found.startswith("/*"):
+            comments.append((at, found))
+            code.append(re.sub(r"[^\n]", " ", found))
+        else:
+            code.append('"' + re.sub(r"[^\n]", " ", found[1:-1]) + '"')
+        i = m.end()
+    code.append(text[i:])
+    return "".join(code), comments
+
+
+def blocks_of(comments):
+    """Neighbouring // lines as one comment."""
+    blocks = []
+    for at, text in comments:
+        body = re.sub(r"^///?\s?|^/\*|\*/$", "", text)
+        if blocks and blocks[-1][1] + 1 == at and blocks[-1][3] and text.startswith("//"):
+            blocks[-1][1] = at
+            blocks[-1][2].append(body)
+        else:
+            blocks.append([at, at, [body], text.startswith("//")])
+    return [(first, " ".join(body)) for first, _, body, _ in blocks]
+
+
+def functions_of(code):
+    """(lines, name, first line, is_device) of each function with a body; lambdas count as part of theirs."""
+    found, depth, start = [], 0, 0
+    opened = []  # per brace: None, or (first line, name, device)
+    inside = 0
+    for m in re.finditer(r"[{};]|^#[^\n]*(?:\\\n[^\n]*)*", code, re.M):
+        char = m.group(0)
+        if char.startswith("#"):
+            start = m.end()
+            continue
+        if char == "{":
+            head = code[start:m.start()]
+            flat = re.sub(r"\s+", " ", head).strip()
+            entry = None
+            if not inside and ")" in flat and not re.match(r"(?:inline |constexpr |static |const )*(?:namespace|struct|class|enum|union)\b(?!.*\))", flat) \
+                    and not flat.endswith("=") and not re.search(r"=\s*$|\breturn\b", flat):
+                name = re.search(r"([~\w:]+(?:operator[^(]*)?)\s*\(", re.sub(r"__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)|template\s*<[^{]*?>\s*(?=[\w_])|decltype\(auto\)", " ", flat))
+                if name:
+                    lead = len(head) - len(head.lstrip())
+                    entry = (code.count("\n", 0, start + lead) + 1, name.group(1), "__global__" in flat or "__device__" in flat)
+            opened.append(entry)
+            if entry:
+                inside += 1
+        elif char == "}":
+            if opened:
+                entry = opened.pop()
+                if entry:
+                    inside -= 1
+                    last = code.count("\n", 0, m.start()) + 1
+                    found.append((last - entry[0] + 1, entry[1], entry[0], entry[2]))
+        start = m.end()
+    return found
+
+
+def prose_of(text):
+    """A guide without its code blocks and generated parts; tables apart."""
+    text = re.sub(r"```.*?```", "", text, flags=re.S)
+    text = re.sub(r"<!-- generated.*?<!-- end -->", "", text, flags=re.S)
+    lines = text.split("\n")
+    return "\n".join(l for l in lines if not l.lstrip().startswith("|"))
+
+
+def main():
+    files = git_files()
+    sources = [f for f in files if f.endswith(SOURCES) and not f.startswith("tests/fuzz/corpora")]
+    guides = [f for f in files if f.endswith(".md") and not f.startswith("tests/baselines/")]
+    parsed = {f: split_code(read(f)) for f in sources}
+
+    if "--comments" in sys.argv:
+        at = sys.argv.index("--comments")
+        seed, count = int(sys.argv[at + 1]), int((sys.argv[at + 2:] or ["40"])[0])
+        everything = [(f, line, text) for f in sources for line, text in blocks_of(parsed[f][1])
+                      if len(text.split()) >= 4 and not text.startswith(" namespace")]
+        for f, line, text in random.Random(seed).sample(sorted(everything), count):
+            print(f"{f}:{line}: {text.strip()}")
+        strings = []
+        for f in sources:
+            if f.startswith("tests/"):
+                continue
+            for m in re.finditer(r'"((?:\\.|[^"\\\n])*)"(?:\s*\n\s*"((?:\\.|[^"\\\n])*)")*', read(f)):
+                text = "".join(re.findall(r'"((?:\\.|[^"\\\n])*)"', m.group(0)))
+                if text.count(" ") > 5:
+                    strings.append((len(text), f, text))
+        print("\nthe ten longest lines of help and log:")
+        for _, f, text in sorted(strings, reverse=True)[:10]:
+            print(f"{f}: {text}")
+        return 0
+
+    totals, lists = collections.OrderedDict(), collections.defaultdict(list)
+
+    print("files and lines by folder:")
+    rooms = collections.defaultdict(lambda: [0, 0])
+    for f in sources:
+        rooms[os.path.dirname(f)][0] += 1
+        rooms[os.path.dirname(f)][1] += read(f).count("\n")
+    for room in sorted(rooms):
+        print(f"  {room:24} {rooms[room][0]:4} files {rooms[room][1]:6} lines")
+    most = max(rooms, key=lambda r: rooms[r][0])
+    totals["sources in one folder"] = rooms[most][0]
+    lists["sources in one folder"] = [most]
+    if any(os.path.dirname(f) == "kernels" for f in sources):
+        lists["sources in one folder"].append("kernels/ itself holds sources")
+        totals["sources in one folder"] = max(totals["sources in one folder"], 1000)
+
+    longest_guide = max(guides, key=lambda f: read(f).count("\n"))
+    totals["lines in one guide"] = read(longest_guide).count("\n")
+    lists["lines in one guide"] = [f"{f}: {read(f).count(chr(10))}" for f in guides if read(f).count("\n") > 120]
+    times = {f: len(TIME.findall(prose_of(read(f)))) for f in guides}
+    totals["times in one guide, outside tables"] = max(times.values())
+    lists["times in one guide, outside tables"] = [f"{f}: {n}" for f, n in times.items() if n > 15]
+
+    comment_lines = 0
+    for f in sources:
+        for at, text in parsed[f][1]:
+            comment_lines += text.count("\n") + 1
+            if not f.startswith("tests/"):
+                for m in TIME.finditer(text):
+                    lists["times in comments"].append(f"{f}:{at}: {m.group(0)}")
+            for m in ODD.finditer(text):
+                lists["odd words in 1,000 comment lines"].append(f"{f}:{at}: {m.group(0)} | {text.strip()}")
+    totals["times in comments"] = len(lists["times in comments"])
+
+    known, names = set(files), {os.path.basename(f) for f in files}
+    tails = {"/".join(f.split("/")[i:]) for f in files for i in range(f.count("/") + 1)}
+    for f in sources + guides:
+        texts = parsed[f][1] if f in parsed else enumerate(re.sub(r"```.*?```", "", read(f), flags=re.S).split("\n"), 1)
+        for at, text in texts:
+            for m in CITATION.finditer(text):
+                cited = m.group(1)
+                local = os.path.normpath(os.path.join(os.path.dirname(f), cited))
+                if cited in tails or local in known or ELSEWHERE.search(cited):
+                    continue
+                lists["citations of files that do not exist"].append(f"{f}:{at}: {cited}")
+    totals["citations of files that do not exist"] = len(lists["citations of files that do not exist"])
+    odd = lists["odd words in 1,000 comment lines"]
+    totals["odd words in 1,000 comment lines"] = round(1000 * len(odd) / max(1, comment_lines), 1)
+
+    functions, kernels = [], collections.defaultdict(set)
+    for f in sources:
+        code = parsed[f][0]
+        functions += [(lines, f"{f}:{at} {name}", device) for lines, name, at, device in functions_of(code)]
+        flat = re.sub(r"__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)", " ", code)
+        for m in re.finditer(r"__global__\s+(?:void|static|inline|\s)+(\w+)\s*\(", flat):
+            kernels[m.group(1)].add(f)
+    for device, limit, title in ((False, 80, "host functions over 80 lines"), (True, 150, "device functions over 150 lines")):
+        mine = sorted((x for x in functions if x[2] == device and not (not device and x[1].startswith("tests/"))), reverse=True)
+        print(f"the ten longest {'device' if device else 'host'} functions:")
+        for lines, where, _ in mine[:10]:
+            print(f"  {lines:4} {where}")
+        lists[title] = [f"{where}: {lines}" for lines, where, _ in mine if lines > limit]
+        totals[title] = len(lists[title])
+    lists["kernels that share a name"] = [f"{k}: {', '.join(sorted(v))}" for k, v in kernels.items() if len(v) > 1]
+    totals["kernels that share a name"] = len(lists["kernels that share a name"])
+
+    # A line counts by its code; tables of cases and includes say the same by nature.
+    windows = collections.defaultdict(list)
+    for f in sources:
+        if f.endswith("_cases.cpp"):
+            continue
+        code = parsed[f][0].split("\n")
+        raw = read(f).split("\n")
+        lines = [(i, re.sub(r"\s+", " ", re.sub(r"//.*", "", raw[i])).strip()) for i, c in enumerate(code) if c.strip()]
+        lines = [(i + 1, l) for i, l in lines if l and not l.startswith(("#include", "#pragma", "namespace", "}  // namespace", "using "))]
+        for k in range(len(lines) - 7):
+            windows[tuple(l for _, l in lines[k:k + 8])].append((f, lines[k][0]))
+    twice, last = [], None
+    for places in sorted(p for p in windows.values() if len(p) > 1):
+        first = places[0]
+        if last is None or first[0] != last[0] or first[1] > last[1] + 12:
+            twice.append(" = ".join(f"{f}:{at}" for f, at in places))
+        last = first
+    lists["runs of 8 lines that stand twice"] = twice
+    totals["runs of 8 lines that stand twice"] = len(twice)
+
+    status = 0
+    print("counts, and their limits:")
+    for title, limit in LIMITS.items():
+        over = totals[title] > limit
+        print(f"  {totals[title]:8} of {limit:4}  {title}{'   <-- over' if over else ''}")
+        status |= over
+    for title in LIMITS:
+        if (totals[title] > LIMITS[title] and title != "odd words in 1,000 comment lines") or (title.startswith("odd") and "--words" in sys.argv):
+            print(f"{title}:")
+            for line in lists[title]:
+                print(f"  {line}")
+    if odd and "--words" not in sys.argv:
+        by_file = collections.Counter(l.split(":")[0] for l in odd)
+        print("odd words, the files with most:", ", ".join(f"{f} {n}" for f, n in by_file.most_common(12)))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

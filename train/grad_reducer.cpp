@@ -39,13 +39,13 @@ int64_t bucket_unit(const DistConfig& c, int64_t world) {
   return c.zero == 1 && world > 1 ? kSumPiece * world : kElementAlign;
 }
 
-CommWidth width_beside_backward(const Config& config, int64_t world) {
-  constexpr double kNarrowBytesPerS = 60e9, kFlops = 400e12;  // H200s and NVLink; slower ones are alike in the ratio
+CommCtas comm_ctas_during_backward(const Config& config, int64_t world) {
+  constexpr double kFewCtasBytesPerS = 60e9, kFlops = 400e12;  // H200s and NVLink; slower ones are alike in the ratio
   const TrainConfig& t = config.train;
   const double backward_s = 2.0 / 3 * training_flops(config.model, t.micro_batch_size, t.seq_len) / kFlops;
   const double element = config.dist.grad_dtype == Precision::bf16 ? sizeof(bf16) : sizeof(float);
   const double bytes = element * static_cast<double>(count_parameters(config.model)) * 2 * (world - 1) / world;
-  return bytes / kNarrowBytesPerS < backward_s / 2 ? CommWidth::narrow : CommWidth::wide;
+  return bytes / kFewCtasBytesPerS < backward_s / 2 ? CommCtas::few : CommCtas::all;
 }
 
 std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int64_t unit) {
@@ -82,7 +82,7 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm&
       params_(params),
       comm_(comm),
       zero_(config.dist.zero == 1),
-      beside_(width_beside_backward(config, comm.world())),
+      ctas_(comm_ctas_during_backward(config, comm.world())),
       buckets_(plan_buckets(params, static_cast<int64_t>(config.dist.bucket_mb * kMiB) / size_of(params.grads().dtype),
                             bucket_unit(config.dist, comm.world()))),
       buckets_of_(static_cast<size_t>(params.count())),
@@ -175,7 +175,7 @@ void GradReducer::reduce(int64_t index) {
   const Tensor sent = half_.empty() ? grads : half_.slice(0, 0, e.size());
   if (trace_ != nullptr) trace_->launch(index);
   if (!half_.empty()) cast(comm_ctx_, sent, grads);
-  sum(sent, fmt::format("bucket {}", index), bucket.late ? CommWidth::wide : beside_);
+  sum(sent, fmt::format("bucket {}", index), bucket.late ? CommCtas::all : ctas_);
   if (!half_.empty()) cast(comm_ctx_, grads, sent);
   const ElementRange held = zero_ ? owned(bucket) : e;
   const Tensor sums = params_.grads().slice(0, held.begin, held.end);
@@ -185,15 +185,15 @@ void GradReducer::reduce(int64_t index) {
 
 // By copies, where the ranks reach each other's memory: then it takes the time of one short kernel from what runs
 // beside it. The order of the sum is that of the ranks.
-void GradReducer::sum(const Tensor& bucket, const std::string& what, CommWidth width) {
+void GradReducer::sum(const Tensor& bucket, const std::string& what, CommCtas ctas) {
   if (ctx_.planning) return;
   const int64_t world = comm_.world();
   if (!sums_by_copies(bucket.numel()))
-    return zero_ ? comm_.reduce_scatter(bucket, what, width) : comm_.all_reduce(bucket, what, width);
+    return zero_ ? comm_.reduce_scatter(bucket, what, ctas) : comm_.all_reduce(bucket, what, ctas);
   const int64_t part = bucket.numel() / world, begin = comm_.rank() * part;
   const Tensor room(room_.data, bucket.dtype, {world, part}, room_.device);
   const Tensor own = bucket.slice(0, begin, begin + part);
-  comm_.exchange_parts(bucket, room.view({world * part}), what);
+  comm_.all_to_all(bucket, room.view({world * part}), what);
   rank_sum(comm_ctx_, own, own, room, comm_.rank());
   if (!zero_) comm_.all_gather(bucket, what);
 }
@@ -243,9 +243,9 @@ std::string GradReducer::table() const {
     const auto name = [&](int64_t i) { return params_.specs()[static_cast<size_t>(i)].name; };
     out += fmt::format("{},{},{:.4f},{},{},{},{},{}\n", b, bucket.elements.size(),
                        static_cast<double>(bucket.elements.size() * size_of(sent)) / kMiB, name_of(sent),
-                       sums_by_copies(bucket.elements.size())      ? "copies"
-                       : bucket.late || beside_ == CommWidth::wide ? "wide"
-                                                                   : "narrow",
+                       sums_by_copies(bucket.elements.size())  ? "copies"
+                       : bucket.late || ctas_ == CommCtas::all ? "wide"
+                                                               : "narrow",
                        bucket.params.size(), bucket.params.empty() ? "padding" : name(bucket.params.front()),
                        bucket.params.empty() ? "padding" : name(bucket.params.back()));
   }

@@ -34,7 +34,7 @@ std::vector<GradBucket> plan_buckets(const Params&, int64_t elements, int64_t un
 // Of what the buckets' boundaries, and so the whole buffers, have to be multiples (Params::Options::shard_elements).
 int64_t bucket_unit(const DistConfig&, int64_t world);
 // Of the sums beside backward: narrow, if it is long enough for them to end with it all the same.
-CommWidth width_beside_backward(const Config&, int64_t world);
+CommCtas comm_ctas_during_backward(const Config&, int64_t world);
 
 class GradReducer final : public GradSink {
  public:
@@ -49,7 +49,8 @@ class GradReducer final : public GradSink {
   void begin(bool recorded = false);
   void reduce_recorded();
   void ready(ConstTensor grad, const Stream& on) override;
-  // After it. Throws, with their names, if gradients never came. ctx.stream waits for the sums in the next exchange().
+  // After it. Throws, with their names, if gradients never came. ctx.stream waits for the sums in the next
+  // run_on_comm_stream().
   void finish();
 
   const std::vector<GradBucket>& buckets() const { return buckets_; }
@@ -64,7 +65,7 @@ class GradReducer final : public GradSink {
   void finish_gather();
   // Another collective, between what is on ctx.stream before and what comes after.
   template <class Call>
-  void exchange(Call&& call) {
+  void run_on_comm_stream(Call&& call) {
     comm_waits_for(ctx_.stream);
     if (!ctx_.planning) call();
     wait_for_comm();
@@ -78,7 +79,7 @@ class GradReducer final : public GradSink {
   void arrived(int64_t param, const Stream& on);
   void full(int64_t bucket);
   void reduce(int64_t bucket);
-  void sum(const Tensor& bucket, const std::string& what, CommWidth);
+  void sum(const Tensor& bucket, const std::string& what, CommCtas);
   bool by_copies() const { return comm_.shares() && !room_.empty(); }
   bool sums_by_copies(int64_t elements) const { return by_copies() && elements % comm_.world() == 0; }
   // Whatever the comm stream does next comes after what is on `stream` now, and the other way round.
@@ -90,7 +91,7 @@ class GradReducer final : public GradSink {
   const Params& params_;
   Comm& comm_;
   bool zero_;
-  CommWidth beside_;
+  CommCtas ctas_;
   std::vector<GradBucket> buckets_;
   std::vector<std::vector<int64_t>> buckets_of_;  // of each parameter
   std::vector<int64_t> by_offset_;                // parameters as they lie in the buffer

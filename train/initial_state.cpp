@@ -66,7 +66,7 @@ RunState begin_run(Context& ctx, TrainStep& step, Comm& comm, const Config& conf
   }
   if (comm.world() == 1) return state;
   const auto same = [&](int64_t own, const char* what) {
-    for (const int64_t other : comm.exchange(own, what))
+    for (const int64_t other : comm.all_gather_host(own, what))
       TRIAD_CHECK(other == own, "{} {} on rank {}, {} on another: do they see the same files?", what, own, comm.rank(),
                   other);
   };

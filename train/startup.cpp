@@ -39,7 +39,7 @@ std::string find_resume(const TrainRequest& request, Comm& comm) {
           "log.out_dir",
           found, own);
   }
-  return comm.exchange_text(found, "the checkpoint to go on from").front();
+  return comm.all_gather_host_text(found, "the checkpoint to go on from").front();
 }
 
 std::optional<int64_t> complete_at(const Config& config, const std::string& from) {
@@ -55,7 +55,7 @@ std::optional<int64_t> complete_at(const Config& config, const std::string& from
 std::optional<int64_t> find_complete(const TrainRequest& request, Comm& comm) {
   int64_t step = -1;
   if (comm.first()) step = complete_at(request.config, request.resume).value_or(step);
-  step = comm.exchange(step, "the step at which the run is complete").front();
+  step = comm.all_gather_host(step, "the step at which the run is complete").front();
   return step >= 0 ? std::optional(step) : std::nullopt;
 }
 
@@ -78,7 +78,7 @@ Device safe_device(const TrainRequest& request, const LaunchEnv& launch) {
 std::unique_ptr<Comm> meet(const LaunchEnv& launch, Device device, const Config& config) {
   std::unique_ptr<Comm> comm =
       open_comm(launch, device, config.dist.backend, static_cast<double>(config.dist.timeout_s));
-  const std::string first = comm->exchange_text(config_to_json(config).dump(), "the config").front();
+  const std::string first = comm->all_gather_host_text(config_to_json(config).dump(), "the config").front();
   const std::vector<std::string> lines =
       differences(config_from_json(parse_json(first, "the first rank's config")), config);
   if (!lines.empty()) fail_usage("its config differs from rank 0's: {}", fmt::join(lines, "; "));

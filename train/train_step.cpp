@@ -42,7 +42,7 @@ int64_t stats_numbers(const Config& config) {
 // With shards each rank sees but its own sums: what the first to see something bad sees.
 int64_t first_bad_of_all(Comm& comm, int64_t bad) {
   int64_t first = -1;
-  for (const int64_t other : comm.exchange(bad, "the first bad tensor"))
+  for (const int64_t other : comm.all_gather_host(bad, "the first bad tensor"))
     if (other >= 0 && (first < 0 || other < first)) first = other;
   return first;
 }
@@ -196,7 +196,7 @@ void TrainStep::sum_over_ranks(bool stop) {
   const Tensor flag = own(RankNumbers::stop);
   if (!ctx_.planning) backend::fill(flag.data, flag.device, stop ? kSomeBits : 0, flag.bytes(), ctx_.stream.handle());
   reducer_->finish();
-  reducer_->exchange([&] {
+  reducer_->run_on_comm_stream([&] {
     comm_->all_gather(ranks_, "the ranks' numbers");
     if (zero()) comm_->all_reduce(reducer_->squares(), "the gradient's norm");  // x + 0: exact
     results_[next_result_].summed.record(comm_->stream());
@@ -212,7 +212,7 @@ std::vector<ElementRange> TrainStep::own_elements() const {
 
 void TrainStep::measure_gradients() {
   ledger_.measure(ctx_);
-  if (zero()) reducer_->exchange([&] { comm_->all_reduce(ledger_.facts(), "the gradients' norms"); });
+  if (zero()) reducer_->run_on_comm_stream([&] { comm_->all_reduce(ledger_.facts(), "the gradients' norms"); });
 }
 
 void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool measure) {

@@ -342,7 +342,7 @@ class Trainer {
     if (comm_->first()) done = std::async(std::launch::async, work);
     for (char busy = 1; busy != 0;) {
       busy = done.valid() && done.wait_for(std::chrono::seconds(1)) != std::future_status::ready;
-      busy = comm_->exchange(busy, what).front();
+      busy = comm_->all_gather_host(busy, what).front();
     }
     if (done.valid()) done.get();
   }
@@ -409,7 +409,7 @@ class Trainer {
 
   // An Error where an anomaly was the cause, on any rank: who waits for the run's end has to see that it went wrong.
   void stopped(Telemetry& telemetry) {
-    const std::vector<char> anomalies = comm_->exchange(char{anomaly_stops()}, "why the run stops");
+    const std::vector<char> anomalies = comm_->all_gather_host(char{anomaly_stops()}, "why the run stops");
     const bool anomaly = std::count(anomalies.begin(), anomalies.end(), 1) > 0;
     const std::string why = anomaly              ? "an anomaly, which .anomaly_type names"
                             : stop_signal() != 0 ? fmt::format("signal {}", stop_signal())

@@ -46,10 +46,11 @@ Comm::Comm(int world, Device device) : rank_(0), world_(world), stream_(device, 
 void Comm::meet(const LaunchEnv& env, Device device) {
   const std::string identity = host_identity(), name = backend::info(device).name,
                     pci = device.is_cuda() ? backend::pci_address(device) : "";
-  const std::vector<std::string> lines = exchange_text(fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}\n", env.rank, env.world,
-                                                                   env.local_rank, getpid(), host_name(), name, pci) +
-                                                           identity,
-                                                       "the ranks' names");
+  const std::vector<std::string> lines =
+      all_gather_host_text(fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}\n", env.rank, env.world, env.local_rank, getpid(),
+                                       host_name(), name, pci) +
+                               identity,
+                           "the ranks' names");
   std::vector<std::string> identities;
   std::vector<LocalPeer> local;
   std::map<std::string, int> gpus;   // host and address -> rank
@@ -99,30 +100,30 @@ void Comm::guarded(const char* kind, const std::string& what, int64_t bytes, boo
   waited_ms_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
 }
 
-void Comm::all_reduce(Tensor x, const std::string& what, CommWidth width) {
-  if (guard_) guarded("all_reduce", what, x.bytes(), on_stream(), [&] { do_all_reduce(x, width); });
+void Comm::all_reduce(Tensor x, const std::string& what, CommCtas ctas) {
+  if (guard_) guarded("all_reduce", what, x.bytes(), on_stream(), [&] { do_all_reduce(x, ctas); });
 }
-void Comm::reduce_scatter(Tensor x, const std::string& what, CommWidth width) {
+void Comm::reduce_scatter(Tensor x, const std::string& what, CommCtas ctas) {
   TRIAD_CHECK(x.numel() % world_ == 0, "reduce_scatter of {} over {} ranks: {}", what, world_, x.str());
-  if (guard_) guarded("reduce_scatter", what, x.bytes(), on_stream(), [&] { do_reduce_scatter(x, width); });
+  if (guard_) guarded("reduce_scatter", what, x.bytes(), on_stream(), [&] { do_reduce_scatter(x, ctas); });
 }
 void Comm::all_gather(Tensor x, const std::string& what) {
   TRIAD_CHECK(x.numel() % world_ == 0, "all_gather of {} over {} ranks: {}", what, world_, x.str());
   if (guard_) guarded("all_gather", what, x.bytes(), on_stream(), [&] { do_all_gather(x); });
 }
 
-void Comm::exchange_parts(Tensor x, Tensor room, const std::string& what) {
-  TRIAD_CHECK(x.numel() % world_ == 0 && room.numel() == x.numel() && room.dtype == x.dtype,
-              "exchange of {} over {} ranks: {}, room {}", what, world_, x.str(), room.str());
-  if (guard_) guarded("exchange", what, x.bytes(), on_stream(), [&] { do_exchange_parts(x, room); });
+void Comm::all_to_all(Tensor x, Tensor staging, const std::string& what) {
+  TRIAD_CHECK(x.numel() % world_ == 0 && staging.numel() == x.numel() && staging.dtype == x.dtype,
+              "all_to_all of {} over {} ranks: {}, staging {}", what, world_, x.str(), staging.str());
+  if (guard_) guarded("all_to_all", what, x.bytes(), on_stream(), [&] { do_all_to_all(x, staging); });
 }
 
-void Comm::exchange_bytes(const void* mine, void* all, int64_t bytes, const std::string& what) {
-  if (guard_) guarded("exchange", what, bytes, false, [&] { link_->all_gather(mine, all, bytes); });
+void Comm::all_gather_host_bytes(const void* mine, void* all, int64_t bytes, const std::string& what) {
+  if (guard_) guarded("all_gather_host", what, bytes, false, [&] { link_->all_gather(mine, all, bytes); });
 }
 
-std::vector<std::string> Comm::exchange_text(const std::string& mine, const std::string& what) {
-  const std::vector<int64_t> sizes = exchange(static_cast<int64_t>(mine.size()), what);
+std::vector<std::string> Comm::all_gather_host_text(const std::string& mine, const std::string& what) {
+  const std::vector<int64_t> sizes = all_gather_host(static_cast<int64_t>(mine.size()), what);
   constexpr int64_t kMostBytes = int64_t{1} << 26;  // no text of a run is that long
   for (size_t r = 0; r < sizes.size(); ++r)
     TRIAD_CHECK(sizes[r] >= 0 && sizes[r] <= kMostBytes, "rank {} announces {} bytes of {}: at most {} are allowed", r,
@@ -131,7 +132,7 @@ std::vector<std::string> Comm::exchange_text(const std::string& mine, const std:
   std::string padded = mine, all(most * sizes.size(), '\0');
   padded.resize(most);
   if (!guard_) return std::vector(sizes.size(), mine);
-  if (most > 0) exchange_bytes(padded.data(), all.data(), static_cast<int64_t>(most), what);
+  if (most > 0) all_gather_host_bytes(padded.data(), all.data(), static_cast<int64_t>(most), what);
   std::vector<std::string> texts;
   for (size_t r = 0; r < sizes.size(); ++r) texts.push_back(all.substr(r * most, static_cast<size_t>(sizes[r])));
   return texts;
@@ -140,7 +141,7 @@ std::vector<std::string> Comm::exchange_text(const std::string& mine, const std:
 void Comm::add(std::span<double> values, const std::string& what) {
   if (!guard_) return;
   std::vector<double> all(values.size() * static_cast<size_t>(world_));
-  exchange_bytes(values.data(), all.data(), static_cast<int64_t>(values.size_bytes()), what);
+  all_gather_host_bytes(values.data(), all.data(), static_cast<int64_t>(values.size_bytes()), what);
   for (size_t i = 0; i < values.size(); ++i) {
     values[i] = 0;
     for (size_t r = 0; r < static_cast<size_t>(world_); ++r) values[i] += all[r * values.size() + i];

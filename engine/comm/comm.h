@@ -20,9 +20,9 @@ namespace triad {
 
 enum class CommBackend { automatic, nccl, mpi };
 
-// How much of a GPU a sum may take. ForkJoin kernels that count on all its processors: few of them. Else: all that make
-// it faster.
-enum class CommWidth { narrow, wide };
+// NCCL with few or all CTAs. few: a sum leaves most SMs to ForkJoin kernels that are sized for the whole GPU.
+// all: the fastest sum.
+enum class CommCtas { few, all };
 
 // A process of the run, as all know each other.
 struct Peer {
@@ -57,16 +57,17 @@ class Comm {
 
   // x [n], contiguous, f32, f64 or bf16 (added in f32, rounded once or at each rank): the sum over the ranks.
   // what: of what, for messages ("bucket 3").
-  void all_reduce(Tensor x, const std::string& what, CommWidth = CommWidth::wide);
+  void all_reduce(Tensor x, const std::string& what, CommCtas = CommCtas::all);
   // x [world * n]: part `rank` becomes the sum of the ranks' parts `rank`; the others hold nothing defined after it.
-  void reduce_scatter(Tensor x, const std::string& what, CommWidth = CommWidth::wide);
+  void reduce_scatter(Tensor x, const std::string& what, CommCtas = CommCtas::all);
   // x [world * n]: part r becomes what rank r has there.
   void all_gather(Tensor x, const std::string& what);
 
-  // x, room [world * n]: part r of room becomes what rank r has as part `rank` of x. The own part is left as it is.
-  void exchange_parts(Tensor x, Tensor room, const std::string& what);
+  // x, staging [world * n]: part r of staging becomes what rank r has as part `rank` of x. The own part is left as it
+  // is.
+  void all_to_all(Tensor x, Tensor staging, const std::string& what);
   // Offers tensors, in the allocation that begins at base, to the other ranks, all of which do the same. Where they
-  // reach each other's memory all_gather and exchange_parts of these take no processors of a GPU, and shares() tells.
+  // reach each other's memory all_gather and all_to_all of these take no processors of a GPU, and shares() tells.
   // meetings [world] i32, in the same allocation: the Comm's from then on. may_share(): on a GPU it is worth asking;
   // the same on all ranks, and known before there is memory to share.
   virtual void share(const std::byte*, std::span<const Tensor>, const Tensor& /*meetings*/) {}
@@ -77,14 +78,14 @@ class Comm {
 
   // On the host, at once: every rank's value, in the order of ranks.
   template <class T>
-  std::vector<T> exchange(const T& mine, const std::string& what) {
+  std::vector<T> all_gather_host(const T& mine, const std::string& what) {
     static_assert(std::is_trivially_copyable_v<T>);
     std::vector<T> all(static_cast<size_t>(world_), mine);
-    exchange_bytes(&mine, all.data(), sizeof(T), what);
+    all_gather_host_bytes(&mine, all.data(), sizeof(T), what);
     return all;
   }
-  std::vector<std::string> exchange_text(const std::string& mine, const std::string& what);
-  void barrier(const std::string& what) { exchange(char{0}, what); }
+  std::vector<std::string> all_gather_host_text(const std::string& mine, const std::string& what);
+  void barrier(const std::string& what) { all_gather_host(char{0}, what); }
   // Sums of values that at most one rank has set (0 elsewhere): the same bits on every rank.
   void add(std::span<double> values, const std::string& what);
 
@@ -98,10 +99,10 @@ class Comm {
   [[noreturn]] void fail_together(const std::string& why, const std::function<void()>& last_work);
 
  protected:
-  virtual void do_all_reduce(Tensor, CommWidth) {}
-  virtual void do_reduce_scatter(Tensor, CommWidth) {}
+  virtual void do_all_reduce(Tensor, CommCtas) {}
+  virtual void do_reduce_scatter(Tensor, CommCtas) {}
   virtual void do_all_gather(Tensor) {}
-  virtual void do_exchange_parts(Tensor, Tensor) {}
+  virtual void do_all_to_all(Tensor, Tensor) {}
   virtual void do_finish() {}
   // On the CPU, and where the host does the work, a collective is finished when its call returns.
   virtual bool on_stream() const { return false; }
@@ -113,7 +114,7 @@ class Comm {
   void expect_end();
   template <class Call>
   void guarded(const char* kind, const std::string& what, int64_t bytes, bool on_stream, Call&& call);
-  void exchange_bytes(const void* mine, void* all, int64_t bytes, const std::string& what);
+  void all_gather_host_bytes(const void* mine, void* all, int64_t bytes, const std::string& what);
   void meet(const LaunchEnv&, Device);
 
   int rank_, world_;

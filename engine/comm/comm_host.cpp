@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "engine/check.h"
 #include "engine/comm/comm.h"
+#include "engine/dtype_dispatch.h"
 #include "engine/memory.h"
 
 namespace triad {
@@ -13,20 +13,6 @@ namespace triad {
 namespace {
 
 constexpr int64_t kPartBytes = 1 << 20;  // of a piece, each rank's
-
-template <class F>
-void dispatch(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::f64:
-      return f.template operator()<double>();
-    case DType::f32:
-      return f.template operator()<float>();
-    case DType::bf16:
-      return f.template operator()<bf16>();
-    default:
-      fail("a sum over ranks of {}: floats have one", name_of(dtype));
-  }
-}
 
 class HostComm final : public Comm {
  public:
@@ -43,7 +29,7 @@ class HostComm final : public Comm {
   bool shares() const override { return shares_; }
 
  protected:
-  void do_all_reduce(Tensor x, CommWidth) override {
+  void do_all_reduce(Tensor x, CommCtas) override {
     const int64_t element = size_of(x.dtype), most = kPartBytes / element * world(), n = x.numel();
     for (int64_t begin = 0; begin < n; begin += most) {
       const int64_t count = std::min(most, n - begin), part = (count + world() - 1) / world();
@@ -55,7 +41,7 @@ class HostComm final : public Comm {
     }
   }
 
-  void do_reduce_scatter(Tensor x, CommWidth) override {
+  void do_reduce_scatter(Tensor x, CommCtas) override {
     const int64_t element = size_of(x.dtype), most = kPartBytes / element, n = x.numel() / world();
     for (int64_t begin = 0; begin < n; begin += most) {
       const int64_t part = std::min(most, n - begin);
@@ -65,14 +51,14 @@ class HostComm final : public Comm {
     }
   }
 
-  void do_exchange_parts(Tensor x, Tensor room) override {
+  void do_all_to_all(Tensor x, Tensor staging) override {
     const int64_t element = size_of(x.dtype), most = kPartBytes / element, n = x.numel() / world();
     for (int64_t begin = 0; begin < n; begin += most) {
       const int64_t part = std::min(most, n - begin);
       for (int64_t r = 0; r < world(); ++r) load(x, r * n + begin, part, r * part);
       link().all_to_all(piece_.data(), others_.data(), part * element);
       for (int64_t r = 0; r < world(); ++r)
-        if (r != rank()) store(room, r * n + begin, part, others_.data() + r * part * element);
+        if (r != rank()) store(staging, r * n + begin, part, others_.data() + r * part * element);
     }
   }
 
@@ -90,7 +76,7 @@ class HostComm final : public Comm {
   // piece_ [world, part] -> others_ [part]: the sum over the ranks of their piece_[this rank].
   void add_parts(DType dtype, int64_t part) {
     link().all_to_all(piece_.data(), others_.data(), part * size_of(dtype));
-    dispatch(dtype, [&]<class T>() {
+    dispatch_float(dtype, [&]<class T>() {
       T* const all = reinterpret_cast<T*>(others_.data());
       for (int64_t i = 0; i < part; ++i) {
         acc_t<T> sum = all[i];

@@ -88,17 +88,17 @@ class NcclComm final : public Comm {
                         Comm::link().name());
     ncclUniqueId id{};
     if (rank() == 0) check(nccl().get_unique_id(&id), "ncclGetUniqueId");
-    id = exchange(id, "NCCL's id").front();
+    id = all_gather_host(id, "NCCL's id").front();
     no_copies_ = PeerCopies::why_not(*this);
     guard().begin("the start of NCCL", 0);
     CUDA_CHECK(cudaSetDevice(device.index));
-    check(nccl().comm_init_rank(&wide_, world(), id, rank()), "ncclCommInitRank");
+    check(nccl().comm_init_rank(&all_ctas_, world(), id, rank()), "ncclCommInitRank");
     ncclConfig_t few = NCCL_CONFIG_INITIALIZER;
-    few.minCTAs = few.maxCTAs = kNarrowCtas;
-    check(nccl().comm_split(wide_, /*color=*/0, rank(), &narrow_, &few), "ncclCommSplit");
+    few.minCTAs = few.maxCTAs = kFewCtas;
+    check(nccl().comm_split(all_ctas_, /*color=*/0, rank(), &few_ctas_, &few), "ncclCommSplit");
     guard().end();
     guard().ask([this]() -> std::string {
-      for (ncclComm_t comm : {wide_, narrow_}) {
+      for (ncclComm_t comm : {all_ctas_, few_ctas_}) {
         ncclResult_t state = ncclSuccess;
         if (nccl().comm_get_async_error(comm, &state) != ncclSuccess) return "NCCL does not answer";
         if (state != ncclSuccess && state != ncclInProgress)
@@ -118,44 +118,46 @@ class NcclComm final : public Comm {
 
  protected:
   bool on_stream() const override { return true; }
-  void do_all_reduce(Tensor x, CommWidth width) override {
-    check(nccl().all_reduce(x.data, x.data, static_cast<size_t>(x.numel()), type_of(x.dtype), ncclSum, comm(width),
+  void do_all_reduce(Tensor x, CommCtas ctas) override {
+    check(nccl().all_reduce(x.data, x.data, static_cast<size_t>(x.numel()), type_of(x.dtype), ncclSum, comm(ctas),
                             queue()),
           "ncclAllReduce");
   }
-  void do_reduce_scatter(Tensor x, CommWidth width) override {
+  void do_reduce_scatter(Tensor x, CommCtas ctas) override {
     const int64_t n = x.numel() / world();
     std::byte* const mine = x.data + rank() * n * size_of(x.dtype);
-    check(nccl().reduce_scatter(x.data, mine, static_cast<size_t>(n), type_of(x.dtype), ncclSum, comm(width), queue()),
+    check(nccl().reduce_scatter(x.data, mine, static_cast<size_t>(n), type_of(x.dtype), ncclSum, comm(ctas), queue()),
           "ncclReduceScatter");
   }
-  void do_exchange_parts(Tensor x, Tensor room) override { copies_->exchange_parts(x, room); }
+  void do_all_to_all(Tensor x, Tensor staging) override { copies_->all_to_all(x, staging); }
   void do_all_gather(Tensor x) override {
     if (copies_ && copies_->holds(x)) return copies_->all_gather(x);
     const int64_t n = x.numel() / world();
     const std::byte* const mine = x.data + rank() * n * size_of(x.dtype);
-    check(nccl().all_gather(mine, x.data, static_cast<size_t>(n), type_of(x.dtype), wide_, queue()), "ncclAllGather");
+    check(nccl().all_gather(mine, x.data, static_cast<size_t>(n), type_of(x.dtype), all_ctas_, queue()),
+          "ncclAllGather");
   }
   void do_finish() override {
     if (copies_) copies_->close();
     barrier("memory for copies, closed");
     copies_.reset();
     guard().begin("the end of NCCL", 0);
-    for (ncclComm_t comm : {narrow_, wide_}) check(nccl().comm_destroy(comm), "ncclCommDestroy");
+    for (ncclComm_t comm : {few_ctas_, all_ctas_}) check(nccl().comm_destroy(comm), "ncclCommDestroy");
     guard().end();
   }
 
  private:
   // A product of 128 CTAs takes twice its time beside the 24 of a sum as NCCL would have it. Four leave room for it,
   // and still move some 60 GB/s.
-  static constexpr int kNarrowCtas = 4;
-  ncclComm_t comm(CommWidth width) const { return width == CommWidth::narrow ? narrow_ : wide_; }
+  static constexpr int kFewCtas = 4;
+  ncclComm_t comm(CommCtas ctas) const { return ctas == CommCtas::few ? few_ctas_ : all_ctas_; }
   cudaStream_t queue() { return static_cast<cudaStream_t>(stream().handle()); }
 
   std::string name_;
   std::string no_copies_;  // why there are none
   std::unique_ptr<PeerCopies> copies_;
-  ncclComm_t wide_ = nullptr, narrow_ = nullptr;  // a run that fails leaves them: to end them in order takes all ranks
+  ncclComm_t all_ctas_ = nullptr,
+             few_ctas_ = nullptr;  // a run that fails leaves them: to end them in order takes all ranks
 };
 
 }  // namespace

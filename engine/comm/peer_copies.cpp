@@ -47,7 +47,7 @@ unsigned flags_of_waits(Device device) {
 
 // The reason of the first rank that has one, on all ranks.
 std::string first_reason(Comm& comm, const std::string& own, const char* what) {
-  const std::vector<std::string> all = comm.exchange_text(own, what);
+  const std::vector<std::string> all = comm.all_gather_host_text(own, what);
   for (size_t r = 0; r < all.size(); ++r)
     if (!all[r].empty()) return fmt::format("rank {}: {}", r, all[r]);
   return "";
@@ -97,7 +97,7 @@ std::unique_ptr<PeerCopies> PeerCopies::open(Comm& comm, Device device, const st
   cudaIpcMemHandle_t offer{};
   why = first_reason(comm, why_no_offer(base, offer), "memory for copies");
   if (!why.empty()) return nullptr;
-  const std::vector<cudaIpcMemHandle_t> offers = comm.exchange(offer, "memory for copies, offered");
+  const std::vector<cudaIpcMemHandle_t> offers = comm.all_gather_host(offer, "memory for copies, offered");
   std::vector<std::byte*> bases;
   std::string failed;
   for (int r = 0; r < comm.world(); ++r) {
@@ -112,7 +112,7 @@ std::unique_ptr<PeerCopies> PeerCopies::open(Comm& comm, Device device, const st
     return nullptr;
   }
   const auto of_all = [&](const Tensor& t) {
-    const std::vector<int64_t> offsets = comm.exchange<int64_t>(t.data - base, "a tensor's place");
+    const std::vector<int64_t> offsets = comm.all_gather_host<int64_t>(t.data - base, "a tensor's place");
     Shared shared{t, {}};
     for (int r = 0; r < comm.world(); ++r) shared.at.push_back(bases[r] + offsets[r]);
     return shared;
@@ -158,11 +158,11 @@ void PeerCopies::all_gather(const Tensor& x) {
   meet();
 }
 
-void PeerCopies::exchange_parts(const Tensor& x, const Tensor& room) {
+void PeerCopies::all_to_all(const Tensor& x, const Tensor& staging) {
   const int64_t bytes = x.bytes() / comm_.world(), own = comm_.rank() * bytes;
   meet();
   for_each_other([&](int r) {
-    CUDA_CHECK(cudaMemcpyAsync(on_rank(r, room) + own, x.data + r * bytes, bytes, cudaMemcpyDeviceToDevice,
+    CUDA_CHECK(cudaMemcpyAsync(on_rank(r, staging) + own, x.data + r * bytes, bytes, cudaMemcpyDeviceToDevice,
                                static_cast<cudaStream_t>(comm_.stream().handle())));
   });
   meet();

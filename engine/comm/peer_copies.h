@@ -30,7 +30,7 @@ class PeerCopies {
   bool holds(const Tensor& x) const { return find(x) != nullptr; }
   // As the Comm's, on its stream; of tensors that it holds.
   void all_gather(const Tensor& x);
-  void exchange_parts(const Tensor& x, const Tensor& room);
+  void all_to_all(const Tensor& x, const Tensor& staging);
 
  private:
   struct Shared {

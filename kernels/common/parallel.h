@@ -1,29 +1,13 @@
-// How CPU references run: dispatch over the float type, rows split over threads, dot products the compiler vectorises.
+// How CPU references run: rows split over threads, dot products the compiler vectorises.
 #pragma once
 #include <cstdint>
 #include <type_traits>
 
-#include "engine/check.h"
 #include "engine/context.h"
+#include "engine/dtype_dispatch.h"
 #include "engine/process/thread_pool.h"
 
 namespace triad {
-
-// Calls f.template operator()<T>() with T = double, float or bf16 for a float dtype:
-//   dispatch_float(x.dtype, [&]<class T>() { ... });
-template <class F>
-decltype(auto) dispatch_float(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::f64:
-      return f.template operator()<double>();
-    case DType::f32:
-      return f.template operator()<float>();
-    case DType::bf16:
-      return f.template operator()<bf16>();
-    default:
-      fail("an op for floats was given {}", name_of(dtype));
-  }
-}
 
 // body(i) for i in [0, n), split over threads. Results must not depend on which thread takes which i: an iteration
 // writes only what belongs to i. Does nothing on a planning context.

@@ -126,10 +126,10 @@ TEST_CASE("dist: collectives add in the order of ranks, whatever the size", "[di
       expect(wrong(own, own + half, sum) == 0, "reduce_scatter");
       const Tensor room = runtime->arena().alloc(MemTag::io, "room", DType::f32, {2, half});
       fill();
-      comm.exchange_parts(x, room.view({n}), "x");
-      expect(wrong(0, n, [&](int64_t i) { return value(comm.rank(), i); }) == 0, "exchange_parts leaves what is sent");
+      comm.all_to_all(x, room.view({n}), "x");
+      expect(wrong(0, n, [&](int64_t i) { return value(comm.rank(), i); }) == 0, "all_to_all leaves what is sent");
       rank_sum(runtime->ctx(), x.slice(0, own, own + half), x.slice(0, own, own + half), room, comm.rank());
-      expect(wrong(own, own + half, sum) == 0, "exchange_parts and rank_sum");
+      expect(wrong(own, own + half, sum) == 0, "all_to_all and rank_sum");
       fill();
       comm.all_gather(x, "x");
       expect(wrong(0, n, [&](int64_t i) { return value(i / half, i); }) == 0, "all_gather");
@@ -137,9 +137,9 @@ TEST_CASE("dist: collectives add in the order of ranks, whatever the size", "[di
     std::vector<double> numbers = {comm.rank() == 0 ? 1.5 : 0.0, comm.rank() == 1 ? 2.5 : 0.0};
     comm.add(numbers, "numbers");
     expect(numbers == std::vector<double>{1.5, 2.5}, "add");
-    expect(comm.exchange_text(std::string(static_cast<size_t>(comm.rank()) * 5, 'x'), "text") ==
+    expect(comm.all_gather_host_text(std::string(static_cast<size_t>(comm.rank()) * 5, 'x'), "text") ==
                std::vector<std::string>{"", "xxxxx"},
-           "exchange_text");
+           "all_gather_host_text");
   });
   for (const auto& of_rank : failures) CHECK(of_rank == std::vector<std::string>{});
 }

@@ -97,7 +97,7 @@ void BucketTrace::compare(Step& step) {
   std::string own;
   for (const Bucket& bucket : step.buckets)
     own.append(reinterpret_cast<const char*>(&bucket.checksum), sizeof(int64_t));
-  const std::vector<std::string> all = comm_.exchange_text(own, "the buckets' checksums");
+  const std::vector<std::string> all = comm_.all_gather_host_text(own, "the buckets' checksums");
   for (size_t b = 0; b < step.buckets.size(); ++b) {
     std::vector<int64_t> by_rank(all.size());
     for (size_t r = 0; r < all.size(); ++r)

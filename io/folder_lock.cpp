@@ -28,7 +28,7 @@ bool FolderLock::take(const std::string& folder) {
   while (status != 0 && errno == EINTR);
   if (status != 0 && errno == EWOULDBLOCK) return false;
   if (status != 0)
-    fmt::print(stderr, "triad: {}: cannot be locked ({}), so nobody would notice another process that writes there\n",
+    fmt::print(stderr, "triad: {}: cannot be locked ({}), so another process that writes there would not be noticed\n",
                folder, std::strerror(errno));
   file_ = std::move(file);
   return true;

@@ -208,7 +208,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Tensor
     places_.push_back({.spec = std::move(spec)});
     places_.back().bytes = places_.back().spec.shape.numel() * size_of(places_.back().spec.dtype);
   }
-  // Where the data begins depends on the header's length, which its relative offsets do not depend on.
+  // The header's length does not depend on the data's offsets, which are relative to the header's end.
   int64_t offset = 0;
   for (Place& place : places_) {
     place.begin = offset;

@@ -26,7 +26,7 @@ struct LayerActivations {
 
 class Activations {
  public:
-  // keep: every layer has its own, for backward. Otherwise layers share two sets in turn: forward only.
+  // keep: every layer has its own tensors, for backward. Otherwise layers alternate between two sets: forward only.
   Activations(Arena&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep, const RecomputePlan& = {});
 
   int64_t B() const { return tokens.size(0); }
@@ -34,7 +34,7 @@ class Activations {
   int64_t rows() const { return B() * T(); }
   Recompute recompute(int64_t i) const { return recompute_.of(i); }
   LayerActivations& layer(int64_t i) { return layers_[static_cast<size_t>(i) % layers_.size()]; }
-  // Input of layer i; i = n_layers: the input of the last norm.
+  // The input of layer i; for i = n_layers, the input of the final norm.
   Tensor x(int64_t i) { return i < n_layers_ ? layer(i).x : x_final_; }
 
   Tensor tokens, targets;  // [B,T] i32
@@ -48,7 +48,7 @@ class Activations {
   std::vector<LayerActivations> layers_;
 };
 
-// q and the branches' k and v as parts of the fused projection's rows (of the activations or of their gradient).
+// Views of q and the branches' k and v in the rows of the fused projection (activations or gradients).
 struct QkvViews {
   Tensor q;                    // [B,T,Hq,dk]
   std::array<Tensor, 3> k, v;  // [B,T,Hkv,dk], [B,T,Hkv,dv]; dense: win only

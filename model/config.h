@@ -19,7 +19,7 @@ struct ModelConfig {
   double rope_theta = 10000, rope_scale = 1, init_std = 0.02, norm_eps = 1e-6;
   NsaConfig nsa;
 
-  int64_t group_size() const { return n_heads / n_kv_groups; }  // G
+  int64_t group_size() const { return n_heads / n_kv_groups; }  // G, query heads per key/value group
   bool dense() const { return attention == AttentionKind::dense; }
   // Rows of the embedding and the head as stored: up to a multiple of 128, the width matrix products like.
   int64_t padded_vocab() const { return (vocab_size + 127) / 128 * 128; }

@@ -37,7 +37,7 @@ struct LayerTensors {
 };
 template <class TensorType>
 struct ModelTensors {
-  TensorType embed, norm_f, head;  // embed, head [padded V, C]; head is embed where tied
+  TensorType embed, norm_f, head;  // embed, head [padded V, C]; head is embed if tied
   std::vector<LayerTensors<TensorType>> layers;
 };
 
@@ -59,7 +59,7 @@ class Params {
   Tensor weights() const { return weights_; }
   Tensor master() const { return master_.empty() ? weights_ : master_; }
   Tensor grads() const { return grads_; }
-  // The part of grads() without the products.
+  // The part of grads() that is not of products.
   Tensor added_grads() const { return grads_.slice(0, products_end_, stored_elements_); }
   bool has_master() const { return !master_.empty(); }
   int64_t decay_end() const { return decay_end_; }

@@ -31,7 +31,7 @@ struct DataSplit {
   std::shared_ptr<const TokenSource> train, val;  // val of val_fraction 0 is a source without tokens
 };
 
-std::shared_ptr<const TokenSource> no_tokens();  // an empty validation split
+std::shared_ptr<const TokenSource> no_tokens();  // an empty source
 
 // Uniform tokens of {0, .., vocab-1}, a pure function of (seed, split, position): the loss floor is ln(vocab).
 DataSplit synthetic_data(int64_t vocab, uint64_t seed, double val_fraction);

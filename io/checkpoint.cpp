@@ -25,13 +25,15 @@ constexpr const char* kSetAside = "set_aside_";
 
 std::string join(const std::string& folder, const std::string& name) { return (fs::path(folder) / name).string(); }
 
-// Moves a whole new folder to its place. An older one there is exchanged in one step where the file system can.
+// Renames a whole new folder to its final name. If a folder of that name exists, both are exchanged in one step,
+// provided that the file system supports it.
 void put_in_place(const std::string& temporary, const std::string& place) {
   if (::rename(temporary.c_str(), place.c_str()) == 0) return;
   if (errno == EEXIST || errno == ENOTEMPTY) {
     if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, place.c_str(), RENAME_EXCHANGE) == 0)
       return remove_checkpoint(temporary);
-    // Killed between these two, the new one is whole under its temporary name: remove_leftovers puts it in place.
+    // If the process is killed between the next two steps, the new folder is whole under its temporary name, and
+    // remove_leftovers renames it.
     remove_checkpoint(place);
     if (::rename(temporary.c_str(), place.c_str()) == 0) return;
   }
@@ -45,7 +47,7 @@ void point_latest_at(const std::string& parent, const std::string& name) {
   sync_folder(parent);
 }
 
-// N of a name PREFIXN; nothing where it is another name, or where N is no number that an int64 holds.
+// The number N of a name PREFIX<N>; nullopt for other names and for numbers that an int64 cannot hold.
 std::optional<int64_t> number_after(std::string_view prefix, std::string_view name) {
   if (!name.starts_with(prefix)) return std::nullopt;
   const std::optional<int64_t> number = parse_number<int64_t>(name.substr(prefix.size()));
@@ -77,7 +79,7 @@ std::string write_checkpoint(const std::string& parent, const std::string& name,
     sync_tree(temporary);
     put_in_place(temporary, place);
   } catch (...) {
-    std::error_code ignored;  // the first error is the one to tell
+    std::error_code ignored;  // rethrow the first error, not this one
     fs::remove_all(temporary, ignored);
     throw;
   }
@@ -117,11 +119,11 @@ std::optional<std::string> find_newest_checkpoint(const std::string& parent) {
 
 std::string resolve_checkpoint(const std::string& path) {
   fs::path folder = fs::path(path);
-  if (!folder.has_filename()) folder = folder.parent_path();  // a slash at the end
+  if (!folder.has_filename()) folder = folder.parent_path();  // the path ends in a slash
   std::error_code error;
   const bool link = fs::is_symlink(folder, error);
   if (!link && is_checkpoint(folder.string())) return folder.string();
-  // `latest` of a run's or a checkpoints folder, whether or not a link of that name is there and whole.
+  // The path ends in `latest`: search its parent folder, even if the link does not exist or is broken.
   if (folder.filename() == kLatest)
     folder = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
   else if (link && is_checkpoint(folder.string()))
@@ -140,7 +142,7 @@ void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t 
     const bool kept_for_good = keep_every > 0 && all[i].step > 0 && all[i].step % keep_every == 0;
     std::error_code error;
     if (kept_for_good || fs::equivalent(path, join(parent, kLatest), error)) continue;
-    // Killed from here on, it lies under a temporary name, whole or not: remove_leftovers knows both.
+    // After this rename a kill leaves a temporary name, which remove_leftovers handles.
     const std::string aside = temporary_name(path);
     if (::rename(path.c_str(), aside.c_str()) != 0)
       fail("{}: cannot be moved aside to be removed: {}", path, std::strerror(errno));

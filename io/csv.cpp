@@ -27,7 +27,7 @@ size_t count_columns(std::string_view line) {
   return columns;
 }
 
-// Without an unfinished last one.
+// The lines that end in a newline.
 std::vector<std::string_view> whole_lines(std::string_view text) {
   std::vector<std::string_view> lines;
   for (size_t end; (end = text.find('\n')) != std::string_view::npos; text.remove_prefix(end + 1))
@@ -35,7 +35,7 @@ std::vector<std::string_view> whole_lines(std::string_view text) {
   return lines;
 }
 
-// The columns that most lines have: one damaged line, the header's too, does not decide for the others.
+// The most frequent number of columns, so that one damaged line, even the header, does not decide for the others.
 size_t usual_columns(const std::vector<std::string_view>& lines) {
   std::map<size_t, size_t> votes;
   for (const std::string_view line : lines) ++votes[count_columns(line)];
@@ -43,8 +43,8 @@ size_t usual_columns(const std::vector<std::string_view>& lines) {
       ->first;
 }
 
-// Whether a first line that is not the header may be this header, damaged: it has more than half of its names, or what
-// no header has.
+// Whether a first line that differs from `header` may be that header, damaged: it contains more than half of the
+// header's names, or a character that no header has.
 bool is_damaged_header(std::string_view line, std::string_view header) {
   if (line.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_,") != std::string_view::npos) return true;
   const auto names = [](std::string_view text) {
@@ -65,7 +65,8 @@ void warn(const std::string& path, size_t index, std::string_view line, const st
   fmt::print(stderr, "triad: {} line {} is damaged: \"{}\" {}\n", printable(path), index + 1, shortened(line), what);
 }
 
-// The file's text without the rows past a step and without an unfinished last line; an empty header stands for any.
+// The file's text without rows past resume_step, damaged lines and an unfinished last line. header "": any header is
+// accepted.
 std::string cut(const std::string& path, std::string_view text, const std::string& header, int64_t resume_step) {
   const std::vector<std::string_view> lines = whole_lines(text);
   if (lines.empty()) return header.empty() ? "" : header + "\n";
@@ -88,7 +89,7 @@ std::string cut(const std::string& path, std::string_view text, const std::strin
   return kept;
 }
 
-// Makes the file as rows will be appended to it.
+// Creates or cuts the file, and returns its path.
 const std::string& prepare(const std::string& path, const std::string& header, int64_t resume_step) {
   const bool resume = resume_step >= 0 && std::filesystem::exists(path);
   write_file_atomically(path, resume ? cut(path, read_file(path), header, resume_step) : header + "\n");

@@ -1,4 +1,4 @@
-// CSV files of a run: one header line, then rows whose first column is the step. A row is written whole and at once.
+// A run's CSV files: one header line, then rows whose first column is the step. Each row is one write(2).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -10,14 +10,14 @@ namespace triad {
 
 class CsvFile {
  public:
-  // resume_step < 0: a new file with this header. Otherwise rows of later steps, and a last line that a killed run left
-  // unfinished, are cut, and rows are appended; no file there yet makes a new one. Damaged lines are left out, each
-  // with a warning on stderr that names file and line: rows that do not begin with a step, or have more or fewer
-  // columns than most lines, and a header whose rows have this one's columns. A table of other columns is an Error, and
-  // is not changed.
+  // resume_step < 0: creates the file with this header.
+  // resume_step >= 0: keeps the file's rows up to that step and appends to them; a missing file is created. Removed are
+  // rows of later steps, an unfinished last line, and damaged lines, each of these with a warning on stderr that names
+  // file and line. A row is damaged if it does not begin with a step, or if its number of columns is not the file's
+  // most frequent one. A damaged header is rewritten. A table with other columns throws an Error and stays unchanged.
   CsvFile(const std::string& path, const std::string& header, int64_t resume_step = -1);
 
-  // One row, without its newline. As many columns as the header, else an Error.
+  // Appends one row, given without its newline. Throws if its number of columns differs from the header's.
   void row(std::string_view text);
 
  private:
@@ -25,7 +25,8 @@ class CsvFile {
   AppendFile file_;
 };
 
-// Of a table that this run may not write itself, and whose header may be another: the same cut. None there is fine.
+// The same cut after `step`, for a file that this run does not write and whose header may differ. The file may be
+// absent.
 void cut_csv(const std::string& path, int64_t step);
 
 }  // namespace triad

@@ -31,7 +31,7 @@ std::string folder_of(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
-// Writes all of it, at offset or (offset < 0) wherever the file stands.
+// Writes all bytes, at `offset`, or at the file's current position if offset < 0.
 void write_all(int fd, const std::string& path, int64_t offset, std::span<const std::byte> bytes) {
   const size_t total = bytes.size();
   while (!bytes.empty()) {
@@ -47,12 +47,12 @@ void write_all(int fd, const std::string& path, int64_t offset, std::span<const 
 }
 
 void sync_file(int fd, const std::string& path) {
-  // Some file systems cannot sync a folder, or anything, and say so by EINVAL: there is nothing more to do then.
+  // Some file systems cannot sync a folder, or any file, and return EINVAL. This is not an error.
   if (::fsync(fd) != 0 && errno != EINVAL) fail("{}: cannot sync to disk: {}", path, reason());
 }
 
-// A data set may have more shards than the 1,024 files that a process may open by default; the hard limit is mostly far
-// higher. It is asked for when half of the files are open, so that other files can be opened too.
+// Raises the limit on open files to its hard maximum once half of the soft limit is in use: a data set may have more
+// shards than the default of 1,024 open files.
 void make_room_for_files(int opened) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;
@@ -115,7 +115,7 @@ std::string InputFile::text(int64_t offset, int64_t bytes) const {
 }
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_(temporary_name(path)) {
-  struct stat info {};  // a rename would put a file in a device's or pipe's place
+  struct stat info {};  // a rename would replace a device or pipe by a file
   if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode))
     fail("{}: is no file that can be replaced, but a device, pipe or socket", path);
   file_ = FileHandle(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
@@ -153,7 +153,7 @@ void AtomicFile::write_at(int64_t offset, std::span<const std::byte> bytes) {
 
 void AtomicFile::commit() {
   sync_file(file_.get(), path_);
-  // Network file systems may tell of a full disk as late as here. After close the handle is gone whatever it says.
+  // Network file systems may report a full disk only in close(). The descriptor is released even if close() fails.
   const bool closed = ::close(file_.release()) == 0;
   const bool renamed = closed && ::rename(temporary_.c_str(), path_.c_str()) == 0;
   if (!renamed) {
@@ -248,12 +248,12 @@ std::string temporary_name(const std::string& name) {
 
 std::vector<std::string> expand_globs(std::span<const std::string> patterns) {
   std::vector<std::string> files;
-  std::set<std::string> seen;  // by their real paths
+  std::set<std::string> seen;  // resolved paths
   for (const std::string& pattern : patterns) {
     std::vector<std::string> matches;
     std::error_code error;
     if (fs::exists(pattern, error)) {
-      matches.push_back(pattern);  // a name that is there is meant as it stands, brackets and all
+      matches.push_back(pattern);  // an existing name is literal, even if it contains brackets
     } else {
       glob_t found{};
       const int status = ::glob(pattern.c_str(), GLOB_TILDE, nullptr, &found);
@@ -267,7 +267,7 @@ std::vector<std::string> expand_globs(std::span<const std::string> patterns) {
       fs::path real = fs::canonical(match, error);
       std::error_code ignored;
       if (error && fs::exists(match, ignored))
-        real = match;  // bash's <(...): a pipe, which no name leads to
+        real = match;  // bash's <(...): a pipe, which has no canonical path
       else if (error)
         fail("{}: cannot be opened: {}", match, error.message());
       TRIAD_CHECK(!fs::is_directory(real, error), "{}: this is a folder; {}/* takes its files", match, match);

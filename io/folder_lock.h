@@ -1,6 +1,6 @@
-// FolderLock: one process at a time writes in a folder. flock(2) on the folder itself leaves nothing in it, stays when
-// the folder is emptied, and goes with the process, however that ends. Other hosts see it where their file system says
-// so: NFS does not.
+// FolderLock: at most one process writes in a folder. It is flock(2) on the folder itself: it creates no file, survives
+// the removal of the folder's files, and ends with the process. Processes on other hosts see the lock only if the file
+// system supports that; NFS does not.
 #pragma once
 #include <string>
 
@@ -10,10 +10,10 @@ namespace triad {
 
 class FolderLock {
  public:
-  // True: it is ours, now or already. False: another process has it. Where the file system knows no locks a warning is
-  // all that comes of it.
+  // True if this object holds the lock now; false if another process holds it. On a file system without locks, prints a
+  // warning and returns true.
   bool take(const std::string& folder);
-  // The same, but asks again for up to so long, and says once on stderr what is waited for.
+  // Retries for up to `seconds`, and says once on stderr which folder it waits for.
   bool take_within(double seconds, const std::string& folder);
   bool held() const { return file_.get() >= 0; }
 
@@ -21,7 +21,7 @@ class FolderLock {
   FileHandle file_;
 };
 
-// " (pid 123)", of the process that has the folder's lock; empty where the system does not say.
+// " (pid 123)", the process that holds the folder's lock; "" where /proc/locks does not list it.
 std::string lock_holder(const std::string& folder);
 
 }  // namespace triad

@@ -1,7 +1,6 @@
-// Builds a JSON value from the events of nlohmann's parser, in time proportional to the text. The library's own ways
-// are slower: with a callback it looks at all elements of an object whenever one of them ends, and an ordered_json
-// compares a new key with all keys before it. Any basic_json will do; io/json_config.h's parse_json is what the program
-// calls.
+// Builds a JSON value from the events of nlohmann's SAX parser, in time linear in the text. The library's own parsers
+// are slower: with a callback it visits all elements of an object at the end of each element, and an ordered_json
+// compares a new key with all keys before it. Works for any basic_json; callers use parse_json of io/json_config.h.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -16,8 +15,8 @@
 
 namespace triad {
 
-// Text that is no JSON, is nested deeper than kMaxJsonDepth, or has a key twice in one object is an Error that begins
-// with `what`.
+// Throws an Error that begins with `what` if the text is not JSON, is nested deeper than kMaxJsonDepth, or has a key
+// twice in one object.
 template <class AnyJson>
 class JsonBuilder final : public nlohmann::json_sax<AnyJson> {
  public:
@@ -50,7 +49,7 @@ class JsonBuilder final : public nlohmann::json_sax<AnyJson> {
  private:
   struct Open {
     AnyJson* value;
-    std::unordered_set<std::string> keys;  // of an object
+    std::unordered_set<std::string> keys;  // of an object; empty for a list
   };
 
   explicit JsonBuilder(const std::string& what) : what_(what) {}
@@ -69,7 +68,8 @@ class JsonBuilder final : public nlohmann::json_sax<AnyJson> {
     place(AnyJson(std::forward<Value>(value)));
     return true;
   }
-  // Puts a value where the text has it. Its address holds until the container that it is in gets the next one.
+  // Appends a value to the innermost open container and returns its address, which is valid until that container gets
+  // the next value.
   AnyJson* place(AnyJson value) {
     if (open_.empty()) return &(root_ = std::move(value));
     AnyJson& container = *open_.back().value;
@@ -78,7 +78,7 @@ class JsonBuilder final : public nlohmann::json_sax<AnyJson> {
       return &array.emplace_back(std::move(value));
     }
     auto& object = container.template get_ref<typename AnyJson::object_t&>();
-    if constexpr (requires { object.emplace_back(std::move(key_), std::move(value)); })  // an ordered_json's
+    if constexpr (requires { object.emplace_back(std::move(key_), std::move(value)); })  // ordered_json
       return &object.emplace_back(std::move(key_), std::move(value)).second;
     else
       return &object.emplace(std::move(key_), std::move(value)).first->second;
@@ -87,7 +87,7 @@ class JsonBuilder final : public nlohmann::json_sax<AnyJson> {
   const std::string& what_;
   AnyJson root_;
   std::vector<Open> open_;
-  std::string key_;  // of the value that comes next
+  std::string key_;  // key of the next value
 };
 
 }  // namespace triad

@@ -1,5 +1,5 @@
-// Config structs to and from JSON, through their visited fields (engine/fields.h). Every error is a UsageError that
-// names the key, the value and what is allowed.
+// Converts config structs to and from JSON through their visited fields (engine/fields.h). Every error is a UsageError
+// that names the key, the value and what is allowed.
 #pragma once
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -32,28 +32,29 @@ void visit(KernelChoices& c, V&& v) {
   v("matmul", c.matmul, "matrix products", Rule{});
 }
 
-// Objects and lists within each other: those of our files are 3 deep. Copies and dumps recurse, so it has to end.
+// Limit on the nesting of objects and lists, because copies and dumps recurse. Triad's own files are 3 deep.
 inline constexpr int kMaxJsonDepth = 64;
 enum class JsonComments { refused, allowed };
-// Text that is no JSON, is nested deeper, or has a key twice in one object is an Error that begins with `what`. As
-// Json, or as a nlohmann::json, which finds a key among many without looking at all of them. The time grows with the
-// text's length, however many keys an object has.
+// Parses JSON text in linear time. Throws an Error that begins with `what` if the text is not JSON, is nested deeper
+// than kMaxJsonDepth, or has a key twice in one object. AnyJson is Json, which keeps the order of keys, or
+// nlohmann::json, which finds a key among many in logarithmic time.
 template <class AnyJson = Json>
 AnyJson parse_json(std::string_view text, const std::string& what, JsonComments comments = JsonComments::refused);
 
-// For files and output: on one line where indent is negative. Bytes that are not UTF-8 become U+FFFD.
+// Text for files and output, on one line if indent < 0. Bytes that are not UTF-8 become U+FFFD.
 std::string dump_json(const Json& value, int indent);
 
-// For messages: the beginning of a value.
+// The beginning of a value, for messages.
 template <class AnyJson>
 std::string brief(const AnyJson& value) {
   constexpr size_t kBytes = 80;
   return shortened(value.dump(-1, ' ', false, AnyJson::error_handler_t::replace), kBytes);
 }
 
-// A config file: JSON with // and /* */ comments, one object. Missing, empty, cut or no object: names the file.
+// Reads a config file: one JSON object, with // and /* */ comments. A file that is missing, empty, cut or not an object
+// throws a UsageError that names it.
 Json read_json_file(const std::string& path);
-// --set group.key=value into the JSON; the value is JSON, else a string, which has to be UTF-8.
+// Applies `--set group.key=value`. The value is parsed as JSON, else it is a string, which must be UTF-8.
 void set_json_key(Json& root, const std::string& assignment);
 
 namespace json_config {
@@ -74,7 +75,7 @@ void read_value(const std::string& key, const Json& j, const Rule&, E& out) {
   wrong_value(key, j, all_words<E>());
 }
 
-// One word for all, or an object with a word for each; those it lacks are auto.
+// One word for all operations, or an object with a word for some of them; the others become auto.
 void read_value(const std::string& key, const Json& j, const Rule&, KernelChoices& out);
 
 template <class T>
@@ -87,7 +88,7 @@ Json to_json(const T& value) {
     return value;
 }
 
-// Reads the group's fields and notes which keys it knows and which required ones are absent.
+// Visitor that reads a group's fields. It collects the known keys, and the required keys that are absent.
 struct Reader {
   const std::string& group;
   const Json& object;
@@ -106,15 +107,15 @@ struct Reader {
   }
 };
 
-// A key that is not among the known ones is an error. elsewhere: whole keys (group.key) of other groups, of which one
-// may be meant.
+// Throws for a key that is not in `known`. elsewhere: full keys (group.key) of other groups, to suggest the intended
+// one.
 void check_known(const std::string& group, const Json& object, const std::set<std::string>& known,
                  const std::vector<std::string>& elsewhere = {});
 const Json& group_object(const Json& root, const std::string& group);
 
 }  // namespace json_config
 
-// Reads one group. require: absent required keys are an error (the nsa group of a dense model need not be complete).
+// Reads one group of a config. require: absent required keys throw (false for the nsa group of a dense model).
 // elsewhere: as in check_known.
 template <class Group>
 void read_group(const Json& root, const std::string& name, Group& group, bool require,

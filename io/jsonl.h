@@ -1,4 +1,4 @@
-// JSON lines: one object a line, appended whole and at once, so that another program can follow the file.
+// JSON lines: one object per line, each appended by one write(2), so that another program can follow the file.
 #pragma once
 #include <string>
 
@@ -9,10 +9,10 @@ namespace triad {
 
 class JsonLines {
  public:
-  // Goes on behind what is there; a last line that a killed run left unfinished is cut off.
+  // Appends to an existing file, after cutting off an unfinished last line.
   explicit JsonLines(const std::string& path);
 
-  // Numbers that JSON has no word for (NaN, infinities) become null, bytes that are not UTF-8 become U+FFFD.
+  // NaN and infinities become null; bytes that are not UTF-8 become U+FFFD.
   void append(const Json& object);
 
  private:

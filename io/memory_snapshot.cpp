@@ -14,9 +14,9 @@ namespace {
 using Total = MemoryLog::Total;
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr const char* kTemporary = "temporary";
-constexpr const char* kUnknown = "unknown";  // the viewer needs a category of this name
+constexpr const char* kUnknown = "unknown";  // the viewer requires a category of this name
 
-// ---- the numbers: of all memory, of requests of more than 1 MiB, and of the others ----
+// ---- statistics: of all memory, of requests above 1 MiB (large pool), and of the others (small pool) ----
 
 struct Stat {
   Total all, large, small;
@@ -25,7 +25,7 @@ struct Stats {
   Stat count, bytes, requested, segments, reserved, inactive_count, inactive_bytes;
 };
 
-Total plus(Total t, int64_t constant) {  // and what is there for the whole run
+Total plus(Total t, int64_t constant) {  // adds a constant that is allocated during the whole run
   t.current += constant, t.peak += constant, t.allocated += constant;
   return t;
 }
@@ -47,8 +47,8 @@ Stats count(const MemorySnapshot& s) {
   sum(stats.count, &MemoryLog::Pool::count);
   sum(stats.bytes, &MemoryLog::Pool::bytes);
   sum(stats.requested, &MemoryLog::Pool::requested);
-  // The arena is one allocation of the device, and a large one. What no block takes of it grows as temporaries come
-  // back, and shrinks as they are handed out.
+  // The arena is one device allocation, in the large pool. Its inactive bytes are those that no tensor occupies: they
+  // grow when temporaries are freed and shrink when temporaries are allocated.
   stats.segments.all = stats.segments.large = {1, 1, 1, 0};
   stats.reserved.all = stats.reserved.large = {s.arena_bytes, s.arena_bytes, s.arena_bytes, 0};
   const int64_t at_rest = s.arena_bytes - stays_all.bytes.current;
@@ -64,7 +64,7 @@ Stats count(const MemorySnapshot& s) {
 
 constexpr int kWidth = 75;
 
-// Both scale a row's three lines alike, by the value of the first.
+// Both cells scale the three lines of a row by one unit, chosen by the first line's value.
 std::string size_cell(int64_t bytes, int64_t of_all) {
   constexpr const char* kUnits[] = {"B  ", "KiB", "MiB", "GiB", "TiB", "PiB"};
   constexpr double kStep = 768 * 1024;
@@ -147,7 +147,7 @@ class SnapshotPickle {
     w_.begin_list();
     segment();
     w_.end_list();
-    w_.text("device_traces");  // indexed by the device
+    w_.text("device_traces");  // one list per device ordinal
     w_.begin_list();
     for (int i = 0; i < s_.device.index; ++i) w_.begin_list(), w_.end_list();
     w_.begin_list();
@@ -209,7 +209,7 @@ class SnapshotPickle {
     frames("arena", "engine/memory.cpp", 0);
     w_.text("blocks");
     w_.begin_list();
-    int64_t end = 0;  // blocks tile the segment
+    int64_t end = 0;  // end of the last block; blocks must tile the segment
     const auto hole_up_to = [&](int64_t offset) {
       if (offset > end) block(at(end), offset - end, 0, "inactive", "", "", 0);
       end = offset;
@@ -243,7 +243,8 @@ class SnapshotPickle {
     w_.end_dict();
   }
 
-  // Tensors that stay are told first, however long ago they came: so the viewer knows the category of each.
+  // Persistent tensors are written before temporaries, regardless of their age, so that the viewer learns their
+  // categories.
   void trace() {
     const int64_t first_us = s_.blocks.empty() ? s_.time_us : s_.blocks.front().time_us;
     event("segment_alloc", s_.address, s_.arena_bytes, first_us, kUnknown, "arena", "engine/memory.cpp", 0);
@@ -274,7 +275,7 @@ class SnapshotPickle {
     event("snapshot", 0, 0, s_.time_us, kUnknown, s_.when, "", 0);
   }
 
-  // Shown as they are.
+  // Extra keys are allowed here: the viewer shows them verbatim.
   void settings() {
     w_.text("allocator_settings");
     w_.begin_dict();
@@ -381,7 +382,7 @@ Json memory_stats(const MemorySnapshot& s) {
   j["num_device_free"] = 0;
   j["num_ooms"] = s.oom ? 1 : 0;
   j["num_sync_all_streams"] = 0;
-  // Ours: what is in no memory_stats.
+  // Triad's own keys, which memory_stats does not have.
   Json categories = Json::object(), tensors = Json::array();
   for (const MemorySnapshot::Category& c : s.categories()) categories[c.name] = c.bytes;
   for (const MemorySnapshot::Block& b : s.blocks) {

@@ -1,9 +1,9 @@
-// What fills a device's memory, for the tools that users of PyTorch know: a table in the layout of
-// torch.cuda.memory_summary, the numbers of torch.cuda.memory_stats as JSON, and a pickle as of
-// torch.cuda.memory._snapshot, which PyTorch's memory viewer opens (FORMATS.md section 1).
+// A snapshot of a device's memory in three formats of PyTorch's tools: a table in the layout of
+// torch.cuda.memory_summary, the numbers of torch.cuda.memory_stats as JSON, and a pickle in the format of
+// torch.cuda.memory._snapshot, which PyTorch's memory viewer opens (io/README.md).
 //
-// A device's memory is one allocation, our arena, so there is one segment: first the scratch region, with the
-// temporaries that are handed out just now, then tensors that stay for the whole run, side by side.
+// Triad allocates one arena per device, so there is one segment: first the scratch region with the live temporaries,
+// then the tensors that stay for the whole run, in address order.
 #pragma once
 #include <optional>
 #include <string>
@@ -15,7 +15,7 @@
 namespace triad {
 
 struct MemorySnapshot {
-  // Stays until the run ends. Bytes: asked for, and with the padding up to the next one.
+  // A tensor of the arena, which stays for the whole run. padded_bytes: with the padding up to the next tensor.
   struct Block {
     std::string name, category;
     int64_t offset, bytes, padded_bytes;
@@ -25,7 +25,7 @@ struct MemorySnapshot {
     std::string file;
     int64_t line;
   };
-  // Of this process, but not of the arena: the CUDA context, libraries' workspaces.
+  // Memory of this process outside the arena: the CUDA context, libraries' workspaces.
   struct Outside {
     std::string what;
     int64_t bytes;
@@ -33,23 +33,24 @@ struct MemorySnapshot {
   // The allocation that failed.
   struct Oom {
     int64_t asked, free;
-    std::string what;  // a line for people
+    std::string what;  // one line of text
   };
 
   std::string when;  // "boot", "step1", ...
   Device device;
   int64_t time_us = 0;
-  uint64_t address = 0;  // of the arena
+  uint64_t address = 0;  // address of the arena
   int64_t arena_bytes = 0;
-  int64_t scratch_bytes = 0;  // it begins the arena
-  std::vector<Block> blocks;  // ascending; the scratch is none of them
+  int64_t scratch_bytes = 0;  // at the beginning of the arena
+  std::vector<Block> blocks;  // by ascending offset; without the scratch region
   MemoryLog::Contents scratch;
   std::vector<Outside> outside;
-  int64_t in_use_bytes = 0;  // of the device, as its driver reports; on the CPU of this process, as Linux does
+  int64_t in_use_bytes = 0;  // as the driver reports for a GPU, or Linux for this process on the CPU
   std::optional<Oom> oom;
-  bool planned = false;  // of a run that did not fit: nothing of it is there, and addresses are made up
+  bool planned = false;  // from the plan of a run that does not fit: nothing is allocated, addresses are fictitious
 
-  // MiB by category, what lies outside of the arena, and what is left between their sum and the driver's figure.
+  // Bytes by category of the arena's tensors, then of the memory outside the arena. unaccounted_bytes(): in_use_bytes
+  // minus their sum.
   struct Category {
     std::string name;
     int64_t bytes;
@@ -58,7 +59,7 @@ struct MemorySnapshot {
   int64_t unaccounted_bytes() const;
 };
 
-std::string memory_summary(const MemorySnapshot&);  // .txt: the table, then:
+std::string memory_summary(const MemorySnapshot&);  // .txt: torch_table and memory_by_name
 std::string memory_by_name(const MemorySnapshot&);  // MiB by category, and the ten largest tensors
 Json memory_stats(const MemorySnapshot&);           // .json
 std::string memory_pickle(const MemorySnapshot&);   // .pickle

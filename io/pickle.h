@@ -1,4 +1,4 @@
-// Python's pickle format, protocol 2: as much of it as PyTorch's memory viewer understands (FORMATS.md section 1d).
+// Writes Python's pickle format, protocol 2, with only the opcodes that PyTorch's memory viewer accepts (io/README.md).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace triad {
 
-// Values are written one behind the other. In a dict keys and values take turns; what a list begins it has to end.
+// Values are written in sequence. In a dict, keys and values alternate. Each begin_ needs its end_.
 class PickleWriter {
  public:
   PickleWriter();
@@ -21,7 +21,7 @@ class PickleWriter {
   void boolean(bool);
   void integer(int64_t);
   void number(double);
-  void text(std::string_view);               // UTF-8; written once, then referred to
+  void text(std::string_view);               // UTF-8; a repeated text is a back-reference
   void pair(int64_t first, int64_t second);  // a tuple
 
   // A key with its value.
@@ -29,15 +29,15 @@ class PickleWriter {
   void entry(std::string_view key, std::string_view value) { text(key), text(value); }
   void flag(std::string_view key, bool value) { text(key), boolean(value); }
 
-  // A list or dict that comes again: `if (!again(name)) { ...write it...; keep(name); }`. Names are of this writer's
-  // use alone.
+  // Reuse of a list or dict: `if (!again(name)) { ...write it...; keep(name); }`. `name` identifies it in this writer
+  // and is not written.
   bool again(const std::string& name);
   void keep(const std::string& name);
 
   std::string finish();  // the bytes of the file
 
  private:
-  void item();  // before each value: a list takes its items in batches
+  void item();  // before each value: begins a new batch of list items where needed
   void little_endian(uint64_t value, int bytes);
   void put();
   void get(uint32_t id);

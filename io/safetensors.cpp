@@ -19,7 +19,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "tensors are written and read in place");
 
-constexpr int64_t kLengthBytes = 8, kMaxHeaderBytes = 100'000'000;  // the format's own limit
+constexpr int64_t kLengthBytes = 8, kMaxHeaderBytes = 100'000'000;  // the format's own limit on the header
 constexpr std::string_view kChecksumPrefix = "crc32/";
 constexpr const char* kMetadataKey = "__metadata__";
 
@@ -54,18 +54,18 @@ const char* word_of_dtype(DType dtype) {
 }
 
 uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t crc = 0) {
-  if (bytes.empty()) return crc;  // zlib takes a null pointer for a restart
+  if (bytes.empty()) return crc;  // zlib restarts the sum for a null pointer
   return static_cast<uint32_t>(crc32_z(crc, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }
 
-// What the first 8 bytes say; the file has them.
+// The header's length in bytes: the first 8 bytes of the file, which must exist.
 uint64_t header_length(const InputFile& file) {
   uint64_t bytes = 0;
   file.read(0, std::as_writable_bytes(std::span(&bytes, 1)));
   return bytes;
 }
 
-// A JSON value that must be an integer in [0, 2^62].
+// Reads a JSON integer in [0, 2^62].
 int64_t size_value(const std::string& path, const std::string& name, const char* what, const nlohmann::json& value) {
   constexpr uint64_t kLargest = uint64_t{1} << 62;
   TRIAD_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= kLargest,
@@ -73,9 +73,9 @@ int64_t size_value(const std::string& path, const std::string& name, const char*
   return static_cast<int64_t>(value.get<uint64_t>());
 }
 
-// One entry of the header, its place relative to the data. Checks it as far as it stands alone.
+// Parses one entry of the header and checks it on its own. Offsets are relative to the data.
 TensorEntry parse_entry(const std::string& path, const std::string& name, const nlohmann::json& value) {
-  const std::string called = shortened(name);  // in messages
+  const std::string called = shortened(name);  // the name, for messages
   TRIAD_CHECK(value.is_object(), "{}: tensor {}: an object is needed, found {}", path, called, brief(value));
   for (const char* key : {"dtype", "shape", "data_offsets"})
     TRIAD_CHECK(value.contains(key), "{}: tensor {} has no {}", path, called, key);
@@ -235,7 +235,7 @@ std::string SafetensorsWriter::header() const {
   }
   root[kMetadataKey] = std::move(metadata);
   std::string json = root.dump();
-  json.resize((json.size() + 7) / 8 * 8, ' ');  // 8: the largest alignment of a tensor
+  json.resize((json.size() + 7) / 8 * 8, ' ');  // 8 bytes: the largest alignment of a tensor
   const uint64_t length = json.size();
   std::string out(kLengthBytes, '\0');
   std::memcpy(out.data(), &length, sizeof length);

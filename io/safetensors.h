@@ -1,6 +1,6 @@
-// safetensors files: a JSON header that lists name, type, shape and place of each tensor, then their bytes,
-// little-endian. Files written here carry a CRC-32 of every tensor in `__metadata__` ("crc32/NAME": eight hex digits);
-// files without load.
+// Reads and writes safetensors files: a JSON header with name, dtype, shape and offsets of each tensor, then their
+// bytes, little-endian. Files written here hold a CRC-32 of every tensor in `__metadata__` (key "crc32/NAME", eight hex
+// digits). Files without checksums can be read too.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -16,32 +16,33 @@
 
 namespace triad {
 
-// One tensor of a file that was read. The type keeps the format's word ("F32", "BF16", "F16", ...): not all are ours.
+// A tensor of an opened file. `dtype` is the format's word ("F32", "BF16", "F16", ...), which the engine may not
+// support.
 struct TensorEntry {
   std::string name, dtype;
   std::vector<int64_t> shape;
-  int64_t begin = 0, end = 0;  // bytes, from the start of the file
+  int64_t begin = 0, end = 0;  // bytes from the start of the file
 
   int64_t bytes() const { return end - begin; }
   int64_t numel() const;
-  std::optional<DType> engine_dtype() const;  // nullopt where the engine has no such type
+  std::optional<DType> engine_dtype() const;  // nullopt if the engine has no such type
   std::string str() const;                    // "F32[2,3]"
 };
 
-// A file that is read tensor by tensor. Opening checks all of its header: length, JSON, types, shapes against offsets,
-// no tensor twice, no holes, no overlaps, nothing behind the last. Every Error names the file, and the offset or the
-// tensor.
+// A file that is read tensor by tensor. The constructor checks the whole header: length, JSON, dtypes, shapes against
+// offsets, unique names, no holes, no overlaps, no bytes after the last tensor. Every Error names the file, and the
+// offset or the tensor.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
 
   const std::string& path() const { return file_.path(); }
-  const std::vector<TensorEntry>& entries() const { return entries_; }  // as they lie in the file
+  const std::vector<TensorEntry>& entries() const { return entries_; }  // in file order
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  const TensorEntry* find(std::string_view name) const;  // nullptr: no such tensor
-  const TensorEntry& at(std::string_view name) const;    // Error that names tensor and file: no such tensor
-  // Fills out, which has the tensor's size, with its bytes. If the file has a checksum for it, read() verifies it: a
-  // wrong one is an Error that names the tensor.
+  const TensorEntry* find(std::string_view name) const;  // nullptr if absent
+  const TensorEntry& at(std::string_view name) const;    // throws an Error with tensor and file if absent
+  // Fills `out`, whose size must be the tensor's, with its bytes. If the file has a checksum of the tensor, it is
+  // verified; a mismatch throws an Error that names the tensor.
   void read(const TensorEntry&, std::span<std::byte> out) const;
   std::vector<std::byte> read(const TensorEntry&) const;
 
@@ -54,26 +55,26 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-// True if the file begins like a safetensors file, whole or cut: an allowed header length, then '{'.
+// True if the file begins like a safetensors file, even a cut one: an allowed header length, then '{'.
 bool is_safetensors(const std::string& path);
 
 struct TensorSpec {
   std::string name;
   DType dtype = DType::f32;
-  Shape shape;  // rank 0: a single number
+  Shape shape;  // rank 0: a scalar
 };
 
-// Writes a file tensor by tensor, so that nobody need hold a second copy of a model: declare all, give each one's bytes
-// in pieces, finish. Laid out by alignment, descending, then by name, and padded so that every tensor is aligned in a
-// mapped file. Equal tensors and metadata make equal bytes, whatever the order of the calls.
+// Writes a file tensor by tensor, so that no second copy of a model is needed: declare all tensors, pass the bytes of
+// each in pieces, finish. Tensors are ordered by descending alignment, then by name, and each is aligned in a mapped
+// file. Equal tensors and metadata give equal bytes, independent of the order of the calls.
 class SafetensorsWriter {
  public:
-  // metadata is added to "format": "pt" and the checksums.
+  // `metadata` is added to "format": "pt" and the checksums.
   SafetensorsWriter(const std::string& path, std::vector<TensorSpec> tensors,
                     const std::map<std::string, std::string>& metadata = {});
-  // The next piece of a tensor. Tensors in any order, the pieces of each in theirs.
+  // Appends the next piece of a tensor. Tensors may be interleaved.
   void write(std::string_view name, std::span<const std::byte> piece);
-  // Throws, naming it, if a tensor is not complete. Only now the file appears.
+  // Renames the file to its path. Throws, with its name, if a tensor is incomplete.
   void finish();
 
  private:
@@ -82,16 +83,16 @@ class SafetensorsWriter {
     int64_t begin = 0, bytes = 0, written = 0;
     uint32_t crc = 0;
   };
-  std::string header() const;  // padded; as long whatever the checksums are
+  std::string header() const;  // padded; its length does not depend on the checksums
 
   std::string path_;
   std::map<std::string, std::string> metadata_;
-  std::vector<Place> places_;  // in the file's order
+  std::vector<Place> places_;  // in file order
   std::map<std::string, size_t, std::less<>> index_;
   AtomicFile file_;
 };
 
-// All at once, from host memory.
+// Writes a whole file from tensors in host memory.
 struct HostTensor {
   TensorSpec spec;
   const void* data = nullptr;

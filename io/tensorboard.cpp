@@ -15,7 +15,7 @@ namespace triad {
 
 namespace {
 
-// ---- protocol buffers: a field is a key (its number, and how its value is told), then the value ----
+// ---- protocol buffers: a field is a key (field number and wire type), then the value ----
 
 enum Wire { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
@@ -74,7 +74,7 @@ enum MapField { kKey = 1, kMapValue = 2 };
 enum AnyField { kNumber = 2, kString = 3, kBool = 4 };
 constexpr int64_t kSuccess = 1;
 
-// What is finite stays so: a loss of 1e300 is drawn at the top, not left out as infinite.
+// Clamps a finite value to float's range: a loss of 1e300 is drawn at the top instead of dropped as infinite.
 float nearest_float(double v) {
   constexpr double kMost = std::numeric_limits<float>::max();
   return static_cast<float>(std::isfinite(v) ? std::clamp(v, -kMost, kMost) : v);
@@ -87,7 +87,7 @@ std::string event(double wall_time, int64_t step) {
   return out;
 }
 
-// An event with one value that a plugin shows: a tensor, and whose it is.
+// An event with one tensor value for the named plugin.
 std::string plugin_event(double wall_time, int64_t step, std::string_view tag, std::string_view plugin,
                          std::string_view content, std::string_view tensor) {
   std::string data, metadata, value, summary, out = event(wall_time, step);
@@ -103,7 +103,7 @@ std::string plugin_event(double wall_time, int64_t step, std::string_view tag, s
   return out;
 }
 
-// What hparams has to say is in the metadata; the tensor is an empty one.
+// The plugin "hparams" reads the metadata; the tensor is empty.
 std::string hparams_event(double wall_time, std::string_view tag, std::string_view content) {
   std::string no_elements, dim, tensor;
   put_int(dim, kDimSize, 0);
@@ -115,7 +115,7 @@ std::string hparams_event(double wall_time, std::string_view tag, std::string_vi
 
 // ---- histograms ----
 
-// The upper limits that TensorFlow's own histograms have: ten per cent apart on both sides of zero.
+// The bucket limits of TensorFlow's own histograms: ratio 1.1, symmetric around zero.
 const std::vector<double>& bucket_limits() {
   static const std::vector<double> limits = [] {
     constexpr double kFirst = 1e-12, kLast = 1e20, kRatio = 1.1;
@@ -145,7 +145,8 @@ std::string histogram_message(std::span<const double> all) {
     lowest = *std::min_element(values.begin(), values.end());
     highest = *std::max_element(values.begin(), values.end());
   }
-  // A run of empty buckets becomes one; the one before a full bucket tells where that begins.
+  // A run of empty buckets becomes one bucket; the bucket before a full one stays, because its limit is the full one's
+  // lower limit.
   std::vector<double> kept_limits, kept_counts;
   for (size_t i = 0; i < counts.size(); ++i) {
     if (counts[i] == 0 && i + 1 < counts.size() && counts[i + 1] == 0) continue;
@@ -176,14 +177,14 @@ constexpr std::array<uint32_t, 256> crc_table() {
   return table;
 }
 
-uint32_t masked_crc(std::string_view bytes) {  // so that a checksum of data that holds checksums is worth something
+uint32_t masked_crc(std::string_view bytes) {  // masked, because a CRC over data that contains its own CRC is weak
   constexpr uint32_t kMask = 0xA282EAD8;
   return std::rotr(crc32c(bytes), 15) + kMask;
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
-// As readers know one by: by "tfevents". Another number where the run before began within the same second.
+// A new file name; readers look for "tfevents". The last number changes if an earlier run began in the same second.
 std::string new_file(const std::string& folder) {
   make_folders(folder);
   char host[256] = "host";

@@ -15,13 +15,13 @@ namespace {
 
 constexpr int kWin = static_cast<int>(Branch::win);
 
-using SharedTensors = std::map<std::string, Tensor>;  // what layers recompute, by name
+using SharedTensors = std::map<std::string, Tensor>;  // tensors of recomputing layers, by name
 
 LayerActivations alloc_layer(Arena& arena, const ModelConfig& c, int64_t B, int64_t T, DType dtype,
                              const std::string& prefix, Recompute recompute, SharedTensors& shared) {
   const int64_t N = B * T;
   const DType acc = acc_dtype(dtype);
-  bool again = false;  // the tensors that follow are recomputed
+  bool again = false;  // the next tensors are recomputed
   auto alloc = [&](const std::string& name, DType type, const Shape& shape) {
     if (!again) return arena.alloc(MemTag::activations, prefix + name, type, shape);
     const auto [entry, is_new] = shared.try_emplace(name);
@@ -75,7 +75,7 @@ Activations::Activations(Arena& arena, const ModelConfig& c, int64_t B, int64_t 
   tokens = arena.alloc(MemTag::io, "tokens", DType::i32, {B, T});
   check_sequences(tokens.device, c, B);
   targets = arena.alloc(MemTag::io, "targets", DType::i32, {B, T});
-  // Layer i writes the x of layer i+1, so two sets are the fewest.
+  // Layer i writes the x of layer i+1, so two sets are needed.
   const int64_t sets = keep ? c.n_layers : std::min<int64_t>(2, c.n_layers);
   SharedTensors shared;
   for (int64_t i = 0; i < sets; ++i)

@@ -1,6 +1,6 @@
-// What a forward pass leaves behind: all that backward reads, and nothing that it can rebuild elementwise (normed rows,
-// the activation's output, the gated sum). What a layer is to recompute lies in one place for all such layers: backward
-// fills it in again, layer by layer. Allocated once, for one B and T.
+// The tensors that a forward pass keeps for backward: everything that backward reads, except what it can rebuild
+// elementwise (normed rows, the activation's output, the gated sum). Tensors of layers that recompute them share one
+// set of buffers, which backward refills layer by layer. Allocated once for a fixed B and T.
 #pragma once
 #include <vector>
 
@@ -10,18 +10,18 @@
 
 namespace triad {
 
-// The most sequences of a batch. CUDA's grids end at 65,535 along y and z, where attention's kernels have sequences
-// times groups.
+// The largest number of sequences per batch. A CUDA grid has at most 65,535 CTAs along y and z, where attention kernels
+// use sequences * groups.
 int64_t most_sequences(Device, const ModelConfig&);
 void check_sequences(Device, const ModelConfig&, int64_t B);
 
 struct LayerActivations {
-  Tensor x;             // [N,C] T: the layer's input; the layer before writes it
-  Tensor rrms1, rrms2;  // [N] acc
-  Tensor qkv;           // [N, rows of the fused projection] T; q and the keys rotated
-  NsaSaved nsa;         // dense attention uses o[win] and lse[win] only
-  Tensor x_mid;         // [N,C] T: after attention
-  Tensor mlp_pre;       // [N,H] or [N,2H] T: before the activation
+  Tensor x;  // [N,C] T: the layer's input, written by the layer before
+  Tensor rrms1, rrms2;
+  Tensor qkv;      // [N, rows of the fused projection] T; q and the keys rotated
+  NsaSaved nsa;    // dense attention uses o[win] and lse[win] only
+  Tensor x_mid;    // [N,C] T: after attention
+  Tensor mlp_pre;  // [N,H] or [N,2H] T: before the activation
 };
 
 class Activations {
@@ -38,8 +38,8 @@ class Activations {
   Tensor x(int64_t i) { return i < n_layers_ ? layer(i).x : x_final_; }
 
   Tensor tokens, targets;  // [B,T] i32
-  Tensor rrms_final;       // [N] acc
-  Tensor row_loss;         // [N] acc
+  Tensor rrms_final;
+  Tensor row_loss;
 
  private:
   int64_t n_layers_;

@@ -1,6 +1,6 @@
-// runtime.asserts: where in a pass values are checked, and what to say of the first that is wrong. A pass (one forward,
-// and the backward behind it) numbers its checks as it queues them. All passes of a run have the same, an evaluation
-// the first of them; so one that is replayed from a graph has the numbers of the pass that was recorded.
+// runtime.asserts: checks values after each op of a pass and describes the first wrong one. A pass (a forward and its
+// backward) numbers its checks in the order in which it queues them. All passes of a run have the same checks, and an
+// evaluation has their first part, so a pass that is replayed from a graph has the numbers of the recorded pass.
 #pragma once
 #include <string>
 #include <vector>
@@ -13,24 +13,24 @@ class Asserts {
  public:
   explicit Asserts(Arena&);
 
-  // What was found is forgotten: before an optimizer step.
+  // Forgets earlier violations; called before an optimizer step.
   void clear(Context&);
-  // A forward begins; its checks are numbered from 0.
+  // Begins a forward; its checks are numbered from 0.
   void begin_pass() { next_ = 0; }
-  // What follows is "forward", "backward", ...
+  // The name of the following checks' pass in messages: "forward", "backward", ...
   void enter(const char* pass) { pass_ = pass; }
-  // The tensor `name` that `op` has written, in a layer (-1: outside of them).
+  // Checks that the tensor `name`, written by `op`, has no NaN or infinity. layer -1: outside the layers.
   void finite(Context&, int64_t layer, const char* op, const char* name, ConstTensor x);
   void lists(Context&, int64_t layer, const char* op, const char* name, ConstTensor lists, int64_t l_sel);
   void range(Context&, const char* name, Tensor ids, int64_t least, int64_t end);
 
-  // [1] i64 on the device: the key of the first violation since clear(), or kNoViolation.
+  // [1] i64 on the device: key of the first violation since clear(), or kNoViolation.
   Tensor first() const { return first_; }
   // "forward of layer 3: nsa_attend_selected: o_sel[0,17,2,5] of [2,64,6,16] is NaN"
   std::string describe(int64_t key) const;
-  // Throws that, behind `when`, unless key is kNoViolation.
+  // Throws "when: description" unless key is kNoViolation.
   void require_none(int64_t key, const std::string& when) const;
-  // The same of what the device holds now; waits for it.
+  // The same for the device's current value; synchronizes.
   void require_none(Context&, const std::string& when) const;
 
  private:

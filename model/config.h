@@ -1,4 +1,4 @@
-// What a model is: the groups `model` and `nsa` of a config file.
+// A model's hyperparameters: the groups `model` and `nsa` of a config file.
 #pragma once
 #include <cstdint>
 
@@ -13,7 +13,7 @@ enum class AttentionKind { nsa, dense };
 struct ModelConfig {
   int64_t dim = 0, n_layers = 0, n_heads = 0, n_kv_groups = 0, d_k = 0, d_v = 0, vocab_size = 0;
   MlpKind mlp = MlpKind::silu;
-  int64_t mlp_hidden = 0;  // 0 until resolve(): 4 * dim, or for swiglu 8/3 * dim up to a multiple of 64
+  int64_t mlp_hidden = 0;  // 0 before resolve(): 4 * dim, or for swiglu 8/3 * dim rounded up to a multiple of 64
   AttentionKind attention = AttentionKind::nsa;
   bool tie_embeddings = false;
   double rope_theta = 10000, rope_scale = 1, init_std = 0.02, norm_eps = 1e-6;
@@ -21,10 +21,10 @@ struct ModelConfig {
 
   int64_t group_size() const { return n_heads / n_kv_groups; }  // G, query heads per key/value group
   bool dense() const { return attention == AttentionKind::dense; }
-  // Rows of the embedding and the head as stored: up to a multiple of 128, the width matrix products like.
+  // Stored rows of embedding and head: rounded up to a multiple of 128, which matrix products run faster with.
   int64_t padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
-  // Fills in defaults that depend on other fields, then throws UsageError, naming key, value and what is allowed, for
-  // combinations that cannot be (n_kv_groups must divide n_heads, d must divide l, ...).
+  // Fills in defaults that depend on other fields, then throws a UsageError with key, value and rule for combinations
+  // that are impossible (n_kv_groups must divide n_heads, d must divide l, ...).
   void resolve();
 };
 

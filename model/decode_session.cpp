@@ -9,7 +9,7 @@ namespace triad {
 
 namespace {
 
-// The activations of a pass over n tokens, as a plan: how many bytes.
+// Bytes of the activations of a forward pass over n tokens.
 int64_t activation_bytes(const ModelConfig& config, Device device, DType dtype, int64_t n) {
   Arena arena = Arena::planned(device);
   Activations(arena, config, 1, n, dtype, /*keep=*/false);
@@ -62,10 +62,11 @@ void DecodeSession::prefill(int64_t b, std::span<const int32_t> text) {
   const std::vector<int32_t> no_targets(text.size(), -1);
   write(ctx(), act.targets, no_targets.data());
   decoder_->prefill(ctx(), act, b, n);
-  ctx().stream.synchronize();  // before its memory goes
+  ctx().stream.synchronize();  // before `arena` is freed
 }
 
-// On a GPU: run as it is once, which loads kernels and chooses algorithms, then recorded, then launched.
+// On a GPU: the first call runs the work directly, which loads kernels and chooses algorithms, the second records it,
+// and every later call launches the graph.
 template <class Work>
 void DecodeSession::replay(Recorded& recorded, Work&& work) {
   if (!options_.device.is_cuda() || recorded.runs++ == 0) {

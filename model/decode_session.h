@@ -1,5 +1,5 @@
-// A model and its decoder on one device, with the memory that they need and no more: what generate and the benches run.
-// Prefills are passes over the prompt alone, in memory that is given back; on a GPU steps are replayed from a graph.
+// A model and its decoder on one device, with exactly the memory that they need; used by generate and the benchmarks. A
+// prefill allocates its activations and frees them; on a GPU, steps are replayed from a graph.
 #pragma once
 #include <memory>
 #include <span>
@@ -16,8 +16,9 @@ class DecodeSession {
     Device device;
     DType dtype = DType::f32;
     int64_t batch = 1;
-    int64_t context = 0;            // tokens that a cache holds
-    std::vector<int64_t> prefills;  // every length that prefill() will be asked for: scratch is planned for them
+    int64_t context = 0;  // capacity of the cache, tokens
+    // prefills: every length that prefill() will be called with, because scratch memory is planned for them
+    std::vector<int64_t> prefills;
     KernelChoices kernels = {};
   };
   DecodeSession(const ModelConfig&, const Options&);
@@ -27,15 +28,15 @@ class DecodeSession {
   Decoder& decoder() { return *decoder_; }
   int64_t batch() const { return options_.batch; }
 
-  // Sequence b begins with this text: its cache is filled, its logits are those of what follows.
+  // Starts sequence b with this text: fills its cache and its logits.
   void prefill(int64_t b, std::span<const int32_t> text);
-  // Each sequence's likeliest next token is chosen on the device: after prefills. -1 where a logit is not finite.
+  // Chooses each sequence's argmax token on the device, after prefills. -1 where a logit is not finite.
   std::vector<int32_t> choose_greedy();
-  // Each sequence takes the token that was chosen last, and the next is chosen.
+  // Appends the last chosen tokens and chooses the next ones.
   std::vector<int32_t> step_greedy();
-  // Each sequence takes its token of these.
+  // Appends tokens[b] to each sequence b.
   void step(std::span<const int32_t> tokens);
-  // The logits of sequence b, V of them.
+  // The V logits of sequence b.
   std::vector<float> logits(int64_t b);
 
  private:

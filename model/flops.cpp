@@ -16,12 +16,12 @@ AttendedPairs attended_pairs(const ModelConfig& c, int64_t T) {
     return pairs;
   }
   const NsaConfig& n = c.nsa;
-  // Compressed block k (0-based) is seen by the rows from k*d + l - 1 on.
+  // Compressed block k (0-based) is visible to the rows from k*d + l - 1 on.
   const int64_t Tc = compressed_length(T, n.l, n.d);
   pairs.cmp = static_cast<double>(Tc) * static_cast<double>(T - n.l + 1) -
               static_cast<double>(n.d) * triangle(static_cast<double>(Tc) - 1);
   if (Tc == 0) pairs.cmp = 0;
-  // A row lists min(n, its blocks) blocks, all full but its own.
+  // A row lists min(n, its blocks) blocks; all are full except its own.
   for (int64_t begin = 0; begin < T; begin += n.l_sel) {
     const double rows = static_cast<double>(std::min(n.l_sel, T - begin));
     const double full = static_cast<double>(std::min(n.n_sel, begin / n.l_sel + 1) - 1);
@@ -35,7 +35,7 @@ AttendedPairs attended_pairs(const ModelConfig& c, int64_t T) {
 ProductFlops product_flops(const ModelConfig& c, int64_t B, int64_t T) {
   const double tokens = static_cast<double>(B * T);
   ProductFlops flops;
-  flops.head = 6 * tokens * static_cast<double>(c.vocab_size * c.dim);  // the embedding only looks rows up
+  flops.head = 6 * tokens * static_cast<double>(c.vocab_size * c.dim);  // the embedding is a lookup
   for (const ParamSpec& p : param_specs(c)) {
     const bool product = p.shape.rank == 2 && p.name != "embed.weight" && p.name != "lm_head.weight" &&
                          p.name.find("phi_") == std::string::npos && p.name.find("gate.fc") == std::string::npos;

@@ -1,4 +1,4 @@
-// How much arithmetic a model does: closed forms of the (query, key) pairs that attention attends, and FLOPs per step.
+// FLOPs of a model, in closed form: the (query, key) pairs of attention, and FLOPs per step.
 #pragma once
 #include <string_view>
 
@@ -7,31 +7,31 @@
 
 namespace triad {
 
-// Pairs of one sequence of T tokens, a head.
+// Attended (query, key) pairs of one head over one sequence of T tokens, by branch.
 struct AttendedPairs {
   double cmp = 0, sel = 0, win = 0;
 };
 AttendedPairs attended_pairs(const ModelConfig&, int64_t T);
 
-// FLOPs of forward and backward over B sequences of T tokens, as this engine executes them: 6 a weight and token in
-// matrix products (lookups of the embedding are free); attention forward 2 products a pair, backward 5, and the score
-// pass of the selection 1; and what layers run again. Left out: the gates' and phi's own products, under a hundredth,
-// and two more a pair where backward takes two kernels (fp32, other cards and heads; kernels/README.md).
+// FLOPs of forward and backward over B sequences of T tokens, as executed. Matrix products: 6 per weight and token
+// (embedding lookups are free). Attention: 2 products per pair in forward, 5 in backward, 1 for the selection scores.
+// Recomputation is added. Not counted: the products of gates and phi, less than 1%, and two products per pair where
+// backward uses two kernels (fp32, other cards and head widths; kernels/README.md).
 double training_flops(const ModelConfig&, int64_t B, int64_t T, const RecomputePlan& = {});
-// What one layer's recomputation adds.
+// FLOPs that one layer's recomputation adds.
 double replay_flops(const ModelConfig&, int64_t B, int64_t T, Recompute);
 
-// Matrix products with weights, forward and backward: 6 a weight and token.
+// FLOPs of matrix products with weights, forward and backward: 6 per weight and token.
 struct ProductFlops {
   double layers = 0, head = 0;
 };
 ProductFlops product_flops(const ModelConfig&, int64_t B, int64_t T);
 
-// What two models are compared by, whatever their attention: the FLOPs of this one's weights with plain causal
-// attention, two products a pair forward and four backward, none done twice.
+// FLOPs for comparing models with different attention: this model's weights with plain causal attention, two products
+// per pair in forward and four in backward, none executed twice.
 double dense_equivalent_flops(const ModelConfig&, int64_t B, int64_t T);
 
-// The dense bf16 peak its vendor states for a card, by its name, in FLOP/s; 0 if unknown.
+// The vendor's dense bf16 peak of a card, by its name, in FLOP/s; 0 if unknown.
 double peak_bf16_flops(std::string_view device_name);
 
 }  // namespace triad

@@ -1,4 +1,5 @@
-// GradSink: who wants to know, while a backward runs, which gradients are final.
+// GradSink: receives each gradient when backward has finished it, so that its reduction can overlap the rest of
+// backward.
 #pragma once
 #include "engine/stream.h"
 #include "engine/tensor.h"
@@ -8,8 +9,8 @@ namespace triad {
 class GradSink {
  public:
   virtual ~GradSink() = default;
-  // grad: a part of Params::grads() that holds one parameter's gradient, or those of parameters stored behind one
-  // another. It is final when the stream gets to where it is now.
+  // grad: the part of Params::grads() of one parameter, or of several that are stored contiguously. It is final once
+  // the work queued so far on stream `on` is done.
   virtual void ready(ConstTensor grad, const Stream& on) = 0;
 };
 

@@ -42,7 +42,7 @@ void expect_sound(Context& ctx, const LayerContext& lc, const NsaSaved& s) {
   expect_finite(ctx, lc, "nsa_gate", "gate", s.gate);
 }
 
-// a.x -> out [B,T,Hq,dv], what out_proj reads; in scope.
+// Attention up to the input of out_proj: a.x -> out [B,T,Hq,dv], allocated in scope.
 Tensor attend(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Scratch::Scope& scope) {
   const ModelConfig& c = lc.config;
   Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm1(x)");
@@ -73,8 +73,8 @@ void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, L
   expect_finite(ctx, lc, "out_proj", "x_mid", a.x_mid);
 }
 
-// Backward of linear(norm(x)) and of the way around both, down to dx. The normed rows, which the gradient of the
-// linear's weights needs, come out of the norm's backward again (in the place of their gradient), which reads x anyway.
+// Backward of x + linear(norm(x)) down to dx; dy is the gradient of the linear's output. The weight gradient needs the
+// normed rows: rmsnorm_backward writes them over their own gradient h, because it reads x anyway.
 void norm_linear_backward(Context& ctx, Tensor dx, Tensor dnorm, Tensor dw, ConstTensor dy, ConstTensor x,
                           ConstTensor norm, ConstTensor rrms, ConstTensor w, bool add) {
   Scratch::Scope scope(ctx.scratch);
@@ -84,7 +84,7 @@ void norm_linear_backward(Context& ctx, Tensor dx, Tensor dnorm, Tensor dw, Cons
   linear_backward_weight(ctx, dw, dy, h, add);
 }
 
-// dx: gradient of x_mid in, of x out.
+// dx: gradient of x_mid on entry, of x on return.
 void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, const Grads& g, LayerActivations& a,
                         Tensor dx) {
   const ModelConfig& c = lc.config;
@@ -94,7 +94,7 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
   {
     Scratch::Scope inner(ctx.scratch);
     const QkvViews views = split_qkv(a.qkv, c, lc.B, lc.T), dviews = split_qkv(dqkv, c, lc.B, lc.T);
-    Tensor out = a.nsa.o[kWin];  // as out_proj read it
+    Tensor out = a.nsa.o[kWin];  // the input of out_proj
     const Tensor dout = inner.alloc(dtype, out.shape(), "dattention");
     const Shape rows = {lc.B * lc.T, c.n_heads * c.d_v};
     linear_backward_input(ctx, dout.view(rows), dx, w.out_proj);
@@ -132,7 +132,7 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
   announce(ctx, lc, {g.norm1, g.qkv});
 }
 
-// a.x_mid -> a.mlp_pre and the activation
+// a.x_mid -> a.mlp_pre and act, the activation's output.
 void mlp_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, Tensor act) {
   const int64_t H = lc.config.mlp_hidden;
   Scratch::Scope scope(ctx.scratch);
@@ -159,7 +159,7 @@ void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerAc
   expect_finite(ctx, lc, "activation, last mlp matrix", "x_out", x_out);
 }
 
-// dx: gradient of x_out in, of x_mid out.
+// dx: gradient of x_out on entry, of x_mid on return.
 void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const Grads& g, LayerActivations& a,
                   Tensor dx) {
   const ModelConfig& c = lc.config;
@@ -200,8 +200,8 @@ void layer_replay(Context& ctx, const LayerContext& lc, const Weights& weights, 
   Scratch::Scope scope(ctx.scratch);
   if (recompute == Recompute::attention) attend(ctx, with_lists, weights, a, scope);
   if (recompute == Recompute::block) attention_forward(ctx, with_lists, weights, a);
-  // The activation is made along, though backward makes it again: the product has to be the forward's kernel to the
-  // bit.
+  // The activation is computed too, although backward computes it again: only the fused kernel of forward gives the
+  // same bits of mlp_pre.
   if (replays_mlp(recompute)) mlp_in(ctx, lc, weights, a, alloc_act(lc, a, scope));
 }
 

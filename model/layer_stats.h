@@ -1,5 +1,5 @@
-// What the gates and selection lists of a step's forward passes have been, layer by layer (log.stats): summed on the
-// device, micro-step by micro-step. Nothing waits for it, and a recorded forward may be replayed.
+// Statistics of the gates and selection lists of a step's forward passes, per layer (log.stats). They are accumulated
+// on the device over the micro-steps, without synchronization, so a forward can be recorded and replayed.
 #pragma once
 #include "engine/memory.h"
 #include "kernels/nsa/stats.h"
@@ -9,13 +9,13 @@ namespace triad {
 
 class LayerStats {
  public:
-  // result [layers, NsaStats::count] f64: where finish() leaves them. A model with NSA.
+  // result [layers, NsaStats::count] f64 is where finish() writes. Only for models with NSA.
   LayerStats(Arena&, const ModelConfig&, Tensor result);
 
   void clear(Context&);  // before a step's first forward
-  // A layer has made them; not told of those that a replay makes again.
+  // Adds the gates and lists of a layer's forward, not of its recomputation.
   void add(Context&, int64_t layer, ConstTensor gate, ConstTensor block_index);
-  void finish(Context&);  // behind its last one
+  void finish(Context&);  // after a step's last forward
   Tensor result() const { return result_; }
 
  private:

@@ -1,4 +1,4 @@
-// The decoder: embedding -> layers -> RMSNorm -> head -> cross-entropy, and back.
+// The decoder: embedding -> layers -> RMSNorm -> head -> cross-entropy, forward and backward.
 #pragma once
 #include <functional>
 
@@ -13,9 +13,9 @@ class Model {
  public:
   struct Options {
     DType dtype = DType::f32;
-    bool training = true;  // gradients, and a master copy in bf16
+    bool training = true;  // allocates gradients, and master weights in bf16
     int64_t max_seq_len = 0;
-    int64_t shard_elements = 1;  // Params::Options
+    int64_t shard_elements = 1;  // as in Params::Options
   };
   Model(Context&, Arena&, const ModelConfig&, const Options&);
 
@@ -23,29 +23,29 @@ class Model {
   DType dtype() const { return options_.dtype; }
   int64_t max_seq_len() const { return options_.max_seq_len; }
   Params& params() { return params_; }
-  // What a decoding step reads (decode.h).
+  // Used by decoding steps (decode.h).
   const ModelTensors<ConstTensor>& weights() const { return w_; }
   ConstTensor rope_cos() const { return rope_cos_; }
   ConstTensor rope_sin() const { return rope_sin_; }
-  // Finite differences and comparisons hold the selection lists of the activations fixed.
+  // If true, forward uses the selection lists in the activations instead of selecting (finite differences,
+  // comparisons).
   void keep_block_index(bool keep) { keep_block_index_ = keep; }
-  // Check values as they come about: tokens, lists, and that all is finite. Null: no more.
+  // Checks tokens, lists, and that all values are finite, in every later pass; null ends the checks.
   void watch(Asserts* asserts) { asserts_ = asserts; }
 
   // act.tokens [B,T] in [0, V) -> act.x(n_layers)
-  // stats: told of each layer's gates and lists. gate: asked for all weights, the head's too, before they are read.
-  // after_layer: sees each layer's activations once they are there; layers that share theirs overwrite them two layers
-  // on.
+  // stats: accumulates each layer's gates and lists. gate: called before a weight is read, the head's included.
+  // after_layer: called with each layer's activations; if layers share buffers, layer i+2 overwrites them.
   using AfterLayer = std::function<void(int64_t layer, LayerActivations&)>;
   void forward(Context&, Activations& act, LayerStats* stats = nullptr, WeightGate* gate = nullptr,
                const AfterLayer& after_layer = nullptr);
-  // After forward: act.row_loss[i], 0 where the target is -1.
+  // After forward: computes act.row_loss[i], which is 0 where the target is -1.
   void loss(Context&, Activations& act);
-  // After forward: act.row_loss, and the gradients of scale * sum of row_loss are added to params().grads(). first:
-  // those of the products hold nothing yet and are overwritten (so that only params().added_grads() need be zero
-  // before). sink: told of each gradient as it is finished, the head's first and the embedding's last.
+  // After forward: computes act.row_loss, and adds the gradients of scale * sum(row_loss) to params().grads(). first:
+  // the gradients of the products hold no values yet and are overwritten (so only params().added_grads() must be zeroed
+  // before). sink: receives each finished gradient, the head's first and the embedding's last.
   void loss_and_backward(Context&, Activations& act, double scale, bool first = false, GradSink* sink = nullptr);
-  // After forward: logits [n, padded V] T of the rows [begin, begin + n) of act.
+  // After forward: computes logits [n, padded V] T of the rows [begin, begin + n) of act.
   void logits(Context&, Activations& act, int64_t begin, Tensor logits);
 
  private:

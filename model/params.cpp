@@ -81,7 +81,7 @@ std::vector<ParamSpec> param_specs(const ModelConfig& c) {
   }
   list.push_back({"norm_f.weight", {c.dim}, Init::constant, 1});
   if (c.tie_embeddings) {
-    list.front().product = true;  // the head's, to which the embedding's is added
+    list.front().product = true;  // the gradient of the tied head, to which the embedding's is added
   } else {
     list.push_back(linear("lm_head.weight", c.vocab_size, c.dim, c.init_std));
     list.back().padded_rows = c.padded_vocab();
@@ -132,7 +132,7 @@ ModelTensors<TensorType> Params::tensors(const Tensor& whole) const {
     const auto it = id.find(name);
     return it == id.end() ? TensorType{} : stored(whole, it->second, specs_[it->second].stored()[0]);
   };
-  // A parameter and those stored behind it, as one matrix.
+  // A parameter and those stored contiguously after it, as one matrix.
   auto get_joined = [&](const std::string& name) -> TensorType {
     const int64_t first = id.at(name);
     int64_t rows = specs_[first].shape[0];
@@ -189,7 +189,7 @@ void Params::set(Context& ctx, const std::vector<float>& host) {
               stored_elements_);
   if (has_master()) write(ctx, master_, host.data());
   if (weights_.dtype == DType::f32) return write(ctx, weights_, host.data());
-  // Rounded (bf16) or widened (f64) on the host, so that every device starts from the same bits.
+  // Rounded to bf16 or converted to f64 on the host, so that every device starts from the same bits.
   std::vector<std::byte> converted(static_cast<size_t>(weights_.bytes()));
   const Tensor to(converted.data(), weights_.dtype, weights_.shape(), Device::cpu());
   const Tensor from(reinterpret_cast<std::byte*>(const_cast<float*>(host.data())), DType::f32, weights_.shape(),

@@ -1,6 +1,6 @@
-// The parameters: one list says names, shapes, decay and init; one object holds them, flat, in up to three buffers.
-// Matrices that are used in one product (q and the branches' k and v; SwiGLU's gate and up) lie behind one another, so
-// the engine sees one matrix and files see the names of SPEC.md section 1.2.
+// The parameters: one list defines names, shapes, decay and init; Params stores them in up to three flat buffers.
+// Matrices of one product (q and the branches' k and v; SwiGLU's gate and up) are stored contiguously, so the engine
+// uses them as one matrix, while files have one tensor each (model/README.md lists the names).
 #pragma once
 #include <span>
 #include <string>
@@ -14,21 +14,21 @@ namespace triad {
 struct ParamSpec {
   enum class Init { normal, constant };
   std::string name;
-  Shape shape;  // as files and reports see it
+  Shape shape;  // logical shape, as in files and reports
   Init init = Init::normal;
-  double value = 0;             // standard deviation, or the constant
-  int64_t padded_rows = 0;      // rows as stored (embedding and head); 0: shape[0]
-  bool joins_previous = false;  // stored right behind the parameter before it
-  bool product = false;         // its gradient is, first of all, one matrix product, which can overwrite it
+  double value = 0;             // standard deviation of normal, or the constant
+  int64_t padded_rows = 0;      // stored rows (embedding and head); 0: shape[0]
+  bool joins_previous = false;  // stored directly after the parameter before it
+  bool product = false;         // its gradient begins with one matrix product, which can overwrite it
   bool decays() const { return shape.rank >= 2; }
   Shape stored() const;
 };
 
-// In the order of the forward pass, which is that of every listing.
+// The parameters in the order of the forward pass, which all files and reports use.
 std::vector<ParamSpec> param_specs(const ModelConfig&);
 int64_t count_parameters(const ModelConfig&);
 
-// One layer's parameters as its forward and backward use them; weights (ConstTensor) or gradients (Tensor).
+// One layer's parameters as its forward and backward use them: weights (ConstTensor) or gradients (Tensor).
 template <class TensorType>
 struct LayerTensors {
   TensorType norm1, qkv, out_proj, norm2;  // qkv [Hq*dk + sum over branches of Hkv*(dk+dv), C]
@@ -41,21 +41,22 @@ struct ModelTensors {
   std::vector<LayerTensors<TensorType>> layers;
 };
 
-// weights: compute dtype. master: fp32, where training in bf16 (in fp32 the weights are their own master).
-// grads: acc dtype, where training.
+// The flat buffers. weights: compute dtype. master: fp32, where training in bf16 (in fp32 the weights are their own
+// master). grads: accumulation dtype, where training.
 class Params {
  public:
   struct Options {
     DType dtype = DType::f32;
-    bool master = false;  // a separate fp32 copy that the optimizer updates
+    bool master = false;  // a separate fp32 copy, which the optimizer updates
     bool grads = false;
-    int64_t shard_elements = 1;  // the whole buffers are padded up to a multiple: equal shards for the ranks
+    int64_t shard_elements = 1;  // buffers are padded to a multiple of this: equal shards per rank
   };
   Params(Arena&, const ModelConfig&, const Options&);
 
   const std::vector<ParamSpec>& specs() const { return specs_; }
   int64_t count() const { return static_cast<int64_t>(specs_.size()); }
-  // Whole buffers, [stored elements]: products, other decayed parameters up to decay_end(), those that do not decay.
+  // Whole buffers, [stored elements], in three groups: products, other decayed parameters up to decay_end(), parameters
+  // without decay.
   Tensor weights() const { return weights_; }
   Tensor master() const { return master_.empty() ? weights_ : master_; }
   Tensor grads() const { return grads_; }
@@ -64,18 +65,18 @@ class Params {
   bool has_master() const { return !master_.empty(); }
   int64_t decay_end() const { return decay_end_; }
   int64_t stored_elements() const { return stored_elements_; }
-  // Parameter i, in its logical shape, as a part of a whole buffer (weights(), grads(), an optimizer's moments, ...).
+  // Parameter i in its logical shape, as a part of a whole buffer (weights(), grads(), an optimizer's moments, ...).
   Tensor part(const Tensor& whole, int64_t i) const;
 
   ModelTensors<ConstTensor> weight_tensors() const { return tensors<ConstTensor>(weights_); }
   ModelTensors<Tensor> grad_tensors() const { return tensors<Tensor>(grads_); }
 
-  // Where parameter i starts in a whole buffer, in elements.
+  // First element of parameter i in a whole buffer.
   int64_t offset(int64_t i) const { return offset_[i]; }
 
-  // Fresh weights by SPEC.md 1.1 from a seed: the same on every device and for every dtype, up to rounding.
+  // Initializes the weights from a seed: the same values on every device and for every dtype, up to rounding.
   void init(Context&, uint64_t seed);
-  // Sets master and weights from a whole buffer of the host.
+  // Sets master and weights from a whole buffer in host memory.
   void set(Context&, const std::vector<float>& stored);
 
  private:

@@ -1,5 +1,5 @@
-// Recomputation: which layers keep less than they could from forward, and run part of it again in backward. The bits of
-// the gradients are the same either way.
+// Recomputation: which layers keep fewer tensors in forward and compute them again in backward. The gradients have the
+// same bits either way.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -10,12 +10,13 @@
 
 namespace triad {
 
-// What a layer runs again. Its selection lists are always kept: constants of backward, and few bytes.
+// What a layer computes again in backward. Its selection lists are always kept: they are constants of backward and
+// small.
 enum class Recompute : uint8_t {
   none,
-  mlp,        // the MLP up to its activation: norm, first product
-  attention,  // norm, q, k and v, the branches and gates; not the product after them
-  block,      // all but the MLP's last product: the layer keeps its input alone
+  mlp,        // norm and first matrix product of the MLP
+  attention,  // norm, q, k, v, branches and gates; not out_proj
+  block,      // all but the MLP's last product: only the layer's input is kept
 };
 
 template <>
@@ -29,19 +30,19 @@ struct EnumWords<Recompute> {
 constexpr bool replays_attention(Recompute r) { return r == Recompute::attention || r == Recompute::block; }
 constexpr bool replays_mlp(Recompute r) { return r == Recompute::mlp || r == Recompute::block; }
 
-// One word a layer.
+// One Recompute per layer.
 class RecomputePlan {
  public:
   RecomputePlan() = default;  // none
-  // A word for all layers, or ranges of them, the end left out: "0:6=block,6:12=mlp"; layers that none names keep all.
-  // Throws UsageError that begins with `key` for anything else, for layers that are not there or are named twice.
+  // Parses one word for all layers, or ranges with exclusive ends: "0:6=block,6:12=mlp"; other layers keep everything.
+  // Throws a UsageError that begins with `key` for any other text, and for layers that do not exist or are named twice.
   static RecomputePlan parse(std::string_view text, int64_t n_layers, std::string_view key = "runtime.recompute");
 
   Recompute of(int64_t layer) const {
     return layer < static_cast<int64_t>(layers_.size()) ? layers_[static_cast<size_t>(layer)] : Recompute::none;
   }
   void set(int64_t begin, int64_t end, Recompute recompute);
-  std::string str() const;  // as parse reads it
+  std::string str() const;  // in the syntax of parse()
 
  private:
   std::vector<Recompute> layers_;

@@ -1,4 +1,5 @@
-// From logits to the next token: greedy, or drawn from the softmax at a temperature, cut to the top k and the top p.
+// Chooses the next token from logits: greedy, or drawn from the softmax at a temperature, limited to the top k and top
+// p.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -6,12 +7,12 @@
 namespace triad {
 
 struct SamplingOptions {
-  double temperature = 1.0;  // 0: greedy, the lowest index among equals
+  double temperature = 1.0;  // 0: greedy; the lowest index wins a tie
   int64_t top_k = 0;         // keep the k likeliest tokens; 0: all
   double top_p = 1.0;        // then keep the fewest likeliest tokens whose probabilities sum to at least p
 };
 
-// uniform in [0, 1) decides the draw, so a seed decides the text.
+// uniform: a random number in [0, 1), which determines the draw.
 int32_t sample_token(std::span<const float> logits, const SamplingOptions&, double uniform);
 
 }  // namespace triad

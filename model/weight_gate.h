@@ -1,4 +1,4 @@
-// WeightGate: who knows which weights are still on their way. A forward asks before it reads any.
+// WeightGate: with sharded weights, makes a forward's stream wait until each weight is gathered, before it is read.
 #pragma once
 #include "engine/stream.h"
 #include "engine/tensor.h"
@@ -9,7 +9,7 @@ class WeightGate {
  public:
   virtual ~WeightGate() = default;
   virtual void begin() = 0;  // a forward begins
-  // weight: a part of Params::weights(), whole for whatever `on` does from here on.
+  // weight: a part of Params::weights(). Work that is queued on `on` after this call reads gathered values.
   virtual void need(ConstTensor weight, const Stream& on) = 0;
 };
 

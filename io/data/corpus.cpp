@@ -23,9 +23,9 @@ namespace triad {
 namespace {
 
 constexpr size_t kPieceBytes = 1 << 20;
-constexpr size_t kMostBytes = 1 << 28;  // of what has to be in memory whole
+constexpr size_t kMostBytes = 1 << 28;  // limit on a line or word that must be in memory as a whole
 
-// Text that one thread encodes.
+// A piece of text, which one thread encodes.
 struct Work {
   int64_t number = 0;
   std::string file;
@@ -35,7 +35,7 @@ struct Work {
     int64_t number, offset, document;
   };
   std::vector<Line> lines;  // JSONL
-  EncodedPiece piece;       // of a text file, its part; maybe encoded already
+  EncodedPiece piece;       // for a text file: its one part, possibly already encoded
   bool jsonl = false, encoded = false;
 };
 
@@ -71,7 +71,7 @@ void encode(Work& work, const Tokenizer& tokenizer) {
   }
 }
 
-// One reads, several encode, one takes what they made in the order of the reading.
+// The reading thread fills todo_, the encoding threads move pieces to done_, and run() takes them in reading order.
 class Pipeline {
  public:
   Pipeline(const CorpusOptions& options, const Tokenizer& tokenizer)
@@ -109,7 +109,7 @@ class Pipeline {
     EncodedPiece piece;
     std::exception_ptr error;
   };
-  struct Stopped {};  // thrown out of the reading, when nobody wants more
+  struct Stopped {};  // thrown to end the reading thread
 
   bool stopped() {
     const std::lock_guard lock(mutex_);
@@ -148,7 +148,7 @@ class Pipeline {
   void read_all(CorpusPosition at) {
     std::exception_ptr error;
     try {
-      int64_t bytes_before = 0;  // of the files before this one
+      int64_t bytes_before = 0;  // bytes of the files before this one
       for (int64_t i = 0; i < at.file; ++i) bytes_before += bytes_of(options_.files[static_cast<size_t>(i)]);
       for (bool resumed = true; at.file < static_cast<int64_t>(options_.files.size()); resumed = false) {
         const std::string& path = options_.files[static_cast<size_t>(at.file)];
@@ -205,9 +205,9 @@ class Pipeline {
     return name.extension() == ".jsonl" || name.extension() == ".ndjson";
   }
 
-  // Brings `at` to the file's end.
+  // Reads a file to its end and advances `at` to there.
   void read_file(TextInput& input, const std::string& path, bool jsonl, CorpusPosition& at, int64_t bytes_before) {
-    std::string text;  // read and not yet handed over
+    std::string text;  // read and not yet queued
     bool end = false;
     size_t wanted = kPieceBytes;
     while (!end || !text.empty()) {
@@ -223,7 +223,7 @@ class Pipeline {
       work.file = input.name();
       work.jsonl = jsonl;
       const size_t used = jsonl ? take_lines(text, end, work, at) : take_text(text, end, work, at);
-      if (used == 0) {  // a line, or words, longer than this
+      if (used == 0) {  // a line or a word is longer than `text`
         TRIAD_CHECK(text.size() < kMostBytes,
                     "{}: at offset {} a {} of more than {} bytes, which would have to be in memory whole", input.name(),
                     at.offset, jsonl ? "line" : "text that this tokenizer cannot cut", kMostBytes);
@@ -260,7 +260,7 @@ class Pipeline {
     return used;
   }
 
-  // What is neither UTF-8 nor without NUL bytes at its beginning is hardly text.
+  // Throws if the beginning of the text is not UTF-8 and contains a NUL byte: it is hardly text.
   static void refuse_binary(std::string_view text, const std::string& file) {
     constexpr size_t kLook = 4096;
     const std::string_view begin = text.substr(0, kLook);
@@ -270,8 +270,8 @@ class Pipeline {
          file, null, valid);
   }
 
-  // A document that fits into a piece is encoded by whoever is free. Of a longer one the beginning's tokens have to be
-  // known to know where to go on, so they are made here.
+  // A document that fits into one piece is encoded by any encoding thread. The pieces of a longer document are encoded
+  // here, because only their tokens determine where the next piece begins.
   size_t take_text(std::string_view text, bool end, Work& work, CorpusPosition& at) const {
     EncodedPiece& piece = work.piece;
     size_t used = text.size();
@@ -291,12 +291,12 @@ class Pipeline {
 
   const CorpusOptions& options_;
   const Tokenizer& tokenizer_;
-  const int64_t most_;  // pieces in memory
+  const int64_t most_;  // limit on pieces in memory
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Work> todo_;
-  std::map<int64_t, Done> done_;  // by number
+  std::map<int64_t, Done> done_;  // finished pieces by number
   int64_t read_ = 0, taken_ = 0;
   bool read_to_end_ = false, stop_ = false;
   std::exception_ptr error_of_reading_;

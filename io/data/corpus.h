@@ -1,5 +1,6 @@
-// From texts to the tokens of their documents: files are read in order, encoded by all cores, and come out in order
-// again. A text file is a document; of JSONL each line's field `text` is one. What holds no byte is none.
+// Encodes text files to the tokens of their documents: one thread reads the files in order, several encode, and the
+// results are delivered in the order of the files. A text file is one document; in a JSONL file, each line's field
+// `text` is one. Empty documents are skipped.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -13,28 +14,29 @@ namespace triad {
 enum class TextFormat { automatic, text, jsonl };
 
 struct CorpusOptions {
-  std::vector<std::string> files;             // or kStandardInput
-  TextFormat format = TextFormat::automatic;  // JSONL: *.jsonl and *.ndjson, packed (.gz, .zst) or not, and
-                                              // standard input that begins with {
+  std::vector<std::string> files;  // paths, or kStandardInput
+  // automatic: JSONL for *.jsonl and *.ndjson, compressed (.gz, .zst) or not, and for standard input that begins with {
+  TextFormat format = TextFormat::automatic;
+  // standard input that begins with {
   int threads = 1;
 };
 
-// A place between two pieces that were encoded.
+// A position in the corpus between two encoded pieces.
 struct CorpusPosition {
   int64_t file = 0;          // in CorpusOptions::files
-  int64_t offset = 0;        // of its text, unpacked
-  int64_t lines = 0;         // of a JSONL file that lie before it
-  int64_t documents = 0;     // that begin before it, empty ones too
-  bool in_document = false;  // the last one goes on
-  int64_t input_bytes = 0;   // of the files, packed as they are, that were read up to here
-  uint32_t stream_crc = 0;   // of the bytes before it
+  int64_t offset = 0;        // bytes of the file's decompressed text
+  int64_t lines = 0;         // lines of a JSONL file before it
+  int64_t documents = 0;     // documents that begin before it, including empty ones
+  bool in_document = false;  // the position is inside a document
+  int64_t input_bytes = 0;   // bytes of the files as stored (compressed) that were read so far
+  uint32_t stream_crc = 0;   // CRC-32 of the stream's bytes before it
 };
 
-// Tokens of documents one behind the other, without end-of-text tokens.
+// The tokens of consecutive documents or parts of documents, without end-of-text tokens.
 struct EncodedPiece {
   struct Part {
-    int64_t document;  // its number in the corpus
-    bool begins;       // here; otherwise it began in a piece before
+    int64_t document;  // number of the document in the corpus
+    bool begins;       // the document begins here; false: it began in an earlier piece
     size_t begin, end;
   };
   std::vector<Part> parts;
@@ -43,9 +45,9 @@ struct EncodedPiece {
   CorpusPosition after;
 };
 
-// Calls body(piece), on this thread, for all that lies behind `from`; pieces come in the corpus's order whatever the
-// threads do, and a few of them at most are in memory at a time. Text that cannot be read, and a line that is no JSON
-// object with a string `text`, are Errors that name file, line and offset, after all that lies before them.
+// Calls body(piece), on the calling thread, for every piece after `from`, in the order of the corpus. A few pieces at
+// most are in memory at a time. Unreadable text, or a line that is not a JSON object with a string `text`, throws an
+// Error that names file, line and offset, after all pieces before it were delivered.
 void encode_corpus(const CorpusOptions&, const Tokenizer&, const CorpusPosition& from,
                    const std::function<void(const EncodedPiece&)>& body);
 

@@ -32,7 +32,7 @@ class SyntheticTokens final : public TokenSource {
  public:
   SyntheticTokens(int64_t vocab, uint64_t seed, uint64_t stream)
       : vocab_(static_cast<uint64_t>(vocab)), random_(seed, stream) {}
-  int64_t size() const override { return int64_t{1} << 61; }  // nobody sees its end
+  int64_t size() const override { return int64_t{1} << 61; }  // practically endless
   void read(int64_t begin, std::span<int32_t> out) const override {
     for (size_t i = 0; i < out.size(); ++i)
       out[i] = static_cast<int32_t>(random_.below(static_cast<uint64_t>(begin) + i, vocab_));
@@ -51,7 +51,7 @@ class NoTokens final : public TokenSource {
   std::string name() const override { return "the empty validation split"; }
 };
 
-// Tokens in memory, in the narrowest type that holds the vocabulary.
+// Tokens in memory. T: the narrowest type that holds the vocabulary.
 template <class T>
 class MemoryTokens final : public TokenSource {
  public:
@@ -71,14 +71,14 @@ class MemoryTokens final : public TokenSource {
   std::vector<T> tokens_;
 };
 
-// Shards one behind the other.
+// The concatenation of several shards.
 class ShardTokens final : public TokenSource {
  public:
   ShardTokens(const std::vector<std::string>& files, int64_t vocab)
       : name_(describe("token shards", files)), vocab_(vocab) {
     int64_t tokens = 0;
     for (const std::string& file : files) ends_.push_back(tokens += shards_.emplace_back(file).size());
-    for (const Shard& shard : shards_) shard.scan(vocab);  // after all headers: those fail at once
+    for (const Shard& shard : shards_) shard.scan(vocab);  // after all headers were checked, which is quick
   }
   int64_t size() const override { return ends_.back(); }
   void read(int64_t begin, std::span<int32_t> out) const override {
@@ -108,7 +108,7 @@ class TokenRange final : public TokenSource {
       : whole_(std::move(whole)), begin_(begin), end_(end), what_(std::move(what)) {}
   int64_t size() const override { return end_ - begin_; }
   void read(int64_t begin, std::span<int32_t> out) const override {
-    check_range(*this, begin, out);  // what lies past it is the other split
+    check_range(*this, begin, out);  // the rest of `whole` is the other split
     whole_->read(begin_ + begin, out);
   }
   std::string name() const override { return what_ + whole_->name(); }
@@ -127,7 +127,7 @@ DataSplit split_by_position(std::shared_ptr<const TokenSource> whole, double val
           std::make_shared<TokenRange>(whole, cut, size, "the validation split of ")};
 }
 
-// The files of both splits. Links are followed, so that one file under two names is seen as one.
+// The files of both splits. Links are resolved, so that one file under two names is recognized.
 struct SplitFiles {
   std::vector<std::string> train, val;
 };
@@ -148,7 +148,7 @@ void append_document(std::vector<int32_t>& tokens, std::string_view text, const 
   tokens.insert(tokens.end(), encoded.begin(), encoded.end());
 }
 
-// The texts that hold anything, in order. A shard among them is most likely a wrong data.kind, so it is an Error.
+// The files that are not empty, in order. A shard among them throws: most likely data.kind is wrong.
 std::vector<std::string> text_files(const std::vector<std::string>& files) {
   std::vector<std::string> texts;
   for (const std::string& file : files) {

@@ -12,7 +12,7 @@ namespace triad {
 
 namespace {
 
-// Fills row `row` of a batch with the sequence at a position.
+// Fills a row of a batch with the sequence at `position` (in sequences).
 void read_row(Batch& batch, int64_t row, const TokenSource& source, int64_t position, int64_t seq_len) {
   const auto of_row = [&](std::vector<int32_t>& of_batch) {
     return std::span(of_batch).subspan(static_cast<size_t>(row * seq_len), static_cast<size_t>(seq_len));
@@ -93,7 +93,7 @@ void Loader::Shared::read_ahead() {
 Batch Loader::next() {
   std::unique_lock lock(shared_->mutex);
   const auto come = [&] { return !shared_->ready.empty() || shared_->error; };
-  // In slices: a process that was suspended for an hour, with all its threads, has not waited for an hour.
+  // In slices, so that the time during which the whole process was suspended does not count.
   constexpr double kSliceS = 1;
   for (double left_s = shared_->options.stall_s;
        !shared_->changed.wait_for(lock, std::chrono::duration<double>(std::min(left_s, kSliceS)), come);) {

@@ -1,4 +1,4 @@
-// From a token source to batches: which sequence comes when, and a thread that reads ahead of the step.
+// Makes batches from a token source: the order of the sequences, and a thread that reads ahead of the training step.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -12,49 +12,49 @@
 
 namespace triad {
 
-// tokens and targets [micro_batch, seq_len], row-major. targets are the tokens one further on. Past `rows` there are no
-// sequences (the end of a validation split): tokens there are 0, targets -1, which the loss leaves out.
+// tokens and targets [micro_batch, seq_len], row-major. Rows from `rows` on hold no sequence (the end of a validation
+// split): their tokens are 0 and their targets -1, which the loss ignores.
 struct Batch {
   std::vector<int32_t> tokens, targets;
   int64_t rows = 0;
 };
 
-// Sequences of T+1 tokens begin at multiples of T, so that every token but the first is a target once an epoch.
-// Throws an Error with the numbers if the source holds not even one.
+// The number of sequences of T+1 tokens, which begin at multiples of T, so that every token but the first is a target
+// once an epoch. Throws an Error with the numbers if there is none.
 int64_t count_sequences(const TokenSource&, int64_t seq_len);
 
-// The k-th sequence of a run (k = 0, 1, ...): in epoch k / n, at a position that a permutation keyed by (seed, epoch)
-// gives.
+// The position, in sequences, of a run's k-th training sequence (k = 0, 1, ...): in epoch k / n_sequences, chosen by a
+// permutation keyed by (seed, epoch).
 int64_t sequence_position(int64_t k, int64_t n_sequences, uint64_t seed);
 
 struct LoaderOptions {
   int64_t seq_len = 0;
-  int64_t micro_batch = 0;  // sequences a rank and micro-step
-  int64_t micro_steps = 1;  // a rank's batches an optimizer step
-  uint64_t seed = 0;        // of the order
+  int64_t micro_batch = 0;  // sequences per rank and micro-step
+  int64_t micro_steps = 1;  // micro-steps per rank and optimizer step
+  uint64_t seed = 0;        // of the shuffle
   int64_t rank = 0, world = 1;
-  int64_t first_sequence = 0;  // a resume passes the cursor() it had
+  int64_t first_sequence = 0;  // a resumed run passes its saved cursor()
   int64_t prefetch = 4;        // batches read ahead
-  double stall_s = 300;        // that next() waits at most
+  double stall_s = 300;        // limit on the wait in next(), seconds
 };
 
-// An endless stream of training batches. A step is the next world * micro_steps * micro_batch sequences of the run's
-// order; each rank takes a contiguous part of them, each micro-step a contiguous part of that. So seed and cursor alone
-// decide which sequences a step holds, however many ranks share it, and there is no other state to save.
+// An endless stream of training batches. A step consumes the next world * micro_steps * micro_batch sequences of the
+// run's order; each rank reads a contiguous part of them, each micro-step a contiguous part of the rank's. So seed and
+// cursor determine a step's sequences for any number of ranks, and there is no other state to save.
 class Loader {
  public:
   Loader(std::shared_ptr<const TokenSource>, const LoaderOptions&);
-  ~Loader();  // does not wait for a read, which may hang: what is told after it would never be
+  ~Loader();  // detaches from the reading thread, whose current read may hang
   Loader(const Loader&) = delete;
 
-  // The rank's next batch. What the reading thread threw is thrown here, after the batches before it; an Error, too, if
-  // it has not come after stall_s (a disk that hangs).
+  // The rank's next batch. Rethrows an error of the reading thread after the batches that were read before it. Throws
+  // if no batch arrives within stall_s (a disk that hangs).
   Batch next();
-  // Sequences that all ranks together have taken in the steps begun so far; exact between steps.
+  // Sequences that all ranks consumed in the steps begun so far; exact between steps.
   int64_t cursor() const;
 
  private:
-  // What both threads use; the reading one outlives the Loader until its read is over.
+  // State of both threads; the reading thread keeps it alive until its last read ends.
   struct Shared {
     std::shared_ptr<const TokenSource> source;
     LoaderOptions options;
@@ -71,12 +71,12 @@ class Loader {
   };
 
   std::shared_ptr<Shared> shared_;
-  int64_t taken_ = 0;  // batches that next() has returned
+  int64_t taken_ = 0;  // batches that next() returned
 };
 
-// A validation source's batches, in order: the same first ones every time. There are `count` of them, fewer where the
-// source ends before; its last one may be partly filled (Batch::rows). Throws an Error with the numbers if there is not
-// even one sequence.
+// The batches of a validation source, in order: the first ones are the same each time. Returns `count`, or fewer if the
+// source ends earlier; the last batch may be partly filled (Batch::rows). Throws an Error with the numbers if there is
+// not one sequence.
 int64_t count_validation_batches(const TokenSource&, int64_t seq_len, int64_t micro_batch, int64_t count);
 Batch validation_batch(const TokenSource&, int64_t seq_len, int64_t micro_batch, int64_t index);
 

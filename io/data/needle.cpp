@@ -16,7 +16,7 @@ namespace triad {
 
 namespace {
 
-// Random numbers one after the other.
+// A sequence of random numbers.
 class Draws {
  public:
   Draws(uint64_t seed, uint64_t stream) : random_(seed, stream) {}
@@ -31,7 +31,7 @@ int32_t draw_hay(const NeedleTask& task, Draws& draws) {
   return static_cast<int32_t>(task.first_hay() + draws.below(task.vocab - task.first_hay()));
 }
 
-// The first n of a shuffle of all keys.
+// n distinct random keys.
 std::vector<int32_t> draw_keys(const NeedleTask& task, int64_t n, Draws& draws) {
   std::vector<int32_t> keys(static_cast<size_t>(task.kinds()));
   std::iota(keys.begin(), keys.end(), 1);
@@ -51,7 +51,7 @@ void put_pair(std::span<int32_t> tokens, int64_t at, int32_t key, std::span<cons
   std::copy(value.begin(), value.end(), tokens.begin() + at + 1);
 }
 
-// Where tokens stand already.
+// Which positions are occupied.
 class Taken {
  public:
   Taken(int64_t length, int64_t width) : taken_(static_cast<size_t>(length), false), width_(width) {}
@@ -60,7 +60,7 @@ class Taken {
     return std::find(from, from + width_, true) == from + width_;
   }
   void take(int64_t at) { std::fill_n(taken_.begin() + at, width_, true); }
-  // The first free one of 1 .. last, from a random one on, and of the last on to 1 again; 0: there is none.
+  // The first free position of 1 .. last, searched cyclically from a random one; 0 if there is none.
   int64_t find(int64_t last, Draws& draws) const {
     const int64_t from = draws.below(last);
     for (int64_t step = 0; step < last; ++step)
@@ -73,9 +73,9 @@ class Taken {
   int64_t width_;
 };
 
-// A free place: anywhere, or at a distance of any magnitude from another of the key's (0: there is none yet).
+// A free position: uniform, or at a log-uniform distance from `other`, the key's previous position (0: none).
 int64_t draw_place(const Taken& taken, int64_t other, int64_t last, Draws& draws) {
-  constexpr int kTries = 64;  // of which few are needed where no more than half is taken
+  constexpr int kTries = 64;  // few are needed while at most half of the positions are occupied
   for (int i = 0; i < kTries; ++i) {
     const int64_t octave = int64_t{1} << draws.below(std::bit_width(static_cast<uint64_t>(last)));
     const int64_t distance = octave + draws.below(octave), side = draws.below(2) == 0 ? 1 : -1;
@@ -85,7 +85,7 @@ int64_t draw_place(const Taken& taken, int64_t other, int64_t last, Draws& draws
   return taken.find(last, draws);
 }
 
-// A sequence with all its pairs and questions.
+// Writes a sequence with all its pairs and questions.
 void write_recall(const NeedleTask& task, Draws draws, std::span<int32_t> tokens, std::span<int32_t> targets) {
   const int64_t width = 1 + task.value_tokens, last = task.seq_len - width;
   for (int32_t& token : tokens) token = draw_hay(task, draws);
@@ -94,7 +94,8 @@ void write_recall(const NeedleTask& task, Draws draws, std::span<int32_t> tokens
   Taken taken(task.seq_len, width);
   const std::vector<int32_t> keys = draw_keys(task, task.pairs, draws);
   for (int64_t k = 0; k < task.pairs; ++k) {
-    // Every second key is asked for once, and another one for two: so some answers are far from any other place.
+    // Keys with one question alternate with keys that have the others' share too, so that some answers are far from any
+    // other occurrence of their key.
     const bool once = k % 2 == 0 && k + 1 < task.pairs, twice = k % 2 == 1;
     const int64_t questions = once ? 1 : twice ? 2 * task.questions - 1 : task.questions;
     std::vector<int64_t> places;
@@ -122,7 +123,7 @@ NeedleProbe make_probe(const NeedleTask& task, int64_t length, double depth, Dra
   check_length(task, length);
   if (!(depth >= 0 && depth <= 1)) fail_usage("a needle's depth is {}: a number in [0, 1] is needed", depth);
   const int64_t width = 1 + task.value_tokens, question = length - task.value_tokens;
-  const int64_t last = question - width;  // where a pair may begin, the first place being 1
+  const int64_t last = question - width;  // last position of a pair; the first is 1
   NeedleProbe probe{.tokens = std::vector<int32_t>(static_cast<size_t>(length)),
                     .targets = std::vector<int32_t>(static_cast<size_t>(length), -1),
                     .needle = 1 + std::llround(depth * static_cast<double>(last - 1))};
@@ -149,7 +150,7 @@ NeedleProbe make_probe(const NeedleTask& task, int64_t length, double depth, Dra
 class NeedleTokens final : public TokenSource {
  public:
   NeedleTokens(const NeedleTask& task, RandomUse use) : task_(task), use_(use) {}
-  int64_t size() const override { return int64_t{1} << 61; }  // nobody sees its end
+  int64_t size() const override { return int64_t{1} << 61; }  // practically endless
 
   void read(int64_t begin, std::span<int32_t> out) const override {
     const int64_t T = task_.seq_len;
@@ -199,8 +200,7 @@ void NeedleTask::check() const {
     fail_usage("data.needle_pairs is {}: a vocabulary (model.vocab_size) of {} has {} keys, a third of it", pairs,
                vocab, kinds());
   if (depth >= 0) return check_length(*this, seq_len);
-  // One that is placed keeps 2 * width - 1 others from beginning where they would meet it: so all find a place, however
-  // the ones before lie.
+  // A placed pair blocks 2 * width - 1 start positions at most, so this length leaves one for every pair.
   const int64_t width = 1 + value_tokens, needed = width + (pairs * (1 + questions) - 1) * (2 * width - 1) + 1;
   if (seq_len < needed)
     fail_usage(
@@ -218,7 +218,7 @@ DataSplit needle_data(const NeedleTask& task, double val_fraction) {
 }
 
 NeedleProbe needle_probe(const NeedleTask& task, int64_t length, double depth, uint64_t number) {
-  // Probes of other lengths and depths are other sequences, too: their numbers draw other tokens.
+  // Probes of other lengths and depths draw other random streams.
   const Philox cell(static_cast<uint64_t>(length), static_cast<uint64_t>(std::llround(depth * 1e6)));
   return make_probe(task, length, depth,
                     Draws(task.seed, random_stream(RandomUse::needle_probe, (cell.bits(0) + number) % kManyStreams)));

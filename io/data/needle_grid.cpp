@@ -26,7 +26,7 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-// Of `count` sequences: those whose answers are all right.
+// How many of `count` sequences have correct answers only.
 int64_t count_right(std::span<const int32_t> targets, std::span<const int32_t> answers, int64_t count) {
   const auto length = static_cast<int64_t>(targets.size()) / count;
   int64_t right = 0, next = 0;
@@ -39,7 +39,7 @@ int64_t count_right(std::span<const int32_t> targets, std::span<const int32_t> a
   return right;
 }
 
-// From white, nothing recalled, to a dark blue; the eye tells 90% from 100%, since the ramp is steepest there.
+// From white (nothing recalled) to dark blue; the ramp is steepest near 1, so that 90% and 100% are distinct.
 struct Colour {
   int red, green, blue;
 };
@@ -75,7 +75,7 @@ std::string NeedleGrid::csv() const {
   return out;
 }
 
-// Styles are attributes of their own, `style`, which the rules of a page around it do not override.
+// Styles are `style` attributes, which the rules of an enclosing page do not override.
 std::string NeedleGrid::svg(const std::string& title) const {
   constexpr int kCellWidth = 64, kCellHeight = 26, kLeft = 62, kTop = 44, kRight = 12, kBottom = 44;
   constexpr const char* kText = "font:12px system-ui,sans-serif;fill:{}";
@@ -120,7 +120,8 @@ NeedleGrid measure_needles(const NeedleTask& task, NeedleQuestions q, const Answ
   };
   in_order(q.lengths);
   in_order(q.depths);
-  for (const int64_t length : q.lengths) needle_probe(task, length, 0, 0);  // what has no room is refused at once
+  for (const int64_t length : q.lengths)
+    needle_probe(task, length, 0, 0);  // lengths that are too short throw before any measurement
   for (const double depth : q.depths) needle_probe(task, q.lengths.back(), depth, 0);
   NeedleGrid grid{.lengths = q.lengths, .depths = q.depths, .samples = q.samples, .right = {}};
   grid.right.assign(q.lengths.size() * q.depths.size(), 0);

@@ -1,5 +1,5 @@
-// What a model recalls, by where the needle lies and how long the sequence is: measured, and as a table, a CSV file, a
-// picture.
+// Measures what a model recalls, by the needle's depth and the sequence's length, and writes it as a table, a CSV file
+// or a picture.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -12,10 +12,11 @@
 namespace triad {
 
 struct NeedleGrid {
-  std::vector<int64_t> lengths;  // tokens a sequence, ascending
+  std::vector<int64_t> lengths;  // tokens per sequence, ascending
   std::vector<double> depths;    // 0 to 1, ascending
-  int64_t samples = 0;           // a cell
-  std::vector<int64_t> right;    // [depth][length]: samples of which every token of the value was the likeliest
+  int64_t samples = 0;           // samples per cell
+  // [depth][length]: samples whose value tokens were all predicted by argmax
+  std::vector<int64_t> right;
 
   double accuracy(size_t depth, size_t length) const {
     return static_cast<double>(right[depth * lengths.size() + length]) / static_cast<double>(samples);
@@ -23,28 +24,27 @@ struct NeedleGrid {
   double lowest() const;
 
   std::string table() const;
-  // Header length,depth,samples,right,accuracy; a row a cell.
+  // One row per cell; header length,depth,samples,right,accuracy.
   std::string csv() const;
-  // Self-contained, and a part of an HTML page just as well.
+  // A self-contained SVG, which also works inside an HTML page.
   std::string svg(const std::string& title) const;
 };
 
 inline constexpr const char* kNeedleCsv = "needle.csv";
 inline constexpr const char* kNeedleSvg = "needle.svg";
 
-// Of sequences of T tokens, one behind the other: the likeliest token at each position that has a target (not -1), in
-// their order.
+// Maps concatenated sequences of T tokens to the argmax predictions at all positions with a target (not -1), in order.
 using Answers =
     std::function<std::vector<int32_t>(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t T)>;
 
 struct NeedleQuestions {
-  std::vector<int64_t> lengths;  // empty: an eighth, a quarter, half and all of the task's
+  std::vector<int64_t> lengths;  // empty: 1/8, 1/4, 1/2 and all of the task's length
   std::vector<double> depths;
   int64_t samples = 64, batch = 8;
 };
 
-// Every sample is a probe of its own (io/data/needle.h). The value's tokens stand in it, so that all of them are the
-// likeliest ones exactly where greedy decoding would say them.
+// Measures every cell with `samples` probes (io/data/needle.h). A probe contains its value (teacher forcing), so that
+// all value tokens are predicted exactly if greedy decoding would produce the value.
 NeedleGrid measure_needles(const NeedleTask&, NeedleQuestions, const Answers&);
 
 }  // namespace triad

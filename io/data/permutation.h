@@ -1,5 +1,5 @@
-// A shuffle without memory: a bijection of {0, .., n-1}, keyed by (seed, stream), any element of which can be asked for
-// alone.
+// A shuffle that needs no memory: a bijection of {0, .., n-1}, keyed by (seed, stream), evaluated one element at a
+// time.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -14,8 +14,8 @@ class Permutation {
   Permutation(int64_t n, uint64_t seed, uint64_t stream)
       : n_(static_cast<uint64_t>(n)), half_bits_((std::bit_width(n_ - 1) + 1) / 2), random_(seed, stream) {}
 
-  // A Feistel network permutes the smallest power of four that holds n; values past n are sent through again until they
-  // fall below it (cycle walking, under four passes on average), which leaves a permutation of {0, .., n-1}.
+  // A Feistel network permutes the smallest power of four >= n. Values >= n are permuted again until they are below n
+  // (cycle walking, fewer than four passes on average), which gives a permutation of {0, .., n-1}.
   int64_t operator()(int64_t i) const {
     auto x = static_cast<uint64_t>(i);
     do x = scramble(x);
@@ -26,7 +26,7 @@ class Permutation {
  private:
   uint64_t scramble(uint64_t x) const {
     constexpr uint64_t kRounds =
-        6;  // four make a pseudorandom permutation (Luby-Rackoff); small domains mix better with six
+        6;  // four make a pseudorandom permutation (Luby-Rackoff); six mix small domains better
     const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
     uint64_t left = x >> half_bits_, right = x & mask;
     for (uint64_t round = 0; round < kRounds; ++round) {

@@ -28,18 +28,18 @@ std::vector<std::string> shards_of(const ShardManifest& manifest, const Json& ro
   return paths;
 }
 
-// Checksums of the content alone: a tokenizer may be read from files of other names.
+// Sizes and checksums without names: a tokenizer may be read from files of other names.
 std::vector<Json> checksums(const Json& files) {
   std::vector<Json> sums;
   for (const Json& file : files) sums.push_back({file.at("bytes"), file.at("crc32")});
   return sums;
 }
 
-// Of a manifest that does not list the tokenizer's files: those in its folder are the shards' own copy.
+// For a manifest without a list of the tokenizer's files: the tokenizer files in its folder belong to the shards.
 Json files_in(const std::string& folder) {
   try {
     return describe_files(make_tokenizer(folder)->files());
-  } catch (const UsageError&) { return nullptr; }  // there are none
+  } catch (const UsageError&) { return nullptr; }  // there are no tokenizer files
 }
 
 bool lists(const ShardManifest& manifest, const fs::path& shard) {
@@ -115,7 +115,7 @@ ShardOrigin find_manifests(std::span<const std::string> shards) {
   };
   ShardOrigin origin;
   for (const std::string& shard : shards) {
-    // A link may lie in a folder of its own, and the file that it leads to beside a manifest.
+    // The shard may be a symbolic link: search the link's folder, then the target's folder.
     const ShardManifest* found = nullptr;
     for (const fs::path& path : {fs::path(shard), fs::canonical(shard)})
       if (const auto& manifest = manifest_in(path.parent_path().string());

@@ -1,5 +1,5 @@
-// manifest.json, which `triad data` leaves beside its shards: which of them are for training and which are held out,
-// and the tokenizer whose tokens they hold, known by the checksums of its files.
+// manifest.json, which `triad data` writes next to its shards: the training and validation shards, and the tokenizer of
+// their tokens, identified by the checksums of its files.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -13,33 +13,34 @@
 namespace triad {
 
 struct ShardManifest {
-  std::string path;                     // of manifest.json
-  std::string tokenizer;                // "byte", or the path of its file beside the manifest; empty: not known
-  Json tokenizer_files;                 // as describe_files() has them; none for bytes
-  int64_t vocab_size = 0;               // of the tokenizer
-  std::vector<std::string> train, val;  // the shards' paths
+  std::string path;                     // path of manifest.json
+  std::string tokenizer;                // "byte", or the path of the tokenizer's file in the same folder; "": unknown
+  Json tokenizer_files;                 // as from describe_files(); empty for bytes
+  int64_t vocab_size = 0;               // the tokenizer's vocabulary
+  std::vector<std::string> train, val;  // paths of the shards
 
   std::string folder() const;
-  // Whether the shards hold this tokenizer's tokens, as far as the manifest says. Its content decides, not its name.
+  // Whether the shards may hold this tokenizer's tokens: the files' contents are compared, not their names. True if the
+  // manifest's tokenizer is unknown.
   bool is_of(const Tokenizer&) const;
-  // What data.tokenizer takes. An Error that names the file if it is gone, or not what it was.
+  // The value for data.tokenizer. Throws an Error that names the file if it is missing or has changed.
   std::string checked_tokenizer() const;
 };
 
 // Name, bytes and CRC-32 of each file.
 Json describe_files(const std::vector<Tokenizer::File>&);
 
-// Of the folder; none where it has no manifest.json, or another program's. A damaged one is an Error that names it.
+// The manifest in a folder; nullopt if there is no manifest.json, or one of another program. A damaged one throws.
 std::optional<ShardManifest> read_manifest(const std::string& folder);
 
-// The manifests that list these shards, each once, and the shards whose tokenizer none says.
+// The manifests that list the given shards, each once, and the shards whose tokenizer is unknown.
 struct ShardOrigin {
   std::vector<ShardManifest> manifests;
   std::vector<std::string> unlisted;
 };
 ShardOrigin find_manifests(std::span<const std::string> shards);
 
-// expand_globs, to which a folder with a manifest stands for its shards of one split.
+// As expand_globs, where a folder with a manifest means its shards of one split.
 enum class ShardSplit { train, val };
 std::vector<std::string> expand_shards(std::span<const std::string> patterns, ShardSplit);
 

@@ -1,5 +1,5 @@
-// The shards that one call of `triad data` writes: two rows of tokens, train and val, cut into files of a chosen size;
-// and what a later call needs to go on after a kill.
+// The shards that one call of `triad data` writes: two streams of tokens, train and val, cut into files of a chosen
+// size, and the state that a later call needs to resume after a kill.
 #pragma once
 #include <memory>
 #include <string>
@@ -12,8 +12,9 @@
 
 namespace triad {
 
-// Which documents are held out, told one after the other, before it is known how many there are: of each 1/val_fraction
-// documents one, that the seed chooses, but never the first of all. So after n documents n * val_fraction are, to one.
+// The choice of validation documents in a stream whose length is not known yet: of each 1/val_fraction consecutive
+// documents, the seed chooses one, but never the very first document. So after n documents, n * val_fraction +- 1 are
+// chosen.
 class HeldOutStream {
  public:
   HeldOutStream(double val_fraction, uint64_t seed);
@@ -26,30 +27,30 @@ class HeldOutStream {
   Philox random_;
 };
 
-// FOLDER/PREFIX_000000.bin, ... of exactly shard_tokens tokens each, but for the last. Documents run on across them.
+// FOLDER/PREFIX_000000.bin, ... of exactly shard_tokens tokens each, except the last. Documents may span two shards.
 class ShardRow {
  public:
   ShardRow(std::string folder, std::string prefix, TokenWidth width, int64_t shard_tokens);
-  // Goes on where pause() was: files of this prefix that were begun later are removed.
+  // Continues from the state that pause() returned; later files of this prefix are removed.
   void resume(const Json& paused);
   void append(std::span<const int32_t> tokens);
   void begin_document();
   Json pause();
   void finish();
-  // After finish(): the tokens of [begin, tokens()) go to the other row, which is finished too, and stay here as well
-  // until cut() takes them off; it may be repeated after a kill.
+  // After finish(): copies the tokens [begin, tokens()) to another row and finishes that one; cut() then removes them
+  // here. Both may be repeated after a kill.
   void copy_tail(int64_t begin, ShardRow& to) const;
   void cut(int64_t begin);
 
   int64_t tokens() const { return tokens_; }
   int64_t documents() const { return documents_; }
-  int64_t last_document() const { return last_document_; }  // the token that it begins with
+  int64_t last_document() const { return last_document_; }  // position of the first token of the last document
   void set_documents(int64_t n) { documents_ = n; }
   Json report() const { return {{"documents", documents_}, {"tokens", tokens_}, {"shards", shards_}}; }
 
  private:
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
-  std::optional<int64_t> number_of(std::string_view file) const;  // of a shard of this row, whole or not
+  std::optional<int64_t> number_of(std::string_view file) const;  // number of this row's shard `file`, finished or not
   void finish_shard();
 
   std::string folder_, prefix_, name_;

@@ -25,7 +25,7 @@ struct Format {
 constexpr std::array<Format, 2> kFormats = {Format{TokenWidth::u16, 20240520, 1}, Format{TokenWidth::u32, 20240801, 7}};
 constexpr std::string_view kLlmqMagic = "BIN.TOK\n";
 
-constexpr int64_t kHeadBytes = 4096;  // enough to know any shard by
+constexpr int64_t kHeadBytes = 4096;  // enough bytes to recognize any format
 
 int32_t header_word(std::string_view head, int64_t index) {
   int32_t word = 0;
@@ -33,7 +33,7 @@ int32_t header_word(std::string_view head, int64_t index) {
   return word;
 }
 
-// A plain loop, which the compiler vectorises.
+// A plain loop, so that the compiler vectorizes it.
 template <class T>
 T largest(std::span<const T> tokens) {
   T most = 0;
@@ -47,8 +47,8 @@ bool has_magic(std::string_view head) {
                                          [&](const Format& f) { return header_word(head, 0) == f.magic; });
 }
 
-// nanoGPT's files have no header to know them by: they are called train.bin and val.bin. Text under such a name would
-// show in its first bytes, and so would wider tokens, whose upper halves are mostly 0.
+// nanoGPT's files have no header and are recognized by their names, train.bin and val.bin. Excluded are text, by its
+// bytes, and u32 tokens, whose upper halves are mostly 0.
 bool is_nanogpt(const std::string& path, std::string_view head) {
   const std::string name = std::filesystem::path(path).filename().string();
   if (name != "train.bin" && name != "val.bin") return false;
@@ -59,7 +59,7 @@ bool is_nanogpt(const std::string& path, std::string_view head) {
     ++upper;
     empty += head[i] == 0 && head[i + 1] == 0;
   }
-  constexpr size_t kFew = 16;  // too few tokens to tell
+  constexpr size_t kFew = 16;  // too few tokens to decide
   return !head.empty() && !text && (upper < kFew || empty * 10 < upper * 9);
 }
 
@@ -111,7 +111,7 @@ void Shard::read_llmc_header(std::string_view head) {
   TRIAD_CHECK(size_ > 0, "{}: at offset 8 expected a count of one or more tokens, found {}", path(), size_);
 }
 
-// Behind the magic: version, bytes a token, tokens, vocabulary, whether a mask follows the tokens.
+// After the magic: version, bytes per token, tokens, vocabulary, whether a mask follows the tokens.
 void Shard::read_llmq_header(std::string_view head) {
   need_header(head);
   constexpr int64_t kVersion = 2, kBytes = 4;
@@ -130,7 +130,7 @@ void Shard::read_llmq_header(std::string_view head) {
       path(), header_word(head, 6));
 }
 
-// Calls f(first, tokens) for tokens [begin, end), a piece at a time, as the file has them: spans of uint16_t or
+// Calls f(first, tokens) for the tokens [begin, end), piece by piece, as spans of the file's type, uint16_t or
 // uint32_t.
 template <class F>
 void Shard::for_each_piece(int64_t begin, int64_t end, F&& f) const {
@@ -187,7 +187,7 @@ ShardWriter::ShardWriter(const std::string& path, TokenWidth width, const Progre
       file_(path, from.tokens > 0 ? kHeaderBytes + from.tokens * static_cast<int64_t>(width) : 0),
       size_(from.tokens),
       body_crc_(from.crc32) {
-  const std::array<std::byte, kHeaderBytes> placeholder{};  // finish() knows the count
+  const std::array<std::byte, kHeaderBytes> placeholder{};  // finish() writes the header
   if (from.tokens == 0) file_.write(placeholder);
 }
 
@@ -203,7 +203,7 @@ void ShardWriter::append(std::span<const int32_t> tokens) {
   buffer_.resize(at + tokens.size() * bytes_each);
   std::byte* to = buffer_.data() + at;
   for (const int32_t token : tokens) {
-    std::memcpy(to, &token, bytes_each);  // little-endian: the low bytes come first
+    std::memcpy(to, &token, bytes_each);  // little-endian: the low bytes are first
     to += bytes_each;
   }
   size_ += static_cast<int64_t>(tokens.size());

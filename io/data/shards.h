@@ -1,6 +1,7 @@
-// Token shards. Written as llm.c does: 256 int32 of header (magic, version, token count), then the tokens,
-// little-endian. u16: magic 20240520, version 1. u32: magic 20240801, version 7. Read too: llmq's (BIN.TOK, u32), and
-// nanoGPT's train.bin and val.bin, which are u16 tokens alone.
+// Reads and writes token shards (io/data/README.md has the layouts).
+// Written: llm.c's format, 256 int32 of header (magic, version, token count), then the tokens, little-endian; u16 with
+// magic 20240520, version 1, or u32 with magic 20240801, version 7. Read in addition: llmq's shards (BIN.TOK, u32), and
+// nanoGPT's train.bin and val.bin, which are u16 tokens without a header.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -12,27 +13,27 @@
 
 namespace triad {
 
-enum class TokenWidth { u16 = 2, u32 = 4 };  // bytes a token
+enum class TokenWidth { u16 = 2, u32 = 4 };  // bytes per token
 
-// True if the file begins with the magic number of a shard, or is one of nanoGPT's by its name. A file too short for a
-// magic number is none.
+// True if the file begins with a shard's magic number, or is one of nanoGPT's files by name and content. False for a
+// file that is too short for a magic number.
 bool is_shard(const std::string& path);
 
-// A shard, open for reading (InputFile). A file that is foreign, cut, without tokens, or not exactly as long as its
-// header says is an Error that names file, offset, and what was expected and found there. What becomes of the file
-// afterwards is an Error of the read that meets it.
+// A shard, open for reading (InputFile). A file that is foreign, cut, without tokens, or not as long as its header
+// says, throws an Error that names file, offset, and the expected and found values. If the file changes later, the next
+// read throws.
 class Shard {
  public:
   explicit Shard(const std::string& path);
   const std::string& path() const { return file_.path(); }
   TokenWidth width() const { return width_; }
-  const char* format() const { return format_; }  // for a person
+  const char* format() const { return format_; }  // description for messages
   int64_t size() const { return size_; }          // tokens
   int64_t bytes() const { return file_.size(); }
-  // Tokens [begin, begin + out.size()). If vocab is given, the first token >= vocab is an Error as in scan().
+  // Reads tokens [begin, begin + out.size()). If vocab is given, a token >= vocab throws as in scan().
   void read(int64_t begin, std::span<int32_t> out, int64_t vocab = kAnyToken) const;
   int64_t max_token() const;  // reads the whole shard
-  // The first token >= vocab is an Error that names file, offset and token. Reads the whole shard.
+  // Reads the whole shard. A token >= vocab throws an Error that names file, offset and token.
   void scan(int64_t vocab) const;
 
  private:
@@ -48,29 +49,29 @@ class Shard {
   InputFile file_;
   const char* format_ = "";
   TokenWidth width_ = TokenWidth::u16;
-  int64_t header_bytes_ = 1024;  // before the tokens
+  int64_t header_bytes_ = 1024;  // bytes before the tokens
   int64_t size_ = 0;
 };
 
 // Writes a shard piece by piece; it appears whole or not at all.
 class ShardWriter {
  public:
-  // What a later process needs to go on with a shard: its tokens so far, and the CRC-32 of their bytes.
+  // State from which a later process continues a shard: the number of its tokens, and the CRC-32 of their bytes.
   struct Progress {
     int64_t tokens = 0;
     uint32_t crc32 = 0;
   };
   ShardWriter(const std::string& path, TokenWidth width) : ShardWriter(path, width, Progress{}) {}
   ShardWriter(const std::string& path, TokenWidth width, const Progress& from);
-  void append(std::span<const int32_t> tokens);  // a token that does not fit the width is an Error
+  void append(std::span<const int32_t> tokens);  // throws for a token that does not fit the width
   int64_t size() const { return size_; }         // tokens so far
-  Progress pause();  // all of them are on disk beside the file, and stay there if this is the end
+  Progress pause();                              // syncs all tokens to NAME.part, which the destructor then keeps
 
   struct Written {
     int64_t tokens = 0, bytes = 0;
-    uint32_t crc32 = 0;  // of the whole file
+    uint32_t crc32 = 0;  // CRC-32 of the whole file
   };
-  Written finish();  // a shard without tokens is an Error
+  Written finish();  // throws if there are no tokens
 
  private:
   void flush();

@@ -1,4 +1,4 @@
-// The bytes of a text file or of standard input, one after the other; what gzip or zstd packed comes unpacked.
+// Reads a text file or standard input, sequentially; gzip and zstd data is decompressed.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -11,21 +11,21 @@
 namespace triad {
 
 inline constexpr const char* kStandardInput = "-";
-// What is read once, from its beginning, and has no size: standard input, or a pipe such as bash's <(...).
+// True for an input that can be read only once and has no size: standard input, or a pipe such as bash's <(...).
 bool is_stream(const std::string& path);
 
 class TextInput {
  public:
-  // kStandardInput, or a file. Whether it is packed shows in its first bytes, not in its name; packed otherwise than by
-  // gzip or zstd it is an Error. stopped: asked while standard input lets wait; true ends the text.
+  // path: a file, or kStandardInput. Compression is recognized by the first bytes, not by the name; other compression
+  // than gzip and zstd throws. stopped: polled while the input has no data; if it returns true, the text ends.
   explicit TextInput(const std::string& path, std::function<bool()> stopped = {});
   ~TextInput();
   const std::string& name() const { return name_; }
-  // Fills `to` as far as there is text: less only at the end. A packed file that is cut or damaged is an Error.
+  // Fills `to`; returns fewer bytes only at the end of the text. A cut or damaged compressed file throws.
   size_t read(std::span<char> to);
-  // The first byte, without taking it; -1: there is none.
+  // The next byte, which stays unread; -1 at the end.
   int peek();
-  int64_t bytes_taken() const { return taken_; }  // of the file, packed as it is
+  int64_t bytes_taken() const { return taken_; }  // bytes of the file as stored that were read so far
 
  private:
   class Unpacker;
@@ -37,12 +37,12 @@ class TextInput {
   std::function<bool()> stopped_;
   FileHandle file_;
   std::string buffer_;
-  size_t at_ = 0;  // in buffer_
+  size_t at_ = 0;  // index in buffer_
   int64_t taken_ = 0;
   std::unique_ptr<Unpacker> unpacker_;
-  int ahead_ = -1;  // the byte that peek() unpacked
+  int ahead_ = -1;  // the byte that peek() read, or -1
 };
 
-std::string read_whole_text(const std::string& path);  // what TextInput takes
+std::string read_whole_text(const std::string& path);  // path: as for TextInput
 
 }  // namespace triad

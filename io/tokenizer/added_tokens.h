@@ -1,5 +1,5 @@
-// Tokens that stand in the text as they are ("<|endoftext|>"): found before anything else looks at it, the leftmost
-// first, of several there the longest.
+// Finds added tokens ("<|endoftext|>") in a text, before the text is split into words: the leftmost match first, and of
+// several at one position the longest.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -13,36 +13,37 @@ namespace triad {
 struct AddedToken {
   std::string content;
   int32_t id = 0;
-  bool single_word = false;             // not beside a letter or digit
-  bool lstrip = false, rstrip = false;  // takes the spaces before, behind it
-  bool normalized = false;              // looked for behind the normalizer, in its normal form
+  bool single_word = false;  // no match next to a letter or digit
+  // lstrip, rstrip: the match includes the spaces before or after it
+  bool lstrip = false, rstrip = false;
+  bool normalized = false;  // matched in normalized text, in its normal form
   bool special = false;
 };
 
-// Those of one kind, normalized or not.
+// The added tokens of one kind: normalized or not.
 class AddedTokens {
  public:
-  // contents: in the form that is looked for.
+  // contents are in the form that occurs in the text.
   AddedTokens(std::vector<AddedToken> tokens);
 
   struct Match {
-    size_t begin = 0, end = 0;  // with the spaces that it takes
+    size_t begin = 0, end = 0;  // with stripped spaces
     int32_t id = 0;
-    size_t searched = 0;  // where the search goes on; its spaces may lie past it
+    size_t searched = 0;  // where the next search begins; `end` may be later, after stripped spaces
   };
-  // The first at or after `from` in UTF-8 text, of which those before `taken` are gone. Beginnings at or past `limit`
-  // are not looked at. as_text: special ones are text.
+  // The first match that begins in [from, limit) of the UTF-8 text; stripped spaces do not reach before `taken`.
+  // as_text: special tokens are ignored.
   std::optional<Match> find(std::string_view text, size_t from, size_t taken, size_t limit, bool as_text) const;
 
   bool empty() const { return tokens_.empty(); }
-  size_t longest() const { return longest_; }        // bytes
-  bool look_around() const { return look_around_; }  // some have a flag by which what is beside them counts
+  size_t longest() const { return longest_; }        // length of the longest token, bytes
+  bool look_around() const { return look_around_; }  // matches depend on neighbouring text
 
  private:
   const AddedToken* longest_at(std::string_view text) const;
 
-  std::vector<AddedToken> tokens_;  // by content
-  std::array<bool, 256> begins_{};  // a token, with this byte
+  std::vector<AddedToken> tokens_;  // sorted by content
+  std::array<bool, 256> begins_{};  // whether a token begins with this byte
   size_t longest_ = 0;
   bool look_around_ = false;
 };

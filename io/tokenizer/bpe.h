@@ -1,5 +1,5 @@
-// Byte-pair encoding of one word: its bytes are tokens, and of all neighbours that the table of merges knows, the pair
-// of the lowest rank (the leftmost of several) becomes one token, until no pair is left that it knows.
+// Byte-pair encoding of one word. Each byte begins as one token. Then, of all adjacent pairs in the table of merges,
+// the pair of the lowest rank (the leftmost of equals) is merged into one token, until no pair is in the table.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -11,20 +11,19 @@
 
 namespace triad {
 
-// What an encoder works with. A Bpe is shared by all threads; each brings a scratch of its own.
+// Buffers of one encoding thread. A Bpe is shared by all threads.
 struct BpeScratch {
-  // Words come again and again: of those up to 24 bytes and 9 tokens the last one of each place is kept, a cache line
-  // each.
+  // A direct-mapped cache of encoded words of up to 24 bytes and 9 tokens, a cache line each.
   struct Word {
     std::array<uint64_t, 3> text;
-    uint8_t bytes, count;  // bytes 0: none
+    uint8_t bytes, count;  // bytes 0: empty entry
     std::array<int32_t, 9> tokens;
   };
   static constexpr int kWordBits = 15;  // 2 MiB
   std::vector<Word> words = std::vector<Word>(size_t{1} << kWordBits);
 
   struct Symbol {
-    int32_t token, prev, next;  // next -1: the last one; token -1: merged into the one before
+    int32_t token, prev, next;  // next -1: last symbol; token -1: merged into its left neighbour
   };
   struct Candidate {
     uint32_t rank;
@@ -36,7 +35,7 @@ struct BpeScratch {
   std::vector<Candidate> heap;
 };
 
-// Looks strings up by views of them.
+// Hash for lookups of a std::string by a std::string_view.
 struct ViewHash {
   using is_transparent = void;
   size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
@@ -46,15 +45,16 @@ using WordTokens = std::unordered_map<std::string, int32_t, ViewHash, std::equal
 class Bpe {
  public:
   struct Merge {
-    int32_t left, right, merged;  // in the order of their ranks; of one pair's two the later counts
+    int32_t left, right,
+        merged;  // merges are in the order of their ranks; of two merges of one pair the later one counts
   };
-  // whole_words are one token whatever the merges say.
+  // whole_words are encoded as one token, without merges.
   Bpe(const std::array<int32_t, 256>& byte_tokens, const std::vector<Merge>& merges, WordTokens whole_words = {});
 
-  // Appends the tokens of a word of any bytes.
+  // Appends the tokens of a word, which may hold any bytes.
   void encode(std::string_view word, BpeScratch&, std::vector<int32_t>& out) const;
-  // The two ways to merge, for the test that they agree: short words by looking at all pairs after each merge, long
-  // ones by a heap of candidates.
+  // The two algorithms, public for the test that they agree: short words by scanning all pairs after each merge, long
+  // words by a heap of candidate pairs.
   void encode_short(std::string_view word, BpeScratch&, std::vector<int32_t>& out) const;
   void encode_long(std::string_view word, BpeScratch&, std::vector<int32_t>& out) const;
 
@@ -69,8 +69,8 @@ class Bpe {
   void encode_unknown(std::string_view word, BpeScratch&, std::vector<int32_t>& out) const;
 
   std::array<int32_t, 256> byte_tokens_;
-  std::vector<Entry> table_;               // open addressing, at most half full
-  std::vector<uint32_t> byte_pair_ranks_;  // of two bytes' tokens: a word's first look-ups need no hashing
+  std::vector<Entry> table_;               // hash table with open addressing, at most half full
+  std::vector<uint32_t> byte_pair_ranks_;  // ranks of pairs of byte tokens: the first lookups of a word need no hashing
   int shift_ = 0;
   WordTokens whole_words_;
 };

@@ -22,7 +22,7 @@ std::vector<AddedToken> of_kind(const BpeSpec& spec, bool normalized) {
 
 }  // namespace
 
-// What one call encodes with.
+// The buffers of one encoding call.
 struct BpeTokenizer::Workspace {
   explicit Workspace(const std::vector<Step>& steps) {
     for (const Step& step : steps) {
@@ -31,7 +31,7 @@ struct BpeTokenizer::Workspace {
     }
   }
   BpeScratch bpe;
-  std::vector<std::optional<Pattern::Matcher>> matchers;  // by step
+  std::vector<std::optional<Pattern::Matcher>> matchers;  // per step
 };
 
 class BpeTokenizer::Lease {
@@ -68,8 +68,8 @@ BpeTokenizer::BpeTokenizer(BpeSpec spec, const TokenizerOptions& options)
     Step& step = steps_.emplace_back(Step{std::nullopt, s.behavior, s.invert});
     if (!s.prefix_space) step.pattern.emplace(s.pattern, spec_.name);
   }
-  // Where a word ends for a pattern it does however the text goes on, if neither what stands before nor the normalizer
-  // reaches across.
+  // The end of a word is independent of later text if neither the normalizer nor the context of added tokens crosses
+  // it.
   has_beginnings_ =
       spec_.normalizers.empty() && !raw_.look_around() && !normalized_.look_around() && cuts_beginnings(0);
 }
@@ -103,7 +103,7 @@ size_t BpeTokenizer::append_beginning(std::string_view text, std::vector<int32_t
     const size_t valid = utf8_prefix(rest);
     if (valid == rest.size() || is_cut_character(rest.substr(valid)))
       return done + encode_utf8(rest.substr(0, valid), true, *workspace, out);
-    size_t end = valid;  // of what is no UTF-8
+    size_t end = valid;  // end of the invalid bytes
     while (end < rest.size() && utf8_prefix(rest.substr(end, 4)) == 0) ++end;
     if (end + 4 > rest.size()) return done + encode_utf8(rest.substr(0, valid), true, *workspace, out);
     if (valid > 0) encode_utf8(rest.substr(0, valid), false, *workspace, out);
@@ -112,12 +112,13 @@ size_t BpeTokenizer::append_beginning(std::string_view text, std::vector<int32_t
   }
 }
 
-// Appends the tokens found in the text, and calls section(text between them, goes_on), which returns the bytes that it
-// took, in the order of the text. Returns the bytes taken: all, unless the text goes on.
+// Appends the added tokens of the text and calls section(text between them, goes_on), in the order of the text;
+// `section` returns the bytes that it encoded. goes_on: more text follows. Returns the bytes that were encoded: all of
+// them unless goes_on.
 template <class Section>
 size_t BpeTokenizer::cut_out(const AddedTokens& tokens, std::string_view text, bool goes_on, std::vector<int32_t>& out,
                              Section&& section) const {
-  // A token that begins in the last bytes of a text that goes on might not be seen whole.
+  // If more text follows, a token that begins in the last bytes may be incomplete.
   size_t limit = text.size();
   if (goes_on && !tokens.empty()) limit -= std::min(limit, tokens.longest() - 1);
   while (goes_on && limit > 0 && limit < text.size() && (static_cast<uint8_t>(text[limit]) & 0xc0) == 0x80) --limit;
@@ -175,7 +176,7 @@ size_t BpeTokenizer::split(size_t step, std::string_view text, bool goes_on, Wor
     done = from = match.end;
     if (match.begin == match.end && from < text.size()) from += character_bytes(text, from);
   }
-  if (goes_on) {  // of what lies behind the last match the next pattern may know a beginning
+  if (goes_on) {  // the next pattern may be able to encode a prefix of the text after the last match
     if (!cuts_beginnings(step + 1)) return done;
     return done + split(step + 1, text.substr(done, gap_end - done), true, workspace, out);
   }
@@ -183,7 +184,7 @@ size_t BpeTokenizer::split(size_t step, std::string_view text, bool goes_on, Wor
   return text.size();
 }
 
-// The other behaviors need to know their neighbours. Matches and what lies between them, in order:
+// The other behaviors depend on neighbouring parts: lists matches and the text between them, then joins them.
 void BpeTokenizer::split_otherwise(size_t step, std::string_view text, Workspace& workspace,
                                    std::vector<int32_t>& out) const {
   const Step& s = steps_[step];
@@ -208,7 +209,7 @@ void BpeTokenizer::split_otherwise(size_t step, std::string_view text, Workspace
 
   std::vector<Part> joined;
   if (s.behavior == SplitBehavior::merged_with_next) {
-    for (size_t i = 0; i < parts.size(); ++i) {  // from its end a match joins what it stands before
+    for (size_t i = 0; i < parts.size(); ++i) {  // a match is joined with the text after it
       const bool join = i > 0 && parts[i - 1].match && !parts[i].match;
       if (join)
         joined.back().end = parts[i].end;

@@ -1,11 +1,11 @@
-// Byte-level BPE as the `tokenizers` library does it, token for token. A text goes through five steps:
-//   1. added tokens that are looked for in the text as it is are cut out;
-//   2. the normalizer, where there is one, brings what lies between into a normal form;
-//   3. added tokens that are looked for behind the normalizer are cut out;
-//   4. the pre-tokenizer's patterns cut what lies between into words;
+// Byte-level BPE with the same tokens as the `tokenizers` library. A text passes five steps:
+//   1. added tokens that are matched in raw text are cut out;
+//   2. the normalizer, if there is one, normalizes the text between them;
+//   3. added tokens that are matched in normalized text are cut out;
+//   4. the pre-tokenizer's patterns split the text between them into words;
 //   5. each word's bytes are merged (io/tokenizer/bpe.h).
-// Bytes that are no UTF-8, which the library does not take at all, are words of their own; so every byte string comes
-// back from decode() as it was, unless a normalizer, a prefix space or a token that swallows spaces changed it.
+// Bytes that are not UTF-8, which the library does not accept, are words of their own. So decode(encode(x)) == x for
+// any bytes, unless a normalizer, a prefix space or a token with lstrip or rstrip changed the text.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -21,26 +21,26 @@
 
 namespace triad {
 
-// What becomes of a pattern's matches and of what lies between them.
+// How a split treats a pattern's matches and the text between them.
 enum class SplitBehavior { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
-// What the files say.
+// The contents of the tokenizer's files.
 struct BpeSpec {
   std::string name;
   std::vector<Tokenizer::File> files;
-  std::vector<std::optional<std::string>> texts;  // by token: the bytes it stands for; ids without a token have none
+  std::vector<std::optional<std::string>> texts;  // bytes of each token; nullopt for an unused id
   std::array<int32_t, 256> byte_tokens{};
   std::vector<Bpe::Merge> merges;
   std::vector<AddedToken> added;
   std::vector<NormalForm> normalizers;
   struct Split {
-    bool prefix_space = false;  // no pattern: a space goes before what has none
-    std::string pattern = {};   // Oniguruma's
+    bool prefix_space = false;  // no pattern: prepends a space if the text does not begin with one
+    std::string pattern = {};   // in Oniguruma's syntax
     SplitBehavior behavior = SplitBehavior::isolated;
-    bool invert = false;  // matches are what lies between, and the other way round
+    bool invert = false;  // exchanges the roles of matches and the text between them
   };
   std::vector<Split> splits;
-  WordTokens whole_words;  // ignore_merges: these are one token whatever the merges say
+  WordTokens whole_words;  // words that ignore_merges encodes as one token
   int32_t eot = 0;
 };
 
@@ -60,7 +60,7 @@ class BpeTokenizer final : public Tokenizer {
   struct Workspace;
   class Lease;
   struct Step {
-    std::optional<Pattern> pattern;  // none: a prefix space
+    std::optional<Pattern> pattern;  // nullopt: a prefix space
     SplitBehavior behavior;
     bool invert;
   };
@@ -77,17 +77,17 @@ class BpeTokenizer final : public Tokenizer {
   Bpe bpe_;
   AddedTokens raw_, normalized_;
   std::vector<Step> steps_;
-  bool has_beginnings_ = false;  // append_beginning() finds any
+  bool has_beginnings_ = false;  // append_beginning() can return tokens
   mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<Workspace>> idle_;  // each encoding call borrows one
+  mutable std::vector<std::unique_ptr<Workspace>> idle_;  // one per concurrent call
 };
 
-// tokenizer.json of the `tokenizers` library. What it asks for and is not understood here is an Error that names it:
-// other models than BPE, normalizers but Unicode's forms, pre-tokenizers but Split, Digits and ByteLevel, which has to
-// be the last. Truncation, padding and the post-processor's tokens have no say in what a document's tokens are.
+// Reads a tokenizer.json of the `tokenizers` library. Supported: the model BPE, Unicode's normal forms as normalizers,
+// and the pre-tokenizers Split, Digits and ByteLevel, where ByteLevel must be the last. Anything else throws an Error
+// that names it. Truncation, padding and the post-processor do not affect a document's tokens and are ignored.
 std::unique_ptr<Tokenizer> read_tokenizer_json(const std::string& name, const std::string& path,
                                                const TokenizerOptions&);
-// GPT-2's encoder.json and vocab.bpe; <|endoftext|> is a special token, the pattern GPT-2's.
+// Reads GPT-2's encoder.json and vocab.bpe. <|endoftext|> is a special token, and the pattern is GPT-2's.
 std::unique_ptr<Tokenizer> read_bpe_pair(const std::string& name, const std::string& vocabulary,
                                          const std::string& merges, const TokenizerOptions&);
 

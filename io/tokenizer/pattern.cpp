@@ -14,7 +14,7 @@ namespace triad {
 
 namespace {
 
-// Unicode's White_Space. PCRE2's own \s takes U+180E too, which has been none since Unicode 6.3.
+// Unicode's White_Space. PCRE2's \s includes U+180E in addition, which is no white space since Unicode 6.3.
 constexpr std::string_view kSpaces =
     R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 
@@ -49,7 +49,7 @@ class Translator {
     at_ += n;
   }
 
-  // Classes inside a class may not be negated: PCRE2 has no \P{L} that leaves out what only newer Unicode calls L.
+  // A negated set inside a class is refused: PCRE2 has no \P{L} that excludes the letters of newer Unicode versions.
   void put_set(std::string_view set, bool negated) {
     if (in_class_ && negated) refuse("a negated set inside a class");
     if (in_class_)
@@ -107,7 +107,7 @@ class Translator {
   }
 
   void open_class() {
-    if (in_class_) refuse("a [ inside a class");  // a nested class there, a plain character for PCRE2
+    if (in_class_) refuse("a [ inside a class");  // Oniguruma: a nested class; PCRE2: a plain [
     in_class_ = true;
     copy(from_.substr(at_ + 1, 1) == "^" ? 2 : 1);
     if (at_ < from_.size() && from_[at_] == ']') refuse("an empty class");
@@ -122,20 +122,20 @@ class Translator {
   }
 
   void outside(char c) {
-    if (c == '^' || c == '$') refuse(std::string(1, c));  // of a line there, of the text for PCRE2
+    if (c == '^' || c == '$') refuse(std::string(1, c));  // Oniguruma: of a line; PCRE2: of the text
     if (c == '(' && from_.substr(at_, 2) == "(*") refuse("(*");
     if (c == '(' && from_.substr(at_, 2) == "(?") {
       for (const std::string_view group : {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!", "(?i:"})
         if (from_.substr(at_).starts_with(group)) return copy(group.size());
-      if (at_ == 0 && from_.starts_with("(?i)")) return copy(4);  // later it would end at another place
+      if (at_ == 0 && from_.starts_with("(?i)")) return copy(4);  // elsewhere the two end its scope at different places
       refuse("a group that is none of (?: (?= (?! (?> (?<= (?<! (?i:");
     }
-    // Without a lower bound it is plain text for PCRE2, and {n}? is n or none there, n for PCRE2.
+    // {,n}: PCRE2 reads it as plain text. {n}?: "n or none" in Oniguruma, n in PCRE2.
     if (c == '{' && from_.substr(at_, 2) == "{,") refuse("{,");
     if (c == '}' && from_.substr(at_, 2) == "}?" && from_.substr(0, at_).find_last_of("{,") != std::string_view::npos &&
         from_[from_.substr(0, at_).find_last_of("{,")] == '{')
       refuse("}?");
-    // {n,m}+ is a repetition of a repetition there, a possessive one for PCRE2.
+    // {n,m}+: a repeated repetition in Oniguruma, possessive in PCRE2.
     if (c == '}' && from_.substr(at_, 2) == "}+") refuse("}+");
     copy(1);
   }
@@ -197,7 +197,7 @@ Pattern::Matcher::Matcher(const Pattern& pattern)
       context_(pcre2_match_context_create(nullptr),
                [](void* p) { pcre2_match_context_free(static_cast<pcre2_match_context*>(p)); }) {
   TRIAD_CHECK(data_ && context_, "{}: no memory to match", pattern.where_);
-  constexpr uint32_t kHeapKiB = 1 << 20;  // 1 GiB, where the stack is full: some five million turns
+  constexpr uint32_t kHeapKiB = 1 << 20;  // 1 GiB of heap if the stack is full: some five million iterations of a group
   pcre2_set_heap_limit(static_cast<pcre2_match_context*>(context_.get()), kHeapKiB);
   if (stack_) pcre2_jit_stack_assign(static_cast<pcre2_match_context*>(context_.get()), nullptr, stack_.get());
 }
@@ -206,17 +206,17 @@ Pattern::Found Pattern::find(Matcher& m, std::string_view text, size_t from, boo
   auto* data = static_cast<pcre2_match_data*>(m.data_.get());
   auto* context = static_cast<pcre2_match_context*>(m.context_.get());
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-  // Of what one match may try, in steps: a few times what lies before it, which no sound pattern needs for a run of any
-  // length; one that tries all ways to cut a word (exponentially many) ends here, not after hours. Each match of a text
-  // has as many: a pattern that looks far ahead at each place takes a time that grows with the square of the text.
+  // Limit on PCRE2's match steps: proportional to the remaining text, several times what a sound pattern needs. A
+  // pattern with exponential backtracking fails here instead of running for hours. The limit holds for each match, so a
+  // pattern with a long lookahead at each position still takes quadratic time.
   constexpr size_t kLeastSteps = 20'000, kStepsPerByte = 4;
   const size_t steps = kLeastSteps + kStepsPerByte * (text.size() - from);
   pcre2_set_match_limit(context, static_cast<uint32_t>(std::min<size_t>(steps, UINT32_MAX)));
   const uint32_t options = PCRE2_NO_UTF_CHECK | (goes_on ? PCRE2_PARTIAL_HARD : 0);
   int rc = compiled_ ? pcre2_jit_match(code_of(code_), subject, text.size(), from, options, data, context)
                      : pcre2_match(code_of(code_), subject, text.size(), from, options, data, context);
-  std::shared_ptr<pcre2_match_data> on_heap;  // it keeps its memory, so not for longer than this match
-  if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {     // a group's loop takes some of the stack for each turn, of any number
+  std::shared_ptr<pcre2_match_data> on_heap;  // freed after this match, because it keeps its memory
+  if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {     // each iteration of a group uses stack
     on_heap.reset(pcre2_match_data_create_from_pattern(code_of(code_), nullptr), pcre2_match_data_free);
     TRIAD_CHECK(on_heap, "{}: no memory to match", where_);
     data = on_heap.get();

@@ -1,5 +1,5 @@
-// The regular expressions of a tokenizer.json: written for Oniguruma, which the `tokenizers` library runs, translated
-// for PCRE2, compiled to machine code. What the two do not understand alike is refused, not guessed.
+// Regular expressions of a tokenizer.json. They are written for Oniguruma, which the `tokenizers` library uses, and are
+// translated to PCRE2 and compiled to machine code. A construct with different meanings in the two is refused.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,27 +11,27 @@ namespace triad {
 
 class Pattern {
  public:
-  // where: what the messages call it.
+  // where: the pattern's source, for messages.
   Pattern(const std::string& oniguruma, const std::string& where);
 
-  // What one thread needs to match.
+  // Match data of one thread.
   class Matcher {
    public:
     explicit Matcher(const Pattern&);
 
    private:
     friend class Pattern;
-    std::shared_ptr<void> data_, stack_, context_;  // in the order of their making
+    std::shared_ptr<void> data_, stack_, context_;  // in order of construction
   };
 
   enum class Found { none, match, cut };
   struct Span {
     size_t begin = 0, end = 0;
   };
-  // The first match in the UTF-8 text at or after `from`. goes_on: the text has more that is not here; a match that
-  // could depend on it is `cut`, and span.begin where it would begin.
+  // Finds the first match in the UTF-8 text at or after `from`. goes_on: more text follows. In this case a match that
+  // might depend on it returns `cut`, with its beginning in span.begin.
   Found find(Matcher&, std::string_view text, size_t from, bool goes_on, Span& span) const;
-  // A match may depend on what stands before it.
+  // A match may depend on the text before it.
   bool looks_behind() const { return looks_behind_; }
 
  private:
@@ -40,9 +40,9 @@ class Pattern {
   bool compiled_ = false, looks_behind_ = false;
 };
 
-// What Pattern hands to PCRE2.
+// The translation that Pattern compiles.
 std::string translate_pattern(const std::string& oniguruma, const std::string& where);
-// A pattern that matches text alone.
+// A pattern that matches exactly this text.
 std::string literal_pattern(std::string_view text);
 
 }  // namespace triad

@@ -1,5 +1,5 @@
-// Tokenizers: text to token numbers and back. Bytes as they are, or byte-level BPE from files that the `tokenizers`
-// library or GPT-2 wrote (io/tokenizer/bpe_tokenizer.h).
+// Tokenizers convert text to token numbers and back: bytes, or byte-level BPE from files of the `tokenizers` library or
+// GPT-2 (io/tokenizer/bpe_tokenizer.h).
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace triad {
 
-// Any thread may encode and decode, several at a time.
+// Thread-safe: threads may encode and decode concurrently.
 class Tokenizer {
  public:
   struct File {
@@ -19,22 +19,22 @@ class Tokenizer {
   };
 
   virtual ~Tokenizer() = default;
-  virtual std::string name() const = 0;         // what make_tokenizer takes
+  virtual std::string name() const = 0;         // argument of make_tokenizer
   virtual int64_t vocab_size() const = 0;       // every token is in [0, vocab_size)
-  virtual int32_t eot() const = 0;              // stands before each document
-  virtual std::vector<File> files() const = 0;  // of which it can be made again, in any folder
+  virtual int32_t eot() const = 0;              // end of text, written before each document
+  virtual std::vector<File> files() const = 0;  // files from which make_tokenizer can rebuild it, in any folder
 
-  // Appends the tokens of a text of any bytes; no eot is added.
+  // Appends the tokens of a text, which may hold any bytes; adds no eot.
   virtual void append(std::string_view text, std::vector<int32_t>& out) const = 0;
-  // Of a text that goes on behind what is given: appends the tokens that nothing behind it can change any more, and
-  // returns the bytes they stand for. The rest is to be given again, with more: 0 if that is all.
+  // For text of which more will follow: appends the tokens that later text cannot change, and returns the bytes that
+  // they encode. The caller passes the rest again, with more text. Returns 0 if no token is certain.
   virtual size_t append_beginning(std::string_view text, std::vector<int32_t>& out) const = 0;
   std::vector<int32_t> encode(std::string_view text) const;
-  // Concatenates the texts of the tokens. A token outside the vocabulary is an Error.
+  // Concatenates the tokens' bytes. Throws for a token outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
 };
 
-// A token is a byte: vocabulary 256, end of text the byte 0. decode(encode(x)) == x for any bytes.
+// Each byte is a token: vocabulary 256, end of text 0. decode(encode(x)) == x for any bytes.
 class ByteTokenizer final : public Tokenizer {
  public:
   std::string name() const override { return "byte"; }
@@ -47,14 +47,15 @@ class ByteTokenizer final : public Tokenizer {
 };
 
 struct TokenizerOptions {
-  bool special_as_text = false;  // text that spells a special token is text all the same
+  bool special_as_text = false;  // special tokens in a text are encoded as plain text
 };
-// By the name that data.tokenizer and --tokenizer take: `byte`, a tokenizer.json, GPT-2's encoder.json (or a
-// vocab.json) with its vocab.bpe (merges.txt) beside it, or a folder that holds one of them. What is neither is a
-// UsageError.
+// Makes a tokenizer from a value of data.tokenizer or --tokenizer: `byte`, a tokenizer.json, GPT-2's encoder.json (or
+// vocab.json) with vocab.bpe (merges.txt) in the same folder, or a folder that holds one of them. Anything else throws
+// a UsageError.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& = {});
 
-// A checkpoint's own copy of its tokenizer where it has one, else that of the name; bytes where the name is empty.
+// A checkpoint's tokenizer: the copy in its folder unless name is "byte", else the tokenizer of that name; "" means
+// bytes.
 void write_tokenizer_files(const std::vector<Tokenizer::File>&, const std::string& folder);
 std::unique_ptr<Tokenizer> tokenizer_of_checkpoint(const std::string& folder, const std::string& name);
 

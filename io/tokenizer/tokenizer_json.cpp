@@ -1,4 +1,4 @@
-// The files of byte-level BPE tokenizers, read: tokenizer.json, and GPT-2's encoder.json with vocab.bpe.
+// Reads the files of byte-level BPE tokenizers: tokenizer.json, and GPT-2's encoder.json with vocab.bpe.
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -14,13 +14,13 @@ namespace triad {
 
 namespace {
 
-using TokenJson = nlohmann::json;  // Json keeps the order of keys, and looks at all of them to find one
+using TokenJson = nlohmann::json;  // Json would search keys linearly
 
 constexpr const char* kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-// No vocabulary is near it, and a wild id asks for no more than 84 MB: the table of texts has a place for each number.
+// Limit on token ids, far above real vocabularies: a wrong id makes the table of texts at most 84 MB long.
 constexpr int64_t kMaxTokens = 1 << 21;
 
-// A value in the file, with the name that messages call it by.
+// A value of the file, with its name for messages.
 class Value {
  public:
   Value(const std::string& path, const TokenJson& json, std::string key)
@@ -38,7 +38,7 @@ class Value {
     if (!json_->is_object()) refuse("an object is needed");
     return *json_;
   }
-  // Null where there is no such key.
+  // The value of a key; null if absent.
   Value operator[](const char* key) const {
     static const TokenJson kNull;
     const auto found = object().find(key);
@@ -97,7 +97,7 @@ class Vocabulary {
     spec_.texts[at] = unspell_bytes(token).value_or(token);
     ids_.emplace(token, id);
   }
-  // -1: no such token.
+  // The token's id, or -1.
   int32_t find(const std::string& token) const {
     const auto found = ids_.find(token);
     return found == ids_.end() ? -1 : found->second;
@@ -162,7 +162,7 @@ void read_added_tokens(const Value& list, BpeSpec& spec, Vocabulary& vocabulary)
           "in the vocabulary this spells other bytes: decoded, they and this text would be one. Give it an id of its "
           "own, or drop it from added_tokens");
     if (known < 0) vocabulary.add(t.content, t.id);
-    spec.texts[static_cast<size_t>(t.id)] = t.content;  // as it stands in the text, not an alphabet of bytes
+    spec.texts[static_cast<size_t>(t.id)] = t.content;  // plain text, not in the byte alphabet
     spec.added.push_back(std::move(t));
   }
 }
@@ -193,7 +193,7 @@ SplitBehavior read_behavior(const Value& behavior) {
   behavior.refuse("Isolated, Removed, MergedWithPrevious, MergedWithNext or Contiguous is understood");
 }
 
-// True if it was ByteLevel: what comes behind would see the alphabet of bytes.
+// Returns true if it is ByteLevel, after which text is in the byte alphabet, so no pre-tokenizer may follow.
 bool read_pre_tokenizer(const Value& pre, BpeSpec& spec) {
   const std::string type = pre.type();
   if (type == "Sequence") {
@@ -228,8 +228,7 @@ bool read_pre_tokenizer(const Value& pre, BpeSpec& spec) {
   pre["type"].refuse("ByteLevel, Split, Digits or Sequence is understood");
 }
 
-// The token that stands before documents is not named in these files. It is the added one that is called so, or the
-// only special one there is.
+// The end-of-text token, which these files do not name: an added token with a usual name, or the only special token.
 int32_t find_eot(const BpeSpec& spec) {
   constexpr const char* kNames[] = {"<|endoftext|>",
                                     "<|end_of_text|>",
@@ -265,7 +264,7 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const std::string& name, const st
     fail("{}: a JSON object with a key model is needed: is this a tokenizer.json?", path);
   const Value root(path, json, "");
   const Value model = root["model"];
-  // Files of the first versions have no type.
+  // Files of the first versions have no model type.
   if (!model["type"].absent() && model.type() != "BPE") model["type"].refuse("BPE is understood");
   Vocabulary vocabulary(model["vocab"], spec);
   read_model(model, vocabulary);

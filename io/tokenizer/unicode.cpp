@@ -17,15 +17,15 @@ namespace triad {
 
 namespace {
 
-// Bytes that a character takes by its first one; 0: none begins so.
+// Length of a character by its first byte; 0: not a first byte.
 int length_by_lead(uint8_t lead) {
   if (lead < 0x80) return 1;
-  if (lead < 0xc2) return 0;  // continuation bytes, and overlong pairs
+  if (lead < 0xc2) return 0;  // continuation bytes and overlong forms
   return lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 0;
 }
 
-// Whether `byte` may be the i-th of a character that begins with `lead`. The second one rules out what is overlong,
-// surrogates, and all past U+10FFFF.
+// Whether `byte` may be byte i of a character that begins with `lead`. Byte 1 excludes overlong forms, surrogates and
+// code points above U+10FFFF.
 bool continues(uint8_t lead, int i, uint8_t byte) {
   uint8_t least = 0x80, most = 0xbf;
   if (i == 1) {
@@ -47,8 +47,8 @@ struct Addition {
   uint32_t first, last;
   const char* category;
 };
-// What Unicode 16, by which the `tokenizers` library splits, has beyond Unicode 14 of PCRE2 10.42 (Debian 12, Ubuntu
-// 24.04): found by asking both for each character. A newer PCRE2 knows them itself.
+// Characters of Unicode 16, which the `tokenizers` library uses, that Unicode 14 of PCRE2 10.42 (Debian 12, Ubuntu
+// 24.04) lacks. The list was made by comparing both for every character. Newer versions of PCRE2 have them already.
 constexpr Addition kAdditions[] = {
     {0x897, 0x897, "Mn"},     {0xcf3, 0xcf3, "Mc"},     {0xece, 0xece, "Mn"},     {0x1b4e, 0x1b4f, "Po"},
     {0x1b7f, 0x1b7f, "Po"},   {0x1c89, 0x1c89, "Lu"},   {0x1c8a, 0x1c8a, "Ll"},   {0x2427, 0x2429, "So"},
@@ -84,8 +84,8 @@ constexpr Addition kAdditions[] = {
     {0x2ebf0, 0x2ee5d, "Lo"}, {0x31350, 0x323af, "Lo"},
 };
 
-// The library's own normal forms are of Unicode 9: what came later with a decomposition or a combining class it leaves
-// as it is. Found by comparing both for each character.
+// The `tokenizers` library normalizes by Unicode 9 and leaves these later characters unchanged, although they have a
+// decomposition or a combining class. The list was made by comparing both for every character.
 constexpr std::pair<uint32_t, uint32_t> kNotNormalized[] = {
     {0x7fd, 0x7fd},     {0x898, 0x89f},     {0x8ca, 0x8d3},     {0x9fe, 0x9fe},     {0xc3c, 0xc3c},
     {0xd3b, 0xd3c},     {0xeba, 0xeba},     {0x1715, 0x1715},   {0x1abf, 0x1ace},   {0x1df6, 0x1dfa},
@@ -106,7 +106,7 @@ bool is_normalized_by_none(uint32_t point) {
   return point <= std::prev(range)->second;
 }
 
-// Appends the normal form of text that holds none of them.
+// Appends the normal form of text without such characters.
 void append_normalized(int options, std::string_view text, std::string& out) {
   if (text.empty()) return;
   utf8proc_uint8_t* raw = nullptr;
@@ -126,7 +126,7 @@ size_t utf8_prefix(std::string_view text) {
   size_t at = 0;
   while (at < size) {
     uint64_t eight = 0;
-    while (at + 8 <= size) {  // ASCII, most of most texts
+    while (at + 8 <= size) {  // skips ASCII, 8 bytes at a time
       std::memcpy(&eight, bytes + at, 8);
       if ((eight & 0x8080808080808080) != 0) break;
       at += 8;
@@ -163,13 +163,13 @@ uint32_t point_at(std::string_view text, size_t at) {
 
 namespace {
 
-// Marks and overrides of a line's direction, line and paragraph separators: they make a line look like another one.
+// Direction marks and overrides, line and paragraph separators: they could disguise a line.
 bool hides(uint32_t point) {
   return point == 0x61c || (point >= 0x200e && point <= 0x200f) || (point >= 0x2028 && point <= 0x202e) ||
          (point >= 0x2066 && point <= 0x2069);
 }
 
-// The first character of a text as printable() has it; the text begins with the next one then.
+// Removes the first character from `text` and returns its printable form.
 std::string take_printable(std::string_view& text) {
   const size_t whole = utf8_prefix(text.substr(0, 4)) > 0 ? character_bytes(text, 0) : 0;
   const uint32_t point = whole > 0 ? point_at(text, 0) : 0;
@@ -220,14 +220,14 @@ std::string normalize(NormalForm form, std::string_view text) {
   if (form == NormalForm::nfkc || form == NormalForm::nfkd) options |= UTF8PROC_COMPAT;
   std::string out;
   size_t done = 0;
-  const auto keep = [&](size_t begin, size_t end) {  // as it is
+  const auto keep = [&](size_t begin, size_t end) {  // copies [begin, end) unchanged
     append_normalized(options, text.substr(done, begin - done), out);
     out += text.substr(begin, end - begin);
     done = end;
   };
   for (size_t at = 0; at < text.size();) {
     const size_t bytes = character_bytes(text, at);
-    if (bytes == 1) {  // ASCII is its own normal form, but for the last character of it, which a mark may follow
+    if (bytes == 1) {  // ASCII is normalized, except its last character, which a combining mark may follow
       const size_t begin = at;
       while (at < text.size() && static_cast<uint8_t>(text[at]) < 0x80) ++at;
       if (at - begin > 1) keep(begin, at - 1);

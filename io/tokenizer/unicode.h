@@ -1,5 +1,5 @@
-// Text at the level of Unicode: the runs of a text that are UTF-8, its normal forms, and the alphabet in which
-// byte-level BPE vocabularies spell bytes.
+// Unicode text: valid UTF-8, normal forms, text that is safe to print, and the alphabet in which byte-level BPE
+// vocabularies write bytes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,34 +9,33 @@
 
 namespace triad {
 
-// Bytes of the longest beginning of text that is UTF-8 (no surrogates, nothing overlong, none past U+10FFFF).
+// Length in bytes of the longest prefix that is valid UTF-8 (no surrogates, no overlong forms, at most U+10FFFF).
 size_t utf8_prefix(std::string_view text);
-// True if text is the beginning of a character that more bytes could complete.
+// True if the text is a character that is cut, which more bytes could complete.
 bool is_cut_character(std::string_view text);
-// Bytes of the character that begins at text[at]; text is UTF-8.
+// Length in bytes of the character that begins at text[at]; text is UTF-8.
 size_t character_bytes(std::string_view text, size_t at);
-uint32_t point_at(std::string_view text, size_t at);  // its code
+uint32_t point_at(std::string_view text, size_t at);  // its code point
 
-// Text of any bytes, as names in a file are, for a terminal or a message: on one line, and nothing that a terminal
-// would obey. Characters stay whole; controls, characters that reverse a line's direction, and bytes that are no UTF-8,
-// become \xHH.
+// Any bytes, as in file names, for a terminal or a message: one line, without control sequences. Control characters,
+// characters that change the direction of a line, and bytes that are not UTF-8 become \xHH.
 std::string printable(std::string_view text);
-// The same of its beginning.
+// The same for the first `bytes` bytes, followed by "..." if the text is longer.
 std::string shortened(std::string_view text, size_t bytes = 200);
-// The same line by line, for messages of several lines.
+// The same per line, for messages of several lines.
 std::string printable_lines(std::string_view text);
-// A word of a shell's command: in quotes where it needs them.
+// A word of a shell command, quoted where needed.
 std::string shell_word(const std::string& text);
 
 enum class NormalForm { nfc, nfd, nfkc, nfkd };
-std::string normalize(NormalForm, std::string_view text);  // text is UTF-8
+std::string normalize(NormalForm, std::string_view text);  // text: UTF-8
 
-// GPT-2's alphabet: each byte is one printable character of at most two bytes; 188 stand for themselves, the others are
-// U+0100 and on, in order. Nothing if a character of text is none of them.
+// GPT-2's alphabet writes each byte as a printable character: 188 bytes as themselves, the others as U+0100 and
+// following, in order. unspell_bytes returns nullopt if a character is not in the alphabet.
 std::string spell_byte(uint8_t byte);
 std::optional<std::string> unspell_bytes(std::string_view text);
 
-// Characters of a general category ("L", "Lu", "Nd", ...) that Unicode 15 and 16 added, as ranges of a PCRE2 class.
+// Characters of a general category ("L", "Lu", "Nd", ...) that Unicode 15 and 16 added, as ranges for a PCRE2 class.
 std::string new_characters(std::string_view category);
 
 }  // namespace triad

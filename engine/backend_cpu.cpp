@@ -15,8 +15,8 @@ namespace triad::backend::cpu {
 
 namespace {
 
-// What a new program may take: free memory and the caches that give way to it, within the limits of this process and
-// its group.
+// Bytes that this process can still allocate: free memory and reclaimable caches, within its ulimit and its cgroup's
+// limit.
 int64_t available_memory(int64_t total) {
   int64_t available = total;
   std::ifstream meminfo("/proc/meminfo");

@@ -1,4 +1,4 @@
-// backend.h over the CUDA runtime. Every call names its device first, so that a thread may serve several.
+// backend.h over the CUDA runtime. Calls that depend on the current device set it first, so a thread may use several.
 #include <algorithm>
 #include <cstring>
 
@@ -22,7 +22,7 @@ int cuda_device_count() {
   static const int count = [] {
     int n = 0;
     if (cudaGetDeviceCount(&n) != cudaSuccess) n = 0;
-    cudaGetLastError();  // no GPU is an answer here, not an error
+    cudaGetLastError();  // clears the error: no GPU is a valid result here
     return n;
   }();
   return count;
@@ -133,16 +133,15 @@ void destroy_event(Device device, void* event) noexcept {
 void record_event(Device device, void* event, void* stream) {
   if (device.is_cuda()) CUDA_CHECK(cudaEventRecord(as_event(event), as_stream(stream)));
 }
-// Whether what is queued on it is recorded: elsewhere the flags of events outside are an error.
+// Whether the stream is being recorded. Outside a recording, the flags for external events are an error.
 static bool is_recording(void* stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CUDA_CHECK(cudaStreamIsCapturing(as_stream(stream), &status));
   return status == cudaStreamCaptureStatusActive;
 }
-// Launching a graph queues its nodes there and then: each launch records its events anew, and a wait, within a graph as
-// on a stream, is for what the event stood for when it was queued, which a later record does not change. So a host that
-// is a step ahead may record an event again while a graph that waits for it is still queued
-// (tests/engine/test_graph.cpp).
+// A graph launch queues its nodes at once and records its events anew. A wait, in a graph or on a stream, refers to the
+// record that preceded it in the queue; a later record does not change it. So a host that is a step ahead may record an
+// event again while a graph that waits for it is still queued (tests/engine/test_graph.cpp).
 void record_event_of_graph(Device device, void* event, void* stream) {
   if (!device.is_cuda()) return;
   CUDA_CHECK(cudaEventRecordWithFlags(as_event(event), as_stream(stream),
@@ -161,7 +160,7 @@ void synchronize_event(Device device, void* event) {
 }
 bool reached_event(Device device, void* event) {
   if (!device.is_cuda()) return true;
-  select(device);  // the thread that asks may be one that has used no device yet
+  select(device);  // the calling thread may not have used a device yet
   const cudaError_t e = cudaEventQuery(as_event(event));
   if (e == cudaErrorNotReady) return false;
   CUDA_CHECK(e);
@@ -189,7 +188,7 @@ void abandon_recording(Device, void* stream) noexcept {
   cudaGraph_t graph = nullptr;
   cudaStreamEndCapture(as_stream(stream), &graph);
   if (graph != nullptr) cudaGraphDestroy(graph);
-  cudaGetLastError();  // the error that ended the recording is on its way already
+  cudaGetLastError();  // clears CUDA's last error; the exception that ended the recording is in flight
 }
 void launch_graph(Device, void* graph, void* stream) {
   CUDA_CHECK(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), as_stream(stream)));

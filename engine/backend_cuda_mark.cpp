@@ -1,4 +1,4 @@
-// Marks that a stream leaves in pinned memory: a write by the stream's own front end, no kernel.
+// Marks that a stream writes to pinned memory as it executes; the stream's front end writes them, without a kernel.
 #include <cuda.h>
 
 #include "engine/cuda_check.h"
@@ -10,11 +10,11 @@ namespace {
 
 using WriteValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
 
-// Of the driver, which nothing here links.
+// Looked up in the driver at run time, because the program does not link libcuda.
 WriteValue find_write_value() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result;
-  constexpr unsigned kVersion = 12000;  // whose cuStreamWriteValue32 may be recorded in a graph
+  constexpr unsigned kVersion = 12000;  // from this CUDA version on, a graph may record cuStreamWriteValue32
   CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &function, kVersion, cudaEnableDefault, &result));
   if (result != cudaDriverEntryPointSuccess) fail("the CUDA driver has no cuStreamWriteValue32");
   return reinterpret_cast<WriteValue>(function);

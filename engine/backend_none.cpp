@@ -1,4 +1,4 @@
-// backend.h in a build without CUDA: everything is the host's.
+// backend.h in a build without CUDA: all memory and work is the host's.
 #include <cstring>
 
 #include "engine/backend_cpu.h"

@@ -1,4 +1,5 @@
-// Without CUDA no stream writes marks: the host's place is the device's.
+// Without CUDA streams write no marks: work runs in the calling thread, so Progress::host() is also the device's
+// position.
 #include "engine/process/progress.h"
 
 namespace triad::backend {

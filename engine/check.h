@@ -11,13 +11,13 @@
 
 namespace triad {
 
-// Something went wrong while running: exit code 1.
+// A failure at run time: exit code 1.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The user asked for something that cannot be (config, option, value): exit code 2.
+// An invalid request of the user (config, option, value): exit code 2.
 class UsageError : public Error {
  public:
   using Error::Error;

@@ -7,9 +7,8 @@
 namespace triad {
 
 namespace {
-// What a context queues itself is the way that everything waits for: its kernels get room before those beside it. The
-// last of the side streams is for short work, which should not wait for the end of the long (kernels/nsa/nsa.cpp has
-// what was measured).
+// Stream priorities. Everything waits for a context's own stream, so its kernels get free SMs before those of side
+// streams. The last side stream is for short work, which should not wait for the end of long work.
 constexpr int kPriority = 2, kSidePriority[] = {0, 0, 1};
 }  // namespace
 

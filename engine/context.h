@@ -1,5 +1,5 @@
-// Context: what every op takes first. Runtime: one device's memory, stream and libraries, and the Context that refers
-// to them.
+// Context: the first argument of every op. Runtime: owns one device's memory, stream and libraries; a Context refers to
+// them.
 #pragma once
 #include <memory>
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace triad {
 
-// The matrix library's handle, workspace and plan cache; kernels/ops/matmul.cu fills it in on first use.
+// Handle, workspace and plan cache of the matrix library. kernels/ops/matmul.cu creates it at the first use.
 class BlasHandle {
  public:
   virtual ~BlasHandle() = default;
@@ -20,7 +20,7 @@ class BlasHandle {
 
 class OpListener;  // op_scope.h
 
-// A stream for work beside a context's (engine/fork_join.h), and the events by which they wait for each other.
+// A stream for work concurrent with a context's own (engine/fork_join.h), and the events that order the two.
 struct SideStream {
   SideStream(Device device, std::string name, int priority)
       : stream(device, std::move(name), priority), begin(device), end(device) {}
@@ -37,19 +37,19 @@ struct Context {
   Routes& routes;
   int num_sms = 0;
   int compute_capability = 0;  // 90 for sm_90; 0 on the CPU
-  int threads = 1;             // that CPU loops are split over
-  // A planning context computes nothing: ops check their shapes and ask for their scratch, as in earnest, and touch no
-  // memory (parallel_for, launch, matmul, copy and zero return at once). So a dry step tells what a real one needs.
+  int threads = 1;             // CPU threads that loops are split over
+  // A planning context computes nothing. Ops check their shapes and allocate scratch as usual but touch no memory
+  // (parallel_for, launch, matmul, copy and zero return at once), so a dry step measures the memory of a real one.
   bool planning = false;
-  // Same inputs, same bits, run after run. An op may take a faster order of sums that changes from run to run only
-  // where this is false (runtime.deterministic); none has one today.
+  // Same inputs, same bits in every run. Where this is false (runtime.deterministic), an op may use a faster order of
+  // sums that changes from run to run; no op has one today.
   bool deterministic = true;
-  std::vector<OpListener*>* listeners = nullptr;  // told of every op
-  bool in_op = false;                             // kept by OpScope
-  std::vector<SideStream>* sides = nullptr;       // for work beside this one's; none on the CPU, and none on a side
+  std::vector<OpListener*>* listeners = nullptr;  // called at every op's begin and end
+  bool in_op = false;                             // set by OpScope
+  std::vector<SideStream>* sides = nullptr;       // streams for ForkJoin; null on the CPU and on a side stream
   bool is_side = false;
 
-  // The same on another stream, with a scratch of its own.
+  // The same context on another stream, with a separate scratch.
   Context on(Stream& other, Scratch& its_scratch) const {
     return {.device = device,
             .stream = other,
@@ -75,7 +75,7 @@ class Runtime {
     int64_t scratch_bytes = 0;
     bool planning = false;
     bool deterministic = true;
-    bool side_streams = true;  // on a GPU; without them all work is done in the order of one stream
+    bool side_streams = true;  // GPU only; false: all work runs in the order of one stream
     KernelChoices kernels = {};
     bool strict = false;  // a fallback is an error
   };
@@ -87,7 +87,7 @@ class Runtime {
   Arena& arena() { return arena_; }
   Scratch& scratch() { return scratch_; }
   Stream& stream() { return stream_; }
-  MemoryLog* memory_log() { return memory_log_.get(); }  // none on a plan
+  MemoryLog* memory_log() { return memory_log_.get(); }  // null on a plan
 
  private:
   Arena arena_;
@@ -101,11 +101,12 @@ class Runtime {
   Context ctx_;
 };
 
-// Contiguous or strided, same shape and dtype, any pair of devices; on ctx.stream.
+// Shapes and dtypes must be equal; views may be strided and on any two devices. Queued on ctx.stream.
 void copy(Context& ctx, Tensor dst, ConstTensor src);
-// All elements 0. Strided views are fine.
+// Sets all elements to 0; t may be strided. Queued on ctx.stream.
 void zero(Context& ctx, Tensor t);
-// Copies to the host and waits for it. The only place besides tests and tools where a step may stop.
+// Copies to or from host memory and synchronises ctx.stream; the tensor must be contiguous. Apart from tests and tools,
+// read() is the only call by which a step may block the host.
 void read(Context& ctx, void* host, ConstTensor contiguous_src);
 void write(Context& ctx, Tensor contiguous_dst, const void* host);
 

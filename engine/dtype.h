@@ -8,7 +8,7 @@ namespace triad {
 
 enum class DType : uint8_t { f64, f32, bf16, i64, i32, u8 };
 
-// Brain float: the upper half of an IEEE float, rounded to nearest even. The host's twin of __nv_bfloat16.
+// bfloat16: the upper half of an IEEE float, rounded to nearest even. The host's counterpart of __nv_bfloat16.
 struct bf16 {
   uint16_t bits = 0;
   bf16() = default;
@@ -22,7 +22,7 @@ struct bf16 {
 };
 
 template <class T>
-struct dtype_traits;  // dtype_traits<T>::value: the DType of a C++ type; the CUDA side adds __nv_bfloat16
+struct dtype_traits;  // dtype_traits<T>::value: the DType of a C++ type; device code adds __nv_bfloat16
 template <>
 struct dtype_traits<double> {
   static constexpr DType value = DType::f64;
@@ -86,7 +86,7 @@ constexpr const char* name_of(DType t) {
 
 constexpr bool is_float(DType t) { return t == DType::f64 || t == DType::f32 || t == DType::bf16; }
 
-// The type that sums, statistics and parameter gradients of a float type T are kept in: f64 for f64, else f32.
+// The dtype of sums, statistics and parameter gradients of a float dtype T: f64 for f64, else f32.
 constexpr DType acc_dtype(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
 template <class T>
 using acc_t = std::conditional_t<std::is_same_v<T, double>, double, float>;

@@ -11,7 +11,7 @@
 
 namespace triad {
 
-// What values a field may take.
+// The values that a field may take.
 struct Rule {
   bool required = false;
   double min = -std::numeric_limits<double>::infinity(), max = std::numeric_limits<double>::infinity();
@@ -32,7 +32,7 @@ constexpr Rule required(Rule rule = {}) {
   return rule;
 }
 
-// The words of an enum field: specialise with `static constexpr std::pair<std::string_view, E> words[] = {...};`
+// The words of an enum field. Specialise it with `static constexpr std::pair<std::string_view, E> words[] = {...};`
 template <class E>
 struct EnumWords;
 

@@ -1,21 +1,20 @@
-// ForkJoin: work on a stream of its own, beside what a context queues meanwhile, where neither needs the other. So the
-// last, half empty wave of one kernel's CTAs leaves room that another kernel takes, and small kernels hide behind
-// large ones. Kernels that fill every SM overlap nowhere else: what there is to win is tails and latency.
+// ForkJoin: runs work on a side stream, concurrently with a context's own stream, where neither depends on the other.
+// It fills the SMs that the last, partial wave of another kernel's CTAs leaves free, and hides small kernels under
+// large ones. Kernels that fill every SM do not overlap otherwise, so the gain is limited to such tails and to latency.
 //
 //   ForkJoin window(ctx, 0, [&](Context& side) { nsa_attend_window_forward(side, ...); });
 //   ... queued on ctx: runs at the same time ...
 //   window.join();
 //
-// The work begins behind all that ctx had queued so far; what ctx queues after join() waits for it. In between nobody
-// may write what the other one reads or writes.
+// The side work starts after all work queued on ctx before the constructor; work queued on ctx after join() waits for
+// it. In between, neither may write what the other reads or writes.
 //
-// Scratch: memory that ops on ctx hand back is handed out again at once, which is safe only in the order of one stream.
-// So the side has a scratch of its own, in stack order like any: it lies where ctx's begins to be free, and what it
-// needed at most stays taken as long as the ForkJoin lives. This is why the side's work is queued first, in the
-// constructor. Matrix products share one workspace: none of them on a side (kernels/ops/matmul.cu checks it).
+// Scratch: ctx reuses released scratch at once, which is safe only in the order of one stream. Therefore the side
+// stream has a scratch of its own, placed at the current top of ctx's, and its peak stays reserved until the ForkJoin
+// is destroyed. To know this peak, the constructor queues the side work before anything else is queued on ctx. Matrix
+// products share one workspace, so they must not run on a side stream (kernels/ops/matmul.cu checks this).
 //
-// Where a context has no side streams (the CPU) the work is done in its place, by ctx itself: results must not depend
-// on it.
+// Without side streams (on the CPU) the constructor runs the work on ctx itself; results must not depend on it.
 #pragma once
 #include <utility>
 
@@ -26,11 +25,11 @@ namespace triad {
 
 class ForkJoin {
  public:
-  // Side streams are numbered, 0 to 2; two open Besides take two of them, and of kernels that wait for room 2 comes
-  // before the others. apart = false: in its place, as on the CPU.
+  // number: the side stream, 0 to 2. Open ForkJoins must use different ones; stream 2 has priority over 0 and 1. apart
+  // = false: the work runs on ctx itself, as on the CPU.
   template <class Work>
   ForkJoin(Context& ctx, int number, Work&& work, bool apart = true)
-      : ForkJoin(ctx, number, apart) {  // so that an exception of work() finds a join
+      : ForkJoin(ctx, number, apart) {  // a delegating constructor: if work() throws, the destructor joins
     if (side_ == nullptr) {
       work(ctx);
       return;
@@ -41,7 +40,7 @@ class ForkJoin {
     taken_.alloc(DType::u8, {scratch.peak_bytes()});
   }
   ForkJoin(const ForkJoin&) = delete;
-  // On the way of an exception, which is the one to be told.
+  // Joins during unwinding too; errors of this join are dropped in favour of the exception already in flight.
   ~ForkJoin() {
     try {
       join();

@@ -1,5 +1,5 @@
-// Graph: work recorded once from a stream and then launched as a whole, so that a step of some hundred small kernels
-// does not wait for the host to launch each. It holds addresses and sizes as they were: memory must stay where it is.
+// Graph: work recorded once from a stream and launched as a whole, so that a step of hundreds of small kernels has no
+// launch overhead for each. The graph holds the addresses and sizes of the recording: that memory must not move.
 #pragma once
 #include <utility>
 
@@ -9,7 +9,7 @@
 namespace triad {
 
 namespace backend {
-// As record_event and wait_event; in work that is being recorded, each launch of it does so anew.
+// As record_event and wait_event. Inside a recording they become nodes of the graph, executed anew by each launch.
 void record_event_of_graph(Device, void* event, void* stream);
 void wait_event_of_graph(Device, void* stream, void* event);
 }  // namespace backend
@@ -22,8 +22,8 @@ class Graph {
   Graph& operator=(Graph&&) = delete;
 
   bool recorded() const { return handle_ != nullptr; }
-  // Records what work() queues on ctx.stream, on a GPU, in place of running it. Libraries and kernels have to be
-  // loaded: the same work must have run once before.
+  // Records the work that work() queues on ctx.stream, which must be of a GPU, instead of running it. The same work
+  // must have run once before, so that libraries and kernels are loaded.
   template <class Work>
   void record(Context& ctx, Work&& work) {
     TRIAD_CHECK(device_.is_cuda(), "graphs are recorded on a GPU, not on {}", device_.str());
@@ -45,8 +45,8 @@ class Graph {
   void* handle_ = nullptr;
 };
 
-// A point in the midst of work, recorded as a graph or not, from which on other streams may go on: they wait for it
-// after the work was launched, each time anew. Or a point of another stream that such work waits for.
+// An event within work that may be recorded as a graph, for which other streams wait after each launch; or an event of
+// another stream for which such work waits.
 class GraphEvent {
  public:
   explicit GraphEvent(Device device) : device_(device), handle_(backend::create_event(device, /*timed=*/false)) {}

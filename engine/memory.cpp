@@ -14,10 +14,10 @@ namespace triad {
 
 namespace {
 constexpr double kMiB = 1024.0 * 1024.0;
-// Planned tensors start here: aligned, not null, and a crash if somebody touches them.
+// The address of planned tensors: aligned, not null, and unmapped, so an access crashes.
 std::byte* planned_base() { return reinterpret_cast<std::byte*>(uintptr_t{4096}); }
 
-// A plan may be asked for anything.
+// A plan may request any size, so the product is checked for overflow.
 int64_t bytes_of(std::string_view name, DType dtype, const Shape& shape) {
   int64_t bytes = 0;
   TRIAD_CHECK(!__builtin_mul_overflow(shape.numel(), size_of(dtype), &bytes) && bytes <= int64_t{1} << 62,

@@ -1,6 +1,6 @@
-// Arena: the one owner of a device's long-lived memory; every allocation has a category and a name, and after seal()
-// there are no more. Scratch: a region of it for temporaries, handed out and taken back in stack order.
-// Both also exist as a plan: they count bytes and hand out addresses that nobody may touch (see Context::planning).
+// Arena: the one owner of a device's long-lived memory. Every allocation has a category and a name; after seal(),
+// alloc() throws. Scratch: a region of the arena for temporaries, allocated and released in stack order. A planned
+// Arena or Scratch counts bytes and returns addresses that must not be accessed (Context::planning).
 #pragma once
 #include <source_location>
 #include <string>
@@ -14,7 +14,7 @@ namespace triad {
 
 class MemoryLog;  // memory_log.h
 
-// Nothing is left of a device's memory for what was asked.
+// An allocation that the device, the arena or the scratch cannot hold. Sizes in bytes.
 class OutOfMemory : public Error {
  public:
   OutOfMemory(const std::string& message, int64_t bytes_asked, int64_t bytes_free)
@@ -26,7 +26,7 @@ enum class MemTag : uint8_t { params, master, grads, optimizer, activations, wor
 inline constexpr int kMemTags = 8;
 const char* name_of(MemTag);
 
-inline constexpr const char* kScratchName = "scratch";  // of a Scratch, in its arena
+inline constexpr const char* kScratchName = "scratch";  // name of a Scratch's region in its arena
 inline constexpr int64_t kMemAlign = 256;               // bytes; every allocation starts at a multiple
 constexpr int64_t align_up(int64_t n, int64_t to = kMemAlign) { return (n + to - 1) / to * to; }
 
@@ -35,21 +35,22 @@ class Arena {
   struct Allocation {
     MemTag tag;
     std::string name;
-    int64_t offset, bytes;  // bytes: of the tensor, without the padding behind it
+    int64_t offset, bytes;  // bytes of the tensor, without the padding
     DType dtype;
     Shape shape;
-    int64_t time_us;  // since 1970
+    int64_t time_us;  // microseconds since 1970
     std::source_location where;
   };
   using Where = std::source_location;
 
   Arena(Device device, int64_t capacity_bytes);
-  static Arena planned(Device device);  // owns nothing, counts everything
+  static Arena planned(Device device);  // owns no memory, counts bytes
   ~Arena();
   Arena(Arena&&) noexcept;
   Arena& operator=(Arena&&) = delete;
 
-  // Contents are undefined. Out of room: throws OutOfMemory with the memory table and the tensor asked for.
+  // Contents are undefined. Throws OutOfMemory, with the memory table and the requested tensor, if the arena is too
+  // small.
   Tensor alloc(MemTag tag, std::string_view name, DType dtype, const Shape& shape, const Where& = Where::current());
   void seal() { sealed_ = true; }
 
@@ -71,7 +72,7 @@ class Arena {
   std::vector<Allocation> allocations_;
 };
 
-// Host memory that a device copies from and to while the host goes on.
+// Pinned host memory, for copies that are asynchronous to the host.
 class PinnedMemory {
  public:
   PinnedMemory(Device device, int64_t bytes);
@@ -87,8 +88,8 @@ class PinnedMemory {
 
 class Scratch {
  public:
-  Scratch(Arena& arena, int64_t bytes);  // a planned arena makes a planned scratch, without limit
-  // What `of` has left, as a scratch for work of another stream; `of` must not hand it out meanwhile
+  Scratch(Arena& arena, int64_t bytes);  // planned, without limit, if the arena is
+  // What `of` has left, as the scratch of another stream. Until this one is destroyed, `of` must not allocate
   // (engine/fork_join.h).
   struct Rest {};
   Scratch(const Scratch& of, Rest)
@@ -100,10 +101,10 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   int64_t peak_bytes() const { return peak_; }
   int64_t capacity_bytes() const { return capacity_; }
-  void set_log(MemoryLog* log) { log_ = log; }  // told of everything that is handed out and taken back
+  void set_log(MemoryLog* log) { log_ = log; }  // receives every allocation and release
 
-  // Everything a scope handed out is free again when it ends. Work on the one stream that uses this scratch is ordered,
-  // so the next owner's writes come after the last owner's reads.
+  // Releases on destruction everything that it allocated. The stream that uses this scratch orders the work, so the
+  // next owner's writes follow the last owner's reads.
   class Scope {
    public:
     explicit Scope(Scratch& scratch) : scratch_(scratch), begin_(scratch.used_) {}
@@ -112,7 +113,7 @@ class Scratch {
       scratch_.used_ = begin_;
     }
     Scope(const Scope&) = delete;
-    // name: a literal, for reports.
+    // name: a string literal, for reports.
     Tensor alloc(DType dtype, const Shape& shape, const char* name = "temporary",
                  const std::source_location& = std::source_location::current());
 

@@ -1,6 +1,6 @@
-// MemoryLog: what a device's scratch memory was handed out for, by whom, and when it came back: the last kEvents of it
-// in a ring, and totals of all. Recorded while work is queued, by the one thread that queues it; another may read
-// meanwhile (a dump on request). An event costs about 60 ns of the host, and nothing of the device.
+// MemoryLog: the last kEvents allocations and releases of a device's scratch memory in a ring, with op, layer and
+// source line, and totals over all events. The one thread that queues work records; another thread may read()
+// concurrently.
 #pragma once
 #include <array>
 #include <mutex>
@@ -11,23 +11,24 @@
 
 namespace triad {
 
-int64_t now_us();  // since 1970
+int64_t now_us();  // microseconds since 1970
 
 class MemoryLog final : public OpListener {
  public:
-  static constexpr size_t kEvents = size_t{1} << 14;        // some ten steps of twelve layers
-  static constexpr int64_t kSmallBytes = int64_t{1} << 20;  // PyTorch's small pool: requests up to here
+  static constexpr size_t kEvents = size_t{1} << 14;  // about ten steps of a model with twelve layers
+  static constexpr int64_t kSmallBytes = int64_t{1}
+                                         << 20;  // bytes; larger requests count as large, as in PyTorch's allocator
   enum class Kind : uint8_t { alloc, free };
   struct Event {
     const std::byte* address;
-    int64_t bytes;  // asked for, without the padding behind
+    int64_t bytes;  // requested, without the padding
     int64_t time_us;
     const char *name, *op;  // op: nullptr outside of ops
     const char* file;
     int32_t line, layer;  // layer: -1 outside of the layers
     Kind kind;
   };
-  // Of a pool: now, most ever, and all that was ever handed out and taken back.
+  // Of a pool: the current value, its maximum, and the sums of all allocations and all releases.
   struct Total {
     int64_t current = 0, peak = 0, allocated = 0, freed = 0;
     void add(int64_t n);
@@ -42,12 +43,12 @@ class MemoryLog final : public OpListener {
   void end() override { op_ = nullptr; }
 
   void alloc(const std::byte* address, int64_t bytes, const char* name, const std::source_location& where);
-  void release(const std::byte* from);  // all that is handed out from this address on
+  void release(const std::byte* from);  // releases all allocations at or above this address
 
   struct Contents {
     std::vector<Event> events;  // oldest first
-    std::vector<Event> live;    // handed out now, in the order of addresses
-    int64_t lost = 0;           // events that the ring has no room for any more
+    std::vector<Event> live;    // allocated now, by address
+    int64_t lost = 0;           // events that the ring has overwritten
     Pool all, small, large;
   };
   Contents read() const;

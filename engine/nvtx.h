@@ -1,5 +1,5 @@
-// Ranges of ops for a profiler that reads NVTX (Nsight Systems, Nsight Compute). NVTX's header looks for one at the
-// first range; where there is none a range is a comparison. nvtx_cuda.cpp in a build with CUDA, else nvtx_none.cpp.
+// Marks ops as NVTX ranges for a profiler (Nsight Systems, Nsight Compute). NVTX's header looks for a profiler at the
+// first range; without one, a range costs one comparison. nvtx_cuda.cpp in a build with CUDA, else nvtx_none.cpp.
 #pragma once
 #include <memory>
 

@@ -1,6 +1,6 @@
-// OpScope: the op that the work queued meanwhile belongs to. Whoever listens (a profiler, the memory log, NVTX) so
-// knows whose a kernel or a temporary is, a library's too; with nobody there a scope costs a comparison. One who joins
-// or leaves does so between ops.
+// OpScope: names the op that all work queued during the scope belongs to, library calls included, so that listeners (a
+// profiler, the memory log, NVTX) can attribute kernels and temporaries. Without listeners a scope costs one
+// comparison. Listeners may be added or removed only between ops.
 #pragma once
 #include "engine/context.h"
 
@@ -11,12 +11,12 @@ class OpListener {
   virtual ~OpListener() = default;
   virtual void begin(const char* op) = 0;
   virtual void end() = 0;
-  // The same with the stream that the op queues its work on, for who asks.
+  // The same with the stream on which the op queues its work; overridden by listeners that need it.
   virtual void begin_on(const char* op, const Stream&) { begin(op); }
   virtual void end_on(const Stream&) { end(); }
 };
 
-// Scopes nest, and the outermost counts: a product inside the classifier is the classifier's.
+// Of nested scopes only the outermost counts: a matrix product inside the classifier is attributed to the classifier.
 class OpScope {
  public:
   OpScope(Context& ctx, const char* op)

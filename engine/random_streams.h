@@ -1,5 +1,6 @@
-// Which Philox streams of one seed belong to which use. The ranges are disjoint, so two uses of a seed never draw the
-// same number. A run's weights and data depend on these values: a new use takes a new range.
+// The Philox streams that each use of a seed may draw from. The ranges are disjoint, so no two uses draw the same
+// number. A run's weights and data depend on these values: a new use gets a new range, and the existing ranges never
+// change.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -7,16 +8,17 @@
 
 namespace triad {
 
+// Trailing comments give the index of random_stream().
 enum class RandomUse {
-  init,                // index: the parameter
-  needle_train,        // the sequence
-  needle_val,          // the sequence
-  needle_probe,        // 48 bits of the probe's cell and number
-  order,               // the epoch
-  sampling,            // the prompt
+  init,                // parameter
+  needle_train,        // sequence
+  needle_val,          // sequence
+  needle_probe,        // cell and number of the probe, 48 bits
+  order,               // epoch
+  sampling,            // prompt
   held_out_documents,  // 0
   held_out_strata,     // 0
-  synthetic,           // 0: training; 1: validation
+  synthetic,           // 0: training, 1: validation
 };
 
 struct RandomStreams {
@@ -36,7 +38,7 @@ inline constexpr std::array<RandomStreams, 9> kRandomStreams = {{
     {RandomUse::synthetic, 0x746f6b656e000000, 2},
 }};
 
-// The stream of a use's index-th sequence of numbers, index < count.
+// The stream of the index-th sequence of numbers of a use; index < count.
 constexpr uint64_t random_stream(RandomUse use, uint64_t index = 0) {
   return kRandomStreams[static_cast<size_t>(use)].first + index;
 }

@@ -1,5 +1,5 @@
-// Philox4x32-10 (Salmon et al., SC 2011): a counter-based generator. Number i of a (seed, stream) is a pure function,
-// so the CPU, the GPU, any thread and any resume draw the same numbers. constexpr, hence callable in device code.
+// Philox4x32-10 (Salmon et al., SC 2011): a counter-based generator. Number i of a (seed, stream) is a pure function of
+// i, so the CPU, the GPU, any thread and a resumed run draw the same numbers. constexpr, hence callable in device code.
 #pragma once
 #include <array>
 #include <cmath>
@@ -9,10 +9,10 @@ namespace triad {
 
 class Philox {
  public:
-  // Streams of one seed are independent: one per use (init of parameter 7, tokens of sequence 12, ...).
+  // Streams of one seed are independent; engine/random_streams.h assigns them.
   constexpr Philox(uint64_t seed, uint64_t stream) : seed_(seed), stream_(stream) {}
 
-  // 128 random bits of this counter.
+  // The 128 random bits of a counter.
   constexpr std::array<uint32_t, 4> block(uint64_t counter) const {
     std::array<uint32_t, 4> x = {lo(counter), hi(counter), lo(stream_), hi(stream_)};
     uint32_t k0 = lo(seed_), k1 = hi(seed_);
@@ -24,19 +24,19 @@ class Philox {
     }
     return x;
   }
-  // 64 random bits of index i: two indices share a block.
+  // The 64 random bits of index i; two indices share a block.
   constexpr uint64_t bits(uint64_t i) const {
     const std::array<uint32_t, 4> x = block(i / 2);
     return i % 2 == 0 ? (uint64_t{x[1]} << 32 | x[0]) : (uint64_t{x[3]} << 32 | x[2]);
   }
   // Uniform in [0, 1), 53 bits.
   constexpr double uniform(uint64_t i) const { return static_cast<double>(bits(i) >> 11) * 0x1p-53; }
-  // Uniform in {0, .., n-1}, n < 2^32; the bias of the multiplication is below n / 2^64.
+  // Uniform in {0, .., n-1}, n < 2^32; the deviation of each probability from 1 / n is below n / 2^64.
   constexpr uint64_t below(uint64_t i, uint64_t n) const {
     const uint64_t b = bits(i);
     return (hi(b) * n + (lo(b) * n >> 32)) >> 32;
   }
-  // Standard normal (Box-Muller).
+  // Standard normal (Box-Muller; uses indices 2 i and 2 i + 1).
   double normal(uint64_t i) const {
     const double u = 1.0 - uniform(2 * i), angle = 6.283185307179586 * uniform(2 * i + 1);
     return std::sqrt(-2.0 * std::log(u)) * std::cos(angle);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kFused = "sm90", kGeneral = "general", kCpu = "cpu";
 
-// The entry that agrees with `same`, made where there is none.
+// Returns the entry for which same() is true; adds `fresh` if there is none.
 template <class Same>
 Routes::Count& entry(std::vector<Routes::Count>& counts, Same&& same, Routes::Count fresh) {
   for (Routes::Count& c : counts)

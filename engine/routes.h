@@ -1,6 +1,6 @@
-// Which kernel is wanted for an op that has several, which one took each call and for which shape, and how often it was
-// not the one meant: a fallback, which has a reason. Filled in where the choice is made, while work is queued; no
-// kernel runs for it. A CUDA graph's replays are not seen: counts are of calls.
+// Routes: which kernel is requested for each op (runtime.kernels), which kernel took each call and for which shape, and
+// how many calls were fallbacks, with the reason. Ops record their choice on the host when they queue work, so replays
+// of a CUDA graph are not counted.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -11,16 +11,19 @@
 
 namespace triad {
 
-// runtime.kernels. automatic: the fused kernels where there are some for the shape; where bf16 on sm_90 has none that
-// is a fallback. fused: the same, and a fallback wherever it is not a fused kernel, on the CPU too. general: the
-// kernels that any card runs and any shape takes. reference: the CPU's formulas with nothing rounded in between: on a
-// GPU the general kernels in fp32, on operands widened to fp32, rounded once at the end. The CPU has one route, its
-// reference: automatic, general and reference all mean it.
+// The values of runtime.kernels. "fused" names the sm_90 kernels of an op.
+// automatic: the fused kernel if there is one for the shape, else the general one; for bf16 on sm_90 the latter is a
+// fallback.
+// fused: as automatic, but every call without a fused kernel is a fallback, on the CPU too.
+// general: kernels for any card and any shape.
+// reference: the CPU reference without intermediate rounding; on a GPU the general kernels in fp32 on operands upcast
+// to fp32, with one rounding at the end.
+// The CPU has one route, the reference, which automatic and general select too.
 enum class KernelChoice { automatic, fused, general, reference };
 struct KernelChoices {
   KernelChoice cmp = KernelChoice::automatic, sel = cmp, win = cmp, matmul = cmp;
   static KernelChoices all(KernelChoice choice) { return {choice, choice, choice, choice}; }
-  bool fused_branches() const;  // none of the branches is to have another kernel
+  bool fused_branches() const;  // all three branches are automatic or fused
   friend bool operator==(const KernelChoices&, const KernelChoices&) = default;
 };
 
@@ -29,10 +32,10 @@ class Routes {
   explicit Routes(const KernelChoices& wanted = {}, bool strict = false) : wanted_(wanted), strict_(strict) {}
 
   struct Count {
-    int64_t layer;                   // -1 outside of the layers
-    std::string op, kernel, reason;  // reason: empty where this is the kernel meant for the call
+    int64_t layer;                   // -1: outside the layers
+    std::string op, kernel, reason;  // reason: why it is a fallback; empty: it is none
     DType dtype;
-    Shape first, second;  // the operands that the choice depends on: q and k; of a product its result and left operand
+    Shape first, second;  // q and k, or a matrix product's result and left operand
     int64_t calls;
     bool is_fallback() const { return !reason.empty(); }
     std::string shapes() const;  // "bf16 [2,128,12,64] [2,128,2,64]"
@@ -40,17 +43,17 @@ class Routes {
 
   const KernelChoices& wanted() const { return wanted_; }
   KernelChoice wanted(std::string_view op) const;
-  // The operands of the calls recorded from now on.
+  // Sets the operands of the calls recorded from now on.
   void set_call(const ConstTensor& first, const ConstTensor& second);
-  // Strict: a fallback is an Error that names op, shape and reason.
+  // Counts a call. If strict, a fallback throws an Error with op, shape and reason.
   void record(std::string_view op, std::string_view kernel, std::string_view reason = {});
-  void set_layer(int64_t layer) { layer_ = layer; }  // of the calls that follow
+  void set_layer(int64_t layer) { layer_ = layer; }  // layer of the calls recorded from now on
   int64_t layer() const { return layer_; }
 
-  const std::vector<Count>& counts() const { return counts_; }  // in the order of their first call
+  const std::vector<Count>& counts() const { return counts_; }  // in the order of first calls
   int64_t fallbacks() const;
-  int64_t fallbacks(std::string_view branch) const;  // of one of branch_of()
-  // "3 fallbacks: nsa_select general (heads of 60) 3 times", all layers together; "no fallbacks".
+  int64_t fallbacks(std::string_view branch) const;  // branch: a value of branch_of()
+  // Summed over layers: "3 fallbacks: nsa_select general (heads of 60) 3 times", or "no fallbacks".
   std::string summary() const;
 
  private:
@@ -60,10 +63,10 @@ class Routes {
   DType dtype_ = DType::f32;
   Shape first_, second_;
   std::vector<Count> counts_;
-  size_t next_ = 0;  // where the next call is likely found: steps repeat their calls
+  size_t next_ = 0;  // guess of the next call's entry, since every step makes the same calls
 };
 
-// The branch of NSA that an op belongs to, by its name: cmp, sel, win, select (the scores and the top-n), else the op.
+// The NSA branch that an op belongs to: cmp, sel, win or select (scores and top-n); any other op's own name.
 std::string branch_of(std::string_view op);
 
 }  // namespace triad

@@ -1,4 +1,5 @@
-// Stream: an order of work on one device. Event: a point in it. Move-only owners; on the CPU work is done at once.
+// Stream: a queue of work on one device. Event: a point in a stream. Both are move-only owners. On the CPU work runs at
+// once.
 #pragma once
 #include <chrono>
 #include <string>
@@ -19,7 +20,7 @@ class Stream {
 
   Device device() const { return device_; }
   const std::string& name() const { return name_; }
-  void* handle() const { return handle_; }  // cudaStream_t
+  void* handle() const { return handle_; }  // cudaStream_t; nullptr on the CPU
   void synchronize() const { backend::synchronize(device_, handle_); }
 
  private:
@@ -43,7 +44,7 @@ class Event {
   void block(const Stream& stream) const { backend::wait_event(device_, stream.handle(), handle_); }
   void synchronize() const { backend::synchronize_event(device_, handle_); }
   bool reached() const { return backend::reached_event(device_, handle_); }
-  // Milliseconds from `begin` to this event; both timed. On the CPU: between the calls of record.
+  // Milliseconds from `begin` to this event; both must be timed. On the CPU: between the two calls of record().
   double ms_since(const Event& begin) const {
     if (!device_.is_cuda()) return std::chrono::duration<double, std::milli>(at_ - begin.at_).count();
     return backend::elapsed_ms(device_, begin.handle_, handle_);

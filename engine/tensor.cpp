@@ -86,8 +86,9 @@ BasicTensor<kConst> BasicTensor<kConst>::operator[](int64_t i) const {
   return t;
 }
 
-// Walks old and new axes together, innermost first: a new axis continues inside the current old axis (run) or, when
-// that is used up, starts in the next old one, whose stride must then continue the run if axes are merged.
+// Maps the new axes onto the old ones, innermost first: a new axis continues in the current old axis (a run of
+// elements) or, when that is used up, begins the next old axis. Merging axes requires that the next axis' stride
+// continues the run.
 template <bool kConst>
 BasicTensor<kConst> BasicTensor<kConst>::view(const Shape& to) const {
   TRIAD_CHECK(to.numel() == shape().numel(), "{} cannot be viewed as {}: the counts differ", str(), to.str());
@@ -99,7 +100,7 @@ BasicTensor<kConst> BasicTensor<kConst>::view(const Shape& to) const {
     while (left == 1 && old_axis > 0) left = dim[--old_axis], step = stride[old_axis];
     t.stride[i] = step;
     int64_t need = to.dim[i];
-    while (need > left) {  // merge: the next old axis has to continue this one
+    while (need > left) {  // merge: the next old axis must continue this one
       TRIAD_CHECK(need % left == 0 && old_axis > 0 && stride[old_axis - 1] == step * left,
                   "{} cannot be viewed as {} without a copy", str(), to.str());
       need /= left;

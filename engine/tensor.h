@@ -44,10 +44,10 @@ struct BasicTensor {
   BasicTensor(Byte* data, DType dtype, const Shape& shape, Device device);  // contiguous
   template <bool kOther>
   requires(kConst && !kOther)
-      BasicTensor(const BasicTensor<kOther>& t)  // NOLINT: a Tensor goes wherever a ConstTensor is asked for
+      BasicTensor(const BasicTensor<kOther>& t)  // NOLINT: implicit, so that a Tensor can be passed as a ConstTensor
       : data(t.data), dim(t.dim), stride(t.stride), rank(t.rank), dtype(t.dtype), device(t.device) {}
 
-  // An absent tensor (an optional argument that was not given). A tensor with a zero size is not absent.
+  // True for an absent tensor (an optional argument not given). A tensor with an axis of size 0 is not absent.
   bool empty() const { return rank == 0; }
   int64_t size(int i) const { return dim[i < 0 ? rank + i : i]; }
   int64_t numel() const;
@@ -62,11 +62,12 @@ struct BasicTensor {
     if (dtype != dtype_of<T>) throw_dtype(dtype_of<T>);
     return reinterpret_cast<Elem<T>*>(data);
   }
-  // Elements [begin, end) of an axis; same strides.
+  // Elements [begin, end) of an axis; strides stay.
   BasicTensor slice(int axis, int64_t begin, int64_t end) const;
-  // Index i of the outermost axis, which goes.
+  // Element i of the outermost axis: a view of rank - 1.
   BasicTensor operator[](int64_t i) const;
-  // The same elements under another shape. The axes may be split, or merged where their strides allow it.
+  // The same elements under another shape. Axes may be split, and merged where their strides allow it; throws
+  // otherwise.
   BasicTensor view(const Shape& shape) const;
 
  private:

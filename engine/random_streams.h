@@ -8,7 +8,7 @@
 
 namespace triad {
 
-// Trailing comments give the index of random_stream().
+// The uses of a seed. The trailing comment says what the argument `index` of random_stream() is.
 enum class RandomUse {
   init,                // parameter
   needle_train,        // sequence

@@ -23,7 +23,7 @@ std::string host_name() {
   return name;
 }
 
-// Tells hosts apart, and on one host the name spaces of processes: a pid means something within one alone.
+// Identifies a host and its pid name space; a pid is unique only within one.
 std::string host_identity() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
@@ -42,7 +42,7 @@ Comm::Comm(const LaunchEnv& env, Device device, std::unique_ptr<Link> link, doub
 
 Comm::Comm(int world, Device device) : rank_(0), world_(world), stream_(device, "comm") {}
 
-// Everyone learns who the others are; ranks that cannot be are an error.
+// Gathers the peers of all ranks. Throws if they contradict each other, as when two ranks share a GPU.
 void Comm::meet(const LaunchEnv& env, Device device) {
   const std::string identity = host_identity(), name = backend::info(device).name,
                     pci = device.is_cuda() ? backend::pci_address(device) : "";
@@ -124,7 +124,7 @@ void Comm::all_gather_host_bytes(const void* mine, void* all, int64_t bytes, con
 
 std::vector<std::string> Comm::all_gather_host_text(const std::string& mine, const std::string& what) {
   const std::vector<int64_t> sizes = all_gather_host(static_cast<int64_t>(mine.size()), what);
-  constexpr int64_t kMostBytes = int64_t{1} << 26;  // no text of a run is that long
+  constexpr int64_t kMostBytes = int64_t{1} << 26;  // bytes; longer than any text of a run
   for (size_t r = 0; r < sizes.size(); ++r)
     TRIAD_CHECK(sizes[r] >= 0 && sizes[r] <= kMostBytes, "rank {} announces {} bytes of {}: at most {} are allowed", r,
                 sizes[r], what, kMostBytes);
@@ -162,20 +162,20 @@ void Comm::expect_end() {
   if (!guard_) return;
   barrier("the end");
   guard_->expect_end();
-  barrier("no rank's end being a surprise");  // whoever is through it may be gone
+  barrier("no rank's end being a surprise");  // a rank that has passed it may exit at once
 }
 
 void Comm::fail_together(const std::string& why, const std::function<void()>& last_work) {
   abandon(why, 1, [&] {
     last_work();
     try {
-      barrier("the same error");  // nobody leaves while another still watches it
-    } catch (const Error&) {}     // a rank that has met another error may be gone already
+      barrier("the same error");  // no rank exits while another still watches it
+    } catch (const Error&) {}     // a rank with a different error may have exited already
   });
 }
 
 void Comm::abandon(const std::string& why, int exit_code, const std::function<void()>& last_work) {
-  if (guard_) guard_->expect_end();  // of the others, who now end too
+  if (guard_) guard_->expect_end();  // the other ranks exit too
   std::fflush(stdout);
   std::fputs(fmt::format("triad: {}{}\n", world_ > 1 ? fmt::format("rank {}: ", rank_) : "", why).c_str(), stderr);
   last_work();
@@ -184,7 +184,8 @@ void Comm::abandon(const std::string& why, int exit_code, const std::function<vo
 
 Device device_of(const LaunchEnv& env) {
   const int gpus = backend::cuda_device_count();
-  if (env.world == 1 || gpus == 1) return Device::cuda(0);  // the only one that this rank is let see: meet() checks
+  if (env.world == 1 || gpus == 1)
+    return Device::cuda(0);  // the only visible one; gather_peers() checks that no two ranks share it
   if (env.local_rank >= gpus)
     fail("launch: rank {} of {} has local rank {}, but its host has {} GPUs: start at most one process a GPU", env.rank,
          env.world, env.local_rank, gpus);
@@ -203,10 +204,10 @@ class PlannedComm final : public Comm {
  public:
   explicit PlannedComm(int world) : Comm(world, Device::cpu()) {}
   std::string name() const override { return "planned"; }
-  bool may_share() const override { return true; }  // NCCL's on one host; others take less
+  bool may_share() const override { return true; }  // as NCCL on one host, the case that needs the most memory
 };
 
-// MPI itself would wait for ever for a rank that does not come.
+// Bounds MPI's start, which otherwise waits without limit for a missing rank.
 std::unique_ptr<Link> open_mpi_link_within(const LaunchEnv& env, double timeout_s) {
   CommGuard guard(env.rank, timeout_s);
   guard.begin("the start of MPI", 0);
@@ -215,7 +216,7 @@ std::unique_ptr<Link> open_mpi_link_within(const LaunchEnv& env, double timeout_
   return link;
 }
 
-// How the processes talk on the host: MPI where their launcher speaks it and this build has it, else TCP.
+// The link between processes: MPI if the launcher starts it and this build has it, else TCP.
 std::unique_ptr<Link> open_link(const LaunchEnv& env, double timeout_s) {
   return env.speaks_mpi && why_no_mpi().empty() ? open_mpi_link_within(env, timeout_s) : open_tcp_link(env, timeout_s);
 }

@@ -1,5 +1,5 @@
-// Comm: the ranks of a run and their collectives. Every rank calls the same ones in the same order. Those on tensors
-// are queued on stream(), in place, and sums have a fixed order of ranks wherever the library behind has one.
+// Comm: the ranks of a run and their collectives. Every rank must call the same collectives in the same order. Those on
+// tensors are queued on stream() and work in place; sums add in a fixed order of ranks where the library allows it.
 #pragma once
 #include <cstring>
 #include <functional>
@@ -20,22 +20,22 @@ namespace triad {
 
 enum class CommBackend { automatic, nccl, mpi };
 
-// NCCL with few or all CTAs. few: a sum leaves most SMs to ForkJoin kernels that are sized for the whole GPU.
-// all: the fastest sum.
+// The CTAs that NCCL may use. few: a sum leaves most SMs to concurrent kernels that are sized for the whole GPU. all:
+// the fastest sum.
 enum class CommCtas { few, all };
 
-// A process of the run, as all know each other.
+// A process of the run, as every rank sees it.
 struct Peer {
   int rank = 0, local_rank = 0, pid = 0;
-  std::string host, device, pci;  // pci: where its GPU sits; empty on the CPU
-  bool here = false;              // on this host, among the processes that this one sees
+  std::string host, device, pci;  // pci: bus address of its GPU; empty on the CPU
+  bool here = false;              // on this host and in this process's pid name space
 };
 
 class Comm {
  public:
-  // link: absent in a world of one.
+  // link: null if world is 1. timeout_s: dist.timeout_s.
   Comm(const LaunchEnv&, Device, std::unique_ptr<Link>, double timeout_s);
-  // The first of `world` ranks that are not there: see make_planned_comm.
+  // A rank without peers; see make_planned_comm.
   Comm(int world, Device);
   virtual ~Comm() = default;
   Comm(const Comm&) = delete;
@@ -44,39 +44,38 @@ class Comm {
   int world() const { return world_; }
   bool first() const { return rank_ == 0; }
   virtual std::string name() const = 0;
-  Stream& stream() { return stream_; }  // of collectives on tensors
+  Stream& stream() { return stream_; }  // collectives on tensors are queued here
   const std::vector<Peer>& peers() const { return peers_; }
-  // Milliseconds that the host has waited in collectives since the last call of this.
+  // Milliseconds that the host has waited in collectives since the previous call.
   double take_waited_ms() { return std::exchange(waited_ms_, 0.0); }
   int64_t collectives() const { return guard_ ? guard_->count() : 0; }
-  // Where the last 1,000 of them are written when one does not finish in time, or a rank is gone.
+  // Sets the file that receives the last 1,000 collectives when one times out or a rank is gone.
   void record_collectives(const std::string& path) {
     if (guard_) guard_->record_to(path);
   }
   CommGuard::Last last_collective() const { return guard_ ? guard_->last() : CommGuard::Last{}; }
 
-  // x [n], contiguous, f32, f64 or bf16 (added in f32, rounded once or at each rank): the sum over the ranks.
-  // what: of what, for messages ("bucket 3").
+  // x [n], contiguous, f32, f64 or bf16 (bf16 is added in f32 and rounded once or at each rank): the sum over the
+  // ranks. what: names the data in messages, "bucket 3".
   void all_reduce(Tensor x, const std::string& what, CommCtas = CommCtas::all);
-  // x [world * n]: part `rank` becomes the sum of the ranks' parts `rank`; the others hold nothing defined after it.
+  // x [world * n]: part `rank` becomes the sum of all ranks' parts `rank`; the other parts are undefined afterwards.
   void reduce_scatter(Tensor x, const std::string& what, CommCtas = CommCtas::all);
-  // x [world * n]: part r becomes what rank r has there.
+  // x [world * n]: part r becomes part r of rank r's x.
   void all_gather(Tensor x, const std::string& what);
 
-  // x, staging [world * n]: part r of staging becomes what rank r has as part `rank` of x. The own part is left as it
-  // is.
+  // x, staging [world * n]: part r of staging becomes part `rank` of rank r's x. This rank's own part is not written.
   void all_to_all(Tensor x, Tensor staging, const std::string& what);
-  // Offers tensors, in the allocation that begins at base, to the other ranks, all of which do the same. Where they
-  // reach each other's memory all_gather and all_to_all of these take no processors of a GPU, and shares() tells.
-  // meetings [world] i32, in the same allocation: the Comm's from then on. may_share(): on a GPU it is worth asking;
-  // the same on all ranks, and known before there is memory to share.
+  // Offers tensors to the other ranks for copies by the copy engines. All ranks must call it with the same tensors, all
+  // in the allocation that begins at base. If the ranks can access each other's memory, shares() is then true, and
+  // all_gather and all_to_all of these tensors use no SMs. meetings [world] i32, in the same allocation: belongs to the
+  // Comm from then on. may_share(): whether to try; the same on all ranks, and known before memory is allocated.
   virtual void share(const std::byte*, std::span<const Tensor>, const Tensor& /*meetings*/) {}
   virtual bool shares() const { return false; }
   virtual bool may_share() const { return false; }
-  // Why not, though this Comm does where it can; nothing otherwise.
+  // Why may_share() or shares() is false; empty if sharing was not tried or works.
   virtual std::string why_not_shared() const { return ""; }
 
-  // On the host, at once: every rank's value, in the order of ranks.
+  // On the host, blocking: the values of all ranks, in the order of ranks. T is trivially copyable.
   template <class T>
   std::vector<T> all_gather_host(const T& mine, const std::string& what) {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -86,16 +85,16 @@ class Comm {
   }
   std::vector<std::string> all_gather_host_text(const std::string& mine, const std::string& what);
   void barrier(const std::string& what) { all_gather_host(char{0}, what); }
-  // Sums of values that at most one rank has set (0 elsewhere): the same bits on every rank.
+  // Sums values of which each is non-zero on at most one rank, so every rank gets the same bits.
   void add(std::span<double> values, const std::string& what);
 
-  // The orderly end of a run, which all ranks reach.
+  // Ends a successful run; collective.
   void finish();
-  // The other end, after an error: tells it, does the last work, which throws nothing, and exits with the code. To
-  // unwind would free memory, for which CUDA waits for collectives that never end, and end threads that a disk may hold
-  // up.
+  // Ends the process after an error: logs `why`, runs last_work, which must not throw, and exits with exit_code.
+  // Unwinding instead would free memory, for which CUDA waits for collectives that never end, and join threads that a
+  // slow disk may block.
   [[noreturn]] void abandon(const std::string& why, int exit_code, const std::function<void()>& last_work);
-  // The same where all ranks have met the same error: none exits before all have done their last work.
+  // The same where all ranks have the same error: no rank exits before all have run their last_work.
   [[noreturn]] void fail_together(const std::string& why, const std::function<void()>& last_work);
 
  protected:
@@ -104,13 +103,13 @@ class Comm {
   virtual void do_all_gather(Tensor) {}
   virtual void do_all_to_all(Tensor, Tensor) {}
   virtual void do_finish() {}
-  // On the CPU, and where the host does the work, a collective is finished when its call returns.
+  // False where a collective is finished when its call returns: on the CPU, and where the host computes.
   virtual bool on_stream() const { return false; }
   Link& link() const { return *link_; }
   CommGuard& guard() { return *guard_; }
 
  private:
-  // From here on the end of other ranks is no surprise: all are here.
+  // Makes the end of other ranks no error from here on; collective.
   void expect_end();
   template <class Call>
   void guarded(const char* kind, const std::string& what, int64_t bytes, bool on_stream, Call&& call);
@@ -125,22 +124,23 @@ class Comm {
   double waited_ms_ = 0;
 };
 
-// The GPU of this rank: that of its local rank, or the only one it sees. Throws if the host has more ranks than GPUs.
+// The GPU of this rank: the one of its local rank, or the only visible one. Throws if the host has more ranks than
+// GPUs.
 Device device_of(const LaunchEnv&);
 
-// The ranks of this process's run. automatic: NCCL on a GPU, MPI on the CPU, and there, started without MPI, TCP.
+// The ranks of this process's run. automatic: NCCL on a GPU; on the CPU MPI, or TCP if the launcher does not start MPI.
 std::unique_ptr<Comm> open_comm(const LaunchEnv&, Device, CommBackend, double timeout_s);
 
-// A world of one: every collective is done before it begins.
+// A world of one: collectives do nothing.
 std::unique_ptr<Comm> make_self_comm(Device);
-// Sums on the host, in the order of ranks: bits depend on the ranks alone, not on the size of what is summed. Tensors
-// of a GPU go through pinned memory, and the host waits for them.
+// Sums on the host in the order of ranks, so the bits do not depend on the number of elements. Tensors of a GPU are
+// copied through pinned memory, and the host waits for the copies.
 std::unique_ptr<Comm> make_host_comm(const LaunchEnv&, Device, std::unique_ptr<Link>, double timeout_s);
-// NCCL, loaded when it is asked for. The link passes its id and the run's control.
+// NCCL, loaded on the first call. The link carries NCCL's id and the run's control messages.
 std::unique_ptr<Comm> make_nccl_comm(const LaunchEnv&, Device, std::unique_ptr<Link>, double timeout_s);
-std::string why_no_nccl();  // empty: it can be loaded
+std::string why_no_nccl();  // empty if NCCL can be loaded
 
-// For plans: a rank of `world`, as far as memory goes. There is nobody else, and a collective does nothing.
+// For plans: a rank of `world` that only accounts for memory; collectives do nothing.
 std::unique_ptr<Comm> make_planned_comm(int world);
 
 }  // namespace triad

@@ -18,15 +18,15 @@ namespace triad {
 
 namespace {
 
-// A file descriptor of a process: unlike its number it never comes to mean another, and it tells when the process ends.
+// A pidfd: unlike a pid it never refers to another process, and poll() reports the end of the process.
 int open_process(int pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 void kill_process(int fd) { syscall(SYS_pidfd_send_signal, fd, SIGKILL, nullptr, 0); }
 
-// Stopped by a signal: it cannot end itself.
+// True for a process stopped by a signal, which cannot end itself.
 bool is_stopped(int pid) {
   std::string text;
   std::getline(std::ifstream(fmt::format("/proc/{}/stat", pid)), text);
-  const size_t state = text.rfind(')');  // the name before it may hold anything
+  const size_t state = text.rfind(')');  // the name before it may contain any character
   return state != std::string::npos && state + 2 < text.size() && text[state + 2] == 'T';
 }
 
@@ -54,7 +54,8 @@ void CommGuard::watch(const std::vector<LocalPeer>& peers) {
   const std::lock_guard lock(mutex_);
   for (const LocalPeer& peer : peers) {
     const int fd = open_process(peer.pid);
-    if (fd >= 0) peers_.push_back({peer.rank, peer.pid, fd});  // a kernel before 5.3: the time limit alone is left
+    if (fd >= 0)
+      peers_.push_back({peer.rank, peer.pid, fd});  // a kernel before 5.3 has no pidfd; only the timeout remains
   }
   eventfd_write(wake_, 1);
 }
@@ -119,7 +120,7 @@ void CommGuard::end_on(const Stream& stream) {
     }
   }
   if (!event) event = std::make_unique<Event>(stream.device());
-  event->record(stream);  // which waits where the stream's queue is full: not with the lock, which its end would need
+  event->record(stream);  // without the lock, since it blocks while the stream's queue is full
   const std::lock_guard lock(mutex_);
   pending_.back().event = std::move(event);
 }
@@ -143,7 +144,7 @@ void CommGuard::retire_finished() {
   }
 }
 
-// What the other ranks of this host do, as far as one sees; "" if nothing strange.
+// The stopped ranks of this host, for messages; empty if there are none.
 std::string CommGuard::others() const {
   std::string text;
   for (const Peer& peer : peers_)
@@ -157,7 +158,7 @@ void CommGuard::end_process(const std::string& why) const {
   for (const Peer& peer : peers_)
     if (is_stopped(peer.pid)) kill_process(peer.fd);
   const std::string text = fmt::format("triad: rank {}: {}. This process ends\n", rank_, why);
-  // No stdio: the main thread may hold its locks.
+  // write(2) rather than stdio, because the main thread may hold stdio's locks.
   for (size_t done = 0; done < text.size();) {
     const ssize_t n = write(STDERR_FILENO, text.data() + done, text.size() - done);
     if (n <= 0) break;
@@ -167,7 +168,7 @@ void CommGuard::end_process(const std::string& why) const {
   _exit(1);
 }
 
-// seconds: since the last look.
+// seconds: since the previous check.
 void CommGuard::look(double seconds) {
   retire_finished();
   if (what_is_wrong_) {
@@ -175,7 +176,7 @@ void CommGuard::look(double seconds) {
     if (!wrong.empty()) end_process(fmt::format("{}; the last: {}", wrong, last_));
   }
   if (pending_.empty()) return;
-  Collective& oldest = pending_.front();  // the others wait for it
+  Collective& oldest = pending_.front();  // all others wait for it
   oldest.waited_s += seconds;
   if (oldest.waited_s > timeout_s_)
     end_process(
@@ -201,7 +202,7 @@ void CommGuard::run() {
       eventfd_read(wake_, &ignored);
     }
     const Clock::time_point now = Clock::now();
-    // A process that was itself stopped for an hour, with its whole job, has not waited for an hour.
+    // Limits the time of one check, so that time during which this process was itself stopped does not count.
     constexpr double kMostSeconds = 1;
     const double seconds = std::min(kMostSeconds, std::chrono::duration<double>(now - last).count());
     last = now;
@@ -209,7 +210,7 @@ void CommGuard::run() {
     const std::lock_guard lock(mutex_);
     if (stop_) return;
     try {
-      std::vector<std::string> gone;  // one may have followed the other
+      std::vector<std::string> gone;  // several, if one rank's end has ended another
       for (const Peer& peer : peers_)
         for (const pollfd& p : wait)
           if (p.fd == peer.fd && (p.revents & POLLIN) != 0)

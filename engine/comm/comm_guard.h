@@ -1,9 +1,8 @@
-// CommGuard: a thread of each rank that ends its process when the run cannot go on. It knows the collectives that are
-// under way, on the host or on a stream, and the other ranks' processes on this host. A collective that does not finish
-// within dist.timeout_s, or a rank that is gone before the end, is told on stderr with the collective's number, what it
-// is of and its bytes; then the process exits with 1. Nothing gentler would do: the main thread may wait inside a
-// library for a rank that never comes. The last 1,000 collectives are kept, and written to a file then; the end
-// does not wait for that long.
+// CommGuard: a thread of each rank that ends its process when the run cannot continue. It tracks the collectives under
+// way, on the host or on a stream, and the other ranks' processes on this host. If a collective does not finish within
+// dist.timeout_s, or a rank ends before the run does, it logs the collective's number, name and bytes to stderr, writes
+// the last 1,000 collectives to a file within a bounded time, and exits with 1. It does not throw instead, because the
+// main thread may block inside a library for a rank that never arrives.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -30,27 +29,28 @@ class CommGuard {
   ~CommGuard();
   CommGuard(const CommGuard&) = delete;
 
-  // From now on, until expect_end(), the end of one of these is the run's.
+  // From now on, until expect_end(), the end of one of these processes ends this one.
   void watch(const std::vector<LocalPeer>& peers);
   void expect_end();
-  // Asked now and then: what is wrong with the library, or nothing.
+  // Sets a function that the guard calls periodically: it returns what is wrong with the library, or an empty text.
   void ask(std::function<std::string()> what_is_wrong);
 
-  // A collective begins: what it is ("all_reduce of bucket 3"), and its bytes on this rank. It is finished at end(), or
-  // when a stream gets to where it is at end_on(). begin() returns it as messages have it.
+  // Starts a collective: its name ("all_reduce of bucket 3") and its bytes on this rank. It is finished at end(), or
+  // when the stream reaches end_on(). begin() returns the collective's description for messages.
   std::string begin(std::string what, int64_t bytes);
   void end();
   void end_on(const Stream&);
   int64_t count() const;  // collectives begun so far
 
-  // The collective that all later ones wait for, or if none is under way the last one that was.
+  // The oldest collective under way, which all later ones wait for; if there is none, the last finished one.
   struct Last {
     int64_t number = 0;
     std::string what = "none";
     bool under_way = false;
   };
-  Last last() const;  // on a stream as of the last look, a fifth of a second ago at most
-  // Where the last collectives go when this process has to end: a row each, with when it began and was seen finished.
+  Last last() const;  // for a stream as of the last check, at most 0.2 s ago
+  // Sets the file for the last collectives at such an end: a row for each, with the seconds of its start and observed
+  // end.
   void record_to(std::string path);
 
  private:
@@ -59,10 +59,10 @@ class CommGuard {
     std::string what;
     int64_t bytes = 0;
     double waited_s = 0;
-    std::unique_ptr<Event> event;  // of one on a stream
+    std::unique_ptr<Event> event;  // marks the end of a collective on a stream
     std::string str() const;
   };
-  // A collective as it is remembered; seconds since the guard began, and negative: not finished as far as was seen.
+  // A collective in the log. Times in seconds since the guard started; finished_s < 0: not seen finished.
   struct Record {
     int64_t number = 0;
     std::string what;
@@ -83,20 +83,20 @@ class CommGuard {
 
   const int rank_;
   const double timeout_s_;
-  const int wake_;  // an eventfd: the thread has something new to look at
+  const int wake_;  // eventfd that wakes the thread
 
-  mutable std::mutex mutex_;  // of all that follows
+  mutable std::mutex mutex_;  // guards all members below
   int64_t count_ = 0;
   std::deque<Collective> pending_;
-  std::string last_ = "none";  // finished or not
+  std::string last_ = "none";  // description of the last collective begun
   const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
-  std::deque<Record> records_;  // without gaps in their numbers
+  std::deque<Record> records_;  // consecutive numbers
   std::string records_path_;
   std::vector<std::unique_ptr<Event>> free_events_;
   std::vector<Peer> peers_;
   std::function<std::string()> what_is_wrong_;
   bool stop_ = false;
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // declared last, since it uses the members above
 };
 
 }  // namespace triad

@@ -1,6 +1,6 @@
-// Sums on the host over a Link. A piece at a time: each rank gets everyone's values of its own part, adds them in the
-// order of ranks, and gives the sums to everyone: 2 (world - 1) / world of the bytes each way, as a ring would, and an
-// element's sum does not depend on where its piece begins.
+// Collectives on the host over a Link. A sum works piece by piece: each rank receives all ranks' values of its own part
+// of the piece, adds them in the order of ranks, and gathers the sums to all ranks. It moves 2 (world - 1) / world of
+// the bytes each way, as a ring does, and an element's sum does not depend on the piece that it is in.
 #include <algorithm>
 #include <vector>
 
@@ -12,7 +12,7 @@ namespace triad {
 
 namespace {
 
-constexpr int64_t kPartBytes = 1 << 20;  // of a piece, each rank's
+constexpr int64_t kPartBytes = 1 << 20;  // bytes of a piece per rank
 
 class HostComm final : public Comm {
  public:
@@ -22,7 +22,8 @@ class HostComm final : public Comm {
         others_(device, kPartBytes * world()) {}
 
   std::string name() const override { return "host memory over " + link().name(); }
-  // On the CPU a sum is no work beside other work, whichever way it goes: runs there take the one that GPUs take.
+  // On the CPU sums do not run concurrently with other work in either case; shares() makes CPU runs take the code path
+  // of GPUs.
   void share(const std::byte*, std::span<const Tensor>, const Tensor&) override {
     shares_ = !stream().device().is_cuda();
   }
@@ -73,7 +74,7 @@ class HostComm final : public Comm {
   }
 
  private:
-  // piece_ [world, part] -> others_ [part]: the sum over the ranks of their piece_[this rank].
+  // piece_ [world, part] -> others_ [part]: the sum over all ranks of their piece_[this rank].
   void add_parts(DType dtype, int64_t part) {
     link().all_to_all(piece_.data(), others_.data(), part * size_of(dtype));
     dispatch_float(dtype, [&]<class T>() {
@@ -86,7 +87,7 @@ class HostComm final : public Comm {
     });
   }
 
-  // Elements [begin, begin + count) of x to elements [at, ..) of piece_, and from `from`; a GPU's stream is waited for.
+  // Copies elements [begin, begin + count) of x to elements [at, ..) of piece_, or from `from`, and waits for the copy.
   void load(const Tensor& x, int64_t begin, int64_t count, int64_t at) {
     const int64_t element = size_of(x.dtype);
     backend::copy(piece_.data() + at * element, Device::cpu(), x.data + begin * element, x.device, count * element,

@@ -1,5 +1,6 @@
-// NCCL. Loaded at run time (libnccl.so.2, which PyTorch's and NVIDIA's packages bring), so that a program built where
-// its header is runs on machines without it. Collectives are queued on the comm stream; the host waits for none.
+// Comm over NCCL. NCCL is loaded at run time (libnccl.so.2, part of PyTorch's and NVIDIA's packages), so a program
+// built with its header also runs on machines without it. Collectives are queued on the comm stream; the host does not
+// wait for them.
 #include <dlfcn.h>
 #include <nccl.h>
 
@@ -107,7 +108,7 @@ class NcclComm final : public Comm {
       return "";
     });
   }
-  ~NcclComm() override { guard().expect_end(); }  // which would ask a communicator that is no more
+  ~NcclComm() override { guard().expect_end(); }  // the guard must not query a destroyed communicator
   std::string name() const override { return name_; }
   void share(const std::byte* base, std::span<const Tensor> tensors, const Tensor& meetings) override {
     if (may_share()) copies_ = PeerCopies::open(*this, stream().device(), base, tensors, meetings, no_copies_);
@@ -147,17 +148,17 @@ class NcclComm final : public Comm {
   }
 
  private:
-  // A product of 128 CTAs takes twice its time beside the 24 of a sum as NCCL would have it. Four leave room for it,
-  // and still move some 60 GB/s.
+  // CTAs of a sum during backward. NCCL's default of 24 takes the SMs of a matrix product of 128 CTAs, which then needs
+  // a second wave, twice its time. 4 CTAs leave room for it and still move about 60 GB/s.
   static constexpr int kFewCtas = 4;
   ncclComm_t comm(CommCtas ctas) const { return ctas == CommCtas::few ? few_ctas_ : all_ctas_; }
   cudaStream_t queue() { return static_cast<cudaStream_t>(stream().handle()); }
 
   std::string name_;
-  std::string no_copies_;  // why there are none
+  std::string no_copies_;  // why copies are not possible; empty if they are
   std::unique_ptr<PeerCopies> copies_;
   ncclComm_t all_ctas_ = nullptr,
-             few_ctas_ = nullptr;  // a run that fails leaves them: to end them in order takes all ranks
+             few_ctas_ = nullptr;  // not destroyed after an error: destroying is collective
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// comm.h's NCCL in a build without it.
+// comm.h's NCCL functions in a build without NCCL.
 #include "engine/check.h"
 #include "engine/comm/comm.h"
 

@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view kHelloMagic = "triadhi\n", kReplyMagic = "triadre\n";
 constexpr int kMostRanks = 1 << 20;
 
-// Writes, or reads, one field after the other; integers are little-endian.
+// Write and read fields one after the other; integers are little-endian.
 class Writer {
  public:
   explicit Writer(std::span<std::byte> to) : to_(to) {}
@@ -56,7 +56,7 @@ class Reader {
   std::span<const std::byte> from_;
 };
 
-// The two HMACs have different labels, so that neither end can send back the one that it received.
+// The two HMACs have different labels, so neither end can return the one that it received.
 Mac proof(std::string_view secret, std::string_view of, const Hello& hello, const Reply& prove, Verdict verdict) {
   if (secret.empty()) return {};
   std::vector<std::byte> message;

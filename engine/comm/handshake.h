@@ -1,13 +1,13 @@
-// The handshake between rank 0 and a rank that connects to it: its frames as bytes, and the proofs that both ends know
-// TRIAD_SECRET. Every frame has a fixed size, so that no peer can announce a larger one.
+// The handshake between rank 0 and a rank that connects to it: its frames as bytes, and the proofs that both ends have
+// the same TRIAD_SECRET. Every frame has a fixed size, so no peer can announce a larger one.
 //
 //   rank -> rank 0   Hello: which run, which rank, and a nonce
 //   rank 0 -> rank   Reply: Verdict::prove and a nonce, or a refusal
 //   rank -> rank 0   Proof: an HMAC over both frames
 //   rank 0 -> rank   Reply: Verdict::welcome or a refusal, with rank 0's HMAC over all three
-//   rank 0 -> rank   Reply: Verdict::begin, when all ranks are there
+//   rank 0 -> rank   Reply: Verdict::begin, once all ranks have connected
 //
-// Fresh nonces from both ends make a replayed handshake fail. Without a secret the HMACs are zeros.
+// Fresh nonces from both ends make replayed handshakes fail. Without a secret the HMACs are zeros.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -23,10 +23,10 @@
 namespace triad {
 
 using Nonce = std::array<std::byte, 32>;
-Nonce fresh_nonce();  // from the kernel's generator
+Nonce fresh_nonce();  // from the kernel's random generator
 
 struct Hello {
-  int port = 0;  // MASTER_PORT as the rank has it, which keeps runs apart too
+  int port = 0;  // the rank's MASTER_PORT, which distinguishes runs too
   int rank = 0, world = 0;
   bool has_secret = false;
   std::string run_id{};
@@ -39,33 +39,33 @@ enum class Verdict : uint8_t {
   prove,
   welcome,
   begin,
-  other_run,  // refusals: see text_of()
+  other_run,  // this and the following are refusals: see text_of()
   needs_secret,
   has_no_secret,
   wrong_secret,
   other_world,
   taken,
 };
-// Why rank 0 refuses a rank, as both ends' messages say it: "it belongs to another run".
+// Why rank 0 refuses a rank, for both ends' messages: "it belongs to another run".
 const char* text_of(Verdict refusal);
 
 struct Reply {
   Verdict verdict = Verdict::prove;
-  int world = 0;    // rank 0's
-  Nonce payload{};  // a nonce behind prove, an HMAC behind what follows a proof
+  int world = 0;    // rank 0's world size
+  Nonce payload{};  // a nonce in the reply that requests a proof, an HMAC in replies to a proof
 };
 inline constexpr size_t kReplyBytes = 8 + 1 + 4 + sizeof(Nonce);
 using ReplyFrame = std::array<std::byte, kReplyBytes>;
 
 HelloFrame encode(const Hello&);
 ReplyFrame encode(const Reply&);
-// Nothing if the bytes are none that encode() writes.
+// Decode what encode() writes; empty for any other bytes.
 std::optional<Hello> decode_hello(std::span<const std::byte> bytes);
 std::optional<Reply> decode_reply(std::span<const std::byte> bytes);
-// Whether a Hello may begin with these bytes.
+// Whether these bytes can be the beginning of a Hello.
 bool may_be_hello(std::span<const std::byte> begin);
 
-// The proofs: of a rank, and of rank 0. Zeros where the secret is empty.
+// The HMACs of a rank and of rank 0; zeros if the secret is empty.
 Mac proof_of_rank(std::string_view secret, const Hello&, const Reply& prove);
 Mac proof_of_rank_0(std::string_view secret, const Hello&, const Reply& prove, Verdict verdict);
 

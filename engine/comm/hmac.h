@@ -1,4 +1,4 @@
-// HMAC-SHA256 by OpenSSL's libcrypto, where the build found it: hmac_openssl.cpp or hmac_none.cpp.
+// HMAC-SHA256 by OpenSSL's libcrypto: hmac_openssl.cpp in a build with it, else hmac_none.cpp.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -10,10 +10,10 @@ namespace triad {
 
 using Mac = std::array<std::byte, 32>;
 
-std::string why_no_hmac();  // empty: this build has it
-// Throws UsageError where this build has none.
+std::string why_no_hmac();  // empty if this build has it
+// Throws UsageError in a build without it.
 Mac hmac_sha256(std::string_view key, std::span<const std::byte> message);
-// Takes the same time whatever the bytes are.
+// Compares in constant time.
 bool same_mac(const Mac&, const Mac&);
 
 }  // namespace triad

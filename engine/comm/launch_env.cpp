@@ -20,7 +20,7 @@ const char* variable(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-// The value of a variable that has to be a whole number of [least, most].
+// The value of a variable, which must be an integer in [least, most]; throws UsageError otherwise.
 int number(const char* name, int least, int most) {
   const char* text = variable(name);
   if (text == nullptr) fail_usage("launch: {} is not set, though the launcher's other variables are", name);
@@ -32,22 +32,23 @@ int number(const char* name, int least, int most) {
   return value;
 }
 
-// The variables of one launcher. A launcher is at work if both of its first two are set: one alone may be left over.
+// The variables of one launcher. A launcher counts as present if its first two are set; one alone may be left from
+// elsewhere.
 struct Names {
   const char *launcher, *rank, *world, *local_rank, *local_world;
 };
 constexpr Names kLaunchers[] = {
-    // torchrun first: its agents may themselves have been started by mpirun or srun.
+    // torchrun first: mpirun or srun may have started torchrun's agents.
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
     {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
-    // Of the step, which srun alone sets: a batch script without srun is one process, whatever the job holds.
+    // The step's variable, which srun alone sets: a batch script without srun is one process, whatever its job's size.
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
 };
 
-// torchrun's id, of which "none" is its word for absent, else Slurm's: of srun's ranks the step too, because a job may
-// hold several runs.
+// torchrun's id, unless it is "none" (absent); else Slurm's job id, with the step's for ranks of srun, because a job
+// may contain several runs.
 std::string find_run_id(std::string_view launcher) {
   const char* const torchrun = variable("TORCHELASTIC_RUN_ID");
   const char *const job = variable("SLURM_JOB_ID"), *const step = variable("SLURM_STEP_ID");
@@ -85,7 +86,8 @@ LaunchEnv read_launch_env() {
     if (env.local_world > 0 && env.local_rank >= env.local_world)
       fail_usage("launch: {} is {}, but {} is {}", names.local_rank, env.local_rank, names.local_world,
                  env.local_world);
-    const bool pmi = variable("PMIX_RANK") != nullptr || variable("PMI_RANK") != nullptr;  // srun --mpi=pmix, pmi2
+    const bool pmi =
+        variable("PMIX_RANK") != nullptr || variable("PMI_RANK") != nullptr;  // set by srun --mpi=pmix and --mpi=pmi2
     const std::string_view launcher = env.launcher;
     env.speaks_mpi = launcher == "Open MPI" || launcher == "PMI" || (launcher == "Slurm" && pmi);
     break;

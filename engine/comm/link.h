@@ -1,5 +1,5 @@
-// Link: how the processes of a run exchange bytes between hosts' memories, over MPI or over TCP. Every rank makes the
-// same calls in the same order; each returns when its own part is done.
+// Link: moves bytes between the host memories of a run's processes, over MPI or TCP. Every rank must make the same
+// calls in the same order; each call returns when this rank's part is done.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,21 +13,21 @@ class Link {
  public:
   virtual ~Link() = default;
   virtual std::string name() const = 0;
-  // all[r] = rank r's mine, `bytes` each.
+  // all[r] = rank r's `mine`; `bytes` each.
   virtual void all_gather(const void* mine, void* all, int64_t bytes) = 0;
-  // from[r] = what rank r has as to[this rank], `bytes` each.
+  // from[r] = rank r's to[this rank]; `bytes` each.
   virtual void all_to_all(const void* to, void* from, int64_t bytes) = 0;
-  // The orderly end, which all ranks reach. A link that is destroyed without it leaves the others to their fate.
+  // Ends a successful run; collective. Destroying a link without it leaves the other ranks blocked.
   virtual void finish() = 0;
 };
 
-// MPI is loaded when it is asked for, from libtriad_mpi.so beside the program: so the program itself runs where there
-// is none. Throws if it cannot be, or if it counts other ranks than the launcher.
+// MPI is loaded on the first call, from libtriad_mpi.so in the program's folder, so the program also runs without MPI.
+// Throws if that fails, or if MPI's rank or world differs from the launcher's.
 std::unique_ptr<Link> open_mpi_link(const LaunchEnv&);
-std::string why_no_mpi();  // empty: it can be loaded
+std::string why_no_mpi();  // empty if MPI can be loaded
 
-// Every rank connects to rank 0 (engine/comm/rendezvous.h). For the few bytes of a run's control, and for data where
-// nothing else is there.
+// Every rank connects to rank 0 (engine/comm/rendezvous.h), which forwards all bytes. Sufficient for control messages;
+// used for tensors only where there is neither MPI nor NCCL.
 std::unique_ptr<Link> open_tcp_link(const LaunchEnv&, double timeout_s);
 
 }  // namespace triad

@@ -1,5 +1,5 @@
-// What libtriad_mpi.so offers: the few calls of MPI that a run needs, free of any one MPI's types, so that the program
-// that loads it was not built against one.
+// The interface of libtriad_mpi.so: the MPI calls that a run needs, without types of any one MPI, so the program does
+// not depend on the MPI it was built with.
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,5 @@
-// libtriad_mpi.so: engine/comm/mpi_functions.h over the MPI that this was built with. Errors are MPI's own to report:
-// by default it prints them and ends the run, which is what we want of them.
+// libtriad_mpi.so: engine/comm/mpi_functions.h over the MPI of the build. MPI handles its own errors: by default it
+// prints them and ends the run, as intended.
 #include <mpi.h>
 
 #include <chrono>
@@ -22,12 +22,12 @@ const char* version() {
   int length = 0;
   MPI_Get_library_version(text, &length);
   for (char* c = text; *c != '\0'; ++c)
-    if (*c == ',' || *c == '\n') *c = '\0';  // "Open MPI v4.1.4", without who packaged it
+    if (*c == ',' || *c == '\n') *c = '\0';  // "Open MPI v4.1.4", without the packager's name
   return text;
 }
 
-// MPI's own waiting spins; where ranks share cores they then wait for one another's spinning: 1,300 ms instead of 1 for
-// a small sum of 13 x 2 ranks on 2 cores. So: a while at full speed, then with pauses.
+// Waits by polling, at first without pauses, then with short sleeps. MPI's own wait polls without pauses, which delays
+// sums by orders of magnitude where ranks share cores.
 void wait(MPI_Request request) {
   constexpr int kSpins = 500;
   constexpr auto kPause = std::chrono::microseconds(50);

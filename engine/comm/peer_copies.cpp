@@ -15,7 +15,7 @@ namespace {
 
 using StreamValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
 
-// Of the driver, which nothing here links.
+// Looked up in the driver at run time, because the program does not link libcuda.
 StreamValue find(const char* name) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result;
@@ -36,16 +36,16 @@ void wait_value(void* stream, std::byte* at, uint32_t value, unsigned flags) {
   check(wait(static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(at), value, flags), "cuStreamWaitValue32");
 }
 
-// What comes behind a wait has to see the copies that the other rank made before it wrote the value. Its write follows
-// a fence of its stream to the whole system, so its copies have arrived by then. A GPU that may still put what has
-// arrived in another order within itself can be asked to flush it, and says so; the others need not.
+// Work after a wait must see the copies that preceded the other rank's write of the value. The write follows a
+// system-wide fence of its stream, so these copies have arrived by then. A GPU that may still reorder arrived writes
+// internally reports that it can flush them, and gets the flush flag; other GPUs do not need it.
 unsigned flags_of_waits(Device device) {
   int can_flush = 0;
   CUDA_CHECK(cudaDeviceGetAttribute(&can_flush, cudaDevAttrCanFlushRemoteWrites, device.index));
   return CU_STREAM_WAIT_VALUE_GEQ | (can_flush != 0 ? CU_STREAM_WAIT_VALUE_FLUSH : 0);
 }
 
-// The reason of the first rank that has one, on all ranks.
+// The first rank's reason, on all ranks; empty if no rank has one.
 std::string first_reason(Comm& comm, const std::string& own, const char* what) {
   const std::vector<std::string> all = comm.all_gather_host_text(own, what);
   for (size_t r = 0; r < all.size(); ++r)
@@ -53,15 +53,15 @@ std::string first_reason(Comm& comm, const std::string& own, const char* what) {
   return "";
 }
 
-// "" where this rank can offer its memory.
+// Returns why this rank cannot offer its memory; empty if it can.
 std::string why_no_offer(std::byte* base, cudaIpcMemHandle_t& offer) {
   const cudaError_t e = cudaIpcGetMemHandle(&offer, base);
   if (e == cudaSuccess) return "";
-  cudaGetLastError();  // no error of the run's: its sums go another way
+  cudaGetLastError();  // clears it: sums then use NCCL
   return fmt::format("its memory cannot be shared: {}", cudaGetErrorString(e));
 }
 
-// Null, and why.
+// Returns null and sets `why` on failure.
 std::byte* open_memory(const cudaIpcMemHandle_t& handle, int rank, std::string& why) {
   void* p = nullptr;
   const cudaError_t e = cudaIpcOpenMemHandle(&p, handle, cudaIpcMemLazyEnablePeerAccess);
@@ -108,7 +108,7 @@ std::unique_ptr<PeerCopies> PeerCopies::open(Comm& comm, Device device, const st
   why = first_reason(comm, failed, "memory for copies, opened");
   if (!why.empty()) {
     copies->close();
-    comm.barrier("memory for copies, given back");  // none is freed that another still has
+    comm.barrier("memory for copies, given back");  // no rank may free memory that another has mapped
     return nullptr;
   }
   const auto of_all = [&](const Tensor& t) {
@@ -135,11 +135,11 @@ std::byte* PeerCopies::on_rank(int rank, const Tensor& x) const {
 }
 
 template <class F>
-void PeerCopies::for_each_other(F&& f) const {  // each begins with another one
+void PeerCopies::for_each_other(F&& f) const {  // starting at rank + 1, so that each rank writes to a different one
   for (int i = 1; i < comm_.world(); ++i) f((comm_.rank() + i) % comm_.world());
 }
 
-// Whatever comes on the stream after it comes after what every other rank's stream had before its own.
+// A barrier of all ranks' streams: work queued after it runs after all that every rank queued before its own.
 void PeerCopies::meet() {
   void* const stream = comm_.stream().handle();
   const auto count_of = [&](int at, int of) { return meetings_.at[at] + of * sizeof(uint32_t); };
@@ -150,7 +150,7 @@ void PeerCopies::meet() {
 
 void PeerCopies::all_gather(const Tensor& x) {
   const int64_t bytes = x.bytes() / comm_.world(), own = comm_.rank() * bytes;
-  meet();  // the others are done with what they have there
+  meet();  // all ranks have finished using these parts
   for_each_other([&](int r) {
     CUDA_CHECK(cudaMemcpyAsync(on_rank(r, x) + own, x.data + own, bytes, cudaMemcpyDeviceToDevice,
                                static_cast<cudaStream_t>(comm_.stream().handle())));

@@ -1,7 +1,7 @@
-// PeerCopies: the ranks of one host write to each other's GPU memory by the copy engines, which take no processors from
-// the kernels beside them. (A sum by kernels needs few of them but needs them for long: a product of as many CTAs as
-// there are processors takes a second wave, twice its time, for one that is taken.) Ranks wait for each other on their
-// streams: each has a number for each other rank in memory that this one writes to.
+// PeerCopies: the ranks of one host write to each other's GPU memory with the copy engines, which leave all SMs to
+// concurrent kernels. (A sum by kernels takes few SMs but for a long time: a matrix product with one CTA for each SM
+// then needs a second wave, twice its time.) Ranks synchronise on their streams: each has a counter for every other
+// rank, in memory that the other writes.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,27 +15,28 @@ namespace triad {
 
 class PeerCopies {
  public:
-  // Why there can be none, whatever the memory: ranks on other hosts, NCCL_P2P_DISABLE; with the rank that says so.
-  // Empty: worth trying. All ranks ask, and hear the same.
+  // Why copies are impossible regardless of memory, with the rank concerned: ranks on other hosts, NCCL_P2P_DISABLE.
+  // Empty: open() may succeed. Collective; the same answer on all ranks.
   static std::string why_not(Comm&);
-  // tensors, meetings [world] i32: all in the allocation that begins at base; the same ones on every rank, though
-  // elsewhere. All ranks ask. Null, on all of them, where one does not reach another's memory; `why` then says which.
+  // tensors and meetings [world] i32 must be in the allocation that begins at base, and the same on every rank up to
+  // their offsets. Collective. Returns null on all ranks, with the reason in `why`, if a rank cannot access another's
+  // memory.
   static std::unique_ptr<PeerCopies> open(Comm&, Device, const std::byte* base, std::span<const Tensor> tensors,
                                           const Tensor& meetings, std::string& why);
   ~PeerCopies() { close(); }
-  // Gives the other ranks' memory back; before they free it.
+  // Unmaps the other ranks' memory; required before they free it.
   void close();
   PeerCopies(const PeerCopies&) = delete;
 
   bool holds(const Tensor& x) const { return find(x) != nullptr; }
-  // As the Comm's, on its stream; of tensors that it holds.
+  // As Comm's, on its stream. x and staging must lie in shared tensors.
   void all_gather(const Tensor& x);
   void all_to_all(const Tensor& x, const Tensor& staging);
 
  private:
   struct Shared {
     Tensor mine;
-    std::vector<std::byte*> at;  // of each rank
+    std::vector<std::byte*> at;  // its address of each rank's tensor
   };
   PeerCopies(Comm& comm, Device device);
   const Shared* find(const Tensor& x) const;
@@ -48,8 +49,8 @@ class PeerCopies {
   Device device_;
   unsigned wait_flags_;
   uint32_t met_ = 0;
-  std::vector<std::byte*> opened_;  // allocations of other ranks
-  Shared meetings_;                 // [world]: how often each rank has come to meet()
+  std::vector<std::byte*> opened_;  // mapped allocations of other ranks
+  Shared meetings_;                 // [world]: number of barriers that each rank has reached
   std::vector<Shared> shared_;
 };
 

@@ -1,4 +1,4 @@
-// Rank 0's side of the meeting. It polls all sockets and blocks on none, so that no stranger delays a rank.
+// Rank 0's side of the rendezvous. It polls all sockets and blocks on none, so an unknown peer cannot delay a rank.
 #include "engine/comm/rendezvous.h"
 
 #include <fmt/format.h>
@@ -21,7 +21,7 @@ namespace {
 
 using Clock = TcpClock;
 
-// Counts the dropped connections by reason, and logs the first few alone: a thousand strangers do not flood the log.
+// Counts the dropped connections by reason, and logs only the first few of them, so that many cannot flood the log.
 class Dropped {
  public:
   void add(const LaunchEnv& env, const std::string& from, const std::string& why) {
@@ -32,7 +32,7 @@ class Dropped {
     more_than_logged_ = more_than_logged_ || count_ > kLoggedAlone;
   }
   bool more_than_logged() const { return more_than_logged_; }
-  // "3 connections were dropped, 2 of them: ...", or nothing.
+  // "3 connections were dropped, 2 of them: ..."; empty if there were none.
   std::string text() const {
     if (count_ == 0) return "";
     std::string text = fmt::format("{} connections were dropped", count_);
@@ -60,7 +60,7 @@ class Meeting {
       if (Clock::now() >= end_) fail_for_missing();
       wait();
       for (Pending& pending : pending_) read(pending);
-      for (Pending& pending : pending_)  // after read(): if this process was stopped, the bytes may be there
+      for (Pending& pending : pending_)  // after read(), since bytes may have arrived while this process was stopped
         if (pending.socket.open() && Clock::now() >= pending.end) drop(pending, "it did not say in time who it is");
       erase_closed();
       for (const Socket& listener : listeners_) accept_from(listener);
@@ -75,25 +75,25 @@ class Meeting {
   }
 
  private:
-  // A connection that has not yet proved to be a rank.
+  // A connection that has not yet passed the handshake.
   struct Pending {
     Socket socket;
     std::string from;
     Clock::time_point end;
-    HelloFrame bytes{};  // of the frame that is expected
-    size_t count = 0;    // of them here
+    HelloFrame bytes{};  // the expected frame
+    size_t count = 0;    // bytes of it received
     bool said_hello = false;
     Hello hello{};
     Reply prove{};
   };
 
-  // A rank that gave up or died has closed its end, and its place is free again.
+  // False too if a rank that gave up or exited has closed its end; it may connect again.
   bool all_are_here() {
     for (size_t r = 1; r < ranks_.size(); ++r)
       if (!is_here(r)) return false;
     return true;
   }
-  // A rank sends nothing more until all are here, so a peer that does is no rank.
+  // A rank sends nothing until all have connected, so a peer that sends is no rank, and its socket is closed.
   bool is_here(size_t rank) {
     std::byte one;
     if (ranks_[rank].open() && ranks_[rank].receive_now({&one, 1}) != 0) ranks_[rank] = Socket();
@@ -123,7 +123,8 @@ class Meeting {
   }
 
   void accept_from(const Socket& listener) {
-    constexpr int kMostAtOnce = 16;  // fewer than may be pending, so that each is read before it is the oldest
+    constexpr int kMostAtOnce =
+        16;  // below the limit on pending sockets, so that each is read before it can be the oldest
     for (int i = 0; i < kMostAtOnce; ++i) {
       TcpAddress from;
       from.size = sizeof from.storage;
@@ -141,7 +142,7 @@ class Meeting {
     }
   }
 
-  // After accept(2) failed with that error: whether to call it again at once.
+  // Handles accept(2)'s error by freeing a descriptor or pausing. Returns whether to call accept at once again.
   bool make_room(int error) {
     if (error == EAGAIN) return false;
     if (error == EINTR || error == ECONNABORTED) return true;
@@ -157,7 +158,7 @@ class Meeting {
     return false;
   }
 
-  // The oldest without a hello if there is one, because a rank sends its hello at once.
+  // Drops the oldest connection, preferably one without a hello, because a rank sends its hello at once.
   void drop_oldest() {
     const auto silent =
         std::find_if(pending_.begin(), pending_.end(), [](const Pending& pending) { return !pending.said_hello; });
@@ -217,7 +218,7 @@ class Meeting {
     drop(pending, text_of(why));
   }
 
-  // Rank 0 sends its own proof only to a rank that has proved itself: a stranger could test guesses of the secret on
+  // Rank 0 sends its own proof only after a rank's valid proof; otherwise any peer could test guesses of the secret on
   // it.
   bool answer(const Pending& pending, Verdict verdict) const {
     const bool is_proved = pending.said_hello && verdict != Verdict::wrong_secret;

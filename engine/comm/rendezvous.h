@@ -1,6 +1,6 @@
-// Where the ranks of a run find each other over TCP: rank 0 listens at MASTER_ADDR:MASTER_PORT or at one of the next
-// ports, the others connect to it, and both ends pass the handshake of handshake.h. Anything else that connects is
-// dropped with a message and costs the run nothing but a descriptor for a short time.
+// Connects the ranks of a run over TCP: rank 0 listens at MASTER_ADDR:MASTER_PORT or at one of the next ports, the
+// other ranks connect to it, and both ends pass the handshake of handshake.h. Rank 0 drops any other connection with a
+// message.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,23 +10,24 @@
 
 namespace triad {
 
-// Rank 0: a socket to each rank, [0] closed. Throws if a rank has not come within timeout_s. No port stays open.
+// For rank 0: a socket to each rank; [0] is closed. Closes the listening port. Throws if a rank is missing after
+// timeout_s.
 std::vector<Socket> gather_ranks(const LaunchEnv&, double timeout_s);
 
-// Any other rank: a socket to rank 0, when all ranks are there.
+// For the other ranks: a socket to rank 0, returned once all ranks have connected.
 Socket join_rank_0(const LaunchEnv&, double timeout_s);
 
-// The ports [begin, end) to look at: torchrun's own store may have MASTER_PORT, and other runs the next ones.
+// The ports [begin, end) to try: torchrun's own store may use MASTER_PORT, and other runs the next ones.
 struct Ports {
   int begin = 0, end = 0;
 };
 Ports ports_of(const LaunchEnv&);
 
-// Rank 0's listening sockets, all at one port: at MASTER_ADDR if that is an address of this host, else at all of its
-// addresses, with a warning.
+// Rank 0's listening sockets, all at one port: at MASTER_ADDR if it is an address of this host, else at all addresses
+// of the host, with a warning.
 std::vector<Socket> listen_for_ranks(const LaunchEnv&);
 
-// One line on stderr.
+// Writes one line to stderr.
 void log_line(const LaunchEnv&, const std::string& text);
 
 }  // namespace triad

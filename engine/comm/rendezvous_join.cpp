@@ -1,4 +1,4 @@
-// The other ranks' side of the meeting: they look for rank 0 at each port in turn.
+// The other ranks' side of the rendezvous: they try rank 0 at each port in turn.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class Joiner {
   Socket join() {
     constexpr double kFirstPatienceS = 1, kMostPatienceS = 10;
     constexpr auto kPause = std::chrono::milliseconds(50), kMostPause = std::chrono::milliseconds(500);
-    double patience_s = kFirstPatienceS;  // for an answer; a silent program may hold one of the ports
+    double patience_s = kFirstPatienceS;  // time limit for a reply, because another, silent program may use the port
     for (auto pause = kPause; Clock::now() < end_; pause = std::min(2 * pause, kMostPause)) {
       std::vector<TcpAddress> addresses = resolve_tcp(env_.master_host, &silence_);
       const Ports ports = ports_of(env_);
@@ -49,7 +49,7 @@ class Joiner {
   }
 
  private:
-  // Whether rank 0 of this run is there and takes this rank.
+  // Performs the handshake; true if rank 0 of this run accepts this rank.
   bool meet(const Socket& socket, const std::string& at, double patience_s) {
     const Hello hello{.port = env_.master_port,
                       .rank = env_.rank,
@@ -81,7 +81,7 @@ class Joiner {
     return false;
   }
 
-  // Logs a refusal at once, because the timeout may be long; but not that of another run, which only has the port.
+  // Logs a refusal at once, because the timeout may be long, unless another run uses this port, which is no error.
   bool is_refused(const std::string& at, const Reply& reply, bool is_proved) {
     const std::string why =
         fmt::format("rank 0 at {} refuses rank {} of {}: {}", at, env_.rank, env_.world, text_of(reply.verdict));
@@ -98,7 +98,7 @@ class Joiner {
     return false;
   }
 
-  // Rank 0 says when all ranks are there. If it closes the connection before, this rank looks for it again.
+  // Waits for Verdict::begin; false if rank 0 closes the connection before, and this rank tries again.
   bool wait_for_all(const Socket& socket) {
     ReplyFrame bytes;
     const Socket::Came came = socket.receive_until(bytes, end_);
@@ -112,7 +112,7 @@ class Joiner {
   const LaunchEnv& env_;
   const double timeout_s_;
   const Clock::time_point end_;
-  std::string silence_, refusal_;  // why there is no rank 0 yet, for the last message
+  std::string silence_, refusal_;  // why rank 0 was not reached, for the error message
   std::set<Verdict> logged_;
 };
 

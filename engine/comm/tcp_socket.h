@@ -1,4 +1,4 @@
-// A TCP socket, closed at the end of its scope.
+// Socket: a TCP socket that its destructor closes. All calls retry after signals.
 #pragma once
 #include <sys/socket.h>
 
@@ -13,18 +13,18 @@ namespace triad {
 
 using TcpClock = std::chrono::steady_clock;
 
-// Of one end of a connection, or of one to be.
+// An address of TCP over IPv4 or IPv6, with its port.
 struct TcpAddress {
   sockaddr_storage storage{};
   socklen_t size = 0;
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
   bool is_loopback() const;
-  bool is_unspecified() const;  // 0.0.0.0 or [::]: all of a host's
+  bool is_unspecified() const;  // 0.0.0.0 or [::]: all addresses of a host
   void set_port(int port);
   std::string text() const;  // "127.0.0.1:29500"
 };
 
-// The addresses that a host's name or an address's text stands for; empty, and why, if there is none.
+// Resolves a host name or the text of an address; empty, with the reason in *why, on failure.
 std::vector<TcpAddress> resolve_tcp(const std::string& host, std::string* why);
 
 class Socket {
@@ -39,28 +39,28 @@ class Socket {
   int fd() const { return fd_; }
   bool open() const { return fd_ >= 0; }
 
-  // Both wait as long as it takes. False if the other end is gone.
+  // Block without time limit. False if the other end has closed.
   bool send(std::span<const std::byte> bytes) const;
   bool receive(std::span<std::byte> bytes) const;
 
-  // Never wait. send_now: false unless all bytes fit into the socket's buffer. receive_now: how many bytes came, 0 for
-  // none yet, and -1 if the other end is gone.
+  // Do not block. send_now: false unless all bytes fit into the socket's buffer. receive_now: number of bytes received,
+  // 0 if none has arrived, -1 if the other end has closed.
   bool send_now(std::span<const std::byte> bytes) const;
   int receive_now(std::span<std::byte> bytes) const;
 
-  // Waits until `end`. late: not all bytes came by then; gone: the other end closed.
+  // Blocks until `end` at most. late: not all bytes arrived in time; gone: the other end has closed.
   enum class Came { all, late, gone };
   Came receive_until(std::span<std::byte> bytes, TcpClock::time_point end) const;
 
-  // For the run: a small message is sent at once, and probes keep an idle connection alive and find a host that is gone
-  // within about timeout_s.
+  // Options for the run: no delay of small messages, and keep-alive probes, which detect an unreachable host within
+  // about timeout_s.
   void prepare(double timeout_s) const;
 
  private:
   int fd_;
 };
 
-// Open if the other end accepts before `end`; else closed, and why.
+// Closed, with the reason in *why, unless the other end accepts before `end`.
 Socket connect_tcp(const TcpAddress& to, TcpClock::time_point end, std::string* why);
 
 }  // namespace triad

@@ -29,7 +29,7 @@ class PeerCopies {
   PeerCopies(const PeerCopies&) = delete;
 
   bool holds(const Tensor& x) const { return find(x) != nullptr; }
-  // As Comm's, on its stream. x and staging must lie in shared tensors.
+  // As Comm's, on its stream. x and staging must be within shared tensors.
   void all_gather(const Tensor& x);
   void all_to_all(const Tensor& x, const Tensor& staging);
 

@@ -1,4 +1,4 @@
-// Socket: a TCP socket that its destructor closes. All calls retry after signals.
+// Socket: a TCP socket that its destructor closes.
 #pragma once
 #include <sys/socket.h>
 

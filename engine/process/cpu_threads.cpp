@@ -18,7 +18,7 @@ namespace triad {
 
 namespace {
 
-// The CPUs of this process's affinity; more than a cpu_set_t holds need a larger set.
+// The CPUs in this process's affinity mask. More CPUs than a cpu_set_t holds need a larger set.
 std::vector<int> affinity() {
   std::vector<int> cpus;
   for (int most = CPU_SETSIZE; most <= (1 << 20); most *= 4) {
@@ -35,7 +35,7 @@ std::vector<int> affinity() {
   return cpus;
 }
 
-// How many cores these CPUs belong to; a CPU of unknown topology is a core.
+// The number of cores that these CPUs belong to; a CPU of unknown topology counts as a core.
 int count_cores(const std::vector<int>& cpus) {
   std::set<std::string> cores;
   for (const int cpu : cpus) {
@@ -52,7 +52,7 @@ std::vector<int> online() {
   return cpus;
 }
 
-// Version 2: "max 100000" or "150000 100000", microseconds in a period of microseconds.
+// cgroup version 2: "max 100000" or "150000 100000", quota and period in microseconds.
 double quota_of(const std::string& folder) {
   double quota = 0, period = 0;
   if (std::ifstream(folder + "/cpu.max") >> quota >> period && period > 0) return quota / period;
@@ -89,7 +89,7 @@ double cpu_quota(const std::string& root) {
 
 int choose_threads(const CpuShare& share) {
   const int ranks = std::max(1, share.local_ranks);
-  // Ranks that were bound have a part of the machine already; those that were not share what all of them see.
+  // A bound rank already has its part of the machine; unbound ranks share all cores that they see.
   const bool bound = share.launcher_binds && share.cores < share.machine_cores;
   int threads = bound ? std::min(share.cores, std::max(1, share.machine_cores / ranks)) : share.cores / ranks;
   if (share.quota > 0) threads = std::min(threads, static_cast<int>(std::floor(share.quota / ranks)));
@@ -103,7 +103,7 @@ int cpu_threads() {
     LaunchEnv launch;
     try {
       launch = read_launch_env();
-    } catch (const UsageError&) {}  // reported by who needs the ranks; a verb that has none goes on
+    } catch (const UsageError&) {}  // code that needs the ranks reports it; other verbs work without
     return choose_threads({.cores = count_cores(affinity()),
                            .machine_cores = count_cores(online()),
                            .quota = cpu_quota(),

@@ -1,24 +1,24 @@
-// How many threads CPU loops are split over, unless OMP_NUM_THREADS says it: one for each core that this process may
-// use. Hardware threads of one core count once, a cgroup's quota of CPU time limits them, and the ranks of one host
-// share them.
+// The number of threads for CPU loops: OMP_NUM_THREADS if set, else one for each core that this process may use.
+// Hardware threads of one core count once, a cgroup's quota of CPU time is a limit, and the ranks of one host share the
+// cores.
 #pragma once
 #include <string>
 
 namespace triad {
 
 struct CpuShare {
-  int cores = 1;                // within this process's affinity
-  int machine_cores = 1;        // of all CPUs that are online
-  double quota = 0;             // CPUs' worth of time that the cgroup grants; 0: no limit
+  int cores = 1;                // in this process's affinity mask
+  int machine_cores = 1;        // of all online CPUs
+  double quota = 0;             // the cgroup's CPU time, in CPUs; 0: no limit
   int local_ranks = 1;          // processes of this run on this host
-  bool launcher_binds = false;  // the launcher gives each rank cores of its own, unless it was asked not to
+  bool launcher_binds = false;  // the launcher by default binds each rank to its own cores
 };
 int choose_threads(const CpuShare&);
 
-// The least quota of the cgroups that hold this process, in CPUs; 0: none. root: in place of /, for tests.
+// The smallest quota of the cgroups that contain this process, in CPUs; 0: none. root: replaces / in tests.
 double cpu_quota(const std::string& root = "");
 
-// OMP_NUM_THREADS if it is set, else the choice for this process; found out once.
+// OMP_NUM_THREADS if set, else choose_threads() for this process; computed once.
 int cpu_threads();
 
 }  // namespace triad

@@ -1,4 +1,4 @@
-// For messages about an unknown word (a verb, an option, a config key): the known word that was probably meant.
+// For messages about an unknown word (a verb, an option, a config key): suggests the most similar known word.
 #pragma once
 #include <string>
 #include <string_view>
@@ -6,12 +6,13 @@
 
 namespace triad {
 
-// The least number of letters inserted, removed, replaced or swapped with their neighbour that turn a into b.
+// Damerau-Levenshtein distance (optimal string alignment): the minimal number of letters inserted, removed, replaced or
+// swapped with a neighbour that turns a into b.
 int edit_distance(std::string_view a, std::string_view b);
 
-// `; did you mean "x"?`, to be appended to a message; empty where no known word is near. A word is near if few of its
-// letters differ, or if it begins with what was typed. Case does not count, and '-' counts as '_'. before: printed in
-// front of the word.
+// Text to append to a message: `; did you mean "x"?`, or nothing if no known word is similar. A word is similar if few
+// letters differ or if it begins with `typed`. Case is ignored, and '-' equals '_'. before: printed in front of the
+// word.
 std::string did_you_mean(std::string_view typed, const std::vector<std::string>& known, std::string_view before = "");
 
 }  // namespace triad

@@ -19,7 +19,7 @@ void on_dump_request(int) {
   requested = true;
   if (const int fd = wake_fd; fd >= 0) {
     const uint64_t one = 1;
-    if (::write(fd, &one, sizeof one) < 0) errno = error;  // the next look will see `requested`
+    if (::write(fd, &one, sizeof one) < 0) errno = error;  // the watchdog's next check sees `requested`
   }
   errno = error;
 }

@@ -1,5 +1,6 @@
-// What the driver's management library says of a GPU as a whole. The library (libnvidia-ml.so.1) is opened at run time;
-// without it, or for what a card does not tell, values are absent. A query takes about a millisecond: never in a step.
+// Figures of a GPU from the driver's management library (libnvidia-ml.so.1), which is opened at run time. Values are
+// absent without it, and where a card does not report them. A query takes about a millisecond of the host: do not call
+// it in a step.
 #pragma once
 #include <memory>
 #include <optional>
@@ -8,14 +9,14 @@
 namespace triad {
 
 struct GpuUse {
-  std::optional<double> used_mib;  // of its memory, by all processes
-  std::optional<double> util_pct;  // of the last sample period (up to a second), that some kernel ran
+  std::optional<double> used_mib;  // GPU memory in MiB, of all processes
+  std::optional<double> util_pct;  // percent of the last sample period (at most 1 s) in which a kernel ran
   std::optional<double> power_w;
 };
 
 class Nvml {
  public:
-  // pci: where the GPU sits (backend::pci_address); "": there is none, and every value is absent.
+  // pci: the GPU's bus address (backend::pci_address); "": no GPU, all values are absent.
   explicit Nvml(const std::string& pci);
   ~Nvml();
   Nvml(const Nvml&) = delete;
@@ -31,7 +32,8 @@ class Nvml {
 };
 
 std::string nvml_driver_version();  // "580.65.06"
-// How two GPUs of this host, by their PCI addresses, are joined: "NVLink, 18 links up", "one PCIe switch", ...
+// The connection of two GPUs of this host, given by PCI bus address: "NVLink, 18 links up", "one PCIe switch", ...; "":
+// unknown.
 std::string nvml_connection(const std::string& pci_a, const std::string& pci_b);
 
 }  // namespace triad

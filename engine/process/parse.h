@@ -1,4 +1,4 @@
-// Text to numbers by std::from_chars: no locale, no exceptions, nothing beyond the type's range.
+// Text to numbers by std::from_chars: independent of the locale, without exceptions.
 #pragma once
 #include <charconv>
 #include <optional>
@@ -7,7 +7,7 @@
 
 namespace triad {
 
-// The whole of a text as a number. Nothing where it is none, where more text follows, or where T does not hold it.
+// The number if all of the text is one and T can hold it; otherwise empty.
 template <class T>
 std::optional<T> parse_number(std::string_view text) {
   T value{};

@@ -1,10 +1,11 @@
-// The end of a process that cannot go on, and tells why first: a pipe that nobody empties, or a disk that hangs, may
-// keep the one who tells for good.
+// A time limit for the end of a process that first logs why it ends: a pipe without a reader or a hanging disk may
+// block the logging forever.
 #pragma once
 
 namespace triad {
 
-// Ends this process with exit code 1 after that time, whatever its threads wait for. False: there is no thread for it.
+// Ends this process with exit code 1 after that time, even if all its threads block. False if no thread could be
+// started.
 bool end_process_within(double seconds);
 
 }  // namespace triad

@@ -1,7 +1,7 @@
-// Progress: where a rank's work is, below the step, for a thread beside it that tells slow from hung
-// (train/monitor/watchdog.h). The host's place is the op that queues work now (OpScope) and the stage of the step. A
-// GPU's own place is a word in pinned memory, which the stream writes as it gets to each layer: no synchronisation, and
-// in a recorded graph it is written at every replay.
+// Progress: a rank's position below the step, for a concurrent thread that distinguishes slow from hung ranks
+// (train/monitor/watchdog.h). The host's position is the op that queues work now (OpScope) and the stage of the step.
+// The GPU's is a word in pinned memory that the stream writes when it reaches each layer, without synchronisation; a
+// graph writes it at every replay.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -12,16 +12,16 @@
 
 namespace triad {
 
-// An evaluation lasts until something else is told than the forward and the head of its batches.
+// An evaluation lasts until a stage other than its batches' forward and head is reported.
 enum class Stage : uint8_t { start, data, forward, head, backward, embedding, update, result, evaluation, checkpoint };
 
-// A listener that is also told which part of a step, and which layer, the ops that follow belong to.
+// A listener that also receives the stage of the step, and the layer, to which the following ops belong.
 class StageListener : public OpListener {
  public:
   virtual void stage(Context&, Stage, int64_t layer) = 0;
 };
 
-// layer: -1 outside of the layers.
+// layer: -1 outside the layers.
 inline void tell_stage(Context& ctx, Stage stage, int64_t layer = -1) {
   if (ctx.listeners == nullptr) return;
   for (OpListener* each : *ctx.listeners)
@@ -37,18 +37,18 @@ class Progress final : public StageListener {
   void stage(Context&, Stage, int64_t layer) override;
   void step_done() { steps_.fetch_add(1, std::memory_order_relaxed), advance(); }
 
-  // From any thread. Host and device have moved if and only if one of these numbers has changed (a device that is seen
-  // at the same layer of another step, between two looks, counts as still: looks are many).
+  // Callable from any thread. Host and device have moved if one of count, device_mark and steps has changed. (A device
+  // seen at the same layer of two different steps counts as unmoved; the next sample corrects that.)
   struct Place {
-    uint64_t count = 0;        // ops begun and ended, stages, steps
-    uint32_t device_mark = 0;  // GPU alone; 0: nothing reached yet
-    int64_t steps = 0;         // done
-    const char* op = nullptr;  // the last one begun; nullptr: none yet
+    uint64_t count = 0;        // ops begun and ended, stages and steps
+    uint32_t device_mark = 0;  // last stage and layer that the GPU reached; 0: none, or the CPU
+    int64_t steps = 0;         // finished steps
+    const char* op = nullptr;  // last op begun; nullptr: none yet
     bool in_op = false;
     Stage stage = Stage::start;
     int64_t layer = -1;
     std::string stage_text() const;   // "backward of layer 3"
-    std::string device_text() const;  // the same of what the device has reached; "" without a GPU
+    std::string device_text() const;  // the same for device_mark; "" without a GPU
   };
   Place place() const;
 
@@ -61,11 +61,11 @@ class Progress final : public StageListener {
   std::atomic<int64_t> steps_ = 0;
   std::atomic<const char*> op_ = nullptr;
   std::atomic<bool> in_op_ = false;
-  std::atomic<uint32_t> stage_ = 0;  // as device_mark
+  std::atomic<uint32_t> stage_ = 0;  // encoded as device_mark
 };
 
 namespace backend {
-// The stream writes value to pinned memory when it gets there, without holding up what follows.
+// Makes the stream write `value` to pinned memory when it reaches this point; later work does not wait for the write.
 void write_mark(Device, void* stream, std::byte* pinned, uint32_t value);
 }  // namespace backend
 

@@ -1,5 +1,5 @@
-// The progress line of this process's terminal, which is overwritten in place. There is one at most: whoever writes
-// something else to the terminal ends it first, so that the two do not run into each other.
+// The progress line, which is overwritten in place. A process has at most one: before anything else is written to its
+// terminal, end_progress_line() must be called.
 #pragma once
 #include <span>
 #include <string>
@@ -7,21 +7,22 @@
 namespace triad {
 
 bool is_terminal(int fd);
-int terminal_columns(int fd);  // 80 where the terminal does not say
+int terminal_columns(int fd);  // 80 if the terminal does not report them
 
-// A part of a line. Of a line that is too long the pieces of the highest rank are left out first; rank 0 stays.
+// A part of a line, about one rank. If the line is too long, the pieces of the highest ranks are dropped first; rank
+// 0's stay.
 struct LinePiece {
   std::string text;
   int rank = 0;
 };
-// The pieces that fit, with two spaces between them; cut where not even those of rank 0 do.
+// Joins the pieces that fit with two spaces; truncates the line if even rank 0's do not fit.
 std::string fit_line(std::span<const LinePiece>, int columns);
-// A text of one line, cut where it is longer; `end` stands behind what was cut.
+// Truncates a text that is longer than `columns`, with `end` as its last characters.
 std::string cut_line(const std::string& text, int columns, const std::string& end = "...");
 
-// Overwrites the progress line. What the streams still hold goes first.
+// Overwrites the progress line, after flushing stdout and stderr.
 void show_progress_line(int fd, const std::string& line);
-// What is written next begins a line of its own. A signal handler may call it.
+// Ends the progress line, so that the next output begins a new line. Safe in a signal handler.
 void end_progress_line() noexcept;
 
 }  // namespace triad

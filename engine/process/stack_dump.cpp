@@ -28,10 +28,10 @@ namespace triad {
 
 namespace {
 
-// The one request under way; a signal handler can find it only here.
+// The one request under way, global because the signal handler must find it.
 constexpr int kMostFrames = 64;
 struct Request {
-  std::atomic<int> thread = 0;  // that is to answer; it sets 0 when it begins to
+  std::atomic<int> thread = 0;  // the thread that must respond; it sets 0 when it begins
   int frames = 0;
   void* frame[kMostFrames];
   sem_t done;
@@ -50,13 +50,13 @@ extern "C" void note_stack(int) {
   errno = error;
 }
 
-// The functions of this program's own file, static ones too, which the dynamic linker does not know. None if stripped.
+// The functions in this program's own file, including static ones, which dladdr() does not find. None if stripped.
 class ProgramSymbols {
  public:
   ProgramSymbols() {
     dl_iterate_phdr(
         [](dl_phdr_info* info, size_t, void* base) {
-          *static_cast<uintptr_t*>(base) = info->dlpi_addr;  // the first is the program
+          *static_cast<uintptr_t*>(base) = info->dlpi_addr;  // the first entry is the program
           return 1;
         },
         &base_);
@@ -80,7 +80,7 @@ class ProgramSymbols {
     std::sort(functions_.begin(), functions_.end(), [](auto& a, auto& b) { return a.begin < b.begin; });
   }
 
-  // Its mangled name; nullptr: none of ours.
+  // The mangled name; nullptr if the address is not in this program.
   const char* find(uintptr_t address) const {
     const uint64_t at = address - base_;
     auto it = std::upper_bound(functions_.begin(), functions_.end(), at,
@@ -109,13 +109,14 @@ std::string readable(const char* mangled) {
   char* plain = abi::__cxa_demangle(mangled, nullptr, nullptr, &status);
   std::string name = status == 0 ? plain : mangled;
   std::free(plain);
-  constexpr size_t kMost = 160;  // templates know no end
+  constexpr size_t kMost = 160;  // characters; names of templates can be arbitrarily long
   if (name.size() > kMost) name = name.substr(0, kMost) + "...";
   return name;
 }
 
 std::string describe(const ProgramSymbols& program, void* address) {
-  // A return address is behind its call, which may be a function's last instruction.
+  // A return address follows its call, which may be a function's last instruction; the byte before it is in the right
+  // function.
   const auto at = reinterpret_cast<uintptr_t>(address) - 1;
   Dl_info info{};
   dladdr(reinterpret_cast<void*>(at), &info);
@@ -132,13 +133,15 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// Waits for the answer of the thread that was asked; false: it gave none.
+// Waits for the signalled thread's response; false on timeout.
 bool wait_for_answer() {
   timespec until{};
   clock_gettime(CLOCK_REALTIME, &until);
   until.tv_sec += 1;
   while (sem_timedwait(&request.done, &until) != 0)
-    if (errno != EINTR) return request.thread.exchange(0) == 0 && sem_wait(&request.done) == 0;  // it has just begun
+    if (errno != EINTR)
+      return request.thread.exchange(0) == 0 &&
+             sem_wait(&request.done) == 0;  // in the second case it has just begun to respond
   return true;
 }
 
@@ -157,7 +160,7 @@ void append_thread(std::string& out, const ProgramSymbols& program, int thread) 
       return;
     }
     frames = request.frames;
-    skipped = 2;  // the handler and the kernel's way back from it
+    skipped = 2;  // the handler and the kernel's signal trampoline
   }
   for (int i = skipped; i < frames; ++i)
     fmt::format_to(std::back_inserter(out), "  #{:<2} {}\n", i - skipped, describe(program, request.frame[i]));
@@ -170,7 +173,7 @@ void prepare_stack_dumps() {
   std::call_once(once, [] {
     sem_init(&request.done, 0, 0);
     void* frame[1];
-    backtrace(frame, 1);  // the first call loads a library, which a signal handler must not
+    backtrace(frame, 1);  // the first call loads a library, which is not allowed in a signal handler
     struct sigaction action {};
     action.sa_handler = note_stack;
     action.sa_flags = SA_RESTART;

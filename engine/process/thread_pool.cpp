@@ -22,10 +22,10 @@ double ns_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::nano>(Clock::now() - begin).count();
 }
 
-// The least work, by its measured time, that a further thread is woken for: several times what waking one costs.
+// Measured work for each additional thread, several times the cost of waking one.
 constexpr double kGrainNs = 25'000;
 
-thread_local bool in_loop = false;  // on this thread
+thread_local bool in_loop = false;  // this thread is inside a loop
 class InLoop {
  public:
   InLoop() { in_loop = true; }
@@ -36,7 +36,7 @@ class InLoop {
   const bool before_ = in_loop;
 };
 
-// One loop at a time. The fields up to `error` change under the mutex alone, but `next`.
+// Runs one loop at a time. mutex_ guards the members, except claim_ and the atomic next_.
 class ThreadPool {
  public:
   static ThreadPool& get() {
@@ -44,7 +44,7 @@ class ThreadPool {
     return pool;
   }
 
-  // The lock of the one loop; not owned while another thread's loop is running.
+  // The lock that the current loop holds; not owned while another thread's loop runs.
   std::unique_lock<std::mutex> try_claim() { return std::unique_lock(claim_, std::try_to_lock); }
 
   struct Loop {
@@ -65,7 +65,7 @@ class ThreadPool {
     work_.notify_one();
     const int64_t mine = take_chunks(loop);
     std::unique_lock lock(mutex_);
-    wanted_.store(0, std::memory_order_relaxed);  // who comes now would find nothing
+    wanted_.store(0, std::memory_order_relaxed);  // a helper that arrives now would find no work
     done_.wait(lock, [&] { return active_ == 0; });
     if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
     return mine;
@@ -84,7 +84,7 @@ class ThreadPool {
         mine += end - begin;
       }
     } catch (...) {
-      next_.store(loop.n, std::memory_order_relaxed);  // the others end with what they have begun
+      next_.store(loop.n, std::memory_order_relaxed);  // the other threads finish only their current chunks
       const std::lock_guard lock(mutex_);
       if (error_ == nullptr) error_ = std::current_exception();
     }
@@ -95,7 +95,7 @@ class ThreadPool {
     for (; threads_ < helpers; ++threads_) {
       try {
         std::thread([this] { help(); }).detach();
-      } catch (const std::system_error&) { return; }  // the system gives no more: fewer do the work
+      } catch (const std::system_error&) { return; }  // no further thread can be created: run with fewer
     }
   }
 
@@ -105,7 +105,7 @@ class ThreadPool {
       poll(lock);
       work_.wait(lock, [&] { return wanted_.load(std::memory_order_relaxed) > 0; });
       ++active_;
-      // Each helper wakes the next: the caller pays for one wake-up, and gets on with its own work.
+      // Each helper wakes the next one, so the caller pays for only one wake-up.
       if (wanted_.fetch_sub(1, std::memory_order_relaxed) > 1) work_.notify_one();
       const Loop loop = loop_;
       lock.unlock();
@@ -115,7 +115,7 @@ class ThreadPool {
     }
   }
 
-  // The wait policy that OpenMP has by this name: a thread that polls begins sooner, and takes a core meanwhile.
+  // With OMP_WAIT_POLICY=active, as in OpenMP, an idle thread polls for a while: it starts sooner but occupies a core.
   void poll(std::unique_lock<std::mutex>& lock) {
     static const char* const policy = std::getenv("OMP_WAIT_POLICY");
     static const bool active = policy != nullptr && strcasecmp(policy, "active") == 0;
@@ -130,9 +130,9 @@ class ThreadPool {
   std::mutex claim_, mutex_;
   std::condition_variable work_, done_;
   Loop loop_{};
-  std::atomic<int64_t> next_{0};  // the first iteration that nobody has taken
+  std::atomic<int64_t> next_{0};  // first iteration not yet taken
   std::atomic<int> wanted_{0};    // helpers that may still join
-  int active_ = 0;                // helpers that have joined and not ended
+  int active_ = 0;                // helpers that have joined and not finished
   int threads_ = 0;
   std::exception_ptr error_;
 };
@@ -154,7 +154,8 @@ void run_loop(int64_t n, int threads, LoopCost& cost, LoopPiece piece, const voi
     const int64_t others = (n + chunk - 1) / chunk - 1;
     return static_cast<int>(std::min({static_cast<double>(threads - 1), static_cast<double>(others), ns / kGrainNs}));
   };
-  // What took little last time begins alone, and calls for help if it turns out to take longer now.
+  // A loop that was short last time starts on this thread alone, and wakes helpers only if its first chunk takes
+  // longer.
   double ns = cost.ns_per_iteration.load(std::memory_order_relaxed);
   int64_t done = 0;
   int helpers = helpers_for(ns * static_cast<double>(n));

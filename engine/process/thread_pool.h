@@ -1,22 +1,21 @@
-// The threads that CPU loops are split over. They sleep while there is nothing to do (with OMP_WAIT_POLICY=active they
-// poll for some milliseconds first), so a machine that also does other work loses nothing to them.
-// The calling thread works too and never waits for a helper that has not begun: a helper that the system runs late only
-// finds less work. How many helpers a loop wakes follows from the time that its iterations took so far: loops of some
-// microseconds run on the calling thread alone, whatever the number of cores.
+// The threads that CPU loops are split over. Idle threads sleep, so they take nothing from other programs (with
+// OMP_WAIT_POLICY=active they first poll for some milliseconds). The calling thread works too and never waits for a
+// helper that has not started, so a helper that is scheduled late only finds less work. The number of helpers follows
+// from the measured time of the loop's iterations: short loops run on the calling thread alone, on any number of cores.
 #pragma once
 #include <atomic>
 #include <cstdint>
 
 namespace triad {
 
-// What one iteration of a loop in the source took last time; each loop keeps one in static memory.
+// The measured time of one iteration, kept in static memory for each loop in the source.
 struct LoopCost {
   std::atomic<double> ns_per_iteration{0};
 };
 
 // Calls piece(body, begin, end) for disjoint pieces that cover [0, n), on at most `threads` threads, and returns when
-// all have ended. The first exception of a piece is thrown again here, once no piece runs any more. A loop inside a
-// loop, and a loop while another thread's loop is running, are run by the caller alone.
+// all have finished. Rethrows the first exception of a piece after all pieces have ended. The caller alone runs a loop
+// inside a loop, and a loop that starts while another thread's loop is running.
 using LoopPiece = void (*)(const void* body, int64_t begin, int64_t end);
 void run_loop(int64_t n, int threads, LoopCost& cost, LoopPiece piece, const void* body);
 

@@ -1,5 +1,5 @@
-// Without CUDA streams write no marks: work runs in the calling thread, so Progress::host() is also the device's
-// position.
+// Without CUDA streams write no marks: work runs in the calling thread, so the host's position in Progress is also the
+// device's position.
 #include "engine/process/progress.h"
 
 namespace triad::backend {

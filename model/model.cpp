@@ -74,7 +74,7 @@ void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGat
   expect_finite(ctx, "embedding", "x", act.x(0));
   for (int64_t i = 0; i < config_.n_layers; ++i) {
     ctx.routes.set_layer(i);
-    tell_stage(ctx, Stage::forward, i);
+    report_stage(ctx, Stage::forward, i);
     need_layer(gate, ctx, w_.layers[i]);
     LayerContext lc = layer_context(act, i);
     lc.stats = stats;
@@ -93,7 +93,7 @@ Tensor Model::final_norm(Context& ctx, Activations& act, Scratch::Scope& scope) 
 }
 
 void Model::loss(Context& ctx, Activations& act) {
-  tell_stage(ctx, Stage::head);
+  report_stage(ctx, Stage::head);
   Scratch::Scope scope(ctx.scratch);
   const Tensor h = final_norm(ctx, act, scope);
   classifier_forward(ctx, act.row_loss, h, w_.head, act.targets.view({act.rows()}), {.vocab = config_.vocab_size});
@@ -108,7 +108,7 @@ void Model::logits(Context& ctx, Activations& act, int64_t begin, Tensor logits)
 
 void Model::loss_and_backward(Context& ctx, Activations& act, double scale, bool first, GradSink* sink) {
   TRIAD_CHECK(options_.training, "backward of a model that was built without gradients");
-  tell_stage(ctx, Stage::head);
+  report_stage(ctx, Stage::head);
   Scratch::Scope scope(ctx.scratch);
   const Tensor x = act.x(config_.n_layers);
   Tensor dx = scope.alloc(x.dtype, x.shape(), "dx");
@@ -127,7 +127,7 @@ void Model::loss_and_backward(Context& ctx, Activations& act, double scale, bool
   if (sink != nullptr) sink->ready(g_.norm_f, ctx.stream);
   for (int64_t i = config_.n_layers - 1; i >= 0; --i) {
     ctx.routes.set_layer(i);
-    tell_stage(ctx, Stage::backward, i);
+    report_stage(ctx, Stage::backward, i);
     LayerContext lc = layer_context(act, i);
     lc.add_products = !first;
     lc.sink = sink;
@@ -137,7 +137,7 @@ void Model::loss_and_backward(Context& ctx, Activations& act, double scale, bool
     layer_backward(ctx, lc, w_.layers[i], g_.layers[i], act.layer(i), dx);
   }
   ctx.routes.set_layer(-1);
-  tell_stage(ctx, Stage::embedding);
+  report_stage(ctx, Stage::embedding);
   embedding_backward(ctx, g_.embed, dx, act.tokens.view({act.rows()}));
   if (sink != nullptr) sink->ready(g_.embed, ctx.stream);
 }

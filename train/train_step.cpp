@@ -220,7 +220,7 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
               queued_.size());
   const auto number = [&](int64_t i) { return numbers_.slice(0, i, i + 1); };
   const Tensor grads = model_.params().grads();
-  tell_stage(ctx_, Stage::update);
+  report_stage(ctx_, Stage::update);
   if (!ctx_.planning) {
     results_[next_result_].computed.record(ctx_.stream);
     results_[next_result_].inside_ms = comm_ == nullptr ? 0 : comm_->take_waited_ms();

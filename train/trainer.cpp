@@ -95,8 +95,8 @@ class Trainer {
   template <class Wait>
   void finish_checkpoint(Wait&& wait) {
     try {
-      tell_stage(runtime_->ctx(), Stage::checkpoint);  // for which the watchdog waits as long
-    } catch (const Error&) {}                          // a GPU that failed takes no mark
+      report_stage(runtime_->ctx(), Stage::checkpoint);  // for which the watchdog waits as long
+    } catch (const Error&) {}                            // a GPU that failed takes no mark
     tell_also(wait);
   }
 
@@ -166,7 +166,7 @@ class Trainer {
     memory_.write_tables();
     memory_.write_snapshot("boot");
 
-    tell_stage(ctx, Stage::checkpoint);
+    report_stage(ctx, Stage::checkpoint);
     if (comm_->first() && config_.train.save_every > 0)
       checkpointer_.emplace(config_, step_.model().params(), device_, folder_.checkpoints(), tokenizer_->files());
     // From its first step on a run can be resumed; and where nothing can be saved, that shows before days of training.
@@ -190,7 +190,7 @@ class Trainer {
       }
     }
     if (state_.step == first_step && config_.train.eval_every > 0) {  // nothing was left to train
-      tell_stage(ctx, Stage::evaluation);
+      report_stage(ctx, Stage::evaluation);
       evaluate(telemetry);
     }
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
@@ -239,7 +239,7 @@ class Trainer {
     std::vector<double>& fetch_ms = fetch_ms_.emplace_back();
     step_.begin(grad_report_->traces(number));
     for (int64_t i = 0; i < config_.train.accumulate_grad_batches; ++i) {
-      tell_stage(runtime_->ctx(), Stage::data);
+      report_stage(runtime_->ctx(), Stage::data);
       const auto asked = std::chrono::steady_clock::now();
       const Batch batch = loader.next();
       fetch_ms.push_back(ms(std::chrono::steady_clock::now() - asked));
@@ -262,7 +262,7 @@ class Trainer {
   void settle(Telemetry& telemetry, int64_t leave) {
     for (; queued_ > leave; --queued_) {
       const int64_t step = state_.step - queued_ + 1;  // steps done, this one included
-      tell_stage(runtime_->ctx(), Stage::result);
+      report_stage(runtime_->ctx(), Stage::result);
       const TrainStep::Result result = step_.result();
       progress_.step_done();
       const double step_ms =
@@ -393,11 +393,11 @@ class Trainer {
     const auto began = std::chrono::steady_clock::now();
     if (state_.step == 1 || due(config_.log.memory_every)) memory_.write_snapshot(fmt::format("step{}", state_.step));
     if (eval) {
-      tell_stage(runtime_->ctx(), Stage::evaluation);
+      report_stage(runtime_->ctx(), Stage::evaluation);
       evaluate(telemetry);
     }
     telemetry.routes(runtime_->ctx().routes);
-    if (save_now || last || stop) tell_stage(runtime_->ctx(), Stage::checkpoint);
+    if (save_now || last || stop) report_stage(runtime_->ctx(), Stage::checkpoint);
     if (due(config_.log.every) || last || stop) telemetry.fallbacks(state_.step, runtime_->ctx().routes);
     if (save_now) save(telemetry);
     if (last || stop) wait_for_checkpoint(telemetry);
@@ -424,7 +424,7 @@ class Trainer {
   }
 
   void finish(Telemetry& telemetry, double seconds, int64_t first_step) {
-    tell_stage(runtime_->ctx(), Stage::checkpoint);
+    report_stage(runtime_->ctx(), Stage::checkpoint);
     step_.optimizer().gather_master(step_.model().params());
     let_first([&] { save_weights(runtime_->ctx(), step_.model().params(), folder_.file("model.safetensors")); },
               "the final weights being written");

@@ -44,7 +44,7 @@ void Progress::stage(Context& ctx, Stage stage, int64_t layer) {
   if (ctx.device.is_cuda()) backend::write_mark(ctx.device, ctx.stream.handle(), mark_.data(), word);
 }
 
-Progress::Place Progress::place() const {
+Progress::Position Progress::position() const {
   const uint32_t word = stage_.load(std::memory_order_relaxed);
   return {.count = count_.load(std::memory_order_relaxed),
           .device_mark = device_mark(),
@@ -55,8 +55,8 @@ Progress::Place Progress::place() const {
           .layer = word == 0 ? -1 : layer_of(word)};
 }
 
-std::string Progress::Place::stage_text() const { return text_of(stage, layer); }
-std::string Progress::Place::device_text() const {
+std::string Progress::Position::stage_text() const { return text_of(stage, layer); }
+std::string Progress::Position::device_text() const {
   return device_mark == 0 ? "" : text_of(stage_of(device_mark), layer_of(device_mark));
 }
 

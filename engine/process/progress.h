@@ -22,7 +22,7 @@ class StageListener : public OpListener {
 };
 
 // layer: -1 outside the layers.
-inline void tell_stage(Context& ctx, Stage stage, int64_t layer = -1) {
+inline void report_stage(Context& ctx, Stage stage, int64_t layer = -1) {
   if (ctx.listeners == nullptr) return;
   for (OpListener* each : *ctx.listeners)
     if (auto* listener = dynamic_cast<StageListener*>(each)) listener->stage(ctx, stage, layer);
@@ -39,7 +39,7 @@ class Progress final : public StageListener {
 
   // Callable from any thread. Host and device have moved if one of count, device_mark and steps has changed. (A device
   // seen at the same layer of two different steps counts as unmoved; the next sample corrects that.)
-  struct Place {
+  struct Position {
     uint64_t count = 0;        // ops begun and ended, stages and steps
     uint32_t device_mark = 0;  // last stage and layer that the GPU reached; 0: none, or the CPU
     int64_t steps = 0;         // finished steps
@@ -50,7 +50,7 @@ class Progress final : public StageListener {
     std::string stage_text() const;   // "backward of layer 3"
     std::string device_text() const;  // the same for device_mark; "" without a GPU
   };
-  Place place() const;
+  Position position() const;
 
  private:
   volatile uint32_t& device_mark() const { return *reinterpret_cast<volatile uint32_t*>(mark_.data()); }

@@ -76,7 +76,7 @@ TEST_CASE("watchdog: slow is what still moves, hung what does not", "[watchdog]"
   const Config config = config_with({"log.hang_s=30", "log.slow_s=10", "log.slow_factor=5"});
   StallRule rule(config);
   using State = StallRule::State;
-  Progress::Place place{.stage = Stage::forward};
+  Progress::Position place{.stage = Stage::forward};
   double now = 0;
   const auto look = [&](double seconds, bool ops, bool step) {
     now += seconds;
@@ -109,7 +109,7 @@ TEST_CASE("watchdog: slow is what still moves, hung what does not", "[watchdog]"
 TEST_CASE("watchdog: the first steps are not slow: nobody knows yet what is usual", "[watchdog]") {
   const Config config = config_with();
   StallRule rule(config);
-  Progress::Place place{.stage = Stage::forward};
+  Progress::Position place{.stage = Stage::forward};
   for (int i = 0; i < 1000; ++i) {
     ++place.count;
     CHECK(rule.look(i, place) == StallRule::State::advancing);
@@ -126,25 +126,25 @@ TEST_CASE("watchdog: an evaluation, whose batches go forward too, is no slow ste
   using State = StallRule::State;
   double now = 0;
   const auto batch = [&] {
-    for (int64_t layer = 0; layer < 2; ++layer) tell_stage(ctx, Stage::forward, layer);
-    tell_stage(ctx, Stage::head);
-    return rule.look(++now, progress.place());
+    for (int64_t layer = 0; layer < 2; ++layer) report_stage(ctx, Stage::forward, layer);
+    report_stage(ctx, Stage::head);
+    return rule.look(++now, progress.position());
   };
   for (int i = 0; i < 20; ++i) {
-    tell_stage(ctx, Stage::data);
+    report_stage(ctx, Stage::data);
     CHECK(batch() == State::advancing);
     progress.step_done();
   }
   for (const Stage next : {Stage::data, Stage::checkpoint}) {
-    tell_stage(ctx, Stage::evaluation);
+    report_stage(ctx, Stage::evaluation);
     for (int i = 0; i < 100; ++i) CHECK(batch() == State::advancing);
-    CHECK(progress.place().stage == Stage::evaluation);
-    tell_stage(ctx, next);
-    CHECK(progress.place().stage == next);
+    CHECK(progress.position().stage == Stage::evaluation);
+    report_stage(ctx, next);
+    CHECK(progress.position().stage == next);
   }
-  tell_stage(ctx, Stage::data);  // the step behind it is one like any other
+  report_stage(ctx, Stage::data);  // the step behind it is one like any other
   for (int i = 0; i < 9; ++i) CHECK(batch() == State::advancing);
-  CHECK(progress.place().stage_text() == "head");
+  CHECK(progress.position().stage_text() == "head");
   CHECK(batch() == State::slow);
 }
 
@@ -356,15 +356,15 @@ TEST_CASE("watchdog: a GPU's NVML values, and the marks its stream leaves, in a 
   Context& ctx = runtime.ctx();
   Progress progress(gpu);
   ctx.listeners->push_back(&progress);
-  CHECK(progress.place().device_text().empty());
-  tell_stage(ctx, Stage::backward, 3);
+  CHECK(progress.position().device_text().empty());
+  report_stage(ctx, Stage::backward, 3);
   ctx.stream.synchronize();
-  CHECK(progress.place().device_text() == "backward of layer 3");
+  CHECK(progress.position().device_text() == "backward of layer 3");
   Graph graph(gpu);
-  graph.record(ctx, [&] { tell_stage(ctx, Stage::forward, 5); });
+  graph.record(ctx, [&] { report_stage(ctx, Stage::forward, 5); });
   ctx.stream.synchronize();
-  CHECK(progress.place().device_text() == "backward of layer 3");  // recorded, not run
+  CHECK(progress.position().device_text() == "backward of layer 3");  // recorded, not run
   graph.launch(ctx.stream);
   ctx.stream.synchronize();
-  CHECK(progress.place().device_text() == "forward of layer 5");
+  CHECK(progress.position().device_text() == "forward of layer 5");
 }

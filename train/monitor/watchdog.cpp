@@ -62,12 +62,12 @@ std::optional<double> StallRule::usual_s() const {
   return sorted[sorted.size() / 2];
 }
 
-double StallRule::hang_s(const Progress::Place& place) const {
+double StallRule::hang_s(const Progress::Position& place) const {
   const auto patience = static_cast<double>(config_.dist.timeout_s);
   return place.stage == Stage::checkpoint ? std::max(config_.log.hang_s, patience) : config_.log.hang_s;
 }
 
-StallRule::State StallRule::look(double now_s, const Progress::Place& place) {
+StallRule::State StallRule::look(double now_s, const Progress::Position& place) {
   now_ = now_s;
   if (!last_) moved_ = step_began_ = now_s;
   const bool moved = !last_ || place.count != last_->count || place.device_mark != last_->device_mark;
@@ -149,7 +149,7 @@ void Watchdog::run() {
 }
 
 void Watchdog::look(double now_s) {
-  const Progress::Place place = progress_.place();
+  const Progress::Position place = progress_.position();
   judge(rule_.look(now_s, place), place);
   if (take_dump_request()) {
     const std::string file = dump("asked for by SIGUSR1; the run goes on", place);
@@ -166,7 +166,7 @@ void Watchdog::look(double now_s) {
                   {{"at", where(place)}, {"progress", place.count}, {"still_s", rule_.still_s()}});
 }
 
-void Watchdog::judge(StallRule::State state, const Progress::Place& place) {
+void Watchdog::judge(StallRule::State state, const Progress::Position& place) {
   using State = StallRule::State;
   const State before = std::exchange(state_, state);
   if (before == state) return;
@@ -214,7 +214,7 @@ void Watchdog::judge(StallRule::State state, const Progress::Place& place) {
   }
 }
 
-std::string Watchdog::where(const Progress::Place& place) const {
+std::string Watchdog::where(const Progress::Position& place) const {
   std::string text = fmt::format("in {}, {} {}", place.stage_text(), place.in_op ? "within" : "after",
                                  place.op == nullptr ? "no op yet" : place.op);
   if (const std::string device = place.device_text(); !device.empty())
@@ -239,7 +239,7 @@ std::string Watchdog::others(int64_t own_collectives) const {
   return text;
 }
 
-std::string Watchdog::dump(const std::string& why, const Progress::Place& place) const {
+std::string Watchdog::dump(const std::string& why, const Progress::Position& place) const {
   const std::time_t now = std::time(nullptr);
   const std::string path = fmt::format("{}/stackdump_rank{}_{}.txt", folder_, comm_.rank(), now);
   const std::string stacks = dump_stacks();

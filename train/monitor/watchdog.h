@@ -27,15 +27,15 @@ class StallRule {
  public:
   enum class State { advancing, slow, hung };
   explicit StallRule(const Config& config) : config_(config) {}
-  State look(double now_s, const Progress::Place&);
+  State look(double now_s, const Progress::Position&);
   double still_s() const { return now_ - moved_; }      // since the place moved
   double step_s() const { return now_ - step_began_; }  // that the step under way has taken
   std::optional<double> usual_s() const;                // that a step takes; absent before some were seen
-  double hang_s(const Progress::Place&) const;
+  double hang_s(const Progress::Position&) const;
 
  private:
   const Config& config_;
-  std::optional<Progress::Place> last_;
+  std::optional<Progress::Position> last_;
   double now_ = 0, moved_ = 0, step_began_ = 0;
   std::deque<double> step_times_;
 };
@@ -67,10 +67,10 @@ class Watchdog {
   void run();
   void take_sample();
   void look(double now_s);
-  void judge(StallRule::State, const Progress::Place&);
-  std::string where(const Progress::Place&) const;
+  void judge(StallRule::State, const Progress::Position&);
+  std::string where(const Progress::Position&) const;
   std::string others(int64_t own_collectives) const;
-  std::string dump(const std::string& why, const Progress::Place&) const;
+  std::string dump(const std::string& why, const Progress::Position&) const;
   void stop_for(const char* type, const std::string& text);
 
   const Progress& progress_;

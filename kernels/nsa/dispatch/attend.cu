@@ -238,14 +238,14 @@ void attend_range_backward(Context& ctx, const char* op, const AttendGradOut& ou
   if (ctx.planning && !grad.rounding_unit.empty())
     attend_range_backward(ctx, op, out, without_rounding_unit(grad), in, range);
   const bool fused = backward_d64_applies(ctx, out, grad, in), wide = backward_d128_applies(ctx, out, grad, in),
-             hopper = !fused && !wide && attend_sm90_applies(ctx, out, grad, in);
+             hopper = !fused && !wide && backward_sm90_applies(ctx, out, grad, in);
   record_route(ctx, op, in.q.dtype, fused || wide || hopper ? nullptr : kNotFusedHeads);
   if (fused) return backward_d64_range(ctx, op, out, grad, in, range);
   if (wide) return backward_d128_range(ctx, op, out, grad, in, range);
   Scratch::Scope scope(ctx.scratch);
-  const Tensor facts = hopper ? compute_row_facts(ctx, scope, grad, in) : Tensor{};
+  const Tensor facts = hopper ? compute_row_stats(ctx, scope, grad, in) : Tensor{};
   if (hopper)
-    attend_rows_backward_sm90(ctx, op, out, grad, in, RangeKeys{range}, facts);
+    backward_dq_sm90(ctx, op, out, grad, in, RangeKeys{range}, facts);
   else
     attend_rows_backward(ctx, op, out, grad, in, RangeKeys{range});
 
@@ -265,7 +265,7 @@ void attend_range_backward(Context& ctx, const char* op, const AttendGradOut& ou
     list.partial = scope.alloc(DType::f32, {sequences_and_groups * blocks * parts, kRows, width}).ptr<float>();
   }
   if (hopper)
-    attend_key_gradients_sm90(ctx, op, out, grad, in, range, list, facts);
+    backward_dkdv_sm90(ctx, op, out, grad, in, range, list, facts);
   else
     attend_key_gradients(ctx, op, out, grad, in, range, list);
 }

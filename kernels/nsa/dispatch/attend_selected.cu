@@ -352,12 +352,12 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
     cuda::nsa_attend_selected_backward(ctx, out, without_rounding_unit(grad), in, block_index, l_sel);
   const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
   const bool fused = backward_d64_applies(ctx, out, grad, in), wide = backward_d128_applies(ctx, out, grad, in);
-  const bool with_dq = fused || wide, hopper = !with_dq && attend_sm90_applies(ctx, out, grad, in);
+  const bool with_dq = fused || wide, hopper = !with_dq && backward_sm90_applies(ctx, out, grad, in);
   record_route(ctx, op, in.q.dtype, with_dq || hopper ? nullptr : kNotFusedHeads);
   Scratch::Scope facts_scope(ctx.scratch);
-  const Tensor facts = hopper ? compute_row_facts(ctx, facts_scope, grad, in) : Tensor{};
+  const Tensor facts = hopper ? compute_row_stats(ctx, facts_scope, grad, in) : Tensor{};
   if (hopper)
-    attend_rows_backward_sm90(ctx, op, out, grad, in, keys, facts);
+    backward_dq_sm90(ctx, op, out, grad, in, keys, facts);
   else if (!with_dq)
     attend_rows_backward(ctx, op, out, grad, in, keys);
 
@@ -431,7 +431,7 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
   else if (wide)
     backward_d128_listed(ctx, op, out, grad, in, keys.range, list);
   else if (hopper)
-    attend_key_gradients_sm90(ctx, op, out, grad, in, keys.range, list, facts);
+    backward_dkdv_sm90(ctx, op, out, grad, in, keys.range, list, facts);
   else
     attend_key_gradients(ctx, op, out, grad, in, keys.range, list);
 }

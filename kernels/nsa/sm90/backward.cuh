@@ -12,9 +12,9 @@
 namespace triad::cuda {
 
 // (shift, center) of row t * G + h of (b, g), at [(b * Hkv + g) * T * G + t * G + h].
-using RowFact = float2;
+using RowStats = float2;
 // Computes them into scratch: [B*Hkv, T*G] float2.
-Tensor compute_row_facts(Context&, Scratch::Scope&, const AttendGradIn&, const AttendIn&);
+Tensor compute_row_stats(Context&, Scratch::Scope&, const AttendGradIn&, const AttendIn&);
 
 // A (b, g) slice of a view whose strides fit 32 bits: the address of a row is then two multiply-adds.
 struct RowSource {
@@ -51,8 +51,8 @@ void dispatch_panels(const AttendIn& in, F&& f) {
 }
 
 // The choice, a pure function of card and problem. Offsets within a sequence have to fit 31 bits in units of 16 bytes.
-inline bool attend_sm90_applies(const Context& ctx, const AttendGradOut& out, const AttendGradIn& grad,
-                                const AttendIn& in) {
+inline bool backward_sm90_applies(const Context& ctx, const AttendGradOut& out, const AttendGradIn& grad,
+                                  const AttendIn& in) {
   if (ctx.compute_capability != 90) return false;
   const auto near = [](const ConstTensor& t) { return t.size(1) * t.stride[1] / 8 < (int64_t{1} << 31); };
   bool pairs = reinterpret_cast<uintptr_t>(out.dq.data) % 8 == 0;  // dq is added to two columns at a time
@@ -71,10 +71,10 @@ struct MergeArgs {
   // Contiguous rows cut at multiples of so many tokens: a block has no piece before its first row. 0: it has all.
   int part_tokens = 0;
 };
-void merge_pieces_sm90(Context&, const char* op, const MergeArgs&, int64_t sequences_and_groups);
+void merge_dkdv_sm90(Context&, const char* op, const MergeArgs&, int64_t sequences_and_groups);
 
 // As attend_key_gradients of nsa/gpu/attend.cuh.
-void attend_key_gradients_sm90(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
-                               const KeyRange&, const KeyWorkList&, const Tensor& facts);
+void backward_dkdv_sm90(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
+                        const KeyRange&, const KeyWorkList&, const Tensor& facts);
 
 }  // namespace triad::cuda

@@ -34,7 +34,7 @@ namespace triad::cuda {
 namespace {
 
 template <bool kListed>
-__global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_constant__ FusedArgs a) {
+__global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_constant__ BwdD128Args a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   using Shared = Shared<kListed>;
   constexpr int kStages = Shared::kStages, kSteps = kPanel / 16;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
   }
   if (kListed) {
     const int* tokens = a.list.tokens + bg * a.list.tokens_stride + work.first;
-    for (int i = threadIdx.x; i < work.count; i += kCta) shared.listed[i] = tokens[i];
+    for (int i = threadIdx.x; i < work.count; i += kCtaThreads) shared.listed[i] = tokens[i];
   }
   __syncthreads();
   if (warpgroup != 3) {
@@ -442,31 +442,31 @@ __global__ void __launch_bounds__(kCta, 1) fused_grad_sm90_kernel(const __grid_c
 }
 
 template <bool kListed>
-void run_fused(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
-               const KeyRange& range, const KeyWorkList& list, int part_tokens) {
+void run_bwd_d128(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
+                  const KeyRange& range, const KeyWorkList& list, int part_tokens) {
   Scratch::Scope scope(ctx.scratch);
-  const Tensor facts = compute_row_facts(ctx, scope, grad, in);
+  const Tensor facts = compute_row_stats(ctx, scope, grad, in);
   const auto bgs = static_cast<unsigned>(in.k.size(0) * in.k.size(2));
   const Attend<bf16> attend = make_attend<bf16>(op, in);
   const View<const bf16> dout = make_view<const bf16>(grad.dout);
   const View<float> dq = make_view<float>(out.dq);
-  const FusedArgs a{attend,
-                    dout,
-                    reinterpret_cast<const RowFact*>(facts.data),
-                    make_view<const float>(grad.rounding_unit),
-                    dq,
-                    Steps(attend.q, 8),
-                    Steps(dout, 8),
-                    Steps(dq, 4),
-                    make_grad_view(out.dk),
-                    make_grad_view(out.dv),
-                    range,
-                    list,
-                    part_tokens,
-                    static_cast<int>(bgs)};
+  const BwdD128Args a{attend,
+                      dout,
+                      reinterpret_cast<const RowStats*>(facts.data),
+                      make_view<const float>(grad.rounding_unit),
+                      dq,
+                      Steps(attend.q, 8),
+                      Steps(dout, 8),
+                      Steps(dq, 4),
+                      make_grad_view(out.dk),
+                      make_grad_view(out.dv),
+                      range,
+                      list,
+                      part_tokens,
+                      static_cast<int>(bgs)};
   const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kKeyTiles * kRows));
-  launch(ctx, op, fused_grad_sm90_kernel<kListed>, grid, dim3(kCta), sizeof(Shared<kListed>), a);
-  merge_pieces_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.groups, part_tokens}, bgs);
+  launch(ctx, op, bwd_d128_kernel<kListed>, grid, dim3(kCtaThreads), sizeof(Shared<kListed>), a);
+  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.groups, part_tokens}, bgs);
 }
 
 }  // namespace
@@ -488,12 +488,12 @@ void backward_d128_range(Context& ctx, const char* op, const AttendGradOut& out,
   list.pieces = static_cast<int>(blocks * parts);
   Scratch::Scope scope(ctx.scratch);
   if (parts > 1) list.partial = scope.alloc(DType::f32, {bgs * blocks * parts, kBlockKeys, 2 * kWidth}).ptr<float>();
-  run_fused<false>(ctx, op, out, grad, in, range, list, limited ? 0 : static_cast<int>(ceil_div(T, parts)));
+  run_bwd_d128<false>(ctx, op, out, grad, in, range, list, limited ? 0 : static_cast<int>(ceil_div(T, parts)));
 }
 
 void backward_d128_listed(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                           const AttendIn& in, const KeyRange& range, const KeyWorkList& list) {
-  run_fused<true>(ctx, op, out, grad, in, range, list, 0);
+  run_bwd_d128<true>(ctx, op, out, grad, in, range, list, 0);
 }
 
 }  // namespace triad::cuda

@@ -16,7 +16,7 @@ inline bool backward_d128_applies(const Context& ctx, const AttendGradOut& out, 
   };
   const bool rows =
       aligned(out.dq, 4, 16) && aligned(out.dk, 2, 8) && aligned(out.dv, 2, 8) && out.dk.dtype == out.dv.dtype;
-  return rows && !grad.rounding_unit.empty() && attend_sm90_applies(ctx, out, grad, in) && in.q.size(3) == 128 &&
+  return rows && !grad.rounding_unit.empty() && backward_sm90_applies(ctx, out, grad, in) && in.q.size(3) == 128 &&
          in.v.size(3) == 128 && out.dq.size(1) * out.dq.stride[1] / 4 < (int64_t{1} << 31);
 }
 

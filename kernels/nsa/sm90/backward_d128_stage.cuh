@@ -17,10 +17,10 @@ struct Steps {
   __device__ __forceinline__ int at(int t, int h) const { return t * row + h * head; }
 };
 
-struct FusedArgs {
+struct BwdD128Args {
   Attend<bf16> in;
   View<const bf16> dout;
-  const RowFact* facts;
+  const RowStats* facts;
   View<const float> rounding_unit;
   View<float> dq;
   Steps q_steps, dout_steps, dq_steps;  // in units of 16 bytes
@@ -33,7 +33,7 @@ struct FusedArgs {
 
 constexpr int kWidth = 128, kPanels = kWidth / kPanel, kStageRows = 64, kWarpRows = kStageRows / 4;
 constexpr int kPanelBytes = 64 * kPanelRowBytes;  // of keys, of a stage's rows, and of ds: 64 rows each
-constexpr int kCta = 4 * kWarpgroup, kKeyThreads = 3 * kWarpgroup;  // the latter bring the keys
+constexpr int kCtaThreads = 4 * kWarpgroup, kKeyThreads = 3 * kWarpgroup;  // the latter bring the keys
 constexpr int kMathRegisters = 208, kDqRegisters = 64, kLoadRegisters = 32;
 constexpr int kRecent = 8;  // steps whose rows' places in dq are kept: more than may be under way
 
@@ -50,7 +50,7 @@ struct __align__(1024) Shared {
   RowStage stages[kStages];
   unsigned char ds[2][kPanelBytes];                               // of each math warpgroup, [row][key]
   float dq[kStageRows][kWidth];                                   // on its way to global memory
-  float shift[kStages][kStageRows], center[kStages][kStageRows];  // RowFact
+  float shift[kStages][kStageRows], center[kStages][kStageRows];  // RowStats
   int2 range[kStages][kStageRows];                                // the keys that the row sees
   int2 seen_by_all[kStages];                                      // the keys that all rows of the stage see
   // Of the first of rows that follow each other in global memory: where its dq lies in its sequence, in units of 16
@@ -121,7 +121,7 @@ __device__ __forceinline__ void store_matrices_transposed(uint32_t row, const ui
 
 // The piece of this CTA. Contiguous rows without a window's limit: all blocks' pieces of one run of tokens follow each
 // other, for L2 too; the last tokens, which see most, come first.
-__device__ __forceinline__ KeyWork find_piece(const FusedArgs& a, int i, int bg) {
+__device__ __forceinline__ KeyWork find_piece(const BwdD128Args& a, int i, int bg) {
   if (a.part_tokens == 0) return find_work(a.list, a.range, a.in.tokens, i, bg, a.sequences_and_groups);
   const int parts = a.list.pieces / a.list.blocks, part = parts - 1 - i / a.list.blocks, block = i % a.list.blocks;
   const int key0 = block * a.list.block_keys, key1 = min(key0 + a.list.block_keys, a.range.keys) - 1;

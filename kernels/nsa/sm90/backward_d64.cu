@@ -44,7 +44,7 @@ namespace {
 
 // The sums of one key: rows lane / 4 + 8 i of the products. The type of dk and dv is asked once, not at each pair: that
 // would be 2,700 instructions, run once and each fetched from memory (with it 8 x 2048 takes 1 us more).
-__device__ __forceinline__ void store_key(const FusedArgs& a, const Task& task, int key, int lane, int i,
+__device__ __forceinline__ void store_key(const BwdD64Args& a, const Task& task, int key, int lane, int i,
                                           const float (&dk)[kPanel / 8][4], const float (&dv)[kPanel / 8][4]) {
   const auto each_pair = [&](auto&& store) {
 #pragma unroll
@@ -78,7 +78,7 @@ __device__ __forceinline__ void store_key(const FusedArgs& a, const Task& task, 
 
 // kTurn: the first stage of a warpgroup that takes turns. A constant, so that stages stay known to uniform registers.
 template <bool kListed, int kTurn>
-__device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int tile,
+__device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const BwdD64Args& a, const Task& task, int tile,
                                               int warp, int lane) {
   constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers, kStepsD = kPanel / 16;
   constexpr int kTurns = kListed ? 2 : 1;
@@ -271,7 +271,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Fus
 }
 
 template <bool kListed>
-__global__ void __launch_bounds__(kFusedThreads, 1) fused_grad_sm90_kernel(const __grid_constant__ FusedArgs a) {
+__global__ void __launch_bounds__(kCtaThreads, 1) bwd_d64_kernel(const __grid_constant__ BwdD64Args a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   using Memory = Shared<kListed>;
   Task task;
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(kFusedThreads, 1) fused_grad_sm90_kernel(const
   }
   if constexpr (kListed) {
     const int* tokens = a.list.tokens + task.bg * a.list.tokens_stride + task.first;
-    for (int i = threadIdx.x; i < task.count; i += kFusedThreads) shared.listed[i] = tokens[i];
+    for (int i = threadIdx.x; i < task.count; i += kCtaThreads) shared.listed[i] = tokens[i];
   }
   if (warpgroup < Memory::kTiles) {  // k for dq; keys past the end repeat the last: their ds is 0
     const int r = thread / 2, key = min(task.tile0 + kRows * warpgroup + r, task.tile_end - 1);
@@ -329,28 +329,28 @@ __global__ void __launch_bounds__(kFusedThreads, 1) fused_grad_sm90_kernel(const
 }
 
 template <bool kListed>
-void run_fused(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
-               const KeyRange& range, const KeyWorkList& list, int64_t piece_tokens) {
+void run_bwd_d64(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
+                 const KeyRange& range, const KeyWorkList& list, int64_t piece_tokens) {
   Scratch::Scope scope(ctx.scratch);
-  const Tensor facts = compute_row_facts(ctx, scope, grad, in);
+  const Tensor facts = compute_row_stats(ctx, scope, grad, in);
   constexpr int64_t kNearBytes = 48 << 20;
   const int64_t bgs = in.k.size(0) * in.k.size(2);
   const int64_t bytes = in.q.size(1) * in.q.size(2) / in.k.size(2) * kPanel * 8;  // q, dout and dq of a (b, g)
-  const FusedArgs a{make_attend<bf16>(op, in),
-                    make_view<const bf16>(grad.dout),
-                    reinterpret_cast<const RowFact*>(facts.data),
-                    make_view<const float>(grad.rounding_unit),
-                    make_view<float>(out.dq),
-                    make_grad_view(out.dk),
-                    make_grad_view(out.dv),
-                    range,
-                    list,
-                    static_cast<int>(bgs),
-                    static_cast<int>(piece_tokens),
-                    static_cast<int>(std::clamp<int64_t>(kNearBytes / bytes, 1, bgs))};
+  const BwdD64Args a{make_attend<bf16>(op, in),
+                     make_view<const bf16>(grad.dout),
+                     reinterpret_cast<const RowStats*>(facts.data),
+                     make_view<const float>(grad.rounding_unit),
+                     make_view<float>(out.dq),
+                     make_grad_view(out.dk),
+                     make_grad_view(out.dv),
+                     range,
+                     list,
+                     static_cast<int>(bgs),
+                     static_cast<int>(piece_tokens),
+                     static_cast<int>(std::clamp<int64_t>(kNearBytes / bytes, 1, bgs))};
   const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kTiles * kRows));
-  launch(ctx, op, fused_grad_sm90_kernel<kListed>, grid, dim3(kFusedThreads), sizeof(Shared<kListed>), a);
-  merge_pieces_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.groups}, bgs);
+  launch(ctx, op, bwd_d64_kernel<kListed>, grid, dim3(kCtaThreads), sizeof(Shared<kListed>), a);
+  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.groups}, bgs);
 }
 
 }  // namespace
@@ -377,12 +377,12 @@ void backward_d64_range(Context& ctx, const char* op, const AttendGradOut& out, 
   list.pieces = static_cast<int>(blocks * parts);
   Scratch::Scope scope(ctx.scratch);
   if (parts > 1) list.partial = scope.alloc(DType::f32, {bgs * blocks * parts, kBlockKeys, 2 * kPanel}).ptr<float>();
-  run_fused<false>(ctx, op, out, grad, in, range, list, piece_tokens);
+  run_bwd_d64<false>(ctx, op, out, grad, in, range, list, piece_tokens);
 }
 
 void backward_d64_listed(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
                          const AttendIn& in, const KeyRange& range, const KeyWorkList& list) {
-  run_fused<true>(ctx, op, out, grad, in, range, list, 0);
+  run_bwd_d64<true>(ctx, op, out, grad, in, range, list, 0);
 }
 
 }  // namespace triad::cuda

@@ -10,7 +10,7 @@ inline bool backward_d64_applies(const Context& ctx, const AttendGradOut& out, c
                                  const AttendIn& in) {
   bool fours = reinterpret_cast<uintptr_t>(out.dq.data) % 16 == 0;  // dq is added to four columns at a time
   for (int i = 0; i < 3; ++i) fours = fours && out.dq.stride[i] % 4 == 0;
-  return fours && !grad.rounding_unit.empty() && attend_sm90_applies(ctx, out, grad, in) && in.q.size(3) == 64 &&
+  return fours && !grad.rounding_unit.empty() && backward_sm90_applies(ctx, out, grad, in) && in.q.size(3) == 64 &&
          in.v.size(3) == 64 && out.dq.size(1) * out.dq.stride[1] / 4 < (int64_t{1} << 31);
 }
 

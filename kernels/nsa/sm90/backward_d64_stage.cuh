@@ -11,10 +11,10 @@ using bf16 = __nv_bfloat16;
 
 // ---- what a CTA is given ----
 
-struct FusedArgs {
+struct BwdD64Args {
   Attend<bf16> in;
   View<const bf16> dout;
-  const RowFact* facts;
+  const RowStats* facts;
   View<const float> rounding_unit;
   View<float> dq;
   GradView dk, dv;
@@ -26,13 +26,13 @@ struct FusedArgs {
 };
 
 constexpr int kStageRows = 64, kStepRows = 32, kTileBytes = kRows * kPanelRowBytes;
-constexpr int kFusedThreads = 4 * kWarpgroup, kRoleWarps = 4;
+constexpr int kCtaThreads = 4 * kWarpgroup, kRoleWarps = 4;
 // Registers a thread of the roles: together at most the 4 x 128 that the launch has.
 constexpr int kMathRegisters = 192, kDqRegisters = 72, kLoadRegisters = 56;
 
 struct __align__(1024) Stage {
   unsigned char q[kTileBytes], dout[kTileBytes];
-  RowFact facts[kStageRows];
+  RowStats facts[kStageRows];
   int2 range[kStageRows];  // the keys that the row sees
   float rounding_unit[kStageRows];
   int dq_at[kStageRows];                   // where the row of dq begins, in 16 bytes; -1: no such row
@@ -56,7 +56,7 @@ struct Task {
 };
 
 template <bool kListed>
-__device__ __forceinline__ bool find_task(Task& task, const FusedArgs& a) {
+__device__ __forceinline__ bool find_task(Task& task, const BwdD64Args& a) {
   // A few sequences at a time where rows are gathered, so that those of the CTAs at work fit L2. Of these the first
   // blocks first: they have most rows.
   const int pieces = gridDim.x / a.bgs, first_bg = kListed ? blockIdx.x / (pieces * a.near) * a.near : 0;
@@ -81,11 +81,11 @@ __device__ __forceinline__ bool find_task(Task& task, const FusedArgs& a) {
 // ---- bringing the rows ----
 
 template <bool kListed>
-__device__ __forceinline__ void load_stages(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int warp,
+__device__ __forceinline__ void load_stages(Shared<kListed>& shared, const BwdD64Args& a, const Task& task, int warp,
                                             int lane) {
   constexpr int kStages = Shared<kListed>::kStages;
   const int G = a.in.heads.value(), rows = task.count * G, steps = (rows + kStageRows - 1) / kStageRows;
-  const RowFact* const facts = a.facts + static_cast<int64_t>(task.bg) * a.in.tokens * G;
+  const RowStats* const facts = a.facts + static_cast<int64_t>(task.bg) * a.in.tokens * G;
   const float* const rounding_unit = a.rounding_unit.at(task.b, 0, task.g * G);
   const int chunk = lane % 8;
   const bf16* const q_chunk = a.in.q.at(task.b, 0, task.g * G) + 8 * chunk;
@@ -141,7 +141,7 @@ __device__ __forceinline__ void load_stages(Shared<kListed>& shared, const Fused
 // 16 i + 4 q + 2 + e (q < 4, e < 2): the four values that lane q of a quad gets from two neighbouring 8-column groups
 // of the product are then four neighbours of dq.
 template <bool kListed>
-__device__ __forceinline__ void multiply_dq(Shared<kListed>& shared, const FusedArgs& a, const Task& task, int warp,
+__device__ __forceinline__ void multiply_dq(Shared<kListed>& shared, const BwdD64Args& a, const Task& task, int warp,
                                             int lane) {
   constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers;
   constexpr int kDeep = Shared<kListed>::kTiles * kRows / 16;

@@ -16,10 +16,10 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 
-struct KeyGradArgs {
+struct BwdDkdvArgs {
   Attend<bf16> in;
   View<const bf16> dout;
-  const RowFact* facts;
+  const RowStats* facts;
   GradView dk, dv;
   KeyRange range;
   KeyWorkList list;
@@ -36,13 +36,13 @@ template <int kPanelsK, int kPanelsV>
 struct __align__(1024) Stage {
   static constexpr int kCount = kStageRows<kPanelsK>, kPanelBytes = kCount * kPanelRowBytes;
   unsigned char q[kPanelsK * kPanelBytes], dout[kPanelsV * kPanelBytes];
-  RowFact facts[kCount];
+  RowStats facts[kCount];
   int2 range[kCount];  // the keys that the row sees
 };
 
 template <int kPanelsK, int kPanelsV>
 __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
-    key_grad_sm90_kernel(const __grid_constant__ KeyGradArgs a) {
+    bwd_dkdv_kernel(const __grid_constant__ BwdDkdvArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   using Stage = Stage<kPanelsK, kPanelsV>;
   constexpr int kStageRows = Stage::kCount, kStepsD = kPanel / 16;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
     __syncthreads();
   }
   const int G = a.in.heads.value(), rows = work.count * G, steps = (rows + kStageRows - 1) / kStageRows;
-  const RowFact* const facts = a.facts + static_cast<int64_t>(bg) * a.in.tokens * G;
+  const RowStats* const facts = a.facts + static_cast<int64_t>(bg) * a.in.tokens * G;
   constexpr int kWarpRows = kStageRows / 4;
   const int lane = threadIdx.x % 32, chunk = lane % 8, warp_row = threadIdx.x / 32 * kWarpRows;
   const bf16* const q_chunk = a.in.q.at(b, 0, g * G) + 8 * chunk;
@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
 
 // A CTA takes a few keys of a block, a thread four columns of one.
 constexpr int kMergeThreads = 256;
-__global__ void __launch_bounds__(kMergeThreads) merge_pieces_kernel(const __grid_constant__ MergeArgs a) {
+__global__ void __launch_bounds__(kMergeThreads) bwd_dkdv_merge_kernel(const __grid_constant__ MergeArgs a) {
   const KeyWorkList& list = a.list;
   const int block = blockIdx.x, bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups;
   int2 slots;  // the first, and how many
@@ -292,8 +292,8 @@ __global__ void __launch_bounds__(kMergeThreads) merge_pieces_kernel(const __gri
 }
 
 __global__ void __launch_bounds__(256)
-    row_facts_kernel(RowFact* facts, const View<const float> lse, const View<const float> delta,
-                     const View<const float> gate, Divisor heads, int rows, int groups) {
+    bwd_row_stats_kernel(RowStats* facts, const View<const float> lse, const View<const float> delta,
+                         const View<const float> gate, Divisor heads, int rows, int groups) {
   const int row = static_cast<int>(blockIdx.x * 256 + threadIdx.x), bg = blockIdx.y;
   if (row >= rows) return;
   const int b = bg / groups, g = bg % groups, t = heads.quotient(row),
@@ -306,31 +306,30 @@ __global__ void __launch_bounds__(256)
 
 }  // namespace
 
-Tensor compute_row_facts(Context& ctx, Scratch::Scope& scope, const AttendGradIn& grad, const AttendIn& in) {
+Tensor compute_row_stats(Context& ctx, Scratch::Scope& scope, const AttendGradIn& grad, const AttendIn& in) {
   const Tensor facts =
       scope.alloc(DType::f32, {in.q.size(0) * in.k.size(2), in.q.size(1) * (in.q.size(2) / in.k.size(2)), 2});
   const int rows = static_cast<int>(facts.size(1)), groups = static_cast<int>(in.k.size(2));
-  launch(ctx, "row_facts", row_facts_kernel, dim3(ceil_div(rows, 256), facts.size(0)), dim3(256), 0,
-         reinterpret_cast<RowFact*>(facts.data), make_view<const float>(grad.lse), make_view<const float>(grad.delta),
+  launch(ctx, "row_stats", bwd_row_stats_kernel, dim3(ceil_div(rows, 256), facts.size(0)), dim3(256), 0,
+         reinterpret_cast<RowStats*>(facts.data), make_view<const float>(grad.lse), make_view<const float>(grad.delta),
          make_view<const float>(grad.gate), Divisor(static_cast<int>(in.q.size(2) / groups)), rows, groups);
   return facts;
 }
 
-void merge_pieces_sm90(Context& ctx, const char* op, const MergeArgs& a, int64_t sequences_and_groups) {
+void merge_dkdv_sm90(Context& ctx, const char* op, const MergeArgs& a, int64_t sequences_and_groups) {
   if (a.list.partial == nullptr) return;
   const int lanes = (a.dk.width + a.dv.width) / 4, keys = kMergeThreads / lanes;
   const dim3 grid(a.list.blocks, static_cast<unsigned>(sequences_and_groups),
                   static_cast<unsigned>(ceil_div(a.list.block_keys, keys)));
-  launch(ctx, op, merge_pieces_kernel, grid, dim3(lanes, keys), 0, a);
+  launch(ctx, op, bwd_dkdv_merge_kernel, grid, dim3(lanes, keys), 0, a);
 }
 
-void attend_key_gradients_sm90(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
-                               const AttendIn& in, const KeyRange& range, const KeyWorkList& list,
-                               const Tensor& facts) {
+void backward_dkdv_sm90(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
+                        const AttendIn& in, const KeyRange& range, const KeyWorkList& list, const Tensor& facts) {
   const auto bgs = static_cast<unsigned>(in.k.size(0) * in.k.size(2));
-  const KeyGradArgs a{make_attend<bf16>(op, in),
+  const BwdDkdvArgs a{make_attend<bf16>(op, in),
                       make_view<const bf16>(grad.dout),
-                      reinterpret_cast<const RowFact*>(facts.data),
+                      reinterpret_cast<const RowStats*>(facts.data),
                       make_grad_view(out.dk),
                       make_grad_view(out.dv),
                       range,
@@ -340,9 +339,9 @@ void attend_key_gradients_sm90(Context& ctx, const char* op, const AttendGradOut
   dispatch_panels(in, [&]<int kPanelsK, int kPanelsV>() {
     const size_t bytes = kStages * sizeof(Stage<kPanelsK, kPanelsV>) + (kPanelsK + kPanelsV) * kTileBytes +
                          (list.tokens != nullptr ? kWorkTokens * sizeof(int) : 0);
-    launch(ctx, op, key_grad_sm90_kernel<kPanelsK, kPanelsV>, grid, dim3(kWarpgroup), bytes, a);
+    launch(ctx, op, bwd_dkdv_kernel<kPanelsK, kPanelsV>, grid, dim3(kWarpgroup), bytes, a);
   });
-  merge_pieces_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.groups}, bgs);
+  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.groups}, bgs);
 }
 
 }  // namespace triad::cuda

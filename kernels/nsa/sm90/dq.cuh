@@ -17,10 +17,10 @@
 namespace triad::cuda {
 namespace {
 
-struct RowGradArgs {
+struct BwdDqArgs {
   Attend<__nv_bfloat16> in;
   View<const __nv_bfloat16> dout;
-  const RowFact* facts;
+  const RowStats* facts;
   View<float> dq;
 };
 
@@ -33,7 +33,7 @@ struct __align__(1024) KeyStage {
 
 template <class Keys, int kPanelsK, int kPanelsV>
 __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
-    row_grad_sm90_kernel(const __grid_constant__ RowGradArgs a, const __grid_constant__ Keys keys) {
+    bwd_dq_kernel(const __grid_constant__ BwdDqArgs a, const __grid_constant__ Keys keys) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   const RowTile tile(a.in, gridDim.x - 1 - blockIdx.x, blockIdx.y);  // the last rows see most: they start first
   const LaneRows rows(a.in, tile, keys.range);
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
       q_rows[i] = a.in.q.at(tile.b, rows.token[i], rows.head[i]);
       dout_rows[i] = a.dout.at(tile.b, rows.token[i], rows.head[i]);
       const int row = tile.first + 16 * (threadIdx.x / 32) + fragment_row() + 8 * i;
-      const RowFact fact = a.facts[static_cast<int64_t>(blockIdx.y) * a.in.tokens * G + row];
+      const RowStats fact = a.facts[static_cast<int64_t>(blockIdx.y) * a.in.tokens * G + row];
       shift[i] = fact.x, center[i] = fact.y;
     }
     load_operand(q, q_rows);
@@ -212,13 +212,13 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
 
 // dq only.
 template <class Keys>
-void attend_rows_backward_sm90(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
-                               const AttendIn& in, const Keys& keys, const Tensor& facts) {
+void backward_dq_sm90(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
+                      const AttendIn& in, const Keys& keys, const Tensor& facts) {
   using bf16 = __nv_bfloat16;
-  const RowGradArgs a{make_attend<bf16>(op, in), make_view<const bf16>(grad.dout),
-                      reinterpret_cast<const RowFact*>(facts.data), make_view<float>(out.dq)};
+  const BwdDqArgs a{make_attend<bf16>(op, in), make_view<const bf16>(grad.dout),
+                    reinterpret_cast<const RowStats*>(facts.data), make_view<float>(out.dq)};
   dispatch_panels(in, [&]<int kPanelsK, int kPanelsV>() {
-    launch(ctx, op, row_grad_sm90_kernel<Keys, kPanelsK, kPanelsV>, row_grid(a.in, in, 1, 1), dim3(kWarpgroup),
+    launch(ctx, op, bwd_dq_kernel<Keys, kPanelsK, kPanelsV>, row_grid(a.in, in, 1, 1), dim3(kWarpgroup),
            kTileStages * sizeof(KeyStage<kPanelsK, kPanelsV>), a, keys);
   });
 }

@@ -48,7 +48,7 @@ struct RowNorm {
 
 // CTA: 256 keys of a (b, g) and branch, 8 lanes a key. Maxima do not depend on their order.
 template <int kPanels>
-__global__ void __launch_bounds__(kNormThreads) key_norms_kernel(const __grid_constant__ NormArgs a) {
+__global__ void __launch_bounds__(kNormThreads) bwd_key_norms_kernel(const __grid_constant__ NormArgs a) {
   constexpr int kWarps = kNormThreads / 32, kStep = kNormThreads / kNormLanes;
   __shared__ float2 tops[kWarps];
   const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, branch = blockIdx.z, keys = a.keys[branch];
@@ -86,7 +86,7 @@ struct DoutNorms {
 };
 // |dout| for callers who do not have it (nsa_combine_backward gives it). 8 lanes a row (t, h) of a (b, g).
 template <int kPanels>
-__global__ void __launch_bounds__(kNormThreads) dout_norms_kernel(const __grid_constant__ DoutNorms a) {
+__global__ void __launch_bounds__(kNormThreads) bwd_dout_norms_kernel(const __grid_constant__ DoutNorms a) {
   const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, lane = threadIdx.x % kNormLanes;
   const int row = static_cast<int>(blockIdx.x * (kNormThreads / kNormLanes) + threadIdx.x / kNormLanes);
   const int clamped = min(row, a.rows - 1), t = a.heads.quotient(clamped);
@@ -111,7 +111,7 @@ struct RoundingUnitArgs {
 // quantum = 2^23 u, u as above, is the largest power of two that the bound reaches: sums stay below twice that. With
 // quantum's sign made that of x, x + quantum lies where fp32 has steps of u or more, so (x + quantum) - quantum is x
 // rounded to them. A thread a row (t, h) of a (b, g).
-__global__ void __launch_bounds__(kNormThreads) rounding_unit_kernel(const __grid_constant__ RoundingUnitArgs a) {
+__global__ void __launch_bounds__(kNormThreads) bwd_rounding_unit_kernel(const __grid_constant__ RoundingUnitArgs a) {
   const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups;
   const int row = static_cast<int>(blockIdx.x * kNormThreads + threadIdx.x), clamped = min(row, a.rows - 1);
   const int t = a.heads.quotient(clamped), head = g * a.heads.value() + clamped - t * a.heads.value();
@@ -175,7 +175,7 @@ void attend_key_norms(Context& ctx, Tensor norms, const Tensor& dq, ConstTensor 
     n.keys[i] = static_cast<int>(branches[i].k.size(1));
   }
   dispatch_norms(q.size(3), [&]<int kPanels>() {
-    launch(ctx, "key_norms", key_norms_kernel<kPanels>, dim3(norms.size(2), norms.size(0), kMostBranches),
+    launch(ctx, "key_norms", bwd_key_norms_kernel<kPanels>, dim3(norms.size(2), norms.size(0), kMostBranches),
            dim3(kNormThreads), 0, n);
   });
 }
@@ -198,7 +198,7 @@ Tensor attend_rounding_unit(Context& ctx, Scratch::Scope& scope, const Tensor& d
     const Tensor made = inner.alloc(DType::f32, rounding_unit.shape());
     const DoutNorms d{make_view<const bf16>(dout), make_view<float>(made), heads, rows, static_cast<int>(groups)};
     dispatch_norms(q.size(3), [&]<int kPanels>() {
-      launch(ctx, "dout_norms", dout_norms_kernel<kPanels>, dim3(ceil_div(rows, kNormThreads / kNormLanes), bgs),
+      launch(ctx, "dout_norms", bwd_dout_norms_kernel<kPanels>, dim3(ceil_div(rows, kNormThreads / kNormLanes), bgs),
              dim3(kNormThreads), 0, d);
     });
     dout_norm = made;
@@ -213,8 +213,8 @@ Tensor attend_rounding_unit(Context& ctx, Scratch::Scope& scope, const Tensor& d
                      .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(q.size(3))))};
   for (size_t i = 0; i < branches.size(); ++i)
     a.gate[i] = make_view<const float>(branches[i].gate), a.delta[i] = make_view<const float>(branches[i].delta);
-  launch(ctx, "dq_rounding_unit", rounding_unit_kernel, dim3(ceil_div(rows, kNormThreads), bgs), dim3(kNormThreads), 0,
-         a);
+  launch(ctx, "dq_rounding_unit", bwd_rounding_unit_kernel, dim3(ceil_div(rows, kNormThreads), bgs), dim3(kNormThreads),
+         0, a);
   return rounding_unit;
 }
 

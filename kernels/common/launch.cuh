@@ -1,4 +1,4 @@
-// What every .cu file shares: the launch helper, bf16 <-> float, dispatch over the two float types of the GPU.
+// Shared by all .cu files: the launch helper, bf16 <-> float conversion, dispatch over the GPU's two float types.
 #pragma once
 #include <cuda_bf16.h>
 
@@ -7,6 +7,8 @@
 #include "engine/context.h"
 #include "engine/cuda_check.h"
 #include "engine/op_scope.h"
+#include "kernels/common/integer.h"
+#include "kernels/common/warp.cuh"
 
 namespace triad {
 
@@ -17,8 +19,8 @@ struct dtype_traits<__nv_bfloat16> {
 
 namespace cuda {
 
-// Lets a kernel have so much shared memory beside what it declares: 48 KB is what a card gives to both together unless
-// asked for more.
+// Raises a kernel's limit on dynamic shared memory to `bytes` where needed. Without this call CUDA allows 48 KB of
+// static and dynamic shared memory together.
 inline void allow_shared(const void* kernel, size_t bytes) {
   if (bytes == 0) return;
   cudaFuncAttributes has{};
@@ -27,9 +29,9 @@ inline void allow_shared(const void* kernel, size_t bytes) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
 }
 
-// Launches kernel<<<grid, block, shared_bytes, ctx.stream>>>(args...) with these attributes; a refused launch is an
-// error that names the kernel; a grid that CUDA has no room for is one on a planning context too. Else does nothing on
-// a planning context or for an empty grid.
+// Launches kernel<<<grid, block, shared_bytes, ctx.stream>>>(args...) with these launch attributes. Throws if CUDA
+// refuses the launch; the error names the kernel. Throws, on a planning context too, if grid.y or grid.z exceeds CUDA's
+// limit. Otherwise does nothing on a planning context or for an empty grid.
 template <class... Params, class... Args>
 void launch_with(Context& ctx, std::span<cudaLaunchAttribute> attributes, const char* name, void (*kernel)(Params...),
                  dim3 grid, dim3 block, size_t shared_bytes, Args&&... args) {
@@ -46,20 +48,20 @@ void launch_with(Context& ctx, std::span<cudaLaunchAttribute> attributes, const 
   config.attrs = attributes.data(), config.numAttrs = static_cast<unsigned>(attributes.size());
   const cudaError_t e = cudaLaunchKernelEx(&config, kernel, Params(args)...);
   if (e == cudaSuccess) return;
-  cudaGetLastError();  // told once
+  cudaGetLastError();  // clears CUDA's error state
   fail("kernel {} <<<({}, {}, {}), {}, {} B>>>: {}", name, grid.x, grid.y, grid.z, block.x * block.y * block.z,
        shared_bytes, cudaGetErrorString(e));
 }
 
-// The same without any.
+// launch_with() without launch attributes.
 template <class... Params, class... Args>
 void launch(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
             Args&&... args) {
   launch_with(ctx, {}, name, kernel, grid, block, shared_bytes, std::forward<Args>(args)...);
 }
 
-// Counts the kernel that takes a call of `op`: the fused one, or, with the reason why not, the general one. That is a
-// fallback for bf16 on Hopper alone: there are fused kernels for nothing else.
+// Records whether the fused (sm_90) or the general kernel runs a call of `op`; why_not_fused is null for the fused
+// kernel. The general kernel counts as a fallback only for bf16 on Hopper, since no other fused kernels exist.
 inline void record_route(Context& ctx, const char* op, DType dtype, const char* why_not_fused) {
   const bool fused = why_not_fused == nullptr, meant = dtype == DType::bf16 && ctx.compute_capability == 90;
   ctx.routes.record(op, fused ? "sm90" : "general", fused || !meant ? "" : why_not_fused);
@@ -67,7 +69,7 @@ inline void record_route(Context& ctx, const char* op, DType dtype, const char* 
 
 inline constexpr const char* kNotFusedHeads = "head widths or alignment that the fused kernels lack";
 
-// f.template operator()<T>() with T = float or __nv_bfloat16.
+// Calls f.template operator()<T>() with T = float or __nv_bfloat16.
 template <class F>
 void dispatch_gpu_float(DType dtype, F&& f) {
   switch (dtype) {
@@ -89,17 +91,6 @@ __device__ __forceinline__ T from_float(float x) {
   else
     return __float2bfloat16_rn(x);
 }
-
-__device__ __forceinline__ float warp_sum(float x) {
-  for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(0xffffffffu, x, o);
-  return x;
-}
-__device__ __forceinline__ float warp_max(float x) {
-  for (int o = 16; o > 0; o >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, o));
-  return x;
-}
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace cuda
 }  // namespace triad

@@ -1,18 +1,11 @@
-// Clusters of CTAs (sm_90): they run at the same time, and can wait for each other within a kernel.
+// Launch of CTA clusters (sm_90). The CTAs of a cluster run at the same time and can synchronise within a kernel
+// (sync_cluster() in common/ptx.cuh).
 #pragma once
 #include "kernels/common/launch_pdl.cuh"
 
 namespace triad::cuda {
 
-// Every thread of every CTA of the cluster; what they wrote before, device memory included, is there behind it. Reads
-// of it go past L1 (__ldcg): a line may be there from before.
-__device__ __forceinline__ void meet_cluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
-// As launch_pdl(), on Hopper alone: clusters of all CTAs along x.
+// As launch_pdl(), for Hopper only, with all CTAs of a grid row (along x) in one cluster.
 template <class... Params, class... Args>
 void launch_cluster_pdl(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid, dim3 block,
                         size_t shared_bytes, Args&&... args) {

@@ -1,11 +1,12 @@
-// A kernel that comes to the SMs while the one ahead of it in the stream ends (programmatic dependent launch, sm_90):
-// its CTAs are there when the last sums are. For short kernels, which finish what the one ahead of them began or follow
-// one another within microseconds; an ordinary launch begins 1.5 us after the end of the kernel ahead.
-//   ahead:  pdl_trigger() where little is left to do. Without it the next kernel comes when all CTAs have ended.
-//   behind: pdl_wait(), in every CTA, before anything is written, or read that a kernel queued since
-//           the last ordinary launch writes (weights may be read); launched by launch_pdl(). No const __restrict__
-//           on what is so written: by it the compiler may take reads past the waiting.
-// Elsewhere than on sm_90 both are nothing (other cards run the code for sm_80), and the launch is an ordinary one.
+// Programmatic dependent launch (sm_90): a kernel's CTAs are scheduled while the previous kernel of the stream
+// finishes, which hides the launch latency. Meant for short kernels that run back to back.
+//   previous kernel:  calls pdl_trigger() when little work is left. Without the call, the next kernel starts after all
+//                     CTAs have ended.
+//   next kernel:      is launched by launch_pdl(). Every CTA calls pdl_wait() before it writes anything, and before it
+//                     reads anything written since the last ordinary launch. Weights may be read earlier. Buffers that
+//                     earlier kernels write must not be const __restrict__: the compiler could move their loads above
+//                     pdl_wait().
+// On other cards, which run the sm_80 code, both calls do nothing and the launch is an ordinary one.
 #pragma once
 #include "kernels/common/launch.cuh"
 
@@ -16,7 +17,7 @@ __device__ __forceinline__ void pdl_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
-// Until it has ended and what it wrote is there.
+// Blocks until the previous kernel has ended and its writes are visible.
 __device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -30,7 +31,8 @@ inline cudaLaunchAttribute pdl_attribute() {
   return a;
 }
 
-// As launch(), which is to be used wherever the kernel does not call pdl_wait().
+// As launch(), with programmatic dependent launch on sm_90. The kernel must call pdl_wait(); use launch() for all
+// others.
 template <class... Params, class... Args>
 void launch_pdl(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
                 Args&&... args) {

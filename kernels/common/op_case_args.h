@@ -1,5 +1,5 @@
-// From an OpCase to memory: which tensors a run needs (gradients included), how each is laid out and what it starts
-// with. Shared by the driver in tests/ and tools/bench/bench.cpp.
+// The tensors of one run of an OpCase: which ones it needs (gradients included), their layout and their initial values.
+// Shared by the test driver and tools/bench/bench.cpp.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -13,13 +13,13 @@ namespace triad {
 
 enum class SlotKind {
   fixed,        // inputs, constants, upstream gradients: no op may change them
-  overwritten,  // outputs, what is saved, gradients of inputs
+  overwritten,  // outputs, saved tensors, gradients of inputs
   added_to,     // gradients of parameters
 };
 
 // One tensor of a run: an argument, or the gradient of one.
 struct Slot {
-  const Arg* arg = nullptr;  // its shape and padding hold for its gradient too
+  const Arg* arg = nullptr;  // a gradient's slot points to its argument: same shape and padding
   std::string name;          // arg->name, or d<name>
   SlotKind kind = SlotKind::fixed;
   bool gradient = false;
@@ -29,8 +29,8 @@ struct Slot {
   int64_t cols() const { return arg->shape[-1]; }
   int64_t row_stride() const { return cols() + arg->row_pad; }
   int64_t rows() const { return cols() == 0 ? 0 : numel() / cols(); }
-  int64_t elements() const { return rows() * row_stride(); }  // the padding included
-  // Where the element of row-major index i lies, in elements.
+  int64_t elements() const { return rows() * row_stride(); }  // including the padding
+  // Offset of the element with row-major index i, in elements.
   int64_t offset(int64_t i) const { return i / cols() * row_stride() + i % cols(); }
 };
 
@@ -48,7 +48,7 @@ inline DType dtype_in(ArgType type, DType run) {
   return run;
 }
 
-// Every argument that is not absent, in the table's order, each followed by its gradient.
+// Every argument with a shape, in the table's order, each followed by its gradient if it has one.
 inline std::vector<Slot> slots_of(const OpCase& c) {
   std::vector<Slot> slots;
   for (const Arg& a : c.args) {
@@ -75,7 +75,7 @@ inline std::vector<Slot> slots_of(const OpCase& c) {
   return slots;
 }
 
-// The view of a slot whose first element lies at `first`.
+// The tensor of a slot in memory that starts at `first`.
 inline Tensor slot_view(const Slot& slot, std::byte* first, DType dtype, Device device) {
   Tensor t(first, dtype, slot.arg->shape, device);
   int64_t stride = slot.row_stride();
@@ -134,17 +134,17 @@ inline double round_to(DType dtype, double value) {
   return load_element(bytes, 0, dtype);
 }
 
-// What an element that an op has to overwrite starts as. An i32 that is still this was not written.
+// The initial value of elements that an op must overwrite. An i32 that still has it was not written.
 inline constexpr double kUnwrittenInt = -2023406815;  // 0x87654321
 inline double unwritten(DType dtype) {
   return is_float(dtype) ? std::numeric_limits<double>::quiet_NaN() : kUnwrittenInt;
 }
 
-// Fills host memory laid out as `slot` (padding untouched) with the values that a run starts with. `stream` tells the
-// slots of a case apart. With `precision`, values are first rounded to what a run in that dtype would hold.
+// Fills host memory laid out as `slot` with the run's initial values; padding is untouched. `stream` is a different
+// number for each slot of a case. With `precision`, values are first rounded as a run in that dtype would hold them.
 inline void fill_slot(const Slot& slot, std::byte* first, DType dtype, uint64_t seed, uint64_t stream,
                       std::optional<DType> precision = {}) {
-  constexpr double kGradientStd = 0.01;  // what is added to: small, so that little of the sum's precision goes to it
+  constexpr double kGradientStd = 0.01;  // initial value of added-to gradients: small, to keep the sum's precision
   constexpr int64_t kWorthThreads = 1 << 16;
   const Arg& arg = *slot.arg;
   const bool drawn = slot.kind == SlotKind::added_to || (!arg.fill && !arg.fill_all);
@@ -169,7 +169,7 @@ inline void fill_slot(const Slot& slot, std::byte* first, DType dtype, uint64_t 
   }
 }
 
-// What a run of this case asks of its device beyond its arguments: found by a dry run on a planning context.
+// Scratch bytes that one run of this case needs beyond its arguments, from a dry run on a planning context.
 inline int64_t planned_scratch_bytes(const OpCase& c, Device device, DType dtype) {
   Runtime plan({.device = device, .planning = true});
   Args args;

@@ -1,4 +1,4 @@
-// How CPU references run: rows split over threads, dot products the compiler vectorises.
+// For the CPU references: a parallel loop over rows, vectorisable dot products.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -6,15 +6,16 @@
 #include "engine/context.h"
 #include "engine/dtype_dispatch.h"
 #include "engine/process/thread_pool.h"
+#include "kernels/common/integer.h"
 
 namespace triad {
 
-// body(i) for i in [0, n), split over threads. Results must not depend on which thread takes which i: an iteration
-// writes only what belongs to i. Does nothing on a planning context.
+// Calls body(i) for i in [0, n), split over threads. Iteration i writes only data that belongs to i, so results do not
+// depend on the thread count. Does nothing on a planning context.
 template <class Body>
 void parallel_for(const Context& ctx, int64_t n, Body&& body) {
   if (ctx.planning) return;
-  static LoopCost cost;  // of this loop: its body is a type of its own
+  static LoopCost cost;  // one per loop, since each body has its own type
   const auto piece = [](const void* of, int64_t begin, int64_t end) {
     const auto& run = *static_cast<const std::remove_cvref_t<Body>*>(of);
     for (int64_t i = begin; i < end; ++i) run(i);
@@ -22,9 +23,9 @@ void parallel_for(const Context& ctx, int64_t n, Body&& body) {
   run_loop(n, ctx.threads, cost, piece, &body);
 }
 
-// Asks for a row that an iteration soon after this one reads. For rows that lie a kilobyte and more apart, as the heads
-// of one token and the next do: the hardware foresees only what follows closely.
-inline constexpr int64_t kPrefetchTokens = 4;  // ahead
+// Prefetches a row that a later iteration reads. For rows a kilobyte or more apart (one head's rows at successive
+// tokens), which hardware prefetchers miss.
+inline constexpr int64_t kPrefetchTokens = 4;  // how many tokens ahead
 template <class T>
 inline void prefetch_row(const T* row, int64_t n) {
   constexpr int64_t kLine = 64 / sizeof(T);

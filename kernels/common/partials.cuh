@@ -1,8 +1,8 @@
-// The second stage of a parameter gradient: partial sums that a kernel left in scratch, one slice a CTA, are added up
-// in a fixed order. So gradients need no atomics and come out with the same bits each time.
+// Second stage of a parameter gradient: adds up, in a fixed order, the partial sums that a first kernel wrote to
+// scratch, one slice per CTA. This avoids atomics and gives the same bits in every run.
 //
-// A short kernel (1 MB of slices, from L2), which costs as much by its launch as by its work: it comes behind the
-// kernel that makes the slices (common/launch_pdl.cuh), which should pdl_trigger() after its last tile.
+// The kernel is short and bound by its launch latency, so it uses programmatic dependent launch
+// (common/launch_pdl.cuh): the first kernel should call pdl_trigger() after its last tile.
 #pragma once
 #include <algorithm>
 #include <initializer_list>
@@ -12,15 +12,15 @@
 
 namespace triad::cuda {
 
-// Where in each slice the partial sums of one gradient lie: grad[r][c] += sum over slices of
-// slice[offset + r * row_stride + c].
+// A gradient and the position of its partial sums in each slice:
+//   grad[r][c] += sum over slices of slice[offset + r * row_stride + c]
 struct PartialGrad {
   Tensor grad;  // [R,C] or [C] f32
   int64_t offset = 0, row_stride = 0;
 };
 
 namespace partials_detail {
-// Columns: 32 bytes, the least that memory gives. Many lanes, so that all loads are on their way at once.
+// 8 columns are 32 bytes, one memory sector. 64 lanes keep enough loads in flight.
 constexpr int kMaxGrads = 4, kColumns = 8, kLanes = 64, kWarps = kColumns * kLanes / 32;
 
 struct Target {
@@ -33,8 +33,8 @@ struct Targets {
   int count;
 };
 
-// CTA: 8 elements of one gradient x 64 lanes over the slices (5 of 264 slices each); first the lanes of a warp are
-// added up, then the warps.
+// A CTA sums 8 elements of one gradient with 64 lanes over the slices: each lane its slices in order, then the lanes of
+// a warp, then the warps.
 static __global__ void __launch_bounds__(kColumns* kLanes)
     add_partials_kernel(Targets targets, const float* slices, int slice_count, int64_t slice_size) {
   __shared__ float warps[kWarps][kColumns];
@@ -45,7 +45,7 @@ static __global__ void __launch_bounds__(kColumns* kLanes)
   const bool inside = element < t.elements;
   const int64_t row = inside ? element / t.columns : 0, column = inside ? element % t.columns : 0;
   const float* const from = slices + t.offset + row * t.row_stride + column;
-  if (threadIdx.y == 0 && inside)  // L2 may have lost it, and it is needed last: on its way while this kernel waits
+  if (threadIdx.y == 0 && inside)  // prefetches grad, which is needed last, during pdl_wait()
     asm volatile("prefetch.global.L2 [%0];" ::"l"(t.grad + row * t.grad_stride + column));
   pdl_wait();
   float sum = 0;
@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(kColumns* kLanes)
     for (int s = threadIdx.y; s < slice_count; s += kLanes) sum += from[s * slice_size];
   }
 #pragma unroll
-  for (int offset = kColumns; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  for (int offset = kColumns; offset < 32; offset *= 2) sum += __shfl_xor_sync(kFullWarp, sum, offset);
   const int thread = threadIdx.y * kColumns + threadIdx.x;
   if (thread % 32 < kColumns) warps[thread / 32][threadIdx.x] = sum;
   __syncthreads();
@@ -66,7 +66,7 @@ static __global__ void __launch_bounds__(kColumns* kLanes)
 }
 }  // namespace partials_detail
 
-// slices [count, slice size] f32, contiguous.
+// slices [count, slice size] f32, contiguous; at most 4 gradients a call.
 inline void add_partials(Context& ctx, const ConstTensor& slices, std::initializer_list<PartialGrad> grads) {
   using namespace partials_detail;
   TRIAD_CHECK(grads.size() <= kMaxGrads, "{} gradients in one call, at most {}", grads.size(), kMaxGrads);

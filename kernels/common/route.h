@@ -1,11 +1,11 @@
-// What the ops that have several kernels share: the record of which one took a call, and a context that forces the
-// portable ones (engine/routes.h).
+// For ops with several kernels: records the route of a CPU call, and makes a context that forces the portable kernels
+// (engine/routes.h).
 #pragma once
 #include "engine/context.h"
 
 namespace triad {
 
-// A context that claims the least compute capability, so that only portable kernels apply.
+// A copy of ctx with the lowest supported compute capability, so that only portable kernels apply.
 inline Context on_any_card(const Context& ctx) {
   constexpr int kLeast = 80;
   Context plain = ctx;

@@ -1,20 +1,17 @@
-// Matrix products of one warp from tiles in shared memory, and how such tiles get there. A warp computes 16 rows; its
-// sums c[N/8][4] have the layout of mma.m16n8k16 for both element types, so that what happens between two products is
-// shared:
-//   a lane holds row lane/4 (e = 0, 1) and row lane/4 + 8 (e = 2, 3) at the columns 8*j + 2*(lane%4) + e%2.
-// bf16 runs on the tensor cores, float as true fp32 FMAs. Tile rows are padded by 16 bytes: eight rows of any 16-byte
-// column then lie in different banks.
+// One warp's matrix products on tiles in shared memory, and the loads of such tiles. A warp computes 16 rows. For both
+// element types its sums c[N/8][4] have the register layout of mma.m16n8k16, so code between two products is shared:
+//   a lane holds row lane/4 (e = 0, 1) and row lane/4 + 8 (e = 2, 3) at columns 8*j + 2*(lane%4) + e%2.
+// bf16 uses tensor cores, float true fp32 FMAs. Tile rows are padded by 16 bytes, so the same 16-byte column of eight
+// consecutive rows falls into different banks.
 #pragma once
 #include "kernels/common/launch.cuh"
 #include "kernels/common/ptx.cuh"
 
 namespace triad::cuda {
 
-inline constexpr int kWarps = 4, kThreads = 32 * kWarps;  // of every kernel built on these tiles
-inline constexpr int kDepth = 64;  // the inner dimension of a product comes in chunks of 64, padded with zeros
-inline constexpr unsigned kFullWarp = 0xffffffffu;
+inline constexpr int kWarps = 4, kThreads = 32 * kWarps;  // of every kernel that uses these tiles
+inline constexpr int kDepth = 64;  // a product's inner dimension is split into chunks of 64, padded with zeros
 
-constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
 template <class T>
 constexpr int tile_stride(int width) {
   return width + static_cast<int>(16 / sizeof(T));
@@ -23,13 +20,13 @@ constexpr int tile_stride(int width) {
 __device__ __forceinline__ int fragment_row() { return threadIdx.x % 32 / 4; }
 __device__ __forceinline__ int fragment_column() { return threadIdx.x % 4 * 2; }
 
-// [B, rows, heads, width], strides in elements, innermost 1.
+// A [B, rows, heads, width] tensor; strides in elements, innermost stride 1.
 template <class T>
 struct View {
   T* data;
   int64_t batch, row, head;
   int width;
-  bool vector;  // every row starts at a multiple of 16 bytes
+  bool vector;  // every row is 16-byte aligned
   __device__ __forceinline__ T* at(int64_t b, int64_t r, int64_t h) const {
     return data + b * batch + r * row + h * head;
   }
@@ -38,8 +35,8 @@ struct View {
   }
 };
 
-// kRows rows of the view into a tile, zeros after its width up to the column `padded` and in rows without a source.
-// source(r): the first element of row r, or nullptr. Asynchronous where the view allows it.
+// Loads kRows rows of the view into a tile. source(r) is the first element of row r, or nullptr for a row of zeros.
+// Columns from the view's width up to `padded` become zeros. Asynchronous (cp.async) if the view has aligned rows.
 template <int kRows, class T, class Source>
 __device__ __forceinline__ void load_rows(T* tile, int stride, int padded, const View<const T>& view, Source source) {
   if (view.vector) {
@@ -63,7 +60,7 @@ __device__ __forceinline__ void load_rows(T* tile, int stride, int padded, const
   }
 }
 
-// Two neighbouring columns of an output row; `room` of them exist (any number, 0 or less too).
+// Stores two adjacent columns of an output row, of which only `room` exist (any number, also 0 or negative).
 __device__ __forceinline__ void store_pair(float* to, int room, float x, float y) {
   if (room >= 2 && reinterpret_cast<uintptr_t>(to) % sizeof(float2) == 0) {
     *reinterpret_cast<float2*>(to) = make_float2(x, y);
@@ -81,7 +78,7 @@ __device__ __forceinline__ void store_pair(__nv_bfloat16* to, int room, float x,
   }
 }
 
-// c[16 x kN] += a b^T over `depth` columns (a multiple of kDepth): a has 16 rows, b kN rows, both this stride.
+// c[16 x kN] += a b^T over `depth` columns (a multiple of kDepth). a has 16 rows, b kN rows; `stride` is that of both.
 template <int kN>
 __device__ __forceinline__ void multiply_nt(float (&c)[kN / 8][4], const __nv_bfloat16* a, const __nv_bfloat16* b,
                                             int stride, int depth) {
@@ -123,15 +120,15 @@ __device__ __forceinline__ void multiply_nt(float (&c)[kN / 8][4], const float* 
   }
 }
 
-// c[16 x kN] += a b: a [16 x kK] in registers, laid out as a product leaves it, b kK rows of a tile. For bf16, a is
-// rounded.
+// c[16 x kN] += a b. a [16 x kK] is in registers, in the layout of a product's sums; b is kK rows of a tile. For bf16,
+// a is rounded.
 template <int kK, int kN>
 __device__ __forceinline__ void multiply_nn(float (&c)[kN / 8][4], const float (&a)[kK / 8][4], const __nv_bfloat16* b,
                                             int stride) {
   const int lane = threadIdx.x % 32;
   const __nv_bfloat16* b_row = b + lane % 16 * stride + lane / 16 * 8;
 #pragma unroll
-  for (int i = 0; i < kK / 8; i += 2) {  // the sums of two 8-column groups are the operand of one 16-deep step
+  for (int i = 0; i < kK / 8; i += 2) {  // two 8-column groups of sums form the A operand of one 16-deep step
     const uint32_t a_fragment[4] = {pack_bf16(a[i][0], a[i][1]), pack_bf16(a[i][2], a[i][3]),
                                     pack_bf16(a[i + 1][0], a[i + 1][1]), pack_bf16(a[i + 1][2], a[i + 1][3])};
 #pragma unroll
@@ -149,7 +146,7 @@ __device__ __forceinline__ void multiply_nn(float (&c)[kN / 8][4], const float (
   const int quad = threadIdx.x % 32 & ~3;
   const float* b_row = b + fragment_column();
 #pragma unroll
-  for (int k = 0; k < kK; ++k) {  // a's column k is held by lane k%8/2 of the four that share a row
+  for (int k = 0; k < kK; ++k) {  // a's column k is in lane k%8/2 of the four lanes that share a row
     const float a0 = __shfl_sync(kFullWarp, a[k / 8][k % 2], quad + k % 8 / 2);
     const float a1 = __shfl_sync(kFullWarp, a[k / 8][k % 2 + 2], quad + k % 8 / 2);
 #pragma unroll
@@ -163,9 +160,9 @@ __device__ __forceinline__ void multiply_nn(float (&c)[kN / 8][4], const float (
   }
 }
 
-// compute(tile, stage) on every tile that next(tile) yields, after load(tile, stage) has begun to bring it to shared
-// memory. With two stages, tile i + 1 is on its way while tile i is computed. All threads of the CTA see the same
-// tiles.
+// Software pipeline: for every tile that next(tile) yields, load(tile, stage) starts the copy to shared memory and
+// compute(tile, stage) runs when it is complete. With two stages, tile i + 1 loads while tile i is computed. All
+// threads of the CTA must see the same tiles.
 template <class Tile, class Next, class Load, class Compute>
 __device__ __forceinline__ void pipeline(int stages, Next next, Load load, Compute compute) {
   Tile tile;
@@ -176,7 +173,7 @@ __device__ __forceinline__ void pipeline(int stages, Next next, Load load, Compu
     const int ahead = stage ^ (stages - 1);
     more = next(tile);
     copy_async_wait();
-    __syncthreads();  // the tile is here, and every warp is done with the one before
+    __syncthreads();  // the tile has arrived, and every warp is done with the previous one
     if (stages == 2 && more) load(tile, ahead);
     compute(current, stage);
     if (stages == 1 && more) {

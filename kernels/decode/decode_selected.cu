@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1) selected_kernel(Decode<T> a
     load_queries(a, chunk_memory, b, g);
     if (kAll && plan.scored) {
       choose(a, plan, memory, b, g, at);
-      meet_cluster();
+      sync_cluster();
     }
     list_blocks(a, plan, memory, b, g);
     // The tokens of the listed blocks stand one behind the other; only the last block may be cut off.
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1) selected_kernel(Decode<T> a
   }
   if constexpr (kAll) {
     pdl_trigger();
-    meet_cluster();
+    sync_cluster();
     const int outputs = a.G * a.dv, share = pieces(outputs, kTogether), begin = static_cast<int>(blockIdx.x) * share;
     join_chunks(a, *reinterpret_cast<JoinMemory<kSelectThreads>*>(shared), b, g, begin, min(outputs, begin + share));
   }

@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) skinny_linear_kernel(Few<T> a)
 template <class T, int kRows, int kColumns, int kPieces, Activation kActivation>
 void launch_few(Context& ctx, const Few<T>& a) {
   constexpr int64_t kCtasPerSm = kRows == 1 ? 2 : 6;  // of a wide layer; those of one row stay
-  const int64_t ctas = std::min(ceil_div(a.out, kWarps * kColumns), ctx.num_sms * kCtasPerSm);
+  const int64_t ctas = std::min<int64_t>(ceil_div(a.out, kWarps * kColumns), ctx.num_sms * kCtasPerSm);
   launch_pdl(ctx, "skinny_linear", skinny_linear_kernel<T, kRows, kColumns, kPieces, kActivation>,
              dim3(static_cast<unsigned>(ctas)), dim3(32 * kWarps),
              static_cast<size_t>((kRows + (a.norm != nullptr ? 1 : 0)) * a.in) * sizeof(T), a);

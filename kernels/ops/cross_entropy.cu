@@ -26,8 +26,6 @@ constexpr int kForwardThreads = 256, kForwardWarps = kForwardThreads / 32, kForw
 constexpr int kBackwardThreads = 256, kBatch = 4;
 constexpr int kResidentThreads = 1024, kResidentWarps = kResidentThreads / 32;
 
-constexpr float kLog2e = 1.4426950408889634f;
-
 // The sum of exp(x) over some logits as sum * exp(max). Starts at the least float, not at -inf: -inf - -inf is NaN.
 struct ExpSum {
   float max = -FLT_MAX, sum = 0;

@@ -67,9 +67,6 @@ __device__ __forceinline__ void arrive_at(Barrier* b, int cta) {
       "r"(cta)
       : "memory");
 }
-__device__ __forceinline__ void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
 
 #define TRIAD_D4(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 // d[64 x 192] = a[64 x 16] b[16 x 192] (add false) or += (true), both in shared memory; a along its rows, b along them
@@ -134,7 +131,7 @@ __device__ __forceinline__ float lower(uint32_t pair) { return __uint_as_float(p
 // 1 / (1 + e^-x) to a few ulp: 1 / inf is 0.
 __device__ __forceinline__ float sigmoid(float x) {
   float s;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + exp2_approx(x * -1.4426950408889634f)));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + exp2_approx(x * -kLog2e)));
   return s;
 }
 __device__ __forceinline__ float silu_slope(float x, float s) { return s * fmaf(x, 1.0f - s, 1.0f); }

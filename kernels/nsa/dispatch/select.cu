@@ -23,7 +23,6 @@
 namespace triad::cuda {
 namespace {
 
-constexpr unsigned kFullWarp = 0xffffffffu;
 constexpr int kTokens = 16;  // of a CTA: the M of one mma
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kWarpKeys = 32, kTileKeys = kWarps * kWarpKeys;
@@ -162,7 +161,6 @@ struct Keys<float> {
 };
 
 // exp(q.k / sqrt(dk) - lse), by the fast exp2 where inputs are bf16: scale and lse then carry a factor log2(e).
-constexpr float kLog2e = 1.4426950408889634f;
 template <class T>
 constexpr float kExpBase = std::is_same_v<T, float> ? 1.0f : kLog2e;
 template <class T>

@@ -2,6 +2,7 @@
 // entries of which block lie in which range of tokens.
 #pragma once
 #include <algorithm>
+#include <numbers>
 
 #include "kernels/hopper/wgmma.cuh"
 #include "kernels/nsa/gpu/attend.cuh"
@@ -16,7 +17,7 @@ constexpr int kPanelBytes = kTileRows * kPanelRowBytes;  // 64 rows (or keys) of
 constexpr int kItemTiles = 16;                           // most tiles of one item: popular blocks are cut
 constexpr int kPartTokens = 1024;                        // that a CTA of the index reads
 constexpr int kIndexThreads = 1024;
-constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+constexpr float kLn2 = std::numbers::ln2_v<float>;
 
 // A token's near blocks are the first one and the two that end with its own: by the selection's rule every token lists
 // them, so neighbouring tokens share them whatever else they list. The others are complete and past.

@@ -3,10 +3,11 @@
 #pragma once
 #include <cstdint>
 
+#include "kernels/common/warp.cuh"
+
 namespace triad::cuda {
 namespace {
 
-constexpr unsigned kFullWarp = 0xffffffffu;
 constexpr int kFound = 64;  // candidates of a token that are searched for the n-th best
 
 // The values to take of a token: those above `threshold`, and the first `equals` of those at it. Scores are >= 0, so

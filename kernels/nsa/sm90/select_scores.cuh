@@ -13,7 +13,6 @@ constexpr int kWarps = 4, kWarpKeys = 32, kMaxTokens = 16;
 template <int kPanels>
 constexpr int kTokensOf = kPanels == 1 ? 16 : 8;
 constexpr int kListedTokens = 128;  // of an item that needs no scores
-constexpr float kLog2e = 1.4426950408889634f;
 
 struct SelectArgs {
   Bthd<int32_t> block_index;
@@ -39,13 +38,6 @@ struct SelectArgs {
 constexpr int kColumnUnits = kPanelRowBytes / 16;
 template <int kColumns>
 constexpr int kFirstOf = kColumns == 96 ? 64 : kColumns / 2;
-
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
 
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");

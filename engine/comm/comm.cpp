@@ -37,13 +37,13 @@ Comm::Comm(const LaunchEnv& env, Device device, std::unique_ptr<Link> link, doub
     : rank_(env.rank), world_(env.world), link_(std::move(link)), stream_(device, "comm", /*priority=*/5) {
   if (world_ == 1) return;
   guard_ = std::make_unique<CommGuard>(rank_, timeout_s);
-  meet(env, device);
+  gather_peers(env, device);
 }
 
 Comm::Comm(int world, Device device) : rank_(0), world_(world), stream_(device, "comm") {}
 
 // Gathers the peers of all ranks. Throws if they contradict each other, as when two ranks share a GPU.
-void Comm::meet(const LaunchEnv& env, Device device) {
+void Comm::gather_peers(const LaunchEnv& env, Device device) {
   const std::string identity = host_identity(), name = backend::info(device).name,
                     pci = device.is_cuda() ? backend::pci_address(device) : "";
   const std::vector<std::string> lines =

@@ -67,9 +67,9 @@ class Comm {
   void all_to_all(Tensor x, Tensor staging, const std::string& what);
   // Offers tensors to the other ranks for copies by the copy engines. All ranks must call it with the same tensors, all
   // in the allocation that begins at base. If the ranks can access each other's memory, shares() is then true, and
-  // all_gather and all_to_all of these tensors use no SMs. meetings [world] i32, in the same allocation: belongs to the
-  // Comm from then on. may_share(): whether to try; the same on all ranks, and known before memory is allocated.
-  virtual void share(const std::byte*, std::span<const Tensor>, const Tensor& /*meetings*/) {}
+  // all_gather and all_to_all of these tensors use no SMs. barrier_counts [world] i32, in the same allocation: belongs
+  // to the Comm from then on. may_share(): whether to try; the same on all ranks, and known before memory is allocated.
+  virtual void share(const std::byte*, std::span<const Tensor>, const Tensor& /*barrier_counts*/) {}
   virtual bool shares() const { return false; }
   virtual bool may_share() const { return false; }
   // Why may_share() or shares() is false; empty if sharing was not tried or works.
@@ -114,7 +114,7 @@ class Comm {
   template <class Call>
   void guarded(const char* kind, const std::string& what, int64_t bytes, bool on_stream, Call&& call);
   void all_gather_host_bytes(const void* mine, void* all, int64_t bytes, const std::string& what);
-  void meet(const LaunchEnv&, Device);
+  void gather_peers(const LaunchEnv&, Device);
 
   int rank_, world_;
   std::unique_ptr<Link> link_;

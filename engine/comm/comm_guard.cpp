@@ -64,12 +64,12 @@ void CommGuard::expect_end() {
   const std::lock_guard lock(mutex_);
   for (const Peer& peer : peers_) close(peer.fd);
   peers_.clear();
-  what_is_wrong_ = nullptr;
+  health_check_ = nullptr;
 }
 
-void CommGuard::ask(std::function<std::string()> what_is_wrong) {
+void CommGuard::set_health_check(std::function<std::string()> health_check) {
   const std::lock_guard lock(mutex_);
-  what_is_wrong_ = std::move(what_is_wrong);
+  health_check_ = std::move(health_check);
 }
 
 std::string CommGuard::begin(std::string what, int64_t bytes) {
@@ -145,7 +145,7 @@ void CommGuard::retire_finished() {
 }
 
 // The stopped ranks of this host, for messages; empty if there are none.
-std::string CommGuard::others() const {
+std::string CommGuard::stopped_peers() const {
   std::string text;
   for (const Peer& peer : peers_)
     if (is_stopped(peer.pid)) text += fmt::format("; rank {} (pid {}) is stopped", peer.rank, peer.pid);
@@ -153,8 +153,8 @@ std::string CommGuard::others() const {
 }
 
 void CommGuard::end_process(const std::string& why) const {
-  constexpr double kTellS = 3;
-  const bool ends = end_process_within(kTellS);
+  constexpr double kLogLimitS = 3;
+  const bool ends = end_process_within(kLogLimitS);
   for (const Peer& peer : peers_)
     if (is_stopped(peer.pid)) kill_process(peer.fd);
   const std::string text = fmt::format("triad: rank {}: {}. This process ends\n", rank_, why);
@@ -169,10 +169,10 @@ void CommGuard::end_process(const std::string& why) const {
 }
 
 // seconds: since the previous check.
-void CommGuard::look(double seconds) {
+void CommGuard::check(double seconds) {
   retire_finished();
-  if (what_is_wrong_) {
-    const std::string wrong = what_is_wrong_();
+  if (health_check_) {
+    const std::string wrong = health_check_();
     if (!wrong.empty()) end_process(fmt::format("{}; the last: {}", wrong, last_));
   }
   if (pending_.empty()) return;
@@ -182,7 +182,7 @@ void CommGuard::look(double seconds) {
     end_process(
         fmt::format("{}, was not finished within dist.timeout_s = {} s: another rank hangs, is gone or cannot "
                     "be reached{}",
-                    oldest.str(), timeout_s_, others()));
+                    oldest.str(), timeout_s_, stopped_peers()));
 }
 
 void CommGuard::run() {
@@ -219,7 +219,7 @@ void CommGuard::run() {
         end_process(fmt::format(
             "{} {} ended before the run did; {}: {}", fmt::join(gone, " and "), gone.size() == 1 ? "has" : "have",
             pending_.empty() ? "the last collective" : "under way", pending_.empty() ? last_ : pending_.front().str()));
-      look(seconds);
+      check(seconds);
     } catch (const std::exception& e) { end_process(e.what()); }
   }
 }

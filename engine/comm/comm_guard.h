@@ -33,7 +33,7 @@ class CommGuard {
   void watch(const std::vector<LocalPeer>& peers);
   void expect_end();
   // Sets a function that the guard calls periodically: it returns what is wrong with the library, or an empty text.
-  void ask(std::function<std::string()> what_is_wrong);
+  void set_health_check(std::function<std::string()> health_check);
 
   // Starts a collective: its name ("all_reduce of bucket 3") and its bytes on this rank. It is finished at end(), or
   // when the stream reaches end_on(). begin() returns the collective's description for messages.
@@ -73,12 +73,12 @@ class CommGuard {
     int rank, pid, fd;
   };
   void run();
-  void look(double seconds);
+  void check(double seconds);
   void retire_finished();
   double now_s() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count(); }
   void note_finished(int64_t number);
   void write_records(const std::string& why) const;
-  std::string others() const;
+  std::string stopped_peers() const;
   [[noreturn]] void end_process(const std::string& why) const;
 
   const int rank_;
@@ -94,7 +94,7 @@ class CommGuard {
   std::string records_path_;
   std::vector<std::unique_ptr<Event>> free_events_;
   std::vector<Peer> peers_;
-  std::function<std::string()> what_is_wrong_;
+  std::function<std::string()> health_check_;
   bool stop_ = false;
   std::thread thread_;  // declared last, since it uses the members above
 };

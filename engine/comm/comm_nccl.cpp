@@ -98,7 +98,7 @@ class NcclComm final : public Comm {
     few.minCTAs = few.maxCTAs = kFewCtas;
     check(nccl().comm_split(all_ctas_, /*color=*/0, rank(), &few_ctas_, &few), "ncclCommSplit");
     guard().end();
-    guard().ask([this]() -> std::string {
+    guard().set_health_check([this]() -> std::string {
       for (ncclComm_t comm : {all_ctas_, few_ctas_}) {
         ncclResult_t state = ncclSuccess;
         if (nccl().comm_get_async_error(comm, &state) != ncclSuccess) return "NCCL does not answer";
@@ -110,8 +110,8 @@ class NcclComm final : public Comm {
   }
   ~NcclComm() override { guard().expect_end(); }  // the guard must not query a destroyed communicator
   std::string name() const override { return name_; }
-  void share(const std::byte* base, std::span<const Tensor> tensors, const Tensor& meetings) override {
-    if (may_share()) copies_ = PeerCopies::open(*this, stream().device(), base, tensors, meetings, no_copies_);
+  void share(const std::byte* base, std::span<const Tensor> tensors, const Tensor& barrier_counts) override {
+    if (may_share()) copies_ = PeerCopies::open(*this, stream().device(), base, tensors, barrier_counts, no_copies_);
   }
   bool shares() const override { return copies_ != nullptr; }
   bool may_share() const override { return no_copies_.empty(); }

@@ -25,7 +25,7 @@ class TcpLink final : public Link {
     else
       peers_.push_back(join_rank_0(env, timeout_s));
     for (const Socket& peer : peers_)
-      if (peer.open()) peer.prepare(timeout_s);
+      if (peer.open()) peer.set_run_options(timeout_s);
   }
 
   std::string name() const override { return "TCP"; }
@@ -34,12 +34,12 @@ class TcpLink final : public Link {
     const auto n = static_cast<size_t>(bytes);
     const std::span whole(static_cast<std::byte*>(all), n * static_cast<size_t>(world_));
     if (rank_ != 0) {
-      give(0, {static_cast<const std::byte*>(mine), n});
-      return take(0, whole);
+      send_to(0, {static_cast<const std::byte*>(mine), n});
+      return receive_from(0, whole);
     }
     if (mine != all) std::memcpy(all, mine, n);
-    for (int r = 1; r < world_; ++r) take(r, whole.subspan(static_cast<size_t>(r) * n, n));
-    for (int r = 1; r < world_; ++r) give(r, whole);
+    for (int r = 1; r < world_; ++r) receive_from(r, whole.subspan(static_cast<size_t>(r) * n, n));
+    for (int r = 1; r < world_; ++r) send_to(r, whole);
   }
 
   // One destination at a time: all other ranks send it their parts through rank 0, which buffers one small piece. It
@@ -60,9 +60,9 @@ class TcpLink final : public Link {
         if (rank_ == 0 && source != 0 && destination != 0)
           relay(source, destination, n);
         else if (rank_ == source)
-          give(rank_ == 0 ? destination : 0, to_part(destination));
+          send_to(rank_ == 0 ? destination : 0, to_part(destination));
         else if (rank_ == destination)
-          take(rank_ == 0 ? source : 0, from_part(source));
+          receive_from(rank_ == 0 ? source : 0, from_part(source));
       }
   }
 
@@ -72,17 +72,17 @@ class TcpLink final : public Link {
   void relay(int source, int destination, size_t bytes) {
     for (size_t done = 0; done < bytes;) {
       const std::span piece = std::span(piece_).first(std::min(piece_.size(), bytes - done));
-      take(source, piece);
-      give(destination, piece);
+      receive_from(source, piece);
+      send_to(destination, piece);
       done += piece.size();
     }
   }
 
-  void give(int to, std::span<const std::byte> bytes) const {
+  void send_to(int to, std::span<const std::byte> bytes) const {
     if (!peers_[static_cast<size_t>(to)].send(bytes))
       fail("the connection to rank {} is lost: {} ({} bytes were to be sent)", to, std::strerror(errno), bytes.size());
   }
-  void take(int from, std::span<std::byte> bytes) const {
+  void receive_from(int from, std::span<std::byte> bytes) const {
     if (!peers_[static_cast<size_t>(from)].receive(bytes))
       fail("the connection to rank {} is lost ({} bytes were expected)", from, bytes.size());
   }

@@ -88,11 +88,11 @@ void PeerCopies::close() {
 }
 
 std::unique_ptr<PeerCopies> PeerCopies::open(Comm& comm, Device device, const std::byte* allocation,
-                                             std::span<const Tensor> tensors, const Tensor& meetings,
+                                             std::span<const Tensor> tensors, const Tensor& barrier_counts,
                                              std::string& why) {
   std::byte* const base = const_cast<std::byte*>(allocation);
   std::unique_ptr<PeerCopies> copies(new PeerCopies(comm, device));
-  backend::fill(meetings.data, device, 0, meetings.bytes(), comm.stream().handle());
+  backend::fill(barrier_counts.data, device, 0, barrier_counts.bytes(), comm.stream().handle());
   comm.stream().synchronize();  // before another rank writes there
   cudaIpcMemHandle_t offer{};
   why = first_reason(comm, why_no_offer(base, offer), "memory for copies");
@@ -117,7 +117,7 @@ std::unique_ptr<PeerCopies> PeerCopies::open(Comm& comm, Device device, const st
     for (int r = 0; r < comm.world(); ++r) shared.at.push_back(bases[r] + offsets[r]);
     return shared;
   };
-  copies->meetings_ = of_all(meetings);
+  copies->barrier_counts_ = of_all(barrier_counts);
   for (const Tensor& t : tensors) copies->shared_.push_back(of_all(t));
   return copies;
 }
@@ -140,32 +140,32 @@ void PeerCopies::for_each_other(F&& f) const {  // starting at rank + 1, so that
 }
 
 // A barrier of all ranks' streams: work queued after it runs after all that every rank queued before its own.
-void PeerCopies::meet() {
+void PeerCopies::barrier() {
   void* const stream = comm_.stream().handle();
-  const auto count_of = [&](int at, int of) { return meetings_.at[at] + of * sizeof(uint32_t); };
-  ++met_;
-  for_each_other([&](int r) { write_value(stream, count_of(r, comm_.rank()), met_); });
-  for_each_other([&](int r) { wait_value(stream, count_of(comm_.rank(), r), met_, wait_flags_); });
+  const auto count_of = [&](int at, int of) { return barrier_counts_.at[at] + of * sizeof(uint32_t); };
+  ++barriers_;
+  for_each_other([&](int r) { write_value(stream, count_of(r, comm_.rank()), barriers_); });
+  for_each_other([&](int r) { wait_value(stream, count_of(comm_.rank(), r), barriers_, wait_flags_); });
 }
 
 void PeerCopies::all_gather(const Tensor& x) {
   const int64_t bytes = x.bytes() / comm_.world(), own = comm_.rank() * bytes;
-  meet();  // all ranks have finished using these parts
+  barrier();  // all ranks have finished using these parts
   for_each_other([&](int r) {
     CUDA_CHECK(cudaMemcpyAsync(on_rank(r, x) + own, x.data + own, bytes, cudaMemcpyDeviceToDevice,
                                static_cast<cudaStream_t>(comm_.stream().handle())));
   });
-  meet();
+  barrier();
 }
 
 void PeerCopies::all_to_all(const Tensor& x, const Tensor& staging) {
   const int64_t bytes = x.bytes() / comm_.world(), own = comm_.rank() * bytes;
-  meet();
+  barrier();
   for_each_other([&](int r) {
     CUDA_CHECK(cudaMemcpyAsync(on_rank(r, staging) + own, x.data + r * bytes, bytes, cudaMemcpyDeviceToDevice,
                                static_cast<cudaStream_t>(comm_.stream().handle())));
   });
-  meet();
+  barrier();
 }
 
 }  // namespace triad

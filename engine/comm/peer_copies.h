@@ -18,11 +18,11 @@ class PeerCopies {
   // Why copies are impossible regardless of memory, with the rank concerned: ranks on other hosts, NCCL_P2P_DISABLE.
   // Empty: open() may succeed. Collective; the same answer on all ranks.
   static std::string why_not(Comm&);
-  // tensors and meetings [world] i32 must be in the allocation that begins at base, and the same on every rank up to
-  // their offsets. Collective. Returns null on all ranks, with the reason in `why`, if a rank cannot access another's
-  // memory.
+  // tensors and barrier_counts [world] i32 must be in the allocation that begins at base, and the same on every rank up
+  // to their offsets. Collective. Returns null on all ranks, with the reason in `why`, if a rank cannot access
+  // another's memory.
   static std::unique_ptr<PeerCopies> open(Comm&, Device, const std::byte* base, std::span<const Tensor> tensors,
-                                          const Tensor& meetings, std::string& why);
+                                          const Tensor& barrier_counts, std::string& why);
   ~PeerCopies() { close(); }
   // Unmaps the other ranks' memory; required before they free it.
   void close();
@@ -41,16 +41,16 @@ class PeerCopies {
   PeerCopies(Comm& comm, Device device);
   const Shared* find(const Tensor& x) const;
   std::byte* on_rank(int rank, const Tensor& x) const;
-  void meet();
+  void barrier();
   template <class F>
   void for_each_other(F&& f) const;
 
   Comm& comm_;
   Device device_;
   unsigned wait_flags_;
-  uint32_t met_ = 0;
+  uint32_t barriers_ = 0;
   std::vector<std::byte*> opened_;  // mapped allocations of other ranks
-  Shared meetings_;                 // [world]: number of barriers that each rank has reached
+  Shared barrier_counts_;           // [world]: number of barriers that each rank has reached
   std::vector<Shared> shared_;
 };
 

@@ -46,9 +46,9 @@ class Dropped {
   bool more_than_logged_ = false;
 };
 
-class Meeting {
+class RankGatherer {
  public:
-  Meeting(const LaunchEnv& env, double timeout_s)
+  RankGatherer(const LaunchEnv& env, double timeout_s)
       : env_(env),
         timeout_s_(timeout_s),
         end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s))),
@@ -56,7 +56,7 @@ class Meeting {
         ranks_(static_cast<size_t>(env.world)) {}
 
   std::vector<Socket> gather() {
-    while (!all_are_here()) {
+    while (!all_connected()) {
       if (Clock::now() >= end_) fail_for_missing();
       wait();
       for (Pending& pending : pending_) read(pending);
@@ -88,13 +88,13 @@ class Meeting {
   };
 
   // False too if a rank that gave up or exited has closed its end; it may connect again.
-  bool all_are_here() {
+  bool all_connected() {
     for (size_t r = 1; r < ranks_.size(); ++r)
-      if (!is_here(r)) return false;
+      if (!is_connected(r)) return false;
     return true;
   }
   // A rank sends nothing until all have connected, so a peer that sends is no rank, and its socket is closed.
-  bool is_here(size_t rank) {
+  bool is_connected(size_t rank) {
     std::byte one;
     if (ranks_[rank].open() && ranks_[rank].receive_now({&one, 1}) != 0) ranks_[rank] = Socket();
     return ranks_[rank].open();
@@ -104,7 +104,7 @@ class Meeting {
     std::string missing;
     int64_t count = 0;
     for (size_t r = 1; r < ranks_.size(); ++r) {
-      if (is_here(r)) continue;
+      if (is_connected(r)) continue;
       constexpr int64_t kMostNamed = 10;
       if (++count <= kMostNamed) missing += fmt::format("{}{}", count == 1 ? "" : ", ", r);
       if (count == kMostNamed + 1) missing += ", ...";
@@ -130,11 +130,11 @@ class Meeting {
       from.size = sizeof from.storage;
       Socket socket(accept4(listener.fd(), reinterpret_cast<sockaddr*>(&from.storage), &from.size, SOCK_CLOEXEC));
       if (!socket.open()) {
-        if (!make_room(errno)) return;
+        if (!recover_from(errno)) return;
         continue;
       }
-      constexpr size_t kMostStrangers = 128;
-      if (pending_.size() >= kMostStrangers + ranks_.size()) drop_oldest();
+      constexpr size_t kMostPending = 128;
+      if (pending_.size() >= kMostPending + ranks_.size()) drop_oldest();
       constexpr auto kPatience = std::chrono::seconds(10);
       pending_.push_back({.socket = std::move(socket), .from = from.text(), .end = Clock::now() + kPatience});
       read(pending_.back());
@@ -143,7 +143,7 @@ class Meeting {
   }
 
   // Handles accept(2)'s error by freeing a descriptor or pausing. Returns whether to call accept at once again.
-  bool make_room(int error) {
+  bool recover_from(int error) {
     if (error == EAGAIN) return false;
     if (error == EINTR || error == ECONNABORTED) return true;
     const bool no_descriptors = error == EMFILE || error == ENFILE;
@@ -181,15 +181,15 @@ class Meeting {
       if (n == 0) return;
       if (n < 0) return drop(pending, "it closed before it had said who it is");
       pending.count += static_cast<size_t>(n);
-      const std::span<const std::byte> here = std::span(pending.bytes).first(pending.count);
-      if (!pending.said_hello && !may_be_hello(here)) return drop(pending, "its first bytes are no rank's");
+      const std::span<const std::byte> received = std::span(pending.bytes).first(pending.count);
+      if (!pending.said_hello && !may_be_hello(received)) return drop(pending, "its first bytes are no rank's");
       if (pending.count < size) continue;
       pending.count = 0;
-      pending.said_hello ? judge_proof(pending, here) : judge_hello(pending, here);
+      pending.said_hello ? check_proof(pending, received) : check_hello(pending, received);
     }
   }
 
-  void judge_hello(Pending& pending, std::span<const std::byte> frame) {
+  void check_hello(Pending& pending, std::span<const std::byte> frame) {
     const std::optional<Hello> hello = decode_hello(frame);
     if (!hello) return drop(pending, "its hello is no rank's");
     pending.hello = *hello;
@@ -201,14 +201,14 @@ class Meeting {
     if (!pending.socket.send_now(encode(pending.prove))) drop(pending, "it closed before it had said who it is");
   }
 
-  void judge_proof(Pending& pending, std::span<const std::byte> frame) {
+  void check_proof(Pending& pending, std::span<const std::byte> frame) {
     Mac given;
     std::copy(frame.begin(), frame.end(), given.begin());
     if (!env_.secret.empty() && !same_mac(given, proof_of_rank(env_.secret, pending.hello, pending.prove)))
       return refuse(pending, Verdict::wrong_secret);
     if (pending.hello.world != env_.world) return refuse(pending, Verdict::other_world);
     const auto rank = static_cast<size_t>(pending.hello.rank);
-    if (is_here(rank)) return refuse(pending, Verdict::taken);
+    if (is_connected(rank)) return refuse(pending, Verdict::taken);
     if (!answer(pending, Verdict::welcome)) return drop(pending, "it closed before it had said who it is");
     ranks_[rank] = std::move(pending.socket);
   }
@@ -247,7 +247,7 @@ std::vector<Socket> gather_ranks(const LaunchEnv& env, double timeout_s) {
                       "warning: no run id (torchrun's, Slurm's) and no TRIAD_SECRET keep others out: any process that "
                       "connects to {}:{} may be taken for a rank",
                       env.master_host, env.master_port));
-  return Meeting(env, timeout_s).gather();
+  return RankGatherer(env, timeout_s).gather();
 }
 
 }  // namespace triad

@@ -30,13 +30,13 @@ class Joiner {
     constexpr auto kPause = std::chrono::milliseconds(50), kMostPause = std::chrono::milliseconds(500);
     double patience_s = kFirstPatienceS;  // time limit for a reply, because another, silent program may use the port
     for (auto pause = kPause; Clock::now() < end_; pause = std::min(2 * pause, kMostPause)) {
-      std::vector<TcpAddress> addresses = resolve_tcp(env_.master_host, &silence_);
+      std::vector<TcpAddress> addresses = resolve_tcp(env_.master_host, &no_reply_);
       const Ports ports = ports_of(env_);
       for (int port = ports.begin; port < ports.end; ++port)
         for (TcpAddress& address : addresses) {
           address.set_port(port);
-          Socket socket = connect_tcp(address, after(patience_s), &silence_);
-          if (socket.open() && meet(socket, address.text(), patience_s) && wait_for_all(socket)) return socket;
+          Socket socket = connect_tcp(address, after(patience_s), &no_reply_);
+          if (socket.open() && handshake(socket, address.text(), patience_s) && wait_for_all(socket)) return socket;
         }
       std::this_thread::sleep_for(pause);
       patience_s = std::min(2 * patience_s, kMostPatienceS);
@@ -44,75 +44,75 @@ class Joiner {
     fail(
         "rank {} found no rank 0 of {} ranks at {}:{} nor at the ports that follow within dist.timeout_s = {} s; the "
         "last attempt: {}{}",
-        env_.rank, env_.world, env_.master_host, env_.master_port, timeout_s_, silence_,
+        env_.rank, env_.world, env_.master_host, env_.master_port, timeout_s_, no_reply_,
         refusal_.empty() ? "" : "; " + refusal_);
   }
 
  private:
   // Performs the handshake; true if rank 0 of this run accepts this rank.
-  bool meet(const Socket& socket, const std::string& at, double patience_s) {
+  bool handshake(const Socket& socket, const std::string& at, double patience_s) {
     const Hello hello{.port = env_.master_port,
                       .rank = env_.rank,
                       .world = env_.world,
                       .has_secret = !env_.secret.empty(),
                       .run_id = env_.run_id,
                       .nonce = fresh_nonce()};
-    const std::optional<Reply> prove = ask(socket, encode(hello), patience_s);
-    if (!prove || (prove->verdict == Verdict::welcome || prove->verdict == Verdict::begin)) return is_silent(at);
-    if (prove->verdict != Verdict::prove) return is_refused(at, *prove, false);
-    const std::optional<Reply> last = ask(socket, proof_of_rank(env_.secret, hello, *prove), patience_s);
-    if (!last || last->verdict == Verdict::prove || last->verdict == Verdict::begin) return is_silent(at);
+    const std::optional<Reply> prove = request(socket, encode(hello), patience_s);
+    if (!prove || (prove->verdict == Verdict::welcome || prove->verdict == Verdict::begin)) return no_reply(at);
+    if (prove->verdict != Verdict::prove) return refused(at, *prove, false);
+    const std::optional<Reply> last = request(socket, proof_of_rank(env_.secret, hello, *prove), patience_s);
+    if (!last || last->verdict == Verdict::prove || last->verdict == Verdict::begin) return no_reply(at);
     const bool is_proved =
         env_.secret.empty() || same_mac(last->payload, proof_of_rank_0(env_.secret, hello, *prove, last->verdict));
-    if (last->verdict != Verdict::welcome) return is_refused(at, *last, is_proved);
+    if (last->verdict != Verdict::welcome) return refused(at, *last, is_proved);
     if (!is_proved) refusal_ = fmt::format("what answers at {} does not know TRIAD_SECRET", at);
     return is_proved;
   }
 
-  std::optional<Reply> ask(const Socket& socket, std::span<const std::byte> frame, double patience_s) {
+  std::optional<Reply> request(const Socket& socket, std::span<const std::byte> frame, double patience_s) {
     ReplyFrame bytes;
     if (!socket.send_now(frame)) return std::nullopt;
-    if (socket.receive_until(bytes, after(patience_s)) != Socket::Came::all) return std::nullopt;
+    if (socket.receive_until(bytes, after(patience_s)) != Socket::Received::all) return std::nullopt;
     return decode_reply(bytes);
   }
 
-  bool is_silent(const std::string& at) {
-    silence_ = fmt::format("what listens at {} does not answer as a rank 0", at);
+  bool no_reply(const std::string& at) {
+    no_reply_ = fmt::format("what listens at {} does not answer as a rank 0", at);
     return false;
   }
 
   // Logs a refusal at once, because the timeout may be long, unless another run uses this port, which is no error.
-  bool is_refused(const std::string& at, const Reply& reply, bool is_proved) {
+  bool refused(const std::string& at, const Reply& reply, bool is_proved) {
     const std::string why =
         fmt::format("rank 0 at {} refuses rank {} of {}: {}", at, env_.rank, env_.world, text_of(reply.verdict));
     if (reply.verdict == Verdict::other_world && is_proved && !env_.run_id.empty())
       fail("launch: rank 0 at {} of run {} counts {} ranks, and this is rank {} of {}: WORLD_SIZE has to be the same",
            at, env_.run_id, reply.world, env_.rank, env_.world);
-    if (reply.verdict == Verdict::other_run) return is_other(why);
+    if (reply.verdict == Verdict::other_run) return other_run(why);
     if (logged_.insert(reply.verdict).second) log_line(env_, why + "; tries on until dist.timeout_s");
     refusal_ = why;
     return false;
   }
-  bool is_other(const std::string& why) {
-    if (refusal_.empty()) silence_ = why;
+  bool other_run(const std::string& why) {
+    if (refusal_.empty()) no_reply_ = why;
     return false;
   }
 
   // Waits for Verdict::begin; false if rank 0 closes the connection before, and this rank tries again.
   bool wait_for_all(const Socket& socket) {
     ReplyFrame bytes;
-    const Socket::Came came = socket.receive_until(bytes, end_);
+    const Socket::Received received = socket.receive_until(bytes, end_);
     const std::optional<Reply> begin = decode_reply(bytes);
-    if (came == Socket::Came::all && begin && begin->verdict == Verdict::begin) return true;
-    refusal_ = came == Socket::Came::late ? "rank 0 was there, but not all of the ranks"
-                                          : "rank 0 was there, and closed the connection before all ranks were";
+    if (received == Socket::Received::all && begin && begin->verdict == Verdict::begin) return true;
+    refusal_ = received == Socket::Received::late ? "rank 0 was there, but not all of the ranks"
+                                                  : "rank 0 was there, and closed the connection before all ranks were";
     return false;
   }
 
   const LaunchEnv& env_;
   const double timeout_s_;
   const Clock::time_point end_;
-  std::string silence_, refusal_;  // why rank 0 was not reached, for the error message
+  std::string no_reply_, refusal_;  // why rank 0 was not reached, for the error message
   std::set<Verdict> logged_;
 };
 

@@ -119,17 +119,17 @@ int Socket::receive_now(std::span<std::byte> bytes) const {
   }
 }
 
-Socket::Came Socket::receive_until(std::span<std::byte> bytes, TcpClock::time_point end) const {
+Socket::Received Socket::receive_until(std::span<std::byte> bytes, TcpClock::time_point end) const {
   while (!bytes.empty()) {
-    if (!wait_for(fd_, POLLIN, end)) return Came::late;
+    if (!wait_for(fd_, POLLIN, end)) return Received::late;
     const int n = receive_now(bytes);
-    if (n < 0) return Came::gone;
+    if (n < 0) return Received::gone;
     bytes = bytes.subspan(static_cast<size_t>(n));
   }
-  return Came::all;
+  return Received::all;
 }
 
-void Socket::prepare(double timeout_s) const {
+void Socket::set_run_options(double timeout_s) const {
   constexpr int kIdleS = 30, kProbeS = 10, kMostProbes = 127;
   const auto set = [&](int level, int option, int value) { setsockopt(fd_, level, option, &value, sizeof value); };
   set(IPPROTO_TCP, TCP_NODELAY, 1);

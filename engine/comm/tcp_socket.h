@@ -49,12 +49,12 @@ class Socket {
   int receive_now(std::span<std::byte> bytes) const;
 
   // Blocks until `end` at most. late: not all bytes arrived in time; gone: the other end has closed.
-  enum class Came { all, late, gone };
-  Came receive_until(std::span<std::byte> bytes, TcpClock::time_point end) const;
+  enum class Received { all, late, gone };
+  Received receive_until(std::span<std::byte> bytes, TcpClock::time_point end) const;
 
   // Options for the run: no delay of small messages, and keep-alive probes, which detect an unreachable host within
   // about timeout_s.
-  void prepare(double timeout_s) const;
+  void set_run_options(double timeout_s) const;
 
  private:
   int fd_;

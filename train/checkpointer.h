@@ -1,6 +1,6 @@
-// Checkpoints beside training: save() copies the state to host memory behind the work that is queued and returns; a
-// thread of its own checks, writes, syncs and renames meanwhile, then removes what train.keep_last and keep_every let
-// go.
+// Checkpointer: writes checkpoints while training continues. save() queues a copy of the state to host memory and
+// returns; a thread of its own waits for the copy, writes, syncs and renames the files, then removes the checkpoints
+// that train.keep_last and train.keep_every do not keep.
 #pragma once
 #include <future>
 #include <optional>
@@ -14,18 +14,18 @@ namespace triad {
 
 class Checkpointer {
  public:
-  // parent: the run's folder of checkpoints. Host memory: three times the parameters in fp32, pinned for a GPU.
-  // tokenizer: of which each gets a copy.
+  // parent: the run's folder of checkpoints. tokenizer: files copied into each checkpoint. Allocates host memory for
+  // three fp32 copies of the parameters, pinned for a GPU.
   Checkpointer(const Config&, const Params&, Device, std::string parent, std::vector<Tokenizer::File> tokenizer);
 
   struct Written {
     std::string folder;
-    double stall_ms, write_s;  // what save() took of the run; what the thread took beside it
+    double stall_ms, write_s;  // duration of save(), ms; duration of the thread's work, s
   };
-  // Begins a checkpoint of the state after the work queued on ctx.stream. The one before has to be taken.
+  // Begins a checkpoint of the state after the work queued on ctx.stream. take() must have returned the previous one.
   void save(Context&, const Optimizer::Moments&, const RunState&);
-  // The checkpoint that was begun, once it is in place; nothing while it is not, or if none was begun. Throws what went
-  // wrong with it: then the older ones are as they were.
+  // Returns the checkpoint that save() began, once it is complete on disk; nullopt before that, or if none was begun.
+  // Rethrows the error of a failed write, which leaves the older checkpoints unchanged.
   std::optional<Written> take(bool wait);
 
  private:
@@ -38,7 +38,7 @@ class Checkpointer {
   PinnedMemory host_;
   Event copied_;
   double stall_ms_ = 0;
-  std::future<Written> writing_;  // last: its end waits for the thread
+  std::future<Written> writing_;  // last member: its destructor waits for the thread
 };
 
 }  // namespace triad

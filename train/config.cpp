@@ -16,7 +16,7 @@ std::unique_ptr<Tokenizer> named_tokenizer(const std::string& name) {
   } catch (const UsageError& e) { fail_usage("data.tokenizer: {}", e.what()); }
 }
 
-// What kernels take as fp32 would come to them as 0 or infinite beyond these, and train something else in silence.
+// Refuses values that fp32 would turn into 0 or infinity: kernels receive them as fp32 and would silently train wrong.
 void check_fp32(const char* key, double value) {
   constexpr double kLeast = std::numeric_limits<float>::min(), kMost = std::numeric_limits<float>::max();
   if (value != 0 && (value < kLeast || value > kMost))
@@ -43,7 +43,7 @@ void Config::resolve() {
   if (data.needle_depth > -1 && data.needle_depth < 0)
     fail_usage("data.needle_depth is {}: a number in [0, 1], or -1, is needed", data.needle_depth);
   try {
-    recompute();  // refuses what is no plan for these layers, and quotes it
+    recompute();  // throws if the text is not a valid plan for these layers
   } catch (const UsageError& e) { throw UsageError(shortened(e.what(), 1000)); }
 }
 

@@ -23,7 +23,8 @@ struct DataConfig {
   DataKind kind = DataKind::synthetic;
   std::vector<std::string> paths, val_paths;
   double val_fraction = 0.1;
-  std::string tokenizer;  // resolve() makes it "byte", settle_shards() that of the shards; empty: theirs is not known
+  std::string
+      tokenizer;  // resolve() sets "byte", settle_shards() the shards' tokenizer; empty: shards of an unknown one
   std::string tokenizer_or_bytes() const { return tokenizer.empty() ? "byte" : tokenizer; }
   int64_t seed = -1;  // -1 until resolve(): train.seed
   double stall_s = 300;
@@ -43,7 +44,7 @@ struct TrainConfig {
   OnNonfinite on_nonfinite = OnNonfinite::stop;
   bool allow_unsafe = false;
 
-  int64_t tokens_per_step() const { return seq_len * micro_batch_size * accumulate_grad_batches; }  // of one rank
+  int64_t tokens_per_step() const { return seq_len * micro_batch_size * accumulate_grad_batches; }  // on one rank
 };
 
 struct RuntimeConfig {
@@ -72,8 +73,8 @@ struct LogConfig {
   bool diagnoses(std::string_view what) const {
     return std::find(diagnostics.begin(), diagnostics.end(), what) != diagnostics.end();
   }
-  double hang_s = 30, slow_s = 10, slow_factor = 5;  // train/monitor/watchdog.h
-  double throughput_drop = 0.5, creep_mib = 256;     // train/monitor/anomaly.h
+  double hang_s = 30, slow_s = 10, slow_factor = 5;  // thresholds of train/monitor/watchdog.h
+  double throughput_drop = 0.5, creep_mib = 256;     // thresholds of train/monitor/anomaly.h
   int64_t plateau_steps = 1000;
   OnAnomaly on_anomaly = OnAnomaly::report;
 };
@@ -87,10 +88,10 @@ struct Config {
   LogConfig log;
 
   RecomputePlan recompute() const { return RecomputePlan::parse(runtime.recompute, model.n_layers); }
-  // Fills in defaults that depend on other fields; throws UsageError for models that cannot be.
+  // Fills in the defaults that depend on other fields. Throws UsageError for an impossible model.
   void resolve();
-  // Throws UsageError if a run of it could not be, or would be unsafe. Weights alone (init, eval, ...) need no such
-  // check.
+  // Throws UsageError if a training run of this config is impossible or unsafe. Verbs that only use weights (init,
+  // eval, ...) do not need this check.
   void check_run() const;
 };
 
@@ -133,123 +134,134 @@ struct EnumWords<CommBackend> {
 
 template <class V>
 void visit(DataConfig& c, V&& v) {
-  v("kind", c.kind, "where tokens come from", required());
-  v("paths", c.paths, "files or globs: text, or token shards; or a folder that triad data has filled", Rule{});
+  v("kind", c.kind, "source of the tokens", required());
+  v("paths", c.paths, "files or globs of text or token shards, or a folder written by triad data", Rule{});
   v("val_paths", c.val_paths,
-    "the validation split's own files; not set: those that manifest.json lists beside the shards, if it does", Rule{});
-  v("val_fraction", c.val_fraction, "held out for validation where there are no val_paths", at_least(0).up_to(0.9));
-  v("tokenizer", c.tokenizer,
-    "byte, a tokenizer.json, or an encoder.json with its vocab.bpe beside it; not set: byte, for shards that of the "
-    "manifest.json beside them",
+    "files of the validation split; not set: the validation shards listed in the shards' manifest.json, if any",
     Rule{});
-  v("stall_s", c.stall_s, "seconds that a step waits for its tokens at most; then the run ends",
-    above(0).up_to(1 << 20));
-  v("seed", c.seed, "of split and order; -1: train.seed", at_least(-1));
-  v("needle_pairs", c.needle_pairs, "kind needle: keys with their values in a sequence", at_least(1).up_to(1 << 20));
-  v("needle_questions", c.needle_questions, "kind needle: for each key on average; half of the keys have one",
-    at_least(1).up_to(1 << 20));
-  v("needle_value_tokens", c.needle_value_tokens, "kind needle: tokens of a value", at_least(1).up_to(64));
+  v("val_fraction", c.val_fraction, "fraction held out for validation if there are no val_paths",
+    at_least(0).up_to(0.9));
+  v("tokenizer", c.tokenizer,
+    "byte, a tokenizer.json, or an encoder.json in the same folder as its vocab.bpe; not set: byte, or for shards the "
+    "tokenizer named in their manifest.json",
+    Rule{});
+  v("stall_s", c.stall_s, "seconds that a step waits for its tokens before the run fails", above(0).up_to(1 << 20));
+  v("seed", c.seed, "seed of the split and of the order of sequences; -1: train.seed", at_least(-1));
+  v("needle_pairs", c.needle_pairs, "kind needle: key-value pairs in a sequence", at_least(1).up_to(1 << 20));
+  v("needle_questions", c.needle_questions,
+    "kind needle: mean number of questions per key; half of the keys have one question", at_least(1).up_to(1 << 20));
+  v("needle_value_tokens", c.needle_value_tokens, "kind needle: tokens in a value", at_least(1).up_to(64));
   v("needle_depth", c.needle_depth,
-    "kind needle: 0 to 1, where the one pair lies that is asked for, at the end; -1: all are asked for, anywhere",
+    "kind needle: relative position, 0 to 1, of the only pair that is queried, with its question at the end; -1: all "
+    "pairs are queried, at any position",
     at_least(-1).up_to(1));
 }
 
 template <class V>
 void visit(TrainConfig& c, V&& v) {
   v("steps", c.steps, "optimizer steps", required(at_least(0)));
-  v("seq_len", c.seq_len, "tokens a sequence T", required(at_least(1).up_to(1 << 24)));
-  v("micro_batch_size", c.micro_batch_size, "sequences a rank and micro-step", required(at_least(1).up_to(1 << 20)));
-  v("accumulate_grad_batches", c.accumulate_grad_batches, "micro-steps an optimizer step", at_least(1).up_to(1 << 20));
+  v("seq_len", c.seq_len, "sequence length T, in tokens", required(at_least(1).up_to(1 << 24)));
+  v("micro_batch_size", c.micro_batch_size, "sequences per rank and micro-step", required(at_least(1).up_to(1 << 20)));
+  v("accumulate_grad_batches", c.accumulate_grad_batches, "micro-steps (gradient accumulation) per optimizer step",
+    at_least(1).up_to(1 << 20));
   v("lr", c.lr, "peak learning rate", at_least(0));
-  v("min_lr_fraction", c.min_lr_fraction, "of lr, at the end of the cosine", at_least(0).up_to(1));
-  v("warmup_steps", c.warmup_steps, "optimizer steps of linear warm-up", at_least(0));
-  v("beta1", c.beta1, "AdamW, first moment", at_least(0).up_to(0.999999));
-  v("beta2", c.beta2, "AdamW, second moment", at_least(0).up_to(0.99999999));
-  v("eps", c.eps, "AdamW", above(0));
-  v("weight_decay", c.weight_decay, "AdamW, tensors of two or more dimensions", at_least(0));
-  v("grad_clip", c.grad_clip, "largest global gradient norm; 0: no clipping", at_least(0));
-  v("seed", c.seed, "of the weights, and of the data unless data.seed is given", at_least(0));
+  v("min_lr_fraction", c.min_lr_fraction, "learning rate at the end of the cosine, as a fraction of lr",
+    at_least(0).up_to(1));
+  v("warmup_steps", c.warmup_steps, "optimizer steps of linear warmup", at_least(0));
+  v("beta1", c.beta1, "AdamW: decay rate of the first moment", at_least(0).up_to(0.999999));
+  v("beta2", c.beta2, "AdamW: decay rate of the second moment", at_least(0).up_to(0.99999999));
+  v("eps", c.eps, "AdamW: added to the denominator", above(0));
+  v("weight_decay", c.weight_decay, "AdamW: weight decay of tensors with two or more dimensions", at_least(0));
+  v("grad_clip", c.grad_clip, "global gradient norm above which gradients are clipped; 0: no clipping", at_least(0));
+  v("seed", c.seed, "seed of the initial weights, and of the data unless data.seed is set", at_least(0));
   v("init_from", c.init_from,
-    "a run or checkpoint whose weights this one begins with, of a model with the same parameters and tokenizer; any "
-    "other key may differ, and all else begins anew. A resume does not read it",
+    "a run or checkpoint that provides the initial weights; its parameters and tokenizer must be the same, any other "
+    "key may differ. Optimizer state, schedule and data start fresh. Ignored on a resume",
     Rule{});
   v("eval_every", c.eval_every, "optimizer steps between evaluations; 0: none", at_least(0));
-  v("eval_batches", c.eval_batches, "micro-batches an evaluation", at_least(1).up_to(1 << 24));
+  v("eval_batches", c.eval_batches, "micro-batches per evaluation", at_least(1).up_to(1 << 24));
   v("save_every", c.save_every, "optimizer steps between checkpoints; 0: none before the end", at_least(0));
-  v("save_last", c.save_last, "a checkpoint at the end too, which a run of more steps goes on from", Rule{});
-  v("keep_last", c.keep_last, "checkpoints that stay, the newest ones; 0: all", at_least(0));
-  v("keep_every", c.keep_every, "of those that keep_last lets go, steps that are multiples of this stay; 0: none",
-    at_least(0));
-  v("on_nonfinite", c.on_nonfinite, "at a loss or gradient norm that is not finite", Rule{});
+  v("save_last", c.save_last, "also save a checkpoint at the end, so that a run with more steps can resume from it",
+    Rule{});
+  v("keep_last", c.keep_last, "number of newest checkpoints that are kept; 0: all", at_least(0));
+  v("keep_every", c.keep_every, "also keep older checkpoints whose step is a multiple of this; 0: none", at_least(0));
+  v("on_nonfinite", c.on_nonfinite, "what to do if the loss or the gradient norm is not finite: skip the step or stop",
+    Rule{});
   v("allow_unsafe", c.allow_unsafe, "allow a long run without checkpoints, or in fp32 on a GPU", Rule{});
 }
 
 template <class V>
 void visit(RuntimeConfig& c, V&& v) {
-  v("device", c.device, "auto: the GPU where one can be used", Rule{});
-  v("precision", c.precision, "of weights and activations in compute; bf16 keeps fp32 master weights", Rule{});
+  v("device", c.device, "auto: a GPU if one is usable, else the CPU", Rule{});
+  v("precision", c.precision,
+    "dtype of weights and activations in the forward and backward; bf16 keeps fp32 master weights", Rule{});
   v("deterministic", c.deterministic,
-    "same seed, same machine: same bits. false would permit faster sums whose order changes; no op has any today",
+    "bitwise reproducible on the same machine with the same seed. false permits sums in an order that varies; no op "
+    "uses one today",
     Rule{});
   v("cuda_graph", c.cuda_graph,
-    "on a GPU, record a micro-step once and replay it: same bits, fewer gaps where kernels are short", Rule{});
+    "on a GPU, capture a micro-step as a CUDA graph and replay it: same bits, less launch overhead", Rule{});
   v("asserts", c.asserts,
-    "check on the device that tokens are in range, selection lists ascending, unique and causal, and all activations "
-    "and their gradients finite; the first that is not ends the run, by layer, op and element",
+    "check on the device that tokens are in range, selection lists ascending, unique and causal, and activations and "
+    "their gradients finite; the first violation ends the run with its layer, op and element",
     Rule{});
   v("kernels", c.kernels,
-    "auto, fused, general or reference for all, or an object of them for cmp, sel, win, matmul: which kernels an op "
-    "has (engine/routes.h says what each means)",
+    "kernels used by attention and matmul: auto (the fastest for the shape and card), fused (the sm_90 kernels; any "
+    "other counts as a fallback), general (any card and shape) or reference (fp32); or an object that sets cmp, sel, "
+    "win and matmul separately",
     Rule{});
-  v("strict", c.strict, "a call that its fused kernel does not take is an error, with op, shape and reason", Rule{});
+  v("strict", c.strict, "fail, with op, shape and reason, if a call falls back from its fused kernel", Rule{});
   v("recompute", c.recompute,
-    "run again in backward, for memory: none, mlp, attention or block for all layers, or ranges: 0:6=block,6:12=mlp",
+    "activation recomputation in backward, to save memory: none, mlp, attention or block for all layers, or ranges of "
+    "layers: 0:6=block,6:12=mlp",
     Rule{});
 }
 
 template <class V>
 void visit(DistConfig& c, V&& v) {
-  v("backend", c.backend, "auto: NCCL between GPUs; mpi: sums on the host, which tells transport faults from ours",
+  v("backend", c.backend, "auto: NCCL between GPUs; mpi: sums on the host, to rule out NCCL or the interconnect",
     Rule{});
-  v("bucket_mb", c.bucket_mb, "MiB of gradients summed over the ranks at a time", above(0).up_to(1 << 20));
-  v("grad_dtype", c.grad_dtype, "in which gradients travel between ranks", Rule{});
-  v("zero", c.zero, "1: each rank keeps its share of the optimizer's moments alone", at_least(0).up_to(1));
-  v("timeout_s", c.timeout_s, "seconds a collective may take; then the run ends", at_least(1).up_to(1 << 20));
+  v("bucket_mb", c.bucket_mb, "MiB of gradients in a bucket, which is summed over the ranks as a unit",
+    above(0).up_to(1 << 20));
+  v("grad_dtype", c.grad_dtype, "dtype of gradients in the collectives", Rule{});
+  v("zero", c.zero, "1: shard the optimizer's moments over the ranks (ZeRO stage 1)", at_least(0).up_to(1));
+  v("timeout_s", c.timeout_s, "seconds that a collective may take before the run fails", at_least(1).up_to(1 << 20));
 }
 
 template <class V>
 void visit(LogConfig& c, V&& v) {
   v("out_dir", c.out_dir, "the run's folder", required());
   v("every", c.every, "optimizer steps between rows of training.csv and progress lines", at_least(1));
-  v("memory_every", c.memory_every, "optimizer steps between memory snapshots, beside those at the start; 0: none",
-    at_least(0));
+  v("memory_every", c.memory_every,
+    "optimizer steps between memory snapshots, in addition to those at the start; 0: none", at_least(0));
   v("heartbeat_every", c.heartbeat_every,
-    "optimizer steps between heartbeats; 0: none; -1: each of the first 1,000 steps, then every 10th up to 10,000 and "
-    "so on, and one a minute at least",
+    "optimizer steps between heartbeats; 0: none; -1: every one of the first 1,000 steps, then every 10th up to "
+    "10,000, every 100th up to 100,000 and so on, and at least one per minute",
     at_least(-1));
-  v("route_steps", c.route_steps, "steps whose choices of kernels the log lists, each once", at_least(0));
+  v("route_steps", c.route_steps, "number of first steps in which the log lists newly chosen kernels", at_least(0));
   v("csv", c.csv, "write the run's CSV files", Rule{});
   v("diagnostics", c.diagnostics,
-    "a list of ledger (each gradient: arrived, norm, zero, not finite), layer_norms (the gradient's norm by layer), "
-    "backward (times of each layer's ops, traces.log) and buckets (of gradients, between ranks: times and checksums)",
+    "a list of ledger (of each gradient: arrived, norm, zero, not finite), layer_norms (gradient norm by layer), "
+    "backward (times of the ops of each layer, traces.log) and buckets (times and checksums of the gradient buckets)",
     Rule{});
-  v("tensorboard", c.tensorboard, "write TensorBoard's event files, in tb/", Rule{});
+  v("tensorboard", c.tensorboard, "write TensorBoard event files to tb/", Rule{});
   v("stats", c.stats,
-    "how gates and selection lists are, layer by layer: gates.csv, k_stats.csv, heartbeats, TensorBoard", Rule{});
-  v("hang_s", c.hang_s, "seconds without any progress, after which a rank counts as hung", above(0).up_to(1 << 20));
-  v("slow_s", c.slow_s, "seconds that a step has to take at least to count as slow", above(0).up_to(1 << 20));
-  v("slow_factor", c.slow_factor, "and times what steps usually take", at_least(1).up_to(1 << 20));
-  v("throughput_drop", c.throughput_drop, "an anomaly: tokens/s below this part of what was usual; 0: never",
+    "statistics of gates and selection lists by layer: gates.csv, k_stats.csv, heartbeats, TensorBoard", Rule{});
+  v("hang_s", c.hang_s, "seconds without progress after which a rank counts as hung", above(0).up_to(1 << 20));
+  v("slow_s", c.slow_s, "a step counts as slow if it takes at least this many seconds", above(0).up_to(1 << 20));
+  v("slow_factor", c.slow_factor, "and at least this many times the median step time", at_least(1).up_to(1 << 20));
+  v("throughput_drop", c.throughput_drop, "anomaly: tokens/s below this fraction of the usual rate; 0: off",
     at_least(0).up_to(1));
   v("plateau_steps", c.plateau_steps,
-    "an anomaly: so many steps whose mean loss is not below that of as many before; 0: never",
+    "anomaly: the mean loss of this many steps is not below that of as many steps before; 0: off",
     at_least(0).up_to(1 << 24));
-  v("creep_mib", c.creep_mib, "an anomaly: MiB of memory that 500 steps have gained, hundred by hundred", above(0));
+  v("creep_mib", c.creep_mib, "anomaly: memory has grown by this many MiB in 500 steps, in every 100 of them",
+    above(0));
   v("on_anomaly", c.on_anomaly,
-    "report it, or stop the run too (exit code 1), with a checkpoint and its type in .anomaly_type", Rule{});
+    "report: log an anomaly; stop: also end the run, with a checkpoint, exit code 1 and .anomaly_type", Rule{});
 }
 
-// The groups of a config file, in the order of its echo.
+// Visits the groups of a config file, in the order in which config.json lists them.
 template <class V>
 void visit_groups(Config& c, V&& v) {
   v("model", c.model);

@@ -26,10 +26,10 @@ std::string duration_text(double s) {
   return fmt::format("{:.0f} days", s / kDay);
 }
 
-// FLOP/s of products of this type on this CPU.
+// Measured FLOP/s of a matmul of this dtype on this CPU.
 double measure_product_rate(DType dtype) {
   constexpr int64_t kSize = 512;
-  constexpr int kRuns = 3;  // the first one also takes memory and starts threads
+  constexpr int kRuns = 3;  // the first one also allocates memory and starts threads
   const int64_t operand = align_up(kSize * kSize * size_of(dtype)), scratch = 3 * align_up(kSize * kSize * 4);
   Runtime runtime({.device = Device::cpu(), .arena_bytes = 3 * operand + scratch, .scratch_bytes = scratch});
   Tensor matrix[3];

@@ -25,7 +25,7 @@ NeedleTask needle_task(const Config& c) {
 
 namespace {
 
-// Takes the manifest's tokenizer where the config names none.
+// Checks the config against a manifest; sets data.tokenizer from it if the config names none.
 void agree_with(Config& c, const ShardManifest& manifest) {
   if (manifest.vocab_size > c.model.vocab_size)
     fail_usage("model.vocab_size is {}: the tokenizer {} of the shards has {} tokens ({})", c.model.vocab_size,
@@ -51,7 +51,8 @@ void settle_shards(Config& c) {
   }
   const auto is_there = [](const std::string& file) { return std::filesystem::exists(file); };
   for (const ShardManifest& manifest : origin.manifests) {
-    // Who trains on held-out shards too splits all of them by position; copies of training shards alone are no error.
+    // If data.paths include validation shards, the split is by position instead. Training shards that were copied
+    // without their validation shards are not an error.
     const auto is_trained_on = [&](const std::string& file) {
       return std::any_of(train.begin(), train.end(), [&](const std::string& other) {
         std::error_code ignored;
@@ -82,7 +83,7 @@ DataSource open_data(const Config& c, const Tokenizer* tokenizer) {
       data = needle_data(needle_task(c), c.data.val_fraction);
       break;
   }
-  // Too little of either is an error now, not at the first step or evaluation.
+  // Throws now, not at the first step or evaluation, if either split is too small.
   const int64_t sequences = count_sequences(*data.train, c.train.seq_len);
   if (c.train.eval_every > 0) count_sequences(*data.val, c.train.seq_len);
   std::string text = data.train->name(), summary = text;

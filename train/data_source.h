@@ -1,4 +1,4 @@
-// The data of a run, opened as its config says, with lines that describe it.
+// Opens the data of a run as its config says.
 #pragma once
 #include <memory>
 #include <string>
@@ -10,16 +10,16 @@ namespace triad {
 
 struct DataSource {
   std::shared_ptr<const TokenSource> train, val;
-  std::string description, summary;  // with the files' names and numbers; short enough for a terminal
-  std::string warning;               // empty: there is none
+  std::string description, summary;  // with file names and counts, for the log; short, for the terminal
+  std::string warning;               // empty: none
 };
-// What a config of kind shards leaves open comes from the manifest.json beside its shards: data.tokenizer, and the
-// validation split. A UsageError where data.tokenizer or model.vocab_size contradicts a manifest.
+// Fills in data.tokenizer and data.val_paths of a config of kind shards from the manifest.json in the shards' folder.
+// Throws UsageError if data.tokenizer or model.vocab_size contradicts a manifest.
 void settle_shards(Config&);
-// tokenizer: that of the config, where it has been read.
+// tokenizer: the config's tokenizer, if it is loaded already.
 DataSource open_data(const Config&, const Tokenizer* tokenizer = nullptr);
 
-// What data.needle_* ask for.
+// The task that data.needle_* describe.
 NeedleTask needle_task(const Config&);
 
 }  // namespace triad

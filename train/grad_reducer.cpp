@@ -18,7 +18,8 @@ namespace {
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr int64_t kElementAlign = 128;
 
-// Whatever is not finite in a backward's dx reaches the gain of the first norm, the last gradient but the embedding's.
+// The gain of the first norm: its gradient is computed from the last dx of backward, so any non-finite value in a
+// rank's backward shows in it.
 constexpr const char* kProbe = "blocks.0.norm1.weight";
 
 int64_t index_of_param(const Params& params, const std::string& name) {
@@ -35,12 +36,12 @@ ElementRange range_of(const Params& params, int64_t i) {
 }  // namespace
 
 int64_t bucket_unit(const DistConfig& c, int64_t world) {
-  // Shards are whole pieces of the norm's sum: then it has the same bits as without shards.
+  // Shards hold whole pieces of the sum of squares, so that the gradient norm has the same bits as without shards.
   return c.zero == 1 && world > 1 ? kSumPiece * world : kElementAlign;
 }
 
 CommCtas comm_ctas_during_backward(const Config& config, int64_t world) {
-  constexpr double kFewCtasBytesPerS = 60e9, kFlops = 400e12;  // H200s and NVLink; slower ones are alike in the ratio
+  constexpr double kFewCtasBytesPerS = 60e9, kFlops = 400e12;  // H200 with NVLink; the ratio is what matters
   const TrainConfig& t = config.train;
   const double backward_s = 2.0 / 3 * training_flops(config.model, t.micro_batch_size, t.seq_len) / kFlops;
   const double element = config.dist.grad_dtype == Precision::bf16 ? sizeof(bf16) : sizeof(float);
@@ -51,12 +52,12 @@ CommCtas comm_ctas_during_backward(const Config& config, int64_t world) {
 std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int64_t unit) {
   const int64_t most = std::max(unit, elements / unit * unit), all = params.stored_elements();
   TRIAD_CHECK(all % unit == 0, "{} stored elements in units of {}", all, unit);
-  // The embedding takes in what a unit at its ends shares with its neighbours: it is the last in any case.
+  // The embedding's range is rounded out to whole units: it is complete last, so its neighbours in a unit can wait.
   ElementRange embed = range_of(params, index_of_param(params, "embed.weight"));
   embed.begin = embed.begin / unit * unit;
   embed.end = std::min(align_up(embed.end, unit), all);
   std::vector<GradBucket> buckets;
-  const auto cut = [&](int64_t begin, int64_t end, bool late) {  // from its end, where backward begins
+  const auto cut = [&](int64_t begin, int64_t end, bool late) {  // from the end, where backward begins
     constexpr int64_t kLateTimes = 8;
     const int64_t size = late ? kLateTimes * most : most;
     for (; end > begin; end -= std::min(size, end - begin)) {
@@ -69,7 +70,7 @@ std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int
     }
   };
   cut(0, embed.begin, /*late=*/false);
-  if (!buckets.empty()) buckets.back().late = true;  // the first layer's
+  if (!buckets.empty()) buckets.back().late = true;  // the bucket of the first layer
   cut(embed.end, all, /*late=*/true);
   cut(embed.begin, embed.end, /*late=*/true);
   return buckets;
@@ -121,7 +122,7 @@ void GradReducer::begin(bool recorded) {
   missing_.clear();
   for (const GradBucket& bucket : buckets_) missing_.push_back(bucket.params.size());
   streams_.clear();
-  // A bucket of padding alone waits for nobody.
+  // A bucket that holds only padding is full from the start.
   for (size_t b = 0; b < buckets_.size(); ++b)
     if (missing_[b] == 0) full(static_cast<int64_t>(b));
 }
@@ -183,8 +184,8 @@ void GradReducer::reduce(int64_t index) {
   if (zero_) square_pieces(comm_ctx_, squares_.slice(0, held.begin / kSumPiece, held.end / kSumPiece), sums);
 }
 
-// By copies, where the ranks reach each other's memory: then it takes the time of one short kernel from what runs
-// beside it. The order of the sum is that of the ranks.
+// Sums a bucket over the ranks: by peer copies and one short kernel where the ranks of a host can access each other's
+// memory, which leaves the SMs to concurrent work; else by NCCL or on the host. rank_sum adds in the order of ranks.
 void GradReducer::sum(const Tensor& bucket, const std::string& what, CommCtas ctas) {
   if (ctx_.planning) return;
   const int64_t world = comm_.world();
@@ -232,7 +233,8 @@ void GradReducer::wait_for_comm() {
 std::string GradReducer::table() const {
   const DType sent = half_.empty() ? params_.grads().dtype : DType::bf16;
   const bool in_two = zero_ || by_copies();
-  const size_t collectives = buckets_.size() * (in_two ? 2 : 1) + 1 + (zero_ ? 1 : 0);  // the ranks' numbers; the norm
+  const size_t collectives =
+      buckets_.size() * (in_two ? 2 : 1) + 1 + (zero_ ? 1 : 0);  // + the ranks' numbers, + the norm
   std::string out =
       fmt::format("{} buckets, {} collectives a step on {} ranks: {} {}, {:.2f} MiB in all\n", buckets_.size(),
                   collectives, comm_.world(), in_two ? "reduce_scatter and all_gather" : "all_reduce", name_of(sent),

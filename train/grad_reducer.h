@@ -1,6 +1,6 @@
-// GradReducer: sums gradients over the ranks while backward still runs. The whole gradient buffer is cut into buckets;
-// a bucket's collective starts on the comm stream as soon as backward has finished its last gradient, on the last
-// micro-step alone. So the sums of all but the last buckets hide behind the rest of backward.
+// GradReducer: sums gradients over the ranks while backward still runs. The flat gradient buffer is divided into
+// buckets. In the last micro-step of a step, a bucket's collective starts on the comm stream as soon as backward has
+// finished the bucket's last gradient, so that all but the last collectives overlap with backward.
 #pragma once
 #include <string>
 #include <vector>
@@ -14,7 +14,7 @@
 
 namespace triad {
 
-// Elements [begin, end) of a whole buffer.
+// Elements [begin, end) of a flat buffer.
 struct ElementRange {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
@@ -22,48 +22,52 @@ struct ElementRange {
 
 struct GradBucket {
   ElementRange elements;
-  std::vector<int64_t> params;  // those that have elements in it
-  bool late = false;            // backward ends with it: nothing is left for its sum to hide behind
+  std::vector<int64_t> params;  // indices of the parameters with elements in the bucket
+  bool late = false;            // filled at the end of backward: its collective overlaps with nothing
 };
 
-// Buckets of at most `elements`, all boundaries multiples of unit, in the order in which backward is expected to fill
-// them: the products from the last layer to the first, with the head's before all; then the small ones; the
-// embedding's, which backward finishes last and all at once, in the end. A large gradient is cut like the rest; the
-// late ones less finely, since few large sums are faster than many small ones.
+// Divides the parameters' flat buffer into buckets of at most `elements` elements whose boundaries are multiples of
+// unit, in the order in which backward is expected to fill them: matrices from the output head and the last layer to
+// the first layer, then the small parameters, then the embedding, whose gradient backward finishes last. A gradient may
+// span buckets. Late buckets are larger, because nothing overlaps with them and few large collectives are faster than
+// many small ones.
 std::vector<GradBucket> plan_buckets(const Params&, int64_t elements, int64_t unit);
-// Of what the buckets' boundaries, and so the whole buffers, have to be multiples (Params::Options::shard_elements).
+// Elements of which bucket boundaries and the flat buffers' size are multiples (Params::Options::shard_elements).
 int64_t bucket_unit(const DistConfig&, int64_t world);
-// Of the sums beside backward: narrow, if it is long enough for them to end with it all the same.
+// CTAs for NCCL's collectives during backward: few if the collectives are expected to finish within backward
+// even so, which leaves more SMs to backward.
 CommCtas comm_ctas_during_backward(const Config&, int64_t world);
 
 class GradReducer final : public GradSink {
  public:
-  // The probe: what RankNumbers::probe tells of; written when its gradient comes, before it is summed.
+  // probe [1] f64: receives the sum of squares of this rank's own gradient of the first norm (RankNumbers::probe),
+  // before the sum over ranks.
   GradReducer(Context&, Arena&, const Params&, Comm&, const Config&, Tensor probe);
 
-  // Who is told of each bucket's collective; must outlive the steps.
+  // Records times and checksums of each bucket's collective in *trace, which must outlive the reducer's steps.
   void trace(BucketTrace* trace) { trace_ = trace; }
 
-  // A backward that is to be summed begins. One that is recorded as a graph starts no collectives: reduce_recorded()
-  // does, after each launch of it.
+  // Call before a backward whose gradients are to be summed. recorded: the backward is being captured as a graph, which
+  // contains no collectives; call reduce_recorded() after each launch of the graph instead.
   void begin(bool recorded = false);
   void reduce_recorded();
   void ready(ConstTensor grad, const Stream& on) override;
-  // After it. Throws, with their names, if gradients never came. ctx.stream waits for the sums in the next
-  // run_on_comm_stream().
+  // Call after backward. Throws with the names of gradients that were not announced. ctx.stream waits for the sums only
+  // in the next run_on_comm_stream().
   void finish();
 
   const std::vector<GradBucket>& buckets() const { return buckets_; }
-  // Zero 1: this rank's part of each bucket, whose sums it alone has and whose parameters it alone updates.
+  // dist.zero 1: this rank's shard of the bucket. Only this rank has its summed gradients and updates its parameters.
   ElementRange owned(const GradBucket&) const;
-  // Zero 1, behind the sums: of each kSumPiece elements that it owns their sum of squares; the others are as they were.
+  // dist.zero 1: [stored elements / kSumPiece] f64, the sum of squares of each piece of kSumPiece summed gradients that
+  // this rank owns; pieces of other ranks are not written.
   Tensor squares() const { return squares_; }
   int64_t index_of(const GradBucket& bucket) const { return &bucket - buckets_.data(); }
-  // values [elements of the bucket], of which each rank has set what it owns: everyone gets all, on the comm stream,
-  // which is returned. finish_gather: ctx.stream waits for it.
+  // All-gathers values [elements of the bucket], in which each rank has written its shard, on the comm stream, which is
+  // returned. finish_gather: ctx.stream waits for the comm stream.
   const Stream& gather(const GradBucket&, Tensor values, const char* what);
   void finish_gather();
-  // Another collective, between what is on ctx.stream before and what comes after.
+  // Runs call(), which queues other collectives, ordered after earlier and before later work on ctx.stream.
   template <class Call>
   void run_on_comm_stream(Call&& call) {
     comm_waits_for(ctx_.stream);
@@ -71,9 +75,10 @@ class GradReducer final : public GradSink {
     wait_for_comm();
   }
 
-  // Where the ranks sum by copies: for the others' shares of a bucket; else and in between, for whoever needs it. f32.
+  // Staging buffer [elements of the largest bucket] f32: holds the other ranks' shards of a bucket where ranks exchange
+  // them by peer copies; free for other use between steps.
   Tensor room() const { return room_; }
-  std::string table() const;  // ddp_buckets.txt
+  std::string table() const;  // text of ddp_buckets.txt
 
  private:
   void arrived(int64_t param, const Stream& on);
@@ -82,33 +87,33 @@ class GradReducer final : public GradSink {
   void sum(const Tensor& bucket, const std::string& what, CommCtas);
   bool by_copies() const { return comm_.shares() && !room_.empty(); }
   bool sums_by_copies(int64_t elements) const { return by_copies() && elements % comm_.world() == 0; }
-  // Whatever the comm stream does next comes after what is on `stream` now, and the other way round.
+  // Later work on the comm stream waits for earlier work on `stream`; and later work on ctx.stream for the comm stream.
   void comm_waits_for(const Stream& stream);
   void wait_for_comm();
 
   Context& ctx_;
-  Context comm_ctx_;  // the same, on the comm stream
+  Context comm_ctx_;  // ctx_ with the comm stream
   const Params& params_;
   Comm& comm_;
   bool zero_;
   CommCtas ctas_;
   std::vector<GradBucket> buckets_;
-  std::vector<std::vector<int64_t>> buckets_of_;  // of each parameter
-  std::vector<int64_t> by_offset_;                // parameters as they lie in the buffer
+  std::vector<std::vector<int64_t>> buckets_of_;  // by parameter: indices of its buckets
+  std::vector<int64_t> by_offset_;                // parameters sorted by their offset in the flat buffer
   int64_t probe_param_;
   Tensor probe_;
-  Tensor half_;     // bf16: a bucket as it travels
+  Tensor half_;     // [elements of the largest bucket] bf16: a bucket in the collectives, with dist.grad_dtype bf16
   Tensor squares_;  // [stored elements / kSumPiece] f64
-  Tensor room_;     // [elements of the largest bucket]; absent without shards where ranks cannot copy
+  Tensor room_;     // [elements of the largest bucket] f32; empty if neither shards nor peer copies need it
   BucketTrace* trace_ = nullptr;
 
   std::vector<bool> arrived_;
-  std::vector<size_t> missing_;         // of each bucket: gradients yet to come
-  std::vector<const Stream*> streams_;  // that gradients have come on
+  std::vector<size_t> missing_;         // by bucket: number of gradients that backward has not announced yet
+  std::vector<const Stream*> streams_;  // streams on which gradients were announced
   bool recorded_ = false;
-  std::vector<int64_t> order_;                   // in which buckets became full
-  std::vector<std::vector<GraphEvent>> filled_;  // of each bucket, where each of the streams was then
-  Event event_;                                  // recorded and waited for at once, again and again
+  std::vector<int64_t> order_;                   // buckets in the order in which they became full
+  std::vector<std::vector<GraphEvent>> filled_;  // by bucket: an event on each of streams_ when it became full
+  Event event_;                                  // reused: recorded and waited for at once
 };
 
 }  // namespace triad

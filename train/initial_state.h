@@ -1,5 +1,5 @@
-// What a run begins with: fresh weights, those of another run (train.init_from), or a checkpoint of its own. All of it
-// is found, read and compared between the ranks before the run's folder changes.
+// The initial state of a run: fresh weights, the weights of another run (train.init_from), or a checkpoint to resume.
+// It is found, read and compared between the ranks before any file of the run's folder changes.
 #pragma once
 #include <optional>
 #include <string>
@@ -10,16 +10,15 @@
 
 namespace triad {
 
-// train.init_from's weights; none where the run is a resume, which has its own. Weights in log.out_dir are a
-// UsageError.
+// The model that train.init_from names; nullopt without one and on a resume. Throws UsageError if it is in log.out_dir.
 std::optional<ModelSource> find_init(const Config&, const std::string& resume_from);
 
-// The run's data. An Error where the weights that it begins with were trained on another tokenizer's tokens.
+// Opens the run's data. Throws Error if the initial weights were trained with another tokenizer.
 DataSource open_data_for(const Config&, const Tokenizer&, const std::string& resume_from,
                          const std::optional<ModelSource>& init_from);
 
-// Fills the step's parameters, on a resume the optimizer too. An Error, on each rank, where they do not all begin at
-// the same step, with the same weights and as many tokens of data.
+// Sets the step's parameters, and on a resume the optimizer's moments. Throws Error on each rank if the ranks differ in
+// the first step, the weights' checksum or the number of tokens in the data.
 RunState begin_run(Context&, TrainStep&, Comm&, const Config&, const DataSource&, const std::string& resume_from,
                    const std::optional<ModelSource>& init_from);
 

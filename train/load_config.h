@@ -1,4 +1,4 @@
-// From a file, the environment and --set to a Config: defaults < file < environment < --set.
+// Builds a Config from a file, the environment and --set, in increasing precedence: defaults, file, environment, --set.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -11,31 +11,31 @@ namespace triad {
 
 struct LoadedConfig {
   Config config;
-  std::string name;                      // of its file: m7c_125m of configs/m7c_125m.json
-  std::vector<std::string> environment;  // what the environment changed, a line each, for the banner
-  std::string file = {};                 // its path
+  std::string name;                      // stem of the file: m7c_125m for configs/m7c_125m.json
+  std::vector<std::string> environment;  // keys changed by the environment, a line each, for the banner
+  std::string file = {};                 // path of the file
 };
 
-// The file that the environment variable CONFIG names; empty: none.
+// The value of the environment variable CONFIG, a path; empty: not set.
 std::string config_of_environment();
-// path empty: config_of_environment(). Throws UsageError.
+// An empty path means config_of_environment(). Throws UsageError.
 LoadedConfig load_config(const std::string& path, const std::vector<std::string>& sets);
-// From JSON that is there already, of a run by this name.
+// The same from JSON that is in memory already; name becomes LoadedConfig::name.
 LoadedConfig load_config(Json root, const std::string& name, const std::vector<std::string>& sets);
-// A config that is already JSON (a checkpoint's), resolved.
+// Parses and resolves a config, without the environment (a checkpoint's config, say).
 Config config_from_json(const Json& root);
 Json config_to_json(const Config& config);
-// The text of `triad train --help` on the keys: every field with its default and rule.
+// The config keys for `triad train --help`: every field with its default and rule.
 std::string describe_config();
 
-// The environment's part: NSA_* variables into the JSON (only_group given: those of that group alone). An unknown NSA_*
-// variable is an error. Returns a line for each that was honoured.
+// Applies the NSA_* variables and TORCH_BACKEND to the JSON (only_group: only keys of this group) and returns a line
+// for each variable applied. Throws UsageError for an unknown NSA_* variable and for contradictory ones.
 std::vector<std::string> apply_environment(Json& root, std::string_view only_group = {});
-// The errors alone.
+// Throws as apply_environment does, and changes nothing.
 void check_environment();
 
-// What env.json shows of the environment: the variables of launchers, CUDA, NCCL, OpenMP and ours, by name. Of one
-// whose name tells of a secret (a token, a key, a password) that it is set, and not its value.
+// The environment variables that env.json records: those of launchers, CUDA, NCCL, OpenMP and Triad. shown_value
+// replaces the value by "(set)" if the variable's name looks like that of a secret (token, key, password).
 Json shown_environment();
 std::string shown_value(std::string_view variable, std::string_view value);
 

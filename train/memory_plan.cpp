@@ -16,8 +16,8 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-// What fit_recompute chooses from, cheapest first: the first k layers recompute one stage; or the first k the whole
-// block and the others their MLP.
+// Candidates of fit_recompute, sorted by FLOPs: the first k layers recompute one stage; or the first k layers recompute
+// the whole block and the others their MLP.
 struct Candidate {
   std::string text;
   double flops;
@@ -47,10 +47,10 @@ std::vector<Candidate> recompute_candidates(const Config& c) {
   return all;
 }
 
-// Rows are counted in 32 bits. More parameters than this no machine holds, and no plan counts them in a minute.
+// Kernels index rows with 32 bits. kMostParameters is beyond any machine's memory and bounds the time of a plan.
 constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max(), kMostParameters = int64_t{1} << 40;
 
-// Sizes that each are allowed, and together are none of this world.
+// Refuses individually valid sizes whose product overflows or is impossibly large.
 void check_sizes(const Config& config, const Comm* comm) {
   const TrainConfig& t = config.train;
   const int64_t tokens = t.micro_batch_size * t.seq_len, parameters = count_parameters(config.model);
@@ -70,7 +70,7 @@ void check_sizes(const Config& config, const Comm* comm) {
         config.model.dim, config.model.n_layers, config.model.vocab_size, parameters, kMostParameters);
 }
 
-// What to change so that a run fits, for an error message.
+// Config changes that make the run fit, for an error message.
 std::string advice(const Config& config, Device device, int64_t bytes, Comm* comm) {
   std::string fits;
   if (const std::optional<RecomputeFit> fit = fit_recompute(config, device, bytes, comm))
@@ -83,11 +83,12 @@ std::string advice(const Config& config, Device device, int64_t bytes, Comm* com
   return "this fits: " + fits;
 }
 
-// Of what is free now a run leaves so much: on a GPU for kernels' code, which the driver loads when it is first asked
-// for it; on the host for threads and batches.
+// Bytes that a run leaves free: on a GPU for kernel code, which the driver loads lazily; on the host for threads and
+// batches.
 int64_t left_free(int64_t free_bytes) { return std::min<int64_t>(int64_t{256} << 20, free_bytes); }
 
-// The plan as it would lie in memory: scratch first, then tensor after tensor; one of them is the first without room.
+// Builds the error: lays out the plan in memory, scratch first, then tensor after tensor, to find the first that does
+// not fit.
 PlanTooLarge too_large(const Config& config, Device device, Comm* comm, const DeviceInfo& info, int64_t room) {
   MemorySnapshot s;
   const MemoryPlan plan = plan_memory(config, device, comm, &s.blocks);
@@ -125,7 +126,7 @@ PlanTooLarge too_large(const Config& config, Device device, Comm* comm, const De
       "is {}, train.seq_len {}; {}\n{}",
       s.oom->what, mib(plan.peak_bytes()), device.str(), mib(room), mib(info.memory_bytes),
       config.train.micro_batch_size, config.train.seq_len, advice(config, device, room, comm), memory_by_name(s));
-  message.pop_back();  // the end of its last line
+  message.pop_back();  // the last newline
   return PlanTooLarge(std::move(s), message);
 }
 
@@ -139,7 +140,7 @@ MemoryPlan plan_memory(const Config& config, Device device, Comm* comm, std::vec
                    .kernels = config.runtime.kernels,
                    .strict = config.runtime.strict});
   TrainStep step(runtime, config, comm);
-  const bool alone = comm == nullptr || comm->world() == 1;  // else the last micro-step is another
+  const bool alone = comm == nullptr || comm->world() == 1;  // else the last micro-step also queues collectives
   for (int64_t i = 0; i < (alone ? 1 : config.train.accumulate_grad_batches); ++i) step.micro_step({}, {}, 1);
   step.finish(0, 1);
   step.evaluate({}, {});
@@ -159,7 +160,7 @@ std::optional<BatchFit> fit_batch(Config config, Device device, int64_t bytes, C
   };
   if (plan_of(1).peak_bytes() > bytes) return std::nullopt;
   const int64_t most = std::min({int64_t{1} << 20, kMostTokens / config.train.seq_len,
-                                 most_sequences(device, config.model)});  // the config's own limits
+                                 most_sequences(device, config.model)});  // limits of the config and the kernels
   int64_t fits = 1, too_many = 2;
   while (too_many <= most && plan_of(too_many).peak_bytes() <= bytes) fits = too_many, too_many *= 2;
   too_many = std::min(too_many, most + 1);
@@ -194,7 +195,7 @@ std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device, C
                                                       .deterministic = config.runtime.deterministic,
                                                       .kernels = config.runtime.kernels,
                                                       .strict = config.runtime.strict});
-  } catch (const OutOfMemory& e) { throw too_large(config, device, comm, info, e.free); }  // it was free a moment ago
+  } catch (const OutOfMemory& e) { throw too_large(config, device, comm, info, e.free); }  // taken since backend::info
 }
 
 }  // namespace triad

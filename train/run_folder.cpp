@@ -26,7 +26,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Names that a run writes (SPEC.md section 3), whole or still temporary; whatever else is in the folder is the user's.
+// Whether name is that of a file or folder that a run writes, or of its temporary version. All other files in the
+// folder are the user's.
 bool written_by_a_run(std::string name) {
   static const std::regex kNames(
       "config\\.json|env\\.json|selection_sample\\.json|(tokenizer|encoder|vocab)\\.json|vocab\\.bpe|merges\\.txt|"
@@ -41,18 +42,19 @@ bool written_by_a_run(std::string name) {
   return std::regex_match(name, kNames);
 }
 
-// A run's own, whole or not. Where the folder is a link, to another disk say, it stays, and what else is there.
+// Removes the checkpoints, complete or not, and the folder. If the folder is a symbolic link (to another disk, say),
+// the link and other files in it stay.
 void remove_checkpoints(const fs::path& folder) {
   if (!fs::is_directory(folder)) return remove_tree(folder.string());
   const bool linked = fs::is_symlink(folder);
-  if (linked) remove_leftovers(folder.string());  // some may be whole
+  if (linked) remove_leftovers(folder.string());  // may turn complete leftovers into checkpoints, listed next
   for (const CheckpointFolder& checkpoint : list_checkpoints(folder.string())) remove_checkpoint(checkpoint.path);
   for (const std::string& aside : list_set_aside(folder.string())) remove_tree(aside);
   if (!linked) return remove_tree(folder.string());
   if (const fs::path latest = folder / "latest"; fs::is_symlink(latest)) fs::remove(latest);
 }
 
-// No file: none is later. A damaged one: later than any.
+// The step of a selection sample; -1 if the file does not exist; the largest integer if it is damaged.
 int64_t selection_sample_step(const std::string& path) {
   std::error_code unknown;
   if (!fs::exists(path, unknown)) return -1;
@@ -71,7 +73,7 @@ void lock_run_folder(FolderLock& lock, const std::string& path) {
 }
 
 void RunFolder::refuse(const std::string& path, Start start) {
-  std::error_code unknown;  // of a folder that may not be looked into: the constructor says so
+  std::error_code unknown;  // ignored: the constructor reports a folder that cannot be read
   const auto holds = [&](const char* name) { return fs::exists(path + "/" + name, unknown); };
   if (holds(".HALT"))
     fail("{}/.HALT is there from an earlier run and would stop this one after its first step: remove it", path);
@@ -111,8 +113,8 @@ RunFolder::RunFolder(const std::string& path, Start start, FolderLock& lock) : p
     fail("log.out_dir {} cannot be written to: {}", path, std::strerror(errno));
   lock_run_folder(lock, path);
   refuse(path, start);
-  // On a resume only what a killed run has not finished. What took longest to make goes last: a removal that ends
-  // half-way, at a file that it may not remove, leaves it.
+  // On a resume, only temporary files. The most valuable files are removed last, so that they survive if the removal of
+  // an earlier one fails.
   std::vector<fs::path> old;
   for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
     const std::string name = entry.path().filename().string();
@@ -138,11 +140,12 @@ std::optional<int64_t> RunFolder::complete_at(const std::string& path) {
   if (!fs::exists(metrics, unknown) || !fs::exists(path + "/model.safetensors", unknown)) return {};
   try {
     return parse_json(read_file(metrics), metrics).at("step").get<int64_t>();
-  } catch (const std::exception&) { return {}; }  // damaged: the end is made again
+  } catch (const std::exception&) { return {}; }  // damaged: the run's end is repeated
 }
 
 std::string RunFolder::rewind(int64_t step) const {
-  // The run's end first: killed in between, what is left is not complete and goes on from its newest checkpoint.
+  // Moves the files of the run's end first: if this process is killed in between, the folder does not look complete and
+  // can be resumed from its newest checkpoint.
   std::vector<std::string> later;
   if (fs::exists(file("model.safetensors")) && complete_at(path_) != step)
     for (const char* name : {"metrics.json", "model.safetensors"})
@@ -150,15 +153,15 @@ std::string RunFolder::rewind(int64_t step) const {
   const std::vector<CheckpointFolder> all = list_checkpoints(checkpoints());
   for (auto it = all.rbegin(); it != all.rend() && it->step > step; ++it) later.push_back(it->path);
   std::string aside = later.empty() ? "" : set_aside(checkpoints(), later);
-  // A later one that a killed save left whole, but not in its place, was never announced: the next save would put it
-  // there.
+  // A killed save may have left a complete later checkpoint under its temporary name, which the next save would rename:
+  // removes it.
   remove_leftovers(checkpoints());
   for (const CheckpointFolder& checkpoint : list_checkpoints(checkpoints()))
     if (checkpoint.step > step) remove_checkpoint(checkpoint.path);
   const std::string latest = checkpoints() + "/latest";
-  if (fs::is_symlink(latest) && !fs::exists(latest)) fs::remove(latest);  // its target was set aside
+  if (fs::is_symlink(latest) && !fs::exists(latest)) fs::remove(latest);  // its target was moved
   for (const char* name : {"model.safetensors", "metrics.json", ".anomaly_type", "needle.csv", "needle.svg"})
-    fs::remove(file(name));  // all of the run's end
+    fs::remove(file(name));  // files written at the end of a run
   static const std::regex kSnapshot("mem_(oom|step(\\d+))(_rank\\d+)?\\.(txt|json|pickle)");
   std::vector<fs::path> snapshots;
   for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
@@ -170,7 +173,7 @@ std::string RunFolder::rewind(int64_t step) const {
   }
   for (const fs::path& snapshot : snapshots) fs::remove(snapshot);
   if (selection_sample_step(file(kSelectionSample)) > step) fs::remove(file(kSelectionSample));
-  // This run may write fewer tables than the one before: rows of steps that it makes anew would stay in the others.
+  // All tables, since this run may write fewer of them than the earlier one did.
   for (const char* name :
        {"training.csv", "val.csv", "k_stats.csv", "gates.csv", "fallback_counters.csv", "grad_ledger.csv"})
     cut_csv(file(name), step);

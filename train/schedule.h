@@ -1,5 +1,5 @@
-// Learning rate of optimizer step s (0-based): linear warm-up, then a cosine down to min_lr_fraction * lr at the last
-// step.
+// Learning rate of optimizer step s (0-based): linear warmup over train.warmup_steps, then a cosine decay to
+// min_lr_fraction * lr at train.steps.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -82,7 +82,7 @@ std::unique_ptr<Comm> meet(const LaunchEnv& launch, Device device, const Config&
   const std::vector<std::string> lines =
       differences(config_from_json(parse_json(first, "the first rank's config")), config);
   if (!lines.empty()) fail_usage("its config differs from rank 0's: {}", fmt::join(lines, "; "));
-  await_stop_signals(/*tells=*/comm->first());  // before, nothing is there that would be worth a step's time
+  await_stop_signals(/*tells=*/comm->first());  // not earlier: a run without steps has nothing to save
   return comm;
 }
 
@@ -99,7 +99,7 @@ LoadedConfig load_config_of_run(const std::string& resume, const std::vector<std
     fail_usage("--resume latest needs a config, for its log.out_dir; --resume RUN, with the run's folder, needs none");
   fs::path run(resume);
   if (!run.has_filename()) run = run.parent_path();
-  // The folder that a path lies in; a path of one name alone does not tell.
+  // The parent folder, also of a path that is a single name.
   const auto up = [](const fs::path& path) {
     return path.has_parent_path() ? path.parent_path() : fs::absolute(path).parent_path();
   };
@@ -120,11 +120,11 @@ LoadedConfig load_config_of_run(const std::string& resume, const std::vector<std
 
 std::string resume_command(const TrainRequest& request) {
   const std::string& out = request.config.log.out_dir;
-  const std::string run = out.starts_with('-') ? "./" + out : out;  // no option
+  const std::string run = out.starts_with('-') ? "./" + out : out;  // so that it is not read as an option
   std::string command = shell_word(request.program) + " train";
-  if (!config_of_environment().empty()) command += " " + shell_word(run + "/config.json");  // CONFIG would come first
+  if (!config_of_environment().empty()) command += " " + shell_word(run + "/config.json");  // overrides CONFIG
   command += " --resume " + shell_word(run);
-  // Where the environment says otherwise than this run's --set did.
+  // Keys that this run's --set had changed from what the environment sets.
   Json now = config_to_json(request.config);
   Json then = now;
   apply_environment(then);

@@ -21,7 +21,7 @@ namespace {
 constexpr const char* kWeightsFile = "model.safetensors";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
 
-// Part i of a whole fp32 buffer of the host, laid out as the parameters are, under a prefix: one tensor of a file.
+// A host buffer [stored elements] laid out as the flat parameter buffer; its tensors are written as prefix + name.
 struct NamedBuffer {
   std::string prefix;
   Tensor whole;  // f32
@@ -40,7 +40,7 @@ void write_buffers(const Params& params, const std::vector<NamedBuffer>& buffers
   file.finish();
 }
 
-// An entry's elements as floats, whatever float type another program stored.
+// Reads an entry of any float dtype as float.
 void read_entry(const SafetensorsFile& file, const TensorEntry& entry, float* out) {
   const int64_t n = entry.numel();
   const auto whole = [&]<class T>(T* to) {
@@ -59,7 +59,8 @@ void read_entry(const SafetensorsFile& file, const TensorEntry& entry, float* ou
   fail("{}: tensor {} is {}: F32, BF16, F16 or F64 is needed", file.path(), shortened(entry.name), entry.str());
 }
 
-// A whole buffer from a file that holds exactly the parameters under these prefixes; padding is 0.
+// Reads the tensors prefix + name into a host buffer [stored elements] laid out as the flat parameter buffer; padding
+// is 0.
 std::vector<float> read_buffer(const Params& params, const SafetensorsFile& file, const std::string& prefix) {
   std::vector<float> host(static_cast<size_t>(params.stored_elements()), 0.0f);
   for (int64_t i = 0; i < params.count(); ++i) {
@@ -101,13 +102,14 @@ void for_each_difference(const Config& theirs, const Config& ours, F&& report) {
   }
 }
 
-// Keys without which a resume is no resume: the weights fit no other model, the cursor no other data.
+// Keys that a resume must not change: the weights fit no other model, and the data cursor no other data.
 bool decides_resume(const std::string& key) {
   if (key == "data.stall_s") return false;
   return key.starts_with("model.") || key.starts_with("nsa.") || key.starts_with("data.") || key == "train.seq_len";
 }
 
-// Shards whose tokenizer nobody had named counted as bytes, or as of none. To name it later changes no token of theirs.
+// Whether the new config names the tokenizer of shards whose tokenizer the old one did not name ("byte" or empty):
+// their tokens stay the same.
 bool learns_tokenizer(const Config& before, const Config& now) {
   return now.data.kind == DataKind::shards && before.data.tokenizer_or_bytes() == "byte";
 }

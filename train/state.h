@@ -1,6 +1,6 @@
-// Checkpoints: model.safetensors (fp32 master weights by name), optimizer.safetensors (exp_avg/<name>,
-// exp_avg_sq/<name>), state.json (config, step, data cursor). Names and shapes are those of SPEC.md 1.2, whatever the
-// engine stores.
+// The files of a checkpoint: model.safetensors (fp32 master weights by name), optimizer.safetensors (exp_avg/<name>,
+// exp_avg_sq/<name>) and state.json (config, step, data cursor). Names and shapes are those of ParamSpec, without the
+// padding of the stored tensors.
 #pragma once
 #include <string>
 #include <vector>
@@ -13,32 +13,34 @@
 
 namespace triad {
 
-// What a resume needs besides tensors. The generators are counter-based, so their state is the step and the cursor.
+// What a resume needs in addition to tensors. Random number generators are counter-based, so these counters are their
+// state.
 struct RunState {
   int64_t step = 0;       // optimizer steps done
-  int64_t sequences = 0;  // sequences the data loader has handed out
-  int64_t tokens = 0;     // tokens trained on
+  int64_t sequences = 0;  // sequences that the data loader has delivered
+  int64_t tokens = 0;     // tokens trained on, by all ranks
 };
 
-// model.safetensors depends on the weights alone: equal weights, equal bytes.
+// Writes model.safetensors. The file depends only on the weights: equal weights give equal bytes.
 void save_weights(Context&, const Params&, const std::string& path);
-// Any file with the same names and shapes (F32, BF16, F16 or F64), checksums verified where present. Missing, unknown
-// or misshapen tensors are an Error that names them.
+// Reads any safetensors file with the model's names and shapes (F32, BF16, F16 or F64) and verifies its checksums if it
+// has any. Throws Error with the name of a missing, unknown or misshapen tensor.
 void load_weights(Context&, Params&, const std::string& path);
 
-// Everything of a run that lies in tensors: fp32, on the host, laid out as the parameters' whole buffers.
+// The tensors of a checkpoint: fp32 [stored elements], on the host, laid out as the flat parameter buffer.
 struct StateTensors {
   Tensor master, exp_avg, exp_avg_sq;
 };
-// Whole or not at all: written beside, synced, renamed; then `latest` points at it. Of params it reads names and places
-// alone, so that another thread may train them meanwhile. Returns its folder.
-// tokenizer: its files, which go with them.
+// Writes a checkpoint atomically (temporary folder, sync, rename), then points the link `latest` at it. Returns its
+// folder. Of Params only names and offsets are read, so another thread may train them concurrently. tokenizer: files
+// copied into it.
 std::string save_checkpoint(const std::string& parent, const Params&, const StateTensors&, const Config&,
                             const RunState&, const std::vector<Tokenizer::File>& tokenizer);
-// Throws if a key differs on which a resume depends: the model's, the data's, train.seq_len.
-// A resume goes on with the tokenizer of its checkpoint: an Error that names the file where this one's, data.tokenizer
-// by name, is another. A checkpoint that has no copy of its own is taken as it is.
+// Throws Error with the file's name if the tokenizer differs from the checkpoint's copy. A checkpoint without a copy
+// passes.
 void check_tokenizer(const std::string& folder, const Tokenizer&);
+// Reads a checkpoint. Throws Error if its config differs in a key on which a resume depends: model.*, nsa.*, data.* or
+// train.seq_len.
 RunState load_checkpoint(Context&, const std::string& folder, Params&, Optimizer&, const Config&);
 
 // The config that a checkpoint was written with.
@@ -53,12 +55,13 @@ std::vector<std::string> differences(const Config& before, const Config& now);
 // `triad init`: a folder with model.safetensors, state.json and the tokenizer.
 void save_initial(Context&, const std::string& folder, const Params&, const Config&);
 
-// Where a model is: a checkpoint or `init` folder (state.json), a finished run's folder (config.json beside
-// model.safetensors), a run's folder with checkpoints (the newest whole one), or a file of weights in one of these.
+// Finds a model: a checkpoint or the folder of `triad init` (with state.json), the folder of a finished run (with
+// config.json and model.safetensors), the folder of a run with checkpoints (the newest complete one), or a safetensors
+// file in one of these.
 struct ModelSource {
   Config config;
-  std::string folder;   // of what follows, and of the tokenizer where it is no byte
-  std::string weights;  // a safetensors file
+  std::string folder;   // holds the weights, and the tokenizer's files unless it is `byte`
+  std::string weights;  // path of a safetensors file
 };
 ModelSource find_model(const std::string& path);
 

@@ -16,12 +16,12 @@ namespace triad {
 namespace {
 
 std::atomic<int> last_signal{0};
-// Which have come. A SIGTERM counts as repeated where a SIGINT came in between: no launcher does that.
+// Bits of `heard`: SIGTERM received, SIGINT received, SIGINT received after SIGTERM.
 constexpr int kTerm = 1, kInt = 2, kTermThenInt = 4;
 std::atomic<int> heard{0};
 std::atomic<int64_t> step_under_way{0};
 
-// What a signal handler may call is little: no formatting, no memory, one write(2).
+// Runs in a signal handler: no formatting, no allocation, one write(2).
 void tell() {
   end_progress_line();
   char text[200], *at = text;
@@ -38,7 +38,7 @@ void tell() {
   add((heard & kTermThenInt) != 0 ? "; Ctrl-C or SIGTERM again ends at once\n"
       : (heard & kInt) != 0       ? "; Ctrl-C again ends at once\n"
                                   : "\n");
-  if (::write(STDERR_FILENO, text, static_cast<size_t>(at - text)) < 0) return;  // nobody reads it any more
+  if (::write(STDERR_FILENO, text, static_cast<size_t>(at - text)) < 0) return;  // stderr is closed
 }
 
 template <bool kTells>

@@ -1,14 +1,14 @@
-// SIGTERM and SIGINT ask a run for a checkpoint and an orderly end, when its step ends. A second SIGINT (Ctrl-C) ends
-// the process at once, whatever comes in between. A second SIGTERM does so only if a SIGINT came between the two:
-// launchers often send it to the process and again to its group.
+// SIGTERM and SIGINT request a checkpoint and an orderly stop at the end of the current step. A second SIGINT (Ctrl-C)
+// ends the process at once. A second SIGTERM does so only after a SIGINT in between, because launchers often send
+// SIGTERM to the process and again to its group.
 #pragma once
 #include <cstdint>
 
 namespace triad {
 
-// From now on. tells: this process says on stderr, at once, that it was heard; of several ranks the first is enough.
+// Installs the handlers. tells: this process acknowledges a signal on stderr at once; set it on one rank only.
 void await_stop_signals(bool tells);
-int stop_signal();               // the last of them; 0: none has come
-void step_begins(int64_t step);  // for what is told
+int stop_signal();               // the last signal received; 0: none
+void step_begins(int64_t step);  // the step that the acknowledgement names
 
 }  // namespace triad

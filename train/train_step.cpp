@@ -17,7 +17,7 @@ namespace triad {
 
 namespace {
 
-constexpr size_t kBatchSlots = 4;  // micro-batches that may be on their way up
+constexpr size_t kBatchSlots = 4;  // micro-batches whose copies to the device may be queued
 constexpr int64_t kBytesOfAsserts = sizeof(int64_t);
 
 Tensor make_parts(Context& ctx, Arena& arena, const Params& params) {
@@ -31,15 +31,15 @@ Tensor make_parts(Context& ctx, Arena& arena, const Params& params) {
   return parts;
 }
 
-// [1]: what a rank says of itself.
+// [1] f64: one of a rank's numbers (RankNumbers).
 Tensor own_number(const Tensor& ranks, int64_t rank, int64_t which) { return ranks[rank].slice(0, which, which + 1); }
 
-// Numbers of a rank's gates and lists, which travel behind those.
+// Statistics of gates and selection lists per rank, which follow RankNumbers in a row of ranks_.
 int64_t stats_numbers(const Config& config) {
   return config.log.stats && !config.model.dense() ? config.model.n_layers * NsaStats::count : 0;
 }
 
-// With shards each rank sees but its own sums: what the first to see something bad sees.
+// With shards, each rank checks only its own sums: the smallest index of a bad tensor over all ranks, -1 if none.
 int64_t first_bad_of_all(Comm& comm, int64_t bad) {
   int64_t first = -1;
   for (const int64_t other : comm.all_gather_host(bad, "the first bad tensor"))
@@ -87,7 +87,7 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
   }
   model_.watch(asserts_.get());
   triad::zero(ctx_, numbers_);
-  triad::zero(ctx_, model_.params().grads());  // the padding between them, too, which no op writes
+  triad::zero(ctx_, model_.params().grads());  // no op writes the padding between gradients
   if (ctx_.planning) return;
   const int64_t batch_bytes = act_.tokens.bytes() + act_.targets.bytes();
   for (size_t i = 0; i < kBatchSlots; ++i) batches_.emplace_back(ctx_.device, batch_bytes);
@@ -109,7 +109,7 @@ Tensor TrainStep::all_stats() const {
   return ranks_;
 }
 
-// The ranks' merged, in their order.
+// Merges the ranks' statistics in the order of ranks.
 std::vector<NsaStats> TrainStep::read_stats(const std::byte* copied) const {
   std::vector<NsaStats> layers(static_cast<size_t>(config_.model.n_layers));
   if (world_ > 1) copied += RankNumbers::count * sizeof(double);
@@ -127,7 +127,7 @@ void TrainStep::begin(bool trace) {
   micro_steps_ = 0;
   if (!ctx_.planning) results_[next_result_].began.record(ctx_.stream);
   trace_wanted_ = trace && !ctx_.planning;
-  if (comm_ != nullptr) comm_->take_waited_ms();  // between steps: not theirs
+  if (comm_ != nullptr) comm_->take_waited_ms();  // resets the counter: waits between steps do not count
   if (asserts_) asserts_->clear(ctx_);
   if (stats_) stats_->clear(ctx_);
   triad::zero(ctx_, model_.params().added_grads());
@@ -139,7 +139,7 @@ void TrainStep::upload(std::span<const int32_t> tokens, std::span<const int32_t>
   if (ctx_.planning) return;
   Slot& slot = batches_[next_batch_];
   next_batch_ = (next_batch_ + 1) % batches_.size();
-  slot.done.synchronize();  // the device has long taken what was here four micro-steps ago
+  slot.done.synchronize();  // the slot was used kBatchSlots micro-steps ago, so this seldom waits
   std::byte* at = slot.memory.data();
   const auto put = [&](Tensor to, std::span<const int32_t> from) {
     TRIAD_CHECK(static_cast<int64_t>(from.size()) == to.numel(), "a batch of {} tokens for {}", from.size(), to.str());
@@ -170,11 +170,11 @@ void TrainStep::micro_step(std::span<const int32_t> tokens, std::span<const int3
   const auto work = [&] { forward_backward(step_positions, first, sums); };
   if (sums != nullptr && bucket_trace_) bucket_trace_->begin(ctx_.stream);
   Recording& recording = sums != nullptr ? summed_ : first ? first_ : later_;
-  if (trace_wanted_) {  // times are those of launches
+  if (trace_wanted_) {  // a graph's ops cannot be timed one by one
     if (sums != nullptr) sums->begin();
     return work();
   }
-  if (!with_graph || recording.step_positions != step_positions) {  // once without: loads kernels, chooses algorithms
+  if (!with_graph || recording.step_positions != step_positions) {  // the first run loads kernels, so is not recorded
     recording.graph.clear();
     recording.step_positions = step_positions;
     if (sums != nullptr) sums->begin();
@@ -192,13 +192,13 @@ void TrainStep::sum_over_ranks(bool stop) {
   const auto own = [&](int64_t which) { return own_number(ranks_, comm_->rank(), which); };
   const auto loss = numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1);
   copy(ctx_, own(RankNumbers::loss), loss);
-  constexpr int kSomeBits = 0x3f;  // any finite number but 0
+  constexpr int kSomeBits = 0x3f;  // as all bytes of an f64: a finite number other than 0
   const Tensor flag = own(RankNumbers::stop);
   if (!ctx_.planning) backend::fill(flag.data, flag.device, stop ? kSomeBits : 0, flag.bytes(), ctx_.stream.handle());
   reducer_->finish();
   reducer_->run_on_comm_stream([&] {
     comm_->all_gather(ranks_, "the ranks' numbers");
-    if (zero()) comm_->all_reduce(reducer_->squares(), "the gradient's norm");  // x + 0: exact
+    if (zero()) comm_->all_reduce(reducer_->squares(), "the gradient's norm");  // exact: all other addends are 0
     results_[next_result_].summed.record(comm_->stream());
   });
 }
@@ -228,9 +228,9 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   if (micro_steps_ > 0) ledger_.require_all();
   if (stats_) stats_->finish(ctx_);
   if (reducer_) sum_over_ranks(stop);
-  if (measure || ctx_.planning) measure_gradients();  // a plan has room for it
+  if (measure || ctx_.planning) measure_gradients();  // a plan always includes its memory
   if (zero())
-    sum_pieces(ctx_, number(StepNumbers::norm_squared), reducer_->squares());  // the same pieces as without shards
+    sum_pieces(ctx_, number(StepNumbers::norm_squared), reducer_->squares());  // same pieces, same bits as unsharded
   else
     sum_of_squares(ctx_, number(StepNumbers::norm_squared), grads);
   judge_step(ctx_, numbers_, grads, parts_, ranks_.empty() ? Tensor{} : ranks_.slice(1, 0, RankNumbers::count),

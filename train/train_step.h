@@ -1,8 +1,11 @@
-// One optimizer step on one device: micro-steps that add up gradients, then the update. Owns what a step works on. With
-// several ranks gradients are summed over them during the last micro-step, and each rank makes the same update.
-// Nothing in a step waits for the device: tokens go up from pinned memory, the device judges the gradient and updates
-// or not, and the step's numbers come down to pinned memory, where result() finds them later. So the host may queue the
-// next step meanwhile.
+// TrainStep: one optimizer step on one device: micro-steps that accumulate gradients, then the update. Owns the model,
+// its activations and the optimizer. With several ranks, gradients are summed over the ranks during the last micro-step
+// and every rank makes the same update.
+//
+// The host queues a step without waiting for the device: tokens are copied from
+// pinned memory, the device itself skips the update if the gradient is not finite (kernels/step/step_guard.h), and the
+// step's numbers are copied to pinned memory, where result() reads them later. So the host may queue the next step
+// meanwhile.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -24,43 +27,45 @@ namespace triad {
 
 class TrainStep {
  public:
-  // comm: absent in a world of one.
+  // comm: null with one rank.
   TrainStep(Runtime&, const Config&, Comm* comm = nullptr);
 
   struct Result {
-    double loss = 0;         // mean over the step's positions
-    double grad_norm = 0;    // global, before clipping
-    bool finite = true;      // otherwise nothing was updated, and (train.on_nonfinite stop) nothing will be
-    std::string bad_tensor;  // not finite: the first gradient that is not, or "the loss" if all are
-    int64_t bad_rank = -1;   // not finite: the first rank whose own share is not; -1: the ranks' sum alone
-    bool stop = false;       // a rank asked for an orderly end
-    double comm_ms = 0;      // that the step waited for other ranks, behind its own work
-    double gather_ms = 0;    // that its new weights came in after it, beside the next forward: that waits for less
-    double compute_ms = 0, update_ms = 0;      // of the device: micro-steps; norm, verdict and optimizer
-    std::optional<GradFacts> grads;            // where update() was to measure them
-    std::vector<BackwardTrace::Op> trace;      // where begin() was to trace
-    std::optional<BucketTrace::Step> buckets;  // with diagnosis "buckets", of several ranks
-    std::vector<NsaStats> stats;               // with log.stats by layer, of all micro-steps and ranks; dense: none
+    double loss = 0;         // mean over the step's targets
+    double grad_norm = 0;    // global L2 norm before clipping
+    bool finite = true;      // false: the update was skipped, and with on_nonfinite stop so are all later ones
+    std::string bad_tensor;  // if not finite: the first gradient that is not, or "the loss" if all gradients are finite
+    int64_t bad_rank = -1;   // if not finite: the first rank whose own gradient or loss is not; -1: only their sum
+    bool stop = false;       // a rank has requested an orderly stop
+    double comm_ms = 0;      // wait for other ranks after this rank's own work, ms
+    double gather_ms = 0;    // from the end of the update until all new weights have arrived, ms
+    double compute_ms = 0, update_ms = 0;      // device time: micro-steps; norm, step guard and optimizer, ms
+    std::optional<GradFacts> grads;            // if update() was called with measure
+    std::vector<BackwardTrace::Op> trace;      // if begin() was called with trace
+    std::optional<BucketTrace::Step> buckets;  // with several ranks and log.diagnostics "buckets"
+    std::vector<NsaStats> stats;               // with log.stats: by layer, over micro-steps and ranks; dense: empty
   };
 
-  // Forgets gradients and loss. trace: the first micro-step's backward is traced (and not replayed from a graph).
+  // Begins a step: clears gradients and loss. trace: records the times of the first micro-step's backward, op by op
+  // (which is then not replayed from a graph).
   void begin(bool trace = false);
-  // tokens, targets [B*T]. The gradient of the step is that of the mean over step_positions (of all ranks and
-  // micro-steps). With several ranks a step has train.accumulate_grad_batches of them.
+  // Queues forward and backward of tokens and targets [B*T]. The step's gradient is that of the sum of losses divided
+  // by step_positions, the number of targets in all ranks' micro-steps. With several ranks a step has exactly
+  // train.accumulate_grad_batches micro-steps.
   void micro_step(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t step_positions);
-  // Queues the update. step: optimizer steps done before this one. stop: this rank asks for an orderly end. measure: of
-  // each gradient the norm, for the result. Throws MissingGradients if backward did not tell of each.
+  // Queues the update. step: optimizer steps done before this one. stop: this rank requests an orderly stop. measure:
+  // the result has each gradient's norm. Throws MissingGradients if backward did not announce every gradient.
   void update(int64_t step, int64_t step_positions, bool stop = false, bool measure = false);
-  // Waits for the oldest update whose result was not yet asked for; at most kMaxQueued may be. Throws where
-  // runtime.asserts found something wrong in that step.
+  // Waits for and returns the result of the oldest queued update; at most kMaxQueued may be queued. Throws if
+  // runtime.asserts has found a violation in that step.
   Result result();
   static constexpr size_t kMaxQueued = 2;
-  // Both at once.
+  // update(), then result().
   Result finish(int64_t step, int64_t step_positions) {
     update(step, step_positions);
     return result();
   }
-  // Sum of the losses of one micro-batch, without gradients.
+  // Runs a forward and returns the sum of the losses of one micro-batch. Waits for the device.
   double evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets);
 
   Model& model() { return model_; }
@@ -78,7 +83,7 @@ class TrainStep {
   std::vector<ElementRange> own_elements() const;
   void measure_gradients();
   std::unique_ptr<LayerStats> make_stats();
-  Tensor all_stats() const;  // what holds them, of all ranks
+  Tensor all_stats() const;  // the tensor that holds the statistics of all ranks
   std::vector<NsaStats> read_stats(const std::byte* copied) const;
 
   Runtime& runtime_;
@@ -87,9 +92,9 @@ class TrainStep {
   Comm* comm_;
   int64_t world_;
   Model model_;
-  Tensor ranks_;  // [world, RankNumbers::count, and a rank's stats_] f64; absent in a world of one
-  std::unique_ptr<GradReducer> reducer_;       // likewise
-  std::unique_ptr<BucketTrace> bucket_trace_;  // of its buckets, where asked for
+  Tensor ranks_;                          // [world, RankNumbers::count + a rank's statistics] f64; empty with one rank
+  std::unique_ptr<GradReducer> reducer_;  // null with one rank
+  std::unique_ptr<BucketTrace> bucket_trace_;  // log.diagnostics "buckets"
   Optimizer optimizer_;
   std::unique_ptr<LayerStats> stats_;  // log.stats
   GradLedger ledger_;
@@ -98,9 +103,9 @@ class TrainStep {
   std::unique_ptr<Asserts> asserts_;  // runtime.asserts
   Tensor numbers_;                    // [StepNumbers::count] f64
   Tensor eval_loss_;                  // [1] f64
-  Tensor parts_;                      // [parameters,2] i64: where each gradient lies, for the verdict
+  Tensor parts_;                      // [parameters, 2] i64: offset and size of each gradient, for the step guard
 
-  // Pinned memory, taken in turns; an event tells when the device is done with it.
+  // A pinned buffer of a ring, with an event that marks the end of its copy.
   struct Slot {
     Slot(Device device, int64_t bytes, bool timed = false) : memory(device, bytes), done(device, timed) {}
     PinnedMemory memory;
@@ -113,10 +118,10 @@ class TrainStep {
           computed(device, true),
           summed(device, true),
           gathered(device, true) {}
-    Event began, computed, summed;  // the step; this rank's gradients; those of all
-    Event gathered;                 // weights of all ranks; on the comm stream, with dist.zero 1
-    double host_ms = 0;             // that the host waited for other ranks
-    double inside_ms = 0;           // of which before `computed`: on the CPU the host is what computes
+    Event began, computed, summed;  // the step began; this rank's gradients are done; those of all ranks are summed
+    Event gathered;                 // weights of all ranks have arrived; on the comm stream, with dist.zero 1
+    double host_ms = 0;             // time that the host waited for other ranks in this step, ms
+    double inside_ms = 0;           // its part before `computed`, ms: on the CPU, the host thread computes
   };
   std::deque<Slot> batches_;
   std::deque<ResultSlot> results_;
@@ -129,8 +134,8 @@ class TrainStep {
   std::deque<Queued> queued_;
   size_t next_result_ = 0;
 
-  // A step's first micro-step, the others, and with several ranks its last one, recorded. They hold step_positions:
-  // another number records them anew.
+  // Recorded graphs of a step's first micro-step, of later ones, and with several ranks of the last one. step_positions
+  // is a constant in the graph: a different number records it again.
   struct Recording {
     explicit Recording(Device device) : graph(device) {}
     Graph graph;
@@ -138,10 +143,11 @@ class TrainStep {
   };
   Recording first_, later_, summed_;
   bool trace_wanted_ = false;
-  int64_t micro_steps_ = 0;  // of this step; before the first the gradients of the products hold nothing
+  int64_t micro_steps_ = 0;  // micro-steps of this step so far; the first one overwrites the matrices' gradients
 };
 
-// automatic: the GPU where one can be used; cuda without one is an error. Of several GPUs that of the process's rank.
+// automatic: a GPU if one is usable, else the CPU. cuda: throws Error without a usable GPU. With several GPUs, the one
+// of the process's local rank.
 Device choose_device(DeviceChoice, const LaunchEnv& env = {});
 DType compute_dtype(Precision);
 

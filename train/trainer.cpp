@@ -65,7 +65,7 @@ class Trainer {
     if (nvtx_) runtime_->ctx().listeners->push_back(nvtx_.get());
   }
 
-  // An error ends the process here: see Comm::abandon.
+  // Trains. An error is printed and ends the process (Comm::abandon).
   void run() {
     try {
       run_and_report();
@@ -76,14 +76,14 @@ class Trainer {
   }
 
  private:
-  // An error is told, then a checkpoint that is being written comes to its end, where the disk lets it.
+  // Ends this rank: prints the error, then waits for a pending checkpoint, at most dist.timeout_s.
   [[noreturn]] void abandon(const char* why, int exit_code) {
     begin_end();
     comm_->abandon(why, exit_code, [&] {
       if (checkpointer_) finish_checkpoint([&] { checkpointer_->take(/*wait=*/true); });
     });
   }
-  // All ranks have met the same error.
+  // The same after an error that all ranks detect in the same step, so that they may wait for each other.
   [[noreturn]] void fail_together(const std::string& why) {
     begin_end();
     comm_->fail_together(why, [&] { finish_checkpoint([&] { wait_for_checkpoint(*telemetry_); }); });
@@ -95,8 +95,8 @@ class Trainer {
   template <class Wait>
   void finish_checkpoint(Wait&& wait) {
     try {
-      report_stage(runtime_->ctx(), Stage::checkpoint);  // for which the watchdog waits as long
-    } catch (const Error&) {}                            // a GPU that failed takes no mark
+      report_stage(runtime_->ctx(), Stage::checkpoint);  // in this stage the watchdog allows dist.timeout_s
+    } catch (const Error&) {}                            // a failed GPU cannot record the stage
     tell_also(wait);
   }
 
@@ -109,7 +109,8 @@ class Trainer {
     }
   }
 
-  // More of an error that ends the run; failing at that does not hide the error.
+  // Does extra reporting on an error that ends the run. If that fails too, prints why instead of hiding the first
+  // error.
   template <class Work>
   static void tell_also(Work&& work) {
     try {
@@ -117,17 +118,17 @@ class Trainer {
     } catch (const std::exception& e) { std::fputs(fmt::format("triad: {}\n", e.what()).c_str(), stderr); }
   }
 
-  // Not inlined: whoever reads a stack dump looks for this name (gcc 14 merges all from here to train() otherwise).
+  // Not inlined, so that stack dumps show this name (gcc 14 would inline everything from here to train()).
   [[gnu::noinline]] void run_steps() {
     Context& ctx = runtime_->ctx();
     if (comm_->first()) make_folders(folder_.file("ranks"));
-    comm_->barrier("the run's folder");  // the first rank has prepared it
+    comm_->barrier("the run's folder");  // prepared by the first rank
     comm_->record_collectives(folder_.file(fmt::format("ranks/rank_{}_collectives.csv", comm_->rank())));
     updates_ = state_.step;
     if (comm_->first()) {
       if (!resume_from_.empty()) set_aside_ = folder_.rewind(state_.step);
       write_file_atomically(folder_.file("config.json"), dump_json(config_to_json(config_), 2) + "\n");
-      write_tokenizer_files(tokenizer_->files(), folder_.path());  // of the final weights
+      write_tokenizer_files(tokenizer_->files(), folder_.path());  // for users of the final weights
       write_file_atomically(folder_.file("env.json"),
                             dump_json(environment_report(device_, *comm_, request_.build), 2) + "\n");
     }
@@ -169,7 +170,8 @@ class Trainer {
     report_stage(ctx, Stage::checkpoint);
     if (comm_->first() && config_.train.save_every > 0)
       checkpointer_.emplace(config_, step_.model().params(), device_, folder_.checkpoints(), tokenizer_->files());
-    // From its first step on a run can be resumed; and where nothing can be saved, that shows before days of training.
+    // A checkpoint before the first step: the run can be resumed from the start, and a disk that cannot be written
+    // fails now.
     if (start_of(request_, resume_from_) == RunFolder::Start::resume) {
       saved_at_ = state_.step;
     } else if (config_.train.save_every > 0) {
@@ -189,7 +191,7 @@ class Trainer {
         if (after_step(telemetry)) return stopped(telemetry);
       }
     }
-    if (state_.step == first_step && config_.train.eval_every > 0) {  // nothing was left to train
+    if (state_.step == first_step && config_.train.eval_every > 0) {  // the checkpoint was at train.steps already
       report_stage(ctx, Stage::evaluation);
       evaluate(telemetry);
     }
@@ -197,7 +199,7 @@ class Trainer {
     finish(telemetry, seconds, first_step);
   }
 
-  // A run that does not fit leaves the plan of its memory, though nothing else; and not beside another run's files.
+  // Allocates the run's memory. A run that does not fit writes its memory plan to the folder, unless a run has used it.
   static std::unique_ptr<Runtime> allocate(const Config& config, Device device, Comm& comm) {
     try {
       return allocate_planned(config, device, &comm);
@@ -216,7 +218,7 @@ class Trainer {
   }
   bool due(int64_t every) const { return every > 0 && state_.step % every == 0; }
   int64_t positions() const { return config_.train.tokens_per_step() * comm_->world(); }
-  int64_t step_targets() const {  // those positions of a step that the loss counts
+  int64_t step_targets() const {  // positions of a step, on all ranks, with a target token
     return positions() / config_.train.seq_len * data_.train->count_targets(config_.train.seq_len);
   }
 
@@ -232,7 +234,7 @@ class Trainer {
             .stall_s = config_.data.stall_s};
   }
 
-  // Hands a step to the device. state_ counts it at once; what came of it shows when it is settled.
+  // Queues a step on the device. state_ counts it at once; settle() reads its result.
   void queue_step(Loader& loader) {
     const int64_t number = state_.step + 1, targets = step_targets();
     step_begins(number);
@@ -257,11 +259,11 @@ class Trainer {
     ++queued_;
   }
 
-  // Waits for the results of all queued steps but the last `leave`, and reports them. A GPU works on the step that is
-  // left, so that it need not wait for the host in between.
+  // Waits for the results of all queued steps except the last `leave`, and reports them. The remaining step keeps a GPU
+  // busy while the host reports.
   void settle(Telemetry& telemetry, int64_t leave) {
     for (; queued_ > leave; --queued_) {
-      const int64_t step = state_.step - queued_ + 1;  // steps done, this one included
+      const int64_t step = state_.step - queued_ + 1;  // 1-based number of the settled step
       report_stage(runtime_->ctx(), Stage::result);
       const TrainStep::Result result = step_.result();
       progress_.step_done();
@@ -309,8 +311,8 @@ class Trainer {
     }
   }
 
-  // Mean loss over the same first eval_batches micro-batches of the validation split, every time. The ranks take turns
-  // with them; sums are of batches in their order, so that the number does not depend on how many ranks there are.
+  // Mean loss over the first eval_batches micro-batches of the validation split, dealt out to the ranks in turn. Losses
+  // are added in the order of batches, so that the result does not depend on the number of ranks.
   void evaluate(Telemetry& telemetry) {
     const TrainConfig& t = config_.train;
     const int64_t batches = count_validation_batches(*data_.val, t.seq_len, t.micro_batch_size, t.eval_batches);
@@ -319,7 +321,7 @@ class Trainer {
       const Batch batch = validation_batch(*data_.val, t.seq_len, t.micro_batch_size, i);
       losses[static_cast<size_t>(i)] = step_.evaluate(batch.tokens, batch.targets);
       for (const int32_t target : batch.targets) counts[static_cast<size_t>(i)] += target >= 0;
-      if (i == 0) sample_selection();  // the first rank's
+      if (i == 0) sample_selection();  // batch 0 is on the first rank
     }
     comm_->add(losses, "the evaluation's losses");
     comm_->add(counts, "the evaluation's positions");
@@ -333,8 +335,8 @@ class Trainer {
     write_file_atomically(folder_.file(kSelectionSample), dump_json(sample, -1) + "\n");
   }
 
-  // The first rank does what may take it long, its disk being slow, say. The others ask every second, so that it is not
-  // taken for a rank that hangs.
+  // Runs work() on the first rank while the others wait. It may take long (a slow disk), so the ranks exchange a status
+  // every second, which keeps the first rank from counting as hung.
   template <class Work>
   void let_first(Work&& work, const char* what) {
     if (comm_->world() == 1) return work();
@@ -347,11 +349,11 @@ class Trainer {
     if (done.valid()) done.get();
   }
 
-  // The first rank writes beside the steps that follow, once all have given what they alone hold.
+  // Gathers the ranks' shards; then the first rank writes a checkpoint while training continues.
   void save(Telemetry& telemetry) {
     Context& ctx = runtime_->ctx();
     Params& params = step_.model().params();
-    wait_for_checkpoint(telemetry);  // the one before
+    wait_for_checkpoint(telemetry);  // the previous one
     saved_at_ = state_.step;
     step_.optimizer().gather_master(params);
     const Optimizer::Moments moments = step_.optimizer().gather_moments(ctx, params);
@@ -370,7 +372,7 @@ class Trainer {
     if (settled_ > 0)
       telemetry.message(text);
     else
-      telemetry.detail(text);  // of the start
+      telemetry.detail(text);  // the checkpoint before the first step
   }
   void wait_for_checkpoint(Telemetry& telemetry) {
     let_first([&] { take_checkpoint(telemetry, /*wait=*/true); }, "a checkpoint being written");
@@ -381,10 +383,10 @@ class Trainer {
     return stop_signal() != 0 || anomaly_stops() || (comm_->first() && folder_.halt_requested());
   }
 
-  // What happens between steps and is not counted as their time. True: the run has to stop here.
+  // Evaluation, checkpoint and snapshots after a step, excluded from step times. Returns whether the run stops here.
   bool after_step(Telemetry& telemetry) {
     const TrainConfig& t = config_.train;
-    // Several ranks stop where a step's result says that one of them wants to: they read it at the same step.
+    // Several ranks stop after the step whose result carries a stop request: all of them read it in the same step.
     const bool last = state_.step == t.steps, stop = comm_->world() == 1 ? stop_wanted() : stop_agreed_;
     const bool eval = due(t.eval_every) || (last && t.eval_every > 0);
     const bool save_now = due(t.save_every) || (last && t.save_every > 0 && t.save_last) || stop;
@@ -407,7 +409,7 @@ class Trainer {
     return stop && !last;
   }
 
-  // An Error where an anomaly was the cause, on any rank: who waits for the run's end has to see that it went wrong.
+  // Reports an early stop. If an anomaly on any rank was the cause, the run fails (exit code 1).
   void stopped(Telemetry& telemetry) {
     const std::vector<char> anomalies = comm_->all_gather_host(char{anomaly_stops()}, "why the run stops");
     const bool anomaly = std::count(anomalies.begin(), anomalies.end(), 1) > 0;
@@ -440,9 +442,9 @@ class Trainer {
     if (comm_->world() > 1) metrics["comm_wait_ms"] = comm_ms;
     if (comm_->first()) {
       write_file_atomically(folder_.file("metrics.json"), dump_json(metrics, 2) + "\n");
-      std::filesystem::remove(folder_.file(".anomaly_type"));  // of the last step: it has stopped nothing
+      std::filesystem::remove(folder_.file(".anomaly_type"));  // an anomaly in the last step has stopped nothing
     }
-    // Written after the final weights, so that a disk without room for both still has the weights.
+    // After the final weights, so that a disk without space for both has the weights.
     if (config_.train.save_last && saved_at_ != state_.step) {
       save(telemetry);
       wait_for_checkpoint(telemetry);
@@ -469,36 +471,36 @@ class Trainer {
   Device device_;
   OutsideMemory outside_;
   std::unique_ptr<Comm> comm_;
-  FolderLock lock_;                      // until all that writes there is gone
-  std::string resume_from_, set_aside_;  // set_aside_: where the first rank has moved what was newer
+  FolderLock lock_;                      // declared before all members that write to the folder, so released after them
+  std::string resume_from_, set_aside_;  // a checkpoint; the folder to which later checkpoints were moved
   std::optional<ModelSource> init_from_;
-  std::unique_ptr<Tokenizer> tokenizer_;  // as it was when the run began, whatever becomes of its files
+  std::unique_ptr<Tokenizer> tokenizer_;  // holds the files' content: later changes to the files have no effect
   DataSource data_;
   std::unique_ptr<OpListener> nvtx_ = nvtx_listener();
   std::unique_ptr<Runtime> runtime_;
   TrainStep step_;
   std::optional<GradReport> grad_report_;
   std::optional<StatsReport> stats_report_;
-  std::optional<Checkpointer> checkpointer_;  // the first rank's; its host memory comes before the first step
-  std::optional<int64_t> saved_at_;           // the step of the newest checkpoint in this folder
+  std::optional<Checkpointer> checkpointer_;  // on the first rank
+  std::optional<int64_t> saved_at_;           // step of the newest checkpoint in this folder
   RunState state_;
-  RunFolder folder_;  // after all that may refuse the run: from here on files change
+  RunFolder folder_;  // after all members whose constructors may refuse the run: its constructor changes files
   MemoryReport memory_;
   Progress progress_{device_};
   StepChecks checks_{config_, folder_, *comm_, step_};
   std::optional<Telemetry> telemetry_;
-  std::optional<Watchdog> watchdog_;                  // tells through telemetry_
-  int64_t updates_ = 0;                               // that moved weights, made before the step that is settled next
-  std::chrono::steady_clock::time_point settled_at_;  // the last step; what happened between steps does not count
-  std::deque<std::vector<double>> fetch_ms_;          // of the steps queued
+  std::optional<Watchdog> watchdog_;                  // its thread uses telemetry_
+  int64_t updates_ = 0;                               // settled steps that changed the weights
+  std::chrono::steady_clock::time_point settled_at_;  // of the last settled step, shifted by the time of after_step()
+  std::deque<std::vector<double>> fetch_ms_;          // by queued step: wait for the tokens of each micro-step, ms
   bool stop_agreed_ = false, halted_ = false;
   int64_t settled_ = 0, comm_steps_ = 0;
-  double comm_ms_ = 0, gather_ms_ = 0;       // waited for other ranks, for weights, in comm_steps_ steps
-  int64_t queued_ = 0;                       // of the steps that state_ counts, those not yet settled
-  double last_loss_ = NAN, val_loss_ = NAN;  // NaN is null in metrics.json: there was none
+  double comm_ms_ = 0, gather_ms_ = 0;       // sums over comm_steps_ steps of the result's fields, ms
+  int64_t queued_ = 0;                       // steps that state_ counts but that are not settled
+  double last_loss_ = NAN, val_loss_ = NAN;  // NaN (null in metrics.json): none yet
 };
 
-// The ranks meet, and train where something is left to train.
+// Connects the ranks, and trains unless the run is complete.
 void train_from(const TrainRequest& request, const LaunchEnv& launch) {
   const Config& config = request.config;
   const Device device = safe_device(request, launch);
@@ -523,7 +525,7 @@ void train_from(const TrainRequest& request, const LaunchEnv& launch) {
 void train(const TrainRequest& request) {
   const LaunchEnv launch = read_launch_env();
   if (launch.world == 1) return train_from(request, launch);
-  try {  // an error before the ranks run together is one of this rank, too
+  try {  // errors before training starts name the rank
     train_from(request, launch);
   } catch (const UsageError& e) { fail_usage("rank {}: {}", launch.rank, e.what()); } catch (const std::exception& e) {
     fail("rank {}: {}", launch.rank, e.what());

@@ -1,4 +1,4 @@
-// The loop of a run: data -> step -> telemetry -> checkpoints, from config to the final weights.
+// train(): a training run from config to final weights: data, steps, telemetry, evaluations and checkpoints.
 #pragma once
 #include <string>
 #include <vector>
@@ -9,17 +9,17 @@ namespace triad {
 
 struct TrainRequest {
   Config config;
-  std::vector<std::string> environment;  // what the environment changed
-  std::string resume;                    // a checkpoint, a run folder, or "latest"; empty: none
+  std::vector<std::string> environment;  // keys changed by the environment, a line each
+  std::string resume;                    // a checkpoint, a run's folder, or "latest"; empty: none
   bool overwrite = false;
-  bool verbose = false;           // print what else goes to the log alone
-  std::string build;              // for env.json
-  std::string program = "triad";  // as it was called, for the command that goes on after a stop
-  std::string config_file;        // where the config is from; empty: from a run
+  bool verbose = false;           // also print lines that otherwise go only to the log
+  std::string build;              // description of the build, for env.json
+  std::string program = "triad";  // argv[0], for the printed command that resumes the run
+  std::string config_file;        // path of the config file; empty: the config is from a run's folder
 };
 
-// Returns when the run is complete, or stopped by SIGTERM, SIGINT or .HALT with a checkpoint. Throws what is wrong
-// before it begins; a later error is told on stderr and ends the process: Comm::abandon.
+// Returns when the run is complete, or stopped by SIGTERM, SIGINT or .HALT with a checkpoint. Throws errors found
+// before the ranks start training; a later error is printed to stderr and ends the process (Comm::abandon).
 void train(const TrainRequest&);
 
 }  // namespace triad

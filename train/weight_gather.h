@@ -1,5 +1,6 @@
-// WeightGather: after an update in shards (dist.zero 1) each rank has the new weights of its own parts alone. The
-// others come on the comm stream while the next forward already runs, which waits for what it needs when it needs it.
+// WeightGather: after a sharded update (dist.zero 1) each rank has the new weights of its own shards only. All-gathers
+// them on the comm stream, bucket by bucket, while the next forward already runs; the forward waits for each weight
+// when it first reads it.
 #pragma once
 #include <vector>
 
@@ -13,19 +14,19 @@ class WeightGather final : public WeightGate {
  public:
   WeightGather(Context&, const Params&, GradReducer&);
 
-  // Sends what ctx.stream has made of this rank's part, in the compute dtype.
+  // Queues the all-gather of the bucket's weights, in the compute dtype, after earlier work on ctx.stream.
   void start(const GradBucket&);
-  // Of a forward, also one that is recorded as a graph: each launch then waits anew.
+  // Call before each forward. A forward that is recorded as a graph waits again in each launch.
   void begin() override { waited_.assign(waited_.size(), false); }
   void need(ConstTensor weight, const Stream& on) override;
-  // ctx.stream waits for all: who reads weights outside a forward.
+  // ctx.stream waits for all weights: call before reading weights outside a forward.
   void finish() { reducer_.finish_gather(); }
 
  private:
   const Params& params_;
   GradReducer& reducer_;
-  std::vector<GraphEvent> arrived_;  // of each bucket, on the comm stream
-  std::vector<bool> waited_;         // in this forward
+  std::vector<GraphEvent> arrived_;  // by bucket: end of its all-gather on the comm stream
+  std::vector<bool> waited_;         // by bucket: this forward waits for it already
 };
 
 }  // namespace triad

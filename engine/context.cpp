@@ -34,7 +34,7 @@ Runtime::Runtime(const Options& o)
   if (!o.device.is_cuda()) return;
   if (o.side_streams) {
     for (const int priority : kSidePriority)
-      sides_.emplace_back(stream_.device(), "beside " + std::to_string(sides_.size()), priority);
+      sides_.emplace_back(stream_.device(), "side " + std::to_string(sides_.size()), priority);
     ctx_.sides = &sides_;
   }
   DeviceInfo info;

@@ -162,7 +162,7 @@ void Comm::expect_end() {
   if (!guard_) return;
   barrier("the end");
   guard_->expect_end();
-  barrier("no rank's end being a surprise");  // a rank that has passed it may exit at once
+  barrier("the guards' end");  // a rank that has passed it may exit at once
 }
 
 void Comm::fail_together(const std::string& why, const std::function<void()>& last_work) {

@@ -102,8 +102,10 @@ void CommGuard::note_finished(int64_t number) {
 void CommGuard::write_records(const std::string& why) const {
   if (records_path_.empty()) return;
   std::ofstream file(records_path_);
-  file << fmt::format("# rank {}: {}\n# seconds since its ranks met; on a stream, finished is when that was seen\n",
-                      rank_, why)
+  file << fmt::format(
+              "# rank {}: {}\n# seconds since the rank connected; for a collective on a stream, finished_s is when its "
+              "end was observed\n",
+              rank_, why)
        << "number,what,bytes,began_s,finished_s\n";
   for (const Record& r : records_)
     file << fmt::format("{},{},{},{:.6f},{}\n", r.number, r.what, r.bytes, r.began_s,

@@ -85,7 +85,7 @@ class NcclComm final : public Comm {
       : Comm(env, device, std::move(link), timeout_s) {
     int version = 0;
     check(nccl().get_version(&version), "ncclGetVersion");
-    name_ = fmt::format("NCCL {}.{}.{}, met over {}", version / 10000, version / 100 % 100, version % 100,
+    name_ = fmt::format("NCCL {}.{}.{}, connected over {}", version / 10000, version / 100 % 100, version % 100,
                         Comm::link().name());
     ncclUniqueId id{};
     if (rank() == 0) check(nccl().get_unique_id(&id), "ncclGetUniqueId");

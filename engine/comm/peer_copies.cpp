@@ -112,7 +112,7 @@ std::unique_ptr<PeerCopies> PeerCopies::open(Comm& comm, Device device, const st
     return nullptr;
   }
   const auto of_all = [&](const Tensor& t) {
-    const std::vector<int64_t> offsets = comm.all_gather_host<int64_t>(t.data - base, "a tensor's place");
+    const std::vector<int64_t> offsets = comm.all_gather_host<int64_t>(t.data - base, "a tensor's offset");
     Shared shared{t, {}};
     for (int r = 0; r < comm.world(); ++r) shared.at.push_back(bases[r] + offsets[r]);
     return shared;

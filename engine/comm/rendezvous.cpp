@@ -28,7 +28,7 @@ class Dropped {
     constexpr int kLoggedAlone = 5;
     ++counts_[why];
     if (++count_ <= kLoggedAlone) log_line(env, fmt::format("dropped the connection from {}: {}", from, why));
-    if (count_ == kLoggedAlone) log_line(env, "further dropped connections are counted");
+    if (count_ == kLoggedAlone) log_line(env, "further dropped connections are counted, not logged");
     more_than_logged_ = more_than_logged_ || count_ > kLoggedAlone;
   }
   bool more_than_logged() const { return more_than_logged_; }
@@ -61,13 +61,14 @@ class RankGatherer {
       wait();
       for (Pending& pending : pending_) read(pending);
       for (Pending& pending : pending_)  // after read(), since bytes may have arrived while this process was stopped
-        if (pending.socket.open() && Clock::now() >= pending.end) drop(pending, "it did not say in time who it is");
+        if (pending.socket.open() && Clock::now() >= pending.end)
+          drop(pending, "it did not complete the handshake in time");
       erase_closed();
       for (const Socket& listener : listeners_) accept_from(listener);
     }
     listeners_.clear();
     pending_.clear();
-    if (dropped_.more_than_logged()) log_line(env_, "while the ranks met " + dropped_.text());
+    if (dropped_.more_than_logged()) log_line(env_, "while the ranks connected, " + dropped_.text());
     const ReplyFrame begin = encode(Reply{.verdict = Verdict::begin, .world = env_.world});
     for (size_t r = 1; r < ranks_.size(); ++r)
       if (!ranks_[r].send(begin)) fail("the connection to rank {} is lost before the run begins", r);
@@ -162,7 +163,7 @@ class RankGatherer {
   void drop_oldest() {
     const auto silent =
         std::find_if(pending_.begin(), pending_.end(), [](const Pending& pending) { return !pending.said_hello; });
-    drop(silent != pending_.end() ? *silent : pending_.front(), "too many others came after it");
+    drop(silent != pending_.end() ? *silent : pending_.front(), "too many later connections");
     erase_closed();
   }
 
@@ -179,10 +180,11 @@ class RankGatherer {
       const size_t size = pending.said_hello ? sizeof(Mac) : kHelloBytes;
       const int n = pending.socket.receive_now(std::span(pending.bytes).subspan(pending.count, size - pending.count));
       if (n == 0) return;
-      if (n < 0) return drop(pending, "it closed before it had said who it is");
+      if (n < 0) return drop(pending, "it closed before the handshake was complete");
       pending.count += static_cast<size_t>(n);
       const std::span<const std::byte> received = std::span(pending.bytes).first(pending.count);
-      if (!pending.said_hello && !may_be_hello(received)) return drop(pending, "its first bytes are no rank's");
+      if (!pending.said_hello && !may_be_hello(received))
+        return drop(pending, "its first bytes are not those of a rank");
       if (pending.count < size) continue;
       pending.count = 0;
       pending.said_hello ? check_proof(pending, received) : check_hello(pending, received);
@@ -191,14 +193,14 @@ class RankGatherer {
 
   void check_hello(Pending& pending, std::span<const std::byte> frame) {
     const std::optional<Hello> hello = decode_hello(frame);
-    if (!hello) return drop(pending, "its hello is no rank's");
+    if (!hello) return drop(pending, "its hello is malformed");
     pending.hello = *hello;
     if (hello->port != env_.master_port || hello->run_id != env_.run_id) return refuse(pending, Verdict::other_run);
     if (hello->has_secret != !env_.secret.empty())
       return refuse(pending, hello->has_secret ? Verdict::has_no_secret : Verdict::needs_secret);
     pending.said_hello = true;
     pending.prove = {.verdict = Verdict::prove, .world = env_.world, .payload = fresh_nonce()};
-    if (!pending.socket.send_now(encode(pending.prove))) drop(pending, "it closed before it had said who it is");
+    if (!pending.socket.send_now(encode(pending.prove))) drop(pending, "it closed before the handshake was complete");
   }
 
   void check_proof(Pending& pending, std::span<const std::byte> frame) {
@@ -209,7 +211,7 @@ class RankGatherer {
     if (pending.hello.world != env_.world) return refuse(pending, Verdict::other_world);
     const auto rank = static_cast<size_t>(pending.hello.rank);
     if (is_connected(rank)) return refuse(pending, Verdict::taken);
-    if (!answer(pending, Verdict::welcome)) return drop(pending, "it closed before it had said who it is");
+    if (!answer(pending, Verdict::welcome)) return drop(pending, "it closed before the handshake was complete");
     ranks_[rank] = std::move(pending.socket);
   }
 

@@ -65,7 +65,7 @@ class Joiner {
     const bool is_proved =
         env_.secret.empty() || same_mac(last->payload, proof_of_rank_0(env_.secret, hello, *prove, last->verdict));
     if (last->verdict != Verdict::welcome) return refused(at, *last, is_proved);
-    if (!is_proved) refusal_ = fmt::format("what answers at {} does not know TRIAD_SECRET", at);
+    if (!is_proved) refusal_ = fmt::format("the program that replies at {} does not have TRIAD_SECRET", at);
     return is_proved;
   }
 
@@ -77,7 +77,7 @@ class Joiner {
   }
 
   bool no_reply(const std::string& at) {
-    no_reply_ = fmt::format("what listens at {} does not answer as a rank 0", at);
+    no_reply_ = fmt::format("the program that listens at {} does not reply as rank 0", at);
     return false;
   }
 
@@ -89,7 +89,7 @@ class Joiner {
       fail("launch: rank 0 at {} of run {} counts {} ranks, and this is rank {} of {}: WORLD_SIZE has to be the same",
            at, env_.run_id, reply.world, env_.rank, env_.world);
     if (reply.verdict == Verdict::other_run) return other_run(why);
-    if (logged_.insert(reply.verdict).second) log_line(env_, why + "; tries on until dist.timeout_s");
+    if (logged_.insert(reply.verdict).second) log_line(env_, why + "; this rank retries until dist.timeout_s");
     refusal_ = why;
     return false;
   }
@@ -104,8 +104,9 @@ class Joiner {
     const Socket::Received received = socket.receive_until(bytes, end_);
     const std::optional<Reply> begin = decode_reply(bytes);
     if (received == Socket::Received::all && begin && begin->verdict == Verdict::begin) return true;
-    refusal_ = received == Socket::Received::late ? "rank 0 was there, but not all of the ranks"
-                                                  : "rank 0 was there, and closed the connection before all ranks were";
+    refusal_ = received == Socket::Received::late
+                   ? "rank 0 accepted this rank, but not all ranks connected"
+                   : "rank 0 accepted this rank, and closed the connection before all ranks had connected";
     return false;
   }
 

@@ -309,7 +309,7 @@ TEST_CASE("strangers: a process that does not know the secret passes for no rank
   }
   const Ended ended = rank.get();
   CHECK(ended.numbers.empty());
-  CHECK(has(ended.error, "does not know TRIAD_SECRET"));
+  CHECK(has(ended.error, "does not have TRIAD_SECRET"));
 }
 
 TEST_CASE("strangers: the first of two that come as one rank is taken, until it closes", "[dist][strangers]") {

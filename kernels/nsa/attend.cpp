@@ -1,4 +1,4 @@
-// The shape checks of attention, one place for the three branches and both devices.
+// Shape checks of attention, shared by the three branches and both devices; dispatch of the rounding unit.
 #include "kernels/nsa/attend.h"
 
 #include <algorithm>
@@ -61,7 +61,7 @@ Tensor attend_rounding_unit(Context& ctx, Scratch::Scope& scope, const Tensor& d
     check_argument("attend_rounding_unit", "dout_norm", dout_norm, {q.size(0), q.size(1), q.size(2)},
                    acc_dtype(q.dtype));
   if (ctx.device.is_cuda()) {
-    // Kernels that are not fused add to dq in their own order, which has to be the only one.
+    // The general and reference kernels add to a row of dq in one fixed order and need no rounding unit.
     if constexpr (kBuiltWithCuda)
       if (ctx.routes.wanted().fused_branches())
         return cuda::attend_rounding_unit(ctx, scope, dq, dout, q, branches, dout_norm, key_norms);

@@ -1,7 +1,8 @@
-// What the three attention branches share: shapes, the softmax they compute and how its gradient is asked for.
-//   p[s] = exp(q.k_s / sqrt(dk) - lse),  o = sum_s p[s] v_s,  over the keys s that the branch shows to row (t, h);
-//   lse = log sum_s exp(q.k_s / sqrt(dk)).  No key: o = 0, lse = -inf.
-// Head h reads group h / G, G = Hq / Hkv. Every row and head axis may be strided; the innermost axis is contiguous.
+// The contract of the three attention branches: shapes, softmax, gradient. For row (t, h), over the keys s that the
+// branch shows to token t:
+//   lse = log sum_s exp(q.k_s / sqrt(dk)),  p[s] = exp(q.k_s / sqrt(dk) - lse),  o = sum_s p[s] v_s
+// A row without keys gives o = 0 and lse = -inf. Head h reads the keys of group h / G, G = Hq / Hkv. All axes but the
+// innermost may be strided.
 #pragma once
 #include <vector>
 
@@ -17,42 +18,46 @@ struct AttendOut {
   Tensor o;    // [B,T,Hq,dv] T, overwritten
   Tensor lse;  // [B,T,Hq] acc, overwritten
 };
-// The upstream gradient of this branch's o is gate[b,t,g] * dout[b,t,h]: dout is shared by the branches.
+// The gradient of this branch's o is gate[b,t,g] * dout[b,t,h]; the three branches share dout.
 struct AttendGradIn {
   ConstTensor dout;   // [B,T,Hq,dv] T
   ConstTensor gate;   // [B,T,Hkv] acc; absent: 1
-  ConstTensor delta;  // [B,T,Hq] acc: gate * sum_j dout[j] o[j]  (nsa/gate.h computes it)
+  ConstTensor delta;  // [B,T,Hq] acc: D = gate * rowsum(dout o), from nsa_combine_backward (nsa/gate.h)
   ConstTensor lse;    // [B,T,Hq] acc, from forward
-  // [B,T,Hq] acc from attend_rounding_unit, which allows adding to dq in any order; absent: dq may hold anything.
+  // [B,T,Hq] acc from attend_rounding_unit: the kernel may add to dq in any order. Absent: dq may hold any values, and
+  // the kernel adds to each row of dq once.
   ConstTensor rounding_unit = {};
 };
 struct AttendGradOut {
-  Tensor dq;      // [B,T,Hq,dk] acc, added to: the branches share it
-  Tensor dk, dv;  // as k and v, overwritten; T, or acc (the compressed branch hands them on to phi's backward)
+  Tensor dq;  // [B,T,Hq,dk] acc, added to; shared by the branches
+  Tensor dk,
+      dv;  // shapes of k and v, overwritten; T, or acc (the compressed branch, whose dk and dv phi's backward reads)
 };
 // With ds[s] = p[s] * (gate * dout.v_s - delta):
 //   dq += sum_s ds[s] k_s / sqrt(dk);  dk_s = sum_(t,h) ds[s] q / sqrt(dk);  dv_s = sum_(t,h) p[s] * gate * dout
 
-// What one of the branches that share dq adds to it depends on.
+// The inputs that bound the terms which one branch adds to dq.
 struct RoundingUnitBranch {
   ConstTensor k, v, gate, delta;
 };
-// On GPUs whose kernels add to dq from many CTAs at once: for each row a quantum so large that sums of its multiples up
-// to what the branches can add are exact in fp32, whatever their order (nsa/sm90/backward_d64.cu). dq has to be zero
-// before the branches, and what else is added to it comes after them. Elsewhere an absent tensor.
-// dout_norm [B,T,Hq] acc: |dout|, as nsa_combine_backward gives it; absent: one more pass over dout. key_norms: as
-// attend_key_norms gave it; absent: it is called here.
+// Returns a rounding unit for each row of dq, [B,T,Hq] acc, where the backward kernels add to dq from several CTAs with
+// atomics (nsa/sm90/rounding_unit.cu); elsewhere an absent tensor. The kernels round every term to a multiple of the
+// unit. The unit is a power of two, large enough that every partial sum of the row fits the 24 bits of an fp32
+// mantissa: all additions are exact, so the bits of dq do not depend on their order. dq must be zero before the first
+// branch, and other terms may be added only after the last one. dout_norm [B,T,Hq] acc: |dout| from
+// nsa_combine_backward; if absent, one more pass over dout computes it. key_norms: the result of attend_key_norms; if
+// absent, it is computed here.
 Tensor attend_rounding_unit(Context&, Scratch::Scope&, const Tensor& dq, ConstTensor dout, ConstTensor q,
                             const std::vector<RoundingUnitBranch>& branches, ConstTensor dout_norm = {},
                             ConstTensor key_norms = {});
-// norms, of key_norms_shape, acc: of the keys and values alone (dout and the branches' deltas need not be there yet).
-// Nothing where there is no quantum.
+// Fills norms (key_norms_shape, acc) with bounds on the keys and values, which do not depend on dout and delta, so that
+// it can run before they are computed. Does nothing where attend_rounding_unit returns an absent tensor.
 inline constexpr int64_t kKeyNormsChunk = 256;  // keys
 Shape key_norms_shape(const std::vector<RoundingUnitBranch>& branches);
 void attend_key_norms(Context&, Tensor norms, const Tensor& dq, ConstTensor dout, ConstTensor q,
                       const std::vector<RoundingUnitBranch>& branches);
 
-// Throws, naming `op`, unless the shapes and dtypes fit together.
+// Throws an Error that names `op` unless shapes and dtypes are consistent.
 void check_attend(const char* op, const AttendIn&, const AttendOut&);
 void check_attend_grad(const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&);
 

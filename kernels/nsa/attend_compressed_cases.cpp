@@ -1,4 +1,4 @@
-// The compressed branch, checked and timed.
+// Cases of the compressed branch.
 #include "kernels/nsa/attend_compressed.h"
 #include "kernels/nsa/gate.h"
 #include "kernels/nsa/nsa_cases.h"

@@ -1,4 +1,4 @@
-// The selected branch, checked and timed, on random lists of the form that the selection makes.
+// Cases of the selected branch, on random lists of the form that nsa_select writes.
 #include <algorithm>
 
 #include "kernels/nsa/attend_selected.h"
@@ -29,19 +29,21 @@ OpCase selected_case(std::string name, const AttendSizes& n, int64_t n_sel, int6
                                  {a["q"], a["k"], a["v"]}, a["block_index"], l_sel);
   };
   set_attend_costs(c, n, selected_pairs(n.T, n_sel, l_sel));
-  c.differences = n.T * n.Hq < 32768;  // 9,000 tokens of 6 heads take two minutes, and are there for the GPU's routes
+  c.differences = n.T * n.Hq <
+                  32768;  // central differences of 9,000 tokens of 6 heads take two minutes; that case tests GPU routes
   return c;
 }
 
-// Every row lists block 0 alone: its keys are hot, the others get no gradient, and rows past it do not see themselves.
+// Every row lists only block 0: all rows add to its keys' gradients, other keys get none, and later rows do not see
+// themselves.
 std::vector<double> hot_lists(int64_t rows, int64_t n_sel) {
   std::vector<double> lists(static_cast<size_t>(rows * n_sel), -1);
   for (int64_t i = 0; i < rows; ++i) lists[static_cast<size_t>(i * n_sel)] = 0;
   return lists;
 }
 
-// As many blocks as there are, or n, one after the other; the next token lists those that follow. ahead: of all blocks,
-// also those that the token has not reached.
+// Consecutive tokens list different blocks: token t lists the next min(n, blocks) blocks after those of token t - 1,
+// cyclically. ahead: lists may contain blocks that begin after t.
 std::vector<double> differing_lists(int64_t tokens, int64_t n_sel, int64_t l_sel, bool ahead = false) {
   std::vector<double> lists(static_cast<size_t>(tokens * n_sel), -1);
   for (int64_t t = 0; t < tokens; ++t) {
@@ -68,7 +70,7 @@ std::vector<OpCase> attend_selected_cases() {
       selected_case("65_l8_hot", {1, 65, 65, 4, 2, 16, 16}, 4, 8, [](uint64_t) { return hot_lists(65 * 2, 4); }),
       selected_case("100_l8_tails", {1, 100, 100, 4, 2, 16, 16}, 9, 8,
                     [](uint64_t seed) { return random_block_lists(seed, 1, 100, 2, 9, 8, true); }),
-      // Long for their lists: on Hopper the far blocks go the way of nsa/sm90/kv_stationary.cu.
+      // Many blocks per list entry: on Hopper nsa/sm90/kv_stationary.cu computes the far blocks.
       selected_case("2x1300_l32_n4_far", {2, 1300, 1300, 4, 2, 64, 64}, 4, 32),
       selected_case("2900_l32_n8_far_G6", {1, 2900, 2900, 6, 1, 64, 64}, 8, 32),
       selected_case("1300_l32_n4_far_tails", {1, 1300, 1300, 3, 1, 64, 64}, 4, 32,
@@ -79,12 +81,12 @@ std::vector<OpCase> attend_selected_cases() {
       selected_case("2600_l64_n4_far_192x128", {1, 2600, 2600, 1, 1, 192, 128}, 4, 64, nullptr, 8),
       selected_case("4100_l128_n4_far", {1, 4100, 4100, 1, 1, 64, 64}, 4, 128),
       selected_case("9000_l64_n16_far_G6", {1, 9000, 9000, 6, 1, 64, 64}, 16, 64),
-      // More blocks than union tiles have bits for, 1,024: where lists are too short to differ, from the tokens' side.
-      // Longer ones, which take the CPU minutes, are in tests/kernels/test_large.cpp.
+      // More than 1,024 blocks, the limit of the shared KV tile's row masks: the query-stationary kernel runs. Longer
+      // lists, which take the CPU minutes, are in tests/kernels/test_large.cpp.
       selected_case("32801_l32_n2_G1", {1, 32801, 32801, 1, 1, 64, 64}, 2, 32),
       selected_case("300_l64_n3_128x128", {1, 300, 300, 12, 2, 128, 128}, 3, 64, nullptr, 8),
       selected_case("2x260_l32_n4_128x128_G16", {2, 260, 260, 16, 1, 128, 128}, 4, 32),
-      // Groups of 16 heads, and with more blocks than lists have of 12: nsa/sm90/query_stationary.cu.
+      // Groups of 16 heads, and of 12 heads with more blocks than list entries: nsa/sm90/query_stationary.cu.
       selected_case("40_l64_n4_128x128_G16", {1, 40, 40, 16, 1, 128, 128}, 4, 64),
       selected_case("2x770_l32_n4_128x128_G8", {2, 770, 770, 8, 1, 128, 128}, 4, 32, nullptr, 8),
       selected_case("580_l32_n3_128x128_G8", {1, 580, 580, 8, 1, 128, 128}, 3, 32),
@@ -96,7 +98,7 @@ std::vector<OpCase> attend_selected_cases() {
       selected_case("70_l64_n2_128x128_G32", {1, 70, 70, 32, 1, 128, 128}, 2, 64),
       selected_case("100_l64_hot_128x128_G16", {1, 100, 100, 32, 2, 128, 128}, 4, 64,
                     [](uint64_t) { return hot_lists(100 * 2, 4); }),
-      // Twelve tokens list up to 102 different blocks: more than are put in order.
+      // Twelve tokens list up to 102 different blocks: more than the kernel sorts.
       selected_case("3250_l32_n9_differ_128x128_G16", {1, 3250, 3250, 16, 1, 128, 128}, 9, 32,
                     [](uint64_t) { return differing_lists(3250, 9, 32); }),
       selected_case("100_l32_n3_192x128_G16", {1, 100, 100, 16, 1, 192, 128}, 3, 32),
@@ -113,7 +115,7 @@ std::vector<OpCase> attend_selected_cases() {
       selected_case("m7c", {16, 2048, 2048, 12, 2, 64, 64}, 16, 64),
   };
   cases.back().bench = true;
-  cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key: dq and dk are 0, which has no relative error
+  cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key: dq and dk are 0, so no relative error exists
   return cases;
 }
 

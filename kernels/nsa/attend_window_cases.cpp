@@ -1,4 +1,4 @@
-// The window branch, checked and timed.
+// Cases of the window branch.
 #include "kernels/nsa/attend_window.h"
 #include "kernels/nsa/gate.h"
 #include "kernels/nsa/nsa_cases.h"
@@ -46,11 +46,11 @@ std::vector<OpCase> attend_window_cases() {
       window_case("m7c", {16, 2048, 2048, 12, 2, 64, 64}, 512),
       window_case("m7c_dense", {16, 2048, 2048, 12, 2, 64, 64}, 2048),
   };
-  cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key: dq and dk are 0, which has no relative error
-  // Logits of +-100: p is nearly one-hot, and what remains is differences of close numbers.
+  cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key: dq and dk are 0, so no relative error exists
+  // Logits of +-100: p is nearly one-hot, and gradients are differences of nearly equal numbers.
   cases[7].f32_tolerance = 1e-3;
   cases[7].gpu_bf16 = false;
-  // Forward alone, which in bf16 too is good for such logits: rows find their largest scores late, and rescale.
+  // Forward only, in bf16 too: the largest score of a row comes late, so its sums are rescaled.
   for (size_t i = cases.size() - 4; i < cases.size() - 2; ++i)
     cases[i].backward = nullptr, cases[i].f32_tolerance = 1e-3;
   for (size_t i = cases.size() - 2; i < cases.size(); ++i) cases[i].bench = true;

@@ -1,5 +1,5 @@
-// phi on both devices: avg and conv are one kernel each way, mlp is a gather of the blocks' rows and two matrix
-// products.
+// phi: checks, dispatch, CPU loops. avg and conv are weighted sums of rows; mlp gathers the rows of each block and
+// applies two matrix products.
 #include "kernels/nsa/compress.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace triad {
 
 namespace {
 
-// Sizes of x [B,T,H,D] and its Tc blocks.
+// Sizes of x [B,T,H,D] and of its Tc blocks.
 struct Blocks {
   int64_t B, T, H, D, l, d, Tc;
   Blocks(const ConstTensor& x, const PhiOptions& o)
@@ -171,7 +171,7 @@ void scatter(Context& ctx, Tensor dx, Tensor dpos, ConstTensor drows, const PhiO
   dispatch_float(dx.dtype, [&]<class T>() { scatter_cpu<T>(ctx, dx, dpos, drows, o); });
 }
 
-// The first half of the MLP, which backward repeats rather than keep: rows of the blocks, and fc1 of them.
+// The first half of the MLP: the gathered rows and fc1. Backward recomputes it, so that forward saves nothing.
 struct MlpHidden {
   Tensor rows, hidden, act;  // [B*Tc*H, l*D], [.., 2D], SiLU of it
 };
@@ -197,7 +197,7 @@ void mlp_backward(Context& ctx, Tensor dx, const PhiGrads& grads, ConstTensor dy
   Scratch::Scope scope(ctx.scratch);
   const MlpHidden m = mlp_hidden(ctx, scope, x, w, o);
   const int64_t N = m.rows.size(0), D = x.size(3);
-  if (dy.dtype != x.dtype) {  // the products take operands of one type
+  if (dy.dtype != x.dtype) {  // both operands of a matrix product need the same dtype
     const Tensor rounded = scope.alloc(x.dtype, dy.shape());
     cast(ctx, rounded, dy);
     dy = rounded;

@@ -1,8 +1,8 @@
-// NSA's compression phi (paper Eq. 7): block c of the compressed keys or values stands for tokens [c*d, c*d + l).
+// NSA's compression phi (paper Eq. 7): row y_c of the compressed keys or values summarizes tokens [c*d, c*d + l).
 //   avg:  y_c = mean of the block's rows
 //   conv: y_c[j] = sum_i w[i,j] x[c*d + i, j]
 //   mlp:  y_c = fc2(SiLU(fc1(concat_i(x[c*d + i] + pos[i])))), no bias, 2D hidden units
-// The same weights serve every group. Keys go in after their rotation.
+// All groups share the weights; keys and values have weights of their own. Keys are compressed after RoPE.
 #pragma once
 #include "engine/context.h"
 
@@ -10,7 +10,7 @@ namespace triad {
 
 enum class Phi { avg, conv, mlp };
 
-// Tc: compressed blocks of T tokens, 0 while T < l.
+// Tc, the number of compressed blocks of T tokens; 0 while T < l.
 constexpr int64_t compressed_length(int64_t T, int64_t l, int64_t d) { return T < l ? 0 : (T - l) / d + 1; }
 
 struct PhiOptions {
@@ -27,13 +27,13 @@ using PhiGrads = PhiTensors<Tensor>;         // acc, added to
 
 // y [B,Tc,H,D] T overwritten  <-  x [B,T,H,D] T
 void nsa_compress_forward(Context&, Tensor y, ConstTensor x, const PhiWeights&, const PhiOptions&);
-// dx [B,T,H,D] T overwritten (0 for tokens in no block); weight gradients added to  <-  dy [B,Tc,H,D] acc; x as in
-// forward
+// dx [B,T,H,D] T overwritten (0 for tokens outside every block), weight gradients added to  <-  dy [B,Tc,H,D] acc, x as
+// in forward
 void nsa_compress_backward(Context&, Tensor dx, const PhiGrads&, ConstTensor dy, ConstTensor x, const PhiWeights&,
                            const PhiOptions&);
 
 namespace cuda {
-// avg and conv; mlp is a gather, two matrix products and a SiLU, whose device kernels are the next two:
+// The kernels of avg and conv. mlp uses ops/matmul.h and ops/activation.h between the gather and the scatter below.
 void compress_linear_forward(Context&, Tensor y, ConstTensor x, const PhiWeights&, const PhiOptions&);
 void compress_linear_backward(Context&, Tensor dx, const PhiGrads&, ConstTensor dy, ConstTensor x, const PhiWeights&,
                               const PhiOptions&);

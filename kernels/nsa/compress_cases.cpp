@@ -1,4 +1,4 @@
-// phi, checked and timed.
+// Cases of phi.
 #include "kernels/nsa/nsa_cases.h"
 #include "kernels/ops/cast.h"
 
@@ -24,14 +24,14 @@ OpCase compress_case(std::string name, int64_t B, int64_t T, int64_t H, int64_t 
     c.args.push_back({.name = "fc1", .role = ArgRole::param, .shape = {2 * D, o.l * D}, .std = 0.2});
     c.args.push_back({.name = "fc2", .role = ArgRole::param, .shape = {D, 2 * D}, .std = 0.2});
     c.forward_flops = 2 * blocks * (l * width * 2 * width + 2 * width * width);
-    c.backward_flops = 3 * c.forward_flops;  // fc1 of the forward is repeated
+    c.backward_flops = 3 * c.forward_flops;  // backward recomputes fc1
   }
   c.forward = [o](Context& ctx, const Args& a) {
     nsa_compress_forward(ctx, a["y"], a["x"], {a["w"], a["pos"], a["fc1"], a["fc2"]}, o);
   };
   c.backward = [o](Context& ctx, const Args& a) {
     Scratch::Scope scope(ctx.scratch);
-    Tensor dy = a["dy"];  // of the case's dtype, where the op takes sums
+    Tensor dy = a["dy"];  // in the case's dtype; the op takes acc
     if (dy.dtype != acc_dtype(dy.dtype)) {
       dy = scope.alloc(acc_dtype(dy.dtype), dy.shape());
       cast(ctx, dy, a["dy"]);

@@ -1,4 +1,5 @@
-// The gates and the gated sum on the CPU. Sums over tokens go through a fixed number of partial sums.
+// The gates and the gated sum: checks, dispatch, CPU loops. Sums over tokens use a fixed number of partial sums, so
+// that they do not depend on the number of threads.
 #include "kernels/nsa/gate.h"
 
 #include <algorithm>
@@ -25,7 +26,7 @@ void check_weights(const char* what, const GateTensors<TensorType>& w, int64_t d
   check_tensor(what, w.fc2_b, {3}, dtype);
 }
 
-// gate or dgate [3,B,T,Hkv] against q or dout [B,T,Hq,D]
+// Checks gate or dgate [3,B,T,Hkv] against q or dout [B,T,Hq,D] and returns the sizes.
 Sizes check_gate(const char* what, const ConstTensor& gate, const ConstTensor& q) {
   TRIAD_CHECK(q.rank == 4 && is_float(q.dtype) && gate.rank == 4, "{}: heads {} and gate {} need four axes", what,
               q.str(), gate.str());
@@ -36,7 +37,7 @@ Sizes check_gate(const char* what, const ConstTensor& gate, const ConstTensor& q
   return n;
 }
 
-// Element (branch, b, t, h) of gates or deltas, element (b, t, h) of one branch's delta.
+// at: element (branch, b, i, h) of a [3,B,T,H] tensor. head: row (b, i, h) of a [B,T,H,D] or [B,T,H] tensor.
 template <class A, class TensorType>
 auto& at(const TensorType& t, int64_t branch, int64_t b, int64_t i, int64_t h) {
   return t.template ptr<A>()[branch * t.stride[0] + b * t.stride[1] + i * t.stride[2] + h * t.stride[3]];
@@ -46,7 +47,7 @@ auto* head(const TensorType& t, int64_t b, int64_t i, int64_t h) {
   return t.template ptr<T>() + b * t.stride[0] + i * t.stride[1] + h * t.stride[2];
 }
 
-// fc1 and fc2 in the accumulator type, and the steps of the gate of one (token, group).
+// The gate MLP of one (token, group), step by step, in the accumulator type.
 template <class T>
 struct GateMlp {
   using A = acc_t<T>;
@@ -79,7 +80,7 @@ struct GateMlp {
   void first_layer(A* pre, const A* mean) const {
     for (int64_t j = 0; j < hidden; ++j) pre[j] = dot<A>(mean, fc1_row(j), dk) + static_cast<A>(fc1_b[j]);
   }
-  // pre [hidden] becomes SiLU of it.
+  // The gates from pre [hidden], which is replaced by SiLU(pre).
   std::array<A, 3> gates(A* pre, GateKind kind) const {
 #pragma omp simd
     for (int64_t j = 0; j < hidden; ++j) pre[j] *= sigmoid_of(pre[j]);
@@ -92,7 +93,7 @@ struct GateMlp {
     const A sum = z[0] + z[1] + z[2];
     return {z[0] / sum, z[1] / sum, z[2] / sum};
   }
-  // Gradient of fc2's result from that of the gates.
+  // The gradient of fc2's output from the gradient of the gates.
   std::array<A, 3> logit_gradient(const std::array<A, 3>& gate, const std::array<A, 3>& dgate, GateKind kind) const {
     const A mean = gate[0] * dgate[0] + gate[1] * dgate[1] + gate[2] * dgate[2];
     std::array<A, 3> dz;
@@ -128,14 +129,14 @@ void gate_forward_cpu(Context& ctx, Tensor gate, ConstTensor q, const GateWeight
   });
 }
 
-// Weight gradients as one row of partial sums: fc1_w, fc1_b, fc2_w, fc2_b.
+// Offsets of the weight gradients in one row of partial sums: fc1_w, fc1_b, fc2_w, fc2_b.
 struct PartialLayout {
   int64_t fc1_b, fc2_w, fc2_b, size;
   PartialLayout(int64_t dk, int64_t hidden)
       : fc1_b(hidden * dk), fc2_w(fc1_b + hidden), fc2_b(fc2_w + 3 * hidden), size(fc2_b + 3) {}
 };
 
-// Adds one (token, group)'s gradients to the partial sums.
+// Adds the weight gradients of one (token, group) at a time to a row of partial sums.
 template <class T>
 class GateGradient {
  public:
@@ -147,7 +148,7 @@ class GateGradient {
         buffer_(static_cast<size_t>(2 * (mlp.dk + mlp.hidden))) {
     std::fill_n(partial, layout_.size, A{0});
   }
-  // Returns the gradient of the mean over heads.
+  // Returns dmean [dk], the gradient of the mean over the heads of q.
   const A* add(const ConstTensor& q, int64_t b, int64_t t, int64_t g, int64_t G, const std::array<A, 3>& gate,
                const std::array<A, 3>& dgate, GateKind kind) {
     const int64_t dk = mlp_.dk, hidden = mlp_.hidden;
@@ -187,7 +188,7 @@ template <class T>
 void gate_backward_cpu(Context& ctx, Tensor dq_group, const GateGrads& grads, ConstTensor dgate, ConstTensor gate,
                        ConstTensor q, const GateWeights& w, const GateOptions& o) {
   using A = acc_t<T>;
-  constexpr int64_t kPieces = 32;  // fixed, so that the order of the sums does not depend on the threads
+  constexpr int64_t kPieces = 32;  // fixed: the order of the sums does not depend on the number of threads
   const Sizes n = check_gate("nsa_gate", gate, q);
   const GateMlp<T> mlp(w, o);
   const PartialLayout layout(n.dk, n.hidden);

@@ -1,7 +1,7 @@
-// NSA's gates (paper Eq. 5), one triple (cmp, sel, win) per token and group, and the sum they weigh.
+// NSA's gates (paper Eq. 5), one triple (cmp, sel, win) per token and group, and the gated sum of the branches.
 //   z = (fc2(SiLU(fc1(mean over the group's heads of q) + b1)) + b2) / temperature;  gate = softmax(z) or sigmoid(z)
 //   out[h] = sum over branches b of gate_b[g(h)] * o_b[h]
-// Gates are stored as planes [3,B,T,Hkv], so that one branch's gate is contiguous.
+// Gates are stored as [3,B,T,Hkv], so that the gates of one branch are contiguous.
 #pragma once
 #include <array>
 
@@ -15,9 +15,9 @@ enum class Branch { none = -1, cmp = 0, sel = 1, win = 2 };
 struct GateOptions {
   GateKind kind = GateKind::softmax;
   double temperature = 1.0;
-  Branch force = Branch::none;  // gate one-hot; no gradient into the gate
-  bool uniform = false;         // 1/3 each; no gradient into the gate
-  bool stop_gradient = false;   // gates as usual, no gradient into the gate
+  Branch force = Branch::none;  // this branch's gate is 1, the others are 0; no gradient into the gate
+  bool uniform = false;         // every gate is 1/3; no gradient into the gate
+  bool stop_gradient = false;   // gates are computed as usual; no gradient into the gate
   bool has_gradient() const { return force == Branch::none && !uniform && !stop_gradient; }
 };
 template <class TensorType>
@@ -29,28 +29,27 @@ using GateGrads = GateTensors<Tensor>;         // acc, added to
 
 // gate [3,B,T,Hkv] acc overwritten  <-  q [B,T,Hq,dk] T, rotated
 void nsa_gate_forward(Context&, Tensor gate, ConstTensor q, const GateWeights&, const GateOptions&);
-// dq_group [B,T,Hkv,dk] acc overwritten: what the gate adds to dq of every head of a group (1/G of the gradient of
-// their mean), zero if !options.has_gradient(). Weight gradients added to  <-  dgate, gate [3,B,T,Hkv] acc; q as in
+// dq_group [B,T,Hkv,dk] acc overwritten: the gate's term in dq of every head of the group, 1/G of the gradient of the
+// heads' mean; zero if !options.has_gradient(). Weight gradients added to  <-  dgate, gate [3,B,T,Hkv] acc, q as in
 // forward.
 void nsa_gate_backward(Context&, Tensor dq_group, const GateGrads&, ConstTensor dgate, ConstTensor gate, ConstTensor q,
                        const GateWeights&, const GateOptions&);
 
-// out [B,T,Hq,dv] T overwritten  <-  o [B,T,Hq,dv] T a branch, gate [3,B,T,Hkv] acc
+// out [B,T,Hq,dv] T overwritten  <-  o: three branches of [B,T,Hq,dv] T, gate [3,B,T,Hkv] acc
 void nsa_combine_forward(Context&, Tensor out, const std::array<ConstTensor, 3>& o, ConstTensor gate);
-// The same as the selected branch's forward does it along with its own rows (nsa/attend_selected.h).
+// Arguments of the same sum when the selected branch's kernel computes it in its epilogue (nsa/attend_selected.h).
 struct CombineAlong {
   Tensor out;
   ConstTensor o_cmp, o_win, gate;
 };
-// dgate [3,B,T,Hkv] acc, delta [3,B,T,Hq] acc overwritten  <-  dout [B,T,Hq,dv] T, o, gate: with a_b = dout . o_b,
-// dgate_b = sum of a_b over the group's heads, delta_b = gate_b * a_b (what the branches' backward asks for).
-// out [B,T,Hq,dv] T, where given, is overwritten with forward's result, bit for bit: the weights of the product behind
-// it need it again, and the branches' o pass by here anyway. dout_norm [B,T,Hq] acc, where given, is overwritten with
-// |dout[h]|, which attend_rounding_unit asks for.
+// dgate [3,B,T,Hkv] acc, delta [3,B,T,Hq] acc overwritten  <-  dout [B,T,Hq,dv] T, o, gate. With a_b = rowsum(dout
+// o_b): dgate_b = sum of a_b over the group's heads, delta_b = gate_b * a_b (AttendGradIn::delta). out [B,T,Hq,dv] T,
+// if given, is overwritten with forward's result, bit for bit: the gradient of out_proj needs it, and this pass reads
+// the branches' o anyway. dout_norm [B,T,Hq] acc, if given, is overwritten with |dout[h]| for attend_rounding_unit.
 void nsa_combine_backward(Context&, Tensor dgate, Tensor delta, ConstTensor dout, const std::array<ConstTensor, 3>& o,
                           ConstTensor gate, Tensor out = {}, Tensor dout_norm = {});
-// delta [B,T,Hq] acc overwritten  <-  dout . o, both [B,T,Hq,dv] T: one branch without a gate (dense attention).
-// dout_norm as above.
+// delta [B,T,Hq] acc overwritten  <-  rowsum(dout o), both [B,T,Hq,dv] T: one branch without a gate (dense attention).
+// dout_norm as in nsa_combine_backward.
 void attention_delta(Context&, Tensor delta, ConstTensor dout, ConstTensor o, Tensor dout_norm = {});
 
 namespace cuda {

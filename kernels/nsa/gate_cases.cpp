@@ -1,4 +1,4 @@
-// The gates and the gated sum, checked and timed.
+// Cases of the gates and of the gated sum.
 #include "kernels/common/op_case.h"
 #include "kernels/nsa/gate.h"
 #include "kernels/ops/rope.h"
@@ -11,8 +11,8 @@ struct GateSizes {
   int64_t B, T, Hq, Hkv, width;  // width: dk of the gate, dv of the sum
 };
 
-// Backward gives dq_group. Where it is checked (not timed), every head of q gets its copy the way it does in a layer:
-// by the rotation's backward, here without a turn.
+// Backward writes dq_group. In cases that are checked (not timed), rope_backward with a rotation by 0 adds it to every
+// head of dq, as in a layer.
 OpCase gate_case(std::string name, const GateSizes& n, const GateOptions& o, int64_t row_pad = 0, bool bench = false) {
   const int64_t hidden = n.width / 2;
   OpCase c{.op = "nsa_gate", .name = std::move(name), .bench = bench};
@@ -52,7 +52,7 @@ OpCase gate_case(std::string name, const GateSizes& n, const GateOptions& o, int
   return c;
 }
 
-// backward gives out again, |dout|, dgate, and delta into scratch: the branches' own cases cover what becomes of it.
+// Backward recomputes out and writes |dout|, dgate and, into scratch, delta, which the branches' cases cover.
 OpCase combine_case(std::string name, const GateSizes& n, int64_t row_pad = 0) {
   OpCase c{.op = "nsa_gate", .name = std::move(name)};
   const Shape heads = {n.B, n.T, n.Hq, n.width};

@@ -1,4 +1,4 @@
-// The order in which the six ops make NSA; no arithmetic of its own.
+// Queues the six ops of NSA in the order of their dependencies. It contains no arithmetic.
 #include "kernels/nsa/nsa.h"
 
 #include "engine/fork_join.h"
@@ -14,18 +14,9 @@ PhiOptions phi_options(const NsaConfig& c) { return {c.phi, c.l, c.d}; }
 
 }  // namespace
 
-// The chain compress, compressed, select, selected is the longest way through, and its kernels are first in line for
-// room (engine/context.cpp). Window and gate, which need q and k alone, take what it leaves. One H200, 8 x 2048 x 12 x
-// 2 x 64: 312 us, one after the other 348; with the gate behind the window, last, 321; all at one priority 328. Since
-// then 292, and 278 with the sum of the branches along with the selected one, for which the window has to have ended;
-// 4 x 8192: 1.27 and 1.25 ms.
-//
-// Long sequences win nothing by it, nor by dividing the SMs between the selected branch and the window (k CTAs of it
-// beside 132 - k): the selected kernel slows down as its SMs get fewer (1 x 65536 x 64 x 4 x 128: 10.5 ms on 132, 11.6
-// on 104, 13.8 on 80), and the card is at its power limit (selected 793 W, compressed 760 at 1500 MHz, window 876, the
-// limit 700 over time; 18.8 J for the whole). ms, one after the other / window on the best k / a group's select or
-// compressed branch beside the selected of others: 24.4 / 24.6 / 25.4; 1 x 8192 x 64 x 4 x 128: 1.55 / 1.54 / 1.66;
-// 1 x 65536 x 12 x 2 x 64: 3.27 / 3.19. What helps them is the selected branch that combines along.
+// The critical path is compress, compressed branch, selection, selected branch; its kernels have the highest priority
+// (engine/context.cpp). Window and gate need only q and k, so they run concurrently on side streams. If the selected
+// branch's kernel can compute the gated sum in its epilogue, the window and the gate have to finish before it starts.
 void nsa_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaIn& in, const NsaWeights& w, const NsaConfig& c,
                  bool keep_block_index) {
   ForkJoin window(ctx, 0, [&](Context& side) {
@@ -52,10 +43,9 @@ void nsa_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaIn& in, c
   }
 }
 
-// With a quantum the branches may add to dq in any order, and so at the same time. The selected branch, the longest, is
-// first in line; the small kernels (inverse index, sums of pieces, phi's and the gate's gradient) run while something
-// large does. As above: 661 us, one after the other 826; the window behind the compressed branch 692, the gate first
-// 697, all at one priority 718.
+// With a rounding unit the branches may add to dq in any order, hence concurrently; without it the ForkJoins run in
+// sequence. The selected branch, the longest, has the highest priority. The small kernels (inverse index, partial sums,
+// the gradients of phi and the gate) overlap with it.
 void nsa_backward(Context& ctx, const NsaGrad& grad, const NsaWeightGrads& dw, ConstTensor dout, const NsaIn& in,
                   const NsaSaved& s, const NsaWeights& w, const NsaConfig& c) {
   const DType acc = acc_dtype(in.q.dtype);
@@ -69,7 +59,7 @@ void nsa_backward(Context& ctx, const NsaGrad& grad, const NsaWeightGrads& dw, C
                                                                   {in.k[kWin], in.v[kWin], s.gate[kWin], delta[kWin]}};
   const Tensor key_norms = scope.alloc(acc, key_norms_shape(rounding_unit_branches));
   ForkJoin clearing(ctx, 0, [&](Context& side) {
-    zero(side, grad.dq);  // each branch adds its share
+    zero(side, grad.dq);  // each branch adds to it
     attend_key_norms(side, key_norms, grad.dq, dout, in.q, rounding_unit_branches);
   });
   nsa_combine_backward(ctx, dgate, delta, dout, {s.o[kCmp], s.o[kSel], s.o[kWin]}, s.gate, grad.out, dout_norm);
@@ -104,7 +94,7 @@ void nsa_backward(Context& ctx, const NsaGrad& grad, const NsaWeightGrads& dw, C
   nsa_attend_selected_backward(ctx, {grad.dq, grad.k[kSel], grad.v[kSel]}, upstream(kSel),
                                {in.q, in.k[kSel], in.v[kSel]}, s.block_index, c.l_sel);
   compressed.join();
-  if (c.phi == Phi::mlp) compress_backward(ctx);  // has products
+  if (c.phi == Phi::mlp) compress_backward(ctx);  // matrix products are not allowed on a side stream
   window.join();
 }
 

@@ -1,5 +1,8 @@
 // Native Sparse Attention (arXiv 2502.11089), composed of its six ops: compress, attend compressed, select, attend
-// selected, attend window, gate. q and the keys come in rotated; what comes out goes to out_proj.
+// selected, attend window, gate. README.md of this folder has the equations.
+//   out[h] = sum over branches b of gate_b[g(h)] * o_b[h],   o_b = softmax attention over the keys of branch b
+// Inputs q and k are already rotated (RoPE); the caller multiplies out by out_proj. T is the dtype of q (bf16, f32 or
+// f64) and acc its accumulator type (f32, or f64 for f64).
 #pragma once
 #include <array>
 
@@ -27,32 +30,32 @@ struct NsaWeightTensors {
 using NsaWeights = NsaWeightTensors<ConstTensor>;
 using NsaWeightGrads = NsaWeightTensors<Tensor>;
 
-// Indexed by Branch: cmp (raw, not yet compressed), sel, win.
+// k and v are indexed by Branch: cmp (raw, not yet compressed), sel, win.
 struct NsaIn {
   ConstTensor q;                    // [B,T,Hq,dk] T
   std::array<ConstTensor, 3> k, v;  // [B,T,Hkv,dk], [B,T,Hkv,dv] T
 };
-// What backward needs of forward. block_index is a constant of backward.
+// What forward saves for backward. block_index is a constant of backward: no gradient flows through the selection.
 struct NsaSaved {
   Tensor k_cmp, v_cmp;           // [B,Tc,Hkv,dk], [B,Tc,Hkv,dv] T
   Tensor block_index;            // [B,T,Hkv,n] i32
   Tensor gate;                   // [3,B,T,Hkv] acc
   std::array<Tensor, 3> o, lse;  // [B,T,Hq,dv] T, [B,T,Hq] acc
 };
-// All overwritten. The gradient of head h of q is dq[h] + dq_group[h / G]: the sum is left to whoever reads dq next
-// (rope_backward), which spares a pass over dq.
+// All overwritten. The gradient of head h of q is dq[h] + dq_group[h / G]. The consumer (rope_backward) adds the two
+// parts, which saves a pass over dq.
 struct NsaGrad {
   Tensor dq;                   // [B,T,Hq,dk] acc: through the branches
   Tensor dq_group;             // [B,T,Hkv,dk] acc: through the gates
   std::array<Tensor, 3> k, v;  // as NsaIn's
-  Tensor out;                  // [B,T,Hq,dv] T, or absent: forward's out again
+  Tensor out;                  // [B,T,Hq,dv] T, optional: forward's out, recomputed bit for bit
 };
 
-// out [B,T,Hq,dv] T and everything in saved overwritten. keep_block_index: take saved.block_index as given (checks by
-// finite differences, which hold the lists fixed) instead of selecting.
+// out [B,T,Hq,dv] T and everything in saved are overwritten. keep_block_index: saved.block_index is an input and the
+// selection is skipped, for finite differences, which need constant lists.
 void nsa_forward(Context&, Tensor out, const NsaSaved& saved, const NsaIn&, const NsaWeights&, const NsaConfig&,
                  bool keep_block_index = false);
-// grad overwritten, weight gradients added to  <-  dout [B,T,Hq,dv] T
+// grad is overwritten and weight gradients are added to  <-  dout [B,T,Hq,dv] T
 void nsa_backward(Context&, const NsaGrad& grad, const NsaWeightGrads&, ConstTensor dout, const NsaIn&, const NsaSaved&,
                   const NsaWeights&, const NsaConfig&);
 

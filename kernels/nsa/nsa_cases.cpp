@@ -1,4 +1,4 @@
-// The whole of NSA, checked and timed. Lists of blocks are given, not selected: an output jumps where its list changes.
+// Cases of NSA as a whole. The block lists are inputs, because the output is discontinuous where a selection changes.
 #include "kernels/nsa/nsa_cases.h"
 
 #include "kernels/nsa/nsa.h"
@@ -30,7 +30,7 @@ void add_weight_args(std::vector<Arg>& args, const NsaSizes& n, const NsaConfig&
   }
 }
 
-// d: "" for the tensors themselves, "d" for their gradients.
+// d: "" for the weights, "d" for their gradients.
 template <class Weights>
 Weights weights_of(const Args& a, const std::string& d) {
   auto phi = [&](const std::string& p) -> decltype(Weights::phi_k) {
@@ -80,7 +80,7 @@ OpCase nsa_case(std::string name, const NsaSizes& n, const NsaConfig& c) {
   };
   r.backward = [c](Context& ctx, const Args& a) {
     Scratch::Scope scope(ctx.scratch);
-    const Tensor dq = a["dq"];  // of the case's dtype, where the op gives two parts that the rotation's backward adds
+    const Tensor dq = a["dq"];  // in the case's dtype; the op writes two parts, which rope_backward adds
     const DType acc = acc_dtype(dq.dtype);
     const Tensor dq_branches = dq.dtype == acc ? dq : scope.alloc(acc, dq.shape());
     const Tensor dq_group = scope.alloc(acc, Tensor(a["k_cmp"]).shape());
@@ -128,7 +128,7 @@ std::vector<OpCase> nsa_cases() {
       nsa_case("70_128_wide_G16", {1, 70, 16, 1, 128, 128}, config(16, 8, 16, 4, 50)),
       nsa_case("2x333_128_wide", {2, 333, 12, 2, 128, 128}, config(32, 16, 32, 4, 100)),
       nsa_case("270_128_wide_G16", {1, 270, 32, 2, 128, 128}, config(8, 4, 64, 3, 130)),
-      // Lists of 32 bits, of which Hopper's selected branch combines along.
+      // Shapes at which Hopper's selected branch computes the gated sum in its epilogue.
       nsa_case("2x150_64_G6", {2, 150, 12, 2, 64, 64}, config(32, 16, 64, 2, 70)),
       nsa_case("140_128_G6", {1, 140, 6, 1, 128, 128}, config(32, 16, 64, 2, 70)),
       nsa_case("140_192x128_G6", {1, 140, 6, 1, 192, 128}, config(32, 16, 64, 2, 70)),

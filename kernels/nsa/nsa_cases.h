@@ -1,4 +1,4 @@
-// What the NSA ops' tables of cases share: block lists as the selection would make them, and counts of attended keys.
+// Shared by the case tables of the NSA ops: random block lists, arguments of a branch, counts of attended keys.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -9,8 +9,9 @@
 
 namespace triad {
 
-// Lists [B,T,Hkv,n]: blocks 0, cur and cur-1, then random complete ones; ascending, unique, -1 at the end.
-// short_lists leaves out free slots at random, so that -1 tails appear where there are blocks enough.
+// Lists [B,T,Hkv,n] of the form that nsa_select writes: blocks 0, cur and cur-1, then random complete ones; ascending,
+// unique, padded with -1. short_lists fills a random number of the slots, so that lists are padded
+// even where enough blocks exist.
 inline std::vector<double> random_block_lists(uint64_t seed, int64_t B, int64_t T, int64_t Hkv, int64_t n,
                                               int64_t l_sel, bool short_lists = false) {
   std::vector<double> lists;
@@ -35,7 +36,7 @@ inline std::vector<double> random_block_lists(uint64_t seed, int64_t B, int64_t 
   return lists;
 }
 
-// Keys attended by all rows of one sequence.
+// Number of (row, key) pairs that one head of one sequence attends.
 inline double window_pairs(int64_t T, int64_t w) {
   double pairs = 0;
   for (int64_t t = 0; t < T; ++t) pairs += static_cast<double>(std::min(t + 1, w));
@@ -56,7 +57,7 @@ struct AttendSizes {
   int64_t B, T, S, Hq, Hkv, dk, dv;
 };
 
-// The arguments of an attention branch: S keys for T rows.
+// The arguments of an attention branch with T rows and S keys.
 inline std::vector<Arg> attend_args(const AttendSizes& n, double q_std = 1.0, int64_t row_pad = 0) {
   return {{.name = "q", .role = ArgRole::input_acc, .shape = {n.B, n.T, n.Hq, n.dk}, .std = q_std, .row_pad = row_pad},
           {.name = "k", .role = ArgRole::input, .shape = {n.B, n.S, n.Hkv, n.dk}, .row_pad = row_pad},
@@ -65,7 +66,8 @@ inline std::vector<Arg> attend_args(const AttendSizes& n, double q_std = 1.0, in
           {.name = "lse", .role = ArgRole::saved, .shape = {n.B, n.T, n.Hq}, .type = ArgType::acc}};
 }
 
-// Products count 2 flops: two of them forward, five backward. Rows are read and written once, in 2-byte elements.
+// Costs of one call: 2 FLOPs a multiply-add, two matrix products forward and five backward; every row is read and
+// written once, in 2-byte elements.
 inline void set_attend_costs(OpCase& c, const AttendSizes& n, double pairs) {
   const double heads = static_cast<double>(n.B * n.T * n.Hq), keys = static_cast<double>(n.B * n.S * n.Hkv);
   const double widths = static_cast<double>(n.dk + n.dv), dk = static_cast<double>(n.dk),

@@ -1,4 +1,4 @@
-// The selection: its checks, and the row of each token on the CPU.
+// The selection: checks and dispatch (select_cpu.h is the CPU reference).
 #include "kernels/nsa/select.h"
 
 #include "engine/op_scope.h"

@@ -1,9 +1,9 @@
-// NSA's selection (paper Eq. 9, 10 and the top-n): from the compressed branch's probabilities to a list of blocks.
+// NSA's selection (paper Eq. 9, 10 and the top-n): turns the compressed branch's probabilities into a list of blocks.
 //   weight(c, j) = |[c*d, c*d+l) intersect [j*l', (j+1)*l')| / l
 //   score[t,g,j] = sum over the heads h of g, over visible c, of weight(c, j) * exp(q_h.K_c/sqrt(dk) - lse[t,h])
-// The list of (t, g): the forced blocks {0 .. init_blocks-1} and {cur, cur-1, .. (local_blocks of them)}, cur = t / l',
-// those that exist; then the best of the complete blocks ((j+1)*l' <= t+1) by (score descending, index ascending) until
-// n are listed. Ascending, unique, -1 at the end. Scores are fp32 or wider throughout. No gradient.
+// The list of (t, g), cur = t / l': the forced blocks 0 .. init_blocks-1 and cur-local_blocks+1 .. cur, if they exist;
+// then complete blocks, (j+1)*l' <= t+1, in order of (score descending, index ascending) until n are listed. The list
+// is stored ascending, unique, padded with -1. Scores are fp32 or wider throughout. The selection has no gradient.
 #pragma once
 #include "engine/context.h"
 

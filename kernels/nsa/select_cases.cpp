@@ -1,4 +1,4 @@
-// The selection, checked and timed. It has no gradient.
+// Cases of the selection, which has no gradient.
 #include "kernels/nsa/nsa_cases.h"
 #include "kernels/nsa/select.h"
 
@@ -10,7 +10,7 @@ OpCase select_case(std::string name, int64_t B, int64_t T, int64_t Hq, int64_t H
                    double std = 1.0) {
   const int64_t Tc = compressed_length(T, o.l, o.d);
   OpCase c{.op = "nsa_select", .name = std::move(name)};
-  // lse is made up: any value scales a head's probabilities alike, so the lists are well defined all the same.
+  // lse is random: any value scales all probabilities of a head alike, so the lists are still well defined.
   c.args = {
       {.name = "q", .role = ArgRole::constant, .shape = {B, T, Hq, dk}, .std = std},
       {.name = "k_cmp", .role = ArgRole::constant, .shape = {B, Tc, Hkv, dk}, .std = std},
@@ -39,15 +39,15 @@ std::vector<OpCase> select_cases() {
       select_case("400_two_init", 1, 400, 8, 2, 192, {16, 8, 48, 6, 2, 3}),
       select_case("n_beyond_blocks", 1, 200, 4, 2, 32, {32, 16, 64, 16}),
       select_case("400_ties", 1, 400, 4, 2, 32, {32, 16, 32, 5}, 0.0),
-      // Hopper's own kernel in bf16: each width, blocks of 2, 4 and 8 keys, odd and even groups, tiles cut off at the
-      // end
+      // Hopper's kernel in bf16: each head width, selection blocks of 2, 4 and 8 compressed keys, odd and even groups,
+      // partial tiles at the end
       select_case("1333_dk64_G6", 1, 1333, 12, 2, 64, {32, 16, 64, 8}),
       select_case("2x700_dk128_G3_l'32", 2, 700, 6, 2, 128, {32, 16, 32, 6}),
       select_case("1500_dk192_G16_l'128", 1, 1500, 16, 1, 192, {32, 16, 128, 5}),
       select_case("900_dk64_G1_no_overlap", 1, 900, 1, 1, 64, {16, 16, 64, 6, 0, 1}),
       select_case("700_dk64_ties", 1, 700, 4, 2, 64, {32, 16, 32, 5}, 0.0),
       select_case("2600_dk64_n36_ties", 1, 2600, 2, 1, 64, {32, 16, 64, 36, 1, 2}, 0.0),
-      // long rows of scores, in scratch and in shared memory, and all equal; heads in several turns
+      // long rows of scores, in scratch and in shared memory, and all equal; more heads than one pass holds
       select_case("9000_dk64_G6_l'32_long_rows", 1, 9000, 6, 1, 64, {32, 16, 32, 8}),
       select_case("9000_dk64_l'32_n24", 1, 9000, 1, 1, 64, {32, 16, 32, 24}),
       select_case("9000_dk64_l'32_ties", 1, 9000, 2, 1, 64, {32, 16, 32, 24, 1, 2}, 0.0),
@@ -55,7 +55,7 @@ std::vector<OpCase> select_cases() {
       select_case("m7c", 16, 2048, 12, 2, 64, {32, 16, 64, 16}),
   };
   cases.back().bench = true;
-  cases.back().f32_tolerance = 1e-2;  // a few of 65,536 lists have a tie within rounding
+  cases.back().f32_tolerance = 1e-2;  // a few of the 65,536 lists have two scores equal within rounding
   return cases;
 }
 

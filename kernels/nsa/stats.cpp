@@ -1,4 +1,4 @@
-// Gates and lists on the CPU: the same pieces of rows as on the GPU, one after the other.
+// Statistics of gates and lists: checks, dispatch, CPU loops over the same pieces of rows as on the GPU.
 #include "kernels/nsa/stats.h"
 
 #include <cmath>

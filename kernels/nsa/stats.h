@@ -1,12 +1,13 @@
-// Whether NSA's gates and selection are well, in a few sums over the rows (token, group) of a layer (log.stats).
-//   gates:  p_b = gate_b / (gate_cmp + gate_sel + gate_win), which sigmoid gates need and softmax gates have already.
-//           entropy = -sum of p_b ln p_b, ln 3 at most; a row has collapsed if that is below 0.1 (its largest p is
-//           then above 0.97). A row whose gates are all 0 is dead: it hears no branch, and no gradient will open one.
-//           It has no shares and no entropy, so it is counted by itself and left out of all other sums of gates.
-//   lists:  the tokens of a row are those up to its own in the blocks it lists; a listed block is forced if it is one
-//           of the initial or local ones, and shared if the list of the token before holds it too.
-// A kernel of its own reads what the gate's and the selection's have just left in the L2 cache (5 MB a layer at M7C):
-// neighbours' lists are other CTAs', and the kernels that make gates and lists keep their registers.
+// Health statistics of NSA's gates and block lists, summed over the rows (token, group) of a layer (log.stats).
+//   gates: p_b = gate_b / (gate_cmp + gate_sel + gate_win), the identity for softmax gates. entropy = -sum_b p_b ln
+//   p_b,
+//          at most ln 3. A row is collapsed if its entropy is below 0.1 (its largest p is then above 0.97). A row whose
+//          gates are all 0 is dead: it passes no branch and gets no gradient that could reopen a gate. Dead rows have
+//          no p and no entropy; they are counted separately and excluded from all other gate statistics.
+//   lists: tokens of a row: the tokens s <= t in its listed blocks. A listed block is forced if it is an initial or a
+//          local one, and shared if the list of the previous token contains it too.
+// A separate kernel computes them, from gates and lists that are still in L2: a list is compared with its neighbour's,
+// which another CTA wrote, and the gate and selection kernels need all their registers.
 #pragma once
 #include <limits>
 
@@ -14,33 +15,33 @@
 
 namespace triad {
 
-// Of any number of rows; of none, all are 0. Counts are exact. What is not a number in one row is none in the sums and
-// extremes of all, in whatever order rows are merged.
+// Sums, extremes and counts over any number of rows; all 0 over no rows. Counts are exact. A NaN in one row makes the
+// sums and extremes of that field NaN, regardless of the order in which rows are merged.
 struct NsaStats {
   enum Field : int64_t {
     rows,
     dead,     // rows
-    entropy,  // a sum over the rows that are not dead, as all that follow unless they say something else
+    entropy,  // sum over the live (not dead) rows, like the gate fields below
     entropy_min,
-    largest,  // p
+    largest,  // sum of the largest p
     largest_max,
     collapsed,           // rows
-    share,               // p of the three branches, in the order of Branch
-    tokens = share + 3,  // selected; from here on of all rows
+    share,               // sums of p of the three branches, in the order of Branch
+    tokens = share + 3,  // selected tokens; from here on sums over all rows
     tokens_max,
     at_max,     // rows that have tokens_max
-    blocks,     // listed
-    forced,     // of those
-    followers,  // listed blocks of the rows that have a token before
-    shared,     // of those
+    blocks,     // listed blocks
+    forced,     // forced ones among them
+    followers,  // listed blocks of the rows with t > 0
+    shared,     // shared ones among them
     count
   };
   static constexpr double kCollapsedEntropy = 0.1;
   double at[count] = {};
 
   constexpr double live() const { return at[rows] - at[dead]; }
-  constexpr double mean(int64_t field) const { return at[field] / at[rows]; }  // of dead rows, and of lists
-  // Of the other fields of gates; NaN where no row is live.
+  constexpr double mean(int64_t field) const { return at[field] / at[rows]; }  // for `dead` and the list fields
+  // For the other gate fields; NaN if no row is live.
   constexpr double gate_mean(int64_t field) const {
     return live() > 0 ? at[field] / live() : std::numeric_limits<double>::quiet_NaN();
   }
@@ -48,7 +49,7 @@ struct NsaStats {
     return live() > 0 ? at[field] : std::numeric_limits<double>::quiet_NaN();
   }
   constexpr double forced_share() const { return at[forced] / at[blocks]; }
-  constexpr double overlap() const { return at[shared] / at[followers]; }  // NaN where no row has a token before
+  constexpr double overlap() const { return at[shared] / at[followers]; }  // NaN if no row has t > 0
 
   constexpr void add_gates(double cmp, double sel, double win, double its_entropy) {
     const double its_largest = greater(greater(cmp, sel), win);
@@ -59,7 +60,7 @@ struct NsaStats {
     at[share] += cmp, at[share + 1] += sel, at[share + 2] += win;
   }
   constexpr void add_dead_gates() { at[rows] += 1, at[dead] += 1; }
-  // list, before [n]: those of token t and of the one before, nullptr for the first.
+  // list [n] of token t, before [n]: the list of token t - 1, nullptr for t = 0.
   constexpr void add_list(const int32_t* list, const int32_t* before, int64_t t, int64_t n, const SelectOptions& o) {
     int64_t its_tokens = 0, its_blocks = 0, its_forced = 0, its_shared = 0, j = 0;
     for (; its_blocks < n && list[its_blocks] >= 0; ++its_blocks) {
@@ -67,7 +68,7 @@ struct NsaStats {
       if (begin <= t) its_tokens += (end <= t + 1 ? end : t + 1) - begin;
       its_forced += block < o.init_blocks || block > t / o.l_sel - o.local_blocks;
       if (before == nullptr) continue;
-      while (j < n && before[j] >= 0 && before[j] < block) ++j;  // both ascend
+      while (j < n && before[j] >= 0 && before[j] < block) ++j;  // both lists ascend
       its_shared += j < n && before[j] == block;
     }
     at[tokens] += static_cast<double>(its_tokens);
@@ -91,7 +92,7 @@ struct NsaStats {
   }
 
  private:
-  // NaN if one of them is.
+  // NaN if either operand is.
   static constexpr double lesser(double a, double b) { return a < b || a != a ? a : b; }
   static constexpr double greater(double a, double b) { return a > b || a != a ? a : b; }
   constexpr void add_most(double its_tokens, double its_rows) {
@@ -99,15 +100,15 @@ struct NsaStats {
     if (its_tokens == at[tokens_max]) at[at_max] += its_rows;
   }
 };
-static_assert(sizeof(NsaStats) == NsaStats::count * sizeof(double));  // tensors hold it as so many f64
+static_assert(sizeof(NsaStats) == NsaStats::count * sizeof(double));  // tensors store it as `count` f64
 
-// Rows are summed in this many pieces, so that sums come out with the same bits each time.
+// Rows are summed in this fixed number of pieces, so that the sums have the same bits in every run.
 inline constexpr int64_t kStatsPieces = 256;
 
-// pieces [kStatsPieces, NsaStats::count] f64, the rows merged into them (zeros: none so far)
+// pieces [kStatsPieces, NsaStats::count] f64: the rows are merged into them; zeros before the first call
 //   <-  gate [3,B,T,Hkv] acc, block_index [B,T,Hkv,n] i32, both contiguous
 void nsa_stats(Context&, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions&);
-// out [L, NsaStats::count] f64 overwritten  <-  pieces [L, kStatsPieces, NsaStats::count] f64: all of a layer's merged
+// out [L, NsaStats::count] f64 overwritten  <-  pieces [L, kStatsPieces, NsaStats::count] f64, merged a layer
 void nsa_stats_merge(Context&, Tensor out, ConstTensor pieces);
 
 namespace cuda {

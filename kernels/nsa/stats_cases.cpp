@@ -1,4 +1,4 @@
-// Sums over gates and lists, checked and timed: two micro-steps into the same pieces, then all merged.
+// Cases of the statistics of gates and lists: two micro-steps add to the same pieces, which are then merged.
 #include "kernels/nsa/nsa_cases.h"
 #include "kernels/nsa/stats.h"
 
@@ -8,7 +8,7 @@ namespace {
 
 OpCase stats_case(std::string name, int64_t B, int64_t T, int64_t Hkv, const SelectOptions& o) {
   OpCase c{.op = "nsa_stats", .name = std::move(name)};
-  // Gates as a sigmoid leaves them, the first of the rows all closed, and one open alone.
+  // Random sigmoid gates; all gates of the first row are 0, and one gate of the second is 1.
   const int64_t rows = B * T * Hkv;
   const auto gate = [rows](int64_t i, uint64_t seed) {
     if (i % rows < 2) return i == 1 ? 1.0 : 0.0;

@@ -1,4 +1,4 @@
-// Errors: every failure is an exception whose message holds the values that caused it; main() is the only catch.
+// Errors: every failure is an exception whose message contains the values that caused it; main() reports it.
 #pragma once
 #ifdef __CUDACC__  // nvcc 13 cannot evaluate fmt 9's compile-time format checks; .cu files format without them
 #define FMT_CONSTEVAL

@@ -38,7 +38,7 @@ Runtime::Runtime(const Options& o)
     ctx_.sides = &sides_;
   }
   DeviceInfo info;
-  info.num_sms = 132, info.compute_capability = 90;  // a plan for a GPU where there is none is one for an H200
+  info.num_sms = 132, info.compute_capability = 90;  // without a GPU, a plan assumes an H200
   if (backend::cuda_device_count() > 0) info = backend::info(o.device);
   ctx_.num_sms = info.num_sms;
   ctx_.compute_capability = info.compute_capability;

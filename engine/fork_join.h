@@ -25,8 +25,8 @@ namespace triad {
 
 class ForkJoin {
  public:
-  // number: the side stream, 0 to 2. Open ForkJoins must use different ones; stream 2 has priority over 0 and 1. apart
-  // = false: the work runs on ctx itself, as on the CPU.
+  // number: the side stream, 0 to 2. Open ForkJoins must use different ones; stream 2 has priority over 0 and 1.
+  // With apart = false the work runs on ctx itself, as on the CPU.
   template <class Work>
   ForkJoin(Context& ctx, int number, Work&& work, bool apart = true)
       : ForkJoin(ctx, number, apart) {  // a delegating constructor: if work() throws, the destructor joins

@@ -88,7 +88,7 @@ class PinnedMemory {
 
 class Scratch {
  public:
-  Scratch(Arena& arena, int64_t bytes);  // planned, without limit, if the arena is
+  Scratch(Arena& arena, int64_t bytes);  // planned and without limit if the arena is planned
   // What `of` has left, as the scratch of another stream. Until this one is destroyed, `of` must not allocate
   // (engine/fork_join.h).
   struct Rest {};

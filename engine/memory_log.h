@@ -15,9 +15,8 @@ int64_t now_us();  // microseconds since 1970
 
 class MemoryLog final : public OpListener {
  public:
-  static constexpr size_t kEvents = size_t{1} << 14;  // about ten steps of a model with twelve layers
-  static constexpr int64_t kSmallBytes = int64_t{1}
-                                         << 20;  // bytes; larger requests count as large, as in PyTorch's allocator
+  static constexpr size_t kEvents = size_t{1} << 14;        // about ten steps of a model with twelve layers
+  static constexpr int64_t kSmallBytes = int64_t{1} << 20;  // the largest small request, as in PyTorch's allocator
   enum class Kind : uint8_t { alloc, free };
   struct Event {
     const std::byte* address;

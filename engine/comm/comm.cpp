@@ -175,7 +175,7 @@ void Comm::fail_together(const std::string& why, const std::function<void()>& la
 }
 
 void Comm::abandon(const std::string& why, int exit_code, const std::function<void()>& last_work) {
-  if (guard_) guard_->expect_end();  // the other ranks exit too
+  if (guard_) guard_->expect_end();  // the other ranks exit now, too
   std::fflush(stdout);
   std::fputs(fmt::format("triad: {}{}\n", world_ > 1 ? fmt::format("rank {}: ", rank_) : "", why).c_str(), stderr);
   last_work();
@@ -184,8 +184,8 @@ void Comm::abandon(const std::string& why, int exit_code, const std::function<vo
 
 Device device_of(const LaunchEnv& env) {
   const int gpus = backend::cuda_device_count();
-  if (env.world == 1 || gpus == 1)
-    return Device::cuda(0);  // the only visible one; gather_peers() checks that no two ranks share it
+  // With one visible GPU; gather_peers() checks that no two ranks share it.
+  if (env.world == 1 || gpus == 1) return Device::cuda(0);
   if (env.local_rank >= gpus)
     fail("launch: rank {} of {} has local rank {}, but its host has {} GPUs: start at most one process a GPU", env.rank,
          env.world, env.local_rank, gpus);

@@ -20,8 +20,8 @@ namespace triad {
 
 enum class CommBackend { automatic, nccl, mpi };
 
-// The CTAs that NCCL may use. few: a sum leaves most SMs to concurrent kernels that are sized for the whole GPU. all:
-// the fastest sum.
+// The CTAs that NCCL may use. few: a sum leaves most SMs to concurrent kernels that are sized for the whole GPU.
+// all: the fastest sum.
 enum class CommCtas { few, all };
 
 // A process of the run, as every rank sees it.
@@ -109,7 +109,7 @@ class Comm {
   CommGuard& guard() { return *guard_; }
 
  private:
-  // Makes the end of other ranks no error from here on; collective.
+  // From here on the end of another rank is no error; collective.
   void expect_end();
   template <class Call>
   void guarded(const char* kind, const std::string& what, int64_t bytes, bool on_stream, Call&& call);

@@ -54,8 +54,7 @@ void CommGuard::watch(const std::vector<LocalPeer>& peers) {
   const std::lock_guard lock(mutex_);
   for (const LocalPeer& peer : peers) {
     const int fd = open_process(peer.pid);
-    if (fd >= 0)
-      peers_.push_back({peer.rank, peer.pid, fd});  // a kernel before 5.3 has no pidfd; only the timeout remains
+    if (fd >= 0) peers_.push_back({peer.rank, peer.pid, fd});  // a kernel before 5.3 has no pidfd
   }
   eventfd_write(wake_, 1);
 }

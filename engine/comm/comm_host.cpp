@@ -22,8 +22,7 @@ class HostComm final : public Comm {
         others_(device, kPartBytes * world()) {}
 
   std::string name() const override { return "host memory over " + link().name(); }
-  // On the CPU sums do not run concurrently with other work in either case; shares() makes CPU runs take the code path
-  // of GPUs.
+  // On the CPU tensors need no sharing; shares() is true so that CPU runs use the code path of GPUs with PeerCopies.
   void share(const std::byte*, std::span<const Tensor>, const Tensor&) override {
     shares_ = !stream().device().is_cuda();
   }

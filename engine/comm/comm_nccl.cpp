@@ -157,8 +157,7 @@ class NcclComm final : public Comm {
   std::string name_;
   std::string no_copies_;  // why copies are not possible; empty if they are
   std::unique_ptr<PeerCopies> copies_;
-  ncclComm_t all_ctas_ = nullptr,
-             few_ctas_ = nullptr;  // not destroyed after an error: destroying is collective
+  ncclComm_t all_ctas_ = nullptr, few_ctas_ = nullptr;  // not destroyed after an error: destroying is collective
 };
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view kHelloMagic = "triadhi\n", kReplyMagic = "triadre\n";
 constexpr int kMostRanks = 1 << 20;
 
-// Write and read fields one after the other; integers are little-endian.
+// Writer and Reader: fields one after the other; integers are little-endian.
 class Writer {
  public:
   explicit Writer(std::span<std::byte> to) : to_(to) {}

@@ -43,7 +43,7 @@ constexpr Names kLaunchers[] = {
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
     {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
-    // The step's variable, which srun alone sets: a batch script without srun is one process of any job.
+    // The variable of the step, which only srun sets: without srun a batch script is one process, even in a larger job.
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
 };
 
@@ -86,8 +86,7 @@ LaunchEnv read_launch_env() {
     if (env.local_world > 0 && env.local_rank >= env.local_world)
       fail_usage("launch: {} is {}, but {} is {}", names.local_rank, env.local_rank, names.local_world,
                  env.local_world);
-    const bool pmi =
-        variable("PMIX_RANK") != nullptr || variable("PMI_RANK") != nullptr;  // set by srun --mpi=pmix and --mpi=pmi2
+    const bool pmi = variable("PMIX_RANK") != nullptr || variable("PMI_RANK") != nullptr;  // srun --mpi=pmix or pmi2
     const std::string_view launcher = env.launcher;
     env.speaks_mpi = launcher == "Open MPI" || launcher == "PMI" || (launcher == "Slurm" && pmi);
     break;

@@ -124,8 +124,7 @@ class RankGatherer {
   }
 
   void accept_from(const Socket& listener) {
-    constexpr int kMostAtOnce =
-        16;  // below the limit on pending sockets, so that each is read before it can be the oldest
+    constexpr int kMostAtOnce = 16;  // below kMostPending, so that each is read before it can be the oldest
     for (int i = 0; i < kMostAtOnce; ++i) {
       TcpAddress from;
       from.size = sizeof from.storage;

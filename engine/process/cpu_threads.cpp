@@ -70,7 +70,8 @@ double cpu_quota(const std::string& root) {
     const double quota = quota_of(folder);
     if (quota > 0) least = least > 0 ? std::min(least, quota) : quota;
   };
-  // Lines "0::/path" (version 2) and "4:cpu,cpuacct:/path" (version 1). A container may see its own group as the root.
+  // Lines "0::/path" (cgroup version 2) and "4:cpu,cpuacct:/path" (version 1). A container may see its own group as the
+  // root.
   std::ifstream groups(root + "/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);

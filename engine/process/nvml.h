@@ -32,8 +32,8 @@ class Nvml {
 };
 
 std::string nvml_driver_version();  // "580.65.06"
-// The connection of two GPUs of this host, given by PCI bus address: "NVLink, 18 links up", "one PCIe switch", ...; "":
-// unknown.
+// The connection of two GPUs of this host, given by PCI bus address: "NVLink, 18 links up", "one PCIe switch", ...;
+// empty if unknown.
 std::string nvml_connection(const std::string& pci_a, const std::string& pci_b);
 
 }  // namespace triad

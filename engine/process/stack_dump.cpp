@@ -133,15 +133,13 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// Waits for the signalled thread's response; false on timeout.
+// Waits for the signalled thread's response; false if it has not begun to respond within a second.
 bool wait_for_answer() {
   timespec until{};
   clock_gettime(CLOCK_REALTIME, &until);
   until.tv_sec += 1;
   while (sem_timedwait(&request.done, &until) != 0)
-    if (errno != EINTR)
-      return request.thread.exchange(0) == 0 &&
-             sem_wait(&request.done) == 0;  // in the second case it has just begun to respond
+    if (errno != EINTR) return request.thread.exchange(0) == 0 && sem_wait(&request.done) == 0;
   return true;
 }
 

@@ -57,14 +57,14 @@ class Reader {
 };
 
 // The two HMACs have different labels, so neither end can return the one that it received.
-Mac proof(std::string_view secret, std::string_view of, const Hello& hello, const Reply& prove, Verdict verdict) {
+Mac proof(std::string_view secret, std::string_view of, const Hello& hello, const Reply& prove, ReplyCode code) {
   if (secret.empty()) return {};
   std::vector<std::byte> message;
   const auto add = [&](std::span<const std::byte> bytes) { message.insert(message.end(), bytes.begin(), bytes.end()); };
   add(std::as_bytes(std::span(of)));
   add(encode(hello));
   add(encode(prove));
-  message.push_back(static_cast<std::byte>(verdict));
+  message.push_back(static_cast<std::byte>(code));
   return hmac_sha256(secret, message);
 }
 
@@ -77,19 +77,19 @@ Nonce fresh_nonce() {
   return nonce;
 }
 
-const char* text_of(Verdict refusal) {
+const char* text_of(ReplyCode refusal) {
   switch (refusal) {
-    case Verdict::other_run:
+    case ReplyCode::other_run:
       return "it belongs to another run";
-    case Verdict::needs_secret:
+    case ReplyCode::needs_secret:
       return "it has no TRIAD_SECRET, but rank 0 has one";
-    case Verdict::has_no_secret:
+    case ReplyCode::has_no_secret:
       return "it has a TRIAD_SECRET, but rank 0 has none";
-    case Verdict::wrong_secret:
+    case ReplyCode::wrong_secret:
       return "its TRIAD_SECRET is not rank 0's";
-    case Verdict::other_world:
+    case ReplyCode::other_world:
       return "it counts other ranks than rank 0";
-    case Verdict::taken:
+    case ReplyCode::taken:
       return "another process came first as this rank";
     default:
       return "it is refused";
@@ -139,7 +139,7 @@ ReplyFrame encode(const Reply& reply) {
   ReplyFrame frame{};
   Writer to(frame);
   to.text(kReplyMagic);
-  to.number(static_cast<uint32_t>(reply.verdict), 1);
+  to.number(static_cast<uint32_t>(reply.code), 1);
   to.number(static_cast<uint32_t>(reply.world), 4);
   to.raw(reply.payload);
   return frame;
@@ -149,20 +149,20 @@ std::optional<Reply> decode_reply(std::span<const std::byte> bytes) {
   if (bytes.size() != kReplyBytes) return std::nullopt;
   Reader from(bytes);
   if (from.text(kReplyMagic.size()) != kReplyMagic) return std::nullopt;
-  const uint32_t verdict = from.number(1), world = from.number(4);
-  if (verdict > static_cast<uint32_t>(Verdict::taken) || world > kMostRanks) return std::nullopt;
-  Reply reply{.verdict = static_cast<Verdict>(verdict), .world = static_cast<int>(world)};
+  const uint32_t code = from.number(1), world = from.number(4);
+  if (code > static_cast<uint32_t>(ReplyCode::taken) || world > kMostRanks) return std::nullopt;
+  Reply reply{.code = static_cast<ReplyCode>(code), .world = static_cast<int>(world)};
   const std::span<const std::byte> payload = from.raw(sizeof(Nonce));
   std::copy(payload.begin(), payload.end(), reply.payload.begin());
   return reply;
 }
 
 Mac proof_of_rank(std::string_view secret, const Hello& hello, const Reply& prove) {
-  return proof(secret, "triad: a rank", hello, prove, Verdict::prove);
+  return proof(secret, "triad: a rank", hello, prove, ReplyCode::prove);
 }
 
-Mac proof_of_rank_0(std::string_view secret, const Hello& hello, const Reply& prove, Verdict verdict) {
-  return proof(secret, "triad: rank 0", hello, prove, verdict);
+Mac proof_of_rank_0(std::string_view secret, const Hello& hello, const Reply& prove, ReplyCode code) {
+  return proof(secret, "triad: rank 0", hello, prove, code);
 }
 
 }  // namespace triad

@@ -2,10 +2,10 @@
 // the same TRIAD_SECRET. Every frame has a fixed size, so no peer can announce a larger one.
 //
 //   rank -> rank 0   Hello: which run, which rank, and a nonce
-//   rank 0 -> rank   Reply: Verdict::prove and a nonce, or a refusal
+//   rank 0 -> rank   Reply: ReplyCode::prove and a nonce, or a refusal
 //   rank -> rank 0   Proof: an HMAC over both frames
-//   rank 0 -> rank   Reply: Verdict::welcome or a refusal, with rank 0's HMAC over all three
-//   rank 0 -> rank   Reply: Verdict::begin, once all ranks have connected
+//   rank 0 -> rank   Reply: ReplyCode::welcome or a refusal, with rank 0's HMAC over all three
+//   rank 0 -> rank   Reply: ReplyCode::begin, once all ranks have connected
 //
 // Fresh nonces from both ends make replayed handshakes fail. Without a secret the HMACs are zeros.
 #pragma once
@@ -35,7 +35,7 @@ struct Hello {
 inline constexpr size_t kHelloBytes = 8 + 2 + 4 + 4 + 1 + sizeof(Nonce) + 1 + kMaxRunIdBytes;
 using HelloFrame = std::array<std::byte, kHelloBytes>;
 
-enum class Verdict : uint8_t {
+enum class ReplyCode : uint8_t {
   prove,
   welcome,
   begin,
@@ -47,10 +47,10 @@ enum class Verdict : uint8_t {
   taken,
 };
 // Why rank 0 refuses a rank, for both ends' messages: "it belongs to another run".
-const char* text_of(Verdict refusal);
+const char* text_of(ReplyCode refusal);
 
 struct Reply {
-  Verdict verdict = Verdict::prove;
+  ReplyCode code = ReplyCode::prove;
   int world = 0;    // rank 0's world size
   Nonce payload{};  // a nonce in the reply that requests a proof, an HMAC in replies to a proof
 };
@@ -67,6 +67,6 @@ bool may_be_hello(std::span<const std::byte> begin);
 
 // The HMACs of a rank and of rank 0; zeros if the secret is empty.
 Mac proof_of_rank(std::string_view secret, const Hello&, const Reply& prove);
-Mac proof_of_rank_0(std::string_view secret, const Hello&, const Reply& prove, Verdict verdict);
+Mac proof_of_rank_0(std::string_view secret, const Hello&, const Reply& prove, ReplyCode code);
 
 }  // namespace triad

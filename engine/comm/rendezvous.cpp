@@ -69,7 +69,7 @@ class RankGatherer {
     listeners_.clear();
     pending_.clear();
     if (dropped_.more_than_logged()) log_line(env_, "while the ranks connected, " + dropped_.text());
-    const ReplyFrame begin = encode(Reply{.verdict = Verdict::begin, .world = env_.world});
+    const ReplyFrame begin = encode(Reply{.code = ReplyCode::begin, .world = env_.world});
     for (size_t r = 1; r < ranks_.size(); ++r)
       if (!ranks_[r].send(begin)) fail("the connection to rank {} is lost before the run begins", r);
     return std::move(ranks_);
@@ -194,11 +194,11 @@ class RankGatherer {
     const std::optional<Hello> hello = decode_hello(frame);
     if (!hello) return drop(pending, "its hello is malformed");
     pending.hello = *hello;
-    if (hello->port != env_.master_port || hello->run_id != env_.run_id) return refuse(pending, Verdict::other_run);
+    if (hello->port != env_.master_port || hello->run_id != env_.run_id) return refuse(pending, ReplyCode::other_run);
     if (hello->has_secret != !env_.secret.empty())
-      return refuse(pending, hello->has_secret ? Verdict::has_no_secret : Verdict::needs_secret);
+      return refuse(pending, hello->has_secret ? ReplyCode::has_no_secret : ReplyCode::needs_secret);
     pending.said_hello = true;
-    pending.prove = {.verdict = Verdict::prove, .world = env_.world, .payload = fresh_nonce()};
+    pending.prove = {.code = ReplyCode::prove, .world = env_.world, .payload = fresh_nonce()};
     if (!pending.socket.send_now(encode(pending.prove))) drop(pending, "it closed before the handshake was complete");
   }
 
@@ -206,25 +206,25 @@ class RankGatherer {
     Mac given;
     std::copy(frame.begin(), frame.end(), given.begin());
     if (!env_.secret.empty() && !same_mac(given, proof_of_rank(env_.secret, pending.hello, pending.prove)))
-      return refuse(pending, Verdict::wrong_secret);
-    if (pending.hello.world != env_.world) return refuse(pending, Verdict::other_world);
+      return refuse(pending, ReplyCode::wrong_secret);
+    if (pending.hello.world != env_.world) return refuse(pending, ReplyCode::other_world);
     const auto rank = static_cast<size_t>(pending.hello.rank);
-    if (is_connected(rank)) return refuse(pending, Verdict::taken);
-    if (!answer(pending, Verdict::welcome)) return drop(pending, "it closed before the handshake was complete");
+    if (is_connected(rank)) return refuse(pending, ReplyCode::taken);
+    if (!answer(pending, ReplyCode::welcome)) return drop(pending, "it closed before the handshake was complete");
     ranks_[rank] = std::move(pending.socket);
   }
 
-  void refuse(Pending& pending, Verdict why) {
+  void refuse(Pending& pending, ReplyCode why) {
     answer(pending, why);
     drop(pending, text_of(why));
   }
 
   // Rank 0 sends its own proof only after a rank's valid proof; otherwise any peer could test guesses of the secret on
   // it.
-  bool answer(const Pending& pending, Verdict verdict) const {
-    const bool is_proved = pending.said_hello && verdict != Verdict::wrong_secret;
-    Reply reply{.verdict = verdict, .world = env_.world};
-    if (is_proved) reply.payload = proof_of_rank_0(env_.secret, pending.hello, pending.prove, verdict);
+  bool answer(const Pending& pending, ReplyCode code) const {
+    const bool is_proved = pending.said_hello && code != ReplyCode::wrong_secret;
+    Reply reply{.code = code, .world = env_.world};
+    if (is_proved) reply.payload = proof_of_rank_0(env_.secret, pending.hello, pending.prove, code);
     return pending.socket.send_now(encode(reply));
   }
 

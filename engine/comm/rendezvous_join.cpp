@@ -58,13 +58,13 @@ class Joiner {
                       .run_id = env_.run_id,
                       .nonce = fresh_nonce()};
     const std::optional<Reply> prove = request(socket, encode(hello), patience_s);
-    if (!prove || (prove->verdict == Verdict::welcome || prove->verdict == Verdict::begin)) return no_reply(at);
-    if (prove->verdict != Verdict::prove) return refused(at, *prove, false);
+    if (!prove || (prove->code == ReplyCode::welcome || prove->code == ReplyCode::begin)) return no_reply(at);
+    if (prove->code != ReplyCode::prove) return refused(at, *prove, false);
     const std::optional<Reply> last = request(socket, proof_of_rank(env_.secret, hello, *prove), patience_s);
-    if (!last || last->verdict == Verdict::prove || last->verdict == Verdict::begin) return no_reply(at);
+    if (!last || last->code == ReplyCode::prove || last->code == ReplyCode::begin) return no_reply(at);
     const bool is_proved =
-        env_.secret.empty() || same_mac(last->payload, proof_of_rank_0(env_.secret, hello, *prove, last->verdict));
-    if (last->verdict != Verdict::welcome) return refused(at, *last, is_proved);
+        env_.secret.empty() || same_mac(last->payload, proof_of_rank_0(env_.secret, hello, *prove, last->code));
+    if (last->code != ReplyCode::welcome) return refused(at, *last, is_proved);
     if (!is_proved) refusal_ = fmt::format("the program that replies at {} does not have TRIAD_SECRET", at);
     return is_proved;
   }
@@ -84,12 +84,12 @@ class Joiner {
   // Logs a refusal at once, because the timeout may be long, unless another run uses this port, which is no error.
   bool refused(const std::string& at, const Reply& reply, bool is_proved) {
     const std::string why =
-        fmt::format("rank 0 at {} refuses rank {} of {}: {}", at, env_.rank, env_.world, text_of(reply.verdict));
-    if (reply.verdict == Verdict::other_world && is_proved && !env_.run_id.empty())
+        fmt::format("rank 0 at {} refuses rank {} of {}: {}", at, env_.rank, env_.world, text_of(reply.code));
+    if (reply.code == ReplyCode::other_world && is_proved && !env_.run_id.empty())
       fail("launch: rank 0 at {} of run {} counts {} ranks, and this is rank {} of {}: WORLD_SIZE has to be the same",
            at, env_.run_id, reply.world, env_.rank, env_.world);
-    if (reply.verdict == Verdict::other_run) return other_run(why);
-    if (logged_.insert(reply.verdict).second) log_line(env_, why + "; this rank retries until dist.timeout_s");
+    if (reply.code == ReplyCode::other_run) return other_run(why);
+    if (logged_.insert(reply.code).second) log_line(env_, why + "; this rank retries until dist.timeout_s");
     refusal_ = why;
     return false;
   }
@@ -98,12 +98,12 @@ class Joiner {
     return false;
   }
 
-  // Waits for Verdict::begin; false if rank 0 closes the connection before, and this rank tries again.
+  // Waits for ReplyCode::begin; false if rank 0 closes the connection before, and this rank tries again.
   bool wait_for_all(const Socket& socket) {
     ReplyFrame bytes;
     const Socket::Received received = socket.receive_until(bytes, end_);
     const std::optional<Reply> begin = decode_reply(bytes);
-    if (received == Socket::Received::all && begin && begin->verdict == Verdict::begin) return true;
+    if (received == Socket::Received::all && begin && begin->code == ReplyCode::begin) return true;
     refusal_ = received == Socket::Received::late
                    ? "rank 0 accepted this rank, but not all ranks connected"
                    : "rank 0 accepted this rank, and closed the connection before all ranks had connected";
@@ -114,7 +114,7 @@ class Joiner {
   const double timeout_s_;
   const Clock::time_point end_;
   std::string no_reply_, refusal_;  // why rank 0 was not reached, for the error message
-  std::set<Verdict> logged_;
+  std::set<ReplyCode> logged_;
 };
 
 }  // namespace

@@ -126,15 +126,15 @@ Hello hello_of(const LaunchEnv& env, int rank) {
           .nonce = fresh_nonce()};
 }
 
-// Makes a whole handshake as the given rank with the given secret, and returns rank 0's last verdict.
-std::optional<Verdict> claim(const FileHandle& socket, const LaunchEnv& env, int rank, const std::string& secret) {
+// Makes a whole handshake as the given rank with the given secret, and returns rank 0's last reply code.
+std::optional<ReplyCode> claim(const FileHandle& socket, const LaunchEnv& env, int rank, const std::string& secret) {
   const Hello hello = hello_of(env, rank);
   say(socket, encode(hello));
   const std::optional<Reply> prove = hear(socket);
-  if (!prove || prove->verdict != Verdict::prove) return prove ? std::optional(prove->verdict) : std::nullopt;
+  if (!prove || prove->code != ReplyCode::prove) return prove ? std::optional(prove->code) : std::nullopt;
   say(socket, proof_of_rank(secret, hello, *prove));
   const std::optional<Reply> last = hear(socket);
-  return last ? std::optional(last->verdict) : std::nullopt;
+  return last ? std::optional(last->code) : std::nullopt;
 }
 
 // A relay between a rank, whose MASTER_ADDR is 127.0.0.2, and rank 0 at 127.0.0.1, which records what the rank sends.
@@ -256,8 +256,8 @@ TEST_CASE("strangers: only a process that knows the secret is a rank, and the ot
     return;
   }
   ranks.push_back(start_rank(first, 5));
-  CHECK(claim(connect_to("127.0.0.1", first.master_port), first, 1, "") == Verdict::wrong_secret);
-  CHECK(claim(connect_to("127.0.0.1", first.master_port), first, 1, "guessed") == Verdict::wrong_secret);
+  CHECK(claim(connect_to("127.0.0.1", first.master_port), first, 1, "") == ReplyCode::wrong_secret);
+  CHECK(claim(connect_to("127.0.0.1", first.master_port), first, 1, "guessed") == ReplyCode::wrong_secret);
   std::future<Ended> none = start_rank(rank_of(1, 2, 2), 7, kRefusedS),
                      other = start_rank(rank_of(1, 2, 2, "another"), 8, kRefusedS);
   CHECK(has(none.get().error, "it has no TRIAD_SECRET, but rank 0 has one"));
@@ -282,8 +282,8 @@ TEST_CASE("strangers: a replayed handshake makes nobody a rank", "[dist][strange
   again.push_back(start_rank(first, 7));
   const FileHandle stranger = connect_to("127.0.0.1", first.master_port);
   say(stranger, said.substr(0, kHelloBytes + sizeof(Mac)));
-  CHECK(hear(stranger).value_or(Reply{}).verdict == Verdict::prove);
-  CHECK(hear(stranger).value_or(Reply{}).verdict == Verdict::wrong_secret);
+  CHECK(hear(stranger).value_or(Reply{}).code == ReplyCode::prove);
+  CHECK(hear(stranger).value_or(Reply{}).code == ReplyCode::wrong_secret);
   again.push_back(start_rank(rank_of(1, 2, 3, kSecret), 8));
   check_numbers(again, {7, 8});
 }
@@ -302,10 +302,10 @@ TEST_CASE("strangers: a process that does not know the secret passes for no rank
     HelloFrame hello;
     Mac proof;
     recv(socket.get(), hello.data(), hello.size(), MSG_WAITALL);
-    say(socket, encode(Reply{.verdict = Verdict::prove, .world = 2, .payload = fresh_nonce()}));
+    say(socket, encode(Reply{.code = ReplyCode::prove, .world = 2, .payload = fresh_nonce()}));
     recv(socket.get(), proof.data(), proof.size(), MSG_WAITALL);
-    say(socket, encode(Reply{.verdict = Verdict::welcome, .world = 2, .payload = proof}));  // the rank's own
-    say(socket, encode(Reply{.verdict = Verdict::begin, .world = 2}));
+    say(socket, encode(Reply{.code = ReplyCode::welcome, .world = 2, .payload = proof}));  // the rank's own
+    say(socket, encode(Reply{.code = ReplyCode::begin, .world = 2}));
   }
   const Ended ended = rank.get();
   CHECK(ended.numbers.empty());
@@ -318,7 +318,7 @@ TEST_CASE("strangers: the first of two that come as one rank is taken, until it 
   ranks.push_back(start_rank(first, 5));
   {
     const FileHandle stranger = connect_to("127.0.0.1", first.master_port);
-    REQUIRE(claim(stranger, first, 1, "") == Verdict::welcome);
+    REQUIRE(claim(stranger, first, 1, "") == ReplyCode::welcome);
     const Ended ended = start_rank(rank_of(1, 3, 5), 6, kRefusedS).get();
     INFO(ended.error);
     CHECK(has(ended.error, "refuses rank 1 of 3: another process came first as this rank"));

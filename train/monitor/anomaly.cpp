@@ -14,17 +14,18 @@ namespace triad {
 
 namespace {
 
-// A window of throughput has 20 steps and 10 s at least: one slow step among them is no fall. Five make what is usual.
+// A throughput window has at least 20 steps and 10 s, so that a single slow step does not trigger. The usual rate is
+// the median of at least 5 windows.
 constexpr int64_t kRateSteps = 20;
 constexpr double kRateSeconds = 10;
 constexpr size_t kUsualWindows = 5, kMostWindows = 200;
-// Memory creeps if the least use of a window rises five windows in a row.
+// Memory creeps if the minimum per window of 100 steps rises five windows in a row.
 constexpr int64_t kCreepWindow = 100;
 constexpr size_t kCreepWindows = 6;
-// Gates are collapsed by the bounds of SPEC.md section 5, or dead, three times in a row.
+// A layer's gates count as collapsed or dead if they exceed a bound in three consecutive steps. Entropy in nats.
 constexpr double kLeastEntropy = 0.5, kMostMaxMean = 0.9, kMostCollapse = 0.5;
-// No share of dead rows is healthy (sigmoid gates are 0 in fp32 where all logits are below -88); a hundredth lets the
-// odd row of odd data pass.
+// Dead rows are never healthy (sigmoid gates are 0 in fp32 only if all logits are below -88); 1% tolerates unusual
+// data.
 constexpr double kMostDead = 0.01;
 constexpr int kGatesInRow = 3;
 
@@ -43,7 +44,7 @@ std::vector<Anomaly> AnomalyRules::step(const StepHealth& s) {
     if (wrong && !on) found.push_back({type, fmt::format("step {}: {}", s.step, *wrong), of_one_rank});
     on = wrong.has_value();
   };
-  judge("throughput_flat", flat_throughput(s.tokens, s.seconds), /*of_one_rank=*/true);  // by its own clock
+  judge("throughput_flat", flat_throughput(s.tokens, s.seconds), /*of_one_rank=*/true);
   judge("loss_plateau", plateau(s.loss));
   judge("host_memory_creep", creep(host_, s.host_mib), /*of_one_rank=*/true);
   judge("device_memory_creep", creep(device_, s.device_mib), /*of_one_rank=*/true);
@@ -55,7 +56,7 @@ std::vector<Anomaly> AnomalyRules::step(const StepHealth& s) {
   return found;
 }
 
-// A window of steps, as a whole, far below what the windows before it were.
+// Whether the rate of the last full window is below log.throughput_drop times the median of earlier windows.
 std::optional<std::string> AnomalyRules::flat_throughput(double tokens, double seconds) {
   rate_tokens_ += tokens, rate_seconds_ += seconds;
   if (++rate_steps_ < kRateSteps || rate_seconds_ < kRateSeconds) return throughput_text_;
@@ -73,21 +74,21 @@ std::optional<std::string> AnomalyRules::flat_throughput(double tokens, double s
           "(log.throughput_drop = {})",
           now, steps, usual, config_.log.throughput_drop);
   }
-  if (throughput_text_) return throughput_text_;  // what is not usual does not become it
+  if (throughput_text_) return throughput_text_;  // a slow window does not change the usual rate
   window_rates_.push_back(now);
   if (window_rates_.size() > kMostWindows) window_rates_.erase(window_rates_.begin());
   return throughput_text_;
 }
 
-// The mean of the last plateau_steps losses is not below that of as many before, by more than what their noise
-// explains.
+// Whether the mean loss of the last plateau_steps steps is not significantly (2 standard errors) below the mean of as
+// many steps before.
 std::optional<std::string> AnomalyRules::plateau(double loss) {
   const auto window = static_cast<size_t>(config_.log.plateau_steps);
   if (window == 0 || !std::isfinite(loss)) return plateau_text_;
   losses_.push_back(loss);
   if (losses_.size() > 2 * window) losses_.pop_front();
   if (losses_.size() < 2 * window || until_plateau_look_-- > 0) return plateau_text_;
-  until_plateau_look_ = static_cast<int64_t>(window / 10);  // sums over all of it, now and then
+  until_plateau_look_ = static_cast<int64_t>(window / 10);  // the sums are O(window), so not in every step
   const auto middle = losses_.begin() + static_cast<int64_t>(window);
   const double n = static_cast<double>(window), before = std::accumulate(losses_.begin(), middle, 0.0) / n,
                after = std::accumulate(middle, losses_.end(), 0.0) / n;
@@ -125,7 +126,7 @@ std::optional<std::string> AnomalyRules::creep(Creep& c, const std::optional<dou
 }
 
 std::optional<std::string> AnomalyRules::collapsed(std::span<const GateHealth> gates) {
-  if (config_.model.nsa.gate.force != Branch::none) return {};  // as asked for
+  if (config_.model.nsa.gate.force != Branch::none) return {};  // one branch is forced by the config
   std::vector<std::string> layers;
   for (const GateHealth& g : gates) {
     const bool bad = g.entropy_mean < kLeastEntropy || g.max_mean > kMostMaxMean || g.collapse_frac > kMostCollapse;

@@ -1,6 +1,5 @@
-// BackwardTrace: what a backward does, op by op and layer by layer in the order in which it is queued, and when the
-// device did it. Two timed events an op; the host waits for nothing, and reads the times when the step's results are
-// there.
+// BackwardTrace: records the ops of a backward, in the order in which they are queued, with their layer and device
+// times. Uses two timed events per op. The host does not wait: times are read with the step's results.
 #pragma once
 #include <deque>
 #include <string>
@@ -12,19 +11,19 @@ namespace triad {
 
 class BackwardTrace final : public OpListener {
  public:
-  // Listens to ctx from start() to stop(). slot: of kSlots, which may be in use at the
-  // same time by steps that the device has yet to do.
+  // Records the ops of ctx from start() to stop() in a slot, 0 to kSlots - 1. Each step that is queued on the device
+  // needs its own slot.
   static constexpr size_t kSlots = 2;
   explicit BackwardTrace(Context& ctx) : ctx_(ctx), slots_(kSlots) {}
   void start(size_t slot);
   void stop();
 
   struct Op {
-    int64_t layer;  // -1 outside of them
+    int64_t layer;  // -1: outside the layers
     std::string name, stream;
-    double begin_ms, ms;  // from the start of the trace; taken
+    double begin_ms, ms;  // since the trace began; duration
   };
-  // Of a slot that the device is done with; empty where nothing was traced since it was last asked.
+  // Returns the ops of a slot whose work the device has finished, and clears it; empty if nothing was traced.
   std::vector<Op> take(size_t slot);
 
   void begin(const char*) override {}
@@ -41,7 +40,7 @@ class BackwardTrace final : public OpListener {
     Event begin, end;
   };
   struct Slot {
-    std::deque<Entry> entries;  // made once, used again
+    std::deque<Entry> entries;  // events are reused by later traces
     size_t used = 0;
   };
   Context& ctx_;
@@ -49,9 +48,9 @@ class BackwardTrace final : public OpListener {
   Slot* now_ = nullptr;
 };
 
-// traces.log: a heading, a line an op, and for each layer how long it took in all.
+// Text for traces.log: a heading, a line per op, and a line per layer with its total time.
 std::string trace_text(int64_t step, const std::vector<BackwardTrace::Op>&);
-// What of such a file is of steps up to `step`.
+// The part of traces.log that belongs to steps up to `step`.
 std::string traces_until(int64_t step, std::string_view file);
 
 }  // namespace triad

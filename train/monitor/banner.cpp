@@ -16,7 +16,7 @@ namespace triad {
 
 namespace {
 
-// The share of a card's peak that a step is expected to reach, before one was seen.
+// Fraction of a GPU's peak FLOP/s that a step is expected to reach.
 constexpr double kExpectedShare = 0.35;
 
 std::string model_text(const Config& c, int64_t parameters) {
@@ -42,7 +42,7 @@ std::string flops_text(double flops) {
   return fmt::format("{:.3g} {}FLOP", flops, prefixes[i]);
 }
 
-// Before the first step only a card whose peak is known gives an estimate; the progress lines tell the rest.
+// Estimated duration of the run; without a known peak FLOP/s, refers to the progress lines.
 std::string time_text(const Config& c, Device device, int world, int64_t steps) {
   const TrainConfig& t = c.train;
   const double flops =
@@ -71,7 +71,8 @@ std::string ranks_text(const Comm& comm) {
   return fmt::format("{} ranks on {} host{}, {}", comm.world(), hosts.size(), hosts.size() > 1 ? "s" : "", comm.name());
 }
 
-// Where there are fewer than the step, the loader, the guard and NCCL's own threads need; else 0.
+// The CPU cores of this process if they are fewer than the threads of a rank need (step, loader, comm guard, NCCL),
+// else 0.
 int too_few_cores(Device device, const Comm& comm) {
   constexpr int kFewCores = 4;
   cpu_set_t cores;
@@ -122,7 +123,7 @@ std::string grouped(int64_t number) {
 }
 
 std::string duration_text(double seconds) {
-  constexpr double kMost = 1e15;  // as an integer still
+  constexpr double kMost = 1e15;  // fits into int64_t
   const auto s = static_cast<int64_t>(seconds > 0 ? std::min(seconds, kMost) : 0);
   constexpr int64_t kMinute = 60, kHour = 3600, kDay = 86400;
   if (s >= 3 * kDay) return fmt::format("{}d{:02}h", s / kDay, s % kDay / kHour);

@@ -1,5 +1,5 @@
-// What a run says of itself before its first step: what is trained, on what, where it goes, what it takes. A few lines
-// for a person; the rest is in the run's files.
+// The banner printed before the first step: model, data, device, output folder, memory and time. Details are in the
+// run's files.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -14,12 +14,12 @@ struct BannerFacts {
   int64_t parameters = 0, first_step = 0;
   double planned_mib = 0;
   std::string data;
-  std::vector<std::string> environment;  // what the environment changed
+  std::vector<std::string> environment;  // keys changed by the environment, a line each
 };
 
-// At most eleven lines of "word  text".
+// At most eleven lines "word  text".
 std::vector<std::string> banner_lines(const Config&, Device, const Comm&, const BannerFacts&);
-// What a closer look asks for: the ranks, the whole config.
+// Details for the log: the ranks and the whole config.
 std::vector<std::string> banner_details(const Config&, const Comm&, const std::vector<std::string>& environment);
 
 std::string grouped(int64_t number);        // 1234567 as "1,234,567"

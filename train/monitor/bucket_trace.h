@@ -1,6 +1,6 @@
-// What became of each bucket of gradients, step by step: when its collective started and ended on the comm stream, and
-// a checksum of the sums, which has to be the same on every rank. Diagnosis "buckets" (log.diagnostics) turns it on; a
-// step does not wait for it: times and checksums are read with the step's other results.
+// BucketTrace: for each gradient bucket of each step, when its collective started and ended on the comm stream, and a
+// checksum of the summed gradients, which must be equal on all ranks. Enabled by log.diagnostics "buckets". The host
+// does not wait: times and checksums are read with the step's results.
 #pragma once
 #include <deque>
 #include <string>
@@ -13,19 +13,19 @@ namespace triad {
 
 class BucketTrace {
  public:
-  // shared: every rank holds all of a bucket's sums (dist.zero 0), so that they are compared. queued: steps whose
-  // results nobody has asked for yet, at most.
+  // shared: every rank holds all sums of a bucket (dist.zero 0), so take() compares their checksums. queued: maximum
+  // number of steps between end() and take().
   BucketTrace(Context&, Arena&, Comm&, int64_t buckets, bool shared, size_t queued);
 
-  // In this order, of each step: begin, then of each bucket launch and finish (around its collective, on the comm
-  // stream), then end. sums: what this rank holds of them.
+  // Call order in a step: begin, then for each bucket launch and finish (before and after its collective, on the comm
+  // stream), then end. sums: the bucket's summed gradients that this rank holds.
   void begin(const Stream& compute);
   void launch(int64_t bucket);
   void finish(Context& comm_ctx, int64_t bucket, ConstTensor sums);
   void end(Context& comm_ctx);
 
   struct Bucket {
-    double launch_ms = 0, finish_ms = 0;  // since the last micro-step began
+    double launch_ms = 0, finish_ms = 0;  // since the beginning of the step's last micro-step
     int64_t elements = 0;
     int64_t checksum = 0;
   };
@@ -35,15 +35,14 @@ class BucketTrace {
       int64_t bucket;
       std::string ranks;  // odd_ranks()
     };
-    std::vector<Odd> odd;  // buckets whose sums the ranks do not agree on
+    std::vector<Odd> odd;  // buckets whose checksums differ between ranks
   };
-  // Of the oldest step not yet taken. All ranks call it at the same point.
+  // Returns the oldest step that was not taken yet. Collective.
   Step take();
 
-  // "step,bucket,elements,launch_ms,finish_ms,checksum" rows, each with its newline.
+  // Rows of kHeader's columns, each with a newline.
   static std::string rows(int64_t step, const Step&);
-  // The rows of steps up to `step` in a file that begins with this text; none of a file that begins otherwise, whose
-  // buckets are not these.
+  // The rows up to `step` in a file that starts with `beginning`. Empty for any other file: it has different buckets.
   static std::string rows_until(int64_t step, std::string_view beginning, std::string_view file);
   static constexpr const char* kHeader = "step,bucket,elements,launch_ms,finish_ms,checksum\n";
 
@@ -68,7 +67,7 @@ class BucketTrace {
   size_t next_ = 0, oldest_ = 0, waiting_ = 0;
 };
 
-// Which ranks' values differ from those of most: "" if none do. With two, or a tie, all are named.
+// Names the ranks whose values differ from the majority's; "" if all are equal. Without a majority, names all ranks.
 std::string odd_ranks(const std::vector<int64_t>& by_rank);
 
 }  // namespace triad

@@ -22,7 +22,7 @@ std::string missing_text(const std::vector<std::string>& names, int64_t of) {
                      names.size() > kMostNames ? ", ..." : "");
 }
 
-// `host` [rows, columns]; room: rows that are taken of the arena.
+// Copies host [rows, columns] to the device, into a tensor allocated with `room` rows.
 Tensor upload(Context& ctx, Arena& arena, const char* name, const std::vector<int64_t>& host, int64_t columns,
               int64_t room) {
   const int64_t rows = static_cast<int64_t>(host.size()) / columns;
@@ -43,7 +43,7 @@ GradLedger::GradLedger(Context& ctx, Arena& arena, const Params& params, const s
             [&](int64_t a, int64_t b) { return params.offset(a) < params.offset(b); });
   const std::vector<ElementRange> ranges = own.empty() ? std::vector{ElementRange{0, params.stored_elements()}} : own;
   std::vector<int64_t> pieces, first_piece = {0};
-  int64_t most = static_cast<int64_t>(ranges.size());  // pieces of any rank: a plan is that of all
+  int64_t most = static_cast<int64_t>(ranges.size());  // bound for any rank: all ranks allocate the same
   for (int64_t i = 0; i < params.count(); ++i) {
     const int64_t begin = params.offset(i), end = begin + params.specs()[static_cast<size_t>(i)].shape.numel();
     for (const ElementRange& range : ranges)
@@ -95,7 +95,7 @@ bool expects_zero_gradient(const ModelConfig& c, int64_t seq_len, int64_t step, 
   if (has(".attn.gate.")) return !c.nsa.gate.has_gradient() || (step <= 1 && has(".gate.fc1."));
   struct Seen {
     Branch branch;
-    int64_t most;  // entries of any query
+    int64_t most;  // maximum number of entries that a query attends to
   };
   for (const auto& [branch, most] : {Seen{Branch::cmp, seq_len < c.nsa.l ? 0 : (seq_len - c.nsa.l) / c.nsa.d + 1},
                                      Seen{Branch::sel, std::min(seq_len, c.nsa.n_sel * c.nsa.l_sel)},
@@ -103,7 +103,7 @@ bool expects_zero_gradient(const ModelConfig& c, int64_t seq_len, int64_t step, 
     const bool owns = has(fmt::format("_{}_proj.", word_of(branch))) || (branch == Branch::cmp && has(".attn.phi_"));
     const bool off = c.nsa.gate.force != Branch::none && c.nsa.gate.force != branch;
     if (owns && (off || most == 0)) return true;
-    if (owns && most == 1 && (has(".attn.k_") || has(".attn.phi_k."))) return true;  // its softmax is 1, whatever k
+    if (owns && most == 1 && (has(".attn.k_") || has(".attn.phi_k."))) return true;  // the softmax of one entry is 1
   }
   return false;
 }

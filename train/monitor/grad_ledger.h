@@ -1,5 +1,5 @@
-// GradLedger: of each parameter's gradient whether backward told that it is there, and on steps that ask for it its
-// norm and whether all of it is finite, taken on the device behind all sums over ranks and before clipping.
+// GradLedger: records for each parameter whether backward has announced its gradient, and on request computes each
+// gradient's norm and count of non-finite elements on the device, after the sums over ranks and before clipping.
 #pragma once
 #include <string>
 #include <vector>
@@ -11,53 +11,53 @@
 
 namespace triad {
 
-// Of one step, on the host, by parameter.
+// The gradients of one step, on the host, by parameter index.
 struct GradFacts {
   std::vector<double> norm;
-  std::vector<int64_t> not_finite;  // elements
+  std::vector<int64_t> not_finite;  // number of elements
   bool is_zero(size_t i) const { return norm[i] == 0; }
 };
 
-// Gradients that a backward never told of.
+// Thrown if a backward has not announced every gradient.
 class MissingGradients : public Error {
  public:
   MissingGradients(std::vector<std::string> names, int64_t of);
   std::vector<std::string> names;
-  int64_t of;  // how many there should have been
+  int64_t of;  // number of parameters
 };
 
 class GradLedger final : public GradSink {
  public:
-  // own: the elements whose sums this rank holds; empty: all.
+  // own: the elements whose summed gradients this rank holds; empty: all.
   GradLedger(Context&, Arena&, const Params&, const std::vector<ElementRange>& own = {});
 
-  // A backward is queued; `next` is told of each gradient too. (A backward that is replayed tells nobody: it is the one
-  // that was recorded.)
+  // Call before queuing a backward. Forwards each announcement to `next` unless null. The replay of a recorded backward
+  // announces nothing, so the recorded announcements stay valid.
   void begin(GradSink* next) {
     next_ = next;
     arrived_.assign(arrived_.size(), false);
   }
   void ready(ConstTensor grad, const Stream& on) override;
-  std::vector<std::string> missing() const;  // of the last backward
+  std::vector<std::string> missing() const;  // parameters not announced by the last backward
   void require_all() const;                  // throws MissingGradients
 
-  // Queues the facts of what the gradients hold now: [parameters, ParamNorms::count] f64. Of own elements alone where
-  // not all are: the ranks' rows are then to be added.
+  // Queues the computation of facts() [parameters, ParamNorms::count] f64 from the current gradients. It covers only
+  // the elements of `own`; the caller adds the ranks' tensors.
   void measure(Context&);
   Tensor facts() const { return facts_; }
   GradFacts read(const double* facts) const;
 
  private:
   const Params& params_;
-  std::vector<int64_t> by_offset_;  // parameters as they lie in the buffer
+  std::vector<int64_t> by_offset_;  // parameters sorted by their offset in the flat buffer
   std::vector<bool> arrived_;
   GradSink* next_ = nullptr;
   Tensor pieces_, first_piece_, facts_;
 };
 
-// Whether a gradient has to be zero: of a gate that takes none, of branches that are forced off or see no block, of
-// keys where a query sees one entry at most, and of the gate's first matrix before the second, which begins at zero,
-// has moved. step: optimizer steps that moved weights, and this one, from fresh weights.
+// Whether the parameter's gradient is zero by construction: a forced or detached gate; a branch that is forced off or
+// attends to no block; keys where every query attends to at most one entry; and the gate's first matrix in the first
+// update, because the second matrix is initialised to zero. step: updates since fresh weights, this one included.
 bool expects_zero_gradient(const ModelConfig&, int64_t seq_len, int64_t step, const std::string& name);
 
 }  // namespace triad

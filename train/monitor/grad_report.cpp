@@ -17,7 +17,7 @@ std::string some_of(const std::vector<std::string>& names) {
   return fmt::format("{}{}", fmt::join(some, ", "), names.size() > kMost ? ", ..." : "");
 }
 
-// Of "blocks.7.attn...": 7; -1 outside of the layers.
+// The layer of a parameter: 7 for "blocks.7.attn..."; -1 outside the layers.
 int64_t layer_of(const std::string& name) {
   constexpr std::string_view kBlocks = "blocks.";
   return name.starts_with(kBlocks) ? std::atoll(name.c_str() + kBlocks.size()) : -1;
@@ -91,7 +91,7 @@ Json GradReport::step(int64_t step, int64_t updates, const TrainStep::Result& re
     beat["layer_grad_norms"] = norms;
   }
   if (!ledger()) return beat;
-  const auto all = static_cast<int64_t>(facts.norm.size());  // one that is missing ends the run before
+  const auto all = static_cast<int64_t>(facts.norm.size());  // none is missing: update() would have thrown
   telemetry.detail(
       fmt::format("[GRAD-TRACE] after_backward_step{} arrived={} missing=0 zero={} unexpected_zero={} "
                   "not_finite={}",

@@ -1,4 +1,4 @@
-// What a run tells of its gradients: lines in the log, grad_ledger.csv, all_missing_params.txt, traces.log.
+// GradReport: reports a run's gradients in the log, grad_ledger.csv, all_missing_params.txt and traces.log.
 #pragma once
 #include <memory>
 
@@ -9,22 +9,22 @@
 
 namespace triad {
 
-// Which gradients are zero and need not be.
+// Parameters whose gradient is zero, though not by construction.
 std::vector<std::string> unexpected_zeros(const Params&, const Config&, int64_t step, const GradFacts&);
-// Norms of the gradients of each layer, 0 to n_layers - 1.
+// L2 norm of the gradients of each layer [n_layers].
 std::vector<double> layer_norms(const Params&, const ModelConfig&, const GradFacts&);
 
 class GradReport {
  public:
-  // Files are the first rank's. resume_step as Telemetry's.
+  // first: this is the first rank, which writes the files. resume_step: as in Telemetry.
   GradReport(const Config&, const RunFolder&, const Params&, bool first, int64_t resume_step);
 
-  // Whether a step is to be measured and traced. step: optimizer steps done, this one included.
+  // Whether to measure, and to trace, this step. step: optimizer steps done, this one included.
   bool measures(int64_t step) const;
   bool traces(int64_t step) const;
-  // Of a step whose result is there; what of it belongs into the heartbeat. updates: that moved weights, before it.
+  // Reports a step's result and returns fields for its heartbeat. updates: earlier updates that changed the weights.
   Json step(int64_t step, int64_t updates, const TrainStep::Result&, Telemetry&);
-  // Names them in all_missing_params.txt; to be called on the way of the exception.
+  // Writes the exception's names to all_missing_params.txt.
   void missing(int64_t step, const MissingGradients&) const;
 
  private:

@@ -17,14 +17,14 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-// Elements [begin, end) of a flat buffer, under a parameter's name.
+// Elements [begin, end) of a flat buffer that belong to a parameter.
 struct NamedRange {
   std::string name;
   int64_t begin, end;
   Shape shape;
 };
 
-// The parameters in the order in which they are stored; what pads them belongs to none.
+// The parameters in the order in which they are stored, without padding.
 std::vector<NamedRange> ranges_of(const Params& params) {
   std::vector<NamedRange> all;
   for (int64_t i = 0; i < params.count(); ++i) {
@@ -36,7 +36,7 @@ std::vector<NamedRange> ranges_of(const Params& params) {
   return all;
 }
 
-// The same of moments, of which this rank may keep a part: where a parameter's share of them lies.
+// The same for the moments that this rank keeps: ranges in exp_avg and exp_avg_sq.
 std::vector<NamedRange> ranges_of_moments(const std::vector<NamedRange>& params, const Optimizer& optimizer) {
   std::vector<NamedRange> all;
   for (const Optimizer::Part& part : optimizer.parts())
@@ -51,8 +51,8 @@ std::vector<NamedRange> ranges_of_moments(const std::vector<NamedRange>& params,
   return all;
 }
 
-// One block a range, each with the few bytes behind it that align the next one. What makes the shards of several ranks
-// equal is a block of its own.
+// Splits a buffer into one block per range; alignment bytes after a range count to it. The padding that makes the
+// ranks' shards equally large becomes a block of its own.
 void split(std::vector<MemorySnapshot::Block>& blocks, const MemorySnapshot::Block& buffer, const std::string& prefix,
            const std::vector<NamedRange>& ranges) {
   constexpr int64_t kAlignment = 4096;
@@ -204,7 +204,7 @@ void MemoryReport::write_tables() const {
 }
 
 void write_memory_snapshot(const std::string& folder, const std::string& suffix, const MemorySnapshot& s) {
-  static std::mutex one_at_a_time;  // the main thread's and the watchdog's have one temporary name
+  static std::mutex one_at_a_time;  // the main thread and the watchdog would use the same temporary file names
   const std::lock_guard lock(one_at_a_time);
   const std::string path = fmt::format("{}/mem_{}{}.", folder, s.when, suffix);
   write_file_atomically(path + "txt", memory_summary(s));

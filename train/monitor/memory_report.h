@@ -1,6 +1,5 @@
-// What a run's memory holds, tensor by tensor: the files mem_*.{txt,json,pickle}, opt_state_mb.txt and
-// dtypes_report.txt of its folder (SPEC.md section 3). Everything here is the host's bookkeeping: the device is asked
-// for nothing but how much of it is in use.
+// MemoryReport: reports a run's memory tensor by tensor in mem_*.{txt,json,pickle}, opt_state_mb.txt and
+// dtypes_report.txt. Uses the host's bookkeeping; the only query to the device is its memory in use.
 #pragma once
 #include <string>
 #include <utility>
@@ -14,11 +13,11 @@
 
 namespace triad {
 
-// A device's memory that a run takes without its arena, measured while it is taken.
+// Device memory that a run uses outside its arena, measured as the growth of the memory in use.
 class OutsideMemory {
  public:
-  explicit OutsideMemory(Device);  // what is in use already: the context, and other processes
-  // What work() takes counts as `what`.
+  explicit OutsideMemory(Device);  // counts memory in use already: the CUDA context and other processes
+  // Counts the memory that work() allocates as `what`.
   template <class Work>
   auto during(const std::string& what, Work&& work) {
     const int64_t before = backend::bytes_in_use(device_);
@@ -34,26 +33,25 @@ class OutsideMemory {
   std::vector<MemorySnapshot::Outside> parts_;
 };
 
-// Every tensor of the arena; the flat buffers of weights, gradients and moments as the parameters they hold.
+// Every tensor of the arena; flat buffers of weights, gradients and moments are split into their parameters.
 std::vector<MemorySnapshot::Block> name_blocks(const Arena&, TrainStep&);
 
-// "layer 7", of a tensor's name; empty outside of the layers.
+// "layer 7" from a tensor's name; empty outside the layers.
 std::string layer_of(const std::string& tensor);
 
-// opt_state_mb.txt: first the MiB of all moments, as files hold them, on however many ranks they lie.
+// Text of opt_state_mb.txt; the first line is the MiB of all moments of all ranks without padding.
 std::string optimizer_report(const std::vector<ParamSpec>&, int64_t kept_bytes, int64_t ranks);
 
 class MemoryReport {
  public:
   MemoryReport(Runtime&, TrainStep&, const OutsideMemory&, const RunFolder&, const Comm&);
 
-  static std::string suffix(const Comm&);  // of the files of a rank: empty for the first
-  // mem_{when}.*, on another rank than the first mem_{when}_rank{R}.*. Any thread may call it at any time: nothing
-  // waits for the device.
+  static std::string suffix(const Comm&);  // "" on the first rank, else "_rank{R}"
+  // Writes mem_{when}{suffix}.*. Any thread may call it at any time: it does not wait for the device.
   void write_snapshot(const std::string& when) const;
-  // mem_oom.*, on the way of this exception.
+  // Writes mem_oom{suffix}.* for this exception.
   void write_oom(const OutOfMemory&) const;
-  // opt_state_mb.txt and dtypes_report.txt; the first rank's.
+  // Writes opt_state_mb.txt and dtypes_report.txt on the first rank.
   void write_tables() const;
 
  private:
@@ -64,10 +62,10 @@ class MemoryReport {
   const OutsideMemory& outside_;
   const RunFolder& folder_;
   const Comm& comm_;
-  std::vector<MemorySnapshot::Block> blocks_;  // the arena is sealed: they stay as they are
+  std::vector<MemorySnapshot::Block> blocks_;  // constant, since the arena is sealed
 };
 
-// The three files of a snapshot: FOLDER/mem_{when}{suffix}.*
+// Writes the three files of a snapshot: FOLDER/mem_{when}{suffix}.{txt,json,pickle}.
 void write_memory_snapshot(const std::string& folder, const std::string& suffix, const MemorySnapshot&);
 
 }  // namespace triad

@@ -6,8 +6,8 @@
 namespace triad {
 
 namespace {
-constexpr size_t kFew = 5;      // steps that a median is of at least, where there were so many
-constexpr size_t kMost = 1000;  // steps that a median is of at most: each step sorts them
+constexpr size_t kFew = 5;      // minimum number of steps in a median, if the run has had so many
+constexpr size_t kMost = 1000;  // maximum number of steps in a median, because each step sorts them
 }  // namespace
 
 void StepTimes::add(double ms) {

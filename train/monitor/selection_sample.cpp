@@ -7,7 +7,7 @@ namespace triad {
 namespace {
 
 constexpr int kSchema = 1;
-constexpr int64_t kMostQueries = 128, kMostBlocks = 1 << 18;  // of a sample, all layers and groups together
+constexpr int64_t kMostQueries = 128, kMostBlocks = 1 << 18;  // limits of a sample; blocks over all layers and groups
 
 }  // namespace
 
@@ -40,7 +40,7 @@ Json selection_sample(Context& ctx, Activations& act, const ModelConfig& c, int6
       Json of_group = Json::array();
       for (int64_t r = 0; r < rows; ++r) {
         const int32_t* const list = sample[i][r][g].ptr<int32_t>();
-        of_group.push_back(std::vector<int32_t>(list, std::find(list, list + n, -1)));  // -1 fills up the end
+        of_group.push_back(std::vector<int32_t>(list, std::find(list, list + n, -1)));  // unused entries are -1
       }
       of_layer.push_back(std::move(of_group));
     }

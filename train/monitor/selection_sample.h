@@ -1,5 +1,5 @@
-// selection_sample.json: which blocks some queries of one validation sequence have selected, by layer and group, as the
-// last evaluation found them. Bounded in size, however long sequences are.
+// selection_sample.json: the blocks selected by a sample of queries of one validation sequence in the last evaluation,
+// by layer and KV group. Its size is bounded for any sequence length.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -11,11 +11,11 @@ namespace triad {
 
 inline constexpr const char* kSelectionSample = "selection_sample.json";
 
-// The queries that a sample of seq_len tokens holds: at most `most`, evenly spread, ascending, the last one among them.
-// Their distance is odd: a distance that is a multiple of the blocks' length would show one place of a block only.
+// The sampled queries of a sequence of seq_len tokens: at most `most`, evenly spaced, ascending, the last position
+// included. Their distance is odd, so that they fall on different positions within a block.
 std::vector<int64_t> sampled_queries(int64_t seq_len, int64_t most);
 
-// After a forward whose layers keep their activations: the lists of the batch's first sequence.
+// Call after a forward that keeps activations: the selection lists of the batch's first sequence.
 // {schema, step, seq_len, l_sel, init_blocks, local_blocks, queries: [t, ..], lists: [layer][group][query] = [block,
 // ..]}
 Json selection_sample(Context&, Activations&, const ModelConfig&, int64_t step);

@@ -1,6 +1,6 @@
-// What a run tells of its gates and selection (log.stats): gates.csv and k_stats.csv, a row for each layer on each step
-// that has one in training.csv, of that step's micro-steps and all ranks; TensorBoard; and each step's heartbeat, there
-// over all layers.
+// StatsReport: reports statistics of gates and selection (log.stats), over all micro-steps and ranks of a step: by
+// layer in gates.csv, k_stats.csv and TensorBoard on the steps with a row in training.csv, and over all layers in each
+// step's heartbeat.
 #pragma once
 #include <memory>
 #include <span>
@@ -18,12 +18,12 @@ namespace triad {
 
 class StatsReport {
  public:
-  // Files are the first rank's. resume_step as Telemetry's.
+  // first: this is the first rank, which writes the files. resume_step: as in Telemetry.
   StatsReport(const Config&, const RunFolder&, bool first, int64_t resume_step);
 
-  // Of a step whose result is there, by layer: none where nothing was summed. Returns what belongs into the heartbeat.
+  // layers: a step's statistics by layer; empty with dense attention or without log.stats. Returns heartbeat fields.
   Json step(int64_t step, std::span<const NsaStats> layers, TensorBoardWriter*);
-  std::span<const GateHealth> gates() const { return gates_; }  // of that step
+  std::span<const GateHealth> gates() const { return gates_; }  // of the last step()
 
  private:
   void rows(int64_t step, std::span<const NsaStats> layers, TensorBoardWriter*);

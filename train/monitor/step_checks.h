@@ -1,6 +1,5 @@
-// StepChecks: what a settled step is looked at for, beside its loss: sums that differ between the ranks, which end the
-// run, and signs that it goes wrong: they are told, and stop it where log.on_anomaly says so. ddp_buckets.txt is kept
-// here.
+// StepChecks: checks each step's result: gradient sums that differ between ranks end the run; anomalies are reported,
+// and stop it if log.on_anomaly is stop. Also writes ddp_buckets.txt.
 #pragma once
 #include <optional>
 #include <string>
@@ -21,14 +20,14 @@ class StepChecks {
   StepChecks(const Config& config, const RunFolder& folder, const Comm& comm, TrainStep& step)
       : config_(config), folder_(folder), comm_(comm), step_(step), anomalies_(config) {}
 
-  // ddp_buckets.txt: how gradients are cut into buckets; with diagnosis "buckets" each rank's own, and a row for each
-  // bucket of each step. resumed_at: the steps whose rows stay; absent: a run from its start.
+  // Writes ddp_buckets.txt, the table of gradient buckets. With log.diagnostics "buckets" every rank writes its own,
+  // with a row for each bucket of each step. resumed_at: rows up to this step stay; absent: not a resume.
   void begin_bucket_table(std::optional<int64_t> resumed_at);
-  // Their rows go to this rank's table. Where sums are not the same on all ranks, what differs, on each of them alike:
-  // the run has to end, for weights would part.
+  // Appends a step's rows to this rank's table. If the sums differ between ranks, returns a description, the same on
+  // all ranks: the run must end, because weights would diverge.
   std::optional<std::string> buckets(Telemetry&, int64_t step, const BucketTrace::Step&);
 
-  // Of the step: all that AnomalyRules take but the samples and the zero gradients, which are known here.
+  // Checks a step for anomalies. Fills in the loss, norm, memory and zero gradients of the StepHealth.
   void anomalies(Telemetry&, StepHealth, const TrainStep::Result&, const Watchdog::Sample&);
   bool wants_stop() const { return wants_stop_; }
 

@@ -27,7 +27,7 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-// Of the lines in heartbeat_rank{R}.jsonl; a field that changes its meaning or goes makes it greater.
+// Version of the lines in heartbeat_rank{R}.jsonl; increase it when a field changes its meaning or is removed.
 constexpr int kHeartbeatSchema = 1;
 
 double seconds(std::chrono::steady_clock::duration d) { return std::chrono::duration<double>(d).count(); }
@@ -84,7 +84,8 @@ Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device devic
       device_(device),
       comm_(comm),
       arena_(arena),
-      terminal_(comm.world() == 1 && is_terminal(STDOUT_FILENO)),  // mpirun's own end is one, wherever it then writes
+      terminal_(comm.world() == 1 &&
+                is_terminal(STDOUT_FILENO)),  // not with mpirun, which gives each rank a pseudo-terminal
       verbose_(verbose),
       last_heartbeat_(Clock::now()),
       tokens_(resume.tokens) {
@@ -92,7 +93,7 @@ Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device devic
   if (config.log.tensorboard && comm.first())
     board_ = std::make_unique<TensorBoardWriter>(folder.file("tb"), arena, config, resume.step, resume.tokens);
   else if (comm.first() && resume.step >= 0 && std::filesystem::exists(folder.file("tb")))
-    TensorBoardWriter::rewind(folder.file("tb"), resume.step, resume.tokens);  // though no later steps come
+    TensorBoardWriter::rewind(folder.file("tb"), resume.step, resume.tokens);  // though this run writes no events
   if (device.is_cuda()) peak_flops_ = peak_bf16_flops(backend::info(device).name);
   if (config.log.csv && comm.first()) {
     training_ = std::make_unique<CsvFile>(folder.file("training.csv"),
@@ -133,12 +134,13 @@ void Telemetry::detail(const std::string& text) {
 
 void Telemetry::alert(const std::string& text) {
   std::string line = "triad: " + text;
-  constexpr int kRows = 3;  // of a terminal; what a hang says of its place may be longer
+  constexpr int kRows = 3;  // maximum height on a terminal
   if (is_terminal(STDERR_FILENO))
     line =
         cut_line(line, kRows * terminal_columns(STDERR_FILENO), fmt::format("... (ranks/rank_{}.log)", comm_.rank()));
   {
-    // Whoever holds it may hang in a write that nobody reads, which this may be about to say.
+    // Waits at most 1 s: the mutex's holder may hang in a write to a blocked terminal, and this may be the alert about
+    // it.
     const std::unique_lock lock(terminal_mutex_, std::chrono::seconds(1));
     end_progress_line();
     std::fputs((line + "\n").c_str(), stderr);
@@ -146,7 +148,7 @@ void Telemetry::alert(const std::string& text) {
   if (!log_) return;
   try {
     log_->append(text + "\n");
-  } catch (const std::exception& e) {  // a disk that is full ends nothing here: its own writers do
+  } catch (const std::exception& e) {  // a full disk must not end the run here
     std::fputs(fmt::format("triad: {}\n", e.what()).c_str(), stderr);
   }
 }
@@ -192,16 +194,16 @@ void Telemetry::row(const Step& s) {
                  comm_ms_since_row_ / static_cast<double>(steps_since_row_)});
 }
 
-// Evaluations and checkpoints count: they come again. The first step does not where there are others, since it prepares
-// what those find ready.
+// Time left: the mean time per step so far, evaluations and checkpoints included. The first step counts only while it
+// is the only one, because it also loads kernels and records graphs.
 double Telemetry::eta_s(int64_t step) const {
   const auto left = static_cast<double>(config_.train.steps - step);
   if (steps_ < 2) return step_times_.median_ms() / 1e3 * left;
   return seconds(Clock::now() - first_step_) / static_cast<double>(steps_ - 1) * left;
 }
 
-// On a terminal the line follows the steps; elsewhere there is one for each row, and for the first step, so that a long
-// run says at once how long it will be.
+// On a terminal, redraws the progress line as steps complete. Elsewhere, prints one for each row and one for the first
+// step, which gives an early estimate of the run's duration.
 void Telemetry::progress(const Step& s, bool is_row) {
   constexpr double kRedrawS = 0.5;
   const Clock::time_point now = Clock::now();
@@ -266,7 +268,7 @@ void Telemetry::fallbacks(int64_t step, const Routes& routes) {
     const Routes::Count& c = routes.counts()[i];
     const int64_t fresh = c.calls - std::exchange(fallbacks_written_[i], c.calls);
     if (!c.is_fallback() || fresh == 0) continue;
-    std::string reason = c.reason;  // a column of its own
+    std::string reason = c.reason;  // must not split the CSV column
     std::replace(reason.begin(), reason.end(), ',', ';');
     fallbacks_->row(
         fmt::format("{},{},{},{},{},{}", step, c.layer, branch_of(c.op), c.op + " " + c.kernel, reason, fresh));
@@ -282,7 +284,7 @@ void Telemetry::routes(const Routes& routes) {
   std::vector<Told> lines;
   for (; routes_told_ < routes.counts().size(); ++routes_told_) {
     const Routes::Count& c = routes.counts()[routes_told_];
-    if (c.op == "matmul" && config_.runtime.kernels.matmul == KernelChoice::automatic) continue;  // a dozen shapes
+    if (c.op == "matmul" && config_.runtime.kernels.matmul == KernelChoice::automatic) continue;  // too many shapes
     std::string text = fmt::format("{}: {} {}", c.op, c.kernel, c.shapes());
     if (c.is_fallback()) text += fmt::format(", a fallback: {}", c.reason);
     const auto same = std::find_if(lines.begin(), lines.end(), [&](const Told& t) { return t.text == text; });

@@ -1,4 +1,4 @@
-// What a run tells: the banner and progress lines for a person, CSV rows and heartbeats for programs.
+// Telemetry: a run's output: banner and progress lines for people, CSV rows, heartbeats and TensorBoard for programs.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -23,48 +23,49 @@ namespace triad {
 
 class Watchdog;
 
-// The machine, the ranks, libraries, build, and of the environment the variables that concern a run: env.json.
+// The content of env.json: machine, ranks, libraries, build and the environment variables that affect a run.
 Json environment_report(Device, const Comm&, const std::string& build);
 
-// The first rank tells on stdout and in the run's files; with several, each also keeps a log and its heartbeats.
+// The first rank prints to stdout and writes the run's tables; every rank writes a log and its heartbeats.
 class Telemetry {
   using Clock = std::chrono::steady_clock;
 
  public:
-  // Where the run goes on from: rows of later steps are cut from the CSV files, which are then appended to.
+  // The state that a resume starts from: rows of later steps are cut from the CSV files.
   struct Resume {
     int64_t step = -1, tokens = 0;  // -1: a fresh run
   };
-  // verbose: what goes to the log alone is printed too.
+  // verbose: detail() prints too.
   Telemetry(const Config&, const RunFolder&, Device, const Comm&, const Arena&, Resume, bool verbose);
 
   ~Telemetry();
-  void banner(BannerFacts);  // all but planned_mib
+  void banner(BannerFacts);  // fills in planned_mib
   struct Step {
     int64_t step = 0;  // optimizer steps done, this one included
     double loss = 0, lr = 0, grad_norm = 0;
-    int64_t tokens = 0;                                 // of this optimizer step, all ranks together
-    double comm_ms = 0;                                 // that it waited for other ranks
-    double step_ms = 0, compute_ms = 0, update_ms = 0;  // from result to result; of the device (TrainStep::Result)
-    std::vector<double> fetch_ms = {};                  // that each micro-step waited for its tokens
-    const Routes* routes = nullptr;                     // fb_* of the heartbeat
-    Json more = Json::object();                         // of the heartbeat too
+    int64_t tokens = 0;                                 // of this optimizer step, over all ranks
+    double comm_ms = 0;                                 // wait for other ranks
+    double step_ms = 0, compute_ms = 0, update_ms = 0;  // between results; device times of TrainStep::Result
+    std::vector<double> fetch_ms = {};                  // by micro-step: wait for its tokens
+    const Routes* routes = nullptr;                     // for the heartbeat's fb_*
+    Json more = Json::object();                         // further fields of the heartbeat
   };
   void step(const Step&);
   void evaluation(int64_t step, double loss);
-  // What was counted since the last call goes to fallback_counters.csv, a row for each layer, op, kernel and reason.
+  // Writes the fallbacks counted since the last call to fallback_counters.csv, by layer, op, kernel and reason.
   void fallbacks(int64_t step, const Routes&);
-  // The choices of kernels that were not told yet, in the first log.route_steps steps of this process; of products only
-  // where runtime.kernels chooses one.
+  // Logs kernels that were not logged before, in the first log.route_steps steps of this process; for matmul only if
+  // runtime.kernels sets its kernels.
   void routes(const Routes&);
-  void message(const std::string& text);  // a line for a person that is not progress: to the log and the terminal
-  void detail(const std::string& text);   // what a closer look asks for: to the log
-  // Something is wrong: one line on stderr of whichever rank, the whole in its log. From any thread, as heartbeat().
+  void message(const std::string& text);  // writes a line to the log and to stdout
+  void detail(const std::string& text);   // writes a line to the log
+  // Reports a problem on any rank: shortened on stderr, whole in the rank's log. Any thread may call alert() and
+  // heartbeat().
   void alert(const std::string& text);
-  void watched_by(const Watchdog* watchdog) { watchdog_ = watchdog; }  // whose samples heartbeats carry
+  void watched_by(const Watchdog* watchdog) { watchdog_ = watchdog; }  // heartbeats include its samples
   void heartbeat(int64_t step, const std::string& msg, const Json& more = Json::object());
   double peak_mib() const;
-  TensorBoardWriter* board() { return board_.get(); }  // none on other ranks than the first, or without log.tensorboard
+  TensorBoardWriter* board() { return board_.get(); }  // null on other ranks and without log.tensorboard
 
  private:
   void row(const Step&);
@@ -78,20 +79,20 @@ class Telemetry {
   const Comm& comm_;
   const Arena& arena_;
   const bool terminal_, verbose_;
-  std::timed_mutex terminal_mutex_;  // of what is written to the terminal: alert() comes from any thread
+  std::timed_mutex terminal_mutex_;  // guards writes to the terminal, since any thread may call alert()
   Clock::time_point line_shown_;
   std::unique_ptr<CsvFile> training_, validation_, fallbacks_;
-  size_t routes_told_ = 0;  // of Routes::counts()
+  size_t routes_told_ = 0;  // entries of Routes::counts() that are in the log
   int64_t route_steps_told_ = 0;
-  std::vector<int64_t> fallbacks_written_;  // calls of each of Routes::counts() that have their row
+  std::vector<int64_t> fallbacks_written_;  // by entry of Routes::counts(): calls that are in fallback_counters.csv
   std::unique_ptr<JsonLines> heartbeats_;
   std::unique_ptr<AppendFile> log_;                  // ranks/rank_R.log
-  std::atomic<const Watchdog*> watchdog_ = nullptr;  // whose own thread writes heartbeats too, from its start on
-  std::vector<double> fetch_ms_;                     // since the last heartbeat of a step
+  std::atomic<const Watchdog*> watchdog_ = nullptr;  // atomic: its thread calls heartbeat() before watched_by()
+  std::vector<double> fetch_ms_;                     // since the last step's heartbeat
   std::unique_ptr<TensorBoardWriter> board_;
   Clock::time_point first_step_, last_heartbeat_;
   StepTimes step_times_;
-  int64_t steps_ = 0, steps_since_row_ = 0, tokens_;  // steps of this process; tokens of the run
+  int64_t steps_ = 0, steps_since_row_ = 0, tokens_;  // steps of this process; since the last row; tokens of the run
   double tokens_per_s_ = 0, peak_flops_ = 0, comm_ms_since_row_ = 0;
 };
 

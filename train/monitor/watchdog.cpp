@@ -34,7 +34,7 @@ double anonymous_mib() {
   return 0;
 }
 
-// The newest heartbeat in a file; nothing if there is none that can be read.
+// The newest heartbeat in a file; nullopt if none is readable.
 std::optional<Json> last_heartbeat(const std::string& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return {};
@@ -79,7 +79,7 @@ StallRule::State StallRule::look(double now_s, const Progress::Position& place) 
     if (step_times_.size() > kMostTimes) step_times_.pop_front();
     step_began_ = now_s;
   }
-  if (!in_step(place.stage)) step_began_ = now_s;  // an evaluation's time is not a step's
+  if (!in_step(place.stage)) step_began_ = now_s;  // evaluations and checkpoints do not count as step time
   last_ = place;
   if (still_s() >= hang_s(place)) return State::hung;
   const std::optional<double> usual = usual_s();
@@ -134,7 +134,7 @@ void Watchdog::run() {
     poll(&wait, 1, kLookMs);
     eventfd_t ignored;
     eventfd_read(wake_, &ignored);
-    // A process that was stopped for an hour, with all its threads, has not hung for an hour.
+    // Time counts at most 1 s per iteration, so that a process that was suspended does not look hung.
     const Clock::time_point now = Clock::now();
     now_s += std::min(1.0, std::chrono::duration<double>(now - last).count());
     last = now;
@@ -156,8 +156,8 @@ void Watchdog::look(double now_s) {
     tell_.heartbeat(first_step_ + place.steps, "stackdump", {{"file", file}});
     if (tell_.after_dump) tell_.after_dump(first_step_ + place.steps);
   }
-  // A step that takes long still gives a sign of life now and then, and before others may call it hung: they read there
-  // which collectives it has begun. One that hangs gives none: "hung" stays the last.
+  // In a long step, writes a heartbeat at intervals shorter than log.hang_s: other ranks read from it which collectives
+  // this rank has begun. None while hung, so that "hung" stays the last heartbeat.
   const double pulse_s = std::min(kPulseS, config_.log.hang_s / 3);
   if (place.steps != pulse_step_) next_pulse_s_ = now_s + pulse_s, pulse_step_ = place.steps;
   if (now_s < next_pulse_s_ || state_ == StallRule::State::hung) return;
@@ -188,7 +188,7 @@ void Watchdog::judge(StallRule::State state, const Progress::Position& place) {
     if (config_.log.on_anomaly == OnAnomaly::stop) end_process_within(kTellS);
     std::string text = fmt::format("rank {}: HUNG: no progress for {:.1f} s in step {}; {}", comm_.rank(),
                                    rule_.still_s(), step + 1, at);
-    // What hangs may be the disk, or the card's driver: what one of these cannot tell, the others still do.
+    // The disk or the GPU driver may be the cause of the hang: an action that fails must not prevent the others.
     const auto attempt = [&](auto&& work) {
       try {
         work();
@@ -199,7 +199,7 @@ void Watchdog::judge(StallRule::State state, const Progress::Position& place) {
       last = comm_.last_collective();
       if (last.under_way) text += fmt::format("; it waits in {}{}", last.what, others(last.number));
     });
-    // What stopped it first: a dump may take long, and the disk longer.
+    // .anomaly_type before the stack dump, which may take long.
     if (config_.log.on_anomaly == OnAnomaly::stop) attempt([&] { stop_for("hung", text); });
     std::string file;
     attempt([&] { file = dump(text, place); });
@@ -210,7 +210,7 @@ void Watchdog::judge(StallRule::State state, const Progress::Position& place) {
           {{"at", at}, {"still_s", rule_.still_s()}, {"waits_in_collective", last.under_way}, {"file", file}});
     });
     if (config_.log.on_anomaly != OnAnomaly::stop) return;
-    _exit(1);  // the main thread will not
+    _exit(1);  // the main thread is hung
   }
 }
 
@@ -222,7 +222,7 @@ std::string Watchdog::where(const Progress::Position& place) const {
   return text;
 }
 
-// Whom a rank waits for: those that have begun fewer collectives, as their own heartbeats say.
+// Names the ranks that this rank waits for: those whose heartbeats report fewer collectives begun.
 std::string Watchdog::others(int64_t own_collectives) const {
   std::string text;
   const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();

@@ -1,7 +1,7 @@
-// Watchdog: a thread of each rank that looks at its progress (engine/process/progress.h) a few times a second and tells
-// slow, still advancing, from hung. On a stall, and on SIGUSR1, it writes stackdump_rank{R}_{unix}.txt: what the rank
-// was at and the stacks of all its threads. It also samples what takes too long for a step: NVML, this process's
-// memory.
+// Watchdog: a thread of each rank that checks its progress (engine/process/progress.h) a few times per second and
+// reports whether it is advancing, slow or hung. If it hangs, and on SIGUSR1, it writes stackdump_rank{R}_{unix}.txt
+// with the rank's current op and the stacks of all threads. It also samples NVML and the process's memory, which would
+// take too long in a step.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -20,17 +20,18 @@
 
 namespace triad {
 
-// Slow or hung, from looks at a place. Pure: time is told. A step is slow that takes slow_s and slow_factor times what
-// steps usually take, while its place still moves; a rank is hung whose place has not moved for hang_s, or in a
-// checkpoint, where storage may take its time, for dist.timeout_s.
+// StallRule: classifies a rank as advancing, slow or hung from samples of its progress. Pure: the caller passes the
+// time. Slow: the current step has taken at least log.slow_s and log.slow_factor times the median step time, and
+// progress continues. Hung: no progress for log.hang_s, or in a checkpoint, where storage may be slow, for
+// dist.timeout_s if that is longer.
 class StallRule {
  public:
   enum class State { advancing, slow, hung };
   explicit StallRule(const Config& config) : config_(config) {}
   State look(double now_s, const Progress::Position&);
-  double still_s() const { return now_ - moved_; }      // since the place moved
-  double step_s() const { return now_ - step_began_; }  // that the step under way has taken
-  std::optional<double> usual_s() const;                // that a step takes; absent before some were seen
+  double still_s() const { return now_ - moved_; }      // time since the last progress
+  double step_s() const { return now_ - step_began_; }  // time since the current step began
+  std::optional<double> usual_s() const;                // median step time; absent in the first steps
   double hang_s(const Progress::Position&) const;
 
  private:
@@ -42,25 +43,25 @@ class StallRule {
 
 class Watchdog {
  public:
-  // What it calls, on its own thread. heartbeat: a line for heartbeat_rank{R}.jsonl; alert: for a person; after_dump:
-  // a stack dump that SIGUSR1 asked for is written, and the run goes on.
+  // Callbacks, called on the watchdog's thread. heartbeat: writes a line to heartbeat_rank{R}.jsonl; alert: prints a
+  // problem; after_dump: called after SIGUSR1's stack dump.
   struct Tell {
     std::function<void(int64_t step, const std::string& msg, const Json&)> heartbeat;
     std::function<void(const std::string&)> alert;
     std::function<void(int64_t step)> after_dump = {};
   };
-  // first_step: done before this run. folder: where stack dumps go, and the ranks' heartbeats are.
+  // first_step: steps done before this process. folder: the run's folder.
   Watchdog(const Progress&, const Comm&, Device, const Config&, std::string folder, int64_t first_step, Tell);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
 
-  // The last sample, at most about a second old.
+  // The newest sample, at most about a second old.
   struct Sample {
     GpuUse gpu;
-    double host_mib = 0;  // memory of this process that no file backs
+    double host_mib = 0;  // anonymous memory of this process
   };
   Sample sample() const;
-  // log.on_anomaly is stop and a step was slow: the run should end in order. (One that hangs is ended at once.)
+  // Whether a slow step requests an orderly stop, with log.on_anomaly stop. (A hung run is ended at once.)
   bool wants_stop() const { return wants_stop_; }
 
  private:
@@ -80,19 +81,19 @@ class Watchdog {
   const int64_t first_step_;
   const Tell tell_;
   const Nvml nvml_;
-  const int wake_;  // an eventfd: SIGUSR1 or the end
+  const int wake_;  // eventfd, written by SIGUSR1's handler and by the destructor
 
   StallRule rule_;
   StallRule::State state_ = StallRule::State::advancing;
   double next_pulse_s_ = 0;
   int64_t pulse_step_ = -1;
-  mutable std::mutex mutex_;  // of the sample
+  mutable std::mutex mutex_;  // guards sample_
   Sample sample_;
   std::atomic<bool> wants_stop_ = false, stop_ = false;
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last member: the thread uses all others
 };
 
-// .anomaly_type: what stopped a run, on its first line; a description behind it.
+// Writes .anomaly_type: the type of the anomaly that stopped the run, then a description.
 void write_anomaly_type(const std::string& folder, const std::string& type, const std::string& text);
 
 }  // namespace triad

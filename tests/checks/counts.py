@@ -45,7 +45,7 @@ ELSEWHERE = re.compile(r"^(?:nccl|cublas\w*|cuda\w*|mpi|cblas|pcre2|utf8proc|zst
 
 
 def git_files():
-    out = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [f for f in out.split("\n") if f and os.path.exists(os.path.join(ROOT, f))]
 
 
@@ -130,7 +130,7 @@ def prose_of(text):
 def main():
     files = git_files()
     sources = [f for f in files if f.endswith(SOURCES) and not f.startswith("tests/fuzz/corpora")]
-    guides = [f for f in files if f.endswith(".md") and not f.startswith("tests/baselines/")]
+    guides = [f for f in files if f.endswith("README.md") and not f.startswith("tests/baselines/")]
     parsed = {f: split_code(read(f)) for f in sources}
 
     if "--comments" in sys.argv:

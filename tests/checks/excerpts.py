@@ -39,7 +39,8 @@ def missing_line(lines, source):
 
 def main():
     root = sys.argv[1] if len(sys.argv) > 1 else "."
-    names = subprocess.run(["git", "ls-files", "*.md"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
+    names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.md"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
+    names = [name for name in names if os.path.exists(os.path.join(root, name))]
     count = bad = 0
     for name in names:
         with open(os.path.join(root, name), encoding="utf-8") as file:

@@ -1,8 +1,7 @@
-// The compressed branch on the GPU: the compressed keys c with c*d + l <= t + 1, on the general kernels of
-// nsa/dispatch/attend.cu.
+// The compressed branch on the GPU: the compressed keys c with c*d + l <= t + 1, by nsa/dispatch/attend_range.cu.
 #include "kernels/nsa/attend_compressed.h"
 
-#include "kernels/nsa/gpu/attend.cuh"
+#include "kernels/nsa/dispatch/attend_range.h"
 
 namespace triad::cuda {
 namespace {

@@ -1,317 +1,42 @@
-// The selected branch on the GPU, on the general kernels of nsa/gpu/fwd_dq.cuh and nsa/dispatch/attend.cu.
-//
-// Forward and dq: 64 rows share the union of their tokens' lists. Each warp merges the (up to 64) sorted lists for
-// itself: a lane follows two of them, the next block is the minimum over the warp, a ballot tells which tokens listed
-// it. Warps skip blocks that none of their rows listed. Work: the union for the loads, about the union of 16 rows for
-// the products.
-//
-// dk and dv need the lists by block: an inverse index, in scratch linear in T, made without ordering races:
-//   count_entries_kernel  how many tokens of each part of the sequence list a block (integer atomics: sums only)
-//   plan_work_kernel      one CTA for each (b, g): prefix sums of the counts, and the pieces of at most kWorkTokens
-//                         tokens, so that block 0, which every token lists, does not become one CTA's work
-//   fill_index_kernel     the tokens of each block, ascending: a warp turns the lists of 32 tokens into a 32x32 bit
-//                         matrix (token, block), and its transpose, by ballots, gives each lane one block's tokens in
-//                         order
+// The selected branch on the GPU.
 #include "kernels/nsa/attend_selected.h"
 
-#include <climits>
+#include <algorithm>
 
-#include "kernels/nsa/gpu/attend.cuh"
+#include "kernels/common/launch.cuh"
+#include "kernels/nsa/dispatch/choose.h"
+#include "kernels/nsa/gpu/branch.cuh"
 #include "kernels/nsa/gpu/combine.cuh"
-#include "kernels/nsa/gpu/fwd_dq.cuh"
-#include "kernels/nsa/sm90/backward_d128.cuh"
-#include "kernels/nsa/sm90/backward_d64.cuh"
-#include "kernels/nsa/sm90/dq.cuh"
-#include "kernels/nsa/sm90/kv_stationary.cuh"
-#include "kernels/nsa/sm90/query_stationary.cuh"
-#include "kernels/nsa/sm90/shared_tile.cuh"
+#include "kernels/nsa/sm90/launch_backward.h"
+#include "kernels/nsa/sm90/launch_forward.h"
 
 namespace triad::cuda {
 namespace {
 
-// block_index [B,T,Hkv,n]
-struct BlockLists {
-  const int* data;
-  int64_t batch, row, head;
-  int n, tokens, groups, blocks;  // blocks: of T tokens, ceil(T / l')
-  __device__ __forceinline__ const int* at(int b, int t, int g) const {
-    return data + b * batch + static_cast<int64_t>(t) * row + g * head;
-  }
-};
-
-struct SelectedKeys {
-  KeyRange range;
-  BlockLists lists;
-  int block_keys;
-
-  class Walk {
-   public:
-    __device__ __forceinline__ Walk(const SelectedKeys& keys, const RowTile& rows)
-        : block_keys_(keys.block_keys), n_(keys.lists.n), end_of_sight_(rows.last_token + 1) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int t = rows.first_token + static_cast<int>(threadIdx.x % 32) + 32 * i;
-        const bool exists = t <= rows.last_token;
-        list_[i] = exists ? keys.lists.at(rows.b, t, rows.g) : nullptr;
-        at_[i] = exists ? -1 : n_;
-        advance(i);
-      }
-    }
-    __device__ __forceinline__ bool next(KeyTile& tile, int most) {
-      while (first_ >= end_) {  // the next block that any token listed
-        const int block = __reduce_min_sync(kFullWarp, min(block_[0], block_[1]));
-        if (block == INT_MAX) return false;
-        const uint64_t low = __ballot_sync(kFullWarp, block_[0] == block);
-        const uint64_t high = __ballot_sync(kFullWarp, block_[1] == block);
-        members_ = high << 32 | low;
-        for (int i = 0; i < 2; ++i)
-          if (block_[i] == block) advance(i);
-        first_ = block * block_keys_;
-        end_ = min(first_ + block_keys_, end_of_sight_);
-      }
-      tile = {first_, min(first_ + most, end_), members_};
-      first_ += most;
-      return true;
-    }
-
-   private:
-    __device__ __forceinline__ void advance(int i) {
-      const int block = ++at_[i] < n_ ? list_[i][at_[i]] : -1;
-      block_[i] = block < 0 ? INT_MAX : block;  // -1 ends a list
-    }
-    int block_keys_, n_, end_of_sight_;
-    const int* list_[2];
-    int at_[2], block_[2];
-    int first_ = 0, end_ = 0;  // what is left of the current block
-    uint64_t members_ = 0;
-  };
-};
-
-// ---- the inverse index ----
-
-constexpr int kFillWarps = 8;  // of a CTA that fills: 256 tokens a step
-constexpr int kScanThreads = 1024;
-
-struct Index {
-  BlockLists lists;
-  Divisor n;
-  Divisor block_keys;
-  int parts, part_tokens;  // of the sequence, filled side by side
-  int cut;                 // a piece of work keeps to the tokens of `cut` parts next to each other
-  int most_tokens;         // of a piece
-  int64_t capacity;        // entries of one (b, g): T * n
-  int* part_counts;        // [B*Hkv, parts, blocks] counts; after plan_work where the part's tokens begin in `tokens`
-  int* tokens;             // [B*Hkv, capacity]
-  KeyWork* work;           // [pieces, B*Hkv]
-  int2* block_slots;       // [B*Hkv, blocks]
-  int pieces, slots;       // capacities of one (b, g)
-  // A block past the token shows it nothing.
-  __device__ __forceinline__ bool shows(int block, int t) const {
-    return block >= 0 && block <= block_keys.quotient(t);
-  }
-  __device__ __forceinline__ int* counts(int bg, int part) const {
-    return part_counts + (static_cast<int64_t>(bg) * parts + part) * lists.blocks;
-  }
-};
-
-// A CTA has up to kCountTokens tokens of one part. It counts in shared memory where the blocks fit there (the first
-// block's counter is everyone's), and adds what it found.
-constexpr int kCountTokens = 1024, kCountedInShared = 12 * 1024;
-__global__ void __launch_bounds__(kScanThreads) count_entries_kernel(const Index index, bool in_shared) {
-  const BlockLists& lists = index.lists;
-  const int of_part = (index.part_tokens + kCountTokens - 1) / kCountTokens, part = blockIdx.x / of_part;
-  const int b = blockIdx.y / lists.groups, g = blockIdx.y % lists.groups;
-  const int begin = part * index.part_tokens + blockIdx.x % of_part * kCountTokens;
-  const int end = min(min(begin + kCountTokens, (part + 1) * index.part_tokens), lists.tokens);
-  int* const by_block = reinterpret_cast<int*>(dynamic_shared());
-  int* const counts = index.counts(blockIdx.y, part);
-  if (in_shared) {
-    for (int i = threadIdx.x; i < lists.blocks; i += kScanThreads) by_block[i] = 0;
-    __syncthreads();
-  }
-  for (int i = threadIdx.x; i < (end - begin) * lists.n; i += kScanThreads) {
-    const int row = index.n.quotient(i), block = lists.at(b, begin + row, g)[i - row * lists.n];
-    if (index.shows(block, begin + row)) atomicAdd((in_shared ? by_block : counts) + block, 1);
-  }
-  if (!in_shared) return;
-  __syncthreads();
-  for (int i = threadIdx.x; i < lists.blocks; i += kScanThreads)
-    if (by_block[i] != 0) atomicAdd(counts + i, by_block[i]);
-}
-
-struct WorkSum {
-  int tokens, pieces, slots;
-  __device__ __forceinline__ WorkSum operator+(const WorkSum& o) const {
-    return {tokens + o.tokens, pieces + o.pieces, slots + o.slots};
-  }
-};
-__device__ __forceinline__ WorkSum shuffle_up(const WorkSum& s, int by) {
-  return {__shfl_up_sync(kFullWarp, s.tokens, by), __shfl_up_sync(kFullWarp, s.pieces, by),
-          __shfl_up_sync(kFullWarp, s.slots, by)};
-}
-
-// The sum of `mine` over the threads before this one; `total` is that over all threads.
-__device__ __forceinline__ WorkSum exclusive_scan(const WorkSum& mine, WorkSum& total) {
-  __shared__ WorkSum warp_sums[kScanThreads / 32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto scan_warp = [&](WorkSum sum) {
-    for (int by = 1; by < 32; by *= 2) {
-      const WorkSum before = shuffle_up(sum, by);
-      if (lane >= by) sum = sum + before;
-    }
-    return sum;
-  };
-  const WorkSum in_warp = scan_warp(mine);
-  if (lane == 31) warp_sums[warp] = in_warp;
-  __syncthreads();
-  if (warp == 0) warp_sums[lane] = scan_warp(warp_sums[lane]);
-  __syncthreads();
-  total = warp_sums[kScanThreads / 32 - 1];
-  const WorkSum before = warp > 0 ? warp_sums[warp - 1] : WorkSum{};
-  __syncthreads();  // warp_sums is free for the next call
-  return {before.tokens + in_warp.tokens - mine.tokens, before.pieces + in_warp.pieces - mine.pieces,
-          before.slots + in_warp.slots - mine.slots};
-}
-
-// First, block by block: where its tokens begin, and its partial sums. Then the pieces, run of parts by run of parts.
-__global__ void __launch_bounds__(kScanThreads) plan_work_kernel(const Index index) {
-  const int bg = blockIdx.x, blocks = index.lists.blocks, runs = index.parts / index.cut;
-  int2* const block_slots = index.block_slots + static_cast<int64_t>(bg) * blocks;
-  const auto pieces_of = [&](int tokens) { return (tokens + index.most_tokens - 1) / index.most_tokens; };
-  WorkSum done{};
-  for (int block0 = 0; block0 < blocks; block0 += kScanThreads) {
-    const int block = block0 + threadIdx.x;
-    const bool exists = block < blocks;
-    int tokens = 0, pieces = 0;
-    for (int run = 0; exists && run < runs; ++run) {
-      int in_run = 0;
-      for (int i = 0; i < index.cut; ++i) in_run += index.counts(bg, run * index.cut + i)[block];
-      tokens += in_run, pieces += pieces_of(in_run);
-    }
-    WorkSum total;
-    const WorkSum at = done + exclusive_scan({tokens, 0, pieces > 1 ? pieces : 0}, total);
-    done = done + total;
-    if (!exists) continue;
-    int first = at.tokens;
-    for (int part = 0; part < index.parts; ++part) {
-      int& count = index.counts(bg, part)[block];
-      const int begin = first;
-      first += count;
-      count = begin;
-    }
-    block_slots[block] = make_int2(bg * index.slots + at.slots, max(1, pieces));
-  }
-  __syncthreads();
-  const int all_tokens = done.tokens;
-
-  // The last run first: its tokens see most.
-  int planned = 0;
-  for (int run = runs - 1; run >= 0; --run)
-    for (int block0 = 0; block0 < blocks; block0 += kScanThreads) {
-      const int block = block0 + threadIdx.x;
-      const bool exists = block < blocks;
-      const auto begin_of = [&](int r) {
-        if (r < runs) return index.counts(bg, r * index.cut)[block];
-        return block + 1 < blocks ? index.counts(bg, 0)[block + 1] : all_tokens;
-      };
-      int begin = 0, tokens = 0, pieces = 0;
-      if (exists) {
-        begin = begin_of(run), tokens = begin_of(run + 1) - begin, pieces = pieces_of(tokens);
-        if (run == 0 && begin_of(runs) == begin) pieces = 1;  // not listed at all: it writes the zeros
-      }
-      WorkSum total;
-      const int to = planned + exclusive_scan({0, pieces, 0}, total).pieces;
-      planned += total.pieces;
-      if (pieces == 0) continue;
-      const int2 slots = block_slots[block];
-      int slot = slots.x;
-      for (int r = 0; r < run; ++r) slot += pieces_of(begin_of(r + 1) - begin_of(r));
-      for (int i = 0; i < pieces; ++i)
-        index.work[static_cast<int64_t>(to + i) * gridDim.x + bg] = {
-            block, begin + i * index.most_tokens, min(index.most_tokens, tokens - i * index.most_tokens),
-            slots.y > 1 ? slot + i : -1};
-    }
-  for (int i = planned + threadIdx.x; i < index.pieces; i += kScanThreads)
-    index.work[static_cast<int64_t>(i) * gridDim.x + bg] = {0, 0, -1, -1};
-}
-
-// A CTA writes the tokens of one part of the sequence that list the blocks block0 .. block0 + 31; lane j has block j.
-__global__ void __launch_bounds__(32 * kFillWarps) fill_index_kernel(const Index index) {
-  __shared__ unsigned masks[kFillWarps][32];  // by token: which of the 32 blocks it lists
-  __shared__ int counts[kFillWarps][32];      // by block: how many of the warp's tokens list it
-  const BlockLists& lists = index.lists;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * 32, bg = blockIdx.y;
-  const int b = bg / lists.groups, g = bg % lists.groups, n = lists.n;
-  const int begin = part * index.part_tokens, end = min(begin + index.part_tokens, lists.tokens);
-  int* const out = index.tokens + bg * index.capacity;
-  int at = block0 + lane < lists.blocks ? index.counts(bg, part)[block0 + lane] : 0;
-
-  for (int step = begin; step < end; step += 32 * kFillWarps) {
-    const int t0 = step + 32 * warp, entries = max(0, min(32, end - t0)) * n;
-    masks[warp][lane] = 0;
-    __syncwarp();
-    for (int i = lane; i < entries; i += 32) {
-      const int row = index.n.quotient(i);
-      const int block = lists.at(b, t0 + row, g)[i - row * n];
-      const unsigned bit = block - block0;  // -1 becomes large
-      if (bit < 32 && index.shows(block, t0 + row)) atomicOr(&masks[warp][row], 1u << bit);
-    }
-    __syncwarp();
-    const unsigned listed = masks[warp][lane];
-    unsigned tokens = 0;  // that list this lane's block
-#pragma unroll
-    for (int j = 0; j < 32; ++j) {
-      const unsigned word = __ballot_sync(kFullWarp, listed >> j & 1);
-      if (lane == j) tokens = word;
-    }
-    counts[warp][lane] = __popc(tokens);
-    __syncthreads();
-    int to = at;
-#pragma unroll
-    for (int w = 0; w < kFillWarps; ++w) {
-      const int count = counts[w][lane];
-      if (w < warp) to += count;
-      at += count;
-    }
-    for (; tokens != 0; tokens &= tokens - 1) out[to++] = t0 + __ffs(tokens) - 1;
-    __syncthreads();  // counts are free for the next step
-  }
-}
-
-SelectedKeys selected_keys(const char* op, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  const int64_t T = in.q.size(1), n = block_index.size(3);
-  TRIAD_CHECK(T * n < (int64_t{1} << 31), "{}: T = {} times n = {} does not fit 31 bits", op, T, n);
-  const auto tokens = static_cast<int>(T), block = static_cast<int>(std::min(l_sel, T));  // one block of T: all tokens
-  return {
-      .range = {.window = tokens, .l = 1, .d = 1, .keys = tokens},
-      .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2],
-                static_cast<int>(n), tokens, static_cast<int>(in.k.size(2)), static_cast<int>(ceil_div(tokens, block))},
-      .block_keys = block};
-}
-
-// Which kernels take a forward, a pure function of card and problem. Union tiles have bits for 1,024 blocks; the
-// blocks' route leaves lists that are alike to them, or beyond that to the tokens' side, which takes any number.
-enum class ForwardRoute { general, tokens, blocks, union_tiles };
-struct ForwardRoutes {
-  ForwardRoute route, alike;  // alike: of the blocks' route where lists are
-};
-ForwardRoutes forward_routes(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
-                             int64_t l_sel) {
-  const bool tokens = attend_tokens_sm90_applies(ctx, out, in, block_index, l_sel);
-  if (tokens && attend_tokens_sm90_pays(in, block_index, l_sel)) return {ForwardRoute::tokens};
-  const bool unions = union_forward_sm90_applies(ctx, out, in, static_cast<int>(std::min(l_sel, in.q.size(1))));
-  if (!unions && !tokens) return {ForwardRoute::general};
-  const ForwardRoute alike = unions ? ForwardRoute::union_tiles : ForwardRoute::tokens;
-  return {attend_blocks_sm90_applies(ctx, out, in, block_index, l_sel) ? ForwardRoute::blocks : alike, alike};
+// How dk and dv's work is cut. Where dq is added to along with dk and dv, a piece keeps to a run of tokens of which q,
+// dout and dq fit L2: the run is then read from memory once, but a block has a partial sum for each run. A short
+// sequence is one run.
+PiecePlan plan_pieces(const AttendIn& in, Backward kernels) {
+  constexpr int64_t kParts = 8, kMostParts = 32, kRunBytes = 48 << 20;
+  const bool with_dq = kernels == Backward::sm90_d64 || kernels == Backward::sm90_d128;
+  if (!with_dq) return {kParts, kParts, kWorkTokens};
+  const int64_t T = in.q.size(1);
+  const int64_t row_bytes = in.q.size(2) / in.k.size(2) * (6 * in.q.size(3) + 2 * in.v.size(3));
+  int64_t parts = kParts, cut = kParts;
+  while (cut > 1 && T * row_bytes * cut > kRunBytes * parts) cut /= 2;
+  if (cut == 1) parts = std::clamp(ceil_div(T * row_bytes, kRunBytes), kParts, kMostParts);
+  const int64_t most_tokens = cut < parts                     ? kWorkTokens / 4
+                              : kernels == Backward::sm90_d64 ? kWorkTokens * 3 / 4
+                                                              : kWorkTokens / 2;
+  return {parts, cut, most_tokens};
 }
 
 }  // namespace
 
 bool nsa_attend_selected_combines(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
                                   int64_t l_sel, const CombineAlong& combine) {
-  const ForwardRoute route = forward_routes(ctx, out, in, block_index, l_sel).route;
-  return combine_rows_fit(combine) && route != ForwardRoute::general;
+  return combine_rows_fit(combine) &&
+         choose_forward(ctx, out, in, block_index, l_sel).kernel != SelectedForward::portable;
 }
 
 void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
@@ -319,29 +44,27 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
   const char* op = "nsa_attend_selected_forward";
   TRIAD_CHECK(combine == nullptr || cuda::nsa_attend_selected_combines(ctx, out, in, block_index, l_sel, *combine),
               "{}: nothing here combines along", op);
-  const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
-  const ForwardRoutes routes = forward_routes(ctx, out, in, block_index, l_sel);
+  const SelectedKeys keys = make_selected_keys(op, in, block_index, l_sel);
+  const SelectedForwardChoice choice = choose_forward(ctx, out, in, block_index, l_sel);
   record_route(ctx, op, in.q.dtype,
-               routes.route == ForwardRoute::general
+               choice.kernel == SelectedForward::portable
                    ? "head widths, alignment or a block length that the fused kernels lack"
                    : nullptr);
-  const auto attend = [&](Context& on, ForwardRoute route, const int* unless) {
-    const CombineAlong* const along = unless == nullptr ? combine : nullptr;  // else the blocks' side merges last
-    if (route == ForwardRoute::tokens)
-      attend_tokens_forward_sm90(on, op, out, in, block_index, l_sel, along, unless);
+  const auto forward_alike = [&](Context& on, const int* unless) {
+    if (choice.where_alike == SelectedForward::query_stationary)
+      forward_query_stationary(on, op, out, in, block_index, l_sel, nullptr, unless);
     else
-      attend_union_forward_sm90(on, op, out, in, keys.range, block_index, keys.block_keys, along, unless);
+      forward_shared_tile(on, op, out, in, keys, nullptr, unless);
   };
-  switch (routes.route) {
-    case ForwardRoute::general:
-      return attend_rows_forward(ctx, op, out, in, keys);
-    case ForwardRoute::blocks:
-      return attend_blocks_forward_sm90(
-          ctx, op, out, in, block_index, l_sel,
-          [&](Context& on, const int* unless) { attend(on, routes.alike, unless); }, combine);
-    case ForwardRoute::tokens:
-    case ForwardRoute::union_tiles:
-      return attend(ctx, routes.route, nullptr);
+  switch (choice.kernel) {
+    case SelectedForward::portable:
+      return forward_selected_portable(ctx, op, out, in, keys);
+    case SelectedForward::query_stationary:
+      return forward_query_stationary(ctx, op, out, in, block_index, l_sel, combine);
+    case SelectedForward::kv_stationary:
+      return forward_kv_stationary(ctx, op, out, in, block_index, l_sel, forward_alike, combine);
+    case SelectedForward::shared_tile:
+      return forward_shared_tile(ctx, op, out, in, keys, combine);
   }
 }
 
@@ -350,90 +73,28 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
   const char* op = "nsa_attend_selected_backward";
   if (ctx.planning && !grad.rounding_unit.empty())
     cuda::nsa_attend_selected_backward(ctx, out, without_rounding_unit(grad), in, block_index, l_sel);
-  const SelectedKeys keys = selected_keys(op, in, block_index, l_sel);
-  const bool fused = backward_d64_applies(ctx, out, grad, in), wide = backward_d128_applies(ctx, out, grad, in);
-  const bool with_dq = fused || wide, hopper = !with_dq && backward_sm90_applies(ctx, out, grad, in);
-  record_route(ctx, op, in.q.dtype, with_dq || hopper ? nullptr : kNotFusedHeads);
-  Scratch::Scope facts_scope(ctx.scratch);
-  const Tensor facts = hopper ? compute_row_stats(ctx, facts_scope, grad, in) : Tensor{};
-  if (hopper)
-    backward_dq_sm90(ctx, op, out, grad, in, keys, facts);
-  else if (!with_dq)
-    attend_rows_backward(ctx, op, out, grad, in, keys);
-
-  // Where dq is added to from the keys' side, the pieces keep to runs of tokens of which q, dout and dq fit L2: the run
-  // that has one is read once and stays, but a block has a partial sum for each. A short sequence is one run.
-  const BlockLists& lists = keys.lists;
-  const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), blocks = lists.blocks;
-  constexpr int64_t kParts = 8, kMostParts = 32, kRunBytes = 48 << 20;
-  const int64_t row_bytes = in.q.size(2) / in.k.size(2) * (6 * in.q.size(3) + 2 * in.v.size(3));
-  int64_t parts = kParts, cut = kParts;
-  if (with_dq) {
-    while (cut > 1 && T * row_bytes * cut > kRunBytes * parts) cut /= 2;
-    if (cut == 1) parts = std::clamp(ceil_div(T * row_bytes, kRunBytes), kParts, kMostParts);
-  }
-  const int64_t part_tokens = ceil_div(T, parts);
-  const int64_t most_tokens = !with_dq      ? kWorkTokens
-                              : cut < parts ? kWorkTokens / 4
-                              : fused       ? kWorkTokens * 3 / 4  // 16 x 2048: 603 us; 1/2: 624, 4/4: 620
-                                            : kWorkTokens / 2;
-  // Of `capacity` entries at most capacity / most_tokens pieces are full; each block adds one in each run of parts
-  // whose tokens it can be shown to, that is not, and needs a slot for it only when it has another one too.
-  const int64_t capacity = T * lists.n, full = capacity / most_tokens;
-  int64_t partly = 0;
-  for (int64_t end = part_tokens * cut; end < T + part_tokens * cut; end += part_tokens * cut)
-    partly += std::min(blocks, ceil_div(end, keys.block_keys));
-  const int64_t pieces = full + std::max(partly, blocks), slots = cut == parts ? full + std::min(full, blocks) : pieces;
-  TRIAD_CHECK(bgs * pieces < (int64_t{1} << 31), "{}: {} pieces of work do not fit 31 bits", op, bgs * pieces);
+  const SelectedKeys keys = make_selected_keys(op, in, block_index, l_sel);
+  const Backward kernels = choose_backward(ctx, out, grad, in);
+  record_route(ctx, op, in.q.dtype, kernels == Backward::portable ? kNotFusedHeads : nullptr);
   Scratch::Scope scope(ctx.scratch);
-  const Tensor counts = scope.alloc(DType::i32, {bgs, parts, blocks});
-  const Tensor tokens = scope.alloc(DType::i32, {bgs, capacity});
-  const Tensor work = scope.alloc(DType::i32, {pieces, bgs, sizeof(KeyWork) / sizeof(int)});
-  const Tensor block_slots = scope.alloc(DType::i32, {bgs, blocks, 2});
-  Index index{.lists = lists,
-              .n = Divisor(lists.n),
-              .block_keys = Divisor(keys.block_keys),
-              .parts = static_cast<int>(parts),
-              .part_tokens = static_cast<int>(part_tokens),
-              .cut = static_cast<int>(cut),
-              .most_tokens = static_cast<int>(most_tokens),
-              .capacity = capacity,
-              .part_counts = counts.ptr<int32_t>(),
-              .tokens = tokens.ptr<int32_t>(),
-              .work = reinterpret_cast<KeyWork*>(work.data),
-              .block_slots = reinterpret_cast<int2*>(block_slots.data),
-              .pieces = static_cast<int>(pieces),
-              .slots = static_cast<int>(slots)};
-  zero(ctx, counts);
-  const auto grid_y = static_cast<unsigned>(bgs);
-  const auto count_ctas = static_cast<unsigned>(parts * ceil_div(part_tokens, kCountTokens));
-  const bool in_shared = blocks <= kCountedInShared;
-  launch(ctx, "count_entries", count_entries_kernel, dim3(count_ctas, grid_y), dim3(kScanThreads),
-         in_shared ? blocks * static_cast<int64_t>(sizeof(int)) : 0, index, in_shared);
-  launch(ctx, "plan_work", plan_work_kernel, dim3(grid_y), dim3(kScanThreads), 0, index);
-  const auto fill_ctas = static_cast<unsigned>(ceil_div(blocks, 32) * parts);
-  launch(ctx, "fill_index", fill_index_kernel, dim3(fill_ctas, grid_y), dim3(32 * kFillWarps), 0, index);
-
-  KeyWorkList list{.block_keys = keys.block_keys,
-                   .blocks = lists.blocks,
-                   .pieces = static_cast<int>(pieces),
-                   .work = index.work,
-                   .tokens = index.tokens,
-                   .tokens_stride = capacity,
-                   .block_slots = index.block_slots,
-                   .partial = nullptr};
-  if (slots > 0) {
-    const int64_t width = in.k.size(3) + in.v.size(3);
-    list.partial = scope.alloc(DType::f32, {bgs * slots, keys.block_keys, width}).ptr<float>();
+  Tensor row_stats;
+  if (kernels == Backward::sm90) {
+    row_stats = compute_row_stats(ctx, scope, grad, in);
+    backward_dq_selected_sm90(ctx, op, out, grad, in, keys, row_stats);
+  } else if (kernels == Backward::portable) {
+    dq_selected_portable(ctx, op, out, grad, in, keys);
   }
-  if (fused)
-    backward_d64_listed(ctx, op, out, grad, in, keys.range, list);
-  else if (wide)
-    backward_d128_listed(ctx, op, out, grad, in, keys.range, list);
-  else if (hopper)
-    backward_dkdv_sm90(ctx, op, out, grad, in, keys.range, list, facts);
-  else
-    attend_key_gradients(ctx, op, out, grad, in, keys.range, list);
+  const KeyWorkList list = build_inverse_index(ctx, scope, op, in, keys, plan_pieces(in, kernels));
+  switch (kernels) {
+    case Backward::sm90_d64:
+      return backward_d64_listed(ctx, op, out, grad, in, keys.range, list);
+    case Backward::sm90_d128:
+      return backward_d128_listed(ctx, op, out, grad, in, keys.range, list);
+    case Backward::sm90:
+      return backward_dkdv_sm90(ctx, op, out, grad, in, keys.range, list, row_stats);
+    case Backward::portable:
+      return dkdv_portable(ctx, op, out, grad, in, keys.range, list);
+  }
 }
 
 }  // namespace triad::cuda

@@ -1,7 +1,7 @@
-// The window branch on the GPU: the range [t-w+1, t] of the tokens, on the general kernels of nsa/dispatch/attend.cu.
+// The window branch on the GPU: the range [t-w+1, t] of the tokens, by nsa/dispatch/attend_range.cu.
 #include "kernels/nsa/attend_window.h"
 
-#include "kernels/nsa/gpu/attend.cuh"
+#include "kernels/nsa/dispatch/attend_range.h"
 
 namespace triad::cuda {
 namespace {

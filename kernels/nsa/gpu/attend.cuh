@@ -10,41 +10,9 @@
 #include <cmath>
 
 #include "kernels/common/tile_mma.cuh"
-#include "kernels/nsa/attend.h"
+#include "kernels/nsa/gpu/branch.cuh"
 
 namespace triad::cuda {
-
-// n / d for 0 <= n < 2^31 by a multiplication (Granlund and Montgomery 1994).
-class Divisor {
- public:
-  explicit Divisor(int d) : d_(d) {
-    while ((int64_t{1} << shift_) < d) ++shift_;
-    multiplier_ = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift_) - d)) / d + 1);
-  }
-  __device__ __forceinline__ int value() const { return d_; }
-  __device__ __forceinline__ int quotient(int n) const {
-    return static_cast<int>((__umulhi(static_cast<uint32_t>(n), multiplier_) + static_cast<uint32_t>(n)) >> shift_);
-  }
-
- private:
-  int d_, shift_ = 0;
-  uint32_t multiplier_;
-};
-
-// Row t sees the keys [low(t), high(t)), both growing with t: key c stands for the tokens [c*d, c*d + l), which must be
-// past, and must be one of the last `window` (a window of T: no limit). Tokens themselves are keys with l = d = 1. The
-// selected branch sees such a range too, and of it the keys in listed blocks.
-struct KeyRange {
-  int window, l, d, keys;
-  __device__ __forceinline__ int low(int t) const { return max(0, t + 1 - window); }
-  __device__ __forceinline__ int high(int t) const {
-    if (d == 1) return max(0, min(keys, t + 2 - l));
-    return t + 1 < l ? 0 : min(keys, (t + 1 - l) / d + 1);
-  }
-  // The rows [first_row(a), end_row(b)) are those that see any of the keys a .. b; T is the window's upper limit.
-  __device__ __forceinline__ int first_row(int key) const { return key * d + l - 1; }
-  __device__ __forceinline__ int end_row(int key, int tokens) const { return min(tokens, key + window); }
-};
 
 // A tile of keys [first, end), at most as many as the tile shape has. Bit i of `members`: the i-th token of the row
 // tile has listed these keys (contiguous branches: all bits).
@@ -156,42 +124,6 @@ void dispatch_attend(const AttendIn& in, F&& f) {
       f.template operator()<T, LargeHeadTile>();
   });
 }
-
-// What a plan counts beside the call itself: it does not know how the tensors will be aligned, and where they are not
-// as the kernels with a quantum want them, backward takes another route and other scratch.
-inline AttendGradIn without_rounding_unit(AttendGradIn grad) {
-  grad.rounding_unit = {};
-  return grad;
-}
-
-// ---- nsa/dispatch/attend.cu ----
-// The window and the compressed branch: every row sees all of its range.
-void attend_range_forward(Context&, const char* op, const AttendOut&, const AttendIn&, const KeyRange&);
-void attend_range_backward(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
-                           const KeyRange&);
-
-// A piece of dk and dv's work: the rows of a run of tokens against one block of keys.
-struct KeyWork {
-  int block;         // keys [block * block_keys, ...)
-  int first, count;  // tokens first, first + 1, ..., or entries first .. of KeyWorkList::tokens; count < 0: no work
-  int slot;  // where in KeyWorkList::partial the sums go; -1: the work is the block's only, straight to dk and dv
-};
-inline constexpr int kWorkTokens = 2048;  // most tokens of a piece whose tokens are listed
-
-// Work made on the GPU, item i * B*Hkv + (b*Hkv + g) being piece i of that sequence and group. The sums of a block with
-// several pieces meet in `partial`, where the block's pieces are added in order.
-struct KeyWorkList {
-  int block_keys, blocks;
-  int pieces;           // grid size for each (b, g), an upper bound
-  const KeyWork* work;  // nullptr: every block's rows are contiguous and cut into pieces / blocks equal runs
-  const int* tokens;    // [B*Hkv, tokens_stride]
-  int64_t tokens_stride;
-  const int2* block_slots;  // [B*Hkv, blocks] first slot and number of pieces
-  float* partial;           // [slots, block_keys, dk + dv]
-};
-// dk and dv overwritten for the keys of every block.
-void attend_key_gradients(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
-                          const KeyRange&, const KeyWorkList&);
 
 // dk or dv: as the op's dtype, or fp32.
 struct GradView {

@@ -114,7 +114,7 @@ struct ForwardArgs {
 // Shared memory: q [64][dk], then for each stage k [keys][dk] and v [keys][this CTA's columns].
 template <class T, class Tile, class Keys>
 __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
-    attend_forward_kernel(const ForwardArgs<T> a, const Keys keys) {
+    fwd_portable_kernel(const ForwardArgs<T> a, const Keys keys) {
   constexpr int kKeys = Tile::kKeys, kColumns = Tile::kColumns, kStrideV = tile_stride<T>(kColumns);
   const int depth = padded_depth<Tile>(a.in.depth_k), stride = padded_stride<T, Tile>(a.in.depth_k);
   const int column0 = blockIdx.z * kColumns;
@@ -194,7 +194,7 @@ struct QueryGradArgs {
 // Shared memory: q [64][dk], dout [64][dv], then for each stage k [keys][dk] and v [keys][dv].
 template <class T, class Tile, class Keys>
 __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
-    attend_query_grad_kernel(const QueryGradArgs<T> a, const Keys keys) {
+    bwd_dq_portable_kernel(const QueryGradArgs<T> a, const Keys keys) {
   constexpr int kKeys = Tile::kKeys, kColumns = Tile::kColumns;
   const int depth_k = padded_depth<Tile>(a.in.depth_k), stride_k = padded_stride<T, Tile>(a.in.depth_k);
   const int depth_v = padded_depth<Tile>(a.in.depth_v), stride_v = padded_stride<T, Tile>(a.in.depth_v);
@@ -269,21 +269,21 @@ dim3 row_grid(const Attend<T>& a, const AttendIn& in, int columns, int columns_p
 }
 
 template <class Keys>
-void attend_rows_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
+void launch_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
   dispatch_attend(in, [&]<class T, class Tile>() {
     ForwardArgs<T> a{make_attend<T>(op, in), make_view<T>(out.o), make_view<float>(out.lse)};
     const int64_t row_bytes = padded_stride<T, Tile>(a.in.depth_k) * sizeof(T);
     const int64_t v_bytes = tile_stride<T>(Tile::kColumns) * sizeof(T);
     const int64_t bytes = plan_shared(op, a.in, kRows * row_bytes, Tile::kKeys * (row_bytes + v_bytes));
-    launch(ctx, op, attend_forward_kernel<T, Tile, Keys>, row_grid(a.in, in, a.o.width, Tile::kColumns), dim3(kThreads),
+    launch(ctx, op, fwd_portable_kernel<T, Tile, Keys>, row_grid(a.in, in, a.o.width, Tile::kColumns), dim3(kThreads),
            bytes, a, keys);
   });
 }
 
 // dq only.
 template <class Keys>
-void attend_rows_backward(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
-                          const AttendIn& in, const Keys& keys) {
+void launch_dq(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
+               const Keys& keys) {
   dispatch_attend(in, [&]<class T, class Tile>() {
     QueryGradArgs<T> a{make_attend<T>(op, in),
                        make_view<const T>(grad.dout),
@@ -293,7 +293,7 @@ void attend_rows_backward(Context& ctx, const char* op, const AttendGradOut& out
                        make_view<float>(out.dq)};
     const int64_t row_bytes = (padded_stride<T, Tile>(a.in.depth_k) + padded_stride<T, Tile>(a.in.depth_v)) * sizeof(T);
     const int64_t bytes = plan_shared(op, a.in, kRows * row_bytes, Tile::kKeys * row_bytes);
-    launch(ctx, op, attend_query_grad_kernel<T, Tile, Keys>, row_grid(a.in, in, a.dq.width, Tile::kColumns),
+    launch(ctx, op, bwd_dq_portable_kernel<T, Tile, Keys>, row_grid(a.in, in, a.dq.width, Tile::kColumns),
            dim3(kThreads), bytes, a, keys);
   });
 }

@@ -13,9 +13,6 @@ namespace triad::cuda {
 
 // (shift, center) of row t * G + h of (b, g), at [(b * Hkv + g) * T * G + t * G + h].
 using RowStats = float2;
-// Computes them into scratch: [B*Hkv, T*G] float2.
-Tensor compute_row_stats(Context&, Scratch::Scope&, const AttendGradIn&, const AttendIn&);
-
 // A (b, g) slice of a view whose strides fit 32 bits: the address of a row is then two multiply-adds.
 struct RowSource {
   const __nv_bfloat16* base;
@@ -27,17 +24,7 @@ struct RowSource {
   }
 };
 
-inline bool sm90_rows(const ConstTensor& t) {
-  bool fits = t.dtype == DType::bf16 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
-  for (int i = 0; i < 3; ++i)
-    fits = fits && (t.size(i) <= 1 || t.stride[i] % 8 == 0) && (i == 0 || t.stride[i] < (int64_t{1} << 31));
-  return fits;
-}
 // Heads of (64, 64), (128, 128) and (192, 128): f.template operator()<dk / 64, dv / 64>().
-inline bool sm90_widths(const AttendIn& in) {
-  const int64_t dk = in.q.size(3), dv = in.v.size(3);
-  return (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
-}
 template <class F>
 void dispatch_panels(const AttendIn& in, F&& f) {
   switch (in.q.size(3)) {
@@ -48,17 +35,6 @@ void dispatch_panels(const AttendIn& in, F&& f) {
     default:
       return f.template operator()<3, 2>();
   }
-}
-
-// The choice, a pure function of card and problem. Offsets within a sequence have to fit 31 bits in units of 16 bytes.
-inline bool backward_sm90_applies(const Context& ctx, const AttendGradOut& out, const AttendGradIn& grad,
-                                  const AttendIn& in) {
-  if (ctx.compute_capability != 90) return false;
-  const auto near = [](const ConstTensor& t) { return t.size(1) * t.stride[1] / 8 < (int64_t{1} << 31); };
-  bool pairs = reinterpret_cast<uintptr_t>(out.dq.data) % 8 == 0;  // dq is added to two columns at a time
-  for (int i = 0; i < 3; ++i) pairs = pairs && out.dq.stride[i] % 2 == 0;
-  return pairs && sm90_widths(in) && sm90_rows(in.q) && sm90_rows(in.k) && sm90_rows(in.v) && sm90_rows(grad.dout) &&
-         near(in.q) && near(grad.dout);
 }
 
 // dk and dv of the blocks whose rows several CTAs had: each left fp32 sums [block_keys, dk + dv] in its slot of
@@ -72,9 +48,5 @@ struct MergeArgs {
   int part_tokens = 0;
 };
 void merge_dkdv_sm90(Context&, const char* op, const MergeArgs&, int64_t sequences_and_groups);
-
-// As attend_key_gradients of nsa/gpu/attend.cuh.
-void backward_dkdv_sm90(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
-                        const KeyRange&, const KeyWorkList&, const Tensor& facts);
 
 }  // namespace triad::cuda

@@ -26,7 +26,7 @@
 // much. What is read before products start, or waited for while they run, is so for that reason: 5% of the first two.
 //   At 65536 the card's power limit acts (757 W for 700, 1.58 to 1.65 GHz where a cold card has 1.8): perhaps why what
 // only fills gaps won nothing there. What was tried and is slower: README.md, "Tried and left".
-#include "kernels/nsa/sm90/backward_d128.cuh"
+#include "kernels/nsa/sm90/launch_backward.h"
 
 #include "kernels/nsa/sm90/backward_d128_stage.cuh"
 

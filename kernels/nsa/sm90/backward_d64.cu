@@ -31,7 +31,7 @@
 // next begun early, the last blocks cut for an even end (362; 8 x 2048 192 from 196: partial sums cost what the even
 // end gains); two listed blocks to a CTA (8 x 2048 348 from 335: fewer rows, but 128 keys each); 2 or 4 lanes to a
 // row's copy (selected 650 and 611 from 603).
-#include "kernels/nsa/sm90/backward_d64.cuh"
+#include "kernels/nsa/sm90/launch_backward.h"
 
 #include <cstddef>
 

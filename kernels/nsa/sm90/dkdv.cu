@@ -10,6 +10,7 @@
 // 16 x 2048 x 12 x 2 x 64 on an H200, window 512: 1.1e11 FLOP with the tiles' edges, floor 0.14 ms at 790 TFLOP/s,
 // measured 0.279 ms (396 TFLOP/s, tensor cores 42% busy, L2 4.1 TB/s); selected, 16 blocks of 64: 0.384 ms.
 #include "kernels/nsa/sm90/backward.cuh"
+#include "kernels/nsa/sm90/launch_backward.h"
 
 namespace triad::cuda {
 namespace {

@@ -371,7 +371,7 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
 
 template <class Shape, class Keys>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    row_forward_sm90_kernel(const __grid_constant__ RowForwardArgs a, const __grid_constant__ Keys keys) {
+    fwd_sm90_kernel(const __grid_constant__ RowForwardArgs a, const __grid_constant__ Keys keys) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   if (Plan<Keys, Shape>::nothing_to_do(keys)) return;
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(aligned_shared());
@@ -411,22 +411,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 // ---- launches ----
 
-// Whether rows can be read by the copy engine and in vectors of 16 bytes; strides of rows and heads fit 31 bits.
-inline bool forward_rows_fit(const ConstTensor& t) {
-  return t.dtype == DType::bf16 && make_view<const __nv_bfloat16>(t).vector && t.stride[0] < (int64_t{1} << 38) &&
-         t.stride[1] < (int64_t{1} << 31) && t.stride[2] < (int64_t{1} << 31);
-}
-inline bool forward_heads_fit(int64_t dk, int64_t dv) {
-  return (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
-}
-inline constexpr int64_t kMostHeads = 128;  // of a group: a tile has whole tokens
-// The choice, a pure function of card and problem.
-inline bool attend_forward_sm90_applies(const Context& ctx, const AttendOut& out, const AttendIn& in) {
-  return ctx.compute_capability == 90 && forward_heads_fit(in.q.size(3), in.v.size(3)) && forward_rows_fit(in.q) &&
-         forward_rows_fit(in.k) && forward_rows_fit(in.v) && forward_rows_fit(out.o) &&
-         in.q.size(2) / in.k.size(2) <= kMostHeads;
-}
-
 // Boxes of box_tokens tokens and box_heads heads, the heads of a token being neighbours.
 inline CUtensorMap make_query_map(View<const __nv_bfloat16> q, int64_t batch, int64_t tokens, int64_t heads,
                                   int box_heads, int box_tokens) {
@@ -465,14 +449,13 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
     a.v_map = make_box_map(a.in.v, in.v.size(0), in.v.size(1), in.v.size(2), Shape::kKeys);
   }
   const int64_t ctas = Plan<Keys, Shape>::kMadeTogether ? bgs * tiles : std::min<int64_t>(bgs * tiles, ctx.num_sms);
-  launch(ctx, op, row_forward_sm90_kernel<Shape, Keys>, dim3(static_cast<unsigned>(ctas)), dim3(Shape::kThreads),
+  launch(ctx, op, fwd_sm90_kernel<Shape, Keys>, dim3(static_cast<unsigned>(ctas)), dim3(Shape::kThreads),
          sizeof(typename Shape::Shared) + Plan<Keys, Shape>::bytes(keys), a, keys);
 }
 
-// The window, the compressed (RangeKeys) and the selected branch (UnionKeys, nsa/sm90/shared_tile.cuh).
+// The window, the compressed (RangeKeys) and the selected branch (UnionKeys, nsa/sm90/shared_tile.cu).
 template <class Keys>
-void attend_rows_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                              const Keys& keys) {
+void launch_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
   // One tile's q for a CTA that takes one tile; its plan needs the memory.
   constexpr int kQueries = Plan<Keys, ForwardShape<64, 64, 64, 6, 1>>::kMadeTogether ? 1 : 2;
   if (in.q.size(3) == 64)

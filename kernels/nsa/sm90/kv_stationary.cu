@@ -35,8 +35,6 @@
 // (1%), whole items before the others along with gathering and merging let in early by the one ahead (2%). Ranges whose
 // partial sums stay in L2 are too short for launches: 2.0 ms with 72 MB, when the whole took 1.6. Half as much a
 // launch, merged beside the next one's gathering, was 1% slower.
-#include "kernels/nsa/sm90/kv_stationary.cuh"
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -44,6 +42,7 @@
 #include "engine/fork_join.h"
 #include "kernels/nsa/gpu/combine.cuh"
 #include "kernels/nsa/sm90/kv_stationary_gather.cuh"
+#include "kernels/nsa/sm90/launch_forward.h"
 
 namespace triad::cuda {
 namespace {
@@ -203,7 +202,7 @@ bool near_blocks_fit(int64_t dk, int64_t block_keys, int64_t heads) {
 // nothing to do, take their time to find it: both beside the index and the first range's gathering.
 template <int kDk, int kDv>
 void launch_far(Context& ctx, const char* op, const FarArgs& a, const CombineRows& combine, int64_t block_keys,
-                int64_t G, const std::function<void(Context& on, const int* unless)>& attend_all) {
+                int64_t G, const std::function<void(Context& on, const int* unless)>& forward_alike) {
   using Shape = FarShape<kDk, kDv>;
   const int key_tiles = static_cast<int>(ceil_div(block_keys, kTileRows)), parts = a.steps * a.parts;
   const int64_t merged = ceil_div(int64_t{a.launch_steps} * a.range_tokens * G, kMergeThreads / (kDv / 8));
@@ -211,7 +210,7 @@ void launch_far(Context& ctx, const char* op, const FarArgs& a, const CombineRow
   launch(ctx, "read_lists", read_lists_kernel, dim3(static_cast<unsigned>(1 + parts)), threads,
          read_lists_bytes(a.lists.blocks), a);
   ForkJoin near(ctx, 1, [&](Context& side) {
-    attend_all(side, a.differ);
+    forward_alike(side, a.differ);
     launch(
         side, op, near_kernel<kDk, kDv>,
         dim3(static_cast<unsigned>(ceil_div(a.lists.tokens, a.near_tokens)), static_cast<unsigned>(a.steps / a.ranges)),
@@ -231,23 +230,25 @@ void launch_far(Context& ctx, const char* op, const FarArgs& a, const CombineRow
 
 }  // namespace
 
-bool attend_blocks_sm90_applies(const Context& ctx, const AttendOut& out, const AttendIn& in,
-                                const ConstTensor& block_index, int64_t l_sel) {
-  const auto far_rows = [](const ConstTensor& t) { return make_view<const bf16>(t).vector; };  // of 16-byte vectors
-  const int64_t dk = in.q.size(3), dv = in.v.size(3), n = block_index.size(3);
+bool kv_stationary_supports(const AttendOut& out, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
+  const auto vector_rows = [](const ConstTensor& t) { return make_view<const bf16>(t).vector; };  // 16-byte vectors
+  const int64_t dk = in.q.size(3), dv = in.v.size(3), n = block_index.size(3), G = in.q.size(2) / in.k.size(2);
   const bool widths = (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
-  return ctx.compute_capability == 90 && in.q.dtype == DType::bf16 && widths && n <= 64 &&
-         (l_sel == 32 || l_sel == 64 || l_sel == 128) && near_blocks_fit(dk, l_sel, in.q.size(2) / in.k.size(2)) &&
-         in.q.size(2) / in.k.size(2) <= 64 && ceil_div(in.q.size(1), l_sel) <= kMaxBlocks && far_rows(in.q) &&
-         far_rows(in.k) && far_rows(in.v) && far_rows(out.o) &&
-         in.q.size(1) * in.q.stride[1] / 8 < (int64_t{1} << 31) &&
-         random_union(in.q.size(1), l_sel, n, in.q.size(2) / in.k.size(2)) > kWorthComparing * union_limit(dk);
+  return in.q.dtype == DType::bf16 && widths && n <= 64 && (l_sel == 32 || l_sel == 64 || l_sel == 128) &&
+         near_blocks_fit(dk, l_sel, G) && G <= 64 && ceil_div(in.q.size(1), l_sel) <= kMaxBlocks && vector_rows(in.q) &&
+         vector_rows(in.k) && vector_rows(in.v) && vector_rows(out.o) &&
+         in.q.size(1) * in.q.stride[1] / 8 < (int64_t{1} << 31);
 }
 
-void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                                const ConstTensor& block_index, int64_t l_sel,
-                                const std::function<void(Context& on, const int* unless)>& attend_all,
-                                const CombineAlong* combine) {
+bool kv_stationary_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
+  return random_union(in.q.size(1), l_sel, block_index.size(3), in.q.size(2) / in.k.size(2)) >
+         kWorthComparing * union_limit(in.q.size(3));
+}
+
+void forward_kv_stationary(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
+                           const ConstTensor& block_index, int64_t l_sel,
+                           const std::function<void(Context& on, const int* unless)>& forward_alike,
+                           const CombineAlong* combine) {
   const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), G = in.q.size(2) / in.k.size(2);
   const int64_t n = block_index.size(3), dv = in.v.size(3), blocks = ceil_div(T, l_sel);
   const int64_t token_bytes = n * G * (dv * 2 + 8);
@@ -295,11 +296,11 @@ void attend_blocks_forward_sm90(Context& ctx, const char* op, const AttendOut& o
       .partial_sums = reinterpret_cast<float2*>(scope.alloc(DType::f32, {launch_steps * entries * G, 2}).ptr<float>())};
   const CombineRows rows = combine_rows(combine);
   if (in.q.size(3) == 64)
-    launch_far<64, 64>(ctx, op, a, rows, l_sel, G, attend_all);
+    launch_far<64, 64>(ctx, op, a, rows, l_sel, G, forward_alike);
   else if (in.q.size(3) == 128)
-    launch_far<128, 128>(ctx, op, a, rows, l_sel, G, attend_all);
+    launch_far<128, 128>(ctx, op, a, rows, l_sel, G, forward_alike);
   else
-    launch_far<192, 128>(ctx, op, a, rows, l_sel, G, attend_all);
+    launch_far<192, 128>(ctx, op, a, rows, l_sel, G, forward_alike);
 }
 
 }  // namespace triad::cuda

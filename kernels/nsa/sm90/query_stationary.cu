@@ -30,12 +30,11 @@
 // along with combining 1.31 -> 1.26 at 8 x 2048, 2.23 -> 2.16 at 1 x 16384, 1.33 -> 1.28 with heads of 192v128, 0.592
 // -> 0.580 with heads of 64; at 65536 lists are too long for it. What is left there is waiting, for blocks and for the
 // ring: no unit is busy more than 60% of the time.
-#include "kernels/nsa/sm90/query_stationary.cuh"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
 
+#include "kernels/nsa/sm90/launch_forward.h"
 #include "kernels/nsa/sm90/query_stationary_lists.cuh"
 
 namespace triad::cuda {
@@ -339,7 +338,8 @@ struct Tokens : TokenRing<Shape> {
 };
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 1) attend_tokens_kernel(const __grid_constant__ TokensArgs a) {
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    fwd_query_stationary_kernel(const __grid_constant__ TokensArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   if (a.unless != nullptr && *a.unless != 0) return;
   unsigned char* const stages = aligned_shared();
@@ -409,30 +409,30 @@ void launch_tokens(Context& ctx, const char* op, const AttendOut& out, const Att
     a.k_map = make_box_map(make_view<const bf16>(in.k), B, T, groups, static_cast<int>(stage_keys));
     a.v_map = make_box_map(make_view<const bf16>(in.v), B, T, groups, static_cast<int>(stage_keys));
   }
-  launch(ctx, op, attend_tokens_kernel<Shape>, dim3(static_cast<unsigned>(std::min<int64_t>(ctx.num_sms, a.all_tiles))),
-         dim3(Shape::kThreads), stages * Shape::kStageBytes + control, a);
+  launch(ctx, op, fwd_query_stationary_kernel<Shape>,
+         dim3(static_cast<unsigned>(std::min<int64_t>(ctx.num_sms, a.all_tiles))), dim3(Shape::kThreads),
+         stages * Shape::kStageBytes + control, a);
 }
 
 }  // namespace
 
-bool attend_tokens_sm90_applies(const Context& ctx, const AttendOut& out, const AttendIn& in,
-                                const ConstTensor& block_index, int64_t l_sel) {
-  return attend_forward_sm90_applies(ctx, out, in) && in.q.size(2) / in.k.size(2) <= 8 * kUnitRows &&
-         block_index.size(3) <= 64 && (l_sel == 32 || l_sel == 64 || l_sel == 128) &&
-         ceil_div(in.q.size(1), l_sel) <= kMostBlocks;
+bool query_stationary_supports(const AttendOut& out, const AttendIn& in, const ConstTensor& block_index,
+                               int64_t l_sel) {
+  return forward_sm90_supports(out, in) && in.q.size(2) / in.k.size(2) <= 8 * kUnitRows && block_index.size(3) <= 64 &&
+         (l_sel == 32 || l_sel == 64 || l_sel == 128) && ceil_div(in.q.size(1), l_sel) <= kMostBlocks;
 }
 
 // Where heads fill their units, this route was the faster one whatever the lists. Rows that are missing cost as much as
 // others: up to a quarter of them it is still faster, or as fast, where there are many more blocks than a list has.
-bool attend_tokens_sm90_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
+bool query_stationary_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
   const int64_t G = in.q.size(2) / in.k.size(2), rows = ceil_div(G, kUnitRows) * kUnitRows;
   constexpr int64_t kManyMore = 6;  // times n
   return G == rows || (4 * G >= 3 * rows && ceil_div(in.q.size(1), l_sel) >= kManyMore * block_index.size(3));
 }
 
-void attend_tokens_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                                const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine,
-                                const int* unless) {
+void forward_query_stationary(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
+                              const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine,
+                              const int* unless) {
   const auto attend = [&]<class Shape>() {
     launch_tokens<Shape>(ctx, op, out, in, block_index, l_sel, combine, unless);
   };

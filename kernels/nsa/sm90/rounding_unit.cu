@@ -2,13 +2,14 @@
 // same bits (nsa/sm90/backward_d64.cu, which says what u is). It takes the norms of dout, of the keys and of the
 // values.
 #include "kernels/nsa/sm90/backward.cuh"
+#include "kernels/nsa/sm90/launch_backward.h"
 
 namespace triad::cuda {
 namespace {
 
 using bf16 = __nv_bfloat16;
 
-constexpr int kMostBranches = 3, kNormThreads = 256, kNormLanes = 8, kNormKeys = 256;
+constexpr int kNormThreads = 256, kNormLanes = 8, kNormKeys = 256;
 struct NormArgs {
   View<const bf16> k[kMostBranches], v[kMostBranches];
   int keys[kMostBranches];
@@ -143,20 +144,6 @@ __global__ void __launch_bounds__(kNormThreads) bwd_rounding_unit_kernel(const _
   *a.rounding_unit.at(b, t, head) = __int_as_float(__float_as_int(bound) & 0x7f800000);
 }
 
-// Of all or none of the branches: one that adds to dq in the order of its own kernel would leave what is no multiple.
-bool rounding_unit_applies(const Context& ctx, const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,
-                           const std::vector<RoundingUnitBranch>& branches) {
-  const int64_t dk = q.size(3);
-  bool applies = ctx.compute_capability == 90 && sm90_rows(q) && sm90_rows(dout) && (dk == 64 || dk == 128) &&
-                 dout.size(3) == dk && reinterpret_cast<uintptr_t>(dq.data) % 16 == 0 &&
-                 branches.size() <= kMostBranches;
-  for (int i = 0; i < 3; ++i) applies = applies && dq.stride[i] % 4 == 0;
-  for (const RoundingUnitBranch& branch : branches) applies = applies && sm90_rows(branch.k) && sm90_rows(branch.v);
-  for (const ConstTensor& t : {q, dout, ConstTensor(dq)})
-    applies = applies && t.size(1) * t.stride[1] / 4 < (int64_t{1} << 31);
-  return applies;
-}
-
 // f.template operator()<dk / 64>()
 template <class F>
 void dispatch_norms(int64_t dk, F&& f) {
@@ -165,25 +152,22 @@ void dispatch_norms(int64_t dk, F&& f) {
 
 }  // namespace
 
-void attend_key_norms(Context& ctx, Tensor norms, const Tensor& dq, ConstTensor dout, ConstTensor q,
-                      const std::vector<RoundingUnitBranch>& branches) {
+void key_norms_sm90(Context& ctx, Tensor norms, int64_t head_width, const std::vector<RoundingUnitBranch>& branches) {
   static_assert(kNormKeys == kKeyNormsChunk);
-  if (!rounding_unit_applies(ctx, dq, dout, q, branches)) return;
   NormArgs n{.groups = static_cast<int>(branches[0].k.size(2)), .norms = reinterpret_cast<float2*>(norms.data)};
   for (size_t i = 0; i < branches.size(); ++i) {
     n.k[i] = make_view<const bf16>(branches[i].k), n.v[i] = make_view<const bf16>(branches[i].v);
     n.keys[i] = static_cast<int>(branches[i].k.size(1));
   }
-  dispatch_norms(q.size(3), [&]<int kPanels>() {
+  dispatch_norms(head_width, [&]<int kPanels>() {
     launch(ctx, "key_norms", bwd_key_norms_kernel<kPanels>, dim3(norms.size(2), norms.size(0), kMostBranches),
            dim3(kNormThreads), 0, n);
   });
 }
 
-Tensor attend_rounding_unit(Context& ctx, Scratch::Scope& scope, const Tensor& dq, ConstTensor dout, ConstTensor q,
-                            const std::vector<RoundingUnitBranch>& branches, ConstTensor dout_norm,
-                            ConstTensor key_norms) {
-  if (!rounding_unit_applies(ctx, dq, dout, q, branches)) return {};
+Tensor rounding_unit_sm90(Context& ctx, Scratch::Scope& scope, ConstTensor dout, ConstTensor q,
+                          const std::vector<RoundingUnitBranch>& branches, ConstTensor dout_norm,
+                          ConstTensor key_norms) {
   const int64_t groups = branches[0].k.size(2), bgs = q.size(0) * groups, G = q.size(2) / groups;
   const auto heads = Divisor(static_cast<int>(G));
   const int rows = static_cast<int>(q.size(1) * G);
@@ -191,7 +175,7 @@ Tensor attend_rounding_unit(Context& ctx, Scratch::Scope& scope, const Tensor& d
   Scratch::Scope inner(ctx.scratch);
   if (key_norms.empty()) {
     const Tensor made = inner.alloc(DType::f32, key_norms_shape(branches));
-    cuda::attend_key_norms(ctx, made, dq, dout, q, branches);
+    key_norms_sm90(ctx, made, q.size(3), branches);
     key_norms = made;
   }
   if (dout_norm.empty()) {

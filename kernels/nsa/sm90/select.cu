@@ -28,7 +28,7 @@
 #include <bit>
 #include <cmath>
 
-#include "kernels/nsa/sm90/select.cuh"
+#include "kernels/nsa/sm90/launch_select.h"
 #include "kernels/nsa/sm90/select_scores.cuh"
 
 namespace triad::cuda {
@@ -275,11 +275,11 @@ void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp
 
 }  // namespace
 
-bool select_sm90_applies(const Context& ctx, const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions& o) {
+bool select_sm90_supports(const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions& o) {
   const int64_t dk = q.size(3), heads = q.size(2) / k_cmp.size(2), span = o.l / o.d, size = o.l_sel / o.d;
-  return ctx.compute_capability == 90 && q.dtype == DType::bf16 && all_have_vectors(8, q, k_cmp) &&
-         (dk == 64 || dk == 128 || dk == 192) && heads <= 32 && o.l == span * o.d && (span == 1 || span == 2) &&
-         o.l_sel == size * o.d && (size == 2 || size == 4 || size == 8) && o.l_sel % kMaxTokens == 0 &&
+  return q.dtype == DType::bf16 && all_have_vectors(8, q, k_cmp) && (dk == 64 || dk == 128 || dk == 192) &&
+         heads <= 32 && o.l == span * o.d && (span == 1 || span == 2) && o.l_sel == size * o.d &&
+         (size == 2 || size == 4 || size == 8) && o.l_sel % kMaxTokens == 0 &&
          std::has_single_bit(static_cast<uint64_t>(o.l_sel)) && o.n_sel > o.init_blocks + o.local_blocks &&
          o.n_sel - o.init_blocks - o.local_blocks <= kMaxSlots && o.n_sel < (int64_t{1} << 16) && q.size(1) > 0 &&
          q.size(1) < (int64_t{1} << 27) && k_cmp.stride[1] < (int64_t{1} << 30) && o.l_sel < (int64_t{1} << 16) &&

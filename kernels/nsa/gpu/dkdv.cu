@@ -9,11 +9,6 @@
 // rows are read from L2: 16 KB at d = 64 in bf16 for 2.1 MFLOP. Work comes in pieces (KeyWorkList) of about equal size,
 // because the first keys have far more rows than the last; a block's pieces are summed in order by a second kernel.
 #include "kernels/nsa/gpu/attend.cuh"
-#include "kernels/nsa/gpu/fwd_dq.cuh"
-#include "kernels/nsa/sm90/backward_d128.cuh"
-#include "kernels/nsa/sm90/backward_d64.cuh"
-#include "kernels/nsa/sm90/dq.cuh"
-#include "kernels/nsa/sm90/forward.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -39,7 +34,7 @@ struct RowFacts {
 // [rows][dv] and RowFacts.
 template <class T, class Tile>
 __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
-    attend_key_grad_kernel(const KeyGradArgs<T> a) {
+    bwd_dkdv_portable_kernel(const KeyGradArgs<T> a) {
   constexpr int kCount = Tile::kKeys, kColumns = Tile::kColumns;  // query rows a step; output columns of this CTA
   const int depth_k = padded_depth<Tile>(a.in.depth_k), stride_k = padded_stride<T, Tile>(a.in.depth_k);
   const int depth_v = padded_depth<Tile>(a.in.depth_v), stride_v = padded_stride<T, Tile>(a.in.depth_v);
@@ -168,8 +163,8 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
 
 // The sums of the blocks that have several pieces, pieces in order. A CTA takes 8 keys of a block.
 constexpr int kMergeKeys = 8;
-__global__ void merge_key_gradients_kernel(const GradView dk, const GradView dv, const KeyWorkList list, int groups,
-                                           int keys) {
+__global__ void bwd_dkdv_merge_portable_kernel(const GradView dk, const GradView dv, const KeyWorkList list, int groups,
+                                               int keys) {
   const int block = blockIdx.x, bg = blockIdx.y, width = dk.width + dv.width;
   int2 slots;
   if (list.block_slots != nullptr) {
@@ -195,8 +190,8 @@ __global__ void merge_key_gradients_kernel(const GradView dk, const GradView dv,
 
 }  // namespace
 
-void attend_key_gradients(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
-                          const AttendIn& in, const KeyRange& range, const KeyWorkList& list) {
+void dkdv_portable(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
+                   const KeyRange& range, const KeyWorkList& list) {
   const auto sequences_and_groups = static_cast<unsigned>(in.k.size(0) * in.k.size(2));
   dispatch_attend(in, [&]<class T, class Tile>() {
     KeyGradArgs<T> a{make_attend<T>(op, in),
@@ -214,49 +209,24 @@ void attend_key_gradients(Context& ctx, const char* op, const AttendGradOut& out
                                       Tile::kKeys * row_bytes + sizeof(RowFacts<Tile::kKeys>));
     const int64_t chunks = ceil_div(std::max(a.dk.width, a.dv.width), Tile::kColumns);
     const auto depth = static_cast<unsigned>(chunks * ceil_div(list.block_keys, kRows));
-    launch(ctx, op, attend_key_grad_kernel<T, Tile>, dim3(list.pieces, sequences_and_groups, depth), dim3(kThreads),
+    launch(ctx, op, bwd_dkdv_portable_kernel<T, Tile>, dim3(list.pieces, sequences_and_groups, depth), dim3(kThreads),
            bytes, a);
   });
   if (list.partial == nullptr) return;
   const dim3 grid(list.blocks, sequences_and_groups, ceil_div(list.block_keys, kMergeKeys));
-  launch(ctx, op, merge_key_gradients_kernel, grid, dim3(256), 0, make_grad_view(out.dk), make_grad_view(out.dv), list,
-         static_cast<int>(in.k.size(2)), range.keys);
+  launch(ctx, op, bwd_dkdv_merge_portable_kernel, grid, dim3(256), 0, make_grad_view(out.dk), make_grad_view(out.dv),
+         list, static_cast<int>(in.k.size(2)), range.keys);
 }
 
-void attend_range_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                          const KeyRange& range) {
-  const bool fused = attend_forward_sm90_applies(ctx, out, in);
-  record_route(ctx, op, in.q.dtype, fused ? nullptr : kNotFusedHeads);
-  if (fused)
-    attend_rows_forward_sm90(ctx, op, out, in, RangeKeys{range});
-  else
-    attend_rows_forward(ctx, op, out, in, RangeKeys{range});
-}
-
-void attend_range_backward(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad,
-                           const AttendIn& in, const KeyRange& range) {
-  if (ctx.planning && !grad.rounding_unit.empty())
-    attend_range_backward(ctx, op, out, without_rounding_unit(grad), in, range);
-  const bool fused = backward_d64_applies(ctx, out, grad, in), wide = backward_d128_applies(ctx, out, grad, in),
-             hopper = !fused && !wide && backward_sm90_applies(ctx, out, grad, in);
-  record_route(ctx, op, in.q.dtype, fused || wide || hopper ? nullptr : kNotFusedHeads);
-  if (fused) return backward_d64_range(ctx, op, out, grad, in, range);
-  if (wide) return backward_d128_range(ctx, op, out, grad, in, range);
-  Scratch::Scope scope(ctx.scratch);
-  const Tensor facts = hopper ? compute_row_stats(ctx, scope, grad, in) : Tensor{};
-  if (hopper)
-    backward_dq_sm90(ctx, op, out, grad, in, RangeKeys{range}, facts);
-  else
-    attend_rows_backward(ctx, op, out, grad, in, RangeKeys{range});
-
+KeyWorkList contiguous_work(Scratch::Scope& scope, const AttendIn& in, const KeyRange& range) {
   // Enough pieces for 8 CTAs on each of 132 SMs, none of less than about 128 tokens; at most 16 a block, so that the
   // scratch for them stays linear in T.
   constexpr int64_t kPieces = 1024, kMostParts = 16, kLeastTokens = 128;
+  KeyWorkList list{};
   const int64_t sequences_and_groups = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kRows);
-  if (blocks == 0) return;
+  if (blocks == 0) return list;
   const int64_t parts = std::min({kMostParts, ceil_div(kPieces, sequences_and_groups * blocks),
                                   std::max<int64_t>(1, in.q.size(1) / kLeastTokens)});
-  KeyWorkList list{};
   list.block_keys = kRows;
   list.blocks = static_cast<int>(blocks);
   list.pieces = static_cast<int>(blocks * parts);
@@ -264,10 +234,7 @@ void attend_range_backward(Context& ctx, const char* op, const AttendGradOut& ou
     const int64_t width = in.k.size(3) + in.v.size(3);
     list.partial = scope.alloc(DType::f32, {sequences_and_groups * blocks * parts, kRows, width}).ptr<float>();
   }
-  if (hopper)
-    backward_dkdv_sm90(ctx, op, out, grad, in, range, list, facts);
-  else
-    attend_key_gradients(ctx, op, out, grad, in, range, list);
+  return list;
 }
 
 }  // namespace triad::cuda

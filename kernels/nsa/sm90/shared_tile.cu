@@ -4,8 +4,10 @@
 // blocks that any token lists, in ascending order, are the steps. Scores of rows whose token has not listed the block
 // are computed too and weigh nothing: at T = 2048 a tile of 21 tokens takes about 1.35 times the blocks of one list
 // (KERNELS.md 4.2), and a warpgroup passes blocks that none of its own tokens lists.
-#pragma once
+#include <algorithm>
+
 #include "kernels/nsa/sm90/forward.cuh"
+#include "kernels/nsa/sm90/launch_forward.h"
 
 namespace triad::cuda {
 namespace {
@@ -20,17 +22,16 @@ struct UnionKeys {
   CombineRows combine;     // if wanted
   const int* unless;       // not nullptr: where *unless is not 0 there is nothing to be done
 };
-inline UnionKeys make_union_keys(const KeyRange& range, const ConstTensor& block_index, int block_keys,
-                                 const CombineAlong* combine, const int* unless) {
-  return {range,
-          block_index.ptr<int32_t>(),
-          block_index.stride[0],
-          block_index.stride[1],
-          block_index.stride[2],
-          Divisor(static_cast<int>(block_index.size(3))),
-          Divisor(block_keys),
-          static_cast<int>(ceil_div(range.keys, block_keys)),
-          block_keys,
+UnionKeys make_union_keys(const SelectedKeys& keys, const CombineAlong* combine, const int* unless) {
+  return {keys.range,
+          keys.lists.data,
+          keys.lists.batch,
+          keys.lists.row,
+          keys.lists.head,
+          Divisor(keys.lists.n),
+          Divisor(keys.block_keys),
+          keys.lists.blocks,
+          keys.block_keys,
           combine_rows(combine),
           unless};
 }
@@ -154,7 +155,12 @@ struct BitmapKeys {
   int n, part_bits;     // a block has 1 << part_bits steps
   CombineRows combine;  // if wanted
 };
-inline bool lists_fit_bitmaps(const KeyRange& range, int block_keys) {
+BitmapKeys make_bitmap_keys(const SelectedKeys& keys, const CombineAlong* combine) {
+  const BlockLists& lists = keys.lists;
+  return {keys.range,           lists.data, lists.batch, lists.row, lists.head, lists.n, keys.block_keys / 64 - 1,
+          combine_rows(combine)};
+}
+bool lists_fit_bitmaps(const KeyRange& range, int block_keys) {
   return (block_keys == 64 || block_keys == 128) && range.keys <= 32 * block_keys;
 }
 
@@ -214,24 +220,20 @@ class Plan<BitmapKeys, Shape> {
   unsigned words_[2] = {}, listed_ = 0;  // listed_: by any of the warpgroup's tokens
 };
 
-// The choice, a pure function of card and problem: the table of bits has to fit into shared memory.
-inline bool union_forward_sm90_applies(const Context& ctx, const AttendOut& out, const AttendIn& in, int block_keys) {
-  constexpr int64_t kMaxBlocks = 1024;
-  const int64_t T = in.q.size(1);
-  return attend_forward_sm90_applies(ctx, out, in) && T < (1 << 24) && ceil_div(T, block_keys) <= kMaxBlocks;
-}
-
-inline void attend_union_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                                      const KeyRange& range, const ConstTensor& block_index, int block_keys,
-                                      const CombineAlong* combine, const int* unless) {
-  if (unless == nullptr && lists_fit_bitmaps(range, block_keys))
-    attend_rows_forward_sm90(ctx, op, out, in,
-                             BitmapKeys{range, block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1],
-                                        block_index.stride[2], static_cast<int>(block_index.size(3)),
-                                        block_keys / 64 - 1, combine_rows(combine)});
-  else
-    attend_rows_forward_sm90(ctx, op, out, in, make_union_keys(range, block_index, block_keys, combine, unless));
-}
-
 }  // namespace
+
+bool shared_tile_supports(const AttendOut& out, const AttendIn& in, int64_t l_sel) {
+  constexpr int64_t kMaxBlocks = 1024;  // the table of bits has to fit into shared memory
+  const int64_t T = in.q.size(1);
+  return forward_sm90_supports(out, in) && T < (1 << 24) && ceil_div(T, std::min(l_sel, T)) <= kMaxBlocks;
+}
+
+void forward_shared_tile(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
+                         const SelectedKeys& keys, const CombineAlong* combine, const int* unless) {
+  if (unless == nullptr && lists_fit_bitmaps(keys.range, keys.block_keys))
+    launch_forward_sm90(ctx, op, out, in, make_bitmap_keys(keys, combine));
+  else
+    launch_forward_sm90(ctx, op, out, in, make_union_keys(keys, combine, unless));
+}
+
 }  // namespace triad::cuda

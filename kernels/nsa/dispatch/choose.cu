@@ -1,0 +1,93 @@
+#include "kernels/nsa/dispatch/choose.h"
+
+#include "kernels/nsa/sm90/launch_backward.h"
+#include "kernels/nsa/sm90/launch_forward.h"
+#include "kernels/nsa/sm90/launch_select.h"
+
+namespace triad::cuda {
+namespace {
+
+constexpr int64_t k31Bits = int64_t{1} << 31;
+
+bool is_hopper(const Context& ctx) { return ctx.compute_capability == 90; }
+
+// Whether the rows of a bf16 tensor are 16-byte vectors, and strides within a sequence fit 31 bits.
+bool rows_fit(const ConstTensor& t) {
+  bool fits = t.dtype == DType::bf16 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+  for (int i = 0; i < 3; ++i)
+    fits = fits && (t.size(i) <= 1 || t.stride[i] % 8 == 0) && (i == 0 || t.stride[i] < k31Bits);
+  return fits;
+}
+
+// Whether every offset within a sequence fits 31 bits in units of so many elements.
+bool sequence_fits(const ConstTensor& t, int64_t unit) { return t.size(1) * t.stride[1] / unit < k31Bits; }
+
+// Whether the base is a multiple of so many bytes and every stride one of so many elements.
+bool is_aligned_to(const Tensor& t, int bytes, int elements) {
+  bool fits = reinterpret_cast<uintptr_t>(t.data) % bytes == 0;
+  for (int i = 0; i < 3; ++i) fits = fits && (t.size(i) <= 1 || t.stride[i] % elements == 0);
+  return fits;
+}
+
+// Whether the branch can add to dq in any order: heads of (64, 64) or (128, 128), dq four columns at a time.
+bool fits_one_kernel(const Tensor& dq, const ConstTensor& dout, const ConstTensor& q, const ConstTensor& k,
+                     const ConstTensor& v) {
+  const int64_t dk = q.size(3);
+  bool fits = (dk == 64 || dk == 128) && dout.size(3) == dk && reinterpret_cast<uintptr_t>(dq.data) % 16 == 0;
+  for (int i = 0; i < 3; ++i) fits = fits && dq.stride[i] % 4 == 0;
+  for (const ConstTensor& t : {q, dout, ConstTensor(dq)}) fits = fits && sequence_fits(t, 4);
+  return fits && rows_fit(q) && rows_fit(dout) && rows_fit(k) && rows_fit(v);
+}
+
+// Whether Hopper's two kernels can compute the branch: dq two columns at a time.
+bool fits_two_kernels(const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in) {
+  const int64_t dk = in.q.size(3), dv = in.v.size(3);
+  bool fits = ((dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128)) &&
+              reinterpret_cast<uintptr_t>(out.dq.data) % 8 == 0;
+  for (int i = 0; i < 3; ++i) fits = fits && out.dq.stride[i] % 2 == 0;
+  return fits && rows_fit(in.q) && rows_fit(in.k) && rows_fit(in.v) && rows_fit(grad.dout) && sequence_fits(in.q, 8) &&
+         sequence_fits(grad.dout, 8);
+}
+
+}  // namespace
+
+RangeForward choose_forward(const Context& ctx, const AttendOut& out, const AttendIn& in) {
+  return is_hopper(ctx) && forward_sm90_supports(out, in) ? RangeForward::sm90 : RangeForward::portable;
+}
+
+SelectedForwardChoice choose_forward(const Context& ctx, const AttendOut& out, const AttendIn& in,
+                                     const ConstTensor& block_index, int64_t l_sel) {
+  using enum SelectedForward;
+  if (!is_hopper(ctx)) return {portable};
+  const bool query = query_stationary_supports(out, in, block_index, l_sel);
+  if (query && query_stationary_pays(in, block_index, l_sel)) return {query_stationary};
+  const bool tile = shared_tile_supports(out, in, l_sel);
+  if (!tile && !query) return {portable};
+  const SelectedForward other = tile ? shared_tile : query_stationary;
+  const bool kv = kv_stationary_supports(out, in, block_index, l_sel) && kv_stationary_pays(in, block_index, l_sel);
+  return {kv ? kv_stationary : other, other};
+}
+
+Backward choose_backward(const Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in) {
+  if (!is_hopper(ctx)) return Backward::portable;
+  if (!grad.rounding_unit.empty() && fits_one_kernel(out.dq, grad.dout, in.q, in.k, in.v)) {
+    if (in.q.size(3) == 64) return Backward::sm90_d64;
+    // dk and dv are stored two columns at a time, both in one dtype.
+    if (is_aligned_to(out.dk, 8, 2) && is_aligned_to(out.dv, 8, 2) && out.dk.dtype == out.dv.dtype)
+      return Backward::sm90_d128;
+  }
+  return fits_two_kernels(out, grad, in) ? Backward::sm90 : Backward::portable;
+}
+
+bool choose_rounding_unit(const Context& ctx, const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,
+                          const std::vector<RoundingUnitBranch>& branches) {
+  bool fits = is_hopper(ctx) && branches.size() <= kMostBranches;
+  for (const RoundingUnitBranch& branch : branches) fits = fits && fits_one_kernel(dq, dout, q, branch.k, branch.v);
+  return fits;
+}
+
+Select choose_select(const Context& ctx, const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions& o) {
+  return is_hopper(ctx) && select_sm90_supports(q, k_cmp, o) ? Select::sm90 : Select::portable;
+}
+
+}  // namespace triad::cuda

@@ -1,0 +1,277 @@
+// The inverse index of the selected branch: for each block the tokens that list it, as dk and dv need them, and the
+// pieces of work that they are cut into. In scratch linear in T, and the same bits each time:
+//   index_count_kernel  how many tokens of each part of the sequence list a block (integer atomics: sums only)
+//   index_plan_kernel   one CTA for each (b, g): prefix sums of the counts, and the pieces of at most most_tokens
+//                       tokens, so that block 0, which every token lists, does not become one CTA's work
+//   index_fill_kernel   the tokens of each block, ascending: a warp turns the lists of 32 tokens into a 32 x 32 bit
+//                       matrix (token, block), and its transpose, by ballots, gives each lane one block's tokens in
+//                       order
+#include <algorithm>
+
+#include "kernels/common/tile_mma.cuh"
+#include "kernels/nsa/gpu/branch.cuh"
+
+namespace triad::cuda {
+namespace {
+
+constexpr int kFillWarps = 8;  // of a CTA that fills: 256 tokens a step
+constexpr int kScanThreads = 1024;
+
+struct InverseIndex {
+  BlockLists lists;
+  Divisor n;
+  Divisor block_keys;
+  int parts, part_tokens;  // of the sequence, filled side by side
+  int cut;                 // a piece of work keeps to the tokens of `cut` parts next to each other
+  int most_tokens;         // of a piece
+  int64_t capacity;        // entries of one (b, g): T * n
+  int* part_counts;        // [B*Hkv, parts, blocks] counts; after plan_work where the part's tokens begin in `tokens`
+  int* tokens;             // [B*Hkv, capacity]
+  KeyWork* work;           // [pieces, B*Hkv]
+  int2* block_slots;       // [B*Hkv, blocks]
+  int pieces, slots;       // capacities of one (b, g)
+  // A block past the token shows it nothing.
+  __device__ __forceinline__ bool shows(int block, int t) const {
+    return block >= 0 && block <= block_keys.quotient(t);
+  }
+  __device__ __forceinline__ int* counts(int bg, int part) const {
+    return part_counts + (static_cast<int64_t>(bg) * parts + part) * lists.blocks;
+  }
+};
+
+// A CTA has up to kCountTokens tokens of one part. It counts in shared memory where the blocks fit there (the first
+// block's counter is everyone's), and adds what it found.
+constexpr int kCountTokens = 1024, kCountedInShared = 12 * 1024;
+__global__ void __launch_bounds__(kScanThreads) index_count_kernel(const InverseIndex index, bool in_shared) {
+  const BlockLists& lists = index.lists;
+  const int of_part = (index.part_tokens + kCountTokens - 1) / kCountTokens, part = blockIdx.x / of_part;
+  const int b = blockIdx.y / lists.groups, g = blockIdx.y % lists.groups;
+  const int begin = part * index.part_tokens + blockIdx.x % of_part * kCountTokens;
+  const int end = min(min(begin + kCountTokens, (part + 1) * index.part_tokens), lists.tokens);
+  int* const by_block = reinterpret_cast<int*>(dynamic_shared());
+  int* const counts = index.counts(blockIdx.y, part);
+  if (in_shared) {
+    for (int i = threadIdx.x; i < lists.blocks; i += kScanThreads) by_block[i] = 0;
+    __syncthreads();
+  }
+  for (int i = threadIdx.x; i < (end - begin) * lists.n; i += kScanThreads) {
+    const int row = index.n.quotient(i), block = lists.at(b, begin + row, g)[i - row * lists.n];
+    if (index.shows(block, begin + row)) atomicAdd((in_shared ? by_block : counts) + block, 1);
+  }
+  if (!in_shared) return;
+  __syncthreads();
+  for (int i = threadIdx.x; i < lists.blocks; i += kScanThreads)
+    if (by_block[i] != 0) atomicAdd(counts + i, by_block[i]);
+}
+
+struct WorkSum {
+  int tokens, pieces, slots;
+  __device__ __forceinline__ WorkSum operator+(const WorkSum& o) const {
+    return {tokens + o.tokens, pieces + o.pieces, slots + o.slots};
+  }
+};
+__device__ __forceinline__ WorkSum shuffle_up(const WorkSum& s, int by) {
+  return {__shfl_up_sync(kFullWarp, s.tokens, by), __shfl_up_sync(kFullWarp, s.pieces, by),
+          __shfl_up_sync(kFullWarp, s.slots, by)};
+}
+
+// The sum of `mine` over the threads before this one; `total` is that over all threads.
+__device__ __forceinline__ WorkSum exclusive_scan(const WorkSum& mine, WorkSum& total) {
+  __shared__ WorkSum warp_sums[kScanThreads / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto scan_warp = [&](WorkSum sum) {
+    for (int by = 1; by < 32; by *= 2) {
+      const WorkSum before = shuffle_up(sum, by);
+      if (lane >= by) sum = sum + before;
+    }
+    return sum;
+  };
+  const WorkSum in_warp = scan_warp(mine);
+  if (lane == 31) warp_sums[warp] = in_warp;
+  __syncthreads();
+  if (warp == 0) warp_sums[lane] = scan_warp(warp_sums[lane]);
+  __syncthreads();
+  total = warp_sums[kScanThreads / 32 - 1];
+  const WorkSum before = warp > 0 ? warp_sums[warp - 1] : WorkSum{};
+  __syncthreads();  // warp_sums is free for the next call
+  return {before.tokens + in_warp.tokens - mine.tokens, before.pieces + in_warp.pieces - mine.pieces,
+          before.slots + in_warp.slots - mine.slots};
+}
+
+// First, block by block: where its tokens begin, and its partial sums. Then the pieces, run of parts by run of parts.
+__global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseIndex index) {
+  const int bg = blockIdx.x, blocks = index.lists.blocks, runs = index.parts / index.cut;
+  int2* const block_slots = index.block_slots + static_cast<int64_t>(bg) * blocks;
+  const auto pieces_of = [&](int tokens) { return (tokens + index.most_tokens - 1) / index.most_tokens; };
+  WorkSum done{};
+  for (int block0 = 0; block0 < blocks; block0 += kScanThreads) {
+    const int block = block0 + threadIdx.x;
+    const bool exists = block < blocks;
+    int tokens = 0, pieces = 0;
+    for (int run = 0; exists && run < runs; ++run) {
+      int in_run = 0;
+      for (int i = 0; i < index.cut; ++i) in_run += index.counts(bg, run * index.cut + i)[block];
+      tokens += in_run, pieces += pieces_of(in_run);
+    }
+    WorkSum total;
+    const WorkSum at = done + exclusive_scan({tokens, 0, pieces > 1 ? pieces : 0}, total);
+    done = done + total;
+    if (!exists) continue;
+    int first = at.tokens;
+    for (int part = 0; part < index.parts; ++part) {
+      int& count = index.counts(bg, part)[block];
+      const int begin = first;
+      first += count;
+      count = begin;
+    }
+    block_slots[block] = make_int2(bg * index.slots + at.slots, max(1, pieces));
+  }
+  __syncthreads();
+  const int all_tokens = done.tokens;
+
+  // The last run first: its tokens see most.
+  int planned = 0;
+  for (int run = runs - 1; run >= 0; --run)
+    for (int block0 = 0; block0 < blocks; block0 += kScanThreads) {
+      const int block = block0 + threadIdx.x;
+      const bool exists = block < blocks;
+      const auto begin_of = [&](int r) {
+        if (r < runs) return index.counts(bg, r * index.cut)[block];
+        return block + 1 < blocks ? index.counts(bg, 0)[block + 1] : all_tokens;
+      };
+      int begin = 0, tokens = 0, pieces = 0;
+      if (exists) {
+        begin = begin_of(run), tokens = begin_of(run + 1) - begin, pieces = pieces_of(tokens);
+        if (run == 0 && begin_of(runs) == begin) pieces = 1;  // not listed at all: it writes the zeros
+      }
+      WorkSum total;
+      const int to = planned + exclusive_scan({0, pieces, 0}, total).pieces;
+      planned += total.pieces;
+      if (pieces == 0) continue;
+      const int2 slots = block_slots[block];
+      int slot = slots.x;
+      for (int r = 0; r < run; ++r) slot += pieces_of(begin_of(r + 1) - begin_of(r));
+      for (int i = 0; i < pieces; ++i)
+        index.work[static_cast<int64_t>(to + i) * gridDim.x + bg] = {
+            block, begin + i * index.most_tokens, min(index.most_tokens, tokens - i * index.most_tokens),
+            slots.y > 1 ? slot + i : -1};
+    }
+  for (int i = planned + threadIdx.x; i < index.pieces; i += kScanThreads)
+    index.work[static_cast<int64_t>(i) * gridDim.x + bg] = {0, 0, -1, -1};
+}
+
+// A CTA writes the tokens of one part of the sequence that list the blocks block0 .. block0 + 31; lane j has block j.
+__global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const InverseIndex index) {
+  __shared__ unsigned masks[kFillWarps][32];  // by token: which of the 32 blocks it lists
+  __shared__ int counts[kFillWarps][32];      // by block: how many of the warp's tokens list it
+  const BlockLists& lists = index.lists;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * 32, bg = blockIdx.y;
+  const int b = bg / lists.groups, g = bg % lists.groups, n = lists.n;
+  const int begin = part * index.part_tokens, end = min(begin + index.part_tokens, lists.tokens);
+  int* const out = index.tokens + bg * index.capacity;
+  int at = block0 + lane < lists.blocks ? index.counts(bg, part)[block0 + lane] : 0;
+
+  for (int step = begin; step < end; step += 32 * kFillWarps) {
+    const int t0 = step + 32 * warp, entries = max(0, min(32, end - t0)) * n;
+    masks[warp][lane] = 0;
+    __syncwarp();
+    for (int i = lane; i < entries; i += 32) {
+      const int row = index.n.quotient(i);
+      const int block = lists.at(b, t0 + row, g)[i - row * n];
+      const unsigned bit = block - block0;  // -1 becomes large
+      if (bit < 32 && index.shows(block, t0 + row)) atomicOr(&masks[warp][row], 1u << bit);
+    }
+    __syncwarp();
+    const unsigned listed = masks[warp][lane];
+    unsigned tokens = 0;  // that list this lane's block
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      const unsigned word = __ballot_sync(kFullWarp, listed >> j & 1);
+      if (lane == j) tokens = word;
+    }
+    counts[warp][lane] = __popc(tokens);
+    __syncthreads();
+    int to = at;
+#pragma unroll
+    for (int w = 0; w < kFillWarps; ++w) {
+      const int count = counts[w][lane];
+      if (w < warp) to += count;
+      at += count;
+    }
+    for (; tokens != 0; tokens &= tokens - 1) out[to++] = t0 + __ffs(tokens) - 1;
+    __syncthreads();  // counts are free for the next step
+  }
+}
+
+}  // namespace
+
+SelectedKeys make_selected_keys(const char* op, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
+  const int64_t T = in.q.size(1), n = block_index.size(3);
+  TRIAD_CHECK(T * n < (int64_t{1} << 31), "{}: T = {} times n = {} does not fit 31 bits", op, T, n);
+  const auto tokens = static_cast<int>(T), block = static_cast<int>(std::min(l_sel, T));  // one block of T: all tokens
+  return {
+      .range = {.window = tokens, .l = 1, .d = 1, .keys = tokens},
+      .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2],
+                static_cast<int>(n), tokens, static_cast<int>(in.k.size(2)), static_cast<int>(ceil_div(tokens, block))},
+      .block_keys = block};
+}
+
+KeyWorkList build_inverse_index(Context& ctx, Scratch::Scope& scope, const char* op, const AttendIn& in,
+                                const SelectedKeys& keys, const PiecePlan& plan) {
+  const BlockLists& lists = keys.lists;
+  const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), blocks = lists.blocks;
+  const int64_t part_tokens = ceil_div(T, plan.parts);
+  // Of `capacity` entries at most capacity / most_tokens pieces are full. Each block adds at most one piece that is not
+  // full in each run of parts whose tokens may list it, and needs a slot for it only when it has another piece too.
+  const int64_t capacity = T * lists.n, full = capacity / plan.most_tokens;
+  int64_t partly = 0;
+  for (int64_t end = part_tokens * plan.cut; end < T + part_tokens * plan.cut; end += part_tokens * plan.cut)
+    partly += std::min(blocks, ceil_div(end, keys.block_keys));
+  const int64_t pieces = full + std::max(partly, blocks);
+  const int64_t slots = plan.cut == plan.parts ? full + std::min(full, blocks) : pieces;
+  TRIAD_CHECK(bgs * pieces < (int64_t{1} << 31), "{}: {} pieces of work do not fit 31 bits", op, bgs * pieces);
+  const Tensor counts = scope.alloc(DType::i32, {bgs, plan.parts, blocks});
+  const Tensor tokens = scope.alloc(DType::i32, {bgs, capacity});
+  const Tensor work = scope.alloc(DType::i32, {pieces, bgs, sizeof(KeyWork) / sizeof(int)});
+  const Tensor block_slots = scope.alloc(DType::i32, {bgs, blocks, 2});
+  const InverseIndex index{.lists = lists,
+                           .n = Divisor(lists.n),
+                           .block_keys = Divisor(keys.block_keys),
+                           .parts = static_cast<int>(plan.parts),
+                           .part_tokens = static_cast<int>(part_tokens),
+                           .cut = static_cast<int>(plan.cut),
+                           .most_tokens = static_cast<int>(plan.most_tokens),
+                           .capacity = capacity,
+                           .part_counts = counts.ptr<int32_t>(),
+                           .tokens = tokens.ptr<int32_t>(),
+                           .work = reinterpret_cast<KeyWork*>(work.data),
+                           .block_slots = reinterpret_cast<int2*>(block_slots.data),
+                           .pieces = static_cast<int>(pieces),
+                           .slots = static_cast<int>(slots)};
+  zero(ctx, counts);
+  const auto grid_y = static_cast<unsigned>(bgs);
+  const auto count_ctas = static_cast<unsigned>(plan.parts * ceil_div(part_tokens, kCountTokens));
+  const bool in_shared = blocks <= kCountedInShared;
+  launch(ctx, "count_entries", index_count_kernel, dim3(count_ctas, grid_y), dim3(kScanThreads),
+         in_shared ? blocks * static_cast<int64_t>(sizeof(int)) : 0, index, in_shared);
+  launch(ctx, "plan_work", index_plan_kernel, dim3(grid_y), dim3(kScanThreads), 0, index);
+  const auto fill_ctas = static_cast<unsigned>(ceil_div(blocks, 32) * plan.parts);
+  launch(ctx, "fill_index", index_fill_kernel, dim3(fill_ctas, grid_y), dim3(32 * kFillWarps), 0, index);
+
+  KeyWorkList list{.block_keys = keys.block_keys,
+                   .blocks = lists.blocks,
+                   .pieces = static_cast<int>(pieces),
+                   .work = index.work,
+                   .tokens = index.tokens,
+                   .tokens_stride = capacity,
+                   .block_slots = index.block_slots,
+                   .partial = nullptr};
+  if (slots > 0) {
+    const int64_t width = in.k.size(3) + in.v.size(3);
+    list.partial = scope.alloc(DType::f32, {bgs * slots, keys.block_keys, width}).ptr<float>();
+  }
+  return list;
+}
+
+}  // namespace triad::cuda

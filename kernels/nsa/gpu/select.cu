@@ -1,0 +1,453 @@
+// NSA's selection on the GPU: block scores from the compressed branch's probabilities, then the top n, in one kernel.
+// A CTA owns 16 tokens of one (sequence, group). Its 8 warps walk the compressed keys in tiles of 256, 32 keys a warp:
+//   1. A warp keeps its 32 keys in registers and loops over the group's heads: one head's 16 tokens x 32 keys are the
+//      M x N of the product, so the sum over heads is an add in registers, in head order, and any G wastes nothing.
+//      bf16: mma.m16n8k16, fp32 sums; q lies in shared memory in fragment order. f32: true FFMA, a lane owns one key.
+//   2. The summed probabilities of the tile meet in shared memory; thread (token, block) adds what the tile gives to
+//      its block, in key order: each score has one owner at a time, and no atomics are needed.
+//   3. One warp per token finds the n-th best score by bisection (scores are >= 0, so their bits order like integers)
+//      and writes the list in one ascending pass.
+// Tokens whose blocks all fit in n are not scored. Scores stay fp32 throughout: 4 bytes a block and token in shared
+// memory (68 KB at T = 65536, l' = 64), or, where they do not fit, in a slab of scratch for each of a bounded number of
+// CTAs. Work: T^2/(2d)*Hq exponentials and 2*dk times as many FLOPs; at T = 65536, Hq = 12, dk = 64, d = 16: 0.45 ms of
+// exponentials, 0.35-0.7 ms of mma, overlapped between two CTAs a SM. q is read once; a CTA streams K_cmp from L2.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/common/bthd.cuh"
+#include "kernels/common/ptx.cuh"
+#include "kernels/nsa/gpu/select.h"
+
+namespace triad::cuda {
+namespace {
+
+constexpr int kTokens = 16;  // of a CTA: the M of one mma
+constexpr int kWarps = 8, kThreads = 32 * kWarps;
+constexpr int kWarpKeys = 32, kTileKeys = kWarps * kWarpKeys;
+constexpr int kElements = kTokens * kWarpKeys / 32;  // of a lane: its share of a warp's 16 tokens x 32 keys
+constexpr int kChunk = 32;                           // columns of q and k that are multiplied at a time
+// Shared-memory rows of 16 tokens, padded against bank conflicts: the tile of sums [key][token] is written as mma
+// fragments lie and read four keys apart; the scores [block][token] are read along either axis.
+constexpr int kSumStride = 20, kScoreStride = 17;
+constexpr int64_t kQueryBytes = 64 * 1024;    // of q in shared memory at most; more heads than fit come in turns
+constexpr int64_t kSharedLimit = 160 * 1024;  // what every GPU from A100 on grants, with room to spare
+
+// What the forced blocks leave open for token t: `slots` places for the best of the blocks [begin, end).
+struct Candidates {
+  int current, begin, end, local_begin, slots;
+  __device__ bool all() const { return end - begin <= slots; }
+};
+
+template <class T>
+struct Select {
+  Bthd<int32_t> block_index;
+  Bthd<const T> q, k;
+  Bthd<const float> lse;                // [B,T,Hq,1]
+  int tokens, keys, groups, heads, dk;  // T, Tc, Hkv, G
+  int l, d, l_sel, n_sel, init_blocks, local_blocks;
+  int span, size;  // of a key and of a block, in units of d
+  float scale;     // of q.k, for probability()
+  bool vectors;    // rows of q and k are made of 16-byte vectors
+  int chunks;      // of kChunk columns that q has in shared memory, zeros after dk
+  int head_turn;   // heads of a turn
+  int64_t items;   // (tile of 16 tokens, sequence, group)
+  int64_t sequences_and_groups;
+  float* slab;  // scores of all CTAs, or nullptr: they are in shared memory
+  int64_t slab_stride;
+
+  // Compressed keys that token t sees.
+  __device__ int visible(int t) const { return t + 1 < l ? 0 : min((t + 1 - l) / d + 1, keys); }
+  __device__ Candidates candidates(int t) const {
+    Candidates c;
+    c.current = t / l_sel;
+    c.begin = min(init_blocks, c.current + 1);
+    c.local_begin = max(c.begin, c.current - local_blocks + 1);
+    c.end = max(c.begin, min((t + 1) / l_sel, c.local_begin));
+    c.slots = max(0, n_sel - c.begin - (c.current + 1 - c.local_begin));
+    return c;
+  }
+};
+
+// 16 bytes of a row, zeros after its end; a row that does not exist (nullptr) is all zeros.
+template <class T>
+__device__ __forceinline__ uint4 load_piece(const T* row, int column, int dk, bool vectors) {
+  if (row == nullptr || column >= dk) return make_uint4(0, 0, 0, 0);
+  if (vectors) return *reinterpret_cast<const uint4*>(row + column);
+  T piece[kVector<T>];
+#pragma unroll
+  for (int i = 0; i < kVector<T>; ++i) piece[i] = column + i < dk ? row[column + i] : from_float<T>(0.0f);
+  uint4 packed;
+  memcpy(&packed, piece, sizeof packed);
+  return packed;
+}
+
+// One chunk of a warp's 32 keys in registers, its product with a head's 16 queries, and who holds which element of it.
+template <class T>
+struct Keys;
+
+// The order of a sum's terms is free as long as both operands agree: of a chunk's 32 columns lane l takes the 8 columns
+// 8*(l%4) .. +7 as its share of two 16-deep steps. So a lane's keys are 16-byte pieces of rows, as they lie in memory,
+// and queries are stored as the steps want them: [step][lane][row l/4, row l/4 + 8, the same two again].
+template <>
+struct Keys<__nv_bfloat16> {
+  static constexpr int kQueryPieces = 64;  // of a head's chunk; piece i: tokens 0-7, then 8-15, as lanes hold them
+  uint4 piece[kWarpKeys / 8];
+
+  __device__ static int query_token(int i) { return i / 32 * 8 + i % 32 / 4; }
+  __device__ static int query_column(int i) { return i % 4 * 8; }
+  __device__ static int token(int e) { return threadIdx.x % 32 / 4 + e % 4 / 2 * 8; }
+  __device__ static int key(int e) { return e / 4 * 8 + threadIdx.x % 4 * 2 + e % 2; }
+
+  __device__ static int lane_row() { return threadIdx.x % 32 / 4; }
+
+  __device__ __forceinline__ static void store_query(uint4* queries, int i, uint4 piece) {
+    uint32_t* step = reinterpret_cast<uint32_t*>(queries + i % 32) + i / 32;
+    step[0] = piece.x, step[2] = piece.y;
+    step += 32 * 4;
+    step[0] = piece.z, step[2] = piece.w;
+  }
+  // row: the warp's key lane_row(), from which on `count` keys exist.
+  __device__ __forceinline__ void load(const __nv_bfloat16* row, int64_t stride, int count, int column, int dk,
+                                       bool vectors) {
+#pragma unroll
+    for (int j = 0; j < kWarpKeys / 8; ++j, row += 8 * stride)
+      piece[j] = load_piece(8 * j < count ? row : nullptr, column + threadIdx.x % 4 * 8, dk, vectors);
+  }
+  __device__ __forceinline__ void multiply(float (&sum)[kWarpKeys / 8][4], const uint4* queries) const {
+    const uint4 q0 = queries[threadIdx.x % 32], q1 = queries[32 + threadIdx.x % 32];
+    const uint32_t a0[4] = {q0.x, q0.y, q0.z, q0.w}, a1[4] = {q1.x, q1.y, q1.z, q1.w};
+#pragma unroll
+    for (int j = 0; j < kWarpKeys / 8; ++j) mma_m16n8k16(sum[j], a0, piece[j].x, piece[j].y);
+#pragma unroll
+    for (int j = 0; j < kWarpKeys / 8; ++j) mma_m16n8k16(sum[j], a1, piece[j].z, piece[j].w);
+  }
+};
+
+// A lane owns a key, whose chunk it keeps; queries are read by all lanes at once.
+template <>
+struct Keys<float> {
+  static constexpr int kQueryPieces = kTokens * kChunk / 4;  // [token][4 columns]
+  uint4 piece[kChunk / 4];
+
+  __device__ static int query_token(int i) { return i / (kChunk / 4); }
+  __device__ static int query_column(int i) { return i % (kChunk / 4) * 4; }
+  __device__ static int token(int e) { return e; }
+  __device__ static int key(int) { return threadIdx.x % 32; }
+
+  __device__ static int lane_row() { return threadIdx.x % 32; }
+
+  __device__ __forceinline__ static void store_query(uint4* queries, int i, uint4 piece) { queries[i] = piece; }
+  __device__ __forceinline__ void load(const float* row, int64_t, int count, int column, int dk, bool vectors) {
+#pragma unroll
+    for (int j = 0; j < kChunk / 4; ++j) piece[j] = load_piece(count > 0 ? row : nullptr, column + 4 * j, dk, vectors);
+  }
+  __device__ __forceinline__ void multiply(float (&sum)[kWarpKeys / 8][4], const uint4* queries) const {
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      float& s = sum[e / 4][e % 4];
+#pragma unroll
+      for (int j = 0; j < kChunk / 4; ++j) {
+        const float4 q = reinterpret_cast<const float4*>(queries)[e * (kChunk / 4) + j];
+        s = fmaf(q.x, __uint_as_float(piece[j].x), s);
+        s = fmaf(q.y, __uint_as_float(piece[j].y), s);
+        s = fmaf(q.z, __uint_as_float(piece[j].z), s);
+        s = fmaf(q.w, __uint_as_float(piece[j].w), s);
+      }
+    }
+  }
+};
+
+// exp(q.k / sqrt(dk) - lse), by the fast exp2 where inputs are bf16: scale and lse then carry a factor log2(e).
+template <class T>
+constexpr float kExpBase = std::is_same_v<T, float> ? 1.0f : kLog2e;
+template <class T>
+__device__ __forceinline__ float probability(float product, float scale, float lse) {
+  const float x = fmaf(product, scale, -lse);
+  if constexpr (std::is_same_v<T, float>)
+    return expf(x);
+  else
+    return exp2_approx(x);
+}
+
+struct Shared {
+  uint4* queries;  // [heads of a turn][chunks][Keys::kQueryPieces]
+  float* lse;      // [heads of a turn][16]; +inf where no key is seen, so that p = 0
+  float* sums;     // [256 keys][kSumStride]
+  int* visible;    // [16]
+  float* scores;   // [blocks][kScoreStride], maybe in scratch
+  template <class T>
+  __device__ explicit Shared(const Select<T>& s)
+      : queries(reinterpret_cast<uint4*>(dynamic_shared())),
+        lse(reinterpret_cast<float*>(queries + s.head_turn * s.chunks * Keys<T>::kQueryPieces)),
+        sums(lse + s.head_turn * kTokens),
+        visible(reinterpret_cast<int*>(sums + kTileKeys * kSumStride)),
+        scores(s.slab != nullptr ? s.slab + blockIdx.x * s.slab_stride : reinterpret_cast<float*>(visible + kTokens)) {}
+  template <class T>
+  static int64_t bytes(int64_t head_turn, int64_t chunks) {
+    return head_turn * (chunks * Keys<T>::kQueryPieces * 16 + kTokens * 4) + kTileKeys * kSumStride * 4 + kTokens * 4;
+  }
+};
+
+// Where a CTA works: tokens [first, last] of sequence b, group g.
+struct Tile {
+  int64_t b;
+  int g, first, last;
+  template <class T>
+  __device__ Tile(const Select<T>& s, int64_t item) {
+    const int64_t bg = item % s.sequences_and_groups, tiles = (s.tokens + kTokens - 1) / kTokens;
+    b = bg / s.groups;
+    g = static_cast<int>(bg % s.groups);
+    first = static_cast<int>(tiles - 1 - item / s.sequences_and_groups) * kTokens;  // the longest come first
+    last = min(first + kTokens, s.tokens) - 1;
+  }
+};
+
+// q and lse of the turn's heads; zeros, and p = 0, past the last token.
+template <class T>
+__device__ void load_queries(const Select<T>& s, const Shared& shared, const Tile& tile, int head0, int heads) {
+  for (int i = threadIdx.x; i < heads * s.chunks * Keys<T>::kQueryPieces; i += kThreads) {
+    const int in_block = i % Keys<T>::kQueryPieces, block = i / Keys<T>::kQueryPieces;
+    const int t = tile.first + Keys<T>::query_token(in_block), h = tile.g * s.heads + head0 + block / s.chunks;
+    const int column = block % s.chunks * kChunk + Keys<T>::query_column(in_block);
+    Keys<T>::store_query(shared.queries + block * Keys<T>::kQueryPieces, in_block,
+                         load_piece(t <= tile.last ? s.q.row(tile.b, t, h) : nullptr, column, s.dk, s.vectors));
+  }
+  for (int i = threadIdx.x; i < heads * kTokens; i += kThreads) {
+    const int t = tile.first + i % kTokens, h = tile.g * s.heads + head0 + i / kTokens;
+    const float lse = t <= tile.last ? *s.lse.row(tile.b, t, h) : -INFINITY;
+    shared.lse[i] = lse == -INFINITY ? INFINITY : lse * kExpBase<T>;
+  }
+}
+
+// Adds the sums of the keys [c0, c1) to the scores of the blocks below `blocks`. Key c covers the units of d tokens
+// [c, c + span), block j the units [j*size, (j+1)*size), and the weight is how many they share: Eq. 9's times l/d,
+// which orders the blocks alike.
+template <class T>
+__device__ void pool(const Select<T>& s, const Shared& shared, int c0, int c1, int blocks) {
+  const int span = s.span, size = s.size, j0 = c0 / size, j1 = min((c1 + span - 2) / size + 1, blocks);
+  const float most = static_cast<float>(min(span, size));
+  const int token = threadIdx.x % kTokens;
+  for (int j = j0 + static_cast<int>(threadIdx.x) / kTokens; j < j1; j += kThreads / kTokens) {
+    const int first = max(j * size - span + 1, c0), last = min((j + 1) * size, c1);
+    float from_begin = static_cast<float>(first + span - j * size), to_end = static_cast<float>((j + 1) * size - first);
+    float score = shared.scores[j * kScoreStride + token];
+    const float* sum = shared.sums + (first - c0) * kSumStride + token;
+#pragma unroll 4
+    for (int c = first; c < last; ++c, sum += kSumStride) {
+      score = fmaf(fminf(fminf(from_begin, to_end), most), *sum, score);
+      from_begin += 1.0f;
+      to_end -= 1.0f;
+    }
+    shared.scores[j * kScoreStride + token] = score;
+  }
+}
+
+// One turn of heads against all keys below `keys`. kHeld: chunks of the keys that stay in registers while the heads
+// take turns; 0: any number, loaded again for each head.
+template <class T, int kHeld>
+__device__ __forceinline__ void score_heads(const Select<T>& s, const Shared& shared, const Tile& tile, int heads,
+                                            int keys, int blocks) {
+  constexpr int kChunks = kHeld > 0 ? kHeld : 1;
+  const int warp_key = threadIdx.x / 32 * kWarpKeys, lane_key = warp_key + Keys<T>::lane_row();
+  const int64_t stride = s.k.stride_t;
+  const T* row = s.k.row(tile.b, lane_key, tile.g);  // this lane's first key of a tile
+  Keys<T> held[kChunks];
+  const auto load_held = [&](int c0) {
+    if constexpr (kHeld > 0)
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) held[i].load(row, stride, keys - c0 - lane_key, i * kChunk, s.dk, true);
+  };
+  load_held(0);
+  for (int c0 = 0; c0 < keys; c0 += kTileKeys) {
+    float sum[kElements] = {};
+    if (c0 + warp_key < keys) {
+#pragma unroll(kHeld >= 4 ? 2 : 1)
+      for (int h = 0; h < heads; ++h) {
+        const uint4* queries = shared.queries + h * s.chunks * Keys<T>::kQueryPieces;
+        float product[kWarpKeys / 8][4] = {};
+        if constexpr (kHeld > 0) {
+#pragma unroll
+          for (int i = 0; i < kChunks; ++i) held[i].multiply(product, queries + i * Keys<T>::kQueryPieces);
+        } else {
+          for (int i = 0; i < s.chunks; ++i) {
+            held[0].load(row, stride, keys - c0 - lane_key, i * kChunk, s.dk, s.vectors);
+            held[0].multiply(product, queries + i * Keys<T>::kQueryPieces);
+          }
+        }
+#pragma unroll
+        for (int e = 0; e < kElements; ++e)
+          sum[e] += probability<T>(product[e / 4][e % 4], s.scale, shared.lse[h * kTokens + Keys<T>::token(e)]);
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kElements; ++e)
+      if (c0 + warp_key + Keys<T>::key(e) >= shared.visible[Keys<T>::token(e)]) sum[e] = 0.0f;
+#pragma unroll
+    for (int e = 0; e < kElements; ++e)
+      shared.sums[(warp_key + Keys<T>::key(e)) * kSumStride + Keys<T>::token(e)] = sum[e];
+    row += kTileKeys * stride;
+    load_held(c0 + kTileKeys);  // on their way while the tile is pooled
+    __syncthreads();
+    pool(s, shared, c0, min(c0 + kTileKeys, keys), blocks);
+    __syncthreads();
+  }
+}
+
+// A score as an integer of the same order; what is not a number counts as 0.
+__device__ __forceinline__ unsigned order_of(float score) { return score > 0.0f ? __float_as_uint(score) : 0u; }
+
+// The candidates to list: those above `threshold`, and the first `equals` of those at it.
+struct Cut {
+  unsigned threshold;
+  int equals;
+};
+
+// The largest threshold that at least `slots` (>= 1) of the candidates reach, by bisection: `low` is reached by that
+// many, `high` by only `above`. It ends early where exactly `slots` are reached.
+__device__ Cut find_cut(const float* scores, const Candidates& c) {
+  const int lane = threadIdx.x % 32;
+  unsigned lane_top = 0;
+#pragma unroll 4
+  for (int j = c.begin + lane; j < c.end; j += 32) lane_top = max(lane_top, order_of(scores[j * kScoreStride]));
+  unsigned high = __reduce_max_sync(kFullWarp, lane_top) + 1;
+  unsigned low = c.slots <= 32 ? __reduce_min_sync(kFullWarp, lane_top) : 0;  // every lane has one that reaches this
+  int above = 0;
+  while (high - low > 1) {
+    const unsigned bound = low + (high - low) / 2;
+    int count = 0;
+#pragma unroll 4
+    for (int j = c.begin + lane; j < c.end; j += 32) count += order_of(scores[j * kScoreStride]) >= bound;
+    count = __reduce_add_sync(kFullWarp, count);
+    if (count >= c.slots)
+      low = bound;
+    else
+      high = bound, above = count;
+    if (count == c.slots) break;
+  }
+  return {low, c.slots - above};
+}
+
+// The list of one token, by one warp: forced blocks and chosen candidates in ascending order, then -1.
+__device__ void write_list(int32_t* list, int n, const float* scores, const Candidates& c) {
+  const int lane = threadIdx.x % 32;
+  const unsigned lower_lanes = (1u << lane) - 1;
+  Cut cut{0xffffffffu, 0};
+  if (!c.all() && c.slots > 0) cut = find_cut(scores, c);
+  int listed = 0, equals = 0;  // so far
+  for (int j0 = 0; j0 <= c.current && listed < n; j0 += 32) {
+    const int j = j0 + lane;
+    bool take = j < c.begin || (j >= c.local_begin && j <= c.current), equal = false;
+    if (j >= c.begin && j < c.end) {
+      const unsigned score = c.all() ? 0 : order_of(scores[j * kScoreStride]);
+      take = c.all() || score > cut.threshold;
+      equal = !c.all() && score == cut.threshold;
+    }
+    const unsigned equal_lanes = __ballot_sync(kFullWarp, equal);
+    take = take || (equal && equals + __popc(equal_lanes & lower_lanes) < cut.equals);
+    equals += __popc(equal_lanes);
+    const unsigned taken = __ballot_sync(kFullWarp, take);
+    const int place = listed + __popc(taken & lower_lanes);
+    if (take && place < n) list[place] = j;
+    listed += __popc(taken);
+  }
+  for (int i = listed + lane; i < n; i += 32) list[i] = -1;
+}
+
+// Grid: one CTA an item; with scores in scratch, a bounded number of CTAs that take items in turns.
+template <class T, int kHeld>
+__global__ void __launch_bounds__(kThreads, kHeld <= 2 ? 2 : 1) select_kernel(const Select<T> s) {
+  const Shared shared(s);
+  for (int64_t item = blockIdx.x; item < s.items; item += gridDim.x) {
+    const Tile tile(s, item);
+    const Candidates last = s.candidates(tile.last);  // the longest of the tile: all other ranges lie inside its own
+    if (!last.all()) {
+      const int blocks = last.end, keys = min(s.visible(tile.last), blocks * s.size);
+      for (int i = threadIdx.x; i < blocks * kScoreStride; i += kThreads) shared.scores[i] = 0.0f;
+      if (threadIdx.x < kTokens) {
+        const int t = tile.first + static_cast<int>(threadIdx.x);
+        shared.visible[threadIdx.x] = t <= tile.last ? s.visible(t) : 0;
+      }
+      for (int head0 = 0; head0 < s.heads; head0 += s.head_turn) {
+        const int heads = min(s.head_turn, s.heads - head0);
+        load_queries(s, shared, tile, head0, heads);
+        __syncthreads();
+        score_heads<T, kHeld>(s, shared, tile, heads, keys, blocks);
+      }
+    }
+    for (int i = threadIdx.x / 32; i <= tile.last - tile.first; i += kWarps) {
+      const int t = tile.first + i;
+      write_list(s.block_index.row(tile.b, t, tile.g), s.n_sel, shared.scores + i, s.candidates(t));
+    }
+    __syncthreads();  // the scores are read before the next item clears them
+  }
+}
+
+// f.template operator()<kHeld>(): the chunks of q and k that are kept in registers, at least ceil(dk/32); 0: the
+// general route, for rows that are odd or too long to be held.
+template <class T, class F>
+void dispatch_held(int64_t chunks, bool vectors, F&& f) {
+  if (!vectors) return f.template operator()<0>();
+  if (chunks <= 2) return f.template operator()<2>();
+  if (chunks <= 4) return f.template operator()<4>();
+  if constexpr (!std::is_same_v<T, float>) {
+    if (chunks <= 6) return f.template operator()<6>();
+    if (chunks <= 8) return f.template operator()<8>();
+  }
+  f.template operator()<0>();
+}
+
+}  // namespace
+
+void select_portable(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
+                     const SelectOptions& o) {
+  const int64_t B = q.size(0), tokens = q.size(1), Hkv = k_cmp.size(2), dk = q.size(3), G = q.size(2) / Hkv;
+  const auto as_int = [](int64_t count) { return static_cast<int>(std::min(count, kMaxSelectLength)); };
+  const ConstTensor lse = lse_cmp.view({B, tokens, q.size(2), 1});
+  dispatch_gpu_float(q.dtype, [&]<class T>() {
+    const bool vectors = all_have_vectors(kVector<T>, q, k_cmp);
+    dispatch_held<T>(ceil_div(dk, kChunk), vectors, [&]<int kHeld>() {
+      const int64_t chunks = kHeld > 0 ? kHeld : ceil_div(dk, kChunk);
+      const int64_t most = std::max<int64_t>(1, kQueryBytes / (chunks * Keys<T>::kQueryPieces * 16));
+      const int64_t head_turn = ceil_div(G, ceil_div(G, most));
+      const int64_t work_bytes = Shared::bytes<T>(head_turn, chunks);
+      const int64_t score_floats = ceil_div(tokens, o.l_sel) * kScoreStride;
+      const int64_t score_bytes = score_floats * static_cast<int64_t>(sizeof(float));
+      const bool in_shared = work_bytes + score_bytes <= kSharedLimit;
+      const int64_t items = ceil_div(tokens, kTokens) * B * Hkv;
+      const int64_t ctas = in_shared ? items : std::min<int64_t>(items, 2 * ctx.num_sms);
+
+      Scratch::Scope scope(ctx.scratch);
+      float* const slab = in_shared ? nullptr : scope.alloc(DType::f32, {ctas, score_floats}).ptr<float>();
+      const Select<T> s{.block_index = bthd<int32_t>(block_index),
+                        .q = bthd<T>(q),
+                        .k = bthd<T>(k_cmp),
+                        .lse = bthd<float>(lse),
+                        .tokens = static_cast<int>(tokens),
+                        .keys = static_cast<int>(k_cmp.size(1)),
+                        .groups = static_cast<int>(Hkv),
+                        .heads = static_cast<int>(G),
+                        .dk = static_cast<int>(dk),
+                        .l = static_cast<int>(o.l),
+                        .d = static_cast<int>(o.d),
+                        .l_sel = static_cast<int>(o.l_sel),
+                        .n_sel = as_int(o.n_sel),
+                        .init_blocks = as_int(o.init_blocks),
+                        .local_blocks = as_int(o.local_blocks),
+                        .span = static_cast<int>(o.l / o.d),
+                        .size = static_cast<int>(o.l_sel / o.d),
+                        .scale = kExpBase<T> / std::sqrt(static_cast<float>(dk)),
+                        .vectors = vectors,
+                        .chunks = static_cast<int>(chunks),
+                        .head_turn = static_cast<int>(head_turn),
+                        .items = items,
+                        .sequences_and_groups = B * Hkv,
+                        .slab = slab,
+                        .slab_stride = score_floats};
+      launch(ctx, "nsa_select", select_kernel<T, kHeld>, dim3(ctas), kThreads,
+             work_bytes + (in_shared ? score_bytes : 0), s);
+    });
+  });
+}
+
+}  // namespace triad::cuda

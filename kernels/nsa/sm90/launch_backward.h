@@ -1,0 +1,36 @@
+// The branches' backward on Hopper: launchers. nsa/dispatch/choose.cu knows which calls they take.
+#pragma once
+#include <vector>
+
+#include "kernels/nsa/gpu/branch.cuh"
+
+namespace triad::cuda {
+
+// dq, dk and dv by one kernel, for heads of (64, 64) and of (128, 128); the caller gives the rounding unit.
+// range: rows that see one range of keys. listed: the rows of every listed block, in pieces of at most kWorkTokens
+// (d128: kWorkTokens / 2) tokens.
+void backward_d64_range(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
+                        const KeyRange&);
+void backward_d64_listed(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
+                         const KeyRange&, const KeyWorkList&);
+void backward_d128_range(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
+                         const KeyRange&);
+void backward_d128_listed(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
+                          const KeyRange&, const KeyWorkList&);
+
+// The same by two kernels: dq (added to), then dk and dv (overwritten). row_stats: compute_row_stats of the same call.
+Tensor compute_row_stats(Context&, Scratch::Scope&, const AttendGradIn&, const AttendIn&);
+void backward_dq_range_sm90(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
+                            const KeyRange&, const Tensor& row_stats);
+void backward_dq_selected_sm90(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
+                               const SelectedKeys&, const Tensor& row_stats);
+void backward_dkdv_sm90(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
+                        const KeyRange&, const KeyWorkList&, const Tensor& row_stats);
+
+// The rounding unit of dq (nsa/attend.h: attend_rounding_unit and attend_key_norms).
+inline constexpr int kMostBranches = 3;
+void key_norms_sm90(Context&, Tensor norms, int64_t head_width, const std::vector<RoundingUnitBranch>&);
+Tensor rounding_unit_sm90(Context&, Scratch::Scope&, ConstTensor dout, ConstTensor q,
+                          const std::vector<RoundingUnitBranch>&, ConstTensor dout_norm, ConstTensor key_norms);
+
+}  // namespace triad::cuda

@@ -1,9 +1,9 @@
-// What the general CUDA kernels of the three attention branches share: which keys a row sees, the views and sizes of a
-// call, and tile shapes. nsa/gpu/fwd_dq.cuh walks the keys of 64 rows (forward, dq); nsa/dispatch/attend.cu walks the
-// rows of 64 keys (dk, dv).
+// Shared by the attention kernels: views and sizes of a call, tile shapes, and the portable kernels' shared memory. In
+// nsa/gpu/fwd_dq.cuh a CTA keeps 64 rows and iterates over key tiles (forward, dq); in nsa/gpu/dkdv.cu a CTA keeps 64
+// keys and iterates over rows (dk, dv).
 //
-// The rows of one (sequence, group) are flattened to i = t * G + h, so that a tile of 64 rows is full for any G and the
-// heads of a group share every key tile that is loaded. Softmax works in powers of 2: exp(x / sqrt(dk)) = 2^(x *
+// The rows of one (sequence, group) are flattened to i = t * G + h: a tile of 64 rows is full for any G, and the heads
+// of a group share every key tile that is loaded. Softmax is computed in powers of 2: exp(x / sqrt(dk)) = 2^(x *
 // scale_log2).
 #pragma once
 #include <algorithm>
@@ -14,33 +14,32 @@
 
 namespace triad::cuda {
 
-// A tile of keys [first, end), at most as many as the tile shape has. Bit i of `members`: the i-th token of the row
-// tile has listed these keys (contiguous branches: all bits).
+// A tile of keys [first, end), at most as many as the tile shape has. Bit i of `token_mask`: the i-th token of the row
+// tile lists these keys (contiguous branches: all bits are set).
 struct KeyTile {
   int first, end;
-  uint64_t members;
+  uint64_t token_mask;
 };
 
-// Output columns per CTA and keys (or gathered rows) per step. Heads of up to 64 take the narrow shape; wider ones the
-// wide shape, with one CTA for every 128 output columns, each of which computes the scores anew. Both make 64 products
-// of 16x8x16 a warp and step, and fit their sums into registers.
+// Output columns per CTA, and keys (or gathered rows) per step. Heads up to 64 use SmallHeadTile. Larger heads use
+// LargeHeadTile, with one CTA per 128 output columns; each of them recomputes the scores. Both shapes issue 64 products
+// of 16x8x16 per warp and step, and keep their sums in registers.
 struct SmallHeadTile {
   static constexpr int kColumns = 64, kKeys = 64;
 };
 struct LargeHeadTile {
   static constexpr int kColumns = 128, kKeys = 32;
 };
-// CTAs that an SM is to hold at once, which bounds the registers of a bf16 kernel; of a float one shared memory holds
-// only one or two.
+// Resident CTAs per SM, for __launch_bounds__: they bound the registers of a bf16 kernel. Shared memory holds only one
+// or two CTAs of a float kernel.
 template <class T, class Tile>
-constexpr int resident_ctas(int narrow, int wide) {
-  return sizeof(T) == 4 ? 1 : (Tile::kColumns == SmallHeadTile::kColumns ? narrow : wide);
+constexpr int resident_ctas(int small_heads, int large_heads) {
+  return sizeof(T) == 4 ? 1 : (Tile::kColumns == SmallHeadTile::kColumns ? small_heads : large_heads);
 }
-inline constexpr int kRows = 16 * kWarps;  // rows (in nsa/dispatch/attend.cu keys) of a CTA
+inline constexpr int kRows = 16 * kWarps;  // rows (nsa/gpu/dkdv.cu: keys) per CTA
 
-// ds = p * (dp - delta). Where p is 1 but for its own rounding no other key is left and ds is 0: in f32, where it would
-// show, the rounding that dp - delta leaves of two equal numbers is dropped. (In bf16 it is far below that of the
-// operands.)
+// ds = p * (dp - delta). If p is 1 up to rounding, the row sees one key and ds is exactly 0. In f32 the rounding error
+// of dp - delta would be visible, so it is dropped; in bf16 it is far below the rounding of the operands.
 template <class T>
 __device__ __forceinline__ float score_gradient(float p, float dp_minus_delta) {
   constexpr float kAlone = 1 - 1e-6f;
@@ -48,19 +47,19 @@ __device__ __forceinline__ float score_gradient(float p, float dp_minus_delta) {
   return p * dp_minus_delta;
 }
 
-// What every kernel is given.
+// The operands and sizes that every kernel takes.
 template <class T>
 struct Attend {
   View<const T> q, k, v;
   int tokens, groups;    // T, Hkv
-  Divisor heads;         // G, the heads of a group
+  Divisor heads;         // G, the heads per group
   float scale;           // 1 / sqrt(dk)
-  int depth_k, depth_v;  // dk and dv, padded to kDepth
-  int stages;            // 2: the next tile is loaded while one is computed
+  int depth_k, depth_v;  // dk and dv, rounded up to kDepth
+  int stages;            // 2: double buffering; 1: none
   __device__ __forceinline__ float scale_log2() const { return scale * 1.4426950408889634f; }
 };
 
-// The padded widths as compile-time constants where the tile shape fixes them.
+// The padded widths, compile-time constants where the tile shape fixes them.
 template <class Tile>
 __device__ __forceinline__ constexpr int padded_depth(int depth) {
   return Tile::kColumns == kDepth ? kDepth : depth;
@@ -101,11 +100,11 @@ Attend<T> make_attend(const char* op, const AttendIn& in) {
           1};
 }
 
-// Chooses the number of stages, 2 where two CTAs then still fit an SM, and returns the bytes of shared memory of a
-// kernel that keeps fixed_bytes and, for each stage, stage_bytes.
+// Sets a.stages, to 2 if two CTAs per SM then still fit, and returns the bytes of shared memory per CTA: fixed_bytes,
+// and stage_bytes per stage. Throws if one stage does not fit.
 template <class T>
 int64_t plan_shared(const char* op, Attend<T>& a, int64_t fixed_bytes, int64_t stage_bytes) {
-  constexpr int64_t kHalf = 113 * 1024, kAll = 227 * 1024;  // of an SM with 228 KB, 1 KB a CTA being the system's
+  constexpr int64_t kHalf = 113 * 1024, kAll = 227 * 1024;  // bytes: an SM has 228 KiB, and CUDA reserves 1 KiB per CTA
   a.stages = fixed_bytes + 2 * stage_bytes <= kHalf ? 2 : 1;
   const int64_t bytes = fixed_bytes + a.stages * stage_bytes;
   TRIAD_CHECK(bytes <= kAll, "{}: heads of dk = {}, dv = {} in {} need {} bytes of shared memory; a CTA has {}", op,
@@ -116,16 +115,16 @@ int64_t plan_shared(const char* op, Attend<T>& a, int64_t fixed_bytes, int64_t s
 // f.template operator()<T, Tile>()
 template <class F>
 void dispatch_attend(const AttendIn& in, F&& f) {
-  const bool narrow = std::max(in.q.size(3), in.v.size(3)) <= SmallHeadTile::kColumns;
+  const bool small_heads = std::max(in.q.size(3), in.v.size(3)) <= SmallHeadTile::kColumns;
   dispatch_gpu_float(in.q.dtype, [&]<class T>() {
-    if (narrow)
+    if (small_heads)
       f.template operator()<T, SmallHeadTile>();
     else
       f.template operator()<T, LargeHeadTile>();
   });
 }
 
-// dk or dv: as the op's dtype, or fp32.
+// dk or dv, in bf16 or fp32.
 struct GradView {
   View<__nv_bfloat16> bf16;
   View<float> f32;
@@ -152,8 +151,8 @@ inline GradView make_grad_view(const Tensor& t) {
   return v;
 }
 
-// Piece i of (b, g), bg = b * Hkv + g of `count`; where the rows of every block are contiguous, the blocks' runs of
-// tokens cut into equal parts.
+// Piece i of (b, g), bg = b * Hkv + g of `count`. Without a list of pieces, every block's rows are contiguous and cut
+// into equal parts.
 __device__ __forceinline__ KeyWork find_work(const KeyWorkList& list, const KeyRange& range, int tokens, int i, int bg,
                                              int count) {
   if (list.work != nullptr) return list.work[static_cast<int64_t>(i) * count + bg];

@@ -1,5 +1,5 @@
-// One call of an attention branch, as its kernels take it: which keys a row sees, the lists of the selected branch, the
-// work of dk and dv; and the portable kernels' launchers. Declarations and small structs alone, no kernel.
+// The parameters of an attention branch as kernels take them: the keys that a row sees, the block lists of the selected
+// branch, the pieces of work of dk and dv. And the portable kernels' launchers. No kernel is defined here.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 
 namespace triad::cuda {
 
-// n / d for 0 <= n < 2^31 by a multiplication (Granlund and Montgomery 1994).
+// n / d for 0 <= n < 2^31, by a multiplication (Granlund and Montgomery 1994).
 class Divisor {
  public:
   explicit Divisor(int d) : d_(d) {
@@ -25,9 +25,9 @@ class Divisor {
   uint32_t multiplier_;
 };
 
-// Row t sees the keys [low(t), high(t)), both growing with t: key c stands for the tokens [c*d, c*d + l), which must be
-// past, and must be one of the last `window` (a window of T: no limit). Tokens themselves are keys with l = d = 1. The
-// selected branch sees such a range too, and of it the keys in listed blocks.
+// The visible range of a row: token t sees the keys [low(t), high(t)), and both bounds grow with t. Key c covers the
+// tokens [c*d, c*d + l), all of which must be at or before t; of those keys the last `window` are visible (window = T:
+// all). If keys are tokens, l = d = 1. The selected branch uses such a range too and masks blocks that are not listed.
 struct KeyRange {
   int window, l, d, keys;
   __device__ __forceinline__ int low(int t) const { return max(0, t + 1 - window); }
@@ -35,16 +35,16 @@ struct KeyRange {
     if (d == 1) return max(0, min(keys, t + 2 - l));
     return t + 1 < l ? 0 : min(keys, (t + 1 - l) / d + 1);
   }
-  // The rows [first_row(a), end_row(b)) are those that see any of the keys a .. b; T is the window's upper limit.
+  // The rows [first_row(a), end_row(b)) see at least one of the keys a .. b.
   __device__ __forceinline__ int first_row(int key) const { return key * d + l - 1; }
   __device__ __forceinline__ int end_row(int key, int tokens) const { return min(tokens, key + window); }
 };
 
-// block_index [B,T,Hkv,n]
+// block_index [B,T,Hkv,n] i32: n blocks per token and group, ascending, -1 at the end.
 struct BlockLists {
   const int* data;
   int64_t batch, row, head;
-  int n, tokens, groups, blocks;  // blocks: of T tokens, ceil(T / l')
+  int n, tokens, groups, blocks;  // n, T, Hkv, ceil(T / l')
   __device__ __forceinline__ const int* at(int b, int t, int g) const {
     return data + b * batch + static_cast<int64_t>(t) * row + g * head;
   }
@@ -59,23 +59,23 @@ struct SelectedKeys {
 };
 SelectedKeys make_selected_keys(const char* op, const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
 
-// A piece of dk and dv's work: the rows of a run of tokens against one block of keys.
+// A piece of the work of dk and dv: the rows of some tokens times one block of keys.
 struct KeyWork {
   int block;         // keys [block * block_keys, ...)
-  int first, count;  // tokens first, first + 1, ..., or entries first .. of KeyWorkList::tokens; count < 0: no work
-  int slot;  // where in KeyWorkList::partial the sums go; -1: the work is the block's only, straight to dk and dv
+  int first, count;  // tokens first, first + 1, ...; or entries of KeyWorkList::tokens; count < 0: no work
+  int slot;          // index into KeyWorkList::partial; -1: the block's only piece, stored to dk and dv directly
 };
-inline constexpr int kWorkTokens = 2048;  // most tokens of a piece whose tokens are listed
+inline constexpr int kWorkTokens = 2048;  // most tokens per piece of listed tokens
 
-// Work made on the GPU, item i * B*Hkv + (b*Hkv + g) being piece i of that sequence and group. The sums of a block with
-// several pieces meet in `partial`, where the block's pieces are added in order.
+// All pieces: work[i * B*Hkv + b*Hkv + g] is piece i of that sequence and group. If a block has several pieces, each
+// stores its sums to its slot of `partial`, and a second kernel adds them in order.
 struct KeyWorkList {
   int block_keys, blocks;
-  int pieces;           // grid size for each (b, g), an upper bound
-  const KeyWork* work;  // nullptr: every block's rows are contiguous and cut into pieces / blocks equal runs
+  int pieces;           // per (b, g), an upper bound
+  const KeyWork* work;  // nullptr: every block's rows are contiguous and cut into pieces / blocks equal parts
   const int* tokens;    // [B*Hkv, tokens_stride]
   int64_t tokens_stride;
-  const int2* block_slots;  // [B*Hkv, blocks] first slot and number of pieces
+  const int2* block_slots;  // [B*Hkv, blocks] (first slot, pieces)
   float* partial;           // [slots, block_keys, dk + dv]
 };
 // The pieces of the selected branch's dk and dv: the sequence is indexed in `parts` parts concurrently; a piece has at

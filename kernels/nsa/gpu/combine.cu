@@ -1,8 +1,8 @@
-// The sum of the branches that the gates weigh, and its backward, on the GPU.
-//   combine: forward is one pass of 16-byte vectors; backward gives the heads of a (token, group) to a few lanes, which
-//     sum them in order (rows too odd for that: a head to a few lanes, the sum through shared memory).
-//     attention_delta is the same with one branch and no gate.
-// Bytes at M7C, 32,768 tokens, bf16 (50 MB a [B,T,Hq,d] tensor): combine 200 MB, its backward 250 MB.
+// The gated sum of the branches and its backward on the GPU. Bound by memory bandwidth.
+//   forward: one pass over 16-byte vectors.
+//   backward: a few lanes compute all heads of a (token, group) and sum them in order. If rows do not consist of up to
+//   32 vectors, a few lanes compute one head, and the sum over heads goes through shared memory. attention_delta is the
+//   same with one branch and no gate.
 #include <algorithm>
 #include <limits>
 
@@ -23,7 +23,7 @@ Branches<T> branches(const std::array<ConstTensor, 3>& o) {
   return {{bthd<T>(o[0]), bthd<T>(o[1]), bthd<T>(o[2])}};
 }
 
-// A thread computes one vector of out: `count` of them, those of a row (b, t, h) side by side.
+// A thread computes one of `count` vectors of out. Neighbouring threads have neighbouring vectors of a row (b, t, h).
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     combine_forward_kernel(Bthd<T> out, Branches<T> in, Planes<const float> gate, int64_t tokens, int heads, int group,
@@ -43,15 +43,15 @@ __global__ void __launch_bounds__(kThreads)
   store_vector<V>(out.row(b, t, h) + column, sum);
 }
 
-// Delta where a row is at most 32 vectors: a cluster of lanes, one vector of a row each, takes all heads of one (token,
-// group), kHeads of them at a time with all of their loads in flight. The sum over the group stays in registers. One
-// branch without a gate (kBranches = 1) likewise.
+// delta for rows of at most 32 vectors: a cluster of lanes, one vector of a row per lane, computes all heads of one
+// (token, group), kHeads of them at a time with all of their loads in flight. The sum over the group stays in
+// registers. kBranches = 1: one branch without a gate.
 constexpr int kHeads = 2, kClusterThreads = 128;
 
 struct ClusterShape {
   uint32_t clusters, T;  // (token, group) pairs
-  int groups, heads;     // of a token, of a group
-  int vectors, lanes;    // of a row; the power of two from there on, <= 32
+  int groups, heads;     // per token; per group
+  int vectors, lanes;    // per row; rounded up to a power of two, <= 32
 };
 
 template <class T, int kBranches>
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kClusterThreads, 5)
   const T *from = dout.row(b, t, head0) + lane * V, *from_branch[kBranches];
 #pragma unroll
   for (int k = 0; k < kBranches; ++k) from_branch[k] = in.o[k].row(b, t, head0) + lane * V;
-  float total[kBranches] = {}, kept[kBranches] = {}, kept_norm = 0;  // kept: of the head that is this lane's to write
+  float total[kBranches] = {}, kept[kBranches] = {}, kept_norm = 0;  // kept: of the head that this lane stores
   for (int first = 0; first < s.heads; first += kHeads) {
     uint4 upstream[kHeads], o[kHeads][kBranches];
 #pragma unroll
@@ -134,11 +134,12 @@ __global__ void __launch_bounds__(kClusterThreads, 5)
 struct DeltaShape {
   int64_t tokens, T;          // B*T, T
   int heads, group, width;    // Hq, G, dv
-  int lanes, tokens_per_cta;  // lanes that share a row: a power of two <= 32
+  int lanes, tokens_per_cta;  // lanes per row: a power of two <= 32
 };
 
-// a_k = dout . o_k for every row (b, t, h) and each of kBranches branches. One branch: delta = a. Three: delta_k =
-// gate_k * a_k, dgate_k = sum over the group's heads of a_k. Shared memory (three): a [3][rows of the CTA].
+// a_k = dout . o_k for every row (b, t, h) and each of kBranches branches. One branch: delta = a. Three branches:
+// delta_k = gate_k * a_k, dgate_k = sum of a_k over the group's heads. Shared memory for three branches: a [3][rows of
+// the CTA].
 template <class T, int V, int kBranches>
 __global__ void __launch_bounds__(kThreads)
     delta_kernel(Planes<float> dgate, Planes<float> delta, Planes<float> norm, Bthd<T> out, Bthd<const T> dout,
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(kThreads)
   const int tokens = static_cast<int>(min(int64_t{s.tokens_per_cta}, s.tokens - token0)), rows = tokens * s.heads;
   const int lane = threadIdx.x % s.lanes, rows_per_warp = 32 / s.lanes;
   const int row_in_warp = threadIdx.x % 32 / s.lanes, step = kThreads / 32 * rows_per_warp;
-  for (int base = threadIdx.x / 32 * rows_per_warp; base < rows; base += step) {  // the same trips for a whole warp
+  for (int base = threadIdx.x / 32 * rows_per_warp; base < rows; base += step) {  // uniform over the warp
     const int row = base + row_in_warp;
     const int64_t token = token0 + row / s.heads, b = token / s.T, t = token % s.T;
     const int h = row % s.heads;
@@ -200,7 +201,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A [B,T,H] tensor, or one that is absent.
+// A [B,T,H] tensor as one plane; absent tensors have no data.
 Planes<float> one_plane(const Tensor& t) {
   return t.empty() ? Planes<float>{} : Planes<float>{t.ptr<float>(), 0, t.stride[0], t.stride[1]};
 }
@@ -224,7 +225,7 @@ void launch_delta(Context& ctx, const Planes<float>& dgate, const Planes<float>&
                     out_heads, bthd<T>(dout), in, gate, s);
     }
   }
-  // About three rows for each of the CTA's lane groups, in whole tokens.
+  // About three rows per lane group of the CTA, in whole tokens.
   const int64_t tokens_per_cta = std::max<int64_t>(1, 3 * (kThreads / lanes) / heads);
   const DeltaShape s{tokens,
                      dout.size(1),

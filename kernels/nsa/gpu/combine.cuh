@@ -1,18 +1,20 @@
-// The gated sum of the branches, out = gate[0] o_cmp + gate[1] o_sel + gate[2] o_win, on the GPU: what nsa/gpu/gate.cu
-// has kernels for, and kernels of the selected branch do along, which have rows of o_sel at hand (bf16).
+// The gated sum of the branches, out = gate[0] o_cmp + gate[1] o_sel + gate[2] o_win, for one vector or row (bf16).
+// nsa/gpu/combine.cu computes it in a kernel of its own; the Hopper kernels of the selected branch compute it in their
+// epilogue, where they have the rows of o_sel.
 #pragma once
 #include "kernels/nsa/gpu/gate.cuh"
 
 namespace triad::cuda {
 
-// Of one vector; the same bits wherever it is computed.
+// The gated sum of one vector. All kernels use this function, so the result is bitwise the same in each.
 template <int V>
 __device__ __forceinline__ void gated_sum(float (&sum)[V], const float (&gate)[3], const float (&o)[3][V]) {
 #pragma unroll
   for (int j = 0; j < V; ++j) sum[j] = fmaf(gate[2], o[2][j], fmaf(gate[1], o[1][j], gate[0] * o[0][j]));
 }
 
-// CombineAlong as a kernel takes it. The other branches' rows are read once: they need not stay in L2.
+// CombineAlong as a kernel parameter; wanted(): whether there is anything to combine. The rows of the other branches
+// are read once, with a hint that they need not stay in L2.
 struct CombineRows {
   using bf16 = __nv_bfloat16;
   Bthd<bf16> out;
@@ -21,7 +23,7 @@ struct CombineRows {
 
   __device__ __forceinline__ bool wanted() const { return out.data != nullptr; }
 
-  // Asks L2 for what a Row is going to read of the other branches: 64 columns.
+  // Prefetches into L2 the 64 columns of the other branches that a Row reads.
   __device__ __forceinline__ void prefetch(int b, int t, int h, int column) const {
     prefetch_l2(o_cmp.row(b, t, h) + column);
     prefetch_l2(o_win.row(b, t, h) + column);
@@ -30,7 +32,7 @@ struct CombineRows {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
   }
 
-  // One row: of head h, which is of group g.
+  // One row (b, t, h); head h belongs to group g.
   struct Row {
     bf16* out;
     const bf16 *o_cmp, *o_win;
@@ -40,7 +42,7 @@ struct CombineRows {
 #pragma unroll
       for (int i = 0; i < 3; ++i) gate[i] = __ldg(&all.gate.at(i, b, t, g));
     }
-    // The eight columns from `column` on.
+    // The eight columns from `column` on of the other branches.
     struct Others {
       uint4 cmp, win;
     };
@@ -66,7 +68,7 @@ inline CombineRows combine_rows(const CombineAlong* along) {
   return {bthd<__nv_bfloat16>(along->out), bthd<__nv_bfloat16>(along->o_cmp), bthd<__nv_bfloat16>(along->o_win),
           planes<const float>(along->gate)};
 }
-// Whether kernels can read and write the rows so.
+// Whether CombineRows supports these tensors: bf16 rows of 16-byte vectors.
 inline bool combine_rows_fit(const CombineAlong& along) {
   return along.out.dtype == DType::bf16 &&
          all_have_vectors(kVector<__nv_bfloat16>, along.out, along.o_cmp, along.o_win);

@@ -1,11 +1,10 @@
-// NSA's compression phi on the GPU. Everything here is bound by memory: a thread owns one 16-byte vector of an output
-// row and walks what it is made of.
-//   forward: y[c] reads the l rows of its block. Neighbouring blocks overlap l/d times; those re-reads hit L1 and L2.
-//   backward: dx[t] gathers from the (at most ceil(l/d)) blocks that cover token t. No atomics; each element is written
-//     once.
-//   weights: dw and dpos sum over all blocks. Slices of blocks leave partial sums in scratch, partials.cuh adds them in
-//     order. There are at most 256 slices whatever the card, so all cards add in the same order.
-// M7C, 32,768 tokens, bf16: forward 9 MB, backward of avg 10 MB, mlp's gather and scatter 25 MB each.
+// NSA's compression phi on the GPU. All kernels are bound by memory bandwidth: a thread computes one 16-byte vector of
+// an output row from the rows that contribute to it.
+//   forward: y[c] reads the l rows of its block. Each row is read l/d times by overlapping blocks; the repeated reads
+//   hit L1 and L2. backward: dx[t] gathers from the blocks that cover token t, at most ceil(l/d) of them. Each element
+//   is written once, without atomics. weights: dw and dpos are sums over all blocks. Each slice of blocks stores
+//   partial sums to scratch, and partials.cuh adds them in order. The number of slices does not depend on the card, so
+//   all cards add in the same order.
 #include "kernels/common/bthd.cuh"
 #include "kernels/common/partials.cuh"
 #include "kernels/nsa/compress.h"
@@ -13,7 +12,7 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kThreads = 64;  // few blocks have few rows: small CTAs spread them over all SMs
+constexpr int kThreads = 64;  // small CTAs spread few rows over all SMs
 constexpr int64_t kMaxSlices = 256;
 
 struct Geometry {
@@ -21,14 +20,14 @@ struct Geometry {
   int64_t l, d;
 };
 
-// Which vector of which row of a [B,R,H,D] tensor a thread owns.
-struct Place {
+// The vector of a [B,R,H,D] tensor that a thread computes.
+struct VectorIndex {
   int64_t b, row, h, column;
-  __device__ Place(uint32_t index, int64_t rows, int64_t heads, int64_t width, int V) {
-    const auto take = [&](int64_t size) {  // in 32 bits: 64-bit divisions would take longer than the rest
-      const uint32_t n = static_cast<uint32_t>(size), place = index % n;
+  __device__ VectorIndex(uint32_t index, int64_t rows, int64_t heads, int64_t width, int V) {
+    const auto take = [&](int64_t size) {  // 32-bit: 64-bit divisions would dominate the kernel
+      const uint32_t n = static_cast<uint32_t>(size), remainder = index % n;
       index /= n;
-      return place;
+      return remainder;
     };
     column = int64_t{take(width / V)} * V;
     h = take(heads);
@@ -38,12 +37,12 @@ struct Place {
 };
 __device__ int64_t thread_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 
-// y_c = sum_i w[i] x[c*d + i], or the mean where there are no weights
+// y_c = sum_i w[i] x[c*d + i]; without weights, the mean.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     compress_kernel(Bthd<T> y, Bthd<const T> x, const T* __restrict__ w, int64_t w_stride, Geometry g, int64_t count) {
   if (thread_index() >= count) return;
-  const Place at(thread_index(), g.Tc, g.H, g.D, V);
+  const VectorIndex at(thread_index(), g.Tc, g.H, g.D, V);
   const T* p = x.row(at.b, at.row * g.d, at.h) + at.column;
   float sum[V] = {};
 #pragma unroll 16
@@ -67,7 +66,8 @@ __global__ void __launch_bounds__(kThreads)
   store_vector<V>(y.row(at.b, at.row, at.h) + at.column, sum);
 }
 
-// What block c hands back to its token i, one struct for each phi: add(sum, ...) adds the vector at `column`.
+// The contribution of block c to the gradient of its token i, one struct per phi: add(sum, ...) adds the vector at
+// `column`.
 struct AvgTerm {
   Bthd<const float> dy;
   float inverse_l;
@@ -94,7 +94,7 @@ struct ConvTerm {
   }
 };
 template <class T>
-struct RowTerm {  // mlp: the block's row is its l tokens one after the other
+struct RowTerm {  // mlp: a block's row is the concatenation of its l tokens
   const T* drows;
   int64_t row_stride;
   int64_t Tc, H, D;
@@ -111,7 +111,7 @@ struct RowTerm {  // mlp: the block's row is its l tokens one after the other
 template <class T, int V, class Term>
 __global__ void __launch_bounds__(kThreads) compress_dx_kernel(Bthd<T> dx, Term term, Geometry g, int64_t count) {
   if (thread_index() >= count) return;
-  const Place at(thread_index(), g.T, g.H, g.D, V);
+  const VectorIndex at(thread_index(), g.T, g.H, g.D, V);
   const int64_t t = at.row;
   const int64_t first = t < g.l ? 0 : (t - g.l) / g.d + 1, last = min(t / g.d, g.Tc - 1);
   float sum[V] = {};
@@ -166,8 +166,8 @@ __global__ void __launch_bounds__(kThreads)
 // rows[(b,c,h)][i*D + j] = x[b, c*d + i, h, j] + pos[i][j]
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
-    gather_kernel(T* __restrict__ rows, int64_t row_stride, Bthd<const T> x, const T* __restrict__ pos,
-                  int64_t pos_stride, Geometry g, int64_t count) {
+    compress_gather_kernel(T* __restrict__ rows, int64_t row_stride, Bthd<const T> x, const T* __restrict__ pos,
+                           int64_t pos_stride, Geometry g, int64_t count) {
   if (thread_index() >= count) return;
   const int64_t vectors = g.D / V, column = thread_index() % vectors * V;
   const int64_t i = thread_index() / vectors % g.l, row = thread_index() / vectors / g.l;
@@ -242,8 +242,8 @@ void compress_gather(Context& ctx, Tensor rows, ConstTensor x, ConstTensor pos, 
     const bool vectors = all_have_vectors(kVector<T>, rows, x, pos);
     dispatch_vector<T>(vectors, [&]<int V>() {
       const int64_t count = rows.numel() / V;
-      launch(ctx, "compress_gather", gather_kernel<T, V>, grid_for(count), kThreads, 0, rows.ptr<T>(), rows.stride[0],
-             bthd<T>(x), pos.ptr<T>(), pos.stride[0], g, count);
+      launch(ctx, "compress_gather", compress_gather_kernel<T, V>, grid_for(count), kThreads, 0, rows.ptr<T>(),
+             rows.stride[0], bthd<T>(x), pos.ptr<T>(), pos.stride[0], g, count);
     });
   });
 }

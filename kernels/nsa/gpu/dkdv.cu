@@ -1,20 +1,22 @@
-// Attention seen from the keys: dk and dv of all three branches; and the branches whose rows see one range of keys
-// (window and compressed), of which nsa/gpu/fwd_dq.cuh has the forward and dq.
+// Portable dk and dv of all three branches.
 //
-// A CTA keeps 64 keys of one (sequence, group) and walks the rows that see them, 64 (wide heads: 32) a step, a warp
-// having 16 keys. Scores are computed transposed, s^T = k q^T, so that p^T and ds^T leave the tensor cores as the left
-// operands of
+// A CTA keeps 64 keys of one (sequence, group), 16 per warp, and iterates over the rows that see them, 64 per step
+// (large heads: 32). Scores are computed transposed, s^T = k q^T, so that p^T and ds^T leave the tensor cores as the
+// left operands of
 //   dv += (gate p)^T dout   and   dk += ds^T q,   summed in registers over all rows and all heads of the group.
-// 4 products a step (7 for the whole backward with dq apart: no atomics, so the bits repeat). Per step q and dout of 64
-// rows are read from L2: 16 KB at d = 64 in bf16 for 2.1 MFLOP. Work comes in pieces (KeyWorkList) of about equal size,
-// because the first keys have far more rows than the last; a block's pieces are summed in order by a second kernel.
+// That is 4 products per step; with dq, which nsa/gpu/fwd_dq.cuh computes, the backward has 7. There are no atomics, so
+// the result is bitwise reproducible. Per step, q and dout of 64 rows are read from L2: 16 KiB at d = 64 in bf16,
+// for 2.1 MFLOP.
+//
+// The first keys have many more rows than the last. The work is therefore cut into pieces of about equal size
+// (KeyWorkList), and a second kernel adds the pieces of a block in order.
 #include "kernels/nsa/gpu/attend.cuh"
 
 namespace triad::cuda {
 namespace {
 
 template <class T>
-struct KeyGradArgs {
+struct DkdvArgs {
   Attend<T> in;
   View<const T> dout;
   View<const float> lse, delta, gate;
@@ -23,23 +25,23 @@ struct KeyGradArgs {
   KeyWorkList list;
 };
 
-// What a row has beside q and dout.
+// The softmax statistics and the visible range of a stage's rows.
 template <int kCount>
-struct RowFacts {
+struct RowStats {
   float lse[kCount], delta[kCount], gate[kCount];
-  int2 range[kCount];  // the keys it sees
+  int2 range[kCount];  // the row sees the keys [x, y)
 };
 
-// Shared memory: k [64][dk], v [64][dv], the tokens of a listed piece, then for each stage q [rows][dk], dout
-// [rows][dv] and RowFacts.
+// Shared memory: k [64][dk], v [64][dv], the tokens of a listed piece; per stage q [rows][dk], dout [rows][dv] and
+// RowStats.
 template <class T, class Tile>
 __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
-    bwd_dkdv_portable_kernel(const KeyGradArgs<T> a) {
-  constexpr int kCount = Tile::kKeys, kColumns = Tile::kColumns;  // query rows a step; output columns of this CTA
+    bwd_dkdv_portable_kernel(const DkdvArgs<T> a) {
+  constexpr int kCount = Tile::kKeys, kColumns = Tile::kColumns;  // rows per step; output columns of this CTA
   const int depth_k = padded_depth<Tile>(a.in.depth_k), stride_k = padded_stride<T, Tile>(a.in.depth_k);
   const int depth_v = padded_depth<Tile>(a.in.depth_v), stride_v = padded_stride<T, Tile>(a.in.depth_v);
   const int b = blockIdx.y / a.in.groups, g = blockIdx.y % a.in.groups;
-  const int parts_z = (a.list.block_keys + kRows - 1) / kRows;  // 64-key tiles of a block, times the chunks of columns
+  const int parts_z = (a.list.block_keys + kRows - 1) / kRows;  // tiles of 64 keys per block; z: column chunk, tile
   const int key_tile = blockIdx.z % parts_z, column0 = blockIdx.z / parts_z * kColumns;
   const KeyWork work = find_work(a.list, a.range, a.in.tokens, blockIdx.x, blockIdx.y, gridDim.y);
   const int key0 = work.block * a.list.block_keys + key_tile * kRows;
@@ -51,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
   int* listed = reinterpret_cast<int*>(v + kRows * stride_v);
   const bool is_listed = a.list.tokens != nullptr;
   unsigned char* stages = reinterpret_cast<unsigned char*>(listed + (is_listed ? kWorkTokens : 0));
-  const int stage_bytes = kCount * (stride_k + stride_v) * static_cast<int>(sizeof(T)) + sizeof(RowFacts<kCount>);
+  const int stage_bytes = kCount * (stride_k + stride_v) * static_cast<int>(sizeof(T)) + sizeof(RowStats<kCount>);
   const auto load_keys = [&](T* to, int stride, int depth, const View<const T>& view) {
     load_rows<kRows>(to, stride, depth, view,
                      [&](int r) -> const T* { return key0 + r < key_end ? view.at(b, key0 + r, g) : nullptr; });
@@ -69,7 +71,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
   const auto load = [&](int row0, int stage) {
     T* q = reinterpret_cast<T*>(stages + stage * stage_bytes);
     T* dout = q + kCount * stride_k;
-    auto* facts = reinterpret_cast<RowFacts<kCount>*>(dout + kCount * stride_v);
+    auto* stats = reinterpret_cast<RowStats<kCount>*>(dout + kCount * stride_v);
     const auto load_query = [&](T* to, int stride, int depth, const View<const T>& view) {
       load_rows<kCount>(to, stride, depth, view, [&](int r) -> const T* {
         if (row0 + r >= rows) return nullptr;
@@ -84,13 +86,13 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
     const bool exists = row < rows;
     const int i = exists ? a.in.heads.quotient(row) : 0, t = exists ? token_of(i) : 0;
     const int head = g * G + (exists ? row - i * G : 0);
-    copy_async_4(&facts->lse[r], a.lse.at(b, t, head), exists);
-    copy_async_4(&facts->delta[r], a.delta.at(b, t, head), exists);
+    copy_async_4(&stats->lse[r], a.lse.at(b, t, head), exists);
+    copy_async_4(&stats->delta[r], a.delta.at(b, t, head), exists);
     if (a.gate.data != nullptr)
-      copy_async_4(&facts->gate[r], a.gate.at(b, t, g), exists);
+      copy_async_4(&stats->gate[r], a.gate.at(b, t, g), exists);
     else
-      facts->gate[r] = 1.0f;
-    facts->range[r] = exists ? make_int2(a.range.low(t), a.range.high(t)) : make_int2(0, 0);
+      stats->gate[r] = 1.0f;
+    stats->range[r] = exists ? make_int2(a.range.low(t), a.range.high(t)) : make_int2(0, 0);
   };
 
   const bool has_dk = column0 < a.dk.width, has_dv = column0 < a.dv.width;
@@ -112,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
         const bool all = now + kCount <= rows && a.range.low(t_max) <= warp_key && a.range.high(t_min) >= warp_key + 16;
         const T* q = reinterpret_cast<const T*>(stages + stage * stage_bytes);
         const T* dout = q + kCount * stride_k;
-        const auto& facts = *reinterpret_cast<const RowFacts<kCount>*>(dout + kCount * stride_v);
+        const auto& stats = *reinterpret_cast<const RowStats<kCount>*>(dout + kCount * stride_v);
 
         float p[kCount / 8][4] = {}, ds[kCount / 8][4] = {};
         multiply_nt<kCount>(p, k + warp_row * stride_k, q, stride_k, depth_k);
@@ -122,9 +124,9 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const int column = 8 * j + fragment_column() + i;  // the query row
-            const float lse = facts.lse[column], delta = facts.delta[column], gate = facts.gate[column];
-            const float lse_log2 = lse == -INFINITY ? INFINITY : lse * 1.4426950408889634f;  // no keys: p = 0
-            const int2 range = all ? make_int2(0, 0) : facts.range[column];
+            const float lse = stats.lse[column], delta = stats.delta[column], gate = stats.gate[column];
+            const float lse_log2 = lse == -INFINITY ? INFINITY : lse * 1.4426950408889634f;  // no visible key: p = 0
+            const int2 range = all ? make_int2(0, 0) : stats.range[column];
 #pragma unroll
             for (int e = i; e < 4; e += 2) {
               const int key = warp_key + fragment_row() + 8 * (e / 2);
@@ -161,7 +163,8 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
   }
 }
 
-// The sums of the blocks that have several pieces, pieces in order. A CTA takes 8 keys of a block.
+// Adds the partial sums of every block that has several pieces, in the order of the pieces. A CTA computes 8 keys of a
+// block.
 constexpr int kMergeKeys = 8;
 __global__ void bwd_dkdv_merge_portable_kernel(const GradView dk, const GradView dv, const KeyWorkList list, int groups,
                                                int keys) {
@@ -194,19 +197,19 @@ void dkdv_portable(Context& ctx, const char* op, const AttendGradOut& out, const
                    const KeyRange& range, const KeyWorkList& list) {
   const auto sequences_and_groups = static_cast<unsigned>(in.k.size(0) * in.k.size(2));
   dispatch_attend(in, [&]<class T, class Tile>() {
-    KeyGradArgs<T> a{make_attend<T>(op, in),
-                     make_view<const T>(grad.dout),
-                     make_view<const float>(grad.lse),
-                     make_view<const float>(grad.delta),
-                     make_view<const float>(grad.gate),
-                     make_grad_view(out.dk),
-                     make_grad_view(out.dv),
-                     range,
-                     list};
+    DkdvArgs<T> a{make_attend<T>(op, in),
+                  make_view<const T>(grad.dout),
+                  make_view<const float>(grad.lse),
+                  make_view<const float>(grad.delta),
+                  make_view<const float>(grad.gate),
+                  make_grad_view(out.dk),
+                  make_grad_view(out.dv),
+                  range,
+                  list};
     const int64_t row_bytes = (padded_stride<T, Tile>(a.in.depth_k) + padded_stride<T, Tile>(a.in.depth_v)) * sizeof(T);
     const int64_t listed_bytes = list.tokens != nullptr ? kWorkTokens * sizeof(int) : 0;
     const int64_t bytes = plan_shared(op, a.in, kRows * row_bytes + listed_bytes,
-                                      Tile::kKeys * row_bytes + sizeof(RowFacts<Tile::kKeys>));
+                                      Tile::kKeys * row_bytes + sizeof(RowStats<Tile::kKeys>));
     const int64_t chunks = ceil_div(std::max(a.dk.width, a.dv.width), Tile::kColumns);
     const auto depth = static_cast<unsigned>(chunks * ceil_div(list.block_keys, kRows));
     launch(ctx, op, bwd_dkdv_portable_kernel<T, Tile>, dim3(list.pieces, sequences_and_groups, depth), dim3(kThreads),
@@ -219,8 +222,8 @@ void dkdv_portable(Context& ctx, const char* op, const AttendGradOut& out, const
 }
 
 KeyWorkList contiguous_work(Scratch::Scope& scope, const AttendIn& in, const KeyRange& range) {
-  // Enough pieces for 8 CTAs on each of 132 SMs, none of less than about 128 tokens; at most 16 a block, so that the
-  // scratch for them stays linear in T.
+  // Enough pieces for 8 CTAs on each of 132 SMs, each of at least about 128 tokens. At most 16 pieces per block keep
+  // the scratch linear in T.
   constexpr int64_t kPieces = 1024, kMostParts = 16, kLeastTokens = 128;
   KeyWorkList list{};
   const int64_t sequences_and_groups = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kRows);

@@ -1,12 +1,14 @@
-// Attention seen from the rows: a CTA takes 64 rows of one (sequence, group), a warp 16 of them, and walks the key
-// tiles that any of its tokens sees. Which tiles those are is the template parameter Keys:
-//   keys.range                       what each row sees at most (KeyRange)
-//   Keys::Walk walk(keys, rows)      the key tiles of a RowTile, in ascending order
-//   walk.next(tile, most)            the next one of at most `most` keys; false at the end. Called by whole warps
-// forward: online softmax, 2 products a tile. dq: p from the saved lse, 3 products. A warp skips tiles that none of its
-// rows sees, and masks only where a row sees a part. Per step and CTA a key tile is read once from L2 (16 KB at d = 64
-// in bf16) for 64 rows; four warps each read it from shared memory, the bound on their speed (128 bytes a clock and
-// SM).
+// Portable forward and dq of the attention branches. A CTA keeps 64 rows of one (sequence, group), 16 per warp, and
+// iterates over the key tiles that any of its tokens sees. The template parameter Keys enumerates them:
+//   keys.range                    the visible range of each row, before block lists (KeyRange)
+//   Keys::Walk walk(keys, rows)   the key tiles of a RowTile, in ascending order
+//   walk.next(tile, most)         the next tile, of at most `most` keys; false at the end. Called by whole warps.
+//
+// Forward: online softmax, 2 products per tile. dq: p from the saved lse, 3 products per tile. A warp skips tiles that
+// none of its rows sees, and masks only tiles that some row sees in part.
+//
+// Bound: shared memory bandwidth. Per step a CTA reads one key tile from L2 (16 KiB at d = 64 in bf16), and each of its
+// four warps reads it from shared memory, at 128 bytes per clock and SM.
 #pragma once
 #include "kernels/nsa/gpu/attend.cuh"
 
@@ -26,11 +28,11 @@ struct RowTile {
         last_token(a.heads.quotient(min(first + kRows, rows) - 1)) {}
 };
 
-// The two rows of a lane.
+// The two rows of a lane: those of its mma fragment.
 struct LaneRows {
   bool exists[2];
-  int token[2], head[2];        // head among all Hq
-  int low[2], high[2], bit[2];  // the key range, and the token's bit in KeyTile::members
+  int token[2], head[2];        // head: among all Hq
+  int low[2], high[2], bit[2];  // visible range; the token's bit in KeyTile::token_mask
   template <class T>
   __device__ __forceinline__ LaneRows(const Attend<T>& a, const RowTile& tile, const KeyRange& range) {
 #pragma unroll
@@ -46,24 +48,25 @@ struct LaneRows {
   }
 };
 
-// What the warp's rows see of a tile: nothing, everything, or for each row the columns [low, high).
+// The row mask of a key tile: row i sees its columns [low[i], high[i]). any, all: whether any row of the warp sees a
+// key, and whether all rows see all keys.
 template <int kKeys>
-struct Sight {
+struct RowMask {
   int low[2], high[2];
   bool any, all;
-  __device__ __forceinline__ Sight(const LaneRows& rows, const KeyTile& tile) {
+  __device__ __forceinline__ RowMask(const LaneRows& rows, const KeyTile& tile) {
     bool lane_any = false, lane_all = true;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       low[i] = max(rows.low[i] - tile.first, 0);
-      high[i] = (tile.members >> rows.bit[i] & 1) != 0 ? min(rows.high[i], tile.end) - tile.first : 0;
+      high[i] = (tile.token_mask >> rows.bit[i] & 1) != 0 ? min(rows.high[i], tile.end) - tile.first : 0;
       lane_any = lane_any || low[i] < high[i];
       lane_all = lane_all && low[i] == 0 && high[i] >= kKeys;
     }
     any = __any_sync(kFullWarp, lane_any);
     all = __all_sync(kFullWarp, lane_all);
   }
-  __device__ __forceinline__ void mask(float (&scores)[kKeys / 8][4]) const {
+  __device__ __forceinline__ void apply(float (&scores)[kKeys / 8][4]) const {
     if (all) return;
 #pragma unroll
     for (int j = 0; j < kKeys / 8; ++j)
@@ -75,7 +78,7 @@ struct Sight {
   }
 };
 
-// Rows of q or dout into shared memory.
+// Loads the rows of q or dout into shared memory.
 template <class T>
 __device__ __forceinline__ void load_query_rows(T* to, int stride, int padded, const View<const T>& view,
                                                 const Attend<T>& a, const RowTile& tile) {
@@ -85,7 +88,7 @@ __device__ __forceinline__ void load_query_rows(T* to, int stride, int padded, c
   });
 }
 
-// The keys (or values) of a tile into shared memory.
+// Loads the keys or values of a tile into shared memory.
 template <int kKeys, class T>
 __device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, const View<const T>& view,
                                               const RowTile& rows, const KeyTile& tile) {
@@ -111,14 +114,14 @@ struct ForwardArgs {
   View<float> lse;
 };
 
-// Shared memory: q [64][dk], then for each stage k [keys][dk] and v [keys][this CTA's columns].
+// Shared memory: q [64][dk]; per stage k [keys][dk] and v [keys][columns of this CTA].
 template <class T, class Tile, class Keys>
 __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
     fwd_portable_kernel(const ForwardArgs<T> a, const Keys keys) {
   constexpr int kKeys = Tile::kKeys, kColumns = Tile::kColumns, kStrideV = tile_stride<T>(kColumns);
   const int depth = padded_depth<Tile>(a.in.depth_k), stride = padded_stride<T, Tile>(a.in.depth_k);
   const int column0 = blockIdx.z * kColumns;
-  const RowTile tile(a.in, gridDim.x - 1 - blockIdx.x, blockIdx.y);  // the last rows see most: they start first
+  const RowTile tile(a.in, gridDim.x - 1 - blockIdx.x, blockIdx.y);  // the last rows see most keys: they start first
   const LaneRows rows(a.in, tile, keys.range);
 
   T* q = reinterpret_cast<T*>(dynamic_shared());
@@ -127,8 +130,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
   load_query_rows(q, stride, depth, a.in.q, a.in, tile);
 
   float out[kColumns / 8][4] = {};
-  float top[2] = {-INFINITY, -INFINITY},
-        sum[2] = {0.0f, 0.0f};  // largest score of the row; this lane's part of the sum
+  float row_max[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};  // sum: this lane's share of the row's
   const float scale = a.in.scale_log2();
   const View<const T> v_columns = a.in.v.columns(column0, kColumns);
   typename Keys::Walk walk(keys, tile);
@@ -140,28 +142,28 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
         load_key_rows<kKeys>(k + kKeys * stride, kStrideV, kColumns, v_columns, tile, next);
       },
       [&](const KeyTile& now, int stage) {
-        const Sight<kKeys> sight(rows, now);
-        if (!sight.any) return;
+        const RowMask<kKeys> mask(rows, now);
+        if (!mask.any) return;
         const T* k = stages + stage * stage_size;
         float p[kKeys / 8][4] = {};
         multiply_nt<kKeys>(p, q + 16 * (threadIdx.x / 32) * stride, k, stride, depth);
-        sight.mask(p);
+        mask.apply(p);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          float best = top[i];
+          float best = row_max[i];
 #pragma unroll
           for (int j = 0; j < kKeys / 8; ++j) best = fmaxf(best, fmaxf(p[j][2 * i], p[j][2 * i + 1]));
           best = quad_max(best);
-          const float base = best == -INFINITY ? 0.0f : best * scale;  // a row that has seen nothing yet: no inf - inf
-          const float shrink = exp2_approx(fmaf(top[i], scale, -base));
-          top[i] = best;
-          sum[i] *= shrink;
+          const float base = best == -INFINITY ? 0.0f : best * scale;  // avoids inf - inf while a row has seen no key
+          const float rescale = exp2_approx(fmaf(row_max[i], scale, -base));
+          row_max[i] = best;
+          sum[i] *= rescale;
 #pragma unroll
           for (int j = 0; j < kKeys / 8; ++j)
 #pragma unroll
             for (int e = 2 * i; e < 2 * i + 2; ++e) sum[i] += p[j][e] = exp2_approx(fmaf(p[j][e], scale, -base));
 #pragma unroll
-          for (int j = 0; j < kColumns / 8; ++j) out[j][2 * i] *= shrink, out[j][2 * i + 1] *= shrink;
+          for (int j = 0; j < kColumns / 8; ++j) out[j][2 * i] *= rescale, out[j][2 * i + 1] *= rescale;
         }
         multiply_nn<kKeys, kColumns>(out, p, k + kKeys * stride, kStrideV);
       });
@@ -179,22 +181,22 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
     }
     if (column0 == 0 && threadIdx.x % 4 == 0)
       *a.lse.at(tile.b, rows.token[i], rows.head[i]) =
-          total == 0.0f ? -INFINITY : fmaf(top[i], a.in.scale, logf(total));
+          total == 0.0f ? -INFINITY : fmaf(row_max[i], a.in.scale, logf(total));
   }
 }
 
 template <class T>
-struct QueryGradArgs {
+struct DqArgs {
   Attend<T> in;
   View<const T> dout;
   View<const float> lse, delta, gate;
   View<float> dq;
 };
 
-// Shared memory: q [64][dk], dout [64][dv], then for each stage k [keys][dk] and v [keys][dv].
+// Shared memory: q [64][dk], dout [64][dv]; per stage k [keys][dk] and v [keys][dv].
 template <class T, class Tile, class Keys>
 __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
-    bwd_dq_portable_kernel(const QueryGradArgs<T> a, const Keys keys) {
+    bwd_dq_portable_kernel(const DqArgs<T> a, const Keys keys) {
   constexpr int kKeys = Tile::kKeys, kColumns = Tile::kColumns;
   const int depth_k = padded_depth<Tile>(a.in.depth_k), stride_k = padded_stride<T, Tile>(a.in.depth_k);
   const int depth_v = padded_depth<Tile>(a.in.depth_v), stride_v = padded_stride<T, Tile>(a.in.depth_v);
@@ -209,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
   load_query_rows(q, stride_k, depth_k, a.in.q, a.in, tile);
   load_query_rows(dout, stride_v, depth_v, a.dout, a.in, tile);
 
-  float lse_log2[2] = {INFINITY, INFINITY}, delta[2] = {}, gate[2] = {};  // of a row without keys: p = 2^-inf = 0
+  float lse_log2[2] = {INFINITY, INFINITY}, delta[2] = {}, gate[2] = {};  // a row without keys: p = 2^-inf = 0
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     if (!rows.exists[i]) continue;
@@ -230,13 +232,13 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
         load_key_rows<kKeys>(k + kKeys * stride_k, stride_v, depth_v, a.in.v, tile, next);
       },
       [&](const KeyTile& now, int stage) {
-        const Sight<kKeys> sight(rows, now);
-        if (!sight.any) return;
+        const RowMask<kKeys> mask(rows, now);
+        if (!mask.any) return;
         const T* k = stages + stage * stage_size;
         float p[kKeys / 8][4] = {}, ds[kKeys / 8][4] = {};
         multiply_nt<kKeys>(p, q + warp_row * stride_k, k, stride_k, depth_k);
         multiply_nt<kKeys>(ds, dout + warp_row * stride_v, k + kKeys * stride_k, stride_v, depth_v);
-        sight.mask(p);
+        mask.apply(p);
 #pragma unroll
         for (int j = 0; j < kKeys / 8; ++j)
 #pragma unroll
@@ -259,7 +261,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
   }
 }
 
-// ---- launches ----
+// ---- launchers ----
 
 template <class T>
 dim3 row_grid(const Attend<T>& a, const AttendIn& in, int columns, int columns_per_cta) {
@@ -285,12 +287,12 @@ template <class Keys>
 void launch_dq(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                const Keys& keys) {
   dispatch_attend(in, [&]<class T, class Tile>() {
-    QueryGradArgs<T> a{make_attend<T>(op, in),
-                       make_view<const T>(grad.dout),
-                       make_view<const float>(grad.lse),
-                       make_view<const float>(grad.delta),
-                       make_view<const float>(grad.gate),
-                       make_view<float>(out.dq)};
+    DqArgs<T> a{make_attend<T>(op, in),
+                make_view<const T>(grad.dout),
+                make_view<const float>(grad.lse),
+                make_view<const float>(grad.delta),
+                make_view<const float>(grad.gate),
+                make_view<float>(out.dq)};
     const int64_t row_bytes = (padded_stride<T, Tile>(a.in.depth_k) + padded_stride<T, Tile>(a.in.depth_v)) * sizeof(T);
     const int64_t bytes = plan_shared(op, a.in, kRows * row_bytes, Tile::kKeys * row_bytes);
     launch(ctx, op, bwd_dq_portable_kernel<T, Tile, Keys>, row_grid(a.in, in, a.dq.width, Tile::kColumns),
@@ -299,7 +301,7 @@ void launch_dq(Context& ctx, const char* op, const AttendGradOut& out, const Att
 }
 
 }  // namespace
-// Every row sees all of its range.
+// The key tiles of a branch whose rows see all keys of their range.
 struct RangeKeys {
   KeyRange range;
   class Walk {

@@ -1,11 +1,10 @@
-// The inverse index of the selected branch: for each block the tokens that list it, as dk and dv need them, and the
-// pieces of work that they are cut into. In scratch linear in T, and the same bits each time:
-//   index_count_kernel  how many tokens of each part of the sequence list a block (integer atomics: sums only)
-//   index_plan_kernel   one CTA for each (b, g): prefix sums of the counts, and the pieces of at most most_tokens
-//                       tokens, so that block 0, which every token lists, does not become one CTA's work
-//   index_fill_kernel   the tokens of each block, ascending: a warp turns the lists of 32 tokens into a 32 x 32 bit
-//                       matrix (token, block), and its transpose, by ballots, gives each lane one block's tokens in
-//                       order
+// The inverse index of the selected branch: for each block the tokens that list it, which dk and dv need, cut into
+// pieces of work. Scratch is linear in T, and the result is deterministic. Three kernels:
+//   index_count_kernel  counts the tokens of each part of the sequence that list a block (integer atomics on sums only)
+//   index_plan_kernel   one CTA per (b, g): prefix sums of the counts, and the pieces of at most most_tokens tokens
+//   each; block 0, which every token lists, is thereby spread over many CTAs index_fill_kernel   writes the tokens of
+//   each block in ascending order: a warp makes a 32 x 32 bit matrix (token, block) from the lists of 32 tokens, and
+//   its transpose, by ballots, gives each lane the tokens of one block
 #include <algorithm>
 
 #include "kernels/common/tile_mma.cuh"
@@ -14,23 +13,23 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kFillWarps = 8;  // of a CTA that fills: 256 tokens a step
+constexpr int kFillWarps = 8;  // warps per CTA of index_fill_kernel: 256 tokens per step
 constexpr int kScanThreads = 1024;
 
 struct InverseIndex {
   BlockLists lists;
   Divisor n;
   Divisor block_keys;
-  int parts, part_tokens;  // of the sequence, filled side by side
-  int cut;                 // a piece of work keeps to the tokens of `cut` parts next to each other
-  int most_tokens;         // of a piece
-  int64_t capacity;        // entries of one (b, g): T * n
-  int* part_counts;        // [B*Hkv, parts, blocks] counts; after plan_work where the part's tokens begin in `tokens`
+  int parts, part_tokens;  // the sequence is indexed in `parts` parts concurrently
+  int cut;                 // a piece has tokens of one run of `cut` consecutive parts
+  int most_tokens;         // per piece
+  int64_t capacity;        // entries per (b, g): T * n
+  int* part_counts;        // [B*Hkv, parts, blocks] counts; after index_plan_kernel: first index into `tokens`
   int* tokens;             // [B*Hkv, capacity]
   KeyWork* work;           // [pieces, B*Hkv]
   int2* block_slots;       // [B*Hkv, blocks]
-  int pieces, slots;       // capacities of one (b, g)
-  // A block past the token shows it nothing.
+  int pieces, slots;       // capacities per (b, g)
+  // Whether the block holds a key that token t sees: false for -1 and for blocks after t.
   __device__ __forceinline__ bool shows(int block, int t) const {
     return block >= 0 && block <= block_keys.quotient(t);
   }
@@ -39,8 +38,8 @@ struct InverseIndex {
   }
 };
 
-// A CTA has up to kCountTokens tokens of one part. It counts in shared memory where the blocks fit there (the first
-// block's counter is everyone's), and adds what it found.
+// A CTA counts up to kCountTokens tokens of one part. If in_shared, it counts in shared memory first: every token lists
+// block 0, and atomics on one counter in global memory would serialize.
 constexpr int kCountTokens = 1024, kCountedInShared = 12 * 1024;
 __global__ void __launch_bounds__(kScanThreads) index_count_kernel(const InverseIndex index, bool in_shared) {
   const BlockLists& lists = index.lists;
@@ -98,7 +97,8 @@ __device__ __forceinline__ WorkSum exclusive_scan(const WorkSum& mine, WorkSum& 
           before.slots + in_warp.slots - mine.slots};
 }
 
-// First, block by block: where its tokens begin, and its partial sums. Then the pieces, run of parts by run of parts.
+// First, for every block: the index of its first token, and its slots for partial sums. Then the pieces, one run of
+// parts after the other.
 __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseIndex index) {
   const int bg = blockIdx.x, blocks = index.lists.blocks, runs = index.parts / index.cut;
   int2* const block_slots = index.block_slots + static_cast<int64_t>(bg) * blocks;
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
   __syncthreads();
   const int all_tokens = done.tokens;
 
-  // The last run first: its tokens see most.
+  // The last run first: its tokens see most keys, and its pieces take longest.
   int planned = 0;
   for (int run = runs - 1; run >= 0; --run)
     for (int block0 = 0; block0 < blocks; block0 += kScanThreads) {
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
       int begin = 0, tokens = 0, pieces = 0;
       if (exists) {
         begin = begin_of(run), tokens = begin_of(run + 1) - begin, pieces = pieces_of(tokens);
-        if (run == 0 && begin_of(runs) == begin) pieces = 1;  // not listed at all: it writes the zeros
+        if (run == 0 && begin_of(runs) == begin) pieces = 1;  // no token lists the block: the piece writes zeros
       }
       WorkSum total;
       const int to = planned + exclusive_scan({0, pieces, 0}, total).pieces;
@@ -160,10 +160,10 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
     index.work[static_cast<int64_t>(i) * gridDim.x + bg] = {0, 0, -1, -1};
 }
 
-// A CTA writes the tokens of one part of the sequence that list the blocks block0 .. block0 + 31; lane j has block j.
+// A CTA writes the tokens of one part that list the blocks block0 .. block0 + 31. Lane j has block block0 + j.
 __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const InverseIndex index) {
-  __shared__ unsigned masks[kFillWarps][32];  // by token: which of the 32 blocks it lists
-  __shared__ int counts[kFillWarps][32];      // by block: how many of the warp's tokens list it
+  __shared__ unsigned masks[kFillWarps][32];  // per token: the mask of the 32 blocks that it lists
+  __shared__ int counts[kFillWarps][32];      // per block: the number of the warp's tokens that list it
   const BlockLists& lists = index.lists;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * 32, bg = blockIdx.y;
@@ -179,12 +179,12 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
     for (int i = lane; i < entries; i += 32) {
       const int row = index.n.quotient(i);
       const int block = lists.at(b, t0 + row, g)[i - row * n];
-      const unsigned bit = block - block0;  // -1 becomes large
+      const unsigned bit = block - block0;  // above 31 if the block is -1
       if (bit < 32 && index.shows(block, t0 + row)) atomicOr(&masks[warp][row], 1u << bit);
     }
     __syncwarp();
     const unsigned listed = masks[warp][lane];
-    unsigned tokens = 0;  // that list this lane's block
+    unsigned tokens = 0;  // the mask of tokens that list this lane's block
 #pragma unroll
     for (int j = 0; j < 32; ++j) {
       const unsigned word = __ballot_sync(kFullWarp, listed >> j & 1);
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
       at += count;
     }
     for (; tokens != 0; tokens &= tokens - 1) out[to++] = t0 + __ffs(tokens) - 1;
-    __syncthreads();  // counts are free for the next step
+    __syncthreads();  // before the next step overwrites counts
   }
 }
 

@@ -1,16 +1,20 @@
-// NSA's selection on the GPU: block scores from the compressed branch's probabilities, then the top n, in one kernel.
-// A CTA owns 16 tokens of one (sequence, group). Its 8 warps walk the compressed keys in tiles of 256, 32 keys a warp:
-//   1. A warp keeps its 32 keys in registers and loops over the group's heads: one head's 16 tokens x 32 keys are the
-//      M x N of the product, so the sum over heads is an add in registers, in head order, and any G wastes nothing.
-//      bf16: mma.m16n8k16, fp32 sums; q lies in shared memory in fragment order. f32: true FFMA, a lane owns one key.
-//   2. The summed probabilities of the tile meet in shared memory; thread (token, block) adds what the tile gives to
-//      its block, in key order: each score has one owner at a time, and no atomics are needed.
+// NSA's portable selection: block scores from the compressed branch's probabilities, then the top n, in one kernel.
+//
+// A CTA computes 16 tokens of one (sequence, group). Its 8 warps iterate over the compressed keys in tiles of 256, 32
+// keys per warp:
+//   1. A warp keeps its 32 keys in registers and loops over the heads of the group. The product of one head is M = 16
+//   tokens by N = 32 keys, so the sum over heads is an addition in registers, in head order, for any G. bf16:
+//   mma.m16n8k16 with fp32 sums; q is in shared memory in fragment order. f32: FFMA, a lane has one key.
+//   2. The summed probabilities of the tile go to shared memory. Thread (token, block) adds the tile's contribution to
+//   its block, in key order. Each score has one owner, so there are no atomics.
 //   3. One warp per token finds the n-th best score by bisection (scores are >= 0, so their bits order like integers)
-//      and writes the list in one ascending pass.
-// Tokens whose blocks all fit in n are not scored. Scores stay fp32 throughout: 4 bytes a block and token in shared
-// memory (68 KB at T = 65536, l' = 64), or, where they do not fit, in a slab of scratch for each of a bounded number of
-// CTAs. Work: T^2/(2d)*Hq exponentials and 2*dk times as many FLOPs; at T = 65536, Hq = 12, dk = 64, d = 16: 0.45 ms of
-// exponentials, 0.35-0.7 ms of mma, overlapped between two CTAs a SM. q is read once; a CTA streams K_cmp from L2.
+//   and writes the list in one ascending pass.
+//
+// Tokens whose blocks all fit in n are not scored. Scores are fp32: 4 bytes per block and token, in shared memory (68
+// KiB at T = 65536, l' = 64) or, if they do not fit, in a slab of scratch for each of a bounded number of CTAs.
+//
+// Work: T^2 / (2d) * Hq exponentials, and 2 dk times as many FLOP; two CTAs per SM overlap the two. q is read once;
+// every CTA reads K_cmp from L2.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -22,18 +26,18 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kTokens = 16;  // of a CTA: the M of one mma
+constexpr int kTokens = 16;  // per CTA: the M of one mma
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kWarpKeys = 32, kTileKeys = kWarps * kWarpKeys;
-constexpr int kElements = kTokens * kWarpKeys / 32;  // of a lane: its share of a warp's 16 tokens x 32 keys
-constexpr int kChunk = 32;                           // columns of q and k that are multiplied at a time
-// Shared-memory rows of 16 tokens, padded against bank conflicts: the tile of sums [key][token] is written as mma
-// fragments lie and read four keys apart; the scores [block][token] are read along either axis.
+constexpr int kElements = kTokens * kWarpKeys / 32;  // elements per lane of a warp's 16 tokens x 32 keys
+constexpr int kChunk = 32;                           // columns of q and k per product
+// Strides of shared-memory rows of 16 tokens, padded against bank conflicts: the tile of sums [key][token] is written
+// in the order of mma fragments and read four keys apart; the scores [block][token] are read along either axis.
 constexpr int kSumStride = 20, kScoreStride = 17;
-constexpr int64_t kQueryBytes = 64 * 1024;    // of q in shared memory at most; more heads than fit come in turns
-constexpr int64_t kSharedLimit = 160 * 1024;  // what every GPU from A100 on grants, with room to spare
+constexpr int64_t kQueryBytes = 64 * 1024;    // of q in shared memory, at most; the heads are processed in turns
+constexpr int64_t kSharedLimit = 160 * 1024;  // bytes per CTA; every GPU since A100 allows more
 
-// What the forced blocks leave open for token t: `slots` places for the best of the blocks [begin, end).
+// The candidates of token t: `slots` entries of its list are free for the best of the blocks [begin, end).
 struct Candidates {
   int current, begin, end, local_begin, slots;
   __device__ bool all() const { return end - begin <= slots; }
@@ -46,17 +50,17 @@ struct Select {
   Bthd<const float> lse;                // [B,T,Hq,1]
   int tokens, keys, groups, heads, dk;  // T, Tc, Hkv, G
   int l, d, l_sel, n_sel, init_blocks, local_blocks;
-  int span, size;  // of a key and of a block, in units of d
-  float scale;     // of q.k, for probability()
-  bool vectors;    // rows of q and k are made of 16-byte vectors
-  int chunks;      // of kChunk columns that q has in shared memory, zeros after dk
-  int head_turn;   // heads of a turn
+  int span, size;  // tokens of a compressed key and of a block, in units of d
+  float scale;     // factor of q.k in probability()
+  bool vectors;    // whether rows of q and k consist of 16-byte vectors
+  int chunks;      // of kChunk columns of q in shared memory, padded with zeros after dk
+  int head_turn;   // heads per turn
   int64_t items;   // (tile of 16 tokens, sequence, group)
   int64_t sequences_and_groups;
-  float* slab;  // scores of all CTAs, or nullptr: they are in shared memory
+  float* slab;  // the scores of all CTAs; nullptr: scores are in shared memory
   int64_t slab_stride;
 
-  // Compressed keys that token t sees.
+  // The number of compressed keys that token t sees.
   __device__ int visible(int t) const { return t + 1 < l ? 0 : min((t + 1 - l) / d + 1, keys); }
   __device__ Candidates candidates(int t) const {
     Candidates c;
@@ -69,7 +73,7 @@ struct Select {
   }
 };
 
-// 16 bytes of a row, zeros after its end; a row that does not exist (nullptr) is all zeros.
+// Loads 16 bytes of a row: zeros after its end, and zeros if row is nullptr.
 template <class T>
 __device__ __forceinline__ uint4 load_piece(const T* row, int column, int dk, bool vectors) {
   if (row == nullptr || column >= dk) return make_uint4(0, 0, 0, 0);
@@ -82,16 +86,17 @@ __device__ __forceinline__ uint4 load_piece(const T* row, int column, int dk, bo
   return packed;
 }
 
-// One chunk of a warp's 32 keys in registers, its product with a head's 16 queries, and who holds which element of it.
+// One chunk of a warp's 32 keys in registers, its product with the 16 queries of a head, and the (token, key) of each
+// element that a lane holds.
 template <class T>
 struct Keys;
 
-// The order of a sum's terms is free as long as both operands agree: of a chunk's 32 columns lane l takes the 8 columns
-// 8*(l%4) .. +7 as its share of two 16-deep steps. So a lane's keys are 16-byte pieces of rows, as they lie in memory,
-// and queries are stored as the steps want them: [step][lane][row l/4, row l/4 + 8, the same two again].
+// The columns of a product may be permuted if both operands use the same order. Of the 32 columns of a chunk, lane l
+// holds the 8 columns 8*(l%4) .. +7, as its share of two steps of depth 16. A lane's keys are then 16-byte pieces of
+// rows, and queries are stored in the order of the steps: [step][lane][row l/4, row l/4 + 8, the same two again].
 template <>
 struct Keys<__nv_bfloat16> {
-  static constexpr int kQueryPieces = 64;  // of a head's chunk; piece i: tokens 0-7, then 8-15, as lanes hold them
+  static constexpr int kQueryPieces = 64;  // 16-byte pieces of a head's chunk: tokens 0-7, then 8-15, in lane order
   uint4 piece[kWarpKeys / 8];
 
   __device__ static int query_token(int i) { return i / 32 * 8 + i % 32 / 4; }
@@ -107,7 +112,7 @@ struct Keys<__nv_bfloat16> {
     step += 32 * 4;
     step[0] = piece.z, step[2] = piece.w;
   }
-  // row: the warp's key lane_row(), from which on `count` keys exist.
+  // row: key lane_row() of the warp. count: the number of keys from that one on.
   __device__ __forceinline__ void load(const __nv_bfloat16* row, int64_t stride, int count, int column, int dk,
                                        bool vectors) {
 #pragma unroll
@@ -124,7 +129,7 @@ struct Keys<__nv_bfloat16> {
   }
 };
 
-// A lane owns a key, whose chunk it keeps; queries are read by all lanes at once.
+// A lane keeps the chunk of one key; all lanes read the same query at a time.
 template <>
 struct Keys<float> {
   static constexpr int kQueryPieces = kTokens * kChunk / 4;  // [token][4 columns]
@@ -158,7 +163,7 @@ struct Keys<float> {
   }
 };
 
-// exp(q.k / sqrt(dk) - lse), by the fast exp2 where inputs are bf16: scale and lse then carry a factor log2(e).
+// exp(q.k / sqrt(dk) - lse). For bf16 inputs it uses the approximate exp2, and scale and lse contain a factor log2(e).
 template <class T>
 constexpr float kExpBase = std::is_same_v<T, float> ? 1.0f : kLog2e;
 template <class T>
@@ -171,11 +176,11 @@ __device__ __forceinline__ float probability(float product, float scale, float l
 }
 
 struct Shared {
-  uint4* queries;  // [heads of a turn][chunks][Keys::kQueryPieces]
-  float* lse;      // [heads of a turn][16]; +inf where no key is seen, so that p = 0
+  uint4* queries;  // [heads per turn][chunks][Keys::kQueryPieces]
+  float* lse;      // [heads per turn][16]; +inf for a row without visible keys, so that p = 0
   float* sums;     // [256 keys][kSumStride]
   int* visible;    // [16]
-  float* scores;   // [blocks][kScoreStride], maybe in scratch
+  float* scores;   // [blocks][kScoreStride], in shared memory or in the slab
   template <class T>
   __device__ explicit Shared(const Select<T>& s)
       : queries(reinterpret_cast<uint4*>(dynamic_shared())),
@@ -189,7 +194,7 @@ struct Shared {
   }
 };
 
-// Where a CTA works: tokens [first, last] of sequence b, group g.
+// The tokens [first, last] of sequence b, group g.
 struct Tile {
   int64_t b;
   int g, first, last;
@@ -198,12 +203,12 @@ struct Tile {
     const int64_t bg = item % s.sequences_and_groups, tiles = (s.tokens + kTokens - 1) / kTokens;
     b = bg / s.groups;
     g = static_cast<int>(bg % s.groups);
-    first = static_cast<int>(tiles - 1 - item / s.sequences_and_groups) * kTokens;  // the longest come first
+    first = static_cast<int>(tiles - 1 - item / s.sequences_and_groups) * kTokens;  // the longest tile first
     last = min(first + kTokens, s.tokens) - 1;
   }
 };
 
-// q and lse of the turn's heads; zeros, and p = 0, past the last token.
+// Loads q and lse of the turn's heads. Past the last token q is 0 and lse +inf, so that p = 0.
 template <class T>
 __device__ void load_queries(const Select<T>& s, const Shared& shared, const Tile& tile, int head0, int heads) {
   for (int i = threadIdx.x; i < heads * s.chunks * Keys<T>::kQueryPieces; i += kThreads) {
@@ -220,9 +225,9 @@ __device__ void load_queries(const Select<T>& s, const Shared& shared, const Til
   }
 }
 
-// Adds the sums of the keys [c0, c1) to the scores of the blocks below `blocks`. Key c covers the units of d tokens
-// [c, c + span), block j the units [j*size, (j+1)*size), and the weight is how many they share: Eq. 9's times l/d,
-// which orders the blocks alike.
+// Adds the sums of the keys [c0, c1) to the scores of the blocks below `blocks` (Eq. 9). In units of d tokens, key c
+// covers [c, c + span) and block j covers [j*size, (j+1)*size). The weight is the number of units that both cover: that
+// of Eq. 9 times l/d, a factor that keeps the order of the scores.
 template <class T>
 __device__ void pool(const Select<T>& s, const Shared& shared, int c0, int c1, int blocks) {
   const int span = s.span, size = s.size, j0 = c0 / size, j1 = min((c1 + span - 2) / size + 1, blocks);
@@ -243,8 +248,8 @@ __device__ void pool(const Select<T>& s, const Shared& shared, int c0, int c1, i
   }
 }
 
-// One turn of heads against all keys below `keys`. kHeld: chunks of the keys that stay in registers while the heads
-// take turns; 0: any number, loaded again for each head.
+// Scores one turn of heads against all keys below `keys`. kHeld: the chunks of the keys that stay in registers for all
+// heads; 0: any number of chunks, reloaded for each head.
 template <class T, int kHeld>
 __device__ __forceinline__ void score_heads(const Select<T>& s, const Shared& shared, const Tile& tile, int heads,
                                             int keys, int blocks) {
@@ -287,31 +292,31 @@ __device__ __forceinline__ void score_heads(const Select<T>& s, const Shared& sh
     for (int e = 0; e < kElements; ++e)
       shared.sums[(warp_key + Keys<T>::key(e)) * kSumStride + Keys<T>::token(e)] = sum[e];
     row += kTileKeys * stride;
-    load_held(c0 + kTileKeys);  // on their way while the tile is pooled
+    load_held(c0 + kTileKeys);  // prefetch, overlapped with pool()
     __syncthreads();
     pool(s, shared, c0, min(c0 + kTileKeys, keys), blocks);
     __syncthreads();
   }
 }
 
-// A score as an integer of the same order; what is not a number counts as 0.
+// A score as an integer of the same order; NaN counts as 0.
 __device__ __forceinline__ unsigned order_of(float score) { return score > 0.0f ? __float_as_uint(score) : 0u; }
 
-// The candidates to list: those above `threshold`, and the first `equals` of those at it.
+// The chosen candidates: all with a score above `threshold`, and the first `equals` with a score equal to it.
 struct Cut {
   unsigned threshold;
   int equals;
 };
 
-// The largest threshold that at least `slots` (>= 1) of the candidates reach, by bisection: `low` is reached by that
-// many, `high` by only `above`. It ends early where exactly `slots` are reached.
+// Finds, by bisection, the largest threshold that at least `slots` (>= 1) candidates reach. Invariant: at least `slots`
+// candidates reach `low`, and `above` < `slots` reach `high`. Ends early if exactly `slots` reach the bound.
 __device__ Cut find_cut(const float* scores, const Candidates& c) {
   const int lane = threadIdx.x % 32;
   unsigned lane_top = 0;
 #pragma unroll 4
   for (int j = c.begin + lane; j < c.end; j += 32) lane_top = max(lane_top, order_of(scores[j * kScoreStride]));
   unsigned high = __reduce_max_sync(kFullWarp, lane_top) + 1;
-  unsigned low = c.slots <= 32 ? __reduce_min_sync(kFullWarp, lane_top) : 0;  // every lane has one that reaches this
+  unsigned low = c.slots <= 32 ? __reduce_min_sync(kFullWarp, lane_top) : 0;  // one candidate per lane reaches it
   int above = 0;
   while (high - low > 1) {
     const unsigned bound = low + (high - low) / 2;
@@ -328,13 +333,13 @@ __device__ Cut find_cut(const float* scores, const Candidates& c) {
   return {low, c.slots - above};
 }
 
-// The list of one token, by one warp: forced blocks and chosen candidates in ascending order, then -1.
+// Writes the list of one token, by one warp: forced blocks and chosen candidates in ascending order, then -1.
 __device__ void write_list(int32_t* list, int n, const float* scores, const Candidates& c) {
   const int lane = threadIdx.x % 32;
   const unsigned lower_lanes = (1u << lane) - 1;
   Cut cut{0xffffffffu, 0};
   if (!c.all() && c.slots > 0) cut = find_cut(scores, c);
-  int listed = 0, equals = 0;  // so far
+  int listed = 0, equals = 0;  // counts so far
   for (int j0 = 0; j0 <= c.current && listed < n; j0 += 32) {
     const int j = j0 + lane;
     bool take = j < c.begin || (j >= c.local_begin && j <= c.current), equal = false;
@@ -354,13 +359,13 @@ __device__ void write_list(int32_t* list, int n, const float* scores, const Cand
   for (int i = listed + lane; i < n; i += 32) list[i] = -1;
 }
 
-// Grid: one CTA an item; with scores in scratch, a bounded number of CTAs that take items in turns.
+// Grid: one CTA per item; if scores are in scratch, a bounded number of CTAs, each of which processes several items.
 template <class T, int kHeld>
 __global__ void __launch_bounds__(kThreads, kHeld <= 2 ? 2 : 1) select_kernel(const Select<T> s) {
   const Shared shared(s);
   for (int64_t item = blockIdx.x; item < s.items; item += gridDim.x) {
     const Tile tile(s, item);
-    const Candidates last = s.candidates(tile.last);  // the longest of the tile: all other ranges lie inside its own
+    const Candidates last = s.candidates(tile.last);  // its range contains those of the tile's other tokens
     if (!last.all()) {
       const int blocks = last.end, keys = min(s.visible(tile.last), blocks * s.size);
       for (int i = threadIdx.x; i < blocks * kScoreStride; i += kThreads) shared.scores[i] = 0.0f;
@@ -379,12 +384,12 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 2 ? 2 : 1) select_kernel(co
       const int t = tile.first + i;
       write_list(s.block_index.row(tile.b, t, tile.g), s.n_sel, shared.scores + i, s.candidates(t));
     }
-    __syncthreads();  // the scores are read before the next item clears them
+    __syncthreads();  // before the next item clears the scores
   }
 }
 
-// f.template operator()<kHeld>(): the chunks of q and k that are kept in registers, at least ceil(dk/32); 0: the
-// general route, for rows that are odd or too long to be held.
+// f.template operator()<kHeld>(): the chunks of k that stay in registers, at least ceil(dk/32). 0: chunks are reloaded,
+// for rows that are too long or not made of 16-byte vectors.
 template <class T, class F>
 void dispatch_held(int64_t chunks, bool vectors, F&& f) {
   if (!vectors) return f.template operator()<0>();

@@ -1,8 +1,7 @@
-// Gates and lists on the GPU. A CTA takes one piece of the rows, a thread every 256th of them: 12 bytes of gates, its
-// list (64 bytes at n = 16) and its neighbour's, which a thread close by has just read. Threads are merged in a fixed
-// order, and the CTA's one slot takes the result, so micro-steps add up in theirs. Another kernel merges the slots of
-// all layers, once a step. 18 us a layer of M7C at 16 x 2,048 on an H200 (2026-11-21), 0.2 to 0.4 ms of a step of
-// 64.7; the bytes would take 2 us.
+// Statistics of gates and block lists on the GPU (log.stats). A CTA reads one piece of the rows, each thread every
+// 256th row: 12 bytes of gates, the row's list and that of the previous token. Threads are merged in a fixed order into
+// the CTA's own slot, which accumulates over the micro-steps. A second kernel merges the slots of all layers, once per
+// step.
 #include "kernels/common/launch.cuh"
 #include "kernels/nsa/stats.h"
 
@@ -10,7 +9,7 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-static_assert(kStatsPieces == kThreads);  // of the second kernel: a thread to a piece
+static_assert(kStatsPieces == kThreads);  // nsa_stats_merge_kernel: one thread per piece
 
 __device__ void add_gates(NsaStats& s, const float* gate, int64_t plane) {
   float p[3] = {gate[0], gate[plane], gate[2 * plane]}, entropy = 0;
@@ -24,7 +23,7 @@ __device__ void add_gates(NsaStats& s, const float* gate, int64_t plane) {
   s.add_gates(p[0], p[1], p[2], entropy);
 }
 
-// All threads' in thread 0's.
+// Merges the values of all threads into that of thread 0.
 __device__ void merge_threads(NsaStats& s) {
   __shared__ NsaStats warps[kWarps];
   for (int o = 16; o > 0; o >>= 1) {
@@ -40,8 +39,8 @@ __device__ void merge_threads(NsaStats& s) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    stats_kernel(NsaStats* pieces, const float* __restrict__ gate, const int32_t* __restrict__ lists, int64_t rows,
-                 int64_t tokens, int64_t groups, int64_t n, SelectOptions o) {
+    nsa_stats_kernel(NsaStats* pieces, const float* __restrict__ gate, const int32_t* __restrict__ lists, int64_t rows,
+                     int64_t tokens, int64_t groups, int64_t n, SelectOptions o) {
   NsaStats mine;
   const int64_t end = rows * (blockIdx.x + 1) / gridDim.x;
   for (int64_t r = rows * blockIdx.x / gridDim.x + threadIdx.x; r < end; r += kThreads) {
@@ -56,7 +55,7 @@ __global__ void __launch_bounds__(kThreads)
   pieces[blockIdx.x] = all;
 }
 
-__global__ void __launch_bounds__(kThreads) merge_kernel(NsaStats* out, const NsaStats* __restrict__ pieces) {
+__global__ void __launch_bounds__(kThreads) nsa_stats_merge_kernel(NsaStats* out, const NsaStats* __restrict__ pieces) {
   NsaStats mine = pieces[int64_t{blockIdx.x} * kThreads + threadIdx.x];
   merge_threads(mine);
   if (threadIdx.x == 0) out[blockIdx.x] = mine;
@@ -68,12 +67,12 @@ NsaStats* stats_of(const Tensor& t) { return reinterpret_cast<NsaStats*>(t.ptr<d
 
 void nsa_stats(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions& o) {
   const int64_t T = block_index.size(1), groups = block_index.size(2);
-  launch(ctx, "nsa_stats", stats_kernel, dim3(kStatsPieces), dim3(kThreads), 0, stats_of(pieces), gate.ptr<float>(),
+  launch(ctx, "nsa_stats", nsa_stats_kernel, dim3(kStatsPieces), dim3(kThreads), 0, stats_of(pieces), gate.ptr<float>(),
          block_index.ptr<int32_t>(), block_index.size(0) * T * groups, T, groups, block_index.size(3), o);
 }
 
 void nsa_stats_merge(Context& ctx, Tensor out, ConstTensor pieces) {
-  launch(ctx, "nsa_stats_merge", merge_kernel, dim3(out.size(0)), dim3(kThreads), 0, stats_of(out),
+  launch(ctx, "nsa_stats_merge", nsa_stats_merge_kernel, dim3(out.size(0)), dim3(kThreads), 0, stats_of(out),
          reinterpret_cast<const NsaStats*>(pieces.ptr<double>()));
 }
 

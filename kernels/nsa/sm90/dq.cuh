@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
     const int first = keys_of.first + key0;
     float minus[2];  // rows whose token has not listed these keys: p = 2^-inf
 #pragma unroll
-    for (int i = 0; i < 2; ++i) minus[i] = (keys_of.members >> rows.bit[i] & 1) != 0 ? -shift[i] : -INFINITY;
+    for (int i = 0; i < 2; ++i) minus[i] = (keys_of.token_mask >> rows.bit[i] & 1) != 0 ? -shift[i] : -INFINITY;
     pin(p);
     pin(ds);
     if (first < low_of_last || first + kStepKeys > min(high_of_first, keys_of.end)) {  // a row sees them in part

@@ -1,0 +1,222 @@
+// The selected branch's forward on Hopper by union tiles: the plan that nsa/sm90/forward.cuh asks for.
+//
+// A CTA's tokens share the union of their lists. Which tokens list a block is a row of bits in shared memory; the
+// blocks that any token lists, in ascending order, are the steps. Scores of rows whose token has not listed the block
+// are computed too and weigh nothing: at T = 2048 a tile of 21 tokens takes about 1.35 times the blocks of one list
+// (KERNELS.md 4.2), and a warpgroup passes blocks that none of its own tokens lists.
+#pragma once
+#include "kernels/nsa/sm90/forward.cuh"
+
+namespace triad::cuda {
+namespace {
+
+// block_index [B,T,Hkv,n] as the plan reads it.
+struct UnionKeys {
+  KeyRange range;
+  const int* data;
+  int64_t batch, row, head;
+  Divisor n, block_keys;
+  int blocks, block_size;  // of T tokens; = block_keys
+  CombineRows combine;     // if wanted
+  const int* unless;       // not nullptr: where *unless is not 0 there is nothing to be done
+};
+inline UnionKeys make_union_keys(const SelectedKeys& keys, const CombineAlong* combine, const int* unless) {
+  return {keys.range,
+          keys.lists.data,
+          keys.lists.batch,
+          keys.lists.row,
+          keys.lists.head,
+          Divisor(keys.lists.n),
+          Divisor(keys.block_keys),
+          keys.lists.blocks,
+          keys.block_keys,
+          combine_rows(combine),
+          unless};
+}
+
+template <class Shape>
+class Plan<UnionKeys, Shape> {
+ public:
+  static constexpr bool kListed = true, kMadeTogether = true;
+  static int64_t bytes(const UnionKeys& keys) {
+    const int64_t parts = ceil_div(keys.block_size, Shape::kKeys);
+    return sizeof(Head) + sizeof(int) * keys.blocks * (kWords + parts);
+  }
+  static __device__ __forceinline__ bool nothing_to_do(const UnionKeys& keys) {
+    return keys.unless != nullptr && *keys.unless != 0;
+  }
+  __device__ __forceinline__ Plan(const RowForwardArgs& a, const UnionKeys& keys, const CtaRows& tile, int w,
+                                  unsigned char* memory)
+      : keys_(keys), w_(w) {
+    Head& head = *reinterpret_cast<Head*>(memory);
+    unsigned* const members = reinterpret_cast<unsigned*>(memory + sizeof(Head));
+    unsigned* const entries = members + keys.blocks * kWords;
+    members_ = members, entries_ = entries;
+    const int blocks = keys.block_keys.quotient(tile.last_token) + 1;  // that these tokens can list
+    for (int i = threadIdx.x; i < blocks * kWords; i += Shape::kThreads) members[i] = 0;
+    __syncthreads();
+    const int* const lists = keys.data + tile.b * keys.batch + tile.first_token * keys.row + tile.g * keys.head;
+    const int n = keys.n.value(), listed = (tile.last_token - tile.first_token + 1) * n;
+    for (int i = threadIdx.x; i < listed; i += Shape::kThreads) {
+      const int token = keys.n.quotient(i), block = lists[token * keys.row + i - token * n];
+      if (block >= 0) atomicOr(&members[block * kWords + token / 32], 1u << token % 32);  // -1 ends a list
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) order_steps(a, tile, blocks, head, members, entries);
+    __syncthreads();
+    steps = head.steps, steps_seen = head.steps_seen[w];
+  }
+  __device__ __forceinline__ int first(int n) const { return entries_[n] & kMaxKey; }
+  __device__ __forceinline__ int end(int n) const {
+    return (keys_.block_keys.quotient(first(n)) + 1) * keys_.block_size;
+  }
+  __device__ __forceinline__ bool sees(int n) const { return (entries_[n] >> kSeenShift >> w_ & 1) != 0; }
+  __device__ __forceinline__ bool sees_part(int n) const { return (entries_[n] >> kPartShift >> w_ & 1) != 0; }
+  // Whether the token-th token of the CTA lists the block of step n.
+  __device__ __forceinline__ bool is_member(int n, int token) const {
+    return (members_[keys_.block_keys.quotient(first(n)) * kWords + token / 32] >> token % 32 & 1) != 0;
+  }
+
+  static constexpr int kMaxKey = (1 << 24) - 1;  // an entry: first key, who sees it, who sees only a part of it
+  int steps, steps_seen;
+
+ private:
+  static constexpr int kWords = Shape::kRowsCta / 32, kSeenShift = 24, kPartShift = 28;
+  static_assert(Shape::kWarpgroups <= 4);
+  struct Head {
+    int steps, steps_seen[Shape::kWarpgroups];
+  };
+
+  // One warp; a lane has one of 32 blocks at a time.
+  __device__ __forceinline__ void order_steps(const RowForwardArgs& a, const CtaRows& tile, int blocks, Head& head,
+                                              const unsigned* members, unsigned* entries) const {
+    const int lane = threadIdx.x, block_keys = keys_.block_size;
+    int count = 0, seen[Shape::kWarpgroups] = {};
+    for (int block0 = 0; block0 < blocks; block0 += 32) {
+      const int block = block0 + lane, begin = block * block_keys;
+      unsigned seen_by = 0;
+      int all_see[Shape::kWarpgroups] = {};  // of the block's keys those before this
+#pragma unroll
+      for (int v = 0; v < Shape::kWarpgroups; ++v) {
+        const int first_row = tile.first + 64 * v;
+        if (block >= blocks || first_row >= tile.rows) continue;
+        const int from = a.in.heads.quotient(first_row);
+        const int to = a.in.heads.quotient(min(first_row + 64, tile.rows) - 1);
+        all_see[v] = min(begin + block_keys, from + 1);
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) {
+          const int low = max(from - tile.first_token - 32 * i, 0), high = min(to - tile.first_token - 32 * i, 31);
+          if (low <= high && (members[block * kWords + i] >> low << (31 - high + low)) != 0) seen_by |= 1u << v;
+        }
+      }
+      const int end = min(begin + block_keys, tile.last_token + 1);
+      const int parts = seen_by != 0 ? (end - begin + Shape::kKeys - 1) / Shape::kKeys : 0;
+      int at = parts;
+      for (int by = 1; by < 32; by *= 2) {
+        const int before = __shfl_up_sync(kFullWarp, at, by);
+        if (lane >= by) at += before;
+      }
+      at += count;
+      for (int i = 0; i < parts; ++i) {
+        const int first = begin + i * Shape::kKeys;
+        unsigned part_by = 0;
+#pragma unroll
+        for (int v = 0; v < Shape::kWarpgroups; ++v)
+          part_by |= static_cast<unsigned>(first + Shape::kKeys > all_see[v]) << v;
+        entries[at - parts + i] = part_by << kPartShift | seen_by << kSeenShift | first;
+      }
+#pragma unroll
+      for (int v = 0; v < Shape::kWarpgroups; ++v)
+        seen[v] = max(seen[v], __reduce_max_sync(kFullWarp, (seen_by >> v & 1) != 0 ? at : 0));
+      count = __shfl_sync(kFullWarp, at, 31);
+    }
+    if (lane != 0) return;
+    head.steps = count;
+#pragma unroll
+    for (int v = 0; v < Shape::kWarpgroups; ++v) head.steps_seen[v] = seen[v];
+  }
+
+  const UnionKeys& keys_;
+  int w_;
+  const unsigned *members_, *entries_;
+};
+
+// The same where a list is 32 bits: blocks of 64 or 128 keys, 32 of them at most. At T = 2048 and n = 16 nearly every
+// block before a tile's own is listed by some of its tokens, so the steps are simply all key tiles up to the last
+// token's: nothing to count or to order before the first keys can be asked for, and a row's test is a bit of its word.
+// 8 x 2048 x 12 x 2 x 64 on an H200: 0.157 ms by the table of bits; 0.145 so, in CTAs of one tile; 0.133 in CTAs that
+// take one tile after the other, which a plan that no other thread waits for allows.
+struct BitmapKeys {
+  KeyRange range;
+  const int* data;
+  int64_t batch, row, head;
+  int n, part_bits;     // a block has 1 << part_bits steps
+  CombineRows combine;  // if wanted
+};
+inline BitmapKeys make_bitmap_keys(const SelectedKeys& keys, const CombineAlong* combine) {
+  const BlockLists& lists = keys.lists;
+  return {keys.range,           lists.data, lists.batch, lists.row, lists.head, lists.n, keys.block_keys / 64 - 1,
+          combine_rows(combine)};
+}
+inline bool lists_fit_bitmaps(const KeyRange& range, int block_keys) {
+  return (block_keys == 64 || block_keys == 128) && range.keys <= 32 * block_keys;
+}
+
+// A lane of each warp keeps the words of one or two of the warpgroup's tokens and is asked for them by shuffle: no
+// shared memory, nothing that warps wait for.
+template <class Shape>
+class Plan<BitmapKeys, Shape> {
+ public:
+  static constexpr bool kListed = true, kMadeTogether = false;
+  static_assert(Shape::kKeys == 64);
+  static int64_t bytes(const BitmapKeys&) { return 0; }
+  static __device__ __forceinline__ bool nothing_to_do(const BitmapKeys&) { return false; }
+  __device__ __forceinline__ Plan(const RowForwardArgs& a, const BitmapKeys& keys, const CtaRows& tile, int w,
+                                  unsigned char*)
+      : steps(tile.last_token / Shape::kKeys + 1), keys_end_(keys.range.keys), part_bits_(keys.part_bits) {
+    const int first_row = tile.first + 64 * w;
+    if (first_row >= tile.rows) return;
+    const int from = a.in.heads.quotient(first_row), to = a.in.heads.quotient(min(first_row + 64, tile.rows) - 1);
+    all_see_ = from + 1, before_ = from - tile.first_token, many_ = to - from >= 32;
+    const int* const lists = keys.data + tile.b * keys.batch + tile.g * keys.head;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int token = from + 32 * i + static_cast<int>(threadIdx.x) % 32;
+      if (token > to) break;
+      const int* const list = lists + token * keys.row;
+#pragma unroll 16
+      for (int j = 0; j < keys.n; ++j) {
+        const int block = __ldg(list + j);
+        if (block >= 0) words_[i] |= 1u << block;  // -1 ends a list
+      }
+    }
+    // Of blocks behind the tile's last token, which a list may name, no step is made.
+    const unsigned reached = (2u << (steps - 1 >> part_bits_)) - 1;
+    listed_ = __reduce_or_sync(kFullWarp, words_[0] | words_[1]) & reached;
+    steps_seen = min(steps, 32 - __clz(listed_) << part_bits_);
+  }
+  __device__ __forceinline__ int first(int n) const { return n * Shape::kKeys; }
+  __device__ __forceinline__ int end(int) const { return keys_end_; }
+  __device__ __forceinline__ bool sees(int n) const { return (listed_ >> (n >> part_bits_) & 1) != 0; }
+  __device__ __forceinline__ bool sees_part(int n) const { return first(n) + Shape::kKeys > all_see_; }
+  // Called by whole warps.
+  __device__ __forceinline__ bool is_member(int n, int token) const {
+    const int at = token - before_;
+    unsigned word = __shfl_sync(kFullWarp, words_[0], at);
+    if (many_) {
+      const unsigned other = __shfl_sync(kFullWarp, words_[1], at);
+      if (at >= 32) word = other;
+    }
+    return (word >> (n >> part_bits_) & 1) != 0;
+  }
+
+  int steps, steps_seen = 0;
+
+ private:
+  int keys_end_, part_bits_, all_see_ = 0, before_ = 0;
+  bool many_ = false;                    // tokens
+  unsigned words_[2] = {}, listed_ = 0;  // listed_: by any of the warpgroup's tokens
+};
+
+}  // namespace
+}  // namespace triad::cuda

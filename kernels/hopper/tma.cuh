@@ -1,42 +1,17 @@
-// Hopper's bulk tensor copies (TMA): one thread asks for a box of a tensor, the copy engine lays it into shared memory
-// swizzled as wgmma reads it (hopper/wgmma.cuh), rows outside the tensor as zeros, and counts the bytes on a barrier in
-// shared memory. A barrier completes a phase when its arrivals and bytes have all come; waiting names the parity of the
-// phase, 0 for the first.
+// Hopper's bulk tensor copies (TMA): one thread issues a box of a tensor, and the copy engine transfers it between
+// global and shared memory, where it is swizzled as wgmma reads it (hopper/shared_memory.cuh). Rows outside the tensor
+// read as zeros and are not written. A load counts its bytes on a barrier (hopper/mbarrier.cuh); stores and bulk
+// additions (hopper/reduce.cuh) form bulk groups.
 #pragma once
 #include <cuda.h>
 
 #include "kernels/common/tile_mma.cuh"
-#include "kernels/hopper/wgmma.cuh"
+#include "kernels/hopper/mbarrier.cuh"
+#include "kernels/hopper/shared_memory.cuh"
 
 namespace triad::cuda {
 
-using Barrier = uint64_t;
-
-__device__ __forceinline__ void barrier_init(Barrier* b, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
-}
-// After the inits, before a barrier of the threads: the copy engine sees them too.
-__device__ __forceinline__ void barrier_init_done() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ __forceinline__ void barrier_arrive(Barrier* b) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
-}
-// Arrives, and announces bytes to come.
-__device__ __forceinline__ void barrier_expect(Barrier* b, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void barrier_wait(Barrier* b, unsigned parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra arrived;\nbra again;\narrived:\n}" ::"r"(shared_address(b)),
-      "r"(parity)
-      : "memory");
-}
-
-// The box at (column, row, head, batch) of the map's tensor into shared memory.
+// Loads the box at (column, row, head, batch) of the map's tensor into shared memory.
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int column, int row, int head, int batch,
                                          Barrier* b) {
   asm volatile(
@@ -45,11 +20,34 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int c
       "l"(&map), "r"(shared_address(b)), "r"(column), "r"(row), "r"(head), "r"(batch)
       : "memory");
 }
-__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+// The same for every CTA of the cluster whose bit is set in `ctas`, to the same offset and barrier of each.
+__device__ __forceinline__ void copy_box_multicast(void* to, const CUtensorMap& map, int column, int row, int head,
+                                                   int batch, Barrier* b, uint16_t ctas) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(to)),
+      "l"(&map), "r"(shared_address(b)), "r"(column), "r"(row), "r"(head), "r"(batch), "h"(ctas)
+      : "memory");
 }
 
-// Boxes of 64 columns (128 bytes) and box_rows rows of box_heads heads of a [batch, rows, heads, width] view.
+// Stores a box from shared memory, as part of this thread's next bulk group. fence_async_proxy() after the threads'
+// writes to `from` makes them visible to the engine.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, const void* from, int column, int row, int head,
+                                          int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+               "r"(shared_address(from)), "r"(column), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until all but this thread's last kPending bulk groups have read their shared memory.
+template <int kPending>
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+// Waits until all of this thread's bulk groups are complete.
+__device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// A map of a [batch, rows, heads, width] view, in boxes of 64 columns (128 bytes), box_rows rows and box_heads heads.
 inline CUtensorMap make_box_map(const View<const __nv_bfloat16>& v, int64_t batch, int64_t rows, int64_t heads,
                                 int box_rows, int box_heads = 1) {
   static const auto encode = [] {
@@ -59,7 +57,7 @@ inline CUtensorMap make_box_map(const View<const __nv_bfloat16>& v, int64_t batc
     TRIAD_CHECK(found == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
   }();
-  // An axis of one element may have any stride; the engine wants one that it could take.
+  // An axis of one element may have any stride; the encoder rejects strides that the engine cannot use.
   const auto stride_bytes = [](int64_t stride, int64_t size) {
     return static_cast<cuuint64_t>(size > 1 ? stride * 2 : kPanelRowBytes);
   };

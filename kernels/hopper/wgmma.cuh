@@ -1,37 +1,45 @@
-// Hopper's warpgroup products (wgmma) as the attention kernels use them: A (64 rows) in registers, B in shared memory.
-// A tile in shared memory is [rows][64] bf16, one row 128 bytes, its eight 16-byte chunks permuted by the row's last
-// three bits (the 128-byte swizzle): conflict-free to write by rows, and readable both ways:
-//   along the row     as B[k = column][n = row]   (K-major: scores, one k16 step is 32 bytes further)
-//   across the rows   as B[k = row][n = column]   (N-major: the sums over rows, one k16 step is 16 rows further)
-// Tiles start at a multiple of 1024 bytes. Wider heads have one such panel for every 64 columns.
+// Hopper's warpgroup matrix products (wgmma): d[64 x N] (+)= a[64 x 16] b[16 x N], bf16 with fp32 sums, asynchronous,
+// by the four warps of a warpgroup together. a is in registers or shared memory, b in shared memory
+// (hopper/shared_memory.cuh).
+//
+// Sums and a register operand are laid out as for mma.m16n8k16, warp w with rows 16 w to 16 w + 15: a lane holds row
+// lane / 4 (e = 0, 1) and row lane / 4 + 8 (e = 2, 3) at the columns 8 j + 2 (lane % 4) + e % 2 of d[j][e].
+//
+// The order of calls: wgmma_fence() before the first product that uses registers written by the thread; products;
+// wgmma_commit(); other work; wgmma_wait<n>(); pin(d) before d is read. Until then no instruction may use d or a: ptxas
+// otherwise serialises all products of the kernel.
 #pragma once
-#include <cstdint>
-
-#include "kernels/common/ptx.cuh"
+#include "kernels/hopper/shared_memory.cuh"
+#include "kernels/hopper/warpgroup.cuh"
 
 namespace triad::cuda {
 
-inline constexpr int kPanel = 64, kPanelRowBytes = 128, kWarpgroup = 128;
+// ---- descriptors of tiles ----
 
-// Where chunk c of row r lies in a tile.
-__device__ __forceinline__ int swizzled(int r, int c) { return r * kPanelRowBytes + ((c ^ (r & 7)) << 4); }
+// How a product reads a tile [rows][64]:
+//   k   along its rows, b[k = column][n = row]: the next 16 of k are 32 bytes further;
+//   mn  across its rows, b[k = row][n = column]: the next 16 of k are 16 rows further.
+enum class Major { k, mn };
 
-// The lower half of a tile's descriptor, in units of 16 bytes: address, and the unused leading offset. The upper half
-// is the same for all: 1024 bytes from eight rows to the next eight, 128-byte swizzle.
+// The lower half of a tile's descriptor, in units of 16 bytes: address, and a leading offset that only Major::mn with
+// more than 64 columns uses, the bytes from a panel to the next. The upper half is the same for all tiles: 1024 bytes
+// from eight rows to the next eight, 128-byte swizzle.
 __device__ __forceinline__ uint32_t tile_descriptor(uint32_t address) { return 1u << 16 | address >> 4; }
+__device__ __forceinline__ uint32_t tile_descriptor(uint32_t address, int panel_bytes) {
+  return static_cast<uint32_t>(panel_bytes) << 12 | address >> 4;
+}
 inline constexpr uint32_t kDescriptorHigh = 1u << 30 | 1024 >> 4;
+
+// ---- ordering ----
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until at most kPending of the committed groups are still running.
+// Waits until at most kPending of the committed groups are running.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// What ordinary stores and cp.async of this thread wrote to shared memory becomes visible to wgmma (after a barrier).
-__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// The compiler must not move uses of a running product's registers across this point.
+// The compiler does not move uses of d across this point.
 template <int kN>
 __device__ __forceinline__ void pin(float (&d)[kN][4]) {
 #pragma unroll
@@ -39,74 +47,167 @@ __device__ __forceinline__ void pin(float (&d)[kN][4]) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(d[j][e])::"memory");
 }
+// Defines d without setting it, for a product that overwrites it.
+template <int kN>
+__device__ __forceinline__ void leave_unset(float (&d)[kN][4]) {
+#pragma unroll
+  for (int j = 0; j < kN; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) asm volatile("" : "=f"(d[j][e]));
+}
 
-#define TRIAD_D4(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
-// d[64 x N] = a[64 x 16] b[16 x N] (first) or += (add), for N = 32 and 64; kAcross: b is read across the rows of its
-// tile. d and a lie in the registers as for mma.m16n8k16, warp w having rows 16w .. 16w + 15.
-template <int kAcross>
-__device__ __forceinline__ void wgmma_first(float (&d)[4][4], const uint32_t (&a)[4], uint32_t b) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %21, 0;\nmov.b64 b, {%20, %23};\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-      "{%16,%17,%18,%19}, b, p, 1, 1, %22;\n}"
-      : TRIAD_D4("=f", 0), TRIAD_D4("=f", 1), TRIAD_D4("=f", 2), TRIAD_D4("=f", 3)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(0), "n"(kAcross), "n"(kDescriptorHigh));
-}
-template <int kAcross>
-__device__ __forceinline__ void wgmma_add(float (&d)[4][4], const uint32_t (&a)[4], uint32_t b) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %21, 0;\nmov.b64 b, {%20, %23};\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-      "{%16,%17,%18,%19}, b, p, 1, 1, %22;\n}"
-      : TRIAD_D4("+f", 0), TRIAD_D4("+f", 1), TRIAD_D4("+f", 2), TRIAD_D4("+f", 3)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(1), "n"(kAcross), "n"(kDescriptorHigh));
-}
-template <int kAcross>
-__device__ __forceinline__ void wgmma_first(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %37, 0;\nmov.b64 b, {%36, %39};\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%"
-      "30,%31}, "
-      "{%32,%33,%34,%35}, b, p, 1, 1, %38;\n}"
-      : TRIAD_D4("=f", 0), TRIAD_D4("=f", 1), TRIAD_D4("=f", 2), TRIAD_D4("=f", 3), TRIAD_D4("=f", 4),
-        TRIAD_D4("=f", 5), TRIAD_D4("=f", 6), TRIAD_D4("=f", 7)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(0), "n"(kAcross), "n"(kDescriptorHigh));
-}
-template <int kAcross>
-__device__ __forceinline__ void wgmma_add(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %37, 0;\nmov.b64 b, {%36, %39};\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%"
-      "30,%31}, "
-      "{%32,%33,%34,%35}, b, p, 1, 1, %38;\n}"
-      : TRIAD_D4("+f", 0), TRIAD_D4("+f", 1), TRIAD_D4("+f", 2), TRIAD_D4("+f", 3), TRIAD_D4("+f", 4),
-        TRIAD_D4("+f", 5), TRIAD_D4("+f", 6), TRIAD_D4("+f", 7)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(1), "n"(kAcross), "n"(kDescriptorHigh));
-}
-// The same with a in shared memory too, both read along their rows.
-__device__ __forceinline__ void wgmma_first(float (&d)[4][4], uint32_t a, uint32_t b) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %18, 0;\nmov.b64 a, {%16, %19};\nmov.b64 b, {%17, %19};\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-      "a, b, p, 1, 1, 0, 0;\n}"
-      : TRIAD_D4("=f", 0), TRIAD_D4("=f", 1), TRIAD_D4("=f", 2), TRIAD_D4("=f", 3)
-      : "r"(a), "r"(b), "n"(0), "n"(kDescriptorHigh));
-}
-__device__ __forceinline__ void wgmma_add(float (&d)[4][4], uint32_t a, uint32_t b) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %18, 0;\nmov.b64 a, {%16, %19};\nmov.b64 b, {%17, %19};\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-      "a, b, p, 1, 1, 0, 0;\n}"
-      : TRIAD_D4("+f", 0), TRIAD_D4("+f", 1), TRIAD_D4("+f", 2), TRIAD_D4("+f", 3)
-      : "r"(a), "r"(b), "n"(1), "n"(kDescriptorHigh));
-}
-#undef TRIAD_D4
+// ---- products ----
 
-// Columns 16k .. 16k + 15 of a product, rounded, as the left operand of the next.
+// The instruction's text and operands: %0 .. are the sums, then a, b, the upper descriptor half, whether to add, and
+// how a and b are read. PTX has no names for operands, so each width spells its numbers.
+#define TRIAD_SUMS_1(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
+#define TRIAD_SUMS_2(how, j) TRIAD_SUMS_1(how, j), TRIAD_SUMS_1(how, j + 1)
+#define TRIAD_SUMS_4(how, j) TRIAD_SUMS_2(how, j), TRIAD_SUMS_2(how, j + 2)
+#define TRIAD_SUMS_8(how, j) TRIAD_SUMS_4(how, j), TRIAD_SUMS_4(how, j + 4)
+#define TRIAD_SUMS_16(how, j) TRIAD_SUMS_8(how, j), TRIAD_SUMS_8(how, j + 8)
+#define TRIAD_SUMS_24(how, j) TRIAD_SUMS_16(how, j), TRIAD_SUMS_8(how, j + 16)
+#define TRIAD_TEXT_8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define TRIAD_TEXT_16 TRIAD_TEXT_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define TRIAD_TEXT_32 TRIAD_TEXT_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define TRIAD_TEXT_36 TRIAD_TEXT_32 ",%32,%33,%34,%35"
+#define TRIAD_TEXT_64                                                                                 \
+  TRIAD_TEXT_36                                                                                       \
+  ",%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59," \
+  "%60,%61,%62,%63"
+#define TRIAD_TEXT_96                                                                                 \
+  TRIAD_TEXT_64                                                                                       \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87," \
+  "%88,%89,%90,%91,%92,%93,%94,%95"
+// a in registers %a0 .. %a3, b's descriptor {%b, %high}; add, and b's major order.
+#define TRIAD_WGMMA_REGISTERS(n, text, a0, a1, a2, a3, low, high, add, major_b)                            \
+  "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %" #add ", 0;\nmov.b64 b, {%" #low ", %" #high           \
+  "};\n"                                                                                                   \
+  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" text "}, {%" #a0 ",%" #a1 ",%" #a2 ",%" #a3 \
+  "}, "                                                                                                    \
+  "b, p, 1, 1, %" #major_b ";\n}"
+#define TRIAD_WGMMA_SHARED(n, text, a, low, high, add, major_a, major_b)                                          \
+  "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %" #add ", 0;\nmov.b64 a, {%" #a ", %" #high                 \
+  "};\n"                                                                                                          \
+  "mov.b64 b, {%" #low ", %" #high                                                                                \
+  "};\n"                                                                                                          \
+  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" text "}, a, b, p, 1, 1, %" #major_a ", %" #major_b \
+  ";\n}"
+
+#define TRIAD_REGISTERS_16 TRIAD_WGMMA_REGISTERS(16, TRIAD_TEXT_8, 8, 9, 10, 11, 12, 13, 14, 15)
+#define TRIAD_REGISTERS_32 TRIAD_WGMMA_REGISTERS(32, TRIAD_TEXT_16, 16, 17, 18, 19, 20, 21, 22, 23)
+#define TRIAD_REGISTERS_64 TRIAD_WGMMA_REGISTERS(64, TRIAD_TEXT_32, 32, 33, 34, 35, 36, 37, 38, 39)
+#define TRIAD_REGISTERS_72 TRIAD_WGMMA_REGISTERS(72, TRIAD_TEXT_36, 36, 37, 38, 39, 40, 41, 42, 43)
+#define TRIAD_REGISTERS_128 TRIAD_WGMMA_REGISTERS(128, TRIAD_TEXT_64, 64, 65, 66, 67, 68, 69, 70, 71)
+#define TRIAD_SHARED_32 TRIAD_WGMMA_SHARED(32, TRIAD_TEXT_16, 16, 17, 18, 19, 20, 21)
+#define TRIAD_SHARED_64 TRIAD_WGMMA_SHARED(64, TRIAD_TEXT_32, 32, 33, 34, 35, 36, 37)
+#define TRIAD_SHARED_192 TRIAD_WGMMA_SHARED(192, TRIAD_TEXT_96, 96, 97, 98, 99, 100, 101)
+#define TRIAD_IN_REGISTERS(add) \
+  "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kDescriptorHigh), add, "n"(kB == Major::mn)
+#define TRIAD_IN_SHARED(add) "r"(a), "r"(b), "n"(kDescriptorHigh), add, "n"(kA == Major::mn), "n"(kB == Major::mn)
+
+// One statement: where a is (REGISTERS, SHARED), N and N / 8, and the constraints of the sums and of `add`.
+#define TRIAD_ISSUE(source, n, count, sums, add) \
+  asm volatile(TRIAD_##source##_##n : TRIAD_SUMS_##count(sums, 0) : TRIAD_IN_##source(add))
+
+// wgmma        d += a b, for N = 8 kJ columns; d = a b where the argument `add` is false
+// wgmma_begin  d = a b, with d as an output only
+// a is in registers, b the descriptor of a tile that is read as kB says. To wgmma, d is an input even where `add` is
+// false, so its registers stay the same across the end of a loop's body: leave_unset(d) precedes it if d has no value.
+template <Major kB, int kJ>
+__device__ __forceinline__ void wgmma(float (&d)[kJ][4], const uint32_t (&a)[4], uint32_t b) {
+  static_assert(kJ == 4 || kJ == 8 || kJ == 16, "this width is not instantiated");
+  if constexpr (kJ == 4)
+    TRIAD_ISSUE(REGISTERS, 32, 4, "+f", "n"(1));
+  else if constexpr (kJ == 8)
+    TRIAD_ISSUE(REGISTERS, 64, 8, "+f", "n"(1));
+  else
+    TRIAD_ISSUE(REGISTERS, 128, 16, "+f", "n"(1));
+}
+template <Major kB, int kJ>
+__device__ __forceinline__ void wgmma(float (&d)[kJ][4], const uint32_t (&a)[4], uint32_t b, bool add) {
+  static_assert(kJ == 2 || kJ == 4 || kJ == 8, "this width is not instantiated");
+  if constexpr (kJ == 2)
+    TRIAD_ISSUE(REGISTERS, 16, 2, "+f", "r"(static_cast<int>(add)));
+  else if constexpr (kJ == 4)
+    TRIAD_ISSUE(REGISTERS, 32, 4, "+f", "r"(static_cast<int>(add)));
+  else
+    TRIAD_ISSUE(REGISTERS, 64, 8, "+f", "r"(static_cast<int>(add)));
+}
+template <Major kB, int kJ>
+__device__ __forceinline__ void wgmma_begin(float (&d)[kJ][4], const uint32_t (&a)[4], uint32_t b) {
+  static_assert(kJ == 4 || kJ == 8, "this width is not instantiated");
+  if constexpr (kJ == 4)
+    TRIAD_ISSUE(REGISTERS, 32, 4, "=f", "n"(0));
+  else
+    TRIAD_ISSUE(REGISTERS, 64, 8, "=f", "n"(0));
+}
+
+// The same with a in shared memory too, the descriptor of a tile that is read as kA says.
+template <Major kA, Major kB, int kJ>
+__device__ __forceinline__ void wgmma(float (&d)[kJ][4], uint32_t a, uint32_t b) {
+  static_assert(kJ == 4 || kJ == 8, "this width is not instantiated");
+  if constexpr (kJ == 4)
+    TRIAD_ISSUE(SHARED, 32, 4, "+f", "n"(1));
+  else
+    TRIAD_ISSUE(SHARED, 64, 8, "+f", "n"(1));
+}
+template <Major kA, Major kB, int kJ>
+__device__ __forceinline__ void wgmma(float (&d)[kJ][4], uint32_t a, uint32_t b, bool add) {
+  static_assert(kJ == 8 || kJ == 24, "this width is not instantiated");
+  if constexpr (kJ == 8)
+    TRIAD_ISSUE(SHARED, 64, 8, "+f", "r"(static_cast<int>(add)));
+  else
+    TRIAD_ISSUE(SHARED, 192, 24, "+f", "r"(static_cast<int>(add)));
+}
+template <Major kA, Major kB, int kJ>
+__device__ __forceinline__ void wgmma_begin(float (&d)[kJ][4], uint32_t a, uint32_t b) {
+  static_assert(kJ == 4 || kJ == 8, "this width is not instantiated");
+  if constexpr (kJ == 4)
+    TRIAD_ISSUE(SHARED, 32, 4, "=f", "n"(0));
+  else
+    TRIAD_ISSUE(SHARED, 64, 8, "=f", "n"(0));
+}
+
+// d += a b, and sums[64 x 8] += a ones[16 x 8], eight columns alike (hopper/wgmma_ones.cuh): one product of 72 columns.
+// b is a tile of values that is read across its rows (Major::mn), `ones` the tile of ones; both are addresses.
+__device__ __forceinline__ void wgmma_add_and_sum(float (&d)[8][4], float (&sums)[4], const uint32_t (&a)[4],
+                                                  uint32_t values, uint32_t ones) {
+  // To the product, the ones are the panel that follows the values.
+  const uint32_t b = tile_descriptor(values, static_cast<int>(ones - values));
+  constexpr Major kB = Major::mn;
+  asm volatile(TRIAD_REGISTERS_72
+               : TRIAD_SUMS_8("+f", 0), "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+               : TRIAD_IN_REGISTERS("n"(1)));
+}
+#undef TRIAD_SUMS_1
+#undef TRIAD_SUMS_2
+#undef TRIAD_SUMS_4
+#undef TRIAD_SUMS_8
+#undef TRIAD_SUMS_16
+#undef TRIAD_SUMS_24
+#undef TRIAD_TEXT_8
+#undef TRIAD_TEXT_16
+#undef TRIAD_TEXT_32
+#undef TRIAD_TEXT_36
+#undef TRIAD_TEXT_64
+#undef TRIAD_TEXT_96
+#undef TRIAD_WGMMA_REGISTERS
+#undef TRIAD_WGMMA_SHARED
+#undef TRIAD_REGISTERS_16
+#undef TRIAD_REGISTERS_32
+#undef TRIAD_REGISTERS_64
+#undef TRIAD_REGISTERS_72
+#undef TRIAD_REGISTERS_128
+#undef TRIAD_SHARED_32
+#undef TRIAD_SHARED_64
+#undef TRIAD_SHARED_192
+#undef TRIAD_IN_REGISTERS
+#undef TRIAD_IN_SHARED
+#undef TRIAD_ISSUE
+
+// ---- operands in registers ----
+
+// Columns 16 k to 16 k + 15 of a product, rounded to bf16, as the left operand of the next product.
 template <int kN>
 __device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const float (&d)[kN][4], int k) {
   a[0] = pack_bf16(d[2 * k][0], d[2 * k][1]);
@@ -115,8 +216,8 @@ __device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const float (&d)[
   a[3] = pack_bf16(d[2 * k + 1][2], d[2 * k + 1][3]);
 }
 
-// Two rows of global memory as a left operand: rows[0] and rows[1] are this lane's (lane/4 and 8 more of its warp's
-// sixteen), nullptr for zeros; kSteps steps of 16 columns.
+// 64 rows of global memory as a left operand of kSteps steps of 16 columns: rows[0] and rows[1] are this lane's rows
+// (lane / 4 and 8 more of its warp's sixteen), nullptr for a row of zeros.
 template <int kSteps>
 __device__ __forceinline__ void load_operand(uint32_t (&a)[kSteps][4], const __nv_bfloat16* const (&rows)[2]) {
 #pragma unroll
@@ -128,226 +229,5 @@ __device__ __forceinline__ void load_operand(uint32_t (&a)[kSteps][4], const __n
       a[k][i] = row == nullptr ? 0u : __ldg(reinterpret_cast<const uint32_t*>(row + column));
     }
 }
-
-__device__ __forceinline__ void copy_async_8(void* to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
-}
-
-// *to += (x, y) where the memory is, without waiting for the sum. One thread adds to each element: the bits repeat.
-__device__ __forceinline__ void add_pair(float* to, float x, float y) {
-  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
-}
-
-// The launch's shared memory from the first multiple of 1024 bytes on.
-__device__ __forceinline__ unsigned char* aligned_shared() {
-  extern __shared__ __align__(1024) unsigned char sm90_bytes[];
-  return sm90_bytes;
-}
-
-// ---- F2: both operands in shared memory, 64 columns; sums that begin or go on as a register says; mbarriers ----
-
-#define TRIAD_D4(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
-// d[64 x 64] = a b (add 0) or += a b (add 1), a and b in shared memory and read along their rows.
-__device__ __forceinline__ void wgmma_shared(float (&d)[8][4], uint32_t a, uint32_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, %35};\nmov.b64 b, {%33, %35};\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%"
-      "30,%31}, a, b, p, 1, 1, 0, 0;\n}"
-      : TRIAD_D4("+f", 0), TRIAD_D4("+f", 1), TRIAD_D4("+f", 2), TRIAD_D4("+f", 3), TRIAD_D4("+f", 4),
-        TRIAD_D4("+f", 5), TRIAD_D4("+f", 6), TRIAD_D4("+f", 7)
-      : "r"(a), "r"(b), "r"(add), "n"(kDescriptorHigh));
-}
-// The same with a in registers and b read across its rows.
-__device__ __forceinline__ void wgmma_across(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %37, 0;\nmov.b64 b, {%36, %38};\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%"
-      "30,%31}, {%32,%33,%34,%35}, b, p, 1, 1, 1;\n}"
-      : TRIAD_D4("+f", 0), TRIAD_D4("+f", 1), TRIAD_D4("+f", 2), TRIAD_D4("+f", 3), TRIAD_D4("+f", 4),
-        TRIAD_D4("+f", 5), TRIAD_D4("+f", 6), TRIAD_D4("+f", 7)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add), "n"(kDescriptorHigh));
-}
-#undef TRIAD_D4
-// Registers that a product is about to overwrite: any value will do, and none is moved there.
-template <int kN>
-__device__ __forceinline__ void leave_unset(float (&d)[kN][4]) {
-#pragma unroll
-  for (int j = 0; j < kN; ++j)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) asm volatile("" : "=f"(d[j][e]));
-}
-
-// mbarriers in shared memory, by address. A wait for `parity` ends when the phase of that parity has.
-__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier, int count = 1) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-// Arrives when all cp.async that this thread has begun are complete.
-__device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity) {
-  asm volatile(
-      "{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra "
-      "WAIT;\nDONE:\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-// Rows of four 8x8 matrices to shared memory: the inverse of load_matrices.
-__device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
-               "r"(c), "r"(d)
-               : "memory");
-}
-template <int kRegisters>
-__device__ __forceinline__ void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-// ---- F1: both operands in shared memory, 64 columns ----
-
-// d[64 x 64] = a[64 x 16] b[16 x 64], or += with kAdd; a and b read along their rows.
-#define TRIAD_D4(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
-#define TRIAD_WGMMA(how, add)                                                                                        \
-  asm volatile(                                                                                                      \
-      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, %35};\nmov.b64 b, {%33, %35};\n"  \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, a, b, p, 1, 1, 0, 0;\n}"                    \
-      : TRIAD_D4(how, 0), TRIAD_D4(how, 1), TRIAD_D4(how, 2), TRIAD_D4(how, 3), TRIAD_D4(how, 4), TRIAD_D4(how, 5),  \
-        TRIAD_D4(how, 6), TRIAD_D4(how, 7)                                                                           \
-      : "r"(a), "r"(b), "n"(add), "n"(kDescriptorHigh))
-template <bool kAdd>
-__device__ __forceinline__ void wgmma_shared(float (&d)[8][4], uint32_t a, uint32_t b) {
-  if constexpr (kAdd)
-    TRIAD_WGMMA("+f", 1);
-  else
-    TRIAD_WGMMA("=f", 0);
-}
-#undef TRIAD_WGMMA
-#undef TRIAD_D4
-
-// ---- B2: for barriers in shared memory (hopper/tma.cuh) and warpgroups apart: cp.async that arrives, registers handed
-// over, products of two tiles across their rows ----
-
-// Arrives at the barrier when all cp.async that this thread has begun are complete.
-__device__ __forceinline__ void barrier_arrive_after_copies(uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-template <int kThreads>
-__device__ __forceinline__ void sync_threads(int id) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
-}
-template <int kRegisters>
-__device__ __forceinline__ void raise_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-template <int kRegisters>
-__device__ __forceinline__ void lower_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-
-// d[64 x 64] = (kAdd 0) or += (1) a[64 x 16] b[16 x 64], both in shared memory and read across their rows.
-#define TRIAD_D4(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
-#define TRIAD_WGMMA(how, add)                                                                                        \
-  asm volatile(                                                                                                      \
-      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, %35};\nmov.b64 b, {%33, %35};\n"  \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, a, b, p, 1, 1, 1, 1;\n}"                    \
-      : TRIAD_D4(how, 0), TRIAD_D4(how, 1), TRIAD_D4(how, 2), TRIAD_D4(how, 3), TRIAD_D4(how, 4), TRIAD_D4(how, 5),  \
-        TRIAD_D4(how, 6), TRIAD_D4(how, 7)                                                                           \
-      : "r"(a), "r"(b), "n"(add), "n"(kDescriptorHigh))
-template <int kAdd>
-__device__ __forceinline__ void wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b) {
-  if constexpr (kAdd == 0)
-    TRIAD_WGMMA("=f", 0);
-  else
-    TRIAD_WGMMA("+f", 1);
-}
-#undef TRIAD_WGMMA
-#undef TRIAD_D4
-
-// Four 8x8 matrices to shared memory; lanes 8i .. 8i + 7 give the addresses of the rows of matrix i.
-__device__ __forceinline__ void store_matrices(void* row, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)), "r"(r[0]),
-               "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-// As add_pair, four columns.
-__device__ __forceinline__ void add_four(float* to, float x, float y, float z, float w) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w)
-               : "memory");
-}
-
-// ---- SEL: 16, 32 or 64 columns whose registers stay the same from one sum to the next ----
-
-// d[64 x N] = a[64 x 16] b[16 x N], or += with add; b is read along its rows. Sums that are on their way over the end
-// of a loop's body need this form: where d is an output alone, the compiler finds it other registers (and spills).
-#define TRIAD_D4(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
-__device__ __forceinline__ void wgmma_rows(float (&d)[2][4], const uint32_t (&a)[4], uint32_t b, bool add) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %13, 0;\nmov.b64 b, {%12, %14};\n"
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7}, "
-      "{%8,%9,%10,%11}, b, p, 1, 1, 0;\n}"
-      : TRIAD_D4("+f", 0), TRIAD_D4("+f", 1)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(add)), "n"(kDescriptorHigh));
-}
-__device__ __forceinline__ void wgmma_rows(float (&d)[4][4], const uint32_t (&a)[4], uint32_t b, bool add) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %21, 0;\nmov.b64 b, {%20, %22};\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-      "{%16,%17,%18,%19}, b, p, 1, 1, 0;\n}"
-      : TRIAD_D4("+f", 0), TRIAD_D4("+f", 1), TRIAD_D4("+f", 2), TRIAD_D4("+f", 3)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(add)), "n"(kDescriptorHigh));
-}
-__device__ __forceinline__ void wgmma_rows(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b, bool add) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %37, 0;\nmov.b64 b, {%36, %38};\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
-      "{%32,%33,%34,%35}, b, p, 1, 1, 0;\n}"
-      : TRIAD_D4("+f", 0), TRIAD_D4("+f", 1), TRIAD_D4("+f", 2), TRIAD_D4("+f", 3), TRIAD_D4("+f", 4),
-        TRIAD_D4("+f", 5), TRIAD_D4("+f", 6), TRIAD_D4("+f", 7)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(add)), "n"(kDescriptorHigh));
-}
-#undef TRIAD_D4
-
-// ---- NM: 128 columns ----
-
-// Of a tile with columns beyond its first panel, read across its rows: panel_bytes from panel to panel.
-__device__ __forceinline__ uint32_t tile_descriptor(uint32_t address, int panel_bytes) {
-  return static_cast<uint32_t>(panel_bytes) << 12 | address >> 4;
-}
-
-#define TRIAD_D4(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
-#define TRIAD_D64(how)                                                                                              \
-  TRIAD_D4(how, 0), TRIAD_D4(how, 1), TRIAD_D4(how, 2), TRIAD_D4(how, 3), TRIAD_D4(how, 4), TRIAD_D4(how, 5),       \
-      TRIAD_D4(how, 6), TRIAD_D4(how, 7), TRIAD_D4(how, 8), TRIAD_D4(how, 9), TRIAD_D4(how, 10), TRIAD_D4(how, 11), \
-      TRIAD_D4(how, 12), TRIAD_D4(how, 13), TRIAD_D4(how, 14), TRIAD_D4(how, 15)
-// d[64 x 128] += a[64 x 16] b[16 x 128], a in registers, b in shared memory and read across its rows.
-__device__ __forceinline__ void wgmma_add_across(float (&d)[16][4], const uint32_t (&a)[4], uint32_t b) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %69, 0;\nmov.b64 b, {%68, %70};\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%"
-      "30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%"
-      "58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, b, p, 1, 1, 1;\n}"
-      : TRIAD_D64("+f")
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(1), "n"(kDescriptorHigh));
-}
-__device__ __forceinline__ void wgmma_add_across(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b) {
-  wgmma_add<1>(d, a, b);
-}
-#undef TRIAD_D64
-#undef TRIAD_D4
 
 }  // namespace triad::cuda

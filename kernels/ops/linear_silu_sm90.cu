@@ -16,6 +16,7 @@
 //   are zeros when read and left out when written, so any M, N and K will do.
 #include "kernels/common/bthd.cuh"
 #include "kernels/hopper/tma.cuh"
+#include "kernels/hopper/wgmma.cuh"
 #include "kernels/ops/linear_silu.h"
 
 namespace triad::cuda {
@@ -35,58 +36,6 @@ struct Shared {
   Barrier taken[kConsumers];  // the last stage of a group's tile is there: the next tile is the other group's
 };
 
-// ---- what clusters and stores need beyond hopper/tma.cuh ----
-
-// To the same place of both CTAs, announced on the same barrier of each.
-__device__ __forceinline__ void copy_box_to_both(void* to, const CUtensorMap& map, int column, int row, Barrier* b) {
-  constexpr uint16_t kBoth = 3;
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-      "[%1, {%3, %4, %5, %5}], [%2], %6;" ::"r"(shared_address(to)),
-      "l"(&map), "r"(shared_address(b)), "r"(column), "r"(row), "r"(0), "h"(kBoth)
-      : "memory");
-}
-__device__ __forceinline__ void store_box(const CUtensorMap& map, int column, int row, const void* from) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %4}], [%1];" ::"l"(&map),
-               "r"(shared_address(from)), "r"(column), "r"(row), "r"(0)
-               : "memory");
-}
-__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until the stores of all but the last kPending groups of this thread have read their shared memory.
-template <int kPending>
-__device__ __forceinline__ void wait_stores_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
-}
-__device__ __forceinline__ void wait_stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// At the same barrier of a CTA of the cluster. What this warp read there it has read; released to the whole cluster,
-// an arrival would wait for all of the warp's memory, 0.5 us.
-__device__ __forceinline__ void arrive_at(Barrier* b, int cta) {
-  asm volatile(
-      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(b)),
-      "r"(cta)
-      : "memory");
-}
-
-#define TRIAD_D4(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-// d[64 x 192] = a[64 x 16] b[16 x 192] (add false) or += (true), both in shared memory; a along its rows, b along them
-// or, kAcross, across.
-template <int kAcross>
-__device__ __forceinline__ void multiply(float (&d)[kSums][4], uint32_t a, uint32_t b, bool add) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %98, 0;\nmov.b64 a, {%96, %99};\nmov.b64 b, {%97, %99};\n"
-      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"
-      "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,"
-      "%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,"
-      "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95}, a, b, p, 1, 1, 0, %100;\n}"
-      : TRIAD_D4(0), TRIAD_D4(1), TRIAD_D4(2), TRIAD_D4(3), TRIAD_D4(4), TRIAD_D4(5), TRIAD_D4(6), TRIAD_D4(7),
-        TRIAD_D4(8), TRIAD_D4(9), TRIAD_D4(10), TRIAD_D4(11), TRIAD_D4(12), TRIAD_D4(13), TRIAD_D4(14), TRIAD_D4(15),
-        TRIAD_D4(16), TRIAD_D4(17), TRIAD_D4(18), TRIAD_D4(19), TRIAD_D4(20), TRIAD_D4(21), TRIAD_D4(22), TRIAD_D4(23)
-      : "r"(a), "r"(b), "r"(static_cast<int>(add)), "n"(kDescriptorHigh), "n"(kAcross));
-}
-#undef TRIAD_D4
-
 // ---- the kernel ----
 
 struct Maps {
@@ -103,7 +52,8 @@ struct Tiles {
 
 template <bool kBackward>
 __device__ void produce(Shared& s, const Maps& maps, const Tiles& tiles, int cta) {
-  int n = 0;  // steps so far
+  constexpr uint16_t kBoth = 3;  // CTAs of the cluster, one bit each
+  int n = 0;                     // steps so far
   for (int turn = blockIdx.x / kCluster; turn < tiles.turns; turn += gridDim.x / kCluster) {
     const int row = tiles.row(turn, cta), column = tiles.column(turn);
     for (int k = 0; k < tiles.steps; ++k, ++n) {
@@ -116,11 +66,12 @@ __device__ void produce(Shared& s, const Maps& maps, const Tiles& tiles, int cta
         constexpr int kHalf = kTileK / kCluster;
 #pragma unroll
         for (int p = 0; p < kPanels; ++p)
-          copy_box_to_both(s.b[stage] + p * kTileNInPanels + cta * kHalf * kPanelRowBytes, maps.b, column + p * kPanel,
-                           k * kTileK + cta * kHalf, full);
+          copy_box_multicast(s.b[stage] + p * kTileNInPanels + cta * kHalf * kPanelRowBytes, maps.b,
+                             column + p * kPanel, k * kTileK + cta * kHalf, 0, 0, full, kBoth);
       } else {  // half of the columns
         constexpr int kHalf = kTileN / kCluster;
-        copy_box_to_both(s.b[stage] + cta * kHalf * kPanelRowBytes, maps.b, k * kTileK, column + cta * kHalf, full);
+        copy_box_multicast(s.b[stage] + cta * kHalf * kPanelRowBytes, maps.b, k * kTileK, column + cta * kHalf, 0, 0,
+                           full, kBoth);
       }
     }
   }
@@ -163,7 +114,7 @@ __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta
                row + piece / kPanels * 64, 0, 0, loaded);
     };
     if (kBackward && lane == 0) {
-      wait_stores_read<0>();
+      bulk_wait_read<0>();
       for (int piece = 0; piece < kPanels; ++piece) load_pre(piece);
     }
 
@@ -185,22 +136,22 @@ __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta
           const uint32_t a_tile = tile_descriptor(a + half * 64 * kPanelRowBytes + k16 * 32);
           const uint32_t b_tile = kBackward ? tile_descriptor(b + k16 * 16 * kPanelRowBytes, kTileNInPanels)
                                             : tile_descriptor(b + k16 * 32);
-          multiply<kBackward>(d[half], a_tile, b_tile, k > 0 || k16 > 0);
+          wgmma<Major::k, kBackward ? Major::mn : Major::k>(d[half], a_tile, b_tile, k > 0 || k16 > 0);
         }
       wgmma_commit();
       wgmma_wait<1>();  // the stage before is read
-      if (k > 0 && lane < kCluster) arrive_at(&s.empty[(n - 1) % kStages], lane);
+      if (k > 0 && lane < kCluster) barrier_arrive_at(&s.empty[(n - 1) % kStages], lane);
     }
     wgmma_wait<0>();
     pin(d[0]), pin(d[1]);
-    if (lane < kCluster) arrive_at(&s.empty[(n - 1) % kStages], lane);
+    if (lane < kCluster) barrier_arrive_at(&s.empty[(n - 1) % kStages], lane);
 #pragma unroll
     for (int piece = 0; piece < kHalves * kPanels; ++piece) {
       const int half = piece / kPanels, panel = piece % kPanels;
       unsigned char* const out = pieces + (kBackward ? panel : piece % 2 * 2) * kPieceBytes;
       unsigned char* const y = kBackward ? pieces + kPanels * kPieceBytes : out + kPieceBytes;
       if (lane == 0) {  // the pieces that are written next are free
-        wait_stores_read<kBackward ? 0 : 1>();
+        bulk_wait_read<kBackward ? 0 : 1>();
         if (kBackward && piece > 0 && piece + 2 < kHalves * kPanels) load_pre(piece + 2);
       }
       if constexpr (kBackward) barrier_wait(&s.loaded[warp][panel], loads / kPanels & 1), ++loads;
@@ -229,13 +180,13 @@ __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta
       fence_async_proxy();
       __syncwarp();
       if (lane == 0) {
-        store_box(maps.out, column + panel * kPanel, row + half * 64, out);
-        store_box(maps.y, column + panel * kPanel, row + half * 64, y);
-        commit_stores();
+        store_box(maps.out, out, column + panel * kPanel, row + half * 64, 0, 0);
+        store_box(maps.y, y, column + panel * kPanel, row + half * 64, 0, 0);
+        bulk_commit();
       }
     }
   }
-  if (lane == 0) wait_stores_done();
+  if (lane == 0) bulk_wait();
 }
 
 template <bool kBackward>
@@ -253,10 +204,10 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   }
   sync_cluster();
   if (threadIdx.x / kWarpgroup == kConsumers) {
-    lower_registers<40>();
+    decrease_registers<40>();
     if (threadIdx.x % kWarpgroup == 0) produce<kBackward>(s, maps, tiles, cta);
   } else {
-    raise_registers<232>();
+    increase_registers<232>();
     consume<kBackward>(s, maps, tiles, cta);
   }
   sync_cluster();  // a CTA's memory stays until the other one has ended: it loads and arrives there

@@ -6,6 +6,7 @@
 //   gate dv: sum pg dout,   ds = pg * (dout.v - center),   center = delta / gate  (= dout.o),
 // so the gate costs nothing inside. A row without keys or with gate 0 has shift = inf: pg = 0. Gates are >= 0.
 #pragma once
+#include "kernels/hopper/reduce.cuh"
 #include "kernels/hopper/wgmma.cuh"
 #include "kernels/nsa/gpu/attend.cuh"
 

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_c
     // ---- brings the rows ----
     // A warp brings 16 rows of the stage: a lane finds out where one of them lies and tells the eight that copy it.
     // Rows past the end repeat the last and weigh nothing.
-    give_registers<kLoadRegisters>();
+    decrease_registers<kLoadRegisters>();
     const int chunk = lane % 8, r = warp * kWarpRows + lane % kWarpRows;
     const int to_row = swizzled(warp * kWarpRows + lane / 8, chunk);
     const bf16* const q_chunk = a.in.q.at(b, 0, g * G) + 8 * chunk;
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_c
         copy_async_4(&shared.rounding_unit[step % kRecent][r], a.rounding_unit.at(b, t, g * G + h), true);
       }
       barrier_arrive_after_copies(&shared.full[stage]);
-      warp_arrive(&shared.full[stage]);
+      barrier_arrive_warp(&shared.full[stage]);
       if (++stage == kStages) stage = 0, round ^= 1;
     }
     return;
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_c
 
   if (warpgroup == 2) {
     // ---- takes dq away ----
-    give_registers<kDqRegisters>();
+    decrease_registers<kDqRegisters>();
     float* const dq_first = a.dq.at(b, 0, g * G);
     const int row = warp * kWarpRows + fragment_row();  // and 8 more
     await_copies(shared.keys_full, 0);
@@ -169,14 +169,14 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_c
 #pragma unroll
           for (int j = 0; j < kSteps; ++j) {
             if (i + j == 0)
-              wgmma_shared_across<0>(dq, ds, k);
+              wgmma<Major::k, Major::mn>(dq, ds, k, false);
             else
-              wgmma_shared_across<1>(dq, ds + 2 * j, k + j * (16 * kPanelRowBytes >> 4));
+              wgmma<Major::k, Major::mn>(dq, ds + 2 * j, k + j * (16 * kPanelRowBytes >> 4));
           }
         }
         wgmma_commit();
         if (panel == 0) {
-          add_bulk_wait_read();
+          bulk_wait_read<0>();
           __syncwarp();
         }
         wgmma_wait<0>();
@@ -219,20 +219,20 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_c
         const int r = warp * kWarpRows + lane;
         const int2 run = shared.dq_run[step % kRecent][r];
         if (run.y > 0) add_bulk(dq_first + 4 * static_cast<int64_t>(run.x), shared.dq[r], run.y);
-        add_bulk_commit();
+        bulk_commit();
       }
     }
-    add_bulk_wait_read();
+    bulk_wait_read<0>();
     return;
   }
 
   // ---- scores, and the sums of dk and dv ----
-  take_registers<kMathRegisters>();
+  increase_registers<kMathRegisters>();
   const KeyPanels& keys = shared.keys[kListed ? 0 : warpgroup];
   const int my_key0 = kListed ? key0 : key0 + warpgroup * kRows, my_key_end = min(key_end, my_key0 + kRows);
   const int warp_key = my_key0 + 16 * warp + fragment_row();
   const float scale = a.in.scale_log2();
-  float dk[kPanels][8][4] = {}, dv[kPanels][8][4] = {};
+  float dk[kWidth / 8][4] = {}, dv[kWidth / 8][4] = {};
   {
     // Tiles by addresses that the compiler knows to be alike in all lanes: products then take them from uniform
     // registers, without a move into one for each.
@@ -251,24 +251,20 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_c
       for (int i = 0; i < 4; ++i) store_matrices_transposed(to + i * 16 * kPanelRowBytes, left[i]);
     };
     const auto multiply_scores = [&](float(&d)[8][4], uint32_t left, uint32_t right) {
-      wgmma_shared<false>(d, left, right);
+      wgmma_begin<Major::k, Major::k>(d, left, right);
 #pragma unroll
       for (int i = 1; i < kPanels * kSteps; ++i) {
         const int at = i / kSteps * (kPanelBytes >> 4) + i % kSteps * 2;
-        wgmma_shared<true>(d, left + at, right + at);
+        wgmma<Major::k, Major::k>(d, left + at, right + at);
       }
       wgmma_commit();
     };
-    const auto add_products = [&](float(&d)[kPanels][8][4], const uint32_t(&left)[4][4], uint32_t right) {
+    const auto add_products = [&](float(&d)[kWidth / 8][4], const uint32_t(&left)[4][4], uint32_t right) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) wgmma_wide(d, left[i], right + (i * 16 * kPanelRowBytes >> 4));
+      for (int i = 0; i < 4; ++i) wgmma<Major::mn>(d, left[i], right + (i * 16 * kPanelRowBytes >> 4));
       wgmma_commit();
     };
     constexpr int kStride = kListed ? 2 : 1;
-    const auto pin_sums = [&](float(&sums)[kPanels][8][4]) {
-#pragma unroll
-      for (auto& panel : sums) pin(panel);
-    };
     // Two rounds a step: (s^T of this step and dk of the last) run together, then (dp^T and dv). ptxas lets no register
     // become a left operand while products run, so each round ends before the next left operand is packed; the other
     // warpgroup's products fill the gaps. p is kept in bf16, as dv has it, for ds too: 32 registers less.
@@ -355,11 +351,11 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_c
         }
       pin(ds);
       wgmma_wait<0>();
-      pin_sums(dv);
+      pin(dv);
       pack(left_ds, ds);
       lay_ds(left_ds);
       fence_async_proxy();  // both for ds, to the products of dq, and for the next stage, to ours
-      warp_arrive(&shared.ds_full[warpgroup]);
+      barrier_arrive_warp(&shared.ds_full[warpgroup]);
       if (kListed && step < steps) await_copies(shared.full[stage], phases >> 1);
       float2 shift[8];
       read_facts(shift, shared.shift[stage]);
@@ -370,7 +366,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_c
       pin(p);
       weigh(shift);
       wgmma_wait<0>();
-      pin_sums(dk);
+      pin(dk);
       barrier_arrive(&shared.empty[last]);
       pack(left_p, p);
     }
@@ -378,22 +374,19 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_c
 
   const bool stores_dk = !kListed || warpgroup == 0, stores_dv = !kListed || warpgroup == 1;
   if (kListed) {  // the first warpgroup gets the other's dk, the second the other's dv
-    const auto math_barrier = [] { asm volatile("bar.sync 1, 256;" ::: "memory"); };
-    constexpr int kCount = kPanels * 8 * kWarpgroup;
+    const auto math_barrier = [] { named_barrier_sync<2 * kWarpgroup>(1); };
+    constexpr int kCount = kWidth / 8 * kWarpgroup;
     float4* const dk_at = reinterpret_cast<float4*>(shared.stages) + threadIdx.x % kWarpgroup;
     float4* const dv_at = dk_at + kCount;
-    const auto give = [](float4* to, const float(&x)[kPanels][8][4]) {
+    const auto give = [](float4* to, const float(&x)[kWidth / 8][4]) {
 #pragma unroll
-      for (int i = 0; i < kPanels * 8; ++i)
-        to[i * kWarpgroup] =
-            make_float4(x[i / 8][i % 8][0], x[i / 8][i % 8][1], x[i / 8][i % 8][2], x[i / 8][i % 8][3]);
+      for (int i = 0; i < kWidth / 8; ++i) to[i * kWarpgroup] = make_float4(x[i][0], x[i][1], x[i][2], x[i][3]);
     };
-    const auto take = [](float(&x)[kPanels][8][4], const float4* from) {
+    const auto take = [](float(&x)[kWidth / 8][4], const float4* from) {
 #pragma unroll
-      for (int i = 0; i < kPanels * 8; ++i) {
+      for (int i = 0; i < kWidth / 8; ++i) {
         const float4 y = from[i * kWarpgroup];
-        float(&sum)[4] = x[i / 8][i % 8];
-        sum[0] += y.x, sum[1] += y.y, sum[2] += y.z, sum[3] += y.w;
+        x[i][0] += y.x, x[i][1] += y.y, x[i][2] += y.z, x[i][3] += y.w;
       }
     };
     math_barrier();  // no product reads the stages any more
@@ -409,10 +402,10 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_c
   }
 
   // Two rows of keys a lane, which keeps sums[j / 8][j % 8] at the columns 8 j + fragment_column().
-  const auto store = [&](const float(&sums)[kPanels][8][4], int i, float factor, auto* to) {
+  const auto store = [&](const float(&sums)[kWidth / 8][4], int i, float factor, auto* to) {
 #pragma unroll
     for (int j = 0; j < kWidth / 8; ++j) {
-      const float x = sums[j / 8][j % 8][2 * i] * factor, y = sums[j / 8][j % 8][2 * i + 1] * factor;
+      const float x = sums[j][2 * i] * factor, y = sums[j][2 * i + 1] * factor;
       if constexpr (std::is_same_v<decltype(to), float*>)
         *reinterpret_cast<float2*>(to + 8 * j + fragment_column()) = make_float2(x, y);
       else

@@ -106,21 +106,21 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Bwd
     const uint32_t q = tile_descriptor(shared_address(stage.q + row0 * kPanelRowBytes));
     const uint32_t dout = tile_descriptor(shared_address(stage.dout + row0 * kPanelRowBytes));
     wgmma_fence();
-    wgmma_first<0>(p, k[0], q);
+    wgmma_begin<Major::k>(p, k[0], q);
 #pragma unroll
-    for (int i = 1; i < kStepsD; ++i) wgmma_add<0>(p, k[i], q + 2 * i);
-    wgmma_first<0>(ds, v[0], dout);
+    for (int i = 1; i < kStepsD; ++i) wgmma<Major::k>(p, k[i], q + 2 * i);
+    wgmma_begin<Major::k>(ds, v[0], dout);
 #pragma unroll
-    for (int i = 1; i < kStepsD; ++i) wgmma_add<0>(ds, v[i], dout + 2 * i);
+    for (int i = 1; i < kStepsD; ++i) wgmma<Major::k>(ds, v[i], dout + 2 * i);
     wgmma_commit();
   };
   const auto multiply_sums = [&](const Stage& stage, int row0) {
     const uint32_t q = tile_descriptor(shared_address(stage.q + row0 * kPanelRowBytes));
     const uint32_t dout = tile_descriptor(shared_address(stage.dout + row0 * kPanelRowBytes));
 #pragma unroll
-    for (int i = 0; i < kDeep; ++i) wgmma_add<1>(dv, left_p[i], dout + i * (16 * kPanelRowBytes >> 4));
+    for (int i = 0; i < kDeep; ++i) wgmma<Major::mn>(dv, left_p[i], dout + i * (16 * kPanelRowBytes >> 4));
 #pragma unroll
-    for (int i = 0; i < kDeep; ++i) wgmma_add<1>(dk, left_ds[i], q + i * (16 * kPanelRowBytes >> 4));
+    for (int i = 0; i < kDeep; ++i) wgmma<Major::mn>(dk, left_ds[i], q + i * (16 * kPanelRowBytes >> 4));
     wgmma_commit();
   };
   // What the scores are weighed with is fetched while the products run.
@@ -243,7 +243,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Bwd
           &shared.stages[j / (kPanel / 8)])[j % (kPanel / 8) * kWarpgroup + 32 * warp + lane];
     };
     static_assert(offsetof(Stage, facts) == kPanel / 8 * kWarpgroup * sizeof(float4));
-    sync_threads<2 * kWarpgroup>(1);  // neither reads rows any more
+    named_barrier_sync<2 * kWarpgroup>(1);  // neither reads rows any more
     if constexpr (kTurn == 1) {
 #pragma unroll
       for (int j = 0; j < kPanel / 8; ++j) {
@@ -251,7 +251,7 @@ __device__ __forceinline__ void multiply_keys(Shared<kListed>& shared, const Bwd
         sums(kPanel / 8 + j) = make_float4(dv[j][0], dv[j][1], dv[j][2], dv[j][3]);
       }
     }
-    sync_threads<2 * kWarpgroup>(1);
+    named_barrier_sync<2 * kWarpgroup>(1);
     if constexpr (kTurn == 0) {
 #pragma unroll
       for (int j = 0; j < kPanel / 8; ++j) {
@@ -313,13 +313,13 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d64_kernel(const __grid_co
   __syncthreads();
 
   if (warpgroup == 3) {
-    lower_registers<kLoadRegisters>();
+    decrease_registers<kLoadRegisters>();
     load_stages<kListed>(shared, a, task, warp, lane);
   } else if (warpgroup == 2) {
-    lower_registers<kDqRegisters>();
+    decrease_registers<kDqRegisters>();
     multiply_dq<kListed>(shared, a, task, warp, lane);
   } else {
-    raise_registers<kMathRegisters>();
+    increase_registers<kMathRegisters>();
     if (kListed && warpgroup == 1)
       multiply_keys<kListed, kListed>(shared, a, task, 0, warp, lane);
     else

@@ -154,10 +154,10 @@ __device__ __forceinline__ void multiply_dq(Shared<kListed>& shared, const BwdD6
     barrier_wait(&shared.ds_full[buffer], n / kBuffers & 1);
     const uint32_t ds = tile_descriptor(shared_address(shared.ds[buffer]));
     wgmma_fence();
-    wgmma_across<0>(dq, ds, k);
+    wgmma_begin<Major::mn, Major::mn>(dq, ds, k);
 #pragma unroll
     for (int i = 1; i < kDeep; ++i)
-      wgmma_across<1>(dq, ds + i * (16 * kPanelRowBytes >> 4), k + i * (16 * kPanelRowBytes >> 4));
+      wgmma<Major::mn, Major::mn>(dq, ds + i * (16 * kPanelRowBytes >> 4), k + i * (16 * kPanelRowBytes >> 4));
     wgmma_commit();
     int at[2];
     float rounding_unit[2];

@@ -131,11 +131,11 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
     const uint32_t dout = tile_descriptor(shared_address(stage.dout + row0 * kPanelRowBytes));
     wgmma_fence();
     const auto multiply = [&](float(&d)[kN][4], uint32_t left, uint32_t right, int panels) {
-      wgmma_first(d, left, right);
+      wgmma_begin<Major::k, Major::k>(d, left, right);
 #pragma unroll
       for (int i = 1; i < panels * kStepsD; ++i)
-        wgmma_add(d, left + i / kStepsD * (kTileBytes >> 4) + i % kStepsD * 2,
-                  right + i / kStepsD * (Stage::kPanelBytes >> 4) + i % kStepsD * 2);
+        wgmma<Major::k, Major::k>(d, left + i / kStepsD * (kTileBytes >> 4) + i % kStepsD * 2,
+                                  right + i / kStepsD * (Stage::kPanelBytes >> 4) + i % kStepsD * 2);
     };
     multiply(p, k, q, kPanelsK);
     multiply(ds, v, dout, kPanelsV);
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
       for (int panel = 0; panel < static_cast<int>(std::extent_v<std::remove_reference_t<decltype(d)>>); ++panel)
 #pragma unroll
         for (int i = 0; i < kDeep; ++i)
-          wgmma_add<1>(d[panel], left[i], right + (panel * Stage::kPanelBytes + i * 16 * kPanelRowBytes >> 4));
+          wgmma<Major::mn>(d[panel], left[i], right + (panel * Stage::kPanelBytes + i * 16 * kPanelRowBytes >> 4));
     };
     multiply(dv, left_p, dout);
     multiply(dk, left_ds, q);

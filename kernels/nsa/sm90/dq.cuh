@@ -89,10 +89,10 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
     const uint32_t v = tile_descriptor(shared_address(stage.v + key0 * kPanelRowBytes));
     wgmma_fence();
     const auto multiply = [&](float(&d)[kN][4], const auto& left, uint32_t right) {
-      wgmma_first<0>(d, left[0], right);
+      wgmma_begin<Major::k>(d, left[0], right);
 #pragma unroll
       for (int i = 1; i < static_cast<int>(std::extent_v<std::remove_reference_t<decltype(left)>>); ++i)
-        wgmma_add<0>(d, left[i], right + i / kSteps * (KeyStage::kPanelBytes >> 4) + i % kSteps * 2);
+        wgmma<Major::k>(d, left[i], right + i / kSteps * (KeyStage::kPanelBytes >> 4) + i % kSteps * 2);
     };
     multiply(p, q, k);
     multiply(ds, dout, v);
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
     for (int panel = 0; panel < kPanelsK; ++panel)
 #pragma unroll
       for (int i = 0; i < kDeep; ++i)
-        wgmma_add<1>(dq[panel], left[i], k + (panel * KeyStage::kPanelBytes + i * 16 * kPanelRowBytes >> 4));
+        wgmma<Major::mn>(dq[panel], left[i], k + (panel * KeyStage::kPanelBytes + i * 16 * kPanelRowBytes >> 4));
     wgmma_commit();
   };
   const auto weigh = [&](const KeyTile& keys_of, int key0) {

@@ -27,7 +27,7 @@
 // issue in 50 to 57% of the slots), so the next tile's first scores queued with this one's last sums win nothing (d 64
 // 2% slower, 8 x 2048 15%), and a fourth warpgroup, which leaves 112 registers, is slower (d 64, 4 to 10%).
 #pragma once
-#include "kernels/hopper/warpgroup_turns.cuh"
+#include "kernels/hopper/warpgroup.cuh"
 #include "kernels/nsa/gpu/combine.cuh"
 #include "kernels/nsa/sm90/forward_plan.cuh"
 
@@ -60,9 +60,7 @@ __device__ __forceinline__ float log2_approx(float x) {
 // The lower n of 32 bits; any n.
 __device__ __forceinline__ unsigned bits_below(int n) { return n >= 32 ? ~0u : n <= 0 ? 0u : (1u << n) - 1; }
 
-__device__ __forceinline__ void warpgroup_barrier(int w) {
-  asm volatile("bar.sync %0, %1;" ::"r"(1 + w), "n"(kWarpgroup) : "memory");
-}
+__device__ __forceinline__ void warpgroup_barrier(int w) { named_barrier_sync<kWarpgroup>(1 + w); }
 
 // The other branches' rows of a warpgroup, which combine_panel is going to read.
 template <int kPanelsV>
@@ -143,11 +141,11 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
     const uint32_t q_tile = tile_descriptor(shared_address(own_q));
     const auto multiply_scores = [&](const Place<kStages>& place) {
       const uint32_t k = tile_descriptor(shared_address(shared.stage[place.at].k));
-      wgmma_shared<false>(s, q_tile, k);
+      wgmma_begin<Major::k, Major::k>(s, q_tile, k);
 #pragma unroll
       for (int i = 1; i < Shape::kDk / 16; ++i)
-        wgmma_shared<true>(s, q_tile + i / 4 * (Shape::kPanelBytes >> 4) + i % 4 * 2,
-                           k + i / 4 * (kKeys * kPanelRowBytes >> 4) + i % 4 * 2);
+        wgmma<Major::k, Major::k>(s, q_tile + i / 4 * (Shape::kPanelBytes >> 4) + i % 4 * 2,
+                                  k + i / 4 * (kKeys * kPanelRowBytes >> 4) + i % 4 * 2);
       wgmma_commit();
     };
     const auto multiply_values = [&](const Place<kStages>& place) {
@@ -158,7 +156,7 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
         wgmma_add_and_sum(o[0], rounded[0], p[i], v, ones);
 #pragma unroll
         for (int panel = 1; panel < kPanelsV; ++panel)
-          wgmma_add<1>(o[panel], p[i], tile_descriptor(v + panel * kKeys * kPanelRowBytes));
+          wgmma<Major::mn>(o[panel], p[i], tile_descriptor(v + panel * kKeys * kPanelRowBytes));
       }
       wgmma_commit();
     };
@@ -400,10 +398,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   constexpr int kRegistersCopy = 32, kRegistersCompute = 160;  // 128 each at first
   static_assert(Shape::kWarpgroups == 3 && kRegistersCopy + 3 * kRegistersCompute == 4 * 128);
   if (w == Shape::kWarpgroups) {
-    lower_registers<kRegistersCopy>();
+    decrease_registers<kRegistersCopy>();
     copy_tiles<Shape>(a, keys, shared);
   } else {
-    raise_registers<kRegistersCompute>();
+    increase_registers<kRegistersCompute>();
     compute_tiles<Shape>(a, keys, shared, w);
   }
 #endif

@@ -127,17 +127,10 @@ class Plan<RangeKeys, Shape> {
   int steps_seen;
 };
 
-// copy_box (hopper/tma.cuh) the other way: a box from shared memory into the tensor, without rows outside it. What
-// threads wrote there they have to show the engine before (fence_async_proxy).
-__device__ __forceinline__ void store_box(const CUtensorMap& map, const void* from, int column, int row, int head,
-                                          int batch) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
-               "r"(shared_address(from)), "r"(column), "r"(row), "r"(head), "r"(batch)
-               : "memory");
-}
 // Until the engine has read all that this thread had it store: the memory may be written again.
 __device__ __forceinline__ void await_stores_read() {
-  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+  bulk_commit();
+  bulk_wait_read<0>();
 }
 
 template <class Shape, class Keys>

@@ -69,9 +69,9 @@ struct RowSums {
     const uint32_t v_tile = k_tile + kPanelsK * kPanelUnits;
     float s[8][4];
     wgmma_fence();
-    wgmma_first<0>(s, q[0], k_tile);
+    wgmma_begin<Major::k>(s, q[0], k_tile);
 #pragma unroll
-    for (int i = 1; i < kDk / 16; ++i) wgmma_add<0>(s, q[i], k_tile + i / 4 * kPanelUnits + 2 * (i % 4));
+    for (int i = 1; i < kDk / 16; ++i) wgmma<Major::k>(s, q[i], k_tile + i / 4 * kPanelUnits + 2 * (i % 4));
     wgmma_commit();
     meanwhile();
     wgmma_wait<0>();
@@ -121,7 +121,7 @@ struct RowSums {
     for (int p = 0; p < kPanelsV; ++p)
 #pragma unroll
       for (int i = 0; i < kTileRows / 16; ++i)
-        wgmma_across(o[p], left[i], v_tile + p * kPanelUnits + i * (16 * kPanelRowBytes >> 4), add || i > 0);
+        wgmma<Major::mn>(o[p], left[i], v_tile + p * kPanelUnits + i * (16 * kPanelRowBytes >> 4), add || i > 0);
     wgmma_commit();
     if (last) sums[0] = quad_sum(sums[0]), sums[1] = quad_sum(sums[1]);
     wgmma_wait<0>();

@@ -165,9 +165,9 @@ __device__ __forceinline__ void attend_together(Unit<Shape>& unit, uint32_t k, u
     const uint32_t k_tile = k + key0 * kRowUnits, v_tile = v + key0 * kRowUnits;
     float s[kStepKeys / 8][4];
     wgmma_fence();
-    wgmma_first<0>(s, unit.q[0], k_tile);
+    wgmma_begin<Major::k>(s, unit.q[0], k_tile);
 #pragma unroll
-    for (int i = 1; i < Shape::kDk / 16; ++i) wgmma_add<0>(s, unit.q[i], k_tile + i / 4 * kPanelUnits + i % 4 * 2);
+    for (int i = 1; i < Shape::kDk / 16; ++i) wgmma<Major::k>(s, unit.q[i], k_tile + i / 4 * kPanelUnits + i % 4 * 2);
     wgmma_commit();
     wgmma_wait<0>();
     pin(s);
@@ -178,7 +178,7 @@ __device__ __forceinline__ void attend_together(Unit<Shape>& unit, uint32_t k, u
     for (int panel = 0; panel < Shape::kPanelsV; ++panel)
 #pragma unroll
       for (int i = 0; i < kSteps; ++i)
-        wgmma_add<1>(unit.o[panel], p[i], v_tile + panel * kPanelUnits + i * 16 * kRowUnits);
+        wgmma<Major::mn>(unit.o[panel], p[i], v_tile + panel * kPanelUnits + i * 16 * kRowUnits);
     wgmma_commit();
     wgmma_wait<0>();
 #pragma unroll
@@ -360,10 +360,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   __syncthreads();
   const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
   if (warp < Shape::kWarps) {
-    take_registers<Shape::kUnitRegisters>();
+    increase_registers<Shape::kUnitRegisters>();
     Tokens<Shape>{ring}.attend(warp);
   } else {
-    give_registers<Shape::kServiceRegisters>();
+    decrease_registers<Shape::kServiceRegisters>();
     const TokenService<Shape> service{ring};
     if (warp == Shape::kWarps && threadIdx.x % 32 == 0) service.load();
     if (warp == Shape::kWarps + 1) service.make_lists();

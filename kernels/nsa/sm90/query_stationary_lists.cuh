@@ -130,7 +130,7 @@ struct TokenService : TokenRing<Shape> {
         int key0 = static_cast<int>(entry >> kWarpBits) * a.block_keys.value();
         for (int piece = 0; piece < a.pieces; ++piece, key0 += kStageKeys) {
           barrier_wait(&control.empty[stage], (lap & 1) ^ 1);
-          if (others > 0) barrier_arrive(shared_address(&control.empty[stage]), others);
+          if (others > 0) barrier_arrive(&control.empty[stage], others);
           Barrier* const full = &control.full[stage];
           barrier_expect(full, a.stage_keys * (Shape::kDk + Shape::kDv) * 2);
           count_up(control.asked);

@@ -83,7 +83,7 @@ struct WarpKeys {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4 * kPanels; ++i)
-      wgmma_rows(product, a[i], queries + i / 4 * kColumns * kColumnUnits + i % 4 * 2, i > 0);
+      wgmma<Major::k>(product, a[i], queries + i / 4 * kColumns * kColumnUnits + i % 4 * 2, i > 0);
     wgmma_commit();
   }
 };

@@ -1,0 +1,49 @@
+// Tiles in shared memory as wgmma (hopper/wgmma.cuh) and the copy engine (hopper/tma.cuh) read and write them.
+//
+// A tile is [rows][64] bf16: a row has 128 bytes, and its eight 16-byte chunks are permuted by the last three bits of
+// the row's number (the 128-byte swizzle), so that eight rows of one chunk are in different banks. A tile starts at a
+// multiple of 1024 bytes. A wider matrix has one such panel for every 64 columns.
+#pragma once
+#include <cstdint>
+
+#include "kernels/common/ptx.cuh"
+
+namespace triad::cuda {
+
+inline constexpr int kPanel = 64, kPanelRowBytes = 128;  // columns of a panel; bytes of one of its rows
+
+// The offset of chunk c of row r in a tile, in bytes.
+__device__ __forceinline__ int swizzled(int r, int c) { return r * kPanelRowBytes + ((c ^ (r & 7)) << 4); }
+
+// The launch's dynamic shared memory, aligned to 1024 bytes.
+__device__ __forceinline__ unsigned char* aligned_shared() {
+  extern __shared__ __align__(1024) unsigned char sm90_bytes[];
+  return sm90_bytes;
+}
+
+// Makes this thread's stores and cp.async to shared memory visible to wgmma and TMA, after a barrier of the threads.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Global to shared memory, asynchronously: 8 bytes.
+__device__ __forceinline__ void copy_async_8(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
+// Stores four 8x8 matrices of bf16, the inverse of load_matrices (common/ptx.cuh): lanes 8i .. 8i + 7 pass the
+// addresses of the rows of matrix i.
+__device__ __forceinline__ void store_matrices(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+__device__ __forceinline__ void store_matrices(void* row, const uint32_t (&r)[4]) {
+  store_matrices(shared_address(row), r[0], r[1], r[2], r[3]);
+}
+// The same, each matrix transposed.
+__device__ __forceinline__ void store_matrices_transposed(uint32_t row, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+}  // namespace triad::cuda

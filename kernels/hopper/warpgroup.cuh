@@ -1,0 +1,54 @@
+// Warpgroups of a CTA: 128 threads, four warps, which wgmma uses together. Specialised kernels give each one a role
+// (producer, MMA, epilogue), its own number of registers, and named barriers.
+#pragma once
+#include <cstdint>
+
+namespace triad::cuda {
+
+inline constexpr int kWarpgroup = 128;  // threads
+
+// Sets the registers of each thread of this warpgroup (setmaxnreg), to fewer than the launch's or to more. An increase
+// waits until other warpgroups have released enough; the sum over all warpgroups is at most the launch's.
+template <int kRegisters>
+__device__ __forceinline__ void decrease_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void increase_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Named barriers of some warps of a CTA, id 1 to 15 (0 is __syncthreads): kThreads threads, of which some may only
+// arrive.
+template <int kThreads>
+__device__ __forceinline__ void named_barrier_sync(int id) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+template <int kThreads>
+__device__ __forceinline__ void named_barrier_arrive(int id) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+
+// Informs the compiler that x is the same in all lanes of the warp.
+__device__ __forceinline__ uint32_t uniform(uint32_t x) { return __reduce_or_sync(0xffffffffu, x); }
+
+// Orders the warpgroups of a CTA at the tensor cores, as FlashAttention-3's ping-pong schedule does: each one queues
+// its products in turn, one turn a step, so that its products run at once while the other warpgroups compute their
+// softmax. Every warpgroup takes the same number of turns of a tile, whether or not it has work in a step.
+// Uses the named barriers 1 + kWarpgroups to 2 kWarpgroups.
+template <int kWarpgroups>
+struct WarpgroupTurns {
+  int w;  // this warpgroup
+  static constexpr int kFirstId = 1 + kWarpgroups;
+  __device__ __forceinline__ static void signal(int to) { named_barrier_arrive<2 * kWarpgroup>(kFirstId + to); }
+  __device__ __forceinline__ void begin() const {
+    if (w == kWarpgroups - 1) signal(0);
+  }
+  __device__ __forceinline__ void wait() const { named_barrier_sync<2 * kWarpgroup>(kFirstId + w); }
+  __device__ __forceinline__ void pass_on() const { signal(w + 1 == kWarpgroups ? 0 : w + 1); }
+  __device__ __forceinline__ void end() const {  // consumes the signal of the last turn
+    if (w == 0) wait();
+  }
+};
+
+}  // namespace triad::cuda

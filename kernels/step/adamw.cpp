@@ -1,4 +1,4 @@
-// AdamW on the CPU; there also in double, for parameters that are.
+// AdamW on the CPU, in f32 or f64.
 #include "kernels/step/adamw.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ void adamw_cpu(Context& ctx, Tensor master, Tensor weights, Tensor m_in, Tensor 
   const A beta1 = static_cast<A>(o.beta1), new1 = static_cast<A>(1 - o.beta1), eps = static_cast<A>(o.eps);
   const A beta2 = static_cast<A>(o.beta2), new2 = static_cast<A>(1 - o.beta2);
   const A root_scale = static_cast<A>(1 / std::sqrt(correction2));
-  parallel_for(ctx, (n + kPiece - 1) / kPiece, [&](int64_t piece) {
+  parallel_for(ctx, ceil_div(n, kPiece), [&](int64_t piece) {
     const double norm = std::sqrt(*grad_norm_squared.ptr<double>());
     if (!std::isfinite(norm)) return;
     const A clip = o.grad_clip > 0 ? static_cast<A>(std::min(1.0, o.grad_clip / (norm + 1e-6))) : A{1};

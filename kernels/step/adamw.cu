@@ -1,7 +1,7 @@
-// AdamW on the GPU in one pass: 16 bytes in (master, m, v, grad) and 14 out (bf16 weights: 2 of them) for each
-// parameter. A thread updates 8 neighbours: two 16-byte loads of each of four arrays are 128 bytes in flight, and the
-// weights are one 16-byte store. The clip factor is worked out by every thread from the norm on the device: no kernel
-// and no host in between, and a norm that is not finite stops all of them before they write.
+// AdamW on the GPU in one pass, bound by memory: per parameter 16 bytes read (master, m, v, grad) and 14 written (2 of
+// them the bf16 weight). A thread updates 8 adjacent parameters: two 16-byte loads of each of four arrays are 128 bytes
+// in flight, and the weights are one 16-byte store. Every thread computes the clip factor from the norm in device
+// memory, so neither another kernel nor the host is needed; if the norm is not finite, no thread writes.
 #include <cmath>
 
 #include "kernels/common/bthd.cuh"
@@ -11,10 +11,10 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kElements = 8;  // a thread's
+constexpr int kElements = 8;  // per thread
 
 struct Coefficients {
-  float beta1, new1, beta2, new2;  // new: 1 - beta
+  float beta1, new1, beta2, new2;  // new1, new2: 1 - beta
   float decay, step_size;          // 1 - lr * weight_decay; lr / (1 - beta1^step)
   float root_scale, eps;           // 1 / sqrt(1 - beta2^step)
   double grad_clip;
@@ -22,7 +22,7 @@ struct Coefficients {
 
 struct State {
   float *master, *m, *v;
-  __nv_bfloat16* weights;  // may be null
+  __nv_bfloat16* weights;  // null if master is the compute weight
   const float* grad;
 };
 
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads)
   const float clip = c.grad_clip > 0 ? static_cast<float>(fmin(1.0, c.grad_clip / (norm + 1e-6))) : 1.0f;
   const int64_t vectors = n / V, thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (thread < vectors) update<V>(s, thread * V, clip, c);
-  if (thread < n - vectors * V) update<1>(s, vectors * V + thread, clip, c);  // fewer than V are left
+  if (thread < n - vectors * V) update<1>(s, vectors * V + thread, clip, c);  // the last n % V parameters
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The checks on the CPU: pieces of a tensor, the first bad element of each, the lowest of those.
+// The checks on the CPU: threads search pieces of a tensor for the first bad element; the lowest key is kept.
 #include "kernels/step/asserts.h"
 
 #include <algorithm>
@@ -20,10 +20,10 @@ void lower(const Tensor& first, int64_t key) {
   while (key < before && !kept.compare_exchange_weak(before, key)) {}
 }
 
-// wrong(i): what is wrong with element i, -1 for nothing.
+// wrong(i): the kind of violation of element i, or -1.
 template <class Wrong>
 void find_first(Context& ctx, const Tensor& first, int64_t check, int64_t elements, Wrong&& wrong) {
-  parallel_for(ctx, (elements + kPiece - 1) / kPiece, [&](int64_t piece) {
+  parallel_for(ctx, ceil_div(elements, kPiece), [&](int64_t piece) {
     for (int64_t i = piece * kPiece; i < std::min(elements, (piece + 1) * kPiece); ++i)
       if (const int64_t what = wrong(i); what >= 0) return lower(first, Violation::key(check, i, what));
   });
@@ -62,12 +62,12 @@ void assert_lists(Context& ctx, Tensor first, int64_t check, ConstTensor lists, 
     if constexpr (kBuiltWithCuda) return cuda::assert_lists(ctx, first, check, lists, l_sel);
   }
   const int32_t* entries = lists.ptr<int32_t>();
-  const int64_t T = lists.size(1), groups = lists.size(2), n = lists.size(3), blocks = (T + l_sel - 1) / l_sel;
+  const int64_t T = lists.size(1), groups = lists.size(2), n = lists.size(3), blocks = ceil_div(T, l_sel);
   find_first(ctx, first, check, lists.numel(), [&](int64_t i) -> int64_t {
     const int64_t block = entries[i], t = i / (n * groups) % T, before = i % n == 0 ? -1 : entries[i - 1];
     if (block < -1 || block >= blocks) return Violation::out_of_range;
     if (block < 0) return -1;
-    if (i % n > 0 && before < 0) return Violation::not_ascending;  // behind the end of its list
+    if (i % n > 0 && before < 0) return Violation::not_ascending;  // an entry after the list's end
     if (block <= before) return Violation::not_ascending;
     return block * l_sel > t ? static_cast<int64_t>(Violation::future) : -1;
   });

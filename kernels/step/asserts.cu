@@ -1,5 +1,5 @@
-// The checks on the GPU: each element is read once, 16 bytes at a time; a thread keeps the lowest of what it met, and
-// only where there is something wrong does anyone write. An atomic minimum of integers has one result in any order.
+// The checks on the GPU. Each element is read once, 16 bytes at a time. A thread writes only if it finds a violation,
+// by an atomic minimum of integers, whose result does not depend on the order.
 #include "kernels/step/asserts.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ __device__ void lower(int64_t* first, int64_t key) {
 
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
-    finite_kernel(int64_t* first, int64_t check, const T* __restrict__ x, int64_t n) {
+    assert_finite_kernel(int64_t* first, int64_t check, const T* __restrict__ x, int64_t n) {
   const int64_t step = int64_t{gridDim.x} * kThreads * V;
   for (int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * V; i < n; i += step) {
     float values[V];
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int j = 0; j < V; ++j) values[j] = i + j < n ? to_float(x[i + j]) : 0.0f;
     }
-    float sum = 0;  // of zeros, unless one of them is not finite
+    float sum = 0;  // stays 0 unless a value is NaN or infinite: x * 0 is then NaN
 #pragma unroll
     for (int j = 0; j < V; ++j) sum += values[j] * 0.0f;
     if (sum == 0.0f) continue;
@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    lists_kernel(int64_t* first, int64_t check, const int32_t* __restrict__ entries, int64_t count, int64_t tokens,
-                 int groups, int n, int64_t l_sel, int64_t blocks) {
+    assert_lists_kernel(int64_t* first, int64_t check, const int32_t* __restrict__ entries, int64_t count,
+                        int64_t tokens, int groups, int n, int64_t l_sel, int64_t blocks) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= count) return;
   const int64_t block = entries[i], t = i / (int64_t{n} * groups) % tokens;
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    range_kernel(int64_t* first, int64_t check, int32_t* ids, int64_t n, int64_t least, int64_t end) {
+    assert_range_kernel(int64_t* first, int64_t check, int32_t* ids, int64_t n, int64_t least, int64_t end) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= n || (least <= ids[i] && ids[i] < end)) return;
   lower(first, Violation::key(check, i, Violation::out_of_range));
@@ -70,21 +70,21 @@ void assert_finite(Context& ctx, Tensor first, int64_t check, ConstTensor x) {
   dispatch_gpu_float(x.dtype, [&]<class T>() {
     dispatch_vector<T>(is_aligned(x), [&]<int V>() {
       const int64_t ctas = std::min(ceil_div(x.numel(), kThreads * V), int64_t{kCtasPerSm} * ctx.num_sms);
-      launch(ctx, "assert_finite", finite_kernel<T, V>, dim3(ctas), dim3(kThreads), 0, first.ptr<int64_t>(), check,
-             x.ptr<T>(), x.numel());
+      launch(ctx, "assert_finite", assert_finite_kernel<T, V>, dim3(ctas), dim3(kThreads), 0, first.ptr<int64_t>(),
+             check, x.ptr<T>(), x.numel());
     });
   });
 }
 
 void assert_lists(Context& ctx, Tensor first, int64_t check, ConstTensor lists, int64_t l_sel) {
   const int64_t T = lists.size(1);
-  launch(ctx, "assert_lists", lists_kernel, dim3(ceil_div(lists.numel(), kThreads)), dim3(kThreads), 0,
+  launch(ctx, "assert_lists", assert_lists_kernel, dim3(ceil_div(lists.numel(), kThreads)), dim3(kThreads), 0,
          first.ptr<int64_t>(), check, lists.ptr<int32_t>(), lists.numel(), T, static_cast<int>(lists.size(2)),
          static_cast<int>(lists.size(3)), l_sel, ceil_div(T, l_sel));
 }
 
 void assert_range(Context& ctx, Tensor first, int64_t check, Tensor ids, int64_t least, int64_t end) {
-  launch(ctx, "assert_range", range_kernel, dim3(ceil_div(ids.numel(), kThreads)), dim3(kThreads), 0,
+  launch(ctx, "assert_range", assert_range_kernel, dim3(ceil_div(ids.numel(), kThreads)), dim3(kThreads), 0,
          first.ptr<int64_t>(), check, ids.ptr<int32_t>(), ids.numel(), least, end);
 }
 

@@ -1,14 +1,14 @@
-// Checks of values where they are (runtime.asserts): what is wrong first is kept on the device, and the host looks when
-// it comes by. Checks are numbered in the order in which they are queued, and a violation is one number,
+// Checks of tensors on their device (runtime.asserts). The device keeps the first violation; the host reads it later.
+// Checks are numbered in the order in which they are queued. A violation is one number,
 //   check << 44 | element << 2 | what,
-// of which the lowest is kept: the first bad element of the first check that met one, whichever thread came first.
+// and the lowest is kept: the first bad element of the first failing check, independent of the order of threads.
 #pragma once
 #include "engine/context.h"
 
 namespace triad {
 
 struct Violation {
-  // Of a float; of an entry of a list.
+  // The first three are for floats, the last three for entries of a list.
   enum What : int64_t {
     nan = 0,
     plus_infinity = 1,
@@ -30,18 +30,17 @@ struct Violation {
             key & ((1 << kWhatBits) - 1)};
   }
 };
-// A number of equal bytes, which a fill can write, above every key.
+// Initial value of the kept violation, above every key. All of its bytes are equal, so a byte fill can write it.
 inline constexpr int kNoViolationByte = 0x7f;
 inline constexpr int64_t kNoViolation = 0x7f7f7f7f7f7f7f7f;
 
-// first [1] i64 lowered to the key of the first element that is wrong, if there is one  <-
-// x: contiguous floats, all to be finite.
+// first [1] i64, lowered to the key of the first element that is not finite  <-  x: contiguous floats.
 void assert_finite(Context&, Tensor first, int64_t check, ConstTensor x);
-// lists [B,T,Hkv,n] i32: of token t the blocks ascend, each once, within [0, t / l_sel], and -1 stands behind them
-// only.
+// first [1] i64, lowered to the key of the first bad entry  <-  lists [B,T,Hkv,n] i32: the selected blocks of each
+// token t, strictly ascending, within [0, t / l_sel], padded with -1 at the end.
 void assert_lists(Context&, Tensor first, int64_t check, ConstTensor lists, int64_t l_sel);
-// ids: contiguous i32, to be in [least, end). Those that are not become `least`, so that what follows reads no memory
-// that is not its own and the message can still be told.
+// first [1] i64, lowered to the key of the first id outside [least, end)  <-  ids: contiguous i32. Bad ids are replaced
+// by `least`, so that later ops stay within their memory until the host reports the violation.
 void assert_range(Context&, Tensor first, int64_t check, Tensor ids, int64_t least, int64_t end);
 
 namespace cuda {

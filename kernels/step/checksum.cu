@@ -1,5 +1,5 @@
-// Checksums on the GPU: each word is read once; a thread's, a warp's and a CTA's sums are integers, so the last step
-// may be an atomic addition in whatever order. 25 MiB, a bucket of gradients, are some 8 us of an H200's memory.
+// Checksums on the GPU, bound by memory: each word is read once. Sums are integers, so the CTAs' sums may be added by
+// atomics in any order.
 #include "kernels/common/launch.cuh"
 #include "kernels/step/checksum.h"
 
@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t i = begin + j * kThreads;
     if (i < words) sum += x[i] * checksum_weight(static_cast<uint64_t>(i));
   }
-  for (int o = 16; o > 0; o >>= 1) sum += __shfl_down_sync(0xffffffffu, sum, o);
+  sum = warp_sum_to_lane0(sum);
   __shared__ unsigned long long warps[kThreads / 32];
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
   __syncthreads();
@@ -32,9 +32,8 @@ void checksum(Context& ctx, Tensor out, ConstTensor x) {
   zero(ctx, out);
   if (ctx.planning) return;
   const int64_t words = x.bytes() / static_cast<int64_t>(sizeof(uint32_t)), piece = kThreads * kWordsAThread;
-  launch(ctx, "checksum_kernel", checksum_kernel, dim3(static_cast<unsigned>((words + piece - 1) / piece)),
-         dim3(kThreads), 0, reinterpret_cast<unsigned long long*>(out.ptr<int64_t>()),
-         reinterpret_cast<const uint32_t*>(x.data), words);
+  launch(ctx, "checksum", checksum_kernel, dim3(ceil_div(words, piece)), dim3(kThreads), 0,
+         reinterpret_cast<unsigned long long*>(out.ptr<int64_t>()), reinterpret_cast<const uint32_t*>(x.data), words);
 }
 
 }  // namespace triad::cuda

@@ -1,4 +1,4 @@
-// The facts of each part on the CPU: threads take pieces, then parts.
+// Per-parameter norms on the CPU: parallel over pieces, then over parts.
 #include "kernels/step/per_param_norms.h"
 
 #include <cmath>
@@ -25,15 +25,15 @@ void pieces_cpu(Context& ctx, const Tensor& partial, const ConstTensor& x, const
 
 }  // namespace
 
-void per_param_norms(Context& ctx, Tensor facts, ConstTensor x, ConstTensor pieces, ConstTensor first_piece) {
+void per_param_norms(Context& ctx, Tensor norms, ConstTensor x, ConstTensor pieces, ConstTensor first_piece) {
   const OpScope op_scope(ctx, "per_param_norms");
   const int64_t parts = first_piece.numel() - 1;
-  check_tensor("per_param_norms: facts", facts, {parts, ParamNorms::count}, DType::f64);
+  check_tensor("per_param_norms: norms", norms, {parts, ParamNorms::count}, DType::f64);
   check_tensor("per_param_norms: pieces", pieces, {pieces.size(0), 2}, DType::i64);
   check_tensor("per_param_norms: first_piece", first_piece, {parts + 1}, DType::i64);
   TRIAD_CHECK(x.rank == 1 && x.contiguous(), "per_param_norms: {} is no whole buffer", x.str());
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::per_param_norms(ctx, facts, x, pieces, first_piece);
+    if constexpr (kBuiltWithCuda) return cuda::per_param_norms(ctx, norms, x, pieces, first_piece);
   }
   Scratch::Scope scope(ctx.scratch);
   const Tensor partial = scope.alloc(DType::f64, {pieces.size(0), ParamNorms::count});
@@ -46,7 +46,7 @@ void per_param_norms(Context& ctx, Tensor facts, ConstTensor x, ConstTensor piec
     for (int64_t f = 0; f < ParamNorms::count; ++f) {
       double sum = 0;
       for (int64_t p = first[0]; p < first[1]; ++p) sum += partial.ptr<double>()[p * ParamNorms::count + f];
-      facts.ptr<double>()[i * ParamNorms::count + f] = sum;
+      norms.ptr<double>()[i * ParamNorms::count + f] = sum;
     }
   });
 }

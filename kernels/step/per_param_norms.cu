@@ -1,5 +1,5 @@
-// The facts of each part on the GPU: a CTA takes a piece, then a warp a part. Each element is read once (4 bytes; 620
-// MB of M7C's gradients in some 150 us); sums are double and in an order that the sizes alone decide.
+// Per-parameter norms on the GPU, bound by memory: each f32 is read once. One kernel sums a piece per CTA, a second one
+// adds a part's pieces with one warp per part. Sums are double; their order depends on the sizes alone.
 #include "kernels/common/bthd.cuh"
 #include "kernels/step/per_param_norms.h"
 
@@ -8,14 +8,11 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-__device__ double warp_total(double x) {
-  for (int o = 16; o > 0; o >>= 1) x += __shfl_down_sync(0xffffffffu, x, o);
-  return x;
-}
-
-// Parts begin where they may: up to 3 elements before the first aligned vector, and after the last, go one by one.
+// Parts may start at any element: up to 3 elements before the first aligned vector and after the last one are read one
+// by one.
 __global__ void __launch_bounds__(kThreads)
-    pieces_kernel(double* __restrict__ partial, const float* __restrict__ x, const int64_t* __restrict__ pieces) {
+    param_norm_pieces_kernel(double* __restrict__ partial, const float* __restrict__ x,
+                             const int64_t* __restrict__ pieces) {
   const int64_t begin = pieces[2 * int64_t{blockIdx.x}];
   const int count = static_cast<int>(pieces[2 * int64_t{blockIdx.x} + 1]);
   const float* const values = x + begin;
@@ -37,8 +34,8 @@ __global__ void __launch_bounds__(kThreads)
   if (tail + loose < count) add(values[tail + loose]);
 
   __shared__ double warps[kWarps][ParamNorms::count];
-  squares = warp_total(squares);
-  const double bad = warp_total(not_finite);
+  squares = warp_sum_to_lane0(squares);
+  const double bad = warp_sum_to_lane0(static_cast<double>(not_finite));
   if (threadIdx.x % 32 == 0) {
     warps[threadIdx.x / 32][ParamNorms::squares] = squares;
     warps[threadIdx.x / 32][ParamNorms::not_finite] = bad;
@@ -50,8 +47,9 @@ __global__ void __launch_bounds__(kThreads)
   partial[int64_t{blockIdx.x} * ParamNorms::count + threadIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(kThreads) parts_kernel(double* __restrict__ facts, const double* __restrict__ partial,
-                                                         const int64_t* __restrict__ first_piece, int64_t parts) {
+__global__ void __launch_bounds__(kThreads)
+    param_norms_kernel(double* __restrict__ norms, const double* __restrict__ partial,
+                       const int64_t* __restrict__ first_piece, int64_t parts) {
   const int64_t part = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (part >= parts) return;
   const int64_t begin = first_piece[part], end = first_piece[part + 1];
@@ -61,20 +59,20 @@ __global__ void __launch_bounds__(kThreads) parts_kernel(double* __restrict__ fa
     for (int f = 0; f < ParamNorms::count; ++f) sum[f] += partial[p * ParamNorms::count + f];
 #pragma unroll
   for (int f = 0; f < ParamNorms::count; ++f) {
-    sum[f] = warp_total(sum[f]);
-    if (threadIdx.x % 32 == 0) facts[part * ParamNorms::count + f] = sum[f];
+    sum[f] = warp_sum_to_lane0(sum[f]);
+    if (threadIdx.x % 32 == 0) norms[part * ParamNorms::count + f] = sum[f];
   }
 }
 
 }  // namespace
 
-void per_param_norms(Context& ctx, Tensor facts, ConstTensor x, ConstTensor pieces, ConstTensor first_piece) {
+void per_param_norms(Context& ctx, Tensor norms, ConstTensor x, ConstTensor pieces, ConstTensor first_piece) {
   Scratch::Scope scope(ctx.scratch);
   const Tensor partial = scope.alloc(DType::f64, {pieces.size(0), ParamNorms::count});
-  launch(ctx, "part norms", pieces_kernel, dim3(pieces.size(0)), dim3(kThreads), 0, partial.ptr<double>(),
-         x.ptr<float>(), pieces.ptr<int64_t>());
-  launch(ctx, "part norms", parts_kernel, dim3(ceil_div(facts.size(0), kWarps)), dim3(kThreads), 0, facts.ptr<double>(),
-         partial.ptr<double>(), first_piece.ptr<int64_t>(), facts.size(0));
+  launch(ctx, "per_param_norms", param_norm_pieces_kernel, dim3(pieces.size(0)), dim3(kThreads), 0,
+         partial.ptr<double>(), x.ptr<float>(), pieces.ptr<int64_t>());
+  launch(ctx, "per_param_norms", param_norms_kernel, dim3(ceil_div(norms.size(0), kWarps)), dim3(kThreads), 0,
+         norms.ptr<double>(), partial.ptr<double>(), first_piece.ptr<int64_t>(), norms.size(0));
 }
 
 }  // namespace triad::cuda

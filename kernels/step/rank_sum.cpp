@@ -1,4 +1,4 @@
-// Sums over ranks on the CPU.
+// Sums over ranks on the CPU: parallel over pieces of the elements, each summed in rank order.
 #include "kernels/step/rank_sum.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ void rank_sum(Context& ctx, Tensor out, ConstTensor own, ConstTensor parts, int6
   constexpr int64_t kPiece = 1 << 14;
   const int64_t n = own.numel(), world = parts.size(0);
   dispatch_float(own.dtype, [&]<class T>() {
-    parallel_for(ctx, (n + kPiece - 1) / kPiece, [&](int64_t piece) {
+    parallel_for(ctx, ceil_div(n, kPiece), [&](int64_t piece) {
       T* const to = out.ptr<T>();
       const T *const mine = own.ptr<T>(), *const from = parts.ptr<T>();
       for (int64_t i = piece * kPiece; i < std::min((piece + 1) * kPiece, n); ++i) {

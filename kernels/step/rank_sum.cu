@@ -1,5 +1,4 @@
-// Sums over ranks on the GPU: a thread adds 16 bytes of each rank, or one element where rows are not made of whole
-// vectors.
+// Sums over ranks on the GPU. A thread adds 16 bytes of each rank, or one element if rows are not whole vectors.
 #include "kernels/common/bthd.cuh"
 #include "kernels/step/rank_sum.h"
 

@@ -1,4 +1,4 @@
-// Sums over ranks, checked and timed.
+// Cases of the sum over ranks, with and without vectors of 16 bytes.
 #include "kernels/common/op_case.h"
 #include "kernels/step/rank_sum.h"
 

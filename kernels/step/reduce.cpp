@@ -1,4 +1,4 @@
-// Sums over a whole tensor on the CPU.
+// Sums over a whole tensor on the CPU: parallel over pieces; one thread adds the pieces.
 #include "kernels/step/reduce.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ void pieces_cpu(Context& ctx, Tensor partials, ConstTensor x_in, bool squares) {
   });
 }
 
-int64_t count_pieces(const ConstTensor& x) { return (x.numel() + kSumPiece - 1) / kSumPiece; }
+int64_t count_pieces(const ConstTensor& x) { return ceil_div(x.numel(), kSumPiece); }
 
 void piece_sums(Context& ctx, Tensor partials, ConstTensor x, bool squares) {
   check_tensor("sum: partials", partials, {count_pieces(x)}, DType::f64);

@@ -1,7 +1,7 @@
-// Sums over a whole tensor on the GPU: a CTA sums a piece of 16,384 elements, then one CTA the pieces; every thread,
-// warp and CTA in a fixed order that depends on the size alone. Each element is read once (4 bytes in f32). All sums
-// are double: at 4.6 elements a clock and SM that is well within the card's double rate, the squares of gradients
-// cannot overflow, and 155 million terms do not wear down the last digits.
+// Sums over a whole tensor on the GPU, bound by memory: each element is read once. A CTA sums a piece of 16,384
+// elements, then one CTA adds the pieces. The order of additions depends on the size alone. All sums are double: the
+// rate stays below the card's fp64 rate, squares of gradients cannot overflow, and hundreds of millions of terms keep
+// their precision.
 #include "kernels/common/bthd.cuh"
 #include "kernels/step/reduce.h"
 
@@ -9,13 +9,13 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kThreads = 256, kFinishThreads = 1024;
-constexpr int64_t kPiece = kSumPiece;  // 64 KiB of f32: 16 vectors a thread
+constexpr int64_t kPiece = kSumPiece;  // 64 KiB of f32: 16 vectors per thread
 
-// Of all threads' x, valid in thread 0. Called once in a kernel.
+// The sum of all threads' x, valid in thread 0. May be called once in a kernel.
 template <int kCount>
 __device__ double block_sum(double x) {
   __shared__ double warps[kCount / 32];
-  for (int o = 16; o > 0; o >>= 1) x += __shfl_down_sync(0xffffffffu, x, o);
+  x = warp_sum_to_lane0(x);
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
   __syncthreads();
   for (int i = 1; i < kCount / 32; ++i) x += warps[i];
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kFinishThreads)
-    finish_kernel(double* out, const double* __restrict__ partials, int64_t pieces, bool add) {
+    sum_finish_kernel(double* out, const double* __restrict__ partials, int64_t pieces, bool add) {
   double sum = 0;
 #pragma unroll 8
   for (int64_t i = threadIdx.x; i < pieces; i += kFinishThreads) sum += partials[i];
@@ -66,8 +66,8 @@ void piece_sums(Context& ctx, Tensor partials, ConstTensor x, bool squares) {
 }
 
 void finish_sum(Context& ctx, Tensor out, ConstTensor partials, bool add) {
-  launch(ctx, "sum finish", finish_kernel, dim3(1), dim3(kFinishThreads), 0, out.ptr<double>(), partials.ptr<double>(),
-         partials.numel(), add);
+  launch(ctx, "sum finish", sum_finish_kernel, dim3(1), dim3(kFinishThreads), 0, out.ptr<double>(),
+         partials.ptr<double>(), partials.numel(), add);
 }
 
 }  // namespace triad::cuda

@@ -1,4 +1,5 @@
-// Sums over a whole tensor in a fixed order: partial sums of fixed pieces, then the pieces in order, in double.
+// Sums over a whole tensor, in double and in a fixed order: the sum of each piece of kSumPiece elements, then the
+// pieces in order.
 #pragma once
 #include "engine/context.h"
 
@@ -8,8 +9,8 @@ namespace triad {
 void sum(Context&, Tensor out, ConstTensor x, bool add = false);
 void sum_of_squares(Context&, Tensor out, ConstTensor x, bool add = false);
 
-// sum_of_squares in its two steps, where the pieces are shared out among ranks: the same bits. partials: one f64 for
-// each kSumPiece elements of x.
+// The two steps of sum_of_squares, with the same bits, for sums whose pieces are spread over ranks. partials: one f64
+// for each kSumPiece elements of x.
 inline constexpr int64_t kSumPiece = 1 << 14;
 void square_pieces(Context&, Tensor partials, ConstTensor x);
 void sum_pieces(Context&, Tensor out, ConstTensor partials);

@@ -1,4 +1,4 @@
-// The verdict on a step, on the CPU.
+// The decision on a step, on the CPU.
 #include "kernels/step/step_guard.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ int64_t first_bad_part(ConstTensor grads, ConstTensor parts) {
   return -1;
 }
 
-// Their sum of losses and what else they say of themselves, into the step's numbers.
+// Sums the ranks' losses and stop requests, and finds the first rank with bad numbers.
 void read_ranks(double* numbers, ConstTensor ranks) {
   const int64_t world = ranks.empty() ? 0 : ranks.size(0);
   if (world > 0) numbers[StepNumbers::loss] = 0;

@@ -1,5 +1,5 @@
-// The verdict on a step, on the GPU: one CTA, 3 us where all is well. Where it is not, that CTA looks through the parts
-// in turn, 620 MB of gradients in some 10 ms at most, which such a step may cost.
+// The decision on a step, on the GPU, by one CTA. Only if a number is not finite does it search the gradient, part
+// after part, for the first bad one.
 #include "kernels/common/launch.cuh"
 #include "kernels/step/step_guard.h"
 
@@ -9,8 +9,8 @@ namespace {
 constexpr int kThreads = 1024;
 
 __global__ void __launch_bounds__(kThreads)
-    judge_kernel(double* numbers, const float* __restrict__ grads, const int64_t* __restrict__ parts, int64_t count,
-                 const double* __restrict__ ranks, int64_t world, int64_t rank_stride, bool halt) {
+    judge_step_kernel(double* numbers, const float* __restrict__ grads, const int64_t* __restrict__ parts,
+                      int64_t count, const double* __restrict__ ranks, int64_t world, int64_t rank_stride, bool halt) {
   const double norm_squared = numbers[StepNumbers::norm_squared];
   double loss = world > 0 ? 0 : numbers[StepNumbers::loss], stop = 0;
   int64_t bad_rank = -1;
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int64_t j = threadIdx.x; j < parts[2 * i + 1]; j += kThreads) all_finite &= isfinite(part[j]);
     if (!__syncthreads_and(all_finite)) bad = i;
   }
-  __syncthreads();  // all have read the numbers
+  __syncthreads();  // all threads have read the numbers
   if (threadIdx.x != 0) return;
   numbers[StepNumbers::loss] = loss;
   numbers[StepNumbers::bad_rank] = static_cast<double>(bad_rank);
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void judge_step(Context& ctx, Tensor numbers, ConstTensor grads, ConstTensor parts, ConstTensor ranks, bool halt) {
-  launch(ctx, "judge step", judge_kernel, dim3(1), dim3(kThreads), 0, numbers.ptr<double>(), grads.ptr<float>(),
+  launch(ctx, "judge step", judge_step_kernel, dim3(1), dim3(kThreads), 0, numbers.ptr<double>(), grads.ptr<float>(),
          parts.ptr<int64_t>(), parts.size(0), ranks.empty() ? nullptr : ranks.ptr<double>(),
          ranks.empty() ? 0 : ranks.size(0), ranks.stride[0], halt);
 }

@@ -1,3 +1,4 @@
+// Memory traffic on the CPU: the XOR of all vectors read, written to every vector.
 #include "kernels/step/traffic.h"
 
 #include <array>

@@ -1,13 +1,13 @@
-// Reads some memory and writes other, and does nothing else: what an op that is bound by memory is held against. A copy
-// writes as much as it reads; few ops do, and the two do not cost the same: what is written stays in the L2 cache for a
-// while, and goes to memory on the time of whatever comes next.
+// Reads one tensor and writes another, and nothing more: the yardstick of `triad bench` for memory-bound ops. A copy
+// would not do, since few ops write as much as they read, and reads and writes differ in cost: written lines stay in L2
+// and reach memory later, at the cost of the next kernel.
 #pragma once
 #include "engine/context.h"
 
 namespace triad {
 
-// written overwritten, every byte  <-  read, every byte: each vector of 16 bytes is the XOR of some that were read
-// (zeros where nothing is). Contiguous, and a multiple of 16 bytes; either may be empty.
+// written overwritten, every byte  <-  read, every byte. Each 16-byte vector written is the XOR of some vectors read
+// (zeros if none). Both contiguous and a multiple of 16 bytes; either may be empty.
 void traffic(Context&, Tensor written, ConstTensor read);
 
 namespace cuda {

@@ -1,4 +1,4 @@
-// SiLU and SwiGLU on the CPU. Results may take the place of arguments, element for element, as simd loops allow.
+// SiLU and SwiGLU on the CPU, in loops that vectorise. Outputs may alias inputs element for element.
 #include "kernels/ops/activation.h"
 
 #include "engine/op_scope.h"
@@ -15,7 +15,7 @@ A silu_slope(A x, A s) {
   return s * (A{1} + x * (A{1} - s));
 }
 
-// body(pointers to the rows i of the tensors...) for each row; null for an absent tensor.
+// Calls body(pointers to row i of each tensor) for every row i; the pointer is null for an absent tensor.
 template <class T, class Body, class... Tensors>
 void for_each_row(Context& ctx, int64_t rows, Body&& body, const Tensors&... t) {
   parallel_for(ctx, rows, [&](int64_t i) { body((t.empty() ? nullptr : t.template ptr<T>() + i * t.stride[0])...); });

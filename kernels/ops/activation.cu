@@ -1,9 +1,9 @@
-// SiLU and SwiGLU on the GPU: six rules for one element, one kernel that applies a rule to whole tensors.
-// Bound by memory: it moves each operand once (SiLU 2 tensors forward and 3 backward, SwiGLU 3 and 5; one more where
-// backward gives the result again, instead of 2 or 3 for another forward pass). A thread loads
-// two 16-byte vectors of each input before it uses them; with 2,048 threads an SM that is at least 64 KiB in flight,
-// where 4.3 TB/s need about 30. Rows that lie side by side are one long row; otherwise a CTA works in a single row. exp
-// and the division are the fast ones (2 ulp, and |x| times that): the exact ones would cost more than the bytes do.
+// SiLU and SwiGLU on the GPU: six elementwise rules, and one kernel that applies a rule to whole tensors. Bound by
+// memory: each operand moves once (SiLU 2 tensors forward and 3 backward, SwiGLU 3 and 5; one more if backward also
+// writes forward's result, which is cheaper than another forward pass). A thread loads two 16-byte vectors of each
+// input before it uses them: at 2,048 threads per SM at least 64 KiB in flight, twice what memory bandwidth needs.
+// Contiguous rows are treated as one long row; otherwise a CTA works within one row. exp and division are the fast
+// versions (relative error 2 ulp, and |x| times that), since the exact ones would be slower than memory.
 #include <algorithm>
 #include <array>
 
@@ -29,7 +29,7 @@ struct SiluBackward {
     out[0] = dy * silu_slope(x, sigmoid(x));
   }
 };
-struct SiluBackwardAgain {  // and y
+struct SiluBackwardWithOutput {  // also writes y
   static constexpr int kIn = 2, kOut = 2;
   __device__ static void apply(float (&out)[kOut], const float (&in)[kIn]) {
     const float dy = in[0], x = in[1], s = sigmoid(x);
@@ -53,7 +53,7 @@ struct SwigluBackward {
   }
 };
 
-struct SwigluBackwardAgain {  // and y
+struct SwigluBackwardWithOutput {  // also writes y
   static constexpr int kIn = 3, kOut = 3;
   __device__ static void apply(float (&out)[kOut], const float (&in)[kIn]) {
     const float dy = in[0], gate = in[1], up = in[2], s = sigmoid(gate);
@@ -69,10 +69,10 @@ struct Rows {
   int64_t stride[kCount];
 };
 
-// An output may be an input: a thread reads all it needs of a place before it writes there.
+// An output may alias an input: a thread reads all inputs of its elements before it writes them.
 template <class Rule, class T, int V>
 __global__ void __launch_bounds__(kThreads)
-    elementwise_kernel(Rows<T, Rule::kOut> outs, Rows<const T, Rule::kIn> ins, int64_t columns, uint32_t ctas_per_row) {
+    activation_kernel(Rows<T, Rule::kOut> outs, Rows<const T, Rule::kIn> ins, int64_t columns, uint32_t ctas_per_row) {
   const int64_t row = blockIdx.x / ctas_per_row;
   const int64_t first = (int64_t{blockIdx.x % ctas_per_row} * kBatch * kThreads + threadIdx.x) * V;
   float in[kBatch][Rule::kIn][V];
@@ -124,7 +124,7 @@ void apply(Context& ctx, const char* name, std::array<Tensor, Rule::kOut> outs,
         std::all_of(outs.begin(), outs.end(), vectors) && std::all_of(ins.begin(), ins.end(), vectors);
     dispatch_vector<T>(all_vectors, [&]<int V>() {
       const int64_t ctas_per_row = ceil_div(columns, int64_t{kThreads} * kBatch * V);
-      launch(ctx, name, elementwise_kernel<Rule, T, V>, dim3(rows * ctas_per_row), dim3(kThreads), 0, out_rows, in_rows,
+      launch(ctx, name, activation_kernel<Rule, T, V>, dim3(rows * ctas_per_row), dim3(kThreads), 0, out_rows, in_rows,
              columns, ctas_per_row);
     });
   });
@@ -135,7 +135,7 @@ void apply(Context& ctx, const char* name, std::array<Tensor, Rule::kOut> outs,
 void silu_forward(Context& ctx, Tensor y, ConstTensor x) { apply<SiluForward>(ctx, "silu forward", {y}, {x}); }
 void silu_backward(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor x, Tensor y) {
   if (y.empty()) return apply<SiluBackward>(ctx, "silu backward", {dx}, {dy, x});
-  apply<SiluBackwardAgain>(ctx, "silu backward", {dx, y}, {dy, x});
+  apply<SiluBackwardWithOutput>(ctx, "silu backward", {dx, y}, {dy, x});
 }
 void swiglu_forward(Context& ctx, Tensor y, ConstTensor gate, ConstTensor up) {
   apply<SwigluForward>(ctx, "swiglu forward", {y}, {gate, up});
@@ -143,7 +143,7 @@ void swiglu_forward(Context& ctx, Tensor y, ConstTensor gate, ConstTensor up) {
 void swiglu_backward(Context& ctx, Tensor dgate, Tensor dup, ConstTensor dy, ConstTensor gate, ConstTensor up,
                      Tensor y) {
   if (y.empty()) return apply<SwigluBackward>(ctx, "swiglu backward", {dgate, dup}, {dy, gate, up});
-  apply<SwigluBackwardAgain>(ctx, "swiglu backward", {dgate, dup, y}, {dy, gate, up});
+  apply<SwigluBackwardWithOutput>(ctx, "swiglu backward", {dgate, dup, y}, {dy, gate, up});
 }
 
 }  // namespace triad::cuda

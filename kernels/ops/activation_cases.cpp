@@ -1,4 +1,4 @@
-// SiLU and SwiGLU, checked and timed; SwiGLU also on the halves of one product's rows.
+// Cases of SiLU and SwiGLU; SwiGLU also on the two halves of one product's rows.
 #include "kernels/common/op_case.h"
 #include "kernels/ops/activation.h"
 
@@ -8,9 +8,10 @@ namespace {
 
 OpCase silu_case(std::string name, int64_t N, int64_t H, int64_t row_pad = 0, double std = 1.0) {
   OpCase c{.op = "activation", .name = "silu " + std::move(name)};
-  c.args = {{.name = "x", .role = ArgRole::input, .shape = {N, H}, .std = std, .row_pad = row_pad},
-            {.name = "y", .role = ArgRole::output, .shape = {N, H}},
-            {.name = "y again", .role = ArgRole::saved, .shape = {N, H}}};  // what backward gives beside dx
+  c.args = {
+      {.name = "x", .role = ArgRole::input, .shape = {N, H}, .std = std, .row_pad = row_pad},
+      {.name = "y", .role = ArgRole::output, .shape = {N, H}},
+      {.name = "y again", .role = ArgRole::saved, .shape = {N, H}}};  // forward's result, which backward can also write
   c.forward = [](Context& ctx, const Args& t) { silu_forward(ctx, t["y"], t["x"]); };
   c.backward = [](Context& ctx, const Args& t) { silu_backward(ctx, t["dx"], t["dy"], t["x"], t["y again"]); };
   const double elements = static_cast<double>(N * H);

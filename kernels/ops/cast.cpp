@@ -1,4 +1,4 @@
-// Conversion between float types on the CPU.
+// Conversion between float types on the CPU: parallel over pieces of the elements.
 #include "kernels/ops/cast.h"
 
 #include <algorithm>
@@ -16,8 +16,8 @@ template <class To, class From>
 To convert(From x) {
   return static_cast<To>(x);
 }
-// By way of float, and yet rounded once: a float that is not exact is made odd (rounded to odd), so that it never
-// looks like the middle between two bf16 when it is not.
+// f64 to bf16 with a single rounding: the intermediate float is rounded to odd if it is inexact, so that it never
+// becomes a tie between two bf16 values.
 template <>
 bf16 convert<bf16, double>(double x) {
   const float nearest = static_cast<float>(x);
@@ -31,7 +31,7 @@ template <class To, class From>
 void cast_cpu(Context& ctx, Tensor dst, ConstTensor src) {
   constexpr int64_t kPiece = 1 << 14;
   const int64_t n = src.numel();
-  parallel_for(ctx, (n + kPiece - 1) / kPiece, [&](int64_t piece) {
+  parallel_for(ctx, ceil_div(n, kPiece), [&](int64_t piece) {
     const From* from = src.ptr<From>();
     To* to = dst.ptr<To>();
     for (int64_t i = piece * kPiece; i < std::min((piece + 1) * kPiece, n); ++i) to[i] = convert<To>(from[i]);

@@ -1,7 +1,7 @@
-// Conversion between f32 and bf16 on the GPU: 6 bytes an element, 4 on one side and 2 on the other. A thread converts
-// vectors whose wider side is 16 bytes, so that a warp reads and writes whole lines (vectors of 8 made two stores of
-// every other 16 bytes: 75% of a copy towards f32). It loads four of them before it stores; the up to 3 elements after
-// the last whole vector go to the first threads.
+// Conversion between f32 and bf16 on the GPU. Bound by memory: 6 bytes an element. A thread converts vectors whose f32
+// side is 16 bytes, so that a warp reads and writes whole lines (with 8-element vectors, each of the two f32 stores
+// would write every other 16 bytes). It loads four vectors before it stores. The up to 3 elements after the last whole
+// vector are converted by the first threads.
 #include "kernels/common/bthd.cuh"
 #include "kernels/ops/cast.h"
 
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256, kBatch = 4;
 
-// V elements as they lie in memory.
+// V elements of T as one load or store.
 template <class T, int V>
 struct alignas(V * sizeof(T)) Vector {
   T x[V];

@@ -1,10 +1,10 @@
-// Conversion between float types, to nearest even.
+// Conversion between float types, rounded to nearest even.
 #pragma once
 #include "engine/context.h"
 
 namespace triad {
 
-// dst overwritten  <-  src: one shape, both contiguous, any two float dtypes (f64 on the CPU only).
+// dst overwritten  <-  src: same shape, both contiguous, any two float dtypes (f64 on the CPU only).
 void cast(Context&, Tensor dst, ConstTensor src);
 
 namespace cuda {

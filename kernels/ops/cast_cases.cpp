@@ -1,4 +1,4 @@
-// Conversions, checked and timed: to and from the acc type, which in bf16 are real ones.
+// Cases of the conversions, to and from the acc type. In bf16 the two types differ.
 #include "kernels/common/op_case.h"
 #include "kernels/ops/cast.h"
 

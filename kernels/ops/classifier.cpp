@@ -1,4 +1,4 @@
-// The vocabulary head and its loss, a chunk of rows at a time. The gradient of a chunk's logits takes their place.
+// The vocabulary head and its loss, a chunk of rows at a time. The gradient of a chunk's logits overwrites them.
 #include "kernels/ops/classifier.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ void check_classifier(ConstTensor loss, ConstTensor h, ConstTensor w, ConstTenso
   TRIAD_CHECK(o.chunk_rows > 0, "classifier: chunks of {} rows", o.chunk_rows);
 }
 
-// Calls then(begin, end, logits) for the rows [begin, end) of each chunk; the logits are the callee's to overwrite.
+// Calls then(begin, end, logits) for the rows [begin, end) of each chunk; `then` may overwrite the logits.
 template <class Then>
 void for_each_chunk(Context& ctx, ConstTensor h, ConstTensor w, const ClassifierOptions& o, Then&& then) {
   const int64_t N = h.size(0), rows = std::min(o.chunk_rows, N);

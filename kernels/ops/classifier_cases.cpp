@@ -1,4 +1,4 @@
-// The classifier at odd chunk sizes, with padding columns and rows without a target.
+// Cases of the classifier: odd chunk sizes, padding columns, rows without a target.
 #include "engine/rng.h"
 #include "kernels/common/op_case.h"
 #include "kernels/ops/classifier.h"
@@ -15,7 +15,7 @@ struct ClassifierShape {
 };
 
 OpCase classifier_case(const ClassifierShape& s) {
-  // The upstream gradient is one number for all rows: not a vector of which the driver could draw another.
+  // The upstream gradient is one scalar for all rows, so the driver cannot draw a different one per row.
   const double scale = 1.0 / static_cast<double>(s.rows);
   const ClassifierOptions options = {.vocab = s.vocab, .chunk_rows = s.chunk_rows};
   const auto target = [vocab = s.vocab](int64_t i, uint64_t seed) {

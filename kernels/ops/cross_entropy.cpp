@@ -1,4 +1,4 @@
-// Cross-entropy on the CPU, a row at a time.
+// Cross-entropy on the CPU: rows in parallel.
 #include "kernels/ops/cross_entropy.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ void check_cross_entropy(const char* op, const ConstTensor& logits, const ConstT
   check_tensor("cross_entropy: targets", targets, {logits.size(0)}, DType::i32);
 }
 
-// Over lanes in a fixed order, so that the loops vectorise.
+// Reduces over lanes in a fixed order, so that the loops vectorise.
 constexpr int64_t kLanes = 16;
 
 template <class A, class T>
@@ -58,7 +58,7 @@ void forward_cpu(Context& ctx, Tensor loss, Tensor lse, ConstTensor logits, Cons
     const int32_t target = targets.ptr<int32_t>()[i];
     const A max = max_of<A>(x, vocab), log_sum = std::log(sum_of_exp(x, vocab, max));
     lse.ptr<A>()[i] = max + log_sum;
-    // Not lse - x: of logits near 1e4 the difference has digits that lse has not.
+    // Not lse - x: for logits near 1e4 lse has lost the digits that the difference keeps.
     loss.ptr<A>()[i] = target < 0 ? A{0} : (max - static_cast<A>(x[target])) + log_sum;
   });
 }
@@ -72,9 +72,10 @@ void backward_cpu(Context& ctx, Tensor dlogits, ConstTensor logits, ConstTensor 
     T* dx = dlogits.ptr<T>() + i * dlogits.stride[0];
     const int32_t target = targets.ptr<int32_t>()[i];
     const A row_lse = lse.ptr<A>()[i];
-    const int64_t columns = target < 0 ? 0 : vocab;  // that have a gradient
+    const int64_t columns = target < 0 ? 0 : vocab;  // number of columns with a gradient
     const A factor = static_cast<A>(scale);
-    const A of_target = columns > 0 ? exp_of(static_cast<A>(x[target]) - row_lse) - A{1} : A{0};  // dx may be x
+    const A of_target = columns > 0 ? exp_of(static_cast<A>(x[target]) - row_lse) - A{1}
+                                    : A{0};  // read before the loop, since dx may be x
 #pragma omp simd
     for (int64_t j = 0; j < columns; ++j) dx[j] = static_cast<T>(factor * exp_of(static_cast<A>(x[j]) - row_lse));
     if (columns > 0) dx[target] = static_cast<T>(factor * of_target);

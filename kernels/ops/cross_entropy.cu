@@ -1,17 +1,15 @@
-// Cross-entropy on the GPU. All of it is bound by memory: 2 bytes a logit forward, 4 backward (bf16); training does
-// both in one pass over the logits, 4 bytes instead of 6.
-//   forward   a CTA a row (50,304 logits: 100 KB in bf16), read once: each thread keeps a running maximum and the sum
-//             of exp(x - maximum), rescaled when the maximum grows; threads, then warps are merged in a fixed order. A
-//             thread asks for half of its part of the row at once: 160 KB of an SM are under way. 2,048 rows, us on an
-//             H200: 63; with thirds of it 63.5, sixths 66.5; reading alone 59, a copy of as many bytes 54 to 55.6.
-//   backward  reads the row and writes the gradient, in place if so asked: a thread loads four vectors before it stores
-//             them. Rows without a target are only written.
-//   resident  both: a row waits in shared memory between the two passes that a softmax needs. One CTA of 1024 threads
-//             stays on each SM; while it works on a row, the next one is on its way into a second buffer. A thread
-//             reads only what it copied itself, so the one barrier a row is that of the sum.
-//             Two exps a logit take 3.6 us of an SM's special units, the row's bytes 6.3 us: they overlap.
-//             Measured: 7.0 us. (Asking for the row after the next, vector by vector, where a row was read for the last
-//             time: 12 us.) Rows that are too long or oddly placed take forward and backward.
+// Cross-entropy on the GPU. Bound by memory: 2 bytes a logit forward and 4 backward (bf16); training does both in one
+// pass over the logits, 4 bytes instead of 6.
+//   forward   One CTA per row, which is read once. Each thread keeps a running maximum and the sum of exp(x - maximum),
+//             rescaled when the maximum grows; threads, then warps are merged in a fixed order. A thread issues the
+//             loads of half its part of the row at once, so 160 KB per SM are in flight.
+//   backward  Reads the row and writes the gradient, in place if dlogits is logits. A thread loads four vectors before
+//             it stores them. Rows without a target are only written.
+//   resident  Forward and backward in one kernel: a row stays in shared memory between the two passes of a softmax. One
+//             CTA of 1,024 threads per SM loops over rows; while it works on a row, the next one loads into a second
+//             buffer. A thread reads only what it copied itself, so the sum's barrier is the only one per row. The two
+//             exps a logit take about half as long as the row's bytes and overlap with them. Rows that are too long or
+//             not aligned take forward and backward.
 #include <algorithm>
 #include <cfloat>
 
@@ -26,11 +24,12 @@ constexpr int kForwardThreads = 256, kForwardWarps = kForwardThreads / 32, kForw
 constexpr int kBackwardThreads = 256, kBatch = 4;
 constexpr int kResidentThreads = 1024, kResidentWarps = kResidentThreads / 32;
 
-// The sum of exp(x) over some logits as sum * exp(max). Starts at the least float, not at -inf: -inf - -inf is NaN.
+// A partial sum of exp(x) over logits, stored as sum * exp(max). max starts at the lowest float, not at -inf, since
+// -inf - -inf is NaN.
 struct ExpSum {
   float max = -FLT_MAX, sum = 0;
 
-  // x no larger than max, from which the difference is exact for bf16 logits.
+  // Adds exp(x) for x <= max. x - max is exact for bf16 logits.
   template <int V>
   __device__ void add_below(const float (&x)[V]) {
     float e[V];
@@ -52,21 +51,21 @@ struct ExpSum {
     sum *= exp2_approx((max - new_max) * kLog2e);
     max = new_max;
   }
-  // Merges the 32 lanes; every lane has the result.
+  // Merges the 32 lanes' sums; every lane has the result.
   __device__ void merge_warp() {
     rescale(warp_max(max));
     sum = warp_sum(sum);
   }
 };
 
-// Some neighbours in a row, as they come from memory: V is 1 or as many as 16 bytes hold.
+// V adjacent logits in their memory format; V is 1 or fills 16 bytes.
 template <class T, int V>
 struct Vector {
   using Raw = std::conditional_t<V == 1, T, uint4>;
   Raw raw;
 
   __device__ void load(const T* p) { raw = *reinterpret_cast<const Raw*>(p); }
-  // -inf: no maximum, and nothing to a sum.
+  // Sets all to -inf, which changes neither a maximum nor a sum.
   __device__ void set_lowest() {
     const uint32_t word = std::is_same_v<T, float> ? 0xff800000u : 0xff80ff80u;
     if constexpr (V > 1)
@@ -93,7 +92,7 @@ struct Vector {
   }
 };
 
-// What a row's threads leave behind; every thread of the CTA merges them for itself.
+// One partial sum per warp. Every thread of the CTA merges them redundantly.
 template <int kWarps>
 struct WarpSums {
   float max[kWarps], sum[kWarps];
@@ -101,7 +100,7 @@ struct WarpSums {
   __device__ void put(const ExpSum& merged) {
     if (threadIdx.x % 32 == 0) max[threadIdx.x / 32] = merged.max, sum[threadIdx.x / 32] = merged.sum;
   }
-  __device__ ExpSum merge() const {  // after a barrier
+  __device__ ExpSum merge() const {  // call after a barrier
     ExpSum part;
     const int lane = threadIdx.x % 32;
     if (lane < kWarps) part = {max[lane], sum[lane]};
@@ -110,15 +109,15 @@ struct WarpSums {
   }
 };
 
-// max - x + log(sum), not lse - x: of logits near 1e4 the difference has digits that lse has not.
+// Computes max - x + log(sum), not lse - x: for logits near 1e4 lse has lost the digits that the difference keeps.
 __device__ __forceinline__ float loss_of(const ExpSum& row, float target_logit) {
   return (row.max - target_logit) + logf(row.sum);
 }
 
 template <class T, int V>
 __global__ void __launch_bounds__(kForwardThreads, kForwardCtasPerSm)
-    forward_kernel(float* __restrict__ loss, float* __restrict__ lse, const T* __restrict__ logits, int64_t stride,
-                   const int32_t* __restrict__ targets, int64_t vocab) {
+    cross_entropy_forward_kernel(float* __restrict__ loss, float* __restrict__ lse, const T* __restrict__ logits,
+                                 int64_t stride, const int32_t* __restrict__ targets, int64_t vocab) {
   __shared__ WarpSums<kForwardWarps> warps;
   constexpr int kStep = kForwardThreads * V;
   const int64_t row = blockIdx.x, whole_vectors = vocab / V * V;
@@ -155,14 +154,14 @@ __global__ void __launch_bounds__(kForwardThreads, kForwardCtasPerSm)
 
 template <class T, int V>
 __global__ void __launch_bounds__(kBackwardThreads)
-    backward_kernel(T* dlogits, int64_t dlogits_stride, const T* logits, int64_t logits_stride,
-                    const float* __restrict__ lse, const int32_t* __restrict__ targets, int64_t vocab, int64_t columns,
-                    float scale) {
+    cross_entropy_backward_kernel(T* dlogits, int64_t dlogits_stride, const T* logits, int64_t logits_stride,
+                                  const float* __restrict__ lse, const int32_t* __restrict__ targets, int64_t vocab,
+                                  int64_t columns, float scale) {
   const int64_t row = blockIdx.x;
   const T* x = logits + row * logits_stride;
   T* dx = dlogits + row * dlogits_stride;
   const int64_t target = targets[row];
-  const int64_t live = target < 0 ? 0 : vocab;  // columns that have a gradient
+  const int64_t live = target < 0 ? 0 : vocab;  // columns with a gradient
   const float row_lse = lse[row];
   for (int64_t first = int64_t{threadIdx.x} * V; first < columns; first += kBatch * kBackwardThreads * V) {
     float v[kBatch][V];
@@ -189,8 +188,8 @@ struct Logits {
 
 template <class T>
 __global__ void __launch_bounds__(kResidentThreads, 1)
-    resident_kernel(float* __restrict__ loss, T* dlogits, const T* logits, Logits shape,
-                    const int32_t* __restrict__ targets, int buffers, float scale) {
+    cross_entropy_resident_kernel(float* __restrict__ loss, T* dlogits, const T* logits, Logits shape,
+                                  const int32_t* __restrict__ targets, int buffers, float scale) {
   constexpr int V = kVector<T>;
   __shared__ WarpSums<kResidentWarps> warps[2];
   T* const buffer = reinterpret_cast<T*>(dynamic_shared());
@@ -245,7 +244,7 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
     // scale * exp(x - max) / sum, with x - max exact; then the one entry from which 1 goes.
     const float log2_sum = log2f(whole.sum);
     const auto p = [&](float value) { return exp2_approx(fmaf(value - whole.max, kLog2e, -log2_sum)); };
-    const int live = target < 0 ? 0 : vocab;  // columns that have a gradient
+    const int live = target < 0 ? 0 : vocab;  // columns with a gradient
     T* const dx = dlogits + row * shape.dlogits_stride;
     for (int c = mine; c < columns; c += kStep) {
       float v[V];
@@ -281,8 +280,9 @@ void cross_entropy_forward(Context& ctx, Tensor loss, Tensor lse, ConstTensor lo
                            int64_t vocab) {
   dispatch_gpu_float(logits.dtype, [&]<class T>() {
     dispatch_vector<T>(has_vectors(logits, kVector<T>), [&]<int V>() {
-      launch(ctx, "cross_entropy forward", forward_kernel<T, V>, dim3(logits.size(0)), dim3(kForwardThreads), 0,
-             loss.ptr<float>(), lse.ptr<float>(), logits.ptr<T>(), logits.stride[0], targets.ptr<int32_t>(), vocab);
+      launch(ctx, "cross_entropy forward", cross_entropy_forward_kernel<T, V>, dim3(logits.size(0)),
+             dim3(kForwardThreads), 0, loss.ptr<float>(), lse.ptr<float>(), logits.ptr<T>(), logits.stride[0],
+             targets.ptr<int32_t>(), vocab);
     });
   });
 }
@@ -291,9 +291,9 @@ void cross_entropy_backward(Context& ctx, Tensor dlogits, ConstTensor logits, Co
                             int64_t vocab, double scale) {
   dispatch_gpu_float(logits.dtype, [&]<class T>() {
     dispatch_vector<T>(all_have_vectors(kVector<T>, dlogits, logits), [&]<int V>() {
-      launch(ctx, "cross_entropy backward", backward_kernel<T, V>, dim3(logits.size(0)), dim3(kBackwardThreads), 0,
-             dlogits.ptr<T>(), dlogits.stride[0], logits.ptr<T>(), logits.stride[0], lse.ptr<float>(),
-             targets.ptr<int32_t>(), vocab, logits.size(1), scale);
+      launch(ctx, "cross_entropy backward", cross_entropy_backward_kernel<T, V>, dim3(logits.size(0)),
+             dim3(kBackwardThreads), 0, dlogits.ptr<T>(), dlogits.stride[0], logits.ptr<T>(), logits.stride[0],
+             lse.ptr<float>(), targets.ptr<int32_t>(), vocab, logits.size(1), scale);
     });
   });
 }
@@ -309,7 +309,7 @@ void cross_entropy_forward_backward(Context& ctx, Tensor loss, Tensor dlogits, C
   }
   dispatch_gpu_float(logits.dtype, [&]<class T>() {
     const Logits shape = {logits.size(0), vocab, logits.size(1), logits.stride[0], dlogits.stride[0]};
-    launch(ctx, "cross_entropy", resident_kernel<T>, dim3(std::min<int64_t>(ctx.num_sms, shape.rows)),
+    launch(ctx, "cross_entropy", cross_entropy_resident_kernel<T>, dim3(std::min<int64_t>(ctx.num_sms, shape.rows)),
            dim3(kResidentThreads), buffers * shape.columns * sizeof(T), loss.ptr<float>(), dlogits.ptr<T>(),
            logits.ptr<T>(), shape, targets.ptr<int32_t>(), buffers, scale);
   });

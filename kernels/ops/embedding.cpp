@@ -1,4 +1,4 @@
-// The token table on the CPU. Backward lists the rows of each token (a counting sort), then tokens are independent.
+// The token embedding on the CPU. Backward sorts the rows by token (counting sort); tokens are then summed in parallel.
 #include "kernels/ops/embedding.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ void backward_cpu(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor tokens) {
   using A = acc_t<T>;
   const int64_t N = dy.size(0), C = dy.size(1), V = dw.size(0);
   Scratch::Scope scope(ctx.scratch);
-  // The rows of token v, ascending: rows[begins[v]] .. rows[begins[v + 1]).
+  // After the sort, the rows of token v are rows[begins[v]] .. rows[begins[v + 1]), ascending.
   const Tensor begins_memory = scope.alloc(DType::i64, {V + 1}), rows_memory = scope.alloc(DType::i32, {N});
   int64_t* begins = begins_memory.ptr<int64_t>();
   int32_t* rows = rows_memory.ptr<int32_t>();
@@ -40,7 +40,7 @@ void backward_cpu(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor tokens) {
     const int32_t* token = tokens.ptr<int32_t>();
     std::fill_n(begins, V + 1, int64_t{0});
     for (int64_t i = 0; i < N; ++i) ++begins[token[i]];
-    for (int64_t v = 0; v < V; ++v) begins[v + 1] += begins[v];  // so far where each token's rows end
+    for (int64_t v = 0; v < V; ++v) begins[v + 1] += begins[v];  // begins[v + 1]: end of token v's rows
     for (int64_t i = N - 1; i >= 0; --i) rows[--begins[token[i]]] = static_cast<int32_t>(i);
   });
   parallel_for(ctx, V, [&](int64_t v) {

@@ -1,4 +1,4 @@
-// The token table, checked and timed; with a hot token, whose rows fill many pieces of the sorted list.
+// Cases of the token embedding, also with a hot token, whose rows fill many pieces of the sorted list.
 #include <cmath>
 
 #include "engine/rng.h"
@@ -12,7 +12,7 @@ namespace {
 struct EmbeddingShape {
   std::string name;
   int64_t rows, width, vocab;
-  double hot_share = 0;  // of the rows, which have token vocab / 2
+  double hot_share = 0;  // share of rows that have token vocab / 2
   int64_t row_pad = 0;
   bool bench = false;
 };
@@ -30,7 +30,8 @@ OpCase embedding_case(const EmbeddingShape& s) {
   c.forward = [](Context& ctx, const Args& t) { embedding_forward(ctx, t["y"], t["tokens"], t["w"]); };
   c.backward = [](Context& ctx, const Args& t) { embedding_backward(ctx, t["dw"], t["dy"], t["tokens"]); };
   c.bench = s.bench;
-  // Of the table the rows that occur, as many as are to be expected of so many draws; sums are f32, read and written.
+  // The bytes of the table count the expected number of distinct rows among so many draws. Sums are f32, read and
+  // written.
   const double rows = static_cast<double>(s.rows), width = static_cast<double>(s.width);
   const double vocab = static_cast<double>(s.vocab), drawn = rows * (1 - s.hot_share);
   const double touched = vocab * (1 - std::pow(1 - 1 / vocab, drawn));
@@ -43,18 +44,19 @@ OpCase embedding_case(const EmbeddingShape& s) {
 }  // namespace
 
 std::vector<OpCase> embedding_cases() {
-  return {embedding_case({"1x1 of 1", 1, 1, 1}),
-          embedding_case({"31x33 of 7", 31, 33, 7}),
-          embedding_case({"33x64 of 1000", 33, 64, 1000}),
-          embedding_case({"127x40 of 5, padded", 127, 40, 5, 0, 8}),
-          embedding_case({"700x24 of 3", 700, 24, 3}),
-          embedding_case({"2500x16 of 256, hot", 2500, 16, 256, 0.9}),
-          embedding_case({"40x8 of 40000", 40, 8, 40000}),  // counters of 40 KB, which fit beside nothing else
-          embedding_case({"40x8 of 90000", 40, 8, 90000}),
-          embedding_case({"9000x264 of 50, hot", 9000, 264, 50, 0.15}),
-          embedding_case({"32768x768 of 50304", 32768, 768, 50304, 0, 0, true}),
-          embedding_case({"65536x768 of 50304", 65536, 768, 50304, 0, 0, true}),
-          embedding_case({"65536x768 of 256, hot", 65536, 768, 256, 0.15, 0, true})};
+  return {
+      embedding_case({"1x1 of 1", 1, 1, 1}),
+      embedding_case({"31x33 of 7", 31, 33, 7}),
+      embedding_case({"33x64 of 1000", 33, 64, 1000}),
+      embedding_case({"127x40 of 5, padded", 127, 40, 5, 0, 8}),
+      embedding_case({"700x24 of 3", 700, 24, 3}),
+      embedding_case({"2500x16 of 256, hot", 2500, 16, 256, 0.9}),
+      embedding_case({"40x8 of 40000", 40, 8, 40000}),  // 40 KB of counters, which need raised dynamic shared memory
+      embedding_case({"40x8 of 90000", 40, 8, 90000}),
+      embedding_case({"9000x264 of 50, hot", 9000, 264, 50, 0.15}),
+      embedding_case({"32768x768 of 50304", 32768, 768, 50304, 0, 0, true}),
+      embedding_case({"65536x768 of 50304", 65536, 768, 50304, 0, 0, true}),
+      embedding_case({"65536x768 of 256, hot", 65536, 768, 256, 0.15, 0, true})};
 }
 
 }  // namespace triad

@@ -1,4 +1,4 @@
-// The two passes one after the other, or the fused kernel.
+// Linear layer and SiLU: the fused kernel if it applies, otherwise matmul and activation one after the other.
 #include "kernels/ops/linear_silu.h"
 
 #include "engine/check.h"
@@ -10,7 +10,7 @@ namespace triad {
 
 namespace {
 
-// Whether the run leaves the choice, or wants the fused kernel (runtime.kernels.matmul).
+// Whether runtime.kernels.matmul allows the fused kernel for this call. Also sets the operands of the recorded route.
 bool may_fuse(Context& ctx, const ConstTensor& first, const ConstTensor& second) {
   const KernelChoice choice = ctx.routes.wanted("linear_silu");
   ctx.routes.set_call(first, second);

@@ -1,4 +1,5 @@
-// A small MLP, z = silu(x w1^T) w2^T, so that both halves of the op are checked by its gradients; and each half timed.
+// Cases of linear_silu: a small MLP z = silu(x w1^T) w2^T, whose gradients check both halves of the op; each half is
+// also timed.
 #include "kernels/common/op_case.h"
 #include "kernels/ops/linear_silu.h"
 #include "kernels/ops/matmul.h"
@@ -57,8 +58,8 @@ OpCase bench_case(std::string name, const MlpSizes& n) {
 }  // namespace
 
 std::vector<OpCase> linear_silu_cases() {
-  // More tiles than a GPU has clusters, and more steps in them than a ring has stages: a stage that is never given back
-  // ends in a hang.
+  // More tiles than clusters, and more steps per tile than ring stages: a stage that is never released makes the kernel
+  // hang.
   OpCase rounds = mlp_case("1700x264x1900x264, rounds", {1700, 264, 1900, 264});
   rounds.differences = false;
   return {rounds,

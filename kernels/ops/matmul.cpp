@@ -1,5 +1,6 @@
-// Matrix products on the CPU through CBLAS. D is cut into tiles that depend on the shape alone, each one gemm on one
-// thread, so the result has the same bits on any number of threads, and OpenBLAS never competes with us for cores.
+// Matrix products on the CPU through CBLAS, and the choice of the route on a GPU. D is cut into tiles that depend on
+// the shape alone; each tile is one gemm on one thread. So results have the same bits on any number of threads, and
+// OpenBLAS's own threads do not compete for cores.
 #include "kernels/ops/matmul.h"
 
 #include <cblas.h>
@@ -19,7 +20,7 @@
 #include "kernels/common/route.h"
 #include "kernels/ops/upcast.h"
 
-// Exported by OpenBLAS, though named in none of its headers: the memory that one running gemm works in.
+// The work buffer of one running gemm. OpenBLAS exports these functions but declares them in no header.
 extern "C" {
 void* blas_memory_alloc(int position);
 void blas_memory_free(void* buffer);
@@ -51,42 +52,40 @@ Size check_matmul(const ConstTensor& d, const ConstTensor& a, const ConstTensor&
     TRIAD_CHECK(t->stride[1] == 1 || t->size(1) <= 1, "matmul: the columns of {} are {} apart", t->str(), t->stride[1]);
     TRIAD_CHECK(leading_dimension(*t) >= t->size(1), "matmul: the rows of {} overlap, {} apart", t->str(),
                 t->stride[0]);
-    // CBLAS counts in int.
+    // CBLAS sizes are int.
     TRIAD_CHECK(std::max(t->size(0), leading_dimension(*t)) <= INT_MAX, "matmul: {} is too large", t->str());
   }
   return s;
 }
 
-// From here on OpenBLAS runs each gemm of this thread on this thread. Its pthreads flavour has a count for the process;
-// its OpenMP flavour asks omp_get_max_threads(), which each thread has for itself.
+// Makes OpenBLAS run each gemm of the calling thread on that thread. Its pthreads build has one setting per process;
+// its OpenMP build reads omp_get_max_threads(), a setting per thread.
 void make_blas_single_threaded() {
   static const bool once = (openblas_set_num_threads(1), true);
   static thread_local const bool once_here = (omp_set_num_threads(1), once);
   static_cast<void>(once_here);
 }
 
-int64_t count_pieces(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
-
-// One gemm's part of the product: rows and cols of D, depth of the sum over K.
+// One gemm's part of the product: rows and columns of D, and the depth of its sum over K.
 struct Tile {
   int64_t rows, cols, depth;
 };
 
-// Large tiles pack their operands less often; 16 of them, of large products 32, feed the cores of a desktop machine.
-// Where D is small and K is long, as in gradients of weights, K is cut instead.
+// Large tiles repack operands less often. 16 tiles (32 for large products) keep the cores of a desktop machine busy. If
+// D is small and K is long, as in weight gradients, K is split instead.
 Tile choose_tile(const Size& s) {
   constexpr int64_t kLargest = 512, kSmallest = 128, kShallowest = 512;
-  constexpr double kLargeProduct = 1e9;  // multiplications
+  constexpr double kLargeProduct = 1e9;  // multiply-adds
   const bool large = static_cast<double>(s.M) * static_cast<double>(s.N) * static_cast<double>(s.K) > kLargeProduct;
   const int64_t enough = large ? 32 : 16;
   const auto first = [&](int64_t n) {
     return std::min(kLargest, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))));
   };
   Tile t{first(s.M), first(s.N), s.K};
-  const auto tiles = [&] { return count_pieces(s.M, t.rows) * count_pieces(s.N, t.cols); };
+  const auto tiles = [&] { return ceil_div(s.M, t.rows) * ceil_div(s.N, t.cols); };
   while (tiles() < enough && std::max(t.rows, t.cols) > kSmallest) (t.rows >= t.cols ? t.rows : t.cols) /= 2;
   const int64_t cuts = std::min(s.K / kShallowest, enough / tiles());
-  if (cuts > 1) t.depth = count_pieces(s.K, cuts);
+  if (cuts > 1) t.depth = ceil_div(s.K, cuts);
   return t;
 }
 
@@ -111,9 +110,9 @@ void gemm(const MatmulOptions& o, int m, int n, int k, const T* a, int lda, cons
   }
 }
 
-// OpenBLAS keeps the buffers of its gemms for the next ones; so many gemms run at once.
+// Makes OpenBLAS allocate the work buffers of `gemms` concurrent gemms; it keeps them for later ones.
 void take_buffers(int64_t gemms) {
-  constexpr int64_t kMiB = int64_t{1} << 20, kBufferMiB = 128;  // as its builds for x86-64 have it
+  constexpr int64_t kMiB = int64_t{1} << 20, kBufferMiB = 128;  // size of a buffer in OpenBLAS's x86-64 builds
   const auto bytes = static_cast<size_t>(gemms * kBufferMiB * kMiB);
   void* const room = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   TRIAD_CHECK(room != MAP_FAILED,
@@ -126,13 +125,13 @@ void take_buffers(int64_t gemms) {
   for (void* buffer : buffers) blas_memory_free(buffer);
 }
 
-// The sums over pieces of K, each in memory of its own, then these in their order.
+// Split-K: one product per piece of K in scratch, then their sum in order. base: the addend, or null.
 template <class T>
 void multiply_in_depth(Context& ctx, Tensor d, const Matrix<T>& A, const Matrix<T>& B, const Size& s, const Tile& tile,
                        const MatmulOptions& o, const Matrix<T>* base) {
   Scratch::Scope scope(ctx.scratch);
-  const int64_t cuts = count_pieces(s.K, tile.depth), across = count_pieces(s.N, tile.cols);
-  const int64_t tiles = count_pieces(s.M, tile.rows) * across;
+  const int64_t cuts = ceil_div(s.K, tile.depth), across = ceil_div(s.N, tile.cols);
+  const int64_t tiles = ceil_div(s.M, tile.rows) * across;
   const Tensor partials = scope.alloc(dtype_of<T>, {cuts, s.M, s.N});
   parallel_for(ctx, cuts * tiles, [&](int64_t i) {
     const int64_t cut = i / tiles, row = i % tiles / across * tile.rows, col = i % across * tile.cols;
@@ -153,7 +152,7 @@ void multiply_in_depth(Context& ctx, Tensor d, const Matrix<T>& A, const Matrix<
   });
 }
 
-// All of one type, double or float.
+// The product of operands of one type, double or float.
 template <class T>
 void multiply(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const Size& s, const MatmulOptions& o,
               ConstTensor addend) {
@@ -166,7 +165,7 @@ void multiply(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const Size& 
     return multiply_in_depth<T>(ctx, d, A, B, s, tile, o, o.accumulate || !addend.empty() ? &Addend : nullptr);
   const bool copy_addend = !addend.empty() && addend.data != d.data;
   const T beta = o.accumulate || !addend.empty() ? T{1} : T{0};
-  const int64_t tiles_down = count_pieces(s.M, tile.rows), tiles_across = count_pieces(s.N, tile.cols);
+  const int64_t tiles_down = ceil_div(s.M, tile.rows), tiles_across = ceil_div(s.N, tile.cols);
   parallel_for(ctx, tiles_down * tiles_across, [&](int64_t i) {
     const int64_t row = i / tiles_across * tile.rows, col = i % tiles_across * tile.cols;
     const int64_t m = std::min(tile.rows, s.M - row), n = std::min(tile.cols, s.N - col);
@@ -177,39 +176,39 @@ void multiply(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const Size& 
   });
 }
 
-// The float copy of a bf16 matrix.
-Tensor upcast(Context& ctx, Scratch::Scope& scope, ConstTensor narrow) {
-  const Tensor wide = scope.alloc(DType::f32, narrow.shape());
-  const Matrix<bf16> from(narrow);
-  float* const to = wide.ptr<float>();
-  const int64_t cols = narrow.size(1);
-  parallel_for(ctx, narrow.size(0), [&](int64_t r) { std::copy_n(from.at(r, 0), cols, to + r * cols); });
-  return wide;
+// A float copy of a bf16 matrix in the scope's scratch.
+Tensor upcast_matrix(Context& ctx, Scratch::Scope& scope, ConstTensor x) {
+  const Tensor copy = scope.alloc(DType::f32, x.shape());
+  const Matrix<bf16> from(x);
+  float* const to = copy.ptr<float>();
+  const int64_t cols = x.size(1);
+  parallel_for(ctx, x.size(0), [&](int64_t r) { std::copy_n(from.at(r, 0), cols, to + r * cols); });
+  return copy;
 }
 
 void multiply_bf16(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const Size& s, const MatmulOptions& o,
                    ConstTensor addend) {
   Scratch::Scope scope(ctx.scratch);
-  const Tensor wide_a = upcast(ctx, scope, a), wide_b = upcast(ctx, scope, b);
-  if (d.dtype == DType::f32) return multiply<float>(ctx, d, wide_a, wide_b, s, o, addend);
-  const Tensor wide_d = scope.alloc(DType::f32, d.shape());
+  const Tensor a_f32 = upcast_matrix(ctx, scope, a), b_f32 = upcast_matrix(ctx, scope, b);
+  if (d.dtype == DType::f32) return multiply<float>(ctx, d, a_f32, b_f32, s, o, addend);
+  const Tensor d_f32 = scope.alloc(DType::f32, d.shape());
   MatmulOptions product = o;
   product.accumulate = false;
-  multiply<float>(ctx, wide_d, wide_a, wide_b, s, product, {});
+  multiply<float>(ctx, d_f32, a_f32, b_f32, s, product, {});
   if (o.accumulate) addend = d;
   bf16* const D = d.ptr<bf16>();
   const int64_t ldd = leading_dimension(d);
-  const float* const wide = wide_d.ptr<float>();
+  const float* const sums = d_f32.ptr<float>();
   const bool has_addend = !addend.empty();
   const Matrix<bf16> Addend(has_addend ? addend : ConstTensor(d));
   parallel_for(ctx, s.M, [&](int64_t r) {
     for (int64_t c = 0; c < s.N; ++c)
-      D[r * ldd + c] = bf16(wide[r * s.N + c] + (has_addend ? static_cast<float>(*Addend.at(r, c)) : 0.0f));
+      D[r * ldd + c] = bf16(sums[r * s.N + c] + (has_addend ? static_cast<float>(*Addend.at(r, c)) : 0.0f));
   });
 }
 
-// automatic and fused: the algorithm that was measured to be fastest (matmul_tuned.h), else cuBLASLt's first; general:
-// the first; reference: as multiply_bf16, the operands in f32 and no tensor cores.
+// The product on a GPU, by runtime.kernels.matmul. automatic, fused: the measured algorithm (matmul_tuned.h), otherwise
+// cuBLASLt's first. general: cuBLASLt's first. reference: f32 copies of the operands, no tensor cores, rounded once.
 void multiply_cuda(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& o, ConstTensor addend) {
   const auto product = [](Context& on, Tensor to, ConstTensor x, ConstTensor y, const MatmulOptions& options,
                           ConstTensor added) {
@@ -224,13 +223,13 @@ void multiply_cuda(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const M
   Context plain = on_any_card(ctx);
   if (choice == KernelChoice::general || a.dtype == DType::f32) return product(plain, d, a, b, o, addend);
   Scratch::Scope scope(ctx.scratch);
-  const ConstTensor wide_a = upcasted(plain, scope, a), wide_b = upcasted(plain, scope, b);
-  if (d.dtype == DType::f32) return product(plain, d, wide_a, wide_b, o, addend);
-  const Tensor wide_d = scope.alloc(DType::f32, d.shape());
+  const ConstTensor a_f32 = upcasted(plain, scope, a), b_f32 = upcasted(plain, scope, b);
+  if (d.dtype == DType::f32) return product(plain, d, a_f32, b_f32, o, addend);
+  const Tensor d_f32 = scope.alloc(DType::f32, d.shape());
   MatmulOptions alone = o;
   alone.accumulate = false;
-  product(plain, wide_d, wide_a, wide_b, alone, {});
-  downcast(plain, d, wide_d, o.accumulate ? ConstTensor(d) : addend);
+  product(plain, d_f32, a_f32, b_f32, alone, {});
+  downcast(plain, d, d_f32, o.accumulate ? ConstTensor(d) : addend);
 }
 
 }  // namespace
@@ -244,7 +243,7 @@ void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOp
   const OpScope op_scope(ctx, "matmul");
   const Size s = check_matmul(d, a, b, options, addend);
   if (s.M == 0 || s.N == 0) return;
-  if (s.K == 0) {  // an empty sum, which not every BLAS takes
+  if (s.K == 0) {  // an empty sum, which not every BLAS accepts
     if (options.accumulate) return;
     return addend.empty() ? zero(ctx, d) : copy(ctx, d, addend);
   }

@@ -1,12 +1,12 @@
-// Matrix products on the GPU through cuBLASLt: bf16 on the tensor cores with fp32 sums, f32 in true fp32.
+// Matrix products on the GPU through cuBLASLt: bf16 on tensor cores with fp32 sums, f32 in true fp32.
 //
-// cuBLASLt counts in columns. A row-major D = op(A) op(B) is the column-major D^T = op(B)^T op(A)^T, and a row-major
-// matrix read as column-major is already its transpose: so the operands swap places, and M and N, and nothing is moved.
+// cuBLASLt is column-major. A row-major D = op(A) op(B) is the column-major D^T = op(B)^T op(A)^T, and a row-major
+// matrix read as column-major is already its transpose. So the operands swap, M and N swap, and no data moves.
 //
-// Same bits on every run: the algorithm is a pure function of the problem (the first that the heuristic names, or the
-// one that a table of measured shapes prefers to it; nothing is timed), and split sums are kept in fp32 in the
-// workspace and added in a fixed order. The other ways of splitting add up in D itself, which for a bf16 D would round
-// the partial sums.
+// Results have the same bits in every run. The algorithm is a pure function of the problem: a row of a table of
+// measured shapes, otherwise the heuristic's first; nothing is timed at run time. Split-K sums are kept in fp32 in the
+// workspace and added in a fixed order. The other split-K schemes add in D itself, which would round partial sums to
+// bf16.
 #include "kernels/ops/matmul.h"
 
 #include <cublasLt.h>
@@ -28,7 +28,7 @@ namespace {
       ::triad::fail("{}: {} at {}:{}", #call, cublasLtGetStatusString(cublas_status), __FILE__, __LINE__); \
   } while (0)
 
-// What cuBLASLt has to know of one operand, in its column-major terms.
+// One operand in cuBLASLt's column-major terms.
 struct Operand {
   Operand(const ConstTensor& t)  // NOLINT: a tensor is an operand
       : rows(t.size(1)), cols(t.size(0)), ld(leading_dimension(t)), dtype(t.dtype), alignment(alignment_of(t.data)) {}
@@ -40,17 +40,17 @@ struct Operand {
 
   int64_t rows, cols, ld;
   DType dtype;
-  int32_t alignment;  // of the first element, in bytes: vector loads depend on it
+  int32_t alignment;  // of the first element, in bytes; vector loads depend on it
 };
 
-// Whether D adds to C is not part of it: the heuristic is not told beta, and C without one is D.
+// The key of a plan. beta is not part of it: the heuristic does not see it, and C is D if there is no addend.
 struct Problem {
   bool trans_a, trans_b;
   Operand a, b, c, d;
   auto operator<=>(const Problem&) const = default;
 };
 
-// Plain values, no handles to give back.
+// A cuBLASLt problem with its algorithm. Plain values, without handles to release.
 struct Plan {
   cublasLtMatmulDescOpaque_t product;
   cublasLtMatrixLayoutOpaque_t a, b, c, d;
@@ -72,8 +72,8 @@ void init_layout(cublasLtMatrixLayoutOpaque_t& layout, const Operand& o) {
   CUBLAS_CHECK(cublasLtMatrixLayoutInit(&layout, cuda_type(o.dtype), o.rows, o.cols, o.ld));
 }
 
-// The handle, its workspace and the plans made so far. The workspace is a plain allocation, made once by the first
-// product (see kMatmulWorkspaceBytes): it lives as long as the handle, and belongs to no step.
+// The cuBLASLt handle, its workspace and the plans made so far. The first product allocates the workspace outside the
+// arena (see kMatmulWorkspaceBytes); it lives as long as the handle.
 class CublasLt final : public BlasHandle {
  public:
   CublasLt(Device device, bool tuned_card) : device_(device), tuned_card_(tuned_card) {
@@ -90,7 +90,7 @@ class CublasLt final : public BlasHandle {
   CublasLt(const CublasLt&) = delete;
 
   static CublasLt& of(Context& ctx) {
-    constexpr int kTunedSms = 132;  // of an H200 or an H100 SXM
+    constexpr int kTunedSms = 132;  // SMs of an H200 or an H100 SXM
     const bool tuned_card = ctx.compute_capability == 90 && ctx.num_sms == kTunedSms;
     if (!ctx.blas) ctx.blas = std::make_unique<CublasLt>(ctx.device, tuned_card);
     return static_cast<CublasLt&>(*ctx.blas);
@@ -129,12 +129,12 @@ void set(cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t a
   CUBLAS_CHECK(cublasLtMatmulAlgoConfigSetAttribute(&algorithm, attribute, &value, sizeof(value)));
 }
 
-// The table's row for a product, if it is one of a linear layer's in bf16 with aligned operands.
+// The table's row for a product, or nullptr. Rows are for linear layers in bf16 with 16-byte aligned operands.
 const TunedProduct* find_tuned(const Problem& p) {
   if (p.a.dtype != DType::bf16) return nullptr;
   for (const Operand* o : {&p.a, &p.b, &p.c, &p.d})
     if (o->alignment < 16 || o->ld % 8 != 0) return nullptr;
-  // cuBLASLt's A is our right operand, its rows our columns.
+  // cuBLASLt's A is this op's B, and its rows are our columns.
   const auto is = [&](LinearPass pass, int64_t in, int64_t out, int64_t rows) {
     switch (pass) {
       case LinearPass::forward:  // x [rows,in] times w [out,in] transposed
@@ -156,7 +156,7 @@ const TunedProduct* find_tuned(const Problem& p) {
   return nullptr;
 }
 
-// Whether plan.algorithm is now the table's.
+// Sets plan.algorithm from the table. False, without effect, if the table or the library has none for this problem.
 bool CublasLt::take_tuned(Plan& plan, const Problem& p) const {
   const TunedProduct* const t = tuned_card_ ? find_tuned(p) : nullptr;
   if (t == nullptr) return false;
@@ -182,8 +182,8 @@ bool CublasLt::take_tuned(Plan& plan, const Problem& p) const {
 
 Plan CublasLt::make_plan(const Problem& p) const {
   Plan plan;
-  // Pedantic rules out every substitute for fp32 arithmetic: TF32, and sums of bf16 products. bf16 operands need the
-  // plain type, without which there are no tensor cores.
+  // PEDANTIC forbids every substitute for fp32 arithmetic (TF32, sums of bf16 products). bf16 operands need the plain
+  // compute type, which allows tensor cores.
   const cublasComputeType_t compute = p.a.dtype == DType::f32 ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F;
   CUBLAS_CHECK(cublasLtMatmulDescInit(&plan.product, compute, CUDA_R_32F));
   set<int32_t>(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -225,7 +225,7 @@ void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOp
   if (ctx.planning) return;
   CublasLt& lt = CublasLt::of(ctx);
   const ConstTensor c = addend.empty() ? ConstTensor(d) : addend;
-  // The swap: cuBLASLt's A is our B.
+  // Operands are swapped: cuBLASLt's A is this op's B.
   Plan& plan = lt.plan({options.trans_b, options.trans_a, b, a, c, ConstTensor(d)});
   const float alpha = static_cast<float>(options.alpha);
   const float beta = options.accumulate || !addend.empty() ? 1.0f : 0.0f;

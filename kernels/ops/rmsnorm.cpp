@@ -1,4 +1,4 @@
-// RMSNorm on the CPU, a row at a time.
+// RMSNorm on the CPU: rows in parallel.
 #include "kernels/ops/rmsnorm.h"
 
 #include <algorithm>
@@ -31,13 +31,13 @@ void forward_cpu(Context& ctx, Tensor y_out, Tensor rrms, ConstTensor x_in, Cons
 }
 
 // With g = dy * w:  dx = rrms (g - x rrms^2 mean(g x)),  dw = sum over rows of dy x rrms.
-// dw in two ordered stages: pieces of 64 rows side by side, then the pieces of each column in order.
+// dw is summed in two ordered stages: pieces of 64 rows in parallel, then the pieces of each column in order.
 template <class T>
 void backward_cpu(Context& ctx, Tensor dx_out, Tensor dw, ConstTensor dy_in, ConstTensor x_in, ConstTensor w_in,
                   ConstTensor rrms, ConstTensor dresidual, Tensor y_out) {
   using A = acc_t<T>;
   constexpr int64_t kPiece = 64;
-  const int64_t N = x_in.size(0), C = x_in.size(1), pieces = (N + kPiece - 1) / kPiece;
+  const int64_t N = x_in.size(0), C = x_in.size(1), pieces = ceil_div(N, kPiece);
   Scratch::Scope scope(ctx.scratch);
   const Tensor partials = scope.alloc(acc_dtype(x_in.dtype), {pieces, C});
   parallel_for(ctx, pieces, [&](int64_t piece) {

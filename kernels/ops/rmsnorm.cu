@@ -1,13 +1,12 @@
-// RMSNorm on the GPU: a warp a row, a lane the 16-byte vectors lane, lane + 32, ... of it. The first three of a lane
-// stay in registers between the two passes over the row; what lies beyond comes again from L1. Rows of which nothing
-// lies beyond (C <= 768 in bf16) have kernels of their own, with everything in registers.
-//   forward   2 tensors of [N,C]: x in, y out.
-//   backward  3: dy, x in, dx out (5 in a layer, where dresidual comes in and y goes out again: without that, 4 here
-//             and 2 for another forward). dw sums over all rows: each warp keeps its sum of the whole row, in registers
-//             where they suffice, otherwise in shared memory, where no other warp writes. A CTA adds its warps in order
-//             and leaves one slice in scratch, partials.cuh adds the slices in order. Two CTAs an SM stay and walk over
-//             the rows, so the slices are few. In shared memory: 108 KiB of sums a CTA, 8 warps up to C = 3456, fewer
-//             beyond, one up to C = 58,000.
+// RMSNorm on the GPU, one warp per row; a lane takes the 16-byte vectors lane, lane + 32, ... of the row. Its first
+// three vectors stay in registers between the two passes over the row; later ones are read again, from L1. Rows of at
+// most three vectors a lane (C <= 768 in bf16) have kernels of their own that keep everything in registers.
+//   forward   Moves 2 tensors of [N,C]: x in, y out.
+//   backward  Moves 3: dy, x in, dx out (5 in a layer, with dresidual in and y out). dw sums over all rows: each warp
+//             keeps the sum of its rows, in registers if they suffice, otherwise in its own part of shared memory. A
+//             CTA adds its warps in order and writes one slice to scratch; partials.cuh adds the slices in order. Two
+//             persistent CTAs per SM loop over the rows, so there are few slices. In shared memory a CTA has 108 KiB
+//             for sums: 8 warps up to C = 3,456, fewer beyond, one up to C = 58,000.
 #include <algorithm>
 
 #include "kernels/common/bthd.cuh"
@@ -18,12 +17,12 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kMaxWarps = 8;
-constexpr int kCtasPerSm = 2;              // of the backward
-constexpr int64_t kSumBytes = 108 * 1024;  // a CTA; two of them fit into the 227 KiB of an SM
+constexpr int kCtasPerSm = 2;              // of backward
+constexpr int64_t kSumBytes = 108 * 1024;  // per CTA; two CTAs fit into the 227 KiB of an SM
 constexpr int kHeld = 3;                   // vectors of a row that a lane keeps in registers
-constexpr int kForwardRows = 2;            // of a warp, their loads in flight together
+constexpr int kForwardRows = 2;            // per warp, with their loads in flight together
 
-// A lane's part of one row. Held as loaded: as floats it would take twice the registers in bf16.
+// A lane's part of one row, in the memory format: as floats, bf16 would take twice the registers.
 template <class T, int V>
 class LaneRow {
  public:
@@ -33,14 +32,15 @@ class LaneRow {
       if (row != nullptr && lane + 32 * i < vectors)
         held_[i] = *reinterpret_cast<const Word*>(row + (lane + 32 * i) * V);
   }
-  // Vector `at` of the row, which is number i of this lane.
+  // Vector `at` of the row, the i-th vector of this lane.
   __device__ void get(float (&x)[V], int i, int64_t at) const {
     if (i < kHeld)
       load_vector<V>(x, reinterpret_cast<const T*>(&held_[i]));
     else
       load_vector<V>(x, row_ + at * V);
   }
-  // body(i, at) for each vector of this lane; i is a constant for the held ones, kHeld for the others.
+  // Calls body(i, at) for each vector of this lane; i is a compile-time constant for those in registers, kHeld for the
+  // others.
   template <class Body>
   __device__ static void for_each(int lane, int64_t vectors, Body&& body) {
 #pragma unroll
@@ -57,8 +57,8 @@ class LaneRow {
 
 template <class T, int V>
 __global__ void __launch_bounds__(32 * kMaxWarps)
-    forward_kernel(T* __restrict__ y, int64_t y_stride, float* __restrict__ rrms, const T* __restrict__ x,
-                   int64_t x_stride, const T* __restrict__ w, int64_t N, int64_t C, float eps) {
+    rmsnorm_forward_kernel(T* __restrict__ y, int64_t y_stride, float* __restrict__ rrms, const T* __restrict__ x,
+                           int64_t x_stride, const T* __restrict__ w, int64_t N, int64_t C, float eps) {
   using Row = LaneRow<T, V>;
   const int64_t row = int64_t{blockIdx.x} * kMaxWarps + threadIdx.x / 32, vectors = C / V;
   const int lane = threadIdx.x % 32;
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   });
 }
 
-// The vectors of a row that is held in registers as a whole; zeros past its end.
+// Loads a lane's vectors of a row into registers; zeros past the row's end.
 template <int V, class T, int kWords>
 __device__ __forceinline__ void read_row(uint4 (&to)[kWords], const T* row, int lane, int vectors) {
 #pragma unroll
@@ -94,8 +94,9 @@ __device__ __forceinline__ void read_row(uint4 (&to)[kWords], const T* row, int 
 
 template <class T, int kWords>
 __global__ void __launch_bounds__(32 * kMaxWarps)
-    forward_in_registers_kernel(T* __restrict__ y, int64_t y_stride, float* __restrict__ rrms, const T* __restrict__ x,
-                                int64_t x_stride, const T* __restrict__ w, int64_t N, int C, float eps) {
+    rmsnorm_forward_in_registers_kernel(T* __restrict__ y, int64_t y_stride, float* __restrict__ rrms,
+                                        const T* __restrict__ x, int64_t x_stride, const T* __restrict__ w, int64_t N,
+                                        int C, float eps) {
   constexpr int V = kVector<T>;
   const int64_t first = (int64_t{blockIdx.x} * kMaxWarps + threadIdx.x / 32) * kForwardRows;
   const int lane = threadIdx.x % 32, vectors = C / V;
@@ -130,20 +131,20 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
 
 template <class T>
 struct BackwardRows {
-  T *dx, *y;  // dx may be dy or dresidual: a lane reads what it needs of a vector before it writes the vector
+  T *dx, *y;  // dx may alias dy or dresidual: a lane reads its inputs of a vector before it writes the vector
   const T *dy, *x, *dresidual;
   int64_t dx_stride, y_stride, dy_stride, x_stride, dresidual_stride;
 };
 
-// A row in kWords vectors a lane, all of them in registers: what is read, the weights, and the lane's sums for dw.
-// In a layer: with dresidual and y; otherwise without either.
+// Backward of rows of at most kWords vectors a lane, with inputs, weights and the lane's sums for dw in registers.
+// kInLayer: with both dresidual and y; otherwise with neither.
 template <class T, int kWords, bool kInLayer>
 __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
-    backward_in_registers_kernel(BackwardRows<T> p, float* __restrict__ slices, const T* __restrict__ w,
-                                 const float* __restrict__ rrms, int64_t N, int C) {
+    rmsnorm_backward_in_registers_kernel(BackwardRows<T> p, float* __restrict__ slices, const T* __restrict__ w,
+                                         const float* __restrict__ rrms, int64_t N, int C) {
   constexpr int V = kVector<T>;
   extern __shared__ float4 shared_memory[];
-  float* const sums = reinterpret_cast<float*>(shared_memory);  // [warps][C], at the end
+  float* const sums = reinterpret_cast<float*>(shared_memory);  // [warps][C], written after the loop over rows
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, vectors = C / V;
   uint4 weights[kWords];
   read_row<V>(weights, w, lane, vectors);
@@ -206,14 +207,14 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
 
 template <class T, int V>
 __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
-    backward_kernel(BackwardRows<T> p, float* __restrict__ slices, const T* __restrict__ w,
-                    const float* __restrict__ rrms, int64_t N, int64_t C) {
+    rmsnorm_backward_kernel(BackwardRows<T> p, float* __restrict__ slices, const T* __restrict__ w,
+                            const float* __restrict__ rrms, int64_t N, int64_t C) {
   using Row = LaneRow<T, V>;
   extern __shared__ float4 shared_memory[];
   float* const sums = reinterpret_cast<float*>(shared_memory);  // [warps][C]
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t vectors = C / V;
-  float* const sum_row = sums + warp * C;  // a lane touches its own vectors only, so there is nothing to wait for
+  float* const sum_row = sums + warp * C;  // a lane touches only its own vectors, so no barrier is needed
   Row::for_each(lane, vectors, [&](int, int64_t at) { store_vector<V>(sum_row + at * V, {}); });
 
   for (int64_t row = int64_t{blockIdx.x} * warps + warp; row < N; row += int64_t{gridDim.x} * warps) {
@@ -266,12 +267,12 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
   }
 }
 
-// Whether a row of C elements fits into a warp's registers; only bf16 is built.
+// Whether the kernels in registers take rows of C elements. They are built for bf16 only.
 template <class T>
 bool fits_registers(int64_t C) {
   return !std::is_same_v<T, float> && C <= 32 * kHeld * kVector<T>;
 }
-// f.template operator()<vectors of a lane>()
+// Calls f.template operator()<n>() with n = the number of 16-byte vectors a lane holds of a row.
 template <class T, class F>
 void dispatch_words(int64_t C, F&& f) {
   if constexpr (!std::is_same_v<T, float>) {
@@ -295,13 +296,13 @@ void rmsnorm_forward(Context& ctx, Tensor y, Tensor rrms, ConstTensor x, ConstTe
     const bool vectors = all_have_vectors(kVector<T>, y, x, w);
     if (vectors && fits_registers<T>(C))
       return dispatch_words<T>(C, [&]<int kWords>() {
-        launch(ctx, "rmsnorm forward", forward_in_registers_kernel<T, kWords>,
+        launch(ctx, "rmsnorm forward", rmsnorm_forward_in_registers_kernel<T, kWords>,
                dim3(ceil_div(N, kMaxWarps * kForwardRows)), dim3(32 * kMaxWarps), 0, y.ptr<T>(), y.stride[0],
                rrms.ptr<float>(), x.ptr<T>(), x.stride[0], w.ptr<T>(), N, C, eps);
       });
     dispatch_vector<T>(vectors, [&]<int V>() {
-      launch(ctx, "rmsnorm forward", forward_kernel<T, V>, dim3(ceil_div(N, kMaxWarps)), dim3(32 * kMaxWarps), 0,
-             y.ptr<T>(), y.stride[0], rrms.ptr<float>(), x.ptr<T>(), x.stride[0], w.ptr<T>(), N, C, eps);
+      launch(ctx, "rmsnorm forward", rmsnorm_forward_kernel<T, V>, dim3(ceil_div(N, kMaxWarps)), dim3(32 * kMaxWarps),
+             0, y.ptr<T>(), y.stride[0], rrms.ptr<float>(), x.ptr<T>(), x.stride[0], w.ptr<T>(), N, C, eps);
     });
   });
 }
@@ -321,15 +322,15 @@ void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dw, ConstTensor dy, ConstT
     const bool vectors = all_have_vectors(kVector<T>, dx, dy, x, w) && fits(dresidual) && fits(y);
     if (vectors && fits_registers<T>(C) && dresidual.empty() == y.empty())
       return dispatch_words<T>(C, [&]<int kWords>() {
-        launch(
-            ctx, "rmsnorm backward",
-            y.empty() ? backward_in_registers_kernel<T, kWords, false> : backward_in_registers_kernel<T, kWords, true>,
-            dim3(ctas), dim3(32 * kMaxWarps), kMaxWarps * row_bytes, rows, slices.ptr<float>(), w.ptr<T>(),
-            rrms.ptr<float>(), N, C);
+        launch(ctx, "rmsnorm backward",
+               y.empty() ? rmsnorm_backward_in_registers_kernel<T, kWords, false>
+                         : rmsnorm_backward_in_registers_kernel<T, kWords, true>,
+               dim3(ctas), dim3(32 * kMaxWarps), kMaxWarps * row_bytes, rows, slices.ptr<float>(), w.ptr<T>(),
+               rrms.ptr<float>(), N, C);
       });
     dispatch_vector<T>(vectors, [&]<int V>() {
-      launch(ctx, "rmsnorm backward", backward_kernel<T, V>, dim3(ctas), dim3(32 * warps), warps * row_bytes, rows,
-             slices.ptr<float>(), w.ptr<T>(), rrms.ptr<float>(), N, C);
+      launch(ctx, "rmsnorm backward", rmsnorm_backward_kernel<T, V>, dim3(ctas), dim3(32 * warps), warps * row_bytes,
+             rows, slices.ptr<float>(), w.ptr<T>(), rrms.ptr<float>(), N, C);
     });
   });
   add_partials(ctx, slices, {{.grad = dw}});

@@ -1,4 +1,4 @@
-// y = x * rrms * w,  rrms = 1 / sqrt(mean(x^2) + eps), the mean over the row in the acc type.
+// RMSNorm: y = x * rrms * w with rrms = 1 / sqrt(mean(x^2) + eps), the mean over a row, in the acc type.
 #pragma once
 #include "engine/context.h"
 
@@ -7,9 +7,9 @@ namespace triad {
 // y [N,C] T, rrms [N] acc, both overwritten  <-  x [N,C] T, w [C] T
 void rmsnorm_forward(Context&, Tensor y, Tensor rrms, ConstTensor x, ConstTensor w, double eps);
 // dx [N,C] T overwritten; dw [C] acc added to  <-  dy [N,C] T; x, w, rrms as in forward.
-// dresidual [N,C] T, where given, is added to dx before it is rounded: the gradient that goes around the norm.
-// y [N,C] T, where given, is overwritten with forward's result, bit for bit: the weights of the product behind the norm
-// need it again, and x passes by here anyway. dx and y may each be one of dy and dresidual.
+// dresidual [N,C] T, if given, is added to dx before rounding: the gradient of the residual path around the norm.
+// y [N,C] T, if given, is overwritten with forward's result, bit for bit: the weight gradient of the next linear layer
+// needs it, and recomputing it here saves a pass over x. dx and y may each be one of dy and dresidual.
 void rmsnorm_backward(Context&, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w, ConstTensor rrms,
                       ConstTensor dresidual = {}, Tensor y = {});
 

@@ -40,8 +40,8 @@ void check_rope(const ConstTensor& y, const ConstTensor& x, const ConstTensor& c
               x.str());
 }
 
-// The heads of token t of x [B,T,H,D] into y, which may be x: an iteration reads the two elements that it writes.
-// sign +1: forward, -1: backward. group [B,T,H/G,D], if any, is added to x.
+// Rotates the heads of token t of x [B,T,H,D] into y, which may be x: an iteration reads the two elements it writes.
+// sign: +1 forward, -1 backward. group [B,T,H/G,D], if present, is first added to x.
 template <class T, class In>
 void rotate_token(const Tensor& y_out, const ConstTensor& x_in, const ConstTensor& group_in, const acc_t<T>* cos,
                   const acc_t<T>* sin, acc_t<T> sign, int64_t b, int64_t t) {
@@ -71,7 +71,7 @@ void rotate_token(const Tensor& y_out, const ConstTensor& x_in, const ConstTenso
   }
 }
 
-// Queries and keys of a token together: they lie in one row of memory.
+// Queries and keys of a token in one iteration: they share a row of memory.
 template <class T, class In>
 void rope_cpu(Context& ctx, Tensor y, ConstTensor x, ConstTensor group, const RopeKeys& keys, ConstTensor cos_in,
               ConstTensor sin_in, int direction) {

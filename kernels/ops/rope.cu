@@ -1,10 +1,8 @@
 // Rotary position embedding on the GPU: the queries and the keys of all branches in one launch. Bound by memory: 4
-// bytes an element in bf16 (queries 6 where their gradient comes in f32, and 4 / G for what the group shares). A thread
-// rotates one vector of the first half of a head with its partner in the second half, so it may work in place, for two
-// heads half a token apart, which share their angles; all of its loads start together. x of a CTA runs over these pairs
-// of a token, side by side in memory, y over tokens. In a step at M7C, 16 x 2048, on one H200: 99 us forward and
-// backward together, of a floor of 87. (Slower: two tokens a thread, 125; all heads of a token one after the other, its
-// angles loaded once, 195: a warp then reads 64 bytes of each of 8 tokens.)
+// bytes an element in bf16 (6 for queries whose gradient arrives in f32, and 4 / G for the part shared by a group of G
+// heads). A thread rotates one vector of the first half of a head together with its partner in the second half, so it
+// may work in place. It does so for two heads half a token apart, which share their angles; all its loads are issued
+// together. threadIdx.x runs over the pairs of a token, which are adjacent in memory, threadIdx.y over tokens.
 #include <algorithm>
 
 #include "kernels/common/bthd.cuh"
@@ -14,17 +12,17 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kHeads = 2;  // of a thread
+constexpr int kHeads = 2;  // per thread
 
-// Whether the V-element vectors of both halves are aligned.
+// Whether the vectors of V elements in both halves of a head are aligned.
 bool has_vector_pairs(const ConstTensor& t, int V) { return has_vectors(t, V) && t.size(-1) % (2 * V) == 0; }
 
 template <class Out, class In>
 struct Heads {
   Bthd<Out> y;
   Bthd<const In> x;
-  Bthd<const float> shared;  // by the heads of a group
-  Bthd<Out> keys[3];         // in place
+  Bthd<const float> shared;  // gradient shared by the heads of a group
+  Bthd<Out> keys[3];         // rotated in place
   int heads, heads_of_group, key_heads[3];
   int all_heads() const { return heads + key_heads[0] + key_heads[1] + key_heads[2]; }
 };
@@ -34,7 +32,7 @@ struct Table {
   int64_t cos_stride, sin_stride;
 };
 
-// V elements of one of the types as they lie in memory, for while they are on their way.
+// V elements of type float or T in registers, in their memory format.
 template <int V>
 struct Held {
   std::conditional_t<V == 1, float, uint4> words[V == 1 ? 1 : V / 4];
@@ -62,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, kShared || V * sizeof(In) > 16 ? 2 :
     rope_kernel(Heads<Out, In> s, Table table, uint32_t rows, uint32_t T, int half, int all_heads, float direction) {
   const uint32_t row = blockIdx.x * blockDim.y + threadIdx.y, b = row / T, t = row % T;
   if (row >= rows) return;
-  const int vectors = half / V, apart = (all_heads + kHeads - 1) / kHeads;
+  const int vectors = half / V, apart = ceil_div(all_heads, kHeads);
   for (int pair = threadIdx.x; pair < apart * vectors; pair += blockDim.x) {
     const int h0 = pair / vectors, j = pair % vectors * V;
     Held<V> held[kHeads][2], shared[kHeads][2];

@@ -1,4 +1,4 @@
-// The rotation, checked and timed, with a gradient of either type; and the table of its angles.
+// Cases of the rotation, with gradients of either type, and of the table of angles.
 #include <cmath>
 
 #include "kernels/common/op_case.h"
@@ -15,7 +15,7 @@ struct RopeShape {
   std::string name;
   int64_t B, T, H, D;
   int64_t row_pad = 0;
-  bool acc_gradient = false;  // dy in the acc type: the result leaves the case in it, too
+  bool acc_gradient = false;  // dy in the acc type; the case's output has that type too
   bool bench = false;
 };
 
@@ -55,7 +55,8 @@ OpCase rope_case(const RopeShape& s) {
   return c;
 }
 
-// As in a layer: queries and the keys of two branches at once, the keys in place, where they get their copies first.
+// As in a layer: queries and the keys of two branches in one call. Keys are rotated in place, so the case copies them
+// first.
 OpCase layer_case(const RopeShape& s, int64_t Hkv) {
   OpCase c = rope_case(s);
   for (const std::string k : {"k", "l"}) {
@@ -74,7 +75,7 @@ OpCase layer_case(const RopeShape& s, int64_t Hkv) {
   return c;
 }
 
-// The rotation's backward alone, with a gradient that the heads of a group share.
+// Backward alone, with a gradient that the heads of a group share.
 OpCase group_case(const RopeShape& s, int64_t Hkv) {
   OpCase c = rope_case(s);
   c.args.front() = {.name = "dy", .role = ArgRole::constant, .shape = {s.B, s.T, s.H, s.D}, .type = ArgType::acc};

@@ -1,4 +1,4 @@
-// Shape checks; the kernels are the GPU's: on the CPU the route is the reference already.
+// Shape checks of upcast and downcast. Kernels exist for GPUs only; the CPU's route is the reference itself.
 #include "kernels/ops/upcast.h"
 
 #include "engine/check.h"
@@ -8,34 +8,34 @@ namespace triad {
 
 namespace {
 
-void check_pair(const char* op, const ConstTensor& wide, const ConstTensor& x) {
-  TRIAD_CHECK((x.rank == 2 || x.rank == 4) && x.dtype == DType::bf16, "{}: {} is no bf16 of two or four axes", op,
-              x.str());
-  check_tensor(op, wide, x.shape(), DType::f32);
-  TRIAD_CHECK(wide.contiguous(), "{}: {} is strided", op, wide.str());
-  TRIAD_CHECK(x.device.is_cuda(), "{}: {} is not on a GPU", op, x.str());
+void check_pair(const char* op, const ConstTensor& f32, const ConstTensor& bf16) {
+  TRIAD_CHECK((bf16.rank == 2 || bf16.rank == 4) && bf16.dtype == DType::bf16, "{}: {} is no bf16 of two or four axes",
+              op, bf16.str());
+  check_tensor(op, f32, bf16.shape(), DType::f32);
+  TRIAD_CHECK(f32.contiguous(), "{}: {} is strided", op, f32.str());
+  TRIAD_CHECK(bf16.device.is_cuda(), "{}: {} is not on a GPU", op, bf16.str());
 }
 
 }  // namespace
 
-void upcast(Context& ctx, Tensor wide, ConstTensor x) {
+void upcast(Context& ctx, Tensor y, ConstTensor x) {
   const OpScope op_scope(ctx, "upcast");
-  check_pair("upcast", wide, x);
-  if constexpr (kBuiltWithCuda) cuda::upcast(ctx, wide, x);
+  check_pair("upcast", y, x);
+  if constexpr (kBuiltWithCuda) cuda::upcast(ctx, y, x);
 }
 
-void downcast(Context& ctx, Tensor y, ConstTensor wide, ConstTensor addend) {
+void downcast(Context& ctx, Tensor y, ConstTensor x, ConstTensor addend) {
   const OpScope op_scope(ctx, "downcast");
-  check_pair("downcast", wide, y);
-  if (!addend.empty()) check_pair("downcast: the addend", wide, addend);
-  if constexpr (kBuiltWithCuda) cuda::downcast(ctx, y, wide, addend);
+  check_pair("downcast", x, y);
+  if (!addend.empty()) check_pair("downcast: the addend", x, addend);
+  if constexpr (kBuiltWithCuda) cuda::downcast(ctx, y, x, addend);
 }
 
 ConstTensor upcasted(Context& ctx, Scratch::Scope& scope, ConstTensor x) {
   if (x.dtype == DType::f32) return x;
-  const Tensor wide = scope.alloc(DType::f32, x.shape());
-  upcast(ctx, wide, x);
-  return wide;
+  const Tensor copy = scope.alloc(DType::f32, x.shape());
+  upcast(ctx, copy, x);
+  return copy;
 }
 
 }  // namespace triad

@@ -1,4 +1,4 @@
-// A CTA takes rows of the innermost axis, a thread an element: the reference route need not be fast.
+// Upcast and downcast on the GPU, one element a thread. Only the reference routes use them, so they are not optimised.
 #include "kernels/common/launch.cuh"
 #include "kernels/ops/upcast.h"
 
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Element i of the contiguous tensor of this shape, in one that is strided.
+// The offset, in a strided tensor, of element i of the contiguous tensor of the same shape.
 struct Strided {
   int64_t size1, size2, width, stride0, stride1, stride2;
   __device__ int64_t at(int64_t i) const {
@@ -21,31 +21,30 @@ Strided strided(const ConstTensor& t) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    upcast_kernel(float* __restrict__ wide, const __nv_bfloat16* __restrict__ x, const Strided from, int64_t n) {
+    upcast_kernel(float* __restrict__ y, const __nv_bfloat16* __restrict__ x, const Strided from, int64_t n) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < n) wide[i] = to_float(x[from.at(i)]);
+  if (i < n) y[i] = to_float(x[from.at(i)]);
 }
 
-// y may be the addend.
+// y may alias the addend.
 __global__ void __launch_bounds__(kThreads)
-    downcast_kernel(__nv_bfloat16* y, const Strided to, const float* __restrict__ wide, const __nv_bfloat16* addend,
+    downcast_kernel(__nv_bfloat16* y, const Strided to, const float* __restrict__ x, const __nv_bfloat16* addend,
                     const Strided added, int64_t n) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < n)
-    y[to.at(i)] = from_float<__nv_bfloat16>(wide[i] + (addend == nullptr ? 0.0f : to_float(addend[added.at(i)])));
+  if (i < n) y[to.at(i)] = from_float<__nv_bfloat16>(x[i] + (addend == nullptr ? 0.0f : to_float(addend[added.at(i)])));
 }
 
 }  // namespace
 
-void upcast(Context& ctx, Tensor wide, ConstTensor x) {
-  launch(ctx, "upcast", upcast_kernel, dim3(ceil_div(x.numel(), kThreads)), dim3(kThreads), 0, wide.ptr<float>(),
+void upcast(Context& ctx, Tensor y, ConstTensor x) {
+  launch(ctx, "upcast", upcast_kernel, dim3(ceil_div(x.numel(), kThreads)), dim3(kThreads), 0, y.ptr<float>(),
          x.ptr<__nv_bfloat16>(), strided(x), x.numel());
 }
 
-void downcast(Context& ctx, Tensor y, ConstTensor wide, ConstTensor addend) {
+void downcast(Context& ctx, Tensor y, ConstTensor x, ConstTensor addend) {
   const bool adds = !addend.empty();
   launch(ctx, "downcast", downcast_kernel, dim3(ceil_div(y.numel(), kThreads)), dim3(kThreads), 0,
-         y.ptr<__nv_bfloat16>(), strided(y), wide.ptr<float>(), adds ? addend.ptr<__nv_bfloat16>() : nullptr,
+         y.ptr<__nv_bfloat16>(), strided(y), x.ptr<float>(), adds ? addend.ptr<__nv_bfloat16>() : nullptr,
          adds ? strided(addend) : Strided{}, y.numel());
 }
 

@@ -1,4 +1,4 @@
-// The largest of a row by one CTA: a row of 50,257 logits is 100 KB, and a CTA's loads of it are in flight together.
+// The argmax of a row by one CTA. A row of 50,257 logits is 100 KB; each thread has eight loads in flight.
 #include "kernels/common/launch_pdl.cuh"
 #include "kernels/decode/argmax.h"
 
@@ -16,7 +16,7 @@ struct Largest {
 };
 __device__ Largest largest_of_warp(Largest mine) {
   for (int o = 16; o > 0; o /= 2)
-    mine.take(__shfl_xor_sync(0xffffffffu, mine.value, o), __shfl_xor_sync(0xffffffffu, mine.at, o));
+    mine.take(__shfl_xor_sync(kFullWarp, mine.value, o), __shfl_xor_sync(kFullWarp, mine.at, o));
   return mine;
 }
 

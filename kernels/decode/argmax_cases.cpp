@@ -1,4 +1,4 @@
-// The likeliest token and the next position, checked and timed.
+// Cases of argmax and of the next position.
 #include <limits>
 
 #include "kernels/common/op_case.h"
@@ -8,7 +8,7 @@ namespace triad {
 
 namespace {
 
-// fill: of the logits; absent: random.
+// fill: values of the logits; random if absent.
 OpCase argmax_case(std::string name, int64_t N, int64_t width, int64_t vocab,
                    std::function<double(int64_t, uint64_t)> fill = nullptr) {
   OpCase c{.op = "next_token", .name = std::move(name)};
@@ -40,14 +40,14 @@ std::vector<OpCase> argmax_cases() {
       argmax_case("1x1", 1, 1, 1),
       argmax_case("3x37_of_33", 3, 37, 33),
       argmax_case("2x50304", 2, 50304, 50257),
-      // Equals: the first wins, wherever its thread is.
+      // Equal logits: the lowest index wins, in whichever threads they are.
       argmax_case("equals", 4, 5000, 4999,
                   [](int64_t i, uint64_t seed) { return double((i * 7 + int64_t(seed)) % 5); }),
       argmax_case("all_equal", 2, 3000, 3000, [](int64_t, uint64_t) { return -1.5; }),
-      // The largest stands behind the vocabulary.
+      // The largest logit is in a padding column.
       argmax_case("padding", 2, 1100, 1030, [](int64_t i, uint64_t) { return double(i % 1100); }),
-      // Row by row: none, NaN, +infinity, -infinity within; and those three behind the vocabulary, where none is looked
-      // at.
+      // Rows with no bad logit, NaN, +infinity, -infinity within the vocabulary; and these three in padding columns,
+      // which are ignored.
       argmax_case("not_finite", 7, 1500, 1400,
                   [=](int64_t i, uint64_t) {
                     const int64_t row = i / 1500, j = i % 1500;

@@ -1,5 +1,5 @@
-// The cache's checks, and on the CPU its rows: rotation and phi are the ops of the forward pass, of one row and of one
-// block.
+// The decoding cache: shape checks, and the CPU's version, in which rotation and phi are the ops of the forward pass on
+// one row and one block.
 #include "kernels/decode/cache.h"
 
 #include <algorithm>
@@ -53,7 +53,7 @@ void check_append(const NsaCache& cache, const Tensor& q, const NsaIn& in, const
   check_tensor("nsa_cache: sin", sin, cos.shape(), cos.dtype);
 }
 
-// The block that ends with token `at` of sequence b, from the ring in the order of its tokens.
+// Compresses the block of sequence b that ends with token `at`, from the ring's rows in token order.
 void compress_block(Context& ctx, Tensor compressed, ConstTensor ring, int64_t b, int64_t at, const PhiWeights& w,
                     const PhiOptions& o) {
   if (compressed.size(1) == 0 || at + 1 < o.l || (at + 1 - o.l) % o.d != 0) return;
@@ -79,7 +79,8 @@ void nsa_cache_fill(Context& ctx, const NsaCache& cache, int64_t b, int64_t n, c
   cache_rows(ctx, cache.k_raw[b], in.k[kCmp][0], n);
   cache_rows(ctx, cache.v_raw[b], in.v[kCmp][0], n);
   if (n < l || blocks == 0) return;
-  // Blocks past the n tokens, of a longer pass, are copied along: their own tokens overwrite them before they are seen.
+  // Blocks beyond the n tokens, if the pass was longer, are copied too: later tokens overwrite them before they become
+  // visible.
   copy(ctx, cache.k_cmp[b].slice(0, 0, blocks), k_cmp[0].slice(0, 0, blocks));
   copy(ctx, cache.v_cmp[b].slice(0, 0, blocks), v_cmp[0].slice(0, 0, blocks));
 }
@@ -93,7 +94,7 @@ void nsa_cache_append(Context& ctx, const NsaCache& cache, Tensor q, const NsaIn
   }
   const PhiOptions phi{c.phi, c.l, c.d};
   for (int64_t b = 0; b < q.size(0); ++b) {
-    // A plan knows no positions: that of the first complete block needs the most scratch.
+    // A plan has no positions. The end of the first complete block needs the most scratch.
     const int64_t at = ctx.planning ? std::min(c.l, cos.size(0)) - 1 : position.ptr<int32_t>()[b];
     const ConstTensor cos_row = cos.slice(0, at, at + 1), sin_row = sin.slice(0, at, at + 1);
     const auto rotate = [&](Tensor to, ConstTensor from) {

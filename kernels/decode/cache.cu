@@ -1,7 +1,8 @@
-// A new token's rows into the cache, in one kernel: a CTA rotates one head of q, or rotates and stores one group's key
-// or value of one branch; that of the compressed branch also makes the block that ends here (avg and conv: l rows of
-// the ring, a thread a channel). phi mlp is a gather of the ring's rows, two products of few rows and a store, each
-// step, whether a block ends or not: what a step queues must not depend on where it stands, and the store alone asks.
+// Appends a new token to the cache in one kernel: a CTA rotates one head of q, or rotates and stores one group's key or
+// value of one branch. In the compressed branch, that CTA also makes the block that ends with this token, if one does
+// (phi avg and conv: l rows of the ring, a thread a channel). phi mlp is a gather of the ring's rows, two products of
+// few rows and a conditional store. It runs on every step, since the queued work must not depend on the position; only
+// the store tests whether a block ends.
 #include <algorithm>
 
 #include "kernels/common/bthd.cuh"
@@ -24,14 +25,14 @@ __global__ void __launch_bounds__(kThreads)
   to[row % R * to_stride + h * to_head + j] = from[row * from_stride + h * from_head + j];
 }
 
-// One pair of a branch: the new row [B,1,Hkv,D], the cache's rows, and the compressed blocks where it is raw.
+// Keys or values of one branch: the new row [B,1,Hkv,D], the cache's rows and, for the raw ring, the compressed blocks.
 template <class T>
 struct Stored {
   Bthd<const T> from;
   Bthd<T> to, blocks;
   int rows, D;
   bool rotate, raw;
-  const T* weight;  // conv: [l,D]
+  const T* weight;  // phi conv: [l,D]; else null
   int64_t weight_stride;
 };
 template <class T>
@@ -42,7 +43,7 @@ struct Append {
   const float *cos, *sin;
   int64_t table_stride;
   int Hq, Hkv, dk, l, d, blocks;
-  bool compress;  // avg and conv
+  bool compress;  // phi avg or conv
 };
 
 template <class T>
@@ -50,7 +51,7 @@ __device__ bool ends_block(const Append<T>& a, int at) {
   return a.blocks > 0 && at + 1 >= a.l && (at + 1 - a.l) % a.d == 0;
 }
 
-// to = from, turned by the angles of its position; `to` may be `from`.
+// to = from, rotated by the angles of position `at`; `to` may be `from`.
 template <class T>
 __device__ void rotate(const Append<T>& a, T* to, const T* from, int at) {
   const int half = a.dk / 2;
@@ -63,8 +64,8 @@ __device__ void rotate(const Append<T>& a, T* to, const T* from, int at) {
   }
 }
 
-// The block that ends with token `at`. Threads: columns x parts of the ring's rows, which nobody has read for d steps:
-// they come from memory, and are asked for all together. The parts are added in their order.
+// Makes the block that ends with token `at`. Threads: columns x parts of the ring's rows. The rows were last used d
+// steps ago and come from memory, so eight loads a thread are in flight. The parts are added in order.
 template <class T>
 __device__ void compress_ring(const Append<T>& a, const Stored<T>& s, int b, int g, int at) {
   constexpr int kAtOnce = 8;
@@ -106,9 +107,9 @@ __device__ void compress_ring(const Append<T>& a, const Stored<T>& s, int b, int
   }
 }
 
-// blockIdx.x: a head of q, or a group of one of the stored tensors.
+// One CTA per (head of q) or (group of a stored tensor), blockIdx.x, and sequence, blockIdx.y.
 template <class T>
-__global__ void __launch_bounds__(kThreads) append_kernel(Append<T> a) {
+__global__ void __launch_bounds__(kThreads) cache_append_kernel(Append<T> a) {
   pdl_wait();
   const int b = blockIdx.y, at = a.position[b];
   const bool query = blockIdx.x < static_cast<unsigned>(a.Hq);
@@ -127,18 +128,19 @@ __global__ void __launch_bounds__(kThreads) append_kernel(Append<T> a) {
   compress_ring(a, s, b, g, at);
 }
 
-// phi mlp: rows [B*Hkv, l*D] = the block's tokens in order + pos.
+// phi mlp: rows [B*Hkv, l*D] = the block's tokens in order, plus the position embedding pos.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    gather_kernel(T* rows, Append<T> a, Stored<T> s, const T* pos, int64_t pos_stride) {
+    cache_gather_block_kernel(T* rows, Append<T> a, Stored<T> s, const T* pos, int64_t pos_stride) {
   const int i = blockIdx.x, g = blockIdx.y, b = blockIdx.z, at = a.position[b];
-  const T* const from = s.to.row(b, (at + 1 + i) % a.l, g);  // the ring's oldest token is the next to be overwritten
+  const T* const from =
+      s.to.row(b, (at + 1 + i) % a.l, g);  // the ring's oldest token is the next one to be overwritten
   T* const to = rows + ((int64_t{b} * a.Hkv + g) * a.l + i) * s.D;
   for (int j = threadIdx.x; j < s.D; j += kThreads)
     to[j] = from_float<T>(to_float(from[j]) + to_float(pos[i * pos_stride + j]));
 }
 template <class T>
-__global__ void __launch_bounds__(kThreads) store_block_kernel(const T* rows, Append<T> a, Stored<T> s) {
+__global__ void __launch_bounds__(kThreads) cache_store_block_kernel(const T* rows, Append<T> a, Stored<T> s) {
   const int g = blockIdx.x, b = blockIdx.y, at = a.position[b];
   if (!ends_block(a, at)) return;
   T* const to = s.blocks.row(b, (at + 1 - a.l) / a.d, g);
@@ -153,15 +155,15 @@ void compress_by_mlp(Context& ctx, const Append<T>& a, const Stored<T>& s, const
   const Tensor rows = scope.alloc(dtype, {n, int64_t{a.l} * s.D}), hidden = scope.alloc(dtype, {n, 2 * int64_t{s.D}}),
                y = scope.alloc(dtype, {n, int64_t{s.D}});
   const unsigned groups = static_cast<unsigned>(a.Hkv), batch = static_cast<unsigned>(B);
-  launch(ctx, "phi's rows", gather_kernel<T>, dim3(static_cast<unsigned>(a.l), groups, batch), dim3(kThreads), 0,
-         rows.ptr<T>(), a, s, w.pos.ptr<T>(), w.pos.stride[0]);
-  for (int64_t first = 0; first < n; first += kFewRows) {
-    const int64_t end = std::min(n, first + kFewRows);
+  launch(ctx, "phi's rows", cache_gather_block_kernel<T>, dim3(static_cast<unsigned>(a.l), groups, batch),
+         dim3(kThreads), 0, rows.ptr<T>(), a, s, w.pos.ptr<T>(), w.pos.stride[0]);
+  for (int64_t first = 0; first < n; first += kMaxSkinnyRows) {
+    const int64_t end = std::min(n, first + kMaxSkinnyRows);
     triad::skinny_linear(ctx, hidden.slice(0, first, end), rows.slice(0, first, end), w.fc1,
                          {.activation = SkinnyLinearOptions::Activation::silu});
     triad::skinny_linear(ctx, y.slice(0, first, end), hidden.slice(0, first, end), w.fc2);
   }
-  launch(ctx, "phi's block", store_block_kernel<T>, dim3(groups, batch), dim3(kThreads), 0, y.ptr<T>(), a, s);
+  launch(ctx, "phi's block", cache_store_block_kernel<T>, dim3(groups, batch), dim3(kThreads), 0, y.ptr<T>(), a, s);
 }
 
 template <class T>
@@ -198,7 +200,7 @@ void append(Context& ctx, const NsaCache& cache, Tensor q, const NsaIn& in, Cons
       if (c.phi == Phi::conv) a.stored[i].weight = phi.w.ptr<T>(), a.stored[i].weight_stride = phi.w.stride[0];
     }
   }
-  launch_pdl(ctx, "nsa_cache_append", append_kernel<T>,
+  launch_pdl(ctx, "nsa_cache_append", cache_append_kernel<T>,
              dim3(static_cast<unsigned>(a.Hq + count * a.Hkv), static_cast<unsigned>(B)), dim3(kThreads), 0, a);
   if (cache.dense() || c.phi != Phi::mlp || a.blocks == 0) return;
   compress_by_mlp(ctx, a, a.stored[4], w.phi_k, q.dtype, B);

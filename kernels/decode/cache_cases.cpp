@@ -1,5 +1,5 @@
-// The decoding cache, checked and timed: a token's rows, and those of a pass, into a cache that holds others. What it
-// holds besides must stay: each tensor is begun as a copy of its "_before". It has no backward.
+// Cases of the decoding cache: appending a token, and filling from a pass, into a cache with other content, which must
+// stay unchanged: every tensor starts as a copy of its "_before". No backward.
 #include <algorithm>
 #include <cmath>
 
@@ -18,7 +18,7 @@ constexpr const char* kBranches[] = {"cmp", "sel", "win"};
 
 class CacheCase {
  public:
-  // begun: from "_before"; else the op has to write all of the cache.
+  // begun: starts from "_before"; otherwise the op must write the whole cache.
   CacheCase(std::string name, const CacheSizes& n, const NsaConfig& config, bool dense, bool begun)
       : n_(n), c_(config), dense_(dense), begun_(begun), case_{.op = "nsa_cache", .name = std::move(name)} {
     cache("win", dense ? n.S : std::min(config.w, n.S));
@@ -28,7 +28,7 @@ class CacheCase {
     cache("raw", config.l);
   }
 
-  // positions: of the B new tokens
+  // positions: those of the B new tokens
   OpCase append(std::vector<int> positions) && {
     const auto [B, S, Hq, Hkv, dk, dv] = n_;
     constant("q_before", {B, 1, Hq, dk});
@@ -56,7 +56,7 @@ class CacheCase {
       nsa_cache_append(ctx, cache_of(a), a["q"], in(a, "row_"), a["position"], a["cos"], a["sin"],
                        {phi("_k"), phi("_v"), {}}, c_);
     };
-    const double pairs = dense_ ? 1 : 3;  // rows read and written; a block of l rows as often as one ends
+    const double pairs = dense_ ? 1 : 3;  // rows read and written; blocks of l rows at their average rate
     const double block = dense_ ? 0 : static_cast<double>(c_.l + 1) / static_cast<double>(c_.d);
     case_.forward_bytes =
         2 * static_cast<double>(B) *
@@ -64,7 +64,7 @@ class CacheCase {
     return case_;
   }
 
-  // sequence b gets the first `count` tokens of a pass over T
+  // fills sequence b with the first `count` tokens of a pass over T
   OpCase fill(int64_t b, int64_t count, int64_t T) && {
     rows("", 1, T, 0);
     if (!dense_) {
@@ -94,7 +94,8 @@ class CacheCase {
       case_.args.push_back({.name = name, .role = ArgRole::saved, .shape = shape});
     }
   }
-  // The rows of a step or of a pass, of each branch: "row_k_sel", "pass..". Strided, as slices of a projection are.
+  // The input rows of a step ("row_k_sel") or of a pass ("pass.."), for each branch; strided, as slices of a projection
+  // are.
   void rows(const std::string& front, int64_t B, int64_t T, int64_t pad) {
     for (const char* branch : kBranches) {
       if (dense_ && branch != kBranches[2]) continue;
@@ -140,7 +141,7 @@ std::vector<OpCase> cache_cases() {
     c.phi = phi, c.l = l, c.d = d, c.w = w;
     return c;
   };
-  // Positions: the first, one short of a block, where blocks end, a ring around, the last of all.
+  // Positions: the first, one before a block's end, block ends, one ring later, the last.
   std::vector<OpCase> cases = {
       append_case("avg", {5, 40, 6, 2, 10, 6}, {0, 6, 7, 11, 39}, config(Phi::avg, 8, 4, 12)),
       append_case("conv", {4, 40, 3, 3, 8, 8}, {7, 12, 35, 38}, config(Phi::conv, 8, 4, 12)),
@@ -157,7 +158,7 @@ std::vector<OpCase> cache_cases() {
       fill_case("a_ring_around", {3, 40, 2, 2, 8, 8}, 1, 29, 33, config(Phi::avg, 8, 4, 12)),
       fill_case("all", {2, 100, 2, 2, 64, 64}, 1, 100, 100, config(Phi::avg, 32, 16, 64)),
       fill_case("dense", {2, 50, 2, 2, 60, 100}, 1, 31, 40, NsaConfig{}, true),
-      // One token is all that this cache holds, so that a step writes all of it.
+      // A cache of one token, so that a step writes all of it.
       CacheCase("append_m7c", {1, 1, 12, 2, 64, 64}, config(Phi::avg, 1, 1, 1), false, false).append({0}),
       CacheCase("fill_m7c_64k", {1, 65536, 12, 2, 64, 64}, NsaConfig{}, false, false).fill(0, 65536, 65536),
   };

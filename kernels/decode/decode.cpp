@@ -1,5 +1,5 @@
-// One new token a sequence on the CPU: the branches are the forward pass's own loops over other ranges of keys, the
-// selection is its selection at another position, the gate and the gated sum are its ops.
+// NSA decoding on the CPU: the branches are the forward pass's loops over other ranges of keys, the selection is the
+// forward pass's at another position, and gate and gated sum are its ops.
 #include "kernels/decode/decode.h"
 
 #include <algorithm>
@@ -14,8 +14,8 @@ namespace {
 constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Branch::sel),
               kWin = static_cast<int>(Branch::win);
 
-// The rows of a branch's cache that sequence b's new token attends: the first `count(b)`. Of a ring that is not full
-// yet these are all that it has; of a full one, all.
+// Visible rows of a branch's cache for sequence b's new token: the first count(b). In a ring that is not yet full these
+// are all tokens; in a full ring, all rows.
 struct FirstRows {
   std::vector<int64_t> count;
   template <class Visit>
@@ -25,7 +25,7 @@ struct FirstRows {
   int64_t keys(int64_t b, int64_t) const { return count[b]; }
 };
 
-// The tokens up to the new one of the blocks in its list.
+// Visible rows of the selected branch: tokens up to the new one in the listed blocks.
 struct ListedRows {
   const int32_t* lists;  // [B,1,Hkv,n]
   const int32_t* position;
@@ -83,7 +83,7 @@ class DecodeCpu {
   }
 
  private:
-  // Of a cache with token s in row s or s % rows; a plan takes it to be full.
+  // Number of visible rows in a cache with token s in row s or s % rows; a plan assumes a full cache.
   FirstRows tokens_up_to(const Tensor& rows) const {
     FirstRows r;
     for (int64_t b = 0; b < B_; ++b)
@@ -95,7 +95,7 @@ class DecodeCpu {
 
   template <class Pattern>
   void attend(int branch, const AttendOut& out, Tensor k, Tensor v, const Pattern& pattern) {
-    if constexpr (std::is_same_v<Pattern, FirstRows>)  // the loops copy their keys: only those that are there
+    if constexpr (std::is_same_v<Pattern, FirstRows>)  // the loops copy their keys, so pass only the visible rows
       k = k.slice(1, 0, used(pattern)), v = v.slice(1, 0, used(pattern));
     if (!probe_.run[branch]) return;
     attend_cpu::forward<T>(ctx_, out, {in_.q, k, v}, pattern);

@@ -1,16 +1,18 @@
-// NSA for one new token a sequence. The work is reading some thousands of keys, so it is cut into chunks of keys of one
-// (sequence, group), a CTA each, whose partial softmaxes are joined at the end: at 64k tokens 64 chunks of compressed
-// keys, 8 of selected and 8 of the window for each group, on 132 SMs. What waits for what:
-//   1. here: chunks of the compressed branch, which leave their scores for the selection, and of the window; the gate.
-//   2. decode/decode_selected.cu: the selection, the chunks of the selected branch, and all branches joined, rounded as
-//      the forward pass rounds them, and summed by their gates. Dense attention has the join alone, and where that
-//      can decode/decode_dense.cu has attended before: its chunks are longer, and it is bound by memory.
-// Sizes of grids and scratch come from the cache's room alone, and positions are read from the device, so one recorded
-// step serves all positions; chunks beyond a position end at once. Softmaxes are in powers of 2.
-// M7C at 65,536 tokens reads 2.9 MB of keys and values a layer, 0.7 us at 4.2 TB/s; two kernels that wait for what they
-// read some three times each were predicted at 7 us, and take about 20 of the 35 us of a layer (kernels/README.md).
+// NSA for one new token per sequence. The work is reading a few thousand keys, so it is split over CTAs by chunks of
+// keys of one (sequence, group), whose partial softmaxes are combined at the end (split-KV). At 64k tokens, each group
+// has 64 chunks of compressed keys, 8 of selected and 8 of window keys. Two dependent kernels:
+//   1. this file:  chunks of the compressed branch, which store their scores for the selection, and of the window; the
+//                  gate.
+//   2. decode/decode_selected.cu:  the selection, the chunks of the selected branch, and the combination of all
+//                                  branches, rounded as in the forward pass and summed by their gates. Dense attention
+//                                  has only the combination; where it applies, decode/decode_dense.cu computes its
+//                                  chunks, which are longer, bound by memory.
+// Grid and scratch sizes depend only on the cache's capacity, and positions are read on the device, so one recorded
+// CUDA graph serves all positions; chunks beyond a position exit at once. Softmaxes use powers of 2. NSA's step is
+// bound by latency: each kernel waits for memory about three times in sequence.
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "kernels/common/launch_pdl.cuh"
 #include "kernels/decode/decode.cuh"
@@ -19,8 +21,9 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kScoreTile = 4096;  // compressed keys that a CTA of the selection looks at together, about
-constexpr int kMostTile = 448;    // blocks
+constexpr int kScoreTile =
+    4096;                      // approximate number of compressed keys that a CTA of the selection processes at a time
+constexpr int kMaxTile = 448;  // blocks
 
 // ---- the gate: forced, uniform, or its MLP on the mean of the group's queries ----
 
@@ -31,7 +34,7 @@ struct GateKernelOptions {
   __host__ __device__ bool computed() const { return force < 0 && !uniform; }
 };
 
-// The gate's weights in shared memory, and what it makes on the way.
+// Shared memory of the gate: its weights, the mean query and the hidden layer.
 template <class T>
 struct GateMemory {
   float *fc1_w, *fc1_b, *fc2_w, *fc2_b, *mean, *hidden;
@@ -76,7 +79,7 @@ __device__ void gate_of(const Decode<T>& a, const GateMlp<T>& mlp, const GateKer
       memory.mean[j] = sum / static_cast<float>(a.G);
     }
     __syncthreads();
-    constexpr int kLanes = 8;  // of a hidden unit
+    constexpr int kLanes = 8;  // lanes per hidden unit
 #pragma unroll 1
     for (int j0 = 0; j0 < mlp.hidden; j0 += kBranchThreads / kLanes) {
       const int j = j0 + static_cast<int>(threadIdx.x) / kLanes;
@@ -85,8 +88,7 @@ __device__ void gate_of(const Decode<T>& a, const GateMlp<T>& mlp, const GateKer
 #pragma unroll 4
         for (int i = threadIdx.x % kLanes; i < mlp.width; i += kLanes)
           sum = fmaf(memory.mean[i], memory.fc1_w[j * mlp.fc1_row() + i], sum);
-#pragma unroll
-      for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);
+      sum = warp_sum<kLanes>(sum);
       if (j < mlp.hidden && threadIdx.x % kLanes == 0) {
         const float pre = sum + memory.fc1_b[j];
         memory.hidden[j] = pre * sigmoid(pre);
@@ -121,18 +123,19 @@ __device__ void gate_of(const Decode<T>& a, const GateMlp<T>& mlp, const GateKer
     for (int k = 0; k < 3; ++k) a.gate[(k * a.B + b) * a.Hkv + g] = z[k];
 }
 
-// ---- kernel 1. blockIdx.x: chunks of the compressed branch, then of the window, then (where there are gates) the gate
+// ---- kernel 1. blockIdx.x: chunks of the compressed branch, then of the window, then the gate if it is computed ----
 
 template <int kHeads>
 using BranchChunk = ChunkMemory<kHeads, kBranchThreads, kBranchChunk>;
 
 template <class T, int V, int kHeads>
 __global__ void __launch_bounds__(kBranchThreads, 2)
-    branches_kernel(Decode<T> a, GateMlp<T> mlp, GateKernelOptions gate_options) {
+    decode_branches_kernel(Decode<T> a, GateMlp<T> mlp, GateKernelOptions gate_options) {
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
   const bool gates = static_cast<int>(blockIdx.x) == a.chunks[0] + a.chunks[2];
   const GateMemory<T> gate_memory(shared, mlp);
-  if (gates && gate_options.computed()) load_gate_weights(mlp, gate_memory);  // no kernel ahead writes them
+  if (gates && gate_options.computed())
+    load_gate_weights(mlp, gate_memory);  // weights: the previous kernel does not write them
   pdl_wait();
   const int g = blockIdx.y, b = blockIdx.z;
   if (gates) return gate_of(a, mlp, gate_options, gate_memory, b, g);
@@ -153,19 +156,19 @@ void launch_branches(Context& ctx, const Decode<T>& a, const GateMlp<T>& mlp, co
       std::max(BranchChunk<kHeads>::floats(a.G, a.dk), a.dense || !gate.computed() ? 0 : GateMemory<T>::floats(mlp));
   const dim3 grid(static_cast<unsigned>(a.chunks[0] + a.chunks[2] + (a.dense ? 0 : 1)), static_cast<unsigned>(a.Hkv),
                   static_cast<unsigned>(a.B));
-  launch_pdl(ctx, "nsa_decode branches", branches_kernel<T, V, kHeads>, grid, dim3(kBranchThreads),
+  launch_pdl(ctx, "nsa_decode branches", decode_branches_kernel<T, V, kHeads>, grid, dim3(kBranchThreads),
              sizeof(float) * static_cast<size_t>(floats), a, mlp, gate);
 }
 
-// ---- the join alone: 64 outputs a CTA ----
+// ---- the combination alone: 64 outputs per CTA ----
 
 template <class T>
-__global__ void __launch_bounds__(kJoinThreads) join_kernel(Decode<T> a) {
+__global__ void __launch_bounds__(kCombineThreads) decode_combine_kernel(Decode<T> a) {
   pdl_trigger();
   pdl_wait();
-  __shared__ JoinMemory<kJoinThreads> memory;
+  __shared__ CombineMemory<kCombineThreads> memory;
   const int begin = static_cast<int>(blockIdx.x) * kColumns;
-  join_chunks(a, memory, blockIdx.z, blockIdx.y, begin, min(a.G * a.dv, begin + kColumns));
+  combine_chunks(a, memory, blockIdx.z, blockIdx.y, begin, min(a.G * a.dv, begin + kColumns));
 }
 
 template <class T>
@@ -195,13 +198,13 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
   a.l = static_cast<int>(c.l), a.d = static_cast<int>(c.d), a.l_sel = static_cast<int>(c.l_sel);
   a.n_sel = static_cast<int>(c.n_sel), a.init_blocks = static_cast<int>(c.init_blocks);
   a.local_blocks = static_cast<int>(c.local_blocks);
-  const int64_t most_of_share = std::max<int64_t>(1, ceil_div(ceil_div(a.rows[1], a.l_sel), kTogether));
+  const int64_t most_of_share = std::max<int64_t>(1, ceil_div(ceil_div(a.rows[1], a.l_sel), kClusterCtas));
   a.tile_blocks =
-      static_cast<int>(std::clamp<int64_t>(kScoreTile * c.d / c.l_sel, 1, std::min<int64_t>(kMostTile, most_of_share)));
-  a.scale_log2 = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(a.dk)));
-  TRIAD_CHECK(a.dense || c.n_sel <= kMostSelected, "nsa_decode: lists of {} blocks, at most {} on a GPU", c.n_sel,
-              kMostSelected);
-  TRIAD_CHECK(a.G <= kMostHeads, "nsa_decode: {} heads a group, at most {} on a GPU", a.G, kMostHeads);
+      static_cast<int>(std::clamp<int64_t>(kScoreTile * c.d / c.l_sel, 1, std::min<int64_t>(kMaxTile, most_of_share)));
+  a.scale_log2 = static_cast<float>(std::numbers::log2e / std::sqrt(static_cast<double>(a.dk)));
+  TRIAD_CHECK(a.dense || c.n_sel <= kMaxSelected, "nsa_decode: lists of {} blocks, at most {} on a GPU", c.n_sel,
+              kMaxSelected);
+  TRIAD_CHECK(a.G <= kMaxHeads, "nsa_decode: {} heads a group, at most {} on a GPU", a.G, kMaxHeads);
 
   Scratch::Scope scope(ctx.scratch);
   const int64_t chunks = a.chunks[0] + a.chunks[1] + a.chunks[2];
@@ -212,7 +215,7 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
   a.partial_o = floats(B * Hkv * chunks * a.G * a.dv, "sums of chunks");
   a.partial_sum = reinterpret_cast<float2*>(floats(B * Hkv * chunks * a.G * 2, "totals of chunks"));
   a.gate = floats(3 * B * Hkv, "gate");
-  a.best = reinterpret_cast<uint64_t*>(floats(B * Hkv * kTogether * a.n_sel * 2, "best blocks of shares"));
+  a.best = reinterpret_cast<uint64_t*>(floats(B * Hkv * kClusterCtas * a.n_sel * 2, "best blocks of shares"));
   a.out = out.ptr<T>();
   TRIAD_CHECK(out.contiguous(), "nsa_decode: out {} has gaps", out.str());
   if (!probe.reads.empty()) a.reads = reinterpret_cast<unsigned long long*>(probe.reads.ptr<int64_t>());
@@ -225,7 +228,7 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
       return launch_dense(ctx, a, vectors && has_vectors(in.q, kVector<T>));
     return false;
   }();
-  if (dense) return launch_join(ctx, a);
+  if (dense) return launch_combine(ctx, a);
   if (!vectors)
     launch_branches<T, 1, 2>(ctx, a, mlp, gate_options);
   else if (a.G <= 2)
@@ -233,7 +236,7 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
   else
     launch_branches<T, kVector<T>, 8>(ctx, a, mlp, gate_options);
   if (a.dense)
-    launch_join(ctx, a);
+    launch_combine(ctx, a);
   else
     launch_selected(ctx, a, vectors);
 }
@@ -241,14 +244,14 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
 }  // namespace
 
 template <class T>
-void launch_join(Context& ctx, const Decode<T>& a) {
-  launch_pdl(ctx, "nsa_decode join", join_kernel<T>,
-             dim3(static_cast<unsigned>(pieces(a.G * a.dv, kColumns)), static_cast<unsigned>(a.Hkv),
+void launch_combine(Context& ctx, const Decode<T>& a) {
+  launch_pdl(ctx, "nsa_decode combine", decode_combine_kernel<T>,
+             dim3(static_cast<unsigned>(ceil_div(a.G * a.dv, kColumns)), static_cast<unsigned>(a.Hkv),
                   static_cast<unsigned>(a.B)),
-             dim3(kJoinThreads), 0, a);
+             dim3(kCombineThreads), 0, a);
 }
-template void launch_join(Context&, const Decode<float>&);
-template void launch_join(Context&, const Decode<__nv_bfloat16>&);
+template void launch_combine(Context&, const Decode<float>&);
+template void launch_combine(Context&, const Decode<__nv_bfloat16>&);
 
 void nsa_decode(Context& ctx, Tensor out, const DecodeIn& in, const GateWeights& gate, const NsaConfig& c,
                 const DecodeProbe& probe) {

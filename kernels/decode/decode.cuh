@@ -1,7 +1,7 @@
-// What the kernels of one new token's attention share (decode/decode.cu tells how they go together): the view of a
-// call, a chunk of keys, and the chunks joined. A chunk's CTA leaves, for each head of its group, the maximum of its
-// scores, the sum of their exponentials and their weighted sum of values; all heads of a group share each key that is
-// read.
+// Shared by the decoding attention kernels (overview: decode/decode.cu): the arguments of a call, attention over a
+// chunk of keys, and the combination of chunks (split-KV). A chunk's CTA writes, for each head of its group, the
+// maximum of the scores, the sum of their exponentials and the weighted sum of values. All heads of a group share each
+// key read.
 #pragma once
 #include "kernels/common/bthd.cuh"
 #include "kernels/common/launch_pdl.cuh"
@@ -10,19 +10,15 @@
 
 namespace triad::cuda {
 
-inline constexpr unsigned kAllLanes = 0xffffffffu;
-inline constexpr int kColumns = 64;         // of the values at a time: two a lane
-inline constexpr int kBranchChunk = 64;     // keys of a CTA: compressed branch, window
-inline constexpr int kSelectedChunk = 128;  // selected branch
+inline constexpr int kColumns = 64;         // columns of the values at a time, two per lane
+inline constexpr int kBranchChunk = 64;     // keys per CTA of the compressed and window branches
+inline constexpr int kSelectedChunk = 128;  // keys per CTA of the selected branch
 inline constexpr int kBranchThreads = 256;
 inline constexpr int kSelectThreads = 512;
-inline constexpr int kJoinThreads = 512;
-inline constexpr int kTogether = 8;       // CTAs that share the selection of one (sequence, group)
-inline constexpr int kMostSelected = 64;  // n
-inline constexpr int kMostHeads = 32;     // G
-
-__host__ __device__ constexpr int round_up_to(int n, int to) { return (n + to - 1) / to * to; }
-__host__ __device__ constexpr int pieces(int n, int of) { return (n + of - 1) / of; }
+inline constexpr int kCombineThreads = 512;
+inline constexpr int kClusterCtas = 8;   // CTAs that share the selection of one (sequence, group)
+inline constexpr int kMaxSelected = 64;  // n
+inline constexpr int kMaxHeads = 32;     // G
 
 template <class T>
 struct Decode {
@@ -30,41 +26,41 @@ struct Decode {
   Bthd<const T> k[3], v[3];
   const int32_t* position;
   int B, Hq, Hkv, G, dk, dv;
-  int rows[3];    // of a branch's cache; cmp: Tc, win: the ring
-  int chunks[3];  // of a branch, where the cache is full
+  int rows[3];    // rows of each branch's cache; cmp: Tc, win: the ring
+  int chunks[3];  // chunks of each branch if the cache is full
   int l, d, l_sel, n_sel, init_blocks, local_blocks;
-  int window_chunk;  // keys of a CTA of the window
-  int tile_blocks;   // whose scores the selection makes at a time
+  int window_chunk;  // keys per CTA of the window
+  int tile_blocks;   // blocks whose scores the selection computes at a time
   bool run[3], dense;
   float scale_log2;     // log2(e) / sqrt(dk)
-  float* scores;        // [B,Hq,Tc]: of the compressed branch, in powers of 2
+  float* scores;        // [B,Hq,Tc]: scores of the compressed branch, times log2(e)
   float* partial_o;     // [B,Hkv,all chunks,G,dv]: sums of 2^(score - max) v
   float2* partial_sum;  // [B,Hkv,all chunks,G]: max, sum of 2^(score - max)
   float* gate;          // [3,B,Hkv]
-  uint64_t* best;       // [B,Hkv,kTogether,n]: the selection's best blocks of each CTA's share
+  uint64_t* best;       // the best blocks of each CTA's share of the selection
   T* out;               // [B,Hq,dv]
   unsigned long long* reads;
 
   __host__ __device__ int chunk_of(int branch) const {
     return branch == 0 ? kBranchChunk : branch == 1 ? kSelectedChunk : window_chunk;
   }
-  // Keys that the token at `at` sees.
+  // The number of keys of a branch that the token at `at` attends.
   __device__ int keys(int branch, int at) const {
     if (branch == 2) return min(rows[2], at + 1);
     if (dense) return 0;
     if (branch == 1) return (min(n_sel, at / l_sel + 1) - 1) * l_sel + at % l_sel + 1;
     return at + 1 < l ? 0 : min(rows[0], (at + 1 - l) / d + 1);
   }
-  __device__ int first_chunk(int branch) const {  // they lie in the order cmp, win, sel
+  __device__ int first_chunk(int branch) const {  // chunks are stored in the order cmp, win, sel
     return branch == 0 ? 0 : branch == 2 ? chunks[0] : chunks[0] + chunks[2];
   }
-  // Where the sums of a chunk's heads begin.
+  // Index of a chunk's first head in partial_sum; times dv in partial_o.
   __device__ int64_t partial(int b, int g, int branch, int chunk) const {
     return ((int64_t{b} * Hkv + g) * (chunks[0] + chunks[1] + chunks[2]) + first_chunk(branch) + chunk) * G;
   }
 };
 
-// Two neighbouring values of a row as they are in memory.
+// Two adjacent values of a row in their memory format.
 template <class T, bool kPairs>
 struct ValuePair {
   T x[2];
@@ -82,27 +78,27 @@ struct ValuePair {
   }
 };
 
-// Shared memory of a chunk: queries of the group, padded to whole blocks of heads; probabilities; sums of the warps.
+// Shared memory of a chunk: the group's queries, padded to whole blocks of heads; probabilities; the warps' sums.
 template <int kHeads, int kThreads, int kChunk>
 struct ChunkMemory {
   float *q, *p, *sums;
-  int heads;  // padded
+  int heads;  // heads of the group, padded to a multiple of kHeads
   __host__ __device__ static int floats(int G, int dk) {
-    return round_up_to(G, kHeads) * (round_up_to(dk, 4) + kChunk) + kThreads / 32 * kHeads * kColumns;
+    return round_up(G, kHeads) * (round_up(dk, 4) + kChunk) + kThreads / 32 * kHeads * kColumns;
   }
-  __device__ ChunkMemory(float* memory, int G, int dk) : heads(round_up_to(G, kHeads)) {
+  __device__ ChunkMemory(float* memory, int G, int dk) : heads(round_up(G, kHeads)) {
     q = memory;
-    p = q + heads * round_up_to(dk, 4);
+    p = q + heads * round_up(dk, 4);
     sums = p + heads * kChunk;
   }
 };
 
-// q of the group, scaled, zeros for the heads that pad it. A barrier has to follow.
+// Loads the group's queries, scaled, with zeros for padding heads. A barrier must follow.
 template <class T, int kHeads, int kThreads, int kChunk>
 __device__ void load_queries(const Decode<T>& a, const ChunkMemory<kHeads, kThreads, kChunk>& memory, int b, int g) {
   const T* const q = a.q.row(b, 0, int64_t{g} * a.G);
   float* const to = memory.q;
-  const int q_row = round_up_to(a.dk, 4);
+  const int q_row = round_up(a.dk, 4);
 #pragma unroll 1
   for (int h = threadIdx.x / 32; h < memory.heads; h += kThreads / 32)
 #pragma unroll 1
@@ -110,18 +106,18 @@ __device__ void load_queries(const Decode<T>& a, const ChunkMemory<kHeads, kThre
       to[h * q_row + j] = h < a.G ? to_float(q[h * a.q.stride_h + j]) * a.scale_log2 : 0;
 }
 
-// One chunk: keys [0, count) of it, key i in row row_of(i) of branch's cache; kQueries: the queries are still to be
-// loaded. Leaves the partial sums of its heads and, where scores is given, the scores of the group's heads,
-// scores[head * stride + i].
+// Attention over one chunk of `count` keys; key i is row row_of(i) of the branch's cache. kQueries: loads the queries
+// too. Writes the partial sums of the group's heads and, if scores is not null, their scores: scores[head * stride +
+// i].
 template <bool kQueries, int V, class T, int kHeads, int kThreads, int kChunk, class RowOf>
 __device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThreads, kChunk>& memory, int branch,
                              int chunk, int b, int g, int count, RowOf&& row_of, float* scores, int64_t scores_stride) {
-  constexpr int kWarps = kThreads / 32, kLanes = kThreads / kChunk;  // lanes of a key
-  constexpr int kHeld = kChunk / kWarps;                             // keys of a warp
-  constexpr int kOfLane = kChunk / 32;                               // scores of a head
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q_row = round_up_to(a.dk, 4);
+  constexpr int kWarps = kThreads / 32, kLanes = kThreads / kChunk;  // lanes per key
+  constexpr int kHeld = kChunk / kWarps;                             // keys per warp
+  constexpr int kOfLane = kChunk / 32;                               // scores of a head per lane
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q_row = round_up(a.dk, 4);
 
-  // A lane's first two pieces of its key, and the values' first columns, are on their way before anything else.
+  // A lane's first two pieces of its key and the first columns of the values are loaded before anything else.
   using Piece = std::conditional_t<(V > 1), uint4, T>;
   const int key = threadIdx.x / kLanes, part = threadIdx.x % kLanes;
   const T* const k_row = a.k[branch].row(b, row_of(min(key, count - 1)), g);
@@ -167,18 +163,17 @@ __device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThre
     }
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-#pragma unroll
-      for (int o = kLanes / 2; o > 0; o /= 2) s[h] += __shfl_xor_sync(kAllLanes, s[h], o);
+      s[h] = warp_sum<kLanes>(s[h]);
       if (part == 0) memory.p[key * memory.heads + h0 + h] = key < count ? s[h] : -INFINITY;
     }
   }
   __syncthreads();
 
-  pdl_trigger();  // its weights are to come behind these keys
+  pdl_trigger();  // here, so that the next kernel's weight loads queue after this kernel's keys
   const int64_t partial = a.partial(b, g, branch, chunk);
 #pragma unroll 1
   for (int h = warp; h < memory.heads; h += kWarps) {
-    float* const score = memory.p + lane * memory.heads + h;  // every 32nd key's
+    float* const score = memory.p + lane * memory.heads + h;  // score of every 32nd key
     float max = -INFINITY, sum = 0;
 #pragma unroll
     for (int i = 0; i < kOfLane; ++i) {
@@ -229,16 +224,16 @@ __device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThre
 }
 
 template <int kThreads>
-struct JoinMemory {
+struct CombineMemory {
   static constexpr int kParts = kThreads / kColumns;
   float max[3][kParts][kColumns], sum[3][kParts][kColumns], o[3][kParts][kColumns];
 };
 
-// Outputs [begin, end) of the G * dv of one (sequence, group): each branch's chunks joined, rounded as the forward pass
-// rounds it, and summed by the gates. Threads: columns x parts of the chunks. A part carries its maximum along; the
-// parts are joined in their order.
+// Combines chunks into outputs [begin, end) of the G * dv of one (sequence, group): combines each branch's chunks,
+// rounds as the forward pass does, and sums the branches by their gates. Threads: columns x parts of the chunks. A part
+// rescales to its running maximum; the parts are combined in order.
 template <class T, int kThreads>
-__device__ void join_chunks(const Decode<T>& a, JoinMemory<kThreads>& memory, int b, int g, int begin, int end) {
+__device__ void combine_chunks(const Decode<T>& a, CombineMemory<kThreads>& memory, int b, int g, int begin, int end) {
   constexpr int kParts = kThreads / kColumns, kAtOnce = 8;
   const int at = a.position[b], column = threadIdx.x % kColumns, part = threadIdx.x / kColumns;
 #pragma unroll 1
@@ -246,7 +241,7 @@ __device__ void join_chunks(const Decode<T>& a, JoinMemory<kThreads>& memory, in
     const int i = i0 + column, h = i / a.dv, j = i % a.dv;
 #pragma unroll 1
     for (int branch = 0; branch < 3; ++branch) {
-      const int chunks = i < end ? pieces(a.keys(branch, at), a.chunk_of(branch)) : 0;
+      const int chunks = i < end ? ceil_div(a.keys(branch, at), a.chunk_of(branch)) : 0;
       const float2* const sums = a.partial_sum + a.partial(b, g, branch, 0) + h;
       const float* const outs = a.partial_o + (a.partial(b, g, branch, 0) + h) * a.dv + j;
       float max = -INFINITY, sum = 0, o = 0;
@@ -297,13 +292,14 @@ __device__ void join_chunks(const Decode<T>& a, JoinMemory<kThreads>& memory, in
   }
 }
 
-// The selection, the selected branch and the join (decode/decode_selected.cu); the join alone (decode/decode.cu).
+// Launches the selection, the selected branch and the combination (decode/decode_selected.cu); the combination alone
+// (decode/decode.cu).
 template <class T>
 void launch_selected(Context&, const Decode<T>&, bool vectors);
 template <class T>
-void launch_join(Context&, const Decode<T>&);
-// The chunks of dense attention on tensor cores (decode/decode_dense.cu), which are longer: window_chunk and chunks[2]
-// become theirs. False, and nothing done, where they do not fit.
+void launch_combine(Context&, const Decode<T>&);
+// Launches dense attention on tensor cores (decode/decode_dense.cu). Its chunks are longer: sets window_chunk and
+// chunks[2]. Returns false, without effect, if the shape does not fit.
 bool launch_dense(Context&, Decode<__nv_bfloat16>&, bool vectors);
 
 }  // namespace triad::cuda

@@ -1,6 +1,5 @@
-// NSA for one new token a sequence, over what the cache keeps of its past: the compressed branch, the selection, the
-// selected and the window branch and the gated sum, the same functions as nsa_forward's last row. Dense attention is
-// the window branch alone, over all that the cache holds.
+// NSA for one new token per sequence over the cache: compressed branch, selection, selected and window branches and the
+// gated sum, equal to the last row of nsa_forward. Dense attention is the window branch alone over the whole cache.
 #pragma once
 #include "kernels/decode/cache.h"
 
@@ -8,13 +7,13 @@ namespace triad {
 
 struct DecodeIn {
   ConstTensor q;         // [B,1,Hq,dk] T, rotated
-  NsaCache cache;        // with the new token in it
-  ConstTensor position;  // [B] i32: of the new token
+  NsaCache cache;        // including the new token
+  ConstTensor position;  // [B] i32: position of the new token
 };
-// For measuring: the keys that each branch read are counted, and branches may be left out.
+// For measurements: counts the keys that each branch reads, and can skip branches.
 struct DecodeProbe {
-  Tensor reads;  // [3] i64, added to: keys read by all sequences and groups; absent: uncounted
-  std::array<bool, 3> run = {true, true, true};  // what a branch that does not run would have written is anything
+  Tensor reads;  // [3] i64, added to: keys read by all sequences and groups; absent: not counted
+  std::array<bool, 3> run = {true, true, true};  // output of skipped branches is undefined
 };
 
 // out [B,1,Hq,dv] T overwritten

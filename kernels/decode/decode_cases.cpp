@@ -1,4 +1,4 @@
-// Decoding's attention, checked and timed, over caches of random rows. It has no backward.
+// Cases of NSA decoding over caches of random rows. No backward.
 #include "kernels/decode/decode.h"
 #include "kernels/nsa/nsa_cases.h"
 #include "kernels/nsa/route.h"
@@ -11,7 +11,7 @@ struct DecodeSizes {
   int64_t B, S, Hq, Hkv, dk, dv;
 };
 
-// positions: of the B new tokens.
+// positions: those of the B new tokens.
 OpCase decode_case(std::string name, const DecodeSizes& n, const std::vector<int>& positions, const NsaConfig& c,
                    bool dense = false, double q_std = 1) {
   OpCase r{.op = "nsa_decode", .name = std::move(name)};
@@ -50,7 +50,7 @@ OpCase decode_case(std::string name, const DecodeSizes& n, const std::vector<int
   return r;
 }
 
-// The same on a card of which nothing is known: without clusters, and kernels that come early.
+// The case on the portable kernels: no clusters, no programmatic dependent launch.
 OpCase any_card_case(OpCase c) {
   c.name += "_any_card";
   c.forward = [forward = c.forward](Context& ctx, const Args& a) {

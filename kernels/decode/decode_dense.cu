@@ -1,12 +1,12 @@
-// Dense attention of one new token, in bf16: the window branch over all keys that there are, 33.5 MB of M7C's at 65,536
-// tokens, 8 us at 4.2 TB/s. In chunks of 64 keys as the other branches have them it takes 104 us, with the join of
-// 1,024 chunks; so it has longer ones, and its products are those of tensor cores: 16 heads (of which a group may have
-// fewer) and 16 keys at a time. 25 us on an H200, launches and join included; with runs of 256 keys, not 512, 30.
-//   A CTA takes a run of keys; each of its warps 16 of them, then 16 others, by itself: keys and values come straight
-//   to the registers that a product takes them from, the next keys while these are weighed, the next values while those
-//   are. Which of a row's elements is called k = 0, 1, ... does not matter as long as keys and queries agree (scores),
-//   nor in which order a row's values stand, as long as sums are stored in that order. So a lane reads vectors.
-//   Behind its run a CTA joins its warps' sums, and leaves what any chunk leaves (decode/decode.cuh).
+// Dense attention of one new token in bf16 on tensor cores: the window branch over all keys of the cache, bound by
+// memory. Chunks are longer than those of NSA's branches, since combining many short ones would take longer than
+// reading them. A product has 16 heads (a group may have fewer) and 16 keys.
+//   A CTA takes a run of keys. Each warp independently takes every eighth tile of 16 keys. Keys and values are loaded
+//   directly into the registers of the MMA operands: the next keys while the softmax of the current ones runs, the next
+//   values after the current ones are used. The order of a row's elements along k may be any, as long as keys and
+//   queries agree, and so may the order of a row's values, as long as the sums are stored in that order. So a lane
+//   loads whole vectors.
+//   After its run a CTA combines its warps' sums and writes what any chunk writes (decode/decode.cuh).
 // Probabilities are rounded to bf16 for their product with the values, as in the forward pass; their sum is not.
 #include <algorithm>
 
@@ -20,9 +20,9 @@ using bf16 = __nv_bfloat16;
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kTile = 16;               // keys of a warp at a time; heads of a product
 constexpr int kRound = kWarps * kTile;  // keys of a CTA at a time
-constexpr int kMostRuns = 128;          // of a (sequence, group): with two groups two CTAs an SM
+constexpr int kMaxRuns = 128;           // runs per (sequence, group): with two groups, two CTAs per SM
 
-// Joins the warps: their sums, and each head's maximum and total.
+// Shared memory for combining the warps: each head's maximum and total, and the sums of values.
 template <int kDv>
 struct DenseMemory {
   float max[kWarps][kTile], sum[kWarps][kTile];
@@ -30,10 +30,10 @@ struct DenseMemory {
 };
 
 template <int kDk, int kDv>
-__global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) dense_kernel(Decode<bf16> a) {
+__global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) decode_dense_kernel(Decode<bf16> a) {
   pdl_wait();
-  constexpr int kSteps = kDk / 32;   // vectors of a lane of a key: elements 8 (lane % 4) ... + 8, then 32 further on
-  constexpr int kBlocks = kDv / 64;  // of a row of values: elements 8 (lane / 4) ... + 8, then 64 further on
+  constexpr int kSteps = kDk / 32;   // vectors of a key per lane: elements 8 (lane % 4) ... + 8, the next 32 further on
+  constexpr int kBlocks = kDv / 64;  // 64-column blocks of values; a lane has elements 8 (lane / 4) ... + 8 of each
   const int g = blockIdx.y, b = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int first = static_cast<int>(blockIdx.x) * a.window_chunk;
   const int count = min(a.window_chunk, a.keys(2, a.position[b]) - first);
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) dense_kern
       q[half][s] = head < a.G ? *reinterpret_cast<const uint4*>(q_rows + head * a.q.stride_h + lane % 4 * 8 + 32 * s)
                               : make_uint4(0, 0, 0, 0);
     }
-  const auto load_keys = [&](int at) {  // keys at + lane / 4, + 8
+  const auto load_keys = [&](int at) {  // keys at + lane / 4 and + 8
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const bf16* const row = k_rows + min(at + lane / 4 + 8 * half, count - 1) * a.k[2].stride_t;
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) dense_kern
       for (int s = 0; s < kSteps; ++s) k[half][s] = *reinterpret_cast<const uint4*>(row + 32 * s);
     }
   };
-  const auto load_values = [&](int at) {  // of keys at + 2 (lane % 4), + 1, + 8, + 9
+  const auto load_values = [&](int at) {  // values of keys at + 2 (lane % 4), + 1, + 8, + 9
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const bf16* const row = v_rows + min(at + lane % 4 * 2 + i % 2 + i / 2 * 8, count - 1) * a.v[2].stride_t;
@@ -68,13 +68,13 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) dense_kern
     }
   };
 
-  // Of heads lane / 4 and + 8. A lane's sums are those of 16 columns of each 64: 16 (lane % 4) + i and, 8 further, + i.
+  // State of heads lane / 4 and + 8. Of every 64 columns, a lane accumulates 16: columns 16 (lane % 4) + i.
   float max[2] = {-INFINITY, -INFINITY}, sum[2] = {}, o[kBlocks * 8][4] = {};
   int at = warp * kTile;
   if (at < count) load_keys(at), load_values(at);
 #pragma unroll 1
   for (; at < count; at += kRound) {
-    float score[2][4] = {};  // keys 8 half + 2 (lane % 4), + 1; of the lane's first head, then of its second
+    float score[2][4] = {};  // keys 8 half + 2 (lane % 4), + 1 of the lane's first head, then of its second
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) dense_kern
         mma_m16n8k16(score[half], {q0.z, q1.z, q0.w, q1.w}, key.z, key.w);
       }
     if (at + kRound < count) load_keys(at + kRound);
-    uint32_t p[2][2];  // of half, of head
+    uint32_t p[2][2];  // [half][head]
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float tile_max = -INFINITY;
@@ -96,8 +96,7 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) dense_kern
           s = at + 8 * half + lane % 4 * 2 + i < count ? s * a.scale_log2 : -INFINITY;
           tile_max = fmaxf(tile_max, s);
         }
-      tile_max = fmaxf(tile_max, __shfl_xor_sync(kAllLanes, tile_max, 1));
-      tile_max = fmaxf(tile_max, __shfl_xor_sync(kAllLanes, tile_max, 2));
+      tile_max = warp_max<4>(tile_max);
       const float new_max = fmaxf(max[h], tile_max), scale = exp2_approx(max[h] - new_max);
       max[h] = new_max, sum[h] *= scale;
 #pragma unroll
@@ -111,12 +110,12 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) dense_kern
     }
 #pragma unroll
     for (int c = 0; c < kBlocks; ++c) {
-      const auto words = [&](int key, int i) {  // two neighbouring columns of a key
+      const auto words = [&](int key, int i) {  // two adjacent columns of a key
         const uint4& x = v[key][c];
         return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
       };
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {  // a column of two neighbouring keys: the lower halves, the upper halves
+      for (int i = 0; i < 4; ++i) {  // pairs one column of two adjacent keys: lower halves, then upper halves
         const uint32_t a0 = words(0, i), a1 = words(1, i), b0 = words(2, i), b1 = words(3, i);
         mma_m16n8k16(o[c * 8 + 2 * i], {p[0][0], p[0][1], p[1][0], p[1][1]}, __byte_perm(a0, a1, 0x5410),
                      __byte_perm(b0, b1, 0x5410));
@@ -132,8 +131,8 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) dense_kern
   float* const sums = memory.o[0][0];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    sum[h] += __shfl_xor_sync(kAllLanes, sum[h], 1);
-    sum[h] += __shfl_xor_sync(kAllLanes, sum[h], 2);
+    sum[h] += __shfl_xor_sync(kFullWarp, sum[h], 1);
+    sum[h] += __shfl_xor_sync(kFullWarp, sum[h], 2);
     const int head = lane / 4 + 8 * h;
     if (lane % 4 == 0) memory.max[warp][head] = max[h], memory.sum[warp][head] = sum[h];
     if (head >= a.G) continue;
@@ -169,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) dense_kern
 template <int kDk, int kDv>
 void launch_for(Context& ctx, const Decode<bf16>& a) {
   const size_t o = sizeof(float) * static_cast<size_t>(kWarps * (a.G - 1) * kDv);
-  launch_pdl(ctx, "nsa_decode dense", dense_kernel<kDk, kDv>,
+  launch_pdl(ctx, "nsa_decode dense", decode_dense_kernel<kDk, kDv>,
              dim3(static_cast<unsigned>(a.chunks[2]), static_cast<unsigned>(a.Hkv), static_cast<unsigned>(a.B)),
              dim3(kThreads), sizeof(DenseMemory<kDv>) + o, a);
 }
@@ -179,8 +178,8 @@ void launch_for(Context& ctx, const Decode<bf16>& a) {
 bool launch_dense(Context& ctx, Decode<bf16>& a, bool vectors) {
   const bool narrow = a.dk == 64 && a.dv == 64, wide = a.dk == 128 && a.dv == 128;
   if (!a.dense || !vectors || a.G > kTile || !(narrow || wide)) return false;
-  a.window_chunk = round_up_to(pieces(a.rows[2], kMostRuns), kRound);
-  a.chunks[2] = pieces(a.rows[2], a.window_chunk);
+  a.window_chunk = round_up(ceil_div(a.rows[2], kMaxRuns), kRound);
+  a.chunks[2] = ceil_div(a.rows[2], a.window_chunk);
   narrow ? launch_for<64, 64>(ctx, a) : launch_for<128, 128>(ctx, a);
   return true;
 }

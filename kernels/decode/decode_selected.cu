@@ -1,15 +1,16 @@
-// One new token's selection, its selected branch, and all branches' chunks joined: three things of which each needs all
-// of the one before it, by 8 CTAs a (sequence, group):
-//   1. choose: each scores an eighth of the blocks and leaves its best ones;
-//   2. attend: each takes the best of all eighths, the same list, and every 8th of the list's chunks of 128 keys;
-//   3. join: each makes an eighth of the outputs.
-// On Hopper the 8 are a cluster and meet in between: meeting takes a fraction of a microsecond, the next kernel two or
-// three. Elsewhere these are three kernels. M7C at 65,536 tokens: an eighth is 128 blocks, which have 6 x 516 scores.
+// One new token's selection, its selected branch, and the combination of all branches: three dependent stages, each by
+// 8 CTAs per (sequence, group):
+//   1. select:  each CTA scores an eighth of the blocks and writes its best ones;
+//   2. attend:  each CTA merges the best of all eighths into the same list and takes every 8th of the list's chunks of
+//               128 keys;
+//   3. combine:  each CTA computes an eighth of the outputs.
+// On Hopper the 8 CTAs are a cluster with barriers between the stages, which are much cheaper than further kernels. On
+// other cards the stages are three kernels.
 //
-// The best n of some hundred candidates: each counts those that stand in front of it. Of 128 that are 32 comparisons
-// for each of 512 threads, without a barrier among them; taking out the best one n times, as it was, took 6 us.
-// Loops are not unrolled but where loads are to be on their way together: a step runs each kernel once, and its
-// instructions come from L2 (figures: kernels/README.md).
+// The best n of a few hundred candidates: each candidate counts the greater ones. With 128 candidates this is 32
+// comparisons for each of 512 threads, without a barrier between them; taking out the maximum n times is slower.
+// Loops are unrolled only where loads should be in flight together: a step runs each kernel once, so its instructions
+// come from L2.
 #include <algorithm>
 
 #include "kernels/common/launch_cluster.cuh"
@@ -19,11 +20,11 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kWarps = kSelectThreads / 32;
-constexpr int kMostCandidates = kSelectThreads;
-static_assert(kTogether * kMostSelected <= kMostCandidates);
+constexpr int kMaxCandidates = kSelectThreads;
+static_assert(kClusterCtas * kMaxSelected <= kMaxCandidates);
 
-// A block as a candidate: the greater, the sooner it is selected: score descending, block ascending. Never 0: no score
-// is negative.
+// A block and its score as one integer, greater for blocks selected first: higher score, then lower index. Never 0,
+// since scores are not negative.
 __device__ __forceinline__ uint64_t candidate_of(float score, int block) {
   const uint32_t order = __float_as_uint(score > 0 ? score : 0.0f) + 1;
   return uint64_t{order} << 32 | (0xffffffffu - static_cast<uint32_t>(block));
@@ -33,18 +34,18 @@ __device__ __forceinline__ int block_of(uint64_t candidate) {
 }
 
 struct SelectMemory {
-  uint64_t candidates[kMostCandidates], best[kMostSelected];
-  int list[kMostSelected];
-  int rows[kSelectedChunk];  // of the cache, of the keys of a chunk
-  float lse[kMostHeads];     // of the group's heads, in powers of 2
-  float sums[4];             // of compressed keys, over the heads; as long as a tile
+  uint64_t candidates[kMaxCandidates], best[kMaxSelected];
+  int list[kMaxSelected];
+  int rows[kSelectedChunk];  // cache row of each key of a chunk
+  float lse[kMaxHeads];      // of the group's heads, base 2
+  float sums[4];             // probabilities of compressed keys summed over heads; as long as a tile
 };
 
-// What the list of the token at `at` is made of: blocks [0, init_end), the `free` best of [init_end, candidate_end),
-// and [local_begin, current].
+// The list of the token at `at`: blocks [0, init_end), the `free` best of [init_end, candidate_end), and [local_begin,
+// current].
 struct ListPlan {
   int current, init_end, local_begin, candidate_end, free;
-  bool scored;  // there are more candidates than places
+  bool scored;  // more candidates than free places, so scores are needed
   template <class T>
   __device__ ListPlan(const Decode<T>& a, int at) {
     current = at / a.l_sel;
@@ -58,10 +59,10 @@ struct ListPlan {
   __device__ int listed() const { return init_end + free + current + 1 - local_begin; }
 };
 
-// The heads' logarithms of the compressed branch's sums.
+// memory.lse = the heads' log-sum-exp (base 2) of the compressed branch, from its chunks.
 template <class T>
-__device__ void join_lse(const Decode<T>& a, SelectMemory& memory, int b, int g, int at) {
-  const int chunks = pieces(a.keys(0, at), kBranchChunk), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+__device__ void combine_lse(const Decode<T>& a, SelectMemory& memory, int b, int g, int at) {
+  const int chunks = ceil_div(a.keys(0, at), kBranchChunk), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const float2* const parts = a.partial_sum + a.partial(b, g, 0, 0);
 #pragma unroll 1
   for (int h = warp; h < a.G; h += kWarps) {
@@ -80,8 +81,8 @@ __device__ void join_lse(const Decode<T>& a, SelectMemory& memory, int b, int g,
   __syncthreads();
 }
 
-// Blocks [j0, j1) as candidates, by the probabilities of the compressed branch: first those of the keys that lie in
-// them, summed over the heads, then what each block gets.
+// Scores blocks [j0, j1) as candidates: first the probabilities of the overlapping compressed keys, summed over heads,
+// then each block's score by overlap.
 template <class T>
 __device__ void score_blocks(const Decode<T>& a, SelectMemory& memory, uint64_t* candidates, int b, int g, int at,
                              int j0, int j1) {
@@ -90,8 +91,9 @@ __device__ void score_blocks(const Decode<T>& a, SelectMemory& memory, uint64_t*
   const auto end_of = [&](int j) { return min(visible, ((j + 1) * a.l_sel - 1) / a.d + 1); };
   const float* const scores = a.scores + (int64_t{b} * a.Hq + g * a.G) * a.rows[0];
   const int c0 = first_of(j0), c1 = end_of(j1 - 1);
+  // Loads of two keys and eight heads are in flight together.
 #pragma unroll 1
-  for (int c = c0 + threadIdx.x; c < c1; c += 2 * kSelectThreads) {  // two keys of eight heads on their way together
+  for (int c = c0 + threadIdx.x; c < c1; c += 2 * kSelectThreads) {
     const bool two = c + kSelectThreads < c1;
     float p[2] = {};
 #pragma unroll 1
@@ -125,49 +127,50 @@ __device__ void score_blocks(const Decode<T>& a, SelectMemory& memory, uint64_t*
   __syncthreads();
 }
 
-// memory.best = the `most` greatest of memory.candidates [0, n), descending; of fewer than `most`, all. Zeros are none.
+// memory.best = the `most` greatest of memory.candidates [0, n), descending, or all if n < `most`. Zeros are not
+// candidates.
 __device__ __noinline__ void best_of(SelectMemory& memory, int n, int most) {
-  const int lanes = n > 256 ? 1 : n > 128 ? 2 : n > 64 ? 4 : n > 32 ? 8 : 16;  // of a candidate
+  const int lanes = n > 256 ? 1 : n > 128 ? 2 : n > 64 ? 4 : n > 32 ? 8 : 16;  // lanes per candidate
   const int i = threadIdx.x / lanes, part = threadIdx.x % lanes;
   const uint64_t mine = i < n ? memory.candidates[i] : 0;
   int before = 0;
 #pragma unroll 8
   for (int j = part; j < n; j += lanes) before += memory.candidates[j] > mine;
 #pragma unroll 1
-  for (int o = lanes / 2; o > 0; o /= 2) before += __shfl_xor_sync(kAllLanes, before, o);
+  for (int o = lanes / 2; o > 0; o /= 2) before += __shfl_xor_sync(kFullWarp, before, o);
   if (part == 0 && mine != 0 && before < most) memory.best[before] = mine;
   __syncthreads();
 }
 
-// This CTA's share of the candidates; the best of it to a.best.
+// Selects the best of this CTA's share of the candidates and writes them to a.best.
 template <class T>
-__device__ void choose(const Decode<T>& a, const ListPlan& plan, SelectMemory& memory, int b, int g, int at) {
-  const int share = pieces(plan.candidate_end - plan.init_end, kTogether);
+__device__ void select_share(const Decode<T>& a, const ListPlan& plan, SelectMemory& memory, int b, int g, int at) {
+  const int share = ceil_div(plan.candidate_end - plan.init_end, kClusterCtas);
   const int begin = plan.init_end + static_cast<int>(blockIdx.x) * share, end = min(plan.candidate_end, begin + share);
   int kept = 0;
-  join_lse(a, memory, b, g, at);
+  combine_lse(a, memory, b, g, at);
 #pragma unroll 1
-  for (int j0 = begin; j0 < end; j0 += a.tile_blocks) {  // the best so far, and the next blocks behind them
+  for (int j0 = begin; j0 < end; j0 += a.tile_blocks) {  // candidates: the best so far, then the next blocks
     const int j1 = min(end, j0 + a.tile_blocks), n = kept + j1 - j0;
     if (static_cast<int>(threadIdx.x) < kept) memory.candidates[threadIdx.x] = memory.best[threadIdx.x];
     score_blocks(a, memory, memory.candidates + kept, b, g, at, j0, j1);
     best_of(memory, n, plan.free);
     kept = min(plan.free, n);
   }
-  uint64_t* const best = a.best + ((int64_t{b} * a.Hkv + g) * kTogether + blockIdx.x) * a.n_sel;
+  uint64_t* const best = a.best + ((int64_t{b} * a.Hkv + g) * kClusterCtas + blockIdx.x) * a.n_sel;
   if (const int r = threadIdx.x; r < plan.free) best[r] = r < kept ? memory.best[r] : 0;
 }
 
-// The list, ascending, in memory.list.
+// Writes the list of blocks to memory.list, ascending.
 template <class T>
 __device__ void list_blocks(const Decode<T>& a, const ListPlan& plan, SelectMemory& memory, int b, int g) {
   const int r = threadIdx.x;
   int* const free = memory.list + plan.init_end;
   if (plan.scored) {
-    const uint64_t* const best = a.best + (int64_t{b} * a.Hkv + g) * kTogether * a.n_sel;
-    if (r < kTogether * plan.free) memory.candidates[r] = __ldcg(best + r / plan.free * a.n_sel + r % plan.free);
+    const uint64_t* const best = a.best + (int64_t{b} * a.Hkv + g) * kClusterCtas * a.n_sel;
+    if (r < kClusterCtas * plan.free) memory.candidates[r] = __ldcg(best + r / plan.free * a.n_sel + r % plan.free);
     __syncthreads();
-    best_of(memory, kTogether * plan.free, plan.free);
+    best_of(memory, kClusterCtas * plan.free, plan.free);
     if (r < plan.free) {
       const int block = block_of(memory.best[r]);
       int rank = 0;
@@ -183,27 +186,27 @@ __device__ void list_blocks(const Decode<T>& a, const ListPlan& plan, SelectMemo
   __syncthreads();
 }
 
-// Shared memory: the chunk's, in which the join has its own, then the selection's.
+// Shared memory: the chunk's, which the combination reuses, then the selection's.
 template <int kHeads>
 using SelectedChunk = ChunkMemory<kHeads, kSelectThreads, kSelectedChunk>;
 template <int kHeads>
 __host__ __device__ int chunk_floats(int G, int dk) {
-  const int join = static_cast<int>(sizeof(JoinMemory<kSelectThreads>) / sizeof(float));
+  const int combine = static_cast<int>(sizeof(CombineMemory<kSelectThreads>) / sizeof(float));
   const int chunk = SelectedChunk<kHeads>::floats(G, dk);
-  return round_up_to(chunk > join ? chunk : join, 4);
+  return round_up(chunk > combine ? chunk : combine, 4);
 }
 
 template <class T>
-__global__ void __launch_bounds__(kSelectThreads, 1) choose_kernel(Decode<T> a) {
+__global__ void __launch_bounds__(kSelectThreads, 1) decode_select_kernel(Decode<T> a) {
   SelectMemory& memory = *reinterpret_cast<SelectMemory*>(dynamic_shared());
   const int g = blockIdx.y, b = blockIdx.z, at = a.position[b];
   const ListPlan plan(a, at);
-  if (plan.scored) choose(a, plan, memory, b, g, at);
+  if (plan.scored) select_share(a, plan, memory, b, g, at);
 }
 
-// kAll: choose, attend and join, by a cluster; else attend.
+// kAll: all three stages, by a cluster; otherwise only attend.
 template <class T, int V, int kHeads, bool kAll>
-__global__ void __launch_bounds__(kSelectThreads, 1) selected_kernel(Decode<T> a) {
+__global__ void __launch_bounds__(kSelectThreads, 1) decode_selected_kernel(Decode<T> a) {
   if constexpr (kAll) pdl_wait();
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
   SelectMemory& memory = *reinterpret_cast<SelectMemory*>(shared + chunk_floats<kHeads>(a.G, a.dk));
@@ -213,14 +216,14 @@ __global__ void __launch_bounds__(kSelectThreads, 1) selected_kernel(Decode<T> a
     const ListPlan plan(a, at);
     load_queries(a, chunk_memory, b, g);
     if (kAll && plan.scored) {
-      choose(a, plan, memory, b, g, at);
+      select_share(a, plan, memory, b, g, at);
       sync_cluster();
     }
     list_blocks(a, plan, memory, b, g);
-    // The tokens of the listed blocks stand one behind the other; only the last block may be cut off.
+    // The tokens of the listed blocks are consecutive keys; only the last block may be incomplete.
     const int keys = (plan.listed() - 1) * a.l_sel + at % a.l_sel + 1;
 #pragma unroll 1
-    for (int chunk = blockIdx.x; chunk * kSelectedChunk < keys; chunk += kTogether) {
+    for (int chunk = blockIdx.x; chunk * kSelectedChunk < keys; chunk += kClusterCtas) {
       const int first = chunk * kSelectedChunk, count = min(kSelectedChunk, keys - first);
       if (const int i = threadIdx.x; i < count)
         memory.rows[i] = memory.list[(first + i) / a.l_sel] * a.l_sel + (first + i) % a.l_sel;
@@ -232,24 +235,27 @@ __global__ void __launch_bounds__(kSelectThreads, 1) selected_kernel(Decode<T> a
   if constexpr (kAll) {
     pdl_trigger();
     sync_cluster();
-    const int outputs = a.G * a.dv, share = pieces(outputs, kTogether), begin = static_cast<int>(blockIdx.x) * share;
-    join_chunks(a, *reinterpret_cast<JoinMemory<kSelectThreads>*>(shared), b, g, begin, min(outputs, begin + share));
+    const int outputs = a.G * a.dv, share = ceil_div(outputs, kClusterCtas),
+              begin = static_cast<int>(blockIdx.x) * share;
+    combine_chunks(a, *reinterpret_cast<CombineMemory<kSelectThreads>*>(shared), b, g, begin,
+                   min(outputs, begin + share));
   }
 }
 
 template <class T, int V, int kHeads>
 void launch_for(Context& ctx, const Decode<T>& a) {
-  const dim3 grid(kTogether, static_cast<unsigned>(a.Hkv), static_cast<unsigned>(a.B)), block(kSelectThreads);
-  const size_t tile = sizeof(float) * static_cast<size_t>(a.tile_blocks * pieces(a.l_sel, a.d) + pieces(a.l, a.d));
+  const dim3 grid(kClusterCtas, static_cast<unsigned>(a.Hkv), static_cast<unsigned>(a.B)), block(kSelectThreads);
+  const size_t tile = sizeof(float) * static_cast<size_t>(a.tile_blocks * ceil_div(a.l_sel, a.d) + ceil_div(a.l, a.d));
   const size_t select = sizeof(SelectMemory) + tile;
   const size_t all = sizeof(float) * static_cast<size_t>(chunk_floats<kHeads>(a.G, a.dk)) + select;
   if (ctx.compute_capability == 90)
-    return launch_cluster_pdl(ctx, "nsa_decode selected", selected_kernel<T, V, kHeads, true>, grid, block, all, a);
+    return launch_cluster_pdl(ctx, "nsa_decode selected", decode_selected_kernel<T, V, kHeads, true>, grid, block, all,
+                              a);
   if (a.run[1]) {
-    launch(ctx, "nsa_decode choose", choose_kernel<T>, grid, block, select, a);
-    launch(ctx, "nsa_decode selected", selected_kernel<T, V, kHeads, false>, grid, block, all, a);
+    launch(ctx, "nsa_decode select", decode_select_kernel<T>, grid, block, select, a);
+    launch(ctx, "nsa_decode selected", decode_selected_kernel<T, V, kHeads, false>, grid, block, all, a);
   }
-  launch_join(ctx, a);
+  launch_combine(ctx, a);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The ops of the forward pass one after the other, where there is no kernel for all of them.
+// The skinny linear layer as ops of the forward pass, if no fused kernel applies.
 #include "kernels/decode/skinny_linear.h"
 
 #include "engine/check.h"
@@ -43,7 +43,7 @@ void skinny_linear(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, const S
   }
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) {
-      // A plan does not know how rows are aligned: it asks for what the ops in turn need.
+      // A plan does not know the alignment of rows, so it allocates the scratch of the separate ops.
       if (!ctx.planning && cuda::skinny_linear(ctx, y, x, w, o)) return;
     }
   }

@@ -1,11 +1,9 @@
-// y = x w^T for at most 8 rows of x (two and more in bf16: decode/skinny_linear_mma.cu): a warp some output columns, a
-// lane the 16-byte vectors lane, lane + 32, ... of their rows of w. All time is reading w, once: 2.4 MB of a 1536 x 768
-// layer are 0.6 us of an H200's memory, and a CTA's wait for its first bytes about as long. So a warp asks for 12
-// vectors a lane before x is even looked at, while the kernel ahead still runs: 4 columns of short rows, where there
-// are columns enough to keep most SMs busy, or 6 KB of one long row. x then goes to shared memory, and is normed by
-// each CTA anew (its rows are few and in L2). Wide layers (the head) have more columns than the card has room for
-// warps: CTAs stay and take further columns. M7C's 48 layers of a step are 155 MB, 37 us at 4.2 TB/s; in a chain that
-// waits from kernel to kernel they take 116.
+// y = x w^T for at most 8 rows of x (2 to 8 rows in bf16: decode/skinny_linear_mma.cu), bound by reading w once. A warp
+// computes some output columns; a lane takes the 16-byte vectors lane, lane + 32, ... of their rows of w. For one
+// layer, latency matters as much as bandwidth. So a warp issues 12 vector loads per lane before it reads x, while the
+// previous kernel still runs: 4 columns of short rows, if there are enough columns to occupy most SMs, otherwise 6 KB
+// of one long row. x then goes to shared memory, and every CTA normalises it again (its rows are few and in L2). Layers
+// with more columns than the card has room for warps (the vocabulary head) have persistent CTAs that loop over columns.
 #include <algorithm>
 
 #include "kernels/common/launch_pdl.cuh"
@@ -16,11 +14,11 @@ namespace triad::cuda {
 namespace {
 
 using Activation = SkinnyLinearOptions::Activation;
-constexpr int kWarps = 8;        // a CTA; as many as rows, so that each norms one
-constexpr int kEnoughCtas = 48;  // for columns to be taken by fours
-static_assert(kWarps >= kFewRows);
+constexpr int kWarps = 8;        // per CTA; at least as many as rows, since each warp normalises one row
+constexpr int kEnoughCtas = 48;  // CTAs needed for warps to take four columns each
+static_assert(kWarps >= kMaxSkinnyRows);
 
-// Vectors from, from + 32, ... of some rows, of a lane; zeros past the end.
+// A lane's vectors from, from + 32, ... of several rows, in registers; zeros past the end.
 template <int kRowsHeld, int kPieces>
 struct HeldVectors {
   uint4 v[kRowsHeld][kPieces];
@@ -35,7 +33,7 @@ struct HeldVectors {
   }
 };
 
-// A vector as it is, from rows of so many vectors one behind the other in shared memory.
+// Copies `count` rows of `vectors` 16-byte vectors to consecutive rows in shared memory.
 template <class T>
 __device__ void copy_rows(T* shared, const T* rows, int64_t stride, int count, int vectors) {
 #pragma unroll 2
@@ -43,9 +41,9 @@ __device__ void copy_rows(T* shared, const T* rows, int64_t stride, int count, i
     reinterpret_cast<uint4*>(shared)[i] = reinterpret_cast<const uint4*>(rows + i / vectors * stride)[i % vectors];
 }
 
-// The rows in shared memory, normed and rounded as the forward pass's own kernel does; warp n takes row n.
+// RMSNorm of the rows in shared memory, rounded as in the forward pass's kernel; warp n takes row n.
 template <class T>
-__device__ void norm_rows(const Few<T>& a, T* shared, const T* weight) {
+__device__ void norm_rows(const SkinnyLinearArgs<T>& a, T* shared, const T* weight) {
   constexpr int V = kVector<T>;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp >= a.rows) return;
@@ -68,7 +66,7 @@ __device__ void norm_rows(const Few<T>& a, T* shared, const T* weight) {
   }
 }
 
-// sum[c][n] = row c of w . row n of x; the rows' first vectors are there already.
+// sum[c][n] = dot(row c of w, row n of x). `held` already has the first vectors of w's rows.
 template <class T, int kColumns, int kPieces, int kRows>
 __device__ void dot_rows(float (&sum)[kColumns][kRows], const T* w, int64_t w_stride, int columns,
                          HeldVectors<kColumns, kPieces>& held, const T* x, int in, int lane) {
@@ -105,7 +103,7 @@ __device__ void dot_rows(float (&sum)[kColumns][kRows], const T* w, int64_t w_st
 }
 
 template <class T, int kRows, int kColumns, int kPieces, Activation kActivation>
-__global__ void __launch_bounds__(32 * kWarps, 2) skinny_linear_kernel(Few<T> a) {
+__global__ void __launch_bounds__(32 * kWarps, 2) skinny_linear_kernel(SkinnyLinearArgs<T> a) {
   T* const x = reinterpret_cast<T*>(dynamic_shared());
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, vectors = a.in / kVector<T>;
   const int begin = (static_cast<int>(blockIdx.x) * kWarps + warp) * kColumns;
@@ -117,8 +115,8 @@ __global__ void __launch_bounds__(32 * kWarps, 2) skinny_linear_kernel(Few<T> a)
   if (begin < a.out) load(begin);
   T* const norm = x + kRows * a.in;
   if (a.norm != nullptr) copy_rows(norm, a.norm, 0, 1, vectors);
-  pdl_wait();     // w and norm are weights; x and the addend are what the kernel before has written
-  pdl_trigger();  // not sooner: the next kernel's weights would be in the way of what this one waits for
+  pdl_wait();     // w and norm are weights; the previous kernel wrote x and the addend
+  pdl_trigger();  // not earlier: the next kernel's weight loads would delay this kernel's loads
   copy_rows(x, a.x, a.x_stride, a.rows, vectors);
   __syncthreads();
   if (a.norm != nullptr) {
@@ -161,8 +159,8 @@ __global__ void __launch_bounds__(32 * kWarps, 2) skinny_linear_kernel(Few<T> a)
 }
 
 template <class T, int kRows, int kColumns, int kPieces, Activation kActivation>
-void launch_few(Context& ctx, const Few<T>& a) {
-  constexpr int64_t kCtasPerSm = kRows == 1 ? 2 : 6;  // of a wide layer; those of one row stay
+void launch_skinny(Context& ctx, const SkinnyLinearArgs<T>& a) {
+  constexpr int64_t kCtasPerSm = kRows == 1 ? 2 : 6;  // at most; CTAs of one row are persistent
   const int64_t ctas = std::min<int64_t>(ceil_div(a.out, kWarps * kColumns), ctx.num_sms * kCtasPerSm);
   launch_pdl(ctx, "skinny_linear", skinny_linear_kernel<T, kRows, kColumns, kPieces, kActivation>,
              dim3(static_cast<unsigned>(ctas)), dim3(32 * kWarps),
@@ -170,44 +168,44 @@ void launch_few(Context& ctx, const Few<T>& a) {
 }
 
 template <class T, Activation kActivation>
-void dispatch_rows(Context& ctx, const Few<T>& a) {
+void dispatch_rows(Context& ctx, const SkinnyLinearArgs<T>& a) {
   const bool short_rows = a.in <= 3 * 32 * kVector<T>, by_fours = a.out >= 4 * kWarps * kEnoughCtas;
-  if (a.rows == 1 && short_rows && by_fours) return launch_few<T, 1, 4, 3, kActivation>(ctx, a);
-  if (a.rows == 1) return launch_few<T, 1, 1, 12, kActivation>(ctx, a);
+  if (a.rows == 1 && short_rows && by_fours) return launch_skinny<T, 1, 4, 3, kActivation>(ctx, a);
+  if (a.rows == 1) return launch_skinny<T, 1, 1, 12, kActivation>(ctx, a);
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    launch_few_mma(ctx, a, kActivation);
+    launch_skinny_mma(ctx, a, kActivation);
   } else {
-    if (a.rows <= 2) return launch_few<T, 2, 1, 12, kActivation>(ctx, a);
-    if (a.rows <= 4) return launch_few<T, 4, 1, 12, kActivation>(ctx, a);
-    launch_few<T, 8, 1, 4, kActivation>(ctx, a);
+    if (a.rows <= 2) return launch_skinny<T, 2, 1, 12, kActivation>(ctx, a);
+    if (a.rows <= 4) return launch_skinny<T, 4, 1, 12, kActivation>(ctx, a);
+    launch_skinny<T, 8, 1, 4, kActivation>(ctx, a);
   }
 }
 
 }  // namespace
 
 bool skinny_linear(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, const SkinnyLinearOptions& o) {
-  constexpr int64_t kMostShared = 96 * 1024;  // two CTAs an SM; every card has 99
+  constexpr int64_t kMostShared = 96 * 1024;  // bytes for two CTAs per SM; every card has 99 KiB per CTA
   const int64_t rows = x.size(0), in = x.size(1), padded = rows == 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
   const int V = static_cast<int>(16 / size_of(x.dtype));
-  const bool on_tensor_cores = x.dtype == DType::bf16 && rows > 1;  // which have x in registers
+  const bool on_tensor_cores = x.dtype == DType::bf16 && rows > 1;  // this kernel keeps x in registers
   const int64_t shared_rows = (on_tensor_cores ? 0 : padded) + (o.norm.empty() ? 0 : 1);
   const int64_t shared = shared_rows * in * size_of(x.dtype) + (on_tensor_cores ? kMmaShared : 0);
-  if (rows > kFewRows || shared > kMostShared || !has_vectors(x, V) || !has_vectors(w, V)) return false;
+  if (rows > kMaxSkinnyRows || shared > kMostShared || !has_vectors(x, V) || !has_vectors(w, V)) return false;
   if (!o.norm.empty() && !has_vectors(o.norm, V)) return false;
   dispatch_gpu_float(x.dtype, [&]<class T>() {
-    Few<T> a{.y = y.ptr<T>(),
-             .x = x.ptr<T>(),
-             .w = w.ptr<T>(),
-             .norm = o.norm.empty() ? nullptr : o.norm.ptr<T>(),
-             .addend = o.addend.empty() ? nullptr : o.addend.ptr<T>(),
-             .y_stride = y.stride[0],
-             .x_stride = x.stride[0],
-             .w_stride = w.stride[0],
-             .addend_stride = o.addend.empty() ? 0 : o.addend.stride[0],
-             .rows = static_cast<int>(rows),
-             .in = static_cast<int>(in),
-             .out = static_cast<int>(y.size(1)),
-             .eps = static_cast<float>(o.eps)};
+    SkinnyLinearArgs<T> a{.y = y.ptr<T>(),
+                          .x = x.ptr<T>(),
+                          .w = w.ptr<T>(),
+                          .norm = o.norm.empty() ? nullptr : o.norm.ptr<T>(),
+                          .addend = o.addend.empty() ? nullptr : o.addend.ptr<T>(),
+                          .y_stride = y.stride[0],
+                          .x_stride = x.stride[0],
+                          .w_stride = w.stride[0],
+                          .addend_stride = o.addend.empty() ? 0 : o.addend.stride[0],
+                          .rows = static_cast<int>(rows),
+                          .in = static_cast<int>(in),
+                          .out = static_cast<int>(y.size(1)),
+                          .eps = static_cast<float>(o.eps)};
     switch (o.activation) {
       case Activation::none:
         return dispatch_rows<T, Activation::none>(ctx, a);

@@ -1,4 +1,4 @@
-// What the two kernels of a few rows' linear layer share: the view of a call.
+// Shared by the two skinny linear kernels: the arguments of a call, and SiLU.
 #pragma once
 #include "kernels/common/bthd.cuh"
 #include "kernels/decode/skinny_linear.h"
@@ -6,7 +6,7 @@
 namespace triad::cuda {
 
 template <class T>
-struct Few {
+struct SkinnyLinearArgs {
   T* y;
   const T *x, *w, *norm, *addend;
   int64_t y_stride, x_stride, w_stride, addend_stride;
@@ -20,8 +20,9 @@ __device__ float silu_of_rounded(float x) {
   return x / (1.0f + expf(-x));
 }
 
-// Of rows in bf16, on tensor cores (decode/skinny_linear_mma.cu). Shared memory beside the norm: at most so many bytes.
+// The tensor-core kernel for 2 to 8 rows in bf16 (decode/skinny_linear_mma.cu). kMmaShared: bytes of its shared memory
+// besides the norm's weights, at most.
 inline constexpr int64_t kMmaShared = 9 * 1024;
-void launch_few_mma(Context&, const Few<__nv_bfloat16>&, SkinnyLinearOptions::Activation);
+void launch_skinny_mma(Context&, const SkinnyLinearArgs<__nv_bfloat16>&, SkinnyLinearOptions::Activation);
 
 }  // namespace triad::cuda

@@ -1,14 +1,11 @@
-// y = x w^T for 2 to 8 rows of x in bf16. A row of w that has come from memory is to meet 8 rows of x: on tensor cores
-// that costs nothing, where it would be 64 multiplications a vector of w. The inner dimension is split over the warps
-// of a CTA: warp i takes the 64-byte pieces i, i + 8, ... of every row of w and of x, straight from memory to the
-// registers that a product takes them from; which of a vector's elements are called k = 0, 1, 2, ... does not matter as
-// long as w and x agree. So x is in registers for good, columns pass by, and only sums meet in shared memory:
-//   a CTA's columns:   16, or 8 where those are too few to keep all SMs busy; of swiglu 8 and the 8 that they gate
-//   its first weights: asked for before x is looked at, while the kernel ahead still runs
-//   its next ones:     asked for as soon as the products have read these, while sums are added and stored
-// M7C's fc1 is 4.7 MB, 192 CTAs that ask for all of it at once; its head 77 MB, 18 us at 4.2 TB/s. H200, 8 rows, where
-// the other kernel took them: fc1 14.4 -> 9.4 us (1 row: 9.4), fc2 15.7 -> 9.0, the head 64 -> 33, a step's 48 layers
-// in a chain 387 -> 136. One row is the other kernel's: 116 us for a step's 48, 125 here.
+// y = x w^T for 2 to 8 rows of x in bf16 on tensor cores, where 8 rows cost no more than one; FMAs would take 64
+// multiplications for each 16-byte vector of w. The inner dimension is split over the warps of a CTA: warp i takes the
+// 64-byte pieces i, i + 8, ... of every row of w and of x, loaded directly into the registers of the MMA operands. The
+// order of elements along k may be any, as long as it is the same for w and x. So x stays in registers, the kernel
+// loops over columns, and only sums go through shared memory:
+//   columns of a CTA:  16, or 8 if 16 would leave SMs idle; for swiglu 8 gate columns and their 8 up columns
+//   first weights:  loaded before x, while the previous kernel still runs
+//   next weights:  loaded as soon as the MMAs have read the current ones, while sums are added and stored
 #include <algorithm>
 
 #include "kernels/common/launch_pdl.cuh"
@@ -21,12 +18,13 @@ namespace {
 using bf16 = __nv_bfloat16;
 using Activation = SkinnyLinearOptions::Activation;
 constexpr int kWarps = 8;
-constexpr int kEight = 8;         // columns, or rows of x, of a quarter of a product; elements of a vector
-constexpr int kLanesOfPiece = 4;  // each a vector: 64 bytes
+constexpr int kEight = 8;         // columns, or rows of x, of a quarter of a product; elements of a 16-byte vector
+constexpr int kLanesOfPiece = 4;  // each a 16-byte vector: 64 bytes
 constexpr int kQuarter = kEight * kEight;
-static_assert(kFewRows <= kEight && kVector<bf16> == kEight);
+static_assert(kMaxSkinnyRows <= kEight && kVector<bf16> == kEight);
 
-// Shared memory: the warps' sums, twice, so that one barrier is enough; their sums of squares; the norm's weights.
+// Shared memory: the warps' sums, double-buffered so that one barrier per column step is enough; their sums of squares;
+// the norm's weights.
 template <int kHalves>
 struct Memory {
   float sums[2][kWarps][kHalves * kQuarter];
@@ -42,7 +40,7 @@ __device__ __forceinline__ float sum_of_squares(const uint4& vector, float sum) 
   for (int j = 0; j < kEight; ++j) sum = fmaf(x[j], x[j], sum);
   return sum;
 }
-// Rounded as the forward pass's own kernel does.
+// RMSNorm of one vector, rounded as in the forward pass's kernel.
 __device__ __forceinline__ uint4 normed(const uint4& vector, const uint4& weight, float r) {
   float x[kEight], w[kEight];
   as_floats<bf16>(x, vector);
@@ -52,17 +50,17 @@ __device__ __forceinline__ uint4 normed(const uint4& vector, const uint4& weight
   return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
 }
 
-// CTAs that an SM has the registers for; of a wide layer no more are launched, they stay.
+// CTAs per SM that registers allow, and the most that are launched; they are persistent.
 template <int kSteps, int kHalves>
 constexpr int kCtasPerSm = kHalves == 1  ? 2
                            : kSteps <= 3 ? 3
                                          : 1;
 
-// kSteps: pieces of a row that a warp holds. Longer rows are taken in blocks of them, and x is read again for each.
-// kHalves: of a product, whose 16 rows are 8 columns twice, or once and zeros.
+// kSteps: pieces of a row that a warp holds in registers. Longer rows are processed in blocks of them, re-reading x for
+// each. kHalves: which rows of the 16-row MMA are used: 2: two groups of 8 columns; 1: one group, and zeros.
 template <int kSteps, int kHalves>
 __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
-    few_rows_kernel(Few<bf16> a, Activation activation) {
+    skinny_linear_mma_kernel(SkinnyLinearArgs<bf16> a, Activation activation) {
   Memory<kHalves>& memory = *reinterpret_cast<Memory<kHalves>*>(dynamic_shared());
   const bool swiglu = activation == Activation::swiglu;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / kLanesOfPiece;
@@ -97,7 +95,7 @@ __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
   pdl_trigger();  // not sooner: the next kernel's weights would be in the way of what this one waits for
 
   load_x(0);
-  float r = 0;  // of the lane's row of x: 1 / its root of the mean square
+  float r = 0;  // 1 / root mean square of the lane's row of x
   const auto norm_x = [&](int block) {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
@@ -111,8 +109,7 @@ __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) sum = sum_of_squares(x[s], sum);
     }
-#pragma unroll
-    for (int o = kLanesOfPiece / 2; o > 0; o /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+    sum = warp_sum<kLanesOfPiece>(sum);
     if (lane % kLanesOfPiece == 0) memory.squares[warp][row] = sum;
     __syncthreads();
     sum = 0;
@@ -122,7 +119,8 @@ __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
     if (blocks == 1) norm_x(0);
   }
 
-  // What a thread stores: a column of half the product (of swiglu the first half's) and a row of x.
+  // The element that this thread stores: a column of its half of the product (for swiglu: of the first half) and a row
+  // of x.
   const int half = threadIdx.x / kQuarter, its_column = threadIdx.x % kQuarter / kEight + half * kEight;
   const int its_row = threadIdx.x % kEight;
 #pragma unroll 1
@@ -130,7 +128,7 @@ __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
     const bool stores = its_column < width && column + its_column < a.out && its_row < a.rows;
     float addend = 0;
     if (stores && a.addend != nullptr) addend = to_float(a.addend[its_row * a.addend_stride + column + its_column]);
-    float sum[2][4] = {};  // two, so that a product need not wait for the one before it
+    float sum[2][4] = {};  // two accumulators, so that consecutive MMAs do not depend on each other
 #pragma unroll 1
     for (int block = 0; block < blocks; ++block) {
       if (blocks > 1) {
@@ -147,7 +145,7 @@ __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
       load_w(last ? column + stride : column, last ? 0 : block + 1);
     }
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h)  // of column lane / 4 and rows 2 (lane % 4), + 1
+    for (int h = 0; h < kHalves; ++h)  // column lane / 4, rows 2 (lane % 4) and + 1
       *reinterpret_cast<float2*>(&memory.sums[parity][warp][h * kQuarter + 2 * lane]) =
           make_float2(sum[0][2 * h] + sum[1][2 * h], sum[0][2 * h + 1] + sum[1][2 * h + 1]);
     __syncthreads();
@@ -166,17 +164,17 @@ __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
 }
 
 template <int kSteps, int kHalves>
-void launch_rows(Context& ctx, const Few<bf16>& a, Activation activation) {
+void launch_rows(Context& ctx, const SkinnyLinearArgs<bf16>& a, Activation activation) {
   const int64_t width = activation == Activation::swiglu ? kEight : kEight * kHalves;
   const int64_t ctas = std::min(ceil_div(a.out, width), int64_t{ctx.num_sms} * kCtasPerSm<kSteps, kHalves>);
   const size_t shared = sizeof(Memory<kHalves>) + (a.norm != nullptr ? sizeof(bf16) * static_cast<size_t>(a.in) : 0);
-  launch_pdl(ctx, "skinny_linear rows", few_rows_kernel<kSteps, kHalves>, dim3(static_cast<unsigned>(ctas)),
+  launch_pdl(ctx, "skinny_linear mma", skinny_linear_mma_kernel<kSteps, kHalves>, dim3(static_cast<unsigned>(ctas)),
              dim3(32 * kWarps), shared, a, activation);
 }
 
 }  // namespace
 
-void launch_few_mma(Context& ctx, const Few<bf16>& a, Activation activation) {
+void launch_skinny_mma(Context& ctx, const SkinnyLinearArgs<bf16>& a, Activation activation) {
   constexpr int kShort = 3;
   const bool short_rows = a.in <= kShort * kWarps * kLanesOfPiece * kEight;
   const bool halves = activation == Activation::swiglu || a.out >= 2 * kEight * ctx.num_sms;

@@ -1,6 +1,6 @@
 // OpCase: one op at one shape. The test driver checks it (backward against central differences in double; devices,
 // dtypes and repeated runs against each other), `triad bench` times it, and it is an example of how to call the op.
-// Each kernels/<room>/<op>_cases.cpp returns a table of them.
+// Each kernels/*/*_cases.cpp returns a table of them.
 #pragma once
 #include <functional>
 #include <map>

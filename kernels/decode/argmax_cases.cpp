@@ -40,7 +40,7 @@ std::vector<OpCase> argmax_cases() {
       argmax_case("1x1", 1, 1, 1),
       argmax_case("3x37_of_33", 3, 37, 33),
       argmax_case("2x50304", 2, 50304, 50257),
-      // Equal logits: the lowest index wins, in whichever threads they are.
+      // Equal logits: the lowest index wins, even across threads.
       argmax_case("equals", 4, 5000, 4999,
                   [](int64_t i, uint64_t seed) { return double((i * 7 + int64_t(seed)) % 5); }),
       argmax_case("all_equal", 2, 3000, 3000, [](int64_t, uint64_t) { return -1.5; }),

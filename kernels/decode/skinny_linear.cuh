@@ -21,7 +21,7 @@ __device__ float silu_of_rounded(float x) {
 }
 
 // The tensor-core kernel for 2 to 8 rows in bf16 (decode/skinny_linear_mma.cu). kMmaShared: bytes of its shared memory
-// besides the norm's weights, at most.
+// in addition to the norm's weights, at most.
 inline constexpr int64_t kMmaShared = 9 * 1024;
 void launch_skinny_mma(Context&, const SkinnyLinearArgs<__nv_bfloat16>&, SkinnyLinearOptions::Activation);
 

@@ -5,7 +5,8 @@
 //             with its number in their low bits. It reads all tokens and counts how many belong to lower owners, so it
 //             knows where its part of the list begins without communication. It compares tokens in pairs and keeps its
 //             own in shared memory; only a warp with more than kKept of them reads the tokens twice.
-//   2. sum:  The list is cut into stretches of 256 entries, whatever the tokens, and a stretch into pieces of about 28,
+//   2. sum:  The list is cut into stretches of 256 entries, regardless of the tokens, and a stretch into pieces of
+//   about 28,
 //            one per warp. A warp sums the runs of equal tokens in its piece over 32 vectors of columns, with three
 //            rows of dy in flight. A run inside one piece is complete and is added to dw, whose row was loaded along
 //            with those of dy. Runs across pieces are joined in shared memory, runs across stretches in scratch: the
@@ -49,7 +50,7 @@ constexpr int kListBits = 7;  // 128 CTAs; more bits if the vocabulary needs the
 constexpr int kMaxListBits = 15;
 constexpr int kListWarps = 32, kListBatch = 32;
 constexpr int kKept = 64;  // pairs that a warp keeps from its first read; if it has more, it reads the tokens again
-// Counters of all warps: at most 80 KiB, besides 16 KiB of kept pairs; every card has 99 KiB.
+// Counters of all warps: at most 80 KiB, plus 16 KiB of kept pairs; every card has 99 KiB.
 constexpr int64_t kMaxTokensPerCta = 20 * kListWarps;
 
 // The (token, row) pairs in the order of tokens, and the stretches.

@@ -5,12 +5,11 @@
 //             with its number in their low bits. It reads all tokens and counts how many belong to lower owners, so it
 //             knows where its part of the list begins without communication. It compares tokens in pairs and keeps its
 //             own in shared memory; only a warp with more than kKept of them reads the tokens twice.
-//   2. sum:  The list is cut into stretches of 256 entries, regardless of the tokens, and a stretch into pieces of
-//   about 28,
-//            one per warp. A warp sums the runs of equal tokens in its piece over 32 vectors of columns, with three
-//            rows of dy in flight. A run inside one piece is complete and is added to dw, whose row was loaded along
-//            with those of dy. Runs across pieces are joined in shared memory, runs across stretches in scratch: the
-//            last warp to arrive adds all parts in their order.
+//   2. sum:  Cuts the list into stretches of 256 entries, regardless of the tokens, and a stretch into pieces of about
+//             28, one per warp. A warp sums the runs of equal tokens in its piece over 32 vectors of columns, with
+//             three rows of dy in flight. A run inside one piece is complete and is added to dw, whose row was loaded
+//             along with those of dy. Runs across pieces are joined in shared memory, runs across stretches in scratch:
+//             the last warp to arrive adds all parts in their order.
 // Each element of dw is read and written once if its token occurs. Bound by memory: dy once, 8 bytes for each touched
 // element of dw. No size depends on the tokens, so the host never waits.
 #include <algorithm>

@@ -22,8 +22,8 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kScoreTile =
-    4096;                      // approximate number of compressed keys that a CTA of the selection processes at a time
-constexpr int kMaxTile = 448;  // blocks
+    4096;  // approximate number of compressed keys whose scores a CTA of the selection processes at a time
+constexpr int kMaxTile = 448;  // most blocks of a tile
 
 // ---- the gate: forced, uniform, or its MLP on the mean of the group's queries ----
 

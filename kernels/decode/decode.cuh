@@ -17,8 +17,8 @@ inline constexpr int kBranchThreads = 256;
 inline constexpr int kSelectThreads = 512;
 inline constexpr int kCombineThreads = 512;
 inline constexpr int kClusterCtas = 8;   // CTAs that share the selection of one (sequence, group)
-inline constexpr int kMaxSelected = 64;  // n
-inline constexpr int kMaxHeads = 32;     // G
+inline constexpr int kMaxSelected = 64;  // blocks of a list (n)
+inline constexpr int kMaxHeads = 32;     // heads of a group (G)
 
 template <class T>
 struct Decode {

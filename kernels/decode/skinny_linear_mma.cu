@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
   if (a.norm != nullptr)
 #pragma unroll 1
     for (int i = threadIdx.x; i < vectors; i += 32 * kWarps) memory.norm[i] = reinterpret_cast<const uint4*>(a.norm)[i];
-  pdl_wait();     // w and norm are weights; x and the addend are what the kernel before has written
-  pdl_trigger();  // not sooner: the next kernel's weights would be in the way of what this one waits for
+  pdl_wait();     // w and norm are weights; the previous kernel wrote x and the addend
+  pdl_trigger();  // not earlier: the next kernel's weight loads would delay this kernel's loads
 
   load_x(0);
   float r = 0;  // 1 / root mean square of the lane's row of x

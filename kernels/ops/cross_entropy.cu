@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kForwardThreads, kForwardCtasPerSm)
       part.add_below(values);
     }
   }
-  if (const int64_t j = whole_vectors + threadIdx.x; j < vocab) part.add(to_float(x[j]));  // fewer than V are left
+  if (const int64_t j = whole_vectors + threadIdx.x; j < vocab) part.add(to_float(x[j]));  // the last vocab % V logits
   part.merge_warp();
   warps.put(part);
   __syncthreads();
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
     const int far_target = target_of(row + 2 * int64_t{gridDim.x});
     ExpSum part;
     if (target >= 0) {
-      // First the maximum of what this thread has: rescaling a sum of so few vectors would cost as much as they do.
+      // Finds the thread's maximum first: with so few vectors, rescaling a running sum would cost as much as the sum.
       const int whole_vectors = vocab / V * V;
 #pragma unroll 4
       for (int c = mine; c < whole_vectors; c += kStep) {
@@ -231,17 +231,18 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
         load_vector<V>(v, x + c);
         part.add_below(v);
       }
-      if (whole_vectors % kStep == mine)  // fewer than V are left, and this thread has them
+      if (whole_vectors % kStep == mine)  // this thread has the last vocab % V logits
         for (int j = whole_vectors; j < vocab; ++j) part.add(to_float(x[j]));
     }
     part.merge_warp();
     warps[parity].put(part);
-    __syncthreads();  // the next row's sums go elsewhere, so that one barrier a row is enough
+    __syncthreads();  // the next row uses the other WarpSums, so one barrier per row is enough
     const ExpSum whole = warps[parity].merge();
-    const bool has_target = target >= 0 && target % kStep / V == threadIdx.x;  // among this thread's logits
+    const bool has_target =
+        target >= 0 && target % kStep / V == threadIdx.x;  // the target is one of this thread's logits
     if (has_target) loss[row] = loss_of(whole, to_float(x[target]));
     if (target < 0 && threadIdx.x == 0) loss[row] = 0.0f;
-    // scale * exp(x - max) / sum, with x - max exact; then the one entry from which 1 goes.
+    // Computes scale * exp(x - max) / sum with x - max exact, then corrects the target's entry.
     const float log2_sum = log2f(whole.sum);
     const auto p = [&](float value) { return exp2_approx(fmaf(value - whole.max, kLog2e, -log2_sum)); };
     const int live = target < 0 ? 0 : vocab;  // columns with a gradient
@@ -266,7 +267,7 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
   copy_async_wait_group<0>();
 }
 
-// How many rows of logits fit into an SM's shared memory; 0: the rows are too long or too odd, and stay outside.
+// How many rows of logits fit into an SM's shared memory, at most 2. 0 if rows are too long or not aligned.
 int resident_rows(ConstTensor logits) {
   constexpr int64_t kSharedBytes = 227 * 1024 - sizeof(WarpSums<kResidentWarps>[2]);
   const int64_t row_bytes = logits.size(1) * size_of(logits.dtype);
@@ -301,7 +302,7 @@ void cross_entropy_backward(Context& ctx, Tensor dlogits, ConstTensor logits, Co
 void cross_entropy_forward_backward(Context& ctx, Tensor loss, Tensor dlogits, ConstTensor logits, ConstTensor targets,
                                     int64_t vocab, double scale) {
   const int buffers = has_vectors(dlogits, 16 / static_cast<int>(size_of(dlogits.dtype))) ? resident_rows(logits) : 0;
-  Scratch::Scope scope(ctx.scratch);  // in either case: a plan of memory does not know how rows will be placed
+  Scratch::Scope scope(ctx.scratch);  // allocated in either case, since a plan does not know the alignment
   const Tensor row_lse = scope.alloc(DType::f32, loss.shape());
   if (buffers == 0) {
     cuda::cross_entropy_forward(ctx, loss, row_lse, logits, targets, vocab);

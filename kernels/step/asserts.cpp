@@ -1,4 +1,5 @@
-// The checks on the CPU: threads search pieces of a tensor for the first bad element; the lowest key is kept.
+// Assertions on tensors, on the CPU: threads search pieces of a tensor for the first bad element; the lowest key is
+// kept.
 #include "kernels/step/asserts.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The checks on the GPU. Each element is read once, 16 bytes at a time. A thread writes only if it finds a violation,
-// by an atomic minimum of integers, whose result does not depend on the order.
+// Assertions on tensors, on the GPU. Each element is read once, 16 bytes at a time. A thread writes only if it finds a
+// violation, by an atomic minimum of integers, whose result does not depend on the order.
 #include "kernels/step/asserts.h"
 
 #include <algorithm>

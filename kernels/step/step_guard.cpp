@@ -1,4 +1,4 @@
-// The decision on a step, on the CPU.
+// judge_step on the CPU: whether a step may be applied.
 #include "kernels/step/step_guard.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The decision on a step, on the GPU, by one CTA. Only if a number is not finite does it search the gradient, part
-// after part, for the first bad one.
+// judge_step on the GPU, by one CTA: whether a step may be applied. Only if a number is not finite does it search the
+// gradient, part after part, for the first bad one.
 #include "kernels/common/launch.cuh"
 #include "kernels/step/step_guard.h"
 

@@ -37,6 +37,7 @@ struct Context {
   Routes& routes;
   int num_sms = 0;
   int compute_capability = 0;  // 90 for sm_90; 0 on the CPU
+  bool portable_only = false;  // ops use only kernels that run on any card
   int threads = 1;             // CPU threads that loops are split over
   // A planning context computes nothing. Ops check their shapes and allocate scratch as usual but touch no memory
   // (parallel_for, launch, matmul, copy and zero return at once), so a dry step measures the memory of a real one.
@@ -58,6 +59,7 @@ struct Context {
             .routes = routes,
             .num_sms = num_sms,
             .compute_capability = compute_capability,
+            .portable_only = portable_only,
             .threads = threads,
             .planning = planning,
             .deterministic = deterministic,
@@ -65,6 +67,8 @@ struct Context {
             .in_op = in_op,
             .is_side = true};
   }
+  // Whether ops may use kernels for sm_90.
+  bool may_use_sm90() const { return compute_capability == 90 && !portable_only; }
 };
 
 class Runtime {

@@ -63,7 +63,7 @@ void launch(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid
 // Records whether the fused (sm_90) or the general kernel runs a call of `op`; why_not_fused is null for the fused
 // kernel. The general kernel counts as a fallback only for bf16 on Hopper, since no other fused kernels exist.
 inline void record_route(Context& ctx, const char* op, DType dtype, const char* why_not_fused) {
-  const bool fused = why_not_fused == nullptr, meant = dtype == DType::bf16 && ctx.compute_capability == 90;
+  const bool fused = why_not_fused == nullptr, meant = dtype == DType::bf16 && ctx.may_use_sm90();
   ctx.routes.record(op, fused ? "sm90" : "general", fused || !meant ? "" : why_not_fused);
 }
 

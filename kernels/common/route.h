@@ -1,18 +1,49 @@
-// For ops with several kernels: records the route of a CPU call, and makes a context that forces the portable kernels
-// (engine/routes.h).
+// The route of a call: which of an op's kernels runs it. runtime.kernels selects the route for each op (KernelChoice in
+// engine/routes.h); every call is recorded.
 #pragma once
 #include "engine/context.h"
 
 namespace triad {
 
-// A copy of ctx with the lowest supported compute capability, so that only portable kernels apply.
-inline Context on_any_card(const Context& ctx) {
-  constexpr int kLeast = 80;
-  Context plain = ctx;
-  plain.compute_capability = kLeast;
-  return plain;
+enum class Route {
+  fastest,    // the fastest kernel for the card and the shape
+  portable,   // the kernels that run on any card
+  reference,  // the portable kernels on f32 copies of bf16 operands, the result rounded once
+};
+
+// The route of a call of `op` on a GPU with operands of this dtype. In f32, the reference is the portable route.
+inline Route route_of(const Context& ctx, const char* op, DType dtype) {
+  switch (ctx.routes.wanted(op)) {
+    case KernelChoice::automatic:
+    case KernelChoice::fused:
+      return Route::fastest;
+    case KernelChoice::general:
+      return Route::portable;
+    case KernelChoice::reference:
+      return dtype == DType::f32 ? Route::portable : Route::reference;
+  }
+  return Route::fastest;
 }
 
+// A copy of ctx on which ops use only kernels that run on any card.
+inline Context portable_context(const Context& ctx) {
+  Context portable = ctx;
+  portable.portable_only = true;
+  return portable;
+}
+
+// Queues a call of `op` on a GPU by its route: run(context) with the operands as they are, or run_reference(context)
+// with f32 copies of them. The context is ctx or its portable copy.
+template <class Run, class RunReference>
+void dispatch_route(Context& ctx, const char* op, DType dtype, Run&& run, RunReference&& run_reference) {
+  const Route route = route_of(ctx, op, dtype);
+  if (route == Route::fastest) return run(ctx);
+  Context portable = portable_context(ctx);
+  if (route == Route::portable) return run(portable);
+  run_reference(portable);
+}
+
+// Records a call on the CPU; first and second are the operands that name the call's shape.
 inline void record_cpu(Context& ctx, const char* op, const ConstTensor& first, const ConstTensor& second) {
   ctx.routes.set_call(first, second);
   ctx.routes.record(op, "cpu");

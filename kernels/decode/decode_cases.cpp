@@ -54,7 +54,7 @@ OpCase decode_case(std::string name, const DecodeSizes& n, const std::vector<int
 OpCase any_card_case(OpCase c) {
   c.name += "_any_card";
   c.forward = [forward = c.forward](Context& ctx, const Args& a) {
-    Context card = on_any_card(ctx);
+    Context card = portable_context(ctx);
     forward(card, a);
   };
   return c;

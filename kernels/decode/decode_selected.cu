@@ -248,7 +248,7 @@ void launch_for(Context& ctx, const Decode<T>& a) {
   const size_t tile = sizeof(float) * static_cast<size_t>(a.tile_blocks * ceil_div(a.l_sel, a.d) + ceil_div(a.l, a.d));
   const size_t select = sizeof(SelectMemory) + tile;
   const size_t all = sizeof(float) * static_cast<size_t>(chunk_floats<kHeads>(a.G, a.dk)) + select;
-  if (ctx.compute_capability == 90)
+  if (ctx.may_use_sm90())
     return launch_cluster_pdl(ctx, "nsa_decode selected", decode_selected_kernel<T, V, kHeads, true>, grid, block, all,
                               a);
   if (a.run[1]) {

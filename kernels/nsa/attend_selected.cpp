@@ -92,8 +92,7 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
 
 bool nsa_attend_selected_combines(const Context& ctx, const AttendOut& out, const AttendIn& in, ConstTensor block_index,
                                   int64_t l_sel, const CombineAlong& combine) {
-  const KernelChoice choice = ctx.routes.wanted("nsa_attend_selected_forward");
-  if (choice == KernelChoice::general || choice == KernelChoice::reference) return false;
+  if (route_of(ctx, "nsa_attend_selected_forward", in.q.dtype) != Route::fastest) return false;
   if constexpr (kBuiltWithCuda)
     return ctx.device.is_cuda() && cuda::nsa_attend_selected_combines(ctx, out, in, block_index, l_sel, combine);
   return false;

@@ -1,5 +1,5 @@
-// Runs an attention branch on the kernels that runtime.kernels asks for (engine/routes.h): the automatic choice, the
-// portable kernels, or the reference in f32.
+// Runs an attention branch on a GPU by its route (common/route.h). On the reference route the operands and results are
+// f32 copies.
 #pragma once
 #include "kernels/common/route.h"
 #include "kernels/nsa/attend.h"
@@ -7,45 +7,44 @@
 
 namespace triad {
 
-// On a GPU: run(context, out, in) queues the op, on this context or on that of any card, on the operands as they are or
-// on their copies in f32.
+// Forward of a branch: run(context, out, in) queues it.
 template <class Run>
 void attend_routed(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, Run&& run) {
   ctx.routes.set_call(in.q, in.k);
-  const KernelChoice choice = ctx.routes.wanted(op);
-  if (choice == KernelChoice::automatic || choice == KernelChoice::fused) return run(ctx, out, in);
-  Context plain = on_any_card(ctx);
-  if (choice == KernelChoice::general || in.q.dtype == DType::f32) return run(plain, out, in);
-  Scratch::Scope scope(ctx.scratch);
-  const AttendIn wide{upcasted(plain, scope, in.q), upcasted(plain, scope, in.k), upcasted(plain, scope, in.v)};
-  const Tensor o = scope.alloc(DType::f32, out.o.shape());
-  run(plain, AttendOut{o, out.lse}, wide);
-  downcast(plain, out.o, o);
+  dispatch_route(
+      ctx, op, in.q.dtype, [&](Context& on) { run(on, out, in); },
+      [&](Context& on) {
+        Scratch::Scope scope(on.scratch);
+        const AttendIn in_f32{upcasted(on, scope, in.q), upcasted(on, scope, in.k), upcasted(on, scope, in.v)};
+        const Tensor o = scope.alloc(DType::f32, out.o.shape());
+        run(on, AttendOut{o, out.lse}, in_f32);
+        downcast(on, out.o, o);
+      });
 }
 
-// The same for backward: run(context, out, grad, in).
+// Backward of a branch: run(context, out, grad, in) queues it.
 template <class Run>
 void attend_routed(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                    Run&& run) {
   ctx.routes.set_call(in.q, in.k);
-  const KernelChoice choice = ctx.routes.wanted(op);
-  if (choice == KernelChoice::automatic || choice == KernelChoice::fused) return run(ctx, out, grad, in);
-  Context plain = on_any_card(ctx);
-  if (choice == KernelChoice::general || in.q.dtype == DType::f32) return run(plain, out, grad, in);
-  Scratch::Scope scope(ctx.scratch);
-  const AttendIn wide{upcasted(plain, scope, in.q), upcasted(plain, scope, in.k), upcasted(plain, scope, in.v)};
-  AttendGradIn wide_grad = grad;
-  wide_grad.dout = upcasted(plain, scope, grad.dout);
-  const bool narrows = out.dk.dtype != DType::f32;
-  AttendGradOut wide_out = out;
-  if (narrows) {
-    wide_out.dk = scope.alloc(DType::f32, out.dk.shape());
-    wide_out.dv = scope.alloc(DType::f32, out.dv.shape());
-  }
-  run(plain, wide_out, wide_grad, wide);
-  if (!narrows) return;
-  downcast(plain, out.dk, wide_out.dk);
-  downcast(plain, out.dv, wide_out.dv);
+  dispatch_route(
+      ctx, op, in.q.dtype, [&](Context& on) { run(on, out, grad, in); },
+      [&](Context& on) {
+        Scratch::Scope scope(on.scratch);
+        const AttendIn in_f32{upcasted(on, scope, in.q), upcasted(on, scope, in.k), upcasted(on, scope, in.v)};
+        AttendGradIn grad_f32 = grad;
+        grad_f32.dout = upcasted(on, scope, grad.dout);
+        AttendGradOut out_f32 = out;
+        const bool round = out.dk.dtype != DType::f32;  // dk and dv
+        if (round) {
+          out_f32.dk = scope.alloc(DType::f32, out.dk.shape());
+          out_f32.dv = scope.alloc(DType::f32, out.dv.shape());
+        }
+        run(on, out_f32, grad_f32, in_f32);
+        if (!round) return;
+        downcast(on, out.dk, out_f32.dk);
+        downcast(on, out.dv, out_f32.dv);
+      });
 }
 
 }  // namespace triad

@@ -33,13 +33,12 @@ void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_c
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) {
       ctx.routes.set_call(q, k_cmp);
-      const KernelChoice choice = ctx.routes.wanted("nsa_select");
-      if (choice == KernelChoice::automatic || choice == KernelChoice::fused)
-        return cuda::nsa_select(ctx, block_index, q, k_cmp, lse_cmp, o);
-      Context plain = on_any_card(ctx);
-      if (choice == KernelChoice::general) return cuda::nsa_select(plain, block_index, q, k_cmp, lse_cmp, o);
-      Scratch::Scope scope(ctx.scratch);
-      return cuda::nsa_select(plain, block_index, upcasted(plain, scope, q), upcasted(plain, scope, k_cmp), lse_cmp, o);
+      return dispatch_route(
+          ctx, "nsa_select", q.dtype, [&](Context& on) { cuda::nsa_select(on, block_index, q, k_cmp, lse_cmp, o); },
+          [&](Context& on) {
+            Scratch::Scope scope(on.scratch);
+            cuda::nsa_select(on, block_index, upcasted(on, scope, q), upcasted(on, scope, k_cmp), lse_cmp, o);
+          });
     }
   }
   record_cpu(ctx, "nsa_select", q, k_cmp);

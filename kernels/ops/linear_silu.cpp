@@ -3,6 +3,7 @@
 
 #include "engine/check.h"
 #include "engine/op_scope.h"
+#include "kernels/common/route.h"
 #include "kernels/ops/activation.h"
 #include "kernels/ops/matmul.h"
 
@@ -12,9 +13,8 @@ namespace {
 
 // Whether runtime.kernels.matmul allows the fused kernel for this call. Also sets the operands of the recorded route.
 bool may_fuse(Context& ctx, const ConstTensor& first, const ConstTensor& second) {
-  const KernelChoice choice = ctx.routes.wanted("linear_silu");
   ctx.routes.set_call(first, second);
-  return ctx.device.is_cuda() && (choice == KernelChoice::automatic || choice == KernelChoice::fused);
+  return ctx.device.is_cuda() && route_of(ctx, "linear_silu", first.dtype) == Route::fastest;
 }
 
 }  // namespace

@@ -226,7 +226,7 @@ CUtensorMap box_map(const ConstTensor& t, int box_rows) {
 template <bool kBackward>
 bool run(Context& ctx, const char* name, const ConstTensor& a, const ConstTensor& b, const ConstTensor& pre,
          const Tensor& out, const Tensor& y) {
-  const bool fits = a.dtype == DType::bf16 && ctx.compute_capability == 90 &&
+  const bool fits = a.dtype == DType::bf16 && ctx.may_use_sm90() &&
                     all_have_vectors(kVector<__nv_bfloat16>, a, b, pre, out, y) && a.size(1) > 0;
   record_route(ctx, name, a.dtype, fits ? nullptr : "rows that are not made of 16-byte vectors");
   if (!fits) return false;

@@ -219,17 +219,18 @@ void multiply_cuda(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const M
   ctx.routes.record("matmul", choice == KernelChoice::general     ? "cublaslt first"
                               : choice == KernelChoice::reference ? "reference"
                                                                   : "cublaslt");
-  if (choice == KernelChoice::automatic || choice == KernelChoice::fused) return product(ctx, d, a, b, o, addend);
-  Context plain = on_any_card(ctx);
-  if (choice == KernelChoice::general || a.dtype == DType::f32) return product(plain, d, a, b, o, addend);
-  Scratch::Scope scope(ctx.scratch);
-  const ConstTensor a_f32 = upcasted(plain, scope, a), b_f32 = upcasted(plain, scope, b);
-  if (d.dtype == DType::f32) return product(plain, d, a_f32, b_f32, o, addend);
-  const Tensor d_f32 = scope.alloc(DType::f32, d.shape());
-  MatmulOptions alone = o;
-  alone.accumulate = false;
-  product(plain, d_f32, a_f32, b_f32, alone, {});
-  downcast(plain, d, d_f32, o.accumulate ? ConstTensor(d) : addend);
+  dispatch_route(
+      ctx, "matmul", a.dtype, [&](Context& on) { product(on, d, a, b, o, addend); },
+      [&](Context& on) {
+        Scratch::Scope scope(on.scratch);
+        const ConstTensor a_f32 = upcasted(on, scope, a), b_f32 = upcasted(on, scope, b);
+        if (d.dtype == DType::f32) return product(on, d, a_f32, b_f32, o, addend);
+        const Tensor d_f32 = scope.alloc(DType::f32, d.shape());
+        MatmulOptions without_addition = o;
+        without_addition.accumulate = false;
+        product(on, d_f32, a_f32, b_f32, without_addition, {});
+        downcast(on, d, d_f32, o.accumulate ? ConstTensor(d) : addend);
+      });
 }
 
 }  // namespace

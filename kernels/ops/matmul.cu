@@ -91,7 +91,7 @@ class CublasLt final : public BlasHandle {
 
   static CublasLt& of(Context& ctx) {
     constexpr int kTunedSms = 132;  // SMs of an H200 or an H100 SXM
-    const bool tuned_card = ctx.compute_capability == 90 && ctx.num_sms == kTunedSms;
+    const bool tuned_card = ctx.may_use_sm90() && ctx.num_sms == kTunedSms;
     if (!ctx.blas) ctx.blas = std::make_unique<CublasLt>(ctx.device, tuned_card);
     return static_cast<CublasLt&>(*ctx.blas);
   }

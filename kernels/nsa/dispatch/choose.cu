@@ -9,8 +9,6 @@ namespace {
 
 constexpr int64_t k31Bits = int64_t{1} << 31;
 
-bool is_hopper(const Context& ctx) { return ctx.compute_capability == 90; }
-
 // Whether the rows of a bf16 tensor are 16-byte vectors, and strides within a sequence fit 31 bits.
 bool rows_fit(const ConstTensor& t) {
   bool fits = t.dtype == DType::bf16 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
@@ -52,13 +50,13 @@ bool fits_two_kernels(const AttendGradOut& out, const AttendGradIn& grad, const 
 }  // namespace
 
 RangeForward choose_forward(const Context& ctx, const AttendOut& out, const AttendIn& in) {
-  return is_hopper(ctx) && forward_sm90_supports(out, in) ? RangeForward::sm90 : RangeForward::portable;
+  return ctx.may_use_sm90() && forward_sm90_supports(out, in) ? RangeForward::sm90 : RangeForward::portable;
 }
 
 SelectedForwardChoice choose_forward(const Context& ctx, const AttendOut& out, const AttendIn& in,
                                      const ConstTensor& block_index, int64_t l_sel) {
   using enum SelectedForward;
-  if (!is_hopper(ctx)) return {portable};
+  if (!ctx.may_use_sm90()) return {portable};
   const bool query = query_stationary_supports(out, in, block_index, l_sel);
   if (query && query_stationary_pays(in, block_index, l_sel)) return {query_stationary};
   const bool tile = shared_tile_supports(out, in, l_sel);
@@ -69,7 +67,7 @@ SelectedForwardChoice choose_forward(const Context& ctx, const AttendOut& out, c
 }
 
 Backward choose_backward(const Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in) {
-  if (!is_hopper(ctx)) return Backward::portable;
+  if (!ctx.may_use_sm90()) return Backward::portable;
   if (!grad.rounding_unit.empty() && fits_one_kernel(out.dq, grad.dout, in.q, in.k, in.v)) {
     if (in.q.size(3) == 64) return Backward::sm90_d64;
     // dk and dv are stored two columns at a time, both in one dtype.
@@ -81,13 +79,13 @@ Backward choose_backward(const Context& ctx, const AttendGradOut& out, const Att
 
 bool choose_rounding_unit(const Context& ctx, const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,
                           const std::vector<RoundingUnitBranch>& branches) {
-  bool fits = is_hopper(ctx) && branches.size() <= kMostBranches;
+  bool fits = ctx.may_use_sm90() && branches.size() <= kMostBranches;
   for (const RoundingUnitBranch& branch : branches) fits = fits && fits_one_kernel(dq, dout, q, branch.k, branch.v);
   return fits;
 }
 
 Select choose_select(const Context& ctx, const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions& o) {
-  return is_hopper(ctx) && select_sm90_supports(q, k_cmp, o) ? Select::sm90 : Select::portable;
+  return ctx.may_use_sm90() && select_sm90_supports(q, k_cmp, o) ? Select::sm90 : Select::portable;
 }
 
 }  // namespace triad::cuda

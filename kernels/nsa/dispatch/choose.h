@@ -1,4 +1,4 @@
-// Which kernels take a call: one pure function per op, of the card (Context::compute_capability) and of the problem
+// Which kernels take a call: one pure function per op, of the card (Context::may_use_sm90) and of the problem
 // (shapes, dtypes, strides, alignment). Planning and execution switch on the same result. README.md has the table.
 #pragma once
 #include <vector>

@@ -1,12 +1,11 @@
-// triad bench attention: NSA as a layer calls it (q, k and v are parts of the fused projection's rows), forward and
-// backward, each branch on its own and the whole, or plain causal attention. What it is set against is a floor: the
-// FLOPs and bytes that have to be, at the rates of a large matrix product and of a device copy measured in the same
-// run.
+// triad bench attention: times NSA or dense causal attention as a layer calls it (q, k and v are slices of the fused
+// projection's rows), forward and backward, as a whole and by part. Each time is compared with a floor: the least FLOPs
+// and bytes of the work over the rates of a large matrix product and of a device copy, both measured in the same run.
 //
-// How fast the selected branch is depends on how alike neighbouring tokens choose, so there are three kinds of input:
-//   randn  every element N(0, 1): neighbours choose as differently as they can
-//   local  q and k drift along each head (attention_input.h)
-//   a checkpoint: q, k and v of one of its layers, reading --text
+// The selected branch is faster where neighbouring tokens select the same blocks, so there are three kinds of input:
+//   randn         every element N(0, 1): neighbouring selections overlap as little as they can
+//   local         q and k drift along each head (attention_input.h)
+//   a checkpoint  q, k and v that one of its layers computes for --text
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -37,7 +36,8 @@ struct AttentionOptions {
   BenchOptions common;
 };
 
-// BxTxHqxHkvxd, d also as 192v128: the widths of a query and a value head.
+// Parses BxTxHqxHkvxd: batch, tokens, query heads, key/value heads, head width. d may be 192v128: the width of query
+// and key heads, then of value heads.
 AttentionProblem parse_shape(const std::string& text, const AttentionOptions& o) {
   std::vector<int64_t> sizes;
   std::string digits;
@@ -67,12 +67,11 @@ AttentionProblem parse_shape(const std::string& text, const AttentionOptions& o)
   return p;
 }
 
-// What an input asks of its device: found by a dry run.
+// Device memory of a problem in bytes, found by a dry run.
 struct Memory {
-  int64_t arena = 0;  // all of it
+  int64_t arena = 0;  // total
   int64_t saved = 0, scratch_forward = 0, scratch_backward = 0;
-  // From forward's beginning to backward's end, beyond q, k, v: what PyTorch calls the peak of the two.
-  int64_t peak = 0;
+  int64_t peak = 0;  // over forward and backward, without q, k and v: comparable with PyTorch's peak
 };
 Memory plan(const AttentionProblem& p, Device device, DType dtype, bool deterministic) {
   Memory m;
@@ -102,7 +101,7 @@ struct AttentionBench {
       .what = "attention", .device = device, .dtype = dtype, .ceiling = measure_ceiling(device, dtype, stopwatch)};
 };
 
-// As fresh weights are: N(0, 0.02).
+// Distributed as fresh weights are: N(0, 0.02).
 std::vector<std::byte> random_weight(const Tensor& w) {
   constexpr double kStd = 0.02;
   const Philox random(1, 1);
@@ -152,13 +151,14 @@ void print_case(const std::string& name, const std::vector<Json>& rows, const Me
                number(backward, "us", 1e-3, "", 3), number(backward, "tflop_per_s", 1, "", 1),
                number(backward, "share_of_floor", 100, "%", 1));
   }
-  fmt::print("memory: saved {:.3f} GB, scratch {:.3f} and {:.3f} GB, peak of both passes beyond q, k, v {:.3f} GB\n",
-             gigabytes(m.saved), gigabytes(m.scratch_forward), gigabytes(m.scratch_backward), gigabytes(m.peak));
+  fmt::print(
+      "memory: kept for backward {:.3f} GB, scratch {:.3f} GB forward and {:.3f} GB backward, peak of both passes "
+      "without q, k, v {:.3f} GB\n",
+      gigabytes(m.saved), gigabytes(m.scratch_forward), gigabytes(m.scratch_backward), gigabytes(m.peak));
   if (!overlap.is_null())
     fmt::print(
-        "lists: a token shares {:.1f}% of its blocks with the one before; 4 neighbours list {:.2f}, 10 list {:.2f} "
-        "times "
-        "what one does\n",
+        "selected blocks: a token shares {:.1f}% with the previous token; 4 consecutive tokens select {:.2f} times as "
+        "many distinct blocks as one, 10 tokens {:.2f} times\n",
         100 * overlap["shared_with_neighbour"].get<double>(), overlap["union_of_4"].get<double>(),
         overlap["union_of_10"].get<double>());
 }
@@ -235,15 +235,20 @@ void run_attention(const AttentionOptions& o) {
 CLI::App* add_bench_attention(CLI::App& bench) {
   CLI::App* verb = bench.add_subcommand("attention", "time NSA, its branches and parts, or dense attention");
   const auto o = std::make_shared<AttentionOptions>();
-  verb->add_option("--shapes", o->shapes, "BxTxHqxHkvxd, comma-separated; d also as 192v128")
+  verb->add_option(
+          "--shapes", o->shapes,
+          "problems BxTxHqxHkvxd, comma-separated: sequences, tokens, query heads, key and value heads, width of "
+          "a head (192v128: keys of 192, values of 128)")
       ->delimiter(',')
       ->capture_default_str();
-  verb->add_option("--data", o->data,
-                   "randn, local, or a checkpoint (which brings its own nsa options), comma-separated")
+  verb->add_option(
+          "--data", o->data,
+          "inputs, comma-separated: randn (independent normal numbers), local (q and k change slowly from token "
+          "to token, as in trained models), or a checkpoint, whose nsa options are used")
       ->delimiter(',')
       ->capture_default_str();
-  verb->add_option("--text", o->text, "what a checkpoint reads: text files or token shards, globs");
-  verb->add_option("--layer", o->layer, "of the checkpoint (default: the middle one)")
+  verb->add_option("--text", o->text, "input of a checkpoint: text files or token shards, globs");
+  verb->add_option("--layer", o->layer, "layer of the checkpoint to time (default: the middle one)")
       ->check(within(at_least(0).up_to(10000)));
   verb->add_option_function<std::string>(
           "--attention",
@@ -256,9 +261,10 @@ CLI::App* add_bench_attention(CLI::App& bench) {
   size("--l", o->nsa.l, "compression block, tokens");
   size("--d", o->nsa.d, "compression stride, tokens");
   size("--l-sel", o->nsa.l_sel, "selection block, tokens");
-  size("--n-sel", o->nsa.n_sel, "selected blocks a query");
+  size("--n-sel", o->nsa.n_sel, "selected blocks for each query");
   size("--w", o->nsa.w, "sliding window, tokens");
-  verb->add_flag("--nondeterministic", o->nondeterministic, "as runtime.deterministic false");
+  verb->add_flag("--nondeterministic", o->nondeterministic,
+                 "allow sums in any order, as runtime.deterministic=false does");
   o->common.add_to(*verb);
   verb->callback([o] { run_attention(*o); });
   return verb;

@@ -72,7 +72,7 @@ std::vector<std::byte> trained_qkv(AttentionProblem& p, const std::string& check
                       .dtype = dtype,
                       .batch = p.B,
                       .seq_len = p.T,
-                      .training = true});  // so that every layer keeps its own activations
+                      .training = true});  // keeps the activations of every layer
   const ModelConfig& c = loaded.config().model;
   if (c.n_heads != p.config.n_heads || c.n_kv_groups != p.config.n_kv_groups || c.d_k != p.config.d_k ||
       c.d_v != p.config.d_v || c.attention != p.config.attention)
@@ -102,7 +102,7 @@ Overlap overlap_of(const std::vector<int32_t>& lists, int64_t B, int64_t T, int6
   };
   int64_t longest = 0;
   for (int64_t t = 0; t < T; ++t) longest = std::max<int64_t>(longest, length(list(0, t, 0)));
-  // Mean over groups of R tokens of |union| / longest.
+  // Mean over runs of R consecutive tokens of |union of their lists| / longest.
   const auto mean_union = [&](int64_t R) {
     double sum = 0;
     int64_t count = 0;

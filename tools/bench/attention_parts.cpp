@@ -81,10 +81,12 @@ AttentionParts::AttentionParts(Device device, const AttentionProblem& p, const A
   Runtime dry({.device = device, .planning = true});
   Scratch::Scope scope(dry.scratch());
   has_rounding_unit_ = !make_rounding_unit(dry.ctx(), scope).empty();
-  if (c_.dense())
+  if (c_.dense()) {
     add_dense();
-  else
-    add_nsa();
+  } else {
+    add_nsa_forward();
+    add_nsa_backward();
+  }
 }
 
 Tensor AttentionParts::make_rounding_unit(Context& ctx, Scratch::Scope& scope) const {
@@ -100,16 +102,13 @@ Tensor AttentionParts::make_rounding_unit(Context& ctx, Scratch::Scope& scope) c
   return attend_rounding_unit(ctx, scope, t_.dq, t_.dout, in_.q, branches);
 }
 
-void AttentionParts::add_nsa() {
+void AttentionParts::add_nsa_forward() {
   const NsaConfig& n = c_.nsa;
   const PhiOptions phi{n.phi, n.l, n.d};
   const AttendedPairs pairs = attended_pairs(c_, p_.T);
   const NsaSaved& s = t_.saved;
   const auto upstream = [this](int b) {
     return AttendGradIn{t_.dout, t_.saved.gate[b], t_.delta[b], t_.saved.lse[b], rounding_unit()};
-  };
-  const auto branches = [this]() -> std::array<ConstTensor, 3> {
-    return {t_.saved.o[0], t_.saved.o[1], t_.saved.o[2]};
   };
   const double widths = dk() + dv();
 
@@ -154,14 +153,22 @@ void AttentionParts::add_nsa() {
   add("gate", true, 0, element_ * rows(dk()) + keys(12),
       [=, this](Context& ctx) { nsa_gate_forward(ctx, s.gate, in_.q, t_.weights.gate, n.gate); });
   add("combine", true, 0, element_ * rows(4 * dv()) + keys(12),
-      [=, this](Context& ctx) { nsa_combine_forward(ctx, t_.out, branches(), s.gate); });
+      [=, this](Context& ctx) { nsa_combine_forward(ctx, t_.out, branch_outputs(), s.gate); });
   add("nsa", true, products(pairs.cmp + pairs.sel + pairs.win, widths) + products(pairs.cmp, dk()),
       element_ * (rows(dk() + 4 * dv()) + 3 * keys(widths)) + rows(12),
       [=, this](Context& ctx) { nsa_forward(ctx, t_.out, s, in_, t_.weights, n); });
+}
+
+void AttentionParts::add_nsa_backward() {
+  const NsaConfig& n = c_.nsa;
+  const PhiOptions phi{n.phi, n.l, n.d};
+  const AttendedPairs pairs = attended_pairs(c_, p_.T);
+  const NsaSaved& s = t_.saved;
+  const double widths = dk() + dv();
 
   add("combine", false, 0, element_ * rows(4 * dv()) + keys(24) + rows(12),
-      [=, this](Context& ctx) { nsa_combine_backward(ctx, t_.dgate, t_.delta, t_.dout, branches(), s.gate); });
-  if (has_rounding_unit_)  // kept for the parts: a small copy, which the whole does without
+      [=, this](Context& ctx) { nsa_combine_backward(ctx, t_.dgate, t_.delta, t_.dout, branch_outputs(), s.gate); });
+  if (has_rounding_unit_)  // the small copy keeps the result for later parts; the whole needs no copy
     add("rounding_unit", false, 0, element_ * (rows(dk() + dv()) + 3 * keys(widths)) + rows(12),
         [=, this](Context& ctx) {
           Scratch::Scope scope(ctx.scratch);

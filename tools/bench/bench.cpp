@@ -1,10 +1,8 @@
-// triad bench: times the bench cases of every op, forward and backward, and sets each against what this machine
-// reaches: the bandwidth of a device copy and the rate of a large matrix product, both measured at the start, and,
-// where memory is the limit, a copy of as many bytes as the op has to move, and a kernel that does nothing but read and
-// write what the op reads and writes (share_of_copy and share_of_traffic in a row). The copy once more where neither it
-// nor the op begins with lines in L2 that others wrote (us_clean, share_of_copy_clean). `attention` and `step`
-// (tools/bench/attention.cpp, tools/bench/step.cpp) do the same for whole attention and whole training steps, `prefill`
-// and `decode` (tools/bench/decode.cpp) for prompts and the steps behind them.
+// triad bench: times the bench cases of every op, forward and backward, and compares each with this machine's ceilings,
+// measured at the start: the bandwidth of a device copy and the rate of a large matrix product. A memory-bound op is
+// also compared with a copy of equal size (share_of_copy in its row) and with a kernel that only reads and writes as
+// many bytes as the op does (share_of_traffic). us_clean and share_of_copy_clean repeat the copy's comparison with no
+// modified lines in L2 at the start. The verbs attention, step, prefill and decode are in files of their own.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -28,7 +26,7 @@ struct OpsOptions {
   BenchOptions common;
 };
 
-// One case in memory: arguments with their first values, scratch as planned.
+// One case in device memory: initialized arguments, and scratch of the planned size.
 class BenchRun {
  public:
   BenchRun(const OpCase& c, Device device, DType dtype) : slots_(slots_of(c)) {
@@ -66,7 +64,7 @@ class BenchRun {
   Args args_;
 };
 
-// The sizes of the bench are a GPU's. On the CPU one is run only if it ends within seconds.
+// Why a case is skipped, or "". The sizes are made for a GPU; the CPU runs only cases that end within seconds.
 std::string too_large(const OpCase& c, Device device, DType dtype) {
   constexpr double kCpuFlops = 2e11;
   const int64_t bytes = BenchRun::argument_bytes(c, dtype) + planned_scratch_bytes(c, device, dtype);
@@ -77,7 +75,7 @@ std::string too_large(const OpCase& c, Device device, DType dtype) {
   return "";
 }
 
-// What the ops bench measures with, and what it fills in.
+// Measures ops and collects their rows.
 struct OpsBench {
   Device device;
   DType dtype;
@@ -85,12 +83,12 @@ struct OpsBench {
   MemoryTimes memory_times{device, stopwatch};
   BenchRows rows{.what = "op", .device = device, .dtype = dtype, .ceiling = measure_ceiling(device, dtype, stopwatch)};
 
-  std::string fallbacks = {};  // a line for each case that has some
+  std::string fallbacks = {};  // a line for each case in which a kernel fell back to a slower one
 
   void skip(const OpCase& c, const std::string& why) {
     rows.rows.push_back({{"op", c.op}, {"case", c.name}, {"skipped", why}});
   }
-  // What a pass takes that does this much: behind either flush where memory on a GPU limits it.
+  // The times of a pass. clean: after Flush::read, for memory-bound passes on a GPU.
   struct Pass {
     double flops, bytes;
     Timing dirty, clean;
@@ -104,7 +102,7 @@ struct OpsBench {
   bool memory_bound(const Pass& p) const {
     return p.bytes * 1e-3 / rows.ceiling.gb_per_s >= p.flops * 1e-6 / rows.ceiling.tflop_per_s;
   }
-  // written: of the bytes; OpCase::kHalf: half of them
+  // written: how many of the pass's bytes are written; OpCase::kHalf: half of them.
   void add(const OpCase& c, const char* name, double written, const Pass& pass) {
     const auto& [flops, bytes, t, clean] = pass;
     const double memory = bytes / t.us * 1e-3 / rows.ceiling.gb_per_s;
@@ -135,10 +133,10 @@ void bench_case(OpsBench& bench, const OpCase& c) {
   if (bench.device.is_cuda() && !(bench.dtype == DType::bf16 ? c.gpu_bf16 : c.gpu_f32))
     return bench.skip(c, fmt::format("not built for {}", name_of(bench.dtype)));
   if (const std::string why = too_large(c, bench.device, bench.dtype); !why.empty()) return bench.skip(c, why);
-  const double element_scale = static_cast<double>(size_of(bench.dtype)) / 2;  // the table's bytes are for bf16
+  const double element_scale = static_cast<double>(size_of(bench.dtype)) / 2;  // cases give bytes for bf16
   const auto scaled = [&](double bytes) { return bytes == OpCase::kHalf ? bytes : bytes * element_scale; };
   OpsBench::Pass forward{}, backward{};
-  {  // its memory is given back before copies are timed
+  {  // frees its memory before copies are timed
     BenchRun run(c, bench.device, bench.dtype);
     forward =
         bench.time(run.ctx(), c.forward_flops, scaled(c.forward_bytes), [&] { c.forward(run.ctx(), run.args()); });
@@ -154,7 +152,7 @@ void bench_case(OpsBench& bench, const OpCase& c) {
 
 void print_table(std::span<const Json> rows) {
   fmt::print("{:<24} {:<40} {:<8} {:>11} {:>9} {:>9} {:>15} {:>10} {:>13} {:>20}\n", "op", "case", "pass", "us", "GB/s",
-             "TFLOP/s", "of the ceiling", "of a copy", "of its bytes", "of a copy, L2 clean");
+             "TFLOP/s", "of the ceiling", "of a copy", "of traffic", "of a copy, L2 clean");
   for (const Json& r : rows) {
     fmt::print("{:<24} {:<40} ", r["op"].get<std::string>(), r["case"].get<std::string>());
     if (r.contains("skipped")) {
@@ -173,7 +171,7 @@ void print_table(std::span<const Json> rows) {
   }
 }
 
-// The bench cases of the named ops, of all where none is named.
+// The bench cases of the named ops; of all ops if none is named.
 std::vector<OpCase> chosen_cases(const std::vector<std::string>& ops) {
   std::vector<OpCase> cases = all_op_cases();
   std::erase_if(cases, [](const OpCase& c) { return !c.bench; });
@@ -207,10 +205,16 @@ void run_bench(const OpsOptions& o) {
 }  // namespace
 
 void add_bench(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand("bench", "time the kernels, against what this machine can do");
+  CLI::App* verb = app.add_subcommand("bench", "time every op and compare it with what this machine can do");
   const auto options = std::make_shared<OpsOptions>();
   verb->add_option("op", options->ops, "ops to time (default: all)");
-  verb->add_flag("--list", options->list, "name the ops and their cases, and time nothing");
+  verb->add_flag("--list", options->list, "list the ops and their cases, and time nothing");
+  verb->footer(
+      "Columns, each a share of the best that was measured in the same run:\n"
+      "  of the ceiling  memory: bandwidth of a large device copy; compute: rate of a large matrix product\n"
+      "  of a copy       bandwidth of a copy of as many bytes (memory-bound ops only)\n"
+      "  of traffic      speed of a kernel that only reads and writes as many bytes as the op does\n"
+      "  L2 clean        the same copy, with no modified lines in the L2 cache at the start (GPU only)\n");
   options->common.add_to(*verb);
   const std::array subcommands = {add_bench_attention(*verb), add_bench_step(*verb), add_bench_prefill(*verb),
                                   add_bench_decode(*verb)};

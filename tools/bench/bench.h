@@ -1,6 +1,6 @@
-// What `triad bench` and its verbs attention, step, prefill and decode share: options, and the rows that they measure.
-// A row is a JSON object that holds at least op, case, pass and us; a kept row, a line of a file, has commit, date,
-// gpu, dtype and what in front.
+// Options and result rows that `triad bench` and its verbs attention, step, prefill and decode share. A row is a JSON
+// object with at least op, case, pass and us (microseconds). A kept row is a line of a JSONL file; it begins with
+// commit, date, gpu, dtype and what.
 #pragma once
 #include <string>
 #include <vector>
@@ -14,19 +14,18 @@ class App;
 
 namespace triad {
 
-// What every bench takes.
 struct BenchOptions {
   std::string device = "auto", dtype;
   bool json = false;
   std::string compare;  // a file of kept rows
-  std::string append;   // a file that this run's rows are added to
+  std::string append;   // a file to which this run's rows are added
 
   void add_to(CLI::App& verb);
-  void add_output_to(CLI::App& verb);  // without --device and --dtype
-  void add_files_to(CLI::App& verb);   // --compare and --append alone
-  void check_files() const;            // what is wrong with them is said before the measuring, not after
+  void add_output_to(CLI::App& verb);  // only --json, --compare and --append
+  void add_files_to(CLI::App& verb);   // only --compare and --append
+  void check_files() const;            // throws if a file cannot be used: called before the measuring
   Device chosen_device() const;
-  DType chosen_dtype(Device) const;  // bf16 on a GPU, f32 on the CPU, unless said otherwise
+  DType chosen_dtype(Device) const;  // --dtype; default: bf16 on a GPU, f32 on the CPU
 };
 
 struct BenchRows {
@@ -35,15 +34,15 @@ struct BenchRows {
   DType dtype = DType::bf16;
   Ceiling ceiling;
   std::vector<Json> rows = {};
-  bool csv = false;  // standard output is CSV: what --compare says goes to standard error
+  bool csv = false;  // standard output is CSV, so the table of --compare goes to standard error
 
-  // The JSON, where asked for; then keeps the rows and compares them with those of a file, as asked. Throws an Error if
-  // one is more than 5% slower than the newest kept row of the same GPU, dtype, op, case and pass. Rows that have none
-  // are named.
+  // Prints the JSON (--json), appends the rows (--append) and compares them (--compare). Throws an Error if a row is
+  // more than 5% slower than the newest kept row of the same GPU, dtype, op, case and pass. Rows without a kept one are
+  // listed.
   void finish(const BenchOptions&) const;
 };
 
-// "NVIDIA H200 (cuda:0), bf16: copies 4225 GB/s, multiplies matrices at 788.00 TFLOP/s"
+// "NVIDIA H200 (cuda:0), bf16: device copy 4225 GB/s, matrix product 788.00 TFLOP/s"
 std::string describe(const BenchRows&);
 
 // The subcommands of `triad bench`.

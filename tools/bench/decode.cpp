@@ -1,10 +1,11 @@
-// triad bench prefill, triad bench decode: how long a prompt of S tokens takes, and the step whose token makes S; what
-// of it attention's branches take, and how many keys they read, counted by the kernels, beside the closed form.
-//   decode: ms_total is the step with the greedy choice behind it; ms_cmp, ms_sel, ms_win what a branch alone adds to a
-//     step without any, all layers together; the step's kernels count the keys that they read.
-//   prefill: ms_total is the forward pass; ms_cmp (with phi), ms_sel (with the selection) and ms_win are those ops on
-//     the last layer's rows, times the layers. Where all scores are 0 a row's lse is the logarithm of how many keys the
-//     kernel read for it: so a pass over q = 0, with the lists that were selected, counts those of the last row.
+// triad bench prefill and triad bench decode: CSV of the times of a prompt of S tokens, and of the decoding step that
+// appends token S; of the attention branches' shares; and of the keys that the kernels read, with the expected number.
+//   decode: ms_total is a step with its greedy choice; ms_cmp, ms_sel and ms_win are what one branch adds, in all
+//   layers,
+//     to a step without branches. The step's kernels count the keys that they read.
+//   prefill: ms_total is the forward pass; ms_cmp (with phi), ms_sel (with the selection) and ms_win time those ops on
+//     the last layer's rows, times the number of layers. Keys are counted by a pass with q = 0 and the selected lists:
+//     all scores are 0, so a row's lse is the logarithm of the number of keys that the kernel read for it.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -32,18 +33,17 @@ struct DecodeBenchOptions {
   std::vector<std::string> sets;
   std::vector<int64_t> lengths = {512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
   int64_t batch = 1, runs = 31;
-  BenchOptions kept;  // --compare and --append alone
+  BenchOptions kept;  // only --compare and --append
 };
 
-// Of one group of one layer, in the mean.
 struct Row {
   int64_t S = 0;
   double ms_total = 0;
-  std::array<double, 3> ms{};
-  double reads = 0, reads_decode = 0;  // of the last token: of a prefill of S tokens, of a step
+  std::array<double, 3> ms{};          // by branch
+  double reads = 0, reads_decode = 0;  // keys that the last token reads, mean over groups (and layers): prefill, step
 };
 
-// Keys that the last of S tokens reads in one group, all branches.
+// Keys that the last of S tokens reads in one group, in all branches.
 int64_t expected_reads(const ModelConfig& c, int64_t S) {
   if (c.dense()) return S;
   const NsaConfig& n = c.nsa;
@@ -51,7 +51,7 @@ int64_t expected_reads(const ModelConfig& c, int64_t S) {
   return compressed_length(S, n.l, n.d) + selected + std::min(n.w, S);
 }
 
-// The median by events, after one run that warms up.
+// The median of `runs` runs, timed by events, after one warm-up run.
 template <class Work>
 double median_ms(Context& ctx, int64_t runs, Work&& work) {
   std::vector<double> ms;
@@ -67,7 +67,7 @@ double median_ms(Context& ctx, int64_t runs, Work&& work) {
   return median(std::move(ms));
 }
 
-// A prompt of S random tokens in a model of fresh weights: the pass over it, and the cache that it fills.
+// Times a model of fresh weights on random tokens: prompts, and steps on the cache that a prompt has filled.
 class DecodeBench {
  public:
   DecodeBench(const Config& config, Device device, const DecodeBenchOptions& o)
@@ -131,7 +131,7 @@ class DecodeBench {
     return in;
   }
 
-  // ---- the pass ----
+  // ---- prefill ----
 
   void measure_prefill(Row& row) {
     Model& model = session_->model();
@@ -178,16 +178,16 @@ class DecodeBench {
     return a_group(reads, 1);
   }
 
-  // ---- the step that makes S tokens: over and over, it overwrites its own rows ----
+  // ---- the step that appends token S: repeating it overwrites the same rows of the cache ----
 
-  void stand_before(int64_t S) {
+  void set_position_before(int64_t S) {
     const std::vector<int32_t> position(static_cast<size_t>(o_.batch), static_cast<int32_t>(S - 1));
     write(ctx(), session_->decoder().position, position.data());
   }
 
   double reads_of_step(int64_t S) {
     zero(ctx(), counted_);
-    stand_before(S);
+    set_position_before(S);
     session_->decoder().queue(ctx(), {.reads = counted_});
     std::array<int64_t, 3> reads{};
     read(ctx(), reads.data(), counted_);
@@ -205,12 +205,12 @@ class DecodeBench {
     Decoder& decoder = session_->decoder();
     const auto work = [&] {
       decoder.queue(ctx(), {.reads = {}, .run = branches});
-      if (branches == std::array{true, true, true}) decoder.choose_greedy(ctx());  // else the logits mean nothing
+      if (branches == std::array{true, true, true}) decoder.choose_greedy(ctx());
     };
     std::vector<double> ms;
     Graph graph(ctx().device);
     for (int64_t i = 0; i <= o_.runs + 1; ++i) {
-      stand_before(S);
+      set_position_before(S);
       if (i == 1 && ctx().device.is_cuda()) graph.record(ctx(), work);
       Event begin(ctx().device, true), end(ctx().device, true);
       begin.record(ctx().stream);
@@ -235,7 +235,7 @@ class DecodeBench {
   Tensor q_zero_, out_;
 };
 
-// As the other verbs keep their rows.
+// The row in the common format of kept rows (tools/bench/bench.h).
 Json kept_row(const DecodeBenchOptions& o, const std::string& config, const Row& r, bool prefill, bool dense) {
   return {{"op", prefill ? "prefill" : "decode"},
           {"case", fmt::format("{} {}x{}{}", config, prefill ? 1 : o.batch, r.S, dense ? " dense" : "")},
@@ -259,7 +259,7 @@ void run_bench(const DecodeBenchOptions& o, bool prefill) {
                  .ceiling = {},
                  .csv = o.csv.empty()};
   if (!o.kept.append.empty()) {
-    Stopwatch stopwatch(device);  // gone before the model comes: it holds memory
+    Stopwatch stopwatch(device);  // frees its memory before the model is allocated
     rows.ceiling = measure_ceiling(device, rows.dtype, stopwatch);
   }
   DecodeBench bench(config, device, o);
@@ -278,7 +278,7 @@ void run_bench(const DecodeBenchOptions& o, bool prefill) {
     rows.rows.push_back(kept_row(o, loaded.name, r, prefill, config.model.dense()));
   }
   if (file != stdout) TRIAD_CHECK(std::fclose(file) == 0, "{} cannot be written", o.csv);
-  TRIAD_CHECK(as_expected, "the kernels read other keys than expected");
+  TRIAD_CHECK(as_expected, "the kernels read more or fewer keys than expected: compare the columns reads_* of the CSV");
   rows.finish(o.kept);
 }
 
@@ -286,19 +286,26 @@ CLI::App* add(CLI::App& bench, const char* name, const char* what, bool prefill)
   CLI::App* verb = bench.add_subcommand(name, what);
   const auto o = std::make_shared<DecodeBenchOptions>();
   if (prefill) o->runs = 5;
-  verb->add_option("CONFIG", o->config, "config file (else the environment variable CONFIG)");
-  verb->add_option("--set", o->sets, "group.key=value, over file and environment")->take_all()->expected(1);
-  verb->add_option("--lengths", o->lengths, "tokens S, the new one counted")
+  verb->add_option("CONFIG", o->config, "config file (default: the environment variable CONFIG names it)");
+  verb->add_option("--set", o->sets, "group.key=value: overrides the config file and the environment")
+      ->take_all()
+      ->expected(1);
+  verb->add_option("--lengths", o->lengths, "lengths S in tokens, the new token included")
       ->delimiter(',')
       ->check(within(at_least(1).up_to(kMaxSeqLen)))
       ->capture_default_str();
-  verb->add_option("--batch", o->batch, "sequences of a step")
+  verb->add_option("--batch", o->batch, "sequences that a step decodes together")
       ->check(within(at_least(1).up_to(kMaxBatch)))
       ->capture_default_str();
-  verb->add_option("--runs", o->runs, "of whose times the median is taken")
+  verb->add_option("--runs", o->runs, "timed runs; the result is their median")
       ->check(within(at_least(1).up_to(100000)))
       ->capture_default_str();
-  verb->add_option("--csv", o->csv, "write the rows to this file");
+  verb->add_option("--csv", o->csv, "write the CSV to this file (default: standard output)");
+  verb->footer(
+      "Columns: S, tokens; ms_total, ms_cmp, ms_sel, ms_win: times in all and of the compressed, selected and window\n"
+      "branches; reads_actual, reads_actual_decode: keys and values that the last token of a prompt and a decoding "
+      "step\n"
+      "read, counted by the kernels; reads_expected*: the same by formula. Exit code 1 if they differ.");
   o->kept.add_files_to(*verb);
   verb->callback([o, prefill] { run_bench(*o, prefill); });
   return verb;
@@ -307,10 +314,11 @@ CLI::App* add(CLI::App& bench, const char* name, const char* what, bool prefill)
 }  // namespace
 
 CLI::App* add_bench_prefill(CLI::App& bench) {
-  return add(bench, "prefill", "time a prompt, and count what it reads", true);
+  return add(bench, "prefill", "time the forward pass over a prompt, and count the keys that its last token reads",
+             true);
 }
 CLI::App* add_bench_decode(CLI::App& bench) {
-  return add(bench, "decode", "time a decoding step, and count what it reads", false);
+  return add(bench, "decode", "time a decoding step, and count the keys that it reads", false);
 }
 
 }  // namespace triad

@@ -1,6 +1,6 @@
-// What a GPU did while a trace ran: every kernel, copy and fill with its times, and the op that queued it (OpScope), a
-// library's kernels too. By CUPTI's activity records: kernel_trace_cupti.cpp in a build that found it, else
-// kernel_trace_none.cpp, in which asking for a trace is an error that says so.
+// Records a GPU's kernels, copies and fills, those of libraries included, each with its times and the op that queued it
+// (OpScope). A build with CUPTI compiles kernel_trace_cupti.cpp; one without compiles kernel_trace_none.cpp, whose
+// constructor throws an Error.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -12,18 +12,18 @@
 namespace triad {
 
 struct Activity {
-  std::string kernel;  // demangled, without its arguments; "copy", "fill"
-  std::string op;      // empty: none
+  std::string kernel;  // demangled name without arguments, or "copy", "fill"
+  std::string op;      // empty: queued outside any op
   int64_t begin_ns = 0, end_ns = 0;
-  int64_t stream = 0;  // by CUPTI's number
+  int64_t stream = 0;  // CUPTI's number of it
 };
 
 class KernelTrace {
  public:
-  explicit KernelTrace(Context&);  // begins; throws an Error where there is no CUPTI
+  explicit KernelTrace(Context&);  // starts recording; throws an Error without a GPU or CUPTI
   ~KernelTrace();
   KernelTrace(const KernelTrace&) = delete;
-  // Waits for the context's stream and ends the trace. In the order of their beginning.
+  // Waits for the context's stream and ends the trace. Sorted by begin_ns.
   std::vector<Activity> finish();
 
  private:

@@ -1,5 +1,4 @@
-// The library is opened when the first trace begins: triad starts without it, and costs nothing where none is asked
-// for.
+// KernelTrace by CUPTI's activity records. The library is opened at the first trace, so that triad runs without it.
 #include <cupti.h>
 #include <cxxabi.h>
 #include <dlfcn.h>
@@ -17,7 +16,7 @@ namespace triad {
 
 namespace {
 
-// The functions of CUPTI that are used here.
+// CUPTI's functions, found in the library at run time.
 struct Cupti {
   decltype(&cuptiActivityRegisterCallbacks) register_callbacks;
   decltype(&cuptiActivityEnable) enable;
@@ -47,8 +46,7 @@ struct Cupti {
     if (library == nullptr)
       fail(
           "kernels cannot be traced: {} cannot be opened (neither in the loader's paths, LD_LIBRARY_PATH among them, "
-          "nor "
-          "as {})",
+          "nor as {})",
           TRIAD_CUPTI_SONAME, TRIAD_CUPTI_LIBRARY);
     Cupti c{};
     const auto find = [&](auto& function, const char* name) {
@@ -85,13 +83,13 @@ constexpr CUpti_ActivityKind kKinds[] = {
     CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
     CUPTI_ACTIVITY_KIND_MEMCPY,
     CUPTI_ACTIVITY_KIND_MEMSET,
-    CUPTI_ACTIVITY_KIND_RUNTIME,  // calls: without them no call is told whose it is
+    CUPTI_ACTIVITY_KIND_RUNTIME,  // API calls: they link a kernel to the external id of its op
     CUPTI_ACTIVITY_KIND_DRIVER,
     CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION};
 
 }  // namespace
 
-// CUPTI's callbacks take no argument of ours, so the one trace that runs is theirs.
+// CUPTI's callbacks have no user argument, so they use the static `running`: one trace at a time.
 class KernelTrace::Recorder final : public OpListener {
  public:
   Recorder() : cupti_(Cupti::get()) {
@@ -129,7 +127,7 @@ class KernelTrace::Recorder final : public OpListener {
 
  private:
   struct Found {
-    uint32_t call;  // correlation id of the call that queued it
+    uint32_t call;  // correlation id of the API call that queued it
     Activity activity;
   };
 

@@ -1,3 +1,4 @@
+// KernelTrace of a build without CUPTI: every use is an Error.
 #include "engine/check.h"
 #include "tools/bench/kernel_trace.h"
 

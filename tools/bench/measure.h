@@ -1,5 +1,5 @@
-// How `triad bench` measures: medians by events with a cold L2 cache, and what this machine can do at best: the
-// bandwidth of a device copy and the rate of a large matrix product.
+// Timing of `triad bench`: medians by events with a cold L2 cache, and this machine's ceilings: the bandwidth of a
+// device copy and the rate of a large matrix product.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -17,15 +17,15 @@ struct Timing {
   int runs = 0;
 };
 
-// What fills the L2 cache before a run: other data that were written, as behind a kernel that wrote as much; or, behind
-// those, read. Lines that were written must go to memory before others take their place, on the time of whoever brings
-// these, and he who only reads must bring more of them than a copy of as many bytes: what is to be set against a copy
-// fairly is both behind `read`, where either begins with a cache that holds nothing of its own and owes nothing. One
-// H200, 50 MB in all, us: copied 18.5 behind written data and 16.1 behind read ones, read 21.4 and 16.5.
+// What fills the L2 cache before a run.
+//   written  modified lines of other data, as a preceding kernel leaves them. The timed work pays for writing them
+//   back.
+//            A reader of n bytes brings more lines in than a copy of n bytes in all, so it evicts, and pays, more.
+//   read     the same data, written back and read again: nothing is left to write back. Compare an op with a copy here.
 enum class Flush { written, read };
 
-// Times work on a context's stream. On a GPU the L2 cache is flushed before every run, and runs are queued without
-// waiting, so that the host's launches hide behind the device's work.
+// Times work on a context's stream. On a GPU the L2 cache is flushed before every run, and all runs are queued without
+// waiting, so that the launches overlap the device's work.
 class Stopwatch {
  public:
   explicit Stopwatch(Device device);
@@ -46,7 +46,7 @@ class Stopwatch {
     return end.ms_since(begin) * 1e3;
   }
 
-  // 31 runs, or those that fit into a second, 15 at least, after three that warm up.
+  // As many runs as fit into a second, 15 to 31, after three warm-up runs.
   template <class Work>
   Timing time_gpu(Context& ctx, Work& work, Flush how) {
     constexpr int kWarmUps = 3;
@@ -68,7 +68,7 @@ class Stopwatch {
     return {median(us), runs};
   }
 
-  // As many runs as fit into two seconds, 15 at most, after one that warms up.
+  // As many runs as fit into two seconds, 1 to 15, after one warm-up run.
   template <class Work>
   static Timing time_cpu(Context& ctx, Work& work) {
     constexpr double kBudgetUs = 2e6;
@@ -86,30 +86,30 @@ class Stopwatch {
 };
 
 struct Ceiling {
-  double gb_per_s = 0;     // of a copy of 1 GiB (CPU: 256 MiB), read and written bytes
-  double tflop_per_s = 0;  // of a product of 8192^3 (CPU: 1024^3), of random numbers
+  double gb_per_s = 0;     // bytes read and written by a copy of 1 GiB (CPU: 256 MiB)
+  double tflop_per_s = 0;  // of a matrix product of 8192^3 (CPU: 1024^3) random numbers
 
-  // The least time that this work takes at these rates.
+  // The least time of this work at these rates.
   double floor_us(double flops, double bytes) const {
     return std::max(flops / tflop_per_s * 1e-6, bytes / gb_per_s * 1e-3);
   }
 };
 Ceiling measure_ceiling(Device, DType, Stopwatch&);
 
-// Few bytes go at less than the ceiling: what a memory-bound op is to be set against. Memory is allocated where it is
-// asked for, and given back.
+// Times of reference kernels that move as few bytes as an op does: small transfers stay below the ceiling, so a
+// memory-bound op is compared with these. Each call allocates its memory and frees it.
 class MemoryTimes {
  public:
   MemoryTimes(Device device, Stopwatch& stopwatch) : device_(device), stopwatch_(stopwatch) {}
-  // Of the device's copy that reads and writes this many bytes in all.
+  // Time of a device copy whose reads and writes sum to `bytes`.
   double copy_us(double bytes, Flush how = Flush::written);
-  // Of a kernel that does nothing but read and write as many bytes as an op does, which need not be halves. Up to some
-  // 100 MB it makes a difference: half of what a copy moves it leaves in L2, to be written back when nobody measures,
-  // and an op that only reads has no such half. One H200, 50 MB in all, us: copied 18.5, read 21.4.
+  // Time of a kernel that only reads and writes these many bytes. Up to some 100 MB it differs from a copy of equal
+  // size: the copy leaves the half that it writes in L2, where the write-back is not timed; an op that only reads
+  // cannot.
   double traffic_us(double read, double written);
 
  private:
-  // Of work(ctx, to, from), with memory for as many bytes of each.
+  // Time of work(ctx, to, from) on buffers of these sizes.
   template <class Work>
   double time_us(int64_t from_bytes, int64_t to_bytes, Flush how, Work&& work);
 

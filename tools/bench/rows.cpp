@@ -45,7 +45,7 @@ void append_rows(const BenchRows& b, const std::string& path) {
     if (row.contains("us")) append(b.what, row);
 }
 
-// One text for what a row and its kept ones have in common.
+// Identifies a measurement: equal for a row and its kept rows.
 std::string key_of(const Json& row) {
   std::string key;
   for (const char* name : kKey) key += row.at(name).get<std::string>() + '\n';
@@ -57,7 +57,7 @@ struct Kept {
   double us;
 };
 
-// The newest row of each key. Lines of later dates win, among equals the later line.
+// The newest row of each key: the latest date, and among equal dates the last line.
 std::map<std::string, Kept> read_kept(const std::string& path) {
   std::ifstream file(path);
   if (!file) fail("--compare: {} cannot be read", path);
@@ -105,7 +105,7 @@ void compare_rows(const BenchRows& b, const std::map<std::string, Kept>& kept, c
     slower += fmt::format("\n  {}: {:.1f} us, kept {:.1f} us ({} {}): {:.1f}% slower", name, us, k.us, k.date, k.commit,
                           100 * (ratio - 1));
   }
-  // Not in front of the reader of JSON or CSV: the table is for people.
+  // The table is for people: it must not mix with JSON or CSV on standard output.
   std::fprintf(o.json || b.csv ? stderr : stdout,
                "\ncompared with %s on %s:\n%s%lld rows compared, %lld without a kept row\n", o.compare.c_str(),
                backend::info(b.device).name.c_str(), table.c_str(), static_cast<long long>(compared),
@@ -116,18 +116,21 @@ void compare_rows(const BenchRows& b, const std::map<std::string, Kept>& kept, c
 }  // namespace
 
 void BenchOptions::add_output_to(CLI::App& verb) {
-  verb.add_flag("--json", json, "JSON instead of tables");
+  verb.add_flag("--json", json, "print JSON instead of tables");
   add_files_to(verb);
 }
 
 void BenchOptions::add_files_to(CLI::App& verb) {
-  verb.add_option("--compare", compare, "a file of kept rows: fail if one of this run's is more than 5% slower");
-  verb.add_option("--append", append, "keep this run's rows: add them to this file");
+  verb.add_option(
+      "--compare", compare,
+      "a file of earlier results (from --append): exit with 1 if a result of this run is more than 5% slower "
+      "than the newest earlier one");
+  verb.add_option("--append", append, "add this run's results to this file, one line of JSON each");
 }
 
 void BenchOptions::add_to(CLI::App& verb) {
   add_output_to(verb);
-  verb.add_option("--device", device, "auto, cpu or cuda")->capture_default_str();
+  verb.add_option("--device", device, "auto (a GPU if there is one), cpu or cuda")->capture_default_str();
   verb.add_option("--dtype", dtype, "bf16 or f32 (default: bf16 on a GPU, f32 on the CPU)")
       ->transform(CLI::Transformer(
           std::map<std::string, std::string>{{"fp32", "f32"}, {"float32", "f32"}, {"bfloat16", "bf16"}}))
@@ -146,7 +149,7 @@ DType BenchOptions::chosen_dtype(Device on) const {
 }
 
 std::string describe(const BenchRows& b) {
-  return fmt::format("{} ({}), {}: copies {:.0f} GB/s, multiplies matrices at {:.2f} TFLOP/s",
+  return fmt::format("{} ({}), {}: device copy {:.0f} GB/s, matrix product {:.2f} TFLOP/s",
                      backend::info(b.device).name, b.device.str(), name_of(b.dtype), b.ceiling.gb_per_s,
                      b.ceiling.tflop_per_s);
 }
@@ -159,7 +162,7 @@ void BenchRows::finish(const BenchOptions& o) const {
                       {"results", rows}};
     fmt::print("{}\n", dump_json(out, 2));
   }
-  // Before rows are added: it may be to the same file.
+  // Read before rows are appended: both may name the same file.
   const auto kept = o.compare.empty() ? std::map<std::string, Kept>() : read_kept(o.compare);
   if (!o.append.empty()) append_rows(*this, o.append);
   if (!o.compare.empty()) compare_rows(*this, kept, o);

@@ -1,9 +1,8 @@
-// triad bench step: whole training steps of a config, as `triad train` takes them: their time and memory, and where a
-// GPU's time goes, by family of kernels. The times of kernels are from a few steps more, traced (kernel_trace.h) and
-// without a graph, in which a kernel does not say whose it is: tracing costs the host time, but not the kernels.
-// Kernels run beside each other (engine/fork_join.h), and one that waits for room has begun: families may add up to
-// more than a step. "GPU busy" is the share of time in which at least one kernel ran, or a copy, of steps that are
-// traced as they are taken otherwise, over the time of these same steps.
+// triad bench step: times whole training steps of a config, as `triad train` runs them, and splits a GPU's time by family
+// of kernels. Kernel times are from separate traced steps (kernel_trace.h) without a CUDA graph, whose kernels cannot be
+// attributed to ops; tracing slows the host, not the kernels. Kernels run concurrently (engine/fork_join.h) and one that
+// waits for free SMs has begun, so families may add up to more than a step. "GPU busy" is the share of the time in which
+// at least one kernel or copy runs, of traced steps with the graph.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -40,7 +39,7 @@ struct StepOptions {
   BenchOptions common;
 };
 
-// Families in the order of the table, and how the names of their ops begin.
+// Families of kernels in the table's order, each with the prefixes of its ops' names.
 struct Family {
   const char* name;
   std::vector<const char*> ops;
@@ -55,8 +54,8 @@ const std::vector<Family>& families() {
                                           {"window forward", {"nsa_attend_window_forward"}},
                                           {"window backward", {"nsa_attend_window_backward"}},
                                           {"gate", {"nsa_gate", "nsa_combine", "attention_delta"}},
-                                          {"dq rounding_unit", {"attend_rounding_unit"}},
-                                          {"gates' and lists' sums", {"nsa_stats"}},
+                                          {"dq rounding unit", {"attend_rounding_unit"}},
+                                          {"gate and list stats", {"nsa_stats"}},
                                           {"matmul", {"matmul", "linear_silu"}},
                                           {"classifier", {"classifier"}},
                                           {"norm", {"rmsnorm"}},
@@ -64,7 +63,7 @@ const std::vector<Family>& families() {
                                           {"activation", {"silu", "swiglu"}},
                                           {"embedding", {"embedding"}},
                                           {"optimizer", {"adamw", "sum", "judge"}},
-                                          {"copies", {"cast"}},  // and what no op queued: uploads, gradients to zero
+                                          {"copies", {"cast"}},  // and copies and fills that no op queued
                                           {"other", {}}};
   return all;
 }
@@ -75,8 +74,8 @@ std::string family_of(const Activity& a) {
   return a.op.empty() && (a.kernel == "copy" || a.kernel == "fill") ? "copies" : "other";
 }
 
-// FLOPs a step of the families whose ceiling is a matrix product's rate; attention by its closed forms (backward: five
-// products a pair, however many a kernel does).
+// FLOPs a step of the families whose ceiling is the rate of a matrix product. Attention is counted by closed forms, its
+// backward as five products a pair, however many a kernel computes.
 std::map<std::string, double> family_flops(const Config& config) {
   const ModelConfig& c = config.model;
   const TrainConfig& t = config.train;
@@ -97,7 +96,7 @@ std::map<std::string, double> family_flops(const Config& config) {
           {"window backward", pairs.win * backward}};
 }
 
-// Steps as the trainer takes them, without what it does between them.
+// Runs training steps as the trainer does, without its work between steps (logs, checkpoints, evaluation).
 class Steps {
  public:
   Steps(const Config& config, const std::string& weights)
@@ -129,11 +128,11 @@ class Steps {
       step_.micro_step(batch.tokens, batch.targets, positions);
     }
     step_.update(taken_++, positions);
-    if (++queued_ > 1) settle();  // as the trainer: the GPU has a step to work on while the host looks at the last
+    if (++queued_ > 1) settle();  // as in the trainer, one step runs while the host reads the previous result
   }
-  // From here on without a graph: its kernels do not say whose they are.
+  // Disables the CUDA graph: kernels of a graph cannot be attributed to their ops.
   void leave_graph() { config_.runtime.cuda_graph = false; }
-  // From each step's beginning on the device to the next one's.
+  // The times of `count` steps in us, each from its begin on the device to the next step's begin.
   std::vector<double> times_us(int64_t count) {
     std::vector<Event> begins;
     for (int64_t i = 0; i <= count; ++i) {
@@ -164,14 +163,15 @@ class Steps {
   int64_t taken_ = 0, queued_ = 0;
 };
 
-// A step's share of a trace.
+// Means of the traced steps.
 struct Spent {
   double us = 0, launches = 0;
 };
 struct Split {
   std::map<std::string, Spent> family;
   std::map<std::pair<std::string, std::string>, Spent> kernel;  // by (kernel, op)
-  double busy = 0, busy_step_us = 0;                            // share of the time; of how long a step
+  double busy = 0;                                              // share of the time in which some kernel runs
+  double busy_step_us = 0;                                      // time of a step in the trace of `busy`
 };
 constexpr int kTracedSteps = 4;
 
@@ -202,8 +202,8 @@ void measure_families(Split& split, Steps& steps) {
 
 void print_split(const Split& split, const Config& config, double step_us, const Ceiling& ceiling, int64_t top) {
   const std::map<std::string, double> flops = family_flops(config);
-  fmt::print("\n{:<22} {:>9} {:>8} {:>9} {:>9} {:>16}\n", "family", "ms", "of step", "launches", "TFLOP/s",
-             "of the products'");
+  fmt::print("\n{:<22} {:>9} {:>8} {:>9} {:>9} {:>17}\n", "family", "ms", "of step", "launches", "TFLOP/s",
+             "of matrix product");
   for (const Family& family : families()) {
     const auto found = split.family.find(family.name);
     if (found == split.family.end()) continue;
@@ -211,10 +211,10 @@ void print_split(const Split& split, const Config& config, double step_us, const
     fmt::print("{:<22} {:>9.3f} {:>7.1f}% {:>9.0f}", family.name, s.us * 1e-3, 100 * s.us / step_us, s.launches);
     const auto f = flops.find(family.name);
     if (f != flops.end() && f->second > 0)
-      fmt::print(" {:>9.1f} {:>15.1f}%", f->second / s.us * 1e-6, 100 * f->second / s.us * 1e-6 / ceiling.tflop_per_s);
+      fmt::print(" {:>9.1f} {:>16.1f}%", f->second / s.us * 1e-6, 100 * f->second / s.us * 1e-6 / ceiling.tflop_per_s);
     fmt::print("\n");
   }
-  fmt::print("GPU busy for {:.1f}% of the time (traced steps of {:.3f} ms)\n", 100 * split.busy,
+  fmt::print("GPU busy {:.1f}% of the time (in traced steps of {:.3f} ms)\n", 100 * split.busy,
              split.busy_step_us * 1e-3);
   if (top == 0) return;
   std::vector<std::pair<std::pair<std::string, std::string>, Spent>> kernels(split.kernel.begin(), split.kernel.end());
@@ -239,71 +239,80 @@ std::string case_name(const LoadedConfig& loaded) {
   return name;
 }
 
+// Runs the warm-up and the timed steps, and returns their row.
+Json measure_steps(Steps& steps, const StepOptions& o, const LoadedConfig& loaded, const Ceiling& ceiling) {
+  for (int64_t i = 0; i < o.warm_up; ++i) steps.take();
+  const std::vector<double> times = steps.times_us(o.steps);
+  const double us = median(times);
+  const auto [fastest, slowest] = std::minmax_element(times.begin(), times.end());
+  const Config& config = loaded.config;
+  const TrainConfig& t = config.train;
+  const int64_t B = t.micro_batch_size * t.accumulate_grad_batches;
+  const double executed = training_flops(config.model, B, t.seq_len, config.recompute()) / us * 1e-6;
+  return {{"op", "step"},
+          {"case", case_name(loaded)},
+          {"pass", "step"},
+          {"us", us},
+          {"runs", o.steps},
+          {"fastest_us", *fastest},
+          {"slowest_us", *slowest},
+          {"tokens_per_s", static_cast<double>(t.tokens_per_step()) / us * 1e6},
+          {"peak_gb", static_cast<double>(steps.peak_bytes()) * 1e-9},
+          {"executed_tflop_per_s", executed},
+          {"dense_equivalent_tflop_per_s", dense_equivalent_flops(config.model, B, t.seq_len) / us * 1e-6},
+          {"share_of_ceiling", executed / ceiling.tflop_per_s}};
+}
+
+void print_row(const Json& row, const Ceiling& ceiling) {
+  const auto number = [&](const char* key) { return row[key].get<double>(); };
+  const double executed = number("executed_tflop_per_s"), dense = number("dense_equivalent_tflop_per_s");
+  fmt::print(
+      "{}: {:.3f} ms a step ({:.3f} to {:.3f}), {:.0f} tokens/s, peak {:.3f} GB; executed {:.1f} TFLOP/s ({:.1f}% of a "
+      "large matrix product), dense-equivalent {:.1f} ({:.1f}%)\n",
+      row["case"].get<std::string>(), number("us") * 1e-3, number("fastest_us") * 1e-3, number("slowest_us") * 1e-3,
+      number("tokens_per_s"), number("peak_gb"), executed, 100 * executed / ceiling.tflop_per_s, dense,
+      100 * dense / ceiling.tflop_per_s);
+}
+
+// Traces one step into the file. Returns why that failed, or "".
+std::string write_trace(AtomicFile& file, Steps& steps) {
+  try {
+    steps.leave_graph();
+    file.write(chrome_trace(steps.ctx(), [&] { steps.take(); }));
+    file.commit();
+  } catch (const std::exception& e) { return e.what(); }
+  return "";
+}
+
 void run_step(const StepOptions& o) {
   o.common.check_files();
   std::optional<AtomicFile> trace_file;
   if (!o.chrome_trace.empty()) trace_file.emplace(o.chrome_trace);
   const LoadedConfig loaded = load_config(o.config, o.sets);
   const Config& config = loaded.config;
-  const TrainConfig& t = config.train;
   const Device device = choose_device(config.runtime.device);
-  const DType dtype = compute_dtype(config.runtime.precision);
-  Ceiling ceiling;
+  BenchRows rows{.what = "step", .device = device, .dtype = compute_dtype(config.runtime.precision), .ceiling = {}};
   {
-    Stopwatch stopwatch(device);  // gone before the model comes: it holds memory
-    ceiling = measure_ceiling(device, dtype, stopwatch);
+    Stopwatch stopwatch(device);  // frees its memory before the model is allocated
+    rows.ceiling = measure_ceiling(device, rows.dtype, stopwatch);
   }
-  BenchRows rows{.what = "step", .device = device, .dtype = dtype, .ceiling = ceiling, .rows = {}};
   if (!o.common.json) fmt::print("{}\n", describe(rows));
   Steps steps(config, o.weights);
-  for (int64_t i = 0; i < o.warm_up; ++i) steps.take();
-  const std::vector<double> times = steps.times_us(o.steps);
-  const double us = median(times);
-  const auto [fastest, slowest] = std::minmax_element(times.begin(), times.end());
-
-  const int64_t B = t.micro_batch_size * t.accumulate_grad_batches;
-  const double executed = training_flops(config.model, B, t.seq_len, config.recompute()) / us * 1e-6;
-  const double dense = dense_equivalent_flops(config.model, B, t.seq_len) / us * 1e-6;
-  const double tokens_per_s = static_cast<double>(t.tokens_per_step()) / us * 1e6;
-  const double peak_gb = static_cast<double>(steps.peak_bytes()) * 1e-9;
-  rows.rows.push_back({{"op", "step"},
-                       {"case", case_name(loaded)},
-                       {"pass", "step"},
-                       {"us", us},
-                       {"runs", o.steps},
-                       {"fastest_us", *fastest},
-                       {"slowest_us", *slowest},
-                       {"tokens_per_s", tokens_per_s},
-                       {"peak_gb", peak_gb},
-                       {"executed_tflop_per_s", executed},
-                       {"dense_equivalent_tflop_per_s", dense},
-                       {"share_of_ceiling", executed / ceiling.tflop_per_s}});
-  if (!o.common.json)
-    fmt::print(
-        "{}: {:.3f} ms a step ({:.3f} to {:.3f}), {:.0f} tokens/s, peak {:.3f} GB; executed {:.1f} TFLOP/s ({:.1f}% of "
-        "the matrix "
-        "products'), dense-equivalent {:.1f} ({:.1f}%)\n",
-        case_name(loaded), us * 1e-3, *fastest * 1e-3, *slowest * 1e-3, tokens_per_s, peak_gb, executed,
-        100 * executed / ceiling.tflop_per_s, dense, 100 * dense / ceiling.tflop_per_s);
+  rows.rows.push_back(measure_steps(steps, o, loaded, rows.ceiling));
+  Json& row = rows.rows.back();
+  if (!o.common.json) print_row(row, rows.ceiling);
   if (device.is_cuda() && !o.no_split) {
     Split split;
     measure_busy(split, steps);
     measure_families(split, steps);
-    rows.rows.back().update(to_json(split));
-    if (!o.common.json) print_split(split, config, us, ceiling, o.kernels);
+    row.update(to_json(split));
+    if (!o.common.json) print_split(split, config, row["us"], rows.ceiling, o.kernels);
   } else if (!o.common.json) {
     fmt::print("not split by family: {}\n", device.is_cuda() ? "--no-split" : "that needs a GPU");
   }
   if (!o.common.json && device.is_cuda()) fmt::print("{}\n", steps.ctx().routes.summary());
-  std::string no_trace;  // why there is none: told when the rows are out
-  if (trace_file) {
-    try {
-      steps.leave_graph();
-      trace_file->write(chrome_trace(steps.ctx(), [&] { steps.take(); }));
-      trace_file->commit();
-    } catch (const std::exception& e) { no_trace = e.what(); }
-  }
-  rows.finish(o.common);
+  const std::string no_trace = trace_file ? write_trace(*trace_file, steps) : "";
+  rows.finish(o.common);  // before a failed trace is reported: the rows were measured
   if (!no_trace.empty()) fail("--chrome-trace: {}", no_trace);
 }
 
@@ -312,18 +321,25 @@ void run_step(const StepOptions& o) {
 CLI::App* add_bench_step(CLI::App& bench) {
   CLI::App* verb = bench.add_subcommand("step", "time whole training steps, split by family of kernels");
   const auto o = std::make_shared<StepOptions>();
-  verb->add_option("CONFIG", o->config, "config file (else the environment variable CONFIG)");
-  verb->add_option("--set", o->sets, "group.key=value, over file and environment")->take_all()->expected(1);
+  verb->add_option("CONFIG", o->config, "config file (default: the environment variable CONFIG names it)");
+  verb->add_option("--set", o->sets, "group.key=value: overrides the config file and the environment")
+      ->take_all()
+      ->expected(1);
   verb->add_option("--weights", o->weights, "a checkpoint (default: fresh weights)");
   const auto count = [&](const char* name, int64_t& value, double least, const char* what) {
     verb->add_option(name, value, what)->check(within(at_least(least).up_to(100000)))->capture_default_str();
   };
-  count("--steps", o->steps, 1, "steps, of whose times the median is taken");
-  count("--warm-up", o->warm_up, 0, "steps before them");
-  count("--kernels", o->kernels, 0, "so many kernels by name, those that take longest");
-  verb->add_flag("--no-split", o->no_split, "whole steps alone: needs no CUPTI");
+  count("--steps", o->steps, 1, "timed steps; the result is their median");
+  count("--warm-up", o->warm_up, 0, "steps before the timed ones");
+  count("--kernels", o->kernels, 0, "also list this many kernels, the ones that take longest");
+  verb->add_flag("--no-split", o->no_split, "time whole steps only, not families of kernels: needs no CUPTI");
   verb->add_option("--chrome-trace", o->chrome_trace,
-                   "write one step more as a trace that chrome://tracing and Perfetto open");
+                   "run one more step and write its trace for chrome://tracing or Perfetto");
+  verb->footer(
+      "executed: FLOPs of the step's matrix products and attention, recomputed ones included; dense-equivalent: those "
+      "of\n"
+      "the same model with dense attention. Families are measured by CUPTI in separate steps. Kernels that run\n"
+      "concurrently each count in full, so families may add up to more than a step.");
   o->common.add_output_to(*verb);
   verb->callback([o] { run_step(*o); });
   return verb;

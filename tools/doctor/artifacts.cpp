@@ -33,7 +33,7 @@ std::vector<double> numbers_of(const SafetensorsFile& file, const TensorEntry& e
     copy(int32_t{});
   else
     fail("{}: {} is {}: F32, F64 or I32 was expected", file.path(), entry.name, entry.str());
-  // Here, for all who compare: a NaN that gets into a sum or a maximum says no more where it came from.
+  // Checked before any comparison: a NaN in a sum or maximum no longer shows its element.
   const auto odd = std::find_if(numbers.begin(), numbers.end(), [](double x) { return !std::isfinite(x); });
   TRIAD_CHECK(odd == numbers.end(), "{}: {} has {} at element {}", file.path(), entry.name, *odd,
               odd - numbers.begin());
@@ -84,7 +84,7 @@ TrainedRun read_trained(const std::string& folder, int64_t steps, int ranks) {
   TRIAD_CHECK(static_cast<int64_t>(rows.size()) == steps, "{}: {} rows for {} steps", run.file("training.csv"),
               rows.size(), steps);
   for (size_t i = 0; i < rows.size(); ++i) {
-    constexpr double kPrinted = 1e-6;  // its losses have six digits behind the point
+    constexpr double kPrinted = 1e-6;  // training.csv has six decimals
     const double loss = rows.number(i, "loss");
     TRIAD_CHECK(std::abs(loss - run.losses[i]) <= kPrinted, "{}: row {} has loss {}, its heartbeat {}",
                 run.file("training.csv"), i + 1, loss, run.losses[i]);
@@ -102,7 +102,7 @@ WeightDifference compare_weights(const std::string& folder, const std::string& r
   TRIAD_CHECK(ours.entries().size() == reference.entries().size(), "{} has {} tensors, {} has {}", ours.path(),
               ours.entries().size(), reference.path(), reference.entries().size());
   WeightDifference found;
-  double all_apart = 0, all = 0;
+  double all_difference = 0, all = 0;
   for (const TensorEntry& entry : ours.entries()) {
     ++found.tensors;
     const TensorEntry& other = reference.at(entry.name);
@@ -112,13 +112,13 @@ WeightDifference compare_weights(const std::string& folder, const std::string& r
     }
     if (found.unequal++ == 0) found.first = entry.name;
     const std::vector<double> values = numbers_of(ours, entry), expected = numbers_of(reference, other);
-    const double apart = relative_difference(values, expected);
+    const double difference = relative_difference(values, expected);
     double norm = 0;
     for (const double x : expected) norm += x * x;
-    all += norm, all_apart += apart * apart * norm;
-    if (apart > found.worst) found.worst = apart, found.worst_name = entry.name;
+    all += norm, all_difference += difference * difference * norm;
+    if (difference > found.worst) found.worst = difference, found.worst_name = entry.name;
   }
-  found.relative = all > 0 ? std::sqrt(all_apart / all) : 0;
+  found.relative = all > 0 ? std::sqrt(all_difference / all) : 0;
   return found;
 }
 
@@ -129,12 +129,12 @@ std::vector<double> numbers_of(const std::string& path, const std::string& tenso
 
 double relative_difference(const std::vector<double>& a, const std::vector<double>& b) {
   TRIAD_CHECK(a.size() == b.size(), "{} numbers are compared with {}", a.size(), b.size());
-  double apart = 0, norm = 0;
-  for (size_t i = 0; i < a.size(); ++i) apart += (a[i] - b[i]) * (a[i] - b[i]), norm += b[i] * b[i];
-  return norm > 0 ? std::sqrt(apart / norm) : std::sqrt(apart);
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) difference += (a[i] - b[i]) * (a[i] - b[i]), norm += b[i] * b[i];
+  return norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
 }
 
-std::string last_words(const std::string& output_path) {
+std::string final_message(const std::string& output_path) {
   const std::vector<std::string> lines = whole_lines(output_path);
   for (auto line = lines.rbegin(); line != lines.rend(); ++line)
     if (line->starts_with("triad:")) return shortened(*line, 400);

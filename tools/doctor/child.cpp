@@ -33,7 +33,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kLook = std::chrono::milliseconds(50);
+constexpr auto kPollInterval = std::chrono::milliseconds(50);
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
@@ -41,8 +41,8 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 
 struct Process {
   pid_t pid = 0, parent = 0;
-  long ticks = 0;                // on processors
-  unsigned long long began = 0;  // in ticks since this machine's start: with the pid, it names a process for good
+  long ticks = 0;                // CPU time, user and system
+  unsigned long long began = 0;  // start time in ticks since boot: identifies a process together with its pid
 };
 
 std::vector<Process> all_processes() {
@@ -50,14 +50,14 @@ std::vector<Process> all_processes() {
   for (const auto& entry : fs::directory_iterator("/proc")) {
     const pid_t pid = std::atoi(entry.path().filename().c_str());
     std::string text;
-    if (pid <= 0 || !std::getline(std::ifstream(entry.path() / "stat"), text)) continue;  // it may just have gone
+    if (pid <= 0 || !std::getline(std::ifstream(entry.path() / "stat"), text)) continue;  // it may have just ended
     const size_t name_end = text.rfind(')');
     if (name_end == std::string::npos) continue;
     std::istringstream fields(text.substr(name_end + 1));
     std::string skipped;
     Process p{.pid = pid};
     fields >> skipped >> p.parent;
-    constexpr int kFieldsToUserTime = 9;  // of proc(5), behind the parent's
+    constexpr int kFieldsToUserTime = 9;  // fields of proc(5) between the parent's pid and the user time
     for (int i = 0; i < kFieldsToUserTime; ++i) fields >> skipped;
     long user = 0, system = 0;
     fields >> user >> system;
@@ -70,27 +70,28 @@ std::vector<Process> all_processes() {
   return all;
 }
 
-// What was started since this object was made: of this process, all the way down. What loses its parent becomes our own
-// child (PR_SET_CHILD_SUBREAPER), so that nothing a launcher has started gets lost. But others may be, or become, our
-// children too: those of a shell that made itself into this program (`server & exec triad doctor`), and, where we are a
-// container's first process, all that lose their parent. So who was there before is a stranger, and so is whom a
-// stranger has started; only who lost a stranger between two looks is taken for one of us.
-class Family {
+// This process's descendants that were started after this object was made. A descendant that loses its parent becomes
+// our child (PR_SET_CHILD_SUBREAPER), so that processes of a launcher are not lost. Foreign processes can be our
+// children too: those of a shell that replaced itself by this program (`server & exec triad doctor`), and every orphan
+// if we are a container's first process. Therefore processes that exist already, and all that these start, count as
+// foreign. A foreign orphan whose parent started and ended between two calls of members() is the only one that is
+// mistaken for ours.
+class Descendants {
  public:
-  Family() {
-    for (const Process& p : all_processes()) strangers_[p.pid] = p.began;
-    strangers_.erase(getpid());
+  Descendants() {
+    for (const Process& p : all_processes()) foreign_[p.pid] = p.began;
+    foreign_.erase(getpid());
   }
 
   std::vector<Process> members() {
     const std::vector<Process> all = all_processes();
-    for (const Process& p : all)  // a pid that was given again
-      if (const auto known = strangers_.find(p.pid); known != strangers_.end() && known->second != p.began)
-        strangers_.erase(known);
+    for (const Process& p : all)  // a reused pid
+      if (const auto known = foreign_.find(p.pid); known != foreign_.end() && known->second != p.began)
+        foreign_.erase(known);
     for (bool more = true; std::exchange(more, false);)
       for (const Process& p : all) {
-        const bool outside = p.parent == 0 || strangers_.count(p.parent) > 0;  // 0: of no process in this container
-        if (outside && p.pid != getpid()) more = strangers_.emplace(p.pid, p.began).second || more;
+        const bool outside = p.parent == 0 || foreign_.count(p.parent) > 0;  // 0: the parent is outside this container
+        if (outside && p.pid != getpid()) more = foreign_.emplace(p.pid, p.began).second || more;
       }
     std::vector<Process> found;
     std::vector<pid_t> parents = {getpid()};
@@ -98,16 +99,16 @@ class Family {
       const pid_t parent = parents.back();
       parents.pop_back();
       for (const Process& p : all)
-        if (p.parent == parent && strangers_.count(p.pid) == 0) found.push_back(p), parents.push_back(p.pid);
+        if (p.parent == parent && foreign_.count(p.pid) == 0) found.push_back(p), parents.push_back(p.pid);
     }
     return found;
   }
 
  private:
-  std::map<pid_t, unsigned long long> strangers_;  // and when each began
+  std::map<pid_t, unsigned long long> foreign_;  // pid -> start time
 };
 
-// The children's exit codes, as they end.
+// Collects the exit codes of ended children.
 class Reaper {
  public:
   void reap() {
@@ -122,19 +123,21 @@ class Reaper {
   std::map<pid_t, int> codes_;
 };
 
-void end_all(Family& family, Reaper& reaper) {
-  constexpr double kPatienceS = 10;  // a process within the kernel's own wait cannot be ended
-  for (const auto begin = Clock::now(); seconds_since(begin) < kPatienceS; std::this_thread::sleep_for(kLook)) {
+// Kills all descendants and waits until they have ended, at most kMostS.
+void end_all(Descendants& descendants, Reaper& reaper) {
+  constexpr double kMostS = 10;  // a process in an uninterruptible wait cannot be killed
+  for (const auto begin = Clock::now(); seconds_since(begin) < kMostS; std::this_thread::sleep_for(kPollInterval)) {
     reaper.reap();
-    const std::vector<Process> left = family.members();
+    const std::vector<Process> left = descendants.members();
     if (left.empty()) return;
     for (const Process& p : left) kill(p.pid, SIGKILL);
   }
 }
 
-// A run that hangs is asked for its stacks before it is ended (train/monitor/watchdog.h); one that is stopped cannot
-// answer. Who has no watchdog, and so no heartbeats, is not asked: the signal would end it.
-void ask_for_stacks(Family& family, const std::string& folder) {
+// Sends SIGUSR1 to the training processes, whose watchdogs write stack dumps (train/monitor/watchdog.h), and waits for
+// the files; a stopped process writes none. Without heartbeats there is no watchdog, and the signal would end the
+// program.
+void request_stack_dumps(Descendants& descendants, const std::string& folder) {
   const auto files = [&](const char* prefix) {
     int n = 0;
     for (const auto& entry : fs::directory_iterator(folder)) n += entry.path().filename().string().starts_with(prefix);
@@ -143,15 +146,15 @@ void ask_for_stacks(Family& family, const std::string& folder) {
   if (files("heartbeat_rank") == 0) return;
   const std::string self = own_program();
   std::error_code gone;
-  int asked = 0;
-  for (const Process& p : family.members())
-    if (fs::read_symlink(fmt::format("/proc/{}/exe", p.pid), gone) == self && kill(p.pid, SIGUSR1) == 0) ++asked;
-  constexpr double kPatienceS = 1.5;
-  for (const auto begin = Clock::now(); files("stackdump_") < asked && seconds_since(begin) < kPatienceS;)
-    std::this_thread::sleep_for(kLook);
+  int requested = 0;
+  for (const Process& p : descendants.members())
+    if (fs::read_symlink(fmt::format("/proc/{}/exe", p.pid), gone) == self && kill(p.pid, SIGUSR1) == 0) ++requested;
+  constexpr double kMostS = 1.5;
+  for (const auto begin = Clock::now(); files("stackdump_") < requested && seconds_since(begin) < kMostS;)
+    std::this_thread::sleep_for(kPollInterval);
 }
 
-// ---- starting one ----
+// ---- starting a command ----
 
 bool is_left_out(const std::string& variable) {
   constexpr const char* kPrefixes[] = {
@@ -190,7 +193,7 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
 pid_t start(const Command& command, Inherit inherit, int output) {
   std::vector<std::string> words = command.words, variables = variables_for(command, inherit);
   const std::vector<char*> argv = pointers_to(words), envp = pointers_to(variables);
-  // Who ends with the doctor: our own program at once; a launcher in order, so that its ranks end too.
+  // The signal for the child if the doctor ends: SIGKILL for triad, SIGTERM for a launcher, which then ends its ranks.
   const int at_our_end = words.front() == own_program() ? SIGKILL : SIGTERM;
   const pid_t pid = fork();
   if (pid < 0) fail("{} cannot be started: {}", words.front(), std::strerror(errno));
@@ -206,25 +209,26 @@ pid_t start(const Command& command, Inherit inherit, int output) {
 
 // ---- signs of life ----
 
-class Signs {
+// Watches a folder for signs of life: growing output, new heartbeats, CPU time.
+class LifeSigns {
  public:
-  Signs(Family& family, std::string folder, bool busy_is_alive)
-      : family_(family), folder_(std::move(folder)), busy_is_alive_(busy_is_alive) {}
+  LifeSigns(Descendants& descendants, std::string folder, bool busy_is_alive)
+      : descendants_(descendants), folder_(std::move(folder)), busy_is_alive_(busy_is_alive) {}
 
-  // passed_s: since the last look.
-  void look(double passed_s) {
+  // passed_s: time since the last poll.
+  void poll(double passed_s) {
     uintmax_t seen = 0;
     std::error_code gone;
     for (const auto& entry : fs::directory_iterator(folder_)) {
       const std::string name = entry.path().filename().string();
       if (name == "output.txt" || name.starts_with("heartbeat_rank")) seen += fs::file_size(entry.path(), gone);
     }
-    const bool told = seen != std::exchange(seen_, seen);
-    if (told) read_heartbeats();
+    const bool grew = seen != std::exchange(seen_, seen);
+    if (grew) read_heartbeats();
     long ticks = 0;
     if (busy_is_alive_)
-      for (const Process& p : family_.members()) ticks += p.ticks;
-    silent_s_ = told || ticks > ticks_ ? 0 : silent_s_ + passed_s;
+      for (const Process& p : descendants_.members()) ticks += p.ticks;
+    silent_s_ = grew || ticks > ticks_ ? 0 : silent_s_ + passed_s;
     ticks_ = std::max(ticks_, ticks);
   }
   double silent_s() const { return silent_s_; }
@@ -236,7 +240,7 @@ class Signs {
   }
 
  private:
-  // A stack dump that was asked for takes no verdict back.
+  // The last heartbeat that is not "stackdump": a requested dump must not hide an earlier "hung".
   static Json newest_in(const std::string& path) {
     const std::vector<std::string> lines = whole_lines(path);
     for (auto line = lines.rbegin(); line != lines.rend(); ++line)
@@ -261,7 +265,7 @@ class Signs {
     }
   }
 
-  Family& family_;
+  Descendants& descendants_;
   std::string folder_, beat_;
   bool busy_is_alive_, says_hung_ = false;
   uintmax_t seen_ = 0;
@@ -271,44 +275,44 @@ class Signs {
 
 }  // namespace
 
-Ended run_commands(const std::vector<Command>& commands, Inherit inherit, const std::string& folder,
-                   const Patience& patience) {
+Outcome run_commands(const std::vector<Command>& commands, Inherit inherit, const std::string& folder,
+                     const TimeLimits& limits) {
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   const std::string path = folder + "/output.txt";
   const FileHandle output(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666));
   if (output.get() < 0) fail("{} cannot be written: {}", path, std::strerror(errno));
-  Family family;
+  Descendants descendants;
   Reaper reaper;
   std::vector<pid_t> children;
   for (const Command& command : commands) children.push_back(start(command, inherit, output.get()));
 
-  Signs signs(family, folder, patience.busy_is_alive);
-  Ended ended;
+  LifeSigns signs(descendants, folder, limits.busy_is_alive);
+  Outcome ended;
   Clock::time_point last = Clock::now();
-  for (bool running = true; running; std::this_thread::sleep_for(kLook)) {
+  for (bool running = true; running; std::this_thread::sleep_for(kPollInterval)) {
     reaper.reap();
     running = false;
     for (const pid_t child : children) running = running || !reaper.ended(child);
-    // A machine that stood still meanwhile has waited for nobody: a look counts a second at most, as the watchdog's.
+    // A poll counts at most one second, as in the watchdog: the machine may have been suspended in between.
     const double real_s = seconds_since(std::exchange(last, Clock::now())), passed_s = std::min(1.0, real_s);
-    signs.look(passed_s);
+    signs.poll(passed_s);
     ended.seconds += passed_s;
-    ended.still_s += real_s - passed_s;
+    ended.stopped_s += real_s - passed_s;
     if (!running) break;
     if (signs.says_hung())
-      ended.how = Ended::How::hung;
-    else if (signs.silent_s() >= patience.silent_s)
-      ended.how = Ended::How::silent;
-    else if (ended.seconds - signs.silent_s() >= patience.limit_s)
-      ended.how = Ended::How::late;
-    if (ended.how != Ended::How::exited) {
-      if (ended.how == Ended::How::silent) ask_for_stacks(family, folder);
+      ended.how = Outcome::How::hung;
+    else if (signs.silent_s() >= limits.silent_s)
+      ended.how = Outcome::How::silent;
+    else if (ended.seconds - signs.silent_s() >= limits.limit_s)
+      ended.how = Outcome::How::late;
+    if (ended.how != Outcome::How::exited) {
+      if (ended.how == Outcome::How::silent) request_stack_dumps(descendants, folder);
       break;
     }
   }
   ended.last_sign = signs.last();
-  end_all(family, reaper);
-  if (ended.how == Ended::How::exited)
+  end_all(descendants, reaper);
+  if (ended.how == Outcome::How::exited)
     for (auto child = children.rbegin(); child != children.rend(); ++child)
       if (reaper.code(*child) != 0) ended.exit_code = reaper.code(*child);
   return ended;

@@ -1,5 +1,5 @@
-// Programs that the doctor starts: watched for signs of life, and ended, with all that they started and nothing else,
-// when there are none or their time is over. A child that hangs or crashes takes nothing along.
+// Runs programs for the doctor and watches them. One that shows no sign of life, or exceeds its time, is killed with
+// all processes that it started and no others. A child that hangs or crashes does not affect the doctor.
 #pragma once
 #include <string>
 #include <utility>
@@ -8,32 +8,34 @@
 namespace triad {
 
 struct Command {
-  std::vector<std::string> words;  // the program first
-  std::vector<std::pair<std::string, std::string>> environment = {};
+  std::vector<std::string> words;                                     // program and arguments
+  std::vector<std::pair<std::string, std::string>> environment = {};  // set in addition to what is inherited
 };
 
-// Which of the doctor's own variables its children see. clean: none that would change a run or make it a rank of the
-// doctor's own launcher (NSA_*, RANK, OMPI_COMM_WORLD_*, ...).
+// Which environment variables of the doctor a child inherits. clean: none that changes a run's config or makes it a
+// rank of a launcher (NSA_*, RANK, OMPI_COMM_WORLD_*, ...).
 enum class Inherit { all, clean };
 
-struct Patience {
-  double limit_s = 0;          // in all; who has told nothing since then is not late, but may be silent
-  double silent_s = 0;         // without a sign of life: a line of output, a heartbeat, ...
-  bool busy_is_alive = false;  // ... or, of a program that prints nothing meanwhile, time on a processor
+struct TimeLimits {
+  double limit_s = 0;          // total time; late only if there was a sign of life after it, else possibly silent
+  double silent_s = 0;         // time without a sign of life: output or a heartbeat
+  bool busy_is_alive = false;  // CPU time counts as a sign of life too: for programs that print nothing while they work
 };
 
-struct Ended {
-  enum class How { exited, silent, hung, late };  // hung: its own watchdog says so; late: alive, at its limit
+struct Outcome {
+  enum class How { exited, silent, hung, late };  // hung: reported by its own watchdog; late: alive at limit_s
   How how = How::exited;
-  int exit_code = 0;                // where it exited: 128 + signal if one ended it; of several the first that is not 0
-  double seconds = 0, still_s = 0;  // those in which the machine, or the doctor, stood still apart
-  std::string last_sign;            // of life: its last heartbeat, or line of output
+  int exit_code = 0;      // of the first command with one that is not 0; 128 + signal if a signal ended it
+  double seconds = 0;     // running time, without stopped_s
+  double stopped_s = 0;   // time in which the machine or the doctor was suspended
+  std::string last_sign;  // the last heartbeat or line of output
 };
 
-// Runs them side by side; what they print goes to folder/output.txt, and their heartbeats are looked for in the folder.
-Ended run_commands(const std::vector<Command>&, Inherit, const std::string& folder, const Patience&);
+// Runs the commands concurrently. Their output is written to folder/output.txt; their heartbeats are read from the
+// folder.
+Outcome run_commands(const std::vector<Command>&, Inherit, const std::string& folder, const TimeLimits&);
 
-std::string find_program(const std::string& name);  // on PATH; "" if it is not there
-std::string own_program();                          // this one's file
+std::string find_program(const std::string& name);  // its file on PATH, or ""
+std::string own_program();                          // the file of this program
 
 }  // namespace triad

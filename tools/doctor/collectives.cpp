@@ -1,5 +1,5 @@
-// The collectives' self-test: every rank gives numbers whose sums are known and exact, in every type and a few sizes,
-// and each compares every element of what it gets.
+// The phases collectives_*: a self-test of all-reduce, reduce-scatter and all-gather. Every rank contributes integers
+// whose sums are known and exact, in each dtype and three sizes, and compares every element of the result.
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -16,13 +16,13 @@ namespace triad {
 
 namespace {
 
-// Element i of rank r: whole numbers, whose sum over up to 8 ranks bf16 holds exactly (36 * 7 < 256).
-double given(int rank, int64_t i) { return static_cast<double>((rank + 1) * (i % 7 + 1)); }
+// Element i of a rank's input: an integer. Sums over up to 8 ranks are exact in bf16 (36 * 7 < 256).
+double input(int rank, int64_t i) { return static_cast<double>((rank + 1) * (i % 7 + 1)); }
 
 struct Case {
   std::string op;
   DType dtype;
-  int64_t n;  // elements of a rank's part
+  int64_t n;  // elements of the tensor (all_reduce) or of a rank's part of it
   int64_t wrong = 0;
   double ms = 0;
 };
@@ -41,7 +41,7 @@ class SelfTest {
     const int64_t part = comm_.rank() * c.n;
     for (int64_t i = 0; i < total; ++i)
       if (c.op != "all_gather" || (i >= part && i < part + c.n))
-        values[static_cast<size_t>(i)] = given(comm_.rank(), i);
+        values[static_cast<size_t>(i)] = input(comm_.rank(), i);
     put(x, values);
     comm_.barrier("the self-test");
     const auto began = std::chrono::steady_clock::now();
@@ -58,8 +58,8 @@ class SelfTest {
     double ranks = 0;
     for (int r = 0; r < comm_.world(); ++r) ranks += r + 1;
     for (int64_t i = 0; i < total; ++i) {
-      if (c.op == "reduce_scatter" && (i < part || i >= part + c.n)) continue;  // nothing defined there
-      const double expected = c.op == "all_gather" ? given(static_cast<int>(i / c.n), i) : ranks * given(0, i);
+      if (c.op == "reduce_scatter" && (i < part || i >= part + c.n)) continue;  // undefined outside the rank's part
+      const double expected = c.op == "all_gather" ? input(static_cast<int>(i / c.n), i) : ranks * input(0, i);
       c.wrong += values[static_cast<size_t>(i)] != expected;
     }
   }
@@ -97,10 +97,11 @@ class SelfTest {
   Tensor arena_;
 };
 
-// Judges collectives.json of a self-test of so many ranks.
-void judge(Visit& v, int ranks) {
+// Judges collectives.json, the result of a self-test over this many ranks.
+void judge(PhaseRun& v, int ranks) {
   const Json found = parse_json(read_file(v.file("collectives.json")), v.file("collectives.json"));
-  v.expect(found["ranks"] == ranks, "", fmt::format("{} ranks met, {} were started", brief(found["ranks"]), ranks));
+  v.expect(found["ranks"] == ranks, "",
+           fmt::format("{} ranks connected, {} were started", brief(found["ranks"]), ranks));
   size_t right = 0;
   double best = 0;
   for (const Json& c : found["cases"]) {
@@ -111,12 +112,12 @@ void judge(Visit& v, int ranks) {
              fmt::format("{} of {} {}: {} elements are wrong over all ranks (collectives.json)",
                          c["op"].get<std::string>(), brief(c["elements"]), c["dtype"].get<std::string>(), wrong));
   }
-  v.note(fmt::format("{} ranks over {}: {} sums and gathers right to the last element, up to {:.3g} GB/s", ranks,
+  v.note(fmt::format("{} ranks over {}: {} sums and gathers correct in every element, up to {:.3g} GB/s", ranks,
                      found["comm"].get<std::string>(), right, best));
   v.expect(found["cases"].size() >= 12, "", fmt::format("collectives.json has {} cases", found["cases"].size()));
 }
 
-std::vector<std::string> self_test(const Visit& v, const std::string& device, const std::string& backend) {
+std::vector<std::string> self_test(const PhaseRun& v, const std::string& device, const std::string& backend) {
   return {"doctor", "--probe", "collectives", "--out", v.folder(), "--device", device, "--backend", backend};
 }
 
@@ -135,7 +136,7 @@ void probe_collectives(const std::string& folder, const std::string& device_word
   for (const char* op : {"all_reduce", "reduce_scatter", "all_gather"})
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const int64_t n : {128, 128 * 77, 1 << 20}) cases.push_back({op, dtype, n});
-  for (Case& c : cases) test.run(c), test.run(c);  // twice: the first sets connections up
+  for (Case& c : cases) test.run(c), test.run(c);  // the first of two calls sets up connections; the second is timed
   Json rows = Json::array();
   for (const Case& c : cases) {
     int64_t wrong = 0;
@@ -156,23 +157,24 @@ void probe_collectives(const std::string& folder, const std::string& device_word
   comm->finish();
 }
 
-void examine_collectives_nccl(Visit& v) {
-  if (!v.on_gpu()) v.skip("no GPU: NCCL joins GPUs", "nothing");
-  if (v.gpus() < 2) v.skip("one GPU: NCCL joins several", "nothing");
+void examine_collectives_nccl(PhaseRun& v) {
+  if (!v.on_gpu()) v.skip("no GPU: NCCL connects GPUs", "nothing");
+  if (v.gpus() < 2) v.skip("this machine has one GPU: NCCL connects several", "nothing");
   if (const std::string why = v.machine()["why_no_nccl"]; !why.empty())
     v.skip(why, "install NCCL (libnccl.so.2), or use dist.backend=mpi");
-  v.run_ranks(v.gpus(), Visit::Launch::variables, self_test(v, "cuda", "nccl"), Visit::Prints::at_its_end);
+  v.run_ranks(v.gpus(), PhaseRun::Launch::variables, self_test(v, "cuda", "nccl"), PhaseRun::Prints::at_its_end);
   judge(v, v.gpus());
 }
 
-void examine_collectives_mpi(Visit& v) {
-  v.require(Visit::Launch::mpirun);
-  v.run_ranks(2, Visit::Launch::mpirun, self_test(v, v.gpus() < 2 ? "cpu" : "cuda", "mpi"), Visit::Prints::at_its_end);
+void examine_collectives_mpi(PhaseRun& v) {
+  v.require(PhaseRun::Launch::mpirun);
+  v.run_ranks(2, PhaseRun::Launch::mpirun, self_test(v, v.gpus() < 2 ? "cpu" : "cuda", "mpi"),
+              PhaseRun::Prints::at_its_end);
   judge(v, 2);
 }
 
-void examine_collectives_tcp(Visit& v) {
-  v.run_ranks(2, Visit::Launch::variables, self_test(v, "cpu", "auto"), Visit::Prints::at_its_end);
+void examine_collectives_tcp(PhaseRun& v) {
+  v.run_ranks(2, PhaseRun::Launch::variables, self_test(v, "cpu", "auto"), PhaseRun::Prints::at_its_end);
   judge(v, 2);
 }
 

@@ -1,5 +1,5 @@
-// triad doctor: is this machine, and this build on it, in order? Phases one after the other (tools/doctor/phases.cpp),
-// each in a folder and in processes of its own, judged by the files they leave; RESULTS.md says what was found.
+// triad doctor: examines this machine and build in phases (tools/doctor/phases.cpp), one after another. Each phase runs
+// programs in a folder of its own and judges the files that they write; RESULTS.md lists the verdicts.
 #include "tools/doctor/doctor.h"
 
 #include <CLI/CLI.hpp>
@@ -32,7 +32,7 @@ const Phase& phase_named(const std::string& name) {
   fail_usage("--only {}: the phases are {}", shortened(name), phase_names());
 }
 
-// Those asked for, and those whose files they read, in the table's order.
+// The phases to run, in their order: those of --only with the phases that they need, or all of the chosen kind.
 std::vector<const Phase*> chosen_phases(const DoctorOptions& o) {
   std::vector<std::string> wanted = o.only;
   for (size_t i = 0; i < wanted.size(); ++i)
@@ -46,12 +46,13 @@ std::vector<const Phase*> chosen_phases(const DoctorOptions& o) {
   return phases;
 }
 
-// A folder of the doctor's own, old results of the phases removed: nothing stale is judged, and nothing foreign goes.
+// Creates the doctor's folder, or removes the phases' old results from it, so that no stale file is judged. Refuses a
+// folder that holds other files.
 void prepare_folder(const std::string& out, const std::vector<const Phase*>& phases) {
   const std::string results = out + "/" + kResultsFile;
   if (fs::exists(out) && !fs::is_directory(out)) fail_usage("--out {} is not a folder", out);
   if (fs::exists(out) && !fs::is_empty(out) && !(fs::exists(results) && read_file(results).starts_with(kResultsTitle)))
-    fail_usage("--out {} is not empty, and no examination's: choose another folder", out);
+    fail_usage("--out {} is not empty, and `triad doctor` did not write it: choose another folder", out);
   make_folders(out);
   write_file_atomically(results, fmt::format("{}\n\nunder way\n", kResultsTitle));
   for (const Phase* phase : phases) {
@@ -60,17 +61,18 @@ void prepare_folder(const std::string& out, const std::vector<const Phase*>& pha
   }
 }
 
-// An earlier phase whose files this one needs, and that has not got them whole; nullptr: there is none.
-const Diagnosis* missing_need(const Phase& phase, const std::vector<Diagnosis>& before, bool machine_known) {
+// An earlier phase that this phase needs and that did not complete, or nullptr.
+const PhaseResult* missing_need(const Phase& phase, const std::vector<PhaseResult>& before, bool machine_known) {
   for (const std::string& needed : phase.needs)
-    for (const Diagnosis& earlier : before)
-      // What is amiss with a machine need not keep a model from training on it.
+    for (const PhaseResult& earlier : before)
+      // A machine with a fault may still be able to train: a failed phase environment blocks nothing if its facts
+      // exist.
       if (earlier.phase->name == needed && !earlier.finding.holds() && !(needed == "environment" && machine_known))
         return &earlier;
   return nullptr;
 }
 
-Finding skipped_for(const Diagnosis& missing) {
+Finding skipped_for(const PhaseResult& missing) {
   const auto& [phase, finding] = missing;
   if (finding.ended)
     return {.verdict = Verdict::skipped,
@@ -78,7 +80,7 @@ Finding skipped_for(const Diagnosis& missing) {
             .next = finding.next};
   return {.verdict = Verdict::skipped,
           .evidence = fmt::format("{} is {}", phase->name, word_of(finding.verdict)),
-          .next = "see there first"};
+          .next = fmt::format("see {} first", phase->name)};
 }
 
 void examine(const DoctorOptions& o) {
@@ -88,20 +90,20 @@ void examine(const DoctorOptions& o) {
                launch.launcher);
   const std::vector<const Phase*> phases = chosen_phases(o);
   prepare_folder(o.out, phases);
-  std::vector<Diagnosis> all;
+  std::vector<PhaseResult> all;
   Json machine;
   bool bad = false;
   for (const Phase* phase : phases) {
     fmt::print("{:<18} ", phase->name);
     std::fflush(stdout);
     Finding finding;
-    if (const Diagnosis* missing = missing_need(*phase, all, !machine.is_null())) {
+    if (const PhaseResult* missing = missing_need(*phase, all, !machine.is_null())) {
       finding = skipped_for(*missing);
     } else {
-      Visit visit(o, *phase, all);
+      PhaseRun visit(o, *phase, all);
       finding = visit.examine();
       if (phase->name == "environment") {
-        const Visit after(o, *phase, all);  // which has read machine.json
+        const PhaseRun after(o, *phase, all);  // its constructor reads machine.json
         machine = after.machine();
         write_doctor_config(o.out, after.on_gpu());
       }
@@ -113,7 +115,7 @@ void examine(const DoctorOptions& o) {
     write_results(o, all, machine);
   }
   fmt::print("{}/{}\n", o.out, kResultsFile);
-  if (bad) fail("not all is well: see {}/{}", o.out, kResultsFile);
+  if (bad) fail("at least one phase is FAIL or HANG: see {}/{}", o.out, kResultsFile);
 }
 
 }  // namespace
@@ -124,24 +126,26 @@ void add_doctor(CLI::App& app) {
     double timeout_s = 30;
   };
   auto o = std::make_shared<Options>();
-  CLI::App* verb = app.add_subcommand("doctor", "examine this machine and build; with --full, the trainer on it too");
-  verb->add_flag("--full", o->full, "the staged diagnosis too: two dozen short runs of a small model");
-  verb->add_option("--out", o->out, "folder for RESULTS.md, and one folder a phase")->capture_default_str();
-  verb->add_option("--only", o->only, "these phases, and those they need: " + phase_names())->delimiter(',');
-  verb->add_option("--device", o->device, "auto: the GPUs where there are some; cpu or cuda")
+  CLI::App* verb = app.add_subcommand("doctor", "examine this machine and this build; with --full, also train on it");
+  verb->add_flag("--full", o->full, "also train a small model in two dozen short runs and check their results");
+  verb->add_option("--out", o->out, "folder for RESULTS.md and for one folder of each phase")->capture_default_str();
+  verb->add_option("--only", o->only, "run only these phases and those they need: " + phase_names())->delimiter(',');
+  verb->add_option("--device", o->device, "auto (GPUs if there are any), cpu or cuda")
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  verb->add_option("--budget", o->budget, "times each phase's time: more for slow machines, less for the impatient")
+  verb->add_option("--budget", o->budget, "factor on every phase's time budget: raise it on a slow machine")
       ->capture_default_str()
       ->check(within(above(0).up_to(1000)));
-  const char* const kOwn = "What it starts itself";
-  verb->add_option("--probe", o->probe, "machine, topology, collectives: into --out, as JSON")
+  const char* const kOwn = "Options of the processes that the doctor starts";
+  verb->add_option("--probe", o->probe, "examine only this part, and write JSON files into --out")
       ->check(CLI::IsMember({"machine", "topology", "collectives"}))
       ->group(kOwn);
-  verb->add_option("--backend", o->backend, "of the collectives")
+  verb->add_option("--backend", o->backend, "transport of --probe collectives")
       ->check(CLI::IsMember({"auto", "nccl", "mpi"}))
       ->group(kOwn);
-  verb->footer("Exit code 1 where a phase is FAIL or HANG.");
+  verb->footer(
+      "Verdicts: PASS; FAIL: a check failed; SLOW: correct, but over its time budget; HANG: no sign of life, killed;\n"
+      "SKIPPED: not possible on this machine. Exit code 1 if a phase is FAIL or HANG.");
   verb->callback([o] {
     if (o->probe.empty()) return examine(*o);
     make_folders(o->out);

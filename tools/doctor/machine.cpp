@@ -1,5 +1,5 @@
-// The first two phases: what this machine is, and whether its GPUs reach each other. The looking is done by a child
-// (`triad doctor --probe machine`), for a driver that hangs would take with it whoever asks.
+// The phases environment and topology: facts about this machine, and copies between its GPUs. A child process collects
+// them (`triad doctor --probe machine`), because a driver may hang.
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
@@ -32,7 +32,7 @@ double free_disk_mib(const std::string& path) {
   return statvfs(path.c_str(), &s) == 0 ? static_cast<double>(s.f_bavail) * static_cast<double>(s.f_frsize) / kMiB : 0;
 }
 
-// A line of /proc/meminfo.
+// The value of a line of /proc/meminfo; 0 if there is no such line.
 double meminfo_mib(const std::string& name) {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);)
@@ -40,7 +40,7 @@ double meminfo_mib(const std::string& name) {
   return 0;
 }
 
-// Of what this process may open, lock, start, map: a number, or "unlimited".
+// This process's resource limits, each a number or "unlimited".
 Json limits() {
   Json out;
   const auto put = [&](const char* name, __rlimit_resource what) {
@@ -115,14 +115,14 @@ void probe_machine(const std::string& folder) {
   write_file_atomically(folder + "/machine.json", dump_json(facts, 2) + "\n");
 }
 
-void examine_environment(Visit& v) {
-  v.run_triad({"doctor", "--probe", "machine", "--out", v.folder()}, Visit::Prints::at_its_end, Inherit::all);
+void examine_environment(PhaseRun& v) {
+  v.run_triad({"doctor", "--probe", "machine", "--out", v.folder()}, PhaseRun::Prints::at_its_end, Inherit::all);
   const Json m = parse_json(read_file(v.file("machine.json")), v.file("machine.json"));
   const std::string why_no_cuda = m["why_no_cuda"];
   const auto mib = [&](const char* name) { return m[name].get<double>(); };
 
   v.note(fmt::format("{} cores, {:.0f} MiB of memory available", m["cores"].get<int>(), mib("memory_available_mib")));
-  v.expect(v.options().device != "cuda" || !m["gpus"].empty(), "", "a GPU was asked for, but " + why_no_cuda);
+  v.expect(v.options().device != "cuda" || !m["gpus"].empty(), "", "--device cuda cannot be used: " + why_no_cuda);
   v.expect(!m["built_with_cuda"] || !m["nvidia_device_files"] || !m["gpus"].empty(), "",
            "there is an NVIDIA driver, but no GPU can be used: " + why_no_cuda);
   if (m["gpus"].empty()) v.note("no GPU (" + why_no_cuda + ")");
@@ -142,7 +142,7 @@ void examine_environment(Visit& v) {
            fmt::format("{:.0f} MiB of the host's memory are available: at least {:.0f} are needed",
                        mib("memory_available_mib"), kLeastHostMib));
   v.expect(mib("disk_free_mib") >= kLeastDiskMib, fmt::format("{:.0f} MiB of disk free", mib("disk_free_mib")),
-           fmt::format("{:.0f} MiB of disk are free at {}: a checkpoint of 155M parameters takes 1,900",
+           fmt::format("{:.0f} MiB of disk are free at {}: a checkpoint of 155M parameters takes 1,900 MiB",
                        mib("disk_free_mib"), v.options().out));
   const Json& files = m["limits"]["open_files"];
   constexpr int kLeastFiles = 256;
@@ -150,17 +150,18 @@ void examine_environment(Visit& v) {
       files.is_string() || files.get<int64_t>() >= kLeastFiles, "",
       fmt::format("{} files may be open at a time (ulimit -n): shards and ranks need {}", brief(files), kLeastFiles));
   const std::string wrong_variable = m["wrong_variable"];
-  v.expect(wrong_variable.empty(), "", "a run would be refused here: " + wrong_variable);
+  v.expect(wrong_variable.empty(), "", "`triad train` would refuse to start: " + wrong_variable);
   std::string variables;
   for (const auto& [name, value] : m["environment"].items())
     if (name.starts_with("NSA_")) variables += " " + name + "=" + value.get<std::string>();
-  if (!variables.empty()) v.note("the phases that follow leave out" + variables);
+  if (!variables.empty()) v.note("not passed on to later phases:" + variables);
   const std::string no_mpi = m["why_no_mpi"], no_nccl = m["why_no_nccl"], mpirun = m["mpirun"];
   v.note(no_mpi.empty() ? (mpirun.empty() ? "MPI, but no mpirun" : "MPI (" + mpirun + ")") : "no MPI");
   if (!m["gpus"].empty()) v.note(no_nccl.empty() ? "NCCL" : "no NCCL (" + no_nccl + ")");
 }
 
-// Every pair of GPUs: how they are joined, and copies from one's memory to the other's, timed and compared.
+// For every ordered pair of GPUs: the connection's type, and copies from one's memory to the other's, timed and
+// compared.
 void probe_topology(const std::string& folder) {
   const int gpus = backend::cuda_device_count();
   write_env(folder, *make_self_comm(Device::cuda(0)), Device::cuda(0));
@@ -188,7 +189,7 @@ void probe_topology(const std::string& folder) {
       const Tensor& target = buffers[static_cast<size_t>(to)];
       zero(ctx, target);
       Event begin(ctx.device, /*timed=*/true), end(ctx.device, /*timed=*/true);
-      copy(ctx, target, buffers[static_cast<size_t>(from)]);  // the first one sets the way up
+      copy(ctx, target, buffers[static_cast<size_t>(from)]);  // the first copy sets up the connection
       begin.record(ctx.stream);
       for (int i = 0; i < kCopies; ++i) copy(ctx, target, buffers[static_cast<size_t>(from)]);
       end.record(ctx.stream);
@@ -207,9 +208,9 @@ void probe_topology(const std::string& folder) {
   write_file_atomically(folder + "/topology.json", dump_json({{"gpus", gpus}, {"pairs", pairs}}, 2) + "\n");
 }
 
-void examine_topology(Visit& v) {
+void examine_topology(PhaseRun& v) {
   if (!v.on_gpu()) v.skip("no GPU is examined", "nothing");
-  if (v.gpus() < 2) v.skip("one GPU: there is no pair", "nothing");
+  if (v.gpus() < 2) v.skip("this machine has one GPU", "nothing");
   v.run_triad({"doctor", "--probe", "topology", "--out", v.folder()});
   const Json found = parse_json(read_file(v.file("topology.json")), v.file("topology.json"));
   double slowest = 0;
@@ -228,8 +229,8 @@ void examine_topology(Visit& v) {
   }
   v.expect(static_cast<int>(found["pairs"].size()) == v.gpus() * (v.gpus() - 1), "",
            fmt::format("topology.json has {} pairs of {} GPUs", found["pairs"].size(), v.gpus()));
-  v.note(fmt::format("{} pairs, joined by {}; the slowest copies {:.0f} GB/s", found["pairs"].size(),
-                     joined_by.empty() ? "what NVML does not tell" : joined_by, slowest));
+  v.note(fmt::format("{} pairs, connected by {}; the slowest copies {:.0f} GB/s", found["pairs"].size(),
+                     joined_by.empty() ? "an unknown link (NVML does not report it)" : joined_by, slowest));
   v.note(without_peer_access == 0
              ? "peer access between all"
              : fmt::format("no peer access in {} pairs: copies go through the host", without_peer_access));

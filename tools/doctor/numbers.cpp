@@ -1,5 +1,5 @@
-// The phases that look at the numbers themselves, through `triad grads` on the baseline's weights: causality, the
-// selection lists, logits and gradients against the f64 path; and a sequence as long as memory allows.
+// The phases causality, selection_parity and attention_parity, which run `triad grads` on the baseline's weights and
+// compare logits, gradients and selection lists, partly with the f64 reference on the CPU; and the phase long_context.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,9 +16,9 @@ namespace triad {
 
 namespace {
 
-constexpr int64_t kRows = 4;  // of a batch
+constexpr int64_t kRows = 4;  // sequences of a batch
 
-Json baseline_config(const Visit& v) {
+Json baseline_config(const PhaseRun& v) {
   const std::string path = v.folder_of("baseline") + "/config.json";
   return parse_json(read_file(path), path);
 }
@@ -30,8 +30,9 @@ std::vector<int32_t> some_tokens(int64_t n, unsigned seed) {
   return tokens;
 }
 
-// One forward and backward of the baseline's weights on these rows of T + 1 tokens: FOLDER/name.safetensors.
-std::string run_grads(Visit& v, const std::string& name, const std::vector<int32_t>& tokens, int64_t rows,
+// Runs forward and backward of the baseline's weights on `rows` rows of T + 1 tokens. Returns the file of the results,
+// FOLDER/name.safetensors.
+std::string run_grads(PhaseRun& v, const std::string& name, const std::vector<int32_t>& tokens, int64_t rows,
                       const std::string& device, const std::string& dtype) {
   const std::string shard = v.file(name + ".bin"), out = v.file(name + ".safetensors");
   ShardWriter writer(shard, TokenWidth::u16);
@@ -43,19 +44,19 @@ std::string run_grads(Visit& v, const std::string& name, const std::vector<int32
   return out;
 }
 
-std::string own_dtype(const Visit& v) { return v.on_gpu() ? "bf16" : "f32"; }
+std::string own_dtype(const PhaseRun& v) { return v.on_gpu() ? "bf16" : "f32"; }
 
-// These phases run no trainer, so the machine's own env.json stands for theirs.
-void keep_environment(const Visit& v) {
+// Copies env.json of the phase environment: these phases run no trainer, which would write one.
+void keep_environment(const PhaseRun& v) {
   namespace fs = std::filesystem;
   fs::copy_file(v.folder_of("environment") + "/env.json", v.file("env.json"), fs::copy_options::overwrite_existing);
 }
 
-// The same batch on this machine's own path, and on the CPU in f64.
+// Result files of the same batch: computed on this machine's device and dtype, and on the CPU in f64.
 struct Pair {
   std::string here, exact;
 };
-Pair run_pair(Visit& v, unsigned seed) {
+Pair run_pair(PhaseRun& v, unsigned seed) {
   keep_environment(v);
   const int64_t T = baseline_config(v)["train"]["seq_len"];
   const std::vector<int32_t> tokens = some_tokens(T + 1, seed);
@@ -65,9 +66,9 @@ Pair run_pair(Visit& v, unsigned seed) {
 
 }  // namespace
 
-// Row r of the batch has its token s(r) changed: what comes before s(r) keeps its bits, and the row from there on does
-// not. Both batches have a row in the same place, so that sums have the same order.
-void examine_causality(Visit& v) {
+// Changes token s(r) in row r of the batch: logits before s(r) must keep their bits, and those of s(r) must change. A
+// row has the same index in both batches, so that sums have the same order.
+void examine_causality(PhaseRun& v) {
   keep_environment(v);
   const Json config = baseline_config(v);
   const int64_t T = config["train"]["seq_len"], V = config["model"]["vocab_size"], block = config["nsa"]["l_sel"];
@@ -78,26 +79,27 @@ void examine_causality(Visit& v) {
   const std::string after = run_grads(v, "after", tokens, kRows, v.device(), own_dtype(v));
 
   const std::vector<double> a = numbers_of(before, "logits"), b = numbers_of(after, "logits");
-  int64_t compared = 0, leaks = 0, unmoved = 0;
+  int64_t compared = 0, leaks = 0, unchanged = 0;
   std::string first;
   for (int64_t r = 0; r < kRows; ++r)
     for (int64_t t = 0; t <= changed_at[r]; ++t) {
       const auto row = (r * T + t) * V;
       const bool same = std::equal(a.begin() + row, a.begin() + row + V, b.begin() + row);
-      unmoved += t == changed_at[r] && same;
+      unchanged += t == changed_at[r] && same;
       if (t == changed_at[r]) continue;
       ++compared;
       if (!same && leaks++ == 0)
-        first = fmt::format("row {}: token {} was changed, the logits of token {} too", r, changed_at[r], t);
+        first = fmt::format("row {}: changing token {} changed the logits of token {}", r, changed_at[r], t);
     }
   v.expect(leaks == 0, fmt::format("{} rows of logits before a changed token have the same bits", compared),
            fmt::format("{} of {} rows of logits before a changed token differ; first {}", leaks, compared, first));
-  v.expect(unmoved == 0, "those of the token itself differ",
-           fmt::format("the logits of {} changed tokens did not change", unmoved));
+  v.expect(unchanged == 0, "the logits of the token itself differ",
+           fmt::format("the logits of {} changed tokens did not change", unchanged));
 }
 
-// By SPEC.md section 1.1, step 6: ascending, unique, causal, the forced blocks among them, filled, -1 at the end.
-void examine_selection_parity(Visit& v) {
+// The definition of a selection list (kernels/nsa/select.h): ascending, unique, causal; contains the initial and the
+// local blocks; has min(n_sel, current block + 1) entries, then -1.
+void examine_selection_parity(PhaseRun& v) {
   const Pair pair = run_pair(v, 3);
   const Json config = baseline_config(v), nsa = config["nsa"];
   const int64_t T = config["train"]["seq_len"], groups = config["model"]["n_kv_groups"], n = nsa["n_sel"],
@@ -135,17 +137,17 @@ void examine_selection_parity(Visit& v) {
            fmt::format("{} of {} lists break their definition; first {}", wrong, lists, first));
   const double share = static_cast<double>(shared) / static_cast<double>(slots), least = v.on_gpu() ? 0.95 : 0.999;
   v.expect(share >= least, fmt::format("{:.2f}% of their blocks are those of f64", 100 * share),
-           fmt::format("only {:.2f}% of the blocks are those of f64, {:.1f}% is what rounding leaves", 100 * share,
-                       100 * least));
+           fmt::format("only {:.2f}% of the blocks are those of f64; at least {:.1f}% are expected with rounding",
+                       100 * share, 100 * least));
 }
 
-void examine_attention_parity(Visit& v) {
+void examine_attention_parity(PhaseRun& v) {
   const Pair pair = run_pair(v, 4);
   const double most_logits = v.on_gpu() ? 3e-2 : 1e-5, most_gradients = v.on_gpu() ? 1e-1 : 1e-4;
   const double logits = relative_difference(numbers_of(pair.here, "logits"), numbers_of(pair.exact, "logits"));
-  v.expect(logits <= most_logits, fmt::format("logits {:.1e} from f64 (up to {:.0e})", logits, most_logits),
-           fmt::format("logits differ by {:.2e} from f64, up to {:.0e} is rounding", logits, most_logits));
-  // Of each tensor; those of next to no norm, whose rounding is all there is, by the mean norm.
+  v.expect(logits <= most_logits, fmt::format("logits {:.1e} from f64 (limit {:.0e})", logits, most_logits),
+           fmt::format("logits differ by {:.2e} from f64, more than rounding explains ({:.0e})", logits, most_logits));
+  // Relative errors by tensor. A gradient of tiny norm is mostly rounding, so its error is relative to the mean norm.
   const SafetensorsFile names(pair.exact);
   double all = 0, worst = 0;
   int64_t count = 0;
@@ -164,20 +166,20 @@ void examine_attention_parity(Visit& v) {
   TRIAD_CHECK(mean > 0, "{}: {} gradients, of mean norm {}", pair.exact, count, mean);
   gradients([&](const std::string& name) {
     const std::vector<double> exact = numbers_of(pair.exact, name);
-    const double norm = norm_of(exact), apart = relative_difference(numbers_of(pair.here, name), exact);
+    const double norm = norm_of(exact), difference = relative_difference(numbers_of(pair.here, name), exact);
     constexpr double kLeastNorm = 0.05;
-    const double weighed = norm > 0 ? apart * norm / std::max(norm, kLeastNorm * mean) : apart / mean;
+    const double weighed = norm > 0 ? difference * norm / std::max(norm, kLeastNorm * mean) : difference / mean;
     if (weighed > worst) worst = weighed, worst_name = name.substr(5);
   });
   v.expect(worst <= most_gradients,
-           fmt::format("{} gradients within {:.1e} of f64 (up to {:.0e}; most in {})", count, worst, most_gradients,
-                       worst_name),
-           fmt::format("the gradient of {} differs by {:.2e} from f64, up to {:.0e} is rounding", worst_name, worst,
-                       most_gradients));
+           fmt::format("{} gradients within {:.1e} of f64 (limit {:.0e}; the largest in {})", count, worst,
+                       most_gradients, worst_name),
+           fmt::format("the gradient of {} differs by {:.2e} from f64, more than rounding explains ({:.0e})",
+                       worst_name, worst, most_gradients));
 }
 
-// As long as half of what is free would hold, and no longer than the time allows.
-void examine_long_context(Visit& v) {
+// Trains on the longest sequence whose plan fits in half of the free memory, at most 65,536 tokens (CPU: 4,096).
+void examine_long_context(PhaseRun& v) {
   const double free_mib = v.on_gpu() ? v.machine()["gpus"][0]["free_mib"] : v.machine()["memory_available_mib"];
   double planned_mib = 0;
   int64_t T = v.on_gpu() ? 65536 : 4096;
@@ -193,7 +195,8 @@ void examine_long_context(Visit& v) {
     const Json plan = parse_json(read_file(v.file("output.txt")), v.file("output.txt"));
     planned_mib = plan["peak_bytes"].get<double>() / (1 << 20);
     if (planned_mib <= free_mib / 2) break;
-    if (T == 1024) v.skip(fmt::format("{:.0f} MiB are free: too little for 1,024 tokens", free_mib), "free memory");
+    if (T == 1024)
+      v.skip(fmt::format("{:.0f} MiB are free: too little for 1,024 tokens", free_mib), "free some memory");
   }
   const TrainedRun run = v.train(sets_for());
   const double peak_mib = run.metrics["peak_mib"];
@@ -205,7 +208,7 @@ void examine_long_context(Visit& v) {
   v.expect(std::filesystem::exists(run.file("mem_step1.json")), "", "mem_step1.json is missing");
   const auto used = run.of_gpu.find("gpu_used_mib");
   if (used == run.of_gpu.end()) return;
-  // The driver's figure: our own, the CUDA context and kernels' code, and what others had before.
+  // The driver counts the run's tensors, the CUDA context with its kernels, and memory of other programs.
   const Json& gpu = v.machine()["gpus"][0];
   const double others = gpu["memory_mib"].get<double>() - free_mib, most = planned_mib + others + 1024;
   v.expect(used->second <= most, fmt::format("the driver counts {:.0f} MiB", used->second),

@@ -1,4 +1,4 @@
-// RESULTS.md: a row a phase, then of those that did not pass what they printed last.
+// Writes RESULTS.md: a table with a row for each phase, then the end of the output of each phase that did not pass.
 #include <algorithm>
 #include <ctime>
 
@@ -10,7 +10,7 @@ namespace triad {
 
 namespace {
 
-// Text in a cell of a table.
+// Escapes text for a cell of a Markdown table.
 std::string cell(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -30,7 +30,7 @@ std::string now() {
 }
 
 std::string machine_line(const Json& m) {
-  if (m.is_null()) return "not known: the phase environment did not come to its end";
+  if (m.is_null()) return "unknown: the phase environment did not complete";
   std::string text =
       fmt::format("{}, {}, {} cores", m["host"].get<std::string>(), m["cpu"].get<std::string>(), m["cores"].get<int>());
   for (const Json& gpu : m["gpus"]) text += ", " + gpu["name"].get<std::string>();
@@ -39,14 +39,14 @@ std::string machine_line(const Json& m) {
 
 }  // namespace
 
-void write_results(const DoctorOptions& o, const std::vector<Diagnosis>& all, const Json& machine) {
+void write_results(const DoctorOptions& o, const std::vector<PhaseResult>& all, const Json& machine) {
   std::string build = version_text();
   for (size_t at; (at = build.find('\n')) != std::string::npos;) build.replace(at, 1, "; ");
   std::string text = fmt::format("{}\n\n{}; {}\n\nMachine: {}\n\n", kResultsTitle, now(), build, machine_line(machine));
   for (const Verdict verdict : {Verdict::pass, Verdict::fail, Verdict::slow, Verdict::hang, Verdict::skipped})
     text += fmt::format(
         "{}{} {}", verdict == Verdict::pass ? "" : ", ",
-        std::count_if(all.begin(), all.end(), [&](const Diagnosis& d) { return d.finding.verdict == verdict; }),
+        std::count_if(all.begin(), all.end(), [&](const PhaseResult& d) { return d.finding.verdict == verdict; }),
         word_of(verdict));
   text +=
       "\n\n| phase | question | verdict | s (budget) | evidence | what to do next |\n| --- | --- | --- | --- | --- | "
@@ -56,10 +56,13 @@ void write_results(const DoctorOptions& o, const std::vector<Diagnosis>& all, co
                         cell(phase->question), word_of(finding.verdict), finding.seconds, phase->budget_s * o.budget,
                         cell(finding.evidence), finding.next.empty() ? "nothing" : cell(finding.next));
   text +=
-      "\nPASS: what was expected holds. FAIL: it does not. SLOW: it holds, but took longer than its budget, or still "
-      "went on at three times that and was ended. HANG: no sign of life, ended. SKIPPED: not to be had on this "
-      "machine, or another phase, whose files it needs, has not left them. "
-      "A phase's folder holds its env.json and what its run left behind; output.txt is what it printed.\n";
+      "\nPASS: every check holds. FAIL: a check does not hold. SLOW: the checks hold, but the phase took longer than "
+      "its "
+      "budget, or it was alive at three times its budget and was killed. HANG: no sign of life; it was killed. "
+      "SKIPPED: "
+      "this machine or build lacks what the phase needs, or a phase whose files it reads did not complete. Each "
+      "phase's "
+      "folder holds env.json, the files of its run, and its output in output.txt.\n";
   constexpr size_t kLines = 25;
   for (const auto& [phase, finding] : all) {
     if (finding.verdict == Verdict::pass || finding.verdict == Verdict::skipped) continue;

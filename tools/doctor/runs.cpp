@@ -1,5 +1,5 @@
-// The phases that are runs of the trainer on the doctor's own model, judged by what they leave behind: against what has
-// to be, and against the run "baseline".
+// The phases that train the doctor's own model, judged by the files of their runs: by absolute limits and by comparison
+// with the run of the phase baseline.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -13,8 +13,8 @@ namespace triad {
 
 namespace {
 
-// Words of a small language, so that there is something to learn: in eight steps the loss falls by more than a half
-// nat from ln 256. The same text everywhere.
+// The training text, the same on every machine: random words of a small vocabulary. In eight steps the loss falls by
+// more than half a nat from ln 256.
 std::string doctor_text() {
   constexpr size_t kBytes = 1 << 16;
   const char* words[] = {"attention", "block", "compressed", "gate", "gradient", "query", "selected", "window"};
@@ -25,8 +25,8 @@ std::string doctor_text() {
   return text;
 }
 
-// The bits of the baseline's weights, or which differ.
-void expect_same_bits(Visit& v, const TrainedRun& run) {
+// Expects the final weights to have the bits of the baseline's.
+void expect_same_bits(PhaseRun& v, const TrainedRun& run) {
   const WeightDifference d = compare_weights(run.folder, v.folder_of("baseline"));
   v.expect(d.unequal == 0, fmt::format("all {} tensors have the bits of baseline/model.safetensors", d.tensors),
            fmt::format("{} of {} tensors differ from baseline/model.safetensors, first {}; relative difference {:.2e}, "
@@ -34,54 +34,55 @@ void expect_same_bits(Visit& v, const TrainedRun& run) {
                        d.unequal, d.tensors, d.first, d.relative, d.worst_name, d.worst));
 }
 
-// Sums of another order: the first step's gradient has the baseline's norm up to the last bits of fp32. From there Adam
-// makes a whole step of each gradient, however small, that comes out above zero here and below it there, so
-// weights are the baseline's less closely; a gradient that is lost or counted twice moves them by a tenth or more.
-void expect_close_weights(Visit& v, const TrainedRun& run) {
+// Expects weights close to the baseline's, for runs that add in another order. The first gradient's norm agrees up to
+// fp32 rounding. The weights agree less: Adam turns a tiny gradient whose sign differs into a full step. A gradient
+// that is lost or counted twice changes them by a tenth or more.
+void expect_close_weights(PhaseRun& v, const TrainedRun& run) {
   constexpr double kMostNorm = 1e-5, kMost = 1e-3;
   const TrainedRun one = read_trained(v.folder_of("baseline"), kDoctorSteps, 1);
   const double norm = std::abs(run.norms.front() / one.norms.front() - 1);
   v.expect(norm <= kMostNorm, fmt::format("the first gradient's norm is baseline's to {:.0e}", kMostNorm),
            fmt::format("the first gradient's norm is {}, baseline's {}", run.norms.front(), one.norms.front()));
   const WeightDifference d = compare_weights(run.folder, one.folder);
-  v.expect(d.relative <= kMost,
-           fmt::format("weights {:.1e} from baseline/model.safetensors (up to {:.0e} is rounding)", d.relative, kMost),
-           fmt::format("weights differ by {:.2e} from baseline/model.safetensors, {:.0e} would be rounding; most in {} "
-                       "({:.2e})",
-                       d.relative, kMost, d.worst_name, d.worst));
+  v.expect(
+      d.relative <= kMost,
+      fmt::format("weights {:.1e} from baseline/model.safetensors (limit {:.0e})", d.relative, kMost),
+      fmt::format("weights differ by {:.2e} from baseline/model.safetensors, more than rounding explains ({:.0e}); "
+                  "most in {} ({:.2e})",
+                  d.relative, kMost, d.worst_name, d.worst));
 }
 
-void expect_learning(Visit& v, const TrainedRun& run) {
+void expect_learning(PhaseRun& v, const TrainedRun& run) {
   constexpr double kLeast = 0.3;  // nats
   const double fall = run.losses.front() - run.losses.back();
   v.expect(fall >= kLeast, fmt::format("loss {:.3f} -> {:.3f}", run.losses.front(), run.losses.back()),
-           fmt::format("loss {:.3f} -> {:.3f} in {} steps: it has to fall by {} (training.csv)", run.losses.front(),
+           fmt::format("loss {:.3f} -> {:.3f} in {} steps: it must fall by {} (training.csv)", run.losses.front(),
                        run.losses.back(), run.losses.size(), kLeast));
 }
 
-// What the ledger has said of each step: nothing missing, nothing zero that should not be, all finite.
-void expect_whole_ledger(Visit& v, const TrainedRun& run) {
+// Expects the gradient ledger of every step to list all parameters, none missing, unexpectedly zero or not finite.
+void expect_whole_ledger(PhaseRun& v, const TrainedRun& run) {
   size_t steps = 0;
   for (const std::string& line : whole_lines(run.file("ranks/rank_0.log"))) {
     if (!line.starts_with("[GRAD-TRACE] after_backward_step")) continue;
     ++steps;
     const std::string right = fmt::format(" arrived={} missing=0 ", run.tensors);
     if (line.find(right) == std::string::npos || line.find(" unexpected_zero=0 not_finite=0") == std::string::npos)
-      v.expect(false, "", fmt::format("\"{}\" where{}and no zero or infinite gradient was expected", line, right));
+      v.expect(false, "", fmt::format("\"{}\": expected{}and no gradient that is zero or not finite", line, right));
   }
   v.expect(steps == run.losses.size(), fmt::format("arrived={} missing=0 in all {} steps", run.tensors, steps),
            fmt::format("ranks/rank_0.log has {} [GRAD-TRACE] lines for {} steps", steps, run.losses.size()));
 }
 
-void expect_transport(Visit& v, const TrainedRun& run, const std::string& word) {
+void expect_transport(PhaseRun& v, const TrainedRun& run, const std::string& word) {
   const std::string name = run.env.value("comm", "");
   v.expect(name.find(word) != std::string::npos, name, fmt::format("env.json says comm \"{}\", not {}", name, word));
 }
 
-// Two ranks share the sequences that the baseline's one rank took in two micro-steps.
+// With two ranks, one micro-step has the sequences of the baseline's two micro-steps.
 const std::vector<std::string> kAsTwoRanks = {"train.accumulate_grad_batches=1", "log.diagnostics=[\"buckets\"]"};
 
-TrainedRun train_two(Visit& v, Visit::Launch launch, const std::string& backend) {
+TrainedRun train_two(PhaseRun& v, PhaseRun::Launch launch, const std::string& backend) {
   std::vector<std::string> sets = kAsTwoRanks;
   sets.push_back("dist.backend=" + backend);
   TrainedRun run = v.train_ranks(2, launch, sets);
@@ -93,9 +94,8 @@ TrainedRun train_two(Visit& v, Visit::Launch launch, const std::string& backend)
   return run;
 }
 
-void need_two_gpus(Visit& v) {
-  if (v.on_gpu() && v.gpus() < 2)
-    v.skip("one GPU: two ranks need two", "nothing; on a machine with several GPUs this phase tells");
+void need_two_gpus(PhaseRun& v) {
+  if (v.on_gpu() && v.gpus() < 2) v.skip("this machine has one GPU: two ranks need two", "nothing");
 }
 
 }  // namespace
@@ -126,23 +126,24 @@ void write_doctor_config(const std::string& out, bool on_gpu) {
   write_file_atomically(out + "/doctor.json", dump_json(config, 2) + "\n");
 }
 
-void examine_baseline(Visit& v) {
+void examine_baseline(PhaseRun& v) {
   const TrainedRun run = v.train();
   const Json& model = run.config["model"];
   const double std = model["init_std"], expected = std::log(256.0) + model["dim"].get<double>() * std * std / 2;
   constexpr double kNear = 0.15;
-  v.expect(std::abs(run.losses.front() - expected) < kNear, "",
-           fmt::format("the first loss is {:.3f}, fresh weights have about {:.3f}", run.losses.front(), expected));
+  v.expect(
+      std::abs(run.losses.front() - expected) < kNear, "",
+      fmt::format("the first loss is {:.3f}, about {:.3f} is expected of fresh weights", run.losses.front(), expected));
   expect_learning(v, run);
   v.expect(!v.on_gpu() || run.fallbacks == 0 || v.machine()["compute_capability"] != 90, "",
-           fmt::format("{} calls fell back (fallback_counters.csv)", run.fallbacks));
+           fmt::format("{} calls fell back to slower kernels (fallback_counters.csv)", run.fallbacks));
   v.note(fmt::format("{} tensors, {:.0f} tokens/s, peak {:.0f} MiB", run.tensors,
                      run.metrics["tokens_per_s"].get<double>(), run.metrics["peak_mib"].get<double>()));
 }
 
-// What the baseline's run told of its gates and lists. Fresh gates are a third each; none may collapse in eight steps;
-// how many tokens a row selects is known, whatever it selects.
-void examine_health(Visit& v) {
+// Checks the gate and selection statistics of the baseline's run. Fresh gates are a third each, and none may collapse
+// in eight steps. The number of tokens that a row selects follows from its position.
+void examine_health(PhaseRun& v) {
   const std::string gates_path = v.folder_of("baseline") + "/gates.csv",
                     lists_path = v.folder_of("baseline") + "/k_stats.csv";
   for (const std::string& path : {gates_path, lists_path})
@@ -187,14 +188,14 @@ void examine_health(Visit& v) {
   const auto most = static_cast<double>(std::min(n * block, T));
   for (size_t i = 0; i < lists.size(); ++i)
     v.expect(std::abs(lists.number(i, "k_mean") - mean) < kNear && lists.number(i, "k_max") == most, "",
-             fmt::format("{}: {} tokens a row selected in the mean and {} at most, {} and {} are expected",
+             fmt::format("{}: a row selects {} tokens in the mean and {} at most; {} and {} are expected",
                          of_row(lists, i), lists.text(i, "k_mean"), lists.text(i, "k_max"), mean, most));
-  v.note(fmt::format("{} tokens a row are selected, as they should be", mean));
+  v.note(fmt::format("a row selects {} tokens in the mean, as expected", mean));
 }
 
-void examine_repeat(Visit& v) { expect_same_bits(v, v.train()); }
+void examine_repeat(PhaseRun& v) { expect_same_bits(v, v.train()); }
 
-void examine_gradient_trace(Visit& v) {
+void examine_gradient_trace(PhaseRun& v) {
   const TrainedRun run = v.train({"train.steps=1", "log.diagnostics=[\"ledger\",\"layer_norms\",\"backward\"]"});
   expect_whole_ledger(v, run);
   const std::vector<std::string> missing = whole_lines(run.file("all_missing_params.txt"));
@@ -202,7 +203,7 @@ void examine_gradient_trace(Visit& v) {
   const CsvTable ledger(run.file("grad_ledger.csv"), {"step", "parameter", "norm"});
   v.expect(static_cast<int64_t>(ledger.size()) == run.tensors, "",
            fmt::format("grad_ledger.csv has {} rows for {} tensors", ledger.size(), run.tensors));
-  // Backward goes down through the layers: the last one's total comes first.
+  // Backward runs from the last layer to the first.
   std::vector<std::string> order;
   for (const std::string& line : whole_lines(run.file("traces.log")))
     if (line.starts_with("layer ") && line.find(" in all ") != std::string::npos) order.push_back(line.substr(6, 1));
@@ -213,40 +214,40 @@ void examine_gradient_trace(Visit& v) {
       fmt::format("traces.log has {} layers of {}, or not from the last to the first", order.size(), kDoctorLayers));
 }
 
-void examine_backend_nccl(Visit& v) {
-  if (!v.on_gpu()) v.skip("no GPU: NCCL joins GPUs", "nothing");
+void examine_backend_nccl(PhaseRun& v) {
+  if (!v.on_gpu()) v.skip("no GPU: NCCL connects GPUs", "nothing");
   need_two_gpus(v);
   if (const std::string why = v.machine()["why_no_nccl"]; !why.empty())
     v.skip(why, "install NCCL (libnccl.so.2), or use dist.backend=mpi");
-  const TrainedRun run = train_two(v, Visit::Launch::variables, "nccl");
+  const TrainedRun run = train_two(v, PhaseRun::Launch::variables, "nccl");
   expect_transport(v, run, "NCCL");
 }
 
-void examine_backend_mpi(Visit& v) {
+void examine_backend_mpi(PhaseRun& v) {
   need_two_gpus(v);
-  v.require(Visit::Launch::mpirun);
-  const TrainedRun run = train_two(v, Visit::Launch::mpirun, "mpi");
+  v.require(PhaseRun::Launch::mpirun);
+  const TrainedRun run = train_two(v, PhaseRun::Launch::mpirun, "mpi");
   expect_transport(v, run, "MPI");
   if (!v.holds("backend_nccl")) return;
   const WeightDifference d = compare_weights(run.folder, v.folder_of("backend_nccl"));
-  v.expect(d.unequal == 0, "the bits of backend_nccl",
+  v.expect(d.unequal == 0, "weights equal to backend_nccl's in every bit",
            fmt::format("{} of {} tensors differ from backend_nccl's, which sums the same two numbers (relative {:.2e})",
                        d.unequal, d.tensors, d.relative));
 }
 
-void examine_backend_tcp(Visit& v) {
-  if (v.on_gpu()) v.skip("ranks on GPUs sum over NCCL or MPI; TCP joins those of backend_nccl", "nothing");
-  const TrainedRun run = train_two(v, Visit::Launch::variables, "auto");
+void examine_backend_tcp(PhaseRun& v) {
+  if (v.on_gpu()) v.skip("ranks on GPUs sum over NCCL or MPI, not TCP", "nothing");
+  const TrainedRun run = train_two(v, PhaseRun::Launch::variables, "auto");
   expect_transport(v, run, "TCP");
 }
 
-void examine_branch(Visit& v, const std::string& branch) {
+void examine_branch(PhaseRun& v, const std::string& branch) {
   const TrainedRun run = v.train({"nsa.force_branch=" + branch, "log.diagnostics=[\"ledger\"]"});
   expect_learning(v, run);
   expect_whole_ledger(v, run);
-  // Alone: of the three branches' own projections this one's have a gradient, and no other's.
+  // Only this branch's own projections may have a gradient.
   const CsvTable ledger(run.file("grad_ledger.csv"), {"step", "parameter", "norm"});
-  size_t own = 0, foreign = 0;
+  size_t own = 0, others = 0;
   std::string first;
   for (size_t i = 0; i < ledger.size(); ++i) {
     const std::string& name = ledger.text(i, "parameter");
@@ -254,41 +255,44 @@ void examine_branch(Visit& v, const std::string& branch) {
       if (name.find(fmt::format("_{}_proj", other)) == std::string::npos) continue;
       const bool has_gradient = ledger.number(i, "norm") > 0;
       own += has_gradient && other == branch;
-      foreign += has_gradient && other != branch;
+      others += has_gradient && other != branch;
       if (has_gradient != (other == branch) && first.empty()) first = name;
     }
   }
   const size_t expected = static_cast<size_t>(2 * kDoctorLayers) * run.losses.size();  // k and v
-  v.expect(own == expected && foreign == 0, fmt::format("gradients in k_{0}_proj and v_{0}_proj alone", branch),
+  v.expect(own == expected && others == 0, fmt::format("gradients only in k_{0}_proj and v_{0}_proj", branch),
            fmt::format("grad_ledger.csv: {} of its {} projections have a gradient, and {} of other branches; first {}",
-                       own, expected, foreign, first));
+                       own, expected, others, first));
 }
 
-void examine_cuda_graph(Visit& v) {
-  if (!v.on_gpu()) v.skip("no GPU: graphs are CUDA's", "nothing");
+void examine_cuda_graph(PhaseRun& v) {
+  if (!v.on_gpu()) v.skip("no GPU: graphs need CUDA", "nothing");
   expect_same_bits(v, v.train({"runtime.cuda_graph=true"}));
 }
 
-void examine_recompute(Visit& v, const std::string& plan) {
+void examine_recompute(PhaseRun& v, const std::string& plan) {
   const TrainedRun run = v.train({"runtime.recompute=" + plan});
   expect_same_bits(v, run);
   const std::string kept = v.folder_of("baseline") + "/metrics.json";
   const double peak = run.metrics["peak_mib"], whole = parse_json(read_file(kept), kept)["peak_mib"];
-  v.expect(peak < whole, fmt::format("peak {:.1f} MiB, {:.1f} without", peak, whole),
+  v.expect(peak < whole, fmt::format("peak {:.1f} MiB, {:.1f} MiB without recomputation", peak, whole),
            fmt::format("peak {:.1f} MiB is not below baseline's {:.1f}: nothing was recomputed", peak, whole));
 }
 
-void examine_kernel_routes(Visit& v) {
-  if (!v.on_gpu()) v.skip("no GPU: the CPU has one route", "nothing");
+void examine_kernel_routes(PhaseRun& v) {
+  if (!v.on_gpu()) v.skip("no GPU: the CPU has only the reference kernels", "nothing");
   const TrainedRun run = v.train({"runtime.kernels=reference"}),
                    fused = read_trained(v.folder_of("baseline"), kDoctorSteps, 1);
-  double apart = 0;
-  for (size_t i = 0; i < run.losses.size(); ++i) apart = std::max(apart, std::abs(run.losses[i] - fused.losses[i]));
-  constexpr double kMost = 0.05;  // nats: what rounding to bf16 at other places makes of eight steps
-  v.expect(apart > 0 && apart <= kMost,
-           fmt::format("losses within {:.1e} of baseline's, up to {} is rounding", apart, kMost),
-           apart > 0 ? fmt::format("losses differ by up to {:.3g} from baseline's, {} would be rounding", apart, kMost)
-                     : "losses have all digits of baseline's: the reference kernels did not run");
+  double difference = 0;
+  for (size_t i = 0; i < run.losses.size(); ++i)
+    difference = std::max(difference, std::abs(run.losses[i] - fused.losses[i]));
+  constexpr double kMost = 0.05;  // nats: the effect of other bf16 roundings after eight steps
+  v.expect(difference > 0 && difference <= kMost,
+           fmt::format("losses within {:.1e} of baseline's (limit {})", difference, kMost),
+           difference > 0
+               ? fmt::format("losses differ by up to {:.3g} from baseline's, more than rounding explains ({})",
+                             difference, kMost)
+               : "losses equal baseline's in every digit: the reference kernels did not run");
 }
 
 }  // namespace triad

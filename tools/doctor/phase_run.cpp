@@ -1,4 +1,4 @@
-// A phase at work: its children, what is expected of them, and the verdict.
+// Runs a phase: starts its child processes, collects the results of its checks, and decides the verdict.
 #include <arpa/inet.h>
 #include <fmt/ranges.h>
 #include <netinet/in.h>
@@ -23,11 +23,11 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr double kSilentS = 20;  // without progress, times the budget's factor: a run counts as hung
-constexpr double kPulseS = 10;   // a run whose step takes long tells so often at least that it is alive (watchdog.cpp)
-constexpr double kLimitBudgets = 3;  // a phase that is alive may take so many of its budgets
+constexpr double kSilentS = 20;  // a run without progress for this time counts as hung; scaled by --budget
+constexpr double kPulseS = 10;   // longest time between heartbeats of a run in a long step (train/monitor/watchdog.cpp)
+constexpr double kLimitBudgets = 3;  // a phase that is alive is killed at this many budgets
 
-// A port of this host that nobody listens at now.
+// A free TCP port of this host.
 int free_port() {
   const FileHandle probe(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -36,19 +36,20 @@ int free_port() {
   socklen_t bytes = sizeof address;
   if (bind(probe.get(), reinterpret_cast<sockaddr*>(&address), bytes) != 0 ||
       getsockname(probe.get(), reinterpret_cast<sockaddr*>(&address), &bytes) != 0)
-    fail("no port of 127.0.0.1 can be had");
+    fail("127.0.0.1 has no free port");
   return ntohs(address.sin_port);
 }
 
-// Half of the cores for each run, alone or one of two: matrix libraries may round by the number of their threads, so
-// runs that are compared have as many.
+// Each process uses half of the cores, alone or as one of two ranks: matrix libraries may round differently with
+// another number of threads, so runs that are compared use the same.
 std::vector<std::pair<std::string, std::string>> threads_of(int ranks) {
   const char* chosen = std::getenv("OMP_NUM_THREADS");
   const int threads = std::max(1, usable_cores() / std::max(2, ranks));
   return {{"OMP_NUM_THREADS", chosen != nullptr ? chosen : std::to_string(threads)}};
 }
 
-// As root, on fewer cores than ranks, in a container, without a remote shell; waiting ranks leave the cores to others.
+// An mpirun command that works as root, with fewer cores than ranks, in a container and without a remote shell. Ranks
+// that wait yield their core.
 Command mpirun(int ranks, const std::vector<std::string>& words) {
   Command command{
       .words = {find_program("mpirun"), "--oversubscribe", "--bind-to", "none", "-np", std::to_string(ranks)},
@@ -62,7 +63,7 @@ Command mpirun(int ranks, const std::vector<std::string>& words) {
   return command;
 }
 
-// Why mpirun starts nothing here; "": it does. Asked once.
+// Why mpirun cannot start processes here, or "" if it can. Tried once.
 const std::string& why_no_mpirun(const std::string& folder) {
   static std::optional<std::string> why;
   if (why) return *why;
@@ -71,9 +72,9 @@ const std::string& why_no_mpirun(const std::string& folder) {
     why = "no mpirun on PATH";
   } else {
     constexpr double kTrialS = 60;
-    const Ended ended =
+    const Outcome ended =
         run_commands({mpirun(2, {"true"})}, Inherit::clean, folder, {.limit_s = kTrialS, .silent_s = kTrialS});
-    if (ended.how != Ended::How::exited)
+    if (ended.how != Outcome::How::exited)
       why = fmt::format("mpirun -np 2 true did not end within {} s", kTrialS);
     else if (ended.exit_code != 0)
       why = fmt::format("mpirun -np 2 true exits with {}: {}", ended.exit_code, ended.last_sign);
@@ -100,7 +101,7 @@ std::vector<std::string> own_command(const std::vector<std::string>& args) {
   return words;
 }
 
-// The stack dumps and lists of collectives that runs of a phase have left: for RESULTS.md.
+// Names the stack dumps and lists of collectives that the phase's runs wrote, for RESULTS.md.
 std::string post_mortem(const std::string& folder) {
   std::vector<std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -123,64 +124,66 @@ const char* word_of(Verdict verdict) {
   return kWords[static_cast<int>(verdict)];
 }
 
-Visit::Visit(const DoctorOptions& options, const Phase& phase, const std::vector<Diagnosis>& before)
+PhaseRun::PhaseRun(const DoctorOptions& options, const Phase& phase, const std::vector<PhaseResult>& before)
     : options_(options), phase_(phase), before_(before), folder_(options.out + "/" + phase.name) {
   if (const std::string facts = folder_of("environment") + "/machine.json"; fs::exists(facts))
     machine_ = parse_json(read_file(facts), facts);
 }
 
-int Visit::gpus() const {
+int PhaseRun::gpus() const {
   return machine_.is_null() || options_.device == "cpu" ? 0 : static_cast<int>(machine_["gpus"].size());
 }
 
-bool Visit::holds(const std::string& phase) const {
-  return std::any_of(before_.begin(), before_.end(),
-                     [&](const Diagnosis& earlier) { return earlier.phase->name == phase && earlier.finding.holds(); });
+bool PhaseRun::holds(const std::string& phase) const {
+  return std::any_of(before_.begin(), before_.end(), [&](const PhaseResult& earlier) {
+    return earlier.phase->name == phase && earlier.finding.holds();
+  });
 }
 
-void Visit::run(const std::vector<Command>& commands, Prints prints, Inherit inherit) {
-  // The run's own watchdog is a little earlier; this is for what has none yet, or is stopped with it.
+void PhaseRun::run(const std::vector<Command>& commands, Prints prints, Inherit inherit) {
+  // A little longer than the run's own watchdog takes: for a process whose watchdog has not started or is stopped too.
   const double silent_s = std::max(kSilentS * options_.budget, kPulseS) + 2;
-  const Ended ended = run_commands(
+  const Outcome ended = run_commands(
       commands, inherit, folder_,
       {.limit_s = std::max(0.0, seconds_left_), .silent_s = silent_s, .busy_is_alive = prints == Prints::at_its_end});
   seconds_left_ -= ended.seconds;
-  still_s_ += ended.still_s;
+  stopped_s_ += ended.stopped_s;
   const std::string output = file("output.txt"), in_output = phase_.name + "/output.txt";
   const auto stop = [&](Verdict verdict, const std::string& evidence) {
     const bool hung = verdict == Verdict::hang;
-    throw Stop{verdict, evidence, (hung ? "what it was at" + post_mortem(folder_) + ". " : "") + phase_.if_not};
+    throw Stop{verdict, evidence,
+               (hung ? "find out what it was doing" + post_mortem(folder_) + ". " : "") + phase_.advice};
   };
   switch (ended.how) {
-    case Ended::How::hung:
-      stop(Verdict::hang, fmt::format("its watchdog saw no progress; {}; ended by the doctor", ended.last_sign));
+    case Outcome::How::hung:
+      stop(Verdict::hang, fmt::format("its watchdog saw no progress; {}; killed by the doctor", ended.last_sign));
       break;
-    case Ended::How::silent:
+    case Outcome::How::silent:
       stop(Verdict::hang,
-           fmt::format("no sign of life for {:.0f} s; the last: {}; ended by the doctor", silent_s, ended.last_sign));
+           fmt::format("no sign of life for {:.0f} s; the last: {}; killed by the doctor", silent_s, ended.last_sign));
       break;
-    case Ended::How::late:
+    case Outcome::How::late:
       throw Stop{.verdict = Verdict::slow,
-                 .evidence = fmt::format("alive, but not done at {:.0f} times its budget; the last: {}; ended by the "
+                 .evidence = fmt::format("alive, but not done at {:.0f} times its budget; last sign: {}; killed by the "
                                          "doctor",
                                          kLimitBudgets, ended.last_sign),
-                 .next = fmt::format("give it more time, as by --budget {:g}, or a machine with less other work",
+                 .next = fmt::format("give it more time (--budget {:g}), or a machine with less other work",
                                      10 * options_.budget),
                  .ended = true};
-    case Ended::How::exited:
+    case Outcome::How::exited:
       break;
   }
   if (ended.exit_code == 0) return;
-  const std::string words = fmt::format("exit code {}: {} ({})", ended.exit_code, last_words(output), in_output);
+  const std::string words = fmt::format("exit code {}: {} ({})", ended.exit_code, final_message(output), in_output);
   const bool waited = says(output, "was not finished within dist.timeout_s") || says(output, ": HUNG:");
   stop(waited ? Verdict::hang : Verdict::fail, words);
 }
 
-void Visit::run_triad(const std::vector<std::string>& args, Prints prints, Inherit inherit) {
+void PhaseRun::run_triad(const std::vector<std::string>& args, Prints prints, Inherit inherit) {
   run({{.words = own_command(args), .environment = threads_of(1)}}, prints, inherit);
 }
 
-void Visit::run_ranks(int ranks, Launch launch, const std::vector<std::string>& args, Prints prints) {
+void PhaseRun::run_ranks(int ranks, Launch launch, const std::vector<std::string>& args, Prints prints) {
   std::vector<Command> commands;
   if (launch == Launch::mpirun) {
     commands = {mpirun(ranks, own_command(args))};
@@ -192,7 +195,7 @@ void Visit::run_ranks(int ranks, Launch launch, const std::vector<std::string>& 
   run(commands, prints, Inherit::clean);
 }
 
-std::vector<std::string> Visit::train_args(const std::vector<std::string>& sets) const {
+std::vector<std::string> PhaseRun::train_args(const std::vector<std::string>& sets) const {
   const double hang_s = kSilentS * options_.budget;
   std::vector<std::string> args = {"train", options_.out + "/doctor.json"};
   const auto set = [&](const std::string& assignment) {
@@ -207,7 +210,7 @@ std::vector<std::string> Visit::train_args(const std::vector<std::string>& sets)
   return args;
 }
 
-TrainedRun Visit::read_back(const std::vector<std::string>& sets, int ranks) {
+TrainedRun PhaseRun::read_back(const std::vector<std::string>& sets, int ranks) {
   int64_t steps = kDoctorSteps;
   constexpr std::string_view kSteps = "train.steps=";
   for (const std::string& each : sets)
@@ -217,35 +220,35 @@ TrainedRun Visit::read_back(const std::vector<std::string>& sets, int ranks) {
   return trained;
 }
 
-TrainedRun Visit::train(const std::vector<std::string>& sets) {
+TrainedRun PhaseRun::train(const std::vector<std::string>& sets) {
   run_triad(train_args(sets), Prints::as_it_goes);
   return read_back(sets, 1);
 }
 
-TrainedRun Visit::train_ranks(int ranks, Launch launch, const std::vector<std::string>& sets) {
+TrainedRun PhaseRun::train_ranks(int ranks, Launch launch, const std::vector<std::string>& sets) {
   run_ranks(ranks, launch, train_args(sets));
   return read_back(sets, ranks);
 }
 
-void Visit::expect(bool holds, const std::string& if_so, const std::string& if_not) {
+void PhaseRun::expect(bool holds, const std::string& if_so, const std::string& if_not) {
   if (!holds)
     wrong_.push_back(if_not);
   else if (!if_so.empty())
     notes_.push_back(if_so);
 }
 
-void Visit::skip(const std::string& reason, const std::string& next) { throw Stop{Verdict::skipped, reason, next}; }
+void PhaseRun::skip(const std::string& reason, const std::string& next) { throw Stop{Verdict::skipped, reason, next}; }
 
-void Visit::require(Launch launch) {
+void PhaseRun::require(Launch launch) {
   if (launch == Launch::variables) return;
-  const std::string no_library = machine_.value("why_no_mpi", "the machine is not known");
+  const std::string no_library = machine_.value("why_no_mpi", "the phase environment did not complete");
   if (!no_library.empty())
-    skip(no_library, "install Open MPI and build again, or go on without: TCP and NCCL need none");
+    skip(no_library, "install Open MPI and build again, or train without it: TCP and NCCL do not need it");
   if (const std::string& why = why_no_mpirun(folder_); !why.empty())
-    skip(why, "see to mpirun, or start ranks with torchrun or srun");
+    skip(why, "repair mpirun, or start ranks with torchrun or srun");
 }
 
-Finding Visit::examine() {
+Finding PhaseRun::examine() {
   const auto began = Clock::now();
   const double budget_s = phase_.budget_s * options_.budget;
   seconds_left_ = kLimitBudgets * budget_s;
@@ -257,20 +260,20 @@ Finding Visit::examine() {
     finding.ended = stop.ended;
     wrong_.push_back(stop.evidence);
     finding.next = stop.next;
-  } catch (const std::exception& e) {  // of the files that a run has left, or has not
+  } catch (const std::exception& e) {  // a file of the run is missing or invalid
     finding.verdict = Verdict::fail;
     wrong_.emplace_back(e.what());
   }
-  finding.seconds = std::chrono::duration<double>(Clock::now() - began).count() - still_s_;
+  finding.seconds = std::chrono::duration<double>(Clock::now() - began).count() - stopped_s_;
   const bool late = finding.seconds > budget_s;
   if (finding.verdict == Verdict::pass && !wrong_.empty()) finding.verdict = Verdict::fail;
   if (finding.verdict == Verdict::pass && (late || slow_steps_ > 0)) {
     finding.verdict = Verdict::slow;
     finding.next = "look for other work on this machine; step times are in " + phase_.name + "/training.csv";
-    if (slow_steps_ > 0) wrong_.push_back(fmt::format("its watchdog told of {} slow steps", slow_steps_));
-    if (late) wrong_.push_back(fmt::format("{:.1f} s, {:.0f} s are its budget", finding.seconds, budget_s));
+    if (slow_steps_ > 0) wrong_.push_back(fmt::format("its watchdog reported {} slow steps", slow_steps_));
+    if (late) wrong_.push_back(fmt::format("{:.1f} s, budget {:.0f} s", finding.seconds, budget_s));
   }
-  if (finding.verdict == Verdict::fail && finding.next.empty()) finding.next = phase_.if_not;
+  if (finding.verdict == Verdict::fail && finding.next.empty()) finding.next = phase_.advice;
   std::vector<std::string> all = wrong_;
   if (finding.verdict != Verdict::skipped) all.insert(all.end(), notes_.begin(), notes_.end());
   finding.evidence = fmt::format("{}", fmt::join(all, "; "));

@@ -156,8 +156,8 @@ TEST_CASE("report: two runs, what differs and where their losses part", "[report
   CHECK(fs::exists(a + "/report_vs_same.html"));
   CHECK(read_text(a + "/report_vs_b.html") == page);
   CHECK(data_of(page).size() == 2);
-  CHECK(data_of(page, "parting")["first"] == 2);  // the first loss is of the same weights
-  CHECK(has(page, "The losses part at step 2"));
+  CHECK(data_of(page, "first_difference")["first"] == 2);  // the first loss is of the same weights
+  CHECK(has(page, "The losses first differ at step 2"));
   CHECK(has(page, "15 steps are common to both."));
   const size_t differs = page.find("What differs"), next = page.find("id=\"charts\"");
   const std::string table = page.substr(differs, next - differs);
@@ -181,7 +181,7 @@ TEST_CASE("report: two runs, what differs and where their losses part", "[report
   CHECK(data_of(own, "difference").is_null());
   const std::string alike = report(a + " --vs " + same);
   CHECK(has(alike, "The losses are the same at all 20 steps"));
-  CHECK(data_of(alike, "parting")["first"].is_null());
+  CHECK(data_of(alike, "first_difference")["first"].is_null());
 }
 
 TEST_CASE("report: a run that was resumed is drawn once, and a run without heartbeats compares with one that has them",
@@ -199,10 +199,10 @@ TEST_CASE("report: a run that was resumed is drawn once, and a run without heart
   for (const std::string& pair : {out + " --vs " + bare, bare + " --vs " + out}) {
     const std::string page = report(pair);
     CHECK(has(page, "The losses are the same at all 20 steps"));
-    CHECK(data_of(page, "parting")["first"].is_null());
+    CHECK(data_of(page, "first_difference")["first"].is_null());
   }
   const std::string other = train(folder.file("other"), "--set train.lr=2e-3");
-  CHECK(data_of(report(bare + " --vs " + other), "parting")["first"] == 2);
+  CHECK(data_of(report(bare + " --vs " + other), "first_difference")["first"] == 2);
 }
 
 TEST_CASE("report: long runs are thinned, spikes stay", "[report]") {

@@ -1,11 +1,11 @@
-// Charts as SVG: lines, stacked areas and bars. Each is drawn for the width it has, and again when that or a switch of
-// the page changes. Each shows the values under the pointer, or under the cursor that the arrow keys move. Text from
-// files goes in as text, never as HTML.
+// SVG charts: lines, stacked areas and bars. A chart is drawn for its current width, and redrawn when the width or a switch
+// of the page changes. It shows the values under the pointer, or under a cursor that the arrow keys move. Text from files
+// is inserted as text, never as HTML.
 "use strict";
 
 const kHeight = 230, kLeft = 54, kRight = 14, kTop = 12, kBottom = 40;
 
-// What the page's switches say. axis: steps, tokens or time; unit: loss, perplexity or bits.
+// State of the page's switches. axis: steps, tokens or time; unit: loss, perplexity or bits.
 const view = {axis: "steps", unit: "loss", smooth: true, log: false};
 const redraws = [];
 
@@ -39,7 +39,7 @@ function clockText(s) {
 
 // ---- axes ----
 
-// About n round numbers that cover [low, high].
+// About n round numbers in [low, high].
 function ticks(low, high, n) {
   const raw = (high - low) / Math.max(1, n), power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].find(f => f * power >= raw * (1 - 1e-9)) * power;
@@ -55,7 +55,7 @@ function timeTicks(low, high, n) {
   const step = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400].find(s => s >= raw);
   return raw < 1 || step === undefined ? ticks(low, high, n) : multiples(step, low, high);
 }
-// Of a logarithmic axis: 1, 2 and 5 times powers of ten, or of a narrow one round numbers.
+// Ticks of a logarithmic axis: 1, 2 and 5 times powers of ten; round numbers if the range is narrow.
 function logTicks(low, high) {
   if (high / low < 8) return ticks(low, high, 4).filter(t => t > 0);
   const out = [], each = high / low > 1e4 ? [1] : [1, 2, 5];
@@ -80,7 +80,7 @@ function extent(values) {
   return [low, high];
 }
 
-// Straight between points [[x, y], ...], and beyond their ends.
+// Linear interpolation between points [[x, y], ...], extrapolated beyond their ends.
 function between(points, x) {
   if (points.length < 2) return points.length === 1 ? points[0][1] : NaN;
   let low = 1, high = points.length - 1;
@@ -88,14 +88,14 @@ function between(points, x) {
   const [x0, y0] = points[low - 1], [x1, y1] = points[low];
   return x1 > x0 ? y0 + (y1 - y0) * (x - x0) / (x1 - x0) : y1;
 }
-// Where a run's step lies on the axis that is switched on.
+// A function from a run's step to its place on the current axis.
 function placer(run) {
   if (view.axis === "tokens") return step => step * run.tokens_per_step;
   if (view.axis === "time") return step => between(run.clock, step);
   return step => step;
 }
 
-// A mean around each value, weighted by a bell of a hundredth of the line; null where there is no value.
+// Gaussian smoothing; sigma is a hundredth of the line. null where there is no value.
 function smoothed(values) {
   const sigma = values.length / 100, reach = Math.ceil(3 * sigma);
   return values.map((value, i) => {
@@ -110,12 +110,12 @@ function smoothed(values) {
     return sum / weights;
   });
 }
-const kFewest = 30;  // points of a line that is smoothed
+const kFewest = 30;  // least number of points of a smoothed line
 
-// ---- what all charts share ----
+// ---- common parts of all charts ----
 
-// A card's chart: draw(width) fills an SVG and returns {svg, bottom, xs, describe(i, row)} for the cursor, and where a
-// chart has rows rows and rowAt(y).
+// Adds a chart to a card. draw(width) returns {svg, bottom, xs, describe(i, row)}: the SVG, the y of the axis, the x of each
+// place of the cursor, and the lines of text there. Charts with rows also return rows (their number) and rowAt(y).
 function mount(card, label, draw) {
   const chart = node("div", {class: "chart", tabindex: "0", role: "img", "aria-label": label});
   card.append(chart);
@@ -176,7 +176,7 @@ function canvas(width, height) {
   return node("svg", {viewBox: `0 0 ${width} ${height}`, height, "aria-hidden": "true"});
 }
 
-// The axis along the bottom; returns its scale.
+// Draws the bottom axis; returns the function from a value to its x.
 function bottomAxis(svg, width, bottom, range, axis = kAxes[view.axis]) {
   const x = v => kLeft + (v - range[0]) / (range[1] - range[0]) * (width - kLeft - kRight);
   svg.append(node("line", {class: "axis", x1: kLeft, x2: width - kRight, y1: bottom, y2: bottom}));
@@ -196,15 +196,15 @@ function leftAxis(svg, width, bottom, range, {log = false, write = short} = {}) 
   return y;
 }
 
-// marks: [{run, step, text, parts}]: what happened at a step.
+// Marks events at their steps. marks: [{run, step, text, differs}]; differs: where two runs' losses first differ.
 function drawMarks(svg, marks, x, xRange, bottom) {
-  const drawn = new Set();  // several may be of one step
+  const drawn = new Set();  // a step may have several events
   for (const mark of marks) {
-    const where = placer(mark.run)(mark.step), at = x(where), place = `${where}${mark.parts ?? ""}`;
+    const where = placer(mark.run)(mark.step), at = x(where), place = `${where}${mark.differs ?? ""}`;
     if (where < xRange[0] || where > xRange[1] || drawn.has(place)) continue;
     drawn.add(place);
-    svg.append(node("line", {class: mark.parts ? "part" : "mark", x1: at, x2: at, y1: kTop, y2: bottom}));
-    svg.append(node("text", {x: at, y: kTop, "text-anchor": "middle"}, mark.parts ? "◆" : "▼"));
+    svg.append(node("line", {class: mark.differs ? "differs" : "mark", x1: at, x2: at, y1: kTop, y2: bottom}));
+    svg.append(node("text", {x: at, y: kTop, "text-anchor": "middle"}, mark.differs ? "◆" : "▼"));
   }
 }
 
@@ -223,7 +223,7 @@ function legend(card, entries, shape) {
 
 const kUnits = {loss: {name: "", of: v => v}, perplexity: {name: "", of: Math.exp}, bits: {name: " bits", of: v => v / Math.LN2}};
 
-// A series as it is drawn now: x, y and the step of each point, and where it is smoothed the line to be seen.
+// A series in the current axis and unit: {x, y, step} of each point, and the smoothed line or null.
 function lineNow(s, options) {
   const of = options.loss ? kUnits[view.unit].of : v => v;
   const mapped = typeof s.points === "function", place = mapped ? x => x : placer(s.run);
@@ -258,9 +258,9 @@ function nearest(points, x, reach) {
   return Math.abs(points[best].x - x) <= reach ? best : -1;
 }
 
-// series: [{name, run, points: [[step, value], ...], dots, dashed, colour}]; points may be a function of the axis, whose
-// points lie on it already. options: unit, marks, zero (0 is on the axis), smooth and log (where switched on), loss
-// (values are losses, to be shown in the unit switched on), label. False: there is nothing to be drawn.
+// Draws lines. series: [{name, run, points: [[step, value], ...], dots, dashed, colour}]; points may be a function of the
+// axis that returns [[place, value], ...]. options: unit, marks, label, zero (the axis contains 0), smooth and log (obey
+// those switches), loss (values are losses, shown in the unit of the switch). Returns false if there is nothing to draw.
 function lineChart(card, {series, unit = "", marks = [], zero = false, label, ...options}) {
   series = series.map((s, i) => ({colour: colour(i), ...s}));
   series = series.filter(s => (typeof s.points === "function" ? s.points("steps") : s.points).some(p => p[1] !== null));
@@ -280,7 +280,7 @@ function lineChart(card, {series, unit = "", marks = [], zero = false, label, ..
     drawMarks(svg, marks, x, xRange, bottom);
     const shown = options.loss ? kUnits[view.unit].name : unit;
     const stops = [...new Set(lines.flatMap(s => s.points.map(p => p.x)))].sort((a, b) => a - b);
-    const reach = (xRange[1] - xRange[0]) / 100;  // lines are thinned each on its own: one that lacks a place has the point next to it
+    const reach = (xRange[1] - xRange[0]) / 100;  // lines are thinned separately: use the nearest point of each
     return {svg, bottom, xs: stops.map(x), describe: i => [
       {text: kAxes[view.axis].title(stops[i])},
       ...lines.flatMap(s => {
@@ -297,8 +297,9 @@ function lineChart(card, {series, unit = "", marks = [], zero = false, label, ..
 
 // ---- stacked ----
 
-// stacks: those that share their axes, of which this is one: {run, steps, parts: [{name, values}]}, one value a step;
-// values add up. names: bars, one a name, in place of areas. most: the axis's end; otherwise what the values need.
+// Draws values that add up, as stacked areas over the steps, or as stacked bars if the stack has names. stack: {run, steps,
+// names, parts: [{name, values}]}, one value a step. stacks: all that share this axis. most: the axis's end; default: the
+// largest sum. Returns false if there is nothing to draw.
 function stackedChart(card, {stack, stacks = [stack], unit = "", label, marks = [], most = null}) {
   const {run, steps, names} = stack;
   const parts = stack.parts.map((p, i) => ({colour: colour(i + 2), ...p})).filter(p => p.values.some(v => v > 0));

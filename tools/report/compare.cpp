@@ -1,4 +1,4 @@
-// Two runs' files beside each other: what differs, and where.
+// Compares two runs: their configs and environments key by key, and their losses step by step.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,9 +13,9 @@ namespace triad {
 
 namespace {
 
-// Lists of plain values stay whole.
+// Collects the values of nested objects under joined keys ("group.key"). Lists of plain values stay whole.
 void flatten(const Json& value, const std::string& key, std::map<std::string, Json>& out) {
-  if (key.empty() && value.empty()) return;  // nothing at all
+  if (key.empty() && value.empty()) return;
   const bool plain = std::none_of(value.begin(), value.end(), [](const Json& part) { return part.is_structured(); });
   if (!value.is_structured() || value.empty() || (value.is_array() && plain)) {
     out[key] = value;
@@ -53,9 +53,9 @@ std::vector<Difference> differences_of(const Json& a, const Json& b) {
   return out;
 }
 
-Parting parting_of(const ReportRun& a, const ReportRun& b) {
-  Parting parting;
-  // Where one run's losses are known as training.csv has them alone, the other's count as it would have them.
+FirstDifference first_difference_of(const ReportRun& a, const ReportRun& b) {
+  FirstDifference first_difference;
+  // If one run's losses are only known rounded (from training.csv), the other's are rounded to the same digits.
   const bool rounded = a.losses_rounded || b.losses_rounded;
   const auto as_known = [&](double x) { return rounded ? std::stod(fmt::format("{:.6f}", x)) : x; };
   auto other = b.losses.begin();
@@ -64,15 +64,15 @@ Parting parting_of(const ReportRun& a, const ReportRun& b) {
     while (other != b.losses.end() && other->first < at) ++other;
     if (other == b.losses.end()) break;
     if (other->first != at) continue;
-    ++parting.common;
+    ++first_difference.common;
     const double loss = as_known(own), its = as_known(other->second);
     if (loss == its || (std::isnan(loss) && std::isnan(its))) continue;
-    if (!parting.first) parting.first = step;
+    if (!first_difference.first) first_difference.first = step;
     constexpr double kPercent = 0.01;
     const bool near = std::isfinite(loss) && std::isfinite(its) && std::abs(loss - its) <= kPercent * std::abs(loss);
-    if (!parting.by_a_percent && !near) parting.by_a_percent = step;
+    if (!first_difference.by_one_percent && !near) first_difference.by_one_percent = step;
   }
-  return parting;
+  return first_difference;
 }
 
 Json loss_difference(const ReportRun& a, const ReportRun& b) {

@@ -1,4 +1,4 @@
-// What the head of a report says of a run, line by line, and its table of two runs compares.
+// The key facts of a run: tiles at the head of its report, rows in a comparison of two runs.
 #pragma once
 #include <cmath>
 #include <string>
@@ -10,14 +10,14 @@ namespace triad {
 
 struct Fact {
   std::string name, text;
-  double number = NAN;                     // where it is one that can be compared
-  std::string (*write)(double) = nullptr;  // a number as the text has it
-  bool warns = false;
+  double number = NAN;                     // finite if the fact is a number that two runs can compare
+  std::string (*write)(double) = nullptr;  // formats a number as `text` does
+  bool warns = false;                      // shown as a warning
 };
-// Only what the run's files tell.
+// The facts that the run's files contain; others are left out.
 std::vector<Fact> facts_of(const ReportRun&);
 
-// A token is a byte of the text, so that the loss gives bits per byte.
+// Whether a token is a byte of text, so that the loss gives bits per byte.
 bool tokens_are_bytes(const Json& config);
 
 }  // namespace triad

@@ -1,14 +1,15 @@
-// Maps: heat maps by layer, shares by layer, how far away selected blocks are, and which they are.
+// Heat maps by layer, gate shares by layer, distances of selected blocks, and maps of selected blocks.
 
-// Viridis: lightness rises evenly, and colour-blind readers see it rise too.
+// The colour map viridis: its lightness increases evenly, for colour-blind readers too.
 const kRamp = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129], [92, 200, 99], [170, 220, 50], [253, 231, 37]];
 function ramp(share) {
   const at = Math.max(0, Math.min(1, share)) * (kRamp.length - 1), i = Math.min(kRamp.length - 2, Math.floor(at)), f = at - i;
   return `rgb(${kRamp[i].map((c, k) => Math.round(c + (kRamp[i + 1][k] - c) * f)).join(",")})`;
 }
 
-// What the colours span: all that is there, or around it where values differ so little that it would look like much.
-const kAlike = 1e-3;  // of the values
+// The range of the colour scale: that of the values, or a wider one if they differ by less than kAlike of their size, so
+// that tiny differences do not look large.
+const kAlike = 1e-3;
 function colourRange(seen) {
   const middle = (seen[0] + seen[1]) / 2, least = Math.abs(middle) * kAlike;
   if (seen[1] - seen[0] > least) return seen;
@@ -35,15 +36,15 @@ function layerLabels(svg, layers, cell) {
 }
 const cellOf = layers => Math.max(9, Math.min(22, 160 / layers.length));
 
-// Columns reach half-way to those beside them.
+// Edges of the columns at these places: half-way between neighbours.
 function edges(at) {
   if (at.length === 1) return [at[0] - 0.5, at[0] + 0.5];
   const middles = at.slice(1).map((x, i) => (x + at[i]) / 2);
   return [2 * at[0] - middles[0], ...middles, 2 * at.at(-1) - middles.at(-1)];
 }
 
-// heat: {steps, last, layers, values[layer][column]}. heats: [{run, heat}], which share axes and colours. log: colours
-// go by the value's logarithm.
+// Draws a heat map. heat: {steps, last, layers, values[layer][column]}. heats: [{run, heat}, ...], all maps that share axes
+// and colours. log: logarithmic colour scale.
 function heatMap(card, {run, heat, heats = [{run, heat}], label, unit = "", log = false}) {
   const {steps, layers, values} = heat;
   const scale = v => (v === null ? null : log ? (v > 0 ? Math.log10(v) : null) : v);
@@ -69,7 +70,7 @@ function heatMap(card, {run, heat, heats = [{run, heat}], label, unit = "", log 
   return true;
 }
 
-// Bars of one length, a layer each, cut by the shares of `parts`: [{name, values[layer]}].
+// Draws a bar of full length for each layer, divided by the shares of `parts`: [{name, values[layer]}].
 function shareBars(card, {layers, parts, label}) {
   parts = parts.map((p, i) => ({colour: colour(i + 2), ...p}));
   const cell = Math.max(14, cellOf(layers)), bottom = kTop + cell * layers.length;
@@ -95,7 +96,8 @@ function shareBars(card, {layers, parts, label}) {
   return true;
 }
 
-// The same as dots, a row a layer, over as much of the axis as they need. stacks: all that share it.
+// Draws the shares as dots, a row for each layer, on an axis that spans only their range. all: the parts of every chart that
+// shares the axis.
 function shareDots(card, {layers, parts, label, all = [parts]}) {
   parts = parts.map((p, i) => ({colour: colour(i + 2), ...p}));
   const cell = Math.max(14, cellOf(layers)), bottom = kTop + cell * layers.length;
@@ -122,14 +124,14 @@ function shareDots(card, {layers, parts, label, all = [parts]}) {
 
 const isForced = (sample, block, own) => block < sample.init_blocks || own - block < sample.local_blocks;
 const ownBlock = (sample, query) => Math.floor(sample.queries[query] / sample.l_sel);
-// Distances in blocks, 1, 2 to 3, 4 to 7, ...: the index of a distance's.
+// The bin of a distance in blocks; bins are 1, 2 to 3, 4 to 7, ...
 const distanceBin = distance => Math.floor(Math.log2(Math.max(1, distance)));
 function binNames(bins) {
   return Array.from({length: bins}, (_, k) => (k === 0 ? "1" : `${whole(2 ** k)}–${whole(2 ** (k + 1) - 1)}`));
 }
 
-// Of the blocks that scores have chosen, forced ones left out, the share at each distance: of all layers, or of one. And
-// what it would be if each query chose evenly among what it could choose from.
+// Shares of the blocks chosen by score (forced blocks left out) in each bin of distance, of one layer or of all (null):
+// {all: number of chosen blocks, chosen: shares, even: shares if each query chose uniformly among its candidates}.
 function distancesOf(sample, layer = null) {
   const bins = distanceBin(Math.ceil(sample.seq_len / sample.l_sel) - 1) + 1;
   const chosen = Array(bins).fill(0), even = Array(bins).fill(0);
@@ -146,7 +148,8 @@ function distancesOf(sample, layer = null) {
   return {all, chosen: chosen.map(n => n / (all || 1)), even: even.map(n => n / (all || 1))};
 }
 
-// series: [{name, colour, values[bin], even[bin]}]; bars beside each other, a line where an even choice would end.
+// Draws grouped bars of distances, and a line at the share of a uniform choice. series: [{name, colour, values[bin],
+// even[bin]}].
 function distanceBars(card, {names, series, label}) {
   const most = Math.max(...series.flatMap(s => [...s.values, ...s.even])), bottom = kHeight - kBottom;
   mount(card, label, width => {
@@ -166,17 +169,18 @@ function distanceBars(card, {names, series, label}) {
     });
     return {svg, bottom, xs, describe: k => [
       {text: `distance ${names[k]}`},
-      ...series.map(s => ({colour: s.colour, text: `${s.name}: ${(100 * (s.values[k] ?? 0)).toFixed(1)}%, an even choice ${(100 * (s.even[k] ?? 0)).toFixed(1)}%`}))]};
+      ...series.map(s => ({colour: s.colour, text: `${s.name}: ${(100 * (s.values[k] ?? 0)).toFixed(1)}%, uniform choice ${(100 * (s.even[k] ?? 0)).toFixed(1)}%`}))]};
   });
   card.append(node("div", {class: "legend"}, ...series.map(s => {
     const i = node("i", {class: "box"});
     i.style.color = s.colour;
     return node("span", {}, i, s.name);
-  }), node("span", {}, node("i", {class: "even"}), "an even choice")));
+  }), node("span", {}, node("i", {class: "even"}), "uniform choice")));
   return true;
 }
 
-// A row a query, a column a block: which it lists. paint: of the blocks that scores have chosen.
+// Draws which blocks each query selects: a row for each query, a column for each block. paint: colour of blocks chosen by
+// score.
 function blockMap(card, {sample, layer, group, paint, label}) {
   const lists = sample.lists[layer][group], blocks = Math.ceil(sample.seq_len / sample.l_sel), rows = lists.length;
   const bottom = kTop + Math.max(120, Math.min(260, rows * 2.2)), cell = (bottom - kTop) / rows;
@@ -206,7 +210,7 @@ function blockMap(card, {sample, layer, group, paint, label}) {
   });
 }
 
-// values[layer][bin], a colour each.
+// Draws values[layer][bin], in percent, as coloured cells.
 function distanceMap(card, {names, values, label}) {
   const layers = values.map((_, layer) => layer), cell = cellOf(layers), bottom = kTop + cell * layers.length;
   const [low, high] = [0, Math.max(extent(values.flat())[1], 1e-9)];

@@ -12,7 +12,7 @@ namespace triad {
 
 namespace {
 
-// Text of files and names of folders, as HTML's text and attributes.
+// Escapes text for HTML elements and attributes.
 std::string html(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -39,7 +39,7 @@ std::string html(const std::string& text) {
   return out;
 }
 
-// JSON inside a script element, which nothing in it may end.
+// JSON for a script element, escaped so that nothing in it can end the element.
 std::string script_json(const Json& value) {
   std::string out;
   for (const char c : dump_json(value, -1)) {
@@ -60,7 +60,7 @@ std::string number(const Json& value, const char* form = "{:.4g}") {
   return value.is_number() ? fmt::format(fmt::runtime(form), value.get<double>()) : "–";
 }
 
-// kind: a class of page.css; "keys": a key and its value, either of any length; "events": its last column is of words.
+// An HTML table. kind: a class of page.css. "keys": keys and values of any length; "events": the last column is text.
 std::string table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows,
                   const char* kind = "") {
   const bool is_long = std::string_view(kind) == "events";
@@ -80,7 +80,7 @@ std::string card(const std::string& title, const std::string& body, bool wide = 
   return fmt::format("<section class=\"card{}\"><h3>{}</h3>{}</section>\n", wide ? " wide" : "", html(title), body);
 }
 
-// Short values; those that are words, of any length, have room for some.
+// The facts as tiles; long values get wider ones.
 std::string tiles(const std::vector<Fact>& facts) {
   constexpr size_t kShort = 11;
   std::string out = "<div class=\"tiles\">";
@@ -90,7 +90,7 @@ std::string tiles(const std::vector<Fact>& facts) {
   return out + "</div>\n";
 }
 
-// Each fact of either run, with what B has more than A where it is a number.
+// A table of both runs' facts, with the difference B - A of numbers.
 std::string facts_table(const std::vector<Fact>& a, const std::vector<Fact>& b) {
   const auto find = [](const std::vector<Fact>& facts, const std::string& name) {
     const auto at = std::find_if(facts.begin(), facts.end(), [&](const Fact& f) { return f.name == name; });
@@ -116,7 +116,7 @@ std::string events_table(const Json& d) {
   std::vector<std::vector<std::string>> rows;
   for (const Json& e : d["events"]) {
     std::string when = text_of(e["time"]);
-    std::replace(when.begin(), when.end(), 'T', ' ');  // a narrow window breaks it there
+    std::replace(when.begin(), when.end(), 'T', ' ');  // allows a line break in a narrow window
     rows.push_back({text_of(e["step"]), text_of(e["rank"]), text_of(e["kind"]), when, text_of(e["text"])});
   }
   constexpr size_t kMostRows = 400;
@@ -125,7 +125,7 @@ std::string events_table(const Json& d) {
     more = fmt::format("<p class=\"faint\">The last {} of {}.</p>", kMostRows, rows.size());
     rows.erase(rows.begin(), rows.end() - kMostRows);
   }
-  return more + table({"step", "rank", "what", "when", "about"}, rows, "events");
+  return more + table({"step", "rank", "event", "time", "details"}, rows, "events");
 }
 
 std::string ranks_table(const Json& d) {
@@ -141,7 +141,7 @@ std::string ranks_table(const Json& d) {
                     mean("comm_wait_ms"), mean("fetch_ms"), last("host_mib"), last("gpu_used_mib"),
                     mean("gpu_util_pct"), mean("power_w")});
   }
-  return table({"rank", "last step", "last word", "step ms", "compute ms", "comm wait ms", "fetch ms", "host MiB",
+  return table({"rank", "last step", "last message", "step ms", "compute ms", "comm wait ms", "fetch ms", "host MiB",
                 "GPU MiB", "GPU %", "W"},
                rows);
 }
@@ -152,7 +152,7 @@ std::string fallbacks_table(const Json& d) {
   return table({"kernel and reason", "calls"}, rows);
 }
 
-// Every value of an object under its key, group by group, opened by a click.
+// A card with all keys and values of an object, opened by a click.
 std::string object_card(const std::string& title, const Json& object) {
   if (object.is_null()) return "";
   std::vector<std::vector<std::string>> rows;
@@ -168,22 +168,22 @@ std::string differences_card(const char* file, const Json& a, const Json& b) {
   return card(file, rows.empty() ? "<p>The same in both runs.</p>" : table({"key", "A", "B"}, rows, "keys"));
 }
 
-std::string parting_text(const Parting& p) {
+std::string first_difference_text(const FirstDifference& p) {
   if (p.common == 0) return "The runs have no step in common, so their losses cannot be compared.";
   if (!p.first) return fmt::format("The losses are the same at all {} steps that both runs have.", p.common);
-  std::string text = fmt::format("The losses part at step {}", *p.first);
-  text += p.by_a_percent ? fmt::format(", and differ by more than 1% first at step {}.", *p.by_a_percent)
-                         : ", and never differ by more than 1%.";
+  std::string text = fmt::format("The losses first differ at step {}", *p.first);
+  text += p.by_one_percent ? fmt::format(", and first by more than 1% at step {}.", *p.by_one_percent)
+                           : ", and never differ by more than 1%.";
   return text + fmt::format(" {} steps are common to both.", p.common);
 }
 
-// What a run has nothing of is left out.
+// Cards with tables of a run's events, ranks, fallbacks and stack dumps; empty tables are left out.
 std::string part(const ReportRun& run, const std::string& tag) {
   const Json& d = run.data;
   std::string out;
   if (!d["events"].empty()) out += card("Events" + tag, events_table(d));
   if (!d["ranks"].empty()) out += card("Ranks" + tag, ranks_table(d));
-  if (!d["fallbacks"].empty()) out += card("Fallbacks: calls of slower kernels" + tag, fallbacks_table(d));
+  if (!d["fallbacks"].empty()) out += card("Fallbacks: calls that no fast kernel could take" + tag, fallbacks_table(d));
   if (!d["stackdumps"].empty()) {
     std::vector<std::vector<std::string>> rows;
     for (const Json& name : d["stackdumps"]) rows.push_back({text_of(name)});
@@ -202,8 +202,8 @@ std::string head(const std::vector<ReportRun>& runs) {
   std::string out = "<h1>Two runs</h1>\n";
   for (size_t i = 0; i < runs.size(); ++i)
     out += fmt::format("<p class=\"run\"><i class=\"s{}\"></i><b>{}</b> {}</p>\n", i, "AB"[i], html(runs[i].folder));
-  std::string cards =
-      card("Results", facts_table(facts_of(a), facts_of(b)) + "<p>" + html(parting_text(parting_of(a, b))) + "</p>");
+  std::string cards = card("Results", facts_table(facts_of(a), facts_of(b)) + "<p>" +
+                                          html(first_difference_text(first_difference_of(a, b))) + "</p>");
   cards += differences_card("config.json", a.config, b.config);
   return out + group("What differs", cards + differences_card("env.json", a.environment, b.environment));
 }
@@ -232,14 +232,15 @@ std::string report_page(const std::vector<ReportRun>& runs) {
     files += object_card("config.json" + tag(i), runs[i].config);
     files += object_card("env.json" + tag(i), runs[i].environment);
   }
-  out += group("What it recalls, by depth and length", needles, "halves") + group("What happened", events) +
+  out += group("Needle recall by depth and length", needles, "halves") + group("What happened", events) +
          group("Config and environment", files) + "</main>\n";
   Json data = Json::array();
   for (const ReportRun& run : runs) data.push_back(run.data);
-  const Parting parting = both ? parting_of(runs[0], runs[1]) : Parting{};
+  const FirstDifference first_difference = both ? first_difference_of(runs[0], runs[1]) : FirstDifference{};
   const auto step = [](const std::optional<int64_t>& s) { return s ? Json(*s) : Json(); };
   out += data_element("data", data);
-  out += data_element("parting", {{"first", step(parting.first)}, {"by_a_percent", step(parting.by_a_percent)}});
+  out += data_element("first_difference", {{"first", step(first_difference.first)},
+                                           {"by_one_percent", step(first_difference.by_one_percent)}});
   out += data_element("difference", both ? loss_difference(runs[0], runs[1]) : Json());
   return out + "<script>\n" + kReportScript + "</script>\n</body></html>\n";
 }

@@ -1,4 +1,4 @@
-// The report as one HTML file that needs nothing else: style, script and data are in it.
+// The report as one self-contained HTML file, with style, script and data.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,10 +7,10 @@
 
 namespace triad {
 
-// Of one run, or of two beside each other.
+// The page's HTML, for one run or for a comparison of two.
 std::string report_page(const std::vector<ReportRun>& runs);
 
-// tools/report/*, as the build found them.
+// The texts of tools/report/page.css and of the scripts; the build embeds them.
 extern const char* const kReportStyle;
 extern const char* const kReportScript;
 

@@ -1,12 +1,12 @@
-// The report from its data: one run, or two, which share every chart's axes and have one colour each. What a run has
-// recorded nothing of has no card.
+// Builds the report's charts from the JSON in the page: for one run, or for two, which share the axes of every chart and
+// have one colour each. A chart without data is left out.
 
 const runs = JSON.parse(document.getElementById("data").textContent);
 const both = runs.length > 1;
 const tag = i => (both ? ` ${"AB"[i]}` : "");
 const ofRuns = build => runs.flatMap((run, i) => build(run, i));
 
-// Adds a section when its first card comes.
+// Returns a function that returns the section's grid and creates the section at its first call.
 function section(title) {
   let grid = null;
   return () => {
@@ -17,7 +17,7 @@ function section(title) {
     return grid;
   };
 }
-// A card that draw fills; without anything drawn there is none.
+// Adds a card and lets draw(card) fill it; drops the card if draw returns false.
 function card(grid, title, draw, {note, unit, wide} = {}) {
   const heading = node("h3", {}, title);
   if (unit) heading.append(node("span", {class: "faint"}, unit.trim()));
@@ -30,22 +30,22 @@ function card(grid, title, draw, {note, unit, wide} = {}) {
 const bad = new Set(["anomaly", "slow", "hung", "nonfinite", "divergence"]);
 const marks = ofRuns((run, i) => run.events.filter(e => bad.has(e.kind))
   .map(e => ({run, step: e.step, text: `${e.kind}${tag(i)}, rank ${e.rank}: ${e.text}`})));
-const parting = JSON.parse(document.getElementById("parting").textContent);
+const firstDifference = JSON.parse(document.getElementById("first_difference").textContent);
 const difference = JSON.parse(document.getElementById("difference").textContent);
-if (parting.first !== null) marks.push({run: runs[0], step: parting.first, parts: true, text: "here the losses part"});
+if (firstDifference.first !== null) marks.push({run: runs[0], step: firstDifference.first, differs: true, text: "the losses first differ here"});
 
-// A line of each run, pick(run) its points.
+// A chart with a line for each run; pick(run) returns its points.
 function lines(grid, title, pick, {name = title.toLowerCase(), note, unit, ...options} = {}) {
   card(grid, title, made => lineChart(made, {series: ofRuns((run, i) => [{run, name: name + tag(i), points: pick(run) ?? [], colour: colour(i)}]),
                                              unit, marks, label: title, ...options}), {note, unit});
 }
-// A line of each rank of each run, in the run's colour where there are two runs.
+// A chart with a line for each rank of each run; with two runs, in the run's colour.
 function rankLines(grid, title, key, {note, unit} = {}) {
   const series = ofRuns((run, i) => run.ranks.map((r, k) => ({run, name: run.ranks.length > 1 || !both ? `rank ${r.rank}${tag(i)}` : tag(i).trim(),
     points: r.lines[key] ?? [], colour: both ? colour(i) : colour(k), dashed: both && k > 0})));
   card(grid, title, made => lineChart(made, {series, unit, marks, label: title, zero: true, smooth: true}), {note, unit});
 }
-// A heat map for each run that has one; colours and axes are the same.
+// A heat map for each run with data, on the same colours and axes.
 function heatCards(grid, title, pick, {unit, note, log} = {}) {
   const heats = ofRuns(run => (pick(run) ? [{run, heat: pick(run)}] : []));
   for (const {run, heat} of heats)
@@ -79,7 +79,7 @@ function switches() {
   return node("form", {class: "switches"}, choice("Against", "axis", axis), choice("Losses as", "unit", unit), lineSet);
 }
 
-// ---- how it goes ----
+// ---- training ----
 
 const training = section("Training");
 card(training, "Loss", made => lineChart(made, {
@@ -91,16 +91,16 @@ if (difference) {
   const over = key => axis => difference[key][axis] ?? [];
   card(training, "Difference of the losses, B less A", made => lineChart(made, {
     series: [{name: "training", points: over("loss"), colour: colour(5)}, {name: "validation", points: over("validation"), dots: true, colour: colour(3)}],
-    marks, label: "Difference of the losses", zero: true, smooth: true}), {wide: true, note: "Below 0, B is better. In nats, whatever losses are shown as."});
+    marks, label: "Difference of the losses", zero: true, smooth: true}), {wide: true, note: "Below 0, B is better. Always in nats."});
 }
 lines(training, "Validation loss", run => run.validation, {loss: true, log: true});
 lines(training, "Throughput", run => run.training.tokens_per_s, {name: "tokens/s", unit: " tokens/s", zero: true, smooth: true});
 lines(training, "Gradient norm", run => run.training.grad_norm, {name: "norm before clipping", smooth: true, log: true});
 lines(training, "Learning rate", run => run.training.lr);
 lines(training, "Model FLOPs utilisation", run => run.training.mfu, {name: "mfu", zero: true});
-heatCards(training, "Gradient norm by layer", run => run.gradient_norms, {log: true, note: "Colours go by the logarithm."});
+heatCards(training, "Gradient norm by layer", run => run.gradient_norms, {log: true, note: "Logarithmic colour scale."});
 
-// ---- where the time goes ----
+// ---- time ----
 
 const time = section("Time");
 const kParts = [["compute_ms", "forward and backward"], ["comm_wait_ms", "waiting for other ranks"], ["update_ms", "norm and update"],
@@ -111,7 +111,7 @@ const timeStacks = ofRuns(run => {
   const steps = rank.lines.step_ms.map(p => p[0]), all = new Map(rank.lines.step_ms);
   const parts = kParts.map(([key, name]) => {
     const at = new Map(rank.lines[key] ?? []);
-    let last = 0;  // lines are thinned each on its own: a step that one lacks has the value before it
+    let last = 0;  // lines are thinned separately: a step without a value repeats the previous one
     return {name, values: steps.map(s => (last = at.get(s) ?? last))};
   });
   parts.push({name: "other", values: steps.map((s, k) => Math.max(0, all.get(s) - parts.reduce((sum, p) => sum + p.values[k], 0)))});
@@ -120,15 +120,15 @@ const timeStacks = ofRuns(run => {
 for (const stack of timeStacks) {
   const {run, rank} = stack, title = "Step time by part" + tag(runs.indexOf(run));
   const note = [run.ranks.length > 1 ? `Of rank ${rank.rank}.` : "",
-                rank.lines.gpu_mem_alloc_mib ? "The GPU's parts run beside the host's: they may add up to more than the step." : ""];
+                rank.lines.gpu_mem_alloc_mib ? "GPU and host work concurrently, so the parts may add up to more than the step." : ""];
   card(time, title, made => stackedChart(made, {stack, stacks: timeStacks, unit: " ms", label: title, marks}), {note: note.join(" ").trim(), unit: "ms"});
 }
 const severalRanks = runs.some(run => run.ranks.length > 1);
 if (both || severalRanks) rankLines(time, severalRanks ? "Step time by rank" : "Step time", "step_ms", {unit: " ms"});
 if (severalRanks)
-  rankLines(time, "Waiting for other ranks", "comm_wait_ms", {unit: " ms", note: "A rank that waits little is the one that the others wait for."});
+  rankLines(time, "Waiting for other ranks", "comm_wait_ms", {unit: " ms", note: "The rank with the shortest wait delays the others."});
 
-// ---- where the memory goes ----
+// ---- memory ----
 
 const memory = section("Memory and device");
 const memoryStacks = ofRuns(run => {
@@ -138,7 +138,7 @@ const memoryStacks = ofRuns(run => {
 });
 for (const stack of memoryStacks) {
   const title = "Memory by category" + tag(runs.indexOf(stack.run));
-  card(memory, title, made => stackedChart(made, {stack, stacks: memoryStacks, unit: " MiB", label: title}), {note: "At each snapshot that the run has left.", unit: "MiB"});
+  card(memory, title, made => stackedChart(made, {stack, stacks: memoryStacks, unit: " MiB", label: title}), {note: "At each memory snapshot of the run.", unit: "MiB"});
 }
 for (const [title, key, unit] of [["Host memory", "host_mib", " MiB"], ["GPU memory in use", "gpu_used_mib", " MiB"], ["GPU memory of the arena", "gpu_mem_alloc_mib", " MiB"],
                                   ["GPU utilisation", "gpu_util_pct", "%"], ["GPU power", "power_w", " W"]])
@@ -149,7 +149,7 @@ for (const [title, key, unit] of [["Host memory", "host_mib", " MiB"], ["GPU mem
 const gates = section("Gates");
 const kBranches = [["cmp", "compressed"], ["sel", "selected"], ["win", "window"]];
 const withGates = runs.filter(run => run.gates.cmp);
-// The shares of a layer over the steps, or of all layers' mean.
+// The branches' shares over the steps: of one layer, or the mean of all layers (layer null).
 function gateStack(run, layer) {
   const heat = run.gates.cmp;
   const values = (key, c) => {
@@ -180,9 +180,9 @@ for (const run of withGates) {
 }
 for (const [key, title] of [["cmp", "Share of the compressed branch"], ["sel", "Share of the selected branch"], ["win", "Share of the window branch"],
                             ["entropy_mean", "Gate entropy"], ["max_mean", "Largest gate"], ["collapse_frac", "Collapsed gates"]])
-  heatCards(gates, title, run => run.gates[key], {note: key === "entropy_mean" ? "At most ln 3 = 1.0986, where all branches have the same share." : ""});
+  heatCards(gates, title, run => run.gates[key], {note: key === "entropy_mean" ? "The maximum, ln 3 = 1.0986, means equal shares." : ""});
 lines(gates, "Dead gates", run => run.ranks[0]?.lines.gate_dead_frac?.some(p => p[1] > 0) ? run.ranks[0].lines.gate_dead_frac : [],
-      {name: "dead rows", note: "Rows whose gates are all 0, of all layers: they are in none of the maps."});
+      {name: "dead rows", note: "Share of rows whose gates are all 0, over all layers. The maps leave them out."});
 
 // ---- selection ----
 
@@ -194,14 +194,14 @@ const sampled = runs.filter(run => run.sample);
   if (parts.length > 0)
     card(selection, "How far away the chosen blocks are", made => distanceBars(made, {names: binNames(bins).slice(first), label: "Distance of the chosen blocks",
       series: parts.map(d => ({name: `chosen blocks${tag(runs.indexOf(d.run))}`, colour: colour(runs.indexOf(d.run)), values: d.chosen.slice(first), even: d.even.slice(first)}))}),
-      {unit: "%", note: "From the query's own block to those that scores chose; forced blocks are left out. All layers and groups."});
+      {unit: "%", note: "Distance from the query's own block to a block chosen by score, over all layers and groups. Forced blocks are left out."});
   for (const {run} of parts) {
     const {sample} = run, title = "Distance by layer" + tag(runs.indexOf(run));
     const rows = sample.lists.map((_, layer) => distancesOf(sample, layer).chosen.slice(first).map(v => 100 * v));
     card(selection, title, made => distanceMap(made, {names: binNames(bins).slice(first, first + rows[0].length), values: rows, label: title}), {unit: "%", note: "Share of a layer's chosen blocks."});
   }
 }
-const kMostMaps = 8;  // beyond them one layer is shown at a time
+const kMostMaps = 8;  // with more, one layer is shown at a time
 for (const run of sampled) {
   const {sample} = run, i = runs.indexOf(run), layers = sample.lists.length, groups = sample.lists[0].length;
   card(selection, "Which blocks are selected" + tag(i), made => {
@@ -227,6 +227,6 @@ for (const run of sampled) {
 }
 for (const [key, title] of [["k_mean", "Selected tokens a row, mean"], ["k_max", "Selected tokens a row, most"], ["pct_at_max", "Rows with the most tokens"]])
   heatCards(selection, title, run => run.selection[key]);
-for (const [key, title, note] of [["sel_overlap", "Overlap of neighbours' lists", "Of the blocks that a row lists, those that the row before lists too."],
-                                  ["sel_forced_frac", "Forced blocks", "Of the blocks that a row lists."]])
+for (const [key, title, note] of [["sel_overlap", "Overlap of neighbours' lists", "Share of a row's selected blocks that the previous row selects too."],
+                                  ["sel_forced_frac", "Forced blocks", "Share of a row's selected blocks."]])
   lines(selection, title, run => run.ranks[0]?.lines[key], {note, smooth: true});

@@ -1,4 +1,4 @@
-// triad report: what a run's folder tells, as one HTML page; or two runs side by side.
+// triad report: writes one HTML page about a run's folder, or about two runs in comparison.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A comparison has a file of its own beside the run's report, and one for each run that it was compared with.
+// The default file of a page: RUN/report.html, or RUN/report_vs_NAME.html for a comparison.
 std::string page_of(const std::string& run, const std::string& versus) {
   if (versus.empty()) return (fs::path(run) / "report.html").string();
   constexpr size_t kLongest = 200;  // a file's name has 255 bytes at most
@@ -33,10 +33,10 @@ void add_report(CLI::App& app) {
     std::string run, versus, out;
   };
   auto o = std::make_shared<Options>();
-  CLI::App* verb = app.add_subcommand("report", "one self-contained HTML page on a run, or on two");
-  verb->add_option("RUN", o->run, "a run's folder")->required();
-  verb->add_option("--vs", o->versus, "another run's, to be compared");
-  verb->add_option("--out", o->out, "the page (RUN/report.html, with --vs RUN/report_vs_NAME.html)");
+  CLI::App* verb = app.add_subcommand("report", "write one self-contained HTML page about a run, or comparing two");
+  verb->add_option("RUN", o->run, "the folder of a run")->required();
+  verb->add_option("--vs", o->versus, "the folder of another run, to compare with");
+  verb->add_option("--out", o->out, "the file to write (default: RUN/report.html; with --vs: RUN/report_vs_NAME.html)");
   verb->callback([o] {
     std::vector<ReportRun> runs = {read_run(o->run)};
     if (!o->versus.empty()) runs.push_back(read_run(o->versus));

@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr int kKnownHeartbeatSchema = 1, kKnownSampleSchema = 1;
 
-// The numbers of a rank's steps that are drawn, as a heartbeat names them.
+// Keys of a heartbeat whose numbers the report draws, by rank.
 constexpr const char* kHeartbeatLines[] = {"step_ms",         "compute_ms",    "update_ms",         "fetch_ms",
                                            "comm_wait_ms",    "tokens_per_s",  "host_mib",          "gpu_used_mib",
                                            "gpu_util_pct",    "power_w",       "gpu_mem_alloc_mib", "sel_overlap",
@@ -41,14 +41,14 @@ double number_in(const Json& line, const char* key) {
   return it != line.end() && it->is_number() ? it->get<double>() : NAN;
 }
 
-// What the first rank's heartbeats alone are read for.
+// What is read from rank 0's heartbeats only.
 struct FirstRank {
-  Points losses,
-      clock;  // by step: the loss; the seconds that the run had taken, the time between a stop and a resume left out
+  Points losses;
+  Points clock;  // running time in seconds after each step, without the time between a stop and a resume
   std::vector<LayerValue> gradient_norms;
 };
 
-// A run that was resumed tells some steps again: the last time counts.
+// Removes the points from this step on: a resumed run repeats steps, and the last time counts.
 void forget_from(Points& points, int64_t step) {
   while (!points.empty() && points.back().first >= static_cast<double>(step)) points.pop_back();
 }
@@ -72,19 +72,20 @@ Json json_or_nothing(const std::string& text) {
   } catch (const Error&) { return {}; }
 }
 
-// What is told of a rank, and what happened to it.
+// Reads a rank's heartbeats: {rank, last, state, means, lines}. Appends its events to `events`; fills `first` if it is
+// not null.
 Json rank_of(const std::string& path, int64_t rank, FirstRank* first, Json& events) {
   std::map<std::string, Points> lines;
   Json last;
-  std::string state;                 // the newest message that tells of one
-  double seconds = 0, before = NAN;  // that the run has taken; the time of the line before
+  std::string state;                 // the last message that describes the rank's state
+  double seconds = 0, before = NAN;  // running time; time stamp of the previous line
   const std::vector<std::string> text = whole_lines(path);
   for (size_t i = 0; i < text.size(); ++i) {
     const Json line = json_or_nothing(text[i]);
     const bool whole = line.is_object() && line.contains("step") && line["step"].is_number_integer() &&
                        line.contains("msg") && line["msg"].is_string();
     if (!whole) {
-      fmt::print(stderr, "triad: {} line {} is left out: \"{}\" is no heartbeat: an object with step and msg is one\n",
+      fmt::print(stderr, "triad: {} line {} is left out: \"{}\" is no heartbeat (an object with step and msg)\n",
                  printable(path), i + 1, shortened(text[i]));
       continue;
     }
@@ -97,7 +98,7 @@ Json rank_of(const std::string& path, int64_t rank, FirstRank* first, Json& even
     const double now = number_in(line, "ts");
     if (msg != "boot" && now > before) seconds += now - before;
     before = now;
-    if (msg != "stackdump" && msg != "progress" && msg != "checkpoint") state = msg;  // none takes a verdict back
+    if (msg != "stackdump" && msg != "progress" && msg != "checkpoint") state = msg;  // these do not change the state
     if (msg == "step_end") {
       for (auto& [key, points] : lines) forget_from(points, step);
       for (const char* key : kHeartbeatLines)
@@ -126,7 +127,7 @@ Json rank_of(const std::string& path, int64_t rank, FirstRank* first, Json& even
   return out;
 }
 
-// Memory by category, MiB, from the snapshots that a run has left: [{label, step, categories}].
+// Memory by category in MiB, from the run's memory snapshots: [{label, step, categories}].
 Json memory_of(const std::string& folder) {
   static const std::regex kName("mem_(boot|loader|oom|step(\\d+))\\.json");
   std::vector<std::pair<double, Json>> found;
@@ -135,13 +136,14 @@ Json memory_of(const std::string& folder) {
     std::smatch match;
     if (!std::regex_match(name, match, kName)) continue;
     const std::optional<int64_t> step = parse_number<int64_t>(match[2].str());
-    if (match[2].matched && !step) continue;  // no step of a run
+    if (match[2].matched && !step) continue;  // the number is too large for a step
     const Json file = parse_json(read_file(entry.path().string()), entry.path().string());
-    if (!file.contains("triad") || !file["triad"].contains("category_bytes")) continue;  // memory_stats alone
+    if (!file.contains("triad") || !file["triad"].contains("category_bytes"))
+      continue;  // a snapshot without categories
     Json categories = Json::object();
     for (const auto& [category, bytes] : file["triad"]["category_bytes"].items())
       if (bytes.is_number()) categories[category] = bytes.get<double>() / kMiB;
-    // Of the snapshots without a step, boot and the loader's come before the first, and running out after the last.
+    // Order of snapshots without a step: boot and loader before the first step, oom (out of memory) after the last.
     const std::string when = match[1].str();
     const double order = when == "boot"     ? -2
                          : when == "loader" ? -1
@@ -172,7 +174,7 @@ Json fallbacks_of(const CsvTable& table) {
   return out;
 }
 
-// What `triad eval --needle` has left; no lengths: nothing.
+// Reads needle.csv of `triad eval --needle`; a grid without lengths if there is none.
 NeedleGrid needle_grid_of(const std::string& path) {
   const CsvTable table(path, {"length", "depth", "samples", "right"});
   NeedleGrid grid;
@@ -203,7 +205,7 @@ NeedleGrid needle_grid_of(const std::string& path) {
   return grid;
 }
 
-// By layer; none where log.diagnostics asked for neither.
+// Gradient norms by layer and step, from heartbeats or from grad_ledger.csv; null if the run recorded neither.
 Json gradient_norms_of(const FirstRank& first, const CsvTable& ledger) {
   if (!first.gradient_norms.empty()) return heat_of(first.gradient_norms);
   std::map<std::pair<double, double>, double> squares;
@@ -220,14 +222,14 @@ Json gradient_norms_of(const FirstRank& first, const CsvTable& ledger) {
   return all.empty() ? Json() : heat_of(all);
 }
 
-// [[step, seconds], ..]: as heartbeats have it, else as training.csv's steps add up.
+// Running time by step: from heartbeats, else the sum of training.csv's step times.
 Points clock_of(const FirstRank& first, const CsvTable& training) {
   if (!first.clock.empty()) return first.clock;
   Points clock;
   double seconds = 0, before = 0;
   for (size_t i = 0; training.has("step_ms") && i < training.size(); ++i) {
     const double step = training.number(i, "step"), took = (step - before) * training.number(i, "step_ms") / 1e3;
-    if (!std::isfinite(took)) continue;  // a damaged row: the next one's steps cover it
+    if (!std::isfinite(took)) continue;  // a damaged row: the next row covers its steps
     seconds += took;
     before = step;
     clock.emplace_back(step, seconds);
@@ -239,7 +241,7 @@ bool all_integers(const Json& list) {
   return list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& x) { return x.is_number_integer(); });
 }
 
-// What an evaluation has left of the selection (train/monitor/selection_sample.h), as the page's script relies on it.
+// Reads a sample of selection lists (train/monitor/selection_sample.h) and checks all that the page's script uses.
 Json sample_of(const std::string& path) {
   const Json sample = json_or_null(path);
   if (sample.is_null()) return sample;
@@ -262,7 +264,7 @@ Json sample_of(const std::string& path) {
   return sample;
 }
 
-// Positions that a step counts over all ranks; null where the files do not tell.
+// Tokens of a step over all ranks; null if the files do not contain it.
 Json tokens_per_step(const ReportRun& run) {
   double tokens = 1;
   if (!run.config.contains("train")) return {};
@@ -270,6 +272,63 @@ Json tokens_per_step(const ReportRun& run) {
     tokens *= number_in(run.config["train"], key);
   const double world = run.environment.is_null() ? NAN : number_in(run.environment, "world");
   return number_or_null(tokens * (std::isfinite(world) ? world : 1));
+}
+
+// The CSV files of a run.
+struct RunTables {
+  CsvTable training, validation, gates, selection, fallbacks, ledger;
+  explicit RunTables(const fs::path& folder)
+      : training(folder / "training.csv", {"step", "loss"}),
+        validation(folder / "val.csv", {"step", "val_loss"}),
+        gates(folder / "gates.csv",
+              {"step", "layer", "entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"}),
+        selection(folder / "k_stats.csv", {"step", "layer", "k_mean", "pct_at_max"}),
+        fallbacks(folder / "fallback_counters.csv", {"step", "branch", "kernel", "reason", "count"}),
+        ledger(folder / "grad_ledger.csv", {"step", "parameter", "norm"}) {}
+};
+
+void add_lines_and_maps(Json& d, const RunTables& tables) {
+  for (const char* column : {"loss", "lr", "tokens_per_s", "grad_norm", "step_ms", "mfu"})
+    d["training"][column] = line_of(tables.training, column);
+  d["validation"] = line_of(tables.validation, "val_loss");
+  for (const char* column : {"entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"})
+    d["gates"][column] = tables.gates.size() == 0 ? Json() : heat_of(tables.gates, column);
+  d["selection"] = Json::object();
+  for (const std::string column : {"k_mean", "k_max", "pct_at_max"})
+    if (tables.selection.size() > 0 && tables.selection.has(column))
+      d["selection"][column] = heat_of(tables.selection, column);
+  d["fallbacks"] = fallbacks_of(tables.fallbacks);
+}
+
+// Adds the ranks, their events sorted by step, and the names of stack dumps. Returns what only rank 0's heartbeats
+// hold.
+FirstRank add_ranks(Json& d, const std::string& folder) {
+  static const std::regex kHeartbeats("heartbeat_rank(\\d+)\\.jsonl");
+  std::map<int64_t, std::string> ranks;
+  Json dumps = Json::array();
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    std::smatch match;
+    if (std::regex_match(name, match, kHeartbeats))
+      if (const auto rank = parse_number<int64_t>(match[1].str())) ranks[*rank] = entry.path().string();
+    if (name.starts_with("stackdump_rank")) dumps.push_back(name);
+  }
+  std::sort(dumps.begin(), dumps.end());
+  d["stackdumps"] = dumps;
+  d["events"] = d["ranks"] = Json::array();
+  FirstRank first;
+  for (const auto& [rank, path] : ranks)
+    d["ranks"].push_back(rank_of(path, rank, rank == 0 ? &first : nullptr, d["events"]));
+  std::stable_sort(d["events"].begin(), d["events"].end(),
+                   [](const Json& a, const Json& b) { return a["step"] < b["step"]; });
+  return first;
+}
+
+std::string needle_svg(const std::string& path, const Json& config) {
+  const NeedleGrid grid = needle_grid_of(path);
+  if (grid.lengths.empty()) return "";
+  const Json attention = config.contains("model") ? config["model"].value("attention", Json("nsa")) : Json();
+  return grid.svg("Needles recalled, attention: " + (attention.is_string() ? attention.get<std::string>() : "?"));
 }
 
 }  // namespace
@@ -289,61 +348,27 @@ ReportRun read_run(const std::string& folder) {
                 .needle = {},
                 .data = {}};
   if (run.environment.contains("environment") && run.environment["environment"].is_object())
-    for (auto& [name, value] : run.environment["environment"].items())  // of a run whose env.json shows secrets
+    for (auto& [name, value] : run.environment["environment"].items())  // hides secrets that an env.json may hold
       if (value.is_string()) value = shown_value(name, value.get<std::string>());
-  const CsvTable training(file("training.csv"), {"step", "loss"}), validation(file("val.csv"), {"step", "val_loss"}),
-      gates(file("gates.csv"), {"step", "layer", "entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"}),
-      selection(file("k_stats.csv"), {"step", "layer", "k_mean", "pct_at_max"}),
-      fallbacks(file("fallback_counters.csv"), {"step", "branch", "kernel", "reason", "count"});
-  const CsvTable ledger(file("grad_ledger.csv"), {"step", "parameter", "norm"});
+  const RunTables tables(folder);
   Json& d = run.data;
   d["folder"] = folder;
   d["tokens_per_step"] = tokens_per_step(run);
   d["tokens_are_bytes"] = tokens_are_bytes(run.config);
   d["sample"] = sample_of(file(kSelectionSample));
-  for (const char* column : {"loss", "lr", "tokens_per_s", "grad_norm", "step_ms", "mfu"})
-    d["training"][column] = line_of(training, column);
-  d["validation"] = line_of(validation, "val_loss");
-  for (const char* column : {"entropy_mean", "max_mean", "collapse_frac", "cmp", "sel", "win"})
-    d["gates"][column] = gates.size() == 0 ? Json() : heat_of(gates, column);
-  for (const std::string column : {"k_mean", "k_max", "pct_at_max"})
-    if (selection.size() > 0 && selection.has(column)) d["selection"][column] = heat_of(selection, column);
-  if (!d.contains("selection")) d["selection"] = Json::object();
-  d["fallbacks"] = fallbacks_of(fallbacks);
+  add_lines_and_maps(d, tables);
   d["memory"] = memory_of(folder);
   d["metrics"] = json_or_null(file("metrics.json"));
-  d["events"] = d["ranks"] = Json::array();
-
-  static const std::regex kHeartbeats("heartbeat_rank(\\d+)\\.jsonl");
-  std::map<int64_t, std::string> ranks;
-  Json dumps = Json::array();
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    std::smatch match;
-    if (std::regex_match(name, match, kHeartbeats))
-      if (const auto rank = parse_number<int64_t>(match[1].str())) ranks[*rank] = entry.path().string();
-    if (name.starts_with("stackdump_rank")) dumps.push_back(name);
-  }
-  FirstRank first;
-  for (const auto& [rank, path] : ranks)
-    d["ranks"].push_back(rank_of(path, rank, rank == 0 ? &first : nullptr, d["events"]));
-  std::stable_sort(d["events"].begin(), d["events"].end(),
-                   [](const Json& a, const Json& b) { return a["step"] < b["step"]; });
-  std::sort(dumps.begin(), dumps.end());
-  d["stackdumps"] = dumps;
-  if (const NeedleGrid grid = needle_grid_of(file(kNeedleCsv)); !grid.lengths.empty()) {
-    const Json attention = run.config.contains("model") ? run.config["model"].value("attention", Json("nsa")) : Json();
-    run.needle =
-        grid.svg("Needles recalled, attention: " + (attention.is_string() ? attention.get<std::string>() : "?"));
-  }
+  const FirstRank first = add_ranks(d, folder);
+  run.needle = needle_svg(file(kNeedleCsv), run.config);
   if (fs::exists(file(".anomaly_type"))) d["stopped_by"] = read_file(file(".anomaly_type"));
-  d["gradient_norms"] = gradient_norms_of(first, ledger);
-  run.clock = clock_of(first, training);
+  d["gradient_norms"] = gradient_norms_of(first, tables.ledger);
+  run.clock = clock_of(first, tables.training);
   d["clock"] = thinned(run.clock);
   run.losses_rounded = first.losses.empty();
-  run.losses = run.losses_rounded ? points_of(training, "loss") : first.losses;
-  run.validation = points_of(validation, "val_loss");
-  if (!run.losses_rounded && run.losses.size() >= training.size()) d["training"]["loss"] = thinned(run.losses);
+  run.losses = run.losses_rounded ? points_of(tables.training, "loss") : first.losses;
+  run.validation = points_of(tables.validation, "val_loss");
+  if (!run.losses_rounded && run.losses.size() >= tables.training.size()) d["training"]["loss"] = thinned(run.losses);
   return run;
 }
 

@@ -1,6 +1,5 @@
-// A run's folder as its report shows it: what the files of SPEC.md section 3 say, checked, thinned out to what a screen
-// can show, as one JSON object. A file that a run need not have may be absent; one that is broken is an Error that
-// names it and the line.
+// Reads a run's folder for its report: checks its files, thins their numbers to what a screen can show, and collects
+// them in one JSON object. Optional files may be absent; a broken file is an Error that names file and line.
 #pragma once
 #include <optional>
 #include <string>
@@ -13,35 +12,34 @@ namespace triad {
 
 struct ReportRun {
   std::string folder;
-  Json config, environment;  // null: the run has none
-  // The losses of rank 0's steps, with all their digits where there are heartbeats.
-  Points losses;
-  bool losses_rounded = false;  // there are none: losses are training.csv's
-  Points validation;            // the loss of each evaluation
-  Points clock;                 // seconds that the run had taken after a step
-  std::string needle;           // an SVG; empty: `triad eval --needle` was not called
-  Json data;                    // for the charts; its keys are those that tools/report/page.js reads
+  Json config, environment;     // config.json and env.json; null if absent
+  Points losses;                // by step, of rank 0
+  bool losses_rounded = false;  // the losses are training.csv's, because the run has no heartbeats with all digits
+  Points validation;            // loss of each evaluation, by step
+  Points clock;                 // running time in seconds after each step
+  std::string needle;           // an SVG of needle.csv; empty without `triad eval --needle`
+  Json data;                    // input of the charts; tools/report/page.js reads its keys
 };
 
 // Throws if the folder is missing, or holds no run.
 ReportRun read_run(const std::string& folder);
 
-// Where two objects differ: "group.key", one value and the other (null: absent there).
+// The keys ("group.key") at which two objects differ, with both values (null if absent).
 struct Difference {
   std::string key;
   Json a, b;
 };
 std::vector<Difference> differences_of(const Json& a, const Json& b);
 
-// The first step, of those that both have, at which the losses differ, and the first at which by more than 1%.
-struct Parting {
-  std::optional<int64_t> first, by_a_percent;
-  int64_t common = 0;  // steps that both have
+// The first steps at which two runs' losses differ at all, and by more than 1%, among the steps that both have.
+struct FirstDifference {
+  std::optional<int64_t> first, by_one_percent;
+  int64_t common = 0;  // number of steps that both have
 };
-Parting parting_of(const ReportRun& a, const ReportRun& b);
+FirstDifference first_difference_of(const ReportRun& a, const ReportRun& b);
 
-// b's loss less a's where a has one and b's run is as far: {loss, validation}, each {steps, tokens, time} as far as the
-// runs tell, each a line over that axis. At a place that b has no loss of its own for, it is taken between two of them.
+// The difference b - a of the losses, at a's points within b's range: {loss, validation}, each {steps, tokens, time},
+// each a line over that axis, left out if a run does not have that axis. b is interpolated linearly.
 Json loss_difference(const ReportRun& a, const ReportRun& b);
 
 }  // namespace triad

@@ -8,7 +8,8 @@ namespace triad {
 
 namespace {
 
-constexpr size_t kMostPoints = 1500, kMostColumns = 240;  // of a line; of a heat map
+constexpr size_t kMostPoints = 1500;  // of a line
+constexpr size_t kMostColumns = 240;  // of a heat map
 
 }  // namespace
 
@@ -65,7 +66,7 @@ Json heat_of(const std::vector<LayerValue>& all) {
     values.push_back(row);
   }
   for (size_t c = 0; c < columns; ++c)
-    firsts.push_back(step_list[(c * step_list.size() + columns - 1) / columns]);  // the first that falls into it
+    firsts.push_back(step_list[(c * step_list.size() + columns - 1) / columns]);  // the first step of column c
   return {{"steps", firsts},
           {"last", step_list.empty() ? Json() : Json(step_list.back())},
           {"layers", layer_list},

@@ -1,4 +1,4 @@
-// What a screen can show of a run's numbers: lines of at most so many points, heat maps of at most so many columns.
+// Reduces a run's numbers to what a screen can show: lines of at most 1,500 points, heat maps of at most 240 columns.
 #pragma once
 #include <cmath>
 #include <string>
@@ -10,26 +10,26 @@
 
 namespace triad {
 
-using Points = std::vector<std::pair<double, double>>;  // x, ascending, and a value; NaN: there is none
+using Points = std::vector<std::pair<double, double>>;  // (x, value), x ascending; NaN if there is no value
 
 inline Json number_or_null(double x) { return std::isfinite(x) ? Json(x) : Json(); }
 
-// [[x, y], ...] of few points: of each stretch the lowest and the highest, so that no spike gets lost.
+// Thins a line to [[x, y], ...]: keeps the lowest and the highest point of each stretch, so that no spike is lost.
 Json thinned(const Points&);
 
-// A column of a table by its column "step"; all of its points, and the same thinned out. No such column: none.
+// A column of a table over its column "step": all points, and thinned. No points if there is no such column.
 Points points_of(const CsvTable&, const char* column);
 inline Json line_of(const CsvTable& table, const char* column) { return thinned(points_of(table, column)); }
 
-// {steps, last, layers, values}: values[layer][column], each the mean over the steps that share a column.
-// A value whose step or layer is no number, of a damaged row, counts nowhere.
+// A heat map {steps, last, layers, values}: values[layer][column] is the mean over the steps of a column; steps holds
+// the first step of each column, last the last step. Values whose step or layer is not a number are left out.
 struct LayerValue {
   double step, layer, value;
 };
 Json heat_of(const std::vector<LayerValue>&);
-Json heat_of(const CsvTable&, const std::string& column);  // of a table with columns step and layer
+Json heat_of(const CsvTable&, const std::string& column);  // the table has columns step and layer
 
-// Straight between the points, and as far outside of them as their ends go on; NaN without any.
+// Linear interpolation, extrapolated beyond the ends; NaN without points.
 double value_at(const Points&, double x);
 
 }  // namespace triad

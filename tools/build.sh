@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Configures and builds one preset of CMakePresets.json, and prints the preset's name on the last line of stdout.
-#   tools/build.sh [PRESET] [TARGET...]    default: cuda where nvcc is found, else cpu; all targets
+# Configures and builds one preset of CMakePresets.json, and prints the preset's name as the last line of standard output.
+#   tools/build.sh [PRESET] [TARGET...]    default: preset cuda if nvcc is found, else cpu; all targets
 set -euo pipefail
 source "$(dirname -- "$0")/common.sh"
 cd "$(dirname -- "$script")/.."

@@ -1,4 +1,5 @@
-# What the scripts of this folder share; sourced, never run. Each error is one line on stderr that says what to do.
+# Functions that the scripts of this folder share. Source it, do not run it. An error is one line on stderr that says what
+# to do.
 script=$(realpath -- "$0")
 
 fail() {
@@ -7,7 +8,7 @@ fail() {
 }
 
 usage_error() {
-  echo "$(basename -- "$script"): $*; --help lists what it takes" >&2
+  echo "$(basename -- "$script"): $*; --help lists the options" >&2
   exit 2
 }
 
@@ -25,7 +26,7 @@ has_gpu() {
   fi
 }
 
-# Whether this user may write build/ and runs/ here. The working folder is the checkout.
+# Fails if this user cannot write to the checkout, which is the working folder, or to its build/.
 check_checkout() {
   local owner
   owner=$(stat -c %U .)

@@ -1,4 +1,4 @@
-// A run's CSV and JSONL files, read back.
+// Reads the CSV and JSONL files of a run, finished or still in progress.
 #pragma once
 #include <map>
 #include <set>
@@ -7,15 +7,15 @@
 
 namespace triad {
 
-// The lines of a file; the last one, where a run is at work on it and has not ended it yet, is left out.
+// The lines of a file, without an incomplete last line that a run is still writing.
 std::vector<std::string> whole_lines(const std::string& path);
 
-// A CSV file of a run: numbers in columns that have a name, NaN where a field is empty. A row with more or fewer fields
-// than the header, or whose step is no number, is left out, and any other field that is no number is NaN, each with a
-// warning on stderr that names file and line.
+// A CSV file with named columns. An empty field is NaN. A row whose number of fields differs from the header's, or
+// whose step is not a number, is left out; any other field that is not a number is NaN. Both cause a warning on stderr
+// with file and line.
 class CsvTable {
  public:
-  // No rows if the file is not there. Every column of `needed` has to be.
+  // A missing file gives no rows. Throws an Error if a column of `needed` is missing.
   CsvTable(const std::string& path, const std::vector<std::string>& needed);
   size_t size() const { return rows_.size(); }
   bool has(const std::string& column) const { return columns_.count(column) > 0; }
@@ -26,8 +26,8 @@ class CsvTable {
   std::string path_;
   std::map<std::string, size_t> columns_;
   std::vector<std::vector<std::string>> rows_;
-  std::vector<size_t> lines_;          // of the rows, in the file
-  mutable std::set<size_t> reported_;  // lines of which a warning has been printed
+  std::vector<size_t> lines_;          // line number in the file of each row
+  mutable std::set<size_t> reported_;  // lines for which a warning has been printed
 };
 
 }  // namespace triad

@@ -1,5 +1,5 @@
-// triad data: texts and JSONL to token shards, split into training and validation by document, with a manifest. A call
-// that was killed goes on when it is repeated, to the same bits.
+// triad data: tokenizes texts and JSONL into token shards, split into training and validation by document, with a
+// manifest. A call that was killed resumes when it is repeated, with bit-identical shards.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -36,7 +36,7 @@ using Clock = std::chrono::steady_clock;
 struct Options {
   std::string tokenizer = "byte", out, format = "auto";
   std::vector<std::string> input;
-  int64_t shard_tokens = 100'000'000;  // what published token shards hold
+  int64_t shard_tokens = 100'000'000;  // the usual size of published token shards
   double val_fraction = 0.1;
   uint64_t seed = 1337;
   int64_t threads = 0;
@@ -46,10 +46,10 @@ struct Options {
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-// On a terminal a bar, elsewhere a line now and then.
+// Prints progress to stderr: on a terminal a bar, elsewhere a line every 10 s.
 class Progress {
  public:
-  // What was read, and how much text that gave, before this call.
+  // input_before, text_before: bytes of input and text that a killed call had processed.
   Progress(int64_t input_bytes, int64_t input_before, int64_t text_before)
       : total_(input_bytes),
         input_before_(input_before),
@@ -58,9 +58,9 @@ class Progress {
   void show(int64_t input_bytes, int64_t text_bytes, int64_t tokens, bool last = false) {
     const double every = terminal_ ? 0.2 : 10;
     if (!last && seconds_since(shown_) < every) return;
-    if (last && !told_ && !terminal_) return;  // a short call needs no progress
+    if (last && !shown_once_ && !terminal_) return;  // a short call needs no progress
     shown_ = Clock::now();
-    told_ = true;
+    shown_once_ = true;
     const double elapsed = seconds_since(began_);
     std::string line =
         fmt::format("{:.1f} MB of text, {:.2f} M tokens, {:.1f} MB/s", static_cast<double>(text_bytes) / 1e6,
@@ -80,11 +80,11 @@ class Progress {
 
  private:
   int64_t total_, input_before_, text_before_;
-  bool terminal_, told_ = false;
+  bool terminal_, shown_once_ = false;
   Clock::time_point began_ = Clock::now(), shown_ = began_;
 };
 
-// What makes shards what they are; a call may go on with another's only if it is all the same.
+// All inputs and options that determine the shards. A call may resume a killed one only if these are equal.
 Json describe(const Options& o, const Tokenizer& tokenizer, const std::vector<std::string>& files) {
   Json inputs = Json::array();
   for (const std::string& file : files) {
@@ -132,7 +132,7 @@ CorpusPosition position_from(const Json& j) {
 constexpr const char* kManifest = "manifest.json";
 constexpr const char* kUnfinished = "unfinished.json";
 
-// One call's work on its folder.
+// The work of one call.
 class Job {
  public:
   Job(const Options& o, const Tokenizer& tokenizer, std::vector<std::string> files)
@@ -163,23 +163,25 @@ class Job {
     return shard || name == kManifest || name == kUnfinished;
   }
 
-  // Two calls at once would write one another's files. One that was just killed is gone within a second or so.
+  // Two concurrent calls would overwrite each other's files. Waits a little: a call that was just killed may still be
+  // ending.
   void lock_folder() {
     constexpr double kWaitS = 3;
     TRIAD_CHECK(lock_.take_within(kWaitS, o_.out), "{}: another call is writing its shards{}", o_.out,
                 lock_holder(o_.out));
   }
 
-  // Shards of an earlier call would be read as part of this one's, unless it is this one, killed before its end.
+  // Resumes the folder of a killed call, or refuses one with shards of another call: they would be read as part of this
+  // one.
   void prepare_folder() {
-    goes_on_ = fs::exists(path(kUnfinished));
-    if (goes_on_)
-      go_on();
+    resumes_ = fs::exists(path(kUnfinished));
+    if (resumes_)
+      resume();
     else if (fs::is_directory(o_.out))
       refuse_shards();
   }
 
-  void go_on() try {
+  void resume() try {
     const Json unfinished = parse_json(read_file(path(kUnfinished)), path(kUnfinished));
     for (const auto& [key, value] : what_.items())
       if (unfinished.at("call").at(key) != value)
@@ -189,19 +191,19 @@ class Job {
             o_.out, key, brief(unfinished["call"][key]), brief(value));
     from_ = position_from(unfinished.at("position"));
     TRIAD_CHECK(from_.file >= 0 && from_.file <= static_cast<int64_t>(files_.size()) && from_.offset >= 0,
-                "{} is damaged: it goes on in file {} of {}, at offset {}", path(kUnfinished), from_.file,
-                files_.size(), from_.offset);
+                "{} is damaged: its position is file {} of {}, offset {}", path(kUnfinished), from_.file, files_.size(),
+                from_.offset);
     text_bytes_ = unfinished.at("text_bytes");
     cut_ = unfinished.at("cut");
     remove_temporaries();
     train_.resume(unfinished.at("train"));
     val_.resume(unfinished.at("val"));
-    fmt::print("{}: goes on after {} documents, {} tokens\n", o_.out, from_.documents, train_.tokens() + val_.tokens());
+    fmt::print("{}: resumes after {} documents, {} tokens\n", o_.out, from_.documents, train_.tokens() + val_.tokens());
   } catch (const Json::exception& e) {
     fail("{} is damaged: {}. Remove the folder, and call again", path(kUnfinished), e.what());
   }
 
-  // What a kill cut.
+  // Removes temporary files of a killed call.
   void remove_temporaries() const {
     std::set<std::string> copies;
     for (const Tokenizer::File& file : tokenizer_.files()) copies.insert(file.name);
@@ -235,11 +237,11 @@ class Job {
     Clock::time_point saved = Clock::now();
     bool begun = from_.file > 0 || from_.offset > 0;
     encode_corpus(corpus, tokenizer_, from_, [&](const EncodedPiece& piece) {
-      if (!begun) {  // nothing is made before there is something to write
+      if (!begun) {  // creates the folder only when there is something to write
         make_folders(o_.out);
         lock_folder();
-        if (!goes_on_) refuse_shards();  // another call's, while this one waited for its first text
-        remove_temporaries();            // of a call that was killed in its first save
+        if (!resumes_) refuse_shards();  // another call may have written some while this one waited for its first text
+        remove_temporaries();            // a call may have been killed in its first save
         save();
         begun = true;
       }
@@ -266,7 +268,7 @@ class Job {
     val_.finish();
   }
 
-  // Few documents may have left none for validation: then it is the last one, and of a single one its end.
+  // If no document was chosen for validation, takes the last one; of a single document, its end.
   void hold_out_something() {
     if (o_.val_fraction <= 0 || val_.tokens() > 0) return;
     const bool single = train_.documents() == 1;
@@ -290,7 +292,7 @@ class Job {
   void remove_all() {
     std::error_code ignored;
     fs::remove(path(kUnfinished), ignored);
-    fs::remove(o_.out, ignored);  // if that was all
+    fs::remove(o_.out, ignored);  // only if it is empty
   }
 
   void write_manifest() {
@@ -322,9 +324,9 @@ class Job {
   ShardRow train_, val_;
   CorpusPosition from_;
   FolderLock lock_;
-  bool goes_on_ = false;  // where a call that was killed left off
+  bool resumes_ = false;  // this call resumes a killed one
   int64_t text_bytes_ = 0;
-  int64_t cut_ = -1;  // >= 0: what is left to do is to take the tokens from here off the training row
+  int64_t cut_ = -1;  // >= 0: all is written; tokens from here on have yet to be removed from the training shards
 };
 
 void data(Options o) {
@@ -347,34 +349,41 @@ void data(Options o) {
 
 void add_data(CLI::App& app) {
   auto o = std::make_shared<Options>();
-  CLI::App* verb = app.add_subcommand("data", "texts and JSONL (its field text), packed or not, to token shards");
-  verb->add_option("--tokenizer", o->tokenizer, "byte, tokenizer.json, or encoder.json with vocab.bpe beside it")
+  CLI::App* verb =
+      app.add_subcommand("data", "tokenize texts and JSONL (its field text), plain or compressed, into shards");
+  verb->add_option("--tokenizer", o->tokenizer,
+                   "byte, a tokenizer.json, or an encoder.json with vocab.bpe in the same folder")
       ->capture_default_str();
-  verb->add_option("--input", o->input,
-                   "files or globs, gzip and zstd too; *.jsonl and *.ndjson hold a document a line; -: standard input")
+  verb->add_option(
+          "--input", o->input,
+          "files or globs, may be compressed by gzip or zstd; *.jsonl and *.ndjson have one document a line; -: "
+          "standard input")
       ->required();
   verb->add_option("--out", o->out, "folder for train_000000.bin, ..., val_000000.bin, manifest.json")->required();
-  verb->add_option("--format", o->format, "auto: by name; of standard input, JSONL where it begins with {")
+  verb->add_option("--format", o->format,
+                   "text, jsonl, or auto: by the file's name; standard input is JSONL if it begins with {")
       ->check(CLI::IsMember({"auto", "text", "jsonl"}))
       ->capture_default_str();
-  verb->add_option("--shard-tokens", o->shard_tokens, "tokens a shard")
+  verb->add_option("--shard-tokens", o->shard_tokens, "tokens of a shard")
       ->check(within(at_least(1).up_to(INT32_MAX)))
       ->capture_default_str();
-  verb->add_option("--val-fraction", o->val_fraction, "share of the documents held out; a single one: of its end")
+  verb->add_option("--val-fraction", o->val_fraction,
+                   "share of the documents for validation; with a single document, the share of its end")
       ->check(within(at_least(0).up_to(0.9)))
       ->capture_default_str();
-  verb->add_option("--seed", o->seed, "of the choice of validation documents")
+  verb->add_option("--seed", o->seed, "seed of the choice of validation documents")
       ->check(within(at_least(0).up_to(kMaxInteger)))
       ->capture_default_str();
-  verb->add_option("--threads", o->threads, "that encode; 0: one a core")
+  verb->add_option("--threads", o->threads, "threads that tokenize; 0: one for each core")
       ->check(within(at_least(0).up_to(1024)))
       ->capture_default_str();
-  verb->add_option("--save-seconds", o->save_seconds, "between two points from which a killed call goes on")
+  verb->add_option("--save-seconds", o->save_seconds,
+                   "seconds between saved states from which a killed call can resume")
       ->check(within(at_least(0)))
       ->capture_default_str();
   verb->add_flag(
       "--special-as-text", o->special_as_text,
-      "text that spells a special token stays text (default: it is the token, as in the tokenizers library)");
+      "encode text that spells a special token as plain text (default: as the token, like the tokenizers library)");
   verb->callback([o] { data(*o); });
 }
 

@@ -1,5 +1,5 @@
-// triad eval: loss of a checkpoint on text or token shards: every token but the first is predicted once. With --needle
-// what it recalls (tools/eval_needle.h).
+// triad eval: the loss of a checkpoint on text or token shards; every token but the first is predicted once. With
+// --needle, the accuracy of recall (tools/eval_needle.h).
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -30,7 +30,7 @@ struct Options {
   int64_t batch = 8, seq = 0, batches = 0;
   bool json = false;
   bool needle = false;
-  std::vector<int64_t> lengths;  // of --needle, as what follows
+  std::vector<int64_t> lengths;  // this and the following options belong to --needle
   std::vector<double> depths = {0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1};
   int64_t samples = 64;
   std::string out;
@@ -38,12 +38,13 @@ struct Options {
 
 struct Total {
   double loss = 0;
-  int64_t positions = 0, bytes = 0;  // targets, and what they stand for; an end of text is no byte
+  int64_t positions = 0;  // number of targets
+  int64_t bytes = 0;      // bytes of the targets' text; an end-of-text token has none
   double seconds = 0;
 };
 
-// Windows of T tokens at stride T, `batch` at a time; the last one's missing positions have target -1, which counts
-// nothing. bytes_by: the tokens' tokenizer, where it is known. most_batches: those at the beginning; 0: all.
+// Sums the loss over consecutive windows of T tokens, B at a time; missing positions at the end have target -1 and
+// count nothing. bytes_by: the tokens' tokenizer, or null if unknown. most_batches: only this many batches; 0: all.
 Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* bytes_by, int64_t most_batches) {
   const int64_t B = loaded.activations().B(), T = loaded.activations().T();
   const int64_t all = source.size() - 1, all_batches = (all + B * T - 1) / (B * T);
@@ -58,7 +59,7 @@ Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* 
     std::vector<int32_t> tokens(read.begin(), read.end() - 1), next(read.begin() + 1, read.end());
     if (bytes_by != nullptr) {
       std::erase(read, bytes_by->eot());
-      const bool first_is_text = tokens.front() != bytes_by->eot();  // no target
+      const bool first_is_text = tokens.front() != bytes_by->eot();  // the first token is no target
       total.bytes += static_cast<int64_t>(bytes_by->decode(std::span(read).subspan(first_is_text ? 1 : 0)).size());
     }
     tokens.resize(static_cast<size_t>(B * T), 0);
@@ -74,10 +75,10 @@ Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* 
   return total;
 }
 
-// Whether the checkpoint's tokenizer made the tokens: of text it does, of shards the manifest beside them says, which
-// is an Error if they are another's. Without a manifest, shards are known by equal files of a tokenizer beside all of
-// them; bytes leave no file, and are known where the model has tokens for nothing else. Other shards have bits per
-// token only.
+// Whether the tokens are known to be of the checkpoint's tokenizer, so that bits per byte can be computed. Text:
+// always. Shards with a manifest: the manifest names the tokenizer; throws an Error if it is another one. Shards
+// without: if their folders hold files equal to the tokenizer's. The byte tokenizer has no files: if the model's
+// vocabulary is 256.
 bool tokens_are_known(const Options& o, const LoadedModel& loaded, const Tokenizer& tokenizer) {
   const std::vector<std::string> paths = expand_globs(o.data);
   if (!is_shard(paths.front())) return true;
@@ -91,8 +92,8 @@ bool tokens_are_known(const Options& o, const LoadedModel& loaded, const Tokeniz
   if (files.empty()) return named && (origin.unlisted.empty() || loaded.config().model.vocab_size == 256);
   for (const std::string& path : origin.unlisted)
     for (const Tokenizer::File& file : files) {
-      const std::filesystem::path beside = std::filesystem::path(path).parent_path() / file.name;
-      if (!std::filesystem::is_regular_file(beside) || read_file(beside.string()) != file.content) return false;
+      const std::filesystem::path sibling = std::filesystem::path(path).parent_path() / file.name;
+      if (!std::filesystem::is_regular_file(sibling) || read_file(sibling.string()) != file.content) return false;
     }
   return true;
 }
@@ -112,7 +113,7 @@ void eval(const Options& o) {
   const double loss = total.loss / static_cast<double>(total.positions);
   TRIAD_CHECK(std::isfinite(loss), "{}: the loss on {} is {}: weights that are not finite?", o.checkpoint,
               source->name(), loss);
-  // The bits of an end of text count, but it is no byte. NaN, in JSON null: there are none.
+  // The bits of end-of-text tokens count, though they have no bytes. NaN (in JSON null) if the bytes are unknown.
   const bool has_bytes = total.bytes > 0;
   const double bits_per_byte = has_bytes ? total.loss / std::numbers::ln2 / static_cast<double>(total.bytes) : NAN;
   if (o.json) {
@@ -134,43 +135,48 @@ void eval(const Options& o) {
 void add_eval(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* verb =
-      app.add_subcommand("eval", "loss, perplexity and bits per byte on text or shards; or what a model recalls");
+      app.add_subcommand("eval", "loss, perplexity and bits per byte on text or shards; with --needle, recall");
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
   CLI::Option* data =
-      verb->add_option("--data", o->data, "text files or token shards, globs; told apart by their first bytes");
+      verb->add_option("--data", o->data, "text files or token shards, globs; a file's first bytes show which it is");
   CLI::Option* needle =
-      verb->add_flag("--needle", o->needle, "accuracy by depth and length, of a model trained on data.kind needle")
+      verb->add_flag(
+              "--needle", o->needle,
+              "instead of the loss: how often a model trained on data.kind needle recalls a value from its context")
           ->excludes(data);
   verb->add_option("--lengths", o->lengths,
-                   "--needle: tokens a sequence (1/8, 1/4, 1/2 and all of the training length)")
+                   "for --needle: sequence lengths in tokens (default: 1/8, 1/4, 1/2 and all of the training length)")
       ->check(within(at_least(1).up_to(kMaxSeqLen)))
       ->delimiter(',')
       ->needs(needle);
-  verb->add_option("--depths", o->depths, "--needle: where the needle lies, 0 the beginning, 1 the end")
+  verb->add_option("--depths", o->depths,
+                   "for --needle: positions of the value in the sequence, 0 the beginning, 1 the end")
       ->check(within(at_least(0).up_to(1)))
       ->delimiter(',')
       ->capture_default_str()
       ->needs(needle);
-  verb->add_option("--samples", o->samples, "--needle: sequences a cell")
+  verb->add_option("--samples", o->samples, "for --needle: sequences for each length and depth")
       ->check(within(at_least(1).up_to(kMaxBatch)))
       ->capture_default_str()
       ->needs(needle);
-  verb->add_option("--out", o->out, "--needle: folder of needle.csv and needle.svg (the run's or checkpoint's)")
+  verb->add_option("--out", o->out,
+                   "for --needle: folder of needle.csv and needle.svg (default: the run's or checkpoint's)")
       ->needs(needle);
-  CLI::Option* seq = verb->add_option("--seq", o->seq, "tokens a sequence; 0: the training length")
+  CLI::Option* seq = verb->add_option("--seq", o->seq, "tokens of a sequence; 0: the training length")
                          ->check(within(at_least(0).up_to(kMaxSeqLen)))
                          ->capture_default_str();
   needle->excludes(seq);
-  verb->add_option("--batch", o->batch, "sequences at a time")
+  verb->add_option("--batch", o->batch, "sequences that run together")
       ->check(within(at_least(1).up_to(kMaxBatch)))
       ->capture_default_str();
-  CLI::Option* batches = verb->add_option("--batches", o->batches, "batches at most, from the beginning; 0: all")
-                             ->check(within(at_least(0).up_to(kMaxInteger)))
-                             ->capture_default_str();
+  CLI::Option* batches =
+      verb->add_option("--batches", o->batches, "evaluate only this many batches from the beginning; 0: all")
+          ->check(within(at_least(0).up_to(kMaxInteger)))
+          ->capture_default_str();
   needle->excludes(batches);
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
   verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();
-  verb->add_flag("--json", o->json, "one JSON object");
+  verb->add_flag("--json", o->json, "print one JSON object");
   verb->callback([o] {
     if (o->data.empty() && !o->needle) fail_usage("eval: --data or --needle is required");
     if (!o->needle) return eval(*o);

@@ -17,8 +17,8 @@ namespace triad {
 
 namespace {
 
-// The likeliest tokens of a model, whose batches are of B sequences, padded behind their ends where fewer came: what
-// stands behind changes nothing before it.
+// The model's most likely token at each position with a target (>= 0). The batch is padded at its end; padding changes
+// no earlier position.
 std::vector<int32_t> answers_of(LoadedModel& loaded, std::span<const int32_t> tokens,
                                 std::span<const int32_t> targets) {
   const int64_t rows = loaded.activations().rows();
@@ -31,7 +31,7 @@ std::vector<int32_t> answers_of(LoadedModel& loaded, std::span<const int32_t> to
     if (targets[i] < 0) continue;
     const std::vector<double> logits = loaded.logits(static_cast<int64_t>(i), 1);
     for (const double logit : logits)
-      TRIAD_CHECK(std::isfinite(logit), "a logit behind token {} is {}: weights that are not finite?", i, logit);
+      TRIAD_CHECK(std::isfinite(logit), "a logit after token {} is {}: weights that are not finite?", i, logit);
     answers.push_back(static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
   }
   return answers;
@@ -43,21 +43,22 @@ void eval_needle(const NeedleEval& o) {
   const ModelSource source = find_model(o.checkpoint);
   const NeedleTask task = needle_task(source.config);
   if (source.config.data.kind != DataKind::needle)
-    fail_usage("--needle: {} was trained on data.kind {}, and no model knows the task that did not learn it: needle",
-               o.checkpoint, word_of(source.config.data.kind));
-  // A run's folder keeps the grid itself: that is where a report looks, and its checkpoints come and go.
+    fail_usage(
+        "--needle: {} was trained on data.kind {}; only a model trained on data.kind needle has learned the task",
+        o.checkpoint, word_of(source.config.data.kind));
+  // The run's folder, not a checkpoint's, holds the grid: `triad report` reads it there, and checkpoints are deleted.
   std::filesystem::path folder = o.out;
   if (o.out.empty()) folder = std::filesystem::exists(o.checkpoint + "/config.json") ? o.checkpoint : source.folder;
   make_folders(folder.string());
-  // Tried now, not after hours of measuring.
+  // Opened before the measuring, which may take hours, so that an error shows at once.
   AtomicFile csv((folder / kNeedleCsv).string()), svg((folder / kNeedleSvg).string());
-  std::unique_ptr<LoadedModel> loaded;  // for one length at a time
+  std::unique_ptr<LoadedModel> loaded;  // allocated for one length at a time
   const NeedleGrid grid = measure_needles(
       task, o.questions, [&](std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t T) {
         if (!loaded || loaded->activations().T() != T) {
           loaded.reset();
           loaded = std::make_unique<LoadedModel>(
-              LoadedModel::Options{.checkpoint = source.folder,  // the same for all lengths
+              LoadedModel::Options{.checkpoint = source.folder,  // fixed: a newer checkpoint may appear meanwhile
                                    .device = parse_device(o.device),
                                    .dtype = parse_dtype(o.dtype),
                                    .batch = o.questions.batch,

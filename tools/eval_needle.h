@@ -1,4 +1,5 @@
-// triad eval --needle: what a model recalls, measured depth by depth and length by length.
+// triad eval --needle: the accuracy with which a model recalls a value from its context, by depth of the value and
+// length of the context.
 #pragma once
 #include <string>
 
@@ -11,7 +12,7 @@ struct NeedleEval {
   NeedleQuestions questions;
   bool json = false;
 };
-// Prints the grid, and leaves it as needle.csv and needle.svg in `out`, the run's folder, or where the checkpoint is.
+// Prints the grid and writes needle.csv and needle.svg to `out`; default: the run's folder, else the checkpoint's.
 void eval_needle(const NeedleEval&);
 
 }  // namespace triad

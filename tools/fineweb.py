@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""FineWeb-Edu, or any data set with a column of text, as gzipped JSONL on standard output, for `triad data --input -`.
+"""Writes FineWeb-Edu, or any data set with a column of text, as gzipped JSONL to standard output, for `triad data --input -`.
 
-tools/fineweb.py a.parquet b.parquet ...             files at hand (pip install pyarrow)
-tools/fineweb.py --stream sample-10BT [--documents N]  from Hugging Face, as it comes (pip install datasets)
+tools/fineweb.py a.parquet b.parquet ...               local files (pip install pyarrow)
+tools/fineweb.py --stream sample-10BT [--documents N]  streamed from Hugging Face (pip install datasets)
 
-Whoever reads a pipe cannot tell its writer's end from its death. The end of a gzip stream can be told: where an error or
-a kill comes before it, `triad data` says that its input is cut, and goes on there when the call is repeated.
+The reader of a pipe cannot distinguish a writer that has finished from one that was killed. A gzip stream has an end mark:
+if it is missing, `triad data` reports a truncated input, and resumes there when the call is repeated.
 """
 import argparse
 import json
@@ -35,10 +35,10 @@ def from_hub(dataset, subset, column):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", help="parquet files, read in this order")
-    parser.add_argument("--stream", metavar="SUBSET", help="of --dataset, such as sample-10BT")
-    parser.add_argument("--dataset", default="HuggingFaceFW/fineweb-edu")
-    parser.add_argument("--column", default="text")
-    parser.add_argument("--documents", type=int, default=0, help="stop after so many; 0: all")
+    parser.add_argument("--stream", metavar="SUBSET", help="stream this subset of --dataset, such as sample-10BT")
+    parser.add_argument("--dataset", default="HuggingFaceFW/fineweb-edu", help="name on Hugging Face (default: %(default)s)")
+    parser.add_argument("--column", default="text", help="column that holds the text (default: %(default)s)")
+    parser.add_argument("--documents", type=int, default=0, help="stop after this many documents; 0: all")
     args = parser.parse_args()
     if bool(args.files) == bool(args.stream):
         parser.error("either parquet files or --stream is needed")
@@ -58,6 +58,6 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except BrokenPipeError:  # whoever reads has ended, and says why
+    except BrokenPipeError:  # the reader has ended and reports why
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

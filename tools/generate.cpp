@@ -1,6 +1,5 @@
-// triad generate: sample text from a checkpoint, with the KV cache: the prompt goes through one forward pass, then each
-// token through one step. Several prompts go side by side. A cache that is full begins anew with the last half of its
-// text.
+// triad generate: samples text from a checkpoint with a KV cache: one forward pass over each prompt, then one decoding
+// step a token, for all prompts together. When a text's cache is full, it is refilled with the last half of the text.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -40,12 +39,11 @@ struct Options {
   SamplingOptions sampling;
 };
 
-// One text: the tokens so far, and whether it goes on.
 struct Text {
-  std::vector<int32_t> tokens;
-  size_t prompt;  // how many of them
+  std::vector<int32_t> tokens;  // of the prompt, then sampled
+  size_t prompt;                // number of the prompt's tokens
   Philox random;
-  bool ended = false, stopped = false;  // stopped: by a token that ends a text
+  bool ended = false, stopped = false;  // stopped: ended by a stop token
   size_t sampled() const { return tokens.size() - prompt; }
   std::span<const int32_t> last(int64_t n) const {
     return std::span(tokens).last(std::min(tokens.size(), static_cast<size_t>(n)));
@@ -63,15 +61,15 @@ class Generator {
     const int64_t vocab = source_.config.model.vocab_size;
     if (source_.config.data.tokenizer.empty() && tokenizer_->files().empty())
       fmt::print(stderr,
-                 "triad: {} was trained on shards whose tokenizer is not known: text is taken for bytes (a "
-                 "tokenizer.json beside its weights is used)\n",
+                 "triad: {} was trained on shards whose tokenizer is not known, so tokens are taken for bytes (put its "
+                 "tokenizer.json into the folder of the weights to use it)\n",
                  o.checkpoint);
     for (const int64_t token : stop_)
       if (token >= vocab) fail_usage("--stop is {}: the vocabulary has {} tokens", token, vocab);
     stop_.insert(tokenizer_->eot());
     std::vector<int64_t> prefills = {half()};
     for (size_t i = 0; i < o.prompts.size(); ++i) {
-      // Training put an end-of-text token before each document: a prompt starts one.
+      // In training an end-of-text token precedes each document, so one precedes the prompt.
       std::vector<int32_t> tokens = {tokenizer_->eot()};
       for (const int32_t token : tokenizer_->encode(o.prompts[i])) tokens.push_back(token);
       const size_t n = tokens.size();
@@ -92,7 +90,7 @@ class Generator {
 
   void run() {
     WorkProgress progress("generate", "tokens a text", o_.tokens);
-    const bool shows_progress = !streams() || !is_terminal(STDOUT_FILENO);  // else the text itself shows how far it is
+    const bool shows_progress = !streams() || !is_terminal(STDOUT_FILENO);  // else the text itself shows the progress
     if (streams()) show(o_.prompts.front());
     if (o_.tokens > 0) {
       for (size_t b = 0; b < texts_.size(); ++b) session_->prefill(static_cast<int64_t>(b), texts_[b].last(context_));
@@ -124,7 +122,7 @@ class Generator {
     return static_cast<int64_t>(sum);
   }
 
-  // What is not printed yet: the texts, or of one that was streamed the end of its line.
+  // Prints the texts; of a text that was streamed, only the newline is missing.
   void print_texts() const {
     if (streams()) return show("\n");
     for (size_t b = 0; b < texts_.size(); ++b) {
@@ -142,7 +140,7 @@ class Generator {
   }
   int64_t half() const { return std::max<int64_t>(1, context_ / 2); }
 
-  // A token for each text from what the last ones lead to.
+  // The next token of each text: one decoding step, or a prefill where the cache is full.
   std::vector<int32_t> next() {
     std::vector<int32_t> last, full;
     for (size_t b = 0; b < texts_.size(); ++b) {
@@ -173,7 +171,7 @@ class Generator {
     return tokens;
   }
 
-  // Logits that are not finite have no order to sample by.
+  // The logits of a text. Throws an Error if one is not finite: sampling needs an order.
   std::vector<float> finite_logits(int64_t b) {
     std::vector<float> logits = session_->logits(b);
     for (size_t i = 0; i < logits.size(); ++i)
@@ -186,7 +184,7 @@ class Generator {
     for (size_t b = 0; b < texts_.size(); ++b) {
       Text& t = texts_[b];
       if (t.ended) continue;
-      if (tokens[b] < 0) finite_logits(static_cast<int64_t>(b));  // says which
+      if (tokens[b] < 0) finite_logits(static_cast<int64_t>(b));  // throws, naming the logit that is not finite
       if (stop_.contains(tokens[b])) {
         t.ended = t.stopped = true;
         continue;
@@ -217,7 +215,7 @@ class Generator {
   std::unique_ptr<DecodeSession> session_;
 };
 
-// The text of a file or of standard input. The newline at its end, which editors and echo add, is not part of a prompt.
+// The text of a file or of standard input, without the newline at its end that editors and echo add.
 std::string read_prompt(const std::string& path) {
   std::string text = read_whole_text(path);
   if (text.ends_with('\n')) text.pop_back();
@@ -241,34 +239,39 @@ void add_generate(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand("generate", "sample text from a checkpoint");
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
-  verb->add_option("--prompt", o->prompts,
-                   "the text to go on from, -: standard input; several: side by side, printed when all have ended")
+  verb->add_option(
+          "--prompt", o->prompts,
+          "the text to continue (-: read it from standard input); may be repeated: all texts are sampled together "
+          "and printed at the end")
       ->take_all()
       ->expected(1);
   verb->add_option("--prompt-file", o->prompt_files,
-                   "a file that holds a prompt, without the newline at its end; after those of --prompt")
+                   "a file with a prompt, without the newline at its end; may be repeated, follows those of --prompt")
       ->take_all()
       ->expected(1);
   verb->add_flag("--json", o->json,
-                 "a line of JSON for each prompt: prompt, text, tokens, stopped (by --stop or the end of text)");
-  verb->add_option("--tokens", o->tokens, "tokens to sample at most")
+                 "print a line of JSON for each prompt: prompt, text, tokens, stopped (whether a stop token ended it)");
+  verb->add_option("--tokens", o->tokens, "largest number of tokens to sample for each prompt")
       ->check(within(at_least(0).up_to(kMaxInteger)))
       ->capture_default_str();
-  verb->add_option("--stop", o->stop, "a token that ends a text, besides the end of text; may come again")
+  verb->add_option("--stop", o->stop,
+                   "id of a token that ends a text, in addition to the end-of-text token; may be repeated")
       ->take_all()
       ->expected(1)
       ->check(within(at_least(0).up_to(kMaxInteger)));
-  verb->add_option("--context", o->context, "tokens the cache holds; 0: the training length")
+  verb->add_option("--context", o->context, "size of the KV cache in tokens; 0: the training length")
       ->check(within(at_least(0).up_to(kMaxSeqLen)))
       ->capture_default_str();
-  verb->add_option("--temperature", o->sampling.temperature, "0: greedy")
+  verb->add_option("--temperature", o->sampling.temperature, "divides the logits; 0: always the most likely token")
       ->check(within(at_least(0)))
       ->capture_default_str();
-  verb->add_option("--top-k", o->sampling.top_k, "0: all")
+  verb->add_option("--top-k", o->sampling.top_k, "sample among the k most likely tokens; 0: all")
       ->check(within(at_least(0).up_to(kMaxInteger)))
       ->capture_default_str();
-  verb->add_option("--top-p", o->sampling.top_p, "nucleus")->check(within(at_least(0).up_to(1)))->capture_default_str();
-  verb->add_option("--seed", o->seed, "same seed, same text")
+  verb->add_option("--top-p", o->sampling.top_p, "sample among the most likely tokens whose probabilities reach p")
+      ->check(within(at_least(0).up_to(1)))
+      ->capture_default_str();
+  verb->add_option("--seed", o->seed, "seed of the random numbers: the same seed gives the same text")
       ->check(within(at_least(0).up_to(kMaxInteger)))
       ->capture_default_str();
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();

@@ -1,6 +1,5 @@
-// triad grads: one forward and backward of a checkpoint on given tokens, everything written as safetensors: loss,
-// logits, every gradient, every layer's gates and selection lists. The seam to compare the numbers with another
-// framework.
+// triad grads: runs forward and backward of a checkpoint once on given tokens and writes a safetensors file with the
+// loss, logits, all gradients, and every layer's gates and selection lists, for comparison with another implementation.
 #include <CLI/CLI.hpp>
 #include <memory>
 
@@ -21,7 +20,7 @@ struct Options {
   int64_t batch = 1, seq = 0;
 };
 
-// Collects tensors and writes them: floats as F64 where the run is in f64, else as F32.
+// Collects tensors and writes them: floats as F64 if the run computes in f64, else as F32.
 class Results {
  public:
   explicit Results(DType dtype) : dtype_(acc_dtype(dtype)) {}
@@ -52,8 +51,8 @@ class Results {
   std::vector<TensorSpec> specs_;
 };
 
-// The first B*(T+1) tokens of the shard, row by row, into the batch's tokens and targets; returns how many targets
-// there are. A row's last token is a target alone, and may be -1 (4294967295 as u32): there is none.
+// Reads the shard's first B*(T+1) tokens into the batch, T+1 a row: the first T are tokens, the last T are targets. A
+// row's last token may be -1 (4294967295 as u32): no target. Returns the number of targets.
 int64_t load_batch(LoadedModel& loaded, const std::string& path) {
   const int64_t B = loaded.activations().B(), T = loaded.activations().T(), vocab = loaded.config().model.vocab_size;
   const Shard shard(path);
@@ -95,7 +94,7 @@ void add_selection(LoadedModel& loaded, Results& results) {
     std::vector<std::byte> lists(static_cast<size_t>(saved.block_index.bytes()));
     read(loaded.ctx(), lists.data(), saved.block_index);
     results.add(fmt::format("block_index/{}", i), DType::i32, saved.block_index.shape(), std::move(lists));
-    // Planes [3,B,T,Hkv] to [B,T,Hkv,3].
+    // Transposes [3,B,T,Hkv] to [B,T,Hkv,3].
     const std::vector<double> planes = read_floats(loaded.ctx(), saved.gate);
     const size_t n = planes.size() / 3;
     std::vector<double> gates(planes.size());
@@ -141,14 +140,14 @@ void grads(const Options& o) {
 void add_grads(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* verb =
-      app.add_subcommand("grads", "one forward and backward: loss, logits, gradients, gates, lists as safetensors");
+      app.add_subcommand("grads", "run forward and backward once; write loss, logits, gradients, gates and lists");
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
   verb->add_option("--tokens", o->tokens, "a token shard (u16 or u32)")->required();
-  verb->add_option("--batch", o->batch, "rows B")->required()->check(within(at_least(1).up_to(kMaxBatch)));
-  verb->add_option("--seq", o->seq, "tokens a row T; each row takes T+1 of the shard")
+  verb->add_option("--batch", o->batch, "number of rows B")->required()->check(within(at_least(1).up_to(kMaxBatch)));
+  verb->add_option("--seq", o->seq, "tokens T of a row; each row reads T+1 tokens of the shard")
       ->required()
       ->check(within(at_least(1).up_to(kMaxSeqLen)));
-  verb->add_option("--out", o->out, "file to write")->required();
+  verb->add_option("--out", o->out, "safetensors file to write")->required();
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
   verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();
   verb->callback([o] { grads(*o); });

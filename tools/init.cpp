@@ -1,4 +1,4 @@
-// triad init: fresh weights as a folder that generate, eval and grads take.
+// triad init: writes fresh weights as a checkpoint folder that generate, eval and grads can read.
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
@@ -14,8 +14,8 @@ namespace triad {
 
 namespace {
 
-// Fresh weights may replace fresh ones, but nothing that was trained: neither a checkpoint nor what a run left in its
-// folder.
+// Throws an Error if the folder holds trained weights: a checkpoint, or the files of a run. Fresh weights may be
+// replaced.
 void refuse_trained(const std::string& folder) {
   for (const char* name : {"optimizer.safetensors", "env.json"})
     if (std::filesystem::exists(folder + "/" + name))
@@ -36,8 +36,10 @@ void add_init(CLI::App& app) {
   };
   auto o = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand("init", "write fresh weights: DIR/model.safetensors and DIR/state.json");
-  verb->add_option("CONFIG", o->config, "config file (else the environment variable CONFIG)");
-  verb->add_option("--set", o->sets, "group.key=value, over file and environment")->take_all()->expected(1);
+  verb->add_option("CONFIG", o->config, "config file (default: the environment variable CONFIG names it)");
+  verb->add_option("--set", o->sets, "group.key=value: overrides the config file and the environment")
+      ->take_all()
+      ->expected(1);
   verb->add_option("--out", o->out, "folder to write")->required();
   verb->callback([o] {
     const Config config = load_config(o->config, o->sets).config;

@@ -1,5 +1,5 @@
-// triad inspect: what is in a checkpoint, a folder of shards, a safetensors file or a token shard; files are told apart
-// by their first bytes.
+// triad inspect: prints the contents of a checkpoint, a folder of token shards, a safetensors file or a token shard.
+// The first bytes of a file decide its kind.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -38,7 +38,7 @@ template <class T>
 Statistics statistics_of(std::span<const std::byte> bytes) {
   const int64_t n = static_cast<int64_t>(bytes.size() / sizeof(T));
   const auto element = [&](int64_t i) {
-    T value;  // the file may leave tensors unaligned
+    T value;  // memcpy: tensors may be unaligned in the file
     std::memcpy(&value, bytes.data() + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
     return static_cast<double>(value);
   };
@@ -64,7 +64,7 @@ Statistics statistics_of(std::span<const std::byte> bytes) {
   return s;
 }
 
-// Nothing for the 8-bit floats.
+// nullopt for dtypes without statistics, such as 8-bit floats.
 std::optional<Statistics> statistics_of(const std::string& dtype, std::span<const std::byte> bytes) {
   if (dtype == "F64") return statistics_of<double>(bytes);
   if (dtype == "F32") return statistics_of<float>(bytes);
@@ -116,7 +116,7 @@ void inspect_shard(const std::string& path) {
   const int64_t largest = shard.max_token();
   fmt::print("{}\ntoken shard, {}: {} tokens, {} bytes, largest token {}\n", printable(path), shard.format(),
              shard.size(), shard.bytes(), largest);
-  constexpr int64_t kLargestVocabulary = 1 << 24;  // past this the tokens are surely not what the file is about
+  constexpr int64_t kLargestVocabulary = 1 << 24;  // with a larger token the file is hardly a token shard
   constexpr size_t kHead = 12, kChunk = 1 << 16;
   if (largest >= kLargestVocabulary) return;
   std::vector<int64_t> counts(static_cast<size_t>(largest + 1), 0);
@@ -153,7 +153,7 @@ std::vector<std::string> shards_in(const std::string& folder) {
   return files;
 }
 
-// What `triad data` says of its shards where it left a manifest, and the length of each, which its header has to tell.
+// Prints the manifest of `triad data`, if there is one, and the length of each shard from its header.
 void inspect_shard_folder(const std::string& path, const std::vector<std::string>& shards) {
   fmt::print("{}\n", printable(path));
   const std::string manifest = (fs::path(path) / "manifest.json").string();
@@ -180,7 +180,7 @@ void inspect_shard_folder(const std::string& path, const std::vector<std::string
   fmt::print("{} shards, {} tokens, {:.3f} MiB\n", shards.size(), tokens, static_cast<double>(bytes) / kMiB);
 }
 
-// A folder with tensors in it, one with token shards, or a run's, whose newest checkpoint is meant.
+// Prints a folder of token shards, a folder with safetensors files, or the newest checkpoint of a run's folder.
 void inspect_folder(const std::string& path) {
   if (const std::vector<std::string> shards = shards_in(path); !shards.empty())
     return inspect_shard_folder(path, shards);
@@ -212,7 +212,8 @@ void inspect(const std::string& path) {
 
 void add_inspect(CLI::App& app) {
   auto path = std::make_shared<std::string>();
-  CLI::App* verb = app.add_subcommand("inspect", "what is in a checkpoint, a safetensors file or a token shard");
+  CLI::App* verb =
+      app.add_subcommand("inspect", "print the contents of a checkpoint, a safetensors file or token shards");
   verb->add_option("path", *path, "a checkpoint, a run's folder, a folder of token shards, or a file")->required();
   verb->callback([path] { inspect(*path); });
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what building and testing Triad needs and this machine lacks, from the distribution's packages (Debian,
-# Ubuntu), and does nothing else. Needs root or sudo only if something is missing. It installs no CUDA toolkit.
+# Installs the packages that building and testing Triad needs and that this machine lacks (Debian, Ubuntu). Needs root or
+# sudo only if a package is missing. Does not install the CUDA toolkit.
 #   tools/install.sh [--help]
 set -euo pipefail
 source "$(dirname -- "$0")/common.sh"
@@ -19,7 +19,7 @@ missing=()
 for package in "${packages[@]}"; do
   [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)" = installed ] || missing+=("$package")
 done
-# A cmake or ninja from elsewhere does as well as the package.
+# A cmake, ninja, g++ or git from elsewhere replaces the package.
 wanted=()
 for package in "${missing[@]}"; do
   case $package in
@@ -37,7 +37,7 @@ if [ "$(id -u)" -ne 0 ]; then
   command -v sudo >/dev/null || fail "missing ${wanted[*]}: run as root, or install sudo"
   as_root=(sudo)
 fi
-# apt-get prints many lines for each package: one for each is progress enough.
+# Shows one line for each package; apt-get prints many.
 show_progress() { awk '/^(Setting up|E:|W:)/ { print "  " $0; fflush() }'; }
 not_fetched="the packages ${wanted[*]} could not be installed: see the lines above. Without a network, install them by hand"
 echo "installing ${wanted[*]}"

@@ -1,6 +1,7 @@
-// triad: one program, a verb for each job. Errors end here, with exit code 2 for what was asked wrongly and 1 for what
-// failed, but those of a run that has begun: the trainer ends it. A pipe that nobody reads any more (`| head`) ends a
-// verb silently, with SIGPIPE's exit code; a run, whose work is in files, goes on and ends with 0.
+// The program triad: parses the command line and runs a verb. Errors are caught here and give exit code 2 (usage) or 1
+// (failure); once a training run has started, the trainer handles its own. If the reader of a pipe is gone (`| head`),
+// a verb ends silently with SIGPIPE's exit code, but a training run, whose results are files, continues and ends with
+// 0.
 #include <fmt/ranges.h>
 #include <poll.h>
 #include <unistd.h>
@@ -23,7 +24,7 @@
 
 namespace {
 
-// CLI11 says of an unknown verb only that one is required.
+// Names an unknown verb in the error; CLI11 only reports that a verb is required.
 void check_verb(const CLI::App& app, int argc, char** argv) {
   if (argc < 2 || argv[1][0] == '-') return;
   std::vector<std::string> verbs;
@@ -35,8 +36,8 @@ void check_verb(const CLI::App& app, int argc, char** argv) {
                     triad::did_you_mean(argv[1], verbs));
 }
 
-// CLI11's message, and for each unknown option the one that was probably meant: a required one may be absent because
-// its name has a typo.
+// CLI11's message, and for each unknown option the most similar known one: a required option may be missing because of
+// a typo in its name.
 std::string failure_text(const CLI::App* app, const CLI::Error& error) {
   std::string text = CLI::FailureMessage::simple(app, error);
   std::vector<const CLI::App*> parsed = {app};
@@ -53,14 +54,14 @@ std::string failure_text(const CLI::App* app, const CLI::Error& error) {
   return text;
 }
 
-// SIGUSR1's default action would end the process. This runs before the constructors of the libraries, some of which
-// take many milliseconds. Sanitizers cannot be called so early.
+// Keeps early SIGUSR1 requests for a stack dump: the signal's default action would end the process. This runs before
+// the constructors of the libraries, some of which take long. Sanitizers do not work so early.
 #ifndef __SANITIZE_ADDRESS__
 void keep_early_requests(int, char**, char**) { triad::keep_dump_requests(); }
 [[gnu::section(".preinit_array"), gnu::used]] void (*at_first_instruction)(int, char**, char**) = keep_early_requests;
 #endif
 
-constexpr int kReaderGone = 128 + SIGPIPE;  // as a shell has it of a program that SIGPIPE ends
+constexpr int kReaderGone = 128 + SIGPIPE;  // a shell's exit code for a program that SIGPIPE ended
 
 // Whether standard output failed because it is a pipe without a reader.
 bool reader_is_gone() {
@@ -78,8 +79,8 @@ int ended_by(const std::exception& e, int exit_code) {
 
 int main(int argc, char** argv) {
   triad::keep_dump_requests();
-  // A write past the file size limit is an error with a message, as on a full disk; so is one to a pipe that nobody
-  // reads any more, and a run whose output was piped to `head` goes on.
+  // With these signals ignored, a write past the file size limit, or to a pipe without a reader, is an error of
+  // write(2) like a full disk, and a run whose output was piped to `head` continues.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
   CLI::App app("Triad: a trainer for language models with Native Sparse Attention");
@@ -109,6 +110,6 @@ int main(int argc, char** argv) {
   }
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
   if (reader_is_gone()) return app.got_subcommand("train") ? 0 : kReaderGone;
-  std::fprintf(stderr, "triad: standard output could not be written to its end\n");
+  std::fprintf(stderr, "triad: standard output could not be written completely\n");
   return 1;
 }

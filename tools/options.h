@@ -1,4 +1,4 @@
-// Checks of the verbs' options, for CLI11's check(): a number obeys a Rule, as a config's fields do.
+// Range checks of the verbs' options for CLI11's check(), by the Rules that config fields use.
 #pragma once
 #include <CLI/CLI.hpp>
 #include <cmath>
@@ -10,10 +10,10 @@ namespace triad {
 
 // The bounds of train.micro_batch_size and train.seq_len hold for --batch and --seq too.
 inline constexpr double kMaxBatch = 1 << 20, kMaxSeqLen = 1 << 24;
-// Seeds and counts: below 2^53 a double, which the check reads, is every integer.
+// Limit of seeds and counts, 2^53 - 1: the check reads a double, which holds every integer up to there.
 inline constexpr double kMaxInteger = 9007199254740991;
 
-// Neither NaN nor an infinity is a number.
+// Accepts a finite number that obeys the rule.
 inline CLI::Validator within(const Rule& rule) {
   return {[rule](const std::string& text) -> std::string {
             double value = 0;

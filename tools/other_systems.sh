@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds the CPU preset and runs every test on another system than this one, in a root folder of its own.
+# Builds the CPU preset and runs every test on another Linux distribution, in a root folder of its own.
 #   tools/other_systems.sh trixie [CTEST ARGUMENT...]
-# trixie is a minimal Debian 13 (gcc 14, Catch2 3, Open MPI 5), made by debootstrap from the archive that apt is
-# configured for. tools/test.sh runs inside it, and installs there what it needs. Needs root and some 3 GB in
-# ${XDG_CACHE_HOME:-~/.cache}/triad, where the root, its objects and its ccache stay for the next call: delete the folder
-# to begin anew. This system and this tree's own build/ are left as they are.
+# trixie is a minimal Debian 13 (gcc 14, Catch2 3, Open MPI 5), installed by debootstrap from the archive that apt is
+# configured for. tools/test.sh runs inside it and installs what it needs there. Needs root and some 3 GB in
+# ${XDG_CACHE_HOME:-~/.cache}/triad, which keeps the root folder, its build and its ccache for the next call; delete it to
+# start from nothing. This system and this checkout's build/ are not changed.
 set -euo pipefail
 source "$(dirname -- "$0")/common.sh"
 system=${1:-}
@@ -16,8 +16,8 @@ esac
 [ "$(id -u)" -eq 0 ] || fail "mounting needs root: sudo tools/other_systems.sh $system"
 command -v debootstrap >/dev/null || fail "debootstrap is missing: apt-get install debootstrap"
 
-# A namespace of its own for mounts and processes: however this ends, none of either is left behind. unshare itself takes
-# no signal but this one, and all that is within ends with it.
+# Runs in a namespace of its own for mounts and processes, so that none of them outlives this script. unshare ignores other
+# signals than SIGKILL, which ends everything in the namespace.
 if [ "${TRIAD_IN_NAMESPACE:-}" != yes ]; then
   TRIAD_IN_NAMESPACE=yes unshare --mount --pid --fork --kill-child "$(realpath -- "$0")" "$system" "$@" &
   trap 'kill -KILL $!; exit 130' INT TERM HUP
@@ -31,7 +31,7 @@ exec 9>"$cache/$system.lock"
 flock --nonblock 9 || fail "another call is at work in $root"
 
 if [ ! -e "$root" ]; then
-  # Of all archives that apt knows, the distribution's own.
+  # The distribution's own archive, of all archives in apt's configuration.
   archive=$(apt-get indextargets --format '$(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
     awk '$1 == "main" && $2 ~ /\/debian\/?$/ { print $2; exit }')
   [ -n "$archive" ] || fail "apt is configured for no Debian archive to take $system from"
@@ -54,9 +54,9 @@ mount -o remount,bind,ro "$root/triad"
 mount --bind "$cache/$system-build" "$root/triad/build"
 mount --bind "$cache/ccache" "$root/ccache"
 cp --remove-destination /etc/resolv.conf "$root/etc/resolv.conf"
-printf '127.0.0.1\tlocalhost\n::1\tlocalhost\n' >"$root/etc/hosts"  # debootstrap makes none, and ranks meet at localhost
+printf '127.0.0.1\tlocalhost\n::1\tlocalhost\n' >"$root/etc/hosts"  # debootstrap writes none, and ranks connect to localhost
 
-# The old root goes away entirely, as a mere chroot's would not: tests make user namespaces, which a chroot must not.
+# pivot_root instead of chroot: tests create user namespaces, which is not allowed inside a chroot.
 cd "$root"
 pivot_root . mnt
 exec env -u TMPDIR -u XDG_CACHE_HOME -u TRIAD_IN_NAMESPACE HOME=/root LC_ALL=C.UTF-8 \

@@ -1,4 +1,5 @@
-// triad plan: what a run of a config will use, before it starts; and with --fit, what would fit.
+// triad plan: predicts parameters, FLOPs and memory of a run of a config; with --fit, finds settings that fit in
+// memory.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -29,80 +30,88 @@ struct Options {
   int ranks = 1;
 };
 
-// A plan needs no device, so `auto` is a GPU wherever the program has kernels for one.
+// A plan needs no GPU: `auto` means a GPU if the program was built with CUDA.
 Device planned_device(DeviceChoice choice) {
   return choice == DeviceChoice::cpu || !kBuiltWithCuda ? Device::cpu() : Device::cuda();
 }
 
-// What --fit has to fit in: the memory asked for, or this machine's device.
+// The memory limit of --fit in bytes: --memory-gb, or what the device has free.
 int64_t memory_of(const Options& o, Device device) {
   if (o.memory_gb > 0) return static_cast<int64_t>(o.memory_gb * kGB);
   if (device.is_cuda() && backend::cuda_device_count() == 0)
-    fail_usage("--fit needs --memory-gb: there is no GPU here whose memory could be asked for ({})",
+    fail_usage("--fit needs --memory-gb: there is no GPU here whose free memory could be used ({})",
                backend::why_no_cuda());
   return backend::info(device).free_bytes;
 }
 
 double gb(int64_t bytes) { return static_cast<double>(bytes) / kGB; }
 
-void run(const Options& o) {
-  const Config config = load_config(o.config, o.sets).config;
+// The prediction as JSON. Without --json, prints it as text too.
+Json describe_plan(const Options& o, const Config& config, Device device, const MemoryPlan& plan) {
   const TrainConfig& t = config.train;
-  const Device device = planned_device(config.runtime.device);
-  const std::unique_ptr<Comm> ranks = make_planned_comm(o.ranks);
-  const MemoryPlan plan = plan_memory(config, device, ranks.get());
-  const auto step_tokens = static_cast<double>(t.tokens_per_step());  // a rank's
+  const auto step_tokens = static_cast<double>(t.tokens_per_step());  // tokens of a rank in a step
   const int64_t sequences = t.micro_batch_size * t.accumulate_grad_batches;
   const double flops = training_flops(config.model, sequences, t.seq_len, config.recompute()) / step_tokens;
   const double replayed = flops - training_flops(config.model, sequences, t.seq_len) / step_tokens;
-  Json out = {{"parameters", count_parameters(config.model)},
-              {"tensors", param_specs(config.model).size()},
-              {"device", device.str()},
-              {"recompute", config.recompute().str()},
-              {"ranks", o.ranks},
-              {"tokens_per_step", t.tokens_per_step() * o.ranks},
-              {"flops_per_token", flops},
-              {"flops_per_token_replayed", replayed},
-              {"scratch_bytes", plan.scratch_bytes},
-              {"workspace_bytes", plan.workspace_bytes},
-              {"peak_bytes", plan.peak_bytes()}};
+  const Json out = {{"parameters", count_parameters(config.model)},
+                    {"tensors", param_specs(config.model).size()},
+                    {"device", device.str()},
+                    {"recompute", config.recompute().str()},
+                    {"ranks", o.ranks},
+                    {"tokens_per_step", t.tokens_per_step() * o.ranks},
+                    {"flops_per_token", flops},
+                    {"flops_per_token_replayed", replayed},
+                    {"scratch_bytes", plan.scratch_bytes},
+                    {"workspace_bytes", plan.workspace_bytes},
+                    {"peak_bytes", plan.peak_bytes()}};
   if (!o.json)
     fmt::print(
-        "parameters {} in {} tensors; {} tokens a step; {:.1f} MFLOP a token, {:.1f} of them run again\n"
-        "peak on {}{} {:.3f} GB with runtime.recompute {} (the CUDA context left out): matrix library {:.0f} MiB, "
+        "parameters {} in {} tensors; {} tokens a step; {:.1f} MFLOP a token, {:.1f} of them recomputed\n"
+        "peak on {}{} {:.3f} GB with runtime.recompute {} (without the CUDA context): matrix library {:.0f} MiB, "
         "scratch {:.0f} MiB, {}\n",
         count_parameters(config.model), param_specs(config.model).size(), t.tokens_per_step() * o.ranks, flops * 1e-6,
         replayed * 1e-6, device.str(),
-        o.ranks > 1 ? fmt::format(", each of {} ranks, what NCCL itself takes left out,", o.ranks) : "",
+        o.ranks > 1 ? fmt::format(", each of {} ranks, without NCCL's own memory,", o.ranks) : "",
         gb(plan.peak_bytes()), config.recompute().str(), static_cast<double>(plan.workspace_bytes) / kMiB,
         static_cast<double>(plan.scratch_bytes) / kMiB, plan.report);
-  if (o.fit) {
-    const int64_t bytes = memory_of(o, device);
-    const std::optional<BatchFit> batch = fit_batch(config, device, bytes, ranks.get());
-    const std::optional<RecomputeFit> recompute = fit_recompute(config, device, bytes, ranks.get());
-    if (!batch && !recompute)
-      fail(
-          "nothing fits in {:.3f} GB: one sequence of {} tokens, or {} of them with runtime.recompute block, need more",
-          gb(bytes), t.seq_len, t.micro_batch_size);
-    out["fit"] = {{"memory_bytes", bytes}};
-    if (!o.json) fmt::print("in {:.3f} GB fits\n", gb(bytes));
-    if (batch) {
-      out["fit"]["micro_batch_size"] = batch->micro_batch_size;
-      out["fit"]["micro_batch_peak_bytes"] = batch->plan.peak_bytes();
-      if (!o.json)
-        fmt::print("  train.micro_batch_size={} with runtime.recompute={}: {:.3f} GB\n", batch->micro_batch_size,
-                   config.recompute().str(), gb(batch->plan.peak_bytes()));
-    }
-    if (recompute) {
-      out["fit"]["recompute"] = recompute->recompute;
-      out["fit"]["recompute_peak_bytes"] = recompute->plan.peak_bytes();
-      if (!o.json)
-        fmt::print(
-            "  runtime.recompute={} with train.micro_batch_size={}: {:.3f} GB, {:.1f}% of a step's FLOPs run again\n",
-            recompute->recompute, t.micro_batch_size, gb(recompute->plan.peak_bytes()),
-            100 * recompute->replayed_share);
-    }
+  return out;
+}
+
+// What fits in memory, as JSON. Without --json, prints it as text too. Throws an Error if nothing fits.
+Json describe_fit(const Options& o, const Config& config, Device device, const Comm* ranks) {
+  const TrainConfig& t = config.train;
+  const int64_t bytes = memory_of(o, device);
+  const std::optional<BatchFit> batch = fit_batch(config, device, bytes, ranks);
+  const std::optional<RecomputeFit> recompute = fit_recompute(config, device, bytes, ranks);
+  if (!batch && !recompute)
+    fail("nothing fits in {:.3f} GB: one sequence of {} tokens, or {} of them with runtime.recompute block, need more",
+         gb(bytes), t.seq_len, t.micro_batch_size);
+  Json fit = {{"memory_bytes", bytes}};
+  if (!o.json) fmt::print("these settings fit in {:.3f} GB:\n", gb(bytes));
+  if (batch) {
+    fit["micro_batch_size"] = batch->micro_batch_size;
+    fit["micro_batch_peak_bytes"] = batch->plan.peak_bytes();
+    if (!o.json)
+      fmt::print("  train.micro_batch_size={} with runtime.recompute={}: {:.3f} GB\n", batch->micro_batch_size,
+                 config.recompute().str(), gb(batch->plan.peak_bytes()));
   }
+  if (recompute) {
+    fit["recompute"] = recompute->recompute;
+    fit["recompute_peak_bytes"] = recompute->plan.peak_bytes();
+    if (!o.json)
+      fmt::print(
+          "  runtime.recompute={} with train.micro_batch_size={}: {:.3f} GB, {:.1f}% of a step's FLOPs recomputed\n",
+          recompute->recompute, t.micro_batch_size, gb(recompute->plan.peak_bytes()), 100 * recompute->replayed_share);
+  }
+  return fit;
+}
+
+void run(const Options& o) {
+  const Config config = load_config(o.config, o.sets).config;
+  const Device device = planned_device(config.runtime.device);
+  const std::unique_ptr<Comm> ranks = make_planned_comm(o.ranks);
+  Json out = describe_plan(o, config, device, plan_memory(config, device, ranks.get()));
+  if (o.fit) out["fit"] = describe_fit(o, config, device, ranks.get());
   if (o.json) fmt::print("{}\n", dump_json(out, 2));
 }
 
@@ -110,17 +119,22 @@ void run(const Options& o) {
 
 void add_plan(CLI::App& app) {
   auto o = std::make_shared<Options>();
-  CLI::App* verb = app.add_subcommand("plan", "what a run will use: parameters, FLOPs, memory; needs no GPU");
-  verb->add_option("CONFIG", o->config, "config file (else the environment variable CONFIG)");
-  verb->add_option("--set", o->sets, "group.key=value, over file and environment")->take_all()->expected(1);
-  verb->add_option("--ranks", o->ranks, "of how many ranks: buckets and dist.zero shards count")
+  CLI::App* verb = app.add_subcommand("plan", "predict what a run will use: parameters, FLOPs, memory; needs no GPU");
+  verb->add_option("CONFIG", o->config, "config file (default: the environment variable CONFIG names it)");
+  verb->add_option("--set", o->sets, "group.key=value: overrides the config file and the environment")
+      ->take_all()
+      ->expected(1);
+  verb->add_option("--ranks", o->ranks,
+                   "number of ranks: counts their communication buffers and the shards of dist.zero")
       ->check(within(at_least(1).up_to(1 << 20)));
   auto* fit = verb->add_flag(
-      "--fit", o->fit, "also the largest train.micro_batch_size and the cheapest runtime.recompute that fit in memory");
-  verb->add_option("--memory-gb", o->memory_gb, "10^9 bytes that --fit may use (else what this machine's GPU has free)")
+      "--fit", o->fit,
+      "also find the largest train.micro_batch_size and the cheapest runtime.recompute that fit in memory");
+  verb->add_option("--memory-gb", o->memory_gb,
+                   "memory limit of --fit in 10^9 bytes (default: what this machine's GPU has free)")
       ->check(within(above(0)))
       ->needs(fit);
-  verb->add_flag("--json", o->json, "as JSON");
+  verb->add_flag("--json", o->json, "print one JSON object");
   verb->callback([o] { run(*o); });
 }
 

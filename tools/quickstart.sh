@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# From a fresh machine to a trained model and a sample of its text: installs what is missing, builds, trains
-# configs/quickstart.json on real text, generates.
+# From a fresh machine to a trained model and a sample of its text: installs missing packages, builds, trains
+# configs/quickstart.json on real text, and generates.
 #   tools/quickstart.sh [--text FILE] [--cuda | --cpu]
-# --text FILE   the text to train on; default: the C++ standard library's headers of this compiler
-# --cuda        builds the GPU kernels, with or without a GPU here; needs nvcc
-# --cpu         builds for the CPU; the default is --cuda where nvcc and a GPU are found, else --cpu
+# --text FILE   the text to train on; default: the headers of this compiler's C++ standard library
+# --cuda        build the GPU kernels even without a GPU; needs nvcc
+# --cpu         build for the CPU; default: --cuda if nvcc and a GPU are found, else --cpu
 set -euo pipefail
 source "$(dirname -- "$0")/common.sh"
 

@@ -1,6 +1,6 @@
-// triad score: the log-probability of continuations after their contexts, for evaluation harnesses: a line of JSON in,
-// a line of JSON out. Contexts and continuations are tokenized as lm-evaluation-harness does, behind the end-of-text
-// token that training and `triad generate` begin a document with.
+// triad score: log-probabilities of continuations after contexts, for evaluation harnesses; one line of JSON in, one
+// out. Texts are tokenized as lm-evaluation-harness does. An end-of-text token precedes each context, as it precedes
+// each document in training and in `triad generate`.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -28,20 +28,21 @@ struct Options {
 };
 
 struct Request {
-  std::vector<int32_t> tokens;  // the context's, then the continuation's
-  size_t first = 0;             // of the continuation
+  std::vector<int32_t> tokens;  // of the context, then of the continuation
+  size_t first = 0;             // index of the continuation's first token
   double logprob = 0;
   bool greedy = true;
   size_t count() const { return tokens.size() - first; }
 };
 
-// Tokens [begin, begin + size] of a request in one row: each but the last predicts the one after it, and those from
-// `first` on count.
+// A row of the batch: tokens [begin, begin + size] of a request. Each token but the last predicts the next one;
+// predictions of tokens from `first` on count.
 struct Window {
   size_t request, begin, size, first;
 };
 
-// White space at the context's end goes to the continuation, since a word and the space before it are one token.
+// Tokenizes a request. White space at the context's end moves to the continuation: a word and the space before it are
+// one token.
 Request make_request(std::string context, std::string continuation, const Tokenizer& tokenizer,
                      const std::string& where) {
   const size_t end = context.find_last_not_of(" \t\n\v\f\r") + 1;  // npos + 1 is 0
@@ -78,8 +79,8 @@ std::vector<Request> read_requests(const std::string& path, const Tokenizer& tok
   return requests;
 }
 
-// One window with as much context as fits in T. A continuation longer than T goes window by window, without the context
-// before each, as `triad eval` does.
+// Adds one window with as much context as fits in T tokens. A continuation longer than T is cut into consecutive
+// windows without further context, as in `triad eval`.
 void add_windows(std::vector<Window>& windows, const Request& r, size_t request, size_t T) {
   const size_t predictions = r.tokens.size() - 1;
   if (r.count() <= T) {
@@ -91,7 +92,7 @@ void add_windows(std::vector<Window>& windows, const Request& r, size_t request,
     windows.push_back({request, begin, std::min(T, predictions - begin), r.first});
 }
 
-// Whether each of a window's counted tokens is the likeliest one. row: that of the window's first token.
+// Whether each counted token of a window is the most likely one. row: the batch row of the window's first token.
 bool is_greedy(LoadedModel& loaded, const Request& r, const Window& w, int64_t row) {
   const int64_t V = loaded.config().model.vocab_size;
   const size_t skip = std::max(w.first - 1, w.begin) - w.begin;
@@ -106,7 +107,7 @@ bool is_greedy(LoadedModel& loaded, const Request& r, const Window& w, int64_t r
   return true;
 }
 
-// Forward over up to B windows, whose counts go to their requests.
+// Runs forward over up to B windows and adds their results to the requests.
 void score_batch(LoadedModel& loaded, std::vector<Request>& requests, std::span<const Window> windows) {
   const int64_t B = loaded.activations().B(), T = loaded.activations().T();
   std::vector<int32_t> tokens(static_cast<size_t>(B * T), 0), targets(tokens.size(), -1);
@@ -148,7 +149,7 @@ void score(const Options& o) {
   for (size_t i = 0; i < requests.size(); ++i) add_windows(windows, requests[i], i, most);
   size_t longest = 0;
   for (const Window& w : windows) longest = std::max(longest, w.size);
-  constexpr size_t kTile = 64;  // what kernels work on at a time: a shorter row costs as much
+  constexpr size_t kTile = 64;  // rows are rounded up to tiles of the kernels: a shorter row costs as much
   const size_t T = std::min(most, (longest + kTile - 1) / kTile * kTile);
   const auto B = std::min(static_cast<size_t>(o.batch), windows.size());
   LoadedModel loaded({.checkpoint = o.checkpoint,
@@ -180,21 +181,23 @@ void score(const Options& o) {
 
 void add_score(CLI::App& app) {
   auto o = std::make_shared<Options>();
-  CLI::App* verb = app.add_subcommand("score", "log-probabilities of continuations, for evaluation harnesses");
+  CLI::App* verb =
+      app.add_subcommand("score", "log-probabilities of continuations after contexts, for evaluation harnesses");
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, a run's folder, or a file of weights in one")
       ->required();
   verb->add_option("--jsonl", o->jsonl,
-                   "lines {\"context\": ..., \"continuation\": ...}; -: standard input. An empty context: a document's "
-                   "beginning")
+                   "file of lines {\"context\": ..., \"continuation\": ...}, or - for standard input; an empty context "
+                   "means the beginning of a document")
       ->required();
-  verb->add_option("--out", o->out,
-                   "a line for each, in their order: {\"logprob\": the continuation's, in nats, \"tokens\": its own, "
-                   "\"greedy\": each is the likeliest}; -: standard output")
+  verb->add_option(
+          "--out", o->out,
+          "file of results, a line for each request: {\"logprob\": of the continuation in nats, \"tokens\": its "
+          "number of tokens, \"greedy\": whether each is the most likely one}; -: standard output")
       ->capture_default_str();
-  verb->add_option("--seq", o->seq, "tokens that a continuation is seen with at most; 0: the training length")
+  verb->add_option("--seq", o->seq, "longest window of context and continuation in tokens; 0: the training length")
       ->check(within(at_least(0).up_to(kMaxSeqLen)))
       ->capture_default_str();
-  verb->add_option("--batch", o->batch, "sequences at a time")
+  verb->add_option("--batch", o->batch, "sequences that run together")
       ->check(within(at_least(1).up_to(kMaxBatch)))
       ->capture_default_str();
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds everything (the .cu files where nvcc is found), and runs every test. Tests that need a GPU
-# are skipped, and counted as skipped, where there is none. Ends in the line "N passed, N failed, N skipped".
+# Installs missing packages, builds everything (the .cu files if nvcc is found), and runs every test. Tests that need a GPU
+# are counted as skipped if there is none. The last line is "N passed, N failed, N skipped".
 #   tools/test.sh [CTEST OPTION...]      for example -R tokenizers
 set -euo pipefail
 source "$(dirname -- "$0")/common.sh"
@@ -15,7 +15,7 @@ preset=$(tools/build.sh "" | tail -n 1)
 echo "3/3 test"
 log=build/$preset/ctest.log
 status=0
-# One more at a time than there are cores: some tests wait more than they compute.
+# Runs one more test at a time than there are cores, since some tests mostly wait.
 ctest --test-dir "build/$preset" --output-on-failure -j "$(($(nproc) + 1))" "$@" 2>&1 | tee "$log" || status=$?
 
 passed=$(grep -cE '^ *[0-9]+/[0-9]+ Test .* Passed ' "$log" || true)

@@ -1,4 +1,4 @@
-// triad train: from a config to a trained model.
+// triad train: trains a model from a config, or resumes a run.
 #include "train/trainer.h"
 
 #include <CLI/CLI.hpp>
@@ -21,23 +21,28 @@ void add_train(CLI::App& app) {
   };
   auto o = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand("train", "train a model");
-  verb->add_option(
-      "CONFIG", o->config,
-      "config file (else that of the environment variable CONFIG, else that of the run which --resume names)");
-  verb->add_option("--set", o->sets, "group.key=value, over file and environment")->take_all()->expected(1);
+  verb->add_option("CONFIG", o->config,
+                   "config file (default: the environment variable CONFIG names it; else the config of the run that "
+                   "--resume names)");
+  verb->add_option("--set", o->sets, "group.key=value: overrides the config file and the environment")
+      ->take_all()
+      ->expected(1);
   auto* resume =
-      verb->add_option("--resume", o->resume, "go on from a checkpoint, a run folder, or `latest` in log.out_dir");
-  verb->add_flag("--overwrite", o->overwrite,
-                 "start anew in a folder that holds a run; with --resume, go back to a checkpoint that is not the "
-                 "newest, and move what is newer aside");
+      verb->add_option("--resume", o->resume,
+                       "resume from a checkpoint, from the newest one of a run's folder, or from `latest`: that of "
+                       "log.out_dir");
+  verb->add_flag(
+      "--overwrite", o->overwrite,
+      "start a new run in a folder that holds one; with --resume, allow a checkpoint that is not the newest, "
+      "and move what is newer aside");
   verb->add_flag("--verbose", o->verbose,
-                 "print what else goes to ranks/rank_0.log alone: config, ranks, kernels, gradients");
+                 "also print what otherwise only ranks/rank_0.log holds: config, ranks, kernels, gradients");
   verb->footer(describe_config);
   verb->callback([o, resume, &app] {
     if (resume->count() > 0 && o->resume.empty()) fail_usage("--resume is empty: a folder, or `latest`, is needed");
     const bool of_run = !o->resume.empty() && o->config.empty() && config_of_environment().empty();
     LoadedConfig loaded = of_run ? load_config_of_run(o->resume, o->sets) : load_config(o->config, o->sets);
-    // A run's own config is settled, whatever lies beside its shards now; a run that is complete reads none.
+    // A resumed run's config already has its tokenizer and vocabulary; a complete run reads no shards.
     if (!of_run && !complete_at(loaded.config, o->resume)) settle_shards(loaded.config);
     loaded.config.check_run();
     train({.config = loaded.config,

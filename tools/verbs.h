@@ -1,5 +1,5 @@
-// The verbs of the program. Each adds its subcommand to the app; the subcommand's callback runs it and throws Error or
-// UsageError when it cannot.
+// The verbs of the program. Each function adds a subcommand to the app; the subcommand's callback runs the verb and
+// throws an Error, or a UsageError for a wrong command line.
 #pragma once
 
 namespace CLI {

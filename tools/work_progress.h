@@ -1,5 +1,5 @@
-// How far a verb is with its work, on stderr: on a terminal a line that is overwritten, elsewhere a line now and then.
-// stdout stays the result's.
+// Prints a verb's progress to stderr: on a terminal one line that is overwritten, elsewhere a line every 30 s. Standard
+// output is left to the result.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -9,13 +9,13 @@ namespace triad {
 
 class WorkProgress {
  public:
-  // unit: what `total` counts: "batches".
+  // unit: the plural noun that `total` counts, such as "batches".
   WorkProgress(std::string verb, std::string unit, int64_t total);
   ~WorkProgress();
   WorkProgress(const WorkProgress&) = delete;
-  // done: of total; tokens: that were worked on so far, of which the rate is told.
+  // done: units finished; tokens: tokens processed so far, for the printed rate.
   void show(int64_t done, int64_t tokens);
-  double seconds() const;  // since the begin
+  double seconds() const;  // since construction
 
  private:
   const std::string verb_, unit_;

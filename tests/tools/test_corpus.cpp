@@ -179,7 +179,7 @@ TEST_CASE("corpus: killed and repeated, it gives the same shards", "[data]") {
     const test::Outcome last = run_program("data " + args + out);
     INFO(last.output);
     CHECK(last.exit_code == 0);
-    resumes += last.output.find("goes on after") != std::string::npos;
+    resumes += last.output.find("resumes after") != std::string::npos;
     const auto files = files_of(out);
     for (const auto& [name, bytes] : whole) {
       INFO(name);

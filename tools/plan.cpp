@@ -78,7 +78,7 @@ Json describe_plan(const Options& o, const Config& config, Device device, const 
 }
 
 // What fits in memory, as JSON. Without --json, prints it as text too. Throws an Error if nothing fits.
-Json describe_fit(const Options& o, const Config& config, Device device, const Comm* ranks) {
+Json describe_fit(const Options& o, const Config& config, Device device, Comm* ranks) {
   const TrainConfig& t = config.train;
   const int64_t bytes = memory_of(o, device);
   const std::optional<BatchFit> batch = fit_batch(config, device, bytes, ranks);

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A tree whose path has a blank: its commands write where they should and nowhere else, and tests get paths without one.
+# Configures and partly builds a checkout whose path contains a blank, and checks that nothing is written outside of build/.
+#   tests/checks/blank.sh SOURCE_FOLDER
 set -euo pipefail
 source=$(realpath "${1:?the source folder}")
 scratch=$(mktemp -d)
@@ -11,7 +12,7 @@ for entry in "$source"/[!.]* "$source/.git"; do
 done
 there=$(ls "$tree" "$scratch")
 cd "$tree"
-# MPI is looked for by running its compiler: half of the time, and nothing here needs it.
+# Without MPI, whose detection runs a compiler and takes half of the time.
 cmake --preset cpu -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON >"$scratch.log" 2>&1 &&
   cmake --build --preset cpu --target revision triad_faults >>"$scratch.log" 2>&1 || { cat "$scratch.log"; exit 1; }
 rm "$scratch.log"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Checks the order of the folders: a file includes its own folder and those below it, never one above or beside it.
+# Checks the order of the folders: a file may include headers of its own folder and of those below it in this order.
 #   4 tools/ tests/   3 train/   2 model/ (not io/)   1 kernels/ | io/   0 engine/
 # The same holds for the rooms of kernels/. Portable CUDA includes no Hopper code, and decode/ is included by no other room.
 #   tests/checks/floors.sh SOURCE_FOLDER
 cd "${1:?the source folder}" || exit 1
 status=0
 
-# check NAME ALLOWED FILES: every quoted include of FILES, one path a line, starts with one of the folders ALLOWED
+# check NAME ALLOWED FILES: fails unless every quoted include in FILES (one path a line) starts with a folder of ALLOWED.
 check() {
   local bad
   bad=$(xargs -r grep -HnE '^ *#include "' <<<"$3" | grep -vE "#include \"($2)")
@@ -23,7 +23,7 @@ declare -A folders=(
   [tests]="engine/|kernels/|io/|model/|train/|tests/")
 for folder in "${!folders[@]}"; do check "$folder/" "${folders[$folder]}" "$(sources "$folder")"; done
 
-# The rooms of kernels/. A header of nsa/ itself is a contract: its path has no further folder.
+# The rooms of kernels/. The pattern nsa/[^/]*" allows the headers of nsa/ itself, which are contracts.
 k=kernels
 declare -A rooms=(
   [common]="engine/|$k/common/"
@@ -37,7 +37,7 @@ declare -A rooms=(
   [decode]="engine/|$k/common/|$k/ops/|$k/nsa/[^/]*\"|$k/nsa/gpu/|$k/decode/")
 for room in "${!rooms[@]}"; do
   files=$(sources "$k/$room" -maxdepth 1)
-  # Hopper kernels of ops that have no room of their own for them.
+  # Hopper kernels of ordinary ops are in ops/, in files whose names end in _sm90.
   [ "$room" != ops ] || { check "$k/ops (Hopper)" "${rooms[ops]}|$k/hopper/" "$(grep _sm90 <<<"$files")"; files=$(grep -v _sm90 <<<"$files"); }
   check "$k/$room" "${rooms[$room]}" "$files"
 done

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# What a file uses of the standard library, it includes: itself, or through headers of this tree. What other standard
-# headers happen to bring differs between versions of the library.
+# Checks that a file includes each standard header whose names it uses, directly or through headers of this tree. Which
+# standard headers include each other differs between versions of the library.
+#   tests/checks/includes.sh SOURCE_FOLDER
 cd "${1:?the source folder}" || exit 1
-# header [or another that promises as much]: what it is included for, as an extended regular expression
+# header [alternative header]: an extended regular expression of the names that need it
 uses=$(cat <<'TABLE'
 algorithm: std::(min|max|sort|stable_sort|find|find_if|any_of|all_of|none_of|count|count_if|copy|copy_n|copy_if|fill|fill_n|transform|equal|lower_bound|upper_bound|clamp|(min|max|minmax)_element|reverse|nth_element|partial_sort|unique|shuffle|mismatch|generate|rotate|binary_search|is_sorted|replace|remove_if|search)\(
 array: std::array<
@@ -73,7 +74,7 @@ find engine io kernels model train tools tests -name '*.h' -o -name '*.cpp' -o -
         pattern[i] = substr(row[i], at + 2)
       }
     }
-    function reaches(file, wanted, seen,    k, parts, count) {  # an include of it, in the file or in a header of the tree
+    function reaches(file, wanted, seen,    k, parts, count) {  # whether the file, or a header of the tree that it includes, includes a wanted header
       if (file in seen) return 0
       seen[file] = 1
       count = split(wanted, parts, " ")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the scripts of tools/ do on machines that this one is not: without a GPU, nvcc, cmake, a network or the right to
-# write. Each case runs them in a checkout whose path has a space, with stand-ins for the programs that they call.
+# Tests the scripts of tools/ on simulated machines: without a GPU, nvcc, cmake, a network or write permission. Each case
+# runs in a checkout whose path contains a space, with stand-ins for the programs that the scripts call.
 #   tests/checks/scripts.sh SOURCE_FOLDER
 set -u
 source_folder=$(realpath -- "${1:?the source folder}")
@@ -10,7 +10,7 @@ tree="$root/my checkout"
 calls="$root/calls"
 status=0
 
-# A machine with nothing but a shell's tools; each argument is a stand-in to add: NAME, or NAME=SCRIPT.
+# machine [NAME | NAME=SCRIPT]...: sets up a machine with the shell's basic tools and these stand-ins.
 machine() {
   rm -rf -- "$root/bin" "$tree"
   mkdir -p "$root/bin" "$tree/configs"
@@ -28,7 +28,7 @@ machine() {
   local wanted
   for wanted in "$@"; do stand_in "${wanted%%=*}" "$([[ $wanted == *=* ]] && printf %s "${wanted#*=}")"; done
   local preset
-  for preset in cpu cuda; do  # what a build would make
+  for preset in cpu cuda; do  # stand-ins for the built programs
     mkdir -p "$tree/build/$preset"
     printf '#!/bin/sh\necho "triad of %s: $*"\n' $preset >"$tree/build/$preset/triad"
     chmod +x "$tree/build/$preset/triad"
@@ -42,7 +42,7 @@ stand_in() {
 }
 without() { rm -- "$root/bin/$1"; }
 
-# run CODE SCRIPT ARGS...: the script's exit code has to be CODE; $output holds what it printed.
+# run CODE SCRIPT ARGS...: runs a script, sets $output to what it prints, and expects the exit code CODE.
 run() {
   local code=$1
   shift
@@ -67,7 +67,7 @@ for script in install.sh build.sh quickstart.sh test.sh; do
   [ -s "$calls" ] && wrong "$script --help called $(cat "$calls")"
 done
 
-# The quickstart builds GPU kernels where a GPU can run them.
+# The quickstart builds GPU kernels only if a GPU can run them.
 gpu='nvidia-smi=echo "GPU 0: a card (UUID: GPU-1)"'
 no_gpu='nvidia-smi=echo "has failed because it could not communicate with the NVIDIA driver"; exit 9'
 machine nvcc "$no_gpu"
@@ -95,13 +95,13 @@ prints "no nvcc"
 machine
 run 1 quickstart.sh --cuda
 prints "--cuda needs nvcc"
-machine nvcc  # tests compile them in any case
+machine nvcc  # test.sh compiles the GPU kernels even without a GPU
 stand_in ctest 'echo "1/1 Test #1: a ... Passed 0.1 sec"'
 run 0 test.sh
 calls_has "cmake --preset cuda"
 prints "1 passed, 0 failed, 0 skipped"
 
-# A text that cannot be trained on is told before anything is installed.
+# A text that cannot be used is reported before anything is installed.
 for text in nothing.txt "$root" "$root/empty.txt"; do
   machine
   : >"$root/empty.txt"
@@ -117,7 +117,7 @@ machine
 run 2 quickstart.sh --txt a
 prints "unknown argument --txt; --help"
 
-# What a machine lacks.
+# Missing packages and programs.
 machine dpkg-query='exit 1' apt-get='[ "$1" = update ] || { echo "E: Failed to fetch"; exit 100; }'
 run 1 install.sh
 prints "E: Failed to fetch"
@@ -135,7 +135,7 @@ without cmake
 run 1 build.sh cpu
 prints "cmake is missing: tools/install.sh installs it"
 
-# A checkout that was moved, cannot be written to, or is another user's.
+# A checkout that was moved, is not writable, or belongs to another user.
 machine
 echo "CMAKE_HOME_DIRECTORY:INTERNAL=/somewhere/else" >"$tree/build/cpu/CMakeCache.txt"
 run 1 build.sh cpu

@@ -1,10 +1,14 @@
-// Loaded in front of the program (LD_PRELOAD): matrix products that fall asleep, as TRIAD_FAULTS says. The program
-// itself has no switch for faults. "rank each_s [file]": on that rank each product sleeps each_s first, and where a
-// file is named only while there is one; FILE.asleep is there once one sleeps. TRIAD_FAULTS_MOST_S: so long in all, and
-// no longer. And products that are wrong: TRIAD_BEND is a word, and in programs whose
-// command line has it the first element of each comes out greater by one; with TRIAD_BEND_NAN=1 it is a NaN instead,
-// where the left factor is transposed: in gradients of weights alone. And a file that gets lost: TRIAD_LOSE is gone
-// when a program ends. And a signal that comes before main: with TRIAD_EARLY_USR1 `triad` sends itself SIGUSR1.
+// Faults for tests, preloaded with LD_PRELOAD; the program itself has no switch for faults. Environment variables:
+//   TRIAD_FAULTS="RANK SECONDS [FILE]"  on this rank each matrix product (cblas_sgemm) first sleeps SECONDS; with FILE
+//   only
+//                                       while FILE exists. Creates FILE.asleep when a product sleeps.
+//   TRIAD_FAULTS_MOST_S=SECONDS         limit of the sum of these sleeps
+//   TRIAD_BEND=WORD                     in processes whose command line contains WORD, adds 1 to each product's first
+//   element TRIAD_BEND_NAN=1                    with TRIAD_BEND: instead sets it to NaN, and only in products whose
+//   left factor is
+//                                       transposed, which are the gradients of weights
+//   TRIAD_LOSE=FILE                     deletes FILE when a process ends
+//   TRIAD_EARLY_USR1=1                  `triad` sends itself SIGUSR1 before main()
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -28,7 +32,7 @@ struct Plant {
   double each_s = 0, most_s = std::numeric_limits<double>::infinity();
   char file[1000] = "";
   bool planted = false;
-  std::mutex mutex;  // threads sleep one after the other: what they sleep in all does not depend on their number
+  std::mutex mutex;  // threads sleep one after another, so that the total does not depend on their number
 
   Plant() {
     const char* text = std::getenv("TRIAD_FAULTS");
@@ -38,7 +42,7 @@ struct Plant {
     if (const char* most = std::getenv("TRIAD_FAULTS_MOST_S")) most_s = std::atof(most);
   }
   bool may_sleep() const { return (file[0] == '\0' || access(file, F_OK) == 0); }
-  // Until its time is over or the file gone, whatever signals come.
+  // Sleeps until the time is over or the file is deleted; signals do not end the sleep.
   void sleep() {
     if (!planted || !may_sleep()) return;
     const std::lock_guard lock(mutex);
@@ -90,6 +94,6 @@ extern "C" void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, floa
   plant.sleep();
   product(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
   static const Bend bend;
-  constexpr int kTransposed = 112;  // of cblas.h
+  constexpr int kTransposed = 112;  // CblasTrans in cblas.h
   bend.apply(c[0], ta == kTransposed);
 }

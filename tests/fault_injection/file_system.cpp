@@ -1,6 +1,7 @@
-// File systems with a fault, loaded in front of the program: TRIAD_NO_LOCKS makes of every one one without flock(2),
-// with TRIAD_SLOW_SYNC="S [WORD]" each fsync(2) takes S seconds more, where a word is named only of files and folders
-// whose path has it, and while FILE.bad exists, TRIAD_BAD_DISK=FILE makes each pread(2) of FILE fail.
+// Faulty file systems for tests, preloaded with LD_PRELOAD. Environment variables:
+//   TRIAD_NO_LOCKS=1               flock(2) fails, as on a file system without locks
+//   TRIAD_SLOW_SYNC="S [WORD]"     fsync(2) takes S more seconds; with WORD only for paths that contain it
+//   TRIAD_BAD_DISK=FILE            pread(2) of FILE fails while FILE.bad exists
 #include <dlfcn.h>
 #include <unistd.h>
 

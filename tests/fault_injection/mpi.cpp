@@ -1,6 +1,5 @@
-// The other fault that is loaded in front of the program: a bit that falls over on its way between ranks. TRIAD_FLIP is
-// "rank count": of that rank's gathers of 1,000 bytes and more, in the count-th the second half's first bit. Handles
-// are pointers, as Open MPI has them.
+// A transmission error for tests, preloaded with LD_PRELOAD. TRIAD_FLIP="RANK COUNT": in this rank's COUNT-th
+// all-gather of at least 1,000 bytes, flips a bit in the middle of rank 0's part. Handles are pointers, as in Open MPI.
 #include <dlfcn.h>
 
 #include <cstddef>
@@ -11,7 +10,7 @@ namespace {
 
 struct Flip {
   int rank = 0, count = 0, seen = 0;
-  unsigned char* received = nullptr;  // by the gather under way that is to suffer
+  unsigned char* received = nullptr;  // receive buffer of the gather to corrupt, while it is in progress
   size_t bytes = 0;
   Flip() {
     const char* text = std::getenv("TRIAD_FLIP");

@@ -1,5 +1,5 @@
-// No fault, but a tool that NVTX loads (NVTX_INJECTION64_PATH), as a profiler is: writes the name of each range that
-// begins to the file TRIAD_RANGES, a line each behind as many dots as ranges are open, and "end" where one ends.
+// A profiler for tests, loaded by NVTX through NVTX_INJECTION64_PATH: writes a line to the file TRIAD_RANGES for each
+// range that begins (its name) or ends ("end"), preceded by one dot for each open range.
 #include <nvtx3/nvToolsExt.h>
 
 #include <cstdio>

@@ -1,4 +1,5 @@
-// Frames that strangers send where ranks meet: engine/comm/handshake.h. They name no file, and a refusal is no value.
+// Fuzzes the frames that ranks exchange when they connect (engine/comm/handshake.h). A refusal is nullopt, not an
+// Error.
 #include "engine/comm/handshake.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// A fuzzer: libFuzzer brings main() and the bytes. Which reader it is for CMake says (TRIAD_FUZZ_READER).
+// The entry point of a fuzzer. libFuzzer has main() and generates the bytes; CMake sets the reader (TRIAD_FUZZ_READER).
 #include <cstddef>
 #include <cstdint>
 

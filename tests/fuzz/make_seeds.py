@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the seeds of the fuzzers' corpora, corpora/READER/seed-NAME: small files of each kind that a reader takes, and
-of some that it refuses. Inputs that found something, bug-NAME, are kept as they are."""
+"""Writes the seeds of the fuzzers' corpora, corpora/READER/seed-NAME: small files of each kind that a reader accepts, and
+some that it refuses. Inputs that found a bug, bug-NAME, are not touched."""
 import json
 import pathlib
 import struct
@@ -58,7 +58,7 @@ def safetensors():
                                       "c": tensor("I32", [1], 16, 20), "d": tensor("F16", [2], 20, 24)}, data))
     put("safetensors", "zero", file({"a": tensor("F32", [], 0, 4), "b": tensor("F32", [0, 1 << 40], 4, 4)}, b"\0\0\0\0"))
     put("safetensors", "rank6", file({"a": tensor("U8", [1, 1, 1, 1, 1, 2], 0, 2)}, b"ab"))
-    for name, header in {  # their length is put before them
+    for name, header in {  # tests/fuzz/safetensors.cpp writes the header's length
             "two-parts": {"__metadata__": {"format": "pt"}, "a": tensor("F32", [2, 2], 0, 16),
                           "b": tensor("BF16", [4], 16, 24)},
             "checked-parts": {"__metadata__": {"crc32/a": crc, "x": "\u00e9"}, "a": tensor("I32", [4], 0, 16),

@@ -1,5 +1,5 @@
-// safetensors files: io/safetensors.h. A header's length stands before it, which no mutation of the header would keep
-// right: an input of two sections is a header and the data, and gets its length here.
+// Fuzzes the reader of safetensors files (io/safetensors.h). A mutated header would rarely match the length field
+// before it, so an input of two sections is a header and the data, and the length is computed here.
 #include <algorithm>
 #include <cstring>
 
@@ -21,10 +21,10 @@ std::string whole_file(std::string_view input) {
 
 bool is_checksum(const std::string& key) { return key.starts_with("crc32/"); }
 
-// What Triad writes of the file's tensors is the file again.
+// Checks that writing the file's tensors and reading them again gives the same tensors and metadata.
 void check_copy(const SafetensorsFile& file) {
   std::vector<HostTensor> tensors;
-  std::vector<std::vector<std::byte>> data;  // of these
+  std::vector<std::vector<std::byte>> data;  // owns the tensors' bytes
   for (const TensorEntry& entry : file.entries()) {
     const std::optional<DType> dtype = entry.engine_dtype();
     if (!dtype || entry.shape.size() > kMaxRank) return;
@@ -62,7 +62,7 @@ void read_safetensors(std::string_view input) {
   expect(looks_like, "{}: read, but is_safetensors() is false", path);
   const auto size = static_cast<int64_t>(bytes.size());
   int64_t end = file->entries().empty() ? size : file->entries().front().begin;
-  bool sound = true;  // by its checksums
+  bool sound = true;  // all checksums match
   for (const TensorEntry& entry : file->entries()) {
     expect(entry.begin == end && entry.end >= entry.begin && entry.end <= size, "{}: {} lies at [{}, {}) of {}", path,
            entry.name, entry.begin, entry.end, size);

@@ -1,4 +1,5 @@
-// Token shards: io/data/shards.h. The same bytes as tokens.bin, and as train.bin, under which nanoGPT's are known.
+// Fuzzes the reader of token shards (io/data/shards.h), with the same bytes as tokens.bin and as train.bin: shards
+// without a header (nanoGPT's) are recognized by that name.
 #include <algorithm>
 #include <initializer_list>
 
@@ -40,7 +41,7 @@ void check_shard(const std::string& path, std::string_view bytes) {
   for (const int64_t outside : {int64_t{-1}, n, INT64_MAX})
     expect(!accepts(path, [&] { shard->read(outside, one); }), "{}: token {} of {} is read", path, outside, n);
 
-  if (most > INT32_MAX) return;  // no vocabulary has it, and none is written
+  if (most > INT32_MAX) return;  // larger than any vocabulary: ShardWriter does not write it
   const std::string copy = scratch_folder() + "/copy.bin";
   ShardWriter writer(copy, shard->width());
   writer.append(tokens);

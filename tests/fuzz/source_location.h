@@ -1,4 +1,5 @@
-// std::source_location for clang before 16, which lacks the builtin that libstdc++ makes it of. Included before all.
+// std::source_location for clang before 16, which lacks the builtin that libstdc++ needs for it. Included before all
+// else.
 #pragma once
 namespace std {
 class source_location {

@@ -1,5 +1,6 @@
-// Tokenizers: io/tokenizer/tokenizer.h. A vocabulary needs the 256 tokens of bytes, which no mutation would keep whole:
-// the input writes %ALPHABET% for them. The text behind the file is encoded, decoded, and encoded in two pieces.
+// Fuzzes tokenizers (io/tokenizer/tokenizer.h). A vocabulary needs the 256 tokens of bytes, which mutations would
+// destroy, so the input has %ALPHABET% in their place. The text after the file is encoded, decoded, and encoded in two
+// pieces.
 #include "io/tokenizer/tokenizer.h"
 
 #include <fmt/format.h>
@@ -17,7 +18,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// "!": 33, ...: each byte's own number, as members of a JSON object.
+// The members "!": 33, ... of a JSON object: the token of each byte has the byte's value.
 const std::string& alphabet() {
   static const std::string members = [] {
     std::string text;
@@ -35,14 +36,14 @@ std::string expanded(std::string_view bytes) {
   return std::string(bytes.substr(0, at)) + alphabet() + std::string(bytes.substr(at + kMark.size()));
 }
 
-// Whether a pre-tokenizer lets every byte through and adds none.
+// Whether a pre-tokenizer keeps every byte and adds none.
 bool keeps_text(const Json& pre) {
   const std::string type = pre["type"];
   if (type == "Sequence") return std::ranges::all_of(pre["pretokenizers"], keeps_text);
   if (type == "ByteLevel") return pre.contains("add_prefix_space") && pre["add_prefix_space"] == false;
   return type != "Split" || pre["behavior"] != "Removed";
 }
-// Whether decode(encode(x)) has to be x, for a tokenizer.json that was read.
+// Whether decode(encode(x)) must equal x for this tokenizer.json.
 bool is_lossless(const std::string& text) {
   const Json json = Json::parse(text);
   if (json.contains("normalizer") && !json["normalizer"].is_null()) return false;
@@ -58,7 +59,7 @@ void check_tokenizer(const Tokenizer& tokenizer, const std::string& name, std::s
   expect(vocab >= 256 && tokenizer.eot() >= 0 && tokenizer.eot() < vocab, "{}: {} tokens, documents begin with {}",
          name, vocab, tokenizer.eot());
   const auto whole = read_or_refuse(name, [&] { return tokenizer.encode(text); });
-  if (!whole) return;  // a pattern that does not come to an end
+  if (!whole) return;  // a pattern exceeded its limit of steps
   for (const int32_t token : *whole) expect(token >= 0 && token < vocab, "{}: encoded as token {}", name, token);
   const std::string decoded = tokenizer.decode(*whole);
   expect(!lossless || decoded == text, "{}: {:02x} comes back as {:02x}", name, fmt::join(text, " "),
@@ -66,7 +67,7 @@ void check_tokenizer(const Tokenizer& tokenizer, const std::string& name, std::s
   for (const int32_t outside : {-1, static_cast<int32_t>(vocab)})
     expect(!accepts(name, [&] { tokenizer.decode({&outside, 1}); }), "{}: token {} is decoded", name, outside);
 
-  // In two pieces: of the first half what nothing behind it can change, then the rest.
+  // Encodes in two pieces: the part of the first half that later text cannot change, then the rest.
   std::vector<int32_t> pieces;
   const auto taken =
       read_or_refuse(name, [&] { return tokenizer.append_beginning(text.substr(0, text.size() / 2), pieces); });

@@ -1,4 +1,4 @@
-// What a run has told in its heartbeats.
+// Reads a run's heartbeats.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace triad::test {
 
-// Those of a rank with that msg, in order. The last line may be under way; none where there is no file yet.
+// A rank's heartbeats with this msg, in order. An incomplete last line is ignored; no file gives no heartbeats.
 std::vector<Json> heartbeats(const std::string& folder, int rank, const std::string& msg);
 
 }  // namespace triad::test

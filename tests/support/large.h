@@ -1,5 +1,5 @@
-// What the tests of large tensors share: memory on the GPU of the size that a dry run asks for, inputs that repeat a
-// short drawn piece, and errors of samples against plain double arithmetic on the host.
+// Helpers for tests of large tensors on a GPU: memory of the size that a dry run measures, inputs that repeat a random
+// piece, and errors of samples against double arithmetic on the host.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -11,10 +11,10 @@
 
 namespace triad::test {
 
-// No numel and no stride of a test is a multiple of this prime, so no two rows of a tensor that repeats it are equal.
+// A prime that divides no stride of a test, so that rows of a tensor that repeats a piece of this length differ.
 inline constexpr int64_t kPieceLength = (int64_t{1} << 22) - 3;
 
-// n uniform numbers of this mean and standard deviation.
+// n uniformly distributed numbers with this mean and standard deviation.
 inline std::vector<float> draw(int64_t n, uint64_t stream, double std = 1, double mean = 0) {
   std::vector<float> x(static_cast<size_t>(n));
   const Philox random(20251121, stream);
@@ -25,7 +25,7 @@ inline std::vector<float> draw(int64_t n, uint64_t stream, double std = 1, doubl
   return x;
 }
 
-// Element i of the contiguous t becomes piece[i mod the piece's length], rounded to t's type.
+// Sets element i of the contiguous tensor t to piece[i mod piece.size()], rounded to t's dtype.
 inline void repeat(Context& ctx, Tensor t, const std::vector<float>& piece) {
   if (ctx.planning || t.numel() == 0) return;
   const int64_t n = t.numel();
@@ -36,13 +36,13 @@ inline void repeat(Context& ctx, Tensor t, const std::vector<float>& piece) {
     for (size_t i = 0; i < rounded.size(); ++i) rounded[i] = static_cast<T>(piece[i]);
     write(ctx, flat.slice(0, 0, done), rounded.data());
   });
-  for (int64_t count; done < n; done += count) {  // what is there doubles; it ends with a whole piece each time
+  for (int64_t count; done < n; done += count) {  // doubles the filled part
     count = std::min(done, n - done);
     copy(ctx, flat.slice(0, done, done + count), flat.slice(0, 0, count));
   }
 }
 
-// The values of a contiguous tensor on the host: floats of any type, or indices below 2^24.
+// Copies a contiguous tensor to the host as floats: floats of any dtype, or int32 indices below 2^24.
 inline std::vector<float> fetch(Context& ctx, ConstTensor t) {
   std::vector<float> out(static_cast<size_t>(t.numel()));
   auto as = [&]<class T>(T) {
@@ -66,14 +66,14 @@ inline double product(const float* x, const float* y, int64_t n) {
   return sum;
 }
 
-// What a row should be, and the size that its error is measured by: its norm, or that of the terms it sums where they
-// cancel (the root of the sum of their squares: roundings are independent).
+// The expected value of a row, and the scale of its error: its norm, or, if its terms cancel, the root of the sum of
+// the terms' squares (roundings are independent).
 struct Expected {
   std::vector<double> value;
   double terms_squared = 0;
 
   explicit Expected(int64_t n) : value(static_cast<size_t>(n)) {}
-  // value += x * row, a term of which the uncancelled factor is |x| <= size.
+  // value += x * row. size: the magnitude of x before cancellation, at least |x|.
   template <class T>
   void add(double x, const T* row, double size = 0) {
     double norm = 0;
@@ -86,7 +86,7 @@ struct Expected {
   }
   template <class T>
   double error_of(const T* got) const {
-    constexpr double kVanishing = 1e-40;  // squared: floats below 1e-20 need not be right
+    constexpr double kVanishing = 1e-40;  // the square of 1e-20: smaller floats need not be accurate
     double difference = 0, norm = 0;
     for (size_t j = 0; j < value.size(); ++j) {
       difference += (got[j] - value[j]) * (got[j] - value[j]);
@@ -98,7 +98,7 @@ struct Expected {
   }
 };
 
-// The largest of error_of(i), i in [0, n), computed on all threads.
+// The maximum of error_of(i) over i in [0, n), computed on all threads.
 template <class F>
 double worst_of(int64_t n, F&& error_of) {
   double worst = 0;
@@ -107,7 +107,7 @@ double worst_of(int64_t n, F&& error_of) {
   return worst;
 }
 
-// False, and the test counts as skipped, where the GPU cannot give this much memory now.
+// Returns false and marks the test as skipped if the GPU has less free memory than this.
 inline bool require_gpu_memory(int64_t bytes) {
   const DeviceInfo gpu = backend::info(Device::cuda());
   if (gpu.free_bytes >= bytes) return true;
@@ -116,7 +116,7 @@ inline bool require_gpu_memory(int64_t bytes) {
   return false;
 }
 
-// memory for build(Runtime&), which allocates from its arena and runs ops: counted by a dry run of it.
+// Sizes of arena and scratch for build(Runtime&), which allocates tensors and runs ops; found by a dry run.
 template <class F>
 Runtime::Options memory_for(F&& build) {
   Runtime plan({.device = Device::cuda(), .planning = true});
@@ -128,7 +128,7 @@ Runtime::Options memory_for(F&& build) {
 inline Tensor allocate(Runtime& rt, DType dtype, const Shape& shape) {
   return rt.arena().alloc(MemTag::io, "test", dtype, shape);
 }
-// Memory that an op is to overwrite: every float a NaN, every i32 far outside of any index.
+// Memory for an op to overwrite: every float is a NaN, every i32 is far outside the range of indices.
 inline Tensor poisoned(Runtime& rt, DType dtype, const Shape& shape) {
   const Tensor t = allocate(rt, dtype, shape);
   if (!rt.ctx().planning && t.numel() > 0)

@@ -1,5 +1,5 @@
-// One large problem for NSA's kernels on the GPU, and what its definition makes of it (SPEC section 1.1): a branch of
-// the last sequence in plain double loops on the host, row by row and key by key.
+// A large problem for NSA's kernels on a GPU, and its reference: a branch of the last sequence in plain double loops on
+// the host, row by row and key by key, straight from the definition of NSA (kernels/nsa/nsa.h).
 #pragma once
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 #include "kernels/nsa/nsa.h"
 #include "tests/support/large.h"
 
-namespace triad::test::large {  // nsa_problem.h has smaller ones of these names
+namespace triad::test::large {  // nsa_problem.h has smaller types of the same names
 
 using Floats = std::vector<float>;
 
@@ -21,10 +21,10 @@ struct Sizes {
   NsaConfig c = {};
   double logit_std = 1, logit_mean = 0;
   int64_t row_stride = 0;  // elements from one token's rows to the next's; 0: contiguous
-  int64_t B = 1;           // the last sequence is the one that is checked
+  int64_t B = 1;           // sequences; only the last one is checked
   int64_t Hq() const { return Hkv * G; }
   int64_t Tc() const { return compressed_length(T, c.l, c.d); }
-  // Absolute errors of logits grow with them, and are relative ones of what comes after exp.
+  // The absolute error of a logit grows with its size, and exp turns it into a relative error.
   double f32_tolerance() const { return 4e-6 * std::max(5.0, 4 * logit_std + std::abs(logit_mean)); }
   double tolerance(DType dtype) const { return dtype == DType::bf16 ? 1e-2 : f32_tolerance(); }
   std::string str() const {
@@ -39,8 +39,8 @@ inline NsaConfig config(int64_t l, int64_t d, int64_t l_sel, int64_t n_sel, int6
   return c;
 }
 
-// The branches' inputs (compressed keys too are drawn), what forward leaves, and the gradients of the
-// branch that backward ran last.
+// Random inputs of the branches (also of the compressed one), the results of forward, and the gradients of the branch
+// that backward() ran last.
 class Problem {
  public:
   Sizes n;
@@ -50,7 +50,7 @@ class Problem {
 
   Problem(Runtime& rt, const Sizes& sizes, DType dtype) : n(sizes), T(dtype), rt_(rt) {
     const Shape q_shape = {n.B, n.T, n.Hq(), n.dk}, o_shape = {n.B, n.T, n.Hq(), n.dv};
-    if (n.row_stride > 0) {  // all tensors of a type lie in one block, each in columns of its own
+    if (n.row_stride > 0) {  // one block for each dtype; its tensors occupy different columns
       for (const DType type : {T, DType::f32})
         blocks_.push_back(type == T && !blocks_.empty() ? blocks_[0] : allocate(rt, type, {n.B * n.T * n.row_stride}));
       staging_ = allocate(rt, DType::f32, {n.B * n.T * n.Hq() * std::max(n.dk, n.dv)});
@@ -69,7 +69,7 @@ class Problem {
     out = place(T, o_shape), dq = place(DType::f32, q_shape);
     for (int b = 0; b < 3; ++b) {
       o[b] = place(T, o_shape), lse[b] = poisoned(rt, DType::f32, {n.B, n.T, n.Hq()});
-      const DType type = b == kCmp ? DType::f32 : T;  // phi's backward takes sums
+      const DType type = b == kCmp ? DType::f32 : T;  // phi's backward reads sums in f32
       dk[b] = place(type, k[b].shape()), dv[b] = place(type, v[b].shape());
     }
   }
@@ -95,7 +95,7 @@ class Problem {
     if (b == kSel) nsa_attend_selected_backward(ctx(), grads, upstream, in(b), lists, n.c.l_sel);
     if (b == kWin) nsa_attend_window_backward(ctx(), grads, upstream, in(b), n.c.w);
   }
-  // Tokens (or compressed blocks) [first, ..) of the last sequence of a [B,T,..] tensor.
+  // Copies tokens (or compressed blocks) [first, end) of the last sequence of a [B,T,..] tensor to the host.
   Floats rows(const Tensor& t, int64_t first = 0) {
     Tensor part = t.slice(0, n.B - 1, n.B).slice(1, first, t.size(1));
     if (!part.contiguous() && part.numel() > 0) {
@@ -107,7 +107,7 @@ class Problem {
   }
 
  private:
-  static constexpr double kShift = 32;  // element 0 of each q where logits have a mean; keys hold the other factor
+  static constexpr double kShift = 32;  // element 0 of each q if logits have a mean; element 0 of k is the other factor
 
   AttendIn in(int b) const { return {q, k[b], v[b]}; }
   Tensor place(DType type, const Shape& shape) {
@@ -130,14 +130,14 @@ class Problem {
   }
 
   Runtime& rt_;
-  std::vector<Tensor> blocks_;  // of type T, of f32
-  Tensor staging_;              // where a strided tensor becomes dense on its way to or from the host
+  std::vector<Tensor> blocks_;  // in dtype T, in f32
+  Tensor staging_;              // dense copy of a strided tensor, for transfers to and from the host
   int64_t column_ = 0;
   uint64_t stream_ = 1;
 };
 
-// One branch of the last sequence on the host: all its keys, the rows [t0, T), and what forward and backward should
-// make of them.
+// The reference of one branch of the last sequence, on the host: for rows [t0, T) and all keys, the expected results of
+// forward and backward.
 class Reference {
  public:
   Reference(Problem& p, int b, int64_t t0)
@@ -185,7 +185,7 @@ class Reference {
     return scale_ * product(&q_[row(t, h) * n_.dk], key(s, h / n_.G), n_.dk);
   }
 
-  // o of a row, and its lse.
+  // The expected output of a row; sets lse to its log-sum-exp.
   Expected output(int64_t t, int64_t h, double& lse) const {
     const std::vector<int64_t> keys = visible(t, h / n_.G);
     std::vector<double> x;
@@ -198,7 +198,7 @@ class Reference {
     for (size_t i = 0; i < keys.size(); ++i) o.add(std::exp(x[i] - lse), value(keys[i], h / n_.G));
     return o;
   }
-  // The gradients take lse and delta as forward left them: those are checked on their own.
+  // Expected gradients use the lse and delta that forward computed; these are checked separately.
   Expected query_gradient(int64_t t, int64_t h) const {
     Expected dq(n_.dk);
     for (const int64_t s : visible(t, h / n_.G)) {
@@ -207,7 +207,7 @@ class Reference {
     }
     return dq;
   }
-  // Of a key that no row before t0 sees.
+  // Gradients of a key that is visible to no row before t0.
   void key_gradients(int64_t s, int64_t g, Expected& dk, Expected& dv) const {
     for (int64_t t = t0_; t < n_.T; ++t)
       for (int64_t h = g * n_.G; h < (g + 1) * n_.G && sees(t, g, s); ++h) {
@@ -216,7 +216,7 @@ class Reference {
         dv.add(w.p * gate(t, g), dout(t, h));
       }
   }
-  int64_t first_key() const {  // that no row before t0 sees
+  int64_t first_key() const {  // the first key that is visible to no row before t0
     return b_ == kCmp ? std::max<int64_t>(0, (t0_ - n_.c.l + n_.c.d) / n_.c.d) : t0_;
   }
 

@@ -1,4 +1,4 @@
-// One sequence through NSA, with its inputs and results at hand as doubles, on the CPU and by the same code on a GPU.
+// Runs NSA on one sequence, on the CPU or a GPU with the same code; inputs and results can be read as doubles.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -17,7 +17,7 @@ using Values = std::vector<double>;
 
 inline constexpr int kCmp = 0, kSel = 1, kWin = 2;
 
-// A device, the element type to run in, and the relative error that type may make.
+// A device and dtype to run on, and the relative error that this dtype may cause.
 struct Setting {
   Device device;
   DType dtype;
@@ -25,6 +25,7 @@ struct Setting {
   double tolerance() const { return dtype == DType::bf16 ? 2e-2 : 2e-5; }
 };
 
+// Memory of a test on one device, with transfers from and to doubles.
 class Lab {
  public:
   explicit Lab(const Setting& s)
@@ -46,7 +47,7 @@ class Lab {
     return t;
   }
   void assign(const Tensor& t, const Values& values) {
-    if (t.numel() == 0) return;  // T < l: no compressed block
+    if (t.numel() == 0) return;  // without compressed blocks (T < l)
     std::vector<std::byte> host(static_cast<size_t>(t.bytes()));
     if (t.dtype == DType::i32) {
       std::copy(values.begin(), values.end(), reinterpret_cast<int32_t*>(host.data()));
@@ -103,7 +104,7 @@ inline NsaConfig config(int64_t l, int64_t d, int64_t l_sel, int64_t n_sel, int6
   return c;
 }
 
-// One sequence through NSA (phi avg) on a device, with its inputs and results at hand as doubles.
+// One sequence of random inputs for NSA (phi avg), and its results.
 struct Problem {
   Lab lab;
   Sizes n;
@@ -134,11 +135,11 @@ struct Problem {
   void forward(bool keep_lists = false) {
     nsa_forward(lab.ctx(), out, saved, {q, {k[0], k[1], k[2]}, {v[0], v[1], v[2]}}, weights, c, keep_lists);
   }
-  // Keys and values as branch b attends to them.
+  // The keys and values that branch b attends.
   Tensor keys(int b) const { return b == kCmp ? saved.k_cmp : k[b]; }
   Tensor vals(int b) const { return b == kCmp ? saved.v_cmp : v[b]; }
 
-  // The keys that branch b shows to row t of group g.
+  // The keys of branch b that are visible to row t of group g.
   std::vector<int64_t> visible(int b, int64_t t, int64_t g, const Values& lists) const {
     std::vector<int64_t> keys;
     if (b == kCmp)

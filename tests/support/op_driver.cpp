@@ -10,7 +10,7 @@ namespace triad::test {
 
 namespace {
 constexpr std::byte kGuard{0xa5};
-constexpr int64_t kGuardBytes = kMemAlign;  // a multiple of it, so that the tensor keeps its alignment
+constexpr int64_t kGuardBytes = kMemAlign;  // keeps the tensor aligned
 }  // namespace
 
 int64_t OpRun::first_byte(const Slot& slot) const {
@@ -22,7 +22,7 @@ int64_t OpRun::region_bytes(const Slot& slot) const {
 
 OpRun::OpRun(const OpCase& c, const RunOptions& options) : case_(c), options_(options), slots_(slots_of(c)) {
   const Device device = options.device;
-  // A byte more of scratch than planned would show: on a planning context an op asks for what it may need.
+  // Exactly the planned scratch: an op that takes more than its dry run fails.
   const int64_t scratch_bytes = planned_scratch_bytes(c, device, options.dtype);
   int64_t arena_bytes = align_up(scratch_bytes);
   for (const Slot& slot : slots_) arena_bytes += align_up(region_bytes(slot));
@@ -30,7 +30,7 @@ OpRun::OpRun(const OpCase& c, const RunOptions& options) : case_(c), options_(op
       Runtime::Options{.device = device, .arena_bytes = arena_bytes, .scratch_bytes = scratch_bytes});
   Context& ctx = runtime_->ctx();
   ctx.threads = options.threads;
-  {  // scratch is NaN (and -1) until an op writes it
+  {  // fills scratch with NaN (and -1 as an integer)
     Scratch::Scope scope(ctx.scratch);
     const Tensor scratch = scope.alloc(DType::u8, {scratch_bytes});
     backend::fill(scratch.data, device, 0xff, scratch_bytes, ctx.stream.handle());
@@ -98,7 +98,7 @@ std::vector<std::string> OpRun::complaints() const {
       continue;
     }
     int64_t unwritten_count = 0;
-    std::vector<std::byte> rest = region.after;  // with the tensor's own bytes taken out, only guards are left
+    std::vector<std::byte> rest = region.after;  // after the tensor's bytes are replaced, only guard bytes may remain
     std::byte* const first = rest.data() + first_byte(slot);
     for (int64_t i = 0; i < slot.numel(); ++i) {
       const double value = load_element(first, slot.offset(i), dtype(s));
@@ -118,15 +118,15 @@ std::vector<std::string> OpRun::complaints() const {
   return out;
 }
 
-double relative_error(std::span<const double> got, std::span<const double> want) {
-  TRIAD_CHECK(got.size() == want.size(), "{} values compared with {}", got.size(), want.size());
+double relative_error(std::span<const double> got, std::span<const double> expected) {
+  TRIAD_CHECK(got.size() == expected.size(), "{} values compared with {}", got.size(), expected.size());
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   double difference = 0, norm = 0;
   for (size_t i = 0; i < got.size(); ++i) {
-    if (got[i] == want[i] && std::isinf(want[i])) continue;
-    if (!std::isfinite(got[i]) || !std::isfinite(want[i])) return kInfinity;
-    difference += (got[i] - want[i]) * (got[i] - want[i]);
-    norm += want[i] * want[i];
+    if (got[i] == expected[i] && std::isinf(expected[i])) continue;
+    if (!std::isfinite(got[i]) || !std::isfinite(expected[i])) return kInfinity;
+    difference += (got[i] - expected[i]) * (got[i] - expected[i]);
+    norm += expected[i] * expected[i];
   }
   if (difference == 0) return 0;
   return norm == 0 ? kInfinity : std::sqrt(difference / norm);
@@ -134,7 +134,7 @@ double relative_error(std::span<const double> got, std::span<const double> want)
 
 namespace {
 
-// At most `count` different indices below n, one from each of `count` equal stretches.
+// At most `count` different indices below n, one from each of `count` equal parts of the range.
 std::vector<int64_t> sample_indices(int64_t n, int64_t count, const Philox& random) {
   count = std::min(n, count);
   std::vector<int64_t> indices;
@@ -146,7 +146,7 @@ std::vector<int64_t> sample_indices(int64_t n, int64_t count, const Philox& rand
   return indices;
 }
 
-// The loss that is differentiated: the sum of <dout, out> over the outputs.
+// The loss of the finite differences: the sum of <dout, out> over the outputs.
 class Loss {
  public:
   explicit Loss(OpRun& run) : run_(run) {
@@ -156,23 +156,23 @@ class Loss {
     for (const size_t s : dout_)
       for (int64_t i = 0; i < slots[s].numel(); ++i) weights_.push_back(run.live_value(s, i));
   }
-  // All outputs of a forward at the present inputs.
+  // Runs forward at the present inputs and returns all outputs.
   std::vector<double> outputs() {
     run_.forward();
     std::vector<double> out;
     out.reserve(weights_.size());
-    for (const size_t s : dout_)  // the output itself is the slot before its gradient
+    for (const size_t s : dout_)  // slot s - 1 is the output of gradient s
       for (int64_t i = 0; i < run_.slots()[s].numel(); ++i) out.push_back(run_.live_value(s - 1, i));
     return out;
   }
-  // loss(plus) - loss(minus), summed output by output: the losses themselves would cancel.
+  // loss(plus) - loss(minus), summed by element, because the two losses would cancel.
   double difference(const std::vector<double>& plus, const std::vector<double>& minus) const {
     long double sum = 0;
     for (size_t i = 0; i < weights_.size(); ++i)
       if (plus[i] != minus[i]) sum += static_cast<long double>(weights_[i]) * (plus[i] - minus[i]);
     return static_cast<double>(sum);
   }
-  // What rounding the outputs to double leaves uncertain in a difference.
+  // The uncertainty of a difference that comes from rounding the outputs to double.
   double rounding_noise(const std::vector<double>& out) const {
     double sum = 0;
     for (size_t i = 0; i < out.size(); ++i)
@@ -200,7 +200,7 @@ std::vector<GradientError> gradient_errors(const OpCase& c, uint64_t seed) {
     const Slot& slot = run.slots()[s];
     if (!slot.gradient || slot.kind == SlotKind::fixed) continue;
     const std::vector<double> gradient = run.values(s);
-    std::vector<double> got, want;
+    std::vector<double> got, expected;
     for (const int64_t i : sample_indices(slot.numel(), kSamples, Philox(seed, 1000 + s))) {
       const auto set = [&](double value) { store_element(run.live(s - 1, i), 0, DType::f64, value); };
       const double x = run.live_value(s - 1, i), above = x + kStep, below = x - kStep;
@@ -210,13 +210,13 @@ std::vector<GradientError> gradient_errors(const OpCase& c, uint64_t seed) {
       const std::vector<double> minus = loss.outputs();
       set(x);
       got.push_back(gradient[static_cast<size_t>(i)]);
-      want.push_back(loss.difference(plus, minus) / (above - below));
+      expected.push_back(loss.difference(plus, minus) / (above - below));
     }
     double distance = 0;
-    for (size_t i = 0; i < got.size(); ++i) distance += (got[i] - want[i]) * (got[i] - want[i]);
-    // A gradient of zero is only known to within the noise.
+    for (size_t i = 0; i < got.size(); ++i) distance += (got[i] - expected[i]) * (got[i] - expected[i]);
+    // Differences within the noise count as zero error: a gradient of zero cannot be measured better.
     const bool within_noise = std::sqrt(distance) <= noise * std::sqrt(static_cast<double>(got.size()));
-    errors.push_back({slot.name, static_cast<int64_t>(got.size()), within_noise ? 0 : relative_error(got, want)});
+    errors.push_back({slot.name, static_cast<int64_t>(got.size()), within_noise ? 0 : relative_error(got, expected)});
   }
   return errors;
 }

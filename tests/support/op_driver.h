@@ -1,6 +1,6 @@
-// Runs one OpCase on one device in one dtype, in memory that notices what an op must not do: guard bytes lie around
-// every tensor and in the padding of its rows, what must be overwritten starts as NaN, scratch too, and what must not
-// change is compared.
+// Runs an OpCase on a device in a dtype, in memory that detects forbidden accesses: guard bytes surround every tensor
+// and fill the padding of its rows, outputs and scratch start as NaN, and inputs are compared with their copies
+// afterwards.
 #pragma once
 #include <span>
 
@@ -11,7 +11,7 @@ namespace triad::test {
 struct RunOptions {
   Device device = Device::cpu();
   DType dtype = DType::f64;
-  // Inputs are rounded to what a run in this dtype would hold: the double run that a bf16 run is compared with.
+  // Inputs are rounded to this dtype: a run in double is then comparable with a run in bf16.
   std::optional<DType> precision = {};
   int threads = 1;
   uint64_t seed = 1;
@@ -25,24 +25,24 @@ class OpRun {
 
   void forward();
   void backward();
-  // Both (backward where there is one), then fetches every tensor to the host.
+  // Runs forward, then backward if there is one, and copies every tensor to the host.
   void run();
 
   const std::vector<Slot>& slots() const { return slots_; }
-  // After run(): the values of slot s in row-major order; of one that is added to, what was added.
+  // After run(): the values of slot s in row-major order; for a slot that is added to, the difference.
   std::vector<double> values(size_t s) const;
-  // After run(): whether every byte is that of another run of the same case, device and dtype.
+  // After run(): whether every byte equals that of another run of the same case, device and dtype.
   bool same_bits(const OpRun& other) const;
-  // After run(): what the op should not have done, each with the tensor's name.
+  // After run(): forbidden accesses and unwritten elements, each with the tensor's name.
   std::vector<std::string> complaints() const;
 
-  // On the CPU, at any time: element i of slot s where the op finds it.
+  // On the CPU only: the address of element i of slot s in the op's memory.
   std::byte* live(size_t s, int64_t i);
   double live_value(size_t s, int64_t i) { return load_element(live(s, i), 0, dtype(s)); }
   DType dtype(size_t s) const { return dtype_in(slots_[s].type, options_.dtype); }
 
  private:
-  // guard | shift | rows, each followed by its padding | guard, as bytes.
+  // Bytes of a slot: guard | shift | rows, each followed by its padding | guard.
   struct Region {
     Tensor memory;
     std::vector<std::byte> before, after;
@@ -58,16 +58,16 @@ class OpRun {
   Args args_;
 };
 
-// |got - want| / |want| over all elements; equal infinities count as equal, any other non-finite value as infinitely
-// wrong.
-double relative_error(std::span<const double> got, std::span<const double> want);
+// |got - expected| / |expected| (Euclidean norms); infinity if an element is not finite, unless both are the same
+// infinity.
+double relative_error(std::span<const double> got, std::span<const double> expected);
 
 struct GradientError {
-  std::string name;  // of the gradient
-  int64_t elements;  // how many were checked
-  double error;      // relative, over them
+  std::string name;  // name of the gradient
+  int64_t elements;  // number of checked elements
+  double error;      // relative error over these elements
 };
-// Backward against central differences of forward, in double on the CPU.
+// Compares backward with central differences of forward, in double on the CPU.
 std::vector<GradientError> gradient_errors(const OpCase&, uint64_t seed = 1);
 
 }  // namespace triad::test

@@ -27,11 +27,12 @@ int exit_code_of(int status) {
 }
 
 #ifdef TRIAD_LINKED_SOURCE
-// CMakeLists.txt says when. A temporary folder that was cleaned meanwhile gets its links again.
+// Links to the source and build folders from a path without blanks, recreated if the temporary folder was cleaned;
+// CMakeLists.txt explains when they are needed.
 void make_link(const std::string& link, const std::string& target) {
   std::error_code absent;
   if (std::filesystem::read_symlink(link, absent) == target) return;
-  const std::string own = link + "-" + std::to_string(getpid());  // many tests start at once
+  const std::string own = link + "-" + std::to_string(getpid());  // many test processes start concurrently
   std::filesystem::create_symlink(target, own);
   std::filesystem::rename(own, link);
 }
@@ -48,7 +49,8 @@ Outcome run_program(const std::string& args, const std::string& environment) {
 }
 
 std::string mpirun(int ranks) {
-  // As root, on fewer cores than ranks, in a container, without a remote shell; waiting ranks leave the core to others.
+  // Works as root, with fewer cores than ranks, in a container and without a remote shell; waiting ranks yield their
+  // core.
   return "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm_rsh_agent=/bin/false "
          "OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1 "
          "exec mpirun --oversubscribe --bind-to none -np " +
@@ -144,7 +146,7 @@ void wait_for_file(const std::string& path) {
     if (std::filesystem::exists(path)) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  throw std::runtime_error(path + " never came");
+  throw std::runtime_error(path + " was not written");
 }
 
 }  // namespace triad::test

@@ -1,4 +1,4 @@
-// Runs the built program as a user would: exit code and output.
+// Runs the built program in a shell, as a user does, and returns exit code and output.
 #pragma once
 #include <string>
 #include <vector>
@@ -6,36 +6,35 @@
 namespace triad::test {
 
 struct Outcome {
-  int exit_code = 0;   // 128 + signal where one ended it
+  int exit_code = 0;   // 128 + signal if a signal ended it
   std::string output;  // stdout and stderr
 };
 
-// `triad ARGS`, through a shell; environment "NAME=value ..." in front.
+// Runs `ENVIRONMENT triad ARGS` in a shell; environment: "NAME=value ...".
 Outcome run_program(const std::string& args, const std::string& environment = "");
 
-// The beginning of a command that starts `ranks` processes under mpirun, here, whoever we are and however few cores
-// there are; what follows is the program.
+// The beginning of a command that starts `ranks` processes with mpirun, for any user and number of cores; append the
+// program.
 std::string mpirun(int ranks);
-// `if (!require_mpirun()) return;`: as require_gpu(), for several ranks.
+// `if (!require_mpirun()) return;`: skips a test where mpirun or MPI is missing, as require_gpu() does without a GPU.
 bool require_mpirun();
-// `triad ARGS` on that many ranks.
+// Runs `triad ARGS` on that many ranks.
 Outcome run_ranks(int ranks, const std::string& args);
-// Any command of the shell.
+// Runs any shell command.
 Outcome run_command(const std::string& command);
 
-// In front of a command: a fault of tests/plant/, as TRIAD_FAULTS="1 60" asks for it.
+// A prefix of a command that preloads the faults of tests/fault_injection/; variables: such as TRIAD_FAULTS="1 60".
 std::string with_faults(const std::string& variables);
 
-// `triad ARGS` in the background, its output dropped; to be killed or waited for. Variables may stand before, and a
-// command that `exec` begins.
+// `triad ARGS` in the background. before: variables, or a command that begins with `exec`; output: a file.
 class BackgroundProgram {
  public:
   explicit BackgroundProgram(const std::string& args, const std::string& before = "",
                              const std::string& output = "/dev/null");
-  ~BackgroundProgram();  // one that nobody waited for, because a test failed, is ended
+  ~BackgroundProgram();  // ends the program if wait() was not called, because a test failed
   BackgroundProgram(const BackgroundProgram&) = delete;
   void send(int signal) const;
-  int wait();  // exit code, as in Outcome
+  int wait();  // waits for the end; returns the exit code as in Outcome
   int pid() const { return pid_; }
 
  private:
@@ -43,7 +42,7 @@ class BackgroundProgram {
   bool waited_ = false;
 };
 
-// A fresh empty folder under the system's temporary one, removed at the end of the scope.
+// A new empty folder in the system's temporary folder, removed by the destructor.
 class TemporaryFolder {
  public:
   TemporaryFolder();
@@ -56,10 +55,10 @@ class TemporaryFolder {
   std::string path_;
 };
 
-size_t count_files(const std::string& folder);  // in it, folders and links too
+size_t count_files(const std::string& folder);  // number of entries, folders and links included
 void write_text(const std::string& path, const std::string& text);
 std::string read_text(const std::string& path);
-// Until another process has written it there; throws after three minutes, which only what hangs takes.
+// Wait until another process has written the text or the file; throw after three minutes.
 void wait_for_text(const std::string& path, const std::string& text);
 void wait_for_file(const std::string& path);
 inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }

@@ -1,4 +1,4 @@
-// What every test file includes: Catch2 (2 or 3), and the question whether there is a GPU.
+// Included by every test: Catch2 (version 2 or 3), and functions that skip a test without a GPU.
 #pragma once
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
@@ -13,7 +13,7 @@
 #include "engine/check.h"
 #include "engine/context.h"
 
-// Catch2 2 has Approx in the global namespace, 3 has it in Catch: here it is in both, whichever is installed.
+// Makes Approx visible both globally and in Catch: Catch2 2 declares it globally, Catch2 3 in Catch.
 #if __has_include(<catch2/catch_all.hpp>)
 using Catch::Approx;
 #else
@@ -31,14 +31,14 @@ inline bool require_gpu() {
   return false;
 }
 
-// The same for several.
+// The same for several GPUs.
 inline bool require_gpus(int count) {
   if (backend::cuda_device_count() >= count) return true;
   std::printf("SKIPPED: %d GPUs of %d\n", backend::cuda_device_count(), count);
   return false;
 }
 
-// Whether the GPU that a plan is for has the fused kernels: where there is no GPU a plan is one for an H200.
+// Skips a test if the GPU of a plan is not a Hopper card. Without a GPU, a plan is made for an H200.
 inline bool require_hopper_plan() {
   if (kBuiltWithCuda && Runtime({.device = Device::cuda(), .planning = true}).ctx().compute_capability == 90)
     return true;
@@ -46,7 +46,7 @@ inline bool require_hopper_plan() {
   return false;
 }
 
-// The message of the Error that f throws; every word has to be in it.
+// Checks that f throws an Error whose message contains every word.
 template <class F>
 void check_error(F&& f, const std::vector<std::string>& words) {
   std::string message = "(nothing was thrown)";
@@ -61,7 +61,7 @@ void check_error(F&& f, const std::vector<std::string>& words) {
   }
 }
 
-// Registers the tests of the OpCase tables, whose names are known only when the program runs.
+// Registers the tests of the OpCase tables; their names are known only at run time.
 void register_op_tests();
 
 }  // namespace triad::test

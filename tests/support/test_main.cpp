@@ -1,4 +1,4 @@
-// The main of the tests. Our own, with Catch2 2 and 3 alike, because the tests of the ops come from a table.
+// main() of the tests, for Catch2 2 and 3: registers the tests of ops, which come from tables, then runs Catch2.
 #if __has_include(<catch2/catch_session.hpp>)
 #include <catch2/catch_session.hpp>
 #else

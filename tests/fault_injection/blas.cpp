@@ -1,14 +1,10 @@
 // Faults for tests, preloaded with LD_PRELOAD; the program itself has no switch for faults. Environment variables:
-//   TRIAD_FAULTS="RANK SECONDS [FILE]"  on this rank each matrix product (cblas_sgemm) first sleeps SECONDS; with FILE
-//   only
-//                                       while FILE exists. Creates FILE.asleep when a product sleeps.
-//   TRIAD_FAULTS_MOST_S=SECONDS         limit of the sum of these sleeps
-//   TRIAD_BEND=WORD                     in processes whose command line contains WORD, adds 1 to each product's first
-//   element TRIAD_BEND_NAN=1                    with TRIAD_BEND: instead sets it to NaN, and only in products whose
-//   left factor is
-//                                       transposed, which are the gradients of weights
-//   TRIAD_LOSE=FILE                     deletes FILE when a process ends
-//   TRIAD_EARLY_USR1=1                  `triad` sends itself SIGUSR1 before main()
+// TRIAD_FAULTS="RANK SECONDS [FILE]": on this rank each matrix product (cblas_sgemm) first sleeps SECONDS; with FILE
+// only while FILE exists. Creates FILE.asleep when a product sleeps. TRIAD_FAULTS_MOST_S=SECONDS limits the sum of the
+// sleeps. TRIAD_BEND=WORD: in processes whose command line contains WORD, adds 1 to the first element of each product.
+// With TRIAD_BEND_NAN=1 sets it to NaN instead, and only in products whose left factor is transposed: the weights'
+// gradients. TRIAD_LOSE=FILE: deletes FILE when a process ends. TRIAD_EARLY_USR1=1: `triad` sends itself SIGUSR1 before
+// main().
 #include <dlfcn.h>
 #include <unistd.h>
 

@@ -47,7 +47,7 @@ class Lab {
     return t;
   }
   void assign(const Tensor& t, const Values& values) {
-    if (t.numel() == 0) return;  // without compressed blocks (T < l)
+    if (t.numel() == 0) return;  // there is no compressed block if T < l
     std::vector<std::byte> host(static_cast<size_t>(t.bytes()));
     if (t.dtype == DType::i32) {
       std::copy(values.begin(), values.end(), reinterpret_cast<int32_t*>(host.data()));

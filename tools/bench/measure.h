@@ -17,11 +17,9 @@ struct Timing {
   int runs = 0;
 };
 
-// What fills the L2 cache before a run.
-//   written  modified lines of other data, as a preceding kernel leaves them. The timed work pays for writing them
-//   back.
-//            A reader of n bytes brings more lines in than a copy of n bytes in all, so it evicts, and pays, more.
-//   read     the same data, written back and read again: nothing is left to write back. Compare an op with a copy here.
+// What fills the L2 cache before a run. written: modified lines of other data, as a preceding kernel leaves them. The
+// timed work pays for their write-back; an op that only reads n bytes evicts more of them than a copy of n bytes in
+// all. read: the same data, then read again, so that nothing is left to write back: an op and a copy start equal.
 enum class Flush { written, read };
 
 // Times work on a context's stream. On a GPU the L2 cache is flushed before every run, and all runs are queued without

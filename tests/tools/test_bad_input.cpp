@@ -1,5 +1,5 @@
-// What cannot be is refused: every kind of bad input ends in exit code 2 (asked wrongly) or 1 (failed), with a message
-// that names the culprit, and leaves no half-written file behind.
+// Bad input of every kind: the program ends with exit code 2 (usage) or 1 (failure), prints a message that names the
+// cause, and writes no incomplete file.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -14,7 +14,7 @@ namespace {
 
 const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 
-// A refused command: its arguments, its exit code, and what its message has to contain.
+// A command that must be refused: its arguments, its exit code, and words of its message.
 struct Refusal {
   const char* name;
   std::string args;
@@ -258,7 +258,7 @@ TEST_CASE("bad input: checkpoints and folders", "[bad-input]") {
   write_text(run + "/.HALT", "");
   check({"stale .HALT", train + " --resume latest --set train.steps=8", 1, {".HALT"}, ""});
   fs::remove(run + "/.HALT");
-  // A truncated state.json: the folder is not taken for a checkpoint's whole one without an explanation.
+  // A folder with a truncated state.json is not accepted as a checkpoint; the message names the file.
   write_text(run + "/checkpoints/step_4/state.json", "{\"step\": ");
   check({"cut state.json",
          train + " --resume " + run + "/checkpoints/step_4 --set train.steps=8",
@@ -294,7 +294,7 @@ TEST_CASE("bad input: sizes that are allowed each, and beyond counting together"
 
 TEST_CASE("bad input: full disk and unwritable folder", "[bad-input]") {
   const TemporaryFolder folder;
-  // A limit on a file's size takes the place of a full disk: root could not make one without mounting.
+  // A limit on the file size simulates a full disk, which would need a mount.
   const Outcome limited = run_program("init " + kTiny + " --out " + folder.file("init"), "ulimit -f 8; ");
   INFO(limited.output);
   CHECK(limited.exit_code != 0);

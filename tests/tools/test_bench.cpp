@@ -1,5 +1,5 @@
-// triad bench: what it prints and keeps, and that a loss of speed, a missing or a broken file of kept rows is told. And
-// routes: which kernel took a call is counted, with the reason where it is not the fused one.
+// triad bench: its output, kept rows and their comparison, and errors in files of kept rows. Routes: which kernel ran
+// for a call is counted, with the reason if it is not the fast one.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -61,8 +61,8 @@ TEST_CASE("bench: rows are kept, and compared with the newest of their kind", "[
   for (const char* key : {"commit", "date", "gpu", "dtype", "op", "case", "pass", "us", "runs", "share_of_floor"})
     CHECK(rows[1].contains(key));
 
-  // All kept times far longer (tests share their cores: a median may be a thousand times too long), except for one in
-  // each state: slower, unknown, older than its successor.
+  // Kept times are made far longer, because tests share cores and a median may be much too long. Three rows differ: one
+  // is shorter (so that this run is slower), one has an unknown key, one has an older duplicate.
   for (Json& row : rows)
     if (row.contains("us")) row["us"] = row["us"].get<double>() * 1e9;
   write_rows(kept, rows);
@@ -145,7 +145,7 @@ TEST_CASE("bench: dense attention and steps", "[bench]") {
   REQUIRE(rows.size() == 2);
   const Json& row = rows[1];
   CHECK(std::abs(row["tokens_per_s"].get<double>() * row["us"].get<double>() - 2 * 48e6) < 1);
-  const std::string named = folder.file("named.jsonl");  // rows of a config that the environment names
+  const std::string named = folder.file("named.jsonl");  // the config is named by the environment
   for (const char* verb :
        {"step --steps 1 --warm-up 0", "prefill --lengths 20 --runs 1", "decode --lengths 20 --runs 1"}) {
     const Outcome outcome =
@@ -168,7 +168,7 @@ TEST_CASE("bench: a memory-bound op is set against a copy of as many bytes", "[b
   REQUIRE(row["limited_by"] == "memory");
   CHECK(row["share_of_copy"].get<double>() > 0);
   CHECK(row["share_of_traffic"].get<double>() > 0);
-  CHECK_FALSE(row.contains("us_clean"));  // a GPU's: the CPU flushes nothing
+  CHECK_FALSE(row.contains("us_clean"));  // only on a GPU: the CPU has no flush
 }
 
 TEST_CASE("bench: a memory-bound op on the GPU is timed behind either flush", "[bench][gpu]") {
@@ -179,7 +179,7 @@ TEST_CASE("bench: a memory-bound op on the GPU is timed behind either flush", "[
   for (const Json& row : parse_json(outcome.output, "the output of bench")["results"]) {
     INFO(row.dump());
     REQUIRE(row["limited_by"] == "memory");
-    // How fast it is, and was the copy, depends on what else the GPU has to do: that they were timed does not.
+    // Checks only that times exist: their size depends on other work on the GPU.
     for (const char* share : {"share_of_copy", "share_of_copy_clean", "share_of_traffic"}) {
       CHECK(row[share].get<double>() > 0);
       CHECK(std::isfinite(row[share].get<double>()));
@@ -197,7 +197,7 @@ TEST_CASE("bench: what a case writes is a part of what it moves", "[bench]") {
   }
 }
 
-// What it reads comes out where as much is written; what it writes it writes to the end, whatever it reads.
+// traffic() overwrites all of `to`; if both sizes are equal, every vector of `from` appears in it.
 void check_traffic(Device device) {
   constexpr int64_t kVector = 16;
   for (const int64_t reads : {0, 1, 1023, 1025, 70001})
@@ -274,7 +274,7 @@ TEST_CASE("routes: fallbacks reach the run's folder, each once", "[routes]") {
   config.log.out_dir = folder.file("run");
   FolderLock lock;
   const RunFolder run(config.log.out_dir, RunFolder::Start::fresh, lock);
-  std::filesystem::create_directory(run.file("ranks"));  // the trainer's work
+  std::filesystem::create_directory(run.file("ranks"));  // the trainer creates it in a run
   Routes routes;
   {
     Runtime runtime({.device = Device::cpu(), .planning = true});
@@ -315,7 +315,8 @@ TEST_CASE("routes: a bf16 shape that the fused kernels refuse is a fallback, an 
   CHECK(routes_of(DType::f32, 64).counts()[0].kernel == "general");
 }
 
-// Issue 3, point 4: what has to run fused. A plan of a whole training step asks for the kernels that the step would.
+// Shapes for which every op must have a fast (sm90) kernel. The dry run of a training step chooses the same kernels as
+// the step.
 TEST_CASE("routes: every shape that is to be fused is", "[routes]") {
   if (!test::require_hopper_plan()) return;
   struct Widths {
@@ -340,7 +341,7 @@ TEST_CASE("routes: every shape that is to be fused is", "[routes]") {
             INFO(w.dk << "v" << w.dv << " G " << G << " l' " << l_sel << " n " << n << " T " << T);
             const auto of_products = [](const Routes::Count& c) { return c.op == "matmul"; };
             const std::vector<Routes::Count>& counts = plan.ctx().routes.counts();
-            // The selection, three branches forward, three backward, the MLP's two products with SiLU.
+            // Expected calls: the selection, three branches forward and backward, two products of the MLP with SiLU.
             REQUIRE(std::count_if(counts.begin(), counts.end(), of_products) + 9 == std::ssize(counts));
             CHECK(plan.ctx().routes.summary() == "no fallbacks");
           }
@@ -356,12 +357,12 @@ TEST_CASE("bench: one step as a Chrome trace", "[bench]") {
   for (const Json& e : trace["traceEvents"]) {
     named += e["ph"] == "M";
     if (e["ph"] != "X") continue;
-    CHECK(e["ts"].get<double>() >= end_us);  // ops come one after the other
+    CHECK(e["ts"].get<double>() >= end_us);  // ops run one after another
     end_us = e["ts"].get<double>() + e["dur"].get<double>();
     CHECK(e["dur"].get<double>() > 0);
     backwards += e["name"] == "nsa_attend_window_backward";
   }
-  CHECK(backwards == 2);  // a layer each
+  CHECK(backwards == 2);  // one for each layer
   CHECK(named == 2);
 }
 
@@ -377,7 +378,7 @@ TEST_CASE("bench: a trace or rows that cannot be written are told before the mea
     CHECK(outcome.output.find(folder.file("none/file") + ": cannot be written") != std::string::npos);
     CHECK(outcome.output.find("tokens/s") == std::string::npos);
   }
-  std::filesystem::create_directory(folder.file("taken"));  // what shows at the end alone
+  std::filesystem::create_directory(folder.file("taken"));  // an error that occurs only when the file is put in place
   const Outcome late = run_program(args + "--append " + kept + " --chrome-trace " + folder.file("taken"));
   INFO(late.output);
   CHECK(late.exit_code == 1);

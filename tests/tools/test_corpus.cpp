@@ -1,5 +1,5 @@
-// `triad data`: the same shards whatever the packing, the threads and the kills; every document in one split; memory
-// and damage within bounds.
+// `triad data`: shards are the same with any compression, number of threads and interruptions; each document is in one
+// split; memory is bounded; damaged input is refused.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -61,8 +61,7 @@ std::string zstd(const std::string& text) {
   return packed;
 }
 
-// Lines of JSONL; a document now and then is longer than a piece of the pipeline, blank lines and empty texts among
-// them.
+// Lines of JSONL with some blank lines and empty texts; a few documents are longer than a piece of the pipeline.
 std::string jsonl(size_t lines, uint32_t seed) {
   std::mt19937 random(seed);
   std::string out;
@@ -75,7 +74,7 @@ std::string jsonl(size_t lines, uint32_t seed) {
   return out;
 }
 
-// Names and bytes of what a call wrote.
+// Names and contents of the files that a call wrote.
 std::map<std::string, std::string> files_of(const std::string& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::directory_iterator(folder)) files[entry.path().filename()] = read_text(entry.path());
@@ -92,7 +91,7 @@ void run(const std::string& args, const std::string& environment = "") {
   REQUIRE(outcome.exit_code == 0);
 }
 
-std::string row(const std::string& folder, const std::string& prefix) {  // of bytes
+std::string row(const std::string& folder, const std::string& prefix) {  // with byte tokens
   std::vector<int32_t> tokens;
   std::string text;
   const auto source = open_tokens({folder + "/" + prefix + "_*.bin"}, ByteTokenizer(), 256);
@@ -149,7 +148,7 @@ TEST_CASE("corpus: killed and repeated, it gives the same shards", "[data]") {
   const std::string what = "--input '" + folder.file("in/*") + "' --shard-tokens 1500000 --threads 2 ";
   const auto began = std::chrono::steady_clock::now();
   run(what + "--out " + folder.file("whole"));
-  // Moments are drawn from a part of what a call takes, and from less where one has come to its end before.
+  // Kills the call at random times within a part of its duration; shortens the range if a call ends before the kill.
   const double whole_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   double seconds = 0.4 * whole_s;
   const std::string args = what + fmt::format("--save-seconds {} --out ", std::min(0.1, whole_s / 20));
@@ -163,7 +162,7 @@ TEST_CASE("corpus: killed and repeated, it gives the same shards", "[data]") {
       BackgroundProgram program("data " + args + out);
       for (int wait = 0; trial % 2 == 1 && wait < 10000 && !fs::exists(out + "/unfinished.json") && !finished(out);
            ++wait)
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));  // until it has begun to write
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));  // wait until it has started to write
       std::this_thread::sleep_for(std::chrono::duration<double>(uniform(random) * seconds));
       program.send(SIGKILL);
       program.wait();
@@ -199,12 +198,12 @@ TEST_CASE("corpus: a call goes on with its own shards only", "[data]") {
   const TemporaryFolder folder;
   write_text(folder.file("a.txt"), std::string(40'000, 'x'));
   const std::string args = "--input " + folder.file("a.txt") + " --shard-tokens 1000 --out " + folder.file("out");
-  // A first call was killed within its first save; the other file is somebody else's.
+  // The state after a call was killed in its first save; the other file is foreign and must stay.
   fs::create_directory(folder.file("out"));
   const std::string cut = folder.file("out/unfinished.json.tmp.123"), another = folder.file("out/notes.tmp.123");
   write_text(cut, "{");
   write_text(another, "notes");
-  // The manifest of 41 shards is longer than a limit of 2 KiB lets it be; the shards are not.
+  // With a file size limit of 2 KiB the manifest of 41 shards cannot be written, but each shard can.
   const test::Outcome failed = run_program("data " + args, "ulimit -f 4;");
   INFO(failed.output);
   CHECK(failed.exit_code == 1);
@@ -221,7 +220,7 @@ TEST_CASE("corpus: a call goes on with its own shards only", "[data]") {
   const test::Outcome again = run_program("data " + args);
   CHECK(again.exit_code == 1);
   CHECK(again.output.find("already holds") != std::string::npos);
-  // Standard input has to be the same up to where it goes on.
+  // To resume, standard input must be the same up to the saved position.
   const std::string piped = " | " TRIAD_PROGRAM " data --save-seconds 0 --input - --out " + folder.file("piped");
   CHECK(run_command("(yes '{\"text\":\"one\"}' | head -300000; echo '{') " + piped).exit_code == 1);
   CHECK(fs::exists(folder.file("piped/unfinished.json")));
@@ -241,7 +240,8 @@ TEST_CASE("corpus: a call whose input is late leaves another's shards alone", "[
   FileHandle text(::open(late.c_str(), O_WRONLY | O_CLOEXEC));
   REQUIRE(::write(text.get(), "t", 1) == 1);
   for (int unread = 1; unread != 0 && ::ioctl(text.get(), FIONREAD, &unread) == 0;)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // it reads, so it has looked at the folder
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(1));  // the call reads its input, so it has checked the folder
   write_text(folder.file("a.txt"), "of the call that began later");
   run("--input " + folder.file("a.txt") + " --val-fraction 0 --out " + out);
   const auto whole = files_of(out);
@@ -286,7 +286,7 @@ class ParquetFile:
     return run_command("PYTHONPATH=" + folder.path() + " python3 " TRIAD_SOURCE_DIR "/tools/fineweb.py " + name +
                        " | " TRIAD_PROGRAM " data --save-seconds 0 --input - --out " + folder.file("out"));
   };
-  const test::Outcome cut = data("bad"), whole = data("good");  // which goes on with the other's shards
+  const test::Outcome cut = data("bad"), whole = data("good");  // resumes the unfinished shards of the first call
   INFO(cut.output << whole.output);
   CHECK(cut.exit_code == 1);
   CHECK(cut.output.find("standard input: is cut") != std::string::npos);
@@ -337,7 +337,7 @@ TEST_CASE("corpus: a call goes on with its own tokenizer only, and alone", "[dat
   REQUIRE(fs::exists(folder.file("out/unfinished.json")));
   const std::string unfinished = read_text(folder.file("out/unfinished.json"));
   Json elsewhere = parse_json(unfinished, "unfinished.json");
-  elsewhere["position"]["file"] = 2;  // of one
+  elsewhere["position"]["file"] = 2;  // but there is only one file
   for (const std::string& damaged : {unfinished.substr(0, unfinished.size() / 2), std::string("[]"), std::string("{}"),
                                      std::string("{\"call\": 3}"), elsewhere.dump()}) {
     write_text(folder.file("out/unfinished.json"), damaged);
@@ -354,7 +354,7 @@ TEST_CASE("corpus: a call goes on with its own tokenizer only, and alone", "[dat
   CHECK(other.exit_code == 1);
   CHECK(other.output.find("differs in tokenizer_files") != std::string::npos);
 
-  // Standard input that lets wait holds the folder; what is wrong before it is told at once.
+  // A call that waits for standard input holds the folder's lock; errors that are known before are reported at once.
   const std::string piped = TRIAD_PROGRAM " data --input - --out " + folder.file("piped");
   const auto until = [](const std::string& file) {
     return "timeout 300 sh -c 'until [ -e " + file + " ]; do sleep 0.1; done'";
@@ -428,7 +428,7 @@ TEST_CASE("corpus: BPE shards hold what the tokenizer says, wide ones where it i
   std::string long_text;
   while (long_text.size() < 3'000'000)
     long_text += "It's a long text, " + std::to_string(long_text.size()) + " bytes so far.\n";
-  write_text(folder.file("long.txt"), long_text);  // longer than a piece: cut where words end
+  write_text(folder.file("long.txt"), long_text);  // longer than a piece: it is cut between words
   const std::string args = "--val-fraction 0 --input " + folder.file("long.txt") + " --out ";
   run("--tokenizer " + folder.file("tokenizer.json") + " " + args + folder.file("narrow"));
   const auto tokenizer = make_tokenizer(folder.file("tokenizer.json"));
@@ -475,7 +475,7 @@ TEST_CASE("corpus: damaged input is refused, with file and place", "[data]") {
   damaged.replace(damaged.size() / 2, 64, std::string(64, '\xff'));
   refused("damaged.jsonl.zst", damaged, {"damaged.jsonl.zst"});
   refused("tail.jsonl.gz", packed + "more", {"tail.jsonl.gz", "gzip", fmt::format("offset {}", packed.size())});
-  const std::string zeros(600'000, '\0');  // more than is read at a time
+  const std::string zeros(600'000, '\0');  // more than one read() returns
   refused("zeros.jsonl.gz", packed + zeros + packed,
           {"zeros.jsonl.gz", "600000 bytes of zeros", fmt::format("offset {}", packed.size() + zeros.size())});
   write_text(folder.file("tape.gz"), gzip("a") + gzip("b") + zeros);

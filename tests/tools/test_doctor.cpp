@@ -1,4 +1,4 @@
-// `triad doctor`: its whole examination of the CPU, and each of its verdicts on a fault that was planted.
+// `triad doctor`: the whole examination on the CPU, and each verdict by an injected fault.
 #include <signal.h>
 
 #include <chrono>
@@ -37,10 +37,10 @@ std::map<std::string, Row> results(const std::string& out) {
   return rows;
 }
 
-// A pattern for pgrep: the doctor's runs, and not the shell that asks.
+// A pattern for pgrep that matches the doctor's training runs, but not the shell that runs pgrep.
 std::string trainers_of(const TemporaryFolder& folder) { return "'train " + folder.path() + "[/]out/doctor.json'"; }
 
-// What was expected holds; on a machine that has much else to do it may have taken long, and that is all that may be.
+// Whether a phase passed. On a busy machine it may also be SLOW for its time, but not for another reason.
 bool holds(const Row& row) {
   const bool late = has(row.evidence, " s, budget ") || has(row.evidence, " slow steps");
   return row.verdict == "PASS" || (row.verdict == "SLOW" && late && !has(row.evidence, "killed by the doctor"));
@@ -66,7 +66,7 @@ TEST_CASE("doctor: in the whole examination of the CPU all holds, and it leaves 
   const TemporaryFolder folder;
   const Examination e = examine(folder, "--full");
   CHECK(e.outcome.exit_code == 0);
-  // What no CPU can tell is skipped, with the reason, and so is MPI where there is none; all else holds.
+  // Phases that need a GPU are skipped with a reason, and phases of MPI if there is none; all others pass.
   const std::set<std::string> needs_gpus = {"topology", "collectives_nccl", "backend_nccl", "cuda_graph",
                                             "kernel_routes"};
   const bool mpi = has(read_text(folder.file("out/environment/machine.json")), "\"why_no_mpi\": \"\"");
@@ -93,8 +93,8 @@ TEST_CASE("doctor: in the whole examination of the CPU all holds, and it leaves 
 TEST_CASE("doctor: a run that is silent is HANG, and ended", "[doctor]") {
   const TemporaryFolder folder;
   const std::string trainers = trainers_of(folder);
-  // Its first product sleeps as good as for ever; the run's own watchdog sees that, dumps its stacks, and the doctor
-  // ends it.
+  // The first product sleeps practically forever. The run's watchdog detects that and dumps stacks; the doctor kills
+  // the run.
   const Examination e = examine(folder, "--only gradient_trace --budget 0.5", with_faults("TRIAD_FAULTS=\"0 1e6\""));
   CHECK(e.outcome.exit_code == 1);
   const Row row = e.rows.at("gradient_trace");
@@ -107,8 +107,8 @@ TEST_CASE("doctor: a run that is silent is HANG, and ended", "[doctor]") {
 TEST_CASE("doctor: a run that is stopped is HANG, and what needed it is SKIPPED", "[doctor]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("out"), log = folder.file("log"), trainers = trainers_of(folder);
-  // Its products sleep, so that there is a run to be stopped. It is stopped 11 s after its beginning: at 18 s, three
-  // times its budget, it would be late, but before it has been silent for 12 s nobody can say that it is alive.
+  // Products sleep, so that the run lasts long enough to be stopped, 11 s after its start. At 18 s, three times its
+  // budget, it is over time, but not yet silent for 12 s, so the doctor must wait to distinguish HANG from SLOW.
   BackgroundProgram doctor("doctor --device cpu --only repeat --budget 0.2 --out " + out,
                            with_faults("TRIAD_FAULTS=\"0 0.03\""), log);
   wait_for_file(out + "/baseline/output.txt");
@@ -127,7 +127,7 @@ TEST_CASE("doctor: a run that is stopped is HANG, and what needed it is SKIPPED"
 
 TEST_CASE("doctor: what takes too long, but goes on, is SLOW and no failure", "[doctor]") {
   const TemporaryFolder folder;
-  // The planted sleeps of all products together exceed the budget of 6 s once, or three times.
+  // The injected sleeps of all products add up to more than the budget of 6 s, or to more than three times the budget.
   const auto sleeping = [&](const std::string& seconds) {
     const Examination e = examine(folder, "--only gradient_trace --budget 0.3",
                                   with_faults("TRIAD_FAULTS=\"0 0.15\" TRIAD_FAULTS_MOST_S=" + seconds));
@@ -156,7 +156,7 @@ TEST_CASE("doctor: what was ended for its time is no reference for others, which
 
 TEST_CASE("doctor: it ends what it has started, and nobody else", "[doctor]") {
   const TemporaryFolder folder;
-  // A shell's child becomes the doctor's, when the shell makes itself into it; and it has a child of its own.
+  // The background child of a shell becomes a child of the doctor when the shell replaces itself by the doctor (exec).
   const std::string pids = folder.file("pids");
   const Outcome o =
       run_command("sh -c 'sleep 300 & echo $! $$ >>" + pids + "; wait' >/dev/null 2>&1 & until [ -s " + pids +
@@ -171,7 +171,7 @@ TEST_CASE("doctor: it ends what it has started, and nobody else", "[doctor]") {
 
 TEST_CASE("doctor: numbers that are wrong are FAIL, by what they should be", "[doctor]") {
   const TemporaryFolder folder;
-  // One product of those programs whose command line has the word comes out a little larger.
+  // Products are wrong in processes whose command line contains the word.
   const auto bent = [&](const std::string& word, const std::string& phase) {
     const Examination e = examine(folder, "--only " + phase, with_faults("TRIAD_BEND=" + word));
     CHECK(e.outcome.exit_code == 1);
@@ -191,7 +191,7 @@ TEST_CASE("doctor: numbers that are wrong are FAIL, by what they should be", "[d
 
 TEST_CASE("doctor: a gradient that is not finite is FAIL, and named", "[doctor]") {
   const TemporaryFolder folder;
-  // Of weights alone, of which nothing else is made; the norms' come behind them, and are right.
+  // Only gradients of weights are NaN: no other value is computed from them.
   const Examination e =
       examine(folder, "--only attention_parity", with_faults("TRIAD_BEND=here.safetensors TRIAD_BEND_NAN=1"));
   CHECK(e.outcome.exit_code == 1);
@@ -239,7 +239,7 @@ TEST_CASE("doctor: runs have half of the cores that this process may use", "[doc
 
 TEST_CASE("doctor: a run that ends with an error is FAIL, with its words", "[doctor]") {
   const TemporaryFolder folder;
-  // Files may not grow beyond 512 KiB or so: weights cannot be written.
+  // Files are limited to some 512 KiB, so the weights cannot be written.
   const std::string out = folder.file("out");
   const Outcome o = run_command("ulimit -f 1000; " TRIAD_PROGRAM " doctor --device cpu --only baseline --out " + out);
   INFO(o.output);

@@ -1,4 +1,4 @@
-// What is sampled, and how decoding is measured, as a user meets it: seeds, batches, stop tokens, contexts, the CSV.
+// triad generate: seeds, batches, stop tokens, contexts, sampling options; and the CSV of triad bench decode.
 #include <fstream>
 #include <regex>
 #include <sstream>
@@ -47,12 +47,12 @@ TEST_CASE("generate: a text goes on past its context, and ends at a stop token",
   const TemporaryFolder folder;
   const std::string generate = init(folder) + "--prompt abc --temperature 0 ";
   const std::string text = printed(generate + "--tokens 12");
-  REQUIRE(text.size() == 3 + 12 + 1);  // no end of text among them: a byte a token
+  REQUIRE(text.size() == 3 + 12 + 1);  // no end-of-text token was sampled: each token is a byte
   for (const char* context : {"1", "2", "7"}) {
     INFO(context);
     CHECK(printed(generate + "--tokens 40 --context " + context).size() >= 4);
   }
-  const size_t first = text.find(text[8], 3);  // where the token chosen as the stop comes first
+  const size_t first = text.find(text[8], 3);  // first occurrence of the token chosen as the stop token
   const std::string stop = "--stop " + std::to_string(static_cast<unsigned char>(text[8]));
   CHECK(printed(generate + "--tokens 12 " + stop) == text.substr(0, first) + "\n");
   const Outcome refused = run_program(generate + "--stop 300");
@@ -62,14 +62,14 @@ TEST_CASE("generate: a text goes on past its context, and ends at a stop token",
 
 TEST_CASE("generate: a prompt is not sampled with the numbers that a weight was drawn with", "[generate]") {
   const TemporaryFolder folder;
-  // Weights so small that all logits are 0: the i-th token is the i-th number of the prompt's stream, times 256.
+  // Weights are so small that all logits are 0: token i is the i-th random number of the prompt's stream, times 256.
   REQUIRE(run_program("init " + kTiny + " --set model.init_std=1e-30 --out " + folder.file("fresh")).exit_code == 0);
   const auto drawn_from = [](uint64_t stream) {
     const Philox random(1337, stream);
     std::string text;
     for (uint64_t i = 0; i < 20; ++i) {
       const auto token = static_cast<char>(random.uniform(i) * 256);
-      if (token == 0) break;  // the end of text
+      if (token == 0) break;  // end of text
       text += token;
     }
     return text;
@@ -88,7 +88,7 @@ TEST_CASE("generate: top k and top p keep the likeliest", "[generate]") {
   for (int i = 0; i < 100; ++i) {
     const double uniform = i / 100.0;
     CHECK(sample_token(logits, {.temperature = 0}, uniform) == 1);
-    CHECK(sample_token(logits, {.top_k = 1}, uniform) == 1);  // of equals the first
+    CHECK(sample_token(logits, {.top_k = 1}, uniform) == 1);  // of equal logits, the first
     const int32_t of_two = sample_token(logits, {.top_k = 2}, uniform);
     CHECK(of_two == (i < 50 ? 1 : 3));
     CHECK(sample_token(logits, {.top_p = 0.3}, uniform) == 1);
@@ -126,7 +126,8 @@ TEST_CASE("bench decode keeps rows, and compares with them", "[generate]") {
   const std::string kept = folder.file("kept.jsonl");
   const std::string args = "bench decode " + kTiny + " --lengths 20,33 --runs 1 --set runtime.device=cpu ";
   printed(args + "--append " + kept);
-  const Outcome same = run_program(args + "--batch 2 --compare " + kept);  // other cases: batches of 2
+  const Outcome same =
+      run_program(args + "--batch 2 --compare " + kept);  // other keys than the kept rows: batches of 2
   CHECK(same.exit_code == 0);
   CHECK(same.output.find("0 rows compared, 2 without a kept row") != std::string::npos);
   std::ifstream file(kept);

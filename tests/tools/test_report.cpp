@@ -1,5 +1,5 @@
-// The report: what it says of runs, of two beside each other, and of folders that are no run's. The page's own script
-// is run in a real browser where there is one.
+// triad report: pages of one run and of two, and folders that are no runs. The page's script runs in a real browser if
+// there is one.
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -30,11 +30,11 @@ std::string report(const std::string& args) {
   const Outcome outcome = run_program("report " + args);
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
-  const std::string lines = outcome.output.substr(0, outcome.output.size() - 1);  // the last one; warnings come before
+  const std::string lines = outcome.output.substr(0, outcome.output.size() - 1);  // the last line; warnings precede it
   return read_text(lines.substr(lines.rfind('\n') + 1));
 }
 
-// The JSON in the page's element of that id.
+// The JSON in the page's element with this id.
 Json data_of(const std::string& page, const std::string& id = "data") {
   const std::string begin = "<script type=\"application/json\" id=\"" + id + "\">";
   const size_t at = page.find(begin);
@@ -43,7 +43,7 @@ Json data_of(const std::string& page, const std::string& id = "data") {
   return Json::parse(page.substr(from, page.find("</script>", from) - from));
 }
 
-// What a page's head says under this name; empty: it does not have it.
+// The text of the tile with this name; empty if there is none.
 std::string tile(const std::string& page, const std::string& name) {
   const size_t end = page.find("</b><span>" + name + "</span>");
   if (end == std::string::npos) return "";
@@ -57,7 +57,7 @@ size_t count(const std::string& text, const std::string& part) {
   return n;
 }
 
-// What a run with gates, selection, memory snapshots and trouble leaves: 2 layers, 1,000 steps.
+// Writes the files of a run with gates, selection, memory snapshots and anomalies: 2 layers, 1,000 steps.
 void add_files(const std::string& out) {
   std::ostringstream gates, selection, heartbeats;
   gates << "step,layer,entropy_mean,entropy_min,max_mean,max_max,collapse_frac,cmp,sel,win\n";
@@ -107,7 +107,7 @@ TEST_CASE("report: a run on one page, which needs nothing else", "[report]") {
        {"last loss", "validation loss", "perplexity", "wall time", "tokens/s at the end", "peak MiB"})
     CHECK(tile(page, known).find_first_of("123456789") != std::string::npos);
   CHECK(has(tile(page, "device"), "CPU"));
-  CHECK(tile(page, "bits per byte").empty());  // these tokens are no bytes of a text
+  CHECK(tile(page, "bits per byte").empty());  // synthetic tokens are not bytes of a text
 
   const Json run = data_of(page).at(0);
   CHECK(run["training"]["loss"].size() == 20);
@@ -120,16 +120,16 @@ TEST_CASE("report: a run on one page, which needs nothing else", "[report]") {
   for (size_t i = 1; i < 20; ++i) CHECK(run["clock"][i][1].get<double>() >= run["clock"][i - 1][1].get<double>());
   CHECK(run["sample"]["step"] == 20);
   CHECK(run["sample"]["lists"].size() == 2);
-  CHECK(run["gradient_norms"].is_null());  // nobody asked for them
+  CHECK(run["gradient_norms"].is_null());  // the run did not record them
   CHECK(run["ranks"].size() == 2);
   CHECK(run["ranks"][0]["lines"]["step_ms"].size() == 20);
   CHECK(run["ranks"][1]["means"]["step_ms"] == 5.5);
   const Json& heat = run["gates"]["entropy_mean"];
   CHECK(heat["layers"].size() == 2);
-  CHECK(heat["steps"].size() == 240);  // of 1,000: columns are means
+  CHECK(heat["steps"].size() == 240);  // 1,000 steps in 240 columns: each is a mean
   CHECK(heat["steps"][0] == 1);
   CHECK(heat["values"][1].size() == 240);
-  CHECK(heat["values"][1][0].get<double>() == Approx(0.003));  // of steps 1 to 5
+  CHECK(heat["values"][1][0].get<double>() == Approx(0.003));  // mean of steps 1 to 5
   CHECK(heat["values"][1][239].get<double>() == Approx(0.9985));
   CHECK(run["selection"]["k_mean"]["values"][0][7] == 752.5);
   CHECK(run["memory"][0]["label"] == "boot");
@@ -147,7 +147,7 @@ TEST_CASE("report: two runs, what differs and where their losses part", "[report
                     b = train(folder.file("b"), "--set train.lr=2e-3 --set train.steps=15");
   const std::string own = report(a);
   const std::string page = report(a + " --vs " + b);
-  CHECK(read_text(a + "/report.html") == own);  // a run's own report stays
+  CHECK(read_text(a + "/report.html") == own);  // the run's own report is not replaced
   CHECK(read_text(a + "/report_vs_b.html") == page);
   const std::string elsewhere = report(a + " --vs " + b + " --out " + folder.file("vs.html"));
   CHECK(elsewhere == page);
@@ -156,7 +156,7 @@ TEST_CASE("report: two runs, what differs and where their losses part", "[report
   CHECK(fs::exists(a + "/report_vs_same.html"));
   CHECK(read_text(a + "/report_vs_b.html") == page);
   CHECK(data_of(page).size() == 2);
-  CHECK(data_of(page, "first_difference")["first"] == 2);  // the first loss is of the same weights
+  CHECK(data_of(page, "first_difference")["first"] == 2);  // both first losses are of the same initial weights
   CHECK(has(page, "The losses first differ at step 2"));
   CHECK(has(page, "15 steps are common to both."));
   const size_t differs = page.find("What differs"), next = page.find("id=\"charts\"");
@@ -221,14 +221,14 @@ TEST_CASE("report: long runs are thinned, spikes stay", "[report]") {
   for (const Json& point : points) spike = spike || (point[0] == 77777 && point[1] == 99);
   CHECK(spike);
   CHECK(page.size() < 500000);
-  // What there is nothing of has no card.
+  // No card without data.
   for (const char* absent : {">env.json<", ">Events<", ">Ranks<", ">Fallbacks", ">Stack dumps<", "What happened"})
     CHECK_FALSE(has(page, absent));
   for (const char* unknown :
        {"state", "device", "parameters", "validation loss", "tokens", "commit", "peak MiB", "anomalies"})
     CHECK(tile(page, unknown).empty());
   CHECK(tile(page, "steps") == "100,000");
-  CHECK(tile(page, "wall time") == "1 min 40 s");  // a millisecond a step
+  CHECK(tile(page, "wall time") == "1 min 40 s");  // one millisecond for each step
 }
 
 TEST_CASE("report: gradient norms by layer, from heartbeats or the ledger", "[report]") {
@@ -278,7 +278,7 @@ TEST_CASE("report: whatever a run's files say ends no element of the page", "[re
     CHECK(has(page, "&lt;script&gt;alert(1)"));
     CHECK(count(page, "</script>") == 4);
     CHECK(count(page, "<script") == 4);
-    CHECK(data_of(page).at(0)["stopped_by"] == evil);  // and the script reads it as it is
+    CHECK(data_of(page).at(0)["stopped_by"] == evil);  // the script gets the text unescaped
   }
 }
 
@@ -365,7 +365,7 @@ TEST_CASE("report: folders that are no run's, and files that are broken", "[repo
   const std::string header = "step,loss,lr,tokens_per_s,grad_norm,step_ms,mfu\n";
   write_text(out + "/training.csv", "when,what\n");
   refused(out, {"training.csv", "no column step"});
-  write_text(out + "/training.csv", header + "1,2,3,4,5,6,\n2,2");  // a row that is being written is no fault
+  write_text(out + "/training.csv", header + "1,2,3,4,5,6,\n2,2");  // an incomplete last row is no error
   write_text(out + "/heartbeat_rank0.jsonl", "{\"step\": 1, \"msg\": \"boot\", \"schema\": 9}\n");
   refused(out, {"heartbeat_rank0.jsonl line 1", "schema is 9"});
   write_text(out + "/heartbeat_rank0.jsonl", "{\"step\": 1, \"msg\": \"boot\", \"schema\": 1}\n{\"st");
@@ -421,7 +421,7 @@ TEST_CASE("report: a browser draws every chart", "[report]") {
                                 "--set train.eval_every=10 --set log.diagnostics='[\"layer_norms\"]'"),
                     other = train(folder.file("other"), "--set model.attention=dense --set train.eval_every=10");
   add_files(out);
-  // The page as a browser has made it, after a script that plays its reader.
+  // The page's DOM in a browser, after a script has simulated the reader's input.
   const auto drawn = [&](const std::string& page, const std::string& reader) {
     const std::string file = folder.file("page.html");
     write_text(file, page + "<script>setTimeout(() => {" + reader + "}, 500)</script>");
@@ -435,16 +435,16 @@ TEST_CASE("report: a browser draws every chart", "[report]") {
     const size_t end = outcome.output.find("<script type=\"application/json\"");
     const std::string dom = outcome.output.substr(0, end);
     for (const char* nothing : {"NaN", "Infinity", "undefined"})
-      CHECK_FALSE(has(dom, nothing));  // in a path: a chart that shows nothing
+      CHECK_FALSE(has(dom, nothing));  // such a path would be an empty chart
     return dom;
   };
   const std::string page = report(out);
   const std::string dom = drawn(page, "");
-  // Loss, validation, throughput, norm, rate, norms by layer; time by part, by rank, waiting for ranks is not told;
-  // memory, host, GPU; gates: 3 of shares, 6 maps; selection: distances, their map, 4 maps of blocks, 3 of k, 2 lines.
+  // Charts: loss, validation, throughput, norm, rate, norms by layer (6); time by part and by rank (2); memory, host,
+  // GPU (3); gates: 3 of shares, 6 maps; selection: distances, their map, 4 maps of blocks, 3 of k, 2 lines (11).
   CHECK(count(dom, "<svg ") == 6 + 2 + 3 + 9 + 11);
-  CHECK_FALSE(has(dom, "Model FLOPs utilisation"));  // not known on a CPU
-  // The loss under the pointer, over tokens, in another unit.
+  CHECK_FALSE(has(dom, "Model FLOPs utilisation"));  // unknown on a CPU
+  // The tooltip of the loss, over tokens, as perplexity.
   const std::string hover = drawn(page, R"(
     document.querySelector('input[value=tokens]').click();
     document.querySelector('input[value=perplexity]').click();
@@ -462,7 +462,7 @@ TEST_CASE("report: a browser draws every chart", "[report]") {
   CHECK(has(two, "Difference of the losses"));
   CHECK(has(two, "training A"));
   CHECK(has(two, "training B"));
-  // A run that has neither gates nor a sample has none of their cards; nor has one without anything but its config.
+  // A run without gates and sample has no cards of them; a run with only a config has no cards at all.
   const std::string dense = drawn(report(other), "");
   for (const char* absent : {"Gates", "Selection", "Gradient norm by layer"}) CHECK_FALSE(has(dense, absent));
   const std::string bare = folder.file("bare");

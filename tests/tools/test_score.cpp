@@ -1,6 +1,5 @@
-// triad score against triad eval, which sums the same losses, and triad generate, which takes the same likeliest
-// tokens; eval --batches; where generate takes its prompts from; weights that are named by their file; folders of
-// shards.
+// triad score, compared with triad eval (the same losses) and triad generate (the same most likely tokens); eval
+// --batches; sources of generate's prompts; weights named by their file; folders of shards.
 #include <cmath>
 #include <filesystem>
 #include <sstream>
@@ -30,7 +29,7 @@ std::vector<Json> json_lines(const std::string& text) {
   return all;
 }
 
-// A model that has learned a few steps of plain text, so that its likeliest tokens are letters and no ties.
+// A model trained for a few steps on plain text, so that its most likely tokens are letters, without ties.
 struct Trained {
   TemporaryFolder folder;
   std::string from = " --device cpu --checkpoint " + folder.file("run") + " ";
@@ -69,7 +68,7 @@ TEST_CASE("score: log-probabilities over a text sum to eval's loss, whatever the
     const double loss = -scored["logprob"].get<double>() / static_cast<double>(text.size());
     CHECK(loss == Approx(judged["loss"].get<double>()).epsilon(1e-6));
   }
-  // By the chain rule parts after all that comes before sum to the whole, in any batch and order.
+  // By the chain rule the log-probabilities of consecutive parts sum to that of the whole, in any batch and order.
   const std::string whole = text.substr(0, 40);
   std::vector<std::pair<std::string, std::string>> parts = {{"", whole}};
   for (size_t at = 0; at < whole.size(); at += 8) parts.emplace_back(whole.substr(0, at), whole.substr(at, 8));
@@ -88,7 +87,7 @@ TEST_CASE("score: white space that ends a context is scored, and a long context 
   CHECK(spaces[0] == spaces[1]);
   CHECK(spaces[0]["tokens"] == 4);
   CHECK(spaces[2] == spaces[3]);
-  // Of a row of 48 the last 4 predictions are the continuation's: of the context the last 45 tokens are left.
+  // In a row of 48 the last 4 predictions are the continuation's, so the last 45 tokens of the context remain.
   const std::string same(45, 'c');
   const std::vector<Json> cut = t.score({{"aaaaaaaaaaaaaaaa" + same, "tail"}, {"bbbbb" + same, "tail"}});
   CHECK(cut[0] == cut[1]);
@@ -173,7 +172,7 @@ TEST_CASE("generate: prompts from files and standard input, weights by their fil
   CHECK(json_lines(run_well(generate + run + cpu + "--prompt b --prompt-file " + t.folder.file("a")).output).at(1) ==
         parse_json(said, "generate"));
   CHECK(run_program(generate + run + cpu).exit_code == 2);
-  // Weights without a config beside them.
+  // A weights file in a folder without a config.
   std::filesystem::create_directory(t.folder.file("alone"));
   std::filesystem::copy(run + "/model.safetensors", t.folder.file("alone"));
   const Outcome alone = run_program(generate + t.folder.file("alone/model.safetensors") + cpu + "--prompt x");

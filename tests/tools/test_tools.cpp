@@ -1,5 +1,5 @@
-// The verbs as a user meets them: what they print, what they refuse, and that a closed pipe, a full disk or weights
-// that are not finite never pass for success.
+// The verbs from the command line: output, refusals, and that a closed pipe, a full disk or weights that are not finite
+// never count as success.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -45,7 +45,7 @@ Json evaluated(const std::string& checkpoint, const std::string& data, const std
   return parse_json(outcome.output, "the output of eval");
 }
 
-// A copy of an init folder whose last norm has a weight that is no number, with right checksums.
+// Copies an init folder and sets a weight of its last norm to NaN, with correct checksums.
 std::string with_nan(const std::string& init, const std::string& folder) {
   fs::copy(init, folder);
   const SafetensorsFile good(init + "/model.safetensors");
@@ -85,7 +85,7 @@ TEST_CASE("tools: bits per byte counts bytes", "[tools]") {
   ShardWriter shard(folder.file("s.bin"), TokenWidth::u16);
   shard.append(std::vector<int32_t>{7, 7, 7, 0, 7});
   shard.finish();
-  // Text: the first token, an end of text, is no target, and that between two texts is no byte.
+  // Text: the first token (end of text) is no target, and the end-of-text token between two texts has no bytes.
   const auto is_over = [](const Json& r, double bytes) {
     const double bits = r["loss"].get<double>() * r["positions"].get<double>() / std::numbers::ln2;
     return std::abs(r["bits_per_byte"].get<double>() * bytes - bits) < 1e-9;
@@ -95,7 +95,7 @@ TEST_CASE("tools: bits per byte counts bytes", "[tools]") {
   CHECK(is_over(one, 14));
   CHECK(both["positions"] == 25);
   CHECK(is_over(both, 24));
-  // Shards: their tokens are bytes only where there are 256.
+  // Shards: tokens are bytes only if the vocabulary is 256.
   const Json in_bytes = evaluated(bytes, folder.file("s.bin"));
   CHECK(is_over(in_bytes, 3));
   CHECK(evaluated(words, folder.file("s.bin"))["bits_per_byte"].is_null());
@@ -124,7 +124,7 @@ TEST_CASE("tools: a pipe that nobody reads any more is no error of anybody's", "
   const TemporaryFolder folder;
   const std::string fresh = init(folder, "init"), gone = folder.file("gone"), code = folder.file("code");
   write_text(folder.file("a.txt"), "some text");
-  // The reader has gone before the first word comes.
+  // The reader closes the pipe before the program writes.
   const auto unread = [&](const std::string& args) {
     fs::remove(gone);
     const Outcome outcome =
@@ -135,7 +135,7 @@ TEST_CASE("tools: a pipe that nobody reads any more is no error of anybody's", "
     return triad::test::read_text(code);
   };
   const std::string out = folder.file("run"), config = kTiny + " --set runtime.device=cpu --set train.steps=3 ";
-  CHECK(unread("train " + config + "--set log.out_dir=" + out) == "0\n");  // what it makes is in files
+  CHECK(unread("train " + config + "--set log.out_dir=" + out) == "0\n");  // the results of a run are files
   CHECK(fs::exists(out + "/metrics.json"));
   for (const std::string& args : {"inspect " + fresh, "plan " + config, "report " + out, std::string("bench --list"),
                                   "generate --prompt x --tokens 2 --checkpoint " + fresh + kOnCpu,
@@ -260,7 +260,7 @@ TEST_CASE("tools: grads takes -1 alone for no target, and names any other id out
              "expected 0..255"});
       CHECK_FALSE(fs::exists(out));
     }
-  // A position without a target counts for nothing: loss and gradients are those of the positions before it.
+  // A position without a target does not count: loss and gradients are those of the positions before it.
   with(8, 0xffffffffu);
   check(grads + "8", 0, {});
   const SafetensorsFile none(out);

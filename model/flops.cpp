@@ -36,11 +36,8 @@ ProductFlops product_flops(const ModelConfig& c, int64_t B, int64_t T) {
   const double tokens = static_cast<double>(B * T);
   ProductFlops flops;
   flops.head = 6 * tokens * static_cast<double>(c.vocab_size * c.dim);  // the embedding is a lookup
-  for (const ParamSpec& p : param_specs(c)) {
-    const bool product = p.shape.rank == 2 && p.name != "embed.weight" && p.name != "lm_head.weight" &&
-                         p.name.find("phi_") == std::string::npos && p.name.find("gate.fc") == std::string::npos;
-    if (product) flops.layers += 6 * tokens * static_cast<double>(p.shape.numel());
-  }
+  for (const ParamSpec& p : param_specs(c))
+    if (p.is_layer_product()) flops.layers += 6 * tokens * static_cast<double>(p.shape.numel());
   return flops;
 }
 

@@ -19,10 +19,7 @@ void need(WeightGate* gate, const Context& ctx, std::initializer_list<ConstTenso
 }
 
 void need_layer(WeightGate* gate, const Context& ctx, const LayerTensors<ConstTensor>& w) {
-  need(gate, ctx, {w.norm1, w.qkv, w.out_proj, w.norm2, w.mlp_in, w.mlp_out});
-  for (const PhiTensors<ConstTensor>& phi : {w.nsa.phi_k, w.nsa.phi_v})
-    need(gate, ctx, {phi.w, phi.pos, phi.fc1, phi.fc2});
-  need(gate, ctx, {w.nsa.gate.fc1_w, w.nsa.gate.fc1_b, w.nsa.gate.fc2_w, w.nsa.gate.fc2_b});
+  for_each_tensor(w, [&](ParamRole, const ConstTensor& weight) { need(gate, ctx, {weight}); });
 }
 
 }  // namespace

@@ -21,72 +21,117 @@ namespace {
 
 using Init = ParamSpec::Init;
 
-// The weight [out,in] of a linear layer.
-ParamSpec linear(std::string name, int64_t out, int64_t in, double std, bool joins_previous = false) {
-  return {.name = std::move(name), .shape = {out, in}, .value = std, .joins_previous = joins_previous, .product = true};
-}
+// Collects the parameters of one layer, or of the model outside its layers.
+class SpecList {
+ public:
+  SpecList(std::vector<ParamSpec>& all, const ModelConfig& c, std::string prefix, int64_t layer)
+      : all_(all), c_(c), prefix_(std::move(prefix)), layer_(layer) {}
 
-void add_phi(std::vector<ParamSpec>& list, const std::string& name, const ModelConfig& c, int64_t width) {
+  ParamSpec& constant(ParamRole role, const std::string& name, const Shape& shape, double value) {
+    return add(role, name, shape, Init::constant, value);
+  }
+  ParamSpec& normal(ParamRole role, const std::string& name, const Shape& shape) {
+    return add(role, name, shape, Init::normal, c_.init_std);
+  }
+  // The weight [out,in] of a linear layer.
+  ParamSpec& linear(ParamRole role, const std::string& name, int64_t out, int64_t in) {
+    ParamSpec& spec = normal(role, name, {out, in});
+    spec.product = true;
+    return spec;
+  }
+  // The last linear layer before a residual sum.
+  ParamSpec& residual_linear(ParamRole role, const std::string& name, int64_t out, int64_t in) {
+    ParamSpec& spec = linear(role, name, out, in);
+    spec.value = c_.init_std / std::sqrt(2.0 * static_cast<double>(c_.n_layers));
+    return spec;
+  }
+
+ private:
+  ParamSpec& add(ParamRole role, const std::string& name, const Shape& shape, Init init, double value) {
+    return all_.emplace_back(
+        ParamSpec{.role = role, .layer = layer_, .name = prefix_ + name, .shape = shape, .init = init, .value = value});
+  }
+
+  std::vector<ParamSpec>& all_;
+  const ModelConfig& c_;
+  std::string prefix_;
+  int64_t layer_;
+};
+
+// The roles of one phi's parameters.
+struct PhiRoles {
+  ParamRole conv, pos, fc1, fc2;
+};
+constexpr PhiRoles kPhiK = {ParamRole::phi_k_conv, ParamRole::phi_k_pos, ParamRole::phi_k_fc1, ParamRole::phi_k_fc2};
+constexpr PhiRoles kPhiV = {ParamRole::phi_v_conv, ParamRole::phi_v_pos, ParamRole::phi_v_fc1, ParamRole::phi_v_fc2};
+
+void add_phi(SpecList& list, const PhiRoles& roles, const std::string& name, const ModelConfig& c, int64_t width) {
   const int64_t l = c.nsa.l;
   if (c.nsa.phi == Phi::conv)
-    list.push_back({name + ".weight", {l, width}, Init::constant, 1.0 / static_cast<double>(l)});
+    list.constant(roles.conv, name + ".weight", {l, width}, 1.0 / static_cast<double>(l)).branch = Branch::cmp;
   if (c.nsa.phi == Phi::mlp) {
-    list.push_back({name + ".pos", {l, width}, Init::normal, c.init_std});
-    list.push_back({name + ".fc1.weight", {2 * width, l * width}, Init::normal, c.init_std});
-    list.push_back({name + ".fc2.weight", {width, 2 * width}, Init::normal, c.init_std});
+    list.normal(roles.pos, name + ".pos", {l, width}).branch = Branch::cmp;
+    list.normal(roles.fc1, name + ".fc1.weight", {2 * width, l * width}).branch = Branch::cmp;
+    list.normal(roles.fc2, name + ".fc2.weight", {width, 2 * width}).branch = Branch::cmp;
   }
 }
 
-void add_attention(std::vector<ParamSpec>& list, const std::string& name, const ModelConfig& c, double out_std) {
-  const std::vector<const char*> branches =
-      c.dense() ? std::vector<const char*>{"win"} : std::vector<const char*>{"cmp", "sel", "win"};
-  list.push_back(linear(name + "q_proj.weight", c.n_heads * c.d_k, c.dim, c.init_std));
-  for (const std::string b : branches)
-    for (const auto& [letter, width] : {std::pair{"k_", c.d_k}, std::pair{"v_", c.d_v}})
-      list.push_back(linear(name + letter + b + "_proj.weight", c.n_kv_groups * width, c.dim, c.init_std, true));
+void add_attention(SpecList& list, const ModelConfig& c) {
+  using enum ParamRole;
+  list.linear(q_proj, "attn.q_proj.weight", c.n_heads * c.d_k, c.dim);
+  const auto add_projection = [&](ParamRole role, Branch branch, char letter, int64_t width) {
+    const std::string name = fmt::format("attn.{}_{}_proj.weight", letter, word_of(branch));
+    ParamSpec& spec = list.linear(role, name, c.n_kv_groups * width, c.dim);
+    spec.branch = branch;
+    spec.joins_previous = true;
+  };
+  for (const Branch branch : {Branch::cmp, Branch::sel, Branch::win}) {
+    if (c.dense() && branch != Branch::win) continue;
+    add_projection(k_proj, branch, 'k', c.d_k);
+    add_projection(v_proj, branch, 'v', c.d_v);
+  }
   if (!c.dense()) {
-    add_phi(list, name + "phi_k", c, c.d_k);
-    add_phi(list, name + "phi_v", c, c.d_v);
-    list.push_back({name + "gate.fc1.weight", {c.d_k / 2, c.d_k}, Init::normal, c.init_std});
-    list.push_back({name + "gate.fc1.bias", {c.d_k / 2}, Init::constant, 0});
-    list.push_back({name + "gate.fc2.weight", {3, c.d_k / 2}, Init::constant, 0});
-    list.push_back({name + "gate.fc2.bias", {3}, Init::constant, 0});
+    add_phi(list, kPhiK, "attn.phi_k", c, c.d_k);
+    add_phi(list, kPhiV, "attn.phi_v", c, c.d_v);
+    list.normal(gate_fc1_weight, "attn.gate.fc1.weight", {c.d_k / 2, c.d_k});
+    list.constant(gate_fc1_bias, "attn.gate.fc1.bias", {c.d_k / 2}, 0);
+    list.constant(gate_fc2_weight, "attn.gate.fc2.weight", {3, c.d_k / 2}, 0);
+    list.constant(gate_fc2_bias, "attn.gate.fc2.bias", {3}, 0);
   }
-  list.push_back(linear(name + "out_proj.weight", c.dim, c.n_heads * c.d_v, out_std));
+  list.residual_linear(out_proj, "attn.out_proj.weight", c.dim, c.n_heads * c.d_v);
 }
 
-void add_mlp(std::vector<ParamSpec>& list, const std::string& name, const ModelConfig& c, double out_std) {
+void add_mlp(SpecList& list, const ModelConfig& c) {
+  using enum ParamRole;
   if (c.mlp == MlpKind::silu) {
-    list.push_back(linear(name + "fc1.weight", c.mlp_hidden, c.dim, c.init_std));
-    list.push_back(linear(name + "fc2.weight", c.dim, c.mlp_hidden, out_std));
+    list.linear(mlp_in, "mlp.fc1.weight", c.mlp_hidden, c.dim);
+    list.residual_linear(mlp_out, "mlp.fc2.weight", c.dim, c.mlp_hidden);
   } else {
-    list.push_back(linear(name + "gate_proj.weight", c.mlp_hidden, c.dim, c.init_std));
-    list.push_back(linear(name + "up_proj.weight", c.mlp_hidden, c.dim, c.init_std, true));
-    list.push_back(linear(name + "down_proj.weight", c.dim, c.mlp_hidden, out_std));
+    list.linear(mlp_in, "mlp.gate_proj.weight", c.mlp_hidden, c.dim);
+    list.linear(mlp_up, "mlp.up_proj.weight", c.mlp_hidden, c.dim).joins_previous = true;
+    list.residual_linear(mlp_out, "mlp.down_proj.weight", c.dim, c.mlp_hidden);
   }
 }
 
 }  // namespace
 
 std::vector<ParamSpec> param_specs(const ModelConfig& c) {
-  const double out_std = c.init_std / std::sqrt(2.0 * static_cast<double>(c.n_layers));
-  std::vector<ParamSpec> list;
-  list.push_back({"embed.weight", {c.vocab_size, c.dim}, Init::normal, c.init_std, c.padded_vocab()});
+  using enum ParamRole;
+  std::vector<ParamSpec> all;
+  SpecList outside(all, c, "", -1);
+  ParamSpec& table = outside.normal(embed, "embed.weight", {c.vocab_size, c.dim});
+  table.padded_rows = c.padded_vocab();
+  table.product = c.tie_embeddings;  // the gradient of the tied head, to which the embedding's is added
   for (int64_t i = 0; i < c.n_layers; ++i) {
-    const std::string block = fmt::format("blocks.{}.", i);
-    list.push_back({block + "norm1.weight", {c.dim}, Init::constant, 1});
-    add_attention(list, block + "attn.", c, out_std);
-    list.push_back({block + "norm2.weight", {c.dim}, Init::constant, 1});
-    add_mlp(list, block + "mlp.", c, out_std);
+    SpecList list(all, c, fmt::format("blocks.{}.", i), i);
+    list.constant(norm1, "norm1.weight", {c.dim}, 1);
+    add_attention(list, c);
+    list.constant(norm2, "norm2.weight", {c.dim}, 1);
+    add_mlp(list, c);
   }
-  list.push_back({"norm_f.weight", {c.dim}, Init::constant, 1});
-  if (c.tie_embeddings) {
-    list.front().product = true;  // the gradient of the tied head, to which the embedding's is added
-  } else {
-    list.push_back(linear("lm_head.weight", c.vocab_size, c.dim, c.init_std));
-    list.back().padded_rows = c.padded_vocab();
-  }
-  return list;
+  outside.constant(norm_f, "norm_f.weight", {c.dim}, 1);
+  if (!c.tie_embeddings) outside.linear(head, "lm_head.weight", c.vocab_size, c.dim).padded_rows = c.padded_vocab();
+  return all;
 }
 
 int64_t count_parameters(const ModelConfig& c) {
@@ -126,44 +171,24 @@ Tensor Params::part(const Tensor& whole, int64_t i) const { return stored(whole,
 
 template <class TensorType>
 ModelTensors<TensorType> Params::tensors(const Tensor& whole) const {
-  std::map<std::string, int64_t> id;
-  for (int64_t i = 0; i < count(); ++i) id[specs_[i].name] = i;
-  auto get = [&](const std::string& name) -> TensorType {
-    const auto it = id.find(name);
-    return it == id.end() ? TensorType{} : stored(whole, it->second, specs_[it->second].stored()[0]);
+  std::map<std::pair<int64_t, ParamRole>, int64_t> index;  // of the first parameter of a layer and role
+  for (int64_t i = 0; i < count(); ++i) index.try_emplace({specs_[i].layer, specs_[i].role}, i);
+  // A parameter and those stored contiguously after it, as one matrix; empty if the model has none of this role.
+  const auto get = [&](int64_t layer, ParamRole role) -> TensorType {
+    const auto it = index.find({layer, role});
+    if (it == index.end()) return TensorType{};
+    int64_t rows = specs_[it->second].stored()[0];
+    for (int64_t i = it->second + 1; i < count() && specs_[i].joins_previous; ++i) rows += specs_[i].shape[0];
+    return stored(whole, it->second, rows);
   };
-  // A parameter and those stored contiguously after it, as one matrix.
-  auto get_joined = [&](const std::string& name) -> TensorType {
-    const int64_t first = id.at(name);
-    int64_t rows = specs_[first].shape[0];
-    for (int64_t i = first + 1; i < count() && specs_[i].joins_previous; ++i) rows += specs_[i].shape[0];
-    return stored(whole, first, rows);
-  };
-
   ModelTensors<TensorType> t;
-  t.embed = get("embed.weight");
-  t.norm_f = get("norm_f.weight");
-  t.head = config_.tie_embeddings ? t.embed : get("lm_head.weight");
-  for (int64_t i = 0; i < config_.n_layers; ++i) {
-    const std::string block = fmt::format("blocks.{}.", i), attn = block + "attn.", mlp = block + "mlp.";
-    LayerTensors<TensorType> layer;
-    layer.norm1 = get(block + "norm1.weight");
-    layer.norm2 = get(block + "norm2.weight");
-    layer.qkv = get_joined(attn + "q_proj.weight");
-    layer.out_proj = get(attn + "out_proj.weight");
-    const bool silu = config_.mlp == MlpKind::silu;
-    layer.mlp_in = get_joined(mlp + (silu ? "fc1.weight" : "gate_proj.weight"));
-    layer.mlp_out = get(mlp + (silu ? "fc2.weight" : "down_proj.weight"));
-    auto phi = [&](const std::string& name) {
-      return PhiTensors<TensorType>{get(name + ".weight"), get(name + ".pos"), get(name + ".fc1.weight"),
-                                    get(name + ".fc2.weight")};
-    };
-    layer.nsa.phi_k = phi(attn + "phi_k");
-    layer.nsa.phi_v = phi(attn + "phi_v");
-    layer.nsa.gate = {get(attn + "gate.fc1.weight"), get(attn + "gate.fc1.bias"), get(attn + "gate.fc2.weight"),
-                      get(attn + "gate.fc2.bias")};
-    t.layers.push_back(layer);
-  }
+  t.embed = get(-1, ParamRole::embed);
+  t.norm_f = get(-1, ParamRole::norm_f);
+  t.head = config_.tie_embeddings ? t.embed : get(-1, ParamRole::head);
+  t.layers.resize(static_cast<size_t>(config_.n_layers));
+  for (int64_t i = 0; i < config_.n_layers; ++i)
+    for_each_tensor(t.layers[static_cast<size_t>(i)],
+                    [&](ParamRole role, TensorType& tensor) { tensor = get(i, role); });
   return t;
 }
 template ModelTensors<ConstTensor> Params::tensors(const Tensor&) const;

@@ -11,8 +11,39 @@
 
 namespace triad {
 
+// What a parameter is used for. In a layer each role occurs once, except k_proj and v_proj: once per branch.
+enum class ParamRole : uint8_t {
+  embed,
+  norm1,
+  q_proj,  // in LayerTensors: qkv, the whole fused projection
+  k_proj,
+  v_proj,
+  phi_k_conv,
+  phi_k_pos,
+  phi_k_fc1,
+  phi_k_fc2,
+  phi_v_conv,
+  phi_v_pos,
+  phi_v_fc1,
+  phi_v_fc2,
+  gate_fc1_weight,
+  gate_fc1_bias,
+  gate_fc2_weight,
+  gate_fc2_bias,
+  out_proj,
+  norm2,
+  mlp_in,
+  mlp_up,  // SwiGLU's second input matrix; part of LayerTensors::mlp_in
+  mlp_out,
+  norm_f,
+  head
+};
+
 struct ParamSpec {
   enum class Init { normal, constant };
+  ParamRole role;
+  int64_t layer = -1;            // -1: outside the layers
+  Branch branch = Branch::none;  // of k_proj, v_proj and phi
   std::string name;
   Shape shape;  // logical shape, as in files and reports
   Init init = Init::normal;
@@ -21,6 +52,7 @@ struct ParamSpec {
   bool joins_previous = false;  // stored directly after the parameter before it
   bool product = false;         // its gradient begins with one matrix product, which can overwrite it
   bool decays() const { return shape.rank >= 2; }
+  bool is_layer_product() const { return product && layer >= 0; }
   Shape stored() const;
 };
 
@@ -35,6 +67,34 @@ struct LayerTensors {
   TensorType mlp_in, mlp_out;              // fc1 [H,C] or gate and up [2H,C]; fc2 / down [C,H]
   NsaWeightTensors<TensorType> nsa;
 };
+// Calls f(role, tensor) for each tensor of a layer's attention weights; absent ones are empty tensors.
+template <class NsaTensors, class F>
+void for_each_tensor_of_nsa(NsaTensors& nsa, F&& f) {
+  f(ParamRole::phi_k_conv, nsa.phi_k.w);
+  f(ParamRole::phi_k_pos, nsa.phi_k.pos);
+  f(ParamRole::phi_k_fc1, nsa.phi_k.fc1);
+  f(ParamRole::phi_k_fc2, nsa.phi_k.fc2);
+  f(ParamRole::phi_v_conv, nsa.phi_v.w);
+  f(ParamRole::phi_v_pos, nsa.phi_v.pos);
+  f(ParamRole::phi_v_fc1, nsa.phi_v.fc1);
+  f(ParamRole::phi_v_fc2, nsa.phi_v.fc2);
+  f(ParamRole::gate_fc1_weight, nsa.gate.fc1_w);
+  f(ParamRole::gate_fc1_bias, nsa.gate.fc1_b);
+  f(ParamRole::gate_fc2_weight, nsa.gate.fc2_w);
+  f(ParamRole::gate_fc2_bias, nsa.gate.fc2_b);
+}
+// Calls f(role, tensor) for each tensor of a layer, in the order of LayerTensors.
+template <class Layer, class F>
+void for_each_tensor(Layer& layer, F&& f) {
+  f(ParamRole::norm1, layer.norm1);
+  f(ParamRole::q_proj, layer.qkv);
+  f(ParamRole::out_proj, layer.out_proj);
+  f(ParamRole::norm2, layer.norm2);
+  f(ParamRole::mlp_in, layer.mlp_in);
+  f(ParamRole::mlp_out, layer.mlp_out);
+  for_each_tensor_of_nsa(layer.nsa, f);
+}
+
 template <class TensorType>
 struct ModelTensors {
   TensorType embed, norm_f, head;  // embed, head [padded V, C]; head is embed if tied

@@ -33,7 +33,7 @@ LayerActivations alloc_layer(Arena& arena, const ModelConfig& c, int64_t B, int6
   a.rrms1 = alloc("rrms1", acc, {N});
   a.rrms2 = alloc("rrms2", acc, {N});
   if (!c.dense()) a.nsa.block_index = alloc("block_index", DType::i32, {B, T, c.n_kv_groups, c.nsa.n_sel});
-  again = replays_attention(recompute);
+  again = covers(recompute, LayerPart::attention);
   a.qkv = alloc("qkv", dtype, {N, qkv_width(c)});
   for (int b = c.dense() ? kWin : 0; b < 3; ++b) {
     a.nsa.o[b] = alloc(fmt::format("o_{}", word_of(static_cast<Branch>(b))), dtype, {B, T, c.n_heads, c.d_v});
@@ -45,9 +45,9 @@ LayerActivations alloc_layer(Arena& arena, const ModelConfig& c, int64_t B, int6
     a.nsa.v_cmp = alloc("v_cmp", dtype, {B, Tc, c.n_kv_groups, c.d_v});
     a.nsa.gate = alloc("gate", acc, {3, B, T, c.n_kv_groups});
   }
-  again = recompute == Recompute::block;
+  again = covers(recompute, LayerPart::out_proj);
   a.x_mid = alloc("x_mid", dtype, {N, c.dim});
-  again = replays_mlp(recompute);
+  again = covers(recompute, LayerPart::mlp_in);
   a.mlp_pre = alloc("mlp_pre", dtype, {N, c.mlp == MlpKind::silu ? c.mlp_hidden : 2 * c.mlp_hidden});
   return a;
 }

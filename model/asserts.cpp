@@ -32,9 +32,9 @@ int64_t Asserts::add(Site::Kind kind, int64_t layer, const char* op, const char*
   return static_cast<int64_t>(next_++);
 }
 
-void Asserts::finite(Context& ctx, int64_t layer, const char* op, const char* name, ConstTensor x) {
-  if (x.empty() || x.numel() == 0) return;
-  assert_finite(ctx, first_, add(Site::Kind::floats, layer, op, name, x), x);
+void Asserts::finite(Context& ctx, int64_t layer, std::initializer_list<Written> written) {
+  for (const auto& [op, name, x] : written)
+    if (!x.empty() && x.numel() > 0) assert_finite(ctx, first_, add(Site::Kind::floats, layer, op, name, x), x);
 }
 void Asserts::lists(Context& ctx, int64_t layer, const char* op, const char* name, ConstTensor lists, int64_t l_sel) {
   assert_lists(ctx, first_, add(Site::Kind::lists, layer, op, name, lists), lists, l_sel);

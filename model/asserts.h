@@ -2,6 +2,7 @@
 // backward) numbers its checks in the order in which it queues them. All passes of a run have the same checks, and an
 // evaluation has their first part, so a pass that is replayed from a graph has the numbers of the recorded pass.
 #pragma once
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -19,8 +20,13 @@ class Asserts {
   void begin_pass() { next_ = 0; }
   // The name of the following checks' pass in messages: "forward", "backward", ...
   void enter(const char* pass) { pass_ = pass; }
-  // Checks that the tensor `name`, written by `op`, has no NaN or infinity. layer -1: outside the layers.
-  void finite(Context&, int64_t layer, const char* op, const char* name, ConstTensor x);
+  // A tensor and the op that wrote it; x may be empty.
+  struct Written {
+    const char *op, *name;
+    ConstTensor x;
+  };
+  // Checks, in this order, that the tensors hold no NaN or infinity. layer -1: outside the layers.
+  void finite(Context&, int64_t layer, std::initializer_list<Written>);
   void lists(Context&, int64_t layer, const char* op, const char* name, ConstTensor lists, int64_t l_sel);
   void range(Context&, const char* name, Tensor ids, int64_t least, int64_t end);
 

@@ -44,13 +44,13 @@ ProductFlops product_flops(const ModelConfig& c, int64_t B, int64_t T) {
 double replay_flops(const ModelConfig& c, int64_t B, int64_t T, Recompute recompute) {
   const double tokens = static_cast<double>(B * T), dim = static_cast<double>(c.dim);
   double flops = 0;
-  if (replays_attention(recompute)) {
+  if (covers(recompute, LayerPart::attention)) {
     const AttendedPairs p = attended_pairs(c, T);
     flops += 2 * tokens * dim * static_cast<double>(qkv_width(c)) +
              2 * (p.cmp + p.sel + p.win) * static_cast<double>(B * c.n_heads * (c.d_k + c.d_v));
   }
-  if (recompute == Recompute::block) flops += 2 * tokens * dim * static_cast<double>(c.n_heads * c.d_v);
-  if (replays_mlp(recompute))
+  if (covers(recompute, LayerPart::out_proj)) flops += 2 * tokens * dim * static_cast<double>(c.n_heads * c.d_v);
+  if (covers(recompute, LayerPart::mlp_in))
     flops += 2 * tokens * dim * static_cast<double>(c.mlp == MlpKind::silu ? c.mlp_hidden : 2 * c.mlp_hidden);
   return flops;
 }

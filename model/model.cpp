@@ -52,7 +52,7 @@ LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
 }
 
 void Model::expect_finite(Context& ctx, const char* op, const char* name, ConstTensor x) const {
-  if (asserts_ != nullptr) asserts_->finite(ctx, -1, op, name, x);
+  if (asserts_ != nullptr) asserts_->finite(ctx, -1, {{op, name, x}});
 }
 
 void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGate* gate,

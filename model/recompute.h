@@ -1,6 +1,7 @@
 // Recomputation: which layers keep fewer tensors in forward and compute them again in backward. The gradients have the
 // same bits either way.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -27,8 +28,24 @@ struct EnumWords<Recompute> {
                                                                      {"block", Recompute::block}};
 };
 
-constexpr bool replays_attention(Recompute r) { return r == Recompute::attention || r == Recompute::block; }
-constexpr bool replays_mlp(Recompute r) { return r == Recompute::mlp || r == Recompute::block; }
+// The parts of a layer's forward that can be computed again, in order.
+enum class LayerPart : uint8_t {
+  attention,  // writes qkv, o and lse of the branches, k_cmp, v_cmp, gate
+  out_proj,   // writes x_mid
+  mlp_in,     // writes mlp_pre
+};
+
+// Whether `recompute` computes a part again, so that its tensors need not be kept.
+constexpr bool covers(Recompute recompute, LayerPart part) {
+  constexpr bool kCovers[][3] = {
+      // attention, out_proj, mlp_in
+      {false, false, false},  // none
+      {false, false, true},   // mlp
+      {true, false, false},   // attention
+      {true, true, true},     // block
+  };
+  return kCovers[static_cast<size_t>(recompute)][static_cast<size_t>(part)];
+}
 
 // One Recompute per layer.
 class RecomputePlan {

@@ -30,7 +30,7 @@ struct MemorySnapshot {
     std::string what;
     int64_t bytes;
   };
-  // The allocation that failed.
+  // A failed allocation: bytes requested and bytes free.
   struct Oom {
     int64_t asked, free;
     std::string what;  // one line of text
@@ -59,7 +59,7 @@ struct MemorySnapshot {
   int64_t unaccounted_bytes() const;
 };
 
-std::string memory_summary(const MemorySnapshot&);  // .txt: torch_table and memory_by_name
+std::string memory_summary(const MemorySnapshot&);  // .txt: the table, then memory_by_name()
 std::string memory_by_name(const MemorySnapshot&);  // MiB by category, and the ten largest tensors
 Json memory_stats(const MemorySnapshot&);           // .json
 std::string memory_pickle(const MemorySnapshot&);   // .pickle

@@ -62,7 +62,7 @@ void DecodeSession::prefill(int64_t b, std::span<const int32_t> text) {
   const std::vector<int32_t> no_targets(text.size(), -1);
   write(ctx(), act.targets, no_targets.data());
   decoder_->prefill(ctx(), act, b, n);
-  ctx().stream.synchronize();  // before `arena` is freed
+  ctx().stream.synchronize();  // the stream must be done before `arena` is freed
 }
 
 // On a GPU: the first call runs the work directly, which loads kernels and chooses algorithms, the second records it,

@@ -142,7 +142,7 @@ int64_t count_parameters(const ModelConfig& c) {
 
 Params::Params(Arena& arena, const ModelConfig& config, const Options& options)
     : config_(config), specs_(param_specs(config)), offset_(specs_.size()) {
-  constexpr int64_t kElementAlign = 128;  // 256 bytes in bf16
+  constexpr int64_t kElementAlign = 128;  // alignment of a parameter: 256 bytes in bf16
   int64_t end = 0;
   const auto group = [](const ParamSpec& p) { return p.product ? 0 : p.decays() ? 1 : 2; };
   int64_t* const ends[] = {&products_end_, &decay_end_, &stored_elements_};

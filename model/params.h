@@ -15,7 +15,8 @@ namespace triad {
 enum class ParamRole : uint8_t {
   embed,
   norm1,
-  q_proj,  // in LayerTensors: qkv, the whole fused projection
+  // q_proj: in LayerTensors its tensor is qkv, the whole fused projection
+  q_proj,
   k_proj,
   v_proj,
   phi_k_conv,
@@ -33,7 +34,8 @@ enum class ParamRole : uint8_t {
   out_proj,
   norm2,
   mlp_in,
-  mlp_up,  // SwiGLU's second input matrix; part of LayerTensors::mlp_in
+  // mlp_up: SwiGLU's second input matrix, a part of LayerTensors::mlp_in
+  mlp_up,
   mlp_out,
   norm_f,
   head
@@ -42,8 +44,8 @@ enum class ParamRole : uint8_t {
 struct ParamSpec {
   enum class Init { normal, constant };
   ParamRole role;
-  int64_t layer = -1;            // -1: outside the layers
-  Branch branch = Branch::none;  // of k_proj, v_proj and phi
+  int64_t layer = -1;            // index of the layer; -1: outside the layers
+  Branch branch = Branch::none;  // branch of k_proj, v_proj and phi; none for other roles
   std::string name;
   Shape shape;  // logical shape, as in files and reports
   Init init = Init::normal;

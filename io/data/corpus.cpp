@@ -207,7 +207,7 @@ class Pipeline {
 
   // Reads a file to its end and advances `at` to there.
   void read_file(TextInput& input, const std::string& path, bool jsonl, CorpusPosition& at, int64_t bytes_before) {
-    std::string text;  // read and not yet queued
+    std::string text;  // text that was read but is not queued yet
     bool end = false;
     size_t wanted = kPieceBytes;
     while (!end || !text.empty()) {
@@ -223,7 +223,7 @@ class Pipeline {
       work.file = input.name();
       work.jsonl = jsonl;
       const size_t used = jsonl ? take_lines(text, end, work, at) : take_text(text, end, work, at);
-      if (used == 0) {  // a line or a word is longer than `text`
+      if (used == 0) {  // a line or a word does not end within `text`
         TRIAD_CHECK(text.size() < kMostBytes,
                     "{}: at offset {} a {} of more than {} bytes, which would have to be in memory whole", input.name(),
                     at.offset, jsonl ? "line" : "text that this tokenizer cannot cut", kMostBytes);

@@ -26,7 +26,7 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-// How many of `count` sequences have correct answers only.
+// The number of sequences, of `count`, whose answers are all correct.
 int64_t count_right(std::span<const int32_t> targets, std::span<const int32_t> answers, int64_t count) {
   const auto length = static_cast<int64_t>(targets.size()) / count;
   int64_t right = 0, next = 0;

@@ -43,8 +43,8 @@ struct NeedleQuestions {
   int64_t samples = 64, batch = 8;
 };
 
-// Measures every cell with `samples` probes (io/data/needle.h). A probe contains its value (teacher forcing), so that
-// all value tokens are predicted exactly if greedy decoding would produce the value.
+// Measures every cell with `samples` probes (io/data/needle.h). A probe contains its value (teacher forcing); all value
+// tokens are predicted correctly exactly if greedy decoding would produce the value.
 NeedleGrid measure_needles(const NeedleTask&, NeedleQuestions, const Answers&);
 
 }  // namespace triad

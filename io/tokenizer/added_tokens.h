@@ -13,7 +13,7 @@ namespace triad {
 struct AddedToken {
   std::string content;
   int32_t id = 0;
-  bool single_word = false;  // no match next to a letter or digit
+  bool single_word = false;  // no match if a letter or digit is adjacent
   // lstrip, rstrip: the match includes the spaces before or after it
   bool lstrip = false, rstrip = false;
   bool normalized = false;  // matched in normalized text, in its normal form

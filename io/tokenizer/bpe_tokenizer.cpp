@@ -68,8 +68,8 @@ BpeTokenizer::BpeTokenizer(BpeSpec spec, const TokenizerOptions& options)
     Step& step = steps_.emplace_back(Step{std::nullopt, s.behavior, s.invert});
     if (!s.prefix_space) step.pattern.emplace(s.pattern, spec_.name);
   }
-  // The end of a word is independent of later text if neither the normalizer nor the context of added tokens crosses
-  // it.
+  // The beginning of a text can be encoded before the rest is known only if no normalizer and no added token depends on
+  // text across the cut.
   has_beginnings_ =
       spec_.normalizers.empty() && !raw_.look_around() && !normalized_.look_around() && cuts_beginnings(0);
 }

@@ -215,8 +215,8 @@ Pattern::Found Pattern::find(Matcher& m, std::string_view text, size_t from, boo
   const uint32_t options = PCRE2_NO_UTF_CHECK | (goes_on ? PCRE2_PARTIAL_HARD : 0);
   int rc = compiled_ ? pcre2_jit_match(code_of(code_), subject, text.size(), from, options, data, context)
                      : pcre2_match(code_of(code_), subject, text.size(), from, options, data, context);
-  std::shared_ptr<pcre2_match_data> on_heap;  // freed after this match, because it keeps its memory
-  if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {     // each iteration of a group uses stack
+  std::shared_ptr<pcre2_match_data> on_heap;  // freed after this match, because PCRE2 would keep its memory
+  if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {     // each iteration of a group uses some of the JIT stack
     on_heap.reset(pcre2_match_data_create_from_pattern(code_of(code_), nullptr), pcre2_match_data_free);
     TRIAD_CHECK(on_heap, "{}: no memory to match", where_);
     data = on_heap.get();

@@ -40,7 +40,7 @@ class Pattern {
   bool compiled_ = false, looks_behind_ = false;
 };
 
-// The translation that Pattern compiles.
+// The PCRE2 pattern for an Oniguruma pattern. Throws for a construct with different meanings in the two.
 std::string translate_pattern(const std::string& oniguruma, const std::string& where);
 // A pattern that matches exactly this text.
 std::string literal_pattern(std::string_view text);

@@ -14,7 +14,7 @@ namespace triad {
 
 namespace {
 
-using TokenJson = nlohmann::json;  // Json would search keys linearly
+using TokenJson = nlohmann::json;  // unordered: triad::Json would search keys linearly
 
 constexpr const char* kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 // Limit on token ids, far above real vocabularies: a wrong id makes the table of texts at most 84 MB long.

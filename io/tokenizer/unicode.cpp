@@ -20,7 +20,7 @@ namespace {
 // Length of a character by its first byte; 0: not a first byte.
 int length_by_lead(uint8_t lead) {
   if (lead < 0x80) return 1;
-  if (lead < 0xc2) return 0;  // continuation bytes and overlong forms
+  if (lead < 0xc2) return 0;  // no character begins with a continuation byte or an overlong form
   return lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 0;
 }
 

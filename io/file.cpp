@@ -53,7 +53,7 @@ void sync_file(int fd, const std::string& path) {
 
 // Raises the limit on open files to its hard maximum once half of the soft limit is in use: a data set may have more
 // shards than the default of 1,024 open files.
-void make_room_for_files(int opened) {
+void raise_file_limit(int opened) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;
   if (opened >= 0 && static_cast<rlim_t>(opened) < limit.rlim_cur / 2) return;
@@ -65,7 +65,7 @@ FileHandle open_to_read(const std::string& path) {
   constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;  // a pipe must not block the open
   FileHandle file(::open(path.c_str(), kFlags));
   const bool too_many = file.get() < 0 && errno == EMFILE;
-  if (file.get() >= 0 || too_many) make_room_for_files(file.get());
+  if (file.get() >= 0 || too_many) raise_file_limit(file.get());
   if (too_many) file = FileHandle(::open(path.c_str(), kFlags));
   if (file.get() < 0) fail("{}: cannot be opened: {}", path, reason());
   return file;

@@ -51,10 +51,10 @@ Stats count(const MemorySnapshot& s) {
   // grow when temporaries are freed and shrink when temporaries are allocated.
   stats.segments.all = stats.segments.large = {1, 1, 1, 0};
   stats.reserved.all = stats.reserved.large = {s.arena_bytes, s.arena_bytes, s.arena_bytes, 0};
-  const int64_t at_rest = s.arena_bytes - stays_all.bytes.current;
-  const Total& lent = s.scratch.all.bytes;
-  stats.inactive_bytes.all =
-      stats.inactive_bytes.large = {at_rest - lent.current, at_rest, at_rest + lent.freed, lent.allocated};
+  const int64_t unused = s.arena_bytes - stays_all.bytes.current;
+  const Total& temporaries = s.scratch.all.bytes;
+  stats.inactive_bytes.all = stats.inactive_bytes.large = {unused - temporaries.current, unused,
+                                                           unused + temporaries.freed, temporaries.allocated};
   const int64_t holes = stats.inactive_bytes.all.current > 0;
   stats.inactive_count.all = stats.inactive_count.large = {holes, 1, 1, 1 - holes};
   return stats;
@@ -251,15 +251,15 @@ class SnapshotPickle {
     for (const MemorySnapshot::Block& b : s_.blocks)
       event("alloc", at(b.offset), b.padded_bytes, b.time_us, b.category, b.name, b.file, b.line);
     for (const MemoryLog::Event& e : s_.scratch.events) {
-      const auto tell = [&](const char* action) {
+      const auto add = [&](const char* action) {
         event(action, reinterpret_cast<uint64_t>(e.address), align_up(e.bytes), e.time_us, kTemporary, full_name(e),
               e.file, e.line);
       };
       if (e.kind == MemoryLog::Kind::alloc) {
-        tell("alloc");
+        add("alloc");
       } else {
-        tell("free_requested");
-        tell("free_completed");
+        add("free_requested");
+        add("free_completed");
       }
     }
     if (s_.oom) {

@@ -116,7 +116,7 @@ class Pipeline {
     return stop_;
   }
 
-  void hand_over(Work work) {
+  void enqueue(Work work) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return stop_ || read_ - taken_ < most_; });
     if (stop_) throw Stopped();
@@ -241,7 +241,7 @@ class Pipeline {
       }
       text = std::move(rest);
       work.piece.after = at;
-      hand_over(std::move(work));
+      enqueue(std::move(work));
     }
     at.in_document = false;
   }
@@ -277,7 +277,7 @@ class Pipeline {
     size_t used = text.size();
     if (at.offset == 0 && options_.format == TextFormat::automatic) refuse_binary(text, work.file);
     if (!end) {
-      used = tokenizer_.append_beginning(text, piece.tokens);
+      used = tokenizer_.append_prefix(text, piece.tokens);
       if (used == 0) return 0;
       work.encoded = true;
     }

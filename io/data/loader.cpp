@@ -92,11 +92,11 @@ void Loader::Shared::read_ahead() {
 
 Batch Loader::next() {
   std::unique_lock lock(shared_->mutex);
-  const auto come = [&] { return !shared_->ready.empty() || shared_->error; };
+  const auto has_news = [&] { return !shared_->ready.empty() || shared_->error; };
   // In slices, so that the time during which the whole process was suspended does not count.
   constexpr double kSliceS = 1;
   for (double left_s = shared_->options.stall_s;
-       !shared_->changed.wait_for(lock, std::chrono::duration<double>(std::min(left_s, kSliceS)), come);) {
+       !shared_->changed.wait_for(lock, std::chrono::duration<double>(std::min(left_s, kSliceS)), has_news);) {
     left_s -= kSliceS;
     if (left_s > 0) continue;
     fail("{}: batch {} of this run has not been read after {} s (data.stall_s): does its disk or file system hang?",

@@ -52,14 +52,14 @@ void put_pair(std::span<int32_t> tokens, int64_t at, int32_t key, std::span<cons
 }
 
 // Which positions are occupied.
-class Taken {
+class Occupied {
  public:
-  Taken(int64_t length, int64_t width) : taken_(static_cast<size_t>(length), false), width_(width) {}
+  Occupied(int64_t length, int64_t width) : occupied_(static_cast<size_t>(length), false), width_(width) {}
   bool free(int64_t at) const {
-    const auto from = taken_.begin() + at;
+    const auto from = occupied_.begin() + at;
     return std::find(from, from + width_, true) == from + width_;
   }
-  void take(int64_t at) { std::fill_n(taken_.begin() + at, width_, true); }
+  void mark(int64_t at) { std::fill_n(occupied_.begin() + at, width_, true); }
   // The first free position of 1 .. last, searched cyclically from a random one; 0 if there is none.
   int64_t find(int64_t last, Draws& draws) const {
     const int64_t from = draws.below(last);
@@ -69,20 +69,20 @@ class Taken {
   }
 
  private:
-  std::vector<bool> taken_;
+  std::vector<bool> occupied_;
   int64_t width_;
 };
 
 // A free position: uniform, or at a log-uniform distance from `other`, the key's previous position (0: none).
-int64_t draw_place(const Taken& taken, int64_t other, int64_t last, Draws& draws) {
+int64_t draw_place(const Occupied& occupied, int64_t other, int64_t last, Draws& draws) {
   constexpr int kTries = 64;  // few are needed while at most half of the positions are occupied
   for (int i = 0; i < kTries; ++i) {
     const int64_t octave = int64_t{1} << draws.below(std::bit_width(static_cast<uint64_t>(last)));
     const int64_t distance = octave + draws.below(octave), side = draws.below(2) == 0 ? 1 : -1;
     const int64_t at = other == 0 || draws.below(2) == 0 ? 1 + draws.below(last) : other + side * distance;
-    if (at >= 1 && at <= last && taken.free(at)) return at;
+    if (at >= 1 && at <= last && occupied.free(at)) return at;
   }
-  return taken.find(last, draws);
+  return occupied.find(last, draws);
 }
 
 // Writes a sequence with all its pairs and questions.
@@ -91,7 +91,7 @@ void write_recall(const NeedleTask& task, Draws draws, std::span<int32_t> tokens
   for (int32_t& token : tokens) token = draw_hay(task, draws);
   tokens[0] = 0;
   std::fill(targets.begin(), targets.end(), -1);
-  Taken taken(task.seq_len, width);
+  Occupied occupied(task.seq_len, width);
   const std::vector<int32_t> keys = draw_keys(task, task.pairs, draws);
   for (int64_t k = 0; k < task.pairs; ++k) {
     // Keys with one question alternate with keys that have the others' share too, so that some answers are far from any
@@ -100,8 +100,8 @@ void write_recall(const NeedleTask& task, Draws draws, std::span<int32_t> tokens
     const int64_t questions = once ? 1 : twice ? 2 * task.questions - 1 : task.questions;
     std::vector<int64_t> places;
     for (int64_t i = 0; i <= questions; ++i) {
-      places.push_back(draw_place(taken, i == 0 ? 0 : places.back(), last, draws));
-      taken.take(places.back());
+      places.push_back(draw_place(occupied, i == 0 ? 0 : places.back(), last, draws));
+      occupied.mark(places.back());
     }
     const int64_t needle = *std::min_element(places.begin(), places.end());
     const std::vector<int32_t> value = draw_value(task, draws);
@@ -132,15 +132,15 @@ NeedleProbe make_probe(const NeedleTask& task, int64_t length, double depth, Dra
   const auto others = static_cast<int64_t>(static_cast<double>(task.pairs - 1) * static_cast<double>(length) /
                                            static_cast<double>(task.seq_len));
   const std::vector<int32_t> keys = draw_keys(task, 1 + std::min(others, task.kinds() - 1), draws);
-  Taken taken(question, width);
+  Occupied occupied(question, width);
   const auto put = [&](int64_t at, int32_t key, std::span<const int32_t> value) {
     put_pair(probe.tokens, at, key, value);
-    taken.take(at);
+    occupied.mark(at);
   };
   const std::vector<int32_t> value = draw_value(task, draws);
   put(probe.needle, keys[0], value);
   for (size_t i = 1; i < keys.size(); ++i)
-    if (const int64_t at = taken.find(last, draws); at > 0) put(at, keys[i], draw_value(task, draws));
+    if (const int64_t at = occupied.find(last, draws); at > 0) put(at, keys[i], draw_value(task, draws));
   probe.tokens[question] = keys[0];
   std::copy(value.begin(), value.end() - 1, probe.tokens.begin() + question + 1);
   std::copy(value.begin(), value.end(), probe.targets.begin() + question);

@@ -17,14 +17,14 @@ namespace {
 
 constexpr const char* kManifest = "manifest.json";
 
-std::string beside(const fs::path& manifest, const std::string& name) {
+std::string sibling(const fs::path& manifest, const std::string& name) {
   return (manifest.parent_path() / name).string();
 }
 
 std::vector<std::string> shards_of(const ShardManifest& manifest, const Json& row) {
   std::vector<std::string> paths;
   for (const Json& shard : row.at("shards"))
-    paths.push_back(beside(manifest.path, shard.at("file").get<std::string>()));
+    paths.push_back(sibling(manifest.path, shard.at("file").get<std::string>()));
   return paths;
 }
 
@@ -62,7 +62,7 @@ bool ShardManifest::is_of(const Tokenizer& other) const {
 std::string ShardManifest::checked_tokenizer() const {
   for (const Json& file : tokenizer_files) {
     const auto name = file.at("file").get<std::string>();
-    const std::string copy = beside(path, name);
+    const std::string copy = sibling(path, name);
     if (!fs::is_regular_file(copy)) fail("{}: its shards hold the tokens of {}, which is gone", path, copy);
     const Json now = describe_files({{name, read_file(copy)}})[0];
     if (now != file)
@@ -100,7 +100,7 @@ std::optional<ShardManifest> read_manifest(const std::string& folder) {
           json.contains("tokenizer_files") ? json["tokenizer_files"] : files_in(manifest.folder());
       const bool known = !checksums(manifest.tokenizer_files).empty();
       manifest.tokenizer =
-          known ? beside(manifest.path, manifest.tokenizer_files[0].at("file").get<std::string>()) : "";
+          known ? sibling(manifest.path, manifest.tokenizer_files[0].at("file").get<std::string>()) : "";
     }
   } catch (const Json::exception& e) { fail("{} is damaged: {}", manifest.path, e.what()); }
   return manifest;

@@ -37,7 +37,7 @@ class TextInput::Gzip final : public Unpacker {
   }
   ~Gzip() override { inflateEnd(&stream_); }
   void step(std::string_view& in, std::span<char>& out) override {
-    if (ended_ && !goes_on(in)) return;
+    if (ended_ && !begins_member(in)) return;
     stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(in.data()));
     stream_.avail_in = static_cast<uInt>(in.size());
     stream_.next_out = reinterpret_cast<Bytef*>(out.data());
@@ -55,7 +55,7 @@ class TextInput::Gzip final : public Unpacker {
 
  private:
   // After a member, another member may follow, or zeros up to the end, which tapes and tar use as padding.
-  bool goes_on(std::string_view& in) {
+  bool begins_member(std::string_view& in) {
     const size_t zeros = std::min(in.find_first_not_of('\0'), in.size());
     zeros_ += static_cast<int64_t>(zeros);
     in.remove_prefix(zeros);
@@ -133,9 +133,9 @@ bool TextInput::refill() {
   at_ = 0;
   size_t have = 0;
   while (have < 4) {  // the first read of a pipe may be shorter than a magic number
-    constexpr int kAskMs = 100;
+    constexpr int kPollMs = 100;
     pollfd ready{file_.get(), POLLIN, 0};
-    while (stopped_ && ::poll(&ready, 1, kAskMs) == 0)
+    while (stopped_ && ::poll(&ready, 1, kPollMs) == 0)
       if (stopped_()) return false;
     const ssize_t n = ::read(file_.get(), buffer_.data() + have, buffer_.size() - have);
     if (n < 0 && errno == EINTR) continue;

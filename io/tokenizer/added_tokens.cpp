@@ -52,7 +52,7 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tok
   for (const AddedToken& t : tokens_) {
     begins_[static_cast<uint8_t>(t.content[0])] = true;
     longest_ = std::max(longest_, t.content.size());
-    look_around_ = look_around_ || t.single_word || t.lstrip || t.rstrip;
+    depends_on_context_ = depends_on_context_ || t.single_word || t.lstrip || t.rstrip;
   }
 }
 
@@ -79,8 +79,8 @@ std::optional<AddedTokens::Match> AddedTokens::find(std::string_view text, size_
     if (token == nullptr) continue;
     Match m{at, at + token->content.size(), token->id, at + token->content.size()};
     const bool word_before = at > 0 && is_word(point_at(text, previous(text, at)));
-    const bool word_behind = m.end < text.size() && is_word(point_at(text, m.end));
-    if ((token->special && as_text) || (token->single_word && (word_before || word_behind))) {
+    const bool word_after = m.end < text.size() && is_word(point_at(text, m.end));
+    if ((token->special && as_text) || (token->single_word && (word_before || word_after))) {
       at = m.end - 1;  // plain text, which is not searched again
       continue;
     }

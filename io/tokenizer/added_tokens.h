@@ -36,8 +36,8 @@ class AddedTokens {
   std::optional<Match> find(std::string_view text, size_t from, size_t taken, size_t limit, bool as_text) const;
 
   bool empty() const { return tokens_.empty(); }
-  size_t longest() const { return longest_; }        // length of the longest token, bytes
-  bool look_around() const { return look_around_; }  // matches depend on neighbouring text
+  size_t longest() const { return longest_; }                      // length of the longest token, bytes
+  bool depends_on_context() const { return depends_on_context_; }  // matches depend on neighbouring text
 
  private:
   const AddedToken* longest_at(std::string_view text) const;
@@ -45,7 +45,7 @@ class AddedTokens {
   std::vector<AddedToken> tokens_;  // sorted by content
   std::array<bool, 256> begins_{};  // whether a token begins with this byte
   size_t longest_ = 0;
-  bool look_around_ = false;
+  bool depends_on_context_ = false;
 };
 
 }  // namespace triad

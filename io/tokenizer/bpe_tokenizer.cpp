@@ -70,13 +70,13 @@ BpeTokenizer::BpeTokenizer(BpeSpec spec, const TokenizerOptions& options)
   }
   // The beginning of a text can be encoded before the rest is known only if no normalizer and no added token depends on
   // text across the cut.
-  has_beginnings_ =
-      spec_.normalizers.empty() && !raw_.look_around() && !normalized_.look_around() && cuts_beginnings(0);
+  has_final_prefixes_ = spec_.normalizers.empty() && !raw_.depends_on_context() && !normalized_.depends_on_context() &&
+                        splits_prefixes(0);
 }
 
 BpeTokenizer::~BpeTokenizer() = default;
 
-bool BpeTokenizer::cuts_beginnings(size_t step) const {
+bool BpeTokenizer::splits_prefixes(size_t step) const {
   return step < steps_.size() && steps_[step].pattern && !steps_[step].pattern->looks_behind() &&
          steps_[step].behavior == SplitBehavior::isolated;
 }
@@ -94,8 +94,8 @@ void BpeTokenizer::append(std::string_view text, std::vector<int32_t>& out) cons
   }
 }
 
-size_t BpeTokenizer::append_beginning(std::string_view text, std::vector<int32_t>& out) const {
-  if (!has_beginnings_) return 0;
+size_t BpeTokenizer::append_prefix(std::string_view text, std::vector<int32_t>& out) const {
+  if (!has_final_prefixes_) return 0;
   const Lease workspace(*this);
   size_t done = 0;
   while (true) {
@@ -112,16 +112,17 @@ size_t BpeTokenizer::append_beginning(std::string_view text, std::vector<int32_t
   }
 }
 
-// Appends the added tokens of the text and calls section(text between them, goes_on), in the order of the text;
-// `section` returns the bytes that it encoded. goes_on: more text follows. Returns the bytes that were encoded: all of
-// them unless goes_on.
+// Appends the added tokens of the text and calls section(text between them, more_follows), in the order of the text;
+// `section` returns the bytes that it encoded. more_follows: more text follows. Returns the bytes that were encoded:
+// all of them unless more_follows.
 template <class Section>
-size_t BpeTokenizer::cut_out(const AddedTokens& tokens, std::string_view text, bool goes_on, std::vector<int32_t>& out,
-                             Section&& section) const {
+size_t BpeTokenizer::cut_out(const AddedTokens& tokens, std::string_view text, bool more_follows,
+                             std::vector<int32_t>& out, Section&& section) const {
   // If more text follows, a token that begins in the last bytes may be incomplete.
   size_t limit = text.size();
-  if (goes_on && !tokens.empty()) limit -= std::min(limit, tokens.longest() - 1);
-  while (goes_on && limit > 0 && limit < text.size() && (static_cast<uint8_t>(text[limit]) & 0xc0) == 0x80) --limit;
+  if (more_follows && !tokens.empty()) limit -= std::min(limit, tokens.longest() - 1);
+  while (more_follows && limit > 0 && limit < text.size() && (static_cast<uint8_t>(text[limit]) & 0xc0) == 0x80)
+    --limit;
   size_t taken = 0, from = 0;
   while (const auto match = tokens.find(text, from, taken, limit, options_.special_as_text)) {
     if (match->begin > taken) section(text.substr(taken, match->begin - taken), false);
@@ -129,25 +130,25 @@ size_t BpeTokenizer::cut_out(const AddedTokens& tokens, std::string_view text, b
     taken = match->end;
     from = match->searched;
   }
-  return taken < limit ? taken + section(text.substr(taken, limit - taken), goes_on) : taken;
+  return taken < limit ? taken + section(text.substr(taken, limit - taken), more_follows) : taken;
 }
 
-size_t BpeTokenizer::encode_utf8(std::string_view text, bool goes_on, Workspace& workspace,
+size_t BpeTokenizer::encode_utf8(std::string_view text, bool more_follows, Workspace& workspace,
                                  std::vector<int32_t>& out) const {
-  return cut_out(raw_, text, goes_on, out, [&](std::string_view plain, bool open) {
+  return cut_out(raw_, text, more_follows, out, [&](std::string_view plain, bool open) {
     std::string normal;
     if (!spec_.normalizers.empty()) {
       normal = plain;
       for (const NormalForm form : spec_.normalizers) normal = normalize(form, normal);
       plain = normal;
     }
-    return cut_out(normalized_, plain, open, out, [&](std::string_view section, bool goes_on_here) {
-      return split(0, section, goes_on_here, workspace, out);
+    return cut_out(normalized_, plain, open, out, [&](std::string_view section, bool more_follows_here) {
+      return split(0, section, more_follows_here, workspace, out);
     });
   });
 }
 
-size_t BpeTokenizer::split(size_t step, std::string_view text, bool goes_on, Workspace& workspace,
+size_t BpeTokenizer::split(size_t step, std::string_view text, bool more_follows, Workspace& workspace,
                            std::vector<int32_t>& out) const {
   if (step == steps_.size()) {
     bpe_.encode(text, workspace.bpe, out);
@@ -168,7 +169,7 @@ size_t BpeTokenizer::split(size_t step, std::string_view text, bool goes_on, Wor
   size_t done = 0, from = 0, gap_end = text.size();
   Pattern::Span match;
   while (from < text.size()) {
-    const Pattern::Found found = s.pattern->find(*workspace.matchers[step], text, from, goes_on, match);
+    const Pattern::Found found = s.pattern->find(*workspace.matchers[step], text, from, more_follows, match);
     if (found == Pattern::Found::cut) gap_end = match.begin;
     if (found != Pattern::Found::match) break;
     cut(done, match.begin);
@@ -176,8 +177,8 @@ size_t BpeTokenizer::split(size_t step, std::string_view text, bool goes_on, Wor
     done = from = match.end;
     if (match.begin == match.end && from < text.size()) from += character_bytes(text, from);
   }
-  if (goes_on) {  // the next pattern may be able to encode a prefix of the text after the last match
-    if (!cuts_beginnings(step + 1)) return done;
+  if (more_follows) {  // the next pattern may be able to encode a prefix of the text after the last match
+    if (!splits_prefixes(step + 1)) return done;
     return done + split(step + 1, text.substr(done, gap_end - done), true, workspace, out);
   }
   cut(done, text.size());

@@ -53,7 +53,7 @@ class BpeTokenizer final : public Tokenizer {
   int32_t eot() const override { return spec_.eot; }
   std::vector<File> files() const override { return spec_.files; }
   void append(std::string_view text, std::vector<int32_t>& out) const override;
-  size_t append_beginning(std::string_view text, std::vector<int32_t>& out) const override;
+  size_t append_prefix(std::string_view text, std::vector<int32_t>& out) const override;
   std::string decode(std::span<const int32_t> tokens) const override;
 
  private:
@@ -65,19 +65,19 @@ class BpeTokenizer final : public Tokenizer {
     bool invert;
   };
   template <class Section>
-  size_t cut_out(const AddedTokens&, std::string_view text, bool goes_on, std::vector<int32_t>& out,
+  size_t cut_out(const AddedTokens&, std::string_view text, bool more_follows, std::vector<int32_t>& out,
                  Section&& section) const;
-  size_t encode_utf8(std::string_view text, bool goes_on, Workspace&, std::vector<int32_t>& out) const;
-  size_t split(size_t step, std::string_view text, bool goes_on, Workspace&, std::vector<int32_t>& out) const;
+  size_t encode_utf8(std::string_view text, bool more_follows, Workspace&, std::vector<int32_t>& out) const;
+  size_t split(size_t step, std::string_view text, bool more_follows, Workspace&, std::vector<int32_t>& out) const;
   void split_otherwise(size_t step, std::string_view text, Workspace&, std::vector<int32_t>& out) const;
-  bool cuts_beginnings(size_t step) const;
+  bool splits_prefixes(size_t step) const;
 
   BpeSpec spec_;
   TokenizerOptions options_;
   Bpe bpe_;
   AddedTokens raw_, normalized_;
   std::vector<Step> steps_;
-  bool has_beginnings_ = false;  // append_beginning() can return tokens
+  bool has_final_prefixes_ = false;  // append_prefix() can return tokens
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Workspace>> idle_;  // one per concurrent call
 };

@@ -202,7 +202,7 @@ Pattern::Matcher::Matcher(const Pattern& pattern)
   if (stack_) pcre2_jit_stack_assign(static_cast<pcre2_match_context*>(context_.get()), nullptr, stack_.get());
 }
 
-Pattern::Found Pattern::find(Matcher& m, std::string_view text, size_t from, bool goes_on, Span& span) const {
+Pattern::Found Pattern::find(Matcher& m, std::string_view text, size_t from, bool more_follows, Span& span) const {
   auto* data = static_cast<pcre2_match_data*>(m.data_.get());
   auto* context = static_cast<pcre2_match_context*>(m.context_.get());
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
@@ -212,7 +212,7 @@ Pattern::Found Pattern::find(Matcher& m, std::string_view text, size_t from, boo
   constexpr size_t kLeastSteps = 20'000, kStepsPerByte = 4;
   const size_t steps = kLeastSteps + kStepsPerByte * (text.size() - from);
   pcre2_set_match_limit(context, static_cast<uint32_t>(std::min<size_t>(steps, UINT32_MAX)));
-  const uint32_t options = PCRE2_NO_UTF_CHECK | (goes_on ? PCRE2_PARTIAL_HARD : 0);
+  const uint32_t options = PCRE2_NO_UTF_CHECK | (more_follows ? PCRE2_PARTIAL_HARD : 0);
   int rc = compiled_ ? pcre2_jit_match(code_of(code_), subject, text.size(), from, options, data, context)
                      : pcre2_match(code_of(code_), subject, text.size(), from, options, data, context);
   std::shared_ptr<pcre2_match_data> on_heap;  // freed after this match, because PCRE2 would keep its memory

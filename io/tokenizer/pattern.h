@@ -28,9 +28,9 @@ class Pattern {
   struct Span {
     size_t begin = 0, end = 0;
   };
-  // Finds the first match in the UTF-8 text at or after `from`. goes_on: more text follows. In this case a match that
-  // might depend on it returns `cut`, with its beginning in span.begin.
-  Found find(Matcher&, std::string_view text, size_t from, bool goes_on, Span& span) const;
+  // Finds the first match in the UTF-8 text at or after `from`. more_follows: more text follows. In this case a match
+  // that might depend on it returns `cut`, with its beginning in span.begin.
+  Found find(Matcher&, std::string_view text, size_t from, bool more_follows, Span& span) const;
   // A match may depend on the text before it.
   bool looks_behind() const { return looks_behind_; }
 

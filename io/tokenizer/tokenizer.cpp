@@ -24,7 +24,7 @@ void ByteTokenizer::append(std::string_view text, std::vector<int32_t>& out) con
   out.insert(out.end(), bytes, bytes + text.size());
 }
 
-size_t ByteTokenizer::append_beginning(std::string_view text, std::vector<int32_t>& out) const {
+size_t ByteTokenizer::append_prefix(std::string_view text, std::vector<int32_t>& out) const {
   append(text, out);
   return text.size();
 }

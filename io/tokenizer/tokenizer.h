@@ -28,7 +28,7 @@ class Tokenizer {
   virtual void append(std::string_view text, std::vector<int32_t>& out) const = 0;
   // For text of which more will follow: appends the tokens that later text cannot change, and returns the bytes that
   // they encode. The caller passes the rest again, with more text. Returns 0 if no token is certain.
-  virtual size_t append_beginning(std::string_view text, std::vector<int32_t>& out) const = 0;
+  virtual size_t append_prefix(std::string_view text, std::vector<int32_t>& out) const = 0;
   std::vector<int32_t> encode(std::string_view text) const;
   // Concatenates the tokens' bytes. Throws for a token outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
@@ -42,7 +42,7 @@ class ByteTokenizer final : public Tokenizer {
   int32_t eot() const override { return 0; }
   std::vector<File> files() const override { return {}; }
   void append(std::string_view text, std::vector<int32_t>& out) const override;
-  size_t append_beginning(std::string_view text, std::vector<int32_t>& out) const override;
+  size_t append_prefix(std::string_view text, std::vector<int32_t>& out) const override;
   std::string decode(std::span<const int32_t> tokens) const override;
 };
 

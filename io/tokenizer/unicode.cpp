@@ -37,7 +37,7 @@ bool continues(uint8_t lead, int i, uint8_t byte) {
   return byte >= least && byte <= most;
 }
 
-bool stands_for_itself(int byte) {
+bool is_own_character(int byte) {
   return (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || (byte >= 0xae && byte <= 0xff);
 }
 
@@ -164,7 +164,7 @@ uint32_t point_at(std::string_view text, size_t at) {
 namespace {
 
 // Direction marks and overrides, line and paragraph separators: they could disguise a line.
-bool hides(uint32_t point) {
+bool disguises(uint32_t point) {
   return point == 0x61c || (point >= 0x200e && point <= 0x200f) || (point >= 0x2028 && point <= 0x202e) ||
          (point >= 0x2066 && point <= 0x2069);
 }
@@ -173,7 +173,7 @@ bool hides(uint32_t point) {
 std::string take_printable(std::string_view& text) {
   const size_t whole = utf8_prefix(text.substr(0, 4)) > 0 ? character_bytes(text, 0) : 0;
   const uint32_t point = whole > 0 ? point_at(text, 0) : 0;
-  const bool shows = whole > 0 && point >= 0x20 && !(point >= 0x7f && point < 0xa0) && !hides(point);
+  const bool shows = whole > 0 && point >= 0x20 && !(point >= 0x7f && point < 0xa0) && !disguises(point);
   std::string piece(text.substr(0, std::max<size_t>(1, whole)));
   if (!shows) piece = fmt::format("\\x{:02x}", static_cast<uint8_t>(text[0]));
   text.remove_prefix(shows ? whole : 1);
@@ -242,9 +242,9 @@ std::string normalize(NormalForm form, std::string_view text) {
 
 std::string spell_byte(uint8_t byte) {
   int point = byte;
-  if (!stands_for_itself(byte)) {
+  if (!is_own_character(byte)) {
     point = 256;
-    for (int b = 0; b < byte; ++b) point += !stands_for_itself(b);
+    for (int b = 0; b < byte; ++b) point += !is_own_character(b);
   }
   if (point < 0x80) return {static_cast<char>(point)};
   return {static_cast<char>(0xc0 | point >> 6), static_cast<char>(0x80 | (point & 0x3f))};
@@ -255,7 +255,7 @@ std::optional<std::string> unspell_bytes(std::string_view text) {
     std::array<int16_t, 256 + kOtherBytes> byte_of;
     byte_of.fill(-1);
     for (int byte = 0, other = 256; byte < 256; ++byte)
-      byte_of[static_cast<size_t>(stands_for_itself(byte) ? byte : other++)] = static_cast<int16_t>(byte);
+      byte_of[static_cast<size_t>(is_own_character(byte) ? byte : other++)] = static_cast<int16_t>(byte);
     return byte_of;
   }();
   std::string bytes;

@@ -70,7 +70,7 @@ void check_tokenizer(const Tokenizer& tokenizer, const std::string& name, std::s
   // Encodes in two pieces: the part of the first half that later text cannot change, then the rest.
   std::vector<int32_t> pieces;
   const auto taken =
-      read_or_refuse(name, [&] { return tokenizer.append_beginning(text.substr(0, text.size() / 2), pieces); });
+      read_or_refuse(name, [&] { return tokenizer.append_prefix(text.substr(0, text.size() / 2), pieces); });
   if (!taken) return;
   expect(*taken <= text.size() / 2, "{}: {} bytes of {} are taken", name, *taken, text.size() / 2);
   if (!accepts(name, [&] { tokenizer.append(text.substr(*taken), pieces); })) return;

@@ -127,11 +127,11 @@ TEST_CASE("tokenizers: every byte string comes back, whole or in parts", "[token
       const std::string text = i == 0 ? bytes : random_text(random, 1 + random() % 60);
       const std::vector<int32_t> tokens = tokenizer->encode(text);
       CHECK(tokenizer->decode(tokens) == text);
-      // In parts: what append_beginning takes is final, and it takes something once there is enough.
+      // In parts: what append_prefix takes is final, and it takes something once there is enough.
       std::vector<int32_t> parts;
       size_t done = 0;
       for (size_t given = 1 + random() % 20; done + given < text.size();) {
-        const size_t took = tokenizer->append_beginning(std::string_view(text).substr(done, given), parts);
+        const size_t took = tokenizer->append_prefix(std::string_view(text).substr(done, given), parts);
         CHECK(took <= given);
         done += took;
         given = took > 0 ? 1 + random() % 20 : given * 2;
@@ -142,7 +142,7 @@ TEST_CASE("tokenizers: every byte string comes back, whole or in parts", "[token
     std::vector<int32_t> most;
     const std::string prose =
         std::string(300, 'x') + "The quick brown fox jumps over the lazy dog. And again, and so on.";
-    CHECK(tokenizer->append_beginning(prose, most) > 300);
+    CHECK(tokenizer->append_prefix(prose, most) > 300);
   }
 }
 

@@ -1,5 +1,5 @@
-// Reductions over a warp or an aligned part of it. Sums have a fixed order, which cub's warp reductions do not keep:
-// they add neighbouring lanes first, these the most distant ones.
+// Floating-point reductions over a warp or an aligned part of it, in a fixed order that adds the most distant lanes
+// first. cub's warp reductions add neighbouring lanes first, so their sums have other bits; integer sums use cub.
 #pragma once
 
 namespace triad::cuda {
@@ -20,9 +20,8 @@ __device__ __forceinline__ float warp_max(float x) {
   for (int o = kLanes / 2; o > 0; o >>= 1) x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, o));
   return x;
 }
-// The sum over the warp, valid in lane 0 only. T: double or a 64-bit integer.
-template <class T>
-__device__ __forceinline__ T warp_sum_to_lane0(T x) {
+// The sum over the warp, valid in lane 0 only.
+__device__ __forceinline__ double warp_sum_to_lane0(double x) {
 #pragma unroll
   for (int o = 16; o > 0; o >>= 1) x += __shfl_down_sync(kFullWarp, x, o);
   return x;

@@ -13,6 +13,7 @@
 // Each element of dw is read and written once if its token occurs. Bound by memory: dy once, 8 bytes for each touched
 // element of dw. No size depends on the tokens, so the host never waits.
 #include <algorithm>
+#include <cub/warp/warp_scan.cuh>
 #include <limits>
 
 #include "kernels/common/bthd.cuh"
@@ -58,22 +59,19 @@ struct List {
   int32_t* begins;  // [stretches + 1]
   // Begin and end of the run of equal tokens that crosses the first border of each stretch, if one does.
   int2* crossing;
-  int32_t*
-      arrived;  // [stretches][column groups]: how many warps have stored a part of the run that begins in a stretch
+  // [stretches][column groups]: how many warps have stored a part of the run that begins in the stretch.
+  int32_t* arrived;
   int32_t N;
   int column_groups;
 };
 
 // The sum over the lanes before this one.
 __device__ __forceinline__ int32_t exclusive_sum(int32_t own) {
-  const int lane = threadIdx.x % 32;
-  int32_t through = own;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int32_t other = __shfl_up_sync(kFullWarp, through, offset);
-    if (lane >= offset) through += other;
-  }
-  return through - own;
+  using WarpScan = cub::WarpScan<int32_t>;
+  typename WarpScan::TempStorage empty;  // a scan of 32 lanes uses no shared memory
+  int32_t before;
+  WarpScan(empty).ExclusiveSum(own, before);
+  return before;
 }
 
 // A CTA owns the tokens whose low `bits` bits are its number: frequent tokens are neighbours in most vocabularies, so

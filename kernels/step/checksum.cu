@@ -1,5 +1,7 @@
 // Checksums on the GPU, bound by memory: each word is read once. Sums are integers, so the CTAs' sums may be added by
 // atomics in any order.
+#include <cub/block/block_reduce.cuh>
+
 #include "kernels/common/launch.cuh"
 #include "kernels/step/checksum.h"
 
@@ -17,13 +19,10 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t i = begin + j * kThreads;
     if (i < words) sum += x[i] * checksum_weight(static_cast<uint64_t>(i));
   }
-  sum = warp_sum_to_lane0(sum);
-  __shared__ unsigned long long warps[kThreads / 32];
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  for (int i = 1; i < kThreads / 32; ++i) sum += warps[i];
-  atomicAdd(out, sum);
+  using BlockSum = cub::BlockReduce<unsigned long long, kThreads>;
+  __shared__ typename BlockSum::TempStorage memory;
+  sum = BlockSum(memory).Sum(sum);
+  if (threadIdx.x == 0) atomicAdd(out, sum);
 }
 
 }  // namespace

@@ -184,7 +184,7 @@ std::optional<RecomputeFit> fit_recompute(Config config, Device device, int64_t 
 
 std::unique_ptr<Runtime> allocate_planned(const Config& config, Device device, Comm* comm) {
   const MemoryPlan plan = plan_memory(config, device, comm);
-  if (!device.is_cuda()) take_matmul_buffers();
+  if (!device.is_cuda()) allocate_matmul_buffers();
   const DeviceInfo info = backend::info(device);
   const int64_t room = info.free_bytes - left_free(info.free_bytes);
   if (plan.peak_bytes() > room) throw too_large(config, device, comm, info, room);

@@ -111,7 +111,7 @@ void gemm(const MatmulOptions& o, int m, int n, int k, const T* a, int lda, cons
 }
 
 // Makes OpenBLAS allocate the work buffers of `gemms` concurrent gemms; it keeps them for later ones.
-void take_buffers(int64_t gemms) {
+void allocate_blas_buffers(int64_t gemms) {
   constexpr int64_t kMiB = int64_t{1} << 20, kBufferMiB = 128;  // size of a buffer in OpenBLAS's x86-64 builds
   const auto bytes = static_cast<size_t>(gemms * kBufferMiB * kMiB);
   void* const room = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -156,7 +156,7 @@ void multiply_in_depth(Context& ctx, Tensor d, const Matrix<T>& A, const Matrix<
 template <class T>
 void multiply(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const Size& s, const MatmulOptions& o,
               ConstTensor addend) {
-  take_matmul_buffers();
+  allocate_matmul_buffers();
   const Tile tile = choose_tile(s);
   const Matrix<T> A(a), B(b), Addend(addend.empty() ? ConstTensor(d) : addend);
   T* const D = d.ptr<T>();
@@ -235,8 +235,8 @@ void multiply_cuda(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const M
 
 }  // namespace
 
-void take_matmul_buffers() {
-  static const bool once = (take_buffers(cpu_threads()), true);
+void allocate_matmul_buffers() {
+  static const bool once = (allocate_blas_buffers(cpu_threads()), true);
   static_cast<void>(once);
 }
 

@@ -106,7 +106,7 @@ class CublasLt final : public BlasHandle {
 
  private:
   Plan make_plan(const Problem& problem) const;
-  bool take_tuned(Plan& plan, const Problem& problem) const;
+  bool use_tuned(Plan& plan, const Problem& problem) const;
 
   Device device_;
   bool tuned_card_;
@@ -157,7 +157,7 @@ const TunedProduct* find_tuned(const Problem& p) {
 }
 
 // Sets plan.algorithm from the table. False, without effect, if the table or the library has none for this problem.
-bool CublasLt::take_tuned(Plan& plan, const Problem& p) const {
+bool CublasLt::use_tuned(Plan& plan, const Problem& p) const {
   const TunedProduct* const t = tuned_card_ ? find_tuned(p) : nullptr;
   if (t == nullptr) return false;
   cublasLtMatmulAlgo_t algorithm;
@@ -192,7 +192,7 @@ Plan CublasLt::make_plan(const Problem& p) const {
   init_layout(plan.b, p.b);
   init_layout(plan.c, p.c);
   init_layout(plan.d, p.d);
-  if (take_tuned(plan, p)) return plan;
+  if (use_tuned(plan, p)) return plan;
 
   cublasLtMatmulPreferenceOpaque_t preference;
   CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));

@@ -14,7 +14,7 @@ inline constexpr int64_t kMatmulWorkspaceBytes = int64_t{32} << 20;
 // Allocates OpenBLAS's work buffers, once per process (mostly address space that is never touched); throws if a limit
 // on addresses (ulimit -v) refuses them, where OpenBLAS itself would retry forever. The first product calls this. A
 // memory plan calls it earlier, before it reads how much memory is free.
-void take_matmul_buffers();
+void allocate_matmul_buffers();
 
 struct MatmulOptions {
   bool trans_a = false, trans_b = false;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine/op_scope.h"
+#include "kernels/nsa/attend_cpu_forward.h"
 #include "kernels/nsa/select_cpu.h"
 
 namespace triad {

@@ -1,8 +1,9 @@
-// The compressed branch: its checks and, on the CPU, which blocks a row sees and which rows see a block.
+// The compressed branch: checks, dispatch, and the CPU's Pattern (blocks of a row, rows of a block).
 #include "kernels/nsa/attend_compressed.h"
 
 #include "engine/op_scope.h"
-#include "kernels/nsa/attend_cpu.h"
+#include "kernels/nsa/attend_cpu_backward.h"
+#include "kernels/nsa/attend_cpu_forward.h"
 #include "kernels/nsa/compress.h"
 #include "kernels/nsa/route.h"
 
@@ -10,7 +11,7 @@ namespace triad {
 
 namespace {
 
-// Row t sees a prefix of the compressed keys: those of the blocks that end by t.
+// Row t sees a prefix of the compressed keys: the blocks that end at or before t.
 struct CompressedPattern {
   int64_t T, l, d, blocks;
   int64_t visible(int64_t t) const { return compressed_length(t + 1, l, d); }

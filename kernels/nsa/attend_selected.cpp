@@ -1,9 +1,10 @@
-// The selected branch on the CPU. Backward by keys needs the lists the other way round, from a block to the tokens that
-// list it: an index as long as the lists themselves, built in scratch.
+// The selected branch: checks, dispatch, and the CPU's Pattern. For dk and dv the CPU inverts the lists in scratch:
+// from a block to the tokens that list it, an index as long as the lists.
 #include "kernels/nsa/attend_selected.h"
 
 #include "engine/op_scope.h"
-#include "kernels/nsa/attend_cpu.h"
+#include "kernels/nsa/attend_cpu_backward.h"
+#include "kernels/nsa/attend_cpu_forward.h"
 #include "kernels/nsa/route.h"
 
 namespace triad {
@@ -13,7 +14,8 @@ namespace {
 struct SelectedPattern {
   int64_t T, n, l_sel, blocks;
   attend_cpu::Rows<const int32_t> lists;
-  // Backward: the tokens that list block j of (b, g), ascending, are tokens[begins[j] .. begins[j+1]).
+  // Inverse index, for backward: tokens[begins[j] .. begins[j+1]) are the tokens that list block j of (b, g),
+  // ascending.
   Tensor begins, tokens;  // [B,Hkv,blocks+1] i64, [B,Hkv,T*min(n,blocks)] i32
 
   bool exists(int64_t block, int64_t t) const { return block >= 0 && block * l_sel <= t; }
@@ -21,7 +23,7 @@ struct SelectedPattern {
   template <class Visit>
   void keys(int64_t b, int64_t t, int64_t g, Visit&& visit) const {
     const int32_t* list = lists(b, t, g);
-    for (int64_t i = 0; i < n && exists(list[i], t);) {  // neighbouring blocks are one range
+    for (int64_t i = 0; i < n && exists(list[i], t);) {  // merges consecutive blocks into one range
       const int64_t first = list[i];
       int64_t last = first;
       for (++i; i < n && list[i] == last + 1 && exists(list[i], t); ++i) ++last;
@@ -49,7 +51,7 @@ SelectedPattern selected_pattern(const char* op, const AttendIn& in, const Const
   return {T, n, l_sel, (T + l_sel - 1) / l_sel, attend_cpu::Rows<const int32_t>(block_index), {}, {}};
 }
 
-// Fills begins and tokens: counts, their running sum, then each token into its blocks' places.
+// Fills begins and tokens by a counting sort: counts per block, prefix sum, then one write per list entry.
 void invert_lists(Context& ctx, Scratch::Scope& scope, SelectedPattern& p, int64_t B, int64_t Hkv) {
   p.begins = scope.alloc(DType::i64, {B, Hkv, p.blocks + 1});
   p.tokens = scope.alloc(DType::i32, {B, Hkv, p.T * std::min(p.n, p.blocks)});
@@ -66,7 +68,7 @@ void invert_lists(Context& ctx, Scratch::Scope& scope, SelectedPattern& p, int64
     for_each_entry([&](int64_t, int64_t block) { ++begins[block + 1]; });
     for (int64_t j = 0; j < p.blocks; ++j) begins[j + 1] += begins[j];
     for_each_entry([&](int64_t t, int64_t block) { tokens[begins[block]++] = static_cast<int32_t>(t); });
-    for (int64_t j = p.blocks; j > 0; --j) begins[j] = begins[j - 1];  // each begin ran on to the next one's
+    for (int64_t j = p.blocks; j > 0; --j) begins[j] = begins[j - 1];  // the writes advanced begins[j] to begins[j+1]
     begins[0] = 0;
   });
 }

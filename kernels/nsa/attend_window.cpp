@@ -1,8 +1,9 @@
-// The window branch: its checks and, on the CPU, which keys a row sees and which rows see a key.
+// The window branch: checks, dispatch, and the CPU's Pattern (keys of a row, rows of a key).
 #include "kernels/nsa/attend_window.h"
 
 #include "engine/op_scope.h"
-#include "kernels/nsa/attend_cpu.h"
+#include "kernels/nsa/attend_cpu_backward.h"
+#include "kernels/nsa/attend_cpu_forward.h"
 #include "kernels/nsa/route.h"
 
 namespace triad {

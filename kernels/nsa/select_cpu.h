@@ -1,13 +1,18 @@
-// The selection on the CPU, for rows at any position: probabilities summed over a group's heads, weighed into scores of
-// blocks, and the best listed.
+// The selection on the CPU, for training and decoding. Per (token, group): sum the probabilities over the group's
+// heads, weight them into block scores (Eq. 9), list the best blocks.
 #pragma once
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/common/cpu_exp.h"
 #include "kernels/nsa/attend_cpu.h"
 #include "kernels/nsa/compress.h"
 #include "kernels/nsa/select.h"
 
 namespace triad::select_cpu {
 
-// sum[c] = sum over the group's heads of p[c], for the visible compressed keys c < visible (rounded up to whole tiles)
+// sum[c] = sum over the group's heads of p[c], for the compressed keys c < visible, rounded up to whole tiles.
 template <class A, class LseOf>
 inline void sum_of_probabilities(A* sum, const A* q, int64_t q_row, int64_t dk, int64_t G, int64_t visible,
                                  attend_cpu::Right<A> tiles, A* p, LseOf&& lse_of) {
@@ -23,7 +28,7 @@ inline void sum_of_probabilities(A* sum, const A* q, int64_t q_row, int64_t dk, 
   });
 }
 
-// The share of a compressed block that s of its tokens are, for s up to what can lie in one selection block.
+// shares[s] = s / l: the weight of a compressed block that has s tokens in common with a selection block.
 template <class A>
 std::vector<A> block_shares(const SelectOptions& o) {
   std::vector<A> shares(static_cast<size_t>(std::min(o.l, o.l_sel) + 1));
@@ -31,7 +36,7 @@ std::vector<A> block_shares(const SelectOptions& o) {
   return shares;
 }
 
-// Paper Eq. 9: what the compressed blocks give to selection block j, each by the share of it that lies in j.
+// Paper Eq. 9: the score of selection block j, the sum over compressed blocks c of p[c] times overlap(c, j) / l.
 template <class A>
 inline A block_score(const A* p, int64_t visible, int64_t j, const SelectOptions& o, const A* shares) {
   const int64_t begin = j * o.l_sel, end = begin + o.l_sel;
@@ -42,7 +47,7 @@ inline A block_score(const A* p, int64_t visible, int64_t j, const SelectOptions
   return score > 0 ? score : A{0};  // no NaN, whose order would be undefined
 }
 
-// The list of row t, given score(j) of block j: forced blocks, then the best complete ones.
+// Writes the list of the token at position t (select.h); score_of(j) is the score of block j.
 template <class A, class ScoreOf>
 inline void list_blocks(int32_t* list, int64_t t, const SelectOptions& o, ScoreOf&& score_of) {
   struct Candidate {
@@ -51,9 +56,9 @@ inline void list_blocks(int32_t* list, int64_t t, const SelectOptions& o, ScoreO
   };
   static thread_local std::vector<Candidate> candidates;
   const int64_t current = t / o.l_sel, complete = (t + 1) / o.l_sel;
-  const int64_t init_end = std::min(o.init_blocks, current + 1);                 // forced: [0, init_end)
+  const int64_t init_end = std::min(o.init_blocks, current + 1);                 // forced blocks: [0, init_end)
   const int64_t local_begin = std::max(init_end, current - o.local_blocks + 1);  // and [local_begin, current]
-  const int64_t candidate_end = std::min(complete, local_begin);                 // free: what lies between
+  const int64_t candidate_end = std::min(complete, local_begin);  // candidates: [init_end, candidate_end)
   int64_t count = 0;
   for (int64_t j = 0; j < init_end; ++j) list[count++] = static_cast<int32_t>(j);
 
@@ -71,7 +76,7 @@ inline void list_blocks(int32_t* list, int64_t t, const SelectOptions& o, ScoreO
   std::fill(list + count, list + o.n_sel, -1);
 }
 
-// position_of(b, t): where in its sequence row t of q stands.
+// position_of(b, t): the position in its sequence of row t of q (t itself in training).
 template <class T, class PositionOf>
 inline void select(Context& ctx, Tensor block_index, ConstTensor q_in, ConstTensor k_cmp, ConstTensor lse_cmp,
                    const SelectOptions& o, PositionOf&& position_of) {
@@ -88,7 +93,7 @@ inline void select(Context& ctx, Tensor block_index, ConstTensor q_in, ConstTens
 
   parallel_for(ctx, B * N * Hkv, [&](int64_t i) {
     const int64_t g = i % Hkv, t = i / Hkv % N, b = i / Hkv / N, at = position_of(b, t);
-    const bool all_fit = at / o.l_sel < o.n_sel;  // every block is listed, whatever the scores
+    const bool all_fit = at / o.l_sel < o.n_sel;  // all blocks fit into the list: no scores needed
     const int64_t visible = all_fit ? 0 : compressed_length(at + 1, o.l, o.d);
     attend_cpu::ThreadBuffer<A> buffer(G * (q_row + attend_cpu::kChunk) + sums);
     A *q = buffer.take(G * q_row), *p = buffer.take(G * attend_cpu::kChunk), *sum = buffer.take(sums);

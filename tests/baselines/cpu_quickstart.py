@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Training speed on the CPU: Triad (NSA and dense) beside PyTorch eager, on the shape of a config.
+"""Compares training speed on the CPU: Triad (NSA and dense) and PyTorch eager, at the shape of a config.
 
     tests/baselines/cpu_quickstart.py [--triad build/cpu/triad] [--config configs/quickstart.json] [--threads N]
 
 The PyTorch model has the config's dimensions: RMSNorm, rotary embedding, grouped causal attention
-(scaled_dot_product_attention), the same MLP, gradient clipping and fused AdamW, in fp32. The three programs take turns,
-one process each, for several rounds; a row is the median over all steps but the first ones of each process. One run at
-the config's length and one at T = 512, with the same number of tokens a step.
-Needs Python with torch; where this interpreter has none, the script makes a virtual environment and installs it there.
+(scaled_dot_product_attention), the same MLP, gradient clipping and fused AdamW, in fp32. The three programs run
+alternately, one process each, for several rounds; a row is the median over all steps except the first WARM_UP of each
+process. There is one run at the config's length and one at T = 512, with the same number of tokens a step.
+The script needs torch; if this interpreter lacks it, a virtual environment is made and torch installed there.
 """
 import argparse
 import csv
@@ -22,17 +22,17 @@ import sys
 import tempfile
 import time
 
-WARM_UP = 3  # steps of each process that are not counted
+WARM_UP = 3  # steps of each process that are not measured
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def read_config(path):
-    """A config file is JSON with // comments, which stand on lines of their own."""
+    """Parses a config file: JSON with // comments on separate lines."""
     return json.loads(re.sub(r"^\s*//.*$", "", pathlib.Path(path).read_text(), flags=re.M))
 
 
 def usable_threads():
-    """One thread for each core that this process may use, however many hardware threads the core has."""
+    """The number of physical cores that this process may use."""
     cores = set()
     for cpu in os.sched_getaffinity(0):
         siblings = pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
@@ -50,7 +50,7 @@ def train_pytorch(config, batch, length, steps, threads):
     torch.manual_seed(1)
     m, t = config["model"], config["train"]
     dim, heads, groups, width, vocab = m["dim"], m["n_heads"], m["n_kv_groups"], m["d_k"], m["vocab_size"]
-    assert m["d_v"] == width, "heads of one width"
+    assert m["d_v"] == width, "d_k and d_v must be equal"
     swiglu = m.get("mlp", "silu") == "swiglu"
     hidden = m.get("mlp_hidden") or (-(-8 * dim // 3 // 64) * 64 if swiglu else 4 * dim)
 
@@ -77,7 +77,7 @@ def train_pytorch(config, batch, length, steps, threads):
             q = rotate(q.view(rows, tokens, heads, width).transpose(1, 2))
             k = rotate(k.view(rows, tokens, groups, width).transpose(1, 2))
             v = v.view(rows, tokens, groups, width).transpose(1, 2)
-            # As fast as enable_gqa=True on a CPU, or faster.
+            # On a CPU at least as fast as enable_gqa=True.
             k, v = (part.repeat_interleave(heads // groups, dim=1) for part in (k, v))
             o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + self.out(o.transpose(1, 2).reshape(rows, tokens, heads * width))
@@ -131,7 +131,7 @@ def run_pytorch(args, batch, length):
 
 
 def run_triad(args, attention, batch, length):
-    """Wall seconds of the steps from training.csv; CPU seconds a step: a long run less a short one."""
+    """Returns the steps' wall seconds, from training.csv, and the CPU seconds a step: a long run minus a short one."""
 
     def train(steps):
         with tempfile.TemporaryDirectory() as folder:
@@ -196,11 +196,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--triad", default=str(ROOT / "build/cpu/triad"))
     parser.add_argument("--config", default=str(ROOT / "configs/quickstart.json"))
-    parser.add_argument("--python", help="an interpreter with torch")
+    parser.add_argument("--python", help="a Python interpreter that has torch")
     parser.add_argument("--threads", type=int, default=usable_threads(), help="of each program")
     parser.add_argument("--steps", type=int, default=15, help="of each process")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", help="the rows, one a line, are added to this file")
+    parser.add_argument("--json", help="append the rows to this file, one a line")
     parser.add_argument("--only-pytorch", help=argparse.SUPPRESS)
     args = parser.parse_args()
     config = read_config(args.config)

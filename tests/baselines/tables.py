@@ -4,7 +4,7 @@
     tests/baselines/tables.py           rewrite the tables
     tests/baselines/tables.py --check   exit code 1, and a diff, if a table differs from what the rows say
 
-A table stands between the lines MARK and END below. The current figure of a key is its newest row (see newest()).
+A table is the text between the lines MARK and END below. The current figure of a key is its newest row (newest()).
 """
 import argparse
 import collections
@@ -34,7 +34,8 @@ OPS = [
 ]
 SHAPES = ["8x2048x12x2x64", "3x6000x12x2x64", "1x65536x12x2x64", "1x8192x64x4x128", "1x65536x64x4x128"]
 DECODE = [512, 2048, 4096, 8192, 16384, 32768, 65536]
-STEPS = [("16 x 2,048", "m7c_125m 16x2048"), ("4 x 8,192", "m7c_125m_8k 4x8192"), ("1 x 65,536", "m7c_125m_64k 1x65536")]
+STEPS = [("16 x 2,048", "m7c_125m 16x2048"), ("4 x 8,192", "m7c_125m_8k 4x8192"),
+         ("1 x 65,536", "m7c_125m_64k 1x65536")]
 
 
 def newest():
@@ -69,7 +70,8 @@ def provenance(rows):
 
 
 def table(head, body):
-    return ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head), *("| " + " | ".join(line) + " |" for line in body)]
+    lines = ["| " + " | ".join(cells) + " |" for cells in [head, *body]]
+    return [lines[0], "|" + " --- |" * len(head), *lines[1:]]
 
 
 def attention(rows):
@@ -91,8 +93,10 @@ def attention(rows):
         dense = [ms(rows["cuDNN", "dense", shape + " randn", way]) for way in ("forward", "backward")]
         ratio = " / ".join(f"{a / b:.2f}" for a, b in zip(nsa, dense))
         body.append([shape, *parts, both("Triad", "attention", shape), both("cuDNN", "dense", shape), ratio])
-    head = ["B x T x Hq x Hkv x dk", "compressed", "select", "selected", "window", "all of NSA", "cuDNN, dense", "ratio"]
-    return [f"Attention, ms forward / backward; parts timed alone (commits: {provenance(used)}):", "", *table(head, body)]
+    head = ["B x T x Hq x Hkv x dk", "compressed", "select", "selected", "window", "all of NSA", "cuDNN, dense",
+            "ratio"]
+    title = f"Attention, ms forward / backward; parts timed alone (commits: {provenance(used)}):"
+    return [title, "", *table(head, body)]
 
 
 def ops(rows):
@@ -108,8 +112,8 @@ def ops(rows):
         body.append([name, *("-" if row is None else short(row["us"]) for row in found),
                      shares + (" of the product" if is_product else "")])
     head = ["op, 16 x 2,048 tokens", "forward, us", "backward, us", "share of the ceiling"]
-    return [f"Ops at M7C's sizes; ceiling: a device copy of equal size, or an 8192^3 product (commits: {provenance(used)}):", "",
-            *table(head, body)]
+    title = "Ops at M7C's sizes; ceiling: a device copy of equal size, or an 8192^3 product"
+    return [f"{title} (commits: {provenance(used)}):", "", *table(head, body)]
 
 
 def decode(rows):
@@ -162,7 +166,8 @@ def main():
             continue
         stale.append(name)
         if check:
-            sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), name, f"{name}, from the rows", n=0))
+            texts = old.splitlines(True), new.splitlines(True)
+            sys.stdout.writelines(difflib.unified_diff(*texts, name, f"{name}, from the rows", n=0))
         else:
             path.write_text(new)
     if check and stale:

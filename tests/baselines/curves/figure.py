@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""curves.svg of the kept CSVs: figure.py FOLDER T ... (validation loss over millions of bytes, a panel for each T, or T_from_F)"""
+"""Draws curves.svg from the kept CSVs: figure.py FOLDER T ... (validation loss over millions of bytes, a panel a T or T_from_F)"""
 import csv, pathlib, sys
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 420, 300, 52, 30, 16, 42  # of a panel, and its margins

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# The curves of this folder: NSA and dense attention on the same text, seed and steps, at T = 2,048 and 8,192.
-#   tests/baselines/curves/run.sh FOLDER_OF_TEXT OUT      (README.md beside this file says which text)
-# Two GPUs where there are two: NSA on the first, dense on the second. Everything ends within LIMIT seconds, and OUT
-# holds what was done by then. A later call keeps the runs that are whole, whatever their steps.
+# Trains NSA and dense attention on the same text, seed and steps, at T = 2,048 and 8,192, for the curves of this folder.
+#   tests/baselines/curves/run.sh FOLDER_OF_TEXT OUT      (README.md in this folder describes the text)
+# With two GPUs NSA uses the first and dense the second. The script ends within LIMIT seconds; OUT then holds the
+# finished runs. A later call skips runs that are complete, regardless of their number of steps.
 set -u
 text=$(realpath "$1"); mkdir -p "$2"; out=$(realpath "$2")
 cd "$(dirname "$0")/../../.."
 triad=$(realpath "${TRIAD:-build/cuda/triad}")
 steps=${STEPS:-3200} limit=${LIMIT:-525}
-# T:sequences a step[:steps[:F]], the last begun with the weights of the run at F tokens, warmed up for 100 steps, as
-# T_from_F
+# Each entry: T:sequences a step[:steps[:F]]. With F the run starts from the weights of the run at F tokens, warms up for
+# 100 steps and is named T_from_F.
 read -ra lengths <<< "${LENGTHS:-2048:16 8192:4:3600:2048}"
 read -ra more <<< "${MORE:-}"  # further arguments of triad train
 deadline=$(($(date +%s) + limit))
@@ -25,7 +25,7 @@ chain() {  # attention, GPU
     IFS=: read -r t sequences n from <<< "$length"
     name=$1_$t${from:+_from_$from} run=$out/$1_$t${from:+_from_$from}
     [ -e "$run/metrics.json" ] && continue
-    seconds=$(left -15)  # what is stopped writes a checkpoint; timeout 0 would be no limit
+    seconds=$(left -15)  # a run that is stopped needs time to write a checkpoint; timeout 0 would mean no limit
     [ "$seconds" -gt 5 ] || { echo "$name: no time is left"; continue; }
     CUDA_VISIBLE_DEVICES=$2 OMP_NUM_THREADS=${OMP_NUM_THREADS:-8} timeout -k 8 "$seconds" "$triad" train \
       configs/m7c_bytes.json --overwrite --set model.attention="$1" --set train.seq_len="$t" \
@@ -39,7 +39,7 @@ chain() {  # attention, GPU
 }
 IFS=, read -ra gpus <<< "${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=index --format=csv,noheader 2> /dev/null | paste -sd,)}"
 chain nsa "${gpus[0]-}" &
-[ ${#gpus[@]} -lt 2 ] && wait  # one after the other
+[ ${#gpus[@]} -lt 2 ] && wait  # one GPU: one after the other
 chain dense "${gpus[1]-${gpus[0]-}}" &
 wait
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The runs of run.sh as a table, and what of them is kept: summary.py OUT T ... [--keep FOLDER]  (T, or T_from_F)
+"""Prints the runs of run.sh as a table: summary.py OUT T ... [--keep FOLDER]  (T, or T_from_F)
 
---keep: the runs' val.csv and training.csv, as FOLDER/<run>_val.csv and FOLDER/<run>_training.csv.
+--keep copies the runs' val.csv and training.csv to FOLDER/<run>_val.csv and FOLDER/<run>_training.csv.
 """
 import csv, json, pathlib, shutil, sys
 
@@ -21,7 +21,7 @@ def summary(run):
         beat = json.loads(line)
         if beat["msg"] == "step_end":
             beats.append(beat)
-    later = beats[min(10, len(beats) // 2):]  # the first steps wait for the device to warm up, and for the first batch
+    later = beats[min(10, len(beats) // 2):]  # without the first steps, in which the device warms up and the first batch is loaded
     fetch = [b["fetch_ms"] for b in later]
     steps_ms = [b["step_ms"] for b in later]
     power = [b["power_w"] for b in later if b["power_w"] is not None]

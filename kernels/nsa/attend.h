@@ -1,5 +1,5 @@
-// The contract of the three attention branches: shapes, softmax, gradient. For row (t, h), over the keys s that the
-// branch shows to token t:
+// The contract of the three attention branches: shapes, softmax, gradient. For row (t, h), over the keys s that token t
+// sees in this branch:
 //   lse = log sum_s exp(q.k_s / sqrt(dk)),  p[s] = exp(q.k_s / sqrt(dk) - lse),  o = sum_s p[s] v_s
 // A row without keys gives o = 0 and lse = -inf. Head h reads the keys of group h / G, G = Hq / Hkv. All axes but the
 // innermost may be strided.
@@ -29,9 +29,8 @@ struct AttendGradIn {
   ConstTensor rounding_unit = {};
 };
 struct AttendGradOut {
-  Tensor dq;  // [B,T,Hq,dk] acc, added to; shared by the branches
-  Tensor dk,
-      dv;  // shapes of k and v, overwritten; T, or acc (the compressed branch, whose dk and dv phi's backward reads)
+  Tensor dq;      // [B,T,Hq,dk] acc, added to; shared by the branches
+  Tensor dk, dv;  // shapes of k and v, overwritten; T, or acc (the compressed branch: phi's backward reads acc)
 };
 // With ds[s] = p[s] * (gate * dout.v_s - delta):
 //   dq += sum_s ds[s] k_s / sqrt(dk);  dk_s = sum_(t,h) ds[s] q / sqrt(dk);  dv_s = sum_(t,h) p[s] * gate * dout
@@ -42,11 +41,11 @@ struct RoundingUnitBranch {
 };
 // Returns a rounding unit for each row of dq, [B,T,Hq] acc, where the backward kernels add to dq from several CTAs with
 // atomics (nsa/sm90/rounding_unit.cu); elsewhere an absent tensor. The kernels round every term to a multiple of the
-// unit. The unit is a power of two, large enough that every partial sum of the row fits the 24 bits of an fp32
-// mantissa: all additions are exact, so the bits of dq do not depend on their order. dq must be zero before the first
-// branch, and other terms may be added only after the last one. dout_norm [B,T,Hq] acc: |dout| from
-// nsa_combine_backward; if absent, one more pass over dout computes it. key_norms: the result of attend_key_norms; if
-// absent, it is computed here.
+// unit, a power of two so large that every partial sum of the row fits the 24 bits of an fp32 mantissa. All additions
+// are then exact, and the bits of dq do not depend on their order. dq must be zero before the first branch, and other
+// terms may be added only after the last one.
+//   dout_norm [B,T,Hq] acc: |dout| from nsa_combine_backward; if absent, one more pass over dout computes it
+//   key_norms: from attend_key_norms; if absent, computed here
 Tensor attend_rounding_unit(Context&, Scratch::Scope&, const Tensor& dq, ConstTensor dout, ConstTensor q,
                             const std::vector<RoundingUnitBranch>& branches, ConstTensor dout_norm = {},
                             ConstTensor key_norms = {});

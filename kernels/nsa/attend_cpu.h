@@ -199,12 +199,11 @@ inline void scores(A* c, int64_t c_row, int64_t M, const A* a, int64_t a_row, in
 
 // ---- keys of a row ----
 // A branch is described by a Pattern: which keys a row sees, and which rows see a block of keys.
-//   void keys(b, t, g, visit) const              calls visit(begin, end) for each range of keys that row t sees. The
-//                                                ranges are disjoint and ascending.
-//   void rows(b, g, begin, end, visit) const     calls visit(t, first, last), t ascending, for each row t that sees
-//   keys
-//                                                of [begin, end); [first, last) are those keys.
-//   int64_t span() const                         no block passed to rows() crosses a multiple of it.
+//   void keys(b, t, g, visit) const             calls visit(begin, end) for each range of keys that row t sees;
+//                                               ranges are disjoint and ascending
+//   void rows(b, g, begin, end, visit) const    calls visit(t, first, last), t ascending, for each row t that sees
+//                                               the keys [first, last) of [begin, end)
+//   int64_t span() const                        no block passed to rows() crosses a multiple of it
 
 inline constexpr int64_t kChunk = 128;  // keys whose scores are held at a time: scores and operands fit in L1
 

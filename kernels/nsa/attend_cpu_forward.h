@@ -1,4 +1,4 @@
-// Forward of an attention branch on the CPU: a streaming softmax over the keys that a Pattern shows to each row.
+// Forward of an attention branch on the CPU: a streaming softmax over the keys that each row sees.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -1,9 +1,8 @@
 // Health statistics of NSA's gates and block lists, summed over the rows (token, group) of a layer (log.stats).
-//   gates: p_b = gate_b / (gate_cmp + gate_sel + gate_win), the identity for softmax gates. entropy = -sum_b p_b ln
-//   p_b,
-//          at most ln 3. A row is collapsed if its entropy is below 0.1 (its largest p is then above 0.97). A row whose
-//          gates are all 0 is dead: it passes no branch and gets no gradient that could reopen a gate. Dead rows have
-//          no p and no entropy; they are counted separately and excluded from all other gate statistics.
+//   gates: p_b = gate_b / (gate_cmp + gate_sel + gate_win), the identity for softmax gates. Their entropy is
+//          -sum_b p_b ln p_b, at most ln 3. A row is collapsed if its entropy is below 0.1 (its largest p is then above
+//          0.97). A row whose gates are all 0 is dead: it passes no branch and gets no gradient that could reopen a
+//          gate. Dead rows have no p and no entropy; they are excluded from all other gate statistics.
 //   lists: tokens of a row: the tokens s <= t in its listed blocks. A listed block is forced if it is an initial or a
 //          local one, and shared if the list of the previous token contains it too.
 // A separate kernel computes them, from gates and lists that are still in L2: a list is compared with its neighbour's,
@@ -108,7 +107,8 @@ inline constexpr int64_t kStatsPieces = 256;
 // pieces [kStatsPieces, NsaStats::count] f64: the rows are merged into them; zeros before the first call
 //   <-  gate [3,B,T,Hkv] acc, block_index [B,T,Hkv,n] i32, both contiguous
 void nsa_stats(Context&, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions&);
-// out [L, NsaStats::count] f64 overwritten  <-  pieces [L, kStatsPieces, NsaStats::count] f64, merged a layer
+// out [L, NsaStats::count] f64 overwritten  <-  pieces [L, kStatsPieces, NsaStats::count] f64: each layer's pieces,
+// merged
 void nsa_stats_merge(Context&, Tensor out, ConstTensor pieces);
 
 namespace cuda {

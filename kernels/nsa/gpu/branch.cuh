@@ -44,7 +44,7 @@ struct KeyRange {
 struct BlockLists {
   const int* data;
   int64_t batch, row, head;
-  int n, tokens, groups, blocks;  // n, T, Hkv, ceil(T / l')
+  int tokens, groups, blocks, n;  // T, Hkv, ceil(T / l'), n
   __device__ __forceinline__ const int* at(int b, int t, int g) const {
     return data + b * batch + static_cast<int64_t>(t) * row + g * head;
   }

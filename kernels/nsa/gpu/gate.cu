@@ -1,11 +1,11 @@
-// The MLP of NSA's gates on the GPU, and its backward; what the gates weigh is nsa/gpu/combine.cu.
-//   bf16 with dk 64 or 128: on tensor cores, nsa/gpu/gate_mma.cuh.
-//   Any other: a warp owns 4 rows (token, group) at a time. It reads the G heads of q once, leaves their mean in shared
-//     memory, and each lane computes one hidden unit of all 4 rows (a weight read from shared memory serves 4 rows).
-//     fc1 lies there in fp32, rows padded to an odd length: lanes walk along or across it without bank conflicts.
-//   Backward recomputes the hidden layer. Weight gradients: each CTA adds the outer products of its 32-row tiles into a
-//     slice of scratch that it owns (4x4 elements a thread), and partials.cuh adds the slices in order.
-// Bytes at M7C, 32,768 tokens, bf16: gate 50 MB; backward 50 + 17 MB (dq of a group, in fp32).
+// The MLP of NSA's gates on the GPU, and its backward. nsa/gpu/combine.cu has the sum that the gates weight.
+//   bf16 with dk 64 or 128: tensor cores, nsa/gpu/gate_mma.cuh.
+//   Any other shape: a warp computes 4 rows (token, group) at a time. It reads the G heads of q once and stores their
+//   mean to shared memory; then each lane computes one hidden unit of all 4 rows, so that each weight read from shared
+//   memory is used 4 times. fc1 is in shared memory in fp32, with rows padded to an odd length: lanes read along or
+//   across rows without bank conflicts. Backward recomputes the hidden layer. Each CTA adds the outer products of its
+//   32-row tiles to its own slice of scratch (4 x 4 elements per thread), and partials.cuh adds the slices in order.
+// Bound: reading q.
 #include <algorithm>
 #include <limits>
 
@@ -17,14 +17,14 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRows = 4;                          // rows of a warp
-constexpr int64_t kSharedLimit = 160 * 1024;      // what every GPU from A100 on grants, with room to spare
-constexpr int64_t kMinCtas = 64, kMaxCtas = 512;  // of the backward; the slices of all of them should stay near 8 MB
+constexpr int kRows = 4;                          // per warp
+constexpr int64_t kSharedLimit = 160 * 1024;      // bytes per CTA; every GPU since A100 allows more
+constexpr int64_t kMinCtas = 64, kMaxCtas = 512;  // of the backward; all slices together take about 8 MB
 constexpr int64_t kSliceFloats = 2 << 20;
 
 // ---- the gate MLP ----
 
-// The weights as floats in shared memory; fc1's columns are padded with zeros to a multiple of 4.
+// The weights in shared memory, as floats; fc1's columns are padded with zeros to a multiple of 4.
 struct SharedMlp {
   float *fc1_w, *fc1_b, *fc2_w, *fc2_b;
   template <class T>
@@ -68,7 +68,7 @@ __device__ void mean_of_heads(float* mean, int mean_stride, const Bthd<const T>&
   }
 }
 
-// before[i] = fc1[m] . mean[i] + b1[m] for the 4 rows; m differs from lane to lane.
+// before[i] = fc1[m] . mean[i] + b1[m] for the 4 rows; each lane has another m.
 __device__ __forceinline__ void hidden_unit(float (&before)[kRows], const SharedMlp& mlp, int fc1_row,
                                             const float* mean, int mean_stride, int m) {
 #pragma unroll
@@ -84,7 +84,7 @@ __device__ __forceinline__ void hidden_unit(float (&before)[kRows], const Shared
   }
 }
 
-// Shared memory: the weights; for each warp mean [4][padded width].
+// Shared memory: the weights; per warp, mean [4][padded width].
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     gate_forward_kernel(Planes<float> gate, Bthd<const T> q, GateMlp<T> weights, GateRows rows, bool softmax,
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads)
   const SharedMlp mlp(shared, weights);
   const int width = weights.padded_width(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float* const mean = shared + weights.weight_floats() + warp * kRows * width;
-  for (int i = lane; i < kRows * width; i += 32) mean[i] = 0.0f;  // the padding stays so
+  for (int i = lane; i < kRows * width; i += 32) mean[i] = 0.0f;  // the padding stays 0
   __syncthreads();
 
   const int64_t rows_per_pass = int64_t{gridDim.x} * (blockDim.x / 32) * kRows;
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int b = 0; b < 3; ++b) gate.at(b, row.b, row.t, row.g) = g[b];
     }
-    __syncwarp();  // the means are read before the next ones are written
+    __syncwarp();  // before the next rows overwrite the means
   }
 }
 
@@ -148,7 +148,8 @@ __global__ void __launch_bounds__(kThreads)
   gate.at(2, row.b, row.t, row.g) = win;
 }
 
-// What the backward keeps of a tile of rows in shared memory, after the weights. dbefore: gradient before the SiLU.
+// Backward's tile of rows in shared memory, after the weights. after: output of the SiLU; dbefore: gradient of its
+// input.
 struct GateTile {
   float *mean, *after, *dbefore, *dz;  // [rows][padded width], 2 x [rows][padded hidden], [rows][4]
   template <class T>
@@ -163,8 +164,8 @@ struct GateTile {
   }
 };
 
-// Adds the tile's share of the weight gradients to this CTA's slice; the CTA's first tile overwrites. Every element has
-// one owner thread, so there is nothing to race for.
+// Adds the tile's contribution to the weight gradients in this CTA's slice; the CTA's first tile overwrites it. Each
+// element is written by one thread, so there are no races.
 template <class T>
 __device__ void add_weight_gradients(float* slice, const GateTile& tile, const GateMlp<T>& mlp, int tile_rows,
                                      bool overwrite) {
@@ -188,7 +189,7 @@ __device__ void add_weight_gradients(float* slice, const GateTile& tile, const G
       to = make_float4(old.x + sum[a][0], old.y + sum[a][1], old.z + sum[a][2], old.w + sum[a][3]);
     }
   }
-  // The few others; from the last thread down, as the first ones are busy above.
+  // The few other gradients, by the last threads: the first threads are busy above.
   const GateSlice at(mlp);
   for (int i = at.fc1_b + blockDim.x - 1 - threadIdx.x; i < at.fc2_b + 3; i += blockDim.x) {
     float sum = 0;
@@ -228,7 +229,7 @@ __device__ void write_dq(const Bthd<float>& dq_group, const float* dbefore, cons
   __syncwarp();
 }
 
-// Shared memory: the weights; a GateTile of 4 rows a warp. Four CTAs an SM hide the latency of q.
+// Shared memory: the weights; a GateTile with 4 rows per warp. Four CTAs per SM hide the latency of reading q.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads, 4)
     gate_backward_kernel(Bthd<float> dq_group, float* __restrict__ slices, Planes<const float> dgate,
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int width = weights.padded_width(), hidden = weights.padded_hidden();
   const GateTile tile(shared + weights.weight_floats(), weights, tile_rows);
   for (int i = threadIdx.x; i < tile_rows * (width + 2 * hidden + 4); i += blockDim.x) tile.mean[i] = 0.0f;
-  __syncthreads();  // the weights are there, and the padding is 0 for good
+  __syncthreads();  // the weights are loaded; the padding stays 0
 
   float* const mean = tile.mean + warp * kRows * width;
   float* const after = tile.after + warp * kRows * hidden;
@@ -268,7 +269,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
     __syncthreads();
     add_weight_gradients(slice, tile, weights, tile_rows, i == blockIdx.x);
-    __syncthreads();  // from here on a warp touches only its own rows of the tile
+    __syncthreads();  // from here on, a warp accesses only its own rows of the tile
     write_dq(dq_group, dbefore, mlp, weights.fc1_row(), weights.width, hidden, weights.hidden, rows, first);
   }
 }
@@ -278,7 +279,8 @@ GateRows gate_rows(const ConstTensor& q, const ConstTensor& gate) {
   return {B * T * Hkv, T, static_cast<int>(Hkv), static_cast<int>(q.size(2) / Hkv)};
 }
 
-// f.template operator()<dk>(rows) and true where the tensor cores' route takes the problem. dense: what else has to be.
+// Calls f.template operator()<dk>(rows) and returns true if the tensor-core kernels support the problem. dense: whether
+// the other tensors meet their requirements.
 template <class T, class F>
 bool dispatch_mma(const GateRows& rows, const ConstTensor& q, const GateWeights& w, bool dense, F&& f) {
   if constexpr (!std::is_same_v<T, float>) {
@@ -294,7 +296,7 @@ bool dispatch_mma(const GateRows& rows, const ConstTensor& q, const GateWeights&
   return false;
 }
 
-// The most warps of a CTA, up to 8, whose rows fit in shared memory beside the weights.
+// The largest number of warps per CTA, up to 8, for which the rows and the weights fit in shared memory.
 template <class FloatsOf>
 int warps_that_fit(int64_t weight_floats, int64_t width, FloatsOf&& floats_of) {
   for (int warps = kThreads / 32; warps >= 1; warps /= 2)
@@ -350,7 +352,7 @@ void nsa_gate_backward(Context& ctx, Tensor dq_group, const GateGrads& grads, Co
       return std::min(ceil_div(rows.count, Tiles::kBackwardWarps * Tiles::kRows),
                       int64_t{Tiles::kBackwardCtasPerSm} * ctx.num_sms);
     };
-    Scratch::Scope scope(ctx.scratch);  // enough for either route
+    Scratch::Scope scope(ctx.scratch);  // as much as the larger of the two kernels needs
     Tensor slices =
         scope.alloc(DType::f32, {std::max({ctas, ctas_mma(GateTiles<64>{}), ctas_mma(GateTiles<128>{})}), at.size});
     const bool softmax = o.kind == GateKind::softmax;

@@ -1,5 +1,5 @@
-// What the two routes of the gate's MLP share (nsa/gpu/gate.cu: any shape; nsa/gpu/gate_mma.cuh: tensor cores): views
-// of the planes, the weights, the rows, and where gradients lie in a slice.
+// Shared by the gate's kernels (nsa/gpu/gate.cu: any shape; nsa/gpu/gate_mma.cuh: tensor cores): views of planes, the
+// weights, the rows, and the layout of gradients in a slice of scratch.
 #pragma once
 #include "kernels/common/bthd.cuh"
 #include "kernels/nsa/gate.h"
@@ -30,7 +30,7 @@ struct GateMlp {
   __host__ __device__ int padded_width() const { return (width + 3) / 4 * 4; }
   __host__ __device__ int padded_hidden() const { return (hidden + 3) / 4 * 4; }
   __host__ __device__ int fc1_row() const { return padded_width() + 1; }
-  // Floats of the weights in shared memory, a multiple of 4.
+  // The number of floats of the weights in shared memory, a multiple of 4.
   __host__ __device__ int weight_floats() const { return (hidden * (fc1_row() + 4) + 3 + 3) / 4 * 4; }
 };
 template <class T>
@@ -45,10 +45,10 @@ GateMlp<T> gate_mlp(const GateWeights& w) {
           static_cast<int>(w.fc1_w.size(0))};
 }
 
-// The rows (b, t, g) in this order.
+// The rows (b, t, g), numbered in this order.
 struct GateRows {
   int64_t count, T;
-  int groups, heads;  // heads of a group
+  int groups, heads;  // heads: per group
   struct Row {
     int64_t b, t;
     int g;
@@ -59,7 +59,7 @@ struct GateRows {
   }
 };
 
-// Where the gradients lie in a CTA's slice: fc1_w [padded hidden][padded width], fc1_b, fc2_w, fc2_b.
+// The offsets of the gradients in a CTA's slice: fc1_w [padded hidden][padded width], fc1_b, fc2_w, fc2_b.
 struct GateSlice {
   int fc1_b, fc2_w, fc2_b, size;
   template <class T>
@@ -67,17 +67,17 @@ struct GateSlice {
       : fc1_b(mlp.padded_hidden() * mlp.padded_width()),
         fc2_w(fc1_b + mlp.hidden),
         fc2_b(fc2_w + 3 * mlp.hidden),
-        size((fc2_b + 3 + 3) / 4 * 4) {}  // slices start at 16 bytes
+        size((fc2_b + 3 + 3) / 4 * 4) {}  // slices are 16-byte aligned
 };
 
-// Gradient of fc2's result from that of the gates.
+// The gradient dz of fc2's output, from the gates g and their gradient dg.
 __device__ __forceinline__ void gate_dz(float* dz, const float (&g)[3], const float (&dg)[3], bool softmax,
                                         float inverse_temperature) {
   const float mean = g[0] * dg[0] + g[1] * dg[1] + g[2] * dg[2];
 #pragma unroll
   for (int b = 0; b < 3; ++b) dz[b] = g[b] * (softmax ? dg[b] - mean : dg[b] * (1.0f - g[b])) * inverse_temperature;
 }
-// The same of row `row`; dz stays 0 past the last row, and with it all that follows from it.
+// The same for row `row`; past the last row dz is 0, and so is every gradient computed from it.
 __device__ __forceinline__ void gate_dz(float* dz, const Planes<const float>& dgate, const Planes<const float>& gate,
                                         const GateRows& rows, int64_t row, bool softmax, float inverse_temperature) {
   float g[3] = {}, dg[3] = {};

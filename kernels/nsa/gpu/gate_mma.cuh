@@ -1,21 +1,20 @@
-// The gate's MLP on tensor cores, for bf16 and dk of 64 or 128: dk -> dk/2 -> 3 on the mean of a group's heads. Its
-// products are small; what counts is that much of q is on its way at any time, and that nothing waits for anything
-// else. Bytes at M7C, 32,768 tokens: forward 50 MB (q), backward 67 MB (q, and f32 of dq for each group).
-//   Forward takes 20 to 21 us on an H200; the form of q's loads makes two of them, three CTAs an SM and not four a few
-//   tenths (kernels/README.md). Where the time goes, backward, of 31 us: 4.4 any launch between two events, 3 until
-//   weights and the first rows are there, 17 to 19 in the loop, which keeps memory at 4 TB/s, 2 in the sums at the end,
-//   3 in the kernel that adds the slices. What did not help: twice the warps with half the registers (3.5 us more),
-//   products that wait for none ahead of them (none), q's next tiles brought to L2 early (2 to 6 more; forward 3.5).
-//   A warp takes 8 rows (token, group) at a time and needs no other warp. They are the N of its products, hidden units
-//   the M: fc1 [hidden][columns] times mean [columns][rows]. In the B operand lane (a, c) = (lane / 4, lane % 4) holds
-//   row a; which columns stand in which place of K is free, so it holds columns 8 c .. 8 c + 7 of each 32, which are
-//   one 16-byte load. So q goes from memory to the registers where it is summed over heads, 6 KiB of a warp under way
-//   while it computes on what came before, and fc1 lies in shared memory as the words of the A operand. Sums stay fp32:
-//   what enters a product is split into two bf16, high + low, which carry 16 bits of the mantissa (the rest, 2^-17, is
-//   far below the rounding of q itself); fc1 is bf16 as it is. Gradients of fc1_b and fc2 are sums of unsplit fp32.
-//   Backward: the C fragments of fc1's result, units by rows, are the A operand of fc1's gradient, d [units][rows]
-//   times mean [rows][columns], and turned (movmatrix) the B operand of dq. With dk = 64 a warp sums the whole of fc1's
-//   gradient in registers; with 128 each of four warps sums a quarter of it, over the rows of all four.
+// The gate's MLP on tensor cores, for bf16 and dk of 64 or 128: dk -> dk/2 -> 3 on the mean of a group's heads.
+//
+// Bound: reading q; the products are small. What counts is that loads of q are always in flight and that warps do not
+// wait for each other. Backward also writes dq of each group, in f32.
+//
+// A warp computes 8 rows (token, group) at a time, without synchronizing with others. The rows are the N of its
+// products, hidden units the M: fc1 [hidden][columns] times mean [columns][rows]. In the B operand, lane (a, c) = (lane
+// / 4, lane % 4) holds row a. The order of columns in K is free, so the lane holds columns 8 c .. 8 c + 7 of each 32:
+// one 16-byte load. So q is loaded directly into the registers in which it is summed over heads, with 6 KiB per warp in
+// flight, and fc1 is in shared memory in the order of the A operand.
+//
+// Sums are fp32. An operand of a product is split into two bf16, high + low, which have 16 bits of the mantissa; the
+// rest, 2^-17, is far below the rounding of q. fc1 is bf16. The gradients of fc1_b and fc2 are sums of unsplit fp32.
+//
+// Backward: the C fragments of fc1's output, units by rows, are the A operand of fc1's gradient, d [units][rows] times
+// mean [rows][columns], and, transposed by movmatrix, the B operand of dq. With dk = 64 a warp sums all of fc1's
+// gradient in registers; with dk = 128 each of four warps sums a quarter of it, over the rows of all four.
 #pragma once
 #include <algorithm>
 
@@ -28,27 +27,26 @@ namespace triad::cuda {
 template <int kWidth>
 struct GateTiles {
   static constexpr int kHidden = kWidth / 2;
-  static constexpr int kRows = 8;                      // of a warp
-  static constexpr int kParts = kWidth / 32;           // 16-byte vectors of a lane in a row of q
-  static constexpr int kUnits = kHidden / 8;           // hidden units of a lane: 8 j + a
-  static constexpr int kWords = kWidth / 8;            // of a lane, each the pair of columns 32 part + 8 c + 2 k, + 1
-  static constexpr int kHeads = kWidth == 64 ? 6 : 2;  // of a row under way
+  static constexpr int kRows = 8;                      // per warp
+  static constexpr int kParts = kWidth / 32;           // 16-byte vectors per lane and row of q
+  static constexpr int kUnits = kHidden / 8;           // hidden units per lane: 8 j + a
+  static constexpr int kWords = kWidth / 8;            // per lane: word k has columns 32 part + 8 c + 2 k and the next
+  static constexpr int kHeads = kWidth == 64 ? 6 : 2;  // heads of a row in flight
   static constexpr int kForwardWarps = 4, kForwardCtasPerSm = 3;
-  // Backward's CTAs stay, each with a slice. kSharers: warps that share the sums of fc1's gradient.
+  // Backward's CTAs are persistent, each with a slice. kSharers: warps that share the sums of fc1's gradient.
   static constexpr int kBackwardWarps = kWidth == 64 ? 8 : 4, kBackwardCtasPerSm = kWidth == 64 ? 1 : 2;
   static constexpr int kSharers = kWidth == 64 ? 1 : kBackwardWarps;
 };
 
-// The two layers as products and sums need them.
+// The weights of both layers in shared memory, in the order of the products.
 template <int kWidth>
 struct GateWeightsShared {
   using Tiles = GateTiles<kWidth>;
   uint4 fc1_w[Tiles::kUnits][Tiles::kParts][32];  // a lane's columns of unit 8 j + a
-  float4 unit[Tiles::kHidden];                    // fc1_b, and what fc2 makes of the unit
+  float4 unit[Tiles::kHidden];                    // per hidden unit: fc1_b, and its column of fc2_w
   float fc2_b[4];
 
-  // All of it is asked for before any of it is put down: it comes from memory, a microsecond a time (one after the
-  // other 4 us).
+  // All loads are issued before the first store to shared memory, so that their latencies overlap.
   template <int kThreads>
   __device__ void load(const GateMlp<__nv_bfloat16>& mlp) {
     constexpr int kVectors = Tiles::kUnits * Tiles::kParts * 32, kOwn = kVectors / kThreads;
@@ -78,22 +76,21 @@ __device__ __forceinline__ void mma_m16n8k8(float (&c)[4], uint32_t a0, uint32_t
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a0), "r"(a1), "r"(b));
 }
-// An 8x8 matrix of 16-bit elements across a warp, of which a lane holds row lane/4, columns 2*(lane%4) and the next:
-// the same of its transpose.
+// Transposes an 8x8 matrix of 16-bit elements across a warp. A lane has row lane/4, columns 2*(lane%4) and the next.
 __device__ __forceinline__ uint32_t transpose_matrix(uint32_t pair) {
   uint32_t turned;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
   return turned;
 }
 
-// x = high + low, two bf16, to 2^-17.
+// x = high + low, two bf16, with relative error 2^-17.
 __device__ __forceinline__ void split_bf16(uint32_t& high, uint32_t& low, float x0, float x1) {
   high = pack_bf16(x0, x1);
   low = pack_bf16(x0 - __uint_as_float(high << 16), x1 - __uint_as_float(high & 0xffff0000u));
 }
 
-// What this route asks for: a group's heads side by side, all tokens one stride apart, planes dense. So a row is a
-// number.
+// Rows of q that the tensor-core kernels support: the heads of a group are contiguous, tokens have one stride, planes
+// are dense. A row is then a single index.
 struct DenseRows {
   const __nv_bfloat16* q;
   int64_t stride;  // of tokens
@@ -101,20 +98,20 @@ struct DenseRows {
   int heads;
 };
 
-// A lane's way to its rows of q: row a of each tile, kHeads heads at a time, loaded before they are asked for.
+// Sums a lane's rows of q over heads: row a of each tile. The loads of kHeads heads are always in flight.
 template <int kWidth>
 class HeadSums {
   static constexpr int kParts = GateTiles<kWidth>::kParts, kHeads = GateTiles<kWidth>::kHeads;
 
  public:
-  // Of the tiles of 8 rows that begin at first, first + step, ...
+  // For the tiles of 8 rows that begin at first, first + step, ...
   __device__ HeadSums(const DenseRows& rows, uint32_t first, uint32_t step)
       : rows_(rows), row_(first + threadIdx.x % 32 / 4), step_(step) {
     find_row();
     request();
   }
 
-  // Of the next tile: sum[8 part + j] = column 32 part + 8 c + j of the lane's row, over all heads; zeros past the last
+  // The next tile: sum[8 part + j] = column 32 part + 8 c + j of the lane's row, over all heads; zeros past the last
   // row.
   __device__ void next(float (&sum)[kWidth / 4]) {
 #pragma unroll
@@ -155,13 +152,13 @@ class HeadSums {
   }
 
   const DenseRows& rows_;
-  const __nv_bfloat16* from_;  // of the row that is asked for next; null past the last row
+  const __nv_bfloat16* from_;  // the row that is loaded next; nullptr past the last row
   uint32_t row_, step_;
   int head_ = 0;
   uint4 held_[kHeads][kParts];
 };
 
-// The words of the lane's part of its row's mean, split.
+// The lane's part of its row's mean, split into high and low words.
 template <int kWords>
 __device__ __forceinline__ void split_mean(uint32_t (&high)[kWords], uint32_t (&low)[kWords],
                                            const float (&sum)[2 * kWords], float share) {
@@ -246,15 +243,15 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kForwardWarps, GateTil
 #pragma unroll
       for (int b = 0; b < 3; ++b) g[b] = fast_sigmoid(g[b]);
     }
-    const int plane = a % 4;  // of the four lanes that know the row's gates, three write one each
+    const int plane = a % 4;  // four lanes have the row's gates; three of them store one gate each
     const uint32_t lane_row = row + 2 * c + odd;
     if (plane < 3 && lane_row < rows.count)
       gate[plane * int64_t{rows.count} + lane_row] = plane == 0 ? g[0] : plane == 1 ? g[1] : g[2];
   }
 }
 
-// Gradient of fc2's result, from those of the gates: lane 8 b + r fetches branch b of row r, early. Zeros past the last
-// row, and with them all that follows.
+// The gradient of fc2's output, from the gates and their gradient. Lane 8 b + r prefetches branch b of row r. Zeros
+// past the last row.
 class GateGradient {
  public:
   __device__ GateGradient(const float* dgate, const float* gate, const DenseRows& rows, uint32_t first) {
@@ -282,19 +279,20 @@ class GateGradient {
   float gate_, dgate_;
 };
 
-// What backward adds to the weights: fc1 the other way round, as the A operand of dq. Of columns 16 t .. of the product
-// row 8 s + a is column 32 (t / 2) + 4 a + 2 (t % 2) + s: so that a lane gets four neighbours of two products.
+// Backward's shared memory: the weights, fc1 transposed as the A operand of dq, and operands that warps exchange. In
+// product t of dq, row 8 s + a is column 32 (t / 2) + 4 a + 2 (t % 2) + s of fc1, so that a lane gets four neighbouring
+// columns from two products.
 template <int kWidth>
 struct GateBackwardShared {
   using Tiles = GateTiles<kWidth>;
   static constexpr int kColumnTiles = kWidth / 16, kUnitSteps = Tiles::kHidden / 16;
-  // A team's operands for fc1's gradient: d's words, and the mean's, already turned.
+  // The operands of fc1's gradient: the words of d, and of the mean, transposed.
   struct Operands {
     uint2 d[Tiles::kUnits][32], mean[Tiles::kWords][32];  // high, low
   };
   GateWeightsShared<kWidth> w;
   uint4 fc1_turned[kColumnTiles][kUnitSteps][32];
-  Operands operands[Tiles::kSharers == 1 ? 1 : 2][Tiles::kSharers];  // two: one is written while the other is read
+  Operands operands[Tiles::kSharers == 1 ? 1 : 2][Tiles::kSharers];  // double-buffered
 
   __device__ void load(const GateMlp<__nv_bfloat16>& mlp) {
     w.template load<32 * Tiles::kBackwardWarps>(mlp);
@@ -304,7 +302,7 @@ struct GateBackwardShared {
     for (int i = threadIdx.x; i < kColumnTiles * kUnitSteps * 128; i += blockDim.x) {
       const int s = i % 2, half = i / 2 % 2, lane = i / 4 % 32, k = i / 128 % kUnitSteps, t = i / 128 / kUnitSteps;
       const int unit = 16 * k + 8 * half + lane % 4 * 2, column = 32 * (t / 2) + 4 * (lane / 4) + 2 * (t % 2) + s;
-      // Where fc1_w has this unit's column; the next unit lies 4 lanes further.
+      // The index of this unit's column in fc1_w; the next unit is 4 lanes further.
       const int at = ((unit / 8 * Tiles::kParts + column / 32) * 32 + unit % 8 * 4 + column % 32 / 8) * 8 + column % 8;
       words[i] = bits[at] | uint32_t{bits[at + 4 * 8]} << 16;
     }
@@ -312,18 +310,18 @@ struct GateBackwardShared {
   }
 };
 
-// At the end, in the same place: each warp's sums, as they lie in a slice.
+// The sums of each warp, in the order of a slice. Reuses the memory of GateBackwardShared at the end.
 template <int kWidth>
 struct GateSums {
   using Tiles = GateTiles<kWidth>;
-  static constexpr int kRow = kWidth + 2;  // so that the lanes of half a warp meet different banks
+  static constexpr int kRow = kWidth + 2;  // padded: the lanes of half a warp access different banks
   float fc1_w[Tiles::kBackwardWarps / Tiles::kSharers][Tiles::kHidden][kRow];
   float small[Tiles::kBackwardWarps][4 * Tiles::kHidden + 4];  // fc1_b, fc2_w, fc2_b
 };
 template <int kWidth>
 constexpr size_t kGateBackwardShared = std::max(sizeof(GateBackwardShared<kWidth>), sizeof(GateSums<kWidth>));
 
-// dq of a group = fc1_w^T d / G. d comes as the B operand: pairs of units of row a, 8 j + 2 c and the next.
+// dq of a group = fc1_w^T d / G. d is the B operand: for row a, the units 8 j + 2 c and the next.
 template <int kWidth>
 __device__ __forceinline__ void write_dq_group(float* dq_group, uint32_t first, uint32_t count,
                                                const uint32_t (&high)[kWidth / 16], const uint32_t (&low)[kWidth / 16],
@@ -358,7 +356,7 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
                              bool softmax, float inverse_temperature) {
   using Tiles = GateTiles<kWidth>;
   constexpr int kUnits = Tiles::kUnits, kWords = Tiles::kWords, kSharers = Tiles::kSharers;
-  constexpr int kOwnUnits = kUnits / kSharers;  // whose gradients this warp sums
+  constexpr int kOwnUnits = kUnits / kSharers;  // the units whose gradients this warp sums
   auto& s = *reinterpret_cast<GateBackwardShared<kWidth>*>(dynamic_shared());
   const int lane = threadIdx.x % 32, a = lane / 4, c = lane % 4, warp = threadIdx.x / 32;
   const uint32_t step = gridDim.x * Tiles::kBackwardWarps * Tiles::kRows;
@@ -370,7 +368,7 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
   s.load(weights);
 
   int turn = 0;
-  for (uint32_t cta_row = first_of_cta; cta_row < rows.count; cta_row += step) {  // the same trips for a CTA's warps
+  for (uint32_t cta_row = first_of_cta; cta_row < rows.count; cta_row += step) {  // uniform over the CTA
     float sum[kWidth / 4], d[kUnits][2], dz[2][3];
     upstream.get(dz, softmax, inverse_temperature);
     heads.next(sum);
@@ -462,7 +460,7 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
     if (lane == 0) small[4 * Tiles::kHidden + b] = total;
   }
   __syncthreads();
-  const GateSlice place(weights);  // fc1_b, fc2_w and fc2_b lie side by side
+  const GateSlice place(weights);  // fc1_b, fc2_w and fc2_b are contiguous
   float* const slice = slices + blockIdx.x * static_cast<int64_t>(place.size);
   for (int i = threadIdx.x; i < Tiles::kHidden * kWidth; i += blockDim.x) {
     float total = all.fc1_w[0][i / kWidth][i % kWidth];

@@ -212,8 +212,8 @@ SelectedKeys make_selected_keys(const char* op, const AttendIn& in, const ConstT
   const auto tokens = static_cast<int>(T), block = static_cast<int>(std::min(l_sel, T));  // one block of T: all tokens
   return {
       .range = {.window = tokens, .l = 1, .d = 1, .keys = tokens},
-      .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2],
-                static_cast<int>(n), tokens, static_cast<int>(in.k.size(2)), static_cast<int>(ceil_div(tokens, block))},
+      .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2], tokens,
+                static_cast<int>(in.k.size(2)), static_cast<int>(ceil_div(tokens, block)), static_cast<int>(n)},
       .block_keys = block};
 }
 

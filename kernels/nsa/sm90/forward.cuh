@@ -1,31 +1,22 @@
-// Forward of the attention branches on Hopper (bf16): each row (t, h) attends to one range of keys, or to listed
-// blocks.
+// Forward of the attention branches on Hopper (bf16): each row (t, h) attends to a range of keys, or to listed blocks.
 //
-// A tile is as many tokens of one (sequence, group) as have kWarpgroups x 64 rows; a CTA takes one tile after the other
-// and walks the key tiles that any of its rows sees, its plan. One thread, of a warpgroup apart, has the copy engine
-// bring q, keys and values: keys and values into a ring of stages, each refilled when all warpgroups have left it, so
-// that the next tile's are there before this one is done. Another one has it store o, which the warpgroups leave where
-// q lay. A warpgroup keeps q in shared memory; scores, probabilities and sums stay in registers:
-//   s = q k^T;  p = 2^(scale s - top);  o += p v, p being packed where s stood;  o / sum p, p as it was packed
-//   (hopper/wgmma_ones.cuh), and lse from the sum of p itself.
-// The scores of the next step are queued before the sums of this one, so that the tensor cores work while it weighs.
-// `top` is the largest of the first scores that a row sees, and stays: p is rounded relative to its size and may have
-// any that floats have. Only where a later step's powers pass 2^60 the row's scores of that step are computed once more
-// and it gets a new top.
+// A tile is as many tokens of one (sequence, group) as have at most 192 rows. Its plan (nsa/sm90/forward_plan.cuh) is
+// the sequence of KV tiles that any of its rows sees: its steps. A CTA is persistent, or computes one tile.
 //
-// One H200, us:                          d 64                                             d 128
-//   window 512, 8 x 2048, 12/2 heads        68      1 x 65536  276    64/4, 1 x 8192  242   1 x 65536  2200
-//   compressed                              32                 779                    151              6840
-//   dense                                  113
-// Of that the rounded p's sum takes 3% (d 64) and 7% (d 128: half of it for products of 64 columns instead of 128).
-// The error of o along o, rms, of 1024 x 12 x 64, w 512, queries of deviation 1, 4, 10: 4.8e-4, 5.8e-4, 4.8e-4; with
-// the sum of unrounded p 5.4e-4, 1.2e-3, 1.4e-3. Tried and left: that sum by ordinary instructions (6 to 18% slower, of
-// truncated p too), a new top where p outweighs the sum (3 to 6%, where rows are peaked 25%), an eighth of the powers
-// by polynomials (4 to 11% slower), 128 keys a step at d 64 (3 to 18% slower). Before: looking for the largest score in
-// every step 5 to 10%, q and o not overlapped up to 20%, tiles dealt out in one direction 7% (dense), o stored by the
-// warps themselves 2 to 4% (d 64), 3 to 15% (d 128). What a tile costs beside its steps is its instructions (12 warps
-// issue in 50 to 57% of the slots), so the next tile's first scores queued with this one's last sums win nothing (d 64
-// 2% slower, 8 x 2048 15%), and a fourth warpgroup, which leaves 112 registers, is slower (d 64, 4 to 10%).
+// Roles. Producer warpgroup: one thread loads q, and K and V into a ring of stages, by TMA; another stores o. Three
+// consumer warpgroups, 64 rows each: q stays in shared memory; scores, probabilities and sums are in registers:
+//   s = q k^T;  p = 2^(scale s - row_max);  o += p v, with p packed as a left operand;  o / sum of rounded p
+//   (hopper/wgmma_ones.cuh);  lse from the sum of unrounded p.
+// A consumer issues the scores of the next step before o += p v of this one, so that the tensor cores work during its
+// softmax. It leaves o in the memory of q.
+//
+// row_max is the largest of the first scores that a row sees, times scale, and is then kept: p has a relative rounding
+// error, so it may exceed 1. Only if the powers of a later step exceed 2^60, that step's scores are recomputed and
+// row_max is raised.
+//
+// Memory: per stage 64 keys and values; 6 stages and two tiles of q at d = 64, see launch_forward_sm90. Registers: 160
+// per consumer thread, 32 per producer thread. Bound: issue slots and exponentials; tests/baselines/notes/forward.md
+// has the figures.
 #pragma once
 #include "kernels/hopper/warpgroup.cuh"
 #include "kernels/nsa/gpu/combine.cuh"
@@ -34,7 +25,7 @@
 namespace triad::cuda {
 namespace {
 
-// The rows of a view that belong to a sequence and the heads from first_head on.
+// The rows of a view of one sequence, heads first_head and up.
 template <class T>
 struct HeadRows {
   T* base;
@@ -57,12 +48,12 @@ __device__ __forceinline__ float log2_approx(float x) {
   return y;
 }
 
-// The lower n of 32 bits; any n.
+// A mask of the lowest n bits; n may be any number.
 __device__ __forceinline__ unsigned bits_below(int n) { return n >= 32 ? ~0u : n <= 0 ? 0u : (1u << n) - 1; }
 
 __device__ __forceinline__ void warpgroup_barrier(int w) { named_barrier_sync<kWarpgroup>(1 + w); }
 
-// The other branches' rows of a warpgroup, which combine_panel is going to read.
+// Prefetches the other branches' rows of a warpgroup, which combine_panel reads.
 template <int kPanelsV>
 __device__ __forceinline__ void prefetch_others(const RowForwardArgs& a, const CombineRows& combine,
                                                 const CtaRows& tile, int w) {
@@ -72,8 +63,8 @@ __device__ __forceinline__ void prefetch_others(const RowForwardArgs& a, const C
   for (int panel = threadIdx.x % kWarpgroup / 64; panel < kPanelsV; panel += 2)
     combine.prefetch(tile.b, t, h, kPanel * panel);
 }
-// 64 columns of a warp's 16 rows of o, which lie at `o`, with the other branches': eight lanes a row, four of its rows
-// on their way at once.
+// Combines 64 columns of a warp's 16 rows of o, at `o` in shared memory, with the other branches. Eight lanes per row,
+// four rows in flight.
 __device__ __forceinline__ void combine_panel(const RowForwardArgs& a, const CombineRows& combine, const CtaRows& tile,
                                               int w, int panel, const unsigned char* o) {
   const int chunk = threadIdx.x % 8, first = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 8;
@@ -92,247 +83,273 @@ __device__ __forceinline__ void combine_panel(const RowForwardArgs& a, const Com
       rows[i].store(column, *reinterpret_cast<const uint4*>(o + swizzled(first + 4 * i, chunk)), others[i]);
 }
 
+// A consumer warpgroup's work on one tile. Each lane has two rows of the 16 that its warp has in a product.
 template <class Shape, class Keys>
-__device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Keys& keys, typename Shape::Shared& shared,
-                                              int w) {
-  constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages, kPanelsV = Shape::kPanelsV;
-  constexpr float kMostSum = 0x1p60f;  // of a lane's powers in a step: their bf16, and sums with values, are finite
-  constexpr bool kListed = Plan<Keys, Shape>::kListed;
-  const int G = a.in.heads.value(), lane = threadIdx.x % 32;
-  const int row0 = 16 * (threadIdx.x % kWarpgroup / 32);
-  Place<kStages> here, there;  // of steps `now` and `next`
-  const WarpgroupTurns<Shape::kWarpgroups> turns{w};
-  turns.begin();
-  for (int round = 0, turn; (turn = turn_of(round)) < a.turns; ++round) {
-    const CtaRows tile(a, turn);
-    const Plan<Keys, Shape> plan(a, keys, tile, w, reinterpret_cast<unsigned char*>(&shared + 1));
-    const int query = round % Shape::kQueries;
-    unsigned char* const own_q = shared.q[query][0] + 64 * w * kPanelRowBytes;
-    // The lane's two rows of a product: the keys they see, and which tokens of the CTA theirs are.
-    int low[2], high[2];
-    unsigned token_bits = 0;
+struct Consumer {
+  static constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages, kPanelsV = Shape::kPanelsV;
+  static constexpr float kMostSum = 0x1p60f;  // of a lane's powers per step: rounded p and o stay finite
+  static constexpr bool kListed = Plan<Keys, Shape>::kListed;
+  using State = PipelineState<kStages>;
+
+  const RowForwardArgs& a;
+  typename Shape::Shared& shared;
+  const WarpgroupTurns<Shape::kWarpgroups>& turns;
+  const CtaRows& tile;
+  const Plan<Keys, Shape>& plan;
+  const int w, row0;           // the warpgroup; the first row of the warp in it
+  unsigned char* const own_q;  // the warpgroup's rows of q, later of o
+  const uint32_t q_descriptor;
+  const float scale;
+
+  int low[2], high[2];      // the visible range of the lane's rows
+  unsigned token_bits = 0;  // the index in the CTA of each row's token, 16 bits each
+  float s[kKeys / 8][4], o[kPanelsV][8][4] = {};
+  float rounded[1][4] = {};                   // sums of p rounded to bf16: o is divided by them
+  float sum[2] = {0.0f, 0.0f};                // the lane's share of the sums of unrounded p: lse is of them
+  float row_max[2] = {-INFINITY, -INFINITY};  // times scale
+  float rescale[2];                           // the factor of o and rounded where `moved`
+  uint32_t p[kKeys / 16][4];
+  bool all_have_max = false, moved;  // moved: row_max of a row has changed in this step
+
+  __device__ __forceinline__ Consumer(const RowForwardArgs& a, typename Shape::Shared& shared,
+                                      const WarpgroupTurns<Shape::kWarpgroups>& turns, const CtaRows& tile,
+                                      const Plan<Keys, Shape>& plan, int w, int query)
+      : a(a),
+        shared(shared),
+        turns(turns),
+        tile(tile),
+        plan(plan),
+        w(w),
+        row0(16 * (threadIdx.x % kWarpgroup / 32)),
+        own_q(shared.q[query][0] + 64 * w * kPanelRowBytes),
+        q_descriptor(tile_descriptor(shared_address(own_q))),
+        scale(a.in.scale_log2()) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int t = a.in.heads.quotient(tile.first + 64 * w + row0 + fragment_row() + 8 * i);
-      low[i] = a.sight.low(t), high[i] = a.sight.high(t);
+      low[i] = a.visible.low(t), high[i] = a.visible.high(t);
       if constexpr (kListed) token_bits |= (t - tile.first_token) << 16 * i;
     }
-    // This warp has done with the step there.
-    const auto leave = [&](const Place<kStages>& place) {
-      __syncwarp();
-      if (lane == 0) barrier_arrive(&shared.stage_free[place.at]);
-    };
-    // A step that this warpgroup does not see.
-    const auto pass = [&](Place<kStages>& place) {
-      turns.wait();
-      turns.pass_on();
-      barrier_wait(&shared.keys_came[place.at], place.parity);
-      barrier_wait(&shared.values_came[place.at], place.parity);
-      leave(place);
-      place.advance();
-    };
+  }
 
-    // rounded: sums of p as the products see it, by which o is divided; sum: of p itself, which lse tells (this lane's
-    // part). top: times scale.
-    float s[kKeys / 8][4], o[kPanelsV][8][4] = {}, rounded[1][4] = {};
-    uint32_t p[kKeys / 16][4];
-    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, shrink[2];
-    const float scale = a.in.scale_log2();
-    const uint32_t q_tile = tile_descriptor(shared_address(own_q));
-    const auto multiply_scores = [&](const Place<kStages>& place) {
-      const uint32_t k = tile_descriptor(shared_address(shared.stage[place.at].k));
-      wgmma_begin<Major::k, Major::k>(s, q_tile, k);
+  // ---- the ring ----
+
+  // This warp does not read the stage any more.
+  __device__ __forceinline__ void release(const State& state) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(&shared.kv_empty[state.index]);
+  }
+  // A step of which this warpgroup sees no key.
+  __device__ __forceinline__ void skip(State& state) const {
+    turns.wait();
+    turns.pass_on();
+    barrier_wait(&shared.k_full[state.index], state.phase);
+    barrier_wait(&shared.v_full[state.index], state.phase);
+    release(state);
+    state.advance();
+  }
+
+  // ---- products ----
+
+  __device__ __forceinline__ void multiply_scores(const State& state) {
+    const uint32_t k = tile_descriptor(shared_address(shared.stage[state.index].k));
+    wgmma_begin<Major::k, Major::k>(s, q_descriptor, k);
 #pragma unroll
-      for (int i = 1; i < Shape::kDk / 16; ++i)
-        wgmma<Major::k, Major::k>(s, q_tile + i / 4 * (Shape::kPanelBytes >> 4) + i % 4 * 2,
-                                  k + i / 4 * (kKeys * kPanelRowBytes >> 4) + i % 4 * 2);
-      wgmma_commit();
-    };
-    const auto multiply_values = [&](const Place<kStages>& place) {
-      const uint32_t ones = shared_address(shared.ones);
-      uint32_t v = shared_address(shared.stage[place.at].v);
+    for (int i = 1; i < Shape::kDk / 16; ++i)
+      wgmma<Major::k, Major::k>(s, q_descriptor + i / 4 * (Shape::kPanelBytes >> 4) + i % 4 * 2,
+                                k + i / 4 * (kKeys * kPanelRowBytes >> 4) + i % 4 * 2);
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void multiply_values(const State& state) {
+    const uint32_t ones = shared_address(shared.ones);
+    uint32_t v = shared_address(shared.stage[state.index].v);
 #pragma unroll
-      for (int i = 0; i < kKeys / 16; ++i, v += 16 * kPanelRowBytes) {
-        wgmma_add_and_sum(o[0], rounded[0], p[i], v, ones);
+    for (int i = 0; i < kKeys / 16; ++i, v += 16 * kPanelRowBytes) {
+      wgmma_add_and_sum(o[0], rounded[0], p[i], v, ones);
 #pragma unroll
-        for (int panel = 1; panel < kPanelsV; ++panel)
-          wgmma<Major::mn>(o[panel], p[i], tile_descriptor(v + panel * kKeys * kPanelRowBytes));
+      for (int panel = 1; panel < kPanelsV; ++panel)
+        wgmma<Major::mn>(o[panel], p[i], tile_descriptor(v + panel * kKeys * kPanelRowBytes));
+    }
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void pin_sums() {
+#pragma unroll
+    for (auto& panel : o) pin(panel);
+    pin(rounded);
+  }
+  // Packs s as the left operand p. ptxas writes no left operand while products run, so all of them are awaited first.
+  __device__ __forceinline__ void pack() {
+    pin(s);
+    wgmma_wait<0>();
+    pin_sums();
+#pragma unroll
+    for (int i = 0; i < kKeys / 16; ++i) pack_operand(p[i], s, i);
+  }
+
+  // ---- softmax ----
+
+  // Sets the scores of keys that row i does not see to -inf.
+  __device__ __forceinline__ void mask_row(int n, int i) {
+    const int first = plan.first(n) + fragment_column();
+    const int from = low[i] - first, to = (kListed ? min(high[i], plan.end(n)) : high[i]) - first;
+#pragma unroll
+    for (int word = 0; word < kKeys / 32; ++word) {
+      // Bit c: the row sees the lane's key 32 word + c.
+      const unsigned visible = bits_below(to - 32 * word) & ~bits_below(from - 32 * word);
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if ((visible & 1u << (8 * j + e)) == 0) s[4 * word + j][2 * i + e] = -INFINITY;
+    }
+  }
+  // If `raise`, row_max of row i becomes at least its largest score. rescale: the factor of the previous sums.
+  __device__ __forceinline__ void update_max(int i, bool raise) {
+    float best = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < kKeys / 8; ++j) best = fmaxf(best, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
+    best = quad_max(best) * scale;
+    const float higher = raise ? fmaxf(row_max[i], best) : row_max[i];
+    rescale[i] = exp2_approx(higher == row_max[i] ? 0.0f : row_max[i] - higher);
+    sum[i] *= rescale[i];
+    row_max[i] = higher;
+  }
+  // Replaces the scores of row i by powers, unless they are powers already (keep). Returns the lane's share of their
+  // sum.
+  __device__ __forceinline__ float exponentiate(int i, float minus, bool keep) {
+    float add[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s[j][2 * i + e];
+        const float power = exp2_approx(fmaf(x, scale, minus));
+        x = keep ? x : power;
+        add[e] += x;
       }
-      wgmma_commit();
-    };
-    const auto pin_sums = [&] {
+    return add[0] + add[1];
+  }
+  // Recomputes the scores of the rows with over[i], by mma.sync: the powers have replaced them.
+  __device__ __forceinline__ void recompute_scores(const State& state, const bool (&over)[2]) {
+    const int lane = threadIdx.x % 32;
+    const unsigned char* const k = shared.stage[state.index].k;
+    const auto row_at = [](const unsigned char* at) { return reinterpret_cast<const __nv_bfloat16*>(at); };
 #pragma unroll
-      for (auto& panel : o) pin(panel);
-      pin(rounded);
-    };
-    // -inf where row i does not see the key.
-    const auto mask_row = [&](int n, int i) {
-      const int first = plan.first(n) + fragment_column();
-      const int from = low[i] - first, to = (kListed ? min(high[i], plan.end(n)) : high[i]) - first;
-#pragma unroll
-      for (int word = 0; word < kKeys / 32; ++word) {
-        // Bit c: the row sees the lane's key 32 word + c.
-        const unsigned seen = bits_below(to - 32 * word) & ~bits_below(from - 32 * word);
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-#pragma unroll
-          for (int e = 0; e < 2; ++e)
-            if ((seen & 1u << (8 * j + e)) == 0) s[4 * word + j][2 * i + e] = -INFINITY;
-      }
-    };
-    // The top of row i becomes its largest score, and what was summed is to shrink.
-    const auto raise_top = [&](int i, bool raise) {
-      float best = -INFINITY;
-#pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) best = fmaxf(best, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
-      best = quad_max(best) * scale;
-      const float higher = raise ? fmaxf(top[i], best) : top[i];
-      shrink[i] = exp2_approx(higher == top[i] ? 0.0f : top[i] - higher);
-      sum[i] *= shrink[i];
-      top[i] = higher;
-    };
-    // Powers of row i's scores; where `keep`, powers stand there already. Returns this lane's part of their sum.
-    const auto raise_to_powers = [&](int i, float minus, bool keep) {
-      float add[2] = {0.0f, 0.0f};
-#pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = s[j][2 * i + e];
-          const float power = exp2_approx(fmaf(x, scale, minus));
-          x = keep ? x : power;
-          add[e] += x;
-        }
-      return add[0] + add[1];
-    };
-    // Scores become probabilities, relative to `top`: the largest of the first scores that the row saw. Where a row's
-    // powers are huge, its scores are computed once more, by the slower products of a warp, and it gets a new top. What
-    // a row gets depends on this row alone.
-    bool placed = false, moved;
-    const auto weigh = [&](int n, auto is_first) {
-      constexpr bool kFirst = decltype(is_first)::value;
-      pin(s);
-      bool member[2] = {true, true};
-      if constexpr (kListed) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) member[i] = plan.is_member(n, token_bits >> 16 * i & 0xffff);
-      }
-      if (plan.sees_part(n)) mask_row(n, 0), mask_row(n, 1);
-      moved = !placed;
-      if (kFirst || !placed) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) raise_top(i, member[i] && top[i] == -INFINITY);
-        placed = __all_sync(kFullWarp, top[0] != -INFINITY && top[1] != -INFINITY);
-      }
-      float add[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        add[i] = raise_to_powers(i, member[i] && top[i] != -INFINITY ? -top[i] : -INFINITY, false);
-      // This vote also keeps the exponentials where the sums of the last step run: ptxas would move them past the wait
-      // that follows, where they overlap with nothing. A branch by lanes instead would have the loop's addresses leave
-      // the uniform registers (10% slower).
-      if (!kFirst && __any_sync(kFullWarp, fmaxf(add[0], add[1]) > kMostSum)) {
-        const bool over[2] = {quad_max(add[0]) > kMostSum, quad_max(add[1]) > kMostSum};
-        const unsigned char* const k = shared.stage[there.at].k;
-        const auto row_at = [](const unsigned char* at) { return reinterpret_cast<const __nv_bfloat16*>(at); };
-#pragma unroll
-        for (int j = 0; j < kKeys / 8; j += 2) {
-          float again[2][4] = {};
+    for (int j = 0; j < kKeys / 8; j += 2) {
+      float again[2][4] = {};
 #pragma unroll 1
-          for (int i = 0; i < Shape::kDk / 16; ++i) {
-            uint32_t left[4], right[4];
-            load_matrices(
-                left, row_at(own_q + i / 4 * Shape::kPanelBytes + swizzled(row0 + lane % 16, i % 4 * 2 + lane / 16)));
-            load_matrices(right, row_at(k + i / 4 * kKeys * kPanelRowBytes +
-                                        swizzled(8 * j + lane / 16 * 8 + lane % 8, i % 4 * 2 + lane / 8 % 2)));
-            mma_m16n8k16(again[0], left, right[0], right[1]);
-            mma_m16n8k16(again[1], left, right[2], right[3]);
-          }
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            float &x = s[j][e], &y = s[j + 1][e];
-            x = over[e / 2] ? again[0][e] : x, y = over[e / 2] ? again[1][e] : y;
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          if (plan.sees_part(n) && over[i]) mask_row(n, i);
-          raise_top(i, over[i]);
-          add[i] = raise_to_powers(i, -top[i], !over[i]);
-        }
-        moved = true;
+      for (int i = 0; i < Shape::kDk / 16; ++i) {
+        uint32_t left[4], right[4];
+        load_matrices(left,
+                      row_at(own_q + i / 4 * Shape::kPanelBytes + swizzled(row0 + lane % 16, i % 4 * 2 + lane / 16)));
+        load_matrices(right, row_at(k + i / 4 * kKeys * kPanelRowBytes +
+                                    swizzled(8 * j + lane / 16 * 8 + lane % 8, i % 4 * 2 + lane / 8 % 2)));
+        mma_m16n8k16(again[0], left, right[0], right[1]);
+        mma_m16n8k16(again[1], left, right[2], right[3]);
       }
-      sum[0] += add[0], sum[1] += add[1];
-    };
-    // ptxas lets no register become a left operand while products run: so all of them end first.
-    const auto pack = [&] {
-      pin(s);
-      wgmma_wait<0>();
-      pin_sums();
 #pragma unroll
-      for (int i = 0; i < kKeys / 16; ++i) pack_operand(p[i], s, i);
-    };
+      for (int e = 0; e < 4; ++e) {
+        float &x = s[j][e], &y = s[j + 1][e];
+        x = over[e / 2] ? again[0][e] : x, y = over[e / 2] ? again[1][e] : y;
+      }
+    }
+  }
+  // The scores of step n, whose keys are at `state`, become probabilities relative to row_max. The result of a row
+  // depends on this row alone.
+  template <bool kFirst>
+  __device__ __forceinline__ void softmax(int n, const State& state) {
+    pin(s);
+    bool listed[2] = {true, true};
+    if constexpr (kListed) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) listed[i] = plan.lists(n, token_bits >> 16 * i & 0xffff);
+    }
+    if (plan.needs_mask(n)) mask_row(n, 0), mask_row(n, 1);
+    moved = !all_have_max;
+    if (kFirst || !all_have_max) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) update_max(i, listed[i] && row_max[i] == -INFINITY);
+      all_have_max = __all_sync(kFullWarp, row_max[0] != -INFINITY && row_max[1] != -INFINITY);
+    }
+    float add[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      add[i] = exponentiate(i, listed[i] && row_max[i] != -INFINITY ? -row_max[i] : -INFINITY, false);
+    // This vote also keeps the exponentials before the wait that follows, overlapped with the products of the last
+    // step: ptxas would otherwise move them after it. With a branch per lane instead of a vote, the loop's addresses
+    // would leave the uniform registers (10% slower).
+    if (!kFirst && __any_sync(kFullWarp, fmaxf(add[0], add[1]) > kMostSum)) {
+      const bool over[2] = {quad_max(add[0]) > kMostSum, quad_max(add[1]) > kMostSum};
+      recompute_scores(state, over);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (plan.needs_mask(n) && over[i]) mask_row(n, i);
+        update_max(i, over[i]);
+        add[i] = exponentiate(i, -row_max[i], !over[i]);
+      }
+      moved = true;
+    }
+    sum[0] += add[0], sum[1] += add[1];
+  }
+  __device__ __forceinline__ void rescale_sums() {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      rounded[0][e] *= rescale[e / 2];
+#pragma unroll
+      for (int j = 0; j < Shape::kDv / 8; ++j) o[j / 8][j % 8][e] *= rescale[e / 2];
+    }
+  }
 
-    if constexpr (kListed)
-      if (keys.combine.wanted()) prefetch_others<kPanelsV>(a, keys.combine, tile, w);
-
+  // All steps of the tile. state: that of the first one.
+  __device__ __forceinline__ void run(State& state) {
     int now = 0;
-    barrier_wait(&shared.query_came[query], round / Shape::kQueries & 1);
-    for (; now < plan.steps_seen && !plan.sees(now); ++now) pass(here);
+    for (; now < plan.steps_seen && !plan.sees(now); ++now) skip(state);
     if (now < plan.steps_seen) {
-      barrier_wait(&shared.keys_came[here.at], here.parity);
+      barrier_wait(&shared.k_full[state.index], state.phase);
       turns.wait();
       wgmma_fence();
-      multiply_scores(here);
+      multiply_scores(state);
       turns.pass_on();
       wgmma_wait<0>();
-      weigh(now, std::true_type{});
+      softmax<true>(now, state);
       pack();
       for (int next = now + 1; next < plan.steps_seen; now = next++) {
-        there = here;
-        there.advance();
-        // Steps that are not seen, but none for whose keys a stage is needed that this warpgroup has not left: rather
-        // it takes an unseen step.
+        State next_state = state;
+        next_state.advance();
+        // Skips unseen steps, but only those whose stages are in the ring while this warpgroup holds that of `now`;
+        // beyond them it computes an unseen step, which is masked.
         if constexpr (kListed)
-          for (; !plan.sees(next) && next < now + kStages - 1; ++next) pass(there);
-        barrier_wait(&shared.keys_came[there.at], there.parity);
+          for (; !plan.sees(next) && next < now + kStages - 1; ++next) skip(next_state);
+        barrier_wait(&shared.k_full[next_state.index], next_state.phase);
         turns.wait();
         wgmma_fence();
-        multiply_scores(there);
-        barrier_wait(&shared.values_came[here.at], here.parity);
+        multiply_scores(next_state);
+        barrier_wait(&shared.v_full[state.index], state.phase);
         wgmma_fence();
-        multiply_values(here);
+        multiply_values(state);
         turns.pass_on();
         wgmma_wait<1>();
-        weigh(next, std::false_type{});
+        softmax<false>(next, next_state);
         pack();
-        leave(here);
-        here = there;
-        if (moved) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            rounded[0][e] *= shrink[e / 2];
-#pragma unroll
-            for (int j = 0; j < Shape::kDv / 8; ++j) o[j / 8][j % 8][e] *= shrink[e / 2];
-          }
-        }
+        release(state);
+        state = next_state;
+        if (moved) rescale_sums();
       }
-      barrier_wait(&shared.values_came[here.at], here.parity);
+      barrier_wait(&shared.v_full[state.index], state.phase);
       wgmma_fence();
-      multiply_values(here);
+      multiply_values(state);
       wgmma_wait<0>();
       pin_sums();
-      leave(here);
-      here.advance();
+      release(state);
+      state.advance();
       ++now;
     }
-    for (; now < plan.steps; ++now) pass(here);  // the other warpgroups' steps
+    for (; now < plan.steps; ++now) skip(state);  // steps of the other warpgroups
+  }
 
-    // o goes where q stood, for the copy engine to store.
-    warpgroup_barrier(w);  // q is read no more
-    int again = turn;
-    asm volatile("" : "+r"(again));  // the tile, for which the steps have no registers to spare
-    const CtaRows done(a, again);
+  // Stores lse, and o to the memory of q, from where the producer stores it. done: the tile, computed again.
+  __device__ __forceinline__ void epilogue(const CtaRows& done, const Keys& keys) {
+    const int G = a.in.heads.value(), lane = threadIdx.x % 32;
     const HeadRows lse_rows(a.lse, done.b, done.g * G);
     float inverse[2];
 #pragma unroll
@@ -341,7 +358,8 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
       inverse[i] = total == 0.0f ? 0.0f : reciprocal_approx(rounded[0][2 * i]);
       const int row = done.first + 64 * w + row0 + fragment_row() + 8 * i, t = a.in.heads.quotient(row);
       if (row < done.rows && lane % 4 == 0)
-        *lse_rows.at(t, row - t * G) = total == 0.0f ? -INFINITY : (top[i] + log2_approx(total)) * 0.69314718055994531f;
+        *lse_rows.at(t, row - t * G) =
+            total == 0.0f ? -INFINITY : (row_max[i] + log2_approx(total)) * 0.69314718055994531f;
     }
     const uint32_t staged = shared_address(own_q) + swizzled(row0 + lane / 8 % 2 * 8 + lane % 8, lane / 16);
 #pragma unroll
@@ -360,9 +378,32 @@ __device__ __forceinline__ void compute_tiles(const RowForwardArgs& a, const Key
         for (int panel = 0; panel < kPanelsV; ++panel)
           combine_panel(a, keys.combine, done, w, panel, own_q + panel * Shape::kPanelBytes);
       }
-    fence_async_proxy();  // the copy engine reads what these lanes wrote, and overwrites it
+  }
+};
+
+// The tiles of a CTA, by consumer warpgroup w.
+template <class Shape, class Keys>
+__device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Keys& keys, typename Shape::Shared& shared,
+                                              int w) {
+  PipelineState<Shape::kStages> state;
+  const WarpgroupTurns<Shape::kWarpgroups> turns{w};
+  turns.begin();
+  for (int round = 0, turn; (turn = turn_of(round)) < a.turns; ++round) {
+    const CtaRows tile(a, turn);
+    const Plan<Keys, Shape> plan(a, keys, tile, w, reinterpret_cast<unsigned char*>(&shared + 1));
+    const int query = round % Shape::kQueries;
+    Consumer<Shape, Keys> consumer(a, shared, turns, tile, plan, w, query);
+    if constexpr (Plan<Keys, Shape>::kListed)
+      if (keys.combine.wanted()) prefetch_others<Shape::kPanelsV>(a, keys.combine, tile, w);
+    barrier_wait(&shared.q_full[query], round / Shape::kQueries & 1);
+    consumer.run(state);
+    warpgroup_barrier(w);  // q is read no more
+    int again = turn;
+    asm volatile("" : "+r"(again));  // recompute the tile: keeping it would take registers from the steps
+    consumer.epilogue(CtaRows(a, again), keys);
+    fence_async_proxy();  // TMA reads what these lanes wrote, and overwrites it with the next q
     __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.sums_came[query]);
+    if (threadIdx.x % 32 == 0) barrier_arrive(&shared.o_full[query]);
   }
   turns.end();
 }
@@ -375,41 +416,41 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(aligned_shared());
   const int w = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroup, 0);
   if (threadIdx.x == 0) {
-    constexpr int kWarpsCompute = 4 * Shape::kWarpgroups;
+    constexpr int kConsumerWarps = 4 * Shape::kWarpgroups;
     for (int i = 0; i < Shape::kQueries; ++i) {
-      barrier_init(&shared.query_came[i], 1);
-      barrier_init(&shared.sums_came[i], kWarpsCompute);
-      barrier_init(&shared.query_free[i], 1);
+      barrier_init(&shared.q_full[i], 1);
+      barrier_init(&shared.o_full[i], kConsumerWarps);
+      barrier_init(&shared.q_empty[i], 1);
     }
     for (int i = 0; i < Shape::kStages; ++i) {
-      barrier_init(&shared.keys_came[i], 1);
-      barrier_init(&shared.values_came[i], 1);
-      barrier_init(&shared.stage_free[i], kWarpsCompute);
+      barrier_init(&shared.k_full[i], 1);
+      barrier_init(&shared.v_full[i], 1);
+      barrier_init(&shared.kv_empty[i], kConsumerWarps);
     }
     barrier_init_done();
   }
-  // Rows of q that no token fills: zeros, so that they have scores as others do.
+  // Rows of q without a token are zeros, so that their scores are finite.
   const int filled = a.tile_tokens * a.in.heads.value() * kPanelRowBytes;
   for (int i = 16 * threadIdx.x; i < static_cast<int>(sizeof(shared.q)); i += 16 * Shape::kThreads)
     if (i % Shape::kPanelBytes >= filled) *reinterpret_cast<uint4*>(shared.q[0][0] + i) = make_uint4(0, 0, 0, 0);
   write_ones(shared.ones, threadIdx.x, Shape::kThreads);
   fence_async_proxy();
   __syncthreads();
-  constexpr int kRegistersCopy = 32, kRegistersCompute = 160;  // 128 each at first
-  static_assert(Shape::kWarpgroups == 3 && kRegistersCopy + 3 * kRegistersCompute == 4 * 128);
+  constexpr int kRegistersProducer = 32, kRegistersConsumer = 160;  // per thread; 128 at launch
+  static_assert(Shape::kWarpgroups == 3 && kRegistersProducer + 3 * kRegistersConsumer == 4 * 128);
   if (w == Shape::kWarpgroups) {
-    decrease_registers<kRegistersCopy>();
-    copy_tiles<Shape>(a, keys, shared);
+    decrease_registers<kRegistersProducer>();
+    produce_tiles<Shape>(a, keys, shared);
   } else {
-    increase_registers<kRegistersCompute>();
-    compute_tiles<Shape>(a, keys, shared, w);
+    increase_registers<kRegistersConsumer>();
+    consume_tiles<Shape>(a, keys, shared, w);
   }
 #endif
 }
 
-// ---- launches ----
+// ---- launcher ----
 
-// Boxes of box_tokens tokens and box_heads heads, the heads of a token being neighbours.
+// A TMA map of boxes of box_tokens tokens and box_heads heads, in the order [token][head].
 inline CUtensorMap make_query_map(View<const __nv_bfloat16> q, int64_t batch, int64_t tokens, int64_t heads,
                                   int box_heads, int box_tokens) {
   std::swap(q.row, q.head);
@@ -429,7 +470,7 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
                    .o_map = {},
                    .in = make_attend<bf16>(op, in),
                    .lse = make_view<float>(out.lse),
-                   .sight = {keys.range, Divisor(keys.range.d)},
+                   .visible = {keys.range, Divisor(keys.range.d)},
                    .tiles = static_cast<int>(tiles),
                    .tile_tokens = static_cast<int>(tile_tokens),
                    .turns = static_cast<int>(bgs * tiles),
@@ -442,7 +483,7 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
     };
     a.q_map = map(a.in.q), a.o_map = map(make_view<const bf16>(out.o));
   }
-  if (!ctx.planning && keys.range.keys > 0) {  // else no copy is asked for
+  if (!ctx.planning && keys.range.keys > 0) {  // without keys there are no copies
     a.k_map = make_box_map(a.in.k, in.k.size(0), in.k.size(1), in.k.size(2), Shape::kKeys);
     a.v_map = make_box_map(a.in.v, in.v.size(0), in.v.size(1), in.v.size(2), Shape::kKeys);
   }
@@ -451,10 +492,10 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
          sizeof(typename Shape::Shared) + Plan<Keys, Shape>::bytes(keys), a, keys);
 }
 
-// The window, the compressed (RangeKeys) and the selected branch (UnionKeys, nsa/sm90/shared_tile.cu).
+// Keys: RangeKeys (window and compressed), or SharedTileKeys and BitmapKeys (selected, nsa/sm90/shared_tile.cuh).
 template <class Keys>
 void launch_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
-  // One tile's q for a CTA that takes one tile; its plan needs the memory.
+  // A CTA that computes one tile keeps one tile of q; its plan needs the memory.
   constexpr int kQueries = Plan<Keys, ForwardShape<64, 64, 64, 6, 1>>::kMadeTogether ? 1 : 2;
   if (in.q.size(3) == 64)
     launch_row_forward<ForwardShape<64, 64, 64, 6, kQueries>>(ctx, op, out, in, keys);

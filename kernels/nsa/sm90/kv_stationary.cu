@@ -1,40 +1,26 @@
-// The selected branch on Hopper where neighbouring tokens list different blocks: seen from the blocks (bf16).
+// KV-stationary forward of the selected branch on Hopper (bf16), split-KV and merge, for long sequences whose
+// neighbouring tokens list different blocks.
 //
-// A tile of rows that shares the union of its tokens' lists then multiplies mostly masked scores (KERNELS.md 4.2: 7
-// times too many for ten tokens with random lists at T = 65536). Here a far block's keys and values lie in shared
-// memory and the rows (t, h) of the tokens that list it are gathered, 64 a tile, for any G without waste: s = q k^T,
-// softmax over this one block, o = p v. What a row gets from a block is a partial sum. They lie block by block, so that
-// gathering writes one tile behind the other, and merging looks up where a token's are. Near blocks, which all
-// neighbours list, are done for neighbouring tokens at once; a row's o and lse hold their sums until its partial sums
-// are merged with them, in the list's order.
+// There a tile of rows with the union of its tokens' lists would compute mostly masked scores: 7 times too many for ten
+// tokens with random lists at T = 65536. Here keys and values of a far block stay in shared memory, and the rows (t, h)
+// of the tokens that list it are gathered, 64 per tile, for any G without waste: s = q k^T, softmax over this block, o
+// = p v. The result for a row is a partial sum. Partial sums are stored block by block, so that gathering writes
+// consecutive tiles, and the merge kernel looks up those of a token. Near blocks, which all neighbours list, are
+// computed for neighbouring tokens at once and stored to o and lse; the merge kernel adds the partial sums to them in
+// list order.
 //
-// Partial sums of all tokens would be n * dv * 2 bytes a row: 1.6 GB at 65536 x 12 x 64. So the sequence goes in ranges
-// of tokens, as many at once as kPartialBytes hold:
-//   read_lists           whether neighbours' lists differ enough for all this; if not, union tiles (or, where there
-//                        are too many blocks for them, the tokens' side) do every block and the other kernels return
-//                        at once. And how many entries (t, place) each block has, which near blocks a token lists
-//   plan_items, fill_entries   the entries of each range by block, cut into items
-//   near_kernel          a CTA has the tokens of one or two blocks and all their near blocks
-//   gather_kernel        a CTA takes an item, a far block and up to 16 tiles of its entries
-//   merge_kernel         dv / 8 lanes a row, its partial sums all on their way at once; combines, if asked for
+// Partial sums of all tokens would take n * dv * 2 bytes per row: 1.6 GB at 65536 x 12 x 64. The sequence is therefore
+// cut into ranges of tokens, and a launch computes as many ranges as fit kPartialBytes:
+//   kv_stationary_read_lists_kernel  decides whether neighbours' lists differ enough; if not, another kernel computes
+//   all blocks, and the kernels below return at once. Counts the entries (t, place) of each block.
+//   kv_stationary_plan_items_kernel, kv_stationary_fill_entries_kernel   the entries of each range by block, cut into
+//   items fwd_kv_stationary_near_kernel    a CTA computes the tokens of one or two blocks with all their near blocks
+//   fwd_kv_stationary_gather_kernel  a CTA computes one item: a far block and up to 16 tiles of its entries
+//   fwd_kv_stationary_merge_kernel   dv / 8 lanes per row, all partial sums in flight; combines the branches if
+//   requested
 //
-// Random lists, n 16, l' 64, one H200, us:                  index   near   gather      merge
-//   1 x 65536 x 12 x 2 x 64   1.18 ms (floor 0.25)         10+8+32  149    4 x 143     4 x 99
-//   1 x 65536 x 64 x 4 x 128  12.2 ms (floor 2.7)         110+294  1017   44 x 152    44 x 107   (before what follows)
-// The first took 1.27 ms (gather 158, merge 94). In turns in one call, single kernels by ncu: partial sums in the order
-// of entries, not of lists: gather -8 to -10%, merge +5 to +8% (it reads 768 bytes in a place, not a token's 12 KB);
-// rows of q asked for behind the scores' product, not before it, and looked up four at a time: -18 us of the whole; six
-// CTAs on an SM, not five: -17; a warp looks up its own rows, and the first of them before keys and values come: 0;
-// counting and comparing in one kernel, union tiles that look at `differ` first (30 us -> 9), two blocks' tokens in a
-// CTA of near_kernel: -18 in all; stores that leave L2 first: -6. Merging reads at 3.6 TB/s. Gathering keeps device
-// memory busy for 61% of its time, an SM's shared memory for 58, the issue slots for 48: its six warps a scheduler wait
-// for shared memory, exponentials and fixed latencies in turn; without any stores it is 25 us shorter or more. Tried
-// and left: items of 8 tiles or of twice as many tokens (1% of the whole slower), the next tile's scores beside this
-// one's stores, with four CTAs (1%), partial sums stored by the copy engine (2%), near blocks by
-// nsa/sm90/forward.cuh (three steps a tile are too few for it: 223 us on 110 SMs), near blocks behind the index
-// (1%), whole items before the others along with gathering and merging let in early by the one ahead (2%). Ranges whose
-// partial sums stay in L2 are too short for launches: 2.0 ms with 72 MB, when the whole took 1.6. Half as much a
-// launch, merged beside the next one's gathering, was 1% slower.
+// Bound: merge by device memory; gather by no single unit (memory, shared memory and issue slots are each about half
+// busy). tests/baselines/notes/selected.md has the figures.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -49,7 +35,7 @@ namespace {
 
 // ---- merging ----
 
-// Four lanes have four words each; afterwards lane c has word c of each of them.
+// Transposes four words of each of four lanes: lane c gets word c of each lane.
 __device__ __forceinline__ void transpose(uint32_t (&w)[4]) {
   const int c = threadIdx.x % 4;
 #pragma unroll
@@ -65,16 +51,16 @@ __device__ __forceinline__ void transpose(uint32_t (&w)[4]) {
     }
 }
 
-// A lane has 16 bytes of a row, in the order of columns of gather_kernel, kPlaces of its partial sums at once. Its
-// row's lanes share out the looking up of entries and sums. (16 places at once and fewer CTAs were 5% slower, more CTAs
-// of 48 registers 20%.)
+// Merges the partial sums of a row with its near blocks. A lane has 16 bytes of the row, in the column order of the
+// gather kernel, and kPlaces partial sums in flight. The lanes of a row share the lookup of entries and sums.
 constexpr int kMergeThreads = 128, kPlaces = 8;
 template <int kDv>
 __global__ void __launch_bounds__(kMergeThreads, 8)
-    merge_kernel(const __grid_constant__ FarArgs a, const __grid_constant__ CombineRows combine, int first_step) {
+    fwd_kv_stationary_merge_kernel(const __grid_constant__ KvStationaryArgs a,
+                                   const __grid_constant__ CombineRows combine, int first_step) {
   constexpr int kLanes = kDv / 8;
   static_assert(kPlaces <= kLanes);
-  const bool merges = *a.differ != 0;  // else union tiles have stored o
+  const bool merges = *a.differ != 0;  // else another kernel has stored o
   if (!merges && !combine.wanted()) return;
   const int lane = threadIdx.x % kLanes, G = a.heads.value();
   const int n = a.n.value(), step_rows = a.range_tokens * G;
@@ -90,11 +76,11 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
   float* const lse = a.lse.at(b, t, h);
   bf16* const o = a.o.at(b, t, h) + 8 * lane;
   const uint4 near = *reinterpret_cast<const uint4*>(o);
-  float top = *lse * kLog2e, sum = top == -INFINITY ? 0.0f : 1.0f, out[8];
+  float row_max = *lse * kLog2e, sum = row_max == -INFINITY ? 0.0f : 1.0f, out[8];
   for (int place0 = 0; merges && place0 < n; place0 += kPlaces) {
     const int place = place0 + lane;
     const int entry = lane < kPlaces && place < n ? __ldg(entry_of + place) : -1;
-    // The power of 2 that a partial sum is relative to, and its probabilities' sum.
+    // (row_max in powers of 2, sum of probabilities) of a partial sum.
     const float2 sums =
         entry >= 0 ? __ldcs(a.partial_sums + first + static_cast<int64_t>(entry) * G) : make_float2(-INFINITY, 0.0f);
     uint4 partial[kPlaces];
@@ -104,15 +90,15 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
       partial[j] = at >= 0 ? __ldcs(reinterpret_cast<const uint4*>(a.partial + (first + at * G) * kDv + 8 * lane))
                            : make_uint4(0, 0, 0, 0);
     }
-    float best = fmaxf(top, sums.x);
+    float best = fmaxf(row_max, sums.x);
 #pragma unroll
     for (int by = 1; by < kLanes; by *= 2) best = fmaxf(best, __shfl_xor_sync(kFullWarp, best, by));
-    const float base = best == -INFINITY ? 0.0f : best, shrink = exp2_approx(top - base);
+    const float base = best == -INFINITY ? 0.0f : best, rescale = exp2_approx(row_max - base);
     const float own_weight = exp2_approx(sums.x - base);
     float added = own_weight * sums.y;
 #pragma unroll
     for (int by = 1; by < kLanes; by *= 2) added += __shfl_xor_sync(kFullWarp, added, by);
-    top = best, sum = fmaf(sum, shrink, added);
+    row_max = best, sum = fmaf(sum, rescale, added);
     if (place0 == 0) {
       const uint32_t words[4] = {near.x, near.y, near.z, near.w};
 #pragma unroll
@@ -120,7 +106,7 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
         out[2 * i] = __uint_as_float(words[i] << 16), out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
     }
 #pragma unroll
-    for (int c = 0; c < 8; ++c) out[c] *= shrink;
+    for (int c = 0; c < 8; ++c) out[c] *= rescale;
 #pragma unroll
     for (int j = 0; j < kPlaces; ++j) {
       const float weight = __shfl_sync(kFullWarp, own_weight, j, kLanes);
@@ -141,7 +127,7 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
     transpose(words);
     columns = make_uint4(words[0], words[1], words[2], words[3]);
     if (exists) *reinterpret_cast<uint4*>(o) = columns;
-    if (exists && lane == 0) *lse = sum == 0.0f ? -INFINITY : (top + log2f(sum)) * kLn2;
+    if (exists && lane == 0) *lse = sum == 0.0f ? -INFINITY : (row_max + log2f(sum)) * kLn2;
   }
   if (exists && combine.wanted()) {
     const CombineRows::Row row(combine, b, t, h, g);
@@ -149,27 +135,25 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
   }
 }
 
-// Ranges of so many tokens, and so many of them at once, that their partial sums take about kPartialBytes.
+// Bytes of the partial sums of one launch, about.
 constexpr int64_t kPartialBytes = int64_t{416} << 20;
-// Tables of all blocks lie in shared memory, and counts [T / 1024, blocks] of each (b, g) take half of q's memory then.
+// The index kernels have tables of all blocks in shared memory; at this limit the counts [T / 1024, blocks] per (b, g)
+// take half the memory of q.
 constexpr int kMaxBlocks = 16 * 1024;
 
-// How many times a list is the union of the lists that the 64 rows of a union tile share, if far blocks are drawn at
-// random from the middle of the sequence: KERNELS.md 4.2.
+// The expected size of the union of the lists of a tile's 64 rows, divided by the size of one list, if far blocks are
+// drawn at random from the middle of the sequence.
 double random_union(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads) {
   const double far = static_cast<double>(std::max<int64_t>(n - kNear, 0));
   const double blocks = std::max(static_cast<double>(tokens) / (2.0 * static_cast<double>(block_keys)), far + 1);
   const double in_union = blocks * (1 - std::pow(1 - far / blocks, std::max(64.0 / static_cast<double>(heads), 1.0)));
   return (kNear + in_union) / static_cast<double>(n);
 }
-// From which union on this route pays. On an H200, by this route (before what is told above) and by union tiles of so
-// many lists, ms:
-//   1 x 65536 x 12 x 2 x 64: 1.28, 0.99 of 1.5, 4.7 of 6.9      1 x 65536 x 64 x 4 x 128: 12.2, 6.9 of 1.0, 25 of 3.2
-//   4 x 8192 x 12 x 2 x 64:  0.62, 0.37 of 1.5, 0.92 of 3.8
+// KV-stationary pays if the union of a tile's lists is larger than this many lists (measured,
+// tests/baselines/notes/selected.md).
 double union_limit(int64_t dk) { return dk == 64 ? 2.2 : 1.7; }
-// The lists are compared at all only where random ones would pass the limit clearly. At T = 8192 and 12 heads of 64
-// they would by 1.7; but there a training step's lists make unions of about 2, and to compare them, after which seven
-// kernels find nothing to do, cost 7% of the branch's forward (before comparing and counting were one kernel).
+// The lists are compared only if random lists would exceed the limit by this factor: the comparison costs time even if
+// the lists turn out to be alike.
 constexpr double kWorthComparing = 1.8;
 
 int range_tokens_of(int64_t tokens, int64_t token_bytes, int64_t groups) {
@@ -178,18 +162,19 @@ int range_tokens_of(int64_t tokens, int64_t token_bytes, int64_t groups) {
   return static_cast<int>(std::min({whole, tokens, int64_t{16} * kPartTokens}));
 }
 
-// Tokens whose near blocks a CTA does: of two blocks where two CTAs of such keys fit on an SM, else of one or less.
+// Tokens per CTA of the near kernel: those of two blocks if two CTAs with their keys fit on an SM, else of one block or
+// less.
 int near_tokens_of(int64_t dk, int64_t block_keys, int64_t heads) {
   const int64_t most = kItemTiles * kTileRows / heads;
   int64_t tokens = dk == 64 && block_keys <= kTileRows ? 2 * block_keys : block_keys;
   while (tokens > most) tokens /= 2;
   return static_cast<int>(tokens);
 }
-// Shared memory for those: of their own blocks, the one before and the first one.
+// Shared memory of the near kernel: for the tokens' own blocks, the one before and block 0.
 template <int kDk, int kDv>
 int near_bytes_of(int near_tokens, int64_t block_keys) {
   const int own = near_tokens > block_keys ? 2 : 1;
-  return FarShape<kDk, kDv>::near_bytes(own + 2, static_cast<int>(ceil_div(block_keys, kTileRows)));
+  return KvStationaryShape<kDk, kDv>::near_bytes(own + 2, static_cast<int>(ceil_div(block_keys, kTileRows)));
 }
 bool near_blocks_fit(int64_t dk, int64_t block_keys, int64_t heads) {
   const int tokens = near_tokens_of(dk, block_keys, heads), most = 226 * 1024;
@@ -198,33 +183,36 @@ bool near_blocks_fit(int64_t dk, int64_t block_keys, int64_t heads) {
                       : near_bytes_of<192, 128>(tokens, block_keys)) <= most - 1024;
 }
 
-// The near blocks need neither the rest of the index nor partial sums, and the other route's kernels, which find
-// nothing to do, take their time to find it: both beside the index and the first range's gathering.
+// The near kernel needs neither the rest of the index nor partial sums, and the kernels of forward_alike return at once
+// but still take time to launch. Both run on a side stream, concurrently with the index and the first gather.
 template <int kDk, int kDv>
-void launch_far(Context& ctx, const char* op, const FarArgs& a, const CombineRows& combine, int64_t block_keys,
-                int64_t G, const std::function<void(Context& on, const int* unless)>& forward_alike) {
-  using Shape = FarShape<kDk, kDv>;
+void launch_kv_stationary(Context& ctx, const char* op, const KvStationaryArgs& a, const CombineRows& combine,
+                          int64_t block_keys, int64_t G,
+                          const std::function<void(Context& on, const int* unless)>& forward_alike) {
+  using Shape = KvStationaryShape<kDk, kDv>;
   const int key_tiles = static_cast<int>(ceil_div(block_keys, kTileRows)), parts = a.steps * a.parts;
   const int64_t merged = ceil_div(int64_t{a.launch_steps} * a.range_tokens * G, kMergeThreads / (kDv / 8));
   const dim3 threads(kIndexThreads);
-  launch(ctx, "read_lists", read_lists_kernel, dim3(static_cast<unsigned>(1 + parts)), threads,
+  launch(ctx, "read_lists", kv_stationary_read_lists_kernel, dim3(static_cast<unsigned>(1 + parts)), threads,
          read_lists_bytes(a.lists.blocks), a);
   ForkJoin near(ctx, 1, [&](Context& side) {
     forward_alike(side, a.differ);
     launch(
-        side, op, near_kernel<kDk, kDv>,
+        side, op, fwd_kv_stationary_near_kernel<kDk, kDv>,
         dim3(static_cast<unsigned>(ceil_div(a.lists.tokens, a.near_tokens)), static_cast<unsigned>(a.steps / a.ranges)),
         dim3(Shape::kNearThreads), near_bytes_of<kDk, kDv>(a.near_tokens, block_keys), a);
   });
-  launch(ctx, "plan_items", plan_items_kernel, dim3(static_cast<unsigned>(a.steps)), threads, 0, a);
-  launch(ctx, "fill_entries", fill_entries_kernel, dim3(static_cast<unsigned>(parts)), threads,
+  launch(ctx, "plan_items", kv_stationary_plan_items_kernel, dim3(static_cast<unsigned>(a.steps)), threads, 0, a);
+  launch(ctx, "fill_entries", kv_stationary_fill_entries_kernel, dim3(static_cast<unsigned>(parts)), threads,
          a.lists.blocks * sizeof(int), a);
   for (int i = 0; i * a.launch_steps < a.steps; ++i) {
-    launch(ctx, op, block_keys == kTileRows ? gather_kernel<kDk, kDv, true> : gather_kernel<kDk, kDv, false>,
+    launch(ctx, op,
+           block_keys == kTileRows ? fwd_kv_stationary_gather_kernel<kDk, kDv, true>
+                                   : fwd_kv_stationary_gather_kernel<kDk, kDv, false>,
            dim3(static_cast<unsigned>(a.items_stride)), dim3(kWarpgroup), Shape::shared_bytes(key_tiles), a, i);
     near.join();
-    launch(ctx, op, merge_kernel<kDv>, dim3(static_cast<unsigned>(merged)), dim3(kMergeThreads), 0, a, combine,
-           i * a.launch_steps);
+    launch(ctx, op, fwd_kv_stationary_merge_kernel<kDv>, dim3(static_cast<unsigned>(merged)), dim3(kMergeThreads), 0, a,
+           combine, i * a.launch_steps);
   }
 }
 
@@ -256,20 +244,20 @@ void forward_kv_stationary(Context& ctx, const char* op, const AttendOut& out, c
   const int64_t ranges = ceil_div(T, range_tokens), steps = bgs * ranges, parts = ceil_div(range_tokens, kPartTokens);
   const int64_t launch_steps = std::clamp<int64_t>(kPartialBytes / (range_tokens * token_bytes), 1, steps);
   const int64_t launches = ceil_div(steps, launch_steps), entries = range_tokens * n;
-  // Pieces of whole tiles: the last of a block alone is not full.
+  // Pieces of whole tiles: only the last piece of a block has a partial tile.
   const int64_t even = kTileRows / std::gcd(int64_t{kTileRows}, G), most = kItemTiles * kTileRows / G;
   const int64_t piece_tokens = std::max(most / even * even, std::min(even, most));
   const int64_t items = launch_steps * (std::min(blocks, entries) + entries / piece_tokens);
   Scratch::Scope scope(ctx.scratch);
   const auto ints = [&](int64_t count) { return scope.alloc(DType::i32, {count}).ptr<int32_t>(); };
-  const FarArgs a{
+  const KvStationaryArgs a{
       .q = make_view<const bf16>(in.q),
       .k = make_view<const bf16>(in.k),
       .v = make_view<const bf16>(in.v),
       .o = make_view<bf16>(out.o),
       .lse = make_view<float>(out.lse),
       .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2],
-                static_cast<int>(T), static_cast<int>(in.k.size(2)), static_cast<int>(blocks)},
+                static_cast<int>(T), static_cast<int>(in.k.size(2)), static_cast<int>(blocks), static_cast<int>(n)},
       .n = Divisor(static_cast<int>(n)),
       .heads = Divisor(static_cast<int>(G)),
       .block_keys = Divisor(static_cast<int>(l_sel)),
@@ -296,11 +284,11 @@ void forward_kv_stationary(Context& ctx, const char* op, const AttendOut& out, c
       .partial_sums = reinterpret_cast<float2*>(scope.alloc(DType::f32, {launch_steps * entries * G, 2}).ptr<float>())};
   const CombineRows rows = combine_rows(combine);
   if (in.q.size(3) == 64)
-    launch_far<64, 64>(ctx, op, a, rows, l_sel, G, forward_alike);
+    launch_kv_stationary<64, 64>(ctx, op, a, rows, l_sel, G, forward_alike);
   else if (in.q.size(3) == 128)
-    launch_far<128, 128>(ctx, op, a, rows, l_sel, G, forward_alike);
+    launch_kv_stationary<128, 128>(ctx, op, a, rows, l_sel, G, forward_alike);
   else
-    launch_far<192, 128>(ctx, op, a, rows, l_sel, G, forward_alike);
+    launch_kv_stationary<192, 128>(ctx, op, a, rows, l_sel, G, forward_alike);
 }
 
 }  // namespace triad::cuda

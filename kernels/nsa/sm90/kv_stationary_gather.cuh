@@ -1,5 +1,6 @@
-// The blocks' side of the selected branch's forward (nsa/sm90/kv_stationary.cu): rows of the tokens that list a block
-// against its keys and values in shared memory, far blocks with rows gathered, near blocks for neighbouring tokens.
+// KV-stationary forward of the selected branch (nsa/sm90/kv_stationary.cu): the attention kernels. Keys and values of a
+// block stay in shared memory; the rows of the tokens that list it are multiplied with them. For far blocks the rows
+// are gathered; for near blocks they belong to neighbouring tokens.
 #pragma once
 #include "kernels/nsa/gpu/fwd_dq.cuh"
 #include "kernels/nsa/sm90/kv_stationary_index.cuh"
@@ -7,10 +8,11 @@
 namespace triad::cuda {
 namespace {
 
-// CTAs fill each other's waits: six of them gather on an SM (d = 64). kNear..., near_bytes: of near_kernel.
-constexpr int kStages = 2;  // tiles of rows on their way
+// Shared memory and residency. ctas: of the gather kernel per SM, six at d = 64, which hide each other's latency.
+// kNear..., near_bytes: of the near kernel.
+constexpr int kStages = 2;  // tiles of rows in flight
 template <int kDk, int kDv>
-struct FarShape {
+struct KvStationaryShape {
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel;
   static constexpr int kStageBytes = kPanelsK * kPanelBytes, kKeyBytes = (kPanelsK + kPanelsV) * kPanelBytes;
   static constexpr int kTableBytes = kItemTiles * kTileRows * static_cast<int>(sizeof(int));
@@ -27,11 +29,12 @@ struct FarShape {
   }
 };
 
-// The keys and values of a block: for every 64 of them the panels of k, then those of v. Past the block's end zeros.
+// Loads the keys and values of a block: for every 64 of them the panels of k, then those of v. Zeros past the block's
+// end.
 template <int kDk, int kDv, int kThreads>
-__device__ __forceinline__ void load_block(const FarArgs& a, int b, int g, int block, int key_tiles,
+__device__ __forceinline__ void load_block(const KvStationaryArgs& a, int b, int g, int block, int key_tiles,
                                            unsigned char* to) {
-  using Shape = FarShape<kDk, kDv>;
+  using Shape = KvStationaryShape<kDk, kDv>;
   const int block_keys = a.block_keys.value(), chunk = threadIdx.x % 8;
   for (int tile = 0; tile < key_tiles; ++tile, to += Shape::kKeyBytes)
 #pragma unroll
@@ -48,21 +51,22 @@ __device__ __forceinline__ void load_block(const FarArgs& a, int b, int g, int b
     }
 }
 
-// One tile of rows against one tile of 64 keys after the other: o += p v, p relative to 2^top, and p's row sums
-// before it is rounded for the product: sums of rounded ones, which the tensor cores can make (p times a tile of ones),
-// put lse off by up to 1.3e-3.
+// The sums of one tile of rows over tiles of 64 keys: o += p v with p relative to 2^row_max, and the row sums of p. The
+// sums are of unrounded p: sums of rounded p, which the tensor cores could compute as p times ones, would put lse off
+// by up to 1.3e-3.
 template <int kDk, int kDv>
 struct RowSums {
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel, kPanelUnits = kPanelBytes >> 4;
-  float o[kPanelsV][8][4], sums[2] = {}, top[2];  // sums: of this lane's columns
+  float o[kPanelsV][8][4], sums[2] = {}, row_max[2];  // sums: of this lane's columns
 
   __device__ __forceinline__ RowSums() {
 #pragma unroll
     for (int p = 0; p < kPanelsV; ++p) leave_unset(o[p]);
-    top[0] = top[1] = -INFINITY;
+    row_max[0] = row_max[1] = -INFINITY;
   }
-  // seen[i]: the keys before it are seen by the lane's row i; all where kAll, and then there is one tile. `add`: not
-  // the first tile. `last`: afterwards sums[i] is of all columns. meanwhile() runs beside the first product.
+  // Adds one tile of keys. Row i of the lane sees the keys before seen[i]; kAll: all rows see all keys, and there is
+  // one tile. add: not the first tile. last: afterwards sums[i] is over all columns. meanwhile() runs during the first
+  // product.
   template <bool kAll, class Meanwhile>
   __device__ __forceinline__ void attend(const uint32_t (&q)[kDk / 16][4], uint32_t k_tile, float scale,
                                          const int (&seen)[2], bool add, bool last, Meanwhile&& meanwhile) {
@@ -83,28 +87,28 @@ struct RowSums {
         for (int e = 0; e < 4; ++e)
           if (8 * j + fragment_column() + e % 2 >= seen[e / 2]) s[j][e] = -INFINITY;
     }
-    float highest[2] = {s[0][0], s[0][2]};
+    float largest[2] = {s[0][0], s[0][2]};
 #pragma unroll
     for (int j = 0; j < 8; ++j)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) highest[i] = fmaxf(highest[i], fmaxf(s[j][2 * i], s[j][2 * i + 1]));
+      for (int i = 0; i < 2; ++i) largest[i] = fmaxf(largest[i], fmaxf(s[j][2 * i], s[j][2 * i + 1]));
 #pragma unroll
     for (int by = 1; by < 4; by *= 2)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) highest[i] = fmaxf(highest[i], __shfl_xor_sync(kFullWarp, highest[i], by));
+      for (int i = 0; i < 2; ++i) largest[i] = fmaxf(largest[i], __shfl_xor_sync(kFullWarp, largest[i], by));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float best = scale * highest[i];
+      float best = scale * largest[i];
       if (!kAll && add) {
-        best = fmaxf(best, top[i]);
-        const float shrink = best == -INFINITY ? 1.0f : exp2_approx(top[i] - best);
-        sums[i] *= shrink;
+        best = fmaxf(best, row_max[i]);
+        const float rescale = best == -INFINITY ? 1.0f : exp2_approx(row_max[i] - best);
+        sums[i] *= rescale;
 #pragma unroll
         for (int p = 0; p < kPanelsV; ++p)
 #pragma unroll
-          for (int j = 0; j < 8; ++j) o[p][j][2 * i] *= shrink, o[p][j][2 * i + 1] *= shrink;
+          for (int j = 0; j < 8; ++j) o[p][j][2 * i] *= rescale, o[p][j][2 * i + 1] *= rescale;
       }
-      top[i] = best;
+      row_max[i] = best;
       const float minus = !kAll && best == -INFINITY ? 0.0f : -best;
 #pragma unroll
       for (int j = 0; j < 8; ++j)
@@ -129,8 +133,9 @@ struct RowSums {
     for (int p = 0; p < kPanelsV; ++p) pin(o[p]);
   }
 
-  // Row i of this lane, times factor. A lane's eight columns of four 8 x 8 products, its pairs side by side, are 16
-  // bytes: a quad writes 64 of a row at once, which leave L2 before q does. merge_kernel knows that order of columns.
+  // Stores row i of this lane, times factor. A lane's eight columns of four 8 x 8 products are stored side by side, as
+  // 16 bytes; a quad then writes 64 bytes of a row at once. This permutes the columns, which the merge kernel undoes.
+  // The store has an evict-first hint, so that q stays in L2.
   __device__ __forceinline__ void store(bf16* row, int i, float factor) const {
     uint4* const to = reinterpret_cast<uint4*>(row + threadIdx.x % 4 * 8);
 #pragma unroll
@@ -146,14 +151,14 @@ struct RowSums {
   }
 };
 
-// A warp's 16 rows of a tile on their way: it brings them itself, two tiles ahead, and takes them to registers, where
-// they are the products' left operand. So the warps meet only in the products.
+// Loads a warp's 16 rows of each tile, two tiles ahead, and reads them into registers as the left operand. Each warp
+// loads its own rows, so warps synchronize only in wgmma.
 template <int kDk>
 struct RowLoads {
   static constexpr int kPanelsK = kDk / kPanel, kStageBytes = kPanelsK * kPanelBytes;
-  unsigned char* stages;  // kStages of the warpgroup
-  const int* rows;        // of a tile 16, from one to the next tile_rows: where they begin, in 16 bytes from q
-  const bf16* q;          // the lane's chunk of the row at 0
+  unsigned char* stages;  // [kStages], of the warpgroup
+  const int* rows;        // 16 per tile, tile_rows from tile to tile: their offsets from q in units of 16 bytes
+  const bf16* q;          // the lane's chunk of the row at offset 0
   int tile_rows, warp_row, to_stage, from_stage;
   __device__ __forceinline__ RowLoads(unsigned char* stages, const int* rows, int tile_rows, const bf16* q)
       : stages(stages), rows(rows), q(q + threadIdx.x % 8 * 8), tile_rows(tile_rows) {
@@ -161,7 +166,7 @@ struct RowLoads {
     warp_row = threadIdx.x % kWarpgroup / 32 * 16;
     to_stage = swizzled(warp_row + lane / 8 * 4, lane % 8), from_stage = swizzled(warp_row + lane % 16, lane / 16);
   }
-  // Lanes 8 i .. 8 i + 7 bring rows 4 i .. 4 i + 3. Every call is one group of copies.
+  // Starts the loads of a tile: lanes 8 i .. 8 i + 7 load rows 4 i .. 4 i + 3. Every call commits one group.
   __device__ __forceinline__ void load(int tile, int stage, bool exists) const {
     if (exists) {
       unsigned char* const to = stages + stage * kStageBytes;
@@ -177,13 +182,13 @@ struct RowLoads {
     }
     copy_async_commit();
   }
-  // The oldest tile on its way is there.
+  // Waits for the oldest tile in flight.
   __device__ __forceinline__ void await() const {
     copy_async_wait_group<kStages - 1>();
     __syncwarp();
   }
-  // A product's left operand. It is read anew for every product of a loop: where it stayed in registers around the
-  // loop, ptxas 13.0 gave those to the loop's packed p too (seen in its SASS, and in wrong sums).
+  // Reads a product's left operand. It is read again for every product of a loop: if it stayed in registers around the
+  // loop, ptxas 13.0 assigned the same registers to the loop's packed p, and the sums were wrong.
   __device__ __forceinline__ void take(uint32_t (&left)[kDk / 16][4], int stage) const {
     const unsigned char* const from = stages + stage * kStageBytes;
 #pragma unroll
@@ -195,10 +200,10 @@ struct RowLoads {
 
 // kWhole: blocks of 64 keys.
 template <int kDk, int kDv, bool kWhole>
-__global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::ctas(kWhole))
-    gather_kernel(const __grid_constant__ FarArgs a, int launch) {
+__global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(kWhole))
+    fwd_kv_stationary_gather_kernel(const __grid_constant__ KvStationaryArgs a, int launch) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
-  using Shape = FarShape<kDk, kDv>;
+  using Shape = KvStationaryShape<kDk, kDv>;
   if (static_cast<int>(blockIdx.x) >= a.item_counts[launch]) return;
   const int4 item = a.items[static_cast<int64_t>(launch) * a.items_stride + blockIdx.x];
   const int block = item.x, count = item.z, step = item.w, G = a.heads.value();
@@ -206,8 +211,8 @@ __global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::ctas(kWhole))
   const int key_tiles = kWhole ? 1 : (a.block_keys.value() + kTileRows - 1) / kTileRows;
   unsigned char *const stages = aligned_shared(), *const keys = stages + kStages * Shape::kStageBytes;
   const int n_rows = count * G, tiles = (n_rows + kTileRows - 1) / kTileRows;
-  // Each warp looks up where its own 16 rows of every tile begin: of the first two tiles before all else, so that they
-  // are on their way early. A row past the last repeats it.
+  // Each warp computes the offsets of its own 16 rows of every tile: those of the first two tiles first, so that their
+  // loads start early. Rows past the last repeat it.
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int* const rows = reinterpret_cast<int*>(keys + key_tiles * Shape::kKeyBytes) + warp * (kItemTiles * 16);
   const int* const entries = a.entries + static_cast<int64_t>(step) * a.entries_stride + item.y;
@@ -230,7 +235,7 @@ __global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::ctas(kWhole))
   for (int i = kStages * 16 + lane; i < tiles * 16; i += 32) place(i, token_at(i));
   copy_async_wait_group<kStages>();
   fence_async_proxy();
-  __syncthreads();  // keys and values are there
+  __syncthreads();  // the loads of keys and values are complete
 
   const uint32_t k_tile = tile_descriptor(shared_address(keys));
   const int64_t first_row = a.first_row(step) + static_cast<int64_t>(item.y) * G;
@@ -247,7 +252,7 @@ __global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::ctas(kWhole))
       sums.template attend<kWhole>(q, k_tile + i * (Shape::kKeyBytes >> 4), a.scale_log2, {here, here}, i > 0, last,
                                    [&] {
                                      if (!last) return;
-                                     __syncwarp();  // the tile's rows are taken
+                                     __syncwarp();  // all lanes have read the tile's rows
                                      loads.load(tile + kStages, tile % kStages, tile + kStages < tiles);
                                    });
     }
@@ -255,7 +260,7 @@ __global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::ctas(kWhole))
     for (int i = 0; i < 2; ++i) {
       const int row = tile * kTileRows + loads.warp_row + fragment_row() + 8 * i;
       if (row >= n_rows) continue;
-      if (threadIdx.x % 4 == 0) partial_sums[row] = make_float2(sums.top[i], sums.sums[i]);
+      if (threadIdx.x % 4 == 0) partial_sums[row] = make_float2(sums.row_max[i], sums.sums[i]);
       sums.store(partial + static_cast<int64_t>(row) * kDv, i, 1.0f);
     }
   }
@@ -264,15 +269,16 @@ __global__ void __launch_bounds__(kWarpgroup, FarShape<kDk, kDv>::ctas(kWhole))
 
 // ---- near blocks ----
 
-// A CTA has near_tokens tokens next to each other, of one block or of two. Their near blocks, four at most, lie in
-// shared memory: `count` that end with the last token's own, and the first one behind them if it is not among them.
+// The near blocks of a CTA's tokens. A CTA has near_tokens consecutive tokens, of one block or of two. Their near
+// blocks, four at most, are in shared memory: `count` blocks that end with the last token's own, then block 0 if it is
+// not among them.
 struct NearBlocks {
   int first, count;
-  __device__ __forceinline__ NearBlocks(const FarArgs& a, int first_token, int last_token)
+  __device__ __forceinline__ NearBlocks(const KvStationaryArgs& a, int first_token, int last_token)
       : first(max(a.block_keys.quotient(first_token) - 1, 0)), count(a.block_keys.quotient(last_token) - first + 1) {}
   __device__ __forceinline__ int all() const { return count + (first > 0); }
   __device__ __forceinline__ int at(int place) const { return place < count ? first + place : 0; }
-  // Which of them a token of block `own` lists, of what it lists near it (FarArgs::near).
+  // The mask of these blocks that a token of block `own` lists, from KvStationaryArgs::near.
   __device__ __forceinline__ int listed(int near, int own) const {
     const int place = own - first,
               own_and_before = place > 0 ? (near & 1) << place | (near >> 1 & 1) << (place - 1) : near;
@@ -281,10 +287,10 @@ struct NearBlocks {
 };
 
 template <int kDk, int kDv>
-__global__ void __launch_bounds__(FarShape<kDk, kDv>::kNearThreads, FarShape<kDk, kDv>::kNearCtas)
-    near_kernel(const __grid_constant__ FarArgs a) {
+__global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvStationaryShape<kDk, kDv>::kNearCtas)
+    fwd_kv_stationary_near_kernel(const __grid_constant__ KvStationaryArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Shape = FarShape<kDk, kDv>;
+  using Shape = KvStationaryShape<kDk, kDv>;
   constexpr int kGroups = Shape::kNearGroups, kListedBits = 4;
   if (*a.differ == 0) return;
   const int G = a.heads.value(), block_keys = a.block_keys.value(), group = threadIdx.x / kWarpgroup;
@@ -295,7 +301,7 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kNearThreads, FarShape<kDk
   unsigned char* const keys = aligned_shared();
   unsigned char* const stages = keys + blocks.all() * key_tiles * Shape::kKeyBytes;
   int* const rows = reinterpret_cast<int*>(stages + kGroups * kStages * Shape::kStageBytes);
-  int* const outs = rows + kItemTiles * kTileRows;  // (t - t0, h) and which near blocks t lists; -1: no such row
+  int* const outs = rows + kItemTiles * kTileRows;  // row (t - t0, h) and mask of near blocks; -1: no such row
   for (int i = 0; i < blocks.all(); ++i)
     load_block<kDk, kDv, Shape::kNearThreads>(a, b, g, blocks.at(i), key_tiles,
                                               keys + i * key_tiles * Shape::kKeyBytes);
@@ -315,18 +321,18 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kNearThreads, FarShape<kDk
   for (int i = 0; i < kStages; ++i) loads.load(group + i * kGroups, i, group + i * kGroups < tiles);
   copy_async_wait_group<kStages>();
   fence_async_proxy();
-  __syncthreads();  // keys and values are there
+  __syncthreads();  // the loads of keys and values are complete
 
   const uint32_t k_tile = tile_descriptor(shared_address(keys));
   for (int tile = group, turn = 0; tile < tiles; tile += kGroups, ++turn) {
     loads.await();
-    int to[2], own[2];  // own: tokens from the beginning of blocks.first to the row's
+    int to[2], own[2];  // own: the row's token, counted from the first key of blocks.first
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       to[i] = outs[tile * kTileRows + loads.warp_row + fragment_row() + 8 * i];
       own[i] = t0 + a.heads.quotient(max(to[i], 0) >> kListedBits) - blocks.first * block_keys;
     }
-    // No token of the tile sees other blocks than these, and the first.
+    // The tile's tokens see only the blocks [from, end), and block 0.
     const int last_row = min(tile * kTileRows + kTileRows, n_rows) - 1;
     const int from = max(a.block_keys.quotient(t0 + a.heads.quotient(tile * kTileRows)) - 1 - blocks.first, 0);
     const int end = a.block_keys.quotient(t0 + a.heads.quotient(last_row)) - blocks.first + 1;
@@ -348,7 +354,7 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kNearThreads, FarShape<kDk
       sums.template attend<false>(q, k_tile + i * (Shape::kKeyBytes >> 4), a.scale_log2, seen, add, false, [] {});
       add = true;
     }
-    __syncwarp();  // the tile's rows are taken
+    __syncwarp();  // all lanes have read the tile's rows
     loads.load(tile + kStages * kGroups, turn % kStages, tile + kStages * kGroups < tiles);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -357,7 +363,7 @@ __global__ void __launch_bounds__(FarShape<kDk, kDv>::kNearThreads, FarShape<kDk
       const int row = to[i] >> kListedBits, t = a.heads.quotient(row), h = g * G + row - t * G;
       sums.store(a.o.at(b, t0 + t, h), i, total == 0.0f ? 0.0f : __fdividef(1.0f, total));
       if (threadIdx.x % 4 == 0)
-        *a.lse.at(b, t0 + t, h) = total == 0.0f ? -INFINITY : (sums.top[i] + __log2f(total)) * kLn2;
+        *a.lse.at(b, t0 + t, h) = total == 0.0f ? -INFINITY : (sums.row_max[i] + __log2f(total)) * kLn2;
     }
   }
 #endif

@@ -1,5 +1,6 @@
-// What the kernels of nsa/sm90/kv_stationary.cu are given, and the first of them: whether the route pays, and which
-// entries of which block lie in which range of tokens.
+// KV-stationary forward of the selected branch (nsa/sm90/kv_stationary.cu): the parameters of its kernels, and the
+// index kernels. These decide whether the lists differ enough, and sort the list entries of each range of tokens by
+// block.
 #pragma once
 #include <algorithm>
 #include <numbers>
@@ -13,29 +14,20 @@ namespace {
 using bf16 = __nv_bfloat16;
 
 constexpr int kTileRows = 64;
-constexpr int kPanelBytes = kTileRows * kPanelRowBytes;  // 64 rows (or keys) of 64 columns
-constexpr int kItemTiles = 16;                           // most tiles of one item: popular blocks are cut
-constexpr int kPartTokens = 1024;                        // that a CTA of the index reads
+constexpr int kPanelBytes = kTileRows * kPanelRowBytes;  // 64 rows or keys of 64 columns
+constexpr int kItemTiles = 16;                           // tiles per item, at most: popular blocks are split
+constexpr int kPartTokens = 1024;                        // tokens per CTA of the index kernels
 constexpr int kIndexThreads = 1024;
 constexpr float kLn2 = std::numbers::ln2_v<float>;
 
-// A token's near blocks are the first one and the two that end with its own: by the selection's rule every token lists
-// them, so neighbouring tokens share them whatever else they list. The others are complete and past.
+// The near blocks of a token are the first block and the two that end with its own. With the default selection rule (1
+// initial and 2 local blocks) every token lists them, so neighbouring tokens share them. All other blocks of a list are
+// far: complete, and before the token. Any split is correct; this one makes far blocks differ between neighbours.
 constexpr int kNear = 3;
 __device__ __forceinline__ bool is_far(int block, int current) { return block > 0 && block + 1 < current; }
 
-// block_index [B,T,Hkv,n]
-struct BlockLists {
-  const int* data;
-  int64_t batch, row, head;
-  int tokens, groups, blocks;  // blocks: of T tokens, ceil(T / l')
-  __device__ __forceinline__ const int* at(int b, int t, int g) const {
-    return data + b * batch + static_cast<int64_t>(t) * row + g * head;
-  }
-};
-
-// A step is a range of tokens of one (b, g); a launch does several next to each other.
-struct FarArgs {
+// A step is a range of tokens of one (b, g); a launch computes several consecutive steps.
+struct KvStationaryArgs {
   View<const bf16> q, k, v;
   View<bf16> o;
   View<float> lse;
@@ -43,21 +35,21 @@ struct FarArgs {
   Divisor n, heads, block_keys;
   float scale_log2;
   int range_tokens, ranges, steps, launch_steps;  // steps: ranges of all (b, g), group after group
-  int parts;                                      // of a range, of kPartTokens each
-  int piece_tokens;                               // of an item, at most
-  int tile_tokens;                                // that share a union tile
+  int parts;                                      // per range, of kPartTokens tokens each
+  int piece_tokens;                               // per item, at most
+  int tile_tokens;                                // that share a tile in compare_lists
   float union_limit;                              // see compare_lists
-  int* differ;                                    // 1: far blocks are done here; 0: another route does all
-  int near_tokens;                                // that a CTA does
+  int* differ;                                    // 1: far blocks are computed here; 0: another kernel computes all
+  int near_tokens;                                // per CTA of the near kernel
   int* near;         // [B*Hkv,T] bit 0: the token lists its own block, 1: the one before, 2: block 0
-  int* counts;       // [steps, parts, blocks] a part's entries of a block; from plan_items on where they begin
-  int* entries;      // [steps, entries_stride] by block: t - (range's first token)
-  int* entry_of;     // [steps, range_tokens, n] of a token's place: its entry; -1: none, the block is not far
-  int* item_counts;  // by launch
+  int* counts;       // [steps, parts, blocks] entries of a block; after plan_items: the index of the first entry
+  int* entries;      // [steps, entries_stride] by block: t - (first token of the range)
+  int* entry_of;     // [steps, range_tokens, n] the entry at each place of a token's list; -1: no far block
+  int* item_counts;  // per launch
   int4* items;       // [launches, items_stride] (block, first entry, entries, step)
   int items_stride, entries_stride;
-  bf16* partial;         // [launch_steps, entries_stride, G, dv]
-  float2* partial_sums;  // of the same rows: the power of 2 that they are relative to, the probabilities' sum
+  bf16* partial;         // [launch_steps, entries_stride, G, dv] partial o
+  float2* partial_sums;  // of the same rows: (row_max, sum of probabilities), in powers of 2
   __device__ __forceinline__ int first_token(int step) const { return step % ranges * range_tokens; }
   __device__ __forceinline__ int tokens_of(int step) const {
     return min(range_tokens, lists.tokens - first_token(step));
@@ -69,7 +61,7 @@ struct FarArgs {
 
 // ---- the index ----
 
-// The sum of `mine` over the threads before this one.
+// The sum of `mine` over the threads before this one; total: over all threads.
 __device__ __forceinline__ int2 sum_before(int2 mine, int2& total) {
   __shared__ int2 warp_sums[kIndexThreads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -87,13 +79,13 @@ __device__ __forceinline__ int2 sum_before(int2 mine, int2& total) {
   __syncthreads();
   total = warp_sums[kIndexThreads / 32 - 1];
   const int2 before = warp > 0 ? warp_sums[warp - 1] : int2{};
-  __syncthreads();  // warp_sums is free for the next call
+  __syncthreads();  // before the next call overwrites warp_sums
   return {before.x + in_warp.x - mine.x, before.y + in_warp.y - mine.y};
 }
 
-// The tokens of one part: f(token of the part, place, block, the token's own block) for all their entries.
+// f(token of the part, place in its list, block, the token's own block) for all list entries of one part's tokens.
 template <class F>
-__device__ __forceinline__ void for_entries(const FarArgs& a, int step, int first, int tokens, F&& f) {
+__device__ __forceinline__ void for_entries(const KvStationaryArgs& a, int step, int first, int tokens, F&& f) {
   constexpr int kAtOnce = 8;
   const int bg = step / a.ranges, b = bg / a.lists.groups, g = bg % a.lists.groups, n = a.n.value();
   for (int e0 = threadIdx.x; e0 < tokens * n; e0 += kAtOnce * kIndexThreads) {
@@ -109,21 +101,21 @@ __device__ __forceinline__ void for_entries(const FarArgs& a, int step, int firs
       if (e0 + u * kIndexThreads < tokens * n) f(token[u], place[u], block[u], a.block_keys.quotient(first + token[u]));
   }
 }
-// Part `place` of all: its step, first token in the range, first token, tokens.
+// Part number `index`, counted over all steps: its step, its first token in the range and in the sequence, its tokens.
 struct Part {
   int step, in_range, first, tokens;
-  __device__ __forceinline__ Part(const FarArgs& a, int place)
-      : step(place / a.parts),
-        in_range(place % a.parts * kPartTokens),
+  __device__ __forceinline__ Part(const KvStationaryArgs& a, int index)
+      : step(index / a.parts),
+        in_range(index % a.parts * kPartTokens),
         first(a.first_token(step) + in_range),
         tokens(min(kPartTokens, a.tokens_of(step) - in_range)) {}
 };
 
-// Whether neighbours' lists differ so much that this route pays: in tiles spread over all sequences, the union of a
-// tile's lists has more than union_limit times the blocks of one list. Counts are exact: the same lists, the same
-// route.
+// Sets *differ: whether the lists of neighbouring tokens differ so much that KV-stationary pays. Criterion: in tiles
+// spread over all sequences, the union of a tile's lists has more than union_limit times the blocks of one list. Counts
+// are exact, so the same lists give the same decision.
 constexpr int kComparedTiles = 64;
-__device__ __forceinline__ void compare_lists(const FarArgs& a) {
+__device__ __forceinline__ void compare_lists(const KvStationaryArgs& a) {
   __shared__ int in_unions, in_lists;
   for (int i = threadIdx.x; i * a.launch_steps < a.steps; i += kIndexThreads) a.item_counts[i] = 0;
   if (threadIdx.x == 0) in_unions = in_lists = 0;
@@ -166,17 +158,18 @@ __device__ __forceinline__ void compare_lists(const FarArgs& a) {
                 a.union_limit * static_cast<float>(in_lists);
 }
 
-// CTA 0 compares lists, each other one counts the entries of a part and notes which near blocks its tokens list. Shared
-// memory: read_lists_bytes.
+// CTA 0 compares lists. Each other CTA counts the far entries of a part per block, and records the near blocks that its
+// tokens list. Shared memory: read_lists_bytes.
 inline int64_t read_lists_bytes(int64_t blocks) {
   return std::max<int64_t>(kIndexThreads / 32 * ceil_div(blocks, 32), blocks) * static_cast<int64_t>(sizeof(int));
 }
-__global__ void __launch_bounds__(kIndexThreads) read_lists_kernel(const __grid_constant__ FarArgs a) {
+__global__ void __launch_bounds__(kIndexThreads)
+    kv_stationary_read_lists_kernel(const __grid_constant__ KvStationaryArgs a) {
   if (blockIdx.x == 0) return compare_lists(a);
   __shared__ unsigned listed_near[kPartTokens];
   int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // counts
-  const int place = blockIdx.x - 1;
-  const Part part(a, place);
+  const int index = blockIdx.x - 1;
+  const Part part(a, index);
   for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads) by_block[i] = 0;
   for (int i = threadIdx.x; i < kPartTokens; i += kIndexThreads) listed_near[i] = 0;
   __syncthreads();
@@ -188,14 +181,15 @@ __global__ void __launch_bounds__(kIndexThreads) read_lists_kernel(const __grid_
   });
   __syncthreads();
   for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads)
-    a.counts[static_cast<int64_t>(place) * a.lists.blocks + i] = by_block[i];
+    a.counts[static_cast<int64_t>(index) * a.lists.blocks + i] = by_block[i];
   int* const near = a.near + static_cast<int64_t>(part.step / a.ranges) * a.lists.tokens + part.first;
   for (int i = threadIdx.x; i < part.tokens; i += kIndexThreads) near[i] = static_cast<int>(listed_near[i]);
 }
 
-// Where the entries of each block begin, part after part, and the items: pieces of a block's entries. The order of the
-// items depends on which step came first, what they compute does not.
-__global__ void __launch_bounds__(kIndexThreads) plan_items_kernel(const __grid_constant__ FarArgs a) {
+// Prefix sums: the index of the first entry of each block and part. And the items: pieces of a block's entries. The
+// order of the items depends on the order of the CTAs; the results do not.
+__global__ void __launch_bounds__(kIndexThreads)
+    kv_stationary_plan_items_kernel(const __grid_constant__ KvStationaryArgs a) {
   __shared__ int first_item;
   if (*a.differ == 0) return;
   const int step = blockIdx.x, launch = step / a.launch_steps;
@@ -221,13 +215,15 @@ __global__ void __launch_bounds__(kIndexThreads) plan_items_kernel(const __grid_
       count = begin, begin += here;
     }
     done += total.x;
-    __syncthreads();  // first_item is free
+    __syncthreads();  // before first_item is overwritten
   }
 }
 
-// In a block's run of a part in any order: merging finds each entry's partial sums, and takes them in the list's order.
-__global__ void __launch_bounds__(kIndexThreads) fill_entries_kernel(const __grid_constant__ FarArgs a) {
-  int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // where the next entry goes
+// Writes the entries by block. Their order within a block and part is arbitrary: the merge kernel looks up each entry's
+// partial sums and adds them in list order.
+__global__ void __launch_bounds__(kIndexThreads)
+    kv_stationary_fill_entries_kernel(const __grid_constant__ KvStationaryArgs a) {
+  int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // the index of the next entry
   if (*a.differ == 0) return;
   const Part part(a, blockIdx.x);
   for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads)

@@ -1,35 +1,21 @@
-// The selected branch's forward on Hopper seen from the tokens (bf16): for groups of many heads, whatever the lists,
-// and for all groups where there are more blocks than union tiles have bits for.
+// Query-stationary forward of the selected branch on Hopper (bf16), for groups of many heads, and for sequences of more
+// blocks than a shared KV tile supports.
 //
-// A warp has one token's heads, up to 16, as the 16 rows of mma.sync; q and o stay in its registers. The twelve warps
-// of a CTA have neighbouring tokens and share the union of their lists: a block comes once from L2 into a ring of
-// stages, and only the warps whose tokens list it wait for it and compute. So no score is computed to be masked, which
-// is what union tiles of wgmma lose where neighbours' lists differ (KERNELS.md 4.2), and nothing but q, o, keys and
-// values moves, which is what the blocks' side (nsa/sm90/kv_stationary.cu) loses with many heads.
+// A warp has one token's heads, up to 16, as the 16 rows of mma.sync: a unit; q and o stay in its registers. The twelve
+// warps of a CTA have neighbouring tokens and share the union of their lists: each block is loaded once from L2 into a
+// ring of stages, and only the warps whose tokens list it wait for it and compute. No score is computed to be masked,
+// as with a shared KV tile, and nothing but q, o, K and V is read or written, unlike KV-stationary with many heads.
 //
-// Persistent, a CTA for each SM. ForkJoin the twelve warps there are a thread and a warp that bring the blocks
-// (nsa/sm90/query_stationary_lists.cuh).
+// A CTA is persistent, one per SM. Beside the twelve consumer warps it has a producer warpgroup: one thread loads
+// blocks, one warp makes the lists (nsa/sm90/query_stationary_lists.cuh).
 //
-// Where all four warps of a warpgroup list a block (the first one, the last two; nearly all if neighbours choose alike)
-// they multiply together, by wgmma: their rows are the 64 of its tile, in the same registers. That reads keys and
-// values once for the four.
+// If all four warps of a warpgroup list a block (the first block, the last two, and most blocks if neighbours choose
+// alike), they multiply by one wgmma: their rows are the 64 rows of its tile, in the same registers. K and V are then
+// read once for the four warps.
 //
-// Combining along (o is then the last of the branches): 0.05 ms less at 8192 tokens of the first shapes below, 0.5 at
-// 65536, than a pass of its own behind this kernel. The sum of the rounded probabilities costs 3 to 6%.
-//
-// One H200, 16 blocks of 64, ms, before that sum. 1 x 65536 x 64 x 4 x 128, random lists: the union of 12 tokens' lists
-// is 8.2 lists, so 90 GB come from L2, 9.8 at 9.2 TB/s (measured without the products); the products alone take 6.8
-// (ldmatrix reads 32 KB for every token and block: 4.6 at 128 bytes a clock and SM).
-//                                   random lists            lists of which neighbours share 95%
-//   1 x 65536 x 64 x 4 x 128        10.2 (blocks' side 21.9)     4.5 (union tiles 7.2)
-//   1 x 8192 x 64 x 4 x 128         0.82 (union tiles 1.52)      0.57 (0.68)
-//   8 x 2048 x 64 x 4 x 128         1.06 (1.21)
-//   1 x 8192 x 64 x 4 x 192v128     1.12 (1.99)                  0.80 (0.82)
-//   1 x 8192 x 64 x 4 x 64          0.51 (1.15)                  0.42 (0.52)
-// Since the lists are put in order, random ones, before and after in turns: 0.931 -> 0.867 at 1 x 8192 x 64 x 4 x 128,
-// along with combining 1.31 -> 1.26 at 8 x 2048, 2.23 -> 2.16 at 1 x 16384, 1.33 -> 1.28 with heads of 192v128, 0.592
-// -> 0.580 with heads of 64; at 65536 lists are too long for it. What is left there is waiting, for blocks and for the
-// ring: no unit is busy more than 60% of the time.
+// Memory: as many stages of 64 keys and values as fit, after the lists. Bound: at 65,536 tokens with random lists, L2
+// bandwidth, because the lists of 12 neighbours have few blocks in common; else latencies of the ring.
+// tests/baselines/notes/selected.md has the figures.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -40,20 +26,20 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kUnitRows = 16;  // heads of a token that a warp takes, a unit: the rows of mma.m16n8k16
-constexpr int kStepKeys = 32;  // keys multiplied at once
+constexpr int kUnitRows = 16;  // heads per warp, a unit: the rows of mma.m16n8k16
+constexpr int kStepKeys = 32;  // keys per product
 
-// What a warp keeps of its token: q as left operands, o, and by row how scores are shifted (in powers of 2), this
-// lane's part of the probabilities' sum, which lse is of, and the sum of the rounded ones, which is what o has to be
-// divided by: a product with ones, of which every column is that sum.
+// The registers of a warp for its token: q as left operands, o, and per row: row_max (in powers of 2); the lane's share
+// of the sum of probabilities, of which lse is; and the sum of the rounded probabilities, by which o is divided. The
+// latter is a product with ones, so all columns are equal.
 template <class Shape>
 struct Unit {
   uint32_t q[Shape::kDk / 16][4];
   float o[Shape::kPanelsV][8][4];
-  float top[2], sum[2], rounded[2];
+  float row_max[2], sum[2], rounded[2];
 };
 
-// Four matrices of 8 x 8 (ldmatrix) of keys read along their rows, of values across them.
+// ldmatrix of four 8 x 8 matrices: keys along their rows; values across them (transposed).
 __device__ __forceinline__ void load_along(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -65,11 +51,12 @@ __device__ __forceinline__ void load_across(uint32_t (&r)[4], uint32_t address) 
                : "r"(address));
 }
 
-// Scores of kStepKeys keys, of which the token sees the first `seen`, become probabilities and the next left operand.
-// `top` need not be the largest score, only close: o is rescaled when a score passes it by kSlack powers of two.
+// Turns the scores of kStepKeys keys, of which the token sees the first `seen`, into probabilities, packed as the next
+// left operand p. row_max is close to the largest score: o is rescaled only if a score exceeds it by kSlack powers
+// of 2.
 template <class Shape>
-__device__ __forceinline__ void weigh(Unit<Shape>& unit, float (&s)[kStepKeys / 8][4], uint32_t (&p)[kStepKeys / 16][4],
-                                      int seen, float scale) {
+__device__ __forceinline__ void softmax(Unit<Shape>& unit, float (&s)[kStepKeys / 8][4],
+                                        uint32_t (&p)[kStepKeys / 16][4], int seen, float scale) {
   constexpr int kTiles = kStepKeys / 8;
   constexpr float kSlack = 8.0f;
   if (seen < kStepKeys) {
@@ -88,23 +75,24 @@ __device__ __forceinline__ void weigh(Unit<Shape>& unit, float (&s)[kStepKeys / 
     for (int j = 0; j < kTiles; ++j) best[i] = fmaxf(best[i], fmaxf(s[j][2 * i], s[j][2 * i + 1]));
   }
   if (__any_sync(kFullWarp,
-                 fmaf(best[0], scale, -kSlack) > unit.top[0] || fmaf(best[1], scale, -kSlack) > unit.top[1])) {
+                 fmaf(best[0], scale, -kSlack) > unit.row_max[0] || fmaf(best[1], scale, -kSlack) > unit.row_max[1])) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float largest = quad_max(best[i]);
-      const float higher = fmaf(largest, scale, -kSlack) > unit.top[i] ? largest * scale : unit.top[i];
-      const float shrink = exp2_approx(higher == -INFINITY ? 0.0f : unit.top[i] - higher);
-      unit.top[i] = higher;
-      unit.sum[i] *= shrink, unit.rounded[i] *= shrink;
+      const float higher = fmaf(largest, scale, -kSlack) > unit.row_max[i] ? largest * scale : unit.row_max[i];
+      const float rescale = exp2_approx(higher == -INFINITY ? 0.0f : unit.row_max[i] - higher);
+      unit.row_max[i] = higher;
+      unit.sum[i] *= rescale, unit.rounded[i] *= rescale;
 #pragma unroll
       for (int panel = 0; panel < Shape::kPanelsV; ++panel)
 #pragma unroll
-        for (int j = 0; j < 8; ++j) unit.o[panel][j][2 * i] *= shrink, unit.o[panel][j][2 * i + 1] *= shrink;
+        for (int j = 0; j < 8; ++j) unit.o[panel][j][2 * i] *= rescale, unit.o[panel][j][2 * i + 1] *= rescale;
     }
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float minus = unit.top[i] != -INFINITY ? -unit.top[i] : -INFINITY;  // nothing seen yet: no inf - inf
+    const float minus =
+        unit.row_max[i] != -INFINITY ? -unit.row_max[i] : -INFINITY;  // avoids inf - inf while no key is seen
     float add = 0.0f;
 #pragma unroll
     for (int j = 0; j < kTiles; ++j)
@@ -123,10 +111,11 @@ __device__ __forceinline__ void weigh(Unit<Shape>& unit, float (&s)[kStepKeys / 
   for (int i = 0; i < 2; ++i) unit.rounded[i] += rounded[2 * i];
 }
 
-// A stage's first `keys` keys for one warp; k and v: where in the panels this lane's ldmatrix rows begin.
+// Computes the first `keys` keys of a stage, by one warp with mma.sync. k and v: the addresses of this lane's ldmatrix
+// rows.
 template <class Shape>
-__device__ __forceinline__ void attend_alone(Unit<Shape>& unit, uint32_t k, uint32_t v, int seen, int keys,
-                                             float scale) {
+__device__ __forceinline__ void multiply_by_warp(Unit<Shape>& unit, uint32_t k, uint32_t v, int seen, int keys,
+                                                 float scale) {
   constexpr int kSteps = kStepKeys / 16, kStepBytes = 16 * kPanelRowBytes;
 #pragma unroll 1
   for (int key0 = 0; key0 < keys; key0 += kStepKeys) {
@@ -142,7 +131,7 @@ __device__ __forceinline__ void attend_alone(Unit<Shape>& unit, uint32_t k, uint
         mma_m16n8k16(s[2 * j + 1], unit.q[i], keys_of[2], keys_of[3]);
       }
     uint32_t p[kSteps][4];
-    weigh(unit, s, p, seen - key0, scale);
+    softmax(unit, s, p, seen - key0, scale);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i)
 #pragma unroll
@@ -155,10 +144,10 @@ __device__ __forceinline__ void attend_alone(Unit<Shape>& unit, uint32_t k, uint
   }
 }
 
-// The same for the four warps of a warpgroup at once; k and v: descriptors of the panels.
+// The same for the four warps of a warpgroup together, by wgmma; k and v: descriptors of the panels.
 template <class Shape>
-__device__ __forceinline__ void attend_together(Unit<Shape>& unit, uint32_t k, uint32_t v, int seen, int keys,
-                                                float scale) {
+__device__ __forceinline__ void multiply_by_warpgroup(Unit<Shape>& unit, uint32_t k, uint32_t v, int seen, int keys,
+                                                      float scale) {
   constexpr int kSteps = kStepKeys / 16, kPanelUnits = Shape::kPanelBytes >> 4, kRowUnits = kPanelRowBytes >> 4;
 #pragma unroll 1
   for (int key0 = 0; key0 < keys; key0 += kStepKeys) {
@@ -172,7 +161,7 @@ __device__ __forceinline__ void attend_together(Unit<Shape>& unit, uint32_t k, u
     wgmma_wait<0>();
     pin(s);
     uint32_t p[kSteps][4];
-    weigh(unit, s, p, seen - key0, scale);
+    softmax(unit, s, p, seen - key0, scale);
     wgmma_fence();
 #pragma unroll
     for (int panel = 0; panel < Shape::kPanelsV; ++panel)
@@ -187,24 +176,24 @@ __device__ __forceinline__ void attend_together(Unit<Shape>& unit, uint32_t k, u
 }
 
 template <class Shape>
-struct Tokens : TokenRing<Shape> {
-  using typename TokenRing<Shape>::Tile;
-  using TokenRing<Shape>::a, TokenRing<Shape>::stages, TokenRing<Shape>::control;
+struct QueryConsumer : BlockRing<Shape> {
+  using typename BlockRing<Shape>::Tile;
+  using BlockRing<Shape>::a, BlockRing<Shape>::stages, BlockRing<Shape>::control;
 
-  // Whether the four warps of a warpgroup, whose bits of an entry these are, take its block together.
+  // Whether all four warps of a warpgroup list a block; `four`: their bits of the list entry.
   static __device__ __forceinline__ bool are_together(unsigned four) { return (four & 15) == 15; }
 
-  // A warp that takes the same unit of each tile.
+  // Computes the same unit of each tile of this CTA.
   __device__ __forceinline__ void attend(int warp) const {
     const int lane = threadIdx.x % 32;
     const uint32_t k_panels = shared_address(stages), v_panels = k_panels + Shape::kPanelsK * Shape::kPanelBytes;
-    // The rows that a lane gives to ldmatrix, as the fragments want them: of k 8 keys after 8 keys and within them
-    // 8 columns after 8 columns, of v the other way round.
+    // The rows that a lane addresses for ldmatrix, in fragment order: of k, 8 keys after 8 keys, and within them 8
+    // columns after 8 columns; of v the other way round.
     const uint32_t k_lane = k_panels + swizzled(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     const uint32_t v_lane = v_panels + swizzled(lane % 16, lane / 16);
     const int in_tile = a.units.quotient(warp), head0 = (warp - in_tile * a.units.value()) * kUnitRows;
-    int first_step = 0;  // of this tile, counting all tiles' stages
-    int asked = 0;       // stages that the loader is known to have asked for
+    int first_step = 0;  // of this tile, counted over the stages of all tiles
+    int requested = 0;   // stages that the load thread has requested, as far as this warp has read
     this->for_tiles([&](const Tile& tile, int turn) {
       const int token = tile.first + in_tile;
       const bool exists = in_tile < a.tile_tokens.value() && token < a.lists.tokens;
@@ -224,36 +213,37 @@ struct Tokens : TokenRing<Shape> {
           for (int piece = 0; piece < a.pieces; ++piece) {
             const int step = first_step + (base + j) * a.pieces + piece, lap = a.stages.quotient(step);
             const int stage = step - lap * a.stages.value(), key0 = first_key + piece * kStageKeys;
-            // A barrier tells the parity of its phase alone. Whoever has passed laps by asks first whether this one
-            // has begun; it cannot end while this warp has not arrived.
-            while (asked <= step) asked = await_asked(asked);
+            // A barrier has a phase parity only, and this warp may have skipped laps of the ring: it first waits until
+            // this lap has begun. The lap cannot end before this warp arrives.
+            while (requested <= step) requested = await_requested(requested);
             barrier_wait(&control.full[stage], lap & 1);
             const int seen = token + 1 - key0;
             if ((together >> j & 1) != 0)  // the same keys for all four: those that the last token sees
-              attend_together(unit, tile_descriptor(k_panels + stage * Shape::kStageBytes),
-                              tile_descriptor(v_panels + stage * Shape::kStageBytes), seen,
-                              min(tile.first + a.units.quotient(warp | 3) + 1 - key0, a.stage_keys), a.scale_log2);
+              multiply_by_warpgroup(unit, tile_descriptor(k_panels + stage * Shape::kStageBytes),
+                                    tile_descriptor(v_panels + stage * Shape::kStageBytes), seen,
+                                    min(tile.first + a.units.quotient(warp | 3) + 1 - key0, a.stage_keys),
+                                    a.scale_log2);
             else
-              attend_alone(unit, k_lane + stage * Shape::kStageBytes, v_lane + stage * Shape::kStageBytes, seen,
-                           min(seen, a.stage_keys), a.scale_log2);
+              multiply_by_warp(unit, k_lane + stage * Shape::kStageBytes, v_lane + stage * Shape::kStageBytes, seen,
+                               min(seen, a.stage_keys), a.scale_log2);
             __syncwarp();
             if (lane == 0) barrier_arrive(&control.empty[stage]);
           }
         }
       }
       first_step += count * a.pieces;
-      barrier_arrive(&control.list_empty[turn & 1]);  // every lane, for what it read
+      barrier_arrive(&control.list_empty[turn & 1]);  // by every lane, for its own reads
       if (exists) store(unit, tile, token, head0);
       if (exists && a.combine.wanted()) combine(tile, token, head0);
     });
   }
 
-  __device__ __forceinline__ int await_asked(int asked) const {
+  __device__ __forceinline__ int await_requested(int requested) const {
     int now = 0;
-    if (threadIdx.x % 32 == 0) now = look_at(control.asked);
-    __syncwarp();  // lane 0 has seen what the others rely on
+    if (threadIdx.x % 32 == 0) now = read_count(control.requested);
+    __syncwarp();  // orders lane 0's acquire before the other lanes' reads
     now = __reduce_max_sync(kFullWarp, now);
-    if (now == asked) __nanosleep(32);
+    if (now == requested) __nanosleep(32);
     return now;
   }
 
@@ -274,11 +264,11 @@ struct Tokens : TokenRing<Shape> {
       for (int j = 0; j < 8; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e) unit.o[panel][j][e] = 0.0f;
-    unit.top[0] = unit.top[1] = -INFINITY;
+    unit.row_max[0] = unit.row_max[1] = -INFINITY;
     unit.sum[0] = unit.sum[1] = unit.rounded[0] = unit.rounded[1] = 0.0f;
   }
 
-  // Asks L2 for the other branches' rows that combine() is going to read.
+  // Prefetches into L2 the other branches' rows that combine() reads.
   __device__ __forceinline__ void prefetch_others(const Tile& tile, int token, int head0) const {
     const int lane = threadIdx.x % 32, h = head0 + lane / 2;
     if (h >= a.G) return;
@@ -290,7 +280,8 @@ struct Tokens : TokenRing<Shape> {
     }
   }
 
-  // Four lanes have two columns each of every eight; they exchange them so that each has eight of its own to store.
+  // Stores o and lse. Four lanes have two columns each of every eight; they exchange them so that each stores eight
+  // neighbouring columns.
   __device__ __forceinline__ void store(const Unit<Shape>& unit, const Tile& tile, int token, int head0) const {
     const int c = threadIdx.x % 4;
 #pragma unroll
@@ -312,18 +303,18 @@ struct Tokens : TokenRing<Shape> {
       }
       if (h < a.G && c == 0)
         *a.lse.at(tile.b, token, tile.g * a.G + h) =
-            total == 0.0f ? -INFINITY : (unit.top[i] + log2f(total)) * 0.69314718055994531f;
+            total == 0.0f ? -INFINITY : (unit.row_max[i] + log2f(total)) * 0.69314718055994531f;
     }
   }
-  // The lane whose number has the bit `by` gives its x and takes the other lane's y; that one the other way round.
+  // Swaps the upper lane's x with the lower lane's y, for lanes that differ in bit `by`.
   static __device__ __forceinline__ void exchange(uint32_t& x, uint32_t& y, int by) {
     const bool upper = (threadIdx.x & by) != 0;
     const uint32_t got = __shfl_xor_sync(kFullWarp, upper ? x : y, by);
     (upper ? x : y) = got;
   }
 
-  // The rows of o that this warp has stored, with the other branches'. Whole rows at a time, and now that its sums are
-  // gone it has registers for many: store() has none left.
+  // Combines the rows of o that this warp has stored with the other branches. It is separate from store(), which has no
+  // registers left: here several rows are in flight.
   __device__ __forceinline__ void combine(const Tile& tile, int token, int head0) const {
     constexpr int kLanes = Shape::kDv / 8;  // of a row
     const int lane = threadIdx.x % 32, column = lane % kLanes * 8, heads = min(kUnitRows, a.G - head0);
@@ -339,11 +330,11 @@ struct Tokens : TokenRing<Shape> {
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    fwd_query_stationary_kernel(const __grid_constant__ TokensArgs a) {
+    fwd_query_stationary_kernel(const __grid_constant__ QueryStationaryArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   if (a.unless != nullptr && *a.unless != 0) return;
   unsigned char* const stages = aligned_shared();
-  const TokenRing<Shape> ring{a, stages, *reinterpret_cast<Control*>(stages + a.stages.value() * Shape::kStageBytes)};
+  const BlockRing<Shape> ring{a, stages, *reinterpret_cast<Control*>(stages + a.stages.value() * Shape::kStageBytes)};
   if (threadIdx.x == 0) {
     Control& control = ring.control;
     for (int i = 0; i < a.stages.value(); ++i) {
@@ -354,57 +345,59 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       barrier_init(&control.list_full[i], 32);
       barrier_init(&control.list_empty[i], 32 * Shape::kWarps + 1);
     }
-    control.asked = 0;
+    control.requested = 0;
     barrier_init_done();
   }
   __syncthreads();
   const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
   if (warp < Shape::kWarps) {
-    increase_registers<Shape::kUnitRegisters>();
-    Tokens<Shape>{ring}.attend(warp);
+    increase_registers<Shape::kConsumerRegisters>();
+    QueryConsumer<Shape>{ring}.attend(warp);
   } else {
-    decrease_registers<Shape::kServiceRegisters>();
-    const TokenService<Shape> service{ring};
-    if (warp == Shape::kWarps && threadIdx.x % 32 == 0) service.load();
-    if (warp == Shape::kWarps + 1) service.make_lists();
+    decrease_registers<Shape::kProducerRegisters>();
+    const Producer<Shape> producer{ring};
+    if (warp == Shape::kWarps && threadIdx.x % 32 == 0) producer.load();
+    if (warp == Shape::kWarps + 1) producer.make_lists();
   }
 #endif
 }
 
 template <class Shape>
-void launch_tokens(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
-                   const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine, const int* unless) {
+void launch_query_stationary(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in,
+                             const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine,
+                             const int* unless) {
   const int64_t T = in.q.size(1), B = in.k.size(0), groups = in.k.size(2), G = in.q.size(2) / groups;
   const int64_t n = block_index.size(3), units = ceil_div(G, kUnitRows), tile_tokens = Shape::kWarps / units;
   const int64_t tiles = ceil_div(T, tile_tokens), blocks = ceil_div(T, l_sel);
   const int64_t list_room = std::min(tile_tokens * n, blocks);
-  const int64_t table_bits = std::bit_width(static_cast<uint64_t>(2 * list_room));  // half of it stays free
+  const int64_t table_bits = std::bit_width(static_cast<uint64_t>(2 * list_room));  // at most half full
   const int64_t stage_keys = std::min<int64_t>(l_sel, kStageKeys), control = control_bytes(list_room, table_bits);
   const int64_t stages = std::min<int64_t>((227 * 1024 - control) / Shape::kStageBytes, kMaxStages);
   TRIAD_CHECK(B * groups * tiles < (int64_t{1} << 31), "{}: {} tiles do not fit 31 bits", op, B * groups * tiles);
   const auto divisor = [](int64_t d) { return Divisor(static_cast<int>(d)); };
-  TokensArgs a{.k_map = {},
-               .v_map = {},
-               .q = make_view<const bf16>(in.q),
-               .o = make_view<bf16>(out.o),
-               .lse = make_view<float>(out.lse),
-               .combine = combine_rows(combine),
-               .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1],
-                         block_index.stride[2], static_cast<int>(T), static_cast<int>(groups)},
-               .n = divisor(n),
-               .block_keys = divisor(l_sel),
-               .stages = divisor(stages),
-               .tiles = divisor(tiles),
-               .units = divisor(units),
-               .tile_tokens = divisor(tile_tokens),
-               .G = static_cast<int>(G),
-               .all_tiles = static_cast<int>(B * groups * tiles),
-               .stage_keys = static_cast<int>(stage_keys),
-               .pieces = static_cast<int>(ceil_div(l_sel, kStageKeys)),
-               .list_room = static_cast<int>(list_room),
-               .table_bits = static_cast<int>(table_bits),
-               .scale_log2 = 1.4426950408889634f / std::sqrt(static_cast<float>(in.q.size(3))),
-               .unless = unless};
+  QueryStationaryArgs a{
+      .k_map = {},
+      .v_map = {},
+      .q = make_view<const bf16>(in.q),
+      .o = make_view<bf16>(out.o),
+      .lse = make_view<float>(out.lse),
+      .combine = combine_rows(combine),
+      .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2],
+                static_cast<int>(T), static_cast<int>(groups), static_cast<int>(blocks), static_cast<int>(n)},
+      .n = divisor(n),
+      .block_keys = divisor(l_sel),
+      .stages = divisor(stages),
+      .tiles = divisor(tiles),
+      .units = divisor(units),
+      .tile_tokens = divisor(tile_tokens),
+      .G = static_cast<int>(G),
+      .all_tiles = static_cast<int>(B * groups * tiles),
+      .stage_keys = static_cast<int>(stage_keys),
+      .pieces = static_cast<int>(ceil_div(l_sel, kStageKeys)),
+      .list_room = static_cast<int>(list_room),
+      .table_bits = static_cast<int>(table_bits),
+      .scale_log2 = 1.4426950408889634f / std::sqrt(static_cast<float>(in.q.size(3))),
+      .unless = unless};
   if (!ctx.planning) {
     a.k_map = make_box_map(make_view<const bf16>(in.k), B, T, groups, static_cast<int>(stage_keys));
     a.v_map = make_box_map(make_view<const bf16>(in.v), B, T, groups, static_cast<int>(stage_keys));
@@ -422,11 +415,11 @@ bool query_stationary_supports(const AttendOut& out, const AttendIn& in, const C
          (l_sel == 32 || l_sel == 64 || l_sel == 128) && ceil_div(in.q.size(1), l_sel) <= kMostBlocks;
 }
 
-// Where heads fill their units, this route was the faster one whatever the lists. Rows that are missing cost as much as
-// others: up to a quarter of them it is still faster, or as fast, where there are many more blocks than a list has.
+// If the heads fill their units, this kernel is the fastest for any lists. Missing rows cost as much as others: with up
+// to a quarter of them it is still as fast, if there are many more blocks than a list has.
 bool query_stationary_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
   const int64_t G = in.q.size(2) / in.k.size(2), rows = ceil_div(G, kUnitRows) * kUnitRows;
-  constexpr int64_t kManyMore = 6;  // times n
+  constexpr int64_t kManyMore = 6;  // blocks per list entry
   return G == rows || (4 * G >= 3 * rows && ceil_div(in.q.size(1), l_sel) >= kManyMore * block_index.size(3));
 }
 
@@ -434,14 +427,14 @@ void forward_query_stationary(Context& ctx, const char* op, const AttendOut& out
                               const ConstTensor& block_index, int64_t l_sel, const CombineAlong* combine,
                               const int* unless) {
   const auto attend = [&]<class Shape>() {
-    launch_tokens<Shape>(ctx, op, out, in, block_index, l_sel, combine, unless);
+    launch_query_stationary<Shape>(ctx, op, out, in, block_index, l_sel, combine, unless);
   };
   if (in.q.size(3) == 64)
-    attend.operator()<TokensShape<64, 64, 12, 152, 56>>();
+    attend.operator()<QueryStationaryShape<64, 64, 12, 152, 56>>();
   else if (in.q.size(3) == 128)
-    attend.operator()<TokensShape<128, 128, 12, 152, 56>>();
-  else  // wider q: twelve warps would have too few registers
-    attend.operator()<TokensShape<192, 128, 8, 208, 88>>();
+    attend.operator()<QueryStationaryShape<128, 128, 12, 152, 56>>();
+  else  // q of 192 columns: twelve warps would have too few registers
+    attend.operator()<QueryStationaryShape<192, 128, 8, 208, 88>>();
 }
 
 }  // namespace triad::cuda

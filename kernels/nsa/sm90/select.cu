@@ -1,29 +1,24 @@
 // NSA's selection on Hopper for bf16: block scores by wgmma, then the top n, in one kernel.
-// A CTA of four warps owns 16 or 8 tokens of one (sequence, group), all within one selection block, so that they choose
-// from the same candidates. Each warp walks a stripe of the compressed keys, 32 keys a step:
-//   1. Keys are the rows of the product, in registers, by way of a buffer in shared memory that is filled a step ahead.
-//      Queries are the columns, in shared memory: tokens of a tile x heads. A lane's column is the same token for every
-//      head, so the sum over heads is an add in a register. The columns are taken in two products, and one of them is
-//      always on its way while the exponentials of the other run.
-//   2. A lane has four neighbouring keys of a token: Eq. 9's pooling is an add of registers, and one shuffle for the
-//      key that reaches over from the block before; from one warp's stripe to the next it goes by shared memory.
-//   3. A warp lists its tokens together. The highest scores of 32 (64 for long lists) groups of candidates bound the
-//      n-th best from below (their n-th best does); the few candidates that reach the bound are collected and sorted.
-//      Where more than 64 do (ties, n beyond 32), all scores are searched by bisection.
-// All of it in fp32 and in an order that does not depend on where a block lies: equal scores stay equal, and the lower
-// block wins.
 //
-// As many CTAs as the card holds take one tile after the other, the longest first. Which of an SM's CTAs gets ahead is
-// the scheduler's whim (up to twice as fast as its neighbour), so each takes the next tile when it is done with one;
-// that tile's queries are on their way while the lists are written. Scores (T / l' * 4 bytes a token) lie in shared
-// memory where a full SM leaves room for them, else in a slab of scratch that L2 keeps.
+// A CTA of four warps computes 16 or 8 tokens of one (sequence, group), all within one selection block, so that they
+// have the same candidates. Each warp processes a stripe of the compressed keys, 32 keys per step:
+//   1. Keys are the rows of the product, in registers, loaded through a buffer in shared memory one step ahead. Queries
+//   are its columns, in shared memory: tokens of a tile x heads. A lane's column is the same token for every head, so
+//   the sum over heads is an addition in a register. The columns are split into two products; one of them runs during
+//   the exponentials of the other.
+//   2. A lane has four neighbouring keys of a token: the pooling of Eq. 9 is an addition of registers, and one shuffle
+//   for the key that overlaps the previous block. Across stripes it goes through shared memory.
+//   3. A warp writes the lists of its tokens together. The n-th best of the maxima of 32 groups of candidates (64 for
+//   long lists) is a lower bound of the n-th best score; the few candidates that reach it are collected and sorted. If
+//   more than 64 reach it (ties, n above 32), all scores are searched by bisection.
+// All sums are fp32, in an order that does not depend on the block: equal scores stay equal, and the lower block wins.
 //
-// Floors at T = 65536, Hq 12, Hkv 2, dk 64, d 16: 1.6e9 exponentials, 0.43 ms, beside 2.1e11 FLOP, 0.26 ms; measured
-// 0.74 ms (before 0.87). At Hq 64, Hkv 4, dk 128: 2.3 ms of exponentials and 2.8 of products; 4.6 ms (5.2); of 8192
-// tokens 0.132 ms (0.144). 8 x 2048 tokens of the first: 23.3 us (23.9), of which the exponentials are 3.
-// Where the rest goes: exponentials and products get in each other's way. A bare loop of both, with as many CTAs as one
-// likes, takes 315 cycles where the exponentials alone are 256 and the products 128 (dk 64), 370 where both are 256 (dk
-// 128). That leaves 0.54 and 3.4 ms; lists and their latency are a quarter of the warps' time, pooling 5%.
+// CTAs are persistent and compute the longest tiles first. CTAs of an SM progress unevenly, so items are assigned
+// dynamically; the next tile's queries are loaded while lists are written. Scores (T / l' * 4 bytes per token) are in
+// shared memory if a full SM has room for them, else in a slab of scratch that stays in L2.
+//
+// Bound: exponentials, T^2 / (2d) * Hq of them, and tensor cores, which slow each other down;
+// tests/baselines/notes/select.md.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -34,22 +29,22 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kLongRow = 256;  // blocks from which on a row is read four blocks at a time
+constexpr int kLongRow = 256;  // rows of at least so many blocks are read four blocks at a time
 constexpr int kMaxSlots = 64;
-constexpr int64_t kTakes = 4;  // items a CTA from which on it pays that each CTA takes the next one
+constexpr int64_t kTakes = 4;  // items per CTA from which on dynamic assignment pays
 
 __device__ __forceinline__ unsigned next_item(const SelectArgs& a, unsigned item) {
   return gridDim.x + (a.taken == nullptr ? item : atomicAdd(a.taken, 1));
 }
 
-// The lists of a warp's tokens, given their rows of scores. work: shared memory of this warp's, kFound * 8 bytes a
-// token, or 12 for long rows.
+// Writes the lists of a warp's tokens from their rows of scores. work: this warp's shared memory, kFound * 8 bytes per
+// token, for long rows kFound * 12.
 template <int kWarpTokens, int kBatch>
 __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& tile, const Candidates& c, float* scores,
                                             const float (&ends)[kWarps][kMaxTokens], int steps, unsigned char* work) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token0 = warp * kWarpTokens;
   float* rows = scores + token0 * a.row_floats;
-  if (lane < kWarpTokens * kWarps) {  // what reaches over from one stripe to the next
+  if (lane < kWarpTokens * kWarps) {  // add the contributions across the borders of stripes
     const int t = lane / kWarps, stripe = lane % kWarps, block = stripe * steps * kWarpKeys >> a.key_shift;
     if (stripe > 0 && block >= c.begin && block < c.end) rows[t * a.row_floats + block] += ends[stripe - 1][token0 + t];
   }
@@ -99,23 +94,23 @@ __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& til
   }
 }
 
-// All blocks up to the token's own, for the tokens that have no more than n of them.
+// Lists all blocks up to the token's own, for tokens that have at most n of them.
 __device__ __forceinline__ void list_all(const SelectArgs& a, const Tile& tile) {
-  const int width = a.n_sel <= 16 ? 16 : 32;  // lanes a token
+  const int width = a.n_sel <= 16 ? 16 : 32;  // lanes per token
   int t = tile.first + static_cast<int>(threadIdx.x) / width;
   int32_t* list = a.block_index.row(tile.b, t, tile.g);
   for (; t < tile.first + tile.count; t += kWarpgroup / width, list += kWarpgroup / width * a.block_index.stride_t)
     for (int i = threadIdx.x % width; i < a.n_sel; i += width) list[i] = i <= t >> a.token_shift ? i : -1;
 }
 
-// CTAs of an SM, which bounds the registers.
+// Resident CTAs per SM, for __launch_bounds__.
 template <int kPanels>
 constexpr int kResident = kPanels == 1   ? 4
                           : kPanels == 2 ? 3
                                          : 2;
 
-// Items are scored tiles, the longest first, then tokens that need no scores. While a tile's lists are written, the
-// next tile's queries and first keys are on their way.
+// Items are scored tiles, the longest first, then tokens that need no scores. The next tile's queries and first keys
+// are loaded while a tile's lists are written.
 template <int kPanels, int kColumns, bool kInShared>
 __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     select_sm90_kernel(const __grid_constant__ SelectArgs a) {
@@ -168,11 +163,12 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
 #endif
 }
 
-// How a call is run: where the scores lie, and whether CTAs take items as they come or in turns.
+// The launch parameters of a call: sizes of shared memory, whether scores fit there, and whether items are assigned to
+// CTAs dynamically.
 struct Plan {
   int64_t columns, turns;
   int64_t query_bytes, list_bytes, work_bytes, row_floats;
-  int64_t tokens, ctas;  // of a tile; at most
+  int64_t tokens, ctas;  // tokens per tile; CTAs, at most
   bool in_shared, takes;
   int64_t score_bytes() const { return 4 * tokens * row_floats; }
 };
@@ -183,16 +179,16 @@ Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, in
   const int64_t panels = dk / kPanel, size = o.l_sel / o.d, resident = kOfPanels[panels];
   Plan p{};
   p.tokens = panels == 1 ? kTokensOf<1> : kTokensOf<2>;
-  // As few columns too many as can be, in as few turns as can be.
+  // The least padding of columns, then the fewest turns.
   for (const int64_t columns : {32, 64, 96, 128}) {
     const int64_t all = align_up(heads * p.tokens, columns);
     if (p.columns == 0 || all <= p.columns) p.columns = all, p.turns = all / columns;
   }
   const int64_t rows = p.columns;
   p.query_bytes = panels * rows * kPanelRowBytes;
-  const int64_t blocks = std::max<int64_t>(1, (tokens - 1) / o.l_sel - o.local_blocks + 1);  // of candidates
+  const int64_t blocks = std::max<int64_t>(1, (tokens - 1) / o.l_sel - o.local_blocks + 1);  // candidates, at most
   const int64_t stored = align_up(blocks * size, kWarps * kWarpKeys) / size;
-  p.row_floats = align_up(stored - 4, 16) + 4;  // 4 modulo 16: no bank conflicts
+  p.row_floats = align_up(stored - 4, 16) + 4;  // 4 modulo 16 avoids bank conflicts
   p.list_bytes = p.tokens / kWarps * kFound * (blocks < kLongRow ? 8 : 12);
   p.work_bytes = p.query_bytes + kWarps * panels * WarpKeys<1>::kBytes + 4 * rows +
                  static_cast<int64_t>(sizeof(SharedEnds)) + kWarps * p.list_bytes;

@@ -1,5 +1,6 @@
-// The best n of rows of scores, a warp's part of the selection (nsa/sm90/select.cu): the candidates that reach a bound
-// of the n-th best, their n-th best, and the blocks that it takes in. All tokens of a warp take their steps together.
+// Top-n of rows of scores, by one warp (nsa/sm90/select.cu): collects the candidates that reach a lower bound of the
+// n-th best score, finds the n-th best among them, and writes the blocks that reach it. All tokens of a warp are
+// processed in lockstep, which hides latency.
 #pragma once
 #include <cstdint>
 
@@ -8,16 +9,16 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kFound = 64;  // candidates of a token that are searched for the n-th best
+constexpr int kFound = 64;  // collected candidates per token, at most
 
-// The values to take of a token: those above `threshold`, and the first `equals` of those at it. Scores are >= 0, so
-// that their bits order like integers.
+// The chosen values of a token: all above `threshold`, and the first `equals` that equal it. Scores are >= 0, so their
+// bits order like integers.
 struct Cut {
   int threshold, equals;
 };
 
-// One step of sorting 32 values, a value a lane: lanes i and i ^ distance exchange, the higher to the lower lane or
-// (lanes with `up`) to the upper one. The tokens take their steps together, which hides their latency.
+// One compare-exchange step of a bitonic sort of 32 values, one per lane: of lanes i and i ^ distance, the lower lane
+// (if `up`, the upper one) gets the larger value.
 template <int kWarpTokens>
 __device__ __forceinline__ void exchange(int (&value)[kWarpTokens], int distance, bool up) {
   const bool keep_high = ((threadIdx.x & distance) == 0) != up;
@@ -27,7 +28,7 @@ __device__ __forceinline__ void exchange(int (&value)[kWarpTokens], int distance
     value[t] = keep_high ? max(value[t], other) : min(value[t], other);
   }
 }
-// Descending (Batcher's bitonic sort).
+// Sorts 32 values per token in descending order (Batcher's bitonic sort).
 template <int kWarpTokens>
 __device__ __forceinline__ void sort_down(int (&value)[kWarpTokens]) {
 #pragma unroll 1
@@ -37,13 +38,13 @@ __device__ __forceinline__ void sort_down(int (&value)[kWarpTokens]) {
       exchange(value, distance, size < 32 && (threadIdx.x & size) != 0);
 }
 
-// The n-th best of a token's values, two a lane (or one, where the second ones are not in use), for n <= 64 (32).
+// The n-th best of a token's values: n <= 64 of two values per lane; if not `two`, n <= 32 of value[0].
 template <int kWarpTokens>
 __device__ __forceinline__ void find_nth(int (&nth)[kWarpTokens], int n, const int (&value)[2][kWarpTokens], bool two) {
 #pragma unroll
   for (int t = 0; t < kWarpTokens; ++t) nth[t] = value[0][t];
   sort_down(nth);
-  if (two) {  // the upper or the lower half of both together, from two sorted halves, is one step; then sort that
+  if (two) {  // one step separates the upper and the lower half of two sorted sequences; then the half is sorted
     int second[kWarpTokens];
 #pragma unroll
     for (int t = 0; t < kWarpTokens; ++t) second[t] = value[1][t];
@@ -60,7 +61,7 @@ __device__ __forceinline__ void find_nth(int (&nth)[kWarpTokens], int n, const i
   for (int t = 0; t < kWarpTokens; ++t) nth[t] = __shfl_sync(kFullWarp, nth[t], (n - 1) % 32);
 }
 
-// Of 32 values, one a lane, writes the blocks that the cut takes. listed, equals: so far.
+// Writes the blocks that the cut chooses from 32 values, one per lane. listed, equals: counts so far.
 __device__ __forceinline__ void write_taken(int32_t* list, int slots, const Cut& cut, int value, int block, int& listed,
                                             int& equals) {
   const unsigned lower_lanes = (1u << threadIdx.x % 32) - 1;
@@ -74,7 +75,8 @@ __device__ __forceinline__ void write_taken(int32_t* list, int slots, const Cut&
   listed += __popc(taken);
 }
 
-// The n-th best of all of a row's candidates, where too many of them reach the bound: many ties, or n beyond 32.
+// Writes a token's list by bisection over all of its candidates, if more than kFound of them reach the bound: many
+// ties, or n above 32.
 __device__ __noinline__ void write_searched(int32_t* list, const float* row, int begin, int end, int slots, int low) {
   const auto value = [&](int j) { return __float_as_int(row[j]); };
   int high = 0x7fffffff, above = 0;
@@ -98,10 +100,9 @@ __device__ __noinline__ void write_searched(int32_t* list, const float* row, int
   }
 }
 
-// The candidates of a warp's tokens that reach a lower bound of the n-th best, in ascending order of their blocks: the
-// first kFound of each in `found` (score, block), and how many there are. The highest scores of 32 or 64 groups of
-// blocks bound the n-th best from below: their n-th best does. A row's unused scores are -1. kBatch: reads of a row
-// that are on their way together.
+// Collects the candidates of a warp's tokens that reach a lower bound of the n-th best score, in ascending order of
+// blocks: the first kFound of each token in `found` (score, block), their number in `count`. The bound is the n-th best
+// of the maxima of 32 or 64 groups of blocks. Unused scores of a row are -1. kBatch: reads of a row in flight.
 template <int kWarpTokens, int kBatch>
 struct Collector {
   const float* rows;
@@ -117,7 +118,7 @@ struct Collector {
     return *reinterpret_cast<const int4*>(rows + t * row_floats + j);
   }
   __device__ __forceinline__ static int highest(const int4& x) { return max(max(x.x, x.y), max(x.z, x.w)); }
-  // Where this lane writes, if it has something for token t's list, which grows.
+  // The index at which this lane appends to a token's list of `count` entries, which grows; kFound if it has nothing.
   __device__ __forceinline__ static int place(bool has, int& count) {
     const unsigned lanes = __ballot_sync(kFullWarp, has);
     const int place = count + __popc(lanes & ((1u << threadIdx.x % 32) - 1));
@@ -171,7 +172,7 @@ struct Collector {
         best[1][t] = max(best[1][t], highest(scores(t, j + 128 + 4 * lane)));
     find_bound(slots, best, true);
   }
-  // First the groups of four blocks that reach the bound, then of these the blocks.
+  // Collects the groups of four blocks that reach the bound, then the blocks within them.
   __device__ __forceinline__ void collect_long(int* groups) {
     const int lane = threadIdx.x % 32;
     int hits[kWarpTokens] = {};
@@ -198,7 +199,7 @@ struct Collector {
       }
 #pragma unroll
     for (int t = 0; t < kWarpTokens; ++t)
-      if (hits[t] > kFound) count[t] = kFound + 1;  // too many, and not all of them seen
+      if (hits[t] > kFound) count[t] = kFound + 1;  // too many: not all of them were read
   }
 };
 

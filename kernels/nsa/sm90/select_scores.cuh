@@ -1,5 +1,5 @@
-// The scores of a tile of tokens, a CTA's part of the selection on Hopper (nsa/sm90/select.cu): keys times queries, the
-// probabilities' sum over heads, and Eq. 9's pooling on the way to memory.
+// Block scores of a tile of tokens, by one CTA (nsa/sm90/select.cu): keys times queries, probabilities summed over
+// heads, and the pooling of Eq. 9 into blocks before they are stored.
 #pragma once
 #include "kernels/common/bthd.cuh"
 #include "kernels/hopper/wgmma.cuh"
@@ -9,32 +9,33 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kWarps = 4, kWarpKeys = 32, kMaxTokens = 16;
-// Of a tile: as many tokens as leave room for the queries of three CTAs an SM.
+// Tokens per tile: as many as leave room for the queries of three CTAs per SM.
 template <int kPanels>
 constexpr int kTokensOf = kPanels == 1 ? 16 : 8;
-constexpr int kListedTokens = 128;  // of an item that needs no scores
+constexpr int kListedTokens = 128;  // tokens per item that needs no scores
 
 struct SelectArgs {
   Bthd<int32_t> block_index;
   Bthd<const __nv_bfloat16> q, k;
   Bthd<const float> lse;  // [B,T,Hq,1]
   int tokens, keys, heads;
-  int key_bytes;         // from key to key
+  int key_bytes;         // stride of keys
   unsigned groups, bgs;  // Hkv, B * Hkv
-  int columns, turns;    // tokens of a tile times heads, rounded up; in how many turns
+  int columns, turns;    // tokens per tile times heads, rounded up; turns in which they are multiplied
   int l, d, n_sel, init_blocks, local_blocks;
-  int token_shift, key_shift;  // log2 of the tokens and of the keys of a block; 2, 4 or 8 keys
-  float whole, over;  // weights of a key inside a block, and of a block's last key in the next block; 1 in its own
-  float scale;        // of q.k, times log2(e)
-  int scored_from;    // tokens before it list all their blocks
+  int token_shift, key_shift;  // log2 of the tokens and of the compressed keys per block; 2, 4 or 8 keys
+  float whole, over;           // weights (Eq. 9): of a key inside its block; of a block's last key in the next block
+  float scale;                 // factor of q.k, times log2(e)
+  int scored_from;             // tokens before this one list all their blocks
   int scored_tiles;
   int items;
-  int query_bytes, list_bytes, row_floats;  // in shared memory; of a warp's lists; a token's scores, with padding
-  float* slab;                              // [CTA][tokens of a tile][row_floats], or nullptr: in shared memory
-  int* taken;                               // items taken beyond the first of each CTA; nullptr: in turns
+  int query_bytes, list_bytes,
+      row_floats;  // of q in shared memory; of a warp's lists; per token's scores, with padding
+  float* slab;     // scores [CTA][tokens per tile][row_floats]; nullptr: in shared memory
+  int* taken;      // counter of the next item; nullptr: items are assigned round robin
 };
 
-// Columns are [head][token of the tile], kColumns a turn, in two products of 64 keys; so many in the first.
+// Columns are [head][token of the tile], kColumns per turn, in two products of 64 keys; kFirstOf columns in the first.
 constexpr int kColumnUnits = kPanelRowBytes / 16;
 template <int kColumns>
 constexpr int kFirstOf = kColumns == 96 ? 64 : kColumns / 2;
@@ -43,15 +44,15 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// A warp's 32 keys of a step: first on their way to its own shared memory, then in registers as the left operands of
-// the step's products. Lane 4r + q is to have keys 4r .. 4r + 3, so key 4r + c lies in row 8c + r of a swizzled panel:
-// keys 4r + 2p and 4r + 2p + 1 are rows r and r + 8 of product p.
+// A warp's 32 keys of a step: copied to its own buffer in shared memory, then read into registers as left operands.
+// Lane 4r + q gets keys 4r .. 4r + 3: key 4r + c is row 8c + r of a swizzled panel, so that keys 4r + 2p and 4r + 2p +
+// 1 are rows r and r + 8 of product p.
 template <int kPanels>
 struct WarpKeys {
   static constexpr int kPanelBytes = kWarpKeys * kPanelRowBytes, kBytes = kPanels * kPanelBytes;
-  uint32_t a[4 * kPanels][4];  // of one of the products
+  uint32_t a[4 * kPanels][4];  // the left operand of one product
 
-  // What a lane copies of the group's first key.
+  // The lane's 16 bytes of the group's first key.
   __device__ __forceinline__ static const unsigned char* lane_part(const __nv_bfloat16* k) {
     return reinterpret_cast<const unsigned char*>(k) + threadIdx.x % 8 * 16;
   }
@@ -59,7 +60,7 @@ struct WarpKeys {
                                               int keys) {
     const int c = threadIdx.x % 32 / 8;
     uint32_t to = buffer + c * 8 * kPanelRowBytes + threadIdx.x % 8 * 16;
-    asm volatile("" : "+r"(to));  // eight addresses are cheaper to compute than to keep
+    asm volatile("" : "+r"(to));  // recompute eight addresses instead of keeping them in registers
 #pragma unroll
     for (int r = 0; r < 8; ++r) {
       const unsigned char* row = k + static_cast<int64_t>(min(key + c + 4 * r, keys - 1)) * key_bytes;
@@ -77,7 +78,7 @@ struct WarpKeys {
     for (int i = 0; i < 4 * kPanels; ++i)
       load_matrices(a[i], (first ^ i % 4 << 5) + i / 4 * kPanelBytes + p * 16 * kPanelRowBytes);
   }
-  // Begins product = keys x the columns at `queries`; finish waits for it.
+  // Starts product = keys x the columns at `queries`; finish() waits for it.
   template <int kColumns, int kN>
   __device__ __forceinline__ void multiply(float (&product)[kN][4], uint32_t queries) const {
     wgmma_fence();
@@ -93,7 +94,7 @@ __device__ __forceinline__ void finish(float (&product)[kN][4]) {
   pin(product);
 }
 
-// Where a CTA works: tokens [first, first + count) of sequence b, group g.
+// The tokens [first, first + count) of sequence b, group g.
 struct Tile {
   int b, g, first, count;
   __device__ Tile(const SelectArgs& a, unsigned item, int tile_tokens) {
@@ -105,8 +106,8 @@ struct Tile {
   }
 };
 
-// The forced blocks are [0, begin) and the `local_blocks` from `end` on; `slots` of [begin, end) are to be chosen,
-// fewer than there are.
+// The forced blocks are [0, begin) and the local_blocks blocks from `end` on; `slots` of the candidates [begin, end)
+// are chosen, fewer than there are.
 struct Candidates {
   int begin, end, slots;
   __device__ Candidates(const SelectArgs& a, int t)
@@ -115,12 +116,12 @@ struct Candidates {
         slots(a.n_sel - a.init_blocks - a.local_blocks) {}
 };
 
-// A lane's columns 2 q, 2 q + 1 of eight and of the next eight lie together.
+// The position of a column's lse: columns 2q and 2q + 1 of eight, and those of the next eight, are contiguous.
 __device__ __forceinline__ int place_of_shift(int column) {
   return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
 }
-// The queries of the tile as the columns of the products, [turn][panel][column], zeros where there is no head or
-// token; their lse beside them.
+// Starts the copies of the tile's queries, as columns of the products, [turn][panel][column], and of their lse. Columns
+// without a head or token are zeros.
 template <int kPanels, int kColumns>
 __device__ __forceinline__ void copy_queries(const SelectArgs& a, const Tile& tile, unsigned char* queries,
                                              float* lse) {
@@ -145,13 +146,13 @@ __device__ __forceinline__ void copy_queries(const SelectArgs& a, const Tile& ti
     copy_async_4(lse + place_of_shift(i), from, exists);
   }
 }
-// When the copies are complete: what the exponents subtract, lse * log2(e), or infinity where there is nothing.
+// Waits for the copies and replaces lse by lse * log2(e), or by infinity for columns without a row, so that p = 0.
 template <int kPanels>
 __device__ __forceinline__ void finish_queries(const SelectArgs& a, const Tile& tile, float* lse) {
   constexpr int kTokens = kTokensOf<kPanels>;
   copy_async_wait();
 #pragma unroll 1
-  for (int i = threadIdx.x; i < a.columns; i += kWarpgroup) {  // the values that this thread copied
+  for (int i = threadIdx.x; i < a.columns; i += kWarpgroup) {  // those that this thread copied
     const bool exists = i % kTokens < tile.count && i / kTokens < a.heads;
     float& x = lse[place_of_shift(i)];
     x = exists && x != -INFINITY ? x * kLog2e : INFINITY;
@@ -159,7 +160,7 @@ __device__ __forceinline__ void finish_queries(const SelectArgs& a, const Tile& 
   fence_async_proxy();
 }
 
-// Adds the probabilities, 2^(product * scale - lse), of a turn's heads to a lane's sums: [token half][key, token].
+// Adds the probabilities 2^(product * scale - lse) of a turn's heads to the lane's sums: [token half][key, token].
 template <int kHalves, int kN>
 __device__ __forceinline__ void add_probabilities(float (&sum)[kHalves][4], const float (&product)[kN][4],
                                                   const float4* shifts, float scale) {
@@ -175,8 +176,8 @@ __device__ __forceinline__ void add_probabilities(float (&sum)[kHalves][4], cons
   }
 }
 
-// The scores that a warp's 32 keys give, from the sums of a lane's keys 4r .. 4r + 3, r = lane / 4: [key pair][token],
-// -1 for blocks that are no candidates. last: what the warp's last key gives to the block that follows, by token (in
+// Stores the block scores from a warp's 32 keys. sum: the lane's keys 4r .. 4r + 3, r = lane / 4, as [key pair][token].
+// Blocks that are no candidates get -1. last: the contribution of the warp's last key to the next block, per token (in
 // lanes 28 .. 31).
 template <int kSize, int kHalves>
 __device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidates& c,
@@ -211,15 +212,15 @@ __device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidat
   }
 }
 
-// What the warps of a CTA tell each other.
+// Values that the warps of a CTA exchange.
 struct SharedEnds {
-  float last[kWarps][kMaxTokens];  // what each stripe's last key gives to the next stripe's first block, by token
+  float last[kWarps][kMaxTokens];  // the contribution of each stripe's last key to the next stripe's first block
   unsigned next_item;
   unsigned unused[3];
 };
 
-// Each warp walks a stripe of `steps` times 32 keys: a step is keys 4r and 4r + 1 times all columns, in turns, and keys
-// 4r + 2 and 4r + 3. While the exponentials of one product run, the next one is on its way.
+// Scores a tile. Each warp processes a stripe of `steps` times 32 keys. A step multiplies keys 4r and 4r + 1 with all
+// columns, in turns, then keys 4r + 2 and 4r + 3. The next product runs during the exponentials of the current one.
 template <int kPanels, int kColumns>
 __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile, const Candidates& c,
                                            const unsigned char* queries, const float* lse, unsigned char* key_buffers,
@@ -275,7 +276,7 @@ __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile
       keys.template load<0>(buffer);
     });
 
-    if ((key0 + kWarpKeys - 1) * a.d + a.l > tile.first + 1) {  // not all tokens see all keys
+    if ((key0 + kWarpKeys - 1) * a.d + a.l > tile.first + 1) {  // some token does not see some key: mask
 #pragma unroll
       for (int i = 0; i < 8 * kHalves; ++i) {
         const int p = i / (4 * kHalves), j = i / 4 % kHalves, e = i % 4;

@@ -18,7 +18,7 @@ void forward_shared_tile(Context& ctx, const char* op, const AttendOut& out, con
   if (unless == nullptr && lists_fit_bitmaps(keys.range, keys.block_keys))
     launch_forward_sm90(ctx, op, out, in, make_bitmap_keys(keys, combine));
   else
-    launch_forward_sm90(ctx, op, out, in, make_union_keys(keys, combine, unless));
+    launch_forward_sm90(ctx, op, out, in, make_shared_tile_keys(keys, combine, unless));
 }
 
 }  // namespace triad::cuda

@@ -1,26 +1,27 @@
-// The selected branch's forward on Hopper by union tiles: the plan that nsa/sm90/forward.cuh asks for.
+// Forward of the selected branch on Hopper with a shared KV tile and a per-row mask: the plans for
+// nsa/sm90/forward.cuh.
 //
-// A CTA's tokens share the union of their lists. Which tokens list a block is a row of bits in shared memory; the
-// blocks that any token lists, in ascending order, are the steps. Scores of rows whose token has not listed the block
-// are computed too and weigh nothing: at T = 2048 a tile of 21 tokens takes about 1.35 times the blocks of one list
-// (KERNELS.md 4.2), and a warpgroup passes blocks that none of its own tokens lists.
+// The tokens of a CTA share the union of their lists. A mask in shared memory has, for each block, a bit per token that
+// lists it; the steps are the blocks with any bit set, in ascending order. Scores of rows whose token does not list the
+// block are computed and masked. A warpgroup skips blocks that none of its own tokens lists. At T = 2048 and random
+// lists, a tile of 21 tokens computes about 1.35 times the blocks of one list.
 #pragma once
 #include "kernels/nsa/sm90/forward.cuh"
 
 namespace triad::cuda {
 namespace {
 
-// block_index [B,T,Hkv,n] as the plan reads it.
-struct UnionKeys {
+// The lists as the plan reads them, for any number of blocks whose masks fit into shared memory.
+struct SharedTileKeys {
   KeyRange range;
   const int* data;
   int64_t batch, row, head;
   Divisor n, block_keys;
-  int blocks, block_size;  // of T tokens; = block_keys
-  CombineRows combine;     // if wanted
-  const int* unless;       // not nullptr: where *unless is not 0 there is nothing to be done
+  int blocks, block_size;  // ceil(T / l'); l', as block_keys
+  CombineRows combine;
+  const int* unless;  // if not nullptr, the kernel returns at once where *unless is not 0
 };
-inline UnionKeys make_union_keys(const SelectedKeys& keys, const CombineAlong* combine, const int* unless) {
+inline SharedTileKeys make_shared_tile_keys(const SelectedKeys& keys, const CombineAlong* combine, const int* unless) {
   return {keys.range,
           keys.lists.data,
           keys.lists.batch,
@@ -35,34 +36,34 @@ inline UnionKeys make_union_keys(const SelectedKeys& keys, const CombineAlong* c
 }
 
 template <class Shape>
-class Plan<UnionKeys, Shape> {
+class Plan<SharedTileKeys, Shape> {
  public:
   static constexpr bool kListed = true, kMadeTogether = true;
-  static int64_t bytes(const UnionKeys& keys) {
+  static int64_t bytes(const SharedTileKeys& keys) {
     const int64_t parts = ceil_div(keys.block_size, Shape::kKeys);
     return sizeof(Head) + sizeof(int) * keys.blocks * (kWords + parts);
   }
-  static __device__ __forceinline__ bool nothing_to_do(const UnionKeys& keys) {
+  static __device__ __forceinline__ bool nothing_to_do(const SharedTileKeys& keys) {
     return keys.unless != nullptr && *keys.unless != 0;
   }
-  __device__ __forceinline__ Plan(const RowForwardArgs& a, const UnionKeys& keys, const CtaRows& tile, int w,
+  __device__ __forceinline__ Plan(const RowForwardArgs& a, const SharedTileKeys& keys, const CtaRows& tile, int w,
                                   unsigned char* memory)
       : keys_(keys), w_(w) {
     Head& head = *reinterpret_cast<Head*>(memory);
-    unsigned* const members = reinterpret_cast<unsigned*>(memory + sizeof(Head));
-    unsigned* const entries = members + keys.blocks * kWords;
-    members_ = members, entries_ = entries;
-    const int blocks = keys.block_keys.quotient(tile.last_token) + 1;  // that these tokens can list
-    for (int i = threadIdx.x; i < blocks * kWords; i += Shape::kThreads) members[i] = 0;
+    unsigned* const masks = reinterpret_cast<unsigned*>(memory + sizeof(Head));
+    unsigned* const entries = masks + keys.blocks * kWords;
+    masks_ = masks, entries_ = entries;
+    const int blocks = keys.block_keys.quotient(tile.last_token) + 1;  // the blocks up to the last token's
+    for (int i = threadIdx.x; i < blocks * kWords; i += Shape::kThreads) masks[i] = 0;
     __syncthreads();
     const int* const lists = keys.data + tile.b * keys.batch + tile.first_token * keys.row + tile.g * keys.head;
     const int n = keys.n.value(), listed = (tile.last_token - tile.first_token + 1) * n;
     for (int i = threadIdx.x; i < listed; i += Shape::kThreads) {
       const int token = keys.n.quotient(i), block = lists[token * keys.row + i - token * n];
-      if (block >= 0) atomicOr(&members[block * kWords + token / 32], 1u << token % 32);  // -1 ends a list
+      if (block >= 0) atomicOr(&masks[block * kWords + token / 32], 1u << token % 32);  // -1 ends a list
     }
     __syncthreads();
-    if (threadIdx.x < 32) order_steps(a, tile, blocks, head, members, entries);
+    if (threadIdx.x < 32) order_steps(a, tile, blocks, head, masks, entries);
     __syncthreads();
     steps = head.steps, steps_seen = head.steps_seen[w];
   }
@@ -71,13 +72,14 @@ class Plan<UnionKeys, Shape> {
     return (keys_.block_keys.quotient(first(n)) + 1) * keys_.block_size;
   }
   __device__ __forceinline__ bool sees(int n) const { return (entries_[n] >> kSeenShift >> w_ & 1) != 0; }
-  __device__ __forceinline__ bool sees_part(int n) const { return (entries_[n] >> kPartShift >> w_ & 1) != 0; }
-  // Whether the token-th token of the CTA lists the block of step n.
-  __device__ __forceinline__ bool is_member(int n, int token) const {
-    return (members_[keys_.block_keys.quotient(first(n)) * kWords + token / 32] >> token % 32 & 1) != 0;
+  __device__ __forceinline__ bool needs_mask(int n) const { return (entries_[n] >> kPartShift >> w_ & 1) != 0; }
+  // Whether token number `token` of the CTA lists the block of step n.
+  __device__ __forceinline__ bool lists(int n, int token) const {
+    return (masks_[keys_.block_keys.quotient(first(n)) * kWords + token / 32] >> token % 32 & 1) != 0;
   }
 
-  static constexpr int kMaxKey = (1 << 24) - 1;  // an entry: first key, who sees it, who sees only a part of it
+  // An entry: the first key (24 bits), the warpgroups that see the step (4), those that need a mask (4).
+  static constexpr int kMaxKey = (1 << 24) - 1;
   int steps, steps_seen;
 
  private:
@@ -87,15 +89,16 @@ class Plan<UnionKeys, Shape> {
     int steps, steps_seen[Shape::kWarpgroups];
   };
 
-  // One warp; a lane has one of 32 blocks at a time.
+  // Writes the entries of the steps in ascending order. Called by one warp; a lane processes one of 32 blocks at a
+  // time.
   __device__ __forceinline__ void order_steps(const RowForwardArgs& a, const CtaRows& tile, int blocks, Head& head,
-                                              const unsigned* members, unsigned* entries) const {
+                                              const unsigned* masks, unsigned* entries) const {
     const int lane = threadIdx.x, block_keys = keys_.block_size;
     int count = 0, seen[Shape::kWarpgroups] = {};
     for (int block0 = 0; block0 < blocks; block0 += 32) {
       const int block = block0 + lane, begin = block * block_keys;
       unsigned seen_by = 0;
-      int all_see[Shape::kWarpgroups] = {};  // of the block's keys those before this
+      int all_see[Shape::kWarpgroups] = {};  // all rows of the warpgroup see the block's keys before this one
 #pragma unroll
       for (int v = 0; v < Shape::kWarpgroups; ++v) {
         const int first_row = tile.first + 64 * v;
@@ -106,7 +109,7 @@ class Plan<UnionKeys, Shape> {
 #pragma unroll
         for (int i = 0; i < kWords; ++i) {
           const int low = max(from - tile.first_token - 32 * i, 0), high = min(to - tile.first_token - 32 * i, 31);
-          if (low <= high && (members[block * kWords + i] >> low << (31 - high + low)) != 0) seen_by |= 1u << v;
+          if (low <= high && (masks[block * kWords + i] >> low << (31 - high + low)) != 0) seen_by |= 1u << v;
         }
       }
       const int end = min(begin + block_keys, tile.last_token + 1);
@@ -136,22 +139,21 @@ class Plan<UnionKeys, Shape> {
     for (int v = 0; v < Shape::kWarpgroups; ++v) head.steps_seen[v] = seen[v];
   }
 
-  const UnionKeys& keys_;
+  const SharedTileKeys& keys_;
   int w_;
-  const unsigned *members_, *entries_;
+  const unsigned *masks_, *entries_;
 };
 
-// The same where a list is 32 bits: blocks of 64 or 128 keys, 32 of them at most. At T = 2048 and n = 16 nearly every
-// block before a tile's own is listed by some of its tokens, so the steps are simply all key tiles up to the last
-// token's: nothing to count or to order before the first keys can be asked for, and a row's test is a bit of its word.
-// 8 x 2048 x 12 x 2 x 64 on an H200: 0.157 ms by the table of bits; 0.145 so, in CTAs of one tile; 0.133 in CTAs that
-// take one tile after the other, which a plan that no other thread waits for allows.
+// The lists of up to 32 blocks of 64 or 128 keys: a list is then a word of 32 bits. At T = 2048 and n = 16 nearly every
+// block before a tile's own is listed by some of its tokens, so the steps are all key tiles up to the last token's.
+// Nothing has to be ordered before the first load, and the mask of a row is one bit. Each warp builds the plan by
+// itself, so CTAs are persistent.
 struct BitmapKeys {
   KeyRange range;
   const int* data;
   int64_t batch, row, head;
-  int n, part_bits;     // a block has 1 << part_bits steps
-  CombineRows combine;  // if wanted
+  int n, part_bits;  // a block has 1 << part_bits steps
+  CombineRows combine;
 };
 inline BitmapKeys make_bitmap_keys(const SelectedKeys& keys, const CombineAlong* combine) {
   const BlockLists& lists = keys.lists;
@@ -162,8 +164,8 @@ inline bool lists_fit_bitmaps(const KeyRange& range, int block_keys) {
   return (block_keys == 64 || block_keys == 128) && range.keys <= 32 * block_keys;
 }
 
-// A lane of each warp keeps the words of one or two of the warpgroup's tokens and is asked for them by shuffle: no
-// shared memory, nothing that warps wait for.
+// A lane of each warp keeps the words of one or two of the warpgroup's tokens; lists() reads them by shuffle. No shared
+// memory, no synchronization.
 template <class Shape>
 class Plan<BitmapKeys, Shape> {
  public:
@@ -190,7 +192,7 @@ class Plan<BitmapKeys, Shape> {
         if (block >= 0) words_[i] |= 1u << block;  // -1 ends a list
       }
     }
-    // Of blocks behind the tile's last token, which a list may name, no step is made.
+    // A list may name blocks after the tile's last token; they have no step.
     const unsigned reached = (2u << (steps - 1 >> part_bits_)) - 1;
     listed_ = __reduce_or_sync(kFullWarp, words_[0] | words_[1]) & reached;
     steps_seen = min(steps, 32 - __clz(listed_) << part_bits_);
@@ -198,9 +200,9 @@ class Plan<BitmapKeys, Shape> {
   __device__ __forceinline__ int first(int n) const { return n * Shape::kKeys; }
   __device__ __forceinline__ int end(int) const { return keys_end_; }
   __device__ __forceinline__ bool sees(int n) const { return (listed_ >> (n >> part_bits_) & 1) != 0; }
-  __device__ __forceinline__ bool sees_part(int n) const { return first(n) + Shape::kKeys > all_see_; }
+  __device__ __forceinline__ bool needs_mask(int n) const { return first(n) + Shape::kKeys > all_see_; }
   // Called by whole warps.
-  __device__ __forceinline__ bool is_member(int n, int token) const {
+  __device__ __forceinline__ bool lists(int n, int token) const {
     const int at = token - before_;
     unsigned word = __shfl_sync(kFullWarp, words_[0], at);
     if (many_) {
@@ -214,8 +216,8 @@ class Plan<BitmapKeys, Shape> {
 
  private:
   int keys_end_, part_bits_, all_see_ = 0, before_ = 0;
-  bool many_ = false;                    // tokens
-  unsigned words_[2] = {}, listed_ = 0;  // listed_: by any of the warpgroup's tokens
+  bool many_ = false;                    // whether the warpgroup has more than 32 tokens
+  unsigned words_[2] = {}, listed_ = 0;  // listed_: blocks that any token of the warpgroup lists
 };
 
 }  // namespace

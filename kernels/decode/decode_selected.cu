@@ -15,6 +15,7 @@
 
 #include "kernels/common/launch_cluster.cuh"
 #include "kernels/decode/decode.cuh"
+#include "kernels/nsa/selection_rule.h"
 
 namespace triad::cuda {
 namespace {
@@ -41,21 +42,15 @@ struct SelectMemory {
   float sums[4];             // probabilities of compressed keys summed over heads; as long as a tile
 };
 
-// The list of the token at `at`: blocks [0, init_end), the `free` best of [init_end, candidate_end), and [local_begin,
-// current].
-struct ListPlan {
-  int current, init_end, local_begin, candidate_end, free;
-  bool scored;  // more candidates than free places, so scores are needed
+// The list of the token at `at`: the forced blocks, and the `free` best of the candidates.
+struct ListPlan : SelectionRule<int> {
+  int free;
+  bool scored;  // whether scores decide: there are more candidates than slots
   template <class T>
-  __device__ ListPlan(const Decode<T>& a, int at) {
-    current = at / a.l_sel;
-    init_end = min(a.init_blocks, current + 1);
-    local_begin = max(init_end, current - a.local_blocks + 1);
-    candidate_end = max(init_end, min((at + 1) / a.l_sel, local_begin));
-    const int places = a.n_sel - init_end - (current + 1 - local_begin);
-    free = min(candidate_end - init_end, places);
-    scored = free < candidate_end - init_end && free > 0;
-  }
+  __device__ ListPlan(const Decode<T>& a, int at)
+      : SelectionRule<int>(at, a.l_sel, a.n_sel, a.init_blocks, a.local_blocks),
+        free(min(candidates(), slots)),
+        scored(!lists_all() && free > 0) {}
   __device__ int listed() const { return init_end + free + current + 1 - local_begin; }
 };
 

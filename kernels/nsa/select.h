@@ -6,12 +6,15 @@
 // is stored ascending, unique, padded with -1. Scores are fp32 or wider throughout. The selection has no gradient.
 #pragma once
 #include "engine/context.h"
+#include "kernels/nsa/selection_rule.h"
 
 namespace triad {
 
 struct SelectOptions {
   int64_t l = 32, d = 16, l_sel = 64, n_sel = 16;
   int64_t init_blocks = 1, local_blocks = 2;
+
+  constexpr SelectionRule<int64_t> rule(int64_t t) const { return {t, l_sel, n_sel, init_blocks, local_blocks}; }
 };
 
 // block_index [B,T,Hkv,n_sel] i32 overwritten  <-  q [B,T,Hq,dk] T, k_cmp [B,Tc,Hkv,dk] T, lse_cmp [B,T,Hq] acc

@@ -55,24 +55,21 @@ inline void list_blocks(int32_t* list, int64_t t, const SelectOptions& o, ScoreO
     int32_t block;
   };
   static thread_local std::vector<Candidate> candidates;
-  const int64_t current = t / o.l_sel, complete = (t + 1) / o.l_sel;
-  const int64_t init_end = std::min(o.init_blocks, current + 1);                 // forced blocks: [0, init_end)
-  const int64_t local_begin = std::max(init_end, current - o.local_blocks + 1);  // and [local_begin, current]
-  const int64_t candidate_end = std::min(complete, local_begin);  // candidates: [init_end, candidate_end)
+  const auto rule = o.rule(t);
   int64_t count = 0;
-  for (int64_t j = 0; j < init_end; ++j) list[count++] = static_cast<int32_t>(j);
+  for (int64_t j = 0; j < rule.init_end; ++j) list[count++] = static_cast<int32_t>(j);
 
-  const int64_t slots = o.n_sel - init_end - (current + 1 - local_begin);
   candidates.clear();
-  for (int64_t j = init_end; j < candidate_end; ++j) candidates.push_back({score_of(j), static_cast<int32_t>(j)});
-  if (slots < static_cast<int64_t>(candidates.size())) {
-    std::nth_element(candidates.begin(), candidates.begin() + slots, candidates.end(),
+  for (int64_t j = rule.init_end; j < rule.candidate_end; ++j)
+    candidates.push_back({score_of(j), static_cast<int32_t>(j)});
+  if (!rule.lists_all()) {
+    std::nth_element(candidates.begin(), candidates.begin() + rule.slots, candidates.end(),
                      [](auto& x, auto& y) { return x.score != y.score ? x.score > y.score : x.block < y.block; });
-    candidates.resize(static_cast<size_t>(slots));
+    candidates.resize(static_cast<size_t>(rule.slots));
     std::sort(candidates.begin(), candidates.end(), [](auto& x, auto& y) { return x.block < y.block; });
   }
   for (const Candidate& c : candidates) list[count++] = c.block;
-  for (int64_t j = local_begin; j <= current; ++j) list[count++] = static_cast<int32_t>(j);
+  for (int64_t j = rule.local_begin; j <= rule.current; ++j) list[count++] = static_cast<int32_t>(j);
   std::fill(list + count, list + o.n_sel, -1);
 }
 

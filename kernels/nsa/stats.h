@@ -61,11 +61,12 @@ struct NsaStats {
   constexpr void add_dead_gates() { at[rows] += 1, at[dead] += 1; }
   // list [n] of token t, before [n]: the list of token t - 1, nullptr for t = 0.
   constexpr void add_list(const int32_t* list, const int32_t* before, int64_t t, int64_t n, const SelectOptions& o) {
+    const auto rule = o.rule(t);
     int64_t its_tokens = 0, its_blocks = 0, its_forced = 0, its_shared = 0, j = 0;
     for (; its_blocks < n && list[its_blocks] >= 0; ++its_blocks) {
       const int64_t block = list[its_blocks], begin = block * o.l_sel, end = begin + o.l_sel;
       if (begin <= t) its_tokens += (end <= t + 1 ? end : t + 1) - begin;
-      its_forced += block < o.init_blocks || block > t / o.l_sel - o.local_blocks;
+      its_forced += rule.is_forced(block);
       if (before == nullptr) continue;
       while (j < n && before[j] >= 0 && before[j] < block) ++j;  // both lists ascend
       its_shared += j < n && before[j] == block;

@@ -37,12 +37,6 @@ constexpr int kSumStride = 20, kScoreStride = 17;
 constexpr int64_t kQueryBytes = 64 * 1024;    // of q in shared memory, at most; the heads are processed in turns
 constexpr int64_t kSharedLimit = 160 * 1024;  // bytes per CTA; every GPU since A100 allows more
 
-// The candidates of token t: `slots` entries of its list are free for the best of the blocks [begin, end).
-struct Candidates {
-  int current, begin, end, local_begin, slots;
-  __device__ bool all() const { return end - begin <= slots; }
-};
-
 template <class T>
 struct Select {
   Bthd<int32_t> block_index;
@@ -62,15 +56,7 @@ struct Select {
 
   // The number of compressed keys that token t sees.
   __device__ int visible(int t) const { return t + 1 < l ? 0 : min((t + 1 - l) / d + 1, keys); }
-  __device__ Candidates candidates(int t) const {
-    Candidates c;
-    c.current = t / l_sel;
-    c.begin = min(init_blocks, c.current + 1);
-    c.local_begin = max(c.begin, c.current - local_blocks + 1);
-    c.end = max(c.begin, min((t + 1) / l_sel, c.local_begin));
-    c.slots = max(0, n_sel - c.begin - (c.current + 1 - c.local_begin));
-    return c;
-  }
+  __device__ SelectionRule<int> rule(int t) const { return {t, l_sel, n_sel, init_blocks, local_blocks}; }
 };
 
 // Loads 16 bytes of a row: zeros after its end, and zeros if row is nullptr.
@@ -310,43 +296,45 @@ struct Cut {
 
 // Finds, by bisection, the largest threshold that at least `slots` (>= 1) candidates reach. Invariant: at least `slots`
 // candidates reach `low`, and `above` < `slots` reach `high`. Ends early if exactly `slots` reach the bound.
-__device__ Cut find_cut(const float* scores, const Candidates& c) {
+__device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule) {
   const int lane = threadIdx.x % 32;
   unsigned lane_top = 0;
 #pragma unroll 4
-  for (int j = c.begin + lane; j < c.end; j += 32) lane_top = max(lane_top, order_of(scores[j * kScoreStride]));
+  for (int j = rule.init_end + lane; j < rule.candidate_end; j += 32)
+    lane_top = max(lane_top, order_of(scores[j * kScoreStride]));
   unsigned high = __reduce_max_sync(kFullWarp, lane_top) + 1;
-  unsigned low = c.slots <= 32 ? __reduce_min_sync(kFullWarp, lane_top) : 0;  // one candidate per lane reaches it
+  unsigned low = rule.slots <= 32 ? __reduce_min_sync(kFullWarp, lane_top) : 0;  // one candidate per lane reaches it
   int above = 0;
   while (high - low > 1) {
     const unsigned bound = low + (high - low) / 2;
     int count = 0;
 #pragma unroll 4
-    for (int j = c.begin + lane; j < c.end; j += 32) count += order_of(scores[j * kScoreStride]) >= bound;
+    for (int j = rule.init_end + lane; j < rule.candidate_end; j += 32)
+      count += order_of(scores[j * kScoreStride]) >= bound;
     count = __reduce_add_sync(kFullWarp, count);
-    if (count >= c.slots)
+    if (count >= rule.slots)
       low = bound;
     else
       high = bound, above = count;
-    if (count == c.slots) break;
+    if (count == rule.slots) break;
   }
-  return {low, c.slots - above};
+  return {low, rule.slots - above};
 }
 
 // Writes the list of one token, by one warp: forced blocks and chosen candidates in ascending order, then -1.
-__device__ void write_list(int32_t* list, int n, const float* scores, const Candidates& c) {
+__device__ void write_list(int32_t* list, int n, const float* scores, const SelectionRule<int>& rule) {
   const int lane = threadIdx.x % 32;
   const unsigned lower_lanes = (1u << lane) - 1;
   Cut cut{0xffffffffu, 0};
-  if (!c.all() && c.slots > 0) cut = find_cut(scores, c);
+  if (!rule.lists_all() && rule.slots > 0) cut = find_cut(scores, rule);
   int listed = 0, equals = 0;  // counts so far
-  for (int j0 = 0; j0 <= c.current && listed < n; j0 += 32) {
+  for (int j0 = 0; j0 <= rule.current && listed < n; j0 += 32) {
     const int j = j0 + lane;
-    bool take = j < c.begin || (j >= c.local_begin && j <= c.current), equal = false;
-    if (j >= c.begin && j < c.end) {
-      const unsigned score = c.all() ? 0 : order_of(scores[j * kScoreStride]);
-      take = c.all() || score > cut.threshold;
-      equal = !c.all() && score == cut.threshold;
+    bool take = j < rule.init_end || (j >= rule.local_begin && j <= rule.current), equal = false;
+    if (j >= rule.init_end && j < rule.candidate_end) {
+      const unsigned score = rule.lists_all() ? 0 : order_of(scores[j * kScoreStride]);
+      take = rule.lists_all() || score > cut.threshold;
+      equal = !rule.lists_all() && score == cut.threshold;
     }
     const unsigned equal_lanes = __ballot_sync(kFullWarp, equal);
     take = take || (equal && equals + __popc(equal_lanes & lower_lanes) < cut.equals);
@@ -365,9 +353,9 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 2 ? 2 : 1) select_kernel(co
   const Shared shared(s);
   for (int64_t item = blockIdx.x; item < s.items; item += gridDim.x) {
     const Tile tile(s, item);
-    const Candidates last = s.candidates(tile.last);  // its range contains those of the tile's other tokens
-    if (!last.all()) {
-      const int blocks = last.end, keys = min(s.visible(tile.last), blocks * s.size);
+    const SelectionRule<int> last = s.rule(tile.last);  // its range contains those of the tile's other tokens
+    if (!last.lists_all()) {
+      const int blocks = last.candidate_end, keys = min(s.visible(tile.last), blocks * s.size);
       for (int i = threadIdx.x; i < blocks * kScoreStride; i += kThreads) shared.scores[i] = 0.0f;
       if (threadIdx.x < kTokens) {
         const int t = tile.first + static_cast<int>(threadIdx.x);
@@ -382,7 +370,7 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 2 ? 2 : 1) select_kernel(co
     }
     for (int i = threadIdx.x / 32; i <= tile.last - tile.first; i += kWarps) {
       const int t = tile.first + i;
-      write_list(s.block_index.row(tile.b, t, tile.g), s.n_sel, shared.scores + i, s.candidates(t));
+      write_list(s.block_index.row(tile.b, t, tile.g), s.n_sel, shared.scores + i, s.rule(t));
     }
     __syncthreads();  // before the next item clears the scores
   }

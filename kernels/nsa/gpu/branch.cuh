@@ -50,7 +50,7 @@ struct BlockLists {
   }
 };
 
-// The selected branch: the keys of `range` that lie in the blocks listed for a token.
+// The selected branch: the keys of `range` that are in the blocks listed for a token.
 struct SelectedKeys {
   KeyRange range;
   BlockLists lists;

@@ -280,7 +280,7 @@ GateRows gate_rows(const ConstTensor& q, const ConstTensor& gate) {
 }
 
 // Calls f.template operator()<dk>(rows) and returns true if the tensor-core kernels support the problem. dense: whether
-// the other tensors meet their requirements.
+// the other tensors have the strides that they need.
 template <class T, class F>
 bool dispatch_mma(const GateRows& rows, const ConstTensor& q, const GateWeights& w, bool dense, F&& f) {
   if constexpr (!std::is_same_v<T, float>) {

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "kernels/common/tile_mma.cuh"
+#include "kernels/nsa/gpu/block_scan.cuh"
 #include "kernels/nsa/gpu/branch.cuh"
 
 namespace triad::cuda {
@@ -69,32 +70,8 @@ struct WorkSum {
     return {tokens + o.tokens, pieces + o.pieces, slots + o.slots};
   }
 };
-__device__ __forceinline__ WorkSum shuffle_up(const WorkSum& s, int by) {
-  return {__shfl_up_sync(kFullWarp, s.tokens, by), __shfl_up_sync(kFullWarp, s.pieces, by),
-          __shfl_up_sync(kFullWarp, s.slots, by)};
-}
-
-// The sum of `mine` over the threads before this one; `total` is that over all threads.
-__device__ __forceinline__ WorkSum exclusive_scan(const WorkSum& mine, WorkSum& total) {
-  __shared__ WorkSum warp_sums[kScanThreads / 32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto scan_warp = [&](WorkSum sum) {
-    for (int by = 1; by < 32; by *= 2) {
-      const WorkSum before = shuffle_up(sum, by);
-      if (lane >= by) sum = sum + before;
-    }
-    return sum;
-  };
-  const WorkSum in_warp = scan_warp(mine);
-  if (lane == 31) warp_sums[warp] = in_warp;
-  __syncthreads();
-  if (warp == 0) warp_sums[lane] = scan_warp(warp_sums[lane]);
-  __syncthreads();
-  total = warp_sums[kScanThreads / 32 - 1];
-  const WorkSum before = warp > 0 ? warp_sums[warp - 1] : WorkSum{};
-  __syncthreads();  // warp_sums is free for the next call
-  return {before.tokens + in_warp.tokens - mine.tokens, before.pieces + in_warp.pieces - mine.pieces,
-          before.slots + in_warp.slots - mine.slots};
+__device__ __forceinline__ WorkSum sum_before(const WorkSum& mine, WorkSum& total) {
+  return exclusive_scan<kScanThreads>(mine, total, [](const WorkSum& a, const WorkSum& b) { return a + b; });
 }
 
 // First, for every block: the index of its first token, and its slots for partial sums. Then the pieces, one run of
@@ -114,7 +91,7 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
       tokens += in_run, pieces += pieces_of(in_run);
     }
     WorkSum total;
-    const WorkSum at = done + exclusive_scan({tokens, 0, pieces > 1 ? pieces : 0}, total);
+    const WorkSum at = done + sum_before({tokens, 0, pieces > 1 ? pieces : 0}, total);
     done = done + total;
     if (!exists) continue;
     int first = at.tokens;
@@ -145,7 +122,7 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
         if (run == 0 && begin_of(runs) == begin) pieces = 1;  // no token lists the block: the piece writes zeros
       }
       WorkSum total;
-      const int to = planned + exclusive_scan({0, pieces, 0}, total).pieces;
+      const int to = planned + sum_before({0, pieces, 0}, total).pieces;
       planned += total.pieces;
       if (pieces == 0) continue;
       const int2 slots = block_slots[block];

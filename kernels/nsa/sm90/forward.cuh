@@ -105,7 +105,7 @@ struct Consumer {
   unsigned token_bits = 0;  // the index in the CTA of each row's token, 16 bits each
   float s[kKeys / 8][4], o[kPanelsV][8][4] = {};
   float rounded[1][4] = {};                   // sums of p rounded to bf16: o is divided by them
-  float sum[2] = {0.0f, 0.0f};                // the lane's share of the sums of unrounded p: lse is of them
+  float sum[2] = {0.0f, 0.0f};                // the lane's share of the sums of unrounded p, for lse
   float row_max[2] = {-INFINITY, -INFINITY};  // times scale
   float rescale[2];                           // the factor of o and rounded where `moved`
   uint32_t p[kKeys / 16][4];

@@ -155,7 +155,7 @@ __device__ __forceinline__ void produce_tiles(const RowForwardArgs& a, const Key
       barrier_arrive(&shared.q_empty[query.index]);
       query.advance();
     }
-    if (thread != kLoadThread) continue;  // the other threads only take part in building the plan
+    if (thread != kLoadThread) continue;  // the other threads only help to build the plan
     // With one tile of q in shared memory, the next q waits until o is stored. The next tile's first keys and values
     // are loaded before.
     const int query_turn = Shape::kQueries > 1 || round == 0 ? 0 : min(kStages, plan.steps);

@@ -52,7 +52,7 @@ __device__ __forceinline__ void load_block(const KvStationaryArgs& a, int b, int
 }
 
 // The sums of one tile of rows over tiles of 64 keys: o += p v with p relative to 2^row_max, and the row sums of p. The
-// sums are of unrounded p: sums of rounded p, which the tensor cores could compute as p times ones, would put lse off
+// sums add unrounded p: sums of rounded p, which the tensor cores could compute as p times ones, would put lse off
 // by up to 1.3e-3.
 template <int kDk, int kDv>
 struct RowSums {

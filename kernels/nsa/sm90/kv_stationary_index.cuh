@@ -7,6 +7,7 @@
 
 #include "kernels/hopper/wgmma.cuh"
 #include "kernels/nsa/gpu/attend.cuh"
+#include "kernels/nsa/gpu/block_scan.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -63,24 +64,7 @@ struct KvStationaryArgs {
 
 // The sum of `mine` over the threads before this one; total: over all threads.
 __device__ __forceinline__ int2 sum_before(int2 mine, int2& total) {
-  __shared__ int2 warp_sums[kIndexThreads / 32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto scan_warp = [&](int2 sum) {
-    for (int by = 1; by < 32; by *= 2) {
-      const int x = __shfl_up_sync(kFullWarp, sum.x, by), y = __shfl_up_sync(kFullWarp, sum.y, by);
-      if (lane >= by) sum.x += x, sum.y += y;
-    }
-    return sum;
-  };
-  const int2 in_warp = scan_warp(mine);
-  if (lane == 31) warp_sums[warp] = in_warp;
-  __syncthreads();
-  if (warp == 0) warp_sums[lane] = scan_warp(warp_sums[lane]);
-  __syncthreads();
-  total = warp_sums[kIndexThreads / 32 - 1];
-  const int2 before = warp > 0 ? warp_sums[warp - 1] : int2{};
-  __syncthreads();  // before the next call overwrites warp_sums
-  return {before.x + in_warp.x - mine.x, before.y + in_warp.y - mine.y};
+  return exclusive_scan<kIndexThreads>(mine, total, [](int2 a, int2 b) { return make_int2(a.x + b.x, a.y + b.y); });
 }
 
 // f(token of the part, place in its list, block, the token's own block) for all list entries of one part's tokens.

@@ -6,7 +6,7 @@
 // ring of stages, and only the warps whose tokens list it wait for it and compute. No score is computed to be masked,
 // as with a shared KV tile, and nothing but q, o, K and V is read or written, unlike KV-stationary with many heads.
 //
-// A CTA is persistent, one per SM. Beside the twelve consumer warps it has a producer warpgroup: one thread loads
+// A CTA is persistent, one per SM. It has twelve consumer warps and a producer warpgroup: one thread loads
 // blocks, one warp makes the lists (nsa/sm90/query_stationary_lists.cuh).
 //
 // If all four warps of a warpgroup list a block (the first block, the last two, and most blocks if neighbours choose

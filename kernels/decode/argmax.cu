@@ -1,4 +1,6 @@
 // The argmax of a row by one CTA. A row of 50,257 logits is 100 KB; each thread has eight loads in flight.
+#include <cub/warp/warp_reduce.cuh>
+
 #include "kernels/common/launch_pdl.cuh"
 #include "kernels/decode/argmax.h"
 
@@ -10,14 +12,18 @@ constexpr int kThreads = 1024;
 struct Largest {
   float value = -INFINITY;
   int at = 0x7fffffff;
-  __device__ void take(float v, int i) {
+  __device__ void include(float v, int i) {
     if (v > value || (v == value && i < at)) value = v, at = i;
   }
 };
-__device__ Largest largest_of_warp(Largest mine) {
-  for (int o = 16; o > 0; o /= 2)
-    mine.take(__shfl_xor_sync(kFullWarp, mine.value, o), __shfl_xor_sync(kFullWarp, mine.at, o));
-  return mine;
+// The largest of a warp's values, valid in lane 0. The result does not depend on the order of comparisons.
+__device__ Largest largest_of_warp(const Largest& mine) {
+  using WarpReduce = cub::WarpReduce<Largest>;
+  typename WarpReduce::TempStorage empty;  // a reduction of 32 lanes uses no shared memory
+  return WarpReduce(empty).Reduce(mine, [](Largest a, const Largest& b) {
+    a.include(b.value, b.at);
+    return a;
+  });
 }
 
 template <class T>
@@ -34,7 +40,7 @@ __global__ void __launch_bounds__(kThreads) argmax_kernel(int32_t* token, const 
   for (int i = threadIdx.x; i < vocab; i += kThreads) {
     const float x = to_float(row[i]);
     finite = finite && isfinite(x);
-    mine.take(x, i);
+    mine.include(x, i);
   }
   mine = largest_of_warp(mine);
   if (lane == 0) values[warp] = mine.value, places[warp] = mine.at;

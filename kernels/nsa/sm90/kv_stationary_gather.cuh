@@ -202,7 +202,7 @@ struct RowLoads {
 template <int kDk, int kDv, bool kWhole>
 __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(kWhole))
     fwd_kv_stationary_gather_kernel(const __grid_constant__ KvStationaryArgs a, int launch) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the body exists for sm_90a only
   using Shape = KvStationaryShape<kDk, kDv>;
   if (static_cast<int>(blockIdx.x) >= a.item_counts[launch]) return;
   const int4 item = a.items[static_cast<int64_t>(launch) * a.items_stride + blockIdx.x];
@@ -289,7 +289,7 @@ struct NearBlocks {
 template <int kDk, int kDv>
 __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvStationaryShape<kDk, kDv>::kNearCtas)
     fwd_kv_stationary_near_kernel(const __grid_constant__ KvStationaryArgs a) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the body exists for sm_90a only
   using Shape = KvStationaryShape<kDk, kDv>;
   constexpr int kGroups = Shape::kNearGroups, kListedBits = 4;
   if (*a.differ == 0) return;

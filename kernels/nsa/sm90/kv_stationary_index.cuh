@@ -106,7 +106,7 @@ __device__ __forceinline__ void compare_lists(const KvStationaryArgs& a) {
   __syncthreads();
   const int words = (a.lists.blocks + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = a.n.value();
   unsigned* const listed = reinterpret_cast<unsigned*>(dynamic_shared()) + warp * words;
-  const int tiles = (a.lists.tokens + a.tile_tokens - 1) / a.tile_tokens;  // of a sequence and group
+  const int tiles = (a.lists.tokens + a.tile_tokens - 1) / a.tile_tokens;  // per (sequence, group)
   int unions = 0, entries = 0;
   for (int i = warp; i < kComparedTiles; i += kIndexThreads / 32) {
     const int64_t tile = static_cast<int64_t>(tiles) * (a.steps / a.ranges) * i / kComparedTiles;

@@ -331,7 +331,7 @@ struct QueryConsumer : BlockRing<Shape> {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     fwd_query_stationary_kernel(const __grid_constant__ QueryStationaryArgs a) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the body exists for sm_90a only
   if (a.unless != nullptr && *a.unless != 0) return;
   unsigned char* const stages = aligned_shared();
   const BlockRing<Shape> ring{a, stages, *reinterpret_cast<Control*>(stages + a.stages.value() * Shape::kStageBytes)};

@@ -1,19 +1,20 @@
-// A product with SiLU as its epilogue, on Hopper, for bf16:
-//   forward   pre = x w^T, y = silu(pre)                         out [M,N]: two tensors written
-//   backward  dpre = (dz w) silu'(pre), y = silu(pre) again      one read, two written
-// Bytes and products at M7C (32,768 x 3,072 x 768): 155 GFLOP, 0.19 ms at 800 TFLOP/s; 0.11 and 0.17 ms of memory, in
-// passes of their own on top (0.10 and 0.20 ms) because a product leaves the memory idle. Here they hide behind it.
-// Measured on one H200, ms: 0.229 and 0.298; a product of cuBLASLt and a pass behind it 0.298 and 0.404; the products
-// here with no epilogue 0.188. A step at M7C, 16 x 2048: 65.2 before, 63.2 with it.
+// A linear layer with SiLU as its epilogue, on Hopper, for bf16:
+//   forward   pre = x w^T, y = silu(pre)                       out [M,N]: two tensors written
+//   backward  dpre = (dz w) silu'(pre), y = silu(pre) again    one read, two written
+// The epilogue of one tile runs while the next tile is multiplied, so its memory traffic is hidden by the products.
 //
-// A tile of out is 128 x 192. Two consumer warpgroups take tiles in turn, each with a whole tile's sums in registers:
-// while one multiplies, the other one writes, so that the tensor cores hardly wait for an epilogue. A producer thread
-// fills a ring of four stages of 64 of the sum: 128 rows of A, and B. L2 gives an SM some 40 bytes a cycle, and a tile
-// of its own would ask for 53: so two CTAs, a cluster, take tiles one above the other, and each loads half of B's stage
-// for both (36 bytes a cycle).
-//   Epilogue: a warp's 16 rows, 64 columns at a time, pass through shared memory, written as TMA reads it; pre, in
-//   backward, comes the same way, three pieces ahead, and dpre takes its place. Rows and columns outside of the tensors
-//   are zeros when read and left out when written, so any M, N and K will do.
+// A tile of out is 128 x 192. Two consumer warpgroups process alternate tiles, each with a whole tile's sums in
+// registers: while one multiplies, the other one writes. A producer thread fills a ring of four stages, each 64 of the
+// inner dimension: 128 rows of A, and B. L2 delivers some 40 bytes per cycle to an SM, and a CTA that loads alone would
+// need 53: so two CTAs, a cluster, process tiles one above the other, and each loads half of B's stage for both (36
+// bytes per cycle).
+//
+// Epilogue: a warp's 16 rows, 64 columns at a time (a piece), are written to shared memory and stored by TMA. In
+// backward, pre is loaded into the same buffer, three pieces ahead, and dpre replaces it. TMA reads zeros outside the
+// tensors and does not write there, so any M, N and K will do.
+//
+// Bound: the tensor cores. At large M the epilogue adds a fifth to the products' time in forward, more than half in
+// backward.
 #include "kernels/common/bthd.cuh"
 #include "kernels/hopper/tma.cuh"
 #include "kernels/hopper/wgmma.cuh"
@@ -24,16 +25,16 @@ namespace {
 
 constexpr int kTileM = 128, kTileN = 192, kTileK = 64, kStages = 4;
 constexpr int kCluster = 2, kConsumers = 2, kConsumerWarps = 4 * kConsumers, kThreads = 128 * (kConsumers + 1);
-constexpr int kPieceRows = 16, kPieceBytes = kPieceRows * kPanelRowBytes, kPieces = 4;  // of a warp, 64 columns each
+constexpr int kPieceRows = 16, kPieceBytes = kPieceRows * kPanelRowBytes, kPieces = 4;  // buffers of a warp
 constexpr int kPanels = kTileN / kPanel, kHalves = kTileM / 64, kSums = kTileN / 8;
 constexpr int kStageBytes = (kTileM + kTileN) * kPanelRowBytes;
-constexpr int kTileNInPanels = kPanel * kPanelRowBytes;  // backward: B's stage is panels [64 of the sum][64 columns]
+constexpr int kPanelBytesB = kPanel * kPanelRowBytes;  // backward: B's stage is panels [64 of k][64 columns]
 
 struct Shared {
   alignas(1024) unsigned char a[kStages][kTileM * kPanelRowBytes], b[kStages][kTileN * kPanelRowBytes];
   unsigned char pieces[kConsumerWarps][kPieces * kPieceBytes];
   Barrier full[kStages], empty[kStages], loaded[kConsumerWarps][kPanels];
-  Barrier taken[kConsumers];  // the last stage of a group's tile is there: the next tile is the other group's
+  Barrier last_full[kConsumers];  // a consumer's last stage of a tile is full: the next stage is the other consumer's
 };
 
 // ---- the kernel ----
@@ -42,10 +43,10 @@ struct Maps {
   CUtensorMap a, b, pre, out, y;  // out: pre in forward, dpre in backward
 };
 
-// The two tiles, one above the other, that are a cluster's turn; of neighbours in the order the columns differ, so that
-// A comes from memory once.
+// A cluster's work in each turn: two tiles, one above the other. Consecutive turns differ in the column, so that A is
+// read from memory once.
 struct Tiles {
-  int turns, columns, steps;  // turns in all, tiles side by side, steps of 64 of the sum
+  int turns, columns, steps;  // all turns; tiles per row of tiles; steps of 64 of the inner dimension
   __device__ int row(int turn, int cta) const { return (turn / columns * kCluster + cta) * kTileM; }
   __device__ int column(int turn) const { return turn % columns * kTileN; }
 };
@@ -62,12 +63,12 @@ __device__ void produce(Shared& s, const Maps& maps, const Tiles& tiles, int cta
       barrier_wait(&s.empty[stage], (n / kStages & 1) ^ 1);
       barrier_expect(full, kStageBytes);
       copy_box(s.a[stage], maps.a, k * kTileK, row, 0, 0, full);
-      if constexpr (kBackward) {  // half of the sum's 64
+      if constexpr (kBackward) {  // half of the 64 of k
         constexpr int kHalf = kTileK / kCluster;
 #pragma unroll
         for (int p = 0; p < kPanels; ++p)
-          copy_box_multicast(s.b[stage] + p * kTileNInPanels + cta * kHalf * kPanelRowBytes, maps.b,
-                             column + p * kPanel, k * kTileK + cta * kHalf, 0, 0, full, kBoth);
+          copy_box_multicast(s.b[stage] + p * kPanelBytesB + cta * kHalf * kPanelRowBytes, maps.b, column + p * kPanel,
+                             k * kTileK + cta * kHalf, 0, 0, full, kBoth);
       } else {  // half of the columns
         constexpr int kHalf = kTileN / kCluster;
         copy_box_multicast(s.b[stage] + cta * kHalf * kPanelRowBytes, maps.b, k * kTileK, column + cta * kHalf, 0, 0,
@@ -87,7 +88,7 @@ __device__ __forceinline__ float sigmoid(float x) {
 }
 __device__ __forceinline__ float silu_slope(float x, float s) { return s * fmaf(x, 1.0f - s, 1.0f); }
 
-// Two neighbours of out and y from their product; in backward `out` holds pre.
+// Two neighbouring elements of out and y from their product; in backward `out` holds pre.
 template <bool kBackward>
 __device__ __forceinline__ void apply(uint32_t& out, uint32_t& y, uint32_t product) {
   const uint32_t pre = kBackward ? out : product;
@@ -99,11 +100,11 @@ __device__ __forceinline__ void apply(uint32_t& out, uint32_t& y, uint32_t produ
 template <bool kBackward>
 __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta) {
   const int group = threadIdx.x / kWarpgroup, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Pieces. Forward: out and y, two of each in turn. Backward: pre and then dpre, three in turn, and y.
+  // Pieces. Forward: two for out and two for y, used alternately. Backward: three for pre and then dpre, one for y.
   unsigned char* const pieces = s.pieces[warp];
   float d[kHalves][kSums][4];
   int turns = 0;
-  unsigned loads = 0;  // of pre, so far
+  unsigned loads = 0;  // pieces of pre so far
   for (int turn = blockIdx.x / kCluster; turn < tiles.turns; turn += gridDim.x / kCluster, ++turns) {
     if (turns % kConsumers != group) continue;
     const int row = tiles.row(turn, cta) + warp % 4 * kPieceRows, column = tiles.column(turn);
@@ -118,28 +119,29 @@ __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta
       for (int piece = 0; piece < kPanels; ++piece) load_pre(piece);
     }
 
-    // A wait on a stage tells its phase from the one before, no more: so a group waits while the other one does.
-    if (turns > 0) barrier_wait(&s.taken[(turns - 1) % kConsumers], (turns - 1) / kConsumers & 1);
+    // A wait distinguishes two phases of a stage only, so a consumer must not lag by two: before its tile, it
+    // waits until the other consumer's last stage is full.
+    if (turns > 0) barrier_wait(&s.last_full[(turns - 1) % kConsumers], (turns - 1) / kConsumers & 1);
     int n = turns * tiles.steps;
     for (int k = 0; k < tiles.steps; ++k, ++n) {
       const int stage = n % kStages;
       barrier_wait(&s.full[stage], n / kStages & 1);
-      if (k == tiles.steps - 1 && lane == 0) barrier_arrive(&s.taken[group]);
-      // Above an address in a CTA's own memory lies the CTA's number, which is none of the descriptor's.
-      constexpr uint32_t kOwn = (1 << 18) - 1;
-      const uint32_t a = shared_address(s.a[stage]) & kOwn, b = shared_address(s.b[stage]) & kOwn;
+      if (k == tiles.steps - 1 && lane == 0) barrier_arrive(&s.last_full[group]);
+      // In a cluster, the upper bits of a shared address are the CTA's number, which a descriptor must not contain.
+      constexpr uint32_t kOffset = (1 << 18) - 1;
+      const uint32_t a = shared_address(s.a[stage]) & kOffset, b = shared_address(s.b[stage]) & kOffset;
       wgmma_fence();
 #pragma unroll
       for (int k16 = 0; k16 < kTileK / 16; ++k16)
 #pragma unroll
         for (int half = 0; half < kHalves; ++half) {
           const uint32_t a_tile = tile_descriptor(a + half * 64 * kPanelRowBytes + k16 * 32);
-          const uint32_t b_tile = kBackward ? tile_descriptor(b + k16 * 16 * kPanelRowBytes, kTileNInPanels)
-                                            : tile_descriptor(b + k16 * 32);
+          const uint32_t b_tile =
+              kBackward ? tile_descriptor(b + k16 * 16 * kPanelRowBytes, kPanelBytesB) : tile_descriptor(b + k16 * 32);
           wgmma<Major::k, kBackward ? Major::mn : Major::k>(d[half], a_tile, b_tile, k > 0 || k16 > 0);
         }
       wgmma_commit();
-      wgmma_wait<1>();  // the stage before is read
+      wgmma_wait<1>();  // the products of the previous stage are done
       if (k > 0 && lane < kCluster) barrier_arrive_at(&s.empty[(n - 1) % kStages], lane);
     }
     wgmma_wait<0>();
@@ -150,14 +152,14 @@ __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta
       const int half = piece / kPanels, panel = piece % kPanels;
       unsigned char* const out = pieces + (kBackward ? panel : piece % 2 * 2) * kPieceBytes;
       unsigned char* const y = kBackward ? pieces + kPanels * kPieceBytes : out + kPieceBytes;
-      if (lane == 0) {  // the pieces that are written next are free
+      if (lane == 0) {  // until the buffers that are written next are free
         bulk_wait_read<kBackward ? 0 : 1>();
         if (kBackward && piece > 0 && piece + 2 < kHalves * kPanels) load_pre(piece + 2);
       }
       if constexpr (kBackward) barrier_wait(&s.loaded[warp][panel], loads / kPanels & 1), ++loads;
       __syncwarp();
 #pragma unroll
-      // Of every second j four 8x8 matrices: rows 0 and 8 of columns 8 j, then of 8 j + 8.
+      // Four 8x8 matrices for every second j: rows 0 and 8 of the columns 8 j, then of 8 j + 8.
       for (int j = 0; j < kPanel / 8; j += 4) {
         constexpr int kQuads = 2;
         uint32_t outs[kQuads][4], ys[kQuads][4];
@@ -199,7 +201,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 4 * kCluster);
     for (auto& of_warp : s.loaded)
       for (Barrier& loaded : of_warp) barrier_init(&loaded, 1);
-    for (Barrier& taken : s.taken) barrier_init(&taken, 4);
+    for (Barrier& last_full : s.last_full) barrier_init(&last_full, 4);
     barrier_init_done();
   }
   sync_cluster();
@@ -210,7 +212,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     increase_registers<232>();
     consume<kBackward>(s, maps, tiles, cta);
   }
-  sync_cluster();  // a CTA's memory stays until the other one has ended: it loads and arrives there
+  sync_cluster();  // shared memory outlives the other CTA's loads to it and arrivals at its barriers
 #endif
 }
 

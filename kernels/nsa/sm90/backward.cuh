@@ -1,10 +1,13 @@
-// Backward of the attention branches on Hopper for bf16 heads of (64, 64), (128, 128) and (192, 128): which calls it
-// takes, and what its two kernels (keys: nsa/sm90/dkdv.cu; rows: nsa/sm90/dq.cuh) share.
+// What the backward kernels of the attention branches on Hopper share (bf16 heads of (64, 64), (128, 128) and
+// (192, 128)): two kernels for all widths (dq: nsa/sm90/dq.cu, dk and dv: nsa/sm90/dkdv.cu), or one kernel for dq, dk
+// and dv together (backward_d64.cu, backward_d128.cu).
 //
-// Of a row both kernels need two numbers beside q and dout. With pg = gate * p,
-//   pg = 2^(s * scale_log2 - shift),       shift = lse * log2(e) - log2(gate),
-//   gate dv: sum pg dout,   ds = pg * (dout.v - center),   center = delta / gate  (= dout.o),
-// so the gate costs nothing inside. A row without keys or with gate 0 has shift = inf: pg = 0. Gates are >= 0.
+// With p the softmax times the gate of the branch, a kernel computes for each query row and key
+//   p = 2^(s scale_log2 - lse),   ds = p (dout.v - dpsum),   dv += p dout,   dq += ds k,   dk += ds q,
+// from two statistics of the row,
+//   lse = log2(e) LSE - log2(gate),   dpsum = delta / gate = rowsum(dout o),
+// so the gate costs nothing inside the loop. In p and ds of the kernels' comments the gate is always included. A row
+// that sees no key or has gate 0 has lse = inf, so p = 0. Gates are >= 0.
 #pragma once
 #include "kernels/hopper/reduce.cuh"
 #include "kernels/hopper/wgmma.cuh"
@@ -12,9 +15,12 @@
 
 namespace triad::cuda {
 
-// (shift, center) of row t * G + h of (b, g), at [(b * Hkv + g) * T * G + t * G + h].
+// Softmax statistics (lse, dpsum) of a query row: [B, Hkv, T, G], row t * G + h of (b, g).
 using RowStats = float2;
-// A (b, g) slice of a view whose strides fit 32 bits: the address of a row is then two multiply-adds.
+// Of a stage's rows past the end: p = ds = 0.
+__device__ __forceinline__ RowStats no_row() { return make_float2(INFINITY, 0.0f); }
+
+// A (b, g) slice of a view whose strides fit 32 bits, so that a row's address takes two multiply-adds.
 struct RowSource {
   const __nv_bfloat16* base;
   int row, head;
@@ -38,14 +44,16 @@ void dispatch_panels(const AttendIn& in, F&& f) {
   }
 }
 
-// dk and dv of the blocks whose rows several CTAs had: each left fp32 sums [block_keys, dk + dv] in its slot of
-// list.partial, and they are added here, pieces in order. Nothing to do where no block has several.
+// Adds the partial sums of dk and dv, for blocks of keys whose query rows are cut into several pieces: each piece has
+// stored fp32 sums [block_keys, dk + dv] to its slot of list.partial. Pieces are added in order; blocks with one piece
+// are left alone.
 struct MergeArgs {
   KeyWorkList list;
   GradView dk, dv;
   KeyRange range;
   int groups;
-  // Contiguous rows cut at multiples of so many tokens: a block has no piece before its first row. 0: it has all.
+  // Tokens per piece if contiguous rows are cut at multiples of it: a block then has no piece before its first row.
+  // 0: every block has all pieces.
   int part_tokens = 0;
 };
 void merge_dkdv_sm90(Context&, const char* op, const MergeArgs&, int64_t sequences_and_groups);

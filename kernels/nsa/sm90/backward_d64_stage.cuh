@@ -1,5 +1,5 @@
-// How the backward for heads of 64 (nsa/sm90/backward_d64.cu, which tells the whole) brings its rows and sums dq: its
-// arguments, the stages in shared memory, the piece of work of a CTA, and what two of its four warpgroups do.
+// The backward for heads of 64 (nsa/sm90/backward_d64.cu has the design): its arguments, the stages in shared memory, a
+// CTA's work, the producer warpgroup and the dQ warpgroup.
 #pragma once
 #include "kernels/hopper/tma.cuh"
 #include "kernels/nsa/sm90/backward.cuh"
@@ -9,56 +9,57 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 
-// ---- what a CTA is given ----
+// ---- arguments and shared memory ----
 
 struct BwdD64Args {
   Attend<bf16> in;
   View<const bf16> dout;
-  const RowStats* facts;
+  const RowStats* row_stats;
   View<const float> rounding_unit;
   View<float> dq;
   GradView dk, dv;
   KeyRange range;
   KeyWorkList list;
   int bgs;
-  int piece_tokens;  // contiguous rows: a piece has those in [i * piece_tokens, (i + 1) * piece_tokens)
-  int near;          // listed rows: so many (b, g) are at work at once
+  int piece_tokens;  // contiguous rows: piece i has the tokens [i * piece_tokens, (i + 1) * piece_tokens)
+  int near;          // listed rows: the number of (b, g) that run at the same time
 };
 
 constexpr int kStageRows = 64, kStepRows = 32, kTileBytes = kRows * kPanelRowBytes;
 constexpr int kCtaThreads = 4 * kWarpgroup, kRoleWarps = 4;
-// Registers a thread of the roles: together at most the 4 x 128 that the launch has.
-constexpr int kMathRegisters = 192, kDqRegisters = 72, kLoadRegisters = 56;
+// Registers per thread of each role: their sum over the four warpgroups is at most the launch's 4 x 128.
+constexpr int kMmaRegisters = 192, kDqRegisters = 72, kProducerRegisters = 56;
 
 struct __align__(1024) Stage {
   unsigned char q[kTileBytes], dout[kTileBytes];
-  RowStats facts[kStageRows];
+  RowStats row_stats[kStageRows];
   int2 range[kStageRows];  // the keys that the row sees
   float rounding_unit[kStageRows];
-  int dq_at[kStageRows];                   // where the row of dq begins, in 16 bytes; -1: no such row
-  unsigned whole[kStageRows / kStepRows];  // bit i: every row of the step sees all 64 keys of tile i
+  int dq_at[kStageRows];                      // offset of the row of dq, in units of 16 bytes; -1: no such row
+  unsigned all_seen[kStageRows / kStepRows];  // bit i: every row of the step sees all 64 keys of tile i
 };
 
 template <bool kListed>
 struct Shared {
   static constexpr int kTiles = kListed ? 1 : 2, kStages = kListed ? 9 : 8, kBuffers = kListed ? 4 : 2;
-  static constexpr int kMathWarps = kListed ? 4 : 8;  // that share a stage
+  static constexpr int kMmaWarps = kListed ? 4 : 8;  // that use the same stage
   Stage stages[kStages];
-  unsigned char k[kTiles][kTileBytes];  // columns permuted: see multiply_dq
+  unsigned char k[kTiles][kTileBytes];  // columns permuted: see mma_dq
   unsigned char ds[kBuffers][kTiles][kTileBytes];
   uint64_t full[kStages], empty[kStages], ds_full[kBuffers], ds_empty[kBuffers];
   int listed[kListed ? kWorkTokens : 1];
 };
 
-// What a CTA does: piece `first`, `count` of the rows that see the keys [tile0, tile_end).
+// A CTA's work: the rows of `count` tokens, from entry `first` on, that see the keys [tile0, tile_end) of (b, g). slot:
+// where its partial sums go, -1 if it has all rows of the block.
 struct Task {
   int b, g, bg, tile0, tile_end, first, count, slot, block;
 };
 
 template <bool kListed>
 __device__ __forceinline__ bool find_task(Task& task, const BwdD64Args& a) {
-  // A few sequences at a time where rows are gathered, so that those of the CTAs at work fit L2. Of these the first
-  // blocks first: they have most rows.
+  // Gathered rows: a few (b, g) at a time, so that the rows of the running CTAs fit L2. Among these the first blocks
+  // start first, because they have most rows.
   const int pieces = gridDim.x / a.bgs, first_bg = kListed ? blockIdx.x / (pieces * a.near) * a.near : 0;
   const int at_work = kListed ? min(a.near, a.bgs - first_bg) : a.bgs;
   const int in_order = blockIdx.x - first_bg * pieces, bg = first_bg + in_order % at_work, piece = in_order / at_work;
@@ -78,14 +79,14 @@ __device__ __forceinline__ bool find_task(Task& task, const BwdD64Args& a) {
   return work.count >= 0 && tile0 < tile_end;
 }
 
-// ---- bringing the rows ----
+// ---- producer warpgroup ----
 
 template <bool kListed>
-__device__ __forceinline__ void load_stages(Shared<kListed>& shared, const BwdD64Args& a, const Task& task, int warp,
-                                            int lane) {
+__device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const BwdD64Args& a, const Task& task, int warp,
+                                               int lane) {
   constexpr int kStages = Shared<kListed>::kStages;
   const int G = a.in.heads.value(), rows = task.count * G, steps = (rows + kStageRows - 1) / kStageRows;
-  const RowStats* const facts = a.facts + static_cast<int64_t>(task.bg) * a.in.tokens * G;
+  const RowStats* const row_stats = a.row_stats + static_cast<int64_t>(task.bg) * a.in.tokens * G;
   const float* const rounding_unit = a.rounding_unit.at(task.b, 0, task.g * G);
   const int chunk = lane % 8;
   const bf16* const q_chunk = a.in.q.at(task.b, 0, task.g * G) + 8 * chunk;
@@ -99,8 +100,8 @@ __device__ __forceinline__ void load_stages(Shared<kListed>& shared, const BwdD6
     Stage& stage = shared.stages[slot];
 #pragma unroll 1
     for (int half = 0; half < kStageRows; half += 32) {
-      // A lane finds out where one row lies and tells the eight that copy it. Rows past the end repeat the last and
-      // weigh nothing.
+      // A lane computes the address of one row, and eight lanes copy it. Rows past the end repeat the last one, with
+      // p = 0.
       const int r = half + lane, row = min(n * kStageRows + r, rows - 1), in_list = a.in.heads.quotient(row);
       const int t = kListed ? shared.listed[in_list] : task.first + in_list, h = row - in_list * G;
       const int q_at = t * q_row + h * q_head, dout_at = t * dout_row + h * dout_head;
@@ -115,19 +116,19 @@ __device__ __forceinline__ void load_stages(Shared<kListed>& shared, const BwdD6
       }
       const bool exists = n * kStageRows + r < rows;
       if (exists)
-        copy_async_8(&stage.facts[r], facts + static_cast<int64_t>(t) * G + h);
+        copy_async_8(&stage.row_stats[r], row_stats + static_cast<int64_t>(t) * G + h);
       else
-        stage.facts[r] = make_float2(INFINITY, 0.0f);
+        stage.row_stats[r] = no_row();
       copy_async_4(&stage.rounding_unit[r], rounding_unit + t * a.rounding_unit.row + h * a.rounding_unit.head, true);
       const int2 range = make_int2(a.range.low(t), a.range.high(t));
       stage.range[r] = range;
-      unsigned whole = 0;
+      unsigned all_seen = 0;
 #pragma unroll
       for (int tile = 0; tile < Shared<kListed>::kTiles; ++tile) {
         const int key0 = task.tile0 + kRows * tile, end = key0 + kRows;
-        if (__all_sync(kFullWarp, range.x <= key0 && range.y >= end && task.tile_end >= end)) whole |= 1u << tile;
+        if (__all_sync(kFullWarp, range.x <= key0 && range.y >= end && task.tile_end >= end)) all_seen |= 1u << tile;
       }
-      if (lane == 0) stage.whole[half / kStepRows] = whole;
+      if (lane == 0) stage.all_seen[half / kStepRows] = all_seen;
       stage.dq_at[r] = exists ? t * dq_row + h * dq_head : -1;
     }
     barrier_arrive_after_copies(&shared.full[slot]);
@@ -135,14 +136,14 @@ __device__ __forceinline__ void load_stages(Shared<kListed>& shared, const BwdD6
   }
 }
 
-// ---- dq ----
+// ---- dQ warpgroup: MMA, then additions to global memory ----
 
 // Column 16 i + 2 q + e of the permuted k is column 16 i + 4 q + e of k, and column 16 i + 8 + 2 q + e is
-// 16 i + 4 q + 2 + e (q < 4, e < 2): the four values that lane q of a quad gets from two neighbouring 8-column groups
-// of the product are then four neighbours of dq.
+// 16 i + 4 q + 2 + e (q < 4, e < 2): the four values that lane q of a quad receives from two neighbouring 8-column
+// groups of the product are then four neighbours of dq.
 template <bool kListed>
-__device__ __forceinline__ void multiply_dq(Shared<kListed>& shared, const BwdD64Args& a, const Task& task, int warp,
-                                            int lane) {
+__device__ __forceinline__ void mma_dq(Shared<kListed>& shared, const BwdD64Args& a, const Task& task, int warp,
+                                       int lane) {
   constexpr int kStages = Shared<kListed>::kStages, kBuffers = Shared<kListed>::kBuffers;
   constexpr int kDeep = Shared<kListed>::kTiles * kRows / 16;
   const int rows = task.count * a.in.heads.value(), steps = (rows + kStageRows - 1) / kStageRows;

@@ -1,5 +1,5 @@
-// The quantum of a row of dq: what additions to it are rounded to multiples of, so that any order of them gives the
-// same bits (nsa/sm90/backward_d64.cu, which says what u is). It takes the norms of dout, of the keys and of the
+// The rounding unit of a row of dq: additions to the row are rounded to multiples of it, so that any order of them
+// gives the same bits (nsa/sm90/backward_d64.cu has the bound). Computed from the norms of dout, of the keys and of the
 // values.
 #include "kernels/nsa/sm90/backward.cuh"
 #include "kernels/nsa/sm90/launch_backward.h"
@@ -14,10 +14,10 @@ struct NormArgs {
   View<const bf16> k[kMostBranches], v[kMostBranches];
   int keys[kMostBranches];
   int groups;
-  float2* norms;  // [B*Hkv, kMostBranches, chunks of 256 keys]: max |v|^2, max over keys and columns of |k|
+  float2* norms;  // [B*Hkv, kMostBranches, chunks of 256 keys]: max |v|^2, and max |k| over keys and columns
 };
 
-// Largest element and square sum of a row of 64 kPanels columns, of which a lane has every eighth 16 bytes.
+// Largest magnitude and sum of squares of a row of 64 kPanels columns, of which a lane has every eighth 16 bytes.
 template <int kPanels>
 struct RowNorm {
   uint4 loaded[kPanels];
@@ -26,9 +26,9 @@ struct RowNorm {
     for (int i = 0; i < kPanels; ++i) loaded[i] = __ldg(reinterpret_cast<const uint4*>(row) + lane + i * kNormLanes);
   }
   __device__ __forceinline__ float largest() const {
-    float top = 0;
-    each([&](float2 pair) { top = fmaxf(top, fmaxf(fabsf(pair.x), fabsf(pair.y))); });
-    return top;
+    float most = 0;
+    each([&](float2 pair) { most = fmaxf(most, fmaxf(fabsf(pair.x), fabsf(pair.y))); });
+    return most;
   }
   __device__ __forceinline__ float squares() const {
     float sum = 0;
@@ -47,15 +47,15 @@ struct RowNorm {
   }
 };
 
-// CTA: 256 keys of a (b, g) and branch, 8 lanes a key. Maxima do not depend on their order.
+// A CTA has 256 keys of a (b, g) and branch, 8 lanes per key. Maxima do not depend on their order.
 template <int kPanels>
 __global__ void __launch_bounds__(kNormThreads) bwd_key_norms_kernel(const __grid_constant__ NormArgs a) {
   constexpr int kWarps = kNormThreads / 32, kStep = kNormThreads / kNormLanes;
-  __shared__ float2 tops[kWarps];
+  __shared__ float2 maxima[kWarps];
   const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, branch = blockIdx.z, keys = a.keys[branch];
   const int key0 = static_cast<int>(blockIdx.x) * kNormKeys + static_cast<int>(threadIdx.x) / kNormLanes;
   const View<const bf16>&k = a.k[branch], &v = a.v[branch];
-  float top_v = 0, top_k = 0;
+  float max_v = 0, max_k = 0;
   if (static_cast<int>(blockIdx.x) * kNormKeys < keys) {
     constexpr int kInFlight = 4;
     RowNorm<kPanels> k_rows[kInFlight], v_rows[kInFlight];
@@ -68,24 +68,24 @@ __global__ void __launch_bounds__(kNormThreads) bwd_key_norms_kernel(const __gri
       }
 #pragma unroll
       for (int j = 0; j < kInFlight; ++j)
-        top_k = fmaxf(top_k, k_rows[j].largest()), top_v = fmaxf(top_v, v_rows[j].squares());
+        max_k = fmaxf(max_k, k_rows[j].largest()), max_v = fmaxf(max_v, v_rows[j].squares());
     }
   }
-  top_v = warp_max(top_v), top_k = warp_max(top_k);
-  if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = make_float2(top_v, top_k);
+  max_v = warp_max(max_v), max_k = warp_max(max_k);
+  if (threadIdx.x % 32 == 0) maxima[threadIdx.x / 32] = make_float2(max_v, max_k);
   __syncthreads();
   if (threadIdx.x != 0) return;
-  for (int i = 1; i < kWarps; ++i) top_v = fmaxf(top_v, tops[i].x), top_k = fmaxf(top_k, tops[i].y);
-  a.norms[(static_cast<int64_t>(bg) * kMostBranches + branch) * gridDim.x + blockIdx.x] = make_float2(top_v, top_k);
+  for (int i = 1; i < kWarps; ++i) max_v = fmaxf(max_v, maxima[i].x), max_k = fmaxf(max_k, maxima[i].y);
+  a.norms[(static_cast<int64_t>(bg) * kMostBranches + branch) * gridDim.x + blockIdx.x] = make_float2(max_v, max_k);
 }
 
 struct DoutNorms {
   View<const bf16> dout;
   View<float> norm;
-  Divisor heads;  // of a group
+  Divisor heads;  // per group
   int rows, groups;
 };
-// |dout| for callers who do not have it (nsa_combine_backward gives it). 8 lanes a row (t, h) of a (b, g).
+// |dout|, for callers that do not pass it (nsa_combine_backward computes it). 8 lanes per row (t, h) of a (b, g).
 template <int kPanels>
 __global__ void __launch_bounds__(kNormThreads) bwd_dout_norms_kernel(const __grid_constant__ DoutNorms a) {
   const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, lane = threadIdx.x % kNormLanes;
@@ -103,15 +103,15 @@ struct RoundingUnitArgs {
   View<const float> dout_norm;
   View<const float> gate[kMostBranches], delta[kMostBranches];
   const float2* norms;
-  int chunks;  // of norms, for each (b, g) and branch
+  int chunks;  // of norms, per (b, g) and branch
   Divisor heads;
   int rows, groups;
   float scale;
 };
 
-// quantum = 2^23 u, u as above, is the largest power of two that the bound reaches: sums stay below twice that. With
-// quantum's sign made that of x, x + quantum lies where fp32 has steps of u or more, so (x + quantum) - quantum is x
-// rounded to them. A thread a row (t, h) of a (b, g).
+// Stores r = 2^23 u, the largest power of two that the bound reaches; sums stay below twice that. With r's sign set to
+// that of x, x + r has a magnitude where fp32 is spaced by u or more, so (x + r) - r is x rounded to that spacing. One
+// thread per row (t, h) of a (b, g).
 __global__ void __launch_bounds__(kNormThreads) bwd_rounding_unit_kernel(const __grid_constant__ RoundingUnitArgs a) {
   const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups;
   const int row = static_cast<int>(blockIdx.x * kNormThreads + threadIdx.x), clamped = min(row, a.rows - 1);
@@ -125,13 +125,13 @@ __global__ void __launch_bounds__(kNormThreads) bwd_rounding_unit_kernel(const _
   }
   __shared__ float2 norms[kMostBranches];
   if (const int of = threadIdx.x / 32; of < kMostBranches) {
-    float2 top = {};
+    float2 most = {};
     for (int i = threadIdx.x % 32; i < a.chunks; i += 32) {
       const float2 x = a.norms[(static_cast<int64_t>(bg) * kMostBranches + of) * a.chunks + i];
-      top = make_float2(fmaxf(top.x, x.x), fmaxf(top.y, x.y));
+      most = make_float2(fmaxf(most.x, x.x), fmaxf(most.y, x.y));
     }
-    top = make_float2(warp_max(top.x), warp_max(top.y));
-    if (threadIdx.x % 32 == 0) norms[of] = make_float2(sqrtf(top.x), top.y);
+    most = make_float2(warp_max(most.x), warp_max(most.y));
+    if (threadIdx.x % 32 == 0) norms[of] = make_float2(sqrtf(most.x), most.y);
   }
   __syncthreads();
   if (row >= a.rows) return;
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kNormThreads) bwd_rounding_unit_kernel(const _
 #pragma unroll
   for (int i = 0; i < kMostBranches; ++i)
     if (a.delta[i].data != nullptr) bound += a.scale * fmaf(gate[i] * dout, norms[i].x, fabsf(delta[i])) * norms[i].y;
-  constexpr float kRounding = 1.1f;  // more than p, ds and the quantum itself can add
+  constexpr float kRounding = 1.1f;  // exceeds the rounding errors of p, ds and the addends
   bound = fminf(fmaxf(bound * kRounding, 1e-28f), 1e37f);
   *a.rounding_unit.at(b, t, head) = __int_as_float(__float_as_int(bound) & 0x7f800000);
 }

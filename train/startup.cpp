@@ -82,7 +82,7 @@ std::unique_ptr<Comm> meet(const LaunchEnv& launch, Device device, const Config&
   const std::vector<std::string> lines =
       differences(config_from_json(parse_json(first, "the first rank's config")), config);
   if (!lines.empty()) fail_usage("its config differs from rank 0's: {}", fmt::join(lines, "; "));
-  await_stop_signals(/*tells=*/comm->first());  // not earlier: a run without steps has nothing to save
+  await_stop_signals(/*acknowledge=*/comm->first());  // not earlier: a run without steps has nothing to save
   return comm;
 }
 

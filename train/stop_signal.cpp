@@ -16,13 +16,13 @@ namespace triad {
 namespace {
 
 std::atomic<int> last_signal{0};
-// Bits of `heard`: SIGTERM received, SIGINT received, SIGINT received after SIGTERM.
+// The bits of the next variable: SIGTERM received, SIGINT received, SIGINT received after SIGTERM.
 constexpr int kTerm = 1, kInt = 2, kTermThenInt = 4;
-std::atomic<int> heard{0};
+std::atomic<int> received{0};
 std::atomic<int64_t> step_under_way{0};
 
 // Runs in a signal handler: no formatting, no allocation, one write(2).
-void tell() {
+void acknowledge_signal() {
   end_progress_line();
   char text[200], *at = text;
   const auto add = [&](const char* part) { at = stpcpy(at, part); };
@@ -35,27 +35,28 @@ void tell() {
     add("none");
   }
   add(" has begun)");
-  add((heard & kTermThenInt) != 0 ? "; Ctrl-C or SIGTERM again ends at once\n"
-      : (heard & kInt) != 0       ? "; Ctrl-C again ends at once\n"
-                                  : "\n");
+  add((received & kTermThenInt) != 0 ? "; Ctrl-C or SIGTERM again ends at once\n"
+      : (received & kInt) != 0       ? "; Ctrl-C again ends at once\n"
+                                     : "\n");
   if (::write(STDERR_FILENO, text, static_cast<size_t>(at - text)) < 0) return;  // stderr is closed
 }
 
-template <bool kTells>
+template <bool kAcknowledge>
 void on_stop_signal(int number) {
   const int error = errno, own = number == SIGINT ? kInt : kTerm, ends = number == SIGINT ? kInt : kTermThenInt;
   last_signal = number;
-  const int before = heard.fetch_or(own);
+  const int before = received.fetch_or(own);
   if ((before & ends) != 0) _exit(1);
-  if (number == SIGINT && (before & kTerm) != 0) heard |= kTermThenInt;
-  if (kTells && (before & own) == 0) tell();
+  if (number == SIGINT && (before & kTerm) != 0) received |= kTermThenInt;
+  if (kAcknowledge && (before & own) == 0) acknowledge_signal();
   errno = error;
 }
 
 }  // namespace
 
-void await_stop_signals(bool tells) {
-  for (const int number : {SIGTERM, SIGINT}) std::signal(number, tells ? on_stop_signal<true> : on_stop_signal<false>);
+void await_stop_signals(bool acknowledge) {
+  for (const int number : {SIGTERM, SIGINT})
+    std::signal(number, acknowledge ? on_stop_signal<true> : on_stop_signal<false>);
 }
 
 int stop_signal() { return last_signal; }

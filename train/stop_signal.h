@@ -6,8 +6,8 @@
 
 namespace triad {
 
-// Installs the handlers. tells: this process acknowledges a signal on stderr at once; set it on one rank only.
-void await_stop_signals(bool tells);
+// Installs the handlers. acknowledge: this process acknowledges a signal on stderr at once; set it on one rank only.
+void await_stop_signals(bool acknowledge);
 int stop_signal();               // the last signal received; 0: none
 void step_begins(int64_t step);  // the step that the acknowledgement names
 

@@ -43,7 +43,7 @@ void add_train(CLI::App& app) {
     const bool of_run = !o->resume.empty() && o->config.empty() && config_of_environment().empty();
     LoadedConfig loaded = of_run ? load_config_of_run(o->resume, o->sets) : load_config(o->config, o->sets);
     // A resumed run's config already has its tokenizer and vocabulary; a complete run reads no shards.
-    if (!of_run && !complete_at(loaded.config, o->resume)) settle_shards(loaded.config);
+    if (!of_run && !complete_at(loaded.config, o->resume)) resolve_shards(loaded.config);
     loaded.config.check_run();
     train({.config = loaded.config,
            .environment = loaded.environment,

@@ -24,7 +24,7 @@ struct DataConfig {
   std::vector<std::string> paths, val_paths;
   double val_fraction = 0.1;
   std::string
-      tokenizer;  // resolve() sets "byte", settle_shards() the shards' tokenizer; empty: shards of an unknown one
+      tokenizer;  // resolve() sets "byte", resolve_shards() the shards' tokenizer; empty: shards of an unknown one
   std::string tokenizer_or_bytes() const { return tokenizer.empty() ? "byte" : tokenizer; }
   int64_t seed = -1;  // -1 until resolve(): train.seed
   double stall_s = 300;

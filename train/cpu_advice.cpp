@@ -48,7 +48,7 @@ double measure_product_rate(DType dtype) {
 
 }  // namespace
 
-std::string cpu_config_beside(const std::string& config_file) {
+std::string cpu_config_for(const std::string& config_file) {
   const std::filesystem::path file(config_file);
   for (std::string stem = file.stem().string(); !stem.empty(); stem.resize(std::min(stem.size(), stem.rfind('_')))) {
     const std::filesystem::path other = file.parent_path() / (stem + "_cpu.json");
@@ -60,7 +60,7 @@ std::string cpu_config_beside(const std::string& config_file) {
 }
 
 std::string advice_without_gpu(const std::string& config_file) {
-  const std::string other = cpu_config_beside(config_file);
+  const std::string other = cpu_config_for(config_file);
   constexpr const char* kSets = "--set runtime.device=cpu --set runtime.precision=fp32";
   if (other.empty()) return fmt::format("a CPU trains it with {}, slowly if it is large", kSets);
   return fmt::format("{} is made for a CPU; {} trains this one on it, slowly", other, kSets);
@@ -75,7 +75,7 @@ double estimate_cpu_step_s(const Config& config) {
 std::string cpu_precision_warning(const Config& config, Device device, const std::string& config_file) {
   if (device.is_cuda() || config.runtime.precision != Precision::bf16) return "";
   const double step_s = estimate_cpu_step_s(config);
-  const std::string other = cpu_config_beside(config_file);
+  const std::string other = cpu_config_for(config_file);
   return fmt::format(
       "warning: runtime.precision is bf16 on a CPU, which computes in fp32 and rounds: fp32 is faster. A step takes "
       "about {} here, {} steps about {}. --set runtime.precision=fp32{}",

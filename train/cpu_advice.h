@@ -8,7 +8,7 @@
 namespace triad {
 
 // The CPU config in the same folder: a_b_cpu.json for a_b.json, else a_cpu.json; "" if there is none.
-std::string cpu_config_beside(const std::string& config_file);
+std::string cpu_config_for(const std::string& config_file);
 
 // What the user can do instead, for the error that no GPU is usable.
 std::string advice_without_gpu(const std::string& config_file);

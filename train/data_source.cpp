@@ -39,7 +39,7 @@ void agree_with(Config& c, const ShardManifest& manifest) {
 
 }  // namespace
 
-void settle_shards(Config& c) {
+void resolve_shards(Config& c) {
   if (c.data.kind != DataKind::shards || c.data.paths.empty()) return;
   const std::vector<std::string> train = expand_shards(c.data.paths, ShardSplit::train);
   const ShardOrigin origin = find_manifests(train);

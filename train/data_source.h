@@ -15,7 +15,7 @@ struct DataSource {
 };
 // Fills in data.tokenizer and data.val_paths of a config of kind shards from the manifest.json in the shards' folder.
 // Throws UsageError if data.tokenizer or model.vocab_size contradicts a manifest.
-void settle_shards(Config&);
+void resolve_shards(Config&);
 // tokenizer: the config's tokenizer, if it is loaded already.
 DataSource open_data(const Config&, const Tokenizer* tokenizer = nullptr);
 

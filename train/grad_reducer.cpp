@@ -101,18 +101,18 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm&
   std::sort(by_offset_.begin(), by_offset_.end(),
             [&](int64_t a, int64_t b) { return params.offset(a) < params.offset(b); });
   if (config.dist.grad_dtype == Precision::bf16)
-    half_ = arena.alloc(MemTag::comm, "bucket in bf16", DType::bf16, {largest});
-  Tensor meetings;
+    sent_bf16_ = arena.alloc(MemTag::comm, "bucket in bf16", DType::bf16, {largest});
+  Tensor flags;
   if (zero_ || (ctx.device.is_cuda() && comm.may_share())) {
-    room_ = arena.alloc(MemTag::comm, "room for a bucket", DType::f32, {largest});
-    meetings = arena.alloc(MemTag::comm, "ranks' meetings", DType::i32, {comm.world()});
+    staging_ = arena.alloc(MemTag::comm, "room for a bucket", DType::f32, {largest});
+    flags = arena.alloc(MemTag::comm, "ranks' meetings", DType::i32, {comm.world()});
   }
   if (zero_)
     squares_ = arena.alloc(MemTag::comm, "pieces of the norm", DType::f64, {params.stored_elements() / kSumPiece});
-  if (ctx.planning || room_.empty()) return;
-  std::vector<Tensor> shared = {params.grads(), params.weights(), room_};
-  if (!half_.empty()) shared.push_back(half_);
-  comm.share(arena.base(), shared, meetings);
+  if (ctx.planning || staging_.empty()) return;
+  std::vector<Tensor> shared = {params.grads(), params.weights(), staging_};
+  if (!sent_bf16_.empty()) shared.push_back(sent_bf16_);
+  comm.share(arena.base(), shared, flags);
 }
 
 void GradReducer::begin(bool recorded) {
@@ -173,11 +173,11 @@ void GradReducer::reduce(int64_t index) {
   for (const GraphEvent& event : filled_[static_cast<size_t>(index)]) event.block(comm_.stream());
   const ElementRange e = bucket.elements;
   const Tensor grads = params_.grads().slice(0, e.begin, e.end);
-  const Tensor sent = half_.empty() ? grads : half_.slice(0, 0, e.size());
+  const Tensor sent = sent_bf16_.empty() ? grads : sent_bf16_.slice(0, 0, e.size());
   if (trace_ != nullptr) trace_->launch(index);
-  if (!half_.empty()) cast(comm_ctx_, sent, grads);
+  if (!sent_bf16_.empty()) cast(comm_ctx_, sent, grads);
   sum(sent, fmt::format("bucket {}", index), bucket.late ? CommCtas::all : ctas_);
-  if (!half_.empty()) cast(comm_ctx_, grads, sent);
+  if (!sent_bf16_.empty()) cast(comm_ctx_, grads, sent);
   const ElementRange held = zero_ ? owned(bucket) : e;
   const Tensor sums = params_.grads().slice(0, held.begin, held.end);
   if (trace_ != nullptr) trace_->finish(comm_ctx_, index, sums);
@@ -192,10 +192,10 @@ void GradReducer::sum(const Tensor& bucket, const std::string& what, CommCtas ct
   if (!sums_by_copies(bucket.numel()))
     return zero_ ? comm_.reduce_scatter(bucket, what, ctas) : comm_.all_reduce(bucket, what, ctas);
   const int64_t part = bucket.numel() / world, begin = comm_.rank() * part;
-  const Tensor room(room_.data, bucket.dtype, {world, part}, room_.device);
+  const Tensor staging(staging_.data, bucket.dtype, {world, part}, staging_.device);
   const Tensor own = bucket.slice(0, begin, begin + part);
-  comm_.all_to_all(bucket, room.view({world * part}), what);
-  rank_sum(comm_ctx_, own, own, room, comm_.rank());
+  comm_.all_to_all(bucket, staging.view({world * part}), what);
+  rank_sum(comm_ctx_, own, own, staging, comm_.rank());
   if (!zero_) comm_.all_gather(bucket, what);
 }
 
@@ -231,7 +231,7 @@ void GradReducer::wait_for_comm() {
 }
 
 std::string GradReducer::table() const {
-  const DType sent = half_.empty() ? params_.grads().dtype : DType::bf16;
+  const DType sent = sent_bf16_.empty() ? params_.grads().dtype : DType::bf16;
   const bool in_two = zero_ || by_copies();
   const size_t collectives =
       buckets_.size() * (in_two ? 2 : 1) + 1 + (zero_ ? 1 : 0);  // + the ranks' numbers, + the norm

@@ -77,7 +77,7 @@ class GradReducer final : public GradSink {
 
   // Staging buffer [elements of the largest bucket] f32: holds the other ranks' shards of a bucket where ranks exchange
   // them by peer copies; free for other use between steps.
-  Tensor room() const { return room_; }
+  Tensor staging() const { return staging_; }
   std::string table() const;  // text of ddp_buckets.txt
 
  private:
@@ -85,7 +85,7 @@ class GradReducer final : public GradSink {
   void full(int64_t bucket);
   void reduce(int64_t bucket);
   void sum(const Tensor& bucket, const std::string& what, CommCtas);
-  bool by_copies() const { return comm_.shares() && !room_.empty(); }
+  bool by_copies() const { return comm_.shares() && !staging_.empty(); }
   bool sums_by_copies(int64_t elements) const { return by_copies() && elements % comm_.world() == 0; }
   // Later work on the comm stream waits for earlier work on `stream`; and later work on ctx.stream for the comm stream.
   void comm_waits_for(const Stream& stream);
@@ -102,9 +102,9 @@ class GradReducer final : public GradSink {
   std::vector<int64_t> by_offset_;                // parameters sorted by their offset in the flat buffer
   int64_t probe_param_;
   Tensor probe_;
-  Tensor half_;     // [elements of the largest bucket] bf16: a bucket in the collectives, with dist.grad_dtype bf16
-  Tensor squares_;  // [stored elements / kSumPiece] f64
-  Tensor room_;     // [elements of the largest bucket] f32; empty if neither shards nor peer copies need it
+  Tensor sent_bf16_;  // [elements of the largest bucket] bf16: a bucket in the collectives, with dist.grad_dtype bf16
+  Tensor squares_;    // [stored elements / kSumPiece] f64
+  Tensor staging_;    // [elements of the largest bucket] f32; empty if neither shards nor peer copies need it
   BucketTrace* trace_ = nullptr;
 
   std::vector<bool> arrived_;

@@ -57,7 +57,7 @@ std::vector<float> Optimizer::gather(Context& ctx, const Tensor& moment, int64_t
   std::vector<float> host(static_cast<size_t>(whole_elements));
   for (const Part& part : parts_) {
     const ElementRange whole = part.bucket->elements, own = part.elements;
-    const Tensor bucket = reducer_->room().slice(0, 0, whole.size());
+    const Tensor bucket = reducer_->staging().slice(0, 0, whole.size());
     copy(ctx, bucket.slice(0, own.begin - whole.begin, own.end - whole.begin),
          moment.slice(0, part.moments, part.moments + own.size()));
     reducer_->gather(*part.bucket, bucket, "moments");

@@ -59,7 +59,7 @@ std::optional<int64_t> find_complete(const TrainRequest& request, Comm& comm) {
   return step >= 0 ? std::optional(step) : std::nullopt;
 }
 
-Device safe_device(const TrainRequest& request, const LaunchEnv& launch) {
+Device choose_run_device(const TrainRequest& request, const LaunchEnv& launch) {
   const Config& config = request.config;
   if (config.runtime.device == DeviceChoice::cuda && backend::cuda_device_count() == 0)
     fail("device cuda was asked for (runtime.device), but {}; {}", backend::why_no_cuda(),
@@ -75,7 +75,7 @@ Device safe_device(const TrainRequest& request, const LaunchEnv& launch) {
   return device;
 }
 
-std::unique_ptr<Comm> meet(const LaunchEnv& launch, Device device, const Config& config) {
+std::unique_ptr<Comm> connect_ranks(const LaunchEnv& launch, Device device, const Config& config) {
   std::unique_ptr<Comm> comm =
       open_comm(launch, device, config.dist.backend, static_cast<double>(config.dist.timeout_s));
   const std::string first = comm->all_gather_host_text(config_to_json(config).dump(), "the config").front();

@@ -24,10 +24,10 @@ std::optional<int64_t> complete_at(const Config&, const std::string& resume);
 std::optional<int64_t> find_complete(const TrainRequest&, Comm&);  // the first rank's complete_at, on all ranks
 // The run's device. Refuses a long fp32 run on a GPU unless train.allow_unsafe is set. If the config requires a GPU and
 // none is usable, the error says what would run instead.
-Device safe_device(const TrainRequest&, const LaunchEnv&);
+Device choose_run_device(const TrainRequest&, const LaunchEnv&);
 // Connects the ranks. Throws UsageError with the differing keys if this rank's config differs from rank 0's. From then
 // on SIGTERM and SIGINT request an orderly stop; before, they end the process.
-std::unique_ptr<Comm> meet(const LaunchEnv&, Device, const Config&);
+std::unique_ptr<Comm> connect_ranks(const LaunchEnv&, Device, const Config&);
 RunFolder::Start start_of(const TrainRequest&, const std::string& resume_from);
 
 // The config of a resume whose command names none: config.json of the run's folder, or the config in state.json if

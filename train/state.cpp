@@ -110,7 +110,7 @@ bool decides_resume(const std::string& key) {
 
 // Whether the new config names the tokenizer of shards whose tokenizer the old one did not name ("byte" or empty):
 // their tokens stay the same.
-bool learns_tokenizer(const Config& before, const Config& now) {
+bool names_unknown_tokenizer(const Config& before, const Config& now) {
   return now.data.kind == DataKind::shards && before.data.tokenizer_or_bytes() == "byte";
 }
 
@@ -173,7 +173,7 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, Params& params
   const Json state = read_state(folder);
   const Config before = config_from_json(state["config"]);
   for_each_difference(before, config, [&](const std::string& key, const std::string& theirs, const std::string& ours) {
-    if (key == "data.tokenizer" && learns_tokenizer(before, config)) return;
+    if (key == "data.tokenizer" && names_unknown_tokenizer(before, config)) return;
     if (decides_resume(key)) fail("{}: its {} is {}, the config's is {}", folder, key, theirs, ours);
   });
   load_weights(ctx, params, folder + "/" + kWeightsFile);

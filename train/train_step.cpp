@@ -93,7 +93,7 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
   for (size_t i = 0; i < kBatchSlots; ++i) batches_.emplace_back(ctx_.device, batch_bytes);
   for (size_t i = 0; i < kMaxQueued; ++i)
     results_.emplace_back(ctx_.device,
-                          numbers_.bytes() + kBytesOfAsserts + ledger_.facts().bytes() + all_stats().bytes());
+                          numbers_.bytes() + kBytesOfAsserts + ledger_.norms().bytes() + all_stats().bytes());
 }
 
 std::unique_ptr<LayerStats> TrainStep::make_stats() {
@@ -192,9 +192,9 @@ void TrainStep::sum_over_ranks(bool stop) {
   const auto own = [&](int64_t which) { return own_number(ranks_, comm_->rank(), which); };
   const auto loss = numbers_.slice(0, StepNumbers::loss, StepNumbers::loss + 1);
   copy(ctx_, own(RankNumbers::loss), loss);
-  constexpr int kSomeBits = 0x3f;  // as all bytes of an f64: a finite number other than 0
+  constexpr int kFlagByte = 0x3f;  // as all bytes of an f64: a finite number other than 0
   const Tensor flag = own(RankNumbers::stop);
-  if (!ctx_.planning) backend::fill(flag.data, flag.device, stop ? kSomeBits : 0, flag.bytes(), ctx_.stream.handle());
+  if (!ctx_.planning) backend::fill(flag.data, flag.device, stop ? kFlagByte : 0, flag.bytes(), ctx_.stream.handle());
   reducer_->finish();
   reducer_->run_on_comm_stream([&] {
     comm_->all_gather(ranks_, "the ranks' numbers");
@@ -212,7 +212,7 @@ std::vector<ElementRange> TrainStep::own_elements() const {
 
 void TrainStep::measure_gradients() {
   ledger_.measure(ctx_);
-  if (zero()) reducer_->run_on_comm_stream([&] { comm_->all_reduce(ledger_.facts(), "the gradients' norms"); });
+  if (zero()) reducer_->run_on_comm_stream([&] { comm_->all_reduce(ledger_.norms(), "the gradients' norms"); });
 }
 
 void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool measure) {
@@ -245,10 +245,10 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
     backend::copy(slot.memory.data() + numbers_.bytes(), Device::cpu(), asserts_->first().data, ctx_.device,
                   kBytesOfAsserts, ctx_.stream.handle());
   if (measure)
-    backend::copy(slot.memory.data() + numbers_.bytes() + kBytesOfAsserts, Device::cpu(), ledger_.facts().data,
-                  ctx_.device, ledger_.facts().bytes(), ctx_.stream.handle());
+    backend::copy(slot.memory.data() + numbers_.bytes() + kBytesOfAsserts, Device::cpu(), ledger_.norms().data,
+                  ctx_.device, ledger_.norms().bytes(), ctx_.stream.handle());
   if (stats_)
-    backend::copy(slot.memory.data() + numbers_.bytes() + kBytesOfAsserts + ledger_.facts().bytes(), Device::cpu(),
+    backend::copy(slot.memory.data() + numbers_.bytes() + kBytesOfAsserts + ledger_.norms().bytes(), Device::cpu(),
                   all_stats().data, ctx_.device, all_stats().bytes(), ctx_.stream.handle());
   slot.done.record(ctx_.stream);
   if (zero()) slot.gathered.record(comm_->stream());
@@ -278,7 +278,7 @@ TrainStep::Result TrainStep::result() {
   if (queued.measured)
     result.grads = ledger_.read(reinterpret_cast<const double*>(slot.memory.data() + sizeof numbers + kBytesOfAsserts));
   if (stats_)
-    result.stats = read_stats(slot.memory.data() + sizeof numbers + kBytesOfAsserts + ledger_.facts().bytes());
+    result.stats = read_stats(slot.memory.data() + sizeof numbers + kBytesOfAsserts + ledger_.norms().bytes());
   result.trace = trace_.take(queued.slot);
   if (reducer_) result.comm_ms = slot.host_ms + (ctx_.device.is_cuda() ? slot.summed.ms_since(slot.computed) : 0);
   if (zero() && ctx_.device.is_cuda()) {

@@ -40,7 +40,7 @@ class TrainStep {
     double comm_ms = 0;      // wait for other ranks after this rank's own work, ms
     double gather_ms = 0;    // from the end of the update until all new weights have arrived, ms
     double compute_ms = 0, update_ms = 0;      // device time: micro-steps; norm, step guard and optimizer, ms
-    std::optional<GradFacts> grads;            // if update() was called with measure
+    std::optional<GradNorms> grads;            // if update() was called with measure
     std::vector<BackwardTrace::Op> trace;      // if begin() was called with trace
     std::optional<BucketTrace::Step> buckets;  // with several ranks and log.diagnostics "buckets"
     std::vector<NsaStats> stats;               // with log.stats: by layer, over micro-steps and ranks; dense: empty

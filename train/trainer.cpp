@@ -97,14 +97,14 @@ class Trainer {
     try {
       report_stage(runtime_->ctx(), Stage::checkpoint);  // in this stage the watchdog allows dist.timeout_s
     } catch (const Error&) {}                            // a failed GPU cannot record the stage
-    tell_also(wait);
+    report_also(wait);
   }
 
   void run_and_report() {
     try {
       run_steps();
     } catch (const OutOfMemory& e) {
-      tell_also([&] { memory_.write_oom(e); });
+      report_also([&] { memory_.write_oom(e); });
       throw;
     }
   }
@@ -112,7 +112,7 @@ class Trainer {
   // Does extra reporting on an error that ends the run. If that fails too, prints why instead of hiding the first
   // error.
   template <class Work>
-  static void tell_also(Work&& work) {
+  static void report_also(Work&& work) {
     try {
       work();
     } catch (const std::exception& e) { std::fputs(fmt::format("triad: {}\n", e.what()).c_str(), stderr); }
@@ -158,10 +158,10 @@ class Trainer {
     ctx.listeners->push_back(&progress_);
     watchdog_.emplace(
         progress_, *comm_, device_, config_, folder_.path(), state_.step,
-        Watchdog::Tell{.heartbeat = [&](int64_t step, const std::string& msg,
-                                        const Json& more) { telemetry_->heartbeat(step, msg, more); },
-                       .alert = [&](const std::string& text) { telemetry_->alert(text); },
-                       .after_dump = [&](int64_t step) { memory_.write_snapshot(fmt::format("step{}", step)); }});
+        Watchdog::Callbacks{.heartbeat = [&](int64_t step, const std::string& msg,
+                                             const Json& more) { telemetry_->heartbeat(step, msg, more); },
+                            .alert = [&](const std::string& text) { telemetry_->alert(text); },
+                            .after_dump = [&](int64_t step) { memory_.write_snapshot(fmt::format("step{}", step)); }});
     telemetry.watched_by(&*watchdog_);
     telemetry.heartbeat(state_.step, "boot");
     memory_.write_tables();
@@ -204,7 +204,7 @@ class Trainer {
     try {
       return allocate_planned(config, device, &comm);
     } catch (const PlanTooLarge& e) {
-      tell_also([&] {
+      report_also([&] {
         if (std::filesystem::exists(config.log.out_dir + "/config.json")) return;
         make_folders(config.log.out_dir);
         write_memory_snapshot(config.log.out_dir, MemoryReport::suffix(comm), e.plan);
@@ -250,7 +250,7 @@ class Trainer {
     try {
       step_.update(state_.step, targets, stop_wanted(), grad_report_->measures(number));
     } catch (const MissingGradients& e) {
-      tell_also([&] { grad_report_->missing(number, e); });
+      report_also([&] { grad_report_->missing(number, e); });
       throw;
     }
     ++state_.step;
@@ -338,7 +338,7 @@ class Trainer {
   // Runs work() on the first rank while the others wait. It may take long (a slow disk), so the ranks exchange a status
   // every second, which keeps the first rank from counting as hung.
   template <class Work>
-  void let_first(Work&& work, const char* what) {
+  void run_on_first_rank(Work&& work, const char* what) {
     if (comm_->world() == 1) return work();
     std::future<void> done;
     if (comm_->first()) done = std::async(std::launch::async, work);
@@ -375,7 +375,7 @@ class Trainer {
       telemetry.detail(text);  // the checkpoint before the first step
   }
   void wait_for_checkpoint(Telemetry& telemetry) {
-    let_first([&] { take_checkpoint(telemetry, /*wait=*/true); }, "a checkpoint being written");
+    run_on_first_rank([&] { take_checkpoint(telemetry, /*wait=*/true); }, "a checkpoint being written");
   }
 
   bool anomaly_stops() const { return checks_.wants_stop() || watchdog_->wants_stop(); }
@@ -428,8 +428,8 @@ class Trainer {
   void finish(Telemetry& telemetry, double seconds, int64_t first_step) {
     report_stage(runtime_->ctx(), Stage::checkpoint);
     step_.optimizer().gather_master(step_.model().params());
-    let_first([&] { save_weights(runtime_->ctx(), step_.model().params(), folder_.file("model.safetensors")); },
-              "the final weights being written");
+    run_on_first_rank([&] { save_weights(runtime_->ctx(), step_.model().params(), folder_.file("model.safetensors")); },
+                      "the final weights being written");
     const double comm_ms = comm_steps_ > 0 ? comm_ms_ / static_cast<double>(comm_steps_) : 0;
     const double tokens = static_cast<double>((state_.step - first_step) * positions());
     Json metrics = {{"step", state_.step},
@@ -503,9 +503,9 @@ class Trainer {
 // Connects the ranks, and trains unless the run is complete.
 void train_from(const TrainRequest& request, const LaunchEnv& launch) {
   const Config& config = request.config;
-  const Device device = safe_device(request, launch);
+  const Device device = choose_run_device(request, launch);
   OutsideMemory outside(device);
-  std::unique_ptr<Comm> comm = outside.during("communication", [&] { return meet(launch, device, config); });
+  std::unique_ptr<Comm> comm = outside.during("communication", [&] { return connect_ranks(launch, device, config); });
   if (comm->first()) {
     const std::string warning = cpu_precision_warning(config, device, request.config_file);
     if (!warning.empty()) fmt::print(stderr, "triad: {}\n", warning);

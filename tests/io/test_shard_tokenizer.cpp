@@ -77,7 +77,7 @@ Config config_of(const std::string& paths, const std::vector<std::string>& sets 
   std::vector<std::string> all = {"data.kind=shards", "data.paths=" + paths, "model.vocab_size=512"};
   all.insert(all.end(), sets.begin(), sets.end());
   Config config = load_config(kTiny, all).config;
-  settle_shards(config);
+  resolve_shards(config);
   return config;
 }
 

@@ -265,7 +265,7 @@ Told after_signals(const std::vector<int>& signals, const std::string& log) {
   if (child == 0) {
     const int file = open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     dup2(file, STDERR_FILENO);
-    await_stop_signals(/*tells=*/true);
+    await_stop_signals(/*acknowledge=*/true);
     for (const int number : signals) {
       raise(number);
       if (write(STDERR_FILENO, "survived\n", 9) != 9) _exit(3);

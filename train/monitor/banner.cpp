@@ -82,20 +82,20 @@ int too_few_cores(Device device, const Comm& comm) {
 
 }  // namespace
 
-std::vector<std::string> banner_lines(const Config& c, Device device, const Comm& comm, const BannerFacts& facts) {
+std::vector<std::string> banner_lines(const Config& c, Device device, const Comm& comm, const RunSummary& run) {
   std::vector<std::string> lines;
   const auto add = [&](const char* word, const std::string& text) {
     lines.push_back(fmt::format("{:<9}{}", word, text));
   };
-  add("model", model_text(c, facts.parameters));
-  add("train", steps_text(c, comm.world(), facts.first_step));
-  add("data", facts.data);
+  add("model", model_text(c, run.parameters));
+  add("train", steps_text(c, comm.world(), run.first_step));
+  add("data", run.data);
   add("device", fmt::format("{}: {}", device.str(), backend::info(device).name));
   if (comm.world() > 1) add("ranks", ranks_text(comm));
-  add("memory", fmt::format("{:.0f} MiB planned", facts.planned_mib));
-  add("time", time_text(c, device, comm.world(), c.train.steps - facts.first_step));
+  add("memory", fmt::format("{:.0f} MiB planned", run.planned_mib));
+  add("time", time_text(c, device, comm.world(), c.train.steps - run.first_step));
   add("folder", folder_text(c));
-  if (!facts.environment.empty()) add("environ", fmt::format("{}", fmt::join(facts.environment, "; ")));
+  if (!run.environment.empty()) add("environ", fmt::format("{}", fmt::join(run.environment, "; ")));
   if (const int cores = too_few_cores(device, comm); cores > 0)
     add("note",
         fmt::format("this process may use {} CPU cores only, which is few beside a GPU: mpirun --bind-to none", cores));

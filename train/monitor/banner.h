@@ -10,7 +10,7 @@
 
 namespace triad {
 
-struct BannerFacts {
+struct RunSummary {
   int64_t parameters = 0, first_step = 0;
   double planned_mib = 0;
   std::string data;
@@ -18,7 +18,7 @@ struct BannerFacts {
 };
 
 // At most eleven lines "word  text".
-std::vector<std::string> banner_lines(const Config&, Device, const Comm&, const BannerFacts&);
+std::vector<std::string> banner_lines(const Config&, Device, const Comm&, const RunSummary&);
 // Details for the log: the ranks and the whole config.
 std::vector<std::string> banner_details(const Config&, const Comm&, const std::vector<std::string>& environment);
 

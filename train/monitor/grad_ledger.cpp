@@ -54,7 +54,7 @@ GradLedger::GradLedger(Context& ctx, Arena& arena, const Params& params, const s
   }
   pieces_ = upload(ctx, arena, "ledger pieces", pieces, 2, most);
   first_piece_ = upload(ctx, arena, "ledger parts", first_piece, 1, params.count() + 1).view({params.count() + 1});
-  facts_ = arena.alloc(MemTag::workspace, "ledger", DType::f64, {params.count(), ParamNorms::count});
+  norms_ = arena.alloc(MemTag::workspace, "ledger", DType::f64, {params.count(), ParamNorms::count});
 }
 
 void GradLedger::ready(ConstTensor grad, const Stream& on) {
@@ -78,13 +78,13 @@ void GradLedger::require_all() const {
   if (std::vector<std::string> names = missing(); !names.empty()) throw MissingGradients(names, params_.count());
 }
 
-void GradLedger::measure(Context& ctx) { per_param_norms(ctx, facts_, params_.grads(), pieces_, first_piece_); }
+void GradLedger::measure(Context& ctx) { per_param_norms(ctx, norms_, params_.grads(), pieces_, first_piece_); }
 
-GradFacts GradLedger::read(const double* facts) const {
-  GradFacts out;
+GradNorms GradLedger::read(const double* norms) const {
+  GradNorms out;
   for (int64_t i = 0; i < params_.count(); ++i) {
-    out.norm.push_back(std::sqrt(facts[i * ParamNorms::count + ParamNorms::squares]));
-    out.not_finite.push_back(static_cast<int64_t>(facts[i * ParamNorms::count + ParamNorms::not_finite]));
+    out.norm.push_back(std::sqrt(norms[i * ParamNorms::count + ParamNorms::squares]));
+    out.not_finite.push_back(static_cast<int64_t>(norms[i * ParamNorms::count + ParamNorms::not_finite]));
   }
   return out;
 }

@@ -12,7 +12,7 @@
 namespace triad {
 
 // The gradients of one step, on the host, by parameter index.
-struct GradFacts {
+struct GradNorms {
   std::vector<double> norm;
   std::vector<int64_t> not_finite;  // number of elements
   bool is_zero(size_t i) const { return norm[i] == 0; }
@@ -41,18 +41,18 @@ class GradLedger final : public GradSink {
   std::vector<std::string> missing() const;  // parameters not announced by the last backward
   void require_all() const;                  // throws MissingGradients
 
-  // Queues the computation of facts() [parameters, ParamNorms::count] f64 from the current gradients. It covers only
+  // Queues the computation of norms() [parameters, ParamNorms::count] f64 from the current gradients. It covers only
   // the elements of `own`; the caller adds the ranks' tensors.
   void measure(Context&);
-  Tensor facts() const { return facts_; }
-  GradFacts read(const double* facts) const;
+  Tensor norms() const { return norms_; }
+  GradNorms read(const double* norms) const;
 
  private:
   const Params& params_;
   std::vector<int64_t> by_offset_;  // parameters sorted by their offset in the flat buffer
   std::vector<bool> arrived_;
   GradSink* next_ = nullptr;
-  Tensor pieces_, first_piece_, facts_;
+  Tensor pieces_, first_piece_, norms_;
 };
 
 // Whether the parameter's gradient is zero by construction: a forced or detached gate; a branch that is forced off or

@@ -26,21 +26,21 @@ int64_t layer_of(const std::string& name) {
 }  // namespace
 
 std::vector<std::string> unexpected_zeros(const Params& params, const Config& config, int64_t step,
-                                          const GradFacts& facts) {
+                                          const GradNorms& grads) {
   std::vector<std::string> names;
-  for (size_t i = 0; i < facts.norm.size(); ++i) {
+  for (size_t i = 0; i < grads.norm.size(); ++i) {
     const std::string& name = params.specs()[i].name;
-    if (facts.is_zero(i) && !expects_zero_gradient(config.model, config.train.seq_len, step, name))
+    if (grads.is_zero(i) && !expects_zero_gradient(config.model, config.train.seq_len, step, name))
       names.push_back(name);
   }
   return names;
 }
 
-std::vector<double> layer_norms(const Params& params, const ModelConfig& config, const GradFacts& facts) {
+std::vector<double> layer_norms(const Params& params, const ModelConfig& config, const GradNorms& grads) {
   std::vector<double> norms(static_cast<size_t>(config.n_layers), 0.0);
-  for (size_t i = 0; i < facts.norm.size(); ++i)
+  for (size_t i = 0; i < grads.norm.size(); ++i)
     if (const int64_t layer = layer_of(params.specs()[i].name); layer >= 0)
-      norms[static_cast<size_t>(layer)] += facts.norm[i] * facts.norm[i];
+      norms[static_cast<size_t>(layer)] += grads.norm[i] * grads.norm[i];
   for (double& x : norms) x = std::sqrt(x);
   return norms;
 }
@@ -69,29 +69,29 @@ Json GradReport::step(int64_t step, int64_t updates, const TrainStep::Result& re
   Json beat = Json::object();
   if (traces_ && !result.trace.empty()) traces_->append(trace_text(step, result.trace));
   if (!result.grads) return beat;
-  const GradFacts& facts = *result.grads;
-  const std::vector<std::string> zeros = unexpected_zeros(params_, config_, updates + 1, facts);
+  const GradNorms& grads = *result.grads;
+  const std::vector<std::string> zeros = unexpected_zeros(params_, config_, updates + 1, grads);
   int64_t zero = 0;
   std::vector<std::string> not_finite;
-  for (size_t i = 0; i < facts.norm.size(); ++i) {
-    zero += facts.is_zero(i);
-    if (facts.not_finite[i] > 0) not_finite.push_back(params_.specs()[i].name);
+  for (size_t i = 0; i < grads.norm.size(); ++i) {
+    zero += grads.is_zero(i);
+    if (grads.not_finite[i] > 0) not_finite.push_back(params_.specs()[i].name);
   }
   beat["grads_zero"] = zero;
   beat["grads_zero_unexpected"] = zeros.size();
   beat["grads_not_finite"] = not_finite.size();
   if (config_.log.diagnoses("layer_norms")) {
-    std::vector<double> norms = layer_norms(params_, config_.model, facts);
+    std::vector<double> norms = layer_norms(params_, config_.model, grads);
     std::string line;
     for (size_t i = 0; i < norms.size(); ++i) line += fmt::format(" layer{} {:.4e}", i, norms[i]);
-    for (size_t i = 0; i < facts.norm.size(); ++i)
+    for (size_t i = 0; i < grads.norm.size(); ++i)
       if (layer_of(params_.specs()[i].name) < 0)
-        line += fmt::format(" {} {:.4e}", params_.specs()[i].name, facts.norm[i]);
+        line += fmt::format(" {} {:.4e}", params_.specs()[i].name, grads.norm[i]);
     telemetry.detail(fmt::format("[GRAD-NORM] step{}{}", step, line));
     beat["layer_grad_norms"] = norms;
   }
   if (!ledger()) return beat;
-  const auto all = static_cast<int64_t>(facts.norm.size());  // none is missing: update() would have thrown
+  const auto all = static_cast<int64_t>(grads.norm.size());  // none is missing: update() would have thrown
   telemetry.detail(
       fmt::format("[GRAD-TRACE] after_backward_step{} arrived={} missing=0 zero={} unexpected_zero={} "
                   "not_finite={}",
@@ -101,9 +101,9 @@ Json GradReport::step(int64_t step, int64_t updates, const TrainStep::Result& re
     telemetry.detail(fmt::format("[GRAD-TRACE] step{} not finite: {}", step, some_of(not_finite)));
   if (first_ && !std::exchange(missing_written_, true)) write_missing(step, {}, all);
   const bool row = step % config_.log.every == 0 || !not_finite.empty();
-  for (size_t i = 0; csv_ && row && i < facts.norm.size(); ++i)
-    csv_->row(fmt::format("{},{},{:.6e},{},{}", step, params_.specs()[i].name, facts.norm[i], facts.is_zero(i) ? 1 : 0,
-                          facts.not_finite[i]));
+  for (size_t i = 0; csv_ && row && i < grads.norm.size(); ++i)
+    csv_->row(fmt::format("{},{},{:.6e},{},{}", step, params_.specs()[i].name, grads.norm[i], grads.is_zero(i) ? 1 : 0,
+                          grads.not_finite[i]));
   return beat;
 }
 

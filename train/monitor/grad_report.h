@@ -10,9 +10,9 @@
 namespace triad {
 
 // Parameters whose gradient is zero, though not by construction.
-std::vector<std::string> unexpected_zeros(const Params&, const Config&, int64_t step, const GradFacts&);
+std::vector<std::string> unexpected_zeros(const Params&, const Config&, int64_t step, const GradNorms&);
 // L2 norm of the gradients of each layer [n_layers].
-std::vector<double> layer_norms(const Params&, const ModelConfig&, const GradFacts&);
+std::vector<double> layer_norms(const Params&, const ModelConfig&, const GradNorms&);
 
 class GradReport {
  public:

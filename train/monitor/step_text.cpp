@@ -17,13 +17,13 @@ std::string text_until(std::string_view text, int64_t step, const StepOfLine& st
   return kept;
 }
 
-std::optional<int64_t> number_between(std::string_view line, std::string_view before, std::string_view behind) {
+std::optional<int64_t> number_between(std::string_view line, std::string_view before, std::string_view after) {
   if (!line.starts_with(before)) return {};
   line.remove_prefix(before.size());
   int64_t number = 0;
   const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), number);
   line.remove_prefix(static_cast<size_t>(end - line.data()));
-  return error == std::errc() && line.starts_with(behind) ? std::optional(number) : std::nullopt;
+  return error == std::errc() && line.starts_with(after) ? std::optional(number) : std::nullopt;
 }
 
 }  // namespace triad

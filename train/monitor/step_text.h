@@ -14,6 +14,6 @@ using StepOfLine = std::function<std::optional<int64_t>(std::string_view line)>;
 std::string text_until(std::string_view text, int64_t step, const StepOfLine& step_of);
 
 // The number between two texts at the beginning of a line: 12 for ("step 12: ...", "step ", ":").
-std::optional<int64_t> number_between(std::string_view line, std::string_view before, std::string_view behind);
+std::optional<int64_t> number_between(std::string_view line, std::string_view before, std::string_view after);
 
 }  // namespace triad

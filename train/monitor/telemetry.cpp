@@ -106,10 +106,10 @@ Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device devic
     heartbeats_ = std::make_unique<JsonLines>(folder.file(fmt::format("heartbeat_rank{}.jsonl", comm.rank())));
 }
 
-void Telemetry::banner(BannerFacts facts) {
-  facts.planned_mib = peak_mib();
-  for (const std::string& line : banner_lines(config_, device_, comm_, facts)) message(line);
-  for (const std::string& line : banner_details(config_, comm_, facts.environment)) detail(line);
+void Telemetry::banner(RunSummary run) {
+  run.planned_mib = peak_mib();
+  for (const std::string& line : banner_lines(config_, device_, comm_, run)) message(line);
+  for (const std::string& line : banner_details(config_, comm_, run.environment)) detail(line);
 }
 
 Telemetry::~Telemetry() { end_progress_line(); }
@@ -276,24 +276,24 @@ void Telemetry::fallbacks(int64_t step, const Routes& routes) {
 }
 
 void Telemetry::routes(const Routes& routes) {
-  if (route_steps_told_++ >= config_.log.route_steps) return;
-  struct Told {
+  if (route_steps_logged_++ >= config_.log.route_steps) return;
+  struct Line {
     std::string text;
     int64_t first, last;  // layers
   };
-  std::vector<Told> lines;
-  for (; routes_told_ < routes.counts().size(); ++routes_told_) {
-    const Routes::Count& c = routes.counts()[routes_told_];
+  std::vector<Line> lines;
+  for (; routes_logged_ < routes.counts().size(); ++routes_logged_) {
+    const Routes::Count& c = routes.counts()[routes_logged_];
     if (c.op == "matmul" && config_.runtime.kernels.matmul == KernelChoice::automatic) continue;  // too many shapes
     std::string text = fmt::format("{}: {} {}", c.op, c.kernel, c.shapes());
     if (c.is_fallback()) text += fmt::format(", a fallback: {}", c.reason);
-    const auto same = std::find_if(lines.begin(), lines.end(), [&](const Told& t) { return t.text == text; });
+    const auto same = std::find_if(lines.begin(), lines.end(), [&](const Line& t) { return t.text == text; });
     if (same == lines.end())
       lines.push_back({std::move(text), c.layer, c.layer});
     else
       same->first = std::min(same->first, c.layer), same->last = std::max(same->last, c.layer);
   }
-  for (const Told& t : lines)
+  for (const Line& t : lines)
     detail(fmt::format("kernel of {}{}", t.text,
                        t.last < 0 ? "" : fmt::format(" (layers {} to {})", std::max<int64_t>(0, t.first), t.last)));
 }

@@ -39,7 +39,7 @@ class Telemetry {
   Telemetry(const Config&, const RunFolder&, Device, const Comm&, const Arena&, Resume, bool verbose);
 
   ~Telemetry();
-  void banner(BannerFacts);  // fills in planned_mib
+  void banner(RunSummary);  // fills in planned_mib
   struct Step {
     int64_t step = 0;  // optimizer steps done, this one included
     double loss = 0, lr = 0, grad_norm = 0;
@@ -82,8 +82,8 @@ class Telemetry {
   std::timed_mutex terminal_mutex_;  // guards writes to the terminal, since any thread may call alert()
   Clock::time_point line_shown_;
   std::unique_ptr<CsvFile> training_, validation_, fallbacks_;
-  size_t routes_told_ = 0;  // entries of Routes::counts() that are in the log
-  int64_t route_steps_told_ = 0;
+  size_t routes_logged_ = 0;  // entries of Routes::counts() that are in the log
+  int64_t route_steps_logged_ = 0;
   std::vector<int64_t> fallbacks_written_;  // by entry of Routes::counts(): calls that are in fallback_counters.csv
   std::unique_ptr<JsonLines> heartbeats_;
   std::unique_ptr<AppendFile> log_;                  // ranks/rank_R.log

@@ -88,13 +88,13 @@ StallRule::State StallRule::look(double now_s, const Progress::Position& place) 
 }
 
 Watchdog::Watchdog(const Progress& progress, const Comm& comm, Device device, const Config& config, std::string folder,
-                   int64_t first_step, Tell tell)
+                   int64_t first_step, Callbacks callbacks)
     : progress_(progress),
       comm_(comm),
       config_(config),
       folder_(std::move(folder)),
       first_step_(first_step),
-      tell_(std::move(tell)),
+      callbacks_(std::move(callbacks)),
       nvml_(device.is_cuda() ? backend::pci_address(device) : ""),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       rule_(config) {
@@ -144,7 +144,7 @@ void Watchdog::run() {
         next_sample_s = now_s + kSampleS;
       }
       if (!stop_) look(now_s);
-    } catch (const std::exception& e) { tell_.alert(fmt::format("watchdog: {}", e.what())); }
+    } catch (const std::exception& e) { callbacks_.alert(fmt::format("watchdog: {}", e.what())); }
   }
 }
 
@@ -153,8 +153,8 @@ void Watchdog::look(double now_s) {
   judge(rule_.look(now_s, place), place);
   if (take_dump_request()) {
     const std::string file = dump("asked for by SIGUSR1; the run goes on", place);
-    tell_.heartbeat(first_step_ + place.steps, "stackdump", {{"file", file}});
-    if (tell_.after_dump) tell_.after_dump(first_step_ + place.steps);
+    callbacks_.heartbeat(first_step_ + place.steps, "stackdump", {{"file", file}});
+    if (callbacks_.after_dump) callbacks_.after_dump(first_step_ + place.steps);
   }
   // In a long step, writes a heartbeat at intervals shorter than log.hang_s: other ranks read from it which collectives
   // this rank has begun. None while hung, so that "hung" stays the last heartbeat.
@@ -162,8 +162,8 @@ void Watchdog::look(double now_s) {
   if (place.steps != pulse_step_) next_pulse_s_ = now_s + pulse_s, pulse_step_ = place.steps;
   if (now_s < next_pulse_s_ || state_ == StallRule::State::hung) return;
   next_pulse_s_ = now_s + pulse_s;
-  tell_.heartbeat(first_step_ + place.steps, "progress",
-                  {{"at", where(place)}, {"progress", place.count}, {"still_s", rule_.still_s()}});
+  callbacks_.heartbeat(first_step_ + place.steps, "progress",
+                       {{"at", where(place)}, {"progress", place.count}, {"still_s", rule_.still_s()}});
 }
 
 void Watchdog::judge(StallRule::State state, const Progress::Position& place) {
@@ -173,19 +173,20 @@ void Watchdog::judge(StallRule::State state, const Progress::Position& place) {
   const int64_t step = first_step_ + place.steps;
   const std::string at = where(place);
   if (state == State::advancing) {
-    tell_.heartbeat(step, "recovered", {{"at", at}});
-    tell_.alert(
+    callbacks_.heartbeat(step, "recovered", {{"at", at}});
+    callbacks_.alert(
         fmt::format("rank {}: goes on after it was {}: {}", comm_.rank(), before == State::slow ? "SLOW" : "HUNG", at));
   } else if (state == State::slow) {
     const std::string text =
         fmt::format("rank {}: SLOW, still advancing: step {} has taken {:.1f} s, {:.3f} s are usual; {}", comm_.rank(),
                     step + 1, rule_.step_s(), rule_.usual_s().value_or(0), at);
-    tell_.heartbeat(step, "slow", {{"at", at}, {"step_s", rule_.step_s()}, {"usual_s", rule_.usual_s().value_or(0)}});
-    tell_.alert(text);
+    callbacks_.heartbeat(step, "slow",
+                         {{"at", at}, {"step_s", rule_.step_s()}, {"usual_s", rule_.usual_s().value_or(0)}});
+    callbacks_.alert(text);
     if (config_.log.on_anomaly == OnAnomaly::stop) stop_for("slow", text);
   } else {
-    constexpr double kTellS = 10;
-    if (config_.log.on_anomaly == OnAnomaly::stop) end_process_within(kTellS);
+    constexpr double kReportS = 10;
+    if (config_.log.on_anomaly == OnAnomaly::stop) end_process_within(kReportS);
     std::string text = fmt::format("rank {}: HUNG: no progress for {:.1f} s in step {}; {}", comm_.rank(),
                                    rule_.still_s(), step + 1, at);
     // The disk or the GPU driver may be the cause of the hang: an action that fails must not prevent the others.
@@ -203,9 +204,9 @@ void Watchdog::judge(StallRule::State state, const Progress::Position& place) {
     if (config_.log.on_anomaly == OnAnomaly::stop) attempt([&] { stop_for("hung", text); });
     std::string file;
     attempt([&] { file = dump(text, place); });
-    tell_.alert(text + (file.empty() ? "" : "; stacks in " + file));
+    callbacks_.alert(text + (file.empty() ? "" : "; stacks in " + file));
     attempt([&] {
-      tell_.heartbeat(
+      callbacks_.heartbeat(
           step, "hung",
           {{"at", at}, {"still_s", rule_.still_s()}, {"waits_in_collective", last.under_way}, {"file", file}});
     });

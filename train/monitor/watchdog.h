@@ -45,13 +45,13 @@ class Watchdog {
  public:
   // Callbacks, called on the watchdog's thread. heartbeat: writes a line to heartbeat_rank{R}.jsonl; alert: prints a
   // problem; after_dump: called after SIGUSR1's stack dump.
-  struct Tell {
+  struct Callbacks {
     std::function<void(int64_t step, const std::string& msg, const Json&)> heartbeat;
     std::function<void(const std::string&)> alert;
     std::function<void(int64_t step)> after_dump = {};
   };
   // first_step: steps done before this process. folder: the run's folder.
-  Watchdog(const Progress&, const Comm&, Device, const Config&, std::string folder, int64_t first_step, Tell);
+  Watchdog(const Progress&, const Comm&, Device, const Config&, std::string folder, int64_t first_step, Callbacks);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
 
@@ -79,7 +79,7 @@ class Watchdog {
   const Config& config_;
   const std::string folder_;
   const int64_t first_step_;
-  const Tell tell_;
+  const Callbacks callbacks_;
   const Nvml nvml_;
   const int wake_;  // eventfd, written by SIGUSR1's handler and by the destructor
 

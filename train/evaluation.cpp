@@ -1,0 +1,39 @@
+#include "train/evaluation.h"
+
+#include <numeric>
+#include <vector>
+
+#include "engine/process/progress.h"
+#include "io/file.h"
+#include "train/monitor/selection_sample.h"
+
+namespace triad {
+
+namespace {
+
+void sample_selection(RunSetup& run, int64_t step) {
+  if (!run.config.log.stats || run.config.model.dense()) return;
+  const Json sample = selection_sample(run.runtime->ctx(), run.step.activations(), run.config.model, step);
+  write_file_atomically(run.folder.file(kSelectionSample), dump_json(sample, -1) + "\n");
+}
+
+}  // namespace
+
+double evaluate(RunSetup& run, int64_t step) {
+  report_stage(run.runtime->ctx(), Stage::evaluation);
+  const TrainConfig& t = run.config.train;
+  const TokenSource& data = *run.data.val;
+  const int64_t batches = count_validation_batches(data, t.seq_len, t.micro_batch_size, t.eval_batches);
+  std::vector<double> losses(static_cast<size_t>(batches)), counts = losses;
+  for (int64_t i = run.comm->rank(); i < batches; i += run.comm->world()) {
+    const Batch batch = validation_batch(data, t.seq_len, t.micro_batch_size, i);
+    losses[static_cast<size_t>(i)] = run.step.evaluate(batch.tokens, batch.targets);
+    for (const int32_t target : batch.targets) counts[static_cast<size_t>(i)] += target >= 0;
+    if (i == 0) sample_selection(run, step);  // batch 0 is on the first rank
+  }
+  run.comm->add(losses, "the evaluation's losses");
+  run.comm->add(counts, "the evaluation's positions");
+  return std::accumulate(losses.begin(), losses.end(), 0.0) / std::accumulate(counts.begin(), counts.end(), 0.0);
+}
+
+}  // namespace triad

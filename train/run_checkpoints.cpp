@@ -1,0 +1,73 @@
+#include "train/run_checkpoints.h"
+
+#include <chrono>
+#include <future>
+
+#include "engine/process/progress.h"
+#include "train/startup.h"
+
+namespace triad {
+
+void RunCheckpoints::begin() {
+  report_stage(setup_.runtime->ctx(), Stage::checkpoint);
+  const bool saves = setup_.config.train.save_every > 0;
+  if (setup_.first() && saves) make_checkpointer();
+  if (start_of(setup_.request, setup_.resume_from) == RunFolder::Start::resume) {
+    saved_at_ = setup_.initial_state.step;
+  } else if (saves) {
+    save(setup_.initial_state);
+    wait(setup_.initial_state.step);
+  }
+}
+
+void RunCheckpoints::make_checkpointer() {
+  checkpointer_.emplace(setup_.config, setup_.step.model().params(), setup_.device, setup_.folder.checkpoints(),
+                        setup_.tokenizer->files());
+}
+
+void RunCheckpoints::save(const RunState& state) {
+  Context& ctx = setup_.runtime->ctx();
+  Params& params = setup_.step.model().params();
+  wait(state.step);
+  saved_at_ = state.step;
+  setup_.step.optimizer().gather_master(params);
+  const Optimizer::Moments moments = setup_.step.optimizer().gather_moments(ctx, params);
+  if (!setup_.first()) return;
+  if (!checkpointer_) make_checkpointer();
+  checkpointer_->save(ctx, moments, state);
+}
+
+void RunCheckpoints::take(int64_t step, bool wait) {
+  if (!checkpointer_) return;
+  if (const std::optional<Checkpointer::Written> written = checkpointer_->take(wait))
+    reporter_.checkpoint(step, *written);
+}
+
+void RunCheckpoints::wait(int64_t step) {
+  run_on_first_rank([&] { take(step, /*wait=*/true); }, "a checkpoint being written");
+}
+
+void RunCheckpoints::write_final_weights() {
+  report_stage(setup_.runtime->ctx(), Stage::checkpoint);
+  Params& params = setup_.step.model().params();
+  setup_.step.optimizer().gather_master(params);
+  run_on_first_rank([&] { save_weights(setup_.runtime->ctx(), params, setup_.folder.file("model.safetensors")); },
+                    "the final weights being written");
+}
+
+// Runs work() on the first rank while the others wait. It may take long (a slow disk), so the ranks exchange a status
+// every second, which keeps the first rank from counting as hung.
+template <class Work>
+void RunCheckpoints::run_on_first_rank(Work&& work, const char* what) {
+  Comm& comm = *setup_.comm;
+  if (comm.world() == 1) return work();
+  std::future<void> done;
+  if (comm.first()) done = std::async(std::launch::async, work);
+  for (char busy = 1; busy != 0;) {
+    busy = done.valid() && done.wait_for(std::chrono::seconds(1)) != std::future_status::ready;
+    busy = comm.all_gather_host(busy, what).front();
+  }
+  if (done.valid()) done.get();
+}
+
+}  // namespace triad

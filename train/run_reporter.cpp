@@ -1,0 +1,175 @@
+#include "train/run_reporter.h"
+
+#include <fmt/ranges.h>
+
+#include <filesystem>
+
+#include "io/file.h"
+#include "train/schedule.h"
+
+namespace triad {
+
+namespace {
+
+Telemetry::Resume resume_of(const RunSetup& run) {
+  return run.resumed() ? Telemetry::Resume{run.initial_state.step, run.initial_state.tokens} : Telemetry::Resume{};
+}
+
+}  // namespace
+
+RunReporter::RunReporter(RunSetup& setup)
+    : setup_(setup),
+      config_(setup.config),
+      memory_(*setup.runtime, setup.step, setup.outside, setup.folder, *setup.comm),
+      checks_(config_, setup.folder, *setup.comm, setup.step),
+      telemetry_(config_, setup.folder, setup.device, *setup.comm, setup.runtime->arena(), resume_of(setup),
+                 setup.request.verbose),
+      grad_report_(config_, setup.folder, setup.step.model().params(), setup.first(), setup.resume_step()),
+      stats_report_(config_, setup.folder, setup.first(), setup.resume_step()),
+      progress_(setup.device),
+      updates_(setup.initial_state.step) {}
+
+void RunReporter::begin(const std::string& set_aside) {
+  if (setup_.step.reducer() != nullptr)
+    checks_.begin_bucket_table(setup_.resumed() ? std::optional(setup_.initial_state.step) : std::nullopt);
+  print_start(set_aside);
+  start_watchdog();
+  telemetry_.heartbeat(setup_.initial_state.step, "boot");
+  memory_.write_tables();
+  memory_.write_snapshot("boot");
+}
+
+void RunReporter::print_start(const std::string& set_aside) {
+  telemetry_.banner({.parameters = count_parameters(config_.model),
+                     .first_step = setup_.initial_state.step,
+                     .data = setup_.data.summary,
+                     .environment = setup_.request.environment});
+  telemetry_.detail("data: " + setup_.data.description);
+  if (!setup_.data.warning.empty()) telemetry_.message(setup_.data.warning);
+  if (const std::string why = setup_.comm->why_not_shared(); !why.empty())
+    telemetry_.detail(fmt::format("communication: by NCCL's kernels, not by copies between the GPUs: {}", why));
+  if (setup_.init_from) telemetry_.message(fmt::format("begins with the weights of {}", setup_.init_from->weights));
+  if (!setup_.resumed()) return;
+  telemetry_.message(fmt::format("resumed from {} at step {}", setup_.resume_from, setup_.initial_state.step));
+  const std::vector<std::string> changed = changed_since(setup_.resume_from, config_);
+  if (!changed.empty()) telemetry_.message(fmt::format("changed since: {}", fmt::join(changed, "; ")));
+  if (!set_aside.empty()) telemetry_.message("moved what was newer to " + set_aside);
+}
+
+void RunReporter::start_watchdog() {
+  setup_.runtime->ctx().listeners->push_back(&progress_);
+  watchdog_.emplace(
+      progress_, *setup_.comm, setup_.device, config_, setup_.folder.path(), setup_.initial_state.step,
+      Watchdog::Callbacks{.heartbeat = [this](int64_t step, const std::string& msg,
+                                              const Json& more) { telemetry_.heartbeat(step, msg, more); },
+                          .alert = [this](const std::string& text) { telemetry_.alert(text); },
+                          .after_dump = [this](int64_t step) { memory_.write_snapshot(fmt::format("step{}", step)); }});
+  telemetry_.watched_by(&*watchdog_);
+}
+
+std::optional<std::string> RunReporter::step(const SettledStep& settled) {
+  progress_.step_done();
+  const TrainStep::Result& result = settled.result;
+  const int64_t step = settled.number;
+  const double lr = learning_rate(config_.train, step - 1);
+  last_loss_ = result.loss;
+  Json more = grad_report_.step(step, updates_, result, telemetry_);
+  more.update(stats_report_.step(step, result.stats, telemetry_.board()));
+  if (!result.finite)
+    if (const std::optional<std::string> why = not_finite(step, result)) return why;
+  telemetry_.step({.step = step,
+                   .loss = result.loss,
+                   .lr = lr,
+                   .grad_norm = result.grad_norm,
+                   .tokens = setup_.step_tokens(),
+                   .comm_ms = result.comm_ms,
+                   .step_ms = settled.step_ms,
+                   .compute_ms = result.compute_ms,
+                   .update_ms = result.update_ms,
+                   .fetch_ms = settled.fetch_ms,
+                   .routes = &setup_.runtime->ctx().routes,
+                   .more = more});
+  if (result.buckets)
+    if (const std::optional<std::string> why = checks_.buckets(telemetry_, step, *result.buckets)) return why;
+  checks_.anomalies(telemetry_,
+                    {.step = step,
+                     .updates = updates_,
+                     .tokens = static_cast<double>(setup_.step_tokens()),
+                     .seconds = settled.step_ms / 1e3,
+                     .gates = stats_report_.gates()},
+                    result, watchdog_->sample());
+  updates_ += result.finite && lr > 0;
+  constexpr int64_t kWarmUpSteps = 5;
+  if (++settled_ > kWarmUpSteps) comm_ms_ += result.comm_ms, gather_ms_ += result.gather_ms, ++comm_steps_;
+  return {};
+}
+
+std::optional<std::string> RunReporter::not_finite(int64_t step, const TrainStep::Result& result) {
+  const std::string where =
+      result.bad_rank < 0 ? "no rank alone, but their sum" : fmt::format("rank {}", result.bad_rank);
+  const std::string what =
+      fmt::format("step {}: {}: loss {} and gradient norm {} are not both finite; first bad tensor: {}", step, where,
+                  result.loss, result.grad_norm, result.bad_tensor);
+  telemetry_.heartbeat(step, "nonfinite", {{"text", what}});
+  if (config_.train.on_nonfinite == OnNonfinite::stop) return what + ". train.on_nonfinite is stop";
+  telemetry_.message(what + ". The step is skipped");
+  return {};
+}
+
+void RunReporter::kernels(int64_t step, bool with_fallbacks) {
+  const Routes& routes = setup_.runtime->ctx().routes;
+  telemetry_.routes(routes);
+  if (with_fallbacks) telemetry_.fallbacks(step, routes);
+}
+
+void RunReporter::evaluation(int64_t step, double loss) {
+  val_loss_ = loss;
+  telemetry_.evaluation(step, loss);
+}
+
+void RunReporter::checkpoint(int64_t step, const Checkpointer::Written& written) {
+  telemetry_.heartbeat(step, "checkpoint",
+                       {{"folder", written.folder}, {"stall_ms", written.stall_ms}, {"write_s", written.write_s}});
+  const std::string text = fmt::format("checkpoint {}, written in {:.1f} s", written.folder, written.write_s);
+  if (settled_ > 0)
+    telemetry_.message(text);
+  else
+    telemetry_.detail(text);  // the checkpoint before the first step
+}
+
+void RunReporter::stopped(int64_t step, const std::string& why) {
+  telemetry_.heartbeat(step, "stopped", {{"why", why}});
+}
+
+void RunReporter::write_metrics(const RunState& state, double seconds) {
+  if (!setup_.first()) return;
+  const auto tokens = static_cast<double>((state.step - setup_.initial_state.step) * setup_.step_tokens());
+  Json metrics = {{"step", state.step},
+                  {"train_loss", last_loss_},
+                  {"val_loss", val_loss_},
+                  {"tokens", state.tokens},
+                  {"seconds", seconds},
+                  {"tokens_per_s", seconds > 0 ? tokens / seconds : 0},
+                  {"peak_mib", telemetry_.peak_mib()}};
+  if (setup_.comm->world() > 1) metrics["comm_wait_ms"] = mean(comm_ms_);
+  write_file_atomically(setup_.folder.file("metrics.json"), dump_json(metrics, 2) + "\n");
+  std::filesystem::remove(setup_.folder.file(".anomaly_type"));  // an anomaly in the last step has stopped nothing
+}
+
+void RunReporter::done(int64_t step, double seconds) {
+  telemetry_.heartbeat(step, "done");
+  if (telemetry_.board() != nullptr) telemetry_.board()->done();
+  if (setup_.comm->world() > 1)
+    telemetry_.message(
+        fmt::format("communication: {} buckets; behind its own work a step waits {:.3f} ms for the other ranks{}",
+                    setup_.step.reducer()->buckets().size(), mean(comm_ms_),
+                    config_.dist.zero == 1 && setup_.device.is_cuda()
+                        ? fmt::format("; new weights come in for {:.3f} ms beside the next forward", mean(gather_ms_))
+                        : ""));
+  const Routes& routes = setup_.runtime->ctx().routes;
+  if (routes.fallbacks() > 0) telemetry_.message(routes.summary());
+  telemetry_.message(fmt::format("done: {} steps, loss {:.4f}, {:.1f} s; weights in {}", step, last_loss_, seconds,
+                                 setup_.folder.file("model.safetensors")));
+}
+
+}  // namespace triad

@@ -1,0 +1,52 @@
+// StepQueue: the steps that are queued on the device and whose results are not read yet, and the run's counters.
+#pragma once
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include "train/run_setup.h"
+
+namespace triad {
+
+// A finished step.
+struct SettledStep {
+  int64_t number = 0;            // 1-based
+  double step_ms = 0;            // since the previous step was settled, without the time passed to exclude()
+  std::vector<double> fetch_ms;  // by micro-step: wait for its tokens
+  TrainStep::Result result;
+};
+
+class StepQueue {
+ public:
+  explicit StepQueue(RunSetup& setup) : setup_(setup), state_(setup.initial_state) {}
+
+  struct Options {
+    bool trace = false, measure = false;  // of TrainStep::begin and update
+    std::function<bool()> stop;           // called before the update: whether this rank requests an orderly stop
+  };
+  // Queues the next step on the device. state() counts it at once; settle() returns its result. Throws
+  // MissingGradients.
+  void push(Loader&, const Options&);
+  // Waits for the oldest queued step.
+  SettledStep settle();
+
+  const RunState& state() const { return state_; }
+  int64_t queued() const { return queued_; }  // steps that state() counts but that are not settled
+  int64_t next() const { return state_.step + 1; }
+
+  using Clock = std::chrono::steady_clock;
+  // Step times begin now.
+  void start_clock() { settled_at_ = Clock::now(); }
+  // Time between steps that does not count as theirs.
+  void exclude(Clock::duration time) { settled_at_ += time; }
+
+ private:
+  RunSetup& setup_;
+  RunState state_;
+  int64_t queued_ = 0;
+  std::deque<std::vector<double>> fetch_ms_;  // by queued step
+  Clock::time_point settled_at_;
+};
+
+}  // namespace triad

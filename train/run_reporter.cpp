@@ -82,10 +82,10 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
                    .lr = lr,
                    .grad_norm = result.grad_norm,
                    .tokens = setup_.step_tokens(),
-                   .comm_ms = result.comm_ms,
+                   .comm_ms = result.times.comm,
                    .step_ms = settled.step_ms,
-                   .compute_ms = result.compute_ms,
-                   .update_ms = result.update_ms,
+                   .compute_ms = result.times.compute,
+                   .update_ms = result.times.update,
                    .fetch_ms = settled.fetch_ms,
                    .routes = &setup_.runtime->ctx().routes,
                    .more = more});
@@ -100,7 +100,7 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
                     result, watchdog_->sample());
   updates_ += result.finite && lr > 0;
   constexpr int64_t kWarmUpSteps = 5;
-  if (++settled_ > kWarmUpSteps) comm_ms_ += result.comm_ms, gather_ms_ += result.gather_ms, ++comm_steps_;
+  if (++settled_ > kWarmUpSteps) comm_ms_ += result.times.comm, gather_ms_ += result.times.gather, ++comm_steps_;
   return {};
 }
 

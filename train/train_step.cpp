@@ -18,7 +18,6 @@ namespace triad {
 namespace {
 
 constexpr size_t kBatchSlots = 4;  // micro-batches whose copies to the device may be queued
-constexpr int64_t kBytesOfAsserts = sizeof(int64_t);
 
 Tensor make_parts(Context& ctx, Arena& arena, const Params& params) {
   const Tensor parts = arena.alloc(MemTag::workspace, "gradient parts", DType::i64, {params.count(), 2});
@@ -89,11 +88,10 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
   triad::zero(ctx_, numbers_);
   triad::zero(ctx_, model_.params().grads());  // no op writes the padding between gradients
   if (ctx_.planning) return;
+  layout_ = lay_out_result();
   const int64_t batch_bytes = act_.tokens.bytes() + act_.targets.bytes();
   for (size_t i = 0; i < kBatchSlots; ++i) batches_.emplace_back(ctx_.device, batch_bytes);
-  for (size_t i = 0; i < kMaxQueued; ++i)
-    results_.emplace_back(ctx_.device,
-                          numbers_.bytes() + kBytesOfAsserts + ledger_.norms().bytes() + all_stats().bytes());
+  for (size_t i = 0; i < kMaxQueued; ++i) results_.emplace_back(ctx_.device, layout_.bytes());
 }
 
 std::unique_ptr<LayerStats> TrainStep::make_stats() {
@@ -107,6 +105,15 @@ std::unique_ptr<LayerStats> TrainStep::make_stats() {
 Tensor TrainStep::all_stats() const {
   if (!stats_ || world_ == 1) return stats_ ? stats_->result() : Tensor{};
   return ranks_;
+}
+
+TrainStep::ResultLayout TrainStep::lay_out_result() const {
+  ResultLayout layout;
+  layout.numbers = layout.add(numbers_);
+  layout.asserts = layout.add(asserts_ ? asserts_->first() : Tensor{});
+  layout.norms = layout.add(ledger_.norms());
+  layout.stats = layout.add(all_stats());
+  return layout;
 }
 
 // Merges the ranks' statistics in the order of ranks.
@@ -239,17 +246,15 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   if (ctx_.planning) return;
   ResultSlot& slot = results_[next_result_];
   if (comm_ != nullptr) slot.host_ms = slot.inside_ms + comm_->take_waited_ms();
-  backend::copy(slot.memory.data(), Device::cpu(), numbers_.data, numbers_.device, numbers_.bytes(),
-                ctx_.stream.handle());
-  if (asserts_)
-    backend::copy(slot.memory.data() + numbers_.bytes(), Device::cpu(), asserts_->first().data, ctx_.device,
-                  kBytesOfAsserts, ctx_.stream.handle());
-  if (measure)
-    backend::copy(slot.memory.data() + numbers_.bytes() + kBytesOfAsserts, Device::cpu(), ledger_.norms().data,
-                  ctx_.device, ledger_.norms().bytes(), ctx_.stream.handle());
-  if (stats_)
-    backend::copy(slot.memory.data() + numbers_.bytes() + kBytesOfAsserts + ledger_.norms().bytes(), Device::cpu(),
-                  all_stats().data, ctx_.device, all_stats().bytes(), ctx_.stream.handle());
+  const auto fetch = [&](const ResultLayout::Region& r) {
+    if (!r.from.empty())
+      backend::copy(slot.memory.data() + r.offset, Device::cpu(), r.from.data, r.from.device, r.from.bytes(),
+                    ctx_.stream.handle());
+  };
+  fetch(layout_.numbers);
+  fetch(layout_.asserts);
+  if (measure) fetch(layout_.norms);
+  fetch(layout_.stats);
   slot.done.record(ctx_.stream);
   if (zero()) slot.gathered.record(comm_->stream());
   queued_.push_back({next_result_, step, step_positions, measure});
@@ -263,11 +268,12 @@ TrainStep::Result TrainStep::result() {
   queued_.pop_front();
   const ResultSlot& slot = results_[queued.slot];
   slot.done.synchronize();
+  const auto at = [&](const ResultLayout::Region& r) { return slot.memory.data() + r.offset; };
   double numbers[StepNumbers::count];
-  std::memcpy(numbers, slot.memory.data(), sizeof numbers);
+  std::memcpy(numbers, at(layout_.numbers), sizeof numbers);
   if (asserts_) {
     int64_t first = kNoViolation;
-    std::memcpy(&first, slot.memory.data() + sizeof numbers, sizeof first);
+    std::memcpy(&first, at(layout_.asserts), sizeof first);
     asserts_->require_none(first, fmt::format("step {}", queued.step + 1));
   }
   Result result;
@@ -275,19 +281,11 @@ TrainStep::Result TrainStep::result() {
   result.grad_norm = std::sqrt(numbers[StepNumbers::norm_squared]);
   result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   result.stop = numbers[StepNumbers::stop] != 0;
-  if (queued.measured)
-    result.grads = ledger_.read(reinterpret_cast<const double*>(slot.memory.data() + sizeof numbers + kBytesOfAsserts));
-  if (stats_)
-    result.stats = read_stats(slot.memory.data() + sizeof numbers + kBytesOfAsserts + ledger_.norms().bytes());
+  if (queued.measured) result.grads = ledger_.read(reinterpret_cast<const double*>(at(layout_.norms)));
+  if (stats_) result.stats = read_stats(at(layout_.stats));
   result.trace = trace_.take(queued.slot);
-  if (reducer_) result.comm_ms = slot.host_ms + (ctx_.device.is_cuda() ? slot.summed.ms_since(slot.computed) : 0);
-  if (zero() && ctx_.device.is_cuda()) {
-    slot.gathered.synchronize();
-    result.gather_ms = std::max(0.0, slot.gathered.ms_since(slot.done));
-  }
   if (bucket_trace_) result.buckets = bucket_trace_->take();
-  result.compute_ms = slot.computed.ms_since(slot.began) - (ctx_.device.is_cuda() ? 0 : slot.inside_ms);
-  result.update_ms = slot.done.ms_since(reducer_ ? slot.summed : slot.computed);
+  result.times = times_of(slot);
   if (result.finite) return result;
   result.bad_rank = reducer_ ? static_cast<int64_t>(numbers[StepNumbers::bad_rank]) : 0;
   auto bad = static_cast<int64_t>(numbers[StepNumbers::bad_part]);
@@ -295,6 +293,20 @@ TrainStep::Result TrainStep::result() {
   result.bad_tensor =
       bad < 0 ? "the loss" : "the gradient of " + model_.params().specs()[static_cast<size_t>(bad)].name;
   return result;
+}
+
+// On the CPU, compute includes the host's waits for other ranks, which are subtracted.
+TrainStep::Times TrainStep::times_of(const ResultSlot& slot) const {
+  const bool on_gpu = ctx_.device.is_cuda();
+  Times times;
+  times.compute = slot.computed.ms_since(slot.began) - (on_gpu ? 0 : slot.inside_ms);
+  times.update = slot.done.ms_since(reducer_ ? slot.summed : slot.computed);
+  if (reducer_) times.comm = slot.host_ms + (on_gpu ? slot.summed.ms_since(slot.computed) : 0);
+  if (zero() && on_gpu) {
+    slot.gathered.synchronize();
+    times.gather = std::max(0.0, slot.gathered.ms_since(slot.done));
+  }
+  return times;
 }
 
 double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int32_t> targets) {

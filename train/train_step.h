@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/comm/comm.h"
@@ -30,6 +31,12 @@ class TrainStep {
   // comm: null with one rank.
   TrainStep(Runtime&, const Config&, Comm* comm = nullptr);
 
+  // Times of a step in ms.
+  struct Times {
+    double compute = 0, update = 0;  // of the device: micro-steps; norm, step guard and optimizer
+    double comm = 0;                 // wait for other ranks after this rank's own work
+    double gather = 0;               // from the end of the update until all new weights have arrived
+  };
   struct Result {
     double loss = 0;         // mean over the step's targets
     double grad_norm = 0;    // global L2 norm before clipping
@@ -37,9 +44,7 @@ class TrainStep {
     std::string bad_tensor;  // if not finite: the first gradient that is not, or "the loss" if all gradients are finite
     int64_t bad_rank = -1;   // if not finite: the first rank whose own gradient or loss is not; -1: only their sum
     bool stop = false;       // a rank has requested an orderly stop
-    double comm_ms = 0;      // wait for other ranks after this rank's own work, ms
-    double gather_ms = 0;    // from the end of the update until all new weights have arrived, ms
-    double compute_ms = 0, update_ms = 0;      // device time: micro-steps; norm, step guard and optimizer, ms
+    Times times;
     std::optional<GradNorms> grads;            // if update() was called with measure
     std::vector<BackwardTrace::Op> trace;      // if begin() was called with trace
     std::optional<BucketTrace::Step> buckets;  // with several ranks and log.diagnostics "buckets"
@@ -76,6 +81,39 @@ class TrainStep {
   const GradLedger& ledger() const { return ledger_; }
 
  private:
+  // A pinned buffer of a ring, with an event that marks the end of its copy.
+  struct Slot {
+    Slot(Device device, int64_t bytes, bool timed = false) : memory(device, bytes), done(device, timed) {}
+    PinnedMemory memory;
+    Event done;
+  };
+  struct ResultSlot : Slot {
+    ResultSlot(Device device, int64_t bytes)
+        : Slot(device, bytes, true),
+          began(device, true),
+          computed(device, true),
+          summed(device, true),
+          gathered(device, true) {}
+    Event began, computed, summed;  // the step began; this rank's gradients are done; those of all ranks are summed
+    Event gathered;                 // weights of all ranks have arrived; on the comm stream, with dist.zero 1
+    double host_ms = 0;             // time that the host waited for other ranks in this step, ms
+    double inside_ms = 0;           // its part before `computed`, ms: on the CPU, the host thread computes
+  };
+  // A step's results in pinned memory: the tensors that are copied there, and the byte where each begins.
+  class ResultLayout {
+   public:
+    struct Region {
+      ConstTensor from;  // on the device; may be empty
+      int64_t offset = 0;
+    };
+    Region add(ConstTensor from) { return {from, std::exchange(bytes_, bytes_ + (from.empty() ? 0 : from.bytes()))}; }
+    int64_t bytes() const { return bytes_; }
+    Region numbers, asserts, norms, stats;
+
+   private:
+    int64_t bytes_ = 0;
+  };
+
   void upload(std::span<const int32_t> tokens, std::span<const int32_t> targets);
   void forward_backward(int64_t step_positions, bool first, GradSink* sink = nullptr);
   bool zero() const { return reducer_ && config_.dist.zero == 1; }
@@ -84,6 +122,8 @@ class TrainStep {
   void measure_gradients();
   std::unique_ptr<LayerStats> make_stats();
   Tensor all_stats() const;  // the tensor that holds the statistics of all ranks
+  ResultLayout lay_out_result() const;
+  Times times_of(const ResultSlot&) const;
   std::vector<NsaStats> read_stats(const std::byte* copied) const;
 
   Runtime& runtime_;
@@ -105,26 +145,9 @@ class TrainStep {
   Tensor eval_loss_;                  // [1] f64
   Tensor parts_;                      // [parameters, 2] i64: offset and size of each gradient, for the step guard
 
-  // A pinned buffer of a ring, with an event that marks the end of its copy.
-  struct Slot {
-    Slot(Device device, int64_t bytes, bool timed = false) : memory(device, bytes), done(device, timed) {}
-    PinnedMemory memory;
-    Event done;
-  };
-  struct ResultSlot : Slot {
-    ResultSlot(Device device, int64_t bytes)
-        : Slot(device, bytes, true),
-          began(device, true),
-          computed(device, true),
-          summed(device, true),
-          gathered(device, true) {}
-    Event began, computed, summed;  // the step began; this rank's gradients are done; those of all ranks are summed
-    Event gathered;                 // weights of all ranks have arrived; on the comm stream, with dist.zero 1
-    double host_ms = 0;             // time that the host waited for other ranks in this step, ms
-    double inside_ms = 0;           // its part before `computed`, ms: on the CPU, the host thread computes
-  };
   std::deque<Slot> batches_;
   std::deque<ResultSlot> results_;
+  ResultLayout layout_;
   size_t next_batch_ = 0;
   struct Queued {
     size_t slot;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "engine/check.h"
 #include "kernels/ops/cast.h"
@@ -26,11 +25,6 @@ int64_t index_of_param(const Params& params, const std::string& name) {
   for (int64_t i = 0; i < params.count(); ++i)
     if (params.specs()[static_cast<size_t>(i)].name == name) return i;
   fail("the model has no parameter {}", name);
-}
-
-ElementRange range_of(const Params& params, int64_t i) {
-  const int64_t begin = params.offset(i);
-  return {begin, begin + params.specs()[static_cast<size_t>(i)].stored().numel()};
 }
 
 }  // namespace
@@ -63,8 +57,7 @@ std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int
     for (; end > begin; end -= std::min(size, end - begin)) {
       GradBucket bucket{.elements = {std::max(begin, end - size), end}, .params = {}, .late = late};
       for (int64_t i = 0; i < params.count(); ++i) {
-        const ElementRange p = range_of(params, i);
-        if (p.begin < bucket.elements.end && p.end > bucket.elements.begin) bucket.params.push_back(i);
+        if (range_of(params, i).overlaps(bucket.elements)) bucket.params.push_back(i);
       }
       buckets.push_back(bucket);
     }
@@ -87,9 +80,9 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm&
       buckets_(plan_buckets(params, static_cast<int64_t>(config.dist.bucket_mb * kMiB) / size_of(params.grads().dtype),
                             bucket_unit(config.dist, comm.world()))),
       buckets_of_(static_cast<size_t>(params.count())),
-      by_offset_(static_cast<size_t>(params.count())),
       probe_param_(index_of_param(params, kProbe)),
       probe_(probe),
+      arrivals_(params),
       filled_(buckets_.size()),
       event_(ctx.planning ? Device::cpu() : ctx.device) {
   int64_t largest = 0;
@@ -97,9 +90,6 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm&
     largest = std::max(largest, buckets_[b].elements.size());
     for (const int64_t i : buckets_[b].params) buckets_of_[static_cast<size_t>(i)].push_back(static_cast<int64_t>(b));
   }
-  std::iota(by_offset_.begin(), by_offset_.end(), 0);
-  std::sort(by_offset_.begin(), by_offset_.end(),
-            [&](int64_t a, int64_t b) { return params.offset(a) < params.offset(b); });
   if (config.dist.grad_dtype == Precision::bf16)
     sent_bf16_ = arena.alloc(MemTag::comm, "bucket in bf16", DType::bf16, {largest});
   Tensor flags;
@@ -118,7 +108,7 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, Comm&
 void GradReducer::begin(bool recorded) {
   recorded_ = recorded;
   order_.clear();
-  arrived_.assign(static_cast<size_t>(params_.count()), false);
+  arrivals_.begin();
   missing_.clear();
   for (const GradBucket& bucket : buckets_) missing_.push_back(bucket.params.size());
   streams_.clear();
@@ -128,25 +118,16 @@ void GradReducer::begin(bool recorded) {
 }
 
 void GradReducer::ready(ConstTensor grad, const Stream& on) {
-  const ConstTensor all = params_.grads();
-  const int64_t element = size_of(all.dtype), begin = (grad.data - all.data) / element, end = begin + grad.numel();
-  TRIAD_CHECK(begin >= 0 && end <= all.numel(), "{} was announced, which is no gradient", grad.str());
-  const auto first = std::lower_bound(by_offset_.begin(), by_offset_.end(), begin,
-                                      [&](int64_t i, int64_t at) { return params_.offset(i) < at; });
-  for (auto it = first; it != by_offset_.end() && params_.offset(*it) < end; ++it) arrived(*it, on);
-}
-
-void GradReducer::arrived(int64_t param, const Stream& on) {
-  const auto i = static_cast<size_t>(param);
-  if (arrived_[i]) fail("the gradient of {} came twice in one backward", params_.specs()[i].name);
-  arrived_[i] = true;
+  const std::vector<int64_t> params = arrivals_.add(grad);
   if (std::find(streams_.begin(), streams_.end(), &on) == streams_.end()) streams_.push_back(&on);
-  if (param == probe_param_) {
-    TRIAD_CHECK(&on == &ctx_.stream, "the gradient of {} came on stream {}", kProbe, on.name());
-    sum_of_squares(ctx_, probe_, params_.part(params_.grads(), param));
+  for (const int64_t param : params) {
+    if (param == probe_param_) {
+      TRIAD_CHECK(&on == &ctx_.stream, "the gradient of {} came on stream {}", kProbe, on.name());
+      sum_of_squares(ctx_, probe_, params_.part(params_.grads(), param));
+    }
+    for (const int64_t b : buckets_of_[static_cast<size_t>(param)])
+      if (--missing_[static_cast<size_t>(b)] == 0) full(b);
   }
-  for (const int64_t b : buckets_of_[i])
-    if (--missing_[static_cast<size_t>(b)] == 0) full(b);
 }
 
 ElementRange GradReducer::owned(const GradBucket& bucket) const {
@@ -200,14 +181,7 @@ void GradReducer::sum(const Tensor& bucket, const std::string& what, CommCtas ct
 }
 
 void GradReducer::finish() {
-  std::string names;
-  int64_t count = 0;
-  for (int64_t i = 0; i < params_.count(); ++i) {
-    if (arrived_[static_cast<size_t>(i)]) continue;
-    constexpr int64_t kMostNames = 8;
-    if (++count <= kMostNames) names += (names.empty() ? "" : ", ") + params_.specs()[static_cast<size_t>(i)].name;
-  }
-  if (count > 0) fail("{} of {} gradients never came in this backward: {}", count, params_.count(), names);
+  arrivals_.require_all();
   if (trace_ != nullptr) trace_->end(comm_ctx_);
 }
 

@@ -10,15 +10,10 @@
 #include "model/grad_sink.h"
 #include "model/params.h"
 #include "train/config.h"
+#include "train/flat_buffer.h"
 #include "train/monitor/bucket_trace.h"
 
 namespace triad {
-
-// Elements [begin, end) of a flat buffer.
-struct ElementRange {
-  int64_t begin = 0, end = 0;
-  int64_t size() const { return end - begin; }
-};
 
 struct GradBucket {
   ElementRange elements;
@@ -52,8 +47,8 @@ class GradReducer final : public GradSink {
   void begin(bool recorded = false);
   void reduce_recorded();
   void ready(ConstTensor grad, const Stream& on) override;
-  // Call after backward. Throws with the names of gradients that were not announced. ctx.stream waits for the sums only
-  // in the next run_on_comm_stream().
+  // Call after backward. Throws MissingGradients if it did not announce every gradient. ctx.stream waits for the sums
+  // only in the next run_on_comm_stream().
   void finish();
 
   const std::vector<GradBucket>& buckets() const { return buckets_; }
@@ -81,7 +76,6 @@ class GradReducer final : public GradSink {
   std::string table() const;  // text of ddp_buckets.txt
 
  private:
-  void arrived(int64_t param, const Stream& on);
   void full(int64_t bucket);
   void reduce(int64_t bucket);
   void sum(const Tensor& bucket, const std::string& what, CommCtas);
@@ -99,7 +93,6 @@ class GradReducer final : public GradSink {
   CommCtas ctas_;
   std::vector<GradBucket> buckets_;
   std::vector<std::vector<int64_t>> buckets_of_;  // by parameter: indices of its buckets
-  std::vector<int64_t> by_offset_;                // parameters sorted by their offset in the flat buffer
   int64_t probe_param_;
   Tensor probe_;
   Tensor sent_bf16_;  // [elements of the largest bucket] bf16: a bucket in the collectives, with dist.grad_dtype bf16
@@ -107,7 +100,7 @@ class GradReducer final : public GradSink {
   Tensor staging_;    // [elements of the largest bucket] f32; empty if neither shards nor peer copies need it
   BucketTrace* trace_ = nullptr;
 
-  std::vector<bool> arrived_;
+  GradArrivals arrivals_;
   std::vector<size_t> missing_;         // by bucket: number of gradients that backward has not announced yet
   std::vector<const Stream*> streams_;  // streams on which gradients were announced
   bool recorded_ = false;

@@ -1,7 +1,5 @@
 #include "train/weight_gather.h"
 
-#include "engine/check.h"
-
 namespace triad {
 
 WeightGather::WeightGather(Context& ctx, const Params& params, GradReducer& reducer)
@@ -16,12 +14,9 @@ void WeightGather::start(const GradBucket& bucket) {
 }
 
 void WeightGather::need(ConstTensor weight, const Stream& on) {
-  const ConstTensor all = params_.weights();
-  const int64_t begin = (weight.data - all.data) / size_of(all.dtype), end = begin + weight.numel();
-  TRIAD_CHECK(begin >= 0 && end <= all.numel(), "{} is needed, which is no weight", weight.str());
+  const ElementRange read = range_in(params_.weights(), weight);
   for (size_t b = 0; b < waited_.size(); ++b) {
-    const ElementRange e = reducer_.buckets()[b].elements;
-    if (waited_[b] || e.begin >= end || e.end <= begin) continue;
+    if (waited_[b] || !reducer_.buckets()[b].elements.overlaps(read)) continue;
     arrived_[b].block(on);
     waited_[b] = true;
   }

@@ -1,26 +1,16 @@
 #include "train/monitor/grad_ledger.h"
 
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <utility>
 
-#include "engine/check.h"
 #include "kernels/step/per_param_norms.h"
 #include "kernels/step/reduce.h"
 
 namespace triad {
 
 namespace {
-
-std::string missing_text(const std::vector<std::string>& names, int64_t of) {
-  constexpr size_t kMostNames = 8;
-  const std::vector<std::string> some(names.begin(), names.begin() + std::min(names.size(), kMostNames));
-  return fmt::format("{} of {} gradients never came in this backward: {}{}", names.size(), of, fmt::join(some, ", "),
-                     names.size() > kMostNames ? ", ..." : "");
-}
 
 // Copies host [rows, columns] to the device, into a tensor allocated with `room` rows.
 Tensor upload(Context& ctx, Arena& arena, const char* name, const std::vector<int64_t>& host, int64_t columns,
@@ -33,14 +23,8 @@ Tensor upload(Context& ctx, Arena& arena, const char* name, const std::vector<in
 
 }  // namespace
 
-MissingGradients::MissingGradients(std::vector<std::string> missing, int64_t all)
-    : Error(missing_text(missing, all)), names(std::move(missing)), of(all) {}
-
 GradLedger::GradLedger(Context& ctx, Arena& arena, const Params& params, const std::vector<ElementRange>& own)
-    : params_(params), by_offset_(static_cast<size_t>(params.count())), arrived_(by_offset_.size(), false) {
-  std::iota(by_offset_.begin(), by_offset_.end(), 0);
-  std::sort(by_offset_.begin(), by_offset_.end(),
-            [&](int64_t a, int64_t b) { return params.offset(a) < params.offset(b); });
+    : params_(params), arrivals_(params) {
   const std::vector<ElementRange> ranges = own.empty() ? std::vector{ElementRange{0, params.stored_elements()}} : own;
   std::vector<int64_t> pieces, first_piece = {0};
   int64_t most = static_cast<int64_t>(ranges.size());  // bound for any rank: all ranks allocate the same
@@ -58,24 +42,8 @@ GradLedger::GradLedger(Context& ctx, Arena& arena, const Params& params, const s
 }
 
 void GradLedger::ready(ConstTensor grad, const Stream& on) {
-  const ConstTensor all = params_.grads();
-  const int64_t begin = (grad.data - all.data) / size_of(all.dtype), end = begin + grad.numel();
-  const auto first = std::lower_bound(by_offset_.begin(), by_offset_.end(), begin,
-                                      [&](int64_t i, int64_t at) { return params_.offset(i) < at; });
-  for (auto it = first; it != by_offset_.end() && params_.offset(*it) < end; ++it)
-    arrived_[static_cast<size_t>(*it)] = true;
+  arrivals_.add(grad);
   if (next_ != nullptr) next_->ready(grad, on);
-}
-
-std::vector<std::string> GradLedger::missing() const {
-  std::vector<std::string> names;
-  for (size_t i = 0; i < arrived_.size(); ++i)
-    if (!arrived_[i]) names.push_back(params_.specs()[i].name);
-  return names;
-}
-
-void GradLedger::require_all() const {
-  if (std::vector<std::string> names = missing(); !names.empty()) throw MissingGradients(names, params_.count());
 }
 
 void GradLedger::measure(Context& ctx) { per_param_norms(ctx, norms_, params_.grads(), pieces_, first_piece_); }

@@ -4,10 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/check.h"
 #include "model/grad_sink.h"
 #include "model/params.h"
-#include "train/grad_reducer.h"
+#include "train/flat_buffer.h"
 
 namespace triad {
 
@@ -16,14 +15,6 @@ struct GradNorms {
   std::vector<double> norm;
   std::vector<int64_t> not_finite;  // number of elements
   bool is_zero(size_t i) const { return norm[i] == 0; }
-};
-
-// Thrown if a backward has not announced every gradient.
-class MissingGradients : public Error {
- public:
-  MissingGradients(std::vector<std::string> names, int64_t of);
-  std::vector<std::string> names;
-  int64_t of;  // number of parameters
 };
 
 class GradLedger final : public GradSink {
@@ -35,11 +26,11 @@ class GradLedger final : public GradSink {
   // announces nothing, so the recorded announcements stay valid.
   void begin(GradSink* next) {
     next_ = next;
-    arrived_.assign(arrived_.size(), false);
+    arrivals_.begin();
   }
   void ready(ConstTensor grad, const Stream& on) override;
-  std::vector<std::string> missing() const;  // parameters not announced by the last backward
-  void require_all() const;                  // throws MissingGradients
+  std::vector<std::string> missing() const { return arrivals_.missing(); }  // in the last backward
+  void require_all() const { arrivals_.require_all(); }                     // throws MissingGradients
 
   // Queues the computation of norms() [parameters, ParamNorms::count] f64 from the current gradients. It covers only
   // the elements of `own`; the caller adds the ranks' tensors.
@@ -49,8 +40,7 @@ class GradLedger final : public GradSink {
 
  private:
   const Params& params_;
-  std::vector<int64_t> by_offset_;  // parameters sorted by their offset in the flat buffer
-  std::vector<bool> arrived_;
+  GradArrivals arrivals_;
   GradSink* next_ = nullptr;
   Tensor pieces_, first_piece_, norms_;
 };

@@ -1,0 +1,69 @@
+#include "train/flat_buffer.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace triad {
+
+namespace {
+
+std::string missing_text(const std::vector<std::string>& names, int64_t of) {
+  constexpr size_t kMostNames = 8;
+  const std::vector<std::string> some(names.begin(), names.begin() + std::min(names.size(), kMostNames));
+  return fmt::format("{} of {} gradients never came in this backward: {}{}", names.size(), of, fmt::join(some, ", "),
+                     names.size() > kMostNames ? ", ..." : "");
+}
+
+}  // namespace
+
+ElementRange range_in(ConstTensor whole, ConstTensor part) {
+  const int64_t begin = (part.data - whole.data) / size_of(whole.dtype), end = begin + part.numel();
+  TRIAD_CHECK(begin >= 0 && end <= whole.numel(), "{} is no part of the flat buffer {}", part.str(), whole.str());
+  return {begin, end};
+}
+
+ElementRange range_of(const Params& params, int64_t i) {
+  const int64_t begin = params.offset(i);
+  return {begin, begin + params.specs()[static_cast<size_t>(i)].stored().numel()};
+}
+
+MissingGradients::MissingGradients(std::vector<std::string> missing, int64_t all)
+    : Error(missing_text(missing, all)), names(std::move(missing)), of(all) {}
+
+GradArrivals::GradArrivals(const Params& params)
+    : params_(params), by_offset_(static_cast<size_t>(params.count())), arrived_(by_offset_.size(), false) {
+  std::iota(by_offset_.begin(), by_offset_.end(), 0);
+  std::sort(by_offset_.begin(), by_offset_.end(),
+            [&](int64_t a, int64_t b) { return params.offset(a) < params.offset(b); });
+}
+
+std::vector<int64_t> GradArrivals::add(ConstTensor grad) {
+  const ElementRange range = range_in(params_.grads(), grad);
+  std::vector<int64_t> found;
+  auto it = std::lower_bound(by_offset_.begin(), by_offset_.end(), range.begin,
+                             [&](int64_t i, int64_t at) { return params_.offset(i) < at; });
+  for (; it != by_offset_.end() && params_.offset(*it) < range.end; ++it) {
+    const auto i = static_cast<size_t>(*it);
+    if (arrived_[i]) fail("the gradient of {} came twice in one backward", params_.specs()[i].name);
+    arrived_[i] = true;
+    found.push_back(*it);
+  }
+  return found;
+}
+
+std::vector<std::string> GradArrivals::missing() const {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < arrived_.size(); ++i)
+    if (!arrived_[i]) names.push_back(params_.specs()[i].name);
+  return names;
+}
+
+void GradArrivals::require_all() const {
+  if (std::vector<std::string> names = missing(); !names.empty())
+    throw MissingGradients(std::move(names), params_.count());
+}
+
+}  // namespace triad

@@ -30,6 +30,12 @@ ElementRange range_of(const Params& params, int64_t i) {
   return {begin, begin + params.specs()[static_cast<size_t>(i)].stored().numel()};
 }
 
+int64_t index_of_param(const Params& params, const std::string& name) {
+  for (int64_t i = 0; i < params.count(); ++i)
+    if (params.specs()[static_cast<size_t>(i)].name == name) return i;
+  fail("the model has no parameter {}", name);
+}
+
 MissingGradients::MissingGradients(std::vector<std::string> missing, int64_t all)
     : Error(missing_text(missing, all)), names(std::move(missing)), of(all) {}
 

@@ -20,6 +20,7 @@ struct ElementRange {
 ElementRange range_in(ConstTensor whole, ConstTensor part);
 // The stored elements of parameter i.
 ElementRange range_of(const Params&, int64_t i);
+int64_t index_of_param(const Params&, const std::string& name);
 
 // Thrown if a backward has not announced every gradient.
 class MissingGradients : public Error {

@@ -17,8 +17,8 @@ Optimizer::Optimizer(Context& ctx, Arena& arena, const Params& params, GradReduc
     parts_.push_back({.elements = {0, params.stored_elements()}});
     kept = params.stored_elements();
   } else {
-    for (const GradBucket& bucket : reducer_->buckets()) {
-      parts_.push_back({.elements = reducer_->owned(bucket), .moments = kept, .bucket = &bucket});
+    for (const GradBucket& bucket : reducer_->plan().buckets()) {
+      parts_.push_back({.elements = reducer_->plan().shard(bucket), .moments = kept, .bucket = &bucket});
       kept += parts_.back().elements.size();
     }
     gather_.emplace(ctx, params, *reducer_);
@@ -61,7 +61,7 @@ std::vector<float> Optimizer::gather(Context& ctx, const Tensor& moment, int64_t
     copy(ctx, bucket.slice(0, own.begin - whole.begin, own.end - whole.begin),
          moment.slice(0, part.moments, part.moments + own.size()));
     reducer_->gather(*part.bucket, bucket, "moments");
-    reducer_->finish_gather();
+    reducer_->queue().join();
     read(ctx, host.data() + whole.begin, bucket);
   }
   return host;
@@ -72,7 +72,7 @@ void Optimizer::gather_master(Params& params) {
   if (!params.has_master()) return gather_->finish();
   for (const Part& part : parts_)
     reducer_->gather(*part.bucket, part_of(params.master(), part.bucket->elements), "master weights");
-  reducer_->finish_gather();
+  reducer_->queue().join();
 }
 
 Optimizer::Moments Optimizer::gather_moments(Context& ctx, const Params& params) {

@@ -162,7 +162,7 @@ void RunReporter::done(int64_t step, double seconds) {
   if (setup_.comm->world() > 1)
     telemetry_.message(
         fmt::format("communication: {} buckets; behind its own work a step waits {:.3f} ms for the other ranks{}",
-                    setup_.step.reducer()->buckets().size(), mean(comm_ms_),
+                    setup_.step.reducer()->plan().buckets().size(), mean(comm_ms_),
                     config_.dist.zero == 1 && setup_.device.is_cuda()
                         ? fmt::format("; new weights come in for {:.3f} ms beside the next forward", mean(gather_ms_))
                         : ""));

@@ -79,9 +79,9 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm)
       later_(ctx_.device),
       summed_(ctx_.device) {
   if (reducer_ && config.log.diagnoses("buckets")) {
-    bucket_trace_ =
-        std::make_unique<BucketTrace>(ctx_, runtime.arena(), *comm, static_cast<int64_t>(reducer_->buckets().size()),
-                                      /*shared=*/!zero(), kMaxQueued);
+    bucket_trace_ = std::make_unique<BucketTrace>(ctx_, runtime.arena(), *comm,
+                                                  static_cast<int64_t>(reducer_->plan().buckets().size()),
+                                                  /*shared=*/!zero(), kMaxQueued);
     reducer_->trace(bucket_trace_.get());
   }
   model_.watch(asserts_.get());
@@ -203,7 +203,7 @@ void TrainStep::sum_over_ranks(bool stop) {
   const Tensor flag = own(RankNumbers::stop);
   if (!ctx_.planning) backend::fill(flag.data, flag.device, stop ? kFlagByte : 0, flag.bytes(), ctx_.stream.handle());
   reducer_->finish();
-  reducer_->run_on_comm_stream([&] {
+  reducer_->queue().run([&] {
     comm_->all_gather(ranks_, "the ranks' numbers");
     if (zero()) comm_->all_reduce(reducer_->squares(), "the gradient's norm");  // exact: all other addends are 0
     results_[next_result_].summed.record(comm_->stream());
@@ -213,13 +213,13 @@ void TrainStep::sum_over_ranks(bool stop) {
 std::vector<ElementRange> TrainStep::own_elements() const {
   std::vector<ElementRange> own;
   if (zero())
-    for (const GradBucket& bucket : reducer_->buckets()) own.push_back(reducer_->owned(bucket));
+    for (const GradBucket& bucket : reducer_->plan().buckets()) own.push_back(reducer_->plan().shard(bucket));
   return own;
 }
 
 void TrainStep::measure_gradients() {
   ledger_.measure(ctx_);
-  if (zero()) reducer_->run_on_comm_stream([&] { comm_->all_reduce(ledger_.norms(), "the gradients' norms"); });
+  if (zero()) reducer_->queue().run([&] { comm_->all_reduce(ledger_.norms(), "the gradients' norms"); });
 }
 
 void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool measure) {

@@ -20,7 +20,7 @@ class WeightGather final : public WeightGate {
   void begin() override { waited_.assign(waited_.size(), false); }
   void need(ConstTensor weight, const Stream& on) override;
   // ctx.stream waits for all weights: call before reading weights outside a forward.
-  void finish() { reducer_.finish_gather(); }
+  void finish() { reducer_.queue().join(); }
 
  private:
   const Params& params_;

@@ -26,7 +26,7 @@ std::optional<std::string> StepChecks::buckets(Telemetry& telemetry, int64_t ste
   if (traced.odd.empty()) return {};
   std::string text;
   for (const auto& [bucket, ranks] : traced.odd) {
-    const std::vector<int64_t>& params = step_.reducer()->buckets()[static_cast<size_t>(bucket)].params;
+    const std::vector<int64_t>& params = step_.reducer()->plan().buckets()[static_cast<size_t>(bucket)].params;
     text += fmt::format("{}bucket {} ({} to {}): {}", text.empty() ? "" : "; ", bucket,
                         params.empty() ? "padding" : param_name(params.front()),
                         params.empty() ? "padding" : param_name(params.back()), ranks);

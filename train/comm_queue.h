@@ -1,0 +1,53 @@
+// CommQueue: the order of work between the compute stream and the comm stream. Only events: the host never waits. In
+// planning, nothing is queued.
+#pragma once
+#include <string>
+
+#include "engine/comm/comm.h"
+#include "engine/context.h"
+
+namespace triad {
+
+class CommQueue {
+ public:
+  CommQueue(Context& ctx, Comm& comm)
+      : ctx_(ctx),
+        comm_(comm),
+        comm_ctx_(ctx.on(comm.stream(), ctx.scratch)),
+        event_(ctx.planning ? Device::cpu() : ctx.device) {}
+
+  Context& ctx() { return comm_ctx_; }  // the compute context with the comm stream
+  const Stream& stream() const { return comm_.stream(); }
+
+  // Later work on the comm stream waits for earlier work on the compute stream.
+  void wait_for_compute() { order(ctx_.stream, comm_.stream()); }
+  // Later work on the compute stream waits for earlier work on the comm stream.
+  void join() { order(comm_.stream(), ctx_.stream); }
+  // Runs call(), which queues collectives, after earlier and before later work on the compute stream.
+  template <class Call>
+  void run(Call&& call) {
+    wait_for_compute();
+    if (!ctx_.planning) call();
+    join();
+  }
+  // Queues an all-gather of values, in which each rank has written an equal share, after earlier work on the compute
+  // stream. join() makes the compute stream wait for it.
+  void all_gather(Tensor values, const std::string& what) {
+    wait_for_compute();
+    if (!ctx_.planning) comm_.all_gather(values, what);
+  }
+
+ private:
+  void order(const Stream& before, const Stream& after) {
+    if (ctx_.planning) return;
+    event_.record(before);
+    event_.block(after);
+  }
+
+  Context& ctx_;
+  Comm& comm_;
+  Context comm_ctx_;
+  Event event_;  // reused: recorded and waited for at once
+};
+
+}  // namespace triad

@@ -27,7 +27,7 @@ class RunCheckpoints {
   // Writes model.safetensors. Collective.
   void write_final_weights();
 
-  // For a rank that fails by itself: whether it writes checkpoints, and to wait for a pending one without reporting it.
+  // If only this rank fails: whether it writes checkpoints; waits for a pending one without reporting it.
   bool writes() const { return checkpointer_.has_value(); }
   void finish_alone() { checkpointer_->take(/*wait=*/true); }
 

@@ -7,7 +7,7 @@
 #include "train/initial_state.h"
 #include "train/load_config.h"
 #include "train/memory_plan.h"
-#include "train/monitor/telemetry.h"
+#include "train/monitor/env_report.h"
 #include "train/run_exit.h"
 #include "train/startup.h"
 

@@ -1,5 +1,6 @@
 // The phases collectives_*: a self-test of all-reduce, reduce-scatter and all-gather. Every rank contributes integers
 // whose sums are known and exact, in each dtype and three sizes, and compares every element of the result.
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -10,7 +11,7 @@
 #include "kernels/common/parallel.h"
 #include "tools/doctor/doctor.h"
 #include "tools/version.h"
-#include "train/monitor/telemetry.h"
+#include "train/monitor/env_report.h"
 
 namespace triad {
 

@@ -18,7 +18,7 @@
 #include "tools/doctor/doctor.h"
 #include "tools/version.h"
 #include "train/load_config.h"
-#include "train/monitor/telemetry.h"
+#include "train/monitor/env_report.h"
 
 namespace triad {
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "model/flops.h"
+
 namespace triad {
 
 namespace {
@@ -22,6 +24,41 @@ double StepTimes::median_ms() const {
   std::sort(sorted.begin(), sorted.end());
   const size_t n = sorted.size();
   return n % 2 == 1 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+}
+
+ThroughputMeter::ThroughputMeter(const Config& config, double peak_flops, int64_t run_tokens)
+    : config_(config),
+      step_flops_(peak_flops > 0 ? training_flops(config.model,
+                                                  config.train.micro_batch_size * config.train.accumulate_grad_batches,
+                                                  config.train.seq_len, config.recompute())
+                                 : 0),
+      peak_flops_(peak_flops),
+      run_tokens_(run_tokens) {}
+
+void ThroughputMeter::measure(StepRecord& r, Clock::time_point now) {
+  ++steps_, ++steps_since_row_;
+  run_tokens_ += r.tokens;
+  comm_ms_since_row_ += r.comm_ms;
+  times_.add(r.step_ms);
+  if (steps_ == 1) first_step_ = now;
+  r.first = steps_ == 1;
+  r.row = r.step % config_.log.every == 0 || r.step == config_.train.steps;
+  r.run_tokens = run_tokens_;
+  r.median_ms = times_.median_ms();
+  if (r.median_ms > 0) {
+    r.tokens_per_s = static_cast<double>(r.tokens) / r.median_ms * 1e3;
+    if (peak_flops_ > 0) r.mfu = step_flops_ / r.median_ms * 1e3 / peak_flops_;
+  }
+  r.row_comm_ms = comm_ms_since_row_ / static_cast<double>(steps_since_row_);
+  // Evaluations and checkpoints count. The first step counts only while it is the only one, because it also loads
+  // kernels and records graphs.
+  const double so_far_s = std::chrono::duration<double>(now - first_step_).count();
+  const double step_s = r.first ? r.median_ms / 1e3 : so_far_s / static_cast<double>(steps_ - 1);
+  r.eta_s = step_s * static_cast<double>(config_.train.steps - r.step);
+  if (!r.row) return;
+  times_.row();
+  steps_since_row_ = 0;
+  comm_ms_since_row_ = 0;
 }
 
 bool heartbeat_due(int64_t every, int64_t step, double seconds_since_last) {

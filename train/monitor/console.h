@@ -1,0 +1,39 @@
+// Console: the lines of a run for people: the log of each rank, stdout of the first rank, and alerts on stderr.
+#pragma once
+#include <chrono>
+#include <mutex>
+#include <string>
+
+#include "engine/comm/comm.h"
+#include "io/file.h"
+#include "train/monitor/step_record.h"
+#include "train/run_folder.h"
+
+namespace triad {
+
+class Console {
+ public:
+  // verbose: detail() prints too.
+  Console(const RunFolder&, const Comm&, bool verbose);
+  ~Console();
+  Console(const Console&) = delete;
+
+  void message(const std::string& text);  // writes a line to the log and to stdout
+  void detail(const std::string& text);   // writes a line to the log
+  // Reports a problem on any rank: shortened on stderr, whole in the rank's log. Any thread may call it.
+  void alert(const std::string& text);
+  // The progress line of a step. steps: train.steps.
+  void progress(const StepRecord&, int64_t steps);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void print(const std::string& text);
+
+  const Comm& comm_;
+  const bool terminal_, verbose_;
+  std::timed_mutex terminal_mutex_;  // guards writes to the terminal, since any thread may call alert()
+  Clock::time_point line_shown_;
+  AppendFile log_;  // ranks/rank_R.log
+};
+
+}  // namespace triad

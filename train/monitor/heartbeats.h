@@ -1,0 +1,44 @@
+// Heartbeats: heartbeat_rank{R}.jsonl, one JSON line per event of this rank, for programs that watch a run.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/comm/comm.h"
+#include "engine/memory.h"
+#include "io/json_config.h"
+#include "io/jsonl.h"
+#include "train/config.h"
+#include "train/monitor/step_record.h"
+#include "train/run_folder.h"
+
+namespace triad {
+
+class Watchdog;
+
+class Heartbeats {
+ public:
+  // Writes nothing if log.heartbeat_every is 0.
+  Heartbeats(const Config&, const RunFolder&, Device, const Comm&, const Arena&);
+
+  void watched_by(const Watchdog* watchdog) { watchdog_ = watchdog; }  // lines include its samples
+  // Writes a line with the fields of every line and `more`. Any thread may call it.
+  void write(int64_t step, const std::string& msg, const Json& more = Json::object());
+  // Writes a line for a finished step if one is due (heartbeat_due in pace.h).
+  void step(const StepRecord&);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const Config& config_;
+  const Device device_;
+  const Comm& comm_;
+  const Arena& arena_;
+  std::optional<JsonLines> file_;
+  std::atomic<const Watchdog*> watchdog_ = nullptr;  // atomic: its thread calls write() before watched_by()
+  std::vector<double> fetch_ms_;                     // since the last step's line
+  Clock::time_point last_step_ = Clock::now();       // of the last step's line
+};
+
+}  // namespace triad

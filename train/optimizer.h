@@ -8,7 +8,7 @@
 #include "engine/comm/comm.h"
 #include "model/params.h"
 #include "train/config.h"
-#include "train/weight_gather.h"
+#include "train/dist/weight_gather.h"
 
 namespace triad {
 

@@ -1,4 +1,4 @@
-#include "train/weight_gather.h"
+#include "train/dist/weight_gather.h"
 
 namespace triad {
 

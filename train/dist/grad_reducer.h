@@ -11,9 +11,9 @@
 #include "engine/graph.h"
 #include "model/grad_sink.h"
 #include "model/params.h"
-#include "train/bucket_plan.h"
-#include "train/comm_queue.h"
 #include "train/config.h"
+#include "train/dist/bucket_plan.h"
+#include "train/dist/comm_queue.h"
 #include "train/monitor/bucket_trace.h"
 
 namespace triad {

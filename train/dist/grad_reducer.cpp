@@ -1,4 +1,4 @@
-#include "train/grad_reducer.h"
+#include "train/dist/grad_reducer.h"
 
 #include <algorithm>
 

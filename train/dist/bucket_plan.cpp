@@ -1,4 +1,4 @@
-#include "train/bucket_plan.h"
+#include "train/dist/bucket_plan.h"
 
 #include <algorithm>
 

@@ -6,7 +6,7 @@
 
 #include "engine/graph.h"
 #include "model/weight_gate.h"
-#include "train/grad_reducer.h"
+#include "train/dist/grad_reducer.h"
 
 namespace triad {
 

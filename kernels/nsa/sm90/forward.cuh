@@ -388,8 +388,8 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
   PipelineState<Shape::kStages> state;
   const WarpgroupTurns<Shape::kWarpgroups> turns{w};
   turns.begin();
-  for (int round = 0, turn; (turn = turn_of(round)) < a.turns; ++round) {
-    const CtaRows tile(a, turn);
+  for (int round = 0, index; (index = tile_of_round(round)) < a.all_tiles; ++round) {
+    const CtaRows tile(a, index);
     const Plan<Keys, Shape> plan(a, keys, tile, w, reinterpret_cast<unsigned char*>(&shared + 1));
     const int query = round % Shape::kQueries;
     Consumer<Shape, Keys> consumer(a, shared, turns, tile, plan, w, query);
@@ -398,7 +398,7 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
     barrier_wait(&shared.q_full[query], round / Shape::kQueries & 1);
     consumer.run(state);
     warpgroup_barrier(w);  // q is read no more
-    int again = turn;
+    int again = index;
     asm volatile("" : "+r"(again));  // recompute the tile: keeping it would take registers from the steps
     consumer.epilogue(CtaRows(a, again), keys);
     fence_async_proxy();  // TMA reads what these lanes wrote, and overwrites it with the next q
@@ -473,7 +473,7 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
                    .visible = {keys.range, Divisor(keys.range.d)},
                    .tiles = static_cast<int>(tiles),
                    .tile_tokens = static_cast<int>(tile_tokens),
-                   .turns = static_cast<int>(bgs * tiles),
+                   .all_tiles = static_cast<int>(bgs * tiles),
                    .sequences_and_groups = Divisor(static_cast<int>(bgs)),
                    .groups = Divisor(static_cast<int>(in.k.size(2)))};
   if (!ctx.planning) {

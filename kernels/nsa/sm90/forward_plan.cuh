@@ -25,7 +25,7 @@ struct RowForwardArgs {
   Attend<__nv_bfloat16> in;
   View<float> lse;
   VisibleKeys visible;
-  int tiles, tile_tokens, turns;  // tiles per (sequence, group); tokens per tile; tiles in total
+  int tiles, tile_tokens, all_tiles;  // tiles per (sequence, group); tokens per tile; tiles in total
   Divisor sequences_and_groups, groups;
 };
 
@@ -59,12 +59,12 @@ struct PipelineState {
   }
 };
 
-// A tile: the tokens [first_token, last_token] of sequence b and group g, whose rows are [first, rows).
+// Tile number `index`: the tokens [first_token, last_token] of sequence b and group g, whose rows are [first, rows).
 struct CtaRows {
   int b, g, first, rows, first_token, last_token;
-  __device__ __forceinline__ CtaRows(const RowForwardArgs& a, int turn) {
-    const int before = a.sequences_and_groups.quotient(turn);
-    const int bg = turn - before * a.sequences_and_groups.value();
+  __device__ __forceinline__ CtaRows(const RowForwardArgs& a, int index) {
+    const int before = a.sequences_and_groups.quotient(index);
+    const int bg = index - before * a.sequences_and_groups.value();
     b = a.groups.quotient(bg), g = bg - b * a.groups.value();
     first_token = (a.tiles - 1 - before) * a.tile_tokens;  // the last rows see most keys: they start first
     last_token = min(first_token + a.tile_tokens, a.in.tokens) - 1;
@@ -74,7 +74,7 @@ struct CtaRows {
 
 // The tile that this CTA computes in a round. Every second round assigns tiles in reverse order: the first tiles are
 // the largest, and this balances the CTAs.
-__device__ __forceinline__ int turn_of(int round) {
+__device__ __forceinline__ int tile_of_round(int round) {
   const int cta = blockIdx.x, ctas = gridDim.x;
   return round * ctas + (round % 2 == 0 ? cta : ctas - 1 - cta);
 }
@@ -142,8 +142,8 @@ __device__ __forceinline__ void produce_tiles(const RowForwardArgs& a, const Key
   const int G = a.in.heads.value(), thread = threadIdx.x % kWarpgroup;
   PipelineState<Shape::kQueries> query;  // of the load thread, or of the store thread
   PipelineState<kStages> state;
-  for (int round = 0, turn; (turn = turn_of(round)) < a.turns; ++round) {
-    const CtaRows tile(a, turn);
+  for (int round = 0, index; (index = tile_of_round(round)) < a.all_tiles; ++round) {
+    const CtaRows tile(a, index);
     const Plan<Keys, Shape> plan(a, keys, tile, Plan<Keys, Shape>::kMadeTogether ? 0 : Shape::kWarpgroups,
                                  reinterpret_cast<unsigned char*>(&shared + 1));
     if (thread == kStoreThread) {

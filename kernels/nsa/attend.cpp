@@ -6,6 +6,7 @@
 #include "engine/backend.h"
 #include "engine/check.h"
 #include "engine/op_scope.h"
+#include "kernels/common/integer.h"
 
 namespace triad {
 
@@ -61,7 +62,7 @@ Tensor attend_rounding_unit(Context& ctx, Scratch::Scope& scope, const Tensor& d
     check_argument("attend_rounding_unit", "dout_norm", dout_norm, {q.size(0), q.size(1), q.size(2)},
                    acc_dtype(q.dtype));
   if (ctx.device.is_cuda()) {
-    // The general and reference kernels add to a row of dq in one fixed order and need no rounding unit.
+    // The portable kernels add to a row of dq in one fixed order and need no rounding unit.
     if constexpr (kBuiltWithCuda)
       if (ctx.routes.wanted().fused_branches())
         return cuda::attend_rounding_unit(ctx, scope, dq, dout, q, branches, dout_norm, key_norms);
@@ -73,7 +74,7 @@ Shape key_norms_shape(const std::vector<RoundingUnitBranch>& branches) {
   int64_t keys = 0;
   for (const RoundingUnitBranch& branch : branches) keys = std::max(keys, branch.k.size(1));
   const ConstTensor& k = branches.at(0).k;
-  return {k.size(0) * k.size(2), 3, (keys + kKeyNormsChunk - 1) / kKeyNormsChunk, 2};
+  return {k.size(0) * k.size(2), 3, ceil_div(keys, kKeyNormsChunk), 2};
 }
 
 void attend_key_norms(Context& ctx, Tensor norms, const Tensor& dq, ConstTensor dout, ConstTensor q,

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/common/integer.h"
 #include "kernels/common/parallel.h"
 #include "kernels/nsa/attend.h"
 
@@ -20,7 +21,7 @@ template <class A>
 inline constexpr int64_t kBlock = 64 / sizeof(A);  // columns of a block: a cache line, two AVX registers
 template <class A>
 constexpr int64_t round_up(int64_t n) {
-  return (n + kBlock<A> - 1) / kBlock<A> * kBlock<A>;
+  return triad::round_up(n, kBlock<A>);
 }
 
 template <class A>

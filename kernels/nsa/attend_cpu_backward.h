@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/common/cpu_exp.h"
+#include "kernels/common/integer.h"
 #include "kernels/nsa/attend_cpu.h"
 
 namespace triad::attend_cpu {
@@ -225,8 +226,8 @@ template <class T, class Pattern>
 void backward_keys(Context& ctx, Tensor dk_out, Tensor dv_out, const GradRows<T>& rows, const AttendIn& in,
                    const Pattern& pattern) {
   const int64_t B = in.k.size(0), S = in.k.size(1), Hkv = in.k.size(2);
-  const int64_t span = std::max<int64_t>(1, std::min(pattern.span(), S)), spans = (S + span - 1) / span;
-  const int64_t blocks = (span + kKeyBlock - 1) / kKeyBlock;  // of a span
+  const int64_t span = std::max<int64_t>(1, std::min(pattern.span(), S)), spans = ceil_div(S, span);
+  const int64_t blocks = ceil_div(span, kKeyBlock);  // of a span
   parallel_for(ctx, B * Hkv * spans * blocks, [&](int64_t i) {
     const int64_t g = i / (spans * blocks) % Hkv, b = i / (spans * blocks) / Hkv,
                   span_begin = i / blocks % spans * span;

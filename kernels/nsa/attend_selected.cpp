@@ -3,6 +3,7 @@
 #include "kernels/nsa/attend_selected.h"
 
 #include "engine/op_scope.h"
+#include "kernels/common/integer.h"
 #include "kernels/nsa/attend_cpu_backward.h"
 #include "kernels/nsa/attend_cpu_forward.h"
 #include "kernels/nsa/route.h"
@@ -48,7 +49,7 @@ SelectedPattern selected_pattern(const char* op, const AttendIn& in, const Const
   TRIAD_CHECK(block_index.rank == 4, "{}: block_index is {}, which has not four axes", op, block_index.str());
   const int64_t n = block_index.size(3);
   check_tensor("block_index", block_index, {B, T, Hkv, n}, DType::i32);
-  return {T, n, l_sel, (T + l_sel - 1) / l_sel, attend_cpu::Rows<const int32_t>(block_index), {}, {}};
+  return {T, n, l_sel, ceil_div(T, l_sel), attend_cpu::Rows<const int32_t>(block_index), {}, {}};
 }
 
 // Fills begins and tokens by a counting sort: counts per block, prefix sum, then one write per list entry.

@@ -1,4 +1,4 @@
-// NSA's selection rule: the blocks that the list of a token holds whatever the scores, and those among which the scores
+// NSA's selection rule (select.h): which blocks the list of a token always contains, and among which blocks the scores
 // choose. For host and device, in any integer type.
 #pragma once
 

@@ -5,7 +5,7 @@
 
 namespace triad::cuda {
 
-inline constexpr int kWarpgroup = 128;  // threads
+inline constexpr int kWarpgroup = 128;  // threads of a warpgroup
 
 // Sets the registers of each thread of this warpgroup (setmaxnreg), to fewer than the launch's or to more. An increase
 // waits until other warpgroups have released enough; the sum over all warpgroups is at most the launch's.
@@ -38,7 +38,7 @@ __device__ __forceinline__ uint32_t uniform(uint32_t x) { return __reduce_or_syn
 // Uses the named barriers 1 + kWarpgroups to 2 kWarpgroups.
 template <int kWarpgroups>
 struct WarpgroupTurns {
-  int w;  // this warpgroup
+  int w;  // index of this warpgroup
   static constexpr int kFirstId = 1 + kWarpgroups;
   __device__ __forceinline__ static void signal(int to) { named_barrier_arrive<2 * kWarpgroup>(kFirstId + to); }
   __device__ __forceinline__ void begin() const {

@@ -12,7 +12,7 @@ namespace triad::cuda {
 // 16 rows of a tile, all ones: one step of 16 of k. The tile follows the values in shared memory, 1024-byte aligned.
 inline constexpr int kOnesBytes = 16 * kPanelRowBytes;
 __device__ __forceinline__ void write_ones(unsigned char* ones, int thread, int threads) {
-  constexpr uint32_t kOnes = 0x3f803f80;  // two, in bf16
+  constexpr uint32_t kOnes = 0x3f803f80;  // 1.0 twice, in bf16
   for (int i = 16 * thread; i < kOnesBytes; i += 16 * threads)
     *reinterpret_cast<uint4*>(ones + i) = make_uint4(kOnes, kOnes, kOnes, kOnes);
 }

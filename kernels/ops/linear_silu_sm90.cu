@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kTileM = 128, kTileN = 192, kTileK = 64, kStages = 4;
 constexpr int kCluster = 2, kConsumers = 2, kConsumerWarps = 4 * kConsumers, kThreads = 128 * (kConsumers + 1);
-constexpr int kPieceRows = 16, kPieceBytes = kPieceRows * kPanelRowBytes, kPieces = 4;  // buffers of a warp
+constexpr int kPieceRows = 16, kPieceBytes = kPieceRows * kPanelRowBytes, kPieces = 4;  // piece buffers per warp
 constexpr int kPanels = kTileN / kPanel, kHalves = kTileM / 64, kSums = kTileN / 8;
 constexpr int kStageBytes = (kTileM + kTileN) * kPanelRowBytes;
 constexpr int kPanelBytesB = kPanel * kPanelRowBytes;  // backward: B's stage is panels [64 of k][64 columns]
@@ -63,13 +63,13 @@ __device__ void produce(Shared& s, const Maps& maps, const Tiles& tiles, int cta
       barrier_wait(&s.empty[stage], (n / kStages & 1) ^ 1);
       barrier_expect(full, kStageBytes);
       copy_box(s.a[stage], maps.a, k * kTileK, row, 0, 0, full);
-      if constexpr (kBackward) {  // half of the 64 of k
+      if constexpr (kBackward) {  // each CTA loads half of the 64 of k
         constexpr int kHalf = kTileK / kCluster;
 #pragma unroll
         for (int p = 0; p < kPanels; ++p)
           copy_box_multicast(s.b[stage] + p * kPanelBytesB + cta * kHalf * kPanelRowBytes, maps.b, column + p * kPanel,
                              k * kTileK + cta * kHalf, 0, 0, full, kBoth);
-      } else {  // half of the columns
+      } else {  // each CTA loads half of the columns
         constexpr int kHalf = kTileN / kCluster;
         copy_box_multicast(s.b[stage] + cta * kHalf * kPanelRowBytes, maps.b, k * kTileK, column + cta * kHalf, 0, 0,
                            full, kBoth);
@@ -141,7 +141,7 @@ __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta
           wgmma<Major::k, kBackward ? Major::mn : Major::k>(d[half], a_tile, b_tile, k > 0 || k16 > 0);
         }
       wgmma_commit();
-      wgmma_wait<1>();  // the products of the previous stage are done
+      wgmma_wait<1>();  // the products that read the previous stage are done
       if (k > 0 && lane < kCluster) barrier_arrive_at(&s.empty[(n - 1) % kStages], lane);
     }
     wgmma_wait<0>();
@@ -152,7 +152,7 @@ __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta
       const int half = piece / kPanels, panel = piece % kPanels;
       unsigned char* const out = pieces + (kBackward ? panel : piece % 2 * 2) * kPieceBytes;
       unsigned char* const y = kBackward ? pieces + kPanels * kPieceBytes : out + kPieceBytes;
-      if (lane == 0) {  // until the buffers that are written next are free
+      if (lane == 0) {  // waits until the buffers that are written next are free
         bulk_wait_read<kBackward ? 0 : 1>();
         if (kBackward && piece > 0 && piece + 2 < kHalves * kPanels) load_pre(piece + 2);
       }

@@ -6,8 +6,9 @@
 //   p = 2^(s scale_log2 - lse),   ds = p (dout.v - dpsum),   dv += p dout,   dq += ds k,   dk += ds q,
 // from two statistics of the row,
 //   lse = log2(e) LSE - log2(gate),   dpsum = delta / gate = rowsum(dout o),
-// so the gate costs nothing inside the loop. In p and ds of the kernels' comments the gate is always included. A row
-// that sees no key or has gate 0 has lse = inf, so p = 0. Gates are >= 0.
+// so the gate costs nothing inside the loop; dq and dk are multiplied by the score scale at the end. In p and ds of the
+// kernels' comments the gate is always included. A row that sees no key or has gate 0 has lse = inf, so p = 0. Gates
+// are >= 0.
 #pragma once
 #include "kernels/hopper/reduce.cuh"
 #include "kernels/hopper/wgmma.cuh"
@@ -31,7 +32,7 @@ struct RowSource {
   }
 };
 
-// Heads of (64, 64), (128, 128) and (192, 128): f.template operator()<dk / 64, dv / 64>().
+// Calls f.template operator()<dk / 64, dv / 64>(), for heads of (64, 64), (128, 128) and (192, 128).
 template <class F>
 void dispatch_panels(const AttendIn& in, F&& f) {
   switch (in.q.size(3)) {

@@ -160,9 +160,9 @@ __device__ __forceinline__ void store_dq_panel(Shared<kListed>& shared, const fl
 template <bool kListed>
 __device__ __forceinline__ void reduce_dq(Shared<kListed>& shared, const BwdD128Args& a, const CtaTask& task, int warp,
                                           int lane) {
-  constexpr int kSteps = kPanel / 16, kSources = kListed ? 1 : 2;  // MMA warpgroups per stage
+  constexpr int kSteps = kPanel / 16, kSources = kListed ? 1 : 2;  // MMA warpgroups that wrote ds of the step
   float* const dq_first = a.dq.at(task.b, 0, task.g * a.in.heads.value());
-  const int row = warp * kWarpRows + fragment_row();  // and 8 more
+  const int row = warp * kWarpRows + fragment_row();  // this lane's rows: row and row + 8
   wait_copies(shared.keys_full, 0);
   for (int step = 0; step < task.steps; ++step) {
     const int first_source = kListed ? step % 2 : 0, parity = (kListed ? step / 2 : step) & 1;
@@ -224,8 +224,8 @@ struct KeyMma {
   Memory& shared;
   const CtaTask& task;
   int warpgroup;
-  int key0, key_end, warp_key;  // of this warpgroup; this lane's first key
-  float scale;                  // of scores, times log2(e)
+  int key0, key_end, warp_key;  // this warpgroup's keys; first key of this lane
+  float scale;                  // score scale times log2(e)
   // Descriptors of tiles. The compiler knows that their addresses are the same in all lanes: products then take them
   // from uniform registers, without a move for each.
   uint32_t k, v, stages_at;

@@ -78,15 +78,15 @@ struct KeyMma {
   const BwdD64Args& a;
   const Task& task;
   int tile, warp, lane;
-  int key_end, warp_key;  // the end of the tile's keys; this lane's first key
-  float scale;            // of scores, times log2(e)
-  bool all_seen;          // by the rows of the step
+  int key_end, warp_key;  // end of the tile's keys; first key of this lane
+  float scale;            // score scale times log2(e)
+  bool all_seen;          // every row of the step sees all keys of the tile
   // The arrays are variables of their own: as members, their indices would keep nvcc from promoting the struct's
   // scalars to registers until the loops are unrolled.
   uint32_t (&k)[kStepsD][4], (&v)[kStepsD][4];
   float (&dk)[kPanel / 8][4], (&dv)[kPanel / 8][4];
   float (&p)[kN][4], (&ds)[kN][4];                           // s^T and dp^T, then p^T and ds^T
-  uint32_t (&operand_p)[kDeep][4], (&operand_ds)[kDeep][4];  // the latter two as left operands
+  uint32_t (&operand_p)[kDeep][4], (&operand_ds)[kDeep][4];  // p^T and ds^T as left operands
   float4 (&stats)[kN];                                       // (lse, dpsum) of two rows each
 
   __device__ __forceinline__ void init() {
@@ -259,7 +259,7 @@ struct KeyMma {
           &shared.stages[j / (kPanel / 8)])[j % (kPanel / 8) * kWarpgroup + 32 * warp + lane];
     };
     static_assert(offsetof(Stage, row_stats) == kPanel / 8 * kWarpgroup * sizeof(float4));
-    named_barrier_sync<2 * kWarpgroup>(1);  // both have read all rows
+    named_barrier_sync<2 * kWarpgroup>(1);  // both warpgroups have read all rows
     if constexpr (kTurn == 1) {
 #pragma unroll
       for (int j = 0; j < kPanel / 8; ++j) {
@@ -380,7 +380,7 @@ void run_bwd_d64(Context& ctx, const char* op, const AttendGradOut& out, const A
   const Tensor row_stats = compute_row_stats(ctx, scope, grad, in);
   constexpr int64_t kNearBytes = 48 << 20;
   const int64_t bgs = in.k.size(0) * in.k.size(2);
-  const int64_t bytes = in.q.size(1) * in.q.size(2) / in.k.size(2) * kPanel * 8;  // q, dout and dq of a (b, g)
+  const int64_t bytes = in.q.size(1) * in.q.size(2) / in.k.size(2) * kPanel * 8;  // bytes of q, dout and dq per (b, g)
   const BwdD64Args a{make_attend<bf16>(op, in),
                      make_view<const bf16>(grad.dout),
                      reinterpret_cast<const RowStats*>(row_stats.data),

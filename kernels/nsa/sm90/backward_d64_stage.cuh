@@ -42,9 +42,9 @@ struct __align__(1024) Stage {
 template <bool kListed>
 struct Shared {
   static constexpr int kTiles = kListed ? 1 : 2, kStages = kListed ? 9 : 8, kBuffers = kListed ? 4 : 2;
-  static constexpr int kMmaWarps = kListed ? 4 : 8;  // that use the same stage
+  static constexpr int kMmaWarps = kListed ? 4 : 8;  // MMA warps per stage
   Stage stages[kStages];
-  unsigned char k[kTiles][kTileBytes];  // columns permuted: see mma_dq
+  unsigned char k[kTiles][kTileBytes];  // columns are permuted, see mma_dq
   unsigned char ds[kBuffers][kTiles][kTileBytes];
   uint64_t full[kStages], empty[kStages], ds_full[kBuffers], ds_empty[kBuffers];
   int listed[kListed ? kWorkTokens : 1];
@@ -91,7 +91,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
   const int chunk = lane % 8;
   const bf16* const q_chunk = a.in.q.at(task.b, 0, task.g * G) + 8 * chunk;
   const bf16* const dout_chunk = a.dout.at(task.b, 0, task.g * G) + 8 * chunk;
-  const int q_row = static_cast<int>(a.in.q.row / 8), q_head = static_cast<int>(a.in.q.head / 8);  // in 16 bytes
+  const int q_row = static_cast<int>(a.in.q.row / 8), q_head = static_cast<int>(a.in.q.head / 8);  // units of 16 bytes
   const int dout_row = static_cast<int>(a.dout.row / 8), dout_head = static_cast<int>(a.dout.head / 8);
   const int dq_row = static_cast<int>(a.dq.row / 4), dq_head = static_cast<int>(a.dq.head / 4);
   for (int n = warp; n < steps; n += kRoleWarps) {
@@ -132,7 +132,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
       stage.dq_at[r] = exists ? t * dq_row + h * dq_head : -1;
     }
     barrier_arrive_after_copies(&shared.full[slot]);
-    barrier_arrive(&shared.full[slot]);  // for the plain stores
+    barrier_arrive(&shared.full[slot]);  // this lane's plain stores
   }
 }
 

@@ -68,7 +68,7 @@ struct RowLoader {
   static constexpr int kStageRows = Stage::kCount, kWarpRows = kStageRows / 4;
   const BwdDkdvArgs& a;
   const CtaTask& task;
-  const int* listed;  // the tokens of the piece, if is_listed; else they are contiguous
+  const int* listed;  // the piece's tokens if is_listed, else unused: the tokens are contiguous
   bool is_listed;
   const RowStats* row_stats;
   const bf16 *q_chunk, *dout_chunk;
@@ -144,13 +144,13 @@ struct KeyMma {
   static constexpr int kStepsD = kPanel / 16, kN = kStepRows / 8, kDeep = kStepRows / 16;
   const CtaTask& task;
   uint32_t k, v;  // descriptors of the keys' tiles
-  float scale;    // of scores, times log2(e)
-  int warp_key;   // this lane's first key
+  float scale;    // score scale times log2(e)
+  int warp_key;   // first key of this lane
   // The arrays are variables of their own: as members, their indices would keep nvcc from promoting the struct's
   // scalars to registers until the loops are unrolled.
   float (&dk)[kPanelsK][kPanel / 8][4], (&dv)[kPanelsV][kPanel / 8][4];
   float (&p)[kN][4], (&ds)[kN][4];                           // s^T and dp^T, then p^T and ds^T
-  uint32_t (&operand_p)[kDeep][4], (&operand_ds)[kDeep][4];  // the latter two as left operands
+  uint32_t (&operand_p)[kDeep][4], (&operand_ds)[kDeep][4];  // p^T and ds^T as left operands
 
   __device__ __forceinline__ void scores(const Stage& stage, int row0) {
     const uint32_t q = tile_descriptor(shared_address(stage.q + row0 * kPanelRowBytes));
@@ -193,7 +193,7 @@ struct KeyMma {
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
       const int column = row0 + 8 * j + fragment_column();
-      const float4 stats = *reinterpret_cast<const float4*>(&stage.row_stats[column]);  // of two rows
+      const float4 stats = *reinterpret_cast<const float4*>(&stage.row_stats[column]);  // (lse, dpsum) of two rows
 #pragma unroll
       for (int e = 0; e < 4; ++e) p[j][e] = exp2_approx(fmaf(p[j][e], scale, e % 2 == 0 ? -stats.x : -stats.z));
       if (!all_seen) {
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
   if (work.count < 0 || task.key0 >= task.key_end) return;
 
   Stage* const stages = reinterpret_cast<Stage*>(aligned_shared());
-  unsigned char* const keys = reinterpret_cast<unsigned char*>(stages + kStages);  // k, then v
+  unsigned char* const keys = reinterpret_cast<unsigned char*>(stages + kStages);  // the CTA's k, then its v
   int* const listed = reinterpret_cast<int*>(keys + (kPanelsK + kPanelsV) * kTileBytes);
   const bool is_listed = a.list.tokens != nullptr;
   if (is_listed) {
@@ -342,7 +342,7 @@ constexpr int kMergeThreads = 256;
 __global__ void __launch_bounds__(kMergeThreads) bwd_dkdv_merge_kernel(const __grid_constant__ MergeArgs a) {
   const KeyWorkList& list = a.list;
   const int block = blockIdx.x, bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups;
-  int2 slots;  // the first slot, and their number
+  int2 slots;  // (first slot, number of slots)
   if (list.block_slots != nullptr) {
     slots = list.block_slots[static_cast<int64_t>(bg) * list.blocks + block];
     if (slots.y <= 1) return;  // the only piece stored dk and dv

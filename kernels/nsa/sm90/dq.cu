@@ -77,14 +77,14 @@ struct RowMma {
   using KeyStage = KeyStage<kPanelsK, kPanelsV>;
   static constexpr int kSteps = kPanel / 16, kN = kStepKeys / 8, kDeep = kStepKeys / 16;
   const LaneRows& rows;
-  float scale;               // of scores, times log2(e)
+  float scale;               // score scale times log2(e)
   int last_low, first_high;  // keys [last_low, first_high) are seen by every row of the tile
   // The arrays are variables of their own: as members, their indices would keep nvcc from promoting the struct's
   // scalars to registers until the loops are unrolled.
   uint32_t (&q)[kPanelsK * kSteps][4], (&dout)[kPanelsV * kSteps][4];
   float (&lse)[2], (&dpsum)[2];
   float (&dq)[kPanelsK][kPanel / 8][4];
-  float (&p)[kN][4], (&ds)[kN][4];  // s and dp, then ds
+  float (&p)[kN][4], (&ds)[kN][4];  // s and dp, then ds in place of dp
   uint32_t (&operand)[kDeep][4];    // ds as a left operand
 
   __device__ __forceinline__ void load_rows(const BwdDqArgs& a, const RowTile& tile) {
@@ -135,7 +135,7 @@ struct RowMma {
     for (int i = 0; i < 2; ++i) minus_lse[i] = (keys.token_mask >> rows.bit[i] & 1) != 0 ? -lse[i] : -INFINITY;
     pin(p);
     pin(ds);
-    if (first < last_low || first + kStepKeys > min(first_high, keys.end)) {  // a row sees some of them only
+    if (first < last_low || first + kStepKeys > min(first_high, keys.end)) {  // some row does not see all 32 keys
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int low = rows.low[i] - first, high = min(rows.high[i], keys.end) - first;
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
   KeyStage* const stages = reinterpret_cast<KeyStage*>(aligned_shared());
   const KeyLoader<kPanelsK, kPanelsV> loader(a, tile, stages);
   const auto wait_stage = [&] {
-    copy_async_wait_group<1>();  // the older of the two groups in flight
+    copy_async_wait_group<1>();  // waits for the older of the two groups in flight
     fence_async_proxy();
     __syncthreads();
   };

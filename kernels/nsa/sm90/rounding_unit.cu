@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kNormThreads) bwd_key_norms_kernel(const __gri
 struct DoutNorms {
   View<const bf16> dout;
   View<float> norm;
-  Divisor heads;  // per group
+  Divisor heads;  // query heads per group
   int rows, groups;
 };
 // |dout|, for callers that do not pass it (nsa_combine_backward computes it). 8 lanes per row (t, h) of a (b, g).
@@ -103,7 +103,7 @@ struct RoundingUnitArgs {
   View<const float> dout_norm;
   View<const float> gate[kMostBranches], delta[kMostBranches];
   const float2* norms;
-  int chunks;  // of norms, per (b, g) and branch
+  int chunks;  // chunks of norms per (b, g) and branch
   Divisor heads;
   int rows, groups;
   float scale;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kNormThreads) bwd_rounding_unit_kernel(const _
   *a.rounding_unit.at(b, t, head) = __int_as_float(__float_as_int(bound) & 0x7f800000);
 }
 
-// f.template operator()<dk / 64>()
+// Calls f.template operator()<dk / 64>().
 template <class F>
 void dispatch_norms(int64_t dk, F&& f) {
   dk == 64 ? f.template operator()<1>() : f.template operator()<2>();

@@ -52,7 +52,7 @@ void eval_needle(const NeedleEval& o) {
   make_folders(folder.string());
   // Opened before the measuring, which may take hours, so that an error shows at once.
   AtomicFile csv((folder / kNeedleCsv).string()), svg((folder / kNeedleSvg).string());
-  std::unique_ptr<LoadedModel> loaded;  // allocated for one length at a time
+  std::unique_ptr<LoadedModel> loaded;  // a model for the current length
   const NeedleGrid grid = measure_needles(
       task, o.questions, [&](std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t T) {
         if (!loaded || loaded->activations().T() != T) {

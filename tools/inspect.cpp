@@ -31,7 +31,7 @@ constexpr double kMiB = 1024.0 * 1024.0;
 
 struct Statistics {
   int64_t finite = 0, nan = 0, inf = 0;
-  double mean = 0, deviation = 0;  // of the finite elements
+  double mean = 0, deviation = 0;  // mean and standard deviation of the finite elements
 };
 
 template <class T>

@@ -36,7 +36,7 @@ class Lab {
              .side_streams = s.side_streams}) {}
   Context& ctx() { return rt_.ctx(); }
 
-  Tensor poisoned(const Shape& shape, DType dtype) {  // every float a NaN
+  Tensor poisoned(const Shape& shape, DType dtype) {  // sets every float to NaN
     const Tensor t = rt_.arena().alloc(MemTag::io, "test", dtype, shape);
     if (t.numel() > 0) backend::fill(t.data, t.device, 0xff, t.bytes(), ctx().stream.handle());
     return t;

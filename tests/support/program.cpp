@@ -95,7 +95,7 @@ void BackgroundProgram::send(int signal) const { kill(pid_, signal); }
 
 BackgroundProgram::~BackgroundProgram() {
   if (waited_) return;
-  for (const int signal : {SIGCONT, SIGTERM}) send(signal);  // mpirun ends its ranks
+  for (const int signal : {SIGCONT, SIGTERM}) send(signal);  // at SIGTERM mpirun ends its ranks
   for (int i = 0; i < 100; ++i) {
     if (waitpid(pid_, nullptr, WNOHANG) != 0) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));

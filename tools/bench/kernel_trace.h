@@ -15,7 +15,7 @@ struct Activity {
   std::string kernel;  // demangled name without arguments, or "copy", "fill"
   std::string op;      // empty: queued outside any op
   int64_t begin_ns = 0, end_ns = 0;
-  int64_t stream = 0;  // CUPTI's number of it
+  int64_t stream = 0;  // CUPTI's stream id
 };
 
 class KernelTrace {

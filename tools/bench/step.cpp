@@ -1,8 +1,8 @@
-// triad bench step: times whole training steps of a config, as `triad train` runs them, and splits a GPU's time by family
-// of kernels. Kernel times are from separate traced steps (kernel_trace.h) without a CUDA graph, whose kernels cannot be
-// attributed to ops; tracing slows the host, not the kernels. Kernels run concurrently (engine/fork_join.h) and one that
-// waits for free SMs has begun, so families may add up to more than a step. "GPU busy" is the share of the time in which
-// at least one kernel or copy runs, of traced steps with the graph.
+// triad bench step: times whole training steps of a config, as `triad train` runs them, and splits a GPU's time by
+// family of kernels. Kernel times are from separate traced steps (kernel_trace.h) without a CUDA graph, whose kernels
+// cannot be attributed to ops; tracing slows the host, not the kernels. Kernels run concurrently (engine/fork_join.h)
+// and one that waits for free SMs has begun, so families may add up to more than a step. "GPU busy" is the share of the
+// time in which at least one kernel or copy runs, of traced steps with the graph.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -63,7 +63,7 @@ const std::vector<Family>& families() {
                                           {"activation", {"silu", "swiglu"}},
                                           {"embedding", {"embedding"}},
                                           {"optimizer", {"adamw", "sum", "judge"}},
-                                          {"copies", {"cast"}},  // and copies and fills that no op queued
+                                          {"copies", {"cast"}},  // also copies and fills that no op queued
                                           {"other", {}}};
   return all;
 }

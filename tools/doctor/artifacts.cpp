@@ -33,7 +33,7 @@ std::vector<double> numbers_of(const SafetensorsFile& file, const TensorEntry& e
     copy(int32_t{});
   else
     fail("{}: {} is {}: F32, F64 or I32 was expected", file.path(), entry.name, entry.str());
-  // Checked before any comparison: a NaN in a sum or maximum no longer shows its element.
+  // Checked before any comparison: once a NaN is in a sum or maximum, its element is unknown.
   const auto odd = std::find_if(numbers.begin(), numbers.end(), [](double x) { return !std::isfinite(x); });
   TRIAD_CHECK(odd == numbers.end(), "{}: {} has {} at element {}", file.path(), entry.name, *odd,
               odd - numbers.begin());

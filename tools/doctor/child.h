@@ -17,7 +17,7 @@ struct Command {
 enum class Inherit { all, clean };
 
 struct TimeLimits {
-  double limit_s = 0;          // total time; late only if there was a sign of life after it, else possibly silent
+  double limit_s = 0;  // total time; a program beyond it is late if it then shows a sign of life, else it may be silent
   double silent_s = 0;         // time without a sign of life: output or a heartbeat
   bool busy_is_alive = false;  // CPU time counts as a sign of life too: for programs that print nothing while they work
 };

@@ -103,7 +103,7 @@ void examine(const DoctorOptions& o) {
       PhaseRun visit(o, *phase, all);
       finding = visit.examine();
       if (phase->name == "environment") {
-        const PhaseRun after(o, *phase, all);  // its constructor reads machine.json
+        const PhaseRun after(o, *phase, all);  // the constructor of PhaseRun reads machine.json
         machine = after.machine();
         write_doctor_config(o.out, after.on_gpu());
       }

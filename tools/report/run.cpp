@@ -98,7 +98,8 @@ Json rank_of(const std::string& path, int64_t rank, FirstRank* first, Json& even
     const double now = number_in(line, "ts");
     if (msg != "boot" && now > before) seconds += now - before;
     before = now;
-    if (msg != "stackdump" && msg != "progress" && msg != "checkpoint") state = msg;  // these do not change the state
+    if (msg != "stackdump" && msg != "progress" && msg != "checkpoint")
+      state = msg;  // those messages do not change a rank's state
     if (msg == "step_end") {
       for (auto& [key, points] : lines) forget_from(points, step);
       for (const char* key : kHeartbeatLines)
@@ -136,7 +137,7 @@ Json memory_of(const std::string& folder) {
     std::smatch match;
     if (!std::regex_match(name, match, kName)) continue;
     const std::optional<int64_t> step = parse_number<int64_t>(match[2].str());
-    if (match[2].matched && !step) continue;  // the number is too large for a step
+    if (match[2].matched && !step) continue;  // the number in the name is too large for a step
     const Json file = parse_json(read_file(entry.path().string()), entry.path().string());
     if (!file.contains("triad") || !file["triad"].contains("category_bytes"))
       continue;  // a snapshot without categories

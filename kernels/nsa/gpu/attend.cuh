@@ -56,7 +56,7 @@ struct Attend {
   float scale;           // 1 / sqrt(dk)
   int depth_k, depth_v;  // dk and dv, rounded up to kDepth
   int stages;            // 2: double buffering; 1: none
-  __device__ __forceinline__ float scale_log2() const { return scale * 1.4426950408889634f; }
+  __device__ __forceinline__ float scale_log2() const { return scale * kLog2e; }
 };
 
 // The padded widths, compile-time constants where the tile shape fixes them.

@@ -105,9 +105,9 @@ __global__ void __launch_bounds__(kClusterThreads, 5)
         }
       }
       for (int offset = s.lanes / 2; offset > 0; offset /= 2) {
-        squares += __shfl_xor_sync(0xffffffffu, squares, offset);
+        squares += __shfl_xor_sync(kFullWarp, squares, offset);
 #pragma unroll
-        for (int k = 0; k < kBranches; ++k) a[k] += __shfl_xor_sync(0xffffffffu, a[k], offset);
+        for (int k = 0; k < kBranches; ++k) a[k] += __shfl_xor_sync(kFullWarp, a[k], offset);
       }
       const int turn = h % s.lanes;
 #pragma unroll
@@ -177,8 +177,8 @@ __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int k = 0; k < kBranches; ++k)
-      for (int offset = s.lanes / 2; offset > 0; offset /= 2) a[k] += __shfl_xor_sync(0xffffffffu, a[k], offset);
-    for (int offset = s.lanes / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, offset);
+      for (int offset = s.lanes / 2; offset > 0; offset /= 2) a[k] += __shfl_xor_sync(kFullWarp, a[k], offset);
+    for (int offset = s.lanes / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(kFullWarp, squares, offset);
     if (lane != 0 || row >= rows) continue;
     if (norm.data != nullptr) norm.at(0, b, t, h) = sqrtf(squares);
 #pragma unroll

@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
           for (int i = 0; i < 2; ++i) {
             const int column = 8 * j + fragment_column() + i;  // the query row
             const float lse = stats.lse[column], delta = stats.delta[column], gate = stats.gate[column];
-            const float lse_log2 = lse == -INFINITY ? INFINITY : lse * 1.4426950408889634f;  // no visible key: p = 0
+            const float lse_log2 = lse == -INFINITY ? INFINITY : lse * kLog2e;  // no visible key: p = 0
             const int2 range = all ? make_int2(0, 0) : stats.range[column];
 #pragma unroll
             for (int e = i; e < 4; e += 2) {

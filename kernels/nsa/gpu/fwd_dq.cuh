@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
   for (int i = 0; i < 2; ++i) {
     if (!rows.exists[i]) continue;
     const float lse = *a.lse.at(tile.b, rows.token[i], rows.head[i]);
-    if (lse != -INFINITY) lse_log2[i] = lse * 1.4426950408889634f;
+    if (lse != -INFINITY) lse_log2[i] = lse * kLog2e;
     delta[i] = *a.delta.at(tile.b, rows.token[i], rows.head[i]);
     gate[i] = a.gate.data == nullptr ? 1.0f : *a.gate.at(tile.b, rows.token[i], tile.g);
   }

@@ -227,9 +227,9 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kForwardWarps, GateTil
     float g[3];
 #pragma unroll
     for (int b = 0; b < 3; ++b) {
-      float sum_b = (odd ? z[1][b] : z[0][b]) + __shfl_xor_sync(0xffffffffu, odd ? z[0][b] : z[1][b], 16);
-      sum_b += __shfl_xor_sync(0xffffffffu, sum_b, 8);
-      sum_b += __shfl_xor_sync(0xffffffffu, sum_b, 4);
+      float sum_b = (odd ? z[1][b] : z[0][b]) + __shfl_xor_sync(kFullWarp, odd ? z[0][b] : z[1][b], 16);
+      sum_b += __shfl_xor_sync(kFullWarp, sum_b, 8);
+      sum_b += __shfl_xor_sync(kFullWarp, sum_b, 4);
       g[b] = (sum_b + w.fc2_b[b]) * inverse_temperature;
     }
     if (softmax) {
@@ -267,12 +267,12 @@ class GateGradient {
     const float product = gate_ * dgate_;
     float mean = 0.0f;
 #pragma unroll
-    for (int b = 0; b < 3; ++b) mean += __shfl_sync(0xffffffffu, product, 8 * b + lane % 8);
+    for (int b = 0; b < 3; ++b) mean += __shfl_sync(kFullWarp, product, 8 * b + lane % 8);
     const float own = gate_ * (softmax ? dgate_ - mean : dgate_ * (1.0f - gate_)) * inverse_temperature;
 #pragma unroll
     for (int x = 0; x < 2; ++x)
 #pragma unroll
-      for (int b = 0; b < 3; ++b) dz[x][b] = __shfl_sync(0xffffffffu, own, 8 * b + 2 * (lane % 4) + x);
+      for (int b = 0; b < 3; ++b) dz[x][b] = __shfl_sync(kFullWarp, own, 8 * b + 2 * (lane % 4) + x);
   }
 
  private:
@@ -444,8 +444,8 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
           make_float2(fc1_sum[j / 2][k][2 * (j % 2)], fc1_sum[j / 2][k][2 * (j % 2) + 1]);
     }
   const auto quad_sum = [](float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+    x += __shfl_xor_sync(kFullWarp, x, 1);
+    return x + __shfl_xor_sync(kFullWarp, x, 2);
   };
   float* const small = all.small[warp];
 #pragma unroll

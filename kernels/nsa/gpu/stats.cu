@@ -29,7 +29,7 @@ __device__ void merge_threads(NsaStats& s) {
   for (int o = 16; o > 0; o >>= 1) {
     NsaStats other;
 #pragma unroll
-    for (int i = 0; i < NsaStats::count; ++i) other.at[i] = __shfl_down_sync(0xffffffffu, s.at[i], o);
+    for (int i = 0; i < NsaStats::count; ++i) other.at[i] = __shfl_down_sync(kFullWarp, s.at[i], o);
     s.merge(other);
   }
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = s;

@@ -396,7 +396,7 @@ void launch_query_stationary(Context& ctx, const char* op, const AttendOut& out,
       .pieces = static_cast<int>(ceil_div(l_sel, kStageKeys)),
       .list_room = static_cast<int>(list_room),
       .table_bits = static_cast<int>(table_bits),
-      .scale_log2 = 1.4426950408889634f / std::sqrt(static_cast<float>(in.q.size(3))),
+      .scale_log2 = kLog2e / std::sqrt(static_cast<float>(in.q.size(3))),
       .unless = unless};
   if (!ctx.planning) {
     a.k_map = make_box_map(make_view<const bf16>(in.k), B, T, groups, static_cast<int>(stage_keys));

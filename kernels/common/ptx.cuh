@@ -48,11 +48,14 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t row) {
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const __nv_bfloat16* row) {
   load_matrices(r, shared_address(row));
 }
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const __nv_bfloat16* row) {
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const __nv_bfloat16* row) {
+  load_matrices_transposed(r, shared_address(row));
 }
 
 // Barrier over all threads of all CTAs of a cluster (sm_90; on other cards nothing). Writes made before it, to global

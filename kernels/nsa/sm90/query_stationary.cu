@@ -39,18 +39,6 @@ struct Unit {
   float row_max[2], sum[2], rounded[2];
 };
 
-// ldmatrix of four 8 x 8 matrices: keys along their rows; values across them (transposed).
-__device__ __forceinline__ void load_along(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address));
-}
-__device__ __forceinline__ void load_across(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address));
-}
-
 // Turns the scores of kStepKeys keys, of which the token sees the first `seen`, into probabilities, packed as the next
 // left operand p. row_max is close to the largest score: o is rescaled only if a score exceeds it by kSlack powers
 // of 2.
@@ -126,7 +114,7 @@ __device__ __forceinline__ void multiply_by_warp(Unit<Shape>& unit, uint32_t k, 
 #pragma unroll
       for (int j = 0; j < kSteps; ++j) {
         uint32_t keys_of[4];
-        load_along(keys_of, (k_row ^ (i % 4 << 5)) + i / 4 * Shape::kPanelBytes + j * kStepBytes);
+        load_matrices(keys_of, (k_row ^ (i % 4 << 5)) + i / 4 * Shape::kPanelBytes + j * kStepBytes);
         mma_m16n8k16(s[2 * j], unit.q[i], keys_of[0], keys_of[1]);
         mma_m16n8k16(s[2 * j + 1], unit.q[i], keys_of[2], keys_of[3]);
       }
@@ -137,7 +125,7 @@ __device__ __forceinline__ void multiply_by_warp(Unit<Shape>& unit, uint32_t k, 
 #pragma unroll
       for (int j = 0; j < Shape::kDv / 16; ++j) {
         uint32_t values[4];
-        load_across(values, (v_row ^ (j % 4 << 5)) + j / 4 * Shape::kPanelBytes + i * kStepBytes);
+        load_matrices_transposed(values, (v_row ^ (j % 4 << 5)) + j / 4 * Shape::kPanelBytes + i * kStepBytes);
         mma_m16n8k16(unit.o[j / 4][j % 4 * 2], p[i], values[0], values[1]);
         mma_m16n8k16(unit.o[j / 4][j % 4 * 2 + 1], p[i], values[2], values[3]);
       }

@@ -160,12 +160,12 @@ void RunReporter::done(int64_t step, double seconds) {
   telemetry_.heartbeat(step, "done");
   if (telemetry_.board() != nullptr) telemetry_.board()->done();
   if (setup_.comm->world() > 1)
-    telemetry_.message(
-        fmt::format("communication: {} buckets; behind its own work a step waits {:.3f} ms for the other ranks{}",
-                    setup_.step.reducer()->plan().buckets().size(), mean(comm_ms_),
-                    config_.dist.zero == 1 && setup_.device.is_cuda()
-                        ? fmt::format("; new weights come in for {:.3f} ms beside the next forward", mean(gather_ms_))
-                        : ""));
+    telemetry_.message(fmt::format(
+        "communication: {} buckets; a step waits {:.3f} ms for other ranks after its own work{}",
+        setup_.step.reducer()->plan().buckets().size(), mean(comm_ms_),
+        config_.dist.zero == 1 && setup_.device.is_cuda()
+            ? fmt::format("; new weights arrive within {:.3f} ms, during the next forward", mean(gather_ms_))
+            : ""));
   const Routes& routes = setup_.runtime->ctx().routes;
   if (routes.fallbacks() > 0) telemetry_.message(routes.summary());
   telemetry_.message(fmt::format("done: {} steps, loss {:.4f}, {:.1f} s; weights in {}", step, last_loss_, seconds,

@@ -36,9 +36,9 @@ class StepQueue {
   int64_t next() const { return state_.step + 1; }
 
   using Clock = std::chrono::steady_clock;
-  // Step times begin now.
+  // Starts the clock of step times.
   void start_clock() { settled_at_ = Clock::now(); }
-  // Time between steps that does not count as theirs.
+  // Subtracts time spent between steps from the next step time.
   void exclude(Clock::duration time) { settled_at_ += time; }
 
  private:

@@ -19,7 +19,7 @@ int64_t bucket_unit(const DistConfig& c, int64_t world) {
 }
 
 CommCtas comm_ctas_during_backward(const Config& config, int64_t world) {
-  constexpr double kFewCtasBytesPerS = 60e9, kFlops = 400e12;  // H200 with NVLink; the ratio is what matters
+  constexpr double kFewCtasBytesPerS = 60e9, kFlops = 400e12;  // of H200s with NVLink; only the ratio matters
   const TrainConfig& t = config.train;
   const double backward_s = 2.0 / 3 * training_flops(config.model, t.micro_batch_size, t.seq_len) / kFlops;
   const double element = config.dist.grad_dtype == Precision::bf16 ? sizeof(bf16) : sizeof(float);

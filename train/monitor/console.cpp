@@ -41,7 +41,7 @@ void Console::detail(const std::string& text) {
 
 void Console::alert(const std::string& text) {
   std::string line = "triad: " + text;
-  constexpr int kRows = 3;  // maximum height on a terminal
+  constexpr int kRows = 3;  // maximum number of terminal rows
   if (is_terminal(STDERR_FILENO))
     line =
         cut_line(line, kRows * terminal_columns(STDERR_FILENO), fmt::format("... (ranks/rank_{}.log)", comm_.rank()));

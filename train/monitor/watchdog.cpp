@@ -174,8 +174,8 @@ void Watchdog::judge(StallRule::State state, const Progress::Position& place) {
   const std::string at = where(place);
   if (state == State::advancing) {
     callbacks_.heartbeat(step, "recovered", {{"at", at}});
-    callbacks_.alert(
-        fmt::format("rank {}: goes on after it was {}: {}", comm_.rank(), before == State::slow ? "SLOW" : "HUNG", at));
+    callbacks_.alert(fmt::format("rank {}: advancing again after it was {}: {}", comm_.rank(),
+                                 before == State::slow ? "SLOW" : "HUNG", at));
   } else if (state == State::slow) {
     const std::string text =
         fmt::format("rank {}: SLOW, still advancing: step {} has taken {:.1f} s, {:.3f} s are usual; {}", comm_.rank(),

@@ -38,8 +38,8 @@ struct SelectMemory {
   uint64_t candidates[kMaxCandidates], best[kMaxSelected];
   int list[kMaxSelected];
   int rows[kSelectedChunk];  // cache row of each key of a chunk
-  float lse[kMaxHeads];      // of the group's heads, base 2
-  float sums[4];             // probabilities of compressed keys summed over heads; as long as a tile
+  float lse[kMaxHeads];      // log-sum-exp (base 2) of the group's heads
+  float sums[4];             // summed probabilities of a tile's compressed keys; as long as a tile
 };
 
 // The list of the token at `at`: the forced blocks, and the `free` best of the candidates.

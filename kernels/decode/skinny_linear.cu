@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) skinny_linear_kernel(SkinnyLin
 
 template <class T, int kRows, int kColumns, int kPieces, Activation kActivation>
 void launch_skinny(Context& ctx, const SkinnyLinearArgs<T>& a) {
-  constexpr int64_t kCtasPerSm = kRows == 1 ? 2 : 6;  // at most; CTAs of one row are persistent
+  constexpr int64_t kCtasPerSm = kRows == 1 ? 2 : 6;  // at most this many; with one row, CTAs are persistent
   const int64_t ctas = std::min<int64_t>(ceil_div(a.out, kWarps * kColumns), ctx.num_sms * kCtasPerSm);
   launch_pdl(ctx, "skinny_linear", skinny_linear_kernel<T, kRows, kColumns, kPieces, kActivation>,
              dim3(static_cast<unsigned>(ctas)), dim3(32 * kWarps),

@@ -13,7 +13,7 @@ inline constexpr int64_t kMaxSkinnyRows = 8;
 struct SkinnyLinearOptions {
   enum class Activation { none, silu, swiglu };
   ConstTensor norm = {};                     // [in] T: RMSNorm weights, applied to x first
-  double eps = 0;                            // of the norm
+  double eps = 0;                            // epsilon of the RMSNorm
   Activation activation = Activation::none;  // swiglu: silu(first half of the rows of w) * second half
   ConstTensor addend = {};                   // [N,out] T: added before rounding; may be y; not with an activation
 };

@@ -29,7 +29,7 @@ template <int kHalves>
 struct Memory {
   float sums[2][kWarps][kHalves * kQuarter];
   float squares[kWarps][kEight];
-  uint4 norm[1];  // as long as a row
+  uint4 norm[1];  // the norm's weights, as long as a row of x
 };
 static_assert(sizeof(Memory<2>) <= kMmaShared);
 

@@ -77,7 +77,7 @@ struct Vector {
   }
   __device__ void unpack(float (&x)[V]) const { load_vector<V>(x, reinterpret_cast<const T*>(&raw)); }
   __device__ float max() const {
-    if constexpr (V > 1 && std::is_same_v<T, __nv_bfloat16>) {  // two in one instruction
+    if constexpr (V > 1 && std::is_same_v<T, __nv_bfloat16>) {  // two maxima per instruction
       const auto pair = [](uint32_t word) { return reinterpret_cast<const __nv_bfloat162&>(word); };
       const __nv_bfloat162 top = __hmax2(__hmax2(pair(raw.x), pair(raw.y)), __hmax2(pair(raw.z), pair(raw.w)));
       return fmaxf(__low2float(top), __high2float(top));

@@ -308,8 +308,9 @@ __global__ void __launch_bounds__(32 * kSumWarps, 3)
     __threadfence();
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] = 0;
+      // The run is the last one of its first stretch, and the first one of the others.
 #pragma unroll 4
-    for (int s = from; s <= last; ++s) {  // it is the last run of the first stretch, and the first run of the others
+    for (int s = from; s <= last; ++s) {
       float x[V] = {};
       if (inside) load_vector<V>(x, partial(s, s == from));
 #pragma unroll

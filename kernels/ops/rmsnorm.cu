@@ -17,7 +17,7 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kMaxWarps = 8;
-constexpr int kCtasPerSm = 2;              // of backward
+constexpr int kCtasPerSm = 2;              // CTAs per SM in backward
 constexpr int64_t kSumBytes = 108 * 1024;  // per CTA; two CTAs fit into the 227 KiB of an SM
 constexpr int kHeld = 3;                   // vectors of a row that a lane keeps in registers
 constexpr int kForwardRows = 2;            // per warp, with their loads in flight together

@@ -1,5 +1,5 @@
-// What ranks do with each other inside a step: collectives, buckets, what is not finite, and what a plan counts of
-// them. Two ranks are two threads of this process, over TCP.
+// Collectives between ranks, the partition of gradients into buckets, values that are not finite on one rank, and what
+// a memory plan counts for several ranks. Two ranks are two threads of this process, connected over TCP.
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,7 +53,7 @@ std::unique_ptr<Runtime> small_runtime() {
       Runtime::Options{.device = Device::cpu(), .arena_bytes = int64_t{64} << 20, .scratch_bytes = int64_t{8} << 20});
 }
 
-// Of rank r, in the place i.
+// Element i of the test data of rank r.
 float value(int64_t r, int64_t i) {
   return static_cast<float>(std::sin(static_cast<double>(i * 7 + r * 3)) * std::pow(10.0, r));
 }
@@ -63,8 +63,8 @@ float value(int64_t r, int64_t i) {
 TEST_CASE("dist: over TCP rank 0 passes parts on in little memory, however many ranks there are", "[dist]") {
   constexpr int kWorld = 12;
   constexpr size_t kPart = 256 << 10, kWhole = kWorld * kPart;
-  constexpr int64_t kLimitMib = 16;  // of the 36 MiB that all parts are
-  // Touched before the link is opened: what grows from then on is the link's.
+  constexpr int64_t kLimitMib = 16;  // limit in MiB; all parts together are 36 MiB
+  // The buffers are written before the link is opened, so that memory growth from then on belongs to the link.
   std::vector<std::vector<uint8_t>> to(kWorld), from(kWorld, std::vector<uint8_t>(kWhole));
   const auto byte = [](int source, int destination) { return static_cast<uint8_t>(source * 16 + destination + 1); };
   for (int r = 0; r < kWorld; ++r)
@@ -73,7 +73,7 @@ TEST_CASE("dist: over TCP rank 0 passes parts on in little memory, however many 
     const std::string status = read_text("/proc/self/status");
     return std::stoll(status.substr(status.find(name) + name.size())) / 1024;
   };
-  write_text("/proc/self/clear_refs", "5");  // the peak begins anew
+  write_text("/proc/self/clear_refs", "5");  // resets the peak of resident memory (VmHWM)
   const int64_t before = mib_of("VmRSS:");
   std::vector<std::thread> ranks;
   std::vector<std::string> errors(kWorld);
@@ -84,7 +84,7 @@ TEST_CASE("dist: over TCP rank 0 passes parts on in little memory, however many 
       try {
         const std::unique_ptr<Link> link = open_tcp_link(env, 60);
         link->all_to_all(to[r].data(), from[r].data(), kPart);
-        link->all_to_all(to[r].data(), from[r].data(), 1);  // another size, and in order
+        link->all_to_all(to[r].data(), from[r].data(), 1);  // calls of different sizes stay in order
         link->all_to_all(to[r].data(), from[r].data(), kPart);
         link->finish();
       } catch (const Error& e) { errors[r] = e.what(); }
@@ -207,8 +207,9 @@ TEST_CASE("dist: buckets cover every element once, in backward order, large grad
           if (&c == &m7c) {
             CHECK(params.specs()[static_cast<size_t>(buckets.front().params.front())].name == "lm_head.weight");
             CHECK((buckets.size() == 19 || buckets.size() == 20));
-            CHECK(!buckets.front().late);  // its sum has all of backward to hide behind
-            // The first layer's, the embedding's, and the small ones', where these have one of their own.
+            CHECK(!buckets.front().late);  // its collective overlaps with the rest of backward
+            // Late buckets: the first layer's, the embedding's, and that of the small parameters if they have a bucket
+            // of their own.
             const auto late = std::count_if(buckets.begin(), buckets.end(), [](const GradBucket& b) { return b.late; });
             CHECK((late == 2 || late == 3));
           }
@@ -233,7 +234,7 @@ TEST_CASE("dist: what is not finite on one rank skips the step on all, and the r
       };
       const int64_t positions = config.train.tokens_per_step() * 2;
       std::vector<int32_t> tokens(static_cast<size_t>(config.train.tokens_per_step()));
-      const Tensor gain = params.part(params.weights(), params.count() - 2);  // norm_f's: of every gradient
+      const Tensor gain = params.part(params.weights(), params.count() - 2);  // norm_f: all gradients depend on it
       for (int64_t i = 0; i < 3; ++i) {
         for (size_t t = 0; t < tokens.size(); ++t) tokens[t] = static_cast<int32_t>((t * 7 + i + comm.rank()) % 256);
         const bool plant = i == 1 && comm.rank() == 1;
@@ -281,7 +282,7 @@ TEST_CASE("dist: a plan of several ranks is what each of them takes", "[dist]") 
 }
 
 TEST_CASE("dist: room for copies between GPUs is planned where the ranks may make some", "[dist]") {
-  struct Apart final : Comm {  // on two hosts, say
+  struct Apart final : Comm {  // two ranks on different hosts
     Apart() : Comm(2, Device::cpu()) {}
     std::string name() const override { return "apart"; }
   } apart;
@@ -290,9 +291,9 @@ TEST_CASE("dist: room for copies between GPUs is planned where the ranks may mak
     return plan_memory(config, Device::cuda(), &comm).arena_bytes;
   };
   const std::unique_ptr<Comm> near = make_planned_comm(2);
-  constexpr int64_t kBucket = 4 * 38'633'472, kMeetings = 256;  // the largest, the embedding's; padded
+  constexpr int64_t kBucket = 4 * 38'633'472, kMeetings = 256;  // bytes: embedding's bucket; barrier counts, padded
   CHECK(bytes(*near, "0") - bytes(apart, "0") == kBucket + kMeetings);
-  CHECK(bytes(*near, "1") == bytes(apart, "1"));  // shards need the room for themselves
+  CHECK(bytes(*near, "1") == bytes(apart, "1"));  // sharding allocates this buffer in both cases
 }
 
 TEST_CASE("dist: triad plan --ranks counts buckets and shards", "[dist]") {
@@ -308,8 +309,8 @@ TEST_CASE("dist: triad plan --ranks counts buckets and shards", "[dist]") {
   CHECK(one == plan(""));
   CHECK(two["tokens_per_step"] == 2 * one["tokens_per_step"].get<int64_t>());
   const int64_t moments = 2 * 4 * one["parameters"].get<int64_t>(),
-                bucket = 4 * 38'633'472;  // the largest, the embedding's
-  // Room for the other ranks' shares of a bucket: on a GPU always, on the CPU with shards.
+                bucket = 4 * 38'633'472;  // bytes of the largest bucket, the embedding's
+  // Staging buffer for the other ranks' shares of a bucket: allocated on a GPU always, on the CPU only if sharded.
   const int64_t room = two["device"] == "cpu" ? 0 : bucket;
   CHECK(std::abs(double(bytes(two) - room - bytes(one))) < 1e6);
   CHECK(std::abs(double(bytes(two) - room - (bytes(shards) - bucket) - moments / 2)) < 2e6);

@@ -1,5 +1,5 @@
-// Whether work beside a context's waits for what it needs, and is waited for: each wait that is missing gives zeros
-// here, because what has to come first takes milliseconds.
+// ForkJoin: side work starts after the work queued before it, and join waits for the side work. The earlier work takes
+// milliseconds, so that a missing wait leaves zeros in the result.
 #include "engine/fork_join.h"
 
 #include <algorithm>
@@ -21,11 +21,11 @@ TEST_CASE("engine: work beside a context's begins behind what was queued, and jo
   const Tensor from = alloc(large), to = alloc(large), side_from = alloc(large), side_to = alloc(large);
   const Tensor ones = alloc(n), x = alloc(n), y = alloc(n), z = alloc(n), out = alloc(n);
   const auto take_milliseconds = [](Context& on, const Tensor& dst, const Tensor& src) {
-    for (int i = 0; i < 40; ++i) copy(on, dst, src);  // 0.1 ms each on an H200
+    for (int i = 0; i < 40; ++i) copy(on, dst, src);  // each copy takes about 0.1 ms on an H200
   };
   write(ctx, ones, std::vector<float>(static_cast<size_t>(n), 1.0f).data());
   for (int number = 0; number < 3; ++number)
-    for (int round = 0; round < 2; ++round) {  // a side stream is taken again
+    for (int round = 0; round < 2; ++round) {  // the second round uses the same side stream again
       INFO("side stream " << number << ", round " << round);
       for (const Tensor& t : {x, y, z, out, from, side_from}) zero(ctx, t);
       ctx.stream.synchronize();

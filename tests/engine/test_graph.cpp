@@ -1,6 +1,6 @@
-// Events that graphs wait for and leave, recorded again while their graphs are still queued, as a host that is a step
-// ahead does: what has to come first takes tens of milliseconds here, and what must not have come yet comes later by
-// as many.
+// Events that a graph waits for or records, recorded again while the graph is still queued, as a host does that is one
+// step ahead of the device. Copies that take tens of milliseconds delay the work before an event and the work after it,
+// so that a wait for the wrong record of the event gives a wrong result.
 #include "engine/graph.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct Queues {
   }
   Tensor alloc(int64_t n) { return rt.arena().alloc(MemTag::io, "test", DType::f32, {n}); }
   static void take_milliseconds(Context& on, const Tensor& dst, const Tensor& src) {
-    for (int i = 0; i < 400; ++i) copy(on, dst, src);  // 0.1 ms each on an H200: far longer than a launch takes
+    for (int i = 0; i < 400; ++i) copy(on, dst, src);  // about 0.1 ms each on an H200: far longer than a launch
   }
   void clear() {
     for (const Tensor& t : {x, out}) zero(ctx, t);
@@ -61,7 +61,7 @@ TEST_CASE("engine: a queued graph waits for what its event stood for when it was
     q.graph.launch(q.ctx.stream);
     q.take_milliseconds(q.beside, q.side_to, q.side_from);
     copy(q.beside, q.x, q.twos);
-    q.event.record(q.other);  // of the next step, while the graph waits
+    q.event.record(q.other);  // the next step's record, while the graph is still waiting
     CHECK(q.all_of_out(1));
   }
 }
@@ -85,7 +85,7 @@ TEST_CASE("engine: who waits for an event of a graph waits for the launch before
     q.event.block(q.other);
     copy(q.beside, q.out, q.x);
     copy(q.ctx, q.in, q.twos);
-    q.graph.launch(q.ctx.stream);  // the event is recorded again
+    q.graph.launch(q.ctx.stream);  // records the event again
     CHECK(q.all_of_out(1));
   }
 }

@@ -1,4 +1,4 @@
-// NVTX: what a profiler is told of a step.
+// NVTX: the ranges that a profiler receives during training steps.
 #include <map>
 #include <sstream>
 
@@ -27,11 +27,11 @@ TEST_CASE("nvtx: a profiler sees a range for each op, by name, one behind the ot
   bool open = false;
   for (std::string line; std::getline(in, line); open = !open) {
     INFO(line);
-    REQUIRE((line == "end") == open);  // ops do not nest: a product inside the classifier is the classifier's
+    REQUIRE((line == "end") == open);  // ranges do not nest: the classifier's matrix products have none
     if (!open) ++begun[line];
   }
   CHECK_FALSE(open);
-  // Of three steps and two layers.
+  // Counts for three steps of a model with two layers.
   for (const char* op :
        {"nsa_attend_selected_forward", "nsa_attend_window_backward", "nsa_select", "nsa_gate_backward"})
     CHECK(begun[op] == 6);

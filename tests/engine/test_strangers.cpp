@@ -1,6 +1,6 @@
-// Strangers where the ranks of a run meet over TCP: connections that say nothing, or garbage, that claim a rank, repeat
-// what a rank said, or announce more bytes than there are. Ranks are threads of this process, and processes where whole
-// runs are compared. All connections go to 127.0.0.0/8 and [::1].
+// Foreign connections to the TCP port at which the ranks of a run connect to rank 0: connections that are silent, send
+// garbage, claim a rank, replay a recorded handshake, or announce more bytes than they send. Ranks are threads of this
+// process, and processes where whole runs are compared. All connections use 127.0.0.0/8 and [::1].
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -39,11 +39,11 @@ using namespace triad::test;
 
 namespace {
 
-constexpr double kMeetS = 40;    // longer than any rank needs, and shorter than a rank 0 that waits for a stranger
-constexpr double kRefusedS = 5;  // of a rank that is to be refused: it tries on until then
+constexpr double kMeetS = 40;    // seconds: more than any rank needs, less than a rank 0 that waits for a stranger
+constexpr double kRefusedS = 5;  // seconds for which a rank that will be refused retries
 constexpr const char* kSecret = "tests only: not a secret";
 
-// Each test has its own range of ports, because rank 0 takes one of 16.
+// The first of 20 ports for this test: rank 0 listens on one of 16, and tests that run concurrently must not collide.
 int port_of(int test) {
   constexpr int kFirst = 10000, kRanges = 1000, kPorts = 20, kTests = 12;
   return kFirst + (getpid() * kTests + test) % kRanges * kPorts;
@@ -62,7 +62,7 @@ LaunchEnv rank_of(int rank, int world, int test, const std::string& secret = "")
   return env;
 }
 
-// What a rank ends with: everybody's numbers, or the error.
+// The outcome of a rank: the numbers gathered from all ranks, or the error.
 struct Ended {
   std::vector<int64_t> numbers;
   std::string error;
@@ -96,7 +96,7 @@ FileHandle try_connect(const std::string& host, int port) {
   if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return socket;
   return FileHandle(-1);
 }
-// Waits for somebody to listen.
+// Connects, retrying until the port accepts.
 FileHandle connect_to(const std::string& host, int port) {
   for (int i = 0; i < 6000; ++i) {
     FileHandle socket = try_connect(host, port);
@@ -137,7 +137,7 @@ std::optional<ReplyCode> claim(const FileHandle& socket, const LaunchEnv& env, i
   return last ? std::optional(last->code) : std::nullopt;
 }
 
-// A relay between a rank, whose MASTER_ADDR is 127.0.0.2, and rank 0 at 127.0.0.1, which records what the rank sends.
+// A relay between a rank, whose MASTER_ADDR is 127.0.0.2, and rank 0 at 127.0.0.1. It records what the rank sends.
 class Recorder {
  public:
   explicit Recorder(int port) : port_(port), listener_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -152,7 +152,7 @@ class Recorder {
     thread_ = std::thread([this] { run(); });
   }
   ~Recorder() { stop(); }
-  // What the rank of the last connection said.
+  // Stops the relay and returns the bytes that the rank sent over the last connection.
   std::string stop() {
     stop_ = true;
     if (thread_.joinable()) thread_.join();
@@ -191,7 +191,7 @@ class Recorder {
   std::thread thread_;
 };
 
-// What f writes to stderr.
+// Runs f and returns what it wrote to stderr.
 template <class F>
 std::string stderr_of(F&& f) {
   const TemporaryFolder folder;
@@ -221,14 +221,14 @@ TEST_CASE("strangers: neither garbage nor silence ends or holds up a run that st
     strangers.push_back(connect_to("127.0.0.1", first.master_port));
     say(strangers.back(), bytes);
   };
-  for (const size_t size : {size_t{0}, size_t{1}, size_t{8}, hello.size() - 1, hello.size()})  // and then nothing
+  for (const size_t size : {size_t{0}, size_t{1}, size_t{8}, hello.size() - 1, hello.size()})  // then silent
     stranger(std::span(hello).first(size));
-  // As builds without run ids said hello; its world ended the run.
+  // The hello of builds that had no run ids: magic, port, rank 1, world 3. Its different world size once ended the run.
   std::string old = "triadlnk";
   for (const int32_t word : {first.master_port, 1, 3}) old.append(reinterpret_cast<const char*>(&word), sizeof word);
   stranger(std::as_bytes(std::span(old)));
   HelloFrame huge = hello;
-  std::fill(huge.begin() + 8, huge.end(), std::byte{0xff});  // 2^32 ranks, and an id to its end
+  std::fill(huge.begin() + 8, huge.end(), std::byte{0xff});  // 2^32 - 1 ranks, unterminated run id
   stranger(huge);
   stranger(std::vector<std::byte>(100'000, std::byte{'x'}));
   ranks.push_back(start_rank(rank_of(1, 2, 0), 6));
@@ -304,7 +304,7 @@ TEST_CASE("strangers: a process that does not know the secret passes for no rank
     recv(socket.get(), hello.data(), hello.size(), MSG_WAITALL);
     say(socket, encode(Reply{.code = ReplyCode::prove, .world = 2, .payload = fresh_nonce()}));
     recv(socket.get(), proof.data(), proof.size(), MSG_WAITALL);
-    say(socket, encode(Reply{.code = ReplyCode::welcome, .world = 2, .payload = proof}));  // the rank's own
+    say(socket, encode(Reply{.code = ReplyCode::welcome, .world = 2, .payload = proof}));  // echoes the rank's proof
     say(socket, encode(Reply{.code = ReplyCode::begin, .world = 2}));
   }
   const Ended ended = rank.get();
@@ -347,7 +347,7 @@ TEST_CASE("strangers: rank 0 listens at MASTER_ADDR alone, and not at all once t
     CHECK(has(address_of(own.front()), "127.0.0.1:"));
   });
   CHECK(quiet == "");
-  env.master_host = "192.0.2.1";  // of documents (RFC 5737): no host has it
+  env.master_host = "192.0.2.1";  // an address reserved for documentation (RFC 5737), which no host has
   const std::string warning = stderr_of([&] {
     const std::vector<Socket> all = listen_for_ranks(env);
     REQUIRE(all.size() == 1);
@@ -359,7 +359,7 @@ TEST_CASE("strangers: rank 0 listens at MASTER_ADDR alone, and not at all once t
   env.master_host = "::1";
   std::vector<Socket> six;
   stderr_of([&] { six = listen_for_ranks(env); });
-  if (has(address_of(six.front()), "[::1]:")) {  // this machine has IPv6
+  if (has(address_of(six.front()), "[::1]:")) {  // the machine has IPv6
     six.clear();
     std::vector<std::future<Ended>> ranks;
     for (const int r : {0, 1}) {
@@ -448,9 +448,9 @@ struct Strangers {
     HelloFrame hello = encode(hello_of(env, 1));
     if (kind == 1) return say(socket, std::string("GET / HTTP/1.1\r\n\r\n"));
     if (kind == 2) return say(socket, recorded);
-    if (kind == 4) std::fill(hello.begin() + 8, hello.end(), std::byte{0xff});  // more ranks and bytes than there are
+    if (kind == 4) std::fill(hello.begin() + 8, hello.end(), std::byte{0xff});  // announces too many ranks and bytes
     say(socket, hello);
-    if (kind == 3) say(socket, Mac{});  // it claims the rank, and cannot prove it
+    if (kind == 3) say(socket, Mac{});  // claims the rank with a wrong proof
   }
 };
 
@@ -483,7 +483,7 @@ TEST_CASE("strangers: 1,000 connections of five kinds change no bit of 100 steps
   }
   Strangers strangers{.env = first, .recorded = recorded};
   BackgroundProgram zero(train_args(among, more), start_of(first), folder.file("log_among"));
-  connect_to("127.0.0.1", first.master_port);  // it listens
+  connect_to("127.0.0.1", first.master_port);  // returns when rank 0 listens
   int i = 0;
   for (; i < kAtStart; ++i) strangers.come(i % kKinds);
   CHECK(strangers.refused == 0);
@@ -512,7 +512,7 @@ TEST_CASE("strangers: 1,000 connections of five kinds change no bit of 100 steps
   CHECK(same_file(alone + kWeights, among + kWeights));
   CHECK(column(alone + "/training.csv", "loss") == column(among + "/training.csv", "loss"));
   CHECK(column(among + "/training.csv", "loss").size() == kSteps);
-  // The log stays short, and the secret stays secret.
+  // The log has few lines about dropped connections, and no file contains the secret.
   size_t told = 0;
   for (const std::string& line : lines(folder.file("log_among"))) told += has(line, "dropped");
   CHECK((told >= 1 && told <= 8));

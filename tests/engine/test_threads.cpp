@@ -1,4 +1,5 @@
-// The threads of CPU loops: how they wait, what a loop promises, and how many a process takes.
+// The thread pool of CPU loops: waiting without CPU time, nested loops and exceptions, and the number of threads of a
+// process.
 #include <time.h>
 #include <unistd.h>
 
@@ -17,7 +18,7 @@ namespace triad::test {
 
 namespace {
 
-// A context for loops on so many threads.
+// A context whose loops use the given number of threads.
 struct LoopContext {
   explicit LoopContext(int threads) : runtime({.device = Device::cpu()}) { ctx().threads = threads; }
   Context& ctx() { return runtime.ctx(); }
@@ -30,7 +31,7 @@ double seconds_of(clockid_t clock) {
   return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
 }
 
-// Keeps a thread busy for so much of its own CPU time.
+// Uses the given CPU time of the calling thread.
 void work_for(double seconds) {
   for (const double begin = seconds_of(CLOCK_THREAD_CPUTIME_ID);
        seconds_of(CLOCK_THREAD_CPUTIME_ID) - begin < seconds;) {}
@@ -43,13 +44,14 @@ void write_file(const std::string& path, const std::string& text) {
 
 }  // namespace
 
-// CPU time, not time: a busy machine changes nothing. Threads that spin take milliseconds after each of the loops.
+// Measures CPU time, so a busy machine does not change the result. Threads that spin would use milliseconds after each
+// loop.
 TEST_CASE("threads: those that wait take no CPU time", "[threads]") {
   LoopContext c(2);
   constexpr int kLoops = 100;
   const auto loop = [&] { parallel_for(c.ctx(), 2, [](int64_t) { work_for(100e-6); }); };
   loop();  // starts the threads
-  // Threads of libraries (OpenBLAS's, where it has its own) may spin for a moment after the process's start.
+  // Threads of libraries (those of OpenBLAS, if it has its own) may spin for a moment after the process has started.
   for (double before = -1, now = seconds_of(CLOCK_PROCESS_CPUTIME_ID); now - before > 1e-3;
        before = now, now = seconds_of(CLOCK_PROCESS_CPUTIME_ID))
     usleep(50000);
@@ -60,7 +62,7 @@ TEST_CASE("threads: those that wait take no CPU time", "[threads]") {
   }
   const double of_others = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - process - (seconds_of(CLOCK_THREAD_CPUTIME_ID) - own);
   INFO("the other threads took " << of_others << " s of CPU time");
-  CHECK(of_others < 0.1);  // their part of the work is 0.01 s
+  CHECK(of_others < 0.1);  // seconds; their share of the work is 0.01 s
 }
 
 TEST_CASE("threads: a loop runs each iteration once, on any number of threads", "[threads]") {
@@ -103,7 +105,7 @@ TEST_CASE("threads: an exception of an iteration arrives at the caller, and the 
         if (throws && i == bad) throw std::runtime_error("iteration " + std::to_string(i));
       });
     };
-    loop(false);  // so that the next one is split from its beginning
+    loop(false);  // measures the loop, so that the next one is split over the threads from its first iteration
     CHECK_THROWS_AS(loop(true), std::runtime_error);
     CHECK_NOTHROW(loop(false));
   }
@@ -115,14 +117,15 @@ TEST_CASE("threads: cores, quota and ranks decide how many there are", "[threads
   CHECK(choose_threads({.cores = 64, .machine_cores = 64, .quota = 4}) == 4);
   CHECK(choose_threads({.cores = 64, .machine_cores = 64, .quota = 0.5}) == 1);
   CHECK(choose_threads({.cores = 64, .machine_cores = 64, .quota = 16, .local_ranks = 4}) == 4);
-  // Without binding ranks share what all of them see, be it a part of the machine.
+  // If the launcher does not bind ranks to cores, local ranks share all visible cores, even if these are part of the
+  // machine.
   CHECK(choose_threads({.cores = 64, .machine_cores = 64, .local_ranks = 4, .launcher_binds = true}) == 16);
   CHECK(choose_threads({.cores = 8, .machine_cores = 64, .local_ranks = 4}) == 2);
-  // With binding each has cores of its own (to a core), or several have a socket of 32.
+  // If it does, each rank has its own core, or several ranks share a socket of 32 cores.
   CHECK(choose_threads({.cores = 1, .machine_cores = 64, .local_ranks = 4, .launcher_binds = true}) == 1);
   CHECK(choose_threads({.cores = 32, .machine_cores = 64, .local_ranks = 4, .launcher_binds = true}) == 16);
   CHECK(choose_threads({.cores = 2, .machine_cores = 2, .local_ranks = 4}) == 1);
-  CHECK(choose_threads({.cores = 2, .machine_cores = 2, .local_ranks = 0}) == 2);  // the launcher does not say
+  CHECK(choose_threads({.cores = 2, .machine_cores = 2, .local_ranks = 0}) == 2);  // 0: not set by the launcher
 }
 
 TEST_CASE("threads: the quota is the least of the groups around the process, in both versions", "[threads]") {
@@ -146,7 +149,7 @@ TEST_CASE("threads: the quota is the least of the groups around the process, in 
   CHECK(cpu_quota(root) == 3);
 }
 
-// A machine without a GPU is one on which CUDA sees none.
+// An empty CUDA_VISIBLE_DEVICES makes this a machine without a GPU.
 TEST_CASE("CPU: a config made for a GPU names the one that works here", "[threads]") {
   const TemporaryFolder folder;
   const std::string before = "CUDA_VISIBLE_DEVICES=", out = " --set log.out_dir=" + folder.file("run");

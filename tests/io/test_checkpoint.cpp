@@ -1,5 +1,5 @@
-// Folders of checkpoints: whole or not at all, `latest`, what killed saves leave, which ones stay; and what a run does
-// whose disk is full or whose folder cannot be written to.
+// Checkpoint folders: atomic writes, `latest`, leftovers of killed saves, removal of old checkpoints; and runs whose
+// disk is full or whose folder cannot be written to.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -37,41 +37,42 @@ TEST_CASE("io: checkpoint folders", "[io]") {
   for (const std::string& path : {run, run + "/", run + "/latest", parent, parent + "/latest", parent + "/step_10"})
     CHECK(resolve_checkpoint(path) == parent + "/step_10");
   CHECK(resolve_checkpoint(parent + "/step_9") == parent + "/step_9");
-  CHECK(save(10, "ten again") == parent + "/step_10");  // replaces
+  CHECK(save(10, "ten again") == parent + "/step_10");  // replaces the folder
   CHECK(read_text(parent + "/step_10/model") == "ten again");
 
-  // A save that fails leaves the others, and nothing of its own.
+  // A save that fails leaves the other checkpoints unchanged and no files of its own.
   CHECK_THROWS_WITH(write_checkpoint(parent, "step_11", [](const std::string&) { fail("disk full"); }), "disk full");
   check_error([&] { write_checkpoint(parent, "step_11", [](const std::string&) {}); }, {"step_11", "state.json"});
   CHECK(count_files(parent) == 3);
   CHECK(find_newest_checkpoint(parent) == parent + "/step_10");
 
-  // Killed at any moment: a half-written folder, a whole one not yet in place, one without a link to it.
+  // Leftovers of saves killed at three moments: a half-written folder, a whole folder not yet renamed, and a renamed
+  // folder whose link does not exist yet.
   fs::create_directory(parent + "/step_12.tmp.4711");
   write_text(parent + "/step_12.tmp.4711/model", "half");
   fs::create_directory(parent + "/step_13.tmp.4711");
   write_text(parent + "/step_13.tmp.4711/state.json", "whole");
-  fs::create_directory(parent + "/step_10.tmp.4711");  // the older one, exchanged
+  fs::create_directory(parent + "/step_10.tmp.4711");  // the replaced checkpoint, after the exchange of names
   write_text(parent + "/step_10.tmp.4711/state.json", "whole");
   fs::create_symlink("step_13", parent + "/latest.tmp.4711");
   write_text(parent + "/notes.tmp.1", "the user's");
-  fs::create_directory(parent + "/step_99");  // not whole
+  fs::create_directory(parent + "/step_99");  // without state.json it is no checkpoint
   remove_leftovers(parent);
   CHECK(count_files(parent) == 6);
   CHECK(is_checkpoint(parent + "/step_13"));
   CHECK(read_text(parent + "/step_10/model") == "ten again");
-  CHECK(find_newest_checkpoint(parent) == parent + "/step_13");  // `latest` is on step_10
+  CHECK(find_newest_checkpoint(parent) == parent + "/step_13");  // although `latest` points to step_10
   const std::vector<CheckpointFolder> all = list_checkpoints(parent);
   REQUIRE(all.size() == 3);
   CHECK(all[0].step == 9);
   CHECK(all[2].step == 13);
-  fs::remove_all(parent + "/step_10");  // the link dangles
+  fs::remove_all(parent + "/step_10");  // `latest` now dangles
   CHECK(resolve_checkpoint(run) == parent + "/step_13");
   CHECK(resolve_checkpoint(parent + "/latest") == parent + "/step_13");
   fs::remove(parent + "/latest");
   CHECK(resolve_checkpoint(run + "/latest") == parent + "/step_13");
 
-  // What is set aside is looked for no more; a name that is no number of ours is no checkpoint.
+  // Folders that were set aside are no longer found, and a name step_X in which X is no valid step is no checkpoint.
   write_text(folder.file("metrics.json"), "{}");
   CHECK(set_aside(parent, {folder.file("metrics.json"), parent + "/step_13"}) == parent + "/set_aside_0");
   CHECK(next_set_aside(parent) == parent + "/set_aside_1");
@@ -102,12 +103,12 @@ TEST_CASE("io: old checkpoints go, the newest and every k-th stay", "[io]") {
   CHECK(steps().size() == 7);
   thin_out_checkpoints(parent, 3, 2);
   CHECK(steps() == std::vector<int64_t>{2, 4, 5, 6, 7});
-  save(3);  // `latest` points at it now, and hides no newer one
+  save(3);  // `latest` points to step 3 now; newer checkpoints are still found
   thin_out_checkpoints(parent, 1, 0);
   CHECK(steps() == std::vector<int64_t>{3, 7});
   for (const std::string& path : {parent, parent + "/latest"}) CHECK(resolve_checkpoint(path) == parent + "/step_7");
   CHECK(count_files(parent) == 3);
-  // A removal that was killed has moved its folder aside; whole or not, the next save deals with it.
+  // A killed removal leaves a renamed folder: the next save restores a whole one and deletes a partial one.
   fs::rename(parent + "/step_7", parent + "/step_7.tmp.1");
   fs::create_directory(parent + "/step_6.tmp.1");
   save(8);
@@ -119,15 +120,15 @@ namespace {
 
 const std::string kSaves = "--set train.steps=300 --set train.save_every=1 --set train.keep_last=2 ";
 
-// A run that saves at every step and to which `harm` is done once some steps are behind it: it ends with a message that
-// names the checkpoint, whatever was saved before is whole, and, once `mended`, a resume ends in the uninterrupted
-// bits.
+// A run that saves at every step and is disturbed by `harm` after some steps. It must end with a message that names the
+// checkpoint; earlier checkpoints must be whole; and after `mend` a resume must end with the same bits as an
+// uninterrupted run.
 void check_failing_save(const std::string& before, const std::function<void(const std::string& out, int pid)>& harm,
                         const std::function<void(const std::string& out)>& mend, const std::string& reason) {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), whole = folder.file("whole"), log = folder.file("log");
   REQUIRE(run_program(train_args(whole, kSaves)).exit_code == 0);
-  // Its products take a millisecond more, so that what harms it comes before its end.
+  // Each matrix product takes 1 ms longer, so that `harm` is called before the run ends.
   BackgroundProgram program(train_args(out, kSaves), with_faults("TRIAD_FAULTS='0 0.001'") + before, log);
   for (int i = 0; i < 180000 && lines(out + "/training.csv").size() < 4; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -140,7 +141,7 @@ void check_failing_save(const std::string& before, const std::function<void(cons
   CHECK(text.find("checkpoints") != std::string::npos);
   mend(out);
   const std::string newest = resolve_checkpoint(out);
-  CHECK(run_program("inspect " + newest + kWeights).exit_code == 0);  // checksums, too
+  CHECK(run_program("inspect " + newest + kWeights).exit_code == 0);  // verifies the checksums, too
   const Outcome resumed = run_program(train_args(out, kSaves + "--resume latest"));
   INFO(resumed.output);
   CHECK(resumed.exit_code == 0);
@@ -155,14 +156,14 @@ TEST_CASE("train: a save that meets a limit on file sizes ends the run and leave
   check_failing_save(
       "",
       [](const std::string&, int pid) {
-        const rlimit limit{100000, 100000};  // the weights take 170 KB; other files stay below
+        const rlimit limit{100000, 100000};  // bytes: the weights take 170 KB, every other file less than the limit
         REQUIRE(prlimit(pid, RLIMIT_FSIZE, &limit, nullptr) == 0);
       },
       [](const std::string&) {}, "File too large");
 }
 
 TEST_CASE("train: a checkpoints folder that can no longer be written to ends the run, the older one is whole", "[io]") {
-  // Root may write anywhere, unless it gives that right away.
+  // Root can write anywhere, so the program drops that capability first.
   check_failing_save(
       geteuid() == 0 ? "exec setpriv --bounding-set=-dac_override,-dac_read_search " : "",
       [](const std::string& out, int) {
@@ -186,8 +187,8 @@ TEST_CASE("train: a full disk ends the run and leaves the older checkpoints whol
   const std::string more = "--set train.steps=30 --set train.save_every=1 --set train.keep_last=0 ",
                     out = disk + "/run";
   REQUIRE(run_program(train_args(whole, more)).exit_code == 0);
-  // Some 500 KB a checkpoint, none removed: the disk is full after three. Then what was saved is resumed from
-  // elsewhere.
+  // A checkpoint takes about 500 KB and none is removed: the disk is full after three. Then a run in another folder
+  // resumes from the last of them.
   const Outcome outcome =
       run_command(own + "; " TRIAD_PROGRAM " " + train_args(out, more) + "; echo \"ended with $?\"; " +
                   TRIAD_PROGRAM " " + train_args(folder.file("resumed"), more) + "--resume " + out +
@@ -214,7 +215,7 @@ TEST_CASE("train: a run that cannot save is refused before its first step", "[io
 
 namespace {
 
-// A tokenizer.json, of those whose tokens are known.
+// One of the tokenizer.json files for which the expected tokens are known.
 std::string some_tokenizer() {
   return parse_json(read_text(TRIAD_SOURCE_DIR "/tests/io/known_tokens.json"), "known_tokens.json")[0]["tokenizer"]
       .dump();
@@ -230,7 +231,7 @@ TEST_CASE("train: a resume goes on with the checkpoint's own tokenizer, or not a
   REQUIRE(run_program(train_args(out, with + "--set train.steps=2")).exit_code == 0);
   CHECK(read_text(out + "/checkpoints/step_2/tokenizer.json") == tokenizer);
   const std::string rows = read_text(out + "/training.csv");
-  write_text(file, tokenizer + "\n");  // which stands for the same, but who knows that
+  write_text(file, tokenizer + "\n");  // an equivalent tokenizer whose bytes differ
   const Outcome other = run_program(train_args(out, with + "--set train.steps=4 --resume latest"));
   INFO(other.output);
   CHECK(other.exit_code == 1);
@@ -239,7 +240,7 @@ TEST_CASE("train: a resume goes on with the checkpoint's own tokenizer, or not a
   CHECK(read_text(out + "/training.csv") == rows);
   write_text(file, tokenizer);
   CHECK(run_program(train_args(out, with + "--set train.steps=4 --resume latest")).exit_code == 0);
-  // Another run in this folder leaves no tokenizer of this one.
+  // A new run in the same folder deletes the tokenizer of the replaced run.
   REQUIRE(run_program(train_args(out, "--set train.steps=1 --overwrite")).exit_code == 0);
   CHECK_FALSE(fs::exists(out + "/tokenizer.json"));
 }
@@ -270,13 +271,13 @@ TEST_CASE("train: a run begins with the weights of another, and anew in all else
   REQUIRE(none.exit_code == 0);
   CHECK(none.output.find("begins with the weights of " + first + weights) != std::string::npos);
   CHECK(same_file(first + weights, second + weights));
-  // Other lengths and data, from step 0 on.
+  // With other lengths and data, init_from starts at step 0.
   REQUIRE(run_program(train_args(second, from + "--overwrite --set train.steps=2 --set train.seq_len=96 --set "
                                                 "train.save_every=1 --set data.seed=5"))
               .exit_code == 0);
   CHECK(lines(second + "/training.csv").size() == 3);
   CHECK_FALSE(same_file(first + weights, second + weights));
-  // What cannot be begun with is refused before anything of the run that was to be replaced is gone.
+  // Invalid initial weights are refused before --overwrite removes anything of the previous run.
   const std::string rows = read_text(second + "/training.csv");
   const auto refused = [&](const std::string& args, int exit_code, const std::string& words) {
     const Outcome outcome = run_program(train_args(second, "--overwrite " + args));
@@ -295,13 +296,14 @@ TEST_CASE("train: a run begins with the weights of another, and anew in all else
   for (const char* name : {"/config.json", "/model.safetensors"}) fs::copy(first + name, folder.file("cut") + name);
   fs::resize_file(folder.file("cut") + weights, fs::file_size(first + weights) - 1);
   refused("--set train.init_from=" + folder.file("cut"), 1, folder.file("cut") + weights);
-  // No run goes into a checkpoint, nor out of one that lies deeper than its own.
+  // A run cannot write into a checkpoint, nor into a folder in which a run or a checkpoint is nested more deeply than
+  // its own.
   const std::string inside = second + "/checkpoints/step_2";
   const Outcome mixed = run_program(train_args(inside, "--overwrite"));
   CHECK(mixed.exit_code == 1);
   CHECK(mixed.output.find(inside + " is itself a checkpoint") != std::string::npos);
   const Outcome outer = run_program(train_args(folder.path(), from + "--set train.save_every=1 --set train.steps=1"));
-  CHECK(outer.exit_code == 2);  // first lies in it
+  CHECK(outer.exit_code == 2);  // the folder contains `first`
   fs::create_directories(folder.file("outer/checkpoints"));
   fs::copy(inside, folder.file("outer/checkpoints/step_9"), fs::copy_options::recursive);
   fs::copy(second, folder.file("outer/deeper"), fs::copy_options::recursive | fs::copy_options::copy_symlinks);
@@ -311,7 +313,7 @@ TEST_CASE("train: a run begins with the weights of another, and anew in all else
   CHECK(nested.exit_code != 0);
   CHECK(nested.output.find("holds a checkpoint of an earlier run") != std::string::npos);
   CHECK(fs::exists(folder.file("outer/checkpoints/step_9") + weights));
-  // A resume has its own weights: those it began with may be gone.
+  // A resume uses its own checkpoint: the weights of init_from may be deleted.
   fs::remove_all(first);
   const Outcome resumed =
       run_program(train_args(second, from + "--resume latest --set train.steps=3 --set train.seq_len=96 --set "

@@ -1,5 +1,5 @@
-// Data: the shuffle is a bijection, splits never overlap, ranks share a step without gap or overlap, a resume goes on
-// at the exact sequence, and `triad data` writes what the loader reads.
+// Data: the shuffle is a bijection, splits never overlap, ranks share a step without gap or overlap, a resume continues
+// at the exact sequence, and the loader reads what `triad data` writes.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -30,7 +30,7 @@ using triad::test::write_text;
 
 namespace {
 
-// Token i is i: a batch shows which sequences it holds.
+// A source in which token i has the value i, so that a batch shows which sequences it holds.
 class CountingTokens final : public TokenSource {
  public:
   explicit CountingTokens(int64_t size) : size_(size) {}
@@ -61,7 +61,7 @@ std::string error_of(const std::function<void()>& f) {
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// The sequences that the next n batches hold, in order.
+// The numbers of the sequences in the next n batches, in order.
 std::vector<int64_t> take(Loader& loader, int64_t n, int64_t seq_len) {
   std::vector<int64_t> sequences;
   for (int64_t i = 0; i < n; ++i) {
@@ -98,7 +98,7 @@ TEST_CASE("data: the shuffle is a bijection of any size, and its own for each se
     for (int64_t i = 0; i < n; ++i) same += a(i) == b(i);
     return same;
   };
-  constexpr int64_t kSize = 10007;  // two independent shuffles agree in about one place
+  constexpr int64_t kSize = 10007;  // two independent shuffles agree at about one position
   const Permutation one(kSize, 1, 0);
   CHECK(fixed_points(
             one, [](int64_t i) { return i; }, kSize) < 12);
@@ -107,7 +107,7 @@ TEST_CASE("data: the shuffle is a bijection of any size, and its own for each se
   CHECK(fixed_points(one, Permutation(kSize, 1, 0), kSize) == kSize);
   const int64_t huge = int64_t{1} << 61;
   CHECK((Permutation(huge, 1, 0)(huge - 1) >= 0 && Permutation(huge, 1, 0)(huge - 1) < huge));
-  // Small ones are fair: each of the 24 orders of 4 comes up about equally often.
+  // Small permutations are uniform: each of the 24 orders of 4 occurs about equally often.
   std::map<std::vector<int64_t>, int> orders;
   for (uint64_t seed = 0; seed < 2400; ++seed) {
     const Permutation p(4, seed, 0);
@@ -119,7 +119,7 @@ TEST_CASE("data: the shuffle is a bijection of any size, and its own for each se
 
 TEST_CASE("data: sequences cover the source, targets are one further on", "[data]") {
   constexpr int64_t T = 5;
-  const auto source = std::make_shared<CountingTokens>(11 * T + 4);  // 11 sequences: the last 3 tokens are no target
+  const auto source = std::make_shared<CountingTokens>(11 * T + 4);  // 11 sequences; the last 3 tokens are in none
   CHECK(count_sequences(*source, T) == 11);
   CHECK(count_sequences(CountingTokens(11 * T + 1), T) == 11);
   CHECK(count_sequences(CountingTokens(11 * T), T) == 10);
@@ -130,7 +130,7 @@ TEST_CASE("data: sequences cover the source, targets are one further on", "[data
   CHECK(batch.rows == 2);
   REQUIRE(batch.tokens.size() == 2 * T);
   for (size_t i = 0; i < batch.tokens.size(); ++i) CHECK(batch.targets[i] == batch.tokens[i] + 1);
-  // Each epoch holds each sequence once, in another order.
+  // Each epoch contains every sequence once, in another order.
   Loader epochs(source, {.seq_len = T, .micro_batch = 1, .seed = 1});
   const std::vector<int64_t> first = take(epochs, 11, T), second = take(epochs, 11, T);
   CHECK(std::set<int64_t>(first.begin(), first.end()).size() == 11);
@@ -158,7 +158,7 @@ TEST_CASE("data: a step's sequences depend on seed and step alone, whatever the 
       by_rank.push_back(take(loader, kSteps * micro_steps, T));
       CHECK(loader.cursor() == kSteps * kStep);
     }
-    std::vector<int64_t> joined;  // step by step, rank by rank: disjoint, complete, in order
+    std::vector<int64_t> joined;  // by step, then by rank: disjoint, complete, in order
     for (int64_t step = 0; step < kSteps; ++step)
       for (const std::vector<int64_t>& part : by_rank)
         joined.insert(joined.end(), part.begin() + step * kStep / world, part.begin() + (step + 1) * kStep / world);
@@ -169,14 +169,14 @@ TEST_CASE("data: a step's sequences depend on seed and step alone, whatever the 
 TEST_CASE("data: all ranks together take each sequence once an epoch, where epochs end within steps too", "[data]") {
   constexpr int64_t T = 3, kSequences = 10, kMicroBatch = 2, kSteps = 10;
   const auto source = std::make_shared<CountingTokens>(kSequences * T + 1);
-  for (const int64_t world : {1, 2, 3, 7}) {  // 7: a step is more than an epoch
+  for (const int64_t world : {1, 2, 3, 7}) {  // with 7 ranks a step is more than an epoch
     INFO(world << " ranks");
     std::vector<std::vector<int64_t>> by_rank;
     for (int64_t rank = 0; rank < world; ++rank) {
       Loader loader(source, {.seq_len = T, .micro_batch = kMicroBatch, .seed = 2, .rank = rank, .world = world});
       by_rank.push_back(take(loader, kSteps, T));
     }
-    std::vector<int64_t> order;  // step by step, rank by rank
+    std::vector<int64_t> order;  // by step, then by rank
     for (int64_t step = 0; step < kSteps; ++step)
       for (const std::vector<int64_t>& part : by_rank)
         order.insert(order.end(), part.begin() + step * kMicroBatch, part.begin() + (step + 1) * kMicroBatch);
@@ -209,7 +209,7 @@ TEST_CASE("data: a resume is exact in the third file of the second epoch", "[dat
   const TemporaryFolder folder;
   write_shard(folder.file("a.bin"), 0, 37);
   write_shard(folder.file("b.bin"), 37, 30);
-  write_shard(folder.file("c.bin"), 67, 42);  // sequences 16 (whose first token is the second file's) to 26
+  write_shard(folder.file("c.bin"), 67, 42);  // sequences 16 (its first token is in b.bin) to 26
   const auto source = shard_data({.paths = {folder.file("?.bin")}, .val_paths = {}, .val_fraction = 0}, 1000).train;
   const int64_t n = count_sequences(*source, T);
   REQUIRE(n == 27);
@@ -250,19 +250,19 @@ TEST_CASE("data: a read that hangs ends the wait, with what hangs", "[data]") {
   source->hangs_at = sequence_position(1, 24, 3) * 4;
   {
     Loader loader(source, {.seq_len = 4, .micro_batch = 1, .seed = 3, .stall_s = 0.2});
-    while (!source->hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // batch 0 has been read
+    while (!source->hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // reading batch 1
     CHECK_NOTHROW(loader.next());
     const std::string error = error_of([&] { loader.next(); });
     INFO(error);
     CHECK((contains(error, "a dead file system") && contains(error, "batch 1") && contains(error, "0.2 s")));
-  }  // does not wait for the thread
+  }  // the destructor does not wait for the hanging thread
   source->hangs = false;
   {
     const Loader loader(source, {.seq_len = 4, .micro_batch = 1, .seed = 3});
     while (!source->hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }  // nor where nobody has waited: an error of something else is told at once
+  }  // nor does it if next() was never called, so that another error is reported at once
   CHECK(!source->came_back);
-  source->let_go = true;  // it still has all that it uses
+  source->let_go = true;  // the thread ends later; the loader's destruction freed nothing that it uses
   while (!source->came_back) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
@@ -345,7 +345,7 @@ TEST_CASE("data: text is split by document, a single one by position", "[data]")
   const TemporaryFolder folder;
   for (int i = 0; i < 20; ++i)
     write_text(folder.file("d" + std::to_string(100 + i) + ".txt"), std::string(30, static_cast<char>('A' + i)));
-  write_text(folder.file("d000.txt"), "");  // leaves no trace
+  write_text(folder.file("d000.txt"), "");  // an empty document adds no tokens
   const SplitOptions options{.paths = {folder.file("*.txt")}, .val_paths = {}, .val_fraction = 0.2, .seed = 3};
   const ByteTokenizer tokenizer;
   const DataSplit split = text_data(options, tokenizer);
@@ -355,7 +355,7 @@ TEST_CASE("data: text is split by document, a single one by position", "[data]")
   std::set<int32_t> documents;
   for (const std::vector<int32_t>* tokens : {&train, &val})
     for (size_t i = 0; i < tokens->size(); i += 31) {
-      CHECK((*tokens)[i] == 0);  // end of text before each document
+      CHECK((*tokens)[i] == 0);  // the end-of-text token before each document
       CHECK(documents.insert((*tokens)[i + 1]).second);
       CHECK(std::count(tokens->begin() + static_cast<int64_t>(i) + 1, tokens->begin() + static_cast<int64_t>(i) + 31,
                        (*tokens)[i + 1]) == 30);
@@ -368,7 +368,7 @@ TEST_CASE("data: text is split by document, a single one by position", "[data]")
   other.val_fraction = 0;
   CHECK(text_data(other, tokenizer).val->size() == 0);
   CHECK(text_data(other, tokenizer).train->size() == 20 * 31);
-  other.val_fraction = 0.001;  // at least one
+  other.val_fraction = 0.001;  // a fraction above 0 holds out at least one document
   CHECK(text_data(other, tokenizer).val->size() == 31);
   other.paths = {folder.file("d10*.txt")};
   other.val_paths = {folder.file("d11*.txt")};
@@ -406,7 +406,7 @@ TEST_CASE("data: shards are one row of tokens, whose end is for validation", "[d
   split.train->read(39, across);
   CHECK(across == std::vector<int32_t>{39, 40, 41, 42});
   CHECK_THROWS_AS(split.train->read(97, across), Error);
-  CHECK_THROWS_AS(split.train->read(68, across), Error);  // two of them are for validation
+  CHECK_THROWS_AS(split.train->read(68, across), Error);  // two of the four tokens are held out for validation
   CHECK_THROWS_AS(split.train->read(INT64_MAX, across), Error);
   CHECK_THROWS_AS(split.val->read(-1, across), Error);
   const std::string error = error_of([&] { shard_data(options, 70); });

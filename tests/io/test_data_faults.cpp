@@ -1,5 +1,5 @@
-// Data files that are cut, damaged or rewritten, or whose disk fails, while a program reads them: an Error that names
-// the file and the offset, and a run that a resume goes on with.
+// Data files that are truncated, damaged or rewritten, or whose disk fails, while a program reads them: the error names
+// the file and the offset, and the run can be resumed.
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -26,7 +26,7 @@ void write_shard(const std::string& path, int64_t tokens, int32_t token) {
   writer.finish();
 }
 
-// Another shard's bytes, in the file that is there: whoever has it open sees them.
+// Overwrites the file in place with the bytes of another shard, so that programs that have it open read the new bytes.
 void rewrite(const std::string& path, int64_t tokens, int32_t token) {
   write_shard(path + ".other", tokens, token);
   fs::copy_file(path + ".other", path, fs::copy_options::overwrite_existing);
@@ -99,7 +99,7 @@ TEST_CASE("data faults: files that change under their readers", "[io]") {
   fs::resize_file(path, kHeaderBytes + 2 * 600);
   check_error([&] { source->read(0, tokens); }, {path, "offset 2224", "ends before", "3024 bytes"});
   check_error([&] { shard.max_token(); }, {path, "offset 2224"});
-  // A file that another takes the place of stays the one that was opened.
+  // A file that is replaced by a rename is still read as it was opened.
   write_shard(folder.file("new.bin"), 1000, 6);
   rewrite(path, 1000, 5);
   fs::rename(folder.file("new.bin"), path);

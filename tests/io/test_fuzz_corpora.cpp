@@ -1,5 +1,5 @@
-// The corpora of the fuzzers (tests/fuzz): what was ever found, and the seeds, through the same entry functions. CI
-// needs no clang for it.
+// Runs the corpora of the fuzzers (tests/fuzz: seeds and inputs that once failed) through the fuzzers' entry functions,
+// without clang.
 #include <ctime>
 #include <filesystem>
 
@@ -20,7 +20,7 @@ TEST_CASE("fuzz: each reader keeps its promise on every input of its corpus", "[
       const std::string bytes = read_text(entry.path().string());
       INFO(entry.path().string() << ", " << bytes.size() << " bytes");
       CHECK_NOTHROW(fuzz::run(reader, bytes));
-      // Cut anywhere it is an input too.
+      // A truncated input is an input too.
       for (const size_t eighth : {1, 4, 7})
         CHECK_NOTHROW(fuzz::run(reader, bytes.substr(0, bytes.size() * eighth / 8)));
     }

@@ -83,7 +83,7 @@ TEST_CASE("io: writes that fail name path and reason, and leave nothing", "[io]"
   check_error([&] { make_folders("/proc/version/x"); }, {"/proc/version/x"});
   write_text(folder.file("file"), "");
   check_error([&] { make_folders(folder.file("file")); }, {"file", "Not a directory"});
-  // A limit on the size of files stands in for a full disk.
+  // A limit on the size of files simulates a full disk.
   rlimit before{};
   getrlimit(RLIMIT_FSIZE, &before);
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
@@ -108,7 +108,7 @@ TEST_CASE("io: input files and globs", "[io]") {
   fs::create_symlink("a.txt", folder.file("z.txt"));
   using Files = std::vector<std::string>;
   const Files text = {folder.file("a.txt"), folder.file("b.txt"), folder.file("c[1].txt")};
-  CHECK(expand_globs(Files{folder.file("*.txt")}) == text);  // no folder, and a.txt under one of its names
+  CHECK(expand_globs(Files{folder.file("*.txt")}) == text);  // without folders; a.txt once, despite the link
   CHECK(expand_globs(Files{folder.file("c[1].txt"), folder.file("[ab].txt"), folder.file("a*")}) ==
         Files{text[2], text[0], text[1]});
   check_error([&] { expand_globs(Files{folder.file("a*"), folder.file("*.none")}); }, {"*.none"});
@@ -162,7 +162,7 @@ TEST_CASE("io: safetensors round trip, order, padding and checksums", "[io]") {
   CHECK(file.at("w").str() == "F32[2,3]");
   CHECK(file.find("none") == nullptr);
   check_error([&] { file.at("none"); }, {path, "none"});
-  // The order of calls leaves no trace.
+  // The order in which tensors are written does not change the file.
   SafetensorsWriter writer(folder.file("u"),
                            {tensors[4].spec, tensors[3].spec, tensors[0].spec, tensors[1].spec, tensors[2].spec},
                            {{"note", "x"}});
@@ -177,7 +177,7 @@ TEST_CASE("io: safetensors round trip, order, padding and checksums", "[io]") {
   CHECK(!fs::exists(folder.file("u")));
   writer.finish();
   CHECK(read_text(folder.file("u")) == read_text(path));
-  // One flipped bit is found, and names its tensor.
+  // A flipped bit is detected, and the error names its tensor.
   std::string damaged = read_text(path);
   damaged[static_cast<size_t>(file.at("h").begin) + 1] ^= 4;
   write_text(folder.file("damaged"), damaged);
@@ -190,7 +190,7 @@ TEST_CASE("io: safetensors round trip, order, padding and checksums", "[io]") {
 
 TEST_CASE("io: safetensors known bytes", "[io]") {
   const TemporaryFolder folder;
-  // As format_vectors.py makes it.
+  // A complete file written by hand: 8 bytes of header length, 88 bytes of header, 8 bytes of data.
   const std::string header =
       R"({"__metadata__":{"format":"pt"},"w":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}})";
   const std::string padded = header + std::string((8 - header.size() % 8) % 8, ' ');
@@ -200,14 +200,16 @@ TEST_CASE("io: safetensors known bytes", "[io]") {
   CHECK(known.at("w").engine_dtype() == DType::bf16);
   CHECK(known.at("w").shape == std::vector<int64_t>{2, 2});
   CHECK(known.at("w").begin == 96);
-  // Ours: the same with the checksum of eight zero bytes, zlib's 6522df69.
+  // SafetensorsWriter writes the same file with a checksum in the header: zlib's CRC-32 of eight zero bytes is
+  // 6522df69.
   const uint64_t zeros = 0;
   write_safetensors(folder.file("ours"), std::vector<HostTensor>{{{"w", DType::bf16, {2, 2}}, &zeros}});
   std::string ours = R"({"__metadata__":{"format":"pt","crc32/w":"6522df69"},)"
                      R"("w":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}})";
   ours.resize((ours.size() + 7) / 8 * 8, ' ');
   CHECK(read_text(folder.file("ours")) == with_length(ours, std::string(8, '\0')));
-  // Another writer's: no padding, no metadata, a type that is not ours, tensors that lie in another order.
+  // A file of another writer: no padding, no metadata, a type that the engine does not have, and tensors in another
+  // order.
   write_text(folder.file("other"), with_length(R"({"b":{"dtype":"F16","shape":[1],"data_offsets":[4,6]},)"
                                                R"("a":{"shape":[],"dtype":"F32","data_offsets":[0,4]}})",
                                                "abcdef"));
@@ -289,7 +291,7 @@ TEST_CASE("io: token shards", "[io]") {
     CHECK(written.bytes == 1030);
     CHECK(written.crc32 == 0xf914e1e1u);
   }
-  // format_vectors.py: magic, version, count; then 50256, 15496, 995.
+  // A shard written by hand: magic, version and count; then the tokens 50256, 15496 and 995 as u16.
   std::string known = from_hex("88d834010100000003000000");
   known.resize(1024, '\0');
   known += from_hex("50c4883ce303");
@@ -367,11 +369,11 @@ TEST_CASE("io: CSV rows past a step are cut on resume", "[io]") {
   const std::string path = folder.file("t.csv"), header = "step,loss";
   CsvFile(path, header).row("1,0.5");
   CHECK(read_text(path) == "step,loss\n1,0.5\n");
-  CsvFile(path, header).row("1,0.25");  // a new run
+  CsvFile(path, header).row("1,0.25");  // without the step of a resume the table begins anew
   CHECK(read_text(path) == "step,loss\n1,0.25\n");
   CsvFile(path, header, 1).row("2,0.2");
   CsvFile(path, header, 2).row("3,0.1");
-  write_text(path, read_text(path) + "4,0.");  // killed while writing
+  write_text(path, read_text(path) + "4,0.");  // a line cut off when the program was killed
   CsvFile(path, header, 4).row("4,\"a,b\"");
   CHECK(read_text(path) == "step,loss\n1,0.25\n2,0.2\n3,0.1\n4,\"a,b\"\n");
   CsvFile(path, header, 2);
@@ -397,12 +399,12 @@ TEST_CASE("io: a damaged line of a table is left out on resume, and no other", "
   for (const std::string& bad : {std::string("x,1,1"), zeros, zeros + "2,1,1", std::string("99999999999999999999,1,1"),
                                  std::string("2,1"), std::string("2,1,13,1,1"), std::string("")})
     CHECK(resumed(top + "1,1,1\n" + bad + "\n3,1,1\n4,1,1\n", 3) == top + "1,1,1\n3,1,1\n");
-  // The header's own damage costs no row, and a table of other columns stays as it is.
+  // A damaged header does not delete rows, and a table with other columns is left unchanged.
   for (const std::string& bad : {zeros, std::string("step,lost,lr"), std::string("step,loss\x01lr")})
     CHECK(resumed(bad + "\n1,1,1\n2,1,1\n", 3) == top + "1,1,1\n2,1,1\n");
   check_error([&] { resumed("step,ppl,rows\n1,1,1\n", 3); }, {path, "another table", "step,ppl,rows"});
   CHECK(read_text(path) == "step,ppl,rows\n1,1,1\n");
-  write_text(path, "step,l\n1,1,1\n2,1\n3,1,1\n4,1,1\n");  // by whoever does not know the header
+  write_text(path, "step,l\n1,1,1\n2,1\n3,1,1\n4,1,1\n");  // cut_csv does not know the expected header
   cut_csv(path, 3);
   CHECK(read_text(path) == "step,l\n1,1,1\n3,1,1\n");
 }
@@ -418,7 +420,7 @@ TEST_CASE("io: JSON lines", "[io]") {
 
 namespace {
 
-// A std::map that counts the steps of its iterators, and a JSON value whose objects are such maps.
+// A std::map that counts increments of its iterators, and a JSON type whose objects are such maps.
 int64_t map_steps = 0;
 template <class Key, class Value, class Less, class Allocator>
 struct CountedMap : std::map<Key, Value, Less, Allocator> {
@@ -426,7 +428,7 @@ struct CountedMap : std::map<Key, Value, Less, Allocator> {
   using Map::Map;
   struct iterator : Map::iterator {
     iterator() = default;
-    iterator(typename Map::iterator base) : Map::iterator(base) {}  // what the map itself returns
+    iterator(typename Map::iterator base) : Map::iterator(base) {}  // converts what the base class returns
     iterator& operator++() {
       ++map_steps;
       Map::iterator::operator++();
@@ -448,7 +450,7 @@ TEST_CASE("io: JSON objects are read without looking at their other keys", "[io]
     return map_steps;
   };
   const int64_t few = steps(500), many = steps(2000);
-  CHECK(many <= 5 * few);  // 16 times as many where each key costs a walk over those before it
+  CHECK(many <= 5 * few);  // it would be 16 times as many if each key cost a walk over the keys before it
 }
 
 TEST_CASE("io: JSON is parsed to a depth, and cut for messages", "[io]") {
@@ -468,7 +470,7 @@ TEST_CASE("io: JSON is parsed to a depth, and cut for messages", "[io]") {
   CHECK(brief(Json(std::string(1000, 'x'))).size() < 90);
   CHECK(shortened("ab\xc3\xa9", 4) == "ab\xc3\xa9");
   CHECK(shortened("ab\xc3\xa9z", 3) == "ab...");
-  CHECK(shortened("a\xff\x1b[0m\n\xc3") == "a\\xff\\x1b[0m\\x0a\\xc3");  // no bytes that a terminal obeys
+  CHECK(shortened("a\xff\x1b[0m\n\xc3") == "a\\xff\\x1b[0m\\x0a\\xc3");  // escaped for a terminal
   CHECK(dump_json({{"a", "\xff"}}, 2) == "{\n  \"a\": \"\xef\xbf\xbd\"\n}");
 
   Json root = Json::object();

@@ -1,5 +1,5 @@
-// The needle task: sequences hold what they promise, wherever and however often they are read; a grid measures what a
-// model recalls; and a small model learns it.
+// The needle task (recall of values by key): sequences have the promised contents and do not depend on how they are
+// read, a grid of lengths and depths measures a model's recall, and a small model learns the task.
 #include <fmt/format.h>
 #include <sys/stat.h>
 
@@ -34,7 +34,7 @@ Sequence sequence_of(const TokenSource& source, int64_t number, int64_t T) {
 
 bool is_key(const NeedleTask& task, int32_t token) { return token >= 1 && token < task.first_value(); }
 
-// Where each key stands.
+// The positions of each key.
 std::map<int32_t, std::vector<int64_t>> places_of_keys(const NeedleTask& task, const std::vector<int32_t>& tokens) {
   std::map<int32_t, std::vector<int64_t>> places;
   for (size_t i = 0; i < tokens.size(); ++i)
@@ -47,7 +47,7 @@ std::vector<int32_t> values_at(const NeedleTask& task, const std::vector<int32_t
 }
 
 const std::string kConfig = TRIAD_SOURCE_DIR "/configs/needle_1k.json";
-// The same task at the size of a test.
+// The needle task for a model small enough for a test.
 const std::string kSmall =
     kConfig +
     " --set runtime.device=cpu --set runtime.precision=fp32 --set model.dim=32 --set model.n_heads=2 --set "
@@ -90,14 +90,14 @@ TEST_CASE("needle: behind a key stands its value, each time, and answers alone a
         distances.insert(at[i] - at[i - 1]);
       }
     }
-    CHECK(sizes == std::map<size_t, int>{{2, 6}, {4, 6}});  // half of the keys with one question, half with three
+    CHECK(sizes == std::map<size_t, int>{{2, 6}, {4, 6}});  // half of the keys occur in one question, half in three
     CHECK(s.targets == expected);
-    // All else is hay.
+    // All other tokens are hay.
     CHECK(std::count_if(s.tokens.begin(), s.tokens.end(), [](int32_t t) { return t >= kTask.first_hay(); }) ==
           255 - 12 * 3 * 3);
   }
-  CHECK(*distances.begin() == 3);     // directly behind each other
-  CHECK(*distances.rbegin() >= 200);  // and from one end to the other
+  CHECK(*distances.begin() == 3);     // adjacent: a key and its two value tokens
+  CHECK(*distances.rbegin() >= 200);  // and across nearly the whole sequence
 }
 
 TEST_CASE("needle: a task that just fits is placed whole", "[needle]") {
@@ -129,11 +129,11 @@ TEST_CASE("needle: a sequence is a pure function of seed and number, however it 
   CHECK(s.tokens != sequence_of(*data.val, 5, T).tokens);
   CHECK(s.tokens != sequence_of(*needle_data(other, 0).train, 5, T).tokens);
   CHECK(needle_data(kTask, 0).val->size() == 0);
-  std::vector<int32_t> across(static_cast<size_t>(2 * T));  // from the middle of one into the one after the next
+  std::vector<int32_t> across(static_cast<size_t>(2 * T));  // from the middle of sequence 4 to the middle of sequence 6
   data.train->read(4 * T + T / 2, across);
   CHECK(std::equal(s.tokens.begin(), s.tokens.end(), across.begin() + T / 2));
 
-  // The loader hands out targets too, ranks take different sequences, and a resume goes on where it was.
+  // The loader returns targets too, ranks read different sequences, and a resume continues at the right sequence.
   const LoaderOptions options{.seq_len = T, .micro_batch = 2, .micro_steps = 1, .seed = 3};
   Loader whole(data.train, options);
   LoaderOptions first = options, second = options, later = options;
@@ -177,7 +177,7 @@ TEST_CASE("needle: a probe has its needle at the asked depth, to the token", "[n
       CHECK(p.tokens != needle_probe(kTask, length, depth, 4).tokens);
       CHECK(p.tokens == needle_probe(kTask, length, depth, 3).tokens);
     }
-  // Nor is its hay that of a sequence which training or validation has, whatever its length.
+  // A probe's hay differs from that of training and validation sequences, at lengths beyond 16 bits too.
   const DataSplit recall = needle_data(kTask, 0.1);
   for (const int64_t length : {65'536, 131'072})
     for (const auto& source : {recall.train, recall.val}) {
@@ -185,15 +185,15 @@ TEST_CASE("needle: a probe has its needle at the asked depth, to the token", "[n
       const std::vector<int32_t> tokens = sequence_of(*source, 3, 256).tokens;
       int64_t same = 0;
       for (size_t i = 1; i < tokens.size(); ++i) same += tokens[i] == probe.tokens[i];
-      CHECK(same < 30);  // of 255, of which 4 are by chance
+      CHECK(same < 30);  // of 255 positions; a few agree by chance
     }
-  // A training sequence may be such a one.
+  // A training sequence of fixed depth has the same form as a probe.
   NeedleTask at_depth = kTask;
   at_depth.depth = 0.5;
   const DataSplit data = needle_data(at_depth, 0);
   CHECK(data.train->count_targets(256) == 2);
   const Sequence s = sequence_of(*data.train, 9, 256);
-  CHECK(s.tokens[126] == s.tokens[254]);  // 1 + half of 250
+  CHECK(s.tokens[126] == s.tokens[254]);  // the needle is at 1 + 250 / 2
   CHECK(s.targets[253] == -1);
   CHECK(s.targets[255] == s.tokens[128]);
 }
@@ -226,7 +226,8 @@ TEST_CASE("needle: what has no room is refused, with the value", "[needle]") {
 }
 
 TEST_CASE("needle: the grid tells of a reader what it can do, cell by cell", "[needle]") {
-  // Knows the last `reach` tokens alone, and of a value all tokens but the `unknown`-th.
+  // A simulated model: it recalls a value if its key is among the last `reach` tokens, except the value's token of
+  // index `unknown`.
   const auto reader = [](int64_t reach, int64_t unknown) {
     return [=](std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t T) {
       std::vector<int32_t> answers;
@@ -248,16 +249,16 @@ TEST_CASE("needle: the grid tells of a reader what it can do, cell by cell", "[n
   CHECK(all.depths == std::vector<double>{0, 0.5, 1});
   CHECK(all.right == std::vector<int64_t>(6, 7));
   CHECK(all.lowest() == 1);
-  for (const int64_t unknown : {0, 1})  // half a value is none
+  for (const int64_t unknown : {0, 1})  // a value counts only if all of its tokens are right
     CHECK(measure_needles(kTask, questions, reader(256, unknown)).right == std::vector<int64_t>(6, 0));
   const NeedleGrid near = measure_needles(kTask, questions, reader(40, -1));
-  CHECK(near.right == std::vector<int64_t>{0, 0, 7, 0, 7, 7});  // in the middle of 64 it is 32 tokens away
+  CHECK(near.right == std::vector<int64_t>{0, 0, 7, 0, 7, 7});  // depth 0.5 of 64 tokens is 32 back: in reach
   CHECK(near.accuracy(1, 0) == 1);
   CHECK(near.lowest() == 0);
   CHECK(near.table().find("50%    100.0%      0.0%") != std::string::npos);
   CHECK(near.csv().find("\n256,0.5,7,0,0.000000\n") != std::string::npos);
 
-  // The picture is well-formed: what opens is closed, in order, and nothing in its text is taken for a tag.
+  // The SVG is well-formed: elements are closed in order, and no text is parsed as a tag.
   const std::string svg = near.svg("a < b & c");
   CHECK(svg.find("a &lt; b &amp; c") != std::string::npos);
   std::vector<std::string> open;
@@ -289,7 +290,7 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   run_well(train + "--set log.out_dir=" + run);
   const std::string csv = read_text(run + "/training.csv");
   const double first_loss = std::stod(csv.substr(csv.find("\n1,") + 3));
-  CHECK(first_loss == Approx(std::log(25.0)).margin(0.4));  // 12 of 64 positions have a target
+  CHECK(first_loss == Approx(std::log(25.0)).margin(0.4));  // mean over the 12 positions with a target
   run_well(train + "--set log.out_dir=" + rest + " --resume " + run + "/checkpoints/step_10");
   CHECK(read_text(run + "/model.safetensors") == read_text(rest + "/model.safetensors"));
 
@@ -301,10 +302,11 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   const std::string table = read_text(run + "/needle.csv");
   CHECK(std::count(table.begin(), table.end(), '\n') == 7);
   run_well(eval + "--lengths 16,64 --batch 5 --out " + rest);
-  CHECK(read_text(rest + "/needle.csv") == table);  // however many go at a time
+  CHECK(read_text(rest + "/needle.csv") == table);  // the batch size does not change the result
   const Json json = Json::parse(run_well(eval + "--json").output);
-  CHECK(json["cells"].size() == 12);  // 8, 16, 32 and 64 tokens
-  // A run that is not over keeps its grid itself, not in a checkpoint; where none can be written, none is measured.
+  CHECK(json["cells"].size() == 12);  // lengths 8, 16, 32 and 64, three depths each
+  // The grid of an unfinished run is written to the run's folder, not to its checkpoint. If the folder cannot be
+  // written to, nothing is measured.
   fs::remove(run + "/model.safetensors");
   for (const char* name : {"/needle.csv", "/needle.svg"}) fs::remove(run + name);
   run_well(eval + "--lengths 16,64");
@@ -315,13 +317,13 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   CHECK(nowhere.exit_code == 1);
   CHECK(nowhere.output.find("a_file: the folder cannot be made") != std::string::npos);
   CHECK(nowhere.output.find("lowest") == std::string::npos);
-  fs::create_directories(folder.file("taken/needle.svg"));  // found too late: the table is there
+  fs::create_directories(folder.file("taken/needle.svg"));  // blocks the picture, which is written after the table
   const Outcome late = run_program(eval + "--lengths 16 --out " + folder.file("taken"));
   CHECK(late.exit_code == 1);
   CHECK(late.output.find("lowest") != std::string::npos);
   run_well("report " + run + " --vs " + rest);
   run_well("report " + run);
-  // A report takes no pipe's or device's place.
+  // A report does not replace a pipe or a device.
   REQUIRE(::mkfifo(folder.file("pipe").c_str(), 0600) == 0);
   CHECK(run_program("report " + run + " --out " + folder.file("pipe")).exit_code == 1);
   CHECK(fs::is_fifo(folder.file("pipe")));
@@ -356,7 +358,7 @@ TEST_CASE("needle: a small model learns to recall from far outside of its window
     return Json::parse(
         run_well("eval --needle --checkpoint " + run + " --samples 40 --batch 40 --lengths 32,64 --json").output);
   };
-  // Of 64 tokens the window shows 8 and the selection 32 at most; a guess is right one time in eight.
+  // The window covers 8 of 64 tokens and the selection at most 32. A random guess is right one time in eight.
   const Json grid = grid_of("nsa", 300);
   INFO(grid.dump(1));
   double sum = 0;
@@ -364,7 +366,7 @@ TEST_CASE("needle: a small model learns to recall from far outside of its window
   CHECK(grid["cells"].size() == 22);
   CHECK(sum / 22 > 0.85);
   CHECK(grid["lowest"].get<double>() > 0.5);
-  // The control runs just so; it takes longer to learn it.
+  // The dense control trains with the same options, but needs more steps to learn the task.
   const Json dense = grid_of("dense", 20);
   CHECK(dense["attention"] == "dense");
   CHECK(dense["cells"].size() == 22);

@@ -1,5 +1,5 @@
-// Shards know their tokenizer: what training takes from manifest.json, what contradicts it, and evaluation on shards of
-// another tokenizer.
+// The tokenizer of token shards: what training reads from manifest.json, contradictions between manifest and config,
+// and evaluation on shards of another tokenizer.
 #include <filesystem>
 
 #include "io/data/shard_manifest.h"
@@ -33,8 +33,8 @@ void refused(const std::string& args, int exit_code, const std::vector<std::stri
   }
 }
 
-// Folders `words` and `bytes` of shards: of the BPE tokenizer in tokenizer.json, which has some 300 tokens, and of
-// bytes.
+// Two folders of shards: `words`, made with the BPE tokenizer in tokenizer.json (about 300 tokens), and `bytes`, made
+// with the byte tokenizer.
 class Shards {
  public:
   Shards() {
@@ -51,7 +51,7 @@ class Shards {
   std::string file(const std::string& name) const { return folder_.file(name); }
   std::string words() const { return file("words"); }
   std::string bytes() const { return file("bytes"); }
-  // Another tokenizer than that of the shards.
+  // Writes a tokenizer that differs from that of the shards, and returns its path.
   std::string other_tokenizer() {
     Json other = json_;
     other["model"]["merges"].erase(3);
@@ -59,7 +59,7 @@ class Shards {
     write_text(file("other/tokenizer.json"), other.dump());
     return file("other/tokenizer.json");
   }
-  // A run of two steps with a checkpoint each.
+  // Arguments of a run of two steps that saves a checkpoint after each.
   std::string train(const std::string& out, const std::string& paths, const std::string& more = "") const {
     return train_args(file(out), "--set data.kind=shards --set data.paths='" + paths +
                                      "' --set model.vocab_size=512 --set train.save_every=1 --set train.steps=2 " +
@@ -116,7 +116,7 @@ TEST_CASE("shard tokenizer: what contradicts the manifest is refused", "[data]")
   refused(shards.train("run", "[\"" + shards.words() + "\",\"" + shards.bytes() + "\"]"), 2,
           {own, shards.bytes() + "/manifest.json", "byte"});
   CHECK(!fs::exists(shards.file("run")));
-  // The same tokenizer by another name is none.
+  // The same tokenizer under another path is no contradiction.
   must(with("--set data.tokenizer=" + shards.file("tokenizer.json")));
   CHECK(data_of(shards.file("run/config.json"))["tokenizer"] == shards.file("tokenizer.json"));
 
@@ -139,7 +139,8 @@ TEST_CASE("shard tokenizer: eval refuses shards of another tokenizer", "[data]")
   refused(eval("words_run", shards.bytes()), 1,
           {shards.bytes() + "/manifest.json", "byte", "words_run/tokenizer.json"});
   refused(eval("bytes_run", shards.words()), 1, {shards.words() + "/manifest.json", "byte", "words/tokenizer.json"});
-  // Of their own, bits per byte are known, in a vocabulary that is larger than need be too.
+  // For the run's own tokenizer bits per byte are computed, even if the model's vocabulary is larger than the
+  // tokenizer's.
   for (const char* kind : {"words", "bytes"}) {
     const Outcome own = run_program(eval(std::string(kind) + "_run", shards.file(kind)));
     INFO(own.output);
@@ -159,7 +160,7 @@ TEST_CASE("shard tokenizer: of foreign shards it is not known, until it is named
   const std::string warning = "the tokenizer of the shards in " + paths + " is not known";
   const size_t told = trained.output.find(warning);
   CHECK(told != std::string::npos);
-  CHECK(trained.output.find("is not known", told + warning.size()) == std::string::npos);  // once
+  CHECK(trained.output.find("is not known", told + warning.size()) == std::string::npos);  // the warning occurs once
   CHECK(data_of(shards.file("run/config.json"))["tokenizer"] == "");
   const std::string checkpoint = " --device cpu --checkpoint " + shards.file("run");
   refused("generate --tokens 3 --prompt x" + checkpoint, 0, {"not known", "bytes"});
@@ -167,11 +168,12 @@ TEST_CASE("shard tokenizer: of foreign shards it is not known, until it is named
   INFO(judged.output);
   REQUIRE(judged.exit_code == 0);
   CHECK(parse_json(judged.output, "eval")["bits_per_byte"].is_null());
-  // A resume may name it: no token of the run changes.
+  // A resume may add the tokenizer's name, because this changes no token of the run.
   must(shards.train("run", paths,
                     "--resume latest --set train.steps=3 --set data.tokenizer=" + shards.file("tokenizer.json")));
   CHECK(fs::exists(shards.file("run/checkpoints/step_3/tokenizer.json")));
-  // A manifest that comes later has validation shards too, which would be another split: the run's own config goes on.
+  // A manifest that is added later names validation shards, and so another split: it is refused unless the run's own
+  // config is used.
   for (const char* name : {"manifest.json", "tokenizer.json", "val_000000.bin"})
     fs::copy_file(shards.words() + "/" + name, shards.file("foreign/") + name);
   refused(shards.train("run", paths, "--resume latest --set train.steps=4"), 1, {"data.val_paths"});
@@ -184,7 +186,7 @@ TEST_CASE("shard tokenizer: which shards are for validation", "[data]") {
   using Paths = std::vector<std::string>;
   CHECK(config_of(words).data.val_paths == Paths{words});
   CHECK(config_of(words, {"data.val_paths=" + val}).data.val_paths == Paths{val});
-  CHECK(config_of(words + "/*.bin").data.val_paths.empty());  // they are trained on: the end of all is held out
+  CHECK(config_of(words + "/*.bin").data.val_paths.empty());  // all files train; their end is held out
   CHECK(config_of(val).data.val_paths.empty());
   fs::create_directories(shards.file("links"));
   fs::create_symlink(words + "/train_000000.bin", shards.file("links/x.bin"));
@@ -192,7 +194,8 @@ TEST_CASE("shard tokenizer: which shards are for validation", "[data]") {
   CHECK(linked.data.tokenizer == fs::canonical(words).string() + "/tokenizer.json");
   CHECK(linked.data.val_paths == Paths{fs::canonical(words).string()});
 
-  // A manifest that does not list the tokenizer's files, as older ones: the copy beside it counts, while it is there.
+  // Manifests of older versions do not list the tokenizer's files: tokenizer.json in the same folder is used if it
+  // exists.
   const std::string path = words + "/manifest.json";
   Json manifest = parse_json(read_file(path), path);
   manifest.erase("tokenizer_files");
@@ -200,7 +203,7 @@ TEST_CASE("shard tokenizer: which shards are for validation", "[data]") {
   CHECK(config_of(words).data.tokenizer == words + "/tokenizer.json");
   fs::remove(words + "/tokenizer.json");
   CHECK(config_of(words).data.tokenizer.empty());
-  fs::remove(val);  // only the training shards were copied
+  fs::remove(val);  // as if only the training shards had been copied
   CHECK(config_of(words).data.val_paths.empty());
   write_text(path, "{\"of\":\"another program\"}");
   CHECK(!read_manifest(words));

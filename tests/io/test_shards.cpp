@@ -28,14 +28,15 @@ std::vector<int32_t> all_of(const Shard& shard) {
   return tokens;
 }
 
-// llmq's: BIN.TOK, then version, bytes a token, tokens, vocabulary, mask; 1,024 bytes in all.
+// A shard in llmq's format: "BIN.TOK
+// ", then version, bytes per token, tokens, vocabulary and mask as i32, padded to 1,024 bytes.
 std::string llmq(int32_t version, int32_t bytes, int32_t count, int32_t mask, const std::string& body) {
   std::string header = "BIN.TOK\n" + bytes_of<int32_t>({version, bytes, count, 50257, mask});
   header.resize(1024, '*');
   return header + body;
 }
 
-// A file of that many bytes, zeros but for what is written: it takes no room on the disk.
+// A sparse file of the given size: it is zero where nothing is written, and takes almost no disk space.
 class SparseFile {
  public:
   SparseFile(const std::string& path, int64_t bytes) : fd_(::open(path.c_str(), O_WRONLY | O_CREAT, 0600)) {
@@ -91,7 +92,7 @@ TEST_CASE("shards: llmq's and nanoGPT's", "[io]") {
   write_text(folder.file("train.bin"), "This is text, whatever its name says.\n");
   CHECK(!is_shard(folder.file("train.bin")));
   check_error([&] { Shard s(folder.file("train.bin")); }, {"train.bin", "magic"});
-  write_text(folder.file("train.bin"), bytes_of(std::vector<int32_t>(100, 7)));  // u32 without a header
+  write_text(folder.file("train.bin"), bytes_of(std::vector<int32_t>(100, 7)));  // u32 tokens without a header
   CHECK(!is_shard(folder.file("train.bin")));
   write_text(folder.file("fine_train.bin"), bytes_of(raw));
   CHECK(!is_shard(folder.file("fine_train.bin")));
@@ -103,7 +104,7 @@ TEST_CASE("shards: more than 2^31 bytes, and more than 2^31 tokens", "[io]") {
   const TemporaryFolder folder;
   constexpr int64_t kMany = (int64_t{1} << 31) + 1000;
   {
-    SparseFile file(folder.file("train.bin"), kMany * 2);  // nanoGPT's, of 17 GB as published, has no count to overflow
+    SparseFile file(folder.file("train.bin"), kMany * 2);  // nanoGPT's format has no count that could overflow
     for (int64_t at = 0; at < 4096; at += 2) file.write<uint16_t>(at, 1);
     file.write<uint16_t>((kMany - 1) * 2, 258);
     SparseFile llmc(folder.file("b.bin"), 1024 + 4 * int64_t{700'000'000});

@@ -1,5 +1,5 @@
-// TensorBoard's event files: known bytes, and what a reader finds in those of a run. read_events.py reads them from the
-// description of the format alone; TensorBoard's own reader does where it is installed.
+// TensorBoard's event files: known bytes, and what readers find in the files of a run. read_events.py is written from
+// the description of the format alone; TensorBoard's own reader is used too if it is installed.
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -45,7 +45,7 @@ void run_tiny(const std::string& out, const std::string& more, const std::string
   REQUIRE(outcome.exit_code == 0);
 }
 
-std::vector<std::vector<double>> rows(const std::string& path) {  // of a table of numbers
+std::vector<std::vector<double>> rows(const std::string& path) {  // the rows of a CSV table of numbers
   std::vector<std::vector<double>> out;
   std::istringstream in(read_text(path));
   std::string line;
@@ -77,7 +77,7 @@ TEST_CASE("tensorboard: the two records of known bytes", "[tensorboard]") {
 
 TEST_CASE("tensorboard: a finite number stays finite, however large", "[tensorboard]") {
   const double inf = std::numeric_limits<double>::infinity(), most = std::numeric_limits<float>::max();
-  const auto written = [](double value) {  // the four bytes behind the tag "x"
+  const auto written = [](double value) {  // the four bytes after the tag "x", in hexadecimal
     const std::string message = hex(tensorboard::scalars(0, 1, std::vector<Scalar>{{"x", value}}));
     return message.substr(message.size() - 8);
   };
@@ -106,7 +106,7 @@ TEST_CASE("tensorboard: a histogram counts each finite value once, between its l
   CHECK(h["sum"].get<double>() == Approx(1e30));
   CHECK(h["squares"].get<double>() == Approx(1e60));
   const auto limits = h["limits"].get<std::vector<double>>(), counts = h["counts"].get<std::vector<double>>();
-  REQUIRE(counts.front() == 0);  // so that the first full bucket has a left limit of its own
+  REQUIRE(counts.front() == 0);  // an empty first bucket gives the first full one a left limit
   for (size_t i = 1; i < counts.size(); ++i) {
     double inside = 0;
     for (const double v : values) inside += std::isfinite(v) && v < limits[i] && v >= limits[i - 1];
@@ -126,7 +126,7 @@ TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume 
   const auto training = rows(folder.file("training.csv")), validation = rows(folder.file("val.csv"));
   REQUIRE(training.size() == 10);
   const auto same = [&](const char* tag, const std::vector<std::vector<double>>& table, size_t column,
-                        double rounded = 0) {  // in the table
+                        double rounded = 0) {  // rounded: largest rounding error in the table
     const Json& series = found["scalars"][tag];
     REQUIRE(series.size() == table.size());
     for (size_t i = 0; i < table.size(); ++i) {
@@ -146,10 +146,10 @@ TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume 
     CHECK(found["scalars"][tag].size() == 10);
   for (const char* tag : {"steps/loss", "steps/grad_norm"}) {
     REQUIRE(found["histograms"][tag].size() == 10);
-    for (const Json& h : found["histograms"][tag]) CHECK(h[1]["num"] == 2);  // log.every
+    for (const Json& h : found["histograms"][tag]) CHECK(h[1]["num"] == 2);  // log.every is 2
   }
   CHECK(found["restarts"].empty());
-  // The config as text and as hparams; losses once more over tokens, of which a step has 96.
+  // The config is written as text and as hparams; losses are also written over the number of tokens, 96 per step.
   CHECK(found["texts"]["config"][0][0] == 0);
   CHECK(has(found["texts"]["config"][0][1].get<std::string>(), "        \"seq_len\": 48,\n"));
   CHECK(found["hparams"]["train.seq_len"] == 48);
@@ -167,7 +167,7 @@ TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume 
   }
 
   run_tiny(folder.path(), "--overwrite --resume " + folder.file("checkpoints/step_10"));
-  CHECK(count_files(folder.file("tb")) == 3);  // by_tokens too
+  CHECK(count_files(folder.file("tb")) == 3);  // two in tb, and the folder by_tokens
   over_tokens = read_events(folder.file("tb/by_tokens"));
   CHECK(over_tokens["restarts"] == Json::array({96 * 10 + 1}));
   CHECK(over_tokens["scalars"]["train/loss_by_tokens"].size() == 15);
@@ -177,7 +177,7 @@ TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume 
 
   run_tiny(folder.path(), "--overwrite --resume " + folder.file("checkpoints/step_10"), "NSA_TB_DISABLE=1");
   found = read_events(folder.file("tb"));
-  CHECK(found["restarts"] == Json::array({11, 11}));  // what the second wrote of later steps does not count either
+  CHECK(found["restarts"] == Json::array({11, 11}));  // the later steps of the first resume are replaced, too
   CHECK(found["scalars"]["train/loss"].size() == 15);
 
   run_tiny(folder.path(), "--overwrite", "NSA_TB_DISABLE=1");

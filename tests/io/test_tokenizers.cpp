@@ -1,5 +1,5 @@
-// Byte-level BPE: token for token what the `tokenizers` library makes of a text; any bytes come back; files that are
-// wrong are refused with what is wrong.
+// Byte-level BPE: tokens equal those of Hugging Face's `tokenizers` library, decoding restores any bytes, and errors
+// name what is wrong in a file.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -29,7 +29,7 @@ std::vector<Json> known_cases() {
   return {cases.begin(), cases.end()};
 }
 
-// Writes a case's tokenizer, changed by `change`, and reads it.
+// Writes a case's tokenizer.json after `change` has modified it, and reads it.
 template <class F>
 std::unique_ptr<Tokenizer> tokenizer_of(const TemporaryFolder& folder, const Json& known, F&& change,
                                         const TokenizerOptions& options = {}) {
@@ -42,7 +42,7 @@ std::unique_ptr<Tokenizer> tokenizer_of(const TemporaryFolder& folder, const Jso
   return tokenizer_of(folder, known, [](Json&) {});
 }
 
-// Bytes of all kinds: words, spaces, UTF-8 whole and cut, anything.
+// Random text of words, spaces, whole and truncated UTF-8 characters, and arbitrary bytes.
 std::string random_text(std::mt19937& random, size_t pieces) {
   const std::vector<std::string> kinds = {"the ",
                                           " tokenizer",
@@ -74,16 +74,16 @@ std::string random_text(std::mt19937& random, size_t pieces) {
   return text;
 }
 
-bool changes_text(const Json& known) {  // by its normalizer, prefix space or stripping tokens
-  return !known["tokenizer"]["normalizer"].is_null() || known["name"] == "flags";
-}
+// True if encoding changes the text: by a normalizer, or in the case "flags" by a prefix space or tokens that strip
+// spaces.
+bool changes_text(const Json& known) { return !known["tokenizer"]["normalizer"].is_null() || known["name"] == "flags"; }
 
 std::string python() {
   const char* named = std::getenv("TRIAD_PYTHON");
   return named != nullptr ? named : "python3";
 }
 
-// Records of a file: a length in bytes, the bytes.
+// The records of a file, each a length in bytes (u32) and the bytes.
 std::vector<std::string> read_records(const std::string& path) {
   const std::string all = read_file(path);
   std::vector<std::string> records;
@@ -127,7 +127,8 @@ TEST_CASE("tokenizers: every byte string comes back, whole or in parts", "[token
       const std::string text = i == 0 ? bytes : random_text(random, 1 + random() % 60);
       const std::vector<int32_t> tokens = tokenizer->encode(text);
       CHECK(tokenizer->decode(tokens) == text);
-      // In parts: what append_prefix takes is final, and it takes something once there is enough.
+      // Encoded in parts: the tokens that append_prefix appends are final, and it consumes some text if it is given
+      // enough.
       std::vector<int32_t> parts;
       size_t done = 0;
       for (size_t given = 1 + random() % 20; done + given < text.size();) {
@@ -164,15 +165,15 @@ TEST_CASE("tokenizers: spaces, letters, digits and normal forms are those of the
     CHECK(matches(R"(\S)", none));
   }
   const std::string letter = "\xe1\xb2\x89", han = "\xf0\xae\xaf\xb0",
-                    digit = "\xf0\x90\xb5\x80";  // of Unicode 16, 15.1, 16
+                    digit = "\xf0\x90\xb5\x80";  // new in Unicode 16 (letter), 15.1 (han) and 16 (digit)
   CHECK(matches(R"(\p{L})", letter));
   CHECK(matches(R"(\p{Lu})", letter));
   CHECK(matches(R"([\p{L}])", han));
   CHECK(matches(R"(\p{Nd})", digit));
   CHECK(!matches(R"(\P{L})", han));
   CHECK(!matches(R"([^\p{L}\p{N}])", digit));
-  CHECK(matches("(?i:'s)", "'\xc5\xbf"));  // the long s
-  // Marks change places by their class, but those that Unicode 9 had not stay where they are.
+  CHECK(matches("(?i:'s)", "'\xc5\xbf"));  // U+017F, the long s, matches s without regard to case
+  // Normalization reorders marks by their combining class, but not marks that are newer than Unicode 9.
   const std::string above = "\xcc\x95", overlay = "\xcc\xb4", later = "\xe1\xab\x86";
   CHECK(normalize(NormalForm::nfd, "a" + above + overlay) == "a" + overlay + above);
   CHECK(normalize(NormalForm::nfd, "a" + above + later) == "a" + above + later);
@@ -185,7 +186,7 @@ TEST_CASE("tokenizers: both ways to merge a word agree", "[tokenizers]") {
   std::mt19937 random(6);
   std::array<int32_t, 256> bytes{};
   for (int i = 0; i < 256; ++i) bytes[static_cast<size_t>(i)] = i;
-  std::vector<Bpe::Merge> merges;  // of an alphabet of three, at random
+  std::vector<Bpe::Merge> merges;  // random merges of an alphabet of three letters
   for (int32_t id = 256; id < 320; ++id) {
     const auto any = [&] {
       const auto n = static_cast<int32_t>(random() % static_cast<uint32_t>(3 + id - 256));
@@ -205,7 +206,7 @@ TEST_CASE("tokenizers: both ways to merge a word agree", "[tokenizers]") {
     CHECK(by_scan == by_heap);
     CHECK(either == by_heap);
     either.clear();
-    bpe.encode(word, scratch, either);  // now from the words it keeps
+    bpe.encode(word, scratch, either);  // the second time from the cache of words
     CHECK(either == by_heap);
   }
 }
@@ -241,7 +242,7 @@ TEST_CASE("tokenizers: GPT-2's pair of files is the same tokenizer", "[tokenizer
     for (const Json& text : known["texts"])
       CHECK(pair->encode(text.get<std::string>()) == whole->encode(text.get<std::string>()));
   }
-  // What a checkpoint keeps is enough to make it again.
+  // The files in a checkpoint suffice to restore the tokenizer.
   std::filesystem::create_directory(folder.file("checkpoint"));
   write_tokenizer_files(make_tokenizer(folder.file("pair"))->files(), folder.file("checkpoint"));
   CHECK(tokenizer_of_checkpoint(folder.file("checkpoint"), "gone")->encode("some text") == whole->encode("some text"));
@@ -376,7 +377,8 @@ TEST_CASE("tokenizers: long runs are matched, a pattern that tries exponentially
     j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split, j["pre_tokenizer"]}}};
   });
   check_error([&] { slow->encode(std::string(40, 'a') + "cb"); }, {"tokenizer.json", "match limit", "42 bytes"});
-  // A group's loop takes memory for each turn: more than the compiled code's stack has, and none for ever.
+  // A repeated group uses memory for each turn: more than the stack of the compiled pattern holds, but not without
+  // limit.
   const Pattern turns(R"((?:\p{Lu}\p{Ll}|\p{Ll})+|\s+|\S)", "here");
   Pattern::Matcher matcher(turns);
   const std::string letters(1'000'000, 'a');

@@ -57,7 +57,7 @@ struct __align__(1024) Shared {
   // in units of 16 bytes, and the bytes of the run. Other rows: 0 bytes.
   int2 dq_run[kRecent][kStageRows];
   float rounding_unit[kRecent][kStageRows];
-  uint64_t full[kStages], empty[kStages], ds_full[2], ds_empty[2], keys_full;
+  Barrier full[kStages], empty[kStages], ds_full[2], ds_empty[2], keys_full;
   int listed[kListed ? kWorkTokens / 2 : 1];
 };
 

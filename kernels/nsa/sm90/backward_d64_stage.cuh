@@ -46,7 +46,7 @@ struct Shared {
   Stage stages[kStages];
   unsigned char k[kTiles][kTileBytes];  // columns are permuted, see mma_dq
   unsigned char ds[kBuffers][kTiles][kTileBytes];
-  uint64_t full[kStages], empty[kStages], ds_full[kBuffers], ds_empty[kBuffers];
+  Barrier full[kStages], empty[kStages], ds_full[kBuffers], ds_empty[kBuffers];
   int listed[kListed ? kWorkTokens : 1];
 };
 

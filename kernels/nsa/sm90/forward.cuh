@@ -411,7 +411,6 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
 template <class Shape, class Keys>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     fwd_sm90_kernel(const __grid_constant__ RowForwardArgs a, const __grid_constant__ Keys keys) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the body exists for sm_90a only
   if (Plan<Keys, Shape>::nothing_to_do(keys)) return;
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(aligned_shared());
   const int w = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroup, 0);
@@ -445,7 +444,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     increase_registers<kRegistersConsumer>();
     consume_tiles<Shape>(a, keys, shared, w);
   }
-#endif
 }
 
 // ---- launcher ----

@@ -202,7 +202,6 @@ struct RowLoads {
 template <int kDk, int kDv, bool kWhole>
 __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(kWhole))
     fwd_kv_stationary_gather_kernel(const __grid_constant__ KvStationaryArgs a, int launch) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the body exists for sm_90a only
   using Shape = KvStationaryShape<kDk, kDv>;
   if (static_cast<int>(blockIdx.x) >= a.item_counts[launch]) return;
   const int4 item = a.items[static_cast<int64_t>(launch) * a.items_stride + blockIdx.x];
@@ -264,7 +263,6 @@ __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(
       sums.store(partial + static_cast<int64_t>(row) * kDv, i, 1.0f);
     }
   }
-#endif
 }
 
 // ---- near blocks ----
@@ -289,7 +287,6 @@ struct NearBlocks {
 template <int kDk, int kDv>
 __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvStationaryShape<kDk, kDv>::kNearCtas)
     fwd_kv_stationary_near_kernel(const __grid_constant__ KvStationaryArgs a) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the body exists for sm_90a only
   using Shape = KvStationaryShape<kDk, kDv>;
   constexpr int kGroups = Shape::kNearGroups, kListedBits = 4;
   if (*a.differ == 0) return;
@@ -366,7 +363,6 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
         *a.lse.at(b, t0 + t, h) = total == 0.0f ? -INFINITY : (sums.row_max[i] + __log2f(total)) * kLn2;
     }
   }
-#endif
 }
 
 }  // namespace

@@ -319,7 +319,6 @@ struct QueryConsumer : BlockRing<Shape> {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     fwd_query_stationary_kernel(const __grid_constant__ QueryStationaryArgs a) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the body exists for sm_90a only
   if (a.unless != nullptr && *a.unless != 0) return;
   unsigned char* const stages = aligned_shared();
   const BlockRing<Shape> ring{a, stages, *reinterpret_cast<Control*>(stages + a.stages.value() * Shape::kStageBytes)};
@@ -347,7 +346,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     if (warp == Shape::kWarps && threadIdx.x % 32 == 0) producer.load();
     if (warp == Shape::kWarps + 1) producer.make_lists();
   }
-#endif
 }
 
 template <class Shape>

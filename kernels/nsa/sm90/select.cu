@@ -114,7 +114,6 @@ constexpr int kResident = kPanels == 1   ? 4
 template <int kPanels, int kColumns, bool kInShared>
 __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     select_sm90_kernel(const __grid_constant__ SelectArgs a) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the body exists for sm_90a only
   constexpr int kTokens = kTokensOf<kPanels>, kWarpTokens = kTokens / kWarps;
   const int warp = threadIdx.x / 32;
   unsigned char* const queries = aligned_shared();
@@ -160,7 +159,6 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     __syncthreads();
     item = ends.next_item;
   }
-#endif
 }
 
 // The launch parameters of a call: sizes of shared memory, whether scores fit there, and whether items are assigned to

@@ -30,7 +30,7 @@ struct Queues {
   }
   Tensor alloc(int64_t n) { return rt.arena().alloc(MemTag::io, "test", DType::f32, {n}); }
   static void take_milliseconds(Context& on, const Tensor& dst, const Tensor& src) {
-    for (int i = 0; i < 400; ++i) copy(on, dst, src);  // about 0.1 ms each on an H200: far longer than a launch
+    for (int i = 0; i < 400; ++i) copy(on, dst, src);  // 256 MiB each: far longer than a launch
   }
   void clear() {
     for (const Tensor& t : {x, out}) zero(ctx, t);

@@ -1,6 +1,6 @@
-// What central differences cannot see: ops without a gradient, constants that forward and backward share, and the step
-// from gradients to new weights. Each is compared with its formula written out in double. On the CPU; GPU kernels are
-// compared with the CPU's by the tables of cases.
+// Formulas that central differences cannot check: ops without a gradient, constants that forward and backward share,
+// and the step from gradients to new weights. Each op is compared on the CPU with its formula in double. The tables of
+// cases (test_ops.cpp) compare the GPU with the CPU.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -30,7 +30,7 @@ namespace {
 
 using Values = std::vector<double>;
 
-// Tensors in double on the CPU.
+// Tensors on the CPU, in double by default.
 class Lab {
  public:
   Lab() : rt_({.device = Device::cpu(), .arena_bytes = int64_t{8} << 20, .scratch_bytes = int64_t{1} << 20}) {}
@@ -68,9 +68,9 @@ constexpr double kTiny = 1e-13;
 }  // namespace
 
 TEST_CASE("formula: AdamW, three steps from zero moments", "[formulas]") {
-  constexpr int64_t n = 5000;  // more than one piece of work
+  constexpr int64_t n = 5000;  // more elements than one thread's share
   constexpr double kLr = 0.01, kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-3, kDecay = 0.1;
-  for (const double grad_clip : {0.0, 1e6, 2.0}) {  // none, above the norm, below it
+  for (const double grad_clip : {0.0, 1e6, 2.0}) {  // clipping off, not reached, and active
     Lab lab;
     Values p = normal(n, 0), m(n, 0.0), v(n, 0.0);
     const Tensor master = lab.from(p, {n}), m_t = lab.from(m, {n}), v_t = lab.from(v, {n}),
@@ -126,7 +126,7 @@ TEST_CASE("formula: the rate warms up in a line, then falls along half a cosine"
   CHECK(near(4, 1.0));
   CHECK(near(9, 2.0));
   CHECK(near(10, 2.0));
-  CHECK(near(35, 0.5 + 1.5 * (1 + std::numbers::sqrt2 / 2) / 2));  // a quarter of the way down
+  CHECK(near(35, 0.5 + 1.5 * (1 + std::numbers::sqrt2 / 2) / 2));  // a quarter of the cosine
   CHECK(near(60, 1.25));
   CHECK(near(110, 0.5));
   CHECK(near(500, 0.5));
@@ -137,7 +137,7 @@ TEST_CASE("formula: the rate warms up in a line, then falls along half a cosine"
 
 namespace {
 
-// configs/tiny.json's model on the CPU in fp32, and its gradients of given tokens.
+// The model of configs/tiny.json on the CPU in fp32, and its gradients for given tokens.
 struct TinyStep {
   explicit TinyStep(int64_t micro_batch_size)
       : config(load_config(TRIAD_SOURCE_DIR "/configs/tiny.json",
@@ -153,7 +153,7 @@ struct TinyStep {
     read(runtime->ctx(), host.data(), t);
     return {host.begin(), host.end()};
   }
-  // Of the mean loss along `direction`, by a central difference.
+  // The slope of the mean loss along `direction` (normalized), by a central difference.
   double slope(const Values& direction, std::span<const int32_t> tokens, std::span<const int32_t> targets) {
     constexpr double kStep = 0.02;
     const Values start = read_all(params().master());
@@ -201,13 +201,14 @@ TEST_CASE("formula: two micro-batches are one batch of twice the size, and begin
     CHECK(largest_difference(halves.read_all(halves.params().grads()), want) < 1e-6 * norm);
   }
   const TrainStep::Result a = whole.step.finish(0, positions), b = halves.step.finish(0, positions);
-  CHECK(std::abs(a.loss - std::log(256.0)) < 0.1);  // fresh weights know nothing
+  CHECK(std::abs(a.loss - std::log(256.0)) < 0.1);  // the loss of fresh weights is near that of uniform guesses
   CHECK(std::abs(a.loss - b.loss) < 1e-6);
   CHECK(std::abs(a.grad_norm - norm) < 1e-5 * norm);
   CHECK(std::abs(b.grad_norm - norm) < 1e-5 * norm);
 }
 
-// Of step s alone m is (1 - beta1) g', so that m over its correction tells which step the optimizer took it for.
+// After one step from zero moments m is (1 - beta1) g'. The size of the update then shows the bias correction, and so
+// the step number that the optimizer used.
 TEST_CASE("formula: the optimizer counts steps from one, decays matrices alone and follows the schedule",
           "[formulas]") {
   for (const int64_t step : {0, 5}) {
@@ -234,12 +235,12 @@ TEST_CASE("formula: the optimizer counts steps from one, decays matrices alone a
       }
     }
     INFO("step " << step << ", rate " << rate);
-    CHECK(largest < 2e-3 * rate);  // weights near 1 are rounded to 6e-8
+    CHECK(largest < 2e-3 * rate);  // a weight near 1 is rounded by up to 6e-8
   }
 }
 
 TEST_CASE("formula: sums and sums of squares", "[formulas]") {
-  for (const int64_t n : {1, 1000, 16384, 40001}) {  // up to three pieces
+  for (const int64_t n : {1, 1000, 16384, 40001}) {  // one to three pieces of the sum
     Lab lab;
     Values x(static_cast<size_t>(n));
     std::iota(x.begin(), x.end(), 1.0);
@@ -259,7 +260,7 @@ TEST_CASE("formula: bf16 is the nearest, of two the even one", "[formulas]") {
     double from;
     float to;
   };
-  const double half = 0x1p-8;  // of the last place at 1
+  const double half = 0x1p-8;  // half a unit in the last place of a bf16 near 1
   const Rounding roundings[] = {{1 + half, 1.0f},
                                 {1 + 3 * half, 1 + 4 * 0x1p-8f},
                                 {1 + 1.01 * half, 1 + 2 * 0x1p-8f},
@@ -279,13 +280,13 @@ TEST_CASE("formula: bf16 is the nearest, of two the even one", "[formulas]") {
 
 TEST_CASE("formula: RMSNorm's epsilon, rope's angles, the gate's temperature, matmul's factor", "[formulas]") {
   Lab lab;
-  {  // rows so small that epsilon counts
+  {  // rows so small that epsilon matters
     const Tensor y = lab.empty({1, 2}), rrms = lab.empty({1});
     rmsnorm_forward(lab.ctx(), y, rrms, lab.from({3e-3, -4e-3}, {1, 2}), lab.from({2, 5}, {2}), 1e-6);
     const double r = 1 / std::sqrt(12.5e-6 + 1e-6);
     CHECK(largest_difference(Lab::values(y), {6e-3 * r, -20e-3 * r}) < kTiny);
   }
-  {  // position 3 at scale 2; pairs (x0, x2) and (x1, x3) turn by 1.5 and 1.5 / 100
+  {  // position 3 at scale 2 is angle 1.5: pairs (x0, x2) and (x1, x3) rotate by 1.5 and 1.5 / 100
     const Tensor cos = lab.empty({4, 2}), sin = lab.empty({4, 2}), y = lab.empty({1, 4, 1, 4});
     rope_table(lab.ctx(), cos, sin, 4, 10000, 2);
     Values x(16, 0.0);
@@ -297,7 +298,7 @@ TEST_CASE("formula: RMSNorm's epsilon, rope's angles, the gate's temperature, ma
     const Values got = Lab::values(y);
     CHECK(largest_difference({got.begin() + 12, got.end()}, turned) < kTiny);
   }
-  for (const double temperature : {1.0, 0.5}) {  // the mean over two heads is (1, 3), fc1 of it 2
+  for (const double temperature : {1.0, 0.5}) {  // q's mean over the two heads is (1, 3), and fc1 maps it to 2
     const Tensor gate = lab.empty({3, 1, 1, 1});
     const GateWeights w = {lab.from({0.25, 0.5}, {1, 2}), lab.from({0.25}, {1}), lab.from({1, 2, -1}, {3, 1}),
                            lab.from({0.5, -1, 0}, {3})};
@@ -323,7 +324,7 @@ TEST_CASE("random numbers: no two uses of a seed share a stream, and runs keep t
     CHECK(all[i].first - all[i - 1].first >= all[i - 1].count);
   }
   CHECK(all.back().first <= UINT64_MAX - all.back().count);
-  // Weights and data of every run so far were drawn from these.
+  // These values must stay: weights and data of all earlier runs were drawn with them.
   CHECK(random_stream(RandomUse::init, 7) == 7);
   CHECK(random_stream(RandomUse::order, 3) == 0x6f72646572000003);
   CHECK(random_stream(RandomUse::synthetic, 1) == 0x746f6b656e000001);

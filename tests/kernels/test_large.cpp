@@ -1,6 +1,6 @@
-// NSA's kernels on the GPU where they are hard pressed: 65,536 tokens, offsets past 2^31 and 2^32, logits of +-100, one
-// list for all tokens, wide and odd heads. Samples of every result are compared with the definition in plain double
-// loops (SPEC section 1.1).
+// NSA's kernels on the GPU under extreme conditions: 65,536 tokens and more, offsets past 2^31 and 2^32, logits of
+// +-100, one list for all tokens, large and odd head dimensions. Sampled results are compared with NSA's definition in
+// plain double loops.
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -16,7 +16,8 @@ using namespace triad::test::large;
 struct Sample {
   int64_t t, h;
 };
-// Heads in turn at rows from t0 to T - 1: around multiples of what tiles, blocks and windows have, and evenly.
+// Pairs of a row in [t0, T) and a head: rows around powers of two, where tiles, blocks and windows end, and rows evenly
+// spread; heads in turn.
 std::vector<Sample> sample_rows(const Sizes& n, int64_t t0) {
   std::vector<int64_t> rows = {t0, t0 + 1, n.T - 2, n.T - 1};
   for (int64_t power = 16; power < n.T; power *= 2) rows.insert(rows.end(), {power - 1, power});
@@ -74,7 +75,8 @@ void check_backward(Problem& p, int b, const Reference& r, const std::vector<Sam
   CHECK(*std::max_element(dv_errors.begin(), dv_errors.end()) < p.n.tolerance(p.T));
 }
 
-// How far, relatively, a listed block scores below one that was left out; infinite for a list that breaks a rule.
+// The largest relative difference by which a listed block scores below one that is not listed; infinite if a list
+// breaks a rule.
 double list_error(const Sizes& n, const Reference& cmp, int64_t t, int64_t g) {
   const NsaConfig& c = n.c;
   const int64_t current = t / c.l_sel, count = std::min(c.n_sel, current + 1);
@@ -108,7 +110,7 @@ void check_selection(Problem& p, const Reference& cmp, const std::vector<Sample>
   CHECK(error < 1e-5);
 }
 
-// out = sum of gate * o;  delta = gate * dout.o;  dgate = dout.o summed over the group's heads
+// out = sum_b gate_b * o_b; delta_b = gate_b * dout.o_b; dgate_b = dout.o_b, summed over the group's heads
 void check_combine(Problem& p, const std::vector<Sample>& samples, int64_t t0) {
   const Sizes& n = p.n;
   const Floats out = p.rows(p.out, t0), dout = p.rows(p.dout, t0);
@@ -137,8 +139,8 @@ void check_combine(Problem& p, const std::vector<Sample>& samples, int64_t t0) {
   CHECK(error < p.n.tolerance(p.T));
 }
 
-// All results at sampled rows of [t0, T), and at keys that only those see. `lists`, where given, are attended to
-// instead of the selection's.
+// Compares all results at sampled rows of [t0, T), and at keys that only these rows see. If `lists` is not empty, the
+// selected branch attends to these lists, not to the computed ones.
 void check_problem(Problem& p, int64_t t0 = 0, const std::vector<int32_t>& lists = {}) {
   const std::vector<Sample> samples = sample_rows(p.n, t0);
   if (!lists.empty()) write(p.ctx(), p.lists, lists.data());
@@ -155,7 +157,7 @@ void check_problem(Problem& p, int64_t t0 = 0, const std::vector<int32_t>& lists
   }
 }
 
-// The memory a problem needs, whether or not this GPU has it.
+// The memory that a problem needs, found by planning, on any machine.
 Runtime::Options options_for(const Sizes& n, DType dtype) {
   return memory_for([&](Runtime& plan) {
     Problem p(plan, n, dtype);
@@ -183,7 +185,7 @@ std::vector<std::byte> bytes_of(Problem& p, std::initializer_list<Tensor> tensor
   return all;
 }
 
-// The same bits, run after run.
+// Two runs give the same bits.
 void check_repeats(const Sizes& n, DType dtype) {
   INFO(n.str() << " " << name_of(dtype));
   Runtime rt(options_for(n, dtype));
@@ -215,7 +217,8 @@ TEST_CASE("NSA agrees with its definition at 8,192 and 65,536 tokens (GPU)", "[n
     for (const DType dtype : kGpuTypes) check_sizes({T, 2, 6, 64, 64}, dtype);
 }
 
-// More blocks than the selected branch's union tiles have bits for; the longest rows and the keys that they alone see.
+// More blocks than the bit masks of the selected branch's shared KV tiles have bits. Checks the last rows and the keys
+// that only these see.
 TEST_CASE("NSA agrees with its definition at 65,601 to a million tokens (GPU)", "[nsa][gpu][large]") {
   if (!require_gpu()) return;
   for (const Sizes& n :
@@ -228,13 +231,14 @@ TEST_CASE("NSA gives the same bits twice at 8,192 tokens (GPU)", "[nsa][gpu][lar
   for (const DType dtype : kGpuTypes) check_repeats({8192, 2, 6, 64, 64}, dtype);
 }
 
-// 65,536 tokens of 272 heads of 128 are 2.3e9 elements; keys near the end are seen by few rows.
+// 65,536 tokens of 272 heads of dimension 128 are 2.3e9 elements; keys near the end are seen by few rows.
 TEST_CASE("NSA counts past 2^31 elements (GPU)", "[nsa][gpu][large]") {
   if (!require_gpu()) return;
   check_sizes({65536, 17, 16, 128, 128}, DType::bf16, 65536 - 1200);
 }
 
-// Rows 15 million elements apart: the second of two sequences of 150 tokens begins past 2^31, and ends past 2^32.
+// Rows are 15 million elements apart. With two sequences of 150 tokens the second begins past 2^31 elements and ends
+// past 2^32.
 TEST_CASE("NSA takes strides that lead past 2^31 and 2^32 elements (GPU)", "[nsa][gpu][large]") {
   if (!require_gpu()) return;
   for (const int64_t B : {1, 2})
@@ -268,13 +272,13 @@ TEST_CASE("NSA's selected branch takes one list for all tokens (GPU)", "[nsa][gp
       std::copy(list.begin(), list.end(), lists.begin() + static_cast<int64_t>(row));
     for (const DType dtype : kGpuTypes) check_sizes(n, dtype, 0, lists);
   }
-  // Blocks that most tokens have not reached, where a list is the bits of a word.
+  // Lists with blocks after the current one, for a sequence so short that a list is kept as the bits of one word.
   const Sizes short_one{2048, 2, 6, 64, 64};
   std::vector<int32_t> ahead(static_cast<size_t>(short_one.T * short_one.Hkv * short_one.c.n_sel), -1);
   for (size_t row = 0; row < ahead.size(); row += static_cast<size_t>(short_one.c.n_sel))
     ahead[row] = 0, ahead[row + 1] = 31;
   check_sizes(short_one, DType::bf16, 0, ahead);
-  // Where there are more than 1,024 blocks.
+  // The same for more than 1,024 blocks.
   const Sizes longer{65601, 1, 6, 64, 64};
   std::vector<int32_t> lists(static_cast<size_t>(longer.T * longer.c.n_sel), -1);
   for (size_t row = 0; row < lists.size(); row += static_cast<size_t>(longer.c.n_sel))
@@ -288,6 +292,6 @@ TEST_CASE("NSA takes groups of 12 and 16 heads, and wide and odd ones (GPU)", "[
     for (const Sizes& n :
          {Sizes{1111, 1, 12, 64, 64}, {1111, 2, 16, 192, 128}, {777, 2, 12, 100, 60}, {1500, 1, 12, 192, 128}})
       check_sizes(n, dtype);
-  // Near blocks of 128 keys, of which a CTA has 64 tokens.
+  // Selection blocks of 128 keys, longer than a CTA's tile of 64 tokens.
   check_sizes({40000, 1, 10, 64, 64, config(32, 16, 128, 16, 512)}, DType::bf16, 40000 - 700);
 }

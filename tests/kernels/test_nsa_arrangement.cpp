@@ -1,5 +1,5 @@
-// The ways in which NSA's parts are arranged give the same bits: branches beside each other or one after the other, and
-// the selected branch combining along or not.
+// How NSA's parts are scheduled does not change the bits: branches on concurrent streams or one after the other, and
+// gated combination in the selected branch's kernel or in a kernel of its own.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -11,7 +11,7 @@ namespace {
 using namespace triad;
 using namespace triad::test;
 
-// All that forward and backward compute, one after the other.
+// All outputs and gradients of forward and backward, concatenated.
 Values all_results(const Setting& setting, const Sizes& n) {
   Problem p(setting, n, config(32, 16, 64, 8, 200));
   Lab& lab = p.lab;
@@ -42,7 +42,7 @@ Values all_results(const Setting& setting, const Sizes& n) {
   return all;
 }
 
-// Long enough for several waves of CTAs, so that branches meet on the card.
+// The shapes are long enough for several waves of CTAs, so that the branches do overlap on the GPU.
 void check_beside(const Setting& setting) {
   for (const Sizes& n : {Sizes{3001, 2, 6, 64, 64}, {1031, 2, 16, 128, 128}, {700, 1, 4, 192, 128}}) {
     INFO(n.str() << " " << name_of(setting.dtype));
@@ -54,9 +54,9 @@ void check_beside(const Setting& setting) {
   }
 }
 
-// Where the selected branch's forward combines along, it gives the bits of combining afterwards: from the tokens' side,
-// by union tiles with lists of 32 bits and longer ones, and from the blocks' side where neighbours' lists differ, as
-// random ones do, and where they are alike.
+// If the selected branch's kernel also combines the branches, it gives the same bits as nsa_combine_forward afterwards.
+// The shapes reach the query-stationary kernels, those with shared KV tiles (lists of up to 32 blocks as bits of a
+// word, and longer ones), and the KV-stationary ones; `alike` gives neighbouring rows nearly the same lists.
 void check_combined(const Setting& setting) {
   struct Case {
     Sizes n;
@@ -77,7 +77,7 @@ void check_combined(const Setting& setting) {
       Values lists;
       for (int64_t row = 0; row < x.n.T * x.n.Hkv; ++row) {
         const int64_t current = row / x.n.Hkv / p.c.l_sel, past = std::max<int64_t>(current + 1 - p.c.n_sel, 0);
-        for (int64_t i = 0; i < p.c.n_sel; ++i)  // 0 and the last ones
+        for (int64_t i = 0; i < p.c.n_sel; ++i)  // block 0 and the last n_sel - 1 blocks
           lists.push_back(static_cast<double>(i > current ? -1 : i == 0 ? 0 : past + i));
       }
       p.lab.assign(p.saved.block_index, lists);

@@ -1,6 +1,6 @@
-// What holds for NSA whatever the data (SPEC section 1.1), on the CPU and, by the same code, on a GPU: the definition
-// row by row in plain double loops, causality, the counts of selected tokens, Eq. 9's weights, ties, and what gradients
-// conserve.
+// Properties of NSA that hold for any data, on the CPU and, with the same code, on a GPU: every row equals the
+// definition in plain double loops, causality, numbers of selected tokens, the weights of compressed blocks in a
+// selection block's score (Eq. 9 of the NSA paper), ties, and conservation laws of gradients.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -31,7 +31,7 @@ Values attend_row(const double* q, const Values& k, const Values& v, const std::
   return o;
 }
 
-// Every row of a short sequence; of a long one those around multiples of powers of two, and the ends.
+// All rows of a short sequence; rows around powers of two, some evenly spread rows and both ends of a long one.
 std::vector<int64_t> sample_rows(int64_t T) {
   std::vector<int64_t> rows;
   for (int64_t t = 0; t < T; ++t)
@@ -59,7 +59,8 @@ double error_of_rows(Problem& p, int b, const Tensor& o) {
   return norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
 }
 
-// Ascending and unique, -1 at the end, forced blocks in, as many as there is room for.
+// Checks that lists are ascending and unique with -1 at the end, contain the forced blocks, and are as long as
+// possible.
 void check_lists(Problem& p) {
   const Values lists = p.lab.values(p.saved.block_index);
   bool ordered = true, forced = true, full = true;
@@ -78,8 +79,8 @@ void check_lists(Problem& p) {
   CHECK(full);
 }
 
-// Softmax weights sum to one, so dv sums to dout over the rows that see a key; logits are bilinear in q and k, so
-// <dq, q> = <dk, k>.
+// Softmax weights sum to one, so dv sums to dout over the rows that see a key. Logits are bilinear in q and k, so <dq,
+// q> = <dk, k>.
 void check_conservation(Problem& p, int b) {
   const Sizes& n = p.n;
   Lab& lab = p.lab;
@@ -122,7 +123,7 @@ void check_conservation(Problem& p, int b) {
   CHECK(close(given, received, total));
 }
 
-// Outputs and lists before s stay, to the bit, when every input of token s changes.
+// Changes every input of token s: outputs and lists of earlier tokens keep their bits, later outputs change.
 void check_causality(Problem& p, int64_t s) {
   const Values before = p.lab.values(p.out), lists_before = p.lab.values(p.saved.block_index);
   uint64_t stream = 1000;
@@ -143,7 +144,7 @@ void check_causality(Problem& p, int64_t s) {
   CHECK(changed);
 }
 
-// All that is to hold at one shape.
+// All checks for one shape.
 void check_shape(const Setting& setting, const Sizes& n) {
   INFO(n.str() << " " << name_of(setting.dtype));
   Problem p(setting, n, config(32, 16, 32, 5, 100));
@@ -163,7 +164,8 @@ void check_shape(const Setting& setting, const Sizes& n) {
   CHECK(error_of_rows(dense, kWin, dense.out) < setting.tolerance());
 }
 
-// 60 shapes in which each pair of a T, a G and a width occurs.
+// Up to 60 shapes (those with T <= T_max) that contain every pair of a length with a group size, and every pair of a
+// length or group size with a head dimension.
 void check_cover(const Setting& setting, int64_t T_max) {
   const std::vector<int64_t> lengths = {1, 15, 31, 32, 33, 63, 65, 127, 507, 2048}, groups = {1, 2, 4, 6, 8, 16};
   const std::vector<std::pair<int64_t, int64_t>> widths = {{32, 32}, {64, 64}, {128, 128}, {192, 128}, {60, 100}};
@@ -174,7 +176,7 @@ void check_cover(const Setting& setting, int64_t T_max) {
     }
 }
 
-// ---- selected tokens: means and maxima that follow from n and l' alone ----
+// ---- selected tokens: mean and maximum follow from n_sel and l_sel alone ----
 
 void check_token_counts(const Setting& setting, int64_t T, double mean, int64_t max) {
   INFO("T " << T);
@@ -191,7 +193,7 @@ void check_token_counts(const Setting& setting, int64_t T, double mean, int64_t 
   CHECK(largest == max);
 }
 
-// ---- every branch turned into dense attention ----
+// ---- configurations in which a branch equals dense attention ----
 
 void check_dense_limits(const Setting& setting) {
   for (const Sizes& n : {Sizes{1, 1, 1, 32, 32}, {33, 2, 4, 64, 64}, {127, 1, 6, 32, 32}, {100, 2, 2, 60, 100}})
@@ -226,10 +228,10 @@ void check_equal_heads(const Setting& setting) {
   CHECK(worst < (setting.dtype == DType::bf16 ? 2e-2 : 1e-6));
 }
 
-// ---- the selection's rule, with probabilities made to order ----
+// ---- the rule of selection, for given probabilities ----
 
-// The list of the last of T rows where compressed block c has probability p[h][c] in head h of two: q_h is
-// (0, .., sqrt(dk), ..) with the root in column h, k_c holds ln p[h][c] + lse_h there.
+// The list of the last of T rows if compressed block c has probability p[h][c] in head h of two. To get these
+// probabilities, q_h is sqrt(dk) in column h and 0 elsewhere, and k_c is ln p[h][c] + lse_h in column h.
 std::vector<int64_t> last_list(const Setting& setting, const std::array<Values, 2>& p, int64_t T,
                                const SelectOptions& o) {
   constexpr int64_t kHeads = 2, kWidth = 64;
@@ -250,9 +252,9 @@ std::vector<int64_t> last_list(const Setting& setting, const std::array<Values, 
   return {values.end() - o.n_sel, values.end()};
 }
 
-// Compressed block 4j + i of l 32, d 16 gives selection block j of 64 tokens 1/2, 1, 1, 1, 1/2 of itself for i = -1 ..
-// 3: with probability 1 there, block j wins the one free slot against a rival of a little less than that, and only
-// then.
+// With l 32, d 16 and selection blocks of 64 tokens, compressed block 4j + i adds 1/2, 1, 1, 1, 1/2 of its probability
+// to the score of block j, for i = -1 .. 3. If that block has probability 1, block j wins the one free slot against a
+// rival with a slightly lower score, and loses it against one with a slightly higher score.
 void check_golden_weights(const Setting& setting) {
   const int64_t T = 64 * 12, j = 5, rival = 8;
   const SelectOptions o{.l = 32, .d = 16, .l_sel = 64, .n_sel = 4};
@@ -263,7 +265,7 @@ void check_golden_weights(const Setting& setting) {
       Values p(static_cast<size_t>(compressed_length(T, o.l, o.d)), 0.0);
       p[static_cast<size_t>(4 * j + i)] = 1;
       p[static_cast<size_t>(4 * rival + 1)] = factor * weights[i + 1];
-      const int64_t tied = i == -1 ? j - 1 : j;  // i = -1: half of it lies in block j - 1, which has the lower index
+      const int64_t tied = i == -1 ? j - 1 : j;  // half is in block j - 1, which wins the tie
       CHECK(last_list(setting, {p, p}, T, o) == std::vector<int64_t>{0, factor < 1 ? tied : rival, 10, 11});
     }
 }
@@ -275,25 +277,26 @@ void check_ties(const Setting& setting) {
   CHECK(last_list(setting, {ones, ones}, 64 * 3, o) == std::vector<int64_t>{0, 1, 2, -1, -1, -1});
 }
 
-// Each head likes a block of its own best (0.5) and block 5 nearly as much (0.4): over the group, 5 wins the free slot.
+// Each head gives its highest probability (0.5) to a block of its own, and 0.4 to block 5. In the sum over the group
+// block 5 is the highest, so it wins the free slot.
 void check_group_sum(const Setting& setting) {
   const SelectOptions o{.l = 32, .d = 16, .l_sel = 64, .n_sel = 4};
   const int64_t T = 64 * 12;
   const Values nothing(static_cast<size_t>(compressed_length(T, o.l, o.d)), 0.0);
   std::array<Values, 2> p = {nothing, nothing};
-  p[0][13] = p[1][29] = 0.5, p[0][21] = p[1][21] = 0.4;  // inside of blocks 3, 7 and 5
+  p[0][13] = p[1][29] = 0.5, p[0][21] = p[1][21] = 0.4;  // within blocks 3, 7 and 5
   CHECK(last_list(setting, p, T, o) == std::vector<int64_t>{0, 5, 10, 11});
 }
 
-// Lists that a selection would not make: one block for all rows, tails of -1, rows that do not see themselves.
+// Lists that no selection would produce: one block for all rows, short lists, rows that do not list their own block.
 void check_given_lists(const Setting& setting) {
   const Sizes n{300, 2, 4, 64, 64};
   Problem p(setting, n, config(32, 16, 32, 6, 64));
   auto list_of = [&](int64_t kind, int64_t t) -> std::vector<double> {
     const double current = static_cast<double>(t / p.c.l_sel);
-    if (kind == 0) return {0};                  // the hot block
-    if (kind == 1) return {current};            // a single block
-    if (t % 3 == 0 || current < 3) return {0};  // tails of several lengths
+    if (kind == 0) return {0};                  // one block for all rows
+    if (kind == 1) return {current};            // the current block alone
+    if (t % 3 == 0 || current < 3) return {0};  // lists of several lengths
     return {0, std::floor(current / 2), current};
   };
   for (int64_t kind = 0; kind < 3; ++kind) {

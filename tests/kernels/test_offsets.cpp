@@ -1,6 +1,6 @@
-// The ops around attention on tensors whose elements pass 2^31 (f32) and 2^32 (bf16), where an offset kept in 32 bits
-// goes wrong. Inputs repeat after a prime number of rows, so that a wrong offset finds other values; sampled rows, the
-// last ones too, are compared with plain double arithmetic on the host, and so are whole sums.
+// The ops other than attention on tensors of more than 2^31 (f32) and 2^32 (bf16) elements, where 32-bit offsets
+// overflow. Inputs repeat after a prime number of rows, so that a wrong offset reads other values. Sampled rows
+// (including the last ones) and whole sums are compared with plain double arithmetic on the host.
 #include <array>
 #include <string>
 
@@ -22,7 +22,7 @@ using namespace triad;
 using namespace triad::test;
 using Floats = std::vector<float>;
 
-constexpr int64_t kPeriod = 1009;  // rows after which an input repeats
+constexpr int64_t kPeriod = 1009;  // rows; a prime
 
 double tolerance(DType dtype) { return dtype == DType::bf16 ? 5e-3 : 2e-5; }
 
@@ -30,7 +30,8 @@ int64_t rows_past(DType dtype, int64_t columns) {
   return (dtype == DType::bf16 ? int64_t{1} << 32 : int64_t{1} << 31) / columns + 5;
 }
 
-// body(runtime, dtype) allocates, runs ops and, unless it is only planned, checks.
+// Calls body(runtime, dtype), which allocates, runs ops and, unless the runtime is planning, checks. Called first to
+// plan the memory, then for real, once for each dtype.
 template <class Body>
 void on_gpu(Body&& body) {
   if (!require_gpu()) return;
@@ -43,7 +44,7 @@ void on_gpu(Body&& body) {
   }
 }
 
-// An input [N,C] whose row i is the drawn row i mod kPeriod, and those rows on the host as the type holds them.
+// An input [N,C] whose row i is drawn row i mod kPeriod, and the drawn rows on the host, rounded to dtype.
 struct Input {
   Tensor tensor;
   Floats piece;
@@ -55,10 +56,12 @@ struct Input {
     piece = fetch(rt.ctx(), tensor.slice(0, 0, std::min(N, kPeriod)));
   }
   const float* row(int64_t i) const { return &piece[i % kPeriod * tensor.size(1)]; }
-  int64_t rows_like(int64_t i) const { return (tensor.size(0) - i + kPeriod - 1) / kPeriod; }  // i < kPeriod
+  // The number of rows that equal row i, for i < kPeriod.
+  int64_t rows_like(int64_t i) const { return (tensor.size(0) - i + kPeriod - 1) / kPeriod; }
 };
 
-// Rows at both ends and around 2^31 and 2^32 elements: want(i) is what row i of the [N,C] tensor should be.
+// Checks rows at both ends and around 2^31 and 2^32 elements of `got` [N,C]: row i must equal want(i) within
+// `tolerance`.
 template <class Want>
 void check_rows(Runtime& rt, const Tensor& got, double tolerance, Want&& want) {
   const int64_t N = got.size(0), C = got.size(1);
@@ -159,7 +162,7 @@ TEST_CASE("SiLU, cast and sums count past 2^31 elements (GPU)", "[gpu][large]") 
   });
 }
 
-// Both the table and the rows pass the limit. 7919 is prime: every token occurs once.
+// Both the table and the output pass the limit. Token i is i * 7919 mod N with 7919 prime, so every token occurs once.
 TEST_CASE("Embedding counts past 2^31 elements (GPU)", "[gpu][large]") {
   on_gpu([](Runtime& rt, DType dtype) {
     const int64_t C = 3072, N = rows_past(dtype, C);
@@ -178,14 +181,14 @@ TEST_CASE("Embedding counts past 2^31 elements (GPU)", "[gpu][large]") {
     if (!rt.ctx().planning) check_rows(rt, y, 1e-12, [&](int64_t i) { return row_of(token(i)); });
     const Tensor dw = allocate(rt, DType::f32, {N, C});
     zero(rt.ctx(), dw);
-    embedding_backward(rt.ctx(), dw, y, tokens);  // dy = y: each row comes back to where it was taken from
+    embedding_backward(rt.ctx(), dw, y, tokens);  // dy = y, and every token occurs once, so dw is the table
     if (!rt.ctx().planning) check_rows(rt, dw, 1e-12, row_of);
   });
 }
 
 namespace {
 
-// y = x w^T over N rows and its gradients; dw sums over all rows.
+// Checks y = x w^T over N rows and its gradients, including dw, which is a sum over all rows.
 void check_linear(Runtime& rt, DType dtype, int64_t N, int64_t in, int64_t out) {
   const Input x(rt, dtype, N, in, 1), dy(rt, dtype, N, out, 2), w(rt, dtype, out, in, 3);
   const Tensor y = poisoned(rt, dtype, {N, out}), dx = poisoned(rt, dtype, {N, in});
@@ -210,19 +213,19 @@ void check_linear(Runtime& rt, DType dtype, int64_t N, int64_t in, int64_t out) 
     for (int64_t i = 0; i < kPeriod; ++i) want.add(static_cast<double>(x.rows_like(i)) * dy.row(i)[o], x.row(i));
     return want.error_of(&got[o * in]);
   });
-  CHECK(error < 5e-4);  // fp32 sums of a million products each
+  CHECK(error < 5e-4);  // each element is a sum of a million products in fp32
 }
 
 }  // namespace
 
-// x, then y, is the one that passes the limit.
+// In the first shape x passes the limit, in the second y.
 TEST_CASE("Linear layers count past 2^31 elements (GPU)", "[gpu][large]") {
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>{3072, 48}, {48, 3072}})
     on_gpu(
         [in = in, out = out](Runtime& rt, DType dtype) { check_linear(rt, dtype, rows_past(dtype, 3072), in, out); });
 }
 
-// Each row of kernels/ops/matmul_tuned.h is one of these in bf16.
+// The shapes of kernels/ops/matmul_tuned.h, in bf16.
 TEST_CASE("Linear layers of measured shapes are right with the algorithms chosen for them (GPU)", "[gpu][matmul]") {
   for (const auto& [N, in, out] : {std::array<int64_t, 3>{16384, 768, 1536},
                                    {16401, 768, 768},
@@ -244,7 +247,8 @@ TEST_CASE("Cross-entropy counts past 2^31 logits (GPU)", "[gpu][large]") {
     for (int64_t i = 0; i < N; ++i) target[static_cast<size_t>(i)] = static_cast<int32_t>(i * 7919 % vocab);
     write(rt.ctx(), targets, target.data());
     cross_entropy_forward(rt.ctx(), loss.view({N}), lse.view({N}), logits.tensor, targets, vocab);
-    cross_entropy_backward(rt.ctx(), logits.tensor, logits.tensor, lse.view({N}), targets, vocab, kScale);  // in place
+    // In place: the gradient overwrites the logits.
+    cross_entropy_backward(rt.ctx(), logits.tensor, logits.tensor, lse.view({N}), targets, vocab, kScale);
     if (rt.ctx().planning) return;
     auto lse_of = [&](int64_t i) {
       double sum = 0;
@@ -326,8 +330,8 @@ TEST_CASE("Gates count past 2^31 elements (GPU)", "[gpu][large]") {
     nsa_gate_backward(rt.ctx(), dq.view({1, T, Hkv, D}), dw, dgate.tensor.view(planes), gate.view(planes),
                       q.tensor.view(shape), w, {});
     if (rt.ctx().planning) return;
-    // Through the gate of (t, g) and back: its three values, and what it adds to the gradient of each of the group's
-    // heads.
+    // Computes the gate of (t, g) forward and backward: its three values, and what it adds to dq of each head of the
+    // group.
     auto follow = [&](int64_t t, int64_t g, double(&gates)[3], Expected& dq_head) {
       Expected mean(D), dhidden(hidden);
       std::vector<double> a(static_cast<size_t>(hidden));

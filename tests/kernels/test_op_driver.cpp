@@ -1,4 +1,4 @@
-// The driver has to notice what an op does wrong: each case here is y = x * w with one mistake in it.
+// Checks that the op driver detects mistakes of an op: each case here is y = x * w with one mistake in it.
 #include <algorithm>
 
 #include "engine/check.h"
@@ -25,7 +25,7 @@ enum class Mistake {
 
 double* row(const Tensor& t, int64_t r) { return t.ptr<double>() + r * t.stride[0]; }
 
-// y[r][c] = x[r][c] * w[c]; dx = dy * w, dw[c] += sum over r of dy * x
+// y[r][c] = x[r][c] * w[c]; dx = dy * w; dw[c] += sum over r of dy * x
 OpCase scale_case(Mistake mistake) {
   OpCase c{.op = "scale", .name = "5x7"};
   c.args = {{.name = "x", .role = ArgRole::input, .shape = {kRows, kCols}, .row_pad = kPad},

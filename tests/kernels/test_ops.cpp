@@ -1,5 +1,5 @@
-// The tests of the OpCase tables: for each op, its gradients, the CPU in every dtype, the GPU against the CPU, and the
-// bench's sizes. Each is a test of its own ("rmsnorm gradients"), so that ctest runs them side by side.
+// The tests of the OpCase tables: for each op its gradients, the CPU in every dtype, the GPU against the CPU, and the
+// sizes of the benchmarks. Each is a test of its own ("rmsnorm gradients"), so that ctest runs them in parallel.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,12 +15,13 @@ namespace triad::test {
 namespace {
 
 constexpr double kGradientTolerance = 1e-6;
-// Of lists (i32 outputs), rows that may differ between devices: scores that tie to within rounding.
+// Fraction of rows in which a list (an i32 output) may differ between devices, because scores tie within rounding.
 constexpr double kListMismatch = 0.005;
-// bf16 on the GPU may err twice as much as on the CPU, and by half a unit in the last place where the CPU hardly errs
-// at all: a GPU kernel feeds its tensor cores probabilities rounded to bf16 where the reference keeps them in fp32.
+// In bf16 the GPU's error may be twice the CPU's, and up to half a unit in the last place where the CPU has almost no
+// error: GPU kernels round probabilities to bf16 for the tensor cores, the CPU reference keeps them in fp32.
 constexpr double kBf16Factor = 2.0, kBf16Floor = 0x1p-9;
-// bf16 and f32 on the CPU against double: far above what rounding does, far below what a wrong formula does.
+// Bounds on the CPU's error in bf16 and f32 against double: far above rounding, far below the effect of a wrong
+// formula.
 constexpr double kBf16Sane = 0.05, kF32Sane = 1e-4;
 
 void expect(bool ok, const std::string& what) {
@@ -39,7 +40,7 @@ void expect_clean(const OpRun& run, const std::string& where) {
 }
 
 bool is_list(const OpRun& run, size_t s) { return run.dtype(s) == DType::i32; }
-// Outputs, what is saved, and gradients: everything that an op writes.
+// True for everything that an op writes: outputs, saved tensors and gradients.
 bool is_written(const Slot& slot) { return slot.kind != SlotKind::fixed; }
 
 double mismatched_rows(const OpRun& got, const OpRun& want, size_t s) {
@@ -50,7 +51,7 @@ double mismatched_rows(const OpRun& got, const OpRun& want, size_t s) {
   return rows == 0 ? 0 : static_cast<double>(different) / static_cast<double>(rows);
 }
 
-// Every float tensor that `got` wrote is within `tolerance` of what `want` wrote.
+// Checks that every float tensor written by `got` is within `tolerance` of the one written by `want`.
 void expect_close(const OpRun& got, const OpRun& want, double tolerance, const std::string& where) {
   for (size_t s = 0; s < got.slots().size(); ++s) {
     if (!is_written(got.slots()[s]) || is_list(got, s)) continue;
@@ -86,8 +87,8 @@ void check_cpu(const OpCase& c) {
   }
 }
 
-// A case on the GPU as it is, and with tensors that are not aligned. Both clean, the first with the same bits every
-// time.
+// A case on the GPU with aligned tensors, twice, and with unaligned ones. Checks that all runs are clean and the
+// aligned ones give the same bits.
 struct GpuRuns {
   GpuRuns(const OpCase& c, DType dtype, const std::string& where)
       : aligned(c, {.device = Device::cuda(), .dtype = dtype}),
@@ -101,7 +102,7 @@ struct GpuRuns {
   OpRun aligned, unaligned;
 };
 
-// Lists that the CPU made of the same values, but for ties within rounding.
+// Checks that lists on the GPU equal the CPU's for the same inputs, except for ties within rounding.
 void expect_same_lists(const GpuRuns& gpu, const OpRun& cpu, const std::string& where) {
   for (size_t s = 0; s < cpu.slots().size(); ++s) {
     if (!is_written(cpu.slots()[s]) || !is_list(cpu, s)) continue;
@@ -130,7 +131,7 @@ void check_gpu_bf16(const OpCase& c) {
   OpRun cpu(c, {.dtype = DType::bf16}), exact(c, {.dtype = DType::f64, .precision = DType::bf16});
   cpu.run();
   exact.run();
-  if (c.backward == nullptr) expect_same_lists(gpu, cpu, where);  // nsa's own follow from what it rounds on the way
+  if (c.backward == nullptr) expect_same_lists(gpu, cpu, where);  // nsa's lists depend on intermediate rounding
   for (size_t s = 0; s < gpu.aligned.slots().size(); ++s) {
     if (!is_written(gpu.aligned.slots()[s]) || is_list(gpu.aligned, s)) continue;
     const std::vector<double> want = exact.values(s);
@@ -149,7 +150,8 @@ void check_gpu(const OpCase& c) {
   if (c.gpu_bf16) check_gpu_bf16(c);
 }
 
-// The sizes of the bench are too large for the reference: finite, in bounds and repeatable is what is checked.
+// The sizes of the benchmarks are too large for the CPU reference: checks that results are finite, within bounds and
+// repeatable.
 void check_bench_size(const OpCase& c) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     if (!(dtype == DType::f32 ? c.gpu_f32 : c.gpu_bf16)) continue;
@@ -206,7 +208,7 @@ std::vector<OpTest>& op_tests() {
   return tests;
 }
 
-// Catch2 registers plain functions: test I of the table is run by the I-th of these.
+// Catch2 registers plain functions: the I-th of these runs entry I of the table.
 template <size_t I>
 void run_op_test() {
   op_tests()[I].run();

@@ -1,4 +1,5 @@
-// runtime.kernels and runtime.strict: which kernel takes a call, what is a fallback, and what a run says of both.
+// runtime.kernels and runtime.strict: which kernel serves a call, what counts as a fallback, and what a run logs of
+// both.
 #include <cmath>
 #include <map>
 #include <sstream>
@@ -65,7 +66,7 @@ TEST_CASE("routes: a fallback is what was wanted and did not come", "[routes]") 
   CHECK(!recorded(fused, "matmul", "cublaslt", "").is_fallback());
   CHECK(recorded(KernelChoices::all(KernelChoice::reference), "nsa_select", "general", "").kernel == "reference");
   CHECK(recorded({}, "nsa_select", "sm90", "").shapes() == "bf16 [2,128,12,60] [2,128,2,60]");
-  // Of the branch that the object names alone.
+  // An object changes only the branches that it names.
   KernelChoices window = {};
   window.win = KernelChoice::fused;
   CHECK(recorded(window, "nsa_attend_window_backward", "cpu", "").is_fallback());
@@ -111,8 +112,8 @@ TEST_CASE("routes: the CPU's route is told, and is a fallback where fused was as
     CHECK(read_text(out + "/model.safetensors") == read_text(folder.file("auto/model.safetensors")));
   }
 
-  // A forced fallback: counted by layer and branch, in the heartbeats too; with strict an error before anything is
-  // written, which names op, shape and reason.
+  // A forced fallback is counted by layer and branch, in the heartbeats too. With runtime.strict it is an error that
+  // names op, shape and reason, before any file is written.
   const std::string out = folder.file("fused");
   REQUIRE(train(out, " --set 'runtime.kernels={\"sel\":\"fused\"}'").exit_code == 0);
   const std::string csv = read_text(out + "/fallback_counters.csv");
@@ -124,7 +125,7 @@ TEST_CASE("routes: the CPU's route is told, and is a fallback where fused was as
   Json last;
   for (std::string line; std::getline(lines, line);)
     if (const Json beat = Json::parse(line); beat["msg"] == "step_end") last = beat;
-  CHECK(last["fb_sel"] == 2 * 2 * 2);  // steps, layers, forward and backward
+  CHECK(last["fb_sel"] == 2 * 2 * 2);  // steps * layers * (forward and backward)
   CHECK(last["fb_select"] == 2 * 2);
   CHECK(last["fb_win"] == 0);
   CHECK(last["fb_total"] == 12);
@@ -134,8 +135,8 @@ TEST_CASE("routes: the CPU's route is told, and is a fallback where fused was as
   CHECK(strict.exit_code == 1);
   for (const char* word : {"nsa_select", "f32 [2,48,4,8]", "in layer 0", "the CPU has one route", "runtime.strict"})
     CHECK(strict.output.find(word) != std::string::npos);
-  CHECK(count_files(folder.path()) == 5);                                            // no folder of the strict run
-  CHECK(train(folder.file("strict"), " --set runtime.strict=true").exit_code == 0);  // nothing falls back
+  CHECK(count_files(folder.path()) == 5);                                            // the strict run made no folder
+  CHECK(train(folder.file("strict"), " --set runtime.strict=true").exit_code == 0);  // no fallback, no error
 }
 
 TEST_CASE("routes: NSA_USE_FA2, NSA_SDPA_NO_FLASH and NSA_SDPA_FLASH_ONLY choose kernels", "[routes]") {
@@ -170,7 +171,7 @@ TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
     Runtime plan({.device = Device::cuda(), .planning = true, .kernels = config.runtime.kernels, .strict = strict});
     TrainStep step(plan, config);
     step.micro_step({}, {}, 1);
-    std::map<std::string, std::string> out;  // by branch: "general" or "sm90", "!" behind a fallback
+    std::map<std::string, std::string> out;  // branch -> kernel, with "!" appended for a fallback
     for (const Routes::Count& c : plan.ctx().routes.counts()) {
       const std::string kernel = c.kernel + (c.is_fallback() ? "!" : "");
       const std::string of = c.op.starts_with("linear_silu") ? "silu" : branch_of(c.op);
@@ -181,7 +182,8 @@ TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
     return out;
   };
   using Map = std::map<std::string, std::string>;
-  // silu: of a product with SiLU behind it, where one kernel may take both; "" where the choice is for none that does.
+  // `silu` is the route of matrix products followed by SiLU, which one kernel may compute; "" if such products have no
+  // route of their own.
   const auto all = [](const char* kernel, const char* product, const char* silu) {
     Map map{{"cmp", kernel}, {"sel", kernel}, {"select", kernel}, {"win", kernel}, {"matmul", product}};
     if (*silu != 0) map["silu"] = silu;
@@ -203,7 +205,7 @@ TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
   CHECK(
       kernels_of(R"({"cmp":"reference","win":"general","matmul":"general"})", "bf16") ==
       Map{{"cmp", "reference"}, {"sel", "sm90"}, {"select", "sm90"}, {"win", "general"}, {"matmul", "cublaslt first"}});
-  // Of the matrix products alone: what is not fused in fp32, or on another card, is that with SiLU.
+  // This choice concerns matrix products only. In fp32, or on another GPU, the product with SiLU has no fused kernel.
   CHECK(kernels_of(R"({"matmul":"fused"})", "fp32") == all("general", "cublaslt", "general!"));
   check_error([&] { kernels_of(R"({"matmul":"fused"})", "fp32", /*strict=*/true); },
               {"linear_silu_forward of f32", "in layer 0", "fused kernels are for bf16 on sm_90", "runtime.strict"});
@@ -227,7 +229,8 @@ double norm(const std::vector<double>& v) {
 
 }  // namespace
 
-// Every route computes the same function of the same lists: against the CPU in f32, each is as far as bf16's storage.
+// All routes compute the same function of the same lists: the error of each against the CPU in f32 is that of bf16
+// storage.
 TEST_CASE("routes: every route gives the gradients of the CPU, on the GPU", "[routes][gpu]") {
   if (!require_gpu()) return;
   const ModelConfig config = hopper_model();
@@ -274,10 +277,11 @@ TEST_CASE("routes: the reference selects as the CPU does on the GPU", "[routes][
   int64_t differ = 0;
   for (size_t i = 0; i < want.size(); ++i) differ += want[i] != got[i];
   INFO(differ << " of " << want.size());
-  CHECK(static_cast<double>(differ) < 0.01 * static_cast<double>(want.size()));  // near ties alone
+  CHECK(static_cast<double>(differ) < 0.01 * static_cast<double>(want.size()));  // only near ties differ
 }
 
-// Of any length: what the fused kernels' memory does not reach would be a fallback, and would combine nothing.
+// The fused kernel serves any length and also combines the branches. If its shared memory did not suffice for some
+// length, that would be a fallback without combination.
 TEST_CASE("routes: the selected branch is fused at any length, and combines along", "[routes]") {
   if (!require_hopper_plan()) return;
   for (const int64_t l_sel : {32, 64, 128})

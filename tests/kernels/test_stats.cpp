@@ -1,5 +1,5 @@
-// log.stats on the device: what is summed of gates and lists, against the same told again row by row with sets and
-// maps; and that a step counts each of its forwards once.
+// log.stats on the device: the sums over gates and lists equal those computed row by row on the host with sets and
+// maps, and a step counts each of its forward passes once.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -29,7 +29,7 @@ struct Rows {
   std::vector<int32_t> lists;
 };
 
-// By the definition in nsa/stats.h, of all rows of all forwards.
+// The statistics of all rows of all forward passes, by the definitions in nsa/stats.h.
 NsaStats told_again(const std::vector<Rows>& forwards, const SelectOptions& o) {
   NsaStats s;
   std::vector<double> entropies, largest;
@@ -84,7 +84,7 @@ NsaStats told_again(const std::vector<Rows>& forwards, const SelectOptions& o) {
   return s;
 }
 
-// Counts to the last row, sums within the rounding of gates in fp32.
+// Counts must be equal; sums may differ by the rounding of gates in fp32.
 void check_same(const NsaStats& got, const NsaStats& wanted, double tolerance) {
   for (int64_t i = 0; i < NsaStats::count; ++i) {
     INFO("field " << i);
@@ -107,7 +107,8 @@ void write_floats(Context& ctx, const Tensor& to, const std::vector<double>& val
   write(ctx, to, to.dtype == DType::f64 ? static_cast<const void*>(values.data()) : single.data());
 }
 
-// Gates between which entropies lie well apart from the bound of collapse, and every kind of odd row.
+// A gate for branch `branch` of row `row`. Entropies are well away from the bound of collapse, and every kind of odd
+// row occurs.
 double some_gate(const Philox& random, int64_t row, int64_t branch, int64_t rows) {
   const double open[][3] = {{0, 0, 0}, {1, 0, 0}, {0, 0, 1}, {0.5, 0.5, 0.5}, {0.995, 0.004, 0.001}, {1e-30, 0, 0}};
   if (row % 7 < 6 && row > rows / 2) return open[row % 7][branch];
@@ -135,7 +136,7 @@ void check_ops(Device device, DType dtype) {
     const Tensor out = alloc(DType::f64, {2, NsaStats::count});
     zero(ctx, pieces);
     std::vector<Rows> forwards;
-    for (const uint64_t seed : {1, 2}) {  // two micro-steps into the second of two layers
+    for (const uint64_t seed : {1, 2}) {  // two micro-steps, for the second of two layers
       Rows f{B, T, groups, o.n_sel, {}, {}};
       const Philox random(seed, 9);
       for (int64_t i = 0; i < gate.numel(); ++i)
@@ -149,12 +150,12 @@ void check_ops(Device device, DType dtype) {
     }
     nsa_stats_merge(ctx, out, pieces);
     check_same(read_stats(ctx, out[1]), told_again(forwards, o), dtype == DType::f64 ? 1e-12 : 1e-6);
-    const NsaStats none = read_stats(ctx, out[0]);  // a layer without a row
+    const NsaStats none = read_stats(ctx, out[0]);  // a layer without rows
     CHECK(std::all_of(none.at, none.at + NsaStats::count, [](double x) { return x == 0; }));
   }
 }
 
-// One row that is not a number makes the sums and extremes of gates so, wherever it stands; counts stay.
+// A NaN gate in any row makes the sums and extremes of gates NaN; counts stay right.
 void check_not_a_number(Device device, DType dtype) {
   constexpr int64_t kT = 700, kGroups = 3, kRows = kT * kGroups, kAPiece = kRows / kStatsPieces;
   const SelectOptions o{16, 8, 16, 8, 2, 3};
@@ -191,7 +192,7 @@ void check_not_a_number(Device device, DType dtype) {
   }
 }
 
-// What a model's forwards have made, told again from its activations.
+// Compares the statistics of a model's forward passes with those computed from its activations.
 void check_model(Device device, DType dtype, const ModelConfig& config) {
   constexpr int64_t kB = 2, kT = 70;
   ModelFixture f(config, kB, kT, device, dtype, 3, 0.5, RecomputePlan::parse("block", config.n_layers));
@@ -199,7 +200,8 @@ void check_model(Device device, DType dtype, const ModelConfig& config) {
   LayerStats stats(memory.arena(), config,
                    memory.arena().alloc(MemTag::io, "out", DType::f64, {config.n_layers, NsaStats::count}));
   stats.clear(f.ctx());
-  // Backward makes gates again, layer by layer in one place; what they were is read before, one layer at a time.
+  // With recomputation all layers share one buffer for gates, so the gates are read one layer at a time, while the
+  // buffer holds that layer's.
   std::vector<std::vector<Rows>> forwards(static_cast<size_t>(config.n_layers));
   for (int pass = 0; pass < 2; ++pass) {
     std::vector<int32_t> tokens(static_cast<size_t>(kB * kT));
@@ -207,10 +209,10 @@ void check_model(Device device, DType dtype, const ModelConfig& config) {
     write(f.ctx(), f.activations().tokens, tokens.data());
     f.model().forward(f.ctx(), f.activations(), &stats);
     f.model().loss_and_backward(f.ctx(), f.activations(), 1);
-    // The gates' place is that of all layers: behind backward it holds layer 0's.
+    // After backward the shared buffer holds the gates of layer 0.
     forwards[0].push_back({kB, kT, config.n_kv_groups, config.nsa.n_sel,
                            read_floats(f.ctx(), f.activations().layer(0).nsa.gate), f.lists(0)});
-    f.model().forward(f.ctx(), f.activations());  // not asked to tell; behind it the place holds the last layer's
+    f.model().forward(f.ctx(), f.activations());  // without statistics; the buffer then holds the last layer's gates
     const int64_t last = config.n_layers - 1;
     forwards[static_cast<size_t>(last)].push_back({kB, kT, config.n_kv_groups, config.nsa.n_sel,
                                                    read_floats(f.ctx(), f.activations().layer(last).nsa.gate),
@@ -240,7 +242,7 @@ void check_models(Device device, DType dtype) {
   check_model(device, dtype, config);
 }
 
-// Steps on fresh weights; the result of the last.
+// Runs `count` steps on fresh weights and returns the statistics of the last, by layer.
 std::vector<NsaStats> steps(Device device, const std::vector<std::string>& sets, int count = 1) {
   Config config = load_config(kTiny, sets).config;
   std::unique_ptr<Runtime> runtime = allocate_planned(config, device);
@@ -277,7 +279,7 @@ void check_known(Device device, int64_t T, double k_mean, const std::string& gat
     CHECK(s.mean(F::largest) == Approx(1.0 / 3).epsilon(1e-6));
     CHECK(s.at[F::collapsed] == 0);
     for (int b = 0; b < 3; ++b) CHECK(s.mean(F::share + b) == Approx(1.0 / 3).epsilon(1e-6));
-    // Lists change a block at a time, but where a row's block is a new one.
+    // From one row to the next a list changes by at most a few blocks, except where a new block begins.
     CHECK(s.overlap() > 0.5);
     CHECK(s.overlap() < 1);
     CHECK(s.forced_share() > 3.0 / 16);
@@ -296,8 +298,8 @@ void check_counted_once(Device device, const std::string& other) {
   const std::vector<NsaStats> plain = steps(device, sets, 4);
   REQUIRE(plain.size() == 2);
   for (const NsaStats& s : plain) {
-    CHECK(s.at[F::rows] == 3 * 2 * 48 * 2);       // of this step alone
-    CHECK(s.at[F::entropy_min] < std::log(3.0));  // gates have learned
+    CHECK(s.at[F::rows] == 3 * 2 * 48 * 2);       // rows of this step alone
+    CHECK(s.at[F::entropy_min] < std::log(3.0));  // the gates have learned
   }
   std::vector<std::string> with = sets;
   with.push_back(other);
@@ -339,7 +341,7 @@ TEST_CASE("stats: dead rows leave the sums and extremes of the others alone, in 
     CHECK(all.gate_mean(F::share + 1) == Approx(0.45));
     CHECK(all.mean(F::dead) == 0.6);
   } while (std::next_permutation(order.begin(), order.end()));
-  CHECK(std::isnan(dead.gate_mean(F::share)));  // of no row
+  CHECK(std::isnan(dead.gate_mean(F::share)));  // without live rows the mean is undefined
   CHECK(std::isnan(dead.gate_extreme(F::entropy_min)));
 }
 

@@ -1,5 +1,5 @@
-// Switches that take NSA apart (force_branch, uniform_gate, stopgrad_gates), and runtime.asserts, which names the first
-// value that cannot be.
+// Options that switch off parts of NSA (force_branch, uniform_gate, stopgrad_gates), and runtime.asserts, which names
+// the first invalid value.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -25,7 +25,7 @@ double largest(const std::vector<double>& v) {
   return most;
 }
 
-// What the model's gradients are, by name; parameters as ModelFixture draws them.
+// The model's gradients by parameter name, for parameters as ModelFixture draws them.
 std::map<std::string, std::vector<double>> gradients(const ModelConfig& config, Device device, DType dtype) {
   ModelFixture f(config, 2, 45, device, dtype, 3, 0.3);
   f.loss_and_grads();
@@ -40,7 +40,7 @@ bool belongs_to(const std::string& name, const std::string& branch) {
   return branch == "cmp" && name.find("attn.phi_") != std::string::npos;
 }
 
-// Parameters of the branches that are switched off, and the gate's, get exactly nothing; all others something.
+// Parameters of the branches that are switched off, and of the gate, get a gradient of exactly zero; all others do not.
 void check_forced(Device device, DType dtype) {
   for (const Phi phi : {Phi::avg, Phi::conv, Phi::mlp})
     for (const Branch forced : {Branch::cmp, Branch::sel, Branch::win}) {
@@ -56,7 +56,7 @@ void check_forced(Device device, DType dtype) {
     }
 }
 
-// One layer and its last token: what any one-hot, uniform or learned gate makes of the branches.
+// Gates [3,B,T,Hkv] of the first layer after a forward pass.
 std::vector<double> gates(ModelFixture& f) {
   f.loss();
   return read_floats(f.ctx(), f.activations().layer(0).nsa.gate);
@@ -79,12 +79,11 @@ void check_gates(Device device, DType dtype) {
   ModelFixture usual(config, 1, 40, device, dtype);
   config.nsa.gate.stop_gradient = true;
   ModelFixture stopped(config, 1, 40, device, dtype);
-  CHECK(gates(usual) == gates(stopped));  // forward is the usual one
+  CHECK(gates(usual) == gates(stopped));  // stop_gradient does not change the forward pass
 }
 
-// The derivative with gates held: of the model whose gate has no way to its input. With fc1 zero, fc2's bias alone
-// makes the gates, so that they do not depend on what stopgrad_gates cuts: gradients are then those of the usual model
-// but for the gate's own.
+// With fc1 zero the gates are constants that come from fc2's bias, so stop_gradient cuts nothing but the gate's own
+// gradients: all others equal those without stop_gradient.
 void check_stopgrad_against_constant_gates(Device device, DType dtype) {
   std::map<std::string, std::vector<double>> grads[2];
   for (const bool stop : {false, true}) {
@@ -112,7 +111,7 @@ void check_stopgrad_against_constant_gates(Device device, DType dtype) {
   CHECK(largest(grads[0]["blocks.0.attn.gate.fc2.bias"]) > 0);
 }
 
-// The message of a pass over a model that something was done to.
+// Applies `damage` to a small model, runs a pass with asserts, and returns the message; "" if nothing was found.
 std::string found(
     Device device, DType dtype, const std::function<void(ModelFixture&)>& damage,
     void (*change)(ModelConfig&) = [](ModelConfig&) {}) {
@@ -147,7 +146,7 @@ void expect(const std::string& message, const std::string& wanted) {
 void check_asserts(Device device, DType dtype) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
   CHECK(found(device, dtype, [](ModelFixture&) {}) == "");
-  // Planted: a NaN in one layer. mlp_pre [90,80], element (0, 3) first; and the sites before it are all right.
+  // A NaN in one layer: the message names the first invalid element, here (0, 3) of mlp_pre [90,80].
   expect(found(device, dtype, [&](ModelFixture& f) { set_weight(f, "blocks.1.mlp.fc1.weight", 3 * 20, kNan); }),
          "step 7: runtime.asserts: forward of layer 1: rmsnorm, first mlp matrix: mlp_pre[0,3] of [90,80] is NaN");
   expect(found(device, dtype, [&](ModelFixture& f) { set_weight(f, "blocks.0.norm2.weight", 5, kInf); }),
@@ -159,7 +158,7 @@ void check_asserts(Device device, DType dtype) {
 
   expect(found(device, dtype, [&](ModelFixture& f) { set_weight(f, "lm_head.weight", 0, kNan); }),
          "final norm, head, cross-entropy: row_loss[0] of [90] is");
-  // Lists: [2,45,2,4], of token 44 of sequence 1 in group 1 the last row.
+  // with_list replaces, in layer 1, the list of one token of sequence 1 in group 1; lists are [2,45,2,4].
   const auto with_list = [&](std::vector<int32_t> list, int64_t token) {
     return found(device, dtype, [&](ModelFixture& f) {
       std::vector<int32_t> all = f.lists(1);
@@ -177,7 +176,7 @@ void check_asserts(Device device, DType dtype) {
   expect(with_list({0, 1, 3, -1}, 23), lists + "[1,23,1,2] of [2,45,2,4] is a block that begins after its token");
   CHECK(with_list({0, 1, 3, -1}, 24) == "");
   expect(with_list({-2, 0, 4, 5}, 44), lists + "[1,44,1,0] of [2,45,2,4] is a block that does not exist");
-  // Tokens. One that is out of range is told and read as 0.
+  // An invalid token is reported, and read as 0.
   const auto with_token = [&](int32_t value, bool target) {
     return found(device, dtype, [&](ModelFixture& f) {
       const Tensor ids = target ? f.activations().targets : f.activations().tokens;
@@ -192,7 +191,7 @@ void check_asserts(Device device, DType dtype) {
   expect(with_token(-2, true), "forward: the loader: targets[1,7] of [2,45] is out of range");
   CHECK(with_token(-1, true) == "");
   CHECK(with_token(36, false) == "");
-  // Dense attention has sites of its own.
+  // Dense attention has assertion sites of its own.
   expect(found(
              device, dtype, [&](ModelFixture& f) { set_weight(f, "blocks.1.attn.v_win_proj.weight", 0, kNan); },
              [](ModelConfig& c) { c.attention = AttentionKind::dense; }),
@@ -233,7 +232,7 @@ TEST_CASE("ablation: the window branch alone, with w >= T, is dense attention", 
   ModelConfig dense = small_model();
   dense.attention = AttentionKind::dense;
   ModelFixture f(config, 1, 50, Device::cpu(), DType::f64), g(dense, 1, 50, Device::cpu(), DType::f64);
-  // The dense model's parameters, by name, from the other's.
+  // Copies the dense model's parameters, by name, from the NSA model.
   const Params &from = f.model().params(), &to = g.model().params();
   for (int64_t i = 0; i < to.count(); ++i)
     for (int64_t j = 0; j < from.count(); ++j)
@@ -289,14 +288,15 @@ TEST_CASE("asserts: NSA_STRICT_ASSERTS ends a run at the first activation that i
   CHECK(with.exit_code == 1);
   CHECK(with.output.find("step 2: runtime.asserts: ") != std::string::npos);
   CHECK(Json::parse(read_text(folder.file("b/config.json")))["runtime"]["asserts"] == true);
-  // A run that is well is not disturbed, to the bit.
+  // Asserts do not change the results of a healthy run.
   const std::string well = "train " + kTiny + " --set runtime.device=cpu --set train.steps=3 --set log.out_dir=";
   REQUIRE(run_program(well + folder.file("c") + " --set train.eval_every=2", "NSA_STRICT_ASSERTS=1").exit_code == 0);
   REQUIRE(run_program(well + folder.file("d") + " --set train.eval_every=2").exit_code == 0);
   CHECK(read_text(folder.file("c/model.safetensors")) == read_text(folder.file("d/model.safetensors")));
 }
 
-// A checkpoint's weights with one of them NaN, and without the checksums that would tell.
+// Sets one element of a tensor in a checkpoint's weights to NaN, and removes the checksums, which would reveal the
+// change.
 void poison(const std::string& path, const std::string& tensor, int64_t element) {
   std::string bytes = read_text(path);
   uint64_t length = 0;
@@ -320,7 +320,7 @@ TEST_CASE("asserts: a NaN in one layer of a run is named by layer, op and elemen
                            " --set runtime.device=cpu --set train.save_every=2 --set log.out_dir=" + out;
   REQUIRE(run_program(args + " --set train.steps=2").exit_code == 0);
   const std::string from = out + "/checkpoints/step_2";
-  poison(from + "/model.safetensors", "blocks.1.mlp.fc1.weight", 3 * 32 + 7);  // of [128,32]
+  poison(from + "/model.safetensors", "blocks.1.mlp.fc1.weight", 3 * 32 + 7);  // the tensor is [128,32]
   const Outcome named = run_program(args + " --set train.steps=4 --set runtime.asserts=true --resume " + from);
   INFO(named.output);
   CHECK(named.exit_code == 1);
@@ -347,7 +347,7 @@ TEST_CASE("ablation: NSA_FORCE_BRANCH, NSA_FORCE_UNIFORM_GATE and NSA_STOPGRAD_G
     REQUIRE(outcome.exit_code == 0);
     return std::pair{Json::parse(read_text(out + "/config.json"))["nsa"], read_text(out + "/training.csv")};
   };
-  const auto losses = [](const std::string& csv) {  // of steps 1 to 3
+  const auto losses = [](const std::string& csv) {  // losses of steps 1 to 3
     std::vector<std::string> out;
     std::istringstream in(csv);
     std::string line;
@@ -364,11 +364,11 @@ TEST_CASE("ablation: NSA_FORCE_BRANCH, NSA_FORCE_UNIFORM_GATE and NSA_STOPGRAD_G
   }
   const auto [uniform, uniform_csv] = trained("uniform", "NSA_FORCE_UNIFORM_GATE=1");
   CHECK(uniform["uniform_gate"] == true);
-  CHECK(losses(uniform_csv)[0] == usual[0]);  // fresh gates are 1/3 each, and then they move
+  CHECK(losses(uniform_csv)[0] == usual[0]);  // fresh gates are 1/3 each; training changes them
   CHECK(losses(uniform_csv)[2] != usual[2]);
   const auto [stopped, stopped_csv] = trained("stopped", "NSA_STOPGRAD_GATES=1");
   CHECK(stopped["stopgrad_gates"] == true);
-  CHECK(losses(stopped_csv) == losses(uniform_csv));  // gates that never learn stay where they began
+  CHECK(losses(stopped_csv) == losses(uniform_csv));  // gates that never learn keep their initial values
   CHECK(trained("off", "NSA_FORCE_UNIFORM_GATE=0 NSA_STOPGRAD_GATES=false NSA_FORCE_BRANCH=none").second.size() > 0);
   for (const char* bad : {"NSA_FORCE_BRANCH=best", "NSA_FORCE_UNIFORM_GATE=2", "NSA_STOPGRAD_GATES=yes",
                           "NSA_FORCE_BRANCH=sel NSA_FORCE_UNIFORM_GATE=1", "NSA_STRICT_ASSERTS=2"}) {

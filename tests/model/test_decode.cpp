@@ -1,5 +1,5 @@
-// Cached decoding against the forward pass: the same logits at every position, whatever was prefilled; batches whose
-// sequences differ in length; and how many keys a step reads.
+// Cached decoding against the forward pass: equal logits at every position, after a prefill of any length; batches
+// whose sequences differ in length; and the number of keys that a step reads.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -59,7 +59,7 @@ class DecodeFixture {
     return tokens;
   }
 
-  // The logits of every row of a forward pass over these tokens, and padding behind them.
+  // Logits of every row of a forward pass over these tokens, padded to T.
   std::vector<std::vector<double>> forward(std::vector<int32_t> tokens) {
     const size_t n = tokens.size();
     tokens.resize(static_cast<size_t>(T_), 0);
@@ -130,7 +130,7 @@ double relative_error(const std::vector<double>& got, const std::vector<double>&
   return std::sqrt(difference / size);
 }
 
-// 2 layers; 310 tokens cross every boundary of l, d, l' and w many times over.
+// A model of 2 layers. 310 tokens cross the boundaries of l, d, l_sel and w many times.
 ModelConfig config_of(Phi phi, GateKind gate, int64_t heads, int64_t groups) {
   ModelConfig c = test::small_model();
   c.n_heads = heads, c.n_kv_groups = groups;
@@ -139,7 +139,7 @@ ModelConfig config_of(Phi phi, GateKind gate, int64_t heads, int64_t groups) {
 }
 constexpr int64_t kTokens = 310;
 
-// The largest error over the steps from `prefilled` tokens to the end.
+// Largest error of the logits from the last of `prefilled` tokens to the end.
 double largest_error(DecodeFixture& f, const std::vector<int32_t>& tokens,
                      const std::vector<std::vector<double>>& reference, int64_t prefilled) {
   f.prefill(0, {tokens.begin(), tokens.begin() + prefilled});
@@ -166,11 +166,11 @@ void check_agreement(const ModelConfig& config, Device device, DType dtype, doub
   }
 }
 
-// The GPU adds in other orders in a step than in a pass: weights are so small that scores are no hundreds, of which
-// differences are left.
+// On the GPU a decoding step adds in another order than a forward pass. The weights are small, so that scores stay
+// small and rounding differences do not grow in the softmax.
 constexpr double kGpuStd = 0.08;
 
-// Heads as the GPU's fused kernels take them.
+// A shape that the GPU's fused kernels support.
 ModelConfig gpu_config(Phi phi, GateKind gate, int64_t heads, int64_t groups, int64_t width) {
   ModelConfig c = config_of(phi, gate, heads, groups);
   c.dim = 128, c.d_k = c.d_v = width, c.vocab_size = 307, c.mlp_hidden = 256;
@@ -178,7 +178,7 @@ ModelConfig gpu_config(Phi phi, GateKind gate, int64_t heads, int64_t groups, in
   return c;
 }
 
-// The tokens that a forward pass over all that there is chooses, one after the other, from a prompt on.
+// Greedy tokens after a prompt, each chosen by a forward pass over the whole text.
 std::vector<int32_t> greedy_by_forward(DecodeFixture& f, std::vector<int32_t> text, size_t count) {
   const size_t prompt = text.size();
   while (text.size() < prompt + count) {
@@ -187,7 +187,8 @@ std::vector<int32_t> greedy_by_forward(DecodeFixture& f, std::vector<int32_t> te
   }
   return {text.begin() + static_cast<std::ptrdiff_t>(prompt), text.end()};
 }
-// The same by steps, on the GPU of a recorded one; the device chooses. A prompt for each of the decoder's sequences.
+// The same by decoding steps, on the GPU through a recorded graph, with the token chosen on the device. Takes one
+// prompt per sequence of the decoder.
 std::vector<std::vector<int32_t>> greedy_by_steps(DecodeFixture& f, const std::vector<std::vector<int32_t>>& prompts,
                                                   size_t count) {
   for (size_t b = 0; b < prompts.size(); ++b) f.prefill(static_cast<int64_t>(b), prompts[b]);
@@ -213,14 +214,14 @@ std::vector<std::vector<int32_t>> greedy_by_steps(DecodeFixture& f, const std::v
     d.stepped();
   }
 }
-// Weights of a model that has learned a text by heart, so that between its likeliest tokens lies more than rounding.
+// Weights of a model trained to reproduce a text, so that the two highest logits differ by more than rounding.
 struct Learned {
   std::vector<float> weights;
   std::vector<int32_t> text;
 };
 Learned learn_by_heart(const ModelConfig& config, Device device) {
   constexpr int kMostSteps = 400;
-  constexpr double kKnown = 0.01;  // the loss: each token has 99% or so
+  constexpr double kKnown = 0.01;  // loss; the right token has a probability of about 99%
   constexpr float kRate = 4e-3f, kBeta1 = 0.9f, kBeta2 = 0.98f;
   test::ModelFixture f(config, 1, kTokens, device, DType::f32);
   Params& params = f.model().params();
@@ -228,7 +229,7 @@ Learned learn_by_heart(const ModelConfig& config, Device device) {
   std::vector<float> m(w.size(), 0.0f), v(w.size(), 0.0f);
   for (int64_t i = 0; i < params.count(); ++i)
     for (int64_t j = 0; j < params.specs()[i].shape.numel(); ++j) {
-      float& x = w[static_cast<size_t>(params.offset(i) + j)];  // N(0, 0.1) as it comes
+      float& x = w[static_cast<size_t>(params.offset(i) + j)];  // drawn from N(0, 0.1)
       x = (params.specs()[i].init == ParamSpec::Init::constant ? static_cast<float>(params.specs()[i].value) : 0) +
           x / 2;
     }
@@ -267,9 +268,9 @@ void check_greedy(const ModelConfig& config, Device device, DType dtype, const s
   const std::vector<int32_t> prompt = part(0, kPrompt), by_steps = greedy_by_steps(f, {prompt}, kChosen)[0];
   INFO(name);
   CHECK(by_steps == greedy_by_forward(f, prompt, kChosen));
-  CHECK(by_steps == part(kPrompt, kChosen));  // so it does know the text, by looking further back than a token
+  CHECK(by_steps == part(kPrompt, kChosen));  // the model knows the text, so it does use tokens further back than one
 
-  // Several sequences take other kernels than one.
+  // A batch of several sequences uses other kernels than one sequence.
   const std::vector<size_t> lengths = {kPrompt, kPrompt + 13, kPrompt - 9};
   std::vector<std::vector<int32_t>> prompts;
   for (const size_t n : lengths) prompts.push_back(part(0, n));
@@ -294,7 +295,8 @@ TEST_CASE("decode: steps give the forward pass's logits at every position", "[de
 }
 
 TEST_CASE("decode: a prefill of any length goes on as the forward pass does", "[decode]") {
-  // one short of a block, a block, a stride more, one short of a window, a window, n blocks, all but one
+  // Lengths around the ends of the first compressed block (8 tokens), the second (12), the window (11) and the n_sel-th
+  // selection block (32); 309 leaves one token.
   const auto prefills = {1, 7, 8, 12, 10, 11, 31, 32, 33, 200, 309};
   const ModelConfig c = config_of(Phi::conv, GateKind::softmax, 6, 2);
   for (const int64_t n : prefills) check_agreement(c, Device::cpu(), DType::f64, 1e-12, {n}, "f64");
@@ -314,7 +316,7 @@ TEST_CASE("decode: a prefill of any length goes on as the forward pass does", "[
 
 namespace {
 
-// All gates and groups, on a GPU also heads of 128.
+// Both gates and several group sizes; on a GPU also heads of dimension 128.
 void check_greedy_of_phi(Phi phi, Device device) {
   for (const GateKind gate : {GateKind::softmax, GateKind::sigmoid})
     for (const auto& [heads, groups] : {std::pair<int64_t, int64_t>{2, 2}, {12, 2}, {16, 1}}) {
@@ -376,7 +378,7 @@ TEST_CASE("decode: on the GPU in bf16 the same 256 tokens are the likeliest, den
 
 namespace {
 
-// Sequences prefilled to these lengths, each on its way by itself for 50 steps.
+// Sequences prefilled to these lengths, then decoded together for 50 steps with tokens of their own.
 void check_ragged(const ModelConfig& c, Device device, const std::vector<int64_t>& lengths, const std::string& name,
                   double std = 0.3) {
   constexpr int64_t kSteps = 50;
@@ -414,7 +416,7 @@ TEST_CASE("decode: sequences of a batch have lengths of their own", "[decode]") 
 TEST_CASE("decode: sequences of a batch on the GPU have lengths of their own", "[decode][gpu]") {
   if (!require_gpu()) return;
   check_ragged(gpu_config(Phi::avg, GateKind::softmax, 12, 2, 64), Device::cuda(), {0, 31, 129, 260}, "G 6", kGpuStd);
-  // more rows than the kernels for few take
+  // more rows than the kernels for small batches support
   check_ragged(gpu_config(Phi::mlp, GateKind::sigmoid, 2, 2, 64), Device::cuda(), {0, 5, 31, 32, 50, 90, 127, 200, 259},
                "mlp, sigmoid, G 1", kGpuStd);
   check_ragged(gpu_config(Phi::conv, GateKind::softmax, 16, 1, 128), Device::cuda(), {47, 130}, "conv, G 16", kGpuStd);
@@ -422,7 +424,7 @@ TEST_CASE("decode: sequences of a batch on the GPU have lengths of their own", "
 
 namespace {
 
-// Keys that the kernels read in the step whose tokens make these lengths, one a sequence, against the closed form.
+// Compares the number of keys read in a step, whose tokens extend the sequences to these lengths, with the closed form.
 void check_reads(const ModelConfig& c, Device device, DType dtype, const std::vector<std::vector<int64_t>>& batches) {
   const NsaConfig& n = c.nsa;
   const int64_t B = static_cast<int64_t>(batches[0].size());

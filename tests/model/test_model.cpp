@@ -72,7 +72,7 @@ TEST_CASE("model: every gradient agrees with central differences in double", "[m
         reference += difference * difference;
       }
       INFO(variant.name << ": " << spec.name << " error " << std::sqrt(error) << " of " << std::sqrt(reference));
-      // A gradient that is zero by design (gates that are forced) leaves the rounding of the difference alone.
+      // For a gradient that is zero by design (forced gates) the difference quotient is pure rounding, hence the 1e-9.
       CHECK(std::sqrt(error) <= kTolerance * std::sqrt(reference) + 1e-9);
     }
   }
@@ -121,7 +121,7 @@ TEST_CASE("model: a token changes nothing before it", "[model]") {
 
 namespace {
 
-// 4 layers of a shape that the GPU's kernels see in earnest: groups of 6, d 64.
+// 4 layers of a shape that the GPU's tensor-core kernels support: groups of 6 heads of dimension 64.
 ModelConfig gpu_model() {
   ModelConfig c;
   c.dim = 128, c.n_layers = 4, c.n_heads = 12, c.n_kv_groups = 2, c.d_k = 64, c.d_v = 64, c.vocab_size = 307;
@@ -130,8 +130,8 @@ ModelConfig gpu_model() {
   return c;
 }
 
-// A gradient's agreement with a reference, pooled over seeds: that of one small tensor, a gate's bias say, is one draw
-// of rounding. Tensors whose norm is below `floor` are compared absolutely.
+// A gradient's agreement with a reference, pooled over seeds: for a small tensor, such as a gate's bias, one seed is a
+// single draw of rounding errors. Tensors whose norm is below `floor` are compared absolutely.
 struct Agreement {
   double difference = 0, dot = 0, got = 0, want = 0;  // sums of squares and products
   int seeds = 0;
@@ -147,7 +147,7 @@ struct Agreement {
   double cosine() const { return want == 0 ? 1 : dot / std::sqrt(got * want); }
 };
 
-// 1e-3 of the largest gradient norm.
+// 1e-3 of the largest norm of a gradient.
 double gradient_floor(ModelFixture& f) {
   double largest = 0;
   for (int64_t i = 0; i < f.model().params().count(); ++i) largest = std::max(largest, norm(f.grad(i)));
@@ -228,7 +228,7 @@ TEST_CASE("model: the same inputs give the same bits", "[model]") {
 
 namespace {
 
-// Weights that are not a number until they are asked for.
+// Weights that are NaN until the forward pass requests them.
 class LateWeights final : public WeightGate {
  public:
   explicit LateWeights(const Tensor& weights)

@@ -1,4 +1,5 @@
-// Recomputation: which layers keep what, that the bits do not depend on it, and what a plan says of the memory.
+// Recomputation: which layers keep which activations, that it does not change the bits, and the memory that a plan
+// reports.
 #include "engine/check.h"
 #include "io/json_config.h"
 #include "model/flops.h"
@@ -27,7 +28,7 @@ std::vector<std::vector<double>> gradients(const ModelConfig& c, int64_t T, Devi
                                            const RecomputePlan& plan) {
   ModelFixture f(c, 2, T, device, dtype, 3, 0.1, plan);
   std::vector<std::vector<double>> all(static_cast<size_t>(f.model().params().count()));
-  for (int pass = 0; pass < 2; ++pass) f.loss_and_grads();  // the second finds what the first left behind
+  for (int pass = 0; pass < 2; ++pass) f.loss_and_grads();  // the second pass runs on the buffers left by the first
   for (size_t i = 0; i < all.size(); ++i) all[i] = f.grad(static_cast<int64_t>(i));
   return all;
 }
@@ -95,7 +96,7 @@ TEST_CASE("recompute: less is kept the more is run again", "[recompute]") {
   CHECK(block < attention);
   CHECK(block < half);
   CHECK(half < none);
-  CHECK(block <= 6'000'000'000);  // M7C, V = 50257, 16 sequences of 2048 tokens
+  CHECK(block <= 6'000'000'000);  // bytes, for M7C with a vocabulary of 50257 and 16 sequences of 2048 tokens
   const ModelConfig c = m7c("none").model;
   CHECK(training_flops(c, 16, 2048, RecomputePlan::parse("block", 12)) ==
         Approx(training_flops(c, 16, 2048) + 12 * replay_flops(c, 16, 2048, Recompute::block)));
@@ -111,7 +112,7 @@ TEST_CASE("recompute: more sequences and groups than a GPU's grid takes are refu
   ++config.train.micro_batch_size;
   check_error([&] { plan_memory(config, Device::cuda()); },
               {"train.micro_batch_size", "model.n_kv_groups", "32768 sequences", "2 groups", "at most 32767"});
-  plan_memory(config, Device::cpu());  // has no grid
+  plan_memory(config, Device::cpu());  // the CPU has no limit on a grid
   CHECK(fit_batch(config, Device::cuda(), int64_t{1} << 50)->micro_batch_size == 32767);
 }
 
@@ -154,5 +155,5 @@ TEST_CASE("recompute: plan and train say what they recompute, and refuse what is
   INFO(range.output);
   CHECK(parse_json(range.output, "plan")["recompute"] == "2:5=block");
   CHECK(parse_json(run_program("plan " + config + " --json --set runtime.recompute=block", "NSA_NO_GC=1").output,
-                   "plan")["recompute"] == "0:12=block");  // --set is stronger
+                   "plan")["recompute"] == "0:12=block");  // --set overrides the environment
 }

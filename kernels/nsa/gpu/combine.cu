@@ -1,8 +1,8 @@
 // The gated sum of the branches and its backward on the GPU. Bound by memory bandwidth.
 //   forward: one pass over 16-byte vectors.
-//   backward: a few lanes compute all heads of a (token, group) and sum them in order. If rows do not consist of up to
-//   32 vectors, a few lanes compute one head, and the sum over heads goes through shared memory. attention_delta is the
-//   same with one branch and no gate.
+//   backward: a few lanes compute all heads of a (token, group) and sum them in order. If a row is not made of at most
+//             32 vectors, a few lanes compute one head, and the sum over heads goes through shared memory.
+//             attention_delta is the same with one branch and no gate.
 #include <algorithm>
 #include <limits>
 

@@ -1,10 +1,12 @@
 // NSA's compression phi on the GPU. All kernels are bound by memory bandwidth: a thread computes one 16-byte vector of
 // an output row from the rows that contribute to it.
 //   forward: y[c] reads the l rows of its block. Each row is read l/d times by overlapping blocks; the repeated reads
-//   hit L1 and L2. backward: dx[t] gathers from the blocks that cover token t, at most ceil(l/d) of them. Each element
-//   is written once, without atomics. weights: dw and dpos are sums over all blocks. Each slice of blocks stores
-//   partial sums to scratch, and partials.cuh adds them in order. The number of slices does not depend on the card, so
-//   all cards add in the same order.
+//            hit L1 and L2.
+//   backward: dx[t] gathers from the blocks that cover token t, at most ceil(l/d) of them. Each element is written
+//             once, without atomics.
+//   weights: dw and dpos are sums over all blocks. Each slice of blocks stores partial sums to scratch, and
+//            partials.cuh adds them in order. The number of slices does not depend on the card, so all cards add in the
+//            same order.
 #include "kernels/common/bthd.cuh"
 #include "kernels/common/partials.cuh"
 #include "kernels/nsa/compress.h"

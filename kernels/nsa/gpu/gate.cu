@@ -1,11 +1,12 @@
-// The MLP of NSA's gates on the GPU, and its backward. nsa/gpu/combine.cu has the sum that the gates weight.
+// The MLP of NSA's gates on the GPU, and its backward. nsa/gpu/combine.cu has the sum that the gates weight. Bound:
+// reading q.
 //   bf16 with dk 64 or 128: tensor cores, nsa/gpu/gate_mma.cuh.
 //   Any other shape: a warp computes 4 rows (token, group) at a time. It reads the G heads of q once and stores their
-//   mean to shared memory; then each lane computes one hidden unit of all 4 rows, so that each weight read from shared
-//   memory is used 4 times. fc1 is in shared memory in fp32, with rows padded to an odd length: lanes read along or
-//   across rows without bank conflicts. Backward recomputes the hidden layer. Each CTA adds the outer products of its
-//   32-row tiles to its own slice of scratch (4 x 4 elements per thread), and partials.cuh adds the slices in order.
-// Bound: reading q.
+//       mean to shared memory. Then each lane computes one hidden unit of all 4 rows, so that each weight read from
+//       shared memory is used 4 times. fc1 is in shared memory in fp32, with rows padded to an odd length: lanes read
+//       along or across rows without bank conflicts.
+//   Backward recomputes the hidden layer. Each CTA adds the outer products of its 32-row tiles to its own slice of
+//            scratch (4 x 4 elements per thread), and partials.cuh adds the slices in order.
 #include <algorithm>
 #include <limits>
 

@@ -1,10 +1,11 @@
 // The inverse index of the selected branch: for each block the tokens that list it, which dk and dv need, cut into
 // pieces of work. Scratch is linear in T, and the result is deterministic. Three kernels:
-//   index_count_kernel  counts the tokens of each part of the sequence that list a block (integer atomics on sums only)
-//   index_plan_kernel   one CTA per (b, g): prefix sums of the counts, and the pieces of at most most_tokens tokens
-//   each; block 0, which every token lists, is thereby spread over many CTAs index_fill_kernel   writes the tokens of
-//   each block in ascending order: a warp makes a 32 x 32 bit matrix (token, block) from the lists of 32 tokens, and
-//   its transpose, by ballots, gives each lane the tokens of one block
+//   index_count_kernel: counts the tokens of each part of the sequence that list a block (integer atomics on sums
+//       only).
+//   index_plan_kernel: one CTA per (b, g): prefix sums of the counts, and the pieces of at most most_tokens tokens
+//       each. Block 0, which every token lists, is thereby spread over many CTAs.
+//   index_fill_kernel: writes the tokens of each block in ascending order. A warp makes a 32 x 32 bit matrix (token,
+//       block) from the lists of 32 tokens; its transpose, by ballots, gives each lane the tokens of one block.
 #include <algorithm>
 
 #include "kernels/common/tile_mma.cuh"

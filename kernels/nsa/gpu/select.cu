@@ -3,12 +3,12 @@
 // A CTA computes 16 tokens of one (sequence, group). Its 8 warps iterate over the compressed keys in tiles of 256, 32
 // keys per warp:
 //   1. A warp keeps its 32 keys in registers and loops over the heads of the group. The product of one head is M = 16
-//   tokens by N = 32 keys, so the sum over heads is an addition in registers, in head order, for any G. bf16:
-//   mma.m16n8k16 with fp32 sums; q is in shared memory in fragment order. f32: FFMA, a lane has one key.
+//      tokens by N = 32 keys, so the sum over heads is an addition in registers, in head order, for any G. bf16:
+//      mma.m16n8k16 with fp32 sums; q is in shared memory in fragment order. f32: FFMA, a lane has one key.
 //   2. The summed probabilities of the tile go to shared memory. Thread (token, block) adds the tile's contribution to
-//   its block, in key order. Each score has one owner, so there are no atomics.
+//      its block, in key order. Each score has one owner, so there are no atomics.
 //   3. One warp per token finds the n-th best score by bisection (scores are >= 0, so their bits order like integers)
-//   and writes the list in one ascending pass.
+//      and writes the list in one ascending pass.
 //
 // Tokens whose blocks all fit in n are not scored. Scores are fp32: 4 bytes per block and token, in shared memory (68
 // KiB at T = 65536, l' = 64) or, if they do not fit, in a slab of scratch for each of a bounded number of CTAs.

@@ -1,26 +1,22 @@
 // KV-stationary forward of the selected branch on Hopper (bf16), split-KV and merge, for long sequences whose
-// neighbouring tokens list different blocks.
+// neighbouring tokens list different blocks. There a tile with the union of its tokens' lists would compute mostly
+// masked scores: 7 times too many for ten tokens with random lists at T = 65536.
 //
-// There a tile of rows with the union of its tokens' lists would compute mostly masked scores: 7 times too many for ten
-// tokens with random lists at T = 65536. Here keys and values of a far block stay in shared memory, and the rows (t, h)
-// of the tokens that list it are gathered, 64 per tile, for any G without waste: s = q k^T, softmax over this block, o
-// = p v. The result for a row is a partial sum. Partial sums are stored block by block, so that gathering writes
-// consecutive tiles, and the merge kernel looks up those of a token. Near blocks, which all neighbours list, are
-// computed for neighbouring tokens at once and stored to o and lse; the merge kernel adds the partial sums to them in
-// list order.
+// Keys and values of a far block stay in shared memory, and the rows (t, h) of the tokens that list it are gathered, 64
+// per tile, for any G without waste: s = q k^T, softmax over this block, o = p v. The result for a row is a partial
+// sum. Partial sums are stored block by block; the merge kernel looks up those of a token. Near blocks, which all
+// neighbours list, are computed for neighbouring tokens at once and stored to o and lse; the merge kernel adds the
+// partial sums to them in list order.
 //
 // Partial sums of all tokens would take n * dv * 2 bytes per row: 1.6 GB at 65536 x 12 x 64. The sequence is therefore
-// cut into ranges of tokens, and a launch computes as many ranges as fit kPartialBytes:
-//   kv_stationary_read_lists_kernel  decides whether neighbours' lists differ enough; if not, another kernel computes
-//   all blocks, and the kernels below return at once. Counts the entries (t, place) of each block.
-//   kv_stationary_plan_items_kernel, kv_stationary_fill_entries_kernel   the entries of each range by block, cut into
-//   items fwd_kv_stationary_near_kernel    a CTA computes the tokens of one or two blocks with all their near blocks
-//   fwd_kv_stationary_gather_kernel  a CTA computes one item: a far block and up to 16 tiles of its entries
-//   fwd_kv_stationary_merge_kernel   dv / 8 lanes per row, all partial sums in flight; combines the branches if
-//   requested
-//
-// Bound: merge by device memory; gather by no single unit (memory, shared memory and issue slots are each about half
-// busy). tests/baselines/notes/selected.md has the figures.
+// cut into ranges of tokens, and a launch computes as many ranges as fit kPartialBytes. Kernels:
+//   kv_stationary_read_lists: decides whether neighbours' lists differ enough; if not, another kernel computes all
+//       blocks, and the kernels below return at once. Counts the entries (t, place) of each block.
+//   kv_stationary_plan_items, kv_stationary_fill_entries: the entries of each range by block, cut into items.
+//   fwd_kv_stationary_near: a CTA computes the tokens of one or two blocks with all their near blocks.
+//   fwd_kv_stationary_gather: a CTA computes one item: a far block and up to 16 tiles of its entries.
+//   fwd_kv_stationary_merge: dv / 8 lanes per row, all partial sums in flight. Combines the branches if requested.
+// Bound: merge by device memory; gather by no single unit. tests/baselines/notes/selected.md has the figures.
 #include <algorithm>
 #include <cmath>
 #include <numeric>

@@ -3,20 +3,19 @@
 // A CTA of four warps computes 16 or 8 tokens of one (sequence, group), all within one selection block, so that they
 // have the same candidates. Each warp processes a stripe of the compressed keys, 32 keys per step:
 //   1. Keys are the rows of the product, in registers, loaded through a buffer in shared memory one step ahead. Queries
-//   are its columns, in shared memory: tokens of a tile x heads. A lane's column is the same token for every head, so
-//   the sum over heads is an addition in a register. The columns are split into two products; one of them runs during
-//   the exponentials of the other.
+//      are its columns, in shared memory: tokens of a tile x heads. A lane's column is the same token for every head,
+//      so the sum over heads is an addition in a register. Each step is split into two products; one runs during the
+//      exponentials of the other.
 //   2. A lane has four neighbouring keys of a token: the pooling of Eq. 9 is an addition of registers, and one shuffle
-//   for the key that overlaps the previous block. Across stripes it goes through shared memory.
+//      for the key that overlaps the previous block. Across stripes it goes through shared memory.
 //   3. A warp writes the lists of its tokens together. The n-th best of the maxima of 32 groups of candidates (64 for
-//   long lists) is a lower bound of the n-th best score; the few candidates that reach it are collected and sorted. If
-//   more than 64 reach it (ties, n above 32), all scores are searched by bisection.
+//      long lists) is a lower bound of the n-th best score; the few candidates that reach it are sorted. If more than
+//      64 reach it (ties, n above 32), all scores are searched by bisection.
 // All sums are fp32, in an order that does not depend on the block: equal scores stay equal, and the lower block wins.
 //
 // CTAs are persistent and compute the longest tiles first. CTAs of an SM progress unevenly, so items are assigned
 // dynamically; the next tile's queries are loaded while lists are written. Scores (T / l' * 4 bytes per token) are in
 // shared memory if a full SM has room for them, else in a slab of scratch that stays in L2.
-//
 // Bound: exponentials, T^2 / (2d) * Hq of them, and tensor cores, which slow each other down;
 // tests/baselines/notes/select.md.
 #include <algorithm>

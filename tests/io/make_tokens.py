@@ -1,7 +1,7 @@
-"""Answers of the `tokenizers` library (pip install tokenizers), to compare io/tokenizer/bpe_tokenizer.h with.
+"""Writes tokens computed by the `tokenizers` library (pip install tokenizers), to compare io/tokenizer with.
 
-make_tokens.py known FILE      small tokenizers and their answers: tests/io/known_tokens.json
-make_tokens.py compare FOLDER  10 MB of text, tokenizers trained on it, and their answers, for test_tokenizers.cpp
+make_tokens.py known FILE      small tokenizers, texts and their tokens: tests/io/known_tokens.json
+make_tokens.py compare FOLDER  10 MB of text, tokenizers trained on it, and their tokens, for test_tokenizers.cpp
 """
 import array
 import glob
@@ -34,7 +34,7 @@ def words(rng, alphabet, count, low, high):
 
 
 def mixed_text(size, seed):
-    """Documents of English, code, Chinese, Arabic, emoji, random bytes and random characters."""
+    """Documents that mix English, code, Chinese, Arabic, emoji, random bytes and random characters."""
     rng = random.Random(seed)
     sources = sorted(glob.glob(os.path.dirname(os.__file__) + "/*.py"))[:150]
     code = "".join(open(f, encoding="utf-8", errors="replace").read() for f in sources)
@@ -60,7 +60,7 @@ def mixed_text(size, seed):
 
 
 def tokenizers(documents, scale):
-    """Name and trained tokenizer, one for each thing a tokenizer.json may ask for."""
+    """Pairs of name and trained tokenizer, one for each feature of tokenizer.json."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     split = lambda pattern, behavior="isolated", invert=False: pre_tokenizers.Split(Regex(pattern), behavior, invert)
     flags = [AddedToken("<mask>", lstrip=True, special=True), AddedToken("<|pad|>", rstrip=True),

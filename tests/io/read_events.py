@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-# Reads TensorBoard's event files of a folder, from the description of their bytes alone, and prints one JSON object:
-# scalars {tag: [[step, value], ...]}, histograms {tag: [[step, {...}], ...]}, texts {tag: [[step, text], ...]}, hparams
-# {name: value}, ended: the status that hparams has of the end, restarts [step, ...].
+# Reads TensorBoard's event files in a folder and prints one JSON object: scalars {tag: [[step, value], ...]},
+# histograms {tag: [[step, {...}], ...]}, texts {tag: [[step, text], ...]}, hparams {name: value}, ended (the run's final
+# status in hparams) and restarts [step, ...]. Written from the description of the format, without TensorBoard's code.
 import glob
 import json
 import struct

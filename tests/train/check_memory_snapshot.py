@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-# Checks mem_NAME.{txt,json,pickle} by the rules that PyTorch's memory viewer lives by (written from the description of
-# its formats, with nothing of ours and nothing of PyTorch's), then prints what a test asks for.
-#   check_memory_snapshot.py PATH_WITHOUT_SUFFIX [NAME_OF_A_TENSOR ...]   each name has to be there
+# Checks that mem_NAME.{txt,json,pickle} follow the rules of PyTorch's memory viewer, and prints a summary for the test.
+# Written from the description of the formats; it imports neither Triad's code nor PyTorch.
+#   check_memory_snapshot.py PATH_WITHOUT_SUFFIX [NAME_OF_A_TENSOR ...]   fails if a name does not occur
 import json
 import pickle
 import pickletools
@@ -24,7 +24,7 @@ def check_opcodes(raw):
 def check_segment(segment):
     at = segment["address"]
     active = requested = 0
-    for block in segment["blocks"]:  # they tile it
+    for block in segment["blocks"]:  # blocks tile the segment without gaps
         assert block["address"] == at, (block, at)
         assert block["size"] > 0
         at += block["size"]
@@ -39,10 +39,10 @@ def check_segment(segment):
     assert segment["segment_type"] in ("small", "large") and segment["segment_pool_id"] == (0, 0)
 
 
-# Replays the trace: what it says is handed out at the end has to be what the segments say.
+# Replays the trace: the memory allocated at its end must equal the segments' active blocks.
 def check_trace(trace, segments):
     taken, last_us, actions = {}, 0, {}
-    lost = set()  # came before the trace's beginning
+    lost = set()  # addresses of blocks allocated before the trace begins
     pending = None
     for event in trace:
         action = event["action"]
@@ -84,7 +84,7 @@ def cell(value, of_all, units, limit, step, width):
     return f"{value:{width}d} {unit}"
 
 
-# The table of torch.cuda.memory_summary, from the numbers alone.
+# The table that torch.cuda.memory_summary prints for these statistics.
 def summary(stats, device):
     size = lambda v, a: cell(v, a, ["B  ", "KiB", "MiB", "GiB", "TiB", "PiB"], 768 * 1024, 1024, 6)
     count = lambda v, a: cell(v, a, [" ", "K", "M"], 750 * 1000, 1000, 7) + " "

@@ -1,4 +1,4 @@
-// What goes wrong in a run that does go on: the rules on made-up numbers, and whole runs that stop or tell.
+// Anomalies of a run that still advances: the rules on made-up numbers, and whole runs that report an anomaly or stop.
 #include "train/monitor/anomaly.h"
 
 #include <cmath>
@@ -23,7 +23,7 @@ Config config_with(const std::vector<std::string>& sets = {}) { return load_conf
 
 struct Steps {
   explicit Steps(const Config& c) : rules(c) {}
-  // Types of what is found in n steps; change(i, step) sets what they are told.
+  // Runs n steps and returns the types of the anomalies found; change(i, step) modifies the input of step i.
   template <class Change>
   std::vector<std::string> run(int n, Change&& change) {
     std::vector<std::string> types;
@@ -51,8 +51,8 @@ TEST_CASE("anomaly: a healthy run has none", "[anomaly]") {
   Steps steps(config);
   CHECK(steps.run(5000, [&](int i, StepHealth& s) {
     s.loss = 6 - 0.0005 * static_cast<double>(s.step) + 0.1 * noise(random);
-    s.seconds = 1 + 0.1 * noise(random) + (i % 50 == 0 ? 9 : 0);  // one slow step now and then
-    s.host_mib = 500 + 300.0 * (i % 70) / 70;                     // a sawtooth that gives all back
+    s.seconds = 1 + 0.1 * noise(random) + (i % 50 == 0 ? 9 : 0);  // an occasional slow step
+    s.host_mib = 500 + 300.0 * (i % 70) / 70;                     // a sawtooth: memory is freed again
     s.device_mib = 4000;
   }) == Types{});
 }
@@ -64,10 +64,10 @@ TEST_CASE("anomaly: throughput that falls flat, once", "[anomaly]") {
   CHECK(steps.run(100, [](int, StepHealth& s) { s.tokens = 600; }) == Types{});
   CHECK(steps.run(300, [](int, StepHealth& s) { s.tokens = 400; }) == Types{"throughput_flat"});
   CHECK(has(steps.text, "400 tokens/s"));
-  CHECK(has(steps.text, "step 320: "));  // after one window of it
+  CHECK(has(steps.text, "step 320: "));  // after one window of 20 slow steps
   CHECK(steps.run(40, [](int, StepHealth&) {}) == Types{});
   CHECK(steps.run(40, [](int, StepHealth& s) { s.tokens = 10; }) == Types{"throughput_flat"});
-  // Steps of a millisecond: 20 of them say nothing, ten seconds do.
+  // For steps of 1 ms 20 steps are too few; the window is ten seconds.
   const auto quick = [](double tokens) { return [=](int, StepHealth& s) { s.tokens = tokens, s.seconds = 1e-3; }; };
   Steps short_steps(config_with({"log.plateau_steps=0"}));
   CHECK(short_steps.run(60000, quick(1)) == Types{});
@@ -108,11 +108,11 @@ TEST_CASE("anomaly: gates that collapse, by layer; forced ones are as they shoul
   const Config config = config_with();
   Steps steps(config);
   CHECK(steps.run(10, [&](int, StepHealth& s) { s.gates = healthy; }) == Types{});
-  CHECK(steps.run(2, [&](int, StepHealth& s) { s.gates = collapsed; }) == Types{});  // not yet three times in a row
+  CHECK(steps.run(2, [&](int, StepHealth& s) { s.gates = collapsed; }) == Types{});  // fewer than three times in a row
   CHECK(steps.run(5, [&](int i, StepHealth& s) { s.gates = i == 0 ? healthy : collapsed; }) == Types{"gate_collapse"});
   CHECK(has(steps.text, "layer 1 (entropy 0.200"));
   CHECK(!has(steps.text, "layer 0"));
-  CHECK(steps.run(5, [](int, StepHealth&) {}) == Types{});  // steps without a look at gates say nothing
+  CHECK(steps.run(5, [](int, StepHealth&) {}) == Types{});  // steps without gate statistics are ignored
   const Config forced_config = config_with({"nsa.force_branch=win"});
   Steps forced(forced_config);
   CHECK(forced.run(10, [&](int, StepHealth& s) { s.gates = collapsed; }) == Types{});
@@ -121,7 +121,7 @@ TEST_CASE("anomaly: gates that collapse, by layer; forced ones are as they shoul
 TEST_CASE("anomaly: gates that die, by layer, are not taken for collapsed ones", "[anomaly]") {
   const Config config = config_with();
   Steps steps(config);
-  const auto gates = [](double dead) {  // of a layer's rows; where all are, there is nothing else to tell
+  const auto gates = [](double dead) {  // if all rows of a layer are dead, its other statistics are NaN
     const double known = dead < 1 ? 1.0 : NAN;
     return std::vector<GateHealth>{
         {.layer = 0, .entropy_mean = 1.0, .max_mean = 0.4},
@@ -129,7 +129,7 @@ TEST_CASE("anomaly: gates that die, by layer, are not taken for collapsed ones",
   };
   const auto few = gates(0.009), some = gates(0.02), all = gates(1);
   CHECK(steps.run(10, [&](int, StepHealth& s) { s.gates = few; }) == Types{});
-  CHECK(steps.run(2, [&](int, StepHealth& s) { s.gates = some; }) == Types{});  // not yet three times in a row
+  CHECK(steps.run(2, [&](int, StepHealth& s) { s.gates = some; }) == Types{});  // fewer than three times in a row
   CHECK(steps.run(5, [&](int i, StepHealth& s) { s.gates = i == 0 ? few : some; }) == Types{"gate_dead"});
   CHECK(has(steps.text, "layer 1 (2% of its rows)"));
   CHECK(!has(steps.text, "layer 0"));
@@ -164,10 +164,10 @@ TEST_CASE("anomaly: zero gradients, but those that are zero by construction", "[
   CHECK(zero("gate.fc2.weight", {"nsa.uniform_gate=true"}));
   CHECK(zero("gate.fc2.weight", {"nsa.stopgrad_gates=true"}));
   CHECK_FALSE(zero("k_sel_proj.weight", {"nsa.stopgrad_gates=true"}));
-  CHECK(zero("k_cmp_proj.weight", {"train.seq_len=7"}));                                // nsa.l is 8
-  for (const char* name : {"k_cmp_proj.weight", "phi_k.weight", "phi_k.fc1.weight"}) {  // a choice of one block
+  CHECK(zero("k_cmp_proj.weight", {"train.seq_len=7"}));  // shorter than nsa.l = 8: no block
+  for (const char* name : {"k_cmp_proj.weight", "phi_k.weight", "phi_k.fc1.weight"}) {  // one block: nothing to choose
     CHECK(zero(name, {"train.seq_len=8"}));
-    CHECK(zero(name, {"train.seq_len=11"}));  // nsa.d is 4
+    CHECK(zero(name, {"train.seq_len=11"}));  // the next block ends at nsa.l + nsa.d = 12
     CHECK_FALSE(zero(name, {"train.seq_len=12"}));
   }
   for (const char* name : {"v_cmp_proj.weight", "phi_v.weight"}) CHECK_FALSE(zero(name, {"train.seq_len=8"}));
@@ -197,7 +197,7 @@ TEST_CASE("anomaly: one stops the run where that is asked for, with a checkpoint
   CHECK(heartbeats(folder.file("report"), 0, "step_end").back()["step"] == 300);
   CHECK_FALSE(fs::exists(folder.file("report") + "/.anomaly_type"));
 
-  // In the last step there is nothing left to stop.
+  // An anomaly in the last step does not change how the run ends.
   const auto last = heartbeats(folder.file("report"), 0, "anomaly").at(0)["step"].get<int64_t>();
   const Outcome complete = run_program(common + folder.file("last") +
                                        " --set log.on_anomaly=stop --set train.steps=" + std::to_string(last));
@@ -226,7 +226,7 @@ TEST_CASE("anomaly: what all ranks see one tells, what is a rank's own that rank
   CHECK(outcome.output.find("anomaly loss_plateau", told + 1) == std::string::npos);
   CHECK(heartbeats(out, 0, "anomaly").size() == 1);
   CHECK(heartbeats(out, 1, "anomaly").empty());
-  CHECK(heartbeats(out, 1, "stopped").size() == 1);  // it stops all the same
+  CHECK(heartbeats(out, 1, "stopped").size() == 1);  // rank 1 stops too
   CHECK(has(read_text(out + "/.anomaly_type"), "loss_plateau\n"));
 
   const Config config = config_with({"log.creep_mib=100", "log.plateau_steps=20"});
@@ -255,5 +255,5 @@ TEST_CASE("anomaly: what all ranks see one tells, what is a rank's own that rank
                       .seconds = 1});
   REQUIRE(flat.size() == 1);
   CHECK(flat[0].type == "throughput_flat");
-  CHECK(flat[0].of_one_rank);  // by its own clock
+  CHECK(flat[0].of_one_rank);  // measured by the rank's own clock
 }

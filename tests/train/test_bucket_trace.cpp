@@ -1,5 +1,5 @@
-// Communication as a run tells of it: a row for each bucket of each step, sums that differ between ranks, and the last
-// collectives when one does not end.
+// The trace of communication: a row for each bucket of each step, gradient sums that differ between ranks, and the last
+// collectives if one does not finish.
 #include <map>
 #include <sstream>
 
@@ -28,7 +28,7 @@ std::vector<std::string> fields(const std::string& line) {
   return out;
 }
 
-// The rows behind the table: (step, bucket) -> row.
+// The rows of the trace, below its header: (step, bucket) -> fields.
 std::map<std::pair<int, int>, std::vector<std::string>> rows(const std::string& path) {
   const std::string text = read_text(path);
   const size_t at = text.find(BucketTrace::kHeader);
@@ -105,8 +105,8 @@ TEST_CASE("buckets: a row for each bucket and step on every rank, and the same b
     CHECK(std::stod(row[4]) > std::stod(row[3]));
     ++checksums[row[5]];
   }
-  CHECK(checksums.size() == first.size());  // no two sums are the same
-  // With shards a rank holds its part of a bucket alone: nothing is compared, and the parts differ.
+  CHECK(checksums.size() == first.size());  // all sums differ from each other
+  // If sharded, a rank holds its own part of a bucket only: parts differ, and nothing is compared.
   const std::string shards = train("shards", "--set dist.zero=1", "NSA_TRACE_DDP_BUCKETS=1 ");
   const auto own = rows(shards + "/ddp_buckets.txt"), other = rows(shards + "/ddp_buckets_rank1.txt");
   CHECK(own.at({3, 0})[5] != other.at({3, 0})[5]);
@@ -126,10 +126,10 @@ TEST_CASE("buckets: a rank whose bucket differs is named, and the run ends", "[d
   CHECK(has(found.output, ": rank 1 has "));
   CHECK(has(found.output, ", the others "));
   CHECK(has(read_text(folder.file("traced") + "/heartbeat_rank2.jsonl"), "\"divergence\""));
-  // With the checkpoint of the step before, which was being written.
+  // The run ends with the checkpoint of the previous step, which was still being written.
   const int64_t saved = list_checkpoints(folder.file("traced/checkpoints")).back().step;
   CHECK(has(found.output, "step " + std::to_string(saved + 1) + ": the ranks' sums"));
-  CHECK(flipped("plain", "").exit_code == 0);  // nobody looks
+  CHECK(flipped("plain", "").exit_code == 0);  // without the trace the flipped bit is not detected
 }
 
 TEST_CASE("buckets: the last collectives are written when one does not end", "[dist]") {
@@ -153,7 +153,7 @@ TEST_CASE("buckets: the last collectives are written when one does not end", "[d
   CHECK(all.size() <= 1003);
   const std::vector<std::string> last = fields(all.back()), before = fields(all[all.size() - 2]);
   CHECK(has(last.at(1), "all_reduce of bucket"));
-  CHECK(last.size() == 4);  // and no time at which it finished
+  CHECK(last.size() == 4);  // without the time at which it finished
   CHECK(before.size() == 5);
   CHECK(std::stoll(last[0]) == std::stoll(before[0]) + 1);
   CHECK(std::stod(before[4]) >= std::stod(before[3]));

@@ -1,5 +1,5 @@
-// Several ranks: how they are started, and the same weights as one, to the bit where bits are promised. Whole runs,
-// through mpirun or by torchrun's variables.
+// Several ranks: how they are launched, and that they compute the same weights as one rank, to the bit where bits are
+// promised. Whole runs, through mpirun or torchrun's variables.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -67,7 +67,7 @@ TEST_CASE("dist: a resume on another number of ranks has the same state and goes
       const std::string to = folder.file(precision + std::to_string(ranks));
       run(to, ranks, more + "--resume '" + from + "'" + (ranks == 4 ? " --set dist.zero=1" : ""));
       INFO(precision << " on " << ranks);
-      // What the ranks hold after the load is the checkpoint that the run begins with: weights and moments, to the bit.
+      // After the load the ranks hold exactly the checkpoint from which the run is resumed, weights and moments.
       for (const char* file : {"/model.safetensors", "/optimizer.safetensors"})
         CHECK(same_file(from + file, to + "/checkpoints/step_10" + file));
       const Difference d = difference(whole + kWeights, to + kWeights);
@@ -161,7 +161,7 @@ TEST_CASE("dist: ranks that see other weights or data do not begin, and the fold
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), own = "--set train.save_every=2 --set train.steps=2 ";
   REQUIRE(run_program(train_args(out, own)).exit_code == 0);
-  for (const char* rank : {"0", "1"}) {  // the folder each rank is in has a run and a text of its own
+  for (const char* rank : {"0", "1"}) {  // each rank's working directory contains a run and a text file of its own
     const std::string here = folder.file(rank);
     REQUIRE(run_program(train_args(here + "/first", own + "--set data.seed=1 --set train.seed=" + rank)).exit_code ==
             0);
@@ -185,7 +185,7 @@ TEST_CASE("dist: what a step waits for other ranks is no part of its computing",
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
-  // Rank 1's products take 20 ms longer each, far longer than rank 0's: it waits for them, bucket by bucket.
+  // Each of rank 1's matrix products takes 20 ms longer, so rank 0 waits for rank 1 at every bucket.
   const Outcome outcome = run_command(with_faults("TRIAD_FAULTS='1 0.02'") + mpirun(2) + TRIAD_PROGRAM " " +
                                       train_args(out, "--set dist.bucket_mb=0.02 --set train.steps=4"));
   INFO(outcome.output);
@@ -219,7 +219,7 @@ TEST_CASE("dist: the variables that users of PyTorch know", "[dist]") {
 
 namespace {
 
-// The launchers' variables, all absent but for these, while it lives.
+// While it lives, the launchers' environment variables are unset, except for the given ones.
 class Variables {
  public:
   explicit Variables(std::initializer_list<std::pair<const char*, const char*>> set) {
@@ -290,7 +290,7 @@ TEST_CASE("dist: who a process is, by the variables of each launcher", "[dist]")
                               {"MASTER_PORT", "29500"},
                               {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                               {"OMPI_COMM_WORLD_RANK", "0"},
-                              {"OMPI_COMM_WORLD_SIZE", "2"}});  // its agents' launcher
+                              {"OMPI_COMM_WORLD_SIZE", "2"}});  // of the launcher of torchrun's agents
     const LaunchEnv e = read_launch_env();
     check(e, "torchrun", 5, 8, 1, false);
     CHECK(e.local_world == 4);
@@ -323,7 +323,7 @@ TEST_CASE("dist: who a process is, by the variables of each launcher", "[dist]")
         {{"PMIX_RANK", "6"}, {"SLURM_PROCID", "6"}, {"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_LOCALID", "2"}});
     check(read_launch_env(), "Slurm", 6, 8, 2, true);
   }
-  {  // plain srun: its ranks meet at MASTER_ADDR
+  {  // plain srun: ranks connect to MASTER_ADDR
     const Variables srun({{"SLURM_PROCID", "1"},
                           {"SLURM_STEP_NUM_TASKS", "2"},
                           {"SLURM_LOCALID", "1"},
@@ -334,7 +334,7 @@ TEST_CASE("dist: who a process is, by the variables of each launcher", "[dist]")
     CHECK(e.master_host == "node1");
     CHECK(!e.port_taken);
   }
-  {  // a batch script without srun: one process, whatever the job holds
+  {  // a batch script without srun is one process, however many tasks the job has
     const Variables sbatch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "0"}});
     check(read_launch_env(), "", 0, 1, 0, false);
   }
@@ -383,7 +383,7 @@ TEST_CASE("dist: ranks that plain srun's variables describe meet at MASTER_ADDR,
     for (const char* rank : {"rank 0  host ", "rank 1  host ", "local rank 1  pid "})
       CHECK(read_text(out + "/ranks/rank_0.log").find(rank) != std::string::npos);
   }
-  // Two ranks of one host that would take the same GPU.
+  // Two ranks with the same host and local rank would use the same GPU.
   BackgroundProgram other(args + " --overwrite", launch(1, 0)),
       first(args + " --overwrite", launch(0, 0), folder.file("log"));
   CHECK(first.wait() != 0);

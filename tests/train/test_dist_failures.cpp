@@ -1,5 +1,5 @@
-// What a run does when a rank of it fails, is told to stop, or is killed: the others end, and a resume goes on to the
-// bits of the uninterrupted run. Whole runs, through mpirun.
+// Runs in which a rank fails, is signalled or is killed: the other ranks end, and a resume ends with the same bits as
+// an uninterrupted run. Whole runs, through mpirun.
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The processes of a run's ranks, from their heartbeats; waits for all of them to have trained some steps.
+// The process ids of a run's ranks, from their heartbeats; waits until all of them have trained some steps.
 std::vector<int> pids_of(const std::string& run, int ranks, size_t steps) {
   std::vector<int> pids;
   for (int r = 0; r < ranks; ++r) {
@@ -53,7 +53,8 @@ double seconds_since(std::chrono::steady_clock::time_point began) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 }
 
-// In front of one of two ranks, without torchrun; mpirun would end a rank that hangs when another is gone.
+// A shell prefix that starts one of two ranks as torchrun would, but without its agent; mpirun would end a rank that
+// hangs when another is gone.
 std::string as_torchrun_would(int rank) {
   return fmt::format(
       "export RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
@@ -92,9 +93,9 @@ TEST_CASE("dist: a rank ends in time though the disk that it writes its last col
       first(train_args(out, kLong), as_torchrun_would(0) + "exec timeout -s KILL 300 ", log);
   const std::vector<int> pids = pids_of(out, 2, 3);
   const std::string hangs = out + "/ranks/rank_0_collectives.csv";
-  REQUIRE(mkfifo(hangs.c_str(), 0600) == 0);  // nobody reads it: to open it for writing takes for ever
+  REQUIRE(mkfifo(hangs.c_str(), 0600) == 0);  // a pipe without a reader: opening it for writing blocks
   kill(pids[1], SIGKILL);
-  CHECK(first.wait() == 1);  // by itself: `timeout` would have killed it
+  CHECK(first.wait() == 1);  // not 137, so `timeout` did not kill it
   CHECK(other.wait() != 0);
   CHECK(all_gone(pids));
   const std::string text = read_text(log);
@@ -106,7 +107,7 @@ TEST_CASE("dist: a rank ends in time though the disk that it writes its last col
 TEST_CASE("dist: a rank that waits for the others to come ends at a signal", "[dist]") {
   const TemporaryFolder folder;
   BackgroundProgram alone(train_args(folder.file("run"), kLong), as_torchrun_would(1));
-  wait_for_text("/proc/" + std::to_string(alone.pid()) + "/comm", "triad");  // it is no shell any more
+  wait_for_text("/proc/" + std::to_string(alone.pid()) + "/comm", "triad");  // the shell has executed the program
   std::this_thread::sleep_for(std::chrono::seconds(1));
   alone.send(SIGTERM);
   CHECK(alone.wait() == 128 + SIGTERM);
@@ -118,7 +119,7 @@ TEST_CASE("dist: a rank that throws ends all, and its message is told", "[dist]"
   const std::string out = folder.file("run"), log = folder.file("log");
   BackgroundProgram program(train_args(out, kLong), mpirun(2), log);
   const std::vector<int> pids = pids_of(out, 2, 3);
-  const rlimit limit{1000, 1000};  // in the midst of training the files of rank 1 can no longer grow
+  const rlimit limit{1000, 1000};  // from now on rank 1's files cannot grow beyond 1,000 bytes
   REQUIRE(prlimit(pids[1], RLIMIT_FSIZE, &limit, nullptr) == 0);
   CHECK(program.wait() != 0);
   CHECK(all_gone(pids));
@@ -172,8 +173,8 @@ TEST_CASE("dist: SIGTERM to one rank, or .HALT, stops all after one step, with a
 
 namespace {
 
-// How many trials, and from which seed: TRIAD_KILL_TRIALS (50 is what the issue of this feature asked for) and
-// TRIAD_KILL_SEED; a few with a fresh seed otherwise.
+// TRIAD_KILL_TRIALS and TRIAD_KILL_SEED set the number of trials and the seed; by default a few trials with a random
+// seed.
 int64_t number_from(const char* variable, int64_t otherwise) {
   const char* text = std::getenv(variable);
   return text != nullptr ? std::stoll(text) : otherwise;
@@ -198,7 +199,7 @@ TEST_CASE("dist: a loss that is not finite ends all ranks, with the checkpoint t
   CHECK(has(stopped.output, "triad: rank 0: step 2: "));
   const std::string newest = resolve_checkpoint(folder.file("run"));
   CHECK(has(newest, "step_1"));
-  CHECK(run_program("inspect " + newest + kWeights).exit_code == 0);  // checksums, too
+  CHECK(run_program("inspect " + newest + kWeights).exit_code == 0);  // verifies the checksums, too
   CHECK(count_files(folder.file("run/checkpoints")) == 3);            // step_0, step_1, latest
 }
 
@@ -211,7 +212,7 @@ TEST_CASE("dist: an error is told, and waits for a checkpoint on a slow disk no 
   INFO(stopped.output);
   CHECK(stopped.exit_code == 1);
   CHECK(has(stopped.output, "triad: step 2: "));
-  CHECK(has(resolve_checkpoint(folder.file("run")), "step_0"));  // the next one did not get there
+  CHECK(has(resolve_checkpoint(folder.file("run")), "step_0"));  // step_1 was not finished in time
 }
 
 TEST_CASE("dist: killed at random moments, every resume on 2 ranks ends in the same bits", "[dist]") {
@@ -224,7 +225,7 @@ TEST_CASE("dist: killed at random moments, every resume on 2 ranks ends in the s
   std::mt19937_64 random(seed);
   std::uniform_real_distribution<double> uniform(0, 1);
 
-  // From the end of the first step to the end of the run, in which a moment is as likely as any other.
+  // The time from the end of the first step to the end of the run: the moments of the kills are uniform in it.
   const std::string whole = folder.file("whole");
   BackgroundProgram uninterrupted(train_args(whole, ranks + more), mpirun(2));
   pids_of(whole, 2, 1);
@@ -237,7 +238,7 @@ TEST_CASE("dist: killed at random moments, every resume on 2 ranks ends in the s
   for (int64_t trial = 0; trial < trials;) {
     const std::string out = folder.file("killed");
     const double wait = uniform(random) * seconds;
-    const int victims = std::uniform_int_distribution(1, 3)(random);  // bit r: rank r
+    const int victims = std::uniform_int_distribution(1, 3)(random);  // bit mask of ranks
     INFO("seed " << seed << ", trial " << trial << ": after " << wait << " of " << seconds << " s, ranks (bits) "
                  << victims);
     BackgroundProgram program(train_args(out, ranks + more), mpirun(2));
@@ -246,7 +247,7 @@ TEST_CASE("dist: killed at random moments, every resume on 2 ranks ends in the s
     std::this_thread::sleep_for(std::chrono::duration<double>(wait));
     for (const int r : {0, 1})
       if ((victims >> r & 1) != 0) kill(pids[static_cast<size_t>(r)], SIGKILL);
-    if (program.wait() == 0) {  // it was faster this time: no trial, and the next ones are drawn from less
+    if (program.wait() == 0) {  // ended before the kill: repeated with a shorter wait
       REQUIRE(++ended_first < 10 + trials);
       seconds = std::min(0.9 * seconds, seconds_since(first_step));
       fs::remove_all(out);

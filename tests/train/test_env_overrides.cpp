@@ -1,8 +1,9 @@
-// The variables of SPEC.md section 2: that each is honoured, and those that the tests of their features do not see
-// already by what they change in a run. (NSA_FORCE_*, NSA_STOPGRAD_GATES, NSA_STRICT_ASSERTS: test_ablation.cpp;
-// NSA_SDPA_*, NSA_USE_FA2: test_routes.cpp; NSA_TRACE_GRADS, NSA_TRACE_MODULE_BWD, NSA_LOG_GRAD_NORM: test_ledger.cpp;
-// NSA_TRACE_DDP_BUCKETS: test_bucket_trace.cpp; NSA_MEM_DUMP_EVERY: test_memory_snapshots.cpp; NSA_TB_DISABLE:
-// test_tensorboard.cpp; NSA_DISABLE_AUX_STATS: test_stats_run.cpp.)
+// Environment variables that override config keys (NSA_*, and those of other launchers): every variable is recognized,
+// and those that no other test covers have their effect. Tests elsewhere: NSA_FORCE_*, NSA_STOPGRAD_GATES and
+// NSA_STRICT_ASSERTS in test_ablation.cpp; NSA_SDPA_* and NSA_USE_FA2 in test_routes.cpp; NSA_TRACE_GRADS,
+// NSA_TRACE_MODULE_BWD and NSA_LOG_GRAD_NORM in test_ledger.cpp; NSA_TRACE_DDP_BUCKETS in test_bucket_trace.cpp;
+// NSA_MEM_DUMP_EVERY in test_memory_snapshots.cpp; NSA_TB_DISABLE in test_tensorboard.cpp; NSA_DISABLE_AUX_STATS in
+// test_stats_run.cpp.
 #include <filesystem>
 #include <sstream>
 
@@ -56,7 +57,7 @@ TEST_CASE("environment: sizes and the learning rate", "[environment]") {
   const Run rate = train(folder, "lr", "NSA_LR=0.25");
   CHECK(rate.text("training.csv").find(",2.500000e-01,") != std::string::npos);
   CHECK(rate.text("model.safetensors") != usual.text("model.safetensors"));
-  // defaults < file < environment < --set
+  // Precedence: defaults < file < environment < --set.
   CHECK(train(folder, "set", "NSA_LR=0.25", "--set train.lr=0.125").config["train"]["lr"] == 0.125);
   CHECK(says(rate, "environment: NSA_LR=0.25 -> train.lr\n"));
 }
@@ -101,7 +102,7 @@ TEST_CASE("environment: how a step is run", "[environment]") {
 
 TEST_CASE("environment: NSA_DDP_STATIC_GRAPH replays steps, on the GPU", "[environment][gpu]") {
   if (!require_gpu()) return;
-  // Fallbacks are counted where work is queued, which a replay does not do.
+  // Fallbacks are counted when work is queued, so replayed steps add none.
   const TemporaryFolder folder;
   const auto counted = [&](const std::string& name, const std::string& environment) {
     const std::string out = folder.file(name);
@@ -133,7 +134,7 @@ TEST_CASE("environment: what several ranks do", "[environment][dist]") {
     const Outcome outcome = ranks(name, environment);
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
-    return std::stoi(read_text(folder.file(name) + "/ddp_buckets.txt"));  // "N buckets, ..."
+    return std::stoi(read_text(folder.file(name) + "/ddp_buckets.txt"));  // the file begins with "N buckets, ..."
   };
   const int whole = buckets("whole", "TORCH_BACKEND=gloo");
   CHECK(buckets("cut", "NSA_DDP_BUCKET_MB=0.02") > whole);
@@ -141,7 +142,7 @@ TEST_CASE("environment: what several ranks do", "[environment][dist]") {
   INFO(nccl.output);
   CHECK(nccl.exit_code != 0);
   CHECK(nccl.output.find("dist.backend") != std::string::npos);
-  // One rank sleeps for a minute; the other waits for it as long as it is told to.
+  // One rank sleeps for a minute; the other waits for it until the timeout.
   const Outcome late = ranks("late", "NSA_PG_TIMEOUT_MIN=0.05 " + with_faults("TRIAD_FAULTS='1 60'"),
                              " --set train.steps=1000000 --set train.allow_unsafe=true --set log.every=1000");
   INFO(late.output);
@@ -149,8 +150,7 @@ TEST_CASE("environment: what several ranks do", "[environment][dist]") {
   CHECK(late.output.find("was not finished within dist.timeout_s = 3 s") != std::string::npos);
 }
 
-// SPEC.md section 2's table, whole. That a variable has its effect is the other tests' matter; here that none is
-// missing.
+// Every supported variable is logged with its key. Other tests check the effects.
 TEST_CASE("environment: every variable is known, and told with its key", "[environment]") {
   struct Honoured {
     const char *setting, *key;
@@ -202,7 +202,7 @@ TEST_CASE("environment: secrets are shown as set, never by value", "[environment
   for (const std::string& name : names) CHECK(shown[name] == "(set)");
   CHECK(shown["SLURM_JOB_NAME"] == "a-job");
   for (const char* name : {"HOME_TOKEN", "TRIAD_SECRET", "PATH"}) CHECK_FALSE(shown.contains(name));
-  // A page on a run whose env.json was written before secrets were hidden.
+  // The report hides secrets of an env.json that was written before they were hidden.
   Json before = Json::parse(run.text("env.json"));
   before["environment"]["SLURM_JWT"] = secret;
   write_text(run.folder + "/env.json", before.dump());

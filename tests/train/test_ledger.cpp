@@ -1,5 +1,5 @@
-// Gradients as a run tells of them: which arrived, their norms, those that are zero or not finite, and the backward's
-// trace.
+// The gradient ledger: which gradients arrived, their norms, which are zero or not finite, and the trace of the
+// backward pass.
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -30,7 +30,7 @@ std::vector<std::string> lines(const std::string& text) {
   return out;
 }
 
-// configs/tiny.json's model, one step at a time.
+// The model of configs/tiny.json, one step at a time.
 struct Stepper {
   explicit Stepper(Device device, std::vector<std::string> sets = {})
       : config(load_config(kTiny, sets).config), runtime(allocate_planned(config, device)), step(*runtime, config) {
@@ -65,7 +65,7 @@ struct Stepper {
   TrainStep step;
 };
 
-// Hands on all announcements but those that touch one parameter.
+// A GradSink that passes on all gradients except one parameter's.
 struct Skipping final : GradSink {
   Skipping(GradSink& to, const Tensor& skipped) : to(to), skipped(skipped) {}
   void ready(ConstTensor grad, const Stream& on) override {
@@ -93,7 +93,7 @@ void check_facts(Device device) {
     if (result.grads->is_zero(at)) zero.insert(s.params().specs()[at].name);
   }
   CHECK(result.grad_norm == Approx(std::sqrt(squares)).epsilon(1e-9));
-  // Before the gate's second matrix has moved its first one gets nothing, which is as it has to be.
+  // In the first step fc2 of the gate is zero, so fc1's gradient is rightly zero.
   CHECK(zero == std::set<std::string>{"blocks.0.attn.gate.fc1.bias", "blocks.0.attn.gate.fc1.weight",
                                       "blocks.1.attn.gate.fc1.bias", "blocks.1.attn.gate.fc1.weight"});
   CHECK(unexpected_zeros(s.params(), s.config, 1, *result.grads).empty());
@@ -110,13 +110,13 @@ void check_facts(Device device) {
 }
 
 void check_planted(Device device) {
-  // A gradient that is zero and need not be: nothing passes layer 1's last matrix.
+  // An unexpected zero: with fc2 zero no gradient reaches fc1 and norm2 of layer 1.
   Stepper dead(device);
   dead.fill("blocks.1.mlp.fc2.weight", 0);
   const TrainStep::Result result = dead.run(0);
   CHECK(unexpected_zeros(dead.params(), dead.config, 1, *result.grads) ==
         std::vector<std::string>{"blocks.1.norm2.weight", "blocks.1.mlp.fc1.weight"});
-  // What is not finite is counted by parameter.
+  // Values that are not finite are counted by parameter.
   Stepper broken(device, {"train.on_nonfinite=skip"});
   broken.fill("lm_head.weight", std::numeric_limits<float>::quiet_NaN());
   const TrainStep::Result bad = broken.run(0);
@@ -124,7 +124,7 @@ void check_planted(Device device) {
   CHECK(bad.grads->not_finite[static_cast<size_t>(broken.index("blocks.0.norm1.weight"))] == 32);
 }
 
-// Parts that begin and end anywhere, of any size, some empty.
+// Parts of any size and alignment, some of them empty.
 void check_per_param_norms(Device device) {
   Runtime runtime({.device = device, .arena_bytes = 8 << 20, .scratch_bytes = 1 << 20});
   const int64_t n = 300001;
@@ -217,7 +217,7 @@ TEST_CASE("ledger: a gradient that backward skips is missing, by name", "[ledger
   CHECK(ledger.missing().empty());
   CHECK_NOTHROW(ledger.require_all());
   for (int64_t i = 0; i < params.count(); ++i) {
-    if (params.specs()[static_cast<size_t>(i)].joins_previous) continue;  // told of with the one before it
+    if (params.specs()[static_cast<size_t>(i)].joins_previous) continue;  // announced with the previous parameter
     std::vector<std::string> expected;
     for (int64_t j = i; j < params.count() && (j == i || params.specs()[static_cast<size_t>(j)].joins_previous); ++j)
       expected.push_back(params.specs()[static_cast<size_t>(j)].name);
@@ -227,7 +227,7 @@ TEST_CASE("ledger: a gradient that backward skips is missing, by name", "[ledger
     check_error([&] { ledger.require_all(); },
                 {fmt::format("{} of {} gradients never came", expected.size(), params.count()), expected[0]});
   }
-  // What a run leaves behind then.
+  // The file that a run writes about missing gradients.
   const TemporaryFolder folder;
   Config config;
   config.log.out_dir = folder.file("run");
@@ -255,7 +255,8 @@ TEST_CASE("ledger: what has to be zero is known", "[ledger]") {
     const char* set;
     int64_t zeros;  // of 35 gradients, in the second step
   };
-  // Of two layers: gate 4; phi avg has none; k and v of two branches 4.
+  // Per layer: 4 gradients of the gate, none of phi (avg has no parameters), 4 of k and v of the two branches that are
+  // forced off. The model has two layers.
   for (const Case& c :
        {Case{"nsa.force_branch=win", 16}, Case{"nsa.force_branch=cmp", 16}, Case{"nsa.uniform_gate=true", 8},
         Case{"nsa.stopgrad_gates=true", 8}, Case{"train.seq_len=7", 4}, Case{"train.seq_len=8", 2},
@@ -299,7 +300,7 @@ TEST_CASE("ledger: NSA_TRACE_GRADS, NSA_LOG_GRAD_NORM and NSA_TRACE_MODULE_BWD",
        {"[GRAD-TRACE] after_backward_step1 arrived=35 missing=0 zero=4 unexpected_zero=0 not_finite=0\n",
         "[GRAD-TRACE] after_backward_step4 arrived=35 missing=0 zero=0 unexpected_zero=0 not_finite=0\n"})
     CHECK(has(read_text(folder.file("traced/ranks/rank_0.log")), line));
-  CHECK_FALSE(has(traced.output, "[GRAD-"));  // it is no progress line
+  CHECK_FALSE(has(traced.output, "[GRAD-"));  // a trace is not printed to the terminal
   CHECK(read_text(folder.file("traced/all_missing_params.txt")) == "step 1: arrived=35 missing=0\n");
   const std::vector<std::string> rows = lines(read_text(folder.file("traced/grad_ledger.csv")));
   REQUIRE(rows.size() == 1 + 2 * 35);
@@ -330,7 +331,8 @@ TEST_CASE("ledger: NSA_TRACE_GRADS, NSA_LOG_GRAD_NORM and NSA_TRACE_MODULE_BWD",
   CHECK(trace.find("\nlayer 1    matmul") < trace.find("\nlayer 0    matmul"));
   CHECK(trace.find("in all") != std::string::npos);
 
-  // Looking changes nothing, and off is off; the file's list and the variables' add up.
+  // Diagnostics do not change the weights, 0 switches them off, and those of the file and of the variables are
+  // combined.
   REQUIRE(train("all", "NSA_TRACE_GRADS=1 NSA_LOG_GRAD_NORM=1 NSA_TRACE_MODULE_BWD=1").exit_code == 0);
   REQUIRE(train("off", "NSA_TRACE_GRADS=0 NSA_LOG_GRAD_NORM=0 NSA_TRACE_MODULE_BWD=0").exit_code == 0);
   for (const char* name : {"all", "off", "traced"})

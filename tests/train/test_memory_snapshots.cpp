@@ -1,6 +1,6 @@
-// Memory snapshots: what the log of temporaries counts, the bytes of a pickle, what a run leaves behind, and running
-// out. The files are read by Python's standard library, by rules of their own (check_memory_snapshot.py); PyTorch's
-// tools read them where there is a PyTorch.
+// Memory snapshots: the log of temporaries, the bytes of a pickle, the files that a run writes, and running out of
+// memory. check_memory_snapshot.py reads the files with Python's standard library alone; PyTorch's tools read them too
+// if PyTorch is installed.
 #include <filesystem>
 
 #include "engine/memory_log.h"
@@ -65,13 +65,13 @@ TEST_CASE("memory: the log has each temporary once, by layer, op and name, and f
     CHECK(now.live[0].op == nullptr);
     CHECK(now.live[1].op == std::string("some_op"));
     CHECK(now.live[1].layer == 3);
-    CHECK(now.all.bytes.current == 512 + 256);  // each padded to 256
+    CHECK(now.all.bytes.current == 512 + 256);  // bytes; each is padded to a multiple of 256
     CHECK(now.all.requested.current == 401);
   }
   MemoryLog::Contents end = log.read();
   CHECK(end.live.empty());
   REQUIRE(end.events.size() == 4);
-  CHECK(end.events[2].name == std::string("inner"));  // last in, first out
+  CHECK(end.events[2].name == std::string("inner"));  // freed in reverse order
   CHECK(end.events[2].kind == MemoryLog::Kind::free);
   CHECK(end.events[2].address == end.events[1].address);
   CHECK(end.all.bytes.peak == 768);
@@ -122,7 +122,7 @@ TEST_CASE("memory: what is pickled is what Python reads, in opcodes that the vie
   w.text("empty");
   w.begin_list();
   w.end_list();
-  w.text("many");  // more than one batch, and more than 256 texts to refer to
+  w.text("many");  // more than one batch of items, and more texts than one-byte references reach
   w.begin_list();
   for (int i = 0; i < 2500; ++i) w.text("t" + std::to_string(i % 700));
   w.end_list();
@@ -193,7 +193,7 @@ TEST_CASE("memory: bf16 runs have master weights, and several ranks their own sn
   check_snapshot(folder.file("mem_step1_rank1"), tensors, {"comm", "master", "optimizer"});
   CHECK(fs::exists(folder.file("mem_boot_rank1.txt")));
   CHECK(!fs::exists(folder.file("mem_boot_rank0.txt")));
-  // Half of a 43,270-parameter model's two moments each; the file speaks of all.
+  // MiB of both moments of all 43,270 parameters, although a rank holds half of them.
   CHECK(first_line(read_text(folder.file("opt_state_mb.txt"))) == "0.33");
   CHECK(read_text(folder.file("dtypes_report.txt")).find("master        f32     master/") != std::string::npos);
 }
@@ -219,9 +219,9 @@ TEST_CASE("memory: a run that does not fit names tensor, layer, the largest ten 
   return;
 #endif
   const TemporaryFolder folder;
-  const int64_t limit_kib = kBuiltWithCuda ? 1500000 : 1000000;  // CUDA's libraries take addresses too
+  const int64_t limit_kib = kBuiltWithCuda ? 1500000 : 1000000;  // CUDA's libraries reserve addresses too
   const std::string limited = fmt::format("ulimit -v {}; OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1", limit_kib);
-  // Of 2,000 sequences the scratch memory (190 MiB) fits under the limit, the layers (340 MiB) do not.
+  // With 2,000 sequences the scratch memory (190 MiB) fits under the limit, but the layers (340 MiB) do not.
   const auto attempt = [&](const std::string& more) {
     return run_tiny(folder.file("run"), "--set train.steps=1 --set train.micro_batch_size=2000 " + more, limited);
   };
@@ -236,7 +236,7 @@ TEST_CASE("memory: a run that does not fit names tensor, layer, the largest ten 
   REQUIRE(largest != std::string::npos);
   CHECK(std::count(refused.output.begin() + static_cast<std::ptrdiff_t>(largest), refused.output.end(), '\n') == 11);
   check_snapshot(folder.file("run/mem_oom"), "layer01.mlp_pre embed.weight", {"oom layer0", "MiB left"});
-  // Only the plan of its memory is left of a run that was refused.
+  // A run that did not fit writes only the plan of its memory.
   CHECK(count_files(folder.file("run")) == 3);
 
   const std::string key = "train.micro_batch_size ", says = refused.output.substr(refused.output.find("this fits: "));
@@ -249,7 +249,7 @@ TEST_CASE("memory: a run that does not fit names tensor, layer, the largest ten 
   INFO(fits.output);
   CHECK(fits.exit_code == 0);
   CHECK(fs::exists(folder.file("run/mem_step1.pickle")));
-  CHECK(!fs::exists(folder.file("run/mem_oom.pickle")));  // of the attempt before
+  CHECK(!fs::exists(folder.file("run/mem_oom.pickle")));  // the file of the previous attempt is removed
 }
 
 TEST_CASE("memory: too few addresses for the buffers of the CPU's products are an error, not a wait", "[memory]") {

@@ -1,4 +1,5 @@
-// What a resume makes of the files that a run before it has left: each that grows step by step has each step once.
+// Files that a previous run has left and a resume continues: in each file that grows step by step, every step occurs
+// once.
 #include <signal.h>
 
 #include <algorithm>
@@ -22,7 +23,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The steps at the beginnings of a file's lines, of those behind `header`, each as often in a row as it is there.
+// The step numbers that begin the lines after `header`, without immediate repetitions.
 std::vector<int> steps_of(const std::vector<std::string>& lines, const std::string& header) {
   std::vector<int> steps;
   for (auto it = std::find(lines.begin(), lines.end(), header); it != lines.end(); ++it)
@@ -56,7 +57,7 @@ TEST_CASE("resume: a text is cut behind a step, and an unfinished line with it",
   CHECK(number_between("12,3", "", ",") == 12);
   CHECK_FALSE(number_between("12", "", ","));
   CHECK_FALSE(number_between("x,3", "", ","));
-  // Rows of other buckets are not kept beside a table that does not describe them.
+  // Rows of other buckets are dropped, because the new table does not describe them.
   CHECK(BucketTrace::rows_until(1, "A\n", "A\n1,a\n2,a\n") == "1,a\n");
   CHECK(BucketTrace::rows_until(1, "B\n", "A\n1,a\n2,a\n").empty());
 }
@@ -71,7 +72,7 @@ TEST_CASE("resume: every file that grows step by step has each step once", "[tra
       "--set 'log.diagnostics=[\"ledger\",\"layer_norms\",\"backward\",\"buckets\"]' ";
   run(out, 2, more + "--set train.steps=12 ");
   for (const char* rank : {"", "_rank1"}) CHECK(fs::exists(out + "/mem_step12" + rank + ".pickle"));
-  for (const char* name : {"needle.csv", "needle.svg"}) write_text(out + "/" + name, "");  // of the model of step 12
+  for (const char* name : {"needle.csv", "needle.svg"}) write_text(out + "/" + name, "");  // results of step 12's model
   run(out, 2, more + "--set train.steps=8 --overwrite --resume " + out + "/checkpoints/step_5");
   for (const char* name : {"needle.csv", "needle.svg"}) CHECK_FALSE(fs::exists(out + "/" + name));
 
@@ -96,7 +97,7 @@ TEST_CASE("resume: every file that grows step by step has each step once", "[tra
     CHECK(steps_of(lines(out + "/ddp_buckets" + rank + ".txt"), header) == one_to(8));
   CHECK(traced(out) == one_to(8));
 
-  // A resume that looks at less leaves what was seen, up to its step.
+  // A resume without the trace keeps the traced rows up to its step.
   run(out, 2, "--set train.save_every=5 --set train.steps=8 --overwrite --resume " + out + "/checkpoints/step_5");
   for (const char* rank : {"", "_rank1"})
     CHECK(steps_of(lines(out + "/ddp_buckets" + rank + ".txt"), header) == one_to(5));
@@ -134,7 +135,7 @@ TEST_CASE("resume: damaged lines, and names with a number of nobody, do not end 
   for (const std::string& name : tables) {
     const std::string path = out + "/" + name, text = read_text(path);
     const size_t at = text.find('\n') + 1;
-    write_text(path, text.substr(0, at) + "\x1b[2J" + text.substr(at + 1));  // the first row
+    write_text(path, text.substr(0, at) + "\x1b[2J" + text.substr(at + 1));  // damages the first row
   }
   write_text(out + "/heartbeat_rank0.jsonl", "{\n" + read_text(out + "/heartbeat_rank0.jsonl"));
   const std::string nobodys = "99999999999999999999";
@@ -151,7 +152,7 @@ TEST_CASE("resume: damaged lines, and names with a number of nobody, do not end 
   CHECK(outcome.exit_code == 0);
   for (const std::string& name : tables)
     CHECK(has(outcome.output, out + "/" + name + " line 2 is damaged: \"\\x1b[2J"));
-  CHECK(column(out + "/training.csv", "loss").size() == 5);  // all but the first
+  CHECK(column(out + "/training.csv", "loss").size() == 5);  // without the damaged row of step 1
   CHECK(column(out + "/val.csv", "ppl").size() == 2);
   CHECK(fs::exists(out + "/mem_step" + nobodys + ".json"));
   const Outcome page = run_program("report " + out);
@@ -186,7 +187,7 @@ TEST_CASE("resume: a stop tells the command that goes on, which needs no config"
     config["train"].erase("steps"), before["train"].erase("steps");
     CHECK(config == before);
   }
-  // The run's folder, wherever it is now, and however it is named.
+  // A resume accepts the run's folder after a move, under any of its names.
   const std::string moved = folder.file("moved");
   fs::rename(out, moved);
   int64_t steps = parse_json(read_text(moved + "/metrics.json"), "metrics")["step"].get<int64_t>();
@@ -203,7 +204,7 @@ TEST_CASE("resume: a stop tells the command that goes on, which needs no config"
     CHECK(fs::exists(moved + "/checkpoints/step_" + std::to_string(steps)));
   }
   CHECK_FALSE(fs::exists(out));
-  // The usual check of what a resume may change.
+  // A resume may not change the model, as usual.
   const Outcome other =
       run_program("train --set train.steps=999 --set model.dim=64 --resume " + moved, "env -u CONFIG");
   CHECK(other.exit_code == 1);

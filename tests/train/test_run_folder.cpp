@@ -1,4 +1,4 @@
-// What a run does with its folder where it is not alone there, or may not do all that it has to.
+// A run's folder: two runs in one folder, folders of complete runs, older checkpoints, and missing permissions.
 #include <signal.h>
 #include <unistd.h>
 
@@ -20,10 +20,10 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Before a command: root as others are, without the right to write where a file's mode says no.
+// A command prefix: root drops the capabilities with which it could ignore the modes of files.
 const std::string kAsOthers = geteuid() == 0 ? "setpriv --bounding-set=-dac_override,-dac_read_search,-fowner " : "";
 
-// Until every thread of a process that was sent SIGSTOP has stopped: each may be in the midst of writing.
+// Waits until every thread of a process that was sent SIGSTOP has stopped, because each may still be writing.
 void wait_for_stop(int pid) {
   const auto is_stopped = [](const fs::directory_entry& thread) {
     const std::string stat = read_text(thread.path().string() + "/stat");  // "123 (name) T ..."
@@ -53,7 +53,7 @@ TEST_CASE("run folder: of two runs in one the second ends, having changed nothin
       train_args(out, "--set train.save_every=5 --set train.steps=1000000 --set train.allow_unsafe=true ");
   BackgroundProgram first(args);
   wait_for_text(out + "/training.csv", "\n12,");
-  first.send(SIGSTOP);  // it lives, and writes nothing
+  first.send(SIGSTOP);  // it lives, but writes nothing
   wait_for_stop(first.pid());
   const auto before = contents(out);
   const Outcome second =
@@ -61,7 +61,7 @@ TEST_CASE("run folder: of two runs in one the second ends, having changed nothin
                   " 2>&1 & " TRIAD_PROGRAM " " + args + "--resume latest; code=$?; wait; exit $code");
   const std::string overwrite = read_text(folder.file("overwrite")), holder = lock_holder(out);
   INFO(second.output << "\n" << overwrite);
-  CHECK((holder.empty() || holder == " (pid " + std::to_string(first.pid()) + ")"));  // /proc/locks may be hidden
+  CHECK((holder.empty() || holder == " (pid " + std::to_string(first.pid()) + ")"));  // empty if /proc/locks is hidden
   CHECK(second.exit_code == 1);
   CHECK(has(overwrite, "exit 1\n"));
   for (const std::string& told : {second.output, overwrite}) {
@@ -70,7 +70,7 @@ TEST_CASE("run folder: of two runs in one the second ends, having changed nothin
   }
   CHECK(contents(out) == before);
 
-  // One that is ending is waited for; and a kill leaves no lock behind.
+  // A new run waits for one that is ending, and a killed process leaves no lock.
   BackgroundProgram third(args + "--overwrite --set train.steps=6 ", "", folder.file("third"));
   wait_for_text(folder.file("third"), "waiting up to 10 s");
   first.send(SIGKILL);
@@ -85,10 +85,10 @@ TEST_CASE("run folder: --resume latest leaves a run that is complete as it is", 
   for (const int ranks : {1, 2}) {
     if (ranks > 1 && !require_mpirun()) continue;
     const std::string out = run(folder.file(std::to_string(ranks)), ranks, more + "--set train.steps=4");
-    fs::remove_all(out + "/checkpoints/step_4");  // as where the run's end is not saved
+    fs::remove_all(out + "/checkpoints/step_4");  // as if the run's end had not been saved
     for (const char* name : {"/needle.csv", "/needle.svg", "/config.json.tmp.4711"}) write_text(out + name, "");
     const auto before = contents(out);
-    // Told before anything is opened or allocated.
+    // The message is printed before data is opened or memory allocated.
     const std::string impossible =
         "--set data.kind=shards --set data.paths='[\"/nowhere/*.bin\"]' "
         "--set train.micro_batch_size=1000000 ";
@@ -101,7 +101,7 @@ TEST_CASE("run folder: --resume latest leaves a run that is complete as it is", 
       CHECK(has(again.output, words + steps + "\n"));
       CHECK(contents(out) == before);
     }
-    // One that has saved no checkpoint is complete as well, by whichever name.
+    // A run that saved no checkpoint is complete too, whether it is named by `latest` or by its folder.
     const std::string unsaved = run(folder.file(std::to_string(ranks) + "unsaved"), ranks, "--set train.steps=2");
     for (const std::string& name : {std::string("latest"), unsaved}) {
       const Outcome again = run_program(train_args(unsaved, "--set train.steps=2 --resume " + name));
@@ -112,9 +112,9 @@ TEST_CASE("run folder: --resume latest leaves a run that is complete as it is", 
     run(out, ranks, more + "--set train.steps=6 --resume latest");
     CHECK(column(out + "/training.csv", "loss").size() == 6);
     CHECK_FALSE(fs::exists(out + "/needle.csv"));
-    // A checkpoint that is named is gone back to.
+    // A resume from a named checkpoint goes back to it.
     run(out, ranks, more + "--set train.steps=6 --overwrite --resume " + out + "/checkpoints/step_4");
-    fs::remove(out + kWeights);  // a run without its weights is not complete
+    fs::remove(out + kWeights);  // a run without final weights is not complete
     run(out, ranks, more + "--set train.steps=6 --resume latest");
     CHECK(fs::exists(out + kWeights));
   }
@@ -138,7 +138,7 @@ TEST_CASE("run folder: who goes back to an older checkpoint is told of newer one
   CHECK(has(refused.output, "--overwrite"));
   CHECK(contents(out) == before);
 
-  // `latest` on an older one hides no newer one.
+  // Newer checkpoints are found although `latest` points to an older one.
   fs::remove(checkpoints + "/latest");
   fs::create_symlink("step_2", checkpoints + "/latest");
   const Outcome longer = go("8", "--resume latest");
@@ -159,7 +159,7 @@ TEST_CASE("run folder: who goes back to an older checkpoint is told of newer one
   CHECK(read_text(aside + "/step_8" + kWeights) == weights);
   CHECK(resolve_checkpoint(out) == checkpoints + "/step_4");
 
-  // Nobody loses what was set aside before: the next goes elsewhere, and what would remove it is refused.
+  // Folders set aside earlier are kept: the next one has a new name, and a run that would remove one is refused.
   CHECK(go("3", "--overwrite --resume " + older).exit_code == 0);
   CHECK(fs::exists(checkpoints + "/set_aside_1/step_4/state.json"));
   CHECK(fs::exists(aside + "/step_4/state.json"));
@@ -170,7 +170,7 @@ TEST_CASE("run folder: who goes back to an older checkpoint is told of newer one
   run(folder.file("elsewhere"), 1, "--set train.steps=9 --resume " + aside + "/step_8");
   for (const char* name : {"/step_2", "/step_3", "/step_0"}) fs::remove_all(checkpoints + name);
   for (const char* name : {"/model.safetensors", "/metrics.json"}) fs::remove(out + name);
-  CHECK(go("2", "").exit_code == 1);  // what was set aside is an earlier run's, too
+  CHECK(go("2", "").exit_code == 1);  // a folder that was set aside is protected as part of an earlier run, too
 }
 
 TEST_CASE("run folder: final weights are not begun anew over, whether or not there are checkpoints", "[train]") {
@@ -183,14 +183,14 @@ TEST_CASE("run folder: final weights are not begun anew over, whether or not the
   CHECK(again.exit_code == 1);
   CHECK(has(again.output, "holds the final weights of an earlier run, " + out + "/model.safetensors: --overwrite"));
   CHECK(contents(out) == before);
-  // Somebody's weights alone, beside no run.
+  // A folder that contains weights but no run.
   const std::string bare = folder.file("bare");
   fs::create_directory(bare);
   write_text(bare + kWeights, "of somebody else");
   CHECK(run_program(train_args(bare, none)).exit_code == 1);
   CHECK(read_text(bare + kWeights) == "of somebody else");
   run(bare, 1, none + "--overwrite");
-  // Final weights that no checkpoint has are moved where a resume goes on from before them.
+  // Final weights without a checkpoint are set aside if a resume starts from an earlier step.
   const std::string some =
       run(folder.file("some"), 1, "--set train.steps=3 --set train.save_every=2 --set train.save_last=false");
   const std::string weights = read_text(some + kWeights);
@@ -212,9 +212,9 @@ TEST_CASE("run folder: a run without checkpoints leaves its last one, which a lo
     run(out, ranks, same + "--set train.steps=4 --resume latest");
     run(whole, ranks, same + "--set train.steps=4");
     CHECK(same_file(out + kWeights, whole + kWeights));
-    CHECK_FALSE(fs::exists(out + "/checkpoints/set_aside_0"));  // the checkpoint has those weights
+    CHECK_FALSE(fs::exists(out + "/checkpoints/set_aside_0"));  // the checkpoint has the same weights
   }
-  // No room for it: the final weights are there all the same.
+  // If the last checkpoint does not fit on the disk, the final weights are written nevertheless.
   const std::string full = folder.file("full");
   const Outcome outcome = run_program(train_args(full, "--set train.steps=2"), "ulimit -f 500; ");
   INFO(outcome.output);
@@ -299,7 +299,7 @@ TEST_CASE("run folder: a run that is refused leaves nothing in another's folder,
   CHECK(has(outcome.output, out + " holds a checkpoint of an earlier run: --resume"));
   CHECK(contents(out) == before);
 
-  // One that may begin there does not fit: its plan would stand beside what the run before has left.
+  // Even with --overwrite a run that does not fit in memory changes no file of the previous run.
   const std::string bare = run(folder.file("bare"), 1, "--set train.steps=2");
   const auto healthy = contents(bare);
   const Outcome large =
@@ -316,10 +316,11 @@ TEST_CASE("run folder: a run that is refused leaves nothing in another's folder,
 TEST_CASE("run folder: what a killed run left unfinished is no part of what goes on", "[train]") {
   const TemporaryFolder folder;
   const std::string out = run(folder.file("run"), 1, "--set train.steps=6 --set train.save_every=2");
-  fs::rename(out + "/checkpoints/step_6", out + "/checkpoints/step_6.tmp.4711");  // whole, and not yet in its place
+  fs::rename(out + "/checkpoints/step_6", out + "/checkpoints/step_6.tmp.4711");  // whole, but not yet renamed
   for (const char* name : {"/model.safetensors.tmp.4711", "/config.json.tmp.4711", "/notes.tmp.4711"})
     write_text(out + name, "half");
-  // It cannot go: in whatever order its files are listed, what is left must not look whole.
+  // Its removal is made to fail: in any order of removal, the rest must not look like a whole
+  // checkpoint.
   std::string unfinished = out + "/checkpoints/step_6.tmp.4711/";
   const auto allow_removal = [&](bool allowed) {
     for (const char* name : {"a", "b", "c", "d", "e", "f", "g", "h"})
@@ -350,5 +351,5 @@ TEST_CASE("run folder: what a killed run left unfinished is no part of what goes
   CHECK(is_checkpoint(out + "/checkpoints/set_aside_0/step_4"));
   CHECK_FALSE(fs::exists(out + "/model.safetensors.tmp.4711"));
   CHECK_FALSE(fs::exists(out + "/config.json.tmp.4711"));
-  CHECK(fs::exists(out + "/notes.tmp.4711"));  // the user's
+  CHECK(fs::exists(out + "/notes.tmp.4711"));  // a user's file
 }

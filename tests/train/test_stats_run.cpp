@@ -1,5 +1,5 @@
-// log.stats in whole runs: gates.csv and k_stats.csv, heartbeats, TensorBoard; the same bits with and without; several
-// ranks; and gates that collapse or die are reported, and stop the run where that is asked for.
+// log.stats in whole runs: gates.csv and k_stats.csv, heartbeats, TensorBoard; the same bits with and without
+// statistics; several ranks; and gates that collapse or die are reported, and stop the run if the config says so.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -51,7 +51,7 @@ Table table(const std::string& path) {
   return out;
 }
 
-// The bias of one layer's gate in a checkpoint's weights; their checksums go.
+// Sets the bias of one layer's gate in a checkpoint's weights, and drops their checksums.
 void set_gate_bias(const std::string& path, int layer, const std::vector<float>& bias) {
   std::vector<std::vector<std::byte>> bytes;
   std::vector<TensorSpec> specs;
@@ -82,9 +82,10 @@ TEST_CASE("stats: a run's gates.csv, k_stats.csv and heartbeats", "[stats]") {
   const Table gates = table(out + "/gates.csv"), lists = table(out + "/k_stats.csv");
   CHECK(gates.header == "step,layer,entropy_mean,entropy_min,max_mean,max_max,collapse_frac,cmp,sel,win");
   CHECK(lists.header == "step,layer,k_mean,k_max,rows,pct_at_max");
-  REQUIRE(gates.rows.size() == 7 * 2);  // steps 3, 6, .. 18, and the last
+  REQUIRE(gates.rows.size() == 7 * 2);  // steps 3, 6, ..., 18, and the last; two layers
   REQUIRE(lists.rows.size() == 7 * 2);
-  // Tokens of a row with 4 blocks of 8: all 32 of token 31, and 24 and those of its own block from there on.
+  // A row lists up to 4 blocks of 8 tokens, its own block among them: token t sees all t + 1 tokens up to token 31, and
+  // then 24 tokens and those of its own block.
   double k_mean = 0, at_max = 0;
   for (int t = 0; t < 48; ++t) {
     const int k = std::min(t + 1, 24 + t % 8 + 1);
@@ -107,12 +108,12 @@ TEST_CASE("stats: a run's gates.csv, k_stats.csv and heartbeats", "[stats]") {
     CHECK(k[4] == 2 * 2 * 48 * 2);
     CHECK(k[5] == Approx(at_max).margin(1e-6));
   }
-  CHECK(gates.rows.back()[2] < 1.098);  // they have learned
+  CHECK(gates.rows.back()[2] < 1.098);  // the gates have learned
   const std::vector<Json> beats = heartbeats(out, 0, "step_end");
   REQUIRE(beats.size() == 20);
   CHECK(beats[0]["gate_entropy_mean"].get<double>() == Approx(std::log(3.0)).epsilon(1e-6));
   CHECK(beats[0]["gate_entropy_min"].get<double>() == Approx(std::log(3.0)).epsilon(1e-6));
-  const Json& beat = beats[17];  // of step 18: the means of its two layers' rows
+  const Json& beat = beats[17];  // step 18: the means over its two layers
   const std::vector<double>&a = gates.rows[10], &b = gates.rows[11];
   CHECK(beat["gate_entropy_mean"].get<double>() == Approx((a[2] + b[2]) / 2).margin(1e-6));
   CHECK(beat["gate_entropy_min"].get<double>() == Approx(std::min(a[3], b[3])).margin(1e-6));
@@ -137,7 +138,7 @@ TEST_CASE("stats: a run's gates.csv, k_stats.csv and heartbeats", "[stats]") {
     INFO(tag);
     CHECK(has(events, tag));
   }
-  // The report has their heat maps.
+  // The report draws both as heat maps.
   REQUIRE(run_program("report " + out).exit_code == 0);
   const std::string page = read_text(out + "/report.html");
   CHECK(has(page, "\"gates\":{\"entropy_mean\":{\"steps\":[3.0,6.0,"));
@@ -183,7 +184,7 @@ TEST_CASE("stats: an evaluation leaves a sample of the lists that its queries ha
   const std::string few =
       "--set train.lr=0.05 --set train.steps=15 --set train.save_every=10 --set train.eval_every=4 ";
   run(out, few);
-  // What the final weights select when they read the same sequence here.
+  // Compares the sample with the lists that the final weights select for the same sequence.
   LoadedModel loaded({.checkpoint = out, .device = Device::cpu(), .batch = 2, .training = true});
   const Batch batch = validation_batch(*open_data(loaded.config()).val, 48, 2, 0);
   loaded.set_tokens(batch.tokens);
@@ -214,7 +215,7 @@ TEST_CASE("stats: an evaluation leaves a sample of the lists that its queries ha
         chooses = chooses || list.size() > forced.size();
       }
   CHECK(chooses);
-  // It goes with the steps that a resume takes back, and with a run that is begun anew.
+  // A resume from before its step removes the sample, and so does --overwrite.
   for (const char* end : {"/checkpoints/step_15", "/model.safetensors", "/metrics.json"}) fs::remove_all(out + end);
   run(out, few + "--set train.eval_every=0 --set train.steps=12 --resume " + out);
   CHECK_FALSE(fs::exists(file));
@@ -271,7 +272,7 @@ TEST_CASE("stats: forced and uniform gates are what they are said to be, and no 
   }
 }
 
-// A run that goes on from step 2 with another bias in the gate of layer 1.
+// Saves at step 2, replaces the bias in the gate of layer 1, and resumes.
 struct Planted {
   std::string out;
   Outcome outcome;
@@ -283,7 +284,7 @@ Planted run_with_bias(const std::string& out, const std::vector<float>& bias, co
   return {out, run_program(args(out, few + "12 --resume " + out + "/checkpoints/step_2"))};
 }
 
-// Planted: the gate of layer 1 opens one branch alone, whatever comes in.
+// The bias makes the gate of layer 1 open one branch alone, for every input.
 TEST_CASE("stats: a collapsed gate is reported with its layer, and stops the run where that is asked for", "[stats]") {
   const TemporaryFolder folder;
   for (const bool stop : {false, true}) {
@@ -293,12 +294,12 @@ TEST_CASE("stats: a collapsed gate is reported with its layer, and stops the run
     CHECK(outcome.exit_code == (stop ? 1 : 0));
     const Json anomaly = heartbeats(out, 0, "anomaly").at(0);
     CHECK(anomaly["type"] == "gate_collapse");
-    CHECK(anomaly["step"] == 5);  // three times in a row
+    CHECK(anomaly["step"] == 5);  // the third time in a row
     CHECK(has(anomaly["text"].get<std::string>(), "gates have collapsed onto one branch: layer 1 (entropy 0.0"));
     CHECK_FALSE(has(anomaly["text"].get<std::string>(), "layer 0"));
     CHECK(has(outcome.output, "anomaly gate_collapse: step 5: "));
     const Table gates = table(out + "/gates.csv");
-    CHECK(gates.rows.at(4)[6] == 0);  // step 3, layer 0 and 1
+    CHECK(gates.rows.at(4)[6] == 0);  // step 3, layers 0 and 1
     CHECK(gates.rows.at(5)[6] == 1);
     CHECK(gates.rows.at(5)[8] > 0.99);
     CHECK(fs::exists(out + "/.anomaly_type") == stop);
@@ -307,7 +308,7 @@ TEST_CASE("stats: a collapsed gate is reported with its layer, and stops the run
   }
 }
 
-// Planted: all three gates of layer 1 are shut, which only sigmoid gates can be.
+// The bias closes all three gates of layer 1, which is possible for sigmoid gates only.
 TEST_CASE("stats: dead gates are a finding of their own, with shares that are not defined", "[stats]") {
   const TemporaryFolder folder;
   const auto [out, outcome] = run_with_bias(folder.file("run"), {-200, -200, -200}, "--set nsa.gate=sigmoid");
@@ -315,19 +316,19 @@ TEST_CASE("stats: dead gates are a finding of their own, with shares that are no
   CHECK(outcome.exit_code == 0);
   const std::vector<Json> anomalies = heartbeats(out, 0, "anomaly");
   REQUIRE(anomalies.size() == 2);
-  CHECK(anomalies[0]["type"] == "zero_gradients");  // nothing comes back through shut gates
+  CHECK(anomalies[0]["type"] == "zero_gradients");  // no gradient passes closed gates
   const Json& anomaly = anomalies[1];
   CHECK(anomaly["type"] == "gate_dead");
-  CHECK(anomaly["step"] == 5);  // three times in a row
+  CHECK(anomaly["step"] == 5);  // the third time in a row
   CHECK(anomaly["text"] == "step 5: gates are dead, all three branches off: layer 1 (100% of its rows)");
   CHECK(has(outcome.output, "anomaly gate_dead: step 5: "));
   const Table gates = table(out + "/gates.csv");
   for (size_t column = 2; column < 10; ++column) {
-    CHECK(std::isfinite(gates.rows.at(4)[column]));  // step 3, layer 0 and 1
+    CHECK(std::isfinite(gates.rows.at(4)[column]));  // step 3, layers 0 and 1
     CHECK(std::isnan(gates.rows.at(5)[column]));
   }
   const std::string text = read_text(out + "/gates.csv");
-  CHECK(has(text, "\n3,1,nan,nan,nan,nan,nan,nan,nan,nan\n"));  // and no -nan, which not every reader takes
+  CHECK(has(text, "\n3,1,nan,nan,nan,nan,nan,nan,nan,nan\n"));  // not -nan, which some readers reject
   const Json beat = heartbeats(out, 0, "step_end").at(2);
   CHECK(beat["step"] == 3);
   CHECK(beat["gate_dead_frac"] == 0.5);

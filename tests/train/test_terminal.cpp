@@ -1,5 +1,5 @@
-// What a person sees on a terminal: how many lines before the first step, progress lines that fit and that nothing
-// writes into, rates, heartbeats that thin out; and the words that a typo probably meant.
+// Output on a terminal: the number of lines before the first step, progress lines that fit the width and that no other
+// output corrupts, rates, heartbeats that thin out; and suggestions for misspelled words.
 #include <cmath>
 #include <filesystem>
 #include <sstream>
@@ -24,13 +24,13 @@ bool require_script() {
   return false;
 }
 
-// `triad ARGS` on a terminal of so many columns.
+// Runs `triad ARGS` on a terminal with the given number of columns.
 Outcome on_terminal(const TemporaryFolder& folder, int columns, const std::string& args) {
   write_text(folder.file("command"), fmt::format("stty cols {}\nexec {} {}\n", columns, TRIAD_PROGRAM, args));
   return run_command("script -qec 'sh " + folder.file("command") + "' /dev/null </dev/null");
 }
 
-// What a terminal shows of these bytes: each line as it stands when the next one begins, and all that it has been.
+// What a terminal shows for these bytes: the final state of each line, and every state that a line had.
 struct Shown {
   std::vector<std::string> lines, states;
 };
@@ -62,7 +62,7 @@ std::string args(const TemporaryFolder& folder, const std::string& more) {
 TEST_CASE("terminal: a typo's nearest word", "[terminal]") {
   CHECK(edit_distance("", "abc") == 3);
   CHECK(edit_distance("kitten", "sitting") == 3);
-  CHECK(edit_distance("ab", "ba") == 1);  // neighbours swapped
+  CHECK(edit_distance("ab", "ba") == 1);  // adjacent letters swapped
   CHECK(edit_distance("train", "train") == 0);
   const std::vector<std::string> verbs = {"train", "generate", "eval", "data"};
   CHECK(did_you_mean("trian", verbs) == "; did you mean \"train\"?");
@@ -70,7 +70,7 @@ TEST_CASE("terminal: a typo's nearest word", "[terminal]") {
   CHECK(did_you_mean("gener", verbs) == "; did you mean \"generate\"?");
   CHECK(did_you_mean("lrr", {"lr", "eps"}, "train.") == "; did you mean \"train.lr\"?");
   CHECK(did_you_mean("--prompt-fil", {"--prompt", "--prompt-file"}) == "; did you mean \"--prompt-file\"?");
-  CHECK(did_you_mean("x", {"w", "l"}).empty());  // no letter of it is left
+  CHECK(did_you_mean("x", {"w", "l"}).empty());  // nothing in common
   CHECK(did_you_mean("something", verbs).empty());
   CHECK(did_you_mean("", verbs).empty());
   CHECK(did_you_mean(std::string(1 << 20, 'x'), verbs).empty());
@@ -91,14 +91,14 @@ TEST_CASE("terminal: a progress line fits, and loses the least important first",
 TEST_CASE("terminal: a rate is the median since the last row, and no single step's", "[terminal]") {
   StepTimes times;
   CHECK(times.median_ms() == 0);
-  for (const double ms : {70.0, 50.0, 51.0, 49.0, 52.0}) times.add(ms);  // the first step prepares more
+  for (const double ms : {70.0, 50.0, 51.0, 49.0, 52.0}) times.add(ms);  // the first step includes preparation
   CHECK(times.median_ms() == 51);
   times.row();
-  times.add(0.9);  // the last step of a run, whose result lay ready
+  times.add(0.9);  // the last step of a run, whose result was ready
   CHECK(times.median_ms() == 50);
   times.row();
   for (int i = 0; i < 100; ++i) times.add(i < 60 ? 10 : 1000);
-  CHECK(times.median_ms() == 10);  // all since the row, not the newest alone
+  CHECK(times.median_ms() == 10);  // of all steps since the row, not of the newest alone
 }
 
 TEST_CASE("terminal: heartbeats thin out by default, and are as often as was asked for", "[terminal]") {
@@ -114,7 +114,7 @@ TEST_CASE("terminal: heartbeats thin out by default, and are as often as was ask
   CHECK(count(-1, 1000, 0.01) == 1000);
   CHECK(count(-1, 10000, 0) == 1000 + 900);
   CHECK(count(-1, 1000000, 0) == 1000 + 3 * 900);
-  CHECK(count(-1, 3000, 61) == 3000);  // one a minute at least
+  CHECK(count(-1, 3000, 61) == 3000);  // at least one a minute
   CHECK(count(1, 20000, 0.01) == 20000);
   CHECK(count(7, 70, 100) == 10);
   CHECK(count(0, 70, 100) == 0);
@@ -162,7 +162,7 @@ TEST_CASE("terminal: at most 12 lines before the first step say what is trained,
 TEST_CASE("terminal: nothing writes into the progress line, which fits", "[terminal]") {
   if (!require_script()) return;
   const TemporaryFolder folder;
-  // An anomaly is told while a progress line is open.
+  // An anomaly is printed while a progress line is open.
   const std::string more = "--set train.lr=0 --set log.plateau_steps=2 --set train.save_every=10 --overwrite";
   for (const int columns : {80, 120, 40}) {
     const Outcome outcome = on_terminal(folder, columns, args(folder, more));

@@ -1,4 +1,5 @@
-// Whole runs of the program: same bits twice, resume to the exact bit, what a run's folder holds, how a run is stopped.
+// Whole runs of the program: the same bits twice, a resume to the exact bit, the contents of a run's folder, and how a
+// run is stopped.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -53,7 +54,7 @@ std::vector<std::string> lines(const std::string& path) {
   return out;
 }
 
-// Until training.csv has that many rows, for three minutes at most.
+// Waits until training.csv has the given number of rows, for three minutes at most.
 void wait_for_rows(const std::string& folder, size_t rows) {
   for (int i = 0; i < 180000 && lines(folder + "/training.csv").size() < rows + 1; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -66,16 +67,16 @@ void check_same_bits_and_resume(const std::string& device, const std::string& pr
   run(train_args(folder.file("b"), device, more));
   REQUIRE(!weights(folder.file("a")).empty());
   CHECK(weights(folder.file("a")) == weights(folder.file("b")));
-  // A run that went further is taken back to its checkpoint of step 7 and resumed from there.
+  // Resumes a finished run from its checkpoint of step 7.
   run(train_args(folder.file("c"), device, more + "--set train.save_every=7"));
   run(train_args(folder.file("c"), device,
                  more + "--set train.save_every=7 --overwrite --resume " + folder.file("c/checkpoints/step_7")));
   CHECK(weights(folder.file("a")) == weights(folder.file("c")));
   CHECK(lines(folder.file("a/training.csv")).size() == 21);
-  CHECK(lines(folder.file("c/training.csv")).size() == 21);  // rows past the checkpoint were cut, then written again
+  CHECK(lines(folder.file("c/training.csv")).size() == 21);  // rows after the checkpoint were cut and written again
 }
 
-// A step of configs/tiny.json's model on a device, its parameters, and what one changes in them.
+// Single steps of the model of configs/tiny.json on a device, with access to its master weights.
 struct SmallStep {
   SmallStep(Device device, const std::vector<std::string>& sets)
       : config(load_config(kTiny, sets).config), runtime(allocate_planned(config, device)), step(*runtime, config) {
@@ -104,11 +105,11 @@ struct SmallStep {
   TrainStep step;
 };
 
-// The second of three steps meets a weight that is not a number, which the third does not.
+// The second of three queued steps reads a NaN weight; the third does not.
 void check_bad_step(Device device, const std::string& on_nonfinite) {
   SmallStep small(device, {"train.on_nonfinite=" + on_nonfinite, "runtime.cuda_graph=true"});
   const Params& params = small.step.model().params();
-  const Tensor gain = params.part(params.weights(), params.count() - 2);  // norm_f's: of every gradient
+  const Tensor gain = params.part(params.weights(), params.count() - 2);  // norm_f: all gradients depend on it
   REQUIRE(params.specs()[static_cast<size_t>(params.count() - 2)].name == "norm_f.weight");
   Context& ctx = small.runtime->ctx();
   small.queue(0, 1);
@@ -121,7 +122,7 @@ void check_bad_step(Device device, const std::string& on_nonfinite) {
   write(ctx, gain, bad.data());
   small.queue(1, 2);
   write(ctx, gain, good.data());
-  small.queue(2, 3);  // before anyone has looked at the second
+  small.queue(2, 3);  // before the host reads the second step's result
   const TrainStep::Result second = small.step.result();
   CHECK(!second.finite);
   CHECK(second.bad_tensor == "the gradient of embed.weight");
@@ -170,9 +171,9 @@ TEST_CASE("train: same seed, same bits, and resume to the exact bit", "[train]")
 }
 
 TEST_CASE("train: a resume in the third file of the second epoch ends in the same bits", "[train]") {
-  constexpr int64_t T = 48, kSequences = 8, kStep = 2;  // configs/tiny.json
+  constexpr int64_t T = 48, kSequences = 8, kStep = 2;  // of configs/tiny.json
   const TemporaryFolder folder;
-  const int64_t tokens[] = {100, 110, 180};  // sequences 5, 6 and 7 lie in the third file alone
+  const int64_t tokens[] = {100, 110, 180};  // so that sequences 5, 6 and 7 are in the third file alone
   const Philox random(1, 0);
   for (uint64_t file = 0; file < 3; ++file) {
     ShardWriter writer(folder.file("part" + std::to_string(file) + ".bin"), TokenWidth::u16);
@@ -185,7 +186,7 @@ TEST_CASE("train: a resume in the third file of the second epoch ends in the sam
   run(train_args(folder.file("whole"), "cpu", more));
   const auto seed = static_cast<uint64_t>(load_config(kTiny, {}).config.data.seed);
   int resumes = 0;
-  for (int64_t step = kSequences / kStep; step < 2 * kSequences / kStep; ++step) {  // steps that the run has behind it
+  for (int64_t step = kSequences / kStep; step < 2 * kSequences / kStep; ++step) {  // steps of the second epoch
     const int64_t next = sequence_position(step * kStep, kSequences, seed);
     if (next * T < tokens[0] + tokens[1]) continue;
     ++resumes;
@@ -242,7 +243,7 @@ void check_stops(const std::string& device) {
     CHECK(program.wait() == 0);
     CHECK(fs::exists(out + "/checkpoints/latest/state.json"));
     CHECK(!fs::exists(out + "/.HALT"));
-    // Every step of the checkpoint has its row: none was still on its way.
+    // Every step of the checkpoint has its row in training.csv.
     const Json state = Json::parse(read_text(out + "/checkpoints/latest/state.json"));
     CHECK(static_cast<size_t>(state["step"].get<int64_t>()) + 1 == lines(out + "/training.csv").size());
   }
@@ -255,11 +256,11 @@ TEST_CASE("train: .HALT and SIGTERM stop after the current step with a checkpoin
 namespace {
 
 struct Told {
-  size_t survived = 0;  // of the signals
+  size_t survived = 0;  // number of signals
   std::vector<std::string> lines;
 };
 
-// A process that awaits stop signals and gets these, one after the other.
+// Forks a process that handles stop signals, and sends it these, one after the other.
 Told after_signals(const std::vector<int>& signals, const std::string& log) {
   const int child = fork();
   if (child == 0) {
@@ -295,14 +296,14 @@ TEST_CASE("train: a stop signal ends the run at once where the messages before i
       const int last = signals.back();
       signals.pop_back();
       const Told before = after_signals(signals, folder.file("before"));
-      if (before.survived < signals.size()) continue;  // ended already
+      if (before.survived < signals.size()) continue;  // the process has already ended
       bool promised = false;
       for (const std::string& line : before.lines)
         promised = promised || has(line, last == SIGINT ? "; Ctrl-C " : " or SIGTERM again ends at once");
       signals.push_back(last);
       INFO(names);
       CHECK((after_signals(signals, folder.file("after")).survived < n) == promised);
-      // A launcher's doubled SIGTERM leaves time for the checkpoint.
+      // A launcher may send SIGTERM twice: this must leave time for the checkpoint.
       if (names == " TERM TERM" || names == " INT TERM TERM") CHECK_FALSE(promised);
       if (names == " INT INT" || names == " INT TERM INT" || names == " TERM INT TERM") CHECK(promised);
     }
@@ -321,12 +322,12 @@ TEST_CASE("train: Ctrl-C is answered in the middle of a step, and a second one e
   wait_for_text(log, "again ends at once\n");
   const std::string told = read_text(log);
   INFO(told);
-  const size_t rows = lines(out + "/training.csv").size();  // one of them the header: so many steps have begun
+  const size_t rows = lines(out + "/training.csv").size();  // with the header: the number of steps begun
   CHECK(has(told, "\ntriad: stops with a checkpoint when its step ends (step " + std::to_string(rows) +
                       " has begun); Ctrl-C again ends at once\n"));
   program.send(SIGINT);
   CHECK(program.wait() == 1);
-  CHECK(fs::exists(asleep));  // the step has not ended: its product would sleep for ever
+  CHECK(fs::exists(asleep));  // the step has not ended, because its matrix product sleeps
   CHECK_FALSE(fs::exists(out + "/checkpoints"));
 }
 
@@ -339,7 +340,7 @@ TEST_CASE("train: checkpoints are written beside the steps, and old ones go", "[
   const std::string often = "--set train.steps=9 --set train.save_every=1 ";
   run(train_args(folder.file("all"), "cpu", often + "--set train.keep_last=0"));
   run(train_args(folder.file("few"), "cpu", often + "--set train.keep_last=2 --set train.keep_every=3"));
-  CHECK(list_checkpoints(folder.file("all/checkpoints")).size() == 10);  // the start is one
+  CHECK(list_checkpoints(folder.file("all/checkpoints")).size() == 10);  // including step_0
   std::vector<int64_t> kept;
   for (const CheckpointFolder& c : list_checkpoints(folder.file("few/checkpoints"))) kept.push_back(c.step);
   CHECK(kept == std::vector<int64_t>{3, 6, 8, 9});
@@ -347,11 +348,11 @@ TEST_CASE("train: checkpoints are written beside the steps, and old ones go", "[
   kept.clear();
   for (const CheckpointFolder& c : list_checkpoints(folder.file("usual/checkpoints"))) kept.push_back(c.step);
   CHECK(kept == std::vector<int64_t>{7, 8, 9});
-  // The log names each, and the terminal those that are not of the start.
+  // The log names every checkpoint.
   const std::string log = read_text(folder.file("usual/ranks/rank_0.log"));
   for (int step = 0; step <= 9; ++step)
     CHECK(has(log, fmt::format("checkpoint {}/checkpoints/step_{}, written in ", folder.file("usual"), step)));
-  // Each holds the state of its own step, although later steps ran while it was written.
+  // Each contains the state of its own step, although later steps ran while it was being written.
   run(train_args(folder.file("five"), "cpu", "--set train.steps=9 --set train.save_every=5"));
   for (const char* file : {"model.safetensors", "optimizer.safetensors"})
     CHECK(read_text(folder.file("all/checkpoints/step_5/") + file) ==
@@ -370,7 +371,7 @@ TEST_CASE("train: checkpoints are written beside the steps, and old ones go", "[
 TEST_CASE("train: the time of the first checkpoint is not the first step's", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
-  // The checkpoint takes seconds, on any disk.
+  // The slowed disk makes the checkpoint take seconds.
   run(train_args(out, "cpu", "--set train.steps=1 --set train.save_every=1000"),
       with_faults("TRIAD_SLOW_SYNC='0.2 /checkpoints'"));
   std::istringstream row(lines(out + "/training.csv").at(1));
@@ -446,7 +447,7 @@ TEST_CASE("model: the M7C shape has 195 tensors and its parameter counts", "[mod
   CHECK(param_specs(cpu.model).size() == 195);
   CHECK(count_parameters(cpu.model) == 78295332);
   CHECK(count_parameters(load_config(TRIAD_SOURCE_DIR "/configs/m7c_125m.json", {}).config.model) == 155096868);
-  // Mean selected tokens a row.
+  // Mean number of selected tokens per row.
   for (const auto& [T, mean] : {std::pair{512, 256.5}, {2048, 752.5}, {4096, 872.5}})
     CHECK(attended_pairs(cpu.model, T).sel / T == mean);
 }

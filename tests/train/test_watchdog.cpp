@@ -1,4 +1,4 @@
-// What tells that a run hangs or is slow: rules on made-up numbers, and whole runs with a planted fault.
+// Detection of hung and slow runs: the rules on made-up numbers, and whole runs with an injected fault.
 #include "train/monitor/watchdog.h"
 
 #include <signal.h>
@@ -27,7 +27,8 @@ const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 
 Config config_with(const std::vector<std::string>& sets = {}) { return load_config(kTiny, sets).config; }
 
-// Waits for it to be told more than `before` times, three minutes at most: machines that run tests are busy.
+// Waits until a rank has logged more than `before` heartbeats `msg`, three minutes at most, since machines that run
+// tests are busy.
 Json wait_for_heartbeat(const std::string& folder, int rank, const std::string& msg, size_t before = 0) {
   for (int i = 0; i < 1800; ++i) {
     const std::vector<Json> found = heartbeats(folder, rank, msg);
@@ -45,14 +46,15 @@ std::string stack_dump(const std::string& folder, int rank) {
   return "";
 }
 
-// From now on none gets further than its name: nobody reads there.
+// From now on writing a stack dump hangs: its file names are pipes without a reader.
 void make_dumps_hang(const std::string& folder) {
   const std::time_t now = std::time(nullptr);
   for (int i = 0; i < 300; ++i)
     REQUIRE(mkfifo((folder + "/stackdump_rank0_" + std::to_string(now + i) + ".txt").c_str(), 0600) == 0);
 }
 
-// The op whose product fell asleep, as the dump's own stack has it: one that another op needs counts as that one's.
+// The op in whose matrix product the process sleeps, from the dump's own stack. For a product inside another op it is
+// the outer op.
 std::string sleeping_op(const std::string& dump) {
   REQUIRE(has(dump, "cblas_sgemm"));
   for (const std::string op : {"classifier_forward_backward", "linear_silu_forward", "linear_silu_backward"})
@@ -60,7 +62,7 @@ std::string sleeping_op(const std::string& dump) {
   return "matmul";
 }
 
-// A run that ends when it is told to, in which products of one rank fall asleep.
+// Arguments of a run that ends only when it is stopped.
 std::string endless(const std::string& out, const std::string& more) {
   return "train " + kTiny + " --set runtime.device=cpu --set log.out_dir=" + out +
          " --set train.steps=100000000 --set train.allow_unsafe=true --set log.every=1000 " + more;
@@ -86,19 +88,19 @@ TEST_CASE("watchdog: slow is what still moves, hung what does not", "[watchdog]"
   };
   for (int i = 0; i < 20; ++i) CHECK(look(1, true, true) == State::advancing);
   CHECK(*rule.usual_s() == Approx(1));
-  for (int i = 0; i < 9; ++i) CHECK(look(1, true, false) == State::advancing);  // five times 1 s, but not slow_s
+  for (int i = 0; i < 9; ++i) CHECK(look(1, true, false) == State::advancing);  // above 5 x 1 s, below log.slow_s
   CHECK(look(1, true, false) == State::slow);
   for (int i = 0; i < 29; ++i) CHECK(look(1, false, false) == State::slow);
   CHECK(look(1, false, false) == State::hung);
   CHECK(rule.still_s() == Approx(30));
   CHECK(look(1, true, false) == State::slow);
   CHECK(look(1, true, true) == State::advancing);
-  // A device that moves on while the host waits for it is no hang.
+  // A device that advances while the host waits for it is no hang.
   for (int i = 0; i < 100; ++i) {
     ++place.device_mark;
     CHECK(look(1, false, i % 5 == 0) == State::advancing);
   }
-  // What is not a step is never a slow one, and a checkpoint may take as long as other ranks would wait.
+  // Only steps can be slow, and a checkpoint may take as long as other ranks would wait for it.
   place.stage = Stage::evaluation;
   for (int i = 0; i < 100; ++i) CHECK(look(1, true, false) == State::advancing);
   place.stage = Stage::checkpoint;
@@ -142,7 +144,7 @@ TEST_CASE("watchdog: an evaluation, whose batches go forward too, is no slow ste
     report_stage(ctx, next);
     CHECK(progress.position().stage == next);
   }
-  report_stage(ctx, Stage::data);  // the step behind it is one like any other
+  report_stage(ctx, Stage::data);  // the next step is an ordinary one
   for (int i = 0; i < 9; ++i) CHECK(batch() == State::advancing);
   CHECK(progress.position().stage_text() == "head");
   CHECK(batch() == State::slow);
@@ -189,9 +191,9 @@ TEST_CASE("watchdog: a rank asleep is hung, and its dump says in which op; who w
   CHECK(has(asleep["at"], "within " + sleeping_op(dump)));
   CHECK(has(dump, "rank 1 of 2"));
   CHECK(has(dump, "last op: " + sleeping_op(dump) + " (not ended)"));
-  CHECK(has(dump, "nanosleep"));           // where it sleeps
-  CHECK(has(dump, "Trainer::run_steps"));  // whence it was called
-  CHECK(has(dump, "\"watchdog\""));        // all threads are there
+  CHECK(has(dump, "nanosleep"));           // the sleep
+  CHECK(has(dump, "Trainer::run_steps"));  // its caller
+  CHECK(has(dump, "\"watchdog\""));        // the other threads are listed, too
   CHECK(waits["waits_in_collective"] == true);
   CHECK(has(other, "(under way)"));
   CHECK(has(other, "rank 1 has begun"));
@@ -204,7 +206,7 @@ TEST_CASE("watchdog: a step made slow is slow, not hung", "[watchdog]") {
   BackgroundProgram program(endless(out, "--set log.hang_s=20 --set log.slow_s=1"), asleep_while(sleeps, 0, "0.2"),
                             log);
   wait_for_heartbeat(out, 0, "step_end", 2);
-  std::this_thread::sleep_for(std::chrono::seconds(3));  // it looks at what is usual now and then
+  std::this_thread::sleep_for(std::chrono::seconds(3));  // so that the usual duration of a step is updated
   const size_t before = heartbeats(out, 0, "slow").size(), recovered = heartbeats(out, 0, "recovered").size();
   write_text(sleeps, "");
   const Json slow = wait_for_heartbeat(out, 0, "slow", before);
@@ -218,7 +220,7 @@ TEST_CASE("watchdog: a step made slow is slow, not hung", "[watchdog]") {
   CHECK(heartbeats(out, 0, "hung").empty());
   CHECK(stack_dump(out, 0).empty());
   CHECK(has(read_text(log), "SLOW, still advancing"));
-  // Every heartbeat has its schema; what no GPU tells is null.
+  // Every heartbeat has the schema's version; values that need a GPU are null.
   const Json boot = heartbeats(out, 0, "boot").at(0);
   CHECK(boot["schema"] == 1);
   for (const char* key : {"gpu_used_mib", "gpu_util_pct", "power_w"}) CHECK(boot.at(key).is_null());
@@ -246,9 +248,9 @@ TEST_CASE("watchdog: a hang ends the run though the disk hangs too", "[watchdog]
   wait_for_heartbeat(out, 0, "step_end", 2);
   make_dumps_hang(out);
   write_text(sleeps, "");
-  CHECK(program.wait() == 1);                               // its product would sleep for ever, and so would its dump
-  CHECK(has(read_text(out + "/.anomaly_type"), "hung\n"));  // comes before the dump
-  CHECK(heartbeats(out, 0, "hung").empty());                // behind it: what ended the run was the time
+  CHECK(program.wait() == 1);                               // the product and the dump would both block forever
+  CHECK(has(read_text(out + "/.anomaly_type"), "hung\n"));  // written before the dump
+  CHECK(heartbeats(out, 0, "hung").empty());                // written after the dump, which never finished
 }
 
 TEST_CASE("watchdog: an error ends the run, and is told, while the watchdog waits for a disk that hangs",
@@ -261,7 +263,7 @@ TEST_CASE("watchdog: an error ends the run, and is told, while the watchdog wait
   program.send(SIGUSR1);
   std::this_thread::sleep_for(std::chrono::seconds(2));
   CHECK(heartbeats(out, 0, "stackdump").empty());
-  const rlimit limit{100000, 100000};  // heartbeats get there at once, the log does not
+  const rlimit limit{100000, 100000};  // heartbeats exceed the limit soon, the log does not
   REQUIRE(prlimit(program.pid(), RLIMIT_FSIZE, &limit, nullptr) == 0);
   wait_for_text(log, "File too large");
   CHECK(program.wait() == 1);
@@ -325,7 +327,7 @@ TEST_CASE("watchdog: a stack dump has every thread, by name", "[watchdog]") {
     while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });
   std::string text;
-  // A thread that has just begun has no name yet, and one that gets no processor for a second gives no answer.
+  // A new thread has no name yet, and one that gets no CPU for a second does not answer.
   for (int i = 0; i < 60 && (!has(text, "\"otherthread\"") || has(text, "no answer")); ++i) text = dump_stacks();
   stop = true;
   other.join();
@@ -363,7 +365,7 @@ TEST_CASE("watchdog: a GPU's NVML values, and the marks its stream leaves, in a 
   Graph graph(gpu);
   graph.record(ctx, [&] { report_stage(ctx, Stage::forward, 5); });
   ctx.stream.synchronize();
-  CHECK(progress.position().device_text() == "backward of layer 3");  // recorded, not run
+  CHECK(progress.position().device_text() == "backward of layer 3");  // recording a graph does not run its kernels
   graph.launch(ctx.stream);
   ctx.stream.synchronize();
   CHECK(progress.position().device_text() == "forward of layer 5");

@@ -13,7 +13,7 @@ __device__ __forceinline__ void gated_sum(float (&sum)[V], const float (&gate)[3
   for (int j = 0; j < V; ++j) sum[j] = fmaf(gate[2], o[2][j], fmaf(gate[1], o[1][j], gate[0] * o[0][j]));
 }
 
-// CombineAlong as a kernel parameter; wanted(): whether there is anything to combine. The rows of the other branches
+// CombineAlong as a kernel parameter; active(): whether the kernel has to combine. The rows of the other branches
 // are read once, with a hint that they need not stay in L2.
 struct CombineRows {
   using bf16 = __nv_bfloat16;
@@ -21,7 +21,7 @@ struct CombineRows {
   Bthd<const bf16> o_cmp, o_win;
   Planes<const float> gate;
 
-  __device__ __forceinline__ bool wanted() const { return out.data != nullptr; }
+  __device__ __forceinline__ bool active() const { return out.data != nullptr; }
 
   // Prefetches into L2 the 64 columns of the other branches that a Row reads.
   __device__ __forceinline__ void prefetch(int b, int t, int h, int column) const {

@@ -373,7 +373,7 @@ struct Consumer {
       }
     __syncwarp();
     if constexpr (kListed)
-      if (keys.combine.wanted()) {
+      if (keys.combine.active()) {
 #pragma unroll 1
         for (int panel = 0; panel < kPanelsV; ++panel)
           combine_panel(a, keys.combine, done, w, panel, own_q + panel * Shape::kPanelBytes);
@@ -394,7 +394,7 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
     const int query = round % Shape::kQueries;
     Consumer<Shape, Keys> consumer(a, shared, turns, tile, plan, w, query);
     if constexpr (Plan<Keys, Shape>::kListed)
-      if (keys.combine.wanted()) prefetch_others<Shape::kPanelsV>(a, keys.combine, tile, w);
+      if (keys.combine.active()) prefetch_others<Shape::kPanelsV>(a, keys.combine, tile, w);
     barrier_wait(&shared.q_full[query], round / Shape::kQueries & 1);
     consumer.run(state);
     warpgroup_barrier(w);  // q is read no more

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
   constexpr int kLanes = kDv / 8;
   static_assert(kPlaces <= kLanes);
   const bool merges = *a.differ != 0;  // else another kernel has stored o
-  if (!merges && !combine.wanted()) return;
+  if (!merges && !combine.active()) return;
   const int lane = threadIdx.x % kLanes, G = a.heads.value();
   const int n = a.n.value(), step_rows = a.range_tokens * G;
   const int at = blockIdx.x * (kMergeThreads / kLanes) + static_cast<int>(threadIdx.x) / kLanes;
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
     if (exists) *reinterpret_cast<uint4*>(o) = columns;
     if (exists && lane == 0) *lse = sum == 0.0f ? -INFINITY : (row_max + log2f(sum)) * kLn2;
   }
-  if (exists && combine.wanted()) {
+  if (exists && combine.active()) {
     const CombineRows::Row row(combine, b, t, h, g);
     row.store(8 * lane, columns);
   }

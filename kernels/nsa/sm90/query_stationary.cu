@@ -192,7 +192,7 @@ struct QueryConsumer : BlockRing<Shape> {
       const unsigned* const entries = this->list(turn);
       for (int base = 0; base < count; base += 32) {
         const unsigned of_lane = base + lane < count ? entries[base + lane] : 0;
-        if (base + 32 >= count && exists && a.combine.wanted()) prefetch_others(tile, token, head0);
+        if (base + 32 >= count && exists && a.combine.active()) prefetch_others(tile, token, head0);
         const unsigned listed = __ballot_sync(kFullWarp, (of_lane >> warp & 1) != 0);
         const unsigned together = __ballot_sync(kFullWarp, are_together(of_lane >> (warp & ~3)));
         for (unsigned left = listed; left != 0; left &= left - 1) {
@@ -222,7 +222,7 @@ struct QueryConsumer : BlockRing<Shape> {
       first_step += count * a.pieces;
       barrier_arrive(&control.list_empty[turn & 1]);  // by every lane, for its own reads
       if (exists) store(unit, tile, token, head0);
-      if (exists && a.combine.wanted()) combine(tile, token, head0);
+      if (exists && a.combine.active()) combine(tile, token, head0);
     });
   }
 

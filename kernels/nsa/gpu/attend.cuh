@@ -124,6 +124,19 @@ void dispatch_attend(const AttendIn& in, F&& f) {
   });
 }
 
+// The rows of a view of sequence b, heads first_head and up. Strides fit 32 bits, so that a row's address takes two
+// multiply-adds.
+template <class T>
+struct HeadRows {
+  T* base;
+  int row, head;
+  __device__ __forceinline__ HeadRows(const View<T>& v, int b, int first_head)
+      : base(v.at(b, 0, first_head)), row(static_cast<int>(v.row)), head(static_cast<int>(v.head)) {}
+  __device__ __forceinline__ T* at(int r, int h) const {
+    return base + static_cast<int64_t>(r) * row + static_cast<int64_t>(h) * head;
+  }
+};
+
 // dk or dv, in bf16 or fp32.
 struct GradView {
   View<__nv_bfloat16> bf16;

@@ -21,16 +21,7 @@ using RowStats = float2;
 // Of a stage's rows past the end: p = ds = 0.
 __device__ __forceinline__ RowStats no_row() { return make_float2(INFINITY, 0.0f); }
 
-// A (b, g) slice of a view whose strides fit 32 bits, so that a row's address takes two multiply-adds.
-struct RowSource {
-  const __nv_bfloat16* base;
-  int row, head;
-  __device__ __forceinline__ RowSource(const View<const __nv_bfloat16>& v, int b, int first_head)
-      : base(v.at(b, 0, first_head)), row(static_cast<int>(v.row)), head(static_cast<int>(v.head)) {}
-  __device__ __forceinline__ const __nv_bfloat16* at(int r, int h) const {
-    return base + static_cast<int64_t>(r) * row + static_cast<int64_t>(h) * head;
-  }
-};
+using RowSource = HeadRows<const __nv_bfloat16>;  // the rows of a (b, g)
 
 // Calls f.template operator()<dk / 64, dv / 64>(), for heads of (64, 64), (128, 128) and (192, 128).
 template <class F>

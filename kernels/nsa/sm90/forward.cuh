@@ -25,18 +25,6 @@
 namespace triad::cuda {
 namespace {
 
-// The rows of a view of one sequence, heads first_head and up.
-template <class T>
-struct HeadRows {
-  T* base;
-  int row, head;
-  __device__ __forceinline__ HeadRows(const View<T>& v, int b, int first_head)
-      : base(v.at(b, 0, first_head)), row(static_cast<int>(v.row)), head(static_cast<int>(v.head)) {}
-  __device__ __forceinline__ T* at(int t, int h) const {
-    return base + static_cast<int64_t>(t) * row + static_cast<int64_t>(h) * head;
-  }
-};
-
 __device__ __forceinline__ float reciprocal_approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -40,6 +40,11 @@ enum class ParamRole : uint8_t {
   norm_f,
   head
 };
+constexpr bool is_gate(ParamRole r) { return r >= ParamRole::gate_fc1_weight && r <= ParamRole::gate_fc2_bias; }
+// Parameters that act on keys alone.
+constexpr bool is_key(ParamRole r) {
+  return r == ParamRole::k_proj || (r >= ParamRole::phi_k_conv && r <= ParamRole::phi_k_fc2);
+}
 
 struct ParamSpec {
   enum class Init { normal, constant };

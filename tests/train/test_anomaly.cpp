@@ -1,6 +1,7 @@
 // Anomalies of a run that still advances: the rules on made-up numbers, and whole runs that report an anomaly or stop.
 #include "train/monitor/anomaly.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -150,8 +151,15 @@ TEST_CASE("anomaly: zero gradients, but those that are zero by construction", "[
   Steps second(config);
   CHECK(second.run(1, [&](int, StepHealth& s) { s.zero_grads = query; }) == Types{"zero_gradients"});
 
-  const auto zero = [](const char* name, const std::vector<std::string>& sets) {
-    return zero_by_construction("blocks.0.attn." + std::string(name), config_with(sets), 5);
+  const auto zero = [](const std::string& name, std::vector<std::string> sets) {
+    if (name.starts_with("phi_"))
+      sets.push_back(name.find(".fc1.") != std::string::npos ? "nsa.phi=mlp" : "nsa.phi=conv");
+    const Config c = config_with(sets);
+    const std::vector<ParamSpec> params = param_specs(c.model);
+    const auto param = std::find_if(params.begin(), params.end(),
+                                    [&](const ParamSpec& p) { return p.name == "blocks.0.attn." + name; });
+    REQUIRE(param != params.end());
+    return zero_by_construction(*param, c, 5);
   };
   for (const char* name : {"gate.fc1.weight", "gate.fc2.bias", "k_cmp_proj.weight", "v_sel_proj.weight",
                            "k_win_proj.weight", "q_proj.weight", "out_proj.weight", "phi_k.weight"})

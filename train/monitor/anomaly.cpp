@@ -31,11 +31,13 @@ constexpr int kGatesInRow = 3;
 
 }  // namespace
 
-bool zero_by_construction(const std::string& param, const Config& config, int64_t updates) {
+bool zero_by_construction(const ParamSpec& param, const Config& config, int64_t updates) {
   return expects_zero_gradient(config.model, config.train.seq_len, updates + 1, param);
 }
 
-AnomalyRules::AnomalyRules(const Config& config) : config_(config) {}
+AnomalyRules::AnomalyRules(const Config& config) : config_(config) {
+  for (const ParamSpec& param : param_specs(config.model)) params_.emplace(param.name, param);
+}
 
 std::vector<Anomaly> AnomalyRules::step(const StepHealth& s) {
   std::vector<Anomaly> found;
@@ -156,7 +158,9 @@ std::optional<std::string> AnomalyRules::zero_gradients(const StepHealth& s) con
   if (s.grad_norm == 0) return "the whole gradient is zero";
   std::vector<std::string> names;
   for (const std::string& name : s.zero_grads)
-    if (!zero_by_construction(name, config_, s.updates)) names.push_back(name);
+    if (const auto param = params_.find(name);
+        param == params_.end() || !zero_by_construction(param->second, config_, s.updates))
+      names.push_back(name);
   if (names.empty()) return {};
   const size_t count = names.size();
   constexpr size_t kMostNames = 8;

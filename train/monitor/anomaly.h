@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "model/params.h"
 #include "train/config.h"
 
 namespace triad {
@@ -37,7 +38,7 @@ struct StepHealth {
 
 // Whether this parameter's gradient is 0 by construction: gate.fc1 while fc2 is still 0, gates that are forced or
 // detached, and branches that are forced off or attend to nothing.
-bool zero_by_construction(const std::string& param, const Config&, int64_t updates);
+bool zero_by_construction(const ParamSpec&, const Config&, int64_t updates);
 
 class AnomalyRules {
  public:
@@ -59,8 +60,9 @@ class AnomalyRules {
   std::optional<std::string> zero_gradients(const StepHealth&) const;
 
   const Config& config_;
-  std::map<std::string, bool> is_on_;  // by type: whether it held in the previous step
-  int64_t rate_steps_ = 0;             // steps in the current throughput window
+  std::map<std::string, ParamSpec> params_;  // by name
+  std::map<std::string, bool> is_on_;        // by type: whether it held in the previous step
+  int64_t rate_steps_ = 0;                   // steps in the current throughput window
   double rate_tokens_ = 0, rate_seconds_ = 0;
   std::vector<double> window_rates_;  // tokens/s of earlier windows
   std::deque<double> losses_;         // of the last 2 * log.plateau_steps steps

@@ -1,7 +1,5 @@
 #include "train/monitor/grad_ledger.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
@@ -57,23 +55,17 @@ GradNorms GradLedger::read(const double* norms) const {
   return out;
 }
 
-bool expects_zero_gradient(const ModelConfig& c, int64_t seq_len, int64_t step, const std::string& name) {
-  if (c.dense()) return false;
-  const auto has = [&](std::string_view part) { return name.find(part) != std::string::npos; };
-  if (has(".attn.gate.")) return !c.nsa.gate.has_gradient() || (step <= 1 && has(".gate.fc1."));
-  struct Seen {
-    Branch branch;
-    int64_t most;  // maximum number of entries that a query attends to
-  };
-  for (const auto& [branch, most] : {Seen{Branch::cmp, seq_len < c.nsa.l ? 0 : (seq_len - c.nsa.l) / c.nsa.d + 1},
-                                     Seen{Branch::sel, std::min(seq_len, c.nsa.n_sel * c.nsa.l_sel)},
-                                     Seen{Branch::win, std::min(seq_len, c.nsa.w)}}) {
-    const bool owns = has(fmt::format("_{}_proj.", word_of(branch))) || (branch == Branch::cmp && has(".attn.phi_"));
-    const bool off = c.nsa.gate.force != Branch::none && c.nsa.gate.force != branch;
-    if (owns && (off || most == 0)) return true;
-    if (owns && most == 1 && (has(".attn.k_") || has(".attn.phi_k."))) return true;  // the softmax of one entry is 1
+bool expects_zero_gradient(const ModelConfig& c, int64_t seq_len, int64_t step, const ParamSpec& param) {
+  if (is_gate(param.role)) {
+    const bool fc1 = param.role == ParamRole::gate_fc1_weight || param.role == ParamRole::gate_fc1_bias;
+    return !c.nsa.gate.has_gradient() || (step <= 1 && fc1);
   }
-  return false;
+  if (c.dense() || param.branch == Branch::none) return false;
+  if (c.nsa.gate.force != Branch::none && c.nsa.gate.force != param.branch) return true;
+  int64_t most = std::min(seq_len, c.nsa.w);  // maximum number of entries that a query attends to
+  if (param.branch == Branch::cmp) most = compressed_length(seq_len, c.nsa.l, c.nsa.d);
+  if (param.branch == Branch::sel) most = std::min(seq_len, c.nsa.n_sel * c.nsa.l_sel);
+  return most == 0 || (most == 1 && is_key(param.role));  // the softmax of one entry is 1
 }
 
 }  // namespace triad

@@ -48,6 +48,6 @@ class GradLedger final : public GradSink {
 // Whether the parameter's gradient is zero by construction: a forced or detached gate; a branch that is forced off or
 // attends to no block; keys where every query attends to at most one entry; and the gate's first matrix in the first
 // update, because the second matrix is initialised to zero. step: updates since fresh weights, this one included.
-bool expects_zero_gradient(const ModelConfig&, int64_t seq_len, int64_t step, const std::string& name);
+bool expects_zero_gradient(const ModelConfig&, int64_t seq_len, int64_t step, const ParamSpec&);
 
 }  // namespace triad

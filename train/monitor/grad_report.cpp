@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 
 namespace triad {
@@ -17,21 +16,15 @@ std::string some_of(const std::vector<std::string>& names) {
   return fmt::format("{}{}", fmt::join(some, ", "), names.size() > kMost ? ", ..." : "");
 }
 
-// The layer of a parameter: 7 for "blocks.7.attn..."; -1 outside the layers.
-int64_t layer_of(const std::string& name) {
-  constexpr std::string_view kBlocks = "blocks.";
-  return name.starts_with(kBlocks) ? std::atoll(name.c_str() + kBlocks.size()) : -1;
-}
-
 }  // namespace
 
 std::vector<std::string> unexpected_zeros(const Params& params, const Config& config, int64_t step,
                                           const GradNorms& grads) {
   std::vector<std::string> names;
   for (size_t i = 0; i < grads.norm.size(); ++i) {
-    const std::string& name = params.specs()[i].name;
-    if (grads.is_zero(i) && !expects_zero_gradient(config.model, config.train.seq_len, step, name))
-      names.push_back(name);
+    const ParamSpec& param = params.specs()[i];
+    if (grads.is_zero(i) && !expects_zero_gradient(config.model, config.train.seq_len, step, param))
+      names.push_back(param.name);
   }
   return names;
 }
@@ -39,7 +32,7 @@ std::vector<std::string> unexpected_zeros(const Params& params, const Config& co
 std::vector<double> layer_norms(const Params& params, const ModelConfig& config, const GradNorms& grads) {
   std::vector<double> norms(static_cast<size_t>(config.n_layers), 0.0);
   for (size_t i = 0; i < grads.norm.size(); ++i)
-    if (const int64_t layer = layer_of(params.specs()[i].name); layer >= 0)
+    if (const int64_t layer = params.specs()[i].layer; layer >= 0)
       norms[static_cast<size_t>(layer)] += grads.norm[i] * grads.norm[i];
   for (double& x : norms) x = std::sqrt(x);
   return norms;

@@ -78,8 +78,8 @@ Json GradReport::step(int64_t step, int64_t updates, const TrainStep::Result& re
     std::string line;
     for (size_t i = 0; i < norms.size(); ++i) line += fmt::format(" layer{} {:.4e}", i, norms[i]);
     for (size_t i = 0; i < grads.norm.size(); ++i)
-      if (layer_of(params_.specs()[i].name) < 0)
-        line += fmt::format(" {} {:.4e}", params_.specs()[i].name, grads.norm[i]);
+      if (const ParamSpec& param = params_.specs()[i]; param.layer < 0)
+        line += fmt::format(" {} {:.4e}", param.name, grads.norm[i]);
     telemetry.detail(fmt::format("[GRAD-NORM] step{}{}", step, line));
     beat["layer_grad_norms"] = norms;
   }

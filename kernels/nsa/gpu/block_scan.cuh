@@ -12,7 +12,7 @@ __device__ __forceinline__ T exclusive_scan(const T& mine, T& total, Plus&& plus
   __shared__ typename Scan::TempStorage storage;
   T before;
   Scan(storage).ExclusiveScan(mine, before, T{}, plus, total);
-  __syncthreads();  // before the next call overwrites storage
+  __syncthreads();  // all threads have read `storage` before the next call overwrites it
   return before;
 }
 

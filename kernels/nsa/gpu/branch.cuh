@@ -61,7 +61,7 @@ SelectedKeys make_selected_keys(const char* op, const AttendIn&, const ConstTens
 
 // A piece of the work of dk and dv: the rows of some tokens times one block of keys.
 struct KeyWork {
-  int block;         // keys [block * block_keys, ...)
+  int block;         // a block of keys: [block * block_keys, ...)
   int first, count;  // tokens first, first + 1, ...; or entries of KeyWorkList::tokens; count < 0: no work
   int slot;          // index into KeyWorkList::partial; -1: the block's only piece, stored to dk and dv directly
 };
@@ -71,7 +71,7 @@ inline constexpr int kWorkTokens = 2048;  // most tokens per piece of listed tok
 // stores its sums to its slot of `partial`, and a second kernel adds them in order.
 struct KeyWorkList {
   int block_keys, blocks;
-  int pieces;           // per (b, g), an upper bound
+  int pieces;           // an upper bound of the pieces per (b, g)
   const KeyWork* work;  // nullptr: every block's rows are contiguous and cut into pieces / blocks equal parts
   const int* tokens;    // [B*Hkv, tokens_stride]
   int64_t tokens_stride;

@@ -49,9 +49,9 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int kHeads = 2, kClusterThreads = 128;
 
 struct ClusterShape {
-  uint32_t clusters, T;  // (token, group) pairs
-  int groups, heads;     // per token; per group
-  int vectors, lanes;    // per row; rounded up to a power of two, <= 32
+  uint32_t clusters, T;  // number of (token, group) pairs
+  int groups, heads;     // groups per token; heads per group
+  int vectors, lanes;    // vectors per row; that number rounded up to a power of two, <= 32
 };
 
 template <class T, int kBranches>
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kClusterThreads, 5)
   const T *from = dout.row(b, t, head0) + lane * V, *from_branch[kBranches];
 #pragma unroll
   for (int k = 0; k < kBranches; ++k) from_branch[k] = in.o[k].row(b, t, head0) + lane * V;
-  float total[kBranches] = {}, kept[kBranches] = {}, kept_norm = 0;  // kept: of the head that this lane stores
+  float total[kBranches] = {}, kept[kBranches] = {}, kept_norm = 0;  // kept: for the head that this lane stores
   for (int first = 0; first < s.heads; first += kHeads) {
     uint4 upstream[kHeads], o[kHeads][kBranches];
 #pragma unroll
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kClusterThreads, 5)
 #pragma unroll
     for (int i = 0; i < kHeads; ++i) {
       const int h = first + i;
-      if (h >= s.heads) break;  // the same for all lanes
+      if (h >= s.heads) break;  // uniform over the warp
       float x[V], y[kBranches][V], a[kBranches] = {}, squares = 0;
       as_floats<T>(x, upstream[i]);
 #pragma unroll

@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
         for (int j = 0; j < kCount / 8; ++j)
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            const int column = 8 * j + fragment_column() + i;  // the query row
+            const int column = 8 * j + fragment_column() + i;  // the index of the query row in the stage
             const float lse = stats.lse[column], delta = stats.delta[column], gate = stats.gate[column];
             const float lse_log2 = lse == -INFINITY ? INFINITY : lse * kLog2e;  // no visible key: p = 0
             const int2 range = all ? make_int2(0, 0) : stats.range[column];

@@ -17,7 +17,7 @@ namespace {
 
 // The rows [first, first + kRows) of sequence b, group g.
 struct RowTile {
-  int b, g, first, rows, first_token, last_token;  // `rows`: T * G, the end of the last tile
+  int b, g, first, rows, first_token, last_token;  // rows: the number of rows of the (sequence, group), T * G
   template <class T>
   __device__ __forceinline__ RowTile(const Attend<T>& a, int tile, int sequence_and_group)
       : b(sequence_and_group / a.groups),
@@ -31,7 +31,7 @@ struct RowTile {
 // The two rows of a lane: those of its mma fragment.
 struct LaneRows {
   bool exists[2];
-  int token[2], head[2];        // head: among all Hq
+  int token[2], head[2];        // the index of the head among all Hq
   int low[2], high[2], bit[2];  // visible range; the token's bit in KeyTile::token_mask
   template <class T>
   __device__ __forceinline__ LaneRows(const Attend<T>& a, const RowTile& tile, const KeyRange& range) {
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
   load_query_rows(q, stride, depth, a.in.q, a.in, tile);
 
   float out[kColumns / 8][4] = {};
-  float row_max[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};  // sum: this lane's share of the row's
+  float row_max[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};  // sum: the lane's share of the row's sum
   const float scale = a.in.scale_log2();
   const View<const T> v_columns = a.in.v.columns(column0, kColumns);
   typename Keys::Walk walk(keys, tile);

@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads)
   const SharedMlp mlp(shared, weights);
   const int width = weights.padded_width(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float* const mean = shared + weights.weight_floats() + warp * kRows * width;
-  for (int i = lane; i < kRows * width; i += 32) mean[i] = 0.0f;  // the padding stays 0
+  for (int i = lane; i < kRows * width; i += 32) mean[i] = 0.0f;  // the padding columns stay 0
   __syncthreads();
 
   const int64_t rows_per_pass = int64_t{gridDim.x} * (blockDim.x / 32) * kRows;
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int b = 0; b < 3; ++b) gate.at(b, row.b, row.t, row.g) = g[b];
     }
-    __syncwarp();  // before the next rows overwrite the means
+    __syncwarp();  // all lanes have read the means before the next rows overwrite them
   }
 }
 
@@ -353,7 +353,7 @@ void nsa_gate_backward(Context& ctx, Tensor dq_group, const GateGrads& grads, Co
       return std::min(ceil_div(rows.count, Tiles::kBackwardWarps * Tiles::kRows),
                       int64_t{Tiles::kBackwardCtasPerSm} * ctx.num_sms);
     };
-    Scratch::Scope scope(ctx.scratch);  // as much as the larger of the two kernels needs
+    Scratch::Scope scope(ctx.scratch);  // enough for either kernel
     Tensor slices =
         scope.alloc(DType::f32, {std::max({ctas, ctas_mma(GateTiles<64>{}), ctas_mma(GateTiles<128>{})}), at.size});
     const bool softmax = o.kind == GateKind::softmax;

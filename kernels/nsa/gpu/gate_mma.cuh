@@ -388,7 +388,7 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
       for (int x = 0; x < 2; ++x) {
         const float pre = d[j][x] + unit.x, sig = fast_sigmoid(pre), after = pre * sig;
         const float dafter = fmaf(dz[x][2], unit.w, fmaf(dz[x][1], unit.z, dz[x][0] * unit.y));
-        d[j][x] = dafter * sig * fmaf(pre, 1.0f - sig, 1.0f);  // gradient before the SiLU
+        d[j][x] = dafter * sig * fmaf(pre, 1.0f - sig, 1.0f);  // gradient of the input of the SiLU
         fc1_b_sum[j] += d[j][x];
 #pragma unroll
         for (int b = 0; b < 3; ++b) fc2_sum[b][j] = fmaf(dz[x][b], after, fc2_sum[b][j]);
@@ -433,7 +433,7 @@ __global__ void __launch_bounds__(32 * GateTiles<kWidth>::kBackwardWarps, GateTi
   }
 
   pdl_trigger();
-  __syncthreads();  // the weights are no longer read
+  __syncthreads();  // all warps have finished reading the weights
   auto& all = *reinterpret_cast<GateSums<kWidth>*>(&s);
 #pragma unroll
   for (int j = 0; j < kOwnUnits; ++j)

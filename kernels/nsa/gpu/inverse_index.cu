@@ -30,7 +30,7 @@ struct InverseIndex {
   int* tokens;             // [B*Hkv, capacity]
   KeyWork* work;           // [pieces, B*Hkv]
   int2* block_slots;       // [B*Hkv, blocks]
-  int pieces, slots;       // capacities per (b, g)
+  int pieces, slots;       // capacity per (b, g): pieces, slots of partial sums
   // Whether the block holds a key that token t sees: false for -1 and for blocks after t.
   __device__ __forceinline__ bool shows(int block, int t) const {
     return block >= 0 && block <= block_keys.quotient(t);
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
     for (int i = lane; i < entries; i += 32) {
       const int row = index.n.quotient(i);
       const int block = lists.at(b, t0 + row, g)[i - row * n];
-      const unsigned bit = block - block0;  // above 31 if the block is -1
+      const unsigned bit = block - block0;  // wraps to a value above 31 if the block is -1
       if (bit < 32 && index.shows(block, t0 + row)) atomicOr(&masks[warp][row], 1u << bit);
     }
     __syncwarp();
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
       at += count;
     }
     for (; tokens != 0; tokens &= tokens - 1) out[to++] = t0 + __ffs(tokens) - 1;
-    __syncthreads();  // before the next step overwrites counts
+    __syncthreads();  // all warps have read `counts` before the next step overwrites it
   }
 }
 
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
 SelectedKeys make_selected_keys(const char* op, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
   const int64_t T = in.q.size(1), n = block_index.size(3);
   TRIAD_CHECK(T * n < (int64_t{1} << 31), "{}: T = {} times n = {} does not fit 31 bits", op, T, n);
-  const auto tokens = static_cast<int>(T), block = static_cast<int>(std::min(l_sel, T));  // one block of T: all tokens
+  const auto tokens = static_cast<int>(T), block = static_cast<int>(std::min(l_sel, T));  // blocks are cut to T tokens
   return {
       .range = {.window = tokens, .l = 1, .d = 1, .keys = tokens},
       .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2], tokens,

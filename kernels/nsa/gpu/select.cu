@@ -26,7 +26,7 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kTokens = 16;  // per CTA: the M of one mma
+constexpr int kTokens = 16;  // tokens per CTA: the M of one mma
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kWarpKeys = 32, kTileKeys = kWarps * kWarpKeys;
 constexpr int kElements = kTokens * kWarpKeys / 32;  // elements per lane of a warp's 16 tokens x 32 keys
@@ -189,7 +189,7 @@ struct Tile {
     const int64_t bg = item % s.sequences_and_groups, tiles = (s.tokens + kTokens - 1) / kTokens;
     b = bg / s.groups;
     g = static_cast<int>(bg % s.groups);
-    first = static_cast<int>(tiles - 1 - item / s.sequences_and_groups) * kTokens;  // the longest tile first
+    first = static_cast<int>(tiles - 1 - item / s.sequences_and_groups) * kTokens;  // in descending order of work
     last = min(first + kTokens, s.tokens) - 1;
   }
 };
@@ -242,7 +242,7 @@ __device__ __forceinline__ void score_heads(const Select<T>& s, const Shared& sh
   constexpr int kChunks = kHeld > 0 ? kHeld : 1;
   const int warp_key = threadIdx.x / 32 * kWarpKeys, lane_key = warp_key + Keys<T>::lane_row();
   const int64_t stride = s.k.stride_t;
-  const T* row = s.k.row(tile.b, lane_key, tile.g);  // this lane's first key of a tile
+  const T* row = s.k.row(tile.b, lane_key, tile.g);  // the row of this lane's first key of a tile
   Keys<T> held[kChunks];
   const auto load_held = [&](int c0) {
     if constexpr (kHeld > 0)
@@ -303,7 +303,7 @@ __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule) {
   for (int j = rule.init_end + lane; j < rule.candidate_end; j += 32)
     lane_top = max(lane_top, order_of(scores[j * kScoreStride]));
   unsigned high = __reduce_max_sync(kFullWarp, lane_top) + 1;
-  unsigned low = rule.slots <= 32 ? __reduce_min_sync(kFullWarp, lane_top) : 0;  // one candidate per lane reaches it
+  unsigned low = rule.slots <= 32 ? __reduce_min_sync(kFullWarp, lane_top) : 0;  // reached by a candidate per lane
   int above = 0;
   while (high - low > 1) {
     const unsigned bound = low + (high - low) / 2;
@@ -327,7 +327,7 @@ __device__ void write_list(int32_t* list, int n, const float* scores, const Sele
   const unsigned lower_lanes = (1u << lane) - 1;
   Cut cut{0xffffffffu, 0};
   if (!rule.lists_all() && rule.slots > 0) cut = find_cut(scores, rule);
-  int listed = 0, equals = 0;  // counts so far
+  int listed = 0, equals = 0;  // entries written so far; of those, candidates that equal the threshold
   for (int j0 = 0; j0 <= rule.current && listed < n; j0 += 32) {
     const int j = j0 + lane;
     bool take = j < rule.init_end || (j >= rule.local_begin && j <= rule.current), equal = false;
@@ -372,7 +372,7 @@ __global__ void __launch_bounds__(kThreads, kHeld <= 2 ? 2 : 1) select_kernel(co
       const int t = tile.first + i;
       write_list(s.block_index.row(tile.b, t, tile.g), s.n_sel, shared.scores + i, s.rule(t));
     }
-    __syncthreads();  // before the next item clears the scores
+    __syncthreads();  // all warps have read the scores before the next item clears them
   }
 }
 

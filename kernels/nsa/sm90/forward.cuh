@@ -95,7 +95,7 @@ struct Consumer {
   float rounded[1][4] = {};                   // sums of p rounded to bf16: o is divided by them
   float sum[2] = {0.0f, 0.0f};                // the lane's share of the sums of unrounded p, for lse
   float row_max[2] = {-INFINITY, -INFINITY};  // times scale
-  float rescale[2];                           // the factor of o and rounded where `moved`
+  float rescale[2];                           // the factor by which o and rounded shrink if `moved`
   uint32_t p[kKeys / 16][4];
   bool all_have_max = false, moved;  // moved: row_max of a row has changed in this step
 
@@ -332,7 +332,7 @@ struct Consumer {
       state.advance();
       ++now;
     }
-    for (; now < plan.steps; ++now) skip(state);  // steps of the other warpgroups
+    for (; now < plan.steps; ++now) skip(state);  // steps that only other warpgroups see
   }
 
   // Stores lse, and o to the memory of q, from where the producer stores it. done: the tile, computed again.
@@ -385,7 +385,7 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
       if (keys.combine.active()) prefetch_others<Shape::kPanelsV>(a, keys.combine, tile, w);
     barrier_wait(&shared.q_full[query], round / Shape::kQueries & 1);
     consumer.run(state);
-    warpgroup_barrier(w);  // q is read no more
+    warpgroup_barrier(w);  // all warps have finished reading q
     int again = index;
     asm volatile("" : "+r"(again));  // recompute the tile: keeping it would take registers from the steps
     consumer.epilogue(CtaRows(a, again), keys);
@@ -423,7 +423,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   write_ones(shared.ones, threadIdx.x, Shape::kThreads);
   fence_async_proxy();
   __syncthreads();
-  constexpr int kRegistersProducer = 32, kRegistersConsumer = 160;  // per thread; 128 at launch
+  constexpr int kRegistersProducer = 32, kRegistersConsumer = 160;  // registers per thread; a launch starts with 128
   static_assert(Shape::kWarpgroups == 3 && kRegistersProducer + 3 * kRegistersConsumer == 4 * 128);
   if (w == Shape::kWarpgroups) {
     decrease_registers<kRegistersProducer>();
@@ -469,7 +469,7 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
     };
     a.q_map = map(a.in.q), a.o_map = map(make_view<const bf16>(out.o));
   }
-  if (!ctx.planning && keys.range.keys > 0) {  // without keys there are no copies
+  if (!ctx.planning && keys.range.keys > 0) {  // without keys nothing is loaded
     a.k_map = make_box_map(a.in.k, in.k.size(0), in.k.size(1), in.k.size(2), Shape::kKeys);
     a.v_map = make_box_map(a.in.v, in.v.size(0), in.v.size(1), in.v.size(2), Shape::kKeys);
   }

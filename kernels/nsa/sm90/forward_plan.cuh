@@ -44,7 +44,7 @@ struct ForwardShape {
       unsigned char k[kKeyBytes], v[kValueBytes];
     } stage[kStages];
     unsigned char ones[kOnesBytes];
-    Barrier q_full[kQueries], o_full[kQueries], q_empty[kQueries];  // o is in the memory of q
+    Barrier q_full[kQueries], o_full[kQueries], q_empty[kQueries];  // o is stored in the memory of q
     Barrier k_full[kStages], v_full[kStages], kv_empty[kStages];
   };
 };
@@ -102,7 +102,7 @@ template <class Shape>
 class Plan<RangeKeys, Shape> {
  public:
   static constexpr bool kListed = false, kMadeTogether = false;
-  static int64_t bytes(const RangeKeys&) { return 0; }  // of shared memory, beyond Shape::Shared
+  static int64_t bytes(const RangeKeys&) { return 0; }  // shared memory of the plan, after Shape::Shared
   static __device__ __forceinline__ bool nothing_to_do(const RangeKeys&) { return false; }
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const RangeKeys&, const CtaRows& tile, int w, unsigned char*)
       : begin_(a.visible.low(tile.first_token)), end_(a.visible.high(tile.last_token)), steps(steps_to(end_)) {
@@ -138,7 +138,7 @@ template <class Shape, class Keys>
 __device__ __forceinline__ void produce_tiles(const RowForwardArgs& a, const Keys& keys,
                                               typename Shape::Shared& shared) {
   constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages;
-  constexpr int kLoadThread = 0, kStoreThread = 32;  // of different warps: they wait for different barriers
+  constexpr int kLoadThread = 0, kStoreThread = 32;  // in different warps, because they wait for different barriers
   const int G = a.in.heads.value(), thread = threadIdx.x % kWarpgroup;
   PipelineState<Shape::kQueries> query;  // of the load thread, or of the store thread
   PipelineState<kStages> state;

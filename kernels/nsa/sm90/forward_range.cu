@@ -14,7 +14,7 @@ bool rows_fit(const ConstTensor& t) {
 }  // namespace
 
 bool forward_sm90_supports(const AttendOut& out, const AttendIn& in) {
-  constexpr int64_t kMostHeads = 128;  // of a group: a tile has whole tokens
+  constexpr int64_t kMostHeads = 128;  // heads per group, at most: a tile consists of whole tokens
   const int64_t dk = in.q.size(3), dv = in.v.size(3);
   const bool heads = (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
   return heads && rows_fit(in.q) && rows_fit(in.k) && rows_fit(in.v) && rows_fit(out.o) &&

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
                                    const __grid_constant__ CombineRows combine, int first_step) {
   constexpr int kLanes = kDv / 8;
   static_assert(kPlaces <= kLanes);
-  const bool merges = *a.differ != 0;  // else another kernel has stored o
+  const bool merges = *a.differ != 0;  // if not, another kernel has computed all of o
   if (!merges && !combine.active()) return;
   const int lane = threadIdx.x % kLanes, G = a.heads.value();
   const int n = a.n.value(), step_rows = a.range_tokens * G;

@@ -57,7 +57,7 @@ __device__ __forceinline__ void load_block(const KvStationaryArgs& a, int b, int
 template <int kDk, int kDv>
 struct RowSums {
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel, kPanelUnits = kPanelBytes >> 4;
-  float o[kPanelsV][8][4], sums[2] = {}, row_max[2];  // sums: of this lane's columns
+  float o[kPanelsV][8][4], sums[2] = {}, row_max[2];  // sums: the lane's share of the row sums of p
 
   __device__ __forceinline__ RowSums() {
 #pragma unroll
@@ -156,7 +156,7 @@ struct RowSums {
 template <int kDk>
 struct RowLoads {
   static constexpr int kPanelsK = kDk / kPanel, kStageBytes = kPanelsK * kPanelBytes;
-  unsigned char* stages;  // [kStages], of the warpgroup
+  unsigned char* stages;  // the warpgroup's ring of row tiles, [kStages]
   const int* rows;        // 16 per tile, tile_rows from tile to tile: their offsets from q in units of 16 bytes
   const bf16* q;          // the lane's chunk of the row at offset 0
   int tile_rows, warp_row, to_stage, from_stage;
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int* const rows = reinterpret_cast<int*>(keys + key_tiles * Shape::kKeyBytes) + warp * (kItemTiles * 16);
   const int* const entries = a.entries + static_cast<int64_t>(step) * a.entries_stride + item.y;
-  const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);  // in 16 bytes
+  const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);  // in units of 16 bytes
   const auto row_of = [&](int i) { return min(i / 16 * kTileRows + warp * 16 + i % 16, n_rows - 1); };
   const auto token_at = [&](int i) { return __ldg(entries + a.heads.quotient(row_of(i))); };
   const auto place = [&](int i, int token) {
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
                                               keys + i * key_tiles * Shape::kKeyBytes);
   copy_async_commit();
   const int n_rows = count * G, tiles = (n_rows + kTileRows - 1) / kTileRows;
-  const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);  // in 16 bytes
+  const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);  // in units of 16 bytes
   const int* const near = a.near + static_cast<int64_t>(blockIdx.y) * a.lists.tokens + t0;
   for (int r = threadIdx.x; r < tiles * kTileRows; r += Shape::kNearThreads) {
     const int row = min(r, n_rows - 1), t = a.heads.quotient(row), h = row - t * G;

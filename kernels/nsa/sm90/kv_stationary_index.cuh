@@ -36,12 +36,12 @@ struct KvStationaryArgs {
   Divisor n, heads, block_keys;
   float scale_log2;
   int range_tokens, ranges, steps, launch_steps;  // steps: ranges of all (b, g), group after group
-  int parts;                                      // per range, of kPartTokens tokens each
-  int piece_tokens;                               // per item, at most
-  int tile_tokens;                                // that share a tile in compare_lists
+  int parts;                                      // parts per range, of kPartTokens tokens each
+  int piece_tokens;                               // tokens per item, at most
+  int tile_tokens;                                // tokens per tile in compare_lists
   float union_limit;                              // see compare_lists
   int* differ;                                    // 1: far blocks are computed here; 0: another kernel computes all
-  int near_tokens;                                // per CTA of the near kernel
+  int near_tokens;                                // tokens per CTA of the near kernel
   int* near;         // [B*Hkv,T] bit 0: the token lists its own block, 1: the one before, 2: block 0
   int* counts;       // [steps, parts, blocks] entries of a block; after plan_items: the index of the first entry
   int* entries;      // [steps, entries_stride] by block: t - (first token of the range)
@@ -106,7 +106,7 @@ __device__ __forceinline__ void compare_lists(const KvStationaryArgs& a) {
   __syncthreads();
   const int words = (a.lists.blocks + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = a.n.value();
   unsigned* const listed = reinterpret_cast<unsigned*>(dynamic_shared()) + warp * words;
-  const int tiles = (a.lists.tokens + a.tile_tokens - 1) / a.tile_tokens;  // per (sequence, group)
+  const int tiles = (a.lists.tokens + a.tile_tokens - 1) / a.tile_tokens;  // tiles per (sequence, group)
   int unions = 0, entries = 0;
   for (int i = warp; i < kComparedTiles; i += kIndexThreads / 32) {
     const int64_t tile = static_cast<int64_t>(tiles) * (a.steps / a.ranges) * i / kComparedTiles;
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kIndexThreads)
       count = begin, begin += here;
     }
     done += total.x;
-    __syncthreads();  // before first_item is overwritten
+    __syncthreads();  // all threads have read first_item before it is overwritten
   }
 }
 

@@ -220,7 +220,7 @@ struct QueryConsumer : BlockRing<Shape> {
         }
       }
       first_step += count * a.pieces;
-      barrier_arrive(&control.list_empty[turn & 1]);  // by every lane, for its own reads
+      barrier_arrive(&control.list_empty[turn & 1]);  // every lane arrives, after its own reads of the list
       if (exists) store(unit, tile, token, head0);
       if (exists && a.combine.active()) combine(tile, token, head0);
     });
@@ -304,7 +304,7 @@ struct QueryConsumer : BlockRing<Shape> {
   // Combines the rows of o that this warp has stored with the other branches. It is separate from store(), which has no
   // registers left: here several rows are in flight.
   __device__ __forceinline__ void combine(const Tile& tile, int token, int head0) const {
-    constexpr int kLanes = Shape::kDv / 8;  // of a row
+    constexpr int kLanes = Shape::kDv / 8;  // lanes per row
     const int lane = threadIdx.x % 32, column = lane % kLanes * 8, heads = min(kUnitRows, a.G - head0);
     __syncwarp();
 #pragma unroll 4
@@ -356,7 +356,8 @@ void launch_query_stationary(Context& ctx, const char* op, const AttendOut& out,
   const int64_t n = block_index.size(3), units = ceil_div(G, kUnitRows), tile_tokens = Shape::kWarps / units;
   const int64_t tiles = ceil_div(T, tile_tokens), blocks = ceil_div(T, l_sel);
   const int64_t list_room = std::min(tile_tokens * n, blocks);
-  const int64_t table_bits = std::bit_width(static_cast<uint64_t>(2 * list_room));  // at most half full
+  const int64_t table_bits =
+      std::bit_width(static_cast<uint64_t>(2 * list_room));  // log2 of the hash table, at most half full
   const int64_t stage_keys = std::min<int64_t>(l_sel, kStageKeys), control = control_bytes(list_room, table_bits);
   const int64_t stages = std::min<int64_t>((227 * 1024 - control) / Shape::kStageBytes, kMaxStages);
   TRIAD_CHECK(B * groups * tiles < (int64_t{1} << 31), "{}: {} tiles do not fit 31 bits", op, B * groups * tiles);

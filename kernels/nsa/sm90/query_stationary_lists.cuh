@@ -24,7 +24,7 @@ constexpr int kStageKeys = 64;  // keys per stage, at most
 constexpr int kMaxStages = 16;  // per ring
 constexpr int kWarpBits = 12;   // bits of a list entry for the mask of warps; the others are the block
 constexpr int64_t kMostBlocks = int64_t{1} << (32 - kWarpBits);  // per sequence
-constexpr unsigned short kEmptySlot = 0xffff;                    // of the hash table
+constexpr unsigned short kEmptySlot = 0xffff;                    // marks an empty slot of the hash table
 
 struct QueryStationaryArgs {
   CUtensorMap k_map, v_map;
@@ -58,7 +58,7 @@ struct QueryStationaryShape {
 // Shared memory after the stages. It is followed by two lists [2][list_room] and the hash table.
 struct Control {
   Barrier full[kMaxStages], empty[kMaxStages], list_full[2], list_empty[2];
-  int counts[2];  // entries per list
+  int counts[2];  // number of entries of each list
   int requested;  // stages that the load thread has requested, over all tiles
 };
 // A counter that one thread increments and others read without a barrier. Release and acquire: a thread that reads a
@@ -200,7 +200,8 @@ struct Producer : BlockRing<Shape> {
         for (int j = 0; j < 3; ++j) sum = __dp4a(warps[i].bytes[j], had[j], sum);
         best = min(best, key0[i] == ~0u ? ~0u : sum * share[i] + key0[i]);
       }
-      const int from = static_cast<int>(__reduce_min_sync(kFullWarp, best) & 255);  // index before reordering
+      const int from = static_cast<int>(__reduce_min_sync(kFullWarp, best) &
+                                        255);  // the index of the chosen entry before reordering
       unsigned taken = entry[0];
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) {
@@ -242,7 +243,7 @@ struct Producer : BlockRing<Shape> {
       __syncwarp();
       order(entries, count);
       if (lane == 0) control.counts[turn & 1] = count;
-      barrier_arrive(&control.list_full[turn & 1]);  // by every lane, for its own writes
+      barrier_arrive(&control.list_full[turn & 1]);  // every lane arrives, after its own writes to the list
     });
   }
 };

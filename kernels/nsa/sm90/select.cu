@@ -183,9 +183,10 @@ Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, in
   }
   const int64_t rows = p.columns;
   p.query_bytes = panels * rows * kPanelRowBytes;
-  const int64_t blocks = std::max<int64_t>(1, (tokens - 1) / o.l_sel - o.local_blocks + 1);  // candidates, at most
+  const int64_t blocks =
+      std::max<int64_t>(1, (tokens - 1) / o.l_sel - o.local_blocks + 1);  // an upper bound of the candidates per token
   const int64_t stored = align_up(blocks * size, kWarps * kWarpKeys) / size;
-  p.row_floats = align_up(stored - 4, 16) + 4;  // 4 modulo 16 avoids bank conflicts
+  p.row_floats = align_up(stored - 4, 16) + 4;  // a stride of 4 modulo 16 avoids bank conflicts
   p.list_bytes = p.tokens / kWarps * kFound * (blocks < kLongRow ? 8 : 12);
   p.work_bytes = p.query_bytes + kWarps * panels * WarpKeys<1>::kBytes + 4 * rows +
                  static_cast<int64_t>(sizeof(SharedEnds)) + kWarps * p.list_bytes;

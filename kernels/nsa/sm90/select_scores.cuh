@@ -19,7 +19,7 @@ struct SelectArgs {
   Bthd<const __nv_bfloat16> q, k;
   Bthd<const float> lse;  // [B,T,Hq,1]
   int tokens, keys, heads;
-  int key_bytes;         // stride of keys
+  int key_bytes;         // stride between keys, bytes
   unsigned groups, bgs;  // Hkv, B * Hkv
   int columns, turns;    // tokens per tile times heads, rounded up; turns in which they are multiplied
   int l, d, n_sel, init_blocks, local_blocks;
@@ -152,7 +152,7 @@ __device__ __forceinline__ void finish_queries(const SelectArgs& a, const Tile& 
   constexpr int kTokens = kTokensOf<kPanels>;
   copy_async_wait();
 #pragma unroll 1
-  for (int i = threadIdx.x; i < a.columns; i += kWarpgroup) {  // those that this thread copied
+  for (int i = threadIdx.x; i < a.columns; i += kWarpgroup) {  // each thread converts the values that it copied
     const bool exists = i % kTokens < tile.count && i / kTokens < a.heads;
     float& x = lse[place_of_shift(i)];
     x = exists && x != -INFINITY ? x * kLog2e : INFINITY;

@@ -84,7 +84,7 @@ TEST_CASE("dist: over TCP rank 0 passes parts on in little memory, however many 
       try {
         const std::unique_ptr<Link> link = open_tcp_link(env, 60);
         link->all_to_all(to[r].data(), from[r].data(), kPart);
-        link->all_to_all(to[r].data(), from[r].data(), 1);  // calls of different sizes stay in order
+        link->all_to_all(to[r].data(), from[r].data(), 1);  // calls of different sizes are matched in order
         link->all_to_all(to[r].data(), from[r].data(), kPart);
         link->finish();
       } catch (const Error& e) { errors[r] = e.what(); }
@@ -207,7 +207,7 @@ TEST_CASE("dist: buckets cover every element once, in backward order, large grad
           if (&c == &m7c) {
             CHECK(params.specs()[static_cast<size_t>(buckets.front().params.front())].name == "lm_head.weight");
             CHECK((buckets.size() == 19 || buckets.size() == 20));
-            CHECK(!buckets.front().late);  // its collective overlaps with the rest of backward
+            CHECK(!buckets.front().late);  // the first bucket's collective overlaps with the rest of backward
             // Late buckets: the first layer's, the embedding's, and that of the small parameters if they have a bucket
             // of their own.
             const auto late = std::count_if(buckets.begin(), buckets.end(), [](const GradBucket& b) { return b.late; });

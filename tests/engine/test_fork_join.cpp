@@ -21,7 +21,7 @@ TEST_CASE("engine: work beside a context's begins behind what was queued, and jo
   const Tensor from = alloc(large), to = alloc(large), side_from = alloc(large), side_to = alloc(large);
   const Tensor ones = alloc(n), x = alloc(n), y = alloc(n), z = alloc(n), out = alloc(n);
   const auto take_milliseconds = [](Context& on, const Tensor& dst, const Tensor& src) {
-    for (int i = 0; i < 40; ++i) copy(on, dst, src);  // 256 MiB each
+    for (int i = 0; i < 40; ++i) copy(on, dst, src);  // each copies 256 MiB
   };
   write(ctx, ones, std::vector<float>(static_cast<size_t>(n), 1.0f).data());
   for (int number = 0; number < 3; ++number)

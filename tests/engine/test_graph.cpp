@@ -30,7 +30,7 @@ struct Queues {
   }
   Tensor alloc(int64_t n) { return rt.arena().alloc(MemTag::io, "test", DType::f32, {n}); }
   static void take_milliseconds(Context& on, const Tensor& dst, const Tensor& src) {
-    for (int i = 0; i < 400; ++i) copy(on, dst, src);  // 256 MiB each: far longer than a launch
+    for (int i = 0; i < 400; ++i) copy(on, dst, src);  // each copies 256 MiB: far longer than a launch
   }
   void clear() {
     for (const Tensor& t : {x, out}) zero(ctx, t);
@@ -61,7 +61,7 @@ TEST_CASE("engine: a queued graph waits for what its event stood for when it was
     q.graph.launch(q.ctx.stream);
     q.take_milliseconds(q.beside, q.side_to, q.side_from);
     copy(q.beside, q.x, q.twos);
-    q.event.record(q.other);  // the next step's record, while the graph is still waiting
+    q.event.record(q.other);  // the event of the next step, recorded while the graph still waits
     CHECK(q.all_of_out(1));
   }
 }

@@ -221,14 +221,16 @@ TEST_CASE("strangers: neither garbage nor silence ends or holds up a run that st
     strangers.push_back(connect_to("127.0.0.1", first.master_port));
     say(strangers.back(), bytes);
   };
-  for (const size_t size : {size_t{0}, size_t{1}, size_t{8}, hello.size() - 1, hello.size()})  // then silent
+  // Strangers that send part of a valid hello, or all of it, and are then silent.
+  for (const size_t size : {size_t{0}, size_t{1}, size_t{8}, hello.size() - 1, hello.size()})
     stranger(std::span(hello).first(size));
   // The hello of builds that had no run ids: magic, port, rank 1, world 3. Its different world size once ended the run.
   std::string old = "triadlnk";
   for (const int32_t word : {first.master_port, 1, 3}) old.append(reinterpret_cast<const char*>(&word), sizeof word);
   stranger(std::as_bytes(std::span(old)));
   HelloFrame huge = hello;
-  std::fill(huge.begin() + 8, huge.end(), std::byte{0xff});  // 2^32 - 1 ranks, unterminated run id
+  // A hello that announces 2^32 - 1 ranks and a run id without a terminator.
+  std::fill(huge.begin() + 8, huge.end(), std::byte{0xff});
   stranger(huge);
   stranger(std::vector<std::byte>(100'000, std::byte{'x'}));
   ranks.push_back(start_rank(rank_of(1, 2, 0), 6));
@@ -304,7 +306,8 @@ TEST_CASE("strangers: a process that does not know the secret passes for no rank
     recv(socket.get(), hello.data(), hello.size(), MSG_WAITALL);
     say(socket, encode(Reply{.code = ReplyCode::prove, .world = 2, .payload = fresh_nonce()}));
     recv(socket.get(), proof.data(), proof.size(), MSG_WAITALL);
-    say(socket, encode(Reply{.code = ReplyCode::welcome, .world = 2, .payload = proof}));  // echoes the rank's proof
+    // An impostor without the secret can only echo the rank's own proof.
+    say(socket, encode(Reply{.code = ReplyCode::welcome, .world = 2, .payload = proof}));
     say(socket, encode(Reply{.code = ReplyCode::begin, .world = 2}));
   }
   const Ended ended = rank.get();
@@ -483,7 +486,7 @@ TEST_CASE("strangers: 1,000 connections of five kinds change no bit of 100 steps
   }
   Strangers strangers{.env = first, .recorded = recorded};
   BackgroundProgram zero(train_args(among, more), start_of(first), folder.file("log_among"));
-  connect_to("127.0.0.1", first.master_port);  // returns when rank 0 listens
+  connect_to("127.0.0.1", first.master_port);  // waits until rank 0 listens
   int i = 0;
   for (; i < kAtStart; ++i) strangers.come(i % kKinds);
   CHECK(strangers.refused == 0);

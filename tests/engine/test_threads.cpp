@@ -62,7 +62,7 @@ TEST_CASE("threads: those that wait take no CPU time", "[threads]") {
   }
   const double of_others = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - process - (seconds_of(CLOCK_THREAD_CPUTIME_ID) - own);
   INFO("the other threads took " << of_others << " s of CPU time");
-  CHECK(of_others < 0.1);  // seconds; their share of the work is 0.01 s
+  CHECK(of_others < 0.1);  // seconds; these threads' share of the work takes 0.01 s
 }
 
 TEST_CASE("threads: a loop runs each iteration once, on any number of threads", "[threads]") {
@@ -125,7 +125,7 @@ TEST_CASE("threads: cores, quota and ranks decide how many there are", "[threads
   CHECK(choose_threads({.cores = 1, .machine_cores = 64, .local_ranks = 4, .launcher_binds = true}) == 1);
   CHECK(choose_threads({.cores = 32, .machine_cores = 64, .local_ranks = 4, .launcher_binds = true}) == 16);
   CHECK(choose_threads({.cores = 2, .machine_cores = 2, .local_ranks = 4}) == 1);
-  CHECK(choose_threads({.cores = 2, .machine_cores = 2, .local_ranks = 0}) == 2);  // 0: not set by the launcher
+  CHECK(choose_threads({.cores = 2, .machine_cores = 2, .local_ranks = 0}) == 2);  // 0: number of local ranks unknown
 }
 
 TEST_CASE("threads: the quota is the least of the groups around the process, in both versions", "[threads]") {

@@ -37,7 +37,7 @@ TEST_CASE("io: checkpoint folders", "[io]") {
   for (const std::string& path : {run, run + "/", run + "/latest", parent, parent + "/latest", parent + "/step_10"})
     CHECK(resolve_checkpoint(path) == parent + "/step_10");
   CHECK(resolve_checkpoint(parent + "/step_9") == parent + "/step_9");
-  CHECK(save(10, "ten again") == parent + "/step_10");  // replaces the folder
+  CHECK(save(10, "ten again") == parent + "/step_10");  // a save replaces an existing folder
   CHECK(read_text(parent + "/step_10/model") == "ten again");
 
   // A save that fails leaves the other checkpoints unchanged and no files of its own.
@@ -61,7 +61,7 @@ TEST_CASE("io: checkpoint folders", "[io]") {
   CHECK(count_files(parent) == 6);
   CHECK(is_checkpoint(parent + "/step_13"));
   CHECK(read_text(parent + "/step_10/model") == "ten again");
-  CHECK(find_newest_checkpoint(parent) == parent + "/step_13");  // although `latest` points to step_10
+  CHECK(find_newest_checkpoint(parent) == parent + "/step_13");  // newer than `latest`, which points to step_10
   const std::vector<CheckpointFolder> all = list_checkpoints(parent);
   REQUIRE(all.size() == 3);
   CHECK(all[0].step == 9);
@@ -141,7 +141,7 @@ void check_failing_save(const std::string& before, const std::function<void(cons
   CHECK(text.find("checkpoints") != std::string::npos);
   mend(out);
   const std::string newest = resolve_checkpoint(out);
-  CHECK(run_program("inspect " + newest + kWeights).exit_code == 0);  // verifies the checksums, too
+  CHECK(run_program("inspect " + newest + kWeights).exit_code == 0);  // inspect verifies the checksums, too
   const Outcome resumed = run_program(train_args(out, kSaves + "--resume latest"));
   INFO(resumed.output);
   CHECK(resumed.exit_code == 0);
@@ -303,7 +303,7 @@ TEST_CASE("train: a run begins with the weights of another, and anew in all else
   CHECK(mixed.exit_code == 1);
   CHECK(mixed.output.find(inside + " is itself a checkpoint") != std::string::npos);
   const Outcome outer = run_program(train_args(folder.path(), from + "--set train.save_every=1 --set train.steps=1"));
-  CHECK(outer.exit_code == 2);  // the folder contains `first`
+  CHECK(outer.exit_code == 2);  // refused: the folder contains the run `first`
   fs::create_directories(folder.file("outer/checkpoints"));
   fs::copy(inside, folder.file("outer/checkpoints/step_9"), fs::copy_options::recursive);
   fs::copy(second, folder.file("outer/deeper"), fs::copy_options::recursive | fs::copy_options::copy_symlinks);

@@ -158,7 +158,7 @@ TEST_CASE("data: a step's sequences depend on seed and step alone, whatever the 
       by_rank.push_back(take(loader, kSteps * micro_steps, T));
       CHECK(loader.cursor() == kSteps * kStep);
     }
-    std::vector<int64_t> joined;  // by step, then by rank: disjoint, complete, in order
+    std::vector<int64_t> joined;  // sequences by step, then by rank: disjoint, complete, in order
     for (int64_t step = 0; step < kSteps; ++step)
       for (const std::vector<int64_t>& part : by_rank)
         joined.insert(joined.end(), part.begin() + step * kStep / world, part.begin() + (step + 1) * kStep / world);
@@ -176,7 +176,7 @@ TEST_CASE("data: all ranks together take each sequence once an epoch, where epoc
       Loader loader(source, {.seq_len = T, .micro_batch = kMicroBatch, .seed = 2, .rank = rank, .world = world});
       by_rank.push_back(take(loader, kSteps, T));
     }
-    std::vector<int64_t> order;  // by step, then by rank
+    std::vector<int64_t> order;  // sequences by step, then by rank
     for (int64_t step = 0; step < kSteps; ++step)
       for (const std::vector<int64_t>& part : by_rank)
         order.insert(order.end(), part.begin() + step * kMicroBatch, part.begin() + (step + 1) * kMicroBatch);
@@ -209,7 +209,7 @@ TEST_CASE("data: a resume is exact in the third file of the second epoch", "[dat
   const TemporaryFolder folder;
   write_shard(folder.file("a.bin"), 0, 37);
   write_shard(folder.file("b.bin"), 37, 30);
-  write_shard(folder.file("c.bin"), 67, 42);  // sequences 16 (its first token is in b.bin) to 26
+  write_shard(folder.file("c.bin"), 67, 42);  // contains sequences 16 (its first token is in b.bin) to 26
   const auto source = shard_data({.paths = {folder.file("?.bin")}, .val_paths = {}, .val_fraction = 0}, 1000).train;
   const int64_t n = count_sequences(*source, T);
   REQUIRE(n == 27);
@@ -250,7 +250,7 @@ TEST_CASE("data: a read that hangs ends the wait, with what hangs", "[data]") {
   source->hangs_at = sequence_position(1, 24, 3) * 4;
   {
     Loader loader(source, {.seq_len = 4, .micro_batch = 1, .seed = 3, .stall_s = 0.2});
-    while (!source->hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // reading batch 1
+    while (!source->hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // until batch 1 is being read
     CHECK_NOTHROW(loader.next());
     const std::string error = error_of([&] { loader.next(); });
     INFO(error);
@@ -260,7 +260,7 @@ TEST_CASE("data: a read that hangs ends the wait, with what hangs", "[data]") {
   {
     const Loader loader(source, {.seq_len = 4, .micro_batch = 1, .seed = 3});
     while (!source->hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }  // nor does it if next() was never called, so that another error is reported at once
+  }  // a loader whose next() was never called is destroyed without waiting, too
   CHECK(!source->came_back);
   source->let_go = true;  // the thread ends later; the loader's destruction freed nothing that it uses
   while (!source->came_back) std::this_thread::sleep_for(std::chrono::milliseconds(1));

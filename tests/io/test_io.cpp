@@ -369,11 +369,11 @@ TEST_CASE("io: CSV rows past a step are cut on resume", "[io]") {
   const std::string path = folder.file("t.csv"), header = "step,loss";
   CsvFile(path, header).row("1,0.5");
   CHECK(read_text(path) == "step,loss\n1,0.5\n");
-  CsvFile(path, header).row("1,0.25");  // without the step of a resume the table begins anew
+  CsvFile(path, header).row("1,0.25");  // without a step to resume from, the table begins anew
   CHECK(read_text(path) == "step,loss\n1,0.25\n");
   CsvFile(path, header, 1).row("2,0.2");
   CsvFile(path, header, 2).row("3,0.1");
-  write_text(path, read_text(path) + "4,0.");  // a line cut off when the program was killed
+  write_text(path, read_text(path) + "4,0.");  // a row cut off when the program was killed
   CsvFile(path, header, 4).row("4,\"a,b\"");
   CHECK(read_text(path) == "step,loss\n1,0.25\n2,0.2\n3,0.1\n4,\"a,b\"\n");
   CsvFile(path, header, 2);
@@ -428,7 +428,7 @@ struct CountedMap : std::map<Key, Value, Less, Allocator> {
   using Map::Map;
   struct iterator : Map::iterator {
     iterator() = default;
-    iterator(typename Map::iterator base) : Map::iterator(base) {}  // converts what the base class returns
+    iterator(typename Map::iterator base) : Map::iterator(base) {}  // constructs it from what the base class returns
     iterator& operator++() {
       ++map_steps;
       Map::iterator::operator++();
@@ -470,7 +470,7 @@ TEST_CASE("io: JSON is parsed to a depth, and cut for messages", "[io]") {
   CHECK(brief(Json(std::string(1000, 'x'))).size() < 90);
   CHECK(shortened("ab\xc3\xa9", 4) == "ab\xc3\xa9");
   CHECK(shortened("ab\xc3\xa9z", 3) == "ab...");
-  CHECK(shortened("a\xff\x1b[0m\n\xc3") == "a\\xff\\x1b[0m\\x0a\\xc3");  // escaped for a terminal
+  CHECK(shortened("a\xff\x1b[0m\n\xc3") == "a\\xff\\x1b[0m\\x0a\\xc3");  // control bytes are escaped
   CHECK(dump_json({{"a", "\xff"}}, 2) == "{\n  \"a\": \"\xef\xbf\xbd\"\n}");
 
   Json root = Json::object();

@@ -96,8 +96,8 @@ TEST_CASE("needle: behind a key stands its value, each time, and answers alone a
     CHECK(std::count_if(s.tokens.begin(), s.tokens.end(), [](int32_t t) { return t >= kTask.first_hay(); }) ==
           255 - 12 * 3 * 3);
   }
-  CHECK(*distances.begin() == 3);     // adjacent: a key and its two value tokens
-  CHECK(*distances.rbegin() >= 200);  // and across nearly the whole sequence
+  CHECK(*distances.begin() == 3);     // smallest distance: one key and two value tokens
+  CHECK(*distances.rbegin() >= 200);  // largest distance: nearly the whole sequence
 }
 
 TEST_CASE("needle: a task that just fits is placed whole", "[needle]") {
@@ -185,7 +185,7 @@ TEST_CASE("needle: a probe has its needle at the asked depth, to the token", "[n
       const std::vector<int32_t> tokens = sequence_of(*source, 3, 256).tokens;
       int64_t same = 0;
       for (size_t i = 1; i < tokens.size(); ++i) same += tokens[i] == probe.tokens[i];
-      CHECK(same < 30);  // of 255 positions; a few agree by chance
+      CHECK(same < 30);  // a few of 255 positions agree by chance
     }
   // A training sequence of fixed depth has the same form as a probe.
   NeedleTask at_depth = kTask;
@@ -193,7 +193,7 @@ TEST_CASE("needle: a probe has its needle at the asked depth, to the token", "[n
   const DataSplit data = needle_data(at_depth, 0);
   CHECK(data.train->count_targets(256) == 2);
   const Sequence s = sequence_of(*data.train, 9, 256);
-  CHECK(s.tokens[126] == s.tokens[254]);  // the needle is at 1 + 250 / 2
+  CHECK(s.tokens[126] == s.tokens[254]);  // the needle is at position 1 + 250 / 2
   CHECK(s.targets[253] == -1);
   CHECK(s.targets[255] == s.tokens[128]);
 }
@@ -290,7 +290,7 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   run_well(train + "--set log.out_dir=" + run);
   const std::string csv = read_text(run + "/training.csv");
   const double first_loss = std::stod(csv.substr(csv.find("\n1,") + 3));
-  CHECK(first_loss == Approx(std::log(25.0)).margin(0.4));  // mean over the 12 positions with a target
+  CHECK(first_loss == Approx(std::log(25.0)).margin(0.4));  // the loss averages the 12 positions with a target
   run_well(train + "--set log.out_dir=" + rest + " --resume " + run + "/checkpoints/step_10");
   CHECK(read_text(run + "/model.safetensors") == read_text(rest + "/model.safetensors"));
 
@@ -317,7 +317,7 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   CHECK(nowhere.exit_code == 1);
   CHECK(nowhere.output.find("a_file: the folder cannot be made") != std::string::npos);
   CHECK(nowhere.output.find("lowest") == std::string::npos);
-  fs::create_directories(folder.file("taken/needle.svg"));  // blocks the picture, which is written after the table
+  fs::create_directories(folder.file("taken/needle.svg"));  // this folder blocks the picture, which is written last
   const Outcome late = run_program(eval + "--lengths 16 --out " + folder.file("taken"));
   CHECK(late.exit_code == 1);
   CHECK(late.output.find("lowest") != std::string::npos);

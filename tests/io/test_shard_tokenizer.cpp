@@ -186,7 +186,8 @@ TEST_CASE("shard tokenizer: which shards are for validation", "[data]") {
   using Paths = std::vector<std::string>;
   CHECK(config_of(words).data.val_paths == Paths{words});
   CHECK(config_of(words, {"data.val_paths=" + val}).data.val_paths == Paths{val});
-  CHECK(config_of(words + "/*.bin").data.val_paths.empty());  // all files train; their end is held out
+  // All files are used for training, so the end of their tokens is held out.
+  CHECK(config_of(words + "/*.bin").data.val_paths.empty());
   CHECK(config_of(val).data.val_paths.empty());
   fs::create_directories(shards.file("links"));
   fs::create_symlink(words + "/train_000000.bin", shards.file("links/x.bin"));

@@ -146,7 +146,7 @@ TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume 
     CHECK(found["scalars"][tag].size() == 10);
   for (const char* tag : {"steps/loss", "steps/grad_norm"}) {
     REQUIRE(found["histograms"][tag].size() == 10);
-    for (const Json& h : found["histograms"][tag]) CHECK(h[1]["num"] == 2);  // log.every is 2
+    for (const Json& h : found["histograms"][tag]) CHECK(h[1]["num"] == 2);  // log.every is 2: two steps per histogram
   }
   CHECK(found["restarts"].empty());
   // The config is written as text and as hparams; losses are also written over the number of tokens, 96 per step.
@@ -167,7 +167,7 @@ TEST_CASE("tensorboard: a run's events are the rows of its tables, and a resume 
   }
 
   run_tiny(folder.path(), "--overwrite --resume " + folder.file("checkpoints/step_10"));
-  CHECK(count_files(folder.file("tb")) == 3);  // two in tb, and the folder by_tokens
+  CHECK(count_files(folder.file("tb")) == 3);  // two event files in tb, and the folder by_tokens
   over_tokens = read_events(folder.file("tb/by_tokens"));
   CHECK(over_tokens["restarts"] == Json::array({96 * 10 + 1}));
   CHECK(over_tokens["scalars"]["train/loss_by_tokens"].size() == 15);

@@ -165,7 +165,7 @@ TEST_CASE("tokenizers: spaces, letters, digits and normal forms are those of the
     CHECK(matches(R"(\S)", none));
   }
   const std::string letter = "\xe1\xb2\x89", han = "\xf0\xae\xaf\xb0",
-                    digit = "\xf0\x90\xb5\x80";  // new in Unicode 16 (letter), 15.1 (han) and 16 (digit)
+                    digit = "\xf0\x90\xb5\x80";  // characters new in Unicode 16, 15.1 and 16
   CHECK(matches(R"(\p{L})", letter));
   CHECK(matches(R"(\p{Lu})", letter));
   CHECK(matches(R"([\p{L}])", han));
@@ -206,7 +206,7 @@ TEST_CASE("tokenizers: both ways to merge a word agree", "[tokenizers]") {
     CHECK(by_scan == by_heap);
     CHECK(either == by_heap);
     either.clear();
-    bpe.encode(word, scratch, either);  // the second time from the cache of words
+    bpe.encode(word, scratch, either);  // the second encoding reads the cache of words
     CHECK(either == by_heap);
   }
 }

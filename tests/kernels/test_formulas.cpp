@@ -70,7 +70,7 @@ constexpr double kTiny = 1e-13;
 TEST_CASE("formula: AdamW, three steps from zero moments", "[formulas]") {
   constexpr int64_t n = 5000;  // more elements than one thread's share
   constexpr double kLr = 0.01, kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-3, kDecay = 0.1;
-  for (const double grad_clip : {0.0, 1e6, 2.0}) {  // clipping off, not reached, and active
+  for (const double grad_clip : {0.0, 1e6, 2.0}) {  // no clipping, a limit that is not reached, and one that is
     Lab lab;
     Values p = normal(n, 0), m(n, 0.0), v(n, 0.0);
     const Tensor master = lab.from(p, {n}), m_t = lab.from(m, {n}), v_t = lab.from(v, {n}),
@@ -126,7 +126,7 @@ TEST_CASE("formula: the rate warms up in a line, then falls along half a cosine"
   CHECK(near(4, 1.0));
   CHECK(near(9, 2.0));
   CHECK(near(10, 2.0));
-  CHECK(near(35, 0.5 + 1.5 * (1 + std::numbers::sqrt2 / 2) / 2));  // a quarter of the cosine
+  CHECK(near(35, 0.5 + 1.5 * (1 + std::numbers::sqrt2 / 2) / 2));  // after a quarter of the cosine's length
   CHECK(near(60, 1.25));
   CHECK(near(110, 0.5));
   CHECK(near(500, 0.5));
@@ -240,7 +240,7 @@ TEST_CASE("formula: the optimizer counts steps from one, decays matrices alone a
 }
 
 TEST_CASE("formula: sums and sums of squares", "[formulas]") {
-  for (const int64_t n : {1, 1000, 16384, 40001}) {  // one to three pieces of the sum
+  for (const int64_t n : {1, 1000, 16384, 40001}) {  // sums of one to three pieces
     Lab lab;
     Values x(static_cast<size_t>(n));
     std::iota(x.begin(), x.end(), 1.0);

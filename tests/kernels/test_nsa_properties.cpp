@@ -265,7 +265,7 @@ void check_golden_weights(const Setting& setting) {
       Values p(static_cast<size_t>(compressed_length(T, o.l, o.d)), 0.0);
       p[static_cast<size_t>(4 * j + i)] = 1;
       p[static_cast<size_t>(4 * rival + 1)] = factor * weights[i + 1];
-      const int64_t tied = i == -1 ? j - 1 : j;  // half is in block j - 1, which wins the tie
+      const int64_t tied = i == -1 ? j - 1 : j;  // i = -1: half the block overlaps j - 1, which wins the tie
       CHECK(last_list(setting, {p, p}, T, o) == std::vector<int64_t>{0, factor < 1 ? tied : rival, 10, 11});
     }
 }
@@ -284,7 +284,7 @@ void check_group_sum(const Setting& setting) {
   const int64_t T = 64 * 12;
   const Values nothing(static_cast<size_t>(compressed_length(T, o.l, o.d)), 0.0);
   std::array<Values, 2> p = {nothing, nothing};
-  p[0][13] = p[1][29] = 0.5, p[0][21] = p[1][21] = 0.4;  // within blocks 3, 7 and 5
+  p[0][13] = p[1][29] = 0.5, p[0][21] = p[1][21] = 0.4;  // compressed blocks within selection blocks 3, 7 and 5
   CHECK(last_list(setting, p, T, o) == std::vector<int64_t>{0, 5, 10, 11});
 }
 

@@ -125,7 +125,7 @@ TEST_CASE("routes: the CPU's route is told, and is a fallback where fused was as
   Json last;
   for (std::string line; std::getline(lines, line);)
     if (const Json beat = Json::parse(line); beat["msg"] == "step_end") last = beat;
-  CHECK(last["fb_sel"] == 2 * 2 * 2);  // steps * layers * (forward and backward)
+  CHECK(last["fb_sel"] == 2 * 2 * 2);  // 2 steps, 2 layers, forward and backward
   CHECK(last["fb_select"] == 2 * 2);
   CHECK(last["fb_win"] == 0);
   CHECK(last["fb_total"] == 12);
@@ -135,8 +135,9 @@ TEST_CASE("routes: the CPU's route is told, and is a fallback where fused was as
   CHECK(strict.exit_code == 1);
   for (const char* word : {"nsa_select", "f32 [2,48,4,8]", "in layer 0", "the CPU has one route", "runtime.strict"})
     CHECK(strict.output.find(word) != std::string::npos);
-  CHECK(count_files(folder.path()) == 5);                                            // the strict run made no folder
-  CHECK(train(folder.file("strict"), " --set runtime.strict=true").exit_code == 0);  // no fallback, no error
+  CHECK(count_files(folder.path()) == 5);  // the strict run made no folder
+  // A strict run without fallbacks succeeds.
+  CHECK(train(folder.file("strict"), " --set runtime.strict=true").exit_code == 0);
 }
 
 TEST_CASE("routes: NSA_USE_FA2, NSA_SDPA_NO_FLASH and NSA_SDPA_FLASH_ONLY choose kernels", "[routes]") {
@@ -277,7 +278,7 @@ TEST_CASE("routes: the reference selects as the CPU does on the GPU", "[routes][
   int64_t differ = 0;
   for (size_t i = 0; i < want.size(); ++i) differ += want[i] != got[i];
   INFO(differ << " of " << want.size());
-  CHECK(static_cast<double>(differ) < 0.01 * static_cast<double>(want.size()));  // only near ties differ
+  CHECK(static_cast<double>(differ) < 0.01 * static_cast<double>(want.size()));  // only lists with near ties differ
 }
 
 // The fused kernel serves any length and also combines the branches. If its shared memory did not suffice for some

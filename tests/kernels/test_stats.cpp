@@ -136,7 +136,7 @@ void check_ops(Device device, DType dtype) {
     const Tensor out = alloc(DType::f64, {2, NsaStats::count});
     zero(ctx, pieces);
     std::vector<Rows> forwards;
-    for (const uint64_t seed : {1, 2}) {  // two micro-steps, for the second of two layers
+    for (const uint64_t seed : {1, 2}) {  // two micro-steps, both of the second of two layers
       Rows f{B, T, groups, o.n_sel, {}, {}};
       const Philox random(seed, 9);
       for (int64_t i = 0; i < gate.numel(); ++i)
@@ -150,7 +150,7 @@ void check_ops(Device device, DType dtype) {
     }
     nsa_stats_merge(ctx, out, pieces);
     check_same(read_stats(ctx, out[1]), told_again(forwards, o), dtype == DType::f64 ? 1e-12 : 1e-6);
-    const NsaStats none = read_stats(ctx, out[0]);  // a layer without rows
+    const NsaStats none = read_stats(ctx, out[0]);  // statistics of a layer without rows
     CHECK(std::all_of(none.at, none.at + NsaStats::count, [](double x) { return x == 0; }));
   }
 }
@@ -212,7 +212,8 @@ void check_model(Device device, DType dtype, const ModelConfig& config) {
     // After backward the shared buffer holds the gates of layer 0.
     forwards[0].push_back({kB, kT, config.n_kv_groups, config.nsa.n_sel,
                            read_floats(f.ctx(), f.activations().layer(0).nsa.gate), f.lists(0)});
-    f.model().forward(f.ctx(), f.activations());  // without statistics; the buffer then holds the last layer's gates
+    // A forward without statistics. Afterwards the shared buffer holds the last layer's gates.
+    f.model().forward(f.ctx(), f.activations());
     const int64_t last = config.n_layers - 1;
     forwards[static_cast<size_t>(last)].push_back({kB, kT, config.n_kv_groups, config.nsa.n_sel,
                                                    read_floats(f.ctx(), f.activations().layer(last).nsa.gate),
@@ -298,7 +299,8 @@ void check_counted_once(Device device, const std::string& other) {
   const std::vector<NsaStats> plain = steps(device, sets, 4);
   REQUIRE(plain.size() == 2);
   for (const NsaStats& s : plain) {
-    CHECK(s.at[F::rows] == 3 * 2 * 48 * 2);       // rows of this step alone
+    // 3 micro-steps of 2 sequences of 48 tokens in 2 groups: the rows of the last step alone.
+    CHECK(s.at[F::rows] == 3 * 2 * 48 * 2);
     CHECK(s.at[F::entropy_min] < std::log(3.0));  // the gates have learned
   }
   std::vector<std::string> with = sets;

@@ -112,7 +112,7 @@ TEST_CASE("recompute: more sequences and groups than a GPU's grid takes are refu
   ++config.train.micro_batch_size;
   check_error([&] { plan_memory(config, Device::cuda()); },
               {"train.micro_batch_size", "model.n_kv_groups", "32768 sequences", "2 groups", "at most 32767"});
-  plan_memory(config, Device::cpu());  // the CPU has no limit on a grid
+  plan_memory(config, Device::cpu());  // a CPU has no grid limit
   CHECK(fit_batch(config, Device::cuda(), int64_t{1} << 50)->micro_batch_size == 32767);
 }
 

@@ -65,7 +65,7 @@ TEST_CASE("anomaly: throughput that falls flat, once", "[anomaly]") {
   CHECK(steps.run(100, [](int, StepHealth& s) { s.tokens = 600; }) == Types{});
   CHECK(steps.run(300, [](int, StepHealth& s) { s.tokens = 400; }) == Types{"throughput_flat"});
   CHECK(has(steps.text, "400 tokens/s"));
-  CHECK(has(steps.text, "step 320: "));  // after one window of 20 slow steps
+  CHECK(has(steps.text, "step 320: "));  // reported after one window of 20 slow steps
   CHECK(steps.run(40, [](int, StepHealth&) {}) == Types{});
   CHECK(steps.run(40, [](int, StepHealth& s) { s.tokens = 10; }) == Types{"throughput_flat"});
   // For steps of 1 ms 20 steps are too few; the window is ten seconds.
@@ -109,7 +109,7 @@ TEST_CASE("anomaly: gates that collapse, by layer; forced ones are as they shoul
   const Config config = config_with();
   Steps steps(config);
   CHECK(steps.run(10, [&](int, StepHealth& s) { s.gates = healthy; }) == Types{});
-  CHECK(steps.run(2, [&](int, StepHealth& s) { s.gates = collapsed; }) == Types{});  // fewer than three times in a row
+  CHECK(steps.run(2, [&](int, StepHealth& s) { s.gates = collapsed; }) == Types{});  // reported from the third time on
   CHECK(steps.run(5, [&](int i, StepHealth& s) { s.gates = i == 0 ? healthy : collapsed; }) == Types{"gate_collapse"});
   CHECK(has(steps.text, "layer 1 (entropy 0.200"));
   CHECK(!has(steps.text, "layer 0"));
@@ -130,7 +130,7 @@ TEST_CASE("anomaly: gates that die, by layer, are not taken for collapsed ones",
   };
   const auto few = gates(0.009), some = gates(0.02), all = gates(1);
   CHECK(steps.run(10, [&](int, StepHealth& s) { s.gates = few; }) == Types{});
-  CHECK(steps.run(2, [&](int, StepHealth& s) { s.gates = some; }) == Types{});  // fewer than three times in a row
+  CHECK(steps.run(2, [&](int, StepHealth& s) { s.gates = some; }) == Types{});  // reported from the third time on
   CHECK(steps.run(5, [&](int i, StepHealth& s) { s.gates = i == 0 ? few : some; }) == Types{"gate_dead"});
   CHECK(has(steps.text, "layer 1 (2% of its rows)"));
   CHECK(!has(steps.text, "layer 0"));
@@ -172,10 +172,12 @@ TEST_CASE("anomaly: zero gradients, but those that are zero by construction", "[
   CHECK(zero("gate.fc2.weight", {"nsa.uniform_gate=true"}));
   CHECK(zero("gate.fc2.weight", {"nsa.stopgrad_gates=true"}));
   CHECK_FALSE(zero("k_sel_proj.weight", {"nsa.stopgrad_gates=true"}));
-  CHECK(zero("k_cmp_proj.weight", {"train.seq_len=7"}));  // shorter than nsa.l = 8: no block
-  for (const char* name : {"k_cmp_proj.weight", "phi_k.weight", "phi_k.fc1.weight"}) {  // one block: nothing to choose
+  CHECK(zero("k_cmp_proj.weight", {"train.seq_len=7"}));  // a sequence shorter than nsa.l = 8 has no block
+  // With one block there is nothing to choose, so its key gets no gradient. The second block ends at token nsa.l +
+  // nsa.d = 12.
+  for (const char* name : {"k_cmp_proj.weight", "phi_k.weight", "phi_k.fc1.weight"}) {
     CHECK(zero(name, {"train.seq_len=8"}));
-    CHECK(zero(name, {"train.seq_len=11"}));  // the next block ends at nsa.l + nsa.d = 12
+    CHECK(zero(name, {"train.seq_len=11"}));
     CHECK_FALSE(zero(name, {"train.seq_len=12"}));
   }
   for (const char* name : {"v_cmp_proj.weight", "phi_v.weight"}) CHECK_FALSE(zero(name, {"train.seq_len=8"}));
@@ -263,5 +265,5 @@ TEST_CASE("anomaly: what all ranks see one tells, what is a rank's own that rank
                       .seconds = 1});
   REQUIRE(flat.size() == 1);
   CHECK(flat[0].type == "throughput_flat");
-  CHECK(flat[0].of_one_rank);  // measured by the rank's own clock
+  CHECK(flat[0].of_one_rank);  // throughput is measured by the rank's own clock
 }

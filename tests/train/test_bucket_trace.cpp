@@ -105,7 +105,7 @@ TEST_CASE("buckets: a row for each bucket and step on every rank, and the same b
     CHECK(std::stod(row[4]) > std::stod(row[3]));
     ++checksums[row[5]];
   }
-  CHECK(checksums.size() == first.size());  // all sums differ from each other
+  CHECK(checksums.size() == first.size());
   // If sharded, a rank holds its own part of a bucket only: parts differ, and nothing is compared.
   const std::string shards = train("shards", "--set dist.zero=1", "NSA_TRACE_DDP_BUCKETS=1 ");
   const auto own = rows(shards + "/ddp_buckets.txt"), other = rows(shards + "/ddp_buckets_rank1.txt");
@@ -153,7 +153,7 @@ TEST_CASE("buckets: the last collectives are written when one does not end", "[d
   CHECK(all.size() <= 1003);
   const std::vector<std::string> last = fields(all.back()), before = fields(all[all.size() - 2]);
   CHECK(has(last.at(1), "all_reduce of bucket"));
-  CHECK(last.size() == 4);  // without the time at which it finished
+  CHECK(last.size() == 4);  // the unfinished collective has no finish time
   CHECK(before.size() == 5);
   CHECK(std::stoll(last[0]) == std::stoll(before[0]) + 1);
   CHECK(std::stod(before[4]) >= std::stod(before[3]));

@@ -290,7 +290,7 @@ TEST_CASE("dist: who a process is, by the variables of each launcher", "[dist]")
                               {"MASTER_PORT", "29500"},
                               {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                               {"OMPI_COMM_WORLD_RANK", "0"},
-                              {"OMPI_COMM_WORLD_SIZE", "2"}});  // of the launcher of torchrun's agents
+                              {"OMPI_COMM_WORLD_SIZE", "2"}});  // set by the launcher of torchrun's agents
     const LaunchEnv e = read_launch_env();
     check(e, "torchrun", 5, 8, 1, false);
     CHECK(e.local_world == 4);

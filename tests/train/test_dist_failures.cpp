@@ -95,7 +95,7 @@ TEST_CASE("dist: a rank ends in time though the disk that it writes its last col
   const std::string hangs = out + "/ranks/rank_0_collectives.csv";
   REQUIRE(mkfifo(hangs.c_str(), 0600) == 0);  // a pipe without a reader: opening it for writing blocks
   kill(pids[1], SIGKILL);
-  CHECK(first.wait() == 1);  // not 137, so `timeout` did not kill it
+  CHECK(first.wait() == 1);  // 137 would mean that `timeout` killed it
   CHECK(other.wait() != 0);
   CHECK(all_gone(pids));
   const std::string text = read_text(log);
@@ -199,8 +199,9 @@ TEST_CASE("dist: a loss that is not finite ends all ranks, with the checkpoint t
   CHECK(has(stopped.output, "triad: rank 0: step 2: "));
   const std::string newest = resolve_checkpoint(folder.file("run"));
   CHECK(has(newest, "step_1"));
-  CHECK(run_program("inspect " + newest + kWeights).exit_code == 0);  // verifies the checksums, too
-  CHECK(count_files(folder.file("run/checkpoints")) == 3);            // step_0, step_1, latest
+  // inspect verifies the checksums, too.
+  CHECK(run_program("inspect " + newest + kWeights).exit_code == 0);
+  CHECK(count_files(folder.file("run/checkpoints")) == 3);  // step_0, step_1, latest
 }
 
 TEST_CASE("dist: an error is told, and waits for a checkpoint on a slow disk no longer than dist.timeout_s", "[dist]") {
@@ -212,7 +213,7 @@ TEST_CASE("dist: an error is told, and waits for a checkpoint on a slow disk no 
   INFO(stopped.output);
   CHECK(stopped.exit_code == 1);
   CHECK(has(stopped.output, "triad: step 2: "));
-  CHECK(has(resolve_checkpoint(folder.file("run")), "step_0"));  // step_1 was not finished in time
+  CHECK(has(resolve_checkpoint(folder.file("run")), "step_0"));  // step_1 was not finished within the timeout
 }
 
 TEST_CASE("dist: killed at random moments, every resume on 2 ranks ends in the same bits", "[dist]") {
@@ -238,7 +239,7 @@ TEST_CASE("dist: killed at random moments, every resume on 2 ranks ends in the s
   for (int64_t trial = 0; trial < trials;) {
     const std::string out = folder.file("killed");
     const double wait = uniform(random) * seconds;
-    const int victims = std::uniform_int_distribution(1, 3)(random);  // bit mask of ranks
+    const int victims = std::uniform_int_distribution(1, 3)(random);  // bit r: rank r is killed
     INFO("seed " << seed << ", trial " << trial << ": after " << wait << " of " << seconds << " s, ranks (bits) "
                  << victims);
     BackgroundProgram program(train_args(out, ranks + more), mpirun(2));
@@ -247,7 +248,7 @@ TEST_CASE("dist: killed at random moments, every resume on 2 ranks ends in the s
     std::this_thread::sleep_for(std::chrono::duration<double>(wait));
     for (const int r : {0, 1})
       if ((victims >> r & 1) != 0) kill(pids[static_cast<size_t>(r)], SIGKILL);
-    if (program.wait() == 0) {  // ended before the kill: repeated with a shorter wait
+    if (program.wait() == 0) {  // the run ended before the kill: repeat with a shorter wait
       REQUIRE(++ended_first < 10 + trials);
       seconds = std::min(0.9 * seconds, seconds_since(first_step));
       fs::remove_all(out);

@@ -253,7 +253,7 @@ TEST_CASE("ledger: norms, zeros and what is not finite, by parameter, on the GPU
 TEST_CASE("ledger: what has to be zero is known", "[ledger]") {
   struct Case {
     const char* set;
-    int64_t zeros;  // of 35 gradients, in the second step
+    int64_t zeros;  // expected number of zero gradients, of 35, in the second step
   };
   // Per layer: 4 gradients of the gate, none of phi (avg has no parameters), 4 of k and v of the two branches that are
   // forced off. The model has two layers.

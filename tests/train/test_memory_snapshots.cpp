@@ -71,7 +71,7 @@ TEST_CASE("memory: the log has each temporary once, by layer, op and name, and f
   MemoryLog::Contents end = log.read();
   CHECK(end.live.empty());
   REQUIRE(end.events.size() == 4);
-  CHECK(end.events[2].name == std::string("inner"));  // freed in reverse order
+  CHECK(end.events[2].name == std::string("inner"));  // temporaries are freed in reverse order
   CHECK(end.events[2].kind == MemoryLog::Kind::free);
   CHECK(end.events[2].address == end.events[1].address);
   CHECK(end.all.bytes.peak == 768);
@@ -122,7 +122,7 @@ TEST_CASE("memory: what is pickled is what Python reads, in opcodes that the vie
   w.text("empty");
   w.begin_list();
   w.end_list();
-  w.text("many");  // more than one batch of items, and more texts than one-byte references reach
+  w.text("many");  // a list longer than one batch, with more texts than one-byte references reach
   w.begin_list();
   for (int i = 0; i < 2500; ++i) w.text("t" + std::to_string(i % 700));
   w.end_list();
@@ -249,7 +249,7 @@ TEST_CASE("memory: a run that does not fit names tensor, layer, the largest ten 
   INFO(fits.output);
   CHECK(fits.exit_code == 0);
   CHECK(fs::exists(folder.file("run/mem_step1.pickle")));
-  CHECK(!fs::exists(folder.file("run/mem_oom.pickle")));  // the file of the previous attempt is removed
+  CHECK(!fs::exists(folder.file("run/mem_oom.pickle")));  // the new run removes the file of the previous attempt
 }
 
 TEST_CASE("memory: too few addresses for the buffers of the CPU's products are an error, not a wait", "[memory]") {

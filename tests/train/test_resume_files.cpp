@@ -152,7 +152,7 @@ TEST_CASE("resume: damaged lines, and names with a number of nobody, do not end 
   CHECK(outcome.exit_code == 0);
   for (const std::string& name : tables)
     CHECK(has(outcome.output, out + "/" + name + " line 2 is damaged: \"\\x1b[2J"));
-  CHECK(column(out + "/training.csv", "loss").size() == 5);  // without the damaged row of step 1
+  CHECK(column(out + "/training.csv", "loss").size() == 5);  // the damaged row of step 1 was dropped
   CHECK(column(out + "/val.csv", "ppl").size() == 2);
   CHECK(fs::exists(out + "/mem_step" + nobodys + ".json"));
   const Outcome page = run_program("report " + out);

@@ -26,7 +26,7 @@ const std::string kAsOthers = geteuid() == 0 ? "setpriv --bounding-set=-dac_over
 // Waits until every thread of a process that was sent SIGSTOP has stopped, because each may still be writing.
 void wait_for_stop(int pid) {
   const auto is_stopped = [](const fs::directory_entry& thread) {
-    const std::string stat = read_text(thread.path().string() + "/stat");  // "123 (name) T ..."
+    const std::string stat = read_text(thread.path().string() + "/stat");  // format: 123 (name) T ...
     return has(stat.substr(std::min(stat.rfind(')'), stat.size())), ") T ");
   };
   for (int i = 0; i < 180000; ++i) {
@@ -53,7 +53,7 @@ TEST_CASE("run folder: of two runs in one the second ends, having changed nothin
       train_args(out, "--set train.save_every=5 --set train.steps=1000000 --set train.allow_unsafe=true ");
   BackgroundProgram first(args);
   wait_for_text(out + "/training.csv", "\n12,");
-  first.send(SIGSTOP);  // it lives, but writes nothing
+  first.send(SIGSTOP);  // the process lives, but writes nothing
   wait_for_stop(first.pid());
   const auto before = contents(out);
   const Outcome second =
@@ -316,7 +316,8 @@ TEST_CASE("run folder: a run that is refused leaves nothing in another's folder,
 TEST_CASE("run folder: what a killed run left unfinished is no part of what goes on", "[train]") {
   const TemporaryFolder folder;
   const std::string out = run(folder.file("run"), 1, "--set train.steps=6 --set train.save_every=2");
-  fs::rename(out + "/checkpoints/step_6", out + "/checkpoints/step_6.tmp.4711");  // whole, but not yet renamed
+  // A whole checkpoint that was not renamed yet.
+  fs::rename(out + "/checkpoints/step_6", out + "/checkpoints/step_6.tmp.4711");
   for (const char* name : {"/model.safetensors.tmp.4711", "/config.json.tmp.4711", "/notes.tmp.4711"})
     write_text(out + name, "half");
   // Its removal is made to fail: in any order of removal, the rest must not look like a whole
@@ -351,5 +352,5 @@ TEST_CASE("run folder: what a killed run left unfinished is no part of what goes
   CHECK(is_checkpoint(out + "/checkpoints/set_aside_0/step_4"));
   CHECK_FALSE(fs::exists(out + "/model.safetensors.tmp.4711"));
   CHECK_FALSE(fs::exists(out + "/config.json.tmp.4711"));
-  CHECK(fs::exists(out + "/notes.tmp.4711"));  // a user's file
+  CHECK(fs::exists(out + "/notes.tmp.4711"));  // a user's own file is kept
 }

@@ -113,7 +113,7 @@ TEST_CASE("stats: a run's gates.csv, k_stats.csv and heartbeats", "[stats]") {
   REQUIRE(beats.size() == 20);
   CHECK(beats[0]["gate_entropy_mean"].get<double>() == Approx(std::log(3.0)).epsilon(1e-6));
   CHECK(beats[0]["gate_entropy_min"].get<double>() == Approx(std::log(3.0)).epsilon(1e-6));
-  const Json& beat = beats[17];  // step 18: the means over its two layers
+  const Json& beat = beats[17];  // the heartbeat of step 18: means over its two layers
   const std::vector<double>&a = gates.rows[10], &b = gates.rows[11];
   CHECK(beat["gate_entropy_mean"].get<double>() == Approx((a[2] + b[2]) / 2).margin(1e-6));
   CHECK(beat["gate_entropy_min"].get<double>() == Approx(std::min(a[3], b[3])).margin(1e-6));
@@ -294,12 +294,12 @@ TEST_CASE("stats: a collapsed gate is reported with its layer, and stops the run
     CHECK(outcome.exit_code == (stop ? 1 : 0));
     const Json anomaly = heartbeats(out, 0, "anomaly").at(0);
     CHECK(anomaly["type"] == "gate_collapse");
-    CHECK(anomaly["step"] == 5);  // the third time in a row
+    CHECK(anomaly["step"] == 5);  // reported at the third step in a row
     CHECK(has(anomaly["text"].get<std::string>(), "gates have collapsed onto one branch: layer 1 (entropy 0.0"));
     CHECK_FALSE(has(anomaly["text"].get<std::string>(), "layer 0"));
     CHECK(has(outcome.output, "anomaly gate_collapse: step 5: "));
     const Table gates = table(out + "/gates.csv");
-    CHECK(gates.rows.at(4)[6] == 0);  // step 3, layers 0 and 1
+    CHECK(gates.rows.at(4)[6] == 0);  // rows of step 3: layer 0, then layer 1
     CHECK(gates.rows.at(5)[6] == 1);
     CHECK(gates.rows.at(5)[8] > 0.99);
     CHECK(fs::exists(out + "/.anomaly_type") == stop);
@@ -319,12 +319,12 @@ TEST_CASE("stats: dead gates are a finding of their own, with shares that are no
   CHECK(anomalies[0]["type"] == "zero_gradients");  // no gradient passes closed gates
   const Json& anomaly = anomalies[1];
   CHECK(anomaly["type"] == "gate_dead");
-  CHECK(anomaly["step"] == 5);  // the third time in a row
+  CHECK(anomaly["step"] == 5);  // reported at the third step in a row
   CHECK(anomaly["text"] == "step 5: gates are dead, all three branches off: layer 1 (100% of its rows)");
   CHECK(has(outcome.output, "anomaly gate_dead: step 5: "));
   const Table gates = table(out + "/gates.csv");
   for (size_t column = 2; column < 10; ++column) {
-    CHECK(std::isfinite(gates.rows.at(4)[column]));  // step 3, layers 0 and 1
+    CHECK(std::isfinite(gates.rows.at(4)[column]));  // rows of step 3: layer 0, then layer 1
     CHECK(std::isnan(gates.rows.at(5)[column]));
   }
   const std::string text = read_text(out + "/gates.csv");
@@ -333,7 +333,8 @@ TEST_CASE("stats: dead gates are a finding of their own, with shares that are no
   CHECK(beat["step"] == 3);
   CHECK(beat["gate_dead_frac"] == 0.5);
   CHECK(beat["gate_collapse_frac"] == 0);
-  CHECK(beat["gate_entropy_mean"].get<double>() == Approx(gates.rows[4][2]).margin(1e-6));  // of layer 0 alone
+  // All rows of layer 1 are dead, so the mean is that of layer 0.
+  CHECK(beat["gate_entropy_mean"].get<double>() == Approx(gates.rows[4][2]).margin(1e-6));
   CHECK(heartbeats(out, 0, "step_end").at(1)["gate_dead_frac"] == 0);
   REQUIRE(run_program("report " + out).exit_code == 0);
   CHECK(has(read_text(out + "/report.html"), "\"gate_dead_frac\":[[1.0,0.0],[2.0,0.0],[3.0,0.5]"));

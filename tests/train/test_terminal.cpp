@@ -62,7 +62,7 @@ std::string args(const TemporaryFolder& folder, const std::string& more) {
 TEST_CASE("terminal: a typo's nearest word", "[terminal]") {
   CHECK(edit_distance("", "abc") == 3);
   CHECK(edit_distance("kitten", "sitting") == 3);
-  CHECK(edit_distance("ab", "ba") == 1);  // adjacent letters swapped
+  CHECK(edit_distance("ab", "ba") == 1);  // swapping adjacent letters is one edit
   CHECK(edit_distance("train", "train") == 0);
   const std::vector<std::string> verbs = {"train", "generate", "eval", "data"};
   CHECK(did_you_mean("trian", verbs) == "; did you mean \"train\"?");
@@ -70,7 +70,7 @@ TEST_CASE("terminal: a typo's nearest word", "[terminal]") {
   CHECK(did_you_mean("gener", verbs) == "; did you mean \"generate\"?");
   CHECK(did_you_mean("lrr", {"lr", "eps"}, "train.") == "; did you mean \"train.lr\"?");
   CHECK(did_you_mean("--prompt-fil", {"--prompt", "--prompt-file"}) == "; did you mean \"--prompt-file\"?");
-  CHECK(did_you_mean("x", {"w", "l"}).empty());  // nothing in common
+  CHECK(did_you_mean("x", {"w", "l"}).empty());  // no letter in common
   CHECK(did_you_mean("something", verbs).empty());
   CHECK(did_you_mean("", verbs).empty());
   CHECK(did_you_mean(std::string(1 << 20, 'x'), verbs).empty());
@@ -94,11 +94,11 @@ TEST_CASE("terminal: a rate is the median since the last row, and no single step
   for (const double ms : {70.0, 50.0, 51.0, 49.0, 52.0}) times.add(ms);  // the first step includes preparation
   CHECK(times.median_ms() == 51);
   times.row();
-  times.add(0.9);  // the last step of a run, whose result was ready
+  times.add(0.9);  // the last step of a run, whose result was already there
   CHECK(times.median_ms() == 50);
   times.row();
   for (int i = 0; i < 100; ++i) times.add(i < 60 ? 10 : 1000);
-  CHECK(times.median_ms() == 10);  // of all steps since the row, not of the newest alone
+  CHECK(times.median_ms() == 10);  // the median of all steps since the last row
 }
 
 TEST_CASE("terminal: heartbeats thin out by default, and are as often as was asked for", "[terminal]") {
@@ -114,7 +114,7 @@ TEST_CASE("terminal: heartbeats thin out by default, and are as often as was ask
   CHECK(count(-1, 1000, 0.01) == 1000);
   CHECK(count(-1, 10000, 0) == 1000 + 900);
   CHECK(count(-1, 1000000, 0) == 1000 + 3 * 900);
-  CHECK(count(-1, 3000, 61) == 3000);  // at least one a minute
+  CHECK(count(-1, 3000, 61) == 3000);  // at least one heartbeat a minute
   CHECK(count(1, 20000, 0.01) == 20000);
   CHECK(count(7, 70, 100) == 10);
   CHECK(count(0, 70, 100) == 0);

@@ -122,7 +122,7 @@ void check_bad_step(Device device, const std::string& on_nonfinite) {
   write(ctx, gain, bad.data());
   small.queue(1, 2);
   write(ctx, gain, good.data());
-  small.queue(2, 3);  // before the host reads the second step's result
+  small.queue(2, 3);  // queued before the host reads the second result
   const TrainStep::Result second = small.step.result();
   CHECK(!second.finite);
   CHECK(second.bad_tensor == "the gradient of embed.weight");
@@ -171,7 +171,7 @@ TEST_CASE("train: same seed, same bits, and resume to the exact bit", "[train]")
 }
 
 TEST_CASE("train: a resume in the third file of the second epoch ends in the same bits", "[train]") {
-  constexpr int64_t T = 48, kSequences = 8, kStep = 2;  // of configs/tiny.json
+  constexpr int64_t T = 48, kSequences = 8, kStep = 2;  // values of configs/tiny.json
   const TemporaryFolder folder;
   const int64_t tokens[] = {100, 110, 180};  // so that sequences 5, 6 and 7 are in the third file alone
   const Philox random(1, 0);
@@ -256,7 +256,7 @@ TEST_CASE("train: .HALT and SIGTERM stop after the current step with a checkpoin
 namespace {
 
 struct Told {
-  size_t survived = 0;  // number of signals
+  size_t survived = 0;  // number of signals survived
   std::vector<std::string> lines;
 };
 
@@ -322,7 +322,7 @@ TEST_CASE("train: Ctrl-C is answered in the middle of a step, and a second one e
   wait_for_text(log, "again ends at once\n");
   const std::string told = read_text(log);
   INFO(told);
-  const size_t rows = lines(out + "/training.csv").size();  // with the header: the number of steps begun
+  const size_t rows = lines(out + "/training.csv").size();  // lines with the header: the number of steps begun
   CHECK(has(told, "\ntriad: stops with a checkpoint when its step ends (step " + std::to_string(rows) +
                       " has begun); Ctrl-C again ends at once\n"));
   program.send(SIGINT);
@@ -340,7 +340,7 @@ TEST_CASE("train: checkpoints are written beside the steps, and old ones go", "[
   const std::string often = "--set train.steps=9 --set train.save_every=1 ";
   run(train_args(folder.file("all"), "cpu", often + "--set train.keep_last=0"));
   run(train_args(folder.file("few"), "cpu", often + "--set train.keep_last=2 --set train.keep_every=3"));
-  CHECK(list_checkpoints(folder.file("all/checkpoints")).size() == 10);  // including step_0
+  CHECK(list_checkpoints(folder.file("all/checkpoints")).size() == 10);  // ten with step_0
   std::vector<int64_t> kept;
   for (const CheckpointFolder& c : list_checkpoints(folder.file("few/checkpoints"))) kept.push_back(c.step);
   CHECK(kept == std::vector<int64_t>{3, 6, 8, 9});

@@ -191,9 +191,10 @@ TEST_CASE("watchdog: a rank asleep is hung, and its dump says in which op; who w
   CHECK(has(asleep["at"], "within " + sleeping_op(dump)));
   CHECK(has(dump, "rank 1 of 2"));
   CHECK(has(dump, "last op: " + sleeping_op(dump) + " (not ended)"));
-  CHECK(has(dump, "nanosleep"));           // the sleep
-  CHECK(has(dump, "Trainer::run_steps"));  // its caller
-  CHECK(has(dump, "\"watchdog\""));        // the other threads are listed, too
+  // The dump shows where the main thread sleeps, who called it, and the other threads.
+  CHECK(has(dump, "nanosleep"));
+  CHECK(has(dump, "Trainer::run_steps"));
+  CHECK(has(dump, "\"watchdog\""));
   CHECK(waits["waits_in_collective"] == true);
   CHECK(has(other, "(under way)"));
   CHECK(has(other, "rank 1 has begun"));
@@ -206,7 +207,7 @@ TEST_CASE("watchdog: a step made slow is slow, not hung", "[watchdog]") {
   BackgroundProgram program(endless(out, "--set log.hang_s=20 --set log.slow_s=1"), asleep_while(sleeps, 0, "0.2"),
                             log);
   wait_for_heartbeat(out, 0, "step_end", 2);
-  std::this_thread::sleep_for(std::chrono::seconds(3));  // so that the usual duration of a step is updated
+  std::this_thread::sleep_for(std::chrono::seconds(3));  // meanwhile the usual duration of a step is updated
   const size_t before = heartbeats(out, 0, "slow").size(), recovered = heartbeats(out, 0, "recovered").size();
   write_text(sleeps, "");
   const Json slow = wait_for_heartbeat(out, 0, "slow", before);
@@ -216,7 +217,7 @@ TEST_CASE("watchdog: a step made slow is slow, not hung", "[watchdog]") {
   CHECK(program.wait() == 0);
   INFO(slow.dump() << read_text(log));
   CHECK(slow["step_s"] >= 1);
-  CHECK(slow["step_s"].get<double>() >= 5 * slow["usual_s"].get<double>());  // log.slow_factor
+  CHECK(slow["step_s"].get<double>() >= 5 * slow["usual_s"].get<double>());  // log.slow_factor is 5
   CHECK(heartbeats(out, 0, "hung").empty());
   CHECK(stack_dump(out, 0).empty());
   CHECK(has(read_text(log), "SLOW, still advancing"));
@@ -248,9 +249,11 @@ TEST_CASE("watchdog: a hang ends the run though the disk hangs too", "[watchdog]
   wait_for_heartbeat(out, 0, "step_end", 2);
   make_dumps_hang(out);
   write_text(sleeps, "");
-  CHECK(program.wait() == 1);                               // the product and the dump would both block forever
-  CHECK(has(read_text(out + "/.anomaly_type"), "hung\n"));  // written before the dump
-  CHECK(heartbeats(out, 0, "hung").empty());                // written after the dump, which never finished
+  // The matrix product and the stack dump would both block forever: a time limit ends the process. It writes
+  // .anomaly_type before the dump and the heartbeat "hung" after it.
+  CHECK(program.wait() == 1);
+  CHECK(has(read_text(out + "/.anomaly_type"), "hung\n"));
+  CHECK(heartbeats(out, 0, "hung").empty());
 }
 
 TEST_CASE("watchdog: an error ends the run, and is told, while the watchdog waits for a disk that hangs",
@@ -263,7 +266,7 @@ TEST_CASE("watchdog: an error ends the run, and is told, while the watchdog wait
   program.send(SIGUSR1);
   std::this_thread::sleep_for(std::chrono::seconds(2));
   CHECK(heartbeats(out, 0, "stackdump").empty());
-  const rlimit limit{100000, 100000};  // heartbeats exceed the limit soon, the log does not
+  const rlimit limit{100000, 100000};  // bytes: heartbeats exceed this soon, the log does not
   REQUIRE(prlimit(program.pid(), RLIMIT_FSIZE, &limit, nullptr) == 0);
   wait_for_text(log, "File too large");
   CHECK(program.wait() == 1);

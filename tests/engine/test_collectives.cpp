@@ -63,7 +63,8 @@ float value(int64_t r, int64_t i) {
 TEST_CASE("dist: over TCP rank 0 passes parts on in little memory, however many ranks there are", "[dist]") {
   constexpr int kWorld = 12;
   constexpr size_t kPart = 256 << 10, kWhole = kWorld * kPart;
-  constexpr int64_t kLimitMib = 16;  // limit in MiB; all parts together are 36 MiB
+  // In MiB. All parts together are 36 MiB.
+  constexpr int64_t kLimitMib = 16;
   // The buffers are written before the link is opened, so that memory growth from then on belongs to the link.
   std::vector<std::vector<uint8_t>> to(kWorld), from(kWorld, std::vector<uint8_t>(kWhole));
   const auto byte = [](int source, int destination) { return static_cast<uint8_t>(source * 16 + destination + 1); };
@@ -207,7 +208,8 @@ TEST_CASE("dist: buckets cover every element once, in backward order, large grad
           if (&c == &m7c) {
             CHECK(params.specs()[static_cast<size_t>(buckets.front().params.front())].name == "lm_head.weight");
             CHECK((buckets.size() == 19 || buckets.size() == 20));
-            CHECK(!buckets.front().late);  // the first bucket's collective overlaps with the rest of backward
+            // The first bucket's collective overlaps with the rest of backward.
+            CHECK(!buckets.front().late);
             // Late buckets: the first layer's, the embedding's, and that of the small parameters if they have a bucket
             // of their own.
             const auto late = std::count_if(buckets.begin(), buckets.end(), [](const GradBucket& b) { return b.late; });
@@ -308,9 +310,9 @@ TEST_CASE("dist: triad plan --ranks counts buckets and shards", "[dist]") {
              eight = plan("--ranks 8"), half = plan("--ranks 2 --set dist.zero=0 --set dist.grad_dtype=bf16");
   CHECK(one == plan(""));
   CHECK(two["tokens_per_step"] == 2 * one["tokens_per_step"].get<int64_t>());
-  const int64_t moments = 2 * 4 * one["parameters"].get<int64_t>(),
-                bucket = 4 * 38'633'472;  // bytes of the largest bucket, the embedding's
-  // Staging buffer for the other ranks' shares of a bucket: allocated on a GPU always, on the CPU only if sharded.
+  const int64_t moments = 2 * 4 * one["parameters"].get<int64_t>(), bucket = 4 * 38'633'472;
+  // The staging buffer for the other ranks' shares of the largest bucket (the embedding's) is always allocated on a
+  // GPU, on the CPU only if sharded.
   const int64_t room = two["device"] == "cpu" ? 0 : bucket;
   CHECK(std::abs(double(bytes(two) - room - bytes(one))) < 1e6);
   CHECK(std::abs(double(bytes(two) - room - (bytes(shards) - bucket) - moments / 2)) < 2e6);

@@ -39,8 +39,10 @@ using namespace triad::test;
 
 namespace {
 
-constexpr double kMeetS = 40;    // seconds: more than any rank needs, less than a rank 0 that waits for a stranger
-constexpr double kRefusedS = 5;  // seconds for which a rank that will be refused retries
+// In seconds: longer than any rank needs, shorter than a rank 0 that waits for a stranger.
+constexpr double kMeetS = 40;
+// In seconds: how long a rank that will be refused retries.
+constexpr double kRefusedS = 5;
 constexpr const char* kSecret = "tests only: not a secret";
 
 // The first of 20 ports for this test: rank 0 listens on one of 16, and tests that run concurrently must not collide.

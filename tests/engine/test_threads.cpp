@@ -50,7 +50,8 @@ TEST_CASE("threads: those that wait take no CPU time", "[threads]") {
   LoopContext c(2);
   constexpr int kLoops = 100;
   const auto loop = [&] { parallel_for(c.ctx(), 2, [](int64_t) { work_for(100e-6); }); };
-  loop();  // starts the threads
+  // The first loop starts the threads.
+  loop();
   // Threads of libraries (those of OpenBLAS, if it has its own) may spin for a moment after the process has started.
   for (double before = -1, now = seconds_of(CLOCK_PROCESS_CPUTIME_ID); now - before > 1e-3;
        before = now, now = seconds_of(CLOCK_PROCESS_CPUTIME_ID))
@@ -121,7 +122,7 @@ TEST_CASE("threads: cores, quota and ranks decide how many there are", "[threads
   // machine.
   CHECK(choose_threads({.cores = 64, .machine_cores = 64, .local_ranks = 4, .launcher_binds = true}) == 16);
   CHECK(choose_threads({.cores = 8, .machine_cores = 64, .local_ranks = 4}) == 2);
-  // If it does, each rank has its own core, or several ranks share a socket of 32 cores.
+  // If the launcher does bind them, each rank has its own core, or several ranks share a socket of 32 cores.
   CHECK(choose_threads({.cores = 1, .machine_cores = 64, .local_ranks = 4, .launcher_binds = true}) == 1);
   CHECK(choose_threads({.cores = 32, .machine_cores = 64, .local_ranks = 4, .launcher_binds = true}) == 16);
   CHECK(choose_threads({.cores = 2, .machine_cores = 2, .local_ranks = 4}) == 1);

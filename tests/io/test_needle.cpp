@@ -96,8 +96,9 @@ TEST_CASE("needle: behind a key stands its value, each time, and answers alone a
     CHECK(std::count_if(s.tokens.begin(), s.tokens.end(), [](int32_t t) { return t >= kTask.first_hay(); }) ==
           255 - 12 * 3 * 3);
   }
-  CHECK(*distances.begin() == 3);     // smallest distance: one key and two value tokens
-  CHECK(*distances.rbegin() >= 200);  // largest distance: nearly the whole sequence
+  // The smallest distance is a key and its two value tokens, the largest nearly the whole sequence.
+  CHECK(*distances.begin() == 3);
+  CHECK(*distances.rbegin() >= 200);
 }
 
 TEST_CASE("needle: a task that just fits is placed whole", "[needle]") {
@@ -177,7 +178,7 @@ TEST_CASE("needle: a probe has its needle at the asked depth, to the token", "[n
       CHECK(p.tokens != needle_probe(kTask, length, depth, 4).tokens);
       CHECK(p.tokens == needle_probe(kTask, length, depth, 3).tokens);
     }
-  // A probe's hay differs from that of training and validation sequences, at lengths beyond 16 bits too.
+  // A probe's hay differs from that of training and validation sequences, for long sequences too.
   const DataSplit recall = needle_data(kTask, 0.1);
   for (const int64_t length : {65'536, 131'072})
     for (const auto& source : {recall.train, recall.val}) {
@@ -304,7 +305,7 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   run_well(eval + "--lengths 16,64 --batch 5 --out " + rest);
   CHECK(read_text(rest + "/needle.csv") == table);  // the batch size does not change the result
   const Json json = Json::parse(run_well(eval + "--json").output);
-  CHECK(json["cells"].size() == 12);  // lengths 8, 16, 32 and 64, three depths each
+  CHECK(json["cells"].size() == 12);
   // The grid of an unfinished run is written to the run's folder, not to its checkpoint. If the folder cannot be
   // written to, nothing is measured.
   fs::remove(run + "/model.safetensors");

@@ -28,8 +28,8 @@ std::vector<int32_t> all_of(const Shard& shard) {
   return tokens;
 }
 
-// A shard in llmq's format: "BIN.TOK
-// ", then version, bytes per token, tokens, vocabulary and mask as i32, padded to 1,024 bytes.
+// A shard in llmq's format: BIN.TOK and a line feed, then version, bytes per token, tokens, vocabulary and mask as i32,
+// padded to 1,024 bytes.
 std::string llmq(int32_t version, int32_t bytes, int32_t count, int32_t mask, const std::string& body) {
   std::string header = "BIN.TOK\n" + bytes_of<int32_t>({version, bytes, count, 50257, mask});
   header.resize(1024, '*');

@@ -172,7 +172,8 @@ TEST_CASE("tokenizers: spaces, letters, digits and normal forms are those of the
   CHECK(matches(R"(\p{Nd})", digit));
   CHECK(!matches(R"(\P{L})", han));
   CHECK(!matches(R"([^\p{L}\p{N}])", digit));
-  CHECK(matches("(?i:'s)", "'\xc5\xbf"));  // U+017F, the long s, matches s without regard to case
+  // U+017F, the long s, matches s without regard to case.
+  CHECK(matches("(?i:'s)", "'\xc5\xbf"));
   // Normalization reorders marks by their combining class, but not marks that are newer than Unicode 9.
   const std::string above = "\xcc\x95", overlay = "\xcc\xb4", later = "\xe1\xab\x86";
   CHECK(normalize(NormalForm::nfd, "a" + above + overlay) == "a" + overlay + above);

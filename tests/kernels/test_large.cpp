@@ -217,8 +217,8 @@ TEST_CASE("NSA agrees with its definition at 8,192 and 65,536 tokens (GPU)", "[n
     for (const DType dtype : kGpuTypes) check_sizes({T, 2, 6, 64, 64}, dtype);
 }
 
-// More blocks than the bit masks of the selected branch's shared KV tiles have bits. Checks the last rows and the keys
-// that only these see.
+// The sequences have more blocks than the bit masks of the selected branch's shared KV tiles have bits. Only the last
+// rows, and the keys that only these see, are checked.
 TEST_CASE("NSA agrees with its definition at 65,601 to a million tokens (GPU)", "[nsa][gpu][large]") {
   if (!require_gpu()) return;
   for (const Sizes& n :

@@ -294,8 +294,8 @@ void check_given_lists(const Setting& setting) {
   Problem p(setting, n, config(32, 16, 32, 6, 64));
   auto list_of = [&](int64_t kind, int64_t t) -> std::vector<double> {
     const double current = static_cast<double>(t / p.c.l_sel);
-    if (kind == 0) return {0};                  // one block for all rows
-    if (kind == 1) return {current};            // the current block alone
+    if (kind == 0) return {0};
+    if (kind == 1) return {current};
     if (t % 3 == 0 || current < 3) return {0};  // lists of several lengths
     return {0, std::floor(current / 2), current};
   };

@@ -187,8 +187,8 @@ std::vector<int32_t> greedy_by_forward(DecodeFixture& f, std::vector<int32_t> te
   }
   return {text.begin() + static_cast<std::ptrdiff_t>(prompt), text.end()};
 }
-// The same by decoding steps, on the GPU through a recorded graph, with the token chosen on the device. Takes one
-// prompt per sequence of the decoder.
+// Greedy tokens after a prompt by cached decoding, on the GPU through a recorded graph, with the token chosen on the
+// device. Takes one prompt per sequence of the decoder.
 std::vector<std::vector<int32_t>> greedy_by_steps(DecodeFixture& f, const std::vector<std::vector<int32_t>>& prompts,
                                                   size_t count) {
   for (size_t b = 0; b < prompts.size(); ++b) f.prefill(static_cast<int64_t>(b), prompts[b]);

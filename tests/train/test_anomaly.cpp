@@ -50,10 +50,11 @@ TEST_CASE("anomaly: a healthy run has none", "[anomaly]") {
   std::mt19937 random(1);
   std::normal_distribution<double> noise(0, 1);
   Steps steps(config);
+  // An occasional slow step and a sawtooth of memory that is freed again are no anomalies.
   CHECK(steps.run(5000, [&](int i, StepHealth& s) {
     s.loss = 6 - 0.0005 * static_cast<double>(s.step) + 0.1 * noise(random);
-    s.seconds = 1 + 0.1 * noise(random) + (i % 50 == 0 ? 9 : 0);  // an occasional slow step
-    s.host_mib = 500 + 300.0 * (i % 70) / 70;                     // a sawtooth: memory is freed again
+    s.seconds = 1 + 0.1 * noise(random) + (i % 50 == 0 ? 9 : 0);
+    s.host_mib = 500 + 300.0 * (i % 70) / 70;
     s.device_mib = 4000;
   }) == Types{});
 }
@@ -172,7 +173,8 @@ TEST_CASE("anomaly: zero gradients, but those that are zero by construction", "[
   CHECK(zero("gate.fc2.weight", {"nsa.uniform_gate=true"}));
   CHECK(zero("gate.fc2.weight", {"nsa.stopgrad_gates=true"}));
   CHECK_FALSE(zero("k_sel_proj.weight", {"nsa.stopgrad_gates=true"}));
-  CHECK(zero("k_cmp_proj.weight", {"train.seq_len=7"}));  // a sequence shorter than nsa.l = 8 has no block
+  // A sequence shorter than nsa.l = 8 has no block.
+  CHECK(zero("k_cmp_proj.weight", {"train.seq_len=7"}));
   // With one block there is nothing to choose, so its key gets no gradient. The second block ends at token nsa.l +
   // nsa.d = 12.
   for (const char* name : {"k_cmp_proj.weight", "phi_k.weight", "phi_k.fc1.weight"}) {

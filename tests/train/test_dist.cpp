@@ -219,7 +219,7 @@ TEST_CASE("dist: the variables that users of PyTorch know", "[dist]") {
 
 namespace {
 
-// While it lives, the launchers' environment variables are unset, except for the given ones.
+// While an object lives, the launchers' environment variables are unset, except for the given ones.
 class Variables {
  public:
   explicit Variables(std::initializer_list<std::pair<const char*, const char*>> set) {

@@ -228,7 +228,7 @@ TEST_CASE("memory: a run that does not fit names tensor, layer, the largest ten 
   const Outcome refused = attempt("");
   INFO(refused.output);
   CHECK(refused.exit_code == 1);
-  // "out of memory: layer01.o_win f32[...] of 12.3 MiB (activations, layer 1) finds 4.5 MiB left."
+  // Expected: "out of memory: layer01.o_win f32[...] of 12.3 MiB (activations, layer 1) finds 4.5 MiB left."
   for (const char* text : {"out of memory: layer0", "(activations, layer ", "MiB left", "largest tensors",
                            "activations", "train.micro_batch_size is 2000", "this fits: "})
     CHECK(refused.output.find(text) != std::string::npos);

@@ -88,7 +88,7 @@ TEST_CASE("run folder: --resume latest leaves a run that is complete as it is", 
     fs::remove_all(out + "/checkpoints/step_4");  // as if the run's end had not been saved
     for (const char* name : {"/needle.csv", "/needle.svg", "/config.json.tmp.4711"}) write_text(out + name, "");
     const auto before = contents(out);
-    // The message is printed before data is opened or memory allocated.
+    // The message that nothing is left to train is printed before data is opened or memory allocated.
     const std::string impossible =
         "--set data.kind=shards --set data.paths='[\"/nowhere/*.bin\"]' "
         "--set train.micro_batch_size=1000000 ";
@@ -320,8 +320,8 @@ TEST_CASE("run folder: what a killed run left unfinished is no part of what goes
   fs::rename(out + "/checkpoints/step_6", out + "/checkpoints/step_6.tmp.4711");
   for (const char* name : {"/model.safetensors.tmp.4711", "/config.json.tmp.4711", "/notes.tmp.4711"})
     write_text(out + name, "half");
-  // Its removal is made to fail: in any order of removal, the rest must not look like a whole
-  // checkpoint.
+  // The removal of the unfinished checkpoint is made to fail: in any order of removal, the rest must not look like a
+  // whole checkpoint.
   std::string unfinished = out + "/checkpoints/step_6.tmp.4711/";
   const auto allow_removal = [&](bool allowed) {
     for (const char* name : {"a", "b", "c", "d", "e", "f", "g", "h"})

@@ -215,7 +215,7 @@ TEST_CASE("stats: an evaluation leaves a sample of the lists that its queries ha
         chooses = chooses || list.size() > forced.size();
       }
   CHECK(chooses);
-  // A resume from before its step removes the sample, and so does --overwrite.
+  // A resume from before the sample's step removes the sample, and so does --overwrite.
   for (const char* end : {"/checkpoints/step_15", "/model.safetensors", "/metrics.json"}) fs::remove_all(out + end);
   run(out, few + "--set train.eval_every=0 --set train.steps=12 --resume " + out);
   CHECK_FALSE(fs::exists(file));

@@ -352,7 +352,7 @@ TEST_CASE("train: checkpoints are written beside the steps, and old ones go", "[
   const std::string log = read_text(folder.file("usual/ranks/rank_0.log"));
   for (int step = 0; step <= 9; ++step)
     CHECK(has(log, fmt::format("checkpoint {}/checkpoints/step_{}, written in ", folder.file("usual"), step)));
-  // Each contains the state of its own step, although later steps ran while it was being written.
+  // Each checkpoint contains the state of its own step, although later steps ran while it was being written.
   run(train_args(folder.file("five"), "cpu", "--set train.steps=9 --set train.save_every=5"));
   for (const char* file : {"model.safetensors", "optimizer.safetensors"})
     CHECK(read_text(folder.file("all/checkpoints/step_5/") + file) ==

@@ -1,4 +1,4 @@
-// SelectionRule, which the CPU, the GPU and decoding share, against the rule written out block by block.
+// Checks SelectionRule, shared by the CPU, the GPU and decoding, against the rule written out block by block.
 #include <cstdint>
 #include <set>
 

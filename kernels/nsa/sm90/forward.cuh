@@ -71,226 +71,199 @@ __device__ __forceinline__ void combine_panel(const RowForwardArgs& a, const Com
       rows[i].store(column, *reinterpret_cast<const uint4*>(o + swizzled(first + 4 * i, chunk)), others[i]);
 }
 
-// A consumer warpgroup's work on one tile. Each lane has two rows of the 16 that its warp has in a product.
+// The tiles of a CTA, by consumer warpgroup w. One function with lambdas: as a struct with members the loops over
+// skipped steps were not unrolled, and the forward was 2 to 4% slower (tests/baselines/notes/forward.md).
 template <class Shape, class Keys>
-struct Consumer {
-  static constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages, kPanelsV = Shape::kPanelsV;
-  static constexpr float kMostSum = 0x1p60f;  // of a lane's powers per step: rounded p and o stay finite
-  static constexpr bool kListed = Plan<Keys, Shape>::kListed;
+__device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Keys& keys, typename Shape::Shared& shared,
+                                              int w) {
+  constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages, kPanelsV = Shape::kPanelsV;
+  constexpr float kMostSum = 0x1p60f;  // of a lane's powers in a step: their bf16, and sums with values, are finite
+  constexpr bool kListed = Plan<Keys, Shape>::kListed;
+  const int G = a.in.heads.value(), lane = threadIdx.x % 32;
+  const int row0 = 16 * (threadIdx.x % kWarpgroup / 32);
   using State = PipelineState<kStages>;
-
-  const RowForwardArgs& a;
-  typename Shape::Shared& shared;
-  const WarpgroupTurns<Shape::kWarpgroups>& turns;
-  const CtaRows& tile;
-  const Plan<Keys, Shape>& plan;
-  const int w, row0;           // the warpgroup; the first row of the warp in it
-  unsigned char* const own_q;  // the warpgroup's rows of q, later of o
-  const uint32_t q_descriptor;
-  const float scale;
-
-  int low[2], high[2];      // the visible range of the lane's rows
-  unsigned token_bits = 0;  // the index in the CTA of each row's token, 16 bits each
-  float s[kKeys / 8][4], o[kPanelsV][8][4] = {};
-  float rounded[1][4] = {};                   // sums of p rounded to bf16: o is divided by them
-  float sum[2] = {0.0f, 0.0f};                // the lane's share of the sums of unrounded p, for lse
-  float row_max[2] = {-INFINITY, -INFINITY};  // times scale
-  float rescale[2];                           // the factor by which o and rounded shrink if `moved`
-  uint32_t p[kKeys / 16][4];
-  bool all_have_max = false, moved;  // moved: row_max of a row has changed in this step
-
-  __device__ __forceinline__ Consumer(const RowForwardArgs& a, typename Shape::Shared& shared,
-                                      const WarpgroupTurns<Shape::kWarpgroups>& turns, const CtaRows& tile,
-                                      const Plan<Keys, Shape>& plan, int w, int query)
-      : a(a),
-        shared(shared),
-        turns(turns),
-        tile(tile),
-        plan(plan),
-        w(w),
-        row0(16 * (threadIdx.x % kWarpgroup / 32)),
-        own_q(shared.q[query][0] + 64 * w * kPanelRowBytes),
-        q_descriptor(tile_descriptor(shared_address(own_q))),
-        scale(a.in.scale_log2()) {
+  State state, next_state;  // of the steps `now` and `next`
+  const WarpgroupTurns<Shape::kWarpgroups> turns{w};
+  turns.begin();
+  for (int round = 0, index; (index = tile_of_round(round)) < a.all_tiles; ++round) {
+    const CtaRows tile(a, index);
+    const Plan<Keys, Shape> plan(a, keys, tile, w, reinterpret_cast<unsigned char*>(&shared + 1));
+    const int query = round % Shape::kQueries;
+    unsigned char* const own_q = shared.q[query][0] + 64 * w * kPanelRowBytes;
+    int low[2], high[2];      // the visible range of the lane's rows
+    unsigned token_bits = 0;  // the index in the CTA of each row's token, 16 bits each
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int t = a.in.heads.quotient(tile.first + 64 * w + row0 + fragment_row() + 8 * i);
       low[i] = a.visible.low(t), high[i] = a.visible.high(t);
       if constexpr (kListed) token_bits |= (t - tile.first_token) << 16 * i;
     }
-  }
 
-  // ---- the ring ----
+    // ---- the ring ----
+    // This warp does not read the stage any more.
+    const auto release = [&](const State& at) {
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&shared.kv_empty[at.index]);
+    };
+    // A step of which this warpgroup sees no key.
+    const auto skip = [&](State& at) {
+      turns.wait();
+      turns.pass_on();
+      barrier_wait(&shared.k_full[at.index], at.phase);
+      barrier_wait(&shared.v_full[at.index], at.phase);
+      release(at);
+      at.advance();
+    };
 
-  // This warp does not read the stage any more.
-  __device__ __forceinline__ void release(const State& state) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&shared.kv_empty[state.index]);
-  }
-  // A step of which this warpgroup sees no key.
-  __device__ __forceinline__ void skip(State& state) const {
-    turns.wait();
-    turns.pass_on();
-    barrier_wait(&shared.k_full[state.index], state.phase);
-    barrier_wait(&shared.v_full[state.index], state.phase);
-    release(state);
-    state.advance();
-  }
-
-  // ---- products ----
-
-  __device__ __forceinline__ void multiply_scores(const State& state) {
-    const uint32_t k = tile_descriptor(shared_address(shared.stage[state.index].k));
-    wgmma_begin<Major::k, Major::k>(s, q_descriptor, k);
+    // ---- products ----
+    // rounded: sums of p rounded to bf16, by which o is divided. sum: the lane's share of the sums of unrounded p, for
+    // lse. row_max: times scale. rescale: the factor by which o and rounded shrink if `moved`.
+    float s[kKeys / 8][4], o[kPanelsV][8][4] = {}, rounded[1][4] = {};
+    uint32_t p[kKeys / 16][4];
+    float row_max[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, rescale[2];
+    const float scale = a.in.scale_log2();
+    const uint32_t q_descriptor = tile_descriptor(shared_address(own_q));
+    const auto multiply_scores = [&](const State& at) {
+      const uint32_t k = tile_descriptor(shared_address(shared.stage[at.index].k));
+      wgmma_begin<Major::k, Major::k>(s, q_descriptor, k);
 #pragma unroll
-    for (int i = 1; i < Shape::kDk / 16; ++i)
-      wgmma<Major::k, Major::k>(s, q_descriptor + i / 4 * (Shape::kPanelBytes >> 4) + i % 4 * 2,
-                                k + i / 4 * (kKeys * kPanelRowBytes >> 4) + i % 4 * 2);
-    wgmma_commit();
-  }
-  __device__ __forceinline__ void multiply_values(const State& state) {
-    const uint32_t ones = shared_address(shared.ones);
-    uint32_t v = shared_address(shared.stage[state.index].v);
+      for (int i = 1; i < Shape::kDk / 16; ++i)
+        wgmma<Major::k, Major::k>(s, q_descriptor + i / 4 * (Shape::kPanelBytes >> 4) + i % 4 * 2,
+                                  k + i / 4 * (kKeys * kPanelRowBytes >> 4) + i % 4 * 2);
+      wgmma_commit();
+    };
+    const auto multiply_values = [&](const State& at) {
+      const uint32_t ones = shared_address(shared.ones);
+      uint32_t v = shared_address(shared.stage[at.index].v);
 #pragma unroll
-    for (int i = 0; i < kKeys / 16; ++i, v += 16 * kPanelRowBytes) {
-      wgmma_add_and_sum(o[0], rounded[0], p[i], v, ones);
+      for (int i = 0; i < kKeys / 16; ++i, v += 16 * kPanelRowBytes) {
+        wgmma_add_and_sum(o[0], rounded[0], p[i], v, ones);
 #pragma unroll
-      for (int panel = 1; panel < kPanelsV; ++panel)
-        wgmma<Major::mn>(o[panel], p[i], tile_descriptor(v + panel * kKeys * kPanelRowBytes));
-    }
-    wgmma_commit();
-  }
-  __device__ __forceinline__ void pin_sums() {
-#pragma unroll
-    for (auto& panel : o) pin(panel);
-    pin(rounded);
-  }
-  // Packs s as the left operand p. ptxas writes no left operand while products run, so all of them are awaited first.
-  __device__ __forceinline__ void pack() {
-    pin(s);
-    wgmma_wait<0>();
-    pin_sums();
-#pragma unroll
-    for (int i = 0; i < kKeys / 16; ++i) pack_operand(p[i], s, i);
-  }
-
-  // ---- softmax ----
-
-  // Sets the scores of keys that row i does not see to -inf.
-  __device__ __forceinline__ void mask_row(int n, int i) {
-    const int first = plan.first(n) + fragment_column();
-    const int from = low[i] - first, to = (kListed ? min(high[i], plan.end(n)) : high[i]) - first;
-#pragma unroll
-    for (int word = 0; word < kKeys / 32; ++word) {
-      // Bit c: the row sees the lane's key 32 word + c.
-      const unsigned visible = bits_below(to - 32 * word) & ~bits_below(from - 32 * word);
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          if ((visible & 1u << (8 * j + e)) == 0) s[4 * word + j][2 * i + e] = -INFINITY;
-    }
-  }
-  // If `raise`, row_max of row i becomes at least its largest score. rescale: the factor of the previous sums.
-  __device__ __forceinline__ void update_max(int i, bool raise) {
-    float best = -INFINITY;
-#pragma unroll
-    for (int j = 0; j < kKeys / 8; ++j) best = fmaxf(best, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
-    best = quad_max(best) * scale;
-    const float higher = raise ? fmaxf(row_max[i], best) : row_max[i];
-    rescale[i] = exp2_approx(higher == row_max[i] ? 0.0f : row_max[i] - higher);
-    sum[i] *= rescale[i];
-    row_max[i] = higher;
-  }
-  // Replaces the scores of row i by powers, unless they are powers already (keep). Returns the lane's share of their
-  // sum.
-  __device__ __forceinline__ float exponentiate(int i, float minus, bool keep) {
-    float add[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int j = 0; j < kKeys / 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& x = s[j][2 * i + e];
-        const float power = exp2_approx(fmaf(x, scale, minus));
-        x = keep ? x : power;
-        add[e] += x;
+        for (int panel = 1; panel < kPanelsV; ++panel)
+          wgmma<Major::mn>(o[panel], p[i], tile_descriptor(v + panel * kKeys * kPanelRowBytes));
       }
-    return add[0] + add[1];
-  }
-  // Recomputes the scores of the rows with over[i], by mma.sync: the powers have replaced them.
-  __device__ __forceinline__ void recompute_scores(const State& state, const bool (&over)[2]) {
-    const int lane = threadIdx.x % 32;
-    const unsigned char* const k = shared.stage[state.index].k;
-    const auto row_at = [](const unsigned char* at) { return reinterpret_cast<const __nv_bfloat16*>(at); };
+      wgmma_commit();
+    };
+    const auto pin_sums = [&] {
 #pragma unroll
-    for (int j = 0; j < kKeys / 8; j += 2) {
-      float again[2][4] = {};
+      for (auto& panel : o) pin(panel);
+      pin(rounded);
+    };
+    // Packs s as the left operand p. ptxas writes no left operand while products run, so all of them are awaited first.
+    const auto pack = [&] {
+      pin(s);
+      wgmma_wait<0>();
+      pin_sums();
+#pragma unroll
+      for (int i = 0; i < kKeys / 16; ++i) pack_operand(p[i], s, i);
+    };
+
+    // ---- softmax ----
+    // Sets the scores of keys that row i does not see to -inf.
+    const auto mask_row = [&](int n, int i) {
+      const int first = plan.first(n) + fragment_column();
+      const int from = low[i] - first, to = (kListed ? min(high[i], plan.end(n)) : high[i]) - first;
+#pragma unroll
+      for (int word = 0; word < kKeys / 32; ++word) {
+        // Bit c: the row sees the lane's key 32 word + c.
+        const unsigned visible = bits_below(to - 32 * word) & ~bits_below(from - 32 * word);
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            if ((visible & 1u << (8 * j + e)) == 0) s[4 * word + j][2 * i + e] = -INFINITY;
+      }
+    };
+    // If `raise`, row_max of row i becomes at least its largest score. rescale: the factor of the previous sums.
+    const auto update_max = [&](int i, bool raise) {
+      float best = -INFINITY;
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) best = fmaxf(best, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
+      best = quad_max(best) * scale;
+      const float higher = raise ? fmaxf(row_max[i], best) : row_max[i];
+      rescale[i] = exp2_approx(higher == row_max[i] ? 0.0f : row_max[i] - higher);
+      sum[i] *= rescale[i];
+      row_max[i] = higher;
+    };
+    // Replaces the scores of row i by powers, unless they are powers already (keep). Returns the lane's share of their
+    // sum.
+    const auto exponentiate = [&](int i, float minus, bool keep) {
+      float add[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[j][2 * i + e];
+          const float power = exp2_approx(fmaf(x, scale, minus));
+          x = keep ? x : power;
+          add[e] += x;
+        }
+      return add[0] + add[1];
+    };
+    // The scores of step n become probabilities relative to row_max: the largest of the first scores that the row saw.
+    // If a row's powers are huge, its scores are recomputed by mma.sync (the powers have replaced them) and its row_max
+    // grows. The result of a row depends on this row alone. moved: row_max of a row has changed in this step.
+    bool all_have_max = false, moved;
+    const auto softmax = [&](int n, auto is_first) {
+      constexpr bool kFirst = decltype(is_first)::value;
+      pin(s);
+      bool listed[2] = {true, true};
+      if constexpr (kListed) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) listed[i] = plan.lists(n, token_bits >> 16 * i & 0xffff);
+      }
+      if (plan.needs_mask(n)) mask_row(n, 0), mask_row(n, 1);
+      moved = !all_have_max;
+      if (kFirst || !all_have_max) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) update_max(i, listed[i] && row_max[i] == -INFINITY);
+        all_have_max = __all_sync(kFullWarp, row_max[0] != -INFINITY && row_max[1] != -INFINITY);
+      }
+      float add[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        add[i] = exponentiate(i, listed[i] && row_max[i] != -INFINITY ? -row_max[i] : -INFINITY, false);
+      // This vote also keeps the exponentials before the wait that follows, overlapped with the products of the last
+      // step: ptxas would otherwise move them after it. With a branch per lane instead of a vote, the loop's addresses
+      // would leave the uniform registers (10% slower).
+      if (!kFirst && __any_sync(kFullWarp, fmaxf(add[0], add[1]) > kMostSum)) {
+        const bool over[2] = {quad_max(add[0]) > kMostSum, quad_max(add[1]) > kMostSum};
+        const unsigned char* const k = shared.stage[next_state.index].k;
+        const auto row_at = [](const unsigned char* at) { return reinterpret_cast<const __nv_bfloat16*>(at); };
+#pragma unroll
+        for (int j = 0; j < kKeys / 8; j += 2) {
+          float again[2][4] = {};
 #pragma unroll 1
-      for (int i = 0; i < Shape::kDk / 16; ++i) {
-        uint32_t left[4], right[4];
-        load_matrices(left,
-                      row_at(own_q + i / 4 * Shape::kPanelBytes + swizzled(row0 + lane % 16, i % 4 * 2 + lane / 16)));
-        load_matrices(right, row_at(k + i / 4 * kKeys * kPanelRowBytes +
-                                    swizzled(8 * j + lane / 16 * 8 + lane % 8, i % 4 * 2 + lane / 8 % 2)));
-        mma_m16n8k16(again[0], left, right[0], right[1]);
-        mma_m16n8k16(again[1], left, right[2], right[3]);
+          for (int i = 0; i < Shape::kDk / 16; ++i) {
+            uint32_t left[4], right[4];
+            load_matrices(
+                left, row_at(own_q + i / 4 * Shape::kPanelBytes + swizzled(row0 + lane % 16, i % 4 * 2 + lane / 16)));
+            load_matrices(right, row_at(k + i / 4 * kKeys * kPanelRowBytes +
+                                        swizzled(8 * j + lane / 16 * 8 + lane % 8, i % 4 * 2 + lane / 8 % 2)));
+            mma_m16n8k16(again[0], left, right[0], right[1]);
+            mma_m16n8k16(again[1], left, right[2], right[3]);
+          }
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float &x = s[j][e], &y = s[j + 1][e];
+            x = over[e / 2] ? again[0][e] : x, y = over[e / 2] ? again[1][e] : y;
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (plan.needs_mask(n) && over[i]) mask_row(n, i);
+          update_max(i, over[i]);
+          add[i] = exponentiate(i, -row_max[i], !over[i]);
+        }
+        moved = true;
       }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float &x = s[j][e], &y = s[j + 1][e];
-        x = over[e / 2] ? again[0][e] : x, y = over[e / 2] ? again[1][e] : y;
-      }
-    }
-  }
-  // The scores of step n, whose keys are at `state`, become probabilities relative to row_max. The result of a row
-  // depends on this row alone.
-  template <bool kFirst>
-  __device__ __forceinline__ void softmax(int n, const State& state) {
-    pin(s);
-    bool listed[2] = {true, true};
-    if constexpr (kListed) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) listed[i] = plan.lists(n, token_bits >> 16 * i & 0xffff);
-    }
-    if (plan.needs_mask(n)) mask_row(n, 0), mask_row(n, 1);
-    moved = !all_have_max;
-    if (kFirst || !all_have_max) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) update_max(i, listed[i] && row_max[i] == -INFINITY);
-      all_have_max = __all_sync(kFullWarp, row_max[0] != -INFINITY && row_max[1] != -INFINITY);
-    }
-    float add[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      add[i] = exponentiate(i, listed[i] && row_max[i] != -INFINITY ? -row_max[i] : -INFINITY, false);
-    // This vote also keeps the exponentials before the wait that follows, overlapped with the products of the last
-    // step: ptxas would otherwise move them after it. With a branch per lane instead of a vote, the loop's addresses
-    // would leave the uniform registers (10% slower).
-    if (!kFirst && __any_sync(kFullWarp, fmaxf(add[0], add[1]) > kMostSum)) {
-      const bool over[2] = {quad_max(add[0]) > kMostSum, quad_max(add[1]) > kMostSum};
-      recompute_scores(state, over);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (plan.needs_mask(n) && over[i]) mask_row(n, i);
-        update_max(i, over[i]);
-        add[i] = exponentiate(i, -row_max[i], !over[i]);
-      }
-      moved = true;
-    }
-    sum[0] += add[0], sum[1] += add[1];
-  }
-  __device__ __forceinline__ void rescale_sums() {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      rounded[0][e] *= rescale[e / 2];
-#pragma unroll
-      for (int j = 0; j < Shape::kDv / 8; ++j) o[j / 8][j % 8][e] *= rescale[e / 2];
-    }
-  }
+      sum[0] += add[0], sum[1] += add[1];
+    };
+    if constexpr (kListed)
+      if (keys.combine.active()) prefetch_others<kPanelsV>(a, keys.combine, tile, w);
 
-  // All steps of the tile. state: that of the first one.
-  __device__ __forceinline__ void run(State& state) {
     int now = 0;
+    barrier_wait(&shared.q_full[query], round / Shape::kQueries & 1);
     for (; now < plan.steps_seen && !plan.sees(now); ++now) skip(state);
     if (now < plan.steps_seen) {
       barrier_wait(&shared.k_full[state.index], state.phase);
@@ -299,10 +272,10 @@ struct Consumer {
       multiply_scores(state);
       turns.pass_on();
       wgmma_wait<0>();
-      softmax<true>(now, state);
+      softmax(now, std::true_type{});
       pack();
       for (int next = now + 1; next < plan.steps_seen; now = next++) {
-        State next_state = state;
+        next_state = state;
         next_state.advance();
         // Skips unseen steps, but only those whose stages are in the ring while this warpgroup holds that of `now`;
         // beyond them it computes an unseen step, which is masked.
@@ -317,11 +290,18 @@ struct Consumer {
         multiply_values(state);
         turns.pass_on();
         wgmma_wait<1>();
-        softmax<false>(next, next_state);
+        softmax(next, std::false_type{});
         pack();
         release(state);
         state = next_state;
-        if (moved) rescale_sums();
+        if (moved) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            rounded[0][e] *= rescale[e / 2];
+#pragma unroll
+            for (int j = 0; j < Shape::kDv / 8; ++j) o[j / 8][j % 8][e] *= rescale[e / 2];
+          }
+        }
       }
       barrier_wait(&shared.v_full[state.index], state.phase);
       wgmma_fence();
@@ -333,11 +313,12 @@ struct Consumer {
       ++now;
     }
     for (; now < plan.steps; ++now) skip(state);  // steps that only other warpgroups see
-  }
 
-  // Stores lse, and o to the memory of q, from where the producer stores it. done: the tile, computed again.
-  __device__ __forceinline__ void epilogue(const CtaRows& done, const Keys& keys) {
-    const int G = a.in.heads.value(), lane = threadIdx.x % 32;
+    // ---- epilogue: lse, and o to the memory of q, from where the producer stores it ----
+    warpgroup_barrier(w);  // all warps have finished reading q
+    int again = index;
+    asm volatile("" : "+r"(again));  // recompute the tile: keeping it would take registers from the steps
+    const CtaRows done(a, again);
     const HeadRows lse_rows(a.lse, done.b, done.g * G);
     float inverse[2];
 #pragma unroll
@@ -366,32 +347,9 @@ struct Consumer {
         for (int panel = 0; panel < kPanelsV; ++panel)
           combine_panel(a, keys.combine, done, w, panel, own_q + panel * Shape::kPanelBytes);
       }
-  }
-};
-
-// The tiles of a CTA, by consumer warpgroup w.
-template <class Shape, class Keys>
-__device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Keys& keys, typename Shape::Shared& shared,
-                                              int w) {
-  PipelineState<Shape::kStages> state;
-  const WarpgroupTurns<Shape::kWarpgroups> turns{w};
-  turns.begin();
-  for (int round = 0, index; (index = tile_of_round(round)) < a.all_tiles; ++round) {
-    const CtaRows tile(a, index);
-    const Plan<Keys, Shape> plan(a, keys, tile, w, reinterpret_cast<unsigned char*>(&shared + 1));
-    const int query = round % Shape::kQueries;
-    Consumer<Shape, Keys> consumer(a, shared, turns, tile, plan, w, query);
-    if constexpr (Plan<Keys, Shape>::kListed)
-      if (keys.combine.active()) prefetch_others<Shape::kPanelsV>(a, keys.combine, tile, w);
-    barrier_wait(&shared.q_full[query], round / Shape::kQueries & 1);
-    consumer.run(state);
-    warpgroup_barrier(w);  // all warps have finished reading q
-    int again = index;
-    asm volatile("" : "+r"(again));  // recompute the tile: keeping it would take registers from the steps
-    consumer.epilogue(CtaRows(a, again), keys);
     fence_async_proxy();  // TMA reads what these lanes wrote, and overwrites it with the next q
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&shared.o_full[query]);
+    if (lane == 0) barrier_arrive(&shared.o_full[query]);
   }
   turns.end();
 }

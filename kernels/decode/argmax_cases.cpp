@@ -11,7 +11,7 @@ namespace {
 // fill: values of the logits; random if absent.
 OpCase argmax_case(std::string name, int64_t N, int64_t width, int64_t vocab,
                    std::function<double(int64_t, uint64_t)> fill = nullptr) {
-  OpCase c{.op = "next_token", .name = std::move(name)};
+  OpCase c{.op = "argmax", .name = std::move(name)};
   c.args = {{.name = "logits", .role = ArgRole::constant, .shape = {N, width}, .row_pad = 3, .fill = std::move(fill)},
             {.name = "token", .role = ArgRole::saved, .shape = {N}, .type = ArgType::i32}};
   c.forward = [vocab](Context& ctx, const Args& a) { argmax(ctx, a["token"], a["logits"], vocab); };
@@ -21,7 +21,7 @@ OpCase argmax_case(std::string name, int64_t N, int64_t width, int64_t vocab,
 }
 
 OpCase advance_case(std::string name, int64_t N, int64_t last) {
-  OpCase c{.op = "next_token", .name = std::move(name)};
+  OpCase c{.op = "argmax", .name = std::move(name)};
   Arg before{.name = "before", .role = ArgRole::constant, .shape = {N}, .type = ArgType::i32};
   before.fill = [last](int64_t i, uint64_t) { return static_cast<double>(i % (last + 1)); };
   c.args = {before, {.name = "position", .role = ArgRole::saved, .shape = {N}, .type = ArgType::i32}};

@@ -18,7 +18,7 @@ size_t character_bytes(std::string_view text, size_t at);
 uint32_t point_at(std::string_view text, size_t at);  // its code point
 
 // Any bytes, as in file names, for a terminal or a message: one line, without control sequences. Control characters,
-// characters that change the direction of a line, and bytes that are not UTF-8 become \xHH.
+// characters that change the direction of a line, and bytes that are not UTF-8 become \xhh.
 std::string printable(std::string_view text);
 // The same for the first `bytes` bytes, followed by "..." if the text is longer.
 std::string shortened(std::string_view text, size_t bytes = 200);

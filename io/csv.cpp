@@ -89,7 +89,7 @@ std::string cut(const std::string& path, std::string_view text, const std::strin
   return kept;
 }
 
-// Creates or cuts the file, and returns its path.
+// Creates the file or, on a resume, removes the rows of steps after resume_step. Returns the path.
 const std::string& prepare(const std::string& path, const std::string& header, int64_t resume_step) {
   const bool resume = resume_step >= 0 && std::filesystem::exists(path);
   write_file_atomically(path, resume ? cut(path, read_file(path), header, resume_step) : header + "\n");

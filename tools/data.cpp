@@ -240,8 +240,9 @@ class Job {
       if (!begun) {  // creates the folder only when there is something to write
         make_folders(o_.out);
         lock_folder();
-        if (!resumes_) refuse_shards();  // another call may have written some while this one waited for its first text
-        remove_temporaries();            // a call may have been killed in its first save
+        // Another call may have written shards to this folder while this one waited for its first text.
+        if (!resumes_) refuse_shards();
+        remove_temporaries();  // left by a call that was killed during its first save
         save();
         begun = true;
       }

@@ -94,7 +94,7 @@ class Comm {
   // Unwinding instead would free memory, for which CUDA waits for collectives that never end, and join threads that a
   // slow disk may block.
   [[noreturn]] void abandon(const std::string& why, int exit_code, const std::function<void()>& last_work);
-  // The same where all ranks have the same error: no rank exits before all have run their last_work.
+  // As abandon, for an error that all ranks have: no rank exits before every rank has run its last_work.
   [[noreturn]] void fail_together(const std::string& why, const std::function<void()>& last_work);
 
  protected:

@@ -1,5 +1,5 @@
-// Cases of the decoding cache: appending a token, and filling from a pass, into a cache with other content, which must
-// stay unchanged: every tensor starts as a copy of its "_before". No backward.
+// Cases of the decoding cache: appending a token, and filling the cache from a forward pass. The cache holds other
+// content, which must stay unchanged: every tensor starts as a copy of its "_before" tensor. There is no backward.
 #include <algorithm>
 #include <cmath>
 

@@ -29,8 +29,8 @@ struct Decode {
   int rows[3];    // rows of each branch's cache; cmp: Tc, win: the ring
   int chunks[3];  // chunks of each branch if the cache is full
   int l, d, l_sel, n_sel, init_blocks, local_blocks;
-  int window_chunk;  // keys per CTA of the window
-  int tile_blocks;   // blocks whose scores the selection computes at a time
+  int window_chunk;  // keys per CTA of the window branch
+  int tile_blocks;   // number of blocks whose scores the selection computes at a time
   bool run[3], dense;
   float scale_log2;     // log2(e) / sqrt(dk)
   float* scores;        // [B,Hq,Tc]: scores of the compressed branch, times log2(e)

@@ -47,7 +47,8 @@ std::vector<OpCase> select_cases() {
       select_case("900_dk64_G1_no_overlap", 1, 900, 1, 1, 64, {16, 16, 64, 6, 0, 1}),
       select_case("700_dk64_ties", 1, 700, 4, 2, 64, {32, 16, 32, 5}, 0.0),
       select_case("2600_dk64_n36_ties", 1, 2600, 2, 1, 64, {32, 16, 64, 36, 1, 2}, 0.0),
-      // long rows of scores, in scratch and in shared memory, and all equal; more heads than one pass holds
+      // rows of scores that are long: in scratch, in shared memory, and with all scores equal; and more heads than one
+      // pass holds
       select_case("9000_dk64_G6_l'32_long_rows", 1, 9000, 6, 1, 64, {32, 16, 32, 8}),
       select_case("9000_dk64_l'32_n24", 1, 9000, 1, 1, 64, {32, 16, 32, 24}),
       select_case("9000_dk64_l'32_ties", 1, 9000, 2, 1, 64, {32, 16, 32, 24, 1, 2}, 0.0),

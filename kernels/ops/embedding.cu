@@ -202,7 +202,7 @@ struct BorderSums {
       continues;  // the first run began in an earlier piece; it ends in this one; the last run continues in the next
 };
 
-// A CTA takes one stretch and 32 vectors of columns; a warp one piece of the stretch.
+// A CTA sums one stretch of the list over 32 vectors of columns. Each of its warps sums one piece of the stretch.
 template <class T, int V>
 __global__ void __launch_bounds__(32 * kSumWarps, 3)
     embedding_sum_kernel(float* __restrict__ dw, int64_t dw_stride, float* __restrict__ partials,

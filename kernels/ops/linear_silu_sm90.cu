@@ -100,7 +100,8 @@ __device__ __forceinline__ void apply(uint32_t& out, uint32_t& y, uint32_t produ
 template <bool kBackward>
 __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta) {
   const int group = threadIdx.x / kWarpgroup, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Pieces. Forward: two for out and two for y, used alternately. Backward: three for pre and then dpre, one for y.
+  // This warp's piece buffers. Forward: two for out and two for y, used alternately. Backward: three for pre, which
+  // dpre replaces, and one for y.
   unsigned char* const pieces = s.pieces[warp];
   float d[kHalves][kSums][4];
   int turns = 0;

@@ -106,7 +106,7 @@ TEST_CASE("tensorboard: a histogram counts each finite value once, between its l
   CHECK(h["sum"].get<double>() == Approx(1e30));
   CHECK(h["squares"].get<double>() == Approx(1e60));
   const auto limits = h["limits"].get<std::vector<double>>(), counts = h["counts"].get<std::vector<double>>();
-  REQUIRE(counts.front() == 0);  // an empty first bucket gives the first full one a left limit
+  REQUIRE(counts.front() == 0);  // buckets have right limits only: the empty first one gives the second its left limit
   for (size_t i = 1; i < counts.size(); ++i) {
     double inside = 0;
     for (const double v : values) inside += std::isfinite(v) && v < limits[i] && v >= limits[i - 1];

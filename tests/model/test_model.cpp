@@ -147,7 +147,7 @@ struct Agreement {
   double cosine() const { return want == 0 ? 1 : dot / std::sqrt(got * want); }
 };
 
-// 1e-3 of the largest norm of a gradient.
+// The norm below which Agreement compares a gradient absolutely: 1e-3 of the largest gradient's norm.
 double gradient_floor(ModelFixture& f) {
   double largest = 0;
   for (int64_t i = 0; i < f.model().params().count(); ++i) largest = std::max(largest, norm(f.grad(i)));

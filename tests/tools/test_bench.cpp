@@ -1,5 +1,5 @@
-// triad bench: its output, kept rows and their comparison, and errors in files of kept rows. Routes: which kernel ran
-// for a call is counted, with the reason if it is not the fast one.
+// triad bench: its output, the comparison with kept rows (results of earlier runs), and errors in files of kept rows.
+// Also routes: the counts of which kernel ran for a call, with the reason if it was not the fast one.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>

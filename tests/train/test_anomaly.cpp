@@ -69,7 +69,7 @@ TEST_CASE("anomaly: throughput that falls flat, once", "[anomaly]") {
   CHECK(has(steps.text, "step 320: "));  // reported after one window of 20 slow steps
   CHECK(steps.run(40, [](int, StepHealth&) {}) == Types{});
   CHECK(steps.run(40, [](int, StepHealth& s) { s.tokens = 10; }) == Types{"throughput_flat"});
-  // For steps of 1 ms 20 steps are too few; the window is ten seconds.
+  // The window is at least 20 steps and at least 10 s: with steps of 1 ms, 10,000 steps.
   const auto quick = [](double tokens) { return [=](int, StepHealth& s) { s.tokens = tokens, s.seconds = 1e-3; }; };
   Steps short_steps(config_with({"log.plateau_steps=0"}));
   CHECK(short_steps.run(60000, quick(1)) == Types{});

@@ -56,8 +56,9 @@ std::vector<std::byte> trained_qkv(AttentionProblem& p, const std::string& check
 // How much the selections of neighbouring tokens overlap. Lists shorter than the longest are left out: the first tokens
 // of a sequence select all blocks.
 struct Overlap {
-  double neighbours = 0;           // share of a token's blocks that the previous token selects too
-  double union4 = 0, union10 = 0;  // distinct blocks of 4 (10) consecutive tokens over the blocks of one
+  double neighbours = 0;  // share of a token's blocks that the previous token selects too
+  // The number of distinct blocks that 4 (10) consecutive tokens select, divided by the number that one token selects.
+  double union4 = 0, union10 = 0;
 };
 // lists [B, T, groups, n]: selected block indices, -1 in unused slots.
 Overlap overlap_of(const std::vector<int32_t>& lists, int64_t B, int64_t T, int64_t groups, int64_t n);

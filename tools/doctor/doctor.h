@@ -115,8 +115,8 @@ class PhaseRun {
   double stopped_s_ = 0;     // time in which the machine or the doctor was suspended
 };
 
-// Writes the text and config OUT/doctor.json of the doctor's own model: a small NSA model, on a GPU of shapes that the
-// fast (sm90) kernels accept.
+// Writes the training text and the config (OUT/doctor.json) of the doctor's own model, a small NSA model. If on_gpu,
+// its shapes are ones that the fast (sm90) kernels accept.
 void write_doctor_config(const std::string& out, bool on_gpu);
 inline constexpr int kDoctorSteps = 8, kDoctorLayers = 4;
 

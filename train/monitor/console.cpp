@@ -59,8 +59,8 @@ void Console::alert(const std::string& text) {
   }
 }
 
-// On a terminal, redraws the progress line as steps complete. Elsewhere, prints one for each row and one for the first
-// step, which gives an early estimate of the run's duration.
+// On a terminal, redraws the progress line as steps complete. Elsewhere, prints a line for each step that is logged as
+// a row of the tables, and one for the first step as an early estimate of the run's duration.
 void Console::progress(const StepRecord& s, int64_t steps) {
   constexpr double kRedrawS = 0.5;
   const Clock::time_point now = Clock::now();

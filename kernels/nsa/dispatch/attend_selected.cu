@@ -13,9 +13,10 @@
 namespace triad::cuda {
 namespace {
 
-// How dk and dv's work is cut. Where dq is added to along with dk and dv, a piece keeps to a run of tokens of which q,
-// dout and dq fit L2: the run is then read from memory once, but a block has a partial sum for each run. A short
-// sequence is one run.
+// Decides how the work of dk and dv is cut into pieces. A kernel that also computes dq reads q and dout, and adds to
+// dq. For such a kernel the sequence is divided into runs of tokens whose q, dout and dq fit L2, and a piece never
+// crosses from one run into the next. Each run is then read from memory once, but a block has a partial sum for every
+// run. A short sequence is one run.
 PiecePlan plan_pieces(const AttendIn& in, Backward kernels) {
   constexpr int64_t kParts = 8, kMostParts = 32, kRunBytes = 48 << 20;
   const bool with_dq = kernels == Backward::sm90_d64 || kernels == Backward::sm90_d128;

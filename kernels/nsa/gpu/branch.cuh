@@ -78,8 +78,9 @@ struct KeyWorkList {
   const int2* block_slots;  // [B*Hkv, blocks] (first slot, pieces)
   float* partial;           // [slots, block_keys, dk + dv]
 };
-// The pieces of the selected branch's dk and dv: the sequence is indexed in `parts` parts concurrently; a piece has at
-// most most_tokens tokens, all of the same run of `cut` consecutive parts.
+// How the selected branch's work for dk and dv is cut into pieces. The inverse index is built from `parts` equal parts
+// of the sequence concurrently. `cut` consecutive parts form a run; a piece has at most most_tokens tokens, all of one
+// run.
 struct PiecePlan {
   int64_t parts, cut, most_tokens;
 };

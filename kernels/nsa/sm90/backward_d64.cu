@@ -64,8 +64,9 @@ __device__ __forceinline__ void store_key(const BwdD64Args& a, const Task& task,
   }
 }
 
-// An MMA warpgroup: 64 keys, the rows of its products. kTurn: its first stage, where two warpgroups share a tile of
-// keys and alternate stages; a constant, so that the stage's address stays in uniform registers.
+// The work of one MMA warpgroup. Its tile of 64 keys forms the rows of its products. If kListed, two warpgroups share a
+// tile and process alternate stages. kTurn is the warpgroup's first stage; it is a template parameter, so that the
+// stage's address stays in uniform registers.
 template <bool kListed, int kTurn>
 struct KeyMma {
   using Memory = Shared<kListed>;

@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(kIndexThreads)
   for (int i = threadIdx.x; i < part.tokens; i += kIndexThreads) near[i] = static_cast<int>(listed_near[i]);
 }
 
-// Prefix sums: the index of the first entry of each block and part. And the items: pieces of a block's entries. The
-// order of the items depends on the order of the CTAs; the results do not.
+// Computes by prefix sums the index of the first entry of each block and part, and cuts each block's entries into
+// items. The order of the items depends on the order in which the CTAs run; the results do not.
 __global__ void __launch_bounds__(kIndexThreads)
     kv_stationary_plan_items_kernel(const __grid_constant__ KvStationaryArgs a) {
   __shared__ int first_item;

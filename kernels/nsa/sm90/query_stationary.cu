@@ -171,7 +171,7 @@ struct QueryConsumer : BlockRing<Shape> {
   // Whether all four warps of a warpgroup list a block; `four`: their bits of the list entry.
   static __device__ __forceinline__ bool are_together(unsigned four) { return (four & 15) == 15; }
 
-  // Computes the same unit of each tile of this CTA.
+  // Computes this warp's unit (16 heads of one token) in each tile of this CTA: warp w has the w-th unit of every tile.
   __device__ __forceinline__ void attend(int warp) const {
     const int lane = threadIdx.x % 32;
     const uint32_t k_panels = shared_address(stages), v_panels = k_panels + Shape::kPanelsK * Shape::kPanelBytes;

@@ -216,7 +216,7 @@ struct Producer : BlockRing<Shape> {
     }
   }
 
-  // Makes the list of each tile. Called by one warp.
+  // Makes the list of blocks that each tile's tokens select, tile after tile. Called by one warp.
   __device__ __forceinline__ void make_lists() const {
     const int lane = threadIdx.x % 32, n = a.n.value();
     const unsigned units = (1u << a.units.value()) - 1;

@@ -31,7 +31,7 @@ int64_t available_memory(int64_t total) {
   rlimit addresses{};
   int64_t pages = 0;
   if (getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur != RLIM_INFINITY &&
-      std::ifstream("/proc/self/statm") >> pages)  // ulimit -v
+      std::ifstream("/proc/self/statm") >> pages)  // limit of ulimit -v
     available = std::min(available, static_cast<int64_t>(addresses.rlim_cur) - pages * sysconf(_SC_PAGESIZE));
   return std::max<int64_t>(available, 0);
 }

@@ -1,4 +1,5 @@
-// backend.h over the CUDA runtime. Calls that depend on the current device set it first, so a thread may use several.
+// backend.h over the CUDA runtime. Calls that depend on CUDA's current device set it first, so a thread may use several
+// GPUs.
 #include <algorithm>
 #include <cstring>
 
@@ -22,7 +23,7 @@ int cuda_device_count() {
   static const int count = [] {
     int n = 0;
     if (cudaGetDeviceCount(&n) != cudaSuccess) n = 0;
-    cudaGetLastError();  // clears the error: no GPU is a valid result here
+    cudaGetLastError();  // clears CUDA's error: a machine without a GPU is a valid result here
     return n;
   }();
   return count;
@@ -139,9 +140,10 @@ static bool is_recording(void* stream) {
   CUDA_CHECK(cudaStreamIsCapturing(as_stream(stream), &status));
   return status == cudaStreamCaptureStatusActive;
 }
-// A graph launch queues its nodes at once and records its events anew. A wait, in a graph or on a stream, refers to the
-// record that preceded it in the queue; a later record does not change it. So a host that is a step ahead may record an
-// event again while a graph that waits for it is still queued (tests/engine/test_graph.cpp).
+// Inside a recording, the "external" flags make the record or the wait a node of the graph, which each launch executes
+// anew. A wait refers to the record that was queued before it; a record queued later does not change it. So a host that
+// is a step ahead may record an event again while a graph that waits for it is still queued
+// (tests/engine/test_graph.cpp).
 void record_event_of_graph(Device device, void* event, void* stream) {
   if (!device.is_cuda()) return;
   CUDA_CHECK(cudaEventRecordWithFlags(as_event(event), as_stream(stream),
@@ -160,7 +162,7 @@ void synchronize_event(Device device, void* event) {
 }
 bool reached_event(Device device, void* event) {
   if (!device.is_cuda()) return true;
-  select(device);  // the calling thread may not have used a device yet
+  select(device);  // the calling thread may not have set a device yet
   const cudaError_t e = cudaEventQuery(as_event(event));
   if (e == cudaErrorNotReady) return false;
   CUDA_CHECK(e);

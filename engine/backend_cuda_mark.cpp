@@ -1,4 +1,5 @@
-// Marks that a stream writes to pinned memory as it executes; the stream's front end writes them, without a kernel.
+// write_mark() (process/progress.h) with CUDA: a stream writes a word to pinned memory when it reaches the mark.
+// cuStreamWriteValue32 does this without a kernel.
 #include <cuda.h>
 
 #include "engine/cuda_check.h"

@@ -1,4 +1,4 @@
-// peers.h over the CUDA runtime.
+// comm/peers.h over the CUDA runtime.
 #include <initializer_list>
 #include <utility>
 

@@ -1,4 +1,4 @@
-// backend.h in a build without CUDA: all memory and work is the host's.
+// backend.h in a build without CUDA: all memory is the host's, and all work runs in the calling thread.
 #include <cstring>
 
 #include "engine/backend_cpu.h"

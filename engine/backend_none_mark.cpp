@@ -1,5 +1,5 @@
-// Without CUDA streams write no marks: work runs in the calling thread, so the host's position in Progress is also the
-// device's position.
+// write_mark() (process/progress.h) without CUDA does nothing: work runs in the calling thread, so the host's position
+// in Progress is also the device's position.
 #include "engine/process/progress.h"
 
 namespace triad::backend {

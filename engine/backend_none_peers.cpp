@@ -1,4 +1,4 @@
-// peers.h in a build without CUDA.
+// comm/peers.h in a build without CUDA.
 #include "engine/check.h"
 #include "engine/comm/peers.h"
 

@@ -12,7 +12,8 @@
 
 namespace triad {
 
-// Handle, workspace and plan cache of the matrix library. kernels/ops/matmul.cu creates it at the first use.
+// Handle, workspace and plan cache of the matrix library, cuBLASLt. kernels/ops/matmul.cu derives from it and creates
+// it at the first product.
 class BlasHandle {
  public:
   virtual ~BlasHandle() = default;
@@ -26,7 +27,7 @@ struct SideStream {
       : stream(device, std::move(name), priority), begin(device), end(device) {}
   Stream stream;
   Event begin, end;
-  bool busy = false;
+  bool busy = false;  // in use by an open ForkJoin
 };
 
 struct Context {
@@ -40,17 +41,17 @@ struct Context {
   bool portable_only = false;  // ops use only kernels that run on any card
   int threads = 1;             // CPU threads that loops are split over
   // A planning context computes nothing. Ops check their shapes and allocate scratch as usual but touch no memory
-  // (parallel_for, launch, matmul, copy and zero return at once), so a dry step measures the memory of a real one.
+  // (parallel_for, launch, matmul, copy and zero do nothing), so a dry step measures the memory of a real one.
   bool planning = false;
-  // Same inputs, same bits in every run. Where this is false (runtime.deterministic), an op may use a faster order of
-  // sums that changes from run to run; no op has one today.
+  // Whether equal inputs must give equal bits in every run (runtime.deterministic). If false, an op may add in a faster
+  // order that changes from run to run; no op has one today.
   bool deterministic = true;
   std::vector<OpListener*>* listeners = nullptr;  // called at every op's begin and end
-  bool in_op = false;                             // set by OpScope
+  bool in_op = false;                             // inside an op; set by OpScope
   std::vector<SideStream>* sides = nullptr;       // streams for ForkJoin; null on the CPU and on a side stream
-  bool is_side = false;
+  bool is_side = false;                           // this context queues on a side stream
 
-  // The same context on another stream, with a separate scratch.
+  // Returns this context on another stream, with that stream's scratch.
   Context on(Stream& other, Scratch& its_scratch) const {
     return {.device = device,
             .stream = other,
@@ -75,13 +76,13 @@ class Runtime {
  public:
   struct Options {
     Device device;
-    int64_t arena_bytes = 0;  // total, scratch included
+    int64_t arena_bytes = 0;  // the arena's size, scratch included
     int64_t scratch_bytes = 0;
     bool planning = false;
     bool deterministic = true;
     bool side_streams = true;  // GPU only; false: all work runs in the order of one stream
     KernelChoices kernels = {};
-    bool strict = false;  // a fallback is an error
+    bool strict = false;  // a fallback (routes.h) throws
   };
   explicit Runtime(const Options& options);
   ~Runtime();
@@ -91,7 +92,7 @@ class Runtime {
   Arena& arena() { return arena_; }
   Scratch& scratch() { return scratch_; }
   Stream& stream() { return stream_; }
-  MemoryLog* memory_log() { return memory_log_.get(); }  // null on a plan
+  MemoryLog* memory_log() { return memory_log_.get(); }  // null on a planning runtime
 
  private:
   Arena arena_;
@@ -105,7 +106,8 @@ class Runtime {
   Context ctx_;
 };
 
-// Shapes and dtypes must be equal; views may be strided and on any two devices. Queued on ctx.stream.
+// Copies all elements. Shapes and dtypes must be equal; either view may be strided and on any device. Queued on
+// ctx.stream.
 void copy(Context& ctx, Tensor dst, ConstTensor src);
 // Sets all elements to 0; t may be strided. Queued on ctx.stream.
 void zero(Context& ctx, Tensor t);

@@ -1,4 +1,5 @@
-// Element types. Floats: f64 (CPU reference), f32, bf16 (storage only: arithmetic happens in its acc type, f32).
+// DType: the element types. Floats are f64 (CPU reference), f32 and bf16 (storage only: arithmetic is in its
+// accumulator type, f32).
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -8,7 +9,7 @@ namespace triad {
 
 enum class DType : uint8_t { f64, f32, bf16, i64, i32, u8 };
 
-// bfloat16: the upper half of an IEEE float, rounded to nearest even. The host's counterpart of __nv_bfloat16.
+// bfloat16: the upper 16 bits of an IEEE 754 float, rounded to nearest even. The host's counterpart of __nv_bfloat16.
 struct bf16 {
   uint16_t bits = 0;
   bf16() = default;
@@ -22,7 +23,7 @@ struct bf16 {
 };
 
 template <class T>
-struct dtype_traits;  // dtype_traits<T>::value: the DType of a C++ type; device code adds __nv_bfloat16
+struct dtype_traits;  // ::value is the DType of the C++ type T; kernels/common/launch.cuh adds __nv_bfloat16
 template <>
 struct dtype_traits<double> {
   static constexpr DType value = DType::f64;

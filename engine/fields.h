@@ -1,7 +1,8 @@
-// Config fields, declared once and visited: a config struct S has a free function
+// The fields of a config. A config struct S declares them once, in a free function
 //   template <class V> void visit(S& s, V&& v) { v("lr", s.lr, "peak learning rate", above(0).up_to(1)); ... }
-// and parsing, range checks, --help, the echo and the resume check are visitors. A field is a bool, int64_t, double,
-// std::string, std::vector<std::string>, an enum whose words are listed in EnumWords, or KernelChoices (routes.h).
+// Parsing, range checks, --help, the echo of the config and the check of a resumed run's config all visit this list. A
+// field is a bool, int64_t, double, std::string, std::vector<std::string>, an enum whose words are in EnumWords, or
+// KernelChoices (routes.h).
 #pragma once
 #include <limits>
 #include <string>
@@ -11,7 +12,7 @@
 
 namespace triad {
 
-// The values that a field may take.
+// The values that a field may take: a range of numbers, and whether the config must set the field.
 struct Rule {
   bool required = false;
   double min = -std::numeric_limits<double>::infinity(), max = std::numeric_limits<double>::infinity();

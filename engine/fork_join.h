@@ -9,7 +9,7 @@
 // The side work starts after all work queued on ctx before the constructor; work queued on ctx after join() waits for
 // it. In between, neither may write what the other reads or writes.
 //
-// Scratch: ctx reuses released scratch at once, which is safe only in the order of one stream. Therefore the side
+// Scratch: ctx reuses released scratch immediately, which is safe only for work on one stream. Therefore the side
 // stream has a scratch of its own, placed at the current top of ctx's, and its peak stays reserved until the ForkJoin
 // is destroyed. To know this peak, the constructor queues the side work before anything else is queued on ctx. Matrix
 // products share one workspace, so they must not run on a side stream (kernels/ops/matmul.cu checks this).
@@ -25,11 +25,11 @@ namespace triad {
 
 class ForkJoin {
  public:
-  // number: the side stream, 0 to 2. Open ForkJoins must use different ones; stream 2 has priority over 0 and 1.
-  // With apart = false the work runs on ctx itself, as on the CPU.
+  // Queues work(context) on side stream `number`, 0 to 2. ForkJoins that are open at the same time must have different
+  // numbers; stream 2 has priority over 0 and 1. With apart = false the work runs on ctx itself, as on the CPU.
   template <class Work>
   ForkJoin(Context& ctx, int number, Work&& work, bool apart = true)
-      : ForkJoin(ctx, number, apart) {  // a delegating constructor: if work() throws, the destructor joins
+      : ForkJoin(ctx, number, apart) {  // delegates, so that the destructor joins if work() throws
     if (side_ == nullptr) {
       work(ctx);
       return;

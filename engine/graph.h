@@ -9,7 +9,8 @@
 namespace triad {
 
 namespace backend {
-// As record_event and wait_event. Inside a recording they become nodes of the graph, executed anew by each launch.
+// As record_event() and wait_event(), but inside a recording they become nodes of the graph: each launch records the
+// event, or waits for it, anew.
 void record_event_of_graph(Device, void* event, void* stream);
 void wait_event_of_graph(Device, void* stream, void* event);
 }  // namespace backend
@@ -22,8 +23,8 @@ class Graph {
   Graph& operator=(Graph&&) = delete;
 
   bool recorded() const { return handle_ != nullptr; }
-  // Records the work that work() queues on ctx.stream, which must be of a GPU, instead of running it. The same work
-  // must have run once before, so that libraries and kernels are loaded.
+  // Calls work() and records what it queues on ctx.stream, a GPU's stream, instead of running it. The same work must
+  // have run once before, so that libraries and kernels are loaded.
   template <class Work>
   void record(Context& ctx, Work&& work) {
     TRIAD_CHECK(device_.is_cuda(), "graphs are recorded on a GPU, not on {}", device_.str());
@@ -45,8 +46,8 @@ class Graph {
   void* handle_ = nullptr;
 };
 
-// An event within work that may be recorded as a graph, for which other streams wait after each launch; or an event of
-// another stream for which such work waits.
+// An event that crosses the boundary of a graph: the graph's work records it and other streams wait for it after each
+// launch, or another stream records it and the graph's work waits for it. Also works if nothing is recorded as a graph.
 class GraphEvent {
  public:
   explicit GraphEvent(Device device) : device_(device), handle_(backend::create_event(device, /*timed=*/false)) {}

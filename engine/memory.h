@@ -1,6 +1,6 @@
-// Arena: the one owner of a device's long-lived memory. Every allocation has a category and a name; after seal(),
-// alloc() throws. Scratch: a region of the arena for temporaries, allocated and released in stack order. A planned
-// Arena or Scratch counts bytes and returns addresses that must not be accessed (Context::planning).
+// Arena: owns all long-lived memory of a device. Every allocation has a category and a name; after seal(), alloc()
+// throws. Scratch: a region of the arena for temporaries, allocated and released in stack order. A planned Arena or
+// Scratch only counts bytes; the addresses that it returns must not be accessed (Context::planning).
 #pragma once
 #include <source_location>
 #include <string>
@@ -14,7 +14,8 @@ namespace triad {
 
 class MemoryLog;  // memory_log.h
 
-// An allocation that the device, the arena or the scratch cannot hold. Sizes in bytes.
+// Thrown if the device, the arena or the scratch cannot hold an allocation. asked, free: bytes requested and bytes
+// available.
 class OutOfMemory : public Error {
  public:
   OutOfMemory(const std::string& message, int64_t bytes_asked, int64_t bytes_free)
@@ -27,7 +28,7 @@ inline constexpr int kMemTags = 8;
 const char* name_of(MemTag);
 
 inline constexpr const char* kScratchName = "scratch";  // name of a Scratch's region in its arena
-inline constexpr int64_t kMemAlign = 256;               // bytes; every allocation starts at a multiple
+inline constexpr int64_t kMemAlign = 256;               // alignment of every allocation, in bytes
 constexpr int64_t align_up(int64_t n, int64_t to = kMemAlign) { return (n + to - 1) / to * to; }
 
 class Arena {
@@ -35,7 +36,7 @@ class Arena {
   struct Allocation {
     MemTag tag;
     std::string name;
-    int64_t offset, bytes;  // bytes of the tensor, without the padding
+    int64_t offset, bytes;  // offset in the arena; size of the tensor without the padding
     DType dtype;
     Shape shape;
     int64_t time_us;  // microseconds since 1970
@@ -44,7 +45,7 @@ class Arena {
   using Where = std::source_location;
 
   Arena(Device device, int64_t capacity_bytes);
-  static Arena planned(Device device);  // owns no memory, counts bytes
+  static Arena planned(Device device);  // owns no memory, only counts bytes
   ~Arena();
   Arena(Arena&&) noexcept;
   Arena& operator=(Arena&&) = delete;
@@ -61,7 +62,7 @@ class Arena {
   int64_t capacity_bytes() const { return capacity_; }
   int64_t used_bytes(MemTag tag) const;
   const std::vector<Allocation>& allocations() const { return allocations_; }
-  std::string report() const;  // a table: MiB by category, then the ten largest tensors
+  std::string report() const;  // a table: MiB per category, then the ten largest tensors
 
  private:
   Arena(Device device, int64_t capacity_bytes, bool planning);
@@ -88,9 +89,9 @@ class PinnedMemory {
 
 class Scratch {
  public:
-  Scratch(Arena& arena, int64_t bytes);  // planned and without limit if the arena is planned
-  // What `of` has left, as the scratch of another stream. Until this one is destroyed, `of` must not allocate
-  // (engine/fork_join.h).
+  Scratch(Arena& arena, int64_t bytes);  // an unlimited planned scratch if the arena is planned
+  // Tag of a constructor that makes a scratch for another stream from the free part of `of`. Until the new scratch is
+  // destroyed, `of` must not allocate (engine/fork_join.h).
   struct Rest {};
   Scratch(const Scratch& of, Rest)
       : device_(of.device_),
@@ -101,10 +102,10 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   int64_t peak_bytes() const { return peak_; }
   int64_t capacity_bytes() const { return capacity_; }
-  void set_log(MemoryLog* log) { log_ = log; }  // receives every allocation and release
+  void set_log(MemoryLog* log) { log_ = log; }  // log receives every allocation and release
 
-  // Releases on destruction everything that it allocated. The stream that uses this scratch orders the work, so the
-  // next owner's writes follow the last owner's reads.
+  // Releases on destruction everything that it allocated. All users of one scratch queue on one stream, so writes of
+  // the memory's next owner run after reads of the last one.
   class Scope {
    public:
     explicit Scope(Scratch& scratch) : scratch_(scratch), begin_(scratch.used_) {}

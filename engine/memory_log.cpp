@@ -56,7 +56,7 @@ void MemoryLog::alloc(const std::byte* address, int64_t bytes, const char* name,
 }
 
 void MemoryLog::release(const std::byte* from) {
-  if (live_.empty() || live_.back().address < from) return;  // no lock: only this thread changes live_
+  if (live_.empty() || live_.back().address < from) return;  // needs no lock: no other thread changes live_
   const int64_t now = now_us();
   const std::lock_guard<std::mutex> lock(mutex_);
   while (!live_.empty() && live_.back().address >= from) {

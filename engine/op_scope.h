@@ -1,5 +1,5 @@
-// OpScope: names the op that all work queued during the scope belongs to, library calls included, so that listeners (a
-// profiler, the memory log, NVTX) can attribute kernels and temporaries. Without listeners a scope costs one
+// OpScope: marks all work queued during the scope, library calls included, as part of one op, so that listeners (a
+// profiler, the memory log, NVTX) can attribute kernels and temporaries to it. Without listeners a scope costs one
 // comparison. Listeners may be added or removed only between ops.
 #pragma once
 #include "engine/context.h"
@@ -11,12 +11,13 @@ class OpListener {
   virtual ~OpListener() = default;
   virtual void begin(const char* op) = 0;
   virtual void end() = 0;
-  // The same with the stream on which the op queues its work; overridden by listeners that need it.
+  // The same, with the stream on which the op queues its work. A listener that needs the stream overrides these
+  // instead.
   virtual void begin_on(const char* op, const Stream&) { begin(op); }
   virtual void end_on(const Stream&) { end(); }
 };
 
-// Of nested scopes only the outermost counts: a matrix product inside the classifier is attributed to the classifier.
+// Only the outermost of nested scopes counts: a matrix product inside the classifier is attributed to the classifier.
 class OpScope {
  public:
   OpScope(Context& ctx, const char* op)

@@ -1,5 +1,6 @@
-// Philox4x32-10 (Salmon et al., SC 2011): a counter-based generator. Number i of a (seed, stream) is a pure function of
-// i, so the CPU, the GPU, any thread and a resumed run draw the same numbers. constexpr, hence callable in device code.
+// Philox4x32-10 (Salmon et al., SC 2011): a counter-based random generator. Number i of a (seed, stream) is a pure
+// function of i, so the CPU, the GPU, any thread and a resumed run draw the same numbers. Its functions are constexpr,
+// so that device code can call them.
 #pragma once
 #include <array>
 #include <cmath>
@@ -24,19 +25,19 @@ class Philox {
     }
     return x;
   }
-  // The 64 random bits of index i; two indices share a block.
+  // The 64 random bits of index i. The indices 2 j and 2 j + 1 share block j.
   constexpr uint64_t bits(uint64_t i) const {
     const std::array<uint32_t, 4> x = block(i / 2);
     return i % 2 == 0 ? (uint64_t{x[1]} << 32 | x[0]) : (uint64_t{x[3]} << 32 | x[2]);
   }
-  // Uniform in [0, 1), 53 bits.
+  // A number uniform in [0, 1), a multiple of 2^-53.
   constexpr double uniform(uint64_t i) const { return static_cast<double>(bits(i) >> 11) * 0x1p-53; }
-  // Uniform in {0, .., n-1}, n < 2^32; the deviation of each probability from 1 / n is below n / 2^64.
+  // An integer uniform in {0, .., n-1}, n < 2^32. Each probability deviates from 1 / n by less than n / 2^64.
   constexpr uint64_t below(uint64_t i, uint64_t n) const {
     const uint64_t b = bits(i);
     return (hi(b) * n + (lo(b) * n >> 32)) >> 32;
   }
-  // Standard normal (Box-Muller; uses indices 2 i and 2 i + 1).
+  // A standard normal number (Box-Muller), made of the uniform numbers 2 i and 2 i + 1.
   double normal(uint64_t i) const {
     const double u = 1.0 - uniform(2 * i), angle = 6.283185307179586 * uniform(2 * i + 1);
     return std::sqrt(-2.0 * std::log(u)) * std::cos(angle);

@@ -1,6 +1,6 @@
-// Routes: which kernel is requested for each op (runtime.kernels), which kernel took each call and for which shape, and
-// how many calls were fallbacks, with the reason. Ops record their choice on the host when they queue work, so replays
-// of a CUDA graph are not counted.
+// Routes: which kernel the config requests for each op (runtime.kernels), which kernel ran each call and for which
+// shape, and how many calls were fallbacks, with the reason. Ops record the kernel on the host when they queue work, so
+// replays of a CUDA graph are not counted.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -11,14 +11,14 @@
 
 namespace triad {
 
-// The values of runtime.kernels. "fused" names the sm_90 kernels of an op.
-// automatic: the fused kernel if there is one for the shape, else the general one; for bf16 on sm_90 the latter is a
-// fallback.
-// fused: as automatic, but every call without a fused kernel is a fallback, on the CPU too.
-// general: kernels for any card and any shape.
-// reference: the CPU reference without intermediate rounding; on a GPU the general kernels in fp32 on operands upcast
-// to fp32, with one rounding at the end.
-// The CPU has one route, the reference, which automatic and general select too.
+// The values of runtime.kernels. A fused kernel is one for sm_90, a general kernel one for any card and shape.
+//   automatic  the fused kernel if there is one for the shape, else the general one, which counts as a fallback for
+//              bf16 on sm_90
+//   fused      as automatic, but every call without a fused kernel counts as a fallback, on the CPU too
+//   general    the general kernel
+//   reference  the general kernel on operands upcast to fp32, with one rounding at the end; on the CPU the reference
+//              without intermediate rounding
+// The CPU has only the reference, which automatic and general select too.
 enum class KernelChoice { automatic, fused, general, reference };
 struct KernelChoices {
   KernelChoice cmp = KernelChoice::automatic, sel = cmp, win = cmp, matmul = cmp;
@@ -32,10 +32,10 @@ class Routes {
   explicit Routes(const KernelChoices& wanted = {}, bool strict = false) : wanted_(wanted), strict_(strict) {}
 
   struct Count {
-    int64_t layer;                   // -1: outside the layers
-    std::string op, kernel, reason;  // reason: why it is a fallback; empty: it is none
+    int64_t layer;                   // number of the layer; -1: outside of the layers
+    std::string op, kernel, reason;  // reason: why the call is a fallback; empty: it is not one
     DType dtype;
-    Shape first, second;  // q and k, or a matrix product's result and left operand
+    Shape first, second;  // shapes of q and k, or of a matrix product's result and left operand
     int64_t calls;
     bool is_fallback() const { return !reason.empty(); }
     std::string shapes() const;  // "bf16 [2,128,12,64] [2,128,2,64]"
@@ -43,11 +43,12 @@ class Routes {
 
   const KernelChoices& wanted() const { return wanted_; }
   KernelChoice wanted(std::string_view op) const;
-  // Sets the operands of the calls recorded from now on.
+  // Sets the operands whose shapes the next record() calls count.
   void set_call(const ConstTensor& first, const ConstTensor& second);
-  // Counts a call. If strict, a fallback throws an Error with op, shape and reason.
+  // Counts one call of `op` by `kernel`; a reason makes it a fallback. If strict, a fallback throws an Error with op,
+  // shape and reason.
   void record(std::string_view op, std::string_view kernel, std::string_view reason = {});
-  void set_layer(int64_t layer) { layer_ = layer; }  // layer of the calls recorded from now on
+  void set_layer(int64_t layer) { layer_ = layer; }  // sets the layer of the calls recorded from now on
   int64_t layer() const { return layer_; }
 
   const std::vector<Count>& counts() const { return counts_; }  // in the order of first calls
@@ -63,10 +64,11 @@ class Routes {
   DType dtype_ = DType::f32;
   Shape first_, second_;
   std::vector<Count> counts_;
-  size_t next_ = 0;  // guess of the next call's entry, since every step makes the same calls
+  size_t next_ = 0;  // index of the entry that the next call probably has, since every step makes the same calls
 };
 
-// The NSA branch that an op belongs to: cmp, sel, win or select (scores and top-n); any other op's own name.
+// The attention branch that an op belongs to: cmp, sel, win (for dense attention too) or select (scores and top-n). Of
+// any other op, its own name.
 std::string branch_of(std::string_view op);
 
 }  // namespace triad

@@ -1,5 +1,5 @@
-// Stream: a queue of work on one device. Event: a point in a stream. Both are move-only owners. On the CPU work runs at
-// once.
+// Stream: a queue of work on one device. Event: a point in that queue. Both own their CUDA object and are move-only. On
+// the CPU work runs immediately, in the calling thread.
 #pragma once
 #include <chrono>
 #include <string>

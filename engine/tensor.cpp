@@ -86,9 +86,9 @@ BasicTensor<kConst> BasicTensor<kConst>::operator[](int64_t i) const {
   return t;
 }
 
-// Maps the new axes onto the old ones, innermost first: a new axis continues in the current old axis (a run of
-// elements) or, when that is used up, begins the next old axis. Merging axes requires that the next axis' stride
-// continues the run.
+// Computes strides for the new shape by matching new axes to old ones, innermost first. A new axis takes its elements
+// from the current old axis, and from the next one when the current one is used up. A new axis that spans two old axes
+// needs their elements to be evenly spaced.
 template <bool kConst>
 BasicTensor<kConst> BasicTensor<kConst>::view(const Shape& to) const {
   TRIAD_CHECK(to.numel() == shape().numel(), "{} cannot be viewed as {}: the counts differ", str(), to.str());
@@ -100,7 +100,7 @@ BasicTensor<kConst> BasicTensor<kConst>::view(const Shape& to) const {
     while (left == 1 && old_axis > 0) left = dim[--old_axis], step = stride[old_axis];
     t.stride[i] = step;
     int64_t need = to.dim[i];
-    while (need > left) {  // merge: the next old axis must continue this one
+    while (need > left) {  // merges the next old axis, which must continue this one
       TRIAD_CHECK(need % left == 0 && old_axis > 0 && stride[old_axis - 1] == step * left,
                   "{} cannot be viewed as {} without a copy", str(), to.str());
       need /= left;

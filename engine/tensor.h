@@ -41,7 +41,7 @@ struct BasicTensor {
   Device device;
 
   BasicTensor() = default;
-  BasicTensor(Byte* data, DType dtype, const Shape& shape, Device device);  // contiguous
+  BasicTensor(Byte* data, DType dtype, const Shape& shape, Device device);  // a contiguous view
   template <bool kOther>
   requires(kConst && !kOther)
       BasicTensor(const BasicTensor<kOther>& t)  // NOLINT: implicit, so that a Tensor can be passed as a ConstTensor
@@ -62,12 +62,12 @@ struct BasicTensor {
     if (dtype != dtype_of<T>) throw_dtype(dtype_of<T>);
     return reinterpret_cast<Elem<T>*>(data);
   }
-  // Elements [begin, end) of an axis; strides stay.
+  // The elements [begin, end) of an axis, with the same strides.
   BasicTensor slice(int axis, int64_t begin, int64_t end) const;
   // Element i of the outermost axis: a view of rank - 1.
   BasicTensor operator[](int64_t i) const;
-  // The same elements under another shape. Axes may be split, and merged where their strides allow it; throws
-  // otherwise.
+  // The same elements under another shape. Any axis may be split; axes may be merged if their strides allow it. Throws
+  // if a copy would be needed.
   BasicTensor view(const Shape& shape) const;
 
  private:
@@ -77,7 +77,7 @@ struct BasicTensor {
 using Tensor = BasicTensor<false>;
 using ConstTensor = BasicTensor<true>;
 
-// Throws, naming `what`, unless the tensor has this shape and dtype.
+// Throws with `what` in the message unless the tensor has this shape and dtype.
 void check_tensor(const char* what, const ConstTensor& t, const Shape& shape, DType dtype);
 
 }  // namespace triad

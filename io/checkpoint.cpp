@@ -25,15 +25,15 @@ constexpr const char* kSetAside = "set_aside_";
 
 std::string join(const std::string& folder, const std::string& name) { return (fs::path(folder) / name).string(); }
 
-// Renames a whole new folder to its final name. If a folder of that name exists, both are exchanged in one step,
-// provided that the file system supports it.
+// Renames a completely written folder to its final name. If a folder of that name exists, the two folders swap names in
+// one step, where the file system supports it; then the old one is removed.
 void put_in_place(const std::string& temporary, const std::string& place) {
   if (::rename(temporary.c_str(), place.c_str()) == 0) return;
   if (errno == EEXIST || errno == ENOTEMPTY) {
     if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, place.c_str(), RENAME_EXCHANGE) == 0)
       return remove_checkpoint(temporary);
-    // If the process is killed between the next two steps, the new folder is whole under its temporary name, and
-    // remove_leftovers renames it.
+    // The file system cannot swap. If the process is killed between the next two steps, the new folder is complete
+    // under its temporary name, and remove_leftovers renames it.
     remove_checkpoint(place);
     if (::rename(temporary.c_str(), place.c_str()) == 0) return;
   }
@@ -47,14 +47,14 @@ void point_latest_at(const std::string& parent, const std::string& name) {
   sync_folder(parent);
 }
 
-// The number N of a name PREFIX<N>; nullopt for other names and for numbers that an int64 cannot hold.
+// The number N in a name of the form PREFIX<N>; nullopt for other names and for numbers that int64_t cannot hold.
 std::optional<int64_t> number_after(std::string_view prefix, std::string_view name) {
   if (!name.starts_with(prefix)) return std::nullopt;
   const std::optional<int64_t> number = parse_number<int64_t>(name.substr(prefix.size()));
   return number && *number >= 0 ? number : std::nullopt;
 }
 
-// The step of a folder called step_N.
+// The number N of a folder called step_N; nullopt for other names.
 std::optional<int64_t> step_of(const std::string& name) { return number_after("step_", name); }
 
 std::vector<std::string> names_in(const std::string& folder) {
@@ -79,7 +79,7 @@ std::string write_checkpoint(const std::string& parent, const std::string& name,
     sync_tree(temporary);
     put_in_place(temporary, place);
   } catch (...) {
-    std::error_code ignored;  // rethrow the first error, not this one
+    std::error_code ignored;  // an error of the removal is ignored, because the first error is rethrown
     fs::remove_all(temporary, ignored);
     throw;
   }
@@ -142,7 +142,7 @@ void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t 
     const bool kept_for_good = keep_every > 0 && all[i].step > 0 && all[i].step % keep_every == 0;
     std::error_code error;
     if (kept_for_good || fs::equivalent(path, join(parent, kLatest), error)) continue;
-    // After this rename a kill leaves a temporary name, which remove_leftovers handles.
+    // If the process is killed after this rename, the folder keeps its temporary name and remove_leftovers removes it.
     const std::string aside = temporary_name(path);
     if (::rename(path.c_str(), aside.c_str()) != 0)
       fail("{}: cannot be moved aside to be removed: {}", path, std::strerror(errno));
@@ -186,7 +186,8 @@ std::vector<std::string> list_set_aside(const std::string& parent) {
 void remove_leftovers(const std::string& parent) {
   for (const std::string& name : names_in(parent)) {
     std::string target;
-    if (!is_temporary(name, &target) || !(step_of(target) || target == kLatest)) continue;  // not ours
+    // Files of other names are kept: only checkpoints and `latest` are written here.
+    if (!is_temporary(name, &target) || !(step_of(target) || target == kLatest)) continue;
     const std::string path = join(parent, name), place = join(parent, target);
     std::error_code error;
     const bool whole = !fs::is_symlink(path, error) && is_checkpoint(path);

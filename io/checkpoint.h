@@ -1,5 +1,5 @@
-// Checkpoint folders: parent/step_N, and parent/latest, a symbolic link to the newest one. The caller chooses a
-// checkpoint's files, except state.json: it is written last, so a folder that holds it is whole.
+// Checkpoint folders: parent/step_N, and parent/latest, a symbolic link to the newest one. The caller chooses the files
+// of a checkpoint, except for state.json, which is written last: a folder that holds it is complete.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -12,9 +12,9 @@ namespace triad {
 inline constexpr const char* kStateFile = "state.json";
 
 // Saves a checkpoint and returns parent/name. Calls write(folder) to fill a temporary folder in parent, syncs it to
-// disk, renames it to parent/name (replacing an older folder of that name), and points parent/latest at it. First
-// removes what killed saves left in parent. If the process is killed at any moment, the older checkpoints stay whole
-// and `latest` points to one of them. If write throws, the temporary folder is removed.
+// disk, renames it to parent/name (replacing an older folder of that name), and points parent/latest at it. Calls
+// remove_leftovers(parent) first. If the process is killed at any moment, the older checkpoints stay whole and `latest`
+// points to one of them. If write throws, the temporary folder is removed.
 std::string write_checkpoint(const std::string& parent, const std::string& name,
                              const std::function<void(const std::string& folder)>& write);
 
@@ -26,10 +26,10 @@ struct CheckpointFolder {
   int64_t step = 0;
   std::string path;
 };
-// The whole step_N folders, sorted by step; none where parent does not exist.
+// The complete step_N folders in parent, sorted by step; none if parent does not exist.
 std::vector<CheckpointFolder> list_checkpoints(const std::string& parent);
-// The whole checkpoint of the highest step, even if `latest` points elsewhere. If there is no step_N folder, the folder
-// that `latest` points to, if it is whole.
+// The complete checkpoint of the highest step, even if `latest` points elsewhere. If there is no step_N folder: the
+// folder that `latest` points to, if it is complete.
 std::optional<std::string> find_newest_checkpoint(const std::string& parent);
 
 // The checkpoint that a user's path names: the folder of one, a run's folder, its checkpoints folder, or `latest` in
@@ -37,20 +37,20 @@ std::optional<std::string> find_newest_checkpoint(const std::string& parent);
 // for.
 std::string resolve_checkpoint(const std::string& path);
 
-// Removes the oldest whole checkpoints until keep_last are left. Kept in addition: checkpoints whose step is a positive
-// multiple of keep_every (0: none), and the one that `latest` points to. keep_last 0: removes nothing.
+// Removes the oldest complete checkpoints until keep_last are left. Checkpoints whose step is a positive multiple of
+// keep_every (0: none) are kept in addition, and so is the one that `latest` points to. keep_last 0: removes nothing.
 void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t keep_every);
 
 // Moves files and folders, in the given order, to a new folder parent/set_aside_K, where K is the first free number.
-// Returns its path. No function here searches set_aside_K for checkpoints. A file may come from another file system; a
-// folder may not.
+// Returns the path of the new folder. No function of this file looks for checkpoints there. A file may come from
+// another file system; a folder may not.
 std::string set_aside(const std::string& parent, const std::vector<std::string>& paths);
 std::string next_set_aside(const std::string& parent);  // the path that set_aside() would use
-// The set_aside_K folders, sorted by name; none where parent does not exist.
+// The set_aside_K folders in parent, sorted by name; none if parent does not exist.
 std::vector<std::string> list_set_aside(const std::string& parent);
 
-// Removes what killed saves and removals left in parent. A temporary folder that is whole is renamed to its final name
-// if that name is free.
+// Removes the temporary folders and links that killed processes have left in parent. A complete folder under a
+// temporary name is renamed to its final name, if that name is free.
 void remove_leftovers(const std::string& parent);
 
 }  // namespace triad

@@ -25,8 +25,8 @@ class CsvFile {
   AppendFile file_;
 };
 
-// The same cut after `step`, for a file that this run does not write and whose header may differ. The file may be
-// absent.
+// Removes the rows of steps after `step`, and damaged lines, from a file that this run does not write and whose header
+// may differ from this run's. The file may be absent.
 void cut_csv(const std::string& path, int64_t step);
 
 }  // namespace triad

@@ -31,7 +31,7 @@ std::string folder_of(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
-// Writes all bytes, at `offset`, or at the file's current position if offset < 0.
+// Writes all bytes at `offset`, or at the file's current position if offset < 0.
 void write_all(int fd, const std::string& path, int64_t offset, std::span<const std::byte> bytes) {
   const size_t total = bytes.size();
   while (!bytes.empty()) {
@@ -51,8 +51,8 @@ void sync_file(int fd, const std::string& path) {
   if (::fsync(fd) != 0 && errno != EINVAL) fail("{}: cannot sync to disk: {}", path, reason());
 }
 
-// Raises the limit on open files to its hard maximum once half of the soft limit is in use: a data set may have more
-// shards than the default of 1,024 open files.
+// Raises this process's limit on open files to its hard maximum once half of the soft limit is in use: a data set may
+// have more shards than the usual limit of 1,024 files.
 void raise_file_limit(int opened) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;
@@ -62,7 +62,8 @@ void raise_file_limit(int opened) {
 }
 
 FileHandle open_to_read(const std::string& path) {
-  constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;  // a pipe must not block the open
+  // Nonblocking, because opening a pipe could otherwise wait forever.
+  constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
   FileHandle file(::open(path.c_str(), kFlags));
   const bool too_many = file.get() < 0 && errno == EMFILE;
   if (file.get() >= 0 || too_many) raise_file_limit(file.get());
@@ -115,7 +116,7 @@ std::string InputFile::text(int64_t offset, int64_t bytes) const {
 }
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_(temporary_name(path)) {
-  struct stat info {};  // a rename would replace a device or pipe by a file
+  struct stat info {};  // renaming a file to a device's or pipe's name would replace it
   if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode))
     fail("{}: is no file that can be replaced, but a device, pipe or socket", path);
   file_ = FileHandle(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
@@ -248,12 +249,12 @@ std::string temporary_name(const std::string& name) {
 
 std::vector<std::string> expand_globs(std::span<const std::string> patterns) {
   std::vector<std::string> files;
-  std::set<std::string> seen;  // resolved paths
+  std::set<std::string> seen;  // the paths after resolving links, to list each file once
   for (const std::string& pattern : patterns) {
     std::vector<std::string> matches;
     std::error_code error;
     if (fs::exists(pattern, error)) {
-      matches.push_back(pattern);  // an existing name is literal, even if it contains brackets
+      matches.push_back(pattern);  // a name that exists is meant literally, even if it contains brackets
     } else {
       glob_t found{};
       const int status = ::glob(pattern.c_str(), GLOB_TILDE, nullptr, &found);
@@ -267,7 +268,7 @@ std::vector<std::string> expand_globs(std::span<const std::string> patterns) {
       fs::path real = fs::canonical(match, error);
       std::error_code ignored;
       if (error && fs::exists(match, ignored))
-        real = match;  // bash's <(...): a pipe, which has no canonical path
+        real = match;  // a pipe, such as bash's <(...), has no canonical path
       else if (error)
         fail("{}: cannot be opened: {}", match, error.message());
       TRIAD_CHECK(!fs::is_directory(real, error), "{}: this is a folder; {}/* takes its files", match, match);

@@ -1,6 +1,6 @@
-// FolderLock: at most one process writes in a folder. It is flock(2) on the folder itself: it creates no file, survives
-// the removal of the folder's files, and ends with the process. Processes on other hosts see the lock only if the file
-// system supports that; NFS does not.
+// FolderLock: lets at most one process write in a folder. The lock is flock(2) on the folder itself: it creates no
+// file, survives the removal of the folder's files, and ends with the process. Processes on other hosts see the lock
+// only if the file system supports that; NFS does not.
 #pragma once
 #include <string>
 
@@ -10,10 +10,10 @@ namespace triad {
 
 class FolderLock {
  public:
-  // True if this object holds the lock now; false if another process holds it. On a file system without locks, prints a
-  // warning and returns true.
+  // Tries to lock the folder. True if this object holds the lock now; false if another process holds it. On a file
+  // system without locks, prints a warning and returns true.
   bool take(const std::string& folder);
-  // Retries for up to `seconds`, and says once on stderr which folder it waits for.
+  // Tries for up to `seconds`, and prints once on stderr which folder it waits for.
   bool take_within(double seconds, const std::string& folder);
   bool held() const { return file_.get() >= 0; }
 
@@ -21,7 +21,7 @@ class FolderLock {
   FileHandle file_;
 };
 
-// " (pid 123)", the process that holds the folder's lock; "" where /proc/locks does not list it.
+// The process that holds the folder's lock, as " (pid 123)"; "" if /proc/locks does not list it.
 std::string lock_holder(const std::string& folder);
 
 }  // namespace triad

@@ -1,6 +1,7 @@
-// Builds a JSON value from the events of nlohmann's SAX parser, in time linear in the text. The library's own parsers
-// are slower: with a callback it visits all elements of an object at the end of each element, and an ordered_json
-// compares a new key with all keys before it. Works for any basic_json; callers use parse_json of io/json_config.h.
+// Builds a JSON value from the events of nlohmann's SAX parser, in time linear in the length of the text. The library's
+// own parsers are slower: with a callback they visit all elements of an object at the end of each element, and an
+// ordered_json compares a new key with all keys before it. Works for any basic_json type; callers use parse_json of
+// io/json_config.h.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -32,7 +33,7 @@ class JsonBuilder final : public nlohmann::json_sax<AnyJson> {
   bool number_unsigned(typename AnyJson::number_unsigned_t value) override { return add(value); }
   bool number_float(typename AnyJson::number_float_t value, const std::string&) override { return add(value); }
   bool string(std::string& value) override { return add(std::move(value)); }
-  bool binary(typename AnyJson::binary_t&) override { return false; }  // JSON text has none
+  bool binary(typename AnyJson::binary_t&) override { return false; }  // JSON text has no binary values
   bool start_object(size_t) override { return open(AnyJson::object()); }
   bool start_array(size_t) override { return open(AnyJson::array()); }
   bool key(std::string& key) override {
@@ -49,7 +50,7 @@ class JsonBuilder final : public nlohmann::json_sax<AnyJson> {
  private:
   struct Open {
     AnyJson* value;
-    std::unordered_set<std::string> keys;  // of an object; empty for a list
+    std::unordered_set<std::string> keys;  // the keys of an open object so far; empty for a list
   };
 
   explicit JsonBuilder(const std::string& what) : what_(what) {}
@@ -68,8 +69,8 @@ class JsonBuilder final : public nlohmann::json_sax<AnyJson> {
     place(AnyJson(std::forward<Value>(value)));
     return true;
   }
-  // Appends a value to the innermost open container and returns its address, which is valid until that container gets
-  // the next value.
+  // Appends a value to the innermost open object or list and returns its address, which is valid until that object or
+  // list gets its next value.
   AnyJson* place(AnyJson value) {
     if (open_.empty()) return &(root_ = std::move(value));
     AnyJson& container = *open_.back().value;
@@ -78,7 +79,7 @@ class JsonBuilder final : public nlohmann::json_sax<AnyJson> {
       return &array.emplace_back(std::move(value));
     }
     auto& object = container.template get_ref<typename AnyJson::object_t&>();
-    if constexpr (requires { object.emplace_back(std::move(key_), std::move(value)); })  // ordered_json
+    if constexpr (requires { object.emplace_back(std::move(key_), std::move(value)); })  // true for ordered_json only
       return &object.emplace_back(std::move(key_), std::move(value)).second;
     else
       return &object.emplace(std::move(key_), std::move(value)).first->second;

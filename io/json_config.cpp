@@ -15,7 +15,7 @@ namespace {
 
 bool is_utf8(const std::string& text) {
   try {
-    Json(text).dump();  // strict mode throws
+    Json(text).dump();  // throws if the text is not UTF-8
     return true;
   } catch (const Json::exception&) { return false; }
 }
@@ -79,7 +79,7 @@ void read_value(const std::string& key, const Json& j, const Rule&, bool& out) {
 }
 
 void read_value(const std::string& key, const Json& j, const Rule& rule, int64_t& out) {
-  constexpr double kExact = 9007199254740992.0;  // 2^53: larger doubles do not represent every integer
+  constexpr double kExact = 9007199254740992.0;  // 2^53: not every larger integer is a double
   const std::string allowed = "an integer, " + rule.str() + ",";
   if (!j.is_number() || std::floor(j.get<double>()) != j.get<double>() || std::abs(j.get<double>()) > kExact ||
       !rule.allows(j.get<double>()))
@@ -134,7 +134,8 @@ void check_known(const std::string& group, const Json& object, const std::set<st
     if (!known.contains(key)) {
       std::string all;
       for (const std::string& k : known) all += (all.empty() ? "" : ", ") + k;
-      // Suggest the same key of another group rather than a similar key of this one.
+      // The suggestion for an unknown key: the same key in another group is more likely meant than a similar key in
+      // this one.
       std::string hint;
       for (const std::string& other : elsewhere)
         if (hint.empty() && other.ends_with("." + key)) hint = "; did you mean \"" + other + "\"?";

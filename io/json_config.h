@@ -32,7 +32,8 @@ void visit(KernelChoices& c, V&& v) {
   v("matmul", c.matmul, "matrix products", Rule{});
 }
 
-// Limit on the nesting of objects and lists, because copies and dumps recurse. Triad's own files are 3 deep.
+// Limit on the nesting of objects and lists, because copying and dumping them recurses. Triad's own files are nested 3
+// deep.
 inline constexpr int kMaxJsonDepth = 64;
 enum class JsonComments { refused, allowed };
 // Parses JSON text in linear time. Throws an Error that begins with `what` if the text is not JSON, is nested deeper
@@ -41,10 +42,10 @@ enum class JsonComments { refused, allowed };
 template <class AnyJson = Json>
 AnyJson parse_json(std::string_view text, const std::string& what, JsonComments comments = JsonComments::refused);
 
-// Text for files and output, on one line if indent < 0. Bytes that are not UTF-8 become U+FFFD.
+// The value as JSON text, on one line if indent < 0. Bytes that are not UTF-8 become U+FFFD.
 std::string dump_json(const Json& value, int indent);
 
-// The beginning of a value, for messages.
+// The beginning of a value's JSON text, for messages.
 template <class AnyJson>
 std::string brief(const AnyJson& value) {
   constexpr size_t kBytes = 80;
@@ -54,7 +55,8 @@ std::string brief(const AnyJson& value) {
 // Reads a config file: one JSON object, with // and /* */ comments. A file that is missing, empty, cut or not an object
 // throws a UsageError that names it.
 Json read_json_file(const std::string& path);
-// Applies `--set group.key=value`. The value is parsed as JSON, else it is a string, which must be UTF-8.
+// Applies an option `--set group.key=value`. The value is parsed as JSON; if it is not JSON, it is a string, which must
+// be UTF-8.
 void set_json_key(Json& root, const std::string& assignment);
 
 namespace json_config {
@@ -75,7 +77,7 @@ void read_value(const std::string& key, const Json& j, const Rule&, E& out) {
   wrong_value(key, j, all_words<E>());
 }
 
-// One word for all operations, or an object with a word for some of them; the others become auto.
+// Reads one word for the kernels of all operations, or an object with a word for some of them; the others become auto.
 void read_value(const std::string& key, const Json& j, const Rule&, KernelChoices& out);
 
 template <class T>
@@ -88,7 +90,8 @@ Json to_json(const T& value) {
     return value;
 }
 
-// Visitor that reads a group's fields. It collects the known keys, and the required keys that are absent.
+// Visitor that reads the fields of a group of a config. It collects the known keys, and the required keys that are
+// absent.
 struct Reader {
   const std::string& group;
   const Json& object;
@@ -107,16 +110,16 @@ struct Reader {
   }
 };
 
-// Throws for a key that is not in `known`. elsewhere: full keys (group.key) of other groups, to suggest the intended
-// one.
+// Throws for a key that is not in `known`. elsewhere: full names (group.key) of the keys of other groups, one of which
+// may be suggested.
 void check_known(const std::string& group, const Json& object, const std::set<std::string>& known,
                  const std::vector<std::string>& elsewhere = {});
 const Json& group_object(const Json& root, const std::string& group);
 
 }  // namespace json_config
 
-// Reads one group of a config. require: absent required keys throw (false for the nsa group of a dense model).
-// elsewhere: as in check_known.
+// Reads one group of a config. require: absent required keys throw (false for the group nsa of a dense model).
+// elsewhere: see check_known.
 template <class Group>
 void read_group(const Json& root, const std::string& name, Group& group, bool require,
                 const std::vector<std::string>& elsewhere = {}) {

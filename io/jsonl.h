@@ -1,4 +1,4 @@
-// JSON lines: one object per line, each appended by one write(2), so that another program can follow the file.
+// JSON lines: one object per line. Each line is appended by one write(2), so that another program can follow the file.
 #pragma once
 #include <string>
 
@@ -9,10 +9,10 @@ namespace triad {
 
 class JsonLines {
  public:
-  // Appends to an existing file, after cutting off an unfinished last line.
+  // Appends to an existing file, after removing an unfinished last line.
   explicit JsonLines(const std::string& path);
 
-  // NaN and infinities become null; bytes that are not UTF-8 become U+FFFD.
+  // Appends one object as a line. NaN and infinities become null; bytes that are not UTF-8 become U+FFFD.
   void append(const Json& object);
 
  private:

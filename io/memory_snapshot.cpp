@@ -14,10 +14,11 @@ namespace {
 using Total = MemoryLog::Total;
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr const char* kTemporary = "temporary";
-constexpr const char* kUnknown = "unknown";  // the viewer requires a category of this name
+constexpr const char* kUnknown = "unknown";  // the category "unknown", which the viewer requires
 
-// ---- statistics: of all memory, of requests above 1 MiB (large pool), and of the others (small pool) ----
+// ---- statistics for memory_stats ----
 
+// all: of all memory; large: of requests above 1 MiB (the "large pool"); small: of the others (the "small pool").
 struct Stat {
   Total all, large, small;
 };
@@ -25,7 +26,7 @@ struct Stats {
   Stat count, bytes, requested, segments, reserved, inactive_count, inactive_bytes;
 };
 
-Total plus(Total t, int64_t constant) {  // adds a constant that is allocated during the whole run
+Total plus(Total t, int64_t constant) {  // adds memory that is allocated during the whole run
   t.current += constant, t.peak += constant, t.allocated += constant;
   return t;
 }
@@ -47,8 +48,8 @@ Stats count(const MemorySnapshot& s) {
   sum(stats.count, &MemoryLog::Pool::count);
   sum(stats.bytes, &MemoryLog::Pool::bytes);
   sum(stats.requested, &MemoryLog::Pool::requested);
-  // The arena is one device allocation, in the large pool. Its inactive bytes are those that no tensor occupies: they
-  // grow when temporaries are freed and shrink when temporaries are allocated.
+  // The arena is one device allocation, which belongs to the large pool. Its inactive bytes are those that no tensor
+  // occupies: they grow when temporaries are freed and shrink when temporaries are allocated.
   stats.segments.all = stats.segments.large = {1, 1, 1, 0};
   stats.reserved.all = stats.reserved.large = {s.arena_bytes, s.arena_bytes, s.arena_bytes, 0};
   const int64_t unused = s.arena_bytes - stays_all.bytes.current;
@@ -64,7 +65,8 @@ Stats count(const MemorySnapshot& s) {
 
 constexpr int kWidth = 75;
 
-// Both cells scale the three lines of a row by one unit, chosen by the first line's value.
+// A size as a cell of the table. The unit is that of of_all, the row's first line, so that all lines of a row have the
+// same unit.
 std::string size_cell(int64_t bytes, int64_t of_all) {
   constexpr const char* kUnits[] = {"B  ", "KiB", "MiB", "GiB", "TiB", "PiB"};
   constexpr double kStep = 768 * 1024;
@@ -123,14 +125,15 @@ std::string torch_table(const MemorySnapshot& s) {
 
 // ---- the pickle ----
 
-// layer07.nsa_attend_selected_backward.temporary
+// The full name of an event's tensor, such as layer07.nsa_attend_selected_backward.temporary.
 std::string full_name(const MemoryLog::Event& e) {
   std::string name = e.layer < 0 ? "" : fmt::format("layer{:02}.", e.layer);
   if (e.op != nullptr) name += std::string(e.op) + ".";
   return name + e.name;
 }
 
-// "/somewhere/triad/model/layer.cpp" -> "model/layer.cpp"
+// A source file's path without the part outside the source tree: "/somewhere/triad/model/layer.cpp" becomes
+// "model/layer.cpp".
 std::string in_tree(const std::string& path) {
   const size_t file = path.rfind('/'),
                folder = file == std::string::npos || file == 0 ? file : path.rfind('/', file - 1);
@@ -147,7 +150,7 @@ class SnapshotPickle {
     w_.begin_list();
     segment();
     w_.end_list();
-    w_.text("device_traces");  // one list per device ordinal
+    w_.text("device_traces");  // device_traces is a list of lists, one per device
     w_.begin_list();
     for (int i = 0; i < s_.device.index; ++i) w_.begin_list(), w_.end_list();
     w_.begin_list();
@@ -209,7 +212,7 @@ class SnapshotPickle {
     frames("arena", "engine/memory.cpp", 0);
     w_.text("blocks");
     w_.begin_list();
-    int64_t end = 0;  // end of the last block; blocks must tile the segment
+    int64_t end = 0;  // end of the last block; the blocks must cover the segment without gaps
     const auto hole_up_to = [&](int64_t offset) {
       if (offset > end) block(at(end), offset - end, 0, "inactive", "", "", 0);
       end = offset;
@@ -243,8 +246,8 @@ class SnapshotPickle {
     w_.end_dict();
   }
 
-  // Persistent tensors are written before temporaries, regardless of their age, so that the viewer learns their
-  // categories.
+  // Tensors that stay for the whole run are written before temporaries, regardless of their age, so that the viewer
+  // learns their categories.
   void trace() {
     const int64_t first_us = s_.blocks.empty() ? s_.time_us : s_.blocks.front().time_us;
     event("segment_alloc", s_.address, s_.arena_bytes, first_us, kUnknown, "arena", "engine/memory.cpp", 0);
@@ -275,7 +278,7 @@ class SnapshotPickle {
     event("snapshot", 0, 0, s_.time_us, kUnknown, s_.when, "", 0);
   }
 
-  // Extra keys are allowed here: the viewer shows them verbatim.
+  // The format allows extra keys here: the viewer shows them as they are.
   void settings() {
     w_.text("allocator_settings");
     w_.begin_dict();
@@ -382,7 +385,7 @@ Json memory_stats(const MemorySnapshot& s) {
   j["num_device_free"] = 0;
   j["num_ooms"] = s.oom ? 1 : 0;
   j["num_sync_all_streams"] = 0;
-  // Triad's own keys, which memory_stats does not have.
+  // Keys of Triad's own, which memory_stats does not have.
   Json categories = Json::object(), tensors = Json::array();
   for (const MemorySnapshot::Category& c : s.categories()) categories[c.name] = c.bytes;
   for (const MemorySnapshot::Block& b : s.blocks) {

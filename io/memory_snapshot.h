@@ -15,7 +15,8 @@
 namespace triad {
 
 struct MemorySnapshot {
-  // A tensor of the arena, which stays for the whole run. padded_bytes: with the padding up to the next tensor.
+  // A tensor of the arena, which stays for the whole run. padded_bytes: its size with the padding up to the next
+  // tensor.
   struct Block {
     std::string name, category;
     int64_t offset, bytes, padded_bytes;
@@ -25,32 +26,32 @@ struct MemorySnapshot {
     std::string file;
     int64_t line;
   };
-  // Memory of this process outside the arena: the CUDA context, libraries' workspaces.
+  // Memory of this process outside the arena, such as the CUDA context or a library's workspace.
   struct Outside {
     std::string what;
     int64_t bytes;
   };
-  // A failed allocation: bytes requested and bytes free.
+  // A failed allocation: how many bytes were requested, and how many were free.
   struct Oom {
     int64_t asked, free;
-    std::string what;  // one line of text
+    std::string what;  // description in one line
   };
 
-  std::string when;  // "boot", "step1", ...
+  std::string when;  // the time of the snapshot: "boot", "step1", ...
   Device device;
   int64_t time_us = 0;
   uint64_t address = 0;  // address of the arena
   int64_t arena_bytes = 0;
-  int64_t scratch_bytes = 0;  // at the beginning of the arena
-  std::vector<Block> blocks;  // by ascending offset; without the scratch region
+  int64_t scratch_bytes = 0;  // size of the scratch region, which is at the beginning of the arena
+  std::vector<Block> blocks;  // tensors by ascending offset, without the scratch region
   MemoryLog::Contents scratch;
   std::vector<Outside> outside;
-  int64_t in_use_bytes = 0;  // as the driver reports for a GPU, or Linux for this process on the CPU
+  int64_t in_use_bytes = 0;  // memory in use as the driver reports it for a GPU, or Linux for this process on a CPU
   std::optional<Oom> oom;
-  bool planned = false;  // from the plan of a run that does not fit: nothing is allocated, addresses are fictitious
+  bool planned = false;  // true: the plan of a run that does not fit; nothing is allocated and addresses are fictitious
 
-  // Bytes by category of the arena's tensors, then of the memory outside the arena. unaccounted_bytes(): in_use_bytes
-  // minus their sum.
+  // Number of bytes in each category of the arena's tensors, then in each kind of memory outside the arena.
+  // unaccounted_bytes() is in_use_bytes minus their sum.
   struct Category {
     std::string name;
     int64_t bytes;
@@ -59,9 +60,9 @@ struct MemorySnapshot {
   int64_t unaccounted_bytes() const;
 };
 
-std::string memory_summary(const MemorySnapshot&);  // .txt: the table, then memory_by_name()
-std::string memory_by_name(const MemorySnapshot&);  // MiB by category, and the ten largest tensors
-Json memory_stats(const MemorySnapshot&);           // .json
-std::string memory_pickle(const MemorySnapshot&);   // .pickle
+std::string memory_summary(const MemorySnapshot&);  // text of the file .txt: the table, then memory_by_name()
+std::string memory_by_name(const MemorySnapshot&);  // text: MiB by category, and the ten largest tensors
+Json memory_stats(const MemorySnapshot&);           // content of the file .json
+std::string memory_pickle(const MemorySnapshot&);   // content of the file .pickle
 
 }  // namespace triad

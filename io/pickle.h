@@ -8,7 +8,8 @@
 
 namespace triad {
 
-// Values are written in sequence. In a dict, keys and values alternate. Each begin_ needs its end_.
+// Writes values in sequence. In a dict, keys and values alternate. Each call of a begin_ function needs a call of its
+// end_ function.
 class PickleWriter {
  public:
   PickleWriter();
@@ -21,23 +22,23 @@ class PickleWriter {
   void boolean(bool);
   void integer(int64_t);
   void number(double);
-  void text(std::string_view);               // UTF-8; a repeated text is a back-reference
+  void text(std::string_view);               // UTF-8; a repeated text is written as a reference to the first one
   void pair(int64_t first, int64_t second);  // a tuple
 
-  // A key with its value.
+  // Writes a key and its value.
   void entry(std::string_view key, int64_t value) { text(key), integer(value); }
   void entry(std::string_view key, std::string_view value) { text(key), text(value); }
   void flag(std::string_view key, bool value) { text(key), boolean(value); }
 
-  // Reuse of a list or dict: `if (!again(name)) { ...write it...; keep(name); }`. `name` identifies it in this writer
-  // and is not written.
+  // For a list or dict that occurs several times: `if (!again(name)) { ...write it...; keep(name); }`. `name`
+  // identifies it within this writer and is not written.
   bool again(const std::string& name);
   void keep(const std::string& name);
 
   std::string finish();  // the bytes of the file
 
  private:
-  void item();  // before each value: begins a new batch of list items where needed
+  void item();  // call before each value: begins a new batch of list items where needed
   void little_endian(uint64_t value, int bytes);
   void put();
   void get(uint32_t id);

@@ -19,7 +19,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "tensors are written and read in place");
 
-constexpr int64_t kLengthBytes = 8, kMaxHeaderBytes = 100'000'000;  // the format's own limit on the header
+constexpr int64_t kLengthBytes = 8, kMaxHeaderBytes = 100'000'000;  // the limit on the header is the format's own
 constexpr std::string_view kChecksumPrefix = "crc32/";
 constexpr const char* kMetadataKey = "__metadata__";
 
@@ -54,11 +54,11 @@ const char* word_of_dtype(DType dtype) {
 }
 
 uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t crc = 0) {
-  if (bytes.empty()) return crc;  // zlib restarts the sum for a null pointer
+  if (bytes.empty()) return crc;  // for a null pointer, zlib would return its initial value instead of crc
   return static_cast<uint32_t>(crc32_z(crc, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }
 
-// The header's length in bytes: the first 8 bytes of the file, which must exist.
+// The header's length in bytes, which the first 8 bytes of the file hold. The file must have 8 bytes.
 uint64_t header_length(const InputFile& file) {
   uint64_t bytes = 0;
   file.read(0, std::as_writable_bytes(std::span(&bytes, 1)));
@@ -73,9 +73,10 @@ int64_t size_value(const std::string& path, const std::string& name, const char*
   return static_cast<int64_t>(value.get<uint64_t>());
 }
 
-// Parses one entry of the header and checks it on its own. Offsets are relative to the data.
+// Parses one entry of the header and checks it without regard to the others. Its offsets are relative to the start of
+// the data.
 TensorEntry parse_entry(const std::string& path, const std::string& name, const nlohmann::json& value) {
-  const std::string called = shortened(name);  // the name, for messages
+  const std::string called = shortened(name);  // the tensor's name, shortened for messages
   TRIAD_CHECK(value.is_object(), "{}: tensor {}: an object is needed, found {}", path, called, brief(value));
   for (const char* key : {"dtype", "shape", "data_offsets"})
     TRIAD_CHECK(value.contains(key), "{}: tensor {} has no {}", path, called, key);
@@ -208,7 +209,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Tensor
     places_.push_back({.spec = std::move(spec)});
     places_.back().bytes = places_.back().spec.shape.numel() * size_of(places_.back().spec.dtype);
   }
-  // The header's length does not depend on the data's offsets, which are relative to the header's end.
+  // Offsets are relative to the end of the header, so the header's length does not depend on them.
   int64_t offset = 0;
   for (Place& place : places_) {
     place.begin = offset;
@@ -235,7 +236,7 @@ std::string SafetensorsWriter::header() const {
   }
   root[kMetadataKey] = std::move(metadata);
   std::string json = root.dump();
-  json.resize((json.size() + 7) / 8 * 8, ' ');  // 8 bytes: the largest alignment of a tensor
+  json.resize((json.size() + 7) / 8 * 8, ' ');  // 8 bytes are the largest alignment that a tensor needs
   const uint64_t length = json.size();
   std::string out(kLengthBytes, '\0');
   std::memcpy(out.data(), &length, sizeof length);

@@ -1,6 +1,6 @@
-// Reads and writes safetensors files: a JSON header with name, dtype, shape and offsets of each tensor, then their
-// bytes, little-endian. Files written here hold a CRC-32 of every tensor in `__metadata__` (key "crc32/NAME", eight hex
-// digits). Files without checksums can be read too.
+// Reads and writes safetensors files: a JSON header with the name, dtype, shape and offsets of each tensor, then the
+// tensors' bytes, little-endian. Files written here hold a CRC-32 of every tensor in `__metadata__` (key "crc32/NAME",
+// eight hex digits). Files without checksums can be read too.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -21,28 +21,28 @@ namespace triad {
 struct TensorEntry {
   std::string name, dtype;
   std::vector<int64_t> shape;
-  int64_t begin = 0, end = 0;  // bytes from the start of the file
+  int64_t begin = 0, end = 0;  // range of the tensor's bytes, counted from the start of the file
 
   int64_t bytes() const { return end - begin; }
   int64_t numel() const;
-  std::optional<DType> engine_dtype() const;  // nullopt if the engine has no such type
-  std::string str() const;                    // "F32[2,3]"
+  std::optional<DType> engine_dtype() const;  // the engine's dtype; nullopt if the engine has no such type
+  std::string str() const;                    // dtype and shape, such as "F32[2,3]"
 };
 
-// A file that is read tensor by tensor. The constructor checks the whole header: length, JSON, dtypes, shapes against
-// offsets, unique names, no holes, no overlaps, no bytes after the last tensor. Every Error names the file, and the
-// offset or the tensor.
+// SafetensorsFile: a file that is read tensor by tensor. The constructor checks the whole header: length, JSON, dtypes,
+// shapes against offsets, unique names, no holes, no overlaps, no bytes after the last tensor. Every Error names the
+// file, and the offset or the tensor.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
 
   const std::string& path() const { return file_.path(); }
-  const std::vector<TensorEntry>& entries() const { return entries_; }  // in file order
+  const std::vector<TensorEntry>& entries() const { return entries_; }  // in the order in which they are stored
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const TensorEntry* find(std::string_view name) const;  // nullptr if absent
-  const TensorEntry& at(std::string_view name) const;    // throws an Error with tensor and file if absent
-  // Fills `out`, whose size must be the tensor's, with its bytes. If the file has a checksum of the tensor, it is
-  // verified; a mismatch throws an Error that names the tensor.
+  const TensorEntry& at(std::string_view name) const;    // throws an Error with tensor and file if there is none
+  // Fills `out`, whose size must be the tensor's, with the tensor's bytes. If the file has a checksum of the tensor, it
+  // is verified; a mismatch throws an Error that names the tensor.
   void read(const TensorEntry&, std::span<std::byte> out) const;
   std::vector<std::byte> read(const TensorEntry&) const;
 
@@ -55,7 +55,7 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-// True if the file begins like a safetensors file, even a cut one: an allowed header length, then '{'.
+// True if the file begins as a safetensors file does, even if the rest is missing: an allowed header length, then '{'.
 bool is_safetensors(const std::string& path);
 
 struct TensorSpec {
@@ -64,17 +64,17 @@ struct TensorSpec {
   Shape shape;  // rank 0: a scalar
 };
 
-// Writes a file tensor by tensor, so that no second copy of a model is needed: declare all tensors, pass the bytes of
-// each in pieces, finish. Tensors are ordered by descending alignment, then by name, and each is aligned in a mapped
-// file. Equal tensors and metadata give equal bytes, independent of the order of the calls.
+// SafetensorsWriter: writes a file tensor by tensor, so that no second copy of a model is needed: declare all tensors,
+// pass the bytes of each in pieces, finish. Tensors are ordered by descending alignment, then by name, so that each is
+// aligned in a mapped file. Equal tensors and metadata give equal bytes, for any order of the calls.
 class SafetensorsWriter {
  public:
-  // `metadata` is added to "format": "pt" and the checksums.
+  // metadata: added to the header's metadata, next to "format": "pt" and the checksums.
   SafetensorsWriter(const std::string& path, std::vector<TensorSpec> tensors,
                     const std::map<std::string, std::string>& metadata = {});
-  // Appends the next piece of a tensor. Tensors may be interleaved.
+  // Appends the next piece of a tensor. Pieces of different tensors may alternate.
   void write(std::string_view name, std::span<const std::byte> piece);
-  // Renames the file to its path. Throws, with its name, if a tensor is incomplete.
+  // Renames the finished file to its path. Throws an Error that names a tensor if its bytes are incomplete.
   void finish();
 
  private:
@@ -83,16 +83,16 @@ class SafetensorsWriter {
     int64_t begin = 0, bytes = 0, written = 0;
     uint32_t crc = 0;
   };
-  std::string header() const;  // padded; its length does not depend on the checksums
+  std::string header() const;  // padded to a multiple of 8 bytes; its length does not depend on the checksums
 
   std::string path_;
   std::map<std::string, std::string> metadata_;
-  std::vector<Place> places_;  // in file order
+  std::vector<Place> places_;  // in the order in which they are stored
   std::map<std::string, size_t, std::less<>> index_;
   AtomicFile file_;
 };
 
-// Writes a whole file from tensors in host memory.
+// Writes a whole safetensors file from tensors in host memory.
 struct HostTensor {
   TensorSpec spec;
   const void* data = nullptr;

@@ -15,7 +15,7 @@ namespace triad {
 
 namespace {
 
-// ---- protocol buffers: a field is a key (field number and wire type), then the value ----
+// ---- encoding as protocol buffers: a field is a key (field number and wire type), then the value ----
 
 enum Wire { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
@@ -53,20 +53,20 @@ void put_doubles(std::string& out, int field, std::span<const double> values) {
   put_bytes(out, field, packed);
 }
 
-// Fields of the messages Event, Summary, Summary.Value, HistogramProto and SessionLog.
+// Field numbers of the messages Event, Summary, Summary.Value, HistogramProto and SessionLog.
 enum EventField { kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7 };
 constexpr int kSummaryValue = 1;
 enum ValueField { kTag = 1, kSimpleValue = 2, kHistogram = 5, kTensor = 8, kMetadata = 9 };
 enum HistogramField { kMin = 1, kMax, kNum, kSum, kSumSquares, kBucketLimit, kBucket };
 constexpr int kSessionStatus = 1, kSessionStart = 1;
 
-// Fields of SummaryMetadata, its PluginData, TensorProto and TensorShapeProto.
+// Field numbers of SummaryMetadata, its PluginData, TensorProto and TensorShapeProto.
 enum MetadataField { kPluginData = 1, kDataClass = 4 };
 enum PluginField { kPluginName = 1, kPluginContent = 2 };
 enum TensorField { kType = 1, kShape = 2, kStrings = 8 };
 constexpr int kDim = 2, kDimSize = 1;
 constexpr int64_t kTypeFloat = 1, kTypeString = 7, kClassTensor = 2;
-// Fields of HParamsPluginData, SessionStartInfo, SessionEndInfo, of a map's entry, and of google.protobuf.Value.
+// Field numbers of HParamsPluginData, SessionStartInfo, SessionEndInfo, of a map's entry, and of google.protobuf.Value.
 enum HParamsField { kStartInfo = 3, kEndInfo = 4 };
 enum StartField { kHParams = 1, kStartTime = 5 };
 enum EndField { kStatus = 1, kEndTime = 2 };
@@ -74,7 +74,8 @@ enum MapField { kKey = 1, kMapValue = 2 };
 enum AnyField { kNumber = 2, kString = 3, kBool = 4 };
 constexpr int64_t kSuccess = 1;
 
-// Clamps a finite value to float's range: a loss of 1e300 is drawn at the top instead of dropped as infinite.
+// Clamps a finite value to the range of float, so that a loss of 1e300 is drawn at the top instead of dropped as
+// infinite.
 float nearest_float(double v) {
   constexpr double kMost = std::numeric_limits<float>::max();
   return static_cast<float>(std::isfinite(v) ? std::clamp(v, -kMost, kMost) : v);
@@ -87,7 +88,7 @@ std::string event(double wall_time, int64_t step) {
   return out;
 }
 
-// An event with one tensor value for the named plugin.
+// An Event message with one tensor value, which the named plugin of TensorBoard reads.
 std::string plugin_event(double wall_time, int64_t step, std::string_view tag, std::string_view plugin,
                          std::string_view content, std::string_view tensor) {
   std::string data, metadata, value, summary, out = event(wall_time, step);
@@ -103,7 +104,7 @@ std::string plugin_event(double wall_time, int64_t step, std::string_view tag, s
   return out;
 }
 
-// The plugin "hparams" reads the metadata; the tensor is empty.
+// An Event message for the plugin "hparams", which reads only the metadata; the tensor is empty.
 std::string hparams_event(double wall_time, std::string_view tag, std::string_view content) {
   std::string no_elements, dim, tensor;
   put_int(dim, kDimSize, 0);
@@ -145,8 +146,8 @@ std::string histogram_message(std::span<const double> all) {
     lowest = *std::min_element(values.begin(), values.end());
     highest = *std::max_element(values.begin(), values.end());
   }
-  // A run of empty buckets becomes one bucket; the bucket before a full one stays, because its limit is the full one's
-  // lower limit.
+  // Neighbouring empty buckets are joined into one. The bucket before a full one stays, because its limit is the full
+  // one's lower limit.
   std::vector<double> kept_limits, kept_counts;
   for (size_t i = 0; i < counts.size(); ++i) {
     if (counts[i] == 0 && i + 1 < counts.size() && counts[i + 1] == 0) continue;
@@ -177,14 +178,16 @@ constexpr std::array<uint32_t, 256> crc_table() {
   return table;
 }
 
-uint32_t masked_crc(std::string_view bytes) {  // masked, because a CRC over data that contains its own CRC is weak
+// TFRecord's masked form of a CRC, because the CRC of data that contains its own CRC is weak.
+uint32_t masked_crc(std::string_view bytes) {
   constexpr uint32_t kMask = 0xA282EAD8;
   return std::rotr(crc32c(bytes), 15) + kMask;
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
-// A new file name; readers look for "tfevents". The last number changes if an earlier run began in the same second.
+// The path of a new event file; readers look for "tfevents" in the name. The last number of the name differs if an
+// earlier run began in the same second.
 std::string new_file(const std::string& folder) {
   make_folders(folder);
   char host[256] = "host";

@@ -9,7 +9,7 @@ namespace triad {
 
 namespace {
 
-// Bytes of the activations of a forward pass over n tokens.
+// The bytes that the activations of a forward pass over n tokens need.
 int64_t activation_bytes(const ModelConfig& config, Device device, DType dtype, int64_t n) {
   Arena arena = Arena::planned(device);
   Activations(arena, config, 1, n, dtype, /*keep=*/false);
@@ -62,11 +62,11 @@ void DecodeSession::prefill(int64_t b, std::span<const int32_t> text) {
   const std::vector<int32_t> no_targets(text.size(), -1);
   write(ctx(), act.targets, no_targets.data());
   decoder_->prefill(ctx(), act, b, n);
-  ctx().stream.synchronize();  // the stream must be done before `arena` is freed
+  ctx().stream.synchronize();  // the work on the stream must be done before the function frees `arena`
 }
 
-// On a GPU: the first call runs the work directly, which loads kernels and chooses algorithms, the second records it,
-// and every later call launches the graph.
+// On a GPU, the first call runs the work directly, which loads kernels and chooses algorithms; the second call records
+// it as a graph, and every later call launches the graph. On a CPU every call runs the work.
 template <class Work>
 void DecodeSession::replay(Recorded& recorded, Work&& work) {
   if (!options_.device.is_cuda() || recorded.runs++ == 0) {

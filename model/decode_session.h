@@ -1,5 +1,6 @@
-// A model and its decoder on one device, with exactly the memory that they need; used by generate and the benchmarks. A
-// prefill allocates its activations and frees them; on a GPU, steps are replayed from a graph.
+// A model and its decoder on one device, with exactly the memory that they need; `triad generate` and the benchmarks
+// use it. A prefill allocates its activations and frees them afterwards. On a GPU, decoding steps are replayed from a
+// graph.
 #pragma once
 #include <memory>
 #include <span>
@@ -16,8 +17,8 @@ class DecodeSession {
     Device device;
     DType dtype = DType::f32;
     int64_t batch = 1;
-    int64_t context = 0;  // capacity of the cache, tokens
-    // prefills: every length that prefill() will be called with, because scratch memory is planned for them
+    int64_t context = 0;  // capacity of each sequence's cache, tokens
+    // prefills: every text length with which prefill() will be called, because scratch memory is planned for them.
     std::vector<int64_t> prefills;
     KernelChoices kernels = {};
   };
@@ -28,15 +29,16 @@ class DecodeSession {
   Decoder& decoder() { return *decoder_; }
   int64_t batch() const { return options_.batch; }
 
-  // Starts sequence b with this text: fills its cache and its logits.
+  // Starts sequence b with this text: fills the sequence's cache and its logits.
   void prefill(int64_t b, std::span<const int32_t> text);
-  // Chooses each sequence's argmax token on the device, after prefills. -1 where a logit is not finite.
+  // After prefills: chooses each sequence's token of largest logit, on the device. The result is -1 where a logit is
+  // not finite.
   std::vector<int32_t> choose_greedy();
-  // Appends the last chosen tokens and chooses the next ones.
+  // Appends the tokens that were chosen last to their sequences, and chooses the next ones.
   std::vector<int32_t> step_greedy();
-  // Appends tokens[b] to each sequence b.
+  // Appends tokens[b] to sequence b, for each b.
   void step(std::span<const int32_t> tokens);
-  // The V logits of sequence b.
+  // The logits of sequence b, one per token of the vocabulary.
   std::vector<float> logits(int64_t b);
 
  private:

@@ -1,5 +1,5 @@
-// GradSink: receives each gradient when backward has finished it, so that its reduction can overlap the rest of
-// backward.
+// GradSink: receives each gradient as soon as backward has finished it, so that summing it over the ranks can overlap
+// the rest of backward.
 #pragma once
 #include "engine/stream.h"
 #include "engine/tensor.h"
@@ -9,8 +9,8 @@ namespace triad {
 class GradSink {
  public:
   virtual ~GradSink() = default;
-  // grad: the part of Params::grads() of one parameter, or of several that are stored contiguously. It is final once
-  // the work queued so far on stream `on` is done.
+  // grad: a part of Params::grads(): the gradient of one parameter, or of several that are stored contiguously. It is
+  // final once the work queued so far on stream `on` is done.
   virtual void ready(ConstTensor grad, const Stream& on) = 0;
 };
 

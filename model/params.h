@@ -1,6 +1,7 @@
-// The parameters: one list defines names, shapes, decay and init; Params stores them in up to three flat buffers.
-// Matrices of one product (q and the branches' k and v; SwiGLU's gate and up) are stored contiguously, so the engine
-// uses them as one matrix, while files have one tensor each (model/README.md lists the names).
+// The parameters of a model. One list defines names, shapes, weight decay and initial values; Params stores them in up
+// to three flat buffers. The matrices of one product (q and the branches' k and v; SwiGLU's gate and up) are stored
+// contiguously, so that the engine uses them as one matrix; files have one tensor for each (model/README.md lists the
+// names).
 #pragma once
 #include <span>
 #include <string>
@@ -11,11 +12,12 @@
 
 namespace triad {
 
-// What a parameter is used for. In a layer each role occurs once, except k_proj and v_proj: once per branch.
+// What a parameter is used for. A layer has one parameter of each role, except that with NSA it has one k_proj and one
+// v_proj per branch.
 enum class ParamRole : uint8_t {
   embed,
   norm1,
-  // q_proj: in LayerTensors its tensor is qkv, the whole fused projection
+  // q_proj: its tensor in LayerTensors is qkv, the whole fused projection.
   q_proj,
   k_proj,
   v_proj,
@@ -34,14 +36,14 @@ enum class ParamRole : uint8_t {
   out_proj,
   norm2,
   mlp_in,
-  // mlp_up: SwiGLU's second input matrix, a part of LayerTensors::mlp_in
+  // mlp_up: SwiGLU's second input matrix; in LayerTensors it is a part of mlp_in.
   mlp_up,
   mlp_out,
   norm_f,
   head
 };
 constexpr bool is_gate(ParamRole r) { return r >= ParamRole::gate_fc1_weight && r <= ParamRole::gate_fc2_bias; }
-// Parameters that act on keys alone.
+// Whether a parameter of this role is used only to compute keys: the projection, and phi of the keys.
 constexpr bool is_key(ParamRole r) {
   return r == ParamRole::k_proj || (r >= ParamRole::phi_k_conv && r <= ParamRole::phi_k_fc2);
 }
@@ -50,31 +52,32 @@ struct ParamSpec {
   enum class Init { normal, constant };
   ParamRole role;
   int64_t layer = -1;            // index of the layer; -1: outside the layers
-  Branch branch = Branch::none;  // branch of k_proj, v_proj and phi; none for other roles
+  Branch branch = Branch::none;  // branch of a k_proj, v_proj or phi of NSA; none for other roles and dense attention
   std::string name;
-  Shape shape;  // logical shape, as in files and reports
+  Shape shape;  // shape in files and reports, without padding
   Init init = Init::normal;
-  double value = 0;             // standard deviation of normal, or the constant
-  int64_t padded_rows = 0;      // stored rows (embedding and head); 0: shape[0]
-  bool joins_previous = false;  // stored directly after the parameter before it
-  bool product = false;         // its gradient begins with one matrix product, which can overwrite it
+  double value = 0;             // standard deviation of normal initial values, or the constant initial value
+  int64_t padded_rows = 0;      // number of stored rows of embedding and head; 0: shape[0]
+  bool joins_previous = false;  // stored directly after the previous parameter, as rows of one matrix
+  // True if backward's first contribution to its gradient is a matrix product, which can overwrite old values.
+  bool product = false;
   bool decays() const { return shape.rank >= 2; }
   bool is_layer_product() const { return product && layer >= 0; }
   Shape stored() const;
 };
 
-// The parameters in the order of the forward pass, which all files and reports use.
+// The specs of all parameters in the order of the forward pass, which all files and reports use.
 std::vector<ParamSpec> param_specs(const ModelConfig&);
 int64_t count_parameters(const ModelConfig&);
 
-// One layer's parameters as its forward and backward use them: weights (ConstTensor) or gradients (Tensor).
+// The tensors of one layer as its forward and backward use them: weights (ConstTensor) or gradients (Tensor).
 template <class TensorType>
 struct LayerTensors {
-  TensorType norm1, qkv, out_proj, norm2;  // qkv [Hq*dk + sum over branches of Hkv*(dk+dv), C]
-  TensorType mlp_in, mlp_out;              // fc1 [H,C] or gate and up [2H,C]; fc2 / down [C,H]
+  TensorType norm1, qkv, out_proj, norm2;  // qkv: [Hq*dk + sum over branches of Hkv*(dk+dv), C]
+  TensorType mlp_in, mlp_out;  // mlp_in: fc1 [H,C], for swiglu gate and up [2H,C]; mlp_out: fc2 or down [C,H]
   NsaWeightTensors<TensorType> nsa;
 };
-// Calls f(role, tensor) for each tensor of a layer's attention weights; absent ones are empty tensors.
+// Calls f(role, tensor) for each tensor of a layer's attention weights; tensors that the model lacks are empty.
 template <class NsaTensors, class F>
 void for_each_tensor_of_nsa(NsaTensors& nsa, F&& f) {
   f(ParamRole::phi_k_conv, nsa.phi_k.w);
@@ -104,46 +107,49 @@ void for_each_tensor(Layer& layer, F&& f) {
 
 template <class TensorType>
 struct ModelTensors {
-  TensorType embed, norm_f, head;  // embed, head [padded V, C]; head is embed if tied
+  // Embed and head: [padded vocabulary, C]; with tied embeddings both are the same tensor.
+  TensorType embed, norm_f, head;
   std::vector<LayerTensors<TensorType>> layers;
 };
 
-// The flat buffers. weights: compute dtype. master: fp32, where training in bf16 (in fp32 the weights are their own
-// master). grads: accumulation dtype, where training.
+// Params: the flat buffers of all parameters. weights: in the compute dtype. master: fp32 master weights, only for
+// training in bf16 (in fp32 the weights are their own master). grads: in the accumulation dtype, only for training.
 class Params {
  public:
   struct Options {
     DType dtype = DType::f32;
-    bool master = false;  // a separate fp32 copy, which the optimizer updates
+    bool master = false;  // allocate a separate fp32 copy of the weights, which the optimizer updates
     bool grads = false;
-    int64_t shard_elements = 1;  // buffers are padded to a multiple of this: equal shards per rank
+    // Buffers are padded to a multiple of this many elements, so that ranks have equal shards.
+    int64_t shard_elements = 1;
   };
   Params(Arena&, const ModelConfig&, const Options&);
 
   const std::vector<ParamSpec>& specs() const { return specs_; }
   int64_t count() const { return static_cast<int64_t>(specs_.size()); }
-  // Whole buffers, [stored elements], in three groups: products, other decayed parameters up to decay_end(), parameters
-  // without decay.
+  // Whole buffers, each [stored elements], in three groups: the parameters of matrix products, other parameters with
+  // weight decay, which end at decay_end(), and parameters without weight decay.
   Tensor weights() const { return weights_; }
   Tensor master() const { return master_.empty() ? weights_ : master_; }
   Tensor grads() const { return grads_; }
-  // The part of grads() that is not of products.
+  // The part of grads() that belongs to parameters without ParamSpec::product; it must be zeroed before a backward.
   Tensor added_grads() const { return grads_.slice(0, products_end_, stored_elements_); }
   bool has_master() const { return !master_.empty(); }
   int64_t decay_end() const { return decay_end_; }
   int64_t stored_elements() const { return stored_elements_; }
-  // Parameter i in its logical shape, as a part of a whole buffer (weights(), grads(), an optimizer's moments, ...).
+  // Parameter i in its logical shape, as a part of the flat buffer `whole` (weights(), grads(), an optimizer's moments,
+  // ...).
   Tensor part(const Tensor& whole, int64_t i) const;
 
   ModelTensors<ConstTensor> weight_tensors() const { return tensors<ConstTensor>(weights_); }
   ModelTensors<Tensor> grad_tensors() const { return tensors<Tensor>(grads_); }
 
-  // First element of parameter i in a whole buffer.
+  // The first element of parameter i in a flat buffer.
   int64_t offset(int64_t i) const { return offset_[i]; }
 
-  // Initializes the weights from a seed: the same values on every device and for every dtype, up to rounding.
+  // Initializes the weights from a seed. The values are the same on every device and for every dtype, up to rounding.
   void init(Context&, uint64_t seed);
-  // Sets master and weights from a whole buffer in host memory.
+  // Sets master weights and weights from a flat buffer in host memory.
   void set(Context&, const std::vector<float>& stored);
 
  private:

@@ -17,7 +17,7 @@ std::optional<Recompute> find_word(std::string_view text) {
   return std::nullopt;
 }
 
-// The number of layers that the whole `text` spells; nullopt if it is not a number.
+// The number that `text` consists of; nullopt if it is not a number.
 std::optional<int64_t> find_number(std::string_view text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);

@@ -1,5 +1,5 @@
-// Recomputation: which layers keep fewer tensors in forward and compute them again in backward. The gradients have the
-// same bits either way.
+// Recomputation: some layers keep fewer tensors in forward and compute them again in backward, which saves memory. The
+// gradients have the same bits either way.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,13 +11,13 @@
 
 namespace triad {
 
-// What a layer computes again in backward. Its selection lists are always kept: they are constants of backward and
-// small.
+// The part of its forward that a layer computes again in backward. Selection lists are always kept: backward treats
+// them as constants, and they are small.
 enum class Recompute : uint8_t {
   none,
   mlp,        // norm and first matrix product of the MLP
   attention,  // norm, q, k, v, branches and gates; not out_proj
-  block,      // all but the MLP's last product: only the layer's input is kept
+  block,      // all but the MLP's last product, so that only the layer's input is kept
 };
 
 template <>
@@ -28,17 +28,17 @@ struct EnumWords<Recompute> {
                                                                      {"block", Recompute::block}};
 };
 
-// The parts of a layer's forward that can be computed again, in order.
+// The parts of a layer's forward that can be computed again, in the order of forward.
 enum class LayerPart : uint8_t {
-  attention,  // writes qkv, o and lse of the branches, k_cmp, v_cmp, gate
+  attention,  // writes qkv, the branches' o and lse, k_cmp, v_cmp and gate
   out_proj,   // writes x_mid
   mlp_in,     // writes mlp_pre
 };
 
-// Whether `recompute` computes a part again, so that its tensors need not be kept.
+// Whether `recompute` includes a part, so that the tensors written by the part need not be kept.
 constexpr bool covers(Recompute recompute, LayerPart part) {
   constexpr bool kCovers[][3] = {
-      // attention, out_proj, mlp_in
+      // Columns: attention, out_proj, mlp_in. Rows: the values of Recompute.
       {false, false, false},  // none
       {false, false, true},   // mlp
       {true, false, false},   // attention
@@ -47,19 +47,20 @@ constexpr bool covers(Recompute recompute, LayerPart part) {
   return kCovers[static_cast<size_t>(recompute)][static_cast<size_t>(part)];
 }
 
-// One Recompute per layer.
+// The Recompute setting of each layer.
 class RecomputePlan {
  public:
-  RecomputePlan() = default;  // none
-  // Parses one word for all layers, or ranges with exclusive ends: "0:6=block,6:12=mlp"; other layers keep everything.
-  // Throws a UsageError that begins with `key` for any other text, and for layers that do not exist or are named twice.
+  RecomputePlan() = default;  // no layer recomputes anything
+  // Parses one word for all layers, or ranges of layers with exclusive ends, such as "0:6=block,6:12=mlp"; layers
+  // outside the ranges keep everything. Throws a UsageError that begins with `key` for any other text, and for layers
+  // that do not exist or are named twice.
   static RecomputePlan parse(std::string_view text, int64_t n_layers, std::string_view key = "runtime.recompute");
 
   Recompute of(int64_t layer) const {
     return layer < static_cast<int64_t>(layers_.size()) ? layers_[static_cast<size_t>(layer)] : Recompute::none;
   }
   void set(int64_t begin, int64_t end, Recompute recompute);
-  std::string str() const;  // in the syntax of parse()
+  std::string str() const;  // the plan in the syntax that parse() reads
 
  private:
   std::vector<Recompute> layers_;

@@ -1,5 +1,5 @@
-// Chooses the next token from logits: greedy, or drawn from the softmax at a temperature, limited to the top k and top
-// p.
+// Chooses the next token from logits: the likeliest one, or one drawn from the softmax at a temperature, limited to the
+// top k and top p.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -7,12 +7,12 @@
 namespace triad {
 
 struct SamplingOptions {
-  double temperature = 1.0;  // 0: greedy; the lowest index wins a tie
-  int64_t top_k = 0;         // keep the k likeliest tokens; 0: all
-  double top_p = 1.0;        // then keep the fewest likeliest tokens whose probabilities sum to at least p
+  double temperature = 1.0;  // 0: the likeliest token; of equal ones the lowest index
+  int64_t top_k = 0;         // keep only the k likeliest tokens; 0: all
+  double top_p = 1.0;        // of those, keep the fewest likeliest tokens whose probabilities sum to at least p
 };
 
-// uniform: a random number in [0, 1), which determines the draw.
+// uniform: a random number in [0, 1), which determines the result.
 int32_t sample_token(std::span<const float> logits, const SamplingOptions&, double uniform);
 
 }  // namespace triad

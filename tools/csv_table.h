@@ -7,7 +7,7 @@
 
 namespace triad {
 
-// The lines of a file, without an incomplete last line that a run is still writing.
+// The lines of a file without an incomplete last line, which a run may still be writing.
 std::vector<std::string> whole_lines(const std::string& path);
 
 // A CSV file with named columns. An empty field is NaN. A row whose number of fields differs from the header's, or
@@ -15,7 +15,7 @@ std::vector<std::string> whole_lines(const std::string& path);
 // with file and line.
 class CsvTable {
  public:
-  // A missing file gives no rows. Throws an Error if a column of `needed` is missing.
+  // A missing file counts as a table without rows. Throws an Error if the table lacks a column of `needed`.
   CsvTable(const std::string& path, const std::vector<std::string>& needed);
   size_t size() const { return rows_.size(); }
   bool has(const std::string& column) const { return columns_.count(column) > 0; }
@@ -26,8 +26,8 @@ class CsvTable {
   std::string path_;
   std::map<std::string, size_t> columns_;
   std::vector<std::vector<std::string>> rows_;
-  std::vector<size_t> lines_;          // line number in the file of each row
-  mutable std::set<size_t> reported_;  // lines for which a warning has been printed
+  std::vector<size_t> lines_;          // for each row: its line number in the file
+  mutable std::set<size_t> reported_;  // line numbers for which a warning has been printed
 };
 
 }  // namespace triad

@@ -36,7 +36,7 @@ using Clock = std::chrono::steady_clock;
 struct Options {
   std::string tokenizer = "byte", out, format = "auto";
   std::vector<std::string> input;
-  int64_t shard_tokens = 100'000'000;  // the usual size of published token shards
+  int64_t shard_tokens = 100'000'000;  // default of --shard-tokens: the usual size of published token shards
   double val_fraction = 0.1;
   uint64_t seed = 1337;
   int64_t threads = 0;
@@ -49,7 +49,7 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 // Prints progress to stderr: on a terminal a bar, elsewhere a line every 10 s.
 class Progress {
  public:
-  // input_before, text_before: bytes of input and text that a killed call had processed.
+  // input_before, text_before: bytes of input and of text that an earlier call processed before it was killed.
   Progress(int64_t input_bytes, int64_t input_before, int64_t text_before)
       : total_(input_bytes),
         input_before_(input_before),
@@ -58,7 +58,7 @@ class Progress {
   void show(int64_t input_bytes, int64_t text_bytes, int64_t tokens, bool last = false) {
     const double every = terminal_ ? 0.2 : 10;
     if (!last && seconds_since(shown_) < every) return;
-    if (last && !shown_once_ && !terminal_) return;  // a short call needs no progress
+    if (last && !shown_once_ && !terminal_) return;  // a call that ends before its first progress line prints none
     shown_ = Clock::now();
     shown_once_ = true;
     const double elapsed = seconds_since(began_);
@@ -84,7 +84,7 @@ class Progress {
   Clock::time_point began_ = Clock::now(), shown_ = began_;
 };
 
-// All inputs and options that determine the shards. A call may resume a killed one only if these are equal.
+// All inputs and options that determine the shards. A call may resume one that was killed only if these are equal.
 Json describe(const Options& o, const Tokenizer& tokenizer, const std::vector<std::string>& files) {
   Json inputs = Json::array();
   for (const std::string& file : files) {
@@ -132,7 +132,7 @@ CorpusPosition position_from(const Json& j) {
 constexpr const char* kManifest = "manifest.json";
 constexpr const char* kUnfinished = "unfinished.json";
 
-// The work of one call.
+// Job: the work of one call of `triad data`.
 class Job {
  public:
   Job(const Options& o, const Tokenizer& tokenizer, std::vector<std::string> files)
@@ -163,16 +163,16 @@ class Job {
     return shard || name == kManifest || name == kUnfinished;
   }
 
-  // Two concurrent calls would overwrite each other's files. Waits a little: a call that was just killed may still be
-  // ending.
+  // Locks the output folder, because two concurrent calls would overwrite each other's files. Waits a little: a call
+  // that was just killed may still be ending.
   void lock_folder() {
     constexpr double kWaitS = 3;
     TRIAD_CHECK(lock_.take_within(kWaitS, o_.out), "{}: another call is writing its shards{}", o_.out,
                 lock_holder(o_.out));
   }
 
-  // Resumes the folder of a killed call, or refuses one with shards of another call: they would be read as part of this
-  // one.
+  // Resumes a call that was killed in this folder. Refuses a folder that holds shards of another call, which would be
+  // read as part of this one.
   void prepare_folder() {
     resumes_ = fs::exists(path(kUnfinished));
     if (resumes_)
@@ -203,7 +203,7 @@ class Job {
     fail("{} is damaged: {}. Remove the folder, and call again", path(kUnfinished), e.what());
   }
 
-  // Removes temporary files of a killed call.
+  // Removes the temporary files of a call that was killed.
   void remove_temporaries() const {
     std::set<std::string> copies;
     for (const Tokenizer::File& file : tokenizer_.files()) copies.insert(file.name);
@@ -237,12 +237,12 @@ class Job {
     Clock::time_point saved = Clock::now();
     bool begun = from_.file > 0 || from_.offset > 0;
     encode_corpus(corpus, tokenizer_, from_, [&](const EncodedPiece& piece) {
-      if (!begun) {  // creates the folder only when there is something to write
+      if (!begun) {  // the folder is created only when there is something to write
         make_folders(o_.out);
         lock_folder();
-        // Another call may have written shards to this folder while this one waited for its first text.
+        // Refuses again: another call may have written shards to this folder while this one waited for its first text.
         if (!resumes_) refuse_shards();
-        remove_temporaries();  // left by a call that was killed during its first save
+        remove_temporaries();  // left by a call that was killed while it saved its state for the first time
         save();
         begun = true;
       }
@@ -269,7 +269,7 @@ class Job {
     val_.finish();
   }
 
-  // If no document was chosen for validation, takes the last one; of a single document, its end.
+  // If no document was chosen for validation, moves the last one there; of a single document, its end.
   void hold_out_something() {
     if (o_.val_fraction <= 0 || val_.tokens() > 0) return;
     const bool single = train_.documents() == 1;
@@ -293,7 +293,7 @@ class Job {
   void remove_all() {
     std::error_code ignored;
     fs::remove(path(kUnfinished), ignored);
-    fs::remove(o_.out, ignored);  // only if it is empty
+    fs::remove(o_.out, ignored);  // removes the folder only if it is empty
   }
 
   void write_manifest() {
@@ -325,9 +325,10 @@ class Job {
   ShardRow train_, val_;
   CorpusPosition from_;
   FolderLock lock_;
-  bool resumes_ = false;  // this call resumes a killed one
+  bool resumes_ = false;  // whether this call resumes one that was killed
   int64_t text_bytes_ = 0;
-  int64_t cut_ = -1;  // >= 0: all is written; tokens from here on have yet to be removed from the training shards
+  // If >= 0, all is written, and the tokens from this position on have yet to be removed from the training shards.
+  int64_t cut_ = -1;
 };
 
 void data(Options o) {

@@ -17,8 +17,8 @@ namespace triad {
 
 namespace {
 
-// The model's most likely token at each position with a target (>= 0). The batch is padded at its end; padding changes
-// no earlier position.
+// The model's most likely token at each position with a target (>= 0). The batch is padded at its end, which does not
+// change earlier positions.
 std::vector<int32_t> answers_of(LoadedModel& loaded, std::span<const int32_t> tokens,
                                 std::span<const int32_t> targets) {
   const int64_t rows = loaded.activations().rows();
@@ -46,19 +46,21 @@ void eval_needle(const NeedleEval& o) {
     fail_usage(
         "--needle: {} was trained on data.kind {}; only a model trained on data.kind needle has learned the task",
         o.checkpoint, word_of(source.config.data.kind));
-  // The run's folder, not a checkpoint's, holds the grid: `triad report` reads it there, and checkpoints are deleted.
+  // The default output folder is the run's, not the checkpoint's: `triad report` reads the grid there, and checkpoints
+  // are deleted.
   std::filesystem::path folder = o.out;
   if (o.out.empty()) folder = std::filesystem::exists(o.checkpoint + "/config.json") ? o.checkpoint : source.folder;
   make_folders(folder.string());
-  // Opened before the measuring, which may take hours, so that an error shows at once.
+  // The files are opened before the measuring, which may take hours, so that an error appears before it.
   AtomicFile csv((folder / kNeedleCsv).string()), svg((folder / kNeedleSvg).string());
-  std::unique_ptr<LoadedModel> loaded;  // a model for the current length
+  std::unique_ptr<LoadedModel> loaded;  // the model, allocated for the current length
   const NeedleGrid grid = measure_needles(
       task, o.questions, [&](std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t T) {
         if (!loaded || loaded->activations().T() != T) {
           loaded.reset();
           loaded = std::make_unique<LoadedModel>(
-              LoadedModel::Options{.checkpoint = source.folder,  // fixed: a newer checkpoint may appear meanwhile
+              // The same checkpoint for all lengths, although a newer one may appear.
+              LoadedModel::Options{.checkpoint = source.folder,
                                    .device = parse_device(o.device),
                                    .dtype = parse_dtype(o.dtype),
                                    .batch = o.questions.batch,

@@ -1,4 +1,4 @@
-// triad eval --needle: the accuracy with which a model recalls a value from its context, by depth of the value and
+// triad eval --needle: measures how accurately a model recalls a value from its context, by depth of the value and
 // length of the context.
 #pragma once
 #include <string>
@@ -12,7 +12,8 @@ struct NeedleEval {
   NeedleQuestions questions;
   bool json = false;
 };
-// Prints the grid and writes needle.csv and needle.svg to `out`; default: the run's folder, else the checkpoint's.
+// Prints the grid and writes needle.csv and needle.svg to `out`; the default is the run's folder, or without a run the
+// checkpoint's.
 void eval_needle(const NeedleEval&);
 
 }  // namespace triad

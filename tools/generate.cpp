@@ -1,5 +1,6 @@
 // triad generate: samples text from a checkpoint with a KV cache: one forward pass over each prompt, then one decoding
-// step a token, for all prompts together. When a text's cache is full, it is refilled with the last half of the text.
+// step per token for all prompts together. When the cache of a text is full, it is filled again with the last half of
+// the text.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -40,10 +41,10 @@ struct Options {
 };
 
 struct Text {
-  std::vector<int32_t> tokens;  // of the prompt, then sampled
-  size_t prompt;                // number of the prompt's tokens
+  std::vector<int32_t> tokens;  // the tokens of the prompt, then the sampled ones
+  size_t prompt;                // number of tokens in the prompt
   Philox random;
-  bool ended = false, stopped = false;  // stopped: ended by a stop token
+  bool ended = false, stopped = false;  // ended: no more tokens; stopped: ended by a stop token
   size_t sampled() const { return tokens.size() - prompt; }
   std::span<const int32_t> last(int64_t n) const {
     return std::span(tokens).last(std::min(tokens.size(), static_cast<size_t>(n)));
@@ -69,7 +70,7 @@ class Generator {
     stop_.insert(tokenizer_->eot());
     std::vector<int64_t> prefills = {half()};
     for (size_t i = 0; i < o.prompts.size(); ++i) {
-      // In training an end-of-text token precedes each document, so one precedes the prompt.
+      // The prompt begins with an end-of-text token, because one precedes each document in training.
       std::vector<int32_t> tokens = {tokenizer_->eot()};
       for (const int32_t token : tokenizer_->encode(o.prompts[i])) tokens.push_back(token);
       const size_t n = tokens.size();
@@ -90,7 +91,8 @@ class Generator {
 
   void run() {
     WorkProgress progress("generate", "tokens a text", o_.tokens);
-    const bool shows_progress = !streams() || !is_terminal(STDOUT_FILENO);  // else the text itself shows the progress
+    // False if the text itself, streamed to the terminal, shows the progress.
+    const bool shows_progress = !streams() || !is_terminal(STDOUT_FILENO);
     if (streams()) show(o_.prompts.front());
     if (o_.tokens > 0) {
       for (size_t b = 0; b < texts_.size(); ++b) session_->prefill(static_cast<int64_t>(b), texts_[b].last(context_));
@@ -122,7 +124,7 @@ class Generator {
     return static_cast<int64_t>(sum);
   }
 
-  // Prints the texts; of a text that was streamed, only the newline is missing.
+  // Prints the texts. Of a text that was streamed while it was generated, only the newline is missing.
   void print_texts() const {
     if (streams()) return show("\n");
     for (size_t b = 0; b < texts_.size(); ++b) {
@@ -140,7 +142,7 @@ class Generator {
   }
   int64_t half() const { return std::max<int64_t>(1, context_ / 2); }
 
-  // The next token of each text: one decoding step, or a prefill where the cache is full.
+  // Returns the next token of each text: by one decoding step, or by a prefill for texts whose cache is full.
   std::vector<int32_t> next() {
     std::vector<int32_t> last, full;
     for (size_t b = 0; b < texts_.size(); ++b) {
@@ -171,7 +173,7 @@ class Generator {
     return tokens;
   }
 
-  // The logits of a text. Throws an Error if one is not finite: sampling needs an order.
+  // Returns the logits of a text. Throws an Error if one is not finite, because sampling needs an order.
   std::vector<float> finite_logits(int64_t b) {
     std::vector<float> logits = session_->logits(b);
     for (size_t i = 0; i < logits.size(); ++i)
@@ -184,7 +186,8 @@ class Generator {
     for (size_t b = 0; b < texts_.size(); ++b) {
       Text& t = texts_[b];
       if (t.ended) continue;
-      if (tokens[b] < 0) finite_logits(static_cast<int64_t>(b));  // throws, naming the logit that is not finite
+      // Throws an Error that names the logit that is not finite.
+      if (tokens[b] < 0) finite_logits(static_cast<int64_t>(b));
       if (stop_.contains(tokens[b])) {
         t.ended = t.stopped = true;
         continue;
@@ -215,7 +218,7 @@ class Generator {
   std::unique_ptr<DecodeSession> session_;
 };
 
-// The text of a file or of standard input, without the newline at its end that editors and echo add.
+// Returns the text of a file or of standard input without a newline at its end, which editors and echo add.
 std::string read_prompt(const std::string& path) {
   std::string text = read_whole_text(path);
   if (text.ends_with('\n')) text.pop_back();

@@ -1,4 +1,4 @@
-// triad init: writes fresh weights as a checkpoint folder that generate, eval and grads can read.
+// triad init: writes fresh weights as a checkpoint folder, which `triad generate`, `eval` and `grads` can read.
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
@@ -14,8 +14,8 @@ namespace triad {
 
 namespace {
 
-// Throws an Error if the folder holds trained weights: a checkpoint, or the files of a run. Fresh weights may be
-// replaced.
+// Throws an Error if the folder holds trained weights, which are in a checkpoint or in the files of a run. Fresh
+// weights may be replaced.
 void refuse_trained(const std::string& folder) {
   for (const char* name : {"optimizer.safetensors", "env.json"})
     if (std::filesystem::exists(folder + "/" + name))

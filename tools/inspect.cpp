@@ -38,7 +38,7 @@ template <class T>
 Statistics statistics_of(std::span<const std::byte> bytes) {
   const int64_t n = static_cast<int64_t>(bytes.size() / sizeof(T));
   const auto element = [&](int64_t i) {
-    T value;  // memcpy: tensors may be unaligned in the file
+    T value;  // read by memcpy, because tensors may be unaligned in the file
     std::memcpy(&value, bytes.data() + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
     return static_cast<double>(value);
   };
@@ -64,7 +64,7 @@ Statistics statistics_of(std::span<const std::byte> bytes) {
   return s;
 }
 
-// nullopt for dtypes without statistics, such as 8-bit floats.
+// The statistics of a tensor's elements; nullopt for dtypes without statistics, such as 8-bit floats.
 std::optional<Statistics> statistics_of(const std::string& dtype, std::span<const std::byte> bytes) {
   if (dtype == "F64") return statistics_of<double>(bytes);
   if (dtype == "F32") return statistics_of<float>(bytes);
@@ -116,7 +116,7 @@ void inspect_shard(const std::string& path) {
   const int64_t largest = shard.max_token();
   fmt::print("{}\ntoken shard, {}: {} tokens, {} bytes, largest token {}\n", printable(path), shard.format(),
              shard.size(), shard.bytes(), largest);
-  constexpr int64_t kLargestVocabulary = 1 << 24;  // with a larger token the file is hardly a token shard
+  constexpr int64_t kLargestVocabulary = 1 << 24;  // a file with a larger token is hardly a token shard
   constexpr size_t kHead = 12, kChunk = 1 << 16;
   if (largest >= kLargestVocabulary) return;
   std::vector<int64_t> counts(static_cast<size_t>(largest + 1), 0);
@@ -153,7 +153,7 @@ std::vector<std::string> shards_in(const std::string& folder) {
   return files;
 }
 
-// Prints the manifest of `triad data`, if there is one, and the length of each shard from its header.
+// Prints the manifest that `triad data` wrote, if there is one, and the length of each shard from its header.
 void inspect_shard_folder(const std::string& path, const std::vector<std::string>& shards) {
   fmt::print("{}\n", printable(path));
   const std::string manifest = (fs::path(path) / "manifest.json").string();
@@ -180,7 +180,7 @@ void inspect_shard_folder(const std::string& path, const std::vector<std::string
   fmt::print("{} shards, {} tokens, {:.3f} MiB\n", shards.size(), tokens, static_cast<double>(bytes) / kMiB);
 }
 
-// Prints a folder of token shards, a folder with safetensors files, or the newest checkpoint of a run's folder.
+// Prints the contents of a folder: token shards, safetensors files, or the newest checkpoint of a run.
 void inspect_folder(const std::string& path) {
   if (const std::vector<std::string> shards = shards_in(path); !shards.empty())
     return inspect_shard_folder(path, shards);

@@ -1,7 +1,7 @@
 // The program triad: parses the command line and runs a verb. Errors are caught here and give exit code 2 (usage) or 1
-// (failure); once a training run has started, the trainer handles its own. If the reader of a pipe is gone (`| head`),
-// a verb ends silently with SIGPIPE's exit code, but a training run, whose results are files, continues and ends with
-// 0.
+// (failure); once a training run has started, the trainer handles its own errors. If the program that reads standard
+// output has ended (`| head`), a verb ends silently with SIGPIPE's exit code, but a training run, whose results are
+// files, continues and ends with 0.
 #include <fmt/ranges.h>
 #include <poll.h>
 #include <unistd.h>
@@ -24,7 +24,7 @@
 
 namespace {
 
-// Names an unknown verb in the error; CLI11 only reports that a verb is required.
+// Throws an error that names an unknown verb; CLI11 only reports that a verb is required.
 void check_verb(const CLI::App& app, int argc, char** argv) {
   if (argc < 2 || argv[1][0] == '-') return;
   std::vector<std::string> verbs;
@@ -36,8 +36,8 @@ void check_verb(const CLI::App& app, int argc, char** argv) {
                     triad::did_you_mean(argv[1], verbs));
 }
 
-// CLI11's message, and for each unknown option the most similar known one: a required option may be missing because of
-// a typo in its name.
+// The text of a usage error: CLI11's message, and for each unknown option the most similar known one, because a
+// required option may be missing only because its name is misspelt.
 std::string failure_text(const CLI::App* app, const CLI::Error& error) {
   std::string text = CLI::FailureMessage::simple(app, error);
   std::vector<const CLI::App*> parsed = {app};
@@ -54,16 +54,17 @@ std::string failure_text(const CLI::App* app, const CLI::Error& error) {
   return text;
 }
 
-// Keeps early SIGUSR1 requests for a stack dump: the signal's default action would end the process. This runs before
-// the constructors of the libraries, some of which take long. Sanitizers do not work so early.
+// Keeps requests for a stack dump (SIGUSR1) that arrive early, because the signal's default action would end the
+// process. This runs before the constructors of the libraries, some of which take long. Sanitizers do not work so
+// early.
 #ifndef __SANITIZE_ADDRESS__
 void keep_early_requests(int, char**, char**) { triad::keep_dump_requests(); }
 [[gnu::section(".preinit_array"), gnu::used]] void (*at_first_instruction)(int, char**, char**) = keep_early_requests;
 #endif
 
-constexpr int kReaderGone = 128 + SIGPIPE;  // a shell's exit code for a program that SIGPIPE ended
+constexpr int kReaderGone = 128 + SIGPIPE;  // exit code that a shell reports for a program that SIGPIPE ended
 
-// Whether standard output failed because it is a pipe without a reader.
+// Whether a write to standard output failed because it is a pipe that nothing reads any more.
 bool reader_is_gone() {
   pollfd output{.fd = STDOUT_FILENO, .events = 0, .revents = 0};
   return std::ferror(stdout) != 0 && poll(&output, 1, 0) == 1 && (output.revents & (POLLERR | POLLHUP)) != 0;
@@ -79,8 +80,8 @@ int ended_by(const std::exception& e, int exit_code) {
 
 int main(int argc, char** argv) {
   triad::keep_dump_requests();
-  // With these signals ignored, a write past the file size limit, or to a pipe without a reader, is an error of
-  // write(2) like a full disk, and a run whose output was piped to `head` continues.
+  // These signals are ignored, so that a write past the file size limit, or to a pipe without a reader, is an error of
+  // write(2) like a full disk. A run whose output was piped to `head` then continues.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
   CLI::App app("Triad: a trainer for language models with Native Sparse Attention");
@@ -104,7 +105,7 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     constexpr int kUsage = 2;
-    if (app.exit(e) != 0) return kUsage;  // 0: --help, --version
+    if (app.exit(e) != 0) return kUsage;  // 0 after --help and --version
   } catch (const triad::UsageError& e) { return ended_by(e, 2); } catch (const std::exception& e) {
     return ended_by(e, 1);
   }

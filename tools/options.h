@@ -1,4 +1,4 @@
-// Range checks of the verbs' options for CLI11's check(), by the Rules that config fields use.
+// Range checks for the verbs' options, in the form of CLI11's check(). The ranges are Rules, as for config fields.
 #pragma once
 #include <CLI/CLI.hpp>
 #include <cmath>
@@ -8,12 +8,13 @@
 
 namespace triad {
 
-// The bounds of train.micro_batch_size and train.seq_len hold for --batch and --seq too.
+// Upper limits of --batch and --seq, the same as those of train.micro_batch_size and train.seq_len.
 inline constexpr double kMaxBatch = 1 << 20, kMaxSeqLen = 1 << 24;
-// Limit of seeds and counts, 2^53 - 1: the check reads a double, which holds every integer up to there.
+// Upper limit of seeds and counts, 2^53 - 1: the check reads the number as a double, which holds every integer up to
+// there.
 inline constexpr double kMaxInteger = 9007199254740991;
 
-// Accepts a finite number that obeys the rule.
+// A check that accepts a finite number that obeys the rule.
 inline CLI::Validator within(const Rule& rule) {
   return {[rule](const std::string& text) -> std::string {
             double value = 0;

@@ -1,7 +1,7 @@
 #include "tools/version.h"
 
 #include <fmt/format.h>
-#include <revision.h>  // TRIAD_GIT, made by the build
+#include <revision.h>  // defines TRIAD_GIT; the build generates it
 
 #include "engine/backend.h"
 

@@ -1,5 +1,5 @@
-// Prints a verb's progress to stderr: on a terminal one line that is overwritten, elsewhere a line every 30 s. Standard
-// output is left to the result.
+// WorkProgress: prints the progress of a verb to stderr: on a terminal one line that is overwritten, elsewhere a line
+// every 30 s. Nothing is printed to standard output, which is for the result.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -9,13 +9,13 @@ namespace triad {
 
 class WorkProgress {
  public:
-  // unit: the plural noun that `total` counts, such as "batches".
+  // verb: the text before the numbers. unit: a plural noun for what `total` counts, such as "batches".
   WorkProgress(std::string verb, std::string unit, int64_t total);
   ~WorkProgress();
   WorkProgress(const WorkProgress&) = delete;
-  // done: units finished; tokens: tokens processed so far, for the printed rate.
+  // done: number of units finished. tokens: number of tokens processed so far, from which the printed rate is computed.
   void show(int64_t done, int64_t tokens);
-  double seconds() const;  // since construction
+  double seconds() const;  // time since construction
 
  private:
   const std::string verb_, unit_;

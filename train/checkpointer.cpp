@@ -14,9 +14,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-constexpr int64_t kBuffers = 3;  // master weights, exp_avg, exp_avg_sq
+constexpr int64_t kBuffers = 3;  // fp32 copies of the parameters in a checkpoint: master weights, exp_avg, exp_avg_sq
 
-// A buffer gathered from several ranks is on the host already and dies when save() returns, so it is copied at once.
+// Copies a tensor to the staging memory on the host. A tensor that was gathered from several ranks is on the host
+// already; it is freed when save() returns, so it is copied immediately instead of on the stream.
 void copy_to_host(Context& ctx, Tensor host, ConstTensor from) {
   if (from.device.is_cuda())
     copy(ctx, host, from);
@@ -34,7 +35,8 @@ Checkpointer::Checkpointer(const Config& config, const Params& params, Device de
       tokenizer_(std::move(tokenizer)),
       host_(device, kBuffers * params.stored_elements() * static_cast<int64_t>(sizeof(float))),
       copied_(device) {
-  // Touches every page now: page faults would slow down the first save. Pinned memory is resident already.
+  // Writes to every page of the staging memory now, because page faults would slow down the first save. Pinned memory
+  // needs no such step.
   if (!device.is_cuda())
     std::memset(host_.data(), 0, static_cast<size_t>(kBuffers * params.stored_elements()) * sizeof(float));
 }

@@ -14,15 +14,16 @@ namespace triad {
 
 class Checkpointer {
  public:
-  // parent: the run's folder of checkpoints. tokenizer: files copied into each checkpoint. Allocates host memory for
-  // three fp32 copies of the parameters, pinned for a GPU.
+  // parent: the folder for checkpoints in the run's folder. tokenizer: files copied into each checkpoint. Allocates
+  // host memory for three fp32 copies of the parameters; for a GPU the memory is pinned.
   Checkpointer(const Config&, const Params&, Device, std::string parent, std::vector<Tokenizer::File> tokenizer);
 
   struct Written {
     std::string folder;
-    double stall_ms, write_s;  // duration of save(), ms; duration of the thread's work, s
+    double stall_ms, write_s;  // time that save() took, ms; time that the thread took to write the checkpoint, s
   };
-  // Begins a checkpoint of the state after the work queued on ctx.stream. take() must have returned the previous one.
+  // Begins a checkpoint of the state that the work queued on ctx.stream so far will produce. take() must have returned
+  // the previous checkpoint.
   void save(Context&, const Optimizer::Moments&, const RunState&);
   // Returns the checkpoint that save() began, once it is complete on disk; nullopt before that, or if none was begun.
   // Rethrows the error of a failed write, which leaves the older checkpoints unchanged.
@@ -38,7 +39,7 @@ class Checkpointer {
   PinnedMemory host_;
   Event copied_;
   double stall_ms_ = 0;
-  std::future<Written> writing_;  // last member: its destructor waits for the thread
+  std::future<Written> writing_;  // the last member, because its destructor waits for the thread, which uses the others
 };
 
 }  // namespace triad

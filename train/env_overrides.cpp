@@ -1,4 +1,5 @@
-// Environment variables of other NSA trainers, which users may have set: each maps onto a config key.
+// Environment variables of other NSA trainers, which users may have set. Each sets the config key that has the same
+// meaning.
 #include <algorithm>
 #include <cctype>
 #include <charconv>
@@ -19,22 +20,22 @@ namespace triad {
 namespace {
 
 enum class Effect {
-  value,         // the key becomes the variable's text followed by `word`
-  word,          // 1: the key becomes `word`; 0: no effect
-  negated_word,  // 0: the key becomes `word`; 1: no effect
-  joins,         // 1: `word` is appended to the key's list; 0: no effect
-  flag,          // 1: the key becomes true, 0: false
-  negated_flag,  // 1: the key becomes false
-  minutes,       // a number of minutes, converted to the key's seconds
-  backend,       // PyTorch's name of a backend: nccl or gloo
-  none,          // accepted without effect: Triad always behaves this way
+  value,         // the variable's text, followed by `word`, is the key's value
+  word,          // "1" sets the key to `word`; "0" has no effect
+  negated_word,  // "0" sets the key to `word`; "1" has no effect
+  joins,         // "1" appends `word` to the key's list; "0" has no effect
+  flag,          // "1" sets the key to true, "0" to false
+  negated_flag,  // "1" sets the key to false
+  minutes,       // the variable is a number of minutes, which are converted to seconds
+  backend,       // the variable is PyTorch's name of a backend: nccl or gloo
+  none,          // the variable is accepted without effect: Triad always behaves this way
 };
 struct Variable {
   std::string_view name;
   Effect effect;
   std::string_view key, word = {};
 };
-// A variable that sets two keys has two rows.
+// All known variables. A variable that sets two keys has two rows.
 constexpr Variable kVariables[] = {
     {"NSA_SEQ_LEN", Effect::value, "train.seq_len"},
     {"NSA_BATCH_SIZE", Effect::value, "train.micro_batch_size"},
@@ -89,7 +90,7 @@ std::string_view read_backend(std::string_view name, std::string_view value) {
   fail_usage("environment variable {} is \"{}\": nccl or gloo is allowed", name, value);
 }
 
-// The new value of the variable's key, as text for --set; nullopt: no effect.
+// The value that the variable gives its key, as text for --set; nullopt if the variable has no effect.
 std::optional<std::string> value_of(const Variable& variable, std::string_view value) {
   const auto flag = [&] { return read_flag(variable.name, value); };
   switch (variable.effect) {
@@ -115,10 +116,10 @@ std::optional<std::string> value_of(const Variable& variable, std::string_view v
 void join_list(Json& root, std::string_view key, std::string_view word) {
   const size_t dot = key.find('.');
   Json& group = root[std::string(key.substr(0, dot))];
-  if (!group.is_null() && !group.is_object()) return;  // read_group() reports this error
+  if (!group.is_null() && !group.is_object()) return;  // not an object: read_group() reports this error later
   Json& list = group[std::string(key.substr(dot + 1))];
   if (list.is_null()) list = Json::array();
-  if (list.is_string()) list = Json::array({list});  // a string counts as a list of one
+  if (list.is_string()) list = Json::array({list});  // a string counts as a list with one element
   if (list.is_array() && std::find(list.begin(), list.end(), word) == list.end()) list.push_back(std::string(word));
 }
 
@@ -132,7 +133,8 @@ std::vector<std::string> variable_names() {
 
 std::vector<std::string> apply_environment(Json& root, std::string_view only_group) {
   std::vector<std::string> honoured;
-  std::map<std::string_view, std::string> set_by, set_values;  // by key: two variables must not contradict each other
+  // For each key, the variable that set it and the value: two variables must not contradict each other.
+  std::map<std::string_view, std::string> set_by, set_values;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text(*entry);
     const size_t equals = text.find('=');

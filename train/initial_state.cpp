@@ -12,7 +12,7 @@ namespace triad {
 
 namespace {
 
-// CRC-32 of the fp32 master weights, read in chunks.
+// CRC-32 of the fp32 master weights, which are read in chunks.
 int64_t checksum_of(Context& ctx, const Params& params) {
   constexpr int64_t kAtATime = 1 << 24;
   const Tensor master = params.master();

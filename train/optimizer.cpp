@@ -45,7 +45,8 @@ void Optimizer::step(Context& ctx, Params& params, ConstTensor grad_norm_squared
     adamw(ctx, of(params.master()), params.has_master() ? of(params.weights()) : Tensor{}, moment(exp_avg_),
           moment(exp_avg_sq_), of(params.grads()), grad_norm_squared, options);
   };
-  for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {  // buckets are in the order of backward
+  // In reverse: buckets are in the order of backward, and the next forward needs the weights in the opposite order.
+  for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
     const auto [begin, end] = part->elements;
     update(*part, begin, std::min(end, params.decay_end()), c.weight_decay);
     update(*part, std::max(begin, params.decay_end()), end, 0);

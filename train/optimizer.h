@@ -1,5 +1,5 @@
-// Optimizer: AdamW over a model's flat parameter buffer, or over the parts of it that this rank owns. Each part takes
-// one launch for the tensors with weight decay and one for those without.
+// Optimizer: AdamW over a model's flat parameter buffer, or over the parts of it that this rank owns. For each part it
+// launches one kernel for the tensors with weight decay and one for those without.
 #pragma once
 #include <functional>
 #include <optional>
@@ -14,35 +14,38 @@ namespace triad {
 
 class Optimizer {
  public:
-  // reducer: given with dist.zero 1: keeps the moments of this rank's shards of its buckets; null: of all parameters.
+  // reducer: given with dist.zero 1, so that this rank keeps only the moments of its shards of the reducer's buckets;
+  // null: the moments of all parameters.
   Optimizer(Context&, Arena&, const Params&, GradReducer* reducer = nullptr);
 
-  // Queues the update with params.grads(), clipped to c.grad_clip by the global norm whose square is in
-  // grad_norm_squared [1] f64. step: optimizer steps before this one, skipped ones included. With shards, the
-  // all-gather of each updated part is queued at once, in the order in which the next forward reads the weights.
+  // Queues the update with the gradients params.grads(), clipped to c.grad_clip by the global norm, whose square is in
+  // grad_norm_squared [1] f64. step: number of optimizer steps before this one, skipped ones included. With shards,
+  // each part's all-gather is queued directly after its update, in the order in which the next forward reads the
+  // weights.
   void step(Context&, Params&, ConstTensor grad_norm_squared, const TrainConfig&, int64_t step);
-  // Makes a forward wait for the gathered weights layer by layer; null without shards.
+  // The object that makes a forward wait for the gathered weights layer by layer; null without shards.
   WeightGather* weights() { return gather_ ? &*gather_ : nullptr; }
 
-  // With shards, each rank has only its own part of the master weights up to date: all-gathers them. Collective.
+  // All-gathers the master weights: with shards, each rank has only its own part of them up to date. Collective: all
+  // ranks call it.
   void gather_master(Params&);
-  // Both moments, fp32 [stored elements], laid out as the flat parameter buffer: on the device, or with shards gathered
-  // on the host (in the vectors). Collective.
+  // Both AdamW moments, fp32 [stored elements], laid out as the flat parameter buffer: on the device, or with shards
+  // gathered on the host (in the vectors). Collective: all ranks call moments().
   struct Moments {
     Tensor exp_avg, exp_avg_sq;
     std::vector<float> host_avg, host_avg_sq;
   };
   Moments gather_moments(Context&, const Params&);
-  // A range of parameters whose moments this rank keeps, and where they are in exp_avg() and exp_avg_sq().
+  // A range of parameters whose moments this rank keeps, and where these moments are in exp_avg() and exp_avg_sq().
   struct Part {
-    ElementRange elements;  // of the flat parameter buffer
-    int64_t moments = 0;    // first element in exp_avg() and exp_avg_sq()
+    ElementRange elements;  // range in the flat parameter buffer
+    int64_t moments = 0;    // index of the first moment in exp_avg() and exp_avg_sq()
     const GradBucket* bucket = nullptr;
   };
   const std::vector<Part>& parts() const { return parts_; }
   ConstTensor exp_avg() const { return exp_avg_; }
   ConstTensor exp_avg_sq() const { return exp_avg_sq_; }
-  // Sets the moments from host buffers [stored elements] laid out as the flat parameter buffer.
+  // Copies the moments from host buffers [stored elements] that are laid out as the flat parameter buffer.
   void set(Context&, const std::vector<float>& exp_avg, const std::vector<float>& exp_avg_sq);
 
  private:

@@ -55,8 +55,8 @@ void RunCheckpoints::write_final_weights() {
                     "the final weights being written");
 }
 
-// Runs work() on the first rank while the others wait. It may take long (a slow disk), so the ranks exchange a status
-// every second, which keeps the first rank from counting as hung.
+// Runs work() on the first rank while the others wait. The work may take long (a slow disk), so the ranks exchange a
+// status every second; without it they would count as hung.
 template <class Work>
 void RunCheckpoints::run_on_first_rank(Work&& work, const char* what) {
   Comm& comm = *setup_.comm;

@@ -21,8 +21,8 @@ void begin_end(const RunSetup& run) {
 template <class Wait>
 void finish_checkpoint(RunSetup& run, Wait&& wait) {
   try {
-    report_stage(run.runtime->ctx(), Stage::checkpoint);  // in this stage the watchdog allows dist.timeout_s
-  } catch (const Error&) {}                               // a failed GPU cannot record the stage
+    report_stage(run.runtime->ctx(), Stage::checkpoint);  // in this stage the watchdog waits for up to dist.timeout_s
+  } catch (const Error&) {}  // ignored: after a failure the GPU may be unable to record the stage
   report_also(wait);
 }
 

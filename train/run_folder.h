@@ -1,5 +1,5 @@
-// RunFolder: the folder of a run. Decides whether a run may start in it, removes the files of an earlier run, and locks
-// it.
+// RunFolder: the folder of a run. It decides whether a run may start in the folder, removes the files of an earlier
+// run, and locks the folder.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -9,41 +9,43 @@
 
 namespace triad {
 
-// Whether path is inside the folder after resolving links.
+// Whether path is inside the folder once symbolic links are resolved.
 bool is_inside(const std::string& path, const std::string& folder);
 
-// Locks the folder against a second run, which would overwrite its files. Waits up to 10 s for another run to end, then
-// throws Error. Does nothing if the folder does not exist.
+// Locks the folder, so that a second run cannot overwrite its files. Waits up to 10 s for another run in it to end,
+// then throws Error. Does nothing if the folder does not exist.
 void lock_run_folder(FolderLock&, const std::string& path);
 
 class RunFolder {
  public:
   enum class Start { fresh, overwrite, resume, join };
-  // Creates, checks, locks and cleans the folder.
-  // fresh: throws if it holds a complete checkpoint or final weights (the message names --resume and --overwrite).
-  // fresh and overwrite: remove all files and folders that a run writes; other files stay.
-  // resume: removes only temporary files that a killed run has left.
-  // join: does nothing: the first rank has prepared and locked the folder.
-  // Throws Error before any change if path is not a writable folder, is itself a checkpoint, holds a stale .HALT, or is
-  // locked by another run.
+  // Creates, checks, locks and cleans the folder. start fresh: throws if the folder holds a complete checkpoint or
+  // final weights (the message names --resume and --overwrite). fresh and overwrite: remove all files and folders that
+  // a run writes; other files stay. resume: removes only temporary files that a killed run has left. join, for other
+  // ranks: does nothing, because the first rank has prepared and locked the folder. Throws Error before any change if
+  // path is not a writable folder, is itself a checkpoint, holds a .HALT of an earlier run, or is locked by another
+  // run.
   RunFolder(const std::string& path, Start start, FolderLock& lock);
-  // Throws those of the constructor's errors that depend on the folder's content; none if it does not exist.
+  // Throws the constructor's errors about the content of the folder, without changing it. A folder that does not exist
+  // passes.
   static void refuse(const std::string& path, Start start);
-  // resume_from: a checkpoint in path. Throws Error with the list of newer complete checkpoints if path holds any.
+  // For a resume from resume_from, a checkpoint of the run in path: throws Error with the list of newer complete
+  // checkpoints if there are any.
   static void refuse_older(const std::string& path, const std::string& resume_from);
 
-  // The last step of a completed run in path (one with metrics.json and final weights); nullopt if there is none.
+  // If path is the folder of a completed run (it has metrics.json and final weights), the run's last step; else
+  // nullopt.
   static std::optional<int64_t> complete_at(const std::string& path);
 
-  // Takes the folder back to this step for a resume: removes memory snapshots and table rows of later steps, and moves
-  // later checkpoints and final weights of another step to a new folder (set_aside of io/checkpoint.h). Returns the new
-  // folder's path; empty: nothing was moved.
+  // Returns the folder to its state at this step, from which the run resumes: removes memory snapshots and table rows
+  // of later steps, and moves later checkpoints and the final weights of another step to a new folder (set_aside of
+  // io/checkpoint.h). Returns the new folder's path; empty if nothing was moved.
   std::string rewind(int64_t step) const;
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
   std::string checkpoints() const { return file("checkpoints"); }
-  bool halt_requested() const;  // whether the file .HALT exists
+  bool halt_requested() const;  // whether the file .HALT, which requests a stop, exists
   void clear_halt() const;
 
  private:

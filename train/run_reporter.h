@@ -1,5 +1,5 @@
-// RunReporter: everything that a run prints and records: banner, steps, evaluations, checkpoints, its end; and the
-// watchdog and checks that read the same numbers.
+// RunReporter: prints and records everything about a run: banner, steps, evaluations, checkpoints and the run's end. It
+// also owns the watchdog and the checks, which read the same numbers.
 #pragma once
 #include <cmath>
 #include <optional>
@@ -21,25 +21,26 @@ class RunReporter {
  public:
   explicit RunReporter(RunSetup&);
 
-  // Writes the lines and files of the run's start and starts the watchdog. set_aside: the folder to which later
-  // checkpoints were moved; empty: none were.
+  // Writes the lines and files that belong to the run's start, and starts the watchdog. set_aside: the folder to which
+  // later checkpoints were moved; empty if none were.
   void begin(const std::string& set_aside);
-  // What the next step should record. step: its number.
+  // Whether the next step is to be traced, or measured. step: its number.
   bool traces(int64_t step) const { return grad_report_.traces(step); }
   bool measures(int64_t step) const { return grad_report_.measures(step); }
-  // Reports a step. Returns why the run must end, the same on all ranks; nullopt: it continues.
+  // Reports a step. If the run must end, returns the reason, the same on all ranks; nullopt if it continues.
   std::optional<std::string> step(const SettledStep&);
-  // Logs newly chosen kernels; with_fallbacks: also writes the fallbacks since the last time.
+  // Logs kernels that were chosen for the first time. with_fallbacks: also writes the fallbacks counted since the last
+  // call.
   void kernels(int64_t step, bool with_fallbacks);
   void evaluation(int64_t step, double loss);
   void checkpoint(int64_t step, const Checkpointer::Written&);
   void memory_snapshot(const std::string& when) { memory_.write_snapshot(when); }
-  // Whether an anomaly requests an orderly stop.
+  // Whether an anomaly on this rank requests an orderly stop.
   bool anomaly_stops() const { return checks_.wants_stop() || watchdog_->wants_stop(); }
 
-  void stopped(int64_t step, const std::string& why);  // an early stop
+  void stopped(int64_t step, const std::string& why);  // reports an early stop
   void message(const std::string& text) { telemetry_.message(text); }
-  void write_metrics(const RunState&, double seconds);  // metrics.json, on the first rank
+  void write_metrics(const RunState&, double seconds);  // writes metrics.json on the first rank
   void done(int64_t step, double seconds);
 
   void out_of_memory(const OutOfMemory& e) const { memory_.write_oom(e); }
@@ -48,7 +49,7 @@ class RunReporter {
  private:
   void print_start(const std::string& set_aside);
   void start_watchdog();
-  // Reports a step that is not finite. Returns why the run must end.
+  // Reports a step whose loss or gradient is not finite. If the run must end, returns the reason.
   std::optional<std::string> not_finite(int64_t step, const TrainStep::Result&);
   double mean(double sum) const { return comm_steps_ > 0 ? sum / static_cast<double>(comm_steps_) : 0; }
 
@@ -60,11 +61,11 @@ class RunReporter {
   GradReport grad_report_;
   StatsReport stats_report_;
   Progress progress_;
-  std::optional<Watchdog> watchdog_;  // its thread uses telemetry_, memory_ and progress_
-  int64_t updates_;                   // settled steps that changed the weights, and those before a resume
+  std::optional<Watchdog> watchdog_;  // the watchdog's thread uses telemetry_, memory_ and progress_
+  int64_t updates_;  // number of finished steps that changed the weights, those before a resume included
   int64_t settled_ = 0, comm_steps_ = 0;
-  double comm_ms_ = 0, gather_ms_ = 0;       // sums over comm_steps_ steps of the result's fields, ms
-  double last_loss_ = NAN, val_loss_ = NAN;  // NaN (null in metrics.json): none yet
+  double comm_ms_ = 0, gather_ms_ = 0;       // sums of the fields of TrainStep::Times over comm_steps_ steps
+  double last_loss_ = NAN, val_loss_ = NAN;  // NaN until the first value is known; metrics.json then has null
 };
 
 }  // namespace triad

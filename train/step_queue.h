@@ -9,11 +9,11 @@
 
 namespace triad {
 
-// A finished step.
+// A step whose result the host has read.
 struct SettledStep {
   int64_t number = 0;            // 1-based
-  double step_ms = 0;            // since the previous step was settled, without the time passed to exclude()
-  std::vector<double> fetch_ms;  // by micro-step: wait for its tokens
+  double step_ms = 0;            // time since the previous step's result, without the time passed to exclude(), ms
+  std::vector<double> fetch_ms;  // for each micro-step: time that it waited for its tokens, ms
   TrainStep::Result result;
 };
 
@@ -22,17 +22,17 @@ class StepQueue {
   explicit StepQueue(RunSetup& setup) : setup_(setup), state_(setup.initial_state) {}
 
   struct Options {
-    bool trace = false, measure = false;  // of TrainStep::begin and update
+    bool trace = false, measure = false;  // arguments of TrainStep::begin and TrainStep::update
     std::function<bool()> stop;           // called before the update: whether this rank requests an orderly stop
   };
-  // Queues the next step on the device. state() counts it at once; settle() returns its result. Throws
+  // Queues the next step on the device. state() counts the step from then on; settle() returns its result. Throws
   // MissingGradients.
   void push(Loader&, const Options&);
-  // Waits for the oldest queued step.
+  // Waits for the oldest queued step and returns its result.
   SettledStep settle();
 
   const RunState& state() const { return state_; }
-  int64_t queued() const { return queued_; }  // steps that state() counts but that are not settled
+  int64_t queued() const { return queued_; }  // number of steps whose results settle() has not returned yet
   int64_t next() const { return state_.step + 1; }
 
   using Clock = std::chrono::steady_clock;
@@ -45,7 +45,7 @@ class StepQueue {
   RunSetup& setup_;
   RunState state_;
   int64_t queued_ = 0;
-  std::deque<std::vector<double>> fetch_ms_;  // by queued step
+  std::deque<std::vector<double>> fetch_ms_;  // fetch_ms of each queued step, oldest first
   Clock::time_point settled_at_;
 };
 

@@ -53,7 +53,7 @@ void Comm::gather_peers(const LaunchEnv& env, Device device) {
                            "the ranks' names");
   std::vector<std::string> identities;
   std::vector<LocalPeer> local;
-  std::map<std::string, int> gpus;   // host and address -> rank
+  std::map<std::string, int> gpus;   // host and PCI address of a GPU -> its rank
   std::map<std::string, int> seats;  // host and local rank -> rank
   for (int r = 0; r < world_; ++r) {
     std::vector<std::string> f;
@@ -124,7 +124,7 @@ void Comm::all_gather_host_bytes(const void* mine, void* all, int64_t bytes, con
 
 std::vector<std::string> Comm::all_gather_host_text(const std::string& mine, const std::string& what) {
   const std::vector<int64_t> sizes = all_gather_host(static_cast<int64_t>(mine.size()), what);
-  constexpr int64_t kMostBytes = int64_t{1} << 26;  // bytes; longer than any text of a run
+  constexpr int64_t kMostBytes = int64_t{1} << 26;  // bytes; longer than any text that a run exchanges
   for (size_t r = 0; r < sizes.size(); ++r)
     TRIAD_CHECK(sizes[r] >= 0 && sizes[r] <= kMostBytes, "rank {} announces {} bytes of {}: at most {} are allowed", r,
                 sizes[r], what, kMostBytes);
@@ -162,20 +162,20 @@ void Comm::expect_end() {
   if (!guard_) return;
   barrier("the end");
   guard_->expect_end();
-  barrier("the guards' end");  // a rank that has passed it may exit at once
+  barrier("the guards' end");  // a rank may exit as soon as it has passed this barrier
 }
 
 void Comm::fail_together(const std::string& why, const std::function<void()>& last_work) {
   abandon(why, 1, [&] {
     last_work();
     try {
-      barrier("the same error");  // no rank exits while another still watches it
+      barrier("the same error");  // a rank exits only when no other rank's guard watches it
     } catch (const Error&) {}     // a rank with a different error may have exited already
   });
 }
 
 void Comm::abandon(const std::string& why, int exit_code, const std::function<void()>& last_work) {
-  if (guard_) guard_->expect_end();  // the other ranks exit now, too
+  if (guard_) guard_->expect_end();  // from here on, other ranks may exit
   std::fflush(stdout);
   std::fputs(fmt::format("triad: {}{}\n", world_ > 1 ? fmt::format("rank {}: ", rank_) : "", why).c_str(), stderr);
   last_work();
@@ -184,7 +184,7 @@ void Comm::abandon(const std::string& why, int exit_code, const std::function<vo
 
 Device device_of(const LaunchEnv& env) {
   const int gpus = backend::cuda_device_count();
-  // With one visible GPU; gather_peers() checks that no two ranks share it.
+  // If one GPU is visible, this rank uses it; gather_peers() checks that no two ranks share a GPU.
   if (env.world == 1 || gpus == 1) return Device::cuda(0);
   if (env.local_rank >= gpus)
     fail("launch: rank {} of {} has local rank {}, but its host has {} GPUs: start at most one process a GPU", env.rank,
@@ -204,10 +204,10 @@ class PlannedComm final : public Comm {
  public:
   explicit PlannedComm(int world) : Comm(world, Device::cpu()) {}
   std::string name() const override { return "planned"; }
-  bool may_share() const override { return true; }  // as NCCL on one host, the case that needs the most memory
+  bool may_share() const override { return true; }  // plans for NCCL on one host: the case that needs the most memory
 };
 
-// Bounds MPI's start, which otherwise waits without limit for a missing rank.
+// Opens the MPI link under a time limit: MPI's own start waits without limit for a missing rank.
 std::unique_ptr<Link> open_mpi_link_within(const LaunchEnv& env, double timeout_s) {
   CommGuard guard(env.rank, timeout_s);
   guard.begin("the start of MPI", 0);
@@ -216,7 +216,7 @@ std::unique_ptr<Link> open_mpi_link_within(const LaunchEnv& env, double timeout_
   return link;
 }
 
-// The link between processes: MPI if the launcher starts it and this build has it, else TCP.
+// Opens the link between processes: MPI if the launcher starts it and this build has it, else TCP.
 std::unique_ptr<Link> open_link(const LaunchEnv& env, double timeout_s) {
   return env.speaks_mpi && why_no_mpi().empty() ? open_mpi_link_within(env, timeout_s) : open_tcp_link(env, timeout_s);
 }

@@ -1,5 +1,6 @@
-// Comm: the ranks of a run and their collectives. Every rank must call the same collectives in the same order. Those on
-// tensors are queued on stream() and work in place; sums add in a fixed order of ranks where the library allows it.
+// Comm: the ranks of a run and their collectives. Every rank must call the same collectives in the same order.
+// Collectives on tensors work in place and are queued on stream(). Sums add in a fixed order of ranks, except where
+// NCCL chooses the order.
 #pragma once
 #include <cstring>
 #include <functional>
@@ -20,22 +21,22 @@ namespace triad {
 
 enum class CommBackend { automatic, nccl, mpi };
 
-// The CTAs that NCCL may use. few: a sum leaves most SMs to concurrent kernels that are sized for the whole GPU.
-// all: the fastest sum.
+// How many CTAs, and so SMs, NCCL may use for a sum. few: most SMs stay free for concurrent kernels. all: NCCL's own
+// choice, the fastest sum.
 enum class CommCtas { few, all };
 
-// A process of the run, as every rank sees it.
+// A process of the run, with the values that every rank sees.
 struct Peer {
   int rank = 0, local_rank = 0, pid = 0;
   std::string host, device, pci;  // pci: bus address of its GPU; empty on the CPU
-  bool here = false;              // on this host and in this process's pid name space
+  bool here = false;              // whether it is on this host and in this process's pid name space
 };
 
 class Comm {
  public:
   // link: null if world is 1. timeout_s: dist.timeout_s.
   Comm(const LaunchEnv&, Device, std::unique_ptr<Link>, double timeout_s);
-  // A rank without peers; see make_planned_comm.
+  // A rank without peers, for make_self_comm() and make_planned_comm().
   Comm(int world, Device);
   virtual ~Comm() = default;
   Comm(const Comm&) = delete;
@@ -55,27 +56,30 @@ class Comm {
   }
   CommGuard::Last last_collective() const { return guard_ ? guard_->last() : CommGuard::Last{}; }
 
-  // x [n], contiguous, f32, f64 or bf16 (bf16 is added in f32 and rounded once or at each rank): the sum over the
-  // ranks. what: names the data in messages, "bucket 3".
+  // Replaces x [n] by its sum over the ranks. x: contiguous, f32, f64 or bf16; bf16 is added in f32 and rounded at the
+  // end or, by NCCL, at each rank. what: names the data in messages, "bucket 3".
   void all_reduce(Tensor x, const std::string& what, CommCtas = CommCtas::all);
   // x [world * n]: part `rank` becomes the sum of all ranks' parts `rank`; the other parts are undefined afterwards.
   void reduce_scatter(Tensor x, const std::string& what, CommCtas = CommCtas::all);
   // x [world * n]: part r becomes part r of rank r's x.
   void all_gather(Tensor x, const std::string& what);
 
-  // x, staging [world * n]: part r of staging becomes part `rank` of rank r's x. This rank's own part is not written.
+  // Exchanges parts: part r of staging becomes part `rank` of rank r's x, with x and staging [world * n]. This rank's
+  // own part is not written.
   void all_to_all(Tensor x, Tensor staging, const std::string& what);
-  // Offers tensors to the other ranks for copies by the copy engines. All ranks must call it with the same tensors, all
-  // in the allocation that begins at base. If the ranks can access each other's memory, shares() is then true, and
-  // all_gather and all_to_all of these tensors use no SMs. barrier_counts [world] i32, in the same allocation: belongs
-  // to the Comm from then on. may_share(): whether to try; the same on all ranks, and known before memory is allocated.
+  // Makes tensors accessible to the other ranks, so that copy engines can move their data. All ranks must call it with
+  // the same tensors, all in the allocation that begins at `base`. If the ranks can access each other's memory,
+  // shares() is then true, and all_gather and all_to_all of these tensors use no SMs. barrier_counts [world] i32, in
+  // the same allocation, is used by the Comm from then on. may_share(): whether share() can succeed as far as this is
+  // known before memory is allocated; the same on all ranks.
   virtual void share(const std::byte*, std::span<const Tensor>, const Tensor& /*barrier_counts*/) {}
   virtual bool shares() const { return false; }
   virtual bool may_share() const { return false; }
   // Why may_share() or shares() is false; empty if sharing was not tried or works.
   virtual std::string why_not_shared() const { return ""; }
 
-  // On the host, blocking: the values of all ranks, in the order of ranks. T is trivially copyable.
+  // Gathers one value of each rank on the host and blocks until it has all. Returns them in the order of ranks. T is
+  // trivially copyable.
   template <class T>
   std::vector<T> all_gather_host(const T& mine, const std::string& what) {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -85,16 +89,17 @@ class Comm {
   }
   std::vector<std::string> all_gather_host_text(const std::string& mine, const std::string& what);
   void barrier(const std::string& what) { all_gather_host(char{0}, what); }
-  // Sums values of which each is non-zero on at most one rank, so every rank gets the same bits.
+  // Sums values over the ranks, on the host. Each value must be non-zero on at most one rank, so the sum has the same
+  // bits on every rank.
   void add(std::span<double> values, const std::string& what);
 
   // Ends a successful run; collective.
   void finish();
-  // Ends the process after an error: logs `why`, runs last_work, which must not throw, and exits with exit_code.
-  // Unwinding instead would free memory, for which CUDA waits for collectives that never end, and join threads that a
-  // slow disk may block.
+  // Ends the process after an error: logs `why`, calls last_work(), which must not throw, and exits with exit_code. It
+  // does not unwind: unwinding would free memory, for which CUDA waits for collectives that never end, and would join
+  // threads that a slow disk may block.
   [[noreturn]] void abandon(const std::string& why, int exit_code, const std::function<void()>& last_work);
-  // As abandon, for an error that all ranks have: no rank exits before every rank has run its last_work.
+  // As abandon(), for an error that all ranks have: no rank exits before every rank has called its last_work().
   [[noreturn]] void fail_together(const std::string& why, const std::function<void()>& last_work);
 
  protected:
@@ -103,13 +108,13 @@ class Comm {
   virtual void do_all_gather(Tensor) {}
   virtual void do_all_to_all(Tensor, Tensor) {}
   virtual void do_finish() {}
-  // False where a collective is finished when its call returns: on the CPU, and where the host computes.
+  // False if a collective is finished when its call returns, as on the CPU and for sums on the host.
   virtual bool on_stream() const { return false; }
   Link& link() const { return *link_; }
   CommGuard& guard() { return *guard_; }
 
  private:
-  // From here on the end of another rank is no error; collective.
+  // From here on the end of another rank's process is not an error; collective.
   void expect_end();
   template <class Call>
   void guarded(const char* kind, const std::string& what, int64_t bytes, bool on_stream, Call&& call);
@@ -128,13 +133,14 @@ class Comm {
 // GPUs.
 Device device_of(const LaunchEnv&);
 
-// The ranks of this process's run. automatic: NCCL on a GPU; on the CPU MPI, or TCP if the launcher does not start MPI.
+// Connects the ranks of this process's run. automatic: NCCL on a GPU; on the CPU MPI, or TCP if the launcher does not
+// start MPI.
 std::unique_ptr<Comm> open_comm(const LaunchEnv&, Device, CommBackend, double timeout_s);
 
 // A world of one: collectives do nothing.
 std::unique_ptr<Comm> make_self_comm(Device);
-// Sums on the host in the order of ranks, so the bits do not depend on the number of elements. Tensors of a GPU are
-// copied through pinned memory, and the host waits for the copies.
+// Collectives in host memory. A sum adds in the order of ranks, so its bits do not depend on the number of elements. A
+// GPU's tensors are copied through pinned memory, and the host waits for the copies.
 std::unique_ptr<Comm> make_host_comm(const LaunchEnv&, Device, std::unique_ptr<Link>, double timeout_s);
 // NCCL, loaded on the first call. The link carries NCCL's id and the run's control messages.
 std::unique_ptr<Comm> make_nccl_comm(const LaunchEnv&, Device, std::unique_ptr<Link>, double timeout_s);

@@ -18,7 +18,7 @@ namespace triad {
 
 namespace {
 
-// A pidfd: unlike a pid it never refers to another process, and poll() reports the end of the process.
+// Opens a pidfd. Unlike a pid it never refers to a later process, and poll() reports the end of the process.
 int open_process(int pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 void kill_process(int fd) { syscall(SYS_pidfd_send_signal, fd, SIGKILL, nullptr, 0); }
 
@@ -54,7 +54,7 @@ void CommGuard::watch(const std::vector<LocalPeer>& peers) {
   const std::lock_guard lock(mutex_);
   for (const LocalPeer& peer : peers) {
     const int fd = open_process(peer.pid);
-    if (fd >= 0) peers_.push_back({peer.rank, peer.pid, fd});  // a kernel before 5.3 has no pidfd
+    if (fd >= 0) peers_.push_back({peer.rank, peer.pid, fd});  // Linux before 5.3 has no pidfd
   }
   eventfd_write(wake_, 1);
 }
@@ -145,7 +145,7 @@ void CommGuard::retire_finished() {
   }
 }
 
-// The stopped ranks of this host, for messages; empty if there are none.
+// The stopped processes of this host's ranks, as text for messages; empty if there are none.
 std::string CommGuard::stopped_peers() const {
   std::string text;
   for (const Peer& peer : peers_)
@@ -169,7 +169,8 @@ void CommGuard::end_process(const std::string& why) const {
   _exit(1);
 }
 
-// seconds: since the previous check.
+// Checks the library's health and the oldest collective, and ends this process if either has failed. seconds: time to
+// add to the collective's waiting time.
 void CommGuard::check(double seconds) {
   retire_finished();
   if (health_check_) {
@@ -177,7 +178,7 @@ void CommGuard::check(double seconds) {
     if (!wrong.empty()) end_process(fmt::format("{}; the last: {}", wrong, last_));
   }
   if (pending_.empty()) return;
-  Collective& oldest = pending_.front();  // all others wait for it
+  Collective& oldest = pending_.front();  // all later collectives wait for it
   oldest.waited_s += seconds;
   if (oldest.waited_s > timeout_s_)
     end_process(
@@ -203,7 +204,8 @@ void CommGuard::run() {
       eventfd_read(wake_, &ignored);
     }
     const Clock::time_point now = Clock::now();
-    // Limits the time of one check, so that time during which this process was itself stopped does not count.
+    // The most seconds that one check may count, so that time during which this process was itself stopped does not
+    // count.
     constexpr double kMostSeconds = 1;
     const double seconds = std::min(kMostSeconds, std::chrono::duration<double>(now - last).count());
     last = now;

@@ -35,8 +35,9 @@ class CommGuard {
   // Sets a function that the guard calls periodically: it returns what is wrong with the library, or an empty text.
   void set_health_check(std::function<std::string()> health_check);
 
-  // Starts a collective: its name ("all_reduce of bucket 3") and its bytes on this rank. It is finished at end(), or
-  // when the stream reaches end_on(). begin() returns the collective's description for messages.
+  // Starts a collective: its name ("all_reduce of bucket 3") and its bytes on this rank. It is finished when end() is
+  // called, or when the stream reaches the point of end_on(). begin() returns the collective's description for
+  // messages.
   std::string begin(std::string what, int64_t bytes);
   void end();
   void end_on(const Stream&);
@@ -48,9 +49,9 @@ class CommGuard {
     std::string what = "none";
     bool under_way = false;
   };
-  Last last() const;  // for a stream as of the last check, at most 0.2 s ago
-  // Sets the file for the last collectives at such an end: a row for each, with the seconds of its start and observed
-  // end.
+  Last last() const;  // for collectives on a stream, as of the guard's last check at most 0.2 s ago
+  // Sets the file that receives the last collectives when the guard ends the process: one row for each, with the
+  // seconds of its start and of its observed end.
   void record_to(std::string path);
 
  private:
@@ -62,7 +63,8 @@ class CommGuard {
     std::unique_ptr<Event> event;  // marks the end of a collective on a stream
     std::string str() const;
   };
-  // A collective in the log. Times in seconds since the guard started; finished_s < 0: not seen finished.
+  // A row of the file of record_to(). Times in seconds since the guard's construction; finished_s < 0: its end was not
+  // observed.
   struct Record {
     int64_t number = 0;
     std::string what;

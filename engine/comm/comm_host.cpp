@@ -1,6 +1,7 @@
-// Collectives on the host over a Link. A sum works piece by piece: each rank receives all ranks' values of its own part
-// of the piece, adds them in the order of ranks, and gathers the sums to all ranks. It moves 2 (world - 1) / world of
-// the bytes each way, as a ring does, and an element's sum does not depend on the piece that it is in.
+// Collectives on the host over a Link. A sum works on one piece of the tensor at a time: each rank receives all ranks'
+// values of its own part of the piece, adds them in the order of ranks, and sends the sums to all ranks. It moves 2
+// (world - 1) / world of the bytes each way, as a ring does, and an element's sum does not depend on the piece that
+// contains it.
 #include <algorithm>
 #include <vector>
 
@@ -12,7 +13,7 @@ namespace triad {
 
 namespace {
 
-constexpr int64_t kPartBytes = 1 << 20;  // bytes of a piece per rank
+constexpr int64_t kPartBytes = 1 << 20;  // bytes of one rank's part of a piece
 
 class HostComm final : public Comm {
  public:
@@ -22,7 +23,8 @@ class HostComm final : public Comm {
         others_(device, kPartBytes * world()) {}
 
   std::string name() const override { return "host memory over " + link().name(); }
-  // On the CPU tensors need no sharing; shares() is true so that CPU runs use the code path of GPUs with PeerCopies.
+  // On the CPU no memory needs to be opened for others. shares() is true there, so that runs on the CPU use the same
+  // code path as GPUs that share memory.
   void share(const std::byte*, std::span<const Tensor>, const Tensor&) override {
     shares_ = !stream().device().is_cuda();
   }
@@ -73,7 +75,7 @@ class HostComm final : public Comm {
   }
 
  private:
-  // piece_ [world, part] -> others_ [part]: the sum over all ranks of their piece_[this rank].
+  // Sums this rank's part of piece_ [world, part] over the ranks, in their order, into others_ [part].
   void add_parts(DType dtype, int64_t part) {
     link().all_to_all(piece_.data(), others_.data(), part * size_of(dtype));
     dispatch_float(dtype, [&]<class T>() {
@@ -86,7 +88,8 @@ class HostComm final : public Comm {
     });
   }
 
-  // Copies elements [begin, begin + count) of x to elements [at, ..) of piece_, or from `from`, and waits for the copy.
+  // load() copies the elements [begin, begin + count) of x to the elements [at, at + count) of piece_; store() copies
+  // them from `from` to x. Both wait for the copy.
   void load(const Tensor& x, int64_t begin, int64_t count, int64_t at) {
     const int64_t element = size_of(x.dtype);
     backend::copy(piece_.data() + at * element, Device::cpu(), x.data + begin * element, x.device, count * element,

@@ -148,16 +148,16 @@ class NcclComm final : public Comm {
   }
 
  private:
-  // CTAs of a sum during backward. NCCL's default of 24 takes the SMs of a matrix product of 128 CTAs, which then needs
-  // a second wave, twice its time. 4 CTAs leave room for it and still move about 60 GB/s.
+  // CTAs of a sum during backward. With NCCL's default of 24, a concurrent matrix product of 128 CTAs no longer fits
+  // onto the SMs in one wave: it needs two, twice its time. 4 CTAs leave room for it.
   static constexpr int kFewCtas = 4;
   ncclComm_t comm(CommCtas ctas) const { return ctas == CommCtas::few ? few_ctas_ : all_ctas_; }
   cudaStream_t queue() { return static_cast<cudaStream_t>(stream().handle()); }
 
   std::string name_;
-  std::string no_copies_;  // why copies are not possible; empty if they are
+  std::string no_copies_;  // why PeerCopies is not possible; empty if it is
   std::unique_ptr<PeerCopies> copies_;
-  ncclComm_t all_ctas_ = nullptr, few_ctas_ = nullptr;  // not destroyed after an error: destroying is collective
+  ncclComm_t all_ctas_ = nullptr, few_ctas_ = nullptr;  // not destroyed after an error, since destroying is collective
 };
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view kHelloMagic = "triadhi\n", kReplyMagic = "triadre\n";
 constexpr int kMostRanks = 1 << 20;
 
-// Writer and Reader: fields one after the other; integers are little-endian.
+// Writer and Reader: write and read a frame's fields one after the other; integers are little-endian.
 class Writer {
  public:
   explicit Writer(std::span<std::byte> to) : to_(to) {}
@@ -56,7 +56,8 @@ class Reader {
   std::span<const std::byte> from_;
 };
 
-// The two HMACs have different labels, so neither end can return the one that it received.
+// The HMAC over a label, both frames and the code. The labels of a rank and of rank 0 differ, so neither end can send
+// back the HMAC that it received.
 Mac proof(std::string_view secret, std::string_view of, const Hello& hello, const Reply& prove, ReplyCode code) {
   if (secret.empty()) return {};
   std::vector<std::byte> message;

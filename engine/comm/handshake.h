@@ -1,5 +1,5 @@
 // The handshake between rank 0 and a rank that connects to it: its frames as bytes, and the proofs that both ends have
-// the same TRIAD_SECRET. Every frame has a fixed size, so no peer can announce a larger one.
+// the same TRIAD_SECRET. Every frame has a fixed size; a peer cannot choose how many bytes are read.
 //
 //   rank -> rank 0   Hello: which run, which rank, and a nonce
 //   rank 0 -> rank   Reply: ReplyCode::prove and a nonce, or a refusal
@@ -23,10 +23,10 @@
 namespace triad {
 
 using Nonce = std::array<std::byte, 32>;
-Nonce fresh_nonce();  // from the kernel's random generator
+Nonce fresh_nonce();  // from the operating system's random generator
 
 struct Hello {
-  int port = 0;  // the rank's MASTER_PORT, which distinguishes runs too
+  int port = 0;  // this rank's MASTER_PORT; rank 0 refuses a different one as another run's
   int rank = 0, world = 0;
   bool has_secret = false;
   std::string run_id{};
@@ -46,20 +46,20 @@ enum class ReplyCode : uint8_t {
   other_world,
   taken,
 };
-// Why rank 0 refuses a rank, for both ends' messages: "it belongs to another run".
+// Why rank 0 refuses a rank, as text for the messages of both ends: "it belongs to another run".
 const char* text_of(ReplyCode refusal);
 
 struct Reply {
   ReplyCode code = ReplyCode::prove;
   int world = 0;    // rank 0's world size
-  Nonce payload{};  // a nonce in the reply that requests a proof, an HMAC in replies to a proof
+  Nonce payload{};  // rank 0's nonce in the first reply (prove), its HMAC in replies to a proof
 };
 inline constexpr size_t kReplyBytes = 8 + 1 + 4 + sizeof(Nonce);
 using ReplyFrame = std::array<std::byte, kReplyBytes>;
 
 HelloFrame encode(const Hello&);
 ReplyFrame encode(const Reply&);
-// Decode what encode() writes; empty for any other bytes.
+// Decode the bytes that encode() writes; empty for any other bytes.
 std::optional<Hello> decode_hello(std::span<const std::byte> bytes);
 std::optional<Reply> decode_reply(std::span<const std::byte> bytes);
 // Whether these bytes can be the beginning of a Hello.

@@ -32,23 +32,24 @@ int number(const char* name, int least, int most) {
   return value;
 }
 
-// The variables of one launcher. A launcher counts as present if its first two are set; one alone may be left from
-// elsewhere.
+// The names of one launcher's variables. A launcher counts as present if rank and world are both set, since a single
+// one may be inherited from another environment.
 struct Names {
   const char *launcher, *rank, *world, *local_rank, *local_world;
 };
 constexpr Names kLaunchers[] = {
-    // torchrun first: mpirun or srun may have started torchrun's agents.
+    // torchrun is first, because mpirun or srun may have started torchrun's agents.
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
     {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
-    // The variable of the step, which only srun sets: without srun a batch script is one process, even in a larger job.
+    // SLURM_STEP_NUM_TASKS, which only srun sets: a batch script that runs without srun is one process, even in a
+    // larger job.
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
 };
 
-// torchrun's id, unless it is "none" (absent); else Slurm's job id, with the step's for ranks of srun, because a job
-// may contain several runs.
+// The run id: torchrun's, unless it is "none" (absent), else Slurm's job id. For ranks that srun started the step's
+// number is added, because a job may contain several runs.
 std::string find_run_id(std::string_view launcher) {
   const char* const torchrun = variable("TORCHELASTIC_RUN_ID");
   const char *const job = variable("SLURM_JOB_ID"), *const step = variable("SLURM_STEP_ID");

@@ -7,22 +7,23 @@
 namespace triad {
 
 struct LaunchEnv {
-  std::string launcher;  // "torchrun", "Open MPI", "PMI", "Slurm"; empty: none
+  std::string launcher;  // "torchrun", "Open MPI", "PMI", "Slurm"; empty: started without a launcher
   int rank = 0, world = 1;
-  int local_rank = 0, local_world = 1;  // among the processes of this host; local_world 0: unknown
-  bool speaks_mpi = false;              // the launcher has set up MPI
-  std::string master_host;              // MASTER_ADDR, MASTER_PORT: the TCP rendezvous of processes without MPI
-  int master_port = 0;
-  bool port_taken = false;  // torchrun's own store listens at master_port
-  // For the TCP rendezvous: the id separates runs, the secret excludes unknown processes.
-  std::string run_id{};  // torchrun's, else Slurm's job and step; empty: none
+  int local_rank = 0, local_world = 1;  // index and number of this host's processes; local_world 0: unknown
+  bool speaks_mpi = false;              // the launcher has prepared MPI, so MPI_Init finds the other ranks
+  std::string master_host;              // MASTER_ADDR: rank 0's host, for ranks that connect over TCP (rendezvous.h)
+  int master_port = 0;                  // MASTER_PORT: the first port at which rank 0 may listen; 0: not set
+  bool port_taken = false;              // torchrun's own key-value store listens at master_port
+  // The TCP rendezvous uses the id to separate runs and the secret to exclude other processes.
+  std::string run_id{};  // torchrun's run id, else Slurm's job and step; empty: none
   std::string secret{};  // TRIAD_SECRET; must never be printed or written
 };
+// The longest run id, in bytes.
 inline constexpr size_t kMaxRunIdBytes = 255;
 
 // Throws UsageError, with the variables and their values, if they contradict each other.
 LaunchEnv read_launch_env();
 
-bool peer_access_disabled();  // by NCCL_P2P_DISABLE, which forbids access between GPUs' memories
+bool peer_access_disabled();  // whether NCCL_P2P_DISABLE forbids access between GPUs' memories
 
 }  // namespace triad

@@ -13,9 +13,9 @@ class Link {
  public:
   virtual ~Link() = default;
   virtual std::string name() const = 0;
-  // all[r] = rank r's `mine`; `bytes` each.
+  // all[r] = rank r's `mine`, for every r; each is `bytes` long.
   virtual void all_gather(const void* mine, void* all, int64_t bytes) = 0;
-  // from[r] = rank r's to[this rank]; `bytes` each.
+  // from[r] = part [this rank] of rank r's `to`, for every r; each part is `bytes` long.
   virtual void all_to_all(const void* to, void* from, int64_t bytes) = 0;
   // Ends a successful run; collective. Destroying a link without it leaves the other ranks blocked.
   virtual void finish() = 0;

@@ -23,7 +23,7 @@ Loaded load() {
   if (!std::filesystem::exists(library, unknown))
     return {nullptr, "this build has no MPI (install libopenmpi-dev and openmpi-bin, and configure again): " + library +
                          " is not there"};
-  // RTLD_GLOBAL: MPI loads plugins that need its symbols.
+  // RTLD_GLOBAL, because the plugins that MPI loads need its symbols.
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle == nullptr) return {nullptr, dlerror()};
   const auto* functions = static_cast<const MpiFunctions*>(dlsym(handle, kMpiFunctionsSymbol));

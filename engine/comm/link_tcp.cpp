@@ -1,4 +1,4 @@
-// A star: every rank has one connection to rank 0, which forwards bytes.
+// Link over TCP as a star: every rank has one connection to rank 0, which forwards bytes.
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -42,9 +42,9 @@ class TcpLink final : public Link {
     for (int r = 1; r < world_; ++r) send_to(r, whole);
   }
 
-  // One destination at a time: all other ranks send it their parts through rank 0, which buffers one small piece. It
-  // cannot deadlock: before a rank receives, it has sent its parts for all earlier destinations, and rank 0 reads no
-  // later parts until that rank has received.
+  // Serves one destination at a time: all other ranks send it their parts through rank 0, which buffers one small
+  // piece. It cannot deadlock: a rank sends its parts for all earlier destinations before it receives, and rank 0 reads
+  // no later parts until that rank has received.
   void all_to_all(const void* to, void* from, int64_t bytes) override {
     const auto n = static_cast<size_t>(bytes);
     const auto to_part = [&](int r) {
@@ -88,8 +88,8 @@ class TcpLink final : public Link {
   }
 
   int rank_, world_;
-  std::vector<Socket> peers_;               // rank 0: one for each rank, [0] closed; others: [0] is rank 0
-  std::array<std::byte, 1 << 16> piece_{};  // being forwarded by rank 0
+  std::vector<Socket> peers_;               // on rank 0: one per rank, [0] closed; on others: [0] is rank 0
+  std::array<std::byte, 1 << 16> piece_{};  // the bytes that rank 0 is forwarding
 };
 
 }  // namespace

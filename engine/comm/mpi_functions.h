@@ -1,5 +1,5 @@
-// The interface of libtriad_mpi.so: the MPI calls that a run needs, without types of any one MPI, so the program does
-// not depend on the MPI it was built with.
+// The interface of libtriad_mpi.so: the MPI calls that a run needs, without types of a particular MPI. So the program
+// does not depend on the MPI with which it was built.
 #pragma once
 #include <cstdint>
 

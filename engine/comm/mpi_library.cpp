@@ -1,4 +1,4 @@
-// libtriad_mpi.so: engine/comm/mpi_functions.h over the MPI of the build. MPI handles its own errors: by default it
+// libtriad_mpi.so: mpi_functions.h over the MPI with which it was built. MPI handles its errors itself: by default it
 // prints them and ends the run, as intended.
 #include <mpi.h>
 
@@ -22,12 +22,12 @@ const char* version() {
   int length = 0;
   MPI_Get_library_version(text, &length);
   for (char* c = text; *c != '\0'; ++c)
-    if (*c == ',' || *c == '\n') *c = '\0';  // "Open MPI v4.1.4", without the packager's name
+    if (*c == ',' || *c == '\n') *c = '\0';  // keeps "Open MPI v4.1.4", drops the packager's name
   return text;
 }
 
-// Waits by polling, at first without pauses, then with short sleeps. MPI's own wait polls without pauses, which delays
-// sums by orders of magnitude where ranks share cores.
+// Waits by polling, at first without pauses, then with short sleeps. MPI's own wait always polls without pauses, which
+// makes sums very slow if ranks share cores.
 void wait(MPI_Request request) {
   constexpr int kSpins = 500;
   constexpr auto kPause = std::chrono::microseconds(50);

@@ -36,16 +36,17 @@ void wait_value(void* stream, std::byte* at, uint32_t value, unsigned flags) {
   check(wait(static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(at), value, flags), "cuStreamWaitValue32");
 }
 
-// Work after a wait must see the copies that preceded the other rank's write of the value. The write follows a
-// system-wide fence of its stream, so these copies have arrived by then. A GPU that may still reorder arrived writes
-// internally reports that it can flush them, and gets the flush flag; other GPUs do not need it.
+// The flags of a wait for another rank's counter. Work after the wait must see the copies that the other rank queued
+// before it wrote the counter. The write follows a system-wide fence in its stream, so these copies have arrived by
+// then. A GPU that may still reorder arrived writes internally reports that it can flush them, and then the wait
+// flushes; other GPUs do not need it.
 unsigned flags_of_waits(Device device) {
   int can_flush = 0;
   CUDA_CHECK(cudaDeviceGetAttribute(&can_flush, cudaDevAttrCanFlushRemoteWrites, device.index));
   return CU_STREAM_WAIT_VALUE_GEQ | (can_flush != 0 ? CU_STREAM_WAIT_VALUE_FLUSH : 0);
 }
 
-// The first rank's reason, on all ranks; empty if no rank has one.
+// Returns, on all ranks, the reason of the first rank that has one; empty if none has.
 std::string first_reason(Comm& comm, const std::string& own, const char* what) {
   const std::vector<std::string> all = comm.all_gather_host_text(own, what);
   for (size_t r = 0; r < all.size(); ++r)
@@ -53,15 +54,15 @@ std::string first_reason(Comm& comm, const std::string& own, const char* what) {
   return "";
 }
 
-// Returns why this rank cannot offer its memory; empty if it can.
+// Makes the handle by which other ranks can open this rank's memory. Returns why it cannot be made; empty on success.
 std::string why_no_offer(std::byte* base, cudaIpcMemHandle_t& offer) {
   const cudaError_t e = cudaIpcGetMemHandle(&offer, base);
   if (e == cudaSuccess) return "";
-  cudaGetLastError();  // clears it: sums then use NCCL
+  cudaGetLastError();  // clears CUDA's error: sums then use NCCL
   return fmt::format("its memory cannot be shared: {}", cudaGetErrorString(e));
 }
 
-// Returns null and sets `why` on failure.
+// Opens another rank's memory by its handle. Returns null and sets `why` on failure.
 std::byte* open_memory(const cudaIpcMemHandle_t& handle, int rank, std::string& why) {
   void* p = nullptr;
   const cudaError_t e = cudaIpcOpenMemHandle(&p, handle, cudaIpcMemLazyEnablePeerAccess);
@@ -93,7 +94,7 @@ std::unique_ptr<PeerCopies> PeerCopies::open(Comm& comm, Device device, const st
   std::byte* const base = const_cast<std::byte*>(allocation);
   std::unique_ptr<PeerCopies> copies(new PeerCopies(comm, device));
   backend::fill(barrier_counts.data, device, 0, barrier_counts.bytes(), comm.stream().handle());
-  comm.stream().synchronize();  // before another rank writes there
+  comm.stream().synchronize();  // the counters are 0 before another rank can write them
   cudaIpcMemHandle_t offer{};
   why = first_reason(comm, why_no_offer(base, offer), "memory for copies");
   if (!why.empty()) return nullptr;
@@ -135,11 +136,13 @@ std::byte* PeerCopies::on_rank(int rank, const Tensor& x) const {
 }
 
 template <class F>
-void PeerCopies::for_each_other(F&& f) const {  // starting at rank + 1, so that each rank writes to a different one
+void PeerCopies::for_each_other(
+    F&& f) const {  // begins at rank + 1, so that at any time each rank writes to a different one
   for (int i = 1; i < comm_.world(); ++i) f((comm_.rank() + i) % comm_.world());
 }
 
-// A barrier of all ranks' streams: work queued after it runs after all that every rank queued before its own.
+// A barrier between the ranks' streams: work queued after it runs after the work that every rank queued before its own
+// barrier.
 void PeerCopies::barrier() {
   void* const stream = comm_.stream().handle();
   const auto count_of = [&](int at, int of) { return barrier_counts_.at[at] + of * sizeof(uint32_t); };
@@ -150,7 +153,7 @@ void PeerCopies::barrier() {
 
 void PeerCopies::all_gather(const Tensor& x) {
   const int64_t bytes = x.bytes() / comm_.world(), own = comm_.rank() * bytes;
-  barrier();  // all ranks have finished using these parts
+  barrier();  // after this barrier no rank uses the old contents of x
   for_each_other([&](int r) {
     CUDA_CHECK(cudaMemcpyAsync(on_rank(r, x) + own, x.data + own, bytes, cudaMemcpyDeviceToDevice,
                                static_cast<cudaStream_t>(comm_.stream().handle())));

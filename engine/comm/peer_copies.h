@@ -1,7 +1,7 @@
 // PeerCopies: the ranks of one host write to each other's GPU memory with the copy engines, which leave all SMs to
-// concurrent kernels. (A sum by kernels takes few SMs but for a long time: a matrix product with one CTA for each SM
-// then needs a second wave, twice its time.) Ranks synchronise on their streams: each has a counter for every other
-// rank, in memory that the other writes.
+// concurrent kernels. (A collective of NCCL occupies few SMs, but for a long time: a concurrent matrix product with one
+// CTA for each SM then needs two waves, twice its time.) The ranks' streams synchronise by counters: each rank has one
+// for every other rank, in memory that the other one writes.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,12 +15,12 @@ namespace triad {
 
 class PeerCopies {
  public:
-  // Why copies are impossible regardless of memory, with the rank concerned: ranks on other hosts, NCCL_P2P_DISABLE.
-  // Empty: open() may succeed. Collective; the same answer on all ranks.
+  // Why copies are impossible for any memory, with the rank concerned: ranks on other hosts, NCCL_P2P_DISABLE.
+  // Empty if open() may succeed. Collective; the same answer on all ranks.
   static std::string why_not(Comm&);
-  // tensors and barrier_counts [world] i32 must be in the allocation that begins at base, and the same on every rank up
-  // to their offsets. Collective. Returns null on all ranks, with the reason in `why`, if a rank cannot access
-  // another's memory.
+  // Opens the other ranks' memory. tensors and barrier_counts [world] i32 must be in the allocation that begins at
+  // `base`; shapes and dtypes must be the same on every rank, offsets may differ. Collective. Returns null on all
+  // ranks, with the reason in `why`, if a rank cannot access another's memory.
   static std::unique_ptr<PeerCopies> open(Comm&, Device, const std::byte* base, std::span<const Tensor> tensors,
                                           const Tensor& barrier_counts, std::string& why);
   ~PeerCopies() { close(); }
@@ -29,14 +29,15 @@ class PeerCopies {
   PeerCopies(const PeerCopies&) = delete;
 
   bool holds(const Tensor& x) const { return find(x) != nullptr; }
-  // As Comm's, on its stream. x and staging must be within shared tensors.
+  // The collectives of Comm, on its stream. x and staging must be within shared tensors.
   void all_gather(const Tensor& x);
   void all_to_all(const Tensor& x, const Tensor& staging);
 
  private:
+  // A tensor of this rank and the same tensor of every rank.
   struct Shared {
     Tensor mine;
-    std::vector<std::byte*> at;  // its address of each rank's tensor
+    std::vector<std::byte*> at;  // [world]: address of each rank's tensor in this process
   };
   PeerCopies(Comm& comm, Device device);
   const Shared* find(const Tensor& x) const;
@@ -50,7 +51,7 @@ class PeerCopies {
   unsigned wait_flags_;
   uint32_t barriers_ = 0;
   std::vector<std::byte*> opened_;  // mapped allocations of other ranks
-  Shared barrier_counts_;           // [world]: number of barriers that each rank has reached
+  Shared barrier_counts_;           // [world] i32: number of barriers that each rank has reached
   std::vector<Shared> shared_;
 };
 

@@ -21,7 +21,8 @@ namespace {
 
 using Clock = TcpClock;
 
-// Counts the dropped connections by reason, and logs only the first few of them, so that many cannot flood the log.
+// Counts dropped connections by reason, and logs only the first few, so that a flood of connections cannot fill the
+// log.
 class Dropped {
  public:
   void add(const LaunchEnv& env, const std::string& from, const std::string& why) {
@@ -32,7 +33,7 @@ class Dropped {
     more_than_logged_ = more_than_logged_ || count_ > kLoggedAlone;
   }
   bool more_than_logged() const { return more_than_logged_; }
-  // "3 connections were dropped, 2 of them: ..."; empty if there were none.
+  // A summary: "3 connections were dropped, 2 of them: ..."; empty if there were none.
   std::string text() const {
     if (count_ == 0) return "";
     std::string text = fmt::format("{} connections were dropped", count_);
@@ -81,20 +82,20 @@ class RankGatherer {
     Socket socket;
     std::string from;
     Clock::time_point end;
-    HelloFrame bytes{};  // the expected frame
-    size_t count = 0;    // bytes of it received
+    HelloFrame bytes{};  // the received part of the expected frame
+    size_t count = 0;    // number of received bytes
     bool said_hello = false;
     Hello hello{};
     Reply prove{};
   };
 
-  // False too if a rank that gave up or exited has closed its end; it may connect again.
+  // Also false if a rank that gave up or exited has closed its end; it may connect again.
   bool all_connected() {
     for (size_t r = 1; r < ranks_.size(); ++r)
       if (!is_connected(r)) return false;
     return true;
   }
-  // A rank sends nothing until all have connected, so a peer that sends is no rank, and its socket is closed.
+  // A rank sends nothing until all have connected. A peer that sends is not a rank, so its socket is closed.
   bool is_connected(size_t rank) {
     std::byte one;
     if (ranks_[rank].open() && ranks_[rank].receive_now({&one, 1}) != 0) ranks_[rank] = Socket();
@@ -124,7 +125,7 @@ class RankGatherer {
   }
 
   void accept_from(const Socket& listener) {
-    constexpr int kMostAtOnce = 16;  // below kMostPending, so that each is read before it can be the oldest
+    constexpr int kMostAtOnce = 16;  // below kMostPending, so that each connection is read before it can be the oldest
     for (int i = 0; i < kMostAtOnce; ++i) {
       TcpAddress from;
       from.size = sizeof from.storage;
@@ -142,7 +143,8 @@ class RankGatherer {
     }
   }
 
-  // Handles accept(2)'s error by freeing a descriptor or pausing. Returns whether to call accept at once again.
+  // Handles an error of accept(2) by freeing a descriptor or pausing. Returns whether accept may be called again
+  // immediately.
   bool recover_from(int error) {
     if (error == EAGAIN) return false;
     if (error == EINTR || error == ECONNABORTED) return true;
@@ -158,7 +160,8 @@ class RankGatherer {
     return false;
   }
 
-  // Drops the oldest connection, preferably one without a hello, because a rank sends its hello at once.
+  // Drops the oldest connection, preferably one without a hello, because a rank sends its hello as soon as it has
+  // connected.
   void drop_oldest() {
     const auto silent =
         std::find_if(pending_.begin(), pending_.end(), [](const Pending& pending) { return !pending.said_hello; });

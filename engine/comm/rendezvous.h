@@ -10,21 +10,22 @@
 
 namespace triad {
 
-// For rank 0: a socket to each rank; [0] is closed. Closes the listening port. Throws if a rank is missing after
-// timeout_s.
+// For rank 0: returns a socket to each rank; [0] is closed. Closes the listening port. Throws if a rank is missing
+// after timeout_s.
 std::vector<Socket> gather_ranks(const LaunchEnv&, double timeout_s);
 
-// For the other ranks: a socket to rank 0, returned once all ranks have connected.
+// For the other ranks: returns a socket to rank 0 once all ranks have connected. Throws after timeout_s.
 Socket join_rank_0(const LaunchEnv&, double timeout_s);
 
-// The ports [begin, end) to try: torchrun's own store may use MASTER_PORT, and other runs the next ones.
+// The ports [begin, end) that the ranks try in order: torchrun's own store may use MASTER_PORT, and other runs the next
+// ports.
 struct Ports {
   int begin = 0, end = 0;
 };
 Ports ports_of(const LaunchEnv&);
 
-// Rank 0's listening sockets, all at one port: at MASTER_ADDR if it is an address of this host, else at all addresses
-// of the host, with a warning.
+// Opens rank 0's listening sockets, all at one port: at MASTER_ADDR if it is an address of this host, else at all
+// addresses of the host, with a warning.
 std::vector<Socket> listen_for_ranks(const LaunchEnv&);
 
 // Writes one line to stderr.

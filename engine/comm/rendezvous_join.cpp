@@ -1,4 +1,4 @@
-// The other ranks' side of the rendezvous: they try rank 0 at each port in turn.
+// The rendezvous of the ranks other than 0: they try rank 0 at each port in turn.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,7 +28,8 @@ class Joiner {
   Socket join() {
     constexpr double kFirstPatienceS = 1, kMostPatienceS = 10;
     constexpr auto kPause = std::chrono::milliseconds(50), kMostPause = std::chrono::milliseconds(500);
-    double patience_s = kFirstPatienceS;  // time limit for a reply, because another, silent program may use the port
+    double patience_s =
+        kFirstPatienceS;  // time limit of a reply, because a program that never replies may use the port
     for (auto pause = kPause; Clock::now() < end_; pause = std::min(2 * pause, kMostPause)) {
       std::vector<TcpAddress> addresses = resolve_tcp(env_.master_host, &no_reply_);
       const Ports ports = ports_of(env_);
@@ -81,7 +82,8 @@ class Joiner {
     return false;
   }
 
-  // Logs a refusal at once, because the timeout may be long, unless another run uses this port, which is no error.
+  // Logs a refusal immediately, because the timeout may be long. Does not log that another run uses this port, because
+  // that is not an error.
   bool refused(const std::string& at, const Reply& reply, bool is_proved) {
     const std::string why =
         fmt::format("rank 0 at {} refuses rank {} of {}: {}", at, env_.rank, env_.world, text_of(reply.code));
@@ -98,7 +100,7 @@ class Joiner {
     return false;
   }
 
-  // Waits for ReplyCode::begin; false if rank 0 closes the connection before, and this rank tries again.
+  // Waits for ReplyCode::begin. False if rank 0 closes the connection before; this rank then tries again.
   bool wait_for_all(const Socket& socket) {
     ReplyFrame bytes;
     const Socket::Received received = socket.receive_until(bytes, end_);
@@ -113,7 +115,7 @@ class Joiner {
   const LaunchEnv& env_;
   const double timeout_s_;
   const Clock::time_point end_;
-  std::string no_reply_, refusal_;  // why rank 0 was not reached, for the error message
+  std::string no_reply_, refusal_;  // why rank 0 was not reached or refused, for the error message
   std::set<ReplyCode> logged_;
 };
 

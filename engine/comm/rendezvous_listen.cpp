@@ -1,4 +1,4 @@
-// Binds rank 0's listening sockets.
+// Opens rank 0's listening sockets (listen_for_ranks() in rendezvous.h).
 #include <fmt/format.h>
 #include <netinet/in.h>
 
@@ -20,7 +20,8 @@ Socket bind_to(const TcpAddress& address) {
   const int on = 1, off = 0;
   if (!socket.open()) return socket;
   setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (address.storage.ss_family == AF_INET6) {  // the IPv6 wildcard includes IPv4, a single address does not
+  if (address.storage.ss_family ==
+      AF_INET6) {  // the IPv6 wildcard address accepts IPv4 too; a single IPv6 address must not
     setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, address.is_unspecified() ? &off : &on, sizeof on);
   }
   if (bind(socket.fd(), address.get(), address.size) == 0) return socket;
@@ -37,22 +38,23 @@ TcpAddress all_addresses() {
   six.sin6_addr = in6addr_any;
   std::memcpy(&address.storage, &six, address.size = sizeof six);
   if (Socket(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0)).open()) return address;
-  sockaddr_in four{};  // for a kernel without IPv6
+  sockaddr_in four{};  // 0.0.0.0, used if the kernel has no IPv6
   four.sin_family = AF_INET;
   std::memcpy(&address.storage, &four, address.size = sizeof four);
   return address;
 }
 
-// The addresses of MASTER_ADDR that are this host's. If empty, rank 0 must listen at all addresses, and `why` says why.
+// The addresses of MASTER_ADDR that belong to this host. If there are none, rank 0 must listen at all addresses, and
+// `why` gives the reason.
 std::vector<TcpAddress> own_addresses(const LaunchEnv& env, std::string* why) {
   std::vector<TcpAddress> own = resolve_tcp(env.master_host, why);
   if (own.empty()) return own;
-  const auto is_foreign = [](const TcpAddress& address) {  // binds with port 0, any free port
+  const auto is_foreign = [](const TcpAddress& address) {  // tries to bind to port 0, which means any free port
     return address.is_unspecified() || !bind_to(address).open();
   };
   std::erase_if(own, is_foreign);
   if (own.empty()) *why = "no address of this host";
-  // Distributions give a host's own name a loopback address, to which ranks of other hosts cannot connect.
+  // Distributions map a host's own name to a loopback address, to which ranks of other hosts cannot connect.
   const bool all_here = env.local_world == env.world || env.master_host == "localhost";
   const auto is_inner = [&](const TcpAddress& a) {
     std::string number = a.text();
@@ -66,7 +68,8 @@ std::vector<TcpAddress> own_addresses(const LaunchEnv& env, std::string* why) {
   return own;
 }
 
-// Listens at all addresses, at this port; returns none, with errno set, if the port is in use at one of them.
+// Opens a listening socket at each address, all at this port. Returns none, with errno set, if the port is in use at
+// one of them.
 std::vector<Socket> listen_at(std::vector<TcpAddress> addresses, int port) {
   std::vector<Socket> sockets;
   for (TcpAddress& address : addresses) {

@@ -18,7 +18,7 @@ namespace triad {
 
 namespace {
 
-// Polls until `events` occur or `end`; true if they occurred.
+// Polls until `events` occur or the time `end`; true if they occurred.
 bool wait_for(int fd, short events, TcpClock::time_point end) {
   for (;;) {
     constexpr int64_t kLongestMs = 60'000;

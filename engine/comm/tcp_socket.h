@@ -39,7 +39,7 @@ class Socket {
   int fd() const { return fd_; }
   bool open() const { return fd_ >= 0; }
 
-  // Block without time limit. False if the other end has closed.
+  // Send or receive all bytes, without a time limit. False if the other end has closed.
   bool send(std::span<const std::byte> bytes) const;
   bool receive(std::span<std::byte> bytes) const;
 
@@ -48,19 +48,19 @@ class Socket {
   bool send_now(std::span<const std::byte> bytes) const;
   int receive_now(std::span<std::byte> bytes) const;
 
-  // Blocks until `end` at most. late: not all bytes arrived in time; gone: the other end has closed.
+  // Receives all bytes, until `end` at most. late: not all bytes arrived in time; gone: the other end has closed.
   enum class Received { all, late, gone };
   Received receive_until(std::span<std::byte> bytes, TcpClock::time_point end) const;
 
-  // Options for the run: no delay of small messages, and keep-alive probes, which detect an unreachable host within
-  // about timeout_s.
+  // Sets the options of a run's connections: small messages are sent without delay, and keep-alive probes detect an
+  // unreachable host within about timeout_s.
   void set_run_options(double timeout_s) const;
 
  private:
   int fd_;
 };
 
-// Closed, with the reason in *why, unless the other end accepts before `end`.
+// Connects, until `end` at most. Returns a closed socket, with the reason in *why, on failure.
 Socket connect_tcp(const TcpAddress& to, TcpClock::time_point end, std::string* why);
 
 }  // namespace triad

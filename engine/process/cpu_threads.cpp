@@ -18,7 +18,7 @@ namespace triad {
 
 namespace {
 
-// The CPUs in this process's affinity mask. More CPUs than a cpu_set_t holds need a larger set.
+// The CPUs in this process's affinity mask. The loop grows the set until it is large enough for the machine's CPUs.
 std::vector<int> affinity() {
   std::vector<int> cpus;
   for (int most = CPU_SETSIZE; most <= (1 << 20); most *= 4) {
@@ -35,7 +35,7 @@ std::vector<int> affinity() {
   return cpus;
 }
 
-// The number of cores that these CPUs belong to; a CPU of unknown topology counts as a core.
+// The number of cores that these CPUs belong to. A CPU of unknown topology counts as one core.
 int count_cores(const std::vector<int>& cpus) {
   std::set<std::string> cores;
   for (const int cpu : cpus) {
@@ -52,7 +52,8 @@ std::vector<int> online() {
   return cpus;
 }
 
-// cgroup version 2: "max 100000" or "150000 100000", quota and period in microseconds.
+// The CPU quota of one cgroup, in CPUs; 0: none. Version 2 has "max 100000" or "150000 100000" in one file, quota and
+// period in microseconds; version 1 has a file for each.
 double quota_of(const std::string& folder) {
   double quota = 0, period = 0;
   if (std::ifstream(folder + "/cpu.max") >> quota >> period && period > 0) return quota / period;
@@ -70,8 +71,8 @@ double cpu_quota(const std::string& root) {
     const double quota = quota_of(folder);
     if (quota > 0) least = least > 0 ? std::min(least, quota) : quota;
   };
-  // Lines "0::/path" (cgroup version 2) and "4:cpu,cpuacct:/path" (version 1). A container may see its own group as the
-  // root.
+  // The file has lines "0::/path" (cgroup version 2) and "4:cpu,cpuacct:/path" (version 1). A container may see its own
+  // group as the root.
   std::ifstream groups(root + "/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
@@ -104,7 +105,7 @@ int cpu_threads() {
     LaunchEnv launch;
     try {
       launch = read_launch_env();
-    } catch (const UsageError&) {}  // code that needs the ranks reports it; other verbs work without
+    } catch (const UsageError&) {}  // the code that needs the ranks reports this error; other verbs work without ranks
     return choose_threads({.cores = count_cores(affinity()),
                            .machine_cores = count_cores(online()),
                            .quota = cpu_quota(),

@@ -16,7 +16,7 @@ std::string plain(std::string_view word) {
 }  // namespace
 
 int edit_distance(std::string_view a, std::string_view b) {
-  // Rows of the table for the first i letters of a; a swap needs the row before the last.
+  // Rows i - 2 (before), i - 1 (last) and i (row) of the table of distances; a swap needs row i - 2.
   std::vector<int> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
   for (size_t i = 1; i <= a.size(); ++i) {
@@ -33,7 +33,7 @@ int edit_distance(std::string_view a, std::string_view b) {
 
 std::string did_you_mean(std::string_view typed, const std::vector<std::string>& known, std::string_view before) {
   constexpr size_t kLongestWord = 64, kLettersAnError = 3, kShortestBeginning = 3;
-  if (typed.empty() || typed.size() > kLongestWord) return "";  // the table grows with the square of the length
+  if (typed.empty() || typed.size() > kLongestWord) return "";  // the cost grows with the square of the length
   const std::string word = plain(typed);
   const std::string* nearest = nullptr;
   int least = 0;
@@ -43,7 +43,7 @@ std::string did_you_mean(std::string_view typed, const std::vector<std::string>&
     const int allowed = static_cast<int>(std::max<size_t>(1, longer / kLettersAnError));
     const bool begins = word.size() >= kShortestBeginning && candidate.starts_with(word);
     const int distance = edit_distance(word, candidate), rank = begins ? std::min(distance, allowed) : distance;
-    // A word without any common letter is not similar.
+    // A word without any letter in common is not similar.
     if (rank > allowed || distance >= static_cast<int>(longer)) continue;
     if (nearest == nullptr || rank < least) nearest = &each, least = rank;
   }

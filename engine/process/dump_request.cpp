@@ -19,7 +19,8 @@ void on_dump_request(int) {
   requested = true;
   if (const int fd = wake_fd; fd >= 0) {
     const uint64_t one = 1;
-    if (::write(fd, &one, sizeof one) < 0) errno = error;  // the watchdog's next check sees `requested`
+    if (::write(fd, &one, sizeof one) < 0)
+      errno = error;  // on failure the watchdog still sees `requested` at its next check
   }
   errno = error;
 }

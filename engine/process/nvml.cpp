@@ -12,7 +12,7 @@ namespace {
 constexpr int kSuccess = 0;
 constexpr double kMiB = 1024.0 * 1024.0, kMilli = 1e-3;
 
-// Types and constants of nvml.h, repeated so that the build needs no such header; the library's ABI is stable.
+// Types and constants of nvml.h, repeated so that the build does not need that header; the library's ABI is stable.
 struct Memory {
   unsigned long long total, free, used;
 };
@@ -32,7 +32,7 @@ struct Nvml::Library {
   int (*shutdown)() = nullptr;
   int (*by_address)(const char*, void**) = nullptr;
 
-  // Null if there is no library or no driver.
+  // Returns null if there is no library or no driver.
   static std::unique_ptr<Library> open() {
     auto library = std::make_unique<Library>();
     library->handle = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);

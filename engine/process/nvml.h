@@ -1,6 +1,6 @@
-// Figures of a GPU from the driver's management library (libnvidia-ml.so.1), which is opened at run time. Values are
-// absent without it, and where a card does not report them. A query takes about a millisecond of the host: do not call
-// it in a step.
+// Memory use, utilisation and power of a GPU from the driver's management library (libnvidia-ml.so.1), which is opened
+// at run time. Values are absent without the library, or if the card does not report them. A query blocks the host for
+// long compared with a kernel launch: do not call it within a step.
 #pragma once
 #include <memory>
 #include <optional>
@@ -9,14 +9,14 @@
 namespace triad {
 
 struct GpuUse {
-  std::optional<double> used_mib;  // GPU memory in MiB, of all processes
+  std::optional<double> used_mib;  // GPU memory in use by all processes, MiB
   std::optional<double> util_pct;  // percent of the last sample period (at most 1 s) in which a kernel ran
-  std::optional<double> power_w;
+  std::optional<double> power_w;   // W
 };
 
 class Nvml {
  public:
-  // pci: the GPU's bus address (backend::pci_address); "": no GPU, all values are absent.
+  // pci: the GPU's bus address (backend::pci_address); "": there is no GPU and all values are absent.
   explicit Nvml(const std::string& pci);
   ~Nvml();
   Nvml(const Nvml&) = delete;
@@ -32,8 +32,8 @@ class Nvml {
 };
 
 std::string nvml_driver_version();  // "580.65.06"
-// The connection of two GPUs of this host, given by PCI bus address: "NVLink, 18 links up", "one PCIe switch", ...;
-// empty if unknown.
+// How two GPUs of this host are connected: "NVLink, 18 links up", "one PCIe switch", ...; empty if unknown. The
+// arguments are their PCI bus addresses.
 std::string nvml_connection(const std::string& pci_a, const std::string& pci_b);
 
 }  // namespace triad

@@ -7,7 +7,7 @@
 
 namespace triad {
 
-// The number if all of the text is one and T can hold it; otherwise empty.
+// The number, if the whole text is a number that T can hold; otherwise empty.
 template <class T>
 std::optional<T> parse_number(std::string_view text) {
   T value{};

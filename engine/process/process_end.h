@@ -1,11 +1,11 @@
-// A time limit for the end of a process that first logs why it ends: a pipe without a reader or a hanging disk may
-// block the logging forever.
+// A time limit for the end of a process. A process that logs why it ends may block forever in that log, because of a
+// pipe without a reader or a disk that hangs.
 #pragma once
 
 namespace triad {
 
-// Ends this process with exit code 1 after that time, even if all its threads block. False if no thread could be
-// started.
+// Ends this process with exit code 1 after `seconds`, even if all its threads block. False if no thread could be
+// started for this.
 bool end_process_within(double seconds);
 
 }  // namespace triad

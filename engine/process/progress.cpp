@@ -6,7 +6,7 @@ namespace triad {
 
 namespace {
 
-// Packs a stage and a layer into one word, never 0.
+// Packs a stage and a layer (-1 and up) into one word, which is never 0.
 constexpr int kStageShift = 24;
 uint32_t encode(Stage stage, int64_t layer) {
   return static_cast<uint32_t>(stage) << kStageShift | static_cast<uint32_t>(layer + 2);

@@ -1,7 +1,7 @@
-// Progress: a rank's position below the step, for a concurrent thread that distinguishes slow from hung ranks
-// (train/monitor/watchdog.h). The host's position is the op that queues work now (OpScope) and the stage of the step.
-// The GPU's is a word in pinned memory that the stream writes when it reaches each layer, without synchronisation; a
-// graph writes it at every replay.
+// Progress: how far this rank is within a step, so that a concurrent thread (train/monitor/watchdog.h) can distinguish
+// a slow rank from a hung one. The host's position is the op that queues work now (OpScope) and the stage of the step.
+// The GPU's position is a word in pinned memory: the stream writes it when it reaches each layer, without
+// synchronisation, and a graph writes it at every replay.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -12,16 +12,17 @@
 
 namespace triad {
 
-// An evaluation lasts until a stage other than its batches' forward and head is reported.
+// Parts of a run. In an evaluation, batches report the stages forward and head, which then count as evaluation; any
+// other stage ends the evaluation.
 enum class Stage : uint8_t { start, data, forward, head, backward, embedding, update, result, evaluation, checkpoint };
 
-// A listener that also receives the stage of the step, and the layer, to which the following ops belong.
+// A listener that is also called with the stage of the step, and the layer, that the following ops belong to.
 class StageListener : public OpListener {
  public:
   virtual void stage(Context&, Stage, int64_t layer) = 0;
 };
 
-// layer: -1 outside the layers.
+// Calls the stage listeners of ctx. layer: -1 outside of the layers.
 inline void report_stage(Context& ctx, Stage stage, int64_t layer = -1) {
   if (ctx.listeners == nullptr) return;
   for (OpListener* each : *ctx.listeners)
@@ -37,18 +38,18 @@ class Progress final : public StageListener {
   void stage(Context&, Stage, int64_t layer) override;
   void step_done() { steps_.fetch_add(1, std::memory_order_relaxed), advance(); }
 
-  // Callable from any thread. Host and device have moved if one of count, device_mark and steps has changed. (A device
-  // seen at the same layer of two different steps counts as unmoved; the next sample corrects that.)
+  // May be called by any thread. Host or device has moved since the last call if one of count, device_mark and steps
+  // has changed. (A device at the same layer of two different steps counts as unmoved; the next call corrects that.)
   struct Position {
-    uint64_t count = 0;        // ops begun and ended, stages and steps
-    uint32_t device_mark = 0;  // last stage and layer that the GPU reached; 0: none, or the CPU
-    int64_t steps = 0;         // finished steps
+    uint64_t count = 0;        // number of ops begun, ops ended, stages and steps so far
+    uint32_t device_mark = 0;  // last stage and layer that the GPU reached; 0: none yet, or the CPU
+    int64_t steps = 0;         // number of finished steps
     const char* op = nullptr;  // last op begun; nullptr: none yet
     bool in_op = false;
     Stage stage = Stage::start;
     int64_t layer = -1;
     std::string stage_text() const;   // "backward of layer 3"
-    std::string device_text() const;  // the same for device_mark; "" without a GPU
+    std::string device_text() const;  // stage and layer of device_mark, in the same form; "" without a GPU
   };
   Position position() const;
 
@@ -61,11 +62,12 @@ class Progress final : public StageListener {
   std::atomic<int64_t> steps_ = 0;
   std::atomic<const char*> op_ = nullptr;
   std::atomic<bool> in_op_ = false;
-  std::atomic<uint32_t> stage_ = 0;  // encoded as device_mark
+  std::atomic<uint32_t> stage_ = 0;  // stage and layer, encoded as device_mark is
 };
 
 namespace backend {
-// Makes the stream write `value` to pinned memory when it reaches this point; later work does not wait for the write.
+// Makes the stream write `value` to pinned memory when it reaches this point. Work queued later does not wait for the
+// write.
 void write_mark(Device, void* stream, std::byte* pinned, uint32_t value);
 }  // namespace backend
 

@@ -11,7 +11,7 @@ namespace triad {
 
 namespace {
 
-std::atomic<int> open_on{-1};  // the descriptor with an unfinished progress line; -1: none
+std::atomic<int> open_on{-1};  // file descriptor with an unfinished progress line; -1: none
 
 }  // namespace
 
@@ -46,12 +46,12 @@ void show_progress_line(int fd, const std::string& line) {
   std::fflush(stderr);
   const std::string bytes = "\r\x1b[2K" + line;
   open_on = fd;
-  if (::write(fd, bytes.data(), bytes.size()) < 0) open_on = -1;  // the reader has closed it
+  if (::write(fd, bytes.data(), bytes.size()) < 0) open_on = -1;  // the terminal has been closed
 }
 
 void end_progress_line() noexcept {
   const int fd = open_on.exchange(-1);
-  if (fd >= 0 && ::write(fd, "\n", 1) < 0) return;  // the reader has closed it
+  if (fd >= 0 && ::write(fd, "\n", 1) < 0) return;  // the terminal has been closed
 }
 
 }  // namespace triad

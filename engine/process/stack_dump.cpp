@@ -28,10 +28,10 @@ namespace triad {
 
 namespace {
 
-// The one request under way, global because the signal handler must find it.
+// The request to one thread that is under way. It is global because the signal handler must find it.
 constexpr int kMostFrames = 64;
 struct Request {
-  std::atomic<int> thread = 0;  // the thread that must respond; it sets 0 when it begins
+  std::atomic<int> thread = 0;  // id of the thread that must respond; the thread sets it to 0 when it begins
   int frames = 0;
   void* frame[kMostFrames];
   sem_t done;
@@ -50,13 +50,14 @@ extern "C" void note_stack(int) {
   errno = error;
 }
 
-// The functions in this program's own file, including static ones, which dladdr() does not find. None if stripped.
+// The functions in the program's own file, including static ones, which dladdr() does not find. Empty if the file is
+// stripped.
 class ProgramSymbols {
  public:
   ProgramSymbols() {
     dl_iterate_phdr(
         [](dl_phdr_info* info, size_t, void* base) {
-          *static_cast<uintptr_t*>(base) = info->dlpi_addr;  // the first entry is the program
+          *static_cast<uintptr_t*>(base) = info->dlpi_addr;  // the first object in the list is the program
           return 1;
         },
         &base_);
@@ -80,7 +81,7 @@ class ProgramSymbols {
     std::sort(functions_.begin(), functions_.end(), [](auto& a, auto& b) { return a.begin < b.begin; });
   }
 
-  // The mangled name; nullptr if the address is not in this program.
+  // Returns the mangled name, or nullptr if the address is not in this program.
   const char* find(uintptr_t address) const {
     const uint64_t at = address - base_;
     auto it = std::upper_bound(functions_.begin(), functions_.end(), at,
@@ -109,14 +110,14 @@ std::string readable(const char* mangled) {
   char* plain = abi::__cxa_demangle(mangled, nullptr, nullptr, &status);
   std::string name = status == 0 ? plain : mangled;
   std::free(plain);
-  constexpr size_t kMost = 160;  // characters; names of templates can be arbitrarily long
+  constexpr size_t kMost = 160;  // characters; names of templates can be very long
   if (name.size() > kMost) name = name.substr(0, kMost) + "...";
   return name;
 }
 
 std::string describe(const ProgramSymbols& program, void* address) {
-  // A return address follows its call, which may be a function's last instruction; the byte before it is in the right
-  // function.
+  // A return address is the one after the call, which may be the last instruction of a function. The byte before it is
+  // in the right function.
   const auto at = reinterpret_cast<uintptr_t>(address) - 1;
   Dl_info info{};
   dladdr(reinterpret_cast<void*>(at), &info);
@@ -133,7 +134,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// Waits for the signalled thread's response; false if it has not begun to respond within a second.
+// Waits for the response of the thread that was sent the signal; false if it has not begun to respond within a second.
 bool wait_for_answer() {
   timespec until{};
   clock_gettime(CLOCK_REALTIME, &until);
@@ -158,7 +159,7 @@ void append_thread(std::string& out, const ProgramSymbols& program, int thread) 
       return;
     }
     frames = request.frames;
-    skipped = 2;  // the handler and the kernel's signal trampoline
+    skipped = 2;  // frames of the signal handler and of the kernel's signal trampoline
   }
   for (int i = skipped; i < frames; ++i)
     fmt::format_to(std::back_inserter(out), "  #{:<2} {}\n", i - skipped, describe(program, request.frame[i]));

@@ -1,21 +1,22 @@
-// The threads that CPU loops are split over. Idle threads sleep, so they take nothing from other programs (with
+// The threads that CPU loops are split over. Idle threads sleep and so take no CPU time from other programs (with
 // OMP_WAIT_POLICY=active they first poll for some milliseconds). The calling thread works too and never waits for a
-// helper that has not started, so a helper that is scheduled late only finds less work. The number of helpers follows
-// from the measured time of the loop's iterations: short loops run on the calling thread alone, on any number of cores.
+// helper that has not started, so a helper that the system schedules late only finds less work. The number of helpers
+// follows from the measured time of the loop's iterations: short loops run on the calling thread alone, however many
+// cores there are.
 #pragma once
 #include <atomic>
 #include <cstdint>
 
 namespace triad {
 
-// The measured time of one iteration, kept in static memory for each loop in the source.
+// The measured time of one iteration. Each loop in the source has one in static memory.
 struct LoopCost {
   std::atomic<double> ns_per_iteration{0};
 };
 
-// Calls piece(body, begin, end) for disjoint pieces that cover [0, n), on at most `threads` threads, and returns when
-// all have finished. Rethrows the first exception of a piece after all pieces have ended. The caller alone runs a loop
-// inside a loop, and a loop that starts while another thread's loop is running.
+// Calls piece(body, begin, end) for disjoint ranges that cover [0, n), on at most `threads` threads, and returns when
+// all calls have ended. Then rethrows the first exception of a call. A loop inside a loop, and a loop that starts while
+// another thread's loop is running, run on the calling thread alone.
 using LoopPiece = void (*)(const void* body, int64_t begin, int64_t end);
 void run_loop(int64_t n, int threads, LoopCost& cost, LoopPiece piece, const void* body);
 

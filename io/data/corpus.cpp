@@ -23,9 +23,9 @@ namespace triad {
 namespace {
 
 constexpr size_t kPieceBytes = 1 << 20;
-constexpr size_t kMostBytes = 1 << 28;  // limit on a line or word that must be in memory as a whole
+constexpr size_t kMostBytes = 1 << 28;  // limit on the length of a line or word, which must be in memory as a whole
 
-// A piece of text, which one thread encodes.
+// A piece of text that one thread encodes.
 struct Work {
   int64_t number = 0;
   std::string file;
@@ -34,8 +34,8 @@ struct Work {
     size_t begin, end;
     int64_t number, offset, document;
   };
-  std::vector<Line> lines;  // JSONL
-  EncodedPiece piece;       // for a text file: its one part, possibly already encoded
+  std::vector<Line> lines;  // for a JSONL file: the lines of `text`
+  EncodedPiece piece;       // for a text file: its only part, which may be encoded already
   bool jsonl = false, encoded = false;
 };
 
@@ -71,7 +71,8 @@ void encode(Work& work, const Tokenizer& tokenizer) {
   }
 }
 
-// The reading thread fills todo_, the encoding threads move pieces to done_, and run() takes them in reading order.
+// Connects the threads: the reading thread fills todo_, the encoding threads move pieces from todo_ to done_, and run()
+// takes pieces from done_ in the order of reading.
 class Pipeline {
  public:
   Pipeline(const CorpusOptions& options, const Tokenizer& tokenizer)
@@ -109,7 +110,7 @@ class Pipeline {
     EncodedPiece piece;
     std::exception_ptr error;
   };
-  struct Stopped {};  // thrown to end the reading thread
+  struct Stopped {};  // thrown in the reading thread to end it
 
   bool stopped() {
     const std::lock_guard lock(mutex_);
@@ -148,7 +149,7 @@ class Pipeline {
   void read_all(CorpusPosition at) {
     std::exception_ptr error;
     try {
-      int64_t bytes_before = 0;  // bytes of the files before this one
+      int64_t bytes_before = 0;  // total size of the files before this one
       for (int64_t i = 0; i < at.file; ++i) bytes_before += bytes_of(options_.files[static_cast<size_t>(i)]);
       for (bool resumed = true; at.file < static_cast<int64_t>(options_.files.size()); resumed = false) {
         const std::string& path = options_.files[static_cast<size_t>(at.file)];
@@ -205,9 +206,9 @@ class Pipeline {
     return name.extension() == ".jsonl" || name.extension() == ".ndjson";
   }
 
-  // Reads a file to its end and advances `at` to there.
+  // Reads a file to its end and advances the position `at` accordingly.
   void read_file(TextInput& input, const std::string& path, bool jsonl, CorpusPosition& at, int64_t bytes_before) {
-    std::string text;  // text that was read but is not queued yet
+    std::string text;  // text that was read but not queued yet
     bool end = false;
     size_t wanted = kPieceBytes;
     while (!end || !text.empty()) {
@@ -223,7 +224,7 @@ class Pipeline {
       work.file = input.name();
       work.jsonl = jsonl;
       const size_t used = jsonl ? take_lines(text, end, work, at) : take_text(text, end, work, at);
-      if (used == 0) {  // a line or a word does not end within `text`
+      if (used == 0) {  // the first line or word does not end within `text`
         TRIAD_CHECK(text.size() < kMostBytes,
                     "{}: at offset {} a {} of more than {} bytes, which would have to be in memory whole", input.name(),
                     at.offset, jsonl ? "line" : "text that this tokenizer cannot cut", kMostBytes);
@@ -260,7 +261,7 @@ class Pipeline {
     return used;
   }
 
-  // Throws if the beginning of the text is not UTF-8 and contains a NUL byte: it is hardly text.
+  // Throws if a file is hardly text, because its beginning is not UTF-8 and contains a NUL byte.
   static void refuse_binary(std::string_view text, const std::string& file) {
     constexpr size_t kLook = 4096;
     const std::string_view begin = text.substr(0, kLook);
@@ -270,8 +271,9 @@ class Pipeline {
          file, null, valid);
   }
 
-  // A document that fits into one piece is encoded by any encoding thread. The pieces of a longer document are encoded
-  // here, because only their tokens determine where the next piece begins.
+  // Makes `work` from the beginning of the text of a file that is one document, and returns the bytes that it uses. A
+  // document that fits into one piece is encoded later, by any encoding thread. The pieces of a longer document are
+  // encoded here, because only their tokens determine where the next piece begins.
   size_t take_text(std::string_view text, bool end, Work& work, CorpusPosition& at) const {
     EncodedPiece& piece = work.piece;
     size_t used = text.size();
@@ -291,12 +293,12 @@ class Pipeline {
 
   const CorpusOptions& options_;
   const Tokenizer& tokenizer_;
-  const int64_t most_;  // limit on pieces in memory
+  const int64_t most_;  // limit on the number of pieces in memory
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Work> todo_;
-  std::map<int64_t, Done> done_;  // finished pieces by number
+  std::map<int64_t, Done> done_;  // finished pieces, by their number
   int64_t read_ = 0, taken_ = 0;
   bool read_to_end_ = false, stop_ = false;
   std::exception_ptr error_of_reading_;

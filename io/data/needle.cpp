@@ -31,7 +31,7 @@ int32_t draw_hay(const NeedleTask& task, Draws& draws) {
   return static_cast<int32_t>(task.first_hay() + draws.below(task.vocab - task.first_hay()));
 }
 
-// n distinct random keys.
+// Returns n distinct random keys.
 std::vector<int32_t> draw_keys(const NeedleTask& task, int64_t n, Draws& draws) {
   std::vector<int32_t> keys(static_cast<size_t>(task.kinds()));
   std::iota(keys.begin(), keys.end(), 1);
@@ -51,7 +51,7 @@ void put_pair(std::span<int32_t> tokens, int64_t at, int32_t key, std::span<cons
   std::copy(value.begin(), value.end(), tokens.begin() + at + 1);
 }
 
-// Which positions are occupied.
+// Records which positions of a sequence are occupied by pairs.
 class Occupied {
  public:
   Occupied(int64_t length, int64_t width) : occupied_(static_cast<size_t>(length), false), width_(width) {}
@@ -60,7 +60,8 @@ class Occupied {
     return std::find(from, from + width_, true) == from + width_;
   }
   void mark(int64_t at) { std::fill_n(occupied_.begin() + at, width_, true); }
-  // The first free position of 1 .. last, searched cyclically from a random one; 0 if there is none.
+  // A random position in 1 .. last at which a pair fits: the first one in cyclic order from a random start; 0 if there
+  // is none.
   int64_t find(int64_t last, Draws& draws) const {
     const int64_t from = draws.below(last);
     for (int64_t step = 0; step < last; ++step)
@@ -73,9 +74,11 @@ class Occupied {
   int64_t width_;
 };
 
-// A free position: uniform, or at a log-uniform distance from `other`, the key's previous position (0: none).
+// A random position at which a pair fits: uniform, or at a log-uniform distance from `other`, the previous position of
+// the same key (0: there is none).
 int64_t draw_place(const Occupied& occupied, int64_t other, int64_t last, Draws& draws) {
-  constexpr int kTries = 64;  // few are needed while at most half of the positions are occupied
+  // Number of random draws before a search; few are needed while at most half of the positions are occupied.
+  constexpr int kTries = 64;
   for (int i = 0; i < kTries; ++i) {
     const int64_t octave = int64_t{1} << draws.below(std::bit_width(static_cast<uint64_t>(last)));
     const int64_t distance = octave + draws.below(octave), side = draws.below(2) == 0 ? 1 : -1;
@@ -85,7 +88,7 @@ int64_t draw_place(const Occupied& occupied, int64_t other, int64_t last, Draws&
   return occupied.find(last, draws);
 }
 
-// Writes a sequence with all its pairs and questions.
+// Writes a training or validation sequence with all its pairs and questions.
 void write_recall(const NeedleTask& task, Draws draws, std::span<int32_t> tokens, std::span<int32_t> targets) {
   const int64_t width = 1 + task.value_tokens, last = task.seq_len - width;
   for (int32_t& token : tokens) token = draw_hay(task, draws);
@@ -94,8 +97,8 @@ void write_recall(const NeedleTask& task, Draws draws, std::span<int32_t> tokens
   Occupied occupied(task.seq_len, width);
   const std::vector<int32_t> keys = draw_keys(task, task.pairs, draws);
   for (int64_t k = 0; k < task.pairs; ++k) {
-    // Keys with one question alternate with keys that have the others' share too, so that some answers are far from any
-    // other occurrence of their key.
+    // Every second key has one question, and its neighbour has twice the mean number less one. So some answers are far
+    // from any other occurrence of their key.
     const bool once = k % 2 == 0 && k + 1 < task.pairs, twice = k % 2 == 1;
     const int64_t questions = once ? 1 : twice ? 2 * task.questions - 1 : task.questions;
     std::vector<int64_t> places;
@@ -123,7 +126,7 @@ NeedleProbe make_probe(const NeedleTask& task, int64_t length, double depth, Dra
   check_length(task, length);
   if (!(depth >= 0 && depth <= 1)) fail_usage("a needle's depth is {}: a number in [0, 1] is needed", depth);
   const int64_t width = 1 + task.value_tokens, question = length - task.value_tokens;
-  const int64_t last = question - width;  // last position of a pair; the first is 1
+  const int64_t last = question - width;  // the last position at which a pair may begin; the first is 1
   NeedleProbe probe{.tokens = std::vector<int32_t>(static_cast<size_t>(length)),
                     .targets = std::vector<int32_t>(static_cast<size_t>(length), -1),
                     .needle = 1 + std::llround(depth * static_cast<double>(last - 1))};
@@ -150,7 +153,8 @@ NeedleProbe make_probe(const NeedleTask& task, int64_t length, double depth, Dra
 class NeedleTokens final : public TokenSource {
  public:
   NeedleTokens(const NeedleTask& task, RandomUse use) : task_(task), use_(use) {}
-  int64_t size() const override { return int64_t{1} << 61; }  // practically endless
+  // The sequence has no end; this number is larger than any run needs.
+  int64_t size() const override { return int64_t{1} << 61; }
 
   void read(int64_t begin, std::span<int32_t> out) const override {
     const int64_t T = task_.seq_len;
@@ -200,7 +204,8 @@ void NeedleTask::check() const {
     fail_usage("data.needle_pairs is {}: a vocabulary (model.vocab_size) of {} has {} keys, a third of it", pairs,
                vocab, kinds());
   if (depth >= 0) return check_length(*this, seq_len);
-  // A placed pair blocks 2 * width - 1 start positions at most, so this length leaves one for every pair.
+  // A pair that is placed makes at most 2 * width - 1 start positions impossible, so with this length every pair finds
+  // a position.
   const int64_t width = 1 + value_tokens, needed = width + (pairs * (1 + questions) - 1) * (2 * width - 1) + 1;
   if (seq_len < needed)
     fail_usage(
@@ -218,7 +223,7 @@ DataSplit needle_data(const NeedleTask& task, double val_fraction) {
 }
 
 NeedleProbe needle_probe(const NeedleTask& task, int64_t length, double depth, uint64_t number) {
-  // Probes of other lengths and depths draw other random streams.
+  // Each combination of length and depth has its own random streams.
   const Philox cell(static_cast<uint64_t>(length), static_cast<uint64_t>(std::llround(depth * 1e6)));
   return make_probe(task, length, depth,
                     Draws(task.seed, random_stream(RandomUse::needle_probe, (cell.bits(0) + number) % kManyStreams)));

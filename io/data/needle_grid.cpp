@@ -26,7 +26,7 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-// The number of sequences, of `count`, whose answers are all correct.
+// How many of `count` sequences have only correct answers.
 int64_t count_right(std::span<const int32_t> targets, std::span<const int32_t> answers, int64_t count) {
   const auto length = static_cast<int64_t>(targets.size()) / count;
   int64_t right = 0, next = 0;
@@ -39,7 +39,7 @@ int64_t count_right(std::span<const int32_t> targets, std::span<const int32_t> a
   return right;
 }
 
-// From white (nothing recalled) to dark blue; the ramp is steepest near 1, so that 90% and 100% are distinct.
+// A colour scale from white (nothing recalled) to dark blue. It is steepest near 1, so that 90% and 100% are distinct.
 struct Colour {
   int red, green, blue;
 };
@@ -75,7 +75,7 @@ std::string NeedleGrid::csv() const {
   return out;
 }
 
-// Styles are `style` attributes, which the rules of an enclosing page do not override.
+// Styles are written as `style` attributes, because the rules of an enclosing HTML page do not override these.
 std::string NeedleGrid::svg(const std::string& title) const {
   constexpr int kCellWidth = 64, kCellHeight = 26, kLeft = 62, kTop = 44, kRight = 12, kBottom = 44;
   constexpr const char* kText = "font:12px system-ui,sans-serif;fill:{}";
@@ -121,7 +121,7 @@ NeedleGrid measure_needles(const NeedleTask& task, NeedleQuestions q, const Answ
   in_order(q.lengths);
   in_order(q.depths);
   for (const int64_t length : q.lengths)
-    needle_probe(task, length, 0, 0);  // lengths that are too short throw before any measurement
+    needle_probe(task, length, 0, 0);  // throws now, before any measurement, if the length is too short
   for (const double depth : q.depths) needle_probe(task, q.lengths.back(), depth, 0);
   NeedleGrid grid{.lengths = q.lengths, .depths = q.depths, .samples = q.samples, .right = {}};
   grid.right.assign(q.lengths.size() * q.depths.size(), 0);

@@ -1,4 +1,4 @@
-// A shuffle that needs no memory: a bijection of {0, .., n-1}, keyed by (seed, stream), evaluated one element at a
+// A shuffle without memory: a bijection of {0, .., n-1}, keyed by (seed, stream), that is evaluated one element at a
 // time.
 #pragma once
 #include <bit>
@@ -25,8 +25,8 @@ class Permutation {
 
  private:
   uint64_t scramble(uint64_t x) const {
-    constexpr uint64_t kRounds =
-        6;  // four make a pseudorandom permutation (Luby-Rackoff); six mix small domains better
+    // Number of Feistel rounds: four make a pseudorandom permutation (Luby-Rackoff); six mix small domains better.
+    constexpr uint64_t kRounds = 6;
     const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
     uint64_t left = x >> half_bits_, right = x & mask;
     for (uint64_t round = 0; round < kRounds; ++round) {

@@ -107,7 +107,7 @@ void ShardRow::resume(const Json& paused) {
 
 void ShardRow::copy_tail(int64_t begin, ShardRow& to) const {
   std::vector<int32_t> tokens;
-  int64_t first = 0;  // position of the shard's first token in the row
+  int64_t first = 0;  // position of the shard's first token within all shards of this prefix
   for (const Json& entry : shards_) {
     const Shard shard(path(entry["file"].get<std::string>()));
     for (int64_t at = std::max<int64_t>(0, begin - first); at < shard.size(); at += kCopyTokens) {
@@ -132,7 +132,7 @@ void ShardRow::cut(int64_t begin) {
       fs::remove(path(name_));
     } else {
       std::vector<int32_t> tokens;
-      const Shard whole(path(name_));  // after a kill this may be the cut shard already
+      const Shard whole(path(name_));  // if the process was killed before, this may already be the shortened shard
       shard_ = std::make_unique<ShardWriter>(path(name_), width_);
       for (int64_t at = 0; at < begin - first; at += kCopyTokens) {
         tokens.resize(static_cast<size_t>(std::min(kCopyTokens, begin - first - at)));

@@ -1,5 +1,5 @@
-// The shards that one call of `triad data` writes: two streams of tokens, train and val, cut into files of a chosen
-// size, and the state that a later call needs to resume after a kill.
+// The shards that one call of `triad data` writes: two streams of tokens, train and val, divided into files of a chosen
+// size. Also the state with which a later call resumes after the process was killed.
 #pragma once
 #include <memory>
 #include <string>
@@ -12,9 +12,8 @@
 
 namespace triad {
 
-// The choice of validation documents in a stream whose length is not known yet: of each 1/val_fraction consecutive
-// documents, the seed chooses one, but never the very first document. So after n documents, n * val_fraction +- 1 are
-// chosen.
+// Chooses validation documents in a stream whose length is not known yet. Of each 1/val_fraction consecutive documents,
+// the seed chooses one, but never the very first document. So n * val_fraction documents are chosen among n, +- 1.
 class HeldOutStream {
  public:
   HeldOutStream(double val_fraction, uint64_t seed);
@@ -27,30 +26,33 @@ class HeldOutStream {
   Philox random_;
 };
 
-// FOLDER/PREFIX_000000.bin, ... of exactly shard_tokens tokens each, except the last. Documents may span two shards.
+// ShardRow: writes the files FOLDER/PREFIX_000000.bin and so on, of exactly shard_tokens tokens each, except for the
+// last one. A document may span two files.
 class ShardRow {
  public:
   ShardRow(std::string folder, std::string prefix, TokenWidth width, int64_t shard_tokens);
-  // Continues from the state that pause() returned; later files of this prefix are removed.
+  // Continues from the state that pause() returned; files of this prefix that were written later are removed.
   void resume(const Json& paused);
   void append(std::span<const int32_t> tokens);
   void begin_document();
   Json pause();
   void finish();
-  // After finish(): copies the tokens [begin, tokens()) to another row and finishes that one; cut() then removes them
-  // here. Both may be repeated after a kill.
+  // Call after finish(): copies the tokens [begin, tokens()) to another row and finishes that row; cut() then removes
+  // them from this one. Both may be repeated after the process was killed.
   void copy_tail(int64_t begin, ShardRow& to) const;
   void cut(int64_t begin);
 
   int64_t tokens() const { return tokens_; }
   int64_t documents() const { return documents_; }
-  int64_t last_document() const { return last_document_; }  // position of the first token of the last document
+  // Position of the first token of the last document in the row.
+  int64_t last_document() const { return last_document_; }
   void set_documents(int64_t n) { documents_ = n; }
   Json report() const { return {{"documents", documents_}, {"tokens", tokens_}, {"shards", shards_}}; }
 
  private:
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
-  std::optional<int64_t> number_of(std::string_view file) const;  // number of this row's shard `file`, finished or not
+  // Number of the shard called `file` in this row, finished or not.
+  std::optional<int64_t> number_of(std::string_view file) const;
   void finish_shard();
 
   std::string folder_, prefix_, name_;

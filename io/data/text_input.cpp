@@ -21,12 +21,13 @@ namespace {
 constexpr size_t kBufferBytes = 1 << 18;
 }
 
-// A decompressor. step() consumes bytes of `in` and fills `out`, as far as possible, and shortens both.
+// A decompressor. step() consumes bytes of `in` and fills `out` as far as possible, and shortens both spans
+// accordingly.
 class TextInput::Unpacker {
  public:
   virtual ~Unpacker() = default;
   virtual void step(std::string_view& in, std::span<char>& out) = 0;
-  virtual bool between() const = 0;  // no member or frame is open: the file may end here
+  virtual bool between() const = 0;  // whether no member or frame is open, so that the file may end here
 };
 
 class TextInput::Gzip final : public Unpacker {
@@ -54,7 +55,8 @@ class TextInput::Gzip final : public Unpacker {
   bool between() const override { return ended_; }
 
  private:
-  // After a member, another member may follow, or zeros up to the end, which tapes and tar use as padding.
+  // Whether another gzip member begins after the last one. Zeros up to the file's end may follow instead, which tapes
+  // and tar use as padding. Throws for anything else.
   bool begins_member(std::string_view& in) {
     const size_t zeros = std::min(in.find_first_not_of('\0'), in.size());
     zeros_ += static_cast<int64_t>(zeros);
@@ -72,14 +74,14 @@ class TextInput::Gzip final : public Unpacker {
   const TextInput& owner_;
   z_stream stream_{};
   bool ended_ = false;
-  int64_t zeros_ = 0;  // bytes of zeros after the last member
+  int64_t zeros_ = 0;  // number of zero bytes after the last member
 };
 
 class TextInput::Zstd final : public Unpacker {
  public:
   explicit Zstd(const TextInput& owner) : owner_(owner), stream_(ZSTD_createDStream(), ZSTD_freeDStream) {
     TRIAD_CHECK(stream_ != nullptr, "{}: zstd has no memory", owner.name());
-    // Allow frames of `zstd --long`, whose windows exceed the default limit.
+    // Accepts files of `zstd --long`, whose windows exceed the default limit.
     ZSTD_DCtx_setParameter(stream_.get(), ZSTD_d_windowLogMax, ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound);
   }
   void step(std::string_view& in, std::span<char>& out) override {
@@ -132,7 +134,7 @@ bool TextInput::refill() {
   buffer_.resize(kBufferBytes);
   at_ = 0;
   size_t have = 0;
-  while (have < 4) {  // the first read of a pipe may be shorter than a magic number
+  while (have < 4) {  // the first read of a pipe may return fewer bytes than a magic number has
     constexpr int kPollMs = 100;
     pollfd ready{file_.get(), POLLIN, 0};
     while (stopped_ && ::poll(&ready, 1, kPollMs) == 0)
@@ -157,7 +159,7 @@ size_t TextInput::read(std::span<char> to) {
   }
   while (!to.empty()) {
     if (at_ == buffer_.size() && !refill()) {
-      // zstd may still hold output that needs no more input.
+      // The file has ended, but zstd may still hold decompressed bytes that need no more input.
       std::string_view none;
       const size_t before = to.size();
       if (unpacker_ && !unpacker_->between()) unpacker_->step(none, to);

@@ -22,7 +22,7 @@ bool is_space(uint32_t c) {
          c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
-// Unicode's word characters: letters, digits, marks and connectors.
+// Whether c is one of Unicode's word characters: letters, digits, marks and connectors.
 bool is_word(uint32_t c) {
   switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
     case UTF8PROC_CATEGORY_LU:
@@ -38,7 +38,8 @@ bool is_word(uint32_t c) {
     case UTF8PROC_CATEGORY_PC:
       return true;
     default:
-      // Join controls, and circled letters, which are symbols that Unicode counts as alphabetic.
+      // The remaining word characters: join controls, and circled letters, which are symbols that Unicode counts as
+      // alphabetic.
       return c == 0x200c || c == 0x200d || (c >= 0x24b6 && c <= 0x24e9) || (c >= 0x1f130 && c <= 0x1f149) ||
              (c >= 0x1f150 && c <= 0x1f169) || (c >= 0x1f170 && c <= 0x1f189);
   }
@@ -56,7 +57,8 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tok
   }
 }
 
-// The tokens are sorted, so those that share a prefix with the text are a range that narrows byte by byte.
+// The longest token with which the text begins. The tokens are sorted, so those that share a prefix with the text are a
+// range, which narrows byte by byte.
 const AddedToken* AddedTokens::longest_at(std::string_view text) const {
   const AddedToken* found = nullptr;
   auto begin = tokens_.begin(), end = tokens_.end();
@@ -81,7 +83,7 @@ std::optional<AddedTokens::Match> AddedTokens::find(std::string_view text, size_
     const bool word_before = at > 0 && is_word(point_at(text, previous(text, at)));
     const bool word_after = m.end < text.size() && is_word(point_at(text, m.end));
     if ((token->special && as_text) || (token->single_word && (word_before || word_after))) {
-      at = m.end - 1;  // plain text, which is not searched again
+      at = m.end - 1;  // the token counts as plain text here, and its bytes are not searched again
       continue;
     }
     if (token->lstrip) {

@@ -9,14 +9,15 @@ namespace triad {
 
 namespace {
 
-// Up to this length, in bytes, scanning all pairs is faster than the heap.
+// The largest length, in bytes, of words for which scanning all pairs is faster than a heap.
 constexpr size_t kShortWord = 128;
 
 uint64_t pair_of(int32_t left, int32_t right) {
   return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
 }
 
-constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;  // Fibonacci hashing: the top bits of a product are well mixed
+// Multiplier of Fibonacci hashing: the top bits of the product are well mixed.
+constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;
 
 }  // namespace
 
@@ -74,7 +75,7 @@ void Bpe::encode_short(std::string_view word, BpeScratch& scratch, std::vector<i
   size_t n = word.size();
   if (n == 0) return;
   scratch.tokens.resize(n);
-  scratch.ranks.resize(n);  // [i]: rank of the pair (i, i+1)
+  scratch.ranks.resize(n);  // ranks[i] is the rank of the pair (i, i+1)
   int32_t* tokens = scratch.tokens.data();
   uint32_t* ranks = scratch.ranks.data();
   const auto* bytes = reinterpret_cast<const uint8_t*>(word.data());
@@ -108,7 +109,7 @@ void Bpe::encode_long(std::string_view word, BpeScratch& scratch, std::vector<in
     return a.rank != b.rank ? a.rank > b.rank : a.at > b.at;
   };
   const auto symbol = [&](int32_t at) -> BpeScratch::Symbol& { return symbols[static_cast<size_t>(at)]; };
-  const auto add = [&](int32_t at) {  // the pair that begins at `at`
+  const auto add = [&](int32_t at) {  // adds the pair that begins at symbol `at` to the heap
     const Entry entry = find(symbol(at).token, symbol(symbol(at).next).token);
     if (entry.rank == kNone) return;
     heap.push_back({entry.rank, at, entry.merged});
@@ -122,7 +123,8 @@ void Bpe::encode_long(std::string_view word, BpeScratch& scratch, std::vector<in
     BpeScratch::Symbol& left = symbol(best.at);
     if (left.token < 0 || left.next < 0) continue;
     BpeScratch::Symbol& right = symbol(left.next);
-    if (find(left.token, right.token).rank != best.rank) continue;  // one of the two tokens was merged since
+    // Skipped: one of the two tokens has been merged in the meantime.
+    if (find(left.token, right.token).rank != best.rank) continue;
     left.token = best.merged;
     right.token = -1;
     left.next = right.next;

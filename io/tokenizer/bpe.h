@@ -1,5 +1,6 @@
-// Byte-pair encoding of one word. Each byte begins as one token. Then, of all adjacent pairs in the table of merges,
-// the pair of the lowest rank (the leftmost of equals) is merged into one token, until no pair is in the table.
+// Byte-pair encoding of one word. Each byte begins as one token. Then, again and again, of all adjacent pairs in the
+// table of merges, the pair of the lowest rank (the leftmost of equal ones) is merged into one token, until no pair is
+// in the table.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -11,19 +12,19 @@
 
 namespace triad {
 
-// Buffers of one encoding thread. A Bpe is shared by all threads.
+// The buffers of one encoding thread. A Bpe itself is shared by all threads.
 struct BpeScratch {
-  // A direct-mapped cache of encoded words of up to 24 bytes and 9 tokens, a cache line each.
+  // An entry of a direct-mapped cache of encoded words: words of up to 24 bytes and 9 tokens, in one cache line.
   struct Word {
     std::array<uint64_t, 3> text;
-    uint8_t bytes, count;  // bytes 0: empty entry
+    uint8_t bytes, count;  // lengths of the word and of its tokens; bytes 0: the entry is empty
     std::array<int32_t, 9> tokens;
   };
-  static constexpr int kWordBits = 15;  // 2 MiB
+  static constexpr int kWordBits = 15;  // log2 of the number of cache entries, which take 2 MiB
   std::vector<Word> words = std::vector<Word>(size_t{1} << kWordBits);
 
   struct Symbol {
-    int32_t token, prev, next;  // next -1: last symbol; token -1: merged into its left neighbour
+    int32_t token, prev, next;  // next: -1 at the last symbol; token: -1 if merged into its left neighbour
   };
   struct Candidate {
     uint32_t rank;
@@ -35,7 +36,7 @@ struct BpeScratch {
   std::vector<Candidate> heap;
 };
 
-// Hash for lookups of a std::string by a std::string_view.
+// A hash with which a std::string_view finds a std::string without a copy.
 struct ViewHash {
   using is_transparent = void;
   size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
@@ -45,16 +46,16 @@ using WordTokens = std::unordered_map<std::string, int32_t, ViewHash, std::equal
 class Bpe {
  public:
   struct Merge {
-    int32_t left, right,
-        merged;  // merges are in the order of their ranks; of two merges of one pair the later one counts
+    int32_t left, right, merged;
   };
-  // whole_words are encoded as one token, without merges.
+  // merges: in the order of their ranks; of two merges of the same pair, the later one counts. whole_words: words that
+  // are encoded as one token, without merges.
   Bpe(const std::array<int32_t, 256>& byte_tokens, const std::vector<Merge>& merges, WordTokens whole_words = {});
 
-  // Appends the tokens of a word, which may hold any bytes.
+  // Appends the tokens of a word. The word may hold any bytes.
   void encode(std::string_view word, BpeScratch&, std::vector<int32_t>& out) const;
-  // The two algorithms, public for the test that they agree: short words by scanning all pairs after each merge, long
-  // words by a heap of candidate pairs.
+  // The two algorithms of encode(), public for the test that they agree. encode_short() scans all pairs after each
+  // merge; encode_long() keeps candidate pairs in a heap.
   void encode_short(std::string_view word, BpeScratch&, std::vector<int32_t>& out) const;
   void encode_long(std::string_view word, BpeScratch&, std::vector<int32_t>& out) const;
 
@@ -69,8 +70,9 @@ class Bpe {
   void encode_unknown(std::string_view word, BpeScratch&, std::vector<int32_t>& out) const;
 
   std::array<int32_t, 256> byte_tokens_;
-  std::vector<Entry> table_;               // hash table with open addressing, at most half full
-  std::vector<uint32_t> byte_pair_ranks_;  // ranks of pairs of byte tokens: the first lookups of a word need no hashing
+  std::vector<Entry> table_;  // hash table of the merges, with open addressing, at most half full
+  // Ranks of the pairs of single bytes, so that the first lookups of a word need no hashing.
+  std::vector<uint32_t> byte_pair_ranks_;
   int shift_ = 0;
   WordTokens whole_words_;
 };

@@ -22,7 +22,7 @@ std::vector<AddedToken> of_kind(const BpeSpec& spec, bool normalized) {
 
 }  // namespace
 
-// The buffers of one encoding call.
+// The buffers that one call needs while it encodes.
 struct BpeTokenizer::Workspace {
   explicit Workspace(const std::vector<Step>& steps) {
     for (const Step& step : steps) {
@@ -31,7 +31,7 @@ struct BpeTokenizer::Workspace {
     }
   }
   BpeScratch bpe;
-  std::vector<std::optional<Pattern::Matcher>> matchers;  // per step
+  std::vector<std::optional<Pattern::Matcher>> matchers;  // one per step of the pre-tokenizer
 };
 
 class BpeTokenizer::Lease {
@@ -68,8 +68,8 @@ BpeTokenizer::BpeTokenizer(BpeSpec spec, const TokenizerOptions& options)
     Step& step = steps_.emplace_back(Step{std::nullopt, s.behavior, s.invert});
     if (!s.prefix_space) step.pattern.emplace(s.pattern, spec_.name);
   }
-  // The beginning of a text can be encoded before the rest is known only if no normalizer and no added token depends on
-  // text across the cut.
+  // True if the beginning of a text can be encoded before the rest is known: no normalizer and no added token may
+  // depend on text on the other side of the cut.
   has_final_prefixes_ = spec_.normalizers.empty() && !raw_.depends_on_context() && !normalized_.depends_on_context() &&
                         splits_prefixes(0);
 }
@@ -103,7 +103,7 @@ size_t BpeTokenizer::append_prefix(std::string_view text, std::vector<int32_t>& 
     const size_t valid = utf8_prefix(rest);
     if (valid == rest.size() || is_cut_character(rest.substr(valid)))
       return done + encode_utf8(rest.substr(0, valid), true, *workspace, out);
-    size_t end = valid;  // end of the invalid bytes
+    size_t end = valid;  // index after the bytes that are not UTF-8
     while (end < rest.size() && utf8_prefix(rest.substr(end, 4)) == 0) ++end;
     if (end + 4 > rest.size()) return done + encode_utf8(rest.substr(0, valid), true, *workspace, out);
     if (valid > 0) encode_utf8(rest.substr(0, valid), false, *workspace, out);
@@ -112,13 +112,14 @@ size_t BpeTokenizer::append_prefix(std::string_view text, std::vector<int32_t>& 
   }
 }
 
-// Appends the added tokens of the text and calls section(text between them, more_follows), in the order of the text;
-// `section` returns the bytes that it encoded. more_follows: more text follows. Returns the bytes that were encoded:
-// all of them unless more_follows.
+// Appends the added tokens that occur in the text, and calls section(text between them, more_follows) for the text
+// between them, in order; `section` returns how many bytes it encoded. more_follows: more text follows after `text`.
+// Returns how many bytes were encoded: all of them unless more_follows.
 template <class Section>
 size_t BpeTokenizer::cut_out(const AddedTokens& tokens, std::string_view text, bool more_follows,
                              std::vector<int32_t>& out, Section&& section) const {
-  // If more text follows, a token that begins in the last bytes may be incomplete.
+  // The end of the bytes in which an added token is searched. If more text follows, a token that begins in the last
+  // bytes may be incomplete.
   size_t limit = text.size();
   if (more_follows && !tokens.empty()) limit -= std::min(limit, tokens.longest() - 1);
   while (more_follows && limit > 0 && limit < text.size() && (static_cast<uint8_t>(text[limit]) & 0xc0) == 0x80)
@@ -177,7 +178,7 @@ size_t BpeTokenizer::split(size_t step, std::string_view text, bool more_follows
     done = from = match.end;
     if (match.begin == match.end && from < text.size()) from += character_bytes(text, from);
   }
-  if (more_follows) {  // the next pattern may be able to encode a prefix of the text after the last match
+  if (more_follows) {  // the next step may be able to encode a prefix of the text after the last match
     if (!splits_prefixes(step + 1)) return done;
     return done + split(step + 1, text.substr(done, gap_end - done), true, workspace, out);
   }
@@ -185,7 +186,8 @@ size_t BpeTokenizer::split(size_t step, std::string_view text, bool more_follows
   return text.size();
 }
 
-// The other behaviors depend on neighbouring parts: lists matches and the text between them, then joins them.
+// Splits a text with the behaviors that depend on neighbouring parts: lists the matches and the text between them, then
+// joins neighbours.
 void BpeTokenizer::split_otherwise(size_t step, std::string_view text, Workspace& workspace,
                                    std::vector<int32_t>& out) const {
   const Step& s = steps_[step];
@@ -210,7 +212,7 @@ void BpeTokenizer::split_otherwise(size_t step, std::string_view text, Workspace
 
   std::vector<Part> joined;
   if (s.behavior == SplitBehavior::merged_with_next) {
-    for (size_t i = 0; i < parts.size(); ++i) {  // a match is joined with the text after it
+    for (size_t i = 0; i < parts.size(); ++i) {  // joins each match with the text after it
       const bool join = i > 0 && parts[i - 1].match && !parts[i].match;
       if (join)
         joined.back().end = parts[i].end;

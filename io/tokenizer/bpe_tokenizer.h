@@ -28,19 +28,19 @@ enum class SplitBehavior { isolated, removed, merged_with_previous, merged_with_
 struct BpeSpec {
   std::string name;
   std::vector<Tokenizer::File> files;
-  std::vector<std::optional<std::string>> texts;  // bytes of each token; nullopt for an unused id
+  std::vector<std::optional<std::string>> texts;  // for each token id, the token's bytes; nullopt for an unused id
   std::array<int32_t, 256> byte_tokens{};
   std::vector<Bpe::Merge> merges;
   std::vector<AddedToken> added;
   std::vector<NormalForm> normalizers;
   struct Split {
-    bool prefix_space = false;  // no pattern: prepends a space if the text does not begin with one
-    std::string pattern = {};   // in Oniguruma's syntax
+    bool prefix_space = false;  // instead of a pattern: this step prepends a space if the text does not begin with one
+    std::string pattern = {};   // regular expression in Oniguruma's syntax
     SplitBehavior behavior = SplitBehavior::isolated;
-    bool invert = false;  // exchanges the roles of matches and the text between them
+    bool invert = false;  // true: matches and the text between them exchange their roles
   };
   std::vector<Split> splits;
-  WordTokens whole_words;  // words that ignore_merges encodes as one token
+  WordTokens whole_words;  // words that are encoded as one token (ignore_merges)
   int32_t eot = 0;
 };
 
@@ -60,7 +60,7 @@ class BpeTokenizer final : public Tokenizer {
   struct Workspace;
   class Lease;
   struct Step {
-    std::optional<Pattern> pattern;  // nullopt: a prefix space
+    std::optional<Pattern> pattern;  // nullopt: this step adds a prefix space
     SplitBehavior behavior;
     bool invert;
   };
@@ -77,9 +77,9 @@ class BpeTokenizer final : public Tokenizer {
   Bpe bpe_;
   AddedTokens raw_, normalized_;
   std::vector<Step> steps_;
-  bool has_final_prefixes_ = false;  // append_prefix() can return tokens
+  bool has_final_prefixes_ = false;  // whether append_prefix() can return tokens
   mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<Workspace>> idle_;  // one per concurrent call
+  mutable std::vector<std::unique_ptr<Workspace>> idle_;  // unused workspaces; each concurrent call takes one
 };
 
 // Reads a tokenizer.json of the `tokenizers` library. Supported: the model BPE, Unicode's normal forms as normalizers,

@@ -14,7 +14,8 @@ namespace triad {
 
 namespace {
 
-// Unicode's White_Space. PCRE2's \s includes U+180E in addition, which is no white space since Unicode 6.3.
+// The characters of Unicode's property White_Space. PCRE2's \s also includes U+180E, which has not been white space
+// since Unicode 6.3.
 constexpr std::string_view kSpaces =
     R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 
@@ -49,7 +50,8 @@ class Translator {
     at_ += n;
   }
 
-  // A negated set inside a class is refused: PCRE2 has no \P{L} that excludes the letters of newer Unicode versions.
+  // Writes a set of characters. A negated set inside a class is refused, because PCRE2 has no \P{L} that excludes the
+  // letters of newer Unicode versions.
   void put_set(std::string_view set, bool negated) {
     if (in_class_ && negated) refuse("a negated set inside a class");
     if (in_class_)
@@ -80,7 +82,7 @@ class Translator {
     at_ += 2;
   }
 
-  // \p{L}, \p{^L}
+  // Translates a property such as \p{L} or \p{^L}.
   void property(bool negated) {
     const size_t end = from_.find('}', at_);
     if (from_.substr(at_ + 2, 1) != "{" || end == std::string_view::npos) refuse("\\p without {...}");
@@ -94,7 +96,7 @@ class Translator {
     at_ = end + 1;
   }
 
-  // \uHHHH, \xHH, \x{H...}
+  // Translates a code point such as \uHHHH, \xHH or \x{H...}.
   void code_point(char kind) {
     size_t begin = at_ + 2, end = begin + (kind == 'u' ? 4 : 2);
     if (kind == 'x' && begin < from_.size() && from_[begin] == '{') end = from_.find('}', ++begin);
@@ -107,7 +109,7 @@ class Translator {
   }
 
   void open_class() {
-    if (in_class_) refuse("a [ inside a class");  // Oniguruma: a nested class; PCRE2: a plain [
+    if (in_class_) refuse("a [ inside a class");  // Oniguruma: begins a nested class; PCRE2: is a plain [
     in_class_ = true;
     copy(from_.substr(at_ + 1, 1) == "^" ? 2 : 1);
     if (at_ < from_.size() && from_[at_] == ']') refuse("an empty class");
@@ -122,20 +124,22 @@ class Translator {
   }
 
   void outside(char c) {
-    if (c == '^' || c == '$') refuse(std::string(1, c));  // Oniguruma: of a line; PCRE2: of the text
+    if (c == '^' || c == '$') refuse(std::string(1, c));  // Oniguruma: matches at a line's ends; PCRE2: at the text's
     if (c == '(' && from_.substr(at_, 2) == "(*") refuse("(*");
     if (c == '(' && from_.substr(at_, 2) == "(?") {
       for (const std::string_view group : {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!", "(?i:"})
         if (from_.substr(at_).starts_with(group)) return copy(group.size());
-      if (at_ == 0 && from_.starts_with("(?i)")) return copy(4);  // elsewhere the two end its scope at different places
+      // Elsewhere in a pattern Oniguruma and PCRE2 end the scope of (?i) at different places.
+      if (at_ == 0 && from_.starts_with("(?i)")) return copy(4);
       refuse("a group that is none of (?: (?= (?! (?> (?<= (?<! (?i:");
     }
-    // {,n}: PCRE2 reads it as plain text. {n}?: "n or none" in Oniguruma, n in PCRE2.
+    // {,n} is refused because PCRE2 reads it as plain text, and {n}? because it means "n or none" in Oniguruma but n in
+    // PCRE2.
     if (c == '{' && from_.substr(at_, 2) == "{,") refuse("{,");
     if (c == '}' && from_.substr(at_, 2) == "}?" && from_.substr(0, at_).find_last_of("{,") != std::string_view::npos &&
         from_[from_.substr(0, at_).find_last_of("{,")] == '{')
       refuse("}?");
-    // {n,m}+: a repeated repetition in Oniguruma, possessive in PCRE2.
+    // {n,m}+ is refused: it is a repeated repetition in Oniguruma, but possessive in PCRE2.
     if (c == '}' && from_.substr(at_, 2) == "}+") refuse("}+");
     copy(1);
   }
@@ -197,7 +201,8 @@ Pattern::Matcher::Matcher(const Pattern& pattern)
       context_(pcre2_match_context_create(nullptr),
                [](void* p) { pcre2_match_context_free(static_cast<pcre2_match_context*>(p)); }) {
   TRIAD_CHECK(data_ && context_, "{}: no memory to match", pattern.where_);
-  constexpr uint32_t kHeapKiB = 1 << 20;  // 1 GiB of heap if the stack is full: some five million iterations of a group
+  // 1 GiB of heap memory for a match whose stack is full: some five million iterations of a group.
+  constexpr uint32_t kHeapKiB = 1 << 20;
   pcre2_set_heap_limit(static_cast<pcre2_match_context*>(context_.get()), kHeapKiB);
   if (stack_) pcre2_jit_stack_assign(static_cast<pcre2_match_context*>(context_.get()), nullptr, stack_.get());
 }
@@ -206,17 +211,17 @@ Pattern::Found Pattern::find(Matcher& m, std::string_view text, size_t from, boo
   auto* data = static_cast<pcre2_match_data*>(m.data_.get());
   auto* context = static_cast<pcre2_match_context*>(m.context_.get());
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-  // Limit on PCRE2's match steps: proportional to the remaining text, several times what a sound pattern needs. A
-  // pattern with exponential backtracking fails here instead of running for hours. The limit holds for each match, so a
-  // pattern with a long lookahead at each position still takes quadratic time.
+  // Limit on the number of PCRE2's match steps: proportional to the remaining text, several times what a sound pattern
+  // needs. A pattern with exponential backtracking fails here instead of running for hours. The limit applies to each
+  // match, so a pattern with a long lookahead at each position still takes quadratic time.
   constexpr size_t kLeastSteps = 20'000, kStepsPerByte = 4;
   const size_t steps = kLeastSteps + kStepsPerByte * (text.size() - from);
   pcre2_set_match_limit(context, static_cast<uint32_t>(std::min<size_t>(steps, UINT32_MAX)));
   const uint32_t options = PCRE2_NO_UTF_CHECK | (more_follows ? PCRE2_PARTIAL_HARD : 0);
   int rc = compiled_ ? pcre2_jit_match(code_of(code_), subject, text.size(), from, options, data, context)
                      : pcre2_match(code_of(code_), subject, text.size(), from, options, data, context);
-  std::shared_ptr<pcre2_match_data> on_heap;  // freed after this match, because PCRE2 would keep its memory
-  if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {     // each iteration of a group uses some of the JIT stack
+  std::shared_ptr<pcre2_match_data> on_heap;  // freed after this match, because PCRE2 would not release its memory
+  if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {     // the stack was too small: each iteration of a group uses some of it
     on_heap.reset(pcre2_match_data_create_from_pattern(code_of(code_), nullptr), pcre2_match_data_free);
     TRIAD_CHECK(on_heap, "{}: no memory to match", where_);
     data = on_heap.get();

@@ -1,5 +1,6 @@
-// Regular expressions of a tokenizer.json. They are written for Oniguruma, which the `tokenizers` library uses, and are
-// translated to PCRE2 and compiled to machine code. A construct with different meanings in the two is refused.
+// The regular expressions of a tokenizer.json. They are written for Oniguruma, which the `tokenizers` library uses.
+// Here they are translated to PCRE2 and compiled to machine code. A construct that means different things in the two is
+// refused.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,27 +12,27 @@ namespace triad {
 
 class Pattern {
  public:
-  // where: the pattern's source, for messages.
+  // oniguruma: the pattern. where: its place in the tokenizer's file, for messages.
   Pattern(const std::string& oniguruma, const std::string& where);
 
-  // Match data of one thread.
+  // The memory that matching needs, for one thread.
   class Matcher {
    public:
     explicit Matcher(const Pattern&);
 
    private:
     friend class Pattern;
-    std::shared_ptr<void> data_, stack_, context_;  // in order of construction
+    std::shared_ptr<void> data_, stack_, context_;  // declared in the order in which they are constructed
   };
 
   enum class Found { none, match, cut };
   struct Span {
     size_t begin = 0, end = 0;
   };
-  // Finds the first match in the UTF-8 text at or after `from`. more_follows: more text follows. In this case a match
-  // that might depend on it returns `cut`, with its beginning in span.begin.
+  // Finds the first match in the UTF-8 text at or after `from`. more_follows: more text follows after `text`. A match
+  // that might change with that text returns `cut`, with its beginning in span.begin.
   Found find(Matcher&, std::string_view text, size_t from, bool more_follows, Span& span) const;
-  // A match may depend on the text before it.
+  // Whether a match may depend on the text before it.
   bool looks_behind() const { return looks_behind_; }
 
  private:
@@ -40,7 +41,8 @@ class Pattern {
   bool compiled_ = false, looks_behind_ = false;
 };
 
-// The PCRE2 pattern for an Oniguruma pattern. Throws for a construct with different meanings in the two.
+// Translates a pattern from Oniguruma's syntax to PCRE2's. Throws for a construct that means different things in the
+// two.
 std::string translate_pattern(const std::string& oniguruma, const std::string& where);
 // A pattern that matches exactly this text.
 std::string literal_pattern(std::string_view text);

@@ -43,7 +43,7 @@ namespace {
 
 constexpr std::pair<const char*, const char*> kPairs[] = {{"encoder.json", "vocab.bpe"}, {"vocab.json", "merges.txt"}};
 
-// The file from which a folder's tokenizer is read; "" if there is none.
+// The file in a folder from which its tokenizer is read; "" if there is none.
 std::string tokenizer_in(const fs::path& folder) {
   std::error_code ignored;
   if (fs::is_regular_file(folder / "tokenizer.json", ignored)) return (folder / "tokenizer.json").string();

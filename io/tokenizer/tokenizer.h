@@ -1,5 +1,5 @@
-// Tokenizers convert text to token numbers and back: bytes, or byte-level BPE from files of the `tokenizers` library or
-// GPT-2 (io/tokenizer/bpe_tokenizer.h).
+// Tokenizers convert text to token numbers and back. A token is a byte, or the tokens are byte-level BPE from files of
+// the `tokenizers` library or GPT-2 (io/tokenizer/bpe_tokenizer.h).
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace triad {
 
-// Thread-safe: threads may encode and decode concurrently.
+// A tokenizer. Threads may encode and decode concurrently.
 class Tokenizer {
  public:
   struct File {
@@ -19,22 +19,24 @@ class Tokenizer {
   };
 
   virtual ~Tokenizer() = default;
-  virtual std::string name() const = 0;         // argument of make_tokenizer
-  virtual int64_t vocab_size() const = 0;       // every token is in [0, vocab_size)
-  virtual int32_t eot() const = 0;              // end of text, written before each document
-  virtual std::vector<File> files() const = 0;  // files from which make_tokenizer can rebuild it, in any folder
+  virtual std::string name() const = 0;    // the name with which make_tokenizer makes this tokenizer
+  virtual int64_t vocab_size() const = 0;  // every token is in [0, vocab_size)
+  virtual int32_t eot() const = 0;         // the end-of-text token, which is written before each document
+  // The files from which make_tokenizer can rebuild this tokenizer in any folder.
+  virtual std::vector<File> files() const = 0;
 
   // Appends the tokens of a text, which may hold any bytes; adds no eot.
   virtual void append(std::string_view text, std::vector<int32_t>& out) const = 0;
-  // For text of which more will follow: appends the tokens that later text cannot change, and returns the bytes that
-  // they encode. The caller passes the rest again, with more text. Returns 0 if no token is certain.
+  // Encodes the beginning of a text of which more will follow: appends the tokens that later text cannot change, and
+  // returns how many bytes they encode. The caller passes the remaining bytes again, with more text. Returns 0 if no
+  // token is certain.
   virtual size_t append_prefix(std::string_view text, std::vector<int32_t>& out) const = 0;
   std::vector<int32_t> encode(std::string_view text) const;
-  // Concatenates the tokens' bytes. Throws for a token outside the vocabulary.
+  // Concatenates the bytes of the tokens. Throws for a token outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
 };
 
-// Each byte is a token: vocabulary 256, end of text 0. decode(encode(x)) == x for any bytes.
+// A tokenizer whose tokens are bytes: vocabulary 256, end of text 0. decode(encode(x)) == x for any bytes.
 class ByteTokenizer final : public Tokenizer {
  public:
   std::string name() const override { return "byte"; }
@@ -54,8 +56,8 @@ struct TokenizerOptions {
 // a UsageError.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const TokenizerOptions& = {});
 
-// A checkpoint's tokenizer: the copy in its folder unless name is "byte", else the tokenizer of that name; "" means
-// bytes.
+// tokenizer_of_checkpoint: the copy in the checkpoint's folder, unless name is "byte"; without a copy, the tokenizer of
+// that name; "" means "byte".
 void write_tokenizer_files(const std::vector<Tokenizer::File>&, const std::string& folder);
 std::unique_ptr<Tokenizer> tokenizer_of_checkpoint(const std::string& folder, const std::string& name);
 

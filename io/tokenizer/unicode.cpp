@@ -17,15 +17,15 @@ namespace triad {
 
 namespace {
 
-// Length of a character by its first byte; 0: not a first byte.
+// Length of a UTF-8 character in bytes, from its first byte; 0 if no character begins with this byte.
 int length_by_lead(uint8_t lead) {
   if (lead < 0x80) return 1;
-  if (lead < 0xc2) return 0;  // no character begins with a continuation byte or an overlong form
+  if (lead < 0xc2) return 0;  // a continuation byte, or the first byte of an overlong form
   return lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 0;
 }
 
-// Whether `byte` may be byte i of a character that begins with `lead`. Byte 1 excludes overlong forms, surrogates and
-// code points above U+10FFFF.
+// Whether `byte` may be byte number i of a UTF-8 character whose first byte is `lead`. The rule for byte 1 excludes
+// overlong forms, surrogates and code points above U+10FFFF.
 bool continues(uint8_t lead, int i, uint8_t byte) {
   uint8_t least = 0x80, most = 0xbf;
   if (i == 1) {
@@ -47,8 +47,9 @@ struct Addition {
   uint32_t first, last;
   const char* category;
 };
-// Characters of Unicode 16, which the `tokenizers` library uses, that Unicode 14 of PCRE2 10.42 (Debian 12, Ubuntu
-// 24.04) lacks. The list was made by comparing both for every character. Newer versions of PCRE2 have them already.
+// The characters of Unicode 16, which the `tokenizers` library uses, that are missing in Unicode 14, which PCRE2 10.42
+// uses (Debian 12, Ubuntu 24.04). The list was made by comparing both for every character. Newer versions of PCRE2 have
+// them already.
 constexpr Addition kAdditions[] = {
     {0x897, 0x897, "Mn"},     {0xcf3, 0xcf3, "Mc"},     {0xece, 0xece, "Mn"},     {0x1b4e, 0x1b4f, "Po"},
     {0x1b7f, 0x1b7f, "Po"},   {0x1c89, 0x1c89, "Lu"},   {0x1c8a, 0x1c8a, "Ll"},   {0x2427, 0x2429, "So"},
@@ -84,8 +85,8 @@ constexpr Addition kAdditions[] = {
     {0x2ebf0, 0x2ee5d, "Lo"}, {0x31350, 0x323af, "Lo"},
 };
 
-// The `tokenizers` library normalizes by Unicode 9 and leaves these later characters unchanged, although they have a
-// decomposition or a combining class. The list was made by comparing both for every character.
+// Characters that the `tokenizers` library leaves unchanged, because it normalizes by Unicode 9, although they have a
+// decomposition or a combining class in later versions. The list was made by comparing both for every character.
 constexpr std::pair<uint32_t, uint32_t> kNotNormalized[] = {
     {0x7fd, 0x7fd},     {0x898, 0x89f},     {0x8ca, 0x8d3},     {0x9fe, 0x9fe},     {0xc3c, 0xc3c},
     {0xd3b, 0xd3c},     {0xeba, 0xeba},     {0x1715, 0x1715},   {0x1abf, 0x1ace},   {0x1df6, 0x1dfa},
@@ -106,7 +107,7 @@ bool is_normalized_by_none(uint32_t point) {
   return point <= std::prev(range)->second;
 }
 
-// Appends the normal form of text without such characters.
+// Appends the normal form of a text that has none of the characters in kNotNormalized.
 void append_normalized(int options, std::string_view text, std::string& out) {
   if (text.empty()) return;
   utf8proc_uint8_t* raw = nullptr;
@@ -163,7 +164,7 @@ uint32_t point_at(std::string_view text, size_t at) {
 
 namespace {
 
-// Direction marks and overrides, line and paragraph separators: they could disguise a line.
+// Whether a character could disguise a line of text: direction marks and overrides, line and paragraph separators.
 bool disguises(uint32_t point) {
   return point == 0x61c || (point >= 0x200e && point <= 0x200f) || (point >= 0x2028 && point <= 0x202e) ||
          (point >= 0x2066 && point <= 0x2069);
@@ -220,14 +221,14 @@ std::string normalize(NormalForm form, std::string_view text) {
   if (form == NormalForm::nfkc || form == NormalForm::nfkd) options |= UTF8PROC_COMPAT;
   std::string out;
   size_t done = 0;
-  const auto keep = [&](size_t begin, size_t end) {  // copies [begin, end) unchanged
+  const auto keep = [&](size_t begin, size_t end) {  // copies the bytes [begin, end) unchanged
     append_normalized(options, text.substr(done, begin - done), out);
     out += text.substr(begin, end - begin);
     done = end;
   };
   for (size_t at = 0; at < text.size();) {
     const size_t bytes = character_bytes(text, at);
-    if (bytes == 1) {  // ASCII is normalized, except its last character, which a combining mark may follow
+    if (bytes == 1) {  // ASCII is normalized already, except for its last character, which a combining mark may follow
       const size_t begin = at;
       while (at < text.size() && static_cast<uint8_t>(text[at]) < 0x80) ++at;
       if (at - begin > 1) keep(begin, at - 1);

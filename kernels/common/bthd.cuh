@@ -1,4 +1,4 @@
-// Device-side views of [B,T,H,D] tensors, and loads and stores of their rows as floats, 16 bytes at a time.
+// Views of [B,T,H,D] tensors for device code, and loads and stores of their rows as floats, 16 bytes at a time.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -7,8 +7,8 @@
 
 namespace triad::cuda {
 
-// A [B,T,H,D] tensor; strides in elements, innermost stride 1. Outer axes may be strided: q may be a slice of a fused
-// q|k|v row. T may be const.
+// A [B,T,H,D] tensor; strides in elements, innermost stride 1. The outer axes may be strided, since q may be a slice of
+// the rows of one q|k|v projection. T may be const.
 template <class T>
 struct Bthd {
   T* data;
@@ -24,13 +24,13 @@ Bthd<const T> bthd(const ConstTensor& t) {
   return {t.ptr<T>(), t.stride[0], t.stride[1], t.stride[2]};
 }
 
-// Elements of T in one 16-byte load of a thread.
+// The number of elements of T in 16 bytes, the most that one load of a thread can fetch.
 template <class T>
 inline constexpr int kVector = 16 / static_cast<int>(sizeof(T));
 
 // Whether the first element of t is aligned to 16 bytes.
 inline bool is_aligned(const ConstTensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
-// Whether every row of t is 16-byte aligned and has a multiple of V elements, V * sizeof(element) = 16.
+// Whether every row of t is aligned to 16 bytes and has a multiple of V elements, where V elements are 16 bytes.
 inline bool has_vectors(const ConstTensor& t, int V) {
   if (!is_aligned(t) || t.size(-1) % V != 0) return false;
   for (int i = 0; i + 1 < t.rank; ++i)
@@ -41,7 +41,7 @@ template <class... Tensors>
 bool all_have_vectors(int V, const Tensors&... tensors) {
   return (has_vectors(tensors, V) && ...);
 }
-// Calls f.template operator()<V>() with V = kVector<T> if `vectors`, otherwise with V = 1.
+// Calls f.template operator()<V>() with V = kVector<T> if `vectors` is true, otherwise with V = 1.
 template <class T, class F>
 void dispatch_vector(bool vectors, F&& f) {
   if (vectors)
@@ -50,7 +50,7 @@ void dispatch_vector(bool vectors, F&& f) {
     f.template operator()<1>();
 }
 
-// x[0..V) = p[0..V). V is 1, or p is aligned to 16 bytes and V elements are a multiple of 16 bytes.
+// Loads x[0..V) = p[0..V). V is 1, or p is aligned to 16 bytes and V elements are a multiple of 16 bytes.
 template <int V, class T>
 __device__ __forceinline__ void load_vector(float (&x)[V], const T* p) {
   if constexpr (V == 1) {
@@ -66,22 +66,22 @@ __device__ __forceinline__ void load_vector(float (&x)[V], const T* p) {
     const uint4 u = *reinterpret_cast<const uint4*>(p);
     const uint32_t words[4] = {u.x, u.y, u.z, u.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // a bf16 is the upper half of its float
+    for (int i = 0; i < 4; ++i) {  // a bf16 is the upper half of the float of equal value
       x[2 * i] = __uint_as_float(words[i] << 16);
       x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
     }
   }
 }
 
-// x = the V elements of T packed in a 16-byte vector, as floats. In bf16 the packed vector takes half the registers.
+// Unpacks the V elements of T in a 16-byte vector to floats. A packed bf16 vector takes half as many registers.
 template <class T, int V>
 __device__ __forceinline__ void as_floats(float (&x)[V], const uint4& vector) {
   static_assert(V == kVector<T>);
   load_vector<V>(x, reinterpret_cast<const T*>(&vector));
 }
 
-// Loads 16 bytes of read-only global memory that will not be read again soon: bypasses L1 and fetches a 128-byte line
-// into L2. Slower than a plain load in most ops; measure before use.
+// Loads 16 bytes of read-only global memory that will not be read again soon: it bypasses L1 and fetches a 128-byte
+// line into L2. In most ops it is slower than an ordinary load, so measure before using it.
 __device__ __forceinline__ uint4 load_streamed(const void* p) {
   uint4 x;
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0,%1,%2,%3}, [%4];"
@@ -90,7 +90,7 @@ __device__ __forceinline__ uint4 load_streamed(const void* p) {
   return x;
 }
 
-// p[0..V) = x[0..V), rounded once to T.
+// Stores p[0..V) = x[0..V), each rounded to T. V and p as in load_vector().
 template <int V, class T>
 __device__ __forceinline__ void store_vector(T* p, const float (&x)[V]) {
   if constexpr (V == 1) {

@@ -1,5 +1,5 @@
-// e^x and the logistic function for CPU loops: libm in double; in float a polynomial, since loops that call expf do not
-// vectorise.
+// e^x and the logistic function for CPU loops. double uses the C library; float uses a polynomial, because compilers do
+// not vectorise loops that call expf.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -8,11 +8,12 @@
 namespace triad {
 
 inline double exp_of(double x) { return std::exp(x); }
-// e^x = 2^n e^r with |r| <= ln(2)/2 and e^r a polynomial (Cephes): within 2 ulp, without a branch. Returns 0 below -87,
-// where floats become denormal, and infinity above 88.4, so the logistic function of very negative x is 0.
+// e^x = 2^n e^r with |r| <= ln(2)/2, and e^r by the polynomial of the Cephes library: error within 2 ulp, no branch.
+// Returns 0 below -87, where floats become denormal, and infinity above 88.4, so the logistic function of very negative
+// x is 0.
 inline float exp_of(float x) {
-  constexpr float kRound = 12582912.0f;         // 1.5 * 2^23: adding it rounds to an integer in the low bits
-  const float clamped = x > 89.0f ? 89.0f : x;  // exp(89) has exponent n = 128, which is infinity
+  constexpr float kRound = 12582912.0f;         // 1.5 * 2^23: adding it rounds a float to an integer
+  const float clamped = x > 89.0f ? 89.0f : x;  // e^89 has n = 128, the exponent of infinity
   const float shifted = clamped * 1.44269504f + kRound, n = shifted - kRound;
   const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
   float p = 1.9875691500e-4f;

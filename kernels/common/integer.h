@@ -1,4 +1,4 @@
-// Rounding of sizes to multiples. Usable on the host and the device.
+// Integer divisions that round up, for the host and the device.
 #pragma once
 #include <type_traits>
 

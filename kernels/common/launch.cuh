@@ -1,4 +1,4 @@
-// Shared by all .cu files: the launch helper, bf16 <-> float conversion, dispatch over the GPU's two float types.
+// For all .cu files: kernel launches, conversion between bf16 and float, dispatch over the GPU's two float types.
 #pragma once
 #include <cuda_bf16.h>
 
@@ -19,8 +19,8 @@ struct dtype_traits<__nv_bfloat16> {
 
 namespace cuda {
 
-// Raises a kernel's limit on dynamic shared memory to `bytes` where needed. Without this call CUDA allows 48 KB of
-// static and dynamic shared memory together.
+// Raises a kernel's limit on dynamic shared memory to `bytes` if it is lower. By default CUDA allows 48 KB of static
+// and dynamic shared memory together.
 inline void allow_shared(const void* kernel, size_t bytes) {
   if (bytes == 0) return;
   cudaFuncAttributes has{};
@@ -29,9 +29,9 @@ inline void allow_shared(const void* kernel, size_t bytes) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
 }
 
-// Launches kernel<<<grid, block, shared_bytes, ctx.stream>>>(args...) with these launch attributes. Throws if CUDA
-// refuses the launch; the error names the kernel. Throws, on a planning context too, if grid.y or grid.z exceeds CUDA's
-// limit. Otherwise does nothing on a planning context or for an empty grid.
+// Launches kernel<<<grid, block, shared_bytes, ctx.stream>>>(args...) with these launch attributes. Throws, with the
+// kernel's name, if CUDA rejects the launch or (on a planning context too) if grid.y or grid.z exceeds CUDA's limit.
+// Otherwise does nothing on a planning context or for an empty grid.
 template <class... Params, class... Args>
 void launch_with(Context& ctx, std::span<cudaLaunchAttribute> attributes, const char* name, void (*kernel)(Params...),
                  dim3 grid, dim3 block, size_t shared_bytes, Args&&... args) {
@@ -60,8 +60,9 @@ void launch(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid
   launch_with(ctx, {}, name, kernel, grid, block, shared_bytes, std::forward<Args>(args)...);
 }
 
-// Records whether the fused (sm_90) or the general kernel runs a call of `op`; why_not_fused is null for the fused
-// kernel. The general kernel counts as a fallback only for bf16 on Hopper, since no other fused kernels exist.
+// Records in ctx.routes whether the fused (sm_90) or the general kernel runs a call of `op`; why_not_fused is null for
+// the fused kernel. A call of the general kernel counts as a fallback only for bf16 on Hopper, since fused kernels
+// exist for these alone.
 inline void record_route(Context& ctx, const char* op, DType dtype, const char* why_not_fused) {
   const bool fused = why_not_fused == nullptr, meant = dtype == DType::bf16 && ctx.may_use_sm90();
   ctx.routes.record(op, fused ? "sm90" : "general", fused || !meant ? "" : why_not_fused);

@@ -1,11 +1,11 @@
-// Launch of CTA clusters (sm_90). The CTAs of a cluster run at the same time and can synchronise within a kernel
-// (sync_cluster() in common/ptx.cuh).
+// Launches of CTA clusters (sm_90). The CTAs of a cluster run at the same time and can synchronise with sync_cluster()
+// of common/ptx.cuh.
 #pragma once
 #include "kernels/common/launch_pdl.cuh"
 
 namespace triad::cuda {
 
-// As launch_pdl(), for Hopper only, with all CTAs of a grid row (along x) in one cluster.
+// As launch_pdl(), with all CTAs of a grid row (along x) in one cluster. Hopper only.
 template <class... Params, class... Args>
 void launch_cluster_pdl(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid, dim3 block,
                         size_t shared_bytes, Args&&... args) {

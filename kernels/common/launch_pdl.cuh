@@ -31,8 +31,8 @@ inline cudaLaunchAttribute pdl_attribute() {
   return a;
 }
 
-// As launch(), with programmatic dependent launch on sm_90. The kernel must call pdl_wait(); use launch() for all
-// others.
+// As launch(), with programmatic dependent launch on sm_90. The kernel must call pdl_wait(); other kernels need
+// launch().
 template <class... Params, class... Args>
 void launch_pdl(Context& ctx, const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
                 Args&&... args) {

@@ -1,5 +1,5 @@
-// The tensors of one run of an OpCase: which ones it needs (gradients included), their layout and their initial values.
-// Shared by the test driver and tools/bench/bench.cpp.
+// The tensors of one run of an OpCase, gradients included: their layout in memory and their initial values. The test
+// driver and tools/bench/bench.cpp use it.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -19,7 +19,7 @@ enum class SlotKind {
 
 // One tensor of a run: an argument, or the gradient of one.
 struct Slot {
-  const Arg* arg = nullptr;  // a gradient's slot points to its argument: same shape and padding
+  const Arg* arg = nullptr;  // the argument itself, or the one of this gradient, which has its shape and padding
   std::string name;          // arg->name, or d<name>
   SlotKind kind = SlotKind::fixed;
   bool gradient = false;
@@ -29,7 +29,7 @@ struct Slot {
   int64_t cols() const { return arg->shape[-1]; }
   int64_t row_stride() const { return cols() + arg->row_pad; }
   int64_t rows() const { return cols() == 0 ? 0 : numel() / cols(); }
-  int64_t elements() const { return rows() * row_stride(); }  // including the padding
+  int64_t elements() const { return rows() * row_stride(); }  // number of elements in memory, with the padding
   // Offset of the element with row-major index i, in elements.
   int64_t offset(int64_t i) const { return i / cols() * row_stride() + i % cols(); }
 };
@@ -48,7 +48,8 @@ inline DType dtype_in(ArgType type, DType run) {
   return run;
 }
 
-// Every argument with a shape, in the table's order, each followed by its gradient if it has one.
+// The tensors of a case: every argument that has a shape, in the table's order, each followed by its gradient if it has
+// one.
 inline std::vector<Slot> slots_of(const OpCase& c) {
   std::vector<Slot> slots;
   for (const Arg& a : c.args) {
@@ -75,7 +76,7 @@ inline std::vector<Slot> slots_of(const OpCase& c) {
   return slots;
 }
 
-// The tensor of a slot in memory that starts at `first`.
+// The tensor of a slot in the memory that starts at `first`.
 inline Tensor slot_view(const Slot& slot, std::byte* first, DType dtype, Device device) {
   Tensor t(first, dtype, slot.arg->shape, device);
   int64_t stride = slot.row_stride();
@@ -134,17 +135,20 @@ inline double round_to(DType dtype, double value) {
   return load_element(bytes, 0, dtype);
 }
 
-// The initial value of elements that an op must overwrite. An i32 that still has it was not written.
-inline constexpr double kUnwrittenInt = -2023406815;  // 0x87654321
+// The initial value of elements that an op must overwrite: NaN, or this number for i32. An element that still has it
+// after the op was not written.
+inline constexpr double kUnwrittenInt = -2023406815;  // as i32: 0x87654321
 inline double unwritten(DType dtype) {
   return is_float(dtype) ? std::numeric_limits<double>::quiet_NaN() : kUnwrittenInt;
 }
 
-// Fills host memory laid out as `slot` with the run's initial values; padding is untouched. `stream` is a different
-// number for each slot of a case. With `precision`, values are first rounded as a run in that dtype would hold them.
+// Fills host memory, laid out as `slot`, with the run's initial values; the padding is left as it is. stream: the
+// random stream, a different one for each slot of a case. precision: the dtype to which the values are rounded first,
+// so that runs in different dtypes can have equal inputs.
 inline void fill_slot(const Slot& slot, std::byte* first, DType dtype, uint64_t seed, uint64_t stream,
                       std::optional<DType> precision = {}) {
-  constexpr double kGradientStd = 0.01;  // initial value of added-to gradients: small, to keep the sum's precision
+  constexpr double kGradientStd =
+      0.01;  // standard deviation of gradients that the op adds to: small, so that the sum keeps its precision
   constexpr int64_t kWorthThreads = 1 << 16;
   const Arg& arg = *slot.arg;
   const bool drawn = slot.kind == SlotKind::added_to || (!arg.fill && !arg.fill_all);
@@ -169,7 +173,8 @@ inline void fill_slot(const Slot& slot, std::byte* first, DType dtype, uint64_t 
   }
 }
 
-// Scratch bytes that one run of this case needs beyond its arguments, from a dry run on a planning context.
+// The scratch bytes that one run of this case needs in addition to its arguments, measured by a dry run on a planning
+// context.
 inline int64_t planned_scratch_bytes(const OpCase& c, Device device, DType dtype) {
   Runtime plan({.device = device, .planning = true});
   Args args;

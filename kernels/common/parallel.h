@@ -1,4 +1,4 @@
-// For the CPU references: a parallel loop over rows, vectorisable dot products.
+// For CPU references: a parallel loop over rows, and dot products that vectorise.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -10,12 +10,12 @@
 
 namespace triad {
 
-// Calls body(i) for i in [0, n), split over threads. Iteration i writes only data that belongs to i, so results do not
-// depend on the thread count. Does nothing on a planning context.
+// Calls body(i) for all i in [0, n), split over ctx.threads threads. body(i) may write only data that belongs to i, so
+// results do not depend on the number of threads. Does nothing on a planning context.
 template <class Body>
 void parallel_for(const Context& ctx, int64_t n, Body&& body) {
   if (ctx.planning) return;
-  static LoopCost cost;  // one per loop, since each body has its own type
+  static LoopCost cost;  // one per call site, since each body has a type of its own
   const auto piece = [](const void* of, int64_t begin, int64_t end) {
     const auto& run = *static_cast<const std::remove_cvref_t<Body>*>(of);
     for (int64_t i = begin; i < end; ++i) run(i);
@@ -23,16 +23,16 @@ void parallel_for(const Context& ctx, int64_t n, Body&& body) {
   run_loop(n, ctx.threads, cost, piece, &body);
 }
 
-// Prefetches a row that a later iteration reads. For rows a kilobyte or more apart (one head's rows at successive
-// tokens), which hardware prefetchers miss.
-inline constexpr int64_t kPrefetchTokens = 4;  // how many tokens ahead
+// Prefetches a row that a later iteration reads. For rows a kilobyte or more apart (one head's rows of successive
+// tokens), which hardware prefetchers do not load ahead.
+inline constexpr int64_t kPrefetchTokens = 4;  // distance of a prefetch in tokens
 template <class T>
 inline void prefetch_row(const T* row, int64_t n) {
   constexpr int64_t kLine = 64 / sizeof(T);
   for (int64_t i = 0; i < n; i += kLine) __builtin_prefetch(row + i);
 }
 
-// Sum of a[i] * b[i] in the accumulator type A, over 16 independent lanes in a fixed order.
+// The sum of a[i] * b[i] over i in [0, n), in the accumulator type A, in 16 independent partial sums and a fixed order.
 template <class A, class TA, class TB>
 inline A dot(const TA* a, const TB* b, int64_t n) {
   constexpr int kLanes = 16;
@@ -47,7 +47,7 @@ inline A dot(const TA* a, const TB* b, int64_t n) {
   return lanes[0] + rest;
 }
 
-// y[i] += s * x[i]
+// y[i] += s * x[i] for i in [0, n).
 template <class A, class TX>
 inline void axpy(A* y, A s, const TX* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) y[i] += s * static_cast<A>(x[i]);

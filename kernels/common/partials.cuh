@@ -1,5 +1,5 @@
-// Second stage of a parameter gradient: adds up, in a fixed order, the partial sums that a first kernel wrote to
-// scratch, one slice per CTA. This avoids atomics and gives the same bits in every run.
+// The second stage of a parameter gradient. A first kernel writes partial sums to scratch, one slice per CTA;
+// add_partials() adds the slices in a fixed order. So no float is added atomically, and every run gives the same bits.
 //
 // The kernel is short and bound by its launch latency, so it uses programmatic dependent launch
 // (common/launch_pdl.cuh): the first kernel should call pdl_trigger() after its last tile.
@@ -12,7 +12,7 @@
 
 namespace triad::cuda {
 
-// A gradient and the position of its partial sums in each slice:
+// A gradient, and where each slice holds its partial sums:
 //   grad[r][c] += sum over slices of slice[offset + r * row_stride + c]
 struct PartialGrad {
   Tensor grad;  // [R,C] or [C] f32
@@ -20,7 +20,7 @@ struct PartialGrad {
 };
 
 namespace partials_detail {
-// 8 columns are 32 bytes, one memory sector. 64 lanes keep enough loads in flight.
+// Each CTA adds 8 columns: 32 bytes, one memory sector. 64 threads per column keep enough loads in flight.
 constexpr int kMaxGrads = 4, kColumns = 8, kLanes = 64, kWarps = kColumns * kLanes / 32;
 
 struct Target {
@@ -33,8 +33,8 @@ struct Targets {
   int count;
 };
 
-// A CTA sums 8 elements of one gradient with 64 lanes over the slices: each lane its slices in order, then the lanes of
-// a warp, then the warps.
+// A CTA sums 8 elements of one gradient over all slices. Lane s adds the slices s, s + 64, ... in order; then the lanes
+// of a warp are added, then the warps.
 static __global__ void __launch_bounds__(kColumns* kLanes)
     add_partials_kernel(Targets targets, const float* slices, int slice_count, int64_t slice_size) {
   __shared__ float warps[kWarps][kColumns];
@@ -45,7 +45,7 @@ static __global__ void __launch_bounds__(kColumns* kLanes)
   const bool inside = element < t.elements;
   const int64_t row = inside ? element / t.columns : 0, column = inside ? element % t.columns : 0;
   const float* const from = slices + t.offset + row * t.row_stride + column;
-  if (threadIdx.y == 0 && inside)  // prefetches grad, which is needed last, during pdl_wait()
+  if (threadIdx.y == 0 && inside)  // grad is needed last; this loads it into L2 during pdl_wait()
     asm volatile("prefetch.global.L2 [%0];" ::"l"(t.grad + row * t.grad_stride + column));
   pdl_wait();
   float sum = 0;
@@ -66,7 +66,7 @@ static __global__ void __launch_bounds__(kColumns* kLanes)
 }
 }  // namespace partials_detail
 
-// slices [count, slice size] f32, contiguous; at most 4 gradients a call.
+// Adds the slices [count, slice size] f32, contiguous, to at most 4 gradients.
 inline void add_partials(Context& ctx, const ConstTensor& slices, std::initializer_list<PartialGrad> grads) {
   using namespace partials_detail;
   TRIAD_CHECK(grads.size() <= kMaxGrads, "{} gradients in one call, at most {}", grads.size(), kMaxGrads);

@@ -1,4 +1,4 @@
-// PTX instructions as small functions, available from sm_80 on.
+// PTX instructions for sm_80 and later, one named function for each.
 #pragma once
 #include <cuda_bf16.h>
 
@@ -10,35 +10,36 @@ namespace triad::cuda {
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
-// The kernel's dynamic shared memory, 16-byte aligned.
+// The start of the kernel's dynamic shared memory, aligned to 16 bytes.
 __device__ __forceinline__ unsigned char* dynamic_shared() {
   extern __shared__ __align__(16) unsigned char bytes[];
   return bytes;
 }
 
-// Asynchronous copy, global to shared, bypassing L1: the first `valid` of 16 bytes, then zeros. Both addresses are
-// 16-byte aligned.
+// Copies 16 bytes from global to shared memory asynchronously (cp.async), bypassing L1: the first `valid` bytes, then
+// zeros. Both addresses must be aligned to 16 bytes.
 __device__ __forceinline__ void copy_async_16(void* to, const void* from, int valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid)
                : "memory");
 }
-// Asynchronous copy of 4 bytes, global to shared, through L1; copies a zero if not valid.
+// Copies 4 bytes from global to shared memory asynchronously (cp.async), through L1. Writes zeros if `valid` is false.
 __device__ __forceinline__ void copy_async_4(void* to, const void* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 4 : 0)
                : "memory");
 }
-// Waits for all copies of this thread. Other threads see them after a barrier.
+// Waits for all asynchronous copies of this thread. Other threads see the data after a barrier.
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-// Groups the copies begun since the last commit; copy_async_wait_group() waits until at most kPending groups are in
-// flight.
+// copy_async_commit() makes a group of this thread's copies since the last commit. copy_async_wait_group() waits until
+// at most kPending groups are in flight.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ __forceinline__ void copy_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// ldmatrix: four 8x8 matrices of 16-bit elements. Lanes 8i .. 8i+7 give the row addresses of matrix i. A lane receives
-// row lane/4, columns 2*(lane%4) and +1 of each matrix; transposed: column lane/4, rows 2*(lane%4) and +1.
+// ldmatrix: loads four 8x8 matrices of 16-bit elements from shared memory. Lanes 8i .. 8i+7 pass the row addresses of
+// matrix i. Of each matrix, a lane receives row lane/4, columns 2*(lane%4) and +1; transposed: column lane/4, rows
+// 2*(lane%4) and +1.
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -58,15 +59,15 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const
   load_matrices_transposed(r, shared_address(row));
 }
 
-// Barrier over all threads of all CTAs of a cluster (sm_90; on other cards nothing). Writes made before it, to global
-// memory too, are visible after it. Read such global memory with __ldcg: L1 may hold stale lines.
+// Barrier of all threads of all CTAs of a cluster on sm_90; nothing on other cards. Writes before it, to global memory
+// too, are visible after it. Such global memory must be read with __ldcg, since L1 may hold stale lines.
 __device__ __forceinline__ void sync_cluster() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
 
-// c[16x8] += a[16x16] b[16x8], bf16 inputs, fp32 sums.
+// Tensor-core product c[16x8] += a[16x16] b[16x8] of a warp, bf16 operands, fp32 sums.
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -74,7 +75,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Two floats rounded to bf16, `low` in the lower half.
+// Packs two floats, rounded to bf16, into a word; `low` is in the lower half.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
@@ -82,7 +83,7 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 
 inline constexpr float kLog2e = std::numbers::log2e_v<float>;
 
-// 2^x within 2 ulp; denormal results are 0. exp2_approx(-inf) = 0.
+// 2^x within 2 ulp; results that would be denormal are 0, and so is exp2_approx(-inf).
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

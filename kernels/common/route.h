@@ -1,5 +1,5 @@
-// The route of a call: which of an op's kernels runs it. runtime.kernels selects the route for each op (KernelChoice in
-// engine/routes.h); every call is recorded.
+// The route of a call: which of an op's kernels runs it. runtime.kernels (KernelChoice in engine/routes.h) selects the
+// route of each op, and every call is recorded.
 #pragma once
 #include "engine/context.h"
 
@@ -11,7 +11,7 @@ enum class Route {
   reference,  // the portable kernels on f32 copies of bf16 operands, the result rounded once
 };
 
-// The route of a call of `op` on a GPU with operands of this dtype. In f32, the reference is the portable route.
+// The route of a GPU call of `op` with operands of this dtype. In f32 the reference is the portable route.
 inline Route route_of(const Context& ctx, const char* op, DType dtype) {
   switch (ctx.routes.wanted(op)) {
     case KernelChoice::automatic:
@@ -32,8 +32,9 @@ inline Context portable_context(const Context& ctx) {
   return portable;
 }
 
-// Queues a call of `op` on a GPU by its route: run(context) with the operands as they are, or run_reference(context)
-// with f32 copies of them. The context is ctx or its portable copy.
+// Queues a GPU call of `op` by its route. Calls run(context) for the fastest and the portable route,
+// run_reference(context) for the reference, which must work on f32 copies of the operands. context is ctx for the
+// fastest route, else its portable copy.
 template <class Run, class RunReference>
 void dispatch_route(Context& ctx, const char* op, DType dtype, Run&& run, RunReference&& run_reference) {
   const Route route = route_of(ctx, op, dtype);
@@ -43,7 +44,7 @@ void dispatch_route(Context& ctx, const char* op, DType dtype, Run&& run, RunRef
   run_reference(portable);
 }
 
-// Records a call on the CPU; first and second are the operands that name the call's shape.
+// Records a call on the CPU. first, second: the operands whose shapes the record contains.
 inline void record_cpu(Context& ctx, const char* op, const ConstTensor& first, const ConstTensor& second) {
   ctx.routes.set_call(first, second);
   ctx.routes.record(op, "cpu");

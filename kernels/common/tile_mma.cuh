@@ -1,16 +1,16 @@
-// One warp's matrix products on tiles in shared memory, and the loads of such tiles. A warp computes 16 rows. For both
-// element types its sums c[N/8][4] have the register layout of mma.m16n8k16, so code between two products is shared:
-//   a lane holds row lane/4 (e = 0, 1) and row lane/4 + 8 (e = 2, 3) at columns 8*j + 2*(lane%4) + e%2.
-// bf16 uses tensor cores, float true fp32 FMAs. Tile rows are padded by 16 bytes, so the same 16-byte column of eight
-// consecutive rows falls into different banks.
+// Matrix products of one warp on tiles in shared memory, and the loads of such tiles. A warp computes 16 rows. Products
+// of bf16 use tensor cores, those of float use fp32 FMAs. For both element types the sums c[N/8][4] have the register
+// layout of mma.m16n8k16, so that code between two products serves both:
+//   a lane holds row lane/4 (e = 0, 1) and row lane/4 + 8 (e = 2, 3) at columns 8*j + 2*(lane%4) + e%2 of c[j][e].
+// Tile rows are padded by 16 bytes, so that the same 16-byte column of eight consecutive rows is in different banks.
 #pragma once
 #include "kernels/common/launch.cuh"
 #include "kernels/common/ptx.cuh"
 
 namespace triad::cuda {
 
-inline constexpr int kWarps = 4, kThreads = 32 * kWarps;  // of every kernel that uses these tiles
-inline constexpr int kDepth = 64;  // a product's inner dimension is split into chunks of 64, padded with zeros
+inline constexpr int kWarps = 4, kThreads = 32 * kWarps;  // warps and threads of every CTA that uses these tiles
+inline constexpr int kDepth = 64;  // inner dimension of a product at a time; shorter ones are padded with zeros
 
 template <class T>
 constexpr int tile_stride(int width) {
@@ -20,7 +20,7 @@ constexpr int tile_stride(int width) {
 __device__ __forceinline__ int fragment_row() { return threadIdx.x % 32 / 4; }
 __device__ __forceinline__ int fragment_column() { return threadIdx.x % 4 * 2; }
 
-// A [B, rows, heads, width] tensor; strides in elements, innermost stride 1.
+// A [B, rows, heads, width] tensor for device code; strides in elements, innermost stride 1.
 template <class T>
 struct View {
   T* data;
@@ -35,8 +35,9 @@ struct View {
   }
 };
 
-// Loads kRows rows of the view into a tile. source(r) is the first element of row r, or nullptr for a row of zeros.
-// Columns from the view's width up to `padded` become zeros. Asynchronous (cp.async) if the view has aligned rows.
+// Loads kRows rows of the view into a tile, by all threads of the CTA. source(r) returns the first element of row r, or
+// nullptr for a row of zeros. Columns from the view's width up to `padded` become zeros. Asynchronous (cp.async) if the
+// view's rows are aligned.
 template <int kRows, class T, class Source>
 __device__ __forceinline__ void load_rows(T* tile, int stride, int padded, const View<const T>& view, Source source) {
   if (view.vector) {
@@ -60,7 +61,7 @@ __device__ __forceinline__ void load_rows(T* tile, int stride, int padded, const
   }
 }
 
-// Stores two adjacent columns of an output row, of which only `room` exist (any number, also 0 or negative).
+// Stores two adjacent columns of an output row. room: how many columns exist from `to` on; may be 0 or negative.
 __device__ __forceinline__ void store_pair(float* to, int room, float x, float y) {
   if (room >= 2 && reinterpret_cast<uintptr_t>(to) % sizeof(float2) == 0) {
     *reinterpret_cast<float2*>(to) = make_float2(x, y);
@@ -78,7 +79,8 @@ __device__ __forceinline__ void store_pair(__nv_bfloat16* to, int room, float x,
   }
 }
 
-// c[16 x kN] += a b^T over `depth` columns (a multiple of kDepth). a has 16 rows, b kN rows; `stride` is that of both.
+// c[16 x kN] += a b^T, summed over `depth` columns (a multiple of kDepth). a: a tile of 16 rows; b: a tile of kN rows;
+// stride: elements per row of both.
 template <int kN>
 __device__ __forceinline__ void multiply_nt(float (&c)[kN / 8][4], const __nv_bfloat16* a, const __nv_bfloat16* b,
                                             int stride, int depth) {
@@ -120,15 +122,15 @@ __device__ __forceinline__ void multiply_nt(float (&c)[kN / 8][4], const float* 
   }
 }
 
-// c[16 x kN] += a b. a [16 x kK] is in registers, in the layout of a product's sums; b is kK rows of a tile. For bf16,
-// a is rounded.
+// c[16 x kN] += a b. a [16 x kK] is in registers, laid out as the sums of a product, and is rounded to bf16 for bf16.
+// b: a tile of kK rows.
 template <int kK, int kN>
 __device__ __forceinline__ void multiply_nn(float (&c)[kN / 8][4], const float (&a)[kK / 8][4], const __nv_bfloat16* b,
                                             int stride) {
   const int lane = threadIdx.x % 32;
   const __nv_bfloat16* b_row = b + lane % 16 * stride + lane / 16 * 8;
 #pragma unroll
-  for (int i = 0; i < kK / 8; i += 2) {  // two 8-column groups of sums form the A operand of one 16-deep step
+  for (int i = 0; i < kK / 8; i += 2) {  // two groups of 8 columns form the A operand of one step of 16
     const uint32_t a_fragment[4] = {pack_bf16(a[i][0], a[i][1]), pack_bf16(a[i][2], a[i][3]),
                                     pack_bf16(a[i + 1][0], a[i + 1][1]), pack_bf16(a[i + 1][2], a[i + 1][3])};
 #pragma unroll
@@ -160,9 +162,9 @@ __device__ __forceinline__ void multiply_nn(float (&c)[kN / 8][4], const float (
   }
 }
 
-// Software pipeline: for every tile that next(tile) yields, load(tile, stage) starts the copy to shared memory and
-// compute(tile, stage) runs when it is complete. With two stages, tile i + 1 loads while tile i is computed. All
-// threads of the CTA must see the same tiles.
+// Software pipeline over tiles. For every tile that next(tile) returns, load(tile, stage) starts its copy to shared
+// memory, and compute(tile, stage) runs when the copy is complete. With two stages, tile i + 1 is loaded while tile i
+// is computed. next() must return the same tiles in all threads of the CTA.
 template <class Tile, class Next, class Load, class Compute>
 __device__ __forceinline__ void pipeline(int stages, Next next, Load load, Compute compute) {
   Tile tile;
@@ -173,7 +175,7 @@ __device__ __forceinline__ void pipeline(int stages, Next next, Load load, Compu
     const int ahead = stage ^ (stages - 1);
     more = next(tile);
     copy_async_wait();
-    __syncthreads();  // the tile has arrived, and every warp is done with the previous one
+    __syncthreads();  // the tile is complete, and all warps have finished the previous one
     if (stages == 2 && more) load(tile, ahead);
     compute(current, stage);
     if (stages == 1 && more) {

@@ -1,5 +1,5 @@
-// Floating-point reductions over a warp or an aligned part of it, in a fixed order that adds the most distant lanes
-// first. cub's warp reductions add neighbouring lanes first, so their sums have other bits; integer sums use cub.
+// Reductions of floats over a warp or an aligned part of it, in a fixed order that adds the most distant lanes first.
+// cub's warp reductions add neighbouring lanes first, so their sums would have other bits; integer sums use cub.
 #pragma once
 
 namespace triad::cuda {

@@ -1,4 +1,4 @@
-// The argmax of a row by one CTA. A row of 50,257 logits is 100 KB; each thread has eight loads in flight.
+// Argmax on the GPU, one CTA per row. A row of 50,257 logits is 100 KB, and each thread has eight loads in flight.
 #include <cub/warp/warp_reduce.cuh>
 
 #include "kernels/common/launch_pdl.cuh"
@@ -16,7 +16,8 @@ struct Largest {
     if (v > value || (v == value && i < at)) value = v, at = i;
   }
 };
-// The largest of a warp's values, valid in lane 0. The result does not depend on the order of comparisons.
+// Returns the largest of the values in a warp's lanes, valid in lane 0. The result does not depend on the order of
+// comparisons.
 __device__ Largest largest_of_warp(const Largest& mine) {
   using WarpReduce = cub::WarpReduce<Largest>;
   typename WarpReduce::TempStorage empty;  // a reduction of 32 lanes uses no shared memory

@@ -1,13 +1,14 @@
-// The end of a decoding step on the device, without waiting for the host: the most likely token and the next position.
+// The last ops of a decoding step: the most likely token and the next position, computed on the device, so that the
+// host need not wait.
 #pragma once
 #include "engine/context.h"
 
 namespace triad {
 
-// token [N] i32 overwritten  <-  logits [N, >= vocab] T: the index of the largest of the first `vocab` logits, the
-// lowest one if several are equal; -1 if any of these logits is not finite.
+// token [N] i32 overwritten  <-  logits [N, at least vocab] T: the index of the largest of the first `vocab` logits,
+// the lowest index if several are equal; -1 if any of these logits is not finite.
 void argmax(Context&, Tensor token, ConstTensor logits, int64_t vocab);
-// position [N] i32, each increased by one, up to `last`.
+// position [N] i32: each is increased by one, but not above `last`.
 void advance(Context&, Tensor position, int64_t last);
 
 namespace cuda {

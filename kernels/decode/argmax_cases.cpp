@@ -1,4 +1,4 @@
-// Cases of argmax and of the next position.
+// Cases of argmax and of advance(), which computes the next position.
 #include <limits>
 
 #include "kernels/common/op_case.h"
@@ -8,7 +8,7 @@ namespace triad {
 
 namespace {
 
-// fill: values of the logits; random if absent.
+// fill: the values of the logits; if absent they are random.
 OpCase argmax_case(std::string name, int64_t N, int64_t width, int64_t vocab,
                    std::function<double(int64_t, uint64_t)> fill = nullptr) {
   OpCase c{.op = "argmax", .name = std::move(name)};
@@ -40,14 +40,14 @@ std::vector<OpCase> argmax_cases() {
       argmax_case("1x1", 1, 1, 1),
       argmax_case("3x37_of_33", 3, 37, 33),
       argmax_case("2x50304", 2, 50304, 50257),
-      // Equal logits: the lowest index wins, even across threads.
+      // Equal logits: the lowest index is the result, across threads too.
       argmax_case("equals", 4, 5000, 4999,
                   [](int64_t i, uint64_t seed) { return double((i * 7 + int64_t(seed)) % 5); }),
       argmax_case("all_equal", 2, 3000, 3000, [](int64_t, uint64_t) { return -1.5; }),
       // The largest logit is in a padding column.
       argmax_case("padding", 2, 1100, 1030, [](int64_t i, uint64_t) { return double(i % 1100); }),
-      // Rows with no bad logit, NaN, +infinity, -infinity within the vocabulary; and these three in padding columns,
-      // which are ignored.
+      // Rows 1 to 3 have a NaN, +infinity or -infinity within the vocabulary, row 0 has none; rows 4 to 6 have them in
+      // padding columns, which are ignored.
       argmax_case("not_finite", 7, 1500, 1400,
                   [=](int64_t i, uint64_t) {
                     const int64_t row = i / 1500, j = i % 1500;

@@ -1,7 +1,7 @@
-// Shared by the decoding attention kernels (overview: decode/decode.cu): the arguments of a call, attention over a
-// chunk of keys, and the combination of chunks (split-KV). A chunk's CTA writes, for each head of its group, the
-// maximum of the scores, the sum of their exponentials and the weighted sum of values. All heads of a group share each
-// key read.
+// For the decoding attention kernels (overview: decode/decode.cu): the arguments of a call, attention over a chunk of
+// keys, and the combination of chunks (split-KV). A branch is NSA's compressed, selected or window branch, index 0, 1
+// or 2. One CTA processes one chunk for all query heads of a group, so that each key is read once. For each head it
+// writes the maximum of the scores, the sum of their exponentials and the weighted sum of the values.
 #pragma once
 #include "kernels/common/bthd.cuh"
 #include "kernels/common/launch_pdl.cuh"
@@ -10,57 +10,58 @@
 
 namespace triad::cuda {
 
-inline constexpr int kColumns = 64;         // columns of the values at a time, two per lane
-inline constexpr int kBranchChunk = 64;     // keys per CTA of the compressed and window branches
-inline constexpr int kSelectedChunk = 128;  // keys per CTA of the selected branch
+inline constexpr int kColumns = 64;         // columns of the values that are processed at a time, two per lane
+inline constexpr int kBranchChunk = 64;     // keys per CTA in the compressed and window branches
+inline constexpr int kSelectedChunk = 128;  // keys per CTA in the selected branch
 inline constexpr int kBranchThreads = 256;
 inline constexpr int kSelectThreads = 512;
 inline constexpr int kCombineThreads = 512;
-inline constexpr int kClusterCtas = 8;   // CTAs that share the selection of one (sequence, group)
-inline constexpr int kMaxSelected = 64;  // blocks of a list (n)
-inline constexpr int kMaxHeads = 32;     // heads of a group (G)
+inline constexpr int kClusterCtas = 8;   // CTAs that share the work of one (sequence, group) in decode_selected.cu
+inline constexpr int kMaxSelected = 64;  // most blocks in a list of selected blocks (n_sel)
+inline constexpr int kMaxHeads = 32;     // most query heads of a group (G)
 
+// The arguments of a call. Arrays of three are indexed by branch: compressed, selected, window.
 template <class T>
 struct Decode {
   Bthd<const T> q;
   Bthd<const T> k[3], v[3];
-  const int32_t* position;
+  const int32_t* position;  // [B] position of the new token
   int B, Hq, Hkv, G, dk, dv;
-  int rows[3];    // rows of each branch's cache; cmp: Tc, win: the ring
-  int chunks[3];  // chunks of each branch if the cache is full
+  int rows[3];    // rows of each branch's cache; for the window, the length of the ring
+  int chunks[3];  // number of chunks of each branch if the cache is full
   int l, d, l_sel, n_sel, init_blocks, local_blocks;
-  int window_chunk;  // keys per CTA of the window branch
-  int tile_blocks;   // number of blocks whose scores the selection computes at a time
-  bool run[3], dense;
-  float scale_log2;     // log2(e) / sqrt(dk)
-  float* scores;        // [B,Hq,Tc]: scores of the compressed branch, times log2(e)
-  float* partial_o;     // [B,Hkv,all chunks,G,dv]: sums of 2^(score - max) v
-  float2* partial_sum;  // [B,Hkv,all chunks,G]: max, sum of 2^(score - max)
-  float* gate;          // [3,B,Hkv]
-  uint64_t* best;       // the best blocks of each CTA's share of the selection
-  T* out;               // [B,Hq,dv]
-  unsigned long long* reads;
+  int window_chunk;           // keys per CTA in the window branch
+  int tile_blocks;            // number of blocks that the selection scores at a time
+  bool run[3], dense;         // run: branches to compute; dense: dense attention, which is the window branch alone
+  float scale_log2;           // log2(e) / sqrt(dk), the factor of scores in base 2
+  float* scores;              // [B,Hq,rows[0]]: scores of the compressed branch, times log2(e)
+  float* partial_o;           // [B,Hkv,all chunks,G,dv]: sum of 2^(score - max) v over a chunk
+  float2* partial_sum;        // [B,Hkv,all chunks,G]: max of the scores and sum of 2^(score - max) over a chunk
+  float* gate;                // [3,B,Hkv]: factor of each branch in the output
+  uint64_t* best;             // [B,Hkv,kClusterCtas,n_sel]: best blocks of each CTA's share of the candidates
+  T* out;                     // [B,Hq,dv]
+  unsigned long long* reads;  // [3]: counters of keys read, or null
 
   __host__ __device__ int chunk_of(int branch) const {
     return branch == 0 ? kBranchChunk : branch == 1 ? kSelectedChunk : window_chunk;
   }
-  // The number of keys of a branch that the token at `at` attends.
+  // The number of keys of a branch that the token at position `at` attends to.
   __device__ int keys(int branch, int at) const {
     if (branch == 2) return min(rows[2], at + 1);
     if (dense) return 0;
     if (branch == 1) return (min(n_sel, at / l_sel + 1) - 1) * l_sel + at % l_sel + 1;
     return at + 1 < l ? 0 : min(rows[0], (at + 1 - l) / d + 1);
   }
-  __device__ int first_chunk(int branch) const {  // chunks are stored in the order cmp, win, sel
+  __device__ int first_chunk(int branch) const {  // chunks are stored in the order compressed, window, selected
     return branch == 0 ? 0 : branch == 2 ? chunks[0] : chunks[0] + chunks[2];
   }
-  // Index of a chunk's first head in partial_sum; times dv in partial_o.
+  // Index in partial_sum of the first head of a chunk; multiplied by dv, the index in partial_o.
   __device__ int64_t partial(int b, int g, int branch, int chunk) const {
     return ((int64_t{b} * Hkv + g) * (chunks[0] + chunks[1] + chunks[2]) + first_chunk(branch) + chunk) * G;
   }
 };
 
-// Two adjacent values of a row in their memory format.
+// Two adjacent elements of a row of values in registers, as loaded.
 template <class T, bool kPairs>
 struct ValuePair {
   T x[2];
@@ -78,11 +79,12 @@ struct ValuePair {
   }
 };
 
-// Shared memory of a chunk: the group's queries, padded to whole blocks of heads; probabilities; the warps' sums.
+// Shared memory for one chunk: the group's queries, padded to whole blocks of kHeads heads; probabilities; each warp's
+// sums.
 template <int kHeads, int kThreads, int kChunk>
 struct ChunkMemory {
   float *q, *p, *sums;
-  int heads;  // heads of the group, padded to a multiple of kHeads
+  int heads;  // number of heads of the group, padded to a multiple of kHeads
   __host__ __device__ static int floats(int G, int dk) {
     return round_up(G, kHeads) * (round_up(dk, 4) + kChunk) + kThreads / 32 * kHeads * kColumns;
   }
@@ -93,7 +95,8 @@ struct ChunkMemory {
   }
 };
 
-// Loads the group's queries, scaled, with zeros for padding heads. A barrier must follow.
+// Loads the group's queries into shared memory, scaled by scale_log2, with zeros for padding heads. A barrier must
+// follow.
 template <class T, int kHeads, int kThreads, int kChunk>
 __device__ void load_queries(const Decode<T>& a, const ChunkMemory<kHeads, kThreads, kChunk>& memory, int b, int g) {
   const T* const q = a.q.row(b, 0, int64_t{g} * a.G);
@@ -106,18 +109,18 @@ __device__ void load_queries(const Decode<T>& a, const ChunkMemory<kHeads, kThre
       to[h * q_row + j] = h < a.G ? to_float(q[h * a.q.stride_h + j]) * a.scale_log2 : 0;
 }
 
-// Attention over one chunk of `count` keys; key i is row row_of(i) of the branch's cache. kQueries: loads the queries
-// too. Writes the partial sums of the group's heads and, if scores is not null, their scores: scores[head * stride +
-// i].
+// Attention of one group's heads over a chunk of `count` keys; key i is row row_of(i) of the branch's cache. Writes the
+// heads' partial sums and, if scores is not null, their scores to scores[head * scores_stride + i]. kQueries: whether
+// to load the queries first.
 template <bool kQueries, int V, class T, int kHeads, int kThreads, int kChunk, class RowOf>
 __device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThreads, kChunk>& memory, int branch,
                              int chunk, int b, int g, int count, RowOf&& row_of, float* scores, int64_t scores_stride) {
-  constexpr int kWarps = kThreads / 32, kLanes = kThreads / kChunk;  // lanes per key
-  constexpr int kHeld = kChunk / kWarps;                             // keys per warp
-  constexpr int kOfLane = kChunk / 32;                               // scores of a head per lane
+  constexpr int kWarps = kThreads / 32, kLanes = kThreads / kChunk;  // lanes that share a key
+  constexpr int kHeld = kChunk / kWarps;                             // keys of a warp
+  constexpr int kOfLane = kChunk / 32;                               // scores of one head in a lane
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q_row = round_up(a.dk, 4);
 
-  // A lane's first two pieces of its key and the first columns of the values are loaded before anything else.
+  // The lane's first two pieces of its key and the first columns of its values are loaded before anything else.
   using Piece = std::conditional_t<(V > 1), uint4, T>;
   const int key = threadIdx.x / kLanes, part = threadIdx.x % kLanes;
   const T* const k_row = a.k[branch].row(b, row_of(min(key, count - 1)), g);
@@ -169,11 +172,11 @@ __device__ void attend_chunk(const Decode<T>& a, const ChunkMemory<kHeads, kThre
   }
   __syncthreads();
 
-  pdl_trigger();  // here, so that the next kernel's weight loads queue after this kernel's keys
+  pdl_trigger();  // not earlier: the next kernel's weight loads would delay the loads of keys
   const int64_t partial = a.partial(b, g, branch, chunk);
 #pragma unroll 1
   for (int h = warp; h < memory.heads; h += kWarps) {
-    float* const score = memory.p + lane * memory.heads + h;  // score of every 32nd key
+    float* const score = memory.p + lane * memory.heads + h;  // scores of keys lane, lane + 32, ...
     float max = -INFINITY, sum = 0;
 #pragma unroll
     for (int i = 0; i < kOfLane; ++i) {
@@ -229,9 +232,9 @@ struct CombineMemory {
   float max[3][kParts][kColumns], sum[3][kParts][kColumns], o[3][kParts][kColumns];
 };
 
-// Combines chunks into outputs [begin, end) of the G * dv of one (sequence, group): combines each branch's chunks,
-// rounds as the forward pass does, and sums the branches by their gates. Threads: columns x parts of the chunks. A part
-// rescales to its running maximum; the parts are combined in order.
+// Combines chunks into the outputs [begin, end) of the G * dv of one (sequence, group): combines the chunks of each
+// branch, rounds as the forward pass does, and adds the branches times their gates. The threads are columns x parts. A
+// part combines some of the chunks, relative to their maximum so far; then the parts are combined in order.
 template <class T, int kThreads>
 __device__ void combine_chunks(const Decode<T>& a, CombineMemory<kThreads>& memory, int b, int g, int begin, int end) {
   constexpr int kParts = kThreads / kColumns, kAtOnce = 8;
@@ -292,14 +295,14 @@ __device__ void combine_chunks(const Decode<T>& a, CombineMemory<kThreads>& memo
   }
 }
 
-// Launches the selection, the selected branch and the combination (decode/decode_selected.cu); the combination alone
-// (decode/decode.cu).
+// launch_selected() launches the selection, the selected branch and the combination (decode/decode_selected.cu);
+// launch_combine() only the combination (decode/decode.cu).
 template <class T>
 void launch_selected(Context&, const Decode<T>&, bool vectors);
 template <class T>
 void launch_combine(Context&, const Decode<T>&);
-// Launches dense attention on tensor cores (decode/decode_dense.cu). Its chunks are longer: sets window_chunk and
-// chunks[2]. Returns false, without effect, if the shape does not fit.
+// Launches dense attention on tensor cores (decode/decode_dense.cu). Sets a.window_chunk and a.chunks[2], because its
+// chunks are longer. Returns false and does nothing if it does not support the shape.
 bool launch_dense(Context&, Decode<__nv_bfloat16>&, bool vectors);
 
 }  // namespace triad::cuda

@@ -1,16 +1,16 @@
-// One new token's selection, its selected branch, and the combination of all branches: three dependent stages, each by
-// 8 CTAs per (sequence, group):
+// The selection of blocks for one new token, the selected branch, and the combination of all branches: three dependent
+// stages, each by 8 CTAs for each (sequence, group):
 //   1. select:  each CTA scores an eighth of the blocks and writes its best ones;
-//   2. attend:  each CTA merges the best of all eighths into the same list and takes every 8th of the list's chunks of
-//               128 keys;
+//   2. attend:  each CTA merges the best of all eighths into the same list and attends to every 8th of the list's
+//               chunks of 128 keys;
 //   3. combine:  each CTA computes an eighth of the outputs.
-// On Hopper the 8 CTAs are a cluster with barriers between the stages, which are much cheaper than further kernels. On
+// On Hopper the 8 CTAs are a cluster with a barrier between two stages, which costs much less than another kernel. On
 // other cards the stages are three kernels.
 //
-// The best n of a few hundred candidates: each candidate counts the greater ones. With 128 candidates this is 32
-// comparisons for each of 512 threads, without a barrier between them; taking out the maximum n times is slower.
-// Loops are unrolled only where loads should be in flight together: a step runs each kernel once, so its instructions
-// come from L2.
+// To find the best n of a few hundred candidates, each candidate counts the greater ones. With 128 candidates these are
+// 32 comparisons in each of 512 threads, without a barrier between them; n searches for the maximum were slower. Loops
+// are unrolled only where loads should be in flight together: a step runs each kernel once, so its instructions come
+// from L2.
 #include <algorithm>
 
 #include "kernels/common/launch_cluster.cuh"
@@ -24,8 +24,8 @@ constexpr int kWarps = kSelectThreads / 32;
 constexpr int kMaxCandidates = kSelectThreads;
 static_assert(kClusterCtas * kMaxSelected <= kMaxCandidates);
 
-// A block and its score as one integer, greater for blocks selected first: higher score, then lower index. Never 0,
-// since scores are not negative.
+// A candidate: a block and its score as one integer, which is greater for blocks that are selected first: by higher
+// score, then by lower index. It is never 0, since scores are not negative.
 __device__ __forceinline__ uint64_t candidate_of(float score, int block) {
   const uint32_t order = __float_as_uint(score > 0 ? score : 0.0f) + 1;
   return uint64_t{order} << 32 | (0xffffffffu - static_cast<uint32_t>(block));
@@ -37,15 +37,16 @@ __device__ __forceinline__ int block_of(uint64_t candidate) {
 struct SelectMemory {
   uint64_t candidates[kMaxCandidates], best[kMaxSelected];
   int list[kMaxSelected];
-  int rows[kSelectedChunk];  // cache row of each key of a chunk
-  float lse[kMaxHeads];      // log-sum-exp (base 2) of the group's heads
-  float sums[4];             // summed probabilities of a tile's compressed keys; as long as a tile
+  int rows[kSelectedChunk];  // the cache row of each key of a chunk
+  float lse[kMaxHeads];      // log-sum-exp in base 2 of each head of the group
+  float sums[4];             // [compressed keys of a tile]: probabilities, summed over heads
 };
 
-// The list of the token at `at`: the forced blocks, and the `free` best of the candidates.
+// How the list of the token at position `at` is made: the forced blocks (first and local ones), and the `free` best of
+// the other blocks.
 struct ListPlan : SelectionRule<int> {
   int free;
-  bool scored;  // whether scores decide: there are more candidates than slots
+  bool scored;  // whether scores decide, because there are more candidates than free entries
   template <class T>
   __device__ ListPlan(const Decode<T>& a, int at)
       : SelectionRule<int>(at, a.l_sel, a.n_sel, a.init_blocks, a.local_blocks),
@@ -54,7 +55,7 @@ struct ListPlan : SelectionRule<int> {
   __device__ int listed() const { return init_end + free + current + 1 - local_begin; }
 };
 
-// memory.lse = the heads' log-sum-exp (base 2) of the compressed branch, from its chunks.
+// memory.lse = the log-sum-exp in base 2 of each head in the compressed branch, from the partial sums of its chunks.
 template <class T>
 __device__ void combine_lse(const Decode<T>& a, SelectMemory& memory, int b, int g, int at) {
   const int chunks = ceil_div(a.keys(0, at), kBranchChunk), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -76,8 +77,8 @@ __device__ void combine_lse(const Decode<T>& a, SelectMemory& memory, int b, int
   __syncthreads();
 }
 
-// Scores blocks [j0, j1) as candidates: first the probabilities of the overlapping compressed keys, summed over heads,
-// then each block's score by overlap.
+// Scores the blocks [j0, j1) and writes them as candidates. First sums the probabilities of the compressed keys that
+// overlap these blocks over the heads, then adds up each block's score from its keys.
 template <class T>
 __device__ void score_blocks(const Decode<T>& a, SelectMemory& memory, uint64_t* candidates, int b, int g, int at,
                              int j0, int j1) {
@@ -86,7 +87,7 @@ __device__ void score_blocks(const Decode<T>& a, SelectMemory& memory, uint64_t*
   const auto end_of = [&](int j) { return min(visible, ((j + 1) * a.l_sel - 1) / a.d + 1); };
   const float* const scores = a.scores + (int64_t{b} * a.Hq + g * a.G) * a.rows[0];
   const int c0 = first_of(j0), c1 = end_of(j1 - 1);
-  // Loads of two keys and eight heads are in flight together.
+  // Loads of two keys for eight heads are in flight together.
 #pragma unroll 1
   for (int c = c0 + threadIdx.x; c < c1; c += 2 * kSelectThreads) {
     const bool two = c + kSelectThreads < c1;
@@ -122,10 +123,10 @@ __device__ void score_blocks(const Decode<T>& a, SelectMemory& memory, uint64_t*
   __syncthreads();
 }
 
-// memory.best = the `most` greatest of memory.candidates [0, n), descending, or all if n < `most`. Zeros are not
-// candidates.
+// memory.best = the `most` greatest of memory.candidates [0, n), in descending order; all of them if n < `most`. A
+// candidate of 0 is an empty entry.
 __device__ __noinline__ void best_of(SelectMemory& memory, int n, int most) {
-  const int lanes = n > 256 ? 1 : n > 128 ? 2 : n > 64 ? 4 : n > 32 ? 8 : 16;  // lanes per candidate
+  const int lanes = n > 256 ? 1 : n > 128 ? 2 : n > 64 ? 4 : n > 32 ? 8 : 16;  // lanes that share a candidate
   const int i = threadIdx.x / lanes, part = threadIdx.x % lanes;
   const uint64_t mine = i < n ? memory.candidates[i] : 0;
   int before = 0;
@@ -137,7 +138,7 @@ __device__ __noinline__ void best_of(SelectMemory& memory, int n, int most) {
   __syncthreads();
 }
 
-// Selects the best of this CTA's share of the candidates and writes them to a.best.
+// Writes the best blocks of this CTA's share of the candidates to a.best.
 template <class T>
 __device__ void select_share(const Decode<T>& a, const ListPlan& plan, SelectMemory& memory, int b, int g, int at) {
   const int share = ceil_div(plan.candidate_end - plan.init_end, kClusterCtas);
@@ -145,7 +146,7 @@ __device__ void select_share(const Decode<T>& a, const ListPlan& plan, SelectMem
   int kept = 0;
   combine_lse(a, memory, b, g, at);
 #pragma unroll 1
-  for (int j0 = begin; j0 < end; j0 += a.tile_blocks) {  // candidates: the best so far, then the next blocks
+  for (int j0 = begin; j0 < end; j0 += a.tile_blocks) {  // the candidates are the best so far, then the next blocks
     const int j1 = min(end, j0 + a.tile_blocks), n = kept + j1 - j0;
     if (static_cast<int>(threadIdx.x) < kept) memory.candidates[threadIdx.x] = memory.best[threadIdx.x];
     score_blocks(a, memory, memory.candidates + kept, b, g, at, j0, j1);
@@ -156,7 +157,7 @@ __device__ void select_share(const Decode<T>& a, const ListPlan& plan, SelectMem
   if (const int r = threadIdx.x; r < plan.free) best[r] = r < kept ? memory.best[r] : 0;
 }
 
-// Writes the list of blocks to memory.list, ascending.
+// Merges the best of all shares, and writes the list of selected blocks to memory.list in ascending order.
 template <class T>
 __device__ void list_blocks(const Decode<T>& a, const ListPlan& plan, SelectMemory& memory, int b, int g) {
   const int r = threadIdx.x;
@@ -181,7 +182,7 @@ __device__ void list_blocks(const Decode<T>& a, const ListPlan& plan, SelectMemo
   __syncthreads();
 }
 
-// Shared memory: the chunk's, which the combination reuses, then the selection's.
+// Shared memory of the kernel: first that of a chunk, which the combination reuses, then that of the selection.
 template <int kHeads>
 using SelectedChunk = ChunkMemory<kHeads, kSelectThreads, kSelectedChunk>;
 template <int kHeads>
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1) decode_select_kernel(Decode
   if (plan.scored) select_share(a, plan, memory, b, g, at);
 }
 
-// kAll: all three stages, by a cluster; otherwise only attend.
+// kAll: the kernel runs all three stages, by a cluster; otherwise only the second one.
 template <class T, int V, int kHeads, bool kAll>
 __global__ void __launch_bounds__(kSelectThreads, 1) decode_selected_kernel(Decode<T> a) {
   if constexpr (kAll) pdl_wait();
@@ -215,7 +216,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1) decode_selected_kernel(Deco
       sync_cluster();
     }
     list_blocks(a, plan, memory, b, g);
-    // The tokens of the listed blocks are consecutive keys; only the last block may be incomplete.
+    // The tokens of the listed blocks are numbered as consecutive keys; only the last block may be incomplete.
     const int keys = (plan.listed() - 1) * a.l_sel + at % a.l_sel + 1;
 #pragma unroll 1
     for (int chunk = blockIdx.x; chunk * kSelectedChunk < keys; chunk += kClusterCtas) {

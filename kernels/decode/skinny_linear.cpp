@@ -1,4 +1,4 @@
-// The skinny linear layer as ops of the forward pass, if no fused kernel applies.
+// The skinny linear layer as a sequence of the forward pass's ops, for calls that no fused kernel supports.
 #include "kernels/decode/skinny_linear.h"
 
 #include "engine/check.h"
@@ -43,7 +43,7 @@ void skinny_linear(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, const S
   }
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) {
-      // A plan does not know the alignment of rows, so it allocates the scratch of the separate ops.
+      // A plan does not know the alignment of rows, so it allocates the scratch of this sequence.
       if (!ctx.planning && cuda::skinny_linear(ctx, y, x, w, o)) return;
     }
   }

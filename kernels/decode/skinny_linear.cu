@@ -1,9 +1,10 @@
-// y = x w^T for at most 8 rows of x (2 to 8 rows in bf16: decode/skinny_linear_mma.cu), bound by reading w once. A warp
-// computes some output columns; a lane takes the 16-byte vectors lane, lane + 32, ... of their rows of w. For one
-// layer, latency matters as much as bandwidth. So a warp issues 12 vector loads per lane before it reads x, while the
-// previous kernel still runs: 4 columns of short rows, if there are enough columns to occupy most SMs, otherwise 6 KB
-// of one long row. x then goes to shared memory, and every CTA normalises it again (its rows are few and in L2). Layers
-// with more columns than the card has room for warps (the vocabulary head) have persistent CTAs that loop over columns.
+// y = x w^T for at most 8 rows of x, bound by reading w once (for 2 to 8 rows in bf16: decode/skinny_linear_mma.cu). A
+// warp computes some columns of y; its lanes read the 16-byte vectors lane, lane + 32, ... of the corresponding rows of
+// w. For a single layer, latency matters as much as bandwidth. So a warp issues 12 vector loads per lane before it
+// reads x, while the previous kernel still runs: they read 4 columns if rows are short and there are enough columns
+// to occupy most SMs, otherwise 6 KB of one column's row. x then goes to shared memory, and every CTA normalises it
+// again (its rows are few and in L2). For layers with more columns than the card has room for warps (the vocabulary
+// head), CTAs are persistent and loop over columns.
 #include <algorithm>
 
 #include "kernels/common/launch_pdl.cuh"
@@ -14,11 +15,11 @@ namespace triad::cuda {
 namespace {
 
 using Activation = SkinnyLinearOptions::Activation;
-constexpr int kWarps = 8;        // per CTA; at least as many as rows, since each warp normalises one row
-constexpr int kEnoughCtas = 48;  // CTAs needed for warps to take four columns each
+constexpr int kWarps = 8;        // per CTA; at least as many as rows, since a warp normalises one row
+constexpr int kEnoughCtas = 48;  // least number of CTAs for which a warp computes four columns
 static_assert(kWarps >= kMaxSkinnyRows);
 
-// A lane's vectors from, from + 32, ... of several rows, in registers; zeros past the end.
+// A lane's vectors from, from + 32, ... of several rows, in registers, with zeros past the rows' end.
 template <int kRowsHeld, int kPieces>
 struct HeldVectors {
   uint4 v[kRowsHeld][kPieces];
@@ -33,7 +34,7 @@ struct HeldVectors {
   }
 };
 
-// Copies `count` rows of `vectors` 16-byte vectors to consecutive rows in shared memory.
+// Copies `count` rows of `vectors` 16-byte vectors each to shared memory, one after the other.
 template <class T>
 __device__ void copy_rows(T* shared, const T* rows, int64_t stride, int count, int vectors) {
 #pragma unroll 2
@@ -41,7 +42,7 @@ __device__ void copy_rows(T* shared, const T* rows, int64_t stride, int count, i
     reinterpret_cast<uint4*>(shared)[i] = reinterpret_cast<const uint4*>(rows + i / vectors * stride)[i % vectors];
 }
 
-// RMSNorm of the rows in shared memory, rounded as in the forward pass's kernel; warp n takes row n.
+// Applies RMSNorm to the rows in shared memory, rounded as in the forward pass's kernel; warp n normalises row n.
 template <class T>
 __device__ void norm_rows(const SkinnyLinearArgs<T>& a, T* shared, const T* weight) {
   constexpr int V = kVector<T>;
@@ -66,7 +67,7 @@ __device__ void norm_rows(const SkinnyLinearArgs<T>& a, T* shared, const T* weig
   }
 }
 
-// sum[c][n] = dot(row c of w, row n of x). `held` already has the first vectors of w's rows.
+// sum[c][n] = dot(row c of w, row n of x). `held` contains the first vectors of w's rows.
 template <class T, int kColumns, int kPieces, int kRows>
 __device__ void dot_rows(float (&sum)[kColumns][kRows], const T* w, int64_t w_stride, int columns,
                          HeldVectors<kColumns, kPieces>& held, const T* x, int in, int lane) {
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) skinny_linear_kernel(SkinnyLin
   T* const norm = x + kRows * a.in;
   if (a.norm != nullptr) copy_rows(norm, a.norm, 0, 1, vectors);
   pdl_wait();     // w and norm are weights; the previous kernel wrote x and the addend
-  pdl_trigger();  // not earlier: the next kernel's weight loads would delay this kernel's loads
+  pdl_trigger();  // not earlier: the next kernel's weight loads would delay this kernel's
   copy_rows(x, a.x, a.x_stride, a.rows, vectors);
   __syncthreads();
   if (a.norm != nullptr) {
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) skinny_linear_kernel(SkinnyLin
 
 template <class T, int kRows, int kColumns, int kPieces, Activation kActivation>
 void launch_skinny(Context& ctx, const SkinnyLinearArgs<T>& a) {
-  constexpr int64_t kCtasPerSm = kRows == 1 ? 2 : 6;  // at most this many; with one row, CTAs are persistent
+  constexpr int64_t kCtasPerSm = kRows == 1 ? 2 : 6;  // CTAs per SM, at most; for one row, CTAs are persistent
   const int64_t ctas = std::min<int64_t>(ceil_div(a.out, kWarps * kColumns), ctx.num_sms * kCtasPerSm);
   launch_pdl(ctx, "skinny_linear", skinny_linear_kernel<T, kRows, kColumns, kPieces, kActivation>,
              dim3(static_cast<unsigned>(ctas)), dim3(32 * kWarps),
@@ -184,10 +185,10 @@ void dispatch_rows(Context& ctx, const SkinnyLinearArgs<T>& a) {
 }  // namespace
 
 bool skinny_linear(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, const SkinnyLinearOptions& o) {
-  constexpr int64_t kMostShared = 96 * 1024;  // bytes for two CTAs per SM; every card has 99 KiB per CTA
+  constexpr int64_t kMostShared = 96 * 1024;  // bytes per CTA: every card allows 99 KiB, and a Hopper SM holds two CTAs
   const int64_t rows = x.size(0), in = x.size(1), padded = rows == 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
   const int V = static_cast<int>(16 / size_of(x.dtype));
-  const bool on_tensor_cores = x.dtype == DType::bf16 && rows > 1;  // this kernel keeps x in registers
+  const bool on_tensor_cores = x.dtype == DType::bf16 && rows > 1;  // the MMA kernel keeps x in registers
   const int64_t shared_rows = (on_tensor_cores ? 0 : padded) + (o.norm.empty() ? 0 : 1);
   const int64_t shared = shared_rows * in * size_of(x.dtype) + (on_tensor_cores ? kMmaShared : 0);
   if (rows > kMaxSkinnyRows || shared > kMostShared || !has_vectors(x, V) || !has_vectors(w, V)) return false;

@@ -1,4 +1,4 @@
-// Cases of a decoding step's linear layers. They have no backward.
+// Cases of skinny linear layers, those of a decoding step. There is no backward.
 #include "kernels/common/op_case.h"
 #include "kernels/decode/skinny_linear.h"
 
@@ -37,20 +37,20 @@ std::vector<OpCase> skinny_linear_cases() {
       few_case("5x64x70_norm_swiglu", 5, 64, 70, true, Activation::swiglu, false),
       few_case("2x3072x96_addend", 2, 3072, 96, false, Activation::none, true),
       few_case("4x1000x9_addend", 4, 1000, 9, false, Activation::none, true),
-      few_case("1x768x1541_norm_silu", 1, 768, 1541, true, Activation::silu, false),  // four columns a warp
+      few_case("1x768x1541_norm_silu", 1, 768, 1541, true, Activation::silu, false),  // a warp computes four columns
       few_case("1x136x1547_swiglu", 1, 136, 1547, false, Activation::swiglu, false),
       few_case("1x200x3073_addend", 1, 200, 3073, false, Activation::none, true),
-      few_case("8x3072x96_addend", 8, 3072, 96, false, Activation::none,
-               true),  // the largest shared memory of an SM, in f32
-      few_case("6x136x2117_addend", 6, 136, 2117, false, Activation::none, true),  // in bf16 16 columns a CTA
-      few_case("7x64x6405_norm", 7, 64, 6405, true, Activation::none, false),  // more columns than CTAs take at once
-      few_case("8x768x32_swiglu", 8, 768, 32, false, Activation::swiglu,
-               false),  // the longest rows that a warp holds in registers
+      // In f32 the most shared memory that a CTA may use.
+      few_case("8x3072x96_addend", 8, 3072, 96, false, Activation::none, true),
+      few_case("6x136x2117_addend", 6, 136, 2117, false, Activation::none, true),  // in bf16 a CTA computes 16 columns
+      few_case("7x64x6405_norm", 7, 64, 6405, true, Activation::none, false),      // CTAs loop over columns
+      // The longest rows that a warp holds in registers, and longer ones, which it processes in blocks.
+      few_case("8x768x32_swiglu", 8, 768, 32, false, Activation::swiglu, false),
       few_case("3x1000x2120_norm_silu", 3, 1000, 2120, true, Activation::silu, false),
-      few_case("2x1608x19_norm_swiglu", 2, 1608, 19, true, Activation::swiglu, false),  // x in two blocks
-      few_case("5x6152x21_norm_silu", 5, 6152, 21, true, Activation::silu, false),      // x in three blocks
-      few_case("2x3080x4300_norm", 2, 3080, 4300, true, Activation::none,
-               false),  // x in three blocks, more columns than CTAs take at once
+      few_case("2x1608x19_norm_swiglu", 2, 1608, 19, true, Activation::swiglu, false),  // rows in two blocks
+      few_case("5x6152x21_norm_silu", 5, 6152, 21, true, Activation::silu, false),      // rows in three blocks
+      // Rows in three blocks, and CTAs loop over columns.
+      few_case("2x3080x4300_norm", 2, 3080, 4300, true, Activation::none, false),
       few_case("9x64x40_norm_silu", 9, 64, 40, true, Activation::silu, false),
       few_case("m7c_qkv", 1, 768, 1536, true, Activation::none, false),
       few_case("m7c_fc1", 1, 768, 3072, true, Activation::silu, false),

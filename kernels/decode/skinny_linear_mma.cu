@@ -1,8 +1,8 @@
-// y = x w^T for 2 to 8 rows of x in bf16 on tensor cores, where 8 rows cost no more than one; FMAs would take 64
-// multiplications for each 16-byte vector of w. The inner dimension is split over the warps of a CTA: warp i takes the
-// 64-byte pieces i, i + 8, ... of every row of w and of x, loaded directly into the registers of the MMA operands. The
-// order of elements along k may be any, as long as it is the same for w and x. So x stays in registers, the kernel
-// loops over columns, and only sums go through shared memory:
+// y = x w^T for 2 to 8 rows of x in bf16 on tensor cores, where 8 rows cost no more than one; without them, each
+// 16-byte vector of w would need 64 FMAs. The inner dimension is split over the warps of a CTA: warp i processes the
+// 64-byte pieces i, i + 8, ... of every row of w and of x, and loads them directly into the registers of the MMA
+// operands. The order of elements along k does not matter as long as it is the same for w and x. x stays in registers,
+// the kernel loops over columns of y, and only sums go through shared memory:
 //   columns of a CTA:  16, or 8 if 16 would leave SMs idle; for swiglu 8 gate columns and their 8 up columns
 //   first weights:  loaded before x, while the previous kernel still runs
 //   next weights:  loaded as soon as the MMAs have read the current ones, while sums are added and stored
@@ -18,18 +18,18 @@ namespace {
 using bf16 = __nv_bfloat16;
 using Activation = SkinnyLinearOptions::Activation;
 constexpr int kWarps = 8;
-constexpr int kEight = 8;         // columns, or rows of x, of a quarter of a product; elements of a 16-byte vector
-constexpr int kLanesOfPiece = 4;  // each a 16-byte vector: 64 bytes
+constexpr int kEight = 8;         // columns, or rows of x, in a quarter of an MMA; elements of a 16-byte vector
+constexpr int kLanesOfPiece = 4;  // lanes that load one piece, a 16-byte vector each
 constexpr int kQuarter = kEight * kEight;
 static_assert(kMaxSkinnyRows <= kEight && kVector<bf16> == kEight);
 
-// Shared memory: the warps' sums, double-buffered so that one barrier per column step is enough; their sums of squares;
-// the norm's weights.
+// Shared memory: the warps' sums, double-buffered so that one barrier per column step is enough; their sums of squares
+// for the RMSNorm; the RMSNorm's weights.
 template <int kHalves>
 struct Memory {
   float sums[2][kWarps][kHalves * kQuarter];
   float squares[kWarps][kEight];
-  uint4 norm[1];  // the norm's weights, as long as a row of x
+  uint4 norm[1];  // the RMSNorm's weights, as many as a row of x has elements
 };
 static_assert(sizeof(Memory<2>) <= kMmaShared);
 
@@ -40,7 +40,7 @@ __device__ __forceinline__ float sum_of_squares(const uint4& vector, float sum) 
   for (int j = 0; j < kEight; ++j) sum = fmaf(x[j], x[j], sum);
   return sum;
 }
-// RMSNorm of one vector, rounded as in the forward pass's kernel.
+// RMSNorm of one vector, rounded as in the forward pass's kernel. r: 1 / root mean square of the row.
 __device__ __forceinline__ uint4 normed(const uint4& vector, const uint4& weight, float r) {
   float x[kEight], w[kEight];
   as_floats<bf16>(x, vector);
@@ -50,14 +50,15 @@ __device__ __forceinline__ uint4 normed(const uint4& vector, const uint4& weight
   return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
 }
 
-// CTAs per SM that registers allow, and the most that are launched; they are persistent.
+// The number of CTAs per SM that registers allow. No more are launched; they are persistent.
 template <int kSteps, int kHalves>
 constexpr int kCtasPerSm = kHalves == 1  ? 2
                            : kSteps <= 3 ? 3
                                          : 1;
 
-// kSteps: pieces of a row that a warp holds in registers. Longer rows are processed in blocks of them, re-reading x for
-// each. kHalves: which rows of the 16-row MMA are used: 2: two groups of 8 columns; 1: one group, and zeros.
+// kSteps: how many pieces of a row a warp holds in registers. Longer rows are processed in blocks of kSteps pieces, and
+// x is read again for each block. kHalves: 2: the 16 rows of the MMA are two groups of 8 columns of y; 1: they are one
+// group, and zeros.
 template <int kSteps, int kHalves>
 __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
     skinny_linear_mma_kernel(SkinnyLinearArgs<bf16> a, Activation activation) {
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
 #pragma unroll 1
     for (int i = threadIdx.x; i < vectors; i += 32 * kWarps) memory.norm[i] = reinterpret_cast<const uint4*>(a.norm)[i];
   pdl_wait();     // w and norm are weights; the previous kernel wrote x and the addend
-  pdl_trigger();  // not earlier: the next kernel's weight loads would delay this kernel's loads
+  pdl_trigger();  // not earlier: the next kernel's weight loads would delay this kernel's
 
   load_x(0);
   float r = 0;  // 1 / root mean square of the lane's row of x
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
     if (blocks == 1) norm_x(0);
   }
 
-  // The element that this thread stores: a column of its half of the product (for swiglu: of the first half) and a row
+  // The element of y that this thread stores: a column of its half of the MMA (for swiglu: of the first half) and a row
   // of x.
   const int half = threadIdx.x / kQuarter, its_column = threadIdx.x % kQuarter / kEight + half * kEight;
   const int its_row = threadIdx.x % kEight;
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
     const bool stores = its_column < width && column + its_column < a.out && its_row < a.rows;
     float addend = 0;
     if (stores && a.addend != nullptr) addend = to_float(a.addend[its_row * a.addend_stride + column + its_column]);
-    float sum[2][4] = {};  // two accumulators, so that consecutive MMAs do not depend on each other
+    float sum[2][4] = {};  // two accumulators, so that consecutive MMAs are independent
 #pragma unroll 1
     for (int block = 0; block < blocks; ++block) {
       if (blocks > 1) {
@@ -145,7 +146,7 @@ __global__ void __launch_bounds__(32 * kWarps, kCtasPerSm<kSteps, kHalves>)
       load_w(last ? column + stride : column, last ? 0 : block + 1);
     }
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h)  // column lane / 4, rows 2 (lane % 4) and + 1
+    for (int h = 0; h < kHalves; ++h)  // the lane has column lane / 4, rows 2 (lane % 4) and + 1
       *reinterpret_cast<float2*>(&memory.sums[parity][warp][h * kQuarter + 2 * lane]) =
           make_float2(sum[0][2 * h] + sum[1][2 * h], sum[0][2 * h + 1] + sum[1][2 * h + 1]);
     __syncthreads();

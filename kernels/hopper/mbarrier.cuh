@@ -1,9 +1,10 @@
-// Barriers in shared memory (mbarrier) of a producer and its consumers. A phase completes when the expected number of
-// arrivals and all announced bytes have arrived; the next phase then begins. A wait passes the parity of the phase that
-// it waits for: 0 for the first phase, 1 for the second, and so on.
+// Barriers in shared memory (mbarrier) between a producer and its consumers. A phase completes after the expected
+// number of arrivals, and after the copy engine has written all bytes that barrier_expect() added; then the next phase
+// begins. A wait passes the parity of the phase to wait for: 0 for the first phase, 1 for the second, 0 for the third,
+// and so on.
 //
-// A ring of stages has two of them for each stage: full[] (the producer has written it) and empty[] (the consumers have
-// read it).
+// A ring of stages has two barriers for each stage: full[] completes when the producer has written the stage, empty[]
+// when the consumers have read it.
 #pragma once
 #include <cstdint>
 
@@ -16,7 +17,8 @@ using Barrier = uint64_t;
 __device__ __forceinline__ void barrier_init(Barrier* b, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
 }
-// Makes the inits visible to the copy engine and to the cluster. Follows the inits, precedes a barrier of the threads.
+// Makes initialised barriers visible to the copy engine and to the cluster. Call it after barrier_init() and before a
+// barrier of the CTA or cluster.
 __device__ __forceinline__ void barrier_init_done() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -24,21 +26,21 @@ __device__ __forceinline__ void barrier_init_done() {
 __device__ __forceinline__ void barrier_arrive(Barrier* b) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
 }
-// Counts as `count` arrivals.
+// Arrives `count` times.
 __device__ __forceinline__ void barrier_arrive(Barrier* b, int count) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(count) : "memory");
 }
-// One arrival of a warp, after all of its lanes.
+// Arrives once for the whole warp, after all of its lanes.
 __device__ __forceinline__ void barrier_arrive_warp(Barrier* b) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) barrier_arrive(b);
 }
-// Arrives once all cp.async that this thread has begun are complete.
+// Arrives when all cp.async copies that this thread has begun are complete.
 __device__ __forceinline__ void barrier_arrive_after_copies(Barrier* b) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(b)) : "memory");
 }
-// Arrives at the same barrier of CTA `cta` of the cluster. The arrival is a release for this CTA only: it orders this
-// warp's reads of shared memory before it, and does not wait for all of the warp's memory operations.
+// Arrives at the same barrier in CTA `cta` of the cluster. This orders the warp's earlier reads of shared memory before
+// the arrival, within this CTA, and does not wait for all of the warp's memory operations.
 __device__ __forceinline__ void barrier_arrive_at(Barrier* b, int cta) {
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
@@ -46,13 +48,13 @@ __device__ __forceinline__ void barrier_arrive_at(Barrier* b, int cta) {
       "r"(cta)
       : "memory");
 }
-// Arrives, and announces bytes that the copy engine will write.
+// Arrives once, and makes the phase wait for `bytes` more bytes from the copy engine (expect_tx).
 __device__ __forceinline__ void barrier_expect(Barrier* b, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
                : "memory");
 }
 
-// Waits until the phase of this parity is complete.
+// Blocks until the phase of this parity is complete.
 __device__ __forceinline__ void barrier_wait(Barrier* b, unsigned parity) {
   asm volatile(
       "{\n.reg .pred done;\n"

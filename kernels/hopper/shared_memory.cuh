@@ -1,8 +1,8 @@
-// Tiles in shared memory as wgmma (hopper/wgmma.cuh) and the copy engine (hopper/tma.cuh) read and write them.
+// Tiles in shared memory in the layout that wgmma (hopper/wgmma.cuh) and the copy engine (hopper/tma.cuh) use.
 //
-// A tile is [rows][64] bf16: a row has 128 bytes, and its eight 16-byte chunks are permuted by the last three bits of
-// the row's number (the 128-byte swizzle), so that eight rows of one chunk are in different banks. A tile starts at a
-// multiple of 1024 bytes. A wider matrix has one such panel for every 64 columns.
+// A tile is [rows][64] bf16. A row has 128 bytes, eight chunks of 16 bytes, which are permuted by the last three bits
+// of the row's number (the 128-byte swizzle), so that the same chunk of eight consecutive rows is in different banks. A
+// tile starts at a multiple of 1024 bytes. A wider matrix has one such tile, called a panel, for every 64 columns.
 #pragma once
 #include <cstdint>
 
@@ -10,27 +10,28 @@
 
 namespace triad::cuda {
 
-inline constexpr int kPanel = 64, kPanelRowBytes = 128;  // columns of a panel; bytes of one of its rows
+inline constexpr int kPanel = 64, kPanelRowBytes = 128;  // columns of a panel; bytes of one row of it
 
-// The offset of chunk c of row r in a tile, in bytes.
+// The byte offset of 16-byte chunk c of row r in a tile.
 __device__ __forceinline__ int swizzled(int r, int c) { return r * kPanelRowBytes + ((c ^ (r & 7)) << 4); }
 
-// The launch's dynamic shared memory, aligned to 1024 bytes.
+// The start of the kernel's dynamic shared memory, aligned to 1024 bytes.
 __device__ __forceinline__ unsigned char* aligned_shared() {
   extern __shared__ __align__(1024) unsigned char sm90_bytes[];
   return sm90_bytes;
 }
 
-// Makes this thread's stores and cp.async to shared memory visible to wgmma and TMA, after a barrier of the threads.
+// Makes this thread's stores and cp.async copies to shared memory visible to wgmma and TMA, once a barrier of the
+// threads follows.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Global to shared memory, asynchronously: 8 bytes.
+// Copies 8 bytes from global to shared memory asynchronously (cp.async).
 __device__ __forceinline__ void copy_async_8(void* to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
 
-// Stores four 8x8 matrices of bf16, the inverse of load_matrices (common/ptx.cuh): lanes 8i .. 8i + 7 pass the
-// addresses of the rows of matrix i.
+// stmatrix: stores four 8x8 matrices of bf16 to shared memory, the inverse of load_matrices() (common/ptx.cuh). Lanes
+// 8i .. 8i + 7 pass the addresses of the rows of matrix i.
 __device__ __forceinline__ void store_matrices(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c),
                "r"(d)

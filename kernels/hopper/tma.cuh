@@ -1,7 +1,7 @@
-// Hopper's bulk tensor copies (TMA): one thread issues a box of a tensor, and the copy engine transfers it between
-// global and shared memory, where it is swizzled as wgmma reads it (hopper/shared_memory.cuh). Rows outside the tensor
-// read as zeros and are not written. A load counts its bytes on a barrier (hopper/mbarrier.cuh); stores and bulk
-// additions (hopper/reduce.cuh) form bulk groups.
+// Hopper's bulk tensor copies (TMA). One thread starts the copy of a box of a tensor; the copy engine transfers it
+// between global and shared memory, where it has the swizzled layout that wgmma reads (hopper/shared_memory.cuh). Rows
+// outside the tensor are read as zeros and not written. A load reports its bytes to a barrier (hopper/mbarrier.cuh).
+// Stores and bulk additions (hopper/reduce.cuh) form bulk groups, for which a thread can wait.
 #pragma once
 #include <cuda.h>
 
@@ -11,7 +11,7 @@
 
 namespace triad::cuda {
 
-// Loads the box at (column, row, head, batch) of the map's tensor into shared memory.
+// Loads the box at (column, row, head, batch) of the map's tensor into shared memory. Its bytes count at barrier b.
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int column, int row, int head, int batch,
                                          Barrier* b) {
   asm volatile(
@@ -20,7 +20,8 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int c
       "l"(&map), "r"(shared_address(b)), "r"(column), "r"(row), "r"(head), "r"(batch)
       : "memory");
 }
-// The same for every CTA of the cluster whose bit is set in `ctas`, to the same offset and barrier of each.
+// The same for every CTA of the cluster whose bit is set in `ctas`, at the same offset in each CTA's shared memory and
+// with the same barrier.
 __device__ __forceinline__ void copy_box_multicast(void* to, const CUtensorMap& map, int column, int row, int head,
                                                    int batch, Barrier* b, uint16_t ctas) {
   asm volatile(
@@ -30,16 +31,17 @@ __device__ __forceinline__ void copy_box_multicast(void* to, const CUtensorMap& 
       : "memory");
 }
 
-// Stores a box from shared memory, as part of this thread's next bulk group. fence_async_proxy() after the threads'
-// writes to `from` makes them visible to the engine.
+// Stores a box from shared memory, as part of this thread's next bulk group. The threads that wrote `from` must call
+// fence_async_proxy() before.
 __device__ __forceinline__ void store_box(const CUtensorMap& map, const void* from, int column, int row, int head,
                                           int batch) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
                "r"(shared_address(from)), "r"(column), "r"(row), "r"(head), "r"(batch)
                : "memory");
 }
+// Ends this thread's current bulk group.
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until all but this thread's last kPending bulk groups have read their shared memory.
+// Waits until at most kPending of this thread's bulk groups have yet to read their shared memory.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
@@ -47,7 +49,8 @@ __device__ __forceinline__ void bulk_wait_read() {
 // Waits until all of this thread's bulk groups are complete.
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// A map of a [batch, rows, heads, width] view, in boxes of 64 columns (128 bytes), box_rows rows and box_heads heads.
+// Describes a [batch, rows, heads, width] view for TMA, in boxes of 64 columns (128 bytes), box_rows rows and box_heads
+// heads.
 inline CUtensorMap make_box_map(const View<const __nv_bfloat16>& v, int64_t batch, int64_t rows, int64_t heads,
                                 int box_rows, int box_heads = 1) {
   static const auto encode = [] {
@@ -57,7 +60,7 @@ inline CUtensorMap make_box_map(const View<const __nv_bfloat16>& v, int64_t batc
     TRIAD_CHECK(found == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
   }();
-  // An axis of one element may have any stride; the encoder rejects strides that the engine cannot use.
+  // An axis of one element may have any stride in a view, but the encoder rejects strides that the engine cannot use.
   const auto stride_bytes = [](int64_t stride, int64_t size) {
     return static_cast<cuuint64_t>(size > 1 ? stride * 2 : kPanelRowBytes);
   };

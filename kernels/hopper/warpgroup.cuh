@@ -1,5 +1,5 @@
-// Warpgroups of a CTA: 128 threads, four warps, which wgmma uses together. Specialised kernels give each one a role
-// (producer, MMA, epilogue), its own number of registers, and named barriers.
+// Warpgroups of a CTA: four warps, 128 threads, which issue a wgmma together. Specialised kernels give each warpgroup a
+// role (producer, MMA, epilogue), its own number of registers, and named barriers.
 #pragma once
 #include <cstdint>
 
@@ -7,8 +7,9 @@ namespace triad::cuda {
 
 inline constexpr int kWarpgroup = 128;  // threads of a warpgroup
 
-// Sets the registers of each thread of this warpgroup (setmaxnreg), to fewer than the launch's or to more. An increase
-// waits until other warpgroups have released enough; the sum over all warpgroups is at most the launch's.
+// Sets the number of registers of each thread of this warpgroup (setmaxnreg), to fewer or more than at the launch. An
+// increase waits until other warpgroups have released enough. The sum over all warpgroups must not exceed the launch's
+// registers.
 template <int kRegisters>
 __device__ __forceinline__ void decrease_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -18,8 +19,8 @@ __device__ __forceinline__ void increase_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Named barriers of some warps of a CTA, id 1 to 15 (0 is __syncthreads): kThreads threads, of which some may only
-// arrive.
+// Named barriers of kThreads threads of a CTA, ids 1 to 15 (0 is __syncthreads). named_barrier_sync() arrives and
+// waits; named_barrier_arrive() only arrives.
 template <int kThreads>
 __device__ __forceinline__ void named_barrier_sync(int id) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
@@ -29,16 +30,16 @@ __device__ __forceinline__ void named_barrier_arrive(int id) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
 }
 
-// Informs the compiler that x is the same in all lanes of the warp.
+// Returns x, which must be equal in all lanes of the warp, and lets the compiler rely on that.
 __device__ __forceinline__ uint32_t uniform(uint32_t x) { return __reduce_or_sync(0xffffffffu, x); }
 
-// Orders the warpgroups of a CTA at the tensor cores, as FlashAttention-3's ping-pong schedule does: each one queues
-// its products in turn, one turn a step, so that its products run at once while the other warpgroups compute their
-// softmax. Every warpgroup takes the same number of turns of a tile, whether or not it has work in a step.
+// Orders the warpgroups of a CTA at the tensor cores, as FlashAttention-3's ping-pong schedule does. In each step the
+// warpgroups queue their products one after the other, so the products of one run while the others compute their
+// softmax. Every warpgroup must make the same number of steps of a tile, whether or not it has work in a step.
 // Uses the named barriers 1 + kWarpgroups to 2 kWarpgroups.
 template <int kWarpgroups>
 struct WarpgroupTurns {
-  int w;  // index of this warpgroup
+  int w;  // index of this warpgroup in its CTA, from 0 to kWarpgroups - 1
   static constexpr int kFirstId = 1 + kWarpgroups;
   __device__ __forceinline__ static void signal(int to) { named_barrier_arrive<2 * kWarpgroup>(kFirstId + to); }
   __device__ __forceinline__ void begin() const {

@@ -1,13 +1,13 @@
-// Hopper's warpgroup matrix products (wgmma): d[64 x N] (+)= a[64 x 16] b[16 x N], bf16 with fp32 sums, asynchronous,
-// by the four warps of a warpgroup together. a is in registers or shared memory, b in shared memory
-// (hopper/shared_memory.cuh).
+// Hopper's asynchronous matrix products (wgmma), issued by the four warps of a warpgroup together:
+//   d[64 x N] = a[64 x 16] b[16 x N], or d += a b, with bf16 operands and fp32 sums.
+// a is in registers or in shared memory, b in shared memory (hopper/shared_memory.cuh).
 //
-// Sums and a register operand are laid out as for mma.m16n8k16, warp w with rows 16 w to 16 w + 15: a lane holds row
-// lane / 4 (e = 0, 1) and row lane / 4 + 8 (e = 2, 3) at the columns 8 j + 2 (lane % 4) + e % 2 of d[j][e].
+// The sums d, and a in registers, are laid out as for mma.m16n8k16, with rows 16 w to 16 w + 15 in warp w: a lane holds
+// row lane / 4 (e = 0, 1) and row lane / 4 + 8 (e = 2, 3) at the columns 8 j + 2 (lane % 4) + e % 2 of d[j][e].
 //
-// The order of calls: wgmma_fence() before the first product that uses registers written by the thread; products;
-// wgmma_commit(); other work; wgmma_wait<n>(); pin(d) before d is read. Until then no instruction may use d or a: ptxas
-// otherwise serialises all products of the kernel.
+// The order of calls: wgmma_fence(), if the thread has written registers that a product uses; the products;
+// wgmma_commit(); other work; wgmma_wait<n>(); pin(d); only then may d be read. Between the products and the wait no
+// instruction may use d or a: otherwise ptxas serialises all products of the kernel.
 #pragma once
 #include "kernels/hopper/shared_memory.cuh"
 #include "kernels/hopper/warpgroup.cuh"
@@ -16,13 +16,13 @@ namespace triad::cuda {
 
 // ---- descriptors of tiles ----
 
-// How a product reads a tile [rows][64]:
-//   k   along its rows, b[k = column][n = row]: the next 16 of k are 32 bytes further;
-//   mn  across its rows, b[k = row][n = column]: the next 16 of k are 16 rows further.
+// How a product reads a tile [rows][64], with k the inner dimension of the product:
+//   k   along its rows, b[k = column][n = row]: the next 16 of k begin 32 bytes later;
+//   mn  across its rows, b[k = row][n = column]: the next 16 of k begin 16 rows later.
 enum class Major { k, mn };
 
-// The lower half of a tile's descriptor, in units of 16 bytes: address, and a leading offset that only Major::mn with
-// more than 64 columns uses, the bytes from a panel to the next. The upper half is the same for all tiles: 1024 bytes
+// The lower half of a tile's descriptor, in units of 16 bytes: the address, and the bytes from one panel to the next,
+// which only products with Major::mn and more than 64 columns use. The upper half is the same for all tiles: 1024 bytes
 // from eight rows to the next eight, 128-byte swizzle.
 __device__ __forceinline__ uint32_t tile_descriptor(uint32_t address) { return 1u << 16 | address >> 4; }
 __device__ __forceinline__ uint32_t tile_descriptor(uint32_t address, int panel_bytes) {
@@ -34,12 +34,12 @@ inline constexpr uint32_t kDescriptorHigh = 1u << 30 | 1024 >> 4;
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until at most kPending of the committed groups are running.
+// Waits until at most kPending committed groups of products are running.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// The compiler does not move uses of d across this point.
+// Prevents the compiler from moving uses of d across this point.
 template <int kN>
 __device__ __forceinline__ void pin(float (&d)[kN][4]) {
 #pragma unroll
@@ -47,7 +47,7 @@ __device__ __forceinline__ void pin(float (&d)[kN][4]) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(d[j][e])::"memory");
 }
-// Defines d without setting it, for a product that overwrites it.
+// Lets the compiler treat d as initialised without setting it, for a product that overwrites d.
 template <int kN>
 __device__ __forceinline__ void leave_unset(float (&d)[kN][4]) {
 #pragma unroll
@@ -58,8 +58,9 @@ __device__ __forceinline__ void leave_unset(float (&d)[kN][4]) {
 
 // ---- products ----
 
-// The instruction's text and operands: %0 .. are the sums, then a, b, the upper descriptor half, whether to add, and
-// how a and b are read. PTX has no names for operands, so each width spells its numbers.
+// Parts of the instruction's text and operands: %0 .. are the sums; then come a, b, the upper half of the descriptors,
+// whether to add to d, and how a and b are read. Operands in PTX have numbers, not names, so each width spells them
+// out.
 #define TRIAD_SUMS_1(how, j) how(d[j][0]), how(d[j][1]), how(d[j][2]), how(d[j][3])
 #define TRIAD_SUMS_2(how, j) TRIAD_SUMS_1(how, j), TRIAD_SUMS_1(how, j + 1)
 #define TRIAD_SUMS_4(how, j) TRIAD_SUMS_2(how, j), TRIAD_SUMS_2(how, j + 2)
@@ -78,7 +79,7 @@ __device__ __forceinline__ void leave_unset(float (&d)[kN][4]) {
   TRIAD_TEXT_64                                                                                       \
   ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87," \
   "%88,%89,%90,%91,%92,%93,%94,%95"
-// a in registers %a0 .. %a3, b's descriptor {%b, %high}; add, and b's major order.
+// a is in registers %a0 .. %a3, b has the descriptor {%low, %high}; %add: whether to add to d; %major_b: how b is read.
 #define TRIAD_WGMMA_REGISTERS(n, text, a0, a1, a2, a3, low, high, add, major_b)                            \
   "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %" #add ", 0;\nmov.b64 b, {%" #low ", %" #high           \
   "};\n"                                                                                                   \
@@ -105,14 +106,16 @@ __device__ __forceinline__ void leave_unset(float (&d)[kN][4]) {
   "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kDescriptorHigh), add, "n"(kB == Major::mn)
 #define TRIAD_IN_SHARED(add) "r"(a), "r"(b), "n"(kDescriptorHigh), add, "n"(kA == Major::mn), "n"(kB == Major::mn)
 
-// One statement: where a is (REGISTERS, SHARED), N and N / 8, and the constraints of the sums and of `add`.
+// Issues one product. source: where a is (REGISTERS or SHARED); n, count: N and N / 8; sums, add: the constraints of
+// these operands.
 #define TRIAD_ISSUE(source, n, count, sums, add) \
   asm volatile(TRIAD_##source##_##n : TRIAD_SUMS_##count(sums, 0) : TRIAD_IN_##source(add))
 
-// wgmma        d += a b, for N = 8 kJ columns; d = a b where the argument `add` is false
-// wgmma_begin  d = a b, with d as an output only
-// a is in registers, b the descriptor of a tile that is read as kB says. To wgmma, d is an input even where `add` is
-// false, so its registers stay the same across the end of a loop's body: leave_unset(d) precedes it if d has no value.
+//   wgmma        d += a b, for N = 8 kJ columns; d = a b if the argument `add` is false
+//   wgmma_begin  d = a b, with d as an output only
+// a is in registers; b is the descriptor of a tile that is read as kB says. For wgmma, d is an input even if `add` is
+// false, so that its registers stay the same from one iteration of a loop to the next: if d has no value yet,
+// leave_unset(d) must precede it.
 template <Major kB, int kJ>
 __device__ __forceinline__ void wgmma(float (&d)[kJ][4], const uint32_t (&a)[4], uint32_t b) {
   static_assert(kJ == 4 || kJ == 8 || kJ == 16, "this width is not instantiated");
@@ -142,7 +145,7 @@ __device__ __forceinline__ void wgmma_begin(float (&d)[kJ][4], const uint32_t (&
     TRIAD_ISSUE(REGISTERS, 64, 8, "=f", "n"(0));
 }
 
-// The same with a in shared memory too, the descriptor of a tile that is read as kA says.
+// The same with a in shared memory: a is the descriptor of a tile that is read as kA says.
 template <Major kA, Major kB, int kJ>
 __device__ __forceinline__ void wgmma(float (&d)[kJ][4], uint32_t a, uint32_t b) {
   static_assert(kJ == 4 || kJ == 8, "this width is not instantiated");
@@ -168,11 +171,11 @@ __device__ __forceinline__ void wgmma_begin(float (&d)[kJ][4], uint32_t a, uint3
     TRIAD_ISSUE(SHARED, 64, 8, "=f", "n"(0));
 }
 
-// d += a b, and sums[64 x 8] += a ones[16 x 8], eight columns alike (hopper/wgmma_ones.cuh): one product of 72 columns.
-// b is a tile of values that is read across its rows (Major::mn), `ones` the tile of ones; both are addresses.
+// One product of 72 columns: d += a b, and sums[64 x 8] += a ones[16 x 8], whose eight columns are equal
+// (hopper/wgmma_ones.cuh). values: the address of the tile b, read as Major::mn; ones: the address of the tile of ones.
 __device__ __forceinline__ void wgmma_add_and_sum(float (&d)[8][4], float (&sums)[4], const uint32_t (&a)[4],
                                                   uint32_t values, uint32_t ones) {
-  // To the product, the ones are the panel that follows the values.
+  // The product reads the tile of ones as the panel that follows the values.
   const uint32_t b = tile_descriptor(values, static_cast<int>(ones - values));
   constexpr Major kB = Major::mn;
   asm volatile(TRIAD_REGISTERS_72
@@ -207,7 +210,7 @@ __device__ __forceinline__ void wgmma_add_and_sum(float (&d)[8][4], float (&sums
 
 // ---- operands in registers ----
 
-// Columns 16 k to 16 k + 15 of a product, rounded to bf16, as the left operand of the next product.
+// Rounds columns 16 k to 16 k + 15 of a product's sums to bf16, as the operand a of the next product.
 template <int kN>
 __device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const float (&d)[kN][4], int k) {
   a[0] = pack_bf16(d[2 * k][0], d[2 * k][1]);
@@ -216,8 +219,8 @@ __device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const float (&d)[
   a[3] = pack_bf16(d[2 * k + 1][2], d[2 * k + 1][3]);
 }
 
-// 64 rows of global memory as a left operand of kSteps steps of 16 columns: rows[0] and rows[1] are this lane's rows
-// (lane / 4 and 8 more of its warp's sixteen), nullptr for a row of zeros.
+// Loads 64 rows of global memory as operand a of kSteps products of 16 columns each. rows[0] and rows[1] are this
+// lane's rows, number lane / 4 and lane / 4 + 8 of its warp's sixteen; nullptr means a row of zeros.
 template <int kSteps>
 __device__ __forceinline__ void load_operand(uint32_t (&a)[kSteps][4], const __nv_bfloat16* const (&rows)[2]) {
 #pragma unroll

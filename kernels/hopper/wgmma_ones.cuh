@@ -1,18 +1,19 @@
-// Row sums as part of a product: wgmma_add_and_sum (hopper/wgmma.cuh) reads eight columns of ones after the 64 columns
-// of the values, and so returns sum p as well as sum p v, for p rounded to bf16.
+// Sums of probabilities as part of a product: wgmma_add_and_sum() (hopper/wgmma.cuh) reads eight columns of ones after
+// the 64 columns of the values, and so computes sum p as well as sum p v, for p rounded to bf16.
 //
-// Where one probability of a row outweighs the rest, o = sum p v / sum p inherits its rounding error, up to 2^-9 along
-// o itself, unless the divisor has the same error: dividing by the sum of the rounded p cancels it. Summing rounded
-// numbers by ordinary instructions takes two more for each score, more than the eight columns cost.
+// The output o = sum p v / sum p has the relative rounding error of p, up to 2^-9, in a row where one p outweighs the
+// others, unless the divisor has the same error. Dividing by the sum of the rounded p cancels it. Adding rounded
+// numbers by ordinary instructions would take two more for each score, which costs more than the eight columns.
 #pragma once
 #include "kernels/hopper/wgmma.cuh"
 
 namespace triad::cuda {
 
-// 16 rows of a tile, all ones: one step of 16 of k. The tile follows the values in shared memory, 1024-byte aligned.
+// Writes a tile of 16 rows of ones, one step of k. It follows the values in shared memory and is aligned to 1024 bytes.
+// Each of `threads` threads calls it with its number.
 inline constexpr int kOnesBytes = 16 * kPanelRowBytes;
 __device__ __forceinline__ void write_ones(unsigned char* ones, int thread, int threads) {
-  constexpr uint32_t kOnes = 0x3f803f80;  // 1.0 twice, in bf16
+  constexpr uint32_t kOnes = 0x3f803f80;  // two bf16 numbers 1.0
   for (int i = 16 * thread; i < kOnesBytes; i += 16 * threads)
     *reinterpret_cast<uint4*>(ones + i) = make_uint4(kOnes, kOnes, kOnes, kOnes);
 }

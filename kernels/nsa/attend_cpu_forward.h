@@ -36,7 +36,7 @@ inline A softmax_step(A* s, int64_t n, A& max, A& sum) {
   return shrink;
 }
 
-// o and lse of every row (attend.h), one (token, group) with its G query heads at a time.
+// Forward of a branch: o and lse of every row (attend.h). A work item is one token and group, with its G query heads.
 template <class T, class Pattern>
 void forward(Context& ctx, const AttendOut& out, const AttendIn& in, const Pattern& pattern) {
   using A = acc_t<T>;

@@ -6,9 +6,9 @@
 
 namespace triad {
 
-// block_index [B,T,Hkv,n] i32: ascending, unique, padded at the end with -1; block j is the tokens
-// [j*l_sel, (j+1)*l_sel). Backward needs the lists that forward used. A listed block that begins after t adds no keys
-// (nsa_select lists none).
+// block_index [B,T,Hkv,n] i32: the list of each token and group, ascending, unique, padded at the end with -1. Block j
+// is the tokens [j*l_sel, (j+1)*l_sel); in packed rows entries are block ids (common/documents.h). Backward needs the
+// lists that forward used. A listed block that begins after t adds no keys (nsa_select lists none).
 // combine: the kernel also computes the gated sum of the three branches (nsa_combine_forward) in its epilogue, which
 // saves a pass over their outputs; the other branches' o and the gates must be complete. Allowed only if
 // nsa_attend_selected_combines, a pure function of card and problem, returns true.

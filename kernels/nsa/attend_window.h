@@ -1,5 +1,5 @@
-// NSA's sliding window: row t sees the tokens [t-w+1, t]. With w >= T this is plain causal attention, which models with
-// `attention: dense` use. Shapes, dtypes and softmax: nsa/attend.h, with S = T.
+// NSA's window branch, attention over a sliding window: row t sees the w tokens t-w+1 .. t. Shapes, dtypes and softmax:
+// nsa/attend.h, with S = T.
 #pragma once
 #include "kernels/nsa/attend.h"
 

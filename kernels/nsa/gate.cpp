@@ -1,5 +1,5 @@
-// The gates and the gated sum: checks, dispatch, CPU loops. Sums over tokens use a fixed number of partial sums, so
-// that they do not depend on the number of threads.
+// The gates and the gated sum: checks, dispatch, and the CPU reference. A sum over tokens consists of a fixed number of
+// partial sums, so that it does not depend on the number of threads.
 #include "kernels/nsa/gate.h"
 
 #include <algorithm>
@@ -14,6 +14,7 @@ namespace triad {
 
 namespace {
 
+// hidden: units of the gate MLP's hidden layer, dk / 2.
 struct Sizes {
   int64_t B, T, Hq, Hkv, G, dk, hidden;
 };
@@ -37,7 +38,8 @@ Sizes check_gate(const char* what, const ConstTensor& gate, const ConstTensor& q
   return n;
 }
 
-// at: element (branch, b, i, h) of a [3,B,T,H] tensor. head: row (b, i, h) of a [B,T,H,D] or [B,T,H] tensor.
+// at: element (branch, b, i, h) of a tensor [3,B,T,H], where i is the token. head: the address of row (b, i, h) of a
+// tensor [B,T,H,D] or [B,T,H].
 template <class A, class TensorType>
 auto& at(const TensorType& t, int64_t branch, int64_t b, int64_t i, int64_t h) {
   return t.template ptr<A>()[branch * t.stride[0] + b * t.stride[1] + i * t.stride[2] + h * t.stride[3]];
@@ -47,7 +49,7 @@ auto* head(const TensorType& t, int64_t b, int64_t i, int64_t h) {
   return t.template ptr<T>() + b * t.stride[0] + i * t.stride[1] + h * t.stride[2];
 }
 
-// The gate MLP of one (token, group), step by step, in the accumulator type.
+// The steps of the gate MLP for one token and group (b, t, g), in the accumulator type.
 template <class T>
 struct GateMlp {
   using A = acc_t<T>;
@@ -67,7 +69,7 @@ struct GateMlp {
   const T* fc1_row(int64_t j) const { return fc1_w.ptr<T>() + j * fc1_w.stride[0]; }
   const T* fc2_row(int64_t k) const { return fc2_w.ptr<T>() + k * fc2_w.stride[0]; }
 
-  // mean [dk] of the group's heads of q
+  // mean [dk] = the mean of q over the G heads of the group
   void mean_of_heads(A* mean, const ConstTensor& q, int64_t b, int64_t t, int64_t g, int64_t G) const {
     std::fill_n(mean, dk, A{0});
     for (int64_t r = 0; r < G; ++r) {
@@ -80,7 +82,7 @@ struct GateMlp {
   void first_layer(A* pre, const A* mean) const {
     for (int64_t j = 0; j < hidden; ++j) pre[j] = dot<A>(mean, fc1_row(j), dk) + static_cast<A>(fc1_b[j]);
   }
-  // The gates from pre [hidden], which is replaced by SiLU(pre).
+  // Returns the gates, given pre [hidden], which is replaced by SiLU(pre).
   std::array<A, 3> gates(A* pre, GateKind kind) const {
 #pragma omp simd
     for (int64_t j = 0; j < hidden; ++j) pre[j] *= sigmoid_of(pre[j]);
@@ -93,7 +95,7 @@ struct GateMlp {
     const A sum = z[0] + z[1] + z[2];
     return {z[0] / sum, z[1] / sum, z[2] / sum};
   }
-  // The gradient of fc2's output from the gradient of the gates.
+  // Returns the gradient of fc2's output, given the gates and their gradient.
   std::array<A, 3> logit_gradient(const std::array<A, 3>& gate, const std::array<A, 3>& dgate, GateKind kind) const {
     const A mean = gate[0] * dgate[0] + gate[1] * dgate[1] + gate[2] * dgate[2];
     std::array<A, 3> dz;
@@ -129,14 +131,14 @@ void gate_forward_cpu(Context& ctx, Tensor gate, ConstTensor q, const GateWeight
   });
 }
 
-// Offsets of the weight gradients in one row of partial sums: fc1_w, fc1_b, fc2_w, fc2_b.
+// The layout of a row of partial sums of the weight gradients: fc1_w, fc1_b, fc2_w, fc2_b. Offsets in elements.
 struct PartialLayout {
   int64_t fc1_b, fc2_w, fc2_b, size;
   PartialLayout(int64_t dk, int64_t hidden)
       : fc1_b(hidden * dk), fc2_w(fc1_b + hidden), fc2_b(fc2_w + 3 * hidden), size(fc2_b + 3) {}
 };
 
-// Adds the weight gradients of one (token, group) at a time to a row of partial sums.
+// Adds weight gradients to a row of partial sums, one token and group per add(). The constructor zeroes the row.
 template <class T>
 class GateGradient {
  public:
@@ -148,7 +150,8 @@ class GateGradient {
         buffer_(static_cast<size_t>(2 * (mlp.dk + mlp.hidden))) {
     std::fill_n(partial, layout_.size, A{0});
   }
-  // Returns dmean [dk], the gradient of the mean over the heads of q.
+  // Adds the gradients of (b, t, g), given its gates and their gradient. Returns dmean [dk], the gradient of the mean
+  // of q over the heads, valid until the next call.
   const A* add(const ConstTensor& q, int64_t b, int64_t t, int64_t g, int64_t G, const std::array<A, 3>& gate,
                const std::array<A, 3>& dgate, GateKind kind) {
     const int64_t dk = mlp_.dk, hidden = mlp_.hidden;
@@ -188,7 +191,7 @@ template <class T>
 void gate_backward_cpu(Context& ctx, Tensor dq_group, const GateGrads& grads, ConstTensor dgate, ConstTensor gate,
                        ConstTensor q, const GateWeights& w, const GateOptions& o) {
   using A = acc_t<T>;
-  constexpr int64_t kPieces = 32;  // fixed: the order of the sums does not depend on the number of threads
+  constexpr int64_t kPieces = 32;  // partial sums; a fixed number, so that threads do not change the order of sums
   const Sizes n = check_gate("nsa_gate", gate, q);
   const GateMlp<T> mlp(w, o);
   const PartialLayout layout(n.dk, n.hidden);
@@ -257,6 +260,7 @@ void combine_backward_cpu(Context& ctx, Tensor dgate, Tensor delta, ConstTensor 
   });
 }
 
+// norm [B,T,H] = the Euclidean norm of each row of x [B,T,H,D].
 template <class T>
 void norms_cpu(Context& ctx, Tensor norm, ConstTensor x) {
   using A = acc_t<T>;

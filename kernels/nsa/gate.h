@@ -48,7 +48,7 @@ struct CombineAlong {
 // the branches' o anyway. dout_norm [B,T,Hq] acc, if given, is overwritten with |dout[h]| for attend_rounding_unit.
 void nsa_combine_backward(Context&, Tensor dgate, Tensor delta, ConstTensor dout, const std::array<ConstTensor, 3>& o,
                           ConstTensor gate, Tensor out = {}, Tensor dout_norm = {});
-// delta [B,T,Hq] acc overwritten  <-  rowsum(dout o), both [B,T,Hq,dv] T: one branch without a gate (dense attention).
+// delta [B,T,Hq] acc overwritten  <-  rowsum(dout o), both [B,T,Hq,dv] T: for attention without a gate.
 // dout_norm as in nsa_combine_backward.
 void attention_delta(Context&, Tensor delta, ConstTensor dout, ConstTensor o, Tensor dout_norm = {});
 

@@ -1,12 +1,12 @@
-// NSA's selection rule (select.h): which blocks the list of a token always contains, and among which blocks the scores
-// choose. For host and device, in any integer type.
+// NSA's selection rule (select.h): which blocks the list of a token always contains (forced blocks), and among which
+// blocks the scores choose (candidates). For host and device, in any integer type.
 #pragma once
 
 namespace triad {
 
-// For token t, whose own block is `current` = t / l_sel. The list holds the forced blocks [0, init_end) and
-// [local_begin, current], and at most `slots` of the candidates [init_end, candidate_end), which are complete:
-// (j + 1) * l_sel <= t + 1.
+// The rule for the token at position t of its document, whose own block is `current` = t / l_sel. The list contains the
+// forced blocks [0, init_end) and [local_begin, current], and at most `slots` of the candidates [init_end,
+// candidate_end), which are complete blocks: (j + 1) * l_sel <= t + 1.
 template <class Int>
 struct SelectionRule {
   Int current, init_end, local_begin, candidate_end, slots;
@@ -20,6 +20,7 @@ struct SelectionRule {
 
   constexpr bool is_forced(Int block) const { return block < init_end || block >= local_begin; }
   constexpr Int candidates() const { return candidate_end - init_end; }
+  // Whether the list has room for all candidates, so that no scores are needed.
   constexpr bool lists_all() const { return candidates() <= slots; }
 
  private:

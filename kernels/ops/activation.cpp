@@ -1,4 +1,4 @@
-// SiLU and SwiGLU on the CPU, in loops that vectorise. Outputs may alias inputs element for element.
+// SiLU and SwiGLU on the CPU, in loops that vectorise. An output may be the same tensor as an input.
 #include "kernels/ops/activation.h"
 
 #include "engine/op_scope.h"
@@ -9,13 +9,13 @@ namespace triad {
 
 namespace {
 
-// d silu(x) / dx, given s = sigmoid(x)
+// The derivative of silu at x, given s = sigmoid(x).
 template <class A>
 A silu_slope(A x, A s) {
   return s * (A{1} + x * (A{1} - s));
 }
 
-// Calls body(pointers to row i of each tensor) for every row i; the pointer is null for an absent tensor.
+// Calls body(...) for every row i, with a pointer to row i of each tensor; the pointer is null for an absent tensor.
 template <class T, class Body, class... Tensors>
 void for_each_row(Context& ctx, int64_t rows, Body&& body, const Tensors&... t) {
   parallel_for(ctx, rows, [&](int64_t i) { body((t.empty() ? nullptr : t.template ptr<T>() + i * t.stride[0])...); });

@@ -1,4 +1,4 @@
-// Conversion between float types on the CPU: parallel over pieces of the elements.
+// Conversion between float types on the CPU, in parallel over pieces of the tensor.
 #include "kernels/ops/cast.h"
 
 #include <algorithm>
@@ -16,8 +16,8 @@ template <class To, class From>
 To convert(From x) {
   return static_cast<To>(x);
 }
-// f64 to bf16 with a single rounding: the intermediate float is rounded to odd if it is inexact, so that it never
-// becomes a tie between two bf16 values.
+// Converts f64 to bf16 with a single rounding. An inexact intermediate float is rounded to odd, so that it is never
+// halfway between two bf16 values.
 template <>
 bf16 convert<bf16, double>(double x) {
   const float nearest = static_cast<float>(x);

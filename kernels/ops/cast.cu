@@ -1,7 +1,7 @@
-// Conversion between f32 and bf16 on the GPU. Bound by memory: 6 bytes an element. A thread converts vectors whose f32
-// side is 16 bytes, so that a warp reads and writes whole lines (with 8-element vectors, each of the two f32 stores
-// would write every other 16 bytes). It loads four vectors before it stores. The up to 3 elements after the last whole
-// vector are converted by the first threads.
+// Conversion between f32 and bf16 on the GPU. Bound by memory: 6 bytes an element. A thread converts vectors of four
+// elements, which are 16 bytes on the f32 side, so that a warp reads and writes whole lines (with 8 elements, each of
+// the two f32 stores would write every other 16 bytes). It loads four vectors before it stores one. The up to 3
+// elements after the last whole vector are converted by the first threads.
 #include "kernels/common/bthd.cuh"
 #include "kernels/ops/cast.h"
 
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256, kBatch = 4;
 
-// V elements of T as one load or store.
+// V elements of T that one instruction loads or stores.
 template <class T, int V>
 struct alignas(V * sizeof(T)) Vector {
   T x[V];

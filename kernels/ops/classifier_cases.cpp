@@ -15,7 +15,7 @@ struct ClassifierShape {
 };
 
 OpCase classifier_case(const ClassifierShape& s) {
-  // The upstream gradient is one scalar for all rows, so the driver cannot draw a different one per row.
+  // The upstream gradient is the same number for all rows, so the driver cannot draw a different one for each row.
   const double scale = 1.0 / static_cast<double>(s.rows);
   const ClassifierOptions options = {.vocab = s.vocab, .chunk_rows = s.chunk_rows};
   const auto target = [vocab = s.vocab](int64_t i, uint64_t seed) {
@@ -39,7 +39,7 @@ OpCase classifier_case(const ClassifierShape& s) {
   const double h = static_cast<double>(s.rows * s.width), w = static_cast<double>(s.padded_vocab * s.width);
   c.forward_flops = 2 * h * static_cast<double>(s.padded_vocab);
   c.forward_bytes = 2 * (h + w), c.forward_written = 0;
-  c.backward_flops = 3 * c.forward_flops;  // logits, dh, dw
+  c.backward_flops = 3 * c.forward_flops;  // products for logits, dh and dw
   c.backward_bytes = 2 * (h + w) + 2 * h + 8 * w;
   return c;
 }

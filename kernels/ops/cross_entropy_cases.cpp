@@ -14,11 +14,11 @@ struct LossShape {
   bool extreme = false;  // one logit of +1e4 in each row, all others -1e4
   int64_t row_pad = 0;
   bool bench = false;
-  bool one_pass = false;  // backward is cross_entropy_forward_backward, which also writes the loss
+  bool one_pass = false;  // backward is cross_entropy_forward_backward(), which writes the loss too
 };
 
 OpCase cross_entropy_case(const LossShape& s) {
-  // The upstream gradient is one scalar for all rows, so the driver cannot draw a different one per row.
+  // The upstream gradient is the same number for all rows, so the driver cannot draw a different one for each row.
   const double scale = 1.0 / static_cast<double>(s.rows);
   const auto target = [vocab = s.vocab](int64_t i, uint64_t seed) {
     if (i % 5 == 3) return -1.0;
@@ -67,11 +67,11 @@ std::vector<OpCase> cross_entropy_cases() {
           cross_entropy_case({"7x33, one pass", 7, 33, 33, 2.0, false, 0, false, true}),
           cross_entropy_case({"9x29 of 32, one pass", 9, 29, 32, 2.0, false, 0, false, true}),
           cross_entropy_case({"31x64, padded, one pass", 31, 64, 64, 2.0, false, 8, false, true}),
-          // more rows than SMs: a CTA takes several and uses both of its buffers
+          // More rows than the GPU has SMs: a CTA processes several and uses both of its buffers.
           cross_entropy_case({"500x5003 of 5056, one pass", 500, 5003, 5056, 2.0, false, 0, false, true}),
           cross_entropy_case({"3x17000, sharp, one pass", 3, 17000, 17000, 30.0, false, 0, false, true}),
           cross_entropy_case({"12x40, logits of 1e4, one pass", 12, 40, 40, 0, true, 0, false, true}),
-          // in f32, shared memory holds one row; in the next case, none
+          // In f32, shared memory holds one row of this case and not even one of the next case.
           cross_entropy_case({"140x28999 of 29000, one pass", 140, 28999, 29000, 2.0, false, 0, false, true}),
           cross_entropy_case({"3x60001 of 60008, one pass", 3, 60001, 60008, 2.0, false, 0, false, true}),
           cross_entropy_case({"2048x50257 of 50304", 2048, 50257, 50304, 2.0, false, 0, true}),

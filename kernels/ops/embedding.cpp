@@ -1,4 +1,5 @@
-// The token embedding on the CPU. Backward sorts the rows by token (counting sort); tokens are then summed in parallel.
+// Token embedding on the CPU. Backward sorts the rows by token (counting sort), then adds the rows of each token, in
+// parallel over tokens.
 #include "kernels/ops/embedding.h"
 
 #include <algorithm>
@@ -40,7 +41,7 @@ void backward_cpu(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor tokens) {
     const int32_t* token = tokens.ptr<int32_t>();
     std::fill_n(begins, V + 1, int64_t{0});
     for (int64_t i = 0; i < N; ++i) ++begins[token[i]];
-    for (int64_t v = 0; v < V; ++v) begins[v + 1] += begins[v];  // begins[v + 1]: end of token v's rows
+    for (int64_t v = 0; v < V; ++v) begins[v + 1] += begins[v];  // begins[v + 1] is now the end of token v's rows
     for (int64_t i = N - 1; i >= 0; --i) rows[--begins[token[i]]] = static_cast<int32_t>(i);
   });
   parallel_for(ctx, V, [&](int64_t v) {

@@ -1,17 +1,16 @@
-// The token embedding on the GPU. Forward: one warp copies one row; N rows of the table read, N rows written.
-// Backward adds the rows of equal tokens in a fixed order, in balanced work even if one token has 10,000 rows. Two
-// launches:
-//   1. list:  Sorts the (token, row) pairs by token, rows of equal tokens in a fixed order. Each CTA owns the tokens
-//             with its number in their low bits. It reads all tokens and counts how many belong to lower owners, so it
-//             knows where its part of the list begins without communication. It compares tokens in pairs and keeps its
-//             own in shared memory; only a warp with more than kKept of them reads the tokens twice.
-//   2. sum:  Cuts the list into stretches of 256 entries, regardless of the tokens, and a stretch into pieces of about
-//             28, one per warp. A warp sums the runs of equal tokens in its piece over 32 vectors of columns, with
-//             three rows of dy in flight. A run inside one piece is complete and is added to dw, whose row was loaded
-//             along with those of dy. Runs across pieces are joined in shared memory, runs across stretches in scratch:
-//             the last warp to arrive adds all parts in their order.
-// Each element of dw is read and written once if its token occurs. Bound by memory: dy once, 8 bytes for each touched
-// element of dw. No size depends on the tokens, so the host never waits.
+// Token embedding on the GPU. Forward: one warp copies one row of the table. Backward adds the rows of equal tokens in
+// a fixed order, and distributes the work evenly even if one token has 10,000 rows. It has two launches:
+//   1. list:  sorts the (token, row) pairs by token, and the rows of equal tokens in a fixed order. Each CTA owns the
+//             tokens that have the CTA's number in their low bits. It reads all tokens and counts those of lower CTAs,
+//             so it knows where its part of the list begins without communication. It compares tokens in pairs and
+//             keeps its own in shared memory; only a warp that finds more than kKept reads the tokens twice.
+//   2. sum:   cuts the list into stretches of 256 entries regardless of the tokens, and a stretch into pieces of about
+//             28, one for each warp. A warp sums the runs of equal tokens in its piece over 32 vectors of columns, with
+//             three rows of dy in flight. A run within one piece is complete and is added to dw, whose row was loaded
+//             along with those of dy. Runs that cross pieces are joined in shared memory, runs that cross stretches in
+//             scratch: the last warp to store a part adds all parts in their order.
+// Each element of dw is read and written once if its token occurs. Bound by memory: dy once, and 8 bytes for each of
+// these elements of dw. No launch or buffer size depends on the tokens, so the host never waits.
 #include <algorithm>
 #include <cub/warp/warp_scan.cuh>
 #include <limits>
@@ -43,29 +42,30 @@ __global__ void __launch_bounds__(32 * kWarps)
 
 // ---- backward, the list ----
 
-// Entries of the list per warp and per CTA. A run that ends at most kSlack entries after a stretch's border belongs to
-// the stretch before.
+// Entries of the list for each warp (a piece) and each CTA (a stretch) of the sum. A run of equal tokens that ends at
+// most kSlack entries after the border of two stretches belongs to the first one.
 constexpr int kPiece = 32, kStretch = 256, kSlack = 32, kSumWarps = (kStretch + kSlack) / kPiece;
-constexpr int kListBits = 7;  // 128 CTAs; more bits if the vocabulary needs them
+constexpr int kListBits = 7;  // low bits of a token that choose its CTA: 128 CTAs, more for large vocabularies
 constexpr int kMaxListBits = 15;
 constexpr int kListWarps = 32, kListBatch = 32;
-constexpr int kKept = 64;  // pairs that a warp keeps from its first read; if it has more, it reads the tokens again
-// Counters of all warps: at most 80 KiB, plus 16 KiB of kept pairs; every card has 99 KiB.
+constexpr int kKept = 64;  // own pairs that a warp keeps from its first read; with more it reads the tokens again
+// The most tokens of one CTA, each with a counter per warp. The counters take at most 80 KiB, and kept pairs 16 KiB;
+// every card has 99 KiB.
 constexpr int64_t kMaxTokensPerCta = 20 * kListWarps;
 
-// The (token, row) pairs in the order of tokens, and the stretches.
+// The list: all (token, row) pairs in the order of tokens, and how it is cut into stretches.
 struct List {
   int32_t *tokens, *rows;
-  int32_t* begins;  // [stretches + 1]
-  // Begin and end of the run of equal tokens that crosses the first border of each stretch, if one does.
+  int32_t* begins;  // [stretches + 1] first entry of each stretch
+  // [stretches]: begin and end of the run of equal tokens that crosses the beginning of each stretch, if one does.
   int2* crossing;
-  // [stretches][column groups]: how many warps have stored a part of the run that begins in the stretch.
+  // [stretches][column groups]: number of warps that have stored a part of the run that begins in the stretch.
   int32_t* arrived;
   int32_t N;
   int column_groups;
 };
 
-// The sum over the lanes before this one.
+// The sum of `own` over the lanes before this one.
 __device__ __forceinline__ int32_t exclusive_sum(int32_t own) {
   using WarpScan = cub::WarpScan<int32_t>;
   typename WarpScan::TempStorage empty;  // a scan of 32 lanes uses no shared memory
@@ -74,13 +74,13 @@ __device__ __forceinline__ int32_t exclusive_sum(int32_t own) {
   return before;
 }
 
-// A CTA owns the tokens whose low `bits` bits are its number: frequent tokens are neighbours in most vocabularies, so
-// this spreads them. Without those bits, they are `share` tokens. A warp takes a 32nd of the rows, in order. counts
-// [warps][share].
+// Sorts the pairs. A CTA owns the tokens whose low `bits` bits are its number, at most `share` different ones. Frequent
+// tokens are neighbours in most vocabularies, so this spreads them over CTAs. Each warp reads a 32nd of the rows, in
+// order. counts, in shared memory: [warps][share].
 __global__ void __launch_bounds__(32 * kListWarps)
     embedding_list_kernel(List list, const int32_t* __restrict__ tokens, int rows_of_warp, int bits, int share) {
   extern __shared__ int32_t counts[];
-  __shared__ int2 kept[kListWarps][kKept];  // row, token
+  __shared__ int2 kept[kListWarps][kKept];  // pairs of (row, token)
   __shared__ int32_t of_warp[kListWarps], below_of_warp[kListWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t cta = blockIdx.x;
@@ -93,9 +93,9 @@ __global__ void __launch_bounds__(32 * kListWarps)
   for (int i = lane; i < share; i += 32) own[i] = 0;
   __syncwarp();
 
-  // The first read, 1,024 rows at a time; lane i has the rows 32 k + i, so a token's rows are ordered by lane, then k.
-  // The loop is bound by instructions, so tokens are compared in pairs: the owners, at most 15 bits, are in halves of a
-  // word, whose differences never borrow from each other.
+  // First read, 1,024 rows at a time. Lane i has the rows 32 k + i, so a token's rows are ordered by lane, then k. The
+  // loop is bound by instructions, so it compares tokens in pairs: their owners, of at most 15 bits, are in the two
+  // halves of a word, and differences of the halves never borrow from each other.
   const unsigned lanes_before = (1u << lane) - 1;
   const uint32_t last_cta = (1u << bits) - 1, both = 0x10001u, tops = 0x8000u * both;
   int32_t below = 0, found = 0;
@@ -104,15 +104,15 @@ __global__ void __launch_bounds__(32 * kListWarps)
     uint32_t token[kListBatch];
 #pragma unroll
     for (int k = 0; k < kListBatch; ++k) token[k] = base + 32 * k < end ? __ldg(tokens + base + 32 * k) : last_cta;
-    uint32_t mine = 0, lower = 0;  // mine: bit k for token k; lower: two counts in halves of a word
+    uint32_t mine = 0, lower = 0;  // mine: bit k is set if token k is this CTA's; lower: two counts in halves of a word
 #pragma unroll
     for (int k = 0; k < kListBatch / 2; ++k) {
       const uint32_t owners = __byte_perm(token[k], token[kListBatch / 2 + k], 0x5410) & last_cta * both;
       lower += (cta + 0x7fffu) * both - owners >> 15 & both;      // adds 1 in each half whose owner is less than cta
-      mine |= (tops - (owners ^ cta * both) & tops) >> (15 - k);  // the top bit of a half is set if the owner is cta
+      mine |= (tops - (owners ^ cta * both) & tops) >> (15 - k);  // sets a half's top bit if its token's owner is cta
     }
     below += (lower & 0xffff) + (lower >> 16);
-    const int rows = (end - base + 31) / 32;  // rows that exist for this lane
+    const int rows = (end - base + 31) / 32;  // number of rows that exist for this lane
     if (rows < kListBatch) mine &= (1u << max(rows, 0)) - 1;
     const int count = __popc(mine);
     int place = found + exclusive_sum(count);
@@ -127,16 +127,16 @@ __global__ void __launch_bounds__(32 * kListWarps)
   if (lane == 0) below_of_warp[warp] = below;
   __syncthreads();
 
-  // Counts become positions. A token's entries begin after all tokens of lower owners, the tokens before it in this
-  // CTA, and those of the warps before.
+  // Counts become positions in the list. A token's entries follow those of all lower CTAs' tokens, of the tokens before
+  // it in this CTA, and, of the same token, those of earlier warps.
   const int t = static_cast<int>(threadIdx.x);
   int32_t total = 0;
   if (t < share) {
 #pragma unroll 8
     for (int w = 0; w < kListWarps; ++w) total += counts[w * share + t];
   }
-  const int32_t through =
-      exclusive_sum(total) + total;  // entries of this token and those before it, within the warp's tokens
+  // Number of entries of this thread's token and of the tokens before it among the warp's 32 tokens.
+  const int32_t through = exclusive_sum(total) + total;
   if (lane == 31) of_warp[warp] = through;
   __syncthreads();
   const int32_t before = __reduce_add_sync(kFullWarp, below_of_warp[lane] + (lane < warp ? of_warp[lane] : 0));
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(32 * kListWarps)
       list.rows[to] = row;
     }
     __syncwarp();
-    if (mine && same >> lane == 1) own[token >> bits] += __popc(same);  // the last lane with this token
+    if (mine && same >> lane == 1) own[token >> bits] += __popc(same);  // the last of the lanes that have this token
     __syncwarp();
   };
   if (found <= kKept) {
@@ -192,17 +192,19 @@ __global__ void __launch_bounds__(32 * kListWarps)
 
 // ---- backward, the sums ----
 
-constexpr int kRowsAhead = 3;  // rows of dy in flight per warp
+constexpr int kRowsAhead = 3;  // rows of dy that a warp loads ahead
 
-// The partial sums of a piece's first and last runs, if they cross its borders.
+// The partial sums of a piece's first and last runs, if these cross its borders.
 template <int V>
 struct BorderSums {
   float first[V][32], last[V][32];
-  bool began_before, ends,
-      continues;  // the first run began in an earlier piece; it ends in this one; the last run continues in the next
+  // Whether the first run began in an earlier piece; whether it ends in this piece; whether the last run continues in
+  // the next piece.
+  bool began_before, ends, continues;
 };
 
-// A CTA sums one stretch of the list over 32 vectors of columns. Each of its warps sums one piece of the stretch.
+// Sums the runs of one stretch of the list over 32 vectors of columns, by one CTA. Each warp sums one piece of the
+// stretch.
 template <class T, int V>
 __global__ void __launch_bounds__(32 * kSumWarps, 3)
     embedding_sum_kernel(float* __restrict__ dw, int64_t dw_stride, float* __restrict__ partials,
@@ -220,7 +222,7 @@ __global__ void __launch_bounds__(32 * kSumWarps, 3)
   using Word = std::conditional_t<V == 1, T, uint4>;
   const auto dw_row = [&](int32_t token) { return dw + token * dw_stride + column; };
 
-  // Lane i holds entry i of the piece.
+  // Lane i holds entry i of this warp's piece.
   const int entry = begin + lane;
   const int32_t token = lane < count ? list.tokens[entry] : -1, row = lane < count ? list.rows[entry] : 0;
   const int32_t before = entry > 0 && lane < count ? list.tokens[entry - 1] : -1;
@@ -237,7 +239,8 @@ __global__ void __launch_bounds__(32 * kSumWarps, 3)
 #pragma unroll
     for (int j = 0; j < V; ++j) to[j][lane] = sum[j];
   };
-  // An entry's row of dy and, if a run both began and ends in this piece with this entry, the row of dw it is added to.
+  // An entry's row of dy. If the entry ends a run that also began in this piece, the row of dw to which the run is
+  // added as well.
   struct Entry {
     Word x;
     float dw[V];
@@ -252,7 +255,7 @@ __global__ void __launch_bounds__(32 * kSumWarps, 3)
     if (is_direct(i)) load_vector<V>(entry.dw, dw_row(to));
   };
   const auto add = [&](Entry& entry, int i) {
-    if (i >= count) return;  // warp-uniform, as are all branches below except `inside`
+    if (i >= count) return;  // the same in all lanes of a warp, as are all branches below except `inside`
     const int32_t to = __shfl_sync(kFullWarp, token, i);
     float x[V];
     load_vector<V>(x, reinterpret_cast<const T*>(&entry.x));
@@ -283,7 +286,8 @@ __global__ void __launch_bounds__(32 * kSumWarps, 3)
   if (count > 0 && (ends >> (count - 1) & 1) == 0) store_border(begins == 0 ? border.first : border.last);
   __syncthreads();
 
-  // Adds the first runs of the pieces from `piece` on until the run ends; false if it continues in the next stretch.
+  // Adds the sums of the first runs of the pieces from `piece` on until the run ends; false if it continues in the next
+  // stretch.
   const auto add_next_pieces = [&](int piece) {
 #pragma unroll 1
     for (; piece < kSumWarps; ++piece) {
@@ -293,8 +297,8 @@ __global__ void __launch_bounds__(32 * kSumWarps, 3)
     }
     return false;
   };
-  // Stores this stretch's part of a run that spans stretches. True in the last warp to arrive, with the sum of all
-  // parts.
+  // Stores this stretch's part of a run that crosses stretches. Returns true, with the sum of all parts, in the warp
+  // that stores the last part.
   const auto join_stretches = [&](int2 run, int part) {
     const auto partial = [&](int s, int which) { return partials + (2 * int64_t{s} + which) * C + column; };
     if (inside) store_vector<V>(partial(stretch, part), sum);
@@ -308,7 +312,7 @@ __global__ void __launch_bounds__(32 * kSumWarps, 3)
     __threadfence();
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] = 0;
-      // The run is the last one of its first stretch, and the first one of the others.
+      // The run is the last one of its first stretch and the first one of the others.
 #pragma unroll 4
     for (int s = from; s <= last; ++s) {
       float x[V] = {};
@@ -318,8 +322,8 @@ __global__ void __launch_bounds__(32 * kSumWarps, 3)
     }
     return true;
   };
-  // Runs across borders: the stretch's first run, if it began before (warp 0), and each warp's last run, if it
-  // continues.
+  // Completes the runs that cross borders: the stretch's first run, if it began in an earlier stretch (by warp 0), and
+  // each warp's last run, if it continues in the next piece.
 #pragma unroll 1
   for (int part = 0; part < 2; ++part) {
     const bool is_last = part == 1;
@@ -354,7 +358,8 @@ void embedding_forward(Context& ctx, Tensor y, ConstTensor tokens, ConstTensor w
 
 void embedding_backward(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor tokens) {
   const int64_t N = dy.size(0), C = dy.size(1), V = dw.size(0), stretches = ceil_div(N, kStretch);
-  constexpr int64_t kMaxRows = std::numeric_limits<int32_t>::max() - 32 * kListBatch;  // positions are int32
+  // Positions in the list are int32.
+  constexpr int64_t kMaxRows = std::numeric_limits<int32_t>::max() - 32 * kListBatch;
   TRIAD_CHECK(N <= kMaxRows, "embedding: {} tokens at once, at most {}", N, kMaxRows);
   dispatch_gpu_float(dy.dtype, [&]<class T>() {
     dispatch_vector<T>(all_have_vectors(kVector<T>, dy, dw), [&]<int kLanes>() {
@@ -362,7 +367,8 @@ void embedding_backward(Context& ctx, Tensor dw, ConstTensor dy, ConstTensor tok
       Scratch::Scope scope(ctx.scratch);
       const Tensor listed = scope.alloc(DType::i32, {2, N}), crossing = scope.alloc(DType::i32, {stretches, 2});
       const Tensor begins = scope.alloc(DType::i32, {stretches + 1});
-      // Sized for one element a lane, which has more column groups than vectors: a plan does not know the alignment.
+      // Sized for one element per lane, which has more column groups than vectors have, since a plan does not know the
+      // alignment.
       const Tensor arrived = scope.alloc(DType::i32, {stretches, ceil_div(C, 32)});
       const Tensor partials = scope.alloc(DType::f32, {stretches, 2, C});
       const List list{listed.ptr<int32_t>(),          listed.ptr<int32_t>() + N,

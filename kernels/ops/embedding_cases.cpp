@@ -1,4 +1,4 @@
-// Cases of the token embedding, also with a hot token, whose rows fill many pieces of the sorted list.
+// Cases of the token embedding, some with a "hot" token that many rows have.
 #include <cmath>
 
 #include "engine/rng.h"
@@ -12,7 +12,7 @@ namespace {
 struct EmbeddingShape {
   std::string name;
   int64_t rows, width, vocab;
-  double hot_share = 0;  // share of rows that have token vocab / 2
+  double hot_share = 0;  // share of the rows that have the hot token, vocab / 2
   int64_t row_pad = 0;
   bool bench = false;
 };
@@ -30,8 +30,8 @@ OpCase embedding_case(const EmbeddingShape& s) {
   c.forward = [](Context& ctx, const Args& t) { embedding_forward(ctx, t["y"], t["tokens"], t["w"]); };
   c.backward = [](Context& ctx, const Args& t) { embedding_backward(ctx, t["dw"], t["dy"], t["tokens"]); };
   c.bench = s.bench;
-  // The bytes of the table count the expected number of distinct rows among so many draws. Sums are f32, read and
-  // written.
+  // A row of the table counts once however often its token occurs; `touched` is the expected number of different
+  // tokens. dw is f32 and is read and written.
   const double rows = static_cast<double>(s.rows), width = static_cast<double>(s.width);
   const double vocab = static_cast<double>(s.vocab), drawn = rows * (1 - s.hot_share);
   const double touched = vocab * (1 - std::pow(1 - 1 / vocab, drawn));

@@ -1,4 +1,5 @@
-// Linear layer and SiLU: the fused kernel if it applies, otherwise matmul and activation one after the other.
+// A linear layer with SiLU: the fused kernel if it supports the call, otherwise matmul and activation one after the
+// other.
 #include "kernels/ops/linear_silu.h"
 
 #include "engine/check.h"
@@ -11,7 +12,8 @@ namespace triad {
 
 namespace {
 
-// Whether runtime.kernels.matmul allows the fused kernel for this call. Also sets the operands of the recorded route.
+// Whether runtime.kernels.matmul allows the fused kernel for this call. Also sets the operands whose shapes the
+// recorded route contains.
 bool may_fuse(Context& ctx, const ConstTensor& first, const ConstTensor& second) {
   ctx.routes.set_call(first, second);
   return ctx.device.is_cuda() && route_of(ctx, "linear_silu", first.dtype) == Route::fastest;

@@ -1,6 +1,6 @@
-// A linear layer followed by SiLU, forward and backward through the SiLU. Each is a product and an elementwise pass. On
-// Hopper in bf16 one fused kernel does the pass in the product's epilogue, where its memory traffic overlaps with the
-// product.
+// A linear layer followed by SiLU, forward, and its backward through the SiLU. Each is a matrix product and an
+// elementwise pass. On Hopper in bf16, one fused kernel does the pass in the product's epilogue, where its memory
+// traffic overlaps with the product.
 #pragma once
 #include "engine/context.h"
 
@@ -8,12 +8,13 @@ namespace triad {
 
 // pre = x w^T, y = silu(pre): both [N,out] T overwritten  <-  x [N,in], w [out,in] T.
 void linear_silu_forward(Context&, Tensor y, Tensor pre, ConstTensor x, ConstTensor w);
-// The backward of z = y w_next^T with y = silu(pre): dpre = (dz w_next) silu'(pre), and y again, which the gradient of
-// w_next needs. Both [N,hidden] T overwritten  <-  dz [N,out], w_next [out,hidden], pre [N,hidden] T.
+// The backward of z = y w_next^T with y = silu(pre), except for the gradient of w_next: dpre = (dz w_next) silu'(pre).
+// Also computes y again, because the gradient of w_next needs it. dpre, y [N,hidden] T overwritten  <-  dz [N,out],
+// w_next [out,hidden], pre [N,hidden] T.
 void linear_silu_backward(Context&, Tensor dpre, Tensor y, ConstTensor dz, ConstTensor w_next, ConstTensor pre);
 
 namespace cuda {
-// The fused kernels. Return false, without effect, if the shape or the card is not supported.
+// The fused kernels. Return false and do nothing if they do not support the shape or the card.
 bool linear_silu_forward_sm90(Context&, const Tensor& y, const Tensor& pre, const ConstTensor& x, const ConstTensor& w);
 bool linear_silu_backward_sm90(Context&, const Tensor& dpre, const Tensor& y, const ConstTensor& dz,
                                const ConstTensor& w_next, const ConstTensor& pre);

@@ -1,5 +1,5 @@
-// Cases of linear_silu: a small MLP z = silu(x w1^T) w2^T, whose gradients check both halves of the op; each half is
-// also timed.
+// Cases of linear_silu: a small MLP z = silu(x w1^T) w2^T, whose gradients check both forward and backward of the op.
+// Large cases time each of the two alone.
 #include "kernels/common/op_case.h"
 #include "kernels/ops/linear_silu.h"
 #include "kernels/ops/matmul.h"
@@ -39,7 +39,7 @@ OpCase bench_case(std::string name, const MlpSizes& n) {
   OpCase c = mlp_case(std::move(name), n);
   c.bench = true;
   for (Arg& a : c.args) {
-    if (a.name == "z") a.role = ArgRole::constant;  // dz, for the bench
+    if (a.name == "z") a.role = ArgRole::constant;  // random, because the timed backward uses z as dz
     if (a.role == ArgRole::param) a.role = ArgRole::constant, a.std = 0.02;
     if (a.role == ArgRole::input) a.role = ArgRole::constant;
   }
@@ -58,8 +58,8 @@ OpCase bench_case(std::string name, const MlpSizes& n) {
 }  // namespace
 
 std::vector<OpCase> linear_silu_cases() {
-  // More tiles than clusters, and more steps per tile than ring stages: a stage that is never released makes the kernel
-  // hang.
+  // More tiles than clusters, and more steps per tile than stages in the ring of buffers: the kernel would hang if it
+  // failed to release a stage.
   OpCase rounds = mlp_case("1700x264x1900x264, rounds", {1700, 264, 1900, 264});
   rounds.differences = false;
   return {rounds,

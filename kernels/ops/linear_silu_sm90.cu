@@ -1,17 +1,17 @@
 // A linear layer with SiLU as its epilogue, on Hopper, for bf16:
 //   forward   pre = x w^T, y = silu(pre)                       out [M,N]: two tensors written
 //   backward  dpre = (dz w) silu'(pre), y = silu(pre) again    one read, two written
-// The epilogue of one tile runs while the next tile is multiplied, so its memory traffic is hidden by the products.
+// The epilogue of one tile runs while the next tile is multiplied, which hides its memory traffic.
 //
-// A tile of out is 128 x 192. Two consumer warpgroups process alternate tiles, each with a whole tile's sums in
-// registers: while one multiplies, the other one writes. A producer thread fills a ring of four stages, each 64 of the
-// inner dimension: 128 rows of A, and B. L2 delivers some 40 bytes per cycle to an SM, and a CTA that loads alone would
-// need 53: so two CTAs, a cluster, process tiles one above the other, and each loads half of B's stage for both (36
-// bytes per cycle).
+// A tile of out is 128 x 192. Two consumer warpgroups process alternate tiles, each with the sums of a whole tile in
+// registers: while one multiplies, the other writes. A producer thread fills a ring of four stages; a stage has
+// 128 rows of A and 192 columns of B, 64 of the inner dimension each. L2 delivers some 40 bytes per cycle to an SM, and
+// a CTA that loaded alone would need 53. So two CTAs form a cluster and process tiles one above the other; each loads
+// half of a stage's B for both, which needs 36 bytes per cycle.
 //
-// Epilogue: a warp's 16 rows, 64 columns at a time (a piece), are written to shared memory and stored by TMA. In
+// Epilogue: a warp's 16 rows are written to shared memory 64 columns at a time (a piece) and stored by TMA. In
 // backward, pre is loaded into the same buffer, three pieces ahead, and dpre replaces it. TMA reads zeros outside the
-// tensors and does not write there, so any M, N and K will do.
+// tensors and does not write there, so M, N and K need not be multiples of the tile's sizes.
 //
 // Bound: the tensor cores. At large M the epilogue adds a fifth to the products' time in forward, more than half in
 // backward.
@@ -25,36 +25,39 @@ namespace {
 
 constexpr int kTileM = 128, kTileN = 192, kTileK = 64, kStages = 4;
 constexpr int kCluster = 2, kConsumers = 2, kConsumerWarps = 4 * kConsumers, kThreads = 128 * (kConsumers + 1);
-constexpr int kPieceRows = 16, kPieceBytes = kPieceRows * kPanelRowBytes, kPieces = 4;  // piece buffers per warp
+// Rows and bytes of a piece; the number of pieces for which a warp has buffers.
+constexpr int kPieceRows = 16, kPieceBytes = kPieceRows * kPanelRowBytes, kPieces = 4;
 constexpr int kPanels = kTileN / kPanel, kHalves = kTileM / 64, kSums = kTileN / 8;
 constexpr int kStageBytes = (kTileM + kTileN) * kPanelRowBytes;
-constexpr int kPanelBytesB = kPanel * kPanelRowBytes;  // backward: B's stage is panels [64 of k][64 columns]
+constexpr int kPanelBytesB = kPanel * kPanelRowBytes;  // backward: bytes of a panel [64 of k][64 columns] of B
 
 struct Shared {
   alignas(1024) unsigned char a[kStages][kTileM * kPanelRowBytes], b[kStages][kTileN * kPanelRowBytes];
   unsigned char pieces[kConsumerWarps][kPieces * kPieceBytes];
   Barrier full[kStages], empty[kStages], loaded[kConsumerWarps][kPanels];
-  Barrier last_full[kConsumers];  // a consumer's last stage of a tile is full: the next stage is the other consumer's
+  // Completes when a consumer's last stage of a tile is full: the next stage is the other consumer's.
+  Barrier last_full[kConsumers];
 };
 
 // ---- the kernel ----
 
 struct Maps {
-  CUtensorMap a, b, pre, out, y;  // out: pre in forward, dpre in backward
+  CUtensorMap a, b, pre, out, y;  // out describes pre in forward, dpre in backward
 };
 
-// A cluster's work in each turn: two tiles, one above the other. Consecutive turns differ in the column, so that A is
-// read from memory once.
+// The tiles of a cluster in each turn: two, one above the other, one for each CTA. Consecutive turns differ in the
+// column, so that A is read from memory once.
 struct Tiles {
-  int turns, columns, steps;  // all turns; tiles per row of tiles; steps of 64 of the inner dimension
+  int turns, columns, steps;  // turns of all clusters; tiles per row of tiles; steps of 64 of the inner dimension
   __device__ int row(int turn, int cta) const { return (turn / columns * kCluster + cta) * kTileM; }
   __device__ int column(int turn) const { return turn % columns * kTileN; }
 };
 
+// The producer: one thread, which loads the stages of all of this CTA's tiles.
 template <bool kBackward>
 __device__ void produce(Shared& s, const Maps& maps, const Tiles& tiles, int cta) {
-  constexpr uint16_t kBoth = 3;  // CTAs of the cluster, one bit each
-  int n = 0;                     // steps so far
+  constexpr uint16_t kBoth = 3;  // both CTAs of the cluster, one bit each
+  int n = 0;                     // number of steps so far
   for (int turn = blockIdx.x / kCluster; turn < tiles.turns; turn += gridDim.x / kCluster) {
     const int row = tiles.row(turn, cta), column = tiles.column(turn);
     for (int k = 0; k < tiles.steps; ++k, ++n) {
@@ -63,13 +66,13 @@ __device__ void produce(Shared& s, const Maps& maps, const Tiles& tiles, int cta
       barrier_wait(&s.empty[stage], (n / kStages & 1) ^ 1);
       barrier_expect(full, kStageBytes);
       copy_box(s.a[stage], maps.a, k * kTileK, row, 0, 0, full);
-      if constexpr (kBackward) {  // each CTA loads half of the 64 of k
+      if constexpr (kBackward) {  // each CTA loads 32 of the stage's 64 rows of k for both CTAs
         constexpr int kHalf = kTileK / kCluster;
 #pragma unroll
         for (int p = 0; p < kPanels; ++p)
           copy_box_multicast(s.b[stage] + p * kPanelBytesB + cta * kHalf * kPanelRowBytes, maps.b, column + p * kPanel,
                              k * kTileK + cta * kHalf, 0, 0, full, kBoth);
-      } else {  // each CTA loads half of the columns
+      } else {  // each CTA loads half of the columns for both CTAs
         constexpr int kHalf = kTileN / kCluster;
         copy_box_multicast(s.b[stage] + cta * kHalf * kPanelRowBytes, maps.b, k * kTileK, column + cta * kHalf, 0, 0,
                            full, kBoth);
@@ -80,7 +83,7 @@ __device__ void produce(Shared& s, const Maps& maps, const Tiles& tiles, int cta
 
 __device__ __forceinline__ float upper(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ __forceinline__ float lower(uint32_t pair) { return __uint_as_float(pair << 16); }
-// 1 / (1 + e^-x) to a few ulp: 1 / inf is 0.
+// 1 / (1 + e^-x) with an error of a few ulp; for very negative x it is 1 / inf = 0.
 __device__ __forceinline__ float sigmoid(float x) {
   float s;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + exp2_approx(x * -kLog2e)));
@@ -88,7 +91,7 @@ __device__ __forceinline__ float sigmoid(float x) {
 }
 __device__ __forceinline__ float silu_slope(float x, float s) { return s * fmaf(x, 1.0f - s, 1.0f); }
 
-// Two neighbouring elements of out and y from their product; in backward `out` holds pre.
+// Computes two neighbouring elements of out and y from those of the product. In backward `out` contains pre on entry.
 template <bool kBackward>
 __device__ __forceinline__ void apply(uint32_t& out, uint32_t& y, uint32_t product) {
   const uint32_t pre = kBackward ? out : product;
@@ -97,15 +100,16 @@ __device__ __forceinline__ void apply(uint32_t& out, uint32_t& y, uint32_t produ
   out = kBackward ? pack_bf16(lower(product) * silu_slope(x0, s0), upper(product) * silu_slope(x1, s1)) : product;
 }
 
+// A consumer warpgroup: multiplies every second tile of this CTA and writes it.
 template <bool kBackward>
 __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta) {
   const int group = threadIdx.x / kWarpgroup, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // This warp's piece buffers. Forward: two for out and two for y, used alternately. Backward: three for pre, which
-  // dpre replaces, and one for y.
+  // This warp's buffers for pieces. Forward: two for out and two for y, used alternately. Backward: three for pre,
+  // which dpre replaces, and one for y.
   unsigned char* const pieces = s.pieces[warp];
   float d[kHalves][kSums][4];
   int turns = 0;
-  unsigned loads = 0;  // pieces of pre so far
+  unsigned loads = 0;  // number of pieces of pre so far
   for (int turn = blockIdx.x / kCluster; turn < tiles.turns; turn += gridDim.x / kCluster, ++turns) {
     if (turns % kConsumers != group) continue;
     const int row = tiles.row(turn, cta) + warp % 4 * kPieceRows, column = tiles.column(turn);
@@ -120,15 +124,16 @@ __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta
       for (int piece = 0; piece < kPanels; ++piece) load_pre(piece);
     }
 
-    // A wait distinguishes two phases of a stage only, so a consumer must not lag by two: before its tile, it
-    // waits until the other consumer's last stage is full.
+    // A barrier's wait distinguishes only two successive phases of a stage, so a consumer must not lag by two:
+    // before its tile, it waits until the other consumer's last stage is full.
     if (turns > 0) barrier_wait(&s.last_full[(turns - 1) % kConsumers], (turns - 1) / kConsumers & 1);
     int n = turns * tiles.steps;
     for (int k = 0; k < tiles.steps; ++k, ++n) {
       const int stage = n % kStages;
       barrier_wait(&s.full[stage], n / kStages & 1);
       if (k == tiles.steps - 1 && lane == 0) barrier_arrive(&s.last_full[group]);
-      // In a cluster, the upper bits of a shared address are the CTA's number, which a descriptor must not contain.
+      // In a cluster, the upper bits of a shared-memory address are the CTA's number, which a descriptor must not
+      // contain.
       constexpr uint32_t kOffset = (1 << 18) - 1;
       const uint32_t a = shared_address(s.a[stage]) & kOffset, b = shared_address(s.b[stage]) & kOffset;
       wgmma_fence();
@@ -142,7 +147,7 @@ __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta
           wgmma<Major::k, kBackward ? Major::mn : Major::k>(d[half], a_tile, b_tile, k > 0 || k16 > 0);
         }
       wgmma_commit();
-      wgmma_wait<1>();  // the products that read the previous stage are done
+      wgmma_wait<1>();  // the products that read the previous stage have finished
       if (k > 0 && lane < kCluster) barrier_arrive_at(&s.empty[(n - 1) % kStages], lane);
     }
     wgmma_wait<0>();
@@ -160,7 +165,7 @@ __device__ void consume(Shared& s, const Maps& maps, const Tiles& tiles, int cta
       if constexpr (kBackward) barrier_wait(&s.loaded[warp][panel], loads / kPanels & 1), ++loads;
       __syncwarp();
 #pragma unroll
-      // Four 8x8 matrices for every second j: rows 0 and 8 of the columns 8 j, then of 8 j + 8.
+      // An instruction moves four 8x8 matrices: rows 0..7 and 8..15 of eight columns, then those of the next eight.
       for (int j = 0; j < kPanel / 8; j += 4) {
         constexpr int kQuads = 2;
         uint32_t outs[kQuads][4], ys[kQuads][4];
@@ -213,19 +218,19 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     increase_registers<232>();
     consume<kBackward>(s, maps, tiles, cta);
   }
-  sync_cluster();  // shared memory outlives the other CTA's loads to it and arrivals at its barriers
+  sync_cluster();  // the other CTA may load into this CTA's shared memory and arrive at its barriers until here
 #endif
 }
 
 // ---- launch ----
 
-// Boxes of 64 columns and box_rows rows.
+// Describes a matrix for TMA in boxes of 64 columns and box_rows rows.
 CUtensorMap box_map(const ConstTensor& t, int box_rows) {
   const View<const __nv_bfloat16> view{t.ptr<__nv_bfloat16>(), 0, t.stride[0], 0, static_cast<int>(t.size(1)), true};
   return make_box_map(view, 1, t.size(0), 1, box_rows);
 }
 
-// a [M,K]; b [N,K], in backward [K,N]; pre, out, y [M,N].
+// Launches the kernel: a [M,K]; b [N,K], in backward [K,N]; pre, out, y [M,N]. Returns false if it does not apply.
 template <bool kBackward>
 bool run(Context& ctx, const char* name, const ConstTensor& a, const ConstTensor& b, const ConstTensor& pre,
          const Tensor& out, const Tensor& y) {

@@ -1,6 +1,6 @@
 // Matrix products on the CPU through CBLAS, and the choice of the route on a GPU. D is cut into tiles that depend on
-// the shape alone; each tile is one gemm on one thread. So results have the same bits on any number of threads, and
-// OpenBLAS's own threads do not compete for cores.
+// the shape alone, and each tile is one gemm on one thread. So results have the same bits on any number of threads, and
+// no threads of OpenBLAS compete for cores.
 #include "kernels/ops/matmul.h"
 
 #include <cblas.h>
@@ -20,7 +20,8 @@
 #include "kernels/common/route.h"
 #include "kernels/ops/upcast.h"
 
-// The work buffer of one running gemm. OpenBLAS exports these functions but declares them in no header.
+// Allocate and free the work buffer of one running gemm. OpenBLAS exports these functions but declares them in no
+// header.
 extern "C" {
 void* blas_memory_alloc(int position);
 void blas_memory_free(void* buffer);
@@ -52,30 +53,30 @@ Size check_matmul(const ConstTensor& d, const ConstTensor& a, const ConstTensor&
     TRIAD_CHECK(t->stride[1] == 1 || t->size(1) <= 1, "matmul: the columns of {} are {} apart", t->str(), t->stride[1]);
     TRIAD_CHECK(leading_dimension(*t) >= t->size(1), "matmul: the rows of {} overlap, {} apart", t->str(),
                 t->stride[0]);
-    // CBLAS sizes are int.
+    // CBLAS takes sizes as int.
     TRIAD_CHECK(std::max(t->size(0), leading_dimension(*t)) <= INT_MAX, "matmul: {} is too large", t->str());
   }
   return s;
 }
 
-// Makes OpenBLAS run each gemm of the calling thread on that thread. Its pthreads build has one setting per process;
-// its OpenMP build reads omp_get_max_threads(), a setting per thread.
+// Makes OpenBLAS run each gemm of the calling thread on that thread alone. OpenBLAS has one setting per process if
+// built with pthreads; built with OpenMP it reads omp_get_max_threads(), a setting per thread.
 void make_blas_single_threaded() {
   static const bool once = (openblas_set_num_threads(1), true);
   static thread_local const bool once_here = (omp_set_num_threads(1), once);
   static_cast<void>(once_here);
 }
 
-// One gemm's part of the product: rows and columns of D, and the depth of its sum over K.
+// The part of a product that one gemm computes: rows and columns of D, and how much of K it sums over.
 struct Tile {
   int64_t rows, cols, depth;
 };
 
-// Large tiles repack operands less often. 16 tiles (32 for large products) keep the cores of a desktop machine busy. If
-// D is small and K is long, as in weight gradients, K is split instead.
+// Chooses the tile from the shape alone. Larger tiles repack operands less often; 16 tiles (32 for large products) keep
+// the cores of a desktop machine busy. If D is small and K is long, as for weight gradients, K is cut instead.
 Tile choose_tile(const Size& s) {
   constexpr int64_t kLargest = 512, kSmallest = 128, kShallowest = 512;
-  constexpr double kLargeProduct = 1e9;  // multiply-adds
+  constexpr double kLargeProduct = 1e9;  // multiply-adds of a large product
   const bool large = static_cast<double>(s.M) * static_cast<double>(s.N) * static_cast<double>(s.K) > kLargeProduct;
   const int64_t enough = large ? 32 : 16;
   const auto first = [&](int64_t n) {
@@ -110,9 +111,9 @@ void gemm(const MatmulOptions& o, int m, int n, int k, const T* a, int lda, cons
   }
 }
 
-// Makes OpenBLAS allocate the work buffers of `gemms` concurrent gemms; it keeps them for later ones.
+// Makes OpenBLAS allocate the work buffers for this number of concurrent gemms; it keeps them for later ones.
 void allocate_blas_buffers(int64_t gemms) {
-  constexpr int64_t kMiB = int64_t{1} << 20, kBufferMiB = 128;  // size of a buffer in OpenBLAS's x86-64 builds
+  constexpr int64_t kMiB = int64_t{1} << 20, kBufferMiB = 128;  // MiB of a buffer in OpenBLAS's x86-64 builds
   const auto bytes = static_cast<size_t>(gemms * kBufferMiB * kMiB);
   void* const room = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   TRIAD_CHECK(room != MAP_FAILED,
@@ -125,7 +126,8 @@ void allocate_blas_buffers(int64_t gemms) {
   for (void* buffer : buffers) blas_memory_free(buffer);
 }
 
-// Split-K: one product per piece of K in scratch, then their sum in order. base: the addend, or null.
+// Split-K: computes one product per piece of K into scratch, then adds the products in order. base: the addend, or
+// null.
 template <class T>
 void multiply_in_depth(Context& ctx, Tensor d, const Matrix<T>& A, const Matrix<T>& B, const Size& s, const Tile& tile,
                        const MatmulOptions& o, const Matrix<T>* base) {
@@ -152,7 +154,7 @@ void multiply_in_depth(Context& ctx, Tensor d, const Matrix<T>& A, const Matrix<
   });
 }
 
-// The product of operands of one type, double or float.
+// The product of operands of type T, double or float.
 template <class T>
 void multiply(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const Size& s, const MatmulOptions& o,
               ConstTensor addend) {
@@ -176,7 +178,7 @@ void multiply(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const Size& 
   });
 }
 
-// A float copy of a bf16 matrix in the scope's scratch.
+// Returns a float copy of a bf16 matrix in the scope's scratch.
 Tensor upcast_matrix(Context& ctx, Scratch::Scope& scope, ConstTensor x) {
   const Tensor copy = scope.alloc(DType::f32, x.shape());
   const Matrix<bf16> from(x);
@@ -207,8 +209,9 @@ void multiply_bf16(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const S
   });
 }
 
-// The product on a GPU, by runtime.kernels.matmul. automatic, fused: the measured algorithm (matmul_tuned.h), otherwise
-// cuBLASLt's first. general: cuBLASLt's first. reference: f32 copies of the operands, no tensor cores, rounded once.
+// The product on a GPU, by runtime.kernels.matmul. automatic and fused use the algorithm of matmul_tuned.h if it has
+// one, otherwise the first of cuBLASLt's heuristic. general always uses the heuristic's first. reference multiplies f32
+// copies of the operands without tensor cores and rounds once.
 void multiply_cuda(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& o, ConstTensor addend) {
   const auto product = [](Context& on, Tensor to, ConstTensor x, ConstTensor y, const MatmulOptions& options,
                           ConstTensor added) {
@@ -244,7 +247,7 @@ void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOp
   const OpScope op_scope(ctx, "matmul");
   const Size s = check_matmul(d, a, b, options, addend);
   if (s.M == 0 || s.N == 0) return;
-  if (s.K == 0) {  // an empty sum, which not every BLAS accepts
+  if (s.K == 0) {  // the sum is empty; not every BLAS accepts K = 0
     if (options.accumulate) return;
     return addend.empty() ? zero(ctx, d) : copy(ctx, d, addend);
   }

@@ -1,12 +1,12 @@
 // Matrix products on the GPU through cuBLASLt: bf16 on tensor cores with fp32 sums, f32 in true fp32.
 //
-// cuBLASLt is column-major. A row-major D = op(A) op(B) is the column-major D^T = op(B)^T op(A)^T, and a row-major
-// matrix read as column-major is already its transpose. So the operands swap, M and N swap, and no data moves.
+// cuBLASLt is column-major. The row-major D = op(A) op(B) is the column-major D^T = op(B)^T op(A)^T, and a row-major
+// matrix that is read as column-major is already its transpose. So the operands swap, M and N swap, and no data moves.
 //
-// Results have the same bits in every run. The algorithm is a pure function of the problem: a row of a table of
-// measured shapes, otherwise the heuristic's first; nothing is timed at run time. Split-K sums are kept in fp32 in the
-// workspace and added in a fixed order. The other split-K schemes add in D itself, which would round partial sums to
-// bf16.
+// Results have the same bits in every run. The algorithm is a pure function of the problem: a row of the table in
+// matmul_tuned.h, otherwise the first of cuBLASLt's heuristic; nothing is timed at run time. Split-K sums are kept in
+// fp32 in the workspace and added in a fixed order. cuBLASLt's other split-K schemes add into D itself, which would
+// round partial sums to bf16.
 #include "kernels/ops/matmul.h"
 
 #include <cublasLt.h>
@@ -28,9 +28,9 @@ namespace {
       ::triad::fail("{}: {} at {}:{}", #call, cublasLtGetStatusString(cublas_status), __FILE__, __LINE__); \
   } while (0)
 
-// One operand in cuBLASLt's column-major terms.
+// One operand as cuBLASLt describes it, column-major.
 struct Operand {
-  Operand(const ConstTensor& t)  // NOLINT: a tensor is an operand
+  Operand(const ConstTensor& t)  // NOLINT: implicit, so that a tensor can be passed as an Operand
       : rows(t.size(1)), cols(t.size(0)), ld(leading_dimension(t)), dtype(t.dtype), alignment(alignment_of(t.data)) {}
   static int32_t alignment_of(const void* p) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(p);
@@ -40,17 +40,17 @@ struct Operand {
 
   int64_t rows, cols, ld;
   DType dtype;
-  int32_t alignment;  // of the first element, in bytes; vector loads depend on it
+  int32_t alignment;  // alignment of the first element in bytes, on which vector loads depend
 };
 
-// The key of a plan. beta is not part of it: the heuristic does not see it, and C is D if there is no addend.
+// The key of a plan: everything that the heuristic reads. beta is not part of it, and C is D if there is no addend.
 struct Problem {
   bool trans_a, trans_b;
   Operand a, b, c, d;
   auto operator<=>(const Problem&) const = default;
 };
 
-// A cuBLASLt problem with its algorithm. Plain values, without handles to release.
+// A cuBLASLt problem with its algorithm, as plain values without handles to release.
 struct Plan {
   cublasLtMatmulDescOpaque_t product;
   cublasLtMatrixLayoutOpaque_t a, b, c, d;
@@ -72,8 +72,8 @@ void init_layout(cublasLtMatrixLayoutOpaque_t& layout, const Operand& o) {
   CUBLAS_CHECK(cublasLtMatrixLayoutInit(&layout, cuda_type(o.dtype), o.rows, o.cols, o.ld));
 }
 
-// The cuBLASLt handle, its workspace and the plans made so far. The first product allocates the workspace outside the
-// arena (see kMatmulWorkspaceBytes); it lives as long as the handle.
+// The cuBLASLt handle, its workspace and the plans made so far. The workspace is allocated with the handle, outside the
+// arena (see kMatmulWorkspaceBytes), and freed with it.
 class CublasLt final : public BlasHandle {
  public:
   CublasLt(Device device, bool tuned_card) : device_(device), tuned_card_(tuned_card) {
@@ -90,7 +90,7 @@ class CublasLt final : public BlasHandle {
   CublasLt(const CublasLt&) = delete;
 
   static CublasLt& of(Context& ctx) {
-    constexpr int kTunedSms = 132;  // SMs of an H200 or an H100 SXM
+    constexpr int kTunedSms = 132;  // SMs of an H200 or an H100 SXM, for which the table was measured
     const bool tuned_card = ctx.may_use_sm90() && ctx.num_sms == kTunedSms;
     if (!ctx.blas) ctx.blas = std::make_unique<CublasLt>(ctx.device, tuned_card);
     return static_cast<CublasLt&>(*ctx.blas);
@@ -129,12 +129,12 @@ void set(cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t a
   CUBLAS_CHECK(cublasLtMatmulAlgoConfigSetAttribute(&algorithm, attribute, &value, sizeof(value)));
 }
 
-// The table's row for a product, or nullptr. Rows are for linear layers in bf16 with 16-byte aligned operands.
+// The table's row for this product, or nullptr. The table is for linear layers in bf16 with 16-byte aligned operands.
 const TunedProduct* find_tuned(const Problem& p) {
   if (p.a.dtype != DType::bf16) return nullptr;
   for (const Operand* o : {&p.a, &p.b, &p.c, &p.d})
     if (o->alignment < 16 || o->ld % 8 != 0) return nullptr;
-  // cuBLASLt's A is this op's B, and its rows are our columns.
+  // cuBLASLt's A is this op's B, and its rows are this op's columns.
   const auto is = [&](LinearPass pass, int64_t in, int64_t out, int64_t rows) {
     switch (pass) {
       case LinearPass::forward:  // x [rows,in] times w [out,in] transposed
@@ -156,7 +156,8 @@ const TunedProduct* find_tuned(const Problem& p) {
   return nullptr;
 }
 
-// Sets plan.algorithm from the table. False, without effect, if the table or the library has none for this problem.
+// Sets plan.algorithm from the table. Returns false, with plan unchanged, if the table has no algorithm for this
+// problem or the library rejects it.
 bool CublasLt::use_tuned(Plan& plan, const Problem& p) const {
   const TunedProduct* const t = tuned_card_ ? find_tuned(p) : nullptr;
   if (t == nullptr) return false;
@@ -182,8 +183,8 @@ bool CublasLt::use_tuned(Plan& plan, const Problem& p) const {
 
 Plan CublasLt::make_plan(const Problem& p) const {
   Plan plan;
-  // PEDANTIC forbids every substitute for fp32 arithmetic (TF32, sums of bf16 products). bf16 operands need the plain
-  // compute type, which allows tensor cores.
+  // CUBLAS_COMPUTE_32F_PEDANTIC forbids every substitute for fp32 arithmetic (TF32, sums of bf16 products). bf16
+  // operands need CUBLAS_COMPUTE_32F, which allows tensor cores.
   const cublasComputeType_t compute = p.a.dtype == DType::f32 ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F;
   CUBLAS_CHECK(cublasLtMatmulDescInit(&plan.product, compute, CUDA_R_32F));
   set<int32_t>(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -225,7 +226,7 @@ void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOp
   if (ctx.planning) return;
   CublasLt& lt = CublasLt::of(ctx);
   const ConstTensor c = addend.empty() ? ConstTensor(d) : addend;
-  // Operands are swapped: cuBLASLt's A is this op's B.
+  // The operands are swapped: cuBLASLt's A is this op's B.
   Plan& plan = lt.plan({options.trans_b, options.trans_a, b, a, c, ConstTensor(d)});
   const float alpha = static_cast<float>(options.alpha);
   const float beta = options.accumulate || !addend.empty() ? 1.0f : 0.0f;

@@ -1,5 +1,5 @@
-// Matrix products through cuBLASLt and CBLAS: D = alpha * op(A) op(B) + addend. Sums are in fp32 (f64 for f64); f32
-// never uses TF32.
+// Matrix products by cuBLASLt on a GPU and CBLAS on the CPU: D = alpha * op(A) op(B) + addend. Sums are in fp32 (f64
+// for f64). f32 operands are never rounded to TF32.
 #pragma once
 #include <string>
 
@@ -7,12 +7,12 @@
 
 namespace triad {
 
-// Bytes of cuBLASLt's workspace on the device, for split-K sums. One per context, allocated by its first product on a
-// GPU and outside the arena, so a memory plan has to add it. 32 MiB is NVIDIA's recommendation for Hopper.
+// Size of cuBLASLt's workspace in device memory, for split-K sums. Each context has one, which its first product on a
+// GPU allocates outside the arena, so a memory plan has to add it. 32 MiB is what NVIDIA recommends for Hopper.
 inline constexpr int64_t kMatmulWorkspaceBytes = int64_t{32} << 20;
 
-// Allocates OpenBLAS's work buffers, once per process (mostly address space that is never touched); throws if a limit
-// on addresses (ulimit -v) refuses them, where OpenBLAS itself would retry forever. The first product calls this. A
+// Makes OpenBLAS allocate its work buffers, once per process (mostly address space that is never written). Throws if a
+// limit on addresses (ulimit -v) forbids them; OpenBLAS itself would retry forever. The first product calls this. A
 // memory plan calls it earlier, before it reads how much memory is free.
 void allocate_matmul_buffers();
 
@@ -22,25 +22,27 @@ struct MatmulOptions {
   bool accumulate = false;  // D += instead of D =
 };
 
-// D [M,N] T or acc  <-  A [M,K] (or [K,M] if trans_a) T, B [K,N] (or [N,K] if trans_b) T; row-major, any row stride.
-// addend [M,N] of D's dtype, if given, is added before the single rounding (a residual); not together with accumulate.
+// D [M,N] T or acc overwritten, or added to with `accumulate`  <-  A [M,K] (or [K,M] if trans_a) T, B [K,N] (or [N,K]
+// if trans_b) T; row-major, any row stride. addend [M,N] of D's dtype, if given, is added before the single rounding,
+// as for a residual; not together with accumulate.
 void matmul(Context&, Tensor d, ConstTensor a, ConstTensor b, const MatmulOptions& = {}, ConstTensor addend = {});
 
 // A linear layer y = x w^T: y [N,out] T overwritten  <-  x [N,in] T, w [out,in] T; addend [N,out] T as in matmul.
 void linear_forward(Context&, Tensor y, ConstTensor x, ConstTensor w, ConstTensor addend = {});
-// dx [N,in] T overwritten (skipped if absent); dw [out,in] acc added to, or overwritten if add is false  <-  dy [N,out]
-// T; x, w as in forward.
+// dx [N,in] T overwritten (not computed if absent); dw [out,in] acc added to, or overwritten if add is false  <-  dy
+// [N,out] T; x, w as in forward.
 void linear_backward(Context&, Tensor dx, Tensor dw, ConstTensor dy, ConstTensor x, ConstTensor w, bool add = true);
-// The two halves of linear_backward, for callers that recompute x between them.
+// The two halves of linear_backward() as separate calls, for callers that recompute x in between.
 void linear_backward_input(Context&, Tensor dx, ConstTensor dy, ConstTensor w);
 void linear_backward_weight(Context&, Tensor dw, ConstTensor dy, ConstTensor x, bool add = true);
 
-// The leading dimension of a matrix for BLAS: elements between rows. The unused stride of a single row counts as dense.
+// The leading dimension of a matrix for BLAS: elements from one row to the next. For a single row, whose stride is
+// unused, the length of the row.
 inline int64_t leading_dimension(const ConstTensor& t) {
   return t.size(0) > 1 ? t.stride[0] : (t.size(1) > 0 ? t.size(1) : 1);
 }
 
-// Names and versions of the BLAS libraries: "OpenBLAS 0.3.21 ..., cuBLASLt 13.0".
+// The BLAS libraries in use and their versions: "OpenBLAS 0.3.21 ..., cuBLASLt 13.0".
 std::string matmul_libraries();
 
 namespace cuda {

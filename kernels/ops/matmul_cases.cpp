@@ -1,4 +1,4 @@
-// Cases of matmul at every combination of transposes, and of the linear layer.
+// Cases of matmul with all combinations of transposes, and of the linear layer.
 #include "kernels/common/op_case.h"
 #include "kernels/ops/matmul.h"
 
@@ -14,7 +14,7 @@ struct Product {
   int64_t row_pad = 0;
 };
 
-// The gradient of D = alpha op(A) op(B) is two more products, which also check the other transposes.
+// The gradient of D = alpha op(A) op(B): two more products, which also check the other transposes.
 void matmul_gradient(Context& ctx, const Args& t, const MatmulOptions& o) {
   const Tensor dd = t["dd"], a = t["a"], b = t["b"];
   if (o.trans_a) {
@@ -44,7 +44,7 @@ OpCase product_case(const Product& p) {
   return c;
 }
 
-// D += A B with D in the acc type.
+// A case of D += A B with D in the accumulator type.
 OpCase accumulate_case(const std::string& name, int64_t M, int64_t N, int64_t K, bool trans_a) {
   OpCase c{.op = "matmul", .name = name};
   c.args = {{.name = "a", .role = ArgRole::input, .shape = trans_a ? Shape{K, M} : Shape{M, K}},
@@ -81,7 +81,7 @@ OpCase linear_bench(const std::string& name, int64_t rows, int64_t in, int64_t o
   c.forward_flops = 2 * x * static_cast<double>(out);
   c.forward_bytes = 2 * (x + w + y);
   c.backward_flops = 2 * c.forward_flops;
-  c.backward_bytes = 2 * (y + x + w) + 2 * x + 8 * w;  // dw has 4 bytes an element, read and written
+  c.backward_bytes = 2 * (y + x + w) + 2 * x + 8 * w;  // dw has 4 bytes an element and is read and written
   return c;
 }
 

@@ -1,8 +1,8 @@
-// Linear-layer products of model M7C for which a measured cuBLASLt algorithm is faster than the heuristic's first. A
-// table, not autotuning at startup: the same problem has the same algorithm, and so the same bits, in every run. The
-// rows were found by timing all of cuBLASLt's tiles, schedules, clusters and splits on an H200
-// (tests/baselines/notes/ops.md). On another card, or if the library no longer accepts an algorithm, the heuristic's
-// first is used.
+// Table of cuBLASLt algorithms for the linear layers of model M7C, where a measured one is faster than the first one of
+// cuBLASLt's heuristic. A table rather than autotuning at startup, so that a problem has the same algorithm, and so the
+// same bits, in every run. Its rows were found by timing all of cuBLASLt's tiles, schedules, clusters and splits on an
+// H200 (tests/baselines/notes/ops.md). On another card, or if the library no longer accepts an algorithm, the
+// heuristic's first one is used.
 #pragma once
 #include <cstdint>
 
@@ -11,11 +11,13 @@ namespace triad::cuda {
 // The three products of a linear layer y = x w^T, w [out,in], over `rows` rows.
 enum class LinearPass { forward, dx, dw };
 
+// The algorithm for products of a linear layer with these sizes and with min_rows to max_rows rows.
 struct TunedProduct {
   LinearPass pass;
   int64_t in, out;
   int64_t min_rows, max_rows;
-  // cublasLtMatmulTile_t, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, cublasLtClusterShape_t, number of split-K parts.
+  // cuBLASLt's codes cublasLtMatmulTile_t, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION and cublasLtClusterShape_t; number of
+  // split-K parts.
   uint32_t tile, schedule;
   uint16_t cluster;
   int32_t split;

@@ -1,6 +1,6 @@
-// RMSNorm on the GPU, one warp per row; a lane takes the 16-byte vectors lane, lane + 32, ... of the row. Its first
+// RMSNorm on the GPU, one warp per row. A lane processes the 16-byte vectors lane, lane + 32, ... of the row. Its first
 // three vectors stay in registers between the two passes over the row; later ones are read again, from L1. Rows of at
-// most three vectors a lane (C <= 768 in bf16) have kernels of their own that keep everything in registers.
+// most three vectors per lane (C <= 768 in bf16) have kernels of their own that keep everything in registers.
 //   forward   Moves 2 tensors of [N,C]: x in, y out.
 //   backward  Moves 3: dy, x in, dx out (5 in a layer, with dresidual in and y out). dw sums over all rows: each warp
 //             keeps the sum of its rows, in registers if they suffice, otherwise in its own part of shared memory. A
@@ -17,12 +17,12 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kMaxWarps = 8;
-constexpr int kCtasPerSm = 2;              // CTAs per SM in backward
-constexpr int64_t kSumBytes = 108 * 1024;  // per CTA; two CTAs fit into the 227 KiB of an SM
+constexpr int kCtasPerSm = 2;              // resident CTAs per SM in backward
+constexpr int64_t kSumBytes = 108 * 1024;  // bytes of sums per CTA, so that two CTAs fit into the 227 KiB of an SM
 constexpr int kHeld = 3;                   // vectors of a row that a lane keeps in registers
-constexpr int kForwardRows = 2;            // per warp, with their loads in flight together
+constexpr int kForwardRows = 2;            // rows per warp, whose loads are in flight together
 
-// A lane's part of one row, in the memory format: as floats, bf16 would take twice the registers.
+// A lane's part of one row, kept as loaded: converted to floats, bf16 would take twice as many registers.
 template <class T, int V>
 class LaneRow {
  public:
@@ -32,15 +32,15 @@ class LaneRow {
       if (row != nullptr && lane + 32 * i < vectors)
         held_[i] = *reinterpret_cast<const Word*>(row + (lane + 32 * i) * V);
   }
-  // Vector `at` of the row, the i-th vector of this lane.
+  // Unpacks vector `at` of the row, which is the i-th vector of this lane.
   __device__ void get(float (&x)[V], int i, int64_t at) const {
     if (i < kHeld)
       load_vector<V>(x, reinterpret_cast<const T*>(&held_[i]));
     else
       load_vector<V>(x, row_ + at * V);
   }
-  // Calls body(i, at) for each vector of this lane; i is a compile-time constant for those in registers, kHeld for the
-  // others.
+  // Calls body(i, at) for each vector of this lane. i is a compile-time constant for those in registers and kHeld for
+  // the others.
   template <class Body>
   __device__ static void for_each(int lane, int64_t vectors, Body&& body) {
 #pragma unroll
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   });
 }
 
-// Loads a lane's vectors of a row into registers; zeros past the row's end.
+// Loads a lane's vectors of a row into registers, with zeros past the row's end.
 template <int V, class T, int kWords>
 __device__ __forceinline__ void read_row(uint4 (&to)[kWords], const T* row, int lane, int vectors) {
 #pragma unroll
@@ -131,20 +131,20 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
 
 template <class T>
 struct BackwardRows {
-  T *dx, *y;  // dx may alias dy or dresidual: a lane reads its inputs of a vector before it writes the vector
+  T *dx, *y;  // dx may be the same tensor as dy or dresidual: a lane reads each vector before it writes it
   const T *dy, *x, *dresidual;
   int64_t dx_stride, y_stride, dy_stride, x_stride, dresidual_stride;
 };
 
-// Backward of rows of at most kWords vectors a lane, with inputs, weights and the lane's sums for dw in registers.
-// kInLayer: with both dresidual and y; otherwise with neither.
+// Backward for rows of at most kWords vectors per lane, with inputs, weights and the lane's sums for dw in registers.
+// kInLayer: both dresidual and y are given; otherwise neither.
 template <class T, int kWords, bool kInLayer>
 __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
     rmsnorm_backward_in_registers_kernel(BackwardRows<T> p, float* __restrict__ slices, const T* __restrict__ w,
                                          const float* __restrict__ rrms, int64_t N, int C) {
   constexpr int V = kVector<T>;
   extern __shared__ float4 shared_memory[];
-  float* const sums = reinterpret_cast<float*>(shared_memory);  // [warps][C], written after the loop over rows
+  float* const sums = reinterpret_cast<float*>(shared_memory);  // [warps][C]; written after the loop over rows
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, vectors = C / V;
   uint4 weights[kWords];
   read_row<V>(weights, w, lane, vectors);
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
   float* const sums = reinterpret_cast<float*>(shared_memory);  // [warps][C]
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t vectors = C / V;
-  float* const sum_row = sums + warp * C;  // a lane touches only its own vectors, so no barrier is needed
+  float* const sum_row = sums + warp * C;  // a lane accesses only its own vectors, so no barrier is needed
   Row::for_each(lane, vectors, [&](int, int64_t at) { store_vector<V>(sum_row + at * V, {}); });
 
   for (int64_t row = int64_t{blockIdx.x} * warps + warp; row < N; row += int64_t{gridDim.x} * warps) {
@@ -267,12 +267,12 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kCtasPerSm)
   }
 }
 
-// Whether the kernels in registers take rows of C elements. They are built for bf16 only.
+// Whether rows of C elements fit the kernels that keep them in registers, which are compiled for bf16 only.
 template <class T>
 bool fits_registers(int64_t C) {
   return !std::is_same_v<T, float> && C <= 32 * kHeld * kVector<T>;
 }
-// Calls f.template operator()<n>() with n = the number of 16-byte vectors a lane holds of a row.
+// Calls f.template operator()<n>() with n = the number of 16-byte vectors that a lane holds of a row of C elements.
 template <class T, class F>
 void dispatch_words(int64_t C, F&& f) {
   if constexpr (!std::is_same_v<T, float>) {

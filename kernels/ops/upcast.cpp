@@ -1,4 +1,4 @@
-// Shape checks of upcast and downcast. Kernels exist for GPUs only; the CPU's route is the reference itself.
+// Shape checks of upcast and downcast, which exist on GPUs only: on the CPU every route is the reference.
 #include "kernels/ops/upcast.h"
 
 #include "engine/check.h"

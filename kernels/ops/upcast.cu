@@ -1,4 +1,4 @@
-// Upcast and downcast on the GPU, one element a thread. Only the reference routes use them, so they are not optimised.
+// Upcast and downcast on the GPU, one element per thread. Not optimised, since only the reference routes use them.
 #include "kernels/common/launch.cuh"
 #include "kernels/ops/upcast.h"
 
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The offset, in a strided tensor, of element i of the contiguous tensor of the same shape.
+// at(i): the offset in a strided tensor of element i of the contiguous tensor of the same shape.
 struct Strided {
   int64_t size1, size2, width, stride0, stride1, stride2;
   __device__ int64_t at(int64_t i) const {
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i < n) y[i] = to_float(x[from.at(i)]);
 }
 
-// y may alias the addend.
+// Writes x plus the addend, rounded to bf16. y may be the addend itself.
 __global__ void __launch_bounds__(kThreads)
     downcast_kernel(__nv_bfloat16* y, const Strided to, const float* __restrict__ x, const __nv_bfloat16* addend,
                     const Strided added, int64_t n) {

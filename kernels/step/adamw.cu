@@ -1,7 +1,7 @@
-// AdamW on the GPU in one pass, bound by memory: per parameter 16 bytes read (master, m, v, grad) and 14 written (2 of
-// them the bf16 weight). A thread updates 8 adjacent parameters: two 16-byte loads of each of four arrays are 128 bytes
-// in flight, and the weights are one 16-byte store. Every thread computes the clip factor from the norm in device
-// memory, so neither another kernel nor the host is needed; if the norm is not finite, no thread writes.
+// AdamW on the GPU in one pass, bound by memory: for each parameter 16 bytes read (master, m, v, grad) and 14 written
+// (2 of them the bf16 weight). A thread updates 8 adjacent parameters: two 16-byte loads of each of four arrays are 128
+// bytes in flight, and the weights are one 16-byte store. Every thread computes the clip factor from the norm in device
+// memory, so no other kernel is needed and the host need not wait. If the norm is not finite, no thread writes.
 #include <cmath>
 
 #include "kernels/common/bthd.cuh"
@@ -11,10 +11,10 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kElements = 8;  // per thread
+constexpr int kElements = 8;  // parameters per thread
 
 struct Coefficients {
-  float beta1, new1, beta2, new2;  // new1, new2: 1 - beta
+  float beta1, new1, beta2, new2;  // new1, new2: 1 - beta1, 1 - beta2
   float decay, step_size;          // 1 - lr * weight_decay; lr / (1 - beta1^step)
   float root_scale, eps;           // 1 / sqrt(1 - beta2^step)
   double grad_clip;
@@ -22,7 +22,7 @@ struct Coefficients {
 
 struct State {
   float *master, *m, *v;
-  __nv_bfloat16* weights;  // null if master is the compute weight
+  __nv_bfloat16* weights;  // null if the model computes with master itself
   const float* grad;
 };
 

@@ -1,5 +1,5 @@
-// Cases of AdamW. The op updates in place, so a case first copies its inputs to its outputs; equal inputs then give
-// equal outputs. In bf16 the weights are the rounded master, otherwise a plain copy.
+// Cases of AdamW. The op updates in place, so a case first copies its inputs to its outputs, and equal inputs give
+// equal outputs. In bf16 the weights are the rounded master, otherwise a copy of it.
 #include <limits>
 
 #include "engine/rng.h"
@@ -35,13 +35,13 @@ OpCase adamw_case(std::string name, int64_t n, const AdamWOptions& o, double gra
     copy(ctx, master, t["master0"]);
     copy(ctx, t["m"], t["m0"]);
     copy(ctx, t["v"], t["v0"]);
-    cast(ctx, weights, master);  // the expected weights if the norm is not finite and nothing is updated
+    cast(ctx, weights, master);  // weights keep these values if the norm is not finite
     const bool rounded = weights.dtype == DType::bf16;
     adamw(ctx, master, rounded ? weights : Tensor{}, t["m"], t["v"], t["grad"], t["norm_squared"], o);
     if (!rounded) copy(ctx, weights, master);
   };
-  // Bytes in bf16: 3 copies of f32, a cast to bf16, the update. In f32 the update writes no weights, so doubling the
-  // bytes slightly overcounts.
+  // Bytes in bf16: 3 copies of f32, a cast to bf16, the update. In f32 the update writes no weights, so the doubled
+  // number is slightly too high.
   const double elements = static_cast<double>(n);
   c.forward_flops = 16 * elements;
   c.forward_bytes = (3 * 8 + 6 + 30) * elements;

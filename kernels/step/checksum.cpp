@@ -1,4 +1,4 @@
-// The checksum on the CPU: one loop over the words.
+// The checksum on the CPU, in one loop over the words.
 #include "kernels/step/checksum.h"
 
 #include <cstring>

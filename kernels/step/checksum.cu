@@ -1,5 +1,5 @@
-// Checksums on the GPU, bound by memory: each word is read once. Sums are integers, so the CTAs' sums may be added by
-// atomics in any order.
+// Checksums on the GPU, bound by memory: each word is read once. Sums are integers, so atomics may add the CTAs' sums
+// in any order.
 #include <cub/block/block_reduce.cuh>
 
 #include "kernels/common/launch.cuh"

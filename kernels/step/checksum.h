@@ -1,5 +1,5 @@
-// A checksum for comparing tensors between ranks: the sum over 32-bit words of word i times an odd weight of i, modulo
-// 2^64. A change of any single word changes it. Integer sums do not depend on the order of additions.
+// A checksum by which tensors of different ranks are compared: the sum over all 32-bit words of word i times an odd
+// weight of i, modulo 2^64. A change of a single word always changes it. The order of additions does not matter.
 #pragma once
 #include "engine/context.h"
 

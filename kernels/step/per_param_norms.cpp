@@ -1,4 +1,4 @@
-// Per-parameter norms on the CPU: parallel over pieces, then over parts.
+// Gradient norms per parameter on the CPU, in parallel over pieces, then over parts.
 #include "kernels/step/per_param_norms.h"
 
 #include <cmath>

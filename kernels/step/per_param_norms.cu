@@ -1,5 +1,5 @@
-// Per-parameter norms on the GPU, bound by memory: each f32 is read once. One kernel sums a piece per CTA, a second one
-// adds a part's pieces with one warp per part. Sums are double; their order depends on the sizes alone.
+// Gradient norms per parameter on the GPU, bound by memory: each f32 is read once. In the first kernel a CTA sums one
+// piece; in the second a warp adds one part's pieces. Sums are in double, in an order that depends on the sizes alone.
 #include "kernels/common/bthd.cuh"
 #include "kernels/step/per_param_norms.h"
 
@@ -8,8 +8,8 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-// Parts may start at any element: up to 3 elements before the first aligned vector and after the last one are read one
-// by one.
+// Sums one piece. A part may start at any element, so up to 3 elements before the first 16-byte vector and after the
+// last one are read one by one.
 __global__ void __launch_bounds__(kThreads)
     param_norm_pieces_kernel(double* __restrict__ partial, const float* __restrict__ x,
                              const int64_t* __restrict__ pieces) {

@@ -1,12 +1,12 @@
-// The squared gradient norm of every parameter in one call. Sums are in double and in a fixed order: each part
-// (parameter) of the buffer is cut into pieces of at most kSumPiece elements, then the sums of a part's pieces are
-// added in order.
+// The squared gradient norm of every parameter in one call. A part is the range of one parameter in the gradient
+// buffer; it is cut into pieces of at most kSumPiece elements. Sums are in double and in a fixed order: within a piece,
+// then over a part's pieces.
 #pragma once
 #include "engine/context.h"
 
 namespace triad {
 
-// The columns of a part's row of results.
+// The columns of `norms`; each part has a row.
 struct ParamNorms {
   enum : int64_t {
     squares,     // sum of x^2; not finite if an element is not

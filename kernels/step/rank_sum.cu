@@ -1,4 +1,5 @@
-// Sums over ranks on the GPU. A thread adds 16 bytes of each rank, or one element if rows are not whole vectors.
+// Sums over ranks on the GPU. A thread adds 16 bytes of each rank, or one element if rows are not whole 16-byte
+// vectors.
 #include "kernels/common/bthd.cuh"
 #include "kernels/step/rank_sum.h"
 

@@ -1,12 +1,12 @@
-// Adds the shares of several ranks in rank order: the arithmetic of a reduce-scatter whose data were moved by copies
-// (engine/comm/peer_copies.h).
+// Adds the contributions of several ranks in rank order: the arithmetic of a reduce-scatter whose data were moved by
+// copies (engine/comm/peer_copies.h).
 #pragma once
 #include "engine/context.h"
 
 namespace triad {
 
-// out [n] T overwritten  <-  own [n] T: this rank's share (may be out itself); parts [world,n] T: the ranks' shares, of
-// which row `rank` is not read. Added in the acc type, rounded once.
+// out [n] T overwritten  <-  own [n] T: this rank's contribution (may be out itself); parts [world,n] T: the ranks'
+// contributions, of which row `rank` is not read. Added in the accumulator type, rounded once.
 void rank_sum(Context&, Tensor out, ConstTensor own, ConstTensor parts, int64_t rank);
 
 namespace cuda {

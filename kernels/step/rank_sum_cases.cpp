@@ -1,4 +1,4 @@
-// Cases of the sum over ranks, with and without vectors of 16 bytes.
+// Cases of the sum over ranks, with lengths that are and are not multiples of 16 bytes.
 #include "kernels/common/op_case.h"
 #include "kernels/step/rank_sum.h"
 

@@ -1,4 +1,4 @@
-// Sums over a whole tensor on the CPU: parallel over pieces; one thread adds the pieces.
+// Sums over a whole tensor on the CPU, in parallel over pieces; one thread adds the pieces.
 #include "kernels/step/reduce.h"
 
 #include <algorithm>

@@ -1,16 +1,16 @@
-// Sums over a whole tensor, in double and in a fixed order: the sum of each piece of kSumPiece elements, then the
+// Sums over a whole tensor, in double and in a fixed order: first the sum of each piece of kSumPiece elements, then the
 // pieces in order.
 #pragma once
 #include "engine/context.h"
 
 namespace triad {
 
-// out [1] f64, overwritten or (add) added to  <-  x: contiguous, any float dtype
+// out [1] f64, overwritten, or added to if `add`  <-  x: contiguous, any float dtype
 void sum(Context&, Tensor out, ConstTensor x, bool add = false);
 void sum_of_squares(Context&, Tensor out, ConstTensor x, bool add = false);
 
-// The two steps of sum_of_squares, with the same bits, for sums whose pieces are spread over ranks. partials: one f64
-// for each kSumPiece elements of x.
+// The two stages of sum_of_squares() as separate calls, for sums whose pieces are spread over ranks; the result has the
+// same bits. partials [pieces] f64: one for each kSumPiece elements of x.
 inline constexpr int64_t kSumPiece = 1 << 14;
 void square_pieces(Context&, Tensor partials, ConstTensor x);
 void sum_pieces(Context&, Tensor out, ConstTensor partials);

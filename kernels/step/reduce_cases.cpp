@@ -1,4 +1,4 @@
-// Cases of the sums. Output `both` checks adding: the squares are added to the sum.
+// Cases of the sums. The output `both` checks the option `add`: squares are added to the sum.
 #include "kernels/common/op_case.h"
 #include "kernels/step/reduce.h"
 
@@ -20,11 +20,11 @@ OpCase reduce_case(std::string name, Shape shape, double mean) {
   };
   const double n = static_cast<double>(shape.numel());
   c.forward_flops = 6 * n;
-  c.forward_bytes = 4 * 2 * n, c.forward_written = 0;  // four passes over x in 2-byte elements
+  c.forward_bytes = 4 * 2 * n, c.forward_written = 0;  // forward reads x four times
   return c;
 }
 
-OpCase norm_case(std::string name, int64_t n) {  // gradients, which are f32 even if weights are bf16
+OpCase norm_case(std::string name, int64_t n) {  // x as gradients, which are f32 even if weights are bf16
   OpCase c{.op = "reduce", .name = std::move(name)};
   c.args = {{.name = "x", .role = ArgRole::constant, .shape = {n}, .type = ArgType::acc},
             {.name = "squares", .role = ArgRole::output, .shape = {1}, .type = ArgType::f64}};

@@ -1,4 +1,4 @@
-// judge_step on the CPU: whether a step may be applied.
+// judge_step() on the CPU: decides whether a step may be applied.
 #include "kernels/step/step_guard.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ int64_t first_bad_part(ConstTensor grads, ConstTensor parts) {
   return -1;
 }
 
-// Sums the ranks' losses and stop requests, and finds the first rank with bad numbers.
+// Sums the ranks' losses and stop requests, and finds the first rank whose numbers are not finite.
 void read_ranks(double* numbers, ConstTensor ranks) {
   const int64_t world = ranks.empty() ? 0 : ranks.size(0);
   if (world > 0) numbers[StepNumbers::loss] = 0;

@@ -1,5 +1,5 @@
-// judge_step on the GPU, by one CTA: whether a step may be applied. Only if a number is not finite does it search the
-// gradient, part after part, for the first bad one.
+// judge_step() on the GPU, by one CTA: decides whether a step may be applied. Only if a number is not finite, it
+// searches the gradient for the first bad part.
 #include "kernels/common/launch.cuh"
 #include "kernels/step/step_guard.h"
 
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int64_t j = threadIdx.x; j < parts[2 * i + 1]; j += kThreads) all_finite &= isfinite(part[j]);
     if (!__syncthreads_and(all_finite)) bad = i;
   }
-  __syncthreads();  // all threads have read the numbers
+  __syncthreads();  // all threads have read `numbers`
   if (threadIdx.x != 0) return;
   numbers[StepNumbers::loss] = loss;
   numbers[StepNumbers::bad_rank] = static_cast<double>(bad_rank);

@@ -5,33 +5,33 @@
 
 namespace triad {
 
-// The elements of a step's tensor of numbers.
+// The columns of a step's tensor of numbers, `numbers`.
 struct StepNumbers {
   enum : int64_t {
-    loss,          // in: the sum of the loss over the step's positions
-    norm_squared,  // in: the squared norm of the whole gradient
-    applied,       // out: norm_squared if the step may be applied, else NaN, which makes AdamW skip the update
-    halted,        // in and out: 1 once a step was not finite and `halt` was set; no later step is applied
-    bad_part,      // out: the first part of this step's gradient that is not finite; -1: none
-    bad_rank,      // out: the first rank whose own numbers are not finite; -1: none, or a single rank
-    stop,          // out: not 0 if a rank requested an orderly end after this step
+    loss,          // in: sum of the loss over all positions of the step
+    norm_squared,  // in: squared norm of the whole gradient
+    applied,       // out: norm_squared if the step may be applied, else NaN, by which AdamW skips the update
+    halted,        // in and out: 1 after a step that was not finite with `halt` set; no later step is applied
+    bad_part,      // out: index of the first part of the gradient that is not finite; -1: none
+    bad_rank,      // out: first rank whose loss or probe is not finite; -1: none, or without `ranks`
+    stop,          // out: not 0 if a rank requested that the run ends after this step
     count
   };
 };
 
-// One rank's share of a step, before gradients are summed: one row of a tensor.
+// The columns of `ranks`: one rank's share of a step, before gradients are summed over ranks.
 struct RankNumbers {
   enum : int64_t {
-    loss,   // the sum of the loss over the rank's positions
-    probe,  // sum of squares of a small gradient computed last in backward, which any earlier NaN reaches
+    loss,   // sum of the loss over the rank's positions
+    probe,  // sum of squares of a small gradient that backward computes last; any earlier NaN reaches it
     stop,   // not 0: this rank was requested to end the run
     count
   };
 };
 
 // numbers [StepNumbers::count] f64 updated  <-  grads [n] acc; parts [p,2] i64: first element and number of elements of
-// each part; ranks [world, RankNumbers::count] f64, rows of any stride, may be absent. With ranks, loss is set to the
-// sum of their losses in rank order. halt: if this step may not be applied, no later step is applied either.
+// each part; ranks [world, RankNumbers::count] f64, rows of any stride, may be absent. If ranks is given, loss is set
+// to the sum of the ranks' losses in rank order. halt: a step that may not be applied stops all later ones too.
 void judge_step(Context&, Tensor numbers, ConstTensor grads, ConstTensor parts, ConstTensor ranks, bool halt);
 
 namespace cuda {

@@ -1,4 +1,4 @@
-// Memory traffic on the CPU: the XOR of all vectors read, written to every vector.
+// Memory traffic on the CPU: computes the XOR of all vectors of `read` and writes it to every vector of `written`.
 #include "kernels/step/traffic.h"
 
 #include <array>

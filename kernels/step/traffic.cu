@@ -1,5 +1,6 @@
-// Each CTA reads and writes one piece, 16 KiB of the longer tensor, without a loop: the fastest of the forms tried, for
-// reads alone and for any mixture, and as fast as the device's own copy for equal amounts.
+// Memory traffic on the GPU: each CTA reads and writes one piece, 16 KiB of the longer tensor, without a loop. For
+// reads alone and for any mixture this was the fastest of the forms tried, and for equal amounts it is as fast as the
+// device's own copy.
 #include <algorithm>
 
 #include "kernels/common/launch.cuh"
@@ -10,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 256, kBatch = 4;
 
-// If nothing is written, a comparison with an unlikely value keeps the compiler from removing the reads.
+// If nothing is written, a comparison with an unlikely value prevents the compiler from removing the reads.
 __global__ void __launch_bounds__(kThreads)
     traffic_kernel(uint4* __restrict__ written, int64_t writes, const uint4* __restrict__ read, int64_t reads) {
   const int64_t parts = gridDim.x, part = blockIdx.x;

@@ -1,5 +1,6 @@
-// A transmission error for tests, preloaded with LD_PRELOAD. TRIAD_FLIP="RANK COUNT": in this rank's COUNT-th
-// all-gather of at least 1,000 bytes, flips a bit in the middle of rank 0's part. Handles are pointers, as in Open MPI.
+// A transmission error that tests inject with LD_PRELOAD. TRIAD_FLIP="RANK COUNT": in the COUNT-th all-gather of at
+// least 1,000 bytes on rank RANK, flips a bit in the middle of the bytes received from rank 0. Assumes that MPI's
+// handles are pointers, as in Open MPI.
 #include <dlfcn.h>
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// A profiler for tests, loaded by NVTX through NVTX_INJECTION64_PATH: writes a line to the file TRIAD_RANGES for each
-// range that begins (its name) or ends ("end"), preceded by one dot for each open range.
+// A profiler for tests, which NVTX loads if NVTX_INJECTION64_PATH names it. For each range that begins or ends it
+// writes a line to the file TRIAD_RANGES: the range's name, or "end", after one dot for each enclosing range.
 #include <nvtx3/nvToolsExt.h>
 
 #include <cstdio>

@@ -13,7 +13,7 @@ void read_config(std::string_view bytes) {
     sets.emplace_back(rest.substr(0, end));
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }
-  // Messages about a key do not name the file, because the value may come from --set.
+  // Messages about a key do not name the file, because the value may come from --set; hence the empty file name.
   const std::optional<LoadedConfig> loaded = read_or_refuse("", [&] { return load_config(path, sets); });
   if (!loaded) return;
   const std::string printed = dump_json(config_to_json(loaded->config), 2);
@@ -22,7 +22,7 @@ void read_config(std::string_view bytes) {
   const std::optional<LoadedConfig> read =
       read_or_refuse("", [&] { return load_config(scratch_file("printed.json", printed), {}); });
   expect(read && dump_json(config_to_json(read->config), 2) == printed, "its echo does not load: {}", printed);
-  // The checks before a run, if the tokenizer needs no file.
+  // The checks before a run may read tokenizer files, but not for the tokenizer "byte".
   if (loaded->config.data.tokenizer == "byte") accepts("", [&] { loaded->config.check_run(); });
 }
 

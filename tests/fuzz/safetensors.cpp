@@ -1,5 +1,6 @@
-// Fuzzes the reader of safetensors files (io/safetensors.h). A mutated header would rarely match the length field
-// before it, so an input of two sections is a header and the data, and the length is computed here.
+// Fuzzes the reader of safetensors files (io/safetensors.h). A safetensors file begins with the length of its header,
+// which random changes to the header rarely match. An input may therefore consist of two sections, header and data,
+// from which the file is built with the right length.
 #include <algorithm>
 #include <cstring>
 
@@ -62,7 +63,7 @@ void read_safetensors(std::string_view input) {
   expect(looks_like, "{}: read, but is_safetensors() is false", path);
   const auto size = static_cast<int64_t>(bytes.size());
   int64_t end = file->entries().empty() ? size : file->entries().front().begin;
-  bool sound = true;  // all checksums match
+  bool sound = true;  // whether all checksums match
   for (const TensorEntry& entry : file->entries()) {
     expect(entry.begin == end && entry.end >= entry.begin && entry.end <= size, "{}: {} lies at [{}, {}) of {}", path,
            entry.name, entry.begin, entry.end, size);

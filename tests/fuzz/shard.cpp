@@ -1,5 +1,5 @@
-// Fuzzes the reader of token shards (io/data/shards.h), with the same bytes as tokens.bin and as train.bin: shards
-// without a header (nanoGPT's) are recognized by that name.
+// Fuzzes the reader of token shards (io/data/shards.h). The same bytes are read as tokens.bin and as train.bin, because
+// nanoGPT's shards, which have no header, are recognized by the latter name.
 #include <algorithm>
 #include <initializer_list>
 
@@ -41,7 +41,7 @@ void check_shard(const std::string& path, std::string_view bytes) {
   for (const int64_t outside : {int64_t{-1}, n, INT64_MAX})
     expect(!accepts(path, [&] { shard->read(outside, one); }), "{}: token {} of {} is read", path, outside, n);
 
-  if (most > INT32_MAX) return;  // larger than any vocabulary: ShardWriter does not write it
+  if (most > INT32_MAX) return;  // ShardWriter takes int32 tokens, so such a shard cannot be written again
   const std::string copy = scratch_folder() + "/copy.bin";
   ShardWriter writer(copy, shard->width());
   writer.append(tokens);

@@ -1,5 +1,5 @@
-// std::source_location for clang before 16, which lacks the builtin that libstdc++ needs for it. Included before all
-// else.
+// Defines std::source_location for clang before version 16, which lacks the builtin that libstdc++ needs for it. CMake
+// includes this file before all others.
 #pragma once
 namespace std {
 class source_location {

@@ -250,7 +250,7 @@ TEST_CASE("data: a read that hangs ends the wait, with what hangs", "[data]") {
   source->hangs_at = sequence_position(1, 24, 3) * 4;
   {
     Loader loader(source, {.seq_len = 4, .micro_batch = 1, .seed = 3, .stall_s = 0.2});
-    while (!source->hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // until batch 1 is being read
+    while (!source->hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // waits until batch 1 is read
     CHECK_NOTHROW(loader.next());
     const std::string error = error_of([&] { loader.next(); });
     INFO(error);
@@ -260,7 +260,7 @@ TEST_CASE("data: a read that hangs ends the wait, with what hangs", "[data]") {
   {
     const Loader loader(source, {.seq_len = 4, .micro_batch = 1, .seed = 3});
     while (!source->hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }  // a loader whose next() was never called is destroyed without waiting, too
+  }  // the destructor does not wait either if next() was never called
   CHECK(!source->came_back);
   source->let_go = true;  // the thread ends later; the loader's destruction freed nothing that it uses
   while (!source->came_back) std::this_thread::sleep_for(std::chrono::milliseconds(1));

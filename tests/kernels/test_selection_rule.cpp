@@ -1,4 +1,4 @@
-// Checks SelectionRule, shared by the CPU, the GPU and decoding, against the rule written out block by block.
+// Compares SelectionRule, which the CPU, the GPU and decoding share, with the rule written out block by block.
 #include <cstdint>
 #include <set>
 

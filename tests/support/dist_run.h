@@ -1,4 +1,4 @@
-// Helpers for tests that train on several ranks: start a run, and compare the files that it writes.
+// Helpers for tests that train on several ranks: they start runs, and compare the files that runs write.
 #pragma once
 #include <map>
 #include <string>
@@ -14,18 +14,21 @@ inline constexpr const char* kWeights = "/model.safetensors";
 // The arguments of `triad` that train configs/tiny.json on the CPU into the folder `out`.
 std::string train_args(const std::string& out, const std::string& more = "");
 
-// Trains with four micro-batches a step, divided among the ranks, and requires exit code 0. Returns the run's folder.
+// Trains on `ranks` processes with four micro-batches a step in total, and requires exit code 0. Returns the run's
+// folder.
 std::string run(const std::string& out, int ranks, const std::string& more = "");
 
-std::map<std::string, std::vector<float>> tensors(const std::string& path);  // of a safetensors file with F32 tensors
+// The tensors of a safetensors file by name; all must be F32.
+std::map<std::string, std::vector<float>> tensors(const std::string& path);
 
-// |a - b| / |a| of two safetensors files: over all elements, and of the worst tensor.
+// The relative difference |a - b| / |a| of two safetensors files, over all elements (all) and of the tensor with the
+// largest difference (worst).
 struct Difference {
   double all = 0, worst = 0;
 };
 Difference difference(const std::string& a_path, const std::string& b_path);
 
-bool same_file(const std::string& a, const std::string& b);  // equal bytes, and not empty
+bool same_file(const std::string& a, const std::string& b);  // true if the bytes are equal and the file is not empty
 std::vector<std::string> lines(const std::string& path);
 
 // Column `name` of a CSV file, by step.

@@ -1,4 +1,4 @@
-// Reads a run's heartbeats.
+// Reads the heartbeats of a run: the JSON lines that each rank appends to heartbeat_rankN.jsonl.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,7 +7,8 @@
 
 namespace triad::test {
 
-// A rank's heartbeats with this msg, in order. An incomplete last line is ignored; no file gives no heartbeats.
+// Returns the rank's heartbeats whose field "msg" equals msg, in the order of the file. Ignores a last line that is
+// still being written; returns an empty list if there is no file.
 std::vector<Json> heartbeats(const std::string& folder, int rank, const std::string& msg);
 
 }  // namespace triad::test

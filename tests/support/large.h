@@ -1,5 +1,5 @@
-// Helpers for tests of large tensors on a GPU: memory of the size that a dry run measures, inputs that repeat a random
-// piece, and errors of samples against double arithmetic on the host.
+// Helpers for tests of large tensors on a GPU: memory of the size that a dry run measures, inputs that repeat a short
+// random sequence, and errors of sampled results against double arithmetic on the host.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -11,10 +11,10 @@
 
 namespace triad::test {
 
-// A prime that divides no stride of a test, so that rows of a tensor that repeats a piece of this length differ.
+// The length of the random sequence: a prime that divides no stride of a test, so that rows of a tensor differ.
 inline constexpr int64_t kPieceLength = (int64_t{1} << 22) - 3;
 
-// n uniformly distributed numbers with this mean and standard deviation.
+// Returns n uniformly distributed numbers with the given mean and standard deviation.
 inline std::vector<float> draw(int64_t n, uint64_t stream, double std = 1, double mean = 0) {
   std::vector<float> x(static_cast<size_t>(n));
   const Philox random(20251121, stream);
@@ -36,7 +36,7 @@ inline void repeat(Context& ctx, Tensor t, const std::vector<float>& piece) {
     for (size_t i = 0; i < rounded.size(); ++i) rounded[i] = static_cast<T>(piece[i]);
     write(ctx, flat.slice(0, 0, done), rounded.data());
   });
-  for (int64_t count; done < n; done += count) {  // doubles the filled part
+  for (int64_t count; done < n; done += count) {  // each turn doubles the part that is filled
     count = std::min(done, n - done);
     copy(ctx, flat.slice(0, done, done + count), flat.slice(0, 0, count));
   }
@@ -66,8 +66,8 @@ inline double product(const float* x, const float* y, int64_t n) {
   return sum;
 }
 
-// The expected value of a row, and the scale of its error: its norm, or, if its terms cancel, the root of the sum of
-// the terms' squares (roundings are independent).
+// The expected value of a row, computed in double, and the scale of its error: the row's norm, or, if its terms cancel,
+// the root of the sum of the terms' squares (rounding errors are independent).
 struct Expected {
   std::vector<double> value;
   double terms_squared = 0;
@@ -86,7 +86,7 @@ struct Expected {
   }
   template <class T>
   double error_of(const T* got) const {
-    constexpr double kVanishing = 1e-40;  // the square of 1e-20: smaller floats need not be accurate
+    constexpr double kVanishing = 1e-40;  // the square of 1e-20; floats below 1e-20 need not be accurate
     double difference = 0, norm = 0;
     for (size_t j = 0; j < value.size(); ++j) {
       difference += (got[j] - value[j]) * (got[j] - value[j]);
@@ -116,7 +116,7 @@ inline bool require_gpu_memory(int64_t bytes) {
   return false;
 }
 
-// Sizes of arena and scratch for build(Runtime&), which allocates tensors and runs ops; found by a dry run.
+// Finds, by a dry run, the sizes of arena and scratch that build(Runtime&) needs, which allocates tensors and runs ops.
 template <class F>
 Runtime::Options memory_for(F&& build) {
   Runtime plan({.device = Device::cuda(), .planning = true});
@@ -128,7 +128,7 @@ Runtime::Options memory_for(F&& build) {
 inline Tensor allocate(Runtime& rt, DType dtype, const Shape& shape) {
   return rt.arena().alloc(MemTag::io, "test", dtype, shape);
 }
-// Memory for an op to overwrite: every float is a NaN, every i32 is far outside the range of indices.
+// Allocates memory that an op must overwrite: every float is NaN, every i32 is far outside the range of indices.
 inline Tensor poisoned(Runtime& rt, DType dtype, const Shape& shape) {
   const Tensor t = allocate(rt, dtype, shape);
   if (!rt.ctx().planning && t.numel() > 0)

@@ -1,4 +1,4 @@
-// Runs NSA on one sequence, on the CPU or a GPU with the same code; inputs and results can be read as doubles.
+// Runs NSA on one sequence, with the same code on the CPU and on a GPU; tests read inputs and results as doubles.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -25,7 +25,7 @@ struct Setting {
   double tolerance() const { return dtype == DType::bf16 ? 2e-2 : 2e-5; }
 };
 
-// Memory of a test on one device, with transfers from and to doubles.
+// The memory of a test on one device, and copies between that memory and doubles on the host.
 class Lab {
  public:
   explicit Lab(const Setting& s)
@@ -104,7 +104,7 @@ inline NsaConfig config(int64_t l, int64_t d, int64_t l_sel, int64_t n_sel, int6
   return c;
 }
 
-// One sequence of random inputs for NSA (phi avg), and its results.
+// Random inputs of one sequence for NSA, whose compression is the mean (phi avg), and NSA's results.
 struct Problem {
   Lab lab;
   Sizes n;

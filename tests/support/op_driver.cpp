@@ -10,7 +10,7 @@ namespace triad::test {
 
 namespace {
 constexpr std::byte kGuard{0xa5};
-constexpr int64_t kGuardBytes = kMemAlign;  // keeps the tensor aligned
+constexpr int64_t kGuardBytes = kMemAlign;  // a multiple of the alignment, so that the tensor itself is aligned
 }  // namespace
 
 int64_t OpRun::first_byte(const Slot& slot) const {
@@ -22,7 +22,7 @@ int64_t OpRun::region_bytes(const Slot& slot) const {
 
 OpRun::OpRun(const OpCase& c, const RunOptions& options) : case_(c), options_(options), slots_(slots_of(c)) {
   const Device device = options.device;
-  // Exactly the planned scratch: an op that takes more than its dry run fails.
+  // The scratch memory has exactly the planned size, so an op that allocates more than in its dry run fails.
   const int64_t scratch_bytes = planned_scratch_bytes(c, device, options.dtype);
   int64_t arena_bytes = align_up(scratch_bytes);
   for (const Slot& slot : slots_) arena_bytes += align_up(region_bytes(slot));
@@ -98,7 +98,8 @@ std::vector<std::string> OpRun::complaints() const {
       continue;
     }
     int64_t unwritten_count = 0;
-    std::vector<std::byte> rest = region.after;  // after the tensor's bytes are replaced, only guard bytes may remain
+    // The loop replaces the tensor's bytes by guard bytes; then no other bytes may remain.
+    std::vector<std::byte> rest = region.after;
     std::byte* const first = rest.data() + first_byte(slot);
     for (int64_t i = 0; i < slot.numel(); ++i) {
       const double value = load_element(first, slot.offset(i), dtype(s));
@@ -146,7 +147,7 @@ std::vector<int64_t> sample_indices(int64_t n, int64_t count, const Philox& rand
   return indices;
 }
 
-// The loss of the finite differences: the sum of <dout, out> over the outputs.
+// The loss whose finite differences are compared with gradients: the sum of <dout, out> over the outputs.
 class Loss {
  public:
   explicit Loss(OpRun& run) : run_(run) {
@@ -156,7 +157,7 @@ class Loss {
     for (const size_t s : dout_)
       for (int64_t i = 0; i < slots[s].numel(); ++i) weights_.push_back(run.live_value(s, i));
   }
-  // Runs forward at the present inputs and returns all outputs.
+  // Runs forward on the current inputs and returns all outputs.
   std::vector<double> outputs() {
     run_.forward();
     std::vector<double> out;
@@ -165,14 +166,15 @@ class Loss {
       for (int64_t i = 0; i < run_.slots()[s].numel(); ++i) out.push_back(run_.live_value(s - 1, i));
     return out;
   }
-  // loss(plus) - loss(minus), summed by element, because the two losses would cancel.
+  // Returns loss(plus) - loss(minus). Subtracts element by element, because a difference of the two nearly equal sums
+  // would lose its digits.
   double difference(const std::vector<double>& plus, const std::vector<double>& minus) const {
     long double sum = 0;
     for (size_t i = 0; i < weights_.size(); ++i)
       if (plus[i] != minus[i]) sum += static_cast<long double>(weights_[i]) * (plus[i] - minus[i]);
     return static_cast<double>(sum);
   }
-  // The uncertainty of a difference that comes from rounding the outputs to double.
+  // The error of such a difference that comes from rounding the outputs to double.
   double rounding_noise(const std::vector<double>& out) const {
     double sum = 0;
     for (size_t i = 0; i < out.size(); ++i)
@@ -214,7 +216,8 @@ std::vector<GradientError> gradient_errors(const OpCase& c, uint64_t seed) {
     }
     double distance = 0;
     for (size_t i = 0; i < got.size(); ++i) distance += (got[i] - expected[i]) * (got[i] - expected[i]);
-    // Differences within the noise count as zero error: a gradient of zero cannot be measured better.
+    // A difference below the noise counts as zero error, because central differences cannot measure a gradient near
+    // zero.
     const bool within_noise = std::sqrt(distance) <= noise * std::sqrt(static_cast<double>(got.size()));
     errors.push_back({slot.name, static_cast<int64_t>(got.size()), within_noise ? 0 : relative_error(got, expected)});
   }

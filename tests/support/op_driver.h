@@ -1,6 +1,6 @@
-// Runs an OpCase on a device in a dtype, in memory that detects forbidden accesses: guard bytes surround every tensor
-// and fill the padding of its rows, outputs and scratch start as NaN, and inputs are compared with their copies
-// afterwards.
+// Runs an OpCase on a device in a dtype, in memory that reveals forbidden accesses: guard bytes surround every tensor
+// and fill the padding between its rows, outputs and scratch memory start as NaN, and inputs are compared with copies
+// after the run.
 #pragma once
 #include <span>
 
@@ -11,7 +11,7 @@ namespace triad::test {
 struct RunOptions {
   Device device = Device::cpu();
   DType dtype = DType::f64;
-  // Inputs are rounded to this dtype: a run in double is then comparable with a run in bf16.
+  // The dtype to which inputs are rounded, so that a run in double has the inputs of a run in bf16.
   std::optional<DType> precision = {};
   int threads = 1;
   uint64_t seed = 1;
@@ -29,20 +29,20 @@ class OpRun {
   void run();
 
   const std::vector<Slot>& slots() const { return slots_; }
-  // After run(): the values of slot s in row-major order; for a slot that is added to, the difference.
+  // Returns, after run(), the values of slot s in row-major order; if the op adds to the slot, what it has added.
   std::vector<double> values(size_t s) const;
-  // After run(): whether every byte equals that of another run of the same case, device and dtype.
+  // Returns, after run(), whether every byte equals that of another run of the same case, device and dtype.
   bool same_bits(const OpRun& other) const;
-  // After run(): forbidden accesses and unwritten elements, each with the tensor's name.
+  // Returns, after run(), the forbidden accesses and unwritten elements, each with the tensor's name.
   std::vector<std::string> complaints() const;
 
-  // On the CPU only: the address of element i of slot s in the op's memory.
+  // Returns the address of element i of slot s in the memory that the op uses. CPU only.
   std::byte* live(size_t s, int64_t i);
   double live_value(size_t s, int64_t i) { return load_element(live(s, i), 0, dtype(s)); }
   DType dtype(size_t s) const { return dtype_in(slots_[s].type, options_.dtype); }
 
  private:
-  // Bytes of a slot: guard | shift | rows, each followed by its padding | guard.
+  // The bytes of a slot: guard bytes, the shift, the rows with their padding, guard bytes.
   struct Region {
     Tensor memory;
     std::vector<std::byte> before, after;

@@ -27,12 +27,13 @@ int exit_code_of(int status) {
 }
 
 #ifdef TRIAD_LINKED_SOURCE
-// Links to the source and build folders from a path without blanks, recreated if the temporary folder was cleaned;
-// CMakeLists.txt explains when they are needed.
+// Creates a symbolic link to the source or build folder at a path without blanks; CMakeLists.txt explains when tests
+// need one. Runs before each test, since a cleanup of the temporary folder may have removed the link.
 void make_link(const std::string& link, const std::string& target) {
   std::error_code absent;
   if (std::filesystem::read_symlink(link, absent) == target) return;
-  const std::string own = link + "-" + std::to_string(getpid());  // many test processes start concurrently
+  // A temporary name of this process's own, because many tests start concurrently.
+  const std::string own = link + "-" + std::to_string(getpid());
   std::filesystem::create_symlink(target, own);
   std::filesystem::rename(own, link);
 }
@@ -49,8 +50,8 @@ Outcome run_program(const std::string& args, const std::string& environment) {
 }
 
 std::string mpirun(int ranks) {
-  // Works as root, with fewer cores than ranks, in a container and without a remote shell; waiting ranks yield their
-  // core.
+  // Open MPI's options allow root, more ranks than cores, containers without ptrace, and hosts without ssh. A rank that
+  // waits for others gives up its core.
   return "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm_rsh_agent=/bin/false "
          "OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1 "
          "exec mpirun --oversubscribe --bind-to none -np " +
@@ -95,7 +96,8 @@ void BackgroundProgram::send(int signal) const { kill(pid_, signal); }
 
 BackgroundProgram::~BackgroundProgram() {
   if (waited_) return;
-  for (const int signal : {SIGCONT, SIGTERM}) send(signal);  // at SIGTERM mpirun ends its ranks
+  // A suspended process needs SIGCONT first. On SIGTERM mpirun ends its ranks.
+  for (const int signal : {SIGCONT, SIGTERM}) send(signal);
   for (int i = 0; i < 100; ++i) {
     if (waitpid(pid_, nullptr, WNOHANG) != 0) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));

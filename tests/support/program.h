@@ -1,4 +1,4 @@
-// Runs the built program in a shell, as a user does, and returns exit code and output.
+// Runs the built program in a shell, as a user does, and returns its exit code and output.
 #pragma once
 #include <string>
 #include <vector>
@@ -6,35 +6,37 @@
 namespace triad::test {
 
 struct Outcome {
-  int exit_code = 0;   // 128 + signal if a signal ended it
-  std::string output;  // stdout and stderr
+  int exit_code = 0;   // 128 + the number of the signal if one ended the program
+  std::string output;  // stdout and stderr, interleaved
 };
 
 // Runs `ENVIRONMENT triad ARGS` in a shell; environment: "NAME=value ...".
 Outcome run_program(const std::string& args, const std::string& environment = "");
 
-// The beginning of a command that starts `ranks` processes with mpirun, for any user and number of cores; append the
-// program.
+// Returns the start of a shell command that runs `ranks` processes with mpirun; the caller appends the program. It
+// works for any user, root included, and with fewer cores than ranks.
 std::string mpirun(int ranks);
-// `if (!require_mpirun()) return;`: skips a test where mpirun or MPI is missing, as require_gpu() does without a GPU.
+// Returns false, and marks the test as skipped, if mpirun or MPI is missing: `if (!require_mpirun()) return;`.
 bool require_mpirun();
-// Runs `triad ARGS` on that many ranks.
+// Runs `triad ARGS` on this number of ranks, with mpirun.
 Outcome run_ranks(int ranks, const std::string& args);
 // Runs any shell command.
 Outcome run_command(const std::string& command);
 
-// A prefix of a command that preloads the faults of tests/fault_injection/; variables: such as TRIAD_FAULTS="1 60".
+// Returns the prefix of a shell command that preloads the faults of tests/fault_injection/. The variables choose the
+// faults, for example TRIAD_FAULTS="1 60".
 std::string with_faults(const std::string& variables);
 
-// `triad ARGS` in the background. before: variables, or a command that begins with `exec`; output: a file.
+// Runs `triad ARGS` in the background, with its output in the file `output`. `before` precedes the program in the shell
+// command: variables, or another command that begins with `exec`.
 class BackgroundProgram {
  public:
   explicit BackgroundProgram(const std::string& args, const std::string& before = "",
                              const std::string& output = "/dev/null");
-  ~BackgroundProgram();  // ends the program if wait() was not called, because a test failed
+  ~BackgroundProgram();  // kills a program that is still running because a test failed before wait()
   BackgroundProgram(const BackgroundProgram&) = delete;
   void send(int signal) const;
-  int wait();  // waits for the end; returns the exit code as in Outcome
+  int wait();  // waits until the program ends; returns its exit code as in Outcome
   int pid() const { return pid_; }
 
  private:
@@ -55,10 +57,10 @@ class TemporaryFolder {
   std::string path_;
 };
 
-size_t count_files(const std::string& folder);  // number of entries, folders and links included
+size_t count_files(const std::string& folder);  // the number of directory entries: files, folders and links
 void write_text(const std::string& path, const std::string& text);
 std::string read_text(const std::string& path);
-// Wait until another process has written the text or the file; throw after three minutes.
+// Return as soon as another process has written the text or the file; throw after three minutes.
 void wait_for_text(const std::string& path, const std::string& text);
 void wait_for_file(const std::string& path);
 inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }

@@ -1,4 +1,4 @@
-// Included by every test: Catch2 (version 2 or 3), and functions that skip a test without a GPU.
+// Every test includes this header: Catch2 (version 2 or 3), and functions that skip a test on machines without a GPU.
 #pragma once
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
@@ -24,21 +24,23 @@ using Detail::Approx;
 
 namespace triad::test {
 
-// `if (!require_gpu()) return;`: CMake marks a test that prints this line as skipped, so it never counts as passed.
+// Returns false, and marks the test as skipped, if there is no GPU: `if (!require_gpu()) return;`. CMake recognizes the
+// line that is printed, so the test does not count as passed.
 inline bool require_gpu() {
   if (backend::cuda_device_count() > 0) return true;
   std::printf("SKIPPED: no GPU (%s)\n", backend::why_no_cuda().c_str());
   return false;
 }
 
-// The same for several GPUs.
+// Returns false, and marks the test as skipped, if there are fewer than `count` GPUs.
 inline bool require_gpus(int count) {
   if (backend::cuda_device_count() >= count) return true;
   std::printf("SKIPPED: %d GPUs of %d\n", backend::cuda_device_count(), count);
   return false;
 }
 
-// Skips a test if the GPU of a plan is not a Hopper card. Without a GPU, a plan is made for an H200.
+// Returns false, and marks the test as skipped, if memory plans on this machine are not for a Hopper card. (Builds with
+// CUDA plan for an H200 on machines without a GPU.)
 inline bool require_hopper_plan() {
   if (kBuiltWithCuda && Runtime({.device = Device::cuda(), .planning = true}).ctx().compute_capability == 90)
     return true;
@@ -46,7 +48,7 @@ inline bool require_hopper_plan() {
   return false;
 }
 
-// Checks that f throws an Error whose message contains every word.
+// Checks that f throws an Error whose message contains each of the words.
 template <class F>
 void check_error(F&& f, const std::vector<std::string>& words) {
   std::string message = "(nothing was thrown)";
@@ -61,7 +63,7 @@ void check_error(F&& f, const std::vector<std::string>& words) {
   }
 }
 
-// Registers the tests of the OpCase tables; their names are known only at run time.
+// Registers the tests of the OpCase tables with Catch2, at run time, because their names come from the tables.
 void register_op_tests();
 
 }  // namespace triad::test

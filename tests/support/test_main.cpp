@@ -1,4 +1,4 @@
-// main() of the tests, for Catch2 2 and 3: registers the tests of ops, which come from tables, then runs Catch2.
+// main() of the tests, for Catch2 2 and 3: registers the tests of the tables of ops, then runs Catch2.
 #if __has_include(<catch2/catch_session.hpp>)
 #include <catch2/catch_session.hpp>
 #else

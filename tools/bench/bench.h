@@ -1,6 +1,6 @@
 // Options and result rows that `triad bench` and its verbs attention, step, prefill and decode share. A row is a JSON
-// object with at least op, case, pass and us (microseconds). A kept row is a line of a JSONL file; it begins with
-// commit, date, gpu, dtype and what.
+// object with at least op, case, pass and us (microseconds). A kept row is a row that was saved earlier, as a line of a
+// JSONL file; it begins with commit, date, gpu, dtype and what.
 #pragma once
 #include <string>
 #include <vector>
@@ -17,35 +17,36 @@ namespace triad {
 struct BenchOptions {
   std::string device = "auto", dtype;
   bool json = false;
-  std::string compare;  // a file of kept rows
-  std::string append;   // a file to which this run's rows are added
+  std::string compare;  // path of a file of kept rows to compare with
+  std::string append;   // path of a file to which this run's rows are added
 
   void add_to(CLI::App& verb);
-  void add_output_to(CLI::App& verb);  // only --json, --compare and --append
-  void add_files_to(CLI::App& verb);   // only --compare and --append
-  void check_files() const;            // throws if a file cannot be used: called before the measuring
+  void add_output_to(CLI::App& verb);  // adds only the options --json, --compare and --append
+  void add_files_to(CLI::App& verb);   // adds only the options --compare and --append
+  void check_files() const;            // throws if a file cannot be used; call it before the measuring
   Device chosen_device() const;
-  DType chosen_dtype(Device) const;  // --dtype; default: bf16 on a GPU, f32 on the CPU
+  DType chosen_dtype(Device) const;  // dtype of --dtype; default: bf16 on a GPU, f32 on the CPU
 };
 
 struct BenchRows {
-  std::string what;  // op, attention, step, prefill, decode
+  std::string what;  // what was measured: op, attention, step, prefill or decode
   Device device;
   DType dtype = DType::bf16;
   Ceiling ceiling;
   std::vector<Json> rows = {};
-  bool csv = false;  // standard output is CSV, so the table of --compare goes to standard error
+  bool csv = false;  // true: standard output is CSV, so the table of --compare goes to standard error
 
-  // Prints the JSON (--json), appends the rows (--append) and compares them (--compare). Throws an Error if a row is
-  // more than 5% slower than the newest kept row of the same GPU, dtype, op, case and pass. Rows without a kept one are
-  // listed.
+  // Prints the rows as JSON (--json), appends them to a file (--append) and compares them with kept rows (--compare).
+  // Throws an Error if a row is more than 5% slower than the newest kept row of the same GPU, dtype, op, case and pass.
+  // Rows without a kept row are listed.
   void finish(const BenchOptions&) const;
 };
 
-// "NVIDIA H200 (cuda:0), bf16: device copy 4225 GB/s, matrix product 788.00 TFLOP/s"
+// The machine, the dtype and the ceilings as one line: "NVIDIA H200 (cuda:0), bf16: device copy 4225 GB/s, matrix
+// product 788.00 TFLOP/s".
 std::string describe(const BenchRows&);
 
-// The subcommands of `triad bench`.
+// Each adds a subcommand of `triad bench`.
 CLI::App* add_bench_attention(CLI::App& bench);
 CLI::App* add_bench_step(CLI::App& bench);
 CLI::App* add_bench_prefill(CLI::App& bench);

@@ -18,7 +18,7 @@ struct Slice {
   int64_t lane, begin_ns, end_ns;
 };
 
-// Records ops by the host's clock: on the CPU an op has run when its call returns.
+// Records ops on the CPU with times of the host's clock: there an op is finished when its call returns.
 class HostOps final : public OpListener {
  public:
   explicit HostOps(Context& ctx) : ctx_(ctx) { ctx_.listeners->push_back(this); }
@@ -62,7 +62,7 @@ std::string chrome_trace(Context& ctx, const std::function<void()>& queued_work)
     lanes.insert(s.lane);
     Json event = {{"name", s.name},
                   {"cat", s.kernel.empty() ? "op" : "kernel"},
-                  {"ph", "X"},  // a complete event: begin and duration
+                  {"ph", "X"},  // a complete event, which has a begin and a duration
                   {"ts", static_cast<double>(s.begin_ns - first_ns) / kNsPerUs},
                   {"dur", static_cast<double>(s.end_ns - s.begin_ns) / kNsPerUs},
                   {"pid", 0},

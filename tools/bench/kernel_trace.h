@@ -1,6 +1,6 @@
-// Records a GPU's kernels, copies and fills, those of libraries included, each with its times and the op that queued it
-// (OpScope). A build with CUPTI compiles kernel_trace_cupti.cpp; one without compiles kernel_trace_none.cpp, whose
-// constructor throws an Error.
+// KernelTrace: records a GPU's kernels, copies and fills, those of libraries included, each with its times and the op
+// that queued it (OpScope). A build with CUPTI compiles kernel_trace_cupti.cpp; one without compiles
+// kernel_trace_none.cpp, whose constructor throws an Error.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -12,10 +12,10 @@
 namespace triad {
 
 struct Activity {
-  std::string kernel;  // demangled name without arguments, or "copy", "fill"
-  std::string op;      // empty: queued outside any op
+  std::string kernel;  // the kernel's demangled name without arguments, or "copy", or "fill"
+  std::string op;      // name of the op that queued it; empty: queued outside any op
   int64_t begin_ns = 0, end_ns = 0;
-  int64_t stream = 0;  // CUPTI's stream id
+  int64_t stream = 0;  // CUPTI's number of the stream
 };
 
 class KernelTrace {
@@ -23,7 +23,7 @@ class KernelTrace {
   explicit KernelTrace(Context&);  // starts recording; throws an Error without a GPU or CUPTI
   ~KernelTrace();
   KernelTrace(const KernelTrace&) = delete;
-  // Waits for the context's stream and ends the trace. Sorted by begin_ns.
+  // Waits for the context's stream and ends the trace. Returns the records, sorted by begin_ns.
   std::vector<Activity> finish();
 
  private:

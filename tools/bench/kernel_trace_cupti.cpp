@@ -1,4 +1,5 @@
-// KernelTrace by CUPTI's activity records. The library is opened at the first trace, so that triad runs without it.
+// KernelTrace by CUPTI's activity records. The library is opened when the first trace starts, so that triad also runs
+// on machines without it.
 #include <cupti.h>
 #include <cxxabi.h>
 #include <dlfcn.h>
@@ -16,7 +17,7 @@ namespace triad {
 
 namespace {
 
-// CUPTI's functions, found in the library at run time.
+// The functions of CUPTI, found in the library at run time.
 struct Cupti {
   decltype(&cuptiActivityRegisterCallbacks) register_callbacks;
   decltype(&cuptiActivityEnable) enable;
@@ -65,7 +66,7 @@ struct Cupti {
   }
 };
 
-// "void triad::cuda::(anonymous namespace)::select_kernel<float, 4>(Select<float>)" -> "select_kernel"
+// Shortens "void triad::cuda::(anonymous namespace)::select_kernel<float, 4>(Select<float>)" to "select_kernel".
 std::string short_name(const char* mangled) {
   int status = 0;
   const std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(mangled, nullptr, nullptr, &status), std::free);
@@ -83,13 +84,14 @@ constexpr CUpti_ActivityKind kKinds[] = {
     CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
     CUPTI_ACTIVITY_KIND_MEMCPY,
     CUPTI_ACTIVITY_KIND_MEMSET,
-    CUPTI_ACTIVITY_KIND_RUNTIME,  // API calls: they link a kernel to the external id of its op
+    CUPTI_ACTIVITY_KIND_RUNTIME,  // records of API calls, which link a kernel to the external id of its op
     CUPTI_ACTIVITY_KIND_DRIVER,
     CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION};
 
 }  // namespace
 
-// CUPTI's callbacks have no user argument, so they use the static `running`: one trace at a time.
+// Receives CUPTI's records. CUPTI's callbacks have no user argument, so they find the Recorder in the static `running`;
+// therefore only one trace can run at a time.
 class KernelTrace::Recorder final : public OpListener {
  public:
   Recorder() : cupti_(Cupti::get()) {
@@ -127,7 +129,7 @@ class KernelTrace::Recorder final : public OpListener {
 
  private:
   struct Found {
-    uint32_t call;  // correlation id of the API call that queued it
+    uint32_t call;  // correlation id of the API call that queued the kernel
     Activity activity;
   };
 

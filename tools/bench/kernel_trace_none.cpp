@@ -1,4 +1,4 @@
-// KernelTrace of a build without CUPTI: every use is an Error.
+// KernelTrace for a build without CUPTI: every use throws an Error.
 #include "engine/check.h"
 #include "tools/bench/kernel_trace.h"
 

@@ -29,7 +29,7 @@ Ceiling measure_ceiling(Device device, DType dtype, Stopwatch& stopwatch) {
   const int64_t copied = device.is_cuda() ? int64_t{1} << 30 : int64_t{1} << 28;
   const int64_t n = device.is_cuda() ? 8192 : 1024;
   const int64_t matrix_bytes = n * n * size_of(dtype);
-  // bf16 products on the CPU upcast their operands and round their result, in scratch.
+  // On the CPU, a bf16 product converts its operands to f32 and rounds its result, in scratch memory.
   const int64_t scratch_bytes = device.is_cuda() ? 0 : 3 * n * n * size_of(DType::f32);
   Runtime runtime(
       {.device = device, .arena_bytes = 2 * copied + 3 * matrix_bytes + scratch_bytes, .scratch_bytes = scratch_bytes});
@@ -41,7 +41,7 @@ Ceiling measure_ceiling(Device device, DType dtype, Stopwatch& stopwatch) {
   };
   const Tensor from = alloc("from", DType::u8, {copied}), to = alloc("to", DType::u8, {copied});
   const Tensor a = alloc("a", dtype, {n, n}), b = alloc("b", dtype, {n, n}), d = alloc("d", dtype, {n, n});
-  // Random numbers: a product of zeros draws less power and runs faster than any real one.
+  // The operands are random numbers, because a product of zeros uses less power and runs faster than any real one.
   std::vector<std::byte> host(static_cast<size_t>(matrix_bytes));
   const Arg normal{.name = "a", .role = ArgRole::constant, .shape = {n, n}};
   for (const Tensor& t : {a, b}) {

@@ -1,4 +1,4 @@
-// Timing of `triad bench`: medians by events with a cold L2 cache, and this machine's ceilings: the bandwidth of a
+// Timing for `triad bench`: medians by events with a cold L2 cache, and this machine's ceilings, the bandwidth of a
 // device copy and the rate of a large matrix product.
 #pragma once
 #include <algorithm>
@@ -13,17 +13,18 @@ namespace triad {
 double median(std::vector<double> values);
 
 struct Timing {
-  double us = 0;  // median
+  double us = 0;  // median time of a run
   int runs = 0;
 };
 
-// What fills the L2 cache before a run. written: modified lines of other data, as a preceding kernel leaves them. The
-// timed work pays for their write-back; an op that only reads n bytes evicts more of them than a copy of n bytes in
-// all. read: the same data, then read again, so that nothing is left to write back: an op and a copy start equal.
+// What fills the L2 cache before a timed run. written: modified lines of other data, as a preceding kernel leaves them.
+// The timed work then pays for writing them back; an op that only reads n bytes evicts more of them than a copy of n
+// bytes in all does. read: the same data, which is then read again until nothing is left to write back, so that an op
+// and a copy start under equal conditions.
 enum class Flush { written, read };
 
-// Times work on a context's stream. On a GPU the L2 cache is flushed before every run, and all runs are queued without
-// waiting, so that the launches overlap the device's work.
+// Stopwatch: times work on a context's stream. On a GPU the L2 cache is flushed before every run, and all runs are
+// queued without waiting, so that launching a run overlaps the device's work on earlier ones.
 class Stopwatch {
  public:
   explicit Stopwatch(Device device);
@@ -44,7 +45,7 @@ class Stopwatch {
     return end.ms_since(begin) * 1e3;
   }
 
-  // As many runs as fit into a second, 15 to 31, after three warm-up runs.
+  // Times on a GPU: as many runs as fit into a second, 15 to 31, after three warm-up runs.
   template <class Work>
   Timing time_gpu(Context& ctx, Work& work, Flush how) {
     constexpr int kWarmUps = 3;
@@ -66,7 +67,7 @@ class Stopwatch {
     return {median(us), runs};
   }
 
-  // As many runs as fit into two seconds, 1 to 15, after one warm-up run.
+  // Times on the CPU: as many runs as fit into two seconds, 1 to 15, after one warm-up run.
   template <class Work>
   static Timing time_cpu(Context& ctx, Work& work) {
     constexpr double kBudgetUs = 2e6;
@@ -84,30 +85,30 @@ class Stopwatch {
 };
 
 struct Ceiling {
-  double gb_per_s = 0;     // bytes read and written by a copy of 1 GiB (CPU: 256 MiB)
-  double tflop_per_s = 0;  // of a matrix product of 8192^3 (CPU: 1024^3) random numbers
+  double gb_per_s = 0;     // bytes read and written per second by a copy of 1 GiB (on the CPU 256 MiB)
+  double tflop_per_s = 0;  // rate of a product of random 8192 x 8192 matrices (on the CPU 1024 x 1024)
 
-  // The least time of this work at these rates.
+  // The least time that work with these FLOPs and bytes needs at these rates.
   double floor_us(double flops, double bytes) const {
     return std::max(flops / tflop_per_s * 1e-6, bytes / gb_per_s * 1e-3);
   }
 };
 Ceiling measure_ceiling(Device, DType, Stopwatch&);
 
-// Times of reference kernels that move as few bytes as an op does: small transfers stay below the ceiling, so a
-// memory-bound op is compared with these. Each call allocates its memory and frees it.
+// Times reference kernels that move as few bytes as an op does. Small transfers stay below the bandwidth of large ones,
+// so a memory-bound op is compared with these. Each call allocates its memory and frees it.
 class MemoryTimes {
  public:
   MemoryTimes(Device device, Stopwatch& stopwatch) : device_(device), stopwatch_(stopwatch) {}
-  // Time of a device copy whose reads and writes sum to `bytes`.
+  // Time of a device copy whose reads and writes sum to `bytes`, us.
   double copy_us(double bytes, Flush how = Flush::written);
-  // Time of a kernel that only reads and writes these many bytes. Up to some 100 MB it differs from a copy of equal
-  // size: the copy leaves the half that it writes in L2, where the write-back is not timed; an op that only reads
-  // cannot.
+  // Time of a kernel that does nothing but read and write these numbers of bytes, us. Up to some 100 MB it differs from
+  // that of a copy of equal size: the copy leaves the half that it writes in L2, where writing it back is not timed,
+  // whereas an op that only reads cannot do that.
   double traffic_us(double read, double written);
 
  private:
-  // Time of work(ctx, to, from) on buffers of these sizes.
+  // Time of work(ctx, to, from) on buffers of these sizes, us.
   template <class Work>
   double time_us(int64_t from_bytes, int64_t to_bytes, Flush how, Work&& work);
 

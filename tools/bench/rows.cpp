@@ -45,7 +45,7 @@ void append_rows(const BenchRows& b, const std::string& path) {
     if (row.contains("us")) append(b.what, row);
 }
 
-// Identifies a measurement: equal for a row and its kept rows.
+// The key that identifies what a row measures; it is equal for a row and its kept rows.
 std::string key_of(const Json& row) {
   std::string key;
   for (const char* name : kKey) key += row.at(name).get<std::string>() + '\n';
@@ -57,7 +57,7 @@ struct Kept {
   double us;
 };
 
-// The newest row of each key: the latest date, and among equal dates the last line.
+// The newest row of each key: that of the latest date, and among rows of equal date the last line.
 std::map<std::string, Kept> read_kept(const std::string& path) {
   std::ifstream file(path);
   if (!file) fail("--compare: {} cannot be read", path);
@@ -67,7 +67,7 @@ std::map<std::string, Kept> read_kept(const std::string& path) {
     const std::string where = fmt::format("{}:{}", path, number);
     const Json row = parse_json(text, where);
     if (!row.is_object()) fail("{}: a kept row is an object, not {}", where, brief(row));
-    if (!row.contains("us")) continue;  // a ceiling
+    if (!row.contains("us")) continue;  // skipped: the row is a ceiling, not a time
     for (const char* name : {"commit", "date", "gpu", "dtype", "op", "case", "pass"})
       if (!row.contains(name) || !row[name].is_string()) fail("{}: a kept row lacks the text \"{}\"", where, name);
     if (!row["us"].is_number() || !(row["us"].get<double>() > 0))
@@ -105,7 +105,7 @@ void compare_rows(const BenchRows& b, const std::map<std::string, Kept>& kept, c
     slower += fmt::format("\n  {}: {:.1f} us, kept {:.1f} us ({} {}): {:.1f}% slower", name, us, k.us, k.date, k.commit,
                           100 * (ratio - 1));
   }
-  // The table is for people: it must not mix with JSON or CSV on standard output.
+  // The table goes to stderr if standard output is JSON or CSV, because other programs read that.
   std::fprintf(o.json || b.csv ? stderr : stdout,
                "\ncompared with %s on %s:\n%s%lld rows compared, %lld without a kept row\n", o.compare.c_str(),
                backend::info(b.device).name.c_str(), table.c_str(), static_cast<long long>(compared),
@@ -162,7 +162,7 @@ void BenchRows::finish(const BenchOptions& o) const {
                       {"results", rows}};
     fmt::print("{}\n", dump_json(out, 2));
   }
-  // Read before rows are appended: both may name the same file.
+  // The kept rows are read before new ones are appended, because --compare and --append may name the same file.
   const auto kept = o.compare.empty() ? std::map<std::string, Kept>() : read_kept(o.compare);
   if (!o.append.empty()) append_rows(*this, o.append);
   if (!o.compare.empty()) compare_rows(*this, kept, o);

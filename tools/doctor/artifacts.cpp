@@ -33,7 +33,8 @@ std::vector<double> numbers_of(const SafetensorsFile& file, const TensorEntry& e
     copy(int32_t{});
   else
     fail("{}: {} is {}: F32, F64 or I32 was expected", file.path(), entry.name, entry.str());
-  // Checked before any comparison: once a NaN is in a sum or maximum, its element is unknown.
+  // Searches for NaN and infinity before any comparison, so that the error names the element. A later sum or maximum
+  // would not show which element was NaN.
   const auto odd = std::find_if(numbers.begin(), numbers.end(), [](double x) { return !std::isfinite(x); });
   TRIAD_CHECK(odd == numbers.end(), "{}: {} has {} at element {}", file.path(), entry.name, *odd,
               odd - numbers.begin());
@@ -84,7 +85,7 @@ TrainedRun read_trained(const std::string& folder, int64_t steps, int ranks) {
   TRIAD_CHECK(static_cast<int64_t>(rows.size()) == steps, "{}: {} rows for {} steps", run.file("training.csv"),
               rows.size(), steps);
   for (size_t i = 0; i < rows.size(); ++i) {
-    constexpr double kPrinted = 1e-6;  // training.csv has six decimals
+    constexpr double kPrinted = 1e-6;  // tolerance, because training.csv has six decimals
     const double loss = rows.number(i, "loss");
     TRIAD_CHECK(std::abs(loss - run.losses[i]) <= kPrinted, "{}: row {} has loss {}, its heartbeat {}",
                 run.file("training.csv"), i + 1, loss, run.losses[i]);

@@ -1,5 +1,5 @@
-// Reads and checks the files of a training run: the doctor judges files, not exit codes. A missing, truncated or
-// invalid file is an Error that names it.
+// Reads and checks the files of a training run, because the doctor judges files, not exit codes. A missing, truncated
+// or invalid file is an Error that names it.
 #pragma once
 #include <map>
 #include <string>
@@ -12,32 +12,34 @@ namespace triad {
 struct TrainedRun {
   std::string folder;
   Json config, env, metrics;
-  std::vector<double> losses, norms;     // by step, with all digits (from heartbeats)
-  int64_t tensors = 0;                   // in model.safetensors: checksums verified, all elements finite
-  int64_t fallbacks = 0;                 // calls without a fast kernel, from the last heartbeat
-  int64_t slow_steps = 0;                // steps that the run's watchdog reported as slow
-  std::map<std::string, double> of_gpu;  // the numbers gpu_* of the last heartbeat
+  std::vector<double> losses, norms;  // loss and gradient norm of each step, with all digits (from heartbeats)
+  // Number of tensors in model.safetensors, whose checksums are right and whose elements are all finite.
+  int64_t tensors = 0;
+  int64_t fallbacks = 0;                 // number of calls that fell back to a slower kernel, from the last heartbeat
+  int64_t slow_steps = 0;                // number of steps that the run's watchdog reported as slow
+  std::map<std::string, double> of_gpu;  // the fields gpu_* of the last heartbeat
   std::string file(const std::string& name) const { return folder + "/" + name; }
 };
 
-// Reads a finished run. Throws an Error if it has not this number of steps and ranks.
+// Reads the files of a finished run. Throws an Error if the run does not have this number of steps and ranks.
 TrainedRun read_trained(const std::string& folder, int64_t steps, int ranks);
 
-// The difference of two runs' final weights.
+// How much the final weights of two runs differ.
 struct WeightDifference {
-  int64_t tensors = 0, unequal = 0;  // unequal: tensors whose bytes differ
-  double relative = 0, worst = 0;    // |a - b| / |b|, b being the reference: over all tensors, and of the worst one
-  std::string first, worst_name;     // names of the first unequal and of the worst tensor
+  int64_t tensors = 0, unequal = 0;  // number of tensors; of those whose bytes differ
+  // |a - b| / |b|, where b is the reference: over all tensors together, and for the tensor in which it is largest.
+  double relative = 0, worst = 0;
+  std::string first, worst_name;  // name of the first tensor that differs, and of the one that differs most
 };
 WeightDifference compare_weights(const std::string& folder, const std::string& reference_folder);
 
-// The elements of an F32, F64 or I32 tensor. Throws an Error with tensor and element if one is not finite.
+// The elements of a tensor of type F32, F64 or I32. Throws an Error with tensor and element if one is not finite.
 std::vector<double> numbers_of(const std::string& path, const std::string& tensor);
-// |a - b| / |b| (Euclidean norms); |a - b| if b is 0.
+// |a - b| / |b| in Euclidean norms, or |a - b| if b is 0.
 double relative_difference(const std::vector<double>& a, const std::vector<double>& b);
 
-// The last line that begins with "triad:", an error message; else the last line.
+// The last line of a program's output that begins with "triad:", which is an error message; without one, the last line.
 std::string final_message(const std::string& output_path);
-std::string tail(const std::string& path, size_t lines);  // "" if the file does not exist
+std::string tail(const std::string& path, size_t lines);  // the last lines of a file; "" if it does not exist
 
 }  // namespace triad

@@ -41,8 +41,8 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 
 struct Process {
   pid_t pid = 0, parent = 0;
-  long ticks = 0;                // CPU time, user and system
-  unsigned long long began = 0;  // start time in ticks since boot: identifies a process together with its pid
+  long ticks = 0;                // CPU time, user and system, in clock ticks
+  unsigned long long began = 0;  // start time in ticks since boot; together with the pid it identifies a process
 };
 
 std::vector<Process> all_processes() {
@@ -50,14 +50,16 @@ std::vector<Process> all_processes() {
   for (const auto& entry : fs::directory_iterator("/proc")) {
     const pid_t pid = std::atoi(entry.path().filename().c_str());
     std::string text;
-    if (pid <= 0 || !std::getline(std::ifstream(entry.path() / "stat"), text)) continue;  // it may have just ended
+    // Skipped: the process may just have ended.
+    if (pid <= 0 || !std::getline(std::ifstream(entry.path() / "stat"), text)) continue;
     const size_t name_end = text.rfind(')');
     if (name_end == std::string::npos) continue;
     std::istringstream fields(text.substr(name_end + 1));
     std::string skipped;
     Process p{.pid = pid};
     fields >> skipped >> p.parent;
-    constexpr int kFieldsToUserTime = 9;  // fields of proc(5) between the parent's pid and the user time
+    // Number of fields of /proc/PID/stat between the parent's pid and the user time.
+    constexpr int kFieldsToUserTime = 9;
     for (int i = 0; i < kFieldsToUserTime; ++i) fields >> skipped;
     long user = 0, system = 0;
     fields >> user >> system;
@@ -70,12 +72,12 @@ std::vector<Process> all_processes() {
   return all;
 }
 
-// This process's descendants that were started after this object was made. A descendant that loses its parent becomes
-// our child (PR_SET_CHILD_SUBREAPER), so that processes of a launcher are not lost. Foreign processes can be our
-// children too: those of a shell that replaced itself by this program (`server & exec triad doctor`), and every orphan
-// if we are a container's first process. Therefore processes that exist already, and all that these start, count as
-// foreign. A foreign orphan whose parent started and ended between two calls of members() is the only one that is
-// mistaken for ours.
+// Descendants: the descendants of this process that were started after this object was made. A descendant that loses
+// its parent becomes our child (PR_SET_CHILD_SUBREAPER), so that processes of a launcher are not lost. Other programs'
+// processes can be our children too: those of a shell that replaced itself by this program (`server & exec triad
+// doctor`), and every orphan if we are a container's first process. Therefore processes that exist already, and all
+// that these start, count as foreign. Only a foreign orphan whose parent started and ended between two calls of
+// members() is mistaken for ours.
 class Descendants {
  public:
   Descendants() {
@@ -85,12 +87,13 @@ class Descendants {
 
   std::vector<Process> members() {
     const std::vector<Process> all = all_processes();
-    for (const Process& p : all)  // a reused pid
+    for (const Process& p : all)  // if another process has the pid now, the foreign one has ended
       if (const auto known = foreign_.find(p.pid); known != foreign_.end() && known->second != p.began)
         foreign_.erase(known);
     for (bool more = true; std::exchange(more, false);)
       for (const Process& p : all) {
-        const bool outside = p.parent == 0 || foreign_.count(p.parent) > 0;  // 0: the parent is outside this container
+        // Parent 0: the parent is outside this container.
+        const bool outside = p.parent == 0 || foreign_.count(p.parent) > 0;
         if (outside && p.pid != getpid()) more = foreign_.emplace(p.pid, p.began).second || more;
       }
     std::vector<Process> found;
@@ -105,7 +108,7 @@ class Descendants {
   }
 
  private:
-  std::map<pid_t, unsigned long long> foreign_;  // pid -> start time
+  std::map<pid_t, unsigned long long> foreign_;  // pid: start time of the foreign process
 };
 
 // Collects the exit codes of ended children.
@@ -123,9 +126,9 @@ class Reaper {
   std::map<pid_t, int> codes_;
 };
 
-// Kills all descendants and waits until they have ended, at most kMostS.
+// Kills all descendants and waits, at most kMostS seconds, until they have ended.
 void end_all(Descendants& descendants, Reaper& reaper) {
-  constexpr double kMostS = 10;  // a process in an uninterruptible wait cannot be killed
+  constexpr double kMostS = 10;  // a process in an uninterruptible wait may not end when it is killed
   for (const auto begin = Clock::now(); seconds_since(begin) < kMostS; std::this_thread::sleep_for(kPollInterval)) {
     reaper.reap();
     const std::vector<Process> left = descendants.members();
@@ -134,9 +137,9 @@ void end_all(Descendants& descendants, Reaper& reaper) {
   }
 }
 
-// Sends SIGUSR1 to the training processes, whose watchdogs write stack dumps (train/monitor/watchdog.h), and waits for
-// the files; a stopped process writes none. Without heartbeats there is no watchdog, and the signal would end the
-// program.
+// Sends SIGUSR1 to the training processes, so that their watchdogs write stack dumps (train/monitor/watchdog.h), and
+// waits for the files. A stopped process writes none. A run without heartbeats has no watchdog, so it gets no signal,
+// which would end the program.
 void request_stack_dumps(Descendants& descendants, const std::string& folder) {
   const auto files = [&](const char* prefix) {
     int n = 0;
@@ -193,7 +196,8 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
 pid_t start(const Command& command, Inherit inherit, int output) {
   std::vector<std::string> words = command.words, variables = variables_for(command, inherit);
   const std::vector<char*> argv = pointers_to(words), envp = pointers_to(variables);
-  // The signal for the child if the doctor ends: SIGKILL for triad, SIGTERM for a launcher, which then ends its ranks.
+  // The signal that the child receives if the doctor ends: SIGKILL for triad, SIGTERM for a launcher, which then ends
+  // its ranks.
   const int at_our_end = words.front() == own_program() ? SIGKILL : SIGTERM;
   const pid_t pid = fork();
   if (pid < 0) fail("{} cannot be started: {}", words.front(), std::strerror(errno));
@@ -215,7 +219,7 @@ class LifeSigns {
   LifeSigns(Descendants& descendants, std::string folder, bool busy_is_alive)
       : descendants_(descendants), folder_(std::move(folder)), busy_is_alive_(busy_is_alive) {}
 
-  // passed_s: time since the last poll.
+  // Looks for signs of life. passed_s: seconds since the last call.
   void poll(double passed_s) {
     uintmax_t seen = 0;
     std::error_code gone;
@@ -240,7 +244,8 @@ class LifeSigns {
   }
 
  private:
-  // The last heartbeat that is not "stackdump": a requested dump must not hide an earlier "hung".
+  // The last heartbeat of a file that is not "stackdump", because the dump that the doctor requests must not hide an
+  // earlier "hung".
   static Json newest_in(const std::string& path) {
     const std::vector<std::string> lines = whole_lines(path);
     for (auto line = lines.rbegin(); line != lines.rend(); ++line)
@@ -293,7 +298,8 @@ Outcome run_commands(const std::vector<Command>& commands, Inherit inherit, cons
     reaper.reap();
     running = false;
     for (const pid_t child : children) running = running || !reaper.ended(child);
-    // A poll counts at most one second, as in the watchdog: the machine may have been suspended in between.
+    // One iteration adds at most one second to the doctor's clock, because the machine may have been suspended in
+    // between; the watchdog counts in the same way.
     const double real_s = seconds_since(std::exchange(last, Clock::now())), passed_s = std::min(1.0, real_s);
     signs.poll(passed_s);
     ended.seconds += passed_s;

@@ -18,13 +18,13 @@ namespace triad {
 
 namespace {
 
-// Element i of a rank's input: an integer. Sums over up to 8 ranks are exact in bf16 (36 * 7 < 256).
+// Element i of the input of a rank, an integer. Sums over up to 8 ranks are exact in bf16, because 36 * 7 < 256.
 double input(int rank, int64_t i) { return static_cast<double>((rank + 1) * (i % 7 + 1)); }
 
 struct Case {
   std::string op;
   DType dtype;
-  int64_t n;  // elements of the tensor (all_reduce) or of a rank's part of it
+  int64_t n;  // number of elements of the tensor (all_reduce), or of each rank's part of it
   int64_t wrong = 0;
   double ms = 0;
 };
@@ -60,7 +60,8 @@ class SelfTest {
     double ranks = 0;
     for (int r = 0; r < comm_.world(); ++r) ranks += r + 1;
     for (int64_t i = 0; i < total; ++i) {
-      if (c.op == "reduce_scatter" && (i < part || i >= part + c.n)) continue;  // undefined outside the rank's part
+      // Outside the rank's part the result is undefined.
+      if (c.op == "reduce_scatter" && (i < part || i >= part + c.n)) continue;
       const double expected = c.op == "all_gather" ? input(static_cast<int>(i / c.n), i) : ranks * input(0, i);
       c.wrong += values[static_cast<size_t>(i)] != expected;
     }
@@ -99,7 +100,7 @@ class SelfTest {
   Tensor arena_;
 };
 
-// Judges collectives.json, the result of a self-test over this many ranks.
+// Judges collectives.json, the result of a self-test with this many ranks.
 void judge(PhaseRun& v, int ranks) {
   const Json found = parse_json(read_file(v.file("collectives.json")), v.file("collectives.json"));
   v.expect(found["ranks"] == ranks, "",
@@ -138,7 +139,8 @@ void probe_collectives(const std::string& folder, const std::string& device_word
   for (const char* op : {"all_reduce", "reduce_scatter", "all_gather"})
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const int64_t n : {128, 128 * 77, 1 << 20}) cases.push_back({op, dtype, n});
-  for (Case& c : cases) test.run(c), test.run(c);  // the first of two calls sets up connections; the second is timed
+  // The first of the two calls sets up connections; the second one is timed.
+  for (Case& c : cases) test.run(c), test.run(c);
   Json rows = Json::array();
   for (const Case& c : cases) {
     int64_t wrong = 0;

@@ -15,28 +15,29 @@
 
 namespace triad {
 
-// pass: every expectation holds, within the time budget. slow: they hold, but it took longer; or it was alive at three
-// times the budget and was killed (Finding::ended). hang: no sign of life. skipped: this machine or build lacks what
-// the phase needs, or a phase whose files it reads did not complete.
+// Verdict of a phase. pass: every expectation holds, within the time budget. slow: every expectation holds but the
+// phase took longer than its budget, or the phase was alive at three times the budget and was killed (Finding::ended).
+// hang: no sign of life. skipped: this machine or build lacks what the phase needs, or a phase whose files it reads did
+// not complete.
 enum class Verdict { pass, fail, slow, hang, skipped };
 const char* word_of(Verdict);
 
 struct DoctorOptions {
   bool full = false;
   std::string out = "runs/doctor", device = "auto";
-  std::vector<std::string> only;  // names of phases; empty: all
-  double budget = 1;              // factor on every phase's budget
+  std::vector<std::string> only;  // names of the phases to run; empty: all
+  double budget = 1;              // factor by which every phase's time budget is multiplied
 };
 
 class PhaseRun;
 
 struct Phase {
-  std::string name;  // also the name of its folder
-  bool full;         // runs only with --full
+  std::string name;  // name of the phase and of its folder
+  bool full;         // true: the phase runs only with --full
   double budget_s;
-  std::vector<std::string> needs = {};  // phases whose files this one reads
+  std::vector<std::string> needs = {};  // names of the phases whose files this one reads
   std::string question;
-  std::string advice;  // what to do if it fails
+  std::string advice;  // what the user can do if the phase fails
   std::function<void(PhaseRun&)> examine;
 };
 const std::vector<Phase>& doctor_phases();
@@ -45,7 +46,7 @@ struct Finding {
   Verdict verdict = Verdict::pass;
   double seconds = 0;
   std::string evidence, next;
-  bool ended = false;  // slow, and killed at its time limit: its files are incomplete
+  bool ended = false;  // for slow: the phase was killed at its time limit, so its files are incomplete
 
   bool holds() const { return verdict == Verdict::pass || (verdict == Verdict::slow && !ended); }
 };
@@ -55,8 +56,8 @@ struct PhaseResult {
   Finding finding;
 };
 
-// A phase while it runs: its folder, facts about this machine, functions that run programs and that record what was
-// found, and the results of earlier phases.
+// PhaseRun: a phase while it runs. It has the phase's folder, facts about this machine, functions that run programs and
+// that record what was found, and the results of earlier phases.
 class PhaseRun {
  public:
   PhaseRun(const DoctorOptions&, const Phase&, const std::vector<PhaseResult>& before);
@@ -65,37 +66,39 @@ class PhaseRun {
   std::string file(const std::string& name) const { return folder_ + "/" + name; }
   std::string folder_of(const std::string& phase) const { return options_.out + "/" + phase; }
   const DoctorOptions& options() const { return options_; }
-  // Whether that phase passed in this run of the doctor; files of an earlier run do not count.
+  // Whether the named phase passed in this run of the doctor; files of an earlier run do not count.
   bool holds(const std::string& phase) const;
 
-  const Json& machine() const { return machine_; }  // environment/machine.json; null before the phase environment
-  int gpus() const;                                 // GPUs that the phases use; 0 with --device cpu
+  const Json& machine() const { return machine_; }  // content of environment/machine.json; null before that phase
+  int gpus() const;                                 // number of GPUs that the phases use; 0 with --device cpu
   bool on_gpu() const { return gpus() > 0; }
   std::string device() const { return on_gpu() ? "cuda" : "cpu"; }
 
-  // Runs `triad ARGS` as one process. If it fails, hangs or exceeds its time, the phase ends as FAIL, HANG or SLOW with
-  // its final message. Prints: whether it prints while it works, so that silence means a hang.
+  // Runs `triad ARGS` as one process. If the process fails, hangs or exceeds its time, the phase ends as FAIL, HANG or
+  // SLOW with the process's final message. Prints: whether the process prints while it works, so that silence means a
+  // hang.
   enum class Prints { as_it_goes, at_its_end };
   void run_triad(const std::vector<std::string>& args, Prints = Prints::at_its_end, Inherit = Inherit::clean);
-  // The same with several ranks, started by mpirun or by launch variables such as RANK (ranks connect over TCP).
+  // Runs `triad ARGS` on several ranks, started by mpirun or by launch variables such as RANK (the ranks then connect
+  // over TCP).
   enum class Launch { mpirun, variables };
   void run_ranks(int ranks, Launch, const std::vector<std::string>& args, Prints = Prints::as_it_goes);
-  // Trains the doctor's own model (OUT/doctor.json) with these overrides in this phase's folder, and reads the run's
-  // files.
+  // Trains the doctor's own model (config OUT/doctor.json with these changes) in this phase's folder, and reads the
+  // run's files.
   TrainedRun train(const std::vector<std::string>& sets = {});
   TrainedRun train_ranks(int ranks, Launch, const std::vector<std::string>& sets);
 
-  // Record evidence. An expectation that does not hold makes the phase FAIL.
+  // note() and expect() record evidence for RESULTS.md. An expectation that does not hold makes the phase FAIL.
   void note(const std::string& text) { notes_.push_back(text); }
   void expect(bool holds, const std::string& if_so, const std::string& if_not);
   [[noreturn]] void skip(const std::string& reason, const std::string& next);
-  // Skips the phase if ranks cannot be started in this way.
+  // Skips the phase if ranks cannot be started in this way on this machine.
   void require(Launch);
 
-  Finding examine();  // runs the phase
+  Finding examine();  // runs the phase and decides its verdict
 
  private:
-  struct Stop {  // thrown to end the phase
+  struct Stop {  // an exception that ends the phase
     Verdict verdict;
     std::string evidence, next;
     bool ended = false;
@@ -111,30 +114,31 @@ class PhaseRun {
   Json machine_;
   std::vector<std::string> notes_, wrong_;
   int64_t slow_steps_ = 0;
-  double seconds_left_ = 0;  // of the time limit, three times the budget
-  double stopped_s_ = 0;     // time in which the machine or the doctor was suspended
+  double seconds_left_ = 0;  // what is left of the time limit, which is three times the budget
+  double stopped_s_ = 0;     // time for which the machine or the doctor was suspended
 };
 
-// Writes the training text and the config (OUT/doctor.json) of the doctor's own model, a small NSA model. If on_gpu,
-// its shapes are ones that the fast (sm90) kernels accept.
+// Writes the training text and the config (OUT/doctor.json) of the doctor's own model, a small NSA model. on_gpu:
+// chooses shapes that the fast (sm90) kernels accept.
 void write_doctor_config(const std::string& out, bool on_gpu);
 inline constexpr int kDoctorSteps = 8, kDoctorLayers = 4;
 
-// Writes RESULTS.md: a table with a row for each phase.
+// Writes RESULTS.md, a table with a row for each phase.
 void write_results(const DoctorOptions&, const std::vector<PhaseResult>&, const Json& machine);
 inline constexpr const char* kResultsFile = "RESULTS.md";
 inline constexpr const char* kResultsTitle = "# triad doctor";
 
-int usable_cores();  // cores that this process may use: in a container or a job, fewer than the machine has
+// The number of cores that this process may use; in a container or a job it is smaller than the machine's.
+int usable_cores();
 
-// The doctor's child processes other than training (`triad doctor --probe ...`): each writes JSON files into the
-// folder.
-void probe_machine(const std::string& folder);   // machine.json, env.json
-void probe_topology(const std::string& folder);  // topology.json, env.json
+// What the doctor's child processes other than training do (`triad doctor --probe ...`). Each writes JSON files into
+// the folder.
+void probe_machine(const std::string& folder);   // writes machine.json and env.json
+void probe_topology(const std::string& folder);  // writes topology.json and env.json
 void probe_collectives(const std::string& folder, const std::string& device, const std::string& backend,
-                       double timeout_s);  // collectives.json, env.json
+                       double timeout_s);  // writes collectives.json and env.json
 
-// The functions of the phases: in machine.cpp, collectives.cpp, runs.cpp and numbers.cpp.
+// The functions of the phases, which are in machine.cpp, collectives.cpp, runs.cpp and numbers.cpp.
 void examine_environment(PhaseRun&);
 void examine_topology(PhaseRun&);
 void examine_collectives_nccl(PhaseRun&);

@@ -1,5 +1,5 @@
-// The phases environment and topology: facts about this machine, and copies between its GPUs. A child process collects
-// them (`triad doctor --probe machine`), because a driver may hang.
+// The phases environment and topology: facts about this machine, and copies between its GPUs. A child process (`triad
+// doctor --probe machine`) collects the facts, because a driver may hang.
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
@@ -32,7 +32,7 @@ double free_disk_mib(const std::string& path) {
   return statvfs(path.c_str(), &s) == 0 ? static_cast<double>(s.f_bavail) * static_cast<double>(s.f_frsize) / kMiB : 0;
 }
 
-// The value of a line of /proc/meminfo; 0 if there is no such line.
+// The number in a line of /proc/meminfo, converted to MiB; 0 if there is no such line.
 double meminfo_mib(const std::string& name) {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);)
@@ -40,7 +40,7 @@ double meminfo_mib(const std::string& name) {
   return 0;
 }
 
-// This process's resource limits, each a number or "unlimited".
+// The resource limits of this process, each a number or "unlimited".
 Json limits() {
   Json out;
   const auto put = [&](const char* name, __rlimit_resource what) {
@@ -160,8 +160,8 @@ void examine_environment(PhaseRun& v) {
   if (!m["gpus"].empty()) v.note(no_nccl.empty() ? "NCCL" : "no NCCL (" + no_nccl + ")");
 }
 
-// For every ordered pair of GPUs: the connection's type, and copies from one's memory to the other's, timed and
-// compared.
+// For every ordered pair of GPUs: the type of their connection, and copies from the first one's memory to the second
+// one's, which are timed and compared.
 void probe_topology(const std::string& folder) {
   const int gpus = backend::cuda_device_count();
   write_env(folder, *make_self_comm(Device::cuda(0)), Device::cuda(0));
@@ -189,7 +189,7 @@ void probe_topology(const std::string& folder) {
       const Tensor& target = buffers[static_cast<size_t>(to)];
       zero(ctx, target);
       Event begin(ctx.device, /*timed=*/true), end(ctx.device, /*timed=*/true);
-      copy(ctx, target, buffers[static_cast<size_t>(from)]);  // the first copy sets up the connection
+      copy(ctx, target, buffers[static_cast<size_t>(from)]);  // not timed: the first copy sets up the connection
       begin.record(ctx.stream);
       for (int i = 0; i < kCopies; ++i) copy(ctx, target, buffers[static_cast<size_t>(from)]);
       end.record(ctx.stream);

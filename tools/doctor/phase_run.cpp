@@ -23,11 +23,12 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr double kSilentS = 20;  // a run without progress for this time counts as hung; scaled by --budget
-constexpr double kPulseS = 10;   // longest time between heartbeats of a run in a long step (train/monitor/watchdog.cpp)
-constexpr double kLimitBudgets = 3;  // a phase that is alive is killed at this many budgets
+constexpr double kSilentS = 20;  // seconds without progress after which a run counts as hung; multiplied by --budget
+// Longest time, s, between heartbeats of a run in a long step (train/monitor/watchdog.cpp).
+constexpr double kPulseS = 10;
+constexpr double kLimitBudgets = 3;  // a phase that is still alive is killed after this many times its budget
 
-// A free TCP port of this host.
+// Returns a TCP port of this host that is free now.
 int free_port() {
   const FileHandle probe(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -40,8 +41,8 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-// Each process uses half of the cores, alone or as one of two ranks: matrix libraries may round differently with
-// another number of threads, so runs that are compared use the same.
+// Environment variables that give each process half of the cores, also if it runs alone: matrix libraries may round
+// differently with another number of threads, so runs that are compared must use the same number.
 std::vector<std::pair<std::string, std::string>> threads_of(int ranks) {
   const char* chosen = std::getenv("OMP_NUM_THREADS");
   const int threads = std::max(1, usable_cores() / std::max(2, ranks));
@@ -49,7 +50,7 @@ std::vector<std::pair<std::string, std::string>> threads_of(int ranks) {
 }
 
 // An mpirun command that works as root, with fewer cores than ranks, in a container and without a remote shell. Ranks
-// that wait yield their core.
+// that wait let other processes use their core.
 Command mpirun(int ranks, const std::vector<std::string>& words) {
   Command command{
       .words = {find_program("mpirun"), "--oversubscribe", "--bind-to", "none", "-np", std::to_string(ranks)},
@@ -63,7 +64,7 @@ Command mpirun(int ranks, const std::vector<std::string>& words) {
   return command;
 }
 
-// Why mpirun cannot start processes here, or "" if it can. Tried once.
+// The reason why mpirun cannot start processes here, or "" if it can. It is tried only once.
 const std::string& why_no_mpirun(const std::string& folder) {
   static std::optional<std::string> why;
   if (why) return *why;
@@ -101,7 +102,7 @@ std::vector<std::string> own_command(const std::vector<std::string>& args) {
   return words;
 }
 
-// Names the stack dumps and lists of collectives that the phase's runs wrote, for RESULTS.md.
+// A text for RESULTS.md that names the stack dumps and the lists of collectives that the phase's runs wrote.
 std::string post_mortem(const std::string& folder) {
   std::vector<std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -141,7 +142,8 @@ bool PhaseRun::holds(const std::string& phase) const {
 }
 
 void PhaseRun::run(const std::vector<Command>& commands, Prints prints, Inherit inherit) {
-  // A little longer than the run's own watchdog takes: for a process whose watchdog has not started or is stopped too.
+  // Seconds without a sign of life after which the doctor kills a process: a little more than the run's own watchdog
+  // takes, because that watchdog may not have started or may be stopped too.
   const double silent_s = std::max(kSilentS * options_.budget, kPulseS) + 2;
   const Outcome ended = run_commands(
       commands, inherit, folder_,

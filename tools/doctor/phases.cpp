@@ -1,5 +1,6 @@
-// The phases of `triad doctor`, in the order in which they run: the question of each, its time budget, and what to do
-// if it fails. Budgets are some ten times what a phase takes on two cores, and twice what it takes on an H200.
+// The phases of `triad doctor`, in the order in which they run: the question that each one answers, its time budget,
+// and what to do if it fails. Budgets are some ten times what a phase takes on two cores, and twice what it takes on an
+// H200.
 #include "tools/doctor/doctor.h"
 
 namespace triad {
@@ -130,7 +131,7 @@ Phase recompute_phase(const char* name, const char* question, const char* advice
           .examine = [plan](PhaseRun& p) { examine_recompute(p, plan); }};
 }
 
-// Runs that differ from the baseline in how they compute, not in what.
+// Phases whose runs differ from the baseline in how they compute, but not in what they compute.
 std::vector<Phase> equivalence_phases() {
   constexpr int kHalf = kDoctorLayers / 2;
   return {{.name = "cuda_graph",

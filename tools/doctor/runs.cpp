@@ -1,5 +1,5 @@
-// The phases that train the doctor's own model, judged by the files of their runs: by absolute limits and by comparison
-// with the run of the phase baseline.
+// The phases that train the doctor's own model. They are judged by the files of their runs: by absolute limits and by
+// comparison with the run of the phase baseline.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -25,7 +25,7 @@ std::string doctor_text() {
   return text;
 }
 
-// Expects the final weights to have the bits of the baseline's.
+// Expects the final weights of a run to have the same bits as the baseline's.
 void expect_same_bits(PhaseRun& v, const TrainedRun& run) {
   const WeightDifference d = compare_weights(run.folder, v.folder_of("baseline"));
   v.expect(d.unequal == 0, fmt::format("all {} tensors have the bits of baseline/model.safetensors", d.tensors),
@@ -34,9 +34,9 @@ void expect_same_bits(PhaseRun& v, const TrainedRun& run) {
                        d.unequal, d.tensors, d.first, d.relative, d.worst_name, d.worst));
 }
 
-// Expects weights close to the baseline's, for runs that add in another order. The first gradient's norm agrees up to
-// fp32 rounding. The weights agree less: Adam turns a tiny gradient whose sign differs into a full step. A gradient
-// that is lost or counted twice changes them by a tenth or more.
+// Expects a run's weights to be close to the baseline's, for runs that add numbers in another order. The norm of the
+// first gradient must agree up to fp32 rounding. The weights agree less: Adam turns a tiny gradient of another sign
+// into a full step. A gradient that is lost or counted twice changes the weights by a tenth or more.
 void expect_close_weights(PhaseRun& v, const TrainedRun& run) {
   constexpr double kMostNorm = 1e-5, kMost = 1e-3;
   const TrainedRun one = read_trained(v.folder_of("baseline"), kDoctorSteps, 1);
@@ -53,14 +53,15 @@ void expect_close_weights(PhaseRun& v, const TrainedRun& run) {
 }
 
 void expect_learning(PhaseRun& v, const TrainedRun& run) {
-  constexpr double kLeast = 0.3;  // nats
+  constexpr double kLeast = 0.3;  // the loss must fall by at least this, nats
   const double fall = run.losses.front() - run.losses.back();
   v.expect(fall >= kLeast, fmt::format("loss {:.3f} -> {:.3f}", run.losses.front(), run.losses.back()),
            fmt::format("loss {:.3f} -> {:.3f} in {} steps: it must fall by {} (training.csv)", run.losses.front(),
                        run.losses.back(), run.losses.size(), kLeast));
 }
 
-// Expects the gradient ledger of every step to list all parameters, none missing, unexpectedly zero or not finite.
+// Expects that the gradient ledger lists all parameters in every step, and that none is missing, unexpectedly zero or
+// not finite.
 void expect_whole_ledger(PhaseRun& v, const TrainedRun& run) {
   size_t steps = 0;
   for (const std::string& line : whole_lines(run.file("ranks/rank_0.log"))) {
@@ -79,7 +80,7 @@ void expect_transport(PhaseRun& v, const TrainedRun& run, const std::string& wor
   v.expect(name.find(word) != std::string::npos, name, fmt::format("env.json says comm \"{}\", not {}", name, word));
 }
 
-// With two ranks, one micro-step has the sequences of the baseline's two micro-steps.
+// Config changes for two ranks: one micro-step then has the sequences of the baseline's two micro-steps.
 const std::vector<std::string> kAsTwoRanks = {"train.accumulate_grad_batches=1", "log.diagnostics=[\"buckets\"]"};
 
 TrainedRun train_two(PhaseRun& v, PhaseRun::Launch launch, const std::string& backend) {
@@ -141,8 +142,8 @@ void examine_baseline(PhaseRun& v) {
                      run.metrics["tokens_per_s"].get<double>(), run.metrics["peak_mib"].get<double>()));
 }
 
-// Checks the gate and selection statistics of the baseline's run. Fresh gates are a third each, and none may collapse
-// in eight steps. The number of tokens that a row selects follows from its position.
+// Checks the statistics of gates and selection in the baseline's run. The gates of a fresh model are a third each, and
+// none may collapse in eight steps. The number of tokens that a row selects follows from its position.
 void examine_health(PhaseRun& v) {
   const std::string gates_path = v.folder_of("baseline") + "/gates.csv",
                     lists_path = v.folder_of("baseline") + "/k_stats.csv";
@@ -203,7 +204,7 @@ void examine_gradient_trace(PhaseRun& v) {
   const CsvTable ledger(run.file("grad_ledger.csv"), {"step", "parameter", "norm"});
   v.expect(static_cast<int64_t>(ledger.size()) == run.tensors, "",
            fmt::format("grad_ledger.csv has {} rows for {} tensors", ledger.size(), run.tensors));
-  // Backward runs from the last layer to the first.
+  // The order of layers in traces.log must be that of backward, from the last layer to the first.
   std::vector<std::string> order;
   for (const std::string& line : whole_lines(run.file("traces.log")))
     if (line.starts_with("layer ") && line.find(" in all ") != std::string::npos) order.push_back(line.substr(6, 1));
@@ -245,7 +246,7 @@ void examine_branch(PhaseRun& v, const std::string& branch) {
   const TrainedRun run = v.train({"nsa.force_branch=" + branch, "log.diagnostics=[\"ledger\"]"});
   expect_learning(v, run);
   expect_whole_ledger(v, run);
-  // Only this branch's own projections may have a gradient.
+  // With one branch forced, only that branch's own projections may have a gradient.
   const CsvTable ledger(run.file("grad_ledger.csv"), {"step", "parameter", "norm"});
   size_t own = 0, others = 0;
   std::string first;
@@ -259,7 +260,8 @@ void examine_branch(PhaseRun& v, const std::string& branch) {
       if (has_gradient != (other == branch) && first.empty()) first = name;
     }
   }
-  const size_t expected = static_cast<size_t>(2 * kDoctorLayers) * run.losses.size();  // k and v
+  // K_proj and v_proj of each layer in each step.
+  const size_t expected = static_cast<size_t>(2 * kDoctorLayers) * run.losses.size();
   v.expect(own == expected && others == 0, fmt::format("gradients only in k_{0}_proj and v_{0}_proj", branch),
            fmt::format("grad_ledger.csv: {} of its {} projections have a gradient, and {} of other branches; first {}",
                        own, expected, others, first));
@@ -286,7 +288,7 @@ void examine_kernel_routes(PhaseRun& v) {
   double difference = 0;
   for (size_t i = 0; i < run.losses.size(); ++i)
     difference = std::max(difference, std::abs(run.losses[i] - fused.losses[i]));
-  constexpr double kMost = 0.05;  // nats: the effect of other bf16 roundings after eight steps
+  constexpr double kMost = 0.05;  // nats: the largest effect of other bf16 roundings after eight steps
   v.expect(difference > 0 && difference <= kMost,
            fmt::format("losses within {:.1e} of baseline's (limit {})", difference, kMost),
            difference > 0

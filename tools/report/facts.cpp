@@ -12,7 +12,7 @@ namespace triad {
 
 namespace {
 
-// object[group][key], or null if it does not exist.
+// The value object[group][key], or null if it does not exist.
 Json value_of(const Json& object, const char* group, const char* key) {
   if (!object.is_object() || !object.contains(group) || !object[group].is_object()) return {};
   return object[group].value(key, Json());
@@ -72,7 +72,7 @@ std::string device_of(const Json& environment) {
   return world.is_number() && world.get<double>() > 1 ? fmt::format("{} x {}", world.get<int64_t>(), out) : out;
 }
 
-// The commit in brackets in a build text such as "triad 1.2 (0123456789ab)".
+// The commit, which is in brackets in the description of a build, such as "triad 1.2 (0123456789ab)".
 std::string commit_of(const Json& environment) {
   if (!environment.is_object()) return {};
   const std::string build = word(environment.value("build", Json()));
@@ -80,7 +80,7 @@ std::string commit_of(const Json& environment) {
   return begin != std::string::npos && end > begin ? build.substr(begin + 1, end - begin - 1) : "";
 }
 
-// NaN if this program cannot read the config, as one of another version.
+// Number of parameters of a config; NaN if this program cannot read the config, for example of another version.
 double parameters_of(const Json& config) {
   try {
     return static_cast<double>(count_parameters(config_from_json(config).model));

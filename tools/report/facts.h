@@ -1,4 +1,4 @@
-// The key facts of a run: tiles at the head of its report, rows in a comparison of two runs.
+// The key facts of a run: they are the tiles at the head of its report, and the rows in a comparison of two runs.
 #pragma once
 #include <cmath>
 #include <string>
@@ -10,14 +10,14 @@ namespace triad {
 
 struct Fact {
   std::string name, text;
-  double number = NAN;                     // finite if the fact is a number that two runs can compare
-  std::string (*write)(double) = nullptr;  // formats a number as `text` does
-  bool warns = false;                      // shown as a warning
+  double number = NAN;                     // finite if the fact is a number, so that two runs can be compared
+  std::string (*write)(double) = nullptr;  // formats a number in the same way as `text`
+  bool warns = false;                      // true: shown as a warning
 };
-// The facts that the run's files contain; others are left out.
+// The facts about a run that its files contain; others are left out.
 std::vector<Fact> facts_of(const ReportRun&);
 
-// Whether a token is a byte of text, so that the loss gives bits per byte.
+// Whether the run's tokens are bytes of text, so that bits per byte follow from the loss.
 bool tokens_are_bytes(const Json& config);
 
 }  // namespace triad

@@ -12,7 +12,7 @@ namespace triad {
 
 namespace {
 
-// Escapes text for HTML elements and attributes.
+// Escapes a text for HTML elements and attributes.
 std::string html(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -39,7 +39,7 @@ std::string html(const std::string& text) {
   return out;
 }
 
-// JSON for a script element, escaped so that nothing in it can end the element.
+// JSON text for a script element, escaped so that nothing in it can end the element.
 std::string script_json(const Json& value) {
   std::string out;
   for (const char c : dump_json(value, -1)) {
@@ -60,7 +60,8 @@ std::string number(const Json& value, const char* form = "{:.4g}") {
   return value.is_number() ? fmt::format(fmt::runtime(form), value.get<double>()) : "–";
 }
 
-// An HTML table. kind: a class of page.css. "keys": keys and values of any length; "events": the last column is text.
+// An HTML table. kind is a class in page.css: "keys" has keys and values of any length; in "events" the last column is
+// text.
 std::string table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows,
                   const char* kind = "") {
   const bool is_long = std::string_view(kind) == "events";
@@ -80,7 +81,7 @@ std::string card(const std::string& title, const std::string& body, bool wide = 
   return fmt::format("<section class=\"card{}\"><h3>{}</h3>{}</section>\n", wide ? " wide" : "", html(title), body);
 }
 
-// The facts as tiles; long values get wider ones.
+// The HTML of facts as tiles; long values get wider tiles.
 std::string tiles(const std::vector<Fact>& facts) {
   constexpr size_t kShort = 11;
   std::string out = "<div class=\"tiles\">";
@@ -90,7 +91,7 @@ std::string tiles(const std::vector<Fact>& facts) {
   return out + "</div>\n";
 }
 
-// A table of both runs' facts, with the difference B - A of numbers.
+// The HTML table that compares the facts of two runs, with the difference B - A of numbers.
 std::string facts_table(const std::vector<Fact>& a, const std::vector<Fact>& b) {
   const auto find = [](const std::vector<Fact>& facts, const std::string& name) {
     const auto at = std::find_if(facts.begin(), facts.end(), [&](const Fact& f) { return f.name == name; });
@@ -116,7 +117,7 @@ std::string events_table(const Json& d) {
   std::vector<std::vector<std::string>> rows;
   for (const Json& e : d["events"]) {
     std::string when = text_of(e["time"]);
-    std::replace(when.begin(), when.end(), 'T', ' ');  // allows a line break in a narrow window
+    std::replace(when.begin(), when.end(), 'T', ' ');  // so that the line can be broken in a narrow window
     rows.push_back({text_of(e["step"]), text_of(e["rank"]), text_of(e["kind"]), when, text_of(e["text"])});
   }
   constexpr size_t kMostRows = 400;
@@ -152,7 +153,7 @@ std::string fallbacks_table(const Json& d) {
   return table({"kernel and reason", "calls"}, rows);
 }
 
-// A card with all keys and values of an object, opened by a click.
+// A card of the page that shows all keys and values of an object when it is opened by a click.
 std::string object_card(const std::string& title, const Json& object) {
   if (object.is_null()) return "";
   std::vector<std::vector<std::string>> rows;
@@ -177,7 +178,7 @@ std::string first_difference_text(const FirstDifference& p) {
   return text + fmt::format(" {} steps are common to both.", p.common);
 }
 
-// Cards with tables of a run's events, ranks, fallbacks and stack dumps; empty tables are left out.
+// The cards of one run with tables of events, ranks, fallbacks and stack dumps; empty tables are left out.
 std::string part(const ReportRun& run, const std::string& tag) {
   const Json& d = run.data;
   std::string out;

@@ -1,4 +1,4 @@
-// The report as one self-contained HTML file, with style, script and data.
+// The report as one self-contained HTML file, which includes style, script and data.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,10 +7,10 @@
 
 namespace triad {
 
-// The page's HTML, for one run or for a comparison of two.
+// Returns the HTML of the page, for one run or for a comparison of two.
 std::string report_page(const std::vector<ReportRun>& runs);
 
-// The texts of tools/report/page.css and of the scripts; the build embeds them.
+// The contents of tools/report/page.css and of the scripts; the build embeds them in the program.
 extern const char* const kReportStyle;
 extern const char* const kReportScript;
 

@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr int kKnownHeartbeatSchema = 1, kKnownSampleSchema = 1;
 
-// Keys of a heartbeat whose numbers the report draws, by rank.
+// The keys of a heartbeat whose numbers the report draws as lines, one per rank.
 constexpr const char* kHeartbeatLines[] = {"step_ms",         "compute_ms",    "update_ms",         "fetch_ms",
                                            "comm_wait_ms",    "tokens_per_s",  "host_mib",          "gpu_used_mib",
                                            "gpu_util_pct",    "power_w",       "gpu_mem_alloc_mib", "sel_overlap",
@@ -41,14 +41,15 @@ double number_in(const Json& line, const char* key) {
   return it != line.end() && it->is_number() ? it->get<double>() : NAN;
 }
 
-// What is read from rank 0's heartbeats only.
+// What the report reads only from the heartbeats of rank 0.
 struct FirstRank {
   Points losses;
-  Points clock;  // running time in seconds after each step, without the time between a stop and a resume
+  // Running time in seconds after each step, without the time between a stop and the resume.
+  Points clock;
   std::vector<LayerValue> gradient_norms;
 };
 
-// Removes the points from this step on: a resumed run repeats steps, and the last time counts.
+// Removes the points of this step and later ones, because a resumed run repeats steps and the last repetition counts.
 void forget_from(Points& points, int64_t step) {
   while (!points.empty() && points.back().first >= static_cast<double>(step)) points.pop_back();
 }
@@ -72,13 +73,13 @@ Json json_or_nothing(const std::string& text) {
   } catch (const Error&) { return {}; }
 }
 
-// Reads a rank's heartbeats: {rank, last, state, means, lines}. Appends its events to `events`; fills `first` if it is
-// not null.
+// Reads the heartbeats of a rank and returns {rank, last, state, means, lines}. Appends the events to `events`; fills
+// `first` if it is not null.
 Json rank_of(const std::string& path, int64_t rank, FirstRank* first, Json& events) {
   std::map<std::string, Points> lines;
   Json last;
-  std::string state;                 // the last message that describes the rank's state
-  double seconds = 0, before = NAN;  // running time; time stamp of the previous line
+  std::string state;                 // message of the last heartbeat that describes the rank's state
+  double seconds = 0, before = NAN;  // running time; time stamp of the previous heartbeat
   const std::vector<std::string> text = whole_lines(path);
   for (size_t i = 0; i < text.size(); ++i) {
     const Json line = json_or_nothing(text[i]);
@@ -99,7 +100,7 @@ Json rank_of(const std::string& path, int64_t rank, FirstRank* first, Json& even
     if (msg != "boot" && now > before) seconds += now - before;
     before = now;
     if (msg != "stackdump" && msg != "progress" && msg != "checkpoint")
-      state = msg;  // those messages do not change a rank's state
+      state = msg;  // the other messages do not change a rank's state
     if (msg == "step_end") {
       for (auto& [key, points] : lines) forget_from(points, step);
       for (const char* key : kHeartbeatLines)
@@ -128,7 +129,7 @@ Json rank_of(const std::string& path, int64_t rank, FirstRank* first, Json& even
   return out;
 }
 
-// Memory by category in MiB, from the run's memory snapshots: [{label, step, categories}].
+// Memory in MiB by category, from the run's memory snapshots, as [{label, step, categories}].
 Json memory_of(const std::string& folder) {
   static const std::regex kName("mem_(boot|loader|oom|step(\\d+))\\.json");
   std::vector<std::pair<double, Json>> found;
@@ -137,14 +138,15 @@ Json memory_of(const std::string& folder) {
     std::smatch match;
     if (!std::regex_match(name, match, kName)) continue;
     const std::optional<int64_t> step = parse_number<int64_t>(match[2].str());
-    if (match[2].matched && !step) continue;  // the number in the name is too large for a step
+    if (match[2].matched && !step) continue;  // skipped: the number in the file's name is too large for a step
     const Json file = parse_json(read_file(entry.path().string()), entry.path().string());
     if (!file.contains("triad") || !file["triad"].contains("category_bytes"))
-      continue;  // a snapshot without categories
+      continue;  // skipped: the snapshot has no categories
     Json categories = Json::object();
     for (const auto& [category, bytes] : file["triad"]["category_bytes"].items())
       if (bytes.is_number()) categories[category] = bytes.get<double>() / kMiB;
-    // Order of snapshots without a step: boot and loader before the first step, oom (out of memory) after the last.
+    // The order of snapshots that have no step: boot and loader precede the first step, oom (out of memory) follows the
+    // last.
     const std::string when = match[1].str();
     const double order = when == "boot"     ? -2
                          : when == "loader" ? -1
@@ -175,7 +177,7 @@ Json fallbacks_of(const CsvTable& table) {
   return out;
 }
 
-// Reads needle.csv of `triad eval --needle`; a grid without lengths if there is none.
+// Reads needle.csv, which `triad eval --needle` writes; a grid without lengths if the file does not exist.
 NeedleGrid needle_grid_of(const std::string& path) {
   const CsvTable table(path, {"length", "depth", "samples", "right"});
   NeedleGrid grid;
@@ -206,7 +208,8 @@ NeedleGrid needle_grid_of(const std::string& path) {
   return grid;
 }
 
-// Gradient norms by layer and step, from heartbeats or from grad_ledger.csv; null if the run recorded neither.
+// Gradient norms by layer and step, from the heartbeats or from grad_ledger.csv; null if the run recorded them in
+// neither.
 Json gradient_norms_of(const FirstRank& first, const CsvTable& ledger) {
   if (!first.gradient_norms.empty()) return heat_of(first.gradient_norms);
   std::map<std::pair<double, double>, double> squares;
@@ -223,14 +226,14 @@ Json gradient_norms_of(const FirstRank& first, const CsvTable& ledger) {
   return all.empty() ? Json() : heat_of(all);
 }
 
-// Running time by step: from heartbeats, else the sum of training.csv's step times.
+// Running time in seconds after each step: from the heartbeats, or else the sum of the step times in training.csv.
 Points clock_of(const FirstRank& first, const CsvTable& training) {
   if (!first.clock.empty()) return first.clock;
   Points clock;
   double seconds = 0, before = 0;
   for (size_t i = 0; training.has("step_ms") && i < training.size(); ++i) {
     const double step = training.number(i, "step"), took = (step - before) * training.number(i, "step_ms") / 1e3;
-    if (!std::isfinite(took)) continue;  // a damaged row: the next row covers its steps
+    if (!std::isfinite(took)) continue;  // skipped: a damaged row; the next row also covers its steps
     seconds += took;
     before = step;
     clock.emplace_back(step, seconds);
@@ -242,7 +245,8 @@ bool all_integers(const Json& list) {
   return list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& x) { return x.is_number_integer(); });
 }
 
-// Reads a sample of selection lists (train/monitor/selection_sample.h) and checks all that the page's script uses.
+// Reads a sample of selection lists (train/monitor/selection_sample.h) and checks everything that the page's script
+// uses.
 Json sample_of(const std::string& path) {
   const Json sample = json_or_null(path);
   if (sample.is_null()) return sample;
@@ -265,7 +269,7 @@ Json sample_of(const std::string& path) {
   return sample;
 }
 
-// Tokens of a step over all ranks; null if the files do not contain it.
+// Number of tokens per step on all ranks; null if the run's files do not contain it.
 Json tokens_per_step(const ReportRun& run) {
   double tokens = 1;
   if (!run.config.contains("train")) return {};
@@ -275,7 +279,7 @@ Json tokens_per_step(const ReportRun& run) {
   return number_or_null(tokens * (std::isfinite(world) ? world : 1));
 }
 
-// The CSV files of a run.
+// The tables in a run's CSV files.
 struct RunTables {
   CsvTable training, validation, gates, selection, fallbacks, ledger;
   explicit RunTables(const fs::path& folder)
@@ -301,7 +305,7 @@ void add_lines_and_maps(Json& d, const RunTables& tables) {
   d["fallbacks"] = fallbacks_of(tables.fallbacks);
 }
 
-// Adds the ranks, their events sorted by step, and the names of stack dumps. Returns what only rank 0's heartbeats
+// Adds the ranks, their events sorted by step, and the names of stack dumps to d. Returns what only rank 0's heartbeats
 // hold.
 FirstRank add_ranks(Json& d, const std::string& folder) {
   static const std::regex kHeartbeats("heartbeat_rank(\\d+)\\.jsonl");
@@ -349,7 +353,8 @@ ReportRun read_run(const std::string& folder) {
                 .needle = {},
                 .data = {}};
   if (run.environment.contains("environment") && run.environment["environment"].is_object())
-    for (auto& [name, value] : run.environment["environment"].items())  // hides secrets that an env.json may hold
+    // Secrets that an env.json may hold are hidden.
+    for (auto& [name, value] : run.environment["environment"].items())
       if (value.is_string()) value = shown_value(name, value.get<std::string>());
   const RunTables tables(folder);
   Json& d = run.data;

@@ -1,5 +1,6 @@
-// Reads a run's folder for its report: checks its files, thins their numbers to what a screen can show, and collects
-// them in one JSON object. Optional files may be absent; a broken file is an Error that names file and line.
+// Reads the folder of a run for its report: checks the files, reduces their numbers to what a screen can show, and
+// collects them in one JSON object. Optional files may be absent; for a broken file it throws an Error that names file
+// and line.
 #pragma once
 #include <optional>
 #include <string>
@@ -12,34 +13,37 @@ namespace triad {
 
 struct ReportRun {
   std::string folder;
-  Json config, environment;     // config.json and env.json; null if absent
-  Points losses;                // by step, of rank 0
-  bool losses_rounded = false;  // the losses are training.csv's, because the run has no heartbeats with all digits
-  Points validation;            // loss of each evaluation, by step
-  Points clock;                 // running time in seconds after each step
-  std::string needle;           // an SVG of needle.csv; empty without `triad eval --needle`
-  Json data;                    // input of the charts; tools/report/page.js reads its keys
+  Json config, environment;  // the contents of config.json and env.json; null if absent
+  Points losses;             // loss of each step, of rank 0
+  // True: the losses are from training.csv, because the run has no heartbeats, which hold all digits.
+  bool losses_rounded = false;
+  Points validation;   // validation loss, at the step of each evaluation
+  Points clock;        // running time in seconds after each step
+  std::string needle;  // an SVG of needle.csv; empty if `triad eval --needle` has not written one
+  Json data;           // input of the page's charts; tools/report/page.js reads its keys
 };
 
-// Throws if the folder is missing, or holds no run.
+// Reads a run's folder. Throws if the folder is missing or holds no run.
 ReportRun read_run(const std::string& folder);
 
-// The keys ("group.key") at which two objects differ, with both values (null if absent).
+// A key ("group.key") at which two objects differ, with both values (null if absent).
 struct Difference {
   std::string key;
   Json a, b;
 };
 std::vector<Difference> differences_of(const Json& a, const Json& b);
 
-// The first steps at which two runs' losses differ at all, and by more than 1%, among the steps that both have.
+// The first steps at which the losses of two runs differ at all, and by more than 1%, among the steps that both runs
+// have.
 struct FirstDifference {
   std::optional<int64_t> first, by_one_percent;
-  int64_t common = 0;  // number of steps that both have
+  int64_t common = 0;  // number of steps that both runs have
 };
 FirstDifference first_difference_of(const ReportRun& a, const ReportRun& b);
 
-// The difference b - a of the losses, at a's points within b's range: {loss, validation}, each {steps, tokens, time},
-// each a line over that axis, left out if a run does not have that axis. b is interpolated linearly.
+// The difference b - a of two runs' losses, at the points of a that are within b's range, where b is interpolated
+// linearly. Returns {loss, validation}; each is {steps, tokens, time}, and each of these a line over that axis, which
+// is left out if a run does not have that axis.
 Json loss_difference(const ReportRun& a, const ReportRun& b);
 
 }  // namespace triad

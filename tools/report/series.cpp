@@ -8,8 +8,8 @@ namespace triad {
 
 namespace {
 
-constexpr size_t kMostPoints = 1500;  // of a line
-constexpr size_t kMostColumns = 240;  // of a heat map
+constexpr size_t kMostPoints = 1500;  // maximum number of points of a line
+constexpr size_t kMostColumns = 240;  // maximum number of columns of a heat map
 
 }  // namespace
 
@@ -66,7 +66,8 @@ Json heat_of(const std::vector<LayerValue>& all) {
     values.push_back(row);
   }
   for (size_t c = 0; c < columns; ++c)
-    firsts.push_back(step_list[(c * step_list.size() + columns - 1) / columns]);  // the first step of column c
+    // The first step that belongs to column c.
+    firsts.push_back(step_list[(c * step_list.size() + columns - 1) / columns]);
   return {{"steps", firsts},
           {"last", step_list.empty() ? Json() : Json(step_list.back())},
           {"layers", layer_list},

@@ -14,12 +14,14 @@ constexpr int64_t kElementAlign = 128;
 }  // namespace
 
 int64_t bucket_unit(const DistConfig& c, int64_t world) {
-  // Shards hold whole pieces of the sum of squares, so that the gradient norm has the same bits as without shards.
+  // With shards, boundaries are multiples of kSumPiece: a rank then holds whole pieces of the sum of squares, so that
+  // the gradient norm has the same bits as without shards.
   return c.zero == 1 && world > 1 ? kSumPiece * world : kElementAlign;
 }
 
 CommCtas comm_ctas_during_backward(const Config& config, int64_t world) {
-  constexpr double kFewCtasBytesPerS = 60e9, kFlops = 400e12;  // of H200s with NVLink; only the ratio matters
+  // Rates of H200 GPUs with NVLink: bytes/s of NCCL with few CTAs, FLOP/s of a step. Only their ratio matters.
+  constexpr double kFewCtasBytesPerS = 60e9, kFlops = 400e12;
   const TrainConfig& t = config.train;
   const double backward_s = 2.0 / 3 * training_flops(config.model, t.micro_batch_size, t.seq_len) / kFlops;
   const double element = config.dist.grad_dtype == Precision::bf16 ? sizeof(bf16) : sizeof(float);
@@ -30,12 +32,14 @@ CommCtas comm_ctas_during_backward(const Config& config, int64_t world) {
 std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int64_t unit) {
   const int64_t most = std::max(unit, elements / unit * unit), all = params.stored_elements();
   TRIAD_CHECK(all % unit == 0, "{} stored elements in units of {}", all, unit);
-  // The embedding's range is rounded out to whole units: it is complete last, so its neighbours in a unit can wait.
+  // The range of the embedding's gradient, extended at both ends to multiples of `unit`, because buckets begin and end
+  // there. Backward finishes this gradient last, so each bucket with some of its elements is complete last too.
   ElementRange embed = range_of(params, index_of_param(params, "embed.weight"));
   embed.begin = embed.begin / unit * unit;
   embed.end = std::min(align_up(embed.end, unit), all);
   std::vector<GradBucket> buckets;
-  const auto cut = [&](int64_t begin, int64_t end, bool late) {  // from the end, where backward begins
+  // Cuts [begin, end) into buckets, starting at the end, where backward begins.
+  const auto cut = [&](int64_t begin, int64_t end, bool late) {
     constexpr int64_t kLateTimes = 8;
     const int64_t size = late ? kLateTimes * most : most;
     for (; end > begin; end -= std::min(size, end - begin)) {
@@ -47,7 +51,8 @@ std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int
     }
   };
   cut(0, embed.begin, /*late=*/false);
-  if (!buckets.empty()) buckets.back().late = true;  // the bucket of the first layer
+  // The newest bucket holds the first layer, whose gradients backward finishes last.
+  if (!buckets.empty()) buckets.back().late = true;
   cut(embed.end, all, /*late=*/true);
   cut(embed.begin, embed.end, /*late=*/true);
   return buckets;

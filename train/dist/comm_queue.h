@@ -1,5 +1,5 @@
-// CommQueue: the order of work between the compute stream and the comm stream. Only events: the host never waits. In
-// planning, nothing is queued.
+// CommQueue: orders work between the compute stream and the comm stream by events, so the host never waits. While
+// memory is planned, nothing is queued.
 #pragma once
 #include <string>
 
@@ -16,22 +16,23 @@ class CommQueue {
         comm_ctx_(ctx.on(comm.stream(), ctx.scratch)),
         event_(ctx.planning ? Device::cpu() : ctx.device) {}
 
-  Context& ctx() { return comm_ctx_; }  // the compute context with the comm stream
+  Context& ctx() { return comm_ctx_; }  // the compute context, but with the comm stream as its stream
   const Stream& stream() const { return comm_.stream(); }
 
   // Later work on the comm stream waits for earlier work on the compute stream.
   void wait_for_compute() { order(ctx_.stream, comm_.stream()); }
   // Later work on the compute stream waits for earlier work on the comm stream.
   void join() { order(comm_.stream(), ctx_.stream); }
-  // Runs call(), which queues collectives, after earlier and before later work on the compute stream.
+  // Runs call(), which queues collectives. They run after earlier work on the compute stream and before later work on
+  // it.
   template <class Call>
   void run(Call&& call) {
     wait_for_compute();
     if (!ctx_.planning) call();
     join();
   }
-  // Queues an all-gather of values, in which each rank has written an equal share, after earlier work on the compute
-  // stream. join() makes the compute stream wait for it.
+  // Queues an all-gather of `values`, in which each rank has written an equal share. It starts after earlier work on
+  // the compute stream; join() makes the compute stream wait for its end.
   void all_gather(Tensor values, const std::string& what) {
     wait_for_compute();
     if (!ctx_.planning) comm_.all_gather(values, what);
@@ -47,7 +48,7 @@ class CommQueue {
   Context& ctx_;
   Comm& comm_;
   Context comm_ctx_;
-  Event event_;  // reused: recorded and waited for at once
+  Event event_;  // reused for every wait: each record is followed immediately by its wait
 };
 
 }  // namespace triad

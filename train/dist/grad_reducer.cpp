@@ -13,8 +13,8 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-// The gain of the first norm: its gradient is computed from the last dx of backward, so any non-finite value in a
-// rank's backward shows in it.
+// The parameter whose gradient shows whether this rank's backward was finite: the gain of the first norm. Its gradient
+// is computed from the last dx of backward, which any earlier NaN or infinity reaches.
 constexpr const char* kProbe = "blocks.0.norm1.weight";
 
 }  // namespace
@@ -55,7 +55,7 @@ void GradReducer::begin(bool recorded) {
   missing_.clear();
   for (const GradBucket& bucket : plan_.buckets()) missing_.push_back(bucket.params.size());
   streams_.clear();
-  // A bucket that holds only padding is full from the start.
+  // A bucket that holds only padding, no gradient, counts as full from the start.
   for (size_t b = 0; b < plan_.buckets().size(); ++b)
     if (missing_[b] == 0) full(static_cast<int64_t>(b));
 }
@@ -103,8 +103,9 @@ void GradReducer::reduce(int64_t index) {
   if (zero_) square_pieces(queue_.ctx(), squares_.slice(0, held.begin / kSumPiece, held.end / kSumPiece), sums);
 }
 
-// Sums a bucket over the ranks: by peer copies and one short kernel where the ranks of a host can access each other's
-// memory, which leaves the SMs to concurrent work; else by NCCL or on the host. rank_sum adds in the order of ranks.
+// Sums a bucket over the ranks. If the ranks of a host can access each other's memory: by peer copies and one short
+// kernel (rank_sum adds in the order of ranks), which leaves the SMs to concurrent work. Otherwise by NCCL, or on
+// the host.
 void GradReducer::sum(const Tensor& bucket, const std::string& what, CommCtas ctas) {
   if (ctx_.planning) return;
   const int64_t world = comm_.world();
@@ -126,8 +127,9 @@ void GradReducer::finish() {
 std::string GradReducer::table() const {
   const DType sent = sent_bf16_.empty() ? params_.grads().dtype : DType::bf16;
   const bool in_two = zero_ || by_copies();
-  const size_t collectives =
-      plan_.buckets().size() * (in_two ? 2 : 1) + 1 + (zero_ ? 1 : 0);  // + the ranks' numbers, + the norm
+  // In addition to those of the buckets: one collective for the ranks' RankNumbers and, with dist.zero 1, one for the
+  // sums of squares of the shards.
+  const size_t collectives = plan_.buckets().size() * (in_two ? 2 : 1) + 1 + (zero_ ? 1 : 0);
   std::string out =
       fmt::format("{} buckets, {} collectives a step on {} ranks: {} {}, {:.2f} MiB in all\n", plan_.buckets().size(),
                   collectives, comm_.world(), in_two ? "reduce_scatter and all_gather" : "all_reduce", name_of(sent),

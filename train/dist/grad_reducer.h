@@ -1,6 +1,6 @@
 // GradReducer: sums gradients over the ranks while backward still runs. The flat gradient buffer is divided into
 // buckets. In the last micro-step of a step, a bucket's collective starts on the comm stream as soon as backward has
-// finished the bucket's last gradient, so that all but the last collectives overlap with backward.
+// finished the last gradient of the bucket, so that only the last collectives do not overlap with backward.
 #pragma once
 #include <fmt/format.h>
 
@@ -20,36 +20,37 @@ namespace triad {
 
 class GradReducer final : public GradSink {
  public:
-  // probe [1] f64: receives the sum of squares of this rank's own gradient of the first norm (RankNumbers::probe),
-  // before the sum over ranks.
+  // probe [1] f64: receives the sum of squares of this rank's gradient of the first norm before the sum over ranks
+  // (RankNumbers::probe), which shows whether this rank's backward was finite.
   GradReducer(Context&, Arena&, const Params&, Comm&, const Config&, Tensor probe);
 
-  // Records times and checksums of each bucket's collective in *trace, which must outlive the reducer's steps.
+  // Records times and checksums of each bucket's collective in *trace, which must outlive the reducer's last step.
   void trace(BucketTrace* trace) { trace_ = trace; }
 
-  // Call before a backward whose gradients are to be summed. recorded: the backward is being captured as a graph, which
-  // contains no collectives; call reduce_recorded() after each launch of the graph instead.
+  // Call before a backward whose gradients are to be summed. recorded: this backward is being captured as a CUDA graph,
+  // which contains no collectives; call reduce_recorded() after each launch of the graph instead.
   void begin(bool recorded = false);
   void reduce_recorded();
   void ready(ConstTensor grad, const Stream& on) override;
-  // Call after backward. Throws MissingGradients if it did not announce every gradient. ctx.stream waits for the sums
-  // only in the next queue().run().
+  // Call after backward. Throws MissingGradients if backward did not pass every gradient to ready(). ctx.stream waits
+  // for the sums only in the next queue().run().
   void finish();
 
   const BucketPlan& plan() const { return plan_; }
   CommQueue& queue() { return queue_; }
-  // All-gathers values [elements of the bucket], in which each rank has written its shard, on the comm stream after
-  // earlier work on ctx.stream. queue().join() makes ctx.stream wait for it. what: names the values in reports.
+  // Queues an all-gather of `values` [elements of the bucket], in which each rank has written its shard, on the comm
+  // stream after earlier work on ctx.stream. queue().join() makes ctx.stream wait for it. what: the name of the values
+  // in reports.
   void gather(const GradBucket& bucket, Tensor values, const char* what) {
     queue_.all_gather(values, fmt::format("{} of bucket {}", what, plan_.index_of(bucket)));
   }
-  // dist.zero 1: [stored elements / kSumPiece] f64, the sum of squares of each piece of kSumPiece summed gradients that
-  // this rank owns; pieces of other ranks are not written.
+  // With dist.zero 1: [stored elements / kSumPiece] f64, for each piece of kSumPiece summed gradients the sum of their
+  // squares. Only the pieces that this rank owns are written.
   Tensor squares() const { return squares_; }
-  // Staging buffer [elements of the largest bucket] f32: holds the other ranks' shards of a bucket where ranks exchange
-  // them by peer copies; free for other use between steps.
+  // Staging buffer [elements of the largest bucket] f32. Where ranks exchange buckets by peer copies, it holds the
+  // other ranks' shards of a bucket; between steps, others may use it.
   Tensor staging() const { return staging_; }
-  std::string table() const;  // text of ddp_buckets.txt
+  std::string table() const;  // the text of the file ddp_buckets.txt
 
  private:
   void full(int64_t bucket);
@@ -67,17 +68,19 @@ class GradReducer final : public GradSink {
   CommQueue queue_;
   int64_t probe_param_;
   Tensor probe_;
-  Tensor sent_bf16_;  // [elements of the largest bucket] bf16: a bucket in the collectives, with dist.grad_dtype bf16
-  Tensor squares_;    // [stored elements / kSumPiece] f64
-  Tensor staging_;    // [elements of the largest bucket] f32; empty if neither shards nor peer copies need it
+  // [elements of the largest bucket] bf16: the bucket that is being summed, with dist.grad_dtype bf16
+  Tensor sent_bf16_;
+  Tensor squares_;  // [stored elements / kSumPiece] f64: sums of squares, see squares()
+  Tensor staging_;  // staging() [elements of the largest bucket] f32; empty without shards and peer copies
   BucketTrace* trace_ = nullptr;
 
   GradArrivals arrivals_;
-  std::vector<size_t> missing_;         // by bucket: number of gradients that backward has not announced yet
-  std::vector<const Stream*> streams_;  // streams on which gradients were announced
+  std::vector<size_t> missing_;         // for each bucket: number of its gradients that backward has not reported yet
+  std::vector<const Stream*> streams_;  // the streams on which backward computed the reported gradients
   bool recorded_ = false;
-  std::vector<int64_t> order_;                   // buckets in the order in which they became full
-  std::vector<std::vector<GraphEvent>> filled_;  // by bucket: an event on each of streams_ when it became full
+  std::vector<int64_t> order_;  // indices of the buckets, in the order in which they became full
+  // for each bucket: events on each of streams_, recorded when it became full
+  std::vector<std::vector<GraphEvent>> filled_;
 };
 
 }  // namespace triad

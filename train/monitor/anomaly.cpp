@@ -14,18 +14,19 @@ namespace triad {
 
 namespace {
 
-// A throughput window has at least 20 steps and 10 s, so that a single slow step does not trigger. The usual rate is
-// the median of at least 5 windows.
+// The throughput rule compares windows of at least 20 steps and 10 s, so that a single slow step does not trigger it.
+// The usual rate is the median of at least 5 windows.
 constexpr int64_t kRateSteps = 20;
 constexpr double kRateSeconds = 10;
 constexpr size_t kUsualWindows = 5, kMostWindows = 200;
-// Memory creeps if the minimum per window of 100 steps rises five windows in a row.
+// The rule for growing memory compares the minima of successive windows of 100 steps: five rises in a row are an
+// anomaly.
 constexpr int64_t kCreepWindow = 100;
 constexpr size_t kCreepWindows = 6;
-// A layer's gates count as collapsed or dead if they exceed a bound in three consecutive steps. Entropy in nats.
+// A layer's gates count as collapsed or dead if they exceed a bound in three consecutive steps. The entropy is in nats.
 constexpr double kLeastEntropy = 0.5, kMostMaxMean = 0.9, kMostCollapse = 0.5;
-// Dead rows are never healthy (sigmoid gates are 0 in fp32 only if all logits are below -88); 1% tolerates unusual
-// data.
+// Bound on the fraction of rows whose gates are all 0. No healthy run has such rows: a sigmoid gate is 0 in fp32 only
+// below a logit of -88. The bound of 1% tolerates unusual data.
 constexpr double kMostDead = 0.01;
 constexpr int kGatesInRow = 3;
 
@@ -58,7 +59,8 @@ std::vector<Anomaly> AnomalyRules::step(const StepHealth& s) {
   return found;
 }
 
-// Whether the rate of the last full window is below log.throughput_drop times the median of earlier windows.
+// Describes the anomaly if the rate (tokens/s) of the last full window is below log.throughput_drop times the median of
+// earlier windows.
 std::optional<std::string> AnomalyRules::flat_throughput(double tokens, double seconds) {
   rate_tokens_ += tokens, rate_seconds_ += seconds;
   if (++rate_steps_ < kRateSteps || rate_seconds_ < kRateSeconds) return throughput_text_;
@@ -76,21 +78,23 @@ std::optional<std::string> AnomalyRules::flat_throughput(double tokens, double s
           "(log.throughput_drop = {})",
           now, steps, usual, config_.log.throughput_drop);
   }
-  if (throughput_text_) return throughput_text_;  // a slow window does not change the usual rate
+  // A slow window is not added to the windows that define the usual rate.
+  if (throughput_text_) return throughput_text_;
   window_rates_.push_back(now);
   if (window_rates_.size() > kMostWindows) window_rates_.erase(window_rates_.begin());
   return throughput_text_;
 }
 
-// Whether the mean loss of the last plateau_steps steps is not significantly (2 standard errors) below the mean of as
-// many steps before.
+// Describes the anomaly if the mean loss of the last log.plateau_steps steps is not significantly (2 standard errors)
+// below the mean of as many steps before.
 std::optional<std::string> AnomalyRules::plateau(double loss) {
   const auto window = static_cast<size_t>(config_.log.plateau_steps);
   if (window == 0 || !std::isfinite(loss)) return plateau_text_;
   losses_.push_back(loss);
   if (losses_.size() > 2 * window) losses_.pop_front();
   if (losses_.size() < 2 * window || until_plateau_look_-- > 0) return plateau_text_;
-  until_plateau_look_ = static_cast<int64_t>(window / 10);  // the sums are O(window), so not in every step
+  // The sums cost O(window), so they are computed only every window / 10 steps.
+  until_plateau_look_ = static_cast<int64_t>(window / 10);
   const auto middle = losses_.begin() + static_cast<int64_t>(window);
   const double n = static_cast<double>(window), before = std::accumulate(losses_.begin(), middle, 0.0) / n,
                after = std::accumulate(middle, losses_.end(), 0.0) / n;
@@ -99,7 +103,7 @@ std::optional<std::string> AnomalyRules::plateau(double loss) {
     const double d = *it - (it < middle ? before : after);
     squares += d * d;
   }
-  constexpr double kErrors = 2;  // standard errors of the difference of two means
+  constexpr double kErrors = 2;  // the difference must exceed this many of its standard errors
   const double error = std::sqrt(squares / n / n);
   plateau_text_.reset();
   if (before - after <= kErrors * error)
@@ -128,7 +132,8 @@ std::optional<std::string> AnomalyRules::creep(Creep& c, const std::optional<dou
 }
 
 std::optional<std::string> AnomalyRules::collapsed(std::span<const GateHealth> gates) {
-  if (config_.model.nsa.gate.force != Branch::none) return {};  // one branch is forced by the config
+  // no rule for gates applies: the config forces one branch
+  if (config_.model.nsa.gate.force != Branch::none) return {};
   std::vector<std::string> layers;
   for (const GateHealth& g : gates) {
     const bool bad = g.entropy_mean < kLeastEntropy || g.max_mean > kMostMaxMean || g.collapse_frac > kMostCollapse;

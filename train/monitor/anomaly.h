@@ -1,5 +1,5 @@
-// AnomalyRules: detects signs of a failing run that still advances, from the numbers of each step. Pure: no clock and
-// no files. A rule reports once, and again only after its condition has cleared.
+// AnomalyRules: detects from the numbers of each step that a run is failing although it still advances. Pure: no clock
+// and no files. A rule reports once, and again only after its condition has ended in between.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -15,29 +15,32 @@
 namespace triad {
 
 struct Anomaly {
-  std::string type;  // throughput_flat, loss_plateau, host_memory_creep, device_memory_creep, gate_dead, ...
+  // the rule's name: throughput_flat, loss_plateau, host_memory_creep, device_memory_creep, gate_dead, ...
+  std::string type;
   std::string text;
-  bool of_one_rank = false;  // true: from this rank's own clock or memory; false: from numbers equal on all ranks
+  // true: found in this rank's own time or memory; false: in numbers that are equal on all ranks
+  bool of_one_rank = false;
 };
 
-// Gate statistics of a layer (defined in kernels/nsa/stats.h). If all rows are dead, all but dead_frac are NaN.
+// Gate statistics of a layer (kernels/nsa/stats.h defines them). If all rows are dead, all values but dead_frac are
+// NaN.
 struct GateHealth {
   int64_t layer = 0;
   double entropy_mean = 0, max_mean = 0, collapse_frac = 0, dead_frac = 0;
 };
 
-// The numbers of a step; unknown ones are absent.
+// The numbers of one step that the rules read; unknown numbers are absent.
 struct StepHealth {
-  int64_t step = 0, updates = 0;  // steps done, this one included; updates before this step since fresh weights
+  int64_t step = 0, updates = 0;  // steps done, this one included; updates since fresh weights, this one excluded
   double loss = 0, grad_norm = 0;
-  double tokens = 0, seconds = 0;                        // tokens on all ranks; duration of the step
-  std::optional<double> host_mib = {}, device_mib = {};  // memory in use
+  double tokens = 0, seconds = 0;                        // tokens of the step on all ranks; duration of the step
+  std::optional<double> host_mib = {}, device_mib = {};  // memory in use on the host and on the device, MiB
   std::span<const GateHealth> gates = {};
-  std::span<const std::string> zero_grads = {};  // parameters whose gradient is 0 in all elements
+  std::span<const std::string> zero_grads = {};  // names of the parameters whose gradient is 0 in all elements
 };
 
-// Whether this parameter's gradient is 0 by construction: gate.fc1 while fc2 is still 0, gates that are forced or
-// detached, and branches that are forced off or attend to nothing.
+// Whether this parameter's gradient must be 0: that of gate.fc1 while fc2 is still 0, of gates that are forced or
+// detached, and of branches that are forced off or attend to nothing. updates: earlier updates since fresh weights.
 bool zero_by_construction(const ParamSpec&, const Config&, int64_t updates);
 
 class AnomalyRules {
@@ -46,7 +49,8 @@ class AnomalyRules {
   std::vector<Anomaly> step(const StepHealth&);
 
  private:
-  // The minimum of each of the last windows of steps, so that memory freed between peaks does not count as growth.
+  // Detects memory growth: keeps the minimum of each of the last windows of steps, so that memory that is freed between
+  // peaks does not count as growth.
   struct Creep {
     std::deque<double> least;
     double least_now = 0;
@@ -60,16 +64,17 @@ class AnomalyRules {
   std::optional<std::string> zero_gradients(const StepHealth&) const;
 
   const Config& config_;
-  std::map<std::string, ParamSpec> params_;  // by name
-  std::map<std::string, bool> is_on_;        // by type: whether it held in the previous step
-  int64_t rate_steps_ = 0;                   // steps in the current throughput window
+  std::map<std::string, ParamSpec> params_;  // parameter name: its ParamSpec
+  std::map<std::string, bool> is_on_;        // rule name: whether its condition held in the previous step
+  int64_t rate_steps_ = 0;                   // number of steps in the current throughput window
   double rate_tokens_ = 0, rate_seconds_ = 0;
-  std::vector<double> window_rates_;  // tokens/s of earlier windows
-  std::deque<double> losses_;         // of the last 2 * log.plateau_steps steps
+  std::vector<double> window_rates_;  // tokens/s of each earlier throughput window
+  std::deque<double> losses_;         // losses of the last 2 * log.plateau_steps steps
   int64_t until_plateau_look_ = 0;
   std::optional<std::string> plateau_text_, throughput_text_;
   Creep host_, device_;
-  std::map<int64_t, int> collapsed_in_row_, dead_in_row_;  // by layer: consecutive steps
+  // layer: number of consecutive steps in which its gates exceeded the bound
+  std::map<int64_t, int> collapsed_in_row_, dead_in_row_;
 };
 
 }  // namespace triad

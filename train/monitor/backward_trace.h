@@ -1,5 +1,5 @@
-// BackwardTrace: records the ops of a backward, in the order in which they are queued, with their layer and device
-// times. Uses two timed events per op. The host does not wait: times are read with the step's results.
+// BackwardTrace: records the ops of a backward in the order in which they are queued, with layer and device time of
+// each. Uses two timed events per op. The host does not wait: times are read together with the step's results.
 #pragma once
 #include <deque>
 #include <string>
@@ -11,19 +11,20 @@ namespace triad {
 
 class BackwardTrace final : public OpListener {
  public:
-  // Records the ops of ctx from start() to stop() in a slot, 0 to kSlots - 1. Each step that is queued on the device
-  // needs its own slot.
+  // Records the ops that run on ctx from start() to stop() into a slot, 0 to kSlots - 1. Every step that is queued on
+  // the device at the same time needs its own slot.
   static constexpr size_t kSlots = 2;
   explicit BackwardTrace(Context& ctx) : ctx_(ctx), slots_(kSlots) {}
   void start(size_t slot);
   void stop();
 
   struct Op {
-    int64_t layer;  // -1: outside the layers
+    int64_t layer;  // index of the op's layer; -1: outside the layers
     std::string name, stream;
-    double begin_ms, ms;  // since the trace began; duration
+    double begin_ms, ms;  // start of the op since the start of the trace; duration of the op
   };
-  // Returns the ops of a slot whose work the device has finished, and clears it; empty if nothing was traced.
+  // Returns the ops recorded in a slot, whose work the device must have finished, and clears the slot. Empty if nothing
+  // was traced.
   std::vector<Op> take(size_t slot);
 
   void begin(const char*) override {}
@@ -40,7 +41,7 @@ class BackwardTrace final : public OpListener {
     Event begin, end;
   };
   struct Slot {
-    std::deque<Entry> entries;  // events are reused by later traces
+    std::deque<Entry> entries;  // one per op; later traces reuse their events
     size_t used = 0;
   };
   Context& ctx_;
@@ -48,9 +49,9 @@ class BackwardTrace final : public OpListener {
   Slot* now_ = nullptr;
 };
 
-// Text for traces.log: a heading, a line per op, and a line per layer with its total time.
+// The text that traces.log receives: a heading, a line per op, and a line per layer with its total time.
 std::string trace_text(int64_t step, const std::vector<BackwardTrace::Op>&);
-// The part of traces.log that belongs to steps up to `step`.
+// The part of traces.log that belongs to steps up to `step`. file: the content of traces.log.
 std::string traces_until(int64_t step, std::string_view file);
 
 }  // namespace triad

@@ -20,7 +20,7 @@ std::string odd_ranks(const std::vector<int64_t>& by_rank) {
   const auto most = std::max_element(ranks_of.begin(), ranks_of.end(),
                                      [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
   std::string text;
-  if (2 * most->second.size() <= by_rank.size()) {  // no majority
+  if (2 * most->second.size() <= by_rank.size()) {  // no value has a majority
     for (size_t r = 0; r < by_rank.size(); ++r)
       text += fmt::format("{}rank {} has {:016x}", r == 0 ? "" : ", ", r, static_cast<uint64_t>(by_rank[r]));
     return text;
@@ -47,7 +47,7 @@ BucketTrace::BucketTrace(Context& ctx, Arena& arena, Comm& comm, int64_t buckets
 }
 
 void BucketTrace::begin(const Stream& compute) {
-  if (slots_.empty()) return;  // planning
+  if (slots_.empty()) return;  // while memory is planned nothing is recorded
   TRIAD_CHECK(waiting_ < slots_.size(), "{} steps' buckets are traced without a look at them", waiting_);
   slots_[next_].began.record(compute);
 }

@@ -15,7 +15,7 @@ namespace triad {
 Console::Console(const RunFolder& folder, const Comm& comm, bool verbose)
     : comm_(comm),
       terminal_(comm.world() == 1 &&
-                is_terminal(STDOUT_FILENO)),  // not with mpirun, which gives ranks a pseudo-terminal
+                is_terminal(STDOUT_FILENO)),  // false with mpirun too, although it gives the ranks a pseudo-terminal
       verbose_(verbose),
       log_(folder.file(fmt::format("ranks/rank_{}.log", comm.rank()))) {}
 
@@ -41,13 +41,13 @@ void Console::detail(const std::string& text) {
 
 void Console::alert(const std::string& text) {
   std::string line = "triad: " + text;
-  constexpr int kRows = 3;  // maximum number of terminal rows
+  constexpr int kRows = 3;  // maximum number of terminal rows that an alert fills
   if (is_terminal(STDERR_FILENO))
     line =
         cut_line(line, kRows * terminal_columns(STDERR_FILENO), fmt::format("... (ranks/rank_{}.log)", comm_.rank()));
   {
-    // Waits at most 1 s: the mutex's holder may hang in a write to a blocked terminal, and this may be the alert about
-    // it.
+    // The lock is waited for at most 1 s, because the thread that holds it may hang in a write to a blocked terminal,
+    // and this alert may be about that hang.
     const std::unique_lock lock(terminal_mutex_, std::chrono::seconds(1));
     end_progress_line();
     std::fputs((line + "\n").c_str(), stderr);
@@ -59,8 +59,8 @@ void Console::alert(const std::string& text) {
   }
 }
 
-// On a terminal, redraws the progress line as steps complete. Elsewhere, prints a line for each step that is logged as
-// a row of the tables, and one for the first step as an early estimate of the run's duration.
+// On a terminal: redraws the progress line as steps complete. Elsewhere: prints a line for each step that has a row in
+// training.csv, and one for the first step as an early estimate of the run's duration.
 void Console::progress(const StepRecord& s, int64_t steps) {
   constexpr double kRedrawS = 0.5;
   const Clock::time_point now = Clock::now();

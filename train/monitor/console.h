@@ -1,4 +1,4 @@
-// Console: the lines of a run for people: the log of each rank, stdout of the first rank, and alerts on stderr.
+// Console: writes the lines that people read: the log of each rank, stdout of the first rank, and alerts on stderr.
 #pragma once
 #include <chrono>
 #include <mutex>
@@ -13,7 +13,7 @@ namespace triad {
 
 class Console {
  public:
-  // verbose: detail() prints too.
+  // verbose: detail() writes to stdout too, not only to the log.
   Console(const RunFolder&, const Comm&, bool verbose);
   ~Console();
   Console(const Console&) = delete;
@@ -22,7 +22,7 @@ class Console {
   void detail(const std::string& text);   // writes a line to the log
   // Reports a problem on any rank: shortened on stderr, whole in the rank's log. Any thread may call it.
   void alert(const std::string& text);
-  // The progress line of a step. steps: train.steps.
+  // Prints or redraws the progress line of a step. steps: the value of train.steps.
   void progress(const StepRecord&, int64_t steps);
 
  private:
@@ -31,9 +31,9 @@ class Console {
 
   const Comm& comm_;
   const bool terminal_, verbose_;
-  std::timed_mutex terminal_mutex_;  // guards writes to the terminal, since any thread may call alert()
+  std::timed_mutex terminal_mutex_;  // held while writing to the terminal, because any thread may call alert()
   Clock::time_point line_shown_;
-  AppendFile log_;  // ranks/rank_R.log
+  AppendFile log_;  // the file ranks/rank_R.log, where R is the rank
 };
 
 }  // namespace triad

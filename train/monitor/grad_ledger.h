@@ -1,5 +1,6 @@
-// GradLedger: records for each parameter whether backward has announced its gradient, and on request computes each
-// gradient's norm and count of non-finite elements on the device, after the sums over ranks and before clipping.
+// GradLedger: records for each parameter whether backward has reported its gradient (GradSink::ready). On request it
+// computes on the device each gradient's norm and number of non-finite elements, after the sums over ranks and before
+// clipping.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,30 +11,31 @@
 
 namespace triad {
 
-// The gradients of one step, on the host, by parameter index.
+// Numbers about the gradients of one step, on the host, indexed by parameter.
 struct GradNorms {
   std::vector<double> norm;
-  std::vector<int64_t> not_finite;  // number of elements
+  std::vector<int64_t> not_finite;  // for each parameter: number of gradient elements that are NaN or infinite
   bool is_zero(size_t i) const { return norm[i] == 0; }
 };
 
 class GradLedger final : public GradSink {
  public:
-  // own: the elements whose summed gradients this rank holds; empty: all.
+  // own: the ranges of elements whose summed gradients this rank holds; empty means all elements.
   GradLedger(Context&, Arena&, const Params&, const std::vector<ElementRange>& own = {});
 
-  // Call before queuing a backward. Forwards each announcement to `next` unless null. The replay of a recorded backward
-  // announces nothing, so the recorded announcements stay valid.
+  // Call before queuing a backward. Each call of ready() is forwarded to `next` unless it is null. A replayed graph
+  // does not call ready(), so what the recorded backward has reported stays valid.
   void begin(GradSink* next) {
     next_ = next;
     arrivals_.begin();
   }
   void ready(ConstTensor grad, const Stream& on) override;
-  std::vector<std::string> missing() const { return arrivals_.missing(); }  // in the last backward
-  void require_all() const { arrivals_.require_all(); }                     // throws MissingGradients
+  // Names of the parameters whose gradients the last backward did not report.
+  std::vector<std::string> missing() const { return arrivals_.missing(); }
+  void require_all() const { arrivals_.require_all(); }  // throws MissingGradients
 
-  // Queues the computation of norms() [parameters, ParamNorms::count] f64 from the current gradients. It covers only
-  // the elements of `own`; the caller adds the ranks' tensors.
+  // Queues the computation of norms() [parameters, ParamNorms::count] f64 from the current gradients. Each rank covers
+  // only the elements of `own`; the caller adds up the tensors of the ranks.
   void measure(Context&);
   Tensor norms() const { return norms_; }
   GradNorms read(const double* norms) const;
@@ -45,9 +47,10 @@ class GradLedger final : public GradSink {
   Tensor pieces_, first_piece_, norms_;
 };
 
-// Whether the parameter's gradient is zero by construction: a forced or detached gate; a branch that is forced off or
-// attends to no block; keys where every query attends to at most one entry; and the gate's first matrix in the first
-// update, because the second matrix is initialised to zero. step: updates since fresh weights, this one included.
+// Whether the parameter's gradient must be zero: that of a forced or detached gate; of a branch that is forced off or
+// attends to no block; of keys where every query attends to at most one key; and of the gate's first matrix in the
+// first update, because the second matrix is initialised to zero. step: number of updates since fresh weights, this one
+// included.
 bool expects_zero_gradient(const ModelConfig&, int64_t seq_len, int64_t step, const ParamSpec&);
 
 }  // namespace triad

@@ -84,7 +84,8 @@ Json GradReport::step(int64_t step, int64_t updates, const TrainStep::Result& re
     beat["layer_grad_norms"] = norms;
   }
   if (!ledger()) return beat;
-  const auto all = static_cast<int64_t>(grads.norm.size());  // none is missing: update() would have thrown
+  // all gradients have arrived: update() throws if one is missing
+  const auto all = static_cast<int64_t>(grads.norm.size());
   telemetry.detail(
       fmt::format("[GRAD-TRACE] after_backward_step{} arrived={} missing=0 zero={} unexpected_zero={} "
                   "not_finite={}",

@@ -1,4 +1,5 @@
-// GradReport: reports a run's gradients in the log, grad_ledger.csv, all_missing_params.txt and traces.log.
+// GradReport: reports a run's gradients in the log, grad_ledger.csv, all_missing_params.txt and traces.log, as
+// log.diagnostics requests.
 #pragma once
 #include <memory>
 
@@ -9,22 +10,25 @@
 
 namespace triad {
 
-// Parameters whose gradient is zero, though not by construction.
+// Names of the parameters whose gradient is zero although nothing in the config makes it zero.
 std::vector<std::string> unexpected_zeros(const Params&, const Config&, int64_t step, const GradNorms&);
-// L2 norm of the gradients of each layer [n_layers].
+// L2 norm of all gradients of a layer, for each layer [n_layers].
 std::vector<double> layer_norms(const Params&, const ModelConfig&, const GradNorms&);
 
 class GradReport {
  public:
-  // first: this is the first rank, which writes the files. resume_step: as in Telemetry.
+  // first: true on the first rank, which writes the files. resume_step: step from which the run resumes; -1: not a
+  // resume.
   GradReport(const Config&, const RunFolder&, const Params&, bool first, int64_t resume_step);
 
-  // Whether to measure, and to trace, this step. step: optimizer steps done, this one included.
+  // Whether the gradients of this step are measured, and whether its backward is traced. step: number of optimizer
+  // steps done, this one included.
   bool measures(int64_t step) const;
   bool traces(int64_t step) const;
-  // Reports a step's result and returns fields for its heartbeat. updates: earlier updates that changed the weights.
+  // Reports the result of a step and returns fields for the step's heartbeat. updates: number of earlier updates that
+  // changed the weights.
   Json step(int64_t step, int64_t updates, const TrainStep::Result&, Telemetry&);
-  // Writes the exception's names to all_missing_params.txt.
+  // Writes the parameters that the exception names to all_missing_params.txt.
   void missing(int64_t step, const MissingGradients&) const;
 
  private:

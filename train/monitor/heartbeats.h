@@ -1,4 +1,4 @@
-// Heartbeats: heartbeat_rank{R}.jsonl, one JSON line per event of this rank, for programs that watch a run.
+// Heartbeats: writes heartbeat_rank{R}.jsonl, one JSON line per event of this rank, for programs that watch a run.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -20,11 +20,11 @@ class Watchdog;
 
 class Heartbeats {
  public:
-  // Writes nothing if log.heartbeat_every is 0.
+  // If log.heartbeat_every is 0, nothing is ever written.
   Heartbeats(const Config&, const RunFolder&, Device, const Comm&, const Arena&);
 
-  void watched_by(const Watchdog* watchdog) { watchdog_ = watchdog; }  // lines include its samples
-  // Writes a line with the fields of every line and `more`. Any thread may call it.
+  void watched_by(const Watchdog* watchdog) { watchdog_ = watchdog; }  // later lines include the watchdog's samples
+  // Writes a line with the fields that every line has, and those of `more`. Any thread may call it.
   void write(int64_t step, const std::string& msg, const Json& more = Json::object());
   // Writes a line for a finished step if one is due (heartbeat_due in pace.h).
   void step(const StepRecord&);
@@ -36,9 +36,10 @@ class Heartbeats {
   const Comm& comm_;
   const Arena& arena_;
   std::optional<JsonLines> file_;
-  std::atomic<const Watchdog*> watchdog_ = nullptr;  // atomic: its thread calls write() before watched_by()
-  std::vector<double> fetch_ms_;                     // since the last step's line
-  Clock::time_point last_step_ = Clock::now();       // of the last step's line
+  // Atomic, because the watchdog's thread may call write() before watched_by() is called.
+  std::atomic<const Watchdog*> watchdog_ = nullptr;
+  std::vector<double> fetch_ms_;                // times that micro-steps waited for tokens since the last line, ms
+  Clock::time_point last_step_ = Clock::now();  // time of the last line for a step
 };
 
 }  // namespace triad

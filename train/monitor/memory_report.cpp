@@ -17,14 +17,14 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-// Elements [begin, end) of a flat buffer that belong to a parameter.
+// The elements [begin, end) of a flat buffer that belong to one parameter.
 struct NamedRange {
   std::string name;
   int64_t begin, end;
   Shape shape;
 };
 
-// The parameters in the order in which they are stored, without padding.
+// The ranges of all parameters in the order in which they are stored, without padding.
 std::vector<NamedRange> ranges_of(const Params& params) {
   std::vector<NamedRange> all;
   for (int64_t i = 0; i < params.count(); ++i) {
@@ -36,7 +36,7 @@ std::vector<NamedRange> ranges_of(const Params& params) {
   return all;
 }
 
-// The same for the moments that this rank keeps: ranges in exp_avg and exp_avg_sq.
+// The ranges of the moments that this rank keeps, as elements of exp_avg and exp_avg_sq.
 std::vector<NamedRange> ranges_of_moments(const std::vector<NamedRange>& params, const Optimizer& optimizer) {
   std::vector<NamedRange> all;
   for (const Optimizer::Part& part : optimizer.parts())
@@ -51,8 +51,8 @@ std::vector<NamedRange> ranges_of_moments(const std::vector<NamedRange>& params,
   return all;
 }
 
-// Splits a buffer into one block per range; alignment bytes after a range count to it. The padding that makes the
-// ranks' shards equally large becomes a block of its own.
+// Splits the block of a flat buffer into one block per range; alignment bytes after a range belong to it. The padding
+// that makes the ranks' shards equally large becomes a block of its own.
 void split(std::vector<MemorySnapshot::Block>& blocks, const MemorySnapshot::Block& buffer, const std::string& prefix,
            const std::vector<NamedRange>& ranges) {
   constexpr int64_t kAlignment = 4096;
@@ -187,7 +187,8 @@ void MemoryReport::write_tables() const {
   write_file_atomically(folder_.file("opt_state_mb.txt"),
                         optimizer_report(step_.model().params().specs(), kept, comm_.world()));
 
-  std::map<std::string, std::map<std::string, std::pair<int64_t, int64_t>>> roles;  // role, dtype: tensors, bytes
+  // Role: dtype: number of tensors, bytes.
+  std::map<std::string, std::map<std::string, std::pair<int64_t, int64_t>>> roles;
   for (const MemorySnapshot::Block& b : blocks_) {
     auto& [tensors, bytes] = roles[b.category][name_of(b.dtype)];
     tensors += 1, bytes += b.bytes;
@@ -204,7 +205,8 @@ void MemoryReport::write_tables() const {
 }
 
 void write_memory_snapshot(const std::string& folder, const std::string& suffix, const MemorySnapshot& s) {
-  static std::mutex one_at_a_time;  // the main thread and the watchdog would use the same temporary file names
+  // The main thread and the watchdog would otherwise use the same temporary file names at the same time.
+  static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   const std::string path = fmt::format("{}/mem_{}{}.", folder, s.when, suffix);
   write_file_atomically(path + "txt", memory_summary(s));

@@ -1,5 +1,6 @@
 // MemoryReport: reports a run's memory tensor by tensor in mem_*.{txt,json,pickle}, opt_state_mb.txt and
-// dtypes_report.txt. Uses the host's bookkeeping; the only query to the device is its memory in use.
+// dtypes_report.txt. The sizes are those of the allocations that the host has recorded; the device is queried only for
+// its total memory in use.
 #pragma once
 #include <string>
 #include <utility>
@@ -13,11 +14,12 @@
 
 namespace triad {
 
-// Device memory that a run uses outside its arena, measured as the growth of the memory in use.
+// Device memory that a run uses outside its arena (by libraries and the driver), measured as the growth of the device's
+// memory in use.
 class OutsideMemory {
  public:
-  explicit OutsideMemory(Device);  // counts memory in use already: the CUDA context and other processes
-  // Counts the memory that work() allocates as `what`.
+  explicit OutsideMemory(Device);  // the memory in use now (CUDA context, other processes) is the first entry
+  // Runs work() and counts the device memory that it allocates under the name `what`.
   template <class Work>
   auto during(const std::string& what, Work&& work) {
     const int64_t before = backend::bytes_in_use(device_);
@@ -33,13 +35,15 @@ class OutsideMemory {
   std::vector<MemorySnapshot::Outside> parts_;
 };
 
-// Every tensor of the arena; flat buffers of weights, gradients and moments are split into their parameters.
+// One block for every tensor of the arena; the flat buffers of weights, gradients and moments are split into one block
+// per parameter.
 std::vector<MemorySnapshot::Block> name_blocks(const Arena&, TrainStep&);
 
-// "layer 7" from a tensor's name; empty outside the layers.
+// The layer that a tensor's name contains, as "layer 7"; empty for tensors outside the layers.
 std::string layer_of(const std::string& tensor);
 
-// Text of opt_state_mb.txt; the first line is the MiB of all moments of all ranks without padding.
+// The text of opt_state_mb.txt. Its first line is the number of MiB of the moments of all ranks together, without
+// padding.
 std::string optimizer_report(const std::vector<ParamSpec>&, int64_t kept_bytes, int64_t ranks);
 
 class MemoryReport {
@@ -47,11 +51,11 @@ class MemoryReport {
   MemoryReport(Runtime&, TrainStep&, const OutsideMemory&, const RunFolder&, const Comm&);
 
   static std::string suffix(const Comm&);  // "" on the first rank, else "_rank{R}"
-  // Writes mem_{when}{suffix}.*. Any thread may call it at any time: it does not wait for the device.
+  // Writes the snapshot mem_{when}{suffix}.*. Any thread may call it at any time: it does not wait for the device.
   void write_snapshot(const std::string& when) const;
-  // Writes mem_oom{suffix}.* for this exception.
+  // Writes the snapshot mem_oom{suffix}.* for this exception.
   void write_oom(const OutOfMemory&) const;
-  // Writes opt_state_mb.txt and dtypes_report.txt on the first rank.
+  // On the first rank, writes opt_state_mb.txt and dtypes_report.txt.
   void write_tables() const;
 
  private:
@@ -62,7 +66,7 @@ class MemoryReport {
   const OutsideMemory& outside_;
   const RunFolder& folder_;
   const Comm& comm_;
-  std::vector<MemorySnapshot::Block> blocks_;  // constant, since the arena is sealed
+  std::vector<MemorySnapshot::Block> blocks_;  // one per tensor of the arena; constant, because the arena is sealed
 };
 
 // Writes the three files of a snapshot: FOLDER/mem_{when}{suffix}.{txt,json,pickle}.

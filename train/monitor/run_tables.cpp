@@ -30,7 +30,7 @@ void RunTables::fallbacks(int64_t step, const Routes& routes) {
     const Routes::Count& c = routes.counts()[i];
     const int64_t fresh = c.calls - std::exchange(fallbacks_written_[i], c.calls);
     if (!c.is_fallback() || fresh == 0) continue;
-    std::string reason = c.reason;  // a comma would begin a new column
+    std::string reason = c.reason;  // commas in it are replaced, because a comma would begin a new column
     std::replace(reason.begin(), reason.end(), ',', ';');
     fallbacks_.row(
         fmt::format("{},{},{},{},{},{}", step, c.layer, branch_of(c.op), c.op + " " + c.kernel, reason, fresh));

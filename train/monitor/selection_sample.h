@@ -1,5 +1,5 @@
-// selection_sample.json: the blocks selected by a sample of queries of one validation sequence in the last evaluation,
-// by layer and KV group. Its size is bounded for any sequence length.
+// selection_sample.json: the blocks that a sample of queries of one validation sequence selected in the last
+// evaluation, by layer and KV group. The file's size is bounded for any sequence length.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -11,13 +11,12 @@ namespace triad {
 
 inline constexpr const char* kSelectionSample = "selection_sample.json";
 
-// The sampled queries of a sequence of seq_len tokens: at most `most`, evenly spaced, ascending, the last position
-// included. Their distance is odd, so that they fall on different positions within a block.
+// The positions of the sampled queries in a sequence of seq_len tokens: at most `most`, evenly spaced, ascending, the
+// last position included. The distance between them is odd, so that they fall on different positions within a block.
 std::vector<int64_t> sampled_queries(int64_t seq_len, int64_t most);
 
-// Call after a forward that keeps activations: the selection lists of the batch's first sequence.
-// {schema, step, seq_len, l_sel, init_blocks, local_blocks, queries: [t, ..], lists: [layer][group][query] = [block,
-// ..]}
+// Call after a forward that keeps activations. Returns the selection lists of the batch's first sequence as {schema,
+// step, seq_len, l_sel, init_blocks, local_blocks, queries: [t, ..], lists: [layer][group][query] = [block, ..]}.
 Json selection_sample(Context&, Activations&, const ModelConfig&, int64_t step);
 
 }  // namespace triad

@@ -1,6 +1,6 @@
-// StatsReport: reports statistics of gates and selection (log.stats), over all micro-steps and ranks of a step: by
-// layer in gates.csv, k_stats.csv and TensorBoard on the steps with a row in training.csv, and over all layers in each
-// step's heartbeat.
+// StatsReport: reports the statistics of gates and selection (log.stats), computed over all micro-steps and ranks of a
+// step. In steps with a row in training.csv it writes them by layer to gates.csv, k_stats.csv and TensorBoard; each
+// step's heartbeat receives them over all layers.
 #pragma once
 #include <memory>
 #include <span>
@@ -18,12 +18,14 @@ namespace triad {
 
 class StatsReport {
  public:
-  // first: this is the first rank, which writes the files. resume_step: as in Telemetry.
+  // first: true on the first rank, which writes the files. resume_step: step from which the run resumes; -1: not a
+  // resume.
   StatsReport(const Config&, const RunFolder&, bool first, int64_t resume_step);
 
-  // layers: a step's statistics by layer; empty with dense attention or without log.stats. Returns heartbeat fields.
+  // layers: a step's statistics by layer; empty with dense attention or without log.stats. Returns the fields for the
+  // step's heartbeat.
   Json step(int64_t step, std::span<const NsaStats> layers, TensorBoardWriter*);
-  std::span<const GateHealth> gates() const { return gates_; }  // of the last step()
+  std::span<const GateHealth> gates() const { return gates_; }  // gate statistics by layer, of the last call of step()
 
  private:
   void rows(int64_t step, std::span<const NsaStats> layers, TensorBoardWriter*);

@@ -37,7 +37,7 @@ std::optional<std::string> StepChecks::buckets(Telemetry& telemetry, int64_t ste
 
 void StepChecks::anomalies(Telemetry& telemetry, StepHealth health, const TrainStep::Result& result,
                            const Watchdog::Sample& sample) {
-  if (result.grads) {  // only measured steps have them; their zeros hold until the next measured step
+  if (result.grads) {  // measured steps only; their zero gradients count until the next measured step
     zero_grads_.clear();
     for (size_t i = 0; i < result.grads->norm.size(); ++i)
       if (result.grads->is_zero(i)) zero_grads_.push_back(param_name(static_cast<int64_t>(i)));
@@ -46,7 +46,8 @@ void StepChecks::anomalies(Telemetry& telemetry, StepHealth health, const TrainS
   health.host_mib = sample.host_mib, health.device_mib = sample.gpu.used_mib;
   health.zero_grads = zero_grads_;
   for (const Anomaly& anomaly : anomalies_.step(health)) {
-    if (!anomaly.of_one_rank && !comm_.first()) continue;  // all ranks find it; the first one reports it
+    // All ranks find such an anomaly, so only the first rank reports it.
+    if (!anomaly.of_one_rank && !comm_.first()) continue;
     const std::string whose = anomaly.of_one_rank ? fmt::format("rank {}: ", comm_.rank()) : "";
     telemetry.heartbeat(health.step, "anomaly", {{"type", anomaly.type}, {"text", anomaly.text}});
     telemetry.alert(fmt::format("anomaly {}: {}{}", anomaly.type, whose, anomaly.text));

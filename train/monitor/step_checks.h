@@ -1,5 +1,5 @@
-// StepChecks: checks each step's result: gradient sums that differ between ranks end the run; anomalies are reported,
-// and stop it if log.on_anomaly is stop. Also writes ddp_buckets.txt.
+// StepChecks: checks each step's result. If the gradient sums differ between ranks, the run ends. Anomalies are
+// reported, and stop the run if log.on_anomaly is stop. Also writes ddp_buckets.txt.
 #pragma once
 #include <optional>
 #include <string>
@@ -20,14 +20,15 @@ class StepChecks {
   StepChecks(const Config& config, const RunFolder& folder, const Comm& comm, TrainStep& step)
       : config_(config), folder_(folder), comm_(comm), step_(step), anomalies_(config) {}
 
-  // Writes ddp_buckets.txt, the table of gradient buckets. With log.diagnostics "buckets" every rank writes its own,
-  // with a row for each bucket of each step. resumed_at: rows up to this step stay; absent: not a resume.
+  // Writes ddp_buckets.txt, the table of gradient buckets. With log.diagnostics "buckets" every rank writes a table of
+  // its own, with a row for each bucket of each step. resumed_at: rows up to this step are kept; nullopt: not a resume.
   void begin_bucket_table(std::optional<int64_t> resumed_at);
-  // Appends a step's rows to this rank's table. If the sums differ between ranks, returns a description, the same on
-  // all ranks: the run must end, because weights would diverge.
+  // Appends a step's rows to this rank's table of buckets. If the sums differ between ranks, returns a description, the
+  // same on all ranks; the run must then end, because the ranks' weights would become different.
   std::optional<std::string> buckets(Telemetry&, int64_t step, const BucketTrace::Step&);
 
-  // Checks a step for anomalies. Fills in the loss, norm, memory and zero gradients of the StepHealth.
+  // Checks a step for anomalies. The caller fills in the StepHealth except for loss, norm, memory and zero gradients,
+  // which are added here.
   void anomalies(Telemetry&, StepHealth, const TrainStep::Result&, const Watchdog::Sample&);
   bool wants_stop() const { return wants_stop_; }
 
@@ -40,7 +41,7 @@ class StepChecks {
   TrainStep& step_;
   std::optional<AppendFile> bucket_rows_;
   AnomalyRules anomalies_;
-  std::vector<std::string> zero_grads_;  // parameters
+  std::vector<std::string> zero_grads_;  // names of the parameters whose gradient was zero in the last measured step
   bool wants_stop_ = false;
 };
 

@@ -8,7 +8,8 @@ namespace triad {
 
 std::string text_until(std::string_view text, int64_t step, const StepOfLine& step_of) {
   std::string kept;
-  int64_t now = std::numeric_limits<int64_t>::min();  // before the first step
+  // Step of the current line; lines before the first step are always kept.
+  int64_t now = std::numeric_limits<int64_t>::min();
   for (size_t end; (end = text.find('\n')) != std::string_view::npos; text.remove_prefix(end + 1)) {
     const std::string_view line = text.substr(0, end + 1);
     now = step_of(line).value_or(now);

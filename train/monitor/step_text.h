@@ -1,4 +1,5 @@
-// Text files of a run that grow with each step and are not CSV (io/csv.h): cuts them back to a step on a resume.
+// Text files of a run that grow with each step and are not CSV (for CSV see io/csv.h): a resume cuts them back to its
+// step.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -8,12 +9,13 @@
 
 namespace triad {
 
-// The part of a text that belongs to steps up to `step`. step_of: the step of a line, nullopt for a line of the same
-// step as the previous one. An incomplete last line is dropped.
+// The part of a text that belongs to steps up to `step`. step_of(line) returns the line's step, or nullopt if the line
+// belongs to the same step as the previous one. An incomplete last line is dropped.
 using StepOfLine = std::function<std::optional<int64_t>(std::string_view line)>;
 std::string text_until(std::string_view text, int64_t step, const StepOfLine& step_of);
 
-// The number between two texts at the beginning of a line: 12 for ("step 12: ...", "step ", ":").
+// The number between the texts `before` and `after` at the beginning of a line: 12 for the line "step 12: ..." with
+// "step " and ":".
 std::optional<int64_t> number_between(std::string_view line, std::string_view before, std::string_view after);
 
 }  // namespace triad

@@ -31,7 +31,8 @@ Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device devic
   if (config.log.tensorboard && comm.first())
     board_ = std::make_unique<TensorBoardWriter>(folder.file("tb"), arena, config, resume.step, resume.tokens);
   else if (comm.first() && resume.step >= 0 && std::filesystem::exists(folder.file("tb")))
-    TensorBoardWriter::rewind(folder.file("tb"), resume.step, resume.tokens);  // though this run writes no events
+    // Also in a run without log.tensorboard, which writes no events.
+    TensorBoardWriter::rewind(folder.file("tb"), resume.step, resume.tokens);
   if (config.log.csv && comm.first()) tables_.emplace(folder, resume.step);
 }
 
@@ -68,12 +69,13 @@ void Telemetry::routes(const Routes& routes) {
   if (route_steps_logged_++ >= config_.log.route_steps) return;
   struct Line {
     std::string text;
-    int64_t first, last;  // layers
+    int64_t first, last;  // range of layers to which the text applies
   };
   std::vector<Line> lines;
   for (; routes_logged_ < routes.counts().size(); ++routes_logged_) {
     const Routes::Count& c = routes.counts()[routes_logged_];
-    if (c.op == "matmul" && config_.runtime.kernels.matmul == KernelChoice::automatic) continue;  // too many shapes
+    // Skipped: matmul has too many shapes to list.
+    if (c.op == "matmul" && config_.runtime.kernels.matmul == KernelChoice::automatic) continue;
     std::string text = fmt::format("{}: {} {}", c.op, c.kernel, c.shapes());
     if (c.is_fallback()) text += fmt::format(", a fallback: {}", c.reason);
     const auto same = std::find_if(lines.begin(), lines.end(), [&](const Line& t) { return t.text == text; });

@@ -1,4 +1,4 @@
-// Telemetry: a run's output. Passes each step's StepRecord to its sinks: Console (log and terminal), RunTables (CSV),
+// Telemetry: writes a run's output. It passes each step's StepRecord to Console (log and terminal), RunTables (CSV),
 // Heartbeats (JSON lines) and TensorBoardWriter.
 #pragma once
 #include <memory>
@@ -20,33 +20,33 @@
 
 namespace triad {
 
-// The first rank prints to stdout and writes the run's tables; every rank writes a log and its heartbeats.
+// On the first rank it prints to stdout and writes the run's tables; on every rank it writes a log and heartbeats.
 class Telemetry {
  public:
-  // The state that a resume starts from: rows of later steps are cut from the CSV files.
+  // The state from which a run resumes: rows of later steps are cut from the CSV files.
   struct Resume {
     int64_t step = -1, tokens = 0;  // -1: a fresh run
   };
-  // verbose: detail() prints too.
+  // verbose: detail() prints to stdout too.
   Telemetry(const Config&, const RunFolder&, Device, const Comm&, const Arena&, Resume, bool verbose);
 
-  void banner(RunSummary);  // fills in planned_mib
-  void step(StepRecord);    // fills in its second half
+  void banner(RunSummary);  // completes the summary's planned_mib, then prints the banner
+  void step(StepRecord);    // completes the second half of the record, then passes it on
   void evaluation(int64_t step, double loss);
-  // Writes the fallbacks counted since the last call to fallback_counters.csv.
+  // Writes to fallback_counters.csv the fallbacks that were counted since the last call.
   void fallbacks(int64_t step, const Routes&);
-  // Logs kernels that were not logged before, in the first log.route_steps steps of this process; for matmul only if
-  // runtime.kernels sets its kernels.
+  // Logs the kernels that were not logged before, but only in the first log.route_steps steps of this process; those of
+  // matmul only if runtime.kernels sets them.
   void routes(const Routes&);
   void message(const std::string& text) { console_.message(text); }
   void detail(const std::string& text) { console_.detail(text); }
-  // Any thread may call alert() and heartbeat().
+  // alert() and heartbeat() may be called from any thread.
   void alert(const std::string& text) { console_.alert(text); }
   void watched_by(const Watchdog* watchdog) { heartbeats_.watched_by(watchdog); }
   void heartbeat(int64_t step, const std::string& msg, const Json& more = Json::object()) {
     heartbeats_.write(step, msg, more);
   }
-  double peak_mib() const;                             // planned memory
+  double peak_mib() const;                             // peak of the planned memory
   TensorBoardWriter* board() { return board_.get(); }  // null on other ranks and without log.tensorboard
 
  private:
@@ -55,12 +55,12 @@ class Telemetry {
   const Comm& comm_;
   const Arena& arena_;
   ThroughputMeter meter_;
-  int64_t run_tokens_;  // trained on so far
+  int64_t run_tokens_;  // number of tokens trained on so far
   Console console_;
-  std::optional<RunTables> tables_;  // on the first rank, with log.csv
+  std::optional<RunTables> tables_;  // present on the first rank, with log.csv
   Heartbeats heartbeats_;
   std::unique_ptr<TensorBoardWriter> board_;
-  size_t routes_logged_ = 0;  // entries of Routes::counts() that are in the log
+  size_t routes_logged_ = 0;  // number of entries of Routes::counts() that are in the log already
   int64_t route_steps_logged_ = 0;
 };
 

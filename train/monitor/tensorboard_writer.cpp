@@ -12,11 +12,13 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-// A separate file for the token axis, because a resume discards a file's events by their position on its axis.
+// The folder of the event file whose axis is tokens. It is separate, because a resume discards a file's events by their
+// position on its axis.
 std::string by_tokens(const std::string& folder) { return folder + "/by_tokens"; }
 int64_t tokens_or_none(int64_t resume_step, int64_t resume_tokens) { return resume_step >= 0 ? resume_tokens : -1; }
 
-// Every scalar key except those of the groups log and dist, which do not affect what the run learns.
+// The run's hyperparameters: every scalar config key except those of the groups log and dist, which do not affect what
+// the run learns.
 std::vector<tensorboard::HParam> hparams_of(const Json& config) {
   std::vector<tensorboard::HParam> all;
   for (const auto& [group, fields] : config.items()) {
@@ -31,7 +33,7 @@ std::vector<tensorboard::HParam> hparams_of(const Json& config) {
   return all;
 }
 
-// Indents by four spaces, which Markdown shows as a code block.
+// Indents each line by four spaces, which Markdown shows as a code block.
 std::string as_code(const std::string& text) {
   std::string out = "    ";
   for (const char c : text) out += c == '\n' ? "\n    " : std::string(1, c);

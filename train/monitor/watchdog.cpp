@@ -34,7 +34,7 @@ double anonymous_mib() {
   return 0;
 }
 
-// The newest heartbeat in a file; nullopt if none is readable.
+// The newest heartbeat in the file of a rank; nullopt if no line of it can be read.
 std::optional<Json> last_heartbeat(const std::string& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return {};
@@ -79,7 +79,8 @@ StallRule::State StallRule::look(double now_s, const Progress::Position& place) 
     if (step_times_.size() > kMostTimes) step_times_.pop_front();
     step_began_ = now_s;
   }
-  if (!in_step(place.stage)) step_began_ = now_s;  // evaluations and checkpoints do not count as step time
+  // The time of evaluations and checkpoints does not count as step time.
+  if (!in_step(place.stage)) step_began_ = now_s;
   last_ = place;
   if (still_s() >= hang_s(place)) return State::hung;
   const std::optional<double> usual = usual_s();
@@ -134,7 +135,7 @@ void Watchdog::run() {
     poll(&wait, 1, kLookMs);
     eventfd_t ignored;
     eventfd_read(wake_, &ignored);
-    // Time counts at most 1 s per iteration, so that a process that was suspended does not look hung.
+    // One iteration adds at most 1 s to the watchdog's clock, so that a process that was suspended does not look hung.
     const Clock::time_point now = Clock::now();
     now_s += std::min(1.0, std::chrono::duration<double>(now - last).count());
     last = now;
@@ -156,8 +157,8 @@ void Watchdog::look(double now_s) {
     callbacks_.heartbeat(first_step_ + place.steps, "stackdump", {{"file", file}});
     if (callbacks_.after_dump) callbacks_.after_dump(first_step_ + place.steps);
   }
-  // In a long step, writes a heartbeat at intervals shorter than log.hang_s: other ranks read from it which collectives
-  // this rank has begun. None while hung, so that "hung" stays the last heartbeat.
+  // In a long step, writes a heartbeat at intervals shorter than log.hang_s, from which other ranks read which
+  // collectives this rank has begun. While the rank is hung none is written, so that "hung" stays its last heartbeat.
   const double pulse_s = std::min(kPulseS, config_.log.hang_s / 3);
   if (place.steps != pulse_step_) next_pulse_s_ = now_s + pulse_s, pulse_step_ = place.steps;
   if (now_s < next_pulse_s_ || state_ == StallRule::State::hung) return;
@@ -189,7 +190,8 @@ void Watchdog::judge(StallRule::State state, const Progress::Position& place) {
     if (config_.log.on_anomaly == OnAnomaly::stop) end_process_within(kReportS);
     std::string text = fmt::format("rank {}: HUNG: no progress for {:.1f} s in step {}; {}", comm_.rank(),
                                    rule_.still_s(), step + 1, at);
-    // The disk or the GPU driver may be the cause of the hang: an action that fails must not prevent the others.
+    // Runs an action and ignores its failure: the disk or the GPU driver may be the cause of the hang, and the other
+    // actions must still run.
     const auto attempt = [&](auto&& work) {
       try {
         work();
@@ -200,7 +202,7 @@ void Watchdog::judge(StallRule::State state, const Progress::Position& place) {
       last = comm_.last_collective();
       if (last.under_way) text += fmt::format("; it waits in {}{}", last.what, others(last.number));
     });
-    // .anomaly_type before the stack dump, which may take long.
+    // The file .anomaly_type is written before the stack dump, which may take long.
     if (config_.log.on_anomaly == OnAnomaly::stop) attempt([&] { stop_for("hung", text); });
     std::string file;
     attempt([&] { file = dump(text, place); });
@@ -211,7 +213,7 @@ void Watchdog::judge(StallRule::State state, const Progress::Position& place) {
           {{"at", at}, {"still_s", rule_.still_s()}, {"waits_in_collective", last.under_way}, {"file", file}});
     });
     if (config_.log.on_anomaly != OnAnomaly::stop) return;
-    _exit(1);  // the main thread is hung
+    _exit(1);  // without cleanup, because the main thread is hung
   }
 }
 
@@ -223,7 +225,7 @@ std::string Watchdog::where(const Progress::Position& place) const {
   return text;
 }
 
-// Names the ranks that this rank waits for: those whose heartbeats report fewer collectives begun.
+// Names the ranks for which this rank waits: those whose heartbeats report fewer collectives than own_collectives.
 std::string Watchdog::others(int64_t own_collectives) const {
   std::string text;
   const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();

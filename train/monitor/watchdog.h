@@ -1,7 +1,7 @@
-// Watchdog: a thread of each rank that checks its progress (engine/process/progress.h) a few times per second and
-// reports whether it is advancing, slow or hung. If it hangs, and on SIGUSR1, it writes stackdump_rank{R}_{unix}.txt
-// with the rank's current op and the stacks of all threads. It also samples NVML and the process's memory, which would
-// take too long in a step.
+// Watchdog: a thread of each rank that checks the rank's progress (engine/process/progress.h) a few times per second
+// and reports whether the rank advances, is slow or hangs. If the rank hangs, and on SIGUSR1, the watchdog writes
+// stackdump_rank{R}_{unix}.txt with the current op and the stacks of all threads. It also samples NVML and the
+// process's memory, which would take too long in a step.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -21,8 +21,8 @@
 namespace triad {
 
 // StallRule: classifies a rank as advancing, slow or hung from samples of its progress. Pure: the caller passes the
-// time. Slow: the current step has taken at least log.slow_s and log.slow_factor times the median step time, and
-// progress continues. Hung: no progress for log.hang_s, or in a checkpoint, where storage may be slow, for
+// time. Slow: the current step has taken at least log.slow_s and at least log.slow_factor times the median step time,
+// but progress continues. Hung: no progress for log.hang_s; in a checkpoint, where storage may be slow, no progress for
 // dist.timeout_s if that is longer.
 class StallRule {
  public:
@@ -31,7 +31,7 @@ class StallRule {
   State look(double now_s, const Progress::Position&);
   double still_s() const { return now_ - moved_; }      // time since the last progress
   double step_s() const { return now_ - step_began_; }  // time since the current step began
-  std::optional<double> usual_s() const;                // median step time; absent in the first steps
+  std::optional<double> usual_s() const;                // median step time; nullopt in the first steps
   double hang_s(const Progress::Position&) const;
 
  private:
@@ -43,25 +43,26 @@ class StallRule {
 
 class Watchdog {
  public:
-  // Callbacks, called on the watchdog's thread. heartbeat: writes a line to heartbeat_rank{R}.jsonl; alert: prints a
-  // problem; after_dump: called after SIGUSR1's stack dump.
+  // Functions that the watchdog's thread calls. heartbeat: writes a line to heartbeat_rank{R}.jsonl. alert: prints a
+  // problem. after_dump: runs after a stack dump that SIGUSR1 requested.
   struct Callbacks {
     std::function<void(int64_t step, const std::string& msg, const Json&)> heartbeat;
     std::function<void(const std::string&)> alert;
     std::function<void(int64_t step)> after_dump = {};
   };
-  // first_step: steps done before this process. folder: the run's folder.
+  // first_step: number of steps done before this process. folder: the run's folder.
   Watchdog(const Progress&, const Comm&, Device, const Config&, std::string folder, int64_t first_step, Callbacks);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
 
-  // The newest sample, at most about a second old.
+  // The newest sample of the watchdog, at most about a second old.
   struct Sample {
     GpuUse gpu;
     double host_mib = 0;  // anonymous memory of this process
   };
   Sample sample() const;
-  // Whether a slow step requests an orderly stop, with log.on_anomaly stop. (A hung run is ended at once.)
+  // Whether a slow step requests an orderly stop, which it does with log.on_anomaly stop. (A hung run is ended
+  // immediately.)
   bool wants_stop() const { return wants_stop_; }
 
  private:
@@ -81,7 +82,7 @@ class Watchdog {
   const int64_t first_step_;
   const Callbacks callbacks_;
   const Nvml nvml_;
-  const int wake_;  // eventfd, written by SIGUSR1's handler and by the destructor
+  const int wake_;  // an eventfd that wakes the thread; SIGUSR1's handler and the destructor write to it
 
   StallRule rule_;
   StallRule::State state_ = StallRule::State::advancing;
@@ -90,10 +91,10 @@ class Watchdog {
   mutable std::mutex mutex_;  // guards sample_
   Sample sample_;
   std::atomic<bool> wants_stop_ = false, stop_ = false;
-  std::thread thread_;  // last member: the thread uses all others
+  std::thread thread_;  // the last member, because the thread uses all others
 };
 
-// Writes .anomaly_type: the type of the anomaly that stopped the run, then a description.
+// Writes the file .anomaly_type: the type of the anomaly that stopped the run, then its description.
 void write_anomaly_type(const std::string& folder, const std::string& type, const std::string& text);
 
 }  // namespace triad

@@ -1,4 +1,6 @@
-// The window and the compressed branch: every row sees all keys of one range.
+// GPU attention whose tokens see all keys of one range: the window branch, the compressed branch, dense attention. Both
+// functions choose the kernels (choose.h), record the choice under the name `op`, and queue the kernels. Operands and
+// results are as in nsa/attend.h.
 #pragma once
 #include "kernels/nsa/attend.h"
 #include "kernels/nsa/gpu/branch.cuh"

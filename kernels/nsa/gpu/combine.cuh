@@ -1,20 +1,20 @@
-// The gated sum of the branches, out = gate[0] o_cmp + gate[1] o_sel + gate[2] o_win, for one vector or row (bf16).
-// nsa/gpu/combine.cu computes it in a kernel of its own; the Hopper kernels of the selected branch compute it in their
-// epilogue, where they have the rows of o_sel.
+// The gated sum of the branches' outputs, out = gate[0] o_cmp + gate[1] o_sel + gate[2] o_win, as device functions for
+// one vector and for one bf16 row. nsa/gpu/combine.cu calls them in a kernel of its own. Hopper's kernels of the
+// selected branch call them in their epilogue, where the rows of o_sel are on the chip.
 #pragma once
 #include "kernels/nsa/gpu/gate.cuh"
 
 namespace triad::cuda {
 
-// The gated sum of one vector. All kernels use this function, so the result is bitwise the same in each.
+// The gated sum of V elements. All kernels call this function, so they compute the same bits.
 template <int V>
 __device__ __forceinline__ void gated_sum(float (&sum)[V], const float (&gate)[3], const float (&o)[3][V]) {
 #pragma unroll
   for (int j = 0; j < V; ++j) sum[j] = fmaf(gate[2], o[2][j], fmaf(gate[1], o[1][j], gate[0] * o[0][j]));
 }
 
-// CombineAlong as a kernel parameter; active(): whether the kernel has to combine. The rows of the other branches
-// are read once, with a hint that they need not stay in L2.
+// The kernel argument with which a kernel of the selected branch computes the gated sum in its epilogue (CombineAlong
+// in nsa/gate.h). active() is false if the caller did not request the sum.
 struct CombineRows {
   using bf16 = __nv_bfloat16;
   Bthd<bf16> out;
@@ -23,7 +23,7 @@ struct CombineRows {
 
   __device__ __forceinline__ bool active() const { return out.data != nullptr; }
 
-  // Prefetches into L2 the 64 columns of the other branches that a Row reads.
+  // Prefetches into L2 the 128-byte lines of o_cmp and o_win that contain column `column` of row (b, t, h).
   __device__ __forceinline__ void prefetch(int b, int t, int h, int column) const {
     prefetch_l2(o_cmp.row(b, t, h) + column);
     prefetch_l2(o_win.row(b, t, h) + column);
@@ -32,7 +32,7 @@ struct CombineRows {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
   }
 
-  // One row (b, t, h); head h belongs to group g.
+  // Row (b, t, h) of all operands; head h belongs to group g. store() writes eight columns of its gated sum.
   struct Row {
     bf16* out;
     const bf16 *o_cmp, *o_win;
@@ -42,7 +42,7 @@ struct CombineRows {
 #pragma unroll
       for (int i = 0; i < 3; ++i) gate[i] = __ldg(&all.gate.at(i, b, t, g));
     }
-    // The eight columns from `column` on of the other branches.
+    // Columns `column` to column + 7 of o_cmp and o_win, loaded with the hint that they are not read again.
     struct Others {
       uint4 cmp, win;
     };
@@ -68,7 +68,7 @@ inline CombineRows combine_rows(const CombineAlong* along) {
   return {bthd<__nv_bfloat16>(along->out), bthd<__nv_bfloat16>(along->o_cmp), bthd<__nv_bfloat16>(along->o_win),
           planes<const float>(along->gate)};
 }
-// Whether CombineRows supports these tensors: bf16 rows of 16-byte vectors.
+// Whether CombineRows supports these tensors: bf16, with rows that consist of aligned 16-byte vectors.
 inline bool combine_rows_fit(const CombineAlong& along) {
   return along.out.dtype == DType::bf16 &&
          all_have_vectors(kVector<__nv_bfloat16>, along.out, along.o_cmp, along.o_win);

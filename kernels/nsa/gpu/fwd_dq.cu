@@ -1,4 +1,5 @@
-// The portable forward and dq, for the branches whose rows see one range of keys and for the selected one.
+// Instances of the portable forward and dq kernels (nsa/gpu/fwd_dq.cuh) for branches whose rows see one range of keys,
+// and for the selected branch.
 #include "kernels/nsa/gpu/fwd_dq.cuh"
 
 #include "kernels/nsa/gpu/selected_walk.cuh"

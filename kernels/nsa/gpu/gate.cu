@@ -1,12 +1,12 @@
-// The MLP of NSA's gates on the GPU, and its backward. nsa/gpu/combine.cu has the sum that the gates weight. Bound:
-// reading q.
-//   bf16 with dk 64 or 128: tensor cores, nsa/gpu/gate_mma.cuh.
-//   Any other shape: a warp computes 4 rows (token, group) at a time. It reads the G heads of q once and stores their
-//       mean to shared memory. Then each lane computes one hidden unit of all 4 rows, so that each weight read from
-//       shared memory is used 4 times. fc1 is in shared memory in fp32, with rows padded to an odd length: lanes read
-//       along or across rows without bank conflicts.
-//   Backward recomputes the hidden layer. Each CTA adds the outer products of its 32-row tiles to its own slice of
-//            scratch (4 x 4 elements per thread), and partials.cuh adds the slices in order.
+// The gate MLP on the GPU, forward and backward (nsa/gate.h has the formula; nsa/gpu/combine.cu has the gated sum). The
+// kernels are bound by reading q.
+//   bf16 with dk of 64 or 128: tensor cores, nsa/gpu/gate_mma.cuh.
+//   Any other shape: the kernels of this file. A warp computes 4 rows at a time; a row is one token and group. It reads
+//       the G heads of q once and stores their mean to shared memory. Then each lane computes one hidden unit of all 4
+//       rows, so that each weight read from shared memory is used 4 times. fc1 is in shared memory in fp32, with rows
+//       padded to an odd length: lanes read along or across rows without bank conflicts.
+//   Backward recomputes the hidden layer. Each CTA adds the weight gradients of its 32-row tiles to its own slice of
+//       scratch (4 x 4 elements of fc1's gradient per thread), and partials.cuh adds the slices in order.
 #include <algorithm>
 #include <limits>
 
@@ -18,14 +18,15 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRows = 4;                          // per warp
-constexpr int64_t kSharedLimit = 160 * 1024;      // bytes per CTA; every GPU since A100 allows more
-constexpr int64_t kMinCtas = 64, kMaxCtas = 512;  // of the backward; all slices together take about 8 MB
-constexpr int64_t kSliceFloats = 2 << 20;
+constexpr int kRows = 4;                          // rows that a warp computes at a time
+constexpr int64_t kSharedLimit = 160 * 1024;      // bytes of shared memory per CTA; every GPU since A100 allows more
+constexpr int64_t kMinCtas = 64, kMaxCtas = 512;  // CTAs of backward, at least and at most
+constexpr int64_t kSliceFloats = 2 << 20;         // floats of all slices together, as far as these limits allow
 
 // ---- the gate MLP ----
 
-// The weights in shared memory, as floats; fc1's columns are padded with zeros to a multiple of 4.
+// The weights in shared memory, as floats, copied there by the constructor. Rows of fc1 are mlp.fc1_row() floats long:
+// dk columns, zeros up to a multiple of 4, and one more float.
 struct SharedMlp {
   float *fc1_w, *fc1_b, *fc2_w, *fc2_b;
   template <class T>
@@ -44,7 +45,8 @@ struct SharedMlp {
   }
 };
 
-// mean[i] = mean over the group's heads of q, for the warp's rows first .. first+3; zeros past the last row.
+// Computes the mean of q over the group's heads for the warp's rows first .. first + 3, into shared memory: mean[i *
+// mean_stride + column] for row first + i. Zeros past the last row.
 template <int V, class T>
 __device__ void mean_of_heads(float* mean, int mean_stride, const Bthd<const T>& q, const GateRows& rows, int64_t first,
                               int width) {
@@ -69,7 +71,8 @@ __device__ void mean_of_heads(float* mean, int mean_stride, const Bthd<const T>&
   }
 }
 
-// before[i] = fc1[m] . mean[i] + b1[m] for the 4 rows; each lane has another m.
+// Computes hidden unit m before its activation, for the warp's 4 rows: before[i] = fc1[m] . mean[i] + b1[m]. Each lane
+// computes a different unit m.
 __device__ __forceinline__ void hidden_unit(float (&before)[kRows], const SharedMlp& mlp, int fc1_row,
                                             const float* mean, int mean_stride, int m) {
 #pragma unroll
@@ -85,7 +88,7 @@ __device__ __forceinline__ void hidden_unit(float (&before)[kRows], const Shared
   }
 }
 
-// Shared memory: the weights; per warp, mean [4][padded width].
+// Forward for any shape; a warp computes 4 rows at a time. Shared memory: the weights; per warp mean [4][padded width].
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     gate_forward_kernel(Planes<float> gate, Bthd<const T> q, GateMlp<T> weights, GateRows rows, bool softmax,
@@ -138,7 +141,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Gates that do not depend on q.
+// Writes the same three gates for every row, for GateOptions::force and uniform. One thread per row.
 __global__ void __launch_bounds__(kThreads)
     gate_constant_kernel(Planes<float> gate, GateRows rows, float cmp, float sel, float win) {
   const int64_t r = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -149,8 +152,8 @@ __global__ void __launch_bounds__(kThreads)
   gate.at(2, row.b, row.t, row.g) = win;
 }
 
-// Backward's tile of rows in shared memory, after the weights. after: output of the SiLU; dbefore: gradient of its
-// input.
+// The tile of rows that a CTA of backward computes at a time, in shared memory after the weights. mean: q averaged over
+// the group's heads; after: output of the SiLU; dbefore: gradient of the SiLU's input; dz: gradient of fc2's output.
 struct GateTile {
   float *mean, *after, *dbefore, *dz;  // [rows][padded width], 2 x [rows][padded hidden], [rows][4]
   template <class T>
@@ -165,8 +168,8 @@ struct GateTile {
   }
 };
 
-// Adds the tile's contribution to the weight gradients in this CTA's slice; the CTA's first tile overwrites it. Each
-// element is written by one thread, so there are no races.
+// Adds a tile's weight gradients to this CTA's slice of partial sums; with `overwrite`, for the CTA's first tile, it
+// overwrites the slice. An element is always written by the same thread, so there are no races.
 template <class T>
 __device__ void add_weight_gradients(float* slice, const GateTile& tile, const GateMlp<T>& mlp, int tile_rows,
                                      bool overwrite) {
@@ -190,7 +193,8 @@ __device__ void add_weight_gradients(float* slice, const GateTile& tile, const G
       to = make_float4(old.x + sum[a][0], old.y + sum[a][1], old.z + sum[a][2], old.w + sum[a][3]);
     }
   }
-  // The few other gradients, by the last threads: the first threads are busy above.
+  // The few gradients of fc1_b, fc2_w and fc2_b, assigned from the last thread downwards, since the last threads have
+  // less work above.
   const GateSlice at(mlp);
   for (int i = at.fc1_b + blockDim.x - 1 - threadIdx.x; i < at.fc2_b + 3; i += blockDim.x) {
     float sum = 0;
@@ -208,7 +212,8 @@ __device__ void add_weight_gradients(float* slice, const GateTile& tile, const G
   }
 }
 
-// dq of the group = fc1^T dbefore / G for the warp's rows.
+// Writes dq_group = fc1^T dbefore / G for the warp's 4 rows, which begin at row `first`: what each head of the group
+// adds to its dq.
 __device__ void write_dq(const Bthd<float>& dq_group, const float* dbefore, const SharedMlp& mlp, int fc1_row,
                          int width, int padded_hidden, int hidden, const GateRows& rows, int64_t first) {
   const int lane = threadIdx.x % 32;
@@ -230,7 +235,8 @@ __device__ void write_dq(const Bthd<float>& dq_group, const float* dbefore, cons
   __syncwarp();
 }
 
-// Shared memory: the weights; a GateTile with 4 rows per warp. Four CTAs per SM hide the latency of reading q.
+// Backward for any shape: dq_group, and the CTA's slice of partial sums of the weight gradients. Shared memory: the
+// weights; a GateTile with 4 rows per warp. Four CTAs per SM hide the latency of reading q.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads, 4)
     gate_backward_kernel(Bthd<float> dq_group, float* __restrict__ slices, Planes<const float> dgate,
@@ -280,8 +286,8 @@ GateRows gate_rows(const ConstTensor& q, const ConstTensor& gate) {
   return {B * T * Hkv, T, static_cast<int>(Hkv), static_cast<int>(q.size(2) / Hkv)};
 }
 
-// Calls f.template operator()<dk>(rows) and returns true if the tensor-core kernels support the problem. dense: whether
-// the other tensors have the strides that they need.
+// If the tensor-core kernels support the problem, calls f.template operator()<dk>(rows as DenseRows) and returns true;
+// else returns false. dense: whether the tensors other than q and the weights have the strides that they need.
 template <class T, class F>
 bool dispatch_mma(const GateRows& rows, const ConstTensor& q, const GateWeights& w, bool dense, F&& f) {
   if constexpr (!std::is_same_v<T, float>) {
@@ -297,7 +303,8 @@ bool dispatch_mma(const GateRows& rows, const ConstTensor& q, const GateWeights&
   return false;
 }
 
-// The largest number of warps per CTA, up to 8, for which the rows and the weights fit in shared memory.
+// The largest number of warps per CTA, up to 8, for which the weights and the warps' rows fit in shared memory.
+// floats_of(warps): the floats of these rows. Throws if even one warp does not fit.
 template <class FloatsOf>
 int warps_that_fit(int64_t weight_floats, int64_t width, FloatsOf&& floats_of) {
   for (int warps = kThreads / 32; warps >= 1; warps /= 2)
@@ -353,7 +360,7 @@ void nsa_gate_backward(Context& ctx, Tensor dq_group, const GateGrads& grads, Co
       return std::min(ceil_div(rows.count, Tiles::kBackwardWarps * Tiles::kRows),
                       int64_t{Tiles::kBackwardCtasPerSm} * ctx.num_sms);
     };
-    Scratch::Scope scope(ctx.scratch);  // enough for either kernel
+    Scratch::Scope scope(ctx.scratch);  // large enough for the slices of any of the kernels
     Tensor slices =
         scope.alloc(DType::f32, {std::max({ctas, ctas_mma(GateTiles<64>{}), ctas_mma(GateTiles<128>{})}), at.size});
     const bool softmax = o.kind == GateKind::softmax;

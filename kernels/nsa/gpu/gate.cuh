@@ -1,12 +1,12 @@
-// Shared by the gate's kernels (nsa/gpu/gate.cu: any shape; nsa/gpu/gate_mma.cuh: tensor cores): views of planes, the
-// weights, the rows, and the layout of gradients in a slice of scratch.
+// Shared by the kernels of the gate MLP (nsa/gpu/gate.cu: any shape; nsa/gpu/gate_mma.cuh: tensor cores): the view of a
+// gate tensor, the MLP's weights, the numbering of rows, and the layout of the weight gradients in a slice of scratch.
 #pragma once
 #include "kernels/common/bthd.cuh"
 #include "kernels/nsa/gate.h"
 
 namespace triad::cuda {
 
-// A [P,B,T,H] tensor whose last axis is contiguous.
+// The view of a tensor [P,B,T,H] whose last axis is contiguous, such as the gates [3,B,T,Hkv]. Strides in elements.
 template <class T>
 struct Planes {
   T* data;
@@ -22,15 +22,17 @@ Planes<T> planes(const TensorType& t) {
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
+// The weights of the gate MLP as a kernel argument, and the sizes of their copies in shared memory. Padded sizes are
+// multiples of 4. A row of fc1 is one float longer, an odd length, so that lanes in different rows use different banks.
 template <class T>
 struct GateMlp {
   const T *fc1_w, *fc1_b, *fc2_w, *fc2_b;
-  int64_t fc1_stride, fc2_stride;
-  int width, hidden;  // dk, dk/2
+  int64_t fc1_stride, fc2_stride;  // between rows, in elements
+  int width, hidden;               // dk; hidden units, dk/2
   __host__ __device__ int padded_width() const { return (width + 3) / 4 * 4; }
   __host__ __device__ int padded_hidden() const { return (hidden + 3) / 4 * 4; }
   __host__ __device__ int fc1_row() const { return padded_width() + 1; }
-  // The number of floats of the weights in shared memory, a multiple of 4.
+  // Floats that the weights of both layers take in shared memory, a multiple of 4.
   __host__ __device__ int weight_floats() const { return (hidden * (fc1_row() + 4) + 3 + 3) / 4 * 4; }
 };
 template <class T>
@@ -45,10 +47,10 @@ GateMlp<T> gate_mlp(const GateWeights& w) {
           static_cast<int>(w.fc1_w.size(0))};
 }
 
-// The rows (b, t, g), numbered in this order.
+// The rows of the gate MLP, one per token and group, numbered r = (b * T + t) * groups + g. at(r) returns (b, t, g).
 struct GateRows {
-  int64_t count, T;
-  int groups, heads;  // heads: per group
+  int64_t count, T;   // number of rows; tokens per sequence
+  int groups, heads;  // groups per token; query heads per group
   struct Row {
     int64_t b, t;
     int g;
@@ -59,7 +61,8 @@ struct GateRows {
   }
 };
 
-// The offsets of the gradients in a CTA's slice: fc1_w [padded hidden][padded width], fc1_b, fc2_w, fc2_b.
+// The layout of a slice of scratch, the partial sums of the weight gradients of one CTA: fc1_w [padded hidden][padded
+// width], fc1_b, fc2_w, fc2_b. Offsets and size in floats.
 struct GateSlice {
   int fc1_b, fc2_w, fc2_b, size;
   template <class T>
@@ -70,14 +73,15 @@ struct GateSlice {
         size((fc2_b + 3 + 3) / 4 * 4) {}  // slices are 16-byte aligned
 };
 
-// The gradient dz of fc2's output, from the gates g and their gradient dg.
+// Computes dz, the gradient of fc2's three outputs, from the gates g and their gradient dg.
 __device__ __forceinline__ void gate_dz(float* dz, const float (&g)[3], const float (&dg)[3], bool softmax,
                                         float inverse_temperature) {
   const float mean = g[0] * dg[0] + g[1] * dg[1] + g[2] * dg[2];
 #pragma unroll
   for (int b = 0; b < 3; ++b) dz[b] = g[b] * (softmax ? dg[b] - mean : dg[b] * (1.0f - g[b])) * inverse_temperature;
 }
-// The same for row `row`; past the last row dz is 0, and so is every gradient computed from it.
+// The same for row `row`, whose gates and gradient it reads. Past the last row dz is 0, and so is every gradient that
+// is computed from it.
 __device__ __forceinline__ void gate_dz(float* dz, const Planes<const float>& dgate, const Planes<const float>& gate,
                                         const GateRows& rows, int64_t row, bool softmax, float inverse_temperature) {
   float g[3] = {}, dg[3] = {};

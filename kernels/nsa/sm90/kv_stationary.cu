@@ -31,7 +31,7 @@ namespace {
 
 // ---- merging ----
 
-// Transposes four words of each of four lanes: lane c gets word c of each lane.
+// Transposes a 4 x 4 matrix of words across four lanes: lane c gets word c of each lane.
 __device__ __forceinline__ void transpose(uint32_t (&w)[4]) {
   const int c = threadIdx.x % 4;
 #pragma unroll
@@ -47,8 +47,9 @@ __device__ __forceinline__ void transpose(uint32_t (&w)[4]) {
     }
 }
 
-// Merges the partial sums of a row with its near blocks. A lane has 16 bytes of the row, in the column order of the
-// gather kernel, and kPlaces partial sums in flight. The lanes of a row share the lookup of entries and sums.
+// Adds the partial sums of a row to the result of its near blocks. A lane has 16 bytes of the row, in the column order
+// of the gather kernel, and kPlaces partial sums in flight. The lanes of a row share the work of looking up entries and
+// sums.
 constexpr int kMergeThreads = 128, kPlaces = 8;
 template <int kDv>
 __global__ void __launch_bounds__(kMergeThreads, 8)
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
                                    const __grid_constant__ CombineRows combine, int first_step) {
   constexpr int kLanes = kDv / 8;
   static_assert(kPlaces <= kLanes);
-  const bool merges = *a.differ != 0;  // if not, another kernel has computed all of o
+  const bool merges = *a.differ != 0;  // if false, another kernel has computed all of o
   if (!merges && !combine.active()) return;
   const int lane = threadIdx.x % kLanes, G = a.heads.value();
   const int n = a.n.value(), step_rows = a.range_tokens * G;
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
   for (int place0 = 0; merges && place0 < n; place0 += kPlaces) {
     const int place = place0 + lane;
     const int entry = lane < kPlaces && place < n ? __ldg(entry_of + place) : -1;
-    // (row_max in powers of 2, sum of probabilities) of a partial sum.
+    // row_max (in powers of 2) and the sum of probabilities, of one partial sum
     const float2 sums =
         entry >= 0 ? __ldcs(a.partial_sums + first + static_cast<int64_t>(entry) * G) : make_float2(-INFINITY, 0.0f);
     uint4 partial[kPlaces];
@@ -131,25 +132,25 @@ __global__ void __launch_bounds__(kMergeThreads, 8)
   }
 }
 
-// Bytes of the partial sums of one launch, about.
+// Approximate limit on the bytes of the partial sums of one launch.
 constexpr int64_t kPartialBytes = int64_t{416} << 20;
-// The index kernels have tables of all blocks in shared memory; at this limit the counts [T / 1024, blocks] per (b, g)
-// take half the memory of q.
+// The largest number of blocks. The index kernels have tables of all blocks in shared memory; at this number the counts
+// [T / 1024, blocks] of a sequence and group take half the memory of its q.
 constexpr int kMaxBlocks = 16 * 1024;
 
-// The expected size of the union of the lists of a tile's 64 rows, divided by the size of one list, if far blocks are
-// drawn at random from the middle of the sequence.
+// Estimates the size of the union of the lists of a tile's 64 rows, divided by the size of one list. The lists are
+// assumed to be random, for tokens in the middle of the sequence.
 double random_union(int64_t tokens, int64_t block_keys, int64_t n, int64_t heads) {
   const double far = static_cast<double>(std::max<int64_t>(n - kNear, 0));
   const double blocks = std::max(static_cast<double>(tokens) / (2.0 * static_cast<double>(block_keys)), far + 1);
   const double in_union = blocks * (1 - std::pow(1 - far / blocks, std::max(64.0 / static_cast<double>(heads), 1.0)));
   return (kNear + in_union) / static_cast<double>(n);
 }
-// KV-stationary pays if the union of a tile's lists is larger than this many lists (measured,
+// The KV-stationary forward is faster if the union of a tile's lists is larger than this many lists (measured,
 // tests/baselines/notes/selected.md).
 double union_limit(int64_t dk) { return dk == 64 ? 2.2 : 1.7; }
-// The lists are compared only if random lists would exceed the limit by this factor: the comparison costs time even if
-// the lists turn out to be alike.
+// The GPU compares the lists only if the union of random lists would exceed union_limit by this factor: the comparison
+// costs time even if it finds the lists alike.
 constexpr double kWorthComparing = 1.8;
 
 int range_tokens_of(int64_t tokens, int64_t token_bytes, int64_t groups) {
@@ -158,15 +159,16 @@ int range_tokens_of(int64_t tokens, int64_t token_bytes, int64_t groups) {
   return static_cast<int>(std::min({whole, tokens, int64_t{16} * kPartTokens}));
 }
 
-// Tokens per CTA of the near kernel: those of two blocks if two CTAs with their keys fit on an SM, else of one block or
-// less.
+// The number of tokens of a CTA of the near kernel: those of two blocks if two such CTAs with their keys fit on an SM;
+// otherwise those of one block or less.
 int near_tokens_of(int64_t dk, int64_t block_keys, int64_t heads) {
   const int64_t most = kItemTiles * kTileRows / heads;
   int64_t tokens = dk == 64 && block_keys <= kTileRows ? 2 * block_keys : block_keys;
   while (tokens > most) tokens /= 2;
   return static_cast<int>(tokens);
 }
-// Shared memory of the near kernel: for the tokens' own blocks, the one before and block 0.
+// Bytes of shared memory of the near kernel. It holds the blocks of the CTA's tokens, the block before them, and block
+// 0.
 template <int kDk, int kDv>
 int near_bytes_of(int near_tokens, int64_t block_keys) {
   const int own = near_tokens > block_keys ? 2 : 1;
@@ -179,8 +181,9 @@ bool near_blocks_fit(int64_t dk, int64_t block_keys, int64_t heads) {
                       : near_bytes_of<192, 128>(tokens, block_keys)) <= most - 1024;
 }
 
-// The near kernel needs neither the rest of the index nor partial sums, and the kernels of forward_alike return at once
-// but still take time to launch. Both run on a side stream, concurrently with the index and the first gather.
+// Computes the near blocks on a side stream, concurrently with the index and the first gather: it needs neither the
+// rest of the index nor partial sums. The kernels of forward_alike run there too, because even if they return at once,
+// their launches take time.
 template <int kDk, int kDv>
 void launch_kv_stationary(Context& ctx, const char* op, const KvStationaryArgs& a, const CombineRows& combine,
                           int64_t block_keys, int64_t G,
@@ -215,7 +218,8 @@ void launch_kv_stationary(Context& ctx, const char* op, const KvStationaryArgs& 
 }  // namespace
 
 bool kv_stationary_supports(const AttendOut& out, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
-  const auto vector_rows = [](const ConstTensor& t) { return make_view<const bf16>(t).vector; };  // 16-byte vectors
+  // whether 16-byte vectors can read the rows
+  const auto vector_rows = [](const ConstTensor& t) { return make_view<const bf16>(t).vector; };
   const int64_t dk = in.q.size(3), dv = in.v.size(3), n = block_index.size(3), G = in.q.size(2) / in.k.size(2);
   const bool widths = (dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128);
   return in.q.dtype == DType::bf16 && widths && n <= 64 && (l_sel == 32 || l_sel == 64 || l_sel == 128) &&
@@ -240,7 +244,7 @@ void forward_kv_stationary(Context& ctx, const char* op, const AttendOut& out, c
   const int64_t ranges = ceil_div(T, range_tokens), steps = bgs * ranges, parts = ceil_div(range_tokens, kPartTokens);
   const int64_t launch_steps = std::clamp<int64_t>(kPartialBytes / (range_tokens * token_bytes), 1, steps);
   const int64_t launches = ceil_div(steps, launch_steps), entries = range_tokens * n;
-  // Pieces of whole tiles: only the last piece of a block has a partial tile.
+  // The number of tokens of an item makes whole tiles, so that only the last item of a block has a partial tile.
   const int64_t even = kTileRows / std::gcd(int64_t{kTileRows}, G), most = kItemTiles * kTileRows / G;
   const int64_t piece_tokens = std::max(most / even * even, std::min(even, most));
   const int64_t items = launch_steps * (std::min(blocks, entries) + entries / piece_tokens);

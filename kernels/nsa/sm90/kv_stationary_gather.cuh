@@ -8,8 +8,8 @@
 namespace triad::cuda {
 namespace {
 
-// Shared memory and residency. ctas: of the gather kernel per SM, six at d = 64, which hide each other's latency.
-// kNear..., near_bytes: of the near kernel.
+// Sizes of shared memory, and CTAs per SM. ctas: CTAs of the gather kernel per SM; the six at d = 64 hide each other's
+// latency. kNear... and near_bytes are for the near kernel.
 constexpr int kStages = 2;  // tiles of rows in flight
 template <int kDk, int kDv>
 struct KvStationaryShape {
@@ -29,8 +29,8 @@ struct KvStationaryShape {
   }
 };
 
-// Loads the keys and values of a block: for every 64 of them the panels of k, then those of v. Zeros past the block's
-// end.
+// Loads the keys and values of a block into shared memory: for every 64 keys, the panels of k and then those of v. Keys
+// past the block's end are set to zero.
 template <int kDk, int kDv, int kThreads>
 __device__ __forceinline__ void load_block(const KvStationaryArgs& a, int b, int g, int block, int key_tiles,
                                            unsigned char* to) {
@@ -51,22 +51,22 @@ __device__ __forceinline__ void load_block(const KvStationaryArgs& a, int b, int
     }
 }
 
-// The sums of one tile of rows over tiles of 64 keys: o += p v with p relative to 2^row_max, and the row sums of p. The
-// sums add unrounded p: sums of rounded p, which the tensor cores could compute as p times ones, would put lse off
-// by up to 1.3e-3.
+// The running softmax of one tile of rows over tiles of 64 keys: o += p v, with p relative to 2^row_max, and the row
+// sums of p. The row sums are of unrounded p: sums of rounded p, which the tensor cores could compute as p times ones,
+// would change lse by up to 1.3e-3.
 template <int kDk, int kDv>
 struct RowSums {
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel, kPanelUnits = kPanelBytes >> 4;
-  float o[kPanelsV][8][4], sums[2] = {}, row_max[2];  // sums: the lane's share of the row sums of p
+  float o[kPanelsV][8][4], sums[2] = {}, row_max[2];  // sums: this lane's share of the row sums of p
 
   __device__ __forceinline__ RowSums() {
 #pragma unroll
     for (int p = 0; p < kPanelsV; ++p) leave_unset(o[p]);
     row_max[0] = row_max[1] = -INFINITY;
   }
-  // Adds one tile of keys. Row i of the lane sees the keys before seen[i]; kAll: all rows see all keys, and there is
-  // one tile. add: not the first tile. last: afterwards sums[i] is over all columns. meanwhile() runs during the first
-  // product.
+  // Adds one tile of keys to the sums. Row i of the lane sees the keys before seen[i]. kAll: all rows see all keys, and
+  // this is the only tile. add: this is not the first tile. last: this is the last tile; after it, sums[i] covers all
+  // columns. meanwhile() runs during the first product.
   template <bool kAll, class Meanwhile>
   __device__ __forceinline__ void attend(const uint32_t (&q)[kDk / 16][4], uint32_t k_tile, float scale,
                                          const int (&seen)[2], bool add, bool last, Meanwhile&& meanwhile) {
@@ -133,9 +133,10 @@ struct RowSums {
     for (int p = 0; p < kPanelsV; ++p) pin(o[p]);
   }
 
-  // Stores row i of this lane, times factor. A lane's eight columns of four 8 x 8 products are stored side by side, as
-  // 16 bytes; a quad then writes 64 bytes of a row at once. This permutes the columns, which the merge kernel undoes.
-  // The store has an evict-first hint, so that q stays in L2.
+  // Stores row i of this lane, multiplied by factor. A lane's columns in four neighbouring 8 x 8 products, eight in
+  // all, are stored as 16 contiguous bytes; a quad of lanes then writes 64 bytes of a row at once. The columns are
+  // permuted by this; the merge kernel restores their order. The stores have an evict-first hint, so that q stays in
+  // L2.
   __device__ __forceinline__ void store(bf16* row, int i, float factor) const {
     uint4* const to = reinterpret_cast<uint4*>(row + threadIdx.x % 4 * 8);
 #pragma unroll
@@ -151,14 +152,14 @@ struct RowSums {
   }
 };
 
-// Loads a warp's 16 rows of each tile, two tiles ahead, and reads them into registers as the left operand. Each warp
-// loads its own rows, so warps synchronize only in wgmma.
+// Loads the 16 rows of a warp in each tile, two tiles ahead, and reads them into registers as the left operand. Each
+// warp loads its own rows, so that warps synchronize only within wgmma.
 template <int kDk>
 struct RowLoads {
   static constexpr int kPanelsK = kDk / kPanel, kStageBytes = kPanelsK * kPanelBytes;
   unsigned char* stages;  // the warpgroup's ring of row tiles, [kStages]
-  const int* rows;        // 16 per tile, tile_rows from tile to tile: their offsets from q in units of 16 bytes
-  const bf16* q;          // the lane's chunk of the row at offset 0
+  const int* rows;        // offsets of the rows from q in units of 16 bytes: 16 per tile, tile_rows from tile to tile
+  const bf16* q;          // this lane's 16 bytes of the row at offset 0
   int tile_rows, warp_row, to_stage, from_stage;
   __device__ __forceinline__ RowLoads(unsigned char* stages, const int* rows, int tile_rows, const bf16* q)
       : stages(stages), rows(rows), q(q + threadIdx.x % 8 * 8), tile_rows(tile_rows) {
@@ -166,7 +167,8 @@ struct RowLoads {
     warp_row = threadIdx.x % kWarpgroup / 32 * 16;
     to_stage = swizzled(warp_row + lane / 8 * 4, lane % 8), from_stage = swizzled(warp_row + lane % 16, lane / 16);
   }
-  // Starts the loads of a tile: lanes 8 i .. 8 i + 7 load rows 4 i .. 4 i + 3. Every call commits one group.
+  // Starts the loads of a tile. Lanes 8 i .. 8 i + 7 load rows 4 i .. 4 i + 3. Every call commits one cp.async group,
+  // even if the tile does not exist.
   __device__ __forceinline__ void load(int tile, int stage, bool exists) const {
     if (exists) {
       unsigned char* const to = stages + stage * kStageBytes;
@@ -182,13 +184,14 @@ struct RowLoads {
     }
     copy_async_commit();
   }
-  // Waits for the oldest tile in flight.
+  // Waits until the oldest tile in flight has arrived.
   __device__ __forceinline__ void await() const {
     copy_async_wait_group<kStages - 1>();
     __syncwarp();
   }
-  // Reads a product's left operand. It is read again for every product of a loop: if it stayed in registers around the
-  // loop, ptxas 13.0 assigned the same registers to the loop's packed p, and the sums were wrong.
+  // Reads the left operand of a product from shared memory. It is read again for every product of a loop: when it
+  // stayed in registers around the loop, ptxas 13.0 assigned the same registers to p, which the loop packs, and the
+  // sums were wrong.
   __device__ __forceinline__ void take(uint32_t (&left)[kDk / 16][4], int stage) const {
     const unsigned char* const from = stages + stage * kStageBytes;
 #pragma unroll
@@ -198,7 +201,7 @@ struct RowLoads {
   }
 };
 
-// kWhole: blocks of 64 keys.
+// The gather kernel: a CTA computes one item. kWhole: all blocks have 64 keys.
 template <int kDk, int kDv, bool kWhole>
 __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(kWhole))
     fwd_kv_stationary_gather_kernel(const __grid_constant__ KvStationaryArgs a, int launch) {
@@ -210,12 +213,13 @@ __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(
   const int key_tiles = kWhole ? 1 : (a.block_keys.value() + kTileRows - 1) / kTileRows;
   unsigned char *const stages = aligned_shared(), *const keys = stages + kStages * Shape::kStageBytes;
   const int n_rows = count * G, tiles = (n_rows + kTileRows - 1) / kTileRows;
-  // Each warp computes the offsets of its own 16 rows of every tile: those of the first two tiles first, so that their
-  // loads start early. Rows past the last repeat it.
+  // Each warp computes the offsets of its own 16 rows of every tile. The offsets of the first two tiles are computed
+  // first, so that their loads start early. The rows past the last one repeat it.
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int* const rows = reinterpret_cast<int*>(keys + key_tiles * Shape::kKeyBytes) + warp * (kItemTiles * 16);
   const int* const entries = a.entries + static_cast<int64_t>(step) * a.entries_stride + item.y;
-  const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);  // in units of 16 bytes
+  // strides of q in units of 16 bytes
+  const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);
   const auto row_of = [&](int i) { return min(i / 16 * kTileRows + warp * 16 + i % 16, n_rows - 1); };
   const auto token_at = [&](int i) { return __ldg(entries + a.heads.quotient(row_of(i))); };
   const auto place = [&](int i, int token) {
@@ -234,7 +238,7 @@ __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(
   for (int i = kStages * 16 + lane; i < tiles * 16; i += 32) place(i, token_at(i));
   copy_async_wait_group<kStages>();
   fence_async_proxy();
-  __syncthreads();  // the loads of keys and values are complete
+  __syncthreads();  // after it, the keys and values are in shared memory
 
   const uint32_t k_tile = tile_descriptor(shared_address(keys));
   const int64_t first_row = a.first_row(step) + static_cast<int64_t>(item.y) * G;
@@ -251,7 +255,7 @@ __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(
       sums.template attend<kWhole>(q, k_tile + i * (Shape::kKeyBytes >> 4), a.scale_log2, {here, here}, i > 0, last,
                                    [&] {
                                      if (!last) return;
-                                     __syncwarp();  // all lanes have read the tile's rows
+                                     __syncwarp();  // after it, all lanes have read the tile's rows
                                      loads.load(tile + kStages, tile % kStages, tile + kStages < tiles);
                                    });
     }
@@ -267,16 +271,17 @@ __global__ void __launch_bounds__(kWarpgroup, KvStationaryShape<kDk, kDv>::ctas(
 
 // ---- near blocks ----
 
-// The near blocks of a CTA's tokens. A CTA has near_tokens consecutive tokens, of one block or of two. Their near
-// blocks, four at most, are in shared memory: `count` blocks that end with the last token's own, then block 0 if it is
-// not among them.
+// The near blocks of the tokens of a CTA. The near_tokens consecutive tokens of a CTA belong to one block or two.
+// Shared memory holds their near blocks, four at most: `count` consecutive blocks, the last of which is the last
+// token's own block, and after them block 0 if it is not one of these.
 struct NearBlocks {
   int first, count;
   __device__ __forceinline__ NearBlocks(const KvStationaryArgs& a, int first_token, int last_token)
       : first(max(a.block_keys.quotient(first_token) - 1, 0)), count(a.block_keys.quotient(last_token) - first + 1) {}
   __device__ __forceinline__ int all() const { return count + (first > 0); }
   __device__ __forceinline__ int at(int place) const { return place < count ? first + place : 0; }
-  // The mask of these blocks that a token of block `own` lists, from KvStationaryArgs::near.
+  // A mask of the blocks in shared memory that a token of block `own` lists. `near` is the token's entry of
+  // KvStationaryArgs::near.
   __device__ __forceinline__ int listed(int near, int own) const {
     const int place = own - first,
               own_and_before = place > 0 ? (near & 1) << place | (near >> 1 & 1) << (place - 1) : near;
@@ -298,13 +303,15 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
   unsigned char* const keys = aligned_shared();
   unsigned char* const stages = keys + blocks.all() * key_tiles * Shape::kKeyBytes;
   int* const rows = reinterpret_cast<int*>(stages + kGroups * kStages * Shape::kStageBytes);
-  int* const outs = rows + kItemTiles * kTileRows;  // row (t - t0, h) and mask of near blocks; -1: no such row
+  int* const outs = rows + kItemTiles * kTileRows;  // for each row: its position (t - t0, h) and the mask of its near
+                                                    // blocks; -1: the row does not exist
   for (int i = 0; i < blocks.all(); ++i)
     load_block<kDk, kDv, Shape::kNearThreads>(a, b, g, blocks.at(i), key_tiles,
                                               keys + i * key_tiles * Shape::kKeyBytes);
   copy_async_commit();
   const int n_rows = count * G, tiles = (n_rows + kTileRows - 1) / kTileRows;
-  const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);  // in units of 16 bytes
+  // strides of q in units of 16 bytes
+  const int q_row = static_cast<int>(a.q.row / 8), q_head = static_cast<int>(a.q.head / 8);
   const int* const near = a.near + static_cast<int64_t>(blockIdx.y) * a.lists.tokens + t0;
   for (int r = threadIdx.x; r < tiles * kTileRows; r += Shape::kNearThreads) {
     const int row = min(r, n_rows - 1), t = a.heads.quotient(row), h = row - t * G;
@@ -318,18 +325,18 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
   for (int i = 0; i < kStages; ++i) loads.load(group + i * kGroups, i, group + i * kGroups < tiles);
   copy_async_wait_group<kStages>();
   fence_async_proxy();
-  __syncthreads();  // the loads of keys and values are complete
+  __syncthreads();  // after it, the keys and values are in shared memory
 
   const uint32_t k_tile = tile_descriptor(shared_address(keys));
   for (int tile = group, turn = 0; tile < tiles; tile += kGroups, ++turn) {
     loads.await();
-    int to[2], own[2];  // own: the row's token, counted from the first key of blocks.first
+    int to[2], own[2];  // own: the row's token, counted from the first key of block blocks.first
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       to[i] = outs[tile * kTileRows + loads.warp_row + fragment_row() + 8 * i];
       own[i] = t0 + a.heads.quotient(max(to[i], 0) >> kListedBits) - blocks.first * block_keys;
     }
-    // The tile's tokens see only the blocks [from, end), and block 0.
+    // The tokens of this tile see only the blocks [from, end) and block 0.
     const int last_row = min(tile * kTileRows + kTileRows, n_rows) - 1;
     const int from = max(a.block_keys.quotient(t0 + a.heads.quotient(tile * kTileRows)) - 1 - blocks.first, 0);
     const int end = a.block_keys.quotient(t0 + a.heads.quotient(last_row)) - blocks.first + 1;
@@ -351,7 +358,7 @@ __global__ void __launch_bounds__(KvStationaryShape<kDk, kDv>::kNearThreads, KvS
       sums.template attend<false>(q, k_tile + i * (Shape::kKeyBytes >> 4), a.scale_log2, seen, add, false, [] {});
       add = true;
     }
-    __syncwarp();  // all lanes have read the tile's rows
+    __syncwarp();  // after it, all lanes have read the tile's rows
     loads.load(tile + kStages * kGroups, turn % kStages, tile + kStages * kGroups < tiles);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

@@ -15,19 +15,21 @@ namespace {
 using bf16 = __nv_bfloat16;
 
 constexpr int kTileRows = 64;
-constexpr int kPanelBytes = kTileRows * kPanelRowBytes;  // 64 rows or keys of 64 columns
-constexpr int kItemTiles = 16;                           // tiles per item, at most: popular blocks are split
+constexpr int kPanelBytes = kTileRows * kPanelRowBytes;  // a panel: 64 columns of 64 rows or keys
+constexpr int kItemTiles = 16;                           // tiles per item, at most; blocks with more are split
 constexpr int kPartTokens = 1024;                        // tokens per CTA of the index kernels
 constexpr int kIndexThreads = 1024;
 constexpr float kLn2 = std::numbers::ln2_v<float>;
 
-// The near blocks of a token are the first block and the two that end with its own. With the default selection rule (1
-// initial and 2 local blocks) every token lists them, so neighbouring tokens share them. All other blocks of a list are
-// far: complete, and before the token. Any split is correct; this one makes far blocks differ between neighbours.
+// The number of near blocks: the first block of the sequence and the two that end with the token's own. With the
+// default selection rule (1 initial and 2 local blocks) every token lists them, so neighbouring tokens share them. All
+// other blocks of a list are far blocks: they are complete and precede the token. Results are correct for any number of
+// near blocks; with this one, only far blocks differ between neighbours.
 constexpr int kNear = 3;
 __device__ __forceinline__ bool is_far(int block, int current) { return block > 0 && block + 1 < current; }
 
-// A step is a range of tokens of one (b, g); a launch computes several consecutive steps.
+// Arguments of the KV-stationary kernels. A step is a range of tokens of one sequence and group; a launch computes
+// several consecutive steps.
 struct KvStationaryArgs {
   View<const bf16> q, k, v;
   View<bf16> o;
@@ -35,22 +37,24 @@ struct KvStationaryArgs {
   BlockLists lists;
   Divisor n, heads, block_keys;
   float scale_log2;
-  int range_tokens, ranges, steps, launch_steps;  // steps: ranges of all (b, g), group after group
-  int parts;                                      // parts per range, of kPartTokens tokens each
-  int piece_tokens;                               // tokens per item, at most
+  int range_tokens, ranges, steps, launch_steps;  // ranges: per sequence and group; steps: ranges of all groups, group
+                                                  // after group; launch_steps: steps per launch
+  int parts;                                      // parts (of kPartTokens tokens each) per range
+  int piece_tokens;                               // largest number of tokens per item
   int tile_tokens;                                // tokens per tile in compare_lists
-  float union_limit;                              // see compare_lists
-  int* differ;                                    // 1: far blocks are computed here; 0: another kernel computes all
+  float union_limit;                              // compare_lists compares with it
+  int* differ;                                    // one value: 1 if these kernels compute the far blocks, 0 if another
+                                                  // kernel computes all blocks
   int near_tokens;                                // tokens per CTA of the near kernel
-  int* near;         // [B*Hkv,T] bit 0: the token lists its own block, 1: the one before, 2: block 0
-  int* counts;       // [steps, parts, blocks] entries of a block; after plan_items: the index of the first entry
-  int* entries;      // [steps, entries_stride] by block: t - (first token of the range)
-  int* entry_of;     // [steps, range_tokens, n] the entry at each place of a token's list; -1: no far block
-  int* item_counts;  // per launch
-  int4* items;       // [launches, items_stride] (block, first entry, entries, step)
+  int* near;         // [B*Hkv,T] near blocks that the token lists: bit 0: its own, 1: the one before, 2: block 0
+  int* counts;       // [steps, parts, blocks] entries of a block; after plan_items, the index of its first one
+  int* entries;      // [steps, entries_stride] sorted by block: token minus first token of the range
+  int* entry_of;     // [steps, range_tokens, n] the entry of each place in a token's list; -1: no far block
+  int* item_counts;  // number of items of each launch
+  int4* items;       // [launches, items_stride] (block, first entry, number of entries, step)
   int items_stride, entries_stride;
-  bf16* partial;         // [launch_steps, entries_stride, G, dv] partial o
-  float2* partial_sums;  // of the same rows: (row_max, sum of probabilities), in powers of 2
+  bf16* partial;         // [launch_steps, entries_stride, G, dv] partial sums of o
+  float2* partial_sums;  // row_max (in powers of 2) and sum of probabilities of the same rows
   __device__ __forceinline__ int first_token(int step) const { return step % ranges * range_tokens; }
   __device__ __forceinline__ int tokens_of(int step) const {
     return min(range_tokens, lists.tokens - first_token(step));
@@ -62,12 +66,13 @@ struct KvStationaryArgs {
 
 // ---- the index ----
 
-// The sum of `mine` over the threads before this one; total: over all threads.
+// Returns the sum of `mine` over the threads before this one. total: the sum over all threads.
 __device__ __forceinline__ int2 sum_before(int2 mine, int2& total) {
   return exclusive_scan<kIndexThreads>(mine, total, [](int2 a, int2 b) { return make_int2(a.x + b.x, a.y + b.y); });
 }
 
-// f(token of the part, place in its list, block, the token's own block) for all list entries of one part's tokens.
+// Calls f(token within the part, place in its list, block, the token's own block) for each list entry of a part's
+// tokens.
 template <class F>
 __device__ __forceinline__ void for_entries(const KvStationaryArgs& a, int step, int first, int tokens, F&& f) {
   constexpr int kAtOnce = 8;
@@ -85,7 +90,9 @@ __device__ __forceinline__ void for_entries(const KvStationaryArgs& a, int step,
       if (e0 + u * kIndexThreads < tokens * n) f(token[u], place[u], block[u], a.block_keys.quotient(first + token[u]));
   }
 }
-// Part number `index`, counted over all steps: its step, its first token in the range and in the sequence, its tokens.
+// A part of a step's range of tokens, which one CTA of an index kernel processes. index: number of the part, counted
+// over all steps. in_range, first: its first token, counted from the start of the range and of the sequence. tokens:
+// how many tokens it has.
 struct Part {
   int step, in_range, first, tokens;
   __device__ __forceinline__ Part(const KvStationaryArgs& a, int index)
@@ -95,9 +102,9 @@ struct Part {
         tokens(min(kPartTokens, a.tokens_of(step) - in_range)) {}
 };
 
-// Sets *differ: whether the lists of neighbouring tokens differ so much that KV-stationary pays. Criterion: in tiles
-// spread over all sequences, the union of a tile's lists has more than union_limit times the blocks of one list. Counts
-// are exact, so the same lists give the same decision.
+// Decides whether the lists of neighbouring tokens differ enough for the KV-stationary forward, and sets *differ. It
+// compares kComparedTiles tiles, spread over all sequences: whether the union of a tile's lists has more than
+// union_limit times the blocks of one list. Counts are exact, so the same lists give the same decision.
 constexpr int kComparedTiles = 64;
 __device__ __forceinline__ void compare_lists(const KvStationaryArgs& a) {
   __shared__ int in_unions, in_lists;
@@ -106,7 +113,7 @@ __device__ __forceinline__ void compare_lists(const KvStationaryArgs& a) {
   __syncthreads();
   const int words = (a.lists.blocks + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = a.n.value();
   unsigned* const listed = reinterpret_cast<unsigned*>(dynamic_shared()) + warp * words;
-  const int tiles = (a.lists.tokens + a.tile_tokens - 1) / a.tile_tokens;  // tiles per (sequence, group)
+  const int tiles = (a.lists.tokens + a.tile_tokens - 1) / a.tile_tokens;  // tiles per sequence and group
   int unions = 0, entries = 0;
   for (int i = warp; i < kComparedTiles; i += kIndexThreads / 32) {
     const int64_t tile = static_cast<int64_t>(tiles) * (a.steps / a.ranges) * i / kComparedTiles;
@@ -142,8 +149,8 @@ __device__ __forceinline__ void compare_lists(const KvStationaryArgs& a) {
                 a.union_limit * static_cast<float>(in_lists);
 }
 
-// CTA 0 compares lists. Each other CTA counts the far entries of a part per block, and records the near blocks that its
-// tokens list. Shared memory: read_lists_bytes.
+// The first index kernel. CTA 0 compares lists. Each other CTA counts, for one part, the far entries of each block, and
+// records which near blocks its tokens list. read_lists_bytes is its shared memory, bytes.
 inline int64_t read_lists_bytes(int64_t blocks) {
   return std::max<int64_t>(kIndexThreads / 32 * ceil_div(blocks, 32), blocks) * static_cast<int64_t>(sizeof(int));
 }
@@ -151,7 +158,7 @@ __global__ void __launch_bounds__(kIndexThreads)
     kv_stationary_read_lists_kernel(const __grid_constant__ KvStationaryArgs a) {
   if (blockIdx.x == 0) return compare_lists(a);
   __shared__ unsigned listed_near[kPartTokens];
-  int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // counts
+  int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // the number of entries of each block
   const int index = blockIdx.x - 1;
   const Part part(a, index);
   for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads) by_block[i] = 0;
@@ -170,8 +177,8 @@ __global__ void __launch_bounds__(kIndexThreads)
   for (int i = threadIdx.x; i < part.tokens; i += kIndexThreads) near[i] = static_cast<int>(listed_near[i]);
 }
 
-// Computes by prefix sums the index of the first entry of each block and part, and cuts each block's entries into
-// items. The order of the items depends on the order in which the CTAs run; the results do not.
+// The second index kernel: computes by prefix sums the index of the first entry of each block and part, and cuts each
+// block's entries into items. The order of the items depends on the order in which the CTAs run; the results do not.
 __global__ void __launch_bounds__(kIndexThreads)
     kv_stationary_plan_items_kernel(const __grid_constant__ KvStationaryArgs a) {
   __shared__ int first_item;
@@ -203,11 +210,11 @@ __global__ void __launch_bounds__(kIndexThreads)
   }
 }
 
-// Writes the entries by block. Their order within a block and part is arbitrary: the merge kernel looks up each entry's
-// partial sums and adds them in list order.
+// The third index kernel: writes the entries, sorted by block. Their order within a block and part is arbitrary: the
+// merge kernel looks up the partial sums of each entry and adds them in list order.
 __global__ void __launch_bounds__(kIndexThreads)
     kv_stationary_fill_entries_kernel(const __grid_constant__ KvStationaryArgs a) {
-  int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // the index of the next entry
+  int* const by_block = reinterpret_cast<int*>(dynamic_shared());  // for each block, the index of its next entry
   if (*a.differ == 0) return;
   const Part part(a, blockIdx.x);
   for (int i = threadIdx.x; i < a.lists.blocks; i += kIndexThreads)

@@ -1,6 +1,6 @@
-// The Philox streams that each use of a seed may draw from. The ranges are disjoint, so no two uses draw the same
-// number. A run's weights and data depend on these values: a new use gets a new range, and the existing ranges never
-// change.
+// Assigns Philox streams (engine/rng.h) to the uses of a run's seed. The ranges are disjoint, so no two uses draw the
+// same number. Weights and data of a run depend on these values: a new use gets a new range, and the existing ranges
+// never change.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -8,25 +8,28 @@
 
 namespace triad {
 
-// The uses of a seed. The trailing comment says what the argument `index` of random_stream() is.
+// The uses of a seed. The trailing comment says what `index` in random_stream(use, index) counts.
 enum class RandomUse {
-  init,                // parameter
-  needle_train,        // sequence
-  needle_val,          // sequence
-  needle_probe,        // cell and number of the probe, 48 bits
-  order,               // epoch
-  sampling,            // prompt
-  held_out_documents,  // 0
-  held_out_strata,     // 0
-  synthetic,           // 0: training, 1: validation
+  init,                // parameters of the model
+  needle_train,        // training sequences of the needle task
+  needle_val,          // validation sequences of the needle task
+  needle_probe,        // probes of the needle task: a hash of the probe's cell plus its number, modulo 2^48
+  order,               // epochs of the training data
+  sampling,            // prompts of `triad generate`
+  held_out_documents,  // index is always 0
+  held_out_strata,     // index is always 0
+  synthetic,           // 0: training data, 1: validation data
+  packed_documents,    // epoch
+  packed_rows,         // group of documents
 };
 
+// The random streams [first, first + count), which are reserved for one use.
 struct RandomStreams {
   RandomUse use;
   uint64_t first, count;
 };
 inline constexpr uint64_t kManyStreams = uint64_t{1} << 48;
-inline constexpr std::array<RandomStreams, 9> kRandomStreams = {{
+inline constexpr std::array<RandomStreams, 11> kRandomStreams = {{
     {RandomUse::init, 0, kManyStreams},
     {RandomUse::needle_train, 0x6e65000000000000, kManyStreams},
     {RandomUse::needle_val, 0x6e66000000000000, kManyStreams},
@@ -36,9 +39,11 @@ inline constexpr std::array<RandomStreams, 9> kRandomStreams = {{
     {RandomUse::held_out_documents, 0x73706c6974000000, 1},
     {RandomUse::held_out_strata, 0x7374726174610000, 1},
     {RandomUse::synthetic, 0x746f6b656e000000, 2},
+    {RandomUse::packed_documents, 0x7061000000000000, kManyStreams},
+    {RandomUse::packed_rows, 0x7062000000000000, kManyStreams},
 }};
 
-// The stream of the index-th sequence of numbers of a use; index < count.
+// The stream of sequence `index` of a use; index < the use's count.
 constexpr uint64_t random_stream(RandomUse use, uint64_t index = 0) {
   return kRandomStreams[static_cast<size_t>(use)].first + index;
 }

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kFused = "sm90", kGeneral = "general", kCpu = "cpu";
 
-// Returns the entry for which same() is true; adds `fresh` if there is none.
+// Returns the entry for which same(entry) is true; appends `fresh` if there is none.
 template <class Same>
 Routes::Count& entry(std::vector<Routes::Count>& counts, Same&& same, Routes::Count fresh) {
   for (Routes::Count& c : counts)
@@ -93,11 +93,9 @@ std::string Routes::summary() const {
 }
 
 std::string branch_of(std::string_view op) {
-  constexpr std::pair<std::string_view, std::string_view> kBranches[] = {{"nsa_attend_compressed", "cmp"},
-                                                                         {"nsa_attend_selected", "sel"},
-                                                                         {"nsa_attend_window", "win"},
-                                                                         {"nsa_select", "select"},
-                                                                         {"linear_silu", "matmul"}};
+  constexpr std::pair<std::string_view, std::string_view> kBranches[] = {
+      {"nsa_attend_compressed", "cmp"}, {"nsa_attend_selected", "sel"}, {"nsa_attend_window", "win"},
+      {"dense_attention", "win"},       {"nsa_select", "select"},       {"linear_silu", "matmul"}};
   for (const auto& [prefix, branch] : kBranches)
     if (op.starts_with(prefix)) return std::string(branch);
   return std::string(op);

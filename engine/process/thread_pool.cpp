@@ -22,10 +22,10 @@ double ns_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::nano>(Clock::now() - begin).count();
 }
 
-// Measured work for each additional thread, several times the cost of waking one.
+// Nanoseconds of work that justify one more thread: several times the cost of waking it.
 constexpr double kGrainNs = 25'000;
 
-thread_local bool in_loop = false;  // this thread is inside a loop
+thread_local bool in_loop = false;  // whether this thread is inside a loop
 class InLoop {
  public:
   InLoop() { in_loop = true; }
@@ -36,15 +36,15 @@ class InLoop {
   const bool before_ = in_loop;
 };
 
-// Runs one loop at a time. mutex_ guards the members, except claim_ and the atomic next_.
+// Runs one loop at a time. mutex_ protects the members except claim_ and the atomic ones.
 class ThreadPool {
  public:
   static ThreadPool& get() {
-    static ThreadPool& pool = *new ThreadPool;  // never destroyed: threads may sleep in it until the process ends
+    static ThreadPool& pool = *new ThreadPool;  // never destroyed, since threads may sleep in it until the process ends
     return pool;
   }
 
-  // The lock that the current loop holds; not owned while another thread's loop runs.
+  // Takes the lock that a loop holds while it runs. The returned lock is not owned if another thread's loop runs.
   std::unique_lock<std::mutex> try_claim() { return std::unique_lock(claim_, std::try_to_lock); }
 
   struct Loop {
@@ -52,7 +52,7 @@ class ThreadPool {
     LoopPiece piece;
     const void* body;
   };
-  // Runs [first, loop.n) on this thread and `helpers` others; returns how many iterations this thread ran.
+  // Runs the iterations [first, loop.n) on this thread and `helpers` others. Returns how many of them this thread ran.
   int64_t run(const Loop& loop, int64_t first, int helpers) {
     next_.store(first, std::memory_order_relaxed);
     {
@@ -65,7 +65,7 @@ class ThreadPool {
     work_.notify_one();
     const int64_t mine = take_chunks(loop);
     std::unique_lock lock(mutex_);
-    wanted_.store(0, std::memory_order_relaxed);  // a helper that arrives now would find no work
+    wanted_.store(0, std::memory_order_relaxed);  // a helper that starts now would find no work
     done_.wait(lock, [&] { return active_ == 0; });
     if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
     return mine;
@@ -84,7 +84,8 @@ class ThreadPool {
         mine += end - begin;
       }
     } catch (...) {
-      next_.store(loop.n, std::memory_order_relaxed);  // the other threads finish only their current chunks
+      next_.store(loop.n,
+                  std::memory_order_relaxed);  // stops the loop: the other threads finish only their current chunks
       const std::lock_guard lock(mutex_);
       if (error_ == nullptr) error_ = std::current_exception();
     }
@@ -95,7 +96,9 @@ class ThreadPool {
     for (; threads_ < helpers; ++threads_) {
       try {
         std::thread([this] { help(); }).detach();
-      } catch (const std::system_error&) { return; }  // no further thread can be created: run with fewer
+      } catch (const std::system_error&) {
+        return;
+      }  // the system allows no further thread, so the loop runs with fewer
     }
   }
 
@@ -105,7 +108,7 @@ class ThreadPool {
       poll(lock);
       work_.wait(lock, [&] { return wanted_.load(std::memory_order_relaxed) > 0; });
       ++active_;
-      // Each helper wakes the next one, so the caller pays for only one wake-up.
+      // Each helper wakes the next one, so the calling thread pays for one wake-up only.
       if (wanted_.fetch_sub(1, std::memory_order_relaxed) > 1) work_.notify_one();
       const Loop loop = loop_;
       lock.unlock();
@@ -115,7 +118,8 @@ class ThreadPool {
     }
   }
 
-  // With OMP_WAIT_POLICY=active, as in OpenMP, an idle thread polls for a while: it starts sooner but occupies a core.
+  // With OMP_WAIT_POLICY=active, as in OpenMP, an idle thread polls for a while before it sleeps: it starts sooner but
+  // occupies a core.
   void poll(std::unique_lock<std::mutex>& lock) {
     static const char* const policy = std::getenv("OMP_WAIT_POLICY");
     static const bool active = policy != nullptr && strcasecmp(policy, "active") == 0;
@@ -130,9 +134,9 @@ class ThreadPool {
   std::mutex claim_, mutex_;
   std::condition_variable work_, done_;
   Loop loop_{};
-  std::atomic<int64_t> next_{0};  // first iteration not yet taken
-  std::atomic<int> wanted_{0};    // helpers that may still join
-  int active_ = 0;                // helpers that have joined and not finished
+  std::atomic<int64_t> next_{0};  // first iteration that no thread has taken
+  std::atomic<int> wanted_{0};    // number of helpers that may still join
+  int active_ = 0;                // number of helpers that have joined and not finished
   int threads_ = 0;
   std::exception_ptr error_;
 };
@@ -154,8 +158,8 @@ void run_loop(int64_t n, int threads, LoopCost& cost, LoopPiece piece, const voi
     const int64_t others = (n + chunk - 1) / chunk - 1;
     return static_cast<int>(std::min({static_cast<double>(threads - 1), static_cast<double>(others), ns / kGrainNs}));
   };
-  // A loop that was short last time starts on this thread alone, and wakes helpers only if its first chunk takes
-  // longer.
+  // A loop that was short last time starts on this thread alone. It wakes helpers only if its first chunk takes longer
+  // this time.
   double ns = cost.ns_per_iteration.load(std::memory_order_relaxed);
   int64_t done = 0;
   int helpers = helpers_for(ns * static_cast<double>(n));

@@ -1,5 +1,5 @@
-// The decoding cache: shape checks, and the CPU's version, in which rotation and phi are the ops of the forward pass on
-// one row and one block.
+// The decoding caches on the CPU, and the checks of shapes. Rotation and phi are the ops of the forward pass, applied
+// to one row and to one block.
 #include "kernels/decode/cache.h"
 
 #include <algorithm>
@@ -25,33 +25,62 @@ void cache_rows(Context& ctx, Tensor to, ConstTensor from, int64_t n) {
   for (int64_t s = std::max<int64_t>(0, n - R); s < n; ++s) copy(ctx, to[s % R], from[s]);
 }
 
-void check_append(const NsaCache& cache, const Tensor& q, const NsaIn& in, const ConstTensor& position,
-                  const ConstTensor& cos, const ConstTensor& sin, const NsaConfig& c) {
-  TRIAD_CHECK(q.rank == 4 && q.size(1) == 1 && is_float(q.dtype), "nsa_cache: q is {}, not one row a sequence",
-              q.str());
-  const int64_t B = q.size(0), dk = q.size(3), Hkv = cache.k_win.size(2), dv = cache.v_win.size(3);
-  const auto check_pair = [&](const char* what, const ConstTensor& k, const ConstTensor& v, int64_t rows) {
-    check_tensor(what, k, {B, rows, Hkv, dk}, q.dtype);
-    check_tensor(what, v, {B, rows, Hkv, dv}, q.dtype);
-  };
-  check_pair("nsa_cache: win", cache.k_win, cache.v_win, cache.k_win.size(1));
-  check_pair("nsa_cache: a row of win", in.k[kWin], in.v[kWin], 1);
-  int64_t S = cache.k_win.size(1);
-  if (!cache.dense()) {
-    S = cache.k_sel.size(1);
-    TRIAD_CHECK(cache.k_win.size(1) == std::min(c.w, S),
-                "nsa_cache: a ring of {} rows for a window of {} and {} tokens", cache.k_win.size(1), c.w, S);
-    check_pair("nsa_cache: sel", cache.k_sel, cache.v_sel, S);
-    check_pair("nsa_cache: cmp", cache.k_cmp, cache.v_cmp, compressed_length(S, c.l, c.d));
-    check_pair("nsa_cache: raw", cache.k_raw, cache.v_raw, c.l);
-    for (const int b : {kCmp, kSel}) check_pair("nsa_cache: a row", in.k[b], in.v[b], 1);
-  }
-  check_tensor("nsa_cache: position", position, {B}, DType::i32);
-  TRIAD_CHECK(cos.rank == 2 && cos.size(0) >= S, "nsa_cache: the table of angles {} is too short for {} tokens",
-              cos.str(), S);
-  check_tensor("nsa_cache: cos", cos, {cos.size(0), dk / 2}, acc_dtype(q.dtype));
-  check_tensor("nsa_cache: sin", sin, cos.shape(), cos.dtype);
+// Checks a pair of keys and values with `rows` rows a sequence: a part of a cache, or the new rows that extend it.
+void check_pair(const char* what, const ConstTensor& k, const ConstTensor& v, const Tensor& q, int64_t rows,
+                const ConstTensor& like_k, const ConstTensor& like_v) {
+  const int64_t B = q.size(0), Hkv = like_k.size(2);
+  check_tensor(what, k, {B, rows, Hkv, q.size(3)}, q.dtype);
+  check_tensor(what, v, {B, rows, Hkv, like_v.size(3)}, q.dtype);
 }
+
+// Checks the arguments of an append to a cache of S tokens that NSA and dense attention share.
+void check_tokens(const char* op, const Tensor& q, const ConstTensor& position, const ConstTensor& cos,
+                  const ConstTensor& sin, int64_t S) {
+  TRIAD_CHECK(q.rank == 4 && q.size(1) == 1 && is_float(q.dtype), "{}: q is {}, not one row a sequence", op, q.str());
+  check_tensor("cache: position", position, {q.size(0)}, DType::i32);
+  TRIAD_CHECK(cos.rank == 2 && cos.size(0) >= S, "{}: the table of angles {} is too short for {} tokens", op, cos.str(),
+              S);
+  check_tensor("cache: cos", cos, {cos.size(0), q.size(3) / 2}, acc_dtype(q.dtype));
+  check_tensor("cache: sin", sin, cos.shape(), cos.dtype);
+}
+
+void check_append(const NsaCache& cache, const Tensor& q, const NsaIn& in, const NsaConfig& c) {
+  const int64_t S = cache.k_sel.size(1), W = cache.k_win.size(1);
+  TRIAD_CHECK(W == std::min(c.w, S), "nsa_cache: a ring of {} rows for a window of {} and {} tokens", W, c.w, S);
+  const auto check = [&](const char* what, const ConstTensor& k, const ConstTensor& v, int64_t rows) {
+    check_pair(what, k, v, q, rows, cache.k_win, cache.v_win);
+  };
+  check("nsa_cache: win", cache.k_win, cache.v_win, W);
+  check("nsa_cache: sel", cache.k_sel, cache.v_sel, S);
+  check("nsa_cache: cmp", cache.k_cmp, cache.v_cmp, compressed_length(S, c.l, c.d));
+  check("nsa_cache: raw", cache.k_raw, cache.v_raw, c.l);
+  for (const int b : {kCmp, kSel, kWin}) check("nsa_cache: a row", in.k[b], in.v[b], 1);
+}
+
+// Rotates and stores the rows of sequence b's new token at position `at`.
+class TokenWriter {
+ public:
+  TokenWriter(Context& ctx, int64_t b, int64_t at, const ConstTensor& cos, const ConstTensor& sin)
+      : ctx_(ctx), b_(b), at_(at), cos_(cos.slice(0, at, at + 1)), sin_(sin.slice(0, at, at + 1)) {}
+
+  void rotate(const Tensor& to, const ConstTensor& from) const {
+    rope_forward(ctx_, to.slice(0, b_, b_ + 1), from.slice(0, b_, b_ + 1), cos_, sin_);
+  }
+  // Token s is stored in row s modulo the number of rows.
+  void store(const Tensor& k_rows, const Tensor& v_rows, const ConstTensor& k, const ConstTensor& v) const {
+    const auto row_of = [&](const Tensor& rows) {
+      const int64_t row = at_ % rows.size(1);
+      return rows.slice(1, row, row + 1);
+    };
+    rotate(row_of(k_rows), k);
+    copy(ctx_, row_of(v_rows)[b_], v[b_]);
+  }
+
+ private:
+  Context& ctx_;
+  int64_t b_, at_;
+  ConstTensor cos_, sin_;
+};
 
 // Compresses the block of sequence b that ends with token `at`, from the ring's rows in token order.
 void compress_block(Context& ctx, Tensor compressed, ConstTensor ring, int64_t b, int64_t at, const PhiWeights& w,
@@ -71,7 +100,6 @@ void nsa_cache_fill(Context& ctx, const NsaCache& cache, int64_t b, int64_t n, c
   const OpScope op_scope(ctx, "nsa_cache_fill");
   cache_rows(ctx, cache.k_win[b], in.k[kWin][0], n);
   cache_rows(ctx, cache.v_win[b], in.v[kWin][0], n);
-  if (cache.dense()) return;
   TRIAD_CHECK(n <= cache.k_sel.size(1), "nsa_cache: {} tokens for a cache of {}", n, cache.k_sel.size(1));
   const int64_t l = cache.k_raw.size(1), blocks = std::min(cache.k_cmp.size(1), k_cmp.size(1));
   cache_rows(ctx, cache.k_sel[b], in.k[kSel][0], n);
@@ -88,33 +116,44 @@ void nsa_cache_fill(Context& ctx, const NsaCache& cache, int64_t b, int64_t n, c
 void nsa_cache_append(Context& ctx, const NsaCache& cache, Tensor q, const NsaIn& in, ConstTensor position,
                       ConstTensor cos, ConstTensor sin, const NsaWeights& w, const NsaConfig& c) {
   const OpScope op_scope(ctx, "nsa_cache_append");
-  check_append(cache, q, in, position, cos, sin, c);
+  check_tokens("nsa_cache", q, position, cos, sin, cache.k_sel.size(1));
+  check_append(cache, q, in, c);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) return cuda::nsa_cache_append(ctx, cache, q, in, position, cos, sin, w, c);
   }
-  const PhiOptions phi{c.phi, c.l, c.d};
   for (int64_t b = 0; b < q.size(0); ++b) {
     // A plan has no positions. The end of the first complete block needs the most scratch.
     const int64_t at = ctx.planning ? std::min(c.l, cos.size(0)) - 1 : position.ptr<int32_t>()[b];
-    const ConstTensor cos_row = cos.slice(0, at, at + 1), sin_row = sin.slice(0, at, at + 1);
-    const auto rotate = [&](Tensor to, ConstTensor from) {
-      rope_forward(ctx, to.slice(0, b, b + 1), from.slice(0, b, b + 1), cos_row, sin_row);
-    };
-    const auto ring_row = [&](const Tensor& ring) {
-      const int64_t row = at % ring.size(1);
-      return ring.slice(1, row, row + 1);
-    };
-    const auto store = [&](const Tensor& k_ring, const Tensor& v_ring, int branch) {
-      rotate(ring_row(k_ring), in.k[branch]);
-      copy(ctx, ring_row(v_ring)[b], in.v[branch][b]);
-    };
-    rotate(q, q);
-    store(cache.k_win, cache.v_win, kWin);
-    if (cache.dense()) continue;
-    store(cache.k_sel, cache.v_sel, kSel);
-    store(cache.k_raw, cache.v_raw, kCmp);
-    compress_block(ctx, cache.k_cmp, cache.k_raw, b, at, w.phi_k, phi);
-    compress_block(ctx, cache.v_cmp, cache.v_raw, b, at, w.phi_v, phi);
+    const TokenWriter token(ctx, b, at, cos, sin);
+    token.rotate(q, q);
+    token.store(cache.k_win, cache.v_win, in.k[kWin], in.v[kWin]);
+    token.store(cache.k_sel, cache.v_sel, in.k[kSel], in.v[kSel]);
+    token.store(cache.k_raw, cache.v_raw, in.k[kCmp], in.v[kCmp]);
+    compress_block(ctx, cache.k_cmp, cache.k_raw, b, at, w.phi_k, c.phi_options());
+    compress_block(ctx, cache.v_cmp, cache.v_raw, b, at, w.phi_v, c.phi_options());
+  }
+}
+
+void dense_cache_fill(Context& ctx, const DenseCache& cache, int64_t b, int64_t n, ConstTensor k, ConstTensor v) {
+  const OpScope op_scope(ctx, "dense_cache_fill");
+  TRIAD_CHECK(n <= cache.k.size(1), "dense_cache: {} tokens for a cache of {}", n, cache.k.size(1));
+  cache_rows(ctx, cache.k[b], k[0], n);
+  cache_rows(ctx, cache.v[b], v[0], n);
+}
+
+void dense_cache_append(Context& ctx, const DenseCache& cache, Tensor q, ConstTensor k, ConstTensor v,
+                        ConstTensor position, ConstTensor cos, ConstTensor sin) {
+  const OpScope op_scope(ctx, "dense_cache_append");
+  check_tokens("dense_cache", q, position, cos, sin, cache.k.size(1));
+  check_pair("dense_cache", cache.k, cache.v, q, cache.k.size(1), cache.k, cache.v);
+  check_pair("dense_cache: a row", k, v, q, 1, cache.k, cache.v);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::dense_cache_append(ctx, cache, q, k, v, position, cos, sin);
+  }
+  for (int64_t b = 0; b < q.size(0); ++b) {
+    const TokenWriter token(ctx, b, ctx.planning ? 0 : position.ptr<int32_t>()[b], cos, sin);
+    token.rotate(q, q);
+    token.store(cache.k, cache.v, k, v);
   }
 }
 

@@ -1,8 +1,8 @@
-// Appends a new token to the cache in one kernel: a CTA rotates one head of q, or rotates and stores one group's key or
-// value of one branch. In the compressed branch, that CTA also makes the block that ends with this token, if one does
-// (phi avg and conv: l rows of the ring, a thread a channel). phi mlp is a gather of the ring's rows, two products of
-// few rows and a conditional store. It runs on every step, since the queued work must not depend on the position; only
-// the store tests whether a block ends.
+// Appends a new token to the decoding cache (decode/cache.h). One kernel does most of it: a CTA rotates one head of q,
+// or rotates and stores one group's key or value of one branch. In the compressed branch this CTA also compresses l
+// tokens to a block if a block ends with the new token (for phi avg and conv). Phi mlp needs further kernels: one
+// gathers the tokens, two multiply few rows, one stores the block. They run on every step, because the queued work must
+// not depend on the position; only the last one tests whether a block ends.
 #include <algorithm>
 
 #include "kernels/common/bthd.cuh"
@@ -25,25 +25,26 @@ __global__ void __launch_bounds__(kThreads)
   to[row % R * to_stride + h * to_head + j] = from[row * from_stride + h * from_head + j];
 }
 
-// Keys or values of one branch: the new row [B,1,Hkv,D], the cache's rows and, for the raw ring, the compressed blocks.
+// The keys or values of one branch: the new row [B,1,Hkv,D], the cache's rows and, for the raw ring, the compressed
+// blocks.
 template <class T>
 struct Stored {
   Bthd<const T> from;
   Bthd<T> to, blocks;
-  int rows, D;
-  bool rotate, raw;
-  const T* weight;  // phi conv: [l,D]; else null
+  int rows, D;       // number of rows of `to`; elements of a row
+  bool rotate, raw;  // rotate: keys; raw: the compressed branch's ring of raw rows
+  const T* weight;   // [l,D] weights of phi conv; null for other phi
   int64_t weight_stride;
 };
 template <class T>
 struct Append {
   Bthd<T> q;
-  Stored<T> stored[6];
+  Stored<T> stored[6];  // keys and values of the window, selected and compressed branch
   const int32_t* position;
   const float *cos, *sin;
   int64_t table_stride;
-  int Hq, Hkv, dk, l, d, blocks;
-  bool compress;  // phi avg or conv
+  int Hq, Hkv, dk, l, d, blocks;  // l, d: length and stride of a block; blocks: number of rows of k_cmp
+  bool compress;                  // phi is avg or conv: cache_append_kernel makes the block
 };
 
 template <class T>
@@ -51,7 +52,8 @@ __device__ bool ends_block(const Append<T>& a, int at) {
   return a.blocks > 0 && at + 1 >= a.l && (at + 1 - a.l) % a.d == 0;
 }
 
-// to = from, rotated by the angles of position `at`; `to` may be `from`.
+// Rotates a row by the angles of position `at` (ops/rope.h) from `from` to `to`, which may be the same, by all threads
+// of the CTA.
 template <class T>
 __device__ void rotate(const Append<T>& a, T* to, const T* from, int at) {
   const int half = a.dk / 2;
@@ -64,8 +66,9 @@ __device__ void rotate(const Append<T>& a, T* to, const T* from, int at) {
   }
 }
 
-// Makes the block that ends with token `at`. Threads: columns x parts of the ring's rows. The rows were last used d
-// steps ago and come from memory, so eight loads a thread are in flight. The parts are added in order.
+// Compresses the ring's l tokens to the block that ends with token `at`: with phi avg to their mean, with phi conv to
+// their sum weighted by s.weight. Threads are columns x parts of the ring's rows, and parts are added in order. The
+// rows were last used d steps ago and are read from memory, so each thread keeps eight loads in flight.
 template <class T>
 __device__ void compress_ring(const Append<T>& a, const Stored<T>& s, int b, int g, int at) {
   constexpr int kAtOnce = 8;
@@ -107,7 +110,7 @@ __device__ void compress_ring(const Append<T>& a, const Stored<T>& s, int b, int
   }
 }
 
-// One CTA per (head of q) or (group of a stored tensor), blockIdx.x, and sequence, blockIdx.y.
+// blockIdx.x: a head of q, or a group of a stored tensor; blockIdx.y: the sequence.
 template <class T>
 __global__ void __launch_bounds__(kThreads) cache_append_kernel(Append<T> a) {
   pdl_wait();
@@ -128,17 +131,18 @@ __global__ void __launch_bounds__(kThreads) cache_append_kernel(Append<T> a) {
   compress_ring(a, s, b, g, at);
 }
 
-// phi mlp: rows [B*Hkv, l*D] = the block's tokens in order, plus the position embedding pos.
+// Phi mlp: gathers the ring's l tokens in order into rows [B*Hkv, l*D], each plus its position embedding pos[i].
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     cache_gather_block_kernel(T* rows, Append<T> a, Stored<T> s, const T* pos, int64_t pos_stride) {
   const int i = blockIdx.x, g = blockIdx.y, b = blockIdx.z, at = a.position[b];
-  const T* const from =
-      s.to.row(b, (at + 1 + i) % a.l, g);  // the ring's oldest token is the next one to be overwritten
+  // The oldest token of the ring is the one that will be overwritten next.
+  const T* const from = s.to.row(b, (at + 1 + i) % a.l, g);
   T* const to = rows + ((int64_t{b} * a.Hkv + g) * a.l + i) * s.D;
   for (int j = threadIdx.x; j < s.D; j += kThreads)
     to[j] = from_float<T>(to_float(from[j]) + to_float(pos[i * pos_stride + j]));
 }
+// Phi mlp: stores the compressed rows [B*Hkv, D] as blocks, if a block ends with the new token.
 template <class T>
 __global__ void __launch_bounds__(kThreads) cache_store_block_kernel(const T* rows, Append<T> a, Stored<T> s) {
   const int g = blockIdx.x, b = blockIdx.y, at = a.position[b];
@@ -167,44 +171,63 @@ void compress_by_mlp(Context& ctx, const Append<T>& a, const Stored<T>& s, const
 }
 
 template <class T>
-void append(Context& ctx, const NsaCache& cache, Tensor q, const NsaIn& in, ConstTensor position, ConstTensor cos,
-            ConstTensor sin, const NsaWeights& w, const NsaConfig& c) {
-  const int64_t B = q.size(0);
+Append<T> append_args(const Tensor& q, const ConstTensor& position, const ConstTensor& cos, const ConstTensor& sin,
+                      int64_t Hkv) {
   Append<T> a{};
   a.q = bthd<T>(q);
   a.position = position.ptr<int32_t>();
   a.cos = cos.ptr<float>(), a.sin = sin.ptr<float>(), a.table_stride = cos.stride[0];
-  a.Hq = static_cast<int>(q.size(2)), a.Hkv = static_cast<int>(cache.k_win.size(2)), a.dk = static_cast<int>(q.size(3));
+  a.Hq = static_cast<int>(q.size(2)), a.Hkv = static_cast<int>(Hkv), a.dk = static_cast<int>(q.size(3));
+  return a;
+}
+
+// Keys are stored rotated, values as they are.
+template <class T>
+Stored<T> stored_keys(const Tensor& to, const ConstTensor& from) {
+  return {.from = bthd<T>(from),
+          .to = bthd<T>(to),
+          .rows = static_cast<int>(to.size(1)),
+          .D = static_cast<int>(to.size(3)),
+          .rotate = true};
+}
+template <class T>
+Stored<T> stored_values(const Tensor& to, const ConstTensor& from) {
+  Stored<T> s = stored_keys<T>(to, from);
+  s.rotate = false;
+  return s;
+}
+
+// stored: the number of tensors in a.stored.
+template <class T>
+void launch_append(Context& ctx, const char* op, const Append<T>& a, int stored, int64_t B) {
+  launch_pdl(ctx, op, cache_append_kernel<T>,
+             dim3(static_cast<unsigned>(a.Hq + stored * a.Hkv), static_cast<unsigned>(B)), dim3(kThreads), 0, a);
+}
+
+template <class T>
+void append(Context& ctx, const NsaCache& cache, Tensor q, const NsaIn& in, ConstTensor position, ConstTensor cos,
+            ConstTensor sin, const NsaWeights& w, const NsaConfig& c) {
+  constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Branch::sel),
+                kWin = static_cast<int>(Branch::win);
+  const int64_t B = q.size(0);
+  Append<T> a = append_args<T>(q, position, cos, sin, cache.k_win.size(2));
   a.l = static_cast<int>(c.l), a.d = static_cast<int>(c.d);
-  int count = 0;
-  const auto store = [&](Branch branch, const Tensor& k_to, const Tensor& v_to) {
-    const int i = static_cast<int>(branch);
-    for (const bool key : {true, false}) {
-      const Tensor& to = key ? k_to : v_to;
-      Stored<T>& s = a.stored[count++];
-      s.from = bthd<T>(key ? in.k[i] : in.v[i]);
-      s.to = bthd<T>(to);
-      s.rows = static_cast<int>(to.size(1)), s.D = static_cast<int>(to.size(3)), s.rotate = key;
-    }
-  };
-  store(Branch::win, cache.k_win, cache.v_win);
-  if (!cache.dense()) {
-    store(Branch::sel, cache.k_sel, cache.v_sel);
-    store(Branch::cmp, cache.k_raw, cache.v_raw);
-    a.blocks = static_cast<int>(cache.k_cmp.size(1));
-    a.compress = c.phi != Phi::mlp;
-    a.stored[4].blocks = bthd<T>(cache.k_cmp), a.stored[5].blocks = bthd<T>(cache.v_cmp);
-    for (int i : {4, 5}) {
-      const PhiWeights& phi = i == 4 ? w.phi_k : w.phi_v;
-      a.stored[i].raw = true;
-      if (c.phi == Phi::conv) a.stored[i].weight = phi.w.ptr<T>(), a.stored[i].weight_stride = phi.w.stride[0];
-    }
+  a.blocks = static_cast<int>(cache.k_cmp.size(1));
+  a.compress = c.phi != Phi::mlp;
+  a.stored[0] = stored_keys<T>(cache.k_win, in.k[kWin]), a.stored[1] = stored_values<T>(cache.v_win, in.v[kWin]);
+  a.stored[2] = stored_keys<T>(cache.k_sel, in.k[kSel]), a.stored[3] = stored_values<T>(cache.v_sel, in.v[kSel]);
+  Stored<T>&raw_k = a.stored[4], &raw_v = a.stored[5];
+  raw_k = stored_keys<T>(cache.k_raw, in.k[kCmp]), raw_v = stored_values<T>(cache.v_raw, in.v[kCmp]);
+  raw_k.blocks = bthd<T>(cache.k_cmp), raw_v.blocks = bthd<T>(cache.v_cmp);
+  raw_k.raw = raw_v.raw = true;
+  if (c.phi == Phi::conv) {
+    raw_k.weight = w.phi_k.w.ptr<T>(), raw_k.weight_stride = w.phi_k.w.stride[0];
+    raw_v.weight = w.phi_v.w.ptr<T>(), raw_v.weight_stride = w.phi_v.w.stride[0];
   }
-  launch_pdl(ctx, "nsa_cache_append", cache_append_kernel<T>,
-             dim3(static_cast<unsigned>(a.Hq + count * a.Hkv), static_cast<unsigned>(B)), dim3(kThreads), 0, a);
-  if (cache.dense() || c.phi != Phi::mlp || a.blocks == 0) return;
-  compress_by_mlp(ctx, a, a.stored[4], w.phi_k, q.dtype, B);
-  compress_by_mlp(ctx, a, a.stored[5], w.phi_v, q.dtype, B);
+  launch_append(ctx, "nsa_cache_append", a, 6, B);
+  if (c.phi != Phi::mlp || a.blocks == 0) return;
+  compress_by_mlp(ctx, a, raw_k, w.phi_k, q.dtype, B);
+  compress_by_mlp(ctx, a, raw_v, w.phi_v, q.dtype, B);
 }
 
 }  // namespace
@@ -222,6 +245,15 @@ void cache_rows(Context& ctx, Tensor to, ConstTensor from, int64_t n) {
 void nsa_cache_append(Context& ctx, const NsaCache& cache, Tensor q, const NsaIn& in, ConstTensor position,
                       ConstTensor cos, ConstTensor sin, const NsaWeights& w, const NsaConfig& c) {
   dispatch_gpu_float(q.dtype, [&]<class T>() { append<T>(ctx, cache, q, in, position, cos, sin, w, c); });
+}
+
+void dense_cache_append(Context& ctx, const DenseCache& cache, Tensor q, ConstTensor k, ConstTensor v,
+                        ConstTensor position, ConstTensor cos, ConstTensor sin) {
+  dispatch_gpu_float(q.dtype, [&]<class T>() {
+    Append<T> a = append_args<T>(q, position, cos, sin, cache.k.size(2));
+    a.stored[0] = stored_keys<T>(cache.k, k), a.stored[1] = stored_values<T>(cache.v, v);
+    launch_append(ctx, "dense_cache_append", a, 2, q.size(0));
+  });
 }
 
 }  // namespace triad::cuda

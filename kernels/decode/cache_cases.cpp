@@ -1,5 +1,5 @@
-// Cases of the decoding cache: appending a token, and filling the cache from a forward pass. The cache holds other
-// content, which must stay unchanged: every tensor starts as a copy of its "_before" tensor. There is no backward.
+// Cases of the decoding cache: appending a token, and filling the cache from a forward pass. Content of the cache that
+// the op must not change is checked too: every tensor starts as a copy of its "_before" tensor. There is no backward.
 #include <algorithm>
 #include <cmath>
 
@@ -18,17 +18,24 @@ constexpr const char* kBranches[] = {"cmp", "sel", "win"};
 
 class CacheCase {
  public:
-  // begun: starts from "_before"; otherwise the op must write the whole cache.
+  // begun: the cache starts as a copy of the "_before" tensors; otherwise the op must write all of it.
   CacheCase(std::string name, const CacheSizes& n, const NsaConfig& config, bool dense, bool begun)
-      : n_(n), c_(config), dense_(dense), begun_(begun), case_{.op = "nsa_cache", .name = std::move(name)} {
-    cache("win", dense ? n.S : std::min(config.w, n.S));
-    if (dense) return;
+      : n_(n),
+        c_(config),
+        dense_(dense),
+        begun_(begun),
+        case_{.op = dense ? "dense_cache" : "nsa_cache", .name = std::move(name)} {
+    if (dense) {
+      cache("dense", n.S);
+      return;
+    }
+    cache("win", std::min(config.w, n.S));
     cache("sel", n.S);
     cache("cmp", compressed_length(n.S, config.l, config.d));
     cache("raw", config.l);
   }
 
-  // positions: those of the B new tokens
+  // A case of nsa_cache_append(). positions: those of the B new tokens.
   OpCase append(std::vector<int> positions) && {
     const auto [B, S, Hq, Hkv, dk, dv] = n_;
     constant("q_before", {B, 1, Hq, dk});
@@ -53,10 +60,16 @@ class CacheCase {
       const auto phi = [&](const std::string& of) {
         return PhiWeights{a["w" + of], a["pos" + of], a["fc1" + of], a["fc2" + of]};
       };
-      nsa_cache_append(ctx, cache_of(a), a["q"], in(a, "row_"), a["position"], a["cos"], a["sin"],
-                       {phi("_k"), phi("_v"), {}}, c_);
+      if (dense_)
+        dense_cache_append(ctx, {a["k_dense"], a["v_dense"]}, a["q"], a["row_in_k_dense"], a["row_in_v_dense"],
+                           a["position"], a["cos"], a["sin"]);
+      else
+        nsa_cache_append(ctx, cache_of(a), a["q"], in(a, "row_"), a["position"], a["cos"], a["sin"],
+                         {phi("_k"), phi("_v"), {}}, c_);
     };
-    const double pairs = dense_ ? 1 : 3;  // rows read and written; blocks of l rows at their average rate
+    // Rows of k (and as many of v) per token and group. Each of the `pairs` new rows is read and written. For the
+    // compressed block of every d tokens, l rows are read and one is written: `block` is their number per token.
+    const double pairs = dense_ ? 1 : 3;
     const double block = dense_ ? 0 : static_cast<double>(c_.l + 1) / static_cast<double>(c_.d);
     case_.forward_bytes =
         2 * static_cast<double>(B) *
@@ -64,7 +77,7 @@ class CacheCase {
     return case_;
   }
 
-  // fills sequence b with the first `count` tokens of a pass over T
+  // A case of nsa_cache_fill(): fills sequence b with the first `count` tokens of a forward pass of T tokens.
   OpCase fill(int64_t b, int64_t count, int64_t T) && {
     rows("", 1, T, 0);
     if (!dense_) {
@@ -73,7 +86,10 @@ class CacheCase {
     }
     case_.forward = [*this, b, count](Context& ctx, const Args& a) {
       begin(ctx, a);
-      nsa_cache_fill(ctx, cache_of(a), b, count, in(a, ""), a["pass_k_cmp"], a["pass_v_cmp"]);
+      if (dense_)
+        dense_cache_fill(ctx, {a["k_dense"], a["v_dense"]}, b, count, a["in_k_dense"], a["in_v_dense"]);
+      else
+        nsa_cache_fill(ctx, cache_of(a), b, count, in(a, ""), a["pass_k_cmp"], a["pass_v_cmp"]);
     };
     double stored = static_cast<double>(std::min(dense_ ? n_.S : c_.w, count));
     if (!dense_) stored += static_cast<double>(count + std::min(c_.l, count) + compressed_length(count, c_.l, c_.d));
@@ -94,11 +110,10 @@ class CacheCase {
       case_.args.push_back({.name = name, .role = ArgRole::saved, .shape = shape});
     }
   }
-  // The input rows of a step ("row_k_sel") or of a pass ("pass.."), for each branch; strided, as slices of a projection
-  // are.
+  // Adds the input rows of a step ("row_in_k_sel") or of a forward pass ("in_k_sel") for each branch. They are strided,
+  // as the slices of a projection's rows are.
   void rows(const std::string& front, int64_t B, int64_t T, int64_t pad) {
-    for (const char* branch : kBranches) {
-      if (dense_ && branch != kBranches[2]) continue;
+    for (const char* branch : dense_ ? std::vector{"dense"} : std::vector(std::begin(kBranches), std::end(kBranches))) {
       constant(front + "in_k_" + branch, {B, T, n_.Hkv, n_.dk}, 1, ArgType::element, pad);
       constant(front + "in_v_" + branch, {B, T, n_.Hkv, n_.dv}, 1, ArgType::element, pad);
     }
@@ -114,7 +129,8 @@ class CacheCase {
   }
   void begin(Context& ctx, const Args& a) const {
     if (!begun_) return;
-    for (const char* name : {"k_win", "v_win", "k_sel", "v_sel", "k_cmp", "v_cmp", "k_raw", "v_raw"})
+    for (const char* name :
+         {"k_dense", "v_dense", "k_win", "v_win", "k_sel", "v_sel", "k_cmp", "v_cmp", "k_raw", "v_raw"})
       if (!a[name].empty()) copy(ctx, a[name], a[name + std::string("_before")]);
   }
 
@@ -141,7 +157,7 @@ std::vector<OpCase> cache_cases() {
     c.phi = phi, c.l = l, c.d = d, c.w = w;
     return c;
   };
-  // Positions: the first, one before a block's end, block ends, one ring later, the last.
+  // Positions: the first, one before a block's end, block ends, one after the ring has wrapped around, the last.
   std::vector<OpCase> cases = {
       append_case("avg", {5, 40, 6, 2, 10, 6}, {0, 6, 7, 11, 39}, config(Phi::avg, 8, 4, 12)),
       append_case("conv", {4, 40, 3, 3, 8, 8}, {7, 12, 35, 38}, config(Phi::conv, 8, 4, 12)),
@@ -158,7 +174,7 @@ std::vector<OpCase> cache_cases() {
       fill_case("a_ring_around", {3, 40, 2, 2, 8, 8}, 1, 29, 33, config(Phi::avg, 8, 4, 12)),
       fill_case("all", {2, 100, 2, 2, 64, 64}, 1, 100, 100, config(Phi::avg, 32, 16, 64)),
       fill_case("dense", {2, 50, 2, 2, 60, 100}, 1, 31, 40, NsaConfig{}, true),
-      // A cache of one token, so that a step writes all of it.
+      // A cache of one token, so that one step writes all of it.
       CacheCase("append_m7c", {1, 1, 12, 2, 64, 64}, config(Phi::avg, 1, 1, 1), false, false).append({0}),
       CacheCase("fill_m7c_64k", {1, 65536, 12, 2, 64, 64}, NsaConfig{}, false, false).fill(0, 65536, 65536),
   };

@@ -1,5 +1,5 @@
-// NSA decoding on the CPU: the branches are the forward pass's loops over other ranges of keys, the selection is the
-// forward pass's at another position, and gate and gated sum are its ops.
+// Decoding on the CPU with the code of the forward pass: attention uses its loops over the visible rows of the cache,
+// the selection uses its function at the new token's position, and gate and gated sum are its ops.
 #include "kernels/decode/decode.h"
 
 #include <algorithm>
@@ -39,47 +39,49 @@ struct ListedRows {
   }
 };
 
-void check_decode(const Tensor& out, const DecodeIn& in) {
-  const ConstTensor& q = in.q;
-  TRIAD_CHECK(q.rank == 4 && q.size(1) == 1 && is_float(q.dtype), "nsa_decode: q is {}, not one row a sequence",
-              q.str());
-  const int64_t Hkv = in.cache.k_win.size(2);
-  TRIAD_CHECK(Hkv > 0 && q.size(2) % Hkv == 0, "nsa_decode: {} query heads are not a multiple of {} groups", q.size(2),
+// k, v: keys and values of the cache.
+void check_decode(const char* op, const Tensor& out, const ConstTensor& q, const ConstTensor& position, const Tensor& k,
+                  const Tensor& v) {
+  TRIAD_CHECK(q.rank == 4 && q.size(1) == 1 && is_float(q.dtype), "{}: q is {}, not one row a sequence", op, q.str());
+  const int64_t Hkv = k.size(2);
+  TRIAD_CHECK(Hkv > 0 && q.size(2) % Hkv == 0, "{}: {} query heads are not a multiple of {} groups", op, q.size(2),
               Hkv);
-  check_tensor("nsa_decode: out", out, {q.size(0), 1, q.size(2), in.cache.v_win.size(3)}, q.dtype);
-  check_tensor("nsa_decode: position", in.position, {q.size(0)}, DType::i32);
+  check_tensor("decode: out", out, {q.size(0), 1, q.size(2), v.size(3)}, q.dtype);
+  check_tensor("decode: position", position, {q.size(0)}, DType::i32);
 }
 
 template <class T>
 class DecodeCpu {
  public:
-  DecodeCpu(Context& ctx, const DecodeIn& in, const NsaConfig& c, const DecodeProbe& probe)
-      : ctx_(ctx), in_(in), c_(c), probe_(probe), B_(in.q.size(0)), Hkv_(in.cache.k_win.size(2)) {}
+  DecodeCpu(Context& ctx, const ConstTensor& q, const ConstTensor& position, int64_t Hkv, const DecodeProbe& probe)
+      : ctx_(ctx), q_(q), position_(position), probe_(probe), B_(q.size(0)), Hkv_(Hkv) {}
 
-  void run(Tensor out, const GateWeights& gate_weights) {
-    const NsaCache& cache = in_.cache;
+  void dense(Tensor out, const DenseCache& cache) {
+    Scratch::Scope scope(ctx_.scratch);
+    const Tensor lse = scope.alloc(dtype_of<acc_t<T>>, {B_, 1, q_.size(2)}, "lse");
+    attend(kWin, {out, lse}, cache.k, cache.v, tokens_up_to(cache.k));
+  }
+
+  void nsa(Tensor out, const NsaCache& cache, const GateWeights& gate_weights, const NsaConfig& c) {
     const DType acc = dtype_of<acc_t<T>>;
     Scratch::Scope scope(ctx_.scratch);
-    const Tensor lse = scope.alloc(acc, {3, B_, 1, in_.q.size(2)}, "lse");
-    if (cache.dense()) return attend(kWin, {out, lse[kWin]}, cache.k_win, cache.v_win, tokens_up_to(cache.k_win));
-
+    const Tensor lse = scope.alloc(acc, {3, B_, 1, q_.size(2)}, "lse");
     std::array<Tensor, 3> o;
     for (Tensor& branch : o) branch = scope.alloc(out.dtype, out.shape(), "o");
     const Tensor gate = scope.alloc(acc, {3, B_, 1, Hkv_}, "gate");
-    const Tensor lists = scope.alloc(DType::i32, {B_, 1, Hkv_, c_.n_sel}, "block_index");
+    const Tensor lists = scope.alloc(DType::i32, {B_, 1, Hkv_, c.n_sel}, "block_index");
     FirstRows blocks = tokens_up_to(cache.k_sel);
-    for (int64_t& count : blocks.count) count = compressed_length(count, c_.l, c_.d);
+    for (int64_t& count : blocks.count) count = compressed_length(count, c.l, c.d);
     attend(kCmp, {o[kCmp], lse[kCmp]}, cache.k_cmp, cache.v_cmp, blocks);
     const int64_t most = *std::max_element(blocks.count.begin(), blocks.count.end());
-    const int32_t* const position = in_.position.ptr<int32_t>();
-    select_cpu::select<T>(ctx_, lists, in_.q, cache.k_cmp.slice(1, 0, most), lse[kCmp],
-                          {c_.l, c_.d, c_.l_sel, c_.n_sel, c_.init_blocks, c_.local_blocks},
-                          [&](int64_t b, int64_t) { return int64_t{position[b]}; });
-    const ListedRows listed{lists.ptr<int32_t>(), position, Hkv_, c_.n_sel, c_.l_sel};
+    const int32_t* const position = position_.ptr<int32_t>();
+    select_cpu::select<T>(ctx_, lists, q_, cache.k_cmp.slice(1, 0, most), lse[kCmp], c,
+                          [&](int64_t b, int64_t) { return select_cpu::Position{position[b]}; });
+    const ListedRows listed{lists.ptr<int32_t>(), position, Hkv_, c.n_sel, c.l_sel};
     const int64_t tokens = used(tokens_up_to(cache.k_sel));
     attend(kSel, {o[kSel], lse[kSel]}, cache.k_sel.slice(1, 0, tokens), cache.v_sel.slice(1, 0, tokens), listed);
     attend(kWin, {o[kWin], lse[kWin]}, cache.k_win, cache.v_win, tokens_up_to(cache.k_win));
-    nsa_gate_forward(ctx_, gate, in_.q, gate_weights, c_.gate);
+    nsa_gate_forward(ctx_, gate, q_, gate_weights, c.gate);
     nsa_combine_forward(ctx_, out, {o[kCmp], o[kSel], o[kWin]}, gate);
   }
 
@@ -89,7 +91,7 @@ class DecodeCpu {
     FirstRows r;
     for (int64_t b = 0; b < B_; ++b)
       r.count.push_back(ctx_.planning ? rows.size(1)
-                                      : std::min<int64_t>(in_.position.ptr<int32_t>()[b] + 1, rows.size(1)));
+                                      : std::min<int64_t>(position_.ptr<int32_t>()[b] + 1, rows.size(1)));
     return r;
   }
   static int64_t used(const FirstRows& r) { return *std::max_element(r.count.begin(), r.count.end()); }
@@ -99,7 +101,7 @@ class DecodeCpu {
     if constexpr (std::is_same_v<Pattern, FirstRows>)  // the loops copy their keys, so pass only the visible rows
       k = k.slice(1, 0, used(pattern)), v = v.slice(1, 0, used(pattern));
     if (!probe_.run[branch]) return;
-    attend_cpu::forward<T>(ctx_, out, {in_.q, k, v}, pattern);
+    attend_cpu::forward<T>(ctx_, out, {q_, k, v}, pattern);
     if (probe_.reads.empty() || ctx_.planning) return;
     int64_t& reads = probe_.reads.ptr<int64_t>()[branch];
     for (int64_t b = 0; b < B_; ++b)
@@ -108,8 +110,7 @@ class DecodeCpu {
   }
 
   Context& ctx_;
-  const DecodeIn& in_;
-  const NsaConfig& c_;
+  const ConstTensor &q_, &position_;
   const DecodeProbe& probe_;
   int64_t B_, Hkv_;
 };
@@ -119,11 +120,24 @@ class DecodeCpu {
 void nsa_decode(Context& ctx, Tensor out, const DecodeIn& in, const GateWeights& gate, const NsaConfig& c,
                 const DecodeProbe& probe) {
   const OpScope op_scope(ctx, "nsa_decode");
-  check_decode(out, in);
+  check_decode("nsa_decode", out, in.q, in.position, in.cache.k_win, in.cache.v_win);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) return cuda::nsa_decode(ctx, out, in, gate, c, probe);
   }
-  dispatch_float(in.q.dtype, [&]<class T>() { DecodeCpu<T>(ctx, in, c, probe).run(out, gate); });
+  dispatch_float(in.q.dtype, [&]<class T>() {
+    DecodeCpu<T>(ctx, in.q, in.position, in.cache.k_win.size(2), probe).nsa(out, in.cache, gate, c);
+  });
+}
+
+void dense_decode(Context& ctx, Tensor out, const DenseDecodeIn& in, const DecodeProbe& probe) {
+  const OpScope op_scope(ctx, "dense_decode");
+  check_decode("dense_decode", out, in.q, in.position, in.cache.k, in.cache.v);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::dense_decode(ctx, out, in, probe);
+  }
+  dispatch_float(in.q.dtype, [&]<class T>() {
+    DecodeCpu<T>(ctx, in.q, in.position, in.cache.k.size(2), probe).dense(out, in.cache);
+  });
 }
 
 }  // namespace triad

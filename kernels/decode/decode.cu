@@ -1,14 +1,15 @@
-// NSA for one new token per sequence. The work is reading a few thousand keys, so it is split over CTAs by chunks of
-// keys of one (sequence, group), whose partial softmaxes are combined at the end (split-KV). At 64k tokens, each group
-// has 64 chunks of compressed keys, 8 of selected and 8 of window keys. Two dependent kernels:
-//   1. this file:  chunks of the compressed branch, which store their scores for the selection, and of the window; the
-//                  gate.
-//   2. decode/decode_selected.cu:  the selection, the chunks of the selected branch, and the combination of all
-//                                  branches, rounded as in the forward pass and summed by their gates. Dense attention
-//                                  has only the combination; where it applies, decode/decode_dense.cu computes its
-//                                  chunks, which are longer, bound by memory.
-// Grid and scratch sizes depend only on the cache's capacity, and positions are read on the device, so one recorded
-// CUDA graph serves all positions; chunks beyond a position exit at once. Softmaxes use powers of 2. NSA's step is
+// The attention of one new token per sequence. The work is to read a few thousand keys, so it is split over CTAs by
+// chunks of keys of one (sequence, group), and the chunks' partial softmaxes are combined at the end (split-KV). At 64k
+// tokens, each group has 64 chunks of compressed keys, 8 of selected and 8 of window keys. There are two dependent
+// kernels:
+//   1. this file: the chunks of the compressed branch, which store their scores for the selection, those of the window
+//      branch, and the gate.
+//   2. decode/decode_selected.cu: the selection, the chunks of the selected branch, and the combination of all
+//      branches, rounded as in the forward pass and summed by their gates.
+// Dense attention has the window branch and the combination only. If decode/decode_dense.cu supports the shape, it
+// computes the chunks, which are longer there, since it is bound by memory.
+// Sizes of grids and scratch depend only on the cache's capacity, and positions are read on the device, so one recorded
+// CUDA graph serves all positions; chunks beyond a position exit at once. Softmaxes use powers of 2. A step of NSA is
 // bound by latency: each kernel waits for memory about three times in sequence.
 #include <algorithm>
 #include <cmath>
@@ -21,20 +22,21 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kScoreTile =
-    4096;  // approximate number of compressed keys whose scores a CTA of the selection processes at a time
+// About how many compressed keys a CTA of the selection scores at a time (a tile).
+constexpr int kScoreTile = 4096;
 constexpr int kMaxTile = 448;  // most blocks of a tile
 
-// ---- the gate: forced, uniform, or its MLP on the mean of the group's queries ----
+// ---- the gate: one forced branch, uniform, or an MLP on the mean of the group's queries ----
 
+// force: index of the branch whose gate is 1 while the others are 0; -1: none is forced.
 struct GateKernelOptions {
-  int force;
-  bool uniform, softmax;
-  float inverse_temperature;
+  int force = 0;
+  bool uniform = false, softmax = false;
+  float inverse_temperature = 1;
   __host__ __device__ bool computed() const { return force < 0 && !uniform; }
 };
 
-// Shared memory of the gate: its weights, the mean query and the hidden layer.
+// Shared memory of the gate: the MLP's weights, the mean query and the hidden layer.
 template <class T>
 struct GateMemory {
   float *fc1_w, *fc1_b, *fc2_w, *fc2_b, *mean, *hidden;
@@ -79,7 +81,7 @@ __device__ void gate_of(const Decode<T>& a, const GateMlp<T>& mlp, const GateKer
       memory.mean[j] = sum / static_cast<float>(a.G);
     }
     __syncthreads();
-    constexpr int kLanes = 8;  // lanes per hidden unit
+    constexpr int kLanes = 8;  // lanes that share a hidden unit
 #pragma unroll 1
     for (int j0 = 0; j0 < mlp.hidden; j0 += kBranchThreads / kLanes) {
       const int j = j0 + static_cast<int>(threadIdx.x) / kLanes;
@@ -123,7 +125,7 @@ __device__ void gate_of(const Decode<T>& a, const GateMlp<T>& mlp, const GateKer
     for (int k = 0; k < 3; ++k) a.gate[(k * a.B + b) * a.Hkv + g] = z[k];
 }
 
-// ---- kernel 1. blockIdx.x: chunks of the compressed branch, then of the window, then the gate if it is computed ----
+// ---- kernel 1. blockIdx.x: chunks of the compressed branch, then of the window branch, then the gate if computed ----
 
 template <int kHeads>
 using BranchChunk = ChunkMemory<kHeads, kBranchThreads, kBranchChunk>;
@@ -135,7 +137,7 @@ __global__ void __launch_bounds__(kBranchThreads, 2)
   const bool gates = static_cast<int>(blockIdx.x) == a.chunks[0] + a.chunks[2];
   const GateMemory<T> gate_memory(shared, mlp);
   if (gates && gate_options.computed())
-    load_gate_weights(mlp, gate_memory);  // weights: the previous kernel does not write them
+    load_gate_weights(mlp, gate_memory);  // before pdl_wait(), since the previous kernel does not write weights
   pdl_wait();
   const int g = blockIdx.y, b = blockIdx.z;
   if (gates) return gate_of(a, mlp, gate_options, gate_memory, b, g);
@@ -152,15 +154,14 @@ __global__ void __launch_bounds__(kBranchThreads, 2)
 
 template <class T, int V, int kHeads>
 void launch_branches(Context& ctx, const Decode<T>& a, const GateMlp<T>& mlp, const GateKernelOptions& gate) {
-  const int floats =
-      std::max(BranchChunk<kHeads>::floats(a.G, a.dk), a.dense || !gate.computed() ? 0 : GateMemory<T>::floats(mlp));
+  const int floats = std::max(BranchChunk<kHeads>::floats(a.G, a.dk), gate.computed() ? GateMemory<T>::floats(mlp) : 0);
   const dim3 grid(static_cast<unsigned>(a.chunks[0] + a.chunks[2] + (a.dense ? 0 : 1)), static_cast<unsigned>(a.Hkv),
                   static_cast<unsigned>(a.B));
   launch_pdl(ctx, "nsa_decode branches", decode_branches_kernel<T, V, kHeads>, grid, dim3(kBranchThreads),
              sizeof(float) * static_cast<size_t>(floats), a, mlp, gate);
 }
 
-// ---- the combination alone: 64 outputs per CTA ----
+// ---- the combination alone, 64 outputs per CTA ----
 
 template <class T>
 __global__ void __launch_bounds__(kCombineThreads) decode_combine_kernel(Decode<T> a) {
@@ -171,74 +172,107 @@ __global__ void __launch_bounds__(kCombineThreads) decode_combine_kernel(Decode<
   combine_chunks(a, memory, blockIdx.z, blockIdx.y, begin, min(a.G * a.dv, begin + kColumns));
 }
 
+// ---- the arguments of a call ----
+
+// Returns the arguments that NSA and dense attention share. k, v: keys and values of any branch's cache, for their
+// sizes.
+template <class T>
+Decode<T> decode_args(const Tensor& out, const ConstTensor& q, const ConstTensor& position, const Tensor& k,
+                      const Tensor& v, const DecodeProbe& probe) {
+  TRIAD_CHECK(out.contiguous(), "decode: out {} has gaps", out.str());
+  Decode<T> a{};
+  a.q = bthd<T>(q);
+  a.out = out.ptr<T>();
+  a.position = position.ptr<int32_t>();
+  a.B = static_cast<int>(q.size(0)), a.Hq = static_cast<int>(q.size(2)), a.Hkv = static_cast<int>(k.size(2));
+  a.G = a.Hq / a.Hkv;
+  a.dk = static_cast<int>(q.size(3)), a.dv = static_cast<int>(v.size(3));
+  a.scale_log2 = static_cast<float>(std::numbers::log2e / std::sqrt(static_cast<double>(a.dk)));
+  a.window_chunk = kBranchChunk;
+  if (!probe.reads.empty()) a.reads = reinterpret_cast<unsigned long long*>(probe.reads.ptr<int64_t>());
+  TRIAD_CHECK(a.G <= kMaxHeads, "decode: {} heads a group, at most {} on a GPU", a.G, kMaxHeads);
+  return a;
+}
+
+// Sets a branch's keys and values, of which a token attends to at most `most`. Returns whether their rows consist of
+// aligned 16-byte vectors.
+template <class T>
+bool set_branch(Decode<T>& a, int branch, const Tensor& k, const Tensor& v, int64_t most, const DecodeProbe& probe) {
+  a.k[branch] = bthd<T>(ConstTensor(k)), a.v[branch] = bthd<T>(ConstTensor(v));
+  a.rows[branch] = static_cast<int>(k.size(1));
+  a.chunks[branch] = static_cast<int>(ceil_div(most, a.chunk_of(branch)));
+  a.run[branch] = probe.run[static_cast<size_t>(branch)];
+  return has_vectors(k, kVector<T>) && has_vectors(v, kVector<T>);
+}
+
+float* alloc_floats(Scratch::Scope& scope, int64_t n, const char* name) {
+  return reinterpret_cast<float*>(scope.alloc(DType::f32, Shape{n}, name).data);
+}
+
+// Allocates the partial results of all chunks. Call after the number of chunks is known.
+template <class T>
+void alloc_partials(Scratch::Scope& scope, Decode<T>& a) {
+  const int64_t heads = int64_t{a.B} * a.Hkv * (a.chunks[0] + a.chunks[1] + a.chunks[2]) * a.G;
+  a.partial_o = alloc_floats(scope, heads * a.dv, "sums of chunks");
+  a.partial_sum = reinterpret_cast<float2*>(alloc_floats(scope, heads * 2, "totals of chunks"));
+}
+
+// vectors: whether the rows of all keys and values consist of aligned 16-byte vectors.
+template <class T>
+void launch_branches(Context& ctx, const Decode<T>& a, bool vectors, const GateMlp<T>& mlp,
+                     const GateKernelOptions& gate) {
+  if (!vectors)
+    launch_branches<T, 1, 2>(ctx, a, mlp, gate);
+  else if (a.G <= 2)
+    launch_branches<T, kVector<T>, 2>(ctx, a, mlp, gate);
+  else
+    launch_branches<T, kVector<T>, 8>(ctx, a, mlp, gate);
+}
+
 template <class T>
 void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeights& gate, const NsaConfig& c,
             const DecodeProbe& probe) {
   const NsaCache& cache = in.cache;
-  Decode<T> a{};
-  a.dense = cache.dense();
-  a.window_chunk = kBranchChunk;
-  const int64_t B = in.q.size(0), Hkv = cache.k_win.size(2);
-  const Tensor *const k[] = {&cache.k_cmp, &cache.k_sel, &cache.k_win}, *const v[] = {&cache.v_cmp, &cache.v_sel,
-                                                                                      &cache.v_win};
-  bool vectors = true;
-  for (int i = 0; i < 3; ++i) {
-    a.run[i] = probe.run[i] && !(a.dense && i != 2);
-    if (a.dense && i != 2) continue;
-    a.k[i] = bthd<T>(ConstTensor(*k[i])), a.v[i] = bthd<T>(ConstTensor(*v[i]));
-    a.rows[i] = static_cast<int>(k[i]->size(1));
-    a.chunks[i] = static_cast<int>(
-        ceil_div(i == 1 ? std::min(c.n_sel * c.l_sel, cache.k_sel.size(1) + c.l_sel) : a.rows[i], a.chunk_of(i)));
-    vectors = vectors && has_vectors(*k[i], kVector<T>) && has_vectors(*v[i], kVector<T>);
-  }
-  a.q = bthd<T>(in.q);
-  a.position = in.position.ptr<int32_t>();
-  a.B = static_cast<int>(B), a.Hq = static_cast<int>(in.q.size(2)), a.Hkv = static_cast<int>(Hkv), a.G = a.Hq / a.Hkv;
-  a.dk = static_cast<int>(in.q.size(3)), a.dv = static_cast<int>(cache.v_win.size(3));
+  const int64_t S = cache.k_sel.size(1);
+  Decode<T> a = decode_args<T>(out, in.q, in.position, cache.k_win, cache.v_win, probe);
+  bool vectors = set_branch(a, 0, cache.k_cmp, cache.v_cmp, cache.k_cmp.size(1), probe);
+  vectors &= set_branch(a, 1, cache.k_sel, cache.v_sel, std::min(c.n_sel * c.l_sel, S + c.l_sel), probe);
+  vectors &= set_branch(a, 2, cache.k_win, cache.v_win, cache.k_win.size(1), probe);
   a.l = static_cast<int>(c.l), a.d = static_cast<int>(c.d), a.l_sel = static_cast<int>(c.l_sel);
   a.n_sel = static_cast<int>(c.n_sel), a.init_blocks = static_cast<int>(c.init_blocks);
   a.local_blocks = static_cast<int>(c.local_blocks);
   const int64_t most_of_share = std::max<int64_t>(1, ceil_div(ceil_div(a.rows[1], a.l_sel), kClusterCtas));
   a.tile_blocks =
       static_cast<int>(std::clamp<int64_t>(kScoreTile * c.d / c.l_sel, 1, std::min<int64_t>(kMaxTile, most_of_share)));
-  a.scale_log2 = static_cast<float>(std::numbers::log2e / std::sqrt(static_cast<double>(a.dk)));
-  TRIAD_CHECK(a.dense || c.n_sel <= kMaxSelected, "nsa_decode: lists of {} blocks, at most {} on a GPU", c.n_sel,
-              kMaxSelected);
-  TRIAD_CHECK(a.G <= kMaxHeads, "nsa_decode: {} heads a group, at most {} on a GPU", a.G, kMaxHeads);
+  TRIAD_CHECK(c.n_sel <= kMaxSelected, "nsa_decode: lists of {} blocks, at most {} on a GPU", c.n_sel, kMaxSelected);
 
   Scratch::Scope scope(ctx.scratch);
-  const int64_t chunks = a.chunks[0] + a.chunks[1] + a.chunks[2];
-  const auto floats = [&](int64_t n, const char* name) {
-    return reinterpret_cast<float*>(scope.alloc(DType::f32, Shape{n}, name).data);
-  };
-  a.scores = floats(B * a.Hq * a.rows[0], "scores");
-  a.partial_o = floats(B * Hkv * chunks * a.G * a.dv, "sums of chunks");
-  a.partial_sum = reinterpret_cast<float2*>(floats(B * Hkv * chunks * a.G * 2, "totals of chunks"));
-  a.gate = floats(3 * B * Hkv, "gate");
-  a.best = reinterpret_cast<uint64_t*>(floats(B * Hkv * kClusterCtas * a.n_sel * 2, "best blocks of shares"));
-  a.out = out.ptr<T>();
-  TRIAD_CHECK(out.contiguous(), "nsa_decode: out {} has gaps", out.str());
-  if (!probe.reads.empty()) a.reads = reinterpret_cast<unsigned long long*>(probe.reads.ptr<int64_t>());
+  const int64_t groups = int64_t{a.B} * a.Hkv;
+  a.scores = alloc_floats(scope, int64_t{a.B} * a.Hq * a.rows[0], "scores");
+  alloc_partials(scope, a);
+  a.gate = alloc_floats(scope, 3 * groups, "gate");
+  a.best =
+      reinterpret_cast<uint64_t*>(alloc_floats(scope, groups * kClusterCtas * a.n_sel * 2, "best blocks of shares"));
+  launch_branches(ctx, a, vectors, gate_mlp<T>(gate),
+                  {static_cast<int>(c.gate.force), c.gate.uniform, c.gate.kind == GateKind::softmax,
+                   static_cast<float>(1.0 / c.gate.temperature)});
+  launch_selected(ctx, a, vectors);
+}
 
-  const GateMlp<T> mlp = a.dense ? GateMlp<T>{} : gate_mlp<T>(gate);
-  const GateKernelOptions gate_options{static_cast<int>(c.gate.force), c.gate.uniform, c.gate.kind == GateKind::softmax,
-                                       static_cast<float>(1.0 / c.gate.temperature)};
-  const bool dense = [&] {
+template <class T>
+void decode_dense(Context& ctx, const Tensor& out, const DenseDecodeIn& in, const DecodeProbe& probe) {
+  Decode<T> a = decode_args<T>(out, in.q, in.position, in.cache.k, in.cache.v, probe);
+  a.dense = true;
+  const bool vectors = set_branch(a, 2, in.cache.k, in.cache.v, in.cache.k.size(1), probe);
+  Scratch::Scope scope(ctx.scratch);
+  alloc_partials(scope, a);
+  const bool launched = [&] {
     if constexpr (std::is_same_v<T, __nv_bfloat16>)
       return launch_dense(ctx, a, vectors && has_vectors(in.q, kVector<T>));
     return false;
   }();
-  if (dense) return launch_combine(ctx, a);
-  if (!vectors)
-    launch_branches<T, 1, 2>(ctx, a, mlp, gate_options);
-  else if (a.G <= 2)
-    launch_branches<T, kVector<T>, 2>(ctx, a, mlp, gate_options);
-  else
-    launch_branches<T, kVector<T>, 8>(ctx, a, mlp, gate_options);
-  if (a.dense)
-    launch_combine(ctx, a);
-  else
-    launch_selected(ctx, a, vectors);
+  if (!launched) launch_branches(ctx, a, vectors, GateMlp<T>{}, GateKernelOptions{});
+  launch_combine(ctx, a);
 }
 
 }  // namespace
@@ -256,6 +290,10 @@ template void launch_combine(Context&, const Decode<__nv_bfloat16>&);
 void nsa_decode(Context& ctx, Tensor out, const DecodeIn& in, const GateWeights& gate, const NsaConfig& c,
                 const DecodeProbe& probe) {
   dispatch_gpu_float(out.dtype, [&]<class T>() { decode<T>(ctx, out, in, gate, c, probe); });
+}
+
+void dense_decode(Context& ctx, Tensor out, const DenseDecodeIn& in, const DecodeProbe& probe) {
+  dispatch_gpu_float(out.dtype, [&]<class T>() { decode_dense<T>(ctx, out, in, probe); });
 }
 
 }  // namespace triad::cuda

@@ -1,4 +1,4 @@
-// Cases of NSA decoding over caches of random rows. No backward.
+// Cases of decoding over caches that contain random rows. There is no backward.
 #include "kernels/decode/decode.h"
 #include "kernels/nsa/nsa_cases.h"
 #include "kernels/nsa/route.h"
@@ -14,7 +14,7 @@ struct DecodeSizes {
 // positions: those of the B new tokens.
 OpCase decode_case(std::string name, const DecodeSizes& n, const std::vector<int>& positions, const NsaConfig& c,
                    bool dense = false, double q_std = 1) {
-  OpCase r{.op = "nsa_decode", .name = std::move(name)};
+  OpCase r{.op = dense ? "dense_decode" : "nsa_decode", .name = std::move(name)};
   const auto constant = [&](std::string arg, Shape shape, double std = 1) {
     r.args.push_back({.name = std::move(arg), .role = ArgRole::constant, .shape = shape, .std = std});
   };
@@ -23,8 +23,10 @@ OpCase decode_case(std::string name, const DecodeSizes& n, const std::vector<int
     constant("k_" + branch, {n.B, rows, n.Hkv, n.dk});
     constant("v_" + branch, {n.B, rows, n.Hkv, n.dv});
   };
-  pair("win", dense ? n.S : std::min(c.w, n.S));
-  if (!dense) {
+  if (dense) {
+    pair("dense", n.S);
+  } else {
+    pair("win", std::min(c.w, n.S));
     pair("sel", n.S);
     pair("cmp", compressed_length(n.S, c.l, c.d));
     constant("fc1_w", {n.dk / 2, n.dk}, 0.3);
@@ -36,7 +38,8 @@ OpCase decode_case(std::string name, const DecodeSizes& n, const std::vector<int
   position.fill = [positions](int64_t i, uint64_t) { return static_cast<double>(positions[static_cast<size_t>(i)]); };
   r.args.push_back(std::move(position));
   r.args.push_back({.name = "out", .role = ArgRole::saved, .shape = {n.B, 1, n.Hq, n.dv}});
-  r.forward = [c](Context& ctx, const Args& a) {
+  r.forward = [c, dense](Context& ctx, const Args& a) {
+    if (dense) return dense_decode(ctx, a["out"], {a["q"], {a["k_dense"], a["v_dense"]}, a["position"]});
     const NsaCache cache{a["k_sel"], a["v_sel"], a["k_win"], a["v_win"], a["k_cmp"], a["v_cmp"], {}, {}};
     nsa_decode(ctx, a["out"], {a["q"], cache, a["position"]}, {a["fc1_w"], a["fc1_b"], a["fc2_w"], a["fc2_b"]}, c);
   };
@@ -50,7 +53,11 @@ OpCase decode_case(std::string name, const DecodeSizes& n, const std::vector<int
   return r;
 }
 
-// The case on the portable kernels: no clusters, no programmatic dependent launch.
+OpCase dense_case(std::string name, const DecodeSizes& n, const std::vector<int>& positions) {
+  return decode_case(std::move(name), n, positions, NsaConfig{}, true);
+}
+
+// Returns the same case on the portable kernels, without clusters and programmatic dependent launch.
 OpCase any_card_case(OpCase c) {
   c.name += "_any_card";
   c.forward = [forward = c.forward](Context& ctx, const Args& a) {
@@ -92,16 +99,16 @@ std::vector<OpCase> decode_cases() {
       any_card_case(decode_case("ragged", {4, 90, 6, 2, 10, 6}, {31, 32, 77, 89}, config(8, 4, 8, 4, 12))),
       any_card_case(decode_case("900_G1", {2, 900, 2, 2, 64, 64}, {300, 880}, config(32, 16, 32, 7, 70))),
       any_card_case(decode_case("5000_blocks", {1, 20000, 3, 1, 16, 16}, {19990}, config(4, 2, 4, 13, 30))),
-      any_card_case(decode_case("dense", {2, 500, 12, 2, 64, 64}, {3, 460}, NsaConfig{}, true)),
-      decode_case("dense", {2, 500, 12, 2, 64, 64}, {3, 460}, NsaConfig{}, true),
-      decode_case("dense_20000_G16", {1, 20000, 16, 1, 64, 64}, {19976}, NsaConfig{}, true),  // 256 keys a CTA
-      decode_case("dense_G1_128", {2, 700, 2, 2, 128, 128}, {699, 16}, NsaConfig{}, true),
-      decode_case("dense_G16_128", {1, 600, 16, 1, 128, 128}, {599}, NsaConfig{}, true),
-      decode_case("dense_G24", {1, 200, 24, 1, 64, 64}, {190}, NsaConfig{}, true),
-      decode_case("dense_60x100", {1, 300, 3, 1, 60, 100}, {299}, NsaConfig{}, true),
+      any_card_case(dense_case("500", {2, 500, 12, 2, 64, 64}, {3, 460})),
+      dense_case("500", {2, 500, 12, 2, 64, 64}, {3, 460}),
+      dense_case("20000_G16", {1, 20000, 16, 1, 64, 64}, {19976}),  // 256 keys per CTA
+      dense_case("G1_128", {2, 700, 2, 2, 128, 128}, {699, 16}),
+      dense_case("G16_128", {1, 600, 16, 1, 128, 128}, {599}),
+      dense_case("G24", {1, 200, 24, 1, 64, 64}, {190}),
+      dense_case("60x100", {1, 300, 3, 1, 60, 100}, {299}),
       decode_case("m7c_4k", {1, 65536, 12, 2, 64, 64}, {4095}, NsaConfig{}),
       decode_case("m7c_64k", {1, 65536, 12, 2, 64, 64}, {65535}, NsaConfig{}),
-      decode_case("m7c_dense_64k", {1, 65536, 12, 2, 64, 64}, {65535}, NsaConfig{}, true),
+      dense_case("m7c_64k", {1, 65536, 12, 2, 64, 64}, {65535}),
   };
   for (size_t i = cases.size() - 3; i < cases.size(); ++i) cases[i].bench = true;
   return cases;

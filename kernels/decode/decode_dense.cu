@@ -1,13 +1,15 @@
-// Dense attention of one new token in bf16 on tensor cores: the window branch over all keys of the cache, bound by
-// memory. Chunks are longer than those of NSA's branches, since combining many short ones would take longer than
-// reading them. A product has 16 heads (a group may have fewer) and 16 keys.
-//   A CTA takes a run of keys. Each warp independently takes every eighth tile of 16 keys. Keys and values are loaded
-//   directly into the registers of the MMA operands: the next keys while the softmax of the current ones runs, the next
-//   values after the current ones are used. The order of a row's elements along k may be any, as long as keys and
-//   queries agree, and so may the order of a row's values, as long as the sums are stored in that order. So a lane
-//   loads whole vectors.
-//   After its run a CTA combines its warps' sums and writes what any chunk writes (decode/decode.cuh).
-// Probabilities are rounded to bf16 for their product with the values, as in the forward pass; their sum is not.
+// Dense attention of one new token in bf16 on tensor cores, over all keys of the cache. It is bound by
+// memory. Its keys and values are branch 2 of the call's arguments. Its chunks, here called runs, are longer than those
+// of NSA's branches, since combining many short ones would take longer than reading them. A product has 16 heads (rows
+// of zeros if a group has fewer) and 16 keys.
+//   A CTA processes one run of keys. Each warp, independently of the others, processes every eighth tile of 16 keys.
+//   Keys and values are loaded directly into the registers of the MMA operands: the next keys during the softmax of
+//   the current ones, the next values after the current ones have been used. The order of elements along k does not
+//   matter as long as it is the same for keys and queries; the order of the values' columns does not matter as long as
+//   the sums are stored in that order. So a lane loads whole 16-byte vectors.
+//   At the end of its run a CTA combines its warps' sums and writes the partial sums of a chunk (decode/decode.cuh).
+// Probabilities are rounded to bf16 for their product with the values, as in the forward pass; their sum is not
+// rounded.
 #include <algorithm>
 
 #include "kernels/common/launch_pdl.cuh"
@@ -18,15 +20,15 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kTile = 16;               // keys of a warp at a time; heads of a product
-constexpr int kRound = kWarps * kTile;  // keys of a CTA at a time
-constexpr int kMaxRuns = 128;           // runs per (sequence, group): with two groups, two CTAs per SM
+constexpr int kTile = 16;               // keys that a warp processes at a time; heads of a product
+constexpr int kRound = kWarps * kTile;  // keys that a CTA processes at a time
+constexpr int kMaxRuns = 128;           // most runs per (sequence, group): with two groups, two CTAs per SM
 
-// Shared memory for combining the warps: each head's maximum and total, and the sums of values.
+// Shared memory in which the warps' results are combined: each head's maximum, sum of exponentials and sum of values.
 template <int kDv>
 struct DenseMemory {
   float max[kWarps][kTile], sum[kWarps][kTile];
-  float o[kWarps][1][kDv];  // [warp][head][kDv]
+  float o[kWarps][1][kDv];  // [warp][head][kDv]; the launch allocates G heads
 };
 
 template <int kDk, int kDv>
@@ -51,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) decode_den
       q[half][s] = head < a.G ? *reinterpret_cast<const uint4*>(q_rows + head * a.q.stride_h + lane % 4 * 8 + 32 * s)
                               : make_uint4(0, 0, 0, 0);
     }
-  const auto load_keys = [&](int at) {  // keys at + lane / 4 and + 8
+  const auto load_keys = [&](int at) {  // loads keys at + lane / 4 and + 8
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const bf16* const row = k_rows + min(at + lane / 4 + 8 * half, count - 1) * a.k[2].stride_t;
@@ -59,7 +61,7 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) decode_den
       for (int s = 0; s < kSteps; ++s) k[half][s] = *reinterpret_cast<const uint4*>(row + 32 * s);
     }
   };
-  const auto load_values = [&](int at) {  // values of keys at + 2 (lane % 4), + 1, + 8, + 9
+  const auto load_values = [&](int at) {  // loads the values of keys at + 2 (lane % 4), + 1, + 8, + 9
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const bf16* const row = v_rows + min(at + lane % 4 * 2 + i % 2 + i / 2 * 8, count - 1) * a.v[2].stride_t;
@@ -68,13 +70,13 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) decode_den
     }
   };
 
-  // State of heads lane / 4 and + 8. Of every 64 columns, a lane accumulates 16: columns 16 (lane % 4) + i.
+  // Running softmax of heads lane / 4 and + 8. Of every 64 columns a lane accumulates the 16 columns 16 (lane % 4) + i.
   float max[2] = {-INFINITY, -INFINITY}, sum[2] = {}, o[kBlocks * 8][4] = {};
   int at = warp * kTile;
   if (at < count) load_keys(at), load_values(at);
 #pragma unroll 1
   for (; at < count; at += kRound) {
-    float score[2][4] = {};  // keys 8 half + 2 (lane % 4), + 1 of the lane's first head, then of its second
+    float score[2][4] = {};  // keys 8 half + 2 (lane % 4), + 1 of head lane / 4, then of head lane / 4 + 8
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) decode_den
         mma_m16n8k16(score[half], {q0.z, q1.z, q0.w, q1.w}, key.z, key.w);
       }
     if (at + kRound < count) load_keys(at + kRound);
-    uint32_t p[2][2];  // [half][head]
+    uint32_t p[2][2];  // probabilities: [keys 0 to 7, 8 to 15][first, second head of the lane]
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float tile_max = -INFINITY;
@@ -110,12 +112,12 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) decode_den
     }
 #pragma unroll
     for (int c = 0; c < kBlocks; ++c) {
-      const auto words = [&](int key, int i) {  // two adjacent columns of a key
+      const auto words = [&](int key, int i) {  // two adjacent columns of one key
         const uint4& x = v[key][c];
         return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
       };
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {  // pairs one column of two adjacent keys: lower halves, then upper halves
+      for (int i = 0; i < 4; ++i) {  // pairs a column of two adjacent keys: the lower halves, then the upper halves
         const uint32_t a0 = words(0, i), a1 = words(1, i), b0 = words(2, i), b1 = words(3, i);
         mma_m16n8k16(o[c * 8 + 2 * i], {p[0][0], p[0][1], p[1][0], p[1][1]}, __byte_perm(a0, a1, 0x5410),
                      __byte_perm(b0, b1, 0x5410));
@@ -168,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, kDk + kDv <= 128 ? 2 : 1) decode_den
 template <int kDk, int kDv>
 void launch_for(Context& ctx, const Decode<bf16>& a) {
   const size_t o = sizeof(float) * static_cast<size_t>(kWarps * (a.G - 1) * kDv);
-  launch_pdl(ctx, "nsa_decode dense", decode_dense_kernel<kDk, kDv>,
+  launch_pdl(ctx, "dense_decode", decode_dense_kernel<kDk, kDv>,
              dim3(static_cast<unsigned>(a.chunks[2]), static_cast<unsigned>(a.Hkv), static_cast<unsigned>(a.B)),
              dim3(kThreads), sizeof(DenseMemory<kDv>) + o, a);
 }
@@ -177,7 +179,7 @@ void launch_for(Context& ctx, const Decode<bf16>& a) {
 
 bool launch_dense(Context& ctx, Decode<bf16>& a, bool vectors) {
   const bool narrow = a.dk == 64 && a.dv == 64, wide = a.dk == 128 && a.dv == 128;
-  if (!a.dense || !vectors || a.G > kTile || !(narrow || wide)) return false;
+  if (!vectors || a.G > kTile || !(narrow || wide)) return false;
   a.window_chunk = round_up(ceil_div(a.rows[2], kMaxRuns), kRound);
   a.chunks[2] = ceil_div(a.rows[2], a.window_chunk);
   narrow ? launch_for<64, 64>(ctx, a) : launch_for<128, 128>(ctx, a);

@@ -1,4 +1,4 @@
-// Shape checks of attention, shared by the three branches and both devices; dispatch of the rounding unit.
+// Checks of shapes and dtypes that all attention ops share, on the CPU and the GPU; dispatch of the rounding unit.
 #include "kernels/nsa/attend.h"
 
 #include <algorithm>
@@ -56,7 +56,7 @@ void check_attend_grad(const char* op, const AttendGradOut& out, const AttendGra
 
 Tensor attend_rounding_unit(Context& ctx, Scratch::Scope& scope, const Tensor& dq, ConstTensor dout, ConstTensor q,
                             const std::vector<RoundingUnitBranch>& branches, ConstTensor dout_norm,
-                            ConstTensor key_norms) {
+                            ConstTensor key_norms, const Documents& documents) {
   const OpScope op_scope(ctx, "attend_rounding_unit");
   if (!dout_norm.empty())
     check_argument("attend_rounding_unit", "dout_norm", dout_norm, {q.size(0), q.size(1), q.size(2)},
@@ -65,25 +65,26 @@ Tensor attend_rounding_unit(Context& ctx, Scratch::Scope& scope, const Tensor& d
     // The portable kernels add to a row of dq in one fixed order and need no rounding unit.
     if constexpr (kBuiltWithCuda)
       if (ctx.routes.wanted().fused_branches())
-        return cuda::attend_rounding_unit(ctx, scope, dq, dout, q, branches, dout_norm, key_norms);
+        return cuda::attend_rounding_unit(ctx, scope, dq, dout, q, branches, dout_norm, key_norms, documents);
   }
   return {};
 }
 
-Shape key_norms_shape(const std::vector<RoundingUnitBranch>& branches) {
+Shape key_norms_shape(const std::vector<RoundingUnitBranch>& branches, const Documents& documents) {
   int64_t keys = 0;
   for (const RoundingUnitBranch& branch : branches) keys = std::max(keys, branch.k.size(1));
   const ConstTensor& k = branches.at(0).k;
-  return {k.size(0) * k.size(2), 3, ceil_div(keys, kKeyNormsChunk), 2};
+  return {k.size(0) * k.size(2), 3, documents.empty() ? ceil_div(keys, kKeyNormsChunk) : documents.ids(), 2};
 }
 
 void attend_key_norms(Context& ctx, Tensor norms, const Tensor& dq, ConstTensor dout, ConstTensor q,
-                      const std::vector<RoundingUnitBranch>& branches) {
+                      const std::vector<RoundingUnitBranch>& branches, const Documents& documents) {
   const OpScope op_scope(ctx, "attend_rounding_unit");
-  check_argument("attend_key_norms", "norms", norms, key_norms_shape(branches), acc_dtype(q.dtype));
+  check_argument("attend_key_norms", "norms", norms, key_norms_shape(branches, documents), acc_dtype(q.dtype));
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda)
-      if (ctx.routes.wanted().fused_branches()) return cuda::attend_key_norms(ctx, norms, dq, dout, q, branches);
+      if (ctx.routes.wanted().fused_branches())
+        return cuda::attend_key_norms(ctx, norms, dq, dout, q, branches, documents);
   }
 }
 

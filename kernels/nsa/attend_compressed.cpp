@@ -1,4 +1,4 @@
-// The compressed branch: checks, dispatch, and the CPU's Pattern (blocks of a row, rows of a block).
+// The compressed branch: checks, dispatch, and the Pattern of the CPU reference (attend_cpu.h).
 #include "kernels/nsa/attend_compressed.h"
 
 #include "engine/op_scope.h"
@@ -11,31 +11,40 @@ namespace triad {
 
 namespace {
 
-// Row t sees a prefix of the compressed keys: the blocks that end at or before t.
+// Token t sees a prefix of its document's compressed keys: those of the blocks that end at or before t.
 struct CompressedPattern {
   int64_t T, l, d, blocks;
-  int64_t visible(int64_t t) const { return compressed_length(t + 1, l, d); }
+  Documents documents;
   template <class Visit>
-  void keys(int64_t, int64_t t, int64_t, Visit&& visit) const {
-    if (visible(t) > 0) visit(int64_t{0}, visible(t));
+  void keys(int64_t b, int64_t t, int64_t, Visit&& visit) const {
+    const DocumentRow<int64_t> row = host_row(documents, b, T);
+    const int64_t first = row.first_key(t, d), count = row.visible_keys(t, l, d);
+    if (count > 0) visit(first, first + count);
   }
   template <class Visit>
-  void rows(int64_t, int64_t, int64_t begin, int64_t end, Visit&& visit) const {
-    for (int64_t t = begin * d + l - 1; t < T; ++t) visit(t, begin, std::min(end, visible(t)));
+  void rows(int64_t b, int64_t, int64_t begin, int64_t end, Visit&& visit) const {
+    const DocumentRow<int64_t> row = host_row(documents, b, T);
+    for (int64_t t = begin * d + l - 1; t < row.end(row.owner(end - 1, d)); ++t) {
+      const int64_t key = row.first_key(t, d);
+      const int64_t first = std::max(begin, key), last = std::min(end, key + row.visible_keys(t, l, d));
+      if (first < last) visit(t, first, last);
+    }
   }
-  int64_t span() const { return blocks; }
+  int64_t spans() const { return 1; }
+  attend_cpu::Span span(int64_t, int64_t) const { return {0, blocks}; }
+  int64_t most_keys() const { return blocks; }
 };
 
-CompressedPattern compressed_pattern(const char* op, const AttendIn& in, const CompressedOptions& o) {
+CompressedPattern compressed_pattern(const char* op, const AttendIn& in, const CompressionBlocks& o) {
   TRIAD_CHECK(o.l >= 1 && o.d >= 1, "{}: blocks of {} tokens every {}", op, o.l, o.d);
   const int64_t T = in.q.size(1), blocks = compressed_length(T, o.l, o.d);
   TRIAD_CHECK(in.k.size(1) == blocks, "{}: {} keys, but {} tokens have {} blocks", op, in.k.size(1), T, blocks);
-  return {T, o.l, o.d, blocks};
+  return {T, o.l, o.d, blocks, in.documents};
 }
 
 }  // namespace
 
-void nsa_attend_compressed_forward(Context& ctx, const AttendOut& out, const AttendIn& in, const CompressedOptions& o) {
+void nsa_attend_compressed_forward(Context& ctx, const AttendOut& out, const AttendIn& in, const CompressionBlocks& o) {
   const OpScope op_scope(ctx, "nsa_attend_compressed_forward");
   check_attend("nsa_attend_compressed", in, out);
   const CompressedPattern pattern = compressed_pattern("nsa_attend_compressed", in, o);
@@ -51,7 +60,7 @@ void nsa_attend_compressed_forward(Context& ctx, const AttendOut& out, const Att
 }
 
 void nsa_attend_compressed_backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad,
-                                    const AttendIn& in, const CompressedOptions& o) {
+                                    const AttendIn& in, const CompressionBlocks& o) {
   const OpScope op_scope(ctx, "nsa_attend_compressed_backward");
   check_attend_grad("nsa_attend_compressed backward", out, grad, in);
   const CompressedPattern pattern = compressed_pattern("nsa_attend_compressed backward", in, o);

@@ -2,20 +2,17 @@
 // k and v are the outputs of nsa_compress_forward, [B,Tc,Hkv,dk | dv]. Shapes, dtypes and softmax: nsa/attend.h.
 #pragma once
 #include "kernels/nsa/attend.h"
+#include "kernels/nsa/compress.h"
 
 namespace triad {
 
-struct CompressedOptions {
-  int64_t l = 32, d = 16;
-};
-
-void nsa_attend_compressed_forward(Context&, const AttendOut&, const AttendIn&, const CompressedOptions&);
+void nsa_attend_compressed_forward(Context&, const AttendOut&, const AttendIn&, const CompressionBlocks&);
 void nsa_attend_compressed_backward(Context&, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
-                                    const CompressedOptions&);
+                                    const CompressionBlocks&);
 
 namespace cuda {
-void nsa_attend_compressed_forward(Context&, const AttendOut&, const AttendIn&, const CompressedOptions&);
+void nsa_attend_compressed_forward(Context&, const AttendOut&, const AttendIn&, const CompressionBlocks&);
 void nsa_attend_compressed_backward(Context&, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
-                                    const CompressedOptions&);
+                                    const CompressionBlocks&);
 }  // namespace cuda
 }  // namespace triad

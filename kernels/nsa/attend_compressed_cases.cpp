@@ -1,27 +1,54 @@
 // Cases of the compressed branch.
 #include "kernels/nsa/attend_compressed.h"
+#include "kernels/nsa/document_cases.h"
 #include "kernels/nsa/gate.h"
-#include "kernels/nsa/nsa_cases.h"
 
 namespace triad {
 
 namespace {
 
-OpCase compressed_case(std::string name, AttendSizes n, const CompressedOptions& o, int64_t row_pad = 0) {
+OpCase compressed_case(std::string name, AttendSizes n, const CompressionBlocks& o, int64_t row_pad = 0) {
   n.S = compressed_length(n.T, o.l, o.d);
   OpCase c{.op = "nsa_attend_compressed", .name = std::move(name), .args = attend_args(n, 1.0, row_pad)};
   c.forward = [o](Context& ctx, const Args& a) {
-    nsa_attend_compressed_forward(ctx, {a["o"], a["lse"]}, {a["q"], a["k"], a["v"]}, o);
+    nsa_attend_compressed_forward(ctx, {a["o"], a["lse"]}, {a["q"], a["k"], a["v"], documents_of(a)}, o);
   };
   c.backward = [o](Context& ctx, const Args& a) {
     Scratch::Scope scope(ctx.scratch);
     const Tensor delta = scope.alloc(a["lse"].dtype, a["lse"].shape());
     attention_delta(ctx, delta, a["do"], a["o"]);
     nsa_attend_compressed_backward(ctx, {a["dq"], a["dk"], a["dv"]}, {a["do"], {}, delta, a["lse"]},
-                                   {a["q"], a["k"], a["v"]}, o);
+                                   {a["q"], a["k"], a["v"], documents_of(a)}, o);
   };
   set_attend_costs(c, n, compressed_pairs(n.T, o.l, o.d));
   return c;
+}
+
+std::vector<OpCase> packed_cases() {
+  return {
+      packed(compressed_case("docs_1_2_3_no_key", {1, 3, 0, 2, 2, 10, 6}, {2, 1}), kSingleTokens, 8),
+      packed(compressed_case("docs_33_64_65_127_G4", {1, 127, 0, 8, 2, 8, 8}, {8, 4}), kMixed, 8),
+      packed(compressed_case("docs_33_64_65_127_G2_60x100_strided", {1, 127, 0, 2, 1, 60, 100}, {6, 3}, 8), kMixed, 12),
+      packed(compressed_case("docs_33_64_65_127_G1_64x64", {1, 127, 0, 1, 1, 64, 64}, {32, 16}), kMixed, 32),
+      packed(compressed_case("docs_33_64_65_127_G1_128x128", {1, 127, 0, 1, 1, 128, 128}, {16, 8}), kMixed, 64),
+      packed(compressed_case("docs_33_64_65_127_G1_192x128", {1, 127, 0, 1, 1, 192, 128}, {16, 16}), kMixed, 64),
+      packed(compressed_case("docs_33_64_65_127_l1", {1, 127, 0, 2, 1, 8, 8}, {1, 1}), kMixed, 8),
+      packed(compressed_case("docs_empty_tail_G6", {1, 127, 0, 6, 1, 10, 6}, {8, 4}), kMixedPadded, 8),
+      packed(compressed_case("docs_two_rows_G16", {2, 127, 0, 16, 1, 8, 8}, {7, 3}), kTwoRows, 8),
+      packed(compressed_case("docs_one", {1, 60, 0, 2, 1, 8, 8}, {8, 4}), {0, 60}, 8),
+      packed(compressed_case("docs_64_of_4", {1, 256, 0, 2, 1, 8, 8}, {2, 1}), equal_documents(64, 4), 4),
+      packed(compressed_case("docs_781_2048", {1, 2048, 0, 1, 1, 8, 8}, {32, 16}), kTwoLong, 64),
+      gpu_sized(packed(compressed_case("docs_130_131_400_700_G6_64x64", {1, 700, 0, 12, 2, 64, 64}, {8, 4}),
+                       {0, 130, 131, 400, 700}, 64)),
+      gpu_sized(packed(compressed_case("docs_130_131_400_700_G16_128x128", {1, 700, 0, 16, 1, 128, 128}, {4, 2}),
+                       {0, 130, 131, 400, 700}, 64)),
+      gpu_sized(packed(compressed_case("docs_130_131_400_700_G1_192x128", {1, 700, 0, 2, 2, 192, 128}, {8, 4}),
+                       {0, 130, 131, 400, 700}, 64)),
+      gpu_sized(packed(compressed_case("docs_64_of_32_G4_64x64", {1, 2048, 0, 4, 1, 64, 64}, {16, 8}),
+                       equal_documents(64, 32), 32)),
+      gpu_sized(
+          packed(compressed_case("docs_781_2048_G2_128x128", {1, 2048, 0, 2, 1, 128, 128}, {32, 16}), kTwoLong, 64)),
+  };
 }
 
 }  // namespace
@@ -42,6 +69,7 @@ std::vector<OpCase> attend_compressed_cases() {
       compressed_case("m7c", {16, 2048, 0, 12, 2, 64, 64}, {32, 16}),
   };
   cases.back().bench = true;
+  for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
   return cases;
 }
 

@@ -1,5 +1,6 @@
-// The CPU's attention over ranges of keys, shared by NSA's three branches and the selection: the tile product, its
-// packed operands, and the walk over the keys of a row. attend_cpu_forward.h and attend_cpu_backward.h build on it.
+// Building blocks of attention on the CPU, shared by NSA's branches, dense attention and the selection: a matrix
+// product, its packed operands, and the iteration over the keys that a row sees. attend_cpu_forward.h and
+// attend_cpu_backward.h use them.
 //
 // All arithmetic is one small product, C[M,N] += A[M,K] B[K,N] with N in blocks of one cache line (multiply_add). The
 // operands are packed beforehand: accumulator type, unit strides, tails padded with zeros. Forward and dq are computed
@@ -15,26 +16,28 @@
 
 namespace triad::attend_cpu {
 
-// ---- the product ----
+// ---- the matrix product that all arithmetic uses ----
 
 template <class A>
-inline constexpr int64_t kBlock = 64 / sizeof(A);  // columns of a block: a cache line, two AVX registers
+inline constexpr int64_t kBlock = 64 / sizeof(A);  // elements of a column block: a cache line, two AVX registers
+// n rounded up to whole column blocks.
 template <class A>
 constexpr int64_t round_up(int64_t n) {
   return triad::round_up(n, kBlock<A>);
 }
 
 template <class A>
-struct Left {  // element (m, k) at p[m * row + k * col]
+struct Left {  // the left operand of a product: element (m, k) is p[m * row + k * col]
   const A* p;
   int64_t row, col;
 };
 template <class A>
-struct Right {  // row k of column block n: kBlock elements at p + n * block + k * row
+struct Right {  // the right operand: row k of column block n is the kBlock elements at p + n * block + k * row
   const A* p;
   int64_t row, block;
 };
 
+// An AVX register of elements A, as the compiler's vector type.
 template <class A>
 struct SimdOf {
   typedef A Type __attribute__((vector_size(32), aligned(sizeof(A)), may_alias));
@@ -67,7 +70,8 @@ inline void multiply_add_registers(A* c, int64_t c_row, Left<A> a, Right<A> b, i
     }
 }
 
-// R rows of C. The fewer the rows, the more column blocks are computed together.
+// C[R,N] += A[R,K] B[K,N] for a few rows, 1 to 4; kFresh: C = A B. The fewer the rows, the more column blocks are
+// computed at a time.
 template <bool kFresh, int R, class A>
 inline void multiply_add_rows(A* c, int64_t c_row, int64_t N, Left<A> a, Right<A> b, int64_t K) {
   constexpr int kTogether = 4 / R;
@@ -100,7 +104,8 @@ inline void multiply_add(A* c, int64_t c_row, int64_t M, int64_t N, Left<A> a, R
 
 // ---- operands ----
 
-// A thread's working memory, reused from call to call. take() returns consecutive pieces, aligned to a cache line.
+// Working memory of a thread, which keeps it for later calls. take() returns consecutive pieces of it, each aligned to
+// a cache line; `elements` is their total size.
 template <class A>
 class ThreadBuffer {
  public:
@@ -120,7 +125,8 @@ class ThreadBuffer {
   A* next_;
 };
 
-// Row pointers into a strided [B,T,H,D] or [B,T,H] tensor.
+// The rows of a strided tensor [B,T,H,D] or [B,T,H]: (b, t, h) returns the address of a row. p is nullptr if the tensor
+// is absent.
 template <class T>
 struct Rows {
   T* p = nullptr;
@@ -178,7 +184,8 @@ Tensor pack_rows(Context& ctx, Scratch::Scope& scope, ConstTensor x) {
   return packed;
 }
 
-// One head's packed keys as a right operand. In tiles_of, key s is a column of block s / kBlock; in rows_of, row s.
+// Head h of sequence b of a packed tensor, as the right operand of a product. tiles_of takes the result of pack_tiles:
+// key s is a column of column block s / kBlock. rows_of takes the result of pack_rows: key s is row s.
 template <class A>
 Right<A> tiles_of(const Tensor& packed, int64_t b, int64_t h) {
   const int64_t block = packed.size(3) * kBlock<A>;
@@ -190,7 +197,8 @@ Right<A> rows_of(const Tensor& packed, int64_t b, int64_t h) {
   return {packed.ptr<A>() + (b * packed.size(1) + h) * packed.size(2) * width, width, kBlock<A>};
 }
 
-// c[M, end - begin] = a[M,D] times the keys [begin, end) of tiles. begin and end are multiples of kBlock.
+// The products of M rows with the keys [begin, end) of tiles_of: c[M, end - begin] = a[M,D] k^T. begin and end are
+// multiples of kBlock.
 template <class A>
 inline void scores(A* c, int64_t c_row, int64_t M, const A* a, int64_t a_row, int64_t D, Right<A> tiles, int64_t begin,
                    int64_t end) {
@@ -199,17 +207,24 @@ inline void scores(A* c, int64_t c_row, int64_t M, const A* a, int64_t a_row, in
 }
 
 // ---- keys of a row ----
-// A branch is described by a Pattern: which keys a row sees, and which rows see a block of keys.
-//   void keys(b, t, g, visit) const             calls visit(begin, end) for each range of keys that row t sees;
-//                                               ranges are disjoint and ascending
-//   void rows(b, g, begin, end, visit) const    calls visit(t, first, last), t ascending, for each row t that sees
-//                                               the keys [first, last) of [begin, end)
-//   int64_t span() const                        no block passed to rows() crosses a multiple of it
+// A branch is described by a Pattern: which keys a token sees, and which tokens see a block of keys.
+//   void keys(b, t, g, visit) const             calls visit(begin, end) for each range of keys that token t sees in
+//                                               group g; ranges are disjoint and ascending
+//   void rows(b, g, begin, end, visit) const    calls visit(t, first, last), t ascending, for each token t that sees
+//                                               keys of [begin, end); these are the keys [first, last)
+//   int64_t spans() const                       the number of spans into which the keys of a sequence are divided; the
+//                                               keys [begin, end) passed to rows() are all of one span
+//   int64_t most_keys() const                   the keys of a span, at most
+//   Span span(b, i) const                       the keys of span i of sequence b
 
-inline constexpr int64_t kChunk = 128;  // keys whose scores are held at a time: scores and operands fit in L1
+struct Span {
+  int64_t begin, end;  // keys
+};
 
-// Calls visit(c0, c1, first, last) for consecutive pieces of [begin, end): [first, last) are the keys of the piece,
-// [c0, c1) the same range extended to whole tiles.
+inline constexpr int64_t kChunk = 128;  // keys whose scores a row holds at a time; scores and operands fit in L1
+
+// Cuts the keys [begin, end) into consecutive pieces of at most kChunk keys, and calls visit(c0, c1, first, last) for
+// each: [first, last) are its keys, and [c0, c1) is that range extended to multiples of kBlock.
 template <class A, class Visit>
 inline void for_each_chunk(int64_t begin, int64_t end, Visit&& visit) {
   for (int64_t c0 = begin / kBlock<A> * kBlock<A>; c0 < end; c0 += kChunk) {
@@ -218,14 +233,15 @@ inline void for_each_chunk(int64_t begin, int64_t end, Visit&& visit) {
   }
 }
 
-// Keys [first, last) of a row; `at` is the chunk's column that holds the score of key `first`.
+// Consecutive keys that a row sees, [first, last), whose scores are in a chunk of kChunk columns, from column `at` on.
 struct Piece {
   int64_t first, last, at;
 };
 
-// Walks over the keys of row t in chunks; short ranges share one chunk. For each piece of a chunk it calls
-// score(at, c0, c1, first, last), which computes the scores of the tiles [c0, c1) into the columns from `at`, of which
-// [first, last) are visible. When the chunk is full it calls use(pieces, count, columns).
+// Iterates over the keys that token t sees in group g, in chunks of at most kChunk columns of scores; a chunk may
+// contain several short ranges of keys. For each of these pieces it calls score(at, c0, c1, first, last), which has to
+// write the scores of the keys [c0, c1) to the columns from `at` on; only [first, last) of them are visible. When a
+// chunk is full, and at the end, it calls use(pieces, count, columns) with the pieces and the columns of the chunk.
 template <class A, class Pattern, class Score, class Use>
 inline void for_each_chunk_of_row(const Pattern& pattern, int64_t b, int64_t t, int64_t g, Score&& score, Use&& use) {
   Piece pieces[kChunk / kBlock<A>];

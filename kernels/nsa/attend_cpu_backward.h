@@ -9,11 +9,11 @@
 
 namespace triad::attend_cpu {
 
-inline constexpr int64_t kKeyBlock = 32;  // keys whose dk and dv one work item owns
-inline constexpr int64_t kRowBatch = 64;  // query rows it multiplies at a time
+inline constexpr int64_t kKeyBlock = 32;  // keys per work item of dk and dv
+inline constexpr int64_t kRowBatch = 64;  // query rows that such a work item multiplies at a time
 
-// The query rows' inputs of backward, packed for the products. For each (b, group, token, head of the group):
-// q / sqrt(dk), the branch's upstream gradient gate * dout, and the softmax statistics lse and delta.
+// What backward reads of the query rows, packed for the products. For each sequence, group, token and head of the
+// group: q / sqrt(dk), the gradient of the branch's o, which is gate * dout, and the softmax statistics lse and delta.
 template <class T>
 struct GradRows {
   using A = acc_t<T>;
@@ -51,7 +51,7 @@ struct GradRows {
       }
     });
   }
-  // The first of the G rows of token t; the rows of token t + 1 follow.
+  // The address of the first of the G rows of token t. The rows of token t + 1 follow them.
   A* q_at(int64_t b, int64_t t, int64_t g) const { return q.ptr<A>() + row(b, t, g) * q_row; }
   A* dout_at(int64_t b, int64_t t, int64_t g) const { return dout.ptr<A>() + row(b, t, g) * o_row; }
   A* lse_at(int64_t b, int64_t t, int64_t g) const { return statistics.ptr<A>() + row(b, t, g); }
@@ -72,7 +72,7 @@ inline void softmax_gradient(A* s, A* dp, int64_t n, A lse, A delta) {
   }
 }
 
-// dq of every row, one (token, group) with its G query heads at a time; added to dq_out.
+// Adds dq of every row to dq_out. A work item is one token and group, with its G query heads.
 template <class T, class Pattern>
 void backward_queries(Context& ctx, Tensor dq_out, const GradRows<T>& rows, const AttendIn& in,
                       const Pattern& pattern) {
@@ -106,6 +106,7 @@ void backward_queries(Context& ctx, Tensor dq_out, const GradRows<T>& rows, cons
   });
 }
 
+// Stores row (b, t, h) of dk or dv, rounded to the tensor's dtype.
 template <class A>
 inline void store_row(const Tensor& to, int64_t b, int64_t t, int64_t h, const A* from) {
   dispatch_float(to.dtype, [&]<class T>() {
@@ -114,8 +115,9 @@ inline void store_row(const Tensor& to, int64_t b, int64_t t, int64_t h, const A
   });
 }
 
-// dk and dv of the keys [begin, end) of one (batch b, group g). add() collects the query rows that see these keys, in
-// order of t; every full batch of them is multiplied at once. store() adds the last batch and writes the sums.
+// dk and dv of the keys [begin, end) of sequence b and group g. add() collects the tokens that see these keys, in order
+// of t; when a batch is full, the products with its query rows are added to the sums. store() adds the last batch and
+// writes the sums.
 template <class T>
 class KeyBlockGradient {
   using A = acc_t<T>;
@@ -166,13 +168,13 @@ class KeyBlockGradient {
 
  private:
   struct Seen {
-    int64_t t, first, last;  // token, and the keys it sees, counted from `begin`
+    int64_t t, first, last;  // a token; the keys that it sees, [first, last), counted from the block's first key
   };
   struct Batch {
-    A *q, *dout, *lse, *delta;  // G consecutive rows per token
+    A *q, *dout, *lse, *delta;  // as in GradRows: G consecutive rows per token
   };
 
-  // The rows of the collected tokens: in place if the tokens are consecutive, else copied together.
+  // Returns the query rows of the collected tokens: where GradRows has them if the tokens are consecutive, else copies.
   Batch gather() const {
     const int64_t G = rows_.G, t0 = seen_[0].t;
     if (seen_[tokens_ - 1].t - t0 == tokens_ - 1)
@@ -187,7 +189,8 @@ class KeyBlockGradient {
     return copy_;
   }
 
-  // p and ds of the batch's rows against the tile of keys that begins at s; 0 where a row does not see a key.
+  // Computes p and ds of the batch's M query rows for the L keys from s on (counted from the block's first key). Both
+  // are 0 if a row does not see a key.
   void softmax_tile(const Batch& batch, int64_t M, int64_t s) const {
     scores(p_, L, M, batch.q, rows_.q_row, rows_.dk, Right<A>{k_, L, rows_.dk * L}, s, s + L);
     scores(ds_, L, M, batch.dout, rows_.o_row, rows_.dv, Right<A>{v_, L, rows_.dv * L}, s, s + L);
@@ -200,6 +203,7 @@ class KeyBlockGradient {
     }
   }
 
+  // Adds the products with the collected tokens' query rows to the sums of dk and dv, and starts a new batch.
   void add_batch() {
     const int64_t M = tokens_ * rows_.G, q_row = rows_.q_row, o_row = rows_.o_row;
     const Batch batch = gather();
@@ -212,27 +216,26 @@ class KeyBlockGradient {
   }
 
   const GradRows<T>& rows_;
-  const int64_t b_, g_, begin_, end_, keys_, batch_;  // keys_: count rounded up to tiles; batch_: tokens
+  // keys_: number of keys, rounded up to a multiple of L; batch_: largest number of tokens in a batch.
+  const int64_t b_, g_, begin_, end_, keys_, batch_;
   ThreadBuffer<A> buffer_;
-  A *const k_, *const dk_sum_, *const v_, *const dv_sum_;  // tiles [keys,dk], [keys,q_row], [keys,dv], [keys,o_row]
+  A *const k_, *const dk_sum_, *const v_, *const dv_sum_;  // k_, v_: transposed tiles; sums [keys, row]
   A *const p_, *const ds_;                                 // [batch * G, L]
   const Batch copy_;
   Seen seen_[kRowBatch];
   int64_t tokens_ = 0;
 };
 
-// dk and dv, a block of at most kKeyBlock keys at a time.
+// Computes dk and dv. A work item is a block of at most kKeyBlock keys of a span, of one sequence and group.
 template <class T, class Pattern>
 void backward_keys(Context& ctx, Tensor dk_out, Tensor dv_out, const GradRows<T>& rows, const AttendIn& in,
                    const Pattern& pattern) {
-  const int64_t B = in.k.size(0), S = in.k.size(1), Hkv = in.k.size(2);
-  const int64_t span = std::max<int64_t>(1, std::min(pattern.span(), S)), spans = ceil_div(S, span);
-  const int64_t blocks = ceil_div(span, kKeyBlock);  // of a span
+  const int64_t B = in.k.size(0), Hkv = in.k.size(2), spans = pattern.spans();
+  const int64_t blocks = ceil_div(pattern.most_keys(), kKeyBlock);  // blocks per span, at most
   parallel_for(ctx, B * Hkv * spans * blocks, [&](int64_t i) {
-    const int64_t g = i / (spans * blocks) % Hkv, b = i / (spans * blocks) / Hkv,
-                  span_begin = i / blocks % spans * span;
-    const int64_t begin = span_begin + i % blocks * kKeyBlock;
-    const int64_t end = std::min({begin + kKeyBlock, span_begin + span, S});
+    const int64_t g = i / (spans * blocks) % Hkv, b = i / (spans * blocks) / Hkv;
+    const Span span = pattern.span(b, i / blocks % spans);
+    const int64_t begin = span.begin + i % blocks * kKeyBlock, end = std::min(begin + kKeyBlock, span.end);
     if (begin >= end) return;
     KeyBlockGradient<T> gradient(rows, in, b, g, begin, end);
     pattern.rows(b, g, begin, end, [&](int64_t t, int64_t first, int64_t last) { gradient.add(t, first, last); });
@@ -240,7 +243,7 @@ void backward_keys(Context& ctx, Tensor dk_out, Tensor dv_out, const GradRows<T>
   });
 }
 
-// dq is added to, dk and dv are overwritten (attend.h).
+// Backward of a branch (attend.h): dq is added to, dk and dv are overwritten.
 template <class T, class Pattern>
 void backward(Context& ctx, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
               const Pattern& pattern) {

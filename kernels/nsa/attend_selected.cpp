@@ -1,5 +1,5 @@
-// The selected branch: checks, dispatch, and the CPU's Pattern. For dk and dv the CPU inverts the lists in scratch:
-// from a block to the tokens that list it, an index as long as the lists.
+// The selected branch: checks, dispatch, and the Pattern of the CPU reference (attend_cpu.h). For dk and dv the CPU
+// builds an inverse index in scratch: for each block the tokens that list it. It is as long as the lists.
 #include "kernels/nsa/attend_selected.h"
 
 #include "engine/op_scope.h"
@@ -13,33 +13,45 @@ namespace triad {
 namespace {
 
 struct SelectedPattern {
-  int64_t T, n, l_sel, blocks;
+  int64_t T, n, l_sel, blocks;  // n: entries per list; blocks: block ids per sequence
+  Documents documents;
   attend_cpu::Rows<const int32_t> lists;
-  // Inverse index, for backward: tokens[begins[j] .. begins[j+1]) are the tokens that list block j of (b, g),
-  // ascending.
+  // The inverse index, for backward: the tokens of sequence b and group g that list block j are tokens[begins[j]] ..
+  // tokens[begins[j+1] - 1], ascending.
   Tensor begins, tokens;  // [B,Hkv,blocks+1] i64, [B,Hkv,T*min(n,blocks)] i32
 
-  bool exists(int64_t block, int64_t t) const { return block >= 0 && block * l_sel <= t; }
+  DocumentRow<int64_t> row(int64_t b) const { return host_row(documents, b, T); }
+  // Whether token t sees a key of the block, given as an entry of its list. False for the padding -1 and for blocks
+  // that begin after t.
+  bool shows(const DocumentRow<int64_t>& row, int64_t block, int64_t t) const {
+    return block >= 0 && row.block_begin(block, l_sel) <= t;
+  }
 
   template <class Visit>
   void keys(int64_t b, int64_t t, int64_t g, Visit&& visit) const {
+    const DocumentRow<int64_t> in_row = row(b);
     const int32_t* list = lists(b, t, g);
-    for (int64_t i = 0; i < n && exists(list[i], t);) {  // merges consecutive blocks into one range
+    for (int64_t i = 0; i < n && shows(in_row, list[i], t);) {  // merges consecutive blocks into one range
       const int64_t first = list[i];
       int64_t last = first;
-      for (++i; i < n && list[i] == last + 1 && exists(list[i], t); ++i) ++last;
-      visit(first * l_sel, std::min((last + 1) * l_sel, t + 1));
+      for (++i; i < n && list[i] == last + 1 && shows(in_row, list[i], t); ++i) ++last;
+      visit(in_row.block_begin(first, l_sel), std::min(in_row.block_begin(last, l_sel) + l_sel, t + 1));
     }
   }
   template <class Visit>
   void rows(int64_t b, int64_t g, int64_t begin, int64_t end, Visit&& visit) const {
     const int64_t head = b * tokens.size(1) + g;
-    const int64_t* from = begins.ptr<int64_t>() + head * (blocks + 1) + begin / l_sel;
+    const int64_t* from = begins.ptr<int64_t>() + head * (blocks + 1) + row(b).block_of(begin, l_sel);
     const int32_t* t = tokens.ptr<int32_t>() + head * tokens.size(2);
     for (int64_t i = from[0]; i < from[1]; ++i)
       if (t[i] >= begin) visit(int64_t{t[i]}, begin, std::min<int64_t>(end, t[i] + 1));
   }
-  int64_t span() const { return l_sel; }
+  int64_t spans() const { return blocks; }
+  attend_cpu::Span span(int64_t b, int64_t i) const {
+    const DocumentRow<int64_t> in_row = row(b);
+    return {in_row.block_begin(i, l_sel), in_row.block_end(i, l_sel)};
+  }
+  int64_t most_keys() const { return std::min(l_sel, T); }
 };
 
 SelectedPattern selected_pattern(const char* op, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
@@ -49,10 +61,12 @@ SelectedPattern selected_pattern(const char* op, const AttendIn& in, const Const
   TRIAD_CHECK(block_index.rank == 4, "{}: block_index is {}, which has not four axes", op, block_index.str());
   const int64_t n = block_index.size(3);
   check_tensor("block_index", block_index, {B, T, Hkv, n}, DType::i32);
-  return {T, n, l_sel, ceil_div(T, l_sel), attend_cpu::Rows<const int32_t>(block_index), {}, {}};
+  const int64_t blocks = in.documents.empty() ? ceil_div(T, l_sel) : in.documents.ids();
+  return {T, n, l_sel, blocks, in.documents, attend_cpu::Rows<const int32_t>(block_index), {}, {}};
 }
 
-// Fills begins and tokens by a counting sort: counts per block, prefix sum, then one write per list entry.
+// Fills the inverse index, begins and tokens, by a counting sort: counts per block, their prefix sums, then one write
+// per list entry.
 void invert_lists(Context& ctx, Scratch::Scope& scope, SelectedPattern& p, int64_t B, int64_t Hkv) {
   p.begins = scope.alloc(DType::i64, {B, Hkv, p.blocks + 1});
   p.tokens = scope.alloc(DType::i32, {B, Hkv, p.T * std::min(p.n, p.blocks)});
@@ -60,9 +74,10 @@ void invert_lists(Context& ctx, Scratch::Scope& scope, SelectedPattern& p, int64
     int64_t* begins = p.begins.ptr<int64_t>() + head * (p.blocks + 1);
     int32_t* tokens = p.tokens.ptr<int32_t>() + head * p.tokens.size(2);
     auto for_each_entry = [&](auto&& visit) {
+      const DocumentRow<int64_t> row = p.row(head / Hkv);
       for (int64_t t = 0; t < p.T; ++t) {
         const int32_t* list = p.lists(head / Hkv, t, head % Hkv);
-        for (int64_t i = 0; i < p.n && p.exists(list[i], t); ++i) visit(t, int64_t{list[i]});
+        for (int64_t i = 0; i < p.n && p.shows(row, list[i], t); ++i) visit(t, int64_t{list[i]});
       }
     };
     std::fill_n(begins, p.blocks + 1, int64_t{0});

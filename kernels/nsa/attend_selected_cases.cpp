@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "kernels/nsa/attend_selected.h"
+#include "kernels/nsa/document_cases.h"
 #include "kernels/nsa/gate.h"
-#include "kernels/nsa/nsa_cases.h"
 
 namespace triad {
 
@@ -19,14 +19,15 @@ OpCase selected_case(std::string name, const AttendSizes& n, int64_t n_sel, int6
       lists ? lists : [=](uint64_t seed) { return random_block_lists(seed, n.B, n.T, n.Hkv, n_sel, l_sel); };
   c.args.push_back(std::move(index));
   c.forward = [l_sel](Context& ctx, const Args& a) {
-    nsa_attend_selected_forward(ctx, {a["o"], a["lse"]}, {a["q"], a["k"], a["v"]}, a["block_index"], l_sel);
+    nsa_attend_selected_forward(ctx, {a["o"], a["lse"]}, {a["q"], a["k"], a["v"], documents_of(a)}, a["block_index"],
+                                l_sel);
   };
   c.backward = [l_sel](Context& ctx, const Args& a) {
     Scratch::Scope scope(ctx.scratch);
     const Tensor delta = scope.alloc(a["lse"].dtype, a["lse"].shape());
     attention_delta(ctx, delta, a["do"], a["o"]);
     nsa_attend_selected_backward(ctx, {a["dq"], a["dk"], a["dv"]}, {a["do"], {}, delta, a["lse"]},
-                                 {a["q"], a["k"], a["v"]}, a["block_index"], l_sel);
+                                 {a["q"], a["k"], a["v"], documents_of(a)}, a["block_index"], l_sel);
   };
   set_attend_costs(c, n, selected_pairs(n.T, n_sel, l_sel));
   c.differences = n.T * n.Hq <
@@ -53,6 +54,50 @@ std::vector<double> differing_lists(int64_t tokens, int64_t n_sel, int64_t l_sel
     std::sort(list, list + count);
   }
   return lists;
+}
+
+std::vector<OpCase> packed_cases() {
+  std::vector<OpCase> cases = {
+      packed(selected_case("docs_1_2_3_10x6", {1, 3, 3, 2, 2, 10, 6}, 3, 8), kSingleTokens, 8),
+      packed(selected_case("docs_33_64_65_127_G4", {1, 127, 127, 8, 2, 8, 8}, 4, 8), kMixed, 8),
+      packed(selected_case("docs_33_64_65_127_G4_tails", {1, 127, 127, 4, 1, 8, 8}, 9, 8), kMixed, 8, true),
+      packed(selected_case("docs_33_64_65_127_G2_60x100_strided", {1, 127, 127, 2, 1, 60, 100}, 3, 12, nullptr, 8),
+             kMixed, 12),
+      packed(selected_case("docs_33_64_65_127_G1_64x64", {1, 127, 127, 1, 1, 64, 64}, 3, 32), kMixed, 32),
+      packed(selected_case("docs_33_64_65_127_G1_128x128", {1, 127, 127, 1, 1, 128, 128}, 3, 16), kMixed, 16),
+      packed(selected_case("docs_33_64_65_127_G1_192x128", {1, 127, 127, 1, 1, 192, 128}, 2, 64), kMixed, 64),
+      packed(selected_case("docs_33_64_65_127_l1", {1, 127, 127, 2, 1, 8, 8}, 8, 1), kMixed, 1),
+      packed(selected_case("docs_empty_tail_G6", {1, 127, 127, 6, 1, 10, 6}, 4, 8), kMixedPadded, 8),
+      packed(selected_case("docs_two_rows_G16", {2, 127, 127, 16, 1, 8, 8}, 3, 8), kTwoRows, 8),
+      packed(selected_case("docs_one", {1, 60, 60, 2, 1, 8, 8}, 4, 8), {0, 60}, 8),
+      packed(selected_case("docs_64_of_4", {1, 256, 256, 2, 1, 8, 8}, 3, 4), equal_documents(64, 4), 4),
+      packed(selected_case("docs_781_2048", {1, 2048, 2048, 1, 1, 8, 8}, 4, 32), kTwoLong, 32),
+      // On Hopper: the shared KV tile, the query-stationary and the KV-stationary kernel, at each pair of widths.
+      gpu_sized(packed(selected_case("docs_130_131_400_700_G6_64x64", {1, 700, 700, 12, 2, 64, 64}, 4, 64),
+                       {0, 130, 131, 400, 700}, 64)),
+      gpu_sized(packed(selected_case("docs_130_131_400_700_G6_tails_64x64", {1, 700, 700, 6, 1, 64, 64}, 6, 32),
+                       {0, 130, 131, 400, 700}, 32, true)),
+      gpu_sized(packed(selected_case("docs_130_131_400_700_G16_128x128", {1, 700, 700, 16, 1, 128, 128}, 4, 32),
+                       {0, 130, 131, 400, 700}, 32)),
+      gpu_sized(packed(selected_case("docs_130_131_400_700_G4_128x128", {1, 700, 700, 4, 1, 128, 128}, 3, 64),
+                       {0, 130, 131, 400, 700}, 64)),
+      gpu_sized(packed(selected_case("docs_130_131_400_700_G1_192x128", {1, 700, 700, 2, 2, 192, 128}, 2, 128),
+                       {0, 130, 131, 400, 700}, 128)),
+      gpu_sized(packed(selected_case("docs_130_131_400_700_G16_192x128", {1, 700, 700, 16, 1, 192, 128}, 3, 32),
+                       {0, 130, 131, 400, 700}, 32)),
+      gpu_sized(packed(selected_case("docs_64_of_32_G16_64x64", {1, 2048, 2048, 16, 1, 64, 64}, 4, 32),
+                       equal_documents(64, 32), 32)),
+      gpu_sized(
+          packed(selected_case("docs_781_2048_G2_128x128", {1, 2048, 2048, 2, 1, 128, 128}, 8, 64), kTwoLong, 64)),
+      gpu_sized(packed(selected_case("docs_1100_1101_2900_far_G6", {1, 2900, 2900, 6, 1, 64, 64}, 8, 32),
+                       {0, 1100, 1101, 2900}, 32)),
+      gpu_sized(packed(selected_case("docs_two_rows_far_G2_128x128", {2, 1700, 1700, 2, 1, 128, 128}, 4, 32),
+                       {0, 900, 1700, 1750, 3400}, 32)),
+      gpu_sized(packed(selected_case("docs_1500_2600_far_192x128", {1, 2600, 2600, 1, 1, 192, 128}, 4, 32),
+                       {0, 1500, 2600}, 32)),
+  };
+  cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key each: dq and dk are 0, so no relative error exists
+  return cases;
 }
 
 }  // namespace
@@ -116,6 +161,7 @@ std::vector<OpCase> attend_selected_cases() {
   };
   cases.back().bench = true;
   cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key: dq and dk are 0, so no relative error exists
+  for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
   return cases;
 }
 

@@ -1,4 +1,4 @@
-// The window branch: checks, dispatch, and the CPU's Pattern (keys of a row, rows of a key).
+// The window branch: checks, dispatch, and the Pattern of the CPU reference (attend_cpu.h).
 #include "kernels/nsa/attend_window.h"
 
 #include "engine/op_scope.h"
@@ -12,23 +12,29 @@ namespace {
 
 struct WindowPattern {
   int64_t T, w;
+  Documents documents;
   template <class Visit>
-  void keys(int64_t, int64_t t, int64_t, Visit&& visit) const {
-    visit(std::max<int64_t>(0, t - w + 1), t + 1);
+  void keys(int64_t b, int64_t t, int64_t, Visit&& visit) const {
+    visit(std::max(host_row(documents, b, T).begin(t), t - w + 1), t + 1);
   }
   template <class Visit>
-  void rows(int64_t, int64_t, int64_t begin, int64_t end, Visit&& visit) const {
-    for (int64_t t = begin; t < std::min(T, end - 1 + w); ++t)
-      visit(t, std::max(begin, t - w + 1), std::min(end, t + 1));
+  void rows(int64_t b, int64_t, int64_t begin, int64_t end, Visit&& visit) const {
+    const DocumentRow<int64_t> row = host_row(documents, b, T);
+    for (int64_t t = begin; t < std::min(row.end(end - 1), end - 1 + w); ++t) {
+      const int64_t first = std::max({begin, row.begin(t), t - w + 1}), last = std::min(end, t + 1);
+      if (first < last) visit(t, first, last);
+    }
   }
-  int64_t span() const { return T; }
+  int64_t spans() const { return 1; }
+  attend_cpu::Span span(int64_t, int64_t) const { return {0, T}; }
+  int64_t most_keys() const { return T; }
 };
 
 WindowPattern window_pattern(const char* op, const AttendIn& in, int64_t w) {
   const int64_t T = in.q.size(1);
   TRIAD_CHECK(in.k.size(1) == T, "{}: {} keys for {} tokens", op, in.k.size(1), T);
   TRIAD_CHECK(w >= 1, "{}: a window of {} tokens", op, w);
-  return {T, std::min(w, T)};
+  return {T, std::min(w, T), in.documents};
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Cases of the window branch.
 #include "kernels/nsa/attend_window.h"
+#include "kernels/nsa/document_cases.h"
 #include "kernels/nsa/gate.h"
-#include "kernels/nsa/nsa_cases.h"
 
 namespace triad {
 
@@ -10,17 +10,44 @@ namespace {
 OpCase window_case(std::string name, const AttendSizes& n, int64_t w, double q_std = 1.0, int64_t row_pad = 0) {
   OpCase c{.op = "nsa_attend_window", .name = std::move(name), .args = attend_args(n, q_std, row_pad)};
   c.forward = [w](Context& ctx, const Args& a) {
-    nsa_attend_window_forward(ctx, {a["o"], a["lse"]}, {a["q"], a["k"], a["v"]}, w);
+    nsa_attend_window_forward(ctx, {a["o"], a["lse"]}, {a["q"], a["k"], a["v"], documents_of(a)}, w);
   };
   c.backward = [w](Context& ctx, const Args& a) {
     Scratch::Scope scope(ctx.scratch);
     const Tensor delta = scope.alloc(a["lse"].dtype, a["lse"].shape());
     attention_delta(ctx, delta, a["do"], a["o"]);
     nsa_attend_window_backward(ctx, {a["dq"], a["dk"], a["dv"]}, {a["do"], {}, delta, a["lse"]},
-                               {a["q"], a["k"], a["v"]}, w);
+                               {a["q"], a["k"], a["v"], documents_of(a)}, w);
   };
   set_attend_costs(c, n, window_pairs(n.T, w));
   return c;
+}
+
+std::vector<OpCase> packed_cases() {
+  std::vector<OpCase> cases = {
+      packed(window_case("docs_1_2_3_10x6", {1, 3, 3, 2, 2, 10, 6}, 2), kSingleTokens, 8),
+      packed(window_case("docs_33_64_65_127_G4", {1, 127, 127, 8, 2, 8, 8}, 20), kMixed, 8),
+      packed(window_case("docs_33_64_65_127_G2_60x100_strided", {1, 127, 127, 2, 1, 60, 100}, 40, 1.0, 8), kMixed, 16),
+      packed(window_case("docs_33_64_65_127_G1_64x64", {1, 127, 127, 1, 1, 64, 64}, 1000), kMixed, 32),
+      packed(window_case("docs_33_64_65_127_G1_128x128", {1, 127, 127, 1, 1, 128, 128}, 31), kMixed, 64),
+      packed(window_case("docs_33_64_65_127_G1_192x128", {1, 127, 127, 1, 1, 192, 128}, 31), kMixed, 64),
+      packed(window_case("docs_empty_tail_G6", {1, 127, 127, 6, 1, 10, 6}, 20), kMixedPadded, 8),
+      packed(window_case("docs_two_rows_G16", {2, 127, 127, 16, 1, 8, 8}, 25), kTwoRows, 8),
+      packed(window_case("docs_one", {1, 60, 60, 2, 1, 8, 8}, 20), {0, 60}, 8),
+      packed(window_case("docs_64_of_4", {1, 256, 256, 2, 1, 8, 8}, 7), equal_documents(64, 4), 4),
+      packed(window_case("docs_781_2048", {1, 2048, 2048, 1, 1, 8, 8}, 33), kTwoLong, 64),
+      gpu_sized(packed(window_case("docs_130_131_400_700_G6_64x64", {1, 700, 700, 12, 2, 64, 64}, 100),
+                       {0, 130, 131, 400, 700}, 64)),
+      gpu_sized(packed(window_case("docs_130_131_400_700_G16_128x128", {1, 700, 700, 16, 1, 128, 128}, 200),
+                       {0, 130, 131, 400, 700}, 64)),
+      gpu_sized(packed(window_case("docs_130_131_400_700_G1_192x128", {1, 700, 700, 2, 2, 192, 128}, 200),
+                       {0, 130, 131, 400, 700}, 64)),
+      gpu_sized(packed(window_case("docs_64_of_32_G4_64x64", {1, 2048, 2048, 4, 1, 64, 64}, 512),
+                       equal_documents(64, 32), 32)),
+      gpu_sized(packed(window_case("docs_781_2048_G2_128x128", {1, 2048, 2048, 2, 1, 128, 128}, 512), kTwoLong, 64)),
+  };
+  cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key each: dq and dk are 0, so no relative error exists
+  return cases;
 }
 
 }  // namespace
@@ -29,7 +56,7 @@ std::vector<OpCase> attend_window_cases() {
   std::vector<OpCase> cases = {
       window_case("1x1", {1, 1, 1, 1, 1, 4, 4}, 1),
       window_case("2x31_w7", {2, 31, 31, 4, 2, 8, 8}, 7),
-      window_case("33_dense", {1, 33, 33, 6, 1, 10, 6}, 1000),
+      window_case("33_w1000", {1, 33, 33, 6, 1, 10, 6}, 1000),
       window_case("65_w32_strided", {1, 65, 65, 4, 2, 64, 64}, 32, 1.0, 8),
       window_case("127_w64_G16", {1, 127, 127, 16, 1, 32, 32}, 64),
       window_case("97_w40_192x128", {1, 97, 97, 2, 2, 192, 128}, 40),
@@ -40,20 +67,20 @@ std::vector<OpCase> attend_window_cases() {
       window_case("129_w129_G32", {1, 129, 129, 32, 1, 64, 64}, 129),
       window_case("300_w130_128x128", {1, 300, 300, 12, 2, 128, 128}, 130, 1.0, 8),
       window_case("2x131_w64_128x128_G16", {2, 131, 131, 16, 1, 128, 128}, 64),
-      window_case("270_dense_128x128_G1", {1, 270, 270, 2, 2, 128, 128}, 270),
+      window_case("270_w200_128x128_G1", {1, 270, 270, 2, 2, 128, 128}, 200),
       window_case("300_w130_peaked", {1, 300, 300, 12, 2, 64, 64}, 130, 30.0),
       window_case("300_w130_peaked_128x128", {1, 300, 300, 12, 2, 128, 128}, 130, 30.0),
       window_case("m7c", {16, 2048, 2048, 12, 2, 64, 64}, 512),
-      window_case("m7c_dense", {16, 2048, 2048, 12, 2, 64, 64}, 2048),
   };
   cases[0].gpu_f32 = cases[0].gpu_bf16 = false;  // one key: dq and dk are 0, so no relative error exists
   // Logits of +-100: p is nearly one-hot, and gradients are differences of nearly equal numbers.
   cases[7].f32_tolerance = 1e-3;
   cases[7].gpu_bf16 = false;
   // Forward only, in bf16 too: the largest score of a row comes late, so its sums are rescaled.
-  for (size_t i = cases.size() - 4; i < cases.size() - 2; ++i)
+  for (size_t i = cases.size() - 3; i < cases.size() - 1; ++i)
     cases[i].backward = nullptr, cases[i].f32_tolerance = 1e-3;
-  for (size_t i = cases.size() - 2; i < cases.size(); ++i) cases[i].bench = true;
+  cases.back().bench = true;
+  for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
   return cases;
 }
 

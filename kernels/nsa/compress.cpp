@@ -15,14 +15,29 @@ namespace triad {
 
 namespace {
 
-// Sizes of x [B,T,H,D] and of its Tc blocks.
+// Sizes of x [B,T,H,D] and of its Tc blocks, and which tokens a block covers.
 struct Blocks {
   int64_t B, T, H, D, l, d, Tc;
-  Blocks(const ConstTensor& x, const PhiOptions& o)
-      : B(x.size(0)), T(x.size(1)), H(x.size(2)), D(x.size(3)), l(o.l), d(o.d), Tc(compressed_length(T, l, d)) {}
-  // The blocks that cover token s are [first, last).
-  int64_t first(int64_t s) const { return s < l ? 0 : (s - l) / d + 1; }
-  int64_t last(int64_t s) const { return std::min(Tc, s / d + 1); }
+  const Documents& documents;
+  Blocks(const ConstTensor& x, const PhiOptions& o, const Documents& docs)
+      : B(x.size(0)),
+        T(x.size(1)),
+        H(x.size(2)),
+        D(x.size(3)),
+        l(o.l),
+        d(o.d),
+        Tc(compressed_length(T, l, d)),
+        documents(docs) {}
+  // The first token of block c of sequence b; -1 if no document uses the block.
+  int64_t begin(int64_t b, int64_t c) const { return host_row(documents, b, T).key_begin(c, l, d); }
+  // Calls visit(c, i) for each block c that covers token s of sequence b, as its token i, in ascending order.
+  template <class Visit>
+  void for_each_cover(int64_t b, int64_t s, Visit&& visit) const {
+    const DocumentRow<int64_t> row = host_row(documents, b, T);
+    const int64_t at = s - row.begin(s), first_key = row.first_key(s, d);
+    const int64_t last = std::min(compressed_length(row.end(s) - row.begin(s), l, d), at / d + 1);
+    for (int64_t c = at < l ? 0 : (at - l) / d + 1; c < last; ++c) visit(first_key + c, at - c * d);
+  }
 };
 
 template <class TensorType>
@@ -35,11 +50,12 @@ void check_phi(const char* what, const PhiTensors<TensorType>& w, const PhiOptio
   }
 }
 
-void check_compress(const ConstTensor& x, const ConstTensor& y, DType y_dtype, const PhiWeights& w,
-                    const PhiOptions& o) {
+void check_compress(const ConstTensor& x, const ConstTensor& y, DType y_dtype, const PhiWeights& w, const PhiOptions& o,
+                    const Documents& documents) {
   TRIAD_CHECK(x.rank == 4 && is_float(x.dtype), "nsa_compress: x is {}, not floats of four axes", x.str());
   TRIAD_CHECK(o.l >= 1 && o.d >= 1, "nsa_compress: blocks of {} tokens every {}", o.l, o.d);
-  const Blocks n(x, o);
+  TRIAD_CHECK(documents.empty() || o.d <= o.l, "nsa_compress: blocks of {} tokens every {} leave gaps", o.l, o.d);
+  const Blocks n(x, o, documents);
   check_tensor("nsa_compress: y", y, {n.B, n.Tc, n.H, n.D}, y_dtype);
   check_phi("nsa_compress: a weight of phi", w, o, n.D, x.dtype);
 }
@@ -56,16 +72,17 @@ T* row_of(const Tensor& x, int64_t b, int64_t t, int64_t h) {
 // ---- avg, conv: y_c = sum_i weight_i * x[c*d + i], weight_i 1/l or w[i,:] ----
 
 template <class T>
-void linear_forward_cpu(Context& ctx, Tensor y, ConstTensor x, const PhiWeights& weights, const PhiOptions& o) {
+void linear_forward_cpu(Context& ctx, Tensor y, ConstTensor x, const PhiWeights& weights, const PhiOptions& o,
+                        const Documents& documents) {
   using A = acc_t<T>;
-  const Blocks n(x, o);
+  const Blocks n(x, o, documents);
   parallel_for(ctx, n.B * n.Tc, [&](int64_t i) {
-    const int64_t c = i % n.Tc, b = i / n.Tc;
+    const int64_t c = i % n.Tc, b = i / n.Tc, begin = n.begin(b, c);
     static thread_local std::vector<A> sum;
     for (int64_t h = 0; h < n.H; ++h) {
       sum.assign(static_cast<size_t>(n.D), A{0});
-      for (int64_t k = 0; k < n.l; ++k) {
-        const T* row = row_of<T>(x, b, c * n.d + k, h);
+      for (int64_t k = 0; k < n.l && begin >= 0; ++k) {
+        const T* row = row_of<T>(x, b, begin + k, h);
         if (o.kind == Phi::avg) {
           for (int64_t j = 0; j < n.D; ++j) sum[j] += static_cast<A>(row[j]);
         } else {
@@ -82,23 +99,23 @@ void linear_forward_cpu(Context& ctx, Tensor y, ConstTensor x, const PhiWeights&
 
 template <class T>
 void linear_backward_cpu(Context& ctx, Tensor dx, const PhiGrads& grads, ConstTensor dy, ConstTensor x,
-                         const PhiWeights& weights, const PhiOptions& o) {
+                         const PhiWeights& weights, const PhiOptions& o, const Documents& documents) {
   using A = acc_t<T>;
-  const Blocks n(x, o);
+  const Blocks n(x, o, documents);
   parallel_for(ctx, n.B * n.T, [&](int64_t i) {
     const int64_t s = i % n.T, b = i / n.T;
     static thread_local std::vector<A> sum;
     for (int64_t h = 0; h < n.H; ++h) {
       sum.assign(static_cast<size_t>(n.D), A{0});
-      for (int64_t c = n.first(s); c < n.last(s); ++c) {
+      n.for_each_cover(b, s, [&](int64_t c, int64_t k) {
         const A* row = row_of<A>(dy, b, c, h);
         if (o.kind == Phi::avg) {
           for (int64_t j = 0; j < n.D; ++j) sum[j] += row[j] / static_cast<A>(n.l);
         } else {
-          const T* w = weights.w.ptr<T>() + (s - c * n.d) * weights.w.stride[0];
+          const T* w = weights.w.ptr<T>() + k * weights.w.stride[0];
           for (int64_t j = 0; j < n.D; ++j) sum[j] += static_cast<A>(w[j]) * row[j];
         }
-      }
+      });
       T* to = row_of<T>(dx, b, s, h);
       for (int64_t j = 0; j < n.D; ++j) to[j] = static_cast<T>(sum[j]);
     }
@@ -107,35 +124,43 @@ void linear_backward_cpu(Context& ctx, Tensor dx, const PhiGrads& grads, ConstTe
   parallel_for(ctx, n.l, [&](int64_t k) {
     A* dw = grads.w.ptr<A>() + k * grads.w.stride[0];
     for (int64_t b = 0; b < n.B; ++b)
-      for (int64_t c = 0; c < n.Tc; ++c)
-        for (int64_t h = 0; h < n.H; ++h) {
+      for (int64_t c = 0; c < n.Tc; ++c) {
+        const int64_t begin = n.begin(b, c);
+        for (int64_t h = 0; h < n.H && begin >= 0; ++h) {
           const A* row = row_of<A>(dy, b, c, h);
-          const T* from = row_of<T>(x, b, c * n.d + k, h);
+          const T* from = row_of<T>(x, b, begin + k, h);
           for (int64_t j = 0; j < n.D; ++j) dw[j] += row[j] * static_cast<A>(from[j]);
         }
+      }
   });
 }
 
 // ---- mlp ----
 
 template <class T>
-void gather_cpu(Context& ctx, Tensor rows, ConstTensor x, ConstTensor pos, const PhiOptions& o) {
+void gather_cpu(Context& ctx, Tensor rows, ConstTensor x, ConstTensor pos, const PhiOptions& o,
+                const Documents& documents) {
   using A = acc_t<T>;
-  const Blocks n(x, o);
+  const Blocks n(x, o, documents);
   parallel_for(ctx, n.B * n.Tc * n.H, [&](int64_t i) {
-    const int64_t h = i % n.H, c = i / n.H % n.Tc, b = i / n.H / n.Tc;
+    const int64_t h = i % n.H, c = i / n.H % n.Tc, b = i / n.H / n.Tc, begin = n.begin(b, c);
+    if (begin < 0) {
+      std::fill_n(rows.ptr<T>() + i * rows.stride[0], n.l * n.D, T(0.0f));
+      return;
+    }
     for (int64_t k = 0; k < n.l; ++k) {
       T* to = rows.ptr<T>() + i * rows.stride[0] + k * n.D;
-      const T *from = row_of<T>(x, b, c * n.d + k, h), *p = pos.ptr<T>() + k * pos.stride[0];
+      const T *from = row_of<T>(x, b, begin + k, h), *p = pos.ptr<T>() + k * pos.stride[0];
       for (int64_t j = 0; j < n.D; ++j) to[j] = static_cast<T>(static_cast<A>(from[j]) + static_cast<A>(p[j]));
     }
   });
 }
 
 template <class T>
-void scatter_cpu(Context& ctx, Tensor dx, Tensor dpos, ConstTensor drows, const PhiOptions& o) {
+void scatter_cpu(Context& ctx, Tensor dx, Tensor dpos, ConstTensor drows, const PhiOptions& o,
+                 const Documents& documents) {
   using A = acc_t<T>;
-  const Blocks n(dx, o);
+  const Blocks n(dx, o, documents);
   auto piece = [&](int64_t b, int64_t c, int64_t h, int64_t k) {
     return drows.ptr<T>() + ((b * n.Tc + c) * n.H + h) * drows.stride[0] + k * n.D;
   };
@@ -144,7 +169,7 @@ void scatter_cpu(Context& ctx, Tensor dx, Tensor dpos, ConstTensor drows, const 
     static thread_local std::vector<A> sum;
     for (int64_t h = 0; h < n.H; ++h) {
       sum.assign(static_cast<size_t>(n.D), A{0});
-      for (int64_t c = n.first(s); c < n.last(s); ++c) axpy(sum.data(), A{1}, piece(b, c, h, s - c * n.d), n.D);
+      n.for_each_cover(b, s, [&](int64_t c, int64_t k) { axpy(sum.data(), A{1}, piece(b, c, h, k), n.D); });
       T* to = row_of<T>(dx, b, s, h);
       for (int64_t j = 0; j < n.D; ++j) to[j] = static_cast<T>(sum[j]);
     }
@@ -153,49 +178,52 @@ void scatter_cpu(Context& ctx, Tensor dx, Tensor dpos, ConstTensor drows, const 
     A* to = dpos.ptr<A>() + k * dpos.stride[0];
     for (int64_t b = 0; b < n.B; ++b)
       for (int64_t c = 0; c < n.Tc; ++c)
-        for (int64_t h = 0; h < n.H; ++h) axpy(to, A{1}, piece(b, c, h, k), n.D);
+        for (int64_t h = 0; h < n.H && n.begin(b, c) >= 0; ++h) axpy(to, A{1}, piece(b, c, h, k), n.D);
   });
 }
 
-void gather(Context& ctx, Tensor rows, ConstTensor x, ConstTensor pos, const PhiOptions& o) {
+void gather(Context& ctx, Tensor rows, ConstTensor x, ConstTensor pos, const PhiOptions& o,
+            const Documents& documents) {
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::compress_gather(ctx, rows, x, pos, o);
+    if constexpr (kBuiltWithCuda) return cuda::compress_gather(ctx, rows, x, pos, o, documents);
   }
-  dispatch_float(x.dtype, [&]<class T>() { gather_cpu<T>(ctx, rows, x, pos, o); });
+  dispatch_float(x.dtype, [&]<class T>() { gather_cpu<T>(ctx, rows, x, pos, o, documents); });
 }
 
-void scatter(Context& ctx, Tensor dx, Tensor dpos, ConstTensor drows, const PhiOptions& o) {
+void scatter(Context& ctx, Tensor dx, Tensor dpos, ConstTensor drows, const PhiOptions& o, const Documents& documents) {
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::compress_scatter(ctx, dx, dpos, drows, o);
+    if constexpr (kBuiltWithCuda) return cuda::compress_scatter(ctx, dx, dpos, drows, o, documents);
   }
-  dispatch_float(dx.dtype, [&]<class T>() { scatter_cpu<T>(ctx, dx, dpos, drows, o); });
+  dispatch_float(dx.dtype, [&]<class T>() { scatter_cpu<T>(ctx, dx, dpos, drows, o, documents); });
 }
 
 // The first half of the MLP: the gathered rows and fc1. Backward recomputes it, so that forward saves nothing.
 struct MlpHidden {
   Tensor rows, hidden, act;  // [B*Tc*H, l*D], [.., 2D], SiLU of it
 };
-MlpHidden mlp_hidden(Context& ctx, Scratch::Scope& scope, ConstTensor x, const PhiWeights& w, const PhiOptions& o) {
-  const Blocks n(x, o);
+MlpHidden mlp_hidden(Context& ctx, Scratch::Scope& scope, ConstTensor x, const PhiWeights& w, const PhiOptions& o,
+                     const Documents& documents) {
+  const Blocks n(x, o, documents);
   const int64_t N = n.B * n.Tc * n.H;
   const MlpHidden m{scope.alloc(x.dtype, {N, n.l * n.D}), scope.alloc(x.dtype, {N, 2 * n.D}),
                     scope.alloc(x.dtype, {N, 2 * n.D})};
-  gather(ctx, m.rows, x, w.pos, o);
+  gather(ctx, m.rows, x, w.pos, o, documents);
   linear_forward(ctx, m.hidden, m.rows, w.fc1);
   silu_forward(ctx, m.act, m.hidden);
   return m;
 }
 
-void mlp_forward(Context& ctx, Tensor y, ConstTensor x, const PhiWeights& w, const PhiOptions& o) {
+void mlp_forward(Context& ctx, Tensor y, ConstTensor x, const PhiWeights& w, const PhiOptions& o,
+                 const Documents& documents) {
   Scratch::Scope scope(ctx.scratch);
-  const MlpHidden m = mlp_hidden(ctx, scope, x, w, o);
+  const MlpHidden m = mlp_hidden(ctx, scope, x, w, o, documents);
   linear_forward(ctx, y.view({m.act.size(0), x.size(3)}), m.act, w.fc2);
 }
 
 void mlp_backward(Context& ctx, Tensor dx, const PhiGrads& grads, ConstTensor dy, ConstTensor x, const PhiWeights& w,
-                  const PhiOptions& o) {
+                  const PhiOptions& o, const Documents& documents) {
   Scratch::Scope scope(ctx.scratch);
-  const MlpHidden m = mlp_hidden(ctx, scope, x, w, o);
+  const MlpHidden m = mlp_hidden(ctx, scope, x, w, o, documents);
   const int64_t N = m.rows.size(0), D = x.size(3);
   if (dy.dtype != x.dtype) {  // both operands of a matrix product need the same dtype
     const Tensor rounded = scope.alloc(x.dtype, dy.shape());
@@ -206,34 +234,35 @@ void mlp_backward(Context& ctx, Tensor dx, const PhiGrads& grads, ConstTensor dy
   linear_backward(ctx, dhidden, grads.fc2, dy.view({N, D}), m.act, w.fc2);
   silu_backward(ctx, dhidden, dhidden, m.hidden);
   linear_backward(ctx, drows, grads.fc1, dhidden, m.rows, w.fc1);
-  scatter(ctx, dx, grads.pos, drows, o);
+  scatter(ctx, dx, grads.pos, drows, o, documents);
 }
 
 }  // namespace
 
-void nsa_compress_forward(Context& ctx, Tensor y, ConstTensor x, const PhiWeights& w, const PhiOptions& o) {
+void nsa_compress_forward(Context& ctx, Tensor y, ConstTensor x, const PhiWeights& w, const PhiOptions& o,
+                          const Documents& documents) {
   const OpScope op_scope(ctx, "nsa_compress_forward");
-  check_compress(x, y, x.dtype, w, o);
+  check_compress(x, y, x.dtype, w, o, documents);
   if (y.numel() == 0) return;
-  if (o.kind == Phi::mlp) return mlp_forward(ctx, y, x, w, o);
+  if (o.kind == Phi::mlp) return mlp_forward(ctx, y, x, w, o, documents);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::compress_linear_forward(ctx, y, x, w, o);
+    if constexpr (kBuiltWithCuda) return cuda::compress_linear_forward(ctx, y, x, w, o, documents);
   }
-  dispatch_float(x.dtype, [&]<class T>() { linear_forward_cpu<T>(ctx, y, x, w, o); });
+  dispatch_float(x.dtype, [&]<class T>() { linear_forward_cpu<T>(ctx, y, x, w, o, documents); });
 }
 
 void nsa_compress_backward(Context& ctx, Tensor dx, const PhiGrads& grads, ConstTensor dy, ConstTensor x,
-                           const PhiWeights& w, const PhiOptions& o) {
+                           const PhiWeights& w, const PhiOptions& o, const Documents& documents) {
   const OpScope op_scope(ctx, "nsa_compress_backward");
-  check_compress(x, dy, acc_dtype(x.dtype), w, o);
+  check_compress(x, dy, acc_dtype(x.dtype), w, o, documents);
   check_tensor("nsa_compress: dx", dx, x.shape(), x.dtype);
   check_phi("nsa_compress: a gradient of phi", grads, o, x.size(3), acc_dtype(x.dtype));
   if (dy.numel() == 0) return zero(ctx, dx);
-  if (o.kind == Phi::mlp) return mlp_backward(ctx, dx, grads, dy, x, w, o);
+  if (o.kind == Phi::mlp) return mlp_backward(ctx, dx, grads, dy, x, w, o, documents);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::compress_linear_backward(ctx, dx, grads, dy, x, w, o);
+    if constexpr (kBuiltWithCuda) return cuda::compress_linear_backward(ctx, dx, grads, dy, x, w, o, documents);
   }
-  dispatch_float(x.dtype, [&]<class T>() { linear_backward_cpu<T>(ctx, dx, grads, dy, x, w, o); });
+  dispatch_float(x.dtype, [&]<class T>() { linear_backward_cpu<T>(ctx, dx, grads, dy, x, w, o, documents); });
 }
 
 }  // namespace triad

@@ -5,6 +5,7 @@
 // All groups share the weights; keys and values have weights of their own. Keys are compressed after RoPE.
 #pragma once
 #include "engine/context.h"
+#include "kernels/common/documents.h"
 
 namespace triad {
 
@@ -13,9 +14,12 @@ enum class Phi { avg, conv, mlp };
 // Tc, the number of compressed blocks of T tokens; 0 while T < l.
 constexpr int64_t compressed_length(int64_t T, int64_t l, int64_t d) { return T < l ? 0 : (T - l) / d + 1; }
 
-struct PhiOptions {
+// Compressed block c is the tokens [c*d, c*d + l).
+struct CompressionBlocks {
+  int64_t l = 32, d = 16;  // length and stride, in tokens
+};
+struct PhiOptions : CompressionBlocks {
   Phi kind = Phi::avg;
-  int64_t l = 32, d = 16;
 };
 template <class TensorType>
 struct PhiTensors {
@@ -26,20 +30,23 @@ using PhiWeights = PhiTensors<ConstTensor>;  // T
 using PhiGrads = PhiTensors<Tensor>;         // acc, added to
 
 // y [B,Tc,H,D] T overwritten  <-  x [B,T,H,D] T
-void nsa_compress_forward(Context&, Tensor y, ConstTensor x, const PhiWeights&, const PhiOptions&);
+// documents: blocks are counted in each document, and numbered in the row as common/documents.h says; rows of y that no
+// document uses are 0. Backward ignores dy there.
+void nsa_compress_forward(Context&, Tensor y, ConstTensor x, const PhiWeights&, const PhiOptions&,
+                          const Documents& documents = {});
 // dx [B,T,H,D] T overwritten (0 for tokens outside every block), weight gradients added to  <-  dy [B,Tc,H,D] acc, x as
 // in forward
 void nsa_compress_backward(Context&, Tensor dx, const PhiGrads&, ConstTensor dy, ConstTensor x, const PhiWeights&,
-                           const PhiOptions&);
+                           const PhiOptions&, const Documents& documents = {});
 
 namespace cuda {
 // The kernels of avg and conv. mlp uses ops/matmul.h and ops/activation.h between the gather and the scatter below.
-void compress_linear_forward(Context&, Tensor y, ConstTensor x, const PhiWeights&, const PhiOptions&);
+void compress_linear_forward(Context&, Tensor y, ConstTensor x, const PhiWeights&, const PhiOptions&, const Documents&);
 void compress_linear_backward(Context&, Tensor dx, const PhiGrads&, ConstTensor dy, ConstTensor x, const PhiWeights&,
-                              const PhiOptions&);
-// rows [B*Tc*H, l*D] T overwritten  <-  x [B,T,H,D] T + pos [l,D] T
-void compress_gather(Context&, Tensor rows, ConstTensor x, ConstTensor pos, const PhiOptions&);
+                              const PhiOptions&, const Documents&);
+// rows [B*Tc*H, l*D] T overwritten (0 for blocks that no document uses)  <-  x [B,T,H,D] T + pos [l,D] T
+void compress_gather(Context&, Tensor rows, ConstTensor x, ConstTensor pos, const PhiOptions&, const Documents&);
 // dx [B,T,H,D] T overwritten, dpos [l,D] acc added to  <-  drows [B*Tc*H, l*D] T
-void compress_scatter(Context&, Tensor dx, Tensor dpos, ConstTensor drows, const PhiOptions&);
+void compress_scatter(Context&, Tensor dx, Tensor dpos, ConstTensor drows, const PhiOptions&, const Documents&);
 }  // namespace cuda
 }  // namespace triad

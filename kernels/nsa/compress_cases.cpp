@@ -1,5 +1,5 @@
 // Cases of phi.
-#include "kernels/nsa/nsa_cases.h"
+#include "kernels/nsa/document_cases.h"
 #include "kernels/ops/cast.h"
 
 namespace triad {
@@ -27,42 +27,70 @@ OpCase compress_case(std::string name, int64_t B, int64_t T, int64_t H, int64_t 
     c.backward_flops = 3 * c.forward_flops;  // backward recomputes fc1
   }
   c.forward = [o](Context& ctx, const Args& a) {
-    nsa_compress_forward(ctx, a["y"], a["x"], {a["w"], a["pos"], a["fc1"], a["fc2"]}, o);
+    nsa_compress_forward(ctx, a["y"], a["x"], {a["w"], a["pos"], a["fc1"], a["fc2"]}, o, documents_of(a));
   };
   c.backward = [o](Context& ctx, const Args& a) {
     Scratch::Scope scope(ctx.scratch);
-    Tensor dy = a["dy"];  // in the case's dtype; the op takes acc
+    Tensor dy = a["dy"];  // in the case's dtype; the op expects acc
     if (dy.dtype != acc_dtype(dy.dtype)) {
       dy = scope.alloc(acc_dtype(dy.dtype), dy.shape());
       cast(ctx, dy, a["dy"]);
     }
     nsa_compress_backward(ctx, a["dx"], {a["dw"], a["dpos"], a["dfc1"], a["dfc2"]}, dy, a["x"],
-                          {a["w"], a["pos"], a["fc1"], a["fc2"]}, o);
+                          {a["w"], a["pos"], a["fc1"], a["fc2"]}, o, documents_of(a));
   };
   return c;
+}
+
+std::vector<OpCase> packed_cases() {
+  std::vector<OpCase> cases;
+  for (const Phi kind : {Phi::avg, Phi::conv, Phi::mlp}) {
+    const std::string phi = kind == Phi::avg ? "avg" : kind == Phi::conv ? "conv" : "mlp";
+    const auto add = [&](const char* name, int64_t B, int64_t T, int64_t H, int64_t D, int64_t l, int64_t d,
+                         const std::vector<int32_t>& bounds, int64_t row_pad = 0) {
+      cases.push_back(packed(compress_case(phi + "_" + name, B, T, H, D, {l, d, kind}, row_pad), bounds, 8));
+    };
+    add("docs_1_2_3_no_block", 1, 3, 2, 8, 2, 1, kSingleTokens);
+    add("docs_1_2_3_l1", 1, 3, 2, 8, 1, 1, kSingleTokens);
+    add("docs_33_64_65_127", 1, 127, 2, 8, 8, 4, kMixed, 8);
+    add("docs_33_64_65_127_l6_d3", 1, 127, 3, 10, 6, 3, kMixed);
+    add("docs_33_64_65_127_l8_d8", 1, 127, 1, 8, 8, 8, kMixed);
+    add("docs_empty_tail", 1, 127, 1, 8, 8, 4, kMixedPadded);
+    add("docs_two_rows_l7_d3", 2, 127, 2, 8, 7, 3, kTwoRows);
+    add("docs_one", 1, 127, 2, 8, 8, 4, {0, 127});
+    add("docs_64_of_8", 1, 512, 1, 8, 8, 4, equal_documents(64, 8));
+    add("docs_781_2048", 1, 2048, 1, 8, 32, 16, kTwoLong);
+    if (kind == Phi::mlp) cases.back().differences = false;  // seconds; smaller cases cover it
+    add("docs_130_131_400_700_64", 1, 700, 2, 64, 32, 16, {0, 130, 131, 400, 700}, 8);
+    cases.back().cpu = kind != Phi::mlp;
+    add("docs_130_131_400_700_128", 1, 700, 1, 128, 16, 8, {0, 130, 131, 400, 700});
+    cases.back().cpu = kind != Phi::mlp;
+  }
+  return cases;
 }
 
 }  // namespace
 
 std::vector<OpCase> compress_cases() {
   std::vector<OpCase> cases = {
-      compress_case("avg_31_no_block", 1, 31, 2, 8, {Phi::avg, 32, 16}),
-      compress_case("avg_2x100", 2, 100, 2, 64, {Phi::avg, 32, 16}, 8),
-      compress_case("avg_l1", 1, 17, 3, 6, {Phi::avg, 1, 1}),
-      compress_case("avg_l10_d5", 1, 63, 1, 100, {Phi::avg, 10, 5}),
-      compress_case("conv_31_no_block", 1, 31, 2, 8, {Phi::conv, 32, 16}),
-      compress_case("conv_2x100", 2, 100, 2, 64, {Phi::conv, 32, 16}, 8),
-      compress_case("conv_l6_d3", 1, 47, 3, 10, {Phi::conv, 6, 3}),
-      compress_case("conv_l1", 1, 17, 1, 60, {Phi::conv, 1, 1}),
-      compress_case("mlp_7_no_block", 1, 7, 2, 8, {Phi::mlp, 8, 4}),
-      compress_case("mlp_2x33", 2, 33, 2, 8, {Phi::mlp, 8, 4}, 8),
-      compress_case("mlp_l6_d3", 1, 47, 3, 10, {Phi::mlp, 6, 3}),
+      compress_case("avg_31_no_block", 1, 31, 2, 8, {32, 16, Phi::avg}),
+      compress_case("avg_2x100", 2, 100, 2, 64, {32, 16, Phi::avg}, 8),
+      compress_case("avg_l1", 1, 17, 3, 6, {1, 1, Phi::avg}),
+      compress_case("avg_l10_d5", 1, 63, 1, 100, {10, 5, Phi::avg}),
+      compress_case("conv_31_no_block", 1, 31, 2, 8, {32, 16, Phi::conv}),
+      compress_case("conv_2x100", 2, 100, 2, 64, {32, 16, Phi::conv}, 8),
+      compress_case("conv_l6_d3", 1, 47, 3, 10, {6, 3, Phi::conv}),
+      compress_case("conv_l1", 1, 17, 1, 60, {1, 1, Phi::conv}),
+      compress_case("mlp_7_no_block", 1, 7, 2, 8, {8, 4, Phi::mlp}),
+      compress_case("mlp_2x33", 2, 33, 2, 8, {8, 4, Phi::mlp}, 8),
+      compress_case("mlp_l6_d3", 1, 47, 3, 10, {6, 3, Phi::mlp}),
   };
   for (const Phi kind : {Phi::avg, Phi::conv, Phi::mlp}) {
     const char* names[] = {"avg_m7c", "conv_m7c", "mlp_m7c"};
-    cases.push_back(compress_case(names[static_cast<int>(kind)], 16, 2048, 2, 64, {kind, 32, 16}));
+    cases.push_back(compress_case(names[static_cast<int>(kind)], 16, 2048, 2, 64, {32, 16, kind}));
     cases.back().bench = true;
   }
+  for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
   return cases;
 }
 

@@ -10,8 +10,6 @@ namespace {
 constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Branch::sel),
               kWin = static_cast<int>(Branch::win);
 
-PhiOptions phi_options(const NsaConfig& c) { return {c.phi, c.l, c.d}; }
-
 }  // namespace
 
 // The critical path is compress, compressed branch, selection, selected branch; its kernels have the highest priority
@@ -20,17 +18,15 @@ PhiOptions phi_options(const NsaConfig& c) { return {c.phi, c.l, c.d}; }
 void nsa_forward(Context& ctx, Tensor out, const NsaSaved& s, const NsaIn& in, const NsaWeights& w, const NsaConfig& c,
                  bool keep_block_index) {
   ForkJoin window(ctx, 0, [&](Context& side) {
-    nsa_attend_window_forward(side, {s.o[kWin], s.lse[kWin]}, {in.q, in.k[kWin], in.v[kWin]}, c.w);
+    nsa_attend_window_forward(side, {s.o[kWin], s.lse[kWin]}, {in.q, in.k[kWin], in.v[kWin], in.documents}, c.w);
   });
   ForkJoin gate(ctx, 2, [&](Context& side) { nsa_gate_forward(side, s.gate, in.q, w.gate, c.gate); });
-  nsa_compress_forward(ctx, s.k_cmp, in.k[kCmp], w.phi_k, phi_options(c));
-  nsa_compress_forward(ctx, s.v_cmp, in.v[kCmp], w.phi_v, phi_options(c));
-  nsa_attend_compressed_forward(ctx, {s.o[kCmp], s.lse[kCmp]}, {in.q, s.k_cmp, s.v_cmp}, {c.l, c.d});
-  if (!keep_block_index)
-    nsa_select(ctx, s.block_index, in.q, s.k_cmp, s.lse[kCmp],
-               {c.l, c.d, c.l_sel, c.n_sel, c.init_blocks, c.local_blocks});
+  nsa_compress_forward(ctx, s.k_cmp, in.k[kCmp], w.phi_k, c.phi_options(), in.documents);
+  nsa_compress_forward(ctx, s.v_cmp, in.v[kCmp], w.phi_v, c.phi_options(), in.documents);
+  nsa_attend_compressed_forward(ctx, {s.o[kCmp], s.lse[kCmp]}, {in.q, s.k_cmp, s.v_cmp, in.documents}, c);
+  if (!keep_block_index) nsa_select(ctx, s.block_index, in.q, s.k_cmp, s.lse[kCmp], c, in.documents);
   const AttendOut selected{s.o[kSel], s.lse[kSel]};
-  const AttendIn selected_in{in.q, in.k[kSel], in.v[kSel]};
+  const AttendIn selected_in{in.q, in.k[kSel], in.v[kSel], in.documents};
   const CombineAlong combine{out, s.o[kCmp], s.o[kWin], s.gate};
   const auto join = [&] { gate.join(), window.join(); };
   if (nsa_attend_selected_combines(ctx, selected, selected_in, s.block_index, c.l_sel, combine)) {
@@ -54,45 +50,45 @@ void nsa_backward(Context& ctx, const NsaGrad& grad, const NsaWeightGrads& dw, C
   const Tensor dgate = scope.alloc(acc, s.gate.shape()), delta = scope.alloc(acc, {3, B, T, Hq});
   const Tensor dout_norm = scope.alloc(acc, {B, T, Hq});
   const Tensor dk_cmp = scope.alloc(acc, s.k_cmp.shape()), dv_cmp = scope.alloc(acc, s.v_cmp.shape());
-  const std::vector<RoundingUnitBranch> rounding_unit_branches = {{s.k_cmp, s.v_cmp, s.gate[kCmp], delta[kCmp]},
+  const std::vector<RoundingUnitBranch> rounding_unit_branches = {{s.k_cmp, s.v_cmp, s.gate[kCmp], delta[kCmp], c.d},
                                                                   {in.k[kSel], in.v[kSel], s.gate[kSel], delta[kSel]},
                                                                   {in.k[kWin], in.v[kWin], s.gate[kWin], delta[kWin]}};
-  const Tensor key_norms = scope.alloc(acc, key_norms_shape(rounding_unit_branches));
+  const Tensor key_norms = scope.alloc(acc, key_norms_shape(rounding_unit_branches, in.documents));
   ForkJoin clearing(ctx, 0, [&](Context& side) {
-    zero(side, grad.dq);  // each branch adds to it
-    attend_key_norms(side, key_norms, grad.dq, dout, in.q, rounding_unit_branches);
+    zero(side, grad.dq);  // every branch adds to dq
+    attend_key_norms(side, key_norms, grad.dq, dout, in.q, rounding_unit_branches, in.documents);
   });
   nsa_combine_backward(ctx, dgate, delta, dout, {s.o[kCmp], s.o[kSel], s.o[kWin]}, s.gate, grad.out, dout_norm);
   clearing.join();
   const Tensor rounding_unit =
-      attend_rounding_unit(ctx, scope, grad.dq, dout, in.q, rounding_unit_branches, dout_norm, key_norms);
+      attend_rounding_unit(ctx, scope, grad.dq, dout, in.q, rounding_unit_branches, dout_norm, key_norms, in.documents);
   auto upstream = [&](int branch) {
     return AttendGradIn{dout, s.gate[branch], delta[branch], s.lse[branch], rounding_unit};
   };
 
   const bool any_order = !rounding_unit.empty();
   const auto compress_backward = [&](Context& on) {
-    nsa_compress_backward(on, grad.k[kCmp], dw.phi_k, dk_cmp, in.k[kCmp], w.phi_k, phi_options(c));
-    nsa_compress_backward(on, grad.v[kCmp], dw.phi_v, dv_cmp, in.v[kCmp], w.phi_v, phi_options(c));
+    nsa_compress_backward(on, grad.k[kCmp], dw.phi_k, dk_cmp, in.k[kCmp], w.phi_k, c.phi_options(), in.documents);
+    nsa_compress_backward(on, grad.v[kCmp], dw.phi_v, dv_cmp, in.v[kCmp], w.phi_v, c.phi_options(), in.documents);
   };
   ForkJoin window(
       ctx, 0,
       [&](Context& side) {
         nsa_attend_window_backward(side, {grad.dq, grad.k[kWin], grad.v[kWin]}, upstream(kWin),
-                                   {in.q, in.k[kWin], in.v[kWin]}, c.w);
+                                   {in.q, in.k[kWin], in.v[kWin], in.documents}, c.w);
       },
       any_order);
   ForkJoin compressed(
       ctx, 1,
       [&](Context& side) {
-        nsa_attend_compressed_backward(side, {grad.dq, dk_cmp, dv_cmp}, upstream(kCmp), {in.q, s.k_cmp, s.v_cmp},
-                                       {c.l, c.d});
+        nsa_attend_compressed_backward(side, {grad.dq, dk_cmp, dv_cmp}, upstream(kCmp),
+                                       {in.q, s.k_cmp, s.v_cmp, in.documents}, c);
         nsa_gate_backward(side, grad.dq_group, dw.gate, dgate, s.gate, in.q, w.gate, c.gate);
         if (c.phi != Phi::mlp) compress_backward(side);
       },
       any_order);
   nsa_attend_selected_backward(ctx, {grad.dq, grad.k[kSel], grad.v[kSel]}, upstream(kSel),
-                               {in.q, in.k[kSel], in.v[kSel]}, s.block_index, c.l_sel);
+                               {in.q, in.k[kSel], in.v[kSel], in.documents}, s.block_index, c.l_sel);
   compressed.join();
   if (c.phi == Phi::mlp) compress_backward(ctx);  // matrix products are not allowed on a side stream
   window.join();

@@ -15,11 +15,13 @@
 
 namespace triad {
 
-struct NsaConfig {
-  int64_t l = 32, d = 16, l_sel = 64, n_sel = 16, w = 512;
-  int64_t init_blocks = 1, local_blocks = 2;
+// Its bases are the options of compression and selection, so that an NsaConfig can be passed to these ops.
+struct NsaConfig : SelectOptions {
+  int64_t w = 512;  // tokens of the sliding window
   Phi phi = Phi::avg;
   GateOptions gate;
+
+  PhiOptions phi_options() const { return {*this, phi}; }
 };
 
 template <class TensorType>
@@ -34,6 +36,7 @@ using NsaWeightGrads = NsaWeightTensors<Tensor>;
 struct NsaIn {
   ConstTensor q;                    // [B,T,Hq,dk] T
   std::array<ConstTensor, 3> k, v;  // [B,T,Hkv,dk], [B,T,Hkv,dv] T
+  Documents documents = {};         // tables of packed rows
 };
 // What forward saves for backward. block_index is a constant of backward: no gradient flows through the selection.
 struct NsaSaved {
@@ -45,9 +48,9 @@ struct NsaSaved {
 // All overwritten. The gradient of head h of q is dq[h] + dq_group[h / G]. The consumer (rope_backward) adds the two
 // parts, which saves a pass over dq.
 struct NsaGrad {
-  Tensor dq;                   // [B,T,Hq,dk] acc: through the branches
-  Tensor dq_group;             // [B,T,Hkv,dk] acc: through the gates
-  std::array<Tensor, 3> k, v;  // as NsaIn's
+  Tensor dq;                   // [B,T,Hq,dk] acc: the gradient through the branches
+  Tensor dq_group;             // [B,T,Hkv,dk] acc: the gradient through the gates
+  std::array<Tensor, 3> k, v;  // gradients of NsaIn::k and v, in their shapes
   Tensor out;                  // [B,T,Hq,dv] T, optional: forward's out, recomputed bit for bit
 };
 

@@ -1,7 +1,7 @@
 // Cases of NSA as a whole. The block lists are inputs, because the output is discontinuous where a selection changes.
-#include "kernels/nsa/nsa_cases.h"
-
 #include "kernels/nsa/nsa.h"
+
+#include "kernels/nsa/document_cases.h"
 #include "kernels/ops/rope.h"
 
 namespace triad {
@@ -39,7 +39,7 @@ Weights weights_of(const Args& a, const std::string& d) {
   return {phi("phi_k_"), phi("phi_v_"), {a[d + "fc1_w"], a[d + "fc1_b"], a[d + "fc2_w"], a[d + "fc2_b"]}};
 }
 NsaIn in_of(const Args& a) {
-  return {a["q"], {a["k_cmp"], a["k_sel"], a["k_win"]}, {a["v_cmp"], a["v_sel"], a["v_win"]}};
+  return {a["q"], {a["k_cmp"], a["k_sel"], a["k_win"]}, {a["v_cmp"], a["v_sel"], a["v_win"]}, documents_of(a)};
 }
 NsaSaved saved_of(const Args& a) {
   return {a["k_c"],
@@ -101,19 +101,53 @@ OpCase nsa_case(std::string name, const NsaSizes& n, const NsaConfig& c) {
   return r;
 }
 
+NsaConfig config(int64_t l, int64_t d, int64_t l_sel, int64_t n_sel, int64_t w) {
+  NsaConfig c;
+  c.l = l, c.d = d, c.l_sel = l_sel, c.n_sel = n_sel, c.w = w;
+  return c;
+}
+NsaConfig small(Phi phi = Phi::avg, const GateOptions& gate = {}) {
+  NsaConfig c = config(8, 4, 8, 4, 12);
+  c.phi = phi, c.gate = gate;
+  return c;
+}
+
+std::vector<OpCase> packed_cases() {
+  const GateOptions sigmoid{.kind = GateKind::sigmoid};
+  std::vector<OpCase> cases;
+  const auto add = [&](const char* name, const NsaSizes& n, const NsaConfig& c, const std::vector<int32_t>& bounds) {
+    cases.push_back(packed(nsa_case(name, n, c), bounds, c.l_sel));
+  };
+  add("docs_1_2_3", {1, 3, 2, 1, 8, 8}, small(), kSingleTokens);
+  add("docs_5_14_31_G2_avg", {1, 31, 4, 2, 8, 8}, small(), {0, 5, 14, 15, 31});
+  add("docs_5_14_31_G1_conv_sigmoid", {1, 31, 2, 2, 10, 6}, small(Phi::conv, sigmoid), {0, 5, 14, 15, 31});
+  add("docs_5_14_31_G4_mlp", {1, 31, 4, 1, 8, 8}, small(Phi::mlp), {0, 5, 14, 15, 31});
+  add("docs_33_64_65_127_G4_sigmoid", {1, 127, 4, 1, 8, 8}, small(Phi::avg, sigmoid), kMixed);
+  add("docs_two_rows_G6_conv", {2, 31, 6, 1, 8, 8}, small(Phi::conv), {0, 9, 31, 32, 41, 62});
+  add("docs_empty_tail_G16", {1, 31, 16, 1, 6, 10}, config(4, 2, 4, 5, 7), {0, 9, 31, 31, 31});
+  add("docs_one", {1, 31, 2, 1, 8, 8}, small(), {0, 31});
+  add("docs_64_of_4", {1, 256, 1, 1, 8, 8}, config(2, 1, 4, 3, 3), equal_documents(64, 4));
+  cases.back().differences = false;  // seconds; smaller cases cover it
+  // Routes of a GPU. On Hopper: backward for heads of 64, of 128 and in two kernels, each with and without the gated
+  // sum in the selected branch's epilogue.
+  const std::vector<int32_t> four = {0, 130, 131, 250, 333}, rows = {0, 70, 300, 301, 429, 600};
+  const size_t first_for_gpu = cases.size();
+  add("docs_130_131_250_333_64_G6", {1, 333, 12, 2, 64, 64}, config(32, 16, 64, 3, 70), four);
+  add("docs_130_131_250_333_64_G16", {1, 333, 16, 1, 64, 64}, config(16, 8, 32, 4, 100), four);
+  add("docs_130_131_250_333_128_G6", {1, 333, 6, 1, 128, 128}, config(32, 16, 64, 3, 70), four);
+  add("docs_130_131_250_333_192x128_G6", {1, 333, 6, 1, 192, 128}, config(32, 16, 64, 3, 70), four);
+  add("docs_two_rows_128_G16", {2, 300, 16, 1, 128, 128}, config(8, 4, 32, 4, 130), rows);
+  add("docs_two_rows_192x128_G1", {2, 300, 2, 2, 192, 128}, config(32, 16, 32, 4, 130), rows);
+  add("docs_64_of_32_64_G4", {1, 2048, 4, 1, 64, 64}, config(16, 8, 32, 3, 512), equal_documents(64, 32));
+  add("docs_781_2048_64_G2", {1, 2048, 2, 1, 64, 64}, config(32, 16, 64, 6, 200), kTwoLong);
+  add("docs_781_2048_128_G1", {1, 2048, 1, 1, 128, 128}, config(32, 16, 64, 6, 200), kTwoLong);
+  for (size_t i = first_for_gpu; i < cases.size(); ++i) cases[i].cpu = false;
+  return cases;
+}
+
 }  // namespace
 
 std::vector<OpCase> nsa_cases() {
-  auto config = [](int64_t l, int64_t d, int64_t l_sel, int64_t n_sel, int64_t w) {
-    NsaConfig c;
-    c.l = l, c.d = d, c.l_sel = l_sel, c.n_sel = n_sel, c.w = w;
-    return c;
-  };
-  auto small = [&](Phi phi = Phi::avg, const GateOptions& gate = {}) {
-    NsaConfig c = config(8, 4, 8, 4, 12);
-    c.phi = phi, c.gate = gate;
-    return c;
-  };
   std::vector<OpCase> cases = {
       nsa_case("5_no_block", {1, 5, 2, 1, 8, 8}, small()),
       nsa_case("2x33_avg", {2, 33, 4, 2, 8, 8}, small()),
@@ -135,6 +169,7 @@ std::vector<OpCase> nsa_cases() {
       nsa_case("m7c", {16, 2048, 12, 2, 64, 64}, NsaConfig{}),
   };
   cases.back().bench = true;
+  for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
   return cases;
 }
 

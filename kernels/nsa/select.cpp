@@ -27,23 +27,28 @@ void check_select(const ConstTensor& block_index, const ConstTensor& q, const Co
 }  // namespace
 
 void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
-                const SelectOptions& o) {
+                const SelectOptions& o, const Documents& documents) {
   const OpScope op_scope(ctx, "nsa_select");
   check_select(block_index, q, k_cmp, lse_cmp, o);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) {
       ctx.routes.set_call(q, k_cmp);
       return dispatch_route(
-          ctx, "nsa_select", q.dtype, [&](Context& on) { cuda::nsa_select(on, block_index, q, k_cmp, lse_cmp, o); },
+          ctx, "nsa_select", q.dtype,
+          [&](Context& on) { cuda::nsa_select(on, block_index, q, k_cmp, lse_cmp, o, documents); },
           [&](Context& on) {
             Scratch::Scope scope(on.scratch);
-            cuda::nsa_select(on, block_index, upcasted(on, scope, q), upcasted(on, scope, k_cmp), lse_cmp, o);
+            cuda::nsa_select(on, block_index, upcasted(on, scope, q), upcasted(on, scope, k_cmp), lse_cmp, o,
+                             documents);
           });
     }
   }
   record_cpu(ctx, "nsa_select", q, k_cmp);
   dispatch_float(q.dtype, [&]<class T>() {
-    select_cpu::select<T>(ctx, block_index, q, k_cmp, lse_cmp, o, [](int64_t, int64_t t) { return t; });
+    select_cpu::select<T>(ctx, block_index, q, k_cmp, lse_cmp, o, [&](int64_t b, int64_t t) -> select_cpu::Position {
+      const DocumentRow<int64_t> row = host_row(documents, b, q.size(1));
+      return {t - row.begin(t), row.first_key(t, o.d), row.first_block(t)};
+    });
   });
 }
 

@@ -6,23 +6,26 @@
 // is stored ascending, unique, padded with -1. Scores are fp32 or wider throughout. The selection has no gradient.
 #pragma once
 #include "engine/context.h"
+#include "kernels/common/documents.h"
+#include "kernels/nsa/compress.h"
 #include "kernels/nsa/selection_rule.h"
 
 namespace triad {
 
-struct SelectOptions {
-  int64_t l = 32, d = 16, l_sel = 64, n_sel = 16;
+struct SelectOptions : CompressionBlocks {
+  int64_t l_sel = 64, n_sel = 16;  // l': tokens of a selection block; n: blocks of a list
   int64_t init_blocks = 1, local_blocks = 2;
 
   constexpr SelectionRule<int64_t> rule(int64_t t) const { return {t, l_sel, n_sel, init_blocks, local_blocks}; }
 };
 
 // block_index [B,T,Hkv,n_sel] i32 overwritten  <-  q [B,T,Hq,dk] T, k_cmp [B,Tc,Hkv,dk] T, lse_cmp [B,T,Hq] acc
+// documents: positions and blocks are counted in each document, and lists hold ids (common/documents.h).
 void nsa_select(Context&, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
-                const SelectOptions&);
+                const SelectOptions&, const Documents& documents = {});
 
 namespace cuda {
 void nsa_select(Context&, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
-                const SelectOptions&);
+                const SelectOptions&, const Documents& documents);
 }  // namespace cuda
 }  // namespace triad

@@ -1,5 +1,5 @@
 // Cases of the selection, which has no gradient.
-#include "kernels/nsa/nsa_cases.h"
+#include "kernels/nsa/document_cases.h"
 #include "kernels/nsa/select.h"
 
 namespace triad {
@@ -17,13 +17,41 @@ OpCase select_case(std::string name, int64_t B, int64_t T, int64_t Hq, int64_t H
       {.name = "lse_cmp", .role = ArgRole::constant, .shape = {B, T, Hq}, .type = ArgType::acc, .std = 0.5, .mean = 3},
       {.name = "block_index", .role = ArgRole::saved, .shape = {B, T, Hkv, o.n_sel}, .type = ArgType::i32}};
   c.forward = [o](Context& ctx, const Args& a) {
-    nsa_select(ctx, a["block_index"], a["q"], a["k_cmp"], a["lse_cmp"], o);
+    nsa_select(ctx, a["block_index"], a["q"], a["k_cmp"], a["lse_cmp"], o, documents_of(a));
   };
   const double width = static_cast<double>(dk), rows = static_cast<double>(B * T);
   c.forward_flops = 2 * compressed_pairs(T, o.l, o.d) * static_cast<double>(B * Hq) * width;
   c.forward_bytes = rows * static_cast<double>(Hq) * (2 * width + 4) + 2 * static_cast<double>(B * Tc * Hkv) * width +
                     4 * rows * static_cast<double>(Hkv * o.n_sel);
   return c;
+}
+
+std::vector<OpCase> packed_cases() {
+  return {
+      packed(select_case("docs_1_2_3", 1, 3, 2, 2, 10, {8, 4, 8, 4}), kSingleTokens, 8),
+      packed(select_case("docs_33_64_65_127_G4", 1, 127, 8, 2, 8, {8, 4, 8, 4}), kMixed, 8),
+      packed(select_case("docs_33_64_65_127_two_init", 1, 127, 2, 1, 60, {6, 3, 12, 5, 2, 3}), kMixed, 12),
+      packed(select_case("docs_33_64_65_127_ties", 1, 127, 2, 1, 64, {4, 2, 4, 5}, 0.0), kMixed, 4),
+      packed(select_case("docs_33_64_65_127_l1_no_init", 1, 127, 2, 1, 8, {1, 1, 1, 6, 0, 1}), kMixed, 1),
+      packed(select_case("docs_empty_tail_G6", 1, 127, 6, 1, 10, {8, 4, 8, 4}), kMixedPadded, 8),
+      packed(select_case("docs_two_rows_G16", 2, 127, 16, 1, 8, {8, 4, 8, 5}), kTwoRows, 8),
+      packed(select_case("docs_one", 1, 127, 2, 1, 8, {8, 4, 8, 4}), {0, 127}, 8),
+      packed(select_case("docs_64_of_4", 1, 256, 2, 1, 8, {4, 2, 4, 4}), equal_documents(64, 4), 4),
+      packed(select_case("docs_781_2048", 1, 2048, 1, 1, 8, {32, 16, 64, 6}), kTwoLong, 64),
+      // Hopper's kernel: each head width; tiles in which documents begin and end
+      gpu_sized(packed(select_case("docs_130_131_700_1333_dk64_G6", 1, 1333, 12, 2, 64, {32, 16, 64, 6}),
+                       {0, 130, 131, 700, 1333}, 64)),
+      gpu_sized(packed(select_case("docs_two_rows_dk128_G2_l'32", 2, 700, 4, 2, 128, {32, 16, 32, 6}),
+                       {0, 331, 700, 701, 1400}, 32)),
+      gpu_sized(
+          packed(select_case("docs_781_2048_dk192_G16_l'128", 1, 2048, 16, 1, 192, {32, 16, 128, 5}), kTwoLong, 128)),
+      gpu_sized(packed(select_case("docs_64_of_32_dk64_G1", 1, 2048, 1, 1, 64, {16, 16, 32, 5}),
+                       equal_documents(64, 32), 32)),
+      gpu_sized(
+          packed(select_case("docs_500_1201_dk64_ties", 1, 1201, 4, 2, 64, {32, 16, 32, 5}, 0.0), {0, 500, 1201}, 32)),
+      gpu_sized(packed(select_case("docs_3001_9000_dk64_l'32_long_rows", 1, 9000, 2, 1, 64, {32, 16, 32, 8}),
+                       {0, 3001, 9000}, 32)),
+  };
 }
 
 }  // namespace
@@ -57,6 +85,7 @@ std::vector<OpCase> select_cases() {
   };
   cases.back().bench = true;
   cases.back().f32_tolerance = 1e-2;  // a few of the 65,536 lists have two scores equal within rounding
+  for (OpCase& c : packed_cases()) cases.push_back(std::move(c));
   return cases;
 }
 

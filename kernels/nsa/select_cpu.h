@@ -1,5 +1,6 @@
-// The selection on the CPU, for training and decoding. Per (token, group): sum the probabilities over the group's
-// heads, weight them into block scores (Eq. 9), list the best blocks.
+// The selection on the CPU, for training and decoding (formula: nsa/select.h). For each token and group it sums the
+// compressed branch's probabilities over the group's heads, computes the scores of the selection blocks from these sums
+// (paper Eq. 9), and lists the best blocks.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -12,12 +13,13 @@
 
 namespace triad::select_cpu {
 
-// sum[c] = sum over the group's heads of p[c], for the compressed keys c < visible, rounded up to whole tiles.
+// sum[c] = sum over the group's G heads of exp(q.k_c - lse), for the compressed keys c in [first, end), extended to
+// whole tiles. q [G,q_row] is scaled by 1 / sqrt(dk); lse_of(r) is the lse of head r; p [G,kChunk] is working memory.
 template <class A, class LseOf>
-inline void sum_of_probabilities(A* sum, const A* q, int64_t q_row, int64_t dk, int64_t G, int64_t visible,
+inline void sum_of_probabilities(A* sum, const A* q, int64_t q_row, int64_t dk, int64_t G, int64_t first, int64_t end,
                                  attend_cpu::Right<A> tiles, A* p, LseOf&& lse_of) {
   constexpr int64_t kChunk = attend_cpu::kChunk;
-  attend_cpu::for_each_chunk<A>(0, visible, [&](int64_t c0, int64_t c1, int64_t, int64_t) {
+  attend_cpu::for_each_chunk<A>(first, end, [&](int64_t c0, int64_t c1, int64_t, int64_t) {
     attend_cpu::scores(p, kChunk, G, q, q_row, dk, tiles, c0, c1);
     std::fill(sum + c0, sum + c1, A{0});
     for (int64_t r = 0; r < G; ++r) {
@@ -36,7 +38,8 @@ std::vector<A> block_shares(const SelectOptions& o) {
   return shares;
 }
 
-// Paper Eq. 9: the score of selection block j, the sum over compressed blocks c of p[c] times overlap(c, j) / l.
+// The score of selection block j (paper Eq. 9): the sum over compressed blocks c < visible of p[c] times overlap(c, j)
+// / l, where overlap(c, j) is the number of tokens that both blocks contain.
 template <class A>
 inline A block_score(const A* p, int64_t visible, int64_t j, const SelectOptions& o, const A* shares) {
   const int64_t begin = j * o.l_sel, end = begin + o.l_sel;
@@ -44,12 +47,13 @@ inline A block_score(const A* p, int64_t visible, int64_t j, const SelectOptions
   A score = 0;
   for (int64_t c = first; c < last; ++c)
     score += shares[std::min(c * o.d + o.l, end) - std::max(c * o.d, begin)] * p[c];
-  return score > 0 ? score : A{0};  // no NaN, whose order would be undefined
+  return score > 0 ? score : A{0};  // a NaN becomes 0, since sorting needs an order
 }
 
-// Writes the list of the token at position t (select.h); score_of(j) is the score of block j.
+// Writes the list of the token at position t of its document (select.h), as ids: block j has the id first_block + j.
+// score_of(j) is the score of block j.
 template <class A, class ScoreOf>
-inline void list_blocks(int32_t* list, int64_t t, const SelectOptions& o, ScoreOf&& score_of) {
+inline void list_blocks(int32_t* list, int64_t t, int64_t first_block, const SelectOptions& o, ScoreOf&& score_of) {
   struct Candidate {
     A score;
     int32_t block;
@@ -70,10 +74,16 @@ inline void list_blocks(int32_t* list, int64_t t, const SelectOptions& o, ScoreO
   }
   for (const Candidate& c : candidates) list[count++] = c.block;
   for (int64_t j = rule.local_begin; j <= rule.current; ++j) list[count++] = static_cast<int32_t>(j);
+  for (int64_t i = 0; i < count; ++i) list[i] += static_cast<int32_t>(first_block);
   std::fill(list + count, list + o.n_sel, -1);
 }
 
-// position_of(b, t): the position in its sequence of row t of q (t itself in training).
+// The position t of a token in its document, and the numbers of the document's first compressed key and first selection
+// block in the row.
+struct Position {
+  int64_t t, first_key = 0, first_block = 0;
+};
+// Computes block_index as nsa_select does. position_of(b, t) returns the Position of row t of q in sequence b.
 template <class T, class PositionOf>
 inline void select(Context& ctx, Tensor block_index, ConstTensor q_in, ConstTensor k_cmp, ConstTensor lse_cmp,
                    const SelectOptions& o, PositionOf&& position_of) {
@@ -89,9 +99,10 @@ inline void select(Context& ctx, Tensor block_index, ConstTensor q_in, ConstTens
   const std::vector<A> shares = block_shares<A>(o);
 
   parallel_for(ctx, B * N * Hkv, [&](int64_t i) {
-    const int64_t g = i % Hkv, t = i / Hkv % N, b = i / Hkv / N, at = position_of(b, t);
-    const bool all_fit = at / o.l_sel < o.n_sel;  // all blocks fit into the list: no scores needed
-    const int64_t visible = all_fit ? 0 : compressed_length(at + 1, o.l, o.d);
+    const int64_t g = i % Hkv, t = i / Hkv % N, b = i / Hkv / N;
+    const Position at = position_of(b, t);
+    const bool all_fit = at.t / o.l_sel < o.n_sel;  // all blocks fit into the list: no scores needed
+    const int64_t visible = all_fit ? 0 : compressed_length(at.t + 1, o.l, o.d);
     attend_cpu::ThreadBuffer<A> buffer(G * (q_row + attend_cpu::kChunk) + sums);
     A *q = buffer.take(G * q_row), *p = buffer.take(G * attend_cpu::kChunk), *sum = buffer.take(sums);
     if (visible > 0)
@@ -99,9 +110,11 @@ inline void select(Context& ctx, Tensor block_index, ConstTensor q_in, ConstTens
         if (t + kPrefetchTokens < N) prefetch_row(q_rows(b, t + kPrefetchTokens, g * G + r), dk);
         attend_cpu::load_row(q + r * q_row, q_rows(b, t, g * G + r), dk, scale);
       }
-    sum_of_probabilities(sum, q, q_row, dk, G, visible, attend_cpu::tiles_of<A>(k_tiles, b, g), p,
-                         [&](int64_t r) { return *lse(b, t, g * G + r); });
-    list_blocks<A>(lists(b, t, g), at, o, [&](int64_t j) { return block_score(sum, visible, j, o, shares.data()); });
+    if (visible > 0)
+      sum_of_probabilities(sum, q, q_row, dk, G, at.first_key, at.first_key + visible,
+                           attend_cpu::tiles_of<A>(k_tiles, b, g), p, [&](int64_t r) { return *lse(b, t, g * G + r); });
+    list_blocks<A>(lists(b, t, g), at.t, at.first_block, o,
+                   [&](int64_t j) { return block_score(sum + at.first_key, visible, j, o, shares.data()); });
   });
 }
 

@@ -18,6 +18,7 @@ NsaStats load(const double* from) {
 }
 void store(double* to, const NsaStats& s) { std::memcpy(to, s.at, sizeof s.at); }
 
+// Adds one row's gates to s. The gate of branch b is gate[b * plane].
 template <class A>
 void add_gates(NsaStats& s, const A* gate, int64_t plane) {
   A p[3] = {gate[0], gate[plane], gate[2 * plane]}, entropy = 0;
@@ -31,7 +32,8 @@ void add_gates(NsaStats& s, const A* gate, int64_t plane) {
 }
 
 template <class A>
-void stats_cpu(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions& o) {
+void stats_cpu(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions& o,
+               const Documents& documents) {
   const int64_t T = block_index.size(1), groups = block_index.size(2), n = block_index.size(3);
   const int64_t rows = block_index.size(0) * T * groups;
   const int32_t* const lists = block_index.ptr<int32_t>();
@@ -41,8 +43,10 @@ void stats_cpu(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_
     NsaStats mine;
     for (int64_t r = rows * piece / kStatsPieces; r < rows * (piece + 1) / kStatsPieces; ++r) {
       const int64_t t = r / groups % T;
+      const DocumentRow<int64_t> row = host_row(documents, r / groups / T, T);
       add_gates(mine, gate.ptr<A>() + r, rows);
-      mine.add_list(lists + r * n, t == 0 ? nullptr : lists + (r - groups) * n, t, n, o);
+      const int64_t at = t - row.begin(t);
+      mine.add_list(lists + r * n, at == 0 ? nullptr : lists + (r - groups) * n, at, n, o, row.first_block(t));
     }
     s.merge(mine);
     store(slot, s);
@@ -51,7 +55,8 @@ void stats_cpu(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_
 
 }  // namespace
 
-void nsa_stats(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions& o) {
+void nsa_stats(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions& o,
+               const Documents& documents) {
   const OpScope op_scope(ctx, "nsa_stats");
   TRIAD_CHECK(block_index.rank == 4 && block_index.contiguous() && gate.contiguous(),
               "nsa_stats: gates {} and lists {} have to be contiguous", gate.str(), block_index.str());
@@ -60,10 +65,10 @@ void nsa_stats(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_
   check_tensor("nsa_stats: lists", block_index, {B, T, groups, o.n_sel}, DType::i32);
   check_tensor("nsa_stats: gate", gate, {3, B, T, groups}, gate.dtype);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::nsa_stats(ctx, pieces, gate, block_index, o);
+    if constexpr (kBuiltWithCuda) return cuda::nsa_stats(ctx, pieces, gate, block_index, o, documents);
   }
-  if (gate.dtype == DType::f64) return stats_cpu<double>(ctx, pieces, gate, block_index, o);
-  stats_cpu<float>(ctx, pieces, gate, block_index, o);
+  if (gate.dtype == DType::f64) return stats_cpu<double>(ctx, pieces, gate, block_index, o, documents);
+  stats_cpu<float>(ctx, pieces, gate, block_index, o, documents);
 }
 
 void nsa_stats_merge(Context& ctx, Tensor out, ConstTensor pieces) {

@@ -1,12 +1,14 @@
-// Health statistics of NSA's gates and block lists, summed over the rows (token, group) of a layer (log.stats).
+// Health statistics of NSA's gates and block lists, for the log (log.stats), summed over the rows of a layer. A row is
+// one token and group.
 //   gates: p_b = gate_b / (gate_cmp + gate_sel + gate_win), the identity for softmax gates. Their entropy is
 //          -sum_b p_b ln p_b, at most ln 3. A row is collapsed if its entropy is below 0.1 (its largest p is then above
 //          0.97). A row whose gates are all 0 is dead: it passes no branch and gets no gradient that could reopen a
 //          gate. Dead rows have no p and no entropy; they are excluded from all other gate statistics.
 //   lists: tokens of a row: the tokens s <= t in its listed blocks. A listed block is forced if it is an initial or a
 //          local one, and shared if the list of the previous token contains it too.
-// A separate kernel computes them, from gates and lists that are still in L2: a list is compared with its neighbour's,
-// which another CTA wrote, and the gate and selection kernels need all their registers.
+// On the GPU a separate kernel computes the statistics, while gates and lists are still in L2. The gate and selection
+// kernels cannot: a list is compared with the previous token's, which another CTA writes, and they have no registers to
+// spare.
 #pragma once
 #include <limits>
 
@@ -14,42 +16,48 @@
 
 namespace triad {
 
-// Sums, extremes and counts over any number of rows; all 0 over no rows. Counts are exact. A NaN in one row makes the
-// sums and extremes of that field NaN, regardless of the order in which rows are merged.
+// The statistics of any number of rows: sums, extremes and counts; all are 0 for no rows. Counts are exact. A NaN in
+// one row makes the sum or extreme of that field NaN, regardless of the order in which rows are merged.
 struct NsaStats {
   enum Field : int64_t {
-    rows,
-    dead,     // rows
-    entropy,  // sum over the live (not dead) rows, like the gate fields below
-    entropy_min,
-    largest,  // sum of the largest p
-    largest_max,
-    collapsed,           // rows
-    share,               // sums of p of the three branches, in the order of Branch
-    tokens = share + 3,  // selected tokens; from here on sums over all rows
-    tokens_max,
-    at_max,     // rows that have tokens_max
-    blocks,     // listed blocks
-    forced,     // forced ones among them
-    followers,  // listed blocks of the rows with t > 0
-    shared,     // shared ones among them
-    count
+    rows,                // number of rows
+    dead,                // number of dead rows
+    entropy,             // sum of the entropies; this and the next fields up to `share` are over the rows not dead
+    entropy_min,         // the least entropy
+    largest,             // sum of each row's largest p
+    largest_max,         // the greatest p
+    collapsed,           // number of collapsed rows
+    share,               // sums of p, one for each of the three branches, in the order of Branch
+    tokens = share + 3,  // sum of the tokens in each row's list; this and the next fields are over all rows
+    tokens_max,          // the most tokens in a row's list
+    at_max,              // number of rows that have tokens_max
+    blocks,              // number of listed blocks
+    forced,              // number of forced blocks among `blocks`
+    followers,           // number of listed blocks of the rows with a previous token in their document
+    shared,              // number of shared blocks among `followers`
+    count                // number of fields
   };
   static constexpr double kCollapsedEntropy = 0.1;
   double at[count] = {};
 
+  // The number of rows that are not dead.
   constexpr double live() const { return at[rows] - at[dead]; }
-  constexpr double mean(int64_t field) const { return at[field] / at[rows]; }  // for `dead` and the list fields
-  // For the other gate fields; NaN if no row is live.
+  // The mean of a field over all rows: for `dead` and the fields of lists.
+  constexpr double mean(int64_t field) const { return at[field] / at[rows]; }
+  // The mean or the extreme of a field over the rows that are not dead, NaN if all are: for the other fields of gates.
   constexpr double gate_mean(int64_t field) const {
     return live() > 0 ? at[field] / live() : std::numeric_limits<double>::quiet_NaN();
   }
   constexpr double gate_extreme(int64_t field) const {
     return live() > 0 ? at[field] : std::numeric_limits<double>::quiet_NaN();
   }
+  // The forced blocks' share of all listed blocks.
   constexpr double forced_share() const { return at[forced] / at[blocks]; }
-  constexpr double overlap() const { return at[shared] / at[followers]; }  // NaN if no row has t > 0
+  // Of all listed blocks in rows with a previous token, the fraction that the previous token lists too; NaN if there
+  // is no such row.
+  constexpr double overlap() const { return at[shared] / at[followers]; }
 
+  // Adds a row whose gates are not all 0. cmp, sel, win: p of each branch; its_entropy: their entropy.
   constexpr void add_gates(double cmp, double sel, double win, double its_entropy) {
     const double its_largest = greater(greater(cmp, sel), win);
     at[entropy_min] = live() == 0 ? its_entropy : lesser(at[entropy_min], its_entropy);
@@ -59,17 +67,19 @@ struct NsaStats {
     at[share] += cmp, at[share + 1] += sel, at[share + 2] += win;
   }
   constexpr void add_dead_gates() { at[rows] += 1, at[dead] += 1; }
-  // list [n] of token t, before [n]: the list of token t - 1, nullptr for t = 0.
-  constexpr void add_list(const int32_t* list, const int32_t* before, int64_t t, int64_t n, const SelectOptions& o) {
+  // Adds the list [n] of a row whose token is at position t of its document. before [n] is the previous token's list,
+  // nullptr for t = 0; first_block is the id of the document's first block.
+  constexpr void add_list(const int32_t* list, const int32_t* before, int64_t t, int64_t n, const SelectOptions& o,
+                          int64_t first_block = 0) {
     const auto rule = o.rule(t);
     int64_t its_tokens = 0, its_blocks = 0, its_forced = 0, its_shared = 0, j = 0;
     for (; its_blocks < n && list[its_blocks] >= 0; ++its_blocks) {
-      const int64_t block = list[its_blocks], begin = block * o.l_sel, end = begin + o.l_sel;
+      const int64_t id = list[its_blocks], block = id - first_block, begin = block * o.l_sel, end = begin + o.l_sel;
       if (begin <= t) its_tokens += (end <= t + 1 ? end : t + 1) - begin;
       its_forced += rule.is_forced(block);
       if (before == nullptr) continue;
-      while (j < n && before[j] >= 0 && before[j] < block) ++j;  // both lists ascend
-      its_shared += j < n && before[j] == block;
+      while (j < n && before[j] >= 0 && before[j] < id) ++j;  // both lists ascend
+      its_shared += j < n && before[j] == id;
     }
     at[tokens] += static_cast<double>(its_tokens);
     add_most(static_cast<double>(its_tokens), 1);
@@ -92,9 +102,10 @@ struct NsaStats {
   }
 
  private:
-  // NaN if either operand is.
+  // The lesser and the greater of two numbers, NaN if either is NaN.
   static constexpr double lesser(double a, double b) { return a < b || a != a ? a : b; }
   static constexpr double greater(double a, double b) { return a > b || a != a ? a : b; }
+  // Updates tokens_max and at_max with its_rows rows that have its_tokens tokens each.
   constexpr void add_most(double its_tokens, double its_rows) {
     if (its_tokens > at[tokens_max]) at[tokens_max] = its_tokens, at[at_max] = 0;
     if (its_tokens == at[tokens_max]) at[at_max] += its_rows;
@@ -105,15 +116,17 @@ static_assert(sizeof(NsaStats) == NsaStats::count * sizeof(double));  // tensors
 // Rows are summed in this fixed number of pieces, so that the sums have the same bits in every run.
 inline constexpr int64_t kStatsPieces = 256;
 
-// pieces [kStatsPieces, NsaStats::count] f64: the rows are merged into them; zeros before the first call
+// Adds the rows of a layer to pieces [kStatsPieces, NsaStats::count] f64, which have to be zeros before the first call
 //   <-  gate [3,B,T,Hkv] acc, block_index [B,T,Hkv,n] i32, both contiguous
-void nsa_stats(Context&, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions&);
-// out [L, NsaStats::count] f64 overwritten  <-  pieces [L, kStatsPieces, NsaStats::count] f64: each layer's pieces,
-// merged
+void nsa_stats(Context&, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions&,
+               const Documents& documents = {});
+// Merges the pieces of each of L layers: out [L, NsaStats::count] f64 overwritten  <-  pieces [L, kStatsPieces,
+// NsaStats::count] f64
 void nsa_stats_merge(Context&, Tensor out, ConstTensor pieces);
 
 namespace cuda {
-void nsa_stats(Context&, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions&);
+void nsa_stats(Context&, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions&,
+               const Documents&);
 void nsa_stats_merge(Context&, Tensor out, ConstTensor pieces);
 }  // namespace cuda
 }  // namespace triad

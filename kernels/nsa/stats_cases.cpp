@@ -1,5 +1,5 @@
 // Cases of the statistics of gates and lists: two micro-steps add to the same pieces, which are then merged.
-#include "kernels/nsa/nsa_cases.h"
+#include "kernels/nsa/document_cases.h"
 #include "kernels/nsa/stats.h"
 
 namespace triad {
@@ -25,7 +25,7 @@ OpCase stats_case(std::string name, int64_t B, int64_t T, int64_t Hkv, const Sel
   c.forward = [o](Context& ctx, const Args& a) {
     const Tensor pieces = a["pieces"];
     zero(ctx, pieces);
-    for (int i = 0; i < 2; ++i) nsa_stats(ctx, pieces, a["gate"], a["block_index"], o);
+    for (int i = 0; i < 2; ++i) nsa_stats(ctx, pieces, a["gate"], a["block_index"], o, documents_of(a));
     nsa_stats_merge(ctx, a["out"], pieces.view({1, kStatsPieces, NsaStats::count}));
   };
   c.forward_bytes = 2 * static_cast<double>(rows) * (12 + 4 * static_cast<double>(o.n_sel)), c.forward_written = 0;
@@ -41,6 +41,17 @@ std::vector<OpCase> stats_cases() {
                                stats_case("1x1500_l'16_n64", 1, 1500, 1, {16, 8, 16, 64, 0, 1}),
                                stats_case("m7c", 16, 2048, 2, {32, 16, 64, 16})};
   cases.back().bench = true;
+  const auto add = [&](const char* name, int64_t B, int64_t T, int64_t Hkv, const SelectOptions& o,
+                       const std::vector<int32_t>& bounds) {
+    cases.push_back(packed(stats_case(name, B, T, Hkv, o), bounds, o.l_sel, true));
+  };
+  add("docs_1_2_3", 1, 3, 1, {8, 4, 8, 4}, kSingleTokens);
+  add("docs_33_64_65_127", 1, 127, 2, {8, 4, 8, 4}, kMixed);
+  add("docs_empty_tail", 1, 127, 2, {8, 4, 8, 4}, kMixedPadded);
+  add("docs_two_rows", 2, 127, 3, {8, 4, 8, 5, 2, 3}, kTwoRows);
+  add("docs_one", 1, 127, 1, {8, 4, 8, 4}, {0, 127});
+  add("docs_64_of_8", 1, 512, 2, {8, 4, 8, 4}, equal_documents(64, 8));
+  add("docs_781_2048", 1, 2048, 2, {32, 16, 64, 16}, kTwoLong);
   return cases;
 }
 

@@ -1,4 +1,5 @@
-// The vocabulary head and its loss, a chunk of rows at a time. The gradient of a chunk's logits overwrites them.
+// The vocabulary head and its loss, for a chunk of rows at a time. The gradient of a chunk's logits overwrites the
+// logits.
 #include "kernels/ops/classifier.h"
 
 #include <algorithm>
@@ -21,7 +22,8 @@ void check_classifier(ConstTensor loss, ConstTensor h, ConstTensor w, ConstTenso
   TRIAD_CHECK(o.chunk_rows > 0, "classifier: chunks of {} rows", o.chunk_rows);
 }
 
-// Calls then(begin, end, logits) for the rows [begin, end) of each chunk; `then` may overwrite the logits.
+// Computes the logits of each chunk and calls then(begin, end, logits), where [begin, end) are the chunk's rows; `then`
+// may overwrite the logits.
 template <class Then>
 void for_each_chunk(Context& ctx, ConstTensor h, ConstTensor w, const ClassifierOptions& o, Then&& then) {
   const int64_t N = h.size(0), rows = std::min(o.chunk_rows, N);
@@ -50,7 +52,7 @@ void classifier_forward(Context& ctx, Tensor loss, ConstTensor h, ConstTensor w,
 }
 
 void classifier_forward_backward(Context& ctx, Tensor loss, Tensor dh, Tensor dw, ConstTensor h, ConstTensor w,
-                                 ConstTensor targets, double scale, const ClassifierOptions& options) {
+                                 ConstTensor targets, LossScale scale, const ClassifierOptions& options) {
   const OpScope op_scope(ctx, "classifier_forward_backward");
   check_classifier(loss, h, w, targets, options);
   check_tensor("classifier's dh", dh, h.shape(), h.dtype);

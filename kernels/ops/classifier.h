@@ -1,14 +1,15 @@
-// The vocabulary head and its loss, a chunk of rows at a time, so that the logits of all rows never exist at once:
-// loss[i] = cross_entropy(h[i] w^T, targets[i]). Composed of matmul and cross_entropy.
+// The vocabulary head and its loss, computed for a chunk of rows at a time, so that only one chunk of logits exists at
+// a time: loss[i] = cross_entropy(h[i] w^T, targets[i]). Made of matmul and cross_entropy.
 #pragma once
 #include "engine/context.h"
+#include "kernels/ops/cross_entropy.h"
 
 namespace triad {
 
 struct ClassifierOptions {
-  int64_t vocab = 0;  // valid rows of w; the others are padding
-  // Rows of logits held at a time. 4,096 rows of 50,304 logits are 412 MB in bf16. Smaller and larger chunks were
-  // slower on an H200.
+  int64_t vocab = 0;  // number of valid rows of w; the rows after them are padding
+  // Rows of logits that exist at a time. 4,096 rows of 50,304 logits are 412 MB in bf16. On an H200 both smaller and
+  // larger chunks were slower.
   int64_t chunk_rows = 4096;
   bool add_dw = true;  // false: dw is overwritten instead of added to
 };
@@ -16,10 +17,10 @@ struct ClassifierOptions {
 // loss [N] acc overwritten  <-  h [N,C] T, w [Vp,C] T, targets [N] i32 in [-1, vocab)
 void classifier_forward(Context&, Tensor loss, ConstTensor h, ConstTensor w, ConstTensor targets,
                         const ClassifierOptions&);
-// Loss and gradients in one pass over the logits, for the upstream gradient d(loss[i]) = scale: loss [N] acc, dh [N,C]
-// T overwritten; dw [Vp,C] acc added to (or overwritten, see add_dw)  <-  h, w, targets as in forward. dh must not be
-// h.
+// Computes the loss and its gradients in one pass over the logits, for the upstream gradient d(loss[i]) = scale. loss
+// [N] acc, dh [N,C] T overwritten; dw [Vp,C] acc added to (or overwritten, see add_dw)  <-  h, w, targets as in
+// forward. dh must not be h.
 void classifier_forward_backward(Context&, Tensor loss, Tensor dh, Tensor dw, ConstTensor h, ConstTensor w,
-                                 ConstTensor targets, double scale, const ClassifierOptions&);
+                                 ConstTensor targets, LossScale scale, const ClassifierOptions&);
 
 }  // namespace triad

@@ -1,4 +1,4 @@
-// Cross-entropy on the CPU: rows in parallel.
+// Cross-entropy on the CPU, in parallel over rows.
 #include "kernels/ops/cross_entropy.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ void check_cross_entropy(const char* op, const ConstTensor& logits, const ConstT
   check_tensor("cross_entropy: targets", targets, {logits.size(0)}, DType::i32);
 }
 
-// Reduces over lanes in a fixed order, so that the loops vectorise.
+// Number of independent partial results of a reduction over a row, in a fixed order, so that the loops vectorise.
 constexpr int64_t kLanes = 16;
 
 template <class A, class T>
@@ -58,24 +58,24 @@ void forward_cpu(Context& ctx, Tensor loss, Tensor lse, ConstTensor logits, Cons
     const int32_t target = targets.ptr<int32_t>()[i];
     const A max = max_of<A>(x, vocab), log_sum = std::log(sum_of_exp(x, vocab, max));
     lse.ptr<A>()[i] = max + log_sum;
-    // Not lse - x: for logits near 1e4 lse has lost the digits that the difference keeps.
+    // Not lse - x: for logits near 1e4, lse has lost the digits that this difference keeps.
     loss.ptr<A>()[i] = target < 0 ? A{0} : (max - static_cast<A>(x[target])) + log_sum;
   });
 }
 
 template <class T>
 void backward_cpu(Context& ctx, Tensor dlogits, ConstTensor logits, ConstTensor lse, ConstTensor targets, int64_t vocab,
-                  double scale) {
+                  LossScale scale) {
   using A = acc_t<T>;
   parallel_for(ctx, logits.size(0), [&](int64_t i) {
     const T* x = logits.ptr<T>() + i * logits.stride[0];
     T* dx = dlogits.ptr<T>() + i * dlogits.stride[0];
     const int32_t target = targets.ptr<int32_t>()[i];
     const A row_lse = lse.ptr<A>()[i];
-    const int64_t columns = target < 0 ? 0 : vocab;  // number of columns with a gradient
-    const A factor = static_cast<A>(scale);
-    const A of_target = columns > 0 ? exp_of(static_cast<A>(x[target]) - row_lse) - A{1}
-                                    : A{0};  // read before the loop, since dx may be x
+    const int64_t columns = target < 0 ? 0 : vocab;  // number of columns that have a gradient
+    const A factor = static_cast<A>(scale.value());
+    // Read before the loop, which may overwrite x, since dx may be x.
+    const A of_target = columns > 0 ? exp_of(static_cast<A>(x[target]) - row_lse) - A{1} : A{0};
 #pragma omp simd
     for (int64_t j = 0; j < columns; ++j) dx[j] = static_cast<T>(factor * exp_of(static_cast<A>(x[j]) - row_lse));
     if (columns > 0) dx[target] = static_cast<T>(factor * of_target);
@@ -97,7 +97,7 @@ void cross_entropy_forward(Context& ctx, Tensor loss, Tensor lse, ConstTensor lo
 }
 
 void cross_entropy_backward(Context& ctx, Tensor dlogits, ConstTensor logits, ConstTensor lse, ConstTensor targets,
-                            int64_t vocab, double scale) {
+                            int64_t vocab, LossScale scale) {
   const OpScope op_scope(ctx, "cross_entropy_backward");
   check_cross_entropy("cross_entropy backward", logits, lse, targets, vocab);
   check_tensor("cross_entropy backward: dlogits", dlogits, logits.shape(), logits.dtype);
@@ -108,7 +108,7 @@ void cross_entropy_backward(Context& ctx, Tensor dlogits, ConstTensor logits, Co
 }
 
 void cross_entropy_forward_backward(Context& ctx, Tensor loss, Tensor dlogits, ConstTensor logits, ConstTensor targets,
-                                    int64_t vocab, double scale) {
+                                    int64_t vocab, LossScale scale) {
   const OpScope op_scope(ctx, "cross_entropy_forward_backward");
   if (ctx.device.is_cuda()) {
     check_cross_entropy("cross_entropy", logits, loss, targets, vocab);

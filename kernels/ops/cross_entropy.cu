@@ -1,15 +1,15 @@
-// Cross-entropy on the GPU. Bound by memory: 2 bytes a logit forward and 4 backward (bf16); training does both in one
+// Cross-entropy on the GPU. Bound by memory: in bf16 2 bytes a logit forward and 4 backward; training does both in one
 // pass over the logits, 4 bytes instead of 6.
 //   forward   One CTA per row, which is read once. Each thread keeps a running maximum and the sum of exp(x - maximum),
 //             rescaled when the maximum grows; threads, then warps are merged in a fixed order. A thread issues the
-//             loads of half its part of the row at once, so 160 KB per SM are in flight.
+//             loads of half its part of the row together, so 160 KB per SM are in flight.
 //   backward  Reads the row and writes the gradient, in place if dlogits is logits. A thread loads four vectors before
 //             it stores them. Rows without a target are only written.
 //   resident  Forward and backward in one kernel: a row stays in shared memory between the two passes of a softmax. One
 //             CTA of 1,024 threads per SM loops over rows; while it works on a row, the next one loads into a second
 //             buffer. A thread reads only what it copied itself, so the sum's barrier is the only one per row. The two
 //             exps a logit take about half as long as the row's bytes and overlap with them. Rows that are too long or
-//             not aligned take forward and backward.
+//             not aligned use the forward and backward kernels instead.
 #include <algorithm>
 #include <cfloat>
 
@@ -24,12 +24,12 @@ constexpr int kForwardThreads = 256, kForwardWarps = kForwardThreads / 32, kForw
 constexpr int kBackwardThreads = 256, kBatch = 4;
 constexpr int kResidentThreads = 1024, kResidentWarps = kResidentThreads / 32;
 
-// A partial sum of exp(x) over logits, stored as sum * exp(max). max starts at the lowest float, not at -inf, since
+// A partial sum of exp(x) over logits, held as sum * exp(max). max starts at the lowest float instead of -inf, since
 // -inf - -inf is NaN.
 struct ExpSum {
   float max = -FLT_MAX, sum = 0;
 
-  // Adds exp(x) for x <= max. x - max is exact for bf16 logits.
+  // Adds exp(x) for values x that do not exceed max. x - max is exact for bf16 logits.
   template <int V>
   __device__ void add_below(const float (&x)[V]) {
     float e[V];
@@ -51,21 +51,21 @@ struct ExpSum {
     sum *= exp2_approx((max - new_max) * kLog2e);
     max = new_max;
   }
-  // Merges the 32 lanes' sums; every lane has the result.
+  // Merges the sums of the warp's 32 lanes; every lane gets the result.
   __device__ void merge_warp() {
     rescale(warp_max(max));
     sum = warp_sum(sum);
   }
 };
 
-// V adjacent logits in their memory format; V is 1 or fills 16 bytes.
+// V adjacent logits in registers, as loaded; V is 1 or fills 16 bytes.
 template <class T, int V>
 struct Vector {
   using Raw = std::conditional_t<V == 1, T, uint4>;
   Raw raw;
 
   __device__ void load(const T* p) { raw = *reinterpret_cast<const Raw*>(p); }
-  // Sets all to -inf, which changes neither a maximum nor a sum.
+  // Sets all elements to -inf, which changes neither a maximum nor a sum of exponentials.
   __device__ void set_lowest() {
     const uint32_t word = std::is_same_v<T, float> ? 0xff800000u : 0xff80ff80u;
     if constexpr (V > 1)
@@ -77,7 +77,7 @@ struct Vector {
   }
   __device__ void unpack(float (&x)[V]) const { load_vector<V>(x, reinterpret_cast<const T*>(&raw)); }
   __device__ float max() const {
-    if constexpr (V > 1 && std::is_same_v<T, __nv_bfloat16>) {  // two maxima per instruction
+    if constexpr (V > 1 && std::is_same_v<T, __nv_bfloat16>) {  // one instruction computes two maxima
       const auto pair = [](uint32_t word) { return reinterpret_cast<const __nv_bfloat162&>(word); };
       const __nv_bfloat162 top = __hmax2(__hmax2(pair(raw.x), pair(raw.y)), __hmax2(pair(raw.z), pair(raw.w)));
       return fmaxf(__low2float(top), __high2float(top));
@@ -92,7 +92,7 @@ struct Vector {
   }
 };
 
-// One partial sum per warp. Every thread of the CTA merges them redundantly.
+// The partial sums of a CTA's warps in shared memory. Every thread of the CTA computes their merged sum.
 template <int kWarps>
 struct WarpSums {
   float max[kWarps], sum[kWarps];
@@ -100,7 +100,7 @@ struct WarpSums {
   __device__ void put(const ExpSum& merged) {
     if (threadIdx.x % 32 == 0) max[threadIdx.x / 32] = merged.max, sum[threadIdx.x / 32] = merged.sum;
   }
-  __device__ ExpSum merge() const {  // call after a barrier
+  __device__ ExpSum merge() const {  // needs a barrier after put()
     ExpSum part;
     const int lane = threadIdx.x % 32;
     if (lane < kWarps) part = {max[lane], sum[lane]};
@@ -109,7 +109,8 @@ struct WarpSums {
   }
 };
 
-// Computes max - x + log(sum), not lse - x: for logits near 1e4 lse has lost the digits that the difference keeps.
+// The loss of a row. Computes max - x + log(sum) instead of lse - x: for logits near 1e4, lse has lost the digits that
+// the difference keeps.
 __device__ __forceinline__ float loss_of(const ExpSum& row, float target_logit) {
   return (row.max - target_logit) + logf(row.sum);
 }
@@ -156,12 +157,13 @@ template <class T, int V>
 __global__ void __launch_bounds__(kBackwardThreads)
     cross_entropy_backward_kernel(T* dlogits, int64_t dlogits_stride, const T* logits, int64_t logits_stride,
                                   const float* __restrict__ lse, const int32_t* __restrict__ targets, int64_t vocab,
-                                  int64_t columns, float scale) {
+                                  int64_t columns, LossScale loss_scale) {
+  const auto scale = static_cast<float>(loss_scale.value());
   const int64_t row = blockIdx.x;
   const T* x = logits + row * logits_stride;
   T* dx = dlogits + row * dlogits_stride;
   const int64_t target = targets[row];
-  const int64_t live = target < 0 ? 0 : vocab;  // columns with a gradient
+  const int64_t live = target < 0 ? 0 : vocab;  // number of columns that have a gradient
   const float row_lse = lse[row];
   for (int64_t first = int64_t{threadIdx.x} * V; first < columns; first += kBatch * kBackwardThreads * V) {
     float v[kBatch][V];
@@ -189,7 +191,8 @@ struct Logits {
 template <class T>
 __global__ void __launch_bounds__(kResidentThreads, 1)
     cross_entropy_resident_kernel(float* __restrict__ loss, T* dlogits, const T* logits, Logits shape,
-                                  const int32_t* __restrict__ targets, int buffers, float scale) {
+                                  const int32_t* __restrict__ targets, int buffers, LossScale loss_scale) {
+  const auto scale = static_cast<float>(loss_scale.value());
   constexpr int V = kVector<T>;
   __shared__ WarpSums<kResidentWarps> warps[2];
   T* const buffer = reinterpret_cast<T*>(dynamic_shared());
@@ -217,7 +220,8 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
     const int far_target = target_of(row + 2 * int64_t{gridDim.x});
     ExpSum part;
     if (target >= 0) {
-      // Finds the thread's maximum first: with so few vectors, rescaling a running sum would cost as much as the sum.
+      // The thread's maximum is found first: with so few vectors, rescaling a running sum would cost as much as the
+      // sum.
       const int whole_vectors = vocab / V * V;
 #pragma unroll 4
       for (int c = mine; c < whole_vectors; c += kStep) {
@@ -238,14 +242,13 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
     warps[parity].put(part);
     __syncthreads();  // the next row uses the other WarpSums, so one barrier per row is enough
     const ExpSum whole = warps[parity].merge();
-    const bool has_target =
-        target >= 0 && target % kStep / V == threadIdx.x;  // the target is one of this thread's logits
+    const bool has_target = target >= 0 && target % kStep / V == threadIdx.x;  // the target is this thread's logit
     if (has_target) loss[row] = loss_of(whole, to_float(x[target]));
     if (target < 0 && threadIdx.x == 0) loss[row] = 0.0f;
-    // Computes scale * exp(x - max) / sum with x - max exact, then corrects the target's entry.
+    // Computes scale * exp(x - max) / sum, with x - max exact. The target's entry is corrected afterwards.
     const float log2_sum = log2f(whole.sum);
     const auto p = [&](float value) { return exp2_approx(fmaf(value - whole.max, kLog2e, -log2_sum)); };
-    const int live = target < 0 ? 0 : vocab;  // columns with a gradient
+    const int live = target < 0 ? 0 : vocab;  // number of columns that have a gradient
     T* const dx = dlogits + row * shape.dlogits_stride;
     for (int c = mine; c < columns; c += kStep) {
       float v[V];
@@ -267,7 +270,7 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
   copy_async_wait_group<0>();
 }
 
-// How many rows of logits fit into an SM's shared memory, at most 2. 0 if rows are too long or not aligned.
+// How many rows of logits fit into an SM's shared memory, at most 2; 0 if a row is too long or not aligned.
 int resident_rows(ConstTensor logits) {
   constexpr int64_t kSharedBytes = 227 * 1024 - sizeof(WarpSums<kResidentWarps>[2]);
   const int64_t row_bytes = logits.size(1) * size_of(logits.dtype);
@@ -289,7 +292,7 @@ void cross_entropy_forward(Context& ctx, Tensor loss, Tensor lse, ConstTensor lo
 }
 
 void cross_entropy_backward(Context& ctx, Tensor dlogits, ConstTensor logits, ConstTensor lse, ConstTensor targets,
-                            int64_t vocab, double scale) {
+                            int64_t vocab, LossScale scale) {
   dispatch_gpu_float(logits.dtype, [&]<class T>() {
     dispatch_vector<T>(all_have_vectors(kVector<T>, dlogits, logits), [&]<int V>() {
       launch(ctx, "cross_entropy backward", cross_entropy_backward_kernel<T, V>, dim3(logits.size(0)),
@@ -300,7 +303,7 @@ void cross_entropy_backward(Context& ctx, Tensor dlogits, ConstTensor logits, Co
 }
 
 void cross_entropy_forward_backward(Context& ctx, Tensor loss, Tensor dlogits, ConstTensor logits, ConstTensor targets,
-                                    int64_t vocab, double scale) {
+                                    int64_t vocab, LossScale scale) {
   const int buffers = has_vectors(dlogits, 16 / static_cast<int>(size_of(dlogits.dtype))) ? resident_rows(logits) : 0;
   Scratch::Scope scope(ctx.scratch);  // allocated in either case, since a plan does not know the alignment
   const Tensor row_lse = scope.alloc(DType::f32, loss.shape());

@@ -40,7 +40,7 @@ void check_rope(const ConstTensor& y, const ConstTensor& x, const ConstTensor& c
               x.str());
 }
 
-// Rotates the heads of token t of x [B,T,H,D] into y, which may be x: an iteration reads the two elements it writes.
+// Rotates all heads of token t of x [B,T,H,D] into y, which may be x, since each pair is read before it is written.
 // sign: +1 forward, -1 backward. group [B,T,H/G,D], if present, is first added to x.
 template <class T, class In>
 void rotate_token(const Tensor& y_out, const ConstTensor& x_in, const ConstTensor& group_in, const acc_t<T>* cos,
@@ -71,15 +71,16 @@ void rotate_token(const Tensor& y_out, const ConstTensor& x_in, const ConstTenso
   }
 }
 
-// Queries and keys of a token in one iteration: they share a row of memory.
+// Queries and keys of a token are rotated in one iteration, since they are slices of the same row in memory.
 template <class T, class In>
 void rope_cpu(Context& ctx, Tensor y, ConstTensor x, ConstTensor group, const RopeKeys& keys, ConstTensor cos_in,
-              ConstTensor sin_in, int direction) {
+              ConstTensor sin_in, ConstTensor begin, int direction) {
   using A = acc_t<T>;
   const int64_t N = x.size(1);
   parallel_for(ctx, x.size(0) * N, [&](int64_t i) {
     const int64_t b = i / N, t = i % N;
-    const A *cos = cos_in.ptr<A>() + t * cos_in.stride[0], *sin = sin_in.ptr<A>() + t * sin_in.stride[0];
+    const int64_t at = begin.empty() ? t : t - begin.ptr<int32_t>()[b * begin.stride[0] + t];
+    const A *cos = cos_in.ptr<A>() + at * cos_in.stride[0], *sin = sin_in.ptr<A>() + at * sin_in.stride[0];
     const A sign = static_cast<A>(direction);
     rotate_token<T, In>(y, x, group, cos, sin, sign, b, t);
     for (const Tensor& k : keys)
@@ -88,8 +89,9 @@ void rope_cpu(Context& ctx, Tensor y, ConstTensor x, ConstTensor group, const Ro
 }
 
 void rope(Context& ctx, Tensor y, ConstTensor x, ConstTensor group, const RopeKeys& keys, ConstTensor cos,
-          ConstTensor sin, int direction) {
+          ConstTensor sin, ConstTensor begin, int direction) {
   check_rope(y, x, cos, sin);
+  if (!begin.empty()) check_tensor("rope: begin", begin, {x.size(0), x.size(1)}, DType::i32);
   for (const Tensor& k : keys)
     if (!k.empty()) check_tensor("rope: keys", k, {x.size(0), x.size(1), k.size(2), x.size(3)}, y.dtype);
   if (!group.empty()) {
@@ -97,13 +99,13 @@ void rope(Context& ctx, Tensor y, ConstTensor x, ConstTensor group, const RopeKe
     TRIAD_CHECK(x.size(2) % group.size(2) == 0, "rope: {} heads in {} groups", x.size(2), group.size(2));
   }
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::rope(ctx, y, x, group, keys, cos, sin, direction);
+    if constexpr (kBuiltWithCuda) return cuda::rope(ctx, y, x, group, keys, cos, sin, begin, direction);
   }
   dispatch_float(y.dtype, [&]<class T>() {
     if (x.dtype == y.dtype)
-      rope_cpu<T, T>(ctx, y, x, group, keys, cos, sin, direction);
+      rope_cpu<T, T>(ctx, y, x, group, keys, cos, sin, begin, direction);
     else
-      rope_cpu<T, acc_t<T>>(ctx, y, x, group, keys, cos, sin, direction);
+      rope_cpu<T, acc_t<T>>(ctx, y, x, group, keys, cos, sin, begin, direction);
   });
 }
 
@@ -122,16 +124,17 @@ void rope_table(Context& ctx, Tensor cos, Tensor sin, int64_t head_dim, double t
     fill_table<float>(ctx, cos, sin, head_dim, theta, scale);
 }
 
-void rope_forward(Context& ctx, Tensor y, ConstTensor x, ConstTensor cos, ConstTensor sin, const RopeKeys& keys) {
+void rope_forward(Context& ctx, Tensor y, ConstTensor x, ConstTensor cos, ConstTensor sin, const RopeKeys& keys,
+                  ConstTensor begin) {
   const OpScope op_scope(ctx, "rope_forward");
   check_tensor("rope: x", x, x.shape(), y.dtype);
-  rope(ctx, y, x, {}, keys, cos, sin, +1);
+  rope(ctx, y, x, {}, keys, cos, sin, begin, +1);
 }
 
 void rope_backward(Context& ctx, Tensor dx, ConstTensor dy, ConstTensor cos, ConstTensor sin, const RopeKeys& dkeys,
-                   ConstTensor dy_group) {
+                   ConstTensor dy_group, ConstTensor begin) {
   const OpScope op_scope(ctx, "rope_backward");
-  rope(ctx, dx, dy, dy_group, dkeys, cos, sin, -1);
+  rope(ctx, dx, dy, dy_group, dkeys, cos, sin, begin, -1);
 }
 
 }  // namespace triad

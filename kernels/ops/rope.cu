@@ -1,8 +1,9 @@
-// Rotary position embedding on the GPU: the queries and the keys of all branches in one launch. Bound by memory: 4
-// bytes an element in bf16 (6 for queries whose gradient arrives in f32, and 4 / G for the part shared by a group of G
-// heads). A thread rotates one vector of the first half of a head together with its partner in the second half, so it
-// may work in place. It does so for two heads half a token apart, which share their angles; all its loads are issued
-// together. threadIdx.x runs over the pairs of a token, which are adjacent in memory, threadIdx.y over tokens.
+// Rotary position embedding on the GPU, for the queries and the keys of all branches in one launch. Bound by memory: 4
+// bytes an element in bf16 (6 for queries whose gradient arrives in f32, and 4 / G more for a gradient that a group of
+// G heads shares). A thread rotates one vector of the first half of a head together with the matching vector of the
+// second half, so it can work in place. It does this for two heads that are half a token apart and have the same
+// angles, and issues all loads before it computes. threadIdx.x runs over the pairs of a token, which are adjacent in
+// memory, threadIdx.y over tokens.
 #include <algorithm>
 
 #include "kernels/common/bthd.cuh"
@@ -12,17 +13,17 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kHeads = 2;  // per thread
+constexpr int kHeads = 2;  // heads per thread
 
-// Whether the vectors of V elements in both halves of a head are aligned.
+// Whether both halves of a head consist of aligned vectors of V elements.
 bool has_vector_pairs(const ConstTensor& t, int V) { return has_vectors(t, V) && t.size(-1) % (2 * V) == 0; }
 
 template <class Out, class In>
 struct Heads {
   Bthd<Out> y;
   Bthd<const In> x;
-  Bthd<const float> shared;  // gradient shared by the heads of a group
-  Bthd<Out> keys[3];         // rotated in place
+  Bthd<const float> shared;  // a gradient that all heads of a group share
+  Bthd<Out> keys[3];         // keys of the branches, rotated in place
   int heads, heads_of_group, key_heads[3];
   int all_heads() const { return heads + key_heads[0] + key_heads[1] + key_heads[2]; }
 };
@@ -30,9 +31,10 @@ struct Heads {
 struct Table {
   const float *cos, *sin;
   int64_t cos_stride, sin_stride;
+  const int32_t* begin;  // [rows] first token of each token's document; nullptr: 0 for all
 };
 
-// V elements of type float or T in registers, in their memory format.
+// V elements of type T or float in registers, kept as loaded.
 template <int V>
 struct Held {
   std::conditional_t<V == 1, float, uint4> words[V == 1 ? 1 : V / 4];
@@ -60,6 +62,7 @@ __global__ void __launch_bounds__(kThreads, kShared || V * sizeof(In) > 16 ? 2 :
     rope_kernel(Heads<Out, In> s, Table table, uint32_t rows, uint32_t T, int half, int all_heads, float direction) {
   const uint32_t row = blockIdx.x * blockDim.y + threadIdx.y, b = row / T, t = row % T;
   if (row >= rows) return;
+  const uint32_t at = table.begin == nullptr ? t : t - table.begin[row];  // the position of the token
   const int vectors = half / V, apart = ceil_div(all_heads, kHeads);
   for (int pair = threadIdx.x; pair < apart * vectors; pair += blockDim.x) {
     const int h0 = pair / vectors, j = pair % vectors * V;
@@ -88,8 +91,8 @@ __global__ void __launch_bounds__(kThreads, kShared || V * sizeof(In) > 16 ? 2 :
       }
     }
     float cos[V], sin[V];
-    load_vector<V>(cos, table.cos + t * table.cos_stride + j);
-    load_vector<V>(sin, table.sin + t * table.sin_stride + j);
+    load_vector<V>(cos, table.cos + at * table.cos_stride + j);
+    load_vector<V>(sin, table.sin + at * table.sin_stride + j);
 #pragma unroll
     for (int k = 0; k < kHeads; ++k) {
       const int h = h0 + k * apart;
@@ -120,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, kShared || V * sizeof(In) > 16 ? 2 :
 
 template <class Out, class In>
 void rotate(Context& ctx, Tensor y, ConstTensor x, ConstTensor shared, const RopeKeys& keys, ConstTensor cos,
-            ConstTensor sin, int direction) {
+            ConstTensor sin, ConstTensor begin, int direction) {
   constexpr int kV = kVector<Out>;
   const auto fits = [](const ConstTensor& t) { return t.empty() || has_vector_pairs(t, kV); };
   const bool vectors = fits(y) && fits(x) && fits(shared) && std::all_of(keys.begin(), keys.end(), fits) &&
@@ -130,25 +133,27 @@ void rotate(Context& ctx, Tensor y, ConstTensor x, ConstTensor shared, const Rop
   for (int i = 0; i < 3; ++i)
     if (!keys[i].empty()) s.keys[i] = bthd<Out>(keys[i]), s.key_heads[i] = static_cast<int>(keys[i].size(2));
   const int64_t rows = x.size(0) * x.size(1), half = x.size(3) / 2;
+  TRIAD_CHECK(begin.empty() || begin.contiguous(), "rope: begin is strided: {}", begin.str());
+  const int32_t* const begins = begin.empty() ? nullptr : begin.ptr<int32_t>();
   dispatch_vector<Out>(vectors, [&]<int V>() {
     const int64_t pairs = ceil_div(s.all_heads(), kHeads) * (half / V);
     const int64_t across = std::clamp<int64_t>(pairs, 1, kThreads), down = kThreads / across;
     launch(ctx, direction > 0 ? "rope forward" : "rope backward",
            shared.empty() ? rope_kernel<Out, In, V, false> : rope_kernel<Out, In, V, true>, dim3(ceil_div(rows, down)),
-           dim3(across, down), 0, s, Table{cos.ptr<float>(), sin.ptr<float>(), cos.stride[0], sin.stride[0]}, rows,
-           x.size(1), half, s.all_heads(), direction);
+           dim3(across, down), 0, s, Table{cos.ptr<float>(), sin.ptr<float>(), cos.stride[0], sin.stride[0], begins},
+           rows, x.size(1), half, s.all_heads(), direction);
   });
 }
 
 }  // namespace
 
 void rope(Context& ctx, Tensor y, ConstTensor x, ConstTensor x_group, const RopeKeys& keys, ConstTensor cos,
-          ConstTensor sin, int direction) {
+          ConstTensor sin, ConstTensor begin, int direction) {
   dispatch_gpu_float(y.dtype, [&]<class T>() {
     if (x.dtype == y.dtype)
-      rotate<T, T>(ctx, y, x, x_group, keys, cos, sin, direction);
+      rotate<T, T>(ctx, y, x, x_group, keys, cos, sin, begin, direction);
     else
-      rotate<T, float>(ctx, y, x, x_group, keys, cos, sin, direction);
+      rotate<T, float>(ctx, y, x, x_group, keys, cos, sin, begin, direction);
   });
 }
 

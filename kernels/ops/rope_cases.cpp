@@ -1,5 +1,9 @@
-// Cases of the rotation, with gradients of either type, and of the table of angles.
+// Cases of the rotary embedding, with gradients in the element type or the accumulator type, and of the table of
+// angles.
+#include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <vector>
 
 #include "kernels/common/op_case.h"
 #include "kernels/ops/cast.h"
@@ -15,7 +19,7 @@ struct RopeShape {
   std::string name;
   int64_t B, T, H, D;
   int64_t row_pad = 0;
-  bool acc_gradient = false;  // dy in the acc type; the case's output has that type too
+  bool acc_gradient = false;  // dy and the case's output are in the accumulator type
   bool bench = false;
 };
 
@@ -41,13 +45,15 @@ OpCase rope_case(const RopeShape& s) {
             {.name = "y", .role = ArgRole::output, .shape = shape, .type = out}};
   c.forward = [](Context& ctx, const Args& t) {
     const Tensor y = t["y"], x = t["x"];
-    if (y.dtype == x.dtype) return rope_forward(ctx, y, x, t["cos"], t["sin"]);
+    if (y.dtype == x.dtype) return rope_forward(ctx, y, x, t["cos"], t["sin"], {}, t["begin"]);
     Scratch::Scope scope(ctx.scratch);
     const Tensor rounded = scope.alloc(x.dtype, y.shape());
-    rope_forward(ctx, rounded, x, t["cos"], t["sin"]);
+    rope_forward(ctx, rounded, x, t["cos"], t["sin"], {}, t["begin"]);
     cast(ctx, y, rounded);
   };
-  c.backward = [](Context& ctx, const Args& t) { rope_backward(ctx, t["dx"], t["dy"], t["cos"], t["sin"]); };
+  c.backward = [](Context& ctx, const Args& t) {
+    rope_backward(ctx, t["dx"], t["dy"], t["cos"], t["sin"], {}, {}, t["begin"]);
+  };
   c.bench = s.bench;
   const double elements = static_cast<double>(shape.numel()), angles = static_cast<double>(table.numel());
   c.forward_flops = c.backward_flops = 3 * elements;
@@ -55,8 +61,8 @@ OpCase rope_case(const RopeShape& s) {
   return c;
 }
 
-// As in a layer: queries and the keys of two branches in one call. Keys are rotated in place, so the case copies them
-// first.
+// As in a layer of the model: queries and the keys of two branches in one call. Keys are rotated in place, so the case
+// copies them first.
 OpCase layer_case(const RopeShape& s, int64_t Hkv) {
   OpCase c = rope_case(s);
   for (const std::string k : {"k", "l"}) {
@@ -66,16 +72,16 @@ OpCase layer_case(const RopeShape& s, int64_t Hkv) {
   }
   c.forward = [](Context& ctx, const Args& t) {
     copy(ctx, t["k_turned"], t["k"]), copy(ctx, t["l_turned"], t["l"]);
-    rope_forward(ctx, t["y"], t["x"], t["cos"], t["sin"], {Tensor{}, t["k_turned"], t["l_turned"]});
+    rope_forward(ctx, t["y"], t["x"], t["cos"], t["sin"], {Tensor{}, t["k_turned"], t["l_turned"]}, t["begin"]);
   };
   c.backward = [](Context& ctx, const Args& t) {
     copy(ctx, t["dk"], t["dk_turned"]), copy(ctx, t["dl"], t["dl_turned"]);
-    rope_backward(ctx, t["dx"], t["dy"], t["cos"], t["sin"], {t["dk"], Tensor{}, t["dl"]});
+    rope_backward(ctx, t["dx"], t["dy"], t["cos"], t["sin"], {t["dk"], Tensor{}, t["dl"]}, {}, t["begin"]);
   };
   return c;
 }
 
-// Backward alone, with a gradient that the heads of a group share.
+// Backward alone, with a gradient dy_group that all heads of a group share.
 OpCase group_case(const RopeShape& s, int64_t Hkv) {
   OpCase c = rope_case(s);
   c.args.front() = {.name = "dy", .role = ArgRole::constant, .shape = {s.B, s.T, s.H, s.D}, .type = ArgType::acc};
@@ -83,10 +89,21 @@ OpCase group_case(const RopeShape& s, int64_t Hkv) {
   c.args.push_back(
       {.name = "dy_group", .role = ArgRole::constant, .shape = {s.B, s.T, Hkv, s.D}, .type = ArgType::acc});
   c.forward = [](Context& ctx, const Args& t) {
-    rope_backward(ctx, t["dx"], t["dy"], t["cos"], t["sin"], {}, t["dy_group"]);
+    rope_backward(ctx, t["dx"], t["dy"], t["cos"], t["sin"], {}, t["dy_group"], t["begin"]);
   };
   c.backward = nullptr;
   c.forward_bytes += static_cast<double>(s.B * s.T * s.D) * static_cast<double>(2 * s.H + 4 * Hkv);
+  return c;
+}
+
+// The case with the positions of documents: bounds are those of the B*T packed tokens, with B*T as the last.
+OpCase packed(OpCase c, const std::vector<int64_t>& bounds) {
+  const int64_t B = c.args.front().shape[0], T = c.args.front().shape[1];
+  const auto begin = [bounds, T](int64_t token, uint64_t) {
+    const auto after = std::ranges::upper_bound(bounds, token);
+    return static_cast<double>(*std::prev(after) - token / T * T);
+  };
+  c.args.push_back({.name = "begin", .role = ArgRole::constant, .shape = {B, T}, .type = ArgType::i32, .fill = begin});
   return c;
 }
 
@@ -114,6 +131,12 @@ std::vector<OpCase> rope_cases() {
           layer_case({"1x17x3x10, with keys, padded", 1, 17, 3, 10, 6}, 1),
           group_case({"2x35x12x64, group", 2, 35, 12, 64}, 2),
           group_case({"1x9x4x6, group", 1, 9, 4, 6, 2}, 4),
+          packed(rope_case({"docs_1_2_3", 1, 3, 2, 6}), {0, 1, 2, 3}),
+          packed(rope_case({"docs_33_64_65_127_acc_gradient", 1, 127, 2, 64, 8, true}), {0, 33, 64, 65, 127}),
+          packed(layer_case({"docs_two_rows_with_keys", 2, 33, 6, 64}, 2), {0, 20, 33, 34, 50, 66}),
+          packed(group_case({"docs_two_rows_group", 2, 35, 12, 64, 2}, 2), {0, 35, 36, 70}),
+          packed(rope_case({"docs_one", 1, 40, 2, 10}), {0, 40}),
+          packed(rope_case({"docs_781_2048", 1, 2048, 1, 128}), {0, 781, 2048}),
           rope_case({"16x2048x12x64", 16, 2048, 12, 64, 0, false, true}),
           group_case({"16x2048x12x64, group", 16, 2048, 12, 64, 0, false, true}, 2)};
 }

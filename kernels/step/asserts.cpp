@@ -1,4 +1,4 @@
-// Assertions on tensors, on the CPU: threads search pieces of a tensor for the first bad element; the lowest key is
+// Checks of tensors on the CPU: threads search pieces of a tensor for their first bad element, and the lowest key is
 // kept.
 #include "kernels/step/asserts.h"
 
@@ -21,7 +21,7 @@ void lower(const Tensor& first, int64_t key) {
   while (key < before && !kept.compare_exchange_weak(before, key)) {}
 }
 
-// wrong(i): the kind of violation of element i, or -1.
+// Finds the first bad element of each piece. wrong(i): what is wrong with element i, or -1.
 template <class Wrong>
 void find_first(Context& ctx, const Tensor& first, int64_t check, int64_t elements, Wrong&& wrong) {
   parallel_for(ctx, ceil_div(elements, kPiece), [&](int64_t piece) {
@@ -55,22 +55,25 @@ void assert_finite(Context& ctx, Tensor first, int64_t check, ConstTensor x) {
   });
 }
 
-void assert_lists(Context& ctx, Tensor first, int64_t check, ConstTensor lists, int64_t l_sel) {
+void assert_lists(Context& ctx, Tensor first, int64_t check, ConstTensor lists, int64_t l_sel,
+                  const Documents& documents) {
   const OpScope op_scope(ctx, "assert_lists");
   check_arguments("assert_lists", first, check, lists);
   TRIAD_CHECK(lists.rank == 4 && l_sel >= 1, "assert_lists: lists {} of blocks of {}", lists.str(), l_sel);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::assert_lists(ctx, first, check, lists, l_sel);
+    if constexpr (kBuiltWithCuda) return cuda::assert_lists(ctx, first, check, lists, l_sel, documents);
   }
   const int32_t* entries = lists.ptr<int32_t>();
-  const int64_t T = lists.size(1), groups = lists.size(2), n = lists.size(3), blocks = ceil_div(T, l_sel);
+  const int64_t T = lists.size(1), groups = lists.size(2), n = lists.size(3);
   find_first(ctx, first, check, lists.numel(), [&](int64_t i) -> int64_t {
     const int64_t block = entries[i], t = i / (n * groups) % T, before = i % n == 0 ? -1 : entries[i - 1];
-    if (block < -1 || block >= blocks) return Violation::out_of_range;
+    const DocumentRow<int64_t> row = host_row(documents, i / (n * groups) / T, T);
+    const int64_t end = row.first_block(t) + ceil_div(row.end(t) - row.begin(t), l_sel);  // end of the document's ids
+    if (block < -1 || block >= end || (block >= 0 && block < row.first_block(t))) return Violation::out_of_range;
     if (block < 0) return -1;
-    if (i % n > 0 && before < 0) return Violation::not_ascending;  // an entry after the list's end
+    if (i % n > 0 && before < 0) return Violation::not_ascending;  // an entry after the end of the list
     if (block <= before) return Violation::not_ascending;
-    return block * l_sel > t ? static_cast<int64_t>(Violation::future) : -1;
+    return block > row.block_of(t, l_sel) ? static_cast<int64_t>(Violation::future) : -1;
   });
 }
 

@@ -1,10 +1,11 @@
-// Assertions on tensors, on the GPU. Each element is read once, 16 bytes at a time. A thread writes only if it finds a
-// violation, by an atomic minimum of integers, whose result does not depend on the order.
+// Checks of tensors on the GPU. Each element is read once, floats 16 bytes at a time. A thread writes only if it finds
+// a violation, by an atomic minimum of integers, whose result does not depend on the order of threads.
 #include "kernels/step/asserts.h"
 
 #include <algorithm>
 
 #include "kernels/common/bthd.cuh"
+#include "kernels/common/documents.cuh"
 
 namespace triad::cuda {
 namespace {
@@ -27,7 +28,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int j = 0; j < V; ++j) values[j] = i + j < n ? to_float(x[i + j]) : 0.0f;
     }
-    float sum = 0;  // stays 0 unless a value is NaN or infinite: x * 0 is then NaN
+    float sum = 0;  // stays 0 unless a value is NaN or infinite, since x * 0 is then NaN
 #pragma unroll
     for (int j = 0; j < V; ++j) sum += values[j] * 0.0f;
     if (sum == 0.0f) continue;
@@ -43,17 +44,20 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     assert_lists_kernel(int64_t* first, int64_t check, const int32_t* __restrict__ entries, int64_t count,
-                        int64_t tokens, int groups, int n, int64_t l_sel, int64_t blocks) {
+                        int64_t tokens, int groups, int n, int l_sel, DocumentView documents) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= count) return;
   const int64_t block = entries[i], t = i / (int64_t{n} * groups) % tokens;
   const bool leads = i % n == 0;
   const int64_t before = leads ? -1 : entries[i - 1];
-  if (block < -1 || block >= blocks) return lower(first, Violation::key(check, i, Violation::out_of_range));
+  const DocumentRow<int> row = documents.row(static_cast<int>(i / (int64_t{n} * groups) / tokens));
+  const int at = static_cast<int>(t), of_document = row.end(at) - row.begin(at), first_block = row.first_block(at);
+  if (block < -1 || block >= first_block + ceil_div(of_document, l_sel) || (block >= 0 && block < first_block))
+    return lower(first, Violation::key(check, i, Violation::out_of_range));
   if (block < 0) return;
   if ((!leads && before < 0) || block <= before)
     return lower(first, Violation::key(check, i, Violation::not_ascending));
-  if (block * l_sel > t) lower(first, Violation::key(check, i, Violation::future));
+  if (block > row.block_of(at, l_sel)) lower(first, Violation::key(check, i, Violation::future));
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -76,11 +80,12 @@ void assert_finite(Context& ctx, Tensor first, int64_t check, ConstTensor x) {
   });
 }
 
-void assert_lists(Context& ctx, Tensor first, int64_t check, ConstTensor lists, int64_t l_sel) {
+void assert_lists(Context& ctx, Tensor first, int64_t check, ConstTensor lists, int64_t l_sel,
+                  const Documents& documents) {
   const int64_t T = lists.size(1);
   launch(ctx, "assert_lists", assert_lists_kernel, dim3(ceil_div(lists.numel(), kThreads)), dim3(kThreads), 0,
          first.ptr<int64_t>(), check, lists.ptr<int32_t>(), lists.numel(), T, static_cast<int>(lists.size(2)),
-         static_cast<int>(lists.size(3)), l_sel, ceil_div(T, l_sel));
+         static_cast<int>(lists.size(3)), static_cast<int>(std::min(l_sel, T)), document_view(documents, T));
 }
 
 void assert_range(Context& ctx, Tensor first, int64_t check, Tensor ids, int64_t least, int64_t end) {

@@ -1,6 +1,6 @@
 // Formulas that central differences cannot check: ops without a gradient, constants that forward and backward share,
-// and the step from gradients to new weights. Each op is compared on the CPU with its formula in double. The tables of
-// cases (test_ops.cpp) compare the GPU with the CPU.
+// and the step from gradients to new weights. Each op on the CPU is compared with its formula in double. The GPU is
+// compared with the CPU by the tables of cases (test_ops.cpp).
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -68,9 +68,9 @@ constexpr double kTiny = 1e-13;
 }  // namespace
 
 TEST_CASE("formula: AdamW, three steps from zero moments", "[formulas]") {
-  constexpr int64_t n = 5000;  // more elements than one thread's share
+  constexpr int64_t n = 5000;  // more elements than one thread processes
   constexpr double kLr = 0.01, kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-3, kDecay = 0.1;
-  for (const double grad_clip : {0.0, 1e6, 2.0}) {  // no clipping, a limit that is not reached, and one that is
+  for (const double grad_clip : {0.0, 1e6, 2.0}) {  // no clipping; a limit above the norm; a limit below it
     Lab lab;
     Values p = normal(n, 0), m(n, 0.0), v(n, 0.0);
     const Tensor master = lab.from(p, {n}), m_t = lab.from(m, {n}), v_t = lab.from(v, {n}),
@@ -107,7 +107,7 @@ TEST_CASE("formula: AdamW, three steps from zero moments", "[formulas]") {
   }
 }
 
-TEST_CASE("formula: AdamW changes nothing where the norm is not finite", "[formulas]") {
+TEST_CASE("formula: AdamW changes nothing if the norm is not finite", "[formulas]") {
   Lab lab;
   const Tensor p = lab.from({1, 2}, {2}), m = lab.from({3, 4}, {2}), v = lab.from({5, 6}, {2}),
                g = lab.from({1, 1}, {2});
@@ -118,7 +118,7 @@ TEST_CASE("formula: AdamW changes nothing where the norm is not finite", "[formu
   CHECK(Lab::values(v) == Values{5, 6});
 }
 
-TEST_CASE("formula: the rate warms up in a line, then falls along half a cosine", "[formulas]") {
+TEST_CASE("formula: the learning rate rises linearly, then falls along half a cosine", "[formulas]") {
   TrainConfig c;
   c.steps = 110, c.warmup_steps = 10, c.lr = 2.0, c.min_lr_fraction = 0.25;
   const auto near = [&](int64_t step, double rate) { return std::abs(learning_rate(c, step) - rate) < kTiny; };
@@ -126,7 +126,7 @@ TEST_CASE("formula: the rate warms up in a line, then falls along half a cosine"
   CHECK(near(4, 1.0));
   CHECK(near(9, 2.0));
   CHECK(near(10, 2.0));
-  CHECK(near(35, 0.5 + 1.5 * (1 + std::numbers::sqrt2 / 2) / 2));  // after a quarter of the cosine's length
+  CHECK(near(35, 0.5 + 1.5 * (1 + std::numbers::sqrt2 / 2) / 2));  // after a quarter of the cosine
   CHECK(near(60, 1.25));
   CHECK(near(110, 0.5));
   CHECK(near(500, 0.5));
@@ -153,7 +153,7 @@ struct TinyStep {
     read(runtime->ctx(), host.data(), t);
     return {host.begin(), host.end()};
   }
-  // The slope of the mean loss along `direction` (normalized), by a central difference.
+  // Returns the slope of the mean loss along `direction`, which is normalized, by a central difference.
   double slope(const Values& direction, std::span<const int32_t> tokens, std::span<const int32_t> targets) {
     constexpr double kStep = 0.02;
     const Values start = read_all(params().master());
@@ -183,7 +183,7 @@ std::vector<int32_t> some_tokens(int64_t n, uint64_t stream) {
 
 }  // namespace
 
-TEST_CASE("formula: two micro-batches are one batch of twice the size, and begin() forgets them", "[formulas]") {
+TEST_CASE("formula: two micro-batches equal one batch of twice the size, and begin() resets the sums", "[formulas]") {
   TinyStep whole(2), halves(1);
   const int64_t positions = 2 * whole.config.train.seq_len, half = positions / 2;
   const std::vector<int32_t> tokens = some_tokens(positions, 0), targets = some_tokens(positions, 1);
@@ -201,16 +201,15 @@ TEST_CASE("formula: two micro-batches are one batch of twice the size, and begin
     CHECK(largest_difference(halves.read_all(halves.params().grads()), want) < 1e-6 * norm);
   }
   const TrainStep::Result a = whole.step.finish(0, positions), b = halves.step.finish(0, positions);
-  CHECK(std::abs(a.loss - std::log(256.0)) < 0.1);  // the loss of fresh weights is near that of uniform guesses
+  CHECK(std::abs(a.loss - std::log(256.0)) < 0.1);  // the loss of initial weights is near that of uniform guesses
   CHECK(std::abs(a.loss - b.loss) < 1e-6);
   CHECK(std::abs(a.grad_norm - norm) < 1e-5 * norm);
   CHECK(std::abs(b.grad_norm - norm) < 1e-5 * norm);
 }
 
-// After one step from zero moments m is (1 - beta1) g'. The size of the update then shows the bias correction, and so
-// the step number that the optimizer used.
-TEST_CASE("formula: the optimizer counts steps from one, decays matrices alone and follows the schedule",
-          "[formulas]") {
+// After one step from zero moments, m is (1 - beta1) g'. The size of the update then depends on the bias correction,
+// and so reveals the step number that the optimizer has used.
+TEST_CASE("formula: the optimizer counts steps from one, decays only matrices and follows the schedule", "[formulas]") {
   for (const int64_t step : {0, 5}) {
     TinyStep tiny(1);
     const TrainConfig& c = tiny.config.train;
@@ -240,7 +239,7 @@ TEST_CASE("formula: the optimizer counts steps from one, decays matrices alone a
 }
 
 TEST_CASE("formula: sums and sums of squares", "[formulas]") {
-  for (const int64_t n : {1, 1000, 16384, 40001}) {  // sums of one to three pieces
+  for (const int64_t n : {1, 1000, 16384, 40001}) {  // their sums have one to three partial sums
     Lab lab;
     Values x(static_cast<size_t>(n));
     std::iota(x.begin(), x.end(), 1.0);
@@ -255,7 +254,7 @@ TEST_CASE("formula: sums and sums of squares", "[formulas]") {
   }
 }
 
-TEST_CASE("formula: bf16 is the nearest, of two the even one", "[formulas]") {
+TEST_CASE("formula: rounding to bf16 is to nearest, ties to even", "[formulas]") {
   struct Rounding {
     double from;
     float to;
@@ -286,7 +285,7 @@ TEST_CASE("formula: RMSNorm's epsilon, rope's angles, the gate's temperature, ma
     const double r = 1 / std::sqrt(12.5e-6 + 1e-6);
     CHECK(largest_difference(Lab::values(y), {6e-3 * r, -20e-3 * r}) < kTiny);
   }
-  {  // position 3 at scale 2 is angle 1.5: pairs (x0, x2) and (x1, x3) rotate by 1.5 and 1.5 / 100
+  {  // scale 2 turns position 3 into an angle of 1.5: the pairs (x0, x2) and (x1, x3) rotate by 1.5 and 1.5 / 100
     const Tensor cos = lab.empty({4, 2}), sin = lab.empty({4, 2}), y = lab.empty({1, 4, 1, 4});
     rope_table(lab.ctx(), cos, sin, 4, 10000, 2);
     Values x(16, 0.0);
@@ -298,7 +297,7 @@ TEST_CASE("formula: RMSNorm's epsilon, rope's angles, the gate's temperature, ma
     const Values got = Lab::values(y);
     CHECK(largest_difference({got.begin() + 12, got.end()}, turned) < kTiny);
   }
-  for (const double temperature : {1.0, 0.5}) {  // q's mean over the two heads is (1, 3), and fc1 maps it to 2
+  for (const double temperature : {1.0, 0.5}) {  // the mean of q over the two heads is (1, 3); fc1 maps it to 2
     const Tensor gate = lab.empty({3, 1, 1, 1});
     const GateWeights w = {lab.from({0.25, 0.5}, {1, 2}), lab.from({0.25}, {1}), lab.from({1, 2, -1}, {3, 1}),
                            lab.from({0.5, -1, 0}, {3})};
@@ -315,7 +314,7 @@ TEST_CASE("formula: RMSNorm's epsilon, rope's angles, the gate's temperature, ma
   CHECK(Lab::values(d) == Values{-33, -68});
 }
 
-TEST_CASE("random numbers: no two uses of a seed share a stream, and runs keep theirs", "[formulas]") {
+TEST_CASE("random numbers: no two uses of a seed share a stream, and streams never change", "[formulas]") {
   std::vector<RandomStreams> all(kRandomStreams.begin(), kRandomStreams.end());
   for (size_t i = 0; i < all.size(); ++i) CHECK(static_cast<size_t>(all[i].use) == i);
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -324,7 +323,7 @@ TEST_CASE("random numbers: no two uses of a seed share a stream, and runs keep t
     CHECK(all[i].first - all[i - 1].first >= all[i - 1].count);
   }
   CHECK(all.back().first <= UINT64_MAX - all.back().count);
-  // These values must stay: weights and data of all earlier runs were drawn with them.
+  // These values must never change, because the weights and data of all earlier runs were drawn with them.
   CHECK(random_stream(RandomUse::init, 7) == 7);
   CHECK(random_stream(RandomUse::order, 3) == 0x6f72646572000003);
   CHECK(random_stream(RandomUse::synthetic, 1) == 0x746f6b656e000001);

@@ -1,6 +1,6 @@
 // NSA's kernels on the GPU under extreme conditions: 65,536 tokens and more, offsets past 2^31 and 2^32, logits of
-// +-100, one list for all tokens, large and odd head dimensions. Sampled results are compared with NSA's definition in
-// plain double loops.
+// +-100, one list for all tokens, large and odd head dimensions. Sampled results are compared with NSA's definition,
+// written as plain double loops.
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -16,8 +16,8 @@ using namespace triad::test::large;
 struct Sample {
   int64_t t, h;
 };
-// Pairs of a row in [t0, T) and a head: rows around powers of two, where tiles, blocks and windows end, and rows evenly
-// spread; heads in turn.
+// Returns pairs of a row in [t0, T) and a head: rows near powers of two, where tiles, blocks and windows end, and
+// evenly spread rows. Successive pairs cycle through the heads.
 std::vector<Sample> sample_rows(const Sizes& n, int64_t t0) {
   std::vector<int64_t> rows = {t0, t0 + 1, n.T - 2, n.T - 1};
   for (int64_t power = 16; power < n.T; power *= 2) rows.insert(rows.end(), {power - 1, power});
@@ -75,8 +75,8 @@ void check_backward(Problem& p, int b, const Reference& r, const std::vector<Sam
   CHECK(*std::max_element(dv_errors.begin(), dv_errors.end()) < p.n.tolerance(p.T));
 }
 
-// The largest relative difference by which a listed block scores below one that is not listed; infinite if a list
-// breaks a rule.
+// Returns by how much, relatively, the lowest score of a listed block is below the highest score of a block that is not
+// listed; infinity if the list violates a rule.
 double list_error(const Sizes& n, const Reference& cmp, int64_t t, int64_t g) {
   const NsaConfig& c = n.c;
   const int64_t current = t / c.l_sel, count = std::min(c.n_sel, current + 1);
@@ -91,15 +91,15 @@ double list_error(const Sizes& n, const Reference& cmp, int64_t t, int64_t g) {
       const double p = std::exp(cmp.logit(t, h, s) - cmp.lse(t, h)) / static_cast<double>(c.l);
       for (int64_t token = s * c.d; token < s * c.d + c.l; ++token) score[static_cast<size_t>(token / c.l_sel)] += p;
     }
-  double lowest_listed = INFINITY, highest_left_out = 0;
+  double lowest_listed = INFINITY, highest_unlisted = 0;
   for (int64_t j = 0; j <= current; ++j) {
     const double x = score[static_cast<size_t>(j)];
     if (forced(j)) valid = valid && has(j);
     if (!forced(j) && has(j)) lowest_listed = std::min(lowest_listed, x);
-    if (!forced(j) && !has(j)) highest_left_out = std::max(highest_left_out, x);
+    if (!forced(j) && !has(j)) highest_unlisted = std::max(highest_unlisted, x);
   }
   if (!valid) return INFINITY;
-  return lowest_listed >= highest_left_out ? 0 : 1 - lowest_listed / highest_left_out;
+  return lowest_listed >= highest_unlisted ? 0 : 1 - lowest_listed / highest_unlisted;
 }
 
 void check_selection(Problem& p, const Reference& cmp, const std::vector<Sample>& samples) {
@@ -139,8 +139,8 @@ void check_combine(Problem& p, const std::vector<Sample>& samples, int64_t t0) {
   CHECK(error < p.n.tolerance(p.T));
 }
 
-// Compares all results at sampled rows of [t0, T), and at keys that only these rows see. If `lists` is not empty, the
-// selected branch attends to these lists, not to the computed ones.
+// Compares all results at sampled rows of [t0, T), and at keys that no earlier row sees. If `lists` is not empty, the
+// selected branch uses these lists instead of computed ones.
 void check_problem(Problem& p, int64_t t0 = 0, const std::vector<int32_t>& lists = {}) {
   const std::vector<Sample> samples = sample_rows(p.n, t0);
   if (!lists.empty()) write(p.ctx(), p.lists, lists.data());
@@ -157,7 +157,7 @@ void check_problem(Problem& p, int64_t t0 = 0, const std::vector<int32_t>& lists
   }
 }
 
-// The memory that a problem needs, found by planning, on any machine.
+// Returns the memory that a problem needs, found by a dry run, which needs no GPU.
 Runtime::Options options_for(const Sizes& n, DType dtype) {
   return memory_for([&](Runtime& plan) {
     Problem p(plan, n, dtype);
@@ -185,7 +185,7 @@ std::vector<std::byte> bytes_of(Problem& p, std::initializer_list<Tensor> tensor
   return all;
 }
 
-// Two runs give the same bits.
+// Checks that two runs give the same bits.
 void check_repeats(const Sizes& n, DType dtype) {
   INFO(n.str() << " " << name_of(dtype));
   Runtime rt(options_for(n, dtype));
@@ -217,8 +217,8 @@ TEST_CASE("NSA agrees with its definition at 8,192 and 65,536 tokens (GPU)", "[n
     for (const DType dtype : kGpuTypes) check_sizes({T, 2, 6, 64, 64}, dtype);
 }
 
-// The sequences have more blocks than the bit masks of the selected branch's shared KV tiles have bits. Only the last
-// rows, and the keys that only these see, are checked.
+// These sequences have more blocks than the bit masks of a shared KV tile have bits. Only the last rows, and the keys
+// that no earlier row sees, are checked.
 TEST_CASE("NSA agrees with its definition at 65,601 to a million tokens (GPU)", "[nsa][gpu][large]") {
   if (!require_gpu()) return;
   for (const Sizes& n :
@@ -231,15 +231,16 @@ TEST_CASE("NSA gives the same bits twice at 8,192 tokens (GPU)", "[nsa][gpu][lar
   for (const DType dtype : kGpuTypes) check_repeats({8192, 2, 6, 64, 64}, dtype);
 }
 
-// 65,536 tokens of 272 heads of dimension 128 are 2.3e9 elements; keys near the end are seen by few rows.
-TEST_CASE("NSA counts past 2^31 elements (GPU)", "[nsa][gpu][large]") {
+// 65,536 tokens with 272 heads of dimension 128 are 2.3e9 elements. Only keys near the end are checked, which few rows
+// see.
+TEST_CASE("NSA is right past 2^31 elements (GPU)", "[nsa][gpu][large]") {
   if (!require_gpu()) return;
   check_sizes({65536, 17, 16, 128, 128}, DType::bf16, 65536 - 1200);
 }
 
-// Rows are 15 million elements apart. With two sequences of 150 tokens the second begins past 2^31 elements and ends
-// past 2^32.
-TEST_CASE("NSA takes strides that lead past 2^31 and 2^32 elements (GPU)", "[nsa][gpu][large]") {
+// Rows are 15 million elements apart. Of two sequences of 150 tokens the second begins past 2^31 elements and ends past
+// 2^32.
+TEST_CASE("NSA is right with strides that lead past 2^31 and 2^32 elements (GPU)", "[nsa][gpu][large]") {
   if (!require_gpu()) return;
   for (const int64_t B : {1, 2})
     for (const DType dtype : kGpuTypes)
@@ -254,7 +255,7 @@ TEST_CASE("NSA takes strides that lead past 2^31 and 2^32 elements (GPU)", "[nsa
                   dtype);
 }
 
-TEST_CASE("NSA stays finite and right with logits of +-100 and sums near exp(-120) (GPU)", "[nsa][gpu][large]") {
+TEST_CASE("NSA is finite and right with logits of +-100 and sums near exp(-120) (GPU)", "[nsa][gpu][large]") {
   if (!require_gpu()) return;
   for (const DType dtype : kGpuTypes)
     for (const int64_t dk : {64, 128}) {
@@ -263,7 +264,7 @@ TEST_CASE("NSA stays finite and right with logits of +-100 and sums near exp(-12
     }
 }
 
-TEST_CASE("NSA's selected branch takes one list for all tokens (GPU)", "[nsa][gpu][large]") {
+TEST_CASE("NSA's selected branch is right with one list for all tokens (GPU)", "[nsa][gpu][large]") {
   if (!require_gpu()) return;
   const Sizes n{8192, 2, 6, 64, 64};
   for (const std::vector<int32_t>& list : {std::vector<int32_t>{0}, {0, 1, 2, 3, 40, 41, 63, 64, 100, 120, 127}}) {
@@ -272,26 +273,28 @@ TEST_CASE("NSA's selected branch takes one list for all tokens (GPU)", "[nsa][gp
       std::copy(list.begin(), list.end(), lists.begin() + static_cast<int64_t>(row));
     for (const DType dtype : kGpuTypes) check_sizes(n, dtype, 0, lists);
   }
-  // Lists with blocks after the current one, for a sequence so short that a list is kept as the bits of one word.
-  const Sizes short_one{2048, 2, 6, 64, 64};
-  std::vector<int32_t> ahead(static_cast<size_t>(short_one.T * short_one.Hkv * short_one.c.n_sel), -1);
-  for (size_t row = 0; row < ahead.size(); row += static_cast<size_t>(short_one.c.n_sel))
-    ahead[row] = 0, ahead[row + 1] = 31;
-  check_sizes(short_one, DType::bf16, 0, ahead);
-  // The same for more than 1,024 blocks.
-  const Sizes longer{65601, 1, 6, 64, 64};
-  std::vector<int32_t> lists(static_cast<size_t>(longer.T * longer.c.n_sel), -1);
-  for (size_t row = 0; row < lists.size(); row += static_cast<size_t>(longer.c.n_sel))
+  // Lists may contain blocks after a row's own. With 2,048 tokens a list fits into the bits of one word.
+  const Sizes short_sequence{2048, 2, 6, 64, 64};
+  std::vector<int32_t> later_blocks(static_cast<size_t>(short_sequence.T * short_sequence.Hkv * short_sequence.c.n_sel),
+                                    -1);
+  for (size_t row = 0; row < later_blocks.size(); row += static_cast<size_t>(short_sequence.c.n_sel))
+    later_blocks[row] = 0, later_blocks[row + 1] = 31;
+  check_sizes(short_sequence, DType::bf16, 0, later_blocks);
+  // One list for all tokens, in a sequence of more than 1,024 blocks.
+  const Sizes long_sequence{65601, 1, 6, 64, 64};
+  std::vector<int32_t> lists(static_cast<size_t>(long_sequence.T * long_sequence.c.n_sel), -1);
+  for (size_t row = 0; row < lists.size(); row += static_cast<size_t>(long_sequence.c.n_sel))
     std::iota(lists.begin() + static_cast<int64_t>(row), lists.begin() + static_cast<int64_t>(row) + 5, 0);
-  check_sizes(longer, DType::bf16, longer.T - 1200, lists);
+  check_sizes(long_sequence, DType::bf16, long_sequence.T - 1200, lists);
 }
 
-TEST_CASE("NSA takes groups of 12 and 16 heads, and wide and odd ones (GPU)", "[nsa][gpu][large]") {
+TEST_CASE("NSA is right for groups of 12 and 16 heads, and for large and odd head dimensions (GPU)",
+          "[nsa][gpu][large]") {
   if (!require_gpu()) return;
   for (const DType dtype : kGpuTypes)
     for (const Sizes& n :
          {Sizes{1111, 1, 12, 64, 64}, {1111, 2, 16, 192, 128}, {777, 2, 12, 100, 60}, {1500, 1, 12, 192, 128}})
       check_sizes(n, dtype);
-  // Selection blocks of 128 keys, longer than a CTA's tile of 64 tokens.
+  // Here a selection block of 128 keys is longer than a CTA's tile of 64 tokens.
   check_sizes({40000, 1, 10, 64, 64, config(32, 16, 128, 16, 512)}, DType::bf16, 40000 - 700);
 }

@@ -1,4 +1,4 @@
-// How NSA's parts are scheduled does not change the bits: branches on concurrent streams or one after the other, and
+// The scheduling of NSA's parts does not change the bits: branches on concurrent streams or one after another, and the
 // gated combination in the selected branch's kernel or in a kernel of its own.
 #include <algorithm>
 #include <array>
@@ -11,7 +11,7 @@ namespace {
 using namespace triad;
 using namespace triad::test;
 
-// All outputs and gradients of forward and backward, concatenated.
+// Returns all outputs and gradients of forward and backward, concatenated.
 Values all_results(const Setting& setting, const Sizes& n) {
   Problem p(setting, n, config(32, 16, 64, 8, 200));
   Lab& lab = p.lab;
@@ -42,21 +42,23 @@ Values all_results(const Setting& setting, const Sizes& n) {
   return all;
 }
 
-// The shapes are long enough for several waves of CTAs, so that the branches do overlap on the GPU.
-void check_beside(const Setting& setting) {
+// Compares concurrent branches with sequential ones. Each shape is long enough for several waves of CTAs, so that the
+// branches do overlap on the GPU.
+void check_concurrent_branches(const Setting& setting) {
   for (const Sizes& n : {Sizes{3001, 2, 6, 64, 64}, {1031, 2, 16, 128, 128}, {700, 1, 4, 192, 128}}) {
     INFO(n.str() << " " << name_of(setting.dtype));
-    Setting alone = setting;
-    alone.side_streams = false;
-    const Values expected = all_results(alone, n);
+    Setting sequential = setting;
+    sequential.side_streams = false;
+    const Values expected = all_results(sequential, n);
     CHECK(std::all_of(expected.begin(), expected.end(), [](double x) { return std::isfinite(x); }));
     for (int run = 0; run < 3; ++run) CHECK(all_results(setting, n) == expected);
   }
 }
 
-// If the selected branch's kernel also combines the branches, it gives the same bits as nsa_combine_forward afterwards.
-// The shapes reach the query-stationary kernels, those with shared KV tiles (lists of up to 32 blocks as bits of a
-// word, and longer ones), and the KV-stationary ones; `alike` gives neighbouring rows nearly the same lists.
+// Checks that the selected branch's kernel, if it also combines the branches, gives the same bits as
+// nsa_combine_forward afterwards. The shapes run on every kind of kernel: query-stationary ones, those with shared KV
+// tiles (for lists of up to 32 blocks, which are bits of a word, and for longer ones), and KV-stationary ones. `alike`
+// gives neighbouring rows nearly the same lists.
 void check_combined(const Setting& setting) {
   struct Case {
     Sizes n;
@@ -97,10 +99,10 @@ void check_combined(const Setting& setting) {
 
 }  // namespace
 
-TEST_CASE("Branches of NSA beside each other give the bits of one after the other (GPU)", "[nsa][gpu]") {
-  on_gpu(check_beside);
+TEST_CASE("NSA's branches give the same bits concurrently and one after another (GPU)", "[nsa][gpu]") {
+  on_gpu(check_concurrent_branches);
 }
 
-TEST_CASE("Combining along with the selected branch gives the bits of combining afterwards (GPU)", "[nsa][gpu]") {
+TEST_CASE("Combining in the selected branch's kernel gives the bits of combining afterwards (GPU)", "[nsa][gpu]") {
   on_gpu(check_combined);
 }

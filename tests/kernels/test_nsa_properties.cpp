@@ -1,6 +1,6 @@
-// Properties of NSA that hold for any data, on the CPU and, with the same code, on a GPU: every row equals the
-// definition in plain double loops, causality, numbers of selected tokens, the weights of compressed blocks in a
-// selection block's score (Eq. 9 of the NSA paper), ties, and conservation laws of gradients.
+// Properties of NSA that hold for any data, checked by the same code on the CPU and on a GPU: every row equals the
+// definition in plain double loops, causality, the number of selected tokens, the weight of each compressed block in
+// the score of a selection block (Eq. 9 of the NSA paper), ties, and conservation laws of gradients.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -13,7 +13,7 @@ namespace {
 using namespace triad;
 using namespace triad::test;
 
-// softmax(q k^T / sqrt(dk)) v of one row over the listed keys, by definition.
+// Returns softmax(q k^T / sqrt(dk)) v of one row over the listed keys, computed as the definition says.
 Values attend_row(const double* q, const Values& k, const Values& v, const std::vector<int64_t>& keys, int64_t g,
                   const Sizes& n) {
   Values p, o(static_cast<size_t>(n.dv), 0.0);
@@ -31,7 +31,7 @@ Values attend_row(const double* q, const Values& k, const Values& v, const std::
   return o;
 }
 
-// All rows of a short sequence; rows around powers of two, some evenly spread rows and both ends of a long one.
+// Returns all rows of a short sequence; of a long one rows near powers of two, some evenly spread rows and both ends.
 std::vector<int64_t> sample_rows(int64_t T) {
   std::vector<int64_t> rows;
   for (int64_t t = 0; t < T; ++t)
@@ -40,7 +40,7 @@ std::vector<int64_t> sample_rows(int64_t T) {
   return rows;
 }
 
-// Relative L2 error of o [1,T,Hq,dv] against the definition of branch b, over the sampled rows.
+// Returns the relative L2 error of o [1,T,Hq,dv] over sampled rows, compared with the definition of branch b.
 double error_of_rows(Problem& p, int b, const Tensor& o) {
   const Sizes& n = p.n;
   const Values q = p.lab.values(p.q), k = p.lab.values(p.keys(b)), v = p.lab.values(p.vals(b)), got = p.lab.values(o);
@@ -59,8 +59,8 @@ double error_of_rows(Problem& p, int b, const Tensor& o) {
   return norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
 }
 
-// Checks that lists are ascending and unique with -1 at the end, contain the forced blocks, and are as long as
-// possible.
+// Checks that each list is ascending and unique, ends with -1 where it is not full, contains the forced blocks, and is
+// as long as possible.
 void check_lists(Problem& p) {
   const Values lists = p.lab.values(p.saved.block_index);
   bool ordered = true, forced = true, full = true;
@@ -79,8 +79,8 @@ void check_lists(Problem& p) {
   CHECK(full);
 }
 
-// Softmax weights sum to one, so dv sums to dout over the rows that see a key. Logits are bilinear in q and k, so <dq,
-// q> = <dk, k>.
+// Checks two conservation laws of gradients. Softmax weights sum to one, so dv sums to dout over the rows that see a
+// key. Logits are bilinear in q and k, so <dq, q> = <dk, k>.
 void check_conservation(Problem& p, int b) {
   const Sizes& n = p.n;
   Lab& lab = p.lab;
@@ -95,7 +95,7 @@ void check_conservation(Problem& p, int b) {
   Scratch::Scope scope(lab.ctx().scratch);
   const Tensor rounding_unit = attend_rounding_unit(lab.ctx(), scope, dq, dout, in.q, {{in.k, in.v, {}, delta}});
   const AttendGradIn grad{dout, {}, delta, p.saved.lse[b], rounding_unit};
-  if (b == kCmp) nsa_attend_compressed_backward(lab.ctx(), out, grad, in, {p.c.l, p.c.d});
+  if (b == kCmp) nsa_attend_compressed_backward(lab.ctx(), out, grad, in, p.c);
   if (b == kSel) nsa_attend_selected_backward(lab.ctx(), out, grad, in, p.saved.block_index, p.c.l_sel);
   if (b == kWin) nsa_attend_window_backward(lab.ctx(), out, grad, in, p.c.w);
 
@@ -123,7 +123,8 @@ void check_conservation(Problem& p, int b) {
   CHECK(close(given, received, total));
 }
 
-// Changes every input of token s: outputs and lists of earlier tokens keep their bits, later outputs change.
+// Changes every input of token s, and checks that the outputs and lists of earlier tokens keep their bits and that
+// later outputs change.
 void check_causality(Problem& p, int64_t s) {
   const Values before = p.lab.values(p.out), lists_before = p.lab.values(p.saved.block_index);
   uint64_t stream = 1000;
@@ -144,7 +145,7 @@ void check_causality(Problem& p, int64_t s) {
   CHECK(changed);
 }
 
-// All checks for one shape.
+// Runs all checks above for one shape.
 void check_shape(const Setting& setting, const Sizes& n) {
   INFO(n.str() << " " << name_of(setting.dtype));
   Problem p(setting, n, config(32, 16, 32, 5, 100));
@@ -164,8 +165,8 @@ void check_shape(const Setting& setting, const Sizes& n) {
   CHECK(error_of_rows(dense, kWin, dense.out) < setting.tolerance());
 }
 
-// Up to 60 shapes (those with T <= T_max) that contain every pair of a length with a group size, and every pair of a
-// length or group size with a head dimension.
+// Checks up to 60 shapes, those with T <= T_max. Together they contain every pair of a length with a group size, and
+// every pair of a length or group size with a head dimension.
 void check_cover(const Setting& setting, int64_t T_max) {
   const std::vector<int64_t> lengths = {1, 15, 31, 32, 33, 63, 65, 127, 507, 2048}, groups = {1, 2, 4, 6, 8, 16};
   const std::vector<std::pair<int64_t, int64_t>> widths = {{32, 32}, {64, 64}, {128, 128}, {192, 128}, {60, 100}};
@@ -176,7 +177,7 @@ void check_cover(const Setting& setting, int64_t T_max) {
     }
 }
 
-// ---- selected tokens: mean and maximum follow from n_sel and l_sel alone ----
+// ---- the mean and maximum of the number of selected tokens, which follow from n_sel and l_sel ----
 
 void check_token_counts(const Setting& setting, int64_t T, double mean, int64_t max) {
   INFO("T " << T);
@@ -228,10 +229,10 @@ void check_equal_heads(const Setting& setting) {
   CHECK(worst < (setting.dtype == DType::bf16 ? 2e-2 : 1e-6));
 }
 
-// ---- the rule of selection, for given probabilities ----
+// ---- the selection rule, for chosen probabilities of the compressed blocks ----
 
-// The list of the last of T rows if compressed block c has probability p[h][c] in head h of two. To get these
-// probabilities, q_h is sqrt(dk) in column h and 0 elsewhere, and k_c is ln p[h][c] + lse_h in column h.
+// Returns the list of the last of T rows if compressed block c has probability p[h][c] in head h of two. To obtain
+// these probabilities, q_h is sqrt(dk) in column h and 0 elsewhere, and k_c is ln p[h][c] + lse_h in column h.
 std::vector<int64_t> last_list(const Setting& setting, const std::array<Values, 2>& p, int64_t T,
                                const SelectOptions& o) {
   constexpr int64_t kHeads = 2, kWidth = 64;
@@ -252,12 +253,13 @@ std::vector<int64_t> last_list(const Setting& setting, const std::array<Values, 
   return {values.end() - o.n_sel, values.end()};
 }
 
-// With l 32, d 16 and selection blocks of 64 tokens, compressed block 4j + i adds 1/2, 1, 1, 1, 1/2 of its probability
-// to the score of block j, for i = -1 .. 3. If that block has probability 1, block j wins the one free slot against a
-// rival with a slightly lower score, and loses it against one with a slightly higher score.
+// With l = 32, d = 16 and selection blocks of 64 tokens, the score of block j is the sum of the probabilities of the
+// compressed blocks 4j + i with weights 1/2, 1, 1, 1, 1/2, for i = -1 .. 3. The test gives one of these blocks
+// probability 1. Block j must then win the one free slot against a block of slightly lower score, and lose it against
+// one of slightly higher score.
 void check_golden_weights(const Setting& setting) {
   const int64_t T = 64 * 12, j = 5, rival = 8;
-  const SelectOptions o{.l = 32, .d = 16, .l_sel = 64, .n_sel = 4};
+  const SelectOptions o{32, 16, 64, 4};
   const double weights[] = {0.5, 1, 1, 1, 0.5};
   for (int64_t i = -1; i <= 3; ++i)
     for (const double factor : {0.95, 1.05}) {
@@ -265,22 +267,23 @@ void check_golden_weights(const Setting& setting) {
       Values p(static_cast<size_t>(compressed_length(T, o.l, o.d)), 0.0);
       p[static_cast<size_t>(4 * j + i)] = 1;
       p[static_cast<size_t>(4 * rival + 1)] = factor * weights[i + 1];
-      const int64_t tied = i == -1 ? j - 1 : j;  // i = -1: half the block overlaps j - 1, which wins the tie
+      // Compressed block 4j - 1 (i = -1) adds the same to the scores of blocks j - 1 and j; the lower index wins.
+      const int64_t tied = i == -1 ? j - 1 : j;
       CHECK(last_list(setting, {p, p}, T, o) == std::vector<int64_t>{0, factor < 1 ? tied : rival, 10, 11});
     }
 }
 
 void check_ties(const Setting& setting) {
-  const SelectOptions o{.l = 32, .d = 16, .l_sel = 64, .n_sel = 6};
+  const SelectOptions o{32, 16, 64, 6};
   const Values ones(static_cast<size_t>(compressed_length(64 * 12, o.l, o.d)), 1.0);
   CHECK(last_list(setting, {ones, ones}, 64 * 12, o) == std::vector<int64_t>{0, 1, 2, 3, 10, 11});
   CHECK(last_list(setting, {ones, ones}, 64 * 3, o) == std::vector<int64_t>{0, 1, 2, -1, -1, -1});
 }
 
-// Each head gives its highest probability (0.5) to a block of its own, and 0.4 to block 5. In the sum over the group
-// block 5 is the highest, so it wins the free slot.
+// Each head gives probability 0.5 to a block that the other does not, and 0.4 to block 5. Block 5 has the highest sum
+// over the group's heads, so it wins the free slot.
 void check_group_sum(const Setting& setting) {
-  const SelectOptions o{.l = 32, .d = 16, .l_sel = 64, .n_sel = 4};
+  const SelectOptions o{32, 16, 64, 4};
   const int64_t T = 64 * 12;
   const Values nothing(static_cast<size_t>(compressed_length(T, o.l, o.d)), 0.0);
   std::array<Values, 2> p = {nothing, nothing};
@@ -288,7 +291,8 @@ void check_group_sum(const Setting& setting) {
   CHECK(last_list(setting, p, T, o) == std::vector<int64_t>{0, 5, 10, 11});
 }
 
-// Lists that no selection would produce: one block for all rows, short lists, rows that do not list their own block.
+// Checks lists that no selection produces: one block for all rows, short lists, and rows that do not list their own
+// block.
 void check_given_lists(const Setting& setting) {
   const Sizes n{300, 2, 4, 64, 64};
   Problem p(setting, n, config(32, 16, 32, 6, 64));
@@ -315,19 +319,19 @@ void check_given_lists(const Setting& setting) {
 
 }  // namespace
 
-TEST_CASE("NSA obeys its definition over a cover of shapes (CPU)", "[nsa]") {
+TEST_CASE("NSA follows its definition for every pair of sizes (CPU)", "[nsa]") {
   check_cover(kCpu, 507);
   check_shape(kCpu, {2048, 2, 6, 64, 64});
 }
-TEST_CASE("NSA obeys its definition over a cover of shapes (GPU)", "[nsa][gpu]") {
+TEST_CASE("NSA follows its definition for every pair of sizes (GPU)", "[nsa][gpu]") {
   on_gpu([](const Setting& s) { check_cover(s, 2048); });
 }
 
-TEST_CASE("NSA lists the promised number of tokens (CPU)", "[nsa]") {
+TEST_CASE("NSA selects the number of tokens that n_sel and l_sel imply (CPU)", "[nsa]") {
   check_token_counts(kCpu, 512, 256.5, 512);
   check_token_counts(kCpu, 2048, 752.5, 1024);
 }
-TEST_CASE("NSA lists the promised number of tokens (GPU)", "[nsa][gpu]") {
+TEST_CASE("NSA selects the number of tokens that n_sel and l_sel imply (GPU)", "[nsa][gpu]") {
   on_gpu([](const Setting& s) {
     check_token_counts(s, 512, 256.5, 512);
     check_token_counts(s, 2048, 752.5, 1024);
@@ -335,10 +339,10 @@ TEST_CASE("NSA lists the promised number of tokens (GPU)", "[nsa][gpu]") {
   });
 }
 
-TEST_CASE("Each branch of NSA is dense where blocks are single tokens and all fit (CPU)", "[nsa]") {
+TEST_CASE("Each branch of NSA is dense attention if blocks are single tokens and all fit (CPU)", "[nsa]") {
   check_dense_limits(kCpu);
 }
-TEST_CASE("Each branch of NSA is dense where blocks are single tokens and all fit (GPU)", "[nsa][gpu]") {
+TEST_CASE("Each branch of NSA is dense attention if blocks are single tokens and all fit (GPU)", "[nsa][gpu]") {
   on_gpu(check_dense_limits);
 }
 
@@ -356,5 +360,9 @@ TEST_CASE("Selection gives ties to the lower index and ends short lists with -1 
 TEST_CASE("Selection sums the probabilities of a group's heads (CPU)", "[nsa]") { check_group_sum(kCpu); }
 TEST_CASE("Selection sums the probabilities of a group's heads (GPU)", "[nsa][gpu]") { on_gpu(check_group_sum); }
 
-TEST_CASE("The selected branch takes hot blocks and short lists (CPU)", "[nsa]") { check_given_lists(kCpu); }
-TEST_CASE("The selected branch takes hot blocks and short lists (GPU)", "[nsa][gpu]") { on_gpu(check_given_lists); }
+TEST_CASE("The selected branch is right for blocks in all lists and for short lists (CPU)", "[nsa]") {
+  check_given_lists(kCpu);
+}
+TEST_CASE("The selected branch is right for blocks in all lists and for short lists (GPU)", "[nsa][gpu]") {
+  on_gpu(check_given_lists);
+}

@@ -30,8 +30,8 @@ int64_t rows_past(DType dtype, int64_t columns) {
   return (dtype == DType::bf16 ? int64_t{1} << 32 : int64_t{1} << 31) / columns + 5;
 }
 
-// Calls body(runtime, dtype), which allocates, runs ops and, unless the runtime is planning, checks. Called first to
-// plan the memory, then for real, once for each dtype.
+// Calls body(runtime, dtype) twice for each dtype: in a dry run, which measures the memory, and in a real run. The body
+// allocates and runs ops; it checks results unless the runtime is planning.
 template <class Body>
 void on_gpu(Body&& body) {
   if (!require_gpu()) return;
@@ -44,7 +44,7 @@ void on_gpu(Body&& body) {
   }
 }
 
-// An input [N,C] whose row i is drawn row i mod kPeriod, and the drawn rows on the host, rounded to dtype.
+// An input [N,C] whose row i is random row number i mod kPeriod, and these random rows on the host, rounded to dtype.
 struct Input {
   Tensor tensor;
   Floats piece;
@@ -56,7 +56,7 @@ struct Input {
     piece = fetch(rt.ctx(), tensor.slice(0, 0, std::min(N, kPeriod)));
   }
   const float* row(int64_t i) const { return &piece[i % kPeriod * tensor.size(1)]; }
-  // The number of rows that equal row i, for i < kPeriod.
+  // Returns the number of rows that equal row i, for i < kPeriod.
   int64_t rows_like(int64_t i) const { return (tensor.size(0) - i + kPeriod - 1) / kPeriod; }
 };
 
@@ -82,7 +82,7 @@ double silu_slope(double x) {
 
 }  // namespace
 
-TEST_CASE("RMSNorm counts past 2^31 elements (GPU)", "[gpu][large]") {
+TEST_CASE("RMSNorm is right past 2^31 elements (GPU)", "[gpu][large]") {
   on_gpu([](Runtime& rt, DType dtype) {
     constexpr double kEps = 1e-6;
     const int64_t C = 3072, N = rows_past(dtype, C);
@@ -121,7 +121,7 @@ TEST_CASE("RMSNorm counts past 2^31 elements (GPU)", "[gpu][large]") {
   });
 }
 
-TEST_CASE("SiLU, cast and sums count past 2^31 elements (GPU)", "[gpu][large]") {
+TEST_CASE("SiLU, cast and sums are right past 2^31 elements (GPU)", "[gpu][large]") {
   on_gpu([](Runtime& rt, DType dtype) {
     const int64_t C = 3072, N = rows_past(dtype, C);
     const Input x(rt, dtype, N, C, 1), dy(rt, dtype, N, C, 2);
@@ -162,8 +162,9 @@ TEST_CASE("SiLU, cast and sums count past 2^31 elements (GPU)", "[gpu][large]") 
   });
 }
 
-// Both the table and the output pass the limit. Token i is i * 7919 mod N with 7919 prime, so every token occurs once.
-TEST_CASE("Embedding counts past 2^31 elements (GPU)", "[gpu][large]") {
+// Both the table and the output have more than 2^31 elements. Token i is i * 7919 mod N; 7919 is prime, so every token
+// occurs once.
+TEST_CASE("Embedding is right past 2^31 elements (GPU)", "[gpu][large]") {
   on_gpu([](Runtime& rt, DType dtype) {
     const int64_t C = 3072, N = rows_past(dtype, C);
     auto token = [N](int64_t i) { return i * 7919 % N; };
@@ -218,8 +219,8 @@ void check_linear(Runtime& rt, DType dtype, int64_t N, int64_t in, int64_t out) 
 
 }  // namespace
 
-// In the first shape x passes the limit, in the second y.
-TEST_CASE("Linear layers count past 2^31 elements (GPU)", "[gpu][large]") {
+// In the first shape x has more than 2^31 elements, in the second y.
+TEST_CASE("Linear layers are right past 2^31 elements (GPU)", "[gpu][large]") {
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>{3072, 48}, {48, 3072}})
     on_gpu(
         [in = in, out = out](Runtime& rt, DType dtype) { check_linear(rt, dtype, rows_past(dtype, 3072), in, out); });
@@ -236,7 +237,7 @@ TEST_CASE("Linear layers of measured shapes are right with the algorithms chosen
     on_gpu([N = N, in = in, out = out](Runtime& rt, DType dtype) { check_linear(rt, dtype, N, in, out); });
 }
 
-TEST_CASE("Cross-entropy counts past 2^31 logits (GPU)", "[gpu][large]") {
+TEST_CASE("Cross-entropy is right past 2^31 logits (GPU)", "[gpu][large]") {
   on_gpu([](Runtime& rt, DType dtype) {
     const int64_t Vp = 50304, vocab = 50257, N = rows_past(dtype, Vp);
     constexpr double kScale = 0.25;
@@ -271,7 +272,7 @@ TEST_CASE("Cross-entropy counts past 2^31 logits (GPU)", "[gpu][large]") {
   });
 }
 
-TEST_CASE("Rotation and compression count past 2^31 elements (GPU)", "[gpu][large]") {
+TEST_CASE("Rotation and compression are right past 2^31 elements (GPU)", "[gpu][large]") {
   on_gpu([](Runtime& rt, DType dtype) {
     constexpr double kTheta = 10000;
     const int64_t H = 16, D = 128, T = rows_past(dtype, H * D), l = 32, d = 16, Tc = compressed_length(T, l, d);
@@ -296,9 +297,9 @@ TEST_CASE("Rotation and compression count past 2^31 elements (GPU)", "[gpu][larg
     rope_backward(rt.ctx(), y.view(shape), x.tensor.view(shape), cos, sin);
     if (!rt.ctx().planning) check_rows(rt, y, tolerance(dtype), [&](int64_t t) { return turned(t, -1); });
 
-    nsa_compress_forward(rt.ctx(), y_cmp.view(shape_cmp), x.tensor.view(shape), {}, {Phi::avg, l, d});
+    nsa_compress_forward(rt.ctx(), y_cmp.view(shape_cmp), x.tensor.view(shape), {}, {l, d, Phi::avg});
     nsa_compress_backward(rt.ctx(), y.view(shape), {}, dy.tensor.view(shape_cmp), x.tensor.view(shape), {},
-                          {Phi::avg, l, d});
+                          {l, d, Phi::avg});
     if (rt.ctx().planning) return;
     check_rows(rt, y_cmp, tolerance(dtype), [&](int64_t c) {
       Expected want(H * D);
@@ -314,7 +315,7 @@ TEST_CASE("Rotation and compression count past 2^31 elements (GPU)", "[gpu][larg
   });
 }
 
-TEST_CASE("Gates count past 2^31 elements (GPU)", "[gpu][large]") {
+TEST_CASE("Gates are right past 2^31 elements (GPU)", "[gpu][large]") {
   on_gpu([](Runtime& rt, DType dtype) {
     const int64_t Hq = 16, Hkv = 2, G = Hq / Hkv, D = 128, hidden = D / 2, T = rows_past(dtype, Hq * D);
     const Input q(rt, dtype, T, Hq * D, 1), dgate(rt, DType::f32, 3 * T, Hkv, 2);
@@ -330,8 +331,8 @@ TEST_CASE("Gates count past 2^31 elements (GPU)", "[gpu][large]") {
     nsa_gate_backward(rt.ctx(), dq.view({1, T, Hkv, D}), dw, dgate.tensor.view(planes), gate.view(planes),
                       q.tensor.view(shape), w, {});
     if (rt.ctx().planning) return;
-    // Computes the gate of (t, g) forward and backward: its three values, and what it adds to dq of each head of the
-    // group.
+    // Computes the gate of row t and group g forward and backward on the host: its three values, and what it adds to dq
+    // of each head of the group.
     auto follow = [&](int64_t t, int64_t g, double(&gates)[3], Expected& dq_head) {
       Expected mean(D), dhidden(hidden);
       std::vector<double> a(static_cast<size_t>(hidden));

@@ -1,4 +1,4 @@
-// Checks that the op driver detects mistakes of an op: each case here is y = x * w with one mistake in it.
+// Checks that the op driver detects mistakes of ops: each case here computes y = x * w with one mistake.
 #include <algorithm>
 
 #include "engine/check.h"
@@ -77,28 +77,28 @@ double worst_gradient(Mistake mistake) {
 
 }  // namespace
 
-TEST_CASE("op driver: a right op passes") {
+TEST_CASE("op driver: a correct op passes") {
   CHECK(complaint_of(Mistake::none).empty());
   CHECK(worst_gradient(Mistake::none) < 1e-8);
 }
 
-TEST_CASE("op driver: bytes that must not change") {
+TEST_CASE("op driver: changed inputs and writes outside of a tensor are detected") {
   CHECK(complaint_of(Mistake::writes_padding) == "y: wrote outside of the tensor, first at byte 128 from its start");
   CHECK(complaint_of(Mistake::writes_before) == "y: wrote outside of the tensor, first at byte -8 from its start");
   CHECK(complaint_of(Mistake::changes_x) == "x was changed, or bytes around it");
 }
 
-TEST_CASE("op driver: elements that must be written") {
+TEST_CASE("op driver: elements that are not written are detected") {
   CHECK(complaint_of(Mistake::leaves_y) == "y: 1 of 35 elements are NaN or were not written");
   CHECK(complaint_of(Mistake::leaves_dx) == "dx: 35 of 35 elements are NaN or were not written");
 }
 
-TEST_CASE("op driver: gradients") {
+TEST_CASE("op driver: wrong gradients are detected") {
   CHECK(worst_gradient(Mistake::wrong_gradient) > 1e-5);
   CHECK(worst_gradient(Mistake::overwrites_dw) > 1e-5);
 }
 
-TEST_CASE("op driver: results that depend on the thread count") {
+TEST_CASE("op driver: results that depend on the thread count are detected") {
   const OpCase c = scale_case(Mistake::uses_thread);
   OpRun one(c, {}), again(c, {}), two(c, {.threads = 2});
   for (OpRun* run : {&one, &again, &two}) run->run();

@@ -1,4 +1,4 @@
-// runtime.kernels and runtime.strict: which kernel serves a call, what counts as a fallback, and what a run logs of
+// runtime.kernels and runtime.strict: which kernel runs a call, what counts as a fallback, and what a run logs about
 // both.
 #include <cmath>
 #include <map>
@@ -33,7 +33,7 @@ Json runtime_of(const std::string& folder) { return Json::parse(read_text(folder
 
 }  // namespace
 
-TEST_CASE("routes: runtime.kernels is a word, or an object of words", "[routes]") {
+TEST_CASE("routes: runtime.kernels is one word, or an object with words for branches", "[routes]") {
   CHECK(choices("general") == KernelChoices::all(KernelChoice::general));
   CHECK(choices("auto") == KernelChoices{});
   const KernelChoices mixed = choices(R"({"sel":"general","matmul":"reference"})");
@@ -46,7 +46,7 @@ TEST_CASE("routes: runtime.kernels is a word, or an object of words", "[routes]"
     check_error([&] { choices(wrong); }, {"runtime.kernels"});
 }
 
-TEST_CASE("routes: a fallback is what was wanted and did not come", "[routes]") {
+TEST_CASE("routes: a call that a slower kernel than requested takes is a fallback", "[routes]") {
   const Tensor q(nullptr, DType::bf16, {2, 128, 12, 60}, Device::cpu()),
       k(nullptr, DType::bf16, {2, 128, 2, 60}, Device::cpu());
   const auto recorded = [&](const KernelChoices& wanted, const char* op, const char* kernel, const char* why) {
@@ -66,7 +66,7 @@ TEST_CASE("routes: a fallback is what was wanted and did not come", "[routes]") 
   CHECK(!recorded(fused, "matmul", "cublaslt", "").is_fallback());
   CHECK(recorded(KernelChoices::all(KernelChoice::reference), "nsa_select", "general", "").kernel == "reference");
   CHECK(recorded({}, "nsa_select", "sm90", "").shapes() == "bf16 [2,128,12,60] [2,128,2,60]");
-  // An object changes only the branches that it names.
+  // An object changes only the branches that it contains.
   KernelChoices window = {};
   window.win = KernelChoice::fused;
   CHECK(recorded(window, "nsa_attend_window_backward", "cpu", "").is_fallback());
@@ -80,7 +80,7 @@ TEST_CASE("routes: a fallback is what was wanted and did not come", "[routes]") 
               {"nsa_select", "bf16 [2,128,12,60] [2,128,2,60]", "layer 3", "heads of 60", "runtime.strict"});
 }
 
-TEST_CASE("routes: calls of one op with other shapes are other entries, however they come", "[routes]") {
+TEST_CASE("routes: calls of one op with different shapes are separate entries, in any order", "[routes]") {
   Routes routes;
   const Tensor a(nullptr, DType::f32, {2, 3}, Device::cpu()), b(nullptr, DType::f32, {3, 2}, Device::cpu());
   for (const int round : {0, 1, 2})
@@ -95,13 +95,13 @@ TEST_CASE("routes: calls of one op with other shapes are other entries, however 
   CHECK(routes.counts()[3].calls == 2);
 }
 
-TEST_CASE("routes: the CPU's route is told, and is a fallback where fused was asked for", "[routes]") {
+TEST_CASE("routes: the CPU's route is logged, and is a fallback if fused kernels are requested", "[routes]") {
   const TemporaryFolder folder;
-  const Outcome usual = train(folder.file("auto"), " --verbose");
-  REQUIRE(usual.exit_code == 0);
-  CHECK(usual.output.find("kernel of nsa_select: cpu f32 [2,48,4,8] [2,11,2,8] (layers 0 to 1)\n") !=
+  const Outcome automatic = train(folder.file("auto"), " --verbose");
+  REQUIRE(automatic.exit_code == 0);
+  CHECK(automatic.output.find("kernel of nsa_select: cpu f32 [2,48,4,8] [2,11,2,8] (layers 0 to 1)\n") !=
         std::string::npos);
-  CHECK(usual.output.find("fallback") == std::string::npos);
+  CHECK(automatic.output.find("fallback") == std::string::npos);
   CHECK(train(folder.file("quiet"), " --verbose --set log.route_steps=0").output.find("kernel of ") ==
         std::string::npos);
 
@@ -112,8 +112,8 @@ TEST_CASE("routes: the CPU's route is told, and is a fallback where fused was as
     CHECK(read_text(out + "/model.safetensors") == read_text(folder.file("auto/model.safetensors")));
   }
 
-  // A forced fallback is counted by layer and branch, in the heartbeats too. With runtime.strict it is an error that
-  // names op, shape and reason, before any file is written.
+  // A fallback forced by the environment is counted by layer and branch, also in the heartbeats. With runtime.strict it
+  // is an error, raised before any file is written, that names op, shape and reason.
   const std::string out = folder.file("fused");
   REQUIRE(train(out, " --set 'runtime.kernels={\"sel\":\"fused\"}'").exit_code == 0);
   const std::string csv = read_text(out + "/fallback_counters.csv");
@@ -135,7 +135,7 @@ TEST_CASE("routes: the CPU's route is told, and is a fallback where fused was as
   CHECK(strict.exit_code == 1);
   for (const char* word : {"nsa_select", "f32 [2,48,4,8]", "in layer 0", "the CPU has one route", "runtime.strict"})
     CHECK(strict.output.find(word) != std::string::npos);
-  // The refused strict run made no folder. A strict run without fallbacks succeeds.
+  // The refused strict run has created no folder. A strict run without fallbacks succeeds.
   CHECK(count_files(folder.path()) == 5);
   CHECK(train(folder.file("strict"), " --set runtime.strict=true").exit_code == 0);
 }
@@ -172,7 +172,7 @@ TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
     Runtime plan({.device = Device::cuda(), .planning = true, .kernels = config.runtime.kernels, .strict = strict});
     TrainStep step(plan, config);
     step.micro_step({}, {}, 1);
-    std::map<std::string, std::string> out;  // branch -> kernel, with "!" appended for a fallback
+    std::map<std::string, std::string> out;  // from branch to kernel; "!" after the kernel marks a fallback
     for (const Routes::Count& c : plan.ctx().routes.counts()) {
       const std::string kernel = c.kernel + (c.is_fallback() ? "!" : "");
       const std::string of = c.op.starts_with("linear_silu") ? "silu" : branch_of(c.op);
@@ -183,8 +183,8 @@ TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
     return out;
   };
   using Map = std::map<std::string, std::string>;
-  // `silu` is the route of matrix products followed by SiLU, which one kernel may compute; "" if such products have no
-  // route of their own.
+  // `silu` is the route of matrix products followed by SiLU, which one kernel may compute together; "" if they have the
+  // same route as other products.
   const auto all = [](const char* kernel, const char* product, const char* silu) {
     Map map{{"cmp", kernel}, {"sel", kernel}, {"select", kernel}, {"win", kernel}, {"matmul", product}};
     if (*silu != 0) map["silu"] = silu;
@@ -206,7 +206,8 @@ TEST_CASE("routes: each choice reaches the kernels of its branch", "[routes]") {
   CHECK(
       kernels_of(R"({"cmp":"reference","win":"general","matmul":"general"})", "bf16") ==
       Map{{"cmp", "reference"}, {"sel", "sm90"}, {"select", "sm90"}, {"win", "general"}, {"matmul", "cublaslt first"}});
-  // This choice concerns matrix products only. In fp32, or on another GPU, the product with SiLU has no fused kernel.
+  // This choice changes matrix products only. In fp32, and on GPUs other than Hopper, no fused kernel computes the
+  // product with SiLU.
   CHECK(kernels_of(R"({"matmul":"fused"})", "fp32") == all("general", "cublaslt", "general!"));
   check_error([&] { kernels_of(R"({"matmul":"fused"})", "fp32", /*strict=*/true); },
               {"linear_silu_forward of f32", "in layer 0", "fused kernels are for bf16 on sm_90", "runtime.strict"});
@@ -230,8 +231,8 @@ double norm(const std::vector<double>& v) {
 
 }  // namespace
 
-// All routes compute the same function of the same lists: the error of each against the CPU in f32 is that of bf16
-// storage.
+// For the same lists all routes compute the same function: the error of each, compared with the CPU in f32, is that of
+// storing bf16.
 TEST_CASE("routes: every route gives the gradients of the CPU, on the GPU", "[routes][gpu]") {
   if (!require_gpu()) return;
   const ModelConfig config = hopper_model();
@@ -267,7 +268,7 @@ TEST_CASE("routes: every route gives the gradients of the CPU, on the GPU", "[ro
     }
 }
 
-TEST_CASE("routes: the reference selects as the CPU does on the GPU", "[routes][gpu]") {
+TEST_CASE("routes: on the GPU the reference route selects the same blocks as the CPU", "[routes][gpu]") {
   if (!require_gpu()) return;
   const ModelConfig config = hopper_model();
   ModelFixture cpu(config, 2, 700, Device::cpu(), DType::bf16),
@@ -278,12 +279,13 @@ TEST_CASE("routes: the reference selects as the CPU does on the GPU", "[routes][
   int64_t differ = 0;
   for (size_t i = 0; i < want.size(); ++i) differ += want[i] != got[i];
   INFO(differ << " of " << want.size());
-  CHECK(static_cast<double>(differ) < 0.01 * static_cast<double>(want.size()));  // only lists with near ties differ
+  // Only lists with nearly equal scores differ.
+  CHECK(static_cast<double>(differ) < 0.01 * static_cast<double>(want.size()));
 }
 
-// The fused kernel serves any length and also combines the branches. If its shared memory did not suffice for some
+// The fused kernel runs any length and also combines the branches. If its shared memory did not suffice for some
 // length, that would be a fallback without combination.
-TEST_CASE("routes: the selected branch is fused at any length, and combines along", "[routes]") {
+TEST_CASE("routes: the selected branch is fused at any length, and also combines the branches", "[routes]") {
   if (!require_hopper_plan()) return;
   for (const int64_t l_sel : {32, 64, 128})
     for (const int64_t T : {int64_t{2048}, int64_t{9000}, int64_t{65537}, int64_t{1} << 20, (int64_t{1} << 24) + 1})

@@ -1,4 +1,4 @@
-// log.stats on the device: the sums over gates and lists equal those computed row by row on the host with sets and
+// log.stats on the device: the sums over gates and lists equal those that the host computes row by row with sets and
 // maps, and a step counts each of its forward passes once.
 #include <algorithm>
 #include <cmath>
@@ -22,15 +22,15 @@ namespace {
 const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 using F = NsaStats::Field;
 
-// A forward's gates [3,B,T,Hkv] and lists [B,T,Hkv,n] on the host.
+// The gates [3,B,T,Hkv] and lists [B,T,Hkv,n] of one forward pass, on the host.
 struct Rows {
   int64_t B, T, groups, n;
   std::vector<double> gate;
   std::vector<int32_t> lists;
 };
 
-// The statistics of all rows of all forward passes, by the definitions in nsa/stats.h.
-NsaStats told_again(const std::vector<Rows>& forwards, const SelectOptions& o) {
+// Returns the statistics of all rows of all forward passes, by the definitions in nsa/stats.h.
+NsaStats reference_stats(const std::vector<Rows>& forwards, const SelectOptions& o) {
   NsaStats s;
   std::vector<double> entropies, largest;
   std::vector<int64_t> tokens;
@@ -84,15 +84,15 @@ NsaStats told_again(const std::vector<Rows>& forwards, const SelectOptions& o) {
   return s;
 }
 
-// Counts must be equal; sums may differ by the rounding of gates in fp32.
-void check_same(const NsaStats& got, const NsaStats& wanted, double tolerance) {
+// Checks that counts are equal and that sums differ by the rounding of gates to fp32 at most.
+void check_same(const NsaStats& got, const NsaStats& expected, double tolerance) {
   for (int64_t i = 0; i < NsaStats::count; ++i) {
     INFO("field " << i);
     const bool sum = (i >= F::entropy && i <= F::largest_max) || (i >= F::share && i < F::share + 3);
     if (sum)
-      CHECK(got.at[i] == Approx(wanted.at[i]).epsilon(tolerance).margin(tolerance));
+      CHECK(got.at[i] == Approx(expected.at[i]).epsilon(tolerance).margin(tolerance));
     else
-      CHECK(got.at[i] == wanted.at[i]);
+      CHECK(got.at[i] == expected.at[i]);
   }
 }
 
@@ -107,8 +107,8 @@ void write_floats(Context& ctx, const Tensor& to, const std::vector<double>& val
   write(ctx, to, to.dtype == DType::f64 ? static_cast<const void*>(values.data()) : single.data());
 }
 
-// A gate for branch `branch` of row `row`. Entropies are well away from the bound of collapse, and every kind of odd
-// row occurs.
+// Returns the gate of a row and branch. The second half of the rows includes the special cases in `open`. No entropy is
+// near the limit below which a row counts as collapsed.
 double some_gate(const Philox& random, int64_t row, int64_t branch, int64_t rows) {
   const double open[][3] = {{0, 0, 0}, {1, 0, 0}, {0, 0, 1}, {0.5, 0.5, 0.5}, {0.995, 0.004, 0.001}, {1e-30, 0, 0}};
   if (row % 7 < 6 && row > rows / 2) return open[row % 7][branch];
@@ -136,7 +136,7 @@ void check_ops(Device device, DType dtype) {
     const Tensor out = alloc(DType::f64, {2, NsaStats::count});
     zero(ctx, pieces);
     std::vector<Rows> forwards;
-    for (const uint64_t seed : {1, 2}) {  // two micro-steps, both of the second of two layers
+    for (const uint64_t seed : {1, 2}) {  // two micro-steps of the second of two layers
       Rows f{B, T, groups, o.n_sel, {}, {}};
       const Philox random(seed, 9);
       for (int64_t i = 0; i < gate.numel(); ++i)
@@ -149,13 +149,13 @@ void check_ops(Device device, DType dtype) {
       forwards.push_back(std::move(f));
     }
     nsa_stats_merge(ctx, out, pieces);
-    check_same(read_stats(ctx, out[1]), told_again(forwards, o), dtype == DType::f64 ? 1e-12 : 1e-6);
+    check_same(read_stats(ctx, out[1]), reference_stats(forwards, o), dtype == DType::f64 ? 1e-12 : 1e-6);
     const NsaStats none = read_stats(ctx, out[0]);  // statistics of a layer without rows
     CHECK(std::all_of(none.at, none.at + NsaStats::count, [](double x) { return x == 0; }));
   }
 }
 
-// A NaN gate in any row makes the sums and extremes of gates NaN; counts stay right.
+// Checks that a NaN gate in any row makes the sums and extremes of gates NaN, and does not change the counts.
 void check_not_a_number(Device device, DType dtype) {
   constexpr int64_t kT = 700, kGroups = 3, kRows = kT * kGroups, kAPiece = kRows / kStatsPieces;
   const SelectOptions o{16, 8, 16, 8, 2, 3};
@@ -209,21 +209,20 @@ void check_model(Device device, DType dtype, const ModelConfig& config) {
     write(f.ctx(), f.activations().tokens, tokens.data());
     f.model().forward(f.ctx(), f.activations(), &stats);
     f.model().loss_and_backward(f.ctx(), f.activations(), 1);
-    // After backward the shared buffer holds the gates of layer 0.
+    // Backward ends with layer 0, so the buffer that all layers share now contains the gates of layer 0.
     forwards[0].push_back({kB, kT, config.n_kv_groups, config.nsa.n_sel,
-                           read_floats(f.ctx(), f.activations().layer(0).nsa.gate), f.lists(0)});
-    // A forward without statistics. Afterwards the shared buffer holds the last layer's gates.
+                           read_floats(f.ctx(), f.activations().layer(0).attention.nsa.gate), f.lists(0)});
+    // A forward pass without statistics, after which the shared buffer contains the last layer's gates.
     f.model().forward(f.ctx(), f.activations());
     const int64_t last = config.n_layers - 1;
     forwards[static_cast<size_t>(last)].push_back({kB, kT, config.n_kv_groups, config.nsa.n_sel,
-                                                   read_floats(f.ctx(), f.activations().layer(last).nsa.gate),
+                                                   read_floats(f.ctx(), f.activations().layer(last).attention.nsa.gate),
                                                    f.lists(last)});
   }
   stats.finish(f.ctx());
-  const SelectOptions o{config.nsa.l,     config.nsa.d,           config.nsa.l_sel,
-                        config.nsa.n_sel, config.nsa.init_blocks, config.nsa.local_blocks};
   for (int64_t i = 0; i < config.n_layers; ++i)
-    check_same(read_stats(f.ctx(), stats.result()[i]), told_again(forwards[static_cast<size_t>(i)], o), 1e-5);
+    check_same(read_stats(f.ctx(), stats.result()[i]), reference_stats(forwards[static_cast<size_t>(i)], config.nsa),
+               1e-5);
 }
 
 void check_models(Device device, DType dtype) {
@@ -243,7 +242,7 @@ void check_models(Device device, DType dtype) {
   check_model(device, dtype, config);
 }
 
-// Runs `count` steps on fresh weights and returns the statistics of the last, by layer.
+// Runs `count` steps on initial weights and returns the statistics of the last one, by layer.
 std::vector<NsaStats> steps(Device device, const std::vector<std::string>& sets, int count = 1) {
   Config config = load_config(kTiny, sets).config;
   std::unique_ptr<Runtime> runtime = allocate_planned(config, device);
@@ -280,7 +279,7 @@ void check_known(Device device, int64_t T, double k_mean, const std::string& gat
     CHECK(s.mean(F::largest) == Approx(1.0 / 3).epsilon(1e-6));
     CHECK(s.at[F::collapsed] == 0);
     for (int b = 0; b < 3; ++b) CHECK(s.mean(F::share + b) == Approx(1.0 / 3).epsilon(1e-6));
-    // From one row to the next a list changes by at most a few blocks, except where a new block begins.
+    // Lists of consecutive rows differ by a few blocks at most, except where a new block begins.
     CHECK(s.overlap() > 0.5);
     CHECK(s.overlap() < 1);
     CHECK(s.forced_share() > 3.0 / 16);
@@ -299,9 +298,9 @@ void check_counted_once(Device device, const std::string& other) {
   const std::vector<NsaStats> plain = steps(device, sets, 4);
   REQUIRE(plain.size() == 2);
   for (const NsaStats& s : plain) {
-    // 3 micro-steps of 2 sequences of 48 tokens in 2 groups: the rows of the last step alone.
+    // 3 micro-steps of 2 sequences of 48 tokens in 2 groups: only the rows of the last step count.
     CHECK(s.at[F::rows] == 3 * 2 * 48 * 2);
-    CHECK(s.at[F::entropy_min] < std::log(3.0));  // the gates have learned
+    CHECK(s.at[F::entropy_min] < std::log(3.0));  // the gates differ from their initial 1/3
   }
   std::vector<std::string> with = sets;
   with.push_back(other);
@@ -310,21 +309,20 @@ void check_counted_once(Device device, const std::string& other) {
 
 }  // namespace
 
-TEST_CASE("stats: gates and lists by their definition", "[stats]") {
+TEST_CASE("stats: the sums over gates and lists follow their definition", "[stats]") {
   check_ops(Device::cpu(), DType::f32);
   check_ops(Device::cpu(), DType::f64);
   check_not_a_number(Device::cpu(), DType::f32);
   check_not_a_number(Device::cpu(), DType::f64);
 }
 
-TEST_CASE("stats: gates and lists by their definition on the GPU", "[stats][gpu]") {
+TEST_CASE("stats: the sums over gates and lists follow their definition on the GPU", "[stats][gpu]") {
   if (!require_gpu()) return;
   check_ops(Device::cuda(), DType::f32);
   check_not_a_number(Device::cuda(), DType::f32);
 }
 
-TEST_CASE("stats: dead rows leave the sums and extremes of the others alone, in whatever order they are merged",
-          "[stats]") {
+TEST_CASE("stats: dead rows do not change the sums and extremes of others, in any order of merging", "[stats]") {
   NsaStats dead, even, other;
   dead.add_dead_gates(), dead.add_dead_gates();
   even.add_gates(0.3, 0.3, 0.4, 1.1);
@@ -343,44 +341,44 @@ TEST_CASE("stats: dead rows leave the sums and extremes of the others alone, in 
     CHECK(all.gate_mean(F::share + 1) == Approx(0.45));
     CHECK(all.mean(F::dead) == 0.6);
   } while (std::next_permutation(order.begin(), order.end()));
-  CHECK(std::isnan(dead.gate_mean(F::share)));  // without live rows the mean is undefined
+  CHECK(std::isnan(dead.gate_mean(F::share)));  // without a row whose gates are open the mean is undefined
   CHECK(std::isnan(dead.gate_extreme(F::entropy_min)));
 }
 
-TEST_CASE("stats: what a model's layers made, every kind of gate, replays left out", "[stats]") {
+TEST_CASE("stats: a model's statistics are those of its activations, for every kind of gate", "[stats]") {
   check_models(Device::cpu(), DType::f32);
   check_models(Device::cpu(), DType::f64);
 }
 
-TEST_CASE("stats: what a model's layers made on the GPU", "[stats][gpu]") {
+TEST_CASE("stats: a model's statistics are those of its activations on the GPU", "[stats][gpu]") {
   if (!require_gpu()) return;
   check_models(Device::cuda(), DType::f32);
   check_models(Device::cuda(), DType::bf16);
 }
 
-TEST_CASE("stats: fresh gates have entropy ln 3 and thirds; k is 752.5 at T = 2048 and 256.5 at 512", "[stats]") {
+TEST_CASE("stats: initial gates are 1/3 with entropy ln 3; k is 752.5 at T = 2048 and 256.5 at 512", "[stats]") {
   check_known(Device::cpu(), 2048, 752.5, "softmax", "fp32");
   check_known(Device::cpu(), 512, 256.5, "sigmoid", "fp32");
 }
 
-TEST_CASE("stats: fresh gates and k on the GPU", "[stats][gpu]") {
+TEST_CASE("stats: initial gates and k on the GPU", "[stats][gpu]") {
   if (!require_gpu()) return;
   check_known(Device::cuda(), 2048, 752.5, "softmax", "bf16");
   check_known(Device::cuda(), 512, 256.5, "sigmoid", "fp32");
 }
 
-TEST_CASE("stats: a step counts each of its forwards once, what is run again not", "[stats]") {
+TEST_CASE("stats: a step counts each forward pass once, and no recomputed pass", "[stats]") {
   check_counted_once(Device::cpu(), "runtime.recompute=block");
   check_counted_once(Device::cpu(), "runtime.recompute=attention");
 }
 
-TEST_CASE("stats: a step counts each of its forwards once on the GPU, replayed from a graph too", "[stats][gpu]") {
+TEST_CASE("stats: a step counts each forward pass once on the GPU, also if a graph is replayed", "[stats][gpu]") {
   if (!require_gpu()) return;
   check_counted_once(Device::cuda(), "runtime.recompute=block");
   check_counted_once(Device::cuda(), "runtime.cuda_graph=true");
 }
 
-TEST_CASE("stats: dense attention, and log.stats false, have none", "[stats]") {
+TEST_CASE("stats: dense attention has none, and log.stats=false disables them", "[stats]") {
   CHECK(steps(Device::cpu(), {"model.attention=dense"}).empty());
   CHECK(steps(Device::cpu(), {"log.stats=false"}).empty());
 }

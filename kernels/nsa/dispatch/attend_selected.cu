@@ -1,4 +1,4 @@
-// The selected branch on the GPU.
+// The selected branch on the GPU: the choice of its kernels, and for backward the plan of the work of dk and dv.
 #include "kernels/nsa/attend_selected.h"
 
 #include <algorithm>
@@ -13,10 +13,10 @@
 namespace triad::cuda {
 namespace {
 
-// Decides how the work of dk and dv is cut into pieces. A kernel that also computes dq reads q and dout, and adds to
-// dq. For such a kernel the sequence is divided into runs of tokens whose q, dout and dq fit L2, and a piece never
-// crosses from one run into the next. Each run is then read from memory once, but a block has a partial sum for every
-// run. A short sequence is one run.
+// Decides how the work of dk and dv is cut into pieces (PiecePlan). A kernel that also computes dq reads q and dout of
+// a piece's tokens, and adds to their dq. For such a kernel the tokens are divided into runs whose q, dout and dq fit
+// into L2 (kRunBytes), and every piece belongs to one run. Each run is then read from memory once, but a block has a
+// partial sum for each run. A short sequence is one run.
 PiecePlan plan_pieces(const AttendIn& in, Backward kernels) {
   constexpr int64_t kParts = 8, kMostParts = 32, kRunBytes = 48 << 20;
   const bool with_dq = kernels == Backward::sm90_d64 || kernels == Backward::sm90_d128;
@@ -48,9 +48,11 @@ void nsa_attend_selected_forward(Context& ctx, const AttendOut& out, const Atten
   const SelectedKeys keys = make_selected_keys(op, in, block_index, l_sel);
   const SelectedForwardChoice choice = choose_forward(ctx, out, in, block_index, l_sel);
   record_route(ctx, op, in.q.dtype,
-               choice.kernel == SelectedForward::portable
-                   ? "head widths, alignment or a block length that the fused kernels lack"
-                   : nullptr);
+               choice.kernel != SelectedForward::portable
+                   ? nullptr
+                   : why_portable(in.documents, kQueryStationaryPacks || kSharedTilePacks,
+                                  "head widths, alignment or a block length that the fused kernels lack"));
+  // Queues the kernel for lists that are alike (choice.where_alike), which returns at once if *unless is not 0.
   const auto forward_alike = [&](Context& on, const int* unless) {
     if (choice.where_alike == SelectedForward::query_stationary)
       forward_query_stationary(on, op, out, in, block_index, l_sel, nullptr, unless);
@@ -76,7 +78,8 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
     cuda::nsa_attend_selected_backward(ctx, out, without_rounding_unit(grad), in, block_index, l_sel);
   const SelectedKeys keys = make_selected_keys(op, in, block_index, l_sel);
   const Backward kernels = choose_backward(ctx, out, grad, in);
-  record_route(ctx, op, in.q.dtype, kernels == Backward::portable ? kNotFusedHeads : nullptr);
+  record_route(ctx, op, in.q.dtype,
+               kernels == Backward::portable ? why_portable(in.documents, kTwoKernelsPack) : nullptr);
   Scratch::Scope scope(ctx.scratch);
   Tensor row_stats;
   if (kernels == Backward::sm90) {

@@ -1,4 +1,5 @@
-// The window branch on the GPU: the range [t-w+1, t] of the tokens, by nsa/dispatch/attend_range.cu.
+// The window branch on the GPU: token t sees the tokens t-w+1 .. t. The kernels are chosen in
+// nsa/dispatch/attend_range.cu.
 #include "kernels/nsa/attend_window.h"
 
 #include "kernels/nsa/dispatch/attend_range.h"
@@ -8,7 +9,11 @@ namespace {
 
 KeyRange window_range(const AttendIn& in, int64_t w) {
   const auto tokens = static_cast<int>(in.q.size(1));
-  return {.window = static_cast<int>(std::min<int64_t>(w, tokens)), .l = 1, .d = 1, .keys = tokens};
+  return {.window = static_cast<int>(std::min<int64_t>(w, tokens)),
+          .l = 1,
+          .d = 1,
+          .keys = tokens,
+          .documents = document_view(in.documents, tokens)};
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "kernels/nsa/dispatch/choose.h"
 
+#include "kernels/common/launch.cuh"
 #include "kernels/nsa/sm90/launch_backward.h"
 #include "kernels/nsa/sm90/launch_forward.h"
 #include "kernels/nsa/sm90/launch_select.h"
@@ -9,7 +10,9 @@ namespace {
 
 constexpr int64_t k31Bits = int64_t{1} << 31;
 
-// Whether the rows of a bf16 tensor are 16-byte vectors, and strides within a sequence fit 31 bits.
+bool packing_fits(const Documents& documents, bool kernel_packs) { return documents.empty() || kernel_packs; }
+
+// Whether a tensor is bf16, its rows begin at multiples of 16 bytes, and its strides within a sequence fit 31 bits.
 bool rows_fit(const ConstTensor& t) {
   bool fits = t.dtype == DType::bf16 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
   for (int i = 0; i < 3; ++i)
@@ -17,17 +20,18 @@ bool rows_fit(const ConstTensor& t) {
   return fits;
 }
 
-// Whether every offset within a sequence fits 31 bits in units of so many elements.
+// Whether every offset within a sequence, counted in units of `unit` elements, fits 31 bits.
 bool sequence_fits(const ConstTensor& t, int64_t unit) { return t.size(1) * t.stride[1] / unit < k31Bits; }
 
-// Whether the base is a multiple of so many bytes and every stride one of so many elements.
+// Whether the first element is aligned to `bytes` bytes and every stride is a multiple of `elements` elements.
 bool is_aligned_to(const Tensor& t, int bytes, int elements) {
   bool fits = reinterpret_cast<uintptr_t>(t.data) % bytes == 0;
   for (int i = 0; i < 3; ++i) fits = fits && (t.size(i) <= 1 || t.stride[i] % elements == 0);
   return fits;
 }
 
-// Whether the branch can add to dq in any order: heads of (64, 64) or (128, 128), dq four columns at a time.
+// Whether a kernel that computes dq, dk and dv together (sm90_d64, sm90_d128) supports the branch: bf16, heads (dk, dv)
+// of (64, 64) or (128, 128), and dq aligned such that four columns can be added to at a time.
 bool fits_one_kernel(const Tensor& dq, const ConstTensor& dout, const ConstTensor& q, const ConstTensor& k,
                      const ConstTensor& v) {
   const int64_t dk = q.size(3);
@@ -37,7 +41,8 @@ bool fits_one_kernel(const Tensor& dq, const ConstTensor& dout, const ConstTenso
   return fits && rows_fit(q) && rows_fit(dout) && rows_fit(k) && rows_fit(v);
 }
 
-// Whether Hopper's two kernels can compute the branch: dq two columns at a time.
+// Whether the two Hopper kernels, one for dq and one for dk and dv (Backward::sm90), support the branch: bf16, the head
+// widths below, and dq aligned such that two columns can be accessed at a time.
 bool fits_two_kernels(const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in) {
   const int64_t dk = in.q.size(3), dv = in.v.size(3);
   bool fits = ((dk == 64 && dv == 64) || (dk == 128 && dv == 128) || (dk == 192 && dv == 128)) &&
@@ -50,19 +55,24 @@ bool fits_two_kernels(const AttendGradOut& out, const AttendGradIn& grad, const 
 }  // namespace
 
 RangeForward choose_forward(const Context& ctx, const AttendOut& out, const AttendIn& in) {
-  return ctx.may_use_sm90() && forward_sm90_supports(out, in) ? RangeForward::sm90 : RangeForward::portable;
+  return ctx.may_use_sm90() && packing_fits(in.documents, kRangeForwardPacks) && forward_sm90_supports(out, in)
+             ? RangeForward::sm90
+             : RangeForward::portable;
 }
 
 SelectedForwardChoice choose_forward(const Context& ctx, const AttendOut& out, const AttendIn& in,
                                      const ConstTensor& block_index, int64_t l_sel) {
   using enum SelectedForward;
   if (!ctx.may_use_sm90()) return {portable};
-  const bool query = query_stationary_supports(out, in, block_index, l_sel);
+  const bool query =
+      packing_fits(in.documents, kQueryStationaryPacks) && query_stationary_supports(out, in, block_index, l_sel);
   if (query && query_stationary_pays(in, block_index, l_sel)) return {query_stationary};
-  const bool tile = shared_tile_supports(out, in, l_sel);
+  const bool tile = packing_fits(in.documents, kSharedTilePacks) && shared_tile_supports(out, in, l_sel);
   if (!tile && !query) return {portable};
   const SelectedForward other = tile ? shared_tile : query_stationary;
-  const bool kv = kv_stationary_supports(out, in, block_index, l_sel) && kv_stationary_pays(in, block_index, l_sel);
+  // kv_stationary compares the lists of a whole row, so one document would change the bits of another.
+  const bool kv = in.documents.empty() && kv_stationary_supports(out, in, block_index, l_sel) &&
+                  kv_stationary_pays(in, block_index, l_sel);
   return {kv ? kv_stationary : other, other};
 }
 
@@ -74,18 +84,27 @@ Backward choose_backward(const Context& ctx, const AttendGradOut& out, const Att
     if (is_aligned_to(out.dk, 8, 2) && is_aligned_to(out.dv, 8, 2) && out.dk.dtype == out.dv.dtype)
       return Backward::sm90_d128;
   }
-  return fits_two_kernels(out, grad, in) ? Backward::sm90 : Backward::portable;
+  return packing_fits(in.documents, kTwoKernelsPack) && fits_two_kernels(out, grad, in) ? Backward::sm90
+                                                                                        : Backward::portable;
 }
 
 bool choose_rounding_unit(const Context& ctx, const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,
-                          const std::vector<RoundingUnitBranch>& branches) {
-  bool fits = ctx.may_use_sm90() && branches.size() <= kMostBranches;
+                          const std::vector<RoundingUnitBranch>& branches, const Documents& documents) {
+  bool fits = ctx.may_use_sm90() && branches.size() <= kMostBranches &&
+              packing_fits(documents, q.size(3) == 64 ? kD64Packs : kD128Packs);
   for (const RoundingUnitBranch& branch : branches) fits = fits && fits_one_kernel(dq, dout, q, branch.k, branch.v);
   return fits;
 }
 
-Select choose_select(const Context& ctx, const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions& o) {
-  return ctx.may_use_sm90() && select_sm90_supports(q, k_cmp, o) ? Select::sm90 : Select::portable;
+const char* why_portable(const Documents& documents, bool kernel_packs, const char* otherwise) {
+  return packing_fits(documents, kernel_packs) ? otherwise : "packed documents, which the fused kernels lack";
+}
+
+Select choose_select(const Context& ctx, const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions& o,
+                     const Documents& documents) {
+  return ctx.may_use_sm90() && packing_fits(documents, kSelectPacks) && select_sm90_supports(q, k_cmp, o, documents)
+             ? Select::sm90
+             : Select::portable;
 }
 
 }  // namespace triad::cuda

@@ -1,15 +1,26 @@
-// Which kernels take a call: one pure function per op, of the card (Context::may_use_sm90) and of the problem
+// Which kernels compute a call: one pure function per op, of the card (Context::may_use_sm90) and of the problem
 // (shapes, dtypes, strides, alignment). Planning and execution switch on the same result. README.md has the table.
+// The sm_90 kernels compute packed rows (AttendIn::documents) where a switch below is true, else the portable ones do.
 #pragma once
 #include <vector>
 
 #include "engine/context.h"
+#include "kernels/common/launch.cuh"
 #include "kernels/nsa/attend.h"
 #include "kernels/nsa/select.h"
 
 namespace triad::cuda {
 
-// Forward of the window and the compressed branch.
+// Whether the sm_90 kernels of an op compute packed rows.
+inline constexpr bool kRangeForwardPacks = true;     // window, compressed, dense: forward
+inline constexpr bool kQueryStationaryPacks = true;  // selected: forward by sm90/query_stationary.cu
+inline constexpr bool kSharedTilePacks = true;       // selected: forward by sm90/shared_tile.cu
+inline constexpr bool kTwoKernelsPack = true;        // backward by sm90/dq.cu and sm90/dkdv.cu
+inline constexpr bool kD64Packs = true;              // backward by sm90/backward_d64.cu
+inline constexpr bool kD128Packs = true;             // backward by sm90/backward_d128.cu
+inline constexpr bool kSelectPacks = true;           // select
+
+// Forward of the window branch, the compressed branch and dense attention.
 enum class RangeForward { portable, sm90 };
 RangeForward choose_forward(const Context&, const AttendOut&, const AttendIn&);
 
@@ -17,30 +28,36 @@ RangeForward choose_forward(const Context&, const AttendOut&, const AttendIn&);
 enum class SelectedForward { portable, query_stationary, kv_stationary, shared_tile };
 struct SelectedForwardChoice {
   SelectedForward kernel;
-  // kv_stationary measures on the GPU how much neighbouring tokens' lists differ. Where they are alike, this kernel
-  // computes every block instead.
+  // For kv_stationary, which first measures on the GPU how much the lists of neighbouring tokens differ: the kernel
+  // that computes the call instead if they are alike.
   SelectedForward where_alike = SelectedForward::portable;
 };
 SelectedForwardChoice choose_forward(const Context&, const AttendOut&, const AttendIn&, const ConstTensor& block_index,
                                      int64_t l_sel);
 
-// Backward of a branch. sm90_d64 and sm90_d128 compute dq, dk and dv in one kernel and add to dq in any order, rounded
-// to the rounding unit of its row. The others compute dq, then dk and dv.
+// Backward of a branch or of dense attention. sm90_d64 and sm90_d128 compute dq, dk and dv in one kernel; its CTAs add
+// to dq in any order, in multiples of the row's rounding unit. The others compute dq, then dk and dv.
 enum class Backward { portable, sm90, sm90_d64, sm90_d128 };
 Backward choose_backward(const Context&, const AttendGradOut&, const AttendGradIn&, const AttendIn&);
-// Whether a rounding unit is computed for dq: for all of the branches or for none, because a kernel that does not round
-// would leave values in dq that are no multiples of the unit.
+// Whether backward has a rounding unit for dq (attend_rounding_unit in nsa/attend.h). It applies to all of the branches
+// or to none, because a kernel that does not round would leave values in dq that are no multiples of the unit.
 bool choose_rounding_unit(const Context&, const Tensor& dq, const ConstTensor& dout, const ConstTensor& q,
-                          const std::vector<RoundingUnitBranch>&);
+                          const std::vector<RoundingUnitBranch>&, const Documents&);
 
-// A planning context also counts the scratch of backward without a rounding unit: it does not know how the tensors will
-// be aligned, and choose_backward may then choose other kernels, with other scratch.
+// The reason why a portable kernel runs a call, for record_route: that rows are packed, if they are and the op's sm_90
+// kernels do not support that (kernel_packs is false); else `otherwise`.
+const char* why_portable(const Documents&, bool kernel_packs, const char* otherwise = kNotFusedHeads);
+
+// Returns grad without its rounding unit. A planning context plans backward with and without it and reserves the larger
+// scratch: it does not know how the tensors will be aligned, and choose_backward may choose other kernels in the run.
 inline AttendGradIn without_rounding_unit(AttendGradIn grad) {
   grad.rounding_unit = {};
   return grad;
 }
 
+// The selection.
 enum class Select { portable, sm90 };
-Select choose_select(const Context&, const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions&);
+Select choose_select(const Context&, const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions&,
+                     const Documents&);
 
 }  // namespace triad::cuda

@@ -1,10 +1,10 @@
-// Shared by the attention kernels: views and sizes of a call, tile shapes, and the portable kernels' shared memory. In
-// nsa/gpu/fwd_dq.cuh a CTA keeps 64 rows and iterates over key tiles (forward, dq); in nsa/gpu/dkdv.cu a CTA keeps 64
-// keys and iterates over rows (dk, dv).
+// Shared by the attention kernels: kernel arguments, tile shapes, and the plan of the portable kernels' shared memory.
+// There are two kinds of portable kernels. For forward and dq (nsa/gpu/fwd_dq.cuh) a CTA keeps 64 query rows and
+// iterates over key tiles. For dk and dv (nsa/gpu/dkdv.cu) a CTA keeps 64 keys and iterates over query rows.
 //
-// The rows of one (sequence, group) are flattened to i = t * G + h: a tile of 64 rows is full for any G, and the heads
-// of a group share every key tile that is loaded. Softmax is computed in powers of 2: exp(x / sqrt(dk)) = 2^(x *
-// scale_log2).
+// The query rows (t, h) of one sequence and group are flattened to i = t * G + h. A tile of 64 rows is then full for
+// any G, and all heads of a group share every key tile that is loaded. Softmax is computed in powers of 2: exp(x /
+// sqrt(dk)) = 2^(x * scale_log2).
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -14,32 +14,35 @@
 
 namespace triad::cuda {
 
-// A tile of keys [first, end), at most as many as the tile shape has. Bit i of `token_mask`: the i-th token of the row
-// tile lists these keys (contiguous branches: all bits are set).
+// A tile of keys that a CTA loads together: the keys [first, end), at most Tile::kKeys of them. Bit i of token_mask
+// says whether the i-th token of the CTA lists these keys; in a branch without block lists all bits are 1.
 struct KeyTile {
   int first, end;
   uint64_t token_mask;
 };
 
-// Output columns per CTA, and keys (or gathered rows) per step. Heads up to 64 use SmallHeadTile. Larger heads use
-// LargeHeadTile, with one CTA per 128 output columns; each of them recomputes the scores. Both shapes issue 64 products
-// of 16x8x16 per warp and step, and keep their sums in registers.
+// The tile shapes. kColumns is the number of output columns per CTA (columns of o, dq, or dk and dv), kKeys the number
+// of keys per step (in the kernel for dk and dv: query rows per step). Heads of up to 64 use SmallHeadTile. Larger
+// heads use LargeHeadTile, with one CTA for each 128 output columns; each of these CTAs recomputes the scores. In
+// forward, at heads of kColumns, a warp issues 64 mma.m16n8k16 per step with either shape, and keeps its sums in
+// registers.
 struct SmallHeadTile {
   static constexpr int kColumns = 64, kKeys = 64;
 };
 struct LargeHeadTile {
   static constexpr int kColumns = 128, kKeys = 32;
 };
-// Resident CTAs per SM, for __launch_bounds__: they bound the registers of a bf16 kernel. Shared memory holds only one
-// or two CTAs of a float kernel.
+// The number of resident CTAs per SM that a kernel declares in __launch_bounds__, which limits its registers:
+// small_heads or large_heads, by tile shape, in bf16. In f32 it is 1: shared memory holds only one or two CTAs.
 template <class T, class Tile>
 constexpr int resident_ctas(int small_heads, int large_heads) {
   return sizeof(T) == 4 ? 1 : (Tile::kColumns == SmallHeadTile::kColumns ? small_heads : large_heads);
 }
-inline constexpr int kRows = 16 * kWarps;  // rows (nsa/gpu/dkdv.cu: keys) per CTA
+inline constexpr int kRows = 16 * kWarps;  // query rows per CTA; in nsa/gpu/dkdv.cu keys per CTA
 
-// ds = p * (dp - delta). If p is 1 up to rounding, the row sees one key and ds is exactly 0. In f32 the rounding error
-// of dp - delta would be visible, so it is dropped; in bf16 it is far below the rounding of the operands.
+// Returns ds = p * (dp - delta), the gradient of one score. If p is 1 up to rounding, the row has no weight on other
+// keys, and ds is exactly 0 in real numbers. In f32 the result is therefore set to 0, since dp - delta would leave a
+// visible rounding error; in bf16 that error is far below the rounding of the operands.
 template <class T>
 __device__ __forceinline__ float score_gradient(float p, float dp_minus_delta) {
   constexpr float kAlone = 1 - 1e-6f;
@@ -47,19 +50,20 @@ __device__ __forceinline__ float score_gradient(float p, float dp_minus_delta) {
   return p * dp_minus_delta;
 }
 
-// The operands and sizes that every kernel takes.
+// The kernel arguments that all attention kernels have: operands and sizes.
 template <class T>
 struct Attend {
   View<const T> q, k, v;
   int tokens, groups;    // T, Hkv
-  Divisor heads;         // G, the heads per group
+  Divisor heads;         // G, the query heads per group
   float scale;           // 1 / sqrt(dk)
-  int depth_k, depth_v;  // dk and dv, rounded up to kDepth
-  int stages;            // 2: double buffering; 1: none
+  int depth_k, depth_v;  // dk and dv, each rounded up to a multiple of kDepth
+  int stages;            // tiles that are in shared memory at a time: 2 for double buffering, or 1
   __device__ __forceinline__ float scale_log2() const { return scale * kLog2e; }
 };
 
-// The padded widths, compile-time constants where the tile shape fixes them.
+// padded_depth: the inner dimension of a product over dk or dv, given Attend::depth_k or depth_v. padded_stride: the
+// elements between two rows of k, q, v or dout in shared memory. Both are compile-time constants for SmallHeadTile.
 template <class Tile>
 __device__ __forceinline__ constexpr int padded_depth(int depth) {
   return Tile::kColumns == kDepth ? kDepth : depth;
@@ -69,7 +73,7 @@ __host__ __device__ __forceinline__ constexpr int padded_stride(int depth) {
   return tile_stride<T>(Tile::kColumns == kDepth ? kDepth : round_up(depth, Tile::kColumns));
 }
 
-// Rank 4 [B,rows,heads,width] or rank 3 [B,rows,heads].
+// The view of a tensor [B,rows,heads,width], or [B,rows,heads] with width 1. An absent tensor has data = nullptr.
 template <class T>
 View<T> make_view(const BasicTensor<std::is_const_v<T>>& t) {
   View<T> v{nullptr, 0, 0, 0, 1, false};
@@ -82,6 +86,7 @@ View<T> make_view(const BasicTensor<std::is_const_v<T>>& t) {
   return v;
 }
 
+// The kernel arguments of a call; plan_shared() sets the stages. Throws if a kernel's 31-bit indices would overflow.
 template <class T>
 Attend<T> make_attend(const char* op, const AttendIn& in) {
   const int64_t T_ = in.q.size(1), heads = in.q.size(2), groups = in.k.size(2), batch = in.q.size(0);
@@ -100,11 +105,12 @@ Attend<T> make_attend(const char* op, const AttendIn& in) {
           1};
 }
 
-// Sets a.stages, to 2 if two CTAs per SM then still fit, and returns the bytes of shared memory per CTA: fixed_bytes,
-// and stage_bytes per stage. Throws if one stage does not fit.
+// Plans the shared memory of a kernel: sets a.stages to 2 (double buffering) if two CTAs per SM then still fit, else to
+// 1, and returns the bytes per CTA, fixed_bytes + a.stages * stage_bytes. Throws if one stage does not fit.
 template <class T>
 int64_t plan_shared(const char* op, Attend<T>& a, int64_t fixed_bytes, int64_t stage_bytes) {
-  constexpr int64_t kHalf = 113 * 1024, kAll = 227 * 1024;  // bytes: an SM has 228 KiB, and CUDA reserves 1 KiB per CTA
+  // Bytes that each of two CTAs, or one CTA, can use on an SM with 228 KiB, of which CUDA reserves 1 KiB per CTA.
+  constexpr int64_t kHalf = 113 * 1024, kAll = 227 * 1024;
   a.stages = fixed_bytes + 2 * stage_bytes <= kHalf ? 2 : 1;
   const int64_t bytes = fixed_bytes + a.stages * stage_bytes;
   TRIAD_CHECK(bytes <= kAll, "{}: heads of dk = {}, dv = {} in {} need {} bytes of shared memory; a CTA has {}", op,
@@ -112,7 +118,7 @@ int64_t plan_shared(const char* op, Attend<T>& a, int64_t fixed_bytes, int64_t s
   return bytes;
 }
 
-// f.template operator()<T, Tile>()
+// Calls f.template operator()<T, Tile>() with the element type of q and the tile shape for the head widths.
 template <class F>
 void dispatch_attend(const AttendIn& in, F&& f) {
   const bool small_heads = std::max(in.q.size(3), in.v.size(3)) <= SmallHeadTile::kColumns;
@@ -124,8 +130,8 @@ void dispatch_attend(const AttendIn& in, F&& f) {
   });
 }
 
-// The rows of a view of sequence b, heads first_head and up. Strides fit 32 bits, so that a row's address takes two
-// multiply-adds.
+// The rows of sequence b of a view: at(r, h) is row r of head first_head + h. The strides must fit 31 bits, so that an
+// address takes two multiply-adds.
 template <class T>
 struct HeadRows {
   T* base;
@@ -137,7 +143,8 @@ struct HeadRows {
   }
 };
 
-// dk or dv, in bf16 or fp32.
+// The view of dk or dv, which may be bf16 or fp32: the view of the other type has data = nullptr. store() writes the
+// column `column` of one key and group, or two adjacent columns.
 struct GradView {
   View<__nv_bfloat16> bf16;
   View<float> f32;
@@ -164,16 +171,28 @@ inline GradView make_grad_view(const Tensor& t) {
   return v;
 }
 
-// Piece i of (b, g), bg = b * Hkv + g of `count`. Without a list of pieces, every block's rows are contiguous and cut
-// into equal parts.
-__device__ __forceinline__ KeyWork find_work(const KeyWorkList& list, const KeyRange& range, int tokens, int i, int bg,
-                                             int count) {
+// Returns piece of work i of sequence b and group g; bg = b * Hkv + g, and count = B * Hkv. If the work list has no
+// table of pieces (window, compressed, dense), the piece is computed: the contiguous tokens that see the block are
+// divided equally among the block's pieces.
+template <class Range>  // KeyRange or DocumentRange
+__device__ __forceinline__ KeyWork find_work(const KeyWorkList& list, const Range& range, int keys, int tokens, int i,
+                                             int bg, int count) {
   if (list.work != nullptr) return list.work[static_cast<int64_t>(i) * count + bg];
   const int parts = list.pieces / list.blocks, block = i / parts, part = i % parts;
-  const int key0 = block * list.block_keys, key1 = min(key0 + list.block_keys, range.keys) - 1;
+  const int key0 = block * list.block_keys, key1 = min(key0 + list.block_keys, keys) - 1;
   const int begin = range.first_row(key0), end = range.end_row(key1, tokens);
   const int each = (end - begin + parts - 1) / parts, first = begin + part * each;
   return {block, first, max(0, min(each, end - first)), parts > 1 ? (bg * list.blocks + block) * parts + part : -1};
+}
+
+// Returns the keys [x, y) of a block of the work list, in sequence b. In the selected branch with packed rows, blocks
+// need not begin at multiples of block_keys: the tables of the documents give their bounds.
+__device__ __forceinline__ int2 keys_of_block(const KeyWorkList& list, const KeyRange& range, int b, int block) {
+  if (list.work != nullptr) {
+    const DocumentRow<int> row = range.documents.row(b);
+    return make_int2(row.block_begin(block, list.block_keys), row.block_end(block, list.block_keys));
+  }
+  return make_int2(block * list.block_keys, min((block + 1) * list.block_keys, range.keys));
 }
 
 }  // namespace triad::cuda

@@ -1,14 +1,17 @@
-// The parameters of an attention branch as kernels take them: the keys that a row sees, the block lists of the selected
-// branch, the pieces of work of dk and dv. And the portable kernels' launchers. No kernel is defined here.
+// Kernel parameters that describe an attention branch, and the launchers of the portable kernels. The parameters are
+// the keys that a query row sees (KeyRange), the block lists of the selected branch (SelectedKeys), and the pieces of
+// work of the kernels that compute dk and dv (KeyWorkList). A query row is one token and one query head.
 #pragma once
 #include <cstdint>
 
 #include "engine/check.h"
+#include "kernels/common/documents.cuh"
 #include "kernels/nsa/attend.h"
 
 namespace triad::cuda {
 
-// n / d for 0 <= n < 2^31, by a multiplication (Granlund and Montgomery 1994).
+// An integer divisor d, made on the host. quotient(n) is n / d for 0 <= n < 2^31; it costs a multiplication and a shift
+// instead of a division (Granlund and Montgomery 1994).
 class Divisor {
  public:
   explicit Divisor(int d) : d_(d) {
@@ -25,83 +28,120 @@ class Divisor {
   uint32_t multiplier_;
 };
 
-// The visible range of a row: token t sees the keys [low(t), high(t)), and both bounds grow with t. Key c covers the
-// tokens [c*d, c*d + l), all of which must be at or before t; of those keys the last `window` are visible (window = T:
-// all). If keys are tokens, l = d = 1. The selected branch uses such a range too and masks blocks that are not listed.
+// The keys that a token sees: token t sees the keys [low(t), high(t)), and neither bound decreases with t. Two uses:
+//   Keys are tokens (l = d = 1). Token t sees the last `window` tokens up to and including t; window = T: all of them.
+//   Keys are compressed (window = T). Key c summarizes the tokens [c*d, c*d + l). Token t sees it if the last of them
+//   is at or before t.
+// The selected branch uses the range of all tokens up to t; its kernels skip the blocks that t does not list.
+// low() and high() are for rows of one document; DocumentRange is for any rows.
 struct KeyRange {
-  int window, l, d, keys;
+  int window, l, d, keys;       // window, l and d: tokens; keys: number of keys per sequence
+  DocumentView documents = {};  // the documents of packed rows (common/documents.h); default: each row is one document
   __device__ __forceinline__ int low(int t) const { return max(0, t + 1 - window); }
   __device__ __forceinline__ int high(int t) const {
     if (d == 1) return max(0, min(keys, t + 2 - l));
     return t + 1 < l ? 0 : min(keys, (t + 1 - l) / d + 1);
   }
-  // The rows [first_row(a), end_row(b)) see at least one of the keys a .. b.
+  // Exactly the tokens [first_row(a), end_row(b)) see at least one of the keys a .. b.
   __device__ __forceinline__ int first_row(int key) const { return key * d + l - 1; }
   __device__ __forceinline__ int end_row(int key, int tokens) const { return min(tokens, key + window); }
 };
 
-// block_index [B,T,Hkv,n] i32: n blocks per token and group, ascending, -1 at the end.
+// The keys that a token of sequence b sees, where a row may hold several documents (packed rows, common/documents.h):
+// the keys of its KeyRange that belong to its own document. Neither bound decreases with t.
+class DocumentRange {
+ public:
+  __device__ __forceinline__ DocumentRange(const KeyRange& range, int b)
+      : range_(range), row_(range.documents.row(b)) {}
+  __device__ __forceinline__ int low(int t) const {
+    return row_.packed() ? max(row_.first_key(t, range_.d), t + 1 - range_.window) : range_.low(t);
+  }
+  __device__ __forceinline__ int high(int t) const {
+    return row_.packed() ? row_.first_key(t, range_.d) + row_.visible_keys(t, range_.l, range_.d) : range_.high(t);
+  }
+  // Every token that sees one of the keys a .. b is in [first_row(a), end_row(b)). With several documents, some tokens
+  // of this range may see none of the keys.
+  __device__ __forceinline__ int first_row(int key) const { return range_.first_row(key); }
+  __device__ __forceinline__ int end_row(int key, int tokens) const {
+    return row_.packed() ? min(row_.end(row_.owner(key, range_.d)), key + range_.window) : range_.end_row(key, tokens);
+  }
+  __device__ __forceinline__ int keys() const { return range_.keys; }
+  __device__ __forceinline__ const DocumentRow<int>& row() const { return row_; }
+
+ private:
+  const KeyRange& range_;
+  DocumentRow<int> row_;
+};
+
+// The block lists of the selected branch, tensor block_index [B,T,Hkv,n] i32. at(b, t, g) is the list of one token and
+// group: up to n blocks, ascending, padded with -1.
 struct BlockLists {
   const int* data;
-  int64_t batch, row, head;
-  int tokens, groups, blocks, n;  // T, Hkv, ceil(T / l'), n
+  int64_t batch, row, head;       // strides of b, t and g, in elements
+  int tokens, groups, blocks, n;  // T, Hkv, blocks per sequence, entries per list
   __device__ __forceinline__ const int* at(int b, int t, int g) const {
     return data + b * batch + static_cast<int64_t>(t) * row + g * head;
   }
 };
 
-// The selected branch: the keys of `range` that are in the blocks listed for a token.
+// The keys that a token sees in the selected branch: the keys of `range` that are in the blocks of its list.
 struct SelectedKeys {
   KeyRange range;
   BlockLists lists;
-  int block_keys;
-  class Walk;  // nsa/gpu/selected_walk.cuh
+  int block_keys;  // keys per block: l', or T if l' is larger
+  class Walk;      // enumerates the key tiles of a CTA (nsa/gpu/selected_walk.cuh)
 };
 SelectedKeys make_selected_keys(const char* op, const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
 
-// A piece of the work of dk and dv: the rows of some tokens times one block of keys.
+// A piece of work of the kernels that compute dk and dv: one block of keys, and some of the tokens that see it. The
+// piece sums what the query rows of these tokens contribute to dk and dv of the block. Its tokens are [first, first +
+// count), or, in the selected branch, entries [first, first + count) of KeyWorkList::tokens.
 struct KeyWork {
-  int block;         // a block of keys: [block * block_keys, ...)
-  int first, count;  // tokens first, first + 1, ...; or entries of KeyWorkList::tokens; count < 0: no work
+  int block;         // index of the block of keys
+  int first, count;  // see above; count < 0: no work, an unused entry of the list of pieces
   int slot;          // index into KeyWorkList::partial; -1: the block's only piece, stored to dk and dv directly
 };
-inline constexpr int kWorkTokens = 2048;  // most tokens per piece of listed tokens
+inline constexpr int kWorkTokens = 2048;  // the most tokens that a piece of the selected branch may have
 
-// All pieces: work[i * B*Hkv + b*Hkv + g] is piece i of that sequence and group. If a block has several pieces, each
-// stores its sums to its slot of `partial`, and a second kernel adds them in order.
+// The pieces of work (KeyWork) of a branch, for all sequences b and groups g. If a block has several pieces, each
+// stores its sums to its own slot of `partial`, and a second kernel adds the slots of the block in order. work, tokens
+// and block_slots exist for the selected branch only. In the other branches the tokens that see a block are contiguous,
+// and each block has pieces / blocks pieces of about equal size.
 struct KeyWorkList {
-  int block_keys, blocks;
-  int pieces;           // an upper bound of the pieces per (b, g)
-  const KeyWork* work;  // nullptr: every block's rows are contiguous and cut into pieces / blocks equal parts
-  const int* tokens;    // [B*Hkv, tokens_stride]
+  int block_keys, blocks;  // keys per block; blocks per sequence
+  int pieces;              // pieces per sequence and group, at most
+  const KeyWork* work;     // [pieces, B*Hkv], or nullptr
+  const int* tokens;       // [B*Hkv, tokens_stride]: the tokens that list block 0, then block 1, ...; or nullptr
   int64_t tokens_stride;
-  const int2* block_slots;  // [B*Hkv, blocks] (first slot, pieces)
-  float* partial;           // [slots, block_keys, dk + dv]
+  const int2* block_slots;  // [B*Hkv, blocks]: x the block's first slot, y its number of pieces; or nullptr
+  float* partial;           // [slots, block_keys, dk + dv]: partial sums; nullptr if no block has several pieces
 };
-// How the selected branch's work for dk and dv is cut into pieces. The inverse index is built from `parts` equal parts
-// of the sequence concurrently. `cut` consecutive parts form a run; a piece has at most most_tokens tokens, all of one
-// run.
+// How the selected branch's work for dk and dv is cut into pieces. A sequence is divided into `parts` equal parts,
+// which are indexed concurrently. Each `cut` consecutive parts form a run. A piece has at most most_tokens tokens, all
+// of one run.
 struct PiecePlan {
   int64_t parts, cut, most_tokens;
 };
-// Builds the inverse index on the GPU: for each block the tokens that list it, cut into pieces. Tables and partial sums
-// are allocated from `scope`.
+// Builds the selected branch's work list on the GPU: for each block the tokens that list it (the inverse of the block
+// lists), cut into pieces. Tables and partial sums are allocated from `scope`. `op` names the caller in errors.
 KeyWorkList build_inverse_index(Context&, Scratch::Scope&, const char* op, const AttendIn&, const SelectedKeys&,
                                 const PiecePlan&);
-// The work of a branch whose rows see one range of keys; no blocks where there are no keys.
+// The work list of a branch whose tokens see one range of keys (window, compressed, dense). Without keys it has no
+// blocks.
 KeyWorkList contiguous_work(Scratch::Scope&, const AttendIn&, const KeyRange&);
 
-// ---- portable launchers: any card, any head width, f32 and bf16 ----
+// ---- launchers of the portable kernels: any card, any head width, f32 and bf16 ----
+// `op` names the launch in profiles and errors.
 
-// o and lse overwritten.
+// Forward: o and lse are overwritten.
 void forward_range_portable(Context&, const char* op, const AttendOut&, const AttendIn&, const KeyRange&);
 void forward_selected_portable(Context&, const char* op, const AttendOut&, const AttendIn&, const SelectedKeys&);
-// dq alone, added to.
+// The part of backward that computes dq, which is added to. dk and dv are not written.
 void dq_range_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                        const KeyRange&);
 void dq_selected_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                           const SelectedKeys&);
-// dk and dv overwritten for the keys of every block.
+// The part of backward that computes dk and dv, which are overwritten for the keys of all blocks of the work list.
 void dkdv_portable(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                    const KeyRange&, const KeyWorkList&);
 

@@ -1,28 +1,36 @@
-// NSA's compression phi on the GPU. All kernels are bound by memory bandwidth: a thread computes one 16-byte vector of
-// an output row from the rows that contribute to it.
-//   forward: y[c] reads the l rows of its block. Each row is read l/d times by overlapping blocks; the repeated reads
-//            hit L1 and L2.
-//   backward: dx[t] gathers from the blocks that cover token t, at most ceil(l/d) of them. Each element is written
-//             once, without atomics.
-//   weights: dw and dpos are sums over all blocks. Each slice of blocks stores partial sums to scratch, and
+// NSA's compression phi on the GPU: kernels for the mean and the convolution, and the gather and scatter of the MLP.
+// All are bound by memory bandwidth: a thread computes one vector of an output row (16 bytes if alignment allows) from
+// the rows that contribute to it.
+//   forward: y[c] is computed from the l rows of block c. Blocks overlap, so a row is read l/d times, mostly from L1
+//   and
+//            L2.
+//   backward: dx[t] sums over the blocks that contain token t, at most ceil(l/d) of them. Each element is written once,
+//             without atomics.
+//   weights: dw and dpos are sums over all blocks. Each slice of the blocks stores partial sums to scratch, and
 //            partials.cuh adds them in order. The number of slices does not depend on the card, so all cards add in the
 //            same order.
 #include "kernels/common/bthd.cuh"
+#include "kernels/common/documents.cuh"
 #include "kernels/common/partials.cuh"
 #include "kernels/nsa/compress.h"
 
 namespace triad::cuda {
 namespace {
 
-constexpr int kThreads = 64;  // small CTAs spread few rows over all SMs
-constexpr int64_t kMaxSlices = 256;
+constexpr int kThreads = 64;         // small CTAs spread few rows over all SMs
+constexpr int64_t kMaxSlices = 256;  // slices of partial sums of a weight's gradient, at most
 
 struct Geometry {
   int64_t T, Tc, H, D;  // tokens, blocks, heads, width
-  int64_t l, d;
+  int64_t l, d;         // length and stride of a block, tokens
+  DocumentView documents;
+  // The first token of block c of sequence b; -1 if no document of a packed row uses the block.
+  __device__ int64_t begin(int64_t b, int64_t c) const {
+    return documents.row(static_cast<int>(b)).key_begin(static_cast<int>(c), static_cast<int>(l), static_cast<int>(d));
+  }
 };
 
-// The vector of a [B,R,H,D] tensor that a thread computes.
+// The position of the vector of V elements that a thread computes, in a tensor [B,rows,heads,width].
 struct VectorIndex {
   int64_t b, row, h, column;
   __device__ VectorIndex(uint32_t index, int64_t rows, int64_t heads, int64_t width, int V) {
@@ -39,16 +47,18 @@ struct VectorIndex {
 };
 __device__ int64_t thread_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 
-// y_c = sum_i w[i] x[c*d + i]; without weights, the mean.
+// Forward of conv, y_c = sum_i w[i] x[c*d + i], and of avg (w = nullptr), the mean. count: number of vectors of y.
+// Writes 0 for a block that no document uses.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     compress_kernel(Bthd<T> y, Bthd<const T> x, const T* __restrict__ w, int64_t w_stride, Geometry g, int64_t count) {
   if (thread_index() >= count) return;
   const VectorIndex at(thread_index(), g.Tc, g.H, g.D, V);
-  const T* p = x.row(at.b, at.row * g.d, at.h) + at.column;
+  const int64_t begin = g.begin(at.b, at.row);
+  const T* p = x.row(at.b, begin, at.h) + at.column;
   float sum[V] = {};
 #pragma unroll 16
-  for (int64_t i = 0; i < g.l; ++i) {
+  for (int64_t i = 0; i < (begin < 0 ? 0 : g.l); ++i) {
     float row[V];
     load_vector<V>(row, p + i * x.stride_t);
     if (w != nullptr) {
@@ -68,8 +78,8 @@ __global__ void __launch_bounds__(kThreads)
   store_vector<V>(y.row(at.b, at.row, at.h) + at.column, sum);
 }
 
-// The contribution of block c to the gradient of its token i, one struct per phi: add(sum, ...) adds the vector at
-// `column`.
+// AvgTerm, ConvTerm, RowTerm: the gradient that block c passes to its i-th token, one struct for each kind of phi.
+// add() adds the vector of this gradient at `column` to sum.
 struct AvgTerm {
   Bthd<const float> dy;
   float inverse_l;
@@ -96,7 +106,7 @@ struct ConvTerm {
   }
 };
 template <class T>
-struct RowTerm {  // mlp: a block's row is the concatenation of its l tokens
+struct RowTerm {  // mlp: row (b, c, h) of drows is the gradient of the concatenation of the block's l tokens
   const T* drows;
   int64_t row_stride;
   int64_t Tc, H, D;
@@ -109,19 +119,22 @@ struct RowTerm {  // mlp: a block's row is the concatenation of its l tokens
   }
 };
 
-// dx[t] = sum over the blocks c that cover t, in ascending order: c*d <= t < c*d + l
+// dx[t] = sum of term.add over the blocks c that contain token t, c*d <= t < c*d + l, in ascending order.
 template <class T, int V, class Term>
 __global__ void __launch_bounds__(kThreads) compress_dx_kernel(Bthd<T> dx, Term term, Geometry g, int64_t count) {
   if (thread_index() >= count) return;
   const VectorIndex at(thread_index(), g.T, g.H, g.D, V);
-  const int64_t t = at.row;
-  const int64_t first = t < g.l ? 0 : (t - g.l) / g.d + 1, last = min(t / g.d, g.Tc - 1);
+  const DocumentRow<int> row = g.documents.row(static_cast<int>(at.b));
+  const int token = static_cast<int>(at.row), l = static_cast<int>(g.l), d = static_cast<int>(g.d);
+  const int t = token - row.begin(token), first_key = row.first_key(token, d);  // t: the position in the document
+  const int first = t < l ? 0 : (t - l) / d + 1, last = min(t / d + 1, row.visible_keys(row.end(token) - 1, l, d));
   float sum[V] = {};
-  for (int64_t c = first; c <= last; ++c) term.template add<V>(sum, at.b, c, at.h, t - c * g.d, at.column);
-  store_vector<V>(dx.row(at.b, t, at.h) + at.column, sum);
+  for (int c = first; c < last; ++c) term.template add<V>(sum, at.b, first_key + c, at.h, t - c * d, at.column);
+  store_vector<V>(dx.row(at.b, token, at.h) + at.column, sum);
 }
 
-// slices[s][i][j] = sum over the rows (b, c, h) of slice s of x[b, c*d + i, h, j] * dy[b, c, h, j]
+// Partial sums of the gradient of conv's weight w [l,D]. A slice s is rows_per_slice consecutive rows (b, c, h) of dy:
+//   slices[s][i][j] = sum over its rows of x[b, c*d + i, h, j] * dy[b, c, h, j]
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     conv_dw_kernel(float* __restrict__ slices, Bthd<const T> x, Bthd<const float> dy, Geometry g, int64_t rows,
@@ -133,11 +146,13 @@ __global__ void __launch_bounds__(kThreads)
   int64_t h = begin % g.H, c = begin / g.H % g.Tc, b = begin / g.H / g.Tc;
   float sum[V] = {};
   for (int64_t r = begin; r < end; ++r) {
-    float row[V], dy_c[V];
-    load_vector<V>(row, x.row(b, c * g.d + i, h) + column);
-    load_vector<V>(dy_c, dy.row(b, c, h) + column);
+    if (const int64_t token = g.begin(b, c); token >= 0) {
+      float row[V], dy_c[V];
+      load_vector<V>(row, x.row(b, token + i, h) + column);
+      load_vector<V>(dy_c, dy.row(b, c, h) + column);
 #pragma unroll
-    for (int j = 0; j < V; ++j) sum[j] = fmaf(row[j], dy_c[j], sum[j]);
+      for (int j = 0; j < V; ++j) sum[j] = fmaf(row[j], dy_c[j], sum[j]);
+    }
     if (++h == g.H) {
       h = 0;
       if (++c == g.Tc) c = 0, ++b;
@@ -146,7 +161,8 @@ __global__ void __launch_bounds__(kThreads)
   store_vector<V>(slices + (blockIdx.x * g.l + i) * g.D + column, sum);
 }
 
-// slices[s][column] = sum over the rows of slice s of drows[row][column]
+// Partial sums of the gradient of pos [l,D]: slices[s][column] = sum over the rows_per_slice rows of slice s of
+// drows[row][column].
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     column_sum_kernel(float* __restrict__ slices, const T* __restrict__ drows, int64_t row_stride, int64_t columns,
@@ -165,7 +181,8 @@ __global__ void __launch_bounds__(kThreads)
   store_vector<V>(slices + blockIdx.x * columns + column, sum);
 }
 
-// rows[(b,c,h)][i*D + j] = x[b, c*d + i, h, j] + pos[i][j]
+// The input rows of the MLP: rows[(b,c,h)][i*D + j] = x[b, c*d + i, h, j] + pos[i][j]; 0 for a block that no document
+// uses.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     compress_gather_kernel(T* __restrict__ rows, int64_t row_stride, Bthd<const T> x, const T* __restrict__ pos,
@@ -174,23 +191,26 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t vectors = g.D / V, column = thread_index() % vectors * V;
   const int64_t i = thread_index() / vectors % g.l, row = thread_index() / vectors / g.l;
   const int64_t h = row % g.H, c = row / g.H % g.Tc, b = row / g.H / g.Tc;
-  float value[V], shift[V];
-  load_vector<V>(value, x.row(b, c * g.d + i, h) + column);
-  load_vector<V>(shift, pos + i * pos_stride + column);
+  float value[V] = {}, shift[V];
+  if (const int64_t begin = g.begin(b, c); begin >= 0) {
+    load_vector<V>(value, x.row(b, begin + i, h) + column);
+    load_vector<V>(shift, pos + i * pos_stride + column);
 #pragma unroll
-  for (int j = 0; j < V; ++j) value[j] += shift[j];
+    for (int j = 0; j < V; ++j) value[j] += shift[j];
+  }
   store_vector<V>(rows + row * row_stride + i * g.D + column, value);
 }
 
-Geometry geometry(const ConstTensor& x, const PhiOptions& o) {
-  return {x.size(1), compressed_length(x.size(1), o.l, o.d), x.size(2), x.size(3), o.l, o.d};
+Geometry geometry(const ConstTensor& x, const PhiOptions& o, const Documents& documents) {
+  return {x.size(1), compressed_length(x.size(1), o.l, o.d), x.size(2), x.size(3), o.l,
+          o.d,       document_view(documents, x.size(1))};
 }
 dim3 grid_for(int64_t threads) {
   TRIAD_CHECK(threads < int64_t{1} << 31, "nsa_compress: {} vectors do not fit 31 bits", threads);
   return dim3(static_cast<unsigned>(ceil_div(threads, kThreads)));
 }
 
-// Rows split into at most kMaxSlices equal parts.
+// The split of `rows` rows into at most kMaxSlices slices of per_slice rows; the last slice may be shorter.
 struct Slices {
   int64_t per_slice, count;
   explicit Slices(int64_t rows) : per_slice(ceil_div(rows, kMaxSlices)), count(ceil_div(rows, per_slice)) {}
@@ -204,8 +224,9 @@ void launch_dx(Context& ctx, const Tensor& dx, const Term& term, const Geometry&
 
 }  // namespace
 
-void compress_linear_forward(Context& ctx, Tensor y, ConstTensor x, const PhiWeights& weights, const PhiOptions& o) {
-  const Geometry g = geometry(x, o);
+void compress_linear_forward(Context& ctx, Tensor y, ConstTensor x, const PhiWeights& weights, const PhiOptions& o,
+                             const Documents& documents) {
+  const Geometry g = geometry(x, o, documents);
   const bool conv = o.kind == Phi::conv;
   dispatch_gpu_float(x.dtype, [&]<class T>() {
     const bool vectors = all_have_vectors(kVector<T>, y, x) && (!conv || has_vectors(weights.w, kVector<T>));
@@ -218,8 +239,8 @@ void compress_linear_forward(Context& ctx, Tensor y, ConstTensor x, const PhiWei
 }
 
 void compress_linear_backward(Context& ctx, Tensor dx, const PhiGrads& grads, ConstTensor dy, ConstTensor x,
-                              const PhiWeights& weights, const PhiOptions& o) {
-  const Geometry g = geometry(x, o);
+                              const PhiWeights& weights, const PhiOptions& o, const Documents& documents) {
+  const Geometry g = geometry(x, o, documents);
   const bool conv = o.kind == Phi::conv;
   const int64_t rows = dy.size(0) * dy.size(1) * dy.size(2);
   dispatch_gpu_float(x.dtype, [&]<class T>() {
@@ -238,8 +259,9 @@ void compress_linear_backward(Context& ctx, Tensor dx, const PhiGrads& grads, Co
   });
 }
 
-void compress_gather(Context& ctx, Tensor rows, ConstTensor x, ConstTensor pos, const PhiOptions& o) {
-  const Geometry g = geometry(x, o);
+void compress_gather(Context& ctx, Tensor rows, ConstTensor x, ConstTensor pos, const PhiOptions& o,
+                     const Documents& documents) {
+  const Geometry g = geometry(x, o, documents);
   dispatch_gpu_float(x.dtype, [&]<class T>() {
     const bool vectors = all_have_vectors(kVector<T>, rows, x, pos);
     dispatch_vector<T>(vectors, [&]<int V>() {
@@ -250,8 +272,9 @@ void compress_gather(Context& ctx, Tensor rows, ConstTensor x, ConstTensor pos, 
   });
 }
 
-void compress_scatter(Context& ctx, Tensor dx, Tensor dpos, ConstTensor drows, const PhiOptions& o) {
-  const Geometry g = geometry(dx, o);
+void compress_scatter(Context& ctx, Tensor dx, Tensor dpos, ConstTensor drows, const PhiOptions& o,
+                      const Documents& documents) {
+  const Geometry g = geometry(dx, o, documents);
   const int64_t rows = drows.size(0), columns = g.l * g.D;
   dispatch_gpu_float(dx.dtype, [&]<class T>() {
     dispatch_vector<T>(all_have_vectors(kVector<T>, dx, drows), [&]<int V>() {

@@ -1,15 +1,15 @@
-// Portable dk and dv of all three branches.
+// The portable kernels that compute dk and dv, for all three branches and for dense attention.
 //
-// A CTA keeps 64 keys of one (sequence, group), 16 per warp, and iterates over the rows that see them, 64 per step
-// (large heads: 32). Scores are computed transposed, s^T = k q^T, so that p^T and ds^T leave the tensor cores as the
-// left operands of
+// A CTA keeps 64 keys of one sequence and group, 16 per warp, and iterates over the query rows that see them, 64 per
+// step (large heads: 32). Scores are computed transposed, s^T = k q^T, so that p^T and ds^T are in the registers that
+// the left operands of the next products need:
 //   dv += (gate p)^T dout   and   dk += ds^T q,   summed in registers over all rows and all heads of the group.
-// That is 4 products per step; with dq, which nsa/gpu/fwd_dq.cuh computes, the backward has 7. There are no atomics, so
-// the result is bitwise reproducible. Per step, q and dout of 64 rows are read from L2: 16 KiB at d = 64 in bf16,
-// for 2.1 MFLOP.
+// A step has 4 matrix products; the kernel for dq (nsa/gpu/fwd_dq.cuh) has 3. There are no atomics, so the result is
+// bitwise reproducible. Per step a CTA reads q and dout of 64 rows from L2: 16 KiB at heads of 64 in bf16, for 2.1
+// MFLOP.
 //
-// The first keys have many more rows than the last. The work is therefore cut into pieces of about equal size
-// (KeyWorkList), and a second kernel adds the pieces of a block in order.
+// Many more rows see the first keys than the last ones. The rows of each block of keys are therefore cut into pieces of
+// about equal size (KeyWorkList), and a second kernel adds the partial sums of a block's pieces in order.
 #include "kernels/nsa/gpu/attend.cuh"
 
 namespace triad::cuda {
@@ -25,15 +25,17 @@ struct DkdvArgs {
   KeyWorkList list;
 };
 
-// The softmax statistics and the visible range of a stage's rows.
+// What the kernel reads for each query row of a stage, apart from q and dout: the softmax statistics, the gate, and the
+// keys that the row sees.
 template <int kCount>
 struct RowStats {
   float lse[kCount], delta[kCount], gate[kCount];
   int2 range[kCount];  // the row sees the keys [x, y)
 };
 
-// Shared memory: k [64][dk], v [64][dv], the tokens of a listed piece; per stage q [rows][dk], dout [rows][dv] and
-// RowStats.
+// Computes one piece of work (KeyWork) for one tile of 64 keys and kColumns output columns. Grid: x the piece, y the
+// sequence and group, z the chunk of columns and the tile of the block's keys. Shared memory: k [64][dk], v [64][dv],
+// in the selected branch the piece's tokens [kWorkTokens]; per stage q [rows][dk], dout [rows][dv] and RowStats.
 template <class T, class Tile>
 __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
     bwd_dkdv_portable_kernel(const DkdvArgs<T> a) {
@@ -41,12 +43,14 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
   const int depth_k = padded_depth<Tile>(a.in.depth_k), stride_k = padded_stride<T, Tile>(a.in.depth_k);
   const int depth_v = padded_depth<Tile>(a.in.depth_v), stride_v = padded_stride<T, Tile>(a.in.depth_v);
   const int b = blockIdx.y / a.in.groups, g = blockIdx.y % a.in.groups;
-  const int parts_z = (a.list.block_keys + kRows - 1) / kRows;  // tiles of 64 keys per block; z: column chunk, tile
+  const int parts_z = (a.list.block_keys + kRows - 1) / kRows;  // tiles of 64 keys per block
   const int key_tile = blockIdx.z % parts_z, column0 = blockIdx.z / parts_z * kColumns;
-  const KeyWork work = find_work(a.list, a.range, a.in.tokens, blockIdx.x, blockIdx.y, gridDim.y);
-  const int key0 = work.block * a.list.block_keys + key_tile * kRows;
-  const int key_end = min(min((work.block + 1) * a.list.block_keys, key0 + kRows), a.range.keys);
-  if (work.count < 0 || key0 >= key_end) return;
+  const DocumentRange range(a.range, b);
+  const KeyWork work = find_work(a.list, range, a.range.keys, a.in.tokens, blockIdx.x, blockIdx.y, gridDim.y);
+  if (work.count < 0) return;
+  const int2 block_keys = keys_of_block(a.list, a.range, b, work.block);
+  const int key0 = block_keys.x + key_tile * kRows, key_end = min(block_keys.y, key0 + kRows);
+  if (key0 >= key_end) return;
 
   T* k = reinterpret_cast<T*>(dynamic_shared());
   T* v = k + kRows * stride_k;
@@ -92,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
       copy_async_4(&stats->gate[r], a.gate.at(b, t, g), exists);
     else
       stats->gate[r] = 1.0f;
-    stats->range[r] = exists ? make_int2(a.range.low(t), a.range.high(t)) : make_int2(0, 0);
+    stats->range[r] = exists ? make_int2(range.low(t), range.high(t)) : make_int2(0, 0);
   };
 
   const bool has_dk = column0 < a.dk.width, has_dv = column0 < a.dv.width;
@@ -110,8 +114,8 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
       [&](int now, int stage) {
         const int t_min = token_of(a.in.heads.quotient(now));
         const int t_max = token_of(a.in.heads.quotient(min(now + kCount, rows) - 1));
-        if (warp_key >= key_end || a.range.high(t_max) <= warp_key || a.range.low(t_min) >= warp_key + 16) return;
-        const bool all = now + kCount <= rows && a.range.low(t_max) <= warp_key && a.range.high(t_min) >= warp_key + 16;
+        if (warp_key >= key_end || range.high(t_max) <= warp_key || range.low(t_min) >= warp_key + 16) return;
+        const bool all = now + kCount <= rows && range.low(t_max) <= warp_key && range.high(t_min) >= warp_key + 16;
         const T* q = reinterpret_cast<const T*>(stages + stage * stage_bytes);
         const T* dout = q + kCount * stride_k;
         const auto& stats = *reinterpret_cast<const RowStats<kCount>*>(dout + kCount * stride_v);
@@ -126,12 +130,12 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
             const int column = 8 * j + fragment_column() + i;  // the index of the query row in the stage
             const float lse = stats.lse[column], delta = stats.delta[column], gate = stats.gate[column];
             const float lse_log2 = lse == -INFINITY ? INFINITY : lse * kLog2e;  // no visible key: p = 0
-            const int2 range = all ? make_int2(0, 0) : stats.range[column];
+            const int2 seen = all ? make_int2(0, 0) : stats.range[column];
 #pragma unroll
             for (int e = i; e < 4; e += 2) {
               const int key = warp_key + fragment_row() + 8 * (e / 2);
               float prob = exp2_approx(fmaf(p[j][e], scale, -lse_log2));
-              if (!all && (key < range.x || key >= range.y)) prob = 0.0f;
+              if (!all && (key < seen.x || key >= seen.y)) prob = 0.0f;
               ds[j][e] = score_gradient<T>(prob, fmaf(gate, ds[j][e], -delta));
               p[j][e] = prob * gate;
             }
@@ -146,8 +150,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
     const int key = warp_key + fragment_row() + 8 * i;
     if (key >= key_end) continue;
     float* partial = a.list.partial;
-    if (work.slot >= 0)
-      partial += (static_cast<int64_t>(work.slot) * a.list.block_keys + key - work.block * a.list.block_keys) * width;
+    if (work.slot >= 0) partial += (static_cast<int64_t>(work.slot) * a.list.block_keys + key - block_keys.x) * width;
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
       const int column = column0 + 8 * j + fragment_column();
@@ -163,11 +166,11 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(3, 2))
   }
 }
 
-// Adds the partial sums of every block that has several pieces, in the order of the pieces. A CTA computes 8 keys of a
-// block.
+// Computes dk and dv of every block that has several pieces, by adding the partial sums of its pieces in order. Grid: x
+// the block, y the sequence and group, z a group of kMergeKeys keys of the block.
 constexpr int kMergeKeys = 8;
 __global__ void bwd_dkdv_merge_portable_kernel(const GradView dk, const GradView dv, const KeyWorkList list, int groups,
-                                               int keys) {
+                                               const KeyRange range) {
   const int block = blockIdx.x, bg = blockIdx.y, width = dk.width + dv.width;
   int2 slots;
   if (list.block_slots != nullptr) {
@@ -177,10 +180,11 @@ __global__ void bwd_dkdv_merge_portable_kernel(const GradView dk, const GradView
     slots = make_int2((bg * list.blocks + block) * parts, parts);
   }
   if (slots.y <= 1) return;
+  const int2 block_keys = keys_of_block(list, range, bg / groups, block);
   for (int i = threadIdx.x; i < kMergeKeys * width; i += blockDim.x) {
     const int in_block = blockIdx.z * kMergeKeys + i / width, column = i % width;
-    const int key = block * list.block_keys + in_block;
-    if (in_block >= list.block_keys || key >= keys) continue;
+    const int key = block_keys.x + in_block;
+    if (key >= block_keys.y) continue;
     float sum = 0.0f;
     for (int part = 0; part < slots.y; ++part)
       sum += list.partial[(static_cast<int64_t>(slots.x + part) * list.block_keys + in_block) * width + column];
@@ -218,12 +222,12 @@ void dkdv_portable(Context& ctx, const char* op, const AttendGradOut& out, const
   if (list.partial == nullptr) return;
   const dim3 grid(list.blocks, sequences_and_groups, ceil_div(list.block_keys, kMergeKeys));
   launch(ctx, op, bwd_dkdv_merge_portable_kernel, grid, dim3(256), 0, make_grad_view(out.dk), make_grad_view(out.dv),
-         list, static_cast<int>(in.k.size(2)), range.keys);
+         list, static_cast<int>(in.k.size(2)), range);
 }
 
 KeyWorkList contiguous_work(Scratch::Scope& scope, const AttendIn& in, const KeyRange& range) {
-  // Enough pieces for 8 CTAs on each of 132 SMs, each of at least about 128 tokens. At most 16 pieces per block keep
-  // the scratch linear in T.
+  // The goal is kPieces pieces in total, about 8 for each of the 132 SMs of an H100. A block has at most kMostParts
+  // pieces, so that scratch grows no faster than T, and T / kLeastTokens, so that pieces do not become too small.
   constexpr int64_t kPieces = 1024, kMostParts = 16, kLeastTokens = 128;
   KeyWorkList list{};
   const int64_t sequences_and_groups = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kRows);

@@ -1,23 +1,27 @@
-// Portable forward and dq of the attention branches. A CTA keeps 64 rows of one (sequence, group), 16 per warp, and
-// iterates over the key tiles that any of its tokens sees. The template parameter Keys enumerates them:
-//   keys.range                    the visible range of each row, before block lists (KeyRange)
-//   Keys::Walk walk(keys, rows)   the key tiles of a RowTile, in ascending order
-//   walk.next(tile, most)         the next tile, of at most `most` keys; false at the end. Called by whole warps.
+// The portable attention kernels for forward and for dq. A CTA keeps 64 query rows of one sequence and group, 16 per
+// warp, and iterates over the key tiles that any of its tokens sees. The template parameter Keys describes the branch
+// (RangeKeys below, or SelectedKeys) and enumerates these tiles:
+//   keys.range                    the keys that each token sees, regardless of block lists (KeyRange)
+//   Keys::Walk walk(keys, rows)   an iterator over the key tiles of a RowTile, in ascending order; one in each thread
+//   walk.next(tile, most)         sets `tile` to the next tile, of at most `most` keys; returns false after the last
+//                                 tile. All lanes of a warp must call it, and it gives all warps the same tiles.
 //
-// Forward: online softmax, 2 products per tile. dq: p from the saved lse, 3 products per tile. A warp skips tiles that
-// none of its rows sees, and masks only tiles that some row sees in part.
+// Forward is an online softmax, with 2 matrix products per key tile. The dq kernel recomputes p from the saved lse,
+// with 3 matrix products per key tile. A warp skips tiles that none of its rows sees, and masks only tiles that some
+// row sees in part.
 //
-// Bound: shared memory bandwidth. Per step a CTA reads one key tile from L2 (16 KiB at d = 64 in bf16), and each of its
-// four warps reads it from shared memory, at 128 bytes per clock and SM.
+// The bound is the bandwidth of shared memory, 128 bytes per clock and SM: per step a CTA reads one tile of k and v
+// from L2 (16 KiB at heads of 64 in bf16), and each of its four warps reads it from shared memory.
 #pragma once
 #include "kernels/nsa/gpu/attend.cuh"
 
 namespace triad::cuda {
 namespace {
 
-// The rows [first, first + kRows) of sequence b, group g.
+// The query rows of a CTA: rows [first, first + kRows) of sequence b and group g, each numbered t * G + h. The last
+// tile may extend past `rows`, the number of rows of the sequence and group.
 struct RowTile {
-  int b, g, first, rows, first_token, last_token;  // rows: the number of rows of the (sequence, group), T * G
+  int b, g, first, rows, first_token, last_token;
   template <class T>
   __device__ __forceinline__ RowTile(const Attend<T>& a, int tile, int sequence_and_group)
       : b(sequence_and_group / a.groups),
@@ -28,13 +32,13 @@ struct RowTile {
         last_token(a.heads.quotient(min(first + kRows, rows) - 1)) {}
 };
 
-// The two rows of a lane: those of its mma fragment.
+// The two query rows of a lane, in mma fragments: rows lane/4 and lane/4 + 8 of its warp's 16 rows.
 struct LaneRows {
-  bool exists[2];
-  int token[2], head[2];        // the index of the head among all Hq
-  int low[2], high[2], bit[2];  // visible range; the token's bit in KeyTile::token_mask
-  template <class T>
-  __device__ __forceinline__ LaneRows(const Attend<T>& a, const RowTile& tile, const KeyRange& range) {
+  bool exists[2];                  // whether the row is before the end of the sequence
+  int token[2], head[2];           // token t; index of the head among all Hq
+  int low[2], high[2], bit[2];     // the row sees the keys [low, high); its token's bit in KeyTile::token_mask
+  template <class T, class Range>  // Range: KeyRange or DocumentRange
+  __device__ __forceinline__ LaneRows(const Attend<T>& a, const RowTile& tile, const Range& range) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = tile.first + 16 * (threadIdx.x / 32) + fragment_row() + 8 * i;
@@ -48,8 +52,9 @@ struct LaneRows {
   }
 };
 
-// The row mask of a key tile: row i sees its columns [low[i], high[i]). any, all: whether any row of the warp sees a
-// key, and whether all rows see all keys.
+// The mask of a lane's two rows in a key tile: row i sees keys low[i] .. high[i] - 1 of the tile. any: whether any row
+// of the warp sees a key of the tile. all: whether all rows of the warp see all kKeys keys. apply() sets the scores of
+// unseen keys to -inf.
 template <int kKeys>
 struct RowMask {
   int low[2], high[2];
@@ -78,7 +83,8 @@ struct RowMask {
   }
 };
 
-// Loads the rows of q or dout into shared memory.
+// Loads the CTA's rows of q or dout into shared memory, as rows of `padded` columns that are `stride` elements apart.
+// Rows past the last one, and columns past the width, become zeros.
 template <class T>
 __device__ __forceinline__ void load_query_rows(T* to, int stride, int padded, const View<const T>& view,
                                                 const Attend<T>& a, const RowTile& tile) {
@@ -88,7 +94,7 @@ __device__ __forceinline__ void load_query_rows(T* to, int stride, int padded, c
   });
 }
 
-// Loads the keys or values of a tile into shared memory.
+// Loads the keys or the values of a key tile into shared memory; otherwise as load_query_rows.
 template <int kKeys, class T>
 __device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, const View<const T>& view,
                                               const RowTile& rows, const KeyTile& tile) {
@@ -98,6 +104,7 @@ __device__ __forceinline__ void load_key_rows(T* to, int stride, int padded, con
                    [&](int r) -> const T* { return r < count ? first + r * view.row : nullptr; });
 }
 
+// The maximum, or the sum, over the four lanes that hold the same row of an mma fragment.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, 1));
   return fmaxf(x, __shfl_xor_sync(kFullWarp, x, 2));
@@ -114,15 +121,17 @@ struct ForwardArgs {
   View<float> lse;
 };
 
-// Shared memory: q [64][dk]; per stage k [keys][dk] and v [keys][columns of this CTA].
+// Forward. Grid: x the row tile, y the sequence and group, z the chunk of kColumns columns of o. Shared memory: q
+// [64][dk]; per stage k [keys][dk] and v [keys][kColumns].
 template <class T, class Tile, class Keys>
 __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
     fwd_portable_kernel(const ForwardArgs<T> a, const Keys keys) {
   constexpr int kKeys = Tile::kKeys, kColumns = Tile::kColumns, kStrideV = tile_stride<T>(kColumns);
   const int depth = padded_depth<Tile>(a.in.depth_k), stride = padded_stride<T, Tile>(a.in.depth_k);
   const int column0 = blockIdx.z * kColumns;
-  const RowTile tile(a.in, gridDim.x - 1 - blockIdx.x, blockIdx.y);  // the last rows see most keys: they start first
-  const LaneRows rows(a.in, tile, keys.range);
+  // The CTAs of the last rows, which see the most keys, start first.
+  const RowTile tile(a.in, gridDim.x - 1 - blockIdx.x, blockIdx.y);
+  const LaneRows rows(a.in, tile, DocumentRange(keys.range, tile.b));
 
   T* q = reinterpret_cast<T*>(dynamic_shared());
   T* stages = q + kRows * stride;
@@ -130,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
   load_query_rows(q, stride, depth, a.in.q, a.in, tile);
 
   float out[kColumns / 8][4] = {};
-  float row_max[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};  // sum: the lane's share of the row's sum
+  float row_max[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};  // sum: over the keys of this lane only
   const float scale = a.in.scale_log2();
   const View<const T> v_columns = a.in.v.columns(column0, kColumns);
   typename Keys::Walk walk(keys, tile);
@@ -154,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
 #pragma unroll
           for (int j = 0; j < kKeys / 8; ++j) best = fmaxf(best, fmaxf(p[j][2 * i], p[j][2 * i + 1]));
           best = quad_max(best);
-          const float base = best == -INFINITY ? 0.0f : best * scale;  // avoids inf - inf while a row has seen no key
+          const float base = best == -INFINITY ? 0.0f : best * scale;  // 0 avoids inf - inf before the first key
           const float rescale = exp2_approx(fmaf(row_max[i], scale, -base));
           row_max[i] = best;
           sum[i] *= rescale;
@@ -193,7 +202,8 @@ struct DqArgs {
   View<float> dq;
 };
 
-// Shared memory: q [64][dk], dout [64][dv]; per stage k [keys][dk] and v [keys][dv].
+// The part of backward that computes dq, which is added to. Grid: x the row tile, y the sequence and group, z the chunk
+// of kColumns columns of dq. Shared memory: q [64][dk], dout [64][dv]; per stage k [keys][dk] and v [keys][dv].
 template <class T, class Tile, class Keys>
 __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
     bwd_dq_portable_kernel(const DqArgs<T> a, const Keys keys) {
@@ -202,7 +212,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
   const int depth_v = padded_depth<Tile>(a.in.depth_v), stride_v = padded_stride<T, Tile>(a.in.depth_v);
   const int column0 = blockIdx.z * kColumns, warp_row = 16 * (threadIdx.x / 32);
   const RowTile tile(a.in, gridDim.x - 1 - blockIdx.x, blockIdx.y);
-  const LaneRows rows(a.in, tile, keys.range);
+  const LaneRows rows(a.in, tile, DocumentRange(keys.range, tile.b));
 
   T* q = reinterpret_cast<T*>(dynamic_shared());
   T* dout = q + kRows * stride_k;
@@ -211,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
   load_query_rows(q, stride_k, depth_k, a.in.q, a.in, tile);
   load_query_rows(dout, stride_v, depth_v, a.dout, a.in, tile);
 
-  float lse_log2[2] = {INFINITY, INFINITY}, delta[2] = {}, gate[2] = {};  // a row without keys: p = 2^-inf = 0
+  float lse_log2[2] = {INFINITY, INFINITY}, delta[2] = {}, gate[2] = {};  // without keys, p = 2^(-lse_log2) = 0
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     if (!rows.exists[i]) continue;
@@ -263,6 +273,7 @@ __global__ void __launch_bounds__(kThreads, resident_ctas<T, Tile>(4, 3))
 
 // ---- launchers ----
 
+// The grid of forward and dq: x the tiles of 64 query rows, y the sequences and groups, z the chunks of output columns.
 template <class T>
 dim3 row_grid(const Attend<T>& a, const AttendIn& in, int columns, int columns_per_cta) {
   const int64_t rows = in.q.size(1) * (in.q.size(2) / in.k.size(2));
@@ -270,6 +281,7 @@ dim3 row_grid(const Attend<T>& a, const AttendIn& in, int columns, int columns_p
               static_cast<unsigned>(ceil_div(columns, columns_per_cta)));
 }
 
+// Queues forward of the branch `keys`; `op` names the launch in profiles and errors.
 template <class Keys>
 void launch_forward(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
   dispatch_attend(in, [&]<class T, class Tile>() {
@@ -282,7 +294,7 @@ void launch_forward(Context& ctx, const char* op, const AttendOut& out, const At
   });
 }
 
-// dq only.
+// Queues the kernel that adds to dq. dk and dv are computed by nsa/gpu/dkdv.cu.
 template <class Keys>
 void launch_dq(Context& ctx, const char* op, const AttendGradOut& out, const AttendGradIn& grad, const AttendIn& in,
                const Keys& keys) {
@@ -301,13 +313,15 @@ void launch_dq(Context& ctx, const char* op, const AttendGradOut& out, const Att
 }
 
 }  // namespace
-// The key tiles of a branch whose rows see all keys of their range.
+// The `Keys` of a branch whose rows see all keys of their range (window, compressed, dense): the key tiles cover the
+// ranges of all rows of a CTA.
 struct RangeKeys {
   KeyRange range;
   class Walk {
    public:
     __device__ __forceinline__ Walk(const RangeKeys& keys, const RowTile& rows)
-        : at_(keys.range.low(rows.first_token)), end_(keys.range.high(rows.last_token)) {}
+        : at_(DocumentRange(keys.range, rows.b).low(rows.first_token)),
+          end_(DocumentRange(keys.range, rows.b).high(rows.last_token)) {}
     __device__ __forceinline__ bool next(KeyTile& tile, int most) {
       tile = {at_, min(at_ + most, end_), ~uint64_t{0}};
       at_ += most;
@@ -315,7 +329,7 @@ struct RangeKeys {
     }
 
    private:
-    int at_, end_;
+    int at_, end_;  // the keys that are left: [at_, end_)
   };
 };
 

@@ -1,11 +1,13 @@
-// The inverse index of the selected branch: for each block the tokens that list it, which dk and dv need, cut into
-// pieces of work. Scratch is linear in T, and the result is deterministic. Three kernels:
-//   index_count_kernel: counts the tokens of each part of the sequence that list a block (integer atomics on sums
-//       only).
-//   index_plan_kernel: one CTA per (b, g): prefix sums of the counts, and the pieces of at most most_tokens tokens
-//       each. Block 0, which every token lists, is thereby spread over many CTAs.
-//   index_fill_kernel: writes the tokens of each block in ascending order. A warp makes a 32 x 32 bit matrix (token,
-//       block) from the lists of 32 tokens; its transpose, by ballots, gives each lane the tokens of one block.
+// Builds the inverse index of the selected branch: for each block of keys the tokens that list it. The kernels for dk
+// and dv read it, cut into pieces of work (KeyWorkList). Scratch is linear in T, and the result is deterministic. Three
+// kernels:
+//   index_count_kernel: counts, for each part of a sequence and each block, the tokens of the part that list the block.
+//       Its atomics add integers, so their order does not matter.
+//   index_plan_kernel, one CTA per sequence and group: computes, by prefix sums of the counts, where the tokens of each
+//       block begin in the index, and cuts them into pieces of at most most_tokens tokens. Many CTAs thereby share
+//       block 0, which every token lists.
+//   index_fill_kernel: writes the tokens of each block, ascending. A warp builds a 32 x 32 bit matrix (token, block)
+//       from the lists of 32 tokens and transposes it by ballots; each lane then has the tokens that list one block.
 #include <algorithm>
 
 #include "kernels/common/tile_mma.cuh"
@@ -15,33 +17,40 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kFillWarps = 8;  // warps per CTA of index_fill_kernel: 256 tokens per step
-constexpr int kScanThreads = 1024;
+constexpr int kFillWarps = 8;       // warps per CTA of index_fill_kernel: 256 tokens per step
+constexpr int kScanThreads = 1024;  // threads per CTA of index_count_kernel and index_plan_kernel
 
+// The arguments of the three kernels. Scratch tables have a part for each sequence and group, bg = b * Hkv + g.
 struct InverseIndex {
   BlockLists lists;
-  Divisor n;
-  Divisor block_keys;
-  int parts, part_tokens;  // the sequence is indexed in `parts` parts concurrently
-  int cut;                 // a piece has tokens of one run of `cut` consecutive parts
-  int most_tokens;         // per piece
-  int64_t capacity;        // entries per (b, g): T * n
-  int* part_counts;        // [B*Hkv, parts, blocks] counts; after index_plan_kernel: first index into `tokens`
-  int* tokens;             // [B*Hkv, capacity]
-  KeyWork* work;           // [pieces, B*Hkv]
-  int2* block_slots;       // [B*Hkv, blocks]
-  int pieces, slots;       // capacity per (b, g): pieces, slots of partial sums
-  // Whether the block holds a key that token t sees: false for -1 and for blocks after t.
-  __device__ __forceinline__ bool shows(int block, int t) const {
+  Divisor n;               // entries per list
+  Divisor block_keys;      // keys per block
+  int parts, part_tokens;  // parts of a sequence, which are indexed concurrently; tokens per part
+  int cut;                 // number of consecutive parts that form a run; a piece has tokens of one run only
+  int most_tokens;         // tokens per piece, at most
+  int64_t capacity;        // size of `tokens` per sequence and group: T * n
+  int* part_counts;        // [B*Hkv, parts, blocks]: number of the part's tokens that list the block. index_plan_kernel
+                           // replaces it by the index in `tokens` at which these tokens begin
+  int* tokens;             // [B*Hkv, capacity]: the tokens that list block 0, ascending, then block 1, ...
+  KeyWork* work;           // [pieces, B*Hkv]: the pieces of work
+  int2* block_slots;       // [B*Hkv, blocks]: first slot of the block's partial sums, number of its pieces
+  int pieces, slots;       // allocated per sequence and group: pieces of work; slots of partial sums
+  DocumentView documents;
+  // Whether token t sees a key of the block, given as an entry of its list. False for the padding -1 and for blocks
+  // that begin after t.
+  __device__ __forceinline__ bool shows(int b, int block, int t) const {
+    if (documents.begins != nullptr) return block >= 0 && documents.row(b).block_begins[block] <= t;
     return block >= 0 && block <= block_keys.quotient(t);
   }
+  // The entries of part_counts for one part: [blocks].
   __device__ __forceinline__ int* counts(int bg, int part) const {
     return part_counts + (static_cast<int64_t>(bg) * parts + part) * lists.blocks;
   }
 };
 
-// A CTA counts up to kCountTokens tokens of one part. If in_shared, it counts in shared memory first: every token lists
-// block 0, and atomics on one counter in global memory would serialize.
+// Adds the lists of up to kCountTokens tokens of one part to part_counts. Grid: x the tokens, y the sequence and group.
+// If in_shared, a CTA first counts in shared memory: every token lists block 0, and atomics of all tokens on one
+// counter in global memory would serialize. That needs a counter per block, at most kCountedInShared.
 constexpr int kCountTokens = 1024, kCountedInShared = 12 * 1024;
 __global__ void __launch_bounds__(kScanThreads) index_count_kernel(const InverseIndex index, bool in_shared) {
   const BlockLists& lists = index.lists;
@@ -57,7 +66,7 @@ __global__ void __launch_bounds__(kScanThreads) index_count_kernel(const Inverse
   }
   for (int i = threadIdx.x; i < (end - begin) * lists.n; i += kScanThreads) {
     const int row = index.n.quotient(i), block = lists.at(b, begin + row, g)[i - row * lists.n];
-    if (index.shows(block, begin + row)) atomicAdd((in_shared ? by_block : counts) + block, 1);
+    if (index.shows(b, block, begin + row)) atomicAdd((in_shared ? by_block : counts) + block, 1);
   }
   if (!in_shared) return;
   __syncthreads();
@@ -65,23 +74,25 @@ __global__ void __launch_bounds__(kScanThreads) index_count_kernel(const Inverse
     if (by_block[i] != 0) atomicAdd(counts + i, by_block[i]);
 }
 
+// Numbers of tokens, pieces of work and slots of partial sums, which index_plan_kernel sums over blocks.
 struct WorkSum {
   int tokens, pieces, slots;
   __device__ __forceinline__ WorkSum operator+(const WorkSum& o) const {
     return {tokens + o.tokens, pieces + o.pieces, slots + o.slots};
   }
 };
+// Returns the sum of `mine` over the threads of the CTA with a lower index; `total` is the sum over all of them.
 __device__ __forceinline__ WorkSum sum_before(const WorkSum& mine, WorkSum& total) {
   return exclusive_scan<kScanThreads>(mine, total, [](const WorkSum& a, const WorkSum& b) { return a + b; });
 }
 
-// First, for every block: the index of its first token, and its slots for partial sums. Then the pieces, one run of
-// parts after the other.
+// Plans one sequence and group per CTA, in two steps, with one thread per block. The first computes, for every block,
+// where its tokens begin in the index, and its slots of partial sums. The second writes the pieces of work, run by run.
 __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseIndex index) {
   const int bg = blockIdx.x, blocks = index.lists.blocks, runs = index.parts / index.cut;
   int2* const block_slots = index.block_slots + static_cast<int64_t>(bg) * blocks;
   const auto pieces_of = [&](int tokens) { return (tokens + index.most_tokens - 1) / index.most_tokens; };
-  WorkSum done{};
+  WorkSum done{};  // the sum over all blocks before block0
   for (int block0 = 0; block0 < blocks; block0 += kScanThreads) {
     const int block = block0 + threadIdx.x;
     const bool exists = block < blocks;
@@ -107,12 +118,13 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
   __syncthreads();
   const int all_tokens = done.tokens;
 
-  // The last run first: its tokens see most keys, and its pieces take longest.
-  int planned = 0;
+  // The last run is written first: its tokens see the most keys, so its pieces take the longest.
+  int planned = 0;  // pieces written so far
   for (int run = runs - 1; run >= 0; --run)
     for (int block0 = 0; block0 < blocks; block0 += kScanThreads) {
       const int block = block0 + threadIdx.x;
       const bool exists = block < blocks;
+      // The index in `tokens` at which the block's tokens of run r begin; r = runs: at which the block's tokens end.
       const auto begin_of = [&](int r) {
         if (r < runs) return index.counts(bg, r * index.cut)[block];
         return block + 1 < blocks ? index.counts(bg, 0)[block + 1] : all_tokens;
@@ -120,7 +132,7 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
       int begin = 0, tokens = 0, pieces = 0;
       if (exists) {
         begin = begin_of(run), tokens = begin_of(run + 1) - begin, pieces = pieces_of(tokens);
-        if (run == 0 && begin_of(runs) == begin) pieces = 1;  // no token lists the block: the piece writes zeros
+        if (run == 0 && begin_of(runs) == begin) pieces = 1;  // no token lists the block: an empty piece writes zeros
       }
       WorkSum total;
       const int to = planned + sum_before({0, pieces, 0}, total).pieces;
@@ -134,20 +146,23 @@ __global__ void __launch_bounds__(kScanThreads) index_plan_kernel(const InverseI
             block, begin + i * index.most_tokens, min(index.most_tokens, tokens - i * index.most_tokens),
             slots.y > 1 ? slot + i : -1};
     }
+  // Marks the unused entries of the list of pieces.
   for (int i = planned + threadIdx.x; i < index.pieces; i += kScanThreads)
     index.work[static_cast<int64_t>(i) * gridDim.x + bg] = {0, 0, -1, -1};
 }
 
-// A CTA writes the tokens of one part that list the blocks block0 .. block0 + 31. Lane j has block block0 + j.
+// Writes the index of one part for 32 blocks: the tokens of the part that list the blocks block0 .. block0 + 31, of
+// which lane j of each warp writes block block0 + j. Grid: x the part and the blocks, y the sequence and group.
 __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const InverseIndex index) {
-  __shared__ unsigned masks[kFillWarps][32];  // per token: the mask of the 32 blocks that it lists
-  __shared__ int counts[kFillWarps][32];      // per block: the number of the warp's tokens that list it
+  __shared__ unsigned masks[kFillWarps][32];  // for each of the warp's 32 tokens, the mask of the blocks that it lists
+  __shared__ int counts[kFillWarps][32];      // for each of the 32 blocks, the number of the warp's tokens that list it
   const BlockLists& lists = index.lists;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int part = blockIdx.x % index.parts, block0 = blockIdx.x / index.parts * 32, bg = blockIdx.y;
   const int b = bg / lists.groups, g = bg % lists.groups, n = lists.n;
   const int begin = part * index.part_tokens, end = min(begin + index.part_tokens, lists.tokens);
   int* const out = index.tokens + bg * index.capacity;
+  // The index in `out` of the next token of this lane's block.
   int at = block0 + lane < lists.blocks ? index.counts(bg, part)[block0 + lane] : 0;
 
   for (int step = begin; step < end; step += 32 * kFillWarps) {
@@ -157,12 +172,12 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
     for (int i = lane; i < entries; i += 32) {
       const int row = index.n.quotient(i);
       const int block = lists.at(b, t0 + row, g)[i - row * n];
-      const unsigned bit = block - block0;  // wraps to a value above 31 if the block is -1
-      if (bit < 32 && index.shows(block, t0 + row)) atomicOr(&masks[warp][row], 1u << bit);
+      const unsigned bit = block - block0;  // above 31 too if the block is -1 or before block0
+      if (bit < 32 && index.shows(b, block, t0 + row)) atomicOr(&masks[warp][row], 1u << bit);
     }
     __syncwarp();
     const unsigned listed = masks[warp][lane];
-    unsigned tokens = 0;  // the mask of tokens that list this lane's block
+    unsigned tokens = 0;  // the mask of the warp's 32 tokens that list this lane's block
 #pragma unroll
     for (int j = 0; j < 32; ++j) {
       const unsigned word = __ballot_sync(kFullWarp, listed >> j & 1);
@@ -187,12 +202,13 @@ __global__ void __launch_bounds__(32 * kFillWarps) index_fill_kernel(const Inver
 SelectedKeys make_selected_keys(const char* op, const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
   const int64_t T = in.q.size(1), n = block_index.size(3);
   TRIAD_CHECK(T * n < (int64_t{1} << 31), "{}: T = {} times n = {} does not fit 31 bits", op, T, n);
-  const auto tokens = static_cast<int>(T), block = static_cast<int>(std::min(l_sel, T));  // blocks are cut to T tokens
-  return {
-      .range = {.window = tokens, .l = 1, .d = 1, .keys = tokens},
-      .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2], tokens,
-                static_cast<int>(in.k.size(2)), static_cast<int>(ceil_div(tokens, block)), static_cast<int>(n)},
-      .block_keys = block};
+  const auto tokens = static_cast<int>(T), block = static_cast<int>(std::min(l_sel, T));  // no block is longer than T
+  return {.range = {.window = tokens, .l = 1, .d = 1, .keys = tokens, .documents = document_view(in.documents, T)},
+          .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2],
+                    tokens, static_cast<int>(in.k.size(2)),
+                    static_cast<int>(in.documents.empty() ? ceil_div(tokens, block) : in.documents.ids()),
+                    static_cast<int>(n)},
+          .block_keys = block};
 }
 
 KeyWorkList build_inverse_index(Context& ctx, Scratch::Scope& scope, const char* op, const AttendIn& in,
@@ -200,12 +216,15 @@ KeyWorkList build_inverse_index(Context& ctx, Scratch::Scope& scope, const char*
   const BlockLists& lists = keys.lists;
   const int64_t T = in.q.size(1), bgs = in.k.size(0) * in.k.size(2), blocks = lists.blocks;
   const int64_t part_tokens = ceil_div(T, plan.parts);
-  // Of `capacity` entries at most capacity / most_tokens pieces are full. Each block adds at most one piece that is not
-  // full in each run of parts whose tokens may list it, and needs a slot for it only when it has another piece too.
+  // Upper bounds for the pieces and slots to allocate. At most capacity / most_tokens pieces are full. In each run,
+  // each block that tokens of the run may list adds at most one piece that is not full (`partly`). Slots are needed
+  // only for blocks with several pieces; with a single run, such a block has a full piece, and one that is not full at
+  // most.
   const int64_t capacity = T * lists.n, full = capacity / plan.most_tokens;
+  const int64_t more_blocks = blocks - ceil_div(T, keys.block_keys);  // 0; in packed rows at most one per document
   int64_t partly = 0;
   for (int64_t end = part_tokens * plan.cut; end < T + part_tokens * plan.cut; end += part_tokens * plan.cut)
-    partly += std::min(blocks, ceil_div(end, keys.block_keys));
+    partly += std::min(blocks, ceil_div(end, keys.block_keys) + more_blocks);
   const int64_t pieces = full + std::max(partly, blocks);
   const int64_t slots = plan.cut == plan.parts ? full + std::min(full, blocks) : pieces;
   TRIAD_CHECK(bgs * pieces < (int64_t{1} << 31), "{}: {} pieces of work do not fit 31 bits", op, bgs * pieces);
@@ -226,7 +245,8 @@ KeyWorkList build_inverse_index(Context& ctx, Scratch::Scope& scope, const char*
                            .work = reinterpret_cast<KeyWork*>(work.data),
                            .block_slots = reinterpret_cast<int2*>(block_slots.data),
                            .pieces = static_cast<int>(pieces),
-                           .slots = static_cast<int>(slots)};
+                           .slots = static_cast<int>(slots),
+                           .documents = keys.range.documents};
   zero(ctx, counts);
   const auto grid_y = static_cast<unsigned>(bgs);
   const auto count_ctas = static_cast<unsigned>(plan.parts * ceil_div(part_tokens, kCountTokens));

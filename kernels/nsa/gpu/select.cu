@@ -1,25 +1,28 @@
-// NSA's portable selection: block scores from the compressed branch's probabilities, then the top n, in one kernel.
+// The portable selection (formula: nsa/select.h): scores of the selection blocks from the compressed branch's
+// probabilities, then the list of the best n blocks, in one kernel.
 //
-// A CTA computes 16 tokens of one (sequence, group). Its 8 warps iterate over the compressed keys in tiles of 256, 32
+// A CTA computes 16 tokens of one sequence and group. Its 8 warps iterate over the compressed keys in tiles of 256, 32
 // keys per warp:
 //   1. A warp keeps its 32 keys in registers and loops over the heads of the group. The product of one head is M = 16
-//      tokens by N = 32 keys, so the sum over heads is an addition in registers, in head order, for any G. bf16:
+//      tokens by N = 32 keys, so probabilities are summed over heads in registers, in head order, for any G. bf16:
 //      mma.m16n8k16 with fp32 sums; q is in shared memory in fragment order. f32: FFMA, a lane has one key.
-//   2. The summed probabilities of the tile go to shared memory. Thread (token, block) adds the tile's contribution to
-//      its block, in key order. Each score has one owner, so there are no atomics.
-//   3. One warp per token finds the n-th best score by bisection (scores are >= 0, so their bits order like integers)
-//      and writes the list in one ascending pass.
+//   2. The warps store these sums to shared memory. The thread of a token and block adds the tile's contribution to the
+//      block's score, in key order. Each score is added to by one thread, so there are no atomics.
+//   3. One warp per token finds the lowest score that is listed by bisection (scores are >= 0, so their bits order like
+//      integers), and writes the list in one ascending pass.
 //
-// Tokens whose blocks all fit in n are not scored. Scores are fp32: 4 bytes per block and token, in shared memory (68
-// KiB at T = 65536, l' = 64) or, if they do not fit, in a slab of scratch for each of a bounded number of CTAs.
+// Scores are not computed for tokens whose list has room for all of their blocks. Scores are fp32, one per block and
+// token, in shared memory (68 KiB at T = 65536, l' = 64) or, if they do not fit, in scratch: one slab for each of a
+// bounded number of CTAs.
 //
-// Work: T^2 / (2d) * Hq exponentials, and 2 dk times as many FLOP; two CTAs per SM overlap the two. q is read once;
-// every CTA reads K_cmp from L2.
+// Work: T^2 / (2d) * Hq exponentials per sequence, and 2 dk FLOP for each; two CTAs per SM overlap the two. q is read
+// once; every CTA reads the compressed keys from L2.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "kernels/common/bthd.cuh"
+#include "kernels/common/documents.cuh"
 #include "kernels/common/ptx.cuh"
 #include "kernels/nsa/gpu/select.h"
 
@@ -28,38 +31,41 @@ namespace {
 
 constexpr int kTokens = 16;  // tokens per CTA: the M of one mma
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-constexpr int kWarpKeys = 32, kTileKeys = kWarps * kWarpKeys;
-constexpr int kElements = kTokens * kWarpKeys / 32;  // elements per lane of a warp's 16 tokens x 32 keys
-constexpr int kChunk = 32;                           // columns of q and k per product
-// Strides of shared-memory rows of 16 tokens, padded against bank conflicts: the tile of sums [key][token] is written
+constexpr int kWarpKeys = 32, kTileKeys = kWarps * kWarpKeys;  // compressed keys per warp and per CTA at a time
+constexpr int kElements = kTokens * kWarpKeys / 32;            // elements per lane of a warp's 16 tokens x 32 keys
+constexpr int kChunk = 32;                                     // columns of q and k that are multiplied at a time
+// Lengths of the rows of 16 tokens in shared memory, padded against bank conflicts: the sums [key][token] are written
 // in the order of mma fragments and read four keys apart; the scores [block][token] are read along either axis.
 constexpr int kSumStride = 20, kScoreStride = 17;
-constexpr int64_t kQueryBytes = 64 * 1024;    // of q in shared memory, at most; the heads are processed in turns
-constexpr int64_t kSharedLimit = 160 * 1024;  // bytes per CTA; every GPU since A100 allows more
+constexpr int64_t kQueryBytes = 64 * 1024;    // bytes of q in shared memory, at most; more heads are loaded in turns
+constexpr int64_t kSharedLimit = 160 * 1024;  // bytes of shared memory per CTA; every GPU since A100 allows more
 
+// The kernel's arguments. k: the compressed keys.
 template <class T>
 struct Select {
   Bthd<int32_t> block_index;
   Bthd<const T> q, k;
   Bthd<const float> lse;                // [B,T,Hq,1]
-  int tokens, keys, groups, heads, dk;  // T, Tc, Hkv, G
+  int tokens, keys, groups, heads, dk;  // T, Tc, Hkv, query heads per group, head width
   int l, d, l_sel, n_sel, init_blocks, local_blocks;
-  int span, size;  // tokens of a compressed key and of a block, in units of d
-  float scale;     // factor of q.k in probability()
-  bool vectors;    // whether rows of q and k consist of 16-byte vectors
-  int chunks;      // of kChunk columns of q in shared memory, padded with zeros after dk
-  int head_turn;   // heads per turn
-  int64_t items;   // (tile of 16 tokens, sequence, group)
-  int64_t sequences_and_groups;
-  float* slab;  // the scores of all CTAs; nullptr: scores are in shared memory
+  int span, size;                // l / d and l_sel / d: length of a compressed key and of a block in units of d tokens
+  float scale;                   // factor of q.k in probability()
+  bool vectors;                  // whether rows of q and k consist of aligned 16-byte vectors
+  int chunks;                    // chunks of kChunk columns in a row of q in shared memory; zeros from column dk on
+  int head_turn;                 // heads whose q is in shared memory at a time
+  int64_t items;                 // work items: one per tile of 16 tokens, sequence and group
+  int64_t sequences_and_groups;  // B * Hkv
+  float* slab;                   // [CTAs, slab_stride]: scores in scratch; nullptr: scores are in shared memory
   int64_t slab_stride;
+  DocumentView documents;
 
-  // The number of compressed keys that token t sees.
+  // For the token at position t of its document: the number of compressed keys that it sees, and its selection rule.
   __device__ int visible(int t) const { return t + 1 < l ? 0 : min((t + 1 - l) / d + 1, keys); }
   __device__ SelectionRule<int> rule(int t) const { return {t, l_sel, n_sel, init_blocks, local_blocks}; }
 };
 
-// Loads 16 bytes of a row: zeros after its end, and zeros if row is nullptr.
+// Loads the 16 bytes of a row that begin at `column`. Columns from dk on are zeros, and all are zeros if row is
+// nullptr.
 template <class T>
 __device__ __forceinline__ uint4 load_piece(const T* row, int column, int dk, bool vectors) {
   if (row == nullptr || column >= dk) return make_uint4(0, 0, 0, 0);
@@ -72,17 +78,21 @@ __device__ __forceinline__ uint4 load_piece(const T* row, int column, int dk, bo
   return packed;
 }
 
-// One chunk of a warp's 32 keys in registers, its product with the 16 queries of a head, and the (token, key) of each
-// element that a lane holds.
+// One chunk of kChunk columns of a warp's 32 keys, in registers, and its product with the 16 tokens' queries of a head.
+//   load()           loads the chunk. multiply() adds the product to the lane's kElements sums.
+//   token(), key()   the token and the key of element e of the lane's sums.
+//   store_query()    stores 16-byte piece i of a head's chunk of q, which begins at token query_token(i) and column
+//                    query_column(i), to shared memory in the order that multiply() reads.
 template <class T>
 struct Keys;
 
-// The columns of a product may be permuted if both operands use the same order. Of the 32 columns of a chunk, lane l
-// holds the 8 columns 8*(l%4) .. +7, as its share of two steps of depth 16. A lane's keys are then 16-byte pieces of
-// rows, and queries are stored in the order of the steps: [step][lane][row l/4, row l/4 + 8, the same two again].
+// bf16, on tensor cores. The columns of a product may be in any order that is the same in both operands. Of the 32
+// columns of a chunk, lane l holds the 8 columns 8*(l%4) .. 8*(l%4) + 7, for two mma of depth 16. A lane's part of a
+// key is then one 16-byte load, and queries are stored in the order of the mma: [mma][lane][row l/4, row l/4 + 8, both
+// again for the next columns].
 template <>
 struct Keys<__nv_bfloat16> {
-  static constexpr int kQueryPieces = 64;  // 16-byte pieces of a head's chunk: tokens 0-7, then 8-15, in lane order
+  static constexpr int kQueryPieces = 64;  // 16-byte pieces of a head's chunk: one per lane for tokens 0-7, then 8-15
   uint4 piece[kWarpKeys / 8];
 
   __device__ static int query_token(int i) { return i / 32 * 8 + i % 32 / 4; }
@@ -98,7 +108,7 @@ struct Keys<__nv_bfloat16> {
     step += 32 * 4;
     step[0] = piece.z, step[2] = piece.w;
   }
-  // row: key lane_row() of the warp. count: the number of keys from that one on.
+  // row: the lane's first key, key lane_row() of the warp's 32. count: the number of keys that exist from that one on.
   __device__ __forceinline__ void load(const __nv_bfloat16* row, int64_t stride, int count, int column, int dk,
                                        bool vectors) {
 #pragma unroll
@@ -115,7 +125,7 @@ struct Keys<__nv_bfloat16> {
   }
 };
 
-// A lane keeps the chunk of one key; all lanes read the same query at a time.
+// f32, with FFMA. A lane keeps the chunk of one key; all lanes read the same element of a query at a time.
 template <>
 struct Keys<float> {
   static constexpr int kQueryPieces = kTokens * kChunk / 4;  // [token][4 columns]
@@ -149,7 +159,8 @@ struct Keys<float> {
   }
 };
 
-// exp(q.k / sqrt(dk) - lse). For bf16 inputs it uses the approximate exp2, and scale and lse contain a factor log2(e).
+// probability() returns exp(q.k / sqrt(dk) - lse), given product = q.k. For bf16 inputs it computes the exponential
+// with the approximate exp2; scale and lse are therefore given with a factor kExpBase = log2(e).
 template <class T>
 constexpr float kExpBase = std::is_same_v<T, float> ? 1.0f : kLog2e;
 template <class T>
@@ -161,12 +172,13 @@ __device__ __forceinline__ float probability(float product, float scale, float l
     return exp2_approx(x);
 }
 
+// The kernel's shared memory. The scores are in scratch if they do not fit.
 struct Shared {
   uint4* queries;  // [heads per turn][chunks][Keys::kQueryPieces]
-  float* lse;      // [heads per turn][16]; +inf for a row without visible keys, so that p = 0
-  float* sums;     // [256 keys][kSumStride]
-  int* visible;    // [16]
-  float* scores;   // [blocks][kScoreStride], in shared memory or in the slab
+  float* lse;      // [heads per turn][16 tokens], times kExpBase; +inf for a token without visible keys: p = 0
+  float* sums;     // [256 keys][kSumStride tokens]: probabilities of a tile of keys, summed over heads
+  int* visible;    // [16 tokens]: the number of compressed keys that the token sees
+  float* scores;   // [blocks][kScoreStride tokens]: scores of the blocks
   template <class T>
   __device__ explicit Shared(const Select<T>& s)
       : queries(reinterpret_cast<uint4*>(dynamic_shared())),
@@ -180,7 +192,7 @@ struct Shared {
   }
 };
 
-// The tokens [first, last] of sequence b, group g.
+// A work item: the tokens first .. last, at most 16, of sequence b and group g.
 struct Tile {
   int64_t b;
   int g, first, last;
@@ -189,12 +201,27 @@ struct Tile {
     const int64_t bg = item % s.sequences_and_groups, tiles = (s.tokens + kTokens - 1) / kTokens;
     b = bg / s.groups;
     g = static_cast<int>(bg % s.groups);
-    first = static_cast<int>(tiles - 1 - item / s.sequences_and_groups) * kTokens;  // in descending order of work
+    // The last tokens have the most work, so their items are the first.
+    first = static_cast<int>(tiles - 1 - item / s.sequences_and_groups) * kTokens;
     last = min(first + kTokens, s.tokens) - 1;
   }
 };
 
-// Loads q and lse of the turn's heads. Past the last token q is 0 and lse +inf, so that p = 0.
+// The tokens first .. last of a tile that belong to the document of token `first`. The kernel counts the positions,
+// keys and blocks of a document from 0; to each count it adds the document's first one.
+struct DocumentTile : Tile {
+  int begin, first_key, first_block;  // the document's first token, compressed key and block id, in the row
+  template <class T>
+  __device__ DocumentTile(const Select<T>& s, const Tile& tile, int first_token) : Tile(tile) {
+    const DocumentRow<int> row = s.documents.row(static_cast<int>(b));
+    first = first_token;
+    last = min(last, row.end(first) - 1);
+    begin = row.begin(first), first_key = row.first_key(first, s.d), first_block = row.first_block(first);
+  }
+};
+
+// Loads q and lse of the tile's tokens into shared memory, for the heads head0 .. head0 + heads - 1 of the group. Past
+// the last token q is 0 and lse is +inf, so that p = 0.
 template <class T>
 __device__ void load_queries(const Select<T>& s, const Shared& shared, const Tile& tile, int head0, int heads) {
   for (int i = threadIdx.x; i < heads * s.chunks * Keys<T>::kQueryPieces; i += kThreads) {
@@ -211,9 +238,10 @@ __device__ void load_queries(const Select<T>& s, const Shared& shared, const Til
   }
 }
 
-// Adds the sums of the keys [c0, c1) to the scores of the blocks below `blocks` (Eq. 9). In units of d tokens, key c
-// covers [c, c + span) and block j covers [j*size, (j+1)*size). The weight is the number of units that both cover: that
-// of Eq. 9 times l/d, a factor that keeps the order of the scores.
+// Adds the summed probabilities of the keys [c0, c1) to the scores of the blocks [0, blocks), weighted by overlap
+// (paper Eq. 9). In units of d tokens, key c covers [c, c + span) and block j covers [j*size, (j+1)*size). The weight
+// is the number of units that both cover. It is l/d times the weight of Eq. 9; the factor does not change the order of
+// scores.
 template <class T>
 __device__ void pool(const Select<T>& s, const Shared& shared, int c0, int c1, int blocks) {
   const int span = s.span, size = s.size, j0 = c0 / size, j1 = min((c1 + span - 2) / size + 1, blocks);
@@ -234,15 +262,16 @@ __device__ void pool(const Select<T>& s, const Shared& shared, int c0, int c1, i
   }
 }
 
-// Scores one turn of heads against all keys below `keys`. kHeld: the chunks of the keys that stay in registers for all
-// heads; 0: any number of chunks, reloaded for each head.
+// Adds to the scores of the blocks [0, blocks) what the `heads` heads in shared memory contribute, over the compressed
+// keys [0, keys) of the document. kHeld: the chunks of a key, which stay in registers for all heads; 0: any number of
+// chunks, which are loaded again for each head.
 template <class T, int kHeld>
-__device__ __forceinline__ void score_heads(const Select<T>& s, const Shared& shared, const Tile& tile, int heads,
-                                            int keys, int blocks) {
+__device__ __forceinline__ void score_heads(const Select<T>& s, const Shared& shared, const DocumentTile& tile,
+                                            int heads, int keys, int blocks) {
   constexpr int kChunks = kHeld > 0 ? kHeld : 1;
   const int warp_key = threadIdx.x / 32 * kWarpKeys, lane_key = warp_key + Keys<T>::lane_row();
   const int64_t stride = s.k.stride_t;
-  const T* row = s.k.row(tile.b, lane_key, tile.g);  // the row of this lane's first key of a tile
+  const T* row = s.k.row(tile.b, tile.first_key + lane_key, tile.g);  // this lane's first key in the current tile
   Keys<T> held[kChunks];
   const auto load_held = [&](int c0) {
     if constexpr (kHeld > 0)
@@ -285,17 +314,19 @@ __device__ __forceinline__ void score_heads(const Select<T>& s, const Shared& sh
   }
 }
 
-// A score as an integer of the same order; NaN counts as 0.
+// Maps a score to an integer, so that scores and integers have the same order. NaN is mapped to 0.
 __device__ __forceinline__ unsigned order_of(float score) { return score > 0.0f ? __float_as_uint(score) : 0u; }
 
-// The chosen candidates: all with a score above `threshold`, and the first `equals` with a score equal to it.
+// Which candidates a list contains: all with a score above `threshold`, and the first `equals` of those with a score
+// equal to it. threshold is an order_of() value.
 struct Cut {
   unsigned threshold;
   int equals;
 };
 
-// Finds, by bisection, the largest threshold that at least `slots` (>= 1) candidates reach. Invariant: at least `slots`
-// candidates reach `low`, and `above` < `slots` reach `high`. Ends early if exactly `slots` reach the bound.
+// Finds the Cut of one token, with one warp: by bisection, the largest threshold that at least rule.slots (>= 1)
+// candidates reach. Invariant: at least `slots` candidates reach `low`, and `above` < `slots` reach `high`. Ends early
+// if exactly `slots` candidates reach `low`.
 __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule) {
   const int lane = threadIdx.x % 32;
   unsigned lane_top = 0;
@@ -303,7 +334,7 @@ __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule) {
   for (int j = rule.init_end + lane; j < rule.candidate_end; j += 32)
     lane_top = max(lane_top, order_of(scores[j * kScoreStride]));
   unsigned high = __reduce_max_sync(kFullWarp, lane_top) + 1;
-  unsigned low = rule.slots <= 32 ? __reduce_min_sync(kFullWarp, lane_top) : 0;  // reached by a candidate per lane
+  unsigned low = rule.slots <= 32 ? __reduce_min_sync(kFullWarp, lane_top) : 0;  // reached by a candidate of each lane
   int above = 0;
   while (high - low > 1) {
     const unsigned bound = low + (high - low) / 2;
@@ -321,8 +352,9 @@ __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule) {
   return {low, rule.slots - above};
 }
 
-// Writes the list of one token, by one warp: forced blocks and chosen candidates in ascending order, then -1.
-__device__ void write_list(int32_t* list, int n, const float* scores, const SelectionRule<int>& rule) {
+// Writes the list of one token, with one warp: the ids of the forced blocks and of the candidates with the best scores,
+// ascending, then -1. Block j of the token's document has the id first_block + j.
+__device__ void write_list(int32_t* list, int n, const float* scores, const SelectionRule<int>& rule, int first_block) {
   const int lane = threadIdx.x % 32;
   const unsigned lower_lanes = (1u << lane) - 1;
   Cut cut{0xffffffffu, 0};
@@ -341,43 +373,56 @@ __device__ void write_list(int32_t* list, int n, const float* scores, const Sele
     equals += __popc(equal_lanes);
     const unsigned taken = __ballot_sync(kFullWarp, take);
     const int place = listed + __popc(taken & lower_lanes);
-    if (take && place < n) list[place] = j;
+    if (take && place < n) list[place] = first_block + j;
     listed += __popc(taken);
   }
   for (int i = listed + lane; i < n; i += 32) list[i] = -1;
 }
 
-// Grid: one CTA per item; if scores are in scratch, a bounded number of CTAs, each of which processes several items.
+// Writes the lists of a tile's tokens. The scores are computed first, unless every list has room for all blocks.
+template <class T, int kHeld>
+__device__ __forceinline__ void select_tile(const Select<T>& s, const Shared& shared, const DocumentTile& tile) {
+  const int end = tile.last - tile.begin;       // the position of the last token
+  const SelectionRule<int> last = s.rule(end);  // its candidates include those of the tile's other tokens
+  if (!last.lists_all()) {
+    const int blocks = last.candidate_end, keys = min(s.visible(end), blocks * s.size);
+    for (int i = threadIdx.x; i < blocks * kScoreStride; i += kThreads) shared.scores[i] = 0.0f;
+    if (threadIdx.x < kTokens) {
+      const int t = tile.first + static_cast<int>(threadIdx.x);
+      shared.visible[threadIdx.x] = t <= tile.last ? s.visible(t - tile.begin) : 0;
+    }
+    for (int head0 = 0; head0 < s.heads; head0 += s.head_turn) {
+      const int heads = min(s.head_turn, s.heads - head0);
+      load_queries(s, shared, tile, head0, heads);
+      __syncthreads();
+      score_heads<T, kHeld>(s, shared, tile, heads, keys, blocks);
+    }
+  }
+  for (int i = threadIdx.x / 32; i <= tile.last - tile.first; i += kWarps) {
+    const int t = tile.first + i;
+    write_list(s.block_index.row(tile.b, t, tile.g), s.n_sel, shared.scores + i, s.rule(t - tile.begin),
+               tile.first_block);
+  }
+  __syncthreads();  // all warps have read the scores before the next tile clears them
+}
+
+// The selection. Grid: one CTA per work item; if the scores are in scratch, a bounded number of CTAs, each of which
+// computes several items.
 template <class T, int kHeld>
 __global__ void __launch_bounds__(kThreads, kHeld <= 2 ? 2 : 1) select_kernel(const Select<T> s) {
   const Shared shared(s);
   for (int64_t item = blockIdx.x; item < s.items; item += gridDim.x) {
-    const Tile tile(s, item);
-    const SelectionRule<int> last = s.rule(tile.last);  // its range contains those of the tile's other tokens
-    if (!last.lists_all()) {
-      const int blocks = last.candidate_end, keys = min(s.visible(tile.last), blocks * s.size);
-      for (int i = threadIdx.x; i < blocks * kScoreStride; i += kThreads) shared.scores[i] = 0.0f;
-      if (threadIdx.x < kTokens) {
-        const int t = tile.first + static_cast<int>(threadIdx.x);
-        shared.visible[threadIdx.x] = t <= tile.last ? s.visible(t) : 0;
-      }
-      for (int head0 = 0; head0 < s.heads; head0 += s.head_turn) {
-        const int heads = min(s.head_turn, s.heads - head0);
-        load_queries(s, shared, tile, head0, heads);
-        __syncthreads();
-        score_heads<T, kHeld>(s, shared, tile, heads, keys, blocks);
-      }
+    const Tile whole(s, item);
+    for (int first = whole.first; first <= whole.last;) {
+      const DocumentTile tile(s, whole, first);
+      select_tile<T, kHeld>(s, shared, tile);
+      first = tile.last + 1;
     }
-    for (int i = threadIdx.x / 32; i <= tile.last - tile.first; i += kWarps) {
-      const int t = tile.first + i;
-      write_list(s.block_index.row(tile.b, t, tile.g), s.n_sel, shared.scores + i, s.rule(t));
-    }
-    __syncthreads();  // all warps have read the scores before the next item clears them
   }
 }
 
-// f.template operator()<kHeld>(): the chunks of k that stay in registers, at least ceil(dk/32). 0: chunks are reloaded,
-// for rows that are too long or not made of 16-byte vectors.
+// Calls f.template operator()<kHeld>() for rows of `chunks` chunks. kHeld: the chunks of a key that stay in registers,
+// at least `chunks`. 0, for rows that are too long or do not consist of 16-byte vectors: chunks are loaded repeatedly.
 template <class T, class F>
 void dispatch_held(int64_t chunks, bool vectors, F&& f) {
   if (!vectors) return f.template operator()<0>();
@@ -393,7 +438,7 @@ void dispatch_held(int64_t chunks, bool vectors, F&& f) {
 }  // namespace
 
 void select_portable(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
-                     const SelectOptions& o) {
+                     const SelectOptions& o, const Documents& documents) {
   const int64_t B = q.size(0), tokens = q.size(1), Hkv = k_cmp.size(2), dk = q.size(3), G = q.size(2) / Hkv;
   const auto as_int = [](int64_t count) { return static_cast<int>(std::min(count, kMaxSelectLength)); };
   const ConstTensor lse = lse_cmp.view({B, tokens, q.size(2), 1});
@@ -436,7 +481,8 @@ void select_portable(Context& ctx, Tensor block_index, ConstTensor q, ConstTenso
                         .items = items,
                         .sequences_and_groups = B * Hkv,
                         .slab = slab,
-                        .slab_stride = score_floats};
+                        .slab_stride = score_floats,
+                        .documents = document_view(documents, tokens)};
       launch(ctx, "nsa_select", select_kernel<T, kHeld>, dim3(ctas), kThreads,
              work_bytes + (in_shared ? score_bytes : 0), s);
     });

@@ -1,9 +1,9 @@
-// The key tiles of a row tile of the selected branch (Keys::Walk of nsa/gpu/fwd_dq.cuh): the union of its tokens'
-// lists.
+// Enumerates the key tiles of a CTA in the selected branch (Keys::Walk of nsa/gpu/fwd_dq.cuh): the blocks that any of
+// the CTA's tokens lists, in ascending order.
 //
-// Each warp merges the sorted lists, up to 64 of them: a lane reads two lists, the next block is the minimum over the
-// warp, and ballots give the tokens that list it. The CTA loads every block of the union; each warp multiplies only the
-// blocks that its own 16 rows list.
+// Every warp merges the sorted lists of these tokens, at most 64 lists: a lane reads the lists of two tokens, the next
+// block is the minimum over the warp, and ballots yield the mask of the tokens that list it. The CTA loads every
+// enumerated block, but a warp multiplies only the blocks that its own 16 rows list.
 #pragma once
 #include <climits>
 
@@ -14,7 +14,10 @@ namespace triad::cuda {
 class SelectedKeys::Walk {
  public:
   __device__ __forceinline__ Walk(const SelectedKeys& keys, const RowTile& rows)
-      : block_keys_(keys.block_keys), n_(keys.lists.n), visible_end_(rows.last_token + 1) {
+      : documents_(keys.range.documents.row(rows.b)),
+        block_keys_(keys.block_keys),
+        n_(keys.lists.n),
+        visible_end_(rows.last_token + 1) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int t = rows.first_token + static_cast<int>(threadIdx.x % 32) + 32 * i;
@@ -25,7 +28,7 @@ class SelectedKeys::Walk {
     }
   }
   __device__ __forceinline__ bool next(KeyTile& tile, int most) {
-    while (first_ >= end_) {  // the next block that any token lists
+    while (first_ >= end_) {  // no keys are left: moves to the next block that any token lists
       const int block = __reduce_min_sync(kFullWarp, min(block_[0], block_[1]));
       if (block == INT_MAX) return false;
       const uint64_t low = __ballot_sync(kFullWarp, block_[0] == block);
@@ -33,7 +36,7 @@ class SelectedKeys::Walk {
       token_mask_ = high << 32 | low;
       for (int i = 0; i < 2; ++i)
         if (block_[i] == block) advance(i);
-      first_ = block * block_keys_;
+      first_ = documents_.block_begin(block, block_keys_);
       end_ = min(first_ + block_keys_, visible_end_);
     }
     tile = {first_, min(first_ + most, end_), token_mask_};
@@ -42,15 +45,17 @@ class SelectedKeys::Walk {
   }
 
  private:
+  // Moves to the next entry of this lane's list i (0 or 1).
   __device__ __forceinline__ void advance(int i) {
     const int block = ++at_[i] < n_ ? list_[i][at_[i]] : -1;
     block_[i] = block < 0 ? INT_MAX : block;  // -1 ends a list
   }
+  DocumentRow<int> documents_;
   int block_keys_, n_, visible_end_;
-  const int* list_[2];
-  int at_[2], block_[2];
-  int first_ = 0, end_ = 0;  // the keys of the current block that are not yet returned
-  uint64_t token_mask_ = 0;
+  const int* list_[2];       // the lists of the CTA's tokens `lane` and lane + 32
+  int at_[2], block_[2];     // index of the current entry of each list; its block, INT_MAX after the last one
+  int first_ = 0, end_ = 0;  // the keys of the current block that next() has not yet returned
+  uint64_t token_mask_ = 0;  // the tokens that list the current block
 };
 
 }  // namespace triad::cuda

@@ -1,7 +1,8 @@
-// Statistics of gates and block lists on the GPU (log.stats). A CTA reads one piece of the rows, each thread every
-// 256th row: 12 bytes of gates, the row's list and that of the previous token. Threads are merged in a fixed order into
-// the CTA's own slot, which accumulates over the micro-steps. A second kernel merges the slots of all layers, once per
-// step.
+// Statistics of gates and block lists on the GPU (nsa/stats.h, config key log.stats). A CTA reads one piece of the
+// rows, a row being one token and group; each thread reads every 256th row of it: three gates, the row's list, and the
+// list of the previous token. The threads' sums are merged in a fixed order into the CTA's entry of `pieces`, which
+// accumulates over the micro-steps of a step. Once per step a second kernel merges the pieces of each layer.
+#include "kernels/common/documents.cuh"
 #include "kernels/common/launch.cuh"
 #include "kernels/nsa/stats.h"
 
@@ -11,6 +12,7 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 static_assert(kStatsPieces == kThreads);  // nsa_stats_merge_kernel: one thread per piece
 
+// Adds one row's gates to s. The gate of branch b is gate[b * plane].
 __device__ void add_gates(NsaStats& s, const float* gate, int64_t plane) {
   float p[3] = {gate[0], gate[plane], gate[2 * plane]}, entropy = 0;
   const float sum = p[0] + p[1] + p[2];
@@ -23,7 +25,7 @@ __device__ void add_gates(NsaStats& s, const float* gate, int64_t plane) {
   s.add_gates(p[0], p[1], p[2], entropy);
 }
 
-// Merges the values of all threads into that of thread 0.
+// Merges the statistics of all threads of the CTA into those of thread 0, in a fixed order.
 __device__ void merge_threads(NsaStats& s) {
   __shared__ NsaStats warps[kWarps];
   for (int o = 16; o > 0; o >>= 1) {
@@ -40,13 +42,16 @@ __device__ void merge_threads(NsaStats& s) {
 
 __global__ void __launch_bounds__(kThreads)
     nsa_stats_kernel(NsaStats* pieces, const float* __restrict__ gate, const int32_t* __restrict__ lists, int64_t rows,
-                     int64_t tokens, int64_t groups, int64_t n, SelectOptions o) {
+                     int64_t tokens, int64_t groups, int64_t n, SelectOptions o, DocumentView documents) {
   NsaStats mine;
   const int64_t end = rows * (blockIdx.x + 1) / gridDim.x;
   for (int64_t r = rows * blockIdx.x / gridDim.x + threadIdx.x; r < end; r += kThreads) {
     const int64_t t = r / groups % tokens;
     add_gates(mine, gate + r, rows);
-    mine.add_list(lists + r * n, t == 0 ? nullptr : lists + (r - groups) * n, t, n, o);
+    const DocumentRow<int> row = documents.row(static_cast<int>(r / groups / tokens));
+    const int64_t at = t - row.begin(static_cast<int>(t));
+    mine.add_list(lists + r * n, at == 0 ? nullptr : lists + (r - groups) * n, at, n, o,
+                  row.first_block(static_cast<int>(t)));
   }
   merge_threads(mine);
   if (threadIdx.x != 0) return;
@@ -65,10 +70,12 @@ NsaStats* stats_of(const Tensor& t) { return reinterpret_cast<NsaStats*>(t.ptr<d
 
 }  // namespace
 
-void nsa_stats(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions& o) {
+void nsa_stats(Context& ctx, Tensor pieces, ConstTensor gate, ConstTensor block_index, const SelectOptions& o,
+               const Documents& documents) {
   const int64_t T = block_index.size(1), groups = block_index.size(2);
   launch(ctx, "nsa_stats", nsa_stats_kernel, dim3(kStatsPieces), dim3(kThreads), 0, stats_of(pieces), gate.ptr<float>(),
-         block_index.ptr<int32_t>(), block_index.size(0) * T * groups, T, groups, block_index.size(3), o);
+         block_index.ptr<int32_t>(), block_index.size(0) * T * groups, T, groups, block_index.size(3), o,
+         document_view(documents, T));
 }
 
 void nsa_stats_merge(Context& ctx, Tensor out, ConstTensor pieces) {

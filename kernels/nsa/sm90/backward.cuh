@@ -16,12 +16,23 @@
 
 namespace triad::cuda {
 
-// Softmax statistics (lse, dpsum) of a query row: [B, Hkv, T, G], row t * G + h of (b, g).
+// RowStats: the softmax statistics (lse, dpsum) of one query row. Shape [B, Hkv, T, G]: the row of token t and head h
+// of the group is t * G + h.
 using RowStats = float2;
-// Of a stage's rows past the end: p = ds = 0.
+// The statistics of rows past the end of a tile: they make p and ds 0.
 __device__ __forceinline__ RowStats no_row() { return make_float2(INFINITY, 0.0f); }
 
-using RowSource = HeadRows<const __nv_bfloat16>;  // the rows of a (b, g)
+using RowSource = HeadRows<const __nv_bfloat16>;  // the query rows of one sequence and group
+
+// The range of keys that each row of sequence b sees (DocumentRange). The tokens that list a block belong to the
+// block's document, so that listed rows of packed rows need no tables: they see the block's keys up to their own token.
+template <bool kListed>
+__device__ __forceinline__ decltype(auto) range_of_rows(const KeyRange& range, int b) {
+  if constexpr (kListed)
+    return (range);
+  else
+    return DocumentRange(range, b);
+}
 
 // Calls f.template operator()<dk / 64, dv / 64>(), for heads of (64, 64), (128, 128) and (192, 128).
 template <class F>
@@ -36,16 +47,16 @@ void dispatch_panels(const AttendIn& in, F&& f) {
   }
 }
 
-// Adds the partial sums of dk and dv, for blocks of keys whose query rows are cut into several pieces: each piece has
-// stored fp32 sums [block_keys, dk + dv] to its slot of list.partial. Pieces are added in order; blocks with one piece
-// are left alone.
+// The arguments of the kernel that sums partial dk and dv. The query rows of a block of keys may be cut into several
+// pieces; each piece has then stored fp32 sums [block_keys, dk + dv] in its slot of list.partial. The kernel adds the
+// pieces in order. It skips blocks with a single piece, which has stored dk and dv directly.
 struct MergeArgs {
   KeyWorkList list;
   GradView dk, dv;
   KeyRange range;
-  int groups;
-  // Tokens per piece if contiguous rows are cut at multiples of it: a block then has no piece before its first row.
-  // 0: every block has all pieces.
+  int tokens, groups;
+  // If query rows are contiguous and cut into pieces at multiples of a number of tokens, this number: the pieces before
+  // a block's first row and after its last row do not exist then. 0: every block has all pieces.
   int part_tokens = 0;
 };
 void merge_dkdv_sm90(Context&, const char* op, const MergeArgs&, int64_t sequences_and_groups);

@@ -26,19 +26,23 @@
 namespace triad::cuda {
 namespace {
 
-// What a CTA computes: keys [key0, key_end) of sequence b, group g, over `rows` query rows of the piece `work`.
+// What a CTA computes: the keys [key0, key_end) of sequence b and group g, and the `rows` query rows of the piece of
+// work `work`.
 struct CtaTask {
   int bg, b, g;
   KeyWork work;
   int key0, key_end, rows, steps;
-  int start;  // the stage of the first step
-  // The stages form a circle. All CTAs that share contiguous rows reach the same rows at the same time from `start` on.
+  int block0;  // the first key of the block
+  int start;   // the stage of rows that is processed first
+  // The first row of the stage that is processed in this step. After the last stage, processing continues with stage 0:
+  // all CTAs that share contiguous rows process the same rows at the same time.
   __device__ __forceinline__ int stage_row(int step) const {
     return (step + start < steps ? step + start : step + start - steps) * kStageRows;
   }
 };
 
-// Copies k and v of the CTA's keys. Keys past the end repeat the last one; their sums are not stored.
+// Copies k and v of the CTA's keys to shared memory. The keys past the end are copies of the last one; their sums are
+// not stored.
 template <bool kListed>
 __device__ __forceinline__ void load_keys(Shared<kListed>& shared, const BwdD128Args& a, const CtaTask& task) {
   const RowSource k_rows(a.in.k, task.b, task.g), v_rows(a.in.v, task.b, task.g);
@@ -54,7 +58,8 @@ __device__ __forceinline__ void load_keys(Shared<kListed>& shared, const BwdD128
   }
   barrier_arrive_after_copies(&shared.keys_full);
 }
-// Waits for the phase of this parity; cp.async data that it covers is then visible to products.
+// Waits until the barrier's phase of this parity has ended. Data that cp.async has copied before is then visible to
+// wgmma.
 __device__ __forceinline__ void wait_copies(Barrier& barrier, int parity) {
   barrier_wait(&barrier, parity);
   fence_async_proxy();
@@ -62,8 +67,8 @@ __device__ __forceinline__ void wait_copies(Barrier& barrier, int parity) {
 
 // ---- producer warpgroup ----
 
-// Each warp loads 16 rows of a stage: a lane computes the address of one row, and eight lanes copy it. Rows past the
-// end repeat the last one, with p = 0.
+// Loads the stages, 16 rows per warp: a lane computes the address of one row, and eight lanes copy it. The rows past
+// the end are copies of the last row, with statistics that make p = 0.
 template <bool kListed>
 __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const BwdD128Args& a, const CtaTask& task,
                                                int warp, int lane) {
@@ -73,6 +78,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
   const int to_row = swizzled(warp * kWarpRows + lane / 8, chunk);
   const bf16* const q_chunk = a.in.q.at(task.b, 0, task.g * G) + 8 * chunk;
   const bf16* const dout_chunk = a.dout.at(task.b, 0, task.g * G) + 8 * chunk;
+  decltype(auto) visible = range_of_rows<kListed>(a.range, task.b);
   for (int step = 0, stage = 0, round = 1; step < steps; ++step) {
     if (step >= kStages) barrier_wait(&shared.empty[stage], round);
     const int row0 = task.stage_row(step), row = min(row0 + r, rows - 1);
@@ -92,7 +98,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
         copy_async_16(rows_to.dout[panel] + to, dout_from + panel * kPanel, 16);
       }
     }
-    // Heads of a token that are neighbours in dq form one run, added together.
+    // Heads of one token whose rows of dq are neighbours in memory form a run, which one bulk addition adds.
     const bool exists = row0 + r < rows;
     const int dq_at = a.dq_steps.at(t, h), before = __shfl_up_sync(kFullWarp, dq_at, 1);
     const bool begins = lane == 0 || !exists || dq_at != before + kWidth / 4;
@@ -100,8 +106,9 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
     if (warp == 0 && lane == 0) {
       const int last = a.in.heads.quotient(min(row0 + kStageRows, rows) - 1);
       const int last_token = kListed ? shared.listed[last] : task.work.first + last;
-      // Both ends of a row's range grow with its token.
-      shared.seen_by_all[stage] = make_int2(a.range.low(last_token), a.range.high(t));
+      // The keys of a later token begin and end later. So all rows see the keys from the last token's first key to the
+      // first token's last key.
+      shared.seen_by_all[stage] = make_int2(visible.low(last_token), visible.high(t));
     }
     if (lane < kWarpRows) {
       const int run = begins && exists ? __ffs(begin_of >> (lane + 1)) : 0;
@@ -114,7 +121,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
         shared.lse[stage][r] = INFINITY;
         shared.dpsum[stage][r] = 0.0f;
       }
-      shared.range[stage][r] = make_int2(a.range.low(t), a.range.high(t));
+      shared.range[stage][r] = make_int2(visible.low(t), visible.high(t));
       copy_async_4(&shared.rounding_unit[step % kRecent][r], a.rounding_unit.at(task.b, t, task.g * G + h), true);
     }
     barrier_arrive_after_copies(&shared.full[stage]);
@@ -125,9 +132,9 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
 
 // ---- dQ warpgroup ----
 
-// Rounds a panel of dq and stores this lane's two rows to shared memory. Rows are 512 bytes apart, all in the same
-// banks: a lane therefore begins with the chunk of 32 bytes (j) that its row's number selects, and two rounds of swaps
-// move that chunk to the front.
+// Rounds a panel (64 columns) of dq and stores this lane's two rows of it to shared memory. Rows are 512 bytes apart,
+// so all of them begin in the same bank. To avoid conflicts, a lane begins with the 32-byte chunk j that its row's
+// number selects; two rounds of swaps move that chunk to the front.
 template <bool kListed>
 __device__ __forceinline__ void store_dq_panel(Shared<kListed>& shared, const float (&dq)[8][4],
                                                const float (&rounding_unit)[2], float scale, int row, int panel) {
@@ -160,9 +167,10 @@ __device__ __forceinline__ void store_dq_panel(Shared<kListed>& shared, const fl
 template <bool kListed>
 __device__ __forceinline__ void reduce_dq(Shared<kListed>& shared, const BwdD128Args& a, const CtaTask& task, int warp,
                                           int lane) {
-  constexpr int kSteps = kPanel / 16, kSources = kListed ? 1 : 2;  // MMA warpgroups that wrote ds of the step
+  // kSources: the MMA warpgroups that write ds in a step
+  constexpr int kSteps = kPanel / 16, kSources = kListed ? 1 : 2;
   float* const dq_first = a.dq.at(task.b, 0, task.g * a.in.heads.value());
-  const int row = warp * kWarpRows + fragment_row();  // this lane's rows: row and row + 8
+  const int row = warp * kWarpRows + fragment_row();  // this lane has the rows `row` and row + 8
   wait_copies(shared.keys_full, 0);
   for (int step = 0; step < task.steps; ++step) {
     const int first_source = kListed ? step % 2 : 0, parity = (kListed ? step / 2 : step) & 1;
@@ -171,7 +179,7 @@ __device__ __forceinline__ void reduce_dq(Shared<kListed>& shared, const BwdD128
     const float rounding_unit[2] = {shared.rounding_unit[step % kRecent][row],
                                     shared.rounding_unit[step % kRecent][row + 8]};
 #pragma unroll 1
-    for (int panel = 0; panel < kPanels; ++panel) {  // one after the other, as registers are few
+    for (int panel = 0; panel < kPanels; ++panel) {  // one panel at a time, because registers are few
       float dq[8][4];
       leave_unset(dq);
       wgmma_fence();
@@ -202,7 +210,7 @@ __device__ __forceinline__ void reduce_dq(Shared<kListed>& shared, const BwdD128
     }
     fence_async_proxy();
     __syncwarp();
-    // A warp adds its own 16 rows, so it waits for no other warp.
+    // Each warp adds the 16 rows that it has written, so it waits for no other warp.
     if (lane < kWarpRows) {
       const int r = warp * kWarpRows + lane;
       const int2 run = shared.dq_run[step % kRecent][r];
@@ -219,23 +227,25 @@ template <bool kListed>
 struct KeyMma {
   using Memory = Shared<kListed>;
   static constexpr int kStages = Memory::kStages, kSteps = kPanel / 16;
-  static constexpr int kStride = kListed ? 2 : 1;  // steps from one stage of this warpgroup to the next
+  static constexpr int kStride = kListed ? 2 : 1;  // a warpgroup processes every kStride-th stage
 
   Memory& shared;
   const CtaTask& task;
   int warpgroup;
-  int key0, key_end, warp_key;  // this warpgroup's keys; first key of this lane
+  int key0, key_end, warp_key;  // keys [key0, key_end) of this warpgroup; the first key of this lane
   float scale;                  // score scale times log2(e)
-  // Descriptors of tiles. The compiler knows that their addresses are the same in all lanes: products then take them
-  // from uniform registers, without a move for each.
+  // wgmma descriptors of tiles in shared memory. As members they are the same in all lanes for the compiler, so the
+  // products read them from uniform registers; otherwise each would need a move.
   uint32_t k, v, stages_at;
-  int ds_to;  // offset in ds of this lane's row of the four matrices that a store writes; 16 rows further: 2048 bytes
+  int ds_to;  // byte offset in ds where this lane's row of the four stored 8 x 8 matrices begins; 16 rows further: 2048
+              // bytes more
   int stage;
-  int phases = 0;  // bit 0: steps done, bit 1: rounds of the ring of stages, both modulo 2
-  // The arrays are variables of their own: as members, their indices would keep nvcc from promoting the struct's
-  // scalars to registers until the loops are unrolled. p is kept in bf16 too, as dv uses it: 32 registers less for ds.
+  int phases = 0;  // bit 0: steps done, modulo 2; bit 1: how often the ring of stages has been passed, modulo 2
+  // References to arrays outside the struct. If the arrays were members, nvcc could not keep the struct's scalars in
+  // registers before the loops are unrolled. p is kept in bf16 too, as the product for dv needs it; ds then needs 32
+  // registers less.
   float (&dk)[kWidth / 8][4], (&dv)[kWidth / 8][4], (&p)[8][4];
-  uint32_t (&operand_p)[4][4], (&operand_ds)[4][4];  // p^T and ds^T as left operands
+  uint32_t (&operand_p)[4][4], (&operand_ds)[4][4];  // p^T and ds^T, packed as left operands of wgmma
 
   __device__ __forceinline__ uint32_t q_of(int stage) const {
     return stages_at + static_cast<uint32_t>(stage) * (sizeof(RowStage) >> 4);
@@ -256,12 +266,13 @@ struct KeyMma {
     for (int i = 0; i < 4; ++i) wgmma<Major::mn>(d, left[i], right + (i * 16 * kPanelRowBytes >> 4));
     wgmma_commit();
   }
-  // Reads a statistic of the rows, before the products that it is for: their operands keep shared memory busy.
+  // Reads one statistic of a stage's rows. It is called before the products whose results need it: their operands keep
+  // shared memory busy.
   __device__ __forceinline__ void read_stats(float2 (&to)[8], const float (&of_rows)[kStageRows]) const {
 #pragma unroll
     for (int j = 0; j < 8; ++j) to[j] = *reinterpret_cast<const float2*>(&of_rows[8 * j + fragment_column()]);
   }
-  // p = 2^(s scale - lse), 0 for keys that the row does not see.
+  // Turns scores into probabilities: p = 2^(s scale - lse), and 0 for keys that the row does not see.
   __device__ __forceinline__ void softmax(const float2 (&lse)[8]) {
     const int2* const ranges = shared.range[stage];
     const int2 common = shared.seen_by_all[stage];
@@ -271,7 +282,7 @@ struct KeyMma {
 #pragma unroll
       for (int e = 0; e < 4; ++e) p[j][e] = exp2_approx(fmaf(p[j][e], scale, e % 2 == 0 ? -lse[j].x : -lse[j].y));
     pin(p);
-    if (!all_seen) {  // one branch, and the mask in one register: the kernel has no more
+    if (!all_seen) {  // a single branch, with the mask in one register: the kernel has no registers left for more
       unsigned seen = 0;
 #pragma unroll 1
       for (int j = 0; j < 8; ++j) {
@@ -302,9 +313,9 @@ struct KeyMma {
     for (int i = 0; i < 4; ++i) store_matrices_transposed(to + i * 16 * kPanelRowBytes, operand_ds[i]);
   }
 
-  // Two rounds per step: (s^T of this step and dk of the last one) run together, then (dp^T and dv). ptxas lets no
-  // register become a left operand while products run, so each round ends before the next left operand is packed; the
-  // other warpgroup's products fill the gaps.
+  // Each step queues two rounds of products: s^T of this step with dk of the last one, then dp^T with dv. A round ends
+  // before the next left operand is packed, because ptxas writes no left operand while products run. The products of
+  // the other warpgroup fill these gaps.
   __device__ __forceinline__ void loop() {
     const int steps = task.steps;
     int step = stage;
@@ -327,8 +338,9 @@ struct KeyMma {
       wgmma_fence();
       scores(ds, v, kReadAlong | dout_of(stage));
       add(dv, operand_p, kReadAcross | dout_of(stage));
-      // While the products run, wait for the dQ warpgroup to have read the last ds, and for the next stage (of listed
-      // rows, which arrive late, only once ds is stored).
+      // While the products run, this warpgroup waits until the next stage is loaded and the dQ warpgroup has read ds of
+      // the previous step. Stages of listed rows (kListed) load more slowly, so that wait is further down, after ds is
+      // stored.
       const int last = stage;
       step += kStride, stage += kStride;
       if (stage >= kStages) stage -= kStages, phases ^= 2;
@@ -350,13 +362,14 @@ struct KeyMma {
       pin(dv);
       pack(operand_ds, ds);
       store_ds();
-      fence_async_proxy();  // makes ds visible to the products of dq, and the next stage to this warp's
+      fence_async_proxy();  // makes ds visible to the dQ warpgroup's products, and the next stage to this warp's
+                            // products
       barrier_arrive_warp(&shared.ds_full[warpgroup]);
       if (kListed && step < steps) wait_copies(shared.full[stage], phases >> 1);
       float2 lse[8];
       read_stats(lse, shared.lse[stage]);
       wgmma_fence();
-      scores(p, k, kReadAlong | q_of(stage));  // after the last step: of stale rows, unused
+      scores(p, k, kReadAlong | q_of(stage));  // after the last step the rows are old ones, and the result is not used
       add(dk, operand_ds, kReadAcross | q_of(last));
       wgmma_wait<1>();
       pin(p);
@@ -369,7 +382,8 @@ struct KeyMma {
   }
 };
 
-// Listed rows: the first warpgroup receives the second one's dk, the second one the first one's dv.
+// For listed rows, whose dk and dv both MMA warpgroups have summed in part: the first warpgroup receives the second
+// one's dk, the second one the first one's dv.
 template <bool kListed>
 __device__ __forceinline__ void exchange_sums(Shared<kListed>& shared, float (&dk)[kWidth / 8][4],
                                               float (&dv)[kWidth / 8][4], bool stores_dk) {
@@ -388,7 +402,7 @@ __device__ __forceinline__ void exchange_sums(Shared<kListed>& shared, float (&d
       x[i][0] += y.x, x[i][1] += y.y, x[i][2] += y.z, x[i][3] += y.w;
     }
   };
-  mma_barrier();  // no product reads the stages any more
+  mma_barrier();  // after it, no product reads the stages any more
   if (stores_dk)
     send(dv_at, dv);
   else
@@ -400,7 +414,8 @@ __device__ __forceinline__ void exchange_sums(Shared<kListed>& shared, float (&d
     receive(dv, dv_at);
 }
 
-// Stores this lane's two keys: to dk and dv, or to the piece's slot of partial sums.
+// Stores dk and dv of this lane's two keys, or, if the block has several pieces, stores them as partial sums to the
+// piece's slot.
 __device__ __forceinline__ void store_dkdv(const BwdD128Args& a, const CtaTask& task, int warp_key,
                                            const float (&dk)[kWidth / 8][4], const float (&dv)[kWidth / 8][4],
                                            bool stores_dk, bool stores_dv) {
@@ -414,15 +429,15 @@ __device__ __forceinline__ void store_dkdv(const BwdD128Args& a, const CtaTask& 
         *reinterpret_cast<uint32_t*>(to + 8 * j + fragment_column()) = pack_bf16(x, y);
     }
   };
-  // The asm keeps the compiler from computing the addresses before the loop, where it would have to spill them.
-  int first_key = warp_key, slot = task.work.slot, block = task.work.block, group = task.bg;
-  asm volatile("" : "+r"(first_key), "+r"(slot), "+r"(block), "+r"(group));
+  // The empty asm statement makes the compiler compute the addresses here: before the loop it would have to spill them.
+  int first_key = warp_key, slot = task.work.slot, block0 = task.block0, group = task.bg;
+  asm volatile("" : "+r"(first_key), "+r"(slot), "+r"(block0), "+r"(group));
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int key = first_key + 8 * i;
     if (key >= task.key_end) continue;
     if (slot >= 0) {
-      float* const to = a.list.partial + (static_cast<int64_t>(slot - block) * a.list.block_keys + key) * (2 * kWidth);
+      float* const to = a.list.partial + (static_cast<int64_t>(slot) * a.list.block_keys + key - block0) * (2 * kWidth);
       if (stores_dk) store(dk, i, a.in.scale, to);
       if (stores_dv) store(dv, i, 1.0f, to + kWidth);
     } else if (a.dk.f32.data != nullptr) {
@@ -475,12 +490,14 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d128_kernel(const __grid_c
   using Shared = Shared<kListed>;
   constexpr int kStages = Shared::kStages, kKeys = Shared::kKeyTiles * kRows;
   CtaTask task;
-  // One sequence and group after the other: additions to dq at about the same time should stay in L2.
+  // CTAs are ordered by sequence and group: those that run at the same time add to the same part of dq, which stays in
+  // L2.
   task.bg = blockIdx.x / a.list.pieces, task.b = task.bg / a.in.groups, task.g = task.bg % a.in.groups;
   task.work = find_piece(a, blockIdx.x % a.list.pieces, task.bg);
   const KeyWork& work = task.work;
-  task.key0 = work.block * a.list.block_keys + static_cast<int>(blockIdx.y) * kKeys;
-  task.key_end = min(min((work.block + 1) * a.list.block_keys, task.key0 + kKeys), a.range.keys);
+  const int2 block_keys = keys_of_block(a.list, a.range, task.b, work.block);
+  task.block0 = block_keys.x, task.key0 = block_keys.x + static_cast<int>(blockIdx.y) * kKeys;
+  task.key_end = min(block_keys.y, task.key0 + kKeys);
   if (work.count < 0 || task.key0 >= task.key_end) return;
 
   Shared& shared = *reinterpret_cast<Shared*>(aligned_shared());
@@ -539,7 +556,7 @@ void run_bwd_d128(Context& ctx, const char* op, const AttendGradOut& out, const 
                       static_cast<int>(bgs)};
   const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kKeyTiles * kRows));
   launch(ctx, op, bwd_d128_kernel<kListed>, grid, dim3(kCtaThreads), sizeof(Shared<kListed>), a);
-  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.groups, part_tokens}, bgs);
+  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups, part_tokens}, bgs);
 }
 
 }  // namespace
@@ -549,10 +566,12 @@ void backward_d128_range(Context& ctx, const char* op, const AttendGradOut& out,
   constexpr int64_t kBlockKeys = 2 * kRows, kMostParts = 64;
   const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kBlockKeys), T = in.q.size(1);
   if (blocks == 0) return;
-  // Pieces of at least 32 stages, and 16 per SM that have work (about half of the ranges of tokens see a block).
+  // The rows of a block are cut into pieces of at least 32 stages, such that each SM gets 16 pieces with work. About
+  // half of the pieces are empty, because their tokens precede the block.
   const int64_t G = in.q.size(2) / in.k.size(2), least_tokens = std::max<int64_t>(1, 32 * kStageRows / G);
   const bool limited = range.window < T;
-  const int64_t run = limited ? std::min(T, range.window + kBlockKeys * range.d) : T;  // tokens that see a block
+  // number of tokens that see a given block, at most
+  const int64_t run = limited ? std::min(T, range.window + kBlockKeys * range.d) : T;
   const int64_t wanted = ceil_div((limited ? 2 : 32) * int64_t{ctx.num_sms}, bgs * blocks);
   const int64_t parts = std::max<int64_t>(1, std::min({kMostParts, wanted, run / least_tokens}));
   KeyWorkList list{};

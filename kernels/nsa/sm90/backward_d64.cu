@@ -30,8 +30,8 @@ namespace {
 
 // ---- dk and dv ----
 
-// Stores dk and dv of one key, row lane / 4 + 8 i of the products. One branch selects the dtype for all columns: a
-// branch per pair would add 2,700 instructions that run once.
+// Stores the dk and dv of one key, row lane / 4 + 8 i of the products. A single branch selects the dtype for all
+// columns: one branch per pair of columns would add 2,700 instructions.
 __device__ __forceinline__ void store_key(const BwdD64Args& a, const Task& task, int key, int lane, int i,
                                           const float (&dk)[kPanel / 8][4], const float (&dv)[kPanel / 8][4]) {
   const auto each_pair = [&](auto&& store) {
@@ -41,7 +41,7 @@ __device__ __forceinline__ void store_key(const BwdD64Args& a, const Task& task,
   };
   const int first = lane % 4 * 2;
   if (task.slot >= 0 || (a.dk.f32.vector && a.dv.f32.vector)) {
-    const int64_t in_slot = static_cast<int64_t>(task.slot) * a.list.block_keys + key - task.block * a.list.block_keys;
+    const int64_t in_slot = static_cast<int64_t>(task.slot) * a.list.block_keys + key - task.block0;
     float* const partial = a.list.partial + in_slot * 2 * kPanel;
     float* const to_k = (task.slot >= 0 ? partial : a.dk.f32.at(task.b, key, task.g)) + first;
     float* const to_v = (task.slot >= 0 ? partial + kPanel : a.dv.f32.at(task.b, key, task.g)) + first;
@@ -64,38 +64,39 @@ __device__ __forceinline__ void store_key(const BwdD64Args& a, const Task& task,
   }
 }
 
-// The work of one MMA warpgroup. Its tile of 64 keys forms the rows of its products. If kListed, two warpgroups share a
-// tile and process alternate stages. kTurn is the warpgroup's first stage; it is a template parameter, so that the
-// stage's address stays in uniform registers.
+// The work of one MMA warpgroup, whose 64 keys are the rows of its products. If kListed, two warpgroups have the same
+// 64 keys and process alternate stages. kTurn is the first stage of this warpgroup; it is a template parameter so that
+// the stage's address stays in uniform registers.
 template <bool kListed, int kTurn>
 struct KeyMma {
   using Memory = Shared<kListed>;
   static constexpr int kStages = Memory::kStages, kBuffers = Memory::kBuffers, kStepsD = kPanel / 16;
   static constexpr int kTurns = kListed ? 2 : 1, kN = kStepRows / 8, kDeep = kStepRows / 16;
-  // If there are buffers enough for the dQ warpgroup to lag, ds is stored while the next products run; else at once.
+  // Whether ds is stored while the next products run, which requires enough buffers for the dQ warpgroup to lag;
+  // otherwise ds is stored at once.
   static constexpr bool kLate = kBuffers > 2;
 
   Memory& shared;
   const BwdD64Args& a;
   const Task& task;
   int tile, warp, lane;
-  int key_end, warp_key;  // end of the tile's keys; first key of this lane
+  int key_end, warp_key;  // end of the tile's keys; the first key of this lane
   float scale;            // score scale times log2(e)
-  bool all_seen;          // every row of the step sees all keys of the tile
-  // The arrays are variables of their own: as members, their indices would keep nvcc from promoting the struct's
-  // scalars to registers until the loops are unrolled.
+  bool all_seen;          // whether every row of the step sees all keys of the tile
+  // References to arrays outside the struct. If the arrays were members, nvcc could not keep the struct's scalars in
+  // registers before the loops are unrolled.
   uint32_t (&k)[kStepsD][4], (&v)[kStepsD][4];
   float (&dk)[kPanel / 8][4], (&dv)[kPanel / 8][4];
-  float (&p)[kN][4], (&ds)[kN][4];                           // s^T and dp^T, then p^T and ds^T
-  uint32_t (&operand_p)[kDeep][4], (&operand_ds)[kDeep][4];  // p^T and ds^T as left operands
-  float4 (&stats)[kN];                                       // (lse, dpsum) of two rows each
+  float (&p)[kN][4], (&ds)[kN][4];                           // p and ds hold s^T and dp^T first, then p^T and ds^T
+  uint32_t (&operand_p)[kDeep][4], (&operand_ds)[kDeep][4];  // p^T and ds^T, packed as left operands of wgmma
+  float4 (&stats)[kN];                                       // (lse, dpsum) of two rows in each float4
 
   __device__ __forceinline__ void init() {
     const int key0 = task.tile0 + kRows * tile;
     key_end = min(task.tile_end, key0 + kRows), warp_key = key0 + 16 * warp + lane / 4;
     const bf16 *k_rows[2], *v_rows[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {  // keys past the end repeat the last one, with p = 0
+    for (int i = 0; i < 2; ++i) {  // the keys past the end are copies of the last one, with p = 0
       const int key = min(warp_key + 8 * i, task.tile_end - 1);
       k_rows[i] = a.in.k.at(task.b, key, task.g), v_rows[i] = a.in.v.at(task.b, key, task.g);
     }
@@ -130,14 +131,14 @@ struct KeyMma {
 
   // ---- softmax ----
 
-  // Reads the rows' statistics, while the products run.
+  // Reads the softmax statistics of the step's rows. It is called while the products run.
   __device__ __forceinline__ void read_stats(const Stage& stage, int row0) {
     all_seen = stage.all_seen[row0 / kStepRows] >> tile & 1;
 #pragma unroll
     for (int j = 0; j < kN; ++j)
       stats[j] = *reinterpret_cast<const float4*>(&stage.row_stats[row0 + 8 * j + lane % 4 * 2]);
   }
-  // p = 2^(s scale - lse), 0 for keys that the row does not see; ds = p (dp - dpsum).
+  // Computes p = 2^(s scale - lse), which is 0 for keys that the row does not see, and ds = p (dp - dpsum).
   __device__ __forceinline__ void softmax_backward(const Stage& stage, int row0) {
     pin(p);
     pin(ds);
@@ -166,7 +167,7 @@ struct KeyMma {
     pin(p);
     pin(ds);
   }
-  // Packs the left operands, after all products: ptxas lets no register become an operand while one runs.
+  // Packs p^T and ds^T as left operands. All products have to end first: ptxas writes no left operand while one runs.
   __device__ __forceinline__ void pack() {
     wgmma_wait<0>();
     pin(dk);
@@ -188,7 +189,8 @@ struct KeyMma {
     for (int i = 0; i < kDeep; ++i)
       store_matrices(shared.ds[n % kBuffers][tile] + swizzled(ds_row, row0 / 8 + 2 * i + ds_chunk), operand_ds[i]);
   }
-  // The fence makes ds visible to the dQ products and, after wait_full, the next stage's rows to this warp's products.
+  // Signals that buffer n of ds is full. The fence makes ds visible to the products of the dQ warpgroup and, after
+  // wait_full, the next stage's rows to this warp's own products.
   __device__ __forceinline__ void signal_ds_full(int n) {
     fence_async_proxy();
     __syncwarp();
@@ -197,8 +199,8 @@ struct KeyMma {
 
   // ---- the loop over stages ----
 
-  // The second half's scores and the first half's dk and dv are queued together; the softmax of the former runs while
-  // the latter are computed.
+  // Processes the second 32 rows of a stage. The scores of these rows are queued together with the dk and dv of the
+  // first 32 rows, and their softmax runs while dk and dv are computed.
   __device__ __forceinline__ void second_half(int n, bool has_next) {
     const Stage& stage = stage_of(n);
     scores(stage, kStepRows);
@@ -253,14 +255,15 @@ struct KeyMma {
 
   // ---- epilogue ----
 
-  // Adds the second warpgroup's dk and dv to the first one's, by way of the first two stages.
+  // Adds the dk and dv of the second warpgroup to those of the first one. They pass through the shared memory of the
+  // first two stages.
   __device__ __forceinline__ void add_turns() {
     const auto sums = [&](int j) -> float4& {
       return reinterpret_cast<float4*>(
           &shared.stages[j / (kPanel / 8)])[j % (kPanel / 8) * kWarpgroup + 32 * warp + lane];
     };
     static_assert(offsetof(Stage, row_stats) == kPanel / 8 * kWarpgroup * sizeof(float4));
-    named_barrier_sync<2 * kWarpgroup>(1);  // both warpgroups have read all rows
+    named_barrier_sync<2 * kWarpgroup>(1);  // after it, both warpgroups have read all rows
     if constexpr (kTurn == 1) {
 #pragma unroll
       for (int j = 0; j < kPanel / 8; ++j) {
@@ -324,13 +327,14 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d64_kernel(const __grid_co
   if (!find_task<kListed>(task, a)) return;
   auto& shared = *reinterpret_cast<Memory*>(aligned_shared());
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroup, 0);
-  // The shuffle keeps ptxas from reading the special register again for each use, at some 50 clocks.
+  // The shuffle makes ptxas keep the value in a register. Otherwise it reads the special register for each use, which
+  // costs about 50 clocks.
   const int thread = __shfl_sync(kFullWarp, threadIdx.x % kWarpgroup, threadIdx.x % 32);
   const int warp = thread / 32, lane = thread % 32;
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < Memory::kStages; ++i) {
-      barrier_init(&shared.full[i], 2 * 32);  // each lane of the producer warp, twice
+      barrier_init(&shared.full[i], 2 * 32);  // every lane of the producer warp arrives twice
       barrier_init(&shared.empty[i], 32 * (Memory::kMmaWarps + kRoleWarps));
     }
     for (int i = 0; i < Memory::kBuffers; ++i) {
@@ -343,7 +347,8 @@ __global__ void __launch_bounds__(kCtaThreads, 1) bwd_d64_kernel(const __grid_co
     const int* tokens = a.list.tokens + task.bg * a.list.tokens_stride + task.first;
     for (int i = threadIdx.x; i < task.count; i += kCtaThreads) shared.listed[i] = tokens[i];
   }
-  if (warpgroup < Memory::kTiles) {  // k for dq; keys past the end repeat the last one, with ds = 0
+  if (warpgroup < Memory::kTiles) {  // k for the products of dq. The keys past the end are copies of the last one, with
+                                     // ds = 0.
     const int r = thread / 2, key = min(task.tile0 + kRows * warpgroup + r, task.tile_end - 1);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -381,7 +386,8 @@ void run_bwd_d64(Context& ctx, const char* op, const AttendGradOut& out, const A
   const Tensor row_stats = compute_row_stats(ctx, scope, grad, in);
   constexpr int64_t kNearBytes = 48 << 20;
   const int64_t bgs = in.k.size(0) * in.k.size(2);
-  const int64_t bytes = in.q.size(1) * in.q.size(2) / in.k.size(2) * kPanel * 8;  // bytes of q, dout and dq per (b, g)
+  // bytes of q, dout and dq per sequence and group
+  const int64_t bytes = in.q.size(1) * in.q.size(2) / in.k.size(2) * kPanel * 8;
   const BwdD64Args a{make_attend<bf16>(op, in),
                      make_view<const bf16>(grad.dout),
                      reinterpret_cast<const RowStats*>(row_stats.data),
@@ -396,7 +402,7 @@ void run_bwd_d64(Context& ctx, const char* op, const AttendGradOut& out, const A
                      static_cast<int>(std::clamp<int64_t>(kNearBytes / bytes, 1, bgs))};
   const dim3 grid(bgs * list.pieces, ceil_div(list.block_keys, Shared<kListed>::kTiles * kRows));
   launch(ctx, op, bwd_d64_kernel<kListed>, grid, dim3(kCtaThreads), sizeof(Shared<kListed>), a);
-  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.groups}, bgs);
+  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups}, bgs);
 }
 
 }  // namespace
@@ -406,9 +412,9 @@ void backward_d64_range(Context& ctx, const char* op, const AttendGradOut& out, 
   constexpr int64_t kBlockKeys = 2 * kRows, kLeastTokens = 128, kLongPiece = 512, kPiecesPerSm = 16;
   const int64_t bgs = in.k.size(0) * in.k.size(2), blocks = ceil_div(range.keys, kBlockKeys), T = in.q.size(1);
   if (blocks == 0) return;
-  // If there are fewer blocks than SMs (compressed keys are few), rows are cut into pieces: one per SM for a short
-  // sequence; many for a long one, to balance the load, because half of the pieces precede their block and are empty.
-  // Each piece writes 64 KB of partial sums, which are read again.
+  // If there are fewer blocks of keys than SMs (the compressed branch has few keys), their rows are cut into pieces. A
+  // short sequence has one piece per SM. A long one has many, to balance the load: about half of the pieces are empty,
+  // because their tokens precede the block. Each piece writes 64 KB of partial sums, which are read again.
   int64_t piece_tokens = T;
   if (const int64_t per_block = ctx.num_sms / std::max<int64_t>(1, bgs * blocks); per_block > 0) {
     piece_tokens = ceil_div(T, per_block);

@@ -21,45 +21,48 @@ struct BwdD64Args {
   KeyRange range;
   KeyWorkList list;
   int bgs;
-  int piece_tokens;  // contiguous rows: piece i has the tokens [i * piece_tokens, (i + 1) * piece_tokens)
-  int near;          // listed rows: the number of (b, g) that run at the same time
+  int piece_tokens;  // contiguous rows are cut into pieces of this many tokens
+  int near;          // for listed rows: the number of groups (of all sequences) that run at the same time
 };
 
 constexpr int kStageRows = 64, kStepRows = 32, kTileBytes = kRows * kPanelRowBytes;
 constexpr int kCtaThreads = 4 * kWarpgroup, kRoleWarps = 4;
-// Registers per thread of each role: their sum over the four warpgroups is at most the launch's 4 x 128.
+// Registers per thread of each role. Their sum over the four warpgroups must not exceed 4 x 128, what the launch
+// assigns.
 constexpr int kMmaRegisters = 192, kDqRegisters = 72, kProducerRegisters = 56;
 
 struct __align__(1024) Stage {
   unsigned char q[kTileBytes], dout[kTileBytes];
   RowStats row_stats[kStageRows];
-  int2 range[kStageRows];  // the keys that the row sees
+  int2 range[kStageRows];  // the first key that the row sees, and the end of its keys
   float rounding_unit[kStageRows];
-  int dq_at[kStageRows];                      // offset of the row of dq, in units of 16 bytes; -1: no such row
+  int dq_at[kStageRows];                      // offset of the row's dq, in units of 16 bytes; -1: the row does not
+                                              // exist
   unsigned all_seen[kStageRows / kStepRows];  // bit i: every row of the step sees all 64 keys of tile i
 };
 
 template <bool kListed>
 struct Shared {
   static constexpr int kTiles = kListed ? 1 : 2, kStages = kListed ? 9 : 8, kBuffers = kListed ? 4 : 2;
-  static constexpr int kMmaWarps = kListed ? 4 : 8;  // MMA warps per stage
+  static constexpr int kMmaWarps = kListed ? 4 : 8;  // MMA warps that read each stage
   Stage stages[kStages];
-  unsigned char k[kTiles][kTileBytes];  // columns are permuted, see mma_dq
+  unsigned char k[kTiles][kTileBytes];  // the columns are permuted (mma_dq has the reason)
   unsigned char ds[kBuffers][kTiles][kTileBytes];
   Barrier full[kStages], empty[kStages], ds_full[kBuffers], ds_empty[kBuffers];
   int listed[kListed ? kWorkTokens : 1];
 };
 
-// A CTA's work: the rows of `count` tokens, from entry `first` on, that see the keys [tile0, tile_end) of (b, g). slot:
-// where its partial sums go, -1 if it has all rows of the block.
+// A CTA's work: the keys [tile0, tile_end) of sequence b and group g, and the rows of `count` tokens that see them.
+// `first` is the first token, or for a listed block the first entry of its list. slot: where the partial sums are
+// stored; -1 if this task has all rows of the block. block0: the block's first key.
 struct Task {
-  int b, g, bg, tile0, tile_end, first, count, slot, block;
+  int b, g, bg, tile0, tile_end, first, count, slot, block0;
 };
 
 template <bool kListed>
 __device__ __forceinline__ bool find_task(Task& task, const BwdD64Args& a) {
-  // Gathered rows: a few (b, g) at a time, so that the rows of the running CTAs fit L2. Among these the first blocks
-  // start first, because they have most rows.
+  // For listed rows, a few groups (of all sequences) run at a time, so that the rows that the running CTAs gather fit
+  // into L2. Within these groups the first blocks of keys start first, because most rows list them.
   const int pieces = gridDim.x / a.bgs, first_bg = kListed ? blockIdx.x / (pieces * a.near) * a.near : 0;
   const int at_work = kListed ? min(a.near, a.bgs - first_bg) : a.bgs;
   const int in_order = blockIdx.x - first_bg * pieces, bg = first_bg + in_order % at_work, piece = in_order / at_work;
@@ -69,14 +72,15 @@ __device__ __forceinline__ bool find_task(Task& task, const BwdD64Args& a) {
   } else {
     const int parts = a.list.pieces / a.list.blocks, part = piece / a.list.blocks, block = piece % a.list.blocks;
     const int key0 = block * a.list.block_keys, last = min(key0 + a.list.block_keys, a.range.keys) - 1;
-    const int begin = max(a.range.first_row(key0), part * a.piece_tokens);
-    const int end = min(a.range.end_row(last, a.in.tokens), (part + 1) * a.piece_tokens);
+    const DocumentRange range(a.range, bg / a.in.groups);
+    const int begin = max(range.first_row(key0), part * a.piece_tokens);
+    const int end = min(range.end_row(last, a.in.tokens), (part + 1) * a.piece_tokens);
     work = {block, begin, max(0, end - begin), parts > 1 ? (bg * a.list.blocks + block) * parts + part : -1};
   }
-  const int tile0 = work.block * a.list.block_keys + static_cast<int>(blockIdx.y) * Shared<kListed>::kTiles * kRows;
-  const int tile_end = min((work.block + 1) * a.list.block_keys, a.range.keys);
-  task = {bg / a.in.groups, bg % a.in.groups, bg, tile0, tile_end, work.first, work.count, work.slot, work.block};
-  return work.count >= 0 && tile0 < tile_end;
+  const int2 keys = keys_of_block(a.list, a.range, bg / a.in.groups, work.block);
+  const int tile0 = keys.x + static_cast<int>(blockIdx.y) * Shared<kListed>::kTiles * kRows;
+  task = {bg / a.in.groups, bg % a.in.groups, bg, tile0, keys.y, work.first, work.count, work.slot, keys.x};
+  return work.count >= 0 && tile0 < keys.y;
 }
 
 // ---- producer warpgroup ----
@@ -91,17 +95,19 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
   const int chunk = lane % 8;
   const bf16* const q_chunk = a.in.q.at(task.b, 0, task.g * G) + 8 * chunk;
   const bf16* const dout_chunk = a.dout.at(task.b, 0, task.g * G) + 8 * chunk;
-  const int q_row = static_cast<int>(a.in.q.row / 8), q_head = static_cast<int>(a.in.q.head / 8);  // units of 16 bytes
+  // strides of q in units of 16 bytes
+  const int q_row = static_cast<int>(a.in.q.row / 8), q_head = static_cast<int>(a.in.q.head / 8);
   const int dout_row = static_cast<int>(a.dout.row / 8), dout_head = static_cast<int>(a.dout.head / 8);
   const int dq_row = static_cast<int>(a.dq.row / 4), dq_head = static_cast<int>(a.dq.head / 4);
+  decltype(auto) visible = range_of_rows<kListed>(a.range, task.b);
   for (int n = warp; n < steps; n += kRoleWarps) {
     const int slot = n % kStages, use = n / kStages;
     if (use > 0) barrier_wait(&shared.empty[slot], (use - 1) & 1);
     Stage& stage = shared.stages[slot];
 #pragma unroll 1
     for (int half = 0; half < kStageRows; half += 32) {
-      // A lane computes the address of one row, and eight lanes copy it. Rows past the end repeat the last one, with
-      // p = 0.
+      // A lane computes the address of one row, and eight lanes copy it. The rows past the end are copies of the last
+      // row, with statistics that make p = 0.
       const int r = half + lane, row = min(n * kStageRows + r, rows - 1), in_list = a.in.heads.quotient(row);
       const int t = kListed ? shared.listed[in_list] : task.first + in_list, h = row - in_list * G;
       const int q_at = t * q_row + h * q_head, dout_at = t * dout_row + h * dout_head;
@@ -120,7 +126,7 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
       else
         stage.row_stats[r] = no_row();
       copy_async_4(&stage.rounding_unit[r], rounding_unit + t * a.rounding_unit.row + h * a.rounding_unit.head, true);
-      const int2 range = make_int2(a.range.low(t), a.range.high(t));
+      const int2 range = make_int2(visible.low(t), visible.high(t));
       stage.range[r] = range;
       unsigned all_seen = 0;
 #pragma unroll
@@ -132,15 +138,15 @@ __device__ __forceinline__ void produce_stages(Shared<kListed>& shared, const Bw
       stage.dq_at[r] = exists ? t * dq_row + h * dq_head : -1;
     }
     barrier_arrive_after_copies(&shared.full[slot]);
-    barrier_arrive(&shared.full[slot]);  // this lane's plain stores
+    barrier_arrive(&shared.full[slot]);  // covers what this lane has stored without cp.async
   }
 }
 
 // ---- dQ warpgroup: MMA, then additions to global memory ----
 
-// Column 16 i + 2 q + e of the permuted k is column 16 i + 4 q + e of k, and column 16 i + 8 + 2 q + e is
-// 16 i + 4 q + 2 + e (q < 4, e < 2): the four values that lane q of a quad receives from two neighbouring 8-column
-// groups of the product are then four neighbours of dq.
+// Column 16 i + 2 q + e of the permuted k is column 16 i + 4 q + e of k, and column 16 i + 8 + 2 q + e is column 16 i +
+// 4 q + 2 + e of k (q < 4, e < 2). Lane q of a quad receives two values from each 8-column group of the product: with
+// this order, those of two neighbouring groups are four neighbouring columns of dq.
 template <bool kListed>
 __device__ __forceinline__ void mma_dq(Shared<kListed>& shared, const BwdD64Args& a, const Task& task, int warp,
                                        int lane) {

@@ -32,8 +32,9 @@ struct BwdDkdvArgs {
 
 constexpr int kStages = 3;
 constexpr int kStepRows = 32;
-constexpr int kTileBytes = kRows * kPanelRowBytes;  // a panel of the CTA's keys
-// Rows of a stage: heads of 128 and 192 have half as many, so that two CTAs still fit an SM.
+constexpr int kTileBytes = kRows * kPanelRowBytes;  // a panel (64 columns) of the CTA's keys
+// The number of rows of a stage. Heads of 128 and 192 have half as many rows as heads of 64, so that two CTAs still fit
+// on an SM.
 template <int kPanelsK>
 constexpr int kStageRows = kPanelsK == 1 ? 64 : 32;
 template <int kPanelsK, int kPanelsV>
@@ -41,34 +42,38 @@ struct __align__(1024) Stage {
   static constexpr int kCount = kStageRows<kPanelsK>, kPanelBytes = kCount * kPanelRowBytes;
   unsigned char q[kPanelsK * kPanelBytes], dout[kPanelsV * kPanelBytes];
   RowStats row_stats[kCount];
-  int2 range[kCount];  // the keys that the row sees
+  int2 range[kCount];  // the first key that the row sees, and the end of its keys
 };
 
-// What a CTA computes: keys [key0, key_end) of sequence b, group g, over `rows` query rows of the piece `work`.
+// What a CTA computes: the keys [key0, key_end) of sequence b and group g, and the `rows` query rows of the piece of
+// work `work`.
 struct CtaTask {
   KeyWork work;
   int bg, b, g, key0, key_end, rows;
+  // The index of `key` within the block, of which this CTA has the 64 keys of number blockIdx.y.
+  __device__ __forceinline__ int in_block(int key) const { return key - key0 + static_cast<int>(blockIdx.y) * kRows; }
 };
 __device__ __forceinline__ CtaTask find_task(const BwdDkdvArgs& a) {
   CtaTask task;
   task.bg = blockIdx.x % a.sequences_and_groups, task.b = task.bg / a.in.groups, task.g = task.bg % a.in.groups;
-  task.work =
-      find_work(a.list, a.range, a.in.tokens, blockIdx.x / a.sequences_and_groups, task.bg, a.sequences_and_groups);
-  task.key0 = task.work.block * a.list.block_keys + static_cast<int>(blockIdx.y) * kRows;
-  task.key_end = min(min((task.work.block + 1) * a.list.block_keys, task.key0 + kRows), a.range.keys);
+  task.work = find_work(a.list, DocumentRange(a.range, task.b), a.range.keys, a.in.tokens,
+                        blockIdx.x / a.sequences_and_groups, task.bg, a.sequences_and_groups);
+  const int2 block_keys = keys_of_block(a.list, a.range, task.b, task.work.block);
+  task.key0 = block_keys.x + static_cast<int>(blockIdx.y) * kRows;
+  task.key_end = min(block_keys.y, task.key0 + kRows);
   task.rows = task.work.count * a.in.heads.value();
   return task;
 }
 
-// Loads stages of query rows. Each warp loads a quarter of a stage: a lane computes the address of one row, and eight
-// lanes copy it.
+// Loads stages of query rows, a quarter of a stage per warp: a lane computes the address of one row, and eight lanes
+// copy it.
 template <int kPanelsK, int kPanelsV>
 struct RowLoader {
   using Stage = Stage<kPanelsK, kPanelsV>;
   static constexpr int kStageRows = Stage::kCount, kWarpRows = kStageRows / 4;
   const BwdDkdvArgs& a;
   const CtaTask& task;
-  const int* listed;  // the piece's tokens if is_listed, else unused: the tokens are contiguous
+  const int* listed;  // the tokens of the piece, if is_listed; otherwise unused, because the tokens are contiguous
   bool is_listed;
   const RowStats* row_stats;
   const bf16 *q_chunk, *dout_chunk;
@@ -89,7 +94,8 @@ struct RowLoader {
   }
   __device__ __forceinline__ int steps() const { return (task.rows + kStageRows - 1) / kStageRows; }
 
-  // One group of copies, empty after the last step. Rows past the end repeat the last one, with p = 0.
+  // Starts the copies of a step's rows, as one cp.async group; after the last step the group is empty. The rows past
+  // the end are copies of the last row, with statistics that make p = 0.
   __device__ __forceinline__ void load(int step, Stage& stage) const {
     if (step < steps()) {
       const int r = warp_row + lane % kWarpRows, row = min(step * kStageRows + r, task.rows - 1);
@@ -113,14 +119,16 @@ struct RowLoader {
           copy_async_8(&stage.row_stats[r], row_stats + static_cast<int64_t>(t) * G + h);
         else
           stage.row_stats[r] = no_row();
-        stage.range[r] = make_int2(a.range.low(t), a.range.high(t));
+        const DocumentRange range(a.range, task.b);
+        stage.range[r] = make_int2(range.low(t), range.high(t));
       }
     }
     copy_async_commit();
   }
 };
 
-// Copies k, then v, of the CTA's keys. Keys past the end repeat the last one; their sums are not stored.
+// Copies k, then v, of the CTA's keys to shared memory. The keys past the end are copies of the last one; their sums
+// are not stored.
 template <int kPanelsK, int kPanelsV>
 __device__ __forceinline__ void load_keys(const BwdDkdvArgs& a, const CtaTask& task, unsigned char* keys) {
   const RowSource k_rows(a.in.k, task.b, task.g), v_rows(a.in.v, task.b, task.g);
@@ -137,20 +145,20 @@ __device__ __forceinline__ void load_keys(const BwdDkdvArgs& a, const CtaTask& t
   }
 }
 
-// The products of the warpgroup's 64 keys with the rows row0 to row0 + 31 of a stage.
+// Computes the products of the warpgroup's 64 keys with 32 rows of a stage, row0 to row0 + 31.
 template <int kPanelsK, int kPanelsV>
 struct KeyMma {
   using Stage = Stage<kPanelsK, kPanelsV>;
   static constexpr int kStepsD = kPanel / 16, kN = kStepRows / 8, kDeep = kStepRows / 16;
   const CtaTask& task;
-  uint32_t k, v;  // descriptors of the keys' tiles
+  uint32_t k, v;  // wgmma descriptors of the tiles of keys and values
   float scale;    // score scale times log2(e)
-  int warp_key;   // first key of this lane
-  // The arrays are variables of their own: as members, their indices would keep nvcc from promoting the struct's
-  // scalars to registers until the loops are unrolled.
+  int warp_key;   // the first key of this lane
+  // References to arrays outside the struct. If the arrays were members, nvcc could not keep the struct's scalars in
+  // registers before the loops are unrolled.
   float (&dk)[kPanelsK][kPanel / 8][4], (&dv)[kPanelsV][kPanel / 8][4];
-  float (&p)[kN][4], (&ds)[kN][4];                           // s^T and dp^T, then p^T and ds^T
-  uint32_t (&operand_p)[kDeep][4], (&operand_ds)[kDeep][4];  // p^T and ds^T as left operands
+  float (&p)[kN][4], (&ds)[kN][4];                           // p and ds hold s^T and dp^T first, then p^T and ds^T
+  uint32_t (&operand_p)[kDeep][4], (&operand_ds)[kDeep][4];  // p^T and ds^T, packed as left operands of wgmma
 
   __device__ __forceinline__ void scores(const Stage& stage, int row0) {
     const uint32_t q = tile_descriptor(shared_address(stage.q + row0 * kPanelRowBytes));
@@ -183,10 +191,12 @@ struct KeyMma {
     wgmma_commit();
   }
 
-  // p = 2^(s scale - lse), 0 for keys that the row does not see; ds = p (dp - dpsum). The stage has `count` rows.
+  // Computes p = 2^(s scale - lse), which is 0 for keys that the row does not see, and ds = p (dp - dpsum). The stage
+  // has `count` rows.
   __device__ __forceinline__ void softmax_backward(const Stage& stage, int row0, int count) {
     const int2 first_range = stage.range[row0], last_range = stage.range[max(0, min(count, row0 + kStepRows) - 1)];
-    // Both ends of a row's range grow with its token.
+    // The first and the last key that a row sees both grow with its token, so the first and the last row decide for all
+    // rows.
     const bool all_seen = last_range.x <= task.key0 && first_range.y >= task.key_end;
     pin(p);
     pin(ds);
@@ -215,7 +225,7 @@ struct KeyMma {
 #pragma unroll
     for (auto& panel : dv) pin(panel);
   }
-  // Packs the left operands, after all products: ptxas lets no register become an operand while one runs.
+  // Packs p^T and ds^T as left operands. All products have to end first: ptxas writes no left operand while one runs.
   __device__ __forceinline__ void pack() {
     pin(p);
     pin(ds);
@@ -226,7 +236,8 @@ struct KeyMma {
   }
 };
 
-// Stores the sums of this lane's two keys: to dk and dv, or to the piece's slot of partial sums.
+// Stores dk and dv of this lane's two keys, or, if the block has several pieces, stores them as partial sums to the
+// piece's slot.
 template <int kPanelsK, int kPanelsV>
 __device__ __forceinline__ void store_dkdv(const BwdDkdvArgs& a, const CtaTask& task,
                                            const KeyMma<kPanelsK, kPanelsV>& mma) {
@@ -238,8 +249,7 @@ __device__ __forceinline__ void store_dkdv(const BwdDkdvArgs& a, const CtaTask& 
     if (key >= task.key_end) continue;
     float* partial = a.list.partial;
     if (work.slot >= 0)
-      partial += (static_cast<int64_t>(work.slot) * a.list.block_keys + key - work.block * a.list.block_keys) *
-                 (kWidthK + kWidthV);
+      partial += (static_cast<int64_t>(work.slot) * a.list.block_keys + task.in_block(key)) * (kWidthK + kWidthV);
     const auto store = [&](float* to, const GradView& out, int column, float x, float y) {
       if (work.slot >= 0)
         *reinterpret_cast<float2*>(to + column) = make_float2(x, y);
@@ -270,7 +280,7 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
   if (work.count < 0 || task.key0 >= task.key_end) return;
 
   Stage* const stages = reinterpret_cast<Stage*>(aligned_shared());
-  unsigned char* const keys = reinterpret_cast<unsigned char*>(stages + kStages);  // the CTA's k, then its v
+  unsigned char* const keys = reinterpret_cast<unsigned char*>(stages + kStages);  // k of the CTA's keys, then v
   int* const listed = reinterpret_cast<int*>(keys + (kPanelsK + kPanelsV) * kTileBytes);
   const bool is_listed = a.list.tokens != nullptr;
   if (is_listed) {
@@ -321,7 +331,7 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
         mma.pack();
       }
       wait_stage();
-      mma.scores(next, 0);  // after the last step: of stale rows, unused
+      mma.scores(next, 0);  // after the last step the rows are old ones, and the result is not used
       mma.dkdv(now, kStageRows - kStepRows);
       loader.load(step + 2, stages[s2]);
       wgmma_wait<1>();
@@ -336,25 +346,32 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
 #endif
 }
 
-// dk and dv of a block as the sum of its pieces' partial sums. A CTA has a few keys of the block, a thread four columns
-// of one key.
+// Computes dk and dv of a block of keys as the sum of its pieces' partial sums. A CTA has a few keys of the block, a
+// thread four columns of one key.
 constexpr int kMergeThreads = 256;
 __global__ void __launch_bounds__(kMergeThreads) bwd_dkdv_merge_kernel(const __grid_constant__ MergeArgs a) {
   const KeyWorkList& list = a.list;
   const int block = blockIdx.x, bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups;
-  int2 slots;  // (first slot, number of slots)
+  const int2 keys = keys_of_block(list, a.range, b, block);
+  int2 slots;  // first slot of the block's partial sums, and their number
   if (list.block_slots != nullptr) {
     slots = list.block_slots[static_cast<int64_t>(bg) * list.blocks + block];
     if (slots.y <= 1) return;  // the only piece stored dk and dv
   } else {
     const int parts = list.pieces / list.blocks;
-    const int first = a.part_tokens == 0 ? 0 : a.range.first_row(block * list.block_keys) / a.part_tokens;
-    slots = make_int2((bg * list.blocks + block) * parts + first, parts - first);
+    int first = 0, end = parts;
+    if (a.part_tokens > 0) {  // the pieces that have rows
+      const DocumentRange range(a.range, b);
+      const int first_row = range.first_row(keys.x), end_row = range.end_row(keys.y - 1, a.tokens);
+      first = first_row / a.part_tokens;
+      end = first_row < end_row ? (end_row + a.part_tokens - 1) / a.part_tokens : first;
+    }
+    slots = make_int2((bg * list.blocks + block) * parts + first, end - first);
   }
   const int width = a.dk.width + a.dv.width, column = threadIdx.x * 4;
   const int in_block = static_cast<int>(blockIdx.z * blockDim.y + threadIdx.y);
-  const int key = block * list.block_keys + in_block;
-  if (in_block >= list.block_keys || key >= a.range.keys) return;
+  const int key = keys.x + in_block;
+  if (in_block >= list.block_keys || key >= keys.y) return;
   float4 sum = {};
   for (int part = 0; part < slots.y; ++part) {
     const float4 x = *reinterpret_cast<const float4*>(
@@ -368,7 +385,7 @@ __global__ void __launch_bounds__(kMergeThreads) bwd_dkdv_merge_kernel(const __g
   out.store(b, key, g, to + 2, sum.z, sum.w);
 }
 
-// Row statistics, a thread per row (backward.cuh has the formulas).
+// Computes the softmax statistics of the query rows, one thread per row (backward.cuh has the formulas).
 __global__ void __launch_bounds__(256)
     bwd_row_stats_kernel(RowStats* row_stats, const View<const float> lse, const View<const float> delta,
                          const View<const float> gate, Divisor heads, int rows, int groups) {
@@ -377,7 +394,7 @@ __global__ void __launch_bounds__(256)
   const int b = bg / groups, g = bg % groups, t = heads.quotient(row),
             head = g * heads.value() + row - t * heads.value();
   const float x = *lse.at(b, t, head), d = *delta.at(b, t, head), w = gate.data == nullptr ? 1.0f : *gate.at(b, t, g);
-  const bool unused = x == -INFINITY || w == 0.0f;  // no key seen, or gate 0
+  const bool unused = x == -INFINITY || w == 0.0f;  // the row sees no key, or its gate is 0
   row_stats[static_cast<int64_t>(bg) * rows + row] =
       unused ? no_row() : make_float2(fmaf(x, 1.4426950408889634f, -log2f(w)), d / w);
 }
@@ -415,13 +432,13 @@ void backward_dkdv_sm90(Context& ctx, const char* op, const AttendGradOut& out, 
                       list,
                       static_cast<int>(bgs)};
   const dim3 grid(bgs * list.pieces,
-                  ceil_div(list.block_keys, kRows));  // the first keys start first: they have most rows
+                  ceil_div(list.block_keys, kRows));  // the first keys start first, because most rows see them
   dispatch_panels(in, [&]<int kPanelsK, int kPanelsV>() {
     const size_t bytes = kStages * sizeof(Stage<kPanelsK, kPanelsV>) + (kPanelsK + kPanelsV) * kTileBytes +
                          (list.tokens != nullptr ? kWorkTokens * sizeof(int) : 0);
     launch(ctx, op, bwd_dkdv_kernel<kPanelsK, kPanelsV>, grid, dim3(kWarpgroup), bytes, a);
   });
-  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.groups}, bgs);
+  merge_dkdv_sm90(ctx, op, {list, a.dk, a.dv, range, a.in.tokens, a.in.groups}, bgs);
 }
 
 }  // namespace triad::cuda

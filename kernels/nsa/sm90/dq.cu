@@ -10,6 +10,7 @@
 //
 // Bound: 16 KB from L2 per 1.6 MFLOP and CTA; three CTAs per SM (heads of 128 and 192: two). In the selected branch a
 // tile computes every block that any of its tokens lists, so rows of disjoint lists multiply the work.
+#include "kernels/hopper/warpgroup.cuh"
 #include "kernels/nsa/gpu/fwd_dq.cuh"
 #include "kernels/nsa/gpu/selected_walk.cuh"
 #include "kernels/nsa/sm90/backward.cuh"
@@ -34,7 +35,7 @@ struct __align__(1024) KeyStage {
   unsigned char k[kPanelsK * kPanelBytes], v[kPanelsV * kPanelBytes];
 };
 
-// Loads tiles of keys and values: eight lanes a row.
+// Loads tiles of keys and values into the ring of stages; eight lanes copy one row.
 template <int kPanelsK, int kPanelsV>
 struct KeyLoader {
   using KeyStage = KeyStage<kPanelsK, kPanelsV>;
@@ -48,7 +49,7 @@ struct KeyLoader {
     r0 = threadIdx.x / 8, to = swizzled(r0, chunk);
     k_rows.base += 8 * chunk, v_rows.base += 8 * chunk;
   }
-  // One group of copies, empty if there is no such tile.
+  // Starts the copies of one tile as one cp.async group, which is empty if the tile does not exist.
   __device__ __forceinline__ void load(bool exists, const KeyTile& keys, int stage) const {
     if (exists) copy(keys, stage);
     copy_async_commit();
@@ -58,7 +59,8 @@ struct KeyLoader {
   __device__ __forceinline__ void copy(const KeyTile& keys, int stage) const {
 #pragma unroll
     for (int i = 0; i < KeyStage::kTileKeys / 16; ++i) {
-      const int key = min(keys.first + r0 + 16 * i, keys.end - 1);  // keys past the end are masked
+      // the keys past the end are copies of the last one; their scores are masked
+      const int key = min(keys.first + r0 + 16 * i, keys.end - 1);
 #pragma unroll
       for (int panel = 0; panel < kPanelsK; ++panel)
         copy_async_16(stages[stage].k + panel * KeyStage::kPanelBytes + to + i * 16 * kPanelRowBytes,
@@ -71,21 +73,21 @@ struct KeyLoader {
   }
 };
 
-// The products of the warpgroup's 64 rows with the keys key0 to key0 + 31 of a stage.
+// Computes the products of the warpgroup's 64 rows with 32 keys of a stage, key0 to key0 + 31.
 template <int kPanelsK, int kPanelsV>
 struct RowMma {
   using KeyStage = KeyStage<kPanelsK, kPanelsV>;
   static constexpr int kSteps = kPanel / 16, kN = kStepKeys / 8, kDeep = kStepKeys / 16;
   const LaneRows& rows;
   float scale;               // score scale times log2(e)
-  int last_low, first_high;  // keys [last_low, first_high) are seen by every row of the tile
-  // The arrays are variables of their own: as members, their indices would keep nvcc from promoting the struct's
-  // scalars to registers until the loops are unrolled.
+  int last_low, first_high;  // every row of the tile sees the keys [last_low, first_high)
+  // References to arrays outside the struct. If the arrays were members, nvcc could not keep the struct's scalars in
+  // registers before the loops are unrolled.
   uint32_t (&q)[kPanelsK * kSteps][4], (&dout)[kPanelsV * kSteps][4];
   float (&lse)[2], (&dpsum)[2];
   float (&dq)[kPanelsK][kPanel / 8][4];
-  float (&p)[kN][4], (&ds)[kN][4];  // s and dp, then ds in place of dp
-  uint32_t (&operand)[kDeep][4];    // ds as a left operand
+  float (&p)[kN][4], (&ds)[kN][4];  // p and ds hold s and dp first; then ds replaces dp
+  uint32_t (&operand)[kDeep][4];    // ds, packed as the left operand of wgmma
 
   __device__ __forceinline__ void load_rows(const BwdDqArgs& a, const RowTile& tile) {
     const bf16 *q_rows[2] = {}, *dout_rows[2] = {};
@@ -127,15 +129,16 @@ struct RowMma {
     wgmma_commit();
   }
 
-  // ds = p (dp - dpsum), p = 2^(s scale - lse), 0 for keys that the row does not see.
+  // Computes p = 2^(s scale - lse), which is 0 for keys that the row does not see, and ds = p (dp - dpsum).
   __device__ __forceinline__ void softmax_backward(const KeyTile& keys, int key0) {
     const int first = keys.first + key0;
-    float minus_lse[2];  // -inf if the row's token does not list these keys
+    float minus_lse[2];  // -inf if the row's token does not list these keys, which makes p = 0
 #pragma unroll
     for (int i = 0; i < 2; ++i) minus_lse[i] = (keys.token_mask >> rows.bit[i] & 1) != 0 ? -lse[i] : -INFINITY;
     pin(p);
     pin(ds);
-    if (first < last_low || first + kStepKeys > min(first_high, keys.end)) {  // some row does not see all 32 keys
+    // true if some row does not see all 32 keys
+    if (first < last_low || first + kStepKeys > min(first_high, keys.end)) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int low = rows.low[i] - first, high = min(rows.high[i], keys.end) - first;
@@ -159,7 +162,7 @@ struct RowMma {
 #pragma unroll
     for (auto& panel : dq) pin(panel);
   }
-  // Packs the left operand, after all products: ptxas lets no register become an operand while one runs.
+  // Packs ds as the left operand. All products have to end first: ptxas writes no left operand while one runs.
   __device__ __forceinline__ void pack() {
     pin(ds);
     wgmma_wait<0>();
@@ -168,7 +171,7 @@ struct RowMma {
     for (int i = 0; i < kDeep; ++i) pack_operand(operand[i], ds, i);
   }
 
-  // Adds dq to global memory.
+  // Adds dq of the tile's rows to global memory.
   __device__ __forceinline__ void reduce_dq(const BwdDqArgs& a, const RowTile& tile) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -189,16 +192,20 @@ __global__ void __launch_bounds__(kWarpgroup, kPanelsK == 1 ? 3 : 2)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the PTX for older cards holds an empty kernel, which is not chosen there
   using KeyStage = KeyStage<kPanelsK, kPanelsV>;
   constexpr int kTileKeys = KeyStage::kTileKeys;
-  const RowTile tile(a.in, gridDim.x - 1 - blockIdx.x, blockIdx.y);  // the last rows start first: they see most keys
-  const LaneRows rows(a.in, tile, keys.range);
+  // the last rows start first, because they see most keys
+  const RowTile tile(a.in, gridDim.x - 1 - blockIdx.x, blockIdx.y);
+  constexpr bool kListed = !std::is_same_v<Keys, RangeKeys>;
+  decltype(auto) visible = range_of_rows<kListed>(keys.range, tile.b);
+  const auto of_tile = [](int bound) { return kListed ? bound : static_cast<int>(uniform(bound)); };
+  const LaneRows rows(a.in, tile, visible);
   using Mma = RowMma<kPanelsK, kPanelsV>;
   uint32_t q[kPanelsK * Mma::kSteps][4], dout[kPanelsV * Mma::kSteps][4], operand[Mma::kDeep][4];
   float lse[2] = {INFINITY, INFINITY}, dpsum[2] = {};
   float dq[kPanelsK][kPanel / 8][4] = {}, p[Mma::kN][4], ds[Mma::kN][4];
   Mma mma{.rows = rows,
           .scale = a.in.scale_log2(),
-          .last_low = keys.range.low(tile.last_token),
-          .first_high = keys.range.high(tile.first_token),
+          .last_low = of_tile(visible.low(tile.last_token)),
+          .first_high = of_tile(visible.high(tile.first_token)),
           .q = q,
           .dout = dout,
           .lse = lse,

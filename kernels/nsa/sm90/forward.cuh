@@ -36,12 +36,12 @@ __device__ __forceinline__ float log2_approx(float x) {
   return y;
 }
 
-// A mask of the lowest n bits; n may be any number.
+// A mask of the lowest n bits. n may be negative (then no bit) or above 32 (then all bits).
 __device__ __forceinline__ unsigned bits_below(int n) { return n >= 32 ? ~0u : n <= 0 ? 0u : (1u << n) - 1; }
 
 __device__ __forceinline__ void warpgroup_barrier(int w) { named_barrier_sync<kWarpgroup>(1 + w); }
 
-// Prefetches the other branches' rows of a warpgroup, which combine_panel reads.
+// Prefetches the rows of the other branches' outputs that combine_panel will read for a warpgroup.
 template <int kPanelsV>
 __device__ __forceinline__ void prefetch_others(const RowForwardArgs& a, const CombineRows& combine,
                                                 const CtaRows& tile, int w) {
@@ -51,8 +51,8 @@ __device__ __forceinline__ void prefetch_others(const RowForwardArgs& a, const C
   for (int panel = threadIdx.x % kWarpgroup / 64; panel < kPanelsV; panel += 2)
     combine.prefetch(tile.b, t, h, kPanel * panel);
 }
-// Combines 64 columns of a warp's 16 rows of o, at `o` in shared memory, with the other branches. Eight lanes per row,
-// four rows in flight.
+// Computes the gated sum of the branches for 64 columns of a warp's 16 rows. This branch's o is at `o` in shared
+// memory, the others are in global memory. Eight lanes process a row, and four rows are in flight.
 __device__ __forceinline__ void combine_panel(const RowForwardArgs& a, const CombineRows& combine, const CtaRows& tile,
                                               int w, int panel, const unsigned char* o) {
   const int chunk = threadIdx.x % 8, first = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 8;
@@ -71,18 +71,20 @@ __device__ __forceinline__ void combine_panel(const RowForwardArgs& a, const Com
       rows[i].store(column, *reinterpret_cast<const uint4*>(o + swizzled(first + 4 * i, chunk)), others[i]);
 }
 
-// The tiles of a CTA, by consumer warpgroup w. One function with lambdas: as a struct with members the loops over
-// skipped steps were not unrolled, and the forward was 2 to 4% slower (tests/baselines/notes/forward.md).
+// Computes all tiles of a CTA; w is the number of the consumer warpgroup. This is one function with lambdas: as a
+// struct with members, the loops over skipped steps were not unrolled, and the forward was 2 to 4% slower
+// (tests/baselines/notes/forward.md).
 template <class Shape, class Keys>
 __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Keys& keys, typename Shape::Shared& shared,
                                               int w) {
   constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages, kPanelsV = Shape::kPanelsV;
-  constexpr float kMostSum = 0x1p60f;  // of a lane's powers in a step: their bf16, and sums with values, are finite
+  constexpr float kMostSum = 0x1p60f;  // limit on the sum of a lane's powers in a step; below it, the powers in bf16
+                                       // and their sums with values are finite
   constexpr bool kListed = Plan<Keys, Shape>::kListed;
   const int G = a.in.heads.value(), lane = threadIdx.x % 32;
   const int row0 = 16 * (threadIdx.x % kWarpgroup / 32);
   using State = PipelineState<kStages>;
-  State state, next_state;  // of the steps `now` and `next`
+  State state, next_state;  // positions in the ring of the steps `now` and `next`
   const WarpgroupTurns<Shape::kWarpgroups> turns{w};
   turns.begin();
   for (int round = 0, index; (index = tile_of_round(round)) < a.all_tiles; ++round) {
@@ -90,22 +92,23 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
     const Plan<Keys, Shape> plan(a, keys, tile, w, reinterpret_cast<unsigned char*>(&shared + 1));
     const int query = round % Shape::kQueries;
     unsigned char* const own_q = shared.q[query][0] + 64 * w * kPanelRowBytes;
-    int low[2], high[2];      // the visible range of the lane's rows
-    unsigned token_bits = 0;  // the index in the CTA of each row's token, 16 bits each
+    int low[2], high[2];      // each of the lane's two rows sees the keys [low, high)
+    unsigned token_bits = 0;  // for each row, the index of its token within the CTA: 16 bits per row
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int t = a.in.heads.quotient(tile.first + 64 * w + row0 + fragment_row() + 8 * i);
-      low[i] = a.visible.low(t), high[i] = a.visible.high(t);
+      const int2 seen = a.visible.of(tile.b, t);
+      low[i] = seen.x, high[i] = seen.y;
       if constexpr (kListed) token_bits |= (t - tile.first_token) << 16 * i;
     }
 
     // ---- the ring ----
-    // This warp does not read the stage any more.
+    // Releases a stage: this warp does not read it any more.
     const auto release = [&](const State& at) {
       __syncwarp();
       if (lane == 0) barrier_arrive(&shared.kv_empty[at.index]);
     };
-    // A step of which this warpgroup sees no key.
+    // Skips a step in which this warpgroup sees no key.
     const auto skip = [&](State& at) {
       turns.wait();
       turns.pass_on();
@@ -116,8 +119,9 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
     };
 
     // ---- products ----
-    // rounded: sums of p rounded to bf16, by which o is divided. sum: the lane's share of the sums of unrounded p, for
-    // lse. row_max: times scale. rescale: the factor by which o and rounded shrink if `moved`.
+    // State of the lane's rows. rounded: the sums of p rounded to bf16, by which o is divided. sum: this lane's share
+    // of the sums of unrounded p, from which lse is computed. row_max: largest score, times scale. rescale: if `moved`,
+    // the factor by which o and `rounded` shrink.
     float s[kKeys / 8][4], o[kPanelsV][8][4] = {}, rounded[1][4] = {};
     uint32_t p[kKeys / 16][4];
     float row_max[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, rescale[2];
@@ -149,7 +153,8 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
       for (auto& panel : o) pin(panel);
       pin(rounded);
     };
-    // Packs s as the left operand p. ptxas writes no left operand while products run, so all of them are awaited first.
+    // Packs p, which is in s, as the left operand of the next product. All products have to end first, because ptxas
+    // writes no left operand while one runs.
     const auto pack = [&] {
       pin(s);
       wgmma_wait<0>();
@@ -165,7 +170,7 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
       const int from = low[i] - first, to = (kListed ? min(high[i], plan.end(n)) : high[i]) - first;
 #pragma unroll
       for (int word = 0; word < kKeys / 32; ++word) {
-        // Bit c: the row sees the lane's key 32 word + c.
+        // Bit c is set if the row sees the key 32 word + c of this lane.
         const unsigned visible = bits_below(to - 32 * word) & ~bits_below(from - 32 * word);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
@@ -174,7 +179,8 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
             if ((visible & 1u << (8 * j + e)) == 0) s[4 * word + j][2 * i + e] = -INFINITY;
       }
     };
-    // If `raise`, row_max of row i becomes at least its largest score. rescale: the factor of the previous sums.
+    // If `raise`, raises row_max of row i to its largest score. Sets rescale, the factor by which the row's previous
+    // sums change.
     const auto update_max = [&](int i, bool raise) {
       float best = -INFINITY;
 #pragma unroll
@@ -185,8 +191,8 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
       sum[i] *= rescale[i];
       row_max[i] = higher;
     };
-    // Replaces the scores of row i by powers, unless they are powers already (keep). Returns the lane's share of their
-    // sum.
+    // Replaces the scores of row i by their powers, unless `keep` says that they are powers already. Returns this
+    // lane's share of the sum of the powers.
     const auto exponentiate = [&](int i, float minus, bool keep) {
       float add[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -200,9 +206,10 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
         }
       return add[0] + add[1];
     };
-    // The scores of step n become probabilities relative to row_max: the largest of the first scores that the row saw.
-    // If a row's powers are huge, its scores are recomputed by mma.sync (the powers have replaced them) and its row_max
-    // grows. The result of a row depends on this row alone. moved: row_max of a row has changed in this step.
+    // Turns the scores of step n into probabilities relative to row_max, the largest of the first scores that the row
+    // saw. If the powers of a row are huge, its scores are recomputed by mma.sync (the powers have replaced them) and
+    // its row_max is raised. The result of a row does not depend on other rows. moved: whether row_max of a row has
+    // changed in this step.
     bool all_have_max = false, moved;
     const auto softmax = [&](int n, auto is_first) {
       constexpr bool kFirst = decltype(is_first)::value;
@@ -223,9 +230,9 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         add[i] = exponentiate(i, listed[i] && row_max[i] != -INFINITY ? -row_max[i] : -INFINITY, false);
-      // This vote also keeps the exponentials before the wait that follows, overlapped with the products of the last
-      // step: ptxas would otherwise move them after it. With a branch per lane instead of a vote, the loop's addresses
-      // would leave the uniform registers (10% slower).
+      // The vote of the warp also keeps the exponentials before the wait that follows, so that they overlap with the
+      // products of the last step; ptxas would otherwise move them after it. With a branch per lane instead of a vote,
+      // the loop's addresses would leave the uniform registers (10% slower).
       if (!kFirst && __any_sync(kFullWarp, fmaxf(add[0], add[1]) > kMostSum)) {
         const bool over[2] = {quad_max(add[0]) > kMostSum, quad_max(add[1]) > kMostSum};
         const unsigned char* const k = shared.stage[next_state.index].k;
@@ -277,8 +284,9 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
       for (int next = now + 1; next < plan.steps_seen; now = next++) {
         next_state = state;
         next_state.advance();
-        // Skips unseen steps, but only those whose stages are in the ring while this warpgroup holds that of `now`;
-        // beyond them it computes an unseen step, which is masked.
+        // Skips steps in which this warpgroup sees no key, but only as far as their stages can be in the ring while
+        // this warpgroup holds the stage of `now`. A later step is computed even if no key is visible, with all scores
+        // masked.
         if constexpr (kListed)
           for (; !plan.sees(next) && next < now + kStages - 1; ++next) skip(next_state);
         barrier_wait(&shared.k_full[next_state.index], next_state.phase);
@@ -312,12 +320,14 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
       state.advance();
       ++now;
     }
-    for (; now < plan.steps; ++now) skip(state);  // steps that only other warpgroups see
+    for (; now < plan.steps; ++now) skip(state);  // the remaining steps, which only other warpgroups see
 
     // ---- epilogue: lse, and o to the memory of q, from where the producer stores it ----
-    warpgroup_barrier(w);  // all warps have finished reading q
+    warpgroup_barrier(w);  // after it, all warps have read q
     int again = index;
-    asm volatile("" : "+r"(again));  // recompute the tile: keeping it would take registers from the steps
+    asm volatile(""
+                 : "+r"(again));  // makes the compiler recompute the tile: keeping it would take registers from the
+                                  // loop over steps
     const CtaRows done(a, again);
     const HeadRows lse_rows(a.lse, done.b, done.g * G);
     float inverse[2];
@@ -347,7 +357,7 @@ __device__ __forceinline__ void consume_tiles(const RowForwardArgs& a, const Key
         for (int panel = 0; panel < kPanelsV; ++panel)
           combine_panel(a, keys.combine, done, w, panel, own_q + panel * Shape::kPanelBytes);
       }
-    fence_async_proxy();  // TMA reads what these lanes wrote, and overwrites it with the next q
+    fence_async_proxy();  // TMA reads what these lanes have written, and later overwrites it with the next q
     __syncwarp();
     if (lane == 0) barrier_arrive(&shared.o_full[query]);
   }
@@ -374,14 +384,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
     barrier_init_done();
   }
-  // Rows of q without a token are zeros, so that their scores are finite.
+  // The rows of q past the tile's last row are set to zero, so that their scores are finite.
   const int filled = a.tile_tokens * a.in.heads.value() * kPanelRowBytes;
   for (int i = 16 * threadIdx.x; i < static_cast<int>(sizeof(shared.q)); i += 16 * Shape::kThreads)
     if (i % Shape::kPanelBytes >= filled) *reinterpret_cast<uint4*>(shared.q[0][0] + i) = make_uint4(0, 0, 0, 0);
   write_ones(shared.ones, threadIdx.x, Shape::kThreads);
   fence_async_proxy();
   __syncthreads();
-  constexpr int kRegistersProducer = 32, kRegistersConsumer = 160;  // registers per thread; a launch starts with 128
+  // registers per thread; each thread has 128 at launch
+  constexpr int kRegistersProducer = 32, kRegistersConsumer = 160;
   static_assert(Shape::kWarpgroups == 3 && kRegistersProducer + 3 * kRegistersConsumer == 4 * 128);
   if (w == Shape::kWarpgroups) {
     decrease_registers<kRegistersProducer>();
@@ -394,7 +405,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 // ---- launcher ----
 
-// A TMA map of boxes of box_tokens tokens and box_heads heads, in the order [token][head].
+// Makes a TMA map for boxes of box_tokens tokens and box_heads heads, in the order [token][head].
 inline CUtensorMap make_query_map(View<const __nv_bfloat16> q, int64_t batch, int64_t tokens, int64_t heads,
                                   int box_heads, int box_tokens) {
   std::swap(q.row, q.head);
@@ -427,7 +438,7 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
     };
     a.q_map = map(a.in.q), a.o_map = map(make_view<const bf16>(out.o));
   }
-  if (!ctx.planning && keys.range.keys > 0) {  // without keys nothing is loaded
+  if (!ctx.planning && keys.range.keys > 0) {  // without keys no map is needed, because nothing is loaded
     a.k_map = make_box_map(a.in.k, in.k.size(0), in.k.size(1), in.k.size(2), Shape::kKeys);
     a.v_map = make_box_map(a.in.v, in.v.size(0), in.v.size(1), in.v.size(2), Shape::kKeys);
   }
@@ -436,10 +447,12 @@ void launch_row_forward(Context& ctx, const char* op, const AttendOut& out, cons
          sizeof(typename Shape::Shared) + Plan<Keys, Shape>::bytes(keys), a, keys);
 }
 
-// Keys: RangeKeys (window and compressed), or SharedTileKeys and BitmapKeys (selected, nsa/sm90/shared_tile.cuh).
+// Launches the forward. Keys is RangeKeys for the window and compressed branches, SharedTileKeys or BitmapKeys for the
+// selected branch (nsa/sm90/shared_tile.cuh).
 template <class Keys>
 void launch_forward_sm90(Context& ctx, const char* op, const AttendOut& out, const AttendIn& in, const Keys& keys) {
-  // A CTA that computes one tile keeps one tile of q; its plan needs the memory.
+  // The number of tiles of q in shared memory. With kMadeTogether a CTA computes a single tile, and its plan uses the
+  // memory that a second tile of q would need.
   constexpr int kQueries = Plan<Keys, ForwardShape<64, 64, 64, 6, 1>>::kMadeTogether ? 1 : 2;
   if (in.q.size(3) == 64)
     launch_row_forward<ForwardShape<64, 64, 64, 6, kQueries>>(ctx, op, out, in, keys);

@@ -3,20 +3,37 @@
 // o.
 #pragma once
 #include "kernels/hopper/tma.cuh"
+#include "kernels/hopper/warpgroup.cuh"
 #include "kernels/hopper/wgmma_ones.cuh"
 #include "kernels/nsa/gpu/fwd_dq.cuh"
 
 namespace triad::cuda {
 namespace {
 
-// KeyRange with a precomputed divisor.
+// The range of keys that each row sees (DocumentRange), with a precomputed divisor.
 struct VisibleKeys {
   KeyRange range;
   Divisor d;
-  __device__ __forceinline__ int low(int t) const { return range.low(t); }
-  __device__ __forceinline__ int high(int t) const {
-    const int past = t + 1 - range.l;
-    return past < 0 ? 0 : min(range.keys, d.quotient(past) + 1);
+  // The keys [x, y) that token t of sequence b sees; none if y <= x. Both bounds grow with t. t may be past the end of
+  // the sequence.
+  __device__ __forceinline__ int2 of(int b, int t) const {
+    return range.documents.begins == nullptr ? seen(t, 0) : seen(t, document_begin(b, t));
+  }
+  // The same for a t that is equal in all lanes of the warp, which call it together: the result is in uniform
+  // registers.
+  __device__ __forceinline__ int2 of_warp(int b, int t) const {
+    return seen(t, range.documents.begins == nullptr ? 0 : static_cast<int>(uniform(document_begin(b, t))));
+  }
+
+ private:
+  __device__ __forceinline__ int document_begin(int b, int t) const {
+    const int T = range.documents.T;
+    return range.documents.begins[static_cast<int64_t>(b) * T + min(t, T - 1)];
+  }
+  __device__ __forceinline__ int2 seen(int t, int begin) const {
+    const int first = d.quotient(begin), past = t + 1 - begin - range.l;
+    return make_int2(max(first, t + 1 - range.window),
+                     past < 0 ? first : min(range.keys, first + d.quotient(past) + 1));
   }
 };
 
@@ -25,11 +42,13 @@ struct RowForwardArgs {
   Attend<__nv_bfloat16> in;
   View<float> lse;
   VisibleKeys visible;
-  int tiles, tile_tokens, all_tiles;  // tiles per (sequence, group); tokens per tile; tiles in total
+  int tiles, tile_tokens, all_tiles;  // tiles per sequence and group; tokens per tile; tiles of all sequences and
+                                      // groups
   Divisor sequences_and_groups, groups;
 };
 
-// Tile sizes for heads (dk, dv): keys per step, stages of the ring, tiles of q in shared memory.
+// The sizes of a tile for heads (dk, dv). kKeys: keys per step; kStages: stages of the ring; kQueries: tiles of q in
+// shared memory.
 template <int kDk_, int kDv_, int kKeys_, int kStages_, int kQueries_>
 struct ForwardShape {
   static constexpr int kDk = kDk_, kDv = kDv_, kKeys = kKeys_, kStages = kStages_, kQueries = kQueries_;
@@ -39,12 +58,13 @@ struct ForwardShape {
                        kValueBytes = kKeys * kDv * 2;
   static_assert((kPanelBytes | kKeyBytes | kValueBytes) % 1024 == 0);  // all tiles of Shared are 1024-byte aligned
   struct Shared {
-    unsigned char q[kQueries][kPanelsK][kPanelBytes];  // later o
+    unsigned char q[kQueries][kPanelsK][kPanelBytes];  // later holds o
     struct {
       unsigned char k[kKeyBytes], v[kValueBytes];
     } stage[kStages];
     unsigned char ones[kOnesBytes];
-    Barrier q_full[kQueries], o_full[kQueries], q_empty[kQueries];  // o is stored in the memory of q
+    // o_full: o has replaced q in the tile and can be stored
+    Barrier q_full[kQueries], o_full[kQueries], q_empty[kQueries];
     Barrier k_full[kStages], v_full[kStages], kv_empty[kStages];
   };
 };
@@ -59,53 +79,62 @@ struct PipelineState {
   }
 };
 
-// Tile number `index`: the tokens [first_token, last_token] of sequence b and group g, whose rows are [first, rows).
+// The query rows of tile number `index`. They are the rows [first, rows) of sequence b and group g, of the tokens
+// [first_token, last_token].
 struct CtaRows {
   int b, g, first, rows, first_token, last_token;
   __device__ __forceinline__ CtaRows(const RowForwardArgs& a, int index) {
     const int before = a.sequences_and_groups.quotient(index);
     const int bg = index - before * a.sequences_and_groups.value();
     b = a.groups.quotient(bg), g = bg - b * a.groups.value();
-    first_token = (a.tiles - 1 - before) * a.tile_tokens;  // the last rows see most keys: they start first
+    first_token = (a.tiles - 1 - before) * a.tile_tokens;  // the last rows start first, because they see most keys
     last_token = min(first_token + a.tile_tokens, a.in.tokens) - 1;
     first = first_token * a.in.heads.value(), rows = (last_token + 1) * a.in.heads.value();
   }
 };
 
-// The tile that this CTA computes in a round. Every second round assigns tiles in reverse order: the first tiles are
-// the largest, and this balances the CTAs.
+// The tile that this CTA computes in a round. Every second round assigns the tiles to the CTAs in reverse order. Tiles
+// become smaller from round to round, so this balances the CTAs.
 __device__ __forceinline__ int tile_of_round(int round) {
   const int cta = blockIdx.x, ctas = gridDim.x;
   return round * ctas + (round % 2 == 0 ? cta : ctas - 1 - cta);
 }
 
-// The visible ranges of a warpgroup's rows: [low_any, high_any) is their union, [low_all, high_all) their intersection.
+// The visible ranges of a warpgroup's rows: [low_any, high_any) contains their union, [low_all, high_all) is their
+// intersection, which is empty if low_all >= high_all.
 struct WarpgroupRange {
   int low_any = 0, low_all = 0, high_any = 0, high_all = 0;
   __device__ __forceinline__ WarpgroupRange(const RowForwardArgs& a, const CtaRows& tile, int w) {
     const int first_row = tile.first + 64 * w;
     if (first_row >= tile.rows) return;
     const int first = a.in.heads.quotient(first_row), last = a.in.heads.quotient(min(first_row + 64, tile.rows) - 1);
-    low_any = a.visible.low(first), low_all = a.visible.low(last);
-    high_any = a.visible.high(last), high_all = a.visible.high(first);
+    const int2 of_first = a.visible.of_warp(tile.b, first), of_last = a.visible.of_warp(tile.b, last);
+    low_any = of_first.x, low_all = of_last.x;
+    high_any = of_last.y, high_all = of_first.y;
   }
 };
 
-// The steps of a tile. Step n has the keys first(n) .. end(n) - 1, at most Shape::kKeys of them. For warpgroup w:
-// steps_seen bounds the steps that its rows see; sees(n): whether any row sees a key of step n; needs_mask(n): whether
-// some row sees only part of its keys. The producer warpgroup has no rows and uses steps and first only. kListed: rows
-// have block lists. kMadeTogether: all threads of the CTA build the plan, in shared memory, and the CTA computes one
-// tile; else each warp builds its own. If nothing_to_do(keys), the CTA returns at once.
+// The plan of a tile: the steps over its keys. Step n has the keys [first(n), end(n)), at most Shape::kKeys of them.
+// For the consumer warpgroup w of the constructor: steps_seen bounds the steps that its rows see; sees(n): false if no
+// row sees a key of step n; needs_mask(n): whether some row sees only part of its keys. The producer warpgroup has no
+// rows and uses only steps and first(). kListed: rows have block lists. kMadeTogether: all threads of the CTA build one
+// plan in shared memory, and the CTA computes one tile; otherwise each warp builds its own plan. If
+// nothing_to_do(keys), the CTA returns at once.
 template <class Keys, class Shape>
 class Plan;
 template <class Shape>
 class Plan<RangeKeys, Shape> {
  public:
   static constexpr bool kListed = false, kMadeTogether = false;
-  static int64_t bytes(const RangeKeys&) { return 0; }  // shared memory of the plan, after Shape::Shared
+  static int64_t bytes(const RangeKeys&) {
+    return 0;
+  }  // size of the plan in shared memory, where it follows
+     // Shape::Shared
   static __device__ __forceinline__ bool nothing_to_do(const RangeKeys&) { return false; }
   __device__ __forceinline__ Plan(const RowForwardArgs& a, const RangeKeys&, const CtaRows& tile, int w, unsigned char*)
-      : begin_(a.visible.low(tile.first_token)), end_(a.visible.high(tile.last_token)), steps(steps_to(end_)) {
+      : begin_(a.visible.of_warp(tile.b, tile.first_token).x),
+        end_(a.visible.of_warp(tile.b, tile.last_token).y),
+        steps(steps_to(end_)) {
     const WarpgroupRange range(a, tile, w);
     first_seen_ = (range.low_any - begin_) / Shape::kKeys;
     first_whole_ = steps_to(range.low_all);
@@ -128,7 +157,8 @@ class Plan<RangeKeys, Shape> {
   int steps_seen;
 };
 
-// Until the engine has read all that this thread had it store: the memory may be written again.
+// Waits until TMA has read all the data that this thread told it to store, so that their shared memory may be
+// overwritten.
 __device__ __forceinline__ void await_stores_read() {
   bulk_commit();
   bulk_wait_read<0>();
@@ -138,9 +168,10 @@ template <class Shape, class Keys>
 __device__ __forceinline__ void produce_tiles(const RowForwardArgs& a, const Keys& keys,
                                               typename Shape::Shared& shared) {
   constexpr int kKeys = Shape::kKeys, kStages = Shape::kStages;
-  constexpr int kLoadThread = 0, kStoreThread = 32;  // in different warps, because they wait for different barriers
+  constexpr int kLoadThread = 0, kStoreThread = 32;  // two threads of different warps, because they wait for different
+                                                     // barriers
   const int G = a.in.heads.value(), thread = threadIdx.x % kWarpgroup;
-  PipelineState<Shape::kQueries> query;  // of the load thread, or of the store thread
+  PipelineState<Shape::kQueries> query;  // the position in the ring of q, for the load thread or the store thread
   PipelineState<kStages> state;
   for (int round = 0, index; (index = tile_of_round(round)) < a.all_tiles; ++round) {
     const CtaRows tile(a, index);
@@ -156,8 +187,8 @@ __device__ __forceinline__ void produce_tiles(const RowForwardArgs& a, const Key
       query.advance();
     }
     if (thread != kLoadThread) continue;  // the other threads only help to build the plan
-    // With one tile of q in shared memory, the next q waits until o is stored. The next tile's first keys and values
-    // are loaded before.
+    // With one tile of q in shared memory, the next q can be loaded only after o is stored. The keys and values of the
+    // next tile's first steps are loaded before.
     const int query_turn = Shape::kQueries > 1 || round == 0 ? 0 : min(kStages, plan.steps);
 #pragma unroll 1
     for (int n = 0; n <= plan.steps; ++n) {

@@ -1,4 +1,4 @@
-// The branches' backward on Hopper: launchers. nsa/dispatch/choose.cu knows which calls they take.
+// Launchers of the branches' backward on Hopper. nsa/dispatch/choose.cu decides which calls they take.
 #pragma once
 #include <vector>
 
@@ -6,9 +6,9 @@
 
 namespace triad::cuda {
 
-// dq, dk and dv by one kernel, for heads of (64, 64) and of (128, 128); the caller gives the rounding unit.
-// range: rows that see one range of keys. listed: the rows of every listed block, in pieces of at most kWorkTokens
-// (d128: kWorkTokens / 2) tokens.
+// Compute dq, dk and dv by one kernel, for heads of (64, 64) and of (128, 128); the caller passes the rounding unit.
+// _range: each row sees one range of keys. _listed: rows list blocks; the rows of every listed block are processed in
+// pieces of at most kWorkTokens (d128: kWorkTokens / 2) tokens.
 void backward_d64_range(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                         const KeyRange&);
 void backward_d64_listed(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
@@ -18,7 +18,8 @@ void backward_d128_range(Context&, const char* op, const AttendGradOut&, const A
 void backward_d128_listed(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                           const KeyRange&, const KeyWorkList&);
 
-// The same by two kernels: dq (added to), then dk and dv (overwritten). row_stats: compute_row_stats of the same call.
+// Compute the same by two kernels: dq, which is added to, then dk and dv, which are overwritten. row_stats is the
+// result of compute_row_stats for the same call.
 Tensor compute_row_stats(Context&, Scratch::Scope&, const AttendGradIn&, const AttendIn&);
 void backward_dq_range_sm90(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                             const KeyRange&, const Tensor& row_stats);
@@ -27,10 +28,12 @@ void backward_dq_selected_sm90(Context&, const char* op, const AttendGradOut&, c
 void backward_dkdv_sm90(Context&, const char* op, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                         const KeyRange&, const KeyWorkList&, const Tensor& row_stats);
 
-// The rounding unit of dq (nsa/attend.h: attend_rounding_unit and attend_key_norms).
+// The rounding unit of dq: attend_rounding_unit and attend_key_norms of nsa/attend.h on the GPU.
 inline constexpr int kMostBranches = 3;
-void key_norms_sm90(Context&, Tensor norms, int64_t head_width, const std::vector<RoundingUnitBranch>&);
+void key_norms_sm90(Context&, Tensor norms, int64_t tokens, int64_t head_width, const std::vector<RoundingUnitBranch>&,
+                    const Documents&);
 Tensor rounding_unit_sm90(Context&, Scratch::Scope&, ConstTensor dout, ConstTensor q,
-                          const std::vector<RoundingUnitBranch>&, ConstTensor dout_norm, ConstTensor key_norms);
+                          const std::vector<RoundingUnitBranch>&, ConstTensor dout_norm, ConstTensor key_norms,
+                          const Documents&);
 
 }  // namespace triad::cuda

@@ -1,12 +1,12 @@
-// The selection on Hopper (nsa/sm90/select.cu). Arguments as nsa_select's (nsa/select.h).
+// The launcher of the selection on Hopper (nsa/sm90/select.cu). Its arguments are those of nsa_select (nsa/select.h).
 #pragma once
 #include "kernels/nsa/select.h"
 
 namespace triad::cuda {
 
-// A pure function of the problem.
-bool select_sm90_supports(const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions&);
+// Whether select_sm90 can take a call: a pure function of the problem.
+bool select_sm90_supports(const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions&, const Documents&);
 void select_sm90(Context&, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
-                 const SelectOptions&);
+                 const SelectOptions&, const Documents&);
 
 }  // namespace triad::cuda

@@ -27,11 +27,11 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kUnitRows = 16;  // heads per warp, a unit: the rows of mma.m16n8k16
-constexpr int kStepKeys = 32;  // keys per product
+constexpr int kStepKeys = 32;  // keys per matrix product
 
-// The registers of a warp for its token: q as left operands, o, and per row: row_max (in powers of 2); the lane's share
-// of the sum of probabilities, of which lse is; and the sum of the rounded probabilities, by which o is divided. The
-// latter is a product with ones, so all columns are equal.
+// A warp's registers for its token: q as left operands, o, and for each row row_max (in powers of 2), sum, and rounded.
+// sum is the lane's share of the sum of the probabilities, from which lse is computed. rounded is the sum of the
+// probabilities rounded to bf16, by which o is divided; it is a product with ones, so all its columns are equal.
 template <class Shape>
 struct Unit {
   uint32_t q[Shape::kDk / 16][4];
@@ -39,9 +39,9 @@ struct Unit {
   float row_max[2], sum[2], rounded[2];
 };
 
-// Turns the scores of kStepKeys keys, of which the token sees the first `seen`, into probabilities, packed as the next
-// left operand p. row_max is close to the largest score: o is rescaled only if a score exceeds it by kSlack powers
-// of 2.
+// Turns the scores of kStepKeys keys into probabilities and packs them as the next left operand p. The token sees the
+// first `seen` of these keys. row_max is close to the largest score: o is rescaled only if a score exceeds row_max by
+// kSlack powers of 2.
 template <class Shape>
 __device__ __forceinline__ void softmax(Unit<Shape>& unit, float (&s)[kStepKeys / 8][4],
                                         uint32_t (&p)[kStepKeys / 16][4], int seen, float scale) {
@@ -80,7 +80,7 @@ __device__ __forceinline__ void softmax(Unit<Shape>& unit, float (&s)[kStepKeys 
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float minus =
-        unit.row_max[i] != -INFINITY ? -unit.row_max[i] : -INFINITY;  // avoids inf - inf while no key is seen
+        unit.row_max[i] != -INFINITY ? -unit.row_max[i] : -INFINITY;  // avoids inf - inf while the row has seen no key
     float add = 0.0f;
 #pragma unroll
     for (int j = 0; j < kTiles; ++j)
@@ -99,8 +99,8 @@ __device__ __forceinline__ void softmax(Unit<Shape>& unit, float (&s)[kStepKeys 
   for (int i = 0; i < 2; ++i) unit.rounded[i] += rounded[2 * i];
 }
 
-// Computes the first `keys` keys of a stage, by one warp with mma.sync. k and v: the addresses of this lane's ldmatrix
-// rows.
+// Computes the first `keys` keys of a stage by one warp, with mma.sync. k and v are the shared memory addresses that
+// this lane passes to ldmatrix.
 template <class Shape>
 __device__ __forceinline__ void multiply_by_warp(Unit<Shape>& unit, uint32_t k, uint32_t v, int seen, int keys,
                                                  float scale) {
@@ -132,7 +132,7 @@ __device__ __forceinline__ void multiply_by_warp(Unit<Shape>& unit, uint32_t k, 
   }
 }
 
-// The same for the four warps of a warpgroup together, by wgmma; k and v: descriptors of the panels.
+// Computes the same for the four warps of a warpgroup together, by wgmma. k and v are the descriptors of the panels.
 template <class Shape>
 __device__ __forceinline__ void multiply_by_warpgroup(Unit<Shape>& unit, uint32_t k, uint32_t v, int seen, int keys,
                                                       float scale) {
@@ -168,20 +168,20 @@ struct QueryConsumer : BlockRing<Shape> {
   using typename BlockRing<Shape>::Tile;
   using BlockRing<Shape>::a, BlockRing<Shape>::stages, BlockRing<Shape>::control;
 
-  // Whether all four warps of a warpgroup list a block; `four`: their bits of the list entry.
+  // Whether all four warps of a warpgroup list a block. The lowest bits of `four` are their bits of the list entry.
   static __device__ __forceinline__ bool are_together(unsigned four) { return (four & 15) == 15; }
 
-  // Computes this warp's unit (16 heads of one token) in each tile of this CTA: warp w has the w-th unit of every tile.
+  // Computes the units of this warp (a unit is 16 heads of one token): warp w has unit w of each tile of this CTA.
   __device__ __forceinline__ void attend(int warp) const {
     const int lane = threadIdx.x % 32;
     const uint32_t k_panels = shared_address(stages), v_panels = k_panels + Shape::kPanelsK * Shape::kPanelBytes;
-    // The rows that a lane addresses for ldmatrix, in fragment order: of k, 8 keys after 8 keys, and within them 8
-    // columns after 8 columns; of v the other way round.
+    // The addresses that this lane passes to ldmatrix, such that the 8 x 8 matrices arrive in the order of mma
+    // fragments. For k, keys vary first (8 keys after 8 keys), then columns; for v, columns vary first.
     const uint32_t k_lane = k_panels + swizzled(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     const uint32_t v_lane = v_panels + swizzled(lane % 16, lane / 16);
     const int in_tile = a.units.quotient(warp), head0 = (warp - in_tile * a.units.value()) * kUnitRows;
-    int first_step = 0;  // of this tile, counted over the stages of all tiles
-    int requested = 0;   // stages that the load thread has requested, as far as this warp has read
+    int first_step = 0;  // number of the tile's first step, counted over all tiles of this CTA
+    int requested = 0;   // number of stages that the load thread has requested, when this warp last read it
     this->for_tiles([&](const Tile& tile, int turn) {
       const int token = tile.first + in_tile;
       const bool exists = in_tile < a.tile_tokens.value() && token < a.lists.tokens;
@@ -197,16 +197,16 @@ struct QueryConsumer : BlockRing<Shape> {
         const unsigned together = __ballot_sync(kFullWarp, are_together(of_lane >> (warp & ~3)));
         for (unsigned left = listed; left != 0; left &= left - 1) {
           const int j = __ffs(left) - 1;
-          const int first_key = static_cast<int>(entries[base + j] >> kWarpBits) * a.block_keys.value();
+          const int first_key = static_cast<int>(entries[base + j] >> kWarpBits) * a.entry_keys;
           for (int piece = 0; piece < a.pieces; ++piece) {
             const int step = first_step + (base + j) * a.pieces + piece, lap = a.stages.quotient(step);
             const int stage = step - lap * a.stages.value(), key0 = first_key + piece * kStageKeys;
-            // A barrier has a phase parity only, and this warp may have skipped laps of the ring: it first waits until
-            // this lap has begun. The lap cannot end before this warp arrives.
+            // A barrier has only a phase parity, and this warp may have skipped whole laps of the ring. It therefore
+            // waits first until the load thread has begun this lap. The lap cannot end before this warp arrives.
             while (requested <= step) requested = await_requested(requested);
             barrier_wait(&control.full[stage], lap & 1);
             const int seen = token + 1 - key0;
-            if ((together >> j & 1) != 0)  // the same keys for all four: those that the last token sees
+            if ((together >> j & 1) != 0)  // the four warps compute the keys that the last one's token sees
               multiply_by_warpgroup(unit, tile_descriptor(k_panels + stage * Shape::kStageBytes),
                                     tile_descriptor(v_panels + stage * Shape::kStageBytes), seen,
                                     min(tile.first + a.units.quotient(warp | 3) + 1 - key0, a.stage_keys),
@@ -220,7 +220,7 @@ struct QueryConsumer : BlockRing<Shape> {
         }
       }
       first_step += count * a.pieces;
-      barrier_arrive(&control.list_empty[turn & 1]);  // every lane arrives, after its own reads of the list
+      barrier_arrive(&control.list_empty[turn & 1]);  // each lane arrives when it has read the list
       if (exists) store(unit, tile, token, head0);
       if (exists && a.combine.active()) combine(tile, token, head0);
     });
@@ -229,7 +229,7 @@ struct QueryConsumer : BlockRing<Shape> {
   __device__ __forceinline__ int await_requested(int requested) const {
     int now = 0;
     if (threadIdx.x % 32 == 0) now = read_count(control.requested);
-    __syncwarp();  // orders lane 0's acquire before the other lanes' reads
+    __syncwarp();  // orders the acquire of lane 0 before the reads of the other lanes
     now = __reduce_max_sync(kFullWarp, now);
     if (now == requested) __nanosleep(32);
     return now;
@@ -256,7 +256,7 @@ struct QueryConsumer : BlockRing<Shape> {
     unit.sum[0] = unit.sum[1] = unit.rounded[0] = unit.rounded[1] = 0.0f;
   }
 
-  // Prefetches into L2 the other branches' rows that combine() reads.
+  // Prefetches into L2 the rows of the other branches' outputs that combine() will read.
   __device__ __forceinline__ void prefetch_others(const Tile& tile, int token, int head0) const {
     const int lane = threadIdx.x % 32, h = head0 + lane / 2;
     if (h >= a.G) return;
@@ -268,8 +268,8 @@ struct QueryConsumer : BlockRing<Shape> {
     }
   }
 
-  // Stores o and lse. Four lanes have two columns each of every eight; they exchange them so that each stores eight
-  // neighbouring columns.
+  // Stores o and lse. Of every eight columns, four lanes have two each; they exchange them so that each lane stores
+  // eight neighbouring columns.
   __device__ __forceinline__ void store(const Unit<Shape>& unit, const Tile& tile, int token, int head0) const {
     const int c = threadIdx.x % 4;
 #pragma unroll
@@ -294,15 +294,15 @@ struct QueryConsumer : BlockRing<Shape> {
             total == 0.0f ? -INFINITY : (unit.row_max[i] + log2f(total)) * 0.69314718055994531f;
     }
   }
-  // Swaps the upper lane's x with the lower lane's y, for lanes that differ in bit `by`.
+  // For two lanes whose numbers differ in bit `by`: swaps x of the upper lane with y of the lower one.
   static __device__ __forceinline__ void exchange(uint32_t& x, uint32_t& y, int by) {
     const bool upper = (threadIdx.x & by) != 0;
     const uint32_t got = __shfl_xor_sync(kFullWarp, upper ? x : y, by);
     (upper ? x : y) = got;
   }
 
-  // Combines the rows of o that this warp has stored with the other branches. It is separate from store(), which has no
-  // registers left: here several rows are in flight.
+  // Computes the gated sum of the branches for the rows of o that this warp has stored. This is separate from store(),
+  // which has no registers left: here several rows are in flight.
   __device__ __forceinline__ void combine(const Tile& tile, int token, int head0) const {
     constexpr int kLanes = Shape::kDv / 8;  // lanes per row
     const int lane = threadIdx.x % 32, column = lane % kLanes * 8, heads = min(kUnitRows, a.G - head0);
@@ -354,10 +354,12 @@ void launch_query_stationary(Context& ctx, const char* op, const AttendOut& out,
                              const int* unless) {
   const int64_t T = in.q.size(1), B = in.k.size(0), groups = in.k.size(2), G = in.q.size(2) / groups;
   const int64_t n = block_index.size(3), units = ceil_div(G, kUnitRows), tile_tokens = Shape::kWarps / units;
-  const int64_t tiles = ceil_div(T, tile_tokens), blocks = ceil_div(T, l_sel);
+  const int64_t tiles = ceil_div(T, tile_tokens);
+  const int64_t blocks = in.documents.empty() ? ceil_div(T, l_sel) : in.documents.ids();
   const int64_t list_room = std::min(tile_tokens * n, blocks);
   const int64_t table_bits =
-      std::bit_width(static_cast<uint64_t>(2 * list_room));  // log2 of the hash table, at most half full
+      // Log2 of the size of the hash table, which is at most half full.
+      std::bit_width(static_cast<uint64_t>(2 * list_room));
   const int64_t stage_keys = std::min<int64_t>(l_sel, kStageKeys), control = control_bytes(list_room, table_bits);
   const int64_t stages = std::min<int64_t>((227 * 1024 - control) / Shape::kStageBytes, kMaxStages);
   TRIAD_CHECK(B * groups * tiles < (int64_t{1} << 31), "{}: {} tiles do not fit 31 bits", op, B * groups * tiles);
@@ -372,13 +374,15 @@ void launch_query_stationary(Context& ctx, const char* op, const AttendOut& out,
       .lists = {block_index.ptr<int32_t>(), block_index.stride[0], block_index.stride[1], block_index.stride[2],
                 static_cast<int>(T), static_cast<int>(groups), static_cast<int>(blocks), static_cast<int>(n)},
       .n = divisor(n),
-      .block_keys = divisor(l_sel),
       .stages = divisor(stages),
       .tiles = divisor(tiles),
       .units = divisor(units),
       .tile_tokens = divisor(tile_tokens),
       .G = static_cast<int>(G),
       .all_tiles = static_cast<int>(B * groups * tiles),
+      .block_begins = document_view(in.documents, T).block_begins,
+      .ids = static_cast<int>(blocks),
+      .entry_keys = in.documents.empty() ? static_cast<int>(l_sel) : 1,
       .stage_keys = static_cast<int>(stage_keys),
       .pieces = static_cast<int>(ceil_div(l_sel, kStageKeys)),
       .list_room = static_cast<int>(list_room),
@@ -399,14 +403,16 @@ void launch_query_stationary(Context& ctx, const char* op, const AttendOut& out,
 bool query_stationary_supports(const AttendOut& out, const AttendIn& in, const ConstTensor& block_index,
                                int64_t l_sel) {
   return forward_sm90_supports(out, in) && in.q.size(2) / in.k.size(2) <= 8 * kUnitRows && block_index.size(3) <= 64 &&
-         (l_sel == 32 || l_sel == 64 || l_sel == 128) && ceil_div(in.q.size(1), l_sel) <= kMostBlocks;
+         (l_sel == 32 || l_sel == 64 || l_sel == 128) &&
+         ceil_div(in.q.size(1), in.documents.empty() ? l_sel : 1) <= kMostBlocks;
 }
 
-// If the heads fill their units, this kernel is the fastest for any lists. Missing rows cost as much as others: with up
-// to a quarter of them it is still as fast, if there are many more blocks than a list has.
+// If the heads of a group fill their units of 16, this kernel is the fastest for any lists. A missing head costs as
+// much as a present one: with up to a quarter missing, the kernel is still as fast as others if the sequence has many
+// more blocks than a list.
 bool query_stationary_pays(const AttendIn& in, const ConstTensor& block_index, int64_t l_sel) {
   const int64_t G = in.q.size(2) / in.k.size(2), rows = ceil_div(G, kUnitRows) * kUnitRows;
-  constexpr int64_t kManyMore = 6;  // blocks per list entry
+  constexpr int64_t kManyMore = 6;  // this many blocks of the sequence per list entry
   return G == rows || (4 * G >= 3 * rows && ceil_div(in.q.size(1), l_sel) >= kManyMore * block_index.size(3));
 }
 
@@ -420,7 +426,7 @@ void forward_query_stationary(Context& ctx, const char* op, const AttendOut& out
     attend.operator()<QueryStationaryShape<64, 64, 12, 152, 56>>();
   else if (in.q.size(3) == 128)
     attend.operator()<QueryStationaryShape<128, 128, 12, 152, 56>>();
-  else  // q of 192 columns: twelve warps would have too few registers
+  else  // heads of dk = 192, for which twelve warps would have too few registers each
     attend.operator()<QueryStationaryShape<192, 128, 8, 208, 88>>();
 }
 

@@ -2,12 +2,13 @@
 // list of blocks of each tile of tokens and load the blocks into a ring.
 //
 // One thread loads the blocks by TMA; one warp makes the list of the next tile while the current one is computed. A
-// list entry is a block and a mask of the warps whose tokens list it. Each warp reads the list at its own pace, within
-// the ring: for the warps that do not need a stage, the load thread arrives at its `empty` barrier.
+// list entry is a block and a mask of the warps whose tokens list it; of packed rows, whose blocks begin anywhere, the
+// block's number in the entry is its first key. Each warp reads the list at its own pace, within the ring: for the
+// warps that do not need a stage, the load thread arrives at its `empty` barrier.
 //
-// The order of the blocks is free. It is chosen so that the blocks in the ring belong to many warps: first every
-// token's first block, then every token's second block, and so on, without repetition. Short lists are then reordered
-// by the number of blocks that each warp has had so far.
+// The blocks of a list may have any order. It is chosen so that the blocks in the ring belong to many warps: first
+// every token's first block, then every token's second block, and so on, without repetition. Short lists are then
+// reordered by the number of blocks that each warp has had so far.
 //
 // A hash table in shared memory maps a block to its list entry, so the memory does not depend on the number of blocks.
 #pragma once
@@ -20,11 +21,12 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 
-constexpr int kStageKeys = 64;  // keys per stage, at most
-constexpr int kMaxStages = 16;  // per ring
-constexpr int kWarpBits = 12;   // bits of a list entry for the mask of warps; the others are the block
-constexpr int64_t kMostBlocks = int64_t{1} << (32 - kWarpBits);  // per sequence
-constexpr unsigned short kEmptySlot = 0xffff;                    // marks an empty slot of the hash table
+constexpr int kStageKeys = 64;  // keys per stage of the ring, at most
+constexpr int kMaxStages = 16;  // stages of the ring, at most
+constexpr int kWarpBits = 12;   // bits of a list entry that are the mask of warps; the higher bits are the block
+// Largest number of blocks per sequence that fits into a list entry; of packed rows, of keys.
+constexpr int64_t kMostBlocks = int64_t{1} << (32 - kWarpBits);
+constexpr unsigned short kEmptySlot = 0xffff;  // marks an empty slot of the hash table
 
 struct QueryStationaryArgs {
   CUtensorMap k_map, v_map;
@@ -33,36 +35,40 @@ struct QueryStationaryArgs {
   View<float> lse;
   CombineRows combine;
   BlockLists lists;
-  Divisor n, block_keys, stages, tiles;  // n, l', stages of the ring, tiles per (b, g)
-  Divisor units;                         // units of 16 heads per token
+  Divisor n, stages, tiles;  // n, stages of the ring, tiles per sequence and group
+  Divisor units;             // units per token; a unit is 16 heads of a group
   Divisor tile_tokens;
   int G, all_tiles;
+  const int* block_begins;  // [B,ids] of packed rows, else nullptr: the first key of each block
+  int ids;
+  int entry_keys;          // a list entry's block begins at its number times this: l', or 1 if it is a key
   int stage_keys, pieces;  // keys per stage; stages per block
   int list_room;           // entries per list, at most
   int table_bits;          // log2 of the slots of the hash table
   float scale_log2;
-  const int* unless;  // if not nullptr, the kernel returns at once where *unless is not 0
+  const int* unless;  // if not nullptr, the kernel returns at once if *unless is not 0
 };
 
-// kWarps consumer warps, and a producer warpgroup. Registers are per thread.
+// The sizes of a CTA, which has kWarps consumer warps and a producer warpgroup. Registers are per thread.
 template <int kDk_, int kDv_, int kWarps_, int kConsumerRegisters_, int kProducerRegisters_>
 struct QueryStationaryShape {
   static constexpr int kDk = kDk_, kDv = kDv_, kWarps = kWarps_;
   static constexpr int kConsumerRegisters = kConsumerRegisters_, kProducerRegisters = kProducerRegisters_;
   static constexpr int kThreads = 32 * kWarps + kWarpgroup;
   static constexpr int kPanelsK = kDk / kPanel, kPanelsV = kDv / kPanel, kPanelBytes = kStageKeys * kPanelRowBytes;
-  static constexpr int kStageBytes = (kPanelsK + kPanelsV) * kPanelBytes;  // panels of k, then those of v
+  static constexpr int kStageBytes = (kPanelsK + kPanelsV) * kPanelBytes;  // panels of k, then panels of v
   static_assert(kWarps <= kWarpBits && kWarps % 4 == 0);
 };
 
-// Shared memory after the stages. It is followed by two lists [2][list_room] and the hash table.
+// The barriers and counters in shared memory, after the stages. They are followed by two lists [2][list_room] and the
+// hash table.
 struct Control {
   Barrier full[kMaxStages], empty[kMaxStages], list_full[2], list_empty[2];
   int counts[2];  // number of entries of each list
-  int requested;  // stages that the load thread has requested, over all tiles
+  int requested;  // number of stages that the load thread has requested, over all tiles
 };
-// A counter that one thread increments and others read without a barrier. Release and acquire: a thread that reads a
-// count also observes the barrier phases that ended before the increment.
+// count_up and read_count: a counter that one thread increments and others read without a barrier. With release and
+// acquire, a thread that has read a count also observes the barrier phases that ended before the increment.
 __device__ __forceinline__ void count_up(int& x) {
   asm volatile("red.release.cta.shared::cta.add.s32 [%0], 1;" ::"r"(shared_address(&x)) : "memory");
 }
@@ -84,7 +90,8 @@ struct BlockRing {
   __device__ __forceinline__ unsigned* list(int turn) const {
     return reinterpret_cast<unsigned*>(&control + 1) + (turn & 1) * a.list_room;
   }
-  // The tokens from `first` on of one (b, g). The last tokens see most keys: their tiles start first.
+  // A tile: the tokens from `first` on, of one sequence and group. The tiles of the last tokens, which see most keys,
+  // start first.
   struct Tile {
     int b, g, first;
     __device__ __forceinline__ Tile(const QueryStationaryArgs& a, int i) {
@@ -93,7 +100,7 @@ struct BlockRing {
       first = (a.tiles.value() - 1 - (i - bg * a.tiles.value())) * a.tile_tokens.value();
     }
   };
-  // f(tile, turn) for this CTA's tiles; turn = 0, 1, ...
+  // Calls f(tile, turn) for each tile of this CTA, with turn = 0, 1, ...
   template <class F>
   __device__ __forceinline__ void for_tiles(F&& f) const {
     for (int i = blockIdx.x, turn = 0; i < a.all_tiles; i += gridDim.x, ++turn) f(Tile(a, i), turn);
@@ -105,7 +112,7 @@ struct Producer : BlockRing<Shape> {
   using typename BlockRing<Shape>::Tile;
   using BlockRing<Shape>::a, BlockRing<Shape>::stages, BlockRing<Shape>::control;
 
-  // Loads the blocks of each list. Called by one thread.
+  // Loads the blocks of each tile's list into the ring. Called by one thread.
   __device__ __forceinline__ void load() const {
     int stage = 0, lap = 0;
     this->for_tiles([&](const Tile& tile, int turn) {
@@ -115,7 +122,7 @@ struct Producer : BlockRing<Shape> {
       for (int e = 0; e < count; ++e) {
         const unsigned entry = entries[e];
         const int others = Shape::kWarps - __popc(entry & ((1u << kWarpBits) - 1));
-        int key0 = static_cast<int>(entry >> kWarpBits) * a.block_keys.value();
+        int key0 = static_cast<int>(entry >> kWarpBits) * a.entry_keys;
         for (int piece = 0; piece < a.pieces; ++piece, key0 += kStageKeys) {
           barrier_wait(&control.empty[stage], (lap & 1) ^ 1);
           if (others > 0) barrier_arrive(&control.empty[stage], others);
@@ -136,11 +143,11 @@ struct Producer : BlockRing<Shape> {
     });
   }
 
-  // The index of each lane's block (-1: none) in a list of `count` entries. Blocks that are not in the list are
-  // appended. The hash table uses linear probing.
+  // Returns, for each lane's block, its index in a list of `count` entries, or -1 for block -1. Blocks that are not yet
+  // in the list are appended. The hash table uses linear probing.
   __device__ __forceinline__ int find_or_append(int block, unsigned short* table, unsigned* entries, int& count) const {
     const int lane = threadIdx.x % 32, last = (1 << a.table_bits) - 1;
-    // The first lane of those with the same block searches the table.
+    // Of the lanes that have the same block, the first searches the table.
     const int first = __ffs(__match_any_sync(kFullWarp, block)) - 1;
     int at = kEmptySlot, slot = static_cast<unsigned>(block) * 0x9e3779b1u >> (32 - a.table_bits);
     __syncwarp();
@@ -160,7 +167,7 @@ struct Producer : BlockRing<Shape> {
     return __shfl_sync(kFullWarp, at, first);
   }
 
-  // The mask of warps of an entry, expanded to one byte per warp: 1 or 0.
+  // The warps of a list entry, as one byte per warp: 1 if its token lists the block, else 0.
   struct Warps {
     unsigned bytes[3] = {};
     __device__ __forceinline__ explicit Warps(unsigned entry) {
@@ -168,11 +175,12 @@ struct Producer : BlockRing<Shape> {
       for (int i = 0; i < 3; ++i) bytes[i] = (entry >> 4 * i & 15) * 0x204081 & 0x1010101;
     }
   };
-  // Reorders a list to keep the warps busy: next is always the entry whose warps have had the fewest blocks so far, on
-  // average, minus a tenth of a block per warp of the entry. Long lists keep their order: sorting them would take
-  // longer than computing the previous tile.
+  // Reorders a list to keep all warps busy. The next entry is always the one whose warps have had the fewest blocks so
+  // far, on average, minus a tenth of a block for each of its warps. Long lists keep their order: reordering them would
+  // take longer than computing the previous tile.
   __device__ __forceinline__ void order(unsigned* entries, int count) const {
-    constexpr int kPerLane = 3, kWhole = 27720;  // entries per lane; a common multiple of 1 .. 12
+    constexpr int kPerLane = 3, kWhole = 27720;  // kPerLane: list entries per lane; kWhole: a common multiple of 1 ..
+                                                 // 12, to divide by the number of warps
     static_assert(kWarpBits == 12);
     const int lane = threadIdx.x % 32;
     if (count > 32 * kPerLane) return;
@@ -180,14 +188,15 @@ struct Producer : BlockRing<Shape> {
     unsigned entry[kPerLane] = {entry_of(0), entry_of(1), entry_of(2)};
     const Warps warps[kPerLane] = {Warps(entry[0]), Warps(entry[1]), Warps(entry[2])};
     int share[kPerLane];
-    unsigned key0[kPerLane];  // the sort key without blocks; its low byte is the index, for ties. ~0: already placed
+    unsigned key0[kPerLane];  // the constant part of the sort key; its low byte is the entry's index, for ties. ~0:
+                              // already placed
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       const int n = __popc(entry[i] & ((1 << kWarpBits) - 1));
       share[i] = (kWhole / max(n, 1)) << 8;
       key0[i] = n == 0 ? ~0u : (kWhole / 10 * (20 - n)) << 8 | (32 * i + lane);
     }
-    unsigned had[3] = {};  // blocks per warp so far, a byte each
+    unsigned had[3] = {};  // number of blocks that each warp has had so far, one byte per warp
     __syncwarp();
 #pragma unroll 1
     for (int at = 0; at < count; ++at) {
@@ -201,7 +210,7 @@ struct Producer : BlockRing<Shape> {
         best = min(best, key0[i] == ~0u ? ~0u : sum * share[i] + key0[i]);
       }
       const int from = static_cast<int>(__reduce_min_sync(kFullWarp, best) &
-                                        255);  // the index of the chosen entry before reordering
+                                        255);  // index of the chosen entry in the original order
       unsigned taken = entry[0];
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) {
@@ -216,17 +225,20 @@ struct Producer : BlockRing<Shape> {
     }
   }
 
-  // Makes the list of blocks that each tile's tokens select, tile after tile. Called by one warp.
+  // Makes the list of each tile: the blocks that its tokens list. Called by one warp.
   __device__ __forceinline__ void make_lists() const {
     const int lane = threadIdx.x % 32, n = a.n.value();
     const unsigned units = (1u << a.units.value()) - 1;
     unsigned short* const table = reinterpret_cast<unsigned short*>(this->list(0) + 2 * a.list_room);
     this->for_tiles([&](const Tile& tile, int turn) {
       const int tokens = min(a.tile_tokens.value(), a.lists.tokens - tile.first);
-      // The block at one place of a token's list; -1: none, or a block after the token.
+      // The number of the block at one place of a token's list, as an entry has it; -1 if there is none or if the block
+      // begins after the token.
       const auto block_at = [&](int token, int place) {
         const int block = a.lists.at(tile.b, tile.first + token, tile.g)[place];
-        return block <= a.block_keys.quotient(tile.first + token) ? block : -1;
+        int number = block;
+        if (a.block_begins != nullptr && block >= 0) number = a.block_begins[int64_t{tile.b} * a.ids + block];
+        return number * a.entry_keys <= tile.first + token ? number : -1;
       };
       if (lane < tokens)
         for (int i = 0; i < n; i += 16) CombineRows::prefetch_l2(a.lists.at(tile.b, tile.first + lane, tile.g) + i);
@@ -234,7 +246,8 @@ struct Producer : BlockRing<Shape> {
       barrier_wait(&control.list_empty[turn & 1], (turn >> 1 & 1) ^ 1);
       unsigned* const entries = this->list(turn);
       int count = 0;
-      for (int e0 = 0; e0 < a.tile_tokens.value() * n; e0 += 32) {  // all first blocks, then all second blocks, ...
+      // The first blocks of all tokens, then their second blocks, ...
+      for (int e0 = 0; e0 < a.tile_tokens.value() * n; e0 += 32) {
         const int place = a.tile_tokens.quotient(e0 + lane), token = e0 + lane - place * a.tile_tokens.value();
         const int block = place < n && token < tokens ? block_at(token, place) : -1;
         const int at = find_or_append(block, table, entries, count);
@@ -243,7 +256,7 @@ struct Producer : BlockRing<Shape> {
       __syncwarp();
       order(entries, count);
       if (lane == 0) control.counts[turn & 1] = count;
-      barrier_arrive(&control.list_full[turn & 1]);  // every lane arrives, after its own writes to the list
+      barrier_arrive(&control.list_full[turn & 1]);  // each lane arrives when it has written to the list
     });
   }
 };

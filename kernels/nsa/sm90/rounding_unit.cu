@@ -1,6 +1,6 @@
 // The rounding unit of a row of dq: additions to the row are rounded to multiples of it, so that any order of them
-// gives the same bits (nsa/sm90/backward_d64.cu has the bound). Computed from the norms of dout, of the keys and of the
-// values.
+// gives the same bits (nsa/sm90/backward_d64.cu has the bound). It is computed from the norms of dout, of the keys and
+// of the values.
 #include "kernels/nsa/sm90/backward.cuh"
 #include "kernels/nsa/sm90/launch_backward.h"
 
@@ -14,10 +14,16 @@ struct NormArgs {
   View<const bf16> k[kMostBranches], v[kMostBranches];
   int keys[kMostBranches];
   int groups;
-  float2* norms;  // [B*Hkv, kMostBranches, chunks of 256 keys]: max |v|^2, and max |k| over keys and columns
+  // [B*Hkv, kMostBranches, chunks of 256 keys]: the largest |v|^2 of a key, and the largest |k| of an element. Of
+  // packed rows [B*Hkv, kMostBranches, ids]: the same over the keys of a document, at the id of its first block.
+  float2* norms;
+  int entries;  // chunks or ids
+  DocumentView documents;
+  int d[kMostBranches];  // tokens from one key to the next
 };
 
-// Largest magnitude and sum of squares of a row of 64 kPanels columns, of which a lane has every eighth 16 bytes.
+// The largest magnitude and the sum of squares of a row of 64 kPanels columns. Eight lanes share a row: each has every
+// eighth 16 bytes.
 template <int kPanels>
 struct RowNorm {
   uint4 loaded[kPanels];
@@ -47,7 +53,14 @@ struct RowNorm {
   }
 };
 
-// A CTA has 256 keys of a (b, g) and branch, 8 lanes per key. Maxima do not depend on their order.
+// Raises a maximum in global memory. Both numbers are >= 0, so their bits are ordered as they are.
+__device__ __forceinline__ void raise_to(float& most, float x) {
+  atomicMax(reinterpret_cast<int*>(&most), __float_as_int(x));
+}
+
+// Computes the norms of 256 keys of one sequence, group and branch per CTA, with 8 lanes per key. Maxima do not depend
+// on the order in which they are computed. Of packed rows, 256 keys of one document raise the document's maxima
+// together; keys of several documents raise them one by one.
 template <int kPanels>
 __global__ void __launch_bounds__(kNormThreads) bwd_key_norms_kernel(const __grid_constant__ NormArgs a) {
   constexpr int kWarps = kNormThreads / 32, kStep = kNormThreads / kNormLanes;
@@ -55,8 +68,26 @@ __global__ void __launch_bounds__(kNormThreads) bwd_key_norms_kernel(const __gri
   const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, branch = blockIdx.z, keys = a.keys[branch];
   const int key0 = static_cast<int>(blockIdx.x) * kNormKeys + static_cast<int>(threadIdx.x) / kNormLanes;
   const View<const bf16>&k = a.k[branch], &v = a.v[branch];
+  const DocumentRow<int> documents = a.documents.row(b);
+  float2* const norms = a.norms + (static_cast<int64_t>(bg) * kMostBranches + branch) * a.entries;
+  const auto document_of = [&](int key) { return documents.first_block(documents.owner(key, a.d[branch])); };
+  const int first_key = static_cast<int>(blockIdx.x) * kNormKeys, last_key = min(first_key + kNormKeys, keys) - 1;
+  const bool mixed = documents.packed() && first_key <= last_key && document_of(first_key) != document_of(last_key);
   float max_v = 0, max_k = 0;
-  if (static_cast<int>(blockIdx.x) * kNormKeys < keys) {
+  if (mixed) {
+#pragma unroll 1
+    for (int i = 0; i < kNormKeys; i += kStep) {
+      const int key = min(key0 + i, last_key);
+      RowNorm<kPanels> k_row, v_row;
+      k_row.load(k.at(b, key, g), threadIdx.x % kNormLanes);
+      v_row.load(v.at(b, key, g), threadIdx.x % kNormLanes);
+      float of_k = k_row.largest();
+      const float of_v = v_row.squares();
+      for (int o = kNormLanes / 2; o > 0; o /= 2) of_k = fmaxf(of_k, __shfl_xor_sync(kFullWarp, of_k, o));
+      float2& most = norms[document_of(key)];
+      if (threadIdx.x % kNormLanes == 0) raise_to(most.x, of_v), raise_to(most.y, of_k);
+    }
+  } else if (first_key < keys) {
     constexpr int kInFlight = 4;
     RowNorm<kPanels> k_rows[kInFlight], v_rows[kInFlight];
     for (int i = 0; i < kNormKeys; i += kStep * kInFlight) {
@@ -76,7 +107,12 @@ __global__ void __launch_bounds__(kNormThreads) bwd_key_norms_kernel(const __gri
   __syncthreads();
   if (threadIdx.x != 0) return;
   for (int i = 1; i < kWarps; ++i) max_v = fmaxf(max_v, maxima[i].x), max_k = fmaxf(max_k, maxima[i].y);
-  a.norms[(static_cast<int64_t>(bg) * kMostBranches + branch) * gridDim.x + blockIdx.x] = make_float2(max_v, max_k);
+  if (!documents.packed()) {
+    norms[blockIdx.x] = make_float2(max_v, max_k);
+  } else if (!mixed && first_key <= last_key) {
+    float2& most = norms[document_of(first_key)];
+    raise_to(most.x, max_v), raise_to(most.y, max_k);
+  }
 }
 
 struct DoutNorms {
@@ -85,7 +121,8 @@ struct DoutNorms {
   Divisor heads;  // query heads per group
   int rows, groups;
 };
-// |dout|, for callers that do not pass it (nsa_combine_backward computes it). 8 lanes per row (t, h) of a (b, g).
+// Computes |dout| of each query row, for callers that do not pass it (nsa_combine_backward computes it too). 8 lanes
+// per row.
 template <int kPanels>
 __global__ void __launch_bounds__(kNormThreads) bwd_dout_norms_kernel(const __grid_constant__ DoutNorms a) {
   const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups, lane = threadIdx.x % kNormLanes;
@@ -103,15 +140,16 @@ struct RoundingUnitArgs {
   View<const float> dout_norm;
   View<const float> gate[kMostBranches], delta[kMostBranches];
   const float2* norms;
-  int chunks;  // chunks of norms per (b, g) and branch
+  int entries;  // of norms, per sequence, group and branch: chunks of 256 keys; of packed rows, ids
+  DocumentView documents;
   Divisor heads;
   int rows, groups;
   float scale;
 };
 
-// Stores r = 2^23 u, the largest power of two that the bound reaches; sums stay below twice that. With r's sign set to
-// that of x, x + r has a magnitude where fp32 is spaced by u or more, so (x + r) - r is x rounded to that spacing. One
-// thread per row (t, h) of a (b, g).
+// Stores r = 2^23 u, where u is the rounding unit: r is the largest power of two that does not exceed the bound on the
+// row's sums, so the sums stay below 2 r. If r has the sign of x, fp32 numbers near x + r are spaced by u or more, so
+// (x + r) - r is x rounded to that spacing. One thread per query row.
 __global__ void __launch_bounds__(kNormThreads) bwd_rounding_unit_kernel(const __grid_constant__ RoundingUnitArgs a) {
   const int bg = blockIdx.y, b = bg / a.groups, g = bg % a.groups;
   const int row = static_cast<int>(blockIdx.x * kNormThreads + threadIdx.x), clamped = min(row, a.rows - 1);
@@ -123,11 +161,13 @@ __global__ void __launch_bounds__(kNormThreads) bwd_rounding_unit_kernel(const _
     gate[i] = a.gate[i].data == nullptr ? 1.0f : *a.gate[i].at(b, t, g);
     delta[i] = a.delta[i].data == nullptr ? 0.0f : *a.delta[i].at(b, t, head);
   }
+  const float2* const all_norms = a.norms + static_cast<int64_t>(bg) * kMostBranches * a.entries;
+  const DocumentRow<int> documents = a.documents.row(b);
   __shared__ float2 norms[kMostBranches];
-  if (const int of = threadIdx.x / 32; of < kMostBranches) {
+  if (const int of = threadIdx.x / 32; of < kMostBranches && !documents.packed()) {
     float2 most = {};
-    for (int i = threadIdx.x % 32; i < a.chunks; i += 32) {
-      const float2 x = a.norms[(static_cast<int64_t>(bg) * kMostBranches + of) * a.chunks + i];
+    for (int i = threadIdx.x % 32; i < a.entries; i += 32) {
+      const float2 x = all_norms[static_cast<int64_t>(of) * a.entries + i];
       most = make_float2(fmaxf(most.x, x.x), fmaxf(most.y, x.y));
     }
     most = make_float2(warp_max(most.x), warp_max(most.y));
@@ -137,14 +177,21 @@ __global__ void __launch_bounds__(kNormThreads) bwd_rounding_unit_kernel(const _
   if (row >= a.rows) return;
   float bound = 0;
 #pragma unroll
-  for (int i = 0; i < kMostBranches; ++i)
-    if (a.delta[i].data != nullptr) bound += a.scale * fmaf(gate[i] * dout, norms[i].x, fabsf(delta[i])) * norms[i].y;
-  constexpr float kRounding = 1.1f;  // exceeds the rounding errors of p, ds and the addends
+  for (int i = 0; i < kMostBranches; ++i) {
+    if (a.delta[i].data == nullptr) continue;
+    float2 most = norms[i];
+    if (documents.packed()) {
+      most = all_norms[static_cast<int64_t>(i) * a.entries + documents.first_block(t)];
+      most.x = sqrtf(most.x);
+    }
+    bound += a.scale * fmaf(gate[i] * dout, most.x, fabsf(delta[i])) * most.y;
+  }
+  constexpr float kRounding = 1.1f;  // safety factor, which exceeds the rounding errors of p, ds and the addends
   bound = fminf(fmaxf(bound * kRounding, 1e-28f), 1e37f);
   *a.rounding_unit.at(b, t, head) = __int_as_float(__float_as_int(bound) & 0x7f800000);
 }
 
-// Calls f.template operator()<dk / 64>().
+// Calls f.template operator()<dk / 64>() for the head width dk.
 template <class F>
 void dispatch_norms(int64_t dk, F&& f) {
   dk == 64 ? f.template operator()<1>() : f.template operator()<2>();
@@ -152,30 +199,36 @@ void dispatch_norms(int64_t dk, F&& f) {
 
 }  // namespace
 
-void key_norms_sm90(Context& ctx, Tensor norms, int64_t head_width, const std::vector<RoundingUnitBranch>& branches) {
+void key_norms_sm90(Context& ctx, Tensor norms, int64_t tokens, int64_t head_width,
+                    const std::vector<RoundingUnitBranch>& branches, const Documents& documents) {
   static_assert(kNormKeys == kKeyNormsChunk);
-  NormArgs n{.groups = static_cast<int>(branches[0].k.size(2)), .norms = reinterpret_cast<float2*>(norms.data)};
+  NormArgs n{.groups = static_cast<int>(branches[0].k.size(2)),
+             .norms = reinterpret_cast<float2*>(norms.data),
+             .entries = static_cast<int>(norms.size(2)),
+             .documents = document_view(documents, tokens)};
   for (size_t i = 0; i < branches.size(); ++i) {
     n.k[i] = make_view<const bf16>(branches[i].k), n.v[i] = make_view<const bf16>(branches[i].v);
-    n.keys[i] = static_cast<int>(branches[i].k.size(1));
+    n.keys[i] = static_cast<int>(branches[i].k.size(1)), n.d[i] = static_cast<int>(branches[i].d);
   }
+  if (!documents.empty()) zero(ctx, norms);
+  const int64_t chunks = key_norms_shape(branches)[2];
   dispatch_norms(head_width, [&]<int kPanels>() {
-    launch(ctx, "key_norms", bwd_key_norms_kernel<kPanels>, dim3(norms.size(2), norms.size(0), kMostBranches),
+    launch(ctx, "key_norms", bwd_key_norms_kernel<kPanels>, dim3(chunks, norms.size(0), kMostBranches),
            dim3(kNormThreads), 0, n);
   });
 }
 
 Tensor rounding_unit_sm90(Context& ctx, Scratch::Scope& scope, ConstTensor dout, ConstTensor q,
-                          const std::vector<RoundingUnitBranch>& branches, ConstTensor dout_norm,
-                          ConstTensor key_norms) {
+                          const std::vector<RoundingUnitBranch>& branches, ConstTensor dout_norm, ConstTensor key_norms,
+                          const Documents& documents) {
   const int64_t groups = branches[0].k.size(2), bgs = q.size(0) * groups, G = q.size(2) / groups;
   const auto heads = Divisor(static_cast<int>(G));
   const int rows = static_cast<int>(q.size(1) * G);
   const Tensor rounding_unit = scope.alloc(DType::f32, {q.size(0), q.size(1), q.size(2)});
   Scratch::Scope inner(ctx.scratch);
   if (key_norms.empty()) {
-    const Tensor made = inner.alloc(DType::f32, key_norms_shape(branches));
-    key_norms_sm90(ctx, made, q.size(3), branches);
+    const Tensor made = inner.alloc(DType::f32, key_norms_shape(branches, documents));
+    key_norms_sm90(ctx, made, q.size(1), q.size(3), branches, documents);
     key_norms = made;
   }
   if (dout_norm.empty()) {
@@ -190,7 +243,8 @@ Tensor rounding_unit_sm90(Context& ctx, Scratch::Scope& scope, ConstTensor dout,
   RoundingUnitArgs a{.rounding_unit = make_view<float>(rounding_unit),
                      .dout_norm = make_view<const float>(dout_norm),
                      .norms = reinterpret_cast<const float2*>(key_norms.data),
-                     .chunks = static_cast<int>(key_norms.size(2)),
+                     .entries = static_cast<int>(key_norms.size(2)),
+                     .documents = document_view(documents, q.size(1)),
                      .heads = heads,
                      .rows = rows,
                      .groups = static_cast<int>(groups),

@@ -28,22 +28,22 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kLongRow = 256;  // rows of at least so many blocks are read four blocks at a time
+constexpr int kLongRow = 256;  // rows of at least this many blocks are read four blocks at a time
 constexpr int kMaxSlots = 64;
-constexpr int64_t kTakes = 4;  // items per CTA from which on dynamic assignment pays
+constexpr int64_t kTakes = 4;  // items are assigned dynamically if there are at least this many per CTA
 
 __device__ __forceinline__ unsigned next_item(const SelectArgs& a, unsigned item) {
   return gridDim.x + (a.taken == nullptr ? item : atomicAdd(a.taken, 1));
 }
 
-// Writes the lists of a warp's tokens from their rows of scores. work: this warp's shared memory, kFound * 8 bytes per
-// token, for long rows kFound * 12.
+// Writes the block lists of a warp's tokens, from their rows of scores. work is this warp's part of shared memory:
+// kFound * 8 bytes per token, or kFound * 12 for long rows.
 template <int kWarpTokens, int kBatch>
 __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& tile, const Candidates& c, float* scores,
                                             const float (&ends)[kWarps][kMaxTokens], int steps, unsigned char* work) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token0 = warp * kWarpTokens;
   float* rows = scores + token0 * a.row_floats;
-  if (lane < kWarpTokens * kWarps) {  // add the contributions across the borders of stripes
+  if (lane < kWarpTokens * kWarps) {  // adds the contributions of keys that overlap the border between two stripes
     const int t = lane / kWarps, stripe = lane % kWarps, block = stripe * steps * kWarpKeys >> a.key_shift;
     if (stripe > 0 && block >= c.begin && block < c.end) rows[t * a.row_floats + block] += ends[stripe - 1][token0 + t];
   }
@@ -77,39 +77,40 @@ __device__ __forceinline__ void write_lists(const SelectArgs& a, const Tile& til
   for (int t = 0; t < kWarpTokens; ++t, list += a.block_index.stride_t) {
     if (token0 + t >= tile.count) break;
 #pragma unroll 1
-    for (int j = lane; j < c.begin; j += 32) list[j] = j;
+    for (int j = lane; j < c.begin; j += 32) list[j] = tile.block0 + j;
 #pragma unroll 1
-    for (int j = lane; j < a.local_blocks; j += 32) list[c.begin + c.slots + j] = c.end + j;
+    for (int j = lane; j < a.local_blocks; j += 32) list[c.begin + c.slots + j] = tile.block0 + c.end + j;
     if (count[t] <= kFound) {
       const int above = __popc(__ballot_sync(kFullWarp, value[0][t] > nth[t])) +
                         (two ? __popc(__ballot_sync(kFullWarp, value[1][t] > nth[t])) : 0);
       const Cut cut{nth[t], c.slots - above};
       int listed = 0, equals = 0;
-      write_taken(list + c.begin, c.slots, cut, value[0][t], block[0][t], listed, equals);
-      if (two) write_taken(list + c.begin, c.slots, cut, value[1][t], block[1][t], listed, equals);
+      write_taken(list + c.begin, c.slots, cut, value[0][t], tile.block0 + block[0][t], listed, equals);
+      if (two) write_taken(list + c.begin, c.slots, cut, value[1][t], tile.block0 + block[1][t], listed, equals);
     } else {
-      write_searched(list + c.begin, rows + t * a.row_floats, c.begin, c.end, c.slots, collector.bound[t]);
+      write_searched(list + c.begin, rows + t * a.row_floats, c.begin, c.end, c.slots, collector.bound[t], tile.block0);
     }
   }
 }
 
-// Lists all blocks up to the token's own, for tokens that have at most n of them.
+// Writes the lists of tokens that have at most n blocks: these list all blocks up to their own.
 __device__ __forceinline__ void list_all(const SelectArgs& a, const Tile& tile) {
-  const int width = a.n_sel <= 16 ? 16 : 32;  // lanes per token
+  const int width = a.n_sel <= 16 ? 16 : 32;  // number of lanes per token
   int t = tile.first + static_cast<int>(threadIdx.x) / width;
   int32_t* list = a.block_index.row(tile.b, t, tile.g);
   for (; t < tile.first + tile.count; t += kWarpgroup / width, list += kWarpgroup / width * a.block_index.stride_t)
-    for (int i = threadIdx.x % width; i < a.n_sel; i += width) list[i] = i <= t >> a.token_shift ? i : -1;
+    for (int i = threadIdx.x % width; i < a.n_sel; i += width)
+      list[i] = i <= (t - tile.first + tile.position) >> a.token_shift ? tile.block0 + i : -1;
 }
 
-// Resident CTAs per SM, for __launch_bounds__.
+// CTAs per SM, as given to __launch_bounds__.
 template <int kPanels>
 constexpr int kResident = kPanels == 1   ? 4
                           : kPanels == 2 ? 3
                                          : 2;
 
-// Items are scored tiles, the longest first, then tokens that need no scores. The next tile's queries and first keys
-// are loaded while a tile's lists are written.
+// The selection kernel. Its items are tiles that need scores, the longest first, and then tokens that need none; of
+// packed rows they are mixed. The next tile's queries and first keys are loaded while a tile's lists are written.
 template <int kPanels, int kColumns, bool kInShared>
 __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
     select_sm90_kernel(const __grid_constant__ SelectArgs a) {
@@ -132,24 +133,36 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
   const auto begin = [&](unsigned item) {
     if (item >= scored_items) return;
     const Tile tile(a, item, kTokens);
+    if (!tile.scored) return;
     WarpKeys<kPanels>::copy(shared_address(key_buffers) + warp * WarpKeys<kPanels>::kBytes,
-                            WarpKeys<kPanels>::lane_part(a.k.row(tile.b, 0, tile.g)), a.key_bytes,
-                            warp * steps_of(Candidates(a, tile.first)) * kWarpKeys, a.keys);
+                            WarpKeys<kPanels>::lane_part(a.k.row(tile.b, tile.key0, tile.g)), a.key_bytes,
+                            warp * steps_of(Candidates(a, tile)) * kWarpKeys, a.keys - tile.key0);
     copy_queries<kPanels, kColumns>(a, tile, queries, lse);
   };
   unsigned item = blockIdx.x;
   begin(item);
   while (item < scored_items) {
     const Tile tile(a, item, kTokens);
-    const Candidates c(a, tile.first);
-    finish_queries<kPanels>(a, tile, lse);
+    if (tile.scored) finish_queries<kPanels>(a, tile, lse);
     __syncthreads();
     if (threadIdx.x == 0) ends.next_item = next_item(a, item);
-    score_tile<kPanels, kColumns>(a, tile, c, queries, lse, key_buffers, scores, ends.last, steps_of(c));
+    if (tile.scored) {
+      const Candidates c(a, tile);
+      score_tile<kPanels, kColumns>(a, tile, c, queries, lse, key_buffers, scores, ends.last, steps_of(c));
+    }
     __syncthreads();
+    asm volatile(""
+                 : "+r"(item));  // makes the compiler recompute the tile: keeping it would take registers from the
+                                 // loop over keys
+    const Tile done(a, item, kTokens);
     item = ends.next_item;
     begin(item);
-    write_lists<kWarpTokens, kInShared ? 2 : 16 / kWarpTokens>(a, tile, c, scores, ends.last, steps_of(c), lists);
+    if (done.scored) {
+      const Candidates c(a, done);
+      write_lists<kWarpTokens, kInShared ? 2 : 16 / kWarpTokens>(a, done, c, scores, ends.last, steps_of(c), lists);
+    } else {
+      list_all(a, done);
+    }
   }
   while (item < a.items) {
     list_all(a, Tile(a, item, kTokens));
@@ -160,12 +173,12 @@ __global__ void __launch_bounds__(kWarpgroup, kResident<kPanels>)
   }
 }
 
-// The launch parameters of a call: sizes of shared memory, whether scores fit there, and whether items are assigned to
-// CTAs dynamically.
+// What a launch needs to know: sizes of shared memory, whether the scores fit there (in_shared), and whether items are
+// assigned to CTAs dynamically (takes).
 struct Plan {
   int64_t columns, turns;
   int64_t query_bytes, list_bytes, work_bytes, row_floats;
-  int64_t tokens, ctas;  // tokens per tile; CTAs, at most
+  int64_t tokens, ctas;  // tokens per tile; largest number of CTAs
   bool in_shared, takes;
   int64_t score_bytes() const { return 4 * tokens * row_floats; }
 };
@@ -176,7 +189,7 @@ Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, in
   const int64_t panels = dk / kPanel, size = o.l_sel / o.d, resident = kOfPanels[panels];
   Plan p{};
   p.tokens = panels == 1 ? kTokensOf<1> : kTokensOf<2>;
-  // The least padding of columns, then the fewest turns.
+  // Chooses the number of columns per turn that needs the least padding; if equal, the one with the fewest turns.
   for (const int64_t columns : {32, 64, 96, 128}) {
     const int64_t all = align_up(heads * p.tokens, columns);
     if (p.columns == 0 || all <= p.columns) p.columns = all, p.turns = all / columns;
@@ -184,7 +197,7 @@ Plan make_plan(const Context& ctx, int64_t tokens, int64_t dk, int64_t heads, in
   const int64_t rows = p.columns;
   p.query_bytes = panels * rows * kPanelRowBytes;
   const int64_t blocks =
-      std::max<int64_t>(1, (tokens - 1) / o.l_sel - o.local_blocks + 1);  // an upper bound of the candidates per token
+      std::max<int64_t>(1, (tokens - 1) / o.l_sel - o.local_blocks + 1);  // largest number of candidates of a token
   const int64_t stored = align_up(blocks * size, kWarps * kWarpKeys) / size;
   p.row_floats = align_up(stored - 4, 16) + 4;  // a stride of 4 modulo 16 avoids bank conflicts
   p.list_bytes = p.tokens / kWarps * kFound * (blocks < kLongRow ? 8 : 12);
@@ -219,10 +232,11 @@ void run(Context& ctx, const SelectArgs& a, const Plan& p) {
 }
 
 void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
-              const SelectOptions& o, const Plan& p) {
+              const SelectOptions& o, const Documents& documents, const Plan& p) {
   const int64_t B = q.size(0), tokens = q.size(1), Hkv = k_cmp.size(2), dk = q.size(3), G = q.size(2) / Hkv;
-  const int64_t scored_from = std::min(tokens, o.n_sel * o.l_sel),
-                scored_tiles = ceil_div(tokens - scored_from, p.tokens);
+  const int64_t scored_from = documents.empty() ? std::min(tokens, o.n_sel * o.l_sel) : 0;
+  const int64_t scored_tiles =
+      documents.empty() ? ceil_div(tokens - scored_from, p.tokens) : documents.ids() * (o.l_sel / p.tokens);
   const int64_t items = (scored_tiles + ceil_div(scored_from, kListedTokens)) * B * Hkv;
   Scratch::Scope scope(ctx.scratch);
   float* const slab =
@@ -258,7 +272,8 @@ void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp
                      .list_bytes = static_cast<int>(p.list_bytes),
                      .row_floats = static_cast<int>(p.row_floats),
                      .slab = slab,
-                     .taken = p.takes ? taken.ptr<int>() : nullptr};
+                     .taken = p.takes ? taken.ptr<int>() : nullptr,
+                     .documents = document_view(documents, tokens)};
   if (dk == 64)
     run<1>(ctx, a, p);
   else if (dk == 128)
@@ -269,21 +284,24 @@ void run_plan(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp
 
 }  // namespace
 
-bool select_sm90_supports(const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions& o) {
+bool select_sm90_supports(const ConstTensor& q, const ConstTensor& k_cmp, const SelectOptions& o,
+                          const Documents& documents) {
   const int64_t dk = q.size(3), heads = q.size(2) / k_cmp.size(2), span = o.l / o.d, size = o.l_sel / o.d;
+  const int64_t tokens = documents.empty() ? q.size(1) : documents.ids() * o.l_sel;  // of a sequence, as tiles cut it
   return q.dtype == DType::bf16 && all_have_vectors(8, q, k_cmp) && (dk == 64 || dk == 128 || dk == 192) &&
          heads <= 32 && o.l == span * o.d && (span == 1 || span == 2) && o.l_sel == size * o.d &&
          (size == 2 || size == 4 || size == 8) && o.l_sel % kMaxTokens == 0 &&
          std::has_single_bit(static_cast<uint64_t>(o.l_sel)) && o.n_sel > o.init_blocks + o.local_blocks &&
          o.n_sel - o.init_blocks - o.local_blocks <= kMaxSlots && o.n_sel < (int64_t{1} << 16) && q.size(1) > 0 &&
          q.size(1) < (int64_t{1} << 27) && k_cmp.stride[1] < (int64_t{1} << 30) && o.l_sel < (int64_t{1} << 16) &&
-         ceil_div(q.size(1), kTokensOf<2>) * q.size(0) * k_cmp.size(2) < (int64_t{1} << 30);
+         ceil_div(tokens, kTokensOf<2>) * q.size(0) * k_cmp.size(2) < (int64_t{1} << 30);
 }
 
 void select_sm90(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,
-                 const SelectOptions& o) {
+                 const SelectOptions& o, const Documents& documents) {
   const int64_t groups = k_cmp.size(2), heads = q.size(2) / groups;
-  run_plan(ctx, block_index, q, k_cmp, lse_cmp, o, make_plan(ctx, q.size(1), q.size(3), heads, q.size(0) * groups, o));
+  run_plan(ctx, block_index, q, k_cmp, lse_cmp, o, documents,
+           make_plan(ctx, q.size(1), q.size(3), heads, q.size(0) * groups, o));
 }
 
 }  // namespace triad::cuda

@@ -1,6 +1,6 @@
-// Top-n of rows of scores, by one warp (nsa/sm90/select.cu): collects the candidates that reach a lower bound of the
-// n-th best score, finds the n-th best among them, and writes the blocks that reach it. All tokens of a warp are
-// processed in lockstep, which hides latency.
+// Selects the n best of each row of scores, by one warp (nsa/sm90/select.cu): collects the candidates that reach a
+// lower bound of the n-th best score, finds the n-th best among them, and writes the blocks that reach it. The warp
+// processes all of its tokens in lockstep, which hides latency.
 #pragma once
 #include <cstdint>
 
@@ -9,16 +9,16 @@
 namespace triad::cuda {
 namespace {
 
-constexpr int kFound = 64;  // collected candidates per token, at most
+constexpr int kFound = 64;  // largest number of candidates that are collected per token
 
-// The chosen values of a token: all above `threshold`, and the first `equals` that equal it. Scores are >= 0, so their
-// bits order like integers.
+// Which values of a token are chosen: all above `threshold`, and the first `equals` of those that equal it. Scores are
+// >= 0, so their bits compare like integers.
 struct Cut {
   int threshold, equals;
 };
 
-// One compare-exchange step of a bitonic sort of 32 values, one per lane: of lanes i and i ^ distance, the lower lane
-// (if `up`, the upper one) gets the larger value.
+// One compare-exchange step of a bitonic sort of 32 values, one per lane. Of lanes i and i ^ distance, the lower one
+// gets the larger value, or the upper one if `up`.
 template <int kWarpTokens>
 __device__ __forceinline__ void exchange(int (&value)[kWarpTokens], int distance, bool up) {
   const bool keep_high = ((threadIdx.x & distance) == 0) != up;
@@ -28,7 +28,7 @@ __device__ __forceinline__ void exchange(int (&value)[kWarpTokens], int distance
     value[t] = keep_high ? max(value[t], other) : min(value[t], other);
   }
 }
-// Sorts 32 values per token in descending order (Batcher's bitonic sort).
+// Sorts 32 values of each token in descending order, one value per lane (Batcher's bitonic sort).
 template <int kWarpTokens>
 __device__ __forceinline__ void sort_down(int (&value)[kWarpTokens]) {
 #pragma unroll 1
@@ -38,13 +38,15 @@ __device__ __forceinline__ void sort_down(int (&value)[kWarpTokens]) {
       exchange(value, distance, size < 32 && (threadIdx.x & size) != 0);
 }
 
-// The n-th best of a token's values: n <= 64 of two values per lane; if not `two`, n <= 32 of value[0].
+// Finds the n-th largest of each token's values, which are spread over the lanes of a warp. If `two`, each lane has two
+// values of a token, and n <= 64; otherwise only value[0], and n <= 32.
 template <int kWarpTokens>
 __device__ __forceinline__ void find_nth(int (&nth)[kWarpTokens], int n, const int (&value)[2][kWarpTokens], bool two) {
 #pragma unroll
   for (int t = 0; t < kWarpTokens; ++t) nth[t] = value[0][t];
   sort_down(nth);
-  if (two) {  // one step separates the upper and the lower half of two sorted sequences; then the half is sorted
+  if (two) {  // a compare-exchange of two sorted sequences separates the upper 32 values from the lower 32; then one
+              // half is sorted
     int second[kWarpTokens];
 #pragma unroll
     for (int t = 0; t < kWarpTokens; ++t) second[t] = value[1][t];
@@ -61,7 +63,8 @@ __device__ __forceinline__ void find_nth(int (&nth)[kWarpTokens], int n, const i
   for (int t = 0; t < kWarpTokens; ++t) nth[t] = __shfl_sync(kFullWarp, nth[t], (n - 1) % 32);
 }
 
-// Writes the blocks that the cut chooses from 32 values, one per lane. listed, equals: counts so far.
+// Writes the blocks that the cut chooses from 32 values, one per lane. listed and equals count the blocks written so
+// far, and those of them that equal the threshold.
 __device__ __forceinline__ void write_taken(int32_t* list, int slots, const Cut& cut, int value, int block, int& listed,
                                             int& equals) {
   const unsigned lower_lanes = (1u << threadIdx.x % 32) - 1;
@@ -75,9 +78,10 @@ __device__ __forceinline__ void write_taken(int32_t* list, int slots, const Cut&
   listed += __popc(taken);
 }
 
-// Writes a token's list by bisection over all of its candidates, if more than kFound of them reach the bound: many
-// ties, or n above 32.
-__device__ __noinline__ void write_searched(int32_t* list, const float* row, int begin, int end, int slots, int low) {
+// Writes the list of one token by bisection over the scores of all its candidates. It is used if more than kFound
+// candidates reach the lower bound: with many ties, or n above 32. block0: the id of the row's first score.
+__device__ __noinline__ void write_searched(int32_t* list, const float* row, int begin, int end, int slots, int low,
+                                            int block0) {
   const auto value = [&](int j) { return __float_as_int(row[j]); };
   int high = 0x7fffffff, above = 0;
   while (high - low > 1) {
@@ -96,18 +100,19 @@ __device__ __noinline__ void write_searched(int32_t* list, const float* row, int
   int listed = 0, equals = 0;
   for (int j0 = begin; j0 < end && listed < slots; j0 += 32) {
     const int j = j0 + static_cast<int>(threadIdx.x) % 32;
-    write_taken(list, slots, cut, j < end ? value(j) : -1, j, listed, equals);
+    write_taken(list, slots, cut, j < end ? value(j) : -1, block0 + j, listed, equals);
   }
 }
 
-// Collects the candidates of a warp's tokens that reach a lower bound of the n-th best score, in ascending order of
-// blocks: the first kFound of each token in `found` (score, block), their number in `count`. The bound is the n-th best
-// of the maxima of 32 or 64 groups of blocks. Unused scores of a row are -1. kBatch: reads of a row in flight.
+// Collects, for a warp's tokens, the candidates that reach a lower bound of the n-th best score, in ascending order of
+// blocks. The first kFound of each token go to `found` (score, block), their number to `count`. The bound is the n-th
+// best of the maxima of 32 or 64 groups of blocks. Unused scores of a row are -1. kBatch is the number of reads of a
+// row in flight.
 template <int kWarpTokens, int kBatch>
 struct Collector {
   const float* rows;
   int row_floats, end;
-  int2* found;  // [token][kFound]
+  int2* found;  // (score, block) of each collected candidate: [token][kFound]
   int bound[kWarpTokens], count[kWarpTokens];
 
   __device__ __forceinline__ int score(int t, int j) const {
@@ -118,7 +123,8 @@ struct Collector {
     return *reinterpret_cast<const int4*>(rows + t * row_floats + j);
   }
   __device__ __forceinline__ static int highest(const int4& x) { return max(max(x.x, x.y), max(x.z, x.w)); }
-  // The index at which this lane appends to a token's list of `count` entries, which grows; kFound if it has nothing.
+  // Returns the index at which this lane appends to a token's list, or kFound if it has nothing to append. `count`, the
+  // length of the list, grows by the number of lanes that append.
   __device__ __forceinline__ static int place(bool has, int& count) {
     const unsigned lanes = __ballot_sync(kFullWarp, has);
     const int place = count + __popc(lanes & ((1u << threadIdx.x % 32) - 1));
@@ -172,7 +178,7 @@ struct Collector {
         best[1][t] = max(best[1][t], highest(scores(t, j + 128 + 4 * lane)));
     find_bound(slots, best, true);
   }
-  // Collects the groups of four blocks that reach the bound, then the blocks within them.
+  // For long rows: collects the groups of four blocks whose maximum reaches the bound, then the blocks within them.
   __device__ __forceinline__ void collect_long(int* groups) {
     const int lane = threadIdx.x % 32;
     int hits[kWarpTokens] = {};
@@ -199,7 +205,9 @@ struct Collector {
       }
 #pragma unroll
     for (int t = 0; t < kWarpTokens; ++t)
-      if (hits[t] > kFound) count[t] = kFound + 1;  // too many: not all of them were read
+      if (hits[t] > kFound)
+        count[t] = kFound + 1;  // too many groups reach the bound, and not all of them were
+                                // collected
   }
 };
 

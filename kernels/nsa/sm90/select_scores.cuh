@@ -1,7 +1,9 @@
-// Block scores of a tile of tokens, by one CTA (nsa/sm90/select.cu): keys times queries, probabilities summed over
-// heads, and the pooling of Eq. 9 into blocks before they are stored.
+// Computes the block scores of a tile of tokens, by one CTA (nsa/sm90/select.cu): products of keys and queries,
+// probabilities summed over heads, and the pooling of Eq. 9 into blocks. Only block scores are stored.
 #pragma once
 #include "kernels/common/bthd.cuh"
+#include "kernels/common/documents.cuh"
+#include "kernels/hopper/warpgroup.cuh"
 #include "kernels/hopper/wgmma.cuh"
 #include "kernels/nsa/sm90/select_lists.cuh"
 
@@ -9,33 +11,38 @@ namespace triad::cuda {
 namespace {
 
 constexpr int kWarps = 4, kWarpKeys = 32, kMaxTokens = 16;
-// Tokens per tile: as many as leave room for the queries of three CTAs per SM.
+// The number of tokens per tile: as many as leave room for the queries of three CTAs per SM.
 template <int kPanels>
 constexpr int kTokensOf = kPanels == 1 ? 16 : 8;
-constexpr int kListedTokens = 128;  // tokens per item that needs no scores
+constexpr int kListedTokens = 128;  // tokens per work item, for tokens that need no scores
 
 struct SelectArgs {
   Bthd<int32_t> block_index;
   Bthd<const __nv_bfloat16> q, k;
   Bthd<const float> lse;  // [B,T,Hq,1]
   int tokens, keys, heads;
-  int key_bytes;         // stride between keys, bytes
-  unsigned groups, bgs;  // Hkv, B * Hkv
-  int columns, turns;    // tokens per tile times heads, rounded up; turns in which they are multiplied
+  int key_bytes;         // stride between neighbouring keys, bytes
+  unsigned groups, bgs;  // groups is Hkv, bgs is B * Hkv
+  int columns, turns;    // columns: tokens per tile times heads, rounded up; turns: number of parts in which they are
+                         // multiplied
   int l, d, n_sel, init_blocks, local_blocks;
-  int token_shift, key_shift;  // log2 of the tokens and of the compressed keys per block; 2, 4 or 8 keys
-  float whole, over;           // weights (Eq. 9): of a key inside its block; of a block's last key in the next block
+  int token_shift, key_shift;  // log2 of the tokens, and of the 2, 4 or 8 compressed keys, per block
+  float whole, over;           // weights of Eq. 9: whole, of a key inside its block; over, of a block's last key in the
+                               // next block
   float scale;                 // factor of q.k, times log2(e)
-  int scored_from;             // tokens before this one list all their blocks
+  int scored_from;             // tokens before this one need no scores, because they list all their blocks
   int scored_tiles;
   int items;
   int query_bytes, list_bytes,
-      row_floats;  // of q in shared memory; of a warp's lists; per token's scores, with padding
-  float* slab;     // scores [CTA][tokens per tile][row_floats]; nullptr: in shared memory
-  int* taken;      // counter of the next item; nullptr: items are assigned round robin
+      row_floats;  // bytes of q in shared memory; bytes of a warp's lists; floats per token's row of scores, with
+                   // padding
+  float* slab;     // scores [CTA][tokens per tile][row_floats]; nullptr: scores are in shared memory
+  int* taken;      // counter of the items that have been assigned; nullptr: items are assigned round robin
+  DocumentView documents;
 };
 
-// Columns are [head][token of the tile], kColumns per turn, in two products of 64 keys; kFirstOf columns in the first.
+// The queries of a tile are columns of the products, in the order [head][token of the tile]. A turn multiplies kColumns
+// of them with 64 keys in two products; the first product has kFirstOf columns.
 constexpr int kColumnUnits = kPanelRowBytes / 16;
 template <int kColumns>
 constexpr int kFirstOf = kColumns == 96 ? 64 : kColumns / 2;
@@ -44,15 +51,15 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// A warp's 32 keys of a step: copied to its own buffer in shared memory, then read into registers as left operands.
-// Lane 4r + q gets keys 4r .. 4r + 3: key 4r + c is row 8c + r of a swizzled panel, so that keys 4r + 2p and 4r + 2p +
-// 1 are rows r and r + 8 of product p.
+// A warp's 32 keys of one step. They are copied to the warp's buffer in shared memory, then read into registers as left
+// operands. Lane 4r + q gets keys 4r .. 4r + 3: key 4r + c is row 8c + r of a swizzled panel, so that keys 4r + 2p and
+// 4r + 2p + 1 are rows r and r + 8 of product p.
 template <int kPanels>
 struct WarpKeys {
   static constexpr int kPanelBytes = kWarpKeys * kPanelRowBytes, kBytes = kPanels * kPanelBytes;
   uint32_t a[4 * kPanels][4];  // the left operand of one product
 
-  // The lane's 16 bytes of the group's first key.
+  // The 16 bytes that this lane copies of the group's first key.
   __device__ __forceinline__ static const unsigned char* lane_part(const __nv_bfloat16* k) {
     return reinterpret_cast<const unsigned char*>(k) + threadIdx.x % 8 * 16;
   }
@@ -60,7 +67,7 @@ struct WarpKeys {
                                               int keys) {
     const int c = threadIdx.x % 32 / 8;
     uint32_t to = buffer + c * 8 * kPanelRowBytes + threadIdx.x % 8 * 16;
-    asm volatile("" : "+r"(to));  // recompute eight addresses instead of keeping them in registers
+    asm volatile("" : "+r"(to));  // makes the compiler recompute eight addresses, which would otherwise take registers
 #pragma unroll
     for (int r = 0; r < 8; ++r) {
       const unsigned char* row = k + static_cast<int64_t>(min(key + c + 4 * r, keys - 1)) * key_bytes;
@@ -78,7 +85,8 @@ struct WarpKeys {
     for (int i = 0; i < 4 * kPanels; ++i)
       load_matrices(a[i], (first ^ i % 4 << 5) + i / 4 * kPanelBytes + p * 16 * kPanelRowBytes);
   }
-  // Starts product = keys x the columns at `queries`; finish() waits for it.
+  // Starts the product of the keys in `a` and 8 kN rows of q in shared memory, which are its columns. queries: the
+  // wgmma descriptor of these rows. finish() waits for the product.
   template <int kColumns, int kN>
   __device__ __forceinline__ void multiply(float (&product)[kN][4], uint32_t queries) const {
     wgmma_fence();
@@ -94,34 +102,59 @@ __device__ __forceinline__ void finish(float (&product)[kN][4]) {
   pin(product);
 }
 
-// The tokens [first, first + count) of sequence b, group g.
+// A tile: the tokens [first, first + count) of sequence b and group g, all of one document. Keys and blocks are counted
+// within the document, whose first ones are key0 and block0 of the row; `position` is that of the first token. scored:
+// whether the tokens need scores. Of packed rows every block has l' / tile_tokens tiles, of which those past its end
+// have no tokens, and tiles that need no scores are among the scored ones.
 struct Tile {
-  int b, g, first, count;
+  int b, g, first, count, position, key0 = 0, block0 = 0;
+  bool scored;
   __device__ Tile(const SelectArgs& a, unsigned item, int tile_tokens) {
     const unsigned bg = item % a.bgs, i = item / a.bgs, tiles = a.scored_tiles;
     b = static_cast<int>(bg / a.groups), g = static_cast<int>(bg % a.groups);
-    first = i < tiles ? a.scored_from + static_cast<int>(tiles - 1 - i) * tile_tokens
-                      : static_cast<int>(i - tiles) * kListedTokens;
-    count = i < tiles ? min(tile_tokens, a.tokens - first) : min(kListedTokens, a.scored_from - first);
+    if (a.documents.begins != nullptr) {
+      place_in_block(a, static_cast<int>(tiles - 1 - i), tile_tokens);
+      return;
+    }
+    scored = i < tiles;
+    first = scored ? a.scored_from + static_cast<int>(tiles - 1 - i) * tile_tokens
+                   : static_cast<int>(i - tiles) * kListedTokens;
+    count = scored ? min(tile_tokens, a.tokens - first) : min(kListedTokens, a.scored_from - first);
+    position = first;
+  }
+
+ private:
+  __device__ void place_in_block(const SelectArgs& a, int at, int tile_tokens) {
+    const auto entry = [](const int32_t* table, int i) { return static_cast<int>(uniform(table[i])); };
+    const DocumentRow<int> row = a.documents.row(b);
+    const int per_block = (1 << a.token_shift) / tile_tokens, in_block = at % per_block * tile_tokens;
+    const int begin = entry(row.block_begins, at / per_block);
+    first = begin + in_block, count = 0, position = 0, scored = false;
+    if (begin >= a.tokens) return;  // an id without a block
+    const int document = entry(row.begins, begin);
+    count = min(tile_tokens, min(begin + (1 << a.token_shift), entry(row.ends, begin)) - first);
+    position = first - document, scored = count > 0 && position >> a.token_shift >= a.n_sel;
+    key0 = document >> (a.token_shift - a.key_shift), block0 = entry(row.first_blocks, begin);
   }
 };
 
-// The forced blocks are [0, begin) and the local_blocks blocks from `end` on; `slots` of the candidates [begin, end)
-// are chosen, fewer than there are.
+// The blocks from which a tile's tokens choose. The forced blocks are [0, begin) and the local_blocks blocks from `end`
+// on. Of the candidates [begin, end), `slots` are chosen, which is fewer than there are.
 struct Candidates {
   int begin, end, slots;
-  __device__ Candidates(const SelectArgs& a, int t)
+  __device__ Candidates(const SelectArgs& a, const Tile& tile)
       : begin(a.init_blocks),
-        end((t >> a.token_shift) - a.local_blocks + 1),
+        end((tile.position >> a.token_shift) - a.local_blocks + 1),
         slots(a.n_sel - a.init_blocks - a.local_blocks) {}
 };
 
-// The position of a column's lse: columns 2q and 2q + 1 of eight, and those of the next eight, are contiguous.
+// Where a column's lse is stored: the lse of columns 2q and 2q + 1 of one group of eight and of the next group are
+// contiguous.
 __device__ __forceinline__ int place_of_shift(int column) {
   return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
 }
-// Starts the copies of the tile's queries, as columns of the products, [turn][panel][column], and of their lse. Columns
-// without a head or token are zeros.
+// Starts the copies of the tile's queries and of their lse. The queries become columns of the products,
+// [turn][panel][column]. Columns without a head or token are set to zero.
 template <int kPanels, int kColumns>
 __device__ __forceinline__ void copy_queries(const SelectArgs& a, const Tile& tile, unsigned char* queries,
                                              float* lse) {
@@ -146,13 +179,13 @@ __device__ __forceinline__ void copy_queries(const SelectArgs& a, const Tile& ti
     copy_async_4(lse + place_of_shift(i), from, exists);
   }
 }
-// Waits for the copies and replaces lse by lse * log2(e), or by infinity for columns without a row, so that p = 0.
+// Waits for the copies, then replaces each lse by lse * log2(e). Columns without a row get infinity, which makes p = 0.
 template <int kPanels>
 __device__ __forceinline__ void finish_queries(const SelectArgs& a, const Tile& tile, float* lse) {
   constexpr int kTokens = kTokensOf<kPanels>;
   copy_async_wait();
 #pragma unroll 1
-  for (int i = threadIdx.x; i < a.columns; i += kWarpgroup) {  // each thread converts the values that it copied
+  for (int i = threadIdx.x; i < a.columns; i += kWarpgroup) {  // each thread converts the values that it has copied
     const bool exists = i % kTokens < tile.count && i / kTokens < a.heads;
     float& x = lse[place_of_shift(i)];
     x = exists && x != -INFINITY ? x * kLog2e : INFINITY;
@@ -160,7 +193,8 @@ __device__ __forceinline__ void finish_queries(const SelectArgs& a, const Tile& 
   fence_async_proxy();
 }
 
-// Adds the probabilities 2^(product * scale - lse) of a turn's heads to the lane's sums: [token half][key, token].
+// Adds the probabilities 2^(product * scale - lse) of a turn's heads to the sums of this lane, [token half][key,
+// token].
 template <int kHalves, int kN>
 __device__ __forceinline__ void add_probabilities(float (&sum)[kHalves][4], const float (&product)[kN][4],
                                                   const float4* shifts, float scale) {
@@ -176,9 +210,9 @@ __device__ __forceinline__ void add_probabilities(float (&sum)[kHalves][4], cons
   }
 }
 
-// Stores the block scores from a warp's 32 keys. sum: the lane's keys 4r .. 4r + 3, r = lane / 4, as [key pair][token].
-// Blocks that are no candidates get -1. last: the contribution of the warp's last key to the next block, per token (in
-// lanes 28 .. 31).
+// Stores the block scores that a warp's 32 keys contribute to. sum: the lane's keys 4r .. 4r + 3, with r = lane / 4, as
+// [key pair][token]. Blocks that are no candidates get -1. last: for each token, the contribution of the warp's last
+// key to the next block (in lanes 28 .. 31).
 template <int kSize, int kHalves>
 __device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidates& c,
                                              const float (&sum)[2][kHalves][4], int first_key,
@@ -214,13 +248,14 @@ __device__ __forceinline__ void store_scores(const SelectArgs& a, const Candidat
 
 // Values that the warps of a CTA exchange.
 struct SharedEnds {
-  float last[kWarps][kMaxTokens];  // the contribution of each stripe's last key to the next stripe's first block
+  float last[kWarps][kMaxTokens];  // what each stripe's last key contributes to the first block of the next stripe
   unsigned next_item;
   unsigned unused[3];
 };
 
-// Scores a tile. Each warp processes a stripe of `steps` times 32 keys. A step multiplies keys 4r and 4r + 1 with all
-// columns, in turns, then keys 4r + 2 and 4r + 3. The next product runs during the exponentials of the current one.
+// Computes the scores of a tile. Each warp processes a stripe of the keys, `steps` times 32 keys. A step multiplies
+// keys 4r and 4r + 1 with all columns, in turns, then keys 4r + 2 and 4r + 3. The next product runs during the
+// exponentials of the current one.
 template <int kPanels, int kColumns>
 __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile, const Candidates& c,
                                            const unsigned char* queries, const float* lse, unsigned char* key_buffers,
@@ -228,7 +263,7 @@ __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile
   constexpr int kHalves = kTokensOf<kPanels> / 8, kFirst = kFirstOf<kColumns>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t columns = tile_descriptor(shared_address(queries));
-  const unsigned char* k = WarpKeys<kPanels>::lane_part(a.k.row(tile.b, 0, tile.g));
+  const unsigned char* k = WarpKeys<kPanels>::lane_part(a.k.row(tile.b, tile.key0, tile.g));
   const float4* shifts = reinterpret_cast<const float4*>(lse) + lane % 4;
   float* lane_scores = scores + lane % 4 * 2 * a.row_floats;
   const uint32_t buffer = shared_address(key_buffers) + warp * WarpKeys<kPanels>::kBytes;
@@ -268,7 +303,7 @@ __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile
     take_turns(sum[0], [&] {
       keys.template load<1>(buffer);
       __syncwarp();
-      WarpKeys<kPanels>::copy(buffer, k, a.key_bytes, key0 + kWarpKeys, a.keys);
+      WarpKeys<kPanels>::copy(buffer, k, a.key_bytes, key0 + kWarpKeys, a.keys - tile.key0);
     });
     take_turns(sum[1], [&] {
       copy_async_wait_group<0>();
@@ -276,12 +311,13 @@ __device__ __forceinline__ void score_tile(const SelectArgs& a, const Tile& tile
       keys.template load<0>(buffer);
     });
 
-    if ((key0 + kWarpKeys - 1) * a.d + a.l > tile.first + 1) {  // some token does not see some key: mask
+    // True if some token does not see some key, so that a mask is needed.
+    if ((key0 + kWarpKeys - 1) * a.d + a.l > tile.position + 1) {
 #pragma unroll
       for (int i = 0; i < 8 * kHalves; ++i) {
         const int p = i / (4 * kHalves), j = i / 4 % kHalves, e = i % 4;
         const int key = key0 + lane / 4 * 4 + p * 2 + e / 2, token = lane % 4 * 2 + e % 2 + j * 8;
-        if (key * a.d + a.l > tile.first + token + 1) sum[p][j][e] = 0.0f;
+        if (key * a.d + a.l > tile.position + token + 1) sum[p][j][e] = 0.0f;
       }
     }
     if (a.key_shift == 2)

@@ -11,15 +11,18 @@
 namespace triad::cuda {
 namespace {
 
-// The lists as the plan reads them, for any number of blocks whose masks fit into shared memory.
+constexpr int kTileKeys = 64;  // keys of a step
+
+// The block lists for plans of any number of blocks whose masks fit into shared memory.
 struct SharedTileKeys {
   KeyRange range;
   const int* data;
   int64_t batch, row, head;
   Divisor n, block_keys;
-  int blocks, block_size;  // ceil(T / l'); l', as block_keys
+  int blocks, block_size;  // blocks: ceil(T / l'), or the ids of packed rows; block_size: l', the same as block_keys
   CombineRows combine;
-  const int* unless;  // if not nullptr, the kernel returns at once where *unless is not 0
+  const int* unless;  // if not nullptr, the kernel returns at once if *unless is not 0
+  int steps;          // of all blocks
 };
 inline SharedTileKeys make_shared_tile_keys(const SelectedKeys& keys, const CombineAlong* combine, const int* unless) {
   return {keys.range,
@@ -32,16 +35,18 @@ inline SharedTileKeys make_shared_tile_keys(const SelectedKeys& keys, const Comb
           keys.lists.blocks,
           keys.block_keys,
           combine_rows(combine),
-          unless};
+          unless,
+          keys.lists.blocks * ceil_div(keys.block_keys, kTileKeys)};
 }
 
 template <class Shape>
 class Plan<SharedTileKeys, Shape> {
  public:
+  static_assert(Shape::kKeys == kTileKeys);
   static constexpr bool kListed = true, kMadeTogether = true;
   static int64_t bytes(const SharedTileKeys& keys) {
     const int64_t parts = ceil_div(keys.block_size, Shape::kKeys);
-    return sizeof(Head) + sizeof(int) * keys.blocks * (kWords + parts);
+    return sizeof(Head) + sizeof(int) * keys.blocks * (kWords + parts + (is_packed(keys) ? 1 : 0));
   }
   static __device__ __forceinline__ bool nothing_to_do(const SharedTileKeys& keys) {
     return keys.unless != nullptr && *keys.unless != 0;
@@ -53,33 +58,39 @@ class Plan<SharedTileKeys, Shape> {
     unsigned* const masks = reinterpret_cast<unsigned*>(memory + sizeof(Head));
     unsigned* const entries = masks + keys.blocks * kWords;
     masks_ = masks, entries_ = entries;
-    const int blocks = keys.block_keys.quotient(tile.last_token) + 1;  // the blocks up to the last token's
+    const DocumentRow<int> row = keys.range.documents.row(tile.b);
+    // The blocks are counted from the first one that a token of the tile can list to the last token's own.
+    const int block0 = row.first_block(tile.first_token);
+    const int blocks = row.first_block(tile.last_token) - block0 +
+                       keys.block_keys.quotient(tile.last_token - row.begin(tile.last_token)) + 1;
     for (int i = threadIdx.x; i < blocks * kWords; i += Shape::kThreads) masks[i] = 0;
     __syncthreads();
     const int* const lists = keys.data + tile.b * keys.batch + tile.first_token * keys.row + tile.g * keys.head;
     const int n = keys.n.value(), listed = (tile.last_token - tile.first_token + 1) * n;
     for (int i = threadIdx.x; i < listed; i += Shape::kThreads) {
       const int token = keys.n.quotient(i), block = lists[token * keys.row + i - token * n];
-      if (block >= 0) atomicOr(&masks[block * kWords + token / 32], 1u << token % 32);  // -1 ends a list
+      if (block >= 0)  // -1 fills up the end of a list
+        atomicOr(&masks[(block - block0) * kWords + token / 32], 1u << token % 32);
     }
     __syncthreads();
-    if (threadIdx.x < 32) order_steps(a, tile, blocks, head, masks, entries);
+    if (threadIdx.x < 32) order_steps(a, tile, row, block0, blocks, head, masks, entries);
     __syncthreads();
     steps = head.steps, steps_seen = head.steps_seen[w];
   }
-  __device__ __forceinline__ int first(int n) const { return entries_[n] & kMaxKey; }
-  __device__ __forceinline__ int end(int n) const {
-    return (keys_.block_keys.quotient(first(n)) + 1) * keys_.block_size;
+  __device__ __forceinline__ int first(int n) const {
+    return block_begin(n) + static_cast<int>(entries_[n] >> kBlockBits & kMostParts) * Shape::kKeys;
   }
+  __device__ __forceinline__ int end(int n) const { return block_begin(n) + keys_.block_size; }
   __device__ __forceinline__ bool sees(int n) const { return (entries_[n] >> kSeenShift >> w_ & 1) != 0; }
   __device__ __forceinline__ bool needs_mask(int n) const { return (entries_[n] >> kPartShift >> w_ & 1) != 0; }
-  // Whether token number `token` of the CTA lists the block of step n.
+  // Whether token number `token` of this CTA lists the block of step n.
   __device__ __forceinline__ bool lists(int n, int token) const {
-    return (masks_[keys_.block_keys.quotient(first(n)) * kWords + token / 32] >> token % 32 & 1) != 0;
+    return (masks_[block_of(n) * kWords + token / 32] >> token % 32 & 1) != 0;
   }
 
-  // An entry: the first key (24 bits), the warpgroups that see the step (4), those that need a mask (4).
-  static constexpr int kMaxKey = (1 << 24) - 1;
+  // An entry describes a step in 32 bits: its block, counted from block0 (12 bits), the number of the step in the block
+  // (12 bits), which warpgroups see any of its keys (4 bits), and which need a mask (4 bits).
+  static constexpr int kBlockBits = 12, kMostParts = (1 << 12) - 1;
   int steps, steps_seen;
 
  private:
@@ -89,16 +100,28 @@ class Plan<SharedTileKeys, Shape> {
     int steps, steps_seen[Shape::kWarpgroups];
   };
 
-  // Writes the entries of the steps in ascending order. Called by one warp; a lane processes one of 32 blocks at a
-  // time.
-  __device__ __forceinline__ void order_steps(const RowForwardArgs& a, const CtaRows& tile, int blocks, Head& head,
-                                              const unsigned* masks, unsigned* entries) const {
+  __host__ __device__ __forceinline__ static bool is_packed(const SharedTileKeys& keys) {
+    return keys.range.documents.begins != nullptr;
+  }
+  __device__ __forceinline__ int block_of(int n) const { return entries_[n] & ((1 << kBlockBits) - 1); }
+  // The first key of the block of step n. Blocks of packed rows begin anywhere: shared memory has a table of them.
+  __device__ __forceinline__ int block_begin(int n) const {
+    const int block = block_of(n);
+    return is_packed(keys_) ? static_cast<int>(entries_[keys_.steps + block]) : block * keys_.block_size;
+  }
+
+  // Writes the entries of the steps in ascending order of keys. Called by one warp; each lane processes one of 32
+  // blocks at a time.
+  __device__ __forceinline__ void order_steps(const RowForwardArgs& a, const CtaRows& tile, const DocumentRow<int>& row,
+                                              int block0, int blocks, Head& head, const unsigned* masks,
+                                              unsigned* entries) const {
     const int lane = threadIdx.x, block_keys = keys_.block_size;
     int count = 0, seen[Shape::kWarpgroups] = {};
-    for (int block0 = 0; block0 < blocks; block0 += 32) {
-      const int block = block0 + lane, begin = block * block_keys;
+    for (int first_block = 0; first_block < blocks; first_block += 32) {
+      const int block = first_block + lane;
+      const int begin = block < blocks ? row.block_begin(block0 + block, block_keys) : 0;
       unsigned seen_by = 0;
-      int all_see[Shape::kWarpgroups] = {};  // all rows of the warpgroup see the block's keys before this one
+      int all_see[Shape::kWarpgroups] = {};  // every row of the warpgroup sees the keys of the block before this one
 #pragma unroll
       for (int v = 0; v < Shape::kWarpgroups; ++v) {
         const int first_row = tile.first + 64 * v;
@@ -112,6 +135,7 @@ class Plan<SharedTileKeys, Shape> {
           if (low <= high && (masks[block * kWords + i] >> low << (31 - high + low)) != 0) seen_by |= 1u << v;
         }
       }
+      if (row.packed() && block < blocks) entries[keys_.steps + block] = begin;
       const int end = min(begin + block_keys, tile.last_token + 1);
       const int parts = seen_by != 0 ? (end - begin + Shape::kKeys - 1) / Shape::kKeys : 0;
       int at = parts;
@@ -126,7 +150,7 @@ class Plan<SharedTileKeys, Shape> {
 #pragma unroll
         for (int v = 0; v < Shape::kWarpgroups; ++v)
           part_by |= static_cast<unsigned>(first + Shape::kKeys > all_see[v]) << v;
-        entries[at - parts + i] = part_by << kPartShift | seen_by << kSeenShift | first;
+        entries[at - parts + i] = part_by << kPartShift | seen_by << kSeenShift | i << kBlockBits | block;
       }
 #pragma unroll
       for (int v = 0; v < Shape::kWarpgroups; ++v)
@@ -144,15 +168,15 @@ class Plan<SharedTileKeys, Shape> {
   const unsigned *masks_, *entries_;
 };
 
-// The lists of up to 32 blocks of 64 or 128 keys: a list is then a word of 32 bits. At T = 2048 and n = 16 nearly every
-// block before a tile's own is listed by some of its tokens, so the steps are all key tiles up to the last token's.
-// Nothing has to be ordered before the first load, and the mask of a row is one bit. Each warp builds the plan by
-// itself, so CTAs are persistent.
+// The block lists for plans of up to 32 blocks of 64 or 128 keys: a list is then a word of 32 bits. At T = 2048 and n =
+// 16 nearly every block before a tile's own is listed by some of its tokens, so the steps are all key tiles up to the
+// last token's. Nothing has to be ordered before the first load, and the mask of a row is one bit. Each warp builds the
+// plan by itself, so CTAs are persistent.
 struct BitmapKeys {
   KeyRange range;
   const int* data;
   int64_t batch, row, head;
-  int n, part_bits;  // a block has 1 << part_bits steps
+  int n, part_bits;  // each block has 1 << part_bits steps
   CombineRows combine;
 };
 inline BitmapKeys make_bitmap_keys(const SelectedKeys& keys, const CombineAlong* combine) {
@@ -164,8 +188,8 @@ inline bool lists_fit_bitmaps(const KeyRange& range, int block_keys) {
   return (block_keys == 64 || block_keys == 128) && range.keys <= 32 * block_keys;
 }
 
-// A lane of each warp keeps the words of one or two of the warpgroup's tokens; lists() reads them by shuffle. No shared
-// memory, no synchronization.
+// Each warp of a warpgroup holds the words of the warpgroup's tokens in its lanes, one or two tokens per lane. lists()
+// reads them by shuffle, without shared memory or synchronization.
 template <class Shape>
 class Plan<BitmapKeys, Shape> {
  public:
@@ -189,10 +213,10 @@ class Plan<BitmapKeys, Shape> {
 #pragma unroll 16
       for (int j = 0; j < keys.n; ++j) {
         const int block = __ldg(list + j);
-        if (block >= 0) words_[i] |= 1u << block;  // -1 ends a list
+        if (block >= 0) words_[i] |= 1u << block;  // -1 fills up the end of a list
       }
     }
-    // A list may name blocks after the tile's last token; they have no step.
+    // A list may contain blocks after the tile's last token; the plan has no steps for them.
     const unsigned reached = (2u << (steps - 1 >> part_bits_)) - 1;
     listed_ = __reduce_or_sync(kFullWarp, words_[0] | words_[1]) & reached;
     steps_seen = min(steps, 32 - __clz(listed_) << part_bits_);
@@ -201,7 +225,7 @@ class Plan<BitmapKeys, Shape> {
   __device__ __forceinline__ int end(int) const { return keys_end_; }
   __device__ __forceinline__ bool sees(int n) const { return (listed_ >> (n >> part_bits_) & 1) != 0; }
   __device__ __forceinline__ bool needs_mask(int n) const { return first(n) + Shape::kKeys > all_see_; }
-  // Called by whole warps.
+  // Whether token number `token` of this CTA lists the block of step n. All lanes of a warp must call it together.
   __device__ __forceinline__ bool lists(int n, int token) const {
     const int at = token - before_;
     unsigned word = __shfl_sync(kFullWarp, words_[0], at);
@@ -217,7 +241,7 @@ class Plan<BitmapKeys, Shape> {
  private:
   int keys_end_, part_bits_, all_see_ = 0, before_ = 0;
   bool many_ = false;                    // whether the warpgroup has more than 32 tokens
-  unsigned words_[2] = {}, listed_ = 0;  // listed_: blocks that any token of the warpgroup lists
+  unsigned words_[2] = {}, listed_ = 0;  // listed_: the blocks that any token of the warpgroup lists
 };
 
 }  // namespace

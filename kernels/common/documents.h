@@ -1,0 +1,81 @@
+// Packed rows: a row of T tokens holds several documents, one after the other. Attention, positions and selection stay
+// within a document, so its result is the same as if it were alone. Kernels read four tables in device memory, which
+// nsa/document_tables.h fills from the bounds of the documents (cu_seqlens).
+//
+// All documents of a row share one numbering of compressed keys and one of selection blocks, so kernels need no other
+// boundaries between documents than the tables. For a document that begins at token s and is number i in its row:
+//   compressed key c of the document is key floor(s/d) + c of the row (keys that no document uses are zeros),
+//   selection block j of the document is block floor(s/l') + i + j of the row (its id).
+// Both numberings ascend with the tokens, and no number is used twice.
+#pragma once
+#include <cstdint>
+
+#include "engine/tensor.h"
+
+namespace triad {
+
+// The four tables of packed rows, see above. Absent (empty()) if every row is one document.
+struct Documents {
+  ConstTensor begin, end;   // [B,T] i32: the document of token t is the tokens [begin[t], end[t]) of its row
+  ConstTensor first_block;  // [B,T] i32: the id of the first selection block of token t's document
+  ConstTensor block_begin;  // [B,ids] i32: the first token of each selection block; T for an id without a block
+
+  bool empty() const { return begin.empty(); }
+  int64_t ids() const { return block_begin.size(1); }
+};
+
+// The number of block ids of a row of T tokens with at most `documents` documents.
+constexpr int64_t block_ids(int64_t T, int64_t l_sel, int64_t documents) {
+  return (T + l_sel - 1) / l_sel + documents - 1;
+}
+
+// The tables of one row, as pointers to host or device memory. Without tables (begins == nullptr) the row is one
+// document of T tokens. Int: the integer type of the arithmetic.
+template <class Int>
+struct DocumentRow {
+  const int32_t *begins = nullptr, *ends = nullptr, *first_blocks = nullptr, *block_begins = nullptr;
+  Int T = 0;
+
+  constexpr bool packed() const { return begins != nullptr; }
+  constexpr Int begin(Int t) const { return packed() ? begins[t] : 0; }
+  constexpr Int end(Int t) const { return packed() ? ends[t] : T; }
+  constexpr Int first_block(Int t) const { return packed() ? first_blocks[t] : 0; }
+  constexpr Int block_begin(Int id, Int l_sel) const { return packed() ? block_begins[id] : id * l_sel; }
+  // The id of the selection block that contains token t.
+  constexpr Int block_of(Int t, Int l_sel) const { return first_block(t) + (t - begin(t)) / l_sel; }
+  // Selection block `id` contains the tokens [block_begin, block_end).
+  constexpr Int block_end(Int id, Int l_sel) const {
+    const Int first = block_begin(id, l_sel);
+    if (first >= T) return first;
+    const Int last = first + l_sel, stop = end(first);
+    return last < stop ? last : stop;
+  }
+  // A token of the only document that can own compressed key c. A document that ends before token c*d + d - 1 has no
+  // block of l tokens that begins at c*d or later, since l >= d.
+  constexpr Int owner(Int c, Int d) const {
+    const Int last = c * d + d - 1;
+    return last < T ? last : T - 1;
+  }
+  // The first token of compressed key c, or -1 if the key belongs to no document.
+  constexpr Int key_begin(Int c, Int l, Int d) const {
+    if (!packed()) return c * d;
+    const Int x = owner(c, d), s = begin(x);
+    const Int first = s > c * d ? s : s + (c * d - s + d - 1) / d * d;
+    return first + l <= end(x) ? first : -1;
+  }
+  // Token t attends to the compressed keys [first_key, first_key + visible_keys).
+  constexpr Int first_key(Int t, Int d) const { return packed() ? begins[t] / d : 0; }
+  constexpr Int visible_keys(Int t, Int l, Int d) const {
+    const Int tokens = t - begin(t) + 1;
+    return tokens < l ? 0 : (tokens - l) / d + 1;
+  }
+};
+
+// Row b of the tables in host memory.
+inline DocumentRow<int64_t> host_row(const Documents& documents, int64_t b, int64_t T) {
+  if (documents.empty()) return {.T = T};
+  const auto at = [&](const ConstTensor& table) { return table.ptr<int32_t>() + b * table.stride[0]; };
+  return {at(documents.begin), at(documents.end), at(documents.first_block), at(documents.block_begin), T};
+}
+
+}  // namespace triad

@@ -1,0 +1,83 @@
+// Dense causal attention: checks, dispatch, delta and rounding unit before backward, and the Pattern of the CPU
+// reference (attend_cpu.h).
+#include "kernels/nsa/dense_attention.h"
+
+#include "engine/op_scope.h"
+#include "kernels/nsa/attend_cpu_backward.h"
+#include "kernels/nsa/attend_cpu_forward.h"
+#include "kernels/nsa/gate.h"
+#include "kernels/nsa/route.h"
+
+namespace triad {
+
+namespace {
+
+struct CausalPattern {
+  int64_t T;
+  Documents documents;
+  template <class Visit>
+  void keys(int64_t b, int64_t t, int64_t, Visit&& visit) const {
+    visit(host_row(documents, b, T).begin(t), t + 1);
+  }
+  template <class Visit>
+  void rows(int64_t b, int64_t, int64_t begin, int64_t end, Visit&& visit) const {
+    const DocumentRow<int64_t> row = host_row(documents, b, T);
+    for (int64_t t = begin; t < row.end(end - 1); ++t) {
+      const int64_t first = std::max(begin, row.begin(t)), last = std::min(end, t + 1);
+      if (first < last) visit(t, first, last);
+    }
+  }
+  int64_t spans() const { return 1; }
+  attend_cpu::Span span(int64_t, int64_t) const { return {0, T}; }
+  int64_t most_keys() const { return T; }
+};
+
+CausalPattern causal_pattern(const char* op, const AttendIn& in) {
+  const int64_t T = in.q.size(1);
+  TRIAD_CHECK(in.k.size(1) == T, "{}: {} keys for {} tokens", op, in.k.size(1), T);
+  return {T, in.documents};
+}
+
+}  // namespace
+
+void dense_attention_forward(Context& ctx, const DenseSaved& saved, const AttendIn& in) {
+  const OpScope op_scope(ctx, "dense_attention_forward");
+  const AttendOut out{saved.o, saved.lse};
+  check_attend("dense_attention", in, out);
+  const CausalPattern pattern = causal_pattern("dense_attention", in);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda)
+      return attend_routed(
+          ctx, "dense_attention_forward", out, in,
+          [](Context& on, const AttendOut& to, const AttendIn& from) { cuda::dense_attention_forward(on, to, from); });
+  }
+  record_cpu(ctx, "dense_attention_forward", in.q, in.k);
+  dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::forward<T>(ctx, out, in, pattern); });
+}
+
+void dense_attention_backward(Context& ctx, const DenseGrad& grad, ConstTensor dout, const AttendIn& in,
+                              const DenseSaved& saved) {
+  const OpScope op_scope(ctx, "dense_attention_backward");
+  check_attend("dense_attention backward", in, {saved.o, saved.lse});
+  Scratch::Scope scope(ctx.scratch);
+  const DType acc = saved.lse.dtype;
+  const Tensor delta = scope.alloc(acc, saved.lse.shape(), "delta"), norm = scope.alloc(acc, delta.shape(), "|dout|");
+  const AttendGradOut out{grad.dq, grad.dk, grad.dv};
+  AttendGradIn upstream{dout, {}, delta, saved.lse};
+  check_attend_grad("dense_attention backward", out, upstream, in);
+  const CausalPattern pattern = causal_pattern("dense_attention backward", in);
+  attention_delta(ctx, delta, dout, saved.o, norm);
+  zero(ctx, grad.dq);
+  upstream.rounding_unit =
+      attend_rounding_unit(ctx, scope, grad.dq, dout, in.q, {{in.k, in.v, {}, delta}}, norm, {}, in.documents);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda)
+      return attend_routed(ctx, "dense_attention_backward", out, upstream, in,
+                           [](Context& on, const AttendGradOut& to, const AttendGradIn& from_above,
+                              const AttendIn& from) { cuda::dense_attention_backward(on, to, from_above, from); });
+  }
+  record_cpu(ctx, "dense_attention_backward", in.q, in.k);
+  dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::backward<T>(ctx, out, upstream, in, pattern); });
+}
+
+}  // namespace triad

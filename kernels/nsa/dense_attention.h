@@ -1,0 +1,29 @@
+// Dense causal attention, the control that NSA is compared with: row t sees the tokens [0, t]. It shares the kernels of
+// NSA's branches that see one range of keys; shapes, dtypes and softmax: nsa/attend.h, with S = T.
+#pragma once
+#include "kernels/nsa/attend.h"
+
+namespace triad {
+
+// What forward saves for backward; o is also its result.
+struct DenseSaved {
+  Tensor o, lse;  // [B,T,Hq,dv] T, [B,T,Hq] acc
+};
+// The results of backward, all overwritten.
+struct DenseGrad {
+  Tensor dq;      // [B,T,Hq,dk] acc
+  Tensor dk, dv;  // [B,T,Hkv,dk], [B,T,Hkv,dv] T
+};
+
+// Forward: overwrites saved.
+void dense_attention_forward(Context&, const DenseSaved& saved, const AttendIn&);
+// Backward: overwrites grad  <-  dout [B,T,Hq,dv] T, the inputs and the saved results of forward
+void dense_attention_backward(Context&, const DenseGrad& grad, ConstTensor dout, const AttendIn&,
+                              const DenseSaved& saved);
+
+namespace cuda {
+void dense_attention_forward(Context&, const AttendOut&, const AttendIn&);
+// Unlike above, dq of AttendGradOut is added to.
+void dense_attention_backward(Context&, const AttendGradOut&, const AttendGradIn&, const AttendIn&);
+}  // namespace cuda
+}  // namespace triad

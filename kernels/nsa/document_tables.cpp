@@ -1,0 +1,34 @@
+// The tables of packed rows: checks of shapes, dispatch, and the CPU loop.
+#include "kernels/nsa/document_tables.h"
+
+#include <algorithm>
+
+#include "engine/check.h"
+#include "engine/op_scope.h"
+#include "kernels/common/parallel.h"
+
+namespace triad {
+
+void nsa_document_tables(Context& ctx, const DocumentTables& tables, ConstTensor bounds, int64_t l_sel) {
+  const OpScope op_scope(ctx, "nsa_document_tables");
+  TRIAD_CHECK(tables.begin.rank == 2 && bounds.rank == 1 && bounds.size(0) >= 2,
+              "nsa_document_tables: {} for bounds {}", tables.begin.str(), bounds.str());
+  const int64_t B = tables.begin.size(0), T = tables.begin.size(1);
+  for (const Tensor& table : {tables.begin, tables.end, tables.first_block})
+    check_tensor("nsa_document_tables: a table of tokens", table, {B, T}, DType::i32);
+  check_tensor("nsa_document_tables: block_begin", tables.block_begin, {B, tables.block_begin.size(1)}, DType::i32);
+  check_tensor("nsa_document_tables: bounds", bounds, {bounds.size(0)}, DType::i32);
+  TRIAD_CHECK(l_sel >= 1 && tables.block_begin.size(1) >= block_ids(T, l_sel, 1),
+              "nsa_document_tables: {} ids for rows of {} tokens in blocks of {}", tables.block_begin.size(1), T,
+              l_sel);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::nsa_document_tables(ctx, tables, bounds, l_sel);
+  }
+  if (ctx.planning) return;
+  const int64_t ids = tables.block_begin.size(1);
+  const DocumentTableWriter writer = table_writer(tables, bounds, l_sel);
+  std::fill_n(writer.block_begin, B * ids, static_cast<int32_t>(T));
+  parallel_for(ctx, B * T, [&](int64_t token) { writer.write(token); });
+}
+
+}  // namespace triad

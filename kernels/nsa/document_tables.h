@@ -1,0 +1,64 @@
+// Fills the tables of packed rows (common/documents.h), which say where each document begins and ends, from the bounds
+// of the documents (cu_seqlens).
+#pragma once
+#include "engine/context.h"
+#include "kernels/common/documents.h"
+
+namespace triad {
+
+// The tables as outputs; Documents, to which they convert, has them as inputs.
+struct DocumentTables {
+  Tensor begin, end, first_block;  // [B,T] i32
+  Tensor block_begin;              // [B,ids] i32, ids = block_ids(T, l_sel, most documents of a row)
+  operator Documents() const { return {begin, end, first_block, block_begin}; }
+};
+
+// tables overwritten  <-  bounds [n] i32: document i is [bounds[i], bounds[i+1]) of the B*T tokens of all rows. bounds
+// must satisfy check_bounds (nsa/document_bounds.h), except that it may be padded at the end with B*T.
+void nsa_document_tables(Context&, const DocumentTables&, ConstTensor bounds, int64_t l_sel);
+
+namespace cuda {
+void nsa_document_tables(Context&, const DocumentTables&, ConstTensor bounds, int64_t l_sel);
+}  // namespace cuda
+
+// Returns the last index i in [0, n) with bounds[i] <= x, given ascending bounds and bounds[0] <= x. For CPU and GPU.
+constexpr int64_t last_bound(const int32_t* bounds, int64_t n, int64_t x) {
+  int64_t low = 0, high = n;
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (bounds[middle] <= x ? low : high) = middle;
+  }
+  return low;
+}
+
+// write(token) writes the entries of one token, counted over all rows, to the tables [B,T]; if a selection block begins
+// at the token, also the block's entry of block_begin.
+struct DocumentTableWriter {
+  int32_t *begin, *end, *first_block, *block_begin;  // the tables, contiguous
+  const int32_t* bounds;
+  int64_t n, T, ids, l_sel;  // number of bounds; tokens per row; block ids per row; tokens per selection block
+
+  constexpr void write(int64_t token) const {
+    const int64_t row = token / T * T, i = last_bound(bounds, n, token);
+    const int64_t s = bounds[i] - row, number = i - last_bound(bounds, n, row), t = token - row;
+    const int64_t first = s / l_sel + number;
+    begin[token] = static_cast<int32_t>(s);
+    end[token] = static_cast<int32_t>(bounds[i + 1] - row);
+    first_block[token] = static_cast<int32_t>(first);
+    if ((t - s) % l_sel == 0) block_begin[token / T * ids + first + (t - s) / l_sel] = static_cast<int32_t>(t);
+  }
+};
+
+inline DocumentTableWriter table_writer(const DocumentTables& tables, const ConstTensor& bounds, int64_t l_sel) {
+  return {tables.begin.ptr<int32_t>(),
+          tables.end.ptr<int32_t>(),
+          tables.first_block.ptr<int32_t>(),
+          tables.block_begin.ptr<int32_t>(),
+          bounds.ptr<int32_t>(),
+          bounds.size(0),
+          tables.begin.size(1),
+          tables.block_begin.size(1),
+          l_sel};
+}
+
+}  // namespace triad

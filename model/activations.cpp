@@ -13,42 +13,33 @@ namespace triad {
 
 namespace {
 
-constexpr int kWin = static_cast<int>(Branch::win);
+using SharedTensors = std::map<std::string, Tensor>;  // tensors of recomputing layers, by name and shape
 
-using SharedTensors = std::map<std::string, Tensor>;  // tensors of recomputing layers, by name
-
-LayerActivations alloc_layer(Arena& arena, const ModelConfig& c, int64_t B, int64_t T, DType dtype,
-                             const std::string& prefix, Recompute recompute, SharedTensors& shared) {
+LayerActivations alloc_layer(Arena& arena, const ModelConfig& c, int64_t layer, int64_t B, int64_t T, DType dtype,
+                             Recompute recompute, SharedTensors& shared) {
   const int64_t N = B * T;
   const DType acc = acc_dtype(dtype);
-  bool again = false;  // the next tensors are recomputed
-  auto alloc = [&](const std::string& name, DType type, const Shape& shape) {
-    if (!again) return arena.alloc(MemTag::activations, prefix + name, type, shape);
-    const auto [entry, is_new] = shared.try_emplace(name);
+  const AllocTensor kept = [&](const std::string& name, DType type, const Shape& shape) {
+    return arena.alloc(MemTag::activations, fmt::format("layer{:02}.{}", layer, name), type, shape);
+  };
+  const AllocTensor recomputed = [&](const std::string& name, DType type, const Shape& shape) {
+    const auto [entry, is_new] = shared.try_emplace(name + shape.str());
     if (is_new) entry->second = arena.alloc(MemTag::activations, "recomputed." + name, type, shape);
     return entry->second;
   };
+  const auto alloc_of = [&](LayerPart part) -> const AllocTensor& {
+    return covers(recompute, part) ? recomputed : kept;
+  };
+  const AttentionKind kind = c.attention_of(layer);
   LayerActivations a;
-  a.x = alloc("x", dtype, {N, c.dim});
-  a.rrms1 = alloc("rrms1", acc, {N});
-  a.rrms2 = alloc("rrms2", acc, {N});
-  if (!c.dense()) a.nsa.block_index = alloc("block_index", DType::i32, {B, T, c.n_kv_groups, c.nsa.n_sel});
-  again = covers(recompute, LayerPart::attention);
-  a.qkv = alloc("qkv", dtype, {N, qkv_width(c)});
-  for (int b = c.dense() ? kWin : 0; b < 3; ++b) {
-    a.nsa.o[b] = alloc(fmt::format("o_{}", word_of(static_cast<Branch>(b))), dtype, {B, T, c.n_heads, c.d_v});
-    a.nsa.lse[b] = alloc(fmt::format("lse_{}", word_of(static_cast<Branch>(b))), acc, {B, T, c.n_heads});
-  }
-  if (!c.dense()) {
-    const int64_t Tc = compressed_length(T, c.nsa.l, c.nsa.d);
-    a.nsa.k_cmp = alloc("k_cmp", dtype, {B, Tc, c.n_kv_groups, c.d_k});
-    a.nsa.v_cmp = alloc("v_cmp", dtype, {B, Tc, c.n_kv_groups, c.d_v});
-    a.nsa.gate = alloc("gate", acc, {3, B, T, c.n_kv_groups});
-  }
-  again = covers(recompute, LayerPart::out_proj);
-  a.x_mid = alloc("x_mid", dtype, {N, c.dim});
-  again = covers(recompute, LayerPart::mlp_in);
-  a.mlp_pre = alloc("mlp_pre", dtype, {N, c.mlp == MlpKind::silu ? c.mlp_hidden : 2 * c.mlp_hidden});
+  a.x = kept("x", dtype, {N, c.dim});
+  a.rrms1 = kept("rrms1", acc, {N});
+  a.rrms2 = kept("rrms2", acc, {N});
+  a.qkv = alloc_of(LayerPart::attention)("qkv", dtype, {N, qkv_width(c, kind)});
+  a.attention = alloc_attention(c, kind, B, T, dtype, kept, alloc_of(LayerPart::attention));
+  a.x_mid = alloc_of(LayerPart::out_proj)("x_mid", dtype, {N, c.dim});
+  a.mlp_pre =
+      alloc_of(LayerPart::mlp_in)("mlp_pre", dtype, {N, c.mlp == MlpKind::silu ? c.mlp_hidden : 2 * c.mlp_hidden});
   return a;
 }
 
@@ -70,39 +61,26 @@ void check_sequences(Device device, const ModelConfig& c, int64_t B) {
 }
 
 Activations::Activations(Arena& arena, const ModelConfig& c, int64_t B, int64_t T, DType dtype, bool keep,
-                         const RecomputePlan& recompute)
+                         const RecomputePlan& recompute, int64_t most_documents)
     : n_layers_(c.n_layers), recompute_(recompute) {
   tokens = arena.alloc(MemTag::io, "tokens", DType::i32, {B, T});
   check_sequences(tokens.device, c, B);
   targets = arena.alloc(MemTag::io, "targets", DType::i32, {B, T});
-  // Layer i writes the x of layer i+1, so two sets are needed.
+  if (most_documents > 0) {
+    const auto table = [&](const char* name, const Shape& shape) {
+      return arena.alloc(MemTag::io, name, DType::i32, shape);
+    };
+    bounds = table("document bounds", {B * most_documents + 1});
+    documents = {table("document begin", {B, T}), table("document end", {B, T}), table("document first_block", {B, T}),
+                 table("document block_begin", {B, block_ids(T, c.nsa.l_sel, most_documents)})};
+  }
+  // Without `keep`, two sets of tensors are enough: layer i reads its own set and writes x of the set of layer i+1.
   const int64_t sets = keep ? c.n_layers : std::min<int64_t>(2, c.n_layers);
   SharedTensors shared;
-  for (int64_t i = 0; i < sets; ++i)
-    layers_.push_back(alloc_layer(arena, c, B, T, dtype, fmt::format("layer{:02}.", i), recompute.of(i), shared));
+  for (int64_t i = 0; i < sets; ++i) layers_.push_back(alloc_layer(arena, c, i, B, T, dtype, recompute.of(i), shared));
   x_final_ = arena.alloc(MemTag::activations, "x_final", dtype, {B * T, c.dim});
   rrms_final = arena.alloc(MemTag::activations, "rrms_final", acc_dtype(dtype), {B * T});
   row_loss = arena.alloc(MemTag::activations, "row_loss", acc_dtype(dtype), {B * T});
-}
-
-int64_t qkv_width(const ModelConfig& c) {
-  return c.n_heads * c.d_k + (c.dense() ? 1 : 3) * c.n_kv_groups * (c.d_k + c.d_v);
-}
-
-QkvViews split_qkv(const Tensor& qkv, const ModelConfig& c, int64_t B, int64_t T) {
-  int64_t at = 0;
-  auto take = [&](int64_t heads, int64_t width) {
-    const Tensor columns = qkv.slice(1, at, at + heads * width);
-    at += heads * width;
-    return columns.view({B, T, heads, width});
-  };
-  QkvViews views;
-  views.q = take(c.n_heads, c.d_k);
-  for (int b = c.dense() ? kWin : 0; b < 3; ++b) {
-    views.k[b] = take(c.n_kv_groups, c.d_k);
-    views.v[b] = take(c.n_kv_groups, c.d_v);
-  }
-  return views;
 }
 
 }  // namespace triad

@@ -1,33 +1,37 @@
-// The tensors that a forward pass keeps for backward: everything that backward reads, except what it can rebuild
-// elementwise (normed rows, the activation's output, the gated sum). Tensors of layers that recompute them share one
-// set of buffers, which backward refills layer by layer. Allocated once for a fixed B and T.
+// The tensors that a forward pass keeps for backward: everything that backward reads, except what it can compute again
+// element by element (normed rows, the activation's output, the gated sum). Layers that recompute a tensor share one
+// buffer for it, which backward refills layer by layer. Allocated once for a fixed batch size B and sequence length T.
 #pragma once
 #include <vector>
 
 #include "engine/context.h"
-#include "model/config.h"
+#include "kernels/nsa/document_tables.h"
+#include "model/attention.h"
 #include "model/recompute.h"
 
 namespace triad {
 
-// The largest number of sequences per batch. A CUDA grid has at most 65,535 CTAs along y and z, where attention kernels
-// use sequences * groups.
+// The largest number of sequences per batch. It is limited on a GPU, because a CUDA grid has at most 65,535 CTAs along
+// y and z, along which attention kernels place sequences * groups.
 int64_t most_sequences(Device, const ModelConfig&);
 void check_sequences(Device, const ModelConfig&, int64_t B);
 
 struct LayerActivations {
-  Tensor x;  // [N,C] T: the layer's input, written by the layer before
+  Tensor x;  // [N,C]: the layer's input, which the previous layer writes
   Tensor rrms1, rrms2;
-  Tensor qkv;      // [N, rows of the fused projection] T; q and the keys rotated
-  NsaSaved nsa;    // dense attention uses o[win] and lse[win] only
-  Tensor x_mid;    // [N,C] T: after attention
-  Tensor mlp_pre;  // [N,H] or [N,2H] T: before the activation
+  Tensor qkv;  // [N, rows of the fused projection]: q, k and v; q and k after the rotation of rope
+  AttentionSaved attention;
+  Tensor x_mid;    // [N,C]: the sum after the attention stage
+  Tensor mlp_pre;  // [N,H], for swiglu [N,2H]: the MLP before its activation
 };
 
 class Activations {
  public:
-  // keep: every layer has its own tensors, for backward. Otherwise layers alternate between two sets: forward only.
-  Activations(Arena&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep, const RecomputePlan& = {});
+  // keep: if true, every layer has its own tensors, as backward needs; otherwise layers alternate between two sets,
+  // which is enough for forward alone.
+  // most_documents: the largest number of documents in a row; 0: every row is one document.
+  Activations(Arena&, const ModelConfig&, int64_t B, int64_t T, DType dtype, bool keep, const RecomputePlan& = {},
+              int64_t most_documents = 0);
 
   int64_t B() const { return tokens.size(0); }
   int64_t T() const { return tokens.size(1); }
@@ -38,22 +42,18 @@ class Activations {
   Tensor x(int64_t i) { return i < n_layers_ ? layer(i).x : x_final_; }
 
   Tensor tokens, targets;  // [B,T] i32
+  // The bounds of the documents in the packed B*T tokens, padded at the end with B*T, and their tables, which
+  // Model::forward fills. Absent if every row is one document.
+  Tensor bounds;  // [B * most_documents + 1] i32
+  DocumentTables documents;
   Tensor rrms_final;
   Tensor row_loss;
 
  private:
   int64_t n_layers_;
   RecomputePlan recompute_;
-  Tensor x_final_;  // [N,C] T
+  Tensor x_final_;  // [N,C] in the compute dtype
   std::vector<LayerActivations> layers_;
 };
-
-// Views of q and the branches' k and v in the rows of the fused projection (activations or gradients).
-struct QkvViews {
-  Tensor q;                    // [B,T,Hq,dk]
-  std::array<Tensor, 3> k, v;  // [B,T,Hkv,dk], [B,T,Hkv,dv]; dense: win only
-};
-QkvViews split_qkv(const Tensor& qkv, const ModelConfig&, int64_t B, int64_t T);
-int64_t qkv_width(const ModelConfig&);
 
 }  // namespace triad

@@ -36,8 +36,9 @@ void Asserts::finite(Context& ctx, int64_t layer, std::initializer_list<Written>
   for (const auto& [op, name, x] : written)
     if (!x.empty() && x.numel() > 0) assert_finite(ctx, first_, add(Site::Kind::floats, layer, op, name, x), x);
 }
-void Asserts::lists(Context& ctx, int64_t layer, const char* op, const char* name, ConstTensor lists, int64_t l_sel) {
-  assert_lists(ctx, first_, add(Site::Kind::lists, layer, op, name, lists), lists, l_sel);
+void Asserts::lists(Context& ctx, int64_t layer, const char* op, const char* name, ConstTensor lists, int64_t l_sel,
+                    const Documents& documents) {
+  assert_lists(ctx, first_, add(Site::Kind::lists, layer, op, name, lists), lists, l_sel, documents);
 }
 void Asserts::range(Context& ctx, const char* name, Tensor ids, int64_t least, int64_t end) {
   assert_range(ctx, first_, add(Site::Kind::ids, -1, "the loader", name, ids), ids, least, end);

@@ -1,6 +1,7 @@
-// runtime.asserts: checks values after each op of a pass and describes the first wrong one. A pass (a forward and its
-// backward) numbers its checks in the order in which it queues them. All passes of a run have the same checks, and an
-// evaluation has their first part, so a pass that is replayed from a graph has the numbers of the recorded pass.
+// runtime.asserts: checks values on the device after each op of a pass and describes the first wrong one. A pass is a
+// forward and its backward; its checks are numbered in the order in which they are queued. All passes of a run have the
+// same checks (an evaluation has the first part of them), so a pass that is replayed from a graph has the numbers of
+// the recorded pass.
 #pragma once
 #include <initializer_list>
 #include <string>
@@ -14,29 +15,31 @@ class Asserts {
  public:
   explicit Asserts(Arena&);
 
-  // Forgets earlier violations; called before an optimizer step.
+  // Forgets earlier violations. Called before each optimizer step.
   void clear(Context&);
-  // Begins a forward; its checks are numbered from 0.
+  // Called at the start of a forward: its checks are numbered from 0.
   void begin_pass() { next_ = 0; }
-  // The name of the following checks' pass in messages: "forward", "backward", ...
+  // Sets the name of the pass in the messages of the following checks: "forward", "backward", ...
   void enter(const char* pass) { pass_ = pass; }
-  // A tensor and the op that wrote it; x may be empty.
+  // A tensor to check and the name of the op that wrote it; x may be empty.
   struct Written {
     const char *op, *name;
     ConstTensor x;
   };
-  // Checks, in this order, that the tensors hold no NaN or infinity. layer -1: outside the layers.
+  // Checks the tensors, in this order, for NaN and infinity. layer: index of the layer; -1: outside the layers.
   void finite(Context&, int64_t layer, std::initializer_list<Written>);
-  void lists(Context&, int64_t layer, const char* op, const char* name, ConstTensor lists, int64_t l_sel);
+  void lists(Context&, int64_t layer, const char* op, const char* name, ConstTensor lists, int64_t l_sel,
+             const Documents& documents = {});
   void range(Context&, const char* name, Tensor ids, int64_t least, int64_t end);
 
-  // [1] i64 on the device: key of the first violation since clear(), or kNoViolation.
+  // [1] i64 on the device: the key of the first violation since clear(), or kNoViolation.
   Tensor first() const { return first_; }
-  // "forward of layer 3: nsa_attend_selected: o_sel[0,17,2,5] of [2,64,6,16] is NaN"
+  // The description of a violation, such as "forward of layer 3: nsa_attend_selected: o_sel[0,17,2,5] of [2,64,6,16] is
+  // NaN".
   std::string describe(int64_t key) const;
-  // Throws "when: description" unless key is kNoViolation.
+  // Throws an error with the text "when: description" unless key is kNoViolation.
   void require_none(int64_t key, const std::string& when) const;
-  // The same for the device's current value; synchronizes.
+  // Waits for the device, then throws if its key first() is not kNoViolation.
   void require_none(Context&, const std::string& when) const;
 
  private:
@@ -52,7 +55,7 @@ class Asserts {
   Tensor first_;
   const char* pass_ = "forward";
   std::vector<Site> sites_;
-  size_t next_ = 0;  // number of the next check
+  size_t next_ = 0;  // number of the next check in this pass
 };
 
 }  // namespace triad

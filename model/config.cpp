@@ -9,7 +9,7 @@ void ModelConfig::resolve() {
   if (n_heads % n_kv_groups != 0)
     fail_usage("model.n_kv_groups is {}, which does not divide model.n_heads {}", n_kv_groups, n_heads);
   if (d_k % 2 != 0) fail_usage("model.d_k is {}: it must be even, for the rotation turns pairs", d_k);
-  if (dense()) return;
+  if (!has_nsa()) return;
   if (nsa.l % nsa.d != 0) fail_usage("nsa.d is {}, which does not divide nsa.l {}", nsa.d, nsa.l);
   if (nsa.l_sel % nsa.d != 0) fail_usage("nsa.d is {}, which does not divide nsa.l_sel {}", nsa.d, nsa.l_sel);
   if (nsa.n_sel < nsa.init_blocks + nsa.local_blocks)

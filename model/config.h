@@ -13,18 +13,20 @@ enum class AttentionKind { nsa, dense };
 struct ModelConfig {
   int64_t dim = 0, n_layers = 0, n_heads = 0, n_kv_groups = 0, d_k = 0, d_v = 0, vocab_size = 0;
   MlpKind mlp = MlpKind::silu;
-  int64_t mlp_hidden = 0;  // 0 before resolve(): 4 * dim, or for swiglu 8/3 * dim rounded up to a multiple of 64
+  int64_t mlp_hidden = 0;  // if 0, resolve() sets 4 * dim, or for swiglu 8/3 * dim rounded up to a multiple of 64
   AttentionKind attention = AttentionKind::nsa;
   bool tie_embeddings = false;
   double rope_theta = 10000, rope_scale = 1, init_std = 0.02, norm_eps = 1e-6;
   NsaConfig nsa;
 
-  int64_t group_size() const { return n_heads / n_kv_groups; }  // G, query heads per key/value group
-  bool dense() const { return attention == AttentionKind::dense; }
-  // Stored rows of embedding and head: rounded up to a multiple of 128, which matrix products run faster with.
+  int64_t group_size() const { return n_heads / n_kv_groups; }  // G: number of query heads per key/value group
+  AttentionKind attention_of(int64_t /*layer*/) const { return attention; }
+  bool has_nsa() const { return attention == AttentionKind::nsa; }  // whether any layer has NSA
+  // Number of rows in which embedding and head are stored: the vocabulary size rounded up to a multiple of 128, with
+  // which matrix products are faster.
   int64_t padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
-  // Fills in defaults that depend on other fields, then throws a UsageError with key, value and rule for combinations
-  // that are impossible (n_kv_groups must divide n_heads, d must divide l, ...).
+  // Fills in the defaults that depend on other fields. Then throws a UsageError with key, value and rule if the
+  // combination of values is impossible (n_kv_groups must divide n_heads, d must divide l, ...).
   void resolve();
 };
 

@@ -11,31 +11,30 @@
 
 namespace triad {
 
-namespace {
-
-NsaCache alloc_cache(Arena& arena, const ModelConfig& c, int64_t B, int64_t S, DType dtype, int64_t layer) {
+Decoder::LayerCache Decoder::alloc_cache(Arena& arena, const ModelConfig& c, AttentionKind kind, int64_t B, int64_t S,
+                                         DType dtype, int64_t layer) {
   const auto alloc = [&](const char* name, int64_t rows, int64_t width) {
     return arena.alloc(MemTag::activations, fmt::format("cache{:02}.{}", layer, name), dtype,
                        {B, rows, c.n_kv_groups, width});
   };
-  NsaCache cache;
-  const int64_t W = c.dense() ? S : std::min(c.nsa.w, S);
-  cache.k_win = alloc("k_win", W, c.d_k), cache.v_win = alloc("v_win", W, c.d_v);
-  if (c.dense()) return cache;
-  const int64_t Tc = compressed_length(S, c.nsa.l, c.nsa.d);
-  cache.k_sel = alloc("k_sel", S, c.d_k), cache.v_sel = alloc("v_sel", S, c.d_v);
-  cache.k_cmp = alloc("k_cmp", Tc, c.d_k), cache.v_cmp = alloc("v_cmp", Tc, c.d_v);
-  cache.k_raw = alloc("k_raw", c.nsa.l, c.d_k), cache.v_raw = alloc("v_raw", c.nsa.l, c.d_v);
-  return cache;
+  const NsaConfig& n = c.nsa;
+  const int64_t W = std::min(n.w, S), Tc = compressed_length(S, n.l, n.d);
+  switch (kind) {
+    case AttentionKind::dense:
+      return {.nsa = {}, .dense = {alloc("k", S, c.d_k), alloc("v", S, c.d_v)}};
+    case AttentionKind::nsa:
+      return {.nsa = {.k_sel = alloc("k_sel", S, c.d_k),
+                      .v_sel = alloc("v_sel", S, c.d_v),
+                      .k_win = alloc("k_win", W, c.d_k),
+                      .v_win = alloc("v_win", W, c.d_v),
+                      .k_cmp = alloc("k_cmp", Tc, c.d_k),
+                      .v_cmp = alloc("v_cmp", Tc, c.d_v),
+                      .k_raw = alloc("k_raw", n.l, c.d_k),
+                      .v_raw = alloc("v_raw", n.l, c.d_v)},
+              .dense = {}};
+  }
+  return {};
 }
-
-NsaIn rows_of(const QkvViews& views) {
-  NsaIn in{views.q, {}, {}};
-  for (int b = 0; b < 3; ++b) in.k[b] = views.k[b], in.v[b] = views.v[b];
-  return in;
-}
-
-}  // namespace
 
 Decoder::Decoder(Context& ctx, Arena& arena, Model& model, int64_t B, int64_t S)
     : model_(model), capacity_(S), length_(static_cast<size_t>(B), 0) {
@@ -49,10 +48,10 @@ Decoder::Decoder(Context& ctx, Arena& arena, Model& model, int64_t B, int64_t S)
   zero(ctx, position);
   logits = arena.alloc(MemTag::io, "logits", dtype, {B, c.padded_vocab()});
   x_ = arena.alloc(MemTag::activations, "step.x", dtype, {B, c.dim});
-  qkv_ = arena.alloc(MemTag::activations, "step.qkv", dtype, {B, qkv_width(c)});
+  qkv_ = arena.alloc(MemTag::activations, "step.qkv", dtype, {B, qkv_width(c, c.attention)});
   attended_ = arena.alloc(MemTag::activations, "step.attended", dtype, {B, c.n_heads * c.d_v});
   hidden_ = arena.alloc(MemTag::activations, "step.hidden", dtype, {B, c.mlp_hidden});
-  for (int64_t i = 0; i < c.n_layers; ++i) layers_.push_back(alloc_cache(arena, c, B, S, dtype, i));
+  for (int64_t i = 0; i < c.n_layers; ++i) caches_.push_back(alloc_cache(arena, c, c.attention_of(i), B, S, dtype, i));
 }
 
 void Decoder::forget(Context& ctx, int64_t b) {
@@ -64,8 +63,15 @@ void Decoder::prefill(Context& ctx, Activations& act, int64_t b, int64_t n) {
   TRIAD_CHECK(act.B() == 1 && n >= 1 && n <= act.T() && n <= capacity_,
               "a prefill of {} tokens: a pass over {} x {}, a cache of {}", n, act.B(), act.T(), capacity_);
   model_.forward(ctx, act, nullptr, nullptr, [&](int64_t layer, LayerActivations& a) {
-    const QkvViews views = split_qkv(a.qkv, model_.config(), 1, act.T());
-    nsa_cache_fill(ctx, layers_[static_cast<size_t>(layer)], b, n, rows_of(views), a.nsa.k_cmp, a.nsa.v_cmp);
+    const AttentionKind kind = model_.config().attention_of(layer);
+    const QkvViews views = split_qkv(a.qkv, model_.config(), kind, 1, act.T());
+    const LayerCache& cache = caches_[static_cast<size_t>(layer)];
+    switch (kind) {
+      case AttentionKind::dense:
+        return dense_cache_fill(ctx, cache.dense, b, n, views.k[0], views.v[0]);
+      case AttentionKind::nsa:
+        return nsa_cache_fill(ctx, cache.nsa, b, n, nsa_in(views), a.attention.nsa.k_cmp, a.attention.nsa.v_cmp);
+    }
   });
   model_.logits(ctx, act, n - 1, logits.slice(0, b, b + 1));
   length_[static_cast<size_t>(b)] = n;
@@ -76,16 +82,33 @@ void Decoder::prefill(Context& ctx, Activations& act, int64_t b, int64_t n) {
 void Decoder::layer_step(Context& ctx, int64_t layer, const DecodeProbe& probe) {
   const ModelConfig& c = model_.config();
   const LayerTensors<ConstTensor>& w = model_.weights().layers[static_cast<size_t>(layer)];
-  const NsaCache& cache = layers_[static_cast<size_t>(layer)];
   skinny_linear(ctx, qkv_, x_, w.qkv, {.norm = w.norm1, .eps = c.norm_eps});
-  const QkvViews views = split_qkv(qkv_, c, B(), 1);
-  nsa_cache_append(ctx, cache, views.q, rows_of(views), position, model_.rope_cos(), model_.rope_sin(), w.nsa, c.nsa);
-  nsa_decode(ctx, attended_.view({B(), 1, c.n_heads, c.d_v}), {views.q, cache, position}, w.nsa.gate, c.nsa, probe);
+  attend(ctx, layer, probe);
   skinny_linear(ctx, x_, attended_, w.out_proj, {.addend = x_});
   const auto activation =
       c.mlp == MlpKind::silu ? SkinnyLinearOptions::Activation::silu : SkinnyLinearOptions::Activation::swiglu;
   skinny_linear(ctx, hidden_, x_, w.mlp_in, {.norm = w.norm2, .eps = c.norm_eps, .activation = activation});
   skinny_linear(ctx, x_, hidden_, w.mlp_out, {.addend = x_});
+}
+
+// Extends the layer's cache by the token of qkv_, and computes attended_.
+void Decoder::attend(Context& ctx, int64_t layer, const DecodeProbe& probe) {
+  const ModelConfig& c = model_.config();
+  const NsaWeights& w = model_.weights().layers[static_cast<size_t>(layer)].nsa;
+  const AttentionKind kind = c.attention_of(layer);
+  const LayerCache& cache = caches_[static_cast<size_t>(layer)];
+  const QkvViews views = split_qkv(qkv_, c, kind, B(), 1);
+  const Tensor out = attended_.view({B(), 1, c.n_heads, c.d_v});
+  switch (kind) {
+    case AttentionKind::dense:
+      dense_cache_append(ctx, cache.dense, views.q, views.k[0], views.v[0], position, model_.rope_cos(),
+                         model_.rope_sin());
+      return dense_decode(ctx, out, {views.q, cache.dense, position}, probe);
+    case AttentionKind::nsa:
+      nsa_cache_append(ctx, cache.nsa, views.q, nsa_in(views), position, model_.rope_cos(), model_.rope_sin(), w,
+                       c.nsa);
+      return nsa_decode(ctx, out, {views.q, cache.nsa, position}, w.gate, c.nsa, probe);
+  }
 }
 
 void Decoder::queue(Context& ctx, const DecodeProbe& probe) {

@@ -1,5 +1,5 @@
-// Decoding with a KV cache: after a prefill of any length, each step consumes one token per sequence and produces the
-// logits that a forward pass over the whole sequence has in its last row. The prefill is that forward pass; a step
+// Decoding with a KV cache: after a prefill of any length, each step appends one token per sequence and computes the
+// same logits as the last row of a forward pass over the whole sequence. The prefill is such a forward pass; a step
 // computes the same functions from the cache. Each sequence of a batch has its own length. On a GPU the last bits of
 // the logits depend on the batch size (kernels/decode/skinny_linear.h).
 #pragma once
@@ -12,42 +12,51 @@ namespace triad {
 
 class Decoder {
  public:
-  // For B sequences of up to S tokens; S must not exceed the model's max_seq_len. The model and the arena must outlive
-  // the decoder.
+  // A decoder for B sequences of up to S tokens; S must not exceed the model's max_seq_len. The model and the arena
+  // must outlive the decoder.
   Decoder(Context&, Arena&, Model&, int64_t B, int64_t S);
 
   int64_t B() const { return tokens.size(0); }
   int64_t capacity() const { return capacity_; }
-  int64_t length(int64_t b) const { return length_[static_cast<size_t>(b)]; }  // tokens in the cache of b
-  void forget(Context&, int64_t b);                                            // empties the cache of b
+  // Number of tokens in the cache of sequence b.
+  int64_t length(int64_t b) const { return length_[static_cast<size_t>(b)]; }
+  void forget(Context&, int64_t b);  // empties the cache of sequence b
 
-  // Starts sequence b with the first n tokens of act.tokens [1,>=n]: fills its cache and logits[b]. Tokens after the n
-  // are padding without effect.
+  // Starts sequence b with the first n tokens of act.tokens [1,>=n]: fills the sequence's cache and logits[b]. Further
+  // tokens of act.tokens are padding without effect.
   void prefill(Context&, Activations& act, int64_t b, int64_t n);
-  // Appends tokens[b] to each sequence b and computes the logits of the next token. If a cache is full, its last row is
-  // overwritten and the logits are meaningless.
-  // Positions are on the device, so a step can be recorded in a graph: record queue(), and call stepped() per launch.
+  // Appends tokens[b] to each sequence b and computes the logits of the token after it. If a cache is full, its last
+  // row is overwritten and the logits are meaningless. Positions are on the device, so that a step can be recorded in a
+  // graph: record queue(), and call stepped() once per launch.
   void step(Context& ctx) {
     queue(ctx);
     stepped();
   }
   void queue(Context&, const DecodeProbe& = {});
   void stepped();
-  // tokens[b] = argmax of logits[b]
+  // Sets tokens[b] to the argmax of logits[b] for each sequence b.
   void choose_greedy(Context&);
 
-  Tensor tokens;    // [B] i32: input of the next step
-  Tensor logits;    // [B, padded V] T
-  Tensor position;  // [B] i32: position of the next token
+  Tensor tokens;    // [B] i32: the tokens that the next step appends
+  Tensor logits;    // [B, padded vocabulary] in the compute dtype: logits of the next token
+  Tensor position;  // [B] i32: the position of the next token in each sequence
 
  private:
   void layer_step(Context&, int64_t layer, const DecodeProbe&);
+  void attend(Context&, int64_t layer, const DecodeProbe&);
 
   Model& model_;
   int64_t capacity_;
   std::vector<int64_t> length_;
-  std::vector<NsaCache> layers_;
-  Tensor x_, qkv_, attended_, hidden_;  // [B,C], [B, qkv width], [B,Hq*dv], [B,H] T: buffers of a step
+  // The cache of a layer: nsa or dense, by the layer's kind.
+  struct LayerCache {
+    NsaCache nsa;
+    DenseCache dense;
+  };
+  static LayerCache alloc_cache(Arena&, const ModelConfig&, AttentionKind, int64_t B, int64_t S, DType, int64_t layer);
+
+  std::vector<LayerCache> caches_;
+  Tensor x_, qkv_, attended_, hidden_;  // buffers of a step, compute dtype: [B,C], [B, rows of qkv], [B,Hq*dv], [B,H]
 };
 
 }  // namespace triad

@@ -2,52 +2,64 @@
 
 #include <algorithm>
 
-#include "model/activations.h"
+#include "model/attention.h"
 #include "model/params.h"
 
 namespace triad {
 
-AttendedPairs attended_pairs(const ModelConfig& c, int64_t T) {
+namespace {
+
+double triangle(double n) { return n * (n + 1) / 2; }
+
+AttendedPairs nsa_pairs(const ModelConfig& c, int64_t T) {
   AttendedPairs pairs;
-  const auto triangle = [](double n) { return n * (n + 1) / 2; };
-  const double t = static_cast<double>(T);
-  if (c.dense()) {
-    pairs.win = triangle(t);
-    return pairs;
-  }
   const NsaConfig& n = c.nsa;
-  // Compressed block k (0-based) is visible to the rows from k*d + l - 1 on.
+  // Compressed block k (0-based) is visible to the queries at positions from k*d + l - 1 on.
   const int64_t Tc = compressed_length(T, n.l, n.d);
   pairs.cmp = static_cast<double>(Tc) * static_cast<double>(T - n.l + 1) -
               static_cast<double>(n.d) * triangle(static_cast<double>(Tc) - 1);
   if (Tc == 0) pairs.cmp = 0;
-  // A row lists min(n, its blocks) blocks; all are full except its own.
+  // A query selects min(n_sel, number of blocks up to its own) blocks. All are full except its own, of which it sees
+  // the keys up to itself.
   for (int64_t begin = 0; begin < T; begin += n.l_sel) {
     const double rows = static_cast<double>(std::min(n.l_sel, T - begin));
     const double full = static_cast<double>(std::min(n.n_sel, begin / n.l_sel + 1) - 1);
     pairs.sel += rows * full * static_cast<double>(n.l_sel) + triangle(rows);
   }
   const double w = static_cast<double>(std::min(n.w, T));
-  pairs.win = t * w - w * (w - 1) / 2;
+  pairs.win = static_cast<double>(T) * w - w * (w - 1) / 2;
   return pairs;
+}
+
+}  // namespace
+
+AttendedPairs attended_pairs(const ModelConfig& c, AttentionKind kind, int64_t T) {
+  switch (kind) {
+    case AttentionKind::nsa:
+      return nsa_pairs(c, T);
+    case AttentionKind::dense:
+      return {.dense = triangle(static_cast<double>(T))};
+  }
+  return {};
 }
 
 ProductFlops product_flops(const ModelConfig& c, int64_t B, int64_t T) {
   const double tokens = static_cast<double>(B * T);
   ProductFlops flops;
-  flops.head = 6 * tokens * static_cast<double>(c.vocab_size * c.dim);  // the embedding is a lookup
+  // Only the head: the embedding is a lookup without FLOPs.
+  flops.head = 6 * tokens * static_cast<double>(c.vocab_size * c.dim);
   for (const ParamSpec& p : param_specs(c))
     if (p.is_layer_product()) flops.layers += 6 * tokens * static_cast<double>(p.shape.numel());
   return flops;
 }
 
-double replay_flops(const ModelConfig& c, int64_t B, int64_t T, Recompute recompute) {
+double replay_flops(const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T, Recompute recompute) {
   const double tokens = static_cast<double>(B * T), dim = static_cast<double>(c.dim);
   double flops = 0;
   if (covers(recompute, LayerPart::attention)) {
-    const AttendedPairs p = attended_pairs(c, T);
-    flops += 2 * tokens * dim * static_cast<double>(qkv_width(c)) +
-             2 * (p.cmp + p.sel + p.win) * static_cast<double>(B * c.n_heads * (c.d_k + c.d_v));
+    const AttendedPairs p = attended_pairs(c, kind, T);
+    flops += 2 * tokens * dim * static_cast<double>(qkv_width(c, kind)) +
+             2 * p.all() * static_cast<double>(B * c.n_heads * (c.d_k + c.d_v));
   }
   if (covers(recompute, LayerPart::out_proj)) flops += 2 * tokens * dim * static_cast<double>(c.n_heads * c.d_v);
   if (covers(recompute, LayerPart::mlp_in))
@@ -57,12 +69,14 @@ double replay_flops(const ModelConfig& c, int64_t B, int64_t T, Recompute recomp
 
 double training_flops(const ModelConfig& c, int64_t B, int64_t T, const RecomputePlan& recompute) {
   const ProductFlops products = product_flops(c, B, T);
-  const AttendedPairs p = attended_pairs(c, T);
   const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
-  const double attention = 2 * (p.cmp + p.sel + p.win) * (dk + dv + 3 * dk + 2 * dv) + 2 * p.cmp * dk;
-  double replayed = 0;
-  for (int64_t i = 0; i < c.n_layers; ++i) replayed += replay_flops(c, B, T, recompute.of(i));
-  return products.layers + products.head + static_cast<double>(B * c.n_layers * c.n_heads) * attention + replayed;
+  double attention = 0, replayed = 0;  // attention: FLOPs of one head and sequence, in all layers
+  for (int64_t i = 0; i < c.n_layers; ++i) {
+    const AttendedPairs p = attended_pairs(c, c.attention_of(i), T);
+    attention += 2 * p.all() * (dk + dv + 3 * dk + 2 * dv) + 2 * p.cmp * dk;
+    replayed += replay_flops(c, c.attention_of(i), B, T, recompute.of(i));
+  }
+  return products.layers + products.head + static_cast<double>(B * c.n_heads) * attention + replayed;
 }
 
 double dense_equivalent_flops(const ModelConfig& c, int64_t B, int64_t T) {

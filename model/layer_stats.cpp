@@ -3,15 +3,16 @@
 namespace triad {
 
 LayerStats::LayerStats(Arena& arena, const ModelConfig& c, Tensor result)
-    : select_{c.nsa.l, c.nsa.d, c.nsa.l_sel, c.nsa.n_sel, c.nsa.init_blocks, c.nsa.local_blocks},
+    : select_(c.nsa),
       pieces_(arena.alloc(MemTag::workspace, "pieces of gates and lists", DType::f64,
                           {c.n_layers, kStatsPieces, NsaStats::count})),
       result_(result) {}
 
 void LayerStats::clear(Context& ctx) { zero(ctx, pieces_); }
 
-void LayerStats::add(Context& ctx, int64_t layer, ConstTensor gate, ConstTensor block_index) {
-  nsa_stats(ctx, pieces_[layer], gate, block_index, select_);
+void LayerStats::add(Context& ctx, int64_t layer, ConstTensor gate, ConstTensor block_index,
+                     const Documents& documents) {
+  nsa_stats(ctx, pieces_[layer], gate, block_index, select_, documents);
 }
 
 void LayerStats::finish(Context& ctx) { nsa_stats_merge(ctx, result_, pieces_); }

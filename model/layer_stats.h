@@ -1,5 +1,5 @@
-// Statistics of the gates and selection lists of a step's forward passes, per layer (log.stats). They are accumulated
-// on the device over the micro-steps, without synchronization, so a forward can be recorded and replayed.
+// Statistics of the gates and selection lists in a step's forward passes, per layer (log.stats). They are accumulated
+// on the device over the micro-steps without synchronization, so that a forward can be recorded and replayed.
 #pragma once
 #include "engine/memory.h"
 #include "kernels/nsa/stats.h"
@@ -9,13 +9,13 @@ namespace triad {
 
 class LayerStats {
  public:
-  // result [layers, NsaStats::count] f64 is where finish() writes. Only for models with NSA.
+  // Only for models with NSA. result [layers, NsaStats::count] f64: finish() writes the statistics there.
   LayerStats(Arena&, const ModelConfig&, Tensor result);
 
-  void clear(Context&);  // before a step's first forward
-  // Adds the gates and lists of a layer's forward, not of its recomputation.
-  void add(Context&, int64_t layer, ConstTensor gate, ConstTensor block_index);
-  void finish(Context&);  // after a step's last forward
+  void clear(Context&);  // call before the first forward of a step
+  // Adds the gates and lists of one layer in a forward. Not called for a recomputation.
+  void add(Context&, int64_t layer, ConstTensor gate, ConstTensor block_index, const Documents&);
+  void finish(Context&);  // call after the last forward of a step
   Tensor result() const { return result_; }
 
  private:

@@ -46,6 +46,7 @@ LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
           .rope_sin = rope_sin_,
           .B = act.B(),
           .T = act.T(),
+          .documents = act.documents,
           .keep_block_index = keep_block_index_,
           .asserts = asserts_,
           .layer = layer};
@@ -65,6 +66,7 @@ void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGat
     asserts_->range(ctx, "tokens", act.tokens, 0, config_.vocab_size);
     asserts_->range(ctx, "targets", act.targets, -1, config_.vocab_size);
   }
+  if (!act.bounds.empty()) nsa_document_tables(ctx, act.documents, act.bounds, config_.nsa.l_sel);
   if (gate != nullptr) gate->begin();
   need(gate, ctx, {w_.embed});
   embedding_forward(ctx, act.x(0), act.tokens.view({act.rows()}), w_.embed);
@@ -103,7 +105,7 @@ void Model::logits(Context& ctx, Activations& act, int64_t begin, Tensor logits)
   linear_forward(ctx, logits, h.slice(0, begin, begin + logits.size(0)), w_.head);
 }
 
-void Model::loss_and_backward(Context& ctx, Activations& act, double scale, bool first, GradSink* sink) {
+void Model::loss_and_backward(Context& ctx, Activations& act, LossScale scale, bool first, GradSink* sink) {
   TRIAD_CHECK(options_.training, "backward of a model that was built without gradients");
   report_stage(ctx, Stage::head);
   Scratch::Scope scope(ctx.scratch);

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <map>
+#include <tuple>
 
 #include "engine/check.h"
 #include "engine/random_streams.h"
@@ -21,7 +22,7 @@ namespace {
 
 using Init = ParamSpec::Init;
 
-// Collects the parameters of one layer, or of the model outside its layers.
+// Collects the ParamSpecs of one layer, or of the model outside its layers.
 class SpecList {
  public:
   SpecList(std::vector<ParamSpec>& all, const ModelConfig& c, std::string prefix, int64_t layer)
@@ -33,13 +34,13 @@ class SpecList {
   ParamSpec& normal(ParamRole role, const std::string& name, const Shape& shape) {
     return add(role, name, shape, Init::normal, c_.init_std);
   }
-  // The weight [out,in] of a linear layer.
+  // Adds the weight [out,in] of a linear layer.
   ParamSpec& linear(ParamRole role, const std::string& name, int64_t out, int64_t in) {
     ParamSpec& spec = normal(role, name, {out, in});
     spec.product = true;
     return spec;
   }
-  // The last linear layer before a residual sum.
+  // Adds the weight of a linear layer whose output is added to the residual stream; its initial values are smaller.
   ParamSpec& residual_linear(ParamRole role, const std::string& name, int64_t out, int64_t in) {
     ParamSpec& spec = linear(role, name, out, in);
     spec.value = c_.init_std / std::sqrt(2.0 * static_cast<double>(c_.n_layers));
@@ -58,7 +59,7 @@ class SpecList {
   int64_t layer_;
 };
 
-// The roles of one phi's parameters.
+// The roles of the parameters of one phi, the MLP that compresses blocks of keys or of values.
 struct PhiRoles {
   ParamRole conv, pos, fc1, fc2;
 };
@@ -76,27 +77,30 @@ void add_phi(SpecList& list, const PhiRoles& roles, const std::string& name, con
   }
 }
 
-void add_attention(SpecList& list, const ModelConfig& c) {
+void add_attention(SpecList& list, const ModelConfig& c, AttentionKind kind) {
   using enum ParamRole;
   list.linear(q_proj, "attn.q_proj.weight", c.n_heads * c.d_k, c.dim);
-  const auto add_projection = [&](ParamRole role, Branch branch, char letter, int64_t width) {
-    const std::string name = fmt::format("attn.{}_{}_proj.weight", letter, word_of(branch));
-    ParamSpec& spec = list.linear(role, name, c.n_kv_groups * width, c.dim);
-    spec.branch = branch;
-    spec.joins_previous = true;
+  const auto add_pair = [&](std::string_view name, Branch branch) {
+    for (const auto& [role, letter, width] : {std::tuple{k_proj, 'k', c.d_k}, {v_proj, 'v', c.d_v}}) {
+      ParamSpec& spec =
+          list.linear(role, fmt::format("attn.{}_{}_proj.weight", letter, name), c.n_kv_groups * width, c.dim);
+      spec.branch = branch;
+      spec.joins_previous = true;
+    }
   };
-  for (const Branch branch : {Branch::cmp, Branch::sel, Branch::win}) {
-    if (c.dense() && branch != Branch::win) continue;
-    add_projection(k_proj, branch, 'k', c.d_k);
-    add_projection(v_proj, branch, 'v', c.d_v);
-  }
-  if (!c.dense()) {
-    add_phi(list, kPhiK, "attn.phi_k", c, c.d_k);
-    add_phi(list, kPhiV, "attn.phi_v", c, c.d_v);
-    list.normal(gate_fc1_weight, "attn.gate.fc1.weight", {c.d_k / 2, c.d_k});
-    list.constant(gate_fc1_bias, "attn.gate.fc1.bias", {c.d_k / 2}, 0);
-    list.constant(gate_fc2_weight, "attn.gate.fc2.weight", {3, c.d_k / 2}, 0);
-    list.constant(gate_fc2_bias, "attn.gate.fc2.bias", {3}, 0);
+  switch (kind) {
+    case AttentionKind::dense:
+      add_pair("win", Branch::none);  // dense attention's k and v have the window branch's names
+      break;
+    case AttentionKind::nsa:
+      for (const Branch branch : {Branch::cmp, Branch::sel, Branch::win}) add_pair(word_of(branch), branch);
+      add_phi(list, kPhiK, "attn.phi_k", c, c.d_k);
+      add_phi(list, kPhiV, "attn.phi_v", c, c.d_v);
+      list.normal(gate_fc1_weight, "attn.gate.fc1.weight", {c.d_k / 2, c.d_k});
+      list.constant(gate_fc1_bias, "attn.gate.fc1.bias", {c.d_k / 2}, 0);
+      list.constant(gate_fc2_weight, "attn.gate.fc2.weight", {3, c.d_k / 2}, 0);
+      list.constant(gate_fc2_bias, "attn.gate.fc2.bias", {3}, 0);
+      break;
   }
   list.residual_linear(out_proj, "attn.out_proj.weight", c.dim, c.n_heads * c.d_v);
 }
@@ -121,11 +125,12 @@ std::vector<ParamSpec> param_specs(const ModelConfig& c) {
   SpecList outside(all, c, "", -1);
   ParamSpec& table = outside.normal(embed, "embed.weight", {c.vocab_size, c.dim});
   table.padded_rows = c.padded_vocab();
-  table.product = c.tie_embeddings;  // the gradient of the tied head, to which the embedding's is added
+  // With tied embeddings the head's matrix product writes this gradient first; the embedding's is then added.
+  table.product = c.tie_embeddings;
   for (int64_t i = 0; i < c.n_layers; ++i) {
     SpecList list(all, c, fmt::format("blocks.{}.", i), i);
     list.constant(norm1, "norm1.weight", {c.dim}, 1);
-    add_attention(list, c);
+    add_attention(list, c, c.attention_of(i));
     list.constant(norm2, "norm2.weight", {c.dim}, 1);
     add_mlp(list, c);
   }
@@ -142,7 +147,7 @@ int64_t count_parameters(const ModelConfig& c) {
 
 Params::Params(Arena& arena, const ModelConfig& config, const Options& options)
     : config_(config), specs_(param_specs(config)), offset_(specs_.size()) {
-  constexpr int64_t kElementAlign = 128;  // alignment of a parameter: 256 bytes in bf16
+  constexpr int64_t kElementAlign = 128;  // alignment of a parameter in elements: 256 bytes in bf16
   int64_t end = 0;
   const auto group = [](const ParamSpec& p) { return p.product ? 0 : p.decays() ? 1 : 2; };
   int64_t* const ends[] = {&products_end_, &decay_end_, &stored_elements_};
@@ -171,9 +176,10 @@ Tensor Params::part(const Tensor& whole, int64_t i) const { return stored(whole,
 
 template <class TensorType>
 ModelTensors<TensorType> Params::tensors(const Tensor& whole) const {
-  std::map<std::pair<int64_t, ParamRole>, int64_t> index;  // of the first parameter of a layer and role
+  std::map<std::pair<int64_t, ParamRole>, int64_t> index;  // (layer, role): index of the first parameter
   for (int64_t i = 0; i < count(); ++i) index.try_emplace({specs_[i].layer, specs_[i].role}, i);
-  // A parameter and those stored contiguously after it, as one matrix; empty if the model has none of this role.
+  // A parameter and those stored contiguously after it, as one matrix; an empty tensor if the model has no parameter of
+  // this role.
   const auto get = [&](int64_t layer, ParamRole role) -> TensorType {
     const auto it = index.find({layer, role});
     if (it == index.end()) return TensorType{};
@@ -214,7 +220,8 @@ void Params::set(Context& ctx, const std::vector<float>& host) {
               stored_elements_);
   if (has_master()) write(ctx, master_, host.data());
   if (weights_.dtype == DType::f32) return write(ctx, weights_, host.data());
-  // Rounded to bf16 or converted to f64 on the host, so that every device starts from the same bits.
+  // The weights in their dtype. They are rounded to bf16 or converted to f64 on the host, so that every device starts
+  // from the same bits.
   std::vector<std::byte> converted(static_cast<size_t>(weights_.bytes()));
   const Tensor to(converted.data(), weights_.dtype, weights_.shape(), Device::cpu());
   const Tensor from(reinterpret_cast<std::byte*>(const_cast<float*>(host.data())), DType::f32, weights_.shape(),

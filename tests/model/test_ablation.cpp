@@ -25,7 +25,7 @@ double largest(const std::vector<double>& v) {
   return most;
 }
 
-// The model's gradients by parameter name, for parameters as ModelFixture draws them.
+// Returns the model's gradients by parameter name; ModelFixture draws the parameters.
 std::map<std::string, std::vector<double>> gradients(const ModelConfig& config, Device device, DType dtype) {
   ModelFixture f(config, 2, 45, device, dtype, 3, 0.3);
   f.loss_and_grads();
@@ -40,7 +40,8 @@ bool belongs_to(const std::string& name, const std::string& branch) {
   return branch == "cmp" && name.find("attn.phi_") != std::string::npos;
 }
 
-// Parameters of the branches that are switched off, and of the gate, get a gradient of exactly zero; all others do not.
+// Checks that the parameters of the branches that are switched off, and of the gate, have a gradient of exactly zero,
+// and all others have not.
 void check_forced(Device device, DType dtype) {
   for (const Phi phi : {Phi::avg, Phi::conv, Phi::mlp})
     for (const Branch forced : {Branch::cmp, Branch::sel, Branch::win}) {
@@ -56,10 +57,10 @@ void check_forced(Device device, DType dtype) {
     }
 }
 
-// Gates [3,B,T,Hkv] of the first layer after a forward pass.
+// Returns the gates [3,B,T,Hkv] of the first layer after a forward pass.
 std::vector<double> gates(ModelFixture& f) {
   f.loss();
-  return read_floats(f.ctx(), f.activations().layer(0).nsa.gate);
+  return read_floats(f.ctx(), f.activations().layer(0).attention.nsa.gate);
 }
 
 void check_gates(Device device, DType dtype) {
@@ -76,14 +77,14 @@ void check_gates(Device device, DType dtype) {
   ModelFixture uniform(config, 1, 40, device, dtype);
   for (const double g : gates(uniform)) CHECK(g == Approx(1.0 / 3).epsilon(1e-7));
   config.nsa.gate.uniform = false;
-  ModelFixture usual(config, 1, 40, device, dtype);
+  ModelFixture baseline(config, 1, 40, device, dtype);
   config.nsa.gate.stop_gradient = true;
   ModelFixture stopped(config, 1, 40, device, dtype);
-  CHECK(gates(usual) == gates(stopped));  // stop_gradient does not change the forward pass
+  CHECK(gates(baseline) == gates(stopped));  // stop_gradient does not change the forward pass
 }
 
-// With fc1 zero the gates are constants that come from fc2's bias, so stop_gradient cuts nothing but the gate's own
-// gradients: all others equal those without stop_gradient.
+// If fc1 is zero, the gates are constants, which come from fc2's bias. Then stop_gradient removes the gate's own
+// gradients only: all other gradients equal those without stop_gradient.
 void check_stopgrad_against_constant_gates(Device device, DType dtype) {
   std::map<std::string, std::vector<double>> grads[2];
   for (const bool stop : {false, true}) {
@@ -101,17 +102,18 @@ void check_stopgrad_against_constant_gates(Device device, DType dtype) {
     for (int64_t i = 0; i < f.model().params().count(); ++i)
       grads[stop][f.model().params().specs()[static_cast<size_t>(i)].name] = f.grad(i);
   }
-  for (const auto& [name, usual] : grads[0]) {
+  for (const auto& [name, baseline] : grads[0]) {
     INFO(name);
     if (name.find("attn.gate.") != std::string::npos)
       CHECK(largest(grads[1][name]) == 0);
     else
-      CHECK(grads[1][name] == usual);
+      CHECK(grads[1][name] == baseline);
   }
   CHECK(largest(grads[0]["blocks.0.attn.gate.fc2.bias"]) > 0);
 }
 
-// Applies `damage` to a small model, runs a pass with asserts, and returns the message; "" if nothing was found.
+// Applies `damage` to a small model, runs a pass with asserts, and returns the error's message; "" if there was no
+// error.
 std::string found(
     Device device, DType dtype, const std::function<void(ModelFixture&)>& damage,
     void (*change)(ModelConfig&) = [](ModelConfig&) {}) {
@@ -138,9 +140,9 @@ void set_weight(ModelFixture& f, const std::string& name, int64_t element, float
   f.upload();
 }
 
-void expect(const std::string& message, const std::string& wanted) {
+void expect(const std::string& message, const std::string& expected) {
   INFO(message);
-  CHECK(message.find(wanted) != std::string::npos);
+  CHECK(message.find(expected) != std::string::npos);
 }
 
 void check_asserts(Device device, DType dtype) {
@@ -158,7 +160,8 @@ void check_asserts(Device device, DType dtype) {
 
   expect(found(device, dtype, [&](ModelFixture& f) { set_weight(f, "lm_head.weight", 0, kNan); }),
          "final norm, head, cross-entropy: row_loss[0] of [90] is");
-  // with_list replaces, in layer 1, the list of one token of sequence 1 in group 1; lists are [2,45,2,4].
+  // Returns the message after replacing, in layer 1, the list of one token of sequence 1 in group 1. Lists are
+  // [2,45,2,4].
   const auto with_list = [&](std::vector<int32_t> list, int64_t token) {
     return found(device, dtype, [&](ModelFixture& f) {
       std::vector<int32_t> all = f.lists(1);
@@ -176,7 +179,7 @@ void check_asserts(Device device, DType dtype) {
   expect(with_list({0, 1, 3, -1}, 23), lists + "[1,23,1,2] of [2,45,2,4] is a block that begins after its token");
   CHECK(with_list({0, 1, 3, -1}, 24) == "");
   expect(with_list({-2, 0, 4, 5}, 44), lists + "[1,44,1,0] of [2,45,2,4] is a block that does not exist");
-  // An invalid token is reported, and read as 0.
+  // An invalid token is reported; the pass itself uses token 0 instead.
   const auto with_token = [&](int32_t value, bool target) {
     return found(device, dtype, [&](ModelFixture& f) {
       const Tensor ids = target ? f.activations().targets : f.activations().tokens;
@@ -191,7 +194,7 @@ void check_asserts(Device device, DType dtype) {
   expect(with_token(-2, true), "forward: the loader: targets[1,7] of [2,45] is out of range");
   CHECK(with_token(-1, true) == "");
   CHECK(with_token(36, false) == "");
-  // Dense attention has assertion sites of its own.
+  // Dense attention has asserts of its own.
   expect(found(
              device, dtype, [&](ModelFixture& f) { set_weight(f, "blocks.1.attn.v_win_proj.weight", 0, kNan); },
              [](ModelConfig& c) { c.attention = AttentionKind::dense; }),
@@ -204,21 +207,23 @@ TEST_CASE("ablation: a forced branch leaves the other branches' parameters witho
   check_forced(Device::cpu(), DType::f64);
 }
 
-TEST_CASE("ablation: a forced branch leaves the others without a gradient on the GPU", "[ablation][gpu]") {
+TEST_CASE("ablation: a forced branch leaves the other branches' parameters without a gradient on the GPU",
+          "[ablation][gpu]") {
   if (!require_gpu()) return;
   check_forced(Device::cuda(), DType::f32);
   check_forced(Device::cuda(), DType::bf16);
 }
 
-TEST_CASE("ablation: gates are one-hot, uniform or the usual ones", "[ablation]") {
+TEST_CASE("ablation: gates are one-hot if forced, uniform if configured, and otherwise unchanged", "[ablation]") {
   check_gates(Device::cpu(), DType::f64);
 }
 
-TEST_CASE("ablation: gates are one-hot, uniform or the usual ones on the GPU", "[ablation][gpu]") {
+TEST_CASE("ablation: gates are one-hot if forced, uniform if configured, and otherwise unchanged on the GPU",
+          "[ablation][gpu]") {
   if (require_gpu()) check_gates(Device::cuda(), DType::bf16);
 }
 
-TEST_CASE("ablation: stopgrad_gates gives the gradient of gates that are constants", "[ablation]") {
+TEST_CASE("ablation: stopgrad_gates gives the gradient of constant gates", "[ablation]") {
   check_stopgrad_against_constant_gates(Device::cpu(), DType::f64);
 }
 
@@ -243,15 +248,15 @@ TEST_CASE("ablation: the window branch alone, with w >= T, is dense attention", 
   CHECK(f.loss() == Approx(g.loss()).epsilon(1e-12));
 }
 
-TEST_CASE("asserts: the first wrong value is named, with pass, layer, op and element", "[asserts]") {
+TEST_CASE("asserts: the error names pass, layer, op and element of the first invalid value", "[asserts]") {
   check_asserts(Device::cpu(), DType::f32);
 }
 
-TEST_CASE("asserts: the first wrong value is named on the GPU", "[asserts][gpu]") {
+TEST_CASE("asserts: the error names the first invalid value on the GPU", "[asserts][gpu]") {
   if (require_gpu()) check_asserts(Device::cuda(), DType::bf16);
 }
 
-TEST_CASE("asserts: elements past a vector and past a piece are seen, the lowest is told", "[asserts]") {
+TEST_CASE("asserts: invalid elements are found at any index, and the lowest index is reported", "[asserts]") {
   for (const bool gpu : {false, true}) {
     if (gpu && backend::cuda_device_count() == 0) continue;
     const Device device = gpu ? Device::cuda() : Device::cpu();
@@ -289,9 +294,9 @@ TEST_CASE("asserts: NSA_STRICT_ASSERTS ends a run at the first activation that i
   CHECK(with.output.find("step 2: runtime.asserts: ") != std::string::npos);
   CHECK(Json::parse(read_text(folder.file("b/config.json")))["runtime"]["asserts"] == true);
   // Asserts do not change the results of a healthy run.
-  const std::string well = "train " + kTiny + " --set runtime.device=cpu --set train.steps=3 --set log.out_dir=";
-  REQUIRE(run_program(well + folder.file("c") + " --set train.eval_every=2", "NSA_STRICT_ASSERTS=1").exit_code == 0);
-  REQUIRE(run_program(well + folder.file("d") + " --set train.eval_every=2").exit_code == 0);
+  const std::string healthy = "train " + kTiny + " --set runtime.device=cpu --set train.steps=3 --set log.out_dir=";
+  REQUIRE(run_program(healthy + folder.file("c") + " --set train.eval_every=2", "NSA_STRICT_ASSERTS=1").exit_code == 0);
+  REQUIRE(run_program(healthy + folder.file("d") + " --set train.eval_every=2").exit_code == 0);
   CHECK(read_text(folder.file("c/model.safetensors")) == read_text(folder.file("d/model.safetensors")));
 }
 
@@ -355,20 +360,20 @@ TEST_CASE("ablation: NSA_FORCE_BRANCH, NSA_FORCE_UNIFORM_GATE and NSA_STOPGRAD_G
     while (std::getline(in, line)) out.push_back(line.substr(line.find(',') + 1, line.find(',', 2) - 2));
     return out;
   };
-  const auto usual = losses(trained("usual", "").second);
-  REQUIRE(usual.size() == 3);
+  const auto baseline = losses(trained("baseline", "").second);
+  REQUIRE(baseline.size() == 3);
   for (const std::string branch : {"cmp", "sel", "win"}) {
     const auto [nsa, csv] = trained(branch, "NSA_FORCE_BRANCH=" + branch);
     CHECK(nsa["force_branch"] == branch);
-    CHECK(losses(csv)[0] != usual[0]);
+    CHECK(losses(csv)[0] != baseline[0]);
   }
   const auto [uniform, uniform_csv] = trained("uniform", "NSA_FORCE_UNIFORM_GATE=1");
   CHECK(uniform["uniform_gate"] == true);
-  CHECK(losses(uniform_csv)[0] == usual[0]);  // fresh gates are 1/3 each; training changes them
-  CHECK(losses(uniform_csv)[2] != usual[2]);
+  CHECK(losses(uniform_csv)[0] == baseline[0]);  // initial gates are 1/3 each; training changes them
+  CHECK(losses(uniform_csv)[2] != baseline[2]);
   const auto [stopped, stopped_csv] = trained("stopped", "NSA_STOPGRAD_GATES=1");
   CHECK(stopped["stopgrad_gates"] == true);
-  CHECK(losses(stopped_csv) == losses(uniform_csv));  // gates that never learn keep their initial values
+  CHECK(losses(stopped_csv) == losses(uniform_csv));  // gates without a gradient keep their initial values
   CHECK(trained("off", "NSA_FORCE_UNIFORM_GATE=0 NSA_STOPGRAD_GATES=false NSA_FORCE_BRANCH=none").second.size() > 0);
   for (const char* bad : {"NSA_FORCE_BRANCH=best", "NSA_FORCE_UNIFORM_GATE=2", "NSA_STOPGRAD_GATES=yes",
                           "NSA_FORCE_BRANCH=sel NSA_FORCE_UNIFORM_GATE=1", "NSA_STRICT_ASSERTS=2"}) {

@@ -20,7 +20,8 @@ using triad::test::require_gpu;
 
 namespace {
 
-// A model of random weights, a decoder of B sequences, and a forward pass of one sequence of T tokens.
+// A model of random weights, a decoder of B sequences, and the activations of a forward pass over one sequence of T
+// tokens.
 class DecodeFixture {
  public:
   DecodeFixture(const ModelConfig& config, int64_t B, int64_t T, Device device, DType dtype, double std = 0.3)
@@ -59,7 +60,7 @@ class DecodeFixture {
     return tokens;
   }
 
-  // Logits of every row of a forward pass over these tokens, padded to T.
+  // Returns the logits of every row of a forward pass over these tokens, padded to T.
   std::vector<std::vector<double>> forward(std::vector<int32_t> tokens) {
     const size_t n = tokens.size();
     tokens.resize(static_cast<size_t>(T_), 0);
@@ -139,7 +140,8 @@ ModelConfig config_of(Phi phi, GateKind gate, int64_t heads, int64_t groups) {
 }
 constexpr int64_t kTokens = 310;
 
-// Largest error of the logits from the last of `prefilled` tokens to the end.
+// Prefills the first `prefilled` tokens, decodes the rest one by one, and returns the largest error of the logits from
+// the last prefilled token on.
 double largest_error(DecodeFixture& f, const std::vector<int32_t>& tokens,
                      const std::vector<std::vector<double>>& reference, int64_t prefilled) {
   f.prefill(0, {tokens.begin(), tokens.begin() + prefilled});
@@ -170,7 +172,7 @@ void check_agreement(const ModelConfig& config, Device device, DType dtype, doub
 // small and rounding differences do not grow in the softmax.
 constexpr double kGpuStd = 0.08;
 
-// A shape that the GPU's fused kernels support.
+// Returns a config whose shape the GPU's fused kernels support.
 ModelConfig gpu_config(Phi phi, GateKind gate, int64_t heads, int64_t groups, int64_t width) {
   ModelConfig c = config_of(phi, gate, heads, groups);
   c.dim = 128, c.d_k = c.d_v = width, c.vocab_size = 307, c.mlp_hidden = 256;
@@ -178,7 +180,7 @@ ModelConfig gpu_config(Phi phi, GateKind gate, int64_t heads, int64_t groups, in
   return c;
 }
 
-// Greedy tokens after a prompt, each chosen by a forward pass over the whole text.
+// Continues a text by `count` tokens, each the most likely one by a forward pass over the whole text so far.
 std::vector<int32_t> greedy_by_forward(DecodeFixture& f, std::vector<int32_t> text, size_t count) {
   const size_t prompt = text.size();
   while (text.size() < prompt + count) {
@@ -187,8 +189,8 @@ std::vector<int32_t> greedy_by_forward(DecodeFixture& f, std::vector<int32_t> te
   }
   return {text.begin() + static_cast<std::ptrdiff_t>(prompt), text.end()};
 }
-// Greedy tokens after a prompt by cached decoding, on the GPU through a recorded graph, with the token chosen on the
-// device. Takes one prompt per sequence of the decoder.
+// Continues one prompt for each sequence of the decoder by the most likely tokens, with cached decoding. On the GPU the
+// steps are a recorded graph, and the device chooses the token.
 std::vector<std::vector<int32_t>> greedy_by_steps(DecodeFixture& f, const std::vector<std::vector<int32_t>>& prompts,
                                                   size_t count) {
   for (size_t b = 0; b < prompts.size(); ++b) f.prefill(static_cast<int64_t>(b), prompts[b]);
@@ -214,14 +216,16 @@ std::vector<std::vector<int32_t>> greedy_by_steps(DecodeFixture& f, const std::v
     d.stepped();
   }
 }
-// Weights of a model trained to reproduce a text, so that the two highest logits differ by more than rounding.
+// The weights of a model trained to reproduce a text, so that its two highest logits differ by more than rounding
+// errors.
 struct Learned {
   std::vector<float> weights;
   std::vector<int32_t> text;
 };
 Learned learn_by_heart(const ModelConfig& config, Device device) {
   constexpr int kMostSteps = 400;
-  constexpr double kKnown = 0.01;  // loss; the right token has a probability of about 99%
+  // Training ends at this loss; the right token then has a probability of about 99%.
+  constexpr double kKnown = 0.01;
   constexpr float kRate = 4e-3f, kBeta1 = 0.9f, kBeta2 = 0.98f;
   test::ModelFixture f(config, 1, kTokens, device, DType::f32);
   Params& params = f.model().params();
@@ -268,9 +272,10 @@ void check_greedy(const ModelConfig& config, Device device, DType dtype, const s
   const std::vector<int32_t> prompt = part(0, kPrompt), by_steps = greedy_by_steps(f, {prompt}, kChosen)[0];
   INFO(name);
   CHECK(by_steps == greedy_by_forward(f, prompt, kChosen));
-  CHECK(by_steps == part(kPrompt, kChosen));  // the model knows the text, so it does use tokens further back than one
+  // The model reproduces the text, for which it must use more than the previous token.
+  CHECK(by_steps == part(kPrompt, kChosen));
 
-  // A batch of several sequences uses other kernels than one sequence.
+  // A batch of several sequences runs on other kernels than one sequence.
   const std::vector<size_t> lengths = {kPrompt, kPrompt + 13, kPrompt - 9};
   std::vector<std::vector<int32_t>> prompts;
   for (const size_t n : lengths) prompts.push_back(part(0, n));
@@ -294,9 +299,9 @@ TEST_CASE("decode: steps give the forward pass's logits at every position", "[de
       }
 }
 
-TEST_CASE("decode: a prefill of any length goes on as the forward pass does", "[decode]") {
-  // Lengths around the ends of the first compressed block (8 tokens), the second (12), the window (11) and the n_sel-th
-  // selection block (32); 309 leaves one token.
+TEST_CASE("decode: after a prefill of any length, steps give the forward pass's logits", "[decode]") {
+  // Lengths near the ends of the first compressed block (8 tokens), of the second (12), of the window (11) and of the
+  // n_sel-th selection block (32). After 309 tokens one is left to decode.
   const auto prefills = {1, 7, 8, 12, 10, 11, 31, 32, 33, 200, 309};
   const ModelConfig c = config_of(Phi::conv, GateKind::softmax, 6, 2);
   for (const int64_t n : prefills) check_agreement(c, Device::cpu(), DType::f64, 1e-12, {n}, "f64");
@@ -316,7 +321,7 @@ TEST_CASE("decode: a prefill of any length goes on as the forward pass does", "[
 
 namespace {
 
-// Both gates and several group sizes; on a GPU also heads of dimension 128.
+// Checks the greedy tokens for both kinds of gate and several group sizes; on a GPU also for heads of dimension 128.
 void check_greedy_of_phi(Phi phi, Device device) {
   for (const GateKind gate : {GateKind::softmax, GateKind::sigmoid})
     for (const auto& [heads, groups] : {std::pair<int64_t, int64_t>{2, 2}, {12, 2}, {16, 1}}) {
@@ -330,13 +335,13 @@ void check_greedy_of_phi(Phi phi, Device device) {
 
 }  // namespace
 
-TEST_CASE("decode: in bf16 the same 256 tokens are the likeliest, phi avg", "[decode]") {
+TEST_CASE("decode: in bf16 steps choose the same 256 tokens as forward passes, phi avg", "[decode]") {
   check_greedy_of_phi(Phi::avg, Device::cpu());
 }
-TEST_CASE("decode: in bf16 the same 256 tokens are the likeliest, phi conv", "[decode]") {
+TEST_CASE("decode: in bf16 steps choose the same 256 tokens as forward passes, phi conv", "[decode]") {
   check_greedy_of_phi(Phi::conv, Device::cpu());
 }
-TEST_CASE("decode: in bf16 the same 256 tokens are the likeliest, phi mlp", "[decode]") {
+TEST_CASE("decode: in bf16 steps choose the same 256 tokens as forward passes, phi mlp", "[decode]") {
   check_greedy_of_phi(Phi::mlp, Device::cpu());
 }
 
@@ -360,16 +365,16 @@ TEST_CASE("decode: on the GPU steps give the forward pass's logits", "[decode][g
   check_agreement(dense, Device::cuda(), DType::f32, 1e-5, {0, 70}, "dense, swiglu", kGpuStd);
 }
 
-TEST_CASE("decode: on the GPU in bf16 the same 256 tokens are the likeliest, phi avg", "[decode][gpu]") {
+TEST_CASE("decode: on the GPU in bf16 steps choose the same 256 tokens as forward passes, phi avg", "[decode][gpu]") {
   if (require_gpu()) check_greedy_of_phi(Phi::avg, Device::cuda());
 }
-TEST_CASE("decode: on the GPU in bf16 the same 256 tokens are the likeliest, phi conv", "[decode][gpu]") {
+TEST_CASE("decode: on the GPU in bf16 steps choose the same 256 tokens as forward passes, phi conv", "[decode][gpu]") {
   if (require_gpu()) check_greedy_of_phi(Phi::conv, Device::cuda());
 }
-TEST_CASE("decode: on the GPU in bf16 the same 256 tokens are the likeliest, phi mlp", "[decode][gpu]") {
+TEST_CASE("decode: on the GPU in bf16 steps choose the same 256 tokens as forward passes, phi mlp", "[decode][gpu]") {
   if (require_gpu()) check_greedy_of_phi(Phi::mlp, Device::cuda());
 }
-TEST_CASE("decode: on the GPU in bf16 the same 256 tokens are the likeliest, dense", "[decode][gpu]") {
+TEST_CASE("decode: on the GPU in bf16 steps choose the same 256 tokens as forward passes, dense", "[decode][gpu]") {
   if (!require_gpu()) return;
   ModelConfig dense = gpu_config(Phi::avg, GateKind::softmax, 6, 2, 128);
   dense.attention = AttentionKind::dense, dense.mlp = MlpKind::swiglu;
@@ -378,7 +383,8 @@ TEST_CASE("decode: on the GPU in bf16 the same 256 tokens are the likeliest, den
 
 namespace {
 
-// Sequences prefilled to these lengths, then decoded together for 50 steps with tokens of their own.
+// Prefills the sequences to these lengths, decodes 50 steps of all of them together, each sequence with its own tokens,
+// and compares with forward passes.
 void check_ragged(const ModelConfig& c, Device device, const std::vector<int64_t>& lengths, const std::string& name,
                   double std = 0.3) {
   constexpr int64_t kSteps = 50;
@@ -408,12 +414,12 @@ void check_ragged(const ModelConfig& c, Device device, const std::vector<int64_t
 
 }  // namespace
 
-TEST_CASE("decode: sequences of a batch have lengths of their own", "[decode]") {
+TEST_CASE("decode: sequences of a batch may differ in length", "[decode]") {
   check_ragged(config_of(Phi::avg, GateKind::softmax, 6, 2), Device::cpu(), {0, 5, 33, 200}, "avg");
   check_ragged(config_of(Phi::mlp, GateKind::sigmoid, 2, 2), Device::cpu(), {12, 0, 7}, "mlp, sigmoid");
 }
 
-TEST_CASE("decode: sequences of a batch on the GPU have lengths of their own", "[decode][gpu]") {
+TEST_CASE("decode: sequences of a batch on the GPU may differ in length", "[decode][gpu]") {
   if (!require_gpu()) return;
   check_ragged(gpu_config(Phi::avg, GateKind::softmax, 12, 2, 64), Device::cuda(), {0, 31, 129, 260}, "G 6", kGpuStd);
   // A batch of 9 sequences has more rows than the kernels for small batches support.
@@ -424,7 +430,7 @@ TEST_CASE("decode: sequences of a batch on the GPU have lengths of their own", "
 
 namespace {
 
-// Compares the number of keys read in a step, whose tokens extend the sequences to these lengths, with the closed form.
+// Compares the number of keys that a step reads with the formula. batches: the lengths of the sequences after the step.
 void check_reads(const ModelConfig& c, Device device, DType dtype, const std::vector<std::vector<int64_t>>& batches) {
   const NsaConfig& n = c.nsa;
   const int64_t B = static_cast<int64_t>(batches[0].size());
@@ -435,8 +441,8 @@ void check_reads(const ModelConfig& c, Device device, DType dtype, const std::ve
     for (int64_t b = 0; b < B; ++b) {
       const int64_t S = lengths[static_cast<size_t>(b)], each = c.n_layers * c.n_kv_groups;
       f.prefill(b, {tokens.begin(), tokens.begin() + S - 1});
-      expected[2] += each * (c.dense() ? S : std::min(n.w, S));
-      if (c.dense()) continue;
+      expected[2] += each * (c.has_nsa() ? std::min(n.w, S) : S);
+      if (!c.has_nsa()) continue;
       expected[0] += each * compressed_length(S, n.l, n.d);
       expected[1] += each * (S >= n.n_sel * n.l_sel ? (n.n_sel - 1) * n.l_sel + (S - 1) % n.l_sel + 1 : S);
     }
@@ -464,10 +470,10 @@ void check_reads_of_all(Device device, DType dtype, int64_t heads, int64_t group
 
 }  // namespace
 
-TEST_CASE("decode: a step reads what it should and no more", "[decode]") {
+TEST_CASE("decode: a step reads the expected number of keys", "[decode]") {
   check_reads_of_all(Device::cpu(), DType::f32, 12, 2);
 }
-TEST_CASE("decode: a step on the GPU reads what it should and no more", "[decode][gpu]") {
+TEST_CASE("decode: a step on the GPU reads the expected number of keys", "[decode][gpu]") {
   if (!require_gpu()) return;
   for (const auto& [heads, groups] : {std::pair<int64_t, int64_t>{2, 2}, {12, 2}, {16, 1}})
     check_reads_of_all(Device::cuda(), DType::bf16, heads, groups);

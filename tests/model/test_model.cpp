@@ -1,4 +1,4 @@
-// The whole model: every gradient against central differences in double, and CUDA against the CPU.
+// The whole model: every gradient is compared with central differences in double, and CUDA with the CPU.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -51,7 +51,7 @@ TEST_CASE("model: every gradient agrees with central differences in double", "[m
     variant.change(config);
     ModelFixture f(config, 2, 45, Device::cpu(), DType::f64, 3, 0.3);
     f.loss_and_grads();
-    f.model().keep_block_index(true);  // the lists are constants of backward
+    f.model().keep_block_index(true);  // backward treats the selection lists as constants
     for (int64_t i = 0; i < f.model().params().count(); ++i) {
       const ParamSpec& spec = f.model().params().specs()[i];
       const std::vector<double> grad = f.grad(i);
@@ -72,7 +72,8 @@ TEST_CASE("model: every gradient agrees with central differences in double", "[m
         reference += difference * difference;
       }
       INFO(variant.name << ": " << spec.name << " error " << std::sqrt(error) << " of " << std::sqrt(reference));
-      // For a gradient that is zero by design (forced gates) the difference quotient is pure rounding, hence the 1e-9.
+      // A gradient may be zero by design (forced gates). Its difference quotient is a pure rounding error, hence the
+      // 1e-9.
       CHECK(std::sqrt(error) <= kTolerance * std::sqrt(reference) + 1e-9);
     }
   }
@@ -97,7 +98,7 @@ TEST_CASE("model: the first loss is near ln V + dim * init_std^2 / 2", "[model]"
   CHECK(std::abs(f.loss() - (std::log(200.0) + 64 * 0.02 * 0.02 / 2)) < 0.1);
 }
 
-TEST_CASE("model: a token changes nothing before it", "[model]") {
+TEST_CASE("model: a token does not change the logits of earlier tokens", "[model]") {
   for (const DType dtype : {DType::f64, DType::f32}) {
     ModelFixture f(test::small_model(), 1, 60, Device::cpu(), dtype);
     f.loss();
@@ -130,8 +131,8 @@ ModelConfig gpu_model() {
   return c;
 }
 
-// A gradient's agreement with a reference, pooled over seeds: for a small tensor, such as a gate's bias, one seed is a
-// single draw of rounding errors. Tensors whose norm is below `floor` are compared absolutely.
+// The agreement of a gradient with a reference, pooled over seeds, because for a small tensor, such as a gate's bias,
+// one seed is a single draw of rounding errors. Tensors whose norm is below `floor` are compared absolutely.
 struct Agreement {
   double difference = 0, dot = 0, got = 0, want = 0;  // sums of squares and products
   int seeds = 0;
@@ -163,7 +164,7 @@ TEST_CASE("model: CUDA f32 gradients agree with the CPU's", "[model][gpu]") {
     variant.change(config);
     ModelFixture cpu(config, 2, 300, Device::cpu(), DType::f32), gpu(config, 2, 300, Device::cuda(), DType::f32);
     const double cpu_loss = cpu.loss_and_grads();
-    if (!config.dense())
+    if (config.has_nsa())
       for (int64_t i = 0; i < config.n_layers; ++i) gpu.set_lists(i, cpu.lists(i));
     const double gpu_loss = gpu.loss_and_grads();
     CHECK(std::abs(gpu_loss - cpu_loss) <= 1e-5 * cpu_loss);
@@ -190,7 +191,7 @@ TEST_CASE("model: CUDA bf16 gradients are as good as the CPU's rounded to bf16",
           rounded(config, 2, 300, Device::cpu(), DType::bf16, seed),
           gpu(config, 2, 300, Device::cuda(), DType::bf16, seed);
       exact.loss_and_grads();
-      if (!config.dense())
+      if (config.has_nsa())
         for (int64_t i = 0; i < config.n_layers; ++i) {
           rounded.set_lists(i, exact.lists(i));
           gpu.set_lists(i, exact.lists(i));
@@ -228,7 +229,7 @@ TEST_CASE("model: the same inputs give the same bits", "[model]") {
 
 namespace {
 
-// Weights that are NaN until the forward pass requests them.
+// A WeightGate under which each weight is NaN until the forward pass requests it.
 class LateWeights final : public WeightGate {
  public:
   explicit LateWeights(const Tensor& weights)
@@ -249,7 +250,7 @@ class LateWeights final : public WeightGate {
 
 }  // namespace
 
-TEST_CASE("model: a forward asks for each weight before it reads it", "[model]") {
+TEST_CASE("model: the forward pass requests each weight before it reads it", "[model]") {
   for (const Variant& variant : kVariants) {
     INFO(variant.name);
     ModelConfig config = test::small_model();

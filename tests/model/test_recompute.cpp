@@ -1,5 +1,5 @@
-// Recomputation: which layers keep which activations, that it does not change the bits, and the memory that a plan
-// reports.
+// Recomputation: which layers keep which activations, the memory that a plan reports, and results that are the same to
+// the bit.
 #include "engine/check.h"
 #include "io/json_config.h"
 #include "model/flops.h"
@@ -28,7 +28,8 @@ std::vector<std::vector<double>> gradients(const ModelConfig& c, int64_t T, Devi
                                            const RecomputePlan& plan) {
   ModelFixture f(c, 2, T, device, dtype, 3, 0.1, plan);
   std::vector<std::vector<double>> all(static_cast<size_t>(f.model().params().count()));
-  for (int pass = 0; pass < 2; ++pass) f.loss_and_grads();  // the second pass runs on the buffers left by the first
+  // The second pass runs on buffers that contain values of the first.
+  for (int pass = 0; pass < 2; ++pass) f.loss_and_grads();
   for (size_t i = 0; i < all.size(); ++i) all[i] = f.grad(static_cast<int64_t>(i));
   return all;
 }
@@ -41,7 +42,7 @@ Config m7c(const std::string& recompute, int64_t batch = 16) {
 
 }  // namespace
 
-TEST_CASE("recompute: plans are read and written alike", "[recompute]") {
+TEST_CASE("recompute: a plan is the same after printing and parsing", "[recompute]") {
   const auto read = [](const char* text) { return RecomputePlan::parse(text, 12).str(); };
   CHECK(read("none") == "none");
   CHECK(read("block") == "0:12=block");
@@ -84,7 +85,7 @@ TEST_CASE("recompute: every plan gives the same bits on the GPU", "[recompute][g
   }
 }
 
-TEST_CASE("recompute: less is kept the more is run again", "[recompute]") {
+TEST_CASE("recompute: the more is recomputed, the less memory is kept", "[recompute]") {
   const auto peak = [](const std::string& recompute) {
     return plan_memory(m7c(recompute), Device::cuda()).peak_bytes();
   };
@@ -99,11 +100,11 @@ TEST_CASE("recompute: less is kept the more is run again", "[recompute]") {
   CHECK(block <= 6'000'000'000);  // bytes, for M7C with a vocabulary of 50257 and 16 sequences of 2048 tokens
   const ModelConfig c = m7c("none").model;
   CHECK(training_flops(c, 16, 2048, RecomputePlan::parse("block", 12)) ==
-        Approx(training_flops(c, 16, 2048) + 12 * replay_flops(c, 16, 2048, Recompute::block)));
-  CHECK(replay_flops(c, 16, 2048, Recompute::mlp) == 2.0 * 32768 * 768 * 3072);
+        Approx(training_flops(c, 16, 2048) + 12 * replay_flops(c, AttentionKind::nsa, 16, 2048, Recompute::block)));
+  CHECK(replay_flops(c, AttentionKind::nsa, 16, 2048, Recompute::mlp) == 2.0 * 32768 * 768 * 3072);
 }
 
-TEST_CASE("recompute: more sequences and groups than a GPU's grid takes are refused by the plan", "[recompute]") {
+TEST_CASE("recompute: the plan refuses more sequences and groups than a GPU's grid allows", "[recompute]") {
   Config config = load_config(TRIAD_SOURCE_DIR "/configs/tiny.json", {"train.seq_len=1"}).config;
   const int64_t groups = config.model.n_kv_groups;
   REQUIRE(groups == 2);
@@ -116,7 +117,7 @@ TEST_CASE("recompute: more sequences and groups than a GPU's grid takes are refu
   CHECK(fit_batch(config, Device::cuda(), int64_t{1} << 50)->micro_batch_size == 32767);
 }
 
-TEST_CASE("recompute: what fits is what the plan says, and no more", "[recompute]") {
+TEST_CASE("recompute: --fit finds the largest batch and the plan that fit into the given memory", "[recompute]") {
   const Config config = m7c("none");
   constexpr int64_t kBytes = 8'000'000'000;
   const std::optional<RecomputeFit> recompute = fit_recompute(config, Device::cuda(), kBytes);
@@ -133,7 +134,7 @@ TEST_CASE("recompute: what fits is what the plan says, and no more", "[recompute
   CHECK(fit_recompute(config, Device::cuda(), 100'000'000'000)->recompute == "none");
 }
 
-TEST_CASE("recompute: plan and train say what they recompute, and refuse what is no plan", "[recompute]") {
+TEST_CASE("recompute: plan and train print what they recompute, and refuse invalid plans", "[recompute]") {
   const std::string config = TRIAD_SOURCE_DIR "/configs/m7c_125m.json";
   const Outcome plan = run_program("plan " + config + " --fit --memory-gb 6 --json --set runtime.recompute=0:3=mlp");
   INFO(plan.output);

@@ -1,0 +1,136 @@
+#include "model/attention.h"
+
+#include <fmt/format.h>
+
+namespace triad {
+
+namespace {
+
+// With runtime.asserts: checks the tensors and lists that nsa_forward wrote.
+void expect_sound(Context& ctx, const LayerContext& lc, const NsaSaved& s, ConstTensor out) {
+  if (lc.asserts == nullptr) return;
+  lc.expect_finite(ctx, {{"nsa_compress", "k_cmp", s.k_cmp},
+                         {"nsa_compress", "v_cmp", s.v_cmp},
+                         {"nsa_attend_compressed", "o_cmp", s.o[0]}});
+  lc.asserts->lists(ctx, lc.layer, "nsa_select", "block_index", s.block_index, lc.config.nsa.l_sel, lc.documents);
+  lc.expect_finite(ctx, {{"nsa_attend_selected", "o_sel", s.o[1]},
+                         {"nsa_attend_window", "o_win", s.o[2]},
+                         {"nsa_gate", "gate", s.gate},
+                         {"nsa_combine", "out", out}});
+}
+
+Shape out_shape(const LayerContext& lc) { return {lc.B, lc.T, lc.config.n_heads, lc.config.d_v}; }
+
+}  // namespace
+
+int kv_pairs(AttentionKind kind) {
+  switch (kind) {
+    case AttentionKind::nsa:
+      return 3;
+    case AttentionKind::dense:
+      return 1;
+  }
+  return 0;
+}
+
+int64_t qkv_width(const ModelConfig& c, AttentionKind kind) {
+  return c.n_heads * c.d_k + kv_pairs(kind) * c.n_kv_groups * (c.d_k + c.d_v);
+}
+
+QkvViews split_qkv(const Tensor& qkv, const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T) {
+  int64_t at = 0;
+  auto take = [&](int64_t heads, int64_t width) {
+    const Tensor columns = qkv.slice(1, at, at + heads * width);
+    at += heads * width;
+    return columns.view({B, T, heads, width});
+  };
+  QkvViews views;
+  views.q = take(c.n_heads, c.d_k);
+  for (int i = 0; i < kv_pairs(kind); ++i) {
+    views.k[i] = take(c.n_kv_groups, c.d_k);
+    views.v[i] = take(c.n_kv_groups, c.d_v);
+  }
+  return views;
+}
+
+NsaIn nsa_in(const QkvViews& views, const Documents& documents) {
+  NsaIn in{views.q, {}, {}, documents};
+  for (int b = 0; b < 3; ++b) in.k[b] = views.k[b], in.v[b] = views.v[b];
+  return in;
+}
+
+AttendIn dense_in(const QkvViews& views, const Documents& documents) {
+  return {views.q, views.k[0], views.v[0], documents};
+}
+
+AttentionSaved alloc_attention(const ModelConfig& c, AttentionKind kind, int64_t B, int64_t T, DType dtype,
+                               const AllocTensor& kept, const AllocTensor& alloc) {
+  const DType acc = acc_dtype(dtype);
+  const Shape o = {B, T, c.n_heads, c.d_v}, lse = {B, T, c.n_heads};
+  AttentionSaved saved;
+  switch (kind) {
+    case AttentionKind::dense:
+      saved.dense = {alloc("o", dtype, o), alloc("lse", acc, lse)};
+      break;
+    case AttentionKind::nsa: {
+      NsaSaved& s = saved.nsa;
+      s.block_index = kept("block_index", DType::i32, {B, T, c.n_kv_groups, c.nsa.n_sel});
+      for (int b = 0; b < 3; ++b) {
+        const std::string_view branch = word_of(static_cast<Branch>(b));
+        s.o[b] = alloc(fmt::format("o_{}", branch), dtype, o);
+        s.lse[b] = alloc(fmt::format("lse_{}", branch), acc, lse);
+      }
+      const int64_t Tc = compressed_length(T, c.nsa.l, c.nsa.d);
+      s.k_cmp = alloc("k_cmp", dtype, {B, Tc, c.n_kv_groups, c.d_k});
+      s.v_cmp = alloc("v_cmp", dtype, {B, Tc, c.n_kv_groups, c.d_v});
+      s.gate = alloc("gate", acc, {3, B, T, c.n_kv_groups});
+      break;
+    }
+  }
+  return saved;
+}
+
+Tensor attend_forward(Context& ctx, const LayerContext& lc, const NsaWeights& w, const QkvViews& in,
+                      const AttentionSaved& saved, Scratch::Scope& scope) {
+  switch (lc.attention()) {
+    case AttentionKind::dense:
+      dense_attention_forward(ctx, saved.dense, dense_in(in, lc.documents));
+      lc.expect_finite(ctx, {{"dense_attention", "o", saved.dense.o}});
+      return saved.dense.o;
+    case AttentionKind::nsa: {
+      const NsaSaved& s = saved.nsa;
+      const Tensor out = scope.alloc(in.q.dtype, out_shape(lc), "attention");
+      nsa_forward(ctx, out, s, nsa_in(in, lc.documents), w, lc.config.nsa, lc.keep_block_index);
+      if (lc.stats != nullptr) lc.stats->add(ctx, lc.layer, s.gate, s.block_index, lc.documents);
+      expect_sound(ctx, lc, s, out);
+      return out;
+    }
+  }
+  return {};
+}
+
+AttentionGrads attend_backward(Context& ctx, const LayerContext& lc, const QkvViews& din, const NsaWeightGrads& dw,
+                               ConstTensor dout, const QkvViews& in, const AttentionSaved& saved, const NsaWeights& w,
+                               Scratch::Scope& scope) {
+  const DType acc = acc_dtype(in.q.dtype);
+  AttentionGrads grads;
+  grads.dq = scope.alloc(acc, in.q.shape(), "dq");
+  switch (lc.attention()) {
+    case AttentionKind::dense:
+      grads.out = saved.dense.o;
+      dense_attention_backward(ctx, {grads.dq, din.k[0], din.v[0]}, dout, dense_in(in, lc.documents), saved.dense);
+      lc.expect_finite(ctx, {{"dense_attention backward", "dq", grads.dq}});
+      break;
+    case AttentionKind::nsa:
+      grads.out = scope.alloc(in.q.dtype, out_shape(lc), "attention");
+      grads.dq_group = scope.alloc(acc, in.k[0].shape(), "dq_group");
+      nsa_backward(ctx, {grads.dq, grads.dq_group, din.k, din.v, grads.out}, dw, dout, nsa_in(in, lc.documents),
+                   saved.nsa, w, lc.config.nsa);
+      lc.expect_finite(
+          ctx, {{"nsa_gate backward", "dq_group", grads.dq_group}, {"backward of the branches", "dq", grads.dq}});
+      break;
+  }
+  return grads;
+}
+
+}  // namespace triad

@@ -1,0 +1,50 @@
+// The attention of a layer between the fused projection of q, k and v and out_proj, for each AttentionKind. Only this
+// file makes its layout, its kept tensors, its forward and its backward depend on the kind. (The parameters in
+// param_specs, the cost in flops.h's attended_pairs and the cache in decode.cpp depend on the kind too.)
+#pragma once
+#include <functional>
+#include <string>
+
+#include "kernels/nsa/dense_attention.h"
+#include "model/layer_context.h"
+
+namespace triad {
+
+// Pairs of keys and values in the fused projection: NSA has one for each branch, dense attention one.
+int kv_pairs(AttentionKind);
+int64_t qkv_width(const ModelConfig&, AttentionKind);
+
+// Views of q and the pairs of k and v in the rows of the fused projection (activations or gradients).
+struct QkvViews {
+  Tensor q;                    // [B,T,Hq,dk]
+  std::array<Tensor, 3> k, v;  // [B,T,Hkv,dk], [B,T,Hkv,dv]; NSA: indexed by Branch; dense: only the first
+};
+QkvViews split_qkv(const Tensor& qkv, const ModelConfig&, AttentionKind, int64_t B, int64_t T);
+NsaIn nsa_in(const QkvViews&, const Documents& documents = {});
+AttendIn dense_in(const QkvViews&, const Documents& documents = {});
+
+// What forward saves for backward: nsa or dense, by the layer's kind.
+struct AttentionSaved {
+  NsaSaved nsa;
+  DenseSaved dense;
+};
+// kept: allocates the tensors that are never recomputed (selection lists). alloc: allocates all others.
+using AllocTensor = std::function<Tensor(const std::string& name, DType, const Shape&)>;
+AttentionSaved alloc_attention(const ModelConfig&, AttentionKind, int64_t B, int64_t T, DType dtype,
+                               const AllocTensor& kept, const AllocTensor& alloc);
+
+// Returns out [B,T,Hq,dv] T, the input of out_proj: allocated in scope, or a tensor of `saved`, which is overwritten.
+Tensor attend_forward(Context&, const LayerContext&, const NsaWeights&, const QkvViews& in, const AttentionSaved& saved,
+                      Scratch::Scope&);
+
+// Tensors in the scope passed to attend_backward; `out` may be a tensor of `saved` instead.
+struct AttentionGrads {
+  Tensor dq, dq_group;  // as in NsaGrad; dense: dq_group is absent
+  Tensor out;           // attend_forward's result
+};
+// The gradients of k and v in din are overwritten, those of weights added to  <-  dout [B,T,Hq,dv] T
+AttentionGrads attend_backward(Context&, const LayerContext&, const QkvViews& din, const NsaWeightGrads& dw,
+                               ConstTensor dout, const QkvViews& in, const AttentionSaved& saved, const NsaWeights& w,
+                               Scratch::Scope&);
+
+}  // namespace triad

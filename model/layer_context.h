@@ -1,0 +1,32 @@
+// The arguments of a layer's stages, apart from its weights and activations.
+#pragma once
+#include "model/asserts.h"
+#include "model/grad_sink.h"
+#include "model/layer_stats.h"
+
+namespace triad {
+
+// The same for all layers, except `layer`.
+struct LayerContext {
+  const ModelConfig& config;
+  ConstTensor rope_cos, rope_sin;  // [T, dk/2], accumulation dtype
+  int64_t B, T;
+  Documents documents = {};  // the documents of packed rows; absent: every row is one document
+  // true: attend to the selection lists in LayerActivations instead of selecting, so that finite differences hold the
+  // lists fixed.
+  bool keep_block_index = false;
+  bool add_products = true;     // false: gradients with ParamSpec::product hold no values yet and are overwritten
+  GradSink* sink = nullptr;     // receives each gradient when it is finished; may be null
+  Asserts* asserts = nullptr;   // checks the output of each op; may be null
+  int64_t layer = -1;           // index of the layer
+  LayerStats* stats = nullptr;  // receives the gates and lists of a forward, not of a recomputation; may be null
+
+  AttentionKind attention() const { return config.attention_of(layer); }
+  // With runtime.asserts: checks that tensors are finite, after the ops of a stage, in the order in which the ops wrote
+  // the tensors.
+  void expect_finite(Context& ctx, std::initializer_list<Asserts::Written> written) const {
+    if (asserts != nullptr) asserts->finite(ctx, layer, written);
+  }
+};
+
+}  // namespace triad
